@@ -1,0 +1,22 @@
+#include "core/random.hpp"
+
+#include <cmath>
+#include <numbers>
+
+namespace tessera {
+
+double random_normal(RandomKey key, std::uint64_t stream, std::uint64_t index) {
+  // Elements 2i and 2i + 1 are the cosine and sine of one draw of two 32-bit uniforms.
+  const std::uint64_t pair = index / 2;
+  const auto w =
+      philox4x32({static_cast<std::uint32_t>(pair), static_cast<std::uint32_t>(pair >> 32),
+                  static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(stream >> 32)},
+                 key);
+  const double u = (static_cast<double>(w[0]) + 0.5) * 0x1p-32;
+  const double v = (static_cast<double>(w[1]) + 0.5) * 0x1p-32;
+  const double radius = std::sqrt(-2.0 * std::log(u));
+  const double angle = 2.0 * std::numbers::pi * v;
+  return index % 2 == 0 ? radius * std::cos(angle) : radius * std::sin(angle);
+}
+
+}  // namespace tessera
