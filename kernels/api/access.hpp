@@ -1,0 +1,31 @@
+// Words that every operation's argument struct shares. Each struct lists its views with how they
+// are used
+// (`visit`), so that a recorder, a plan checker and an executor can handle all operations alike.
+#pragma once
+
+#include "core/random.hpp"
+#include "core/view.hpp"
+
+namespace tessera::kernels {
+
+enum class Access : std::uint8_t { read, write, update };  // update: reads and writes
+
+/// Whether an output is replaced or added to (gradients over micro-batches and uses).
+enum class Write : std::uint8_t { overwrite, add };
+constexpr Access access_of(Write w) { return w == Write::add ? Access::update : Access::write; }
+
+/// Inverted dropout: element e of sample g is kept when random_bits(key, g, e) >= p 2^32, then
+/// scaled by 1 / (1 - p). `samples` holds the global index g of each of the B samples (i64), so the
+/// mask does not depend on layout or micro-batch; e is the element's position within its sample. p
+/// = 0: none.
+struct Dropout {
+  float p = 0;
+  std::uint64_t seed = 0;
+  std::uint64_t site = 0;  // which of the model's dropouts
+  View samples;            // (B) i64
+
+  explicit operator bool() const { return p > 0; }
+  RandomKey key() const { return random_key(seed, RandomPurpose::dropout, site); }
+};
+
+}  // namespace tessera::kernels

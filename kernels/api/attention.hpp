@@ -1,0 +1,85 @@
+// Causal scaled-dot-product attention with grouped kv heads, computed in tiles with a running
+// softmax (Dao et al. 2022, FlashAttention): the (T, S) matrix of scores never exists in memory.
+#pragma once
+
+#include "kernels/api/access.hpp"
+
+namespace tessera::kernels {
+
+struct AttentionShape {
+  std::int64_t heads = 0;     // H
+  std::int64_t kv_heads = 0;  // query head h reads kv head h * kv_heads / heads
+  std::int64_t head_dim = 0;  // D
+  float scale = 0;            // of scores, normally 1 / sqrt(D)
+};
+
+/// out = softmax(scale q k^T, masked) v. Query t attends to keys 0 .. (S - T) + t: S = T in
+/// training, S > T when keys of earlier tokens come from a cache. Dropout acts on probabilities,
+/// element (h T + t) S + s of its sample. q, k and v may be column ranges of one (B, T, (H + 2 KV)
+/// D) matrix.
+struct Attention {
+  static constexpr const char* kName = "attention";
+  View q;    // (B, T, H D)
+  View k;    // (B, S, KV D)
+  View v;    // (B, S, KV D)
+  View out;  // (B, T, H D)
+  View lse;  // (B, H, T) f32: log of the softmax denominator; absent when no backward follows
+  AttentionShape shape;
+  Dropout dropout;
+  View scratch;
+
+  double flop() const {  // the causal half only
+    return 2.0 * static_cast<double>(q.elements()) *
+           static_cast<double>(2 * k.extent(1) - q.extent(1) + 1);
+  }
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.q, Access::read), f(s.k, Access::read), f(s.v, Access::read),
+        f(s.dropout.samples, Access::read);
+    f(s.out, Access::write), f(s.lse, Access::write), f(s.scratch, Access::write);
+  }
+};
+
+/// Gradients of Attention with S = T. Scores are computed again from q, k and lse.
+struct AttentionBackward {
+  static constexpr const char* kName = "attention_backward";
+  View q, k, v;        // as in Attention
+  View out;            // (B, T, H D)
+  View lse;            // (B, H, T) f32
+  View d_out;          // (B, T, H D)
+  View d_q, d_k, d_v;  // shapes of q, k, v
+  AttentionShape shape;
+  Dropout dropout;
+  View scratch;
+
+  double flop() const {
+    return 5.0 * static_cast<double>(q.elements()) * static_cast<double>(k.extent(1) + 1);
+  }
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.q, Access::read), f(s.k, Access::read), f(s.v, Access::read), f(s.out, Access::read);
+    f(s.lse, Access::read), f(s.d_out, Access::read), f(s.dropout.samples, Access::read);
+    f(s.d_q, Access::write), f(s.d_k, Access::write), f(s.d_v, Access::write),
+        f(s.scratch, Access::write);
+  }
+};
+
+/// Rotary positions (Su et al. 2021), in place, "rotate half" pairing (element i with i + D/2),
+/// angle (first_position + t) theta^(-2 i / D). Direction::inverse turns the gradient back.
+struct Rope {
+  enum class Direction : std::uint8_t { forward, inverse };
+  static constexpr const char* kName = "rope";
+  View x;  // (B, T, heads D), changed in place
+  std::int64_t head_dim = 0;
+  std::int64_t first_position = 0;
+  double theta = 10000.0;
+  Direction direction = Direction::forward;
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.x, Access::update), f(s.scratch, Access::write);
+  }
+};
+
+}  // namespace tessera::kernels

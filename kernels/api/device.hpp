@@ -1,0 +1,62 @@
+// All operations as one variant, and the device that runs them. A model calls
+// `device.run(Linear{...})`: on a real device the work happens, on a recording one it becomes an op
+// of a plan.
+#pragma once
+
+#include <string_view>
+#include <variant>
+
+#include "kernels/api/activation.hpp"
+#include "kernels/api/attention.hpp"
+#include "kernels/api/classifier.hpp"
+#include "kernels/api/elementwise.hpp"
+#include "kernels/api/embed.hpp"
+#include "kernels/api/linear.hpp"
+#include "kernels/api/norm.hpp"
+#include "kernels/api/optimizer.hpp"
+
+namespace tessera::kernels {
+
+using KernelCall = std::variant<Embed, EmbedBackward, AddNorm, NormBackward, ApplyDropout, Linear,
+                                LinearBackwardInput, LinearBackwardWeight, Attention,
+                                AttentionBackward, Rope, Activate, ActivateBackward, Classify,
+                                Verdict, AdamUpdate, Fill, Convert, ExactSum>;
+
+inline std::string_view name_of(const KernelCall& call) {
+  return std::visit([](const auto& args) -> std::string_view { return args.kName; }, call);
+}
+
+/// Floating-point operations of the matrix work; elementwise work counts 0, as in published MFU
+/// figures.
+inline double flop_of(const KernelCall& call) {
+  return std::visit(
+      [](const auto& args) -> double {
+        if constexpr (requires { args.flop(); }) return args.flop();
+        return 0;
+      },
+      call);
+}
+
+/// f(view, access) for every view that is present.
+template <typename Call, typename F>
+void visit_views(Call& call, F&& f) {
+  std::visit(
+      [&](auto& args) {
+        args.visit(args, [&](auto& view, Access access) {
+          if (view) f(view, access);
+        });
+      },
+      call);
+}
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  /// Bytes of scratch that `call` needs; a function of its shapes, types and settings only.
+  virtual std::int64_t scratch_bytes(const KernelCall& call) const = 0;
+  /// Runs `call` (its `scratch` must have scratch_bytes). On the CPU it has happened on return; on
+  /// a GPU it is queued on the current stream.
+  virtual void run(const KernelCall& call) = 0;
+};
+
+}  // namespace tessera::kernels

@@ -1,0 +1,51 @@
+// Plain data movement and sums over flat views.
+#pragma once
+
+#include "kernels/api/access.hpp"
+
+namespace tessera::kernels {
+
+/// out = 0.
+struct Fill {
+  static constexpr const char* kName = "fill";
+  View out;  // dense
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.out, Access::write), f(s.scratch, Access::write);
+  }
+};
+
+/// out (+)= x, converted to out's type; sums in f32. f32, bf16 and f16 in any pairing; dense, equal
+/// counts.
+struct Convert {
+  static constexpr const char* kName = "convert";
+  View x;
+  View out;
+  Write write = Write::overwrite;
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.x, Access::read), f(s.out, access_of(s.write)), f(s.scratch, Access::write);
+  }
+};
+
+/// accumulator += exact sum of x or of x^2 (core/exact_sum.hpp): no rounding, hence no order.
+/// Not-a-numbers and infinities are counted there instead.
+struct ExactSum {
+  static constexpr const char* kName = "exact_sum";
+  enum class Of : std::uint8_t { values, squares };
+  View x;            // dense, f32, bf16 or f16
+  View accumulator;  // (kExactSumWords) i64
+  Of of = Of::squares;
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.x, Access::read), f(s.accumulator, Access::update), f(s.scratch, Access::write);
+  }
+};
+
+}  // namespace tessera::kernels

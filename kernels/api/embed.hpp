@@ -1,0 +1,50 @@
+// Token and position embedding.
+#pragma once
+
+#include "kernels/api/access.hpp"
+
+namespace tessera::kernels {
+
+/// out[b, t] = dropout(token_table[tokens[b, t]] + position_table[first_position + t]), summed in
+/// f32, rounded once.
+struct Embed {
+  static constexpr const char* kName = "embed";
+  View tokens;          // (B, T) i32
+  View token_table;     // (V, C)
+  View position_table;  // (positions, C) or absent
+  View out;             // (B, T, C)
+  std::int64_t first_position = 0;
+  Dropout dropout;
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.tokens, Access::read), f(s.token_table, Access::read), f(s.position_table, Access::read);
+    f(s.dropout.samples, Access::read), f(s.out, Access::write), f(s.scratch, Access::write);
+  }
+};
+
+/// d_token_table[v] (+)= sum of d over the places where token v stands, in order of place
+/// (deterministic: trap 24); d_position_table[t] (+)= sum over b. `d` is the gradient of Embed's
+/// output; dropout is undone here. With Write::overwrite rows of unused tokens become 0.
+struct EmbedBackward {
+  static constexpr const char* kName = "embed_backward";
+  View tokens;            // (B, T) i32
+  View d;                 // (B, T, C)
+  View d_token_table;     // (V, C), accumulation type
+  View d_position_table;  // (positions, C) or absent
+  Write token_write = Write::add;
+  Write position_write = Write::overwrite;
+  Dropout dropout;
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.tokens, Access::read), f(s.d, Access::read), f(s.dropout.samples, Access::read);
+    f(s.d_token_table, access_of(s.token_write)),
+        f(s.d_position_table, access_of(s.position_write));
+    f(s.scratch, Access::write);
+  }
+};
+
+}  // namespace tessera::kernels

@@ -1,0 +1,85 @@
+// Residual addition fused with layer norm (Ba et al. 2016) or RMS norm (Zhang and Sennrich 2019).
+#pragma once
+
+#include "core/enums.hpp"
+#include "kernels/api/access.hpp"
+
+namespace tessera::kernels {
+
+enum class NormKind : std::uint8_t { layernorm, rmsnorm };
+
+/// sum = round(resid + dropout(pending)); out = norm(sum) * weight + bias. The sum is written in
+/// the compute type first and the *written* value is normalised, so that a pipeline boundary or
+/// recomputation between the two changes no bit. Statistics are f32.
+struct AddNorm {
+  static constexpr const char* kName = "add_norm";
+  View resid;    // (B, T, C)
+  View pending;  // (B, T, C) or absent
+  View weight;   // (C)
+  View bias;     // (C) or absent
+  View sum;      // (B, T, C); absent when there is no pending (the sum is resid then)
+  View out;      // (B, T, C)
+  View stats;    // (B T, 2) f32: mean (0 for rmsnorm) and 1 / deviation
+  NormKind kind = NormKind::layernorm;
+  float eps = 1e-5F;
+  Dropout dropout;  // of pending
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.resid, Access::read), f(s.pending, Access::read), f(s.weight, Access::read),
+        f(s.bias, Access::read);
+    f(s.dropout.samples, Access::read), f(s.sum, Access::write), f(s.out, Access::write);
+    f(s.stats, Access::write), f(s.scratch, Access::write);
+  }
+};
+
+/// d_sum = d_resid + gradient through the norm; d_weight, d_bias (+)= sums over rows, in an order
+/// that does not depend on the number of threads. d_resid may be absent (0) and may be the same
+/// memory as d_sum.
+struct NormBackward {
+  static constexpr const char* kName = "norm_backward";
+  View d_out;     // (B, T, C)
+  View d_resid;   // (B, T, C) or absent
+  View sum;       // (B, T, C): AddNorm's sum
+  View weight;    // (C)
+  View stats;     // (B T, 2) f32
+  View d_sum;     // (B, T, C)
+  View d_weight;  // (C), accumulation type
+  View d_bias;    // (C) or absent
+  NormKind kind = NormKind::layernorm;
+  Write write = Write::overwrite;  // of d_weight, d_bias
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.d_out, Access::read), f(s.d_resid, Access::read), f(s.sum, Access::read),
+        f(s.weight, Access::read);
+    f(s.stats, Access::read), f(s.d_sum, Access::write), f(s.d_weight, access_of(s.write));
+    f(s.d_bias, access_of(s.write)), f(s.scratch, Access::write);
+  }
+};
+
+/// out = dropout(x): the gradient of a dropped-out pending from the gradient of the sum.
+struct ApplyDropout {
+  static constexpr const char* kName = "dropout";
+  View x;    // (B, T, C)
+  View out;  // (B, T, C)
+  Dropout dropout;
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.x, Access::read), f(s.dropout.samples, Access::read), f(s.out, Access::write),
+        f(s.scratch, Access::write);
+  }
+};
+
+}  // namespace tessera::kernels
+
+template <>
+struct tessera::EnumWords<tessera::kernels::NormKind> {
+  static constexpr std::array table = {
+      std::pair{tessera::kernels::NormKind::layernorm, "layernorm"},
+      std::pair{tessera::kernels::NormKind::rmsnorm, "rmsnorm"}};
+};
