@@ -1,0 +1,52 @@
+// The chunked pairwise exchange that carries all bulk traffic over MPI. For every peer, one stream
+// of pieces goes out and one comes in, a few pieces in flight each; nothing ever blocks.
+#pragma once
+
+#include <mpi.h>
+
+#include <functional>
+#include <vector>
+
+#include "comm/group.hpp"
+
+namespace tessera::comm {
+
+/// What flows between this rank and one peer. Pieces are numbered from 0; all peers have the same
+/// number.
+struct PeerFlow {
+  int peer = 0;
+  std::function<std::byte*(std::int64_t piece)>
+      outgoing;  // memory that stays valid until the piece was sent
+  std::function<std::byte*(std::int64_t piece)> incoming;  // where the piece is received
+};
+
+class Exchange {
+ public:
+  /// `bytes` flow each way with each peer, in pieces of `piece` bytes (the last may be short).
+  Exchange(MPI_Comm comm, std::vector<PeerFlow> flows, std::int64_t bytes, std::int64_t piece);
+
+  /// Sends and receives what is possible. A piece is received only while it is less than
+  /// kPiecesInFlight beyond `consumed` (the caller's count of pieces it is done with), so staging
+  /// of that many pieces suffices.
+  void advance(std::int64_t consumed);
+  /// Number of leading pieces that have arrived from every peer.
+  std::int64_t arrived() const;
+  bool done() const;
+  std::int64_t pieces() const { return pieces_; }
+  std::int64_t bytes_of(std::int64_t piece) const;
+
+ private:
+  struct Lane {  // one direction of one peer
+    std::int64_t posted = 0, complete = 0;
+  };
+  MPI_Request& request(std::size_t flow, bool send, std::int64_t piece);
+  void poll(std::size_t flow, bool send, Lane& lane);
+
+  MPI_Comm comm_;
+  std::vector<PeerFlow> flows_;
+  std::int64_t bytes_, piece_, pieces_;
+  std::vector<Lane> sends_, receives_;
+  std::vector<MPI_Request> requests_;
+};
+
+}  // namespace tessera::comm

@@ -1,0 +1,75 @@
+// Groups over MPI: bulk data through a chunked, full-duplex pairwise exchange of our own; library
+// collectives for control only.
+#pragma once
+
+#include <mpi.h>
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/group.hpp"
+
+namespace tessera::comm {
+
+/// Throws CommError with the call's text and MPI's own message when `code` is not MPI_SUCCESS.
+void mpi_check(int code, const char* call);
+#define MPI_TRY(call) ::tessera::comm::mpi_check((call), #call)
+
+/// MPI_Init_thread (MPI_THREAD_MULTIPLE: the progress thread and the control path both call MPI)
+/// and the world.
+class MpiSession {
+ public:
+  MpiSession(int* argc, char*** argv);
+  ~MpiSession();
+  MpiSession(const MpiSession&) = delete;
+  MpiSession& operator=(const MpiSession&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  /// Ranks on this node (MPI_COMM_TYPE_SHARED), and whether every node but the last holds as many,
+  /// in rank order.
+  int local_size() const { return local_size_; }
+  int local_rank() const { return local_rank_; }
+
+ private:
+  int rank_ = 0, size_ = 1, local_size_ = 1, local_rank_ = 0;
+};
+
+/// Small blocking agreements between all ranks, on a communicator of their own. Main thread only.
+class Control {
+ public:
+  Control();
+  ~Control();
+  Control(const Control&) = delete;
+  Control& operator=(const Control&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  void barrier() const;
+  std::int64_t max(std::int64_t value) const;
+  std::int64_t min(std::int64_t value) const;
+  double max(double value) const;
+  double sum(double value) const;
+  /// Rank `root`'s text on every rank.
+  std::string broadcast(const std::string& text, int root = 0) const;
+  /// Every rank's text on rank 0, in rank order; empty elsewhere.
+  std::vector<std::string> gather(const std::string& text) const;
+  /// Runs `work` on every rank (or only on some: pass what does nothing); if it throws on any rank,
+  /// every rank throws the lowest such rank's error, with the same exit code. So all ranks leave
+  /// together.
+  void together(const std::function<void()>& work) const;
+
+ private:
+  MPI_Comm comm_ = MPI_COMM_NULL;
+  int rank_ = 0, size_ = 1;
+};
+
+/// The ranks of `members` (world ranks; this one among them) as a group with a communicator of its
+/// own. Every rank of the world must call this in the same order, members or not (trap 2);
+/// non-members get nullptr.
+std::unique_ptr<Group> make_mpi_group(std::span<const int> members, std::int64_t local);
+
+}  // namespace tessera::comm

@@ -1,0 +1,116 @@
+
+#include "comm/mpi/mpi_group.hpp"
+
+namespace tessera::comm {
+
+void mpi_check(int code, const char* call) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = "";
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  throw CommError(
+      fmt::format("{}: {}", call, std::string_view(text, static_cast<std::size_t>(length))));
+}
+
+MpiSession::MpiSession(int* argc, char*** argv) {
+  int provided = 0;
+  MPI_TRY(MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided));
+  MPI_TRY(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
+  if (provided < MPI_THREAD_MULTIPLE) {
+    throw CommError(
+        "this MPI library offers no MPI_THREAD_MULTIPLE, which the progress thread needs");
+  }
+  MPI_TRY(MPI_Comm_rank(MPI_COMM_WORLD, &rank_));
+  MPI_TRY(MPI_Comm_size(MPI_COMM_WORLD, &size_));
+  MPI_Comm node = MPI_COMM_NULL;
+  MPI_TRY(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node));
+  MPI_TRY(MPI_Comm_size(node, &local_size_));
+  MPI_TRY(MPI_Comm_rank(node, &local_rank_));
+  MPI_TRY(MPI_Comm_free(&node));
+}
+
+MpiSession::~MpiSession() { MPI_Finalize(); }
+
+Control::Control() {
+  MPI_TRY(MPI_Comm_dup(MPI_COMM_WORLD, &comm_));
+  MPI_TRY(MPI_Comm_rank(comm_, &rank_));
+  MPI_TRY(MPI_Comm_size(comm_, &size_));
+}
+
+Control::~Control() { MPI_Comm_free(&comm_); }
+
+void Control::barrier() const { MPI_TRY(MPI_Barrier(comm_)); }
+
+namespace {
+
+template <typename T>
+T all_reduce(T value, MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
+  T result{};
+  MPI_TRY(MPI_Allreduce(&value, &result, 1, type, op, comm));
+  return result;
+}
+
+}  // namespace
+
+std::int64_t Control::max(std::int64_t value) const {
+  return all_reduce(value, MPI_INT64_T, MPI_MAX, comm_);
+}
+std::int64_t Control::min(std::int64_t value) const {
+  return all_reduce(value, MPI_INT64_T, MPI_MIN, comm_);
+}
+double Control::max(double value) const { return all_reduce(value, MPI_DOUBLE, MPI_MAX, comm_); }
+double Control::sum(double value) const { return all_reduce(value, MPI_DOUBLE, MPI_SUM, comm_); }
+
+std::string Control::broadcast(const std::string& text, int root) const {
+  auto length = static_cast<std::int64_t>(text.size());
+  MPI_TRY(MPI_Bcast(&length, 1, MPI_INT64_T, root, comm_));
+  TESSERA_CHECK(length < (std::int64_t{1} << 31), "broadcast of {} bytes", length);
+  std::string result = text;
+  result.resize(static_cast<std::size_t>(length));
+  MPI_TRY(MPI_Bcast(result.data(), static_cast<int>(length), MPI_CHAR, root, comm_));
+  return result;
+}
+
+std::vector<std::string> Control::gather(const std::string& text) const {
+  // One message a rank, in rank order: no 2^31 limit on the total (trap 55).
+  if (rank_ != 0) {
+    const auto length = static_cast<std::int64_t>(text.size());
+    TESSERA_CHECK(length < (std::int64_t{1} << 31), "gather of {} bytes", length);
+    MPI_TRY(MPI_Send(text.data(), static_cast<int>(length), MPI_CHAR, 0, 1, comm_));
+    return {};
+  }
+  std::vector<std::string> all{text};
+  for (int source = 1; source < size_; ++source) {
+    MPI_Status status;
+    MPI_TRY(MPI_Probe(source, 1, comm_, &status));
+    int length = 0;
+    MPI_TRY(MPI_Get_count(&status, MPI_CHAR, &length));
+    std::string part(static_cast<std::size_t>(length), '\0');
+    MPI_TRY(MPI_Recv(part.data(), length, MPI_CHAR, source, 1, comm_, MPI_STATUS_IGNORE));
+    all.push_back(std::move(part));
+  }
+  return all;
+}
+
+void Control::together(const std::function<void()>& work) const {
+  std::string message;
+  auto code = ExitCode::ok;
+  std::source_location where;
+  try {
+    work();
+  } catch (const Error& e) {
+    message = e.what(), code = e.exit_code(), where = e.where();
+  } catch (const std::bad_alloc&) {
+    message = "out of memory", code = ExitCode::memory;
+  } catch (const std::exception& e) {
+    message = e.what(), code = ExitCode::internal;
+  }
+  const std::int64_t first = min(std::int64_t{code == ExitCode::ok ? size_ : rank_});
+  if (first == size_) return;
+  const auto agreed =
+      static_cast<ExitCode>(max(std::int64_t{first == rank_ ? static_cast<int>(code) : 0}));
+  const std::string text = broadcast(message, static_cast<int>(first));
+  throw Error(agreed, text, where);
+}
+
+}  // namespace tessera::comm

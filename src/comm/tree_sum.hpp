@@ -1,0 +1,18 @@
+// Sums of one contribution a rank in an order that depends on the rank index alone.
+#pragma once
+
+#include <span>
+
+#include "core/dtype.hpp"
+
+namespace tessera::comm {
+
+/// out[i] (+)= tree sum over parts of part[i]: neighbours first, ((0+1)+(2+3))+..., each addition
+/// in f32. The parts are used up. For a power of two this is the aligned binary tree of
+/// reproducible sums.
+void tree_sum(std::span<float* const> parts, std::int64_t count, float* out, bool add);
+
+void to_f32(const bf16* in, std::int64_t count, float* out);
+void to_bf16(const float* in, std::int64_t count, bf16* out);
+
+}  // namespace tessera::comm

@@ -1,0 +1,133 @@
+#include "model/parameters.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace tessera::model {
+namespace {
+
+ParamDesc matrix(std::string name, std::int64_t rows, std::int64_t cols, double std) {
+  return {.name = std::move(name),
+          .shape = {rows, cols},
+          .stored_rows = rows,
+          .init = Init::normal,
+          .init_std = std,
+          .decay = true};
+}
+
+ParamDesc vector(std::string name, std::int64_t size, Init init = Init::zeros) {
+  return {.name = std::move(name), .shape = {size}, .stored_rows = size, .init = init};
+}
+
+ParamDesc joined(ParamDesc p) {
+  p.joined = true;
+  return p;
+}
+
+void add_norm(std::vector<ParamDesc>& params, const ModelConfig& c, const std::string& prefix) {
+  params.push_back(vector(prefix + ".weight", c.hidden, Init::ones));
+  if (c.norm == kernels::NormKind::layernorm && c.bias)
+    params.push_back(vector(prefix + ".bias", c.hidden));
+}
+
+UnitDesc block(const ModelConfig& c, std::int64_t layer) {
+  UnitDesc unit{.name = fmt::format("block.{}", layer), .kind = UnitKind::block, .params = {}};
+  const std::string attention = unit.name + ".attention.", mlp = unit.name + ".mlp.";
+  const std::int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
+  // Projections back into the residual stream start smaller, by the number of additions (Radford et
+  // al. 2019).
+  const double residual_std = c.init_std / std::sqrt(2.0 * static_cast<double>(c.layers));
+  auto& p = unit.params;
+  p.push_back(matrix(attention + "q.weight", q, c.hidden, c.init_std));
+  p.push_back(joined(matrix(attention + "k.weight", kv, c.hidden, c.init_std)));
+  p.push_back(joined(matrix(attention + "v.weight", kv, c.hidden, c.init_std)));
+  p.push_back(matrix(attention + "out.weight", c.hidden, q, residual_std));
+  if (c.activation == kernels::ActivationKind::swiglu) {
+    p.push_back(matrix(mlp + "gate.weight", c.ffn_hidden, c.hidden, c.init_std));
+    p.push_back(joined(matrix(mlp + "up.weight", c.ffn_hidden, c.hidden, c.init_std)));
+  } else {
+    p.push_back(matrix(mlp + "up.weight", c.ffn_hidden, c.hidden, c.init_std));
+  }
+  p.push_back(matrix(mlp + "down.weight", c.hidden, c.ffn_hidden, residual_std));
+  add_norm(p, c, unit.name + ".norm1");
+  add_norm(p, c, unit.name + ".norm2");
+  if (c.bias) {
+    p.push_back(vector(attention + "q.bias", q));
+    p.push_back(joined(vector(attention + "k.bias", kv)));
+    p.push_back(joined(vector(attention + "v.bias", kv)));
+    p.push_back(vector(attention + "out.bias", c.hidden));
+    if (c.activation == kernels::ActivationKind::swiglu) {
+      p.push_back(vector(mlp + "gate.bias", c.ffn_hidden));
+      p.push_back(joined(vector(mlp + "up.bias", c.ffn_hidden)));
+    } else {
+      p.push_back(vector(mlp + "up.bias", c.ffn_hidden));
+    }
+    p.push_back(vector(mlp + "down.bias", c.hidden));
+  }
+  return unit;
+}
+
+UnitDesc token_matrix(const ModelConfig& c, std::string name, UnitKind kind) {
+  UnitDesc unit{.name = name,
+                .kind = kind,
+                .params = {matrix(name + ".weight", c.vocab, c.hidden, c.init_std)}};
+  unit.params[0].stored_rows = c.padded_vocab();
+  return unit;
+}
+
+}  // namespace
+
+std::int64_t ParamDesc::elements() const {
+  std::int64_t n = 1;
+  for (auto extent : shape) n *= extent;
+  return n;
+}
+
+std::int64_t ParamDesc::stored_elements() const { return elements() / shape[0] * stored_rows; }
+
+bool UnitDesc::has(std::string_view local) const {
+  return std::any_of(params.begin(), params.end(), [&](const ParamDesc& p) {
+    return p.name == fmt::format("{}.{}", name, local);
+  });
+}
+
+std::size_t UnitDesc::index_of(std::string_view local) const {
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    if (params[i].name == fmt::format("{}.{}", name, local)) return i;
+  }
+  throw InternalError(fmt::format("unit {} has no parameter {}", name, local));
+}
+
+std::vector<UnitDesc> model_units(const ModelConfig& c) {
+  std::vector<UnitDesc> units{token_matrix(c, "vocabulary", UnitKind::vocabulary)};
+  if (c.position == PositionKind::learned) {
+    units.push_back({.name = "positions",
+                     .kind = UnitKind::positions,
+                     .params = {matrix("positions.weight", c.context, c.hidden, c.init_std)}});
+  }
+  for (std::int64_t i = 0; i < c.layers; ++i) units.push_back(block(c, i));
+  units.push_back({.name = "final_norm", .kind = UnitKind::final_norm, .params = {}});
+  add_norm(units.back().params, c, "final_norm");
+  if (!c.tied_embeddings) units.push_back(token_matrix(c, "head", UnitKind::head));
+  return units;
+}
+
+std::int64_t parameter_count(std::span<const UnitDesc> units) {
+  std::int64_t n = 0;
+  for (const auto& unit : units) {
+    for (const auto& p : unit.params) n += p.elements();
+  }
+  return n;
+}
+
+double flop_per_token(const ModelConfig& c, std::int64_t sequence) {
+  const auto units = model_units(c);
+  std::int64_t n = parameter_count(units);
+  if (c.position == PositionKind::learned) n -= c.context * c.hidden;
+  if (!c.tied_embeddings) n -= c.vocab * c.hidden;  // the look-up; the head's matrix stays
+  return 6.0 * static_cast<double>(n) + 6.0 * static_cast<double>(c.layers) *
+                                            static_cast<double>(c.heads * c.head_dim) *
+                                            static_cast<double>(sequence);
+}
+
+}  // namespace tessera::model

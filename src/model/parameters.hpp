@@ -1,0 +1,54 @@
+// The table of parameters: the single source of truth from which initial values, flat layout,
+// shards, norm, weight decay, checkpoint pieces, counts and Hugging Face names are derived.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/view.hpp"
+#include "model/config.hpp"
+
+namespace tessera::model {
+
+enum class Init : std::uint8_t { zeros, ones, normal };
+
+struct ParamDesc {
+  std::string name;  // of checkpoints: "block.3.attention.q.weight"
+  std::vector<std::int64_t> shape;
+  std::int64_t stored_rows =
+      0;  // shape[0], or more where rows are padded (token matrices); padding stays 0
+  Init init = Init::zeros;
+  double init_std = 0;  // of Init::normal
+  bool decay = false;   // two or more dimensions (trap 42)
+  bool joined = false;  // follows the one before without a gap, so that one product serves both
+
+  std::int64_t elements() const;         // without padding
+  std::int64_t stored_elements() const;  // with padding
+};
+
+enum class UnitKind : std::uint8_t { vocabulary, positions, block, final_norm, head };
+
+/// The smallest piece that ZeRO gathers and pipelining places.
+struct UnitDesc {
+  std::string name;  // "vocabulary", "block.3", ...
+  UnitKind kind = UnitKind::block;
+  std::vector<ParamDesc> params;  // matrices first, so that weight decay is one leading range
+
+  /// Index of the parameter "<unit>.<local>"; throws InternalError when there is none.
+  std::size_t index_of(std::string_view local) const;
+  bool has(std::string_view local) const;
+};
+
+/// All units in the order of forward: vocabulary, positions, blocks, final_norm, head (when
+/// untied).
+std::vector<UnitDesc> model_units(const ModelConfig& config);
+
+/// Number of parameters without padding, tied ones once.
+std::int64_t parameter_count(std::span<const UnitDesc> units);
+
+/// Floating-point operations a token of one training step: 6 N + 6 L C T (causal attention; N
+/// counts the head's matrix but no embedding look-ups), as published MFU figures count.
+double flop_per_token(const ModelConfig& config, std::int64_t sequence);
+
+}  // namespace tessera::model
