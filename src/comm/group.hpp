@@ -4,16 +4,9 @@
 #include <memory>
 
 #include "comm/collective.hpp"
+#include "memory/background.hpp"
 
 namespace tessera::comm {
-
-/// A collective (or any other piece of background work) under way. Whoever owns it calls advance()
-/// until it returns true; each call does a bounded amount of work and never blocks.
-class Task {
- public:
-  virtual ~Task() = default;
-  virtual bool advance() = 0;
-};
 
 class Group {
  public:
@@ -22,7 +15,7 @@ class Group {
   virtual const GroupShape& shape() const = 0;
   /// Starts `call`; every rank of the group starts the same calls in the same order. The memory
   /// belongs to the task until it is done. Throws CommError.
-  virtual std::unique_ptr<Task> start(const CollectiveCall& call) = 0;
+  virtual std::unique_ptr<memory::Task> start(const CollectiveCall& call) = 0;
 };
 
 }  // namespace tessera::comm

@@ -7,6 +7,9 @@
 #include "comm/tree_sum.hpp"
 
 namespace tessera::comm {
+
+using memory::Task;
+
 namespace {
 
 class GatherTask : public Task {

@@ -1,0 +1,39 @@
+// An arena: one allocation with a name, a tier and a budget, made and touched before the first
+// step. Plans place their buffers inside; nothing is allocated afterwards.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace tessera::memory {
+
+enum class Tier : std::uint8_t { device, host };
+
+class Arena {
+ public:
+  /// Allocates `bytes`, zeroed, with every page present. Throws MemoryError naming the arena.
+  Arena(std::string name, Tier tier, std::int64_t bytes);
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  const std::string& name() const { return name_; }
+  Tier tier() const { return tier_; }
+  std::int64_t bytes() const { return bytes_; }
+  std::byte* base() const { return base_; }
+
+ private:
+  std::string name_;
+  Tier tier_;
+  std::int64_t bytes_;
+  std::byte* base_ = nullptr;
+};
+
+/// Bytes of this process that are in memory (VmRSS).
+std::int64_t resident_bytes();
+/// Bytes that this node can still give to processes (MemAvailable, or what the cgroup leaves,
+/// whichever is less).
+std::int64_t available_bytes();
+
+}  // namespace tessera::memory

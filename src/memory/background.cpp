@@ -1,0 +1,139 @@
+#include "memory/background.hpp"
+
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <limits>
+
+namespace tessera::memory {
+
+using namespace std::chrono_literals;
+
+BackgroundStreams::BackgroundStreams() {
+  // Signals belong to the main thread (trap 61): the child inherits a full mask.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { serve(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+BackgroundStreams::~BackgroundStreams() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  work_.notify_one();
+  thread_.join();
+}
+
+Event BackgroundStreams::enqueue(std::size_t stream, std::vector<Event> waits,
+                                 std::function<std::unique_ptr<Task>()> start) {
+  {
+    const std::lock_guard lock(mutex_);
+    lanes_[stream].queue.push_back({std::move(waits), std::move(start)});
+    ++outstanding_;
+  }
+  work_.notify_one();
+  return {stream, ++queued_[stream]};
+}
+
+Event BackgroundStreams::complete(std::size_t stream) {
+  done_[stream].store(++queued_[stream], std::memory_order_release);
+  return {stream, queued_[stream]};
+}
+
+bool BackgroundStreams::wait(Event event) {
+  auto& done = done_[event.stream];
+  std::int64_t seen = done.load(std::memory_order_acquire);
+  const bool had_to = seen < event.count;
+  while (seen < event.count) {
+    done.wait(seen, std::memory_order_acquire);
+    seen = done.load(std::memory_order_acquire);
+  }
+  if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(error_);
+  return had_to;
+}
+
+bool BackgroundStreams::advance(Lane& lane, std::size_t stream) {
+  if (!lane.task) {
+    Item item;
+    {
+      const std::lock_guard lock(mutex_);
+      if (lane.queue.empty()) return false;
+      for (const Event& e : lane.queue.front().waits) {
+        if (done_[e.stream].load(std::memory_order_acquire) < e.count) return false;
+      }
+      item = std::move(lane.queue.front());
+      lane.queue.pop_front();
+    }
+    lane.task = item.start();
+  }
+  if (!lane.task->advance()) return false;
+  lane.task.reset();
+  {
+    const std::lock_guard lock(mutex_);
+    --outstanding_;
+  }
+  done_[stream].fetch_add(1, std::memory_order_release);
+  done_[stream].notify_all();
+  return true;
+}
+
+void BackgroundStreams::serve() {
+  // Polling beside a computing thread on the same core must be gentle: naps grow while nothing
+  // completes.
+  constexpr auto kShortest = 20us, kLongest = 200us;
+  auto nap = kShortest;
+  try {
+    while (true) {
+      {
+        std::unique_lock lock(mutex_);
+        work_.wait(lock, [this] { return stop_ || outstanding_ > 0; });
+        if (stop_) return;
+      }
+      bool completed = false;
+      for (std::size_t s = 0; s < kStreams; ++s) {
+        while (advance(lanes_[s], s)) completed = true;
+      }
+      nap = completed ? kShortest : std::min(2 * nap, kLongest);
+      if (!completed) std::this_thread::sleep_for(nap);
+    }
+  } catch (...) {
+    error_ = std::current_exception();
+    failed_.store(true, std::memory_order_release);
+    for (auto& done : done_) {
+      done.store(std::numeric_limits<std::int64_t>::max(), std::memory_order_release);
+      done.notify_all();
+    }
+  }
+}
+
+namespace {
+
+class CopyTask : public Task {
+ public:
+  CopyTask(const std::byte* from, std::byte* to, std::int64_t bytes)
+      : from_(from), to_(to), left_(bytes) {}
+  bool advance() override {
+    const std::int64_t n = std::min<std::int64_t>(left_, 1 << 20);
+    std::memcpy(to_, from_, static_cast<std::size_t>(n));
+    from_ += n, to_ += n, left_ -= n;
+    return left_ == 0;
+  }
+
+ private:
+  const std::byte* from_;
+  std::byte* to_;
+  std::int64_t left_;
+};
+
+}  // namespace
+
+std::unique_ptr<Task> make_copy_task(const std::byte* from, std::byte* to, std::int64_t bytes) {
+  return std::make_unique<CopyTask>(from, to, bytes);
+}
+
+}  // namespace tessera::memory

@@ -1,0 +1,204 @@
+#include "plan/check.hpp"
+
+#include <algorithm>
+#include <map>
+
+namespace tessera::plan {
+namespace {
+
+using kernels::Access;
+
+[[noreturn]] void reject(const Plan& plan, std::size_t index, const std::string& why) {
+  const Op& op = plan.ops[index];
+  throw InternalError(fmt::format("broken plan: op {} ({} {}, unit {}, micro-batch {}): {}", index,
+                                  enum_word(op.kind), call_name(op.call), op.unit, op.micro_batch,
+                                  why));
+}
+
+/// Happens-before by brute force: reach[i] is the set of ops complete when op i starts, as the
+/// latest of each stream.
+std::vector<std::array<OpId, kStreams>> reachable(const Plan& plan) {
+  std::vector<std::array<OpId, kStreams>> reach(plan.ops.size());
+  std::array<OpId, kStreams> last;
+  last.fill(-1);
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    const Op& op = plan.ops[i];
+    auto& mine = reach[i];
+    mine.fill(-1);
+    const auto include = [&](OpId id) {
+      const auto other = static_cast<std::size_t>(id);
+      for (std::size_t s = 0; s < kStreams; ++s) mine[s] = std::max(mine[s], reach[other][s]);
+      auto& slot = mine[static_cast<std::size_t>(plan.ops[other].stream)];
+      slot = std::max(slot, id);
+    };
+    if (const OpId previous = last[static_cast<std::size_t>(op.stream)]; previous >= 0)
+      include(previous);
+    for (OpId wait : op.waits) {
+      if (wait < 0 || static_cast<std::size_t>(wait) >= i)
+        reject(plan, i, fmt::format("waits for op {}", wait));
+      include(wait);
+    }
+    last[static_cast<std::size_t>(op.stream)] = static_cast<OpId>(i);
+  }
+  return reach;
+}
+
+void check_ranges(const Plan& plan) {
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    for (const BufferUse& use : uses_of(plan.ops[i])) {
+      if (use.buffer < 0 || static_cast<std::size_t>(use.buffer) >= plan.buffers.size())
+        reject(plan, i, "unknown buffer");
+      const Buffer& b = plan.buffers[static_cast<std::size_t>(use.buffer)];
+      const std::int64_t arena = plan.arena_bytes[static_cast<std::size_t>(arena_of(b))];
+      if (use.bytes.begin < 0 || use.bytes.end > b.bytes) {
+        reject(plan, i,
+               fmt::format("bytes {}..{} of {}, which has {}", use.bytes.begin, use.bytes.end,
+                           b.name, b.bytes));
+      }
+      if (b.offset < 0 || b.offset + b.bytes > arena)
+        reject(plan, i, fmt::format("{} lies outside its arena", b.name));
+    }
+  }
+}
+
+/// Conflicting accesses to the same physical bytes must be ordered, and a read must see bytes of
+/// its own buffer.
+void check_order(const Plan& plan) {
+  const auto reach = reachable(plan);
+  const auto ordered = [&](OpId before, std::size_t after) {
+    return reach[after]
+                [static_cast<std::size_t>(plan.ops[static_cast<std::size_t>(before)].stream)] >=
+           before;
+  };
+  struct Event {
+    Range bytes;
+    OpId op;
+    bool write;
+    BufferId buffer;
+  };
+  std::array<std::multimap<std::int64_t, Event>, 2>
+      history;  // by begin; events that later writes cover are dropped
+  std::array<std::int64_t, 2> widest{};
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    std::vector<std::pair<std::size_t, Event>> now;
+    for (const BufferUse& use : uses_of(plan.ops[i])) {
+      if (use.bytes.empty()) continue;
+      const Buffer& b = plan.buffers[static_cast<std::size_t>(use.buffer)];
+      const auto arena = static_cast<std::size_t>(arena_of(b));
+      const Range bytes{b.offset + use.bytes.begin, b.offset + use.bytes.end};
+      std::int64_t covered = 0;  // bytes that this buffer's own writes cover
+      auto& events = history[arena];
+      for (auto it = events.lower_bound(bytes.begin - widest[arena]);
+           it != events.end() && it->first < bytes.end; ++it) {
+        const Range common = intersect(it->second.bytes, bytes);
+        if (common.empty()) continue;
+        const bool conflict = it->second.write || use.access != Access::read;
+        if (conflict && it->second.op != static_cast<OpId>(i) && !ordered(it->second.op, i)) {
+          reject(plan, i, fmt::format("races with op {} on {}", it->second.op, b.name));
+        }
+        if (it->second.write && it->second.buffer == use.buffer) covered += common.count();
+        if (it->second.write && it->second.buffer != use.buffer && use.access != Access::write) {
+          reject(plan, i,
+                 fmt::format("reads {}, whose bytes hold {}", b.name,
+                             plan.buffers[static_cast<std::size_t>(it->second.buffer)].name));
+        }
+      }
+      if (use.access != Access::write && !b.persistent && covered < bytes.count()) {
+        reject(plan, i, fmt::format("reads {} before it is written", b.name));
+      }
+      now.push_back({arena, {bytes, static_cast<OpId>(i), use.access != Access::read, use.buffer}});
+    }
+    for (const auto& [arena, event] : now) {
+      auto& events = history[arena];
+      widest[arena] = std::max(widest[arena], event.bytes.count());
+      if (event.write) {  // what this write covers is history; parts that stick out stay
+        std::vector<Event> rest;
+        for (auto it = events.lower_bound(event.bytes.begin - widest[arena]);
+             it != events.end() && it->first < event.bytes.end;) {
+          const Event old = it->second;
+          if (intersect(old.bytes, event.bytes).empty() || old.op == event.op) {
+            ++it;
+            continue;
+          }
+          it = events.erase(it);
+          if (old.bytes.begin < event.bytes.begin)
+            rest.push_back({{old.bytes.begin, event.bytes.begin}, old.op, old.write, old.buffer});
+          if (old.bytes.end > event.bytes.end)
+            rest.push_back({{event.bytes.end, old.bytes.end}, old.op, old.write, old.buffer});
+        }
+        for (const Event& r : rest) events.emplace(r.bytes.begin, r);
+      }
+      events.emplace(event.bytes.begin, event);
+    }
+  }
+}
+
+/// Counts how often each element of each unit's gradient is summed and updated.
+void check_gradients(const Plan& plan) {
+  if (plan.shape.purpose == PlanPurpose::evaluate) return;
+  std::map<std::int32_t, std::int64_t> reductions, normed, updated, shard;
+  bool verdict = false;
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    const Op& op = plan.ops[i];
+    if (op.kind == OpKind::reduce_gradients) {
+      const auto& call = std::get<comm::ReduceScatter>(std::get<comm::CollectiveCall>(op.call));
+      if (call.full.elements() != call.shard.elements() * plan.data_group.size)
+        reject(plan, i, "shards do not make up the whole");
+      if ((call.write == kernels::Write::overwrite) != (reductions[op.unit] == 0))
+        reject(plan, i, "a sum is lost or starts from garbage");
+      ++reductions[op.unit];
+      shard[op.unit] = call.shard.elements();
+    }
+    const auto* kernel = std::get_if<kernels::KernelCall>(&op.call);
+    if (kernel == nullptr) continue;
+    if (const auto* sum = std::get_if<kernels::ExactSum>(kernel);
+        sum != nullptr && op.kind == OpKind::norm)
+      normed[op.unit] += sum->x.elements();
+    if (std::holds_alternative<kernels::Verdict>(*kernel)) verdict = true;
+    if (const auto* update = std::get_if<kernels::AdamUpdate>(kernel)) {
+      if (!verdict) reject(plan, i, "updates before the norm is known");
+      updated[op.unit] += update->master.elements();
+    }
+  }
+  for (const auto& [unit, count] : reductions) {
+    if (count != 1 && count != plan.shape.micro_batches) {
+      throw InternalError(
+          fmt::format("broken plan: unit {} is reduced {} times in {} micro-batches", unit, count,
+                      plan.shape.micro_batches));
+    }
+    if (normed[unit] != shard[unit])
+      throw InternalError(
+          fmt::format("broken plan: {} of {} gradient elements of unit {} enter the norm",
+                      normed[unit], shard[unit], unit));
+    if (updated[unit] != shard[unit] && updated[unit] != shard[unit] * plan.data_group.size) {
+      throw InternalError(
+          fmt::format("broken plan: unit {} updates {} elements", unit, updated[unit]));
+    }
+  }
+  if (plan.data_group.size == 1) {
+    for (const auto& [unit, count] : normed) {
+      if (updated[unit] != count)
+        throw InternalError(fmt::format("broken plan: unit {} updates {} of {} elements", unit,
+                                        updated[unit], count));
+    }
+  }
+}
+
+}  // namespace
+
+void check(const Plan& plan) {
+  check_ranges(plan);
+  check_order(plan);
+  check_gradients(plan);
+}
+
+void check_together(std::span<const Plan> plans) {
+  for (std::size_t r = 1; r < plans.size(); ++r) {
+    if (plan_hash(plans[r]) != plan_hash(plans[0])) {
+      throw InternalError(
+          fmt::format("broken plan: ranks 0 and {} do not issue the same collectives", r));
+    }
+  }
+}
+
+}  // namespace tessera::plan

@@ -1,0 +1,109 @@
+#include "plan/make_plan.hpp"
+
+#include <algorithm>
+
+#include "core/exact_sum.hpp"
+#include "plan/check.hpp"
+
+namespace tessera::plan {
+
+BufferId add_buffer(Plan& plan, std::string name, Purpose purpose, std::int64_t bytes,
+                    bool persistent) {
+  plan.buffers.push_back(
+      {.name = std::move(name), .purpose = purpose, .bytes = bytes, .persistent = persistent});
+  return static_cast<BufferId>(plan.buffers.size()) - 1;
+}
+
+View buffer_view(BufferId id, DType type, std::int64_t elements) {
+  return View(symbolic(id), type, {elements});
+}
+
+void Insertions::apply(std::vector<Op>& ops) {
+  std::stable_sort(inserted_.begin(), inserted_.end(),
+                   [](const At& a, const At& b) { return a.position < b.position; });
+  std::vector<Op> result;
+  result.reserve(ops.size() + inserted_.size());
+  auto next = inserted_.begin();
+  for (std::size_t i = 0; i <= ops.size(); ++i) {
+    for (; next != inserted_.end() && next->position == i; ++next)
+      result.push_back(std::move(next->op));
+    if (i < ops.size()) result.push_back(std::move(ops[i]));
+  }
+  ops = std::move(result);
+  inserted_.clear();
+}
+
+std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
+  const auto flat = [&](const model::UnitDesc& unit, const char* what, Purpose purpose, DType type,
+                        std::int64_t elements) {
+    return buffer_view(add_buffer(plan, fmt::format("{} {}", unit.name, what), purpose,
+                                  elements * size_of(type), true),
+                       type, elements);
+  };
+  static_assert(WordLayout::norm == kExactSumWords && WordLayout::flags == 2 * kExactSumWords);
+  plan.words = buffer_view(add_buffer(plan, "words", Purpose::control, WordLayout::count * 8, true),
+                           DType::i64, WordLayout::count);
+  const auto scalars = static_cast<std::int64_t>(kernels::StepScalar::count);
+  plan.scalars = buffer_view(add_buffer(plan, "scalars", Purpose::control, scalars * 4, true),
+                             DType::f32, scalars);
+  const auto fields = static_cast<std::int64_t>(kernels::VerdictField::count);
+  plan.verdict = buffer_view(add_buffer(plan, "verdict", Purpose::control, fields * 4, true),
+                             DType::f32, fields);
+
+  const bool several = in.data_group.size > 1;
+  std::vector<UnitState> states;
+  for (const auto& unit : in.units) {
+    UnitState s;
+    s.layout = zero::unit_layout(unit, in.data_group.size);
+    const Range slice = s.layout.shard_of(plan.data_rank);
+    s.owned = several && in.stage >= 1 ? slice : Range{0, s.layout.padded};
+    if (several && in.stage == 3) {
+      s.own_shard = flat(unit, "parameters", Purpose::parameters, in.compute, s.layout.shard);
+    } else {
+      s.parameters = flat(unit, "parameters", Purpose::parameters, in.compute, s.layout.padded);
+      s.own_shard = s.parameters.range(slice.begin, slice.count());
+    }
+    const View owned = s.owned == slice ? s.own_shard : s.parameters;
+    if (in.compute == DType::f32) {
+      s.master = owned;
+    } else {
+      s.copy = owned;
+      s.master = flat(unit, "master", Purpose::master, DType::f32, s.owned.count());
+    }
+    s.m = flat(unit, "adam_m", Purpose::optimizer, DType::f32, s.owned.count());
+    s.v = flat(unit, "adam_v", Purpose::optimizer, DType::f32, s.owned.count());
+    if (in.snapshots) {
+      s.snapshot_master =
+          flat(unit, "snapshot of master", Purpose::snapshot, DType::f32, slice.count());
+      s.snapshot_m = flat(unit, "snapshot of adam_m", Purpose::snapshot, DType::f32, slice.count());
+      s.snapshot_v = flat(unit, "snapshot of adam_v", Purpose::snapshot, DType::f32, slice.count());
+    }
+    states.push_back(std::move(s));
+  }
+  return states;
+}
+
+Plan make_plan(const PlanInputs& in, const PlanShape& shape, std::int64_t data_rank) {
+  Plan plan;
+  plan.shape = shape;
+  plan.data_group = in.data_group;
+  plan.data_rank = data_rank;
+  const auto states = add_state(plan, in);
+  const Scheduled scheduled = schedule(plan, in, states);
+  residency(plan, in, states, scheduled);
+  if (shape.purpose != PlanPurpose::evaluate) {
+    const auto gradients = grad_reduce(plan, in, states, scheduled);
+    optimizer_step(plan, in, states, gradients);
+  } else {
+    plan.ops.push_back({.kind = OpKind::norm,
+                        .stream = Stream::reduce,
+                        .call = comm::CollectiveCall{comm::AllReduceWords{.words = plan.words}},
+                        .waits = {}});
+  }
+  place_buffers(plan);
+  place_waits(plan);
+  check(plan);
+  return plan;
+}
+
+}  // namespace tessera::plan

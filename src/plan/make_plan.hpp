@@ -1,0 +1,122 @@
+// From a model, a layout and a shape to the plan of one rank: a chain of passes, each one idea and
+// one file.
+#pragma once
+
+#include "plan/plan.hpp"
+#include "plan/record.hpp"
+
+namespace tessera::plan {
+
+enum class ReduceWhen : std::uint8_t { step, micro };
+
+struct OptimizerRule {
+  float beta1 = 0.9F, beta2 = 0.95F, eps = 1e-8F, weight_decay = 0;
+  kernels::AdamUpdate::Decay decay_kind = kernels::AdamUpdate::Decay::decoupled;
+  double clip_norm = 0;
+};
+
+/// What all plans of a run share.
+struct PlanInputs {
+  model::ModelConfig config;
+  std::vector<model::UnitDesc> units;
+  const kernels::Device* device = nullptr;  // asked for scratch sizes only
+  DType compute = DType::f32;
+  DType accumulate = DType::f32;
+  DType wire = DType::f32;  // of gradients
+  int stage = 0;            // ZeRO
+  ReduceWhen reduce = ReduceWhen::step;
+  std::int64_t prefetch = 1;
+  Recompute recompute = Recompute::none;
+  OptimizerRule optimizer;
+  std::uint64_t seed = 0;
+  comm::GroupShape data_group;
+  bool snapshots = false;  // whether buffers for asynchronous checkpoints exist
+};
+
+/// Symbolic views of one unit's state on one rank. Where compute is f32, master is the parameters
+/// themselves.
+struct UnitState {
+  zero::UnitLayout layout;
+  Range owned;        // flat elements that this rank updates: its shard, or everything at stage 0
+  View parameters;    // (padded) compute type: what forward reads; absent at stage 3 with several
+                      // ranks
+  View own_shard;     // (shard) compute type: this rank's slice of the parameters
+  View master, m, v;  // (owned) f32
+  View copy;          // (owned) compute type, written beside master; absent in f32
+  View snapshot_master, snapshot_m,
+      snapshot_v;  // (shard) f32; absent without asynchronous checkpoints
+};
+
+/// The host's words: exact sums over all ranks, then flags that the host sets before a step and
+/// reads summed after it.
+struct WordLayout {
+  static constexpr std::int64_t loss = 0;
+  static constexpr std::int64_t norm = 24;
+  static constexpr std::int64_t flags = 48;
+  static constexpr std::int64_t flag_count = 4;
+  static constexpr std::int64_t count = flags + flag_count;
+};
+
+/// Adds the persistent buffers, the same first ones in every plan of the run.
+std::vector<UnitState> add_state(Plan& plan, const PlanInputs& inputs);
+
+// The passes, in order. They add buffers and ops; `states` are the views of add_state.
+/// Forward and backward of every micro-batch, layer by layer, from recordings; loads and loss sums.
+/// At stage 3 the parameters of unit u are read from the placeholder buffer `windows[u]`.
+struct Scheduled {
+  std::vector<BufferId> windows;    // per unit, or -1
+  std::vector<BufferId> gradients;  // unit u of micro-batch k: gradients[k * units + u]; the same
+                                    // for all k under "step"
+};
+Scheduled schedule(Plan& plan, const PlanInputs& inputs, const std::vector<UnitState>& states);
+/// ZeRO-3: gathers `prefetch` visits ahead of first use, into windows that die with the last use of
+/// a run of uses. ZeRO-1, 2: publishes of the shards that the last step updated, in the order of
+/// first use.
+void residency(Plan& plan, const PlanInputs& inputs, const std::vector<UnitState>& states,
+               const Scheduled& scheduled);
+/// Sums each unit's gradient over data ranks as soon as it is complete; zero-fills what no
+/// operation writes. Returns, per unit, the views of the summed gradient: this rank's slice, and
+/// what it updates with.
+struct SummedGradient {
+  View slice;  // (shard) f32
+  View owned;  // (owned) f32
+};
+std::vector<SummedGradient> grad_reduce(Plan& plan, const PlanInputs& inputs,
+                                        const std::vector<UnitState>& states,
+                                        const Scheduled& scheduled);
+/// Norm, verdict, updates; snapshots of the state of the step before.
+void optimizer_step(Plan& plan, const PlanInputs& inputs, const std::vector<UnitState>& states,
+                    const std::vector<SummedGradient>& gradients);
+/// Lifetimes to slots: fills offsets and arena sizes.
+void place_buffers(Plan& plan);
+/// The fewest waits that keep every pair of conflicting ops on different streams in order.
+void place_waits(Plan& plan);
+
+/// All of it; the result has passed check().
+Plan make_plan(const PlanInputs& inputs, const PlanShape& shape, std::int64_t data_rank);
+
+/// Inserts ops before given positions; keeps the rest in order.
+class Insertions {
+ public:
+  void before(std::size_t position, Op op) { inserted_.push_back({position, std::move(op)}); }
+  void apply(std::vector<Op>& ops);
+
+ private:
+  struct At {
+    std::size_t position;
+    Op op;
+  };
+  std::vector<At> inserted_;
+};
+
+BufferId add_buffer(Plan& plan, std::string name, Purpose purpose, std::int64_t bytes,
+                    bool persistent = false);
+View buffer_view(BufferId id, DType type, std::int64_t elements);
+
+}  // namespace tessera::plan
+
+template <>
+struct tessera::EnumWords<tessera::plan::ReduceWhen> {
+  using R = tessera::plan::ReduceWhen;
+  static constexpr std::array table = {std::pair{R::step, "step"}, std::pair{R::micro, "micro"}};
+};

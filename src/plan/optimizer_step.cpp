@@ -1,0 +1,78 @@
+#include "core/exact_sum.hpp"
+#include "plan/make_plan.hpp"
+
+namespace tessera::plan {
+
+using kernels::AdamUpdate;
+
+void optimizer_step(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
+                    const std::vector<SummedGradient>& gradients) {
+  const auto add = [&](OpKind kind, Stream stream, std::size_t unit, Call call) {
+    plan.ops.push_back({.kind = kind,
+                        .stream = stream,
+                        .unit = static_cast<std::int32_t>(unit),
+                        .call = std::move(call),
+                        .waits = {}});
+  };
+  // Every element of the gradient enters the norm once: each rank adds its slice, exactly, and the
+  // words are summed.
+  for (std::size_t u = 0; u < states.size(); ++u) {
+    add(OpKind::norm, Stream::compute, u,
+        kernels::KernelCall{
+            kernels::ExactSum{.x = gradients[u].slice,
+                              .accumulator = plan.words.range(WordLayout::norm, kExactSumWords)}});
+  }
+  const auto all = static_cast<std::size_t>(-1);
+  add(OpKind::norm, Stream::reduce, all,
+      comm::CollectiveCall{comm::AllReduceWords{.words = plan.words}});
+  add(OpKind::norm, Stream::compute, all,
+      kernels::KernelCall{
+          kernels::Verdict{.squares = plan.words.range(WordLayout::norm, kExactSumWords),
+                           .scalars = plan.scalars,
+                           .verdict = plan.verdict,
+                           .clip_norm = in.optimizer.clip_norm}});
+  for (std::size_t u = 0; u < states.size(); ++u) {
+    const UnitState& s = states[u];
+    const auto update = [&](Range part, float decay) {
+      if (part.empty()) return;
+      const auto slice = [&](const View& v) {
+        return v ? v.range(part.begin - s.owned.begin, part.count()) : View{};
+      };
+      add(OpKind::update, Stream::compute, u,
+          kernels::KernelCall{AdamUpdate{.gradient = slice(gradients[u].owned),
+                                         .master = slice(s.master),
+                                         .m = slice(s.m),
+                                         .v = slice(s.v),
+                                         .parameter = slice(s.copy),
+                                         .scalars = plan.scalars,
+                                         .verdict = plan.verdict,
+                                         .beta1 = in.optimizer.beta1,
+                                         .beta2 = in.optimizer.beta2,
+                                         .eps = in.optimizer.eps,
+                                         .decay = decay,
+                                         .decay_kind = in.optimizer.decay_kind}});
+    };
+    update(intersect(s.owned, {0, s.layout.decay_end}), in.optimizer.weight_decay);
+    update(intersect(s.owned, {s.layout.decay_end, s.layout.padded}), 0.0F);
+  }
+  if (plan.shape.purpose != PlanPurpose::train_snapshot) return;
+  // A save of the step before: copied while this step computes; the updates wait for the copies by
+  // themselves, because they write what the copies read.
+  Insertions insertions;
+  for (std::size_t u = 0; u < states.size(); ++u) {
+    const UnitState& s = states[u];
+    const Range slice = s.layout.shard_of(plan.data_rank);
+    for (const auto& [from, to] :
+         {std::pair{s.master, s.snapshot_master}, {s.m, s.snapshot_m}, {s.v, s.snapshot_v}}) {
+      insertions.before(0,
+                        {.kind = OpKind::snapshot,
+                         .stream = Stream::copy,
+                         .unit = static_cast<std::int32_t>(u),
+                         .call = Copy{from.range(slice.begin - s.owned.begin, slice.count()), to},
+                         .waits = {}});
+    }
+  }
+  insertions.apply(plan.ops);
+}
+
+}  // namespace tessera::plan

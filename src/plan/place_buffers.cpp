@@ -1,0 +1,119 @@
+// Lifetimes to slots: which bytes of its arena each buffer occupies while it lives.
+#include <algorithm>
+#include <limits>
+#include <map>
+
+#include "plan/make_plan.hpp"
+
+namespace tessera::plan {
+namespace {
+
+constexpr std::int64_t kAlignment =
+    256;  // of every buffer; a multiple of the cache line and of vector widths
+
+struct Life {
+  std::int64_t begin = std::numeric_limits<std::int64_t>::max();
+  std::int64_t end = -1;  // op that uses it last
+};
+
+std::vector<Life> lives(const Plan& plan) {
+  // Work of other streams is issued at its place in the plan but may run long after; its buffers
+  // live on until the next visit is over, or reuse of their bytes would make compute wait for it at
+  // once.
+  std::map<std::int32_t, std::int64_t> visit_end;
+  for (std::size_t i = 0; i < plan.ops.size(); ++i)
+    visit_end[plan.ops[i].visit] = static_cast<std::int64_t>(i);
+  std::vector<Life> all(plan.buffers.size());
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    const Op& op = plan.ops[i];
+    auto end = static_cast<std::int64_t>(i);
+    if (op.stream == Stream::reduce) {
+      const auto next = visit_end.find(op.visit + 1);
+      if (next != visit_end.end()) end = std::max(end, next->second);
+    }
+    for (const BufferUse& use : uses_of(op)) {
+      Life& life = all[static_cast<std::size_t>(use.buffer)];
+      life.begin = std::min(life.begin, static_cast<std::int64_t>(i));
+      life.end = std::max(life.end, end);
+    }
+  }
+  return all;
+}
+
+/// Free bytes of an arena without end: best fit, neighbours merged.
+class FreeList {
+ public:
+  std::int64_t take(std::int64_t bytes) {
+    auto best = free_.end();
+    for (auto it = free_.begin(); it != free_.end(); ++it) {
+      if (it->second >= bytes && (best == free_.end() || it->second < best->second)) best = it;
+    }
+    if (best == free_.end()) {
+      // Nothing fits: grow, starting in the last hole if it touches the end.
+      std::int64_t offset = end_;
+      if (!free_.empty() &&
+          std::prev(free_.end())->first + std::prev(free_.end())->second == end_) {
+        offset = std::prev(free_.end())->first;
+        free_.erase(std::prev(free_.end()));
+      }
+      end_ = offset + bytes;
+      return offset;
+    }
+    const auto [offset, size] = *best;
+    free_.erase(best);
+    if (size > bytes) free_[offset + bytes] = size - bytes;
+    return offset;
+  }
+  void give(std::int64_t offset, std::int64_t bytes) {
+    auto next = free_.lower_bound(offset);
+    if (next != free_.end() && offset + bytes == next->first) {
+      bytes += next->second;
+      next = free_.erase(next);
+    }
+    if (next != free_.begin()) {
+      const auto previous = std::prev(next);
+      if (previous->first + previous->second == offset) {
+        previous->second += bytes;
+        return;
+      }
+    }
+    free_[offset] = bytes;
+  }
+  std::int64_t end() const { return end_; }
+
+ private:
+  std::map<std::int64_t, std::int64_t> free_;
+  std::int64_t end_ = 0;
+};
+
+}  // namespace
+
+void place_buffers(Plan& plan) {
+  const std::vector<Life> life = lives(plan);
+  std::int64_t state_end = 0;
+  std::vector<std::vector<std::size_t>> born(plan.ops.size()), dead(plan.ops.size());
+  for (std::size_t b = 0; b < plan.buffers.size(); ++b) {
+    Buffer& buffer = plan.buffers[b];
+    if (buffer.persistent) {
+      buffer.offset = state_end;
+      state_end += round_up(buffer.bytes, kAlignment);
+    } else if (life[b].end >= 0) {
+      born[static_cast<std::size_t>(life[b].begin)].push_back(b);
+      dead[static_cast<std::size_t>(life[b].end)].push_back(b);
+    }
+  }
+  FreeList free;
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    // Large ones first, so that small ones fill what is left.
+    std::stable_sort(born[i].begin(), born[i].end(), [&](std::size_t a, std::size_t b) {
+      return plan.buffers[a].bytes > plan.buffers[b].bytes;
+    });
+    for (std::size_t b : born[i])
+      plan.buffers[b].offset = free.take(round_up(plan.buffers[b].bytes, kAlignment));
+    for (std::size_t b : dead[i])
+      free.give(plan.buffers[b].offset, round_up(plan.buffers[b].bytes, kAlignment));
+  }
+  plan.arena_bytes = {state_end, free.end()};
+}
+
+}  // namespace tessera::plan

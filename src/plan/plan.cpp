@@ -1,0 +1,57 @@
+#include "plan/plan.hpp"
+
+#include "core/hash.hpp"
+
+namespace tessera::plan {
+
+std::string_view call_name(const Call& call) {
+  return std::visit(
+      [](const auto& inner) -> std::string_view {
+        using T = std::decay_t<decltype(inner)>;
+        if constexpr (std::is_same_v<T, kernels::KernelCall> ||
+                      std::is_same_v<T, comm::CollectiveCall>) {
+          return name_of(inner);
+        } else {
+          return T::kName;
+        }
+      },
+      call);
+}
+
+std::vector<BufferUse> uses_of(const Op& op) {
+  std::vector<BufferUse> uses;
+  each_view(op.call, [&](const View& v, kernels::Access access) {
+    const std::int64_t begin = offset_of(v);
+    uses.push_back({buffer_of(v), {begin, begin + v.span_bytes()}, access});
+  });
+  return uses;
+}
+
+comm::WireBytes wire_bytes_of(const Plan& plan, const Op& op) {
+  const auto* collective = std::get_if<comm::CollectiveCall>(&op.call);
+  return collective == nullptr ? comm::WireBytes{}
+                               : comm::wire_bytes(*collective, plan.data_group, plan.data_rank);
+}
+
+double flop_of(const Op& op) {
+  const auto* kernel = std::get_if<kernels::KernelCall>(&op.call);
+  return kernel == nullptr ? 0 : kernels::flop_of(*kernel);
+}
+
+std::uint64_t plan_hash(const Plan& plan) {
+  Hasher hash;
+  hash.add(plan.shape.purpose)
+      .add(plan.shape.sequence)
+      .add(plan.shape.micro)
+      .add(plan.shape.micro_batches);
+  for (const Op& op : plan.ops) {
+    if (!std::holds_alternative<comm::CollectiveCall>(op.call)) continue;  // the rest may differ with the shard
+    hash.add(op.kind).add(op.stream).add(op.unit).add(op.micro_batch).add(call_name(op.call));
+    each_view(op.call, [&](const View& v, kernels::Access access) {
+      hash.add(v.elements()).add(v.type).add(access);
+    });
+  }
+  return hash.value();
+}
+
+}  // namespace tessera::plan

@@ -1,0 +1,212 @@
+// The step as data: buffers, and operations over them with the stream each runs on and what it
+// waits for. Plans are made without MPI or devices; the same plan is checked, printed, counted and
+// executed.
+#pragma once
+
+#include <array>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "comm/collective.hpp"
+#include "core/enums.hpp"
+#include "core/math.hpp"
+#include "kernels/api/device.hpp"
+
+namespace tessera::plan {
+
+using BufferId = std::int32_t;
+using OpId = std::int32_t;
+
+/// What bytes are for: the rows of the memory ledger.
+enum class Purpose : std::uint8_t {
+  parameters,
+  master,
+  optimizer,
+  snapshot,  // live as long as the run
+  control,
+  batch,
+  gradients,
+  activations,
+  gather_window,
+  staging,
+  scratch,  // live within a step
+};
+
+struct Buffer {
+  std::string name;
+  Purpose purpose = Purpose::scratch;
+  std::int64_t bytes = 0;
+  bool persistent = false;   // keeps its contents from step to step
+  std::int64_t offset = -1;  // within its arena, set by the buffers pass
+};
+
+/// Persistent buffers lie in the arena "state", the others share "step".
+enum class ArenaId : std::uint8_t { state, step };
+inline ArenaId arena_of(const Buffer& b) { return b.persistent ? ArenaId::state : ArenaId::step; }
+
+/// Streams are FIFO queues; ops on different streams overlap unless one waits for the other.
+enum class Stream : std::uint8_t { compute, gather, reduce, copy };
+inline constexpr std::size_t kStreams = 4;
+
+enum class OpKind : std::uint8_t {
+  load_batch,        // host: tokens of one micro-batch
+  kernel,            // one operation of a unit
+  gather,            // a unit's parameters from all shards (ZeRO-3)
+  publish,           // updated parameters from all shards, just before first use (ZeRO-1, 2)
+  reduce_gradients,  // a unit's gradient, summed over data ranks, to its owners
+  gather_gradients,  // the sums back to everybody (ZeRO-0)
+  norm,              // exact sums and flags over all ranks, and the verdict
+  update,            // the optimizer on one unit's owned range
+  snapshot,          // a copy of state for a checkpoint that is written beside the step
+};
+
+/// Fills the views with micro-batch `micro_batch` of this rank's part of the step.
+struct LoadBatch {
+  static constexpr const char* kName = "load_batch";
+  View tokens;   // (B, T) i32
+  View targets;  // (B T) i32
+  View samples;  // (B) i64
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.tokens, kernels::Access::write), f(s.targets, kernels::Access::write),
+        f(s.samples, kernels::Access::write);
+  }
+};
+
+struct Copy {
+  static constexpr const char* kName = "copy";
+  View from, to;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.from, kernels::Access::read), f(s.to, kernels::Access::write);
+  }
+};
+
+using Call = std::variant<kernels::KernelCall, comm::CollectiveCall, LoadBatch, Copy>;
+
+struct Op {
+  OpKind kind = OpKind::kernel;
+  Stream stream = Stream::compute;
+  std::int32_t unit =
+      -1;  // index of the unit whose parameters, gradients or activations it is about
+  std::int32_t micro_batch = -1;
+  std::int32_t visit =
+      -1;  // running number of the forward or backward of a layer that it belongs to
+  Call call;
+  std::vector<OpId> waits;  // ops of other streams; set by the streams pass
+};
+
+enum class PlanPurpose : std::uint8_t { train, train_snapshot, evaluate };
+
+/// What a plan is keyed by.
+struct PlanShape {
+  PlanPurpose purpose = PlanPurpose::train;
+  std::int64_t sequence = 0;       // T
+  std::int64_t micro = 0;          // B of one micro-batch
+  std::int64_t micro_batches = 0;  // K of this rank
+  auto operator<=>(const PlanShape&) const = default;
+};
+
+struct Plan {
+  PlanShape shape;
+  std::vector<Buffer> buffers;
+  std::vector<Op> ops;
+  comm::GroupShape data_group;
+  std::int64_t data_rank = 0;
+  std::array<std::int64_t, 2> arena_bytes{};  // by ArenaId
+  /// Views that the host touches between steps.
+  View scalars, verdict, words;
+};
+
+// --- Views into plan buffers: symbolic addresses
+// ---------------------------------------------------------------
+
+/// The address of `offset` within buffer `id`; never dereferenced, resolved when the plan meets
+/// real memory.
+inline std::byte* symbolic(BufferId id, std::int64_t offset = 0) {
+  return reinterpret_cast<std::byte*>((static_cast<std::uintptr_t>(id) + 1) << 44) + offset;
+}
+inline BufferId buffer_of(const View& v) {
+  return static_cast<BufferId>((reinterpret_cast<std::uintptr_t>(v.data) >> 44)) - 1;
+}
+inline std::int64_t offset_of(const View& v) {
+  return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(v.data) &
+                                   ((std::uintptr_t{1} << 44) - 1));
+}
+
+/// f(view, access) for every present view of the call.
+template <typename CallType, typename F>
+void each_view(CallType& call, F&& f) {
+  std::visit(
+      [&](auto& inner) {
+        using T = std::decay_t<decltype(inner)>;
+        if constexpr (std::is_same_v<T, kernels::KernelCall>) {
+          kernels::visit_views(inner, f);
+        } else if constexpr (std::is_same_v<T, comm::CollectiveCall>) {
+          comm::visit_views(inner, f);
+        } else {
+          inner.visit(inner, [&](auto& view, kernels::Access access) {
+            if (view) f(view, access);
+          });
+        }
+      },
+      call);
+}
+
+std::string_view call_name(const Call& call);
+
+struct BufferUse {
+  BufferId buffer = -1;
+  Range bytes;  // from the view's first to one past its last byte
+  kernels::Access access = kernels::Access::read;
+};
+std::vector<BufferUse> uses_of(const Op& op);
+
+/// Bytes the op sends, and its floating-point operations.
+comm::WireBytes wire_bytes_of(const Plan& plan, const Op& op);
+double flop_of(const Op& op);
+
+/// Everything that must agree over ranks for the plans to fit together, in order: kinds,
+/// collectives, sizes.
+std::uint64_t plan_hash(const Plan& plan);
+
+}  // namespace tessera::plan
+
+template <>
+struct tessera::EnumWords<tessera::plan::Purpose> {
+  using P = tessera::plan::Purpose;
+  static constexpr std::array table = {std::pair{P::parameters, "parameters"},
+                                       std::pair{P::master, "master weights"},
+                                       std::pair{P::optimizer, "optimizer"},
+                                       std::pair{P::snapshot, "snapshots"},
+                                       std::pair{P::control, "control"},
+                                       std::pair{P::batch, "batch"},
+                                       std::pair{P::gradients, "gradients"},
+                                       std::pair{P::activations, "activations"},
+                                       std::pair{P::gather_window, "gather window"},
+                                       std::pair{P::staging, "communication staging"},
+                                       std::pair{P::scratch, "scratch"}};
+};
+template <>
+struct tessera::EnumWords<tessera::plan::Stream> {
+  using S = tessera::plan::Stream;
+  static constexpr std::array table = {std::pair{S::compute, "compute"},
+                                       std::pair{S::gather, "gather"},
+                                       std::pair{S::reduce, "reduce"}, std::pair{S::copy, "copy"}};
+};
+template <>
+struct tessera::EnumWords<tessera::plan::OpKind> {
+  using K = tessera::plan::OpKind;
+  static constexpr std::array table = {std::pair{K::load_batch, "load_batch"},
+                                       std::pair{K::kernel, "kernel"},
+                                       std::pair{K::gather, "gather"},
+                                       std::pair{K::publish, "publish"},
+                                       std::pair{K::reduce_gradients, "reduce_gradients"},
+                                       std::pair{K::gather_gradients, "gather_gradients"},
+                                       std::pair{K::norm, "norm"},
+                                       std::pair{K::update, "update"},
+                                       std::pair{K::snapshot, "snapshot"}};
+};

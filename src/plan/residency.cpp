@@ -1,0 +1,111 @@
+#include <algorithm>
+#include <map>
+
+#include "plan/make_plan.hpp"
+
+namespace tessera::plan {
+namespace {
+
+Op gather_op(OpKind kind, std::size_t unit, const View& shard, const View& full) {
+  return {.kind = kind,
+          .stream = Stream::gather,
+          .unit = static_cast<std::int32_t>(unit),
+          .call = comm::CollectiveCall{comm::AllGather{.shard = shard, .full = full}},
+          .waits = {}};
+}
+
+/// Consecutive uses of a unit that one gather serves.
+struct Residence {
+  std::int32_t first_visit = 0, last_visit = 0;
+};
+
+}  // namespace
+
+void residency(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
+               const Scheduled& scheduled) {
+  if (in.data_group.size == 1 || in.stage == 0) return;
+  Insertions insertions;
+  if (in.stage < 3) {
+    // All shards are ready when the step starts and the full buffers are there, so the gather
+    // stream runs through them while the first visits compute.
+    std::vector<std::size_t> order;
+    for (const Op& op : plan.ops) {
+      for (const BufferUse& use : uses_of(op)) {
+        for (std::size_t u = 0; u < states.size(); ++u) {
+          if (use.buffer == buffer_of(states[u].parameters) &&
+              std::find(order.begin(), order.end(), u) == order.end()) {
+            order.push_back(u);
+          }
+        }
+      }
+    }
+    for (std::size_t u : order) {
+      insertions.before(0,
+                        gather_op(OpKind::publish, u, states[u].own_shard, states[u].parameters));
+    }
+    insertions.apply(plan.ops);
+    return;
+  }
+
+  std::map<BufferId, std::size_t> unit_of;
+  for (std::size_t u = 0; u < states.size(); ++u) unit_of[scheduled.windows[u]] = u;
+  std::map<std::int32_t, std::size_t> visit_start;
+  std::vector<std::vector<Residence>> residences(states.size());
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    const Op& op = plan.ops[i];
+    visit_start.try_emplace(op.visit, i);
+    for (const BufferUse& use : uses_of(op)) {
+      const auto it = unit_of.find(use.buffer);
+      if (it == unit_of.end()) continue;
+      auto& list = residences[it->second];
+      // A use soon after the last costs no more memory than the window that would be gathered into
+      // meanwhile.
+      if (!list.empty() && op.visit - list.back().last_visit <= in.prefetch + 1) {
+        list.back().last_visit = op.visit;
+      } else {
+        list.push_back({op.visit, op.visit});
+      }
+    }
+  }
+  // One buffer and one gather a residence; in order of first use, so that the gather stream is too.
+  struct Pending {
+    Residence residence;
+    std::size_t unit;
+    BufferId buffer;
+  };
+  std::vector<Pending> gathers;
+  for (std::size_t u = 0; u < states.size(); ++u) {
+    for (const Residence& r : residences[u]) {
+      const Buffer& placeholder = plan.buffers[static_cast<std::size_t>(scheduled.windows[u])];
+      gathers.push_back(
+          {r, u, add_buffer(plan, placeholder.name, Purpose::gather_window, placeholder.bytes)});
+    }
+  }
+  std::stable_sort(gathers.begin(), gathers.end(), [](const Pending& a, const Pending& b) {
+    return a.residence.first_visit < b.residence.first_visit;
+  });
+  for (Op& op : plan.ops) {
+    each_view(op.call, [&](View& view, kernels::Access) {
+      const auto it = unit_of.find(buffer_of(view));
+      if (it == unit_of.end()) return;
+      for (const Pending& g : gathers) {
+        if (g.unit == it->second && g.residence.first_visit <= op.visit &&
+            op.visit <= g.residence.last_visit) {
+          view.data = symbolic(g.buffer, offset_of(view));
+          return;
+        }
+      }
+    });
+  }
+  for (const Pending& g : gathers) {
+    const auto visit =
+        static_cast<std::int32_t>(std::max<std::int64_t>(0, g.residence.first_visit - in.prefetch));
+    const UnitState& state = states[g.unit];
+    insertions.before(visit_start.at(visit),
+                      gather_op(OpKind::gather, g.unit, state.own_shard,
+                                buffer_view(g.buffer, in.compute, state.layout.padded)));
+  }
+  insertions.apply(plan.ops);
+}
+
+}  // namespace tessera::plan
