@@ -2,6 +2,8 @@
 // one file.
 #pragma once
 
+#include <limits>
+
 #include "plan/plan.hpp"
 #include "plan/record.hpp"
 
@@ -87,6 +89,12 @@ std::vector<SummedGradient> grad_reduce(Plan& plan, const PlanInputs& inputs,
 /// Norm, verdict, updates; snapshots of the state of the step before.
 void optimizer_step(Plan& plan, const PlanInputs& inputs, const std::vector<UnitState>& states,
                     const std::vector<SummedGradient>& gradients);
+/// The ops between which a buffer holds bytes that matter.
+struct Life {
+  std::int64_t begin = std::numeric_limits<std::int64_t>::max();
+  std::int64_t end = -1;
+};
+std::vector<Life> buffer_lives(const Plan& plan);
 /// Lifetimes to slots: fills offsets and arena sizes.
 void place_buffers(Plan& plan);
 /// The fewest waits that keep every pair of conflicting ops on different streams in order.

@@ -1,6 +1,5 @@
 // Lifetimes to slots: which bytes of its arena each buffer occupies while it lives.
 #include <algorithm>
-#include <limits>
 #include <map>
 
 #include "plan/make_plan.hpp"
@@ -11,12 +10,9 @@ namespace {
 constexpr std::int64_t kAlignment =
     256;  // of every buffer; a multiple of the cache line and of vector widths
 
-struct Life {
-  std::int64_t begin = std::numeric_limits<std::int64_t>::max();
-  std::int64_t end = -1;  // op that uses it last
-};
+}  // namespace
 
-std::vector<Life> lives(const Plan& plan) {
+std::vector<Life> buffer_lives(const Plan& plan) {
   // Work of other streams is issued at its place in the plan but may run long after; its buffers
   // live on until the next visit is over, or reuse of their bytes would make compute wait for it at
   // once.
@@ -39,6 +35,8 @@ std::vector<Life> lives(const Plan& plan) {
   }
   return all;
 }
+
+namespace {
 
 /// Free bytes of an arena without end: best fit, neighbours merged.
 class FreeList {
@@ -89,7 +87,7 @@ class FreeList {
 }  // namespace
 
 void place_buffers(Plan& plan) {
-  const std::vector<Life> life = lives(plan);
+  const std::vector<Life> life = buffer_lives(plan);
   std::int64_t state_end = 0;
   std::vector<std::vector<std::size_t>> born(plan.ops.size()), dead(plan.ops.size());
   for (std::size_t b = 0; b < plan.buffers.size(); ++b) {

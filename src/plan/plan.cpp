@@ -45,7 +45,8 @@ std::uint64_t plan_hash(const Plan& plan) {
       .add(plan.shape.micro)
       .add(plan.shape.micro_batches);
   for (const Op& op : plan.ops) {
-    if (!std::holds_alternative<comm::CollectiveCall>(op.call)) continue;  // the rest may differ with the shard
+    if (!std::holds_alternative<comm::CollectiveCall>(op.call))
+      continue;  // the rest may differ with the shard
     hash.add(op.kind).add(op.stream).add(op.unit).add(op.micro_batch).add(call_name(op.call));
     each_view(op.call, [&](const View& v, kernels::Access access) {
       hash.add(v.elements()).add(v.type).add(access);

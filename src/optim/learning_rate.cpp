@@ -1,0 +1,59 @@
+#include "optim/learning_rate.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace tessera::optim {
+namespace {
+
+std::int64_t length(const std::optional<std::int64_t>& steps,
+                    const std::optional<std::int64_t>& tokens, const std::optional<double>& epochs,
+                    const Timeline& timeline, std::int64_t otherwise) {
+  if (steps) return *steps;
+  if (tokens) return timeline.steps_for_tokens(*tokens);
+  if (epochs) return timeline.steps_for_epochs(*epochs);
+  return otherwise;
+}
+
+}  // namespace
+
+LearningRate::LearningRate(const deck::ScheduleSection& s, double lr, const Timeline& timeline,
+                           std::int64_t run_steps)
+    : schedule_(s), lr_(lr), run_(run_steps) {
+  warmup_ = length(s.warmup_steps, s.warmup_tokens, s.warmup_epochs, timeline, 0);
+  decay_ = length(s.decay_steps, s.decay_tokens, s.decay_epochs, timeline,
+                  std::max<std::int64_t>(0, run_ - warmup_));
+}
+
+double LearningRate::at(std::int64_t update) const {
+  const auto s = static_cast<double>(update), w = static_cast<double>(warmup_);
+  if (update < warmup_) {
+    const bool log = schedule_.warmup == deck::Warmup::log && warmup_ >= 2;
+    const double part = log ? std::log(s) / std::log(w) : s / w;
+    return schedule_.warmup_start_lr + (lr_ - schedule_.warmup_start_lr) * part;
+  }
+  // Position in a decay of decay_ updates that starts after update `from`; 1 at its end and beyond.
+  const auto decayed = [&](std::int64_t from) {
+    if (update <= from) return 0.0;
+    return decay_ == 0
+               ? 1.0
+               : std::min(1.0, static_cast<double>(update - from) / static_cast<double>(decay_));
+  };
+  const double span = lr_ - schedule_.min_lr;
+  switch (schedule_.kind) {
+    case deck::ScheduleKind::constant: return lr_;
+    case deck::ScheduleKind::linear: return lr_ - span * decayed(warmup_);
+    case deck::ScheduleKind::cosine:
+      return schedule_.min_lr + span * 0.5 * (1.0 + std::cos(std::numbers::pi * decayed(warmup_)));
+    case deck::ScheduleKind::wsd: return lr_ - span * decayed(std::max(warmup_, run_ - decay_));
+    case deck::ScheduleKind::step: {
+      const std::int64_t size = schedule_.step_size.value_or(1);
+      const auto drops = static_cast<double>((update - warmup_) / size);
+      return std::max(schedule_.min_lr, lr_ * std::pow(schedule_.gamma, drops));
+    }
+  }
+  return lr_;
+}
+
+}  // namespace tessera::optim

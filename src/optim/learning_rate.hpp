@@ -1,0 +1,25 @@
+// Learning-rate schedules: warm-up, then constant, linear, cosine (Loshchilov and Hutter 2017),
+// warm-up-stable-decay (Hu et al. 2024) or steps with gamma.
+#pragma once
+
+#include "optim/timeline.hpp"
+
+namespace tessera::optim {
+
+class LearningRate {
+ public:
+  /// `run_steps` is the run's length; lengths in tokens and epochs are converted by `timeline`.
+  LearningRate(const deck::ScheduleSection& schedule, double lr, const Timeline& timeline,
+               std::int64_t run_steps);
+
+  /// Rate of applied update `update` (from 1). Warm-up of w: start + (lr - start) s / w, or,
+  /// logarithmic with w >= 2, start + (lr - start) ln(s) / ln(w).
+  double at(std::int64_t update) const;
+
+ private:
+  deck::ScheduleSection schedule_;
+  double lr_;
+  std::int64_t warmup_ = 0, decay_ = 0, run_ = 0;  // updates
+};
+
+}  // namespace tessera::optim

@@ -1,0 +1,58 @@
+#include "optim/timeline.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/error.hpp"
+#include "core/math.hpp"
+
+namespace tessera::optim {
+
+std::int64_t Timeline::global(std::int64_t step) const {
+  std::int64_t global = batch_.global;
+  for (const auto& entry : batch_.ramp) {
+    if (step >= entry.step) global = entry.global;
+  }
+  return global;
+}
+
+std::int64_t Timeline::samples_after(std::int64_t step) const {
+  std::int64_t samples = 0, from = 1;  // [from, next) has one batch size
+  for (const auto& entry : batch_.ramp) {
+    const std::int64_t next = std::min(entry.step, step + 1);
+    if (next > from) samples += (next - from) * global(from), from = next;
+  }
+  return samples + (step + 1 - from) * global(from);
+}
+
+std::int64_t Timeline::steps_for_samples(std::int64_t samples) const {
+  std::int64_t done = 0, from = 1;
+  for (const auto& entry : batch_.ramp) {
+    const std::int64_t part = std::max<std::int64_t>(0, entry.step - from) * global(from);
+    if (done + part >= samples) break;
+    done += part;
+    from = std::max(from, entry.step);
+  }
+  return from - 1 + ceil_div(std::max<std::int64_t>(0, samples - done), global(from));
+}
+
+std::int64_t Timeline::steps_for_tokens(std::int64_t tokens) const {
+  return steps_for_samples(ceil_div(tokens, batch_.sequence));
+}
+
+std::int64_t Timeline::steps_for_epochs(double epochs) const {
+  TESSERA_CHECK(sequences_ > 0, "a length in epochs before the data is known");
+  return steps_for_samples(
+      static_cast<std::int64_t>(std::ceil(epochs * static_cast<double>(sequences_))));
+}
+
+std::int64_t Timeline::run_steps(const deck::RunSection& run) const {
+  std::int64_t steps = std::numeric_limits<std::int64_t>::max();
+  if (run.steps) steps = std::min(steps, *run.steps);
+  if (run.tokens) steps = std::min(steps, steps_for_tokens(*run.tokens));
+  if (run.epochs) steps = std::min(steps, steps_for_epochs(*run.epochs));
+  return steps;
+}
+
+}  // namespace tessera::optim

@@ -1,0 +1,68 @@
+#include "plan/ledger.hpp"
+
+#include <algorithm>
+
+#include "plan/make_plan.hpp"
+
+namespace tessera::plan {
+
+Ledger make_ledger(std::span<const Plan> plans) {
+  Ledger ledger;
+  const Plan* largest = nullptr;
+  for (const Plan& plan : plans) {
+    ledger.state_bytes = std::max(ledger.state_bytes, plan.arena_bytes[0]);
+    ledger.step_bytes = std::max(ledger.step_bytes, plan.arena_bytes[1]);
+    if (largest == nullptr || plan.arena_bytes[1] > largest->arena_bytes[1]) largest = &plan;
+  }
+  if (largest == nullptr) return ledger;
+  const auto lives = buffer_lives(*largest);
+  struct Change {
+    std::int64_t at;  // op before which it happens
+    std::int64_t bytes;
+    Purpose purpose;
+  };
+  std::vector<Change> changes;
+  for (std::size_t b = 0; b < lives.size(); ++b) {
+    const Buffer& buffer = largest->buffers[b];
+    if (buffer.persistent) {
+      ledger.state[buffer.purpose] += buffer.bytes;
+    } else if (lives[b].end >= 0) {
+      changes.push_back({lives[b].begin, buffer.bytes, buffer.purpose});
+      changes.push_back({lives[b].end + 1, -buffer.bytes, buffer.purpose});
+    }
+  }
+  std::sort(changes.begin(), changes.end(), [](const Change& a, const Change& b) {
+    return a.at != b.at ? a.at < b.at : a.bytes < b.bytes;  // what ends makes room for what begins
+  });
+  std::map<Purpose, std::int64_t> live;
+  std::int64_t total = 0, most = -1;
+  for (const Change& change : changes) {
+    live[change.purpose] += change.bytes;
+    total += change.bytes;
+    if (total > most) most = total, ledger.peak = live;
+  }
+  std::erase_if(ledger.peak, [](const auto& row) { return row.second == 0; });
+  ledger.gaps = ledger.step_bytes - std::max<std::int64_t>(most, 0);
+  return ledger;
+}
+
+std::string human_bytes(std::int64_t bytes) {
+  const auto b = static_cast<double>(bytes);
+  if (b >= 0x1p30) return fmt::format("{:.2f} GiB", b / 0x1p30);
+  if (b >= 0x1p20) return fmt::format("{:.2f} MiB", b / 0x1p20);
+  return fmt::format("{:.1f} KiB", b / 0x1p10);
+}
+
+std::string to_text(const Ledger& ledger) {
+  std::string text;
+  const auto row = [&](std::string_view name, std::int64_t bytes) {
+    text += fmt::format("  {:<24}{:>14}\n", name, human_bytes(bytes));
+  };
+  for (const auto& [purpose, bytes] : ledger.state) row(enum_word(purpose), bytes);
+  for (const auto& [purpose, bytes] : ledger.peak) row(enum_word(purpose), bytes);
+  row("gaps", ledger.gaps);
+  row("total", ledger.total());
+  return text;
+}
+
+}  // namespace tessera::plan

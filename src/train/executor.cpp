@@ -1,0 +1,91 @@
+#include "train/executor.hpp"
+
+#include <algorithm>
+
+namespace tessera::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double seconds(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+}  // namespace
+
+View BoundPlan::real(const View& symbolic) const {
+  View v = symbolic;
+  const plan::Buffer& buffer = plan_.buffers[static_cast<std::size_t>(plan::buffer_of(symbolic))];
+  std::byte* arena = plan::arena_of(buffer) == plan::ArenaId::state ? memory_.state : memory_.step;
+  v.data = arena + buffer.offset + plan::offset_of(symbolic);
+  return v;
+}
+
+BoundPlan::BoundPlan(const plan::Plan& plan, const PlanMemory& memory)
+    : plan_(plan), memory_(memory) {
+  std::array<std::int64_t, plan::kStreams> count{};
+  std::vector<std::int64_t> position;
+  for (const plan::Op& op : plan.ops) {
+    BoundOp bound{.op = &op, .call = op.call, .waits = {}};
+    plan::each_view(bound.call, [&](View& v, kernels::Access) { v = real(v); });
+    for (plan::OpId id : op.waits) {
+      const auto other = static_cast<std::size_t>(id);
+      bound.waits.push_back({static_cast<std::size_t>(plan.ops[other].stream), position[other]});
+    }
+    position.push_back(++count[static_cast<std::size_t>(op.stream)]);
+    ops_.push_back(std::move(bound));
+  }
+}
+
+void StepTimes::add(const StepTimes& other) {
+  total += other.total;
+  compute.resize(std::max(compute.size(), other.compute.size()));
+  for (std::size_t i = 0; i < other.compute.size(); ++i) compute[i] += other.compute[i];
+  comm_exposed += other.comm_exposed;
+  copy_exposed += other.copy_exposed;
+  data_exposed += other.data_exposed;
+}
+
+StepTimes Executor::run(const BoundPlan& bound, const Loader& load) {
+  const auto begin = Clock::now();
+  StepTimes times;
+  std::array<std::int64_t, plan::kStreams> base{};
+  for (std::size_t s = 0; s < plan::kStreams; ++s) base[s] = streams_.last(s).count;
+  const auto wait = [&](memory::Event event) {
+    const auto from = Clock::now();
+    if (!streams_.wait(event)) return;
+    const bool copy = event.stream == static_cast<std::size_t>(plan::Stream::copy);
+    (copy ? times.copy_exposed : times.comm_exposed) += seconds(from, Clock::now());
+  };
+
+  for (const auto& [op, call, relative_waits] : bound.ops()) {
+    std::vector<memory::Event> waits = relative_waits;
+    for (memory::Event& e : waits) e.count += base[e.stream];
+    const auto stream = static_cast<std::size_t>(op->stream);
+    if (op->stream != plan::Stream::compute) {
+      streams_.enqueue(stream, std::move(waits), [this, &call = call] {
+        if (const auto* copy = std::get_if<plan::Copy>(&call)) {
+          return memory::make_copy_task(copy->from.data, copy->to.data, copy->from.span_bytes());
+        }
+        return data_.start(std::get<comm::CollectiveCall>(call));
+      });
+      continue;
+    }
+    for (const memory::Event& e : waits) wait(e);
+    const auto from = Clock::now();
+    if (const auto* batch = std::get_if<plan::LoadBatch>(&call)) {
+      load(op->micro_batch, *batch);
+      times.data_exposed += seconds(from, Clock::now());
+    } else {
+      device_.run(std::get<kernels::KernelCall>(call));
+      const auto unit = static_cast<std::size_t>(op->unit + 1);
+      if (times.compute.size() <= unit) times.compute.resize(unit + 1);
+      times.compute[unit] += seconds(from, Clock::now());
+    }
+    streams_.complete(stream);
+  }
+  for (std::size_t s = 1; s < plan::kStreams; ++s) wait(streams_.last(s));
+  times.total = seconds(begin, Clock::now());
+  return times;
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,67 @@
+// Runs a plan on the CPU: kernels on the calling thread, everything else on background streams.
+#pragma once
+
+#include <chrono>
+#include <functional>
+
+#include "comm/group.hpp"
+#include "memory/background.hpp"
+#include "plan/plan.hpp"
+
+namespace tessera::train {
+
+/// Where the bytes of a plan's two arenas are.
+struct PlanMemory {
+  std::byte* state = nullptr;
+  std::byte* step = nullptr;
+};
+
+/// A plan whose symbolic addresses have become real ones and whose waits have become events.
+class BoundPlan {
+ public:
+  BoundPlan(const plan::Plan& plan, const PlanMemory& memory);
+
+  struct BoundOp {
+    const plan::Op* op = nullptr;
+    plan::Call call;                   // with real addresses
+    std::vector<memory::Event> waits;  // counts within the step
+  };
+  const plan::Plan& plan() const { return plan_; }
+  const std::vector<BoundOp>& ops() const { return ops_; }
+  /// A view into the plan's buffers as one into memory.
+  View real(const View& symbolic) const;
+
+ private:
+  const plan::Plan& plan_;
+  PlanMemory memory_;
+  std::vector<BoundOp> ops_;
+};
+
+/// Where the time of one or more steps went, in seconds of the calling thread.
+struct StepTimes {
+  double total = 0;
+  std::vector<double> compute;  // entry 0: what belongs to no unit; u + 1: unit u
+  double comm_exposed = 0;      // waiting for gathers and reductions
+  double copy_exposed = 0;      // waiting for snapshots
+  double data_exposed = 0;      // waiting for tokens
+  void add(const StepTimes& other);
+};
+
+class Executor {
+ public:
+  /// Provides micro-batch `micro_batch` of the step into `views`.
+  using Loader = std::function<void(std::int64_t micro_batch, const plan::LoadBatch& views)>;
+
+  Executor(kernels::Device& device, comm::Group& data, memory::BackgroundStreams& streams)
+      : device_(device), data_(data), streams_(streams) {}
+
+  /// One step; returns when all of it is done. Rethrows what background work threw.
+  StepTimes run(const BoundPlan& bound, const Loader& load);
+
+ private:
+  kernels::Device& device_;
+  comm::Group& data_;
+  memory::BackgroundStreams& streams_;
+};
+
+}  // namespace tessera::train

@@ -1,0 +1,55 @@
+// A rank's part of the model's state in memory: where it comes from (initial values, a Hugging Face
+// directory, a checkpoint) and how it goes into a checkpoint.
+#pragma once
+
+#include <functional>
+#include <span>
+
+#include "io/checkpoint_reader.hpp"
+#include "io/checkpoint_writer.hpp"
+#include "memory/arena.hpp"
+#include "plan/make_plan.hpp"
+
+namespace tessera::train {
+
+/// Fills `out` with elements [range) of a parameter.
+using ParameterSource =
+    std::function<void(const model::ParamDesc& parameter, Range range, std::span<float> out)>;
+
+/// Initial values: a pure function of (seed, parameter name, element), the same on every layout
+/// (trap 25).
+ParameterSource initial_values(std::uint64_t seed);
+
+class ModelState {
+ public:
+  /// `arena` is the state arena of plans made from `inputs`.
+  ModelState(const plan::PlanInputs& inputs, std::int64_t data_rank, const memory::Arena& arena);
+
+  /// Sets master weights (and what forward uses) from `source`, moments to zero.
+  void set_parameters(const ParameterSource& source);
+  /// Parameters and moments from a checkpoint made under any layout.
+  void load(Checkpoint& checkpoint);
+
+  /// What this rank saves: each element of the model is in one rank's list.
+  std::vector<Piece> pieces() const;
+  enum class From : std::uint8_t { live, snapshot };
+  /// Writes the pieces' bytes from the live state or from the snapshot buffers.
+  void save(CheckpointWriter& writer, From from) const;
+
+  const std::vector<plan::UnitState>& units() const { return states_; }
+
+ private:
+  struct SavedPiece;
+  std::vector<SavedPiece> saved_pieces() const;
+  View real(const View& symbolic) const;
+  void fill(const char* state, const View plan::UnitState::*view, const ParameterSource& source);
+  void round_parameters();
+
+  const plan::PlanInputs& inputs_;
+  std::int64_t data_rank_;
+  const memory::Arena& arena_;
+  plan::Plan layout_;  // the persistent buffers only
+  std::vector<plan::UnitState> states_;
+};
+
+}  // namespace tessera::train

@@ -1,0 +1,56 @@
+// The run directory: its lock, and the files other programs read.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+namespace tessera::train {
+
+/// Exclusive use of a run directory by one job; rank 0 holds it. Creates the directory if need be.
+class RunLock {
+ public:
+  /// Waits up to 15 s for a previous job to let go, then throws DeckError naming the holder.
+  explicit RunLock(const std::filesystem::path& directory);
+  ~RunLock();
+  RunLock(const RunLock&) = delete;
+  RunLock& operator=(const RunLock&) = delete;
+
+ private:
+  int fd_ = -1;
+};
+
+/// A file that grows by whole lines, each with one write(); an incomplete last line of a killed run
+/// is cut first.
+class LineFile {
+ public:
+  explicit LineFile(const std::filesystem::path& path);
+  ~LineFile();
+  LineFile(const LineFile&) = delete;
+  LineFile& operator=(const LineFile&) = delete;
+  /// Throws IoError.
+  void write(std::string_view line);
+
+ private:
+  std::string path_;
+  int fd_ = -1;
+};
+
+/// What rank 0 tells people and programs: stdout with log.txt, and metrics.jsonl. Silent on other
+/// ranks.
+class Reporter {
+ public:
+  Reporter() = default;  // silent
+  explicit Reporter(const std::filesystem::path& directory);
+
+  void say(std::string_view line);
+  void event(const nlohmann::ordered_json& object);
+  explicit operator bool() const { return log_ != nullptr; }
+
+ private:
+  std::unique_ptr<LineFile> log_, metrics_;
+};
+
+}  // namespace tessera::train

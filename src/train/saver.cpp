@@ -1,0 +1,63 @@
+#include "train/saver.hpp"
+
+#include <chrono>
+
+namespace tessera::train {
+namespace {
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+Saver::~Saver() {
+  if (thread_.joinable()) thread_.join();
+}
+
+void Saver::begin(const ModelState& state, ModelState::From from, CheckpointHeader header) {
+  if (active_) finish();
+  header_ = std::move(header);
+  began_ = now();
+  std::string temporary;
+  control_.together([&] {
+    if (control_.rank() == 0) temporary = begin_checkpoint(directory_, header_.step).string();
+  });
+  temporary_ = control_.broadcast(temporary);
+  active_ = true;
+  done_ = false;
+  error_ = nullptr;
+  thread_ = std::thread([this, &state, from] {
+    try {
+      CheckpointWriter writer(temporary_, control_.rank(), state.pieces());
+      state.save(writer, from);
+      part_ = writer.finish();
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+    done_.store(true, std::memory_order_release);
+  });
+}
+
+SaveResult Saver::finish() {
+  TESSERA_CHECK(active_, "no save is under way");
+  thread_.join();
+  active_ = false;
+  control_.together([&] {
+    if (error_) std::rethrow_exception(error_);
+  });
+  SaveResult result{.path = {}, .step = header_.step};
+  const auto texts = control_.gather(to_text(part_));
+  control_.together([&] {
+    if (control_.rank() != 0) return;
+    std::vector<RankPart> parts;
+    for (const auto& text : texts) parts.push_back(rank_part_from_text(text));
+    for (const auto& part : parts) result.bytes += part.file_bytes;
+    result.path = commit_checkpoint(temporary_, header_, parts);
+    prune_checkpoints(directory_, keep_, keep_every_);
+  });
+  result.seconds = now() - began_;
+  return result;
+}
+
+}  // namespace tessera::train

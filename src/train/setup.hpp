@@ -1,0 +1,37 @@
+// From a deck to the plain inputs of the components: the only place that knows both sides.
+#pragma once
+
+#include "deck/load.hpp"
+#include "optim/timeline.hpp"
+#include "plan/make_plan.hpp"
+
+namespace tessera::train {
+
+model::ModelConfig model_config(const deck::ModelSection& section);
+
+/// How a job of `ranks` ranks, `local` on each node, is cut. Data-parallel for now: every rank is a
+/// data rank.
+comm::GroupShape data_group(const deck::Deck& deck, std::int64_t ranks, std::int64_t local);
+
+plan::PlanInputs plan_inputs(const deck::Deck& deck, const comm::GroupShape& data,
+                             const kernels::Device& device);
+
+DType dtype_of(deck::Precision precision);
+
+/// The shapes of all plans that the run will use.
+std::vector<plan::PlanShape> plan_shapes(const deck::Deck& deck, std::int64_t data_ranks,
+                                         std::int64_t run_steps);
+/// Micro-batches of a rank in a step of `global` sequences.
+inline std::int64_t micro_batches(const deck::BatchSection& batch, std::int64_t global,
+                                  std::int64_t data_ranks) {
+  return global / (batch.micro * data_ranks);
+}
+
+/// Reads config.json where model.init_from points; the reader that load_deck() wants.
+std::vector<deck::ArchitectureKey> read_architecture(const std::string& directory);
+
+/// OpenMP threads of this rank: run.threads, else OMP_NUM_THREADS, else the cores that the launcher
+/// gave this process over its ranks on the node (trap 62).
+int thread_count(const deck::RunSection& run, int local_ranks);
+
+}  // namespace tessera::train

@@ -1,0 +1,30 @@
+// Requests to stop: signals, time limit, deadline, a file named "stop" in the run directory.
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "deck/deck.hpp"
+
+namespace tessera::train {
+
+/// Catches SIGTERM, SIGUSR1 and SIGINT (the second SIGINT ends the process at once), and lets the
+/// process die with its launcher. Call once, before threads start.
+void catch_stop_signals();
+
+class StopRequests {
+ public:
+  StopRequests(const deck::RunSection& run, std::filesystem::path directory);
+  /// Why this rank wants to stop, if it does. Ranks may disagree: the loop sums their wishes before
+  /// it acts.
+  std::optional<std::string> reason() const;
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  std::optional<std::int64_t> time_limit_, deadline_;
+  std::filesystem::path stop_file_;
+};
+
+}  // namespace tessera::train

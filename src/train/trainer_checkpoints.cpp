@@ -1,0 +1,149 @@
+// The trainer's side of checkpoints: where a run starts, and what it leaves behind.
+#include "core/exact_sum.hpp"
+#include "io/hugging_face.hpp"
+#include "train/trainer.hpp"
+
+namespace tessera::train {
+namespace {
+
+std::vector<std::filesystem::path> from_lines(const std::string& text) {
+  std::vector<std::filesystem::path> paths;
+  std::size_t begin = 0;
+  for (std::size_t end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
+    paths.emplace_back(text.substr(begin, end - begin));
+  }
+  return paths;
+}
+
+}  // namespace
+
+CheckpointHeader Trainer::header() const {
+  const auto ranks = static_cast<int>(inputs_.data_group.size);
+  CheckpointHeader h;
+  h.step = progress_.step;
+  h.applied_updates = progress_.applied;
+  h.samples = progress_.samples;
+  h.tokens = progress_.samples * deck_.batch.sequence;
+  h.loss_scale = scaler_.state().scale;
+  h.scaler_good_steps = scaler_.state().good_steps;
+  h.scaler_hysteresis_left = scaler_.state().hysteresis;
+  h.threads = thread_count(deck_.run, mpi_.local_size());
+  h.layout = {.world = mpi_.size(), .data = ranks, .zero_stage = inputs_.stage};
+  h.deck = to_toml(deck_);
+  h.info["version"] = TESSERA_VERSION;
+  return h;
+}
+
+void Trainer::restore(const CheckpointHeader& h) {
+  progress_ = {.step = h.step, .applied = h.applied_updates, .samples = h.samples};
+  scaler_.restore({.scale = h.loss_scale,
+                   .good_steps = h.scaler_good_steps,
+                   .hysteresis = h.scaler_hysteresis_left});
+}
+
+/// Loads a checkpoint if every rank can; otherwise says why not, and nobody has accepted it.
+bool Trainer::try_checkpoint(const std::filesystem::path& path) {
+  CheckpointHeader header;
+  try {
+    control_.together([&] {
+      Checkpoint checkpoint = Checkpoint::open(path);
+      header = checkpoint.header();
+      const auto saved =
+          deck::parse_deck(header.deck, path.string() + "/manifest.json: deck", read_architecture);
+      std::string refused;
+      for (const auto& difference : deck::compare_for_resume(saved.deck(), deck_)) {
+        if (difference.rule == deck::ResumeRule::refused) {
+          refused += fmt::format("\n{}: {} = {} differs from the checkpoint's {}",
+                                 loaded_.where(difference.key), difference.key, difference.now,
+                                 difference.saved);
+        }
+      }
+      if (!refused.empty()) {
+        throw DeckError(
+            fmt::format("cannot resume from {}: these keys may not change within a run:{}",
+                        path.string(), refused));
+      }
+      state_->load(checkpoint);
+    });
+  } catch (const Error& e) {
+    if (e.exit_code() != ExitCode::data && e.exit_code() != ExitCode::io) throw;
+    report_.say(fmt::format("checkpoint {} cannot be used: {}", path.string(), e.what()));
+    report_.event(
+        {{"event", "fault"}, {"what", "checkpoint"}, {"path", path.string()}, {"why", e.what()}});
+    return false;
+  }
+  restore(header);
+  report_.say(fmt::format("resumed from {}: step {}, {} samples", path.string(), header.step,
+                          header.samples));
+  report_.event({{"event", "resume"}, {"step", header.step}, {"from", path.string()}});
+  return true;
+}
+
+void Trainer::start_or_resume() {
+  std::string lines;
+  const auto* given = std::get_if<std::string>(&deck_.run.resume);
+  const auto* rule = std::get_if<deck::Resume>(&deck_.run.resume);
+  control_.together([&] {
+    if (control_.rank() != 0) return;
+    if (given != nullptr) {
+      lines = *given + "\n";
+    } else if (*rule != deck::Resume::never) {
+      for (const auto& entry : list_checkpoints(directory_ / "checkpoints"))
+        lines += entry.path.string() + "\n";
+    }
+  });
+  const auto candidates = from_lines(control_.broadcast(lines));
+  for (const auto& path : candidates) {
+    if (try_checkpoint(path)) return first_step_ = progress_.step + 1, void();
+  }
+  if (!candidates.empty()) {
+    throw DataError(fmt::format(
+        "none of the {} checkpoints can be used (see the log): repair or remove them, or set "
+        "another run.dir",
+        candidates.size()));
+  }
+  if (rule != nullptr && *rule == deck::Resume::must) {
+    throw DataError(fmt::format("{}: run.resume = \"must\", but {} holds no checkpoint",
+                                loaded_.where("run.resume"),
+                                (directory_ / "checkpoints").string()));
+  }
+  control_.together([&] {
+    if (!deck_.model.init_from) {
+      state_->set_parameters(initial_values(static_cast<std::uint64_t>(deck_.run.seed)));
+      return;
+    }
+    const HfModel source = HfModel::open(*deck_.model.init_from);
+    if (source.stored_dtype() == DType::bf16 && inputs_.compute == DType::f16) {
+      report_.say(fmt::format(
+          "note: {} holds bf16 weights; f16 has a smaller range, so large values may overflow",
+          *deck_.model.init_from));
+    }
+    state_->set_parameters([&](const model::ParamDesc& p, Range range, std::span<float> out) {
+      source.read(p.name, range.begin, out);
+    });
+  });
+}
+
+void Trainer::finish_save() {
+  const auto begin = std::chrono::steady_clock::now();
+  const SaveResult saved = saver_->finish();
+  const double stall =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  checkpoint_stall_ += stall;
+  report_.say(fmt::format("checkpoint {} | {:.1f} MiB in {:.2f} s", saved.path.string(),
+                          static_cast<double>(saved.bytes) / 0x1p20, saved.seconds));
+  report_.event({{"event", "checkpoint"},
+                 {"step", saved.step},
+                 {"path", saved.path.string()},
+                 {"bytes", saved.bytes},
+                 {"ms", saved.seconds * 1e3},
+                 {"stall_ms", stall * 1e3}});
+}
+
+void Trainer::save_now() {
+  if (saver_->active()) finish_save();
+  saver_->begin(*state_, ModelState::From::live, header());
+  finish_save();
+}
+
+}  // namespace tessera::train

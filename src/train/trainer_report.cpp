@@ -1,0 +1,168 @@
+// What a user sees of a run: the start-up block, the step line, metrics.jsonl, and where the time
+// went.
+#include <algorithm>
+
+#include "plan/ledger.hpp"
+#include "plan/print.hpp"
+#include "train/trainer.hpp"
+
+namespace tessera::train {
+namespace {
+
+std::string count_text(double n) {
+  if (n >= 1e9) return fmt::format("{:.2f}B", n / 1e9);
+  if (n >= 1e6) return fmt::format("{:.1f}M", n / 1e6);
+  if (n >= 1e3) return fmt::format("{:.1f}k", n / 1e3);
+  return fmt::format("{:.0f}", n);
+}
+
+}  // namespace
+
+void Trainer::report_start() {
+  if (!report_) return;
+  std::vector<plan::Plan> plans;
+  for (const auto& [shape, plan] : plans_) plans.push_back(plan);
+  const plan::Ledger ledger = plan::make_ledger(plans);
+  const auto parameters = model::parameter_count(inputs_.units);
+  const std::int64_t ranks = inputs_.data_group.size, global = timeline_.global(1);
+  const std::int64_t count = micro_batches(deck_.batch, global, ranks);
+  const auto& wire = wire_.at(plan(plan::PlanPurpose::train, count).shape);
+  report_.say(fmt::format("tessera {} | run {} in {}", TESSERA_VERSION, deck_.run.name,
+                          directory_.string()));
+  report_.say(fmt::format(
+      "model     {} parameters: {} layers, hidden {}, {} heads, vocabulary {}, sequence {}",
+      count_text(static_cast<double>(parameters)), inputs_.config.layers, inputs_.config.hidden,
+      inputs_.config.heads, inputs_.config.vocab, deck_.batch.sequence));
+  report_.say(fmt::format(
+      "layout    {} data ranks x 1 pipeline x 1 tensor, ZeRO-{}, {} ranks a node, {} threads a "
+      "rank",
+      ranks, inputs_.stage, inputs_.data_group.local, thread_count(deck_.run, mpi_.local_size())));
+  report_.say(fmt::format(
+      "batch     {} sequences a step = {} ranks x {} micro-batches x {}, {} tokens; {} steps",
+      global, ranks, count, deck_.batch.micro,
+      count_text(static_cast<double>(global * deck_.batch.sequence)), run_steps_));
+  report_.say(fmt::format("data      {} tokens, {} sequences an epoch",
+                          count_text(static_cast<double>(corpus_->tokens())),
+                          corpus_->sequences(deck_.batch.sequence)));
+  report_.say(fmt::format("traffic   a rank sends {} in its node and {} across nodes a step",
+                          plan::human_bytes(wire.intra), plan::human_bytes(wire.inter)));
+  report_.say(fmt::format("memory    {} a rank:", plan::human_bytes(ledger.total())));
+  std::string rows = plan::to_text(ledger);
+  rows.pop_back();
+  report_.say(rows);
+  report_.event({{"event", "start"},
+                 {"version", TESSERA_VERSION},
+                 {"commit", TESSERA_COMMIT},
+                 {"deck", deck_.run.name},
+                 {"mesh",
+                  {{"data", ranks},
+                   {"pipeline", 1},
+                   {"tensor", 1},
+                   {"nodes", (ranks + inputs_.data_group.local - 1) / inputs_.data_group.local}}},
+                 {"zero_stage", inputs_.stage},
+                 {"parameters", parameters},
+                 {"predicted_bytes", ledger.total()},
+                 {"arena_bytes", {{"state", ledger.state_bytes}, {"step", ledger.step_bytes}}}});
+}
+
+void Trainer::report_step(const StepResult& r) {
+  if (!report_) return;
+  const std::int64_t step = progress_.step, global = timeline_.global(step),
+                     ranks = inputs_.data_group.size;
+  const auto tokens = static_cast<double>(global * deck_.batch.sequence);
+  const double rate = tokens / r.times.total;
+  const double tflops = model::flop_per_token(inputs_.config, deck_.batch.sequence) * rate /
+                        static_cast<double>(ranks) / 1e12;
+  const double lr = rate_->at(progress_.applied + (r.applied ? 0 : 1));
+  const auto& wire =
+      wire_.at(plan(plan::PlanPurpose::train, micro_batches(deck_.batch, global, ranks)).shape);
+  report_.event({{"event", "step"},
+                 {"step", step},
+                 {"loss", r.loss},
+                 {"grad_norm", r.grad_norm},
+                 {"lr", lr},
+                 {"tokens", progress_.samples * deck_.batch.sequence},
+                 {"samples", progress_.samples},
+                 {"step_ms", r.times.total * 1e3},
+                 {"tokens_per_s", rate},
+                 {"mfu", nullptr},
+                 {"tflops_per_rank", tflops},
+                 {"comm_exposed_ms", r.times.comm_exposed * 1e3},
+                 {"io_exposed_ms", r.times.copy_exposed * 1e3},
+                 {"data_exposed_ms", r.times.data_exposed * 1e3},
+                 {"wire_bytes", {{"intra", wire.intra}, {"inter", wire.inter}}},
+                 {"io_bytes", {{"read", 0}, {"write", 0}}},
+                 {"skipped", !r.applied},
+                 {"loss_scale", scaler_.scale()}});
+  if (step % std::max<std::int64_t>(1, deck_.log.every) != 0 && step != run_steps_) return;
+  report_.say(
+      fmt::format("step {}/{} | loss {:.6f} | norm {:.4f} | lr {:.1e} | {:.1f} ms (comm {:.1f}%, "
+                  "io {:.1f}%) | n/a MFU | {} tok/s | "
+                  "{:.1f} GiB",
+                  step, run_steps_, r.loss, r.grad_norm, lr, r.times.total * 1e3,
+                  100 * r.times.comm_exposed / r.times.total,
+                  100 * r.times.copy_exposed / r.times.total, count_text(rate),
+                  static_cast<double>(state_arena_->bytes() + step_arena_->bytes()) / 0x1p30));
+}
+
+void Trainer::report_end(std::string_view reason) {
+  // The slowest rank's step is everyone's: what others spend waiting for it is part of their
+  // exposed communication.
+  const double slowest = control_.max([&] {
+    double compute = 0;
+    for (double s : spent_.compute) compute += s;
+    return compute;
+  }());
+  const std::int64_t grown = control_.max(memory::resident_bytes() - resident_before_);
+  if (!report_) return;
+  const std::int64_t steps = progress_.step - first_step_ + 1;
+  double compute = 0, blocks = 0, ends = 0;
+  for (std::size_t i = 0; i < spent_.compute.size(); ++i) {
+    compute += spent_.compute[i];
+    const bool block = i > 0 && inputs_.units[i - 1].kind == model::UnitKind::block;
+    (block ? blocks : ends) += spent_.compute[i];
+  }
+  const double total = std::max(1e-9, spent_.total + checkpoint_stall_ + evaluation_time_);
+  const auto row = [&](std::string_view name, double seconds) {
+    report_.say(
+        fmt::format("  {:<36}{:>10.2f} s {:>6.1f} %", name, seconds, 100 * seconds / total));
+  };
+  report_.say(fmt::format("{} after step {} ({} steps, {} skipped). Where rank 0's time went:",
+                          reason, progress_.step, steps, skips_));
+  row("compute: blocks", blocks);
+  row("compute: ends, norm, optimizer", ends);
+  row("waiting for communication", spent_.comm_exposed);
+  row("  of it, for the slowest rank", std::clamp(slowest - compute, 0.0, spent_.comm_exposed));
+  row("waiting for snapshots", spent_.copy_exposed);
+  row("waiting for data", spent_.data_exposed);
+  row("checkpoints", checkpoint_stall_);
+  row("evaluation", evaluation_time_);
+  row("everything else", std::max(0.0, spent_.total - compute - spent_.comm_exposed -
+                                           spent_.copy_exposed - spent_.data_exposed));
+  if (spent_.comm_exposed > 0.1 * total) {
+    report_.say(
+        "  for more speed: communication is exposed; a larger batch.micro or more micro-batches a "
+        "step, a lower "
+        "zero.stage if memory allows, or zero.prefetch = 2 hide more of it");
+  } else if (spent_.data_exposed > 0.05 * total) {
+    report_.say("  for more speed: steps wait for tokens; put the token files on a faster disk");
+  } else if (inputs_.recompute == plan::Recompute::full) {
+    report_.say(
+        "  for more speed: recompute.policy = \"selective\" computes less twice, if memory allows");
+  } else {
+    report_.say(
+        "  for more speed: compute dominates; precision.compute = \"bf16\" is the next lever where "
+        "it is not on");
+  }
+  const std::int64_t predicted = state_arena_->bytes() + step_arena_->bytes();
+  report_.say(fmt::format("  memory: {} predicted for the arenas, resident memory grew by {}",
+                          plan::human_bytes(predicted), plan::human_bytes(grown)));
+  report_.event({{"event", "end"},
+                 {"reason", reason},
+                 {"step", progress_.step},
+                 {"skipped", skips_},
+                 {"predicted_bytes", predicted},
+                 {"resident_growth_bytes", grown}});
+}
+
+}  // namespace tessera::train
