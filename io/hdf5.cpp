@@ -1,5 +1,6 @@
 #include "io/hdf5.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <string>
 
@@ -10,14 +11,14 @@ namespace tessera {
 static_assert(std::endian::native == std::endian::little, "elements are written as they lie");
 
 void hdf5_failed(std::string_view call) {
-  std::string reasons;
-  const auto append = [](unsigned, const H5E_error2_t* error, void* text) -> herr_t {
-    if (error->desc != nullptr)
-      *static_cast<std::string*>(text) += fmt::format("; {}", error->desc);
+  std::string reason;  // of the innermost function, which saw the cause
+  const auto keep_first = [](unsigned depth, const H5E_error2_t* error, void* text) -> herr_t {
+    if (depth == 0 && error->desc != nullptr) *static_cast<std::string*>(text) = error->desc;
     return 0;
   };
-  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, append, &reasons);
-  throw IoError(fmt::format("HDF5: {} failed{}", call, reasons));
+  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_first, &reason);
+  std::replace(reason.begin(), reason.end(), '\n', ' ');
+  throw IoError(fmt::format("HDF5: {} failed: {}", call, reason));
 }
 
 H5File hdf5_create(const char* path) {
