@@ -16,7 +16,7 @@ void rename_over(const fs::path& from, const fs::path& to) {
   fs::path old = to;
   old += ".replaced.tmp";
   std::error_code error;
-  if (fs::exists(to)) fs::rename(to, old, error);
+  if (fs::exists(to, error)) fs::rename(to, old, error);
   if (!error) fs::rename(from, to, error);
   if (error) {
     throw IoError(

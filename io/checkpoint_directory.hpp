@@ -15,8 +15,8 @@ struct CheckpointEntry {
 /// checkpoints/step_00000100
 std::filesystem::path checkpoint_path(const std::filesystem::path& checkpoints, std::int64_t step);
 
-/// Removes what crashed saves left and creates step_NNNNNNNN.tmp. One rank calls it; when it
-/// returns, all may construct their CheckpointWriter there.
+/// Removes what crashed saves left and creates step_NNNNNNNN.tmp. One rank calls it, never while
+/// another save is under way; when it returns, all may construct their CheckpointWriter there.
 std::filesystem::path begin_checkpoint(const std::filesystem::path& checkpoints, std::int64_t step);
 
 /// The valid checkpoints, newest first: a good manifest and files of the right size. Damage inside

@@ -6,6 +6,8 @@
 #include <sys/wait.h>
 
 #include <cerrno>
+#include <chrono>
+#include <thread>
 
 #include "checkpoint_fixture.hpp"
 #include "core/error.hpp"
@@ -171,7 +173,10 @@ TEST(CheckpointCrash, AKilledSaverNeverLeavesAHalfCheckpoint) {  // trap 48
   Random random(35);
   TemporaryDirectory temporary;
   const auto model = random_model(random, false);
+  const auto begin = std::chrono::steady_clock::now();
   save(random, temporary.path, model, 2, {.step = 1});
+  const std::chrono::microseconds one_save =
+      duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin);
   std::int64_t newest = 1;
   for (int trial = 0; trial < 40; ++trial) {
     const pid_t child = ::fork();
@@ -182,7 +187,7 @@ TEST(CheckpointCrash, AKilledSaverNeverLeavesAHalfCheckpoint) {  // trap 48
         prune_checkpoints(temporary.path, 2, 0);
       }
     }
-    ::usleep(static_cast<useconds_t>(1000 + random.below(20'000)));
+    std::this_thread::sleep_for(one_save * random.below(3000) / 1000);
     ::kill(child, SIGKILL);
     ASSERT_EQ(::waitpid(child, nullptr, 0), child);
     const auto entries = list_checkpoints(temporary.path);

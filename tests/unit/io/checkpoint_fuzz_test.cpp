@@ -126,6 +126,17 @@ TEST_F(CheckpointFuzz, ValuesOfTheManifest) {
   EXPECT_LT(usage.ru_maxrss, 1 << 20);  // KiB: far from what hostile sizes would ask for
 }
 
+TEST_F(CheckpointFuzz, DeepNestingAndForeignText) {
+  for (const char* unit : {"[", "{\"a\":", "\"xxh3\":[["}) {
+    std::string deep;
+    for (int i = 0; i < 300'000; ++i) deep += unit;
+    EXPECT_FALSE(accepts(sealed(deep)));
+    EXPECT_FALSE(accepts(sealed(deep + body)));
+  }
+  for (const char* text : {"", "\n", "{}", "{\"xxh3\":\"", "null\n"}) EXPECT_FALSE(accepts(text));
+  EXPECT_FALSE(accepts(sealed("")));
+}
+
 TEST_F(CheckpointFuzz, SaysWhereAndWhat) {
   const auto document = nlohmann::json::parse(fmt::format("{{{}", body));
   const auto message = [&](const char* place, const nlohmann::json& value) -> std::string {
