@@ -36,14 +36,15 @@ class H5Id {
 
   operator hid_t() const { return id_; }
   /// The destructor cannot report a failure; whoever wrote through this identifier calls close().
-  void close() { hdf5_checked(kClose(std::exchange(id_, H5I_INVALID_HID)), "close"); }
+  void close() {
+    hdf5_checked(kClose(std::exchange(id_, H5I_INVALID_HID)), "closing an identifier");
+  }
 
  private:
   hid_t id_;
 };
 
 using H5File = H5Id<H5Fclose>;
-using H5Group = H5Id<H5Gclose>;
 using H5Dataset = H5Id<H5Dclose>;
 using H5Space = H5Id<H5Sclose>;
 using H5Type = H5Id<H5Tclose>;

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <thread>
 
 #include "checkpoint_fixture.hpp"
 #include "core/error.hpp"
@@ -116,6 +117,26 @@ TEST(CheckpointRoundTrip, KeepsRandomDoublesExactly) {
       EXPECT_EQ(std::bit_cast<std::uint64_t>(again[i]), std::bit_cast<std::uint64_t>(was));
     }
   }
+}
+
+TEST(CheckpointRoundTrip, ABackgroundThreadMayWriteAndARankMayHoldNothing) {
+  Random random(8);
+  TemporaryDirectory temporary;
+  const TestTensor t{"w", "master", {3, 5}, DType::f32, random.numbers(DType::f32, 15)};
+  const auto directory = begin_checkpoint(temporary.path, 1);
+  CheckpointWriter idle(directory, 0, {});
+  CheckpointWriter busy(directory, 1,
+                        std::vector<Piece>{{"w", t.shape, "master", DType::f32, Box(t.shape)}});
+  std::vector<RankPart> parts(2);
+  std::thread([&] {
+    parts[0] = idle.finish();
+    busy.write(0, t.bytes);
+    parts[1] = busy.finish();
+  }).join();
+  auto checkpoint = Checkpoint::open(commit_checkpoint(directory, {.step = 1}, parts));
+  std::vector<std::byte> got(t.bytes.size());
+  checkpoint.read("w", "master", Box(t.shape), DType::f32, got);
+  EXPECT_EQ(got, t.bytes);
 }
 
 TEST(CheckpointRead, TouchesOnlyTheBlocksItNeeds) {
