@@ -1,0 +1,17 @@
+// Checksums of parts of files.
+#pragma once
+
+#include "core/hash.hpp"
+#include "io/checkpoint_manifest.hpp"
+#include "io/file.hpp"
+
+namespace tessera {
+
+/// xxh3 of bytes [range) of a file, chained over its kBlockBytes pieces: each piece is hashed with
+/// the hash of what came before (at the start: `seed`) as its seed.
+std::uint64_t hash_range(const File& file, Range range, std::uint64_t seed = 0);
+
+/// Everything in a rank file outside its datasets, in order: HDF5's own structures.
+std::uint64_t hash_rest(const File& file, const RankPart& part);
+
+}  // namespace tessera

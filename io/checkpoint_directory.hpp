@@ -1,0 +1,32 @@
+// The directory of checkpoints: what is in it, and what may go.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <vector>
+
+namespace tessera {
+
+struct CheckpointEntry {
+  std::int64_t step;
+  std::filesystem::path path;
+};
+
+/// checkpoints/step_00000100
+std::filesystem::path checkpoint_path(const std::filesystem::path& checkpoints, std::int64_t step);
+
+/// Removes what crashed saves left and creates step_NNNNNNNN.tmp. One rank calls it, never while
+/// another save is under way; when it returns, all may construct their CheckpointWriter there.
+std::filesystem::path begin_checkpoint(const std::filesystem::path& checkpoints, std::int64_t step);
+
+/// The valid checkpoints, newest first: a good manifest and files of the right size. Damage inside
+/// the files shows when they are read. A directory that does not exist holds none.
+std::vector<CheckpointEntry> list_checkpoints(const std::filesystem::path& checkpoints);
+
+/// Removes all valid checkpoints but the newest `keep` (0: none is removed; so the newest always
+/// stays) and those whose step is a multiple of `keep_every` (0: no such rule). Call it after a
+/// commit only. Returns what was removed.
+std::vector<CheckpointEntry> prune_checkpoints(const std::filesystem::path& checkpoints,
+                                               std::int64_t keep, std::int64_t keep_every);
+
+}  // namespace tessera

@@ -1,0 +1,246 @@
+// What is saved under one layout comes back under any other, bit for bit.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <thread>
+
+#include "checkpoint_fixture.hpp"
+#include "core/error.hpp"
+#include "core/hash.hpp"
+#include "io/checkpoint_reader.hpp"
+#include "io/checkpoint_verify.hpp"
+#include "io/hdf5.hpp"
+
+namespace tessera {
+namespace {
+
+using namespace test;
+
+CheckpointHeader full_header() {
+  CheckpointHeader h;
+  h.step = 100;
+  h.applied_updates = 97;
+  h.samples = std::int64_t{1} << 40;
+  h.tokens = std::numeric_limits<std::int64_t>::max();
+  h.skipped_samples = {{3, 5}, {7, 1'000'000'000'000}};
+  h.loss_scale = 65536;
+  h.scaler_good_steps = 12;
+  h.scaler_hysteresis_left = 2;
+  h.spike_window = {0.1,
+                    1.0 / 3,
+                    -0.0,
+                    5e-324,
+                    1.7976931348623157e308,
+                    std::numeric_limits<double>::infinity(),
+                    -std::numeric_limits<double>::infinity(),
+                    3.0};
+  h.threads = 3;
+  h.layout = {.world = 8, .data = 2, .pipeline = 2, .tensor = 2, .zero_stage = 3};
+  h.deck = "[run]\nname = \"\u00fc \\ \t\"\n";
+  h.info = {{"host", "a\"b"}, {"commit", ""}};
+  return h;
+}
+
+TEST(CheckpointRoundTrip, AnyLayoutReadsAnyOther) {  // trap 46
+  Random random(1);
+  for (int trial = 0; trial < 12; ++trial) {
+    TemporaryDirectory temporary;
+    const DType types[] = {DType::f32, DType::bf16, DType::f16};
+    const auto model = random_model(random, trial % 4 == 0, types[trial % 3]);
+    const int ranks = 1 + static_cast<int>(random.below(5));
+    const auto path = save(random, temporary.path, model, ranks, {.step = trial});
+    EXPECT_TRUE(verify_checkpoint(path).empty());
+
+    Checkpoint checkpoint = Checkpoint::open(path);
+    for (const TestTensor& t : model) {
+      for (const Box& box : random_partition(random, t.shape, 4)) {
+        const auto expected = t.part(box);
+        std::vector<std::byte> got(expected.size());
+        checkpoint.read(t.name, t.state, box, t.type, got);
+        ASSERT_EQ(got, expected) << t.state << "/" << t.name;
+      }
+      const auto begin = random.below(t.shape.elements() + 1);
+      const Range range{begin, begin + random.below(t.shape.elements() - begin + 1)};
+      std::vector<std::byte> got(static_cast<std::size_t>(range.count() * size_of(t.type)));
+      checkpoint.read(t.name, t.state, range, t.type, got);
+      ASSERT_TRUE(
+          std::equal(got.begin(), got.end(), t.bytes.begin() + range.begin * size_of(t.type)));
+    }
+  }
+}
+
+TEST(CheckpointRoundTrip, KeepsEveryFieldOfTheHeader) {  // traps 45, 58
+  Random random(2);
+  TemporaryDirectory temporary;
+  const auto before = full_header();
+  const auto path = save(random, temporary.path, random_model(random, false), 2, before);
+  EXPECT_EQ(path.filename(), "step_00000100");
+  const auto after = Checkpoint::open(path).header();
+  EXPECT_EQ(after.step, before.step);
+  EXPECT_EQ(after.applied_updates, before.applied_updates);
+  EXPECT_EQ(after.samples, before.samples);
+  EXPECT_EQ(after.tokens, before.tokens);
+  EXPECT_EQ(after.skipped_samples, before.skipped_samples);
+  EXPECT_EQ(after.loss_scale, before.loss_scale);
+  EXPECT_EQ(after.scaler_good_steps, before.scaler_good_steps);
+  EXPECT_EQ(after.scaler_hysteresis_left, before.scaler_hysteresis_left);
+  EXPECT_EQ(after.threads, before.threads);
+  EXPECT_EQ(after.layout, before.layout);
+  EXPECT_EQ(after.deck, before.deck);
+  EXPECT_EQ(after.info, before.info);
+  ASSERT_EQ(after.spike_window.size(), before.spike_window.size());
+  for (std::size_t i = 0; i < before.spike_window.size(); ++i) {
+    EXPECT_EQ(std::bit_cast<std::uint64_t>(after.spike_window[i]),
+              std::bit_cast<std::uint64_t>(before.spike_window[i]));
+  }
+}
+
+TEST(CheckpointRoundTrip, KeepsRandomDoublesExactly) {
+  Random random(3);
+  Manifest manifest;
+  DatasetRecord d{.tensor = "x", .shape = {2}, .state = "master", .boxes = {Box(Shape{2})}};
+  d.checksums = {1};
+  manifest.parts = {{.rank = 0, .file_bytes = 8, .datasets = {d}}};
+  for (int i = 0; i < 20000; ++i) {
+    const std::uint64_t bits =
+        (static_cast<std::uint64_t>(random.engine()) << 32) | random.engine();
+    manifest.header.spike_window.push_back(std::bit_cast<double>(bits));
+  }
+  const auto again = manifest_from_text(to_text(manifest), "test").header.spike_window;
+  ASSERT_EQ(again.size(), manifest.header.spike_window.size());
+  for (std::size_t i = 0; i < again.size(); ++i) {
+    const double was = manifest.header.spike_window[i];
+    if (std::isnan(was)) {
+      EXPECT_TRUE(std::isnan(again[i]));
+    } else {
+      EXPECT_EQ(std::bit_cast<std::uint64_t>(again[i]), std::bit_cast<std::uint64_t>(was));
+    }
+  }
+}
+
+TEST(CheckpointRoundTrip, ABackgroundThreadMayWriteAndARankMayHoldNothing) {
+  Random random(8);
+  TemporaryDirectory temporary;
+  const TestTensor t{"w", "master", {3, 5}, DType::f32, random.numbers(DType::f32, 15)};
+  const auto directory = begin_checkpoint(temporary.path, 1);
+  CheckpointWriter idle(directory, 0, {});
+  CheckpointWriter busy(directory, 1,
+                        std::vector<Piece>{{"w", t.shape, "master", DType::f32, Box(t.shape)}});
+  std::vector<RankPart> parts(2);
+  std::thread([&] {
+    parts[0] = idle.finish();
+    busy.write(0, t.bytes);
+    parts[1] = busy.finish();
+  }).join();
+  auto checkpoint = Checkpoint::open(commit_checkpoint(directory, {.step = 1}, parts));
+  std::vector<std::byte> got(t.bytes.size());
+  checkpoint.read("w", "master", Box(t.shape), DType::f32, got);
+  EXPECT_EQ(got, t.bytes);
+}
+
+TEST(CheckpointRead, TouchesOnlyTheBlocksItNeeds) {
+  Random random(4);
+  TemporaryDirectory temporary;
+  const Shape shape{1024, 3072};  // 12 MiB: three blocks of 341 and 1/3 rows
+  const TestTensor t{"w", "master", shape, DType::f32, random.numbers(DType::f32, 1024 * 3072)};
+  const auto directory = begin_checkpoint(temporary.path, 1);
+  CheckpointWriter writer(directory, 0,
+                          std::vector<Piece>{{"w", shape, "master", DType::f32, Box(shape)}});
+  writer.write(0, t.bytes);
+  const std::vector<RankPart> parts = {writer.finish()};
+  auto checkpoint = Checkpoint::open(commit_checkpoint(directory, {.step = 1}, parts));
+
+  std::vector<std::byte> row(3072 * 4), column(1024 * 4);
+  checkpoint.read("w", "master", Box({400, 0}, {1, 3072}), DType::f32, row);
+  EXPECT_EQ(checkpoint.bytes_read(), kBlockBytes);  // the second block alone
+  checkpoint.read("w", "master", Box({401, 0}, {1, 3072}), DType::f32, row);
+  EXPECT_EQ(checkpoint.bytes_read(), kBlockBytes);  // still there
+  checkpoint.read("w", "master", Box({0, 5}, {1024, 1}), DType::f32, column);
+  EXPECT_EQ(checkpoint.bytes_read(), 3 * kBlockBytes);  // each block once, not once a row
+  EXPECT_EQ(column, t.part(Box({0, 5}, {1024, 1})));
+}
+
+TEST(CheckpointRead, RefusesWhatIsNotThere) {
+  Random random(5);
+  TemporaryDirectory temporary;
+  const auto model = random_model(random, false);
+  auto checkpoint = Checkpoint::open(save(random, temporary.path, model, 3, {.step = 1}));
+  std::vector<std::byte> out(17 * 19 * 4);
+  const Box all({0, 0}, {17, 19});
+  const std::string name = "block.0.attention.q.weight";
+  checkpoint.read(name, "master", all, DType::f32, out);
+  EXPECT_THROW(checkpoint.read(name, "parameters", all, DType::f32, out), DataError);
+  EXPECT_THROW(checkpoint.read("block.7", "master", all, DType::f32, out), DataError);
+  EXPECT_THROW(checkpoint.read(name, "master", all, DType::bf16, out), DataError);
+  EXPECT_THROW(checkpoint.read(name, "master", Box({0, 0}, {18, 19}), DType::f32, out), DataError);
+  EXPECT_THROW(checkpoint.read(name, "master", Range{0, 324}, DType::f32, out), DataError);
+  EXPECT_FALSE(checkpoint.find(name, "adam_w"));
+  ASSERT_TRUE(checkpoint.find(name, "adam_v"));
+  EXPECT_EQ(checkpoint.find(name, "adam_v")->shape, (Shape{17, 19}));
+}
+
+TEST(CheckpointDescribe, CountsWhatIsThere) {
+  Random random(6);
+  TemporaryDirectory temporary;
+  const auto model = random_model(random, false, DType::bf16);
+  const auto summary = describe_checkpoint(save(random, temporary.path, model, 3, {.step = 9}));
+  EXPECT_EQ(summary.header.step, 9);
+  EXPECT_EQ(summary.files, 3);
+  std::int64_t elements = 0;
+  for (const auto& t : model) elements += t.state == "parameters" ? t.shape.elements() : 0;
+  ASSERT_EQ(summary.states.size(), 4U);
+  for (const auto& state : summary.states) {
+    const DType type = state.state == "parameters" ? DType::bf16 : DType::f32;
+    EXPECT_EQ(state.tensors, 5);
+    EXPECT_EQ(state.elements, elements);
+    EXPECT_EQ(state.type, type);
+    EXPECT_EQ(state.bytes, elements * size_of(type));
+  }
+}
+
+TEST(CheckpointLargeFile, ReadsAndWritesBeyond4GiB) {  // trap 55
+  TemporaryDirectory temporary;
+  const Shape shape{5, 1 << 28};  // 5 GiB of f32; the file is sparse, only the end is written
+  const auto directory = begin_checkpoint(temporary.path, 1);
+  const std::vector<Piece> pieces = {{"w", shape, "master", DType::f32, Box(shape)}};
+  {
+    CheckpointWriter writer(directory, 0, pieces);
+    EXPECT_THROW(writer.finish(), InternalError);  // nothing written yet
+  }
+  Random random(7);
+  const auto tail = random.bytes(2 * kBlockBytes);
+  const std::int64_t bytes = shape.elements() * 4, begin = bytes - 2 * kBlockBytes;
+  DatasetRecord d{.tensor = "w", .shape = shape, .state = "master", .boxes = {Box(shape)}};
+  const std::vector<std::byte> zeros(kBlockBytes);
+  d.checksums.assign(static_cast<std::size_t>(d.blocks()), hash_bytes(zeros));
+  const std::span<const std::byte> written(tail);
+  d.checksums[d.checksums.size() - 2] = hash_bytes(written.first(kBlockBytes));
+  d.checksums[d.checksums.size() - 1] = hash_bytes(written.last(kBlockBytes));
+  {
+    CheckpointWriter writer(directory, 0, pieces);
+    writer.write(0, begin, tail);
+    EXPECT_THROW(writer.write(0, begin, tail), InternalError);  // twice
+    EXPECT_THROW(writer.write(0, bytes - 1, written.first(2)), InternalError);
+  }
+  const auto file = directory / rank_file_name(0);
+  RankPart part{.rank = 0,
+                .file_bytes = static_cast<std::int64_t>(std::filesystem::file_size(file))};
+  ASSERT_GT(part.file_bytes, bytes);
+  {
+    const H5File opened(H5_TRY(H5Fopen(file.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT)));
+    const H5Dataset dataset(H5_TRY(H5Dopen2(opened, "/master/w", H5P_DEFAULT)));
+    d.offset = static_cast<std::int64_t>(H5Dget_offset(dataset));
+  }
+  part.datasets = {d};
+  auto checkpoint =
+      Checkpoint::open(commit_checkpoint(directory, {.step = 1}, std::vector<RankPart>{part}));
+  std::vector<std::byte> got(static_cast<std::size_t>(kBlockBytes));
+  checkpoint.read("w", "master", Range{begin / 4 + 1000, begin / 4 + 1000 + kBlockBytes / 4},
+                  DType::f32, got);
+  EXPECT_TRUE(std::equal(got.begin(), got.end(), tail.begin() + 4000));
+  EXPECT_EQ(checkpoint.bytes_read(), 2 * kBlockBytes);
+}
+
+}  // namespace
+}  // namespace tessera
