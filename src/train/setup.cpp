@@ -9,7 +9,7 @@
 #include <set>
 #include <string_view>
 
-#include "io/hugging_face.hpp"
+#include "io/hf_config.hpp"
 
 namespace tessera::train {
 namespace {
@@ -130,8 +130,8 @@ std::vector<plan::PlanShape> plan_shapes(const deck::Deck& deck, std::int64_t da
 
 std::vector<deck::ArchitectureKey> read_architecture(const std::string& directory) {
   std::vector<deck::ArchitectureKey> keys;
-  for (auto& [key, value, place] : HfModel::open(directory).architecture())
-    keys.push_back({key, value, place});
+  const auto path = std::filesystem::path(directory) / "config.json";
+  for (const HfKey& k : read_hf_config(path).keys) keys.push_back({k.key, k.value, k.place});
   return keys;
 }
 

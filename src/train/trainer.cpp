@@ -7,6 +7,7 @@
 #include "core/exact_sum.hpp"
 #include "core/hash.hpp"
 #include "core/version.hpp"
+#include "deck/ranks.hpp"
 #include "io/hugging_face.hpp"
 #include "kernels/cpu/device.hpp"
 #include "plan/ledger.hpp"

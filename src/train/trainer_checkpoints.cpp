@@ -1,6 +1,7 @@
 // The trainer's side of checkpoints: where a run starts, and what it leaves behind.
 #include "core/exact_sum.hpp"
 #include "core/version.hpp"
+#include "deck/resume.hpp"
 #include "io/hugging_face.hpp"
 #include "train/trainer.hpp"
 

@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "deck/ranks.hpp"
 #include "kernels/cpu/device.hpp"
 #include "plan/check.hpp"
 #include "plan/ledger.hpp"
