@@ -1,0 +1,85 @@
+// Files as the rest of io/ sees them: exact transfers at a given offset, every error of the
+// operating system checked (fsync's and close's too: a quota or a remote disk may fail only there)
+// and thrown with the file's name. A missing or truncated file is the user's data (DataError); a
+// refusal by the system is an IoError.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+enum class OpenMode {
+  read,    // must exist
+  create,  // created, or cut to nothing; readable too
+  update,  // must exist; read and write
+};
+
+/// An open file descriptor. Reads and writes name their offset and keep no position, so one File
+/// may be used by many threads at once.
+class File {
+ public:
+  File(std::filesystem::path path, OpenMode mode);
+  File(File&& other) noexcept;
+  File& operator=(File&& other) noexcept;
+  ~File();
+
+  const std::filesystem::path& path() const { return path_; }
+  int descriptor() const { return descriptor_; }
+  std::int64_t size() const;
+
+  /// Fills `out` from [offset, offset + out.size()); DataError if the file ends before.
+  void read(std::int64_t offset, std::span<std::byte> out) const;
+  void write(std::int64_t offset, std::span<const std::byte> bytes);
+  /// Returns when the data is on the disk.
+  void sync();
+  /// The destructor closes too, but cannot report what close() does: a writer calls this.
+  void close();
+
+ private:
+  std::filesystem::path path_;
+  int descriptor_ = -1;
+};
+
+/// A file that appears whole or not at all: bytes go to `path`.tmp, and publish() makes them
+/// durable and gives them their name. Without publish() the destructor removes the partial file.
+class AtomicFile {
+ public:
+  explicit AtomicFile(std::filesystem::path path);
+  AtomicFile(AtomicFile&&) = default;
+  AtomicFile& operator=(AtomicFile&&) = delete;
+  ~AtomicFile();
+
+  std::int64_t position() const { return written_ + static_cast<std::int64_t>(buffer_.size()); }
+  void append(std::span<const std::byte> bytes);
+  void append(std::string_view text) { append(std::as_bytes(std::span(text))); }
+  template <typename T>
+  void append_value(const T& value) {
+    append(std::as_bytes(std::span(&value, 1)));
+  }
+  void publish();
+
+ private:
+  void flush();
+
+  std::filesystem::path path_;
+  File file_;
+  std::vector<std::byte> buffer_;
+  std::int64_t written_ = 0;
+};
+
+/// Makes the names in a directory durable.
+void sync_directory(const std::filesystem::path& directory);
+
+/// Creates a directory and its parents; no error if it is there.
+void create_directories(const std::filesystem::path& directory);
+
+/// A whole small file (JSON and the like). More than `max_bytes` is a DataError.
+std::string read_text(const std::filesystem::path& path, std::int64_t max_bytes);
+
+}  // namespace tessera
