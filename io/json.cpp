@@ -14,8 +14,7 @@ using nlohmann::json;
 
 constexpr std::size_t kShownBytes = 60;
 
-/// A value as an error message shows it: short, printable, valid UTF-8.
-std::string shown(const json& value) {
+std::string printable(const json& value) {
   if (value.is_structured()) return std::string(value.type_name());
   std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
   if (text.size() > kShownBytes) text = text.substr(0, kShownBytes) + "...";
@@ -30,7 +29,7 @@ json parse(std::string_view text, const std::string& file) {
     if (event == json::parse_event_t::key &&
         !names.back().insert(value.get_ref<const std::string&>()).second) {
       throw DataError(
-          fmt::format("{}: the name {} appears twice in one object", file, shown(value)));
+          fmt::format("{}: the name {} appears twice in one object", file, printable(value)));
     }
     return true;
   };
@@ -53,8 +52,10 @@ void JsonCursor::fail(std::string_view message) const {
   throw DataError(fmt::format("{}: {}", place(), message));
 }
 
+std::string JsonCursor::shown() const { return printable(*value_); }
+
 void JsonCursor::wrong_type(std::string_view expected) const {
-  fail(fmt::format("expected {}, found {}", expected, shown(*value_)));
+  fail(fmt::format("expected {}, found {}", expected, shown()));
 }
 
 std::optional<JsonCursor> JsonCursor::find(std::string_view key) const {

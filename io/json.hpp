@@ -38,6 +38,8 @@ class JsonCursor {
       const std::function<void(const std::string& key, const JsonCursor&)>& visit) const;
   void for_each_item(const std::function<void(const JsonCursor&)>& visit) const;
 
+  /// The value as a message shows it: short and printable.
+  std::string shown() const;
   /// "file: $.path"
   std::string place() const { return *file_ + ": " + path_; }
   [[noreturn]] void fail(std::string_view message) const;
