@@ -56,6 +56,7 @@ class Resolver {
                     fmt::format("model.preset and model.init_from ({}) both fix the architecture: "
                                 "keep one",
                                 loaded_.where("model.init_from")));
+      return;
     }
     for (const ArchitectureKey& key : read_architecture(*dir, reader)) {
       const std::string name = "model." + key.key;
@@ -101,13 +102,17 @@ class Resolver {
  private:
   bool open(std::string_view name) const { return !loaded_.origins.contains(name); }
 
-  /// Sets a key unless a stronger source has done so.
+  /// Sets a key unless a stronger source has done so. A bad value never enters the deck.
   void assign(const std::string& name, const Value& value, bool explicitly_set) {
     if (!loaded_.origins.emplace(name, LoadedDeck::Origin{value.place, explicitly_set}).second) {
       return;
     }
     const SchemaRow& row = *find_row(name);
-    if (row.field.set(loaded_.deck, value) && row.within_limits(loaded_.deck)) return;
+    Deck next = loaded_.deck;
+    if (row.field.set(next, value) && row.within_limits(next)) {
+      loaded_.deck = std::move(next);
+      return;
+    }
     problems_.add(value.place, name,
                   fmt::format("{} = {} must be {}{}", name, value_excerpt(value), row.allowed(),
                               remedy(row, value)));
