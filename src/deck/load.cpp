@@ -88,6 +88,14 @@ class Resolver {
     if (open("zero.reduce")) zero.reduce = zero.stage >= 2 ? Reduce::micro : Reduce::step;
   }
 
+  /// A warm-up of 0 is none: so a deck can drop the one it includes, and give it in another unit.
+  void drop_empty_warmups() {
+    ScheduleSection& schedule = loaded_.deck.schedule;
+    if (schedule.warmup_steps == 0) schedule.warmup_steps.reset();
+    if (schedule.warmup_tokens == 0) schedule.warmup_tokens.reset();
+    if (schedule.warmup_epochs == 0.0) schedule.warmup_epochs.reset();
+  }
+
   void require_keys(const Sources& sources) {
     for (const SchemaRow& row : schema_rows()) {
       if (!row.rules.required || !open(row.name)) continue;
@@ -154,6 +162,7 @@ LoadedDeck resolve(const Sources& sources, const std::string& name,
   resolver.take_model_directory(reader);
   resolver.take_family();
   resolver.derive();
+  resolver.drop_empty_warmups();
   resolver.require_keys(sources);
   check_deck(loaded, problems);
   problems.throw_if_any();

@@ -56,26 +56,26 @@ constexpr Limits kGlobal = between(1, double{1LL << 32});
 constexpr Limits kRanks = between(1, 1 << 20);
 
 constexpr SchemaSection kSections[] = {
-    {"run", "what runs, for how long, and where its files go"},
-    {"model", "the architecture: a family's defaults < preset < explicit keys"},
+    {"run", "What runs, for how long, and where its files go"},
+    {"model", "The architecture: a family's defaults < preset < explicit keys"},
     {"data",
-     "token files: prefixes of .bin and .idx pairs, or paths ending in .bin (globs allowed)"},
-    {"batch", "how many sequences one step sees, and how they are cut"},
-    {"optimizer", "the update rule and its numbers"},
-    {"schedule", "the learning rate over applied updates"},
-    {"precision", "element types of compute, sums and traffic"},
-    {"parallel", "the mesh: data x pipeline x tensor"},
-    {"recompute", "activations computed again in backward instead of kept"},
+     "Token files: prefixes of .bin and .idx pairs, or paths ending in .bin (globs allowed)"},
+    {"batch", "How many sequences one step sees, and how they are cut"},
+    {"optimizer", "The update rule and its numbers"},
+    {"schedule", "The learning rate over applied updates"},
+    {"precision", "Element types of compute, sums and traffic"},
+    {"parallel", "The mesh: data x pipeline x tensor"},
+    {"recompute", "Activations computed again in backward instead of kept"},
     {"zero",
-     "what data ranks share out: 0 nothing, 1 optimizer, 2 and gradients, 3 and parameters"},
-    {"zero.quantize", "compressed ZeRO traffic"},
-    {"offload", "which state lives outside of device memory"},
-    {"memory", "budgets of the memory tiers"},
-    {"checkpoint", "what is saved, and how often; one is also written at the end of a run"},
-    {"evaluate", "loss on the validation data"},
-    {"log", "the step line and metrics.jsonl"},
-    {"fault", "injected faults, for tests of recovery: not available in this version"},
-    {"guard", "what happens when numbers or peers go wrong"},
+     "What data ranks share out: 0 nothing, 1 optimizer, 2 and gradients, 3 and parameters"},
+    {"zero.quantize", "Compressed ZeRO traffic"},
+    {"offload", "Which state lives outside of device memory"},
+    {"memory", "Budgets of the memory tiers"},
+    {"checkpoint", "What is saved, and how often; one is also written at the end of a run"},
+    {"evaluate", "Loss on the validation data"},
+    {"log", "The step line and metrics.jsonl"},
+    {"fault", "Injected faults, for tests of recovery: not available in this version"},
+    {"guard", "What happens when numbers or peers go wrong"},
 };
 
 using enum OnResume;
@@ -212,7 +212,7 @@ constexpr SchemaRow kRows[] = {
         {.limits = at_least(0)}),
     row<&Deck::schedule, &ScheduleSection::kind>("schedule.kind", "shape after the warm-up"),
     row<&Deck::schedule, &ScheduleSection::warmup_steps>(
-        "schedule.warmup_steps", "length of the warm-up; at most one of the three",
+        "schedule.warmup_steps", "length of the warm-up, 0 = none; at most one of the three",
         {.limits = at_least(0), .unset = "none"}),
     row<&Deck::schedule, &ScheduleSection::warmup_tokens>("schedule.warmup_tokens",
                                                           "length of the warm-up",
@@ -251,8 +251,9 @@ constexpr SchemaRow kRows[] = {
         {.built = "f32", .on_resume = event}),
     row<&Deck::precision, &PrecisionSection::gradients>(
         "precision.gradients", "type of gradients on the wire", {.on_resume = event}),
-    row<&Deck::precision, &PrecisionSection::loss_scale>("precision.loss_scale", "for f16 compute",
-                                                         {.limits = above(0), .on_resume = event}),
+    row<&Deck::precision, &PrecisionSection::loss_scale>(
+        "precision.loss_scale", "factor of the loss in f16 compute: found by trial, or fixed",
+        {.limits = above(0), .on_resume = event}),
     row<&Deck::precision, &PrecisionSection::loss_scale_power>(
         "precision.loss_scale_power", "a dynamic scale starts at 2 to this power",
         {.limits = between(0, 120), .on_resume = event}),
