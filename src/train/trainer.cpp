@@ -29,9 +29,8 @@ std::unique_ptr<comm::Group> make_data_group(const comm::MpiSession& mpi) {
 }
 
 bool holds_a_run(const std::filesystem::path& directory) {
-  std::error_code error;
-  return std::filesystem::exists(directory / "metrics.jsonl", error) ||
-         !std::filesystem::is_empty(directory / "checkpoints", error);
+  return std::filesystem::exists(directory / "metrics.jsonl") ||
+         !list_checkpoints(directory / "checkpoints").empty();
 }
 
 std::unique_ptr<TokenCorpus> open_corpus(const deck::LoadedDeck& loaded, const char* key,
