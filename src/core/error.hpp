@@ -61,6 +61,11 @@ using NonFiniteError = ErrorOf<ExitCode::non_finite>;
 using IoError = ErrorOf<ExitCode::io>;              // the operating system refused
 using InternalError = ErrorOf<ExitCode::internal>;  // a bug of Tessera's
 
+/// An error that every rank has learnt of and throws alike: they can leave together.
+struct AgreedError : Error {
+  using Error::Error;
+};
+
 /// "strerror(errno)" without its thread-safety traps, for IoError messages.
 std::string errno_text(int error_number);
 

@@ -133,53 +133,62 @@ void check_order(const Plan& plan) {
   }
 }
 
-/// Counts how often each element of each unit's gradient is summed and updated.
+/// Every gradient buffer that operations of a unit fill is summed once, after the last of them;
+/// what the sums make up enters the norm once and the update once, in this order.
 void check_gradients(const Plan& plan) {
   if (plan.shape.purpose == PlanPurpose::evaluate) return;
-  std::map<std::int32_t, std::int64_t> reductions, normed, updated, shard;
+  struct Unit {
+    std::int64_t reductions = 0, shard = 0, normed = 0, updated = 0;
+  };
+  std::map<std::int32_t, Unit> units;
+  std::map<BufferId, std::size_t> unreduced;  // gradient buffer -> op that wrote it last
   bool verdict = false;
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     const Op& op = plan.ops[i];
+    Unit& unit = units[op.unit];
+    if (op.kind == OpKind::kernel) {
+      for (const BufferUse& use : uses_of(op)) {
+        const bool gradient =
+            plan.buffers[static_cast<std::size_t>(use.buffer)].purpose == Purpose::gradients;
+        if (gradient && use.access != Access::read) unreduced[use.buffer] = i;
+      }
+    }
     if (op.kind == OpKind::reduce_gradients) {
       const auto& call = std::get<comm::ReduceScatter>(std::get<comm::CollectiveCall>(op.call));
-      if (call.full.elements() != call.shard.elements() * plan.data_group.size)
+      if (call.full.elements() != call.shard.elements() * plan.data_group.size) {
         reject(plan, i, "shards do not make up the whole");
-      if ((call.write == kernels::Write::overwrite) != (reductions[op.unit] == 0))
+      }
+      if ((call.write == kernels::Write::overwrite) != (unit.reductions == 0)) {
         reject(plan, i, "a sum is lost or starts from garbage");
-      ++reductions[op.unit];
-      shard[op.unit] = call.shard.elements();
+      }
+      if (unreduced.erase(buffer_of(call.full)) == 0)
+        reject(plan, i, "sums a gradient that nobody made");
+      ++unit.reductions;
+      unit.shard = call.shard.elements();
     }
     const auto* kernel = std::get_if<kernels::KernelCall>(&op.call);
     if (kernel == nullptr) continue;
     if (const auto* sum = std::get_if<kernels::ExactSum>(kernel);
-        sum != nullptr && op.kind == OpKind::norm)
-      normed[op.unit] += sum->x.elements();
-    if (std::holds_alternative<kernels::Verdict>(*kernel)) verdict = true;
+        sum != nullptr && op.kind == OpKind::norm) {
+      unit.normed += sum->x.elements();
+    }
+    verdict = verdict || std::holds_alternative<kernels::Verdict>(*kernel);
     if (const auto* update = std::get_if<kernels::AdamUpdate>(kernel)) {
       if (!verdict) reject(plan, i, "updates before the norm is known");
-      updated[op.unit] += update->master.elements();
+      unit.updated += update->master.elements();
     }
   }
-  for (const auto& [unit, count] : reductions) {
-    if (count != 1 && count != plan.shape.micro_batches) {
+  const bool alone = plan.data_group.size == 1;
+  if (!alone && !unreduced.empty())
+    reject(plan, unreduced.begin()->second, "makes a gradient that is never summed");
+  for (const auto& [id, unit] : units) {
+    if (id < 0 || unit.normed + unit.updated + unit.reductions == 0) continue;
+    const std::int64_t shard = alone ? unit.normed : unit.shard;
+    const bool all_updated = unit.updated == shard || unit.updated == shard * plan.data_group.size;
+    if (unit.normed != shard || !all_updated) {
       throw InternalError(
-          fmt::format("broken plan: unit {} is reduced {} times in {} micro-batches", unit, count,
-                      plan.shape.micro_batches));
-    }
-    if (normed[unit] != shard[unit])
-      throw InternalError(
-          fmt::format("broken plan: {} of {} gradient elements of unit {} enter the norm",
-                      normed[unit], shard[unit], unit));
-    if (updated[unit] != shard[unit] && updated[unit] != shard[unit] * plan.data_group.size) {
-      throw InternalError(
-          fmt::format("broken plan: unit {} updates {} elements", unit, updated[unit]));
-    }
-  }
-  if (plan.data_group.size == 1) {
-    for (const auto& [unit, count] : normed) {
-      if (updated[unit] != count)
-        throw InternalError(fmt::format("broken plan: unit {} updates {} of {} elements", unit,
-                                        updated[unit], count));
+          fmt::format("broken plan: unit {} sums {} elements, {} enter the norm, {} are updated",
+                      id, shard, unit.normed, unit.updated));
     }
   }
 }

@@ -6,6 +6,8 @@
 #include "comm/self_group.hpp"
 #include "core/exact_sum.hpp"
 #include "core/hash.hpp"
+#include "core/version.hpp"
+#include "deck/ranks.hpp"
 #include "io/hugging_face.hpp"
 #include "kernels/cpu/device.hpp"
 #include "plan/ledger.hpp"
@@ -35,7 +37,7 @@ bool holds_a_run(const std::filesystem::path& directory) {
 std::unique_ptr<TokenCorpus> open_corpus(const deck::LoadedDeck& loaded, const char* key,
                                          const std::vector<std::string>& entries) {
   try {
-    return std::make_unique<TokenCorpus>(entries, loaded.deck().model.vocab);
+    return std::make_unique<TokenCorpus>(entries, loaded.deck.model.vocab);
   } catch (Error& e) {
     e.add_context(fmt::format("{}: {}", loaded.where(key), key));
     throw;
@@ -47,7 +49,7 @@ std::unique_ptr<TokenCorpus> open_corpus(const deck::LoadedDeck& loaded, const c
 Trainer::Trainer(const deck::LoadedDeck& loaded, const comm::MpiSession& mpi,
                  const comm::Control& control)
     : loaded_(loaded),
-      deck_(loaded.deck()),
+      deck_(loaded.deck),
       mpi_(mpi),
       control_(control),
       directory_(deck::run_directory(deck_)),
@@ -133,7 +135,7 @@ void Trainer::make_plans() {
 /// here.
 void Trainer::agree_on_plans() {
   Hasher hash;
-  hash.add(std::string_view(to_toml(deck_))).add(std::string_view(TESSERA_VERSION));
+  hash.add(std::string_view(to_toml(deck_))).add(std::string_view(kVersion));
   for (const auto& [shape, plan] : plans_) hash.add(plan_hash(plan));
   const auto value = static_cast<std::int64_t>(hash.value() >> 1);
   if (control_.min(value) != control_.max(value)) {

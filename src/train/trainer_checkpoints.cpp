@@ -1,5 +1,7 @@
 // The trainer's side of checkpoints: where a run starts, and what it leaves behind.
 #include "core/exact_sum.hpp"
+#include "core/version.hpp"
+#include "deck/resume.hpp"
 #include "io/hugging_face.hpp"
 #include "train/trainer.hpp"
 
@@ -30,7 +32,7 @@ CheckpointHeader Trainer::header() const {
   h.threads = thread_count(deck_.run, mpi_.local_size());
   h.layout = {.world = mpi_.size(), .data = ranks, .zero_stage = inputs_.stage};
   h.deck = to_toml(deck_);
-  h.info["version"] = TESSERA_VERSION;
+  h.info["version"] = kVersion;
   return h;
 }
 
@@ -48,11 +50,10 @@ bool Trainer::try_checkpoint(const std::filesystem::path& path) {
     control_.together([&] {
       Checkpoint checkpoint = Checkpoint::open(path);
       header = checkpoint.header();
-      const auto saved =
-          deck::parse_deck(header.deck, path.string() + "/manifest.json: deck", read_architecture);
+      const auto saved = deck::parse_deck(header.deck, path.string() + "/manifest.json: deck");
       std::string refused;
-      for (const auto& difference : deck::compare_for_resume(saved.deck(), deck_)) {
-        if (difference.rule == deck::ResumeRule::refused) {
+      for (const auto& difference : deck::compare_for_resume(saved.deck, deck_)) {
+        if (difference.rule == deck::OnResume::refused) {
           refused += fmt::format("\n{}: {} = {} differs from the checkpoint's {}",
                                  loaded_.where(difference.key), difference.key, difference.now,
                                  difference.saved);

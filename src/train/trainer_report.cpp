@@ -2,6 +2,7 @@
 // went.
 #include <algorithm>
 
+#include "core/version.hpp"
 #include "plan/ledger.hpp"
 #include "plan/print.hpp"
 #include "train/trainer.hpp"
@@ -27,8 +28,8 @@ void Trainer::report_start() {
   const std::int64_t ranks = inputs_.data_group.size, global = timeline_.global(1);
   const std::int64_t count = micro_batches(deck_.batch, global, ranks);
   const auto& wire = wire_.at(plan(plan::PlanPurpose::train, count).shape);
-  report_.say(fmt::format("tessera {} | run {} in {}", TESSERA_VERSION, deck_.run.name,
-                          directory_.string()));
+  report_.say(
+      fmt::format("tessera {} | run {} in {}", kVersion, deck_.run.name, directory_.string()));
   report_.say(fmt::format(
       "model     {} parameters: {} layers, hidden {}, {} heads, vocabulary {}, sequence {}",
       count_text(static_cast<double>(parameters)), inputs_.config.layers, inputs_.config.hidden,
@@ -51,8 +52,8 @@ void Trainer::report_start() {
   rows.pop_back();
   report_.say(rows);
   report_.event({{"event", "start"},
-                 {"version", TESSERA_VERSION},
-                 {"commit", TESSERA_COMMIT},
+                 {"version", kVersion},
+                 {"commit", kCommit},
                  {"deck", deck_.run.name},
                  {"mesh",
                   {{"data", ranks},

@@ -38,6 +38,9 @@ class MpiSession {
   int rank_ = 0, size_ = 1, local_size_ = 1, local_rank_ = 0;
 };
 
+/// Ends this process, and with MPI's help the job, without waiting for anybody: for a rank that failed alone.
+[[noreturn]] void leave_at_once(int exit_code);
+
 /// Small blocking agreements between all ranks, on a communicator of their own. Main thread only.
 class Control {
  public:

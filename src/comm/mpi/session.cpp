@@ -1,6 +1,9 @@
 
 #include "comm/mpi/mpi_group.hpp"
 
+#include <cstdlib>
+#include <exception>
+
 namespace tessera::comm {
 
 void mpi_check(int code, const char* call) {
@@ -29,7 +32,18 @@ MpiSession::MpiSession(int* argc, char*** argv) {
   MPI_TRY(MPI_Comm_free(&node));
 }
 
-MpiSession::~MpiSession() { MPI_Finalize(); }
+MpiSession::~MpiSession() {
+  // While an exception that others do not know of is on its way, they are not in MPI_Finalize and never will be.
+  if (std::uncaught_exceptions() == 0) MPI_Finalize();
+}
+
+void leave_at_once(int exit_code) {
+  int initialised = 0, finalised = 0;
+  MPI_Initialized(&initialised);
+  MPI_Finalized(&finalised);
+  if (initialised != 0 && finalised == 0) MPI_Abort(MPI_COMM_WORLD, exit_code);
+  std::_Exit(exit_code);
+}
 
 Control::Control() {
   MPI_TRY(MPI_Comm_dup(MPI_COMM_WORLD, &comm_));
@@ -110,7 +124,7 @@ void Control::together(const std::function<void()>& work) const {
   const auto agreed =
       static_cast<ExitCode>(max(std::int64_t{first == rank_ ? static_cast<int>(code) : 0}));
   const std::string text = broadcast(message, static_cast<int>(first));
-  throw Error(agreed, text, where);
+  throw AgreedError(agreed, text, where);
 }
 
 }  // namespace tessera::comm

@@ -1,0 +1,173 @@
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "core/error.hpp"
+#include "io/hugging_face.hpp"
+
+namespace tessera {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::int64_t kBatch = std::int64_t{1} << 20;  // elements asked for at a time
+
+/// A tensor of the file and the parameters that make it up, adjacent in the table.
+struct Stored {
+  SafetensorsWriter::Tensor tensor;
+  std::span<const HfTensor> parts;
+};
+
+std::vector<Stored> stored_tensors(std::span<const HfTensor> parameters) {
+  std::vector<Stored> all;
+  for (std::size_t i = 0; i < parameters.size();) {
+    const HfTensor& first = parameters[i];
+    const auto count = static_cast<std::size_t>(first.parts);
+    all.push_back({{first.tensor, first.stored_shape()}, parameters.subspan(i, count)});
+    i += count;
+  }
+  return all;
+}
+
+/// Greedy: a shard is full when the next tensor does not fit.
+std::vector<std::span<const Stored>> shards_of(std::span<const Stored> tensors, DType type,
+                                               std::int64_t shard_bytes) {
+  std::vector<std::span<const Stored>> shards;
+  std::size_t first = 0;
+  std::int64_t bytes = 0;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const std::int64_t size = tensors[i].tensor.elements() * size_of(type);
+    if (i > first && bytes + size > shard_bytes) {
+      shards.push_back(tensors.subspan(first, i - first));
+      first = i;
+      bytes = 0;
+    }
+    bytes += size;
+  }
+  shards.push_back(tensors.subspan(first));
+  return shards;
+}
+
+/// Parts side by side and transposed: the largest such tensor is one matrix of a block.
+void write_transposed(SafetensorsWriter& file, const Stored& stored,
+                      const ParameterSource& source) {
+  const std::int64_t rows = stored.parts[0].shape[0], cols = stored.parts[0].shape[1];
+  const std::int64_t width = rows * static_cast<std::int64_t>(stored.parts.size());
+  std::vector<float> ours(static_cast<std::size_t>(rows * cols));
+  std::vector<float> theirs(static_cast<std::size_t>(width * cols));
+  for (const HfTensor& part : stored.parts) {
+    source(part.parameter, 0, ours);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t c = 0; c < cols; ++c) {
+        theirs[static_cast<std::size_t>(c * width + part.part * rows + r)] =
+            ours[static_cast<std::size_t>(r * cols + c)];
+      }
+    }
+  }
+  file.append(theirs);
+}
+
+void write_straight(SafetensorsWriter& file, const Stored& stored, const ParameterSource& source) {
+  for (const HfTensor& part : stored.parts) {
+    std::vector<float> buffer(static_cast<std::size_t>(std::min(kBatch, part.elements())));
+    for (std::int64_t begin = 0; begin < part.elements(); begin += kBatch) {
+      const auto count = std::min(kBatch, part.elements() - begin);
+      const auto piece = std::span(buffer).first(static_cast<std::size_t>(count));
+      source(part.parameter, begin, piece);
+      file.append(piece);
+    }
+  }
+}
+
+void write_shard(const fs::path& path, DType type, std::span<const Stored> shard,
+                 const ParameterSource& source) {
+  std::vector<SafetensorsWriter::Tensor> tensors;
+  for (const Stored& stored : shard) tensors.push_back(stored.tensor);
+  SafetensorsWriter file(path, type, tensors);
+  for (const Stored& stored : shard) {
+    if (stored.parts[0].transposed) {
+      write_transposed(file, stored, source);
+    } else {
+      write_straight(file, stored, source);
+    }
+  }
+  file.publish();
+}
+
+void write_text(const fs::path& path, std::string_view text) {
+  AtomicFile file(path);
+  file.append(text);
+  file.publish();
+}
+
+/// A directory that gets its final name when it is complete, and is removed otherwise.
+class PartialDirectory {
+ public:
+  explicit PartialDirectory(fs::path path) : path_(std::move(path)) {
+    if (fs::exists(path_)) {
+      throw DataError(fmt::format(
+          "{}: left over from an export that was interrupted: remove it first", path_.string()));
+    }
+    tessera::create_directories(path_);
+  }
+  PartialDirectory(const PartialDirectory&) = delete;
+  PartialDirectory& operator=(const PartialDirectory&) = delete;
+  ~PartialDirectory() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+
+  fs::path operator/(std::string_view name) const { return path_ / name; }
+
+  void publish(const fs::path& final_path) {
+    std::error_code error;
+    fs::rename(path_, final_path, error);  // replaces an empty directory, never a full one
+    if (error) {
+      throw IoError(fmt::format("{}: cannot rename to {}: {}", path_.string(), final_path.string(),
+                                error.message()));
+    }
+    sync_directory(final_path.has_parent_path() ? final_path.parent_path() : fs::path("."));
+  }
+
+ private:
+  fs::path path_;
+};
+
+}  // namespace
+
+void export_hugging_face(const HfExport& options, const ParameterSource& source) {
+  fs::path directory = options.directory;
+  if (!directory.has_filename()) directory = directory.parent_path();  // "model/"
+  if (fs::exists(directory) && !(fs::is_directory(directory) && fs::is_empty(directory))) {
+    throw DataError(
+        fmt::format("{}: is there already, and an export overwrites nothing: name "
+                    "another directory",
+                    directory.string()));
+  }
+  const std::string config =
+      write_hf_config(options.architecture, options.type, options.end_of_text);
+  const auto parameters = hf_tensors(options.architecture);
+  const auto tensors = stored_tensors(parameters);
+  const auto shards = shards_of(tensors, options.type, options.shard_bytes);
+
+  PartialDirectory partial(directory.string() + ".partial");
+  write_text(partial / "config.json", config);
+  nlohmann::json weight_map;
+  std::int64_t total_bytes = 0;
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    const std::string name =
+        shards.size() == 1 ? "model.safetensors"
+                           : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+    write_shard(partial / name, options.type, shards[i], source);
+    for (const Stored& stored : shards[i]) {
+      weight_map[stored.tensor.name] = name;
+      total_bytes += stored.tensor.elements() * size_of(options.type);
+    }
+  }
+  if (shards.size() > 1) {
+    const nlohmann::json index = {{"metadata", {{"total_size", total_bytes}}},
+                                  {"weight_map", weight_map}};
+    write_text(partial / "model.safetensors.index.json", index.dump(2) + "\n");
+  }
+  partial.publish(directory);
+}
+
+}  // namespace tessera

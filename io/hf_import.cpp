@@ -1,0 +1,137 @@
+#include <algorithm>
+#include <set>
+
+#include "core/error.hpp"
+#include "io/hugging_face.hpp"
+#include "io/json.hpp"
+
+namespace tessera {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::int64_t kLargestIndex = std::int64_t{64} << 20;
+constexpr std::size_t kShownProblems = 20;
+
+/// The files that an index lists; DataError for names that lead out of the directory.
+std::vector<std::string> shards_of(const JsonDocument& index) {
+  std::set<std::string> files;
+  index.root()["weight_map"].for_each_member([&](const std::string&, const JsonCursor& file) {
+    const std::string& name = file.text();
+    if (name.empty() || name != fs::path(name).filename() || name.find('\0') != std::string::npos) {
+      file.fail(fmt::format("{} is not the name of a file in the same directory", file.shown()));
+    }
+    files.insert(name);
+  });
+  return {files.begin(), files.end()};
+}
+
+std::string shape_text(std::span<const std::int64_t> shape) {
+  return fmt::format("({})", fmt::join(shape, ", "));
+}
+
+bool is_floating(const SafetensorsEntry& entry) {
+  return entry.type == DType::f32 || entry.type == DType::bf16 || entry.type == DType::f16 ||
+         entry.type == DType::f64;
+}
+
+}  // namespace
+
+HfModel HfModel::open(const fs::path& directory) {
+  HfModel model;
+  model.config_ = read_hf_config(directory / "config.json");
+  const fs::path index = directory / "model.safetensors.index.json";
+  std::vector<std::string> names{"model.safetensors"};
+  if (fs::exists(index)) {
+    names = shards_of(JsonDocument(read_text(index, kLargestIndex), index.string()));
+  }
+  for (const std::string& name : names) model.shards_.emplace_back(directory / name);
+  model.parameters_ = hf_tensors(model.architecture());
+  model.match(directory);
+  return model;
+}
+
+void HfModel::match(const fs::path& directory) {
+  struct Found {
+    std::size_t shard;
+    const SafetensorsEntry* entry;
+    bool used = false;
+  };
+  std::vector<std::string> problems;
+  std::map<std::string, Found, std::less<>> found;  // by the name with the prefix
+  const std::string_view prefix = hf_prefix(architecture());
+  for (std::size_t shard = 0; shard < shards_.size(); ++shard) {
+    for (const auto& [name, entry] : shards_[shard].tensors()) {
+      if (hf_ignored(architecture(), name)) continue;
+      const bool complete = name.starts_with(prefix) || name == "lm_head.weight";
+      const auto key = complete ? name : fmt::format("{}{}", prefix, name);
+      if (!found.emplace(key, Found{shard, &entry}).second) {
+        problems.push_back(fmt::format("{} is there twice", name));
+      }
+    }
+  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const HfTensor& tensor = parameters_[i];
+    const auto stored = found.find(tensor.tensor);
+    if (stored == found.end()) {
+      problems.push_back(fmt::format("{} is missing", tensor.tensor));
+      continue;
+    }
+    stored->second.used = true;
+    const SafetensorsEntry& entry = *stored->second.entry;
+    if (entry.shape != tensor.stored_shape()) {
+      problems.push_back(fmt::format("{} has the shape {}; config.json says {}", tensor.tensor,
+                                     shape_text(entry.shape), shape_text(tensor.stored_shape())));
+    } else if (!is_floating(entry)) {
+      problems.push_back(fmt::format("{} has the element type {}; allowed: F32, BF16, F16, F64",
+                                     tensor.tensor, entry.dtype));
+    }
+    sources_[tensor.parameter] = {i, stored->second.shard, &entry};
+  }
+  for (const auto& [name, tensor] : found) {
+    if (!tensor.used) problems.push_back(fmt::format("{} is not a tensor of the family", name));
+  }
+  if (problems.empty()) return;
+  std::string message = fmt::format("{}: the weights do not fit config.json:", directory.string());
+  for (std::size_t i = 0; i < std::min(problems.size(), kShownProblems); ++i) {
+    message += "\n  " + problems[i];
+  }
+  if (problems.size() > kShownProblems) {
+    message += fmt::format("\n  and {} more", problems.size() - kShownProblems);
+  }
+  throw DataError(message);
+}
+
+DType HfModel::stored_dtype() const { return *sources_.at("vocabulary.weight").entry->type; }
+
+void HfModel::read(std::string_view parameter, std::int64_t begin, std::span<float> out) const {
+  const auto found = sources_.find(parameter);
+  TESSERA_CHECK(found != sources_.end(), "no parameter {}", parameter);
+  const Source& source = found->second;
+  const HfTensor& tensor = parameters_[source.tensor];
+  const SafetensorsFile& file = shards_[source.shard];
+  const std::int64_t end = begin + static_cast<std::int64_t>(out.size());
+  TESSERA_CHECK(begin >= 0 && end <= tensor.elements(), "{}: elements {} to {}", parameter, begin,
+                end);
+  if (out.empty()) return;
+  if (!tensor.transposed) {
+    return file.read(*source.entry, tensor.part * tensor.elements() + begin, out);
+  }
+  // Ours (r, c) is theirs (c, first + r): each of their rows gives one column of the rows that the
+  // range touches.
+  const std::int64_t rows = tensor.shape[0], cols = tensor.shape[1];
+  const std::int64_t row_begin = begin / cols, row_end = (end - 1) / cols + 1;
+  const std::int64_t first = tensor.part * rows + row_begin, width = tensor.parts * rows;
+  std::vector<float> column(static_cast<std::size_t>(row_end - row_begin));
+  for (std::int64_t c = 0; c < cols; ++c) {
+    file.read(*source.entry, c * width + first, column);
+    for (std::int64_t r = row_begin; r < row_end; ++r) {
+      const std::int64_t element = r * cols + c;
+      if (element >= begin && element < end) {
+        out[static_cast<std::size_t>(element - begin)] =
+            column[static_cast<std::size_t>(r - row_begin)];
+      }
+    }
+  }
+}
+
+}  // namespace tessera

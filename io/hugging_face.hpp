@@ -1,0 +1,72 @@
+// Hugging Face model directories: config.json and safetensors, in one file or in shards that
+// model.safetensors.index.json lists. Weights are read and written as Tessera's parameters: names
+// and shapes as in src/model, any flat range, so that no rank ever holds the whole model.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/dtype.hpp"
+#include "io/hf_config.hpp"
+#include "io/hf_tensors.hpp"
+#include "io/safetensors.hpp"
+
+namespace tessera {
+
+class HfModel {
+ public:
+  /// DataError for a directory that cannot be used; missing, unknown and mis-shaped tensors are
+  /// listed all at once.
+  static HfModel open(const std::filesystem::path& directory);
+
+  const HfArchitecture& architecture() const { return config_.architecture; }
+  /// The architecture as the keys of a deck's [model] section.
+  std::span<const HfKey> keys() const { return config_.keys; }
+  /// Every parameter with its shape, in the order of the model.
+  std::span<const HfTensor> parameters() const { return parameters_; }
+  /// The element type of the embedding matrix, for a warning where a narrower one is asked for.
+  DType stored_dtype() const;
+
+  /// Elements [begin, begin + out.size()) of a parameter, row-major, as f32. Safe from many
+  /// threads.
+  void read(std::string_view parameter, std::int64_t begin, std::span<float> out) const;
+
+ private:
+  struct Source {
+    std::size_t tensor = 0;  // in parameters_
+    std::size_t shard = 0;
+    const SafetensorsEntry* entry = nullptr;  // of that shard
+  };
+
+  HfModel() = default;
+  void match(const std::filesystem::path& directory);
+
+  HfConfig config_;
+  std::vector<HfTensor> parameters_;
+  std::vector<SafetensorsFile> shards_;
+  std::map<std::string, Source, std::less<>> sources_;  // by parameter
+};
+
+/// Gives elements [begin, begin + out.size()) of a parameter.
+using ParameterSource =
+    std::function<void(std::string_view parameter, std::int64_t begin, std::span<float> out)>;
+
+struct HfExport {
+  std::filesystem::path directory;  // made; must not exist, or be empty
+  HfArchitecture architecture;
+  DType type = DType::f32;
+  std::optional<std::int32_t> end_of_text;
+  std::int64_t shard_bytes = 5'000'000'000;  // one file holds at most this, or one tensor
+};
+
+/// Writes a directory that transformers loads. It appears whole or not at all.
+void export_hugging_face(const HfExport& options, const ParameterSource& source);
+
+}  // namespace tessera

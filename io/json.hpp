@@ -1,0 +1,69 @@
+// JSON that other people wrote: a checked walk in which every complaint names the file and the
+// place in it ("tokenizer.json: $.model.vocab: ..."). All errors are DataErrors.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace tessera {
+
+/// One value of a JsonDocument, which must outlive it.
+class JsonCursor {
+ public:
+  JsonCursor(const nlohmann::json& value, const std::string& file, std::string path)
+      : value_(&value), file_(&file), path_(std::move(path)) {}
+
+  /// A member of this object: required, or absent (missing and null are the same).
+  JsonCursor operator[](std::string_view key) const;
+  std::optional<JsonCursor> find(std::string_view key) const;
+
+  std::int64_t integer() const;
+  double number() const;  // finite
+  bool boolean() const;
+  const std::string& text() const;
+  const nlohmann::json& raw() const { return *value_; }
+
+  bool is_integer() const;
+  bool is_text() const;
+  bool is_array() const;
+  bool is_object() const;
+
+  std::int64_t size() const;  // of an array or object
+  void for_each_member(
+      const std::function<void(const std::string& key, const JsonCursor&)>& visit) const;
+  void for_each_item(const std::function<void(const JsonCursor&)>& visit) const;
+
+  /// The value as a message shows it: short and printable.
+  std::string shown() const;
+  /// "file: $.path"
+  std::string place() const { return *file_ + ": " + path_; }
+  [[noreturn]] void fail(std::string_view message) const;
+
+ private:
+  [[noreturn]] void wrong_type(std::string_view expected) const;
+
+  const nlohmann::json* value_;
+  const std::string* file_;
+  std::string path_;
+};
+
+/// Parsed text. An object that gives a name twice is refused: readers differ on which one counts.
+class JsonDocument {
+ public:
+  JsonDocument(std::string_view text, std::string file);
+  JsonDocument(JsonDocument&&) noexcept;
+  ~JsonDocument();
+
+  JsonCursor root() const { return {*value_, *file_, "$"}; }
+
+ private:
+  std::unique_ptr<const std::string> file_;  // cursors point to it: it must not move
+  std::unique_ptr<const nlohmann::json> value_;
+};
+
+}  // namespace tessera

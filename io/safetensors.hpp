@@ -1,0 +1,65 @@
+// The safetensors format: u64 N, N bytes of JSON {name: {dtype, shape, data_offsets}}, then the
+// tensors' bytes, little-endian and row-major, without gaps or overlaps.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/dtype.hpp"
+#include "io/file.hpp"
+
+namespace tessera {
+
+struct SafetensorsEntry {
+  std::string dtype;                // as in the file: "F32", "BF16", ...
+  std::optional<DType> type;        // what can be read as numbers; none for BOOL, F8 and the like
+  std::vector<std::int64_t> shape;  // empty: a scalar
+  std::int64_t elements = 0;
+  std::int64_t offset = 0;  // in the file, of the first byte
+};
+
+/// An open file whose header has been checked against its size (DataError otherwise). Reading is
+/// safe from many threads.
+class SafetensorsFile {
+ public:
+  explicit SafetensorsFile(const std::filesystem::path& path);
+
+  const std::filesystem::path& path() const { return file_.path(); }
+  const std::map<std::string, SafetensorsEntry, std::less<>>& tensors() const { return tensors_; }
+
+  /// Elements [first, first + out.size()) of a floating-point tensor of this file, as f32.
+  void read(const SafetensorsEntry& tensor, std::int64_t first, std::span<float> out) const;
+
+ private:
+  File file_;
+  std::map<std::string, SafetensorsEntry, std::less<>> tensors_;
+};
+
+/// Writes a file front to back; it appears when publish() returns.
+class SafetensorsWriter {
+ public:
+  struct Tensor {
+    std::string name;
+    std::vector<std::int64_t> shape;
+    std::int64_t elements() const;
+  };
+
+  /// All tensors, f32, bf16 or f16, in the order in which they will be written.
+  SafetensorsWriter(std::filesystem::path path, DType type, std::span<const Tensor> tensors);
+  /// The next elements, rounded to nearest even.
+  void append(std::span<const float> values);
+  void publish();
+
+ private:
+  DType type_;
+  AtomicFile file_;
+  std::int64_t expected_bytes_ = 0;
+};
+
+}  // namespace tessera

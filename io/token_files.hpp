@@ -1,0 +1,62 @@
+// The tokens of a run as one long row: the documents of all files a deck lists, one after another.
+// Two formats are read: Megatron's indexed datasets (io/megatron.hpp) and llm.c's shards (a header
+// of 256 i32 {magic, version, count}, then 16- or 32-bit tokens).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/dtype.hpp"
+#include "io/file.hpp"
+
+namespace tessera {
+
+/// Tokens are read with pread when asked for: nothing is mapped, so resident memory stays what the
+/// ledger says. Adjacent documents are merged into runs; a corpus written in order is one run a
+/// file, however many documents it has.
+class TokenCorpus {
+ public:
+  /// An entry is a Megatron prefix, or a path or glob that ends in ".bin" (llm.c; the matches are
+  /// taken in byte order of their names). DataError for files that cannot be used.
+  TokenCorpus(std::span<const std::string> entries, std::int64_t vocab);
+
+  std::int64_t tokens() const { return tokens_; }
+  /// Sequences of `length` tokens and their shifted targets: sequence s needs the tokens
+  /// [s length, s length + length], so the last token of the corpus is only ever a target.
+  std::int64_t sequences(std::int64_t length) const {
+    return tokens_ > 0 ? (tokens_ - 1) / length : 0;
+  }
+
+  /// Tokens [first, first + out.size()), which must exist. DataError, naming file and position, for
+  /// a token that is not below the vocabulary size. Safe to call from many threads at once.
+  void read(std::int64_t first, std::span<std::int32_t> out) const;
+
+  struct TokenFile {
+    File file;
+    DType type;  // u32 tokens are read as i32: a token >= 2^31 is out of range either way
+    std::int64_t tokens = 0;
+    std::int64_t documents = 0;  // 0: the format does not say
+  };
+  std::span<const TokenFile> files() const { return files_; }
+
+ private:
+  struct Run {
+    std::int64_t first = 0;   // token of the corpus
+    std::int64_t offset = 0;  // byte in the file
+    std::size_t file = 0;
+  };
+
+  void add_megatron(const std::string& prefix);
+  void add_llmc(const std::string& path);
+  void add_run(std::int64_t offset, std::int64_t count);
+  void read_run(const Run& run, std::int64_t skip, std::span<std::int32_t> out) const;
+
+  std::int64_t vocab_;
+  std::int64_t tokens_ = 0;
+  std::vector<TokenFile> files_;
+  std::vector<Run> runs_;  // ascending by first, none empty
+};
+
+}  // namespace tessera

@@ -1,0 +1,174 @@
+#include "io/tokenizer.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "io/file.hpp"
+#include "io/tokenizer_json.hpp"
+
+namespace tessera {
+namespace {
+
+// Large vocabularies reach 40 MB.
+constexpr std::int64_t kLargestFile = std::int64_t{256} << 20;
+
+// The names that families give to the token that ends a document.
+constexpr std::array kEndOfText = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"};
+
+/// Finds added tokens in text: at each place the longest one wins.
+class AddedTokenFinder {
+ public:
+  explicit AddedTokenFinder(std::vector<AddedToken> tokens) : tokens_(std::move(tokens)) {
+    std::stable_sort(tokens_.begin(), tokens_.end(), [](const AddedToken& a, const AddedToken& b) {
+      return a.content.size() > b.content.size();
+    });
+    for (const AddedToken& token : tokens_) {
+      by_first_byte_[static_cast<unsigned char>(token.content[0])].push_back(&token);
+    }
+  }
+
+  AddedTokenFinder(const AddedTokenFinder&) = delete;  // the table points into tokens_
+  AddedTokenFinder& operator=(const AddedTokenFinder&) = delete;
+
+  /// Calls `text_piece` for the text between tokens (none empty) and `found` for each token's id.
+  template <typename TextPiece, typename Found>
+  void cut(std::string_view text, const TextPiece& text_piece, const Found& found) const {
+    std::size_t done = 0;
+    for (std::size_t i = 0; i < text.size() && !tokens_.empty();) {
+      const AddedToken* token = token_at(text.substr(i));
+      if (token == nullptr) {
+        ++i;
+        continue;
+      }
+      if (i > done) text_piece(text.substr(done, i - done));
+      found(token->id);
+      done = i += token->content.size();
+    }
+    if (done < text.size()) text_piece(text.substr(done));
+  }
+
+ private:
+  const AddedToken* token_at(std::string_view text) const {
+    for (const AddedToken* token : by_first_byte_[static_cast<unsigned char>(text[0])]) {
+      if (text.starts_with(token->content)) return token;
+    }
+    return nullptr;
+  }
+
+  std::vector<AddedToken> tokens_;
+  std::array<std::vector<const AddedToken*>, 256> by_first_byte_;
+};
+
+std::vector<AddedToken> select(const std::vector<AddedToken>& all, bool normalized) {
+  std::vector<AddedToken> chosen;
+  std::copy_if(all.begin(), all.end(), std::back_inserter(chosen),
+               [&](const AddedToken& token) { return token.normalized == normalized; });
+  return chosen;
+}
+
+std::optional<std::int32_t> find_end_of_text(const std::vector<AddedToken>& added) {
+  for (const std::string_view name : kEndOfText) {
+    for (const AddedToken& token : added) {
+      if (token.special && token.content == name) return token.id;
+    }
+  }
+  return std::nullopt;
+}
+
+TokenizerDefinition byte_definition() {
+  TokenizerDefinition definition{.vocab = 256};
+  for (std::int32_t byte = 0; byte < 256; ++byte) {
+    definition.model.byte_ids[static_cast<std::size_t>(byte)] = byte;
+    definition.bytes_of[byte] = std::string(1, static_cast<char>(byte));
+  }
+  return definition;
+}
+
+}  // namespace
+
+// The byte tokenizer is the case without patterns, merges and added tokens.
+struct Tokenizer::Impl {
+  explicit Impl(TokenizerDefinition definition, std::string text)
+      : json(std::move(text)),
+        vocab(definition.vocab),
+        end_of_text(find_end_of_text(definition.added)),
+        prefix_space(definition.prefix_space),
+        bytes_of(std::move(definition.bytes_of)),
+        verbatim(select(definition.added, false)),
+        normalized(select(definition.added, true)),
+        patterns(std::move(definition.patterns)),
+        bpe(std::move(definition.model)) {}
+
+  void encode_words(std::string_view text, std::size_t pattern, std::vector<std::int32_t>& ids) {
+    if (pattern == patterns.size()) return bpe.encode(text, ids);
+    patterns[pattern].split(text,
+                            [&](std::string_view piece) { encode_words(piece, pattern + 1, ids); });
+  }
+
+  void encode_text(std::string_view text, std::vector<std::int32_t>& ids) {
+    if (prefix_space && !text.starts_with(' ')) {
+      encode_words(std::string(1, ' ').append(text), 0, ids);
+    } else {
+      encode_words(text, 0, ids);
+    }
+  }
+
+  std::string json;
+  std::int64_t vocab;
+  std::optional<std::int32_t> end_of_text;
+  bool prefix_space;
+  std::unordered_map<std::int32_t, std::string> bytes_of;
+  AddedTokenFinder verbatim, normalized;
+  std::vector<SplitPattern> patterns;
+  BpeEncoder bpe;
+};
+
+Tokenizer::Tokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
+Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
+Tokenizer::~Tokenizer() = default;
+
+Tokenizer Tokenizer::bytes() { return Tokenizer(std::make_unique<Impl>(byte_definition(), "")); }
+
+Tokenizer Tokenizer::open(const std::filesystem::path& path) {
+  return parse(read_text(path, kLargestFile), path.string());
+}
+
+Tokenizer Tokenizer::parse(std::string json, const std::string& name) {
+  auto definition = parse_tokenizer_json(json, name);
+  return Tokenizer(std::make_unique<Impl>(std::move(definition), std::move(json)));
+}
+
+std::int64_t Tokenizer::vocab() const { return impl_->vocab; }
+std::optional<std::int32_t> Tokenizer::end_of_text() const { return impl_->end_of_text; }
+const std::string& Tokenizer::json() const { return impl_->json; }
+
+void Tokenizer::encode(std::string_view text, std::vector<std::int32_t>& ids) {
+  const auto found = [&](std::int32_t id) { ids.push_back(id); };
+  impl_->verbatim.cut(
+      text,
+      [&](std::string_view between) {
+        impl_->normalized.cut(
+            between, [&](std::string_view plain) { impl_->encode_text(plain, ids); }, found);
+      },
+      found);
+}
+
+std::vector<std::int32_t> Tokenizer::encode(std::string_view text) {
+  std::vector<std::int32_t> ids;
+  encode(text, ids);
+  return ids;
+}
+
+std::string_view Tokenizer::decode(std::int32_t id) const {
+  const auto found = impl_->bytes_of.find(id);
+  return found == impl_->bytes_of.end() ? std::string_view() : found->second;
+}
+
+std::string Tokenizer::decode(std::span<const std::int32_t> ids) const {
+  std::string text;
+  for (const std::int32_t id : ids) text += decode(id);
+  return text;
+}
+
+}  // namespace tessera

@@ -1,0 +1,56 @@
+// Text to token ids and back. Two kinds: bytes (a token is a byte) and byte-level BPE, read from a
+// Hugging Face tokenizer.json (the GPT-2 and Llama 3 families). Any bytes can be encoded, also text
+// that is not valid UTF-8, and decoding gives them back exactly.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+/// Ids agree with the `tokenizers` package, encode(text, add_special_tokens=False): tokens added to
+/// the vocabulary ("<|endoftext|>") are found in the text; truncation, padding and post-processing
+/// are ignored. Keeps a cache of words: one Tokenizer a thread.
+class Tokenizer {
+ public:
+  static Tokenizer bytes();
+  /// A tokenizer.json; DataError, naming file and place, for one that is damaged or that needs what
+  /// is not supported.
+  static Tokenizer open(const std::filesystem::path& path);
+  /// The same from its text, as a checkpoint stores it; `name` is what errors call it.
+  static Tokenizer parse(std::string json, const std::string& name);
+
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer&&) noexcept;
+  ~Tokenizer();
+
+  /// One more than the largest id.
+  std::int64_t vocab() const;
+  /// The token that ends a document, if the vocabulary has one.
+  std::optional<std::int32_t> end_of_text() const;
+
+  /// Appends the ids of `text`.
+  void encode(std::string_view text, std::vector<std::int32_t>& ids);
+  std::vector<std::int32_t> encode(std::string_view text);
+
+  /// The bytes that an id stands for; none if no token has that id. For text that arrives token by
+  /// token see Utf8Stream.
+  std::string_view decode(std::int32_t id) const;
+  std::string decode(std::span<const std::int32_t> ids) const;
+
+  /// The text that parse() takes; empty for bytes.
+  const std::string& json() const;
+
+ private:
+  struct Impl;
+  explicit Tokenizer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,34 @@
+// What a tokenizer.json says, checked: every setting is either understood or refused by name.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "io/bpe.hpp"
+#include "io/split_pattern.hpp"
+
+namespace tessera {
+
+struct AddedToken {
+  std::string content;
+  std::int32_t id = 0;
+  bool special = false;
+  bool normalized = false;  // looked for after those that are not
+};
+
+struct TokenizerDefinition {
+  BpeModel model;
+  std::vector<SplitPattern> patterns;  // each cuts the pieces of the one before
+  bool prefix_space = false;           // a text that does not start with a space gets one
+  std::vector<AddedToken> added;
+  std::unordered_map<std::int32_t, std::string> bytes_of;  // what each id stands for
+  std::int64_t vocab = 0;
+};
+
+/// DataError, naming `name` and the JSON path.
+TokenizerDefinition parse_tokenizer_json(std::string_view text, const std::string& name);
+
+}  // namespace tessera

@@ -1,0 +1,255 @@
+// A deck: everything that defines a run, as plain typed values, one struct per section of the TOML
+// file. A member's initialiser is the key's default; what each key means is in schema.cpp (and in
+// inputs/README.md, which is generated from it). Components take only their own section.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "deck/words.hpp"
+
+namespace tessera::deck {
+
+/// Written in a deck as an integer or as "12GiB".
+struct Bytes {
+  std::int64_t count = 0;
+  bool operator==(const Bytes&) const = default;
+};
+
+/// Written in a deck as an integer or as "hh:mm:ss".
+struct Seconds {
+  std::int64_t count = 0;
+  bool operator==(const Seconds&) const = default;
+};
+
+/// From step `step` on, `global` sequences a step.
+struct RampEntry {
+  std::int64_t step = 0;
+  std::int64_t global = 0;
+  bool operator==(const RampEntry&) const = default;
+};
+
+/// The run ends at whichever of steps, tokens and epochs is reached first.
+struct RunSection {
+  std::string name = "tessera";
+  std::string dir = "runs/{name}";  // see run_directory()
+  std::optional<std::int64_t> steps;
+  std::optional<double> epochs;
+  std::optional<std::int64_t> tokens;
+  std::int64_t seed = 1;
+  Backend backend = Backend::automatic;
+  Reproducible reproducible = Reproducible::run;
+  std::int64_t reproducible_tensor = 1;
+  std::variant<Resume, std::string> resume = Resume::automatic;  // or a checkpoint's path
+  std::optional<Seconds> time_limit;
+  std::optional<std::int64_t> deadline;
+  std::optional<std::int64_t> threads;
+  bool operator==(const RunSection&) const = default;
+};
+
+/// Loading replaces defaults that depend on other keys (family, preset, init_from, hidden) by
+/// definite values: every number here is final, kv_heads, head_dim and ffn_hidden included.
+struct ModelSection {
+  Family family = Family::gpt2;
+  std::optional<Preset> preset;
+  std::int64_t layers = 0;
+  std::int64_t heads = 0;
+  std::int64_t kv_heads = 0;
+  std::int64_t hidden = 0;
+  std::int64_t head_dim = 0;
+  std::int64_t ffn_hidden = 0;
+  std::int64_t vocab = 0;
+  std::int64_t context = 0;
+  NormKind norm = NormKind::layernorm;
+  NormPlaced norm_placed = NormPlaced::before;
+  double norm_eps = 1e-5;
+  Position position = Position::learned;
+  double rope_theta = 10000;
+  Activation activation = Activation::gelu;
+  bool bias = true;
+  bool tied_embeddings = true;
+  double dropout = 0;
+  double init_std = 0.02;
+  std::optional<std::string> init_from;
+  bool operator==(const ModelSection&) const = default;
+};
+
+struct DataSection {
+  std::vector<std::string> train;
+  std::vector<std::string> validation;
+  bool shuffle = true;
+  bool operator==(const DataSection&) const = default;
+};
+
+struct BatchSection {
+  std::int64_t sequence = 0;  // loading replaces an unset one by model.context
+  std::int64_t micro = 1;
+  std::int64_t global = 0;
+  std::vector<RampEntry> ramp;
+  bool operator==(const BatchSection&) const = default;
+};
+
+struct OptimizerSection {
+  OptimizerName name = OptimizerName::adamw;
+  double lr = 0;
+  std::array<double, 2> betas = {0.9, 0.95};
+  double eps = 1e-8;
+  double weight_decay = 0;
+  double clip_norm = 1;
+  bool operator==(const OptimizerSection&) const = default;
+};
+
+/// At most one of each warm-up and decay length is set.
+struct ScheduleSection {
+  ScheduleKind kind = ScheduleKind::cosine;
+  std::optional<std::int64_t> warmup_steps;
+  std::optional<std::int64_t> warmup_tokens;
+  std::optional<double> warmup_epochs;
+  double warmup_start_lr = 0;
+  Warmup warmup = Warmup::linear;
+  std::optional<std::int64_t> decay_steps;
+  std::optional<std::int64_t> decay_tokens;
+  std::optional<double> decay_epochs;
+  double min_lr = 0;
+  std::optional<std::int64_t> step_size;
+  double gamma = 0.1;
+  bool operator==(const ScheduleSection&) const = default;
+};
+
+struct PrecisionSection {
+  Precision compute = Precision::f32;
+  Matmul matmul = Matmul::same;
+  SumPrecision accumulate = SumPrecision::f32;
+  SumPrecision gradients = SumPrecision::f32;
+  std::variant<LossScale, double> loss_scale = LossScale::dynamic;
+  std::int64_t loss_scale_power = 16;
+  std::int64_t loss_scale_window = 1000;
+  std::int64_t loss_scale_hysteresis = 2;
+  double loss_scale_min = 1;
+  bool operator==(const PrecisionSection&) const = default;
+};
+
+struct ParallelSection {
+  std::int64_t tensor = 1;
+  std::int64_t pipeline = 1;
+  std::int64_t data = 0;  // 0: the rest of the ranks
+  bool sequence = true;
+  PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+  std::int64_t virtual_stages = 1;
+  std::variant<Placement, std::vector<std::int64_t>> placement = Placement::balanced;
+  std::int64_t ranks_per_node = 0;  // 0: ask MPI
+  bool operator==(const ParallelSection&) const = default;
+};
+
+struct RecomputeSection {
+  Recompute policy = Recompute::none;
+  bool operator==(const RecomputeSection&) const = default;
+};
+
+struct QuantizeSection {
+  QuantizedWeights weights = QuantizedWeights::none;
+  QuantizedGradients gradients = QuantizedGradients::none;
+  std::int64_t block = 256;
+  bool error_feedback = false;
+  bool stochastic = false;
+  bool operator==(const QuantizeSection&) const = default;
+};
+
+struct ZeroSection {
+  std::int64_t stage = 0;
+  Reduce reduce = Reduce::step;  // loading replaces an unset one by the stage's default
+  std::int64_t prefetch = 1;
+  std::variant<Secondary, std::int64_t> secondary = Secondary::none;
+  QuantizeSection quantize;
+  bool operator==(const ZeroSection&) const = default;
+};
+
+struct OffloadSection {
+  OffloadTier parameters = OffloadTier::none;
+  OffloadTier gradients = OffloadTier::none;
+  OffloadTier optimizer = OffloadTier::none;
+  OffloadTier activations = OffloadTier::none;
+  double optimizer_share = 1;
+  std::vector<std::string> nvme;
+  Bytes block = {std::int64_t{8} << 20};
+  std::int64_t depth = 16;
+  bool keep = false;
+  bool operator==(const OffloadSection&) const = default;
+};
+
+struct MemorySection {
+  std::variant<MemoryBudget, Bytes> device = MemoryBudget::automatic;
+  std::variant<MemoryBudget, Bytes> host = MemoryBudget::automatic;
+  bool operator==(const MemorySection&) const = default;
+};
+
+struct CheckpointSection {
+  std::int64_t every = 1000;
+  std::int64_t keep = 3;
+  std::int64_t keep_every = 0;
+  bool async = true;
+  bool verify = true;
+  bool operator==(const CheckpointSection&) const = default;
+};
+
+struct EvaluateSection {
+  std::int64_t every = 0;
+  std::int64_t batches = 16;
+  bool operator==(const EvaluateSection&) const = default;
+};
+
+struct LogSection {
+  std::int64_t every = 1;
+  std::optional<std::array<std::int64_t, 2>> profile;  // first and last step
+  bool operator==(const LogSection&) const = default;
+};
+
+/// Injected faults, for tests of recovery. No key of it is available in this version.
+struct FaultSection {
+  bool operator==(const FaultSection&) const = default;
+};
+
+struct GuardSection {
+  NonFinite non_finite = NonFinite::skip;
+  std::int64_t max_skips = 16;
+  Spike spike = Spike::off;
+  std::int64_t rollback_steps = 100;
+  double rollback_lr_factor = 0.5;
+  std::int64_t check_replicas = 0;
+  Seconds hang_timeout;
+  bool operator==(const GuardSection&) const = default;
+};
+
+struct Deck {
+  RunSection run;
+  ModelSection model;
+  DataSection data;
+  BatchSection batch;
+  OptimizerSection optimizer;
+  ScheduleSection schedule;
+  PrecisionSection precision;
+  ParallelSection parallel;
+  RecomputeSection recompute;
+  ZeroSection zero;
+  OffloadSection offload;
+  MemorySection memory;
+  CheckpointSection checkpoint;
+  EvaluateSection evaluate;
+  LogSection log;
+  FaultSection fault;
+  GuardSection guard;
+  bool operator==(const Deck&) const = default;
+};
+
+/// run.dir with every "{name}" replaced by run.name.
+std::string run_directory(const Deck& deck);
+
+/// The whole deck as TOML, every default filled in; it parses back to an identical Deck. Keys that
+/// are unset appear as comments that say what unset means.
+std::string to_toml(const Deck& deck);
+
+}  // namespace tessera::deck

@@ -1,0 +1,194 @@
+#include "deck/load.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "core/error.hpp"
+#include "deck/checks.hpp"
+#include "deck/names.hpp"
+#include "deck/presets.hpp"
+#include "deck/problems.hpp"
+#include "deck/schema.hpp"
+#include "deck/sources.hpp"
+
+namespace tessera::deck {
+
+namespace {
+
+/// How to mend a value that does not fit, where that can be guessed.
+std::string remedy(const SchemaRow& row, const Value& value) {
+  if (const auto* word = value.as<std::string>()) {
+    const std::string_view nearest = nearest_name(*word, row.field.words());
+    return nearest.empty() ? "" : fmt::format(" (did you mean \"{}\"?)", nearest);
+  }
+  const auto* number = value.as<double>();
+  if (number && std::trunc(*number) == *number && std::abs(*number) < 0x1p62 &&
+      row.field.type() == "an integer") {
+    return fmt::format(" (write {})", static_cast<std::int64_t>(*number));
+  }
+  return "";
+}
+
+/// Fills a Deck from the strongest source of each key to the weakest.
+class Resolver {
+ public:
+  Resolver(LoadedDeck& loaded, Problems& problems) : loaded_(loaded), problems_(problems) {}
+
+  void take_user_keys(const Sources& sources) {
+    for (const auto& [name, value] : sources.keys) assign(name, value, true);
+  }
+
+  void take_preset() {
+    const auto preset = loaded_.deck.model.preset;
+    if (!preset) return;
+    for (ImpliedKey& key : preset_keys(*preset)) {
+      key.value.place = loaded_.place("model.preset");
+      assign(key.name, key.value, false);
+    }
+  }
+
+  void take_model_directory(const ArchitectureReader& reader) {
+    const auto& dir = loaded_.deck.model.init_from;
+    if (!dir || !reader) return;
+    if (loaded_.deck.model.preset) {
+      problems_.add(loaded_.place("model.preset"), "model.preset",
+                    fmt::format("model.preset and model.init_from ({}) both fix the architecture: "
+                                "keep one",
+                                loaded_.where("model.init_from")));
+    }
+    for (const ArchitectureKey& key : read_architecture(*dir, reader)) {
+      const std::string name = "model." + key.key;
+      TESSERA_CHECK(find_row(name), "{} gives unknown key {}", key.place, name);
+      Value value;
+      std::visit([&](const auto& held) { value.data = held; }, key.value);
+      value.place = Place{key.place, 0, 0};
+      if (loaded_.origins.contains(name)) check_agreement(name, value);
+      assign(name, value, false);
+    }
+  }
+
+  void take_family() {
+    for (const ImpliedKey& key : family_keys(loaded_.deck.model.family)) {
+      if (open(key.name)) find_row(key.name)->field.set(loaded_.deck, key.value);
+    }
+  }
+
+  /// Defaults that follow from other keys.
+  void derive() {
+    ModelSection& model = loaded_.deck.model;
+    if (open("model.kv_heads")) model.kv_heads = model.heads;
+    if (open("model.head_dim") && model.heads > 0) model.head_dim = model.hidden / model.heads;
+    if (open("model.ffn_hidden") && model.activation != Activation::swiglu) {
+      model.ffn_hidden = 4 * model.hidden;
+    }
+    if (open("batch.sequence")) loaded_.deck.batch.sequence = model.context;
+    ZeroSection& zero = loaded_.deck.zero;
+    if (open("zero.reduce")) zero.reduce = zero.stage >= 2 ? Reduce::micro : Reduce::step;
+  }
+
+  void require_keys(const Sources& sources) {
+    for (const SchemaRow& row : schema_rows()) {
+      if (!row.rules.required || !open(row.name)) continue;
+      const auto section = sources.sections.find(row.section);
+      const Place place =
+          section == sources.sections.end() ? loaded_.place(row.name) : section->second;
+      problems_.add(place, row.name,
+                    fmt::format("{} is missing ({}: {})", row.name, row.meaning, row.allowed()));
+    }
+  }
+
+ private:
+  bool open(std::string_view name) const { return !loaded_.origins.contains(name); }
+
+  /// Sets a key unless a stronger source has done so.
+  void assign(const std::string& name, const Value& value, bool explicitly_set) {
+    if (!loaded_.origins.emplace(name, LoadedDeck::Origin{value.place, explicitly_set}).second) {
+      return;
+    }
+    const SchemaRow& row = *find_row(name);
+    if (row.field.set(loaded_.deck, value) && row.within_limits(loaded_.deck)) return;
+    problems_.add(value.place, name,
+                  fmt::format("{} = {} must be {}{}", name, value_excerpt(value), row.allowed(),
+                              remedy(row, value)));
+  }
+
+  std::vector<ArchitectureKey> read_architecture(const std::string& dir,
+                                                 const ArchitectureReader& reader) const {
+    try {
+      return reader(dir);
+    } catch (Error& error) {
+      error.add_context(loaded_.where("model.init_from") + ": model.init_from");
+      throw;
+    }
+  }
+
+  /// The user's value of a key must be what the model directory says.
+  void check_agreement(const std::string& name, const Value& theirs) {
+    const Field& field = find_row(name)->field;
+    Deck other;
+    if (problems_.about(name) || !field.set(other, theirs)) return;
+    const Value ours = field.get(loaded_.deck);
+    if (ours == field.get(other)) return;
+    problems_.add(loaded_.place(name), name,
+                  fmt::format("{} = {}, but {} says {} (remove the key, or model.init_from)", name,
+                              value_excerpt(ours), theirs.place.text(), value_excerpt(theirs)));
+  }
+
+  LoadedDeck& loaded_;
+  Problems& problems_;
+};
+
+LoadedDeck resolve(const Sources& sources, const std::string& name,
+                   const ArchitectureReader& reader, Problems& problems) {
+  LoadedDeck loaded;
+  loaded.name = name;
+  Resolver resolver(loaded, problems);
+  resolver.take_user_keys(sources);
+  resolver.take_preset();
+  resolver.take_model_directory(reader);
+  resolver.take_family();
+  resolver.derive();
+  resolver.require_keys(sources);
+  check_deck(loaded, problems);
+  problems.throw_if_any();
+  return loaded;
+}
+
+/// A file that cannot be read or parsed leaves holes; complaining about them would only confuse.
+LoadedDeck finish(Sources& sources, const std::string& name, std::span<const std::string> sets,
+                  const ArchitectureReader& reader, Problems& problems) {
+  add_sets(sets, sources, problems);
+  if (problems.about(kUnreadable)) problems.throw_if_any();
+  return resolve(sources, name, reader, problems);
+}
+
+}  // namespace
+
+bool LoadedDeck::explicitly_set(std::string_view key) const {
+  const auto found = origins.find(key);
+  return found != origins.end() && found->second.explicitly_set;
+}
+
+Place LoadedDeck::place(std::string_view key) const {
+  const auto found = origins.find(key);
+  return found == origins.end() ? Place{name, 1, 1} : found->second.place;
+}
+
+LoadedDeck load_deck(const std::string& path, std::span<const std::string> sets,
+                     const ArchitectureReader& reader) {
+  Sources sources;
+  Problems problems;
+  add_file(path, sources, problems);
+  return finish(sources, path, sets, reader, problems);
+}
+
+LoadedDeck parse_deck(std::string_view text, const std::string& name,
+                      std::span<const std::string> sets, const ArchitectureReader& reader) {
+  Sources sources;
+  Problems problems;
+  add_text(text, name, sources, problems);
+  return finish(sources, name, sets, reader, problems);
+}
+
+}  // namespace tessera::deck

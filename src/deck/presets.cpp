@@ -1,0 +1,77 @@
+#include "deck/presets.hpp"
+
+#include "deck/codec.hpp"
+
+namespace tessera::deck {
+
+namespace {
+
+struct PresetRow {
+  Preset preset;
+  Family family;
+  std::int64_t layers, heads, kv_heads, hidden, ffn_hidden, vocab, context;
+  bool tied;
+  double rope_theta;
+};
+
+// GPT-2: Radford et al. 2019, table 2. Llama 2: Touvron et al. 2023. Llama 3 8B and the 1B and 3B
+// of Llama 3.2: Grattafiori et al. 2024, at the pre-training context of 8192 (without the rescaled
+// frequencies of their long-context stage). A size of 0 follows from the others as in any deck.
+constexpr PresetRow kPresets[] = {
+    // preset, family, layers, heads, kv_heads, hidden, ffn_hidden, vocab, context, tied, theta
+    {Preset::gpt2_124m, Family::gpt2, 12, 12, 0, 768, 0, 50257, 1024, true, 10000},
+    {Preset::gpt2_350m, Family::gpt2, 24, 16, 0, 1024, 0, 50257, 1024, true, 10000},
+    {Preset::gpt2_774m, Family::gpt2, 36, 20, 0, 1280, 0, 50257, 1024, true, 10000},
+    {Preset::gpt2_1_5b, Family::gpt2, 48, 25, 0, 1600, 0, 50257, 1024, true, 10000},
+    {Preset::llama_1b, Family::llama, 16, 32, 8, 2048, 8192, 128256, 8192, true, 500000},
+    {Preset::llama_3b, Family::llama, 28, 24, 8, 3072, 8192, 128256, 8192, true, 500000},
+    {Preset::llama_8b, Family::llama, 32, 32, 8, 4096, 14336, 128256, 8192, false, 500000},
+    {Preset::llama2_7b, Family::llama, 32, 32, 0, 4096, 11008, 32000, 4096, false, 10000},
+};
+
+struct FamilyRow {
+  Family family;
+  NormKind norm;
+  Position position;
+  Activation activation;
+  bool bias, tied;
+};
+
+constexpr FamilyRow kFamilies[] = {
+    {Family::gpt2, NormKind::layernorm, Position::learned, Activation::gelu, true, true},
+    {Family::llama, NormKind::rmsnorm, Position::rope, Activation::swiglu, false, false},
+};
+
+template <typename T>
+ImpliedKey implied(const char* key, T value) {
+  return {std::string("model.") + key, Codec<T>::write(value)};
+}
+
+}  // namespace
+
+std::vector<ImpliedKey> preset_keys(Preset preset) {
+  for (const PresetRow& row : kPresets) {
+    if (row.preset != preset) continue;
+    std::vector<ImpliedKey> keys = {
+        implied("family", row.family),        implied("layers", row.layers),
+        implied("heads", row.heads),          implied("hidden", row.hidden),
+        implied("vocab", row.vocab),          implied("context", row.context),
+        implied("tied_embeddings", row.tied), implied("rope_theta", row.rope_theta)};
+    if (row.kv_heads > 0) keys.push_back(implied("kv_heads", row.kv_heads));
+    if (row.ffn_hidden > 0) keys.push_back(implied("ffn_hidden", row.ffn_hidden));
+    return keys;
+  }
+  return {};
+}
+
+std::vector<ImpliedKey> family_keys(Family family) {
+  for (const FamilyRow& row : kFamilies) {
+    if (row.family != family) continue;
+    return {implied("norm", row.norm), implied("position", row.position),
+            implied("activation", row.activation), implied("bias", row.bias),
+            implied("tied_embeddings", row.tied)};
+  }
+  return {};
+}
+
+}  // namespace tessera::deck

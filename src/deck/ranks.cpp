@@ -1,0 +1,77 @@
+#include "deck/ranks.hpp"
+
+#include <fmt/format.h>
+
+#include "core/error.hpp"
+#include "deck/problems.hpp"
+
+namespace tessera::deck {
+
+namespace {
+
+/// "1, 2, 4, 8": the divisors of n, the first ones if there are many.
+std::string divisors(std::int64_t n) {
+  constexpr std::size_t kMost = 12;
+  std::vector<std::int64_t> small;
+  std::vector<std::int64_t> large;
+  for (std::int64_t d = 1; d <= n / d; ++d) {
+    if (n % d != 0) continue;
+    small.push_back(d);
+    if (d != n / d) large.push_back(n / d);
+  }
+  small.insert(small.end(), large.rbegin(), large.rend());
+  const bool many = small.size() > kMost;
+  if (many) small.resize(kMost);
+  return fmt::format("{}{}", fmt::join(small, ", "), many ? ", ..." : "");
+}
+
+/// Trap: a global batch that does not divide must be refused, never rounded.
+void check_global(const LoadedDeck& loaded, std::string_view key, std::int64_t global,
+                  std::int64_t data, Problems& problems) {
+  const std::int64_t micro = loaded.deck.batch.micro;
+  const std::int64_t step = micro * data;
+  if (global % step == 0) return;
+  const std::int64_t below = global / step * step;
+  const std::string nearest =
+      below > 0 ? fmt::format("{} or {}", below, below + step) : std::to_string(step);
+  const std::string micros =
+      global % data == 0
+          ? fmt::format("with {}, batch.micro may be {}", global, divisors(global / data))
+          : fmt::format("no batch.micro makes {} legal on {} data ranks", global, data);
+  problems.add(loaded.place(key), key,
+               fmt::format("{} = {} is not a multiple of batch.micro x data ranks = {} x {} = {} "
+                           "(nearest: {}; {})",
+                           key, global, micro, data, step, nearest, micros));
+}
+
+}  // namespace
+
+void check_ranks(const LoadedDeck& loaded, std::int64_t ranks) {
+  TESSERA_CHECK(ranks > 0, "ranks = {}", ranks);
+  const ParallelSection& parallel = loaded.deck.parallel;
+  const std::int64_t replica = parallel.tensor * parallel.pipeline;
+  Problems problems;
+  if (ranks % replica != 0) {
+    const char* key = parallel.tensor > 1 ? "parallel.tensor" : "parallel.pipeline";
+    problems.add(loaded.place(key), key,
+                 fmt::format("parallel.tensor x parallel.pipeline = {} x {} = {} does not divide "
+                             "{} ranks",
+                             parallel.tensor, parallel.pipeline, replica, ranks));
+    problems.throw_if_any();
+  }
+  const std::int64_t data = ranks / replica;
+  if (parallel.data != 0 && parallel.data != data) {
+    problems.add(
+        loaded.place("parallel.data"), "parallel.data",
+        fmt::format("parallel.data = {}, but {} ranks / (tensor {} x pipeline {}) leave {} "
+                    "(give {}, or 0 for what is left)",
+                    parallel.data, ranks, parallel.tensor, parallel.pipeline, data, data));
+  }
+  check_global(loaded, "batch.global", loaded.deck.batch.global, data, problems);
+  for (const RampEntry& entry : loaded.deck.batch.ramp) {
+    check_global(loaded, "batch.ramp", entry.global, data, problems);
+  }
+  problems.throw_if_any();
+}
+
+}  // namespace tessera::deck

@@ -1,0 +1,14 @@
+// Whether a deck fits a number of ranks.
+#pragma once
+
+#include <cstdint>
+
+#include "deck/load.hpp"
+
+namespace tessera::deck {
+
+/// Throws DeckError unless `ranks` ranks form the deck's mesh and every global batch divides evenly
+/// over it.
+void check_ranks(const LoadedDeck& loaded, std::int64_t ranks);
+
+}  // namespace tessera::deck

@@ -1,0 +1,87 @@
+// The schema: one row a key, with its member of Deck, meaning, range and rules. Parsing, checks,
+// messages, the resolved echo, inputs/README.md and the rules of resuming are all derived from it.
+#pragma once
+
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "deck/deck.hpp"
+#include "deck/value.hpp"
+
+namespace tessera::deck {
+
+/// A member of Deck with its type erased.
+struct Field {
+  std::string (*type)();                        // "an integer"
+  std::vector<std::string_view> (*words)();     // the choices, where the type has any
+  bool (*set)(Deck& deck, const Value& value);  // false: not of this type
+  Value (*get)(const Deck& deck);               // in canonical form; unset when an empty optional
+};
+
+/// What every number in a value must satisfy.
+struct Limits {
+  double low = -std::numeric_limits<double>::infinity();
+  double high = std::numeric_limits<double>::infinity();
+  bool above_low = false;   // low itself is not allowed
+  bool below_high = false;  // high itself is not allowed
+
+  bool allow(double number) const;
+  std::string text() const;  // ">= 1", "> 0", "0 to 3", ">= 0 and < 1"; "" for none
+};
+
+/// What becomes of a key that differs from the checkpoint's when a run resumes.
+enum class OnResume { free, event, refused };
+
+/// The part of a row that most keys leave alone.
+struct KeyRules {
+  Limits limits = {};
+  std::string_view unit = "";
+  std::string_view unset = "";  // what a key left out means, where no constant says it
+  std::string_view built = "";  // the values available in this version; empty: all
+  bool required = false;
+  OnResume on_resume = OnResume::free;
+};
+
+struct SchemaRow {
+  std::string_view name;  // "zero.quantize.weights"
+  std::string_view section;
+  std::string_view key;
+  Field field;
+  std::string_view meaning;
+  KeyRules rules = {};
+
+  std::string allowed() const;                 // type and limits: "an integer, 0 to 3"
+  std::string available() const;               // "only auto, cpu": what this version serves
+  bool within_limits(const Deck& deck) const;  // this key's numbers are
+  bool is_built(const Deck& deck) const;       // this key's value is available in this version
+};
+
+struct SchemaSection {
+  std::string_view name;
+  std::string_view meaning;
+};
+
+/// Sections and rows in the order in which they are printed.
+std::span<const SchemaSection> schema_sections();
+std::span<const SchemaRow> schema_rows();
+
+const SchemaRow* find_row(std::string_view name);
+bool is_section(std::string_view name);
+
+/// inputs/README.md: the reference of every key.
+std::string schema_markdown();
+
+}  // namespace tessera::deck
+
+namespace tessera {
+template <>
+struct EnumWords<deck::OnResume> {
+  using enum deck::OnResume;
+  static constexpr std::array table = {std::pair{free, "free"}, std::pair{event, "event"},
+                                       std::pair{refused, "refused"}};
+};
+}  // namespace tessera

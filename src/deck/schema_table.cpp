@@ -1,0 +1,377 @@
+// The table itself; to make a value available, add its word to the row's `built`.
+#include "deck/codec.hpp"
+#include "deck/schema.hpp"
+
+namespace tessera::deck {
+
+namespace {
+
+template <auto kMember, auto... kRest>
+auto& member_of(auto& object) {
+  if constexpr (sizeof...(kRest) == 0) {
+    return object.*kMember;
+  } else {
+    return member_of<kRest...>(object.*kMember);
+  }
+}
+
+/// The Field at a path of members: field<&Deck::zero, &ZeroSection::stage>().
+template <auto... kPath>
+constexpr Field field() {
+  using T = std::remove_cvref_t<decltype(member_of<kPath...>(std::declval<Deck&>()))>;
+  return {.type = &Codec<T>::type,
+          .words = &Words<T>::list,
+          .set =
+              [](Deck& deck, const Value& value) {
+                auto read = Codec<T>::read(value);
+                if (read) member_of<kPath...>(deck) = *std::move(read);
+                return read.has_value();
+              },
+          .get = [](const Deck& deck) { return Codec<T>::write(member_of<kPath...>(deck)); }};
+}
+
+/// "zero.quantize.block" at &Deck::zero, &ZeroSection::quantize, &QuantizeSection::block.
+template <auto... kPath>
+constexpr SchemaRow row(std::string_view name, std::string_view meaning, KeyRules rules = {}) {
+  const std::size_t dot = name.rfind('.');
+  return {name, name.substr(0, dot), name.substr(dot + 1), field<kPath...>(), meaning, rules};
+}
+
+constexpr Limits at_least(double low) { return {.low = low}; }
+constexpr Limits above(double low) { return {.low = low, .above_low = true}; }
+constexpr Limits between(double low, double high) { return {.low = low, .high = high}; }
+constexpr Limits fraction() { return {.low = 0, .high = 1, .below_high = true}; }
+
+// Far above any real run, and such that parameters of a model (layers x width x width) and tokens
+// of a step (global x sequence) fit 64 bits whatever a deck says.
+constexpr Limits kCount = between(1, 1 << 14);
+constexpr Limits kWidth = between(1, 1 << 20);
+constexpr Limits kLength = between(1, 1 << 30);
+constexpr Limits kMany = between(1, double{1LL << 32});
+
+constexpr SchemaSection kSections[] = {
+    {"run", "what runs, for how long, and where its files go"},
+    {"model", "the architecture: a family's defaults < preset < explicit keys"},
+    {"data",
+     "token files: prefixes of .bin and .idx pairs, or paths ending in .bin (globs allowed)"},
+    {"batch", "how many sequences one step sees, and how they are cut"},
+    {"optimizer", "the update rule and its numbers"},
+    {"schedule", "the learning rate over applied updates"},
+    {"precision", "element types of compute, sums and traffic"},
+    {"parallel", "the mesh: data x pipeline x tensor"},
+    {"recompute", "activations computed again in backward instead of kept"},
+    {"zero",
+     "what data ranks share out: 0 nothing, 1 optimizer, 2 and gradients, 3 and parameters"},
+    {"zero.quantize", "compressed ZeRO traffic"},
+    {"offload", "which state lives outside of device memory"},
+    {"memory", "budgets of the memory tiers"},
+    {"checkpoint", "what is saved, and how often; one is also written at the end of a run"},
+    {"evaluate", "loss on the validation data"},
+    {"log", "the step line and metrics.jsonl"},
+    {"fault", "injected faults, for tests of recovery: not available in this version"},
+    {"guard", "what happens when numbers or peers go wrong"},
+};
+
+using enum OnResume;
+
+constexpr SchemaRow kRows[] = {
+    row<&Deck::run, &RunSection::name>("run.name", "the run's name"),
+    row<&Deck::run, &RunSection::dir>("run.dir",
+                                      "directory of the run's files; {name} stands for run.name"),
+    row<&Deck::run, &RunSection::steps>("run.steps", "steps, skipped ones included",
+                                        {.limits = at_least(1), .unset = "no limit of this kind"}),
+    row<&Deck::run, &RunSection::epochs>("run.epochs", "passes over the training data",
+                                         {.limits = above(0), .unset = "no limit of this kind"}),
+    row<&Deck::run, &RunSection::tokens>("run.tokens", "training tokens",
+                                         {.limits = at_least(1), .unset = "no limit of this kind"}),
+    row<&Deck::run, &RunSection::seed>("run.seed", "of initial weights, dropout and data order",
+                                       {.limits = at_least(0), .on_resume = refused}),
+    row<&Deck::run, &RunSection::backend>("run.backend", "where kernels run",
+                                          {.built = "auto cpu"}),
+    row<&Deck::run, &RunSection::reproducible>(
+        "run.reproducible",
+        "the promise: none, same bits on the same layout, or same bits on every layout",
+        {.built = "off run", .on_resume = refused}),
+    row<&Deck::run, &RunSection::reproducible_tensor>(
+        "run.reproducible_tensor", "largest tensor size that layout mode must cover",
+        {.limits = kCount, .built = "1", .on_resume = refused}),
+    row<&Deck::run, &RunSection::resume>(
+        "run.resume",
+        "continue from the newest checkpoint if there is one, never, always, or from this one"),
+    row<&Deck::run, &RunSection::time_limit>("run.time_limit",
+                                             "stop with a checkpoint after this time",
+                                             {.limits = at_least(1), .unit = "s", .unset = "none"}),
+    row<&Deck::run, &RunSection::deadline>(
+        "run.deadline", "stop with a checkpoint before this moment",
+        {.limits = at_least(1), .unit = "unix s", .unset = "none"}),
+    row<&Deck::run, &RunSection::threads>(
+        "run.threads", "of each rank",
+        {.limits = between(1, 4096),
+         .unset = "OMP_NUM_THREADS, else the job's cores on the node / its ranks"}),
+    row<&Deck::model, &ModelSection::family>(
+        "model.family", "the kind of transformer; sets the defaults of the keys below",
+        {.on_resume = refused}),
+    row<&Deck::model, &ModelSection::preset>("model.preset", "a published architecture",
+                                             {.unset = "none"}),
+    row<&Deck::model, &ModelSection::layers>(
+        "model.layers", "transformer blocks",
+        {.limits = kCount, .required = true, .on_resume = refused}),
+    row<&Deck::model, &ModelSection::heads>(
+        "model.heads", "attention heads",
+        {.limits = kCount, .required = true, .on_resume = refused}),
+    row<&Deck::model, &ModelSection::kv_heads>(
+        "model.kv_heads", "key and value heads; heads share them in equal groups",
+        {.limits = kCount, .unset = "heads", .on_resume = refused}),
+    row<&Deck::model, &ModelSection::hidden>(
+        "model.hidden", "width of the residual stream",
+        {.limits = kWidth, .required = true, .on_resume = refused}),
+    row<&Deck::model, &ModelSection::head_dim>(
+        "model.head_dim", "width of one head",
+        {.limits = between(1, 1 << 12), .unset = "hidden / heads", .on_resume = refused}),
+    row<&Deck::model, &ModelSection::ffn_hidden>(
+        "model.ffn_hidden", "width inside the feed-forward layer",
+        {.limits = kWidth, .unset = "4 hidden; required for swiglu", .on_resume = refused}),
+    row<&Deck::model, &ModelSection::vocab>(
+        "model.vocab", "tokens of the vocabulary",
+        {.limits = between(1, 1LL << 31), .required = true, .on_resume = refused}),
+    row<&Deck::model, &ModelSection::context>(
+        "model.context", "longest sequence",
+        {.limits = kLength, .unit = "tokens", .required = true, .on_resume = refused}),
+    row<&Deck::model, &ModelSection::norm>(
+        "model.norm", "normalisation",
+        {.unset = "gpt2: layernorm, llama: rmsnorm", .on_resume = refused}),
+    row<&Deck::model, &ModelSection::norm_placed>("model.norm_placed",
+                                                  "before or after each sub-layer",
+                                                  {.built = "before", .on_resume = refused}),
+    row<&Deck::model, &ModelSection::norm_eps>("model.norm_eps", "added to the variance",
+                                               {.limits = above(0), .on_resume = refused}),
+    row<&Deck::model, &ModelSection::position>("model.position", "how positions enter",
+                                               {.unset = "gpt2: learned, llama: rope",
+                                                .built = "learned rope none",
+                                                .on_resume = refused}),
+    row<&Deck::model, &ModelSection::rope_theta>("model.rope_theta",
+                                                 "base of the rotary frequencies",
+                                                 {.limits = above(0), .on_resume = refused}),
+    row<&Deck::model, &ModelSection::activation>(
+        "model.activation", "of the feed-forward layer",
+        {.unset = "gpt2: gelu, llama: swiglu", .on_resume = refused}),
+    row<&Deck::model, &ModelSection::bias>(
+        "model.bias", "biases in linear layers and norms",
+        {.unset = "gpt2: true, llama: false", .on_resume = refused}),
+    row<&Deck::model, &ModelSection::tied_embeddings>(
+        "model.tied_embeddings", "the head uses the token matrix",
+        {.unset = "gpt2: true, llama: false", .on_resume = refused}),
+    row<&Deck::model, &ModelSection::dropout>(
+        "model.dropout", "probability after embedding, attention and each sub-layer",
+        {.limits = fraction(), .on_resume = refused}),
+    row<&Deck::model, &ModelSection::init_std>("model.init_std",
+                                               "standard deviation of initial weights",
+                                               {.limits = at_least(0), .on_resume = refused}),
+    row<&Deck::model, &ModelSection::init_from>("model.init_from",
+                                                "Hugging Face directory: its config.json fixes the "
+                                                "architecture, its safetensors the weights",
+                                                {.unset = "random weights", .on_resume = refused}),
+    row<&Deck::data, &DataSection::train>("data.train", "training token files",
+                                          {.required = true, .on_resume = refused}),
+    row<&Deck::data, &DataSection::validation>("data.validation", "validation token files",
+                                               {.on_resume = refused}),
+    row<&Deck::data, &DataSection::shuffle>(
+        "data.shuffle", "a fixed pseudo-random order in each epoch", {.on_resume = refused}),
+    row<&Deck::batch, &BatchSection::sequence>(
+        "batch.sequence", "tokens of one sequence",
+        {.limits = kLength, .unset = "model.context", .on_resume = refused}),
+    row<&Deck::batch, &BatchSection::micro>(
+        "batch.micro", "sequences of one micro-batch of one data rank", {.limits = kWidth}),
+    row<&Deck::batch, &BatchSection::global>(
+        "batch.global", "sequences of one step, all ranks",
+        {.limits = kMany, .required = true, .on_resume = event}),
+    row<&Deck::batch, &BatchSection::ramp>("batch.ramp",
+                                           "[step, global] pairs: from that step on, this many "
+                                           "sequences; before the first, batch.global",
+                                           {.limits = kMany, .on_resume = event}),
+    row<&Deck::optimizer, &OptimizerSection::name>(
+        "optimizer.name", "adamw decays weights apart from the gradient, adam through it",
+        {.on_resume = refused}),
+    row<&Deck::optimizer, &OptimizerSection::lr>("optimizer.lr", "peak learning rate",
+                                                 {.limits = above(0), .required = true}),
+    row<&Deck::optimizer, &OptimizerSection::betas>(
+        "optimizer.betas", "decay of the first and second moments", {.limits = fraction()}),
+    row<&Deck::optimizer, &OptimizerSection::eps>(
+        "optimizer.eps", "added to the root of the second moment", {.limits = above(0)}),
+    row<&Deck::optimizer, &OptimizerSection::weight_decay>(
+        "optimizer.weight_decay", "of parameters with two or more dimensions",
+        {.limits = at_least(0)}),
+    row<&Deck::optimizer, &OptimizerSection::clip_norm>(
+        "optimizer.clip_norm", "largest global gradient norm; 0 = no clipping",
+        {.limits = at_least(0)}),
+    row<&Deck::schedule, &ScheduleSection::kind>("schedule.kind", "shape after the warm-up"),
+    row<&Deck::schedule, &ScheduleSection::warmup_steps>(
+        "schedule.warmup_steps", "length of the warm-up; at most one of the three",
+        {.limits = at_least(0), .unset = "none"}),
+    row<&Deck::schedule, &ScheduleSection::warmup_tokens>("schedule.warmup_tokens",
+                                                          "length of the warm-up",
+                                                          {.limits = at_least(0), .unset = "none"}),
+    row<&Deck::schedule, &ScheduleSection::warmup_epochs>("schedule.warmup_epochs",
+                                                          "length of the warm-up",
+                                                          {.limits = at_least(0), .unset = "none"}),
+    row<&Deck::schedule, &ScheduleSection::warmup_start_lr>(
+        "schedule.warmup_start_lr", "learning rate that the warm-up starts from",
+        {.limits = at_least(0)}),
+    row<&Deck::schedule, &ScheduleSection::warmup>("schedule.warmup", "shape of the warm-up"),
+    row<&Deck::schedule, &ScheduleSection::decay_steps>(
+        "schedule.decay_steps", "length of the decay; at most one of the three",
+        {.limits = at_least(0), .unset = "the run's length less the warm-up"}),
+    row<&Deck::schedule, &ScheduleSection::decay_tokens>(
+        "schedule.decay_tokens", "length of the decay",
+        {.limits = at_least(0), .unset = "see decay_steps"}),
+    row<&Deck::schedule, &ScheduleSection::decay_epochs>(
+        "schedule.decay_epochs", "length of the decay",
+        {.limits = at_least(0), .unset = "see decay_steps"}),
+    row<&Deck::schedule, &ScheduleSection::min_lr>(
+        "schedule.min_lr", "learning rate at the end of the decay", {.limits = at_least(0)}),
+    row<&Deck::schedule, &ScheduleSection::step_size>(
+        "schedule.step_size", "updates between drops, for kind step",
+        {.limits = at_least(1), .unset = "required for kind step"}),
+    row<&Deck::schedule, &ScheduleSection::gamma>(
+        "schedule.gamma", "factor of each drop, for kind step",
+        {.limits = {.low = 0, .high = 1, .above_low = true}}),
+    row<&Deck::precision, &PrecisionSection::compute>(
+        "precision.compute", "element type of weights and activations in forward and backward",
+        {.on_resume = event}),
+    row<&Deck::precision, &PrecisionSection::matmul>("precision.matmul", "type of matrix products",
+                                                     {.built = "same", .on_resume = event}),
+    row<&Deck::precision, &PrecisionSection::accumulate>(
+        "precision.accumulate", "type in which micro-batches' gradients are summed",
+        {.built = "f32", .on_resume = event}),
+    row<&Deck::precision, &PrecisionSection::gradients>(
+        "precision.gradients", "type of gradients on the wire", {.on_resume = event}),
+    row<&Deck::precision, &PrecisionSection::loss_scale>("precision.loss_scale", "for f16 compute",
+                                                         {.limits = above(0), .on_resume = event}),
+    row<&Deck::precision, &PrecisionSection::loss_scale_power>(
+        "precision.loss_scale_power", "a dynamic scale starts at 2 to this power",
+        {.limits = between(0, 120), .on_resume = event}),
+    row<&Deck::precision, &PrecisionSection::loss_scale_window>(
+        "precision.loss_scale_window", "good steps before a dynamic scale doubles",
+        {.limits = at_least(1), .on_resume = event}),
+    row<&Deck::precision, &PrecisionSection::loss_scale_hysteresis>(
+        "precision.loss_scale_hysteresis", "overflows before a dynamic scale halves",
+        {.limits = at_least(1), .on_resume = event}),
+    row<&Deck::precision, &PrecisionSection::loss_scale_min>(
+        "precision.loss_scale_min", "smallest dynamic scale",
+        {.limits = above(0), .on_resume = event}),
+    row<&Deck::parallel, &ParallelSection::tensor>(
+        "parallel.tensor", "ranks that share each matrix", {.limits = kCount, .built = "1"}),
+    row<&Deck::parallel, &ParallelSection::pipeline>("parallel.pipeline", "pipeline stages",
+                                                     {.limits = kCount, .built = "1"}),
+    row<&Deck::parallel, &ParallelSection::data>("parallel.data",
+                                                 "data ranks; 0 = the ranks that are left",
+                                                 {.limits = between(0, 1 << 24)}),
+    row<&Deck::parallel, &ParallelSection::sequence>(
+        "parallel.sequence", "norms and residuals are split over the tensor ranks too"),
+    row<&Deck::parallel, &ParallelSection::schedule>(
+        "parallel.schedule", "order of micro-batches in the pipeline", {.built = "1f1b"}),
+    row<&Deck::parallel, &ParallelSection::virtual_stages>(
+        "parallel.virtual_stages", "chunks of layers of each pipeline rank, for interleaved",
+        {.limits = kCount, .built = "1"}),
+    row<&Deck::parallel, &ParallelSection::placement>(
+        "parallel.placement",
+        "layers of the stages: balanced by cost, or the first layer of each stage",
+        {.limits = between(0, 1 << 24), .built = "balanced"}),
+    row<&Deck::parallel, &ParallelSection::ranks_per_node>("parallel.ranks_per_node", "0 = ask MPI",
+                                                           {.limits = between(0, 1 << 24)}),
+    row<&Deck::recompute, &RecomputeSection::policy>("recompute.policy",
+                                                     "nothing, attention only, or whole blocks"),
+    row<&Deck::zero, &ZeroSection::stage>("zero.stage", "see above", {.limits = between(0, 3)}),
+    row<&Deck::zero, &ZeroSection::reduce>("zero.reduce",
+                                           "gradients are reduced once a step or every micro-batch",
+                                           {.unset = "step at stages 0-1, micro at 2-3"}),
+    row<&Deck::zero, &ZeroSection::prefetch>("zero.prefetch", "units gathered ahead of use",
+                                             {.limits = between(0, 1 << 24)}),
+    row<&Deck::zero, &ZeroSection::secondary>(
+        "zero.secondary", "second copy of parameters within a node, or within so many ranks",
+        {.limits = kCount, .built = "none"}),
+    row<&Deck::zero, &ZeroSection::quantize, &QuantizeSection::weights>(
+        "zero.quantize.weights", "type of parameters on the wire", {.built = "none"}),
+    row<&Deck::zero, &ZeroSection::quantize, &QuantizeSection::gradients>(
+        "zero.quantize.gradients", "type of gradients on the wire", {.built = "none"}),
+    row<&Deck::zero, &ZeroSection::quantize, &QuantizeSection::block>(
+        "zero.quantize.block", "elements that share a scale",
+        {.limits = between(16, 1 << 20), .built = "256"}),
+    row<&Deck::zero, &ZeroSection::quantize, &QuantizeSection::error_feedback>(
+        "zero.quantize.error_feedback", "what rounding lost is added to the next step's gradient",
+        {.built = "false"}),
+    row<&Deck::zero, &ZeroSection::quantize, &QuantizeSection::stochastic>(
+        "zero.quantize.stochastic", "round at random in proportion", {.built = "false"}),
+    row<&Deck::offload, &OffloadSection::parameters>("offload.parameters", "where parameters live",
+                                                     {.built = "none"}),
+    row<&Deck::offload, &OffloadSection::gradients>(
+        "offload.gradients", "where reduced gradients live", {.built = "none"}),
+    row<&Deck::offload, &OffloadSection::optimizer>(
+        "offload.optimizer", "where optimizer state lives", {.built = "none"}),
+    row<&Deck::offload, &OffloadSection::activations>(
+        "offload.activations", "where saved activations live", {.built = "none"}),
+    row<&Deck::offload, &OffloadSection::optimizer_share>(
+        "offload.optimizer_share", "share of the optimizer state that is offloaded",
+        {.limits = between(0, 1), .built = "1.0"}),
+    row<&Deck::offload, &OffloadSection::nvme>("offload.nvme", "directories on local disks",
+                                               {.built = "[]"}),
+    row<&Deck::offload, &OffloadSection::block>(
+        "offload.block", "size of one disk request",
+        {.limits = between(4096, 1 << 30), .unit = "bytes", .built = "8388608"}),
+    row<&Deck::offload, &OffloadSection::depth>("offload.depth", "disk requests in flight",
+                                                {.limits = between(1, 4096), .built = "16"}),
+    row<&Deck::offload, &OffloadSection::keep>("offload.keep", "swap files survive the run",
+                                               {.built = "false"}),
+    row<&Deck::memory, &MemorySection::device>(
+        "memory.device", "budget of the device tier; auto: what the device has free",
+        {.limits = at_least(1), .unit = "bytes"}),
+    row<&Deck::memory, &MemorySection::host>(
+        "memory.host", "budget of the host tier; auto: what the node has free",
+        {.limits = at_least(1), .unit = "bytes"}),
+    row<&Deck::checkpoint, &CheckpointSection::every>(
+        "checkpoint.every", "steps between checkpoints; 0 = none, also not at the end",
+        {.limits = at_least(0)}),
+    row<&Deck::checkpoint, &CheckpointSection::keep>(
+        "checkpoint.keep", "newest checkpoints kept; 0 = all", {.limits = at_least(0)}),
+    row<&Deck::checkpoint, &CheckpointSection::keep_every>(
+        "checkpoint.keep_every", "checkpoints at multiples of this step are never pruned; 0 = none",
+        {.limits = at_least(0)}),
+    row<&Deck::checkpoint, &CheckpointSection::async>("checkpoint.async",
+                                                      "the run goes on while files are written"),
+    row<&Deck::checkpoint, &CheckpointSection::verify>("checkpoint.verify",
+                                                       "checksums are compared on loading"),
+    row<&Deck::evaluate, &EvaluateSection::every>(
+        "evaluate.every", "steps between evaluations; 0 = none", {.limits = at_least(0)}),
+    row<&Deck::evaluate, &EvaluateSection::batches>(
+        "evaluate.batches", "global batches of one evaluation", {.limits = at_least(1)}),
+    row<&Deck::log, &LogSection::every>("log.every", "steps between step lines on the terminal",
+                                        {.limits = at_least(1)}),
+    row<&Deck::log, &LogSection::profile>(
+        "log.profile", "[first, last] steps whose operations are timed",
+        {.limits = at_least(1), .unset = "none", .built = "unset"}),
+    row<&Deck::guard, &GuardSection::non_finite>(
+        "guard.non_finite", "a step whose gradient norm is not finite: skip it, or stop"),
+    row<&Deck::guard, &GuardSection::max_skips>(
+        "guard.max_skips", "skipped steps in a row before the run stops", {.limits = at_least(0)}),
+    row<&Deck::guard, &GuardSection::spike>("guard.spike", "a loss far above its recent window",
+                                            {.built = "off"}),
+    row<&Deck::guard, &GuardSection::rollback_steps>("guard.rollback_steps",
+                                                     "steps back, for spike rollback",
+                                                     {.limits = at_least(1), .built = "100"}),
+    row<&Deck::guard, &GuardSection::rollback_lr_factor>(
+        "guard.rollback_lr_factor", "learning rate factor after a rollback",
+        {.limits = {.low = 0, .high = 1, .above_low = true}, .built = "0.5"}),
+    row<&Deck::guard, &GuardSection::check_replicas>(
+        "guard.check_replicas", "steps between comparisons of replicated state; 0 = none",
+        {.limits = at_least(0), .built = "0"}),
+    row<&Deck::guard, &GuardSection::hang_timeout>(
+        "guard.hang_timeout", "a rank silent for so long is stuck; 0 = no watchdog",
+        {.limits = at_least(0), .unit = "s", .built = "0"}),
+};
+
+}  // namespace
+
+std::span<const SchemaSection> schema_sections() { return kSections; }
+std::span<const SchemaRow> schema_rows() { return kRows; }
+
+}  // namespace tessera::deck

@@ -1,0 +1,64 @@
+// A deck's values before they have a type, and where they stand: the little that the rest of the
+// folder needs to know about TOML.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace tessera::deck {
+
+/// Where something was said. Column 0: the `line`-th --set; line 0: `file` alone says it.
+struct Place {
+  std::string file;
+  int line = 1;
+  int column = 1;
+
+  /// "deck.toml:31:10", "--set #2" or the file's text.
+  std::string text() const;
+};
+
+struct Value;
+struct TableMember;
+using List = std::vector<Value>;
+using Table = std::vector<TableMember>;
+
+/// A TOML date or time; no key takes one.
+struct Date {
+  bool operator==(const Date&) const = default;
+};
+
+/// An empty value (monostate) is an unset key.
+struct Value {
+  std::variant<std::monostate, bool, std::int64_t, double, std::string, Date, List, Table> data;
+  Place place;
+
+  bool unset() const { return std::holds_alternative<std::monostate>(data); }
+  template <typename T>
+  const T* as() const {
+    return std::get_if<T>(&data);
+  }
+};
+
+struct TableMember {
+  std::string key;
+  Place key_place;
+  Value value;
+};
+
+/// Compares what is said, not where.
+bool operator==(const Value& a, const Value& b);
+bool operator==(const TableMember& a, const TableMember& b);
+
+/// The value as TOML: strings quoted and escaped, numbers in their shortest exact form.
+std::string value_text(const Value& value);
+
+/// The same for messages: long ones are cut.
+std::string value_excerpt(const Value& value);
+
+/// A key as TOML: quoted unless it is a bare key.
+std::string key_text(std::string_view key);
+
+}  // namespace tessera::deck

@@ -1,0 +1,205 @@
+// The choices a deck offers: one enum a choice, with the word that decks, logs and messages use.
+#pragma once
+
+#include "core/enums.hpp"
+
+namespace tessera::deck {
+
+enum class Backend { automatic, cpu, cuda, debug };
+enum class Reproducible { off, run, layout };
+enum class Resume { automatic, never, must };
+enum class Family { gpt2, llama };
+enum class Preset {
+  gpt2_124m,
+  gpt2_350m,
+  gpt2_774m,
+  gpt2_1_5b,
+  llama_1b,
+  llama_3b,
+  llama_8b,
+  llama2_7b
+};
+enum class NormKind { layernorm, rmsnorm };
+enum class NormPlaced { before, after };
+enum class Position { learned, rope, sinusoidal, none };
+enum class Activation { gelu, relu, swiglu };
+enum class OptimizerName { adamw, adam };
+enum class ScheduleKind { constant, linear, cosine, wsd, step };
+enum class Warmup { linear, log };
+enum class Precision { f32, bf16, f16 };
+enum class Matmul { same, tf32, fp8 };
+enum class SumPrecision { f32, bf16 };
+enum class LossScale { dynamic };
+enum class PipelineSchedule { one_f_one_b, gpipe, interleaved, zero_bubble };
+enum class Placement { balanced };
+enum class Recompute { none, selective, full };
+enum class Reduce { step, micro };
+enum class Secondary { none, node, automatic };
+enum class QuantizedWeights { none, int8, automatic };
+enum class QuantizedGradients { none, int4, int8, automatic };
+enum class OffloadTier { none, host, nvme };
+enum class MemoryBudget { automatic };
+enum class NonFinite { skip, stop };
+enum class Spike { off, warn, rollback };
+
+}  // namespace tessera::deck
+
+namespace tessera {
+
+template <>
+struct EnumWords<deck::Backend> {
+  using enum deck::Backend;
+  static constexpr std::array table = {std::pair{automatic, "auto"}, std::pair{cpu, "cpu"},
+                                       std::pair{cuda, "cuda"}, std::pair{debug, "debug"}};
+};
+template <>
+struct EnumWords<deck::Reproducible> {
+  using enum deck::Reproducible;
+  static constexpr std::array table = {std::pair{off, "off"}, std::pair{run, "run"},
+                                       std::pair{layout, "layout"}};
+};
+template <>
+struct EnumWords<deck::Resume> {
+  using enum deck::Resume;
+  static constexpr std::array table = {std::pair{automatic, "auto"}, std::pair{never, "never"},
+                                       std::pair{must, "must"}};
+};
+template <>
+struct EnumWords<deck::Family> {
+  using enum deck::Family;
+  static constexpr std::array table = {std::pair{gpt2, "gpt2"}, std::pair{llama, "llama"}};
+};
+template <>
+struct EnumWords<deck::Preset> {
+  using enum deck::Preset;
+  static constexpr std::array table = {
+      std::pair{gpt2_124m, "gpt2_124m"}, std::pair{gpt2_350m, "gpt2_350m"},
+      std::pair{gpt2_774m, "gpt2_774m"}, std::pair{gpt2_1_5b, "gpt2_1.5b"},
+      std::pair{llama_1b, "llama_1b"},   std::pair{llama_3b, "llama_3b"},
+      std::pair{llama_8b, "llama_8b"},   std::pair{llama2_7b, "llama2_7b"}};
+};
+template <>
+struct EnumWords<deck::NormKind> {
+  using enum deck::NormKind;
+  static constexpr std::array table = {std::pair{layernorm, "layernorm"},
+                                       std::pair{rmsnorm, "rmsnorm"}};
+};
+template <>
+struct EnumWords<deck::NormPlaced> {
+  using enum deck::NormPlaced;
+  static constexpr std::array table = {std::pair{before, "before"}, std::pair{after, "after"}};
+};
+template <>
+struct EnumWords<deck::Position> {
+  using enum deck::Position;
+  static constexpr std::array table = {std::pair{learned, "learned"}, std::pair{rope, "rope"},
+                                       std::pair{sinusoidal, "sinusoidal"},
+                                       std::pair{none, "none"}};
+};
+template <>
+struct EnumWords<deck::Activation> {
+  using enum deck::Activation;
+  static constexpr std::array table = {std::pair{gelu, "gelu"}, std::pair{relu, "relu"},
+                                       std::pair{swiglu, "swiglu"}};
+};
+template <>
+struct EnumWords<deck::OptimizerName> {
+  using enum deck::OptimizerName;
+  static constexpr std::array table = {std::pair{adamw, "adamw"}, std::pair{adam, "adam"}};
+};
+template <>
+struct EnumWords<deck::ScheduleKind> {
+  using enum deck::ScheduleKind;
+  static constexpr std::array table = {std::pair{constant, "constant"}, std::pair{linear, "linear"},
+                                       std::pair{cosine, "cosine"}, std::pair{wsd, "wsd"},
+                                       std::pair{step, "step"}};
+};
+template <>
+struct EnumWords<deck::Warmup> {
+  using enum deck::Warmup;
+  static constexpr std::array table = {std::pair{linear, "linear"}, std::pair{log, "log"}};
+};
+template <>
+struct EnumWords<deck::Precision> {
+  using enum deck::Precision;
+  static constexpr std::array table = {std::pair{f32, "f32"}, std::pair{bf16, "bf16"},
+                                       std::pair{f16, "f16"}};
+};
+template <>
+struct EnumWords<deck::Matmul> {
+  using enum deck::Matmul;
+  static constexpr std::array table = {std::pair{same, "same"}, std::pair{tf32, "tf32"},
+                                       std::pair{fp8, "fp8"}};
+};
+template <>
+struct EnumWords<deck::SumPrecision> {
+  using enum deck::SumPrecision;
+  static constexpr std::array table = {std::pair{f32, "f32"}, std::pair{bf16, "bf16"}};
+};
+template <>
+struct EnumWords<deck::LossScale> {
+  static constexpr std::array table = {std::pair{deck::LossScale::dynamic, "dynamic"}};
+};
+template <>
+struct EnumWords<deck::PipelineSchedule> {
+  using enum deck::PipelineSchedule;
+  static constexpr std::array table = {std::pair{one_f_one_b, "1f1b"}, std::pair{gpipe, "gpipe"},
+                                       std::pair{interleaved, "interleaved"},
+                                       std::pair{zero_bubble, "zero_bubble"}};
+};
+template <>
+struct EnumWords<deck::Placement> {
+  static constexpr std::array table = {std::pair{deck::Placement::balanced, "balanced"}};
+};
+template <>
+struct EnumWords<deck::Recompute> {
+  using enum deck::Recompute;
+  static constexpr std::array table = {std::pair{none, "none"}, std::pair{selective, "selective"},
+                                       std::pair{full, "full"}};
+};
+template <>
+struct EnumWords<deck::Reduce> {
+  using enum deck::Reduce;
+  static constexpr std::array table = {std::pair{step, "step"}, std::pair{micro, "micro"}};
+};
+template <>
+struct EnumWords<deck::Secondary> {
+  using enum deck::Secondary;
+  static constexpr std::array table = {std::pair{none, "none"}, std::pair{node, "node"},
+                                       std::pair{automatic, "auto"}};
+};
+template <>
+struct EnumWords<deck::QuantizedWeights> {
+  using enum deck::QuantizedWeights;
+  static constexpr std::array table = {std::pair{none, "none"}, std::pair{int8, "int8"},
+                                       std::pair{automatic, "auto"}};
+};
+template <>
+struct EnumWords<deck::QuantizedGradients> {
+  using enum deck::QuantizedGradients;
+  static constexpr std::array table = {std::pair{none, "none"}, std::pair{int4, "int4"},
+                                       std::pair{int8, "int8"}, std::pair{automatic, "auto"}};
+};
+template <>
+struct EnumWords<deck::OffloadTier> {
+  using enum deck::OffloadTier;
+  static constexpr std::array table = {std::pair{none, "none"}, std::pair{host, "host"},
+                                       std::pair{nvme, "nvme"}};
+};
+template <>
+struct EnumWords<deck::MemoryBudget> {
+  static constexpr std::array table = {std::pair{deck::MemoryBudget::automatic, "auto"}};
+};
+template <>
+struct EnumWords<deck::NonFinite> {
+  using enum deck::NonFinite;
+  static constexpr std::array table = {std::pair{skip, "skip"}, std::pair{stop, "stop"}};
+};
+template <>
+struct EnumWords<deck::Spike> {
+  using enum deck::Spike;
+  static constexpr std::array table = {std::pair{off, "off"}, std::pair{warn, "warn"},
+                                       std::pair{rollback, "rollback"}};
+};
+
+}  // namespace tessera

@@ -1,0 +1,141 @@
+#include "train/generator.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <new>
+#include <numeric>
+
+#include "core/random.hpp"
+
+namespace tessera::train {
+
+std::int32_t sample_token(std::span<const float> logits, const SamplingRule& rule,
+                          std::int64_t position) {
+  std::vector<std::int32_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto likelier = [&](std::int32_t a, std::int32_t b) {
+    const float x = logits[static_cast<std::size_t>(a)], y = logits[static_cast<std::size_t>(b)];
+    return x != y ? x > y : a < b;
+  };
+  if (rule.temperature <= 0) return *std::min_element(order.begin(), order.end(), likelier);
+  std::sort(order.begin(), order.end(), likelier);
+  if (rule.top_k > 0 && static_cast<std::size_t>(rule.top_k) < order.size())
+    order.resize(static_cast<std::size_t>(rule.top_k));
+  const double top = logits[static_cast<std::size_t>(order[0])];
+  std::vector<double> weights;
+  for (std::int32_t id : order)
+    weights.push_back(std::exp((logits[static_cast<std::size_t>(id)] - top) / rule.temperature));
+  const double all = std::accumulate(weights.begin(), weights.end(), 0.0);
+  double kept = 0;
+  std::size_t count = 0;
+  while (count < weights.size() && kept < rule.top_p * all) kept += weights[count++];
+  const RandomKey key = random_key(rule.seed, RandomPurpose::sampling, 0);
+  double draw = to_uniform(random_bits(key, 0, static_cast<std::uint64_t>(position))) * kept;
+  for (std::size_t i = 0; i < count; ++i) {
+    draw -= weights[i];
+    if (draw < 0) return order[i];
+  }
+  return order[count == 0 ? 0 : count - 1];
+}
+
+void Generator::Free::operator()(std::byte* p) const {
+  ::operator delete[](p, std::align_val_t{64});
+}
+
+Generator::Memory Generator::allocate(std::int64_t bytes) {
+  auto* p = static_cast<std::byte*>(
+      ::operator new[](static_cast<std::size_t>(bytes), std::align_val_t{64}));
+  std::memset(p, 0, static_cast<std::size_t>(bytes));
+  return Memory(p);
+}
+
+View Generator::make(DType type, std::initializer_list<std::int64_t> extents) {
+  View v(nullptr, type, extents);
+  owned_.push_back(allocate(v.elements() * size_of(type)));
+  v.data = owned_.back().get();
+  return v;
+}
+
+Generator::Generator(const model::ModelConfig& config, kernels::Device& device,
+                     const ParameterSource& parameters)
+    : config_(config), device_(device), descs_(model::model_units(config)) {
+  for (const auto& desc : descs_) {
+    Unit unit{.layout = zero::unit_layout(desc, 1), .parameters = {}};
+    const View flat = make(DType::f32, {unit.layout.padded});
+    for (const auto& slice : zero::slices_in(desc, unit.layout, {0, unit.layout.padded})) {
+      parameters(desc.params[slice.parameter], slice.elements,
+                 {flat.as<float>() + slice.flat, static_cast<std::size_t>(slice.elements.count())});
+    }
+    unit.parameters = zero::parameter_views(desc, unit.layout, flat);
+    units_.push_back(std::move(unit));
+  }
+  for (std::int64_t l = 0; l < config.layers; ++l) {
+    const std::int64_t columns = config.kv_heads * config.head_dim;
+    caches_.push_back({.k = make(DType::f32, {1, config.context, columns}),
+                       .v = make(DType::f32, {1, config.context, columns})});
+  }
+}
+
+const Generator::Unit* Generator::find(model::UnitKind kind) const {
+  for (std::size_t u = 0; u < units_.size(); ++u) {
+    if (descs_[u].kind == kind) return &units_[u];
+  }
+  return nullptr;
+}
+
+std::span<const float> Generator::advance(std::span<const std::int32_t> tokens) {
+  const auto count = static_cast<std::int64_t>(tokens.size());
+  TESSERA_CHECK(count > 0 && length_ + count <= config_.context, "{} tokens after {} of {}", count,
+                length_, config_.context);
+  std::deque<Memory> scratch;  // of this call
+  std::vector<std::int32_t> copy(tokens.begin(), tokens.end());
+  const auto context_of = [&](std::int64_t sequence, std::int32_t* ids) {
+    return model::UnitContext(
+        device_,
+        [&scratch](model::Keep, std::int64_t bytes) {
+          scratch.push_back(allocate(bytes));
+          return scratch.back().get();
+        },
+        DType::f32,
+        {.batch = 1,
+         .sequence = sequence,
+         .tokens = View(reinterpret_cast<std::byte*>(ids), DType::i32, {1, sequence}),
+         .targets = {},
+         .samples = {}});
+  };
+  model::UnitContext u = context_of(count, copy.data());
+  const Unit* positions = find(model::UnitKind::positions);
+  const View& token_table = find(model::UnitKind::vocabulary)->parameters[0];
+  model::Carry carry;
+  model::embed_forward(u, config_, token_table,
+                       positions != nullptr ? positions->parameters[0] : View{}, length_, carry);
+  std::size_t layer = 0;
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    if (descs_[i].kind != model::UnitKind::block) continue;
+    model::KvCache& cache = caches_[layer++];
+    model::Carry next;
+    model::block_generate(u, config_, model::block_weights(descs_[i], units_[i].parameters), carry,
+                          cache, next);
+    cache.length += count;
+    carry = next;
+  }
+  // Only the last token's logits are asked for.
+  model::UnitContext last = context_of(1, copy.data() + count - 1);
+  const auto last_row = [&](const View& v) {
+    return v ? v.row_range(count - 1, 1).reshaped({1, 1, config_.hidden}) : View{};
+  };
+  const auto& norm = find(model::UnitKind::final_norm)->parameters;
+  const Unit* untied = find(model::UnitKind::head);
+  const View logits =
+      model::head_logits(last, config_,
+                         {.norm_w = norm[0],
+                          .norm_b = norm.size() > 1 ? norm[1] : View{},
+                          .matrix = untied != nullptr ? untied->parameters[0] : token_table},
+                         {.resid = last_row(carry.resid), .pending = last_row(carry.pending)});
+  logits_.assign(logits.as<float>(), logits.as<float>() + config_.vocab);
+  length_ += count;
+  return logits_;
+}
+
+}  // namespace tessera::train

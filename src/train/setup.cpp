@@ -1,0 +1,156 @@
+#include "train/setup.hpp"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <set>
+#include <string_view>
+
+#include "io/hf_config.hpp"
+
+namespace tessera::train {
+namespace {
+
+kernels::ActivationKind activation(deck::Activation a) {
+  switch (a) {
+    case deck::Activation::gelu: return kernels::ActivationKind::gelu;
+    case deck::Activation::relu: return kernels::ActivationKind::relu;
+    case deck::Activation::swiglu: return kernels::ActivationKind::swiglu;
+  }
+  throw InternalError("activation without a kernel");
+}
+
+model::PositionKind position(deck::Position p) {
+  switch (p) {
+    case deck::Position::learned: return model::PositionKind::learned;
+    case deck::Position::rope: return model::PositionKind::rope;
+    case deck::Position::none: return model::PositionKind::none;
+    case deck::Position::sinusoidal: break;
+  }
+  throw InternalError("position kind without an implementation");
+}
+
+plan::Recompute recompute(deck::Recompute policy) {
+  switch (policy) {
+    case deck::Recompute::none: return plan::Recompute::none;
+    case deck::Recompute::selective: return plan::Recompute::selective;
+    case deck::Recompute::full: return plan::Recompute::full;
+  }
+  throw InternalError("recompute policy without a pass");
+}
+
+}  // namespace
+
+DType dtype_of(deck::Precision p) {
+  return p == deck::Precision::f32    ? DType::f32
+         : p == deck::Precision::bf16 ? DType::bf16
+                                      : DType::f16;
+}
+
+model::ModelConfig model_config(const deck::ModelSection& m) {
+  return {.layers = m.layers,
+          .heads = m.heads,
+          .kv_heads = m.kv_heads,
+          .head_dim = m.head_dim,
+          .hidden = m.hidden,
+          .ffn_hidden = m.ffn_hidden,
+          .vocab = m.vocab,
+          .context = m.context,
+          .norm = m.norm == deck::NormKind::layernorm ? kernels::NormKind::layernorm
+                                                      : kernels::NormKind::rmsnorm,
+          .norm_eps = static_cast<float>(m.norm_eps),
+          .position = position(m.position),
+          .rope_theta = m.rope_theta,
+          .activation = activation(m.activation),
+          .bias = m.bias,
+          .tied_embeddings = m.tied_embeddings,
+          .dropout = static_cast<float>(m.dropout),
+          .init_std = static_cast<float>(m.init_std)};
+}
+
+comm::GroupShape data_group(const deck::Deck& deck, std::int64_t ranks, std::int64_t local) {
+  const std::int64_t per_node =
+      deck.parallel.ranks_per_node > 0 ? deck.parallel.ranks_per_node : local;
+  return {.size = ranks, .local = std::min(ranks, per_node)};
+}
+
+plan::PlanInputs plan_inputs(const deck::Deck& deck, const comm::GroupShape& data,
+                             const kernels::Device& device) {
+  plan::PlanInputs in;
+  in.config = model_config(deck.model);
+  in.units = model::model_units(in.config);
+  in.device = &device;
+  in.compute = dtype_of(deck.precision.compute);
+  in.wire = deck.precision.gradients == deck::SumPrecision::f32 ? DType::f32 : DType::bf16;
+  in.stage = static_cast<int>(deck.zero.stage);
+  in.reduce =
+      deck.zero.reduce == deck::Reduce::step ? plan::ReduceWhen::step : plan::ReduceWhen::micro;
+  in.prefetch = deck.zero.prefetch;
+  in.recompute = recompute(deck.recompute.policy);
+  in.optimizer = {.beta1 = static_cast<float>(deck.optimizer.betas[0]),
+                  .beta2 = static_cast<float>(deck.optimizer.betas[1]),
+                  .eps = static_cast<float>(deck.optimizer.eps),
+                  .weight_decay = static_cast<float>(deck.optimizer.weight_decay),
+                  .decay_kind = deck.optimizer.name == deck::OptimizerName::adamw
+                                    ? kernels::AdamUpdate::Decay::decoupled
+                                    : kernels::AdamUpdate::Decay::l2,
+                  .clip_norm = deck.optimizer.clip_norm};
+  in.seed = static_cast<std::uint64_t>(deck.run.seed);
+  in.data_group = data;
+  in.snapshots = deck.checkpoint.every > 0 && deck.checkpoint.async;
+  return in;
+}
+
+std::vector<plan::PlanShape> plan_shapes(const deck::Deck& deck, std::int64_t data_ranks,
+                                         std::int64_t run_steps) {
+  std::set<std::int64_t> globals{deck.batch.global};
+  for (const auto& entry : deck.batch.ramp) {
+    if (entry.step <= run_steps) globals.insert(entry.global);
+  }
+  std::vector<plan::PlanShape> shapes;
+  const auto add = [&](plan::PlanPurpose purpose, std::int64_t global) {
+    shapes.push_back({.purpose = purpose,
+                      .sequence = deck.batch.sequence,
+                      .micro = deck.batch.micro,
+                      .micro_batches = micro_batches(deck.batch, global, data_ranks)});
+  };
+  for (std::int64_t global : globals) {
+    add(plan::PlanPurpose::train, global);
+    if (deck.checkpoint.every > 0 && deck.checkpoint.async)
+      add(plan::PlanPurpose::train_snapshot, global);
+  }
+  if (!deck.data.validation.empty()) {
+    add(plan::PlanPurpose::evaluate, optim::Timeline(deck.batch, 0).global(1));
+  }
+  return shapes;
+}
+
+std::vector<deck::ArchitectureKey> read_architecture(const std::string& directory) {
+  std::vector<deck::ArchitectureKey> keys;
+  const auto path = std::filesystem::path(directory) / "config.json";
+  for (const HfKey& k : read_hf_config(path).keys) keys.push_back({k.key, k.value, k.place});
+  return keys;
+}
+
+int thread_count(const deck::RunSection& run, int local_ranks) {
+  if (run.threads) return static_cast<int>(*run.threads);
+  if (const char* text = std::getenv("OMP_NUM_THREADS")) {
+    const std::string_view all(text);
+    int threads = 0;
+    std::from_chars(all.data(), all.data() + all.size(), threads);
+    if (threads > 0) return threads;
+  }
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  int cores = 1;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) cores = CPU_COUNT(&set);
+  // A launcher that binds gives each rank its own cores; one that does not shows all of the node's
+  // to every rank.
+  const bool bound = cores < static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  return std::max(1, bound ? cores : cores / local_ranks);
+}
+
+}  // namespace tessera::train

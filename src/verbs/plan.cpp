@@ -1,0 +1,111 @@
+#include "plan/print.hpp"
+
+#include <CLI/CLI.hpp>
+
+#include <map>
+
+#include "deck/ranks.hpp"
+#include "kernels/cpu/device.hpp"
+#include "plan/check.hpp"
+#include "plan/ledger.hpp"
+#include "train/setup.hpp"
+#include "verbs/verb.hpp"
+
+namespace tessera::verbs {
+namespace {
+
+struct Layout {
+  DeckOptions deck;
+  std::int64_t ranks = 1, nodes = 1;
+  void add_to(CLI::App& app) {
+    deck.add_to(app);
+    app.add_option("--ranks", ranks, "number of ranks")->required()->check(CLI::PositiveNumber);
+    app.add_option("--nodes", nodes, "number of nodes they are on")->check(CLI::PositiveNumber);
+  }
+};
+
+/// What plans are made from; the CPU device says how much scratch its kernels want.
+struct Planner {
+  deck::LoadedDeck loaded;
+  std::unique_ptr<kernels::Device> device;
+  plan::PlanInputs inputs;
+  std::int64_t run_steps = 0;
+};
+
+Planner make_planner(const Layout& layout) {
+  Planner p;
+  p.loaded = deck::load_deck(layout.deck.path, layout.deck.sets, train::read_architecture);
+  deck::check_ranks(p.loaded, layout.ranks);
+  if (layout.ranks % layout.nodes != 0) {
+    throw DeckError(
+        fmt::format("--ranks {} does not divide over --nodes {}", layout.ranks, layout.nodes));
+  }
+  p.device = kernels::make_cpu_device({.threads = train::thread_count(p.loaded.deck.run, 1)});
+  p.inputs = train::plan_inputs(
+      p.loaded.deck, train::data_group(p.loaded.deck, layout.ranks, layout.ranks / layout.nodes),
+      *p.device);
+  p.run_steps = p.loaded.deck.run.steps.value_or(std::numeric_limits<std::int64_t>::max());
+  return p;
+}
+
+}  // namespace
+
+Verb plan(CLI::App& app) {
+  auto* verb = app.add_subcommand("plan", "print the operations of one step, without MPI");
+  auto layout = std::make_shared<Layout>();
+  auto rank = std::make_shared<std::int64_t>(0);
+  auto format = std::make_shared<std::string>("text");
+  layout->add_to(*verb);
+  verb->add_option("--rank", *rank, "whose plan")->check(CLI::NonNegativeNumber);
+  verb->add_option("--format", *format, "text or json")->check(CLI::IsMember({"text", "json"}));
+  return {.launch = Launch::single,
+          .run =
+              [layout, rank, format] {
+                const Planner p = make_planner(*layout);
+                if (*rank >= layout->ranks)
+                  throw DeckError(fmt::format("--rank {} of {} ranks", *rank, layout->ranks));
+                const auto shapes = train::plan_shapes(p.loaded.deck, layout->ranks, p.run_steps);
+                const plan::Plan plan = plan::make_plan(p.inputs, shapes.at(0), *rank);
+                fmt::print("{}\n",
+                           *format == "json" ? to_json(plan, p.inputs) : to_text(plan, p.inputs));
+                return ExitCode::ok;
+              },
+          .run_on_ranks = {}};
+}
+
+Verb check(CLI::App& app) {
+  auto* verb = app.add_subcommand("check", "check a deck and say what a run needs, without MPI");
+  auto layout = std::make_shared<Layout>();
+  layout->add_to(*verb);
+  return {.launch = Launch::single,
+          .run =
+              [layout] {
+                const Planner p = make_planner(*layout);
+                const auto& deck = p.loaded.deck;
+                std::vector<plan::Plan> plans;
+                for (const auto& shape : train::plan_shapes(deck, layout->ranks, p.run_steps)) {
+                  plans.push_back(plan::make_plan(p.inputs, shape, 0));
+                  // Ranks differ in their shard and their neighbours only: the first, the last and
+                  // the middle stand for all.
+                  std::vector<plan::Plan> others{plans.back()};
+                  for (const std::int64_t r : {layout->ranks / 2, layout->ranks - 1}) {
+                    if (r > 0) others.push_back(plan::make_plan(p.inputs, shape, r));
+                  }
+                  plan::check_together(others);
+                }
+                const auto wire = total_wire_bytes(plans.front());
+                fmt::print("{}: good for {} ranks\n", layout->deck.path, layout->ranks);
+                fmt::print(
+                    "parameters {}; a step: {} sequences of {}, {} micro-batches a rank, {:.4g} "
+                    "flop a rank\n",
+                    model::parameter_count(p.inputs.units), deck.batch.global, deck.batch.sequence,
+                    plans.front().shape.micro_batches, total_flop(plans.front()));
+                fmt::print("a rank sends {} in its node and {} across nodes a step\n",
+                           plan::human_bytes(wire.intra), plan::human_bytes(wire.inter));
+                fmt::print("memory a rank:\n{}", to_text(plan::make_ledger(plans)));
+                return ExitCode::ok;
+              },
+          .run_on_ranks = {}};
+}
+
+}  // namespace tessera::verbs

@@ -1,0 +1,41 @@
+#include <CLI/CLI.hpp>
+
+#include "train/trainer.hpp"
+#include "verbs/load.hpp"
+#include "verbs/verb.hpp"
+
+namespace tessera::verbs {
+
+void DeckOptions::add_to(CLI::App& app) {
+  app.add_option("DECK", path, "input deck (TOML)")->required();
+  app.add_option("--set", sets, "section.key=value: overrides the deck; may be repeated")
+      ->take_all()
+      ->allow_extra_args(false);
+}
+
+deck::LoadedDeck load_on_all(const comm::Control& control, const DeckOptions& options) {
+  deck::LoadedDeck loaded;
+  control.together([&] {
+    if (control.rank() == 0)
+      loaded = deck::load_deck(options.path, options.sets, train::read_architecture);
+  });
+  const std::string text = control.broadcast(control.rank() == 0 ? to_toml(loaded.deck) : "");
+  if (control.rank() != 0) loaded = deck::parse_deck(text, options.path);
+  return loaded;
+}
+
+Verb train(CLI::App& app) {
+  auto* verb = app.add_subcommand(
+      "train", "train as a deck says; continues from the newest checkpoint of its run directory");
+  auto options = std::make_shared<DeckOptions>();
+  options->add_to(*verb);
+  return {.launch = Launch::ranks,
+          .run = {},
+          .run_on_ranks = [options](const auto& mpi, const auto& control) {
+            train::catch_stop_signals();
+            const auto loaded = load_on_all(control, *options);
+            return train::Trainer(loaded, mpi, control).train();
+          }};
+}
+
+}  // namespace tessera::verbs

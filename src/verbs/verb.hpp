@@ -1,0 +1,41 @@
+// The verbs of the command line, one file each. A verb parses nothing: CLI11 fills its options,
+// then `run` is called.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "comm/mpi/mpi_group.hpp"
+
+namespace CLI {
+class App;
+}
+
+namespace tessera::verbs {
+
+/// Whether a verb is started by mpirun or srun on many ranks (MPI is initialised) or is a single
+/// process.
+enum class Launch { single, ranks };
+
+struct Verb {
+  Launch launch = Launch::single;
+  std::function<ExitCode()> run;  // Launch::single
+  std::function<ExitCode(const comm::MpiSession&, const comm::Control&)>
+      run_on_ranks;  // Launch::ranks
+};
+
+// Each adds its subcommand and options to `app` and returns what to run.
+Verb train(CLI::App& app);
+Verb evaluate(CLI::App& app);
+Verb check(CLI::App& app);
+Verb plan(CLI::App& app);
+
+/// DECK and repeatable --set section.key=value, shared by several verbs.
+struct DeckOptions {
+  std::string path;
+  std::vector<std::string> sets;
+  void add_to(CLI::App& app);
+};
+
+}  // namespace tessera::verbs

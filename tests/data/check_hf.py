@@ -1,0 +1,37 @@
+"""Checks that transformers loads what Tessera exports, with the same weights, bit for bit, and the
+same logits as the model it was imported from.
+
+    pip install torch transformers && python check_hf.py BUILD/tests/test_io
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import torch
+from transformers import AutoModelForCausalLM
+
+HERE = pathlib.Path(__file__).resolve().parent / "hf"
+
+
+def load(path):
+    model, report = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
+    assert not any(report.values()), report
+    return model.eval()
+
+
+with tempfile.TemporaryDirectory() as exported:
+    subprocess.run([sys.argv[1], "--gtest_filter=HfExport.KeepsDirectoriesForTheReferenceCheck"],
+                   check=True, env={**os.environ, "TESSERA_EXPORT_DIRECTORY": exported})
+    for path in sorted(pathlib.Path(exported).iterdir()):
+        theirs, ours = load(HERE / path.name), load(path)
+        assert theirs.dtype == ours.dtype, (path.name, theirs.dtype, ours.dtype)
+        a, b = theirs.state_dict(), ours.state_dict()
+        assert a.keys() == b.keys()
+        for key in a:
+            assert torch.equal(a[key], b[key]), (path.name, key)
+        tokens = torch.arange(6)[None]
+        assert torch.equal(theirs(tokens).logits, ours(tokens).logits), path.name
+        print(f"{path.name}: {len(a)} tensors and the logits agree ({ours.dtype})")

@@ -1,0 +1,203 @@
+// Conditions over several keys, presets, model directories, ranks, and what resuming allows.
+#include "deck/ranks.hpp"
+#include "deck/resume.hpp"
+#include "deck_text.hpp"
+
+namespace tessera::deck {
+namespace {
+
+std::string without(std::string_view line) {
+  std::string text(kSmallDeck);
+  text.erase(text.find(line), line.size());
+  return text;
+}
+
+TEST(Checks, ModelArithmetic) {
+  expect_contains(refusal_of("model.heads=5"),
+                  "model.hidden = 32 is not a multiple of model.heads");
+  EXPECT_EQ(refusal(kSmallDeck, {"model.heads=5", "model.head_dim=8"}), "");
+  expect_contains(refusal_of("model.kv_heads=3"), "model.kv_heads = 3 does not divide");
+  expect_contains(refusal_of("model.kv_heads=8"), "model.kv_heads = 8 does not divide");
+  expect_contains(refusal_of("model.family=llama"), "model.ffn_hidden is missing");
+  expect_contains(refusal(kSmallDeck, {"model.position=rope", "model.head_dim=7"}), "is odd");
+  expect_contains(refusal_of("parallel.pipeline=3"), "more than model.layers = 2");
+}
+
+TEST(Checks, LengthsAndUnits) {
+  expect_contains(refusal(without("steps = 10\n")), "give run.steps, run.epochs or run.tokens");
+  EXPECT_EQ(refusal(without("steps = 10\n"), {"run.epochs=0.5"}), "");
+  expect_contains(refusal(kSmallDeck, {"schedule.warmup_steps=1", "schedule.warmup_tokens=5"}),
+                  "--set #2: schedule.warmup_tokens and schedule.warmup_steps (--set #1)");
+  expect_contains(refusal(kSmallDeck, {"schedule.decay_epochs=1", "schedule.decay_steps=5"}),
+                  "keep one");
+  EXPECT_EQ(refusal(kSmallDeck, {"schedule.warmup_steps=100"}), "");  // longer than the run: legal
+  expect_contains(refusal_of("schedule.kind=step"), "needs schedule.step_size");
+  expect_contains(refusal_of("schedule.min_lr=1"), "more than optimizer.lr");
+  expect_contains(refusal_of("data.train=[]"), "names no token file");
+  expect_contains(refusal_of("evaluate.every=5"), "needs data.validation");
+  expect_contains(refusal_of("batch.ramp=[[1, 2], [1, 4]]"), "steps must grow");
+  EXPECT_EQ(refusal_of("batch.ramp=[[1, 2], [5, 4]]"), "");
+}
+
+/// Parameters by hand: embeddings, then norms, attention and feed-forward of each block.
+std::int64_t parameters(const ModelSection& m) {
+  const std::int64_t bias = m.bias ? 1 : 0;
+  const std::int64_t norm = m.hidden * (m.norm == NormKind::layernorm ? 2 : 1);
+  const std::int64_t q = m.heads * m.head_dim;
+  const std::int64_t kv = m.kv_heads * m.head_dim;
+  const std::int64_t attention =
+      m.hidden * (q + 2 * kv) + bias * (q + 2 * kv) + q * m.hidden + bias * m.hidden;
+  const std::int64_t matrices = m.activation == Activation::swiglu ? 3 : 2;
+  const std::int64_t ffn =
+      matrices * m.hidden * m.ffn_hidden + bias * ((matrices - 1) * m.ffn_hidden + m.hidden);
+  const std::int64_t ends = m.vocab * m.hidden * (m.tied_embeddings ? 1 : 2) +
+                            (m.position == Position::learned ? m.context * m.hidden : 0);
+  return ends + m.layers * (2 * norm + attention + ffn) + norm;
+}
+
+TEST(Presets, HaveThePublishedParameterCounts) {
+  const std::string text =
+      "[run]\nsteps = 1\n[data]\ntrain = [\"t\"]\n[batch]\nglobal = 8\n[optimizer]\nlr = 1.0\n";
+  const std::pair<const char*, std::int64_t> wanted[] = {
+      {"gpt2_124m", 124439808},  {"gpt2_350m", 354823168}, {"gpt2_774m", 774030080},
+      {"gpt2_1.5b", 1557611200}, {"llama_1b", 1235814400}, {"llama_3b", 3212749824},
+      {"llama_8b", 8030261248},  {"llama2_7b", 6738415616}};
+  ASSERT_EQ(std::size(wanted), EnumWords<Preset>::table.size());
+  for (const auto& [name, count] : wanted) {
+    const std::vector<std::string> sets = {std::string("model.preset=\"") + name + '"'};
+    EXPECT_EQ(parameters(parse_deck(text, "deck.toml", sets).deck.model), count) << name;
+  }
+}
+
+TEST(Presets, YieldToExplicitKeys) {
+  const LoadedDeck loaded = small_deck({"model.preset=gpt2_124m"});
+  EXPECT_EQ(loaded.deck.model.layers, 2);
+  EXPECT_EQ(loaded.deck.model.kv_heads, 4);
+  EXPECT_EQ(loaded.deck.model.ffn_hidden, 128);
+  EXPECT_TRUE(loaded.explicitly_set("model.layers"));
+  EXPECT_FALSE(loaded.explicitly_set("model.rope_theta"));
+  EXPECT_EQ(loaded.where("model.rope_theta"), "--set #1");
+  expect_contains(refusal_of("model.preset=gpt2_1.6b"), "(did you mean \"gpt2_1.5b\"?)");
+}
+
+std::vector<ArchitectureKey> small_llama(const std::string& dir) {
+  const std::string place = dir + "/config.json";
+  return {{"family", std::string("llama"), place}, {"layers", std::int64_t{3}, place},
+          {"heads", std::int64_t{4}, place},       {"hidden", std::int64_t{32}, place},
+          {"ffn_hidden", std::int64_t{96}, place}, {"vocab", std::int64_t{65}, place},
+          {"context", std::int64_t{16}, place},    {"norm_eps", 1e-6, place},
+          {"tied_embeddings", true, place}};
+}
+
+const std::string kFromDirectory =
+    "[run]\nsteps = 1\n[model]\ninit_from = \"hf\"\n[data]\ntrain = [\"t\"]\n[batch]\nglobal = 8\n"
+    "[optimizer]\nlr = 1.0\n";
+
+TEST(ModelDirectory, FixesTheArchitecture) {
+  const LoadedDeck loaded = parse_deck(kFromDirectory, "deck.toml", {}, small_llama);
+  EXPECT_EQ(loaded.deck.model.family, Family::llama);
+  EXPECT_EQ(loaded.deck.model.norm, NormKind::rmsnorm);
+  EXPECT_EQ(loaded.deck.model.norm_eps, 1e-6);
+  EXPECT_TRUE(loaded.deck.model.tied_embeddings);
+  EXPECT_FALSE(loaded.explicitly_set("model.layers"));
+  EXPECT_EQ(loaded.where("model.layers"), "hf/config.json");
+  // The resolved deck needs no directory any more.
+  EXPECT_EQ(parse_deck(to_toml(loaded.deck), "resolved.toml").deck, loaded.deck);
+}
+
+TEST(ModelDirectory, DisagreementShowsBothSides) {
+  EXPECT_EQ(refusal(kFromDirectory, {"model.layers=4"}, small_llama),
+            "--set #1: model.layers = 4, but hf/config.json says 3 (remove the key, or "
+            "model.init_from)");
+  EXPECT_EQ(refusal(kFromDirectory, {"model.layers=3"}, small_llama), "");
+  expect_contains(refusal(kFromDirectory, {"model.preset=gpt2_124m"}, small_llama), "keep one");
+}
+
+TEST(ModelDirectory, HostileValuesAreLocated) {
+  const auto hostile = [](const std::string& dir) {
+    std::vector<ArchitectureKey> keys = small_llama(dir);
+    keys[2].value = std::int64_t{-4};
+    return keys;
+  };
+  expect_contains(refusal(kFromDirectory, {}, hostile), "hf/config.json: model.heads = -4 must be");
+}
+
+TEST(ModelDirectory, ReadersErrorKeepsItsType) {
+  const auto broken = [](const std::string&) -> std::vector<ArchitectureKey> {
+    throw DataError("hf/config.json: no such file");
+  };
+  try {
+    parse_deck(kFromDirectory, "deck.toml", {}, broken);
+    FAIL();
+  } catch (const DataError& error) {
+    EXPECT_STREQ(error.what(), "deck.toml:4:13: model.init_from: hf/config.json: no such file");
+  }
+}
+
+std::string ranks_refusal(const std::vector<std::string>& sets, std::int64_t ranks) {
+  try {
+    check_ranks(small_deck(sets), ranks);
+    return "";
+  } catch (const DeckError& error) {
+    return error.what();
+  }
+}
+
+// Trap 5: a global batch that does not divide is refused, with the nearest legal values.
+TEST(Ranks, GlobalBatchMustDivide) {
+  EXPECT_EQ(ranks_refusal({}, 1), "");
+  EXPECT_EQ(ranks_refusal({}, 8), "");
+  EXPECT_EQ(ranks_refusal({"batch.global=7"}, 2),
+            "--set #1: batch.global = 7 is not a multiple of batch.micro x data ranks = 1 x 2 = 2 "
+            "(nearest: 6 or 8; no batch.micro makes 7 legal on 2 data ranks)");
+  EXPECT_EQ(ranks_refusal({"batch.global=24", "batch.micro=5"}, 2),
+            "--set #1: batch.global = 24 is not a multiple of batch.micro x data ranks = 5 x 2 = "
+            "10 (nearest: 20 or 30; with 24, batch.micro may be 1, 2, 3, 4, 6, 12)");
+  expect_contains(ranks_refusal({"batch.micro=64"}, 2), "nearest: 128;");
+  expect_contains(ranks_refusal({"batch.global=4294967296", "batch.micro=7"}, 1), "...");
+}
+
+TEST(Ranks, RampAndMesh) {
+  const std::string message =
+      ranks_refusal({"parallel.data=3", "batch.ramp=[[1, 4], [5, 6], [9, 8], [10, 9]]"}, 4);
+  expect_contains(message, "parallel.data = 3, but 4 ranks / (tensor 1 x pipeline 1) leave 4");
+  expect_contains(message, "batch.ramp = 6 is not");
+  expect_contains(message, "batch.ramp = 9 is not");
+  EXPECT_EQ(message.find("batch.ramp = 4"), std::string::npos);
+  LoadedDeck loaded = small_deck();
+  loaded.deck.parallel.tensor = 2;
+  loaded.deck.parallel.pipeline = 2;
+  EXPECT_NO_THROW(check_ranks(loaded, 8));
+  EXPECT_THROW(check_ranks(loaded, 6), DeckError);
+}
+
+TEST(Resume, KeysAreFreeEventsOrRefused) {
+  const Deck saved = small_deck().deck;
+  EXPECT_TRUE(compare_for_resume(saved, saved).empty());
+  Deck now = saved;
+  now.run.seed = 2;
+  now.run.steps = std::nullopt;
+  now.model.layers = 3;
+  now.batch.global = 16;
+  now.precision.compute = Precision::bf16;
+  now.optimizer.lr = 2e-3;
+  now.zero.stage = 3;
+  const auto differences = compare_for_resume(saved, now);
+  const std::vector<std::tuple<std::string, std::string, std::string, OnResume>> wanted = {
+      {"run.steps", "10", "unset", OnResume::free},
+      {"run.seed", "1", "2", OnResume::refused},
+      {"model.layers", "2", "3", OnResume::refused},
+      {"batch.global", "8", "16", OnResume::event},
+      {"optimizer.lr", "0.001", "0.002", OnResume::free},
+      {"precision.compute", "\"f32\"", "\"bf16\"", OnResume::event},
+      {"zero.stage", "0", "3", OnResume::free}};
+  ASSERT_EQ(differences.size(), wanted.size());
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    EXPECT_EQ(
+        std::tie(differences[i].key, differences[i].saved, differences[i].now, differences[i].rule),
+        wanted[i]);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::deck

@@ -1,0 +1,156 @@
+// Types, ranges, availability and defaults of single keys.
+#include <algorithm>
+#include <clocale>
+#include <locale>
+
+#include "deck/codec.hpp"
+#include "deck/schema.hpp"
+#include "deck_text.hpp"
+
+namespace tessera::deck {
+namespace {
+
+TEST(Values, DefaultsOfTheFamilyAreDefinite) {
+  const Deck gpt2 = small_deck().deck;
+  EXPECT_EQ(gpt2.model.norm, NormKind::layernorm);
+  EXPECT_EQ(gpt2.model.position, Position::learned);
+  EXPECT_EQ(gpt2.model.activation, Activation::gelu);
+  EXPECT_TRUE(gpt2.model.bias);
+  EXPECT_TRUE(gpt2.model.tied_embeddings);
+  EXPECT_EQ(gpt2.model.kv_heads, 4);
+  EXPECT_EQ(gpt2.model.head_dim, 8);
+  EXPECT_EQ(gpt2.model.ffn_hidden, 128);
+  EXPECT_EQ(gpt2.batch.sequence, 16);
+
+  const Deck llama = small_deck({"model.family=llama", "model.ffn_hidden=96"}).deck;
+  EXPECT_EQ(llama.model.norm, NormKind::rmsnorm);
+  EXPECT_EQ(llama.model.position, Position::rope);
+  EXPECT_EQ(llama.model.activation, Activation::swiglu);
+  EXPECT_FALSE(llama.model.bias);
+  EXPECT_FALSE(llama.model.tied_embeddings);
+  EXPECT_EQ(llama.model.ffn_hidden, 96);
+}
+
+TEST(Values, ReduceFollowsTheStageUnlessSet) {
+  EXPECT_EQ(small_deck({"zero.stage=1"}).deck.zero.reduce, Reduce::step);
+  EXPECT_EQ(small_deck({"zero.stage=2"}).deck.zero.reduce, Reduce::micro);
+  EXPECT_EQ(small_deck({"zero.stage=3", "zero.reduce=step"}).deck.zero.reduce, Reduce::step);
+}
+
+TEST(Values, WordsOrValues) {
+  EXPECT_EQ(std::get<Resume>(small_deck({"run.resume=must"}).deck.run.resume), Resume::must);
+  EXPECT_EQ(std::get<std::string>(small_deck({"run.resume=runs/a/step_1"}).deck.run.resume),
+            "runs/a/step_1");
+  EXPECT_EQ(std::get<double>(small_deck({"precision.loss_scale=1024"}).deck.precision.loss_scale),
+            1024.0);
+  EXPECT_EQ(std::get<Bytes>(small_deck({"memory.device=12GiB"}).deck.memory.device).count,
+            std::int64_t{12} << 30);
+  EXPECT_EQ(std::get<Bytes>(small_deck({"memory.host=4096"}).deck.memory.host).count, 4096);
+}
+
+TEST(Values, DurationsAndSizes) {
+  EXPECT_EQ(parse_seconds("01:02:03"), 3723);
+  EXPECT_EQ(parse_seconds("2-00:00:01"), 172801);
+  EXPECT_EQ(parse_bytes("1 TiB"), std::int64_t{1} << 40);
+  EXPECT_EQ(parse_bytes("0B"), 0);
+  for (const char* bad : {"", ":", "1:2", "1:60:00", "1:00:60", "1:00:00x", "-1:00:00", "1-",
+                          "9223372036854775807-00:00:00", "9223372036854775807:00:00",
+                          "99999999999999999999:00:00"}) {
+    EXPECT_FALSE(parse_seconds(bad)) << bad;
+  }
+  for (const char* bad : {"", "GiB", "12", "12GB", "-1GiB", "1.5GiB", "8388608TiB",
+                          "99999999999999999999B", "1GiB "}) {
+    EXPECT_FALSE(parse_bytes(bad)) << bad;
+  }
+  EXPECT_EQ(small_deck({"run.time_limit=\"00:10:00\""}).deck.run.time_limit->count, 600);
+  EXPECT_EQ(small_deck({"run.time_limit=90"}).deck.run.time_limit->count, 90);
+}
+
+// The bad values of the acceptance suite: each is refused with a place and a hint.
+TEST(Values, BadOnesAreRefusedWithPlaceAndHint) {
+  const auto edited = [](const std::string& section, const std::string& line) {
+    return std::string(kSmallDeck) + (section == "optimizer" ? "" : "[" + section + "]\n") + line;
+  };
+  EXPECT_EQ(refusal(edited("optimizer", "learning_rate = 0.001\n")),
+            "deck.toml:19:1: unknown key optimizer.learning_rate (did you mean optimizer.lr?)");
+  EXPECT_EQ(refusal(edited("zero", "stage = 4\n")),
+            "deck.toml:20:9: zero.stage = 4 must be an integer, 0 to 3");
+  EXPECT_EQ(refusal(edited("zero", "stge = 3\n")),
+            "deck.toml:20:1: unknown key zero.stge (did you mean zero.stage?)");
+  EXPECT_EQ(refusal(edited("parallel", "tensor = 50\n")),
+            "deck.toml:20:10: parallel.tensor = 50 is more than model.heads = 4 (at most 4)");
+  EXPECT_EQ(refusal(edited("precision", "compute = \"fp8\"\n")),
+            "deck.toml:20:11: precision.compute = \"fp8\" must be one of f32|bf16|f16");
+  EXPECT_EQ(refusal(edited("offload", "optimizer = \"ssd\"\n")),
+            "deck.toml:20:13: offload.optimizer = \"ssd\" must be one of none|host|nvme");
+  EXPECT_EQ(refusal_of("optimizer.lr=fast"),
+            "--set #1: optimizer.lr = \"fast\" must be a number, > 0");
+  EXPECT_EQ(refusal_of("optimizer.lr=-1.0"), "--set #1: optimizer.lr = -1.0 must be a number, > 0");
+  EXPECT_EQ(refusal_of("batch.sequence=100000"),
+            "--set #1: batch.sequence = 100000 is more than model.context = 16 (at most 16)");
+}
+
+TEST(Values, WrongTypesAndRanges) {
+  expect_contains(refusal_of("optimizer.lr=nan"), "optimizer.lr = nan must be a number");
+  expect_contains(refusal_of("optimizer.lr=inf"), "must be a number");
+  expect_contains(refusal_of("run.tokens=3e9"), "must be an integer, >= 1 (write 3000000000)");
+  expect_contains(refusal_of("data.train=tokens"), "must be a list, each a string");
+  expect_contains(refusal_of("optimizer.betas=[0.9]"), "must be a list of 2, each a number");
+  expect_contains(refusal_of("optimizer.betas=[0.9, 1]"), ">= 0 and < 1");
+  expect_contains(refusal_of("data.shuffle=1"), "must be true or false");
+  expect_contains(refusal_of("zero.reduce=mikro"), "(did you mean \"micro\"?)");
+  expect_contains(refusal_of("run.name=1979-05-27"), "run.name = (a date) must be a string");
+  expect_contains(refusal_of("run.steps={a = 1}"), "run.steps = (a table) must be an integer");
+  expect_contains(refusal_of("run.dir=\"\""), "run.dir = \"\" must be a string");
+  expect_contains(refusal_of("run.time_limit=later"), "\"hh:mm:ss\"");
+  expect_contains(refusal_of("run.steps=oops"), "must be an integer");
+  expect_contains(refusal_of("model.hidden=1000000000000000000"), "1 to 1048576");
+  expect_contains(refusal_of("run.steps=99999999999999999999"), "run.steps");
+}
+
+TEST(Values, WhatIsNotBuiltIsSaid) {
+  EXPECT_EQ(refusal_of("run.backend=cuda"),
+            "--set #1: run.backend = \"cuda\" is not available in this version (only auto, cpu)");
+  for (const char* set :
+       {"run.reproducible=layout", "model.norm_placed=after", "model.position=sinusoidal",
+        "precision.matmul=tf32", "precision.accumulate=bf16", "parallel.tensor=2",
+        "parallel.pipeline=2", "parallel.schedule=gpipe", "zero.secondary=node", "zero.secondary=4",
+        "zero.quantize.weights=int8", "offload.optimizer=host", "offload.nvme=[\"/tmp\"]",
+        "guard.spike=warn", "log.profile=[1, 2]"}) {
+    expect_contains(refusal_of(set), "not available in this version");
+  }
+  expect_contains(refusal(std::string(kSmallDeck) + "[fault]\nkill = 3\n"),
+                  "deck.toml:20:1: fault.kill is not available in this version");
+}
+
+TEST(Values, DefaultsAreWithinTheRules) {
+  const Deck deck;
+  for (const SchemaRow& row : schema_rows()) {
+    EXPECT_TRUE(row.is_built(deck)) << row.name;
+    const bool derived = row.rules.required || !row.rules.unset.empty();
+    EXPECT_TRUE(derived || row.within_limits(deck)) << row.name;
+    EXPECT_TRUE(!row.field.get(deck).unset() || !row.rules.unset.empty()) << row.name;
+  }
+}
+
+struct CommaForPoint : std::numpunct<char> {
+  char do_decimal_point() const override { return ','; }
+  char do_thousands_sep() const override { return '.'; }
+  std::string do_grouping() const override { return "\3"; }
+};
+
+// Trap 58: numbers do not depend on the locale.
+TEST(Values, NumbersIgnoreTheLocale) {
+  const std::locale before = std::locale::global(std::locale(std::locale(), new CommaForPoint));
+  std::setlocale(LC_NUMERIC, "de_DE.UTF-8");  // where the machine has it
+  const Deck deck = small_deck({"optimizer.lr=1234.5678", "run.tokens=1_000_000"}).deck;
+  const std::string echo = to_toml(deck);
+  std::locale::global(before);
+  std::setlocale(LC_NUMERIC, "C");
+  EXPECT_EQ(deck.optimizer.lr, 1234.5678);
+  expect_contains(echo, "lr = 1234.5678\n");
+  expect_contains(echo, "tokens = 1000000\n");
+}
+
+}  // namespace
+}  // namespace tessera::deck

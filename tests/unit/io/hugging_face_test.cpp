@@ -1,0 +1,307 @@
+#include "io/hugging_face.hpp"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "core/error.hpp"
+#include "temporary_directory.hpp"
+
+namespace tessera {
+namespace {
+
+using nlohmann::json;
+using test::message_of;
+using test::TemporaryDirectory;
+namespace fs = std::filesystem;
+
+fs::path data_path(std::string_view name) {
+  return fs::path(TESSERA_SOURCE_DIR) / "tests/data/hf" / name;
+}
+
+std::vector<std::uint32_t> bits(std::span<const float> values) {
+  std::vector<std::uint32_t> all;
+  for (const float value : values) all.push_back(std::bit_cast<std::uint32_t>(value));
+  return all;
+}
+
+std::vector<float> read_all(const HfModel& model, const HfTensor& parameter) {
+  std::vector<float> values(static_cast<std::size_t>(parameter.elements()));
+  model.read(parameter.parameter, 0, values);
+  return values;
+}
+
+ParameterSource source_of(const HfModel& model) {
+  return [&](std::string_view parameter, std::int64_t begin, std::span<float> out) {
+    model.read(parameter, begin, out);
+  };
+}
+
+/// A writable copy of a committed model.
+struct Copy {
+  explicit Copy(std::string_view name) : path(directory / name) { fs::copy(data_path(name), path); }
+  void edit(const char* file, const std::function<void(json&)>& change) const {
+    json content = json::parse(test::read_file(path / file));
+    change(content);
+    test::write_file(path / file, content.dump());
+  }
+  TemporaryDirectory directory;
+  fs::path path;
+};
+
+class HfOracle : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(HfOracle, ReadsTheParametersOfTheReferenceInAnyRange) {
+  const auto model = HfModel::open(data_path(GetParam()));
+  const SafetensorsFile ours(data_path(std::string(GetParam()) + ".ours.safetensors"));
+  EXPECT_EQ(model.parameters().size(), ours.tensors().size());
+  for (const HfTensor& parameter : model.parameters()) {
+    const auto expected = ours.tensors().find(parameter.parameter);
+    ASSERT_NE(expected, ours.tensors().end()) << parameter.parameter;
+    EXPECT_EQ(parameter.shape, expected->second.shape) << parameter.parameter;
+    std::vector<float> whole(static_cast<std::size_t>(expected->second.elements));
+    ours.read(expected->second, 0, whole);
+    EXPECT_EQ(bits(read_all(model, parameter)), bits(whole)) << parameter.parameter;
+    for (std::size_t begin = 0; begin < whole.size(); begin += 5)
+      for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{19}}) {
+        if (begin + count > whole.size()) continue;
+        std::vector<float> part(count);
+        model.read(parameter.parameter, static_cast<std::int64_t>(begin), part);
+        EXPECT_EQ(bits(part), bits(std::span(whole).subspan(begin, count)));
+      }
+  }
+}
+
+TEST_P(HfOracle, ExportAndImportGiveTheSameBits) {
+  const TemporaryDirectory dir;
+  const auto model = HfModel::open(data_path(GetParam()));
+  for (const std::int64_t shard_bytes : {std::int64_t{1} << 30, std::int64_t{1000}}) {
+    const fs::path path = dir / std::to_string(shard_bytes);
+    export_hugging_face({.directory = path,
+                         .architecture = model.architecture(),
+                         .type = model.stored_dtype(),
+                         .shard_bytes = shard_bytes},
+                        source_of(model));
+    const auto again = HfModel::open(path);
+    EXPECT_EQ(fs::exists(path / "model.safetensors"), shard_bytes > 1000);
+    EXPECT_EQ(again.architecture(), model.architecture());
+    EXPECT_EQ(again.stored_dtype(), model.stored_dtype());
+    for (const HfTensor& parameter : model.parameters()) {
+      EXPECT_EQ(bits(read_all(again, parameter)), bits(read_all(model, parameter)));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, HfOracle, ::testing::Values("gpt2", "llama", "llama_sharded"));
+
+// tests/data/check_hf.py loads what this leaves with transformers.
+TEST(HfExport, KeepsDirectoriesForTheReferenceCheck) {
+  const char* kept = std::getenv("TESSERA_EXPORT_DIRECTORY");
+  if (kept == nullptr) GTEST_SKIP() << "needs TESSERA_EXPORT_DIRECTORY: see check_hf.py";
+  for (const char* name : {"gpt2", "llama", "llama_sharded"}) {
+    const auto model = HfModel::open(data_path(name));
+    export_hugging_face({.directory = fs::path(kept) / name,
+                         .architecture = model.architecture(),
+                         .type = model.stored_dtype(),
+                         .shard_bytes = name == std::string("llama_sharded") ? 1000 : 1 << 30},
+                        source_of(model));
+  }
+}
+
+TEST(HfModel, DescribesTheArchitectureAsDeckKeys) {
+  const auto model = HfModel::open(data_path("llama"));
+  const HfArchitecture expected{.family = "llama",
+                                .layers = 2,
+                                .heads = 4,
+                                .kv_heads = 2,
+                                .head_dim = 6,
+                                .hidden = 8,
+                                .ffn_hidden = 12,
+                                .vocab = 13,
+                                .context = 16,
+                                .norm_eps = 1e-6,
+                                .rope_theta = 50000,
+                                .norm = "rmsnorm",
+                                .position = "rope",
+                                .activation = "swiglu",
+                                .tied_embeddings = false,
+                                .bias = false};
+  EXPECT_EQ(model.architecture(), expected);
+  EXPECT_EQ(model.stored_dtype(), DType::f32);
+  EXPECT_EQ(HfModel::open(data_path("llama_sharded")).stored_dtype(), DType::bf16);
+  std::map<std::string, HfKey> keys;
+  for (const HfKey& key : model.keys()) EXPECT_TRUE(keys.emplace(key.key, key).second) << key.key;
+  EXPECT_EQ(keys.size(), 16U);
+  EXPECT_EQ(std::get<std::int64_t>(keys.at("kv_heads").value), 2);
+  EXPECT_EQ(std::get<double>(keys.at("rope_theta").value), 50000.0);
+  EXPECT_EQ(std::get<bool>(keys.at("tied_embeddings").value), false);
+  EXPECT_EQ(keys.at("rope_theta").place,
+            (data_path("llama") / "config.json").string() + ": $.rope_parameters.rope_theta");
+
+  const auto gpt2 = HfModel::open(data_path("gpt2")).architecture();
+  EXPECT_EQ(gpt2.ffn_hidden, 12);
+  EXPECT_EQ(gpt2.kv_heads, 2);
+  EXPECT_EQ(gpt2.head_dim, 4);
+  EXPECT_EQ(gpt2.activation, "gelu");
+  EXPECT_TRUE(gpt2.tied_embeddings && gpt2.bias);
+}
+
+TEST(HfModel, ReadsWhatOlderVersionsWrote) {
+  const Copy llama("llama");
+  llama.edit("config.json", [](json& config) {
+    config.erase("rope_parameters");
+    config.erase("head_dim");
+    config["rope_theta"] = 50000;
+    config["rope_scaling"] = nullptr;
+    config["hidden_size"] = 24;
+  });
+  EXPECT_EQ(read_hf_config(llama.path / "config.json").architecture.rope_theta, 50000);
+  EXPECT_EQ(read_hf_config(llama.path / "config.json").architecture.head_dim, 6);
+
+  // GPT-2's first files have no "transformer." and carry the causal mask.
+  const Copy gpt2("gpt2");
+  const std::string bytes = test::read_file(gpt2.path / "model.safetensors");
+  std::uint64_t length = 0;
+  std::memcpy(&length, bytes.data(), sizeof(length));
+  const json header = json::parse(bytes.substr(8, length));
+  const std::uint64_t data = bytes.size() - 8 - length;
+  json renamed;
+  for (const auto& [name, entry] : header.items()) {
+    renamed[name.starts_with("transformer.") ? name.substr(12) : name] = entry;
+  }
+  renamed["h.0.attn.bias"] = {
+      {"dtype", "U8"}, {"shape", {1, 1, 2, 2}}, {"data_offsets", {data, data + 4}}};
+  const std::string text = renamed.dump();
+  length = text.size();
+  std::string file(reinterpret_cast<const char*>(&length), sizeof(length));
+  test::write_file(gpt2.path / "model.safetensors",
+                   file + text + bytes.substr(bytes.size() - data) + "mask");
+  const auto old = HfModel::open(gpt2.path), current = HfModel::open(data_path("gpt2"));
+  for (const HfTensor& parameter : current.parameters()) {
+    EXPECT_EQ(bits(read_all(old, parameter)), bits(read_all(current, parameter)));
+  }
+}
+
+TEST(HfModel, RefusesSettingsThatChangeTheComputation) {
+  struct Case {
+    const char* model;
+    const char* pointer;
+    json value;
+    const char* expected;
+  };
+  const std::vector<Case> cases = {
+      {"gpt2", "/model_type", "gpt_neo", "$.model_type: \"gpt_neo\" is not supported"},
+      {"gpt2", "/activation_function", "gelu", "allowed: gelu_new, gelu_pytorch_tanh, relu"},
+      {"gpt2", "/scale_attn_weights", false, "$.scale_attn_weights: false"},
+      {"gpt2", "/scale_attn_by_inverse_layer_idx", true, "allowed: false"},
+      {"gpt2", "/n_layer", 0, "$.n_layer: 0; allowed: 1 to 4096"},
+      {"gpt2", "/n_layer", 1000000000, "allowed: 1 to 4096"},
+      {"gpt2", "/n_layer", nullptr, "\"n_layer\" is missing"},
+      {"gpt2", "/n_head", 3, "3 heads do not divide the width of 8"},
+      {"gpt2", "/vocab_size", 9223372036854775807, "allowed: 1 to 16777216"},
+      {"gpt2", "/vocab_size", "many", "expected an integer, found \"many\""},
+      {"gpt2", "/layer_norm_epsilon", 0, "must be above 0"},
+      {"llama", "/attention_bias", true, "$.attention_bias: true"},
+      {"llama", "/mlp_bias", true, "$.mlp_bias: true"},
+      {"llama", "/hidden_act", "gelu", "allowed: silu"},
+      {"llama", "/rope_parameters/rope_type", "llama3", "$.rope_parameters.rope_type: \"llama3\""},
+      {"llama", "/rope_scaling", {{"type", "linear"}, {"factor", 2}}, "$.rope_scaling.type"},
+      {"llama", "/sliding_window", 128, "$.sliding_window: 128 is not supported; allowed: null"},
+      {"llama", "/quantization_config", {{"bits", 4}}, "$.quantization_config: object"},
+      {"llama", "/num_key_value_heads", 3, "3 kv heads do not divide 4 heads"},
+      {"llama", "/head_dim", 16777216, "at most 16777216 in all"}};
+  for (const Case& c : cases) {
+    const Copy copy(c.model);
+    copy.edit("config.json",
+              [&](json& config) { config[json::json_pointer(c.pointer)] = c.value; });
+    const auto message = message_of<DataError>([&] { HfModel::open(copy.path); });
+    EXPECT_NE(message.find(c.expected), std::string::npos) << c.expected << " | " << message;
+    EXPECT_NE(message.find("config.json"), std::string::npos) << message;
+  }
+}
+
+TEST(HfModel, ListsAllTensorsThatDoNotFit) {
+  const Copy copy("llama");
+  copy.edit("config.json", [](json& config) {
+    config["num_hidden_layers"] = 3;
+    config["vocab_size"] = 14;
+    config["tie_word_embeddings"] = true;  // lm_head is then ignored, not unknown
+  });
+  const auto message = message_of<DataError>([&] { HfModel::open(copy.path); });
+  EXPECT_NE(
+      message.find("model.embed_tokens.weight has the shape (13, 8); config.json says (14, 8)"),
+      std::string::npos)
+      << message;
+  EXPECT_NE(message.find("model.layers.2.mlp.up_proj.weight is missing"), std::string::npos);
+  EXPECT_EQ(message.find("lm_head"), std::string::npos) << message;
+
+  copy.edit("config.json", [](json& config) {
+    config["num_hidden_layers"] = 1;
+    config["vocab_size"] = 13;
+  });
+  const auto extra = message_of<DataError>([&] { HfModel::open(copy.path); });
+  EXPECT_NE(extra.find("model.layers.1.mlp.up_proj.weight is not a tensor of the family"),
+            std::string::npos)
+      << extra;
+}
+
+TEST(HfModel, RefusesIndexesThatLeadOutOfTheDirectory) {
+  for (const char* name : {"../model.safetensors", "/etc/passwd", "a/b", "", "..", "."}) {
+    const Copy copy("llama_sharded");
+    copy.edit("model.safetensors.index.json",
+              [&](json& index) { index["weight_map"]["model.norm.weight"] = name; });
+    EXPECT_THROW(HfModel::open(copy.path), DataError) << name;
+  }
+  const Copy copy("llama_sharded");
+  fs::remove(copy.path / "model-00002-of-00003.safetensors");
+  EXPECT_THROW(HfModel::open(copy.path), DataError);
+}
+
+TEST(HfExport, NeverOverwritesAndLeavesNothingBehind) {
+  const TemporaryDirectory dir;
+  const auto model = HfModel::open(data_path("llama"));
+  HfExport options{.directory = dir / "out", .architecture = model.architecture()};
+  const auto failing = [](std::string_view, std::int64_t, std::span<float>) {
+    throw DataError("no more");
+  };
+  EXPECT_THROW(export_hugging_face(options, failing), DataError);
+  EXPECT_TRUE(fs::is_empty(dir.path()));
+
+  fs::create_directory(dir / "out");  // an empty one may be there
+  export_hugging_face(options, source_of(model));
+  const auto message =
+      message_of<DataError>([&] { export_hugging_face(options, source_of(model)); });
+  EXPECT_NE(message.find("overwrites nothing"), std::string::npos) << message;
+
+  fs::create_directory(dir / "other.partial");
+  options.directory = dir / "other/";
+  EXPECT_THROW(export_hugging_face(options, source_of(model)), DataError);
+  EXPECT_TRUE(fs::exists(dir / "other.partial"));  // not ours to remove
+}
+
+TEST(HfExport, RefusesWhatTheFamilyCannotExpress) {
+  const TemporaryDirectory dir;
+  const auto llama = HfModel::open(data_path("llama")).architecture();
+  const auto gpt2 = HfModel::open(data_path("gpt2")).architecture();
+  const auto refusal = [&](HfArchitecture a, const std::function<void(HfArchitecture&)>& change) {
+    change(a);
+    const auto nothing = [](std::string_view, std::int64_t, std::span<float>) {};
+    return message_of<DataError>(
+        [&] { export_hugging_face({.directory = dir / "x", .architecture = a}, nothing); });
+  };
+  EXPECT_NE(refusal(gpt2, [](auto& a) { a.bias = false; }).find("model.bias = false, needed: true"),
+            std::string::npos);
+  EXPECT_NE(refusal(gpt2, [](auto& a) { a.kv_heads = 1; }).find("model.kv_heads = 1"),
+            std::string::npos);
+  EXPECT_NE(refusal(llama, [](auto& a) { a.activation = "gelu"; }).find("model.activation"),
+            std::string::npos);
+  EXPECT_NE(refusal(llama, [](auto& a) { a.position = "learned"; }).find("model.position"),
+            std::string::npos);
+  EXPECT_NE(refusal(llama, [](auto& a) { a.family = "bert"; }).find("model.family"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,219 @@
+// Plans over many layouts: every one is proved by the checker, all ranks agree, traffic equals the
+// formulas, and plans that were broken on purpose are rejected.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "plan/check.hpp"
+#include "plan/make_plan.hpp"
+#include "plan/print.hpp"
+
+namespace tessera::plan {
+namespace {
+
+/// Plans ask a device for scratch sizes only; these differ by operation so that mix-ups show.
+class ScratchSizes : public kernels::Device {
+ public:
+  std::int64_t scratch_bytes(const kernels::KernelCall& call) const override {
+    return static_cast<std::int64_t>(call.index() % 4) * 96;
+  }
+  void run(const kernels::KernelCall&) override { FAIL() << "a plan ran a kernel"; }
+};
+
+const ScratchSizes device;
+
+struct Case {
+  PlanInputs inputs;
+  PlanShape shape;
+};
+
+Case make_case(int stage, std::int64_t ranks, std::int64_t micro_batches, ReduceWhen reduce) {
+  Case c;
+  model::ModelConfig& m = c.inputs.config;
+  m.layers = 3, m.heads = m.kv_heads = 2, m.head_dim = 8, m.hidden = 16, m.ffn_hidden = 40,
+  m.vocab = 70, m.context = 12;
+  c.inputs.units = model::model_units(m);
+  c.inputs.device = &device;
+  c.inputs.stage = stage;
+  c.inputs.reduce = reduce;
+  c.inputs.data_group = {.size = ranks, .local = ranks};
+  c.shape = {
+      .purpose = PlanPurpose::train, .sequence = 10, .micro = 2, .micro_batches = micro_batches};
+  return c;
+}
+
+Case random_case(std::mt19937& random) {
+  const auto pick = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  Case c = make_case(pick(4), 1 + pick(5), 1 + pick(4),
+                     pick(2) == 0 ? ReduceWhen::step : ReduceWhen::micro);
+  model::ModelConfig& m = c.inputs.config;
+  m.layers = 1 + pick(4);
+  if (pick(2) == 0) {
+    m.norm = kernels::NormKind::rmsnorm, m.position = model::PositionKind::rope, m.bias = false;
+    m.activation = kernels::ActivationKind::swiglu, m.tied_embeddings = false, m.kv_heads = 1;
+  }
+  if (pick(3) == 0) m.tied_embeddings = !m.tied_embeddings;
+  if (pick(3) == 0) m.dropout = 0.1F;
+  c.inputs.units = model::model_units(m);
+  c.inputs.compute = pick(2) == 0 ? DType::f32 : DType::bf16;
+  c.inputs.wire = pick(2) == 0 ? DType::f32 : DType::bf16;
+  c.inputs.prefetch = pick(4);
+  c.inputs.recompute = static_cast<Recompute>(pick(3));
+  c.inputs.snapshots = true;
+  c.inputs.data_group.local = 1 + pick(static_cast<int>(c.inputs.data_group.size));
+  c.shape.purpose = static_cast<PlanPurpose>(pick(3));
+  c.shape.sequence = 1 + pick(12);
+  c.shape.micro = 1 + pick(3);
+  return c;
+}
+
+TEST(MakePlan, IsProvedOnRandomLayouts) {
+  std::mt19937 random(1);
+  for (int i = 0; i < 300; ++i) {
+    const Case c = random_case(random);
+    std::vector<Plan> plans;
+    for (std::int64_t r = 0; r < c.inputs.data_group.size; ++r)
+      plans.push_back(make_plan(c.inputs, c.shape, r));
+    EXPECT_NO_THROW(check_together(plans));
+  }
+}
+
+TEST(MakePlan, SendsWhatTheFormulasSay) {
+  for (const std::int64_t ranks : {2, 3, 4, 7}) {
+    for (const std::int64_t k : {1, 3}) {
+      for (int stage = 0; stage < 4; ++stage) {
+        for (const ReduceWhen reduce : {ReduceWhen::step, ReduceWhen::micro}) {
+          const Case c = make_case(stage, ranks, k, reduce);
+          std::int64_t padded = 0;
+          for (const auto& unit : c.inputs.units) padded += zero::unit_layout(unit, ranks).padded;
+          const std::int64_t once =
+              padded * 4 / ranks * (ranks - 1);  // one reduce-scatter or all-gather, f32
+          const std::int64_t reductions = reduce == ReduceWhen::micro ? k : 1;
+          const auto sent = total_wire_bytes(make_plan(c.inputs, c.shape, 0));
+          const std::int64_t total = sent.intra + sent.inter;
+          if (stage < 3) {
+            EXPECT_EQ(total, (reductions + 1) * once) << ranks << ' ' << k << ' ' << stage;
+          } else {  // two gathers a micro-batch, fewer for units still resident
+            EXPECT_LE(total, (2 * k + reductions) * once);
+            EXPECT_GT(total, (k + reductions) * once);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(MakePlan, SplitsTrafficByNode) {
+  Case c = make_case(1, 6, 1, ReduceWhen::step);
+  c.inputs.data_group.local = 3;
+  const auto sent = total_wire_bytes(make_plan(c.inputs, c.shape, 4));
+  EXPECT_EQ(sent.intra * 3, sent.inter * 2);  // 2 peers on the node, 3 elsewhere
+}
+
+TEST(Check, RejectsAPlanWithAnyWaitTakenAway) {
+  // The waits are the fewest: each one is needed, so without it two operations race.
+  std::mt19937 random(2);
+  int removed = 0;
+  for (int i = 0; i < 12; ++i) {
+    const Case c = random_case(random);
+    const Plan plan = make_plan(c.inputs, c.shape, 0);
+    for (std::size_t o = 0; o < plan.ops.size(); ++o) {
+      for (std::size_t w = 0; w < plan.ops[o].waits.size(); ++w) {
+        Plan broken = plan;
+        broken.ops[o].waits.erase(broken.ops[o].waits.begin() + static_cast<std::ptrdiff_t>(w));
+        EXPECT_THROW(check(broken), InternalError) << "op " << o << " wait " << w;
+        ++removed;
+      }
+    }
+  }
+  EXPECT_GT(removed, 100);
+}
+
+/// Takes out the ops of one kind, one at a time, and keeps all waits valid.
+std::vector<Plan> without_each(const Plan& plan, OpKind kind) {
+  std::vector<Plan> all;
+  for (std::size_t o = 0; o < plan.ops.size(); ++o) {
+    if (plan.ops[o].kind != kind) continue;
+    Plan broken = plan;
+    broken.ops.erase(broken.ops.begin() + static_cast<std::ptrdiff_t>(o));
+    for (Op& op : broken.ops) {
+      std::erase(op.waits, static_cast<OpId>(o));
+      for (OpId& id : op.waits) id -= id > static_cast<OpId>(o) ? 1 : 0;
+    }
+    all.push_back(std::move(broken));
+  }
+  return all;
+}
+
+TEST(Check, RejectsAPlanThatForgetsWork) {
+  const Case c = make_case(3, 2, 2, ReduceWhen::micro);
+  const Plan plan = make_plan(c.inputs, c.shape, 1);
+  for (const OpKind kind :
+       {OpKind::gather, OpKind::reduce_gradients, OpKind::load_batch, OpKind::update}) {
+    const auto broken = without_each(plan, kind);
+    EXPECT_FALSE(broken.empty());
+    for (const Plan& b : broken) EXPECT_THROW(check(b), InternalError) << enum_word(kind);
+  }
+}
+
+TEST(Check, RejectsBuffersThatShareBytesWhileBothAreAlive) {
+  const Case c = make_case(3, 2, 1, ReduceWhen::micro);
+  const Plan plan = make_plan(c.inputs, c.shape, 0);
+  const auto lives = buffer_lives(plan);
+  int moved = 0;
+  for (std::size_t a = 0; a < plan.buffers.size(); ++a) {
+    for (std::size_t b = 0; b < plan.buffers.size(); ++b) {
+      // b moves onto a, which is made before b and read after b was made. (Gradients fill bit by
+      // bit: their first bytes may well lie where nobody looks any more.)
+      const bool both = !plan.buffers[a].persistent && !plan.buffers[b].persistent &&
+                        lives[b].end >= 0 && lives[a].begin < lives[b].begin &&
+                        lives[b].begin < lives[a].end &&
+                        plan.buffers[a].purpose == Purpose::activations &&
+                        plan.buffers[b].purpose != Purpose::gradients;
+      if (!both || plan.buffers[a].offset + plan.buffers[b].bytes > plan.arena_bytes[1]) continue;
+      Plan broken = plan;
+      broken.buffers[b].offset = plan.buffers[a].offset;
+      EXPECT_THROW(check(broken), InternalError)
+          << plan.buffers[a].name << ", " << plan.buffers[b].name;
+      ++moved;
+    }
+  }
+  EXPECT_GT(moved, 20);
+}
+
+TEST(Check, RejectsRanksThatDisagree) {
+  const Case a = make_case(3, 2, 1, ReduceWhen::micro);
+  Case b = a;
+  b.inputs.prefetch = 3;
+  const std::vector<Plan> plans{make_plan(a.inputs, a.shape, 0), make_plan(b.inputs, b.shape, 1)};
+  // Another prefetch distance merges other residences, so the collectives differ.
+  EXPECT_THROW(check_together(plans), InternalError);
+}
+
+TEST(Recompute, NeedsLessMemoryTheMoreItDrops) {
+  std::vector<std::int64_t> bytes;
+  for (const Recompute policy : {Recompute::none, Recompute::selective, Recompute::full}) {
+    Case c = make_case(0, 1, 1, ReduceWhen::step);
+    c.inputs.recompute = policy;
+    c.inputs.config.layers = 8;
+    c.inputs.units = model::model_units(c.inputs.config);
+    bytes.push_back(make_plan(c.inputs, c.shape, 0).arena_bytes[1]);
+  }
+  EXPECT_LT(bytes[1], bytes[0]);
+  EXPECT_LT(bytes[2], bytes[1]);
+}
+
+TEST(Zero, ShardsStateByStage) {
+  const auto state = [](int stage) {
+    const Case c = make_case(stage, 4, 1, ReduceWhen::step);
+    return make_plan(c.inputs, c.shape, 0).arena_bytes[0];
+  };
+  // f32: parameters P, moments 2 P. Stage 0: 3 P; 1 and 2: P + 2 P / 4; 3: 3 P / 4.
+  const auto full = static_cast<double>(state(0));
+  EXPECT_NEAR(static_cast<double>(state(1)) / full, 0.5, 0.05);
+  EXPECT_EQ(state(1), state(2));
+  EXPECT_NEAR(static_cast<double>(state(3)) / full, 0.25, 0.05);
+}
+
+}  // namespace
+}  // namespace tessera::plan
