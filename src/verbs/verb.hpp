@@ -30,6 +30,10 @@ Verb train(CLI::App& app);
 Verb evaluate(CLI::App& app);
 Verb check(CLI::App& app);
 Verb plan(CLI::App& app);
+Verb tokenize(CLI::App& app);
+Verb generate(CLI::App& app);
+Verb inspect(CLI::App& app);
+Verb export_model(CLI::App& app);
 
 /// DECK and repeatable --set section.key=value, shared by several verbs.
 struct DeckOptions {

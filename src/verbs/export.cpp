@@ -1,0 +1,51 @@
+#include <CLI/CLI.hpp>
+
+#include "io/hugging_face.hpp"
+#include "train/setup.hpp"
+#include "verbs/model_source.hpp"
+#include "verbs/verb.hpp"
+
+namespace tessera::verbs {
+namespace {
+
+struct Options {
+  std::filesystem::path checkpoint, to;
+  std::string type = "f32";
+};
+
+ExitCode run(const Options& o) {
+  const ModelSource source = open_model(o.checkpoint);
+  const auto units = model::model_units(train::model_config(source.model));
+  std::map<std::string, const model::ParamDesc*, std::less<>> by_name;
+  for (const auto& unit : units) {
+    for (const auto& p : unit.params) by_name[p.name] = &p;
+  }
+  const DType type = o.type == "f32" ? DType::f32 : o.type == "bf16" ? DType::bf16 : DType::f16;
+  export_hugging_face(
+      {.directory = o.to,
+       .architecture = hf_architecture(source.model),
+       .type = type,
+       .end_of_text = {}},
+      [&](std::string_view name, std::int64_t begin, std::span<float> out) {
+        const auto& p = *by_name.find(name)->second;
+        source.parameters(p, {begin, begin + static_cast<std::int64_t>(out.size())}, out);
+      });
+  fmt::print("{} -> {}\n", source.name, o.to.string());
+  return ExitCode::ok;
+}
+
+}  // namespace
+
+Verb export_model(CLI::App& app) {
+  auto* verb =
+      app.add_subcommand("export", "write a checkpoint's model as a Hugging Face directory");
+  auto o = std::make_shared<Options>();
+  verb->add_option("CHECKPOINT", o->checkpoint, "checkpoint or run directory")->required();
+  verb->add_option("--to", o->to, "directory to make")->required();
+  verb->add_option("--type", o->type, "element type")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"f32", "bf16", "f16"}));
+  return {.launch = Launch::single, .run = [o] { return run(*o); }, .run_on_ranks = {}};
+}
+
+}  // namespace tessera::verbs

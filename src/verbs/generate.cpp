@@ -1,0 +1,96 @@
+#include <omp.h>
+#include <CLI/CLI.hpp>
+
+#include <cstdio>
+
+#include "io/tokenizer.hpp"
+#include "kernels/cpu/device.hpp"
+#include "train/generator.hpp"
+#include "train/setup.hpp"
+#include "verbs/model_source.hpp"
+#include "verbs/verb.hpp"
+
+namespace tessera::verbs {
+namespace {
+
+struct Options {
+  std::filesystem::path model;
+  std::string prompt, tokenizer;
+  std::int64_t tokens = 200;
+  train::SamplingRule rule;
+};
+
+Tokenizer open_tokenizer(const Options& o, const ModelSource& source) {
+  if (o.tokenizer == "bytes") return Tokenizer::bytes();
+  if (!o.tokenizer.empty()) return Tokenizer::open(o.tokenizer);
+  const auto beside = o.model / "tokenizer.json";
+  if (std::filesystem::exists(beside)) return Tokenizer::open(beside);
+  if (source.model.vocab == 256) return Tokenizer::bytes();
+  throw DeckError(fmt::format(
+      "{} says nothing of its tokenizer: give --tokenizer bytes or a tokenizer.json", source.name));
+}
+
+ExitCode run(const Options& o) {
+  const ModelSource source = open_model(o.model);
+  Tokenizer tokenizer = open_tokenizer(o, source);
+  if (tokenizer.vocab() > source.model.vocab) {
+    throw DataError(fmt::format("the tokenizer has {} tokens, the model {}: it is another model's",
+                                tokenizer.vocab(), source.model.vocab));
+  }
+  const int threads = train::thread_count({}, 1);
+  omp_set_num_threads(threads);
+  const auto device = kernels::make_cpu_device({.threads = threads});
+  train::Generator generator(train::model_config(source.model), *device, source.parameters);
+
+  std::vector<std::int32_t> tokens = tokenizer.encode(o.prompt);
+  if (tokens.empty())
+    throw DeckError("--prompt is empty: give at least one character to go on from");
+  if (static_cast<std::int64_t>(tokens.size()) > generator.context()) {
+    throw DeckError(fmt::format("--prompt has {} tokens, the model's context {}", tokens.size(),
+                                generator.context()));
+  }
+  fmt::print("{}", o.prompt);
+  std::span<const std::int32_t> next(tokens);
+  for (std::int64_t i = 0;
+       i < o.tokens &&
+       generator.length() + static_cast<std::int64_t>(next.size()) <= generator.context();
+       ++i) {
+    const std::int32_t id = train::sample_token(generator.advance(next), o.rule, i);
+    if (tokenizer.end_of_text() == id) break;
+    const std::string_view piece = tokenizer.decode(id);
+    std::fwrite(piece.data(), 1, piece.size(), stdout);
+    std::fflush(stdout);
+    tokens.assign(1, id);
+    next = tokens;
+  }
+  fmt::print("\n");
+  return ExitCode::ok;
+}
+
+}  // namespace
+
+Verb generate(CLI::App& app) {
+  auto* verb = app.add_subcommand("generate", "continue a text with a trained model");
+  auto o = std::make_shared<Options>();
+  verb->add_option("MODEL", o->model, "checkpoint, run directory or Hugging Face directory")
+      ->required();
+  verb->add_option("--prompt", o->prompt, "text to continue")->required();
+  verb->add_option("--tokens", o->tokens, "how many tokens to add at most")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  verb->add_option("--tokenizer", o->tokenizer,
+                   "\"bytes\" or a tokenizer.json; default: the model's");
+  verb->add_option("--temperature", o->rule.temperature, "0: always the likeliest")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  verb->add_option("--top-k", o->rule.top_k, "only the k likeliest tokens; 0: all")->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  verb->add_option("--top-p", o->rule.top_p,
+                   "only the likeliest tokens that make up this probability")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 1.0));
+  verb->add_option("--seed", o->rule.seed, "of the draws")->capture_default_str();
+  return {.launch = Launch::single, .run = [o] { return run(*o); }, .run_on_ranks = {}};
+}
+
+}  // namespace tessera::verbs

@@ -1,0 +1,86 @@
+#include <CLI/CLI.hpp>
+
+#include <cstdio>
+
+#include "io/checkpoint_verify.hpp"
+#include "io/token_files.hpp"
+#include "plan/ledger.hpp"
+#include "verbs/model_source.hpp"
+#include "verbs/verb.hpp"
+
+namespace tessera::verbs {
+namespace {
+
+ExitCode inspect_checkpoint(const std::filesystem::path& path, bool verify) {
+  const CheckpointSummary s = describe_checkpoint(path);
+  fmt::print("{}: step {}, {} updates, {} samples, {} tokens\n", path.string(), s.header.step,
+             s.header.applied_updates, s.header.samples, s.header.tokens);
+  fmt::print("written by {} ranks: data {} x pipeline {} x tensor {}, ZeRO-{}; {} files, {}\n",
+             s.header.layout.world, s.header.layout.data, s.header.layout.pipeline,
+             s.header.layout.tensor, s.header.layout.zero_stage, s.files,
+             plan::human_bytes(s.bytes));
+  for (const auto& state : s.states) {
+    fmt::print("  {:<12}{:<6}{:>6} tensors {:>14} elements {:>12}\n", state.state,
+               to_string(state.type), state.tensors, state.elements,
+               plan::human_bytes(state.bytes));
+  }
+  if (!verify) return ExitCode::ok;
+  const auto bad = verify_checkpoint(path, [](std::int64_t done, std::int64_t total) {
+    fmt::print(stderr, "\rverify {:5.1f} %",
+               total == 0 ? 100.0 : 100.0 * static_cast<double>(done) / static_cast<double>(total));
+  });
+  fmt::print(stderr, "\n");
+  for (const auto& b : bad)
+    fmt::print("{}: {} at byte {} ({} bytes): {}\n", b.file, b.dataset, b.offset, b.bytes,
+               b.problem);
+  fmt::print("{}\n", bad.empty() ? "every byte is as it was written"
+                                 : fmt::format("{} damaged places", bad.size()));
+  return bad.empty() ? ExitCode::ok : ExitCode::data;
+}
+
+ExitCode inspect_tokens(const std::string& entry, bool verify) {
+  constexpr std::int64_t kAnyVocab = std::int64_t{1} << 31;
+  const TokenCorpus corpus(std::span(&entry, 1), kAnyVocab);
+  for (const auto& file : corpus.files()) {
+    fmt::print("{}: {} tokens of {}", file.file.path().string(), file.tokens, to_string(file.type));
+    fmt::print("{}\n", file.documents > 0 ? fmt::format(", {} documents", file.documents) : "");
+  }
+  fmt::print("{} tokens\n", corpus.tokens());
+  if (!verify) return ExitCode::ok;
+  std::vector<std::int32_t> tokens(std::size_t{1} << 20);
+  std::int32_t largest = -1;
+  for (std::int64_t at = 0; at < corpus.tokens(); at += static_cast<std::int64_t>(tokens.size())) {
+    const auto n =
+        std::min<std::int64_t>(static_cast<std::int64_t>(tokens.size()), corpus.tokens() - at);
+    const std::span part(tokens.data(), static_cast<std::size_t>(n));
+    corpus.read(at, part);
+    largest = std::max(largest, *std::max_element(part.begin(), part.end()));
+  }
+  fmt::print("largest token {}: model.vocab must be at least {}\n", largest, largest + 1);
+  return ExitCode::ok;
+}
+
+}  // namespace
+
+Verb inspect(CLI::App& app) {
+  auto* verb = app.add_subcommand("inspect", "say what a checkpoint or a token file holds");
+  auto path = std::make_shared<std::string>();
+  auto verify = std::make_shared<bool>(false);
+  verb->add_option("PATH", *path, "checkpoint, run directory, token file prefix or .bin")
+      ->required();
+  verb->add_flag("--verify", *verify, "read and check every byte");
+  return {.launch = Launch::single,
+          .run =
+              [path, verify] {
+                if (std::filesystem::is_directory(*path)) {
+                  const auto found = find_checkpoint(*path);
+                  if (!found)
+                    throw DataError(fmt::format("{} is no checkpoint and holds none", *path));
+                  return inspect_checkpoint(*found, *verify);
+                }
+                return inspect_tokens(*path, *verify);
+              },
+          .run_on_ranks = {}};
+}
+
+}  // namespace tessera::verbs

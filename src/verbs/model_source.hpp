@@ -1,0 +1,31 @@
+// Where a verb gets a trained model from: a checkpoint, the newest one of a run, or a Hugging Face
+// directory.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+
+#include "deck/deck.hpp"
+#include "io/checkpoint_reader.hpp"
+#include "io/hugging_face.hpp"
+#include "train/model_state.hpp"
+
+namespace tessera::verbs {
+
+struct ModelSource {
+  deck::ModelSection model;
+  std::string name;  // for people
+  train::ParameterSource parameters;
+};
+
+/// `path` is a checkpoint directory, a run directory (its newest checkpoint) or a Hugging Face
+/// directory. Throws DataError.
+ModelSource open_model(const std::filesystem::path& path);
+
+/// The checkpoint itself, or the newest of a run directory; nothing if `path` is neither.
+std::optional<std::filesystem::path> find_checkpoint(const std::filesystem::path& path);
+
+/// The architecture in the words of Hugging Face files.
+HfArchitecture hf_architecture(const deck::ModelSection& model);
+
+}  // namespace tessera::verbs
