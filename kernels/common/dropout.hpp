@@ -1,0 +1,25 @@
+// The numbers behind a dropout mask, shared by every back end.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/api/access.hpp"
+
+namespace tessera::kernels {
+
+/// What a mask needs besides sample and element: kept means random bits >= threshold.
+struct DropoutRule {
+  RandomKey key;
+  std::uint32_t threshold = 0;
+  float factor = 1;  // of what is kept
+};
+
+inline DropoutRule dropout_rule(const Dropout& dropout) {
+  return {
+      .key = dropout.key(),
+      .threshold = static_cast<std::uint32_t>(std::ceil(static_cast<double>(dropout.p) * 0x1p32)),
+      .factor = 1.0F / (1.0F - dropout.p)};
+}
+
+}  // namespace tessera::kernels

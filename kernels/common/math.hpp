@@ -1,0 +1,90 @@
+// Scalar maths of the kernels, written once: `F` is float (host or device) or a vector of floats.
+// Only operations that IEEE 754 rounds exactly are used, so a vector's lane and a scalar agree to
+// the bit. Error bounds are stated in units in the last place (ulp) and tested.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define TESSERA_INLINE __host__ __device__ __forceinline__
+#else
+#define TESSERA_INLINE [[gnu::always_inline]] inline
+#endif
+
+namespace tessera::kernels {
+
+/// a b + c, rounded once wherever the instruction set has the operation.
+TESSERA_INLINE float fmadd(float a, float b, float c) {
+#if defined(__FMA__) || defined(__CUDA_ARCH__)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+TESSERA_INLINE float select(bool take_a, float a, float b) { return take_a ? a : b; }
+
+/// Adding this to |x| < 2^22 leaves round(x) in the low bits of the mantissa.
+inline constexpr float kRoundToInt = 0x1.8p23F;
+
+/// 2^n for integral n in [-126, 127].
+TESSERA_INLINE float power_of_two(float n) {
+  const auto bits = std::bit_cast<std::uint32_t>(n + kRoundToInt);
+  return std::bit_cast<float>((bits << 23) + 0x3f800000U);
+}
+
+/// e^x, at most 2 ulp, denormal results included; overflows to infinity, NaN stays NaN.
+/// x = n ln 2 + r with |r| <= ln(2) / 2; e^r by a polynomial of degree 6 (interpolated at Chebyshev
+/// nodes, relative error 2^-26.5); 2^n in two factors because n reaches -150 and 128.
+template <typename F>
+TESSERA_INLINE F exp_of(F x) {
+  x = select(x < F(-104.0F), F(-104.0F), x);
+  x = select(x > F(89.0F), F(89.0F), x);
+  const F n = fmadd(x, F(1.44269504F), F(kRoundToInt)) - F(kRoundToInt);
+  F r = fmadd(n, F(-0.693145751953125F), x);  // ln 2 in two parts; n times the first is exact
+  r = fmadd(n, F(-1.42860682e-6F), r);
+  F p = F(1.392625083e-3F);
+  p = fmadd(p, r, F(8.363232884e-3F));
+  p = fmadd(p, r, F(4.166655421e-2F));
+  p = fmadd(p, r, F(1.666657667e-1F));
+  p = fmadd(p, r, F(0.5F));
+  p = fmadd(p * r, r, r) + F(1.0F);
+  const F half = fmadd(n, F(0.5F), F(kRoundToInt)) - F(kRoundToInt);
+  return p * power_of_two(half) * power_of_two(n - half);
+}
+
+/// 1 / (1 + e^-x), at most 4 ulp where the result is normal.
+template <typename F>
+TESSERA_INLINE F sigmoid(F x) {
+  return F(1.0F) / (F(1.0F) + exp_of(F(0.0F) - x));
+}
+
+template <typename F>
+TESSERA_INLINE F silu(F x) {
+  return x * sigmoid(x);
+}
+template <typename F>
+TESSERA_INLINE F silu_slope(F x) {
+  const F s = sigmoid(x);
+  return fmadd(x * s, F(1.0F) - s, s);
+}
+
+// 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) = x sigmoid(kGelu1 x + kGelu3 x^3): no tanh, and
+// no cancellation in the negative tail.
+inline constexpr float kGelu1 = 1.5957691216F;  // 2 sqrt(2 / pi)
+inline constexpr float kGelu3 = 0.0713548163F;  // 0.044715 of it
+
+template <typename F>
+TESSERA_INLINE F gelu(F x) {
+  return x * sigmoid(x * fmadd(x * x, F(kGelu3), F(kGelu1)));
+}
+template <typename F>
+TESSERA_INLINE F gelu_slope(F x) {
+  x = select(x < F(-16.0F), F(-16.0F), x);  // flat beyond; x^2 must not overflow
+  x = select(x > F(16.0F), F(16.0F), x);
+  const F square = x * x;
+  const F s = sigmoid(x * fmadd(square, F(kGelu3), F(kGelu1)));
+  return fmadd(x * s * (F(1.0F) - s), fmadd(square, F(3.0F * kGelu3), F(kGelu1)), s);
+}
+
+}  // namespace tessera::kernels

@@ -1,0 +1,40 @@
+#include "kernels/cpu/device.hpp"
+
+#include "kernels/cpu/operations.hpp"
+
+namespace tessera::kernels {
+namespace {
+
+class CpuDevice final : public Device {
+ public:
+  explicit CpuDevice(const CpuOptions& options)
+      : matmul_(options.threads), context_{options.threads, hot_kernels(options.isa), matmul_} {}
+
+  std::int64_t scratch_bytes(const KernelCall& call) const override {
+    return std::visit([&](const auto& args) { return cpu::scratch_bytes(args, context_); }, call);
+  }
+
+  void run(const KernelCall& call) override {
+    const std::int64_t needed = scratch_bytes(call);
+    std::visit(
+        [&](const auto& args) {
+          TESSERA_CHECK(args.scratch.span_bytes() >= needed, "{}: {} bytes of scratch, needs {}",
+                        args.kName, args.scratch.span_bytes(), needed);
+          cpu::run(args, context_);
+        },
+        call);
+  }
+
+ private:
+  cpu::Matmul matmul_;
+  cpu::Context context_;
+};
+
+}  // namespace
+
+std::unique_ptr<Device> make_cpu_device(const CpuOptions& options) {
+  TESSERA_CHECK(options.threads >= 1, "{} threads", options.threads);
+  return std::make_unique<CpuDevice>(options);
+}
+
+}  // namespace tessera::kernels

@@ -1,0 +1,21 @@
+// The CPU back end: every operation on host memory, with one team of OpenMP threads.
+#pragma once
+
+#include <memory>
+
+#include "kernels/api/device.hpp"
+#include "kernels/cpu/isa.hpp"
+
+namespace tessera::kernels {
+
+struct CpuOptions {
+  int threads = 1;  // of the team that every operation uses
+  Isa isa = best_isa();
+};
+
+/// One thread at a time may use the device; which one may change. The bits of a result do not
+/// depend on the number of threads or on addresses; those of matrix products may, on the former.
+/// Throws InternalError for arguments that break an operation's contract.
+std::unique_ptr<Device> make_cpu_device(const CpuOptions& options);
+
+}  // namespace tessera::kernels

@@ -1,0 +1,55 @@
+#include <cstring>
+
+#include "core/exact_sum.hpp"
+#include "kernels/cpu/operations.hpp"
+#include "kernels/cpu/shapes.hpp"
+#include "kernels/cpu/team.hpp"
+
+namespace tessera::kernels::cpu {
+
+void run(const Fill& a, const Context& context) {
+  TESSERA_CHECK(a.out.dense(), "fill of a strided view");
+  clear_rows(a.out, context.threads);
+}
+
+void run(const Convert& a, const Context& context) {
+  const std::int64_t n = a.x.elements();
+  check_floats({a.x, a.out});
+  check_flat({a.x}, a.x.type, n);
+  check_flat({a.out}, a.out.type, n);
+  parallel_ranges(context.threads, n, 4096, [&](Range part) {
+    context.hot.convert(a.x.range(part.begin, part.count()), a.out.range(part.begin, part.count()),
+                        a.write, {0, 1});
+  });
+}
+
+namespace {
+constexpr std::int64_t kAccumulatorBytes = kExactSumWords * sizeof(std::int64_t);
+}
+
+std::int64_t scratch_bytes(const ExactSum&, const Context& context) {
+  return context.threads * kAccumulatorBytes;
+}
+
+void run(const ExactSum& a, const Context& context) {
+  const std::int64_t n = a.x.elements();
+  check_floats({a.x});
+  check_flat({a.x}, a.x.type, n);
+  check_flat({a.accumulator}, DType::i64, kExactSumWords);
+  std::memset(a.scratch.data, 0, static_cast<std::size_t>(context.threads * kAccumulatorBytes));
+  const auto part_words = [&](std::int64_t i) {
+    return reinterpret_cast<std::int64_t*>(a.scratch.data) + i * kExactSumWords;
+  };
+  parallel_ranges(context.threads, context.threads, 1, [&](Range parts) {
+    for (std::int64_t i = parts.begin; i < parts.end; ++i) {
+      context.hot.exact_sum(a.x, a.of, even_part(n, i, context.threads), part_words(i));
+    }
+  });
+  const ExactWords words(a.accumulator.as<std::int64_t>(), kExactSumWords);
+  for (std::int64_t i = 0; i < context.threads; ++i) {
+    exact_merge(words, ConstExactWords(part_words(i), kExactSumWords));
+  }
+  exact_normalise(words);
+}
+
+}  // namespace tessera::kernels::cpu

@@ -1,0 +1,92 @@
+#include "kernels/cpu/hot/kernels.hpp"
+
+namespace tessera::kernels::TESSERA_ISA {
+namespace {
+
+Vec relu(const Vec& x) { return select(x < Vec(0.0F), Vec(0.0F), x); }
+Vec relu_slope(const Vec& x) { return select(x > Vec(0.0F), Vec(1.0F), Vec(0.0F)); }
+
+template <typename T, typename F>
+void map_rows(const View& x, const View& y, Range rows, F f) {
+  for (std::int64_t r = rows.begin; r < rows.end; ++r) {
+    const T* from = row_of<T>(x, r);
+    T* to = row_of<T>(y, r);
+    for_vectors(columns_of(y), [&](std::int64_t i, std::int64_t count) {
+      store(to + i, f(load(from + i, count)), count);
+    });
+  }
+}
+
+template <typename T, typename F>
+void map_rows(const View& x, const View& d_y, const View& d_x, Range rows, F f) {
+  for (std::int64_t r = rows.begin; r < rows.end; ++r) {
+    const T* from = row_of<T>(x, r);
+    const T* d = row_of<T>(d_y, r);
+    T* to = row_of<T>(d_x, r);
+    for_vectors(columns_of(d_x), [&](std::int64_t i, std::int64_t count) {
+      store(to + i, load(d + i, count) * f(load(from + i, count)), count);
+    });
+  }
+}
+
+template <typename T>
+void swiglu_rows(const Activate& a, Range rows) {
+  const std::int64_t columns = columns_of(a.y);
+  for (std::int64_t r = rows.begin; r < rows.end; ++r) {
+    const T* gate = row_of<T>(a.x, r);
+    const T* up = gate + columns;
+    T* y = row_of<T>(a.y, r);
+    for_vectors(columns, [&](std::int64_t i, std::int64_t count) {
+      store(y + i, silu(load(gate + i, count)) * load(up + i, count), count);
+    });
+  }
+}
+
+template <typename T>
+void swiglu_backward_rows(const ActivateBackward& a, Range rows) {
+  const std::int64_t columns = columns_of(a.d_y);
+  for (std::int64_t r = rows.begin; r < rows.end; ++r) {
+    const T* gate = row_of<T>(a.x, r);
+    const T* up = gate + columns;
+    const T* d_y = row_of<T>(a.d_y, r);
+    T* d_gate = row_of<T>(a.d_x, r);
+    T* d_up = d_gate + columns;
+    for_vectors(columns, [&](std::int64_t i, std::int64_t count) {
+      const Vec g = load(gate + i, count), u = load(up + i, count), d = load(d_y + i, count);
+      store(d_gate + i, d * u * silu_slope(g), count);
+      store(d_up + i, d * silu(g), count);
+    });
+  }
+}
+
+}  // namespace
+
+void activate(const Activate& a, Range rows) {
+  with_type(a.x.type, [&]<typename T>() {
+    switch (a.kind) {
+      case ActivationKind::gelu:
+        map_rows<T>(a.x, a.y, rows, [](const Vec& x) { return gelu(x); });
+        break;
+      case ActivationKind::relu:
+        map_rows<T>(a.x, a.y, rows, [](const Vec& x) { return relu(x); });
+        break;
+      case ActivationKind::swiglu: swiglu_rows<T>(a, rows); break;
+    }
+  });
+}
+
+void activate_backward(const ActivateBackward& a, Range rows) {
+  with_type(a.x.type, [&]<typename T>() {
+    switch (a.kind) {
+      case ActivationKind::gelu:
+        map_rows<T>(a.x, a.d_y, a.d_x, rows, [](const Vec& x) { return gelu_slope(x); });
+        break;
+      case ActivationKind::relu:
+        map_rows<T>(a.x, a.d_y, a.d_x, rows, [](const Vec& x) { return relu_slope(x); });
+        break;
+      case ActivationKind::swiglu: swiglu_backward_rows<T>(a, rows); break;
+    }
+  });
+}
+
+}  // namespace tessera::kernels::TESSERA_ISA

@@ -1,0 +1,43 @@
+// How attention is cut into tiles and units of work, and the scratch that one unit needs.
+#pragma once
+
+#include "core/math.hpp"
+#include "kernels/api/attention.hpp"
+
+namespace tessera::kernels {
+
+inline constexpr std::int64_t kTile = 64;         // queries and keys of a tile of scores
+inline constexpr std::int64_t kQueryChunk = 256;  // queries that share one packing of the keys
+
+/// Queries [t.begin, t.end) of one head: the unit of forward work.
+struct AttentionUnit {
+  std::int64_t sample, head;
+  Range t;
+};
+
+/// One kv head and all query heads that read it: the unit of backward work.
+struct KvHead {
+  std::int64_t sample, kv_head;
+};
+
+/// Query heads of kv head g: those h with floor(h KV / H) = g.
+constexpr Range query_heads(const AttentionShape& s, std::int64_t kv_head) {
+  return {ceil_div(kv_head * s.heads, s.kv_heads), ceil_div((kv_head + 1) * s.heads, s.kv_heads)};
+}
+
+/// A head's columns are padded to whole vectors.
+constexpr std::int64_t padded_dim(const AttentionShape& s) { return round_up(s.head_dim, 16); }
+
+/// Floats of scratch for a forward unit: q, out, running maximum and sum; keys, values; scores.
+constexpr std::int64_t attention_scratch(const AttentionShape& s) {
+  return kQueryChunk * (2 * padded_dim(s) + 2) + 2 * kTile * padded_dim(s) + kTile * kTile;
+}
+/// Floats of scratch for a backward unit of `tokens`: d_q and delta of every query head; keys
+/// twice, values, d_k, d_v, q, d_out; probabilities, their gradients.
+constexpr std::int64_t attention_backward_scratch(const AttentionShape& s, std::int64_t tokens) {
+  const std::int64_t group = ceil_div(s.heads, s.kv_heads);
+  return round_up(group * tokens, 16) + group * tokens * padded_dim(s) + 7 * kTile * padded_dim(s) +
+         2 * kTile * kTile;
+}
+
+}  // namespace tessera::kernels

@@ -1,0 +1,81 @@
+#include <cmath>
+
+#include "kernels/cpu/hot/kernels.hpp"
+
+namespace tessera::kernels::TESSERA_ISA {
+namespace {
+
+constexpr std::int64_t kPiece = 4096;  // columns summed in f32 before a double takes over
+
+template <typename T>
+float row_max(const T* x, std::int64_t n) {
+  Vec best(-__builtin_inff());
+  for_vectors(n, [&](std::int64_t i, std::int64_t count) {
+    // Lanes beyond the end repeat the row's first element.
+    if (count == kLanes) {
+      best = max(load(x + i, count), best);
+    } else {
+      for (std::int64_t j = i; j < n; ++j) best = max(Vec(static_cast<float>(x[j])), best);
+    }
+  });
+  return max_of(best);
+}
+
+template <typename T>
+double sum_of_exponentials(const T* x, std::int64_t n, float shift) {
+  double total = 0;
+  for (std::int64_t c = 0; c < n; c += kPiece) {
+    Vec sum(0.0F);
+    for_vectors(n - c < kPiece ? n - c : kPiece, [&](std::int64_t i, std::int64_t count) {
+      sum = sum + first_lanes(exp_of(load(x + c + i, count) - Vec(shift)), count);
+    });
+    total += static_cast<double>(sum_of(sum));
+  }
+  return total;
+}
+
+template <typename T>
+void clear(T* x, std::int64_t n) {
+  std::memset(static_cast<void*>(x), 0, static_cast<std::size_t>(n) * sizeof(T));
+}
+
+template <typename T>
+void classify_row(const Classify& a, std::int64_t r, std::int64_t padded) {
+  T* x = row_of<T>(a.logits, r);
+  float& loss = reinterpret_cast<float*>(a.losses.data)[r];
+  const std::int32_t target = reinterpret_cast<const std::int32_t*>(a.targets.data)[r];
+  const bool gradient = a.scale.data != nullptr;
+  if (target < 0) {
+    loss = 0;
+    if (gradient) clear(x, padded);
+    return;
+  }
+  const float shift = row_max(x, a.vocab);
+  const double sum = sum_of_exponentials(x, a.vocab, shift);
+  Vec target_logit = load(x + target, 1);
+  loss = static_cast<float>(std::log(sum) + static_cast<double>(shift) -
+                            static_cast<double>(sum_of(target_logit)));
+  if (!gradient) return;
+
+  const float scale = *reinterpret_cast<const float*>(a.scale.data);
+  const auto weight = static_cast<float>(static_cast<double>(scale) / sum);
+  const float at_target =
+      sum_of(first_lanes(exp_of(target_logit - Vec(shift)), 1)) * weight - scale;
+  for_vectors(a.vocab, [&](std::int64_t i, std::int64_t count) {
+    store(x + i, exp_of(load(x + i, count) - Vec(shift)) * Vec(weight), count);
+  });
+  store(x + target, Vec(at_target), 1);
+  clear(x + a.vocab, padded - a.vocab);
+}
+
+}  // namespace
+
+void classify(const Classify& a, Range rows) {
+  with_type(a.logits.type, [&]<typename T>() {
+    for (std::int64_t r = rows.begin; r < rows.end; ++r) {
+      classify_row<T>(a, r, columns_of(a.logits));
+    }
+  });
+}
+
+}  // namespace tessera::kernels::TESSERA_ISA

@@ -1,0 +1,45 @@
+// The loops that decide the speed of a step, each over a range of rows or elements, so that the
+// caller divides the work. They are compiled once for each instruction set (TESSERA_ISA names the
+// namespace) and reached through one table of functions, chosen when the device is made. They check
+// nothing, allocate nothing and start no threads: shapes are checked and work is divided in
+// kernels/cpu/*.cpp.
+#pragma once
+
+#include "core/math.hpp"
+#include "kernels/api/device.hpp"
+#include "kernels/common/dropout.hpp"
+#include "kernels/cpu/hot/attention_shape.hpp"
+#include "kernels/cpu/isa.hpp"
+
+namespace tessera::kernels {
+
+struct HotKernels {
+  void (*embed)(const Embed&, const DropoutRule&, Range rows);
+  /// Places sorted by (token, place); runs of one token that begin in `entries` are added up.
+  void (*embed_backward_tokens)(const EmbedBackward&, const DropoutRule&,
+                                const std::int64_t* places, Range entries);
+  void (*embed_backward_positions)(const EmbedBackward&, const DropoutRule&, Range positions);
+  void (*add_norm)(const AddNorm&, const DropoutRule&, Range rows);
+  /// d_weight and d_bias of these rows alone go to the partial sums (C), f32; bias may be null.
+  void (*norm_backward)(const NormBackward&, Range rows, float* d_weight, float* d_bias);
+  void (*apply_dropout)(const ApplyDropout&, const DropoutRule&, Range rows);
+  void (*attention)(const Attention&, const DropoutRule&, const AttentionUnit&, float* scratch);
+  void (*attention_backward)(const AttentionBackward&, const DropoutRule&, const KvHead&,
+                             float* scratch);
+  /// `turns`: (T, 2, D / 2) f32, cosines, then sines.
+  void (*rope)(const Rope&, const float* turns, Range rows);
+  void (*activate)(const Activate&, Range rows);
+  void (*activate_backward)(const ActivateBackward&, Range rows);
+  void (*classify)(const Classify&, Range rows);
+  void (*adam)(const AdamUpdate&, Range elements);
+  /// out (+)= x for matrices of equal shape.
+  void (*convert)(const View& x, const View& out, Write, Range rows);
+  /// out (+)= sum of x over its rows, in an order that rows alone decide.
+  void (*sum_rows)(const View& x, const View& out, Write, Range columns);
+  /// words (not normalised) += sum of the elements of a flat view.
+  void (*exact_sum)(const View& x, ExactSum::Of, Range elements, std::int64_t* words);
+};
+
+const HotKernels& hot_kernels(Isa isa);
+
+}  // namespace tessera::kernels

@@ -1,0 +1,30 @@
+// Declares the functions of HotKernels in the namespace of the instruction set being compiled for.
+#pragma once
+
+#include "kernels/cpu/hot/hot.hpp"
+#include "kernels/cpu/hot/vec.hpp"
+
+namespace tessera::kernels::TESSERA_ISA {
+
+void embed(const Embed&, const DropoutRule&, Range rows);
+void embed_backward_tokens(const EmbedBackward&, const DropoutRule&, const std::int64_t* places,
+                           Range entries);
+void embed_backward_positions(const EmbedBackward&, const DropoutRule&, Range positions);
+void add_norm(const AddNorm&, const DropoutRule&, Range rows);
+void norm_backward(const NormBackward&, Range rows, float* d_weight, float* d_bias);
+void apply_dropout(const ApplyDropout&, const DropoutRule&, Range rows);
+void attention(const Attention&, const DropoutRule&, const AttentionUnit&, float* scratch);
+void attention_backward(const AttentionBackward&, const DropoutRule&, const KvHead&,
+                        float* scratch);
+void rope(const Rope&, const float* turns, Range rows);
+void activate(const Activate&, Range rows);
+void activate_backward(const ActivateBackward&, Range rows);
+void classify(const Classify&, Range rows);
+void adam(const AdamUpdate&, Range elements);
+void convert(const View& x, const View& out, Write, Range rows);
+void sum_rows(const View& x, const View& out, Write, Range columns);
+void exact_sum(const View& x, ExactSum::Of, Range elements, std::int64_t* words);
+
+extern const HotKernels kTable;
+
+}  // namespace tessera::kernels::TESSERA_ISA

@@ -1,0 +1,130 @@
+#include "kernels/cpu/hot/dropout.hpp"
+#include "kernels/cpu/hot/kernels.hpp"
+
+namespace tessera::kernels::TESSERA_ISA {
+namespace {
+
+/// sum = round(resid + dropout(pending)).
+template <typename T>
+void add_row(const AddNorm& a, const DropoutRule& rule, std::int64_t r, std::int64_t columns) {
+  const T* resid = row_of<T>(a.resid, r);
+  const T* pending = row_of<T>(a.pending, r);
+  T* sum = row_of<T>(a.sum, r);
+  const auto add = [&](std::int64_t c0, const float* factors, std::int64_t n) {
+    for_vectors(n, [&](std::int64_t i, std::int64_t count) {
+      Vec p = load(pending + c0 + i, count);
+      if (factors != nullptr) p = p * load(factors + i, count);
+      store(sum + c0 + i, load(resid + c0 + i, count) + p, count);
+    });
+  };
+  if (a.dropout.p > 0) {
+    for_dropout_pieces(a.dropout, rule, r, a.pending.shape[1], columns, add);
+  } else {
+    add(0, nullptr, columns);
+  }
+}
+
+template <typename T>
+void norm_row(const AddNorm& a, std::int64_t r, std::int64_t columns) {
+  const T* x = row_of<T>(a.sum.data != nullptr ? a.sum : a.resid, r);
+  const auto n = static_cast<float>(columns);
+  float mean = 0;
+  if (a.kind == NormKind::layernorm) {
+    Vec total(0.0F);
+    for_vectors(columns,
+                [&](std::int64_t i, std::int64_t count) { total = total + load(x + i, count); });
+    mean = sum_of(total) / n;
+  }
+  Vec squares(0.0F);
+  for_vectors(columns, [&](std::int64_t i, std::int64_t count) {
+    const Vec d = first_lanes(load(x + i, count) - Vec(mean), count);
+    squares = fmadd(d, d, squares);
+  });
+  const float scale = 1.0F / __builtin_sqrtf(sum_of(squares) / n + a.eps);
+  float* stats = row_of<float>(a.stats, r);
+  stats[0] = mean, stats[1] = scale;
+
+  const T* weight = row_of<T>(a.weight, 0);
+  const T* bias = row_of<T>(a.bias, 0);
+  T* out = row_of<T>(a.out, r);
+  for_vectors(columns, [&](std::int64_t i, std::int64_t count) {
+    const Vec unit = (load(x + i, count) - Vec(mean)) * Vec(scale);
+    const Vec w = load(weight + i, count);
+    store(out + i, bias != nullptr ? fmadd(unit, w, load(bias + i, count)) : unit * w, count);
+  });
+}
+
+/// d_sum = d_resid + scale (g - mean(g) - x^ mean(g x^)) with g = d_out weight, x^ the normalised
+/// row; the first mean is of layer norm only.
+template <typename T>
+void norm_backward_row(const NormBackward& a, std::int64_t r, std::int64_t columns, float* d_weight,
+                       float* d_bias) {
+  const T* d_out = row_of<T>(a.d_out, r);
+  const T* x = row_of<T>(a.sum, r);
+  const T* weight = row_of<T>(a.weight, 0);
+  const T* d_resid = a.d_resid.data == nullptr ? nullptr : row_of<T>(a.d_resid, r);
+  T* d_sum = row_of<T>(a.d_sum, r);
+  const float* stats = row_of<float>(a.stats, r);
+  const Vec mean(stats[0]), scale(stats[1]);
+
+  Vec sum_g(0.0F), sum_gx(0.0F);
+  for_vectors(columns, [&](std::int64_t i, std::int64_t count) {
+    const Vec unit = (load(x + i, count) - mean) * scale;
+    const Vec d = load(d_out + i, count);  // 0 beyond count, which keeps the sums right
+    const Vec g = d * load(weight + i, count);
+    sum_g = sum_g + g;
+    sum_gx = fmadd(g, unit, sum_gx);
+    store(d_weight + i, fmadd(d, unit, load(d_weight + i, count)), count);
+    if (d_bias != nullptr) store(d_bias + i, load(d_bias + i, count) + d, count);
+  });
+  const auto n = static_cast<float>(columns);
+  const Vec mean_g(a.kind == NormKind::layernorm ? sum_of(sum_g) / n : 0.0F);
+  const Vec minus_mean_gx(-sum_of(sum_gx) / n);
+  for_vectors(columns, [&](std::int64_t i, std::int64_t count) {
+    const Vec unit = (load(x + i, count) - mean) * scale;
+    const Vec g = load(d_out + i, count) * load(weight + i, count);
+    const Vec d = fmadd(unit, minus_mean_gx, g - mean_g) * scale;
+    store(d_sum + i, d_resid != nullptr ? load(d_resid + i, count) + d : d, count);
+  });
+}
+
+}  // namespace
+
+void add_norm(const AddNorm& a, const DropoutRule& rule, Range rows) {
+  const std::int64_t columns = columns_of(a.resid);
+  with_type(a.resid.type, [&]<typename T>() {
+    for (std::int64_t r = rows.begin; r < rows.end; ++r) {
+      if (a.pending.data != nullptr) add_row<T>(a, rule, r, columns);
+      norm_row<T>(a, r, columns);
+    }
+  });
+}
+
+void norm_backward(const NormBackward& a, Range rows, float* d_weight, float* d_bias) {
+  const std::int64_t columns = columns_of(a.sum);
+  std::memset(d_weight, 0, static_cast<std::size_t>(columns) * sizeof(float));
+  if (d_bias != nullptr) std::memset(d_bias, 0, static_cast<std::size_t>(columns) * sizeof(float));
+  with_type(a.sum.type, [&]<typename T>() {
+    for (std::int64_t r = rows.begin; r < rows.end; ++r) {
+      norm_backward_row<T>(a, r, columns, d_weight, d_bias);
+    }
+  });
+}
+
+void apply_dropout(const ApplyDropout& a, const DropoutRule& rule, Range rows) {
+  with_type(a.x.type, [&]<typename T>() {
+    for (std::int64_t r = rows.begin; r < rows.end; ++r) {
+      const T* x = row_of<T>(a.x, r);
+      T* out = row_of<T>(a.out, r);
+      for_dropout_pieces(a.dropout, rule, r, a.x.shape[1], columns_of(a.x),
+                         [&](std::int64_t c0, const float* factors, std::int64_t n) {
+                           for_vectors(n, [&](std::int64_t i, std::int64_t count) {
+                             store(out + c0 + i, load(x + c0 + i, count) * load(factors + i, count),
+                                   count);
+                           });
+                         });
+    }
+  });
+}
+
+}  // namespace tessera::kernels::TESSERA_ISA

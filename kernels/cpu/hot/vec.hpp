@@ -1,0 +1,249 @@
+// Sixteen floats, whatever the instruction set: one register of AVX-512, two of AVX2, four of SSE.
+// Sums over lanes have one fixed shape, so instruction sets with fused multiply-add agree to the
+// bit. Loops run over whole vectors; a tail is padded to one, so that it goes through the very
+// same instructions (trap 54).
+//
+// Everything here lives in a namespace of the instruction set that the file is compiled for, or is
+// always inlined: no function compiled for one may be linked into another.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#ifdef __SSE2__
+#include <immintrin.h>
+#endif
+
+#include "core/dtype.hpp"
+#include "core/math.hpp"
+#include "core/view.hpp"
+#include "kernels/common/math.hpp"
+
+namespace tessera::kernels::TESSERA_ISA {
+
+#if defined(__AVX512F__)
+inline constexpr int kNative = 16;
+#elif defined(__AVX2__)
+inline constexpr int kNative = 8;
+#else
+inline constexpr int kNative = 4;
+#endif
+#ifdef __AVX512F__
+inline constexpr __mmask16 kAllLanes = 0xffff;  // masked forms: GCC 12 warns about the others
+#endif
+inline constexpr int kLanes = 16;
+inline constexpr int kParts = kLanes / kNative;
+
+using NativeFloat = float __attribute__((vector_size(4 * kNative)));
+using NativeInt = std::int32_t __attribute__((vector_size(4 * kNative)));
+using NativeUint = std::uint32_t __attribute__((vector_size(4 * kNative)));
+using NativeHalf = std::uint16_t __attribute__((vector_size(2 * kNative)));
+
+struct Mask {
+  NativeInt part[kParts];
+};
+
+struct Vec {
+  NativeFloat part[kParts];
+
+  Vec() = default;
+  TESSERA_INLINE explicit Vec(float value) {
+    for (auto& p : part) p = value - NativeFloat{};
+  }
+};
+
+#define TESSERA_VEC_OPERATOR(op, Result)                                 \
+  TESSERA_INLINE Result operator op(const Vec& a, const Vec& b) {        \
+    Result r;                                                            \
+    for (int i = 0; i < kParts; ++i) r.part[i] = a.part[i] op b.part[i]; \
+    return r;                                                            \
+  }
+TESSERA_VEC_OPERATOR(+, Vec)
+TESSERA_VEC_OPERATOR(-, Vec)
+TESSERA_VEC_OPERATOR(*, Vec)
+TESSERA_VEC_OPERATOR(/, Vec)
+TESSERA_VEC_OPERATOR(<, Mask)
+TESSERA_VEC_OPERATOR(>, Mask)
+#undef TESSERA_VEC_OPERATOR
+
+TESSERA_INLINE Vec select(const Mask& take_a, const Vec& a, const Vec& b) {
+  Vec r;
+  for (int i = 0; i < kParts; ++i) r.part[i] = take_a.part[i] ? a.part[i] : b.part[i];
+  return r;
+}
+TESSERA_INLINE Vec max(const Vec& a, const Vec& b) { return select(a > b, a, b); }
+
+TESSERA_INLINE Vec fmadd(const Vec& a, const Vec& b, const Vec& c) {
+  Vec r;
+  for (int i = 0; i < kParts; ++i) {
+#if defined(__AVX512F__)
+    r.part[i] = _mm512_fmadd_ps(a.part[i], b.part[i], c.part[i]);
+#elif defined(__FMA__)
+    r.part[i] = _mm256_fmadd_ps(a.part[i], b.part[i], c.part[i]);
+#else
+    r.part[i] = a.part[i] * b.part[i] + c.part[i];
+#endif
+  }
+  return r;
+}
+
+TESSERA_INLINE Vec sqrt(const Vec& a) {
+  Vec r;
+  for (int i = 0; i < kParts; ++i) {
+#if defined(__AVX512F__)
+    r.part[i] = _mm512_maskz_sqrt_ps(kAllLanes, a.part[i]);
+#elif defined(__AVX2__)
+    r.part[i] = _mm256_sqrt_ps(a.part[i]);
+#else
+    for (int j = 0; j < kNative; ++j) r.part[i][j] = __builtin_sqrtf(a.part[i][j]);
+#endif
+  }
+  return r;
+}
+
+TESSERA_INLINE Vec power_of_two(const Vec& n) {
+  const Vec shifted = n + Vec(kRoundToInt);
+  Vec r;
+  for (int i = 0; i < kParts; ++i) {
+    const auto bits = (NativeUint)shifted.part[i];
+    r.part[i] = (NativeFloat)((bits << 23) + 0x3f800000U);
+  }
+  return r;
+}
+
+/// Sum and maximum over the lanes, by halves.
+TESSERA_INLINE float sum_of(const Vec& v) {
+  float lane[kLanes];
+  std::memcpy(lane, &v, sizeof(lane));
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
+  }
+  return lane[0];
+}
+TESSERA_INLINE float max_of(const Vec& v) {
+  float lane[kLanes];
+  std::memcpy(lane, &v, sizeof(lane));
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
+  }
+  return lane[0];
+}
+
+// One register's worth of each element type. 16-bit results are rounded to nearest even; NaN stays.
+TESSERA_INLINE NativeFloat load_native(const float* p) {
+  NativeFloat v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+TESSERA_INLINE NativeFloat load_native(const bf16* p) {
+  NativeHalf h;
+  std::memcpy(&h, p, sizeof(h));
+  return (NativeFloat)(__builtin_convertvector(h, NativeUint) << 16);
+}
+TESSERA_INLINE NativeFloat load_native(const f16* p) {
+  NativeHalf h;
+  std::memcpy(&h, p, sizeof(h));
+#if defined(__AVX512F__)
+  return _mm512_maskz_cvtph_ps(kAllLanes, (__m256i)h);
+#elif defined(__F16C__)
+  return _mm256_cvtph_ps((__m128i)h);
+#else
+  const NativeUint bits = __builtin_convertvector(h, NativeUint);
+  const auto scaled = (NativeFloat)((bits & 0x7fffU) << 13) * 0x1p112F;  // denormals come right too
+  const auto infinite = (NativeUint)(scaled >= 65536.0F) & 0x7f800000U;
+  return (NativeFloat)((NativeUint)scaled | infinite | ((bits & 0x8000U) << 16));
+#endif
+}
+
+TESSERA_INLINE void store_native(float* p, NativeFloat v) { std::memcpy(p, &v, sizeof(v)); }
+TESSERA_INLINE void store_native(bf16* p, NativeFloat v) {
+  const auto u = (NativeUint)v;
+  const auto nan = (NativeUint)(v != v);
+  const NativeUint rounded = u + 0x7fffU + ((u >> 16) & 1U);
+  const NativeUint bits = ((nan & (u | 0x400000U)) | (~nan & rounded)) >> 16;
+  const auto h = __builtin_convertvector(bits, NativeHalf);
+  std::memcpy(static_cast<void*>(p), &h, sizeof(h));
+}
+TESSERA_INLINE void store_native(f16* p, NativeFloat v) {
+#if defined(__AVX512F__)
+  const __m256i h = _mm512_maskz_cvtps_ph(kAllLanes, v, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__F16C__)
+  const __m128i h = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
+#else
+  f16 h[kNative];
+  for (int i = 0; i < kNative; ++i) h[i] = f16(v[i]);
+#endif
+  std::memcpy(static_cast<void*>(p), &h, sizeof(h));
+}
+
+/// `count` elements (0 < count <= 16); lanes beyond are 0.
+template <typename T>
+TESSERA_INLINE Vec load(const T* p, std::int64_t count) {
+  T padded[kLanes];
+  if (count < kLanes) {
+    std::memset(static_cast<void*>(padded), 0, sizeof(padded));
+    std::memcpy(static_cast<void*>(padded), p, static_cast<std::size_t>(count) * sizeof(T));
+    p = padded;
+  }
+  Vec v;
+  for (int i = 0; i < kParts; ++i) v.part[i] = load_native(p + i * kNative);
+  return v;
+}
+template <typename T>
+TESSERA_INLINE void store(T* p, const Vec& v, std::int64_t count) {
+  T padded[kLanes];
+  T* to = count < kLanes ? padded : p;
+  for (int i = 0; i < kParts; ++i) store_native(to + i * kNative, v.part[i]);
+  if (count < kLanes)
+    std::memcpy(static_cast<void*>(p), padded, static_cast<std::size_t>(count) * sizeof(T));
+}
+
+/// What `v` becomes when it is written as a T and read back.
+template <typename T>
+TESSERA_INLINE Vec rounded_to(const Vec& v) {
+  T lane[kLanes];
+  store(lane, v, kLanes);
+  return load(lane, kLanes);
+}
+template <>
+TESSERA_INLINE Vec rounded_to<float>(const Vec& v) {
+  return v;
+}
+
+/// `v` with the lanes from `count` on set to 0.
+TESSERA_INLINE Vec first_lanes(const Vec& v, std::int64_t count) {
+  if (count >= kLanes) return v;
+  float lane[kLanes];
+  std::memcpy(lane, &v, sizeof(lane));
+  for (std::int64_t i = count; i < kLanes; ++i) lane[i] = 0;
+  return load(lane, kLanes);
+}
+
+/// body(i, count) over [0, n): whole vectors, then the tail.
+template <typename Body>
+TESSERA_INLINE void for_vectors(std::int64_t n, Body&& body) {
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) body(i, std::int64_t{kLanes});
+  if (i < n) body(i, n - i);
+}
+
+/// f.operator()<T>() for the C++ type of a floating-point view.
+template <typename F>
+TESSERA_INLINE void with_type(DType type, F&& f) {
+  switch (type) {
+    case DType::bf16: f.template operator()<bf16>(); break;
+    case DType::f16: f.template operator()<f16>(); break;
+    default: f.template operator()<float>(); break;
+  }
+}
+
+/// Row r of a view whose leading axes are merged.
+template <typename T>
+TESSERA_INLINE T* row_of(const View& v, std::int64_t r) {
+  return reinterpret_cast<T*>(v.data) + r * v.ld;
+}
+TESSERA_INLINE std::int64_t columns_of(const View& v) {
+  return v.shape[static_cast<std::size_t>(v.rank - 1)];
+}
+
+}  // namespace tessera::kernels::TESSERA_ISA

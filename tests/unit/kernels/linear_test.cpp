@@ -1,0 +1,150 @@
+#include "tests/unit/kernels/support.hpp"
+
+namespace tessera::kernels::test {
+namespace {
+
+struct Shape {
+  std::int64_t m, n, k, gap;
+};
+const std::vector<Shape> kShapes = {
+    {1, 1, 1, 0}, {1, 7, 5, 3}, {17, 33, 13, 0}, {65, 31, 129, 5}, {3, 1030, 18, 2}};
+
+/// sum over k of a(m, k) b(k, n), and of absolute values.
+struct Sum {
+  double value = 0, magnitude = 0;
+  void add(double x) { value += x, magnitude += std::abs(x); }
+};
+
+/// f32 accumulation of `terms` exact products in any order errs by at most terms u sum |a b|
+/// (Higham 2002, section 3.1; 1.01 covers the second order); then one rounding when written.
+double bound(const Sum& s, std::int64_t terms, DType out) {
+  const double accumulated = 1.01 * static_cast<double>(terms) * 0x1p-24 * s.magnitude;
+  return accumulated + write_error(out, std::abs(s.value) + accumulated);
+}
+
+void expect_sums(const Tensor& got, const std::vector<Sum>& want, std::int64_t terms,
+                 const char* what) {
+  Numbers values;
+  for (const Sum& s : want) values.push_back(s.value);
+  expect_within(
+      got, values,
+      [&](std::int64_t i) {
+        return bound(want[static_cast<std::size_t>(i)], terms, got.view().type);
+      },
+      what);
+}
+
+TEST(Linear, AgreesWithDoubleSums) {
+  for_devices_and_types([](Device& device, DType type) {
+    for (const Shape& s : kShapes) {
+      for (bool with_bias : {false, true}) {
+        const auto x = Tensor::random(type, {1, s.m, s.k}, 1, 1, s.gap);
+        const auto w = Tensor::random(type, {s.n, s.k}, 2, 1, s.gap);
+        const auto b = Tensor::random(type, {s.n}, 3);
+        Tensor y(type, {1, s.m, s.n}, s.gap);
+        run(device, Linear{.x = x.view(),
+                           .weight = w.view(),
+                           .bias = with_bias ? b.view() : View(),
+                           .y = y.view()});
+        std::vector<Sum> want(static_cast<std::size_t>(s.m * s.n));
+        for (std::int64_t i = 0; i < s.m * s.n; ++i) {
+          Sum& sum = want[static_cast<std::size_t>(i)];
+          const std::int64_t row = i / s.n, column = i % s.n;
+          for (std::int64_t k = 0; k < s.k; ++k) sum.add(x[row * s.k + k] * w[column * s.k + k]);
+          if (with_bias) sum.add(b[column]);
+        }
+        expect_sums(y, want, s.k + 1, "y");
+      }
+    }
+  });
+}
+
+TEST(Linear, InputGradientAgreesWithDoubleSums) {
+  for_devices_and_types([](Device& device, DType type) {
+    for (const Shape& s : kShapes) {
+      const auto d_y = Tensor::random(type, {s.m, s.n}, 1, 1, s.gap);
+      const auto w = Tensor::random(type, {s.n, s.k}, 2, 1, s.gap);
+      Tensor d_x(type, {s.m, s.k}, s.gap);
+      run(device, LinearBackwardInput{.d_y = d_y.view(), .weight = w.view(), .d_x = d_x.view()});
+      std::vector<Sum> want(static_cast<std::size_t>(s.m * s.k));
+      for (std::int64_t i = 0; i < s.m * s.k; ++i) {
+        const std::int64_t row = i / s.k, column = i % s.k;
+        for (std::int64_t n = 0; n < s.n; ++n) {
+          want[static_cast<std::size_t>(i)].add(d_y[row * s.n + n] * w[n * s.k + column]);
+        }
+      }
+      expect_sums(d_x, want, s.n + 1, "d_x");
+    }
+  });
+}
+
+TEST(Linear, InputGradientOfAVocabularyIsAddedInPieces) {
+  const auto device = make_cpu_device({.threads = 2});
+  const std::int64_t n = 9001, k = 3;
+  const auto d_y = Tensor::random(DType::f32, {2, n}, 1);
+  const auto w = Tensor::random(DType::f32, {n, k}, 2);
+  Tensor d_x(DType::f32, {2, k});
+  run(*device, LinearBackwardInput{.d_y = d_y.view(), .weight = w.view(), .d_x = d_x.view()});
+  std::vector<Sum> want(2 * k);
+  for (std::int64_t i = 0; i < 2 * k; ++i) {
+    for (std::int64_t j = 0; j < n; ++j) {
+      want[static_cast<std::size_t>(i)].add(d_y[i / k * n + j] * w[j * k + i % k]);
+    }
+  }
+  expect_sums(d_x, want, n + 1, "d_x");
+}
+
+TEST(Linear, WeightGradientAgreesWithDoubleSums) {
+  for_devices_and_types([](Device& device, DType type) {
+    for (const Shape& s : kShapes) {
+      for (DType to : {DType::f32, type}) {
+        for (Write write : {Write::overwrite, Write::add}) {
+          const auto d_y = Tensor::random(type, {s.m, s.n}, 1, 1, s.gap);
+          const auto x = Tensor::random(type, {s.m, s.k}, 2, 1, s.gap);
+          const auto d_w0 = Tensor::random(to, {s.n, s.k}, 3, 1, s.gap);
+          const auto d_b0 = Tensor::random(to, {s.n}, 4);
+          const Tensor d_w = d_w0.copy(), d_b = d_b0.copy();
+          run(device, LinearBackwardWeight{.d_y = d_y.view(),
+                                           .x = x.view(),
+                                           .d_weight = d_w.view(),
+                                           .d_bias = d_b.view(),
+                                           .write = write});
+          std::vector<Sum> weight(static_cast<std::size_t>(s.n * s.k));
+          std::vector<Sum> bias(static_cast<std::size_t>(s.n));
+          for (std::int64_t i = 0; i < s.n * s.k; ++i) {
+            Sum& sum = weight[static_cast<std::size_t>(i)];
+            if (write == Write::add) sum.add(d_w0[i]);
+            for (std::int64_t m = 0; m < s.m; ++m) {
+              sum.add(d_y[m * s.n + i / s.k] * x[m * s.k + i % s.k]);
+            }
+          }
+          for (std::int64_t i = 0; i < s.n; ++i) {
+            Sum& sum = bias[static_cast<std::size_t>(i)];
+            if (write == Write::add) sum.add(d_b0[i]);
+            for (std::int64_t m = 0; m < s.m; ++m) sum.add(d_y[m * s.n + i]);
+          }
+          expect_sums(d_w, weight, s.m + 1, "d_weight");
+          expect_sums(d_b, bias, s.m + 1, "d_bias");
+        }
+      }
+    }
+  });
+}
+
+TEST(Linear, RefusesShapesThatDoNotFit) {
+  const auto device = make_cpu_device({.threads = 1});
+  const Tensor x(DType::f32, {2, 3}), w(DType::f32, {4, 5}), y(DType::f32, {2, 4});
+  Linear call{.x = x.view(), .weight = w.view(), .y = y.view()};
+  EXPECT_THROW(device->scratch_bytes(call), InternalError);
+}
+
+TEST(Linear, RefusesTooLittleScratch) {
+  const auto device = make_cpu_device({.threads = 1});
+  const auto x = Tensor::random(DType::f16, {2, 3}, 1), w = Tensor::random(DType::f16, {4, 3}, 2);
+  const Tensor y(DType::f16, {2, 4});
+  EXPECT_THROW(device->run(Linear{.x = x.view(), .weight = w.view(), .y = y.view()}),
+               InternalError);
+}
+
+}  // namespace
+}  // namespace tessera::kernels::test
