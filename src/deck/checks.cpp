@@ -115,7 +115,7 @@ class Checker {
   void at_most_one(std::initializer_list<std::string_view> keys) {
     std::string_view first;
     for (const std::string_view key : keys) {
-      if (!set(key)) continue;
+      if (find_row(key)->field.get(deck_).unset()) continue;
       if (first.empty()) {
         first = key;
       } else {

@@ -56,6 +56,7 @@ class Resolver {
                     fmt::format("model.preset and model.init_from ({}) both fix the architecture: "
                                 "keep one",
                                 loaded_.where("model.init_from")));
+      return;
     }
     for (const ArchitectureKey& key : read_architecture(*dir, reader)) {
       const std::string name = "model." + key.key;
@@ -87,6 +88,14 @@ class Resolver {
     if (open("zero.reduce")) zero.reduce = zero.stage >= 2 ? Reduce::micro : Reduce::step;
   }
 
+  /// A warm-up of 0 is none: so a deck can drop the one it includes, and give it in another unit.
+  void drop_empty_warmups() {
+    ScheduleSection& schedule = loaded_.deck.schedule;
+    if (schedule.warmup_steps == 0) schedule.warmup_steps.reset();
+    if (schedule.warmup_tokens == 0) schedule.warmup_tokens.reset();
+    if (schedule.warmup_epochs == 0.0) schedule.warmup_epochs.reset();
+  }
+
   void require_keys(const Sources& sources) {
     for (const SchemaRow& row : schema_rows()) {
       if (!row.rules.required || !open(row.name)) continue;
@@ -101,13 +110,17 @@ class Resolver {
  private:
   bool open(std::string_view name) const { return !loaded_.origins.contains(name); }
 
-  /// Sets a key unless a stronger source has done so.
+  /// Sets a key unless a stronger source has done so. A bad value never enters the deck.
   void assign(const std::string& name, const Value& value, bool explicitly_set) {
     if (!loaded_.origins.emplace(name, LoadedDeck::Origin{value.place, explicitly_set}).second) {
       return;
     }
     const SchemaRow& row = *find_row(name);
-    if (row.field.set(loaded_.deck, value) && row.within_limits(loaded_.deck)) return;
+    Deck next = loaded_.deck;
+    if (row.field.set(next, value) && row.within_limits(next)) {
+      loaded_.deck = std::move(next);
+      return;
+    }
     problems_.add(value.place, name,
                   fmt::format("{} = {} must be {}{}", name, value_excerpt(value), row.allowed(),
                               remedy(row, value)));
@@ -149,6 +162,7 @@ LoadedDeck resolve(const Sources& sources, const std::string& name,
   resolver.take_model_directory(reader);
   resolver.take_family();
   resolver.derive();
+  resolver.drop_empty_warmups();
   resolver.require_keys(sources);
   check_deck(loaded, problems);
   problems.throw_if_any();

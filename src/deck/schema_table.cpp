@@ -42,34 +42,40 @@ constexpr Limits above(double low) { return {.low = low, .above_low = true}; }
 constexpr Limits between(double low, double high) { return {.low = low, .high = high}; }
 constexpr Limits fraction() { return {.low = 0, .high = 1, .below_high = true}; }
 
-// Far above any real run, and such that parameters of a model (layers x width x width) and tokens
-// of a step (global x sequence) fit 64 bits whatever a deck says.
-constexpr Limits kCount = between(1, 1 << 14);
-constexpr Limits kWidth = between(1, 1 << 20);
+// Far above any real run, and such that bytes of a model (layers x heads x head_dim x hidden x 64)
+// and tokens of a step (global x sequence) fit 64 bits whatever a deck says. Defaults that follow
+// from other keys (head_dim, ffn_hidden) stay within their own limits.
+constexpr Limits kLayers = between(1, 1 << 12);
+constexpr Limits kHeads = between(1, 1 << 10);
+constexpr Limits kHidden = between(1, 1 << 16);
+constexpr Limits kInner = between(1, 1 << 18);
+constexpr Limits kVocab = between(1, 1 << 24);
 constexpr Limits kLength = between(1, 1 << 30);
-constexpr Limits kMany = between(1, double{1LL << 32});
+constexpr Limits kMicro = between(1, 1 << 20);
+constexpr Limits kGlobal = between(1, double{1LL << 32});
+constexpr Limits kRanks = between(1, 1 << 20);
 
 constexpr SchemaSection kSections[] = {
-    {"run", "what runs, for how long, and where its files go"},
-    {"model", "the architecture: a family's defaults < preset < explicit keys"},
+    {"run", "What runs, for how long, and where its files go"},
+    {"model", "The architecture: a family's defaults < preset < explicit keys"},
     {"data",
-     "token files: prefixes of .bin and .idx pairs, or paths ending in .bin (globs allowed)"},
-    {"batch", "how many sequences one step sees, and how they are cut"},
-    {"optimizer", "the update rule and its numbers"},
-    {"schedule", "the learning rate over applied updates"},
-    {"precision", "element types of compute, sums and traffic"},
-    {"parallel", "the mesh: data x pipeline x tensor"},
-    {"recompute", "activations computed again in backward instead of kept"},
+     "Token files: prefixes of .bin and .idx pairs, or paths ending in .bin (globs allowed)"},
+    {"batch", "How many sequences one step sees, and how they are cut"},
+    {"optimizer", "The update rule and its numbers"},
+    {"schedule", "The learning rate over applied updates"},
+    {"precision", "Element types of compute, sums and traffic"},
+    {"parallel", "The mesh: data x pipeline x tensor"},
+    {"recompute", "Activations computed again in backward instead of kept"},
     {"zero",
-     "what data ranks share out: 0 nothing, 1 optimizer, 2 and gradients, 3 and parameters"},
-    {"zero.quantize", "compressed ZeRO traffic"},
-    {"offload", "which state lives outside of device memory"},
-    {"memory", "budgets of the memory tiers"},
-    {"checkpoint", "what is saved, and how often; one is also written at the end of a run"},
-    {"evaluate", "loss on the validation data"},
-    {"log", "the step line and metrics.jsonl"},
-    {"fault", "injected faults, for tests of recovery: not available in this version"},
-    {"guard", "what happens when numbers or peers go wrong"},
+     "What data ranks share out: 0 nothing, 1 optimizer, 2 and gradients, 3 and parameters"},
+    {"zero.quantize", "Compressed ZeRO traffic"},
+    {"offload", "Which state lives outside of device memory"},
+    {"memory", "Budgets of the memory tiers"},
+    {"checkpoint", "What is saved, and how often; one is also written at the end of a run"},
+    {"evaluate", "Loss on the validation data"},
+    {"log", "The step line and metrics.jsonl"},
+    {"fault", "Injected faults, for tests of recovery: not available in this version"},
+    {"guard", "What happens when numbers or peers go wrong"},
 };
 
 using enum OnResume;
@@ -94,7 +100,7 @@ constexpr SchemaRow kRows[] = {
         {.built = "off run", .on_resume = refused}),
     row<&Deck::run, &RunSection::reproducible_tensor>(
         "run.reproducible_tensor", "largest tensor size that layout mode must cover",
-        {.limits = kCount, .built = "1", .on_resume = refused}),
+        {.limits = kHeads, .built = "1", .on_resume = refused}),
     row<&Deck::run, &RunSection::resume>(
         "run.resume",
         "continue from the newest checkpoint if there is one, never, always, or from this one"),
@@ -115,25 +121,25 @@ constexpr SchemaRow kRows[] = {
                                              {.unset = "none"}),
     row<&Deck::model, &ModelSection::layers>(
         "model.layers", "transformer blocks",
-        {.limits = kCount, .required = true, .on_resume = refused}),
+        {.limits = kLayers, .required = true, .on_resume = refused}),
     row<&Deck::model, &ModelSection::heads>(
         "model.heads", "attention heads",
-        {.limits = kCount, .required = true, .on_resume = refused}),
+        {.limits = kHeads, .required = true, .on_resume = refused}),
     row<&Deck::model, &ModelSection::kv_heads>(
         "model.kv_heads", "key and value heads; heads share them in equal groups",
-        {.limits = kCount, .unset = "heads", .on_resume = refused}),
+        {.limits = kHeads, .unset = "heads", .on_resume = refused}),
     row<&Deck::model, &ModelSection::hidden>(
         "model.hidden", "width of the residual stream",
-        {.limits = kWidth, .required = true, .on_resume = refused}),
+        {.limits = kHidden, .required = true, .on_resume = refused}),
     row<&Deck::model, &ModelSection::head_dim>(
         "model.head_dim", "width of one head",
-        {.limits = between(1, 1 << 12), .unset = "hidden / heads", .on_resume = refused}),
+        {.limits = kHidden, .unset = "hidden / heads", .on_resume = refused}),
     row<&Deck::model, &ModelSection::ffn_hidden>(
         "model.ffn_hidden", "width inside the feed-forward layer",
-        {.limits = kWidth, .unset = "4 hidden; required for swiglu", .on_resume = refused}),
+        {.limits = kInner, .unset = "4 hidden; required for swiglu", .on_resume = refused}),
     row<&Deck::model, &ModelSection::vocab>(
         "model.vocab", "tokens of the vocabulary",
-        {.limits = between(1, 1LL << 31), .required = true, .on_resume = refused}),
+        {.limits = kVocab, .required = true, .on_resume = refused}),
     row<&Deck::model, &ModelSection::context>(
         "model.context", "longest sequence",
         {.limits = kLength, .unit = "tokens", .required = true, .on_resume = refused}),
@@ -181,14 +187,14 @@ constexpr SchemaRow kRows[] = {
         "batch.sequence", "tokens of one sequence",
         {.limits = kLength, .unset = "model.context", .on_resume = refused}),
     row<&Deck::batch, &BatchSection::micro>(
-        "batch.micro", "sequences of one micro-batch of one data rank", {.limits = kWidth}),
+        "batch.micro", "sequences of one micro-batch of one data rank", {.limits = kMicro}),
     row<&Deck::batch, &BatchSection::global>(
         "batch.global", "sequences of one step, all ranks",
-        {.limits = kMany, .required = true, .on_resume = event}),
+        {.limits = kGlobal, .required = true, .on_resume = event}),
     row<&Deck::batch, &BatchSection::ramp>("batch.ramp",
                                            "[step, global] pairs: from that step on, this many "
                                            "sequences; before the first, batch.global",
-                                           {.limits = kMany, .on_resume = event}),
+                                           {.limits = kGlobal, .on_resume = event}),
     row<&Deck::optimizer, &OptimizerSection::name>(
         "optimizer.name", "adamw decays weights apart from the gradient, adam through it",
         {.on_resume = refused}),
@@ -206,7 +212,7 @@ constexpr SchemaRow kRows[] = {
         {.limits = at_least(0)}),
     row<&Deck::schedule, &ScheduleSection::kind>("schedule.kind", "shape after the warm-up"),
     row<&Deck::schedule, &ScheduleSection::warmup_steps>(
-        "schedule.warmup_steps", "length of the warm-up; at most one of the three",
+        "schedule.warmup_steps", "length of the warm-up, 0 = none; at most one of the three",
         {.limits = at_least(0), .unset = "none"}),
     row<&Deck::schedule, &ScheduleSection::warmup_tokens>("schedule.warmup_tokens",
                                                           "length of the warm-up",
@@ -245,8 +251,9 @@ constexpr SchemaRow kRows[] = {
         {.built = "f32", .on_resume = event}),
     row<&Deck::precision, &PrecisionSection::gradients>(
         "precision.gradients", "type of gradients on the wire", {.on_resume = event}),
-    row<&Deck::precision, &PrecisionSection::loss_scale>("precision.loss_scale", "for f16 compute",
-                                                         {.limits = above(0), .on_resume = event}),
+    row<&Deck::precision, &PrecisionSection::loss_scale>(
+        "precision.loss_scale", "factor of the loss in f16 compute: found by trial, or fixed",
+        {.limits = above(0), .on_resume = event}),
     row<&Deck::precision, &PrecisionSection::loss_scale_power>(
         "precision.loss_scale_power", "a dynamic scale starts at 2 to this power",
         {.limits = between(0, 120), .on_resume = event}),
@@ -260,9 +267,9 @@ constexpr SchemaRow kRows[] = {
         "precision.loss_scale_min", "smallest dynamic scale",
         {.limits = above(0), .on_resume = event}),
     row<&Deck::parallel, &ParallelSection::tensor>(
-        "parallel.tensor", "ranks that share each matrix", {.limits = kCount, .built = "1"}),
+        "parallel.tensor", "ranks that share each matrix", {.limits = kRanks, .built = "1"}),
     row<&Deck::parallel, &ParallelSection::pipeline>("parallel.pipeline", "pipeline stages",
-                                                     {.limits = kCount, .built = "1"}),
+                                                     {.limits = kRanks, .built = "1"}),
     row<&Deck::parallel, &ParallelSection::data>("parallel.data",
                                                  "data ranks; 0 = the ranks that are left",
                                                  {.limits = between(0, 1 << 24)}),
@@ -272,7 +279,7 @@ constexpr SchemaRow kRows[] = {
         "parallel.schedule", "order of micro-batches in the pipeline", {.built = "1f1b"}),
     row<&Deck::parallel, &ParallelSection::virtual_stages>(
         "parallel.virtual_stages", "chunks of layers of each pipeline rank, for interleaved",
-        {.limits = kCount, .built = "1"}),
+        {.limits = kLayers, .built = "1"}),
     row<&Deck::parallel, &ParallelSection::placement>(
         "parallel.placement",
         "layers of the stages: balanced by cost, or the first layer of each stage",
@@ -289,7 +296,7 @@ constexpr SchemaRow kRows[] = {
                                              {.limits = between(0, 1 << 24)}),
     row<&Deck::zero, &ZeroSection::secondary>(
         "zero.secondary", "second copy of parameters within a node, or within so many ranks",
-        {.limits = kCount, .built = "none"}),
+        {.limits = kRanks, .built = "none"}),
     row<&Deck::zero, &ZeroSection::quantize, &QuantizeSection::weights>(
         "zero.quantize.weights", "type of parameters on the wire", {.built = "none"}),
     row<&Deck::zero, &ZeroSection::quantize, &QuantizeSection::gradients>(

@@ -4,6 +4,16 @@
 
 #include <algorithm>
 
+namespace {
+/// An assertion of the TOML library that the text broke.
+struct BrokenText {};
+[[noreturn]] void throw_broken_text() { throw BrokenText{}; }
+}  // namespace
+
+// Some malformed texts ("[=") break assertions of the library, which without NDEBUG abort and with
+// it become undefined behaviour: here they throw, in every build.
+#undef NDEBUG
+#define TOML_ASSERT(condition) ((condition) ? void() : throw_broken_text())
 #define TOML_ENABLE_FORMATTERS 0
 #include <toml++/toml.h>
 
@@ -59,6 +69,7 @@ bool too_many_dots(std::string_view text) {
   return dots > kMost;
 }
 
+constexpr std::string_view kMalformed = "malformed TOML: a key, a value or a bracket is missing";
 constexpr std::string_view kTooManyDots = "too many dotted keys for a deck";
 
 struct Converter {
@@ -104,6 +115,26 @@ struct Converter {
   }
 };
 
+/// The line at which BrokenText comes: the parser reads forwards, so the texts that end before it
+/// are not broken and all longer ones are.
+int broken_line(std::string_view text) {
+  std::vector<std::size_t> ends;  // of the lines
+  for (std::size_t end = text.find('\n'); end != std::string_view::npos;
+       end = text.find('\n', end + 1)) {
+    ends.push_back(end + 1);
+  }
+  const auto whole = [&](std::size_t end) {
+    try {
+      static_cast<void>(toml::parse(text.substr(0, end)));
+    } catch (const toml::parse_error&) {
+    } catch (const BrokenText&) {
+      return false;
+    }
+    return true;
+  };
+  return static_cast<int>(std::partition_point(ends.begin(), ends.end(), whole) - ends.begin()) + 1;
+}
+
 void replace_places(Value& value, const Place& place) {
   value.place = place;
   if (auto* list = std::get_if<List>(&value.data)) {
@@ -129,8 +160,10 @@ Table parse_toml(std::string_view text, const std::string& file, Problems& probl
     return convert.table(toml::parse(text));
   } catch (const toml::parse_error& error) {
     problems.add(convert.place(error.source()), kUnreadable, one_line(error.description()));
-    return {};
+  } catch (const BrokenText&) {
+    problems.add({file, broken_line(text), 1}, kUnreadable, std::string(kMalformed));
   }
+  return {};
 }
 
 Value parse_set_value(std::string_view text, const Place& place, std::string_view key,
@@ -151,6 +184,8 @@ Value parse_set_value(std::string_view text, const Place& place, std::string_vie
   } catch (const toml::parse_error& error) {
     if (looks_like_word(text)) return {std::string(text), place};
     problems.add(place, key, fmt::format("{}: {}", key, one_line(error.description())));
+  } catch (const BrokenText&) {
+    problems.add(place, key, fmt::format("{}: {}", key, kMalformed));
   }
   return {{}, place};
 }

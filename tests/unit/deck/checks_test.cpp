@@ -28,6 +28,9 @@ TEST(Checks, LengthsAndUnits) {
   EXPECT_EQ(refusal(without("steps = 10\n"), {"run.epochs=0.5"}), "");
   expect_contains(refusal(kSmallDeck, {"schedule.warmup_steps=1", "schedule.warmup_tokens=5"}),
                   "--set #2: schedule.warmup_tokens and schedule.warmup_steps (--set #1)");
+  const Deck dropped = small_deck({"schedule.warmup_tokens=0", "schedule.warmup_steps=5"}).deck;
+  EXPECT_FALSE(dropped.schedule.warmup_tokens);
+  EXPECT_EQ(dropped.schedule.warmup_steps, 5);
   expect_contains(refusal(kSmallDeck, {"schedule.decay_epochs=1", "schedule.decay_steps=5"}),
                   "keep one");
   EXPECT_EQ(refusal(kSmallDeck, {"schedule.warmup_steps=100"}), "");  // longer than the run: legal

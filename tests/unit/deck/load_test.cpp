@@ -110,6 +110,9 @@ TEST(Load, SyntaxErrorsHaveAPlaceAndHideWhatFollowsFromThem) {
   expect_contains(message, "deck.toml:2:9: ");
   EXPECT_EQ(std::count(message.begin(), message.end(), '\n'), 0) << message;
   expect_contains(refusal("[run]\nsteps = 3\nsteps = 4\n"), "deck.toml:3:");
+  EXPECT_EQ(refusal("[run]\nsteps = 3\n[=\nseed = 1\n"),
+            "deck.toml:3:1: malformed TOML: a key, a value or a bracket is missing");
+  expect_contains(refusal("[="), "deck.toml:1:1: malformed");
 }
 
 TEST(Load, AllProblemsAreListedInOrder) {

@@ -104,7 +104,7 @@ TEST(Values, WrongTypesAndRanges) {
   expect_contains(refusal_of("run.dir=\"\""), "run.dir = \"\" must be a string");
   expect_contains(refusal_of("run.time_limit=later"), "\"hh:mm:ss\"");
   expect_contains(refusal_of("run.steps=oops"), "must be an integer");
-  expect_contains(refusal_of("model.hidden=1000000000000000000"), "1 to 1048576");
+  expect_contains(refusal_of("model.hidden=1000000000000000000"), "1 to 65536");
   expect_contains(refusal_of("run.steps=99999999999999999999"), "run.steps");
 }
 

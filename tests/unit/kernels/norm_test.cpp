@@ -1,0 +1,260 @@
+#include "tests/unit/kernels/support.hpp"
+
+namespace tessera::kernels::test {
+namespace {
+
+struct Case {
+  std::int64_t samples, tokens, columns, gap;
+  NormKind kind;
+  bool bias;
+  float dropout;
+};
+const std::vector<Case> kCases = {
+    {1, 1, 1, 0, NormKind::rmsnorm, false, 0},     {1, 3, 2, 1, NormKind::layernorm, true, 0},
+    {2, 5, 17, 3, NormKind::layernorm, true, 0},   {2, 13, 97, 0, NormKind::rmsnorm, false, 0.2F},
+    {3, 31, 768, 0, NormKind::layernorm, true, 0}, {1, 7, 600, 5, NormKind::layernorm, false, 0.5F},
+};
+
+struct RowNorm {
+  double mean = 0, scale = 0;
+  Numbers unit;
+};
+RowNorm norm_row(const Numbers& x, std::int64_t first, std::int64_t n, NormKind kind, double eps) {
+  RowNorm r;
+  for (std::int64_t i = 0; i < n; ++i) r.mean += x[static_cast<std::size_t>(first + i)];
+  r.mean = kind == NormKind::layernorm ? r.mean / static_cast<double>(n) : 0;
+  double squares = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    squares += std::pow(x[static_cast<std::size_t>(first + i)] - r.mean, 2);
+  }
+  r.scale = 1 / std::sqrt(squares / static_cast<double>(n) + eps);
+  for (std::int64_t i = 0; i < n; ++i) {
+    r.unit.push_back((x[static_cast<std::size_t>(first + i)] - r.mean) * r.scale);
+  }
+  return r;
+}
+
+/// Sixteen lanes add n / 16 terms each, then four levels: the mean errs by (n / 16 + 5) u max |x|,
+/// the variance by as much of itself, and each step of (x - mean) scale by u.
+double row_error(std::int64_t n) { return (static_cast<double>(n) / 16 + 12) * 0x1p-24; }
+
+struct Call {
+  Case c;
+  Tensor resid, pending, weight, bias, samples;
+  float eps = 1e-5F;
+
+  Dropout dropout() const {
+    return {.p = c.dropout, .seed = 3, .site = 9, .samples = samples.view()};
+  }
+};
+Call make_call(const Case& c, DType type) {
+  const std::vector<std::int64_t> shape = {c.samples, c.tokens, c.columns};
+  Call call{.c = c,
+            .resid = Tensor::random(type, shape, 1, 2, c.gap),
+            .pending = Tensor::random(type, shape, 2, 1, c.gap),
+            .weight = Tensor::random(type, {c.columns}, 3),
+            .bias = Tensor::random(type, {c.columns}, 4),
+            .samples = Tensor(DType::i64, {c.samples})};
+  for (std::int64_t b = 0; b < c.samples; ++b) call.samples.set(b, static_cast<double>(50 - b));
+  return call;
+}
+
+TEST(AddNorm, AddsThenNormalisesWhatWasWritten) {
+  for_devices_and_types([](Device& device, DType type) {
+    for (const Case& c : kCases) {
+      const Call in = make_call(c, type);
+      const std::vector<std::int64_t> shape = {c.samples, c.tokens, c.columns};
+      Tensor sum(type, shape, c.gap), out(type, shape, c.gap);
+      Tensor stats(DType::f32, {c.samples * c.tokens, 2});
+      run(device, AddNorm{.resid = in.resid.view(),
+                          .pending = in.pending.view(),
+                          .weight = in.weight.view(),
+                          .bias = c.bias ? in.bias.view() : View(),
+                          .sum = sum.view(),
+                          .out = out.view(),
+                          .stats = stats.view(),
+                          .kind = c.kind,
+                          .eps = in.eps,
+                          .dropout = in.dropout()});
+      Numbers want_sum, want_out, bound, want_stats, stats_bound;
+      const std::int64_t per_sample = c.tokens * c.columns;
+      for (std::int64_t i = 0; i < sum.size(); ++i) {
+        const double f = dropout_factor(in.dropout(), i / per_sample, i % per_sample);
+        want_sum.push_back(in.resid[i] + f * in.pending[i]);
+      }
+      expect_within(
+          sum, want_sum,
+          [&](std::int64_t i) {  // the product with the factor, the sum, and writing it
+            return 0x1p-23 * (std::abs(in.resid[i]) + 2 * std::abs(in.pending[i])) +
+                   write_error(type, want_sum[static_cast<std::size_t>(i)]);
+          },
+          "sum");
+      const Numbers written = sum.numbers();
+      for (std::int64_t r = 0; r < c.samples * c.tokens; ++r) {
+        const RowNorm row = norm_row(written, r * c.columns, c.columns, c.kind, in.eps);
+        double top = 0;
+        for (std::int64_t i = 0; i < c.columns; ++i) {
+          top = std::max(top, std::abs(sum[r * c.columns + i]));
+        }
+        const double unit_error = row_error(c.columns) * (1 + top * row.scale);
+        for (std::int64_t i = 0; i < c.columns; ++i) {
+          const double w = in.weight[i], b = c.bias ? in.bias[i] : 0;
+          const double unit = row.unit[static_cast<std::size_t>(i)];
+          want_out.push_back(unit * w + b);
+          bound.push_back(unit_error * std::abs(w) * (1 + std::abs(unit)) + 0x1p-23 * std::abs(b) +
+                          write_error(type, unit * w + b));
+        }
+        want_stats.insert(want_stats.end(), {row.mean, row.scale});
+        stats_bound.insert(
+            stats_bound.end(),
+            {row_error(c.columns) * top, row_error(c.columns) * row.scale * (1 + top * row.scale)});
+      }
+      expect_within(
+          out, want_out, [&](std::int64_t i) { return bound[static_cast<std::size_t>(i)]; }, "out");
+      expect_within(
+          stats, want_stats,
+          [&](std::int64_t i) { return stats_bound[static_cast<std::size_t>(i)]; }, "stats");
+    }
+  });
+}
+
+TEST(AddNorm, WithNothingPendingNormalisesTheResidual) {
+  for_devices_and_types([](Device& device, DType type) {
+    const Call in = make_call({2, 5, 19, 2, NormKind::layernorm, true, 0}, type);
+    Tensor zero(type, {2, 5, 19}), sum(type, {2, 5, 19}), out(type, {2, 5, 19});
+    Tensor alone(type, {2, 5, 19}), stats(DType::f32, {10, 2});
+    AddNorm call{.resid = in.resid.view(),
+                 .pending = zero.view(),
+                 .weight = in.weight.view(),
+                 .bias = in.bias.view(),
+                 .sum = sum.view(),
+                 .out = out.view(),
+                 .stats = stats.view()};
+    run(device, call);
+    call.pending = call.sum = View();
+    call.out = alone.view();
+    run(device, call);
+    EXPECT_TRUE(alone.same_bits(out));
+  });
+}
+
+/// d . norm(x) weight + bias, as a function of x, weight or bias.
+double loss(const Numbers& x, const Numbers& weight, const Numbers& bias, const Numbers& d,
+            const Case& c, double eps) {
+  double total = 0;
+  for (std::int64_t r = 0; r < c.samples * c.tokens; ++r) {
+    const RowNorm row = norm_row(x, r * c.columns, c.columns, c.kind, eps);
+    for (std::int64_t i = 0; i < c.columns; ++i) {
+      const auto j = static_cast<std::size_t>(i);
+      total += d[static_cast<std::size_t>(r * c.columns + i)] * (row.unit[j] * weight[j] + bias[j]);
+    }
+  }
+  return total;
+}
+
+TEST(NormBackward, AgreesWithFiniteDifferences) {
+  for_devices_and_types([](Device& device, DType type) {
+    for (const Case& c : kCases) {
+      if (c.columns > 100) continue;  // a difference quotient per element is slow
+      for (Write write : {Write::overwrite, Write::add}) {
+        const Call in = make_call(c, type);
+        const std::vector<std::int64_t> shape = {c.samples, c.tokens, c.columns};
+        const auto d_out = Tensor::random(type, shape, 11, 1, c.gap);
+        const auto d_resid = Tensor::random(type, shape, 12, 1, c.gap);
+        const auto d_weight0 = Tensor::random(DType::f32, {c.columns}, 13);
+        const auto d_bias0 = Tensor::random(DType::f32, {c.columns}, 14);
+        const Tensor d_weight = d_weight0.copy(), d_bias = d_bias0.copy();
+        Tensor out(type, shape, c.gap), stats(DType::f32, {c.samples * c.tokens, 2});
+        run(device, AddNorm{.resid = in.resid.view(),
+                            .weight = in.weight.view(),
+                            .out = out.view(),
+                            .stats = stats.view(),
+                            .kind = c.kind});
+        const Tensor d_sum = d_resid.copy();  // in place: d_resid is d_sum's memory
+        run(device, NormBackward{.d_out = d_out.view(),
+                                 .d_resid = d_sum.view(),
+                                 .sum = in.resid.view(),
+                                 .weight = in.weight.view(),
+                                 .stats = stats.view(),
+                                 .d_sum = d_sum.view(),
+                                 .d_weight = d_weight.view(),
+                                 .d_bias = c.bias ? d_bias.view() : View(),
+                                 .kind = c.kind,
+                                 .write = write});
+        const Numbers x = in.resid.numbers(), w = in.weight.numbers(), d = d_out.numbers();
+        const Numbers b(w.size());
+        Numbers want_x = numeric_gradient(
+            [&](const Numbers& moved) { return loss(moved, w, b, d, c, 1e-5F); }, x);
+        Numbers want_w = numeric_gradient(
+            [&](const Numbers& moved) { return loss(x, moved, b, d, c, 1e-5F); }, w);
+        Numbers want_b = numeric_gradient(
+            [&](const Numbers& moved) { return loss(x, w, moved, d, c, 1e-5F); }, b);
+        double scale = 0, unit = 0;
+        for (std::int64_t r = 0; r < c.samples * c.tokens; ++r) {
+          const RowNorm row = norm_row(x, r * c.columns, c.columns, c.kind, 1e-5F);
+          scale = std::max(scale, row.scale), unit = std::max(unit, largest(row.unit));
+        }
+        // Every term of d_sum is at most G scale (1 + unit^2); each carries the row's error. The
+        // difference quotient itself errs by h^2 f''' ~ 1e-8 of G (scale (1 + unit))^3.
+        const double g = largest(d) * (1 + largest(w));
+        const double top = largest(x) * scale;
+        const double quotient = 1e-8 * g * std::pow(scale * (1 + unit), 3) * 10 + 1e-9;
+        const double error = 4 * row_error(c.columns) * (1 + top) * g * (1 + unit * unit);
+        for (std::int64_t i = 0; i < d_sum.size(); ++i) {
+          want_x[static_cast<std::size_t>(i)] += d_resid[i];
+        }
+        expect_within(
+            d_sum, want_x,
+            [&](std::int64_t i) {
+              const double value = want_x[static_cast<std::size_t>(i)];
+              return quotient + error * scale + write_error(type, std::abs(value) + error * scale) +
+                     0x1p-23 * std::abs(d_resid[i]);
+            },
+            "d_sum");
+        const auto rows = static_cast<double>(c.samples * c.tokens);
+        const double sums = (error + 2 * rows * 0x1p-24 * g * (1 + unit)) * rows + quotient;
+        if (write == Write::add) {
+          for (std::int64_t i = 0; i < c.columns; ++i) {
+            want_w[static_cast<std::size_t>(i)] += d_weight0[i];
+            want_b[static_cast<std::size_t>(i)] += d_bias0[i];
+          }
+        }
+        expect_within(
+            d_weight, want_w, [&](std::int64_t) { return sums; }, "d_weight");
+        if (c.bias)
+          expect_within(
+              d_bias, want_b, [&](std::int64_t) { return sums; }, "d_bias");
+        if (!c.bias) {
+          EXPECT_TRUE(d_bias.same_bits(d_bias0));
+        }
+      }
+    }
+  });
+}
+
+TEST(ApplyDropout, IsTheMaskOfTheForwardPass) {
+  for_devices_and_types([](Device& device, DType type) {
+    const Call in = make_call({2, 9, 531, 3, NormKind::layernorm, true, 0.3F}, type);
+    Tensor out(type, {2, 9, 531}, 3);
+    run(device, ApplyDropout{.x = in.resid.view(), .out = out.view(), .dropout = in.dropout()});
+    Numbers want;
+    std::int64_t kept = 0;
+    for (std::int64_t i = 0; i < out.size(); ++i) {
+      const double f = dropout_factor(in.dropout(), i / (9 * 531), i % (9 * 531));
+      want.push_back(f * in.resid[i]);
+      kept += f > 0 ? 1 : 0;
+    }
+    expect_within(
+        out, want,
+        [&](std::int64_t i) {
+          return 0x1p-22 * std::abs(want[static_cast<std::size_t>(i)]) +
+                 write_error(type, want[static_cast<std::size_t>(i)]);
+        },
+        "out");
+    // 9558 draws of probability 0.7: five standard deviations are 224.
+    EXPECT_NEAR(static_cast<double>(kept), 0.7 * 9558, 224);
+  });
+}
+
+}  // namespace
+}  // namespace tessera::kernels::test
