@@ -193,7 +193,8 @@ class Parser {
         if (found == ids_.end()) merge.fail(fmt::format("\"{}\" is not in the vocabulary", token));
         return found->second;
       };
-      result_.model.merges[BpeModel::pair_key(id(left), id(right))] = {rank++, id(left + right)};
+      const std::int32_t left_id = id(left), right_id = id(right);
+      result_.model.merges[BpeModel::pair_key(left_id, right_id)] = {rank++, id(left + right)};
     });
   }
 

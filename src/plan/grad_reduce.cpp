@@ -54,6 +54,11 @@ std::vector<SummedGradient> grad_reduce(Plan& plan, const PlanInputs& in,
   }
 
   const bool alone = in.data_group.size == 1;
+  View staging;  // reductions follow one another on their stream, so one serves all
+  if (!alone) {
+    const std::int64_t bytes = comm::reduce_scatter_staging(in.data_group, in.wire);
+    staging = buffer_view(add_buffer(plan, "staging", Purpose::staging, bytes), DType::u8, bytes);
+  }
   Insertions insertions;
   std::vector<SummedGradient> sums(units);
   std::vector<std::pair<std::size_t, BufferId>> by_completion;
@@ -89,12 +94,10 @@ std::vector<SummedGradient> grad_reduce(Plan& plan, const PlanInputs& in,
                                             Purpose::gradients, state.layout.shard * 4),
                                  DType::f32, state.layout.shard);
     }
-    const std::int64_t staging = comm::reduce_scatter_staging(in.data_group, in.wire);
     const comm::ReduceScatter reduce{
         .full = full,
         .shard = sum.slice,
-        .staging =
-            buffer_view(add_buffer(plan, "staging", Purpose::staging, staging), DType::u8, staging),
+        .staging = staging,
         .wire = in.wire,
         .write = instance.again ? kernels::Write::add : kernels::Write::overwrite};
     insertions.before(last_op + 1, {.kind = OpKind::reduce_gradients,

@@ -83,6 +83,22 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
   return states;
 }
 
+/// Recorded operations bring their scratch along; those that passes added get it here.
+static void add_scratch(Plan& plan, const kernels::Device& device) {
+  for (Op& op : plan.ops) {
+    auto* kernel = std::get_if<kernels::KernelCall>(&op.call);
+    if (kernel == nullptr) continue;
+    std::visit(
+        [&](auto& args) {
+          const std::int64_t bytes = args.scratch ? 0 : device.scratch_bytes(args);
+          if (bytes == 0) return;
+          args.scratch =
+              buffer_view(add_buffer(plan, "scratch", Purpose::scratch, bytes), DType::u8, bytes);
+        },
+        *kernel);
+  }
+}
+
 Plan make_plan(const PlanInputs& in, const PlanShape& shape, std::int64_t data_rank) {
   Plan plan;
   plan.shape = shape;
@@ -100,6 +116,7 @@ Plan make_plan(const PlanInputs& in, const PlanShape& shape, std::int64_t data_r
                         .call = comm::CollectiveCall{comm::AllReduceWords{.words = plan.words}},
                         .waits = {}});
   }
+  add_scratch(plan, *in.device);
   place_buffers(plan);
   place_waits(plan);
   check(plan);

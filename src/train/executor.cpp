@@ -62,11 +62,11 @@ StepTimes Executor::run(const BoundPlan& bound, const Loader& load) {
     for (memory::Event& e : waits) e.count += base[e.stream];
     const auto stream = static_cast<std::size_t>(op->stream);
     if (op->stream != plan::Stream::compute) {
-      streams_.enqueue(stream, std::move(waits), [this, &call = call] {
+      streams_.enqueue(stream, std::move(waits), [this, op = op, &call = call] {
         if (const auto* copy = std::get_if<plan::Copy>(&call)) {
           return memory::make_copy_task(copy->from.data, copy->to.data, copy->from.span_bytes());
         }
-        return data_.start(std::get<comm::CollectiveCall>(call));
+        return data_.of(op->stream).start(std::get<comm::CollectiveCall>(call));
       });
       continue;
     }

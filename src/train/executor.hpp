@@ -47,12 +47,21 @@ struct StepTimes {
   void add(const StepTimes& other);
 };
 
+/// The data-parallel group, once for each stream that communicates: collectives of different
+/// streams are under way at the same time and must not take each other's messages.
+struct DataGroups {
+  std::unique_ptr<comm::Group> gather, reduce;
+  comm::Group& of(plan::Stream stream) {
+    return stream == plan::Stream::gather ? *gather : *reduce;
+  }
+};
+
 class Executor {
  public:
   /// Provides micro-batch `micro_batch` of the step into `views`.
   using Loader = std::function<void(std::int64_t micro_batch, const plan::LoadBatch& views)>;
 
-  Executor(kernels::Device& device, comm::Group& data, memory::BackgroundStreams& streams)
+  Executor(kernels::Device& device, DataGroups& data, memory::BackgroundStreams& streams)
       : device_(device), data_(data), streams_(streams) {}
 
   /// One step; returns when all of it is done. Rethrows what background work threw.
@@ -60,7 +69,7 @@ class Executor {
 
  private:
   kernels::Device& device_;
-  comm::Group& data_;
+  DataGroups& data_;
   memory::BackgroundStreams& streams_;
 };
 

@@ -29,9 +29,8 @@ std::unique_ptr<comm::Group> make_data_group(const comm::MpiSession& mpi) {
 }
 
 bool holds_a_run(const std::filesystem::path& directory) {
-  std::error_code error;
-  return std::filesystem::exists(directory / "metrics.jsonl", error) ||
-         !std::filesystem::is_empty(directory / "checkpoints", error);
+  return std::filesystem::exists(directory / "metrics.jsonl") ||
+         !list_checkpoints(directory / "checkpoints").empty();
 }
 
 std::unique_ptr<TokenCorpus> open_corpus(const deck::LoadedDeck& loaded, const char* key,
@@ -75,7 +74,7 @@ Trainer::Trainer(const deck::LoadedDeck& loaded, const comm::MpiSession& mpi,
   const int threads = thread_count(deck_.run, mpi_.local_size());
   omp_set_num_threads(threads);
   device_ = kernels::make_cpu_device({.threads = threads});
-  data_ = make_data_group(mpi_);
+  data_ = {.gather = make_data_group(mpi_), .reduce = make_data_group(mpi_)};
   inputs_ = plan_inputs(deck_, data_group(deck_, mpi_.size(), mpi_.local_size()), *device_);
 
   control_.together([&] {
@@ -106,7 +105,7 @@ Trainer::Trainer(const deck::LoadedDeck& loaded, const comm::MpiSession& mpi,
     text.publish();
   });
   streams_.emplace();
-  executor_.emplace(*device_, *data_, *streams_);
+  executor_.emplace(*device_, data_, *streams_);
   batches_.emplace(
       *corpus_,
       Sampler(corpus_->sequences(deck_.batch.sequence), static_cast<std::uint64_t>(deck_.run.seed),
@@ -121,7 +120,7 @@ Trainer::Trainer(const deck::LoadedDeck& loaded, const comm::MpiSession& mpi,
 void Trainer::make_plans() {
   control_.together([&] {
     for (const auto& shape : plan_shapes(deck_, inputs_.data_group.size, run_steps_)) {
-      plans_.emplace(shape, plan::make_plan(inputs_, shape, data_->rank()));
+      plans_.emplace(shape, plan::make_plan(inputs_, shape, data_.reduce->rank()));
     }
   });
   agree_on_plans();
@@ -177,7 +176,7 @@ void Trainer::allocate() {
     bound_.emplace(shape,
                    BoundPlan(plan, {.state = state_arena_->base(), .step = step_arena_->base()}));
   }
-  state_.emplace(inputs_, data_->rank(), *state_arena_);
+  state_.emplace(inputs_, data_.reduce->rank(), *state_arena_);
 }
 
 const plan::Plan& Trainer::plan(plan::PlanPurpose purpose, std::int64_t count) {
@@ -215,7 +214,7 @@ StepResult Trainer::run_step(bool snapshot) {
 
   const auto share_of = [&](std::int64_t at) {
     return BatchShare{.data_ranks = ranks,
-                      .data_rank = data_->rank(),
+                      .data_rank = data_.reduce->rank(),
                       .micro = deck_.batch.micro,
                       .micro_batches = micro_batches(deck_.batch, timeline_.global(at), ranks),
                       .reduce = inputs_.reduce};
@@ -320,7 +319,7 @@ double Trainer::evaluate() {
   std::array<std::int64_t, kExactSumWords> total{};
   for (std::int64_t round = 0; round < rounds; ++round) {
     const BatchShare share{.data_ranks = ranks,
-                           .data_rank = data_->rank(),
+                           .data_rank = data_.reduce->rank(),
                            .micro = deck_.batch.micro,
                            .micro_batches = count,
                            .reduce = inputs_.reduce};

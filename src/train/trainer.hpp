@@ -72,7 +72,7 @@ class Trainer {
   std::unique_ptr<RunLock> lock_;
   Reporter report_;
   std::unique_ptr<kernels::Device> device_;
-  std::unique_ptr<comm::Group> data_;
+  DataGroups data_;
   plan::PlanInputs inputs_;
   std::unique_ptr<TokenCorpus> corpus_, validation_;
   optim::Timeline timeline_;

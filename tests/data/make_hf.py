@@ -26,8 +26,9 @@ def gpt2_ours(state, layers):
             qkv = state[f"{theirs}attn.c_attn.{kind}"].chunk(3, dim=-1)
             for name, part in zip("qkv", qkv):
                 ours[f"{block}attention.{name}.{kind}"] = part
-            for mine, name in (("norm1", "ln_1"), ("norm2", "ln_2"), ("attention.out", "attn.c_proj"),
-                               ("mlp.up", "mlp.c_fc"), ("mlp.down", "mlp.c_proj")):
+            for mine, name in (("norm1", "ln_1"), ("norm2", "ln_2"),
+                               ("attention.out", "attn.c_proj"), ("mlp.up", "mlp.c_fc"),
+                               ("mlp.down", "mlp.c_proj")):
                 ours[f"{block}{mine}.{kind}"] = state[f"{theirs}{name}.{kind}"]
     for name in ours:  # Conv1D is (in, out)
         if name.startswith("block.") and ours[name].dim() == 2:
@@ -44,7 +45,8 @@ def llama_ours(state, layers, tied):
         theirs, block = f"model.layers.{i}.", f"block.{i}."
         for mine, name in (("norm1", "input_layernorm"), ("norm2", "post_attention_layernorm"),
                            ("attention.q", "self_attn.q_proj"), ("attention.k", "self_attn.k_proj"),
-                           ("attention.v", "self_attn.v_proj"), ("attention.out", "self_attn.o_proj"),
+                           ("attention.v", "self_attn.v_proj"),
+                           ("attention.out", "self_attn.o_proj"),
                            ("mlp.gate", "mlp.gate_proj"), ("mlp.up", "mlp.up_proj"),
                            ("mlp.down", "mlp.down_proj")):
             ours[f"{block}{mine}.weight"] = state[f"{theirs}{name}.weight"]

@@ -64,7 +64,8 @@ TRICKY = [
 def random_texts(count):
     rng = random.Random(7)
     alphabet = list("aeiou tnsr'\n\t  .,0123456789TIS<|>_-") + [
-        "é", "ß", "日", "本", "😀", "\u0301", "\u00a0", "'s", "'ll", " the", "<|endoftext|>", "tool_call"
+        "é", "ß", "日", "本", "😀", "\u0301", "\u00a0", "'s", "'ll", " the",
+        "<|endoftext|>", "tool_call"
     ]
     return ["".join(rng.choice(alphabet) for _ in range(rng.randint(1, 60))) for _ in range(count)]
 
@@ -90,7 +91,8 @@ def save(name, tokenizer, edit):
         ids = oracle.encode(case, add_special_tokens=False).ids
         cases.append({"text": case, "ids": ids})
     with open(HERE / f"{name}.cases.json", "w", encoding="utf-8") as file:
-        file.write("[\n" + ",\n".join(json.dumps(c, separators=(",", ":")) for c in cases) + "\n]\n")
+        lines = (json.dumps(case, separators=(",", ":")) for case in cases)
+        file.write("[\n" + ",\n".join(lines) + "\n]\n")
 
 
 def gpt2():

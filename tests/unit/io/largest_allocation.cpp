@@ -11,11 +11,14 @@ std::atomic<std::size_t> largest = 0;
 }  // namespace
 
 // In a file of its own, so that the compiler sees no pair of new and free inlined into one place.
-void* operator new(std::size_t bytes) {
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
   std::size_t seen = largest;
   while (bytes > seen && !largest.compare_exchange_weak(seen, bytes)) {
   }
-  if (void* memory = std::malloc(bytes > 0 ? bytes : 1)) return memory;
+  return std::malloc(bytes > 0 ? bytes : 1);
+}
+void* operator new(std::size_t bytes) {
+  if (void* memory = ::operator new(bytes, std::nothrow)) return memory;
   throw std::bad_alloc();
 }
 void operator delete(void* memory) noexcept { std::free(memory); }
