@@ -158,9 +158,8 @@ TESSERA_INLINE NativeFloat load_native(const f16* p) {
 TESSERA_INLINE void store_native(float* p, NativeFloat v) { std::memcpy(p, &v, sizeof(v)); }
 TESSERA_INLINE void store_native(bf16* p, NativeFloat v) {
   const auto u = (NativeUint)v;
-  const auto nan = (NativeUint)(v != v);
   const NativeUint rounded = u + 0x7fffU + ((u >> 16) & 1U);
-  const NativeUint bits = ((nan & (u | 0x400000U)) | (~nan & rounded)) >> 16;
+  const NativeUint bits = (v != v ? (u | 0x400000U) : rounded) >> 16;
   const auto h = __builtin_convertvector(bits, NativeHalf);
   std::memcpy(static_cast<void*>(p), &h, sizeof(h));
 }
