@@ -268,12 +268,14 @@ void Trainer::after_step(const StepResult& result) {
                  {"loss_scale", scaler_.scale()}});
   const bool stop = deck_.guard.non_finite == deck::NonFinite::stop;
   if (stop || consecutive_skips_ > deck_.guard.max_skips) {
-    throw NonFiniteError(
-        fmt::format("step {}: the gradient is not finite, {} steps in a row (guard.non_finite = "
-                    "\"{}\", guard.max_skips = {}): lower "
-                    "optimizer.lr, or start from a checkpoint before step {}",
-                    progress_.step, consecutive_skips_, stop ? "stop" : "skip",
-                    deck_.guard.max_skips, progress_.step - consecutive_skips_ + 1));
+    control_.together([&] {  // every rank saw the same verdict: they leave in order
+      throw NonFiniteError(
+          fmt::format("step {}: the gradient is not finite, {} steps in a row (guard.non_finite = "
+                      "\"{}\", guard.max_skips = {}): lower "
+                      "optimizer.lr, or start from a checkpoint before step {}",
+                      progress_.step, consecutive_skips_, stop ? "stop" : "skip",
+                      deck_.guard.max_skips, progress_.step - consecutive_skips_ + 1));
+    });
   }
 }
 
@@ -292,6 +294,7 @@ ExitCode Trainer::train() {
     if (stop_agreed_ && !last) {
       save_now();
       report_end("stopped on request: " + stop_.reason().value_or("another rank's"));
+      if (control_.rank() == 0) stop_.obeyed();
       return ExitCode::stopped;
     }
     if (every > 0 && (progress_.step % every == 0 || last)) {

@@ -97,17 +97,19 @@ void Trainer::start_or_resume() {
   for (const auto& path : candidates) {
     if (try_checkpoint(path)) return first_step_ = progress_.step + 1, void();
   }
-  if (!candidates.empty()) {
-    throw DataError(fmt::format(
-        "none of the {} checkpoints can be used (see the log): repair or remove them, or set "
-        "another run.dir",
-        candidates.size()));
-  }
-  if (rule != nullptr && *rule == deck::Resume::must) {
-    throw DataError(fmt::format("{}: run.resume = \"must\", but {} holds no checkpoint",
-                                loaded_.where("run.resume"),
-                                (directory_ / "checkpoints").string()));
-  }
+  control_.together([&] {  // every rank comes to the same verdict: they leave in order
+    if (!candidates.empty()) {
+      throw DataError(fmt::format(
+          "none of the {} checkpoints can be used (see the log): repair or remove them, or set "
+          "another run.dir",
+          candidates.size()));
+    }
+    if (rule != nullptr && *rule == deck::Resume::must) {
+      throw DataError(fmt::format("{}: run.resume = \"must\", but {} holds no checkpoint",
+                                  loaded_.where("run.resume"),
+                                  (directory_ / "checkpoints").string()));
+    }
+  });
   control_.together([&] {
     if (!deck_.model.init_from) {
       state_->set_parameters(initial_values(static_cast<std::uint64_t>(deck_.run.seed)));

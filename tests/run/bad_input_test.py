@@ -8,7 +8,7 @@ import struct
 import subprocess
 import unittest
 
-from tessera import RunTest, tiny_deck, write_megatron
+from tessera import RunTest, kill_tree, tiny_deck, write_megatron
 
 DECK, DATA, MEMORY, NON_FINITE, IO = 2, 3, 4, 6, 7
 
@@ -98,7 +98,6 @@ class BadInput(RunTest):
             "documents": damaged("documents", with_count(26, 2**61)),
             "short": damaged("short", tokens=tokens[:10]),
             "beyond": damaged("beyond", tokens=beyond), "missing": self.dir / "missing",
-            "none": damaged("none", tokens=array.array("H")),
         }
         pathlib.Path(f"{cases['short']}.idx").write_bytes(header)
         for name, prefix in cases.items():
@@ -107,9 +106,10 @@ class BadInput(RunTest):
         self.refuse(DATA, "97", "77", name="position", data__train=[str(cases["beyond"])])
 
     def test_too_small_a_corpus(self):
-        prefix = self.dir / "few"
-        write_megatron(prefix, array.array("H", [1] * 16))  # one sequence needs 17
-        self.refuse(DATA, "data.train", data__train=[str(prefix)])
+        for count in (0, 1, 16):  # one sequence needs 17
+            prefix = self.dir / f"few{count}"
+            write_megatron(prefix, array.array("H", [1] * count))
+            self.refuse(DATA, "data.train", f"{count} tokens", data__train=[str(prefix)])
 
     def test_run_directories(self):
         blocked = self.dir / "file"
@@ -134,6 +134,8 @@ class BadInput(RunTest):
         job = self.run_job(2, "train", path, each=True)
         self.assert_refused(DECK, ["in use", "process"], job)
         self.assertIsNone(process.poll(), "the first job goes on")
+        kill_tree(process.pid)
+        process.wait()
 
     def test_memory_budget(self):
         self.refuse(MEMORY, "memory.device", memory__device="64 KiB")

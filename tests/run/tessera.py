@@ -9,6 +9,7 @@ import os
 import pathlib
 import random
 import shlex
+import shutil
 import signal
 import struct
 import subprocess
@@ -135,7 +136,8 @@ class RunTest(unittest.TestCase):
         environment = dict(os.environ, **(env or {}))
         codes_dir = self.dir / "codes"
         if each:
-            codes_dir.mkdir(exist_ok=True)
+            shutil.rmtree(codes_dir, ignore_errors=True)
+            codes_dir.mkdir()
             environment["CODES"] = str(codes_dir)
             command = ["sh", "-c", NOTE_CODE, "sh", *command]
         if ranks > 0:
@@ -149,7 +151,8 @@ class RunTest(unittest.TestCase):
             self.fail(f"hangs: {shlex.join(command)}\n{process.communicate()[0][-2000:]}")
         codes = None
         if each:
-            codes = [int((codes_dir / str(r)).read_text()) for r in range(ranks)]
+            files = [codes_dir / str(r) for r in range(ranks)]
+            codes = [int(f.read_text()) if f.exists() else "killed" for f in files]
         return Job(process.returncode, codes, output)
 
     def train(self, ranks, deck_path, *sets, expect=0):
