@@ -249,6 +249,14 @@ void Trainer::after_step(const StepResult& result) {
   report_step(result);
   scaler_.update(!result.applied);
   spent_.add(result.times);
+  if (rates_.best_step_s == 0 || result.times.total < rates_.best_step_s) {
+    const auto tokens =
+        static_cast<double>(timeline_.global(progress_.step) * deck_.batch.sequence);
+    rates_.best_step_s = result.times.total;
+    rates_.best_tokens_per_s = tokens / result.times.total;
+    rates_.best_gflops = model::flop_per_token(inputs_.config, deck_.batch.sequence) *
+                         rates_.best_tokens_per_s / 1e9;
+  }
   consecutive_skips_ = result.applied ? 0 : consecutive_skips_ + 1;
   if (result.applied) return;
   ++skips_;

@@ -28,9 +28,11 @@ TESSERA_INLINE void philox_block(RandomKey key, std::uint64_t stream, std::uint6
   constexpr int kGroups = kLanes / kWideLanes;
   Wide c0[kGroups], c1[kGroups], c2[kGroups], c3[kGroups];
   for (int g = 0; g < kGroups; ++g) {
+    std::uint64_t lane[kWideLanes];
     for (int j = 0; j < kWideLanes; ++j) {
-      c0[g][j] = block + static_cast<std::uint64_t>(g * kWideLanes + j);
+      lane[j] = block + static_cast<std::uint64_t>(g * kWideLanes + j);
     }
+    std::memcpy(&c0[g], lane, sizeof(lane));
     c1[g] = c0[g] >> 32;
     c2[g] = stream - Wide{};
     c3[g] = c2[g] >> 32;
