@@ -18,7 +18,8 @@ namespace {
 
 enum Flag : std::int64_t {
   kSaveWritten,
-  kStop
+  kStop,
+  kNoTokens
 };  // words that the host sets before a step and reads summed after it
 
 std::unique_ptr<comm::Group> make_data_group(const comm::MpiSession& mpi) {
@@ -219,15 +220,30 @@ StepResult Trainer::run_step(bool snapshot) {
                       .micro_batches = micro_batches(deck_.batch, timeline_.global(at), ranks),
                       .reduce = inputs_.reduce};
   };
-  bool begun = false;
-  const StepTimes times = executor_->run(plan, [&](std::int64_t k, const plan::LoadBatch& views) {
-    if (!begun) {
-      batches_->begin(progress_.samples, share_of(step));
-      if (step < run_steps_) batches_->prefetch(progress_.samples + global, share_of(step + 1));
-      begun = true;
-    }
-    batches_->load(k, views);
-  });
+  // A rank that cannot read its tokens takes part in the step all the same, with tokens of no
+  // meaning, so that no one waits for it; then all ranks leave together and the step counts for
+  // nothing.
+  const auto begin = std::chrono::steady_clock::now();
+  std::exception_ptr unreadable;
+  try {
+    batches_->begin(progress_.samples, share_of(step));
+  } catch (const Error&) {
+    unreadable = std::current_exception();
+    batches_->begin_blank(share_of(step));
+  }
+  const double waited =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  words[plan::WordLayout::flags + kNoTokens] = unreadable ? 1 : 0;
+  if (step < run_steps_) batches_->prefetch(progress_.samples + global, share_of(step + 1));
+  StepTimes times = executor_->run(
+      plan, [&](std::int64_t k, const plan::LoadBatch& views) { batches_->load(k, views); });
+  times.data_exposed += waited;
+  times.total += waited;
+  if (words[plan::WordLayout::flags + kNoTokens] > 0) {
+    control_.together([&] {
+      if (unreadable) std::rethrow_exception(unreadable);
+    });
+  }
 
   const auto sum = [&](std::int64_t at) {
     return exact_value(ConstExactWords(words + at, kExactSumWords));
@@ -335,8 +351,10 @@ double Trainer::evaluate() {
                            .micro_batches = count,
                            .reduce = inputs_.reduce};
     auto* words = plan.real(plan.plan().words).as<std::int64_t>();
-    words[plan::WordLayout::flags + kSaveWritten] = words[plan::WordLayout::flags + kStop] = 0;
-    batches.begin(round * global, share);
+    for (std::int64_t flag = 0; flag < plan::WordLayout::flag_count; ++flag) {
+      words[plan::WordLayout::flags + flag] = 0;
+    }
+    control_.together([&] { batches.begin(round * global, share); });
     executor_->run(plan,
                    [&](std::int64_t k, const plan::LoadBatch& views) { batches.load(k, views); });
     exact_merge(total, ConstExactWords(words + plan::WordLayout::loss, kExactSumWords));
