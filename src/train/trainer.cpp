@@ -97,12 +97,9 @@ Trainer::Trainer(const deck::LoadedDeck& loaded, const comm::MpiSession& mpi,
     AtomicFile resolved(directory_ / "resolved.toml"), text(directory_ / "plan.txt");
     resolved.append(to_toml(deck_));
     resolved.publish();
-    text.append(
-        to_text(plan(plan::PlanPurpose::train,
-                     inputs_.data_group.size > 0
-                         ? micro_batches(deck_.batch, timeline_.global(1), inputs_.data_group.size)
-                         : 0),
-                inputs_));
+    const std::int64_t count =
+        micro_batches(deck_.batch, timeline_.global(1), inputs_.data_group.size);
+    text.append(to_text(plan(plan::PlanPurpose::train, count), inputs_));
     text.publish();
   });
   streams_.emplace();
@@ -139,12 +136,13 @@ void Trainer::agree_on_plans() {
   for (const auto& [shape, plan] : plans_) hash.add(plan_hash(plan));
   const auto value = static_cast<std::int64_t>(hash.value() >> 1);
   if (control_.min(value) != control_.max(value)) {
-    throw CommError("ranks made different plans: they must run the same binary with the same deck");
+    control_.together([] {  // every rank sees it
+      throw CommError("ranks made different plans: they must run the same binary with one deck");
+    });
   }
 }
 
 void Trainer::allocate() {
-  std::vector<plan::Plan> all;
   std::int64_t state = 0, step = 0;
   for (const auto& [shape, plan] : plans_) {
     state = std::max(state, plan.arena_bytes[0]);
