@@ -53,7 +53,11 @@ bool Trainer::try_checkpoint(const std::filesystem::path& path) {
       const auto saved = deck::parse_deck(header.deck, path.string() + "/manifest.json: deck");
       std::string refused;
       for (const auto& difference : deck::compare_for_resume(saved.deck, deck_)) {
-        if (difference.rule == deck::OnResume::refused) {
+        // An imported model has no past to be faithful to: only its architecture must agree.
+        const bool imported = header.step == 0;
+        const bool architecture =
+            difference.key.starts_with("model.") && difference.key != "model.init_from";
+        if (difference.rule == deck::OnResume::refused && (!imported || architecture)) {
           refused += fmt::format("\n{}: {} = {} differs from the checkpoint's {}",
                                  loaded_.where(difference.key), difference.key, difference.now,
                                  difference.saved);
