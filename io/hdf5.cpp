@@ -22,6 +22,9 @@ void hdf5_failed(std::string_view call) {
 }
 
 H5File hdf5_create(const char* path) {
+  // Everything is closed by its owner. The library's own clean-up at exit would close a file again
+  // whose closing failed on a full disk, and crash.
+  [[maybe_unused]] static const herr_t no_clean_up = H5dont_atexit();
   H5_TRY(H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr));
   const H5List access(H5_TRY(H5Pcreate(H5P_FILE_ACCESS)));
   H5_TRY(H5Pset_file_locking(access, /*use_file_locking=*/false, /*ignore_when_disabled=*/true));

@@ -33,6 +33,13 @@ void Batches::begin(std::int64_t first, const BatchShare& share) {
   current_ = read(first, share);
 }
 
+void Batches::begin_blank(const BatchShare& share) {
+  const auto sequences = static_cast<std::size_t>(share.micro_batches * share.micro);
+  current_ = {.first = -1, .share = share, .tokens = {}, .samples = {}};
+  current_.tokens.resize(sequences * static_cast<std::size_t>(sequence_ + 1));
+  current_.samples.resize(sequences);
+}
+
 void Batches::load(std::int64_t k, const plan::LoadBatch& views) const {
   const std::int64_t micro = current_.share.micro;
   auto* tokens = views.tokens.as<std::int32_t>();

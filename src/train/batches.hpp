@@ -36,6 +36,8 @@ class Batches {
   void prefetch(std::int64_t first, const BatchShare& share);
   /// Makes that step current: waits until it was read. Rethrows DataError and IoError.
   void begin(std::int64_t first, const BatchShare& share);
+  /// A step of zeros, for a rank whose tokens cannot be read.
+  void begin_blank(const BatchShare& share);
   /// Copies micro-batch k of the current step into the plan's buffers.
   void load(std::int64_t k, const plan::LoadBatch& views) const;
 

@@ -45,4 +45,9 @@ std::optional<std::string> StopRequests::reason() const {
   return std::nullopt;
 }
 
+void StopRequests::obeyed() const {
+  std::error_code none;  // the file is there only if it made the request
+  std::filesystem::remove(stop_file_, none);
+}
+
 }  // namespace tessera::train

@@ -20,6 +20,9 @@ class StopRequests {
   /// Why this rank wants to stop, if it does. Ranks may disagree: the loop sums their wishes before
   /// it acts.
   std::optional<std::string> reason() const;
+  /// Takes the stop file away, so that the next job goes on. Called by one rank, once all have
+  /// stopped.
+  void obeyed() const;
 
  private:
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();

@@ -18,7 +18,8 @@ namespace {
 
 enum Flag : std::int64_t {
   kSaveWritten,
-  kStop
+  kStop,
+  kNoTokens
 };  // words that the host sets before a step and reads summed after it
 
 std::unique_ptr<comm::Group> make_data_group(const comm::MpiSession& mpi) {
@@ -96,12 +97,9 @@ Trainer::Trainer(const deck::LoadedDeck& loaded, const comm::MpiSession& mpi,
     AtomicFile resolved(directory_ / "resolved.toml"), text(directory_ / "plan.txt");
     resolved.append(to_toml(deck_));
     resolved.publish();
-    text.append(
-        to_text(plan(plan::PlanPurpose::train,
-                     inputs_.data_group.size > 0
-                         ? micro_batches(deck_.batch, timeline_.global(1), inputs_.data_group.size)
-                         : 0),
-                inputs_));
+    const std::int64_t count =
+        micro_batches(deck_.batch, timeline_.global(1), inputs_.data_group.size);
+    text.append(to_text(plan(plan::PlanPurpose::train, count), inputs_));
     text.publish();
   });
   streams_.emplace();
@@ -138,12 +136,13 @@ void Trainer::agree_on_plans() {
   for (const auto& [shape, plan] : plans_) hash.add(plan_hash(plan));
   const auto value = static_cast<std::int64_t>(hash.value() >> 1);
   if (control_.min(value) != control_.max(value)) {
-    throw CommError("ranks made different plans: they must run the same binary with the same deck");
+    control_.together([] {  // every rank sees it
+      throw CommError("ranks made different plans: they must run the same binary with one deck");
+    });
   }
 }
 
 void Trainer::allocate() {
-  std::vector<plan::Plan> all;
   std::int64_t state = 0, step = 0;
   for (const auto& [shape, plan] : plans_) {
     state = std::max(state, plan.arena_bytes[0]);
@@ -219,15 +218,30 @@ StepResult Trainer::run_step(bool snapshot) {
                       .micro_batches = micro_batches(deck_.batch, timeline_.global(at), ranks),
                       .reduce = inputs_.reduce};
   };
-  bool begun = false;
-  const StepTimes times = executor_->run(plan, [&](std::int64_t k, const plan::LoadBatch& views) {
-    if (!begun) {
-      batches_->begin(progress_.samples, share_of(step));
-      if (step < run_steps_) batches_->prefetch(progress_.samples + global, share_of(step + 1));
-      begun = true;
-    }
-    batches_->load(k, views);
-  });
+  // A rank that cannot read its tokens takes part in the step all the same, with tokens of no
+  // meaning, so that no one waits for it; then all ranks leave together and the step counts for
+  // nothing.
+  const auto begin = std::chrono::steady_clock::now();
+  std::exception_ptr unreadable;
+  try {
+    batches_->begin(progress_.samples, share_of(step));
+  } catch (const Error&) {
+    unreadable = std::current_exception();
+    batches_->begin_blank(share_of(step));
+  }
+  const double waited =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  words[plan::WordLayout::flags + kNoTokens] = unreadable ? 1 : 0;
+  if (step < run_steps_) batches_->prefetch(progress_.samples + global, share_of(step + 1));
+  StepTimes times = executor_->run(
+      plan, [&](std::int64_t k, const plan::LoadBatch& views) { batches_->load(k, views); });
+  times.data_exposed += waited;
+  times.total += waited;
+  if (words[plan::WordLayout::flags + kNoTokens] > 0) {
+    control_.together([&] {
+      if (unreadable) std::rethrow_exception(unreadable);
+    });
+  }
 
   const auto sum = [&](std::int64_t at) {
     return exact_value(ConstExactWords(words + at, kExactSumWords));
@@ -249,6 +263,14 @@ void Trainer::after_step(const StepResult& result) {
   report_step(result);
   scaler_.update(!result.applied);
   spent_.add(result.times);
+  if (rates_.best_step_s == 0 || result.times.total < rates_.best_step_s) {
+    const auto tokens =
+        static_cast<double>(timeline_.global(progress_.step) * deck_.batch.sequence);
+    rates_.best_step_s = result.times.total;
+    rates_.best_tokens_per_s = tokens / result.times.total;
+    rates_.best_gflops = model::flop_per_token(inputs_.config, deck_.batch.sequence) *
+                         rates_.best_tokens_per_s / 1e9;
+  }
   consecutive_skips_ = result.applied ? 0 : consecutive_skips_ + 1;
   if (result.applied) return;
   ++skips_;
@@ -260,12 +282,14 @@ void Trainer::after_step(const StepResult& result) {
                  {"loss_scale", scaler_.scale()}});
   const bool stop = deck_.guard.non_finite == deck::NonFinite::stop;
   if (stop || consecutive_skips_ > deck_.guard.max_skips) {
-    throw NonFiniteError(
-        fmt::format("step {}: the gradient is not finite, {} steps in a row (guard.non_finite = "
-                    "\"{}\", guard.max_skips = {}): lower "
-                    "optimizer.lr, or start from a checkpoint before step {}",
-                    progress_.step, consecutive_skips_, stop ? "stop" : "skip",
-                    deck_.guard.max_skips, progress_.step - consecutive_skips_ + 1));
+    control_.together([&] {  // every rank saw the same verdict: they leave in order
+      throw NonFiniteError(
+          fmt::format("step {}: the gradient is not finite, {} steps in a row (guard.non_finite = "
+                      "\"{}\", guard.max_skips = {}): lower "
+                      "optimizer.lr, or start from a checkpoint before step {}",
+                      progress_.step, consecutive_skips_, stop ? "stop" : "skip",
+                      deck_.guard.max_skips, progress_.step - consecutive_skips_ + 1));
+    });
   }
 }
 
@@ -284,6 +308,7 @@ ExitCode Trainer::train() {
     if (stop_agreed_ && !last) {
       save_now();
       report_end("stopped on request: " + stop_.reason().value_or("another rank's"));
+      if (control_.rank() == 0) stop_.obeyed();
       return ExitCode::stopped;
     }
     if (every > 0 && (progress_.step % every == 0 || last)) {
@@ -324,8 +349,10 @@ double Trainer::evaluate() {
                            .micro_batches = count,
                            .reduce = inputs_.reduce};
     auto* words = plan.real(plan.plan().words).as<std::int64_t>();
-    words[plan::WordLayout::flags + kSaveWritten] = words[plan::WordLayout::flags + kStop] = 0;
-    batches.begin(round * global, share);
+    for (std::int64_t flag = 0; flag < plan::WordLayout::flag_count; ++flag) {
+      words[plan::WordLayout::flags + flag] = 0;
+    }
+    control_.together([&] { batches.begin(round * global, share); });
     executor_->run(plan,
                    [&](std::int64_t k, const plan::LoadBatch& views) { batches.load(k, views); });
     exact_merge(total, ConstExactWords(words + plan::WordLayout::loss, kExactSumWords));

@@ -31,6 +31,13 @@ struct Progress {
   std::int64_t samples = 0;
 };
 
+/// The fastest step so far, over all ranks.
+struct StepRates {
+  double best_step_s = 0;
+  double best_gflops = 0;  // 6 N + 6 L C T a token
+  double best_tokens_per_s = 0;
+};
+
 class Trainer {
  public:
   /// Collective over all ranks, as is every method.
@@ -42,6 +49,7 @@ class Trainer {
   /// Mean loss over the validation set, from the checkpoint (or initial weights) that the deck
   /// resumes from.
   double evaluate_once();
+  const StepRates& rates() const { return rates_; }
 
  private:
   const plan::Plan& plan(plan::PlanPurpose purpose, std::int64_t micro_batches);
@@ -95,6 +103,7 @@ class Trainer {
   bool stop_agreed_ = false;
   std::int64_t first_step_ = 1;  // of this start
   StepTimes spent_;
+  StepRates rates_;
   double checkpoint_stall_ = 0, evaluation_time_ = 0;
 };
 

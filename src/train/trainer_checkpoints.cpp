@@ -53,7 +53,11 @@ bool Trainer::try_checkpoint(const std::filesystem::path& path) {
       const auto saved = deck::parse_deck(header.deck, path.string() + "/manifest.json: deck");
       std::string refused;
       for (const auto& difference : deck::compare_for_resume(saved.deck, deck_)) {
-        if (difference.rule == deck::OnResume::refused) {
+        // An imported model has no past to be faithful to: only its architecture must agree.
+        const bool imported = header.step == 0;
+        const bool architecture =
+            difference.key.starts_with("model.") && difference.key != "model.init_from";
+        if (difference.rule == deck::OnResume::refused && (!imported || architecture)) {
           refused += fmt::format("\n{}: {} = {} differs from the checkpoint's {}",
                                  loaded_.where(difference.key), difference.key, difference.now,
                                  difference.saved);
@@ -97,17 +101,19 @@ void Trainer::start_or_resume() {
   for (const auto& path : candidates) {
     if (try_checkpoint(path)) return first_step_ = progress_.step + 1, void();
   }
-  if (!candidates.empty()) {
-    throw DataError(fmt::format(
-        "none of the {} checkpoints can be used (see the log): repair or remove them, or set "
-        "another run.dir",
-        candidates.size()));
-  }
-  if (rule != nullptr && *rule == deck::Resume::must) {
-    throw DataError(fmt::format("{}: run.resume = \"must\", but {} holds no checkpoint",
-                                loaded_.where("run.resume"),
-                                (directory_ / "checkpoints").string()));
-  }
+  control_.together([&] {  // every rank comes to the same verdict: they leave in order
+    if (!candidates.empty()) {
+      throw DataError(fmt::format(
+          "none of the {} checkpoints can be used (see the log): repair or remove them, or set "
+          "another run.dir",
+          candidates.size()));
+    }
+    if (rule != nullptr && *rule == deck::Resume::must) {
+      throw DataError(fmt::format("{}: run.resume = \"must\", but {} holds no checkpoint",
+                                  loaded_.where("run.resume"),
+                                  (directory_ / "checkpoints").string()));
+    }
+  });
   control_.together([&] {
     if (!deck_.model.init_from) {
       state_->set_parameters(initial_values(static_cast<std::uint64_t>(deck_.run.seed)));

@@ -1,6 +1,8 @@
 // What a user sees of a run: the start-up block, the step line, metrics.jsonl, and where the time
 // went.
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 
 #include "core/version.hpp"
 #include "plan/ledger.hpp"
@@ -15,6 +17,15 @@ std::string count_text(double n) {
   if (n >= 1e6) return fmt::format("{:.1f}M", n / 1e6);
   if (n >= 1e3) return fmt::format("{:.1f}k", n / 1e3);
   return fmt::format("{:.0f}", n);
+}
+
+/// How this process was started, as the kernel knows it.
+std::string command_line() {
+  std::ifstream in("/proc/self/cmdline");
+  std::string text((std::istreambuf_iterator<char>(in)), {});
+  std::replace(text.begin(), text.end(), '\0', ' ');
+  if (!text.empty()) text.pop_back();
+  return text;
 }
 
 }  // namespace
@@ -54,6 +65,7 @@ void Trainer::report_start() {
   report_.event({{"event", "start"},
                  {"version", kVersion},
                  {"commit", kCommit},
+                 {"command", command_line()},
                  {"deck", deck_.run.name},
                  {"mesh",
                   {{"data", ranks},

@@ -83,7 +83,8 @@ Verb generate(CLI::App& app) {
   verb->add_option("--temperature", o->rule.temperature, "0: always the likeliest")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
-  verb->add_option("--top-k", o->rule.top_k, "only the k likeliest tokens; 0: all")->capture_default_str()
+  verb->add_option("--top-k", o->rule.top_k, "only the k likeliest tokens; 0: all")
+      ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
   verb->add_option("--top-p", o->rule.top_p,
                    "only the likeliest tokens that make up this probability")

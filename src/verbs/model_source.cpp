@@ -1,5 +1,7 @@
 #include "verbs/model_source.hpp"
 
+#include <nlohmann/json.hpp>
+
 #include "core/enums.hpp"
 #include "deck/load.hpp"
 #include "io/checkpoint_directory.hpp"
@@ -8,13 +10,15 @@
 namespace tessera::verbs {
 namespace {
 
-/// A [model] section from the keys of a config.json, through the deck's own schema and checks.
-deck::ModelSection model_section(const std::filesystem::path& directory) {
+/// A deck for a model directory, through the deck's own schema and checks.
+deck::Deck deck_of(const std::filesystem::path& directory) {
+  const std::string quoted =
+      nlohmann::json(directory.string()).dump();  // JSON's escapes are TOML's too
   const std::string text = fmt::format(
-      "[run]\nsteps = 1\n[model]\ninit_from = \"{}\"\n[data]\ntrain = [\"none\"]\n[batch]\nglobal "
-      "= 1\n[optimizer]\nlr = 1.0\n",
-      directory.string());
-  return deck::parse_deck(text, directory.string(), {}, train::read_architecture).deck.model;
+      "run.steps = 1\nmodel.init_from = {}\ndata.train = [\"none\"]\nbatch.global = "
+      "1\noptimizer.lr = 1.0\n",
+      quoted);
+  return deck::parse_deck(text, directory.string(), {}, train::read_architecture).deck;
 }
 
 }  // namespace
@@ -31,7 +35,9 @@ std::optional<std::filesystem::path> find_checkpoint(const std::filesystem::path
 ModelSource open_model(const std::filesystem::path& path) {
   if (std::filesystem::exists(path / "config.json")) {
     auto model = std::make_shared<HfModel>(HfModel::open(path));
-    return {.model = model_section(path),
+    const deck::Deck deck = deck_of(path);
+    return {.deck = to_toml(deck),
+            .model = deck.model,
             .name = path.string(),
             .parameters = [model](const model::ParamDesc& p, Range range, std::span<float> out) {
               model->read(p.name, range.begin, out);
@@ -44,7 +50,9 @@ ModelSource open_model(const std::filesystem::path& path) {
         path.string()));
   }
   auto checkpoint = std::make_shared<Checkpoint>(Checkpoint::open(*found));
-  return {.model = deck::parse_deck(checkpoint->header().deck, found->string()).deck.model,
+  const std::string& text = checkpoint->header().deck;
+  return {.deck = text,
+          .model = deck::parse_deck(text, found->string()).deck.model,
           .name = found->string(),
           .parameters = [checkpoint](const model::ParamDesc& p, Range range, std::span<float> out) {
             checkpoint->read(p.name, "master", range, DType::f32, std::as_writable_bytes(out));

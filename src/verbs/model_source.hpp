@@ -13,6 +13,8 @@
 namespace tessera::verbs {
 
 struct ModelSource {
+  std::string deck;  // resolved TOML; of a Hugging Face directory: its [model] section and the
+                     // least else that a deck needs
   deck::ModelSection model;
   std::string name;  // for people
   train::ParameterSource parameters;

@@ -40,7 +40,9 @@ Planner make_planner(const Layout& layout) {
     throw DeckError(
         fmt::format("--ranks {} does not divide over --nodes {}", layout.ranks, layout.nodes));
   }
-  p.device = kernels::make_cpu_device({.threads = train::thread_count(p.loaded.deck.run, 1)});
+  p.device = kernels::make_cpu_device(
+      {.threads =
+           train::thread_count(p.loaded.deck.run, static_cast<int>(layout.ranks / layout.nodes))});
   p.inputs = train::plan_inputs(
       p.loaded.deck, train::data_group(p.loaded.deck, layout.ranks, layout.ranks / layout.nodes),
       *p.device);

@@ -2,6 +2,7 @@
 
 #include "train/trainer.hpp"
 #include "verbs/load.hpp"
+#include "verbs/model_source.hpp"
 #include "verbs/verb.hpp"
 
 namespace tessera::verbs {
@@ -13,11 +14,28 @@ void DeckOptions::add_to(CLI::App& app) {
       ->allow_extra_args(false);
 }
 
+namespace {
+
+deck::LoadedDeck load(const DeckOptions& options) {
+  if (!std::filesystem::is_directory(options.path)) {
+    return deck::load_deck(options.path, options.sets, train::read_architecture);
+  }
+  const auto checkpoint = find_checkpoint(options.path);
+  if (!checkpoint) {
+    throw DataError(
+        fmt::format("{} is neither a deck nor a checkpoint and holds none", options.path));
+  }
+  std::vector<std::string> sets{fmt::format("run.resume=\"{}\"", checkpoint->string())};
+  sets.insert(sets.end(), options.sets.begin(), options.sets.end());
+  return deck::parse_deck(read_manifest(*checkpoint).header.deck, checkpoint->string(), sets);
+}
+
+}  // namespace
+
 deck::LoadedDeck load_on_all(const comm::Control& control, const DeckOptions& options) {
   deck::LoadedDeck loaded;
   control.together([&] {
-    if (control.rank() == 0)
-      loaded = deck::load_deck(options.path, options.sets, train::read_architecture);
+    if (control.rank() == 0) loaded = load(options);
   });
   const std::string text = control.broadcast(control.rank() == 0 ? to_toml(loaded.deck) : "");
   if (control.rank() != 0) loaded = deck::parse_deck(text, options.path);

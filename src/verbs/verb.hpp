@@ -34,6 +34,8 @@ Verb tokenize(CLI::App& app);
 Verb generate(CLI::App& app);
 Verb inspect(CLI::App& app);
 Verb export_model(CLI::App& app);
+Verb bench(CLI::App& app);
+Verb import_model(CLI::App& app);
 
 /// DECK and repeatable --set section.key=value, shared by several verbs.
 struct DeckOptions {

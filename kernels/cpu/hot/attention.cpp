@@ -80,9 +80,9 @@ struct TileDropout {
   }
 };
 
-/// Masks one row of scores from column `visible` on.
-void mask_row(float* row, std::int64_t visible) {
-  for (std::int64_t s = at_least(visible, 0); s < kTile; ++s) row[s] = kMasked;
+/// Masks one row of scores from column `visible` up to its last vector.
+void mask_row(float* row, std::int64_t visible, int vecs) {
+  for (std::int64_t s = at_least(visible, 0); s < vecs * kLanes; ++s) row[s] = kMasked;
 }
 
 // Running softmax of one query row over the tiles seen so far.
@@ -93,17 +93,17 @@ struct RowState {
 };
 
 /// Scores of one row become probabilities relative to the new maximum; earlier output is rescaled.
-void softmax_row(float* row, std::int64_t padded, RowState state) {
+void softmax_row(float* row, int vecs, std::int64_t padded, RowState state) {
   Vec best = load(row, kLanes);
-  for (int j = 1; j < kTileVecs; ++j) best = max(load(row + j * kLanes, kLanes), best);
+  for (int j = 1; j < vecs; ++j) best = max(load(row + j * kLanes, kLanes), best);
   const float tile_max = max_of(best);
   const float new_max = tile_max > state.max ? tile_max : state.max;
   if (new_max == kMasked) {  // no visible key yet
-    clear(row, kTile);
+    clear(row, vecs * kLanes);
     return;
   }
   Vec sum(0.0F);
-  for (int j = 0; j < kTileVecs; ++j) {
+  for (int j = 0; j < vecs; ++j) {
     const Vec p = exp_of(load(row + j * kLanes, kLanes) - Vec(new_max));
     store(row + j * kLanes, p, kLanes);
     sum = sum + p;
@@ -164,12 +164,14 @@ void attention(const Attention& a, const DropoutRule& rule, const AttentionUnit&
           return at_most(count, history + unit.t.begin + row + 1 - s);
         };
         const std::int64_t depth = visible(i + n - 1);
-        tile_product(n, static_cast<int>(ceil_div(depth, kLanes)), dim, {q + i * padded, padded, 1},
-                     {k_turned, kTile}, {scores, kTile}, Write::overwrite);
+        const int score_vecs = static_cast<int>(ceil_div(depth, kLanes));
+        tile_product(n, score_vecs, dim, {q + i * padded, padded, 1}, {k_turned, kTile},
+                     {scores, kTile}, Write::overwrite);
         for (std::int64_t j = 0; j < n; ++j) {
           float* row = scores + j * kTile;
-          mask_row(row, visible(i + j));
-          softmax_row(row, padded, {out + (i + j) * padded, row_max[i + j], row_sum[i + j]});
+          mask_row(row, visible(i + j), score_vecs);
+          softmax_row(row, score_vecs, padded,
+                      {out + (i + j) * padded, row_max[i + j], row_sum[i + j]});
           if (drop) drop_row(drop, unit.t.begin + i + j, s, depth, row);
         }
         tile_product(n, vecs, depth, {scores, kTile, 1}, {v, padded}, {out + i * padded, padded},
@@ -208,7 +210,7 @@ void row_products(const HeadRows& out, const HeadRows& d_out, float* delta) {
 /// the scores.
 void backward_row(float* p, float* d, std::int64_t visible, float lse, float delta,
                   const float* factors) {
-  mask_row(p, visible);
+  mask_row(p, visible, kTileVecs);
   for (int j = 0; j < kTileVecs; ++j) {
     const Vec probability = exp_of(load(p + j * kLanes, kLanes) - Vec(lse));
     Vec gradient = load(d + j * kLanes, kLanes);

@@ -6,30 +6,56 @@
 
 namespace tessera::kernels::TESSERA_ISA {
 
+// 64-bit lanes whose low halves hold the numbers: the product of low halves is one instruction.
+using Wide = std::uint64_t __attribute__((vector_size(4 * kNative)));
+inline constexpr int kWideLanes = kNative / 2;
+
+TESSERA_INLINE Wide low_product(const Wide& a, const Wide& b) {
+#if defined(__AVX512F__)
+  return (Wide)_mm512_maskz_mul_epu32(0xff, (__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return (Wide)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+  return (Wide)_mm_mul_epu32((__m128i)a, (__m128i)b);
+#else
+  return (a & 0xffffffffU) * (b & 0xffffffffU);
+#endif
+}
+
 /// random_bits(key, stream, 4 block + i) for i in [0, 64).
 TESSERA_INLINE void philox_block(RandomKey key, std::uint64_t stream, std::uint64_t block,
                                  std::uint32_t* out) {
-  std::uint32_t c0[kLanes], c1[kLanes], c2[kLanes], c3[kLanes];
-  for (int j = 0; j < kLanes; ++j) {
-    const std::uint64_t b = block + static_cast<std::uint64_t>(j);
-    c0[j] = static_cast<std::uint32_t>(b), c1[j] = static_cast<std::uint32_t>(b >> 32);
-    c2[j] = static_cast<std::uint32_t>(stream), c3[j] = static_cast<std::uint32_t>(stream >> 32);
+  constexpr int kGroups = kLanes / kWideLanes;
+  Wide c0[kGroups], c1[kGroups], c2[kGroups], c3[kGroups];
+  for (int g = 0; g < kGroups; ++g) {
+    std::uint64_t lane[kWideLanes];
+    for (int j = 0; j < kWideLanes; ++j) {
+      lane[j] = block + static_cast<std::uint64_t>(g * kWideLanes + j);
+    }
+    std::memcpy(&c0[g], lane, sizeof(lane));
+    c1[g] = c0[g] >> 32;
+    c2[g] = stream - Wide{};
+    c3[g] = c2[g] >> 32;
   }
   for (int round = 0; round < 10; ++round) {
-#pragma omp simd
-    for (int j = 0; j < kLanes; ++j) {
-      const std::uint64_t p0 = std::uint64_t{0xD2511F53U} * c0[j];
-      const std::uint64_t p1 = std::uint64_t{0xCD9E8D57U} * c2[j];
-      c0[j] = static_cast<std::uint32_t>(p1 >> 32) ^ c1[j] ^ key.k0;
-      c1[j] = static_cast<std::uint32_t>(p1);
-      c2[j] = static_cast<std::uint32_t>(p0 >> 32) ^ c3[j] ^ key.k1;
-      c3[j] = static_cast<std::uint32_t>(p0);
+    for (int g = 0; g < kGroups; ++g) {
+      const Wide p0 = low_product(c0[g], 0xD2511F53U - Wide{});
+      const Wide p1 = low_product(c2[g], 0xCD9E8D57U - Wide{});
+      c0[g] = (p1 >> 32) ^ c1[g] ^ std::uint64_t{key.k0};
+      c1[g] = p1;  // upper halves are never looked at
+      c2[g] = (p0 >> 32) ^ c3[g] ^ std::uint64_t{key.k1};
+      c3[g] = p0;
     }
     key.k0 += 0x9E3779B9U;
     key.k1 += 0xBB67AE85U;
   }
-  for (int j = 0; j < kLanes; ++j) {
-    out[4 * j] = c0[j], out[4 * j + 1] = c1[j], out[4 * j + 2] = c2[j], out[4 * j + 3] = c3[j];
+  for (int g = 0; g < kGroups; ++g) {  // little-endian: (c0, c1), (c2, c3) as pairs of numbers
+    const Wide low = (c0[g] & 0xffffffffU) | (c1[g] << 32);
+    const Wide high = (c2[g] & 0xffffffffU) | (c3[g] << 32);
+    for (int j = 0; j < kWideLanes; ++j) {
+      const std::uint64_t four[2] = {low[j], high[j]};
+      std::memcpy(out + 4 * (g * kWideLanes + j), four, sizeof(four));
+    }
   }
 }
 

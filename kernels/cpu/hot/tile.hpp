@@ -63,6 +63,19 @@ inline void tile_rows(int vecs, std::int64_t depth, TileA a, TileB b, TileC c, W
   }
 }
 
+/// The last rows, fewer than a block of `kRows` + 1.
+template <int kRows>
+inline void tile_rest(std::int64_t rows, int vecs, std::int64_t depth, TileA a, TileB b, TileC c,
+                      Write write) {
+  if constexpr (kRows > 0) {
+    if (rows == kRows) {
+      tile_rows<kRows>(vecs, depth, a, b, c, write);
+    } else {
+      tile_rest<kRows - 1>(rows, vecs, depth, a, b, c, write);
+    }
+  }
+}
+
 /// C (+)= A B for C of `rows` x 16 `vecs`.
 inline void tile_product(std::int64_t rows, int vecs, std::int64_t depth, TileA a, TileB b, TileC c,
                          Write write) {
@@ -70,10 +83,7 @@ inline void tile_product(std::int64_t rows, int vecs, std::int64_t depth, TileA 
     tile_rows<kBlockRows>(vecs, depth, a, b, c, write);
     a.data += kBlockRows * a.row, c.data += kBlockRows * c.ld;
   }
-  for (; rows > 0; --rows) {
-    tile_rows<1>(vecs, depth, a, b, c, write);
-    a.data += a.row, c.data += c.ld;
-  }
+  tile_rest<kBlockRows - 1>(rows, vecs, depth, a, b, c, write);
 }
 
 }  // namespace tessera::kernels::TESSERA_ISA

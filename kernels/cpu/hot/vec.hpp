@@ -111,22 +111,28 @@ TESSERA_INLINE Vec power_of_two(const Vec& n) {
   return r;
 }
 
-/// Sum and maximum over the lanes, by halves.
-TESSERA_INLINE float sum_of(const Vec& v) {
-  float lane[kLanes];
-  std::memcpy(lane, &v, sizeof(lane));
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
+/// All lanes combined by halves (lane i with lane i + 8, then 4, 2, 1): the same tree in parts of
+/// any size.
+template <typename Combine>
+TESSERA_INLINE float fold_lanes(const Vec& v, Combine combine) {
+  NativeFloat part[kParts];
+  for (int i = 0; i < kParts; ++i) part[i] = v.part[i];
+  for (int parts = kParts / 2; parts > 0; parts /= 2) {
+    for (int i = 0; i < parts; ++i) part[i] = combine(part[i], part[i + parts]);
   }
-  return lane[0];
+  NativeInt lane;
+  for (int j = 0; j < kNative; ++j) lane[j] = j;
+  NativeFloat all = part[0];
+  for (int half = kNative / 2; half > 0; half /= 2) {
+    all = combine(all, __builtin_shuffle(all, lane ^ half));
+  }
+  return all[0];
+}
+TESSERA_INLINE float sum_of(const Vec& v) {
+  return fold_lanes(v, [](const NativeFloat& a, const NativeFloat& b) { return a + b; });
 }
 TESSERA_INLINE float max_of(const Vec& v) {
-  float lane[kLanes];
-  std::memcpy(lane, &v, sizeof(lane));
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
-  }
-  return lane[0];
+  return fold_lanes(v, [](const NativeFloat& a, const NativeFloat& b) { return a > b ? a : b; });
 }
 
 // One register's worth of each element type. 16-bit results are rounded to nearest even; NaN stays.
@@ -158,9 +164,8 @@ TESSERA_INLINE NativeFloat load_native(const f16* p) {
 TESSERA_INLINE void store_native(float* p, NativeFloat v) { std::memcpy(p, &v, sizeof(v)); }
 TESSERA_INLINE void store_native(bf16* p, NativeFloat v) {
   const auto u = (NativeUint)v;
-  const auto nan = (NativeUint)(v != v);
   const NativeUint rounded = u + 0x7fffU + ((u >> 16) & 1U);
-  const NativeUint bits = ((nan & (u | 0x400000U)) | (~nan & rounded)) >> 16;
+  const NativeUint bits = (v != v ? (u | 0x400000U) : rounded) >> 16;
   const auto h = __builtin_convertvector(bits, NativeHalf);
   std::memcpy(static_cast<void*>(p), &h, sizeof(h));
 }

@@ -1,0 +1,72 @@
+#include <CLI/CLI.hpp>
+
+#include "core/version.hpp"
+#include "io/checkpoint_commit.hpp"
+#include "io/checkpoint_directory.hpp"
+#include "io/checkpoint_writer.hpp"
+#include "train/setup.hpp"
+#include "verbs/model_source.hpp"
+#include "verbs/verb.hpp"
+
+namespace tessera::verbs {
+namespace {
+
+struct Options {
+  std::filesystem::path from, to;
+};
+
+/// A checkpoint at step 0: the model's weights as master weights, moments zero.
+ExitCode run(const Options& o) {
+  if (!std::filesystem::exists(o.from / "config.json")) {
+    throw DataError(
+        fmt::format("{} is no Hugging Face directory: it has no config.json", o.from.string()));
+  }
+  const auto checkpoints = o.to / "checkpoints";
+  if (!list_checkpoints(checkpoints).empty()) {
+    throw DeckError(fmt::format("{} already holds checkpoints: give another --to", o.to.string()));
+  }
+  const ModelSource source = open_model(o.from);
+  const auto units = model::model_units(train::model_config(source.model));
+  std::vector<Piece> pieces;
+  for (const auto& unit : units) {
+    for (const auto& p : unit.params) {
+      const Shape shape(p.shape);
+      for (const char* state : {"master", "adam_m", "adam_v"}) {
+        pieces.push_back({p.name, shape, state, DType::f32, Box(shape)});
+      }
+    }
+  }
+  const auto directory = begin_checkpoint(checkpoints, 0);
+  CheckpointWriter writer(directory, 0, pieces);
+  std::size_t piece = 0;
+  for (const auto& unit : units) {
+    for (const auto& p : unit.params) {
+      std::vector<float> values(static_cast<std::size_t>(p.elements()));
+      source.parameters(p, {0, p.elements()}, values);
+      writer.write(piece++, std::as_bytes(std::span(values)));
+      std::fill(values.begin(), values.end(), 0.0F);
+      for (int moment = 0; moment < 2; ++moment)
+        writer.write(piece++, std::as_bytes(std::span(values)));
+    }
+  }
+  CheckpointHeader header;
+  header.deck = source.deck;
+  header.info["version"] = kVersion;
+  header.info["imported from"] = o.from.string();
+  const RankPart part = writer.finish();
+  fmt::print("{} -> {}\n", source.name,
+             commit_checkpoint(directory, header, std::span(&part, 1)).string());
+  return ExitCode::ok;
+}
+
+}  // namespace
+
+Verb import_model(CLI::App& app) {
+  auto* verb = app.add_subcommand("import", "make a checkpoint from a Hugging Face directory");
+  auto o = std::make_shared<Options>();
+  verb->add_option("HF_DIR", o->from, "directory with config.json and safetensors")->required();
+  verb->add_option("--to", o->to, "run directory to make")->required();
+  return {.launch = Launch::single, .run = [o] { return run(*o); }, .run_on_ranks = {}};
+}
+
+}  // namespace tessera::verbs

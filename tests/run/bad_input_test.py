@@ -1,0 +1,170 @@
+"""Wrong decks, damaged or hostile files and full disks: every rank leaves by itself with the right
+exit code and a message that names the place and the remedy; nothing hangs, nothing is overwritten."""
+
+import array
+import os
+import pathlib
+import struct
+import subprocess
+import unittest
+
+from tessera import RunTest, kill_tree, tiny_deck, write_megatron
+
+DECK, DATA, MEMORY, NON_FINITE, IO = 2, 3, 4, 6, 7
+
+
+class BadInput(RunTest):
+    def assert_refused(self, code, texts, job):
+        self.assertEqual(set(job.codes), {code}, job.output)
+        for text in texts:
+            self.assertIn(text, job.output)
+
+    def refuse(self, code, *texts, ranks=2, name="bad", **changes):
+        """A tiny deck with these changes is refused on all ranks, with these texts in the message."""
+        path = self.deck(name, tiny_deck(self.corpus, **changes))
+        self.assert_refused(code, texts, self.run_job(ranks, "train", path, each=True))
+
+    def test_decks(self):
+        cases = [
+            ("optimizer__learning_rate", 1e-3, "lr"), ("optimizer__lr", "fast", "optimizer.lr"),
+            ("optimizer__lr", -1.0, "optimizer.lr"), ("optimizer__betas", [0.9], "optimizer.betas"),
+            ("zero__stage", 4, "zero.stage"), ("zero__stge", 3, "stage"),
+            ("zero_stage__x", 1, "zero"), ("batch__global", 7, "batch.global"),
+            ("batch__micro", 0, "batch.micro"), ("batch__sequence", 100000, "sequence"),
+            ("model__heads", 5, "heads"), ("model__layers", 10**9, "layers"),
+            ("model__hidden", 2**40, "hidden"), ("model__preset", "gpt5", "preset"),
+            ("precision__compute", "fp8", "bf16"), ("offload__optimizer", "ssd", "nvme"),
+            ("schedule__kind", "cosin", "cosine"), ("run__steps", None, "steps"),
+            ("parallel__tensor", 50, "tensor"), ("parallel__pipeline", 2, "not available"),
+        ]
+        for key, value, text in cases:
+            with self.subTest(key=key, value=value):
+                self.refuse(DECK, "bad.toml", text, **{key: value})
+                self.assertFalse((self.dir / "bad").exists(), "a refused deck leaves nothing behind")
+
+    def test_every_problem_is_listed_with_its_place(self):
+        path = self.deck("bad", tiny_deck(self.corpus, zero__stge=1, optimizer__rate=1, run__seed=-1))
+        line = 1 + path.read_text().splitlines().index("stge = 1")
+        job = self.run_job(2, "train", path, each=True)
+        self.assert_refused(DECK, [f"bad.toml:{line}:", "rate", "seed"], job)
+        self.assertEqual(job.output.count(f"bad.toml:{line}:"), 1, "one rank speaks, not all")
+
+    def test_set_and_usage(self):
+        path = self.deck("good", tiny_deck(self.corpus))
+        for option in ("zero.stage=9", "nonsense", "a.b=1", "run.steps=[", "optimizer.lr=1e999"):
+            with self.subTest(option):
+                job = self.run_job(2, "train", path, "--set", option, each=True)
+                self.assert_refused(DECK, ["--set"], job)
+        for arguments in (["train"], ["trian", path], ["train", path, "--nonsense"],
+                          ["train", self.dir / "missing.toml"], ["train", self.dir]):
+            with self.subTest(arguments):
+                self.assertEqual(self.run_job(0, *arguments).code, DECK)
+
+    def test_deck_files(self):
+        loop = self.dir / "loop.toml"
+        loop.write_text('include = ["loop.toml"]\n')
+        cases = {"syntax": b"[run\nsteps = 1\n", "binary": bytes(range(256)), "empty": b"",
+                 "absent": b'include = ["nowhere.toml"]\n', "deep": b"a = " + b"[" * 100000,
+                 "loop": loop.read_bytes()}
+        for name, content in cases.items():
+            with self.subTest(name):
+                path = self.dir / f"{name}.toml"
+                path.write_bytes(content)
+                job = self.run_job(2, "train", path, each=True)
+                self.assert_refused(DECK, [f"{name}.toml"], job)
+
+    def test_token_files(self):
+        index = pathlib.Path(f"{self.corpus}.idx")
+        header = bytearray(index.read_bytes())
+        tokens = array.array("H", [1] * 3000)
+
+        def damaged(name, idx=None, tokens=tokens):
+            prefix = self.dir / name
+            write_megatron(prefix, tokens)
+            if idx is not None:
+                pathlib.Path(f"{prefix}.idx").write_bytes(idx)
+            return prefix
+
+        def with_count(at, value):
+            changed = bytearray(header)
+            struct.pack_into("<Q", changed, at, value)
+            return bytes(changed)
+
+        beyond = array.array("H", tokens)
+        beyond[77] = 97
+        cases = {
+            "magic": damaged("magic", b"X" + header[1:]), "cut": damaged("cut", header[:20]),
+            "empty": damaged("empty", b""), "many": damaged("many", with_count(18, 2**62)),
+            "documents": damaged("documents", with_count(26, 2**61)),
+            "short": damaged("short", tokens=tokens[:10]),
+            "beyond": damaged("beyond", tokens=beyond), "missing": self.dir / "missing",
+        }
+        pathlib.Path(f"{cases['short']}.idx").write_bytes(header)
+        for name, prefix in cases.items():
+            with self.subTest(name):
+                self.refuse(DATA, str(prefix), name=f"bad_{name}", data__train=[str(prefix)])
+        self.refuse(DATA, "97", "77", name="position", data__train=[str(cases["beyond"])])
+
+    def test_too_small_a_corpus(self):
+        for count in (0, 1, 16):  # one sequence needs 17
+            prefix = self.dir / f"few{count}"
+            write_megatron(prefix, array.array("H", [1] * count))
+            self.refuse(DATA, "data.train", f"{count} tokens", data__train=[str(prefix)])
+
+    def test_run_directories(self):
+        blocked = self.dir / "file"
+        blocked.write_text("not a directory")
+        for directory in (blocked, blocked / "below", pathlib.Path("/proc/nowhere")):
+            with self.subTest(str(directory)):
+                self.refuse(IO, str(directory), run__dir=str(directory))
+        self.assertEqual(blocked.read_text(), "not a directory")
+
+    def test_a_run_is_not_overwritten(self):
+        path = self.deck("first", tiny_deck(self.corpus, run__resume="never"))
+        self.train(2, path)
+        before = (self.dir / "first" / "metrics.jsonl").read_bytes()
+        job = self.run_job(2, "train", path, each=True)
+        self.assert_refused(DECK, ["run.resume", "never", str(self.dir / "first")], job)
+        self.assertEqual((self.dir / "first" / "metrics.jsonl").read_bytes(), before)
+
+    def test_one_job_a_run_directory(self):
+        path = self.deck("busy", tiny_deck(self.corpus, run__steps=1_000_000))
+        process = self.start(2, "train", path)
+        self.assertTrue(self.wait_for(lambda: self.newest_step("busy") >= 1, process))
+        job = self.run_job(2, "train", path, each=True)
+        self.assert_refused(DECK, ["in use", "process"], job)
+        self.assertIsNone(process.poll(), "the first job goes on")
+        kill_tree(process.pid)
+        process.wait()
+
+    def test_memory_budget(self):
+        self.refuse(MEMORY, "memory.device", memory__device="64 KiB")
+
+    def test_non_finite(self):
+        changes = {"optimizer__lr": 1e30, "optimizer__clip_norm": 0.0, "schedule__warmup_steps": 0}
+        self.refuse(NON_FINITE, "guard", name="stop", guard__non_finite="stop", **changes)
+        self.refuse(NON_FINITE, "guard", name="skip", guard__max_skips=2, **changes)
+
+    @unittest.skipUnless(os.getuid() == 0, "mounting needs root")
+    def test_full_disk(self):
+        """The run fails with the disk's error; the checkpoint before stays whole."""
+        disk = self.dir / "disk"
+        disk.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", str(disk)]
+        if subprocess.run(mount, capture_output=True).returncode != 0:
+            self.skipTest("this machine allows no mounts")
+        self.addCleanup(subprocess.run, ["umount", "-l", str(disk)])
+        run = disk / "run"
+        deck = tiny_deck(self.corpus, run__dir=str(run), checkpoint__every=1, checkpoint__keep=100,
+                         run__steps=100)
+        job = self.run_job(2, "train", self.deck("full", deck), each=True)
+        self.assert_refused(IO, [str(run), "No space left"], job)
+        whole = sorted((run / "checkpoints").glob("step_*[0-9]"))
+        self.assertTrue(whole)
+        for path in whole:
+            verdict = self.run_job(0, "inspect", path, "--verify")
+            self.assertEqual(verdict.code, 0, verdict.output)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,186 @@
+"""A run that was stopped, killed or damaged goes on with the very numbers of one that was not
+(traps 45, 46, 48, 49, 52)."""
+
+import os
+import pathlib
+import random
+import signal
+import time
+import unittest
+
+import h5py
+
+from tessera import BINARY, RunTest, kill_tree, metrics, tiny_deck
+
+STOPPED = 85
+ENDLESS = 1_000_000
+
+
+def ranks_of(launcher):
+    """Process ids of the ranks below a launcher."""
+    found = []
+    for entry in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes().split(b"\0")
+            group = os.getsid(int(entry.name)) == os.getsid(launcher)
+        except OSError:
+            continue  # it has just ended
+        if group and command[0] == BINARY.encode():
+            found.append(int(entry.name))
+    return found
+
+
+def a_dataset(group):
+    """The last dataset below a group."""
+    found = list(group.values())[-1]
+    return found if isinstance(found, h5py.Dataset) else a_dataset(found)
+
+
+class Restart(RunTest):
+    def restart_deck(self, name, **changes):
+        """Numbers must not depend on when a run ends, so the learning rate is constant."""
+        changes = {"schedule__kind": "constant", "zero__stage": 3, **changes}
+        return self.deck(name, tiny_deck(self.corpus, **changes))
+
+    def assert_checkpoints_whole(self, name):
+        """Whatever died when: a directory that has a checkpoint's name is a whole checkpoint."""
+        for path in (self.dir / name / "checkpoints").glob("step_*[0-9]"):
+            job = self.run_job(0, "inspect", path, "--verify")
+            self.assertEqual(job.code, 0, job.output)
+
+    def test_45_stop_and_resume(self):
+        for stage in range(4):
+            with self.subTest(stage=stage):
+                want = self.train(2, self.restart_deck(f"whole{stage}", zero__stage=stage))
+                deck = self.restart_deck(f"halves{stage}", zero__stage=stage, checkpoint__every=5)
+                self.assertEqual(len(self.train(2, deck, "run.steps=5")), 5)
+                self.assertEqual(self.train(2, deck), want)
+
+    def test_45_resume_with_dropout_accumulation_and_bf16(self):
+        changes = {"model__dropout": 0.1, "precision__compute": "bf16", "recompute__policy": "full"}
+        want = self.train(2, self.restart_deck("whole", **changes))
+        deck = self.restart_deck("halves", checkpoint__every=7, **changes)
+        self.train(2, deck, "run.steps=7")
+        self.assertEqual(self.train(2, deck), want)
+
+    def test_46_resume_on_other_layouts(self):
+        """The same numbers but for the order of sums, on every layout that follows."""
+        want = self.train(1, self.restart_deck("whole", zero__stage=0))
+        deck = self.restart_deck("moving", checkpoint__every=3)
+        for steps, ranks, stage in ((3, 2, 3), (6, 4, 1), (9, 1, 0), (12, 2, 2)):
+            got = self.train(ranks, deck, f"run.steps={steps}", f"zero.stage={stage}")
+        self.assert_close(got, want, 1e-5, "moving between layouts")
+
+    def test_48_kill_nine_at_random_moments(self):
+        """A save follows every step, so that kills hit saves too; seeds differ from run to run and
+        are printed."""
+        steps, seed = 150, random.randrange(1 << 32)
+        want = self.train(2, self.restart_deck("whole", run__steps=steps))
+        deck = self.restart_deck("killed", run__steps=steps, checkpoint__every=1, checkpoint__keep=2)
+        rng, kills = random.Random(seed), 0
+        for _ in range(5):
+            process = self.start(2, "train", deck)
+            target = self.newest_step("killed") + rng.randrange(1, 25)
+            if self.wait_for(lambda: self.newest_step("killed") >= target, process):
+                time.sleep(rng.random() * 0.02)
+                kill_tree(process.pid)
+                kills += 1
+            process.wait()
+            self.assert_checkpoints_whole("killed")
+        self.assertEqual(self.train(2, deck), want, f"seed {seed}, {kills} kills")
+        self.assertGreaterEqual(kills, 2, "the run was over before it could be killed")
+
+    def stop_while_running(self, name, stop):
+        """Starts an endless run, calls stop(launcher, its ranks), and returns the exit code."""
+        deck = self.restart_deck(name, run__steps=ENDLESS)
+        process = self.start(2, "train", deck)
+        self.assertTrue(self.wait_for(lambda: self.newest_step(name) >= 3, process), "ended early")
+        stop(ranks_of(process.pid))
+        code = process.wait(timeout=60)
+        last = self.newest_step(name)
+        want = self.train(2, self.restart_deck(f"{name}_whole", run__steps=last + 3))
+        self.assertEqual(self.train(2, deck, f"run.steps={last + 3}"), want)
+        return code
+
+    def test_52_a_signal_to_one_rank_stops_all_with_a_checkpoint(self):
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            with self.subTest(number.name):
+                code = self.stop_while_running(
+                    number.name, lambda ranks: os.kill(max(ranks), number))
+                self.assertEqual(code, STOPPED)
+
+    def test_52_a_stop_file_and_a_time_limit_stop_with_a_checkpoint(self):
+        stop_file = self.dir / "file" / "stop"
+        self.assertEqual(self.stop_while_running("file", lambda _: stop_file.touch()), STOPPED)
+        deck = self.restart_deck("limit", run__steps=ENDLESS, run__time_limit=1)
+        self.assertLess(len(self.train(2, deck, expect=STOPPED)), ENDLESS)
+
+    def test_a_dead_rank_ends_the_job(self):
+        deck = self.restart_deck("orphan", run__steps=ENDLESS, checkpoint__every=2)
+        process = self.start(2, "train", deck)
+        self.assertTrue(self.wait_for(lambda: self.newest_step("orphan") >= 3, process))
+        os.kill(ranks_of(process.pid)[0], signal.SIGKILL)
+        self.assertNotEqual(process.wait(timeout=60), 0)
+        self.assert_checkpoints_whole("orphan")
+
+    def test_a_killed_launcher_takes_its_ranks_along(self):
+        process = self.start(2, "train", self.restart_deck("launcher", run__steps=ENDLESS))
+        self.assertTrue(self.wait_for(lambda: self.newest_step("launcher") >= 3, process))
+        ranks = ranks_of(process.pid)
+        self.assertEqual(len(ranks), 2)
+        process.kill()
+        process.wait()
+        end = time.monotonic() + 20
+        while any(pathlib.Path(f"/proc/{r}/exe").exists() for r in ranks):
+            self.assertLess(time.monotonic(), end, "ranks outlive their launcher")
+            time.sleep(0.05)
+
+    def test_a_damaged_checkpoint_is_passed_over(self):
+        want = self.train(2, self.restart_deck("whole"))
+        deck = self.restart_deck("damaged", checkpoint__every=3, checkpoint__keep=9)
+        self.train(2, deck, "run.steps=6")
+        checkpoints = sorted((self.dir / "damaged" / "checkpoints").glob("step_*"))
+        self.assertEqual(len(checkpoints), 2)
+
+        def damage(checkpoint):
+            """Turns one bit of what the second rank saved."""
+            path = checkpoint / "rank_00001.h5"
+            content = bytearray(path.read_bytes())
+            with h5py.File(path) as f:
+                content[a_dataset(f).id.get_offset()] ^= 1
+            path.write_bytes(content)
+
+        damage(checkpoints[1])
+        self.assertEqual(self.train(2, deck, "checkpoint.every=0"), want)
+        events = metrics.read_events(self.dir / "damaged")
+        self.assertEqual([e["step"] for e in events if e["event"] == "resume"], [3])
+        self.assertTrue(any(e["event"] == "fault" for e in events))
+
+        damage(checkpoints[0])
+        job = self.run_job(2, "train", deck, each=True)
+        self.assertEqual(job.codes, [3, 3], job.output)
+        self.assertIn("rank_00001.h5", job.output)
+
+    def test_what_may_not_change_is_refused(self):
+        deck = self.restart_deck("refused", checkpoint__every=6)
+        self.train(2, deck, "run.steps=6")
+        for change, shown in (("run.seed=4", "run.seed"), ("model.layers=4", "model.layers"),
+                              ("batch.sequence=8", "batch.sequence"),
+                              ("optimizer.name=adam", "optimizer.name")):
+            job = self.run_job(2, "train", deck, "--set", change, each=True)
+            self.assertEqual(job.codes, [2, 2], f"{change}: {job.output}")
+            self.assertIn(shown, job.output)
+        job = self.run_job(2, "train", deck, "--set", "run.resume=never", each=True)
+        self.assertEqual(job.codes, [2, 2], job.output)
+        self.assertIn("run.resume", job.output)
+
+    def test_an_incomplete_last_line_of_the_metrics_is_cut(self):
+        deck = self.restart_deck("line", checkpoint__every=6)
+        self.train(1, deck, "run.steps=6")
+        with open(self.dir / "line" / "metrics.jsonl", "a") as f:
+            f.write('{"event":"step","st')
+        self.assertEqual(len(self.train(1, deck)), 12)  # every line is an event again
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,195 @@
+"""What the tests of whole runs share: tiny corpora and decks, starting jobs, reading what they left.
+
+Each test file is started by ctest with TESSERA_BINARY (the program), TESSERA_MPIEXEC (how ranks are
+started, up to and including the flag before their number) and TESSERA_SOURCE_DIR."""
+
+import array
+import json
+import os
+import pathlib
+import random
+import shlex
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+SOURCE = pathlib.Path(os.environ["TESSERA_SOURCE_DIR"])
+BINARY = os.environ["TESSERA_BINARY"]
+MPIEXEC = shlex.split(os.environ["TESSERA_MPIEXEC"])
+TIMEOUT = 120  # seconds; a job that takes longer hangs
+
+sys.path.insert(0, str(SOURCE / "tools"))
+import metrics  # noqa: E402
+
+# Runs a rank, notes its exit code, and lets the launcher see success: a launcher that sees a rank
+# fail kills the others before they can show their own code.
+NOTE_CODE = 'rank=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; "$@"; echo $? > "$CODES/$rank"'
+
+
+def write_tokens(prefix, count=3000, vocab=97, seed=1):
+    """A corpus that can be learned, as one document in Megatron's format."""
+    rng = random.Random(seed)
+    tokens = array.array("H", [0])
+    while len(tokens) < count:
+        noise = rng.randrange(vocab)
+        tokens.append((5 * tokens[-1] + 3) % vocab if rng.random() < 0.8 else noise)
+    write_megatron(prefix, tokens)
+
+
+def write_megatron(prefix, tokens):
+    pathlib.Path(f"{prefix}.bin").write_bytes(tokens.tobytes())
+    header = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 1, 2)
+    pathlib.Path(f"{prefix}.idx").write_bytes(header + struct.pack("<iqqq", len(tokens), 0, 0, 1))
+
+
+def tiny_deck(data, **changes):
+    """Sections of a deck that trains in well under a second; changes are section__key = value,
+    None removes a key."""
+    deck = {
+        "run": {"steps": 12, "seed": 3, "backend": "cpu"},
+        "model": {"family": "gpt2", "layers": 3, "heads": 3, "hidden": 24, "vocab": 97, "context": 16},
+        "data": {"train": [str(data)]},
+        "batch": {"micro": 1, "global": 8},
+        "optimizer": {"lr": 3e-3, "weight_decay": 0.1},
+        "schedule": {"kind": "cosine", "warmup_steps": 3},
+        "precision": {"compute": "f32"},
+    }
+    return change(deck, **changes)
+
+
+def change(deck, **changes):
+    for key, value in changes.items():
+        section, name = key.split("__")
+        deck.setdefault(section, {})[name] = value
+        if value is None:
+            del deck[section][name]
+    return deck
+
+
+def to_toml(deck):
+    def text(v):
+        return "true" if v is True else "false" if v is False else json.dumps(v)
+
+    return "".join(f"[{section}]\n" + "".join(f"{k} = {text(v)}\n" for k, v in keys.items())
+                   for section, keys in deck.items())
+
+
+def kill_tree(pid, number=signal.SIGKILL):
+    """Signals a process and all its descendants; a launcher puts ranks into groups of their own."""
+    children = {}
+    for entry in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(entry.read_text().rsplit(")", 1)[1].split()[1])
+        except OSError:
+            continue  # it has just ended
+        children.setdefault(parent, []).append(int(entry.parent.name))
+    doomed = [pid]
+    for p in doomed:
+        doomed += children.get(p, [])
+    for p in doomed:
+        try:
+            os.kill(p, number)
+        except ProcessLookupError:
+            pass
+
+
+class Job:
+    """A finished job: the launcher's exit code, each rank's own (when asked for), all output."""
+
+    def __init__(self, code, codes, output):
+        self.code, self.codes, self.output = code, codes, output
+
+
+class RunTest(unittest.TestCase):
+    """A temporary directory with a corpus, and jobs in it."""
+
+    maxDiff = None
+
+    def setUp(self):
+        holder = tempfile.TemporaryDirectory(prefix="tessera_test_")
+        self.addCleanup(holder.cleanup)
+        self.dir = pathlib.Path(holder.name)
+        self.corpus = self.dir / "tokens"
+        write_tokens(self.corpus)
+
+    def deck(self, name, deck):
+        """Writes a deck whose run directory is self.dir / name; returns the file."""
+        path = self.dir / f"{name}.toml"
+        deck["run"].setdefault("dir", str(self.dir / name))
+        path.write_text(to_toml(deck))
+        return path
+
+    def start(self, ranks, *arguments, stdout=subprocess.DEVNULL):
+        command = [*MPIEXEC, str(ranks), BINARY, *map(str, arguments)]
+        process = subprocess.Popen(command, stdout=stdout, stderr=subprocess.STDOUT, cwd=self.dir)
+        self.addCleanup(lambda: process.poll() is None and kill_tree(process.pid))
+        return process
+
+    def run_job(self, ranks, *arguments, each=False, program=BINARY, env=None):
+        """Runs to the end; fails the test when it hangs. each: also note every rank's exit code."""
+        command = [program, *map(str, arguments)]
+        environment = dict(os.environ, **(env or {}))
+        codes_dir = self.dir / "codes"
+        if each:
+            shutil.rmtree(codes_dir, ignore_errors=True)
+            codes_dir.mkdir()
+            environment["CODES"] = str(codes_dir)
+            command = ["sh", "-c", NOTE_CODE, "sh", *command]
+        if ranks > 0:
+            command = [*MPIEXEC, str(ranks), *command]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                   text=True, errors="replace", env=environment, cwd=self.dir)
+        try:
+            output, _ = process.communicate(timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            kill_tree(process.pid)
+            self.fail(f"hangs: {shlex.join(command)}\n{process.communicate()[0][-2000:]}")
+        codes = None
+        if each:
+            files = [codes_dir / str(r) for r in range(ranks)]
+            codes = [int(f.read_text()) if f.exists() else "killed" for f in files]
+        return Job(process.returncode, codes, output)
+
+    def train(self, ranks, deck_path, *sets, expect=0):
+        """Trains, checks the exit code, and returns {step: (loss, grad_norm)}."""
+        options = [x for s in sets for x in ("--set", s)]
+        job = self.run_job(ranks, "train", deck_path, *options)
+        self.assertEqual(job.code, expect, f"{deck_path.name} on {ranks} ranks:\n{job.output}")
+        return self.numbers(deck_path.stem)
+
+    def numbers(self, name):
+        """{step: (loss, grad_norm)} of a run directory. Steps that were done again after a restart
+        must have given the very same numbers."""
+        events = metrics.read_events(self.dir / name)
+        again, changed = metrics.repeated_steps(events)
+        self.assertEqual(changed, [], f"{name}: of the steps done again ({again}) these changed")
+        steps = metrics.last_steps(events)
+        return {s: (e["loss"], e["grad_norm"]) for s, e in steps.items()}
+
+    def newest_step(self, name):
+        """The last step that a running job has reported; 0 before the first."""
+        try:
+            return max(metrics.last_steps(metrics.read_events(self.dir / name)), default=0)
+        except metrics.MetricsError:
+            return 0
+
+    def wait_for(self, condition, process):
+        """Waits until condition() holds; False when the job ended first."""
+        end = time.monotonic() + TIMEOUT
+        while not condition():
+            if process.poll() is not None:
+                return False
+            self.assertLess(time.monotonic(), end, "nothing happens")
+            time.sleep(0.002)
+        return True
+
+    def assert_close(self, got, want, tolerance, what):
+        """Losses and norms of all steps agree; tolerance is relative."""
+        self.assertEqual(list(got), list(want), what)
+        worst = max(abs(a - b) / abs(b) for s in want for a, b in zip(got[s], want[s]))
+        self.assertLessEqual(worst, tolerance, what)

@@ -1,0 +1,125 @@
+"""A user's way through all commands: text to tokens, training, evaluation, a sample, the checkpoint
+in h5py and as a Hugging Face directory; and metrics.jsonl as its readers expect it."""
+
+import json
+import math
+import re
+import unittest
+
+import h5py
+
+from tessera import SOURCE, RunTest, metrics, tiny_deck
+
+STEP_KEYS = {"event", "step", "loss", "grad_norm", "lr", "tokens", "samples", "step_ms",
+             "tokens_per_s", "mfu", "tflops_per_rank", "comm_exposed_ms", "io_exposed_ms",
+             "data_exposed_ms", "wire_bytes", "io_bytes", "skipped", "loss_scale"}
+
+
+def elements(group):
+    """Numbers in all datasets below a group, soft links followed."""
+    return sum(o.size if isinstance(o, h5py.Dataset) else elements(o) for o in group.values())
+
+
+class Verbs(RunTest):
+    def text_run(self, **changes):
+        """A finished run over the bytes of a short text, with checkpoints and evaluations."""
+        text = self.dir / "text.txt"
+        text.write_text("the quick brown fox jumps over the lazy dog. " * 80)
+        job = self.run_job(2, "tokenize", text, "--out", self.dir / "text")
+        self.assertEqual(job.code, 0, job.output)
+        deck = tiny_deck(self.dir / "text", model__vocab=256, run__steps=30, checkpoint__every=10,
+                         zero__stage=3, data__validation=[str(self.dir / "text")],
+                         evaluate__every=10, evaluate__batches=2, **changes)
+        path = self.deck("run", deck)
+        self.train(2, path)
+        return path
+
+    def run_ok(self, *arguments, ranks=0):
+        job = self.run_job(ranks, *arguments)
+        self.assertEqual(job.code, 0, job.output)
+        return job.output
+
+    def test_from_text_to_text(self):
+        deck = self.text_run()
+        run = self.dir / "run"
+        numbers = self.numbers("run")
+        self.assertLess(numbers[30][0], numbers[1][0] - 1, "the loss falls")
+
+        text = self.run_ok("generate", run, "--prompt", "the ", "--tokens", 8, "--temperature", 0)
+        self.assertTrue(text.startswith("the "))
+        again = self.run_ok("generate", run, "--prompt", "the ", "--tokens", 8, "--temperature", 0)
+        self.assertEqual(text, again)
+
+        evaluations = metrics.last_steps(metrics.read_events(run), "evaluate")
+        self.assertEqual(list(evaluations), [10, 20, 30])
+        output = self.run_ok("evaluate", deck, ranks=2)
+        self.assertIn(f"{evaluations[30]['loss']:.6f}", output, "evaluate repeats the last figure")
+
+        self.run_ok("inspect", run, "--verify")
+        self.run_ok("inspect", self.dir / "text")
+
+    def test_whole_tensors_in_h5py(self):
+        self.text_run()
+        events = metrics.read_events(self.dir / "run")
+        parameters = next(e["parameters"] for e in events if e["event"] == "start")
+        newest = sorted((self.dir / "run" / "checkpoints").glob("step_*"))[-1]
+        with h5py.File(newest / "model.h5") as f:
+            sizes = {name: elements(f[name]) for name in ("parameters", "master", "adam_m", "adam_v")}
+            self.assertEqual(set(sizes.values()), {parameters}, sizes)
+            self.assertTrue(all(math.isfinite(x) for x in f["parameters/final_norm.weight"][:]))
+
+    def test_export_and_start_again_from_it(self):
+        self.text_run()
+        exported = self.dir / "hf"
+        self.run_ok("export", self.dir / "run", "--to", exported)
+        self.assertEqual(json.loads((exported / "config.json").read_text())["model_type"], "gpt2")
+        deck = {"run": {"steps": 1, "backend": "cpu"}, "model": {"init_from": str(exported)},
+                "data": {"train": [str(self.dir / "text")]}, "batch": {"global": 8},
+                "optimizer": {"lr": 1e-3}}
+        self.assertLess(self.train(1, self.deck("again", deck))[1][0], 4, "it starts trained")
+
+    def test_metrics_are_well_formed(self):
+        self.text_run()
+        path = self.dir / "run" / "metrics.jsonl"
+        events = [json.loads(line) for line in path.read_text().splitlines()]
+        kinds = [e["event"] for e in events]
+        self.assertEqual((kinds[0], kinds[-1]), ("start", "end"))
+        self.assertEqual(kinds.count("checkpoint"), 3)
+        steps = [e for e in events if e["event"] == "step"]
+        self.assertEqual([e["step"] for e in steps], list(range(1, 31)))
+        for e in steps:
+            self.assertEqual(set(e), STEP_KEYS)
+            self.assertEqual(e["samples"], 8 * e["step"])
+            self.assertEqual(e["tokens"], 16 * e["samples"])
+            self.assertGreater(e["tokens_per_s"], 0)
+        self.assertAlmostEqual(steps[0]["lr"], 1e-3, delta=1e-12)  # first of three warm-up steps
+        for name in ("resolved.toml", "plan.txt", "log.txt", "lock"):
+            self.assertTrue((self.dir / "run" / name).is_file(), name)
+
+    def test_the_resolved_deck_is_the_same_run(self):
+        want = self.train(2, self.deck("first", tiny_deck(self.corpus)))
+        resolved = self.dir / "second.toml"
+        resolved.write_bytes((self.dir / "first" / "resolved.toml").read_bytes())
+        self.assertEqual(self.train(2, resolved, f'run.dir="{self.dir / "second"}"'), want)
+
+    def test_check_predicts_what_a_run_reports(self):
+        deck = self.deck("first", tiny_deck(self.corpus, zero__stage=3))
+        self.train(2, deck)
+        start = metrics.read_events(self.dir / "first")[0]
+        self.assertIn(f"parameters {start['parameters']};", self.run_ok("check", deck, "--ranks", 2))
+        self.assertTrue(self.run_ok("plan", deck, "--ranks", 2, "--rank", 1))
+        json.loads(self.run_ok("plan", deck, "--ranks", 2, "--rank", 1, "--format", "json"))
+
+    def test_every_deck_of_inputs_passes_check(self):
+        """At the number of ranks that its first line names."""
+        for deck in sorted((SOURCE / "inputs").glob("*.toml")):
+            if deck.name.startswith("base_"):
+                continue
+            with self.subTest(deck.name):
+                stated = re.search(r"for (\d+) ranks", deck.read_text().split("\n", 1)[0])
+                self.run_ok("check", deck, "--ranks", stated[1] if stated else 2)
+
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

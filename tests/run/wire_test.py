@@ -1,0 +1,61 @@
+"""The bytes a rank sends in a step, as a run reports them, against ZeRO's formulas."""
+
+import unittest
+
+from tessera import RunTest, metrics, tiny_deck
+
+# One block dominates its padding (to 16 elements a rank) and the scalars of the norm and the loss.
+PADDING = 0.03
+
+
+class Wire(RunTest):
+    def sent(self, ranks, **changes):
+        """(bytes a rank sent in the second step, bytes of the parameters)"""
+        deck = tiny_deck(self.corpus, run__steps=2, model__hidden=96, model__layers=2, **changes)
+        name = "_".join([str(ranks), *map(str, changes.values())])
+        self.train(ranks, self.deck(name, deck))
+        events = metrics.read_events(self.dir / name)
+        parameters = next(e["parameters"] for e in events if e["event"] == "start")
+        wire = metrics.last_steps(events)[2]["wire_bytes"]
+        return wire["intra"] + wire["inter"], 4 * parameters
+
+    def check(self, want, sent, size, slack=PADDING):
+        self.assertGreaterEqual(sent / size, want)
+        self.assertLessEqual(sent / size, want * (1 + slack))
+
+    def test_one_rank_sends_nothing(self):
+        for stage in (0, 3):
+            self.assertEqual(self.sent(1, zero__stage=stage)[0], 0)
+
+    def test_all_reduce_or_reduce_scatter_and_publish(self):
+        """2 (D-1)/D times the parameters, whatever the number of micro-batches."""
+        for ranks in (2, 4):
+            for stage in (0, 1, 2):
+                with self.subTest(ranks=ranks, stage=stage):
+                    self.check(2 * (ranks - 1) / ranks,
+                               *self.sent(ranks, zero__stage=stage, zero__reduce="step"))
+
+    def test_reduction_of_every_micro_batch(self):
+        for ranks, micro in ((2, 1), (2, 4), (4, 1)):
+            count = 8 // ranks // micro
+            with self.subTest(ranks=ranks, micro_batches=count):
+                self.check((count + 1) * (ranks - 1) / ranks,
+                           *self.sent(ranks, zero__stage=2, zero__reduce="micro", batch__micro=micro))
+
+    def test_gathers_of_stage_three(self):
+        """At most two gathers and one reduction; a unit that is still resident is not gathered."""
+        for ranks in (2, 4):
+            with self.subTest(ranks=ranks):
+                sent, size = self.sent(ranks, zero__stage=3, zero__reduce="step",
+                                       batch__micro=8 // ranks)
+                self.assertLessEqual(sent / size, 3 * (ranks - 1) / ranks * (1 + PADDING))
+                self.assertGreaterEqual(sent / size, 2 * (ranks - 1) / ranks)
+
+    def test_bf16_parameters_are_half_as_long(self):
+        f32, _ = self.sent(2, zero__stage=1, zero__reduce="step")
+        bf16, _ = self.sent(2, zero__stage=1, zero__reduce="step", precision__compute="bf16")
+        self.assertAlmostEqual(bf16 / f32, 0.75, delta=PADDING)  # gradients stay f32 on the wire
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

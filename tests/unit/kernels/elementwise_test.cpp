@@ -1,0 +1,157 @@
+#include <bit>
+#include <limits>
+
+#include "core/exact_sum.hpp"
+#include "tests/unit/kernels/support.hpp"
+
+namespace tessera::kernels::test {
+namespace {
+
+TEST(Fill, ClearsAllAndNothingElse) {
+  const auto device = make_cpu_device({.threads = 3});
+  for (std::int64_t n : {1, 17, 4097, 100003}) {
+    const auto x = Tensor::random(DType::bf16, {n + 2}, 1);
+    const double first = x[0], last = x[n + 1];
+    run(*device, Fill{.out = x.view().range(1, n)});
+    EXPECT_EQ(x[0], first);
+    EXPECT_EQ(x[n + 1], last);
+    for (std::int64_t i = 1; i <= n; ++i) ASSERT_EQ(x[i], 0);
+  }
+}
+
+/// Scalar conversion of core, which its own test checks.
+void set_scalar(const View& v, std::int64_t i, float x) {
+  switch (v.type) {
+    case DType::bf16: v.as<bf16>()[i] = bf16(x); break;
+    case DType::f16: v.as<f16>()[i] = f16(x); break;
+    default: v.as<float>()[i] = x;
+  }
+}
+float scalar(const View& v, std::int64_t i) {
+  switch (v.type) {
+    case DType::bf16: return static_cast<float>(v.as<bf16>()[i]);
+    case DType::f16: return static_cast<float>(v.as<f16>()[i]);
+    default: return v.as<float>()[i];
+  }
+}
+
+/// Values all over the range of `type`: random bits, then every special one.
+Tensor any_bits(DType type, std::int64_t n) {
+  Tensor x(type, {n});
+  std::mt19937 random(7);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto bits = static_cast<std::uint32_t>(random());
+    std::memcpy(x.view().data + i * size_of(type), &bits, static_cast<std::size_t>(size_of(type)));
+  }
+  const float infinity = std::numeric_limits<float>::infinity();
+  const float special[] = {
+      0.0F,     -0.0F,     infinity,    -infinity,       65519.0F,
+      65520.0F, 0x1p-24F,  0x1p-25F,    0x1.000002p-25F, 0x1p-14F,
+      3.4e38F,  0x1p-149F, 1.00390625F, 1.01171875F,     std::numeric_limits<float>::quiet_NaN()};
+  std::int64_t i = 0;
+  for (float s : special) set_scalar(x.view(), i++, s);
+  return x;
+}
+
+// Trap 57: every pairing, NaN, infinities, denormals and ties; bits as core's scalar conversion.
+TEST(Convert, MatchesTheScalarConversionToTheBit) {
+  for (Isa isa : isas()) {
+    const auto device = make_cpu_device({.threads = 2, .isa = isa});
+    for (DType from : kTypes) {
+      const std::int64_t n = from == DType::f32 ? 200003 : 70001;
+      Tensor x = any_bits(from, n);
+      if (from != DType::f32) {  // all of them
+        for (int bits = 0; bits < 0x10000; ++bits)
+          x.view().as<std::uint16_t>()[bits] = static_cast<std::uint16_t>(bits);
+      }
+      for (DType to : kTypes) {
+        SCOPED_TRACE(fmt::format("{} {} to {}", enum_word(isa), to_string(from), to_string(to)));
+        const Tensor out(to, {n}), want(to, {n});
+        run(*device, Convert{.x = x.view(), .out = out.view()});
+        int wrong = 0;
+        for (std::int64_t i = 0; i < n; ++i) {
+          const float value = scalar(x.view(), i);
+          set_scalar(want.view(), i, value);
+          const float got = scalar(out.view(), i), expected = scalar(want.view(), i);
+          const bool same = std::isnan(expected) ? std::isnan(got)
+                                                 : std::bit_cast<std::uint32_t>(got) ==
+                                                       std::bit_cast<std::uint32_t>(expected);
+          if (!same && ++wrong < 4) ADD_FAILURE() << value << " became " << got;
+        }
+      }
+    }
+  }
+}
+
+TEST(Convert, AddsInF32) {
+  for_devices_and_types([](Device& device, DType type) {
+    const auto x = Tensor::random(type, {1003}, 1);
+    for (DType to : kTypes) {
+      const auto before = Tensor::random(to, {1003}, 2);
+      const Tensor out = before.copy(), want(to, {1003});
+      run(device, Convert{.x = x.view(), .out = out.view(), .write = Write::add});
+      for (std::int64_t i = 0; i < 1003; ++i) {
+        set_scalar(want.view(), i, scalar(before.view(), i) + scalar(x.view(), i));
+      }
+      EXPECT_TRUE(out.same_bits(want));
+    }
+  });
+}
+
+using Words = std::array<std::int64_t, kExactSumWords>;
+
+Words words_of(const View& x, ExactSum::Of of) {
+  Words words{};
+  for (std::int64_t i = 0; i < x.elements(); ++i) {
+    const double v = scalar(x, i);
+    if (std::isnan(v)) {
+      ++words[kExactSumNan];
+    } else if (std::isinf(v)) {
+      ++words[kExactSumInf];
+    } else {
+      exact_add(words, of == ExactSum::Of::squares ? v * v : v);
+    }
+  }
+  exact_normalise(words);
+  return words;
+}
+
+void expect_exact(Device& device, const View& x, const char* what) {
+  for (ExactSum::Of of : {ExactSum::Of::values, ExactSum::Of::squares}) {
+    Words words{};
+    const View accumulator(reinterpret_cast<std::byte*>(words.data()), DType::i64,
+                           {kExactSumWords});
+    run(device, ExactSum{.x = x, .accumulator = accumulator, .of = of});
+    EXPECT_EQ(words, words_of(x, of)) << what << ", " << x.elements() << " elements";
+    run(device, ExactSum{.x = x, .accumulator = accumulator, .of = of});  // adds to what is there
+    Words twice = words_of(x, of);
+    exact_merge(twice, words_of(x, of));
+    exact_normalise(twice);
+    EXPECT_EQ(words, twice) << what;
+  }
+}
+
+TEST(ExactSum, EqualsOneExactAdditionAnElement) {
+  for_devices_and_types([](Device& device, DType type) {
+    for (std::int64_t n : {1, 15, 2047, 2048, 2049, 20011}) {
+      expect_exact(device, any_bits(type, std::max<std::int64_t>(n, 15)).view().range(0, n),
+                   "any bits");
+      expect_exact(device, Tensor::random(type, {n}, 3, 1e-4).view(), "gradients");
+      expect_exact(device, Tensor(type, {n}).view(), "zeros");
+    }
+  });
+}
+
+TEST(ExactSum, CancelsToTheLastBit) {
+  const auto device = make_cpu_device({.threads = 2});
+  Tensor x = Tensor::random(DType::f32, {10001}, 3, 1e20);
+  for (std::int64_t i = 0; i < 5000; ++i) x.set(5000 + i, -x[i]);
+  x.set(10000, -0x1p-149);
+  Words words{};
+  const View accumulator(reinterpret_cast<std::byte*>(words.data()), DType::i64, {kExactSumWords});
+  run(*device, ExactSum{.x = x.view(), .accumulator = accumulator, .of = ExactSum::Of::values});
+  EXPECT_EQ(exact_value(words), -0x1p-149);
+}
+
+}  // namespace
+}  // namespace tessera::kernels::test

@@ -1,0 +1,181 @@
+// What must not change a bit: the number of threads, where a range is cut, and which of the
+// instruction sets with fused multiply-add runs. Matrix products are excepted.
+#include "core/exact_sum.hpp"
+#include "tests/unit/kernels/support.hpp"
+
+namespace tessera::kernels::test {
+namespace {
+
+Dropout dropout_of(const Tensor& samples) {
+  return {.p = 0.2F, .seed = 1, .site = 1, .samples = samples.view()};
+}
+
+/// Outputs of every operation but the matrix products, on one set of inputs.
+std::vector<Tensor> run_all(Device& device, DType type) {
+  const std::int64_t samples = 3, tokens = 131, columns = 120, rows = samples * tokens;
+  const std::vector<std::int64_t> shape = {samples, tokens, columns};
+  std::vector<Tensor> all;
+  const auto output = [&](DType t, std::vector<std::int64_t> s) {
+    all.push_back(Tensor(t, std::move(s)));
+    return all.back().view();
+  };
+  const auto output_of = [&](const Tensor& t) {
+    all.push_back(t.copy());
+    return all.back().view();
+  };
+  Tensor index(DType::i64, {samples}), ids(DType::i32, {samples, tokens}),
+      targets(DType::i32, {rows});
+  for (std::int64_t b = 0; b < samples; ++b) index.set(b, static_cast<double>(b));
+  for (std::int64_t i = 0; i < rows; ++i) ids.set(i, i * i % 37), targets.set(i, i % 100);
+  const auto x = Tensor::random(type, shape, 1, 2), y = Tensor::random(type, shape, 2);
+  const auto weight = Tensor::random(type, {columns}, 3), bias = Tensor::random(type, {columns}, 4);
+  const auto table = Tensor::random(type, {40, columns}, 5);
+
+  run(device, Embed{.tokens = ids.view(),
+                    .token_table = table.view(),
+                    .out = output(type, shape),
+                    .dropout = dropout_of(index)});
+  run(device, EmbedBackward{.tokens = ids.view(),
+                            .d = x.view(),
+                            .d_token_table = output(DType::f32, {40, columns}),
+                            .d_position_table = output(DType::f32, {tokens + 3, columns}),
+                            .dropout = dropout_of(index)});
+  const View stats = output(DType::f32, {rows, 2});
+  run(device, AddNorm{.resid = x.view(),
+                      .pending = y.view(),
+                      .weight = weight.view(),
+                      .bias = bias.view(),
+                      .sum = output(type, shape),
+                      .out = output(type, shape),
+                      .stats = stats,
+                      .dropout = dropout_of(index)});
+  run(device, NormBackward{.d_out = y.view(),
+                           .sum = x.view(),
+                           .weight = weight.view(),
+                           .stats = stats,
+                           .d_sum = output(type, shape),
+                           .d_weight = output(DType::f32, {columns}),
+                           .d_bias = output(DType::f32, {columns})});
+  run(device,
+      ApplyDropout{.x = x.view(), .out = output(type, shape), .dropout = dropout_of(index)});
+  const Tensor d_weight(DType::f32, {columns, columns});  // only its bias gradient counts here
+  run(device, LinearBackwardWeight{.d_y = y.view(),
+                                   .x = x.view(),
+                                   .d_weight = d_weight.view(),
+                                   .d_bias = output(DType::f32, {columns})});
+  const AttentionShape heads{.heads = 5, .kv_heads = 5, .head_dim = 24, .scale = 0.2F};
+  const View lse = output(DType::f32, {samples, 5, tokens}), out = output(type, shape);
+  run(device, Attention{.q = x.view(),
+                        .k = y.view(),
+                        .v = x.view(),
+                        .out = out,
+                        .lse = lse,
+                        .shape = heads,
+                        .dropout = dropout_of(index)});
+  run(device, AttentionBackward{.q = x.view(),
+                                .k = y.view(),
+                                .v = x.view(),
+                                .out = out,
+                                .lse = lse,
+                                .d_out = y.view(),
+                                .d_q = output(type, shape),
+                                .d_k = output(type, shape),
+                                .d_v = output(type, shape),
+                                .shape = heads,
+                                .dropout = dropout_of(index)});
+  run(device, Rope{.x = output_of(x), .head_dim = 24});
+  for (auto kind : {ActivationKind::gelu, ActivationKind::relu}) {
+    run(device, Activate{.x = x.view(), .y = output(type, shape), .kind = kind});
+    run(device,
+        ActivateBackward{.x = x.view(), .d_y = y.view(), .d_x = output(type, shape), .kind = kind});
+  }
+  run(device, Activate{.x = x.view(),
+                       .y = output(type, {samples, tokens, columns / 2}),
+                       .kind = ActivationKind::swiglu});
+  Tensor scale(DType::f32, {1});
+  scale.set(0, 0.01);
+  run(device, Classify{.logits = output_of(x),
+                       .targets = targets.view(),
+                       .losses = output(DType::f32, {rows}),
+                       .scale = scale.view(),
+                       .vocab = 113});
+  run(device, Convert{.x = x.view().reshaped({rows * columns}),
+                      .out = output(DType::bf16, {rows * columns})});
+  run(device, ExactSum{.x = x.view().reshaped({rows * columns}),
+                       .accumulator = output(DType::i64, {kExactSumWords})});
+  return all;
+}
+
+void expect_same(const std::vector<Tensor>& a, const std::vector<Tensor>& b, const char* what) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    EXPECT_TRUE(a[i].same_bits(b[i])) << what << ": output " << i;
+  }
+}
+
+TEST(Invariance, ThreadsChangeNoBit) {
+  for (DType type : kTypes) {
+    const auto one = run_all(*make_cpu_device({.threads = 1}), type);
+    expect_same(run_all(*make_cpu_device({.threads = 2}), type), one, "2 threads");
+    expect_same(run_all(*make_cpu_device({.threads = 3}), type), one, "3 threads");
+  }
+}
+
+TEST(Invariance, Avx512AndAvx2AgreeToTheBit) {
+  if (best_isa() < Isa::v4) GTEST_SKIP() << "needs a machine with AVX-512";
+  for (DType type : kTypes) {
+    expect_same(run_all(*make_cpu_device({.threads = 1, .isa = Isa::v4}), type),
+                run_all(*make_cpu_device({.threads = 1, .isa = Isa::v3}), type), "v3");
+  }
+}
+
+// Trap 54: shard boundaries move with the number of ranks; an element's bits must not.
+TEST(Invariance, CutsAndAlignmentChangeNoBit) {
+  const std::int64_t n = 1009;
+  for_devices_and_types([&](Device& device, DType type) {
+    const auto x = Tensor::random(type, {n}, 1), d = Tensor::random(type, {n}, 2);
+    const auto m = Tensor::random(DType::f32, {n}, 3, 0.1), w = Tensor::random(DType::f32, {n}, 4);
+    Tensor scalars(DType::f32, {static_cast<std::int64_t>(StepScalar::count)});
+    Tensor verdict(DType::f32, {static_cast<std::int64_t>(VerdictField::count)});
+    for (std::int64_t i = 0; i < scalars.size(); ++i) scalars.set(i, 0.3);
+    for (std::int64_t i = 0; i < verdict.size(); ++i) verdict.set(i, 0.7);
+    const auto run_range = [&](const Tensor& y, const Tensor& d_x, const Tensor& state,
+                               const Tensor& out, std::int64_t begin, std::int64_t count) {
+      const auto part = [&](const Tensor& t) { return t.view().range(begin, count); };
+      run(device, Activate{.x = part(x), .y = part(y)});
+      run(device, ActivateBackward{.x = part(x), .d_y = part(d), .d_x = part(d_x)});
+      const View v = state.view().range(n + begin, count),
+                 m_part = state.view().range(begin, count);
+      run(device, AdamUpdate{.gradient = part(x),
+                             .master = state.view().range(2 * n + begin, count),
+                             .m = m_part,
+                             .v = v,
+                             .parameter = part(out),
+                             .scalars = scalars.view(),
+                             .verdict = verdict.view(),
+                             .decay = 0.1F});
+      run(device, Convert{.x = m_part, .out = part(out), .write = Write::add});
+    };
+    const auto make = [&](auto f) {
+      Tensor y(type, {n}), d_x(type, {n}), state(DType::f32, {3 * n}), out(type, {n});
+      for (std::int64_t i = 0; i < n; ++i) {
+        state.set(i, m[i]), state.set(n + i, m[i] * m[i]), state.set(2 * n + i, w[i]);
+      }
+      f(y, d_x, state, out);
+      std::vector<Tensor> all;
+      for (Tensor* t : {&y, &d_x, &state, &out}) all.push_back(t->copy());
+      return all;
+    };
+    const auto whole = make([&](auto&&... t) { run_range(t..., 0, n); });
+    for (std::int64_t cut : {1, 15, 16, 17, 500, 1008}) {
+      expect_same(make([&](auto&&... t) {
+                    run_range(t..., 0, cut);
+                    run_range(t..., cut, n - cut);
+                  }),
+                  whole, "cut");
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::kernels::test

@@ -1,0 +1,150 @@
+#include <limits>
+
+#include "core/exact_sum.hpp"
+#include "tests/unit/kernels/support.hpp"
+
+namespace tessera::kernels::test {
+namespace {
+
+struct Scalars {
+  Tensor scalars{DType::f32, {static_cast<std::int64_t>(StepScalar::count)}};
+  Tensor verdict{DType::f32, {static_cast<std::int64_t>(VerdictField::count)}};
+
+  void set(StepScalar s, double x) { scalars.set(static_cast<std::int64_t>(s), x); }
+  double get(StepScalar s) const { return scalars[static_cast<std::int64_t>(s)]; }
+  void set(VerdictField f, double x) { verdict.set(static_cast<std::int64_t>(f), x); }
+  double get(VerdictField f) const { return verdict[static_cast<std::int64_t>(f)]; }
+};
+
+struct State {
+  Tensor gradient, master, m, v, parameter;
+};
+State make_state(DType gradient, DType parameter, std::int64_t n) {
+  State s{.gradient = Tensor::random(gradient, {n}, 1),
+          .master = Tensor::random(DType::f32, {n}, 2),
+          .m = Tensor::random(DType::f32, {n}, 3, 0.1),
+          .v = Tensor::random(DType::f32, {n}, 4, 0.1),
+          .parameter = Tensor(parameter, {n})};
+  for (std::int64_t i = 0; i < n; ++i) s.v.set(i, s.v[i] * s.v[i]);
+  return s;
+}
+AdamUpdate call_of(const State& s, const Scalars& k) {
+  return {.gradient = s.gradient.view(),
+          .master = s.master.view(),
+          .m = s.m.view(),
+          .v = s.v.view(),
+          .parameter = s.parameter.view(),
+          .scalars = k.scalars.view(),
+          .verdict = k.verdict.view(),
+          .decay = 0.1F};
+}
+
+TEST(AdamUpdate, AgreesWithDouble) {
+  for_devices_and_types([](Device& device, DType type) {
+    for (auto decay : {AdamUpdate::Decay::decoupled, AdamUpdate::Decay::l2}) {
+      for (std::int64_t n : {1, 17, 10007}) {
+        Scalars k;
+        k.set(StepScalar::lr, 1e-2);
+        k.set(StepScalar::bias_correction1, 0.271);
+        k.set(StepScalar::bias_correction2, 0.1426);
+        k.set(VerdictField::apply, 1);
+        k.set(VerdictField::coefficient, 0.5);
+        const State s = make_state(type, type, n);
+        const Numbers w0 = s.master.numbers(), m0 = s.m.numbers(), v0 = s.v.numbers();
+        AdamUpdate call = call_of(s, k);
+        call.decay_kind = decay;
+        run(device, call);
+        Numbers want_w, want_m, want_v, g_size;
+        const double b1 = call.beta1, b2 = call.beta2, lr = k.get(StepScalar::lr);
+        for (std::size_t i = 0; i < w0.size(); ++i) {
+          const bool l2 = decay == AdamUpdate::Decay::l2;
+          const double d = call.decay;
+          const double g = 0.5 * s.gradient[static_cast<std::int64_t>(i)] + (l2 ? d * w0[i] : 0);
+          want_m.push_back(b1 * m0[i] + (1 - b1) * g);
+          want_v.push_back(b2 * v0[i] + (1 - b2) * g * g);
+          const double denominator =
+              std::sqrt(want_v[i]) / std::sqrt(k.get(StepScalar::bias_correction2)) +
+              static_cast<double>(call.eps);
+          want_w.push_back(w0[i] * (l2 ? 1 : 1 - lr * d) -
+                           lr / k.get(StepScalar::bias_correction1) * want_m[i] / denominator);
+          g_size.push_back(std::abs(g) + std::abs(0.1 * w0[i]));
+        }
+        // Each line is a handful of roundings of terms of the sizes below.
+        const double u = 0x1p-24;
+        const auto at = [](const Numbers& x, std::int64_t i) {
+          return x[static_cast<std::size_t>(i)];
+        };
+        const auto m_bound = [&](std::int64_t i) {
+          return 6 * u * (std::abs(at(m0, i)) + at(g_size, i));
+        };
+        expect_within(s.m, want_m, m_bound, "m");
+        expect_within(
+            s.v, want_v,
+            [&](std::int64_t i) { return 8 * u * (at(v0, i) + at(g_size, i) * at(g_size, i)); },
+            "v");
+        const auto w_bound = [&](std::int64_t i) {
+          const double step = std::abs(at(want_w, i) - at(w0, i));
+          const double m_relative = m_bound(i) / (std::abs(at(want_m, i)) + 1e-30);
+          return 4 * u * std::abs(at(w0, i)) + step * (16 * u + m_relative) +
+                 16 * u * lr * std::abs(at(w0, i));
+        };
+        expect_within(s.master, want_w, w_bound, "master");
+        expect_within(
+            s.parameter, s.master.numbers(),
+            [&](std::int64_t i) { return write_error(type, s.master[i]); }, "parameter");
+      }
+    }
+  });
+}
+
+TEST(AdamUpdate, ASkippedStepChangesNothing) {
+  const auto device = make_cpu_device({.threads = 2});
+  Scalars k;
+  k.set(VerdictField::coefficient, std::numeric_limits<double>::quiet_NaN());
+  const State s = make_state(DType::f32, DType::bf16, 1003),
+              before = make_state(DType::f32, DType::bf16, 1003);
+  run(*device, call_of(s, k));
+  EXPECT_TRUE(s.master.same_bits(before.master));
+  EXPECT_TRUE(s.m.same_bits(before.m));
+  EXPECT_TRUE(s.v.same_bits(before.v));
+  EXPECT_TRUE(s.parameter.same_bits(before.parameter));
+}
+
+double coefficient(double sum, double unscale, double clip, double* apply) {
+  const auto device = make_cpu_device({.threads = 1});
+  std::array<std::int64_t, kExactSumWords> words{};
+  if (std::isnan(sum)) {
+    words[kExactSumNan] = 1;
+  } else if (std::isinf(sum)) {
+    words[kExactSumInf] = 1;
+  } else {
+    exact_add(words, sum);
+  }
+  Scalars k;
+  k.set(StepScalar::unscale, unscale);
+  run(*device, Verdict{.squares = View(reinterpret_cast<std::byte*>(words.data()), DType::i64,
+                                       {kExactSumWords}),
+                       .scalars = k.scalars.view(),
+                       .verdict = k.verdict.view(),
+                       .clip_norm = clip});
+  *apply = k.get(VerdictField::apply);
+  return k.get(VerdictField::coefficient);
+}
+
+TEST(Verdict, UnscalesClipsAndSkips) {
+  double apply = 0;
+  EXPECT_FLOAT_EQ(coefficient(16, 0.5, 1, &apply), 0.5 / (2 + 1e-6));  // norm 2
+  EXPECT_EQ(apply, 1);
+  EXPECT_EQ(coefficient(16, 0.5, 4, &apply), 0.5);  // below the limit
+  EXPECT_EQ(coefficient(16, 0.5, 0, &apply), 0.5);  // no limit
+  EXPECT_EQ(coefficient(0, 0.5, 1, &apply), 0.5);
+  EXPECT_EQ(apply, 1);
+  for (double bad : {std::numeric_limits<double>::quiet_NaN(),
+                     std::numeric_limits<double>::infinity()}) {  // trap 40
+    coefficient(bad, 0.5, 1, &apply);
+    EXPECT_EQ(apply, 0);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::kernels::test

@@ -1,0 +1,118 @@
+"""GPT-2 in PyTorch, trained as Tessera trains it; tools/compare_pytorch runs this in an environment
+that has PyTorch. Takes a JSON object of settings; writes the initial weights as a Hugging Face
+directory (init) or trains from them and writes metrics.jsonl (train)."""
+
+import json
+import pathlib
+import struct
+import sys
+import time
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+
+def write_hugging_face(directory, s, tensors):
+    """config.json and model.safetensors: a JSON header behind its length, then the bytes."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": s["vocab"],
+              "n_positions": s["sequence"], "n_embd": s["hidden"], "n_layer": s["layers"],
+              "n_head": s["heads"], "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
+              "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0, "tie_word_embeddings": True}
+    (directory / "config.json").write_text(json.dumps(config))
+    header, at = {}, 0
+    for name, t in tensors.items():
+        end = at + 4 * t.numel()
+        header[name] = {"dtype": "F32", "shape": list(t.shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(directory / "model.safetensors", "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text)
+        for t in tensors.values():
+            f.write(t.numpy().tobytes())
+
+
+def initial_weights(s):
+    """Radford et al. 2019: normal(0.02), residual projections divided by sqrt(2 layers)."""
+    torch.manual_seed(s["seed"])
+    c, std, residual = s["hidden"], 0.02, 0.02 / (2 * s["layers"]) ** 0.5
+    tensors = {"wte.weight": torch.randn(s["vocab"], c) * std,
+               "wpe.weight": torch.randn(s["sequence"], c) * std}
+    for layer in range(s["layers"]):
+        h = f"h.{layer}."
+        for norm in ("ln_1", "ln_2"):
+            tensors[f"{h}{norm}.weight"], tensors[f"{h}{norm}.bias"] = torch.ones(c), torch.zeros(c)
+        for name, rows, columns, scale in (("attn.c_attn", c, 3 * c, std), ("attn.c_proj", c, c, residual),
+                                           ("mlp.c_fc", c, 4 * c, std), ("mlp.c_proj", 4 * c, c, residual)):
+            tensors[f"{h}{name}.weight"] = torch.randn(rows, columns) * scale
+            tensors[f"{h}{name}.bias"] = torch.zeros(columns)
+    tensors["ln_f.weight"], tensors["ln_f.bias"] = torch.ones(c), torch.zeros(c)
+    return {f"transformer.{k}": v for k, v in tensors.items()}
+
+
+def logits(w, tokens, s):
+    """(B, T) -> (B, T, V); w maps Hugging Face's names to tensors, matrices are (in, out)."""
+    batch, length = tokens.shape
+    linear = lambda x, name: x @ w[f"{name}.weight"] + w[f"{name}.bias"]
+    norm = lambda x, name: F.layer_norm(x, x.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"])
+    x = w["wte.weight"][tokens] + w["wpe.weight"][:length]
+    for layer in range(s["layers"]):
+        h = f"h.{layer}."
+        heads = [t.view(batch, length, s["heads"], -1).transpose(1, 2)
+                 for t in linear(norm(x, h + "ln_1"), h + "attn.c_attn").chunk(3, dim=-1)]
+        mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + linear(mixed.transpose(1, 2).reshape(x.shape), h + "attn.c_proj")
+        inner = F.gelu(linear(norm(x, h + "ln_2"), h + "mlp.c_fc"), approximate="tanh")
+        x = x + linear(inner, h + "mlp.c_proj")
+    return norm(x, "ln_f") @ w["wte.weight"].T
+
+
+def train(s, tensors, out):
+    torch.set_num_threads(s["threads"])
+    w = {k.removeprefix("transformer."): t.requires_grad_() for k, t in tensors.items()}
+    groups = [{"params": [t for t in w.values() if t.dim() >= 2], "weight_decay": s["weight_decay"]},
+              {"params": [t for t in w.values() if t.dim() < 2], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=s["lr"], betas=(0.9, 0.95), eps=1e-8, fused=True)
+    tokens = np.memmap(f"{s['data']}.bin", np.uint16, "r")
+    length, sequences = s["sequence"], (len(tokens) - 1) // s["sequence"]
+    with open(out, "w") as metrics:
+        for step in range(1, s["steps"] + 1):
+            begin = time.monotonic()
+            lr = s["lr"] * min(1.0, step / s["warmup"])
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            first = (step - 1) * s["global"]
+            rows = [(first + i) % sequences * length for i in range(s["global"])]
+            batch = torch.from_numpy(np.stack([tokens[r : r + length + 1] for r in rows]).astype(np.int64))
+            optimizer.zero_grad()
+            loss = 0.0
+            for part in batch.split(s["micro"]):
+                with torch.autocast("cpu", torch.bfloat16, enabled=s["compute"] == "bf16"):
+                    z = logits(w, part[:, :-1], s)
+                error = F.cross_entropy(z.float().flatten(0, 1), part[:, 1:].flatten())
+                error = error * len(part) / s["global"]
+                error.backward()
+                loss += error.item()
+            grad_norm = torch.nn.utils.clip_grad_norm_(w.values(), s["clip_norm"]).item()
+            optimizer.step()
+            seconds = time.monotonic() - begin
+            event = {"event": "step", "step": step, "loss": loss, "grad_norm": grad_norm, "lr": lr,
+                     "tokens_per_s": s["global"] * length / seconds}
+            metrics.write(json.dumps(event) + "\n")
+            if step % 10 == 0:
+                print(f"step {step}/{s['steps']} | loss {loss:.6f} | {seconds * 1e3:.1f} ms", flush=True)
+
+
+def main():
+    verb, settings, out = sys.argv[1:]
+    s = json.loads(settings)
+    tensors = initial_weights(s)
+    if verb == "init":
+        write_hugging_face(pathlib.Path(out), s, tensors)
+    else:
+        train(s, tensors, out)
+
+
+main()
