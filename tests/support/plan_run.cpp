@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "comm/self_group.hpp"
 #include "core/exact_sum.hpp"
@@ -21,8 +22,12 @@ class PlanRun::Watching : public kernels::Device {
       gradients.insert(gradients.end(), g, g + update->gradient.elements());
     }
     device_.run(call);
+    // The embedding's is the last gradient to be written.
+    const auto* last = std::get_if<kernels::EmbedBackward>(&call);
+    if (last != nullptr && spoil) *last->d_token_table.as<float>() = *std::exchange(spoil, {});
   }
   std::vector<float> gradients;
+  std::optional<float> spoil;
 
  private:
   kernels::Device& device_;
@@ -46,6 +51,8 @@ PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device,
   bound_.emplace(plan_, train::PlanMemory{state_arena_->base(), step_arena_->base()});
   executor_.emplace(*device_, groups_, streams_);
 }
+
+void PlanRun::spoil_next_gradient(float value) { device_->spoil = value; }
 
 StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers) {
   const auto& shape = plan_.shape;

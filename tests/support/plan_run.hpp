@@ -39,6 +39,10 @@ class PlanRun {
   /// Trains on global samples first_sample .., which the ranks share as BatchShare says.
   StepShown step(std::int64_t first_sample, const StepNumbers& numbers);
 
+  /// Makes one element of the next step's gradient `value`, on this rank alone and before it is
+  /// reduced.
+  void spoil_next_gradient(float value);
+
   /// The real memory of a view of state().units().
   View real(const View& symbolic) const { return bound_->real(symbolic); }
 
