@@ -2,6 +2,7 @@
 
 #include <omp.h>
 #include <cmath>
+#include <numeric>
 
 #include "comm/self_group.hpp"
 #include "core/exact_sum.hpp"
@@ -22,11 +23,11 @@ enum Flag : std::int64_t {
   kNoTokens
 };  // words that the host sets before a step and reads summed after it
 
-std::unique_ptr<comm::Group> make_data_group(const comm::MpiSession& mpi) {
-  if (mpi.size() == 1) return comm::make_self_group();
-  std::vector<int> members(static_cast<std::size_t>(mpi.size()));
-  for (int r = 0; r < mpi.size(); ++r) members[static_cast<std::size_t>(r)] = r;
-  return comm::make_mpi_group(members, mpi.local_size());
+std::unique_ptr<comm::Group> make_data_group(const comm::GroupShape& shape) {
+  if (shape.size == 1) return comm::make_self_group();
+  std::vector<int> members(static_cast<std::size_t>(shape.size));
+  std::iota(members.begin(), members.end(), 0);
+  return comm::make_mpi_group(members, shape.local);
 }
 
 bool holds_a_run(const std::filesystem::path& directory) {
@@ -75,8 +76,9 @@ Trainer::Trainer(const deck::LoadedDeck& loaded, const comm::MpiSession& mpi,
   const int threads = thread_count(deck_.run, mpi_.local_size());
   omp_set_num_threads(threads);
   device_ = kernels::make_cpu_device({.threads = threads});
-  data_ = {.gather = make_data_group(mpi_), .reduce = make_data_group(mpi_)};
-  inputs_ = plan_inputs(deck_, data_group(deck_, mpi_.size(), mpi_.local_size()), *device_);
+  const comm::GroupShape shape = data_group(deck_, mpi_.size(), mpi_.local_size());
+  data_ = {.gather = make_data_group(shape), .reduce = make_data_group(shape)};
+  inputs_ = plan_inputs(deck_, shape, *device_);
 
   control_.together([&] {
     if (control_.rank() != 0) return;
@@ -166,7 +168,8 @@ void Trainer::allocate() {
           "higher zero.stage, a smaller batch.micro, or recompute.policy = \"full\"",
           mpi_.local_size(), plan::human_bytes(state + step), plan::human_bytes(free)));
     }
-    control_.barrier();
+  });
+  control_.together([&] {  // once all have looked at what is free
     resident_before_ = memory::resident_bytes();
     state_arena_.emplace("state", memory::Tier::device, state);
     step_arena_.emplace("step", memory::Tier::device, step);
