@@ -62,7 +62,7 @@ TEST(Convert, MatchesTheScalarConversionToTheBit) {
       Tensor x = any_bits(from, n);
       if (from != DType::f32) {  // all of them
         for (int bits = 0; bits < 0x10000; ++bits)
-          x.view().as<std::uint16_t>()[bits] = static_cast<std::uint16_t>(bits);
+          reinterpret_cast<std::uint16_t*>(x.view().data)[bits] = static_cast<std::uint16_t>(bits);
       }
       for (DType to : kTypes) {
         SCOPED_TRACE(fmt::format("{} {} to {}", enum_word(isa), to_string(from), to_string(to)));
