@@ -142,6 +142,17 @@ TEST(ExactSum, EqualsOneExactAdditionAnElement) {
   });
 }
 
+// The most that a block's sums must hold without rounding: every term as large as its exponent
+// allows, every bit set.
+TEST(ExactSum, HoldsABlockOfTheLargestTerms) {
+  for (Isa isa : isas()) {
+    const auto device = make_cpu_device({.threads = 1, .isa = isa});
+    Tensor x(DType::f32, {4096});
+    for (std::int64_t i = 0; i < x.size(); ++i) x.set(i, i % 2 == 0 ? 0x1.fffffep0 : 0x1.fffffcp0);
+    expect_exact(*device, x.view(), "all alike");
+  }
+}
+
 TEST(ExactSum, CancelsToTheLastBit) {
   const auto device = make_cpu_device({.threads = 2});
   Tensor x = Tensor::random(DType::f32, {10001}, 3, 1e20);
