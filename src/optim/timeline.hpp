@@ -20,8 +20,9 @@ class Timeline {
   std::int64_t samples_after(std::int64_t step) const;
   /// The fewest steps that consume `samples` sequences.
   std::int64_t steps_for_samples(std::int64_t samples) const;
-  std::int64_t steps_for_tokens(std::int64_t tokens) const;
-  std::int64_t steps_for_epochs(double epochs) const;
+  /// Lengths in sequences, rounded up.
+  std::int64_t samples_of_tokens(std::int64_t tokens) const;
+  std::int64_t samples_of_epochs(double epochs) const;
   /// Steps of the run: the least of what run.steps, run.tokens and run.epochs ask for.
   std::int64_t run_steps(const deck::RunSection& run) const;
 

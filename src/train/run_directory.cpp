@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cstdio>
 #include <thread>
 
@@ -43,7 +42,7 @@ off_t complete_bytes(int fd, off_t size) {
 
 }  // namespace
 
-RunLock::RunLock(const std::filesystem::path& directory) {
+RunLock::RunLock(const std::filesystem::path& directory, std::chrono::milliseconds patience) {
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   if (error)
@@ -52,7 +51,7 @@ RunLock::RunLock(const std::filesystem::path& directory) {
   const auto path = directory / "lock";
   fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (fd_ < 0) refuse("cannot open", path);
-  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(15);
+  const auto give_up = std::chrono::steady_clock::now() + patience;
   while (flock(fd_, LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK && errno != EINTR) refuse("cannot lock", path);
     if (std::chrono::steady_clock::now() > give_up) {
