@@ -44,8 +44,9 @@ def initial_weights(s):
         h = f"h.{layer}."
         for norm in ("ln_1", "ln_2"):
             tensors[f"{h}{norm}.weight"], tensors[f"{h}{norm}.bias"] = torch.ones(c), torch.zeros(c)
-        for name, rows, columns, scale in (("attn.c_attn", c, 3 * c, std), ("attn.c_proj", c, c, residual),
-                                           ("mlp.c_fc", c, 4 * c, std), ("mlp.c_proj", 4 * c, c, residual)):
+        matrices = (("attn.c_attn", c, 3 * c, std), ("attn.c_proj", c, c, residual),
+                    ("mlp.c_fc", c, 4 * c, std), ("mlp.c_proj", 4 * c, c, residual))
+        for name, rows, columns, scale in matrices:
             tensors[f"{h}{name}.weight"] = torch.randn(rows, columns) * scale
             tensors[f"{h}{name}.bias"] = torch.zeros(columns)
     tensors["ln_f.weight"], tensors["ln_f.bias"] = torch.ones(c), torch.zeros(c)
@@ -72,8 +73,9 @@ def logits(w, tokens, s):
 def train(s, tensors, out):
     torch.set_num_threads(s["threads"])
     w = {k.removeprefix("transformer."): t.requires_grad_() for k, t in tensors.items()}
-    groups = [{"params": [t for t in w.values() if t.dim() >= 2], "weight_decay": s["weight_decay"]},
-              {"params": [t for t in w.values() if t.dim() < 2], "weight_decay": 0.0}]
+    matrices, vectors = ([t for t in w.values() if (t.dim() >= 2) == wide] for wide in (True, False))
+    groups = [{"params": matrices, "weight_decay": s["weight_decay"]},
+              {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=s["lr"], betas=(0.9, 0.95), eps=1e-8, fused=True)
     tokens = np.memmap(f"{s['data']}.bin", np.uint16, "r")
     length, sequences = s["sequence"], (len(tokens) - 1) // s["sequence"]
@@ -85,10 +87,10 @@ def train(s, tensors, out):
                 group["lr"] = lr
             first = (step - 1) * s["global"]
             rows = [(first + i) % sequences * length for i in range(s["global"])]
-            batch = torch.from_numpy(np.stack([tokens[r : r + length + 1] for r in rows]).astype(np.int64))
+            batch = np.stack([tokens[r : r + length + 1] for r in rows]).astype(np.int64)
             optimizer.zero_grad()
             loss = 0.0
-            for part in batch.split(s["micro"]):
+            for part in torch.from_numpy(batch).split(s["micro"]):
                 with torch.autocast("cpu", torch.bfloat16, enabled=s["compute"] == "bf16"):
                     z = logits(w, part[:, :-1], s)
                 error = F.cross_entropy(z.float().flatten(0, 1), part[:, 1:].flatten())
@@ -102,7 +104,8 @@ def train(s, tensors, out):
                      "tokens_per_s": s["global"] * length / seconds}
             metrics.write(json.dumps(event) + "\n")
             if step % 10 == 0:
-                print(f"step {step}/{s['steps']} | loss {loss:.6f} | {seconds * 1e3:.1f} ms", flush=True)
+                print(f"step {step}/{s['steps']} | loss {loss:.6f} | {seconds * 1e3:.1f} ms",
+                      flush=True)
 
 
 def main():

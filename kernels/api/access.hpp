@@ -3,6 +3,9 @@
 // (`visit`), so that a recorder, a plan checker and an executor can handle all operations alike.
 #pragma once
 
+#include <string_view>
+#include <variant>
+
 #include "core/random.hpp"
 #include "core/view.hpp"
 
@@ -27,5 +30,23 @@ struct Dropout {
   explicit operator bool() const { return p > 0; }
   RandomKey key() const { return random_key(seed, RandomPurpose::dropout, site); }
 };
+
+/// f(view, access) for every view of the call that is present; a call is a variant of argument
+/// structs.
+template <typename Call, typename F>
+void visit_views(Call& call, F&& f) {
+  std::visit(
+      [&](auto& args) {
+        args.visit(args, [&](auto& view, Access access) {
+          if (view) f(view, access);
+        });
+      },
+      call);
+}
+
+template <typename Call>
+std::string_view name_of(const Call& call) {
+  return std::visit([](const auto& args) -> std::string_view { return args.kName; }, call);
+}
 
 }  // namespace tessera::kernels

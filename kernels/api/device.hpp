@@ -22,10 +22,6 @@ using KernelCall = std::variant<Embed, EmbedBackward, AddNorm, NormBackward, App
                                 AttentionBackward, Rope, Activate, ActivateBackward, Classify,
                                 Verdict, AdamUpdate, Fill, Convert, ExactSum>;
 
-inline std::string_view name_of(const KernelCall& call) {
-  return std::visit([](const auto& args) -> std::string_view { return args.kName; }, call);
-}
-
 /// Floating-point operations of the matrix work; elementwise work counts 0, as in published MFU
 /// figures.
 inline double flop_of(const KernelCall& call) {
@@ -33,18 +29,6 @@ inline double flop_of(const KernelCall& call) {
       [](const auto& args) -> double {
         if constexpr (requires { args.flop(); }) return args.flop();
         return 0;
-      },
-      call);
-}
-
-/// f(view, access) for every view that is present.
-template <typename Call, typename F>
-void visit_views(Call& call, F&& f) {
-  std::visit(
-      [&](auto& args) {
-        args.visit(args, [&](auto& view, Access access) {
-          if (view) f(view, access);
-        });
       },
       call);
 }

@@ -10,6 +10,8 @@ namespace tessera::comm {
 
 using kernels::Access;
 using kernels::access_of;
+using kernels::name_of;
+using kernels::visit_views;
 using kernels::Write;
 
 /// Every rank's `shard` ends up in slot `rank` of everyone's `full` (shards in rank order). `shard`
@@ -55,21 +57,6 @@ struct AllReduceWords {
 };
 
 using CollectiveCall = std::variant<AllGather, ReduceScatter, AllReduceWords>;
-
-inline std::string_view name_of(const CollectiveCall& call) {
-  return std::visit([](const auto& args) -> std::string_view { return args.kName; }, call);
-}
-
-template <typename Call, typename F>
-void visit_views(Call& call, F&& f) {
-  std::visit(
-      [&](auto& args) {
-        args.visit(args, [&](auto& view, Access access) {
-          if (view) f(view, access);
-        });
-      },
-      call);
-}
 
 /// Where the ranks of a group are: `size` ranks, of which `local` share each node (contiguous in
 /// rank order; the last node may hold fewer).

@@ -50,9 +50,10 @@ def make_tokens(prefix, vocab, seed, count=2500):
 
 def train(model, tokens, length, batch):
     parameters = list(model.parameters())
-    decay = [{"params": [p for p in parameters if p.dim() >= 2], "weight_decay": RECIPE["weight_decay"]},
-             {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(decay, lr=RECIPE["lr"], betas=RECIPE["betas"], eps=RECIPE["eps"])
+    matrices, vectors = ([p for p in parameters if (p.dim() >= 2) == w] for w in (True, False))
+    groups = [{"params": matrices, "weight_decay": RECIPE["weight_decay"]},
+              {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=RECIPE["lr"], betas=RECIPE["betas"], eps=RECIPE["eps"])
     sequences = (len(tokens) - 1) // length
     steps = []
     for step in range(STEPS):

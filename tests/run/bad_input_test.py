@@ -1,5 +1,5 @@
 """Wrong decks, damaged or hostile files and full disks: every rank leaves by itself with the right
-exit code and a message that names the place and the remedy; nothing hangs, nothing is overwritten."""
+exit code and a message that names the place and the remedy; nothing hangs or is overwritten."""
 
 import array
 import os
@@ -20,7 +20,7 @@ class BadInput(RunTest):
             self.assertIn(text, job.output)
 
     def refuse(self, code, *texts, ranks=2, name="bad", **changes):
-        """A tiny deck with these changes is refused on all ranks, with these texts in the message."""
+        """A tiny deck with these changes is refused on all ranks, in a message with these texts."""
         path = self.deck(name, tiny_deck(self.corpus, **changes))
         self.assert_refused(code, texts, self.run_job(ranks, "train", path, each=True))
 
@@ -40,10 +40,11 @@ class BadInput(RunTest):
         for key, value, text in cases:
             with self.subTest(key=key, value=value):
                 self.refuse(DECK, "bad.toml", text, **{key: value})
-                self.assertFalse((self.dir / "bad").exists(), "a refused deck leaves nothing behind")
+                self.assertFalse((self.dir / "bad").exists(), "it leaves nothing behind")
 
     def test_every_problem_is_listed_with_its_place(self):
-        path = self.deck("bad", tiny_deck(self.corpus, zero__stge=1, optimizer__rate=1, run__seed=-1))
+        deck = tiny_deck(self.corpus, zero__stge=1, optimizer__rate=1, run__seed=-1)
+        path = self.deck("bad", deck)
         line = 1 + path.read_text().splitlines().index("stge = 1")
         job = self.run_job(2, "train", path, each=True)
         self.assert_refused(DECK, [f"bad.toml:{line}:", "rate", "seed"], job)

@@ -76,7 +76,7 @@ class Restart(RunTest):
         are printed."""
         steps, seed = 150, random.randrange(1 << 32)
         want = self.train(2, self.restart_deck("whole", run__steps=steps))
-        deck = self.restart_deck("killed", run__steps=steps, checkpoint__every=1, checkpoint__keep=2)
+        deck = self.restart_deck("killed", run__steps=steps, checkpoint__every=1)
         rng, kills = random.Random(seed), 0
         for _ in range(5):
             process = self.start(2, "train", deck)

@@ -1,4 +1,4 @@
-"""What the tests of whole runs share: tiny corpora and decks, starting jobs, reading what they left.
+"""What the tests of whole runs share: tiny corpora and decks, starting jobs, what they left.
 
 Each test file is started by ctest with TESSERA_BINARY (the program), TESSERA_MPIEXEC (how ranks are
 started, up to and including the flag before their number) and TESSERA_SOURCE_DIR."""
@@ -52,7 +52,8 @@ def tiny_deck(data, **changes):
     None removes a key."""
     deck = {
         "run": {"steps": 12, "seed": 3, "backend": "cpu"},
-        "model": {"family": "gpt2", "layers": 3, "heads": 3, "hidden": 24, "vocab": 97, "context": 16},
+        "model": {"family": "gpt2", "layers": 3, "heads": 3, "hidden": 24, "vocab": 97,
+                  "context": 16},
         "data": {"train": [str(data)]},
         "batch": {"micro": 1, "global": 8},
         "optimizer": {"lr": 3e-3, "weight_decay": 0.1},

@@ -64,7 +64,8 @@ class Verbs(RunTest):
         parameters = next(e["parameters"] for e in events if e["event"] == "start")
         newest = sorted((self.dir / "run" / "checkpoints").glob("step_*"))[-1]
         with h5py.File(newest / "model.h5") as f:
-            sizes = {name: elements(f[name]) for name in ("parameters", "master", "adam_m", "adam_v")}
+            states = ("parameters", "master", "adam_m", "adam_v")
+            sizes = {state: elements(f[state]) for state in states}
             self.assertEqual(set(sizes.values()), {parameters}, sizes)
             self.assertTrue(all(math.isfinite(x) for x in f["parameters/final_norm.weight"][:]))
 
@@ -106,7 +107,8 @@ class Verbs(RunTest):
         deck = self.deck("first", tiny_deck(self.corpus, zero__stage=3))
         self.train(2, deck)
         start = metrics.read_events(self.dir / "first")[0]
-        self.assertIn(f"parameters {start['parameters']};", self.run_ok("check", deck, "--ranks", 2))
+        prediction = self.run_ok("check", deck, "--ranks", 2)
+        self.assertIn(f"parameters {start['parameters']};", prediction)
         self.assertTrue(self.run_ok("plan", deck, "--ranks", 2, "--rank", 1))
         json.loads(self.run_ok("plan", deck, "--ranks", 2, "--rank", 1, "--format", "json"))
 

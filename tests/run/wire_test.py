@@ -39,8 +39,9 @@ class Wire(RunTest):
         for ranks, micro in ((2, 1), (2, 4), (4, 1)):
             count = 8 // ranks // micro
             with self.subTest(ranks=ranks, micro_batches=count):
-                self.check((count + 1) * (ranks - 1) / ranks,
-                           *self.sent(ranks, zero__stage=2, zero__reduce="micro", batch__micro=micro))
+                sent, size = self.sent(ranks, zero__stage=2, zero__reduce="micro",
+                                       batch__micro=micro)
+                self.check((count + 1) * (ranks - 1) / ranks, sent, size)
 
     def test_gathers_of_stage_three(self):
         """At most two gathers and one reduction; a unit that is still resident is not gathered."""
