@@ -57,9 +57,10 @@ class BadInput(RunTest):
                 job = self.run_job(2, "train", path, "--set", option, each=True)
                 self.assert_refused(DECK, ["--set"], job)
         for arguments in (["train"], ["trian", path], ["train", path, "--nonsense"],
-                          ["train", self.dir / "missing.toml"], ["train", self.dir]):
+                          ["train", self.dir / "missing.toml"]):
             with self.subTest(arguments):
                 self.assertEqual(self.run_job(0, *arguments).code, DECK)
+        self.assertEqual(self.run_job(0, "train", self.dir).code, DATA, "it holds no checkpoint")
 
     def test_deck_files(self):
         loop = self.dir / "loop.toml"

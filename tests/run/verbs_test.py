@@ -52,8 +52,10 @@ class Verbs(RunTest):
 
         evaluations = metrics.last_steps(metrics.read_events(run), "evaluate")
         self.assertEqual(list(evaluations), [10, 20, 30])
-        output = self.run_ok("evaluate", deck, ranks=2)
-        self.assertIn(f"{evaluations[30]['loss']:.6f}", output, "evaluate repeats the last figure")
+        checkpoint = max((run / "checkpoints").iterdir())
+        for source in (deck, run, checkpoint):
+            output = self.run_ok("evaluate", source, ranks=2)
+            self.assertIn(f"{evaluations[30]['loss']:.6f}", output, "the last figure again")
 
         self.run_ok("inspect", run, "--verify")
         self.run_ok("inspect", self.dir / "text")
@@ -69,10 +71,16 @@ class Verbs(RunTest):
             self.assertEqual(set(sizes.values()), {parameters}, sizes)
             self.assertTrue(all(math.isfinite(x) for x in f["parameters/final_norm.weight"][:]))
 
-    def test_export_and_start_again_from_it(self):
+    def test_export_import_and_start_again_from_it(self):
         self.text_run()
-        exported = self.dir / "hf"
+        exported, imported = self.dir / "hf", self.dir / "imported"
         self.run_ok("export", self.dir / "run", "--to", exported)
+        self.run_ok("import", exported, "--to", imported)
+        sample = ("--prompt", "the quick", "--tokens", 6, "--temperature", 0,
+                  "--tokenizer", "bytes")
+        forms = (self.dir / "run", exported, imported)
+        texts = {self.run_ok("generate", d, *sample) for d in forms}
+        self.assertEqual(len(texts), 1, "one model, three forms")
         self.assertEqual(json.loads((exported / "config.json").read_text())["model_type"], "gpt2")
         deck = {"run": {"steps": 1, "backend": "cpu"}, "model": {"init_from": str(exported)},
                 "data": {"train": [str(self.dir / "text")]}, "batch": {"global": 8},
