@@ -59,7 +59,8 @@ int run(const std::vector<std::pair<CLI::App*, verbs::Verb>>& all, int* argc, ch
   for (const auto& [app, verb] : all) {
     if (!app->parsed()) continue;
     return guarded("", [&, &chosen = verb] {
-      return chosen.launch == verbs::Launch::single ? chosen.run() : run_on_ranks(chosen, argc, argv);
+      return chosen.launch == verbs::Launch::single ? chosen.run()
+                                                    : run_on_ranks(chosen, argc, argv);
     });
   }
   return 0;

@@ -345,8 +345,8 @@ constexpr SchemaRow kRows[] = {
         {.limits = at_least(0)}),
     row<&Deck::checkpoint, &CheckpointSection::async>("checkpoint.async",
                                                       "the run goes on while files are written"),
-    row<&Deck::checkpoint, &CheckpointSection::verify>("checkpoint.verify",
-                                                       "checksums are compared on loading", {.built = "true"}),
+    row<&Deck::checkpoint, &CheckpointSection::verify>(
+        "checkpoint.verify", "checksums are compared on loading", {.built = "true"}),
     row<&Deck::evaluate, &EvaluateSection::every>(
         "evaluate.every", "steps between evaluations; 0 = none", {.limits = at_least(0)}),
     row<&Deck::evaluate, &EvaluateSection::batches>(

@@ -26,7 +26,7 @@ std::int64_t Timeline::samples_after(std::int64_t step) const {
   return samples + (step + 1 - from) * global(from);
 }
 
-std::int64_t Timeline::steps_for_samples(std::int64_t samples, Position at) const {
+std::int64_t Timeline::steps_for_samples(std::int64_t samples, RunPosition at) const {
   std::int64_t done = at.samples, next = at.step + 1;
   for (const auto& entry : batch_.ramp) {
     const std::int64_t part = std::max<std::int64_t>(0, entry.step - next) * global(next);
@@ -46,7 +46,7 @@ std::int64_t Timeline::samples_of_epochs(double epochs) const {
   return static_cast<std::int64_t>(std::ceil(epochs * static_cast<double>(sequences_)));
 }
 
-std::int64_t Timeline::run_steps(const deck::RunSection& run, Position from) const {
+std::int64_t Timeline::run_steps(const deck::RunSection& run, RunPosition from) const {
   std::int64_t steps = std::numeric_limits<std::int64_t>::max();
   if (run.steps) steps = std::min(steps, *run.steps);
   if (run.tokens) steps = std::min(steps, steps_for_samples(samples_of_tokens(*run.tokens), from));

@@ -7,6 +7,11 @@
 
 namespace tessera::optim {
 
+/// How far a run has come.
+struct RunPosition {
+  std::int64_t step = 0, samples = 0;
+};
+
 class Timeline {
  public:
   /// `sequences` is the number of training sequences of one epoch (0: unknown, lengths in epochs
@@ -18,18 +23,14 @@ class Timeline {
   std::int64_t global(std::int64_t step) const;
   /// Sequences consumed by steps 1 .. step.
   std::int64_t samples_after(std::int64_t step) const;
-  /// How far a run has come.
-  struct Position {
-    std::int64_t step = 0, samples = 0;
-  };
   /// The step after which a run that is at `from` has consumed `samples` sequences.
-  std::int64_t steps_for_samples(std::int64_t samples, Position from = {}) const;
+  std::int64_t steps_for_samples(std::int64_t samples, RunPosition from = {}) const;
   /// Lengths in sequences, rounded up.
   std::int64_t samples_of_tokens(std::int64_t tokens) const;
   std::int64_t samples_of_epochs(double epochs) const;
   /// Steps of the run: the least of what run.steps, run.tokens and run.epochs ask for.
   /// Batches before `from` may have been of other sizes.
-  std::int64_t run_steps(const deck::RunSection& run, Position from = {}) const;
+  std::int64_t run_steps(const deck::RunSection& run, RunPosition from = {}) const;
 
  private:
   deck::BatchSection batch_;

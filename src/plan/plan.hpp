@@ -131,8 +131,7 @@ inline constexpr std::int64_t kMostBuffers = (std::int64_t{1} << (64 - kOffsetBi
 /// The address of `offset` within buffer `id`; never dereferenced, resolved when the plan meets
 /// real memory.
 inline std::byte* symbolic(BufferId id, std::int64_t offset = 0) {
-  return reinterpret_cast<std::byte*>((static_cast<std::uintptr_t>(id) + 1)
-                                      << kOffsetBits) +
+  return reinterpret_cast<std::byte*>((static_cast<std::uintptr_t>(id) + 1) << kOffsetBits) +
          offset;
 }
 inline BufferId buffer_of(const View& v) {

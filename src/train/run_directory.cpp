@@ -107,7 +107,8 @@ void Reporter::say(std::string_view line) {
 }
 
 void Reporter::event(const nlohmann::ordered_json& object) {
-  if (metrics_) metrics_->write(object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  if (metrics_)
+    metrics_->write(object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
 }
 
 }  // namespace tessera::train

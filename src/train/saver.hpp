@@ -1,6 +1,6 @@
 // Checkpoints written beside training: a thread of its own writes this rank's file; when all ranks
-// are done, rank 0 commits. HDF5 is called by that thread and, once it has ended, by the one that commits:
-// never by two at once.
+// are done, rank 0 commits. HDF5 is called by that thread and, once it has ended, by the one that
+// commits: never by two at once.
 #pragma once
 
 #include <atomic>

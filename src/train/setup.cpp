@@ -130,7 +130,8 @@ void check_budget(const deck::LoadedDeck& loaded, std::int64_t state, std::int64
   const auto* budget = std::get_if<deck::Bytes>(&loaded.deck.memory.device);
   if (budget == nullptr || state + step <= budget->count) return;
   throw MemoryError(fmt::format(
-      "{}: this run needs {} a rank ({} of state, {} for a step), memory.device allows {}: use more "
+      "{}: this run needs {} a rank ({} of state, {} for a step), memory.device allows {}: use "
+      "more "
       "ranks with a higher zero.stage, a smaller batch.micro, or recompute.policy = \"full\"",
       loaded.where("memory.device"), plan::human_bytes(state + step), plan::human_bytes(state),
       plan::human_bytes(step), plan::human_bytes(budget->count)));

@@ -27,7 +27,8 @@ inline std::int64_t micro_batches(const deck::BatchSection& batch, std::int64_t 
 }
 
 /// Throws MemoryError when a run that needs so much a rank does not fit memory.device.
-void check_budget(const deck::LoadedDeck& loaded, std::int64_t state_bytes, std::int64_t step_bytes);
+void check_budget(const deck::LoadedDeck& loaded, std::int64_t state_bytes,
+                  std::int64_t step_bytes);
 
 /// Reads config.json where model.init_from points; the reader that load_deck() wants.
 std::vector<deck::ArchitectureKey> read_architecture(const std::string& directory);

@@ -70,7 +70,8 @@ Trainer::Trainer(const deck::LoadedDeck& loaded, const comm::MpiSession& mpi,
       const std::int64_t have = validation_->sequences(deck_.batch.sequence);
       if (have < timeline_.global(1)) {
         throw DataError(fmt::format(
-            "{}: data.validation holds {} sequences of {} tokens, fewer than one global batch of {}",
+            "{}: data.validation holds {} sequences of {} tokens, fewer than one global batch of "
+            "{}",
             loaded_.where("data.validation"), have, deck_.batch.sequence, timeline_.global(1)));
       }
     }
@@ -82,7 +83,8 @@ Trainer::Trainer(const deck::LoadedDeck& loaded, const comm::MpiSession& mpi,
   const int threads = thread_count(deck_.run, mpi_.local_size());
   omp_set_num_threads(threads);
   device_ = kernels::make_cpu_device({.threads = threads});
-  const comm::GroupShape shape = data_group(deck_, mpi_.size(), control_.max(std::int64_t{mpi_.local_size()}));
+  const comm::GroupShape shape =
+      data_group(deck_, mpi_.size(), control_.max(std::int64_t{mpi_.local_size()}));
   data_ = {.gather = make_data_group(shape), .reduce = make_data_group(shape)};
   inputs_ = plan_inputs(deck_, shape, *device_);
 
@@ -115,7 +117,8 @@ Trainer::Trainer(const deck::LoadedDeck& loaded, const comm::MpiSession& mpi,
   report_start();
   start_or_resume();
   // The rest of the run is as long as this deck says, whatever batches came before.
-  run_steps_ = timeline_.run_steps(deck_.run, {.step = progress_.step, .samples = progress_.samples});
+  run_steps_ =
+      timeline_.run_steps(deck_.run, {.step = progress_.step, .samples = progress_.samples});
   rate_.emplace(deck_.schedule, deck_.optimizer.lr, timeline_, run_steps_);
   control_.together([&] {
     if (control_.rank() != 0) return;
@@ -153,8 +156,9 @@ void Trainer::agree_on_plans() {
   const auto value = static_cast<std::int64_t>(hash.value() >> 1);
   if (control_.min(value) != control_.max(value)) {
     control_.together([] {  // every rank sees it
-      throw CommError("ranks made different plans: they must run one binary with one deck and see the same "
-                      "token files");
+      throw CommError(
+          "ranks made different plans: they must run one binary with one deck and see the same "
+          "token files");
     });
   }
 }

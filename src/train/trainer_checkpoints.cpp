@@ -39,7 +39,8 @@ CheckpointHeader Trainer::header() const {
 void Trainer::restore(const CheckpointHeader& h, const deck::PrecisionSection& saved) {
   progress_ = {.step = h.step, .applied = h.applied_updates, .samples = h.samples};
   // A scale found for another type, or before the deck fixed one, says nothing now.
-  if (saved.compute != deck_.precision.compute || saved.loss_scale != deck_.precision.loss_scale) return;
+  if (saved.compute != deck_.precision.compute || saved.loss_scale != deck_.precision.loss_scale)
+    return;
   scaler_.restore({.scale = h.loss_scale,
                    .good_steps = h.scaler_good_steps,
                    .hysteresis = h.scaler_hysteresis_left});
@@ -93,10 +94,8 @@ bool Trainer::try_checkpoint(const std::filesystem::path& path) {
     report_.say(fmt::format("changed since: {} = {}, was {}", c["key"].get<std::string>(),
                             c["now"].get<std::string>(), c["saved"].get<std::string>()));
   }
-  report_.event({{"event", "resume"},
-                 {"step", header.step},
-                 {"from", path.string()},
-                 {"changed", changed}});
+  report_.event(
+      {{"event", "resume"}, {"step", header.step}, {"from", path.string()}, {"changed", changed}});
   return true;
 }
 

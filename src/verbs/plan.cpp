@@ -92,7 +92,7 @@ Verb check(CLI::App& app) {
                   plan::check_together(others);
                 }
                 const plan::Ledger ledger = plan::make_ledger(plans);
-            const auto wire = total_wire_bytes(plans.front());
+                const auto wire = total_wire_bytes(plans.front());
                 fmt::print(
                     "parameters {}; a step: {} sequences of {}, {} micro-batches a rank, {:.4g} "
                     "flop a rank\n",
@@ -101,7 +101,7 @@ Verb check(CLI::App& app) {
                 fmt::print("a rank sends {} in its node and {} across nodes a step\n",
                            plan::human_bytes(wire.intra), plan::human_bytes(wire.inter));
                 fmt::print("memory a rank:\n{}", to_text(ledger));
-                  train::check_budget(p.loaded, ledger.state_bytes, ledger.step_bytes);
+                train::check_budget(p.loaded, ledger.state_bytes, ledger.step_bytes);
                 fmt::print("{}: good for {} ranks\n", layout->deck.path, layout->ranks);
                 return ExitCode::ok;
               },

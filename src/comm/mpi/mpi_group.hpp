@@ -40,7 +40,8 @@ class MpiSession {
 
 std::string host_name();
 
-/// Ends this process, and with MPI's help the job, without waiting for anybody: for a rank that failed alone.
+/// Ends this process, and with MPI's help the job, without waiting for anybody: for a rank that
+/// failed alone.
 [[noreturn]] void leave_at_once(int exit_code);
 
 /// Small blocking agreements between all ranks, on a communicator of their own. Main thread only.

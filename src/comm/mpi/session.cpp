@@ -33,7 +33,8 @@ MpiSession::MpiSession(int* argc, char*** argv) {
 }
 
 MpiSession::~MpiSession() {
-  // While an exception that others do not know of is on its way, they are not in MPI_Finalize and never will be.
+  // While an exception that others do not know of is on its way, they are not in MPI_Finalize and
+  // never will be.
   if (std::uncaught_exceptions() == 0) MPI_Finalize();
 }
 

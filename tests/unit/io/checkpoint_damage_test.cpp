@@ -340,5 +340,22 @@ TEST(CheckpointPrune, KeepsTheNewestAndTheMilestones) {
   EXPECT_TRUE(list_checkpoints(temporary.path / "nowhere").empty());
 }
 
+TEST(CheckpointBranch, LaterCheckpointsAreSetAsideNotTakenForThisRuns) {
+  Random random(40);
+  TemporaryDirectory temporary;
+  const auto model = random_model(random, false);
+  for (int branch = 0; branch < 2; ++branch) {
+    for (const std::int64_t step : {2, 4, 6})
+      save(random, temporary.path, model, 1, {.step = step});
+    EXPECT_EQ(set_aside_after(temporary.path, 2).size(), 2U);
+    ASSERT_EQ(list_checkpoints(temporary.path).size(), 1U);
+    save(random, temporary.path, model, 1, {.step = 3});
+    prune_checkpoints(temporary.path, 1, 0);
+    EXPECT_EQ(list_checkpoints(temporary.path).at(0).step, 3);
+  }
+  EXPECT_TRUE(fs::exists(temporary.path / "step_00000004.abandoned"));  // nothing is lost
+  EXPECT_TRUE(fs::exists(temporary.path / "step_00000004.abandoned2"));
+}
+
 }  // namespace
 }  // namespace tessera
