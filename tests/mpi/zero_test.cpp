@@ -20,6 +20,7 @@ struct Case {
   int stage = 0;
   ReduceWhen reduce = ReduceWhen::step;
   std::int64_t micro_batches = 2;
+  plan::PlanPurpose purpose = plan::PlanPurpose::train;
 };
 
 class Zero : public testing::Test {
@@ -29,6 +30,7 @@ class Zero : public testing::Test {
     inputs.stage = c.stage;
     inputs.reduce = c.reduce;
     inputs.wire = c.wire;
+    inputs.snapshots = c.purpose == plan::PlanPurpose::train_snapshot;
     inputs.optimizer.clip_norm = 0.5;
     inputs.optimizer.weight_decay = 0.1F;
     inputs.data_group = {.size = session().size(), .local = session().size()};
@@ -39,7 +41,8 @@ class Zero : public testing::Test {
     }
     auto run = std::make_unique<PlanRun>(
         inputs, *device_,
-        plan::PlanShape{.sequence = 6, .micro = 1, .micro_batches = c.micro_batches},
+        plan::PlanShape{
+            .purpose = c.purpose, .sequence = 6, .micro = 1, .micro_batches = c.micro_batches},
         std::move(groups));
     run->state().set_parameters(test_values(11));
     return run;
@@ -52,6 +55,18 @@ class Zero : public testing::Test {
       const Range mine = s.layout.shard_of(run.rank());
       for (const View* v : {&s.master, &s.m, &s.v}) {
         const auto part = widened(run.real(v->range(mine.begin - s.owned.begin, mine.count())));
+        all.insert(all.end(), part.begin(), part.end());
+      }
+    }
+    return all;
+  }
+
+  /// The same of the snapshot buffers.
+  static std::vector<float> snapshot(PlanRun& run) {
+    std::vector<float> all;
+    for (const auto& s : run.state().units()) {
+      for (const View* v : {&s.snapshot_master, &s.snapshot_m, &s.snapshot_v}) {
+        const auto part = widened(run.real(*v));
         all.insert(all.end(), part.begin(), part.end());
       }
     }
@@ -165,6 +180,24 @@ TEST_F(Zero, OneRanksOverflowIsSkippedByAll) {
         EXPECT_TRUE(hit->step(200, {}).applied);
         EXPECT_TRUE(spared->step(200, {}).applied);
         EXPECT_TRUE(same_bits(shard(*hit), shard(*spared))) << "stage " << stage;
+      }
+    }
+  }
+}
+
+// Trap 49: a checkpoint that is copied beside a step holds what was there before it.
+TEST_F(Zero, SnapshotsAreTheStateOfTheStepBefore) {
+  for (DType compute : {DType::f32, DType::bf16}) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      const auto run = make({.config = gpt2_like(),
+                             .compute = compute,
+                             .stage = stage,
+                             .purpose = plan::PlanPurpose::train_snapshot});
+      for (int t = 1; t <= 3; ++t) {
+        const auto before = shard(*run);
+        EXPECT_TRUE(run->step(100 * t, {.update = 1.0 * t}).applied);
+        EXPECT_TRUE(same_bits(snapshot(*run), before)) << "stage " << stage << ", step " << t;
+        EXPECT_FALSE(same_bits(shard(*run), before));
       }
     }
   }
