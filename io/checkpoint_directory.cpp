@@ -85,6 +85,26 @@ std::vector<CheckpointEntry> list_checkpoints(const fs::path& checkpoints) {
   return entries;
 }
 
+std::vector<CheckpointEntry> set_aside_after(const fs::path& checkpoints, std::int64_t step) {
+  std::vector<CheckpointEntry> later;
+  for (const fs::path& path : subdirectories(checkpoints)) {
+    if (const auto s = step_of(path); s && *s > step) later.push_back({*s, path});
+  }
+  for (CheckpointEntry& entry : later) {
+    fs::path aside = entry.path;
+    aside += ".abandoned";
+    for (int n = 2; fs::exists(aside); ++n) {
+      aside = entry.path;
+      aside += fmt::format(".abandoned{}", n);
+    }
+    std::error_code error;
+    fs::rename(entry.path, aside, error);
+    if (error) refused("rename", entry.path, error);
+    entry.path = aside;
+  }
+  return later;
+}
+
 std::vector<CheckpointEntry> prune_checkpoints(const fs::path& checkpoints, std::int64_t keep,
                                                std::int64_t keep_every) {
   TESSERA_CHECK(keep >= 0 && keep_every >= 0, "keep = {}, keep_every = {}", keep, keep_every);

@@ -23,6 +23,12 @@ std::filesystem::path begin_checkpoint(const std::filesystem::path& checkpoints,
 /// the files shows when they are read. A directory that does not exist holds none.
 std::vector<CheckpointEntry> list_checkpoints(const std::filesystem::path& checkpoints);
 
+/// A run that goes on from `step` leaves the branch that later checkpoints belong to: they get names
+/// that end in ".abandoned", so that neither the next start nor pruning takes them for this run's.
+/// Returns what was renamed.
+std::vector<CheckpointEntry> set_aside_after(const std::filesystem::path& checkpoints,
+                                             std::int64_t step);
+
 /// Removes all valid checkpoints but the newest `keep` (0: none is removed; so the newest always
 /// stays) and those whose step is a multiple of `keep_every` (0: no such rule). Call it after a
 /// commit only. Returns what was removed.

@@ -1,10 +1,8 @@
 // tessera: the verbs, the only catch, the only exit code.
-#include <unistd.h>
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
 #include <new>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,35 +14,53 @@
 namespace tessera {
 namespace {
 
-int report(const comm::MpiSession* mpi, ExitCode code, std::string_view message,
-           const std::source_location* where) {
-  char host[128] = "?";
-  gethostname(host, sizeof host - 1);
-  std::string text = "tessera: ";
-  if (mpi != nullptr && mpi->size() > 1) text += fmt::format("rank {} on {}: ", mpi->rank(), host);
-  text += message;
-  if (code == ExitCode::internal && where != nullptr) {
+int report(std::string_view who, ExitCode code, std::string_view message,
+           const std::source_location& where = {}) {
+  std::string text = fmt::format("tessera: {}{}", who, message);
+  if (code == ExitCode::internal) {
     text += fmt::format("\n  (a bug of tessera's, at {}:{}; please report it with the deck)",
-                        where->file_name(), where->line());
+                        where.file_name(), where.line());
   }
   text += '\n';
   std::fwrite(text.data(), 1, text.size(), stderr);
   return static_cast<int>(code);
 }
 
+/// Whatever ends `work` becomes a message and an exit code.
+template <typename Work>
+int guarded(std::string_view who, Work&& work) {
+  try {
+    return static_cast<int>(work());
+  } catch (const Error& e) {
+    return report(who, e.exit_code(), e.what(), e.where());
+  } catch (const std::bad_alloc&) {
+    return report(who, ExitCode::memory, "out of memory");
+  } catch (const std::exception& e) {
+    return report(who, ExitCode::internal, e.what());
+  }
+}
+
+ExitCode run_on_ranks(const verbs::Verb& verb, int* argc, char*** argv) {
+  const comm::MpiSession mpi(argc, argv);
+  const comm::Control control;
+  try {
+    return verb.run_on_ranks(mpi, control);
+  } catch (const AgreedError& e) {  // every rank has it: one speaks for all, and all leave in order
+    if (mpi.rank() == 0) report("", e.exit_code(), e.what(), e.where());
+    return e.exit_code();
+  } catch (...) {  // this rank alone failed; the others would wait for it for ever
+    const std::string who =
+        mpi.size() > 1 ? fmt::format("rank {} on {}: ", mpi.rank(), comm::host_name()) : "";
+    comm::leave_at_once(guarded(who, []() -> ExitCode { throw; }));
+  }
+}
+
 int run(const std::vector<std::pair<CLI::App*, verbs::Verb>>& all, int* argc, char*** argv) {
   for (const auto& [app, verb] : all) {
     if (!app->parsed()) continue;
-    if (verb.launch == verbs::Launch::single) return static_cast<int>(verb.run());
-    comm::MpiSession mpi(argc, argv);
-    try {
-      const comm::Control control;
-      return static_cast<int>(verb.run_on_ranks(mpi, control));
-    } catch (const AgreedError&
-                 e) {  // every rank has it: the lowest one that does speaks, and all leave in order
-      if (mpi.rank() == 0) report(&mpi, e.exit_code(), e.what(), &e.where());
-      return static_cast<int>(e.exit_code());
-    }
+    return guarded("", [&, &chosen = verb] {
+      return chosen.launch == verbs::Launch::single ? chosen.run() : run_on_ranks(chosen, argc, argv);
+    });
   }
   return 0;
 }
@@ -69,15 +85,5 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : static_cast<int>(ExitCode::deck);
   }
-  try {
-    return run(all, &argc, &argv);
-  } catch (const Error& e) {
-    // This rank alone failed; the others would wait for it for ever.
-    const int code = report(nullptr, e.exit_code(), e.what(), &e.where());
-    comm::leave_at_once(code);
-  } catch (const std::bad_alloc&) {
-    comm::leave_at_once(report(nullptr, ExitCode::memory, "out of memory", nullptr));
-  } catch (const std::exception& e) {
-    comm::leave_at_once(report(nullptr, ExitCode::internal, e.what(), nullptr));
-  }
+  return run(all, &argc, &argv);
 }

@@ -334,7 +334,7 @@ constexpr SchemaRow kRows[] = {
         {.limits = at_least(1), .unit = "bytes"}),
     row<&Deck::memory, &MemorySection::host>(
         "memory.host", "budget of the host tier; auto: what the node has free",
-        {.limits = at_least(1), .unit = "bytes"}),
+        {.limits = at_least(1), .unit = "bytes", .built = "auto"}),
     row<&Deck::checkpoint, &CheckpointSection::every>(
         "checkpoint.every", "steps between checkpoints; 0 = none, also not at the end",
         {.limits = at_least(0)}),
@@ -346,7 +346,7 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::checkpoint, &CheckpointSection::async>("checkpoint.async",
                                                       "the run goes on while files are written"),
     row<&Deck::checkpoint, &CheckpointSection::verify>("checkpoint.verify",
-                                                       "checksums are compared on loading"),
+                                                       "checksums are compared on loading", {.built = "true"}),
     row<&Deck::evaluate, &EvaluateSection::every>(
         "evaluate.every", "steps between evaluations; 0 = none", {.limits = at_least(0)}),
     row<&Deck::evaluate, &EvaluateSection::batches>(

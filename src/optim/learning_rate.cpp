@@ -7,13 +7,13 @@
 namespace tessera::optim {
 namespace {
 
-std::int64_t length(const std::optional<std::int64_t>& steps,
-                    const std::optional<std::int64_t>& tokens, const std::optional<double>& epochs,
-                    const Timeline& timeline, std::int64_t otherwise) {
-  if (steps) return *steps;
-  if (tokens) return timeline.steps_for_tokens(*tokens);
-  if (epochs) return timeline.steps_for_epochs(*epochs);
-  return otherwise;
+/// A length in tokens or epochs, as sequences.
+std::optional<std::int64_t> samples_of(const std::optional<std::int64_t>& tokens,
+                                       const std::optional<double>& epochs,
+                                       const Timeline& timeline) {
+  if (tokens) return timeline.samples_of_tokens(*tokens);
+  if (epochs) return timeline.samples_of_epochs(*epochs);
+  return std::nullopt;
 }
 
 }  // namespace
@@ -21,9 +21,21 @@ std::int64_t length(const std::optional<std::int64_t>& steps,
 LearningRate::LearningRate(const deck::ScheduleSection& s, double lr, const Timeline& timeline,
                            std::int64_t run_steps)
     : schedule_(s), lr_(lr), run_(run_steps) {
-  warmup_ = length(s.warmup_steps, s.warmup_tokens, s.warmup_epochs, timeline, 0);
-  decay_ = length(s.decay_steps, s.decay_tokens, s.decay_epochs, timeline,
-                  std::max<std::int64_t>(0, run_ - warmup_));
+  if (s.warmup_steps) {
+    warmup_ = *s.warmup_steps;
+  } else if (const auto samples = samples_of(s.warmup_tokens, s.warmup_epochs, timeline)) {
+    warmup_ = timeline.steps_for_samples(*samples);
+  }
+  // Where the batch grows, how many steps a number of samples takes depends on where they lie.
+  if (s.decay_steps) {
+    decay_ = *s.decay_steps;
+  } else if (const auto samples = samples_of(s.decay_tokens, s.decay_epochs, timeline)) {
+    decay_ = s.kind == deck::ScheduleKind::wsd
+                 ? run_ - timeline.steps_for_samples(timeline.samples_after(run_) - *samples)
+                 : timeline.steps_for_samples(timeline.samples_after(warmup_) + *samples) - warmup_;
+  } else {
+    decay_ = std::max<std::int64_t>(0, run_ - warmup_);
+  }
 }
 
 double LearningRate::at(std::int64_t update) const {

@@ -8,7 +8,9 @@ namespace tessera::optim {
 
 class LearningRate {
  public:
-  /// `run_steps` is the run's length; lengths in tokens and epochs are converted by `timeline`.
+  /// `run_steps` is the run's length. Lengths in tokens and epochs become updates where `timeline`
+  /// says they are consumed: from the run's start for the warm-up, from the warm-up's end for the
+  /// decay, or back from the run's end for that of wsd.
   LearningRate(const deck::ScheduleSection& schedule, double lr, const Timeline& timeline,
                std::int64_t run_steps);
 

@@ -24,7 +24,6 @@ void LossScaler::update(bool overflow) {
     state_.good_steps = 0;
     if (--state_.hysteresis <= 0) {
       state_.scale = std::max(minimum_, state_.scale / 2);
-      state_.hysteresis = hysteresis_;
     }
   } else if (++state_.good_steps >= window_) {
     state_.good_steps = 0;

@@ -18,9 +18,11 @@ class LossScaler {
   explicit LossScaler(const deck::PrecisionSection& precision);
 
   double scale() const { return state_.scale; }
-  /// The outcome of a step: halve after `hysteresis` overflows (not below the minimum), double
-  /// after `window` good steps.
+  /// The outcome of a step: halve after `hysteresis` overflows since the last good window, and at each
+  /// one that follows (not below the minimum); double after `window` good steps.
   void update(bool overflow);
+  /// Whether an overflow is answered by a smaller scale, now or soon.
+  bool searching() const { return dynamic_ && state_.scale > minimum_; }
 
   const LossScaleState& state() const { return state_; }
   void restore(const LossScaleState& state) { state_ = state; }

@@ -26,32 +26,31 @@ std::int64_t Timeline::samples_after(std::int64_t step) const {
   return samples + (step + 1 - from) * global(from);
 }
 
-std::int64_t Timeline::steps_for_samples(std::int64_t samples) const {
-  std::int64_t done = 0, from = 1;
+std::int64_t Timeline::steps_for_samples(std::int64_t samples, Position at) const {
+  std::int64_t done = at.samples, next = at.step + 1;
   for (const auto& entry : batch_.ramp) {
-    const std::int64_t part = std::max<std::int64_t>(0, entry.step - from) * global(from);
+    const std::int64_t part = std::max<std::int64_t>(0, entry.step - next) * global(next);
     if (done + part >= samples) break;
     done += part;
-    from = std::max(from, entry.step);
+    next = std::max(next, entry.step);
   }
-  return from - 1 + ceil_div(std::max<std::int64_t>(0, samples - done), global(from));
+  return next - 1 + ceil_div(std::max<std::int64_t>(0, samples - done), global(next));
 }
 
-std::int64_t Timeline::steps_for_tokens(std::int64_t tokens) const {
-  return steps_for_samples(ceil_div(tokens, batch_.sequence));
+std::int64_t Timeline::samples_of_tokens(std::int64_t tokens) const {
+  return ceil_div(tokens, batch_.sequence);
 }
 
-std::int64_t Timeline::steps_for_epochs(double epochs) const {
+std::int64_t Timeline::samples_of_epochs(double epochs) const {
   TESSERA_CHECK(sequences_ > 0, "a length in epochs before the data is known");
-  return steps_for_samples(
-      static_cast<std::int64_t>(std::ceil(epochs * static_cast<double>(sequences_))));
+  return static_cast<std::int64_t>(std::ceil(epochs * static_cast<double>(sequences_)));
 }
 
-std::int64_t Timeline::run_steps(const deck::RunSection& run) const {
+std::int64_t Timeline::run_steps(const deck::RunSection& run, Position from) const {
   std::int64_t steps = std::numeric_limits<std::int64_t>::max();
   if (run.steps) steps = std::min(steps, *run.steps);
-  if (run.tokens) steps = std::min(steps, steps_for_tokens(*run.tokens));
-  if (run.epochs) steps = std::min(steps, steps_for_epochs(*run.epochs));
+  if (run.tokens) steps = std::min(steps, steps_for_samples(samples_of_tokens(*run.tokens), from));
+  if (run.epochs) steps = std::min(steps, steps_for_samples(samples_of_epochs(*run.epochs), from));
   return steps;
 }
 

@@ -18,12 +18,18 @@ class Timeline {
   std::int64_t global(std::int64_t step) const;
   /// Sequences consumed by steps 1 .. step.
   std::int64_t samples_after(std::int64_t step) const;
-  /// The fewest steps that consume `samples` sequences.
-  std::int64_t steps_for_samples(std::int64_t samples) const;
-  std::int64_t steps_for_tokens(std::int64_t tokens) const;
-  std::int64_t steps_for_epochs(double epochs) const;
+  /// How far a run has come.
+  struct Position {
+    std::int64_t step = 0, samples = 0;
+  };
+  /// The step after which a run that is at `from` has consumed `samples` sequences.
+  std::int64_t steps_for_samples(std::int64_t samples, Position from = {}) const;
+  /// Lengths in sequences, rounded up.
+  std::int64_t samples_of_tokens(std::int64_t tokens) const;
+  std::int64_t samples_of_epochs(double epochs) const;
   /// Steps of the run: the least of what run.steps, run.tokens and run.epochs ask for.
-  std::int64_t run_steps(const deck::RunSection& run) const;
+  /// Batches before `from` may have been of other sizes.
+  std::int64_t run_steps(const deck::RunSection& run, Position from = {}) const;
 
  private:
   deck::BatchSection batch_;

@@ -9,6 +9,13 @@ namespace tessera::plan {
 
 BufferId add_buffer(Plan& plan, std::string name, Purpose purpose, std::int64_t bytes,
                     bool persistent) {
+  const auto count = static_cast<std::int64_t>(plan.buffers.size());
+  if (count >= kMostBuffers || bytes >> kOffsetBits != 0) {
+    throw DeckError(
+        fmt::format("a step of {} micro-batches is too long for one plan: raise batch.micro or use "
+                    "more ranks",
+                    plan.shape.micro_batches));
+  }
   plan.buffers.push_back(
       {.name = std::move(name), .purpose = purpose, .bytes = bytes, .persistent = persistent});
   return static_cast<BufferId>(plan.buffers.size()) - 1;

@@ -124,17 +124,23 @@ struct Plan {
 // --- Views into plan buffers: symbolic addresses
 // ---------------------------------------------------------------
 
+/// An address is 24 bits of buffer, 40 bits of offset: 16 million buffers of up to 1 TiB.
+inline constexpr int kOffsetBits = 40;
+inline constexpr std::int64_t kMostBuffers = (std::int64_t{1} << (64 - kOffsetBits)) - 2;
+
 /// The address of `offset` within buffer `id`; never dereferenced, resolved when the plan meets
 /// real memory.
 inline std::byte* symbolic(BufferId id, std::int64_t offset = 0) {
-  return reinterpret_cast<std::byte*>((static_cast<std::uintptr_t>(id) + 1) << 44) + offset;
+  return reinterpret_cast<std::byte*>((static_cast<std::uintptr_t>(id) + 1)
+                                      << kOffsetBits) +
+         offset;
 }
 inline BufferId buffer_of(const View& v) {
-  return static_cast<BufferId>((reinterpret_cast<std::uintptr_t>(v.data) >> 44)) - 1;
+  return static_cast<BufferId>((reinterpret_cast<std::uintptr_t>(v.data) >> kOffsetBits)) - 1;
 }
 inline std::int64_t offset_of(const View& v) {
   return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(v.data) &
-                                   ((std::uintptr_t{1} << 44) - 1));
+                                   ((std::uintptr_t{1} << kOffsetBits) - 1));
 }
 
 /// f(view, access) for every present view of the call.

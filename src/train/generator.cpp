@@ -12,6 +12,9 @@ namespace tessera::train {
 
 std::int32_t sample_token(std::span<const float> logits, const SamplingRule& rule,
                           std::int64_t position) {
+  if (std::any_of(logits.begin(), logits.end(), [](float x) { return std::isnan(x); })) {
+    throw NonFiniteError("the model's logits are not numbers: its weights have diverged");
+  }
   std::vector<std::int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
   const auto likelier = [&](std::int32_t a, std::int32_t b) {

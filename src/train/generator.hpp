@@ -24,6 +24,7 @@ struct SamplingRule {
 };
 
 /// Draws from logits[0 .. vocab). `position` numbers the draws, so that a run can be repeated.
+/// Throws NonFiniteError for logits that are not numbers.
 std::int32_t sample_token(std::span<const float> logits, const SamplingRule& rule,
                           std::int64_t position);
 

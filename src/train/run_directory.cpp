@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cstdio>
 #include <thread>
 
@@ -28,12 +27,14 @@ void write_all(int fd, std::string_view text, const std::filesystem::path& path)
 }
 
 /// Bytes up to and including the last line end.
-off_t complete_bytes(int fd, off_t size) {
+off_t complete_bytes(int fd, off_t size, const std::filesystem::path& path) {
   char buffer[4096];
   while (size > 0) {
     const off_t begin = std::max<off_t>(0, size - static_cast<off_t>(sizeof buffer));
     const ssize_t n = pread(fd, buffer, static_cast<std::size_t>(size - begin), begin);
-    if (n <= 0) return 0;
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) refuse("cannot read", path);
+    if (n == 0) return 0;
     const auto at = std::string_view(buffer, static_cast<std::size_t>(n)).rfind('\n');
     if (at != std::string_view::npos) return begin + static_cast<off_t>(at) + 1;
     size = begin;
@@ -43,7 +44,7 @@ off_t complete_bytes(int fd, off_t size) {
 
 }  // namespace
 
-RunLock::RunLock(const std::filesystem::path& directory) {
+RunLock::RunLock(const std::filesystem::path& directory, std::chrono::milliseconds patience) {
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   if (error)
@@ -52,7 +53,7 @@ RunLock::RunLock(const std::filesystem::path& directory) {
   const auto path = directory / "lock";
   fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (fd_ < 0) refuse("cannot open", path);
-  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(15);
+  const auto give_up = std::chrono::steady_clock::now() + patience;
   while (flock(fd_, LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK && errno != EINTR) refuse("cannot lock", path);
     if (std::chrono::steady_clock::now() > give_up) {
@@ -80,7 +81,7 @@ LineFile::LineFile(const std::filesystem::path& path) : path_(path.string()) {
   fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   if (fd_ < 0) refuse("cannot open", path);
   const off_t size = lseek(fd_, 0, SEEK_END);
-  const off_t complete = complete_bytes(fd_, size);
+  const off_t complete = complete_bytes(fd_, size, path);
   if (complete < size && ftruncate(fd_, complete) != 0)
     refuse("cannot cut the incomplete last line of", path);
 }
@@ -106,7 +107,7 @@ void Reporter::say(std::string_view line) {
 }
 
 void Reporter::event(const nlohmann::ordered_json& object) {
-  if (metrics_) metrics_->write(object.dump());
+  if (metrics_) metrics_->write(object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
 }
 
 }  // namespace tessera::train

@@ -1,6 +1,7 @@
 // The run directory: its lock, and the files other programs read.
 #pragma once
 
+#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -12,8 +13,10 @@ namespace tessera::train {
 /// Exclusive use of a run directory by one job; rank 0 holds it. Creates the directory if need be.
 class RunLock {
  public:
-  /// Waits up to 15 s for a previous job to let go, then throws DeckError naming the holder.
-  explicit RunLock(const std::filesystem::path& directory);
+  /// Waits for a previous job to let go, at most as long as `patience`; then throws DeckError
+  /// naming the holder.
+  explicit RunLock(const std::filesystem::path& directory,
+                   std::chrono::milliseconds patience = std::chrono::seconds(15));
   ~RunLock();
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;

@@ -16,7 +16,7 @@ Saver::~Saver() {
 }
 
 void Saver::begin(const ModelState& state, ModelState::From from, CheckpointHeader header) {
-  if (active_) finish();
+  TESSERA_CHECK(!active_, "a save is still under way");
   header_ = std::move(header);
   began_ = now();
   std::string temporary;

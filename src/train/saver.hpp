@@ -1,5 +1,6 @@
 // Checkpoints written beside training: a thread of its own writes this rank's file; when all ranks
-// are done, rank 0 commits. All HDF5 calls of the process happen on that thread.
+// are done, rank 0 commits. HDF5 is called by that thread and, once it has ended, by the one that commits:
+// never by two at once.
 #pragma once
 
 #include <atomic>
@@ -30,8 +31,8 @@ class Saver {
   ~Saver();
 
   /// Starts writing; `state` (the live one or the snapshot) must not change until the write is
-  /// over. Collective: every rank calls it at the same point. A save that is still under way is
-  /// finished first.
+  /// over. Collective: every rank calls it at the same point. Never while a save
+  /// is under way.
   void begin(const ModelState& state, ModelState::From from, CheckpointHeader header);
   bool active() const { return active_; }
   /// Whether this rank's part of the save under way is written, well or badly: what ranks agree on

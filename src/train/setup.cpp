@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "io/hf_config.hpp"
+#include "plan/ledger.hpp"
 
 namespace tessera::train {
 namespace {
@@ -104,12 +105,9 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, const comm::GroupShape& dat
   return in;
 }
 
-std::vector<plan::PlanShape> plan_shapes(const deck::Deck& deck, std::int64_t data_ranks,
-                                         std::int64_t run_steps) {
+std::vector<plan::PlanShape> plan_shapes(const deck::Deck& deck, std::int64_t data_ranks) {
   std::set<std::int64_t> globals{deck.batch.global};
-  for (const auto& entry : deck.batch.ramp) {
-    if (entry.step <= run_steps) globals.insert(entry.global);
-  }
+  for (const auto& entry : deck.batch.ramp) globals.insert(entry.global);
   std::vector<plan::PlanShape> shapes;
   const auto add = [&](plan::PlanPurpose purpose, std::int64_t global) {
     shapes.push_back({.purpose = purpose,
@@ -126,6 +124,16 @@ std::vector<plan::PlanShape> plan_shapes(const deck::Deck& deck, std::int64_t da
     add(plan::PlanPurpose::evaluate, optim::Timeline(deck.batch, 0).global(1));
   }
   return shapes;
+}
+
+void check_budget(const deck::LoadedDeck& loaded, std::int64_t state, std::int64_t step) {
+  const auto* budget = std::get_if<deck::Bytes>(&loaded.deck.memory.device);
+  if (budget == nullptr || state + step <= budget->count) return;
+  throw MemoryError(fmt::format(
+      "{}: this run needs {} a rank ({} of state, {} for a step), memory.device allows {}: use more "
+      "ranks with a higher zero.stage, a smaller batch.micro, or recompute.policy = \"full\"",
+      loaded.where("memory.device"), plan::human_bytes(state + step), plan::human_bytes(state),
+      plan::human_bytes(step), plan::human_bytes(budget->count)));
 }
 
 std::vector<deck::ArchitectureKey> read_architecture(const std::string& directory) {

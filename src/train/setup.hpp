@@ -19,13 +19,15 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, const comm::GroupShape& dat
 DType dtype_of(deck::Precision precision);
 
 /// The shapes of all plans that the run will use.
-std::vector<plan::PlanShape> plan_shapes(const deck::Deck& deck, std::int64_t data_ranks,
-                                         std::int64_t run_steps);
+std::vector<plan::PlanShape> plan_shapes(const deck::Deck& deck, std::int64_t data_ranks);
 /// Micro-batches of a rank in a step of `global` sequences.
 inline std::int64_t micro_batches(const deck::BatchSection& batch, std::int64_t global,
                                   std::int64_t data_ranks) {
   return global / (batch.micro * data_ranks);
 }
+
+/// Throws MemoryError when a run that needs so much a rank does not fit memory.device.
+void check_budget(const deck::LoadedDeck& loaded, std::int64_t state_bytes, std::int64_t step_bytes);
 
 /// Reads config.json where model.init_from points; the reader that load_deck() wants.
 std::vector<deck::ArchitectureKey> read_architecture(const std::string& directory);

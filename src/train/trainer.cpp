@@ -2,6 +2,7 @@
 
 #include <omp.h>
 #include <cmath>
+#include <numeric>
 
 #include "comm/self_group.hpp"
 #include "core/exact_sum.hpp"
@@ -22,11 +23,11 @@ enum Flag : std::int64_t {
   kNoTokens
 };  // words that the host sets before a step and reads summed after it
 
-std::unique_ptr<comm::Group> make_data_group(const comm::MpiSession& mpi) {
-  if (mpi.size() == 1) return comm::make_self_group();
-  std::vector<int> members(static_cast<std::size_t>(mpi.size()));
-  for (int r = 0; r < mpi.size(); ++r) members[static_cast<std::size_t>(r)] = r;
-  return comm::make_mpi_group(members, mpi.local_size());
+std::unique_ptr<comm::Group> make_data_group(const comm::GroupShape& shape) {
+  if (shape.size == 1) return comm::make_self_group();
+  std::vector<int> members(static_cast<std::size_t>(shape.size));
+  std::iota(members.begin(), members.end(), 0);
+  return comm::make_mpi_group(members, shape.local);
 }
 
 bool holds_a_run(const std::filesystem::path& directory) {
@@ -66,6 +67,12 @@ Trainer::Trainer(const deck::LoadedDeck& loaded, const comm::MpiSession& mpi,
     }
     if (!deck_.data.validation.empty()) {
       validation_ = open_corpus(loaded_, "data.validation", deck_.data.validation);
+      const std::int64_t have = validation_->sequences(deck_.batch.sequence);
+      if (have < timeline_.global(1)) {
+        throw DataError(fmt::format(
+            "{}: data.validation holds {} sequences of {} tokens, fewer than one global batch of {}",
+            loaded_.where("data.validation"), have, deck_.batch.sequence, timeline_.global(1)));
+      }
     }
   });
   timeline_ = optim::Timeline(deck_.batch, corpus_->sequences(deck_.batch.sequence));
@@ -75,8 +82,9 @@ Trainer::Trainer(const deck::LoadedDeck& loaded, const comm::MpiSession& mpi,
   const int threads = thread_count(deck_.run, mpi_.local_size());
   omp_set_num_threads(threads);
   device_ = kernels::make_cpu_device({.threads = threads});
-  data_ = {.gather = make_data_group(mpi_), .reduce = make_data_group(mpi_)};
-  inputs_ = plan_inputs(deck_, data_group(deck_, mpi_.size(), mpi_.local_size()), *device_);
+  const comm::GroupShape shape = data_group(deck_, mpi_.size(), control_.max(std::int64_t{mpi_.local_size()}));
+  data_ = {.gather = make_data_group(shape), .reduce = make_data_group(shape)};
+  inputs_ = plan_inputs(deck_, shape, *device_);
 
   control_.together([&] {
     if (control_.rank() != 0) return;
@@ -94,13 +102,6 @@ Trainer::Trainer(const deck::LoadedDeck& loaded, const comm::MpiSession& mpi,
   control_.together([&] {
     if (control_.rank() != 0) return;
     report_ = Reporter(directory_);
-    AtomicFile resolved(directory_ / "resolved.toml"), text(directory_ / "plan.txt");
-    resolved.append(to_toml(deck_));
-    resolved.publish();
-    const std::int64_t count =
-        micro_batches(deck_.batch, timeline_.global(1), inputs_.data_group.size);
-    text.append(to_text(plan(plan::PlanPurpose::train, count), inputs_));
-    text.publish();
   });
   streams_.emplace();
   executor_.emplace(*device_, data_, *streams_);
@@ -113,11 +114,24 @@ Trainer::Trainer(const deck::LoadedDeck& loaded, const comm::MpiSession& mpi,
                  deck_.checkpoint.keep_every);
   report_start();
   start_or_resume();
+  // The rest of the run is as long as this deck says, whatever batches came before.
+  run_steps_ = timeline_.run_steps(deck_.run, {.step = progress_.step, .samples = progress_.samples});
+  rate_.emplace(deck_.schedule, deck_.optimizer.lr, timeline_, run_steps_);
+  control_.together([&] {
+    if (control_.rank() != 0) return;
+    AtomicFile resolved(directory_ / "resolved.toml"), text(directory_ / "plan.txt");
+    resolved.append(to_toml(deck_));
+    resolved.publish();
+    const std::int64_t count =
+        micro_batches(deck_.batch, timeline_.global(1), inputs_.data_group.size);
+    text.append(to_text(plan(plan::PlanPurpose::train, count), inputs_));
+    text.publish();
+  });
 }
 
 void Trainer::make_plans() {
   control_.together([&] {
-    for (const auto& shape : plan_shapes(deck_, inputs_.data_group.size, run_steps_)) {
+    for (const auto& shape : plan_shapes(deck_, inputs_.data_group.size)) {
       plans_.emplace(shape, plan::make_plan(inputs_, shape, data_.reduce->rank()));
     }
   });
@@ -134,10 +148,13 @@ void Trainer::agree_on_plans() {
   Hasher hash;
   hash.add(std::string_view(to_toml(deck_))).add(std::string_view(kVersion));
   for (const auto& [shape, plan] : plans_) hash.add(plan_hash(plan));
+  hash.add(std::string_view(kCommit)).add(run_steps_).add(corpus_->tokens());
+  hash.add(validation_ ? validation_->tokens() : std::int64_t{0});
   const auto value = static_cast<std::int64_t>(hash.value() >> 1);
   if (control_.min(value) != control_.max(value)) {
     control_.together([] {  // every rank sees it
-      throw CommError("ranks made different plans: they must run the same binary with one deck");
+      throw CommError("ranks made different plans: they must run one binary with one deck and see the same "
+                      "token files");
     });
   }
 }
@@ -149,15 +166,7 @@ void Trainer::allocate() {
     step = std::max(step, plan.arena_bytes[1]);
   }
   control_.together([&] {
-    if (const auto* budget = std::get_if<deck::Bytes>(&deck_.memory.device);
-        budget && state + step > budget->count) {
-      throw MemoryError(fmt::format(
-          "{}: this run needs {} a rank ({} of state, {} for a step), memory.device allows {}: "
-          "use more ranks with a higher zero.stage, a smaller batch.micro, or recompute.policy "
-          "= \"full\"",
-          loaded_.where("memory.device"), plan::human_bytes(state + step), plan::human_bytes(state),
-          plan::human_bytes(step), plan::human_bytes(budget->count)));
-    }
+    check_budget(loaded_, state, step);
     // All ranks of the node take theirs at once: what one sees free must do for all.
     if (const std::int64_t free = memory::available_bytes();
         (state + step) * mpi_.local_size() > free) {
@@ -166,7 +175,8 @@ void Trainer::allocate() {
           "higher zero.stage, a smaller batch.micro, or recompute.policy = \"full\"",
           mpi_.local_size(), plan::human_bytes(state + step), plan::human_bytes(free)));
     }
-    control_.barrier();
+  });
+  control_.together([&] {  // once all have looked at what is free
     resident_before_ = memory::resident_bytes();
     state_arena_.emplace("state", memory::Tier::device, state);
     step_arena_.emplace("step", memory::Tier::device, step);
@@ -280,6 +290,11 @@ void Trainer::after_step(const StepResult& result) {
                  {"step", progress_.step},
                  {"in_a_row", consecutive_skips_},
                  {"loss_scale", scaler_.scale()}});
+  // Overflows while the loss scale can still fall are how it is found, not a fault.
+  if (scaler_.searching()) {
+    consecutive_skips_ = 0;
+    return;
+  }
   const bool stop = deck_.guard.non_finite == deck::NonFinite::stop;
   if (stop || consecutive_skips_ > deck_.guard.max_skips) {
     control_.together([&] {  // every rank saw the same verdict: they leave in order
@@ -294,6 +309,23 @@ void Trainer::after_step(const StepResult& result) {
 }
 
 ExitCode Trainer::train() {
+  control_.together([&] {
+    if (control_.rank() != 0) return;
+    for (const auto& entry : set_aside_after(directory_ / "checkpoints", progress_.step)) {
+      report_.say(fmt::format("a later checkpoint of another branch is set aside: {}",
+                              entry.path.string()));
+    }
+  });
+  try {
+    return train_steps();
+  } catch (const AgreedError& e) {  // all ranks are here: what was saved before is worth keeping
+    if (saver_->active()) finish_save();
+    report_end(e.what());
+    throw;
+  }
+}
+
+ExitCode Trainer::train_steps() {
   const std::int64_t every = deck_.checkpoint.every;
   bool snapshot_due = false;
   std::optional<CheckpointHeader> snapshot_header;
@@ -306,8 +338,10 @@ ExitCode Trainer::train() {
     after_step(result);
     const bool last = progress_.step == run_steps_;
     if (stop_agreed_ && !last) {
+      const std::string why = stop_.reason().value_or("another rank's request");
+      report_.event({{"event", "signal"}, {"step", progress_.step}, {"what", why}});
       save_now();
-      report_end("stopped on request: " + stop_.reason().value_or("another rank's"));
+      report_end("stopped on request: " + why);
       if (control_.rank() == 0) stop_.obeyed();
       return ExitCode::stopped;
     }
@@ -333,11 +367,6 @@ double Trainer::evaluate() {
   const std::int64_t count = micro_batches(deck_.batch, timeline_.global(1), ranks);
   const std::int64_t global = count * deck_.batch.micro * ranks,
                      have = validation_->sequences(sequence);
-  if (have < global) {
-    throw DataError(fmt::format(
-        "{}: data.validation holds {} sequences of {} tokens, fewer than one global batch of {}",
-        loaded_.where("data.validation"), have, sequence, global));
-  }
   const std::int64_t rounds = std::min(deck_.evaluate.batches, have / global);
   const BoundPlan& plan = bound(plan::PlanPurpose::evaluate, count);
   Batches batches(*validation_, Sampler(have, 0, Shuffle::no), sequence);

@@ -59,9 +59,10 @@ class Trainer {
   void agree_on_plans();
   void start_or_resume();
   bool try_checkpoint(const std::filesystem::path& path);
-  void restore(const CheckpointHeader& header);
+  void restore(const CheckpointHeader& header, const deck::PrecisionSection& saved);
   CheckpointHeader header() const;
 
+  ExitCode train_steps();
   StepResult run_step(bool snapshot);
   void after_step(const StepResult& result);
   void save_now();

@@ -36,8 +36,10 @@ CheckpointHeader Trainer::header() const {
   return h;
 }
 
-void Trainer::restore(const CheckpointHeader& h) {
+void Trainer::restore(const CheckpointHeader& h, const deck::PrecisionSection& saved) {
   progress_ = {.step = h.step, .applied = h.applied_updates, .samples = h.samples};
+  // A scale found for another type, or before the deck fixed one, says nothing now.
+  if (saved.compute != deck_.precision.compute || saved.loss_scale != deck_.precision.loss_scale) return;
   scaler_.restore({.scale = h.loss_scale,
                    .good_steps = h.scaler_good_steps,
                    .hysteresis = h.scaler_hysteresis_left});
@@ -46,13 +48,20 @@ void Trainer::restore(const CheckpointHeader& h) {
 /// Loads a checkpoint if every rank can; otherwise says why not, and nobody has accepted it.
 bool Trainer::try_checkpoint(const std::filesystem::path& path) {
   CheckpointHeader header;
+  deck::PrecisionSection precision;
+  auto changed = nlohmann::ordered_json::array();
   try {
     control_.together([&] {
       Checkpoint checkpoint = Checkpoint::open(path);
       header = checkpoint.header();
       const auto saved = deck::parse_deck(header.deck, path.string() + "/manifest.json: deck");
+      precision = saved.deck.precision;
       std::string refused;
       for (const auto& difference : deck::compare_for_resume(saved.deck, deck_)) {
+        if (difference.rule == deck::OnResume::event) {
+          changed.push_back(
+              {{"key", difference.key}, {"saved", difference.saved}, {"now", difference.now}});
+        }
         // An imported model has no past to be faithful to: only its architecture must agree.
         const bool imported = header.step == 0;
         const bool architecture =
@@ -77,10 +86,17 @@ bool Trainer::try_checkpoint(const std::filesystem::path& path) {
         {{"event", "fault"}, {"what", "checkpoint"}, {"path", path.string()}, {"why", e.what()}});
     return false;
   }
-  restore(header);
+  restore(header, precision);
   report_.say(fmt::format("resumed from {}: step {}, {} samples", path.string(), header.step,
                           header.samples));
-  report_.event({{"event", "resume"}, {"step", header.step}, {"from", path.string()}});
+  for (const auto& c : changed) {
+    report_.say(fmt::format("changed since: {} = {}, was {}", c["key"].get<std::string>(),
+                            c["now"].get<std::string>(), c["saved"].get<std::string>()));
+  }
+  report_.event({{"event", "resume"},
+                 {"step", header.step},
+                 {"from", path.string()},
+                 {"changed", changed}});
   return true;
 }
 
@@ -99,7 +115,10 @@ void Trainer::start_or_resume() {
   });
   const auto candidates = from_lines(control_.broadcast(lines));
   for (const auto& path : candidates) {
-    if (try_checkpoint(path)) return first_step_ = progress_.step + 1, void();
+    if (try_checkpoint(path)) {
+      first_step_ = progress_.step + 1;
+      return;
+    }
   }
   control_.together([&] {  // every rank comes to the same verdict: they leave in order
     if (!candidates.empty()) {

@@ -2,8 +2,6 @@
 
 #include <CLI/CLI.hpp>
 
-#include <map>
-
 #include "deck/ranks.hpp"
 #include "kernels/cpu/device.hpp"
 #include "plan/check.hpp"
@@ -29,7 +27,6 @@ struct Planner {
   deck::LoadedDeck loaded;
   std::unique_ptr<kernels::Device> device;
   plan::PlanInputs inputs;
-  std::int64_t run_steps = 0;
 };
 
 Planner make_planner(const Layout& layout) {
@@ -46,7 +43,6 @@ Planner make_planner(const Layout& layout) {
   p.inputs = train::plan_inputs(
       p.loaded.deck, train::data_group(p.loaded.deck, layout.ranks, layout.ranks / layout.nodes),
       *p.device);
-  p.run_steps = p.loaded.deck.run.steps.value_or(std::numeric_limits<std::int64_t>::max());
   return p;
 }
 
@@ -66,7 +62,7 @@ Verb plan(CLI::App& app) {
                 const Planner p = make_planner(*layout);
                 if (*rank >= layout->ranks)
                   throw DeckError(fmt::format("--rank {} of {} ranks", *rank, layout->ranks));
-                const auto shapes = train::plan_shapes(p.loaded.deck, layout->ranks, p.run_steps);
+                const auto shapes = train::plan_shapes(p.loaded.deck, layout->ranks);
                 const plan::Plan plan = plan::make_plan(p.inputs, shapes.at(0), *rank);
                 fmt::print("{}\n",
                            *format == "json" ? to_json(plan, p.inputs) : to_text(plan, p.inputs));
@@ -85,7 +81,7 @@ Verb check(CLI::App& app) {
                 const Planner p = make_planner(*layout);
                 const auto& deck = p.loaded.deck;
                 std::vector<plan::Plan> plans;
-                for (const auto& shape : train::plan_shapes(deck, layout->ranks, p.run_steps)) {
+                for (const auto& shape : train::plan_shapes(deck, layout->ranks)) {
                   plans.push_back(plan::make_plan(p.inputs, shape, 0));
                   // Ranks differ in their shard and their neighbours only: the first, the last and
                   // the middle stand for all.
@@ -95,8 +91,8 @@ Verb check(CLI::App& app) {
                   }
                   plan::check_together(others);
                 }
-                const auto wire = total_wire_bytes(plans.front());
-                fmt::print("{}: good for {} ranks\n", layout->deck.path, layout->ranks);
+                const plan::Ledger ledger = plan::make_ledger(plans);
+            const auto wire = total_wire_bytes(plans.front());
                 fmt::print(
                     "parameters {}; a step: {} sequences of {}, {} micro-batches a rank, {:.4g} "
                     "flop a rank\n",
@@ -104,7 +100,9 @@ Verb check(CLI::App& app) {
                     plans.front().shape.micro_batches, total_flop(plans.front()));
                 fmt::print("a rank sends {} in its node and {} across nodes a step\n",
                            plan::human_bytes(wire.intra), plan::human_bytes(wire.inter));
-                fmt::print("memory a rank:\n{}", to_text(plan::make_ledger(plans)));
+                fmt::print("memory a rank:\n{}", to_text(ledger));
+                  train::check_budget(p.loaded, ledger.state_bytes, ledger.step_bytes);
+                fmt::print("{}: good for {} ranks\n", layout->deck.path, layout->ranks);
                 return ExitCode::ok;
               },
           .run_on_ranks = {}};

@@ -1,170 +1,232 @@
-// Groups over MPI against sums and copies that every rank can work out by itself.
+// Collectives over MPI against the same sums and copies on one rank: equal bits, since the order of
+// additions is part of the contract.
 #include <gtest/gtest.h>
 
-#include <numeric>
-#include <vector>
+#include <algorithm>
+#include <cmath>
 
-#include "comm/mpi/mpi_group.hpp"
+#include "comm/tree_sum.hpp"
+#include "core/math.hpp"
+#include "core/random.hpp"
+#include "world.hpp"
 
-namespace tessera::comm {
+namespace tessera::test {
 namespace {
 
-int world_rank() { return Control().rank(); }
-int world_size() { return Control().size(); }
+using namespace comm;
 
-std::unique_ptr<Group> world_group() {
-  std::vector<int> all(static_cast<std::size_t>(world_size()));
-  std::iota(all.begin(), all.end(), 0);
-  return make_mpi_group(all, world_size());
-}
-
-void run(Group& group, const CollectiveCall& call) {
-  const auto task = group.start(call);
-  while (!task->advance()) {
+/// Elements [range) of what a rank contributes.
+std::vector<float> numbers_of(std::int64_t rank, Range range, std::uint64_t seed) {
+  const RandomKey key = random_key(seed, RandomPurpose::sampling, static_cast<std::uint64_t>(rank));
+  std::vector<float> all;
+  for (std::int64_t i = range.begin; i < range.end; ++i) {
+    const float x = to_uniform(random_bits(key, 0, static_cast<std::uint64_t>(i))) - 0.5F;
+    all.push_back(std::ldexp(x, static_cast<int>(i % 13)));
   }
+  return all;
 }
 
 template <typename T>
-View view(std::vector<T>& v) {
-  return View(reinterpret_cast<std::byte*>(v.data()), DTypeOf<T>::value,
-              {static_cast<std::int64_t>(v.size())});
+View view(std::vector<T>& v, std::int64_t begin, std::int64_t count) {
+  return View(reinterpret_cast<std::byte*>(v.data() + begin), DTypeOf<T>::value, {count});
 }
 
-/// Rank r's contribution to element i: a value whose sums round, so that their order shows.
-float contribution(std::int64_t r, std::int64_t i) {
-  return 1.0f / static_cast<float>(1 + (7 * r + 13 * i) % 1009);
-}
-
-/// ((0+1)+(2+3))+...: neighbours first, a last odd one carried up.
-float tree(std::vector<float> parts) {
-  while (parts.size() > 1) {
-    std::vector<float> next;
-    for (std::size_t i = 0; i < parts.size(); i += 2) {
-      next.push_back(i + 1 < parts.size() ? parts[i] + parts[i + 1] : parts[i]);
-    }
-    parts = std::move(next);
-  }
-  return parts.at(0);
-}
-
-// One element, a prime, one short of and past a piece, several rounds of pieces in flight.
-const std::vector<std::int64_t> kSizes = {1, 17, kPieceIntra / 4 - 1, kPieceIntra / 4 + 1,
-                                          kPieceIntra / 4 * (2 * kPiecesInFlight + 1) + 5};
-
-TEST(Collectives, AllGatherInRankOrder) {
-  const auto group = world_group();
-  const std::int64_t size = world_size(), rank = world_rank();
-  for (const std::int64_t n : kSizes) {
-    std::vector<float> full(static_cast<std::size_t>(n * size), -1);
-    const View all = view(full), mine = all.range(rank * n, n);  // in place
-    for (std::int64_t i = 0; i < n; ++i) mine.as<float>()[i] = contribution(rank, i);
-    run(*group, AllGather{.shard = mine, .full = all});
-    for (std::int64_t r = 0; r < size; ++r) {
-      for (std::int64_t i = 0; i < n; ++i) {
-        ASSERT_EQ(full[static_cast<std::size_t>(r * n + i)], contribution(r, i)) << r << " " << i;
-      }
-    }
-  }
-}
-
-struct Reduction {
-  DType wire;
-  kernels::Write write;
+struct Way {
+  bool one_node;  // or each rank on its own, which makes pieces small
+  std::int64_t elements;
 };
+/// Shards smaller than the number of ranks, odd ones, around the end of a piece, and of more pieces
+/// than are in flight at once.
+constexpr std::array kWays = {Way{false, 1},
+                              Way{false, 2},
+                              Way{false, 17},
+                              Way{false, kPieceInter / 4},
+                              Way{false, kPieceInter / 4 + 1},
+                              Way{false, 9 * kPieceInter / 4 + 5},
+                              Way{true, 17},
+                              Way{true, kPieceIntra / 4 + 1}};
 
-class ReduceScatters : public testing::TestWithParam<Reduction> {};
+/// The same ranks on one node and on as many nodes.
+std::array<std::unique_ptr<Group>, 2> both_groups() {
+  return {make_mpi_group(all_ranks(), 1), make_mpi_group(all_ranks(), session().size())};
+}
 
-/// The sum is a fixed tree over the rank index, to the bit (trap 35).
-TEST_P(ReduceScatters, SumsInAFixedTree) {
-  const auto [wire, write] = GetParam();
-  const auto group = world_group();
-  const std::int64_t size = world_size(), rank = world_rank();
-  const std::int64_t bytes = reduce_scatter_staging(group->shape(), wire);
-  std::vector<std::byte> staging(static_cast<std::size_t>(std::max<std::int64_t>(1, bytes)));
-  const auto travelled = [&, type = wire](float x) {
-    return type == DType::bf16 ? static_cast<float>(bf16(x)) : x;
-  };
-  for (const std::int64_t n : kSizes) {
-    std::vector<float> full(static_cast<std::size_t>(n * size)),
-        shard(static_cast<std::size_t>(n), 3.0f);
-    for (std::int64_t i = 0; i < n * size; ++i) {
-      full[static_cast<std::size_t>(i)] = contribution(rank, i);
-    }
-    run(*group, ReduceScatter{.full = view(full),
-                              .shard = view(shard),
-                              .staging = View(staging.data(), DType::u8, {bytes}),
-                              .wire = wire,
-                              .write = write});
-    for (std::int64_t i = 0; i < n; ++i) {
-      std::vector<float> parts;
-      for (std::int64_t r = 0; r < size; ++r)
-        parts.push_back(travelled(contribution(r, rank * n + i)));
-      const float sum = tree(parts);
-      ASSERT_EQ(shard[static_cast<std::size_t>(i)], write == kernels::Write::add ? 3.0f + sum : sum)
-          << n << " " << i;
+std::vector<std::uint8_t> staging_of(const Group& group, DType wire) {
+  return std::vector<std::uint8_t>(
+      static_cast<std::size_t>(reduce_scatter_staging(group.shape(), wire)));
+}
+
+/// What reduce_scatter must leave in a shard of `n` elements of this rank that held `before`, which
+/// is not added to when it is empty.
+std::vector<float> expected_sum(const Group& group, std::int64_t n, DType wire, std::uint64_t seed,
+                                std::vector<float> before) {
+  std::vector<std::vector<float>> parts;
+  for (std::int64_t r = 0; r < group.shape().size; ++r) {
+    parts.push_back(numbers_of(r, {group.rank() * n, (group.rank() + 1) * n}, seed));
+    if (wire != DType::bf16) continue;
+    for (float& x : parts.back()) x = static_cast<float>(bf16(x));
+  }
+  std::vector<float*> pointers;
+  for (auto& part : parts) pointers.push_back(part.data());
+  const bool add = !before.empty();
+  before.resize(static_cast<std::size_t>(n));
+  tree_sum(pointers, n, before.data(), add);
+  return before;
+}
+
+class Collectives : public testing::TestWithParam<DType> {};
+
+TEST_P(Collectives, GatherShardsInRankOrder) {
+  const std::int64_t size = session().size(), rank = session().rank();
+  const auto groups = both_groups();
+  for (const auto& [one_node, n] : kWays) {
+    for (bool in_place : {false, true}) {
+      const std::int64_t bytes = n * size_of(GetParam());
+      std::vector<std::uint8_t> full(static_cast<std::size_t>(size * bytes)), expected = full;
+      for (std::size_t i = 0; i < expected.size(); ++i)  // no period, so that pieces differ
+        expected[i] = static_cast<std::uint8_t>(i * 2'654'435'761U >> 24);
+      std::vector<std::uint8_t> own(expected.begin() + rank * bytes,
+                                    expected.begin() + (rank + 1) * bytes);
+      std::byte* shard =
+          reinterpret_cast<std::byte*>(in_place ? full.data() + rank * bytes : own.data());
+      if (in_place) std::copy(own.begin(), own.end(), full.begin() + rank * bytes);
+      finish(*groups[one_node]->start(AllGather{
+          .shard = View(shard, GetParam(), {n}),
+          .full = View(reinterpret_cast<std::byte*>(full.data()), GetParam(), {size * n})}));
+      EXPECT_EQ(full, expected) << n << (in_place ? " in place" : "");
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, ReduceScatters,
-                         testing::Values(Reduction{DType::f32, kernels::Write::overwrite},
-                                         Reduction{DType::f32, kernels::Write::add},
-                                         Reduction{DType::bf16, kernels::Write::overwrite},
-                                         Reduction{DType::bf16, kernels::Write::add}));
+enum class Where { overwrite, add, in_place };
 
-TEST(Collectives, WordsAreSummed) {
-  const auto group = world_group();
-  const std::int64_t size = world_size();
-  std::vector<std::int64_t> words = {1, world_rank(), std::int64_t{1} << 50};
-  run(*group, AllReduceWords{.words = view(words)});
-  EXPECT_EQ(words[0], size);
-  EXPECT_EQ(words[1], size * (size - 1) / 2);
-  EXPECT_EQ(words[2], size << 50);
+TEST_P(Collectives, ReduceInTheOrderOfTheTree) {
+  const std::int64_t size = session().size(), rank = session().rank();
+  const auto groups = both_groups();
+  for (const auto& [one_node, n] : kWays) {
+    Group& group = *groups[one_node];
+    auto staging = staging_of(group, GetParam());
+    for (Where where : {Where::overwrite, Where::add, Where::in_place}) {
+      const auto seed = static_cast<std::uint64_t>(n);
+      auto full = numbers_of(rank, {0, size * n}, seed);
+      const std::vector<float> before(static_cast<std::size_t>(where == Where::add ? n : 0), 0.3F);
+      std::vector<float> shard(static_cast<std::size_t>(n), 0.3F);
+      const bool inside = where == Where::in_place;
+      finish(*group.start(
+          ReduceScatter{.full = view(full, 0, size * n),
+                        .shard = inside ? view(full, rank * n, n) : view(shard, 0, n),
+                        .staging = view(staging, 0, static_cast<std::int64_t>(staging.size())),
+                        .wire = GetParam(),
+                        .write = where == Where::add ? Write::add : Write::overwrite}));
+      if (inside) shard.assign(full.begin() + rank * n, full.begin() + (rank + 1) * n);
+      EXPECT_EQ(shard, expected_sum(group, n, GetParam(), seed, before))
+          << n << " elements, way " << static_cast<int>(where);
+    }
+  }
 }
 
-/// Trap 2: every rank creates every group, members or not.
-TEST(Groups, OfEvenAndOddRanks) {
-  const int size = world_size(), rank = world_rank();
-  for (const int parity : {0, 1}) {
+INSTANTIATE_TEST_SUITE_P(Types, Collectives, testing::Values(DType::f32, DType::bf16),
+                         [](const auto& type) { return std::string(to_string(type.param)); });
+
+TEST(Words, AddUpExactly) {
+  const auto group = make_mpi_group(all_ranks(), session().size());
+  const std::int64_t size = session().size(), rank = session().rank();
+  std::vector<std::int64_t> words = {1, rank, -(rank << 40), (std::int64_t{1} << 53) + rank};
+  finish(*group->start(AllReduceWords{.words = view(words, 0, 4)}));
+  const std::int64_t sum = size * (size - 1) / 2;
+  EXPECT_EQ(words, (std::vector<std::int64_t>{size, sum, -(sum << 40),
+                                              size * (std::int64_t{1} << 53) + sum}));
+}
+
+// Trap 2: every rank takes part in making every group, members or not; groups of any subset, in any
+// order of members, have the rank order that was asked for.
+TEST(Groups, OfAnySubsetInAnyOrder) {
+  const int size = session().size(), me = session().rank();
+  std::vector<std::vector<int>> subsets;
+  for (int mask = 1; mask < (1 << std::min(size, 4)); ++mask) {
     std::vector<int> members;
-    for (int r = parity; r < size; r += 2) members.push_back(r);
-    if (members.empty()) continue;
-    const auto group = make_mpi_group(members, size);
-    ASSERT_EQ(group != nullptr, rank % 2 == parity);
-    if (!group) continue;
-    EXPECT_EQ(group->rank(), rank / 2);
-    EXPECT_EQ(group->shape().size, static_cast<std::int64_t>(members.size()));
-    std::vector<std::int64_t> words = {rank};
-    run(*group, AllReduceWords{.words = view(words)});
-    EXPECT_EQ(words[0], std::accumulate(members.begin(), members.end(), std::int64_t{0}));
+    for (int r = 0; r < size; ++r) {
+      if ((mask >> r & 1) != 0) members.push_back(r);
+    }
+    subsets.push_back(members);
+    subsets.emplace_back(members.rbegin(), members.rend());
+  }
+  subsets.push_back(all_ranks());
+  std::reverse(subsets.back().begin(), subsets.back().end());
+  std::vector<std::unique_ptr<Group>> groups;
+  for (const auto& members : subsets)
+    groups.push_back(make_mpi_group(members, static_cast<std::int64_t>(members.size())));
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const auto mine = std::find(subsets[g].begin(), subsets[g].end(), me);
+    EXPECT_EQ(groups[g] != nullptr, mine != subsets[g].end());
+    if (!groups[g]) continue;
+    EXPECT_EQ(groups[g]->rank(), mine - subsets[g].begin());
+    std::vector<float> own = {static_cast<float>(me)}, full(subsets[g].size());
+    finish(*groups[g]->start(AllGather{
+        .shard = view(own, 0, 1), .full = view(full, 0, static_cast<std::int64_t>(full.size()))}));
+    EXPECT_EQ(full, std::vector<float>(subsets[g].begin(), subsets[g].end()));
   }
 }
 
-TEST(Control, AgreesAndPassesTextOn) {
-  const Control control;
-  const int rank = control.rank(), last = control.size() - 1;
-  EXPECT_EQ(control.max(std::int64_t{rank}), last);
-  EXPECT_EQ(control.min(std::int64_t{rank}), 0);
-  EXPECT_EQ(control.broadcast(rank == last ? "from the last" : "", last), "from the last");
-  const auto texts = control.gather(std::string(static_cast<std::size_t>(rank), 'x'));
-  if (rank == 0) {
-    for (int r = 0; r <= last; ++r) EXPECT_EQ(texts[static_cast<std::size_t>(r)].size(), r);
+// Two groups of the same ranks on two streams, many collectives of different lengths under way
+// while the caller computes: no message reaches the wrong one.
+TEST(Groups, CommunicateAtOnceWhileTheCallerComputes) {
+  const std::int64_t size = session().size(), rank = session().rank();
+  const auto gather = make_mpi_group(all_ranks(), 1), reduce = make_mpi_group(all_ranks(), 1);
+  constexpr std::size_t kRounds = 12;
+  std::vector<std::vector<float>> own, gathered, full, sums;
+  auto staging = staging_of(*reduce, DType::f32);
+  for (std::size_t i = 0; i < kRounds; ++i) {
+    const std::int64_t n = 1 + 9'001 * static_cast<std::int64_t>(i);
+    own.push_back(numbers_of(rank, {0, n}, 100 + i));
+    gathered.emplace_back(static_cast<std::size_t>(n * size));
+    full.push_back(numbers_of(rank, {0, n * size}, i));
+    sums.emplace_back(static_cast<std::size_t>(n));
+  }
+  volatile double computed = 0;
+  {
+    memory::BackgroundStreams streams;
+    for (std::size_t i = 0; i < kRounds; ++i) {
+      const auto n = static_cast<std::int64_t>(sums[i].size());
+      streams.enqueue(1, {}, [&, i, n] {
+        return gather->start(
+            AllGather{.shard = view(own[i], 0, n), .full = view(gathered[i], 0, size * n)});
+      });
+      // Its staging is shared: a stream runs one collective after the other.
+      streams.enqueue(2, {}, [&, i, n] {
+        return reduce->start(
+            ReduceScatter{.full = view(full[i], 0, size * n),
+                          .shard = view(sums[i], 0, n),
+                          .staging = view(staging, 0, static_cast<std::int64_t>(staging.size()))});
+      });
+      for (int k = 0; k < 20'000; ++k) computed = computed + std::sqrt(k);
+    }
+    streams.wait(streams.last(1));
+    streams.wait(streams.last(2));
+  }
+  for (std::size_t i = 0; i < kRounds; ++i) {
+    const auto n = static_cast<std::ptrdiff_t>(sums[i].size());
+    for (std::int64_t r = 0; r < size; ++r) {
+      const auto theirs = numbers_of(r, {0, n}, 100 + i);
+      EXPECT_TRUE(std::equal(theirs.begin(), theirs.end(), gathered[i].begin() + r * n)) << i;
+    }
+    EXPECT_EQ(sums[i], expected_sum(*reduce, n, DType::f32, i, {})) << i;
   }
 }
 
-/// Trap 52: all ranks take the same exit, with the same code, and learn why.
-TEST(Control, OneRanksErrorIsEverybodys) {
-  const Control control;
-  try {
-    control.together([&] {
-      if (control.rank() == control.size() - 1) throw DataError("the last rank's trouble");
-    });
-    ADD_FAILURE() << "nothing was thrown";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.exit_code(), ExitCode::data);
-    EXPECT_NE(std::string(e.what()).find("the last rank's trouble"), std::string::npos) << e.what();
-  }
+// A staging buffer that is too small would be overrun by a peer's pieces.
+TEST(Groups, RefuseShortStaging) {
+  const auto group = make_mpi_group(all_ranks(), 1);
+  if (session().size() == 1) return;  // needs no staging; alike on all ranks
+  std::vector<float> full(static_cast<std::size_t>(session().size())), shard(1);
+  auto staging = staging_of(*group, DType::f32);
+  staging.pop_back();
+  EXPECT_THROW(group->start(ReduceScatter{
+                   .full = view(full, 0, session().size()),
+                   .shard = view(shard, 0, 1),
+                   .staging = view(staging, 0, static_cast<std::int64_t>(staging.size()))}),
+               InternalError);
 }
 
 }  // namespace
-}  // namespace tessera::comm
+}  // namespace tessera::test

@@ -57,6 +57,18 @@ class Wire(RunTest):
         bf16, _ = self.sent(2, zero__stage=1, zero__reduce="step", precision__compute="bf16")
         self.assertAlmostEqual(bf16 / f32, 0.75, delta=PADDING)  # gradients stay f32 on the wire
 
+    def test_ranks_per_node_splits_the_bytes_and_changes_no_number(self):
+        want = self.train(4, self.deck("asked", tiny_deck(self.corpus, zero__stage=3)))
+        for per_node in (1, 2, 4):
+            with self.subTest(ranks_per_node=per_node):
+                name = f"per_node_{per_node}"
+                got = self.train(4, self.deck(name, tiny_deck(
+                    self.corpus, zero__stage=3, parallel__ranks_per_node=per_node)))
+                self.assertEqual(got, want)
+                wire = metrics.last_steps(metrics.read_events(self.dir / name))[1]["wire_bytes"]
+                total = wire["intra"] + wire["inter"]
+                self.assertEqual(wire["intra"] * 3, total * (per_node - 1))
+
 
 if __name__ == "__main__":
     unittest.main(verbosity=2)

@@ -11,10 +11,9 @@ template <typename T>
 float row_max(const T* x, std::int64_t n) {
   Vec best(-__builtin_inff());
   for_vectors(n, [&](std::int64_t i, std::int64_t count) {
-    // Lanes beyond the end repeat the row's first element.
     if (count == kLanes) {
       best = max(load(x + i, count), best);
-    } else {
+    } else {  // the padding's zeros must not win
       for (std::int64_t j = i; j < n; ++j) best = max(Vec(static_cast<float>(x[j])), best);
     }
   });

@@ -59,7 +59,7 @@ void write_gradient(G* to, const float* sum, std::int64_t n, Write write) {
   });
 }
 
-/// Adds up the rows that next() yields until it yields a negative one, piece by piece.
+/// to (+)= the gradients of rows row_at(0) .. row_at(rows - 1), in this order, piece by piece.
 template <typename T, typename G, typename RowAt>
 void sum_gradients(const EmbedBackward& a, const DropoutRule& rule, std::int64_t rows, RowAt row_at,
                    G* to, Write write) {

@@ -22,6 +22,14 @@ Exchange::Exchange(MPI_Comm comm, std::vector<PeerFlow> flows, std::int64_t byte
       receives_(flows_.size()),
       requests_(2 * flows_.size() * static_cast<std::size_t>(kPiecesInFlight), MPI_REQUEST_NULL) {}
 
+Exchange::~Exchange() {
+  for (MPI_Request& request : requests_) {
+    if (request == MPI_REQUEST_NULL) continue;
+    MPI_Cancel(&request);
+    MPI_Request_free(&request);
+  }
+}
+
 std::int64_t Exchange::bytes_of(std::int64_t piece) const {
   return std::min(piece_, bytes_ - piece * piece_);
 }

@@ -25,6 +25,11 @@ class Exchange {
   /// `bytes` flow each way with each peer, in pieces of `piece` bytes (the last may be short).
   Exchange(MPI_Comm comm, std::vector<PeerFlow> flows, std::int64_t bytes, std::int64_t piece);
 
+  /// When something failed meanwhile: takes back what is under way, for its memory goes next.
+  ~Exchange();
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+
   /// Sends and receives what is possible. A piece is received only while it is less than
   /// kPiecesInFlight beyond `consumed` (the caller's count of pieces it is done with), so staging
   /// of that many pieces suffices.

@@ -38,6 +38,8 @@ class MpiSession {
   int rank_ = 0, size_ = 1, local_size_ = 1, local_rank_ = 0;
 };
 
+std::string host_name();
+
 /// Ends this process, and with MPI's help the job, without waiting for anybody: for a rank that failed alone.
 [[noreturn]] void leave_at_once(int exit_code);
 

@@ -106,6 +106,13 @@ std::vector<std::string> Control::gather(const std::string& text) const {
   return all;
 }
 
+std::string host_name() {
+  char name[MPI_MAX_PROCESSOR_NAME] = "";
+  int length = 0;
+  MPI_TRY(MPI_Get_processor_name(name, &length));
+  return {name, static_cast<std::size_t>(length)};
+}
+
 void Control::together(const std::function<void()>& work) const {
   std::string message;
   auto code = ExitCode::ok;
@@ -118,6 +125,12 @@ void Control::together(const std::function<void()>& work) const {
     message = "out of memory", code = ExitCode::memory;
   } catch (const std::exception& e) {
     message = e.what(), code = ExitCode::internal;
+  }
+  if (code == ExitCode::internal) {
+    message += fmt::format(" (at {}:{})", where.file_name(), where.line());
+  }
+  if (code != ExitCode::ok && rank_ != 0) {
+    message = fmt::format("rank {} on {}: {}", rank_, host_name(), message);
   }
   const std::int64_t first = min(std::int64_t{code == ExitCode::ok ? size_ : rank_});
   if (first == size_) return;

@@ -62,7 +62,7 @@ TEST(Convert, MatchesTheScalarConversionToTheBit) {
       Tensor x = any_bits(from, n);
       if (from != DType::f32) {  // all of them
         for (int bits = 0; bits < 0x10000; ++bits)
-          x.view().as<std::uint16_t>()[bits] = static_cast<std::uint16_t>(bits);
+          reinterpret_cast<std::uint16_t*>(x.view().data)[bits] = static_cast<std::uint16_t>(bits);
       }
       for (DType to : kTypes) {
         SCOPED_TRACE(fmt::format("{} {} to {}", enum_word(isa), to_string(from), to_string(to)));
@@ -140,6 +140,17 @@ TEST(ExactSum, EqualsOneExactAdditionAnElement) {
       expect_exact(device, Tensor(type, {n}).view(), "zeros");
     }
   });
+}
+
+// The most that a block's sums must hold without rounding: every term as large as its exponent
+// allows, every bit set.
+TEST(ExactSum, HoldsABlockOfTheLargestTerms) {
+  for (Isa isa : isas()) {
+    const auto device = make_cpu_device({.threads = 1, .isa = isa});
+    Tensor x(DType::f32, {4096});
+    for (std::int64_t i = 0; i < x.size(); ++i) x.set(i, i % 2 == 0 ? 0x1.fffffep0 : 0x1.fffffcp0);
+    expect_exact(*device, x.view(), "all alike");
+  }
 }
 
 TEST(ExactSum, CancelsToTheLastBit) {

@@ -1,0 +1,189 @@
+// ZeRO stages on real ranks: every stage computes the same bits, the same gradients as one rank up
+// to the order of sums, and skips a step on all ranks alike.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "core/hash.hpp"
+#include "kernels/cpu/device.hpp"
+#include "support/plan_run.hpp"
+#include "world.hpp"
+
+namespace tessera::test {
+namespace {
+
+using plan::ReduceWhen;
+
+struct Case {
+  model::ModelConfig config;
+  DType compute = DType::f32, wire = DType::f32;
+  int stage = 0;
+  ReduceWhen reduce = ReduceWhen::step;
+  std::int64_t micro_batches = 2;
+};
+
+class Zero : public testing::Test {
+ protected:
+  std::unique_ptr<PlanRun> make(const Case& c) {
+    auto inputs = plan_inputs_of(c.config, *device_, c.compute);
+    inputs.stage = c.stage;
+    inputs.reduce = c.reduce;
+    inputs.wire = c.wire;
+    inputs.optimizer.clip_norm = 0.5;
+    inputs.optimizer.weight_decay = 0.1F;
+    inputs.data_group = {.size = session().size(), .local = session().size()};
+    train::DataGroups groups;
+    if (session().size() > 1) {
+      groups = {.gather = comm::make_mpi_group(all_ranks(), inputs.data_group.local),
+                .reduce = comm::make_mpi_group(all_ranks(), inputs.data_group.local)};
+    }
+    auto run = std::make_unique<PlanRun>(
+        inputs, *device_,
+        plan::PlanShape{.sequence = 6, .micro = 1, .micro_batches = c.micro_batches},
+        std::move(groups));
+    run->state().set_parameters(test_values(11));
+    return run;
+  }
+
+  /// What this rank's shard of every state holds, whatever else it holds at this stage.
+  static std::vector<float> shard(PlanRun& run) {
+    std::vector<float> all;
+    for (const auto& s : run.state().units()) {
+      const Range mine = s.layout.shard_of(run.rank());
+      for (const View* v : {&s.master, &s.m, &s.v}) {
+        const auto part = widened(run.real(v->range(mine.begin - s.owned.begin, mine.count())));
+        all.insert(all.end(), part.begin(), part.end());
+      }
+    }
+    return all;
+  }
+
+  static bool same_on_all_ranks(const std::vector<float>& values) {
+    const std::uint64_t hash = hash_bytes(std::as_bytes(std::span(values)));
+    const auto word = static_cast<std::int64_t>(hash >> 1);
+    return control().min(word) == control().max(word);
+  }
+
+  std::unique_ptr<kernels::Device> device_ = kernels::make_cpu_device({});
+};
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), 4 * a.size()) == 0;
+}
+
+std::vector<Case> cases() {
+  auto gpt2 = gpt2_like(), llama = llama_like();
+  gpt2.dropout = 0.1F;
+  return {{.config = gpt2},
+          {.config = gpt2, .reduce = ReduceWhen::micro},
+          {.config = gpt2, .wire = DType::bf16, .reduce = ReduceWhen::micro},
+          {.config = llama, .compute = DType::bf16},
+          {.config = llama, .compute = DType::bf16, .wire = DType::bf16, .micro_batches = 1}};
+}
+
+// Trap 35: stages differ in what they keep, not in what they compute. Traps 33 and 44: what all
+// ranks hold is the same on all of them.
+TEST_F(Zero, EveryStageHasTheSameBits) {
+  for (Case c : cases()) {
+    std::vector<float> expected;
+    std::vector<StepShown> steps;
+    for (c.stage = 0; c.stage <= 3; ++c.stage) {
+      const auto run = make(c);
+      for (int t = 1; t <= 3; ++t) {
+        const StepShown step = run->step(100 * t, {.update = 1.0 * t});
+        EXPECT_TRUE(step.applied);
+        EXPECT_TRUE(
+            same_on_all_ranks({static_cast<float>(step.loss), static_cast<float>(step.norm)}));
+        if (c.stage == 0) {
+          steps.push_back(step);
+        } else {
+          const auto at = static_cast<std::size_t>(t - 1);
+          EXPECT_EQ(step.loss, steps[at].loss) << "stage " << c.stage << ", step " << t;
+          EXPECT_EQ(step.norm, steps[at].norm) << "stage " << c.stage << ", step " << t;
+        }
+      }
+      if (c.stage == 0) {
+        expected = shard(*run);
+        for (const auto& s : run->state().units())
+          EXPECT_TRUE(same_on_all_ranks(widened(run->real(s.parameters))));
+      } else {
+        EXPECT_TRUE(same_bits(shard(*run), expected)) << "stage " << c.stage;
+      }
+    }
+  }
+}
+
+// Traps 10, 35 and 36: raw gradients and their norm against one rank that computes all
+// micro-batches itself. Sums are taken in another order: some 200 roundings along the longest path.
+TEST_F(Zero, GradientsAreThoseOfOneRank) {
+  for (auto reduce : {ReduceWhen::step, ReduceWhen::micro}) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      Case c{.config = gpt2_like(), .stage = stage, .reduce = reduce};
+      c.config.dropout = 0.1F;
+      const auto run = make(c);
+      const StepShown step = run->step(100, {.lr = 0});
+      PlanRun one(plan_inputs_of(c.config, *device_, c.compute), *device_,
+                  {.sequence = 6, .micro = 1, .micro_batches = 2 * session().size()});
+      one.state().set_parameters(test_values(11));
+      const StepShown expected = one.step(100, {.lr = 0});
+      const double tolerance = 200 * 0x1p-24 * expected.norm;
+      EXPECT_NEAR(step.loss, expected.loss, 200 * 0x1p-24 * expected.loss);
+      EXPECT_NEAR(step.norm, expected.norm, tolerance);
+      EXPECT_GT(step.norm, 0.5) << "nothing would be clipped";
+      std::size_t at = 0, begin = 0;
+      for (std::size_t u = 0; u < run->state().units().size(); ++u) {
+        const auto& s = run->state().units()[u];
+        double worst = 0;
+        for (std::int64_t i = s.owned.begin; i < s.owned.end; ++i, ++at) {
+          const bool padding = i >= one.state().units()[u].layout.padded;
+          const double theirs =
+              padding ? 0 : expected.gradients.at(begin + static_cast<std::size_t>(i));
+          worst = std::max(worst, std::abs(step.gradients.at(at) - theirs));
+        }
+        EXPECT_LE(worst, tolerance) << "unit " << u << ", stage " << stage;
+        begin += static_cast<std::size_t>(one.state().units()[u].layout.padded);
+      }
+    }
+  }
+}
+
+// Traps 39 and 40: a gradient that is not finite on one rank alone is skipped by all of them; the
+// next step is as if it had never been.
+TEST_F(Zero, OneRanksOverflowIsSkippedByAll) {
+  for (DType compute : {DType::f32, DType::bf16, DType::f16}) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      for (float bad :
+           {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+        const Case c{.config = llama_like(), .compute = compute, .stage = stage};
+        const auto hit = make(c), spared = make(c);
+        const auto before = shard(*hit);
+        if (session().rank() == session().size() - 1) hit->spoil_next_gradient(bad);
+        const StepShown step = hit->step(100, {});
+        EXPECT_FALSE(step.applied) << "stage " << stage;
+        EXPECT_FALSE(std::isfinite(step.norm));
+        EXPECT_TRUE(same_bits(shard(*hit), before)) << "stage " << stage;
+        EXPECT_TRUE(hit->step(200, {}).applied);
+        EXPECT_TRUE(spared->step(200, {}).applied);
+        EXPECT_TRUE(same_bits(shard(*hit), shard(*spared))) << "stage " << stage;
+      }
+    }
+  }
+}
+
+// A scale that makes f16 gradients overflow, and one that does not: the same update.
+TEST_F(Zero, LossScaleIsTakenOutAgain) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    const Case c{.config = llama_like(), .compute = DType::f16, .stage = stage};
+    const auto run = make(c), plain = make(c);
+    EXPECT_FALSE(run->step(100, {.loss_scale = 0x1p40}).applied);
+    const StepShown scaled = run->step(100, {.loss_scale = 0x1p8});
+    const StepShown unscaled = plain->step(100, {});
+    EXPECT_TRUE(scaled.applied);
+    EXPECT_EQ(scaled.loss, unscaled.loss);
+    // Powers of two change no rounding but that of f16 denormals.
+    EXPECT_NEAR(scaled.norm, unscaled.norm, 0x1p-10 * unscaled.norm);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::test

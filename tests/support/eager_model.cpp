@@ -1,0 +1,208 @@
+#include "support/eager_model.hpp"
+
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <new>
+
+#include "model/block.hpp"
+#include "model/ends.hpp"
+
+namespace tessera::test {
+
+using kernels::Write;
+using model::UnitKind;
+
+namespace {
+
+/// Memory for one pass; all bits set, so that reading what nobody wrote gives NaN.
+class Poisoned {
+ public:
+  std::byte* allocate(std::int64_t bytes) {
+    const auto n = static_cast<std::size_t>(bytes);
+    auto* p = static_cast<std::byte*>(::operator new[](n, std::align_val_t{64}));
+    std::memset(p, 0xff, n);
+    owned_.emplace_back(p);
+    return p;
+  }
+  View make(DType type, std::int64_t elements) {
+    return View(allocate(elements * size_of(type)), type, {elements});
+  }
+
+ private:
+  struct Free {
+    void operator()(std::byte* p) const { ::operator delete[](p, std::align_val_t{64}); }
+  };
+  std::deque<std::unique_ptr<std::byte, Free>> owned_;
+};
+
+void set_rounded(const View& out, const float* values) {
+  for (std::int64_t i = 0; i < out.elements(); ++i) {
+    switch (out.type) {
+      case DType::bf16: out.as<bf16>()[i] = bf16(values[i]); break;
+      case DType::f16: out.as<f16>()[i] = f16(values[i]); break;
+      default: out.as<float>()[i] = values[i];
+    }
+  }
+}
+
+}  // namespace
+
+/// One forward or forward and backward: the units' weights and gradients as views, and the visits.
+struct EagerModel::Pass {
+  Pass(EagerModel& m, const TokenBatch& b) : model(m), tokens(b) {
+    std::int64_t begin = 0;
+    for (std::size_t i = 0; i < m.units_.size(); ++i) {
+      const auto& layout = m.layouts_[i];
+      const View flat = memory.make(m.compute_, layout.padded);
+      set_rounded(flat, m.parameters.data() + begin);
+      begin += layout.padded;
+      weights.push_back(zero::parameter_views(m.units_[i], layout, flat));
+    }
+    const std::int64_t n = b.batch * b.sequence;
+    losses = memory.make(DType::f32, n);
+    gradients = memory.make(DType::f32, begin);
+    std::memset(gradients.data, 0, static_cast<std::size_t>(gradients.span_bytes()));
+    begin = 0;
+    for (std::size_t i = 0; i < m.units_.size(); ++i) {
+      const auto& layout = m.layouts_[i];
+      grads.push_back(
+          zero::parameter_views(m.units_[i], layout, gradients.range(begin, layout.padded)));
+      begin += layout.padded;
+    }
+  }
+
+  model::UnitContext context(std::size_t layer) {
+    const auto bytes = [](auto& v) { return reinterpret_cast<std::byte*>(v.data()); };
+    model::UnitContext u(
+        model.device_, [this](model::Keep, std::int64_t n) { return memory.allocate(n); },
+        model.compute_,
+        {.batch = tokens.batch,
+         .sequence = tokens.sequence,
+         .tokens = View(bytes(tokens.tokens), DType::i32, {tokens.batch, tokens.sequence}),
+         .targets = View(bytes(tokens.targets), DType::i32, {tokens.batch * tokens.sequence}),
+         .samples = View(bytes(tokens.samples), DType::i64, {tokens.batch})});
+    u.training = true;
+    u.seed = model.seed_;
+    u.layer = layer;
+    return u;
+  }
+
+  /// Parameters, or gradients, of the only unit of a kind; empty where the model has none.
+  static std::vector<View> find(const EagerModel& m, const std::vector<std::vector<View>>& views,
+                                UnitKind kind) {
+    for (std::size_t i = 0; i < m.units_.size(); ++i) {
+      if (m.units_[i].kind == kind) return views[i];
+    }
+    return {};
+  }
+  static View first(const std::vector<View>& views) { return views.empty() ? View{} : views[0]; }
+  model::HeadWeights head(const std::vector<std::vector<View>>& views) const {
+    const auto norm = find(model, views, UnitKind::final_norm);
+    const UnitKind matrix = model.config_.tied_embeddings ? UnitKind::vocabulary : UnitKind::head;
+    return {.norm_w = norm[0],
+            .norm_b = norm.size() > 1 ? norm[1] : View{},
+            .matrix = find(model, views, matrix)[0]};
+  }
+
+  /// Up to the head's input.
+  void forward() {
+    const auto& c = model.config_;
+    auto u = context(0);
+    model::embed_forward(u, c, find(model, weights, UnitKind::vocabulary)[0],
+                         first(find(model, weights, UnitKind::positions)), 0, carry);
+    for (std::size_t i = 0; i < model.units_.size(); ++i) {
+      if (model.units_[i].kind != UnitKind::block) continue;
+      auto b = context(saved.size() + 1);
+      model::Carry out;
+      saved.emplace_back();
+      model::block_forward(b, c, model::block_weights(model.units_[i], weights[i]), carry,
+                           saved.back(), out);
+      carry = out;
+    }
+  }
+
+  void backward(float scale) {
+    const auto& c = model.config_;
+    const View factor = memory.make(DType::f32, 1);
+    *factor.as<float>() = scale;
+    auto h = context(saved.size() + 1);
+    View d = model::head_loss_backward(h, c, head(weights), carry, losses, factor, head(grads),
+                                       Write::overwrite);
+    std::size_t layer = saved.size();
+    for (std::size_t i = model.units_.size(); i-- > 0;) {
+      if (model.units_[i].kind != UnitKind::block) continue;
+      auto b = context(layer);
+      d = model::block_backward(b, c, model::block_weights(model.units_[i], weights[i]),
+                                saved[--layer], d, model::block_weights(model.units_[i], grads[i]),
+                                Write::overwrite);
+    }
+    auto u = context(0);
+    model::embed_backward(u, c, d, find(model, grads, UnitKind::vocabulary)[0],
+                          first(find(model, grads, UnitKind::positions)),
+                          c.tied_embeddings ? Write::add : Write::overwrite, Write::overwrite);
+  }
+
+  std::vector<float> loss_values() const {
+    return {losses.as<float>(), losses.as<float>() + losses.elements()};
+  }
+
+  EagerModel& model;
+  TokenBatch tokens;
+  Poisoned memory;
+  std::vector<std::vector<View>> weights, grads;  // [unit][parameter]
+  View losses, gradients;
+  std::vector<model::BlockSaved> saved;
+  model::Carry carry;
+};
+
+EagerModel::EagerModel(const model::ModelConfig& config, DType compute, std::uint64_t dropout_seed,
+                       kernels::Device& device, const train::ParameterSource& source)
+    : config_(config),
+      compute_(compute),
+      seed_(dropout_seed),
+      device_(device),
+      units_(model::model_units(config)) {
+  for (const auto& unit : units_) {
+    layouts_.push_back(zero::unit_layout(unit, 1));
+    const std::size_t begin = parameters.size();
+    parameters.resize(begin + static_cast<std::size_t>(layouts_.back().padded));
+    for (const auto& slice : zero::slices_in(unit, layouts_.back(), {0, layouts_.back().padded})) {
+      source(unit.params[slice.parameter], slice.elements,
+             std::span(parameters)
+                 .subspan(begin + static_cast<std::size_t>(slice.flat),
+                          static_cast<std::size_t>(slice.elements.count())));
+    }
+  }
+}
+
+std::vector<EagerModel::Tensor> EagerModel::tensors() const {
+  std::vector<Tensor> all;
+  std::int64_t begin = 0;
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    for (std::size_t p = 0; p < units_[i].params.size(); ++p) {
+      const std::int64_t first = begin + layouts_[i].offsets[p];
+      all.push_back({units_[i].params[p].name, {first, first + units_[i].params[p].elements()}});
+    }
+    begin += layouts_[i].padded;
+  }
+  return all;
+}
+
+std::vector<float> EagerModel::losses(const TokenBatch& batch) {
+  Pass pass(*this, batch);
+  pass.forward();
+  auto u = pass.context(pass.saved.size() + 1);
+  model::head_loss(u, config_, pass.head(pass.weights), pass.carry, pass.losses);
+  return pass.loss_values();
+}
+
+EagerModel::Gradients EagerModel::backward(const TokenBatch& batch, float scale) {
+  Pass pass(*this, batch);
+  pass.forward();
+  pass.backward(scale);
+  const float* g = pass.gradients.as<float>();
+  return {.losses = pass.loss_values(), .flat = {g, g + pass.gradients.elements()}};
+}
+
+}  // namespace tessera::test

@@ -1,0 +1,60 @@
+#include "support/models.hpp"
+
+#include "core/hash.hpp"
+#include "core/random.hpp"
+
+namespace tessera::test {
+
+model::ModelConfig gpt2_like() {
+  return {.layers = 2,
+          .heads = 4,
+          .kv_heads = 4,
+          .head_dim = 4,
+          .hidden = 16,
+          .ffn_hidden = 40,
+          .vocab = 37,
+          .context = 12};
+}
+
+model::ModelConfig llama_like() {
+  model::ModelConfig c = gpt2_like();
+  c.kv_heads = 2;
+  c.norm = kernels::NormKind::rmsnorm;
+  c.position = model::PositionKind::rope;
+  c.activation = kernels::ActivationKind::swiglu;
+  c.bias = c.tied_embeddings = false;
+  return c;
+}
+
+train::ParameterSource test_values(std::uint64_t seed) {
+  return [seed](const model::ParamDesc& p, Range range, std::span<float> out) {
+    const RandomKey key = random_key(seed, RandomPurpose::init, hash_text(p.name));
+    const double mean = p.init == model::Init::ones ? 1 : 0;
+    const double deviation = p.init == model::Init::normal ? 0.3 : 0.1;
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      const auto element = static_cast<std::uint64_t>(range.begin) + i;
+      out[i] = static_cast<float>(mean + deviation * random_normal(key, 0, element));
+    }
+  };
+}
+
+TokenBatch batch_of(const model::ModelConfig& config, std::int64_t first_sample, std::int64_t count,
+                    std::int64_t sequence) {
+  TokenBatch b{.batch = count, .sequence = sequence, .tokens = {}, .targets = {}, .samples = {}};
+  const RandomKey key = random_key(17, RandomPurpose::sampling, 0);
+  for (std::int64_t g = first_sample; g < first_sample + count; ++g) {
+    const auto token = [&](std::int64_t t) {
+      const auto bits =
+          random_bits(key, static_cast<std::uint64_t>(g), static_cast<std::uint64_t>(t));
+      return static_cast<std::int32_t>(bits % static_cast<std::uint64_t>(config.vocab));
+    };
+    for (std::int64_t t = 0; t < sequence; ++t) {
+      b.tokens.push_back(token(t));
+      b.targets.push_back(token(t + 1));
+    }
+    b.samples.push_back(g);
+  }
+  return b;
+}
+
+}  // namespace tessera::test

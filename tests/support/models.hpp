@@ -1,0 +1,31 @@
+// Models and batches small enough to differentiate numerically, as pure functions of seeds, so that
+// every rank of a test and every layout sees the same ones.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "model/config.hpp"
+#include "train/model_state.hpp"
+
+namespace tessera::test {
+
+/// Layer norm with biases, learned positions, gelu, tied matrix.
+model::ModelConfig gpt2_like();
+/// RMS norm without biases, rotary positions, SwiGLU, two query heads a kv head, untied.
+model::ModelConfig llama_like();
+
+/// Parameters away from symmetric points: no gain is exactly one, no bias zero, and weights large
+/// enough that every parameter's gradient stands out of rounding.
+train::ParameterSource test_values(std::uint64_t seed);
+
+struct TokenBatch {
+  std::int64_t batch = 0, sequence = 0;
+  std::vector<std::int32_t> tokens, targets;  // (B T)
+  std::vector<std::int64_t> samples;          // (B)
+};
+/// Sequences of `count` consecutive global samples; what a sample holds depends on its index only.
+TokenBatch batch_of(const model::ModelConfig& config, std::int64_t first_sample, std::int64_t count,
+                    std::int64_t sequence);
+
+}  // namespace tessera::test

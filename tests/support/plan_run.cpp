@@ -1,0 +1,121 @@
+#include "support/plan_run.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "comm/self_group.hpp"
+#include "core/exact_sum.hpp"
+#include "train/batches.hpp"
+
+namespace tessera::test {
+
+class PlanRun::Watching : public kernels::Device {
+ public:
+  explicit Watching(kernels::Device& device) : device_(device) {}
+  std::int64_t scratch_bytes(const kernels::KernelCall& call) const override {
+    return device_.scratch_bytes(call);
+  }
+  void run(const kernels::KernelCall& call) override {
+    if (const auto* update = std::get_if<kernels::AdamUpdate>(&call)) {
+      const float* g = update->gradient.as<float>();
+      gradients.insert(gradients.end(), g, g + update->gradient.elements());
+    }
+    device_.run(call);
+    // The embedding's is the last gradient to be written.
+    const auto* last = std::get_if<kernels::EmbedBackward>(&call);
+    if (last != nullptr && spoil) *last->d_token_table.as<float>() = *std::exchange(spoil, {});
+  }
+  std::vector<float> gradients;
+  std::optional<float> spoil;
+
+ private:
+  kernels::Device& device_;
+};
+
+PlanRun::~PlanRun() = default;
+
+PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device,
+                 const plan::PlanShape& shape, train::DataGroups groups)
+    : inputs_(inputs), device_(std::make_unique<Watching>(device)), groups_(std::move(groups)) {
+  if (!groups_.reduce) {
+    groups_ = {.gather = comm::make_self_group(), .reduce = comm::make_self_group()};
+  }
+  const std::int64_t rank = groups_.reduce->rank();
+  plan_ = plan::make_plan(inputs_, shape, rank);
+  state_arena_.emplace("state", memory::Tier::device, plan_.arena_bytes[0]);
+  step_arena_.emplace("step", memory::Tier::device, plan_.arena_bytes[1]);
+  // All bits set is NaN in every type: what nobody wrote shows.
+  std::fill_n(step_arena_->base(), step_arena_->bytes(), std::byte{0xff});
+  state_.emplace(inputs_, rank, *state_arena_);
+  bound_.emplace(plan_, train::PlanMemory{state_arena_->base(), step_arena_->base()});
+  executor_.emplace(*device_, groups_, streams_);
+}
+
+void PlanRun::spoil_next_gradient(float value) { device_->spoil = value; }
+
+StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers) {
+  const auto& shape = plan_.shape;
+  const std::int64_t ranks = inputs_.data_group.size;
+  const auto tokens =
+      static_cast<double>(ranks * shape.micro_batches * shape.micro * shape.sequence);
+  float* scalars = real(plan_.scalars).as<float>();
+  const auto set = [&](kernels::StepScalar which, double value) {
+    scalars[static_cast<std::size_t>(which)] = static_cast<float>(value);
+  };
+  const auto& rule = inputs_.optimizer;
+  set(kernels::StepScalar::loss_gradient, numbers.loss_scale / tokens);
+  set(kernels::StepScalar::unscale, 1 / numbers.loss_scale);
+  set(kernels::StepScalar::lr, numbers.lr);
+  set(kernels::StepScalar::bias_correction1, 1 - std::pow(rule.beta1, numbers.update));
+  set(kernels::StepScalar::bias_correction2, 1 - std::pow(rule.beta2, numbers.update));
+  auto* words = real(plan_.words).as<std::int64_t>();
+  std::fill_n(words, plan::WordLayout::count, 0);
+
+  const train::BatchShare share{.data_ranks = ranks,
+                                .data_rank = rank(),
+                                .micro = shape.micro,
+                                .micro_batches = shape.micro_batches,
+                                .reduce = inputs_.reduce};
+  device_->gradients.clear();
+  executor_->run(*bound_, [&](std::int64_t k, const plan::LoadBatch& views) {
+    const TokenBatch b =
+        batch_of(inputs_.config, first_sample + share.first_sample(k), shape.micro, shape.sequence);
+    std::copy(b.tokens.begin(), b.tokens.end(), views.tokens.as<std::int32_t>());
+    std::copy(b.targets.begin(), b.targets.end(), views.targets.as<std::int32_t>());
+    std::copy(b.samples.begin(), b.samples.end(), views.samples.as<std::int64_t>());
+  });
+  const auto sum = [&](std::int64_t at) {
+    return exact_value(ConstExactWords(words + at, kExactSumWords));
+  };
+  const float* verdict = real(plan_.verdict).as<float>();
+  return {.loss = sum(plan::WordLayout::loss),
+          .norm = std::sqrt(sum(plan::WordLayout::norm)) / numbers.loss_scale,
+          .applied = verdict[static_cast<std::size_t>(kernels::VerdictField::apply)] != 0,
+          .gradients = device_->gradients};
+}
+
+plan::PlanInputs plan_inputs_of(const model::ModelConfig& config, kernels::Device& device,
+                                DType compute) {
+  plan::PlanInputs in;
+  in.config = config;
+  in.units = model::model_units(config);
+  in.device = &device;
+  in.compute = compute;
+  in.seed = 5;
+  return in;
+}
+
+std::vector<float> widened(const View& v) {
+  std::vector<float> all(static_cast<std::size_t>(v.elements()));
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    switch (v.type) {
+      case DType::bf16: all[i] = static_cast<float>(v.as<bf16>()[i]); break;
+      case DType::f16: all[i] = static_cast<float>(v.as<f16>()[i]); break;
+      default: all[i] = v.as<float>()[i];
+    }
+  }
+  return all;
+}
+
+}  // namespace tessera::test

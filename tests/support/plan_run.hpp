@@ -1,0 +1,71 @@
+// One rank's training in a test: a plan with memory, state and an executor, without the training
+// loop. Shows what a step computed, gradients included.
+#pragma once
+
+#include <optional>
+
+#include "memory/arena.hpp"
+#include "support/models.hpp"
+#include "train/executor.hpp"
+
+namespace tessera::test {
+
+/// The host's numbers of a step.
+struct StepNumbers {
+  double lr = 1e-2;
+  double loss_scale = 1;
+  double update = 1;  // Adam's t
+};
+
+struct StepShown {
+  double loss = 0;  // summed over all tokens and ranks
+  double norm = 0;  // of the gradient, before clipping
+  bool applied = false;
+  std::vector<float> gradients;  // what this rank updates with, unit by unit
+};
+
+class PlanRun {
+ public:
+  /// With one rank, `groups` may be empty.
+  PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, const plan::PlanShape& shape,
+          train::DataGroups groups = {});
+  ~PlanRun();
+
+  train::ModelState& state() { return *state_; }
+  const plan::Plan& plan() const { return plan_; }
+  const plan::PlanInputs& inputs() const { return inputs_; }
+  std::int64_t rank() const { return plan_.data_rank; }
+
+  /// Trains on global samples first_sample .., which the ranks share as BatchShare says.
+  StepShown step(std::int64_t first_sample, const StepNumbers& numbers);
+
+  /// Makes one element of the next step's gradient `value`, on this rank alone and before it is
+  /// reduced.
+  void spoil_next_gradient(float value);
+
+  /// The real memory of a view of state().units().
+  View real(const View& symbolic) const { return bound_->real(symbolic); }
+
+ private:
+  /// Runs everything and keeps a copy of the gradients that updates read.
+  class Watching;
+
+  plan::PlanInputs inputs_;
+  std::unique_ptr<Watching> device_;
+  train::DataGroups groups_;
+  plan::Plan plan_;
+  std::optional<memory::Arena> state_arena_, step_arena_;
+  std::optional<train::ModelState> state_;
+  std::optional<train::BoundPlan> bound_;
+  memory::BackgroundStreams streams_;
+  std::optional<train::Executor> executor_;
+};
+
+/// Inputs of a run of one rank without clipping.
+plan::PlanInputs plan_inputs_of(const model::ModelConfig& config, kernels::Device& device,
+                                DType compute);
+
+/// A parameter's values as forward reads them, widened to f32.
+std::vector<float> widened(const View& v);
+
+}  // namespace tessera::test

@@ -1,0 +1,131 @@
+// What communication is made of, without ranks: the order of sums, narrow wires, bytes on the wire.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <random>
+
+#include "comm/collective.hpp"
+#include "comm/self_group.hpp"
+#include "comm/tree_sum.hpp"
+#include "core/math.hpp"
+
+namespace tessera::comm {
+namespace {
+
+/// The aligned binary tree over [first, first + width), width a power of two: parts beyond the last
+/// do not exist.
+float tree(const std::vector<std::vector<float>>& parts, std::size_t element, std::size_t first,
+           std::size_t width) {
+  if (width == 1) return parts[first][element];
+  const float left = tree(parts, element, first, width / 2);
+  return first + width / 2 < parts.size()
+             ? left + tree(parts, element, first + width / 2, width / 2)
+             : left;
+}
+
+std::vector<std::vector<float>> random_parts(std::size_t count, std::size_t elements) {
+  std::mt19937 random(static_cast<unsigned>(count));
+  std::normal_distribution<float> normal;
+  std::vector<std::vector<float>> parts(count, std::vector<float>(elements));
+  for (auto& part : parts) {
+    for (auto& x : part) x = normal(random);
+  }
+  return parts;
+}
+
+std::vector<float*> pointers(std::vector<std::vector<float>>& parts) {
+  std::vector<float*> all;
+  for (auto& part : parts) all.push_back(part.data());
+  return all;
+}
+
+TEST(TreeSum, AddsNeighboursFirst) {
+  for (std::size_t n : {1, 2, 3, 4, 5, 6, 7, 8, 13, 16}) {
+    const auto original = random_parts(n, 33);
+    for (bool add : {false, true}) {
+      auto parts = original;
+      std::vector<float> out(33, 0.1F);
+      tree_sum(pointers(parts), 33, out.data(), add);
+      for (std::size_t e = 0; e < out.size(); ++e) {
+        const float sum = tree(original, e, 0, 16);
+        EXPECT_EQ(out[e], add ? 0.1F + sum : sum) << n << " parts";
+      }
+    }
+  }
+}
+
+// The sum may go where one of the parts lies, as it does when a rank reduces in place.
+TEST(TreeSum, MayWriteOverAnyPart) {
+  for (std::size_t n : {1, 2, 3, 5, 8}) {
+    const auto original = random_parts(n, 9);
+    for (std::size_t own = 0; own < n; ++own) {
+      auto parts = original;
+      tree_sum(pointers(parts), 9, parts[own].data(), false);
+      for (std::size_t e = 0; e < 9; ++e) EXPECT_EQ(parts[own][e], tree(original, e, 0, 8));
+    }
+  }
+}
+
+TEST(TreeSum, OrderMatters) {  // or the tests above would show nothing
+  std::vector<std::vector<float>> parts = {{1}, {0x1p-24F}, {0x1p-24F}};
+  EXPECT_NE((parts[0][0] + parts[1][0]) + parts[2][0], parts[0][0] + (parts[1][0] + parts[2][0]));
+}
+
+// Trap 57, on the wire.
+TEST(Wire, NarrowsToNearestEven) {
+  const std::vector<float> in = {1,
+                                 1 + 0x1p-9F,
+                                 1 + 0x1p-8F,
+                                 1 + 3 * 0x1p-8F,
+                                 -0.0F,
+                                 3e38F,
+                                 std::numeric_limits<float>::infinity()};
+  const std::vector<float> expected = {
+      1, 1, 1, 1 + 2 * 0x1p-7F, -0.0F, 0x1.c4p+127F, std::numeric_limits<float>::infinity()};
+  std::vector<bf16> narrow(in.size());
+  std::vector<float> out(in.size());
+  to_bf16(in.data(), static_cast<std::int64_t>(in.size()), narrow.data());
+  to_f32(narrow.data(), static_cast<std::int64_t>(in.size()), out.data());
+  EXPECT_EQ(out, expected);
+}
+
+// Against an enumeration of all pairs of ranks and the nodes they live on.
+TEST(WireBytes, CountEveryPeerOnce) {
+  for (std::int64_t size = 1; size <= 9; ++size) {
+    for (std::int64_t local = 1; local <= size; ++local) {
+      for (std::int64_t rank = 0; rank < size; ++rank) {
+        WireBytes expected;
+        for (std::int64_t peer = 0; peer < size; ++peer) {
+          if (peer == rank) continue;
+          (peer / local == rank / local ? expected.intra : expected.inter) += 48 * 2;
+        }
+        const View shard(nullptr, DType::bf16, {48}), full(nullptr, DType::bf16, {48 * size});
+        const View sum(nullptr, DType::f32, {48}), sums(nullptr, DType::f32, {48 * size});
+        const auto gather = wire_bytes(AllGather{.shard = shard, .full = full},
+                                       {.size = size, .local = local}, rank);
+        const auto reduce = wire_bytes(
+            ReduceScatter{.full = sums, .shard = sum, .staging = {}, .wire = DType::bf16},
+            {.size = size, .local = local}, rank);
+        EXPECT_EQ(gather.intra, expected.intra);
+        EXPECT_EQ(gather.inter, expected.inter);
+        EXPECT_EQ(reduce.intra, expected.intra);
+        EXPECT_EQ(reduce.inter, expected.inter);
+      }
+    }
+  }
+}
+
+TEST(SelfGroup, SumsWordsToThemselvesAndRefusesBulk) {
+  const auto group = make_self_group();
+  EXPECT_EQ(group->rank(), 0);
+  EXPECT_EQ(group->shape().size, 1);
+  std::int64_t words[2] = {5, -3};
+  const View view(reinterpret_cast<std::byte*>(words), DType::i64, {2});
+  EXPECT_TRUE(group->start(AllReduceWords{.words = view})->advance());
+  EXPECT_EQ(words[0], 5);
+  EXPECT_EQ(words[1], -3);
+  EXPECT_THROW(group->start(AllGather{.shard = view, .full = view}), InternalError);
+}
+
+}  // namespace
+}  // namespace tessera::comm

@@ -1,0 +1,133 @@
+// Gradients of the whole model, embedding to loss, against central differences of its loss.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "kernels/cpu/device.hpp"
+#include "support/eager_model.hpp"
+
+namespace tessera::test {
+namespace {
+
+using model::ModelConfig;
+using model::PositionKind;
+
+double mean(const std::vector<float>& losses) {
+  double sum = 0;
+  for (float x : losses) sum += x;
+  return sum / static_cast<double>(losses.size());
+}
+
+double length(const std::vector<double>& v) {
+  double sum = 0;
+  for (double x : v) sum += x * x;
+  return std::sqrt(sum);
+}
+
+class Differences {
+ public:
+  explicit Differences(const ModelConfig& config)
+      : device_(kernels::make_cpu_device({})),
+        model_(config, DType::f32, 3, *device_, test_values(11)),
+        rotary_(config.position == PositionKind::rope),
+        batch_(batch_of(config, 40, 2, 7)),
+        gradients_(model_.backward(batch_, 1.0F / 14).flat) {}
+
+  /// Compares, for each parameter tensor, the derivative along two directions: the gradient itself
+  /// (an element that is wrong changes its length) and the gradient mixed with noise (an element
+  /// that should not be zero does not hide).
+  void check() {
+    for (const auto& tensor : model_.tensors()) {
+      SCOPED_TRACE(tensor.name);
+      const auto n = static_cast<std::size_t>(tensor.elements.count());
+      std::vector<double> g(n), mixed(n);
+      std::mt19937 random(static_cast<unsigned>(n));
+      std::normal_distribution<double> normal;
+      for (std::size_t i = 0; i < n; ++i)
+        g[i] = gradients_[static_cast<std::size_t>(tensor.elements.begin) + i];
+      const double size = length(g);
+      ASSERT_TRUE(std::isfinite(size));
+      if (tensor.name.ends_with("attention.k.bias") && !rotary_) {
+        // A constant added to all keys leaves every softmax as it is, unless it is turned by
+        // position.
+        EXPECT_LT(size, 1e-5);
+        continue;
+      }
+      ASSERT_GT(size, 1e-3) << "the gradient vanishes: the test would show nothing";
+      for (auto& x : g) x /= size;
+      for (std::size_t i = 0; i < n; ++i) mixed[i] = normal(random);
+      const double noise = length(mixed);
+      for (std::size_t i = 0; i < n; ++i) mixed[i] = (g[i] + mixed[i] / noise) / std::sqrt(2.0);
+      compare(tensor, g, size, size);
+      double expected = 0;
+      for (std::size_t i = 0; i < n; ++i) expected += mixed[i] * g[i] * size;
+      compare(tensor, mixed, expected, size);
+    }
+  }
+
+ private:
+  double loss_at(const EagerModel::Tensor& tensor, const std::vector<double>& direction,
+                 double step) {
+    const auto begin = static_cast<std::size_t>(tensor.elements.begin);
+    const std::vector<float> before = model_.parameters;
+    for (std::size_t i = 0; i < direction.size(); ++i) {
+      model_.parameters[begin + i] = static_cast<float>(before[begin + i] + step * direction[i]);
+    }
+    const double loss = mean(model_.losses(batch_));
+    model_.parameters = before;
+    return loss;
+  }
+
+  void compare(const EagerModel::Tensor& tensor, const std::vector<double>& direction,
+               double expected, double size) {
+    // Richardson's combination of central differences at h and 2 h, of fourth order. Of the loss
+    // of one token, at most some 200 roundings along the longest path (sums of C, F, T and V terms
+    // over two layers) each move it by 2^-24 of itself; the combination adds them up to 1.5 / h
+    // times. What remains of truncation is a small part of what the combination has corrected.
+    constexpr double h = 0.02;
+    const auto central = [&](double step) {
+      return (loss_at(tensor, direction, step) - loss_at(tensor, direction, -step)) / (2 * step);
+    };
+    const double d1 = central(h), d2 = central(2 * h), d = (4 * d1 - d2) / 3;
+    const double rounding = 200 * 0x1p-24 * mean(model_.losses(batch_)) * 1.5 / h;
+    const double tolerance = rounding + 0.25 * std::abs(d - d1);
+    EXPECT_NEAR(d, expected, tolerance);
+    EXPECT_LT(tolerance, 0.05 * size + rounding) << "the step is too long to show anything";
+  }
+
+  std::unique_ptr<kernels::Device> device_;
+  EagerModel model_;
+  bool rotary_;
+  TokenBatch batch_;
+  std::vector<float> gradients_;
+};
+
+TEST(Gradients, Gpt2) { Differences(gpt2_like()).check(); }
+
+// Masks are a function of (seed, site, sample, element), so the differences see fixed ones.
+TEST(Gradients, Gpt2UntiedWithDropout) {
+  ModelConfig c = gpt2_like();
+  c.tied_embeddings = false;
+  c.dropout = 0.2F;
+  Differences(c).check();
+}
+
+TEST(Gradients, Gpt2WithOneKvHeadAndNoPositions) {
+  ModelConfig c = gpt2_like();
+  c.kv_heads = 1;
+  c.position = PositionKind::none;
+  Differences(c).check();
+}
+
+TEST(Gradients, Llama) { Differences(llama_like()).check(); }
+
+TEST(Gradients, LlamaTiedWithDropoutAndBiases) {
+  ModelConfig c = llama_like();
+  c.tied_embeddings = c.bias = true;
+  c.dropout = 0.2F;
+  Differences(c).check();
+}
+
+}  // namespace
+}  // namespace tessera::test

@@ -1,0 +1,103 @@
+// The parameter table against hand-made counts.
+#include "model/parameters.hpp"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "support/models.hpp"
+
+namespace tessera::model {
+namespace {
+
+ModelConfig gpt2_124m() {
+  return {.layers = 12,
+          .heads = 12,
+          .kv_heads = 12,
+          .head_dim = 64,
+          .hidden = 768,
+          .ffn_hidden = 3072,
+          .vocab = 50257,
+          .context = 1024};
+}
+
+ModelConfig llama_8b() {
+  return {.layers = 32,
+          .heads = 32,
+          .kv_heads = 8,
+          .head_dim = 128,
+          .hidden = 4096,
+          .ffn_hidden = 14336,
+          .vocab = 128256,
+          .context = 8192,
+          .norm = kernels::NormKind::rmsnorm,
+          .position = PositionKind::rope,
+          .activation = kernels::ActivationKind::swiglu,
+          .bias = false,
+          .tied_embeddings = false};
+}
+
+TEST(ParameterTable, CountsThePublishedNumberOfParameters) {
+  EXPECT_EQ(parameter_count(model_units(gpt2_124m())), 124'439'808);
+  EXPECT_EQ(parameter_count(model_units(llama_8b())), 8'030'261'248);
+}
+
+// Trap 53. By hand, for 1024 tokens of GPT-2 124M: a block multiplies with 4 C^2 + 8 C^2 weights
+// and has 13 C of biases and norms; 12 of them, the final norm and the head make N = 123 653 376.
+// 6 N + 6 * 12 layers * 768 * 1024 for causal attention.
+TEST(ParameterTable, CountsFlopATokenAsByHand) {
+  const double n = 12 * (12.0 * 768 * 768 + 13 * 768) + 2 * 768 + 50257.0 * 768;
+  EXPECT_EQ(n, 123'653'376.0);
+  EXPECT_EQ(flop_per_token(gpt2_124m(), 1024), 6 * n + 56'623'104.0);
+  EXPECT_EQ(flop_per_token(gpt2_124m(), 1024), 798'543'360.0);
+  // Untied: the look-up's matrix is not multiplied with, the head's is. 32 blocks of
+  // C (C + 2 C / 4 + C) + 3 C F + 2 C, a norm, a head.
+  const double block = 4096.0 * 4096 * 2.5 + 3.0 * 4096 * 14336 + 2 * 4096;
+  const double llama = 32 * block + 4096 + 128256.0 * 4096;
+  EXPECT_EQ(flop_per_token(llama_8b(), 8192), 6 * llama + 6.0 * 32 * 4096 * 8192);
+}
+
+TEST(ParameterTable, TyingChangesTheCountByTheHead) {
+  for (ModelConfig c : {test::gpt2_like(), test::llama_like()}) {
+    c.tied_embeddings = true;
+    const std::int64_t tied = parameter_count(model_units(c));
+    c.tied_embeddings = false;
+    EXPECT_EQ(parameter_count(model_units(c)), tied + c.vocab * c.hidden);
+  }
+}
+
+// Trap 42: what decays is decided by the parameter, whatever flat buffer it lies in.
+TEST(ParameterTable, OnlyMatricesDecay) {
+  for (const ModelConfig& c : {test::gpt2_like(), test::llama_like()}) {
+    for (const auto& unit : model_units(c)) {
+      for (const auto& p : unit.params) {
+        EXPECT_EQ(p.decay, p.shape.size() >= 2) << p.name;
+      }
+    }
+  }
+}
+
+TEST(ParameterTable, NamesAreUniqueAndFound) {
+  std::set<std::string> names;
+  for (const auto& unit : model_units(test::gpt2_like())) {
+    for (std::size_t i = 0; i < unit.params.size(); ++i) {
+      const std::string& name = unit.params[i].name;
+      EXPECT_TRUE(names.insert(name).second) << name;
+      EXPECT_EQ(unit.index_of(name.substr(unit.name.size() + 1)), i);
+    }
+  }
+  EXPECT_THROW(model_units(test::gpt2_like())[0].index_of("bias"), InternalError);
+}
+
+// Trap 22: stored rows are padded to 64 on every layout; counts do not see it.
+TEST(ParameterTable, VocabularyIsPaddedInMemoryOnly) {
+  const auto units = model_units(test::gpt2_like());
+  const ParamDesc& p = units[0].params[0];
+  EXPECT_EQ(p.shape[0], 37);
+  EXPECT_EQ(p.stored_rows, 64);
+  EXPECT_EQ(p.elements(), 37 * 16);
+  EXPECT_EQ(p.stored_elements(), 64 * 16);
+}
+
+}  // namespace
+}  // namespace tessera::model

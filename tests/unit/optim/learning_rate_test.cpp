@@ -1,0 +1,164 @@
+// Schedules against their closed forms.
+#include "optim/learning_rate.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numbers>
+
+namespace tessera::optim {
+namespace {
+
+using deck::ScheduleKind;
+using deck::ScheduleSection;
+
+constexpr double kLr = 3e-3, kMin = 2e-4;
+
+ScheduleSection schedule(ScheduleKind kind, std::int64_t warmup) {
+  ScheduleSection s;
+  s.kind = kind;
+  s.warmup_steps = warmup;
+  s.min_lr = kMin;
+  return s;
+}
+
+deck::BatchSection batch(std::int64_t global, std::vector<deck::RampEntry> ramp = {}) {
+  return {.sequence = 10, .micro = 1, .global = global, .ramp = std::move(ramp)};
+}
+
+const Timeline timeline(batch(4), 100);
+
+double close(double x) { return 1e-15 * std::abs(x) + 1e-18; }
+
+TEST(LearningRate, WarmsUpLinearlyFromTheStart) {
+  for (auto kind : {ScheduleKind::constant, ScheduleKind::linear, ScheduleKind::cosine,
+                    ScheduleKind::wsd, ScheduleKind::step}) {
+    ScheduleSection s = schedule(kind, 8);
+    s.warmup_start_lr = 1e-4;
+    const LearningRate rate(s, kLr, timeline, 100);
+    for (int u = 1; u <= 8; ++u)
+      EXPECT_NEAR(rate.at(u), 1e-4 + (kLr - 1e-4) * u / 8, close(kLr)) << enum_word(kind) << u;
+  }
+}
+
+TEST(LearningRate, WarmsUpLogarithmically) {
+  ScheduleSection s = schedule(ScheduleKind::constant, 10);
+  s.warmup = deck::Warmup::log;
+  s.warmup_start_lr = 1e-4;
+  const LearningRate rate(s, kLr, timeline, 100);
+  EXPECT_EQ(rate.at(1), 1e-4);
+  for (int u = 2; u <= 10; ++u)
+    EXPECT_NEAR(rate.at(u), 1e-4 + (kLr - 1e-4) * std::log(u) / std::log(10), close(kLr));
+  EXPECT_EQ(rate.at(11), kLr);
+}
+
+TEST(LearningRate, ALogarithmicWarmUpOfOneUpdateHasNoEffect) {  // ln 1 is no divisor
+  ScheduleSection s = schedule(ScheduleKind::constant, 1);
+  s.warmup = deck::Warmup::log;
+  EXPECT_EQ(LearningRate(s, kLr, timeline, 10).at(1), kLr);
+}
+
+TEST(LearningRate, WithoutWarmUpStartsAtItsRate) {
+  const LearningRate rate(schedule(ScheduleKind::constant, 0), kLr, timeline, 10);
+  EXPECT_EQ(rate.at(1), kLr);
+  EXPECT_EQ(rate.at(1'000'000), kLr);
+}
+
+TEST(LearningRate, Linear) {
+  const LearningRate rate(schedule(ScheduleKind::linear, 10), kLr, timeline, 110);
+  for (int u = 10; u <= 110; ++u)
+    EXPECT_NEAR(rate.at(u), kLr - (kLr - kMin) * (u - 10) / 100, close(kLr));
+  EXPECT_NEAR(rate.at(500), kMin, close(kLr));
+}
+
+TEST(LearningRate, Cosine) {
+  const LearningRate rate(schedule(ScheduleKind::cosine, 10), kLr, timeline, 110);
+  for (int u = 10; u <= 110; ++u) {
+    const double expected =
+        kMin + (kLr - kMin) * (1 + std::cos(std::numbers::pi * (u - 10) / 100)) / 2;
+    EXPECT_NEAR(rate.at(u), expected, close(kLr));
+  }
+  EXPECT_EQ(rate.at(111), kMin);
+}
+
+TEST(LearningRate, WarmUpStableDecay) {
+  ScheduleSection s = schedule(ScheduleKind::wsd, 10);
+  s.decay_steps = 20;
+  const LearningRate rate(s, kLr, timeline, 100);
+  for (int u = 10; u <= 80; ++u) EXPECT_EQ(rate.at(u), kLr);
+  for (int u = 81; u <= 100; ++u)
+    EXPECT_NEAR(rate.at(u), kLr - (kLr - kMin) * (u - 80) / 20, close(kLr));
+}
+
+TEST(LearningRate, Steps) {
+  ScheduleSection s = schedule(ScheduleKind::step, 5);
+  s.step_size = 10;
+  s.gamma = 0.5;
+  const LearningRate rate(s, kLr, timeline, 1000);
+  for (int u = 5; u <= 100; ++u)
+    EXPECT_EQ(rate.at(u), std::max(kMin, kLr * std::pow(0.5, (u - 5) / 10))) << u;
+}
+
+TEST(LearningRate, AGivenDecayEndsBeforeTheRun) {
+  ScheduleSection s = schedule(ScheduleKind::linear, 0);
+  s.decay_steps = 10;
+  const LearningRate rate(s, kLr, timeline, 100);
+  EXPECT_NEAR(rate.at(5), (kLr + kMin) / 2, close(kLr));
+  EXPECT_NEAR(rate.at(10), kMin, close(kLr));
+  EXPECT_NEAR(rate.at(99), kMin, close(kLr));
+}
+
+// Legal: a short run of a long recipe.
+TEST(LearningRate, AWarmUpLongerThanTheRunIsJustItsStart) {
+  for (auto kind :
+       {ScheduleKind::constant, ScheduleKind::linear, ScheduleKind::cosine, ScheduleKind::wsd}) {
+    const LearningRate rate(schedule(kind, 1000), kLr, timeline, 10);
+    for (int u = 1; u <= 10; ++u) EXPECT_NEAR(rate.at(u), kLr * u / 1000, close(kLr));
+    // The decay has no length: a run that is prolonged goes to the minimum, or stays.
+    EXPECT_NEAR(rate.at(1001), kind == ScheduleKind::constant ? kLr : kMin, close(kLr))
+        << enum_word(kind);
+  }
+}
+
+// 4 sequences of 10 tokens a step: 400 tokens, or 0.4 epochs of 100 sequences, are 10 steps.
+TEST(LearningRate, LengthsMayBeTokensOrEpochs) {
+  ScheduleSection steps = schedule(ScheduleKind::cosine, 10), tokens = steps, epochs = steps;
+  steps.decay_steps = 50;
+  tokens.warmup_steps = epochs.warmup_steps = std::nullopt;
+  tokens.warmup_tokens = 400, tokens.decay_tokens = 2000;
+  epochs.warmup_epochs = 0.4, epochs.decay_epochs = 2.0;
+  const LearningRate a(steps, kLr, timeline, 200), b(tokens, kLr, timeline, 200),
+      c(epochs, kLr, timeline, 200);
+  for (int u = 1; u <= 200; ++u) {
+    EXPECT_EQ(a.at(u), b.at(u));
+    EXPECT_EQ(a.at(u), c.at(u));
+  }
+}
+
+// With a batch that grows, tokens become steps where they are consumed: here the warm-up's 100
+// sequences take steps 1 .. 50 at 2, and the decay's 300 the steps 51 .. 100 at 2 and 101 .. 125 at
+// 8.
+TEST(LearningRate, DecayTokensCountFromTheEndOfTheWarmUp) {
+  const Timeline ramp(batch(2, {{.step = 101, .global = 8}}), 0);
+  ScheduleSection s = schedule(ScheduleKind::linear, 0);
+  s.warmup_steps = std::nullopt;
+  s.warmup_tokens = 1000, s.decay_tokens = 3000;
+  const LearningRate rate(s, kLr, ramp, 1000);
+  EXPECT_EQ(rate.at(50), kLr);
+  EXPECT_NEAR(rate.at(100), kLr - (kLr - kMin) * 50 / 75, close(kLr));
+  EXPECT_NEAR(rate.at(125), kMin, close(kLr));
+}
+
+// The last 80 sequences of the run are its last ten steps, of 8.
+TEST(LearningRate, StableDecayTokensCountBackFromTheEndOfTheRun) {
+  const Timeline ramp(batch(2, {{.step = 101, .global = 8}}), 0);
+  ScheduleSection s = schedule(ScheduleKind::wsd, 0);
+  s.decay_tokens = 800;
+  const LearningRate rate(s, kLr, ramp, 200);
+  EXPECT_EQ(rate.at(190), kLr);
+  EXPECT_NEAR(rate.at(195), (kLr + kMin) / 2, close(kLr));
+  EXPECT_NEAR(rate.at(200), kMin, close(kLr));
+}
+
+}  // namespace
+}  // namespace tessera::optim

@@ -1,0 +1,234 @@
+// State in memory and in checkpoints, under many layouts in one process.
+#include "train/model_state.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+
+#include "io/checkpoint_commit.hpp"
+#include "io/checkpoint_directory.hpp"
+#include "kernels/cpu/device.hpp"
+#include "support/plan_run.hpp"
+#include "unit/io/temporary_directory.hpp"
+
+namespace tessera::test {
+namespace {
+
+struct Layout {
+  std::int64_t ranks = 1;
+  int stage = 0;
+  DType compute = DType::f32;
+};
+
+std::string to_string(const Layout& l) {
+  return fmt::format("{} ranks, stage {}, {}", l.ranks, l.stage, tessera::to_string(l.compute));
+}
+
+/// One rank's state with memory of its own.
+class RankState {
+ public:
+  RankState(const model::ModelConfig& config, const Layout& l, std::int64_t rank) {
+    inputs_.config = config;
+    inputs_.units = model::model_units(config);
+    inputs_.compute = l.compute;
+    inputs_.stage = l.stage;
+    inputs_.data_group = {.size = l.ranks, .local = l.ranks};
+    layout_.data_group = inputs_.data_group;
+    layout_.data_rank = rank;
+    plan::add_state(layout_, inputs_);
+    plan::place_buffers(layout_);
+    arena_.emplace("state", memory::Tier::device, layout_.arena_bytes[0]);
+    state_.emplace(inputs_, rank, *arena_);
+  }
+  train::ModelState& state() { return *state_; }
+  std::span<float> floats(const View& symbolic) {
+    const View v = real(symbolic);
+    return {v.as<float>(), static_cast<std::size_t>(v.elements())};
+  }
+  View real(View v) {
+    const auto& buffer = layout_.buffers[static_cast<std::size_t>(plan::buffer_of(v))];
+    v.data = arena_->base() + buffer.offset + plan::offset_of(v);
+    return v;
+  }
+
+  /// f(parameter, element, value) for each element of a state that this rank updates; what belongs
+  /// to no parameter must be zero.
+  template <typename F>
+  void each(const View plan::UnitState::*which, F&& f) {
+    for (std::size_t u = 0; u < inputs_.units.size(); ++u) {
+      const auto& s = state_->units()[u];
+      const auto values = floats(s.*which);
+      std::vector<bool> named(values.size());
+      for (const auto& slice : zero::slices_in(inputs_.units[u], s.layout, s.owned)) {
+        for (std::int64_t e = slice.elements.begin; e < slice.elements.end; ++e) {
+          const auto at =
+              static_cast<std::size_t>(slice.flat - s.owned.begin + e - slice.elements.begin);
+          named[at] = true;
+          f(inputs_.units[u].params[slice.parameter], e, values[at]);
+        }
+      }
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        if (named[i]) continue;
+        EXPECT_EQ(values[i], 0) << "padding of " << inputs_.units[u].name;
+      }
+    }
+  }
+
+ private:
+  plan::PlanInputs inputs_;
+  plan::Plan layout_;
+  std::optional<memory::Arena> arena_;
+  std::optional<train::ModelState> state_;
+};
+
+float one_value(const train::ParameterSource& source, const model::ParamDesc& p, std::int64_t e) {
+  float x = 0;
+  source(p, {e, e + 1}, {&x, 1});
+  return x;
+}
+
+constexpr std::array kStates = {&plan::UnitState::master, &plan::UnitState::m, &plan::UnitState::v};
+
+/// Saves the state with values of seeds 1, 2 and 3 under a layout.
+std::filesystem::path save(const std::filesystem::path& directory, const model::ModelConfig& config,
+                           const Layout& l) {
+  const auto temporary = begin_checkpoint(directory, 7);
+  std::vector<RankPart> parts;
+  for (std::int64_t rank = 0; rank < l.ranks; ++rank) {
+    RankState r(config, l, rank);
+    r.state().set_parameters(test_values(1));
+    for (std::size_t i = 1; i < kStates.size(); ++i) {
+      const auto source = test_values(i + 1);
+      r.each(kStates[i],
+             [&](const auto& p, std::int64_t e, float& x) { x = one_value(source, p, e); });
+    }
+    const auto pieces = r.state().pieces();
+    CheckpointWriter writer(temporary, static_cast<int>(rank), pieces);
+    r.state().save(writer, train::ModelState::From::live);
+    parts.push_back(writer.finish());
+  }
+  CheckpointHeader header;
+  header.step = 7;
+  header.layout = {.world = static_cast<int>(l.ranks), .data = static_cast<int>(l.ranks)};
+  return commit_checkpoint(temporary, header, parts);
+}
+
+/// Every rank of a layout holds the saved values, and computes with them rounded.
+void expect_loaded(const std::filesystem::path& path, const model::ModelConfig& config,
+                   const Layout& l) {
+  for (std::int64_t rank = 0; rank < l.ranks; ++rank) {
+    RankState r(config, l, rank);
+    Checkpoint checkpoint = Checkpoint::open(path);
+    r.state().load(checkpoint);
+    for (std::size_t i = 0; i < kStates.size(); ++i) {
+      const auto source = test_values(i + 1);
+      std::int64_t wrong = 0;
+      r.each(kStates[i], [&](const auto& p, std::int64_t e, float& x) {
+        wrong += x != one_value(source, p, e);
+      });
+      EXPECT_EQ(wrong, 0) << "state " << i << " on rank " << rank;
+    }
+    for (const auto& s : r.state().units()) {
+      if (!s.copy) continue;
+      const auto master = r.floats(s.master);
+      const View copy = r.real(s.copy);
+      for (std::size_t i = 0; i < master.size(); ++i)
+        ASSERT_EQ(copy.as<bf16>()[i].bits, bf16(master[i]).bits);
+    }
+  }
+}
+
+// Trap 46: any layout's checkpoint in any other; 40 ranks are more than some units have grains.
+TEST(ModelState, MovesBetweenLayouts) {
+  const std::vector<Layout> layouts = {
+      {1, 0}, {2, 0}, {3, 1}, {4, 2, DType::bf16}, {5, 3}, {40, 3}, {1, 3, DType::bf16}};
+  for (const auto& config : {gpt2_like(), llama_like()}) {
+    for (const Layout& from : layouts) {
+      const TemporaryDirectory directory;
+      const auto path = save(directory.path(), config, from);
+      for (const Layout& to : layouts) {
+        SCOPED_TRACE("from " + to_string(from) + " to " + to_string(to));
+        expect_loaded(path, config, to);
+      }
+    }
+  }
+}
+
+TEST(ModelState, RefusesACheckpointOfAnotherModel) {
+  const TemporaryDirectory directory;
+  const auto path = save(directory.path(), gpt2_like(), {});
+  auto wider = gpt2_like();
+  wider.ffn_hidden = 48;
+  RankState r(wider, {}, 0);
+  Checkpoint checkpoint = Checkpoint::open(path);
+  const std::string message = message_of<DataError>([&] { r.state().load(checkpoint); });
+  EXPECT_NE(message.find("block.0.mlp.up.weight"), std::string::npos) << message;
+  auto deeper = gpt2_like();
+  deeper.layers = 3;
+  RankState other(deeper, {}, 0);
+  const std::string missing = message_of<DataError>([&] { other.state().load(checkpoint); });
+  EXPECT_NE(missing.find("missing"), std::string::npos) << missing;
+}
+
+// Trap 25: a rank's initial values are those that one rank would have there.
+TEST(ModelState, InitialValuesDoNotDependOnTheLayout) {
+  const auto source = train::initial_values(9);
+  for (const Layout& l : {Layout{1, 0}, Layout{3, 0}, Layout{3, 1}, Layout{8, 3}}) {
+    SCOPED_TRACE(to_string(l));
+    for (std::int64_t rank = 0; rank < l.ranks; ++rank) {
+      RankState r(gpt2_like(), l, rank);
+      r.state().set_parameters(source);
+      std::int64_t wrong = 0;
+      r.each(&plan::UnitState::master, [&](const auto& p, std::int64_t e, float& x) {
+        wrong += x != one_value(source, p, e);
+      });
+      EXPECT_EQ(wrong, 0) << rank;
+    }
+  }
+}
+
+// Trap 26: no two layers, and no two parameters, draw the same numbers; 1 / sqrt(elements) is the
+// deviation of a mean, 1 / sqrt(2 elements) the relative one of a deviation: five of them.
+TEST(ModelState, InitialValuesHaveTheirDistribution) {
+  auto config = gpt2_like();
+  config.hidden = 64, config.head_dim = 16;
+  const auto source = train::initial_values(9);
+  std::map<float, std::string> first_values;
+  for (const auto& unit : model::model_units(config)) {
+    for (const auto& p : unit.params) {
+      std::vector<float> values(static_cast<std::size_t>(p.elements()));
+      source(p, {0, p.elements()}, values);
+      if (p.init != model::Init::normal) {
+        EXPECT_EQ(values.back(), p.init == model::Init::ones ? 1 : 0) << p.name;
+        continue;
+      }
+      const auto [it, fresh] = first_values.emplace(values[0], p.name);
+      EXPECT_TRUE(fresh) << p.name << " starts as " << it->second;
+      double mean = 0, square = 0;
+      for (float x : values) mean += x, square += static_cast<double>(x) * x;
+      const auto n = static_cast<double>(values.size());
+      EXPECT_NEAR(mean / n, 0, 5 * p.init_std / std::sqrt(n)) << p.name;
+      EXPECT_NEAR(std::sqrt(square / n) / p.init_std, 1, 5 / std::sqrt(2 * n)) << p.name;
+    }
+  }
+}
+
+// After updates, too, forward reads the master weights rounded, and moments are f32.
+TEST(ModelState, ParametersStayTheMasterRounded) {
+  const auto device = kernels::make_cpu_device({});
+  auto inputs = plan_inputs_of(llama_like(), *device, DType::bf16);
+  PlanRun run(inputs, *device, {.sequence = 6, .micro = 2, .micro_batches = 2});
+  run.state().set_parameters(test_values(11));
+  const auto before = widened(run.real(run.state().units()[0].master));
+  for (int t = 1; t <= 3; ++t) EXPECT_TRUE(run.step(4 * t, {.update = 1.0 * t}).applied);
+  EXPECT_NE(widened(run.real(run.state().units()[0].master)), before);
+  for (const auto& s : run.state().units()) {
+    const auto master = widened(run.real(s.master)), copy = widened(run.real(s.copy));
+    for (std::size_t i = 0; i < master.size(); ++i)
+      EXPECT_EQ(copy[i], static_cast<float>(bf16(master[i])));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::test

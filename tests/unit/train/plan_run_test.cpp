@@ -1,0 +1,120 @@
+// What plans compute: the bits of the eager path, under every recomputation policy.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "kernels/cpu/device.hpp"
+#include "support/eager_model.hpp"
+#include "support/plan_run.hpp"
+
+namespace tessera::test {
+namespace {
+
+using model::ModelConfig;
+using plan::Recompute;
+
+struct Setting {
+  const char* name;
+  ModelConfig config;
+  DType compute;
+};
+
+std::vector<Setting> settings() {
+  std::vector<Setting> all;
+  for (DType compute : {DType::f32, DType::bf16, DType::f16}) {
+    ModelConfig gpt2 = gpt2_like(), llama = llama_like();
+    gpt2.dropout = llama.dropout = 0.2F;
+    all.push_back({"gpt2", gpt2, compute});
+    all.push_back({"llama", llama, compute});
+    llama.tied_embeddings = true;
+    llama.dropout = 0;
+    all.push_back({"llama tied, no dropout", llama, compute});
+  }
+  return all;
+}
+
+/// Equal bits, so that NaN equals itself and -0 differs from 0.
+testing::AssertionResult same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  if (a.size() != b.size())
+    return testing::AssertionFailure() << a.size() << " and " << b.size() << " elements";
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (std::memcmp(&a[i], &b[i], 4) != 0)
+      return testing::AssertionFailure() << a[i] << " and " << b[i] << " at " << i;
+  }
+  return testing::AssertionSuccess();
+}
+
+constexpr std::int64_t kMicro = 2, kSequence = 7;
+
+StepShown planned(const Setting& s, kernels::Device& device, Recompute policy,
+                  std::int64_t micro_batches = 1) {
+  auto inputs = plan_inputs_of(s.config, device, s.compute);
+  inputs.recompute = policy;
+  PlanRun run(inputs, device,
+              {.sequence = kSequence, .micro = kMicro, .micro_batches = micro_batches});
+  run.state().set_parameters(test_values(11));
+  return run.step(40, {.lr = 0});
+}
+
+TEST(PlanRun, HasTheBitsOfTheEagerPath) {
+  const auto device = kernels::make_cpu_device({});
+  for (const Setting& s : settings()) {
+    SCOPED_TRACE(fmt::format("{} in {}", s.name, to_string(s.compute)));
+    const StepShown step = planned(s, *device, Recompute::none);
+    EagerModel eager(s.config, s.compute, 5, *device, test_values(11));
+    const auto expected = eager.backward(batch_of(s.config, 40, kMicro, kSequence),
+                                         static_cast<float>(1.0 / (kMicro * kSequence)));
+    EXPECT_TRUE(same_bits(step.gradients, expected.flat));
+    double loss = 0;
+    for (float x : expected.losses) loss += x;  // sums of 14 f32 are exact in double, or nearly
+    EXPECT_NEAR(step.loss, loss, 14 * 0x1p-53 * loss);
+    EXPECT_TRUE(step.applied);
+  }
+}
+
+// Trap 28: what is computed again drops out the same elements and has the same bits.
+TEST(PlanRun, RecomputationChangesNoBit) {
+  const auto device = kernels::make_cpu_device({});
+  for (const Setting& s : settings()) {
+    SCOPED_TRACE(fmt::format("{} in {}", s.name, to_string(s.compute)));
+    const StepShown none = planned(s, *device, Recompute::none, 2);
+    for (Recompute policy : {Recompute::selective, Recompute::full}) {
+      const StepShown again = planned(s, *device, policy, 2);
+      EXPECT_EQ(again.loss, none.loss);
+      EXPECT_EQ(again.norm, none.norm);
+      EXPECT_TRUE(same_bits(again.gradients, none.gradients)) << enum_word(policy);
+    }
+  }
+}
+
+// Dropout that does nothing would pass the tests above.
+TEST(PlanRun, DropoutChangesTheLoss) {
+  const auto device = kernels::make_cpu_device({});
+  Setting s = settings()[0];
+  const double with = planned(s, *device, Recompute::none).loss;
+  s.config.dropout = 0;
+  EXPECT_NE(planned(s, *device, Recompute::none).loss, with);
+}
+
+// Trap 11: K micro-batches of B sequences are one of K B. Sums are taken in another order only: at
+// most some 200 roundings along the longest path, each 2^-24 of what the sum is made of.
+TEST(PlanRun, MicroBatchesAddUp) {
+  const auto device = kernels::make_cpu_device({});
+  Setting s = settings()[0];
+  for (float dropout : {0.0F, 0.2F}) {
+    s.config.dropout = dropout;
+    const StepShown apart = planned(s, *device, Recompute::none, 2);
+    auto inputs = plan_inputs_of(s.config, *device, DType::f32);
+    PlanRun run(inputs, *device, {.sequence = kSequence, .micro = 2 * kMicro, .micro_batches = 1});
+    run.state().set_parameters(test_values(11));
+    const StepShown together = run.step(40, {.lr = 0});
+    EXPECT_NEAR(apart.loss, together.loss, 200 * 0x1p-24 * together.loss);
+    ASSERT_EQ(apart.gradients.size(), together.gradients.size());
+    for (std::size_t i = 0; i < apart.gradients.size(); ++i) {
+      EXPECT_NEAR(apart.gradients[i], together.gradients[i], 200 * 0x1p-24 * together.norm);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::test

@@ -1,0 +1,86 @@
+#include "train/run_directory.hpp"
+
+#include <gtest/gtest.h>
+
+#include "unit/io/temporary_directory.hpp"
+
+namespace tessera::train {
+namespace {
+
+using namespace std::chrono_literals;
+
+TEST(RunLock, NamesTheHolderToWhoComesSecond) {
+  const test::TemporaryDirectory directory;
+  const RunLock first(directory / "run");
+  const std::string message =
+      test::message_of<DeckError>([&] { const RunLock second(directory / "run", 10ms); });
+  EXPECT_NE(message.find(fmt::format("process {} on ", ::getpid())), std::string::npos) << message;
+  EXPECT_NE(message.find((directory / "run").string()), std::string::npos) << message;
+  EXPECT_NE(message.find("run.dir"), std::string::npos) << message;
+}
+
+TEST(RunLock, IsFreeOnceTheHolderIsGone) {
+  const test::TemporaryDirectory directory;
+  { const RunLock first(directory / "run"); }
+  const RunLock second(directory / "run", 0ms);
+}
+
+TEST(RunLock, IsPerDirectory) {
+  const test::TemporaryDirectory directory;
+  const RunLock first(directory / "a"), second(directory / "b", 0ms);
+}
+
+TEST(RunLock, SaysWhyADirectoryCannotBeMade) {
+  const test::TemporaryDirectory directory;
+  test::write_file(directory / "file", "");
+  const std::string message =
+      test::message_of<IoError>([&] { const RunLock lock(directory / "file/run"); });
+  EXPECT_NE(message.find("file/run"), std::string::npos) << message;
+}
+
+class LineFileTest : public testing::Test {
+ protected:
+  /// What a file with `before` holds once "new" was appended.
+  std::string appended(std::string_view before) {
+    test::write_file(directory_ / "log", before);
+    LineFile(directory_ / "log").write("new");
+    return test::read_file(directory_ / "log");
+  }
+  test::TemporaryDirectory directory_;
+};
+
+TEST_F(LineFileTest, Appends) {
+  EXPECT_EQ(appended(""), "new\n");
+  EXPECT_EQ(appended("one\ntwo\n"), "one\ntwo\nnew\n");
+  EXPECT_EQ(appended("\n"), "\nnew\n");
+}
+
+// A killed run leaves part of a line; what follows must not be glued to it.
+TEST_F(LineFileTest, CutsAnIncompleteLastLine) {
+  EXPECT_EQ(appended("one\n{\"loss\":1."), "one\nnew\n");
+  EXPECT_EQ(appended("never ended"), "new\n");
+  for (std::size_t n : {4095, 4096, 4097, 10'000}) {  // longer than what is looked at in one go
+    EXPECT_EQ(appended("one\n" + std::string(n, 'x')), "one\nnew\n") << n;
+    EXPECT_EQ(appended(std::string(n, 'x')), "new\n") << n;
+    EXPECT_EQ(appended(std::string(n, 'x') + "\ny"), std::string(n, 'x') + "\nnew\n") << n;
+  }
+}
+
+TEST_F(LineFileTest, SaysWhichFileCannotBeOpened) {
+  const std::string message =
+      test::message_of<IoError>([&] { LineFile(directory_ / "missing/log"); });
+  EXPECT_NE(message.find("missing/log"), std::string::npos) << message;
+}
+
+TEST(Reporter, WritesObjectsInFullPrecision) {  // trap 58
+  const test::TemporaryDirectory directory;
+  Reporter(directory.path()).event({{"event", "step"}, {"loss", 0.1}, {"lr", 1.0 / 3}});
+  EXPECT_EQ(test::read_file(directory / "metrics.jsonl"),
+            "{\"event\":\"step\",\"loss\":0.1,\"lr\":0.3333333333333333}\n");
+  Reporter silent;
+  silent.event({{"event", "step"}});
+  EXPECT_FALSE(silent);
+}
+
+}  // namespace
+}  // namespace tessera::train

@@ -1,0 +1,168 @@
+// The flat layout by brute force: every element of the model has one owner, padding has none.
+#include "zero/unit_layout.hpp"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+namespace tessera::zero {
+namespace {
+
+model::ModelConfig config(bool llama) {
+  model::ModelConfig c{.layers = 2,
+                       .heads = 3,
+                       .kv_heads = 3,
+                       .head_dim = 2,
+                       .hidden = 6,
+                       .ffn_hidden = 11,
+                       .vocab = 37,
+                       .context = 5};
+  if (llama) {
+    c.kv_heads = 1;
+    c.norm = kernels::NormKind::rmsnorm;
+    c.activation = kernels::ActivationKind::swiglu;
+    c.bias = c.tied_embeddings = false;
+  }
+  return c;
+}
+
+/// f(unit, ranks, layout)
+template <typename F>
+void for_layouts(F&& f) {
+  for (bool llama : {false, true}) {
+    for (const auto& unit : model::model_units(config(llama))) {
+      for (std::int64_t ranks : {1, 2, 3, 4, 5, 7, 8, 12, 64, 1000}) {
+        SCOPED_TRACE(fmt::format("{} over {} ranks", unit.name, ranks));
+        f(unit, ranks, unit_layout(unit, ranks));
+      }
+    }
+  }
+}
+
+TEST(UnitLayout, ShardsDivideTheBufferEvenly) {
+  for_layouts([](const auto&, std::int64_t ranks, const UnitLayout& l) {
+    EXPECT_EQ(l.padded, l.shard * ranks);
+    EXPECT_EQ(l.shard % kShardGrain, 0);
+    EXPECT_GE(l.padded, l.used);
+    EXPECT_LT(l.padded - l.used, ranks * kShardGrain);
+    std::int64_t at = 0;
+    for (std::int64_t r = 0; r < ranks; ++r) {
+      EXPECT_EQ(l.shard_of(r).begin, at);
+      at = l.shard_of(r).end;
+    }
+    EXPECT_EQ(at, l.padded);
+  });
+}
+
+// Only padding at the end depends on the number of ranks, so shards of different layouts hold the
+// same elements at the same places.
+TEST(UnitLayout, OffsetsDoNotDependOnRanks) {
+  for_layouts([](const auto& unit, std::int64_t, const UnitLayout& l) {
+    const UnitLayout one = unit_layout(unit, 1);
+    EXPECT_EQ(l.offsets, one.offsets);
+    EXPECT_EQ(l.used, one.used);
+    EXPECT_EQ(l.decay_end, one.decay_end);
+  });
+}
+
+TEST(UnitLayout, ParametersDoNotOverlapAndStartAligned) {
+  for_layouts([](const auto& unit, std::int64_t, const UnitLayout& l) {
+    std::int64_t end = 0;
+    for (std::size_t i = 0; i < unit.params.size(); ++i) {
+      const auto& p = unit.params[i];
+      EXPECT_EQ(l.offsets[i], p.joined ? end : round_up(end, kShardGrain)) << p.name;
+      end = l.offsets[i] + p.stored_elements();
+    }
+    EXPECT_EQ(end, l.used);
+  });
+}
+
+// Traps 35 and 47: each element of each parameter is in the slices of exactly one rank, whatever
+// the number of ranks, also when most of them own nothing; padding and gaps are in none.
+TEST(UnitLayout, EveryElementHasOneOwner) {
+  for_layouts([](const auto& unit, std::int64_t ranks, const UnitLayout& l) {
+    std::vector<int> owners(static_cast<std::size_t>(l.padded));
+    std::vector<std::vector<int>> seen;
+    for (const auto& p : unit.params) seen.emplace_back(static_cast<std::size_t>(p.elements()));
+    for (std::int64_t r = 0; r < ranks; ++r) {
+      std::int64_t last = -1;
+      for (const auto& s : slices_in(unit, l, l.shard_of(r))) {
+        EXPECT_FALSE(s.elements.empty());
+        EXPECT_GT(s.flat, last) << "not in flat order";
+        EXPECT_EQ(s.flat, l.offsets[s.parameter] + s.elements.begin);
+        EXPECT_GE(s.flat, l.shard_of(r).begin);
+        EXPECT_LE(s.flat + s.elements.count(), l.shard_of(r).end);
+        last = s.flat;
+        for (std::int64_t e = 0; e < s.elements.count(); ++e) {
+          ++owners[static_cast<std::size_t>(s.flat + e)];
+          ++seen[s.parameter][static_cast<std::size_t>(s.elements.begin + e)];
+        }
+      }
+    }
+    std::int64_t owned = 0;
+    for (int n : owners) {
+      EXPECT_LE(n, 1);
+      owned += n;
+    }
+    std::int64_t elements = 0;
+    for (std::size_t i = 0; i < seen.size(); ++i) {
+      for (int n : seen[i]) EXPECT_EQ(n, 1) << unit.params[i].name;
+      elements += unit.params[i].elements();
+    }
+    EXPECT_EQ(owned, elements);
+  });
+}
+
+TEST(UnitLayout, SlicesOfAnyRangeAreItsElements) {
+  const auto unit = model::model_units(config(false))[2];
+  const UnitLayout l = unit_layout(unit, 3);
+  std::vector<int> holder(static_cast<std::size_t>(l.padded), -1);
+  for (const auto& s : slices_in(unit, l, {0, l.padded})) {
+    for (std::int64_t e = 0; e < s.elements.count(); ++e)
+      holder[static_cast<std::size_t>(s.flat + e)] = static_cast<int>(s.parameter);
+  }
+  for (std::int64_t begin = 0; begin < l.padded; begin += 7) {
+    for (std::int64_t end = begin; end <= l.padded; end += 13) {
+      std::vector<int> here(static_cast<std::size_t>(l.padded), -1);
+      for (const auto& s : slices_in(unit, l, {begin, end})) {
+        for (std::int64_t e = 0; e < s.elements.count(); ++e)
+          here[static_cast<std::size_t>(s.flat + e)] = static_cast<int>(s.parameter);
+      }
+      for (std::int64_t i = 0; i < l.padded; ++i) {
+        const auto at = static_cast<std::size_t>(i);
+        ASSERT_EQ(here[at], i >= begin && i < end ? holder[at] : -1) << i;
+      }
+    }
+  }
+}
+
+// Trap 42: after flattening everything has one dimension; decay goes by the parameter.
+TEST(UnitLayout, DecayCoversMatricesAndNothingElse) {
+  for_layouts([](const auto& unit, std::int64_t, const UnitLayout& l) {
+    for (const auto& s : slices_in(unit, l, {0, l.padded})) {
+      const auto& p = unit.params[s.parameter];
+      const bool matrix = p.shape.size() >= 2;
+      EXPECT_EQ(s.flat < l.decay_end, matrix) << p.name;
+      EXPECT_EQ(s.flat + s.elements.count() <= l.decay_end, matrix) << p.name;
+    }
+  });
+}
+
+TEST(UnitLayout, ViewsHaveTheStoredShapes) {
+  for_layouts([](const auto& unit, std::int64_t, const UnitLayout& l) {
+    std::vector<std::byte> memory(static_cast<std::size_t>(4 * l.padded));
+    const auto views = parameter_views(unit, l, View(memory.data(), DType::f32, {l.padded}));
+    for (std::size_t i = 0; i < views.size(); ++i) {
+      const auto& p = unit.params[i];
+      EXPECT_EQ(views[i].data - memory.data(), 4 * l.offsets[i]);
+      EXPECT_EQ(views[i].elements(), p.stored_elements());
+      EXPECT_EQ(views[i].rank, static_cast<int>(p.shape.size()));
+      EXPECT_EQ(views[i].cols(), p.shape.back());
+    }
+    EXPECT_THROW(parameter_views(unit, l, View(memory.data(), DType::f32, {l.padded - 1})),
+                 InternalError);
+  });
+}
+
+}  // namespace
+}  // namespace tessera::zero
