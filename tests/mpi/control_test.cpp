@@ -18,6 +18,11 @@ std::pair<int, std::string> agreed(const std::function<void()>& work) {
   return {0, ""};
 }
 
+/// A message says whose it is, unless it is rank 0's, which speaks for all.
+std::string named(int rank, const std::string& text) {
+  return rank == 0 ? text : fmt::format("rank {} on {}: {}", rank, comm::host_name(), text);
+}
+
 TEST(Together, NothingHappensWhenAllSucceed) {
   int calls = 0;
   EXPECT_EQ(agreed([&] { ++calls; }), std::pair(0, std::string()));
@@ -27,10 +32,10 @@ TEST(Together, NothingHappensWhenAllSucceed) {
 TEST(Together, OneFailingRankFailsAllAlike) {
   for (int bad = 0; bad < control().size(); ++bad) {
     const auto [code, message] = agreed([&] {
-      if (control().rank() == bad) throw DataError(fmt::format("rank {} cannot read", bad));
+      if (control().rank() == bad) throw DataError("cannot read");
     });
     EXPECT_EQ(code, 3);
-    EXPECT_EQ(message, fmt::format("rank {} cannot read", bad));
+    EXPECT_EQ(message, named(bad, "cannot read"));
   }
   EXPECT_EQ(agreed([] {}).first, 0);  // and life goes on
 }
@@ -43,7 +48,7 @@ TEST(Together, TheLowestOfSeveralSpeaks) {
     throw MemoryError("too large");
   });
   EXPECT_EQ(code, control().size() > 1 ? 7 : 4);
-  EXPECT_EQ(message, control().size() > 1 ? "disk full" : "too large");
+  EXPECT_EQ(message, control().size() > 1 ? named(1, "disk full") : "too large");
 }
 
 TEST(Together, OtherExceptionsHaveCodesToo) {

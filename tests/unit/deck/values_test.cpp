@@ -45,7 +45,7 @@ TEST(Values, WordsOrValues) {
             1024.0);
   EXPECT_EQ(std::get<Bytes>(small_deck({"memory.device=12GiB"}).deck.memory.device).count,
             std::int64_t{12} << 30);
-  EXPECT_EQ(std::get<Bytes>(small_deck({"memory.host=4096"}).deck.memory.host).count, 4096);
+  EXPECT_EQ(std::get<Bytes>(small_deck({"memory.device=4096"}).deck.memory.device).count, 4096);
 }
 
 TEST(Values, DurationsAndSizes) {

@@ -347,7 +347,7 @@ TEST(CheckpointBranch, LaterCheckpointsAreSetAsideNotTakenForThisRuns) {
   for (int branch = 0; branch < 2; ++branch) {
     for (const std::int64_t step : {2, 4, 6})
       save(random, temporary.path, model, 1, {.step = step});
-    EXPECT_EQ(set_aside_after(temporary.path, 2).size(), 2U);
+    EXPECT_EQ(set_aside_after(temporary.path, 2).size(), branch == 0 ? 2U : 3U);  // step 3 too
     ASSERT_EQ(list_checkpoints(temporary.path).size(), 1U);
     save(random, temporary.path, model, 1, {.step = 3});
     prune_checkpoints(temporary.path, 1, 0);
