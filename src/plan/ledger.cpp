@@ -6,13 +6,13 @@
 
 namespace tessera::plan {
 
-Ledger make_ledger(std::span<const Plan> plans) {
+Ledger make_ledger(std::span<const Plan* const> plans) {
   Ledger ledger;
   const Plan* largest = nullptr;
-  for (const Plan& plan : plans) {
-    ledger.state_bytes = std::max(ledger.state_bytes, plan.arena_bytes[0]);
-    ledger.step_bytes = std::max(ledger.step_bytes, plan.arena_bytes[1]);
-    if (largest == nullptr || plan.arena_bytes[1] > largest->arena_bytes[1]) largest = &plan;
+  for (const Plan* plan : plans) {
+    ledger.state_bytes = std::max(ledger.state_bytes, plan->arena_bytes[0]);
+    ledger.step_bytes = std::max(ledger.step_bytes, plan->arena_bytes[1]);
+    if (largest == nullptr || plan->arena_bytes[1] > largest->arena_bytes[1]) largest = plan;
   }
   if (largest == nullptr) return ledger;
   const auto lives = buffer_lives(*largest);

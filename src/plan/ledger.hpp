@@ -19,7 +19,7 @@ struct Ledger {
 };
 
 /// Of a run that uses these plans in turn: arenas are as large as the largest plan wants them.
-Ledger make_ledger(std::span<const Plan> plans);
+Ledger make_ledger(std::span<const Plan* const> plans);
 
 /// Rows "name   bytes" for people.
 std::string to_text(const Ledger& ledger);

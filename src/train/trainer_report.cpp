@@ -32,8 +32,8 @@ std::string command_line() {
 
 void Trainer::report_start() {
   if (!report_) return;
-  std::vector<plan::Plan> plans;
-  for (const auto& [shape, plan] : plans_) plans.push_back(plan);
+  std::vector<const plan::Plan*> plans;
+  for (const auto& [shape, plan] : plans_) plans.push_back(&plan);
   const plan::Ledger ledger = plan::make_ledger(plans);
   const auto parameters = model::parameter_count(inputs_.units);
   const std::int64_t ranks = inputs_.data_group.size, global = timeline_.global(1);

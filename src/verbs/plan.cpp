@@ -91,7 +91,9 @@ Verb check(CLI::App& app) {
                   }
                   plan::check_together(others);
                 }
-                const plan::Ledger ledger = plan::make_ledger(plans);
+                std::vector<const plan::Plan*> all;
+                for (const auto& each : plans) all.push_back(&each);
+                const plan::Ledger ledger = plan::make_ledger(all);
                 const auto wire = total_wire_bytes(plans.front());
                 fmt::print(
                     "parameters {}; a step: {} sequences of {}, {} micro-batches a rank, {:.4g} "

@@ -32,10 +32,9 @@ class MpiSession {
   /// Ranks on this node (MPI_COMM_TYPE_SHARED), and whether every node but the last holds as many,
   /// in rank order.
   int local_size() const { return local_size_; }
-  int local_rank() const { return local_rank_; }
 
  private:
-  int rank_ = 0, size_ = 1, local_size_ = 1, local_rank_ = 0;
+  int rank_ = 0, size_ = 1, local_size_ = 1;
 };
 
 std::string host_name();

@@ -28,7 +28,6 @@ MpiSession::MpiSession(int* argc, char*** argv) {
   MPI_Comm node = MPI_COMM_NULL;
   MPI_TRY(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node));
   MPI_TRY(MPI_Comm_size(node, &local_size_));
-  MPI_TRY(MPI_Comm_rank(node, &local_rank_));
   MPI_TRY(MPI_Comm_free(&node));
 }
 
