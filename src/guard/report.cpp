@@ -1,0 +1,66 @@
+#include "guard/report.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace tessera::guard {
+namespace {
+
+/// "0-2, 5".
+std::string ranges(const std::vector<int>& ranks) {
+  std::string text;
+  for (std::size_t i = 0; i < ranks.size();) {
+    std::size_t end = i + 1;
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+    if (!text.empty()) text += ", ";
+    text += fmt::to_string(ranks[i]);
+    if (end > i + 1) text += fmt::format("-{}", ranks[end - 1]);
+    i = end;
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string to_text(const PeerReport& report) {
+  std::string text;
+  for (const auto& [rank, fate] : report.casualties) {
+    text += fmt::format("tessera: rank {} is lost: {}\n", rank, fate);
+  }
+  std::map<std::string, std::vector<int>> by_activity;
+  for (const auto& [rank, doing] : report.bystanders) by_activity[doing].push_back(rank);
+  for (const auto& [doing, ranks] : by_activity) {
+    text +=
+        fmt::format("tessera: rank{} {} leave{} (exit code 5) from {}\n",
+                    ranks.size() > 1 ? "s" : "", ranges(ranks), ranks.size() > 1 ? "" : "s", doing);
+  }
+  return text;
+}
+
+void publish(const PeerReport& report, const std::filesystem::path& log) {
+  const std::string text = to_text(report);
+  [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, text.data(), text.size());
+  if (log.empty()) return;
+  const auto done = std::make_shared<std::atomic<bool>>(false);
+  std::thread([done, text, log] {
+    const int file = ::open(log.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+    if (file >= 0) {
+      [[maybe_unused]] const ssize_t written = ::write(file, text.data(), text.size());
+      ::close(file);
+    }
+    *done = true;
+  }).detach();
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  while (!*done && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
+}  // namespace tessera::guard

@@ -1,0 +1,70 @@
+// Dead and stuck peers, found without MPI's help: a thread of each rank keeps connections of its
+// own to the ranks before and after it, in a ring.
+//
+// A connection that closes without a goodbye means a dead rank; one that is silent for the hang
+// timeout, a stopped one (or a node out of reach); and a rank whose own step makes no progress for
+// that long says so itself. Whoever learns of it passes the news on along the ring, away from where
+// it came from, followed by what it was doing itself, and leaves with exit code 5. The lowest rank
+// that still hears the others writes the report.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+
+#include "core/error.hpp"
+
+namespace tessera::guard {
+
+/// What the rank is doing, as its watchdog sees it: a heartbeat carries `doing` to the neighbours.
+struct Activity {
+  bool must_advance = false;   // in a step: `progress` may not stand still
+  std::uint64_t progress = 0;  // grows with everything that gets done
+  std::string doing;           // "step 12: forward block.3, micro-batch 0"
+};
+
+struct WatchdogOptions {
+  std::chrono::milliseconds hang_timeout{0};  // > 0
+  std::filesystem::path log;  // the report is appended to it, as on stderr; may be empty
+};
+
+class Watchdog {
+ public:
+  explicit Watchdog(int rank);
+  /// Says goodbye to the neighbours, unless an exception that they do not know of is on its way.
+  ~Watchdog();
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+  /// Opens the port on which the rank before will connect. Returns what connect() of every rank
+  /// needs to know of this one: one line. IPv4. Throws CommError.
+  std::string listen();
+  /// Joins the ring and starts watching. `endpoints`: every rank's line, in rank order; `secret`: a
+  /// number that all ranks share and no stranger knows. `look` is called by the watchdog's thread.
+  /// Collective. Throws CommError when a neighbour cannot be reached on any of its addresses.
+  void start(std::span<const std::string> endpoints, std::uint64_t secret,
+             const WatchdogOptions& options, std::function<Activity()> look);
+  bool watching() const { return thread_.joinable(); }
+  /// The run is over on every rank: closing connections means nothing from here on.
+  void stop();
+
+  /// For a rank that failed alone: tells the others why, so that their report does, and ends this
+  /// process with `code`. A communication error is mostly the echo of a peer's death, whose report
+  /// is the better one: that one is waited for, a little.
+  [[noreturn]] void leave(ExitCode code, std::string_view why);
+
+ private:
+  struct Ring;
+  int rank_;
+  std::unique_ptr<Ring> ring_;
+  std::thread thread_;
+};
+
+}  // namespace tessera::guard

@@ -1,0 +1,224 @@
+// Rings of real processes: one is killed, stopped or fails, and the others must say so and leave.
+#include "guard/watchdog.hpp"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <sstream>
+#include <vector>
+
+#include "guard/socket.hpp"
+
+namespace tessera::guard {
+namespace {
+
+using namespace std::chrono_literals;
+
+struct Outcome {
+  std::vector<int> status;  // by rank, as waitpid gives it
+  std::string report;       // what all of them wrote to stderr
+};
+
+/// What a rank does once the ring is closed; it returns to say goodbye and exit with 0.
+using Life = std::function<void(int rank, Watchdog& watchdog)>;
+
+enum class Step { advances, hangs };
+
+class Ring {
+ public:
+  Ring(int size, std::chrono::milliseconds hang_timeout, const Life& life,
+       Step step = Step::advances)
+      : to_children_(static_cast<std::size_t>(size)) {
+    EXPECT_EQ(pipe(endpoints_), 0);
+    EXPECT_EQ(pipe(stderr_), 0);
+    for (auto& p : to_children_) EXPECT_EQ(pipe(p.data()), 0);
+    for (int rank = 0; rank < size; ++rank) {
+      const pid_t pid = fork();
+      if (pid == 0) run_rank(rank, size, hang_timeout, life, step);
+      pids_.push_back(pid);
+    }
+    std::vector<std::string> lines(static_cast<std::size_t>(size));
+    for (int i = 0; i < size; ++i) {
+      const std::string line = read_line(endpoints_[0]);
+      lines[static_cast<std::size_t>(std::stoi(line))] = line.substr(line.find(' ') + 1);
+    }
+    std::string all;
+    for (const auto& line : lines) all += line + "\n";
+    for (auto& p : to_children_) {
+      EXPECT_EQ(write(p[1], all.data(), all.size()), static_cast<ssize_t>(all.size()));
+    }
+    for (int i = 0; i < size; ++i) EXPECT_EQ(read_line(endpoints_[0]), "ready");
+  }
+
+  pid_t pid(int rank) const { return pids_[static_cast<std::size_t>(rank)]; }
+
+  /// Waits for all ranks but the stopped one.
+  Outcome join(int stopped = -1) {
+    Outcome outcome;
+    outcome.status.resize(pids_.size(), -1);
+    for (std::size_t rank = 0; rank < pids_.size(); ++rank) {
+      if (static_cast<int>(rank) == stopped) continue;
+      waitpid(pids_[rank], &outcome.status[rank], 0);
+    }
+    if (stopped >= 0) {
+      kill(pid(stopped), SIGCONT);
+      waitpid(pid(stopped), &outcome.status[static_cast<std::size_t>(stopped)], 0);
+    }
+    close(stderr_[1]);
+    char buffer[4096];
+    for (ssize_t n; (n = read(stderr_[0], buffer, sizeof buffer)) > 0;) {
+      outcome.report.append(buffer, static_cast<std::size_t>(n));
+    }
+    return outcome;
+  }
+
+ private:
+  static std::string read_line(int file) {
+    std::string line;
+    for (char c; read(file, &c, 1) == 1 && c != '\n';) line += c;
+    return line;
+  }
+
+  void tell(const std::string& line) {
+    EXPECT_EQ(write(endpoints_[1], line.data(), line.size()), static_cast<ssize_t>(line.size()));
+  }
+
+  [[noreturn]] void run_rank(int rank, int size, std::chrono::milliseconds hang_timeout,
+                             const Life& life, Step step) {
+    dup2(stderr_[1], STDERR_FILENO);
+    close(stderr_[1]);
+    {
+      Watchdog watchdog(rank);
+      tell(fmt::format("{} {}\n", rank, watchdog.listen()));
+      std::vector<std::string> lines;
+      for (int i = 0; i < size; ++i) {
+        lines.push_back(read_line(to_children_[static_cast<std::size_t>(rank)][0]));
+      }
+      watchdog.start(lines, 12345, {.hang_timeout = hang_timeout, .log = {}},
+                     [rank, step, progress = std::uint64_t{0}]() mutable {
+                       return Activity{.must_advance = true,
+                                       .progress = step == Step::advances ? ++progress : 0,
+                                       .doing = fmt::format("step {}", rank < 2 ? 7 : 8)};
+                     });
+      tell("ready\n");
+      life(rank, watchdog);
+    }
+    _exit(0);
+  }
+
+  int endpoints_[2], stderr_[2];
+  std::vector<std::array<int, 2>> to_children_;
+  std::vector<pid_t> pids_;
+};
+
+void sleep_long(int, Watchdog&) { std::this_thread::sleep_for(60s); }
+
+bool left_with(int status, int code) { return WIFEXITED(status) && WEXITSTATUS(status) == code; }
+
+TEST(Watchdog, KilledRankIsNamedAndTheOthersLeave) {
+  for (int size : {2, 3, 5}) {
+    Ring ring(size, 60s, sleep_long);
+    kill(ring.pid(1), SIGKILL);
+    const Outcome outcome = ring.join();
+    for (int rank = 0; rank < size; ++rank) {
+      if (rank == 1) continue;
+      EXPECT_TRUE(left_with(outcome.status[static_cast<std::size_t>(rank)], 5));
+    }
+    EXPECT_NE(outcome.report.find("rank 1 is lost: its connection closed"), std::string::npos)
+        << outcome.report;
+    // One report, by one rank, with what every survivor was doing.
+    EXPECT_EQ(outcome.report.find("rank 1 is lost"), outcome.report.rfind("rank 1 is lost"));
+    EXPECT_NE(outcome.report.find("rank 0 leaves (exit code 5) from step 7"), std::string::npos)
+        << outcome.report;
+    if (size == 5) {
+      EXPECT_NE(outcome.report.find("ranks 2-4 leave (exit code 5) from step 8"), std::string::npos)
+          << outcome.report;
+    }
+  }
+}
+
+TEST(Watchdog, TwoKilledRanksSplitTheRingAndBothPartsLeave) {
+  Ring ring(6, 60s, sleep_long);
+  kill(ring.pid(1), SIGSTOP);  // so that both are gone before anyone can pass news on through them
+  kill(ring.pid(4), SIGKILL);
+  kill(ring.pid(1), SIGKILL);
+  const Outcome outcome = ring.join();
+  for (std::size_t rank : {0U, 2U, 3U, 5U}) EXPECT_TRUE(left_with(outcome.status[rank], 5)) << rank;
+}
+
+TEST(Watchdog, StoppedRankIsFoundAfterTheTimeoutAndLeavesWhenItWakes) {
+  Ring ring(4, 400ms, sleep_long);
+  kill(ring.pid(2), SIGSTOP);
+  const Outcome outcome = ring.join(2);
+  for (int status : outcome.status) EXPECT_TRUE(left_with(status, 5)) << status;
+  EXPECT_NE(outcome.report.find("rank 2 is lost: silent for"), std::string::npos) << outcome.report;
+}
+
+TEST(Watchdog, RankThatFailsAloneSaysWhy) {
+  Ring ring(3, 60s, [](int rank, Watchdog& watchdog) {
+    if (rank == 1) watchdog.leave(ExitCode::io, "disk /scratch: no space left");
+    std::this_thread::sleep_for(60s);
+  });
+  const Outcome outcome = ring.join();
+  EXPECT_TRUE(left_with(outcome.status[0], 5));
+  EXPECT_TRUE(left_with(outcome.status[1], 7));
+  EXPECT_TRUE(left_with(outcome.status[2], 5));
+  EXPECT_NE(
+      outcome.report.find("rank 1 is lost: left with exit code 7: disk /scratch: no space left"),
+      std::string::npos)
+      << outcome.report;
+}
+
+TEST(Watchdog, CommunicationErrorIsTheEchoOfADeath) {
+  Ring ring(3, 60s, [](int rank, Watchdog& watchdog) {
+    if (rank == 2) watchdog.leave(ExitCode::comm, "MPI_Test failed");
+    std::this_thread::sleep_for(200ms);
+    if (rank == 1) raise(SIGKILL);
+    std::this_thread::sleep_for(60s);
+  });
+  const Outcome outcome = ring.join();
+  EXPECT_TRUE(left_with(outcome.status[0], 5));
+  EXPECT_TRUE(left_with(outcome.status[2], 5));
+  EXPECT_NE(outcome.report.find("rank 1 is lost"), std::string::npos) << outcome.report;
+  EXPECT_EQ(outcome.report.find("rank 2 is lost"), std::string::npos) << outcome.report;
+}
+
+TEST(Watchdog, GoodbyeIsNoCasualtyHoweverLateTheOthersAre) {
+  Ring ring(3, 60s, [](int rank, Watchdog&) { std::this_thread::sleep_for(rank * 150ms); });
+  const Outcome outcome = ring.join();
+  for (int status : outcome.status) EXPECT_TRUE(left_with(status, 0)) << status;
+  EXPECT_EQ(outcome.report, "");
+}
+
+TEST(Watchdog, RankWithoutProgressReportsItself) {
+  Ring ring(2, 300ms, sleep_long, Step::hangs);
+  const Outcome outcome = ring.join();
+  for (int status : outcome.status) EXPECT_TRUE(left_with(status, 5)) << status;
+  EXPECT_NE(outcome.report.find("no progress for"), std::string::npos) << outcome.report;
+}
+
+TEST(Watchdog, StrangersAreNotAccepted) {
+  auto [listener, endpoint] = listen_anywhere();
+  const auto until = std::chrono::steady_clock::now() + 500ms;
+  EXPECT_THROW(
+      {
+        std::thread stranger([&, peer = endpoint] {
+          EXPECT_THROW(connect_to(peer, {.secret = 666, .from = 0, .to = 1}, until), CommError);
+        });
+        try {
+          (void)accept_from(listener, {.secret = 42, .from = 0, .to = 1}, until);
+        } catch (...) {
+          stranger.join();
+          throw;
+        }
+        stranger.join();
+      },
+      CommError);
+}
+
+}  // namespace
+}  // namespace tessera::guard
