@@ -15,15 +15,11 @@ namespace {
 void rename_over(const fs::path& from, const fs::path& to) {
   fs::path old = to;
   old += ".replaced.tmp";
-  std::error_code error;
-  if (fs::exists(to, error)) fs::rename(to, old, error);
-  if (!error) fs::rename(from, to, error);
-  if (error) {
-    throw IoError(
-        fmt::format("cannot rename {} to {}: {}", from.string(), to.string(), error.message()));
-  }
+  const bool replaces = fs::exists(to);
+  if (replaces) rename_path(to, old);
+  rename_path(from, to);
   sync_directory(to.parent_path());
-  fs::remove_all(old, error);  // what stays is removed by the next save
+  if (replaces) remove_tree(old);
 }
 
 }  // namespace

@@ -16,21 +16,6 @@ namespace {
 constexpr std::string_view kPrefix = "step_";
 constexpr std::string_view kTemporary = ".tmp";
 
-[[noreturn]] void refused(std::string_view action, const fs::path& path, std::error_code error) {
-  throw IoError(fmt::format("{}: cannot {}: {}", path.string(), action, error.message()));
-}
-
-std::vector<fs::path> subdirectories(const fs::path& directory) {
-  std::vector<fs::path> all;
-  std::error_code error;
-  if (!fs::exists(directory, error)) return all;
-  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
-    if (it->is_directory(error)) all.push_back(it->path());
-  }
-  if (error) refused("list", directory, error);
-  return all;
-}
-
 /// The step in a name "step_00000100".
 std::optional<std::int64_t> step_of(const fs::path& path) {
   const std::string name = path.filename().string();
@@ -48,12 +33,6 @@ bool is_valid(const CheckpointEntry& entry) {
   } catch (const DataError&) {  // not a checkpoint, which is the answer and not a failure
     return false;
   }
-}
-
-void remove_tree(const fs::path& path) {
-  std::error_code error;
-  fs::remove_all(path, error);
-  if (error) refused("remove", path, error);
 }
 
 }  // namespace
@@ -97,9 +76,7 @@ std::vector<CheckpointEntry> set_aside_after(const fs::path& checkpoints, std::i
       aside = entry.path;
       aside += fmt::format(".abandoned{}", n);
     }
-    std::error_code error;
-    fs::rename(entry.path, aside, error);
-    if (error) refused("rename", entry.path, error);
+    rename_path(entry.path, aside);
     entry.path = aside;
   }
   return later;
@@ -120,9 +97,7 @@ std::vector<CheckpointEntry> prune_checkpoints(const fs::path& checkpoints, std:
     fs::path doomed = entry.path;
     doomed += kTemporary;
     remove_tree(doomed);
-    std::error_code error;
-    fs::rename(entry.path, doomed, error);
-    if (error) refused("rename", entry.path, error);
+    rename_path(entry.path, doomed);
     remove_tree(doomed);
   }
   return old;

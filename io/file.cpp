@@ -1,7 +1,6 @@
 #include "io/file.hpp"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "io/system_calls.hpp"
 
 namespace tessera {
 namespace fs = std::filesystem;
@@ -34,22 +34,15 @@ int flags_of(OpenMode mode) {
   return O_RDONLY;
 }
 
-struct stat status_of(int descriptor, const fs::path& path) {
-  struct stat status {};
-  if (::fstat(descriptor, &status) != 0) fail("examine", path, errno);
-  return status;
-}
-
 }  // namespace
 
 File::File(fs::path path, OpenMode mode) : path_(std::move(path)) {
-  do {
-    descriptor_ = ::open(path_.c_str(), flags_of(mode) | O_CLOEXEC, 0666);
-  } while (descriptor_ < 0 && errno == EINTR);
+  descriptor_ = system_calls::open(path_, flags_of(mode));
   if (descriptor_ < 0) fail("open", path_, errno);
-  if (S_ISDIR(status_of(descriptor_, path_).st_mode)) {  // open() allows it for reading
+  if (system_calls::size(descriptor_, path_) < 0) {  // a directory opens too
+    const int error = errno;
     ::close(descriptor_);
-    fail("open", path_, EISDIR);
+    fail("open", path_, error);
   }
 }
 
@@ -66,14 +59,21 @@ File::~File() {
   if (descriptor_ >= 0) ::close(descriptor_);
 }
 
-std::int64_t File::size() const { return status_of(descriptor_, path_).st_size; }
+std::int64_t File::size() const {
+  const std::int64_t bytes = system_calls::size(descriptor_, path_);
+  if (bytes < 0) fail("examine", path_, errno);
+  return bytes;
+}
+
+void File::resize(std::int64_t bytes) {
+  if (system_calls::resize(descriptor_, path_, bytes) != 0) fail("resize", path_, errno);
+}
 
 void File::read(std::int64_t offset, std::span<std::byte> out) const {
   std::size_t done = 0;
   while (done < out.size()) {  // one call moves at most 0x7ffff000 bytes
-    const ssize_t n = ::pread(descriptor_, out.data() + done, out.size() - done,
-                              offset + static_cast<std::int64_t>(done));
-    if (n < 0 && errno == EINTR) continue;
+    const ssize_t n = system_calls::read(descriptor_, path_, out.data() + done, out.size() - done,
+                                         offset + static_cast<std::int64_t>(done));
     if (n < 0) fail("read", path_, errno);
     if (n == 0) {
       throw DataError(fmt::format("{}: ends at byte {}, but bytes {} to {} are needed: truncated?",
@@ -87,21 +87,20 @@ void File::read(std::int64_t offset, std::span<std::byte> out) const {
 void File::write(std::int64_t offset, std::span<const std::byte> bytes) {
   std::size_t done = 0;
   while (done < bytes.size()) {
-    const ssize_t n = ::pwrite(descriptor_, bytes.data() + done, bytes.size() - done,
-                               offset + static_cast<std::int64_t>(done));
-    if (n < 0 && errno == EINTR) continue;
+    const ssize_t n =
+        system_calls::write(descriptor_, path_, bytes.data() + done, bytes.size() - done,
+                            offset + static_cast<std::int64_t>(done));
     if (n < 0) fail("write", path_, errno);
     done += static_cast<std::size_t>(n);
   }
 }
 
 void File::sync() {
-  if (::fsync(descriptor_) != 0) fail("sync", path_, errno);
+  if (system_calls::sync(descriptor_, path_) != 0) fail("sync", path_, errno);
 }
 
 void File::close() {
-  // EINTR leaves the descriptor closed on Linux: it is an error to report, never one to retry.
-  if (::close(std::exchange(descriptor_, -1)) != 0) fail("close", path_, errno);
+  if (system_calls::close(std::exchange(descriptor_, -1), path_) != 0) fail("close", path_, errno);
 }
 
 AtomicFile::AtomicFile(fs::path path)
@@ -131,14 +130,14 @@ void AtomicFile::publish() {
   flush();
   file_.sync();
   file_.close();
-  if (::rename(file_.path().c_str(), path_.c_str()) != 0) fail("rename", file_.path(), errno);
+  rename_path(file_.path(), path_);
   sync_directory(path_.has_parent_path() ? path_.parent_path() : fs::path("."));
 }
 
 void sync_directory(const fs::path& directory) {
-  const int descriptor = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const int descriptor = system_calls::open(directory, O_RDONLY | O_DIRECTORY);
   if (descriptor < 0) fail("open", directory, errno);
-  const int result = ::fsync(descriptor);
+  const int result = system_calls::sync(descriptor, directory);
   const int error = errno;
   ::close(descriptor);
   // Some network file systems know no fsync of a directory and say so.
@@ -146,9 +145,28 @@ void sync_directory(const fs::path& directory) {
 }
 
 void create_directories(const fs::path& directory) {
+  if (system_calls::create_directories(directory) != 0) fail("create", directory, errno);
+}
+
+void rename_path(const fs::path& from, const fs::path& to) {
+  if (system_calls::rename(from, to) != 0)
+    fail(fmt::format("rename to {}", to.string()), from, errno);
+}
+
+void remove_tree(const fs::path& path) {
+  if (system_calls::remove_tree(path) != 0) fail("remove", path, errno);
+}
+
+std::vector<fs::path> subdirectories(const fs::path& directory) {
+  if (system_calls::list(directory) != 0) fail("list", directory, errno);
+  std::vector<fs::path> all;
   std::error_code error;
-  fs::create_directories(directory, error);
-  if (error) fail("create", directory, error.value());
+  if (!fs::exists(directory, error)) return all;
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
+    if (it->is_directory(error)) all.push_back(it->path());
+  }
+  if (error) fail("list", directory, error.value());
+  return all;
 }
 
 std::string read_text(const fs::path& path, std::int64_t max_bytes) {

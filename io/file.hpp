@@ -32,6 +32,7 @@ class File {
   const std::filesystem::path& path() const { return path_; }
   int descriptor() const { return descriptor_; }
   std::int64_t size() const;
+  void resize(std::int64_t bytes);
 
   /// Fills `out` from [offset, offset + out.size()); DataError if the file ends before.
   void read(std::int64_t offset, std::span<std::byte> out) const;
@@ -78,6 +79,15 @@ void sync_directory(const std::filesystem::path& directory);
 
 /// Creates a directory and its parents; no error if it is there.
 void create_directories(const std::filesystem::path& directory);
+
+/// As rename(2): what has the name `to` is replaced.
+void rename_path(const std::filesystem::path& from, const std::filesystem::path& to);
+
+/// Removes a directory with all in it, or a file; no error if it is not there.
+void remove_tree(const std::filesystem::path& path);
+
+/// The directories in a directory, in no order; none if it is not there.
+std::vector<std::filesystem::path> subdirectories(const std::filesystem::path& directory);
 
 /// A whole small file (JSON and the like). More than `max_bytes` is a DataError.
 std::string read_text(const std::filesystem::path& path, std::int64_t max_bytes);

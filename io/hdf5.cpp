@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/error.hpp"
+#include "io/hdf5_driver.hpp"
 
 namespace tessera {
 
@@ -27,7 +28,7 @@ H5File hdf5_create(const char* path) {
   [[maybe_unused]] static const herr_t no_clean_up = H5dont_atexit();
   H5_TRY(H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr));
   const H5List access(H5_TRY(H5Pcreate(H5P_FILE_ACCESS)));
-  H5_TRY(H5Pset_file_locking(access, /*use_file_locking=*/false, /*ignore_when_disabled=*/true));
+  hdf5_use_file_driver(access);
   H5_TRY(H5Pset_fclose_degree(access, H5F_CLOSE_SEMI));  // closing with open objects fails
   H5_TRY(H5Pset_alignment(access, 4096, 4096));
   const hid_t file = H5Fcreate(path, H5F_ACC_TRUNC, H5P_DEFAULT, access);

@@ -51,8 +51,9 @@ using H5Type = H5Id<H5Tclose>;
 using H5List = H5Id<H5Pclose>;
 using H5Attribute = H5Id<H5Aclose>;
 
-/// Creates a file, or replaces one. It is not locked (a lock fails on many parallel file systems,
-/// and a checkpoint being written has one writer a file), and HDF5 prints nothing on errors.
+/// Creates a file, or replaces one. Its I/O goes through io/'s File (hdf5_driver.hpp): no lock is
+/// taken (a lock fails on many parallel file systems, and a checkpoint being written has one writer
+/// a file), and HDF5 prints nothing on errors.
 H5File hdf5_create(const char* path);
 
 /// How elements lie in the file, little-endian: f32; f16 as a 2-byte IEEE float; bf16, which HDF5

@@ -1,0 +1,129 @@
+#include "io/system_calls.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <thread>
+
+namespace tessera {
+namespace fs = std::filesystem;
+namespace {
+
+IoHook hook;
+std::atomic<std::int64_t> bytes_read{0}, bytes_written{0};
+
+/// Whether the call may go ahead, with at most `bytes`.
+bool allowed(IoCall call, const fs::path& path, std::size_t& bytes) {
+  if (!hook) return true;
+  const IoVerdict verdict = hook(call, path, bytes);
+  if (verdict.delay.count() > 0) std::this_thread::sleep_for(verdict.delay);
+  bytes = std::min(bytes, verdict.at_most);
+  errno = verdict.error;
+  return verdict.error == 0;
+}
+
+bool allowed(IoCall call, const fs::path& path) {
+  std::size_t none = 0;
+  return allowed(call, path, none);
+}
+
+template <typename Call>
+auto uninterrupted(Call&& call) {
+  while (true) {
+    const auto result = call();
+    if (result >= 0 || errno != EINTR) return result;
+  }
+}
+
+int as_errno(const std::error_code& error) {
+  if (!error) return 0;
+  errno = error.value();
+  return -1;
+}
+
+}  // namespace
+
+void set_io_hook(IoHook next) { hook = std::move(next); }
+
+IoBytes io_bytes() {
+  return {.read = bytes_read.load(std::memory_order_relaxed),
+          .written = bytes_written.load(std::memory_order_relaxed)};
+}
+
+namespace system_calls {
+
+int open(const fs::path& path, int flags) {
+  if (!allowed(IoCall::open, path)) return -1;
+  return uninterrupted([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); });
+}
+
+std::int64_t size(int descriptor, const fs::path& path) {
+  struct stat status {};
+  if (!allowed(IoCall::size, path) || ::fstat(descriptor, &status) != 0) return -1;
+  if (S_ISDIR(status.st_mode)) {  // open() allows it for reading
+    errno = EISDIR;
+    return -1;
+  }
+  return status.st_size;
+}
+
+int resize(int descriptor, const fs::path& path, std::int64_t bytes) {
+  if (!allowed(IoCall::resize, path)) return -1;
+  return uninterrupted([&] { return ::ftruncate(descriptor, bytes); });
+}
+
+ssize_t read(int descriptor, const fs::path& path, void* out, std::size_t bytes,
+             std::int64_t offset) {
+  if (!allowed(IoCall::read, path, bytes)) return -1;
+  const ssize_t n = uninterrupted([&] { return ::pread(descriptor, out, bytes, offset); });
+  if (n > 0) bytes_read.fetch_add(n, std::memory_order_relaxed);
+  return n;
+}
+
+ssize_t write(int descriptor, const fs::path& path, const void* data, std::size_t bytes,
+              std::int64_t offset) {
+  if (!allowed(IoCall::write, path, bytes)) return -1;
+  const ssize_t n = uninterrupted([&] { return ::pwrite(descriptor, data, bytes, offset); });
+  if (n > 0) bytes_written.fetch_add(n, std::memory_order_relaxed);
+  return n;
+}
+
+int sync(int descriptor, const fs::path& path) {
+  return allowed(IoCall::sync, path) ? ::fsync(descriptor) : -1;
+}
+
+int close(int descriptor, const fs::path& path) {
+  // Whatever it returns, the descriptor is closed: an error to report, never one to retry.
+  const bool good = allowed(IoCall::close, path);
+  const int verdict = errno, result = ::close(descriptor);
+  if (good) return result;
+  errno = verdict;
+  return -1;
+}
+
+int rename(const fs::path& from, const fs::path& to) {
+  return allowed(IoCall::rename, from) ? ::rename(from.c_str(), to.c_str()) : -1;
+}
+
+int remove_tree(const fs::path& path) {
+  if (!allowed(IoCall::remove, path)) return -1;
+  std::error_code error;
+  fs::remove_all(path, error);
+  return as_errno(error);
+}
+
+int create_directories(const fs::path& path) {
+  if (!allowed(IoCall::create_directory, path)) return -1;
+  std::error_code error;
+  fs::create_directories(path, error);
+  return as_errno(error);
+}
+
+int list(const fs::path& path) { return allowed(IoCall::list, path) ? 0 : -1; }
+
+}  // namespace system_calls
+}  // namespace tessera
