@@ -19,7 +19,8 @@ earlier ones, a file overrides what it includes, and `--set section.key=value` o
 order; its value is TOML, and a bare word is a string.
 
 The tables below are generated from the schema in `src/deck`. *Resume* says what a change means when
-a run continues from a checkpoint: free, logged as an event, or refused.
+a run continues from a checkpoint: free, logged as an event, or refused; a change of the architecture
+is refused also when the checkpoint is an imported model or is only evaluated.
 )";
 
 /// Markdown tables take no bare '|'.

@@ -33,8 +33,9 @@ struct Limits {
   std::string text() const;  // ">= 1", "> 0", "0 to 3", ">= 0 and < 1"; "" for none
 };
 
-/// What becomes of a key that differs from the checkpoint's when a run resumes.
-enum class OnResume { free, event, refused };
+/// What becomes of a key that differs from the checkpoint's when a run resumes, from lenient to
+/// strict: `refused` within a run, `architecture` also for a model that starts a new one.
+enum class OnResume { free, event, refused, architecture };
 
 /// The part of a row that most keys leave alone.
 struct KeyRules {
@@ -82,6 +83,7 @@ template <>
 struct EnumWords<deck::OnResume> {
   using enum deck::OnResume;
   static constexpr std::array table = {std::pair{free, "free"}, std::pair{event, "event"},
-                                       std::pair{refused, "refused"}};
+                                       std::pair{refused, "refused"},
+                                       std::pair{architecture, "architecture"}};
 };
 }  // namespace tessera

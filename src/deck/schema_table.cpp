@@ -116,57 +116,57 @@ constexpr SchemaRow kRows[] = {
          .unset = "OMP_NUM_THREADS, else the job's cores on the node / its ranks"}),
     row<&Deck::model, &ModelSection::family>(
         "model.family", "the kind of transformer; sets the defaults of the keys below",
-        {.on_resume = refused}),
+        {.on_resume = architecture}),
     row<&Deck::model, &ModelSection::preset>("model.preset", "a published architecture",
                                              {.unset = "none"}),
     row<&Deck::model, &ModelSection::layers>(
         "model.layers", "transformer blocks",
-        {.limits = kLayers, .required = true, .on_resume = refused}),
+        {.limits = kLayers, .required = true, .on_resume = architecture}),
     row<&Deck::model, &ModelSection::heads>(
         "model.heads", "attention heads",
-        {.limits = kHeads, .required = true, .on_resume = refused}),
+        {.limits = kHeads, .required = true, .on_resume = architecture}),
     row<&Deck::model, &ModelSection::kv_heads>(
         "model.kv_heads", "key and value heads; heads share them in equal groups",
-        {.limits = kHeads, .unset = "heads", .on_resume = refused}),
+        {.limits = kHeads, .unset = "heads", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::hidden>(
         "model.hidden", "width of the residual stream",
-        {.limits = kHidden, .required = true, .on_resume = refused}),
+        {.limits = kHidden, .required = true, .on_resume = architecture}),
     row<&Deck::model, &ModelSection::head_dim>(
         "model.head_dim", "width of one head",
-        {.limits = kHidden, .unset = "hidden / heads", .on_resume = refused}),
+        {.limits = kHidden, .unset = "hidden / heads", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::ffn_hidden>(
         "model.ffn_hidden", "width inside the feed-forward layer",
-        {.limits = kInner, .unset = "4 hidden; required for swiglu", .on_resume = refused}),
+        {.limits = kInner, .unset = "4 hidden; required for swiglu", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::vocab>(
         "model.vocab", "tokens of the vocabulary",
-        {.limits = kVocab, .required = true, .on_resume = refused}),
+        {.limits = kVocab, .required = true, .on_resume = architecture}),
     row<&Deck::model, &ModelSection::context>(
         "model.context", "longest sequence",
-        {.limits = kLength, .unit = "tokens", .required = true, .on_resume = refused}),
+        {.limits = kLength, .unit = "tokens", .required = true, .on_resume = architecture}),
     row<&Deck::model, &ModelSection::norm>(
         "model.norm", "normalisation",
-        {.unset = "gpt2: layernorm, llama: rmsnorm", .on_resume = refused}),
+        {.unset = "gpt2: layernorm, llama: rmsnorm", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::norm_placed>("model.norm_placed",
                                                   "before or after each sub-layer",
-                                                  {.built = "before", .on_resume = refused}),
+                                                  {.built = "before", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::norm_eps>("model.norm_eps", "added to the variance",
-                                               {.limits = above(0), .on_resume = refused}),
+                                               {.limits = above(0), .on_resume = architecture}),
     row<&Deck::model, &ModelSection::position>("model.position", "how positions enter",
                                                {.unset = "gpt2: learned, llama: rope",
                                                 .built = "learned rope none",
-                                                .on_resume = refused}),
+                                                .on_resume = architecture}),
     row<&Deck::model, &ModelSection::rope_theta>("model.rope_theta",
                                                  "base of the rotary frequencies",
-                                                 {.limits = above(0), .on_resume = refused}),
+                                                 {.limits = above(0), .on_resume = architecture}),
     row<&Deck::model, &ModelSection::activation>(
         "model.activation", "of the feed-forward layer",
-        {.unset = "gpt2: gelu, llama: swiglu", .on_resume = refused}),
+        {.unset = "gpt2: gelu, llama: swiglu", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::bias>(
         "model.bias", "biases in linear layers and norms",
-        {.unset = "gpt2: true, llama: false", .on_resume = refused}),
+        {.unset = "gpt2: true, llama: false", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::tied_embeddings>(
         "model.tied_embeddings", "the head uses the token matrix",
-        {.unset = "gpt2: true, llama: false", .on_resume = refused}),
+        {.unset = "gpt2: true, llama: false", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::dropout>(
         "model.dropout", "probability after embedding, attention and each sub-layer",
         {.limits = fraction(), .on_resume = refused}),

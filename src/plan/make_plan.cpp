@@ -1,6 +1,7 @@
 #include "plan/make_plan.hpp"
 
 #include <algorithm>
+#include <span>
 
 #include "core/exact_sum.hpp"
 #include "plan/check.hpp"
@@ -40,6 +41,31 @@ void Insertions::apply(std::vector<Op>& ops) {
   inserted_.clear();
 }
 
+namespace {
+
+/// State beside the parameters, in f32.
+struct StateRow {
+  const char* name;
+  Purpose purpose;
+  View UnitState::*view;
+  PlanPurpose since;  // the first purpose that needs it
+};
+constexpr std::array kOwnedState = {
+    StateRow{"master", Purpose::master, &UnitState::master, PlanPurpose::train},
+    StateRow{"adam_m", Purpose::optimizer, &UnitState::m, PlanPurpose::train},
+    StateRow{"adam_v", Purpose::optimizer, &UnitState::v, PlanPurpose::train},
+};
+constexpr std::array kSnapshots = {
+    StateRow{"snapshot of master", Purpose::snapshot, &UnitState::snapshot_master,
+             PlanPurpose::train_snapshot},
+    StateRow{"snapshot of adam_m", Purpose::snapshot, &UnitState::snapshot_m,
+             PlanPurpose::train_snapshot},
+    StateRow{"snapshot of adam_v", Purpose::snapshot, &UnitState::snapshot_v,
+             PlanPurpose::train_snapshot},
+};
+
+}  // namespace
+
 std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
   const auto flat = [&](const model::UnitDesc& unit, const char* what, Purpose purpose, DType type,
                         std::int64_t elements) {
@@ -70,21 +96,15 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
       s.parameters = flat(unit, "parameters", Purpose::parameters, in.compute, s.layout.padded);
       s.own_shard = s.parameters.range(slice.begin, slice.count());
     }
-    const View owned = s.owned == slice ? s.own_shard : s.parameters;
-    if (in.compute == DType::f32) {
-      s.master = owned;
-    } else {
-      s.copy = owned;
-      s.master = flat(unit, "master", Purpose::master, DType::f32, s.owned.count());
-    }
-    s.m = flat(unit, "adam_m", Purpose::optimizer, DType::f32, s.owned.count());
-    s.v = flat(unit, "adam_v", Purpose::optimizer, DType::f32, s.owned.count());
-    if (in.snapshots) {
-      s.snapshot_master =
-          flat(unit, "snapshot of master", Purpose::snapshot, DType::f32, slice.count());
-      s.snapshot_m = flat(unit, "snapshot of adam_m", Purpose::snapshot, DType::f32, slice.count());
-      s.snapshot_v = flat(unit, "snapshot of adam_v", Purpose::snapshot, DType::f32, slice.count());
-    }
+    (in.compute == DType::f32 ? s.master : s.copy) = s.owned == slice ? s.own_shard : s.parameters;
+    const auto add = [&](std::span<const StateRow> rows, std::int64_t elements) {
+      for (const StateRow& row : rows) {
+        if (row.since <= in.state_for && !(s.*row.view))
+          s.*row.view = flat(unit, row.name, row.purpose, DType::f32, elements);
+      }
+    };
+    add(kOwnedState, s.owned.count());
+    add(kSnapshots, slice.count());
     states.push_back(std::move(s));
   }
   return states;
@@ -107,6 +127,7 @@ static void add_scratch(Plan& plan, const kernels::Device& device) {
 }
 
 Plan make_plan(const PlanInputs& in, const PlanShape& shape, std::int64_t data_rank) {
+  TESSERA_CHECK(shape.purpose <= in.state_for, "a plan that needs more state than there is");
   Plan plan;
   plan.shape = shape;
   plan.data_group = in.data_group;

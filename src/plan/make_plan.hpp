@@ -32,7 +32,7 @@ struct PlanInputs {
   OptimizerRule optimizer;
   std::uint64_t seed = 0;
   comm::GroupShape data_group;
-  bool snapshots = false;  // whether buffers for asynchronous checkpoints exist
+  PlanPurpose state_for = PlanPurpose::train;  // the last of the purposes of the run's plans
 };
 
 /// Symbolic views of one unit's state on one rank. Where compute is f32, master is the parameters
@@ -43,7 +43,7 @@ struct UnitState {
   View parameters;    // (padded) compute type: what forward reads; absent at stage 3 with several
                       // ranks
   View own_shard;     // (shard) compute type: this rank's slice of the parameters
-  View master, m, v;  // (owned) f32
+  View master, m, v;  // (owned) f32; absent where nothing trains, but for master in f32
   View copy;          // (owned) compute type, written beside master; absent in f32
   View snapshot_master, snapshot_m,
       snapshot_v;  // (shard) f32; absent without asynchronous checkpoints
@@ -59,7 +59,8 @@ struct WordLayout {
   static constexpr std::int64_t count = flags + flag_count;
 };
 
-/// Adds the persistent buffers, the same first ones in every plan of the run.
+/// Adds the persistent buffers that inputs.state_for needs, the same first ones in every plan of
+/// the run.
 std::vector<UnitState> add_state(Plan& plan, const PlanInputs& inputs);
 
 // The passes, in order. They add buffers and ops; `states` are the views of add_state.

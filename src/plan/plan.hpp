@@ -99,7 +99,8 @@ struct Op {
   std::vector<OpId> waits;  // ops of other streams; set by the streams pass
 };
 
-enum class PlanPurpose : std::uint8_t { train, train_snapshot, evaluate };
+/// In the order of the state that they need: evaluation only parameters.
+enum class PlanPurpose : std::uint8_t { evaluate, train, train_snapshot };
 
 /// What a plan is keyed by.
 struct PlanShape {

@@ -13,6 +13,13 @@ std::string unit_name(const Op& op, const PlanInputs& inputs) {
 
 }  // namespace
 
+std::string op_name(const Op& op, const PlanInputs& inputs) {
+  std::string text = fmt::format("{} {}", enum_word(op.kind), call_name(op.call));
+  if (op.unit >= 0) text += " of " + unit_name(op, inputs);
+  if (op.micro_batch >= 0) text += fmt::format(", micro-batch {}", op.micro_batch);
+  return text;
+}
+
 comm::WireBytes total_wire_bytes(const Plan& plan) {
   comm::WireBytes total;
   for (const Op& op : plan.ops) {

@@ -7,6 +7,10 @@
 
 namespace tessera::plan {
 
+/// What an op is, for messages: "update adam_update of block.3", "kernel linear of block.0,
+/// micro-batch 2".
+std::string op_name(const Op& op, const PlanInputs& inputs);
+
 /// One line an op: index, stream, what it does, bytes or flop, and what it waits for.
 std::string to_text(const Plan& plan, const PlanInputs& inputs);
 std::string to_json(const Plan& plan, const PlanInputs& inputs);

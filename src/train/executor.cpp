@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "plan/print.hpp"
+
 namespace tessera::train {
 namespace {
 
@@ -9,6 +11,31 @@ using Clock = std::chrono::steady_clock;
 double seconds(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
+
+/// Does a part of an op; what it throws names the op.
+template <typename Work>
+auto within(const plan::Op& op, const plan::PlanInputs& inputs, Work&& work) {
+  try {
+    return work();
+  } catch (Error& e) {
+    e.add_context(op_name(op, inputs));
+    throw;
+  }
+}
+
+class NamedTask : public memory::Task {
+ public:
+  NamedTask(const plan::Op& op, const plan::PlanInputs& inputs, std::unique_ptr<memory::Task> task)
+      : op_(op), inputs_(inputs), task_(std::move(task)) {}
+  bool advance() override {
+    return within(op_, inputs_, [&] { return task_->advance(); });
+  }
+
+ private:
+  const plan::Op& op_;
+  const plan::PlanInputs& inputs_;
+  std::unique_ptr<memory::Task> task_;
+};
 
 }  // namespace
 
@@ -45,6 +72,12 @@ void StepTimes::add(const StepTimes& other) {
   data_exposed += other.data_exposed;
 }
 
+std::unique_ptr<memory::Task> Executor::start(const plan::Op& op, const plan::Call& call) {
+  if (const auto* copy = std::get_if<plan::Copy>(&call))
+    return memory::make_copy_task(copy->from.data, copy->to.data, copy->from.span_bytes());
+  return data_.of(op.stream).start(std::get<comm::CollectiveCall>(call));
+}
+
 StepTimes Executor::run(const BoundPlan& bound, const Loader& load) {
   const auto begin = Clock::now();
   StepTimes times;
@@ -63,23 +96,25 @@ StepTimes Executor::run(const BoundPlan& bound, const Loader& load) {
     const auto stream = static_cast<std::size_t>(op->stream);
     if (op->stream != plan::Stream::compute) {
       streams_.enqueue(stream, std::move(waits), [this, op = op, &call = call] {
-        if (const auto* copy = std::get_if<plan::Copy>(&call)) {
-          return memory::make_copy_task(copy->from.data, copy->to.data, copy->from.span_bytes());
-        }
-        return data_.of(op->stream).start(std::get<comm::CollectiveCall>(call));
+        return std::make_unique<NamedTask>(*op, inputs_,
+                                           within(*op, inputs_, [&] { return start(*op, call); }));
       });
       continue;
     }
     for (const memory::Event& e : waits) wait(e);
     const auto from = Clock::now();
-    if (const auto* batch = std::get_if<plan::LoadBatch>(&call)) {
-      load(op->micro_batch, *batch);
-      times.data_exposed += seconds(from, Clock::now());
+    const auto* batch = std::get_if<plan::LoadBatch>(&call);
+    within(*op, inputs_, [&, op = op, &call = call] {
+      batch != nullptr ? load(op->micro_batch, *batch)
+                       : device_.run(std::get<kernels::KernelCall>(call));
+    });
+    const double spent = seconds(from, Clock::now());
+    if (batch != nullptr) {
+      times.data_exposed += spent;
     } else {
-      device_.run(std::get<kernels::KernelCall>(call));
       const auto unit = static_cast<std::size_t>(op->unit + 1);
       if (times.compute.size() <= unit) times.compute.resize(unit + 1);
-      times.compute[unit] += seconds(from, Clock::now());
+      times.compute[unit] += spent;
     }
     streams_.complete(stream);
   }

@@ -6,7 +6,7 @@
 
 #include "comm/group.hpp"
 #include "memory/background.hpp"
-#include "plan/plan.hpp"
+#include "plan/make_plan.hpp"
 
 namespace tessera::train {
 
@@ -61,16 +61,23 @@ class Executor {
   /// Provides micro-batch `micro_batch` of the step into `views`.
   using Loader = std::function<void(std::int64_t micro_batch, const plan::LoadBatch& views)>;
 
-  Executor(kernels::Device& device, DataGroups& data, memory::BackgroundStreams& streams)
-      : device_(device), data_(data), streams_(streams) {}
+  /// `inputs` of the plans that it will run: names for messages.
+  Executor(kernels::Device& device, DataGroups& data, memory::BackgroundStreams& streams,
+           const plan::PlanInputs& inputs)
+      : device_(device), data_(data), streams_(streams), inputs_(inputs) {}
 
-  /// One step; returns when all of it is done. Rethrows what background work threw.
+  /// One step; returns when all of it is done. Rethrows what an op threw, in the background or not,
+  /// with the op's name in front.
   StepTimes run(const BoundPlan& bound, const Loader& load);
 
  private:
+  /// Starts a background op.
+  std::unique_ptr<memory::Task> start(const plan::Op& op, const plan::Call& call);
+
   kernels::Device& device_;
   DataGroups& data_;
   memory::BackgroundStreams& streams_;
+  const plan::PlanInputs& inputs_;
 };
 
 }  // namespace tessera::train

@@ -8,32 +8,39 @@
 #include "io/box.hpp"
 
 namespace tessera::train {
-namespace {
-
-template <typename H>
-void round_to(std::span<const float> in, H* out) {
-  for (std::size_t i = 0; i < in.size(); ++i) out[i] = H(in[i]);
-}
-
-void convert(std::span<const float> in, DType type, std::byte* out) {
-  if (type == DType::bf16) {
-    round_to(in, reinterpret_cast<bf16*>(out));
-  } else {
-    TESSERA_CHECK(type == DType::f16, "parameters in {}", to_string(type));
-    round_to(in, reinterpret_cast<f16*>(out));
-  }
-}
 
 struct SavedState {
   const char* name;
   View plan::UnitState::*live;
+  View plan::UnitState::*rounded;  // to the compute type, for forward; nullptr: never
   View plan::UnitState::*snapshot;
 };
+
+namespace {
+
 constexpr std::array kSavedStates = {
-    SavedState{"master", &plan::UnitState::master, &plan::UnitState::snapshot_master},
-    SavedState{"adam_m", &plan::UnitState::m, &plan::UnitState::snapshot_m},
-    SavedState{"adam_v", &plan::UnitState::v, &plan::UnitState::snapshot_v},
+    SavedState{"master", &plan::UnitState::master, &plan::UnitState::copy,
+               &plan::UnitState::snapshot_master},
+    SavedState{"adam_m", &plan::UnitState::m, nullptr, &plan::UnitState::snapshot_m},
+    SavedState{"adam_v", &plan::UnitState::v, nullptr, &plan::UnitState::snapshot_v},
 };
+
+constexpr std::int64_t kPiece = 1 << 20;  // elements that are read before they are converted
+
+template <typename T>
+void convert_to(std::span<const float> in, std::byte* out) {
+  auto* typed = reinterpret_cast<T*>(out);
+  for (std::size_t i = 0; i < in.size(); ++i) typed[i] = T(in[i]);
+}
+
+void convert(std::span<const float> in, DType type, std::byte* out) {
+  switch (type) {
+    case DType::f32: return convert_to<float>(in, out);
+    case DType::bf16: return convert_to<bf16>(in, out);
+    case DType::f16: return convert_to<f16>(in, out);
+    default: throw InternalError(fmt::format("parameters in {}", to_string(type)));
+  }
+}
 
 }  // namespace
 
@@ -70,47 +77,48 @@ View ModelState::real(const View& symbolic) const {
   return v;
 }
 
-void ModelState::fill(const char* state, const View plan::UnitState::*view,
-                      const ParameterSource& source) {
+void ModelState::fill(const SavedState& state, const ParameterSource& source) {
+  std::vector<float> values;
   for (std::size_t u = 0; u < states_.size(); ++u) {
     const auto& s = states_[u];
-    float* base = real(s.*view).as<float>();
+    std::vector<View> targets;
+    for (const auto view : {state.live, state.rounded}) {
+      if (view != nullptr && s.*view) targets.push_back(real(s.*view));
+    }
+    if (targets.empty()) continue;
     for (const auto& slice : zero::slices_in(inputs_.units[u], s.layout, s.owned)) {
       const auto& parameter = inputs_.units[u].params[slice.parameter];
-      try {
-        source(parameter, slice.elements,
-               {base + (slice.flat - s.owned.begin),
-                static_cast<std::size_t>(slice.elements.count())});
-      } catch (Error& e) {
-        e.add_context(fmt::format("{} of {}", state, parameter.name));
-        throw;
+      const std::int64_t first = slice.flat - s.owned.begin - slice.elements.begin;
+      for (Range piece{slice.elements.begin, 0}; piece.begin < slice.elements.end;
+           piece.begin = piece.end) {
+        piece.end = std::min(piece.begin + kPiece, slice.elements.end);
+        values.resize(static_cast<std::size_t>(piece.count()));
+        try {
+          source(parameter, piece, values);
+        } catch (Error& e) {
+          e.add_context(fmt::format("{} of {}", state.name, parameter.name));
+          throw;
+        }
+        for (const View& target : targets) {
+          convert(values, target.type, target.range(first + piece.begin, piece.count()).data);
+        }
       }
     }
   }
 }
 
-void ModelState::round_parameters() {
-  for (const auto& s : states_) {
-    if (!s.copy) continue;
-    const View master = real(s.master);
-    convert({master.as<float>(), static_cast<std::size_t>(master.elements())}, s.copy.type,
-            real(s.copy).data);
-  }
-}
-
 void ModelState::set_parameters(const ParameterSource& source) {
-  fill("parameters", &plan::UnitState::master, source);
   const ParameterSource zeros = [](const model::ParamDesc&, Range, std::span<float> out) {
     std::fill(out.begin(), out.end(), 0.0F);
   };
-  fill("adam_m", &plan::UnitState::m, zeros);
-  fill("adam_v", &plan::UnitState::v, zeros);
-  round_parameters();
+  for (const SavedState& state : kSavedStates) {
+    fill(state, state.live == &plan::UnitState::master ? source : zeros);
+  }
 }
 
 void ModelState::load(Checkpoint& checkpoint) {
-  for (const auto& state : kSavedStates) {
-    fill(state.name, state.live, [&](const model::ParamDesc& p, Range range, std::span<float> out) {
+  for (const SavedState& state : kSavedStates) {
+    fill(state, [&](const model::ParamDesc& p, Range range, std::span<float> out) {
       const auto entry = checkpoint.find(p.name, state.name);
       if (!entry || entry->shape != Shape(p.shape)) {
         throw DataError(fmt::format("the checkpoint's tensor {} is {}, the deck's model wants {}",
@@ -120,7 +128,6 @@ void ModelState::load(Checkpoint& checkpoint) {
       checkpoint.read(p.name, state.name, range, DType::f32, std::as_writable_bytes(out));
     });
   }
-  round_parameters();
 }
 
 struct ModelState::SavedPiece {

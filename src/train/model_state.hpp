@@ -20,14 +20,16 @@ using ParameterSource =
 /// (trap 25).
 ParameterSource initial_values(std::uint64_t seed);
 
+struct SavedState;  // a state of every parameter, as checkpoints name it
+
 class ModelState {
  public:
   /// `arena` is the state arena of plans made from `inputs`.
   ModelState(const plan::PlanInputs& inputs, std::int64_t data_rank, const memory::Arena& arena);
 
-  /// Sets master weights (and what forward uses) from `source`, moments to zero.
+  /// Sets the weights from `source`, moments to zero.
   void set_parameters(const ParameterSource& source);
-  /// Parameters and moments from a checkpoint made under any layout.
+  /// What this state holds of a checkpoint made under any layout.
   void load(Checkpoint& checkpoint);
 
   /// What this rank saves: each element of the model is in one rank's list.
@@ -42,8 +44,7 @@ class ModelState {
   struct SavedPiece;
   std::vector<SavedPiece> saved_pieces() const;
   View real(const View& symbolic) const;
-  void fill(const char* state, const View plan::UnitState::*view, const ParameterSource& source);
-  void round_parameters();
+  void fill(const SavedState& state, const ParameterSource& source);
 
   const plan::PlanInputs& inputs_;
   std::int64_t data_rank_;

@@ -78,8 +78,8 @@ comm::GroupShape data_group(const deck::Deck& deck, std::int64_t ranks, std::int
   return {.size = ranks, .local = std::min(ranks, per_node)};
 }
 
-plan::PlanInputs plan_inputs(const deck::Deck& deck, const comm::GroupShape& data,
-                             const kernels::Device& device) {
+plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanShape> shapes,
+                             const comm::GroupShape& data, const kernels::Device& device) {
   plan::PlanInputs in;
   in.config = model_config(deck.model);
   in.units = model::model_units(in.config);
@@ -101,28 +101,36 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, const comm::GroupShape& dat
                   .clip_norm = deck.optimizer.clip_norm};
   in.seed = static_cast<std::uint64_t>(deck.run.seed);
   in.data_group = data;
-  in.snapshots = deck.checkpoint.every > 0 && deck.checkpoint.async;
+  in.state_for = std::ranges::max(shapes, {}, &plan::PlanShape::purpose).purpose;
   return in;
 }
 
-std::vector<plan::PlanShape> plan_shapes(const deck::Deck& deck, std::int64_t data_ranks) {
+plan::PlanShape plan_shape(const deck::BatchSection& batch, plan::PlanPurpose purpose,
+                           std::int64_t global, std::int64_t data_ranks) {
+  return {.purpose = purpose,
+          .sequence = batch.sequence,
+          .micro = batch.micro,
+          .micro_batches = global / (batch.micro * data_ranks)};
+}
+
+plan::PlanShape evaluation_shape(const deck::BatchSection& batch, std::int64_t data_ranks) {
+  return plan_shape(batch, plan::PlanPurpose::evaluate, optim::Timeline(batch, 0).global(1),
+                    data_ranks);
+}
+
+std::vector<plan::PlanShape> training_shapes(const deck::Deck& deck, std::int64_t data_ranks) {
   std::set<std::int64_t> globals{deck.batch.global};
   for (const auto& entry : deck.batch.ramp) globals.insert(entry.global);
   std::vector<plan::PlanShape> shapes;
   const auto add = [&](plan::PlanPurpose purpose, std::int64_t global) {
-    shapes.push_back({.purpose = purpose,
-                      .sequence = deck.batch.sequence,
-                      .micro = deck.batch.micro,
-                      .micro_batches = micro_batches(deck.batch, global, data_ranks)});
+    shapes.push_back(plan_shape(deck.batch, purpose, global, data_ranks));
   };
   for (std::int64_t global : globals) {
     add(plan::PlanPurpose::train, global);
     if (deck.checkpoint.every > 0 && deck.checkpoint.async)
       add(plan::PlanPurpose::train_snapshot, global);
   }
-  if (!deck.data.validation.empty()) {
-    add(plan::PlanPurpose::evaluate, optim::Timeline(deck.batch, 0).global(1));
-  }
+  if (!deck.data.validation.empty()) shapes.push_back(evaluation_shape(deck.batch, data_ranks));
   return shapes;
 }
 

@@ -1,6 +1,8 @@
 // From a deck to the plain inputs of the components: the only place that knows both sides.
 #pragma once
 
+#include <span>
+
 #include "deck/load.hpp"
 #include "optim/timeline.hpp"
 #include "plan/make_plan.hpp"
@@ -13,18 +15,19 @@ model::ModelConfig model_config(const deck::ModelSection& section);
 /// data rank.
 comm::GroupShape data_group(const deck::Deck& deck, std::int64_t ranks, std::int64_t local);
 
-plan::PlanInputs plan_inputs(const deck::Deck& deck, const comm::GroupShape& data,
-                             const kernels::Device& device);
+/// What plans of these shapes are made from.
+plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanShape> shapes,
+                             const comm::GroupShape& data, const kernels::Device& device);
 
 DType dtype_of(deck::Precision precision);
 
-/// The shapes of all plans that the run will use.
-std::vector<plan::PlanShape> plan_shapes(const deck::Deck& deck, std::int64_t data_ranks);
-/// Micro-batches of a rank in a step of `global` sequences.
-inline std::int64_t micro_batches(const deck::BatchSection& batch, std::int64_t global,
-                                  std::int64_t data_ranks) {
-  return global / (batch.micro * data_ranks);
-}
+/// The plan of a step of `global` sequences.
+plan::PlanShape plan_shape(const deck::BatchSection& batch, plan::PlanPurpose purpose,
+                           std::int64_t global, std::int64_t data_ranks);
+/// Evaluation cuts the first step's batch.
+plan::PlanShape evaluation_shape(const deck::BatchSection& batch, std::int64_t data_ranks);
+/// The shapes of all plans that a training run will use, those of training first.
+std::vector<plan::PlanShape> training_shapes(const deck::Deck& deck, std::int64_t data_ranks);
 
 /// Throws MemoryError when a run that needs so much a rank does not fit memory.device.
 void check_budget(const deck::LoadedDeck& loaded, std::int64_t state_bytes,

@@ -1,17 +1,16 @@
 // The training loop: one plan a step, and around it everything that happens between steps.
 #pragma once
 
-#include <map>
+#include <chrono>
 #include <optional>
 
 #include "optim/learning_rate.hpp"
 #include "optim/loss_scaler.hpp"
-#include "train/batches.hpp"
-#include "train/executor.hpp"
-#include "train/model_state.hpp"
+#include "train/corpora.hpp"
+#include "train/engine.hpp"
 #include "train/run_directory.hpp"
 #include "train/saver.hpp"
-#include "train/setup.hpp"
+#include "train/starting_state.hpp"
 #include "train/stop.hpp"
 
 namespace tessera::train {
@@ -40,34 +39,49 @@ struct StepRates {
 
 class Trainer {
  public:
-  /// Collective over all ranks, as is every method.
+  /// Collective over all ranks, as is every method. Takes the run directory's lock.
   Trainer(const deck::LoadedDeck& loaded, const comm::MpiSession& mpi,
           const comm::Control& control);
 
   /// Trains to the end of the run or until asked to stop.
   ExitCode train();
-  /// Mean loss over the validation set, from the checkpoint (or initial weights) that the deck
-  /// resumes from.
-  double evaluate_once();
   const StepRates& rates() const { return rates_; }
 
  private:
-  const plan::Plan& plan(plan::PlanPurpose purpose, std::int64_t micro_batches);
-  const BoundPlan& bound(plan::PlanPurpose purpose, std::int64_t micro_batches);
-  void make_plans();
-  void allocate();
-  void agree_on_plans();
+  using Clock = std::chrono::steady_clock;
+  static double seconds_since(Clock::time_point begin) {
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  }
+  /// Of this start, for report_end.
+  struct Totals {
+    StepTimes steps;
+    double checkpoints_s = 0, evaluation_s = 0;
+    std::int64_t skips = 0;
+  };
+
+  void take_directory();
   void start_or_resume();
-  bool try_checkpoint(const std::filesystem::path& path);
-  void restore(const CheckpointHeader& header, const deck::PrecisionSection& saved);
-  CheckpointHeader header() const;
+  void restore(const LoadedCheckpoint& from);
+  void set_run_length();
 
   ExitCode train_steps();
-  StepResult run_step(bool snapshot);
+  ExitCode stop_on_request();
+  StepResult run_step();
+  void write_scalars(const PreparedPlan& prepared, std::int64_t global);
+  std::exception_ptr read_batch(const plan::PlanShape& shape);
+  StepResult finish_step(const PreparedPlan& prepared, std::int64_t global, const StepTimes& times);
   void after_step(const StepResult& result);
+  void count_skip(double loss);
+  void save_or_evaluate();
+  void evaluate();
+  /// The plan of a step of `global` sequences.
+  plan::PlanShape shape(plan::PlanPurpose purpose, std::int64_t global) const;
+
+  CheckpointHeader header() const;
+  void save_snapshot(const CheckpointHeader& before, const StepTimes& times);
+  /// since: when training began to wait for it.
+  void finish_save(Clock::time_point since = Clock::now());
   void save_now();
-  void finish_save();
-  double evaluate();
 
   void report_start();
   void report_step(const StepResult& result);
@@ -75,37 +89,27 @@ class Trainer {
 
   const deck::LoadedDeck& loaded_;
   const deck::Deck& deck_;
-  const comm::MpiSession& mpi_;
   const comm::Control& control_;
   std::filesystem::path directory_;
   std::unique_ptr<RunLock> lock_;
   Reporter report_;
-  std::unique_ptr<kernels::Device> device_;
-  DataGroups data_;
-  plan::PlanInputs inputs_;
   std::unique_ptr<TokenCorpus> corpus_, validation_;
+  std::optional<Engine> engine_;
   optim::Timeline timeline_;
   std::int64_t run_steps_ = 0;
   std::optional<optim::LearningRate> rate_;
   optim::LossScaler scaler_;
-  std::map<plan::PlanShape, plan::Plan> plans_;
-  std::map<plan::PlanShape, BoundPlan> bound_;
-  std::map<plan::PlanShape, comm::WireBytes> wire_;  // the most that any rank sends
-  std::optional<memory::Arena> state_arena_, step_arena_;
-  std::int64_t resident_before_ = 0;
-  std::optional<ModelState> state_;
   std::optional<Batches> batches_;
-  std::optional<memory::BackgroundStreams> streams_;
-  std::optional<Executor> executor_;
   std::optional<Saver> saver_;
+  bool save_due_ = false;  // of the state now, by the next step's snapshot
+  double save_stall_ = 0;  // seconds that the save under way has kept training waiting
   StopRequests stop_;
-  Progress progress_;
-  std::int64_t skips_ = 0, consecutive_skips_ = 0;
   bool stop_agreed_ = false;
+  Progress progress_;
   std::int64_t first_step_ = 1;  // of this start
-  StepTimes spent_;
+  std::int64_t consecutive_skips_ = 0;
+  Totals totals_;
   StepRates rates_;
-  double checkpoint_stall_ = 0, evaluation_time_ = 0;
 };
 
 }  // namespace tessera::train

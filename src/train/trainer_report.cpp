@@ -32,26 +32,25 @@ std::string command_line() {
 
 void Trainer::report_start() {
   if (!report_) return;
-  std::vector<const plan::Plan*> plans;
-  for (const auto& [shape, plan] : plans_) plans.push_back(&plan);
-  const plan::Ledger ledger = plan::make_ledger(plans);
-  const auto parameters = model::parameter_count(inputs_.units);
-  const std::int64_t ranks = inputs_.data_group.size, global = timeline_.global(1);
-  const std::int64_t count = micro_batches(deck_.batch, global, ranks);
-  const auto& wire = wire_.at(plan(plan::PlanPurpose::train, count).shape);
+  const plan::PlanInputs& inputs = engine_->inputs();
+  const plan::Ledger ledger = engine_->ledger();
+  const auto parameters = model::parameter_count(inputs.units);
+  const std::int64_t ranks = engine_->data_ranks(), global = timeline_.global(1);
+  const plan::PlanShape first = shape(plan::PlanPurpose::train, global);
+  const auto& wire = engine_->prepared(first).wire;
   report_.say(
       fmt::format("tessera {} | run {} in {}", kVersion, deck_.run.name, directory_.string()));
   report_.say(fmt::format(
       "model     {} parameters: {} layers, hidden {}, {} heads, vocabulary {}, sequence {}",
-      count_text(static_cast<double>(parameters)), inputs_.config.layers, inputs_.config.hidden,
-      inputs_.config.heads, inputs_.config.vocab, deck_.batch.sequence));
+      count_text(static_cast<double>(parameters)), inputs.config.layers, inputs.config.hidden,
+      inputs.config.heads, inputs.config.vocab, deck_.batch.sequence));
   report_.say(fmt::format(
       "layout    {} data ranks x 1 pipeline x 1 tensor, ZeRO-{}, {} ranks a node, {} threads a "
       "rank",
-      ranks, inputs_.stage, inputs_.data_group.local, thread_count(deck_.run, mpi_.local_size())));
+      ranks, inputs.stage, inputs.data_group.local, engine_->threads()));
   report_.say(fmt::format(
       "batch     {} sequences a step = {} ranks x {} micro-batches x {}, {} tokens; {} steps",
-      global, ranks, count, deck_.batch.micro,
+      global, ranks, first.micro_batches, first.micro,
       count_text(static_cast<double>(global * deck_.batch.sequence)), run_steps_));
   report_.say(fmt::format("data      {} tokens, {} sequences an epoch",
                           count_text(static_cast<double>(corpus_->tokens())),
@@ -71,8 +70,8 @@ void Trainer::report_start() {
                   {{"data", ranks},
                    {"pipeline", 1},
                    {"tensor", 1},
-                   {"nodes", (ranks + inputs_.data_group.local - 1) / inputs_.data_group.local}}},
-                 {"zero_stage", inputs_.stage},
+                   {"nodes", (ranks + inputs.data_group.local - 1) / inputs.data_group.local}}},
+                 {"zero_stage", inputs.stage},
                  {"parameters", parameters},
                  {"predicted_bytes", ledger.total()},
                  {"arena_bytes", {{"state", ledger.state_bytes}, {"step", ledger.step_bytes}}}});
@@ -81,14 +80,13 @@ void Trainer::report_start() {
 void Trainer::report_step(const StepResult& r) {
   if (!report_) return;
   const std::int64_t step = progress_.step, global = timeline_.global(step),
-                     ranks = inputs_.data_group.size;
+                     ranks = engine_->data_ranks();
   const auto tokens = static_cast<double>(global * deck_.batch.sequence);
   const double rate = tokens / r.times.total;
-  const double tflops = model::flop_per_token(inputs_.config, deck_.batch.sequence) * rate /
-                        static_cast<double>(ranks) / 1e12;
+  const double tflops = model::flop_per_token(engine_->inputs().config, deck_.batch.sequence) *
+                        rate / static_cast<double>(ranks) / 1e12;
   const double lr = rate_->at(progress_.applied + (r.applied ? 0 : 1));
-  const auto& wire =
-      wire_.at(plan(plan::PlanPurpose::train, micro_batches(deck_.batch, global, ranks)).shape);
+  const auto& wire = engine_->prepared(shape(plan::PlanPurpose::train, global)).wire;
   report_.event({{"event", "step"},
                  {"step", step},
                  {"loss", r.loss},
@@ -108,14 +106,13 @@ void Trainer::report_step(const StepResult& r) {
                  {"skipped", !r.applied},
                  {"loss_scale", scaler_.scale()}});
   if (step % std::max<std::int64_t>(1, deck_.log.every) != 0 && step != run_steps_) return;
-  report_.say(
-      fmt::format("step {}/{} | loss {:.6f} | norm {:.4f} | lr {:.1e} | {:.1f} ms (comm {:.1f}%, "
-                  "io {:.1f}%) | n/a MFU | {} tok/s | "
-                  "{:.1f} GiB",
-                  step, run_steps_, r.loss, r.grad_norm, lr, r.times.total * 1e3,
-                  100 * r.times.comm_exposed / r.times.total,
-                  100 * r.times.copy_exposed / r.times.total, count_text(rate),
-                  static_cast<double>(state_arena_->bytes() + step_arena_->bytes()) / 0x1p30));
+  report_.say(fmt::format(
+      "step {}/{} | loss {:.6f} | norm {:.4f} | lr {:.1e} | {:.1f} ms (comm {:.1f}%, "
+      "io {:.1f}%) | n/a MFU | {} tok/s | "
+      "{:.1f} GiB",
+      step, run_steps_, r.loss, r.grad_norm, lr, r.times.total * 1e3,
+      100 * r.times.comm_exposed / r.times.total, 100 * r.times.copy_exposed / r.times.total,
+      count_text(rate), static_cast<double>(engine_->bytes()) / 0x1p30));
 }
 
 void Trainer::report_end(std::string_view reason) {
@@ -123,43 +120,45 @@ void Trainer::report_end(std::string_view reason) {
   // exposed communication.
   const double slowest = control_.max([&] {
     double compute = 0;
-    for (double s : spent_.compute) compute += s;
+    for (double s : totals_.steps.compute) compute += s;
     return compute;
   }());
-  const std::int64_t grown = control_.max(memory::resident_bytes() - resident_before_);
+  const std::int64_t grown = control_.max(engine_->resident_growth());
   if (!report_) return;
+  const StepTimes& spent = totals_.steps;
+  const plan::PlanInputs& inputs = engine_->inputs();
   const std::int64_t steps = progress_.step - first_step_ + 1;
   double compute = 0, blocks = 0, ends = 0;
-  for (std::size_t i = 0; i < spent_.compute.size(); ++i) {
-    compute += spent_.compute[i];
-    const bool block = i > 0 && inputs_.units[i - 1].kind == model::UnitKind::block;
-    (block ? blocks : ends) += spent_.compute[i];
+  for (std::size_t i = 0; i < spent.compute.size(); ++i) {
+    compute += spent.compute[i];
+    const bool block = i > 0 && inputs.units[i - 1].kind == model::UnitKind::block;
+    (block ? blocks : ends) += spent.compute[i];
   }
-  const double total = std::max(1e-9, spent_.total + checkpoint_stall_ + evaluation_time_);
+  const double total = std::max(1e-9, spent.total + totals_.checkpoints_s + totals_.evaluation_s);
   const auto row = [&](std::string_view name, double seconds) {
     report_.say(
         fmt::format("  {:<36}{:>10.2f} s {:>6.1f} %", name, seconds, 100 * seconds / total));
   };
   report_.say(fmt::format("{} after step {} ({} steps, {} skipped). Where rank 0's time went:",
-                          reason, progress_.step, steps, skips_));
+                          reason, progress_.step, steps, totals_.skips));
   row("compute: blocks", blocks);
   row("compute: ends, norm, optimizer", ends);
-  row("waiting for communication", spent_.comm_exposed);
-  row("  of it, for the slowest rank", std::clamp(slowest - compute, 0.0, spent_.comm_exposed));
-  row("waiting for snapshots", spent_.copy_exposed);
-  row("waiting for data", spent_.data_exposed);
-  row("checkpoints", checkpoint_stall_);
-  row("evaluation", evaluation_time_);
-  row("everything else", std::max(0.0, spent_.total - compute - spent_.comm_exposed -
-                                           spent_.copy_exposed - spent_.data_exposed));
-  if (spent_.comm_exposed > 0.1 * total) {
+  row("waiting for communication", spent.comm_exposed);
+  row("  of it, for the slowest rank", std::clamp(slowest - compute, 0.0, spent.comm_exposed));
+  row("waiting for snapshots", spent.copy_exposed);
+  row("waiting for data", spent.data_exposed);
+  row("checkpoints", totals_.checkpoints_s);
+  row("evaluation", totals_.evaluation_s);
+  row("everything else", std::max(0.0, spent.total - compute - spent.comm_exposed -
+                                           spent.copy_exposed - spent.data_exposed));
+  if (spent.comm_exposed > 0.1 * total) {
     report_.say(
         "  for more speed: communication is exposed; a larger batch.micro or more micro-batches a "
         "step, a lower "
         "zero.stage if memory allows, or zero.prefetch = 2 hide more of it");
-  } else if (spent_.data_exposed > 0.05 * total) {
+  } else if (spent.data_exposed > 0.05 * total) {
     report_.say("  for more speed: steps wait for tokens; put the token files on a faster disk");
-  } else if (inputs_.recompute == plan::Recompute::full) {
+  } else if (inputs.recompute == plan::Recompute::full) {
     report_.say(
         "  for more speed: recompute.policy = \"selective\" computes less twice, if memory allows");
   } else {
@@ -167,13 +166,13 @@ void Trainer::report_end(std::string_view reason) {
         "  for more speed: compute dominates; precision.compute = \"bf16\" is the next lever where "
         "it is not on");
   }
-  const std::int64_t predicted = state_arena_->bytes() + step_arena_->bytes();
+  const std::int64_t predicted = engine_->bytes();
   report_.say(fmt::format("  memory: {} predicted for the arenas, resident memory grew by {}",
                           plan::human_bytes(predicted), plan::human_bytes(grown)));
   report_.event({{"event", "end"},
                  {"reason", reason},
                  {"step", progress_.step},
-                 {"skipped", skips_},
+                 {"skipped", totals_.skips},
                  {"predicted_bytes", predicted},
                  {"resident_growth_bytes", grown}});
 }

@@ -8,6 +8,7 @@
 
 #include "io/megatron.hpp"
 #include "kernels/cpu/device.hpp"
+#include "train/setup.hpp"
 #include "train/trainer.hpp"
 #include "verbs/load.hpp"
 #include "verbs/verb.hpp"

@@ -1,6 +1,6 @@
 #include <CLI/CLI.hpp>
 
-#include "train/trainer.hpp"
+#include "train/evaluation.hpp"
 #include "verbs/load.hpp"
 #include "verbs/verb.hpp"
 
@@ -8,14 +8,15 @@ namespace tessera::verbs {
 
 Verb evaluate(CLI::App& app) {
   auto* verb = app.add_subcommand("evaluate",
-                                  "loss over a deck's validation data, from its newest checkpoint");
+                                  "loss over a deck's validation data, from its newest checkpoint; "
+                                  "changes nothing in the run directory");
   auto options = std::make_shared<DeckOptions>();
   options->add_to(*verb);
   return {.launch = Launch::ranks,
           .run = {},
           .run_on_ranks = [options](const auto& mpi, const auto& control) {
             const auto loaded = load_on_all(control, *options);
-            train::Trainer(loaded, mpi, control).evaluate_once();
+            train::evaluate_deck(loaded, mpi, control);
             return ExitCode::ok;
           }};
 }

@@ -26,6 +26,7 @@ struct Layout {
 struct Planner {
   deck::LoadedDeck loaded;
   std::unique_ptr<kernels::Device> device;
+  std::vector<plan::PlanShape> shapes;
   plan::PlanInputs inputs;
 };
 
@@ -40,9 +41,10 @@ Planner make_planner(const Layout& layout) {
   p.device = kernels::make_cpu_device(
       {.threads =
            train::thread_count(p.loaded.deck.run, static_cast<int>(layout.ranks / layout.nodes))});
+  p.shapes = train::training_shapes(p.loaded.deck, layout.ranks);
   p.inputs = train::plan_inputs(
-      p.loaded.deck, train::data_group(p.loaded.deck, layout.ranks, layout.ranks / layout.nodes),
-      *p.device);
+      p.loaded.deck, p.shapes,
+      train::data_group(p.loaded.deck, layout.ranks, layout.ranks / layout.nodes), *p.device);
   return p;
 }
 
@@ -62,8 +64,7 @@ Verb plan(CLI::App& app) {
                 const Planner p = make_planner(*layout);
                 if (*rank >= layout->ranks)
                   throw DeckError(fmt::format("--rank {} of {} ranks", *rank, layout->ranks));
-                const auto shapes = train::plan_shapes(p.loaded.deck, layout->ranks);
-                const plan::Plan plan = plan::make_plan(p.inputs, shapes.at(0), *rank);
+                const plan::Plan plan = plan::make_plan(p.inputs, p.shapes.front(), *rank);
                 fmt::print("{}\n",
                            *format == "json" ? to_json(plan, p.inputs) : to_text(plan, p.inputs));
                 return ExitCode::ok;
@@ -81,7 +82,7 @@ Verb check(CLI::App& app) {
                 const Planner p = make_planner(*layout);
                 const auto& deck = p.loaded.deck;
                 std::vector<plan::Plan> plans;
-                for (const auto& shape : train::plan_shapes(deck, layout->ranks)) {
+                for (const auto& shape : p.shapes) {
                   plans.push_back(plan::make_plan(p.inputs, shape, 0));
                   // Ranks differ in their shard and their neighbours only: the first, the last and
                   // the middle stand for all.

@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 
+#include "train/setup.hpp"
 #include "train/trainer.hpp"
 #include "verbs/load.hpp"
 #include "verbs/model_source.hpp"

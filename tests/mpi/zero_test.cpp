@@ -30,7 +30,7 @@ class Zero : public testing::Test {
     inputs.stage = c.stage;
     inputs.reduce = c.reduce;
     inputs.wire = c.wire;
-    inputs.snapshots = c.purpose == plan::PlanPurpose::train_snapshot;
+    inputs.state_for = c.purpose;
     inputs.optimizer.clip_norm = 0.5;
     inputs.optimizer.weight_decay = 0.1F;
     inputs.data_group = {.size = session().size(), .local = session().size()};

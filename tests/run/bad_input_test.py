@@ -4,11 +4,13 @@ exit code and a message that names the place and the remedy; nothing hangs or is
 import array
 import os
 import pathlib
+import re
+import resource
 import struct
 import subprocess
 import unittest
 
-from tessera import RunTest, kill_tree, tiny_deck, write_megatron
+from tessera import BINARY, RunTest, kill_tree, ranks_of, tiny_deck, write_megatron
 
 DECK, DATA, MEMORY, NON_FINITE, IO = 2, 3, 4, 6, 7
 
@@ -146,6 +148,22 @@ class BadInput(RunTest):
         changes = {"optimizer__lr": 1e30, "optimizer__clip_norm": 0.0, "schedule__warmup_steps": 0}
         self.refuse(NON_FINITE, "guard", name="stop", guard__non_finite="stop", **changes)
         self.refuse(NON_FINITE, "guard", name="skip", guard__max_skips=2, **changes)
+
+    def test_a_rank_that_fails_alone_says_where(self):
+        """Rank 0 may not write any more: it ends the job, and names itself and the step."""
+        path = self.deck("alone", tiny_deck(self.corpus, run__steps=1_000_000))
+        output = self.dir / "output"
+        with open(output, "w") as f:  # the signal of a file that would grow too large kills
+            process = self.start(2, "train", path, stdout=f, program=(
+                "sh", "-c", 'trap "" XFSZ; exec "$@"', "sh", BINARY))
+        self.assertTrue(self.wait_for(lambda: self.newest_step("alone") >= 3, process))
+        for rank in ranks_of(process.pid):
+            if re.search(rb"\0(OMPI_COMM_WORLD_RANK|PMI_RANK)=0\0",
+                         pathlib.Path(f"/proc/{rank}/environ").read_bytes()):
+                resource.prlimit(rank, resource.RLIMIT_FSIZE, (1, 1))
+        self.assertNotEqual(process.wait(timeout=60), 0)
+        self.assertRegex(output.read_text(), rf"rank 0 on \S+: step \d+: cannot write {self.dir}"
+                         r"/alone/\S+: File too large")
 
     @unittest.skipUnless(os.getuid() == 0, "mounting needs root")
     def test_full_disk(self):

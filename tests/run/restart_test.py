@@ -10,24 +10,10 @@ import unittest
 
 import h5py
 
-from tessera import BINARY, RunTest, kill_tree, metrics, tiny_deck
+from tessera import RunTest, kill_tree, metrics, ranks_of, tiny_deck
 
 STOPPED = 85
 ENDLESS = 1_000_000
-
-
-def ranks_of(launcher):
-    """Process ids of the ranks below a launcher."""
-    found = []
-    for entry in pathlib.Path("/proc").glob("[0-9]*"):
-        try:
-            command = (entry / "cmdline").read_bytes().split(b"\0")
-            group = os.getsid(int(entry.name)) == os.getsid(launcher)
-        except OSError:
-            continue  # it has just ended
-        if group and command[0] == BINARY.encode():
-            found.append(int(entry.name))
-    return found
 
 
 def a_dataset(group):
@@ -160,6 +146,21 @@ class Restart(RunTest):
         job = self.run_job(2, "train", deck, each=True)
         self.assertEqual(job.codes, [3, 3], job.output)
         self.assertIn("rank_00001.h5", job.output)
+
+    def test_a_save_that_is_due_survives_tokens_that_cannot_be_read(self):
+        """A save follows every step, carried by the next one: also by the one that fails."""
+        deck = self.restart_deck("cut", run__steps=ENDLESS, checkpoint__every=1)
+        process = self.start(2, "train", deck)
+        self.assertTrue(self.wait_for(lambda: self.newest_step("cut") >= 3, process))
+        os.truncate(f"{self.corpus}.bin", 0)
+        self.assertEqual(process.wait(timeout=60), 3)
+        last = self.newest_step("cut")
+        newest = max((self.dir / "cut" / "checkpoints").glob("step_*[0-9]"))
+        self.assertEqual(newest.name, f"step_{last:08}")
+        self.assert_checkpoints_whole("cut")
+        end = metrics.read_events(self.dir / "cut")[-1]
+        self.assertEqual((end["event"], end["step"]), ("end", last))
+        self.assertIn(f"step {last + 1}: ", end["reason"])
 
     def test_what_may_not_change_is_refused(self):
         deck = self.restart_deck("refused", checkpoint__every=6)

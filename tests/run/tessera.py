@@ -99,6 +99,20 @@ def kill_tree(pid, number=signal.SIGKILL):
             pass
 
 
+def ranks_of(launcher):
+    """Process ids of the ranks below a launcher, in no order."""
+    found = []
+    for entry in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes().split(b"\0")
+            group = os.getsid(int(entry.name)) == os.getsid(launcher)
+        except OSError:
+            continue  # it has just ended
+        if group and command[0] == BINARY.encode():
+            found.append(int(entry.name))
+    return found
+
+
 class Job:
     """A finished job: the launcher's exit code, each rank's own (when asked for), all output."""
 
@@ -125,8 +139,8 @@ class RunTest(unittest.TestCase):
         path.write_text(to_toml(deck))
         return path
 
-    def start(self, ranks, *arguments, stdout=subprocess.DEVNULL):
-        command = [*MPIEXEC, str(ranks), BINARY, *map(str, arguments)]
+    def start(self, ranks, *arguments, stdout=subprocess.DEVNULL, program=(BINARY,)):
+        command = [*MPIEXEC, str(ranks), *program, *map(str, arguments)]
         process = subprocess.Popen(command, stdout=stdout, stderr=subprocess.STDOUT, cwd=self.dir)
         self.addCleanup(lambda: process.poll() is None and kill_tree(process.pid))
         return process

@@ -4,11 +4,12 @@ in h5py and as a Hugging Face directory; and metrics.jsonl as its readers expect
 import json
 import math
 import re
+import shutil
 import unittest
 
 import h5py
 
-from tessera import SOURCE, RunTest, metrics, tiny_deck
+from tessera import SOURCE, RunTest, kill_tree, metrics, tiny_deck, write_tokens
 
 STEP_KEYS = {"event", "step", "loss", "grad_norm", "lr", "tokens", "samples", "step_ms",
              "tokens_per_s", "mfu", "tflops_per_rank", "comm_exposed_ms", "io_exposed_ms",
@@ -18,6 +19,12 @@ STEP_KEYS = {"event", "step", "loss", "grad_norm", "lr", "tokens", "samples", "s
 def elements(group):
     """Numbers in all datasets below a group, soft links followed."""
     return sum(o.size if isinstance(o, h5py.Dataset) else elements(o) for o in group.values())
+
+
+def state_of(directory):
+    """{path: what any change to it would change}"""
+    return {str(p): (p.stat().st_mtime_ns, p.stat().st_ino, p.stat().st_size)
+            for p in (directory, *directory.rglob("*"))}
 
 
 class Verbs(RunTest):
@@ -60,6 +67,53 @@ class Verbs(RunTest):
         self.run_ok("inspect", run, "--verify")
         self.run_ok("inspect", self.dir / "text")
 
+    def test_evaluation_changes_nothing(self):
+        """Other validation data, seeds and layouts are free; the model is not."""
+        deck = self.text_run(precision__compute="bf16")
+        run = self.dir / "run"
+        evaluations = metrics.last_steps(metrics.read_events(run), "evaluate")
+        figure = f"{evaluations[30]['loss']:.6f}"
+        before = state_of(run)
+        for stage in (0, 3):
+            output = self.run_ok("evaluate", deck, "--set", f"zero.stage={stage}", "--set",
+                                 "run.seed=99", "--set", "model.dropout=0.5", "--set",
+                                 "data.train=[\"nowhere\"]", ranks=2)
+            self.assertIn(figure, output)
+            self.assertIn("step_00000030 at step 30", output)
+        write_tokens(self.dir / "other", vocab=256)
+        other = f'data.validation=["{self.dir / "other"}"]'
+        output = self.run_ok("evaluate", deck, "--set", other, ranks=2)
+        self.assertNotIn(figure, output)
+        for change in ("model.norm_eps=0.5", "model.hidden=48", "model.activation=relu"):
+            job = self.run_job(2, "evaluate", deck, "--set", change, each=True)
+            self.assertEqual(job.codes, [2, 2], job.output)
+            self.assertIn(change.split("=")[0], job.output)
+        after = state_of(run)
+        self.assertEqual([p for p in before | after if before.get(p) != after.get(p)], [])
+
+        moved = self.dir / "moved"
+        shutil.copytree(run / "checkpoints" / "step_00000030", moved)
+        shutil.rmtree(run)
+        self.assertIn(figure, self.run_ok("evaluate", moved, ranks=1))
+        self.assertFalse(run.exists())
+        self.assertIn("initial weights at step 0", self.run_ok("evaluate", deck))
+
+    def test_evaluation_beside_training(self):
+        changes = {"run__steps": 1_000_000, "checkpoint__every": 5, "checkpoint__keep": 2}
+        deck = self.deck("busy", tiny_deck(self.corpus, zero__stage=3, **changes,
+                                           data__validation=[str(self.corpus)]))
+        process = self.start(2, "train", deck)
+        checkpoints = self.dir / "busy" / "checkpoints"
+        self.assertTrue(self.wait_for(
+            lambda: any(checkpoints.glob("step_*[0-9]/manifest.json")), process))
+        self.assertRegex(self.run_ok("evaluate", deck, ranks=1), r"at step \d*[05] \| loss")
+        seen = self.newest_step("busy")
+        self.assertTrue(self.wait_for(lambda: self.newest_step("busy") > seen, process))
+        kill_tree(process.pid)
+        process.wait()
+        kinds = [e["event"] for e in metrics.read_events(self.dir / "busy")]
+        self.assertEqual(kinds.count("start"), 1)
+
     def test_whole_tensors_in_h5py(self):
         self.text_run()
         events = metrics.read_events(self.dir / "run")
@@ -86,6 +140,14 @@ class Verbs(RunTest):
                 "data": {"train": [str(self.dir / "text")]}, "batch": {"global": 8},
                 "optimizer": {"lr": 1e-3}}
         self.assertLess(self.train(1, self.deck("again", deck))[1][0], 4, "it starts trained")
+        # An imported model may be trained in other ways, but not be another model.
+        changes = {"model__vocab": 256, "model__dropout": 0.1, "model__init_std": 0.5,
+                   "run__steps": 2, "run__resume": "must", "run__dir": str(imported)}
+        path = self.deck("imported", tiny_deck(self.dir / "text", **changes))
+        self.assertLess(self.train(1, path)[1][0], 4, "it starts trained")
+        job = self.run_job(2, "train", path, "--set", "model.norm_eps=0.5", each=True)
+        self.assertEqual(job.codes, [2, 2], job.output)
+        self.assertIn("model.norm_eps", job.output)
 
     def test_metrics_are_well_formed(self):
         self.text_run()
@@ -101,6 +163,11 @@ class Verbs(RunTest):
             self.assertEqual(e["samples"], 8 * e["step"])
             self.assertEqual(e["tokens"], 16 * e["samples"])
             self.assertGreater(e["tokens_per_s"], 0)
+        for e in events:
+            if e["event"] == "checkpoint" and e["step"] < 30:  # the next step copied its state
+                self.assertGreaterEqual(e["stall_ms"], steps[e["step"]]["io_exposed_ms"])
+            elif e["event"] == "checkpoint":  # nothing to train meanwhile
+                self.assertGreaterEqual(e["stall_ms"], e["ms"])
         self.assertAlmostEqual(steps[0]["lr"], 1e-3, delta=1e-12)  # first of three warm-up steps
         for name in ("resolved.toml", "plan.txt", "log.txt", "lock"):
             self.assertTrue((self.dir / "run" / name).is_file(), name)

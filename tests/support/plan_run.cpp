@@ -49,7 +49,7 @@ PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device,
   std::fill_n(step_arena_->base(), step_arena_->bytes(), std::byte{0xff});
   state_.emplace(inputs_, rank, *state_arena_);
   bound_.emplace(plan_, train::PlanMemory{state_arena_->base(), step_arena_->base()});
-  executor_.emplace(*device_, groups_, streams_);
+  executor_.emplace(*device_, groups_, streams_, inputs_);
 }
 
 void PlanRun::spoil_next_gradient(float value) { device_->spoil = value; }
@@ -79,8 +79,9 @@ StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers) {
                                 .reduce = inputs_.reduce};
   device_->gradients.clear();
   executor_->run(*bound_, [&](std::int64_t k, const plan::LoadBatch& views) {
-    const TokenBatch b =
+    TokenBatch b =
         batch_of(inputs_.config, first_sample + share.first_sample(k), shape.micro, shape.sequence);
+    if (k == numbers.unknown_token_in) b.tokens.back() = 1 << 20;
     std::copy(b.tokens.begin(), b.tokens.end(), views.tokens.as<std::int32_t>());
     std::copy(b.targets.begin(), b.targets.end(), views.targets.as<std::int32_t>());
     std::copy(b.samples.begin(), b.samples.end(), views.samples.as<std::int64_t>());

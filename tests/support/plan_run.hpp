@@ -14,7 +14,8 @@ namespace tessera::test {
 struct StepNumbers {
   double lr = 1e-2;
   double loss_scale = 1;
-  double update = 1;  // Adam's t
+  double update = 1;                   // Adam's t
+  std::int64_t unknown_token_in = -1;  // micro-batch with a token that the model does not have
 };
 
 struct StepShown {

@@ -58,6 +58,8 @@ class Control {
   std::int64_t min(std::int64_t value) const;
   double max(double value) const;
   double sum(double value) const;
+  /// Throws CommError with this message, on every rank, unless all have the same value.
+  void must_agree(std::uint64_t value, const std::string& otherwise) const;
   /// Rank `root`'s text on every rank.
   std::string broadcast(const std::string& text, int root = 0) const;
   /// Every rank's text on rank 0, in rank order; empty elsewhere.

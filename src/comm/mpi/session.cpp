@@ -75,6 +75,12 @@ std::int64_t Control::min(std::int64_t value) const {
 double Control::max(double value) const { return all_reduce(value, MPI_DOUBLE, MPI_MAX, comm_); }
 double Control::sum(double value) const { return all_reduce(value, MPI_DOUBLE, MPI_SUM, comm_); }
 
+void Control::must_agree(std::uint64_t value, const std::string& otherwise) const {
+  const auto bits = static_cast<std::int64_t>(value);
+  if (min(bits) == max(bits)) return;
+  together([&] { throw CommError(otherwise); });  // every rank sees it
+}
+
 std::string Control::broadcast(const std::string& text, int root) const {
   auto length = static_cast<std::int64_t>(text.size());
   MPI_TRY(MPI_Bcast(&length, 1, MPI_INT64_T, root, comm_));

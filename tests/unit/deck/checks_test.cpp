@@ -189,7 +189,7 @@ TEST(Resume, KeysAreFreeEventsOrRefused) {
   const std::vector<std::tuple<std::string, std::string, std::string, OnResume>> wanted = {
       {"run.steps", "10", "unset", OnResume::free},
       {"run.seed", "1", "2", OnResume::refused},
-      {"model.layers", "2", "3", OnResume::refused},
+      {"model.layers", "2", "3", OnResume::architecture},
       {"batch.global", "8", "16", OnResume::event},
       {"optimizer.lr", "0.001", "0.002", OnResume::free},
       {"precision.compute", "\"f32\"", "\"bf16\"", OnResume::event},

@@ -15,7 +15,7 @@
 #include "io/tokenize.hpp"
 #include "io/tokenizer.hpp"
 #include "largest_allocation.hpp"
-#include "temporary_directory.hpp"
+#include "support/temporary_directory.hpp"
 
 namespace tessera {
 namespace {

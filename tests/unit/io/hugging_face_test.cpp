@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.hpp"
-#include "temporary_directory.hpp"
+#include "support/temporary_directory.hpp"
 
 namespace tessera {
 namespace {

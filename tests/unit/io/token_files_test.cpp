@@ -9,7 +9,7 @@
 
 #include "core/error.hpp"
 #include "io/megatron.hpp"
-#include "temporary_directory.hpp"
+#include "support/temporary_directory.hpp"
 
 namespace tessera {
 namespace {

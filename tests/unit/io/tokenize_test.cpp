@@ -6,7 +6,7 @@
 
 #include "core/error.hpp"
 #include "io/token_files.hpp"
-#include "temporary_directory.hpp"
+#include "support/temporary_directory.hpp"
 
 namespace tessera {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "core/error.hpp"
 #include "io/utf8.hpp"
-#include "temporary_directory.hpp"
+#include "support/temporary_directory.hpp"
 
 namespace tessera {
 namespace {

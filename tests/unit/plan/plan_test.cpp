@@ -59,12 +59,29 @@ Case random_case(std::mt19937& random) {
   c.inputs.wire = pick(2) == 0 ? DType::f32 : DType::bf16;
   c.inputs.prefetch = pick(4);
   c.inputs.recompute = static_cast<Recompute>(pick(3));
-  c.inputs.snapshots = true;
   c.inputs.data_group.local = 1 + pick(static_cast<int>(c.inputs.data_group.size));
-  c.shape.purpose = static_cast<PlanPurpose>(pick(3));
+  const int purpose = pick(3);
+  c.shape.purpose = static_cast<PlanPurpose>(purpose);
   c.shape.sequence = 1 + pick(12);
   c.shape.micro = 1 + pick(3);
+  c.inputs.state_for = static_cast<PlanPurpose>(purpose + pick(3 - purpose));
   return c;
+}
+
+TEST(MakePlan, EvaluationHoldsNeitherOptimizerStateNorGradients) {
+  for (int stage = 0; stage < 4; ++stage) {
+    Case c = make_case(stage, 2, 2, ReduceWhen::step);
+    c.inputs.compute = DType::bf16;
+    c.inputs.state_for = c.shape.purpose = PlanPurpose::evaluate;
+    for (const Buffer& b : make_plan(c.inputs, c.shape, 0).buffers) {
+      EXPECT_NE(b.purpose, Purpose::gradients) << b.name;
+      EXPECT_TRUE(!b.persistent || b.purpose == Purpose::parameters ||
+                  b.purpose == Purpose::control)
+          << b.name;
+    }
+    c.shape.purpose = PlanPurpose::train;
+    EXPECT_THROW(make_plan(c.inputs, c.shape, 0), InternalError) << "there is no state to update";
+  }
 }
 
 TEST(MakePlan, IsProvedOnRandomLayouts) {

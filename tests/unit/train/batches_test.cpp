@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "unit/io/temporary_directory.hpp"
+#include "support/temporary_directory.hpp"
 
 namespace tessera::train {
 namespace {

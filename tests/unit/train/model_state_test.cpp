@@ -10,7 +10,7 @@
 #include "io/checkpoint_directory.hpp"
 #include "kernels/cpu/device.hpp"
 #include "support/plan_run.hpp"
-#include "unit/io/temporary_directory.hpp"
+#include "support/temporary_directory.hpp"
 
 namespace tessera::test {
 namespace {
@@ -28,7 +28,9 @@ std::string to_string(const Layout& l) {
 /// One rank's state with memory of its own.
 class RankState {
  public:
-  RankState(const model::ModelConfig& config, const Layout& l, std::int64_t rank) {
+  RankState(const model::ModelConfig& config, const Layout& l, std::int64_t rank,
+            plan::PlanPurpose state_for = plan::PlanPurpose::train) {
+    inputs_.state_for = state_for;
     inputs_.config = config;
     inputs_.units = model::model_units(config);
     inputs_.compute = l.compute;
@@ -42,6 +44,7 @@ class RankState {
     state_.emplace(inputs_, rank, *arena_);
   }
   train::ModelState& state() { return *state_; }
+  std::int64_t bytes() const { return layout_.arena_bytes[0]; }
   std::span<float> floats(const View& symbolic) {
     const View v = real(symbolic);
     return {v.as<float>(), static_cast<std::size_t>(v.elements())};
@@ -151,6 +154,33 @@ TEST(ModelState, MovesBetweenLayouts) {
         SCOPED_TRACE("from " + to_string(from) + " to " + to_string(to));
         expect_loaded(path, config, to);
       }
+    }
+  }
+}
+
+/// What evaluation keeps: the weights as forward reads them, with the bits that training has.
+TEST(ModelState, EvaluationHoldsTheWeightsAlone) {
+  for (const Layout& l : {Layout{1, 0}, Layout{1, 0, DType::bf16}, Layout{3, 0, DType::f16},
+                          Layout{3, 1, DType::bf16}, Layout{3, 3, DType::bf16}, Layout{3, 3}}) {
+    SCOPED_TRACE(to_string(l));
+    const TemporaryDirectory directory;
+    const auto path = save(directory.path(), llama_like(), l);
+    for (std::int64_t rank = 0; rank < l.ranks; ++rank) {
+      RankState training(llama_like(), l, rank);
+      RankState evaluating(llama_like(), l, rank, plan::PlanPurpose::evaluate);
+      std::int64_t weights = 0;
+      for (RankState* r : {&training, &evaluating}) {
+        Checkpoint checkpoint = Checkpoint::open(path);
+        r->state().load(checkpoint);
+      }
+      for (std::size_t u = 0; u < training.state().units().size(); ++u) {
+        const auto& want = training.state().units()[u];
+        const auto& got = evaluating.state().units()[u];
+        EXPECT_EQ(widened(evaluating.real(got.own_shard)), widened(training.real(want.own_shard)));
+        const View& held = got.parameters ? got.parameters : got.own_shard;
+        weights += round_up(held.span_bytes(), 256);
+      }
+      EXPECT_LT(evaluating.bytes() - weights, 2048) << "words, scalars and verdict";
     }
   }
 }

@@ -6,6 +6,7 @@
 #include "kernels/cpu/device.hpp"
 #include "support/eager_model.hpp"
 #include "support/plan_run.hpp"
+#include "support/temporary_directory.hpp"
 
 namespace tessera::test {
 namespace {
@@ -114,6 +115,15 @@ TEST(PlanRun, MicroBatchesAddUp) {
       EXPECT_NEAR(apart.gradients[i], together.gradients[i], 200 * 0x1p-24 * together.norm);
     }
   }
+}
+
+TEST(PlanRun, NamesTheOpThatFails) {
+  const auto device = kernels::make_cpu_device({});
+  PlanRun run(plan_inputs_of(gpt2_like(), *device, DType::f32), *device,
+              {.sequence = kSequence, .micro = kMicro, .micro_batches = 2});
+  run.state().set_parameters(test_values(11));
+  const auto message = message_of<InternalError>([&] { run.step(40, {.unknown_token_in = 1}); });
+  EXPECT_TRUE(message.starts_with("kernel embed of vocabulary, micro-batch 1: ")) << message;
 }
 
 }  // namespace

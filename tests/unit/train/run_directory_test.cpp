@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "unit/io/temporary_directory.hpp"
+#include "support/temporary_directory.hpp"
 
 namespace tessera::train {
 namespace {

@@ -1,0 +1,78 @@
+// A rank's plans and all that runs them: device, data group, memory, model state, streams. What
+// training and evaluation have in common.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <span>
+
+#include "comm/mpi/mpi_group.hpp"
+#include "deck/load.hpp"
+#include "memory/arena.hpp"
+#include "plan/ledger.hpp"
+#include "train/batches.hpp"
+#include "train/executor.hpp"
+#include "train/model_state.hpp"
+
+namespace tessera::train {
+
+/// A plan, ready to run.
+struct PreparedPlan {
+  BoundPlan bound;
+  comm::WireBytes wire;  // the most that any rank sends
+
+  const plan::Plan& plan() const { return bound.plan(); }
+  /// Real memory of what the host writes before a step and reads after it (WordLayout,
+  /// kernels::StepScalar, kernels::VerdictField).
+  std::int64_t* words() const { return bound.real(plan().words).as<std::int64_t>(); }
+  float* scalars() const { return bound.real(plan().scalars).as<float>(); }
+  const float* verdict() const { return bound.real(plan().verdict).as<float>(); }
+};
+
+class Engine {
+ public:
+  /// Makes the plans of `shapes` and memory that serves each; the state holds what these plans
+  /// need, uninitialised. Collective over all ranks, with the same shapes. Throws MemoryError where
+  /// they do not fit, CommError if ranks made different plans, on every rank.
+  Engine(const deck::LoadedDeck& loaded, const comm::MpiSession& mpi, const comm::Control& control,
+         std::span<const plan::PlanShape> shapes);
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  const plan::PlanInputs& inputs() const { return inputs_; }
+  std::int64_t data_ranks() const { return inputs_.data_group.size; }
+  int threads() const { return threads_; }
+  ModelState& state() { return *state_; }
+
+  const PreparedPlan& prepared(const plan::PlanShape& shape) const { return prepared_.at(shape); }
+  /// This rank's part of a step of this shape.
+  BatchShare share(const plan::PlanShape& shape) const;
+  /// Runs the plan over the current step of `batches`.
+  StepTimes run(const PreparedPlan& prepared, const Batches& batches);
+
+  plan::Ledger ledger() const;
+  /// Of all arenas.
+  std::int64_t bytes() const { return state_arena_->bytes() + step_arena_->bytes(); }
+  /// How much more memory is resident than before the arenas were made.
+  std::int64_t resident_growth() const { return memory::resident_bytes() - resident_before_; }
+
+ private:
+  void make_plans(std::span<const plan::PlanShape> shapes);
+  void allocate(const comm::MpiSession& mpi);
+
+  const deck::LoadedDeck& loaded_;
+  const comm::Control& control_;
+  int threads_ = 1;
+  std::unique_ptr<kernels::Device> device_;
+  DataGroups data_;
+  plan::PlanInputs inputs_;
+  std::map<plan::PlanShape, plan::Plan> plans_;
+  std::map<plan::PlanShape, PreparedPlan> prepared_;
+  std::optional<memory::Arena> state_arena_, step_arena_;
+  std::int64_t resident_before_ = 0;
+  std::optional<ModelState> state_;
+  memory::BackgroundStreams streams_;
+  std::optional<Executor> executor_;
+};
+
+}  // namespace tessera::train

@@ -1,0 +1,69 @@
+#include "train/evaluation.hpp"
+
+#include <chrono>
+#include <cstdio>
+
+#include "core/exact_sum.hpp"
+#include "deck/ranks.hpp"
+#include "train/corpora.hpp"
+#include "train/setup.hpp"
+#include "train/starting_state.hpp"
+
+namespace tessera::train {
+
+Evaluation evaluate(Engine& engine, const comm::Control& control, const deck::Deck& deck,
+                    const TokenCorpus& validation) {
+  const auto begin = std::chrono::steady_clock::now();
+  const plan::PlanShape shape = evaluation_shape(deck.batch, engine.data_ranks());
+  const std::int64_t global = shape.micro_batches * shape.micro * engine.data_ranks();
+  const std::int64_t have = validation.sequences(shape.sequence);
+  const std::int64_t rounds = std::min(deck.evaluate.batches, have / global);
+  const PreparedPlan& prepared = engine.prepared(shape);
+  Batches batches(validation, Sampler(have, 0, Shuffle::no), shape.sequence);
+  std::array<std::int64_t, kExactSumWords> total{};
+  std::int64_t* words = prepared.words();
+  for (std::int64_t round = 0; round < rounds; ++round) {
+    std::fill_n(words + plan::WordLayout::flags, plan::WordLayout::flag_count, 0);
+    control.together([&] { batches.begin(round * global, engine.share(shape)); });
+    engine.run(prepared, batches);
+    exact_merge(total, ConstExactWords(words + plan::WordLayout::loss, kExactSumWords));
+  }
+  const std::int64_t sequences = rounds * global;
+  return {
+      .loss = exact_value(total) / static_cast<double>(sequences * shape.sequence),
+      .sequences = sequences,
+      .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
+}
+
+void evaluate_deck(const deck::LoadedDeck& loaded, const comm::MpiSession& mpi,
+                   const comm::Control& control) {
+  const deck::Deck& deck = loaded.deck;
+  control.together([&] {
+    deck::check_ranks(loaded, mpi.size());
+    if (deck.data.validation.empty()) {
+      throw DeckError(fmt::format("{}: data.validation is empty", loaded.where("data.validation")));
+    }
+  });
+  const auto validation = open_validation(loaded, control);
+  const plan::PlanShape shape = evaluation_shape(deck.batch, mpi.size());
+  Engine engine(loaded, mpi, control, std::span(&shape, 1));
+  const auto say = [&](std::FILE* to, const std::string& line) {
+    if (control.rank() == 0) fmt::print(to, "{}\n", line);
+  };
+  const auto start = load_checkpoint(
+      loaded, deck::OnResume::architecture, control, engine.state(),
+      [&](const std::filesystem::path& path, std::string_view why) {
+        say(stderr, fmt::format("checkpoint {} cannot be used: {}", path.string(), why));
+      });
+  if (!start) {
+    if (const auto note = set_initial_state(deck, control, engine.state()); !note.empty())
+      say(stderr, note);
+  }
+  const Evaluation result = evaluate(engine, control, deck, *validation);
+  say(stdout,
+      fmt::format("evaluate {} at step {} | loss {:.6f} | {} sequences | {:.1f} s",
+                  start ? start->path.string() : "initial weights", start ? start->header.step : 0,
+                  result.loss, result.sequences, result.seconds));
+}
+
+}  // namespace tessera::train

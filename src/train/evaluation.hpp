@@ -1,0 +1,27 @@
+// Mean loss over validation data: between the steps of a run, and of a deck or checkpoint by
+// itself.
+#pragma once
+
+#include "io/token_files.hpp"
+#include "train/engine.hpp"
+
+namespace tessera::train {
+
+struct Evaluation {
+  double loss = 0;  // mean over all target tokens
+  std::int64_t sequences = 0;
+  double seconds = 0;
+};
+
+/// Over the first evaluate.batches batches of `validation`, which holds at least one; `engine` has
+/// a plan of evaluation_shape. Collective. Throws DataError and IoError on every rank.
+Evaluation evaluate(Engine& engine, const comm::Control& control, const deck::Deck& deck,
+                    const TokenCorpus& validation);
+
+/// Evaluates the state that run.resume names: a checkpoint whose model is the deck's, or initial
+/// weights. Holds no more than parameters, and writes nothing but one line on rank 0's stdout, so a
+/// training job may be at work in the run directory. Collective.
+void evaluate_deck(const deck::LoadedDeck& loaded, const comm::MpiSession& mpi,
+                   const comm::Control& control);
+
+}  // namespace tessera::train

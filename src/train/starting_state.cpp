@@ -1,0 +1,119 @@
+#include "train/starting_state.hpp"
+
+#include <algorithm>
+
+#include "io/checkpoint_directory.hpp"
+#include "io/hugging_face.hpp"
+#include "train/setup.hpp"
+
+namespace tessera::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path checkpoints_of(const deck::Deck& deck) {
+  return fs::path(deck::run_directory(deck)) / "checkpoints";
+}
+
+/// The best checkpoint that was not tried yet, the same on every rank; empty if there is none.
+/// Lists anew each time: a job at work in the directory makes new ones and removes old ones.
+fs::path next_candidate(const deck::Deck& deck, const comm::Control& control,
+                        const std::vector<fs::path>& tried) {
+  std::vector<fs::path> candidates;
+  control.together([&] {
+    if (control.rank() != 0) return;
+    if (const auto* given = std::get_if<std::string>(&deck.run.resume)) {
+      candidates.emplace_back(*given);
+    } else if (std::get<deck::Resume>(deck.run.resume) != deck::Resume::never) {
+      for (const auto& entry : list_checkpoints(checkpoints_of(deck)))
+        candidates.push_back(entry.path);
+    }
+  });
+  std::erase_if(candidates, [&](const fs::path& path) {
+    return std::find(tried.begin(), tried.end(), path) != tried.end();
+  });
+  return control.broadcast(candidates.empty() ? "" : candidates.front().string());
+}
+
+/// Throws DeckError for differences that are not allowed.
+void check_differences(const deck::LoadedDeck& now, const LoadedCheckpoint& from,
+                       deck::OnResume fixed) {
+  std::string refused;
+  for (const auto& difference : from.differences) {
+    if (difference.rule < fixed) continue;
+    refused +=
+        fmt::format("\n{}: {} = {} differs from the checkpoint's {}", now.where(difference.key),
+                    difference.key, difference.now, difference.saved);
+  }
+  if (refused.empty()) return;
+  throw DeckError(fmt::format("cannot go on from {}: these keys may not change:{}",
+                              from.path.string(), refused));
+}
+
+}  // namespace
+
+std::optional<LoadedCheckpoint> load_checkpoint(const deck::LoadedDeck& loaded,
+                                                deck::OnResume fixed, const comm::Control& control,
+                                                ModelState& state,
+                                                const UnusableCheckpoint& unusable) {
+  std::vector<fs::path> tried;
+  while (true) {
+    LoadedCheckpoint found{.path = next_candidate(loaded.deck, control, tried)};
+    if (found.path.empty()) break;
+    tried.push_back(found.path);
+    try {
+      control.together([&] {
+        Checkpoint checkpoint = Checkpoint::open(found.path);
+        found.header = checkpoint.header();
+        found.deck =
+            deck::parse_deck(found.header.deck, found.path.string() + "/manifest.json: deck").deck;
+        found.differences = deck::compare_for_resume(found.deck, loaded.deck);
+        check_differences(loaded, found,
+                          found.header.step == 0 ? deck::OnResume::architecture : fixed);
+        state.load(checkpoint);
+      });
+      return found;
+    } catch (const Error& e) {
+      if (e.exit_code() != ExitCode::data && e.exit_code() != ExitCode::io) throw;
+      unusable(found.path, e.what());
+    }
+  }
+  control.together([&] {  // every rank comes to the same verdict: they leave in order
+    if (!tried.empty()) {
+      throw DataError(fmt::format(
+          "none of the {} checkpoints can be used (see above): repair or remove them, or set "
+          "another run.dir",
+          tried.size()));
+    }
+    const auto* rule = std::get_if<deck::Resume>(&loaded.deck.run.resume);
+    if (rule != nullptr && *rule == deck::Resume::must) {
+      throw DataError(fmt::format("{}: run.resume = \"must\", but {} holds no checkpoint",
+                                  loaded.where("run.resume"),
+                                  checkpoints_of(loaded.deck).string()));
+    }
+  });
+  return std::nullopt;
+}
+
+std::string set_initial_state(const deck::Deck& deck, const comm::Control& control,
+                              ModelState& state) {
+  std::string note;
+  control.together([&] {
+    if (!deck.model.init_from) {
+      state.set_parameters(initial_values(static_cast<std::uint64_t>(deck.run.seed)));
+      return;
+    }
+    const HfModel source = HfModel::open(*deck.model.init_from);
+    if (source.stored_dtype() == DType::bf16 && deck.precision.compute == deck::Precision::f16) {
+      note = fmt::format(
+          "note: {} holds bf16 weights; f16 has a smaller range, so large values may overflow",
+          *deck.model.init_from);
+    }
+    state.set_parameters([&](const model::ParamDesc& p, Range range, std::span<float> out) {
+      source.read(p.name, range.begin, out);
+    });
+  });
+  return note;
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,42 @@
+// Where a model's state comes from: the checkpoint that run.resume chooses, or initial weights.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+
+#include "comm/mpi/mpi_group.hpp"
+#include "deck/load.hpp"
+#include "deck/resume.hpp"
+#include "train/model_state.hpp"
+
+namespace tessera::train {
+
+/// A checkpoint that was loaded.
+struct LoadedCheckpoint {
+  std::filesystem::path path;
+  CheckpointHeader header;
+  deck::Deck deck;                                  // that it was made with
+  std::vector<deck::ResumeDifference> differences;  // of the deck now: all of them allowed
+};
+
+/// Told of every checkpoint that is passed over.
+using UnusableCheckpoint =
+    std::function<void(const std::filesystem::path& path, std::string_view why)>;
+
+/// Loads the newest usable of the checkpoints that run.resume allows into `state`; nothing if there
+/// are none. Keys whose rule is `fixed` or stricter must be as in the checkpoint; an imported model
+/// (step 0) has no past to be faithful to but its architecture. Collective; throws on every rank:
+/// DeckError for a key that may not differ, DataError when no checkpoint can be used or
+/// run.resume = "must" finds none.
+std::optional<LoadedCheckpoint> load_checkpoint(const deck::LoadedDeck& loaded,
+                                                deck::OnResume fixed, const comm::Control& control,
+                                                ModelState& state,
+                                                const UnusableCheckpoint& unusable);
+
+/// model.init_from's weights, else random ones. Collective. Returns what the user should know of
+/// them, or nothing.
+std::string set_initial_state(const deck::Deck& deck, const comm::Control& control,
+                              ModelState& state);
+
+}  // namespace tessera::train
