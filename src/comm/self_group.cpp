@@ -5,7 +5,7 @@ namespace {
 
 class Done : public memory::Task {
  public:
-  bool advance() override { return true; }
+  memory::Progress advance() override { return memory::Progress::done; }
 };
 
 class SelfGroup : public Group {

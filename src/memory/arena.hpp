@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <string>
 
 namespace tessera::memory {
@@ -12,7 +13,8 @@ enum class Tier : std::uint8_t { device, host };
 
 class Arena {
  public:
-  /// Allocates `bytes`, zeroed, with every page present. Throws MemoryError naming the arena.
+  /// Allocates `bytes`, zeroed, with every page present; check_available() first, for the kernel
+  /// kills who touches more than there is. Throws MemoryError naming the arena.
   Arena(std::string name, Tier tier, std::int64_t bytes);
   ~Arena();
   Arena(const Arena&) = delete;
@@ -32,8 +34,15 @@ class Arena {
 
 /// Bytes of this process that are in memory (VmRSS).
 std::int64_t resident_bytes();
-/// Bytes that this node can still give to processes (MemAvailable, or what the cgroup leaves,
-/// whichever is less).
-std::int64_t available_bytes();
+
+/// Bytes that this node can still give to this process: MemAvailable, or less where its memory
+/// cgroup (version 1 or 2) or one above it has a limit; file cache that the kernel would drop
+/// counts as free. `root` is where /proc and /sys are.
+std::int64_t available_bytes(const std::filesystem::path& root = "/");
+
+/// Throws MemoryError unless `processes` processes can have `bytes` each of what this one sees
+/// free: to be called before any of them allocates.
+void check_available(std::int64_t bytes, std::int64_t processes,
+                     const std::filesystem::path& root = "/");
 
 }  // namespace tessera::memory

@@ -57,21 +57,21 @@ bool BackgroundStreams::wait(Event event) {
   return had_to;
 }
 
-bool BackgroundStreams::advance(Lane& lane, std::size_t stream) {
+Progress BackgroundStreams::advance(Lane& lane, std::size_t stream) {
   if (!lane.task) {
     Item item;
     {
       const std::lock_guard lock(mutex_);
-      if (lane.queue.empty()) return false;
+      if (lane.queue.empty()) return Progress::idle;
       for (const Event& e : lane.queue.front().waits) {
-        if (done_[e.stream].load(std::memory_order_acquire) < e.count) return false;
+        if (done_[e.stream].load(std::memory_order_acquire) < e.count) return Progress::idle;
       }
       item = std::move(lane.queue.front());
       lane.queue.pop_front();
     }
     lane.task = item.start();
   }
-  if (!lane.task->advance()) return false;
+  if (const Progress progress = lane.task->advance(); progress != Progress::done) return progress;
   lane.task.reset();
   {
     const std::lock_guard lock(mutex_);
@@ -79,12 +79,12 @@ bool BackgroundStreams::advance(Lane& lane, std::size_t stream) {
   }
   done_[stream].fetch_add(1, std::memory_order_release);
   done_[stream].notify_all();
-  return true;
+  return Progress::done;
 }
 
 void BackgroundStreams::serve() {
-  // Polling beside a computing thread on the same core must be gentle: naps grow while nothing
-  // completes.
+  // Polling beside a computing thread on the same core must be gentle: naps, which grow while no
+  // task gets on.
   constexpr auto kShortest = 20us, kLongest = 200us;
   auto nap = kShortest;
   try {
@@ -94,12 +94,16 @@ void BackgroundStreams::serve() {
         work_.wait(lock, [this] { return stop_ || outstanding_ > 0; });
         if (stop_) return;
       }
-      bool completed = false;
+      bool idle = true;
       for (std::size_t s = 0; s < kStreams; ++s) {
-        while (advance(lanes_[s], s)) completed = true;
+        Progress progress{};
+        do {
+          progress = advance(lanes_[s], s);
+          idle = idle && progress == Progress::idle;
+        } while (progress == Progress::done);
       }
-      nap = completed ? kShortest : std::min(2 * nap, kLongest);
-      if (!completed) std::this_thread::sleep_for(nap);
+      if (idle) std::this_thread::sleep_for(nap);
+      nap = idle ? std::min(2 * nap, kLongest) : kShortest;
     }
   } catch (...) {
     error_ = std::current_exception();
@@ -117,11 +121,11 @@ class CopyTask : public Task {
  public:
   CopyTask(const std::byte* from, std::byte* to, std::int64_t bytes)
       : from_(from), to_(to), left_(bytes) {}
-  bool advance() override {
+  Progress advance() override {
     const std::int64_t n = std::min<std::int64_t>(left_, 1 << 20);
     std::memcpy(to_, from_, static_cast<std::size_t>(n));
     from_ += n, to_ += n, left_ -= n;
-    return left_ == 0;
+    return left_ == 0 ? Progress::done : Progress::some;
   }
 
  private:

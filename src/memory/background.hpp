@@ -17,12 +17,15 @@
 
 namespace tessera::memory {
 
-/// Background work under way. advance() does a bounded amount of it, never blocks, and returns true
-/// once all is done.
+/// What a call of Task::advance() achieved.
+enum class Progress : std::uint8_t { idle, some, done };
+
+/// Background work under way. advance() does a bounded amount of it and never blocks: `idle` when
+/// there was nothing to do yet, `done` once all is.
 class Task {
  public:
   virtual ~Task() = default;
-  virtual bool advance() = 0;
+  virtual Progress advance() = 0;
 };
 
 /// "The `count`-th piece of work ever queued on `stream` is complete."
@@ -61,7 +64,7 @@ class BackgroundStreams {
     std::unique_ptr<Task> task;  // progress thread only
   };
   void serve();
-  bool advance(Lane& lane, std::size_t stream);
+  Progress advance(Lane& lane, std::size_t stream);
 
   std::array<Lane, kStreams> lanes_;
   std::array<std::int64_t, kStreams> queued_{};  // the queuing thread only

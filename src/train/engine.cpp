@@ -65,13 +65,7 @@ void Engine::allocate(const comm::MpiSession& mpi) {
   control_.together([&] {
     check_budget(loaded_, state, step);
     // All ranks of the node take theirs at once: what one sees free must do for all.
-    if (const std::int64_t free = memory::available_bytes();
-        (state + step) * mpi.local_size() > free) {
-      throw MemoryError(fmt::format(
-          "{} ranks on this node need {} each, but it has {} left: use fewer ranks a node, a "
-          "higher zero.stage, a smaller batch.micro, or recompute.policy = \"full\"",
-          mpi.local_size(), plan::human_bytes(state + step), plan::human_bytes(free)));
-    }
+    memory::check_available(state + step, mpi.local_size());
   });
   control_.together([&] {  // once all have looked at what is free
     resident_before_ = memory::resident_bytes();

@@ -27,7 +27,7 @@ class NamedTask : public memory::Task {
  public:
   NamedTask(const plan::Op& op, const plan::PlanInputs& inputs, std::unique_ptr<memory::Task> task)
       : op_(op), inputs_(inputs), task_(std::move(task)) {}
-  bool advance() override {
+  memory::Progress advance() override {
     return within(op_, inputs_, [&] { return task_->advance(); });
   }
 

@@ -214,6 +214,35 @@ TEST(Groups, CommunicateAtOnceWhileTheCallerComputes) {
   }
 }
 
+// The progress thread naps only when no task gets on: a collective whose peers have not come must
+// say so, or it would keep a core busy.
+TEST(Groups, AreIdleUntilPeersCome) {
+  const auto group = make_mpi_group(all_ranks(), 1);
+  const std::int64_t size = session().size(), rank = session().rank();
+  if (size == 1) return;  // nobody to wait for; alike on all ranks
+  const std::int64_t n = 20 * kPieceInter / 4;
+  auto own = numbers_of(rank, {0, n}, 5), full = numbers_of(rank, {0, n * size}, 6);
+  std::vector<float> gathered(static_cast<std::size_t>(n * size)), sum(static_cast<std::size_t>(n));
+  auto staging = staging_of(*group, DType::f32);
+  const std::array<CollectiveCall, 2> calls = {
+      AllGather{.shard = view(own, 0, n), .full = view(gathered, 0, n * size)},
+      ReduceScatter{.full = view(full, 0, n * size),
+                    .shard = view(sum, 0, n),
+                    .staging = view(staging, 0, static_cast<std::int64_t>(staging.size()))}};
+  for (const CollectiveCall& call : calls) {
+    if (rank != 0) control().barrier();
+    const auto task = group->start(call);
+    if (rank == 0) {
+      while (task->advance() != memory::Progress::idle) {
+      }
+      control().barrier();
+    }
+    finish(*task);
+    control().barrier();
+  }
+  EXPECT_EQ(sum, expected_sum(*group, n, DType::f32, 6, {}));
+}
+
 // A staging buffer that is too small would be overrun by a peer's pieces.
 TEST(Groups, RefuseShortStaging) {
   const auto group = make_mpi_group(all_ranks(), 1);

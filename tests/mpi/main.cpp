@@ -37,7 +37,7 @@ std::vector<int> all_ranks() {
 }
 
 void finish(memory::Task& task) {
-  while (!task.advance()) std::this_thread::yield();
+  while (task.advance() != memory::Progress::done) std::this_thread::yield();
 }
 
 }  // namespace tessera::test

@@ -39,33 +39,37 @@ MPI_Request& Exchange::request(std::size_t flow, bool send, std::int64_t piece) 
                    static_cast<std::size_t>(piece % kPiecesInFlight)];
 }
 
-void Exchange::poll(std::size_t flow, bool send, Lane& lane) {
+bool Exchange::poll(std::size_t flow, bool send, Lane& lane) {
+  const std::int64_t before = lane.complete;
   while (lane.complete < lane.posted) {
     int flag = 0;
     MPI_TRY(MPI_Test(&request(flow, send, lane.complete), &flag, MPI_STATUS_IGNORE));
-    if (flag == 0) return;
+    if (flag == 0) break;
     ++lane.complete;
   }
+  return lane.complete > before;
 }
 
-void Exchange::advance(std::int64_t consumed) {
+bool Exchange::advance(std::int64_t consumed) {
+  bool moved = false;
   for (std::size_t i = 0; i < flows_.size(); ++i) {
     Lane& in = receives_[i];
-    poll(i, false, in);
+    moved |= poll(i, false, in);
     while (in.posted < pieces_ && in.posted < consumed + kPiecesInFlight &&
            in.posted < in.complete + kPiecesInFlight) {
       MPI_TRY(MPI_Irecv(flows_[i].incoming(in.posted), static_cast<int>(bytes_of(in.posted)),
                         MPI_BYTE, flows_[i].peer, kTag, comm_, &request(i, false, in.posted)));
-      ++in.posted;
+      ++in.posted, moved = true;
     }
     Lane& out = sends_[i];
-    poll(i, true, out);
+    moved |= poll(i, true, out);
     while (out.posted < pieces_ && out.posted < out.complete + kPiecesInFlight) {
       MPI_TRY(MPI_Isend(flows_[i].outgoing(out.posted), static_cast<int>(bytes_of(out.posted)),
                         MPI_BYTE, flows_[i].peer, kTag, comm_, &request(i, true, out.posted)));
-      ++out.posted;
+      ++out.posted, moved = true;
     }
   }
+  return moved;
 }
 
 std::int64_t Exchange::arrived() const {

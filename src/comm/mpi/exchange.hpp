@@ -30,10 +30,10 @@ class Exchange {
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
 
-  /// Sends and receives what is possible. A piece is received only while it is less than
-  /// kPiecesInFlight beyond `consumed` (the caller's count of pieces it is done with), so staging
-  /// of that many pieces suffices.
-  void advance(std::int64_t consumed);
+  /// Sends and receives what is possible; returns whether anything moved. A piece is received only
+  /// while it is less than kPiecesInFlight beyond `consumed` (the caller's count of pieces it is
+  /// done with), so staging of that many pieces suffices.
+  bool advance(std::int64_t consumed);
   /// Number of leading pieces that have arrived from every peer.
   std::int64_t arrived() const;
   bool done() const;
@@ -45,7 +45,7 @@ class Exchange {
     std::int64_t posted = 0, complete = 0;
   };
   MPI_Request& request(std::size_t flow, bool send, std::int64_t piece);
-  void poll(std::size_t flow, bool send, Lane& lane);
+  bool poll(std::size_t flow, bool send, Lane& lane);
 
   MPI_Comm comm_;
   std::vector<PeerFlow> flows_;

@@ -8,6 +8,7 @@
 
 namespace tessera::comm {
 
+using memory::Progress;
 using memory::Task;
 
 namespace {
@@ -17,12 +18,17 @@ class GatherTask : public Task {
   GatherTask(MPI_Comm comm, const GroupShape& group, std::int64_t rank, const AllGather& call)
       : exchange_(comm, flows(group, rank, call), bytes(call.shard), piece_bytes(group)) {
     std::byte* own = call.full.data + rank * bytes(call.shard);
-    if (own != call.shard.data)
-      std::memcpy(own, call.shard.data, static_cast<std::size_t>(bytes(call.shard)));
+    const bool in_place = own == call.shard.data;
+    own_ = memory::make_copy_task(call.shard.data, own, in_place ? 0 : bytes(call.shard));
   }
-  bool advance() override {
-    exchange_.advance(exchange_.pieces());
-    return exchange_.done();
+  Progress advance() override {
+    const bool moved = exchange_.advance(exchange_.pieces());
+    if (own_) {  // a little at a time: other streams' tasks are served between
+      if (own_->advance() == Progress::done) own_.reset();
+      return Progress::some;
+    }
+    if (exchange_.done()) return Progress::done;
+    return moved ? Progress::some : Progress::idle;
   }
 
  private:
@@ -42,6 +48,7 @@ class GatherTask : public Task {
     return all;
   }
   Exchange exchange_;
+  std::unique_ptr<Task> own_;  // the own shard's copy, until it is done
 };
 
 class ReduceTask : public Task {
@@ -57,11 +64,12 @@ class ReduceTask : public Task {
     TESSERA_CHECK(call.staging.span_bytes() >= reduce_scatter_staging(group, call.wire),
                   "staging of {} bytes", call.staging.span_bytes());
   }
-  bool advance() override {
-    exchange_.advance(summed_);
+  Progress advance() override {
+    const bool moved = exchange_.advance(summed_);
+    const std::int64_t before = summed_;
     while (summed_ < exchange_.arrived()) sum(summed_++);
-    exchange_.advance(summed_);
-    return exchange_.done() && summed_ == exchange_.pieces();
+    if (exchange_.done() && summed_ == exchange_.pieces()) return Progress::done;
+    return moved || summed_ > before ? Progress::some : Progress::idle;
   }
 
  private:
@@ -135,10 +143,10 @@ class WordsTask : public Task {
     MPI_TRY(MPI_Iallreduce(MPI_IN_PLACE, call.words.data, static_cast<int>(call.words.elements()),
                            MPI_INT64_T, MPI_SUM, comm, &request_));
   }
-  bool advance() override {
+  Progress advance() override {
     int flag = 0;
     MPI_TRY(MPI_Test(&request_, &flag, MPI_STATUS_IGNORE));
-    return flag != 0;
+    return flag != 0 ? Progress::done : Progress::idle;
   }
 
  private:

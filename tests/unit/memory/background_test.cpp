@@ -14,10 +14,10 @@ namespace {
 class Steps : public Task {
  public:
   Steps(int steps, std::function<void()> done) : left_(steps), done_(std::move(done)) {}
-  bool advance() override {
-    if (--left_ > 0) return false;
+  Progress advance() override {
+    if (--left_ > 0) return left_ % 2 == 0 ? Progress::some : Progress::idle;
     done_();
-    return true;
+    return Progress::done;
   }
 
  private:
@@ -160,7 +160,7 @@ TEST(CopyTask, CopiesEverySize) {
     for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 7);
     to.back() = std::byte{99};
     const auto copy = make_copy_task(from.data(), to.data(), bytes);
-    while (!copy->advance()) {
+    while (copy->advance() != Progress::done) {
     }
     EXPECT_EQ(to.back(), std::byte{99});
     to.pop_back();
