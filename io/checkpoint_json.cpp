@@ -1,4 +1,5 @@
 // manifest.json to and from the structs; io/CHECKPOINTS.md has the keys.
+#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -6,7 +7,7 @@
 #include "core/hash.hpp"
 #include "io/checkpoint_manifest.hpp"
 #include "io/file.hpp"
-#include "io/json_fields.hpp"
+#include "io/json.hpp"
 
 namespace tessera {
 namespace {
@@ -15,77 +16,79 @@ using nlohmann::json;
 
 constexpr const char* kFormat = "tessera-checkpoint";
 constexpr std::int64_t kMaxManifestBytes = std::int64_t{1} << 30;
-constexpr std::int64_t kMaxCount = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kMaxFileBytes = std::int64_t{1} << 60;
 constexpr int kMaxRanks = 1 << 24;
-constexpr int kHexDigits = 16;  // of one checksum
+constexpr std::size_t kHexDigits = 16;  // of one checksum
 
 std::string hex(std::uint64_t value) { return fmt::format("{:016x}", value); }
 
-std::uint64_t from_hex(std::string_view text) {
+/// `digits` of the text that `where` holds.
+std::uint64_t from_hex(std::string_view digits, const JsonCursor& where) {
   std::uint64_t value = 0;
-  for (const char c : text) {
+  for (const char c : digits) {
     const bool digit = c >= '0' && c <= '9';
-    if (!digit && (c < 'a' || c > 'f'))
-      throw DataError(
-          fmt::format("xxh3: {} is not a lower-case hexadecimal digit", shown(std::string(1, c))));
+    if (!digit && (c < 'a' || c > 'f')) where.expected("lower-case hexadecimal digits");
     value = value * 16 + static_cast<std::uint64_t>(digit ? c - '0' : c - 'a' + 10);
   }
   return value;
 }
 
-std::uint64_t checksum_field(const json& object, const char* key) {
-  const std::string text = json_text(object, key);
-  if (text.size() != kHexDigits)
-    throw DataError(fmt::format("{}: {} digits, must be {}", key, text.size(), kHexDigits));
-  return from_hex(text);
+std::vector<std::uint64_t> checksums_of(const JsonCursor& value) {
+  const std::string_view text = value.text();
+  if (text.size() % kHexDigits != 0) {
+    value.fail(fmt::format("{} digits, must be a multiple of {}", text.size(), kHexDigits));
+  }
+  std::vector<std::uint64_t> checksums;
+  for (std::size_t i = 0; i < text.size(); i += kHexDigits)
+    checksums.push_back(from_hex(text.substr(i, kHexDigits), value));
+  return checksums;
+}
+
+std::uint64_t checksum_of(const JsonCursor& value) {
+  const auto checksums = checksums_of(value);
+  if (checksums.size() != 1) value.expected(fmt::format("{} digits", kHexDigits));
+  return checksums[0];
 }
 
 /// One to four integers.
-std::vector<std::int64_t> axes_of(const json& value, const char* key, std::int64_t min) {
-  if (!value.is_array() || value.empty() || value.size() > static_cast<std::size_t>(kMaxAxes))
-    throw DataError(fmt::format("{}: found {}, must be an array of 1 to {} integers", key,
-                                shown(value), kMaxAxes));
+std::vector<std::int64_t> axes_of(const JsonCursor& value, std::int64_t least) {
   std::vector<std::int64_t> axes;
-  each_item(value, key,
-            [&](const json& item) { axes.push_back(to_integer(item, min, kMaxElements)); });
+  for (const JsonCursor& item : value.items(1, kMaxAxes))
+    axes.push_back(item.integer(least, kMaxElements));
   return axes;
 }
 
-Shape shape_of(const json& value) {
-  const auto extents = axes_of(value, "shape", 1);
+Shape shape_of(const JsonCursor& value) {
+  const auto extents = axes_of(value, 1);
   std::int64_t elements = 1;
   for (const std::int64_t n : extents) {
     if (n > kMaxElements / elements)
-      throw DataError(
-          fmt::format("shape {} has more than {} elements", to_string(extents), kMaxElements));
+      value.fail(fmt::format("{} has more than {} elements", to_string(extents), kMaxElements));
     elements *= n;
   }
   return Shape(extents);
 }
 
 /// [[start...], [count...]]
-Box box_of(const json& value, const Shape& shape) {
-  if (!value.is_array() || value.size() != 2)
-    throw DataError(fmt::format("found {}, must be [[start...], [count...]]", shown(value)));
-  const auto start = axes_of(value[0], "start", 0), count = axes_of(value[1], "count", 1);
+Box box_of(const JsonCursor& value, const Shape& shape) {
+  const auto parts = value.items(2, 2);
+  const auto start = axes_of(parts[0], 0), count = axes_of(parts[1], 1);
   const auto axes = static_cast<std::size_t>(shape.axes);
   if (start.size() != axes || count.size() != axes)
-    throw DataError(
+    value.fail(
         fmt::format("a box of {} and {} axes in a tensor of {}", start.size(), count.size(), axes));
   const Box box(start, count);
   if (!inside(shape, box))
-    throw DataError(fmt::format("start {} count {} is outside shape {}", to_string(start),
-                                to_string(count), to_string(shape.extents())));
+    value.fail(fmt::format("start {} count {} is outside shape {}", to_string(start),
+                           to_string(count), to_string(shape.extents())));
   return box;
 }
 
-DType type_of(const json& object) {
-  const std::string word = json_text(object, "dtype");
+DType type_of(const JsonCursor& value) {
   for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
-    if (word == to_string(type)) return type;
+    if (value.text() == to_string(type)) return type;
   }
-  throw DataError(fmt::format("dtype: found {}, must be f32, bf16 or f16", shown(word)));
+  value.expected("f32, bf16 or f16");
 }
 
 json json_of(const DatasetRecord& d) {
@@ -107,21 +110,16 @@ json json_of(const DatasetRecord& d) {
           {"xxh3", std::move(checksums)}};
 }
 
-DatasetRecord dataset_of(const json& value) {
+DatasetRecord dataset_of(const JsonCursor& value) {
   DatasetRecord d;
-  d.tensor = json_text(value, "tensor");
-  d.state = json_text(value, "state");
-  d.shape = shape_of(json_field(value, "shape"));
-  d.type = type_of(value);
-  d.offset = json_integer(value, "offset", 0, kMaxFileBytes);
-  each_item(json_array(value, "boxes"), "boxes",
-            [&](const json& box) { d.boxes.push_back(box_of(box, d.shape)); });
-  const std::string checksums = json_text(value, "xxh3");
-  if (checksums.size() % kHexDigits != 0)
-    throw DataError(
-        fmt::format("xxh3: {} digits, must be a multiple of {}", checksums.size(), kHexDigits));
-  for (std::size_t i = 0; i < checksums.size(); i += kHexDigits)
-    d.checksums.push_back(from_hex(std::string_view(checksums).substr(i, kHexDigits)));
+  d.tensor = value["tensor"].text();
+  d.state = value["state"].text();
+  d.shape = shape_of(value["shape"]);
+  d.type = type_of(value["dtype"]);
+  d.offset = value["offset"].integer(0, kMaxFileBytes);
+  value["boxes"].for_each_item(
+      [&](const JsonCursor& box) { d.boxes.push_back(box_of(box, d.shape)); });
+  d.checksums = checksums_of(value["xxh3"]);
   return d;
 }
 
@@ -135,17 +133,32 @@ json json_of(const RankPart& part) {
           {"datasets", std::move(datasets)}};
 }
 
-RankPart part_of(const json& value) {
+RankPart part_of(const JsonCursor& value) {
   RankPart part;
-  part.rank = static_cast<int>(json_integer(value, "rank", 0, kMaxRanks));
-  if (const auto file = json_text(value, "file"); file != rank_file_name(part.rank))
-    throw DataError(
-        fmt::format("file: found {}, must be {}", shown(file), rank_file_name(part.rank)));
-  part.file_bytes = json_integer(value, "bytes", 0, kMaxFileBytes);
-  part.rest_checksum = checksum_field(value, "rest_xxh3");
-  each_item(json_array(value, "datasets"), "datasets",
-            [&](const json& d) { part.datasets.push_back(dataset_of(d)); });
+  part.rank = static_cast<int>(value["rank"].integer(0, kMaxRanks));
+  const JsonCursor file = value["file"];
+  if (file.text() != rank_file_name(part.rank)) file.expected(rank_file_name(part.rank));
+  part.file_bytes = value["bytes"].integer(0, kMaxFileBytes);
+  part.rest_checksum = checksum_of(value["rest_xxh3"]);
+  value["datasets"].for_each_item(
+      [&](const JsonCursor& d) { part.datasets.push_back(dataset_of(d)); });
   return part;
+}
+
+/// JSON has no NaN and no infinity: words stand for them, and NaN's payload is lost.
+json number_to_json(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  return value;
+}
+
+double number_of(const JsonCursor& value) {
+  if (!value.is_text()) return value.number();
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (value.text() == "nan") return std::numeric_limits<double>::quiet_NaN();
+  if (value.text() == "inf") return kInfinity;
+  if (value.text() == "-inf") return -kInfinity;
+  value.expected("a number, nan, inf or -inf");
 }
 
 json json_of(const CheckpointHeader& h) {
@@ -172,41 +185,38 @@ json json_of(const CheckpointHeader& h) {
           {"info", h.info}};
 }
 
-Range samples_of(const json& value) {
-  if (!value.is_array() || value.size() != 2)
-    throw DataError(fmt::format("found {}, must be [begin, end]", shown(value)));
-  const std::int64_t begin = to_integer(value[0], 0, kMaxCount);
-  return {begin, to_integer(value[1], begin, kMaxCount)};
+Range samples_of(const JsonCursor& value) {
+  const auto ends = value.items(2, 2);
+  const std::int64_t begin = ends[0].integer(0);
+  return {begin, ends[1].integer(begin)};
 }
 
-CheckpointHeader header_of(const json& value) {
+CheckpointHeader header_of(const JsonCursor& value) {
   CheckpointHeader h;
-  h.step = json_integer(value, "step", 0, kMaxCount);
-  h.applied_updates = json_integer(value, "applied_updates", 0, kMaxCount);
-  h.samples = json_integer(value, "samples", 0, kMaxCount);
-  h.tokens = json_integer(value, "tokens", 0, kMaxCount);
-  each_item(json_array(value, "skipped_samples"), "skipped_samples",
-            [&](const json& range) { h.skipped_samples.push_back(samples_of(range)); });
-  h.loss_scale = json_number(value, "loss_scale");
-  h.scaler_good_steps = json_integer(value, "scaler_good_steps", 0, kMaxCount);
-  h.scaler_hysteresis_left = json_integer(value, "scaler_hysteresis_left", 0, kMaxCount);
-  each_item(json_array(value, "spike_window"), "spike_window",
-            [&](const json& loss) { h.spike_window.push_back(to_number(loss)); });
-  h.threads = static_cast<int>(json_integer(value, "threads", 1, kMaxRanks));
-  const json& layout = json_field(value, "layout");
+  h.step = value["step"].integer(0);
+  h.applied_updates = value["applied_updates"].integer(0);
+  h.samples = value["samples"].integer(0);
+  h.tokens = value["tokens"].integer(0);
+  value["skipped_samples"].for_each_item(
+      [&](const JsonCursor& range) { h.skipped_samples.push_back(samples_of(range)); });
+  h.loss_scale = number_of(value["loss_scale"]);
+  h.scaler_good_steps = value["scaler_good_steps"].integer(0);
+  h.scaler_hysteresis_left = value["scaler_hysteresis_left"].integer(0);
+  value["spike_window"].for_each_item(
+      [&](const JsonCursor& loss) { h.spike_window.push_back(number_of(loss)); });
+  h.threads = static_cast<int>(value["threads"].integer(1, kMaxRanks));
+  const JsonCursor layout = value["layout"];
   const auto size = [&](const char* key) {
-    return static_cast<int>(json_integer(layout, key, 1, kMaxRanks));
+    return static_cast<int>(layout[key].integer(1, kMaxRanks));
   };
   h.layout = {.world = size("world"),
               .data = size("data"),
               .pipeline = size("pipeline"),
               .tensor = size("tensor"),
-              .zero_stage = static_cast<int>(json_integer(layout, "zero_stage", 0, 3))};
-  h.deck = json_text(value, "deck");
-  const json& info = json_field(value, "info");
-  if (!info.is_object())
-    throw DataError(fmt::format("info: found {}, must be an object", shown(info)));
-  for (const auto& item : info.items()) h.info[item.key()] = json_text(info, item.key().c_str());
+              .zero_stage = static_cast<int>(layout["zero_stage"].integer(0, 3))};
+  h.deck = value["deck"].text();
+  value["info"].for_each_member(
+      [&](const std::string& key, const JsonCursor& text) { h.info[key] = text.text(); });
   return h;
 }
 
@@ -225,7 +235,7 @@ std::string first_line(std::string_view body) {
 std::string to_text(const RankPart& part) { return dump(json_of(part), -1); }
 
 RankPart rank_part_from_text(std::string_view text) {
-  return part_of(parse_json(text, "part of a checkpoint"));
+  return part_of(JsonDocument(text, "part of a checkpoint").root());
 }
 
 std::string to_text(const Manifest& manifest) {
@@ -241,28 +251,25 @@ std::string to_text(const Manifest& manifest) {
 }
 
 Manifest manifest_from_text(std::string_view text, std::string_view name) {
-  try {
-    const std::size_t line = std::min(text.find('\n'), text.size() - 1) + 1;
-    if (text.empty() || text.substr(0, line) != first_line(text.substr(line)))
-      throw DataError("its checksum does not fit its content: damaged, or not a manifest");
-    const json root = parse_json(text, "manifest");
-    if (const auto format = json_text(root, "format"); format != kFormat)
-      throw DataError(fmt::format("format: found {}, must be {}", shown(format), kFormat));
-    json_integer(root, "version", kCheckpointVersion, kCheckpointVersion);
-    json_integer(root, "block_bytes", kBlockBytes, kBlockBytes);
-    Manifest manifest;
-    manifest.header = header_of(json_field(root, "header"));
-    const json& model = json_field(root, "model");
-    manifest.model_bytes = json_integer(model, "bytes", 0, kMaxFileBytes);
-    manifest.model_checksum = checksum_field(model, "xxh3");
-    each_item(json_array(root, "files"), "files",
-              [&](const json& part) { manifest.parts.push_back(part_of(part)); });
-    if (const auto problem = find_problem(manifest.parts)) throw DataError(*problem);
-    return manifest;
-  } catch (Error& error) {
-    error.add_context(name);
-    throw;
+  const std::size_t line = std::min(text.find('\n'), text.size() - 1) + 1;
+  if (text.empty() || text.substr(0, line) != first_line(text.substr(line))) {
+    throw DataError(
+        fmt::format("{}: its checksum does not fit its content: damaged, or not a manifest", name));
   }
+  const JsonDocument document(text, std::string(name));
+  const JsonCursor root = document.root();
+  if (root["format"].text() != kFormat) root["format"].expected(kFormat);
+  (void)root["version"].integer(kCheckpointVersion, kCheckpointVersion);
+  (void)root["block_bytes"].integer(kBlockBytes, kBlockBytes);
+  Manifest manifest;
+  manifest.header = header_of(root["header"]);
+  manifest.model_bytes = root["model"]["bytes"].integer(0, kMaxFileBytes);
+  manifest.model_checksum = checksum_of(root["model"]["xxh3"]);
+  root["files"].for_each_item(
+      [&](const JsonCursor& part) { manifest.parts.push_back(part_of(part)); });
+  if (const auto problem = find_problem(manifest.parts))
+    throw DataError(fmt::format("{}: {}", name, *problem));
+  return manifest;
 }
 
 Manifest read_manifest(const std::filesystem::path& checkpoint) {

@@ -1,5 +1,6 @@
 #include "io/hf_config.hpp"
 
+#include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -12,8 +13,6 @@ namespace tessera {
 namespace {
 
 using nlohmann::json;
-using Field = std::variant<std::int64_t HfArchitecture::*, double HfArchitecture::*,
-                           bool HfArchitecture::*, std::string HfArchitecture::*>;
 
 constexpr std::int64_t kLargestConfig = 1 << 20;
 // Bounds that no model reaches and that keep every product of two or three extents in 64 bits.
@@ -24,7 +23,6 @@ constexpr std::int64_t kLargestExtent = std::int64_t{1} << 24;
 struct NumberRow {
   std::string_view key;      // in [model]
   std::string_view setting;  // in config.json
-  Field field;
   json otherwise = nullptr;  // what a file without the setting means; null: it must be there
 };
 
@@ -37,7 +35,6 @@ struct FixedRow {
 /// A key of [model] that the family itself fixes.
 struct ImpliedRow {
   std::string_view key;
-  Field field;
   json value;
 };
 
@@ -57,53 +54,47 @@ struct FamilyTable {
 };
 
 const FamilyTable& gpt2_table() {
-  using A = HfArchitecture;
   static const FamilyTable table{
       .family = "gpt2",
       .model_class = "GPT2LMHeadModel",
-      .numbers = {{"layers", "n_layer", &A::layers},
-                  {"heads", "n_head", &A::heads},
-                  {"hidden", "n_embd", &A::hidden},
-                  {"ffn_hidden", "n_inner", &A::ffn_hidden, 0},  // 0: four times hidden
-                  {"vocab", "vocab_size", &A::vocab},
-                  {"context", "n_positions", &A::context},
-                  {"norm_eps", "layer_norm_epsilon", &A::norm_eps, 1e-5},
-                  {"tied_embeddings", "tie_word_embeddings", &A::tied_embeddings, true}},
+      .numbers = {{"layers", "n_layer"},
+                  {"heads", "n_head"},
+                  {"hidden", "n_embd"},
+                  {"ffn_hidden", "n_inner", 0},  // 0: four times hidden
+                  {"vocab", "vocab_size"},
+                  {"context", "n_positions"},
+                  {"norm_eps", "layer_norm_epsilon", 1e-5},
+                  {"tied_embeddings", "tie_word_embeddings", true}},
       .fixed = {{"scale_attn_weights", true},
                 {"scale_attn_by_inverse_layer_idx", false},
                 {"add_cross_attention", false},
                 {"quantization_config", nullptr}},
-      .implied = {{"norm", &A::norm, "layernorm"},
-                  {"position", &A::position, "learned"},
-                  {"bias", &A::bias, true}},
+      .implied = {{"norm", "layernorm"}, {"position", "learned"}, {"bias", true}},
       .activation_setting = "activation_function",
       .activations = {{"gelu_new", "gelu"}, {"gelu_pytorch_tanh", "gelu"}, {"relu", "relu"}}};
   return table;
 }
 
 const FamilyTable& llama_table() {
-  using A = HfArchitecture;
   static const FamilyTable table{
       .family = "llama",
       .model_class = "LlamaForCausalLM",
-      .numbers = {{"layers", "num_hidden_layers", &A::layers},
-                  {"heads", "num_attention_heads", &A::heads},
-                  {"kv_heads", "num_key_value_heads", &A::kv_heads, 0},  // 0: as many as heads
-                  {"head_dim", "head_dim", &A::head_dim, 0},             // 0: hidden / heads
-                  {"hidden", "hidden_size", &A::hidden},
-                  {"ffn_hidden", "intermediate_size", &A::ffn_hidden},
-                  {"vocab", "vocab_size", &A::vocab},
-                  {"context", "max_position_embeddings", &A::context},
-                  {"norm_eps", "rms_norm_eps", &A::norm_eps, 1e-6},
-                  {"tied_embeddings", "tie_word_embeddings", &A::tied_embeddings, false}},
+      .numbers = {{"layers", "num_hidden_layers"},
+                  {"heads", "num_attention_heads"},
+                  {"kv_heads", "num_key_value_heads", 0},  // 0: as many as heads
+                  {"head_dim", "head_dim", 0},             // 0: hidden / heads
+                  {"hidden", "hidden_size"},
+                  {"ffn_hidden", "intermediate_size"},
+                  {"vocab", "vocab_size"},
+                  {"context", "max_position_embeddings"},
+                  {"norm_eps", "rms_norm_eps", 1e-6},
+                  {"tied_embeddings", "tie_word_embeddings", false}},
       .fixed = {{"attention_bias", false},
                 {"mlp_bias", false},
                 {"sliding_window", nullptr},
                 {"partial_rotary_factor", 1.0},
                 {"quantization_config", nullptr}},
-      .implied = {{"norm", &A::norm, "rmsnorm"},
-                  {"position", &A::position, "rope"},
-                  {"bias", &A::bias, false}},
+      .implied = {{"norm", "rmsnorm"}, {"position", "rope"}, {"bias", false}},
       .activation_setting = "hidden_act",
       .activations = {{"silu", "swiglu"}}};
   return table;
@@ -116,6 +107,17 @@ const FamilyTable* find_table(std::string_view family) {
   return nullptr;
 }
 
+const HfField& field_of(std::string_view key) {
+  const auto* field = std::ranges::find(kHfFields, key, &HfField::key);
+  TESSERA_CHECK(field != kHfFields.end(), "{}", key);
+  return *field;
+}
+
+/// The value of a field, as JSON.
+json value_of(const HfArchitecture& architecture, std::string_view key) {
+  return std::visit([&](auto member) { return json(architecture.*member); }, field_of(key).member);
+}
+
 class ConfigReader {
  public:
   explicit ConfigReader(const JsonCursor& root) : root_(root) {}
@@ -126,11 +128,11 @@ class ConfigReader {
     if (table == nullptr) {
       type.fail(fmt::format("\"{}\" is not supported; allowed: gpt2, llama", type.text()));
     }
-    set("family", &HfArchitecture::family, type.text(), type.place());
+    set("family", type.text(), type.place());
     for (const FixedRow& row : table->fixed) require(row);
     for (const NumberRow& row : table->numbers) read_number(row);
     for (const ImpliedRow& row : table->implied) {
-      set(row.key, row.field, row.value, type.place());
+      set(row.key, row.value, type.place());
     }
     read_activation(*table);
     if (table == &llama_table()) read_rope();
@@ -151,18 +153,19 @@ class ConfigReader {
     const auto value = root_.find(row.setting);
     if (!value) {
       if (row.otherwise.is_null()) (void)root_[row.setting];  // says that it is missing
-      return set(row.key, row.field, row.otherwise, root_.place());
+      return set(row.key, row.otherwise, root_.place());
     }
-    if (std::holds_alternative<std::int64_t HfArchitecture::*>(row.field)) {
+    const auto& member = field_of(row.key).member;
+    if (std::holds_alternative<std::int64_t HfArchitecture::*>(member)) {
       const std::int64_t n = value->integer();
       const std::int64_t most = row.key == "layers" ? kMostLayers : kLargestExtent;
       if (n < 1 || n > most) value->fail(fmt::format("{}; allowed: 1 to {}", n, most));
-    } else if (std::holds_alternative<double HfArchitecture::*>(row.field)) {
+    } else if (std::holds_alternative<double HfArchitecture::*>(member)) {
       check_positive(*value);
     } else {
       (void)value->boolean();
     }
-    set(row.key, row.field, value->raw(), value->place());
+    set(row.key, value->raw(), value->place());
   }
 
   static void check_positive(const JsonCursor& value) {
@@ -174,8 +177,7 @@ class ConfigReader {
     const std::string word = value ? value->text() : std::string(table.activations[0].setting);
     for (const WordRow& row : table.activations) {
       if (row.setting == word) {
-        return set("activation", &HfArchitecture::activation, row.word,
-                   value ? value->place() : root_.place());
+        return set("activation", row.word, value ? value->place() : root_.place());
       }
     }
     std::string allowed;
@@ -205,25 +207,23 @@ class ConfigReader {
       if (const auto inner = rope->find("rope_theta")) theta = inner;
     }
     if (theta) check_positive(*theta);
-    set("rope_theta", &HfArchitecture::rope_theta, theta ? theta->number() : 10000.0,
-        theta ? theta->place() : root_.place());
+    set("rope_theta", theta ? theta->number() : 10000.0, theta ? theta->place() : root_.place());
   }
 
   /// What the file leaves to a rule, and what must hold between settings.
   void fill_derived() {
     HfArchitecture& a = config_.architecture;
-    const auto derive = [&](std::string_view key, std::int64_t HfArchitecture::*field,
-                            std::int64_t value) {
-      if (a.*field != 0) return;
+    const auto derive = [&](std::string_view key, std::int64_t value) {
+      if (value_of(a, key) != 0) return;
       std::erase_if(config_.keys, [&](const HfKey& k) { return k.key == key; });
-      set(key, field, value, root_.place());
+      set(key, value, root_.place());
     };
     if (a.head_dim == 0 && a.hidden % a.heads != 0) {
       root_.fail(fmt::format("{} heads do not divide the width of {}", a.heads, a.hidden));
     }
-    derive("head_dim", &HfArchitecture::head_dim, a.hidden / a.heads);
-    derive("kv_heads", &HfArchitecture::kv_heads, a.heads);
-    derive("ffn_hidden", &HfArchitecture::ffn_hidden, 4 * a.hidden);
+    derive("head_dim", a.hidden / a.heads);
+    derive("kv_heads", a.heads);
+    derive("ffn_hidden", 4 * a.hidden);
     if (a.heads % a.kv_heads != 0) {
       root_.fail(fmt::format("{} kv heads do not divide {} heads", a.kv_heads, a.heads));
     }
@@ -233,24 +233,19 @@ class ConfigReader {
     }
   }
 
-  void set(std::string_view key, const Field& field, const json& value, std::string place) {
+  void set(std::string_view key, const json& value, std::string place) {
     std::visit(
         [&](auto member) {
           auto& target = config_.architecture.*member;
           value.get_to(target);
           config_.keys.push_back({std::string(key), target, std::move(place)});
         },
-        field);
+        field_of(key).member);
   }
 
   JsonCursor root_;
   HfConfig config_;
 };
-
-/// The value of a field, as JSON.
-json value_of(const HfArchitecture& architecture, const Field& field) {
-  return std::visit([&](auto member) { return json(architecture.*member); }, field);
-}
 
 std::string_view torch_name(DType type) {
   switch (type) {
@@ -280,7 +275,7 @@ std::string write_hf_config(const HfArchitecture& a, DType type,
   const FamilyTable* table = find_table(a.family);
   if (table == nullptr) cannot_export(a, "family", a.family, "gpt2 or llama");
   for (const ImpliedRow& row : table->implied) {
-    if (const json value = value_of(a, row.field); value != row.value) {
+    if (const json value = value_of(a, row.key); value != row.value) {
       cannot_export(a, row.key, value, row.value);
     }
   }
@@ -297,7 +292,7 @@ std::string write_hf_config(const HfArchitecture& a, DType type,
                  {"eos_token_id", nullptr}};
   if (end_of_text) config["bos_token_id"] = config["eos_token_id"] = *end_of_text;
   for (const NumberRow& row : table->numbers) {
-    config[std::string(row.setting)] = value_of(a, row.field);
+    config[std::string(row.setting)] = value_of(a, row.key);
   }
   for (const FixedRow& row : table->fixed) {
     if (!row.value.is_null()) config[std::string(row.setting)] = row.value;

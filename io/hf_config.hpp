@@ -2,6 +2,7 @@
 // of a deck's [model] section.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -26,7 +27,7 @@ struct HfArchitecture {
   std::int64_t vocab = 0;
   std::int64_t context = 0;
   double norm_eps = 0;
-  double rope_theta = 0;   // 0 without rotary positions
+  double rope_theta = 0;   // of rotary positions
   std::string norm;        // layernorm | rmsnorm
   std::string position;    // learned | rope
   std::string activation;  // gelu (its tanh form) | relu | swiglu
@@ -34,6 +35,32 @@ struct HfArchitecture {
   bool bias = false;
 
   bool operator==(const HfArchitecture&) const = default;
+};
+
+/// A key of [model] and the member that holds its value.
+struct HfField {
+  std::string_view key;
+  std::variant<std::int64_t HfArchitecture::*, double HfArchitecture::*, bool HfArchitecture::*,
+               std::string HfArchitecture::*>
+      member;
+};
+inline constexpr std::array kHfFields = {
+    HfField{"family", &HfArchitecture::family},
+    HfField{"layers", &HfArchitecture::layers},
+    HfField{"heads", &HfArchitecture::heads},
+    HfField{"kv_heads", &HfArchitecture::kv_heads},
+    HfField{"head_dim", &HfArchitecture::head_dim},
+    HfField{"hidden", &HfArchitecture::hidden},
+    HfField{"ffn_hidden", &HfArchitecture::ffn_hidden},
+    HfField{"vocab", &HfArchitecture::vocab},
+    HfField{"context", &HfArchitecture::context},
+    HfField{"norm_eps", &HfArchitecture::norm_eps},
+    HfField{"rope_theta", &HfArchitecture::rope_theta},
+    HfField{"norm", &HfArchitecture::norm},
+    HfField{"position", &HfArchitecture::position},
+    HfField{"activation", &HfArchitecture::activation},
+    HfField{"tied_embeddings", &HfArchitecture::tied_embeddings},
+    HfField{"bias", &HfArchitecture::bias},
 };
 
 /// One key of [model] and the place in config.json that fixes it.

@@ -15,29 +15,47 @@ using nlohmann::json;
 constexpr std::size_t kShownBytes = 60;
 
 std::string printable(const json& value) {
-  if (value.is_structured()) return std::string(value.type_name());
+  if (value.is_structured()) return fmt::format("an {} of {}", value.type_name(), value.size());
   std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
   if (text.size() > kShownBytes) text = text.substr(0, kShownBytes) + "...";
   return text;
 }
 
-json parse(std::string_view text, const std::string& file) {
-  std::vector<std::unordered_set<std::string>> names;  // of the objects that are open
-  const auto refuse_duplicates = [&](int, json::parse_event_t event, json& value) {
-    if (event == json::parse_event_t::object_start) names.emplace_back();
-    if (event == json::parse_event_t::object_end) names.pop_back();
-    if (event == json::parse_event_t::key &&
-        !names.back().insert(value.get_ref<const std::string&>()).second) {
-      throw DataError(
-          fmt::format("{}: the name {} appears twice in one object", file, printable(value)));
-    }
-    return true;
-  };
-  try {
-    return json::parse(text, refuse_duplicates);
-  } catch (const json::exception& error) {
-    throw DataError(fmt::format("{}: not valid JSON: {}", file, error.what()));
+/// Throws DataError for what is not JSON or gives a name twice in one object. (A parser's callback
+/// could do that too, but nlohmann's looks at all earlier items after each: quadratic.)
+class Validator : public nlohmann::json_sax<json> {
+ public:
+  explicit Validator(const std::string& file) : file_(file) {}
+
+  bool key(string_t& name) override {
+    if (names_.back().insert(name).second) return true;
+    throw DataError(
+        fmt::format("{}: the name {} appears twice in one object", file_, printable(name)));
   }
+  bool start_object(std::size_t) override { return names_.emplace_back(), true; }
+  bool end_object() override { return names_.pop_back(), true; }
+  bool parse_error(std::size_t, const std::string&, const json::exception& error) override {
+    throw DataError(fmt::format("{}: not valid JSON: {}", file_, error.what()));
+  }
+  bool start_array(std::size_t) override { return true; }
+  bool end_array() override { return true; }
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+
+ private:
+  const std::string& file_;
+  std::vector<std::unordered_set<std::string>> names_;  // of the objects that are open
+};
+
+json parse(std::string_view text, const std::string& file) {
+  Validator validator(file);
+  json::sax_parse(text, &validator);
+  return json::parse(text);
 }
 
 }  // namespace
@@ -54,12 +72,12 @@ void JsonCursor::fail(std::string_view message) const {
 
 std::string JsonCursor::shown() const { return printable(*value_); }
 
-void JsonCursor::wrong_type(std::string_view expected) const {
-  fail(fmt::format("expected {}, found {}", expected, shown()));
+void JsonCursor::expected(std::string_view what) const {
+  fail(fmt::format("expected {}, found {}", what, shown()));
 }
 
 std::optional<JsonCursor> JsonCursor::find(std::string_view key) const {
-  if (!value_->is_object()) wrong_type("an object");
+  if (!value_->is_object()) expected("an object");
   const auto member = value_->find(key);
   if (member == value_->end() || member->is_null()) return std::nullopt;
   return JsonCursor(*member, *file_, fmt::format("{}.{}", path_, key));
@@ -71,23 +89,25 @@ JsonCursor JsonCursor::operator[](std::string_view key) const {
   return *member;
 }
 
-std::int64_t JsonCursor::integer() const {
-  if (!is_integer()) wrong_type("an integer");
-  return value_->get<std::int64_t>();
+std::int64_t JsonCursor::integer(std::int64_t least, std::int64_t most) const {
+  if (!is_integer()) expected("an integer");
+  const auto n = value_->get<std::int64_t>();
+  if (n < least || n > most) expected(fmt::format("an integer from {} to {}", least, most));
+  return n;
 }
 
 double JsonCursor::number() const {
-  if (!value_->is_number()) wrong_type("a number");
+  if (!value_->is_number()) expected("a number");
   return value_->get<double>();
 }
 
 bool JsonCursor::boolean() const {
-  if (!value_->is_boolean()) wrong_type("true or false");
+  if (!value_->is_boolean()) expected("true or false");
   return value_->get<bool>();
 }
 
 const std::string& JsonCursor::text() const {
-  if (!value_->is_string()) wrong_type("a string");
+  if (!value_->is_string()) expected("a string");
   return value_->get_ref<const std::string&>();
 }
 
@@ -100,23 +120,33 @@ bool JsonCursor::is_array() const { return value_->is_array(); }
 bool JsonCursor::is_object() const { return value_->is_object(); }
 
 std::int64_t JsonCursor::size() const {
-  if (!value_->is_structured()) wrong_type("an object or array");
+  if (!value_->is_structured()) expected("an object or array");
   return static_cast<std::int64_t>(value_->size());
 }
 
 void JsonCursor::for_each_member(
     const std::function<void(const std::string&, const JsonCursor&)>& visit) const {
-  if (!value_->is_object()) wrong_type("an object");
+  if (!value_->is_object()) expected("an object");
   for (const auto& [key, member] : value_->items()) {
     visit(key, JsonCursor(member, *file_, fmt::format("{}.{}", path_, key)));
   }
 }
 
 void JsonCursor::for_each_item(const std::function<void(const JsonCursor&)>& visit) const {
-  if (!value_->is_array()) wrong_type("an array");
+  if (!value_->is_array()) expected("an array");
   for (std::size_t i = 0; i < value_->size(); ++i) {
     visit(JsonCursor((*value_)[i], *file_, fmt::format("{}[{}]", path_, i)));
   }
+}
+
+std::vector<JsonCursor> JsonCursor::items(std::int64_t least, std::int64_t most) const {
+  if (!value_->is_array() || size() < least || size() > most) {
+    expected(least == most ? fmt::format("an array of {}", least)
+                           : fmt::format("an array of {} to {}", least, most));
+  }
+  std::vector<JsonCursor> all;
+  for_each_item([&](const JsonCursor& item) { all.push_back(item); });
+  return all;
 }
 
 }  // namespace tessera

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tessera {
 
@@ -22,7 +23,7 @@ class JsonCursor {
   JsonCursor operator[](std::string_view key) const;
   std::optional<JsonCursor> find(std::string_view key) const;
 
-  std::int64_t integer() const;
+  std::int64_t integer(std::int64_t least = INT64_MIN, std::int64_t most = INT64_MAX) const;
   double number() const;  // finite
   bool boolean() const;
   const std::string& text() const;
@@ -37,16 +38,18 @@ class JsonCursor {
   void for_each_member(
       const std::function<void(const std::string& key, const JsonCursor&)>& visit) const;
   void for_each_item(const std::function<void(const JsonCursor&)>& visit) const;
+  /// Of an array of `least` to `most` items.
+  std::vector<JsonCursor> items(std::int64_t least, std::int64_t most) const;
 
   /// The value as a message shows it: short and printable.
   std::string shown() const;
   /// "file: $.path"
   std::string place() const { return *file_ + ": " + path_; }
   [[noreturn]] void fail(std::string_view message) const;
+  /// "expected ..., found ..."
+  [[noreturn]] void expected(std::string_view what) const;
 
  private:
-  [[noreturn]] void wrong_type(std::string_view expected) const;
-
   const nlohmann::json* value_;
   const std::string* file_;
   std::string path_;

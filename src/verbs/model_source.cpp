@@ -2,8 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "core/enums.hpp"
 #include "deck/load.hpp"
+#include "deck/schema.hpp"
 #include "io/checkpoint_directory.hpp"
 #include "train/setup.hpp"
 
@@ -59,23 +59,20 @@ ModelSource open_model(const std::filesystem::path& path) {
           }};
 }
 
-HfArchitecture hf_architecture(const deck::ModelSection& m) {
-  return {.family = std::string(enum_word(m.family)),
-          .layers = m.layers,
-          .heads = m.heads,
-          .kv_heads = m.kv_heads,
-          .head_dim = m.head_dim,
-          .hidden = m.hidden,
-          .ffn_hidden = m.ffn_hidden,
-          .vocab = m.vocab,
-          .context = m.context,
-          .norm_eps = m.norm_eps,
-          .rope_theta = m.position == deck::Position::rope ? m.rope_theta : 0,
-          .norm = std::string(enum_word(m.norm)),
-          .position = std::string(enum_word(m.position)),
-          .activation = std::string(enum_word(m.activation)),
-          .tied_embeddings = m.tied_embeddings,
-          .bias = m.bias};
+HfArchitecture hf_architecture(const deck::ModelSection& model) {
+  deck::Deck deck;
+  deck.model = model;
+  HfArchitecture architecture;
+  for (const HfField& field : kHfFields) {
+    const deck::Value value = deck::find_row(fmt::format("model.{}", field.key))->field.get(deck);
+    std::visit(
+        [&](auto member) {
+          using T = std::remove_cvref_t<decltype(architecture.*member)>;
+          architecture.*member = std::get<T>(value.data);
+        },
+        field.member);
+  }
+  return architecture;
 }
 
 }  // namespace tessera::verbs

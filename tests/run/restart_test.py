@@ -10,7 +10,7 @@ import unittest
 
 import h5py
 
-from tessera import RunTest, kill_tree, metrics, ranks_of, tiny_deck
+from tessera import RunTest, kill_tree, metrics, ranks_of, tiny_deck, write_tokens
 
 STOPPED = 85
 ENDLESS = 1_000_000
@@ -148,19 +148,26 @@ class Restart(RunTest):
         self.assertIn("rank_00001.h5", job.output)
 
     def test_a_save_that_is_due_survives_tokens_that_cannot_be_read(self):
-        """A save follows every step, carried by the next one: also by the one that fails."""
-        deck = self.restart_deck("cut", run__steps=ENDLESS, checkpoint__every=1)
-        process = self.start(2, "train", deck)
-        self.assertTrue(self.wait_for(lambda: self.newest_step("cut") >= 3, process))
-        os.truncate(f"{self.corpus}.bin", 0)
-        self.assertEqual(process.wait(timeout=60), 3)
-        last = self.newest_step("cut")
-        newest = max((self.dir / "cut" / "checkpoints").glob("step_*[0-9]"))
-        self.assertEqual(newest.name, f"step_{last:08}")
-        self.assert_checkpoints_whole("cut")
-        end = metrics.read_events(self.dir / "cut")[-1]
-        self.assertEqual((end["event"], end["step"]), ("end", last))
-        self.assertIn(f"step {last + 1}: ", end["reason"])
+        """A save follows every step, carried by the next one: also by one that fails, and when an
+        evaluation fails before it."""
+        validation = self.dir / "validation"
+        write_tokens(validation)
+        for name, tokens, failing in (("cut", self.corpus, 1), ("validation", validation, 0)):
+            with self.subTest(name):
+                write_tokens(self.corpus)
+                deck = self.restart_deck(name, run__steps=ENDLESS, checkpoint__every=1,
+                                         data__validation=[str(validation)], evaluate__every=1)
+                process = self.start(2, "train", deck)
+                self.assertTrue(self.wait_for(lambda: self.newest_step(name) >= 3, process))
+                os.truncate(f"{tokens}.bin", 0)
+                self.assertEqual(process.wait(timeout=60), 3)
+                last = self.newest_step(name)
+                newest = max((self.dir / name / "checkpoints").glob("step_*[0-9]"))
+                self.assertEqual(newest.name, f"step_{last:08}")
+                self.assert_checkpoints_whole(name)
+                end = metrics.read_events(self.dir / name)[-1]
+                self.assertEqual((end["event"], end["step"]), ("end", last))
+                self.assertIn(f"step {last + failing}: ", end["reason"])
 
     def test_what_may_not_change_is_refused(self):
         deck = self.restart_deck("refused", checkpoint__every=6)

@@ -149,17 +149,17 @@ TEST_F(CheckpointFuzz, SaysWhereAndWhat) {
     }
     return "accepted";
   };
-  EXPECT_EQ(message("/version", 2), "m: version: found 2, must be an integer from 1 to 1");
+  EXPECT_EQ(message("/version", 2), "m: $.version: expected an integer from 1 to 1, found 2");
   EXPECT_EQ(message("/header/tokens", -5),
-            "m: tokens: found -5, must be an integer from 0 to 9223372036854775807");
+            "m: $.header.tokens: expected an integer from 0 to 9223372036854775807, found -5");
   EXPECT_EQ(message("/files/1/datasets/2/dtype", "f64"),
-            "m: files[1]: datasets[2]: dtype: found \"f64\", must be f32, bf16 or f16");
+            "m: $.files[1].datasets[2].dtype: expected f32, bf16 or f16, found \"f64\"");
   EXPECT_EQ(message("/files/0/file", "../x"),
-            "m: files[0]: file: found \"../x\", must be rank_00000.h5");
+            "m: $.files[0].file: expected rank_00000.h5, found \"../x\"");
   EXPECT_NE(message("/files/0/datasets/0/tensor", "..").find("names may have letters"),
             std::string::npos);
   EXPECT_EQ(message("/header/spike_window/1", "much"),
-            "m: spike_window[1]: found \"much\", must be a number, nan, inf or -inf");
+            "m: $.header.spike_window[1]: expected a number, nan, inf or -inf, found \"much\"");
 }
 
 }  // namespace

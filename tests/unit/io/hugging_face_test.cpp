@@ -209,7 +209,7 @@ TEST(HfModel, RefusesSettingsThatChangeTheComputation) {
       {"llama", "/rope_parameters/rope_type", "llama3", "$.rope_parameters.rope_type: \"llama3\""},
       {"llama", "/rope_scaling", {{"type", "linear"}, {"factor", 2}}, "$.rope_scaling.type"},
       {"llama", "/sliding_window", 128, "$.sliding_window: 128 is not supported; allowed: null"},
-      {"llama", "/quantization_config", {{"bits", 4}}, "$.quantization_config: object"},
+      {"llama", "/quantization_config", {{"bits", 4}}, "$.quantization_config: an object of 1"},
       {"llama", "/num_key_value_heads", 3, "3 kv heads do not divide 4 heads"},
       {"llama", "/head_dim", 16777216, "at most 16777216 in all"}};
   for (const Case& c : cases) {
