@@ -14,54 +14,68 @@
 namespace tessera {
 namespace {
 
-int report(std::string_view who, ExitCode code, std::string_view message,
-           const std::source_location& where = {}) {
-  std::string text = fmt::format("tessera: {}{}", who, message);
-  if (code == ExitCode::internal) {
-    text += fmt::format("\n  (a bug of tessera's, at {}:{}; please report it with the deck)",
-                        where.file_name(), where.line());
-  }
-  text += '\n';
-  std::fwrite(text.data(), 1, text.size(), stderr);
-  return static_cast<int>(code);
+/// How a piece of work ended, with the message of what ended it early.
+struct Ending {
+  ExitCode code = ExitCode::ok;
+  std::string message;
+};
+
+Ending ending_of(const Error& e) {
+  if (e.exit_code() != ExitCode::internal) return {e.exit_code(), e.what()};
+  return {e.exit_code(),
+          fmt::format("{}\n  (a bug of tessera's, at {}:{}; please report it with the deck)",
+                      e.what(), e.where().file_name(), e.where().line())};
 }
 
-/// Whatever ends `work` becomes a message and an exit code.
 template <typename Work>
-int guarded(std::string_view who, Work&& work) {
+Ending ending_of_work(Work&& work) {
   try {
-    return static_cast<int>(work());
+    return {work(), ""};
   } catch (const Error& e) {
-    return report(who, e.exit_code(), e.what(), e.where());
+    return ending_of(e);
   } catch (const std::bad_alloc&) {
-    return report(who, ExitCode::memory, "out of memory");
+    return {ExitCode::memory, "out of memory"};
   } catch (const std::exception& e) {
-    return report(who, ExitCode::internal, e.what());
+    return {ExitCode::internal, e.what()};
   }
+}
+
+int report(std::string_view who, const Ending& ending) {
+  if (!ending.message.empty()) {
+    const std::string text = fmt::format("tessera: {}{}\n", who, ending.message);
+    std::fwrite(text.data(), 1, text.size(), stderr);
+  }
+  return static_cast<int>(ending.code);
 }
 
 ExitCode run_on_ranks(const verbs::Verb& verb, int* argc, char*** argv) {
   const comm::MpiSession mpi(argc, argv);
   const comm::Control control;
+  train::Whereabouts whereabouts;
+  guard::Watchdog watchdog(mpi.rank());
   try {
-    return verb.run_on_ranks(mpi, control);
+    return verb.run_on_ranks({mpi, control, whereabouts, watchdog});
   } catch (const AgreedError& e) {  // every rank has it: one speaks for all, and all leave in order
-    if (mpi.rank() == 0) report("", e.exit_code(), e.what(), e.where());
+    if (mpi.rank() == 0) report("", ending_of(e));
     return e.exit_code();
   } catch (...) {  // this rank alone failed; the others would wait for it for ever
     const std::string who =
         mpi.size() > 1 ? fmt::format("rank {} on {}: ", mpi.rank(), comm::host_name()) : "";
-    comm::leave_at_once(guarded(who, []() -> ExitCode { throw; }));
+    const Ending ending = ending_of_work([]() -> ExitCode { throw; });
+    report(who, ending);
+    if (watchdog.watching()) watchdog.leave(ending.code, ending.message);
+    comm::leave_at_once(static_cast<int>(ending.code));
   }
 }
 
 int run(const std::vector<std::pair<CLI::App*, verbs::Verb>>& all, int* argc, char*** argv) {
   for (const auto& [app, verb] : all) {
     if (!app->parsed()) continue;
-    return guarded("", [&, &chosen = verb] {
-      return chosen.launch == verbs::Launch::single ? chosen.run()
-                                                    : run_on_ranks(chosen, argc, argv);
-    });
+    return report("", ending_of_work([&, &chosen = verb] {
+                    return chosen.launch == verbs::Launch::single
+                               ? chosen.run()
+                               : run_on_ranks(chosen, argc, argv);
+                  }));
   }
   return 0;
 }

@@ -220,7 +220,7 @@ struct GuardSection {
   std::int64_t rollback_steps = 100;
   double rollback_lr_factor = 0.5;
   std::int64_t check_replicas = 0;
-  Seconds hang_timeout;
+  Seconds hang_timeout{600};
   bool operator==(const GuardSection&) const = default;
 };
 

@@ -373,7 +373,7 @@ constexpr SchemaRow kRows[] = {
         {.limits = at_least(0), .built = "0"}),
     row<&Deck::guard, &GuardSection::hang_timeout>(
         "guard.hang_timeout", "a rank silent for so long is stuck; 0 = no watchdog",
-        {.limits = at_least(0), .unit = "s", .built = "0"}),
+        {.limits = at_least(0), .unit = "s"}),
 };
 
 }  // namespace

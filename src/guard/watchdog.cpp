@@ -66,7 +66,7 @@ struct Watchdog::Ring {
   Clock::time_point progress_at = Clock::now(), looked_at = Clock::now();
 
   std::chrono::milliseconds heartbeat() const {
-    return std::min<std::chrono::milliseconds>(1s, options.hang_timeout / 4);
+    return std::min<std::chrono::milliseconds>(250ms, options.hang_timeout / 4);
   }
 
   void tell_own_thread(Ending how, ExitCode code, std::string_view text) {

@@ -23,21 +23,22 @@ std::unique_ptr<comm::Group> make_data_group(const comm::GroupShape& shape) {
 
 }  // namespace
 
-Engine::Engine(const deck::LoadedDeck& loaded, const comm::MpiSession& mpi,
-               const comm::Control& control, std::span<const plan::PlanShape> shapes)
-    : loaded_(loaded), control_(control) {
+Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
+               std::span<const plan::PlanShape> shapes)
+    : loaded_(loaded), control_(job.control) {
+  const comm::MpiSession& mpi = job.mpi;
   const deck::Deck& deck = loaded.deck;
   threads_ = thread_count(deck.run, mpi.local_size());
   omp_set_num_threads(threads_);
   device_ = kernels::make_cpu_device({.threads = threads_});
   const comm::GroupShape group =
-      data_group(deck, mpi.size(), control.max(std::int64_t{mpi.local_size()}));
+      data_group(deck, mpi.size(), control_.max(std::int64_t{mpi.local_size()}));
   data_ = {.gather = make_data_group(group), .reduce = make_data_group(group)};
   inputs_ = plan_inputs(deck, shapes, group, *device_);
   make_plans(shapes);
   allocate(mpi);
   state_.emplace(inputs_, data_.reduce->rank(), *state_arena_);
-  executor_.emplace(*device_, data_, streams_, inputs_);
+  executor_.emplace(*device_, data_, streams_, inputs_, job.whereabouts);
 }
 
 void Engine::make_plans(std::span<const plan::PlanShape> shapes) {

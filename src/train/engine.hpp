@@ -12,6 +12,7 @@
 #include "plan/ledger.hpp"
 #include "train/batches.hpp"
 #include "train/executor.hpp"
+#include "train/job.hpp"
 #include "train/model_state.hpp"
 
 namespace tessera::train {
@@ -34,8 +35,7 @@ class Engine {
   /// Makes the plans of `shapes` and memory that serves each; the state holds what these plans
   /// need, uninitialised. Collective over all ranks, with the same shapes. Throws MemoryError where
   /// they do not fit, CommError if ranks made different plans, on every rank.
-  Engine(const deck::LoadedDeck& loaded, const comm::MpiSession& mpi, const comm::Control& control,
-         std::span<const plan::PlanShape> shapes);
+  Engine(const deck::LoadedDeck& loaded, const Job& job, std::span<const plan::PlanShape> shapes);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 

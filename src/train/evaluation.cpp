@@ -35,18 +35,18 @@ Evaluation evaluate(Engine& engine, const comm::Control& control, const deck::De
       .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
 }
 
-void evaluate_deck(const deck::LoadedDeck& loaded, const comm::MpiSession& mpi,
-                   const comm::Control& control) {
+void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job) {
+  const comm::Control& control = job.control;
   const deck::Deck& deck = loaded.deck;
   control.together([&] {
-    deck::check_ranks(loaded, mpi.size());
+    deck::check_ranks(loaded, control.size());
     if (deck.data.validation.empty()) {
       throw DeckError(fmt::format("{}: data.validation is empty", loaded.where("data.validation")));
     }
   });
   const auto validation = open_validation(loaded, control);
-  const plan::PlanShape shape = evaluation_shape(deck.batch, mpi.size());
-  Engine engine(loaded, mpi, control, std::span(&shape, 1));
+  const plan::PlanShape shape = evaluation_shape(deck.batch, control.size());
+  Engine engine(loaded, job, std::span(&shape, 1));
   const auto say = [&](std::FILE* to, const std::string& line) {
     if (control.rank() == 0) fmt::print(to, "{}\n", line);
   };

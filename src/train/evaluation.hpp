@@ -21,7 +21,6 @@ Evaluation evaluate(Engine& engine, const comm::Control& control, const deck::De
 /// Evaluates the state that run.resume names: a checkpoint whose model is the deck's, or initial
 /// weights. Holds no more than parameters, and writes nothing but one line on rank 0's stdout, so a
 /// training job may be at work in the run directory. Collective.
-void evaluate_deck(const deck::LoadedDeck& loaded, const comm::MpiSession& mpi,
-                   const comm::Control& control);
+void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job);
 
 }  // namespace tessera::train

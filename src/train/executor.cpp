@@ -90,7 +90,9 @@ StepTimes Executor::run(const BoundPlan& bound, const Loader& load) {
     (copy ? times.copy_exposed : times.comm_exposed) += seconds(from, Clock::now());
   };
 
+  Whereabouts::Running running(whereabouts_, inputs_);
   for (const auto& [op, call, relative_waits] : bound.ops()) {
+    running.at(*op);
     std::vector<memory::Event> waits = relative_waits;
     for (memory::Event& e : waits) e.count += base[e.stream];
     const auto stream = static_cast<std::size_t>(op->stream);

@@ -7,6 +7,7 @@
 #include "comm/group.hpp"
 #include "memory/background.hpp"
 #include "plan/make_plan.hpp"
+#include "train/whereabouts.hpp"
 
 namespace tessera::train {
 
@@ -61,10 +62,14 @@ class Executor {
   /// Provides micro-batch `micro_batch` of the step into `views`.
   using Loader = std::function<void(std::int64_t micro_batch, const plan::LoadBatch& views)>;
 
-  /// `inputs` of the plans that it will run: names for messages.
+  /// `inputs` of the plans that it will run: names for messages. `whereabouts` is told of each op.
   Executor(kernels::Device& device, DataGroups& data, memory::BackgroundStreams& streams,
-           const plan::PlanInputs& inputs)
-      : device_(device), data_(data), streams_(streams), inputs_(inputs) {}
+           const plan::PlanInputs& inputs, Whereabouts& whereabouts)
+      : device_(device),
+        data_(data),
+        streams_(streams),
+        inputs_(inputs),
+        whereabouts_(whereabouts) {}
 
   /// One step; returns when all of it is done. Rethrows what an op threw, in the background or not,
   /// with the op's name in front.
@@ -78,6 +83,7 @@ class Executor {
   DataGroups& data_;
   memory::BackgroundStreams& streams_;
   const plan::PlanInputs& inputs_;
+  Whereabouts& whereabouts_;
 };
 
 }  // namespace tessera::train

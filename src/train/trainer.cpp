@@ -8,6 +8,7 @@
 #include "plan/print.hpp"
 #include "train/evaluation.hpp"
 #include "train/setup.hpp"
+#include "train/watch.hpp"
 
 namespace tessera::train {
 namespace {
@@ -25,23 +26,24 @@ bool holds_a_run(const std::filesystem::path& directory) {
 
 }  // namespace
 
-Trainer::Trainer(const deck::LoadedDeck& loaded, const comm::MpiSession& mpi,
-                 const comm::Control& control)
+Trainer::Trainer(const deck::LoadedDeck& loaded, const Job& job)
     : loaded_(loaded),
       deck_(loaded.deck),
-      control_(control),
+      job_(job),
+      control_(job.control),
       directory_(deck::run_directory(deck_)),
       timeline_(deck_.batch, 0),
       scaler_(deck_.precision),
       stop_(deck_.run, directory_) {
-  control_.together([&] { deck::check_ranks(loaded_, mpi.size()); });
+  control_.together([&] { deck::check_ranks(loaded_, control_.size()); });
+  watch_peers(job, std::chrono::seconds(deck_.guard.hang_timeout.count), directory_ / "log.txt");
   corpus_ = open_training(loaded_, control_);
   validation_ = open_validation(loaded_, control_);
   const std::int64_t sequences = corpus_->sequences(deck_.batch.sequence);
   timeline_ = optim::Timeline(deck_.batch, sequences);
   set_run_length();
   take_directory();
-  engine_.emplace(loaded_, mpi, control_, training_shapes(deck_, mpi.size()));
+  engine_.emplace(loaded_, job, training_shapes(deck_, control_.size()));
   control_.together([&] {
     if (control_.rank() == 0) report_ = Reporter(directory_);
   });
@@ -240,6 +242,7 @@ ExitCode Trainer::train() {
 ExitCode Trainer::train_steps() {
   while (progress_.step < run_steps_) {
     const std::int64_t step = progress_.step + 1;
+    job_.whereabouts.begin("training", step);
     try {
       after_step(run_step());
       if (stop_agreed_ && step < run_steps_) return stop_on_request();
@@ -279,6 +282,7 @@ void Trainer::save_or_evaluate() {
 }
 
 void Trainer::evaluate() {
+  job_.whereabouts.begin("evaluating after", progress_.step);
   const Evaluation result = train::evaluate(*engine_, control_, deck_, *validation_);
   totals_.evaluation_s += result.seconds;
   report_.say(fmt::format("evaluate at step {} | loss {:.6f} | {} sequences | {:.1f} s",

@@ -40,8 +40,7 @@ struct StepRates {
 class Trainer {
  public:
   /// Collective over all ranks, as is every method. Takes the run directory's lock.
-  Trainer(const deck::LoadedDeck& loaded, const comm::MpiSession& mpi,
-          const comm::Control& control);
+  Trainer(const deck::LoadedDeck& loaded, const Job& job);
 
   /// Trains to the end of the run or until asked to stop.
   ExitCode train();
@@ -89,6 +88,7 @@ class Trainer {
 
   const deck::LoadedDeck& loaded_;
   const deck::Deck& deck_;
+  const Job& job_;
   const comm::Control& control_;
   std::filesystem::path directory_;
   std::unique_ptr<RunLock> lock_;

@@ -69,6 +69,7 @@ void Trainer::save_snapshot(const CheckpointHeader& before, const StepTimes& tim
 }
 
 void Trainer::finish_save(Clock::time_point since) {
+  job_.whereabouts.begin("saving, in", progress_.step);
   const SaveResult saved = saver_->finish();
   const double waited = seconds_since(since);
   totals_.checkpoints_s += waited;

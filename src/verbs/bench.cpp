@@ -72,7 +72,8 @@ double gemm_gflops(kernels::Device& device, DType type, const comm::Control& con
 
 /// Trains the deck for a few steps in a temporary directory and compares its flop rate with the
 /// machine's limit.
-ExitCode bench_step(const Options& o, const comm::MpiSession& mpi, const comm::Control& control) {
+ExitCode bench_step(const Options& o, const train::Job& job) {
+  const comm::Control& control = job.control;
   std::string folder;
   control.together([&] {
     if (control.rank() != 0) return;
@@ -87,7 +88,8 @@ ExitCode bench_step(const Options& o, const comm::MpiSession& mpi, const comm::C
   for (const std::string& set :
        {fmt::format("run.dir=\"{}/run\"", folder), fmt::format("run.steps={}", steps),
         std::string("checkpoint.every=0"), fmt::format("data.train=[\"{}/tokens\"]", folder),
-        std::string("data.validation=[]"), std::string("evaluate.every=0")}) {
+        std::string("data.validation=[]"), std::string("guard.hang_timeout=0"),
+        std::string("evaluate.every=0")}) {
     options.sets.push_back(set);
   }
   const deck::LoadedDeck loaded = load_on_all(control, options);
@@ -107,11 +109,11 @@ ExitCode bench_step(const Options& o, const comm::MpiSession& mpi, const comm::C
   });
   train::StepRates rates;
   {
-    train::Trainer trainer(loaded, mpi, control);
+    train::Trainer trainer(loaded, job);
     trainer.train();
     rates = trainer.rates();
   }
-  const int threads = train::thread_count(loaded.deck.run, mpi.local_size());
+  const int threads = train::thread_count(loaded.deck.run, job.mpi.local_size());
   const auto device = kernels::make_cpu_device({.threads = threads});
   const double limit =
       gemm_gflops(*device, train::dtype_of(loaded.deck.precision.compute), control);
@@ -120,7 +122,7 @@ ExitCode bench_step(const Options& o, const comm::MpiSession& mpi, const comm::C
     std::filesystem::remove_all(folder);
     fmt::print(
         "# {} ranks x {} threads; fastest of {} steps; flop counted as 6 N + 6 L C T a token\n",
-        mpi.size(), threads, o.repeats);
+        control.size(), threads, o.repeats);
     print_row("product n = 2048",
               std::string(to_string(train::dtype_of(loaded.deck.precision.compute))), 0, limit,
               "GFLOP/s", 1);
@@ -144,16 +146,14 @@ Verb bench(CLI::App& app) {
   verb->add_option("--repeats", o->repeats, "the fastest counts")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  return {.launch = Launch::ranks,
-          .run = {},
-          .run_on_ranks = [o](const auto& mpi, const auto& control) {
+  return {.launch = Launch::ranks, .run = {}, .run_on_ranks = [o](const train::Job& job) {
             if (o->what == "step") {
               if (o->deck.empty())
                 throw AgreedError(ExitCode::deck, "bench step needs --deck",
                                   std::source_location::current());
-              return bench_step(*o, mpi, control);
+              return bench_step(*o, job);
             }
-            return control.rank() == 0 ? bench_kernels(*o) : ExitCode::ok;
+            return job.control.rank() == 0 ? bench_kernels(*o) : ExitCode::ok;
           }};
 }
 

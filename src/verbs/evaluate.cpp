@@ -12,11 +12,9 @@ Verb evaluate(CLI::App& app) {
                                   "changes nothing in the run directory");
   auto options = std::make_shared<DeckOptions>();
   options->add_to(*verb);
-  return {.launch = Launch::ranks,
-          .run = {},
-          .run_on_ranks = [options](const auto& mpi, const auto& control) {
-            const auto loaded = load_on_all(control, *options);
-            train::evaluate_deck(loaded, mpi, control);
+  return {.launch = Launch::ranks, .run = {}, .run_on_ranks = [options](const train::Job& job) {
+            const auto loaded = load_on_all(job.control, *options);
+            train::evaluate_deck(loaded, job);
             return ExitCode::ok;
           }};
 }

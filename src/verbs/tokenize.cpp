@@ -62,9 +62,9 @@ Verb tokenize(CLI::App& app) {
   verb->add_option("--out", o->prefix, "prefix of the files to make")->required();
   verb->add_option("--tokenizer", o->tokenizer, "\"bytes\" or a Hugging Face tokenizer.json")
       ->capture_default_str();
-  return {.launch = Launch::ranks,
-          .run = {},
-          .run_on_ranks = [o](const auto&, const auto& control) { return run(*o, control); }};
+  return {.launch = Launch::ranks, .run = {}, .run_on_ranks = [o](const train::Job& job) {
+            return run(*o, job.control);
+          }};
 }
 
 }  // namespace tessera::verbs

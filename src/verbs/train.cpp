@@ -48,12 +48,10 @@ Verb train(CLI::App& app) {
       "train", "train as a deck says; continues from the newest checkpoint of its run directory");
   auto options = std::make_shared<DeckOptions>();
   options->add_to(*verb);
-  return {.launch = Launch::ranks,
-          .run = {},
-          .run_on_ranks = [options](const auto& mpi, const auto& control) {
+  return {.launch = Launch::ranks, .run = {}, .run_on_ranks = [options](const train::Job& job) {
             train::catch_stop_signals();
-            const auto loaded = load_on_all(control, *options);
-            return train::Trainer(loaded, mpi, control).train();
+            const auto loaded = load_on_all(job.control, *options);
+            return train::Trainer(loaded, job).train();
           }};
 }
 

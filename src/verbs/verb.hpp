@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/mpi/mpi_group.hpp"
+#include "train/job.hpp"
 
 namespace CLI {
 class App;
@@ -20,9 +20,8 @@ enum class Launch { single, ranks };
 
 struct Verb {
   Launch launch = Launch::single;
-  std::function<ExitCode()> run;  // Launch::single
-  std::function<ExitCode(const comm::MpiSession&, const comm::Control&)>
-      run_on_ranks;  // Launch::ranks
+  std::function<ExitCode()> run;                            // Launch::single
+  std::function<ExitCode(const train::Job&)> run_on_ranks;  // Launch::ranks
 };
 
 // Each adds its subcommand and options to `app` and returns what to run.

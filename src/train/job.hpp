@@ -1,0 +1,17 @@
+// What main() makes once and every part of a job may use.
+#pragma once
+
+#include "comm/mpi/mpi_group.hpp"
+#include "guard/watchdog.hpp"
+#include "train/whereabouts.hpp"
+
+namespace tessera::train {
+
+struct Job {
+  const comm::MpiSession& mpi;
+  const comm::Control& control;
+  Whereabouts& whereabouts;
+  guard::Watchdog& watchdog;
+};
+
+}  // namespace tessera::train

@@ -1,0 +1,46 @@
+// Where this rank is in its work, written by the thread that works, read by the watchdog's.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+
+#include "guard/watchdog.hpp"
+#include "plan/make_plan.hpp"
+
+namespace tessera::train {
+
+class Whereabouts {
+ public:
+  /// What the rank does from now on, in words that outlive it: "starting", "training", "saving".
+  /// `step`: the one under way, 0 for none.
+  void begin(const char* phase, std::int64_t step);
+
+  /// Marks the operations of a plan that is running; while it lives, they must follow one another.
+  class Running {
+   public:
+    Running(Whereabouts& of, const plan::PlanInputs& inputs);
+    ~Running();
+    Running(const Running&) = delete;
+    Running& operator=(const Running&) = delete;
+    void at(const plan::Op& op) {
+      of_.op_.store(&op, std::memory_order_relaxed);
+      of_.done_.fetch_add(1, std::memory_order_relaxed);
+    }
+
+   private:
+    Whereabouts& of_;
+  };
+
+  guard::Activity look() const;
+
+ private:
+  mutable std::mutex mutex_;  // what `op_` and `inputs_` point to stays while it is held
+  std::atomic<const char*> phase_{"starting"};
+  std::atomic<std::int64_t> step_{0};
+  std::atomic<const plan::Op*> op_{nullptr};
+  std::atomic<std::uint64_t> done_{0};
+  const plan::PlanInputs* inputs_ = nullptr;  // while a plan runs
+};
+
+}  // namespace tessera::train
