@@ -80,11 +80,10 @@ Trainer::Trainer(const deck::LoadedDeck& loaded, const comm::MpiSession& mpi,
   run_steps_ = timeline_.run_steps(deck_.run);
   rate_.emplace(deck_.schedule, deck_.optimizer.lr, timeline_, run_steps_);
 
-  const int threads = thread_count(deck_.run, mpi_.local_size());
+  const int threads = thread_count(deck_.run, mpi_.cores());
   omp_set_num_threads(threads);
   device_ = kernels::make_cpu_device({.threads = threads});
-  const comm::GroupShape shape =
-      data_group(deck_, mpi_.size(), control_.max(std::int64_t{mpi_.local_size()}));
+  const comm::GroupShape shape = data_group(deck_, mpi_.job(), mpi_.rank());
   data_ = {.gather = make_data_group(shape), .reduce = make_data_group(shape)};
   inputs_ = plan_inputs(deck_, shape, *device_);
 
@@ -172,7 +171,7 @@ void Trainer::allocate() {
   control_.together([&] {
     check_budget(loaded_, state, step);
     // All ranks of the node take theirs at once: what one sees free must do for all.
-    memory::check_available(state + step, mpi_.local_size());
+    memory::check_available(state + step, mpi_.job().local);
   });
   control_.together([&] {  // once all have looked at what is free
     resident_before_ = memory::resident_bytes();

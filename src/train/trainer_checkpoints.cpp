@@ -29,7 +29,7 @@ CheckpointHeader Trainer::header() const {
   h.loss_scale = scaler_.state().scale;
   h.scaler_good_steps = scaler_.state().good_steps;
   h.scaler_hysteresis_left = scaler_.state().hysteresis;
-  h.threads = thread_count(deck_.run, mpi_.local_size());
+  h.threads = thread_count(deck_.run, mpi_.cores());
   h.layout = {.world = mpi_.size(), .data = ranks, .zero_stage = inputs_.stage};
   h.deck = to_toml(deck_);
   h.info["version"] = kVersion;

@@ -48,7 +48,7 @@ void Trainer::report_start() {
   report_.say(fmt::format(
       "layout    {} data ranks x 1 pipeline x 1 tensor, ZeRO-{}, {} ranks a node, {} threads a "
       "rank",
-      ranks, inputs_.stage, inputs_.data_group.local, thread_count(deck_.run, mpi_.local_size())));
+      ranks, inputs_.stage, inputs_.data_group.local, thread_count(deck_.run, mpi_.cores())));
   report_.say(fmt::format(
       "batch     {} sequences a step = {} ranks x {} micro-batches x {}, {} tokens; {} steps",
       global, ranks, count, deck_.batch.micro,
@@ -62,20 +62,18 @@ void Trainer::report_start() {
   std::string rows = plan::to_text(ledger);
   rows.pop_back();
   report_.say(rows);
-  report_.event({{"event", "start"},
-                 {"version", kVersion},
-                 {"commit", kCommit},
-                 {"command", command_line()},
-                 {"deck", deck_.run.name},
-                 {"mesh",
-                  {{"data", ranks},
-                   {"pipeline", 1},
-                   {"tensor", 1},
-                   {"nodes", (ranks + inputs_.data_group.local - 1) / inputs_.data_group.local}}},
-                 {"zero_stage", inputs_.stage},
-                 {"parameters", parameters},
-                 {"predicted_bytes", ledger.total()},
-                 {"arena_bytes", {{"state", ledger.state_bytes}, {"step", ledger.step_bytes}}}});
+  report_.event(
+      {{"event", "start"},
+       {"version", kVersion},
+       {"commit", kCommit},
+       {"command", command_line()},
+       {"deck", deck_.run.name},
+       {"mesh",
+        {{"data", ranks}, {"pipeline", 1}, {"tensor", 1}, {"nodes", inputs_.data_group.nodes}}},
+       {"zero_stage", inputs_.stage},
+       {"parameters", parameters},
+       {"predicted_bytes", ledger.total()},
+       {"arena_bytes", {{"state", ledger.state_bytes}, {"step", ledger.step_bytes}}}});
 }
 
 void Trainer::report_step(const StepResult& r) {

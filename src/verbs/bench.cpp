@@ -6,6 +6,7 @@
 
 #include <filesystem>
 
+#include "core/cores.hpp"
 #include "io/megatron.hpp"
 #include "kernels/cpu/device.hpp"
 #include "train/trainer.hpp"
@@ -28,7 +29,7 @@ void print_row(std::string_view name, std::string_view shape, double ms, double 
 }
 
 ExitCode bench_kernels(const Options& o) {
-  const int threads = train::thread_count({}, 1);
+  const int threads = train::thread_count({}, cores_each(std::array{own_cores()}));
   omp_set_num_threads(threads);
   const auto device = kernels::make_cpu_device({.threads = threads});
   fmt::print(
@@ -110,7 +111,7 @@ ExitCode bench_step(const Options& o, const comm::MpiSession& mpi, const comm::C
     trainer.train();
     rates = trainer.rates();
   }
-  const int threads = train::thread_count(loaded.deck.run, mpi.local_size());
+  const int threads = train::thread_count(loaded.deck.run, mpi.cores());
   const auto device = kernels::make_cpu_device({.threads = threads});
   const double limit =
       gemm_gflops(*device, train::dtype_of(loaded.deck.precision.compute), control);
