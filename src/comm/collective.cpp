@@ -1,34 +1,29 @@
 #include "comm/collective.hpp"
 
-#include <algorithm>
-
 namespace tessera::comm {
 namespace {
 
 /// `bytes` to each other rank, split by whether it shares the node.
-WireBytes to_every_peer(std::int64_t bytes, const GroupShape& group, std::int64_t rank) {
-  const std::int64_t node_first = rank / group.local * group.local;
-  const std::int64_t on_node = std::min(group.local, group.size - node_first);
-  return {.intra = (on_node - 1) * bytes, .inter = (group.size - on_node) * bytes};
+WireBytes to_every_peer(std::int64_t bytes, const GroupShape& group) {
+  return {.intra = (group.local - 1) * bytes, .inter = (group.size - group.local) * bytes};
 }
 
 }  // namespace
 
-WireBytes wire_bytes(const CollectiveCall& call, const GroupShape& group, std::int64_t rank) {
+WireBytes wire_bytes(const CollectiveCall& call, const GroupShape& group) {
   struct Count {
     const GroupShape& group;
-    std::int64_t rank;
     WireBytes operator()(const AllGather& c) const {
-      return to_every_peer(c.shard.elements() * size_of(c.shard.type), group, rank);
+      return to_every_peer(c.shard.elements() * size_of(c.shard.type), group);
     }
     WireBytes operator()(const ReduceScatter& c) const {
-      return to_every_peer(c.shard.elements() * size_of(c.wire), group, rank);
+      return to_every_peer(c.shard.elements() * size_of(c.wire), group);
     }
     WireBytes operator()(const AllReduceWords&) const {
       return {};
     }  // control traffic, tens of bytes
   };
-  return std::visit(Count{group, rank}, call);
+  return std::visit(Count{group}, call);
 }
 
 std::int64_t reduce_scatter_staging(const GroupShape& group, DType wire) {

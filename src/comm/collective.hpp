@@ -58,11 +58,12 @@ struct AllReduceWords {
 
 using CollectiveCall = std::variant<AllGather, ReduceScatter, AllReduceWords>;
 
-/// Where the ranks of a group are: `size` ranks, of which `local` share each node (contiguous in
-/// rank order; the last node may hold fewer).
+/// Where the ranks of a group are, as one of them sees it: `size` ranks on `nodes` nodes, `local`
+/// of them on its own, itself among them. Nodes may hold different numbers, in any order of ranks.
 struct GroupShape {
   std::int64_t size = 1;
   std::int64_t local = 1;
+  std::int64_t nodes = 1;
 };
 
 struct WireBytes {
@@ -70,8 +71,8 @@ struct WireBytes {
   std::int64_t inter = 0;
 };
 
-/// Bytes that `rank` of the group sends in the call.
-WireBytes wire_bytes(const CollectiveCall& call, const GroupShape& group, std::int64_t rank);
+/// Bytes that this rank of the group sends in the call.
+WireBytes wire_bytes(const CollectiveCall& call, const GroupShape& group);
 
 /// Bulk data travels in pieces of this many bytes, `kPiecesInFlight` per peer and direction (FACTS:
 /// the only way to full-duplex rate over TCP is to stay below the eager limit; shared memory likes

@@ -113,7 +113,8 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::run, &RunSection::threads>(
         "run.threads", "of each rank",
         {.limits = between(1, 4096),
-         .unset = "OMP_NUM_THREADS, else the job's cores on the node / its ranks"}),
+         .unset = "OMP_NUM_THREADS, else the node's cores in this job, each divided among the "
+                  "ranks that may use it; the least over all ranks"}),
     row<&Deck::model, &ModelSection::family>(
         "model.family", "the kind of transformer; sets the defaults of the keys below",
         {.on_resume = architecture}),
@@ -284,7 +285,8 @@ constexpr SchemaRow kRows[] = {
         "parallel.placement",
         "layers of the stages: balanced by cost, or the first layer of each stage",
         {.limits = between(0, 1 << 24), .built = "balanced"}),
-    row<&Deck::parallel, &ParallelSection::ranks_per_node>("parallel.ranks_per_node", "0 = ask MPI",
+    row<&Deck::parallel, &ParallelSection::ranks_per_node>("parallel.ranks_per_node",
+                                                           "0 = ask MPI, which knows any placement",
                                                            {.limits = between(0, 1 << 24)}),
     row<&Deck::recompute, &RecomputeSection::policy>("recompute.policy",
                                                      "nothing, attention only, or whole blocks"),

@@ -29,8 +29,7 @@ std::vector<BufferUse> uses_of(const Op& op) {
 
 comm::WireBytes wire_bytes_of(const Plan& plan, const Op& op) {
   const auto* collective = std::get_if<comm::CollectiveCall>(&op.call);
-  return collective == nullptr ? comm::WireBytes{}
-                               : comm::wire_bytes(*collective, plan.data_group, plan.data_rank);
+  return collective == nullptr ? comm::WireBytes{} : comm::wire_bytes(*collective, plan.data_group);
 }
 
 double flop_of(const Op& op) {

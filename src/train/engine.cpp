@@ -28,11 +28,10 @@ Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
     : loaded_(loaded), control_(job.control) {
   const comm::MpiSession& mpi = job.mpi;
   const deck::Deck& deck = loaded.deck;
-  threads_ = thread_count(deck.run, mpi.local_size());
+  threads_ = thread_count(deck.run, mpi.cores());
   omp_set_num_threads(threads_);
   device_ = kernels::make_cpu_device({.threads = threads_});
-  const comm::GroupShape group =
-      data_group(deck, mpi.size(), control_.max(std::int64_t{mpi.local_size()}));
+  const comm::GroupShape group = data_group(deck, mpi.job(), mpi.rank());
   data_ = {.gather = make_data_group(group), .reduce = make_data_group(group)};
   inputs_ = plan_inputs(deck, shapes, group, *device_);
   make_plans(shapes);
@@ -66,7 +65,7 @@ void Engine::allocate(const comm::MpiSession& mpi) {
   control_.together([&] {
     check_budget(loaded_, state, step);
     // All ranks of the node take theirs at once: what one sees free must do for all.
-    memory::check_available(state + step, mpi.local_size());
+    memory::check_available(state + step, mpi.job().local);
   });
   control_.together([&] {  // once all have looked at what is free
     resident_before_ = memory::resident_bytes();

@@ -1,8 +1,5 @@
 #include "train/setup.hpp"
 
-#include <sched.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
@@ -72,10 +69,13 @@ model::ModelConfig model_config(const deck::ModelSection& m) {
           .init_std = static_cast<float>(m.init_std)};
 }
 
-comm::GroupShape data_group(const deck::Deck& deck, std::int64_t ranks, std::int64_t local) {
-  const std::int64_t per_node =
-      deck.parallel.ranks_per_node > 0 ? deck.parallel.ranks_per_node : local;
-  return {.size = ranks, .local = std::min(ranks, per_node)};
+comm::GroupShape data_group(const deck::Deck& deck, const comm::GroupShape& job,
+                            std::int64_t rank) {
+  const std::int64_t per_node = deck.parallel.ranks_per_node;
+  if (per_node == 0) return job;
+  return {.size = job.size,
+          .local = std::min(per_node, job.size - rank / per_node * per_node),
+          .nodes = ceil_div(job.size, per_node)};
 }
 
 plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanShape> shapes,
@@ -152,7 +152,7 @@ std::vector<deck::ArchitectureKey> read_architecture(const std::string& director
   return keys;
 }
 
-int thread_count(const deck::RunSection& run, int local_ranks) {
+int thread_count(const deck::RunSection& run, int cores) {
   if (run.threads) return static_cast<int>(*run.threads);
   if (const char* text = std::getenv("OMP_NUM_THREADS")) {
     const std::string_view all(text);
@@ -160,14 +160,7 @@ int thread_count(const deck::RunSection& run, int local_ranks) {
     std::from_chars(all.data(), all.data() + all.size(), threads);
     if (threads > 0) return threads;
   }
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  int cores = 1;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) cores = CPU_COUNT(&set);
-  // A launcher that binds gives each rank its own cores; one that does not shows all of the node's
-  // to every rank.
-  const bool bound = cores < static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-  return std::max(1, bound ? cores : cores / local_ranks);
+  return cores;
 }
 
 }  // namespace tessera::train

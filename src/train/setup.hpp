@@ -11,9 +11,9 @@ namespace tessera::train {
 
 model::ModelConfig model_config(const deck::ModelSection& section);
 
-/// How a job of `ranks` ranks, `local` on each node, is cut. Data-parallel for now: every rank is a
-/// data rank.
-comm::GroupShape data_group(const deck::Deck& deck, std::int64_t ranks, std::int64_t local);
+/// How a job is cut, as `rank` sees it; parallel.ranks_per_node overrides the job's nodes by nodes
+/// filled one after the other. Data-parallel for now: every rank is a data rank.
+comm::GroupShape data_group(const deck::Deck& deck, const comm::GroupShape& job, std::int64_t rank);
 
 /// What plans of these shapes are made from.
 plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanShape> shapes,
@@ -36,8 +36,7 @@ void check_budget(const deck::LoadedDeck& loaded, std::int64_t state_bytes,
 /// Reads config.json where model.init_from points; the reader that load_deck() wants.
 std::vector<deck::ArchitectureKey> read_architecture(const std::string& directory);
 
-/// OpenMP threads of this rank: run.threads, else OMP_NUM_THREADS, else the cores that the launcher
-/// gave this process over its ranks on the node (trap 62).
-int thread_count(const deck::RunSection& run, int local_ranks);
+/// OpenMP threads of a rank: run.threads, else OMP_NUM_THREADS, else its `cores` (trap 62).
+int thread_count(const deck::RunSection& run, int cores);
 
 }  // namespace tessera::train

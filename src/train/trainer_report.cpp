@@ -61,20 +61,18 @@ void Trainer::report_start() {
   std::string rows = plan::to_text(ledger);
   rows.pop_back();
   report_.say(rows);
-  report_.event({{"event", "start"},
-                 {"version", kVersion},
-                 {"commit", kCommit},
-                 {"command", command_line()},
-                 {"deck", deck_.run.name},
-                 {"mesh",
-                  {{"data", ranks},
-                   {"pipeline", 1},
-                   {"tensor", 1},
-                   {"nodes", (ranks + inputs.data_group.local - 1) / inputs.data_group.local}}},
-                 {"zero_stage", inputs.stage},
-                 {"parameters", parameters},
-                 {"predicted_bytes", ledger.total()},
-                 {"arena_bytes", {{"state", ledger.state_bytes}, {"step", ledger.step_bytes}}}});
+  report_.event(
+      {{"event", "start"},
+       {"version", kVersion},
+       {"commit", kCommit},
+       {"command", command_line()},
+       {"deck", deck_.run.name},
+       {"mesh",
+        {{"data", ranks}, {"pipeline", 1}, {"tensor", 1}, {"nodes", inputs.data_group.nodes}}},
+       {"zero_stage", inputs.stage},
+       {"parameters", parameters},
+       {"predicted_bytes", ledger.total()},
+       {"arena_bytes", {{"state", ledger.state_bytes}, {"step", ledger.step_bytes}}}});
 }
 
 void Trainer::report_step(const StepResult& r) {

@@ -113,7 +113,7 @@ ExitCode bench_step(const Options& o, const train::Job& job) {
     trainer.train();
     rates = trainer.rates();
   }
-  const int threads = train::thread_count(loaded.deck.run, job.mpi.local_size());
+  const int threads = train::thread_count(loaded.deck.run, job.mpi.cores());
   const auto device = kernels::make_cpu_device({.threads = threads});
   const double limit =
       gemm_gflops(*device, train::dtype_of(loaded.deck.precision.compute), control);

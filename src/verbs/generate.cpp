@@ -3,6 +3,7 @@
 
 #include <cstdio>
 
+#include "core/cores.hpp"
 #include "io/tokenizer.hpp"
 #include "kernels/cpu/device.hpp"
 #include "train/generator.hpp"
@@ -37,7 +38,7 @@ ExitCode run(const Options& o) {
     throw DataError(fmt::format("the tokenizer has {} tokens, the model {}: it is another model's",
                                 tokenizer.vocab(), source.model.vocab));
   }
-  const int threads = train::thread_count({}, 1);
+  const int threads = train::thread_count({}, cores_each(std::array{own_cores()}));
   omp_set_num_threads(threads);
   const auto device = kernels::make_cpu_device({.threads = threads});
   train::Generator generator(train::model_config(source.model), *device, source.parameters);

@@ -1,3 +1,4 @@
+#include "core/cores.hpp"
 #include "plan/print.hpp"
 
 #include <CLI/CLI.hpp>
@@ -30,7 +31,7 @@ struct Planner {
   plan::PlanInputs inputs;
 };
 
-Planner make_planner(const Layout& layout) {
+Planner make_planner(const Layout& layout, std::int64_t rank) {
   Planner p;
   p.loaded = deck::load_deck(layout.deck.path, layout.deck.sets, train::read_architecture);
   deck::check_ranks(p.loaded, layout.ranks);
@@ -38,13 +39,17 @@ Planner make_planner(const Layout& layout) {
     throw DeckError(
         fmt::format("--ranks {} does not divide over --nodes {}", layout.ranks, layout.nodes));
   }
+  const std::int64_t local = layout.ranks / layout.nodes;
+  // Threads as if this machine were one of the nodes.
+  const std::vector<CoreMask> masks(static_cast<std::size_t>(local), own_cores());
   p.device = kernels::make_cpu_device(
-      {.threads =
-           train::thread_count(p.loaded.deck.run, static_cast<int>(layout.ranks / layout.nodes))});
+      {.threads = train::thread_count(p.loaded.deck.run, cores_each(masks))});
   p.shapes = train::training_shapes(p.loaded.deck, layout.ranks);
   p.inputs = train::plan_inputs(
       p.loaded.deck, p.shapes,
-      train::data_group(p.loaded.deck, layout.ranks, layout.ranks / layout.nodes), *p.device);
+      train::data_group(p.loaded.deck,
+                        {.size = layout.ranks, .local = local, .nodes = layout.nodes}, rank),
+      *p.device);
   return p;
 }
 
@@ -61,9 +66,9 @@ Verb plan(CLI::App& app) {
   return {.launch = Launch::single,
           .run =
               [layout, rank, format] {
-                const Planner p = make_planner(*layout);
                 if (*rank >= layout->ranks)
                   throw DeckError(fmt::format("--rank {} of {} ranks", *rank, layout->ranks));
+                const Planner p = make_planner(*layout, *rank);
                 const plan::Plan plan = plan::make_plan(p.inputs, p.shapes.front(), *rank);
                 fmt::print("{}\n",
                            *format == "json" ? to_json(plan, p.inputs) : to_text(plan, p.inputs));
@@ -79,7 +84,7 @@ Verb check(CLI::App& app) {
   return {.launch = Launch::single,
           .run =
               [layout] {
-                const Planner p = make_planner(*layout);
+                const Planner p = make_planner(*layout, 0);
                 const auto& deck = p.loaded.deck;
                 std::vector<plan::Plan> plans;
                 for (const auto& shape : p.shapes) {

@@ -28,13 +28,15 @@ class MpiSession {
   MpiSession& operator=(const MpiSession&) = delete;
 
   int rank() const { return rank_; }
-  int size() const { return size_; }
-  /// Ranks on this node (MPI_COMM_TYPE_SHARED), and whether every node but the last holds as many,
-  /// in rank order.
-  int local_size() const { return local_size_; }
+  int size() const { return static_cast<int>(job_.size); }
+  /// All ranks, with nodes as MPI finds them (MPI_COMM_TYPE_SHARED).
+  const GroupShape& job() const { return job_; }
+  /// Cores for each rank (cores_each), on the node where they are fewest: the same on every rank.
+  int cores() const { return cores_; }
 
  private:
-  int rank_ = 0, size_ = 1, local_size_ = 1;
+  int rank_ = 0, cores_ = 1;
+  GroupShape job_;
 };
 
 std::string host_name();

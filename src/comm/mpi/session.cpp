@@ -1,8 +1,8 @@
-
-#include "comm/mpi/mpi_group.hpp"
-
 #include <cstdlib>
 #include <exception>
+
+#include "comm/mpi/mpi_group.hpp"
+#include "core/cores.hpp"
 
 namespace tessera::comm {
 
@@ -23,12 +23,23 @@ MpiSession::MpiSession(int* argc, char*** argv) {
     throw CommError(
         "this MPI library offers no MPI_THREAD_MULTIPLE, which the progress thread needs");
   }
+  int size = 1, local = 1, local_rank = 0;
   MPI_TRY(MPI_Comm_rank(MPI_COMM_WORLD, &rank_));
-  MPI_TRY(MPI_Comm_size(MPI_COMM_WORLD, &size_));
+  MPI_TRY(MPI_Comm_size(MPI_COMM_WORLD, &size));
   MPI_Comm node = MPI_COMM_NULL;
   MPI_TRY(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node));
-  MPI_TRY(MPI_Comm_size(node, &local_size_));
+  MPI_TRY(MPI_Comm_size(node, &local));
+  MPI_TRY(MPI_Comm_rank(node, &local_rank));
+  std::vector<CoreMask> masks(static_cast<std::size_t>(local));
+  const CoreMask own = own_cores();
+  constexpr int kBytes = sizeof(CoreMask);
+  MPI_TRY(MPI_Allgather(&own, kBytes, MPI_BYTE, masks.data(), kBytes, MPI_BYTE, node));
   MPI_TRY(MPI_Comm_free(&node));
+  cores_ = cores_each(masks);
+  MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, &cores_, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD));
+  int nodes = local_rank == 0 ? 1 : 0;
+  MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, &nodes, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD));
+  job_ = {.size = size, .local = local, .nodes = nodes};
 }
 
 MpiSession::~MpiSession() {

@@ -1,6 +1,7 @@
 // What communication is made of, without ranks: the order of sums, narrow wires, bytes on the wire.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <random>
 
@@ -89,28 +90,31 @@ TEST(Wire, NarrowsToNearestEven) {
   EXPECT_EQ(out, expected);
 }
 
-// Against an enumeration of all pairs of ranks and the nodes they live on.
+// Against an enumeration of all pairs of ranks and the nodes they live on, full or not, in any
+// order.
 TEST(WireBytes, CountEveryPeerOnce) {
-  for (std::int64_t size = 1; size <= 9; ++size) {
-    for (std::int64_t local = 1; local <= size; ++local) {
-      for (std::int64_t rank = 0; rank < size; ++rank) {
-        WireBytes expected;
-        for (std::int64_t peer = 0; peer < size; ++peer) {
-          if (peer == rank) continue;
-          (peer / local == rank / local ? expected.intra : expected.inter) += 48 * 2;
-        }
-        const View shard(nullptr, DType::bf16, {48}), full(nullptr, DType::bf16, {48 * size});
-        const View sum(nullptr, DType::f32, {48}), sums(nullptr, DType::f32, {48 * size});
-        const auto gather = wire_bytes(AllGather{.shard = shard, .full = full},
-                                       {.size = size, .local = local}, rank);
-        const auto reduce = wire_bytes(
-            ReduceScatter{.full = sums, .shard = sum, .staging = {}, .wire = DType::bf16},
-            {.size = size, .local = local}, rank);
-        EXPECT_EQ(gather.intra, expected.intra);
-        EXPECT_EQ(gather.inter, expected.inter);
-        EXPECT_EQ(reduce.intra, expected.intra);
-        EXPECT_EQ(reduce.inter, expected.inter);
+  std::mt19937 random(8);
+  for (int round = 0; round < 100; ++round) {
+    std::vector<unsigned> node(1 + random() % 9);
+    for (unsigned& n : node) n = random() % 4;
+    const auto size = static_cast<std::int64_t>(node.size());
+    for (std::size_t rank = 0; rank < node.size(); ++rank) {
+      const GroupShape group{.size = size,
+                             .local = std::count(node.begin(), node.end(), node[rank])};
+      WireBytes expected;
+      for (std::size_t peer = 0; peer < node.size(); ++peer) {
+        if (peer == rank) continue;
+        (node[peer] == node[rank] ? expected.intra : expected.inter) += 48 * 2;
       }
+      const View shard(nullptr, DType::bf16, {48}), full(nullptr, DType::bf16, {48 * size});
+      const View sum(nullptr, DType::f32, {48}), sums(nullptr, DType::f32, {48 * size});
+      const auto gather = wire_bytes(AllGather{.shard = shard, .full = full}, group);
+      const auto reduce = wire_bytes(
+          ReduceScatter{.full = sums, .shard = sum, .staging = {}, .wire = DType::bf16}, group);
+      EXPECT_EQ(gather.intra, expected.intra);
+      EXPECT_EQ(gather.inter, expected.inter);
+      EXPECT_EQ(reduce.intra, expected.intra);
+      EXPECT_EQ(reduce.inter, expected.inter);
     }
   }
 }
