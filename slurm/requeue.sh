@@ -25,7 +25,7 @@ meaning() { # of an exit code
     7) echo "I/O" ;;
     70) echo "internal error" ;;
     85) echo "stopped on request" ;;
-    *) (($1 > 128)) && echo "signal $(kill -l "$1" 2>/dev/null || echo $(($1 - 128)))" || echo "unknown" ;;
+    *) (($1 > 128)) && echo "signal $(kill -l "$1" 2>/dev/null || echo $(($1 - 128)))" || echo "not tessera's" ;;
   esac
 }
 

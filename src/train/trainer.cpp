@@ -223,7 +223,8 @@ StepResult Trainer::run_step(bool snapshot) {
   set(kernels::StepScalar::bias_correction2, 1.0 - std::pow(deck_.optimizer.betas[1], t));
   auto* words = plan.real(plan.plan().words).as<std::int64_t>();
   words[plan::WordLayout::flags + kSaveWritten] = saver_->active() && saver_->written() ? 1 : 0;
-  words[plan::WordLayout::flags + kStop] = stop_.reason() ? 1 : 0;
+  stop_reason_ = stop_.reason(slowest_step_s_ + slowest_save_s_);
+  words[plan::WordLayout::flags + kStop] = stop_reason_ ? 1 : 0;
 
   const auto share_of = [&](std::int64_t at) {
     return BatchShare{.data_ranks = ranks,
@@ -251,6 +252,7 @@ StepResult Trainer::run_step(bool snapshot) {
       plan, [&](std::int64_t k, const plan::LoadBatch& views) { batches_->load(k, views); });
   times.data_exposed += waited;
   times.total += waited;
+  slowest_step_s_ = std::max(slowest_step_s_, times.total);
   if (words[plan::WordLayout::flags + kNoTokens] > 0) {
     control_.together([&] {
       if (unreadable) std::rethrow_exception(unreadable);
@@ -342,7 +344,7 @@ ExitCode Trainer::train_steps() {
     after_step(result);
     const bool last = progress_.step == run_steps_;
     if (stop_agreed_ && !last) {
-      const std::string why = stop_.reason().value_or("another rank's request");
+      const std::string why = stop_reason_.value_or("another rank's request");
       report_.event({{"event", "signal"}, {"step", progress_.step}, {"what", why}});
       save_now();
       report_end("stopped on request: " + why);

@@ -101,7 +101,9 @@ class Trainer {
   StopRequests stop_;
   Progress progress_;
   std::int64_t skips_ = 0, consecutive_skips_ = 0;
+  std::optional<std::string> stop_reason_;  // this rank's, before the last step
   bool stop_agreed_ = false;
+  double slowest_step_s_ = 0, slowest_save_s_ = 0;
   std::int64_t first_step_ = 1;  // of this start
   StepTimes spent_;
   StepRates rates_;

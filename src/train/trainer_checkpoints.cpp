@@ -155,6 +155,7 @@ void Trainer::finish_save() {
   const double stall =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   checkpoint_stall_ += stall;
+  slowest_save_s_ = std::max(slowest_save_s_, saved.seconds);
   report_.say(fmt::format("checkpoint {} | {:.1f} MiB in {:.2f} s", saved.path.string(),
                           static_cast<double>(saved.bytes) / 0x1p20, saved.seconds));
   report_.event({{"event", "checkpoint"},

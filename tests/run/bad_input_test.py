@@ -8,7 +8,7 @@ import struct
 import subprocess
 import unittest
 
-from tessera import RunTest, kill_tree, tiny_deck, write_megatron
+from tessera import BINARY, RunTest, kill_tree, tiny_deck, write_megatron
 
 DECK, DATA, MEMORY, NON_FINITE, IO = 2, 3, 4, 6, 7
 
@@ -61,6 +61,14 @@ class BadInput(RunTest):
             with self.subTest(arguments):
                 self.assertEqual(self.run_job(0, *arguments).code, DECK)
         self.assertEqual(self.run_job(0, "train", self.dir).code, DATA, "it holds no checkpoint")
+
+    def test_a_launcher_that_mpi_does_not_understand(self):
+        """srun with the wrong --mpi makes each of its processes a run of one rank."""
+        path = self.deck("good", tiny_deck(self.corpus))
+        as_by_srun = "SLURM_STEP_NUM_TASKS=4 SLURM_TASK_PID=$$ exec \"$0\" train \"$1\""
+        job = self.run_job(0, "-c", as_by_srun, BINARY, path, program="sh")
+        self.assertEqual(job.code, DECK, job.output)
+        self.assertIn("--mpi=pmix", job.output)
 
     def test_deck_files(self):
         loop = self.dir / "loop.toml"
