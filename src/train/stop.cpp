@@ -35,11 +35,14 @@ StopRequests::StopRequests(const deck::RunSection& run, std::filesystem::path di
   stop_file_ /= "stop";
 }
 
-std::optional<std::string> StopRequests::reason() const {
-  if (stop_signal != 0) return fmt::format("signal {}", strsignal(stop_signal));
+std::optional<std::string> StopRequests::reason(double ahead_s) const {
+  if (stop_signal != 0) return fmt::format("signal SIG{}", sigabbrev_np(stop_signal));
   const auto elapsed = std::chrono::steady_clock::now() - start_;
   if (time_limit_ && elapsed >= std::chrono::seconds(*time_limit_)) return "run.time_limit";
-  if (deadline_ && std::time(nullptr) >= *deadline_) return "run.deadline";
+  if (deadline_ &&
+      static_cast<double>(std::time(nullptr)) + ahead_s >= static_cast<double>(*deadline_)) {
+    return "run.deadline";
+  }
   struct stat info;
   if (stat(stop_file_.c_str(), &info) == 0) return "the file " + stop_file_.string();
   return std::nullopt;

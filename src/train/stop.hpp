@@ -17,9 +17,10 @@ void catch_stop_signals();
 class StopRequests {
  public:
   StopRequests(const deck::RunSection& run, std::filesystem::path directory);
-  /// Why this rank wants to stop, if it does. Ranks may disagree: the loop sums their wishes before
+  /// Why this rank wants to stop, if it does. ahead_s: what one more step and its checkpoint would
+  /// take; they must be over by the deadline. Ranks may disagree: the loop sums their wishes before
   /// it acts.
-  std::optional<std::string> reason() const;
+  std::optional<std::string> reason(double ahead_s) const;
   /// Takes the stop file away, so that the next job goes on. Called by one rank, once all have
   /// stopped.
   void obeyed() const;

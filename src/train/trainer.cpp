@@ -137,7 +137,8 @@ StepResult Trainer::run_step() {
   write_scalars(prepared, global);
   std::int64_t* flags = prepared.words() + plan::WordLayout::flags;
   flags[kSaveWritten] = saver_->active() && saver_->written() ? 1 : 0;
-  flags[kStop] = stop_.reason() ? 1 : 0;
+  stop_reason_ = stop_.reason(slowest_step_s_ + slowest_save_s_);
+  flags[kStop] = stop_reason_ ? 1 : 0;
   const auto begin = Clock::now();
   const std::exception_ptr unreadable = read_batch(prepared.plan().shape);
   const double waited = seconds_since(begin);
@@ -145,6 +146,7 @@ StepResult Trainer::run_step() {
   StepTimes times = engine_->run(prepared, *batches_);
   times.data_exposed += waited;
   times.total += waited;
+  slowest_step_s_ = std::max(slowest_step_s_, times.total);
   if (before) save_snapshot(*before, times);  // whatever became of the step
   if (flags[kNoTokens] > 0) {
     control_.together([&] {
@@ -258,7 +260,7 @@ ExitCode Trainer::train_steps() {
 }
 
 ExitCode Trainer::stop_on_request() {
-  const std::string why = stop_.reason().value_or("another rank's request");
+  const std::string why = stop_reason_.value_or("another rank's request");
   report_.event({{"event", "signal"}, {"step", progress_.step}, {"what", why}});
   save_now();
   report_end("stopped on request: " + why);

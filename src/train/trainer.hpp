@@ -104,7 +104,9 @@ class Trainer {
   bool save_due_ = false;  // of the state now, by the next step's snapshot
   double save_stall_ = 0;  // seconds that the save under way has kept training waiting
   StopRequests stop_;
+  std::optional<std::string> stop_reason_;  // this rank's, before the last step
   bool stop_agreed_ = false;
+  double slowest_step_s_ = 0, slowest_save_s_ = 0;
   Progress progress_;
   std::int64_t first_step_ = 1;  // of this start
   std::int64_t consecutive_skips_ = 0;

@@ -73,6 +73,7 @@ void Trainer::finish_save(Clock::time_point since) {
   const SaveResult saved = saver_->finish();
   const double waited = seconds_since(since);
   totals_.checkpoints_s += waited;
+  slowest_save_s_ = std::max(slowest_save_s_, saved.seconds);
   report_.say(fmt::format("checkpoint {} | {:.1f} MiB in {:.2f} s", saved.path.string(),
                           static_cast<double>(saved.bytes) / 0x1p20, saved.seconds));
   report_.event({{"event", "checkpoint"},

@@ -110,6 +110,7 @@ Verb check(CLI::App& app) {
                            plan::human_bytes(wire.intra), plan::human_bytes(wire.inter));
                 fmt::print("memory a rank:\n{}", to_text(ledger));
                 train::check_budget(p.loaded, ledger.state_bytes, ledger.step_bytes);
+                fmt::print("run directory {}\n", deck::run_directory(deck));
                 fmt::print("{}: good for {} ranks\n", layout->deck.path, layout->ranks);
                 return ExitCode::ok;
               },

@@ -64,6 +64,14 @@ class BadInput(RunTest):
                 self.assertEqual(self.run_job(0, *arguments).code, DECK)
         self.assertEqual(self.run_job(0, "train", self.dir).code, DATA, "it holds no checkpoint")
 
+    def test_a_launcher_that_mpi_does_not_understand(self):
+        """srun with the wrong --mpi makes each of its processes a run of one rank."""
+        path = self.deck("good", tiny_deck(self.corpus))
+        as_by_srun = "SLURM_STEP_NUM_TASKS=4 SLURM_TASK_PID=$$ exec \"$0\" train \"$1\""
+        job = self.run_job(0, "-c", as_by_srun, BINARY, path, program="sh")
+        self.assertEqual(job.code, DECK, job.output)
+        self.assertIn("--mpi=pmix", job.output)
+
     def test_deck_files(self):
         loop = self.dir / "loop.toml"
         loop.write_text('include = ["loop.toml"]\n')

@@ -187,15 +187,27 @@ class Verbs(RunTest):
         self.assertTrue(self.run_ok("plan", deck, "--ranks", 2, "--rank", 1))
         json.loads(self.run_ok("plan", deck, "--ranks", 2, "--rank", 1, "--format", "json"))
 
+    def stated_ranks(self, deck):
+        """The number of ranks that the deck's first line names."""
+        stated = re.search(r"for (\d+) ranks", deck.read_text().split("\n", 1)[0])
+        return int(stated[1]) if stated else 2
+
     def test_every_deck_of_inputs_passes_check(self):
-        """At the number of ranks that its first line names."""
+        """At its number of ranks; its run is named after its file."""
         for deck in sorted((SOURCE / "inputs").glob("*.toml")):
             if deck.name.startswith("base_"):
                 continue
             with self.subTest(deck.name):
-                stated = re.search(r"for (\d+) ranks", deck.read_text().split("\n", 1)[0])
-                self.run_ok("check", deck, "--ranks", stated[1] if stated else 2)
+                output = self.run_ok("check", deck, "--ranks", self.stated_ranks(deck))
+                self.assertIn(f"\nrun directory runs/{deck.stem}\n", output)
 
+    def test_every_batch_script_starts_the_ranks_of_its_deck(self):
+        for script in sorted((SOURCE / "slurm").glob("*.sbatch")):
+            with self.subTest(script.name):
+                options = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", script.read_text(), re.M))
+                self.assertEqual(options["job-name"], script.stem)
+                ranks = int(options["nodes"]) * int(options["ntasks-per-node"])
+                self.assertEqual(ranks, self.stated_ranks(SOURCE / "inputs" / f"{script.stem}.toml"))
 
 
 if __name__ == "__main__":

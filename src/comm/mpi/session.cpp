@@ -1,10 +1,36 @@
+#include <unistd.h>
+
+#include <charconv>
 #include <cstdlib>
 #include <exception>
+#include <string_view>
 
 #include "comm/mpi/mpi_group.hpp"
 #include "core/cores.hpp"
 
 namespace tessera::comm {
+namespace {
+
+int number_from_environment(const char* name) {
+  const char* text = std::getenv(name);
+  const std::string_view all(text == nullptr ? "" : text);
+  int value = 0;
+  std::from_chars(all.data(), all.data() + all.size(), value);
+  return value;
+}
+
+/// An MPI library that does not understand its launcher makes every process a world of its own.
+void check_launcher(int world) {
+  const int tasks = number_from_environment("SLURM_STEP_NUM_TASKS");
+  const bool started_by_srun = number_from_environment("SLURM_TASK_PID") == getpid();
+  if (!started_by_srun || tasks <= 1 || world > 1) return;
+  throw DeckError(
+      fmt::format("srun started {} processes, but MPI takes each for a run of its own: use srun "
+                  "--mpi=pmix with Open MPI, --mpi=pmi2 with MPICH",
+                  tasks));
+}
+
+}  // namespace
 
 void mpi_check(int code, const char* call) {
   if (code == MPI_SUCCESS) return;
@@ -26,6 +52,7 @@ MpiSession::MpiSession(int* argc, char*** argv) {
   int size = 1, local = 1, local_rank = 0;
   MPI_TRY(MPI_Comm_rank(MPI_COMM_WORLD, &rank_));
   MPI_TRY(MPI_Comm_size(MPI_COMM_WORLD, &size));
+  check_launcher(size);
   MPI_Comm node = MPI_COMM_NULL;
   MPI_TRY(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node));
   MPI_TRY(MPI_Comm_size(node, &local));

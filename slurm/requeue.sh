@@ -1,0 +1,112 @@
+# Sourced by batch scripts. One function of it is theirs:
+#   train DECK [--set section.key=value]...
+# trains as one Slurm job that starts again until the run is done, and ends the script. slurm/README.md
+# says what it decides; each decision is one line in the job's log.
+# shellcheck shell=bash
+set -uo pipefail
+
+readonly margin=${TESSERA_MARGIN:-120} # seconds that a last step and a checkpoint may take
+readonly fruitless_requeues=3          # in a row, without a new checkpoint
+
+say() { echo "$(date '+%F %T') job $SLURM_JOB_ID: $*"; }
+
+stop() { # CODE WORDS...
+  say "stopped: ${*:2}"
+  exit "$1"
+}
+
+meaning() { # of an exit code
+  case $1 in
+    2) echo "deck or usage" ;;
+    3) echo "data or checkpoint unusable" ;;
+    4) echo "out of memory" ;;
+    5) echo "communication or peer failure" ;;
+    6) echo "non-finite steps" ;;
+    7) echo "I/O" ;;
+    70) echo "internal error" ;;
+    85) echo "stopped on request" ;;
+    *) (($1 > 128)) && echo "signal $(kill -l "$1" 2>/dev/null || echo $(($1 - 128)))" || echo "not tessera's" ;;
+  esac
+}
+
+newest_step() { # DIRECTORY of a run: the step of its newest checkpoint, 0 without one
+  local manifest step newest=0
+  for manifest in "$1"/checkpoints/step_*/manifest.json; do
+    step=${manifest%/manifest.json} step=${step##*/step_}
+    [[ -e $manifest && $step =~ ^[0-9]+$ ]] && ((10#$step > newest)) && newest=$((10#$step))
+  done
+  echo "$newest"
+}
+
+# Each start of the job leaves "JOB STEP" in the run directory, so that a job killed with its batch
+# script is counted too.
+starts_at() { # FILE STEP: this job's latest starts, in a row, from this step
+  awk -v job="$SLURM_JOB_ID" -v step="$2" \
+    '$1 == job { n = $2 == step ? n + 1 : 0 } END { print n + 0 }' "$1"
+}
+
+requeue() { # CODE WORDS...
+  trap '' TERM # which comes as soon as Slurm has the job in its queue again
+  scontrol requeue "$SLURM_JOB_ID" || stop "$1" "cannot requeue: submit with --requeue, or again by hand"
+  say "requeued: ${*:2}"
+  exit "$1"
+}
+
+decide() { # CODE STEP_AT_START RUN_DIRECTORY
+  local code=$1 before=$2 step starts why
+  step=$(newest_step "$3")
+  ((code == 0)) && say "done, newest checkpoint step $step" && exit 0
+  why="exit $code ($(meaning "$code")), newest checkpoint step $step (was $before)"
+  [[ $ended_by_slurm ]] && stop "$code" "$why; Slurm ended the job before its time"
+  ((code == 85 || code == 5 || code >= 128)) || stop "$code" "$why"
+  ((step > before)) && requeue "$code" "$why"
+  starts=$(starts_at "$3/starts" "$step")
+  ((starts <= fruitless_requeues)) || stop "$code" "$why, $starts starts in a row without a new one"
+  requeue "$code" "$why, fruitless start $starts; $fruitless_requeues of them are requeued"
+}
+
+train() { # DECK [--set section.key=value]...
+  local program run step gpus end now deadline=() code
+  srun=           # the process that USR1 is passed on to
+  signalled=      # a signal has interrupted wait
+  ended_by_slurm= # cancelled, preempted or requeued by hand: not for this script to requeue
+  trap 'signalled=1; [[ $srun ]] && kill -USR1 "$srun"' USR1
+  trap 'signalled=1; (($(date +%s) < end)) && ended_by_slurm=1' TERM
+  end=$(SLURM_TIME_FORMAT=%s squeue -h -j "$SLURM_JOB_ID" -o %e)
+  now=$(date +%s)
+  if [[ $end =~ ^[0-9]+$ ]]; then
+    ((end - margin > now)) || stop 2 \
+      "it ends in $((end - now)) s, but TESSERA_MARGIN=$margin s are kept for the last checkpoint: ask for more --time"
+    deadline=(--set "run.deadline=$((end - margin))")
+  else
+    say "Slurm names no end of this job ($end): no run.deadline"
+    end=$(date -d '+10 years' +%s)
+  fi
+
+  local machine=$here/machines/${TESSERA_MACHINE:-generic}/environment
+  # shellcheck disable=SC1090
+  source "$machine" || stop 2 "TESSERA_MACHINE=${TESSERA_MACHINE:-generic} has no $machine"
+  program=${TESSERA:-$(command -v tessera || echo "$here/../build/tessera")}
+  gpus=${SLURM_GPUS_PER_NODE:-} gpus=${gpus##*:} # may be TYPE:NUMBER
+  [[ -z $gpus || $gpus == "$SLURM_NTASKS_PER_NODE" ]] ||
+    stop 2 "$gpus GPUs but $SLURM_NTASKS_PER_NODE ranks a node: sbatch --ntasks-per-node=$gpus"
+
+  # The same deck and settings, checked here without MPI, say where the run keeps its checkpoints.
+  run=$("$program" check "$1" --ranks "$SLURM_NTASKS" "${@:2}") || stop $? "tessera check refuses $*"
+  run=$(sed -n 's/^run directory //p' <<<"$run")
+  mkdir -p "$run" || stop 7 "cannot make the run directory $run"
+  step=$(newest_step "$run")
+  echo "$SLURM_JOB_ID $step" >>"$run/starts" || stop 7 "cannot write $run/starts"
+  say "start $((${SLURM_RESTART_COUNT:-0} + 1)) on $SLURM_JOB_NODELIST, $SLURM_NTASKS ranks: $run, newest checkpoint step $step"
+
+  srun --kill-on-bad-exit=0 "$program" train "$1" "${deadline[@]}" "${@:2}" &
+  srun=$!
+  while signalled=; do
+    wait "$srun"
+    code=$?
+    [[ $signalled ]] || break
+  done
+  decide "$code" "$step" "$run"
+}
+
+here=$(dirname "$(realpath "${BASH_SOURCE[0]}")")

@@ -1,0 +1,244 @@
+"""Jobs on a real Slurm: the shipped batch scripts, runs over several nodes, and everything that ends
+a job early. Whatever ended it, the job goes on with the very numbers of a run that nothing ended.
+
+Each test starts a Slurm of its own; see slurm.py."""
+
+import os
+import shutil
+import subprocess
+import sys
+import unittest
+
+import slurm
+from tessera import BINARY, SOURCE, RunTest, change, metrics, tiny_deck, to_toml
+
+ENDLESS = 1_000_000
+TOLERANCE = 1e-5  # between numbers of ranks: see run/equivalence_test.py
+
+# A model of seconds in place of the shipped decks' own.
+SMALL = {"model.layers": 2, "model.heads": 3, "model.kv_heads": 3, "model.hidden": 24,
+         "model.ffn_hidden": 48, "model.vocab": 97, "model.context": 16, "batch.sequence": 16,
+         "batch.micro": 1, "batch.global": 8, "evaluate.batches": 1, "run.steps": 12}
+
+
+class Cluster(RunTest):
+    def setUp(self):
+        super().setUp()
+        os.environ.update(TESSERA=BINARY, TESSERA_MARGIN="20", SLURM_WAIT="5")
+        (self.dir / "slurm").symlink_to(SOURCE / "slurm")  # where jobs are submitted from
+        self.slurm = slurm.Slurm(self.dir / "cluster", nodes=3)
+        self.addCleanup(self.slurm.down)
+
+    def sbatch(self, *arguments):
+        """Submits; returns the job's number."""
+        return int(slurm.run("sbatch", "--parsable", *arguments, cwd=self.dir))
+
+    def log(self, job):
+        path = self.dir / f"slurm-{job}.out"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def wait_for_job(self, job, condition, what):
+        """Until condition(what scontrol shows of the job) holds."""
+        def report():
+            return f"job {job}: {what}\n{self.slurm.job(job)}\n{self.log(job)[-3000:]}"
+        return slurm.wait_until(lambda: condition(self.slurm.job(job)), report)
+
+    def finish(self, job, state="COMPLETED"):
+        """Waits for the job's end; returns its log."""
+        self.wait_for_job(job, lambda j: j["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"),
+                          "ends")
+        self.assertEqual(self.slurm.job(job)["JobState"], state, self.log(job)[-3000:])
+        return self.log(job)
+
+    def srun(self, nodes, ranks, name, **changes):
+        """Trains interactively; returns {step: (loss, grad_norm)}."""
+        deck = self.deck(name, tiny_deck(self.corpus, **changes))
+        slurm.run("srun", f"--nodes={nodes}", f"--ntasks={ranks}", "--mpi=pmix", "--overcommit",
+                  BINARY, "train", deck, cwd=self.dir)
+        return self.numbers(name)
+
+    # Jobs that are disturbed ------------------------------------------------------------------
+
+    CHANGES = {"schedule__kind": "constant", "zero__stage": 3}  # numbers do not depend on the end
+
+    def write_deck(self, steps, **changes):
+        """The deck that slurm/gpt2_124m.sbatch trains. It evaluates after every step: that takes
+        its time and changes no number."""
+        deck = tiny_deck(self.corpus, run__steps=steps, run__dir=str(self.dir / "run"),
+                         data__validation=[str(self.corpus)], evaluate__every=1,
+                         evaluate__batches=50, **self.CHANGES)
+        (self.dir / "inputs").mkdir(exist_ok=True)
+        (self.dir / "inputs" / "gpt2_124m.toml").write_text(to_toml(change(deck, **changes)))
+
+    def submit_endless(self, *options, **changes):
+        self.write_deck(ENDLESS, **changes)
+        job = self.sbatch("--nodes=2", "--ntasks-per-node=1", *options, "slurm/gpt2_124m.sbatch")
+        self.wait_for_job(job, lambda _: self.newest_step("run") >= 12, "trains")
+        return job
+
+    def check_restart(self, job, **changes):
+        """The disturbed job starts again, and ends with the numbers of an undisturbed run. Returns
+        (its log, the step that it resumed from)."""
+        self.wait_for_job(job, lambda j: int(j["Restarts"]) > 0, "starts again")
+        last = self.newest_step("run") + 10
+        self.write_deck(last, **changes)  # what the second start finds
+        log = self.finish(job)
+        want = self.srun(2, 2, "undisturbed", run__steps=last, **self.CHANGES)
+        self.assertEqual(self.numbers("run"), want)
+        resumed = [e["step"] for e in metrics.read_events(self.dir / "run")
+                   if e["event"] == "resume"]
+        self.assertEqual(len(resumed), 1, log)
+        return log, resumed[0]
+
+    def assert_requeued(self, log, why, step):
+        self.assertRegex(log, rf"requeued: {why}, newest checkpoint step {step} \(was 0\)\n")
+
+    def test_time_limit(self):
+        """Slurm looks at time limits every 30 s, and sends the signal up to 30 s early."""
+        job = self.submit_endless("--time=1", "--signal=B:USR1@20")
+        log, step = self.check_restart(job)
+        self.assert_requeued(log, r"exit 85 \(stopped on request\)", step)
+
+    def test_deadline(self):
+        """Without a signal that anybody heeds."""
+        os.environ["TESSERA_MARGIN"] = "52"
+        job = self.submit_endless("--time=1", "--signal=B:CONT@1")
+        log, step = self.check_restart(job)
+        self.assert_requeued(log, r"exit 85 \(stopped on request\)", step)
+        self.assertIn("stopped on request: run.deadline", log)
+
+    def test_signal_by_hand(self):
+        job = self.submit_endless()
+        slurm.run("scancel", "--signal=USR1", job)
+        log, step = self.check_restart(job)
+        self.assert_requeued(log, r"exit 85 \(stopped on request\)", step)
+
+    def test_killed_rank(self):
+        job = self.submit_endless(checkpoint__every=5)
+        self.kill_rank(self.nodes_of(job)[-1])
+        log, step = self.check_restart(job, checkpoint__every=5)
+        self.assert_requeued(log, r"exit 137 \(signal KILL\)", step)
+
+    def test_requeue_by_hand(self):
+        job = self.submit_endless()
+        slurm.run("scontrol", "requeue", job)
+        log, step = self.check_restart(job)
+        self.assertGreaterEqual(step, 12)
+        self.assertNotIn("requeued: ", log)  # Slurm did it, not the script
+        self.assertIn(f"newest checkpoint step {step}\n", log)
+
+    def test_node_failure(self):
+        """Slurm itself requeues the job, on the nodes that are left."""
+        job = self.submit_endless(checkpoint__every=5)
+        self.slurm.kill_node(self.nodes_of(job)[-1])
+        log, step = self.check_restart(job, checkpoint__every=5)
+        self.assertGreaterEqual(step, 5)
+        self.assertIn(f"newest checkpoint step {step}\n", log)
+
+    def nodes_of(self, job):
+        return slurm.run("scontrol", "show", "hostnames", self.slurm.job(job)["NodeList"]).split()
+
+    def kill_rank(self, node):
+        """kill -9 of the rank on a node."""
+        init = slurm.children(self.slurm.processes[node].pid)[0]
+        ranks = [p for p in slurm.descendants(init) if slurm.command(p)[:2] == [BINARY, "train"]]
+        self.assertEqual(len(ranks), 1)
+        os.kill(ranks[0], 9)
+
+    def test_no_requeue(self):
+        """Faults that starting again would not mend, and jobs that somebody ended."""
+        self.write_deck(ENDLESS, data__train=["no_such_tokens"])
+        job = self.sbatch("--nodes=1", "--ntasks-per-node=1", "slurm/gpt2_124m.sbatch")
+        log = self.finish(job, "FAILED")
+        self.assertRegex(log, r"stopped: exit 3 \(data or checkpoint unusable\), ")
+
+        self.write_deck(ENDLESS)
+        job = self.sbatch("--nodes=1", "--ntasks-per-node=1", "slurm/gpt2_124m.sbatch",
+                          "--set", "model.layer=3")
+        log = self.finish(job, "FAILED")
+        self.assertRegex(log, "stopped: tessera check refuses .*layer=3\n")
+        self.assertIn("model.layers", log)
+
+        job = self.submit_endless()
+        slurm.run("scontrol", "update", f"JobId={job}", "Requeue=0")
+        slurm.run("scancel", "--signal=USR1", job)
+        self.assertIn("stopped: cannot requeue", self.finish(job, "FAILED"))
+        self.assertEqual(self.slurm.job(job)["ExitCode"], "85:0")
+
+        shutil.rmtree(self.dir / "run")
+        job = self.submit_endless()
+        slurm.run("scancel", job)
+        log = self.finish(job, "CANCELLED")
+        self.assertRegex(log, r"stopped: exit 85 .*Slurm ended the job before its time\n")
+
+    def test_fruitless_starts_end(self):
+        """A rank that dies before every first checkpoint: four starts, then the job gives up."""
+        self.write_deck(ENDLESS)
+        job = self.sbatch("--nodes=1", "--ntasks-per-node=1", "slurm/gpt2_124m.sbatch")
+        for start in range(4):
+            self.wait_for_job(job, lambda _: self.log(job).count("step 1/") > start, "trains")
+            self.kill_rank(self.nodes_of(job)[0])
+        log = self.finish(job, "FAILED")
+        self.assertEqual(log.count("requeued: exit 137"), 3, log)
+        self.assertIn("4 starts in a row without a new one", log)
+
+    # Jobs that are not ------------------------------------------------------------------------
+
+    def test_shipped_scripts(self):
+        """Each with its own deck, but a small model."""
+        (self.dir / "inputs").symlink_to(SOURCE / "inputs")
+        corpus = f'["{self.corpus}"]'
+        small = {**SMALL, "data.train": corpus, "data.validation": corpus,
+                 "run.dir": self.dir / "{name}"}
+        sets = [word for key, value in small.items() for word in ("--set", f"{key}={value}")]
+
+        jobs = {script.stem: self.sbatch("--nodes=2", "--ntasks-per-node=1",
+                                         script.relative_to(SOURCE), *sets)
+                for script in sorted((SOURCE / "slurm").glob("*.sbatch"))}
+        self.assertGreaterEqual(len(jobs), 6)
+        for name, job in jobs.items():
+            self.assertRegex(self.finish(job), "done, newest checkpoint step 12\n")
+            self.assertEqual(list(self.numbers(name)), list(range(1, 13)))
+
+        one_rank = ("--nodes=1", "--ntasks-per-node=1")
+        del os.environ["OMP_NUM_THREADS"]
+        job = self.sbatch(*one_rank, "--gpus-per-node=1", "slurm/gpt2_124m.sbatch", *sets,
+                          "--set", "run.name=alone", "--set", "run.steps=2")
+        self.assertIn(f", {slurm.Slurm.CPUS} threads a rank", self.finish(job),
+                      "a rank has the cores of its socket")
+        job = self.sbatch(*one_rank, "--gpus-per-node=2", "slurm/gpt2_124m.sbatch", *sets)
+        self.assertIn("stopped: 2 GPUs but 1 ranks a node", self.finish(job, "FAILED"))
+
+    def test_nothing_is_left(self):
+        """Whoever kills a test's process, its cluster goes with it."""
+        def processes():
+            found = []
+            for pid in os.listdir("/proc"):
+                try:
+                    words = slurm.command(pid) if pid.isdigit() else []
+                except OSError:
+                    continue  # it has just ended
+                found += [words[0]] if words and "slurm" in words[0] else []
+            return sorted(found)
+
+        before = processes()
+        process = subprocess.Popen(
+            [sys.executable, slurm.__file__, "2", "sh", "-c", "echo up; sleep 1000"],
+            stdout=subprocess.PIPE)
+        self.assertEqual(process.stdout.readline(), b"up\n")
+        self.assertGreater(len(processes()), len(before))
+        process.kill()
+        process.communicate()
+        slurm.wait_until(lambda: processes() == before, processes)
+
+    def test_several_nodes(self):
+        """Where the ranks are changes no bit; another number of ranks only the order of sums."""
+        two = self.srun(2, 2, "two_nodes", zero__stage=3)
+        self.assertEqual(two, self.srun(1, 2, "one_node", zero__stage=3))
+        self.assert_close(two, self.srun(1, 1, "one_rank", zero__stage=3), TOLERANCE,
+                          "two nodes against one rank")
+
+
+if __name__ == "__main__":
+    slurm.enter()
+    unittest.main(verbosity=2)

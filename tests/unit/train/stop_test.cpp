@@ -1,0 +1,27 @@
+#include "train/stop.hpp"
+
+#include <gtest/gtest.h>
+
+#include <ctime>
+
+namespace tessera::train {
+namespace {
+
+TEST(Stop, LeavesTimeForAStepAndItsCheckpointBeforeTheDeadline) {
+  deck::RunSection run;
+  run.deadline = std::time(nullptr) + 1000;
+  const StopRequests requests(run, "no_such_directory");
+  EXPECT_EQ(requests.reason(0), std::nullopt);
+  EXPECT_EQ(requests.reason(1001), "run.deadline");
+}
+
+TEST(Stop, TheTimeLimitCountsFromTheStart) {
+  deck::RunSection run;
+  run.time_limit = deck::Seconds{1000};
+  EXPECT_EQ(StopRequests(run, "no_such_directory").reason(1001), std::nullopt);
+  run.time_limit = deck::Seconds{0};
+  EXPECT_EQ(StopRequests(run, "no_such_directory").reason(0), "run.time_limit");
+}
+
+}  // namespace
+}  // namespace tessera::train
