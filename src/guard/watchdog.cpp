@@ -62,6 +62,7 @@ struct Watchdog::Ring {
 
   PeerReport report;  // by the watchdog's thread alone, as the rest
   std::optional<Clock::time_point> leaving_at;
+  bool over = false;  // this rank has said goodbye: its neighbours answer by closing
   std::uint64_t progress = 0;
   Clock::time_point progress_at = Clock::now(), looked_at = Clock::now();
 
@@ -155,7 +156,7 @@ void Watchdog::Ring::handle(Link& from, const FrameHeader& header, std::string t
 void Watchdog::Ring::closed(Link& link) {
   link.socket = Socket();
   // Whoever leaves because of a casualty has told its neighbours so before.
-  if (link.said_goodbye || leaving_at) return;
+  if (link.said_goodbye || leaving_at || over) return;
   learn_of(
       link.peer,
       "its connection closed: the process was killed, or crashed; last heard of in " + link.doing,
@@ -269,6 +270,7 @@ void Watchdog::Ring::run() {
                                                                           : ExitCode::comm);
     }
   }
+  over = true;
   for (Link& link : links) send(link, Kind::goodbye, rank, "");
   drain(5s);
 }

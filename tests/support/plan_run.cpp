@@ -49,7 +49,7 @@ PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device,
   std::fill_n(step_arena_->base(), step_arena_->bytes(), std::byte{0xff});
   state_.emplace(inputs_, rank, *state_arena_);
   bound_.emplace(plan_, train::PlanMemory{state_arena_->base(), step_arena_->base()});
-  executor_.emplace(*device_, groups_, streams_, inputs_);
+  executor_.emplace(*device_, groups_, streams_, inputs_, whereabouts_);
 }
 
 void PlanRun::spoil_next_gradient(float value) { device_->spoil = value; }

@@ -59,6 +59,7 @@ class PlanRun {
   std::optional<train::ModelState> state_;
   std::optional<train::BoundPlan> bound_;
   memory::BackgroundStreams streams_;
+  train::Whereabouts whereabouts_;
   std::optional<train::Executor> executor_;
 };
 

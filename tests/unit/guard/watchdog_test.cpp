@@ -188,10 +188,16 @@ TEST(Watchdog, CommunicationErrorIsTheEchoOfADeath) {
 }
 
 TEST(Watchdog, GoodbyeIsNoCasualtyHoweverLateTheOthersAre) {
-  Ring ring(3, 60s, [](int rank, Watchdog&) { std::this_thread::sleep_for(rank * 150ms); });
-  const Outcome outcome = ring.join();
-  for (int status : outcome.status) EXPECT_TRUE(left_with(status, 0)) << status;
-  EXPECT_EQ(outcome.report, "");
+  for (int size : {2, 3, 4}) {
+    for (int first = 0; first < size; ++first) {
+      Ring ring(size, 60s, [=](int rank, Watchdog&) {
+        std::this_thread::sleep_for((rank + size - first) % size * 60ms);
+      });
+      const Outcome outcome = ring.join();
+      for (int status : outcome.status) EXPECT_TRUE(left_with(status, 0)) << status;
+      EXPECT_EQ(outcome.report, "");
+    }
+  }
 }
 
 TEST(Watchdog, RankWithoutProgressReportsItself) {
