@@ -38,7 +38,10 @@ def why_not():
 
 def enter():
     """Goes on in namespaces of its own, where temporary files are in a memory of their own, or exits
-    as skipped where they cannot be. Call first."""
+    as skipped where they cannot be. Forgets a Slurm job that it may be part of. Call first."""
+    for name in [n for n in os.environ if n.startswith(("SLURM_", "SBATCH_"))]:
+        del os.environ[name]
+    os.environ["PATH"] += ":/usr/sbin:/sbin"
     if os.getpid() == 1:
         run("mount", "-t", "tmpfs", "tmpfs", "/run")
         tempfile.tempdir = "/run"
@@ -186,6 +189,14 @@ class Slurm:
         """{state: number of nodes}; {} while the controller does not answer."""
         result = subprocess.run(["sinfo", "-h", "-o", "%T %D"], capture_output=True, text=True)
         return {state: int(count) for state, count in map(str.split, result.stdout.splitlines())}
+
+    def sent_bytes(self, node):
+        """Since the node came up, all protocols' headers included."""
+        for line in pathlib.Path("/proc/net/dev").read_text().splitlines():
+            name, _, counters = line.partition(":")
+            if name.strip() == f"to_{node}":
+                return int(counters.split()[0])  # what the bridge received
+        raise KeyError(node)
 
     def job(self, number):
         """What scontrol shows of a job, as {key: value}."""
