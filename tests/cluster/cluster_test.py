@@ -1,5 +1,5 @@
-"""Jobs on a real Slurm: the shipped batch scripts, runs over several nodes, and everything that ends
-a job early. Whatever ended it, the job goes on with the very numbers of a run that nothing ended.
+"""Jobs on a real Slurm: the shipped batch scripts, runs over several nodes, and everything that
+ends a job early. Whatever ended it, it goes on with the very numbers of a run that nothing ended.
 
 Each test starts a Slurm of its own; see slurm.py."""
 
@@ -93,8 +93,8 @@ class Cluster(RunTest):
 
     def assert_requeued(self, log, step, exit_code, stopped_by=None):
         """What the log of a job says that the script requeued once."""
-        self.assertRegex(log, rf"requeued: exit {exit_code} \([^)]*\), newest checkpoint step {step} "
-                              r"\(was 0\)\n")
+        self.assertRegex(log, rf"requeued: exit {exit_code} \([^)]*\), "
+                              rf"newest checkpoint step {step} \(was 0\)\n")
         if stopped_by:
             self.assertIn(f"stopped on request: {stopped_by} after step {step} ", log)
 
@@ -153,8 +153,8 @@ class Cluster(RunTest):
         self.assertRegex(log, r"stopped: exit 3 \(data or checkpoint unusable\), ")
 
         self.write_deck(ENDLESS)
-        job = self.sbatch("--nodes=1", "--ntasks-per-node=1", "--export=ALL,TESSERA_MACHINE=unknown",
-                          "slurm/gpt2_124m.sbatch")
+        job = self.sbatch("--nodes=1", "--ntasks-per-node=1",
+                          "--export=ALL,TESSERA_MACHINE=unknown", "slurm/gpt2_124m.sbatch")
         self.assertIn("stopped: TESSERA_MACHINE=unknown has no ", self.finish(job, "FAILED"))
 
         job = self.sbatch("--nodes=1", "--ntasks-per-node=1", "slurm/gpt2_124m.sbatch",
