@@ -1,12 +1,13 @@
 # Sourced by batch scripts. One function of it is theirs:
 #   train DECK [--set section.key=value]...
-# trains as one Slurm job that starts again until the run is done, and ends the script. slurm/README.md
+# trains as one Slurm job that starts again until the run is done, and ends the script. README.md
 # says what it decides; each decision is one line in the job's log.
 # shellcheck shell=bash
 set -uo pipefail
 
 readonly margin=${TESSERA_MARGIN:-120} # seconds that a last step and a checkpoint may take
 readonly fruitless_requeues=3          # in a row, without a new checkpoint
+readonly never=9999999999              # seconds since 1970
 
 say() { echo "$(date '+%F %T') job $SLURM_JOB_ID: $*"; }
 
@@ -25,7 +26,8 @@ meaning() { # of an exit code
     7) echo "I/O" ;;
     70) echo "internal error" ;;
     85) echo "stopped on request" ;;
-    *) (($1 > 128)) && echo "signal $(kill -l "$1" 2>/dev/null || echo $(($1 - 128)))" || echo "not tessera's" ;;
+    129 | 1[3-9]? | 2??) echo "signal $(kill -l "$1" 2>/dev/null || echo $(($1 - 128)))" ;;
+    *) echo "not tessera's" ;;
   esac
 }
 
@@ -47,7 +49,8 @@ starts_at() { # FILE STEP: this job's latest starts, in a row, from this step
 
 requeue() { # CODE WORDS...
   trap '' TERM # which comes as soon as Slurm has the job in its queue again
-  scontrol requeue "$SLURM_JOB_ID" || stop "$1" "cannot requeue: submit with --requeue, or again by hand"
+  scontrol requeue "$SLURM_JOB_ID" ||
+    stop "$1" "cannot requeue: submit with --requeue, or again by hand; ${*:2}"
   say "requeued: ${*:2}"
   exit "$1"
 }
@@ -66,7 +69,7 @@ decide() { # CODE STEP_AT_START RUN_DIRECTORY
 }
 
 train() { # DECK [--set section.key=value]...
-  local program run step gpus end now deadline=() code
+  local program run step gpus ranks now end=$never deadline=() code
   srun=           # the process that USR1 is passed on to
   signalled=      # a signal has interrupted wait
   ended_by_slurm= # cancelled, preempted or requeued by hand: not for this script to requeue
@@ -75,12 +78,12 @@ train() { # DECK [--set section.key=value]...
   end=$(SLURM_TIME_FORMAT=%s squeue -h -j "$SLURM_JOB_ID" -o %e)
   now=$(date +%s)
   if [[ $end =~ ^[0-9]+$ ]]; then
-    ((end - margin > now)) || stop 2 \
-      "it ends in $((end - now)) s, but TESSERA_MARGIN=$margin s are kept for the last checkpoint: ask for more --time"
+    ((end - margin > now)) || stop 2 "its time ends in $((end - now)) s, of which" \
+      "TESSERA_MARGIN=$margin s are kept for the last checkpoint: ask for more --time"
     deadline=(--set "run.deadline=$((end - margin))")
   else
     say "Slurm names no end of this job ($end): no run.deadline"
-    end=$(date -d '+10 years' +%s)
+    end=$never
   fi
 
   local machine=$here/machines/${TESSERA_MACHINE:-generic}/environment
@@ -88,16 +91,19 @@ train() { # DECK [--set section.key=value]...
   source "$machine" || stop 2 "TESSERA_MACHINE=${TESSERA_MACHINE:-generic} has no $machine"
   program=${TESSERA:-$(command -v tessera || echo "$here/../build/tessera")}
   gpus=${SLURM_GPUS_PER_NODE:-} gpus=${gpus##*:} # may be TYPE:NUMBER
-  [[ -z $gpus || $gpus == "$SLURM_NTASKS_PER_NODE" ]] ||
-    stop 2 "$gpus GPUs but $SLURM_NTASKS_PER_NODE ranks a node: sbatch --ntasks-per-node=$gpus"
+  ranks=${SLURM_NTASKS_PER_NODE:-an unknown number of}
+  [[ -z $gpus || $gpus == "$ranks" ]] ||
+    stop 2 "$gpus GPUs but $ranks ranks a node: sbatch --ntasks-per-node=$gpus"
 
   # The same deck and settings, checked here without MPI, say where the run keeps its checkpoints.
-  run=$("$program" check "$1" --ranks "$SLURM_NTASKS" "${@:2}") || stop $? "tessera check refuses $*"
+  run=$("$program" check "$1" --ranks "$SLURM_NTASKS" "${@:2}") ||
+    stop $? "tessera check refuses $*"
   run=$(sed -n 's/^run directory //p' <<<"$run")
   mkdir -p "$run" || stop 7 "cannot make the run directory $run"
   step=$(newest_step "$run")
   echo "$SLURM_JOB_ID $step" >>"$run/starts" || stop 7 "cannot write $run/starts"
-  say "start $((${SLURM_RESTART_COUNT:-0} + 1)) on $SLURM_JOB_NODELIST, $SLURM_NTASKS ranks: $run, newest checkpoint step $step"
+  say "start $((${SLURM_RESTART_COUNT:-0} + 1)) on $SLURM_JOB_NODELIST, $SLURM_NTASKS ranks:" \
+    "$run, newest checkpoint step $step"
 
   srun --kill-on-bad-exit=0 "$program" train "$1" "${deadline[@]}" "${@:2}" &
   srun=$!

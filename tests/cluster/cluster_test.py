@@ -1,5 +1,5 @@
-"""Jobs on a real Slurm: the shipped batch scripts, runs over several nodes, and everything that ends
-a job early. Whatever ended it, the job goes on with the very numbers of a run that nothing ended.
+"""Jobs on a real Slurm: the shipped batch scripts, runs over several nodes, and everything that
+ends a job early. Whatever ended it, it goes on with the very numbers of a run that nothing ended.
 
 Each test starts a Slurm of its own; see slurm.py."""
 
@@ -14,6 +14,7 @@ from tessera import BINARY, SOURCE, RunTest, change, metrics, tiny_deck, to_toml
 
 ENDLESS = 1_000_000
 TOLERANCE = 1e-5  # between numbers of ranks: see run/equivalence_test.py
+FRAME_HEADERS = 66 / 1448  # Ethernet's, IP's and TCP's, of what a full frame carries
 
 # A model of seconds in place of the shipped decks' own.
 SMALL = {"model.layers": 2, "model.heads": 3, "model.kv_heads": 3, "model.hidden": 24,
@@ -24,7 +25,7 @@ SMALL = {"model.layers": 2, "model.heads": 3, "model.kv_heads": 3, "model.hidden
 class Cluster(RunTest):
     def setUp(self):
         super().setUp()
-        os.environ.update(TESSERA=BINARY, TESSERA_MARGIN="20", SLURM_WAIT="5")
+        os.environ.update(TESSERA=BINARY, TESSERA_MARGIN="5", SLURM_WAIT="5")
         (self.dir / "slurm").symlink_to(SOURCE / "slurm")  # where jobs are submitted from
         self.slurm = slurm.Slurm(self.dir / "cluster", nodes=3)
         self.addCleanup(self.slurm.down)
@@ -90,40 +91,39 @@ class Cluster(RunTest):
         self.assertEqual(len(resumed), 1, log)
         return log, resumed[0]
 
-    def assert_requeued(self, log, why, step):
-        self.assertRegex(log, rf"requeued: {why}, newest checkpoint step {step} \(was 0\)\n")
+    def assert_requeued(self, log, step, exit_code, stopped_by=None):
+        """What the log of a job says that the script requeued once."""
+        self.assertRegex(log, rf"requeued: exit {exit_code} \([^)]*\), "
+                              rf"newest checkpoint step {step} \(was 0\)\n")
+        if stopped_by:
+            self.assertIn(f"stopped on request: {stopped_by} after step {step} ", log)
 
     def test_time_limit(self):
         """Slurm looks at time limits every 30 s, and sends the signal up to 30 s early."""
         job = self.submit_endless("--time=1", "--signal=B:USR1@20")
-        log, step = self.check_restart(job)
-        self.assert_requeued(log, r"exit 85 \(stopped on request\)", step)
+        self.assert_requeued(*self.check_restart(job), 85, "signal SIGUSR1")
 
     def test_deadline(self):
         """Without a signal that anybody heeds."""
         os.environ["TESSERA_MARGIN"] = "52"
         job = self.submit_endless("--time=1", "--signal=B:CONT@1")
-        log, step = self.check_restart(job)
-        self.assert_requeued(log, r"exit 85 \(stopped on request\)", step)
-        self.assertIn("stopped on request: run.deadline", log)
+        self.assert_requeued(*self.check_restart(job), 85, "run.deadline")
 
     def test_signal_by_hand(self):
         job = self.submit_endless()
         slurm.run("scancel", "--signal=USR1", job)
-        log, step = self.check_restart(job)
-        self.assert_requeued(log, r"exit 85 \(stopped on request\)", step)
+        self.assert_requeued(*self.check_restart(job), 85, "signal SIGUSR1")
 
     def test_killed_rank(self):
         job = self.submit_endless(checkpoint__every=5)
         self.kill_rank(self.nodes_of(job)[-1])
-        log, step = self.check_restart(job, checkpoint__every=5)
-        self.assert_requeued(log, r"exit 137 \(signal KILL\)", step)
+        self.assert_requeued(*self.check_restart(job, checkpoint__every=5), 137)
 
     def test_requeue_by_hand(self):
         job = self.submit_endless()
         slurm.run("scontrol", "requeue", job)
         log, step = self.check_restart(job)
-        self.assertGreaterEqual(step, 12)
+        self.assertIn(f"stopped on request: signal SIGTERM after step {step} ", log)
         self.assertNotIn("requeued: ", log)  # Slurm did it, not the script
         self.assertIn(f"newest checkpoint step {step}\n", log)
 
@@ -153,6 +153,10 @@ class Cluster(RunTest):
         self.assertRegex(log, r"stopped: exit 3 \(data or checkpoint unusable\), ")
 
         self.write_deck(ENDLESS)
+        job = self.sbatch("--nodes=1", "--ntasks-per-node=1",
+                          "--export=ALL,TESSERA_MACHINE=unknown", "slurm/gpt2_124m.sbatch")
+        self.assertIn("stopped: TESSERA_MACHINE=unknown has no ", self.finish(job, "FAILED"))
+
         job = self.sbatch("--nodes=1", "--ntasks-per-node=1", "slurm/gpt2_124m.sbatch",
                           "--set", "model.layer=3")
         log = self.finish(job, "FAILED")
@@ -237,6 +241,23 @@ class Cluster(RunTest):
         self.assertEqual(two, self.srun(1, 2, "one_node", zero__stage=3))
         self.assert_close(two, self.srun(1, 1, "one_rank", zero__stage=3), TOLERANCE,
                           "two nodes against one rank")
+
+
+    def test_wire_bytes(self):
+        """What a run reports to send is what the kernel counts, but for headers. The difference of
+        two runs leaves out how they start."""
+        short, long = 20, 220
+        counted, reported = {}, {}
+        for steps in (short, long):
+            name = f"steps_{steps}"
+            before = self.slurm.sent_bytes("node2")
+            self.srun(2, 2, name, zero__stage=3, model__hidden=96, run__steps=steps)
+            counted[steps] = self.slurm.sent_bytes("node2") - before
+            events = metrics.last_steps(metrics.read_events(self.dir / name))
+            reported[steps] = sum(e["wire_bytes"]["inter"] for e in events.values())
+        ratio = (counted[long] - counted[short]) / (reported[long] - reported[short])
+        self.assertGreaterEqual(ratio, 1)
+        self.assertLessEqual(ratio, 1 + FRAME_HEADERS)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
+#!/usr/bin/python3
 """A real Slurm of several nodes on one machine, for tests; by hand:
     tests/cluster/slurm.py NODES COMMAND...
 
 A node is a set of namespaces (processes, network, mounts, host name) with its own slurmd, joined to
-the controller by a bridge. The controller and all nodes live inside namespaces of the test process,
-which enter() makes: whenever that process ends, however it ends, the kernel takes away all of them."""
+the controller by a bridge. The controller and all nodes live inside namespaces of the test's
+process, which enter() makes: when that process ends, however it ends, the kernel ends all of it."""
 
 import os
 import pathlib
@@ -37,8 +38,11 @@ def why_not():
 
 
 def enter():
-    """Goes on in namespaces of its own, where temporary files are in a memory of their own, or exits
-    as skipped where they cannot be. Call first."""
+    """Goes on in namespaces of its own, which hold its temporary files too, or exits as skipped
+    where they cannot be. Forgets a Slurm job that it may be part of. Call first."""
+    for name in [n for n in os.environ if n.startswith(("SLURM_", "SBATCH_"))]:
+        del os.environ[name]
+    os.environ["PATH"] += ":/usr/sbin:/sbin"
     if os.getpid() == 1:
         run("mount", "-t", "tmpfs", "tmpfs", "/run")
         tempfile.tempdir = "/run"
@@ -138,13 +142,14 @@ class Slurm:
         }
         for i in range(self.GPUS):
             (self.dir / f"gpu{i}").touch()
-        (self.dir / "slurm.conf").write_text(
-            "".join(f"{key}={value}\n" for key, value in settings.items()) +
-            "".join(f"NodeName={name} NodeAddr={address} Sockets=1 CoresPerSocket={self.CPUS} "
-                    f"RealMemory=1000 Gres=gpu:{self.GPUS}\n" for name, address in self.nodes.items()) +
-            "PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE\n")
+        lines = [f"{key}={value}" for key, value in settings.items()]
+        lines += [f"NodeName={name} NodeAddr={address} Sockets=1 CoresPerSocket={self.CPUS} "
+                  f"RealMemory=1000 Gres=gpu:{self.GPUS}" for name, address in self.nodes.items()]
+        lines.append("PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE\n")
+        (self.dir / "slurm.conf").write_text("\n".join(lines))
         (self.dir / "gres.conf").write_text("".join(
-            f"NodeName={name} Name=gpu File={self.dir}/gpu[0-{self.GPUS - 1}]\n" for name in self.nodes))
+            f"NodeName={name} Name=gpu File={self.dir}/gpu[0-{self.GPUS - 1}]\n"
+            for name in self.nodes))
 
     def _start(self, name, *command):
         with open(self.dir / f"{name}.out", "ab") as out:
@@ -172,7 +177,8 @@ class Slurm:
         run("ip", "link", "set", f"to_{node}", "master", "bridge", "up")
 
     def kill_node(self, node):
-        """Everything on the node ends at once, as when its power fails."""
+        """As when its power fails: everything on it ends at once, and nobody is told."""
+        run("ip", "link", "del", f"to_{node}")
         self.processes[node].kill()
         self.processes[node].wait()
 
@@ -186,6 +192,14 @@ class Slurm:
         """{state: number of nodes}; {} while the controller does not answer."""
         result = subprocess.run(["sinfo", "-h", "-o", "%T %D"], capture_output=True, text=True)
         return {state: int(count) for state, count in map(str.split, result.stdout.splitlines())}
+
+    def sent_bytes(self, node):
+        """Since the node came up, all protocols' headers included."""
+        for line in pathlib.Path("/proc/net/dev").read_text().splitlines():
+            name, _, counters = line.partition(":")
+            if name.strip() == f"to_{node}":
+                return int(counters.split()[0])  # what the bridge received
+        raise KeyError(node)
 
     def job(self, number):
         """What scontrol shows of a job, as {key: value}."""
