@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <map>
 
+#include "core/range_map.hpp"
+
 namespace tessera::plan {
 namespace {
 
@@ -65,70 +67,52 @@ void check_ranges(const Plan& plan) {
 /// its own buffer.
 void check_order(const Plan& plan) {
   const auto reach = reachable(plan);
-  const auto ordered = [&](OpId before, std::size_t after) {
-    return reach[after]
-                [static_cast<std::size_t>(plan.ops[static_cast<std::size_t>(before)].stream)] >=
-           before;
+  const auto stream_of = [&](OpId op) {
+    return static_cast<std::size_t>(plan.ops[static_cast<std::size_t>(op)].stream);
   };
-  struct Event {
-    Range bytes;
-    OpId op;
-    bool write;
-    BufferId buffer;
+  struct History {
+    OpId writer = -1;
+    BufferId buffer = -1;                                // as which it was written
+    std::array<OpId, kStreams> readers{-1, -1, -1, -1};  // since, the latest of each stream
   };
-  std::array<std::multimap<std::int64_t, Event>, 2>
-      history;  // by begin; events that later writes cover are dropped
-  std::array<std::int64_t, 2> widest{};
+  std::array<RangeMap<History>, 2> arenas;
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
-    std::vector<std::pair<std::size_t, Event>> now;
-    for (const BufferUse& use : uses_of(plan.ops[i])) {
-      if (use.bytes.empty()) continue;
+    const auto uses = uses_of(plan.ops[i]);
+    const auto physical = [&](const BufferUse& use) {
       const Buffer& b = plan.buffers[static_cast<std::size_t>(use.buffer)];
-      const auto arena = static_cast<std::size_t>(arena_of(b));
-      const Range bytes{b.offset + use.bytes.begin, b.offset + use.bytes.end};
-      std::int64_t covered = 0;  // bytes that this buffer's own writes cover
-      auto& events = history[arena];
-      for (auto it = events.lower_bound(bytes.begin - widest[arena]);
-           it != events.end() && it->first < bytes.end; ++it) {
-        const Range common = intersect(it->second.bytes, bytes);
-        if (common.empty()) continue;
-        const bool conflict = it->second.write || use.access != Access::read;
-        if (conflict && it->second.op != static_cast<OpId>(i) && !ordered(it->second.op, i)) {
-          reject(plan, i, fmt::format("races with op {} on {}", it->second.op, b.name));
-        }
-        if (it->second.write && it->second.buffer == use.buffer) covered += common.count();
-        if (it->second.write && it->second.buffer != use.buffer && use.access != Access::write) {
+      return Range{b.offset + use.bytes.begin, b.offset + use.bytes.end};
+    };
+    const auto arena = [&](const BufferUse& use) -> RangeMap<History>& {
+      return arenas[static_cast<std::size_t>(
+          arena_of(plan.buffers[static_cast<std::size_t>(use.buffer)]))];
+    };
+    for (const BufferUse& use : uses) {
+      const Buffer& b = plan.buffers[static_cast<std::size_t>(use.buffer)];
+      const auto after = [&](OpId other) {
+        if (other >= 0 && reach[i][stream_of(other)] < other)
+          reject(plan, i, fmt::format("races with op {} on {}", other, b.name));
+      };
+      arena(use).each(physical(use), [&](const History& h) {
+        after(h.writer);
+        if (use.access != Access::read) std::for_each(h.readers.begin(), h.readers.end(), after);
+        if (use.access == Access::write) return;
+        if (h.writer < 0 && !b.persistent)
+          reject(plan, i, fmt::format("reads {} before it is written", b.name));
+        if (h.writer >= 0 && h.buffer != use.buffer) {
           reject(plan, i,
                  fmt::format("reads {}, whose bytes hold {}", b.name,
-                             plan.buffers[static_cast<std::size_t>(it->second.buffer)].name));
+                             plan.buffers[static_cast<std::size_t>(h.buffer)].name));
         }
-      }
-      if (use.access != Access::write && !b.persistent && covered < bytes.count()) {
-        reject(plan, i, fmt::format("reads {} before it is written", b.name));
-      }
-      now.push_back({arena, {bytes, static_cast<OpId>(i), use.access != Access::read, use.buffer}});
+      });
     }
-    for (const auto& [arena, event] : now) {
-      auto& events = history[arena];
-      widest[arena] = std::max(widest[arena], event.bytes.count());
-      if (event.write) {  // what this write covers is history; parts that stick out stay
-        std::vector<Event> rest;
-        for (auto it = events.lower_bound(event.bytes.begin - widest[arena]);
-             it != events.end() && it->first < event.bytes.end;) {
-          const Event old = it->second;
-          if (intersect(old.bytes, event.bytes).empty() || old.op == event.op) {
-            ++it;
-            continue;
-          }
-          it = events.erase(it);
-          if (old.bytes.begin < event.bytes.begin)
-            rest.push_back({{old.bytes.begin, event.bytes.begin}, old.op, old.write, old.buffer});
-          if (old.bytes.end > event.bytes.end)
-            rest.push_back({{event.bytes.end, old.bytes.end}, old.op, old.write, old.buffer});
-        }
-        for (const Event& r : rest) events.emplace(r.bytes.begin, r);
-      }
-      events.emplace(event.bytes.begin, event);
+    const auto op = static_cast<OpId>(i);
+    for (const BufferUse& use : uses) {
+      if (use.access == Access::read)
+        arena(use).each(physical(use), [&](History& h) { h.readers[stream_of(op)] = op; });
+    }
+    for (const BufferUse& use : uses) {
+      if (use.access != Access::read)
+        arena(use).assign(physical(use), {.writer = op, .buffer = use.buffer});
     }
   }
 }
@@ -201,11 +185,12 @@ void check(const Plan& plan) {
   check_gradients(plan);
 }
 
-void check_together(std::span<const Plan> plans) {
-  for (std::size_t r = 1; r < plans.size(); ++r) {
-    if (plan_hash(plans[r]) != plan_hash(plans[0])) {
-      throw InternalError(
-          fmt::format("broken plan: ranks 0 and {} do not issue the same collectives", r));
+void check_together(std::span<const std::uint64_t> plan_hashes) {
+  for (std::size_t r = 1; r < plan_hashes.size(); ++r) {
+    if (plan_hashes[r] != plan_hashes[0]) {
+      throw InternalError(fmt::format(
+          "broken plan: the first rank and number {} after it do not issue the same collectives",
+          r));
     }
   }
 }

@@ -15,7 +15,8 @@ namespace tessera::plan {
 /// once and updates once, after the verdict.
 void check(const Plan& plan);
 
-/// The plans of all ranks of a group together: the same collectives in the same order.
-void check_together(std::span<const Plan> plans);
+/// The plans of several ranks of a group, by their plan_hash: the same collectives in the same
+/// order.
+void check_together(std::span<const std::uint64_t> plan_hashes);
 
 }  // namespace tessera::plan

@@ -27,17 +27,17 @@ View buffer_view(BufferId id, DType type, std::int64_t elements) {
 }
 
 void Insertions::apply(std::vector<Op>& ops) {
-  std::stable_sort(inserted_.begin(), inserted_.end(),
-                   [](const At& a, const At& b) { return a.position < b.position; });
-  std::vector<Op> result;
-  result.reserve(ops.size() + inserted_.size());
-  auto next = inserted_.begin();
-  for (std::size_t i = 0; i <= ops.size(); ++i) {
-    for (; next != inserted_.end() && next->position == i; ++next)
-      result.push_back(std::move(next->op));
-    if (i < ops.size()) result.push_back(std::move(ops[i]));
+  std::vector<At*> order;  // an op is hundreds of bytes: sort where they are
+  for (At& at : inserted_) order.push_back(&at);
+  std::stable_sort(order.begin(), order.end(),
+                   [](const At* a, const At* b) { return a->position < b->position; });
+  auto from = ops.size();
+  ops.resize(from + order.size());
+  auto to = ops.size();
+  for (auto next = order.rbegin(); next != order.rend(); ++next) {
+    while (from > (*next)->position) ops[--to] = std::move(ops[--from]);
+    ops[--to] = std::move((*next)->op);
   }
-  ops = std::move(result);
   inserted_.clear();
 }
 

@@ -1,6 +1,7 @@
 // Lifetimes to slots: which bytes of its arena each buffer occupies while it lives.
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "plan/make_plan.hpp"
 
@@ -42,45 +43,49 @@ namespace {
 class FreeList {
  public:
   std::int64_t take(std::int64_t bytes) {
-    auto best = free_.end();
-    for (auto it = free_.begin(); it != free_.end(); ++it) {
-      if (it->second >= bytes && (best == free_.end() || it->second < best->second)) best = it;
-    }
-    if (best == free_.end()) {
+    const auto best = by_size_.lower_bound({bytes, 0});
+    if (best == by_size_.end()) {
       // Nothing fits: grow, starting in the last hole if it touches the end.
       std::int64_t offset = end_;
-      if (!free_.empty() &&
-          std::prev(free_.end())->first + std::prev(free_.end())->second == end_) {
-        offset = std::prev(free_.end())->first;
-        free_.erase(std::prev(free_.end()));
+      if (!free_.empty()) {
+        const auto last = std::prev(free_.end());
+        if (last->first + last->second == end_) offset = remove(last).first;
       }
       end_ = offset + bytes;
       return offset;
     }
-    const auto [offset, size] = *best;
-    free_.erase(best);
-    if (size > bytes) free_[offset + bytes] = size - bytes;
+    const auto [offset, size] = remove(free_.find(best->second));
+    if (size > bytes) add(offset + bytes, size - bytes);
     return offset;
   }
   void give(std::int64_t offset, std::int64_t bytes) {
-    auto next = free_.lower_bound(offset);
-    if (next != free_.end() && offset + bytes == next->first) {
-      bytes += next->second;
-      next = free_.erase(next);
-    }
+    const auto next = free_.lower_bound(offset);
     if (next != free_.begin()) {
       const auto previous = std::prev(next);
       if (previous->first + previous->second == offset) {
-        previous->second += bytes;
-        return;
+        offset = previous->first;
+        bytes += remove(previous).second;
       }
     }
-    free_[offset] = bytes;
+    if (next != free_.end() && offset + bytes == next->first) bytes += remove(next).second;
+    add(offset, bytes);
   }
   std::int64_t end() const { return end_; }
 
  private:
-  std::map<std::int64_t, std::int64_t> free_;
+  using Holes = std::map<std::int64_t, std::int64_t>;  // offset -> bytes
+  void add(std::int64_t offset, std::int64_t bytes) {
+    free_[offset] = bytes;
+    by_size_.insert({bytes, offset});
+  }
+  std::pair<std::int64_t, std::int64_t> remove(Holes::iterator hole) {
+    const auto [offset, bytes] = *hole;
+    by_size_.erase({bytes, offset});
+    free_.erase(hole);
+    return {offset, bytes};
+  }
+  Holes free_;
+  std::set<std::pair<std::int64_t, std::int64_t>> by_size_;  // {bytes, offset} of the same
   std::int64_t end_ = 0;
 };
 

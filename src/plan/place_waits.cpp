@@ -1,7 +1,7 @@
 // Which op waits for which: ops that touch the same bytes, at least one writing, keep their order.
 #include <algorithm>
-#include <map>
 
+#include "core/range_map.hpp"
 #include "plan/make_plan.hpp"
 
 namespace tessera::plan {
@@ -10,59 +10,18 @@ namespace {
 constexpr OpId kNone = -1;
 using Clock = std::array<OpId, kStreams>;  // of each stream, the latest op known to be complete
 
-/// Who wrote and who has read the bytes of an arena, in disjoint segments.
-class Accesses {
- public:
-  struct Segment {
-    std::int64_t end = 0;
-    OpId writer = kNone;
-    Clock readers{kNone, kNone, kNone, kNone};
-  };
-
-  /// f(segment) for the segments that make up [range), which are split to fit and created where
-  /// missing.
-  template <typename F>
-  void each(Range range, F&& f) {
-    split(range.begin);
-    split(range.end);
-    std::int64_t at = range.begin;
-    auto it = segments_.lower_bound(range.begin);
-    while (at < range.end) {
-      if (it == segments_.end() || it->first > at) {
-        const std::int64_t end = it == segments_.end() ? range.end : std::min(range.end, it->first);
-        it = segments_.emplace_hint(it, at, Segment{.end = end});
-      }
-      f(it->second);
-      at = it->second.end;
-      ++it;
-    }
-  }
-  /// After a write the whole range has one history again.
-  void overwrite(Range range, OpId writer) {
-    each(range, [](Segment&) {});
-    segments_.erase(segments_.lower_bound(range.begin), segments_.lower_bound(range.end));
-    segments_[range.begin] = {.end = range.end, .writer = writer};
-  }
-
- private:
-  void split(std::int64_t at) {
-    auto it = segments_.upper_bound(at);
-    if (it == segments_.begin()) return;
-    --it;
-    if (it->first < at && at < it->second.end) {
-      Segment tail = it->second;
-      it->second.end = at;
-      segments_[at] = tail;
-    }
-  }
-  std::map<std::int64_t, Segment> segments_;
+/// Who wrote some bytes, and who has read them since.
+struct Accesses {
+  OpId writer = kNone;
+  Clock readers{kNone, kNone, kNone, kNone};
 };
 
 }  // namespace
 
 void place_waits(Plan& plan) {
-  std::array<Accesses, 2> arenas;
+  std::array<RangeMap<Accesses>, 2> arenas;
   std::vector<Clock> known(plan.ops.size());  // what is complete when the op starts
+  std::vector<OpId> before;
   Clock last_on{kNone, kNone, kNone, kNone};
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     Op& op = plan.ops[i];
@@ -72,7 +31,7 @@ void place_waits(Plan& plan) {
       clock = known[static_cast<std::size_t>(last_on[stream])];
       clock[stream] = last_on[stream];
     }
-    std::vector<OpId> before;
+    before.clear();
     std::vector<std::pair<std::size_t, BufferUse>> uses;
     for (BufferUse use : uses_of(op)) {
       const Buffer& buffer = plan.buffers[static_cast<std::size_t>(use.buffer)];
@@ -80,7 +39,7 @@ void place_waits(Plan& plan) {
       uses.push_back({static_cast<std::size_t>(arena_of(buffer)), use});
     }
     for (const auto& [arena, use] : uses) {
-      arenas[arena].each(use.bytes, [&](Accesses::Segment& s) {
+      arenas[arena].each(use.bytes, [&](Accesses& s) {
         if (s.writer != kNone) before.push_back(s.writer);
         if (use.access == kernels::Access::read) return;
         for (OpId reader : s.readers) {
@@ -103,12 +62,12 @@ void place_waits(Plan& plan) {
     for (const auto& [arena, use] : uses) {
       if (use.access == kernels::Access::read) {
         arenas[arena].each(use.bytes,
-                           [&](Accesses::Segment& s) { s.readers[stream] = static_cast<OpId>(i); });
+                           [&](Accesses& s) { s.readers[stream] = static_cast<OpId>(i); });
       }
     }
     for (const auto& [arena, use] : uses) {
       if (use.access != kernels::Access::read)
-        arenas[arena].overwrite(use.bytes, static_cast<OpId>(i));
+        arenas[arena].assign(use.bytes, {.writer = static_cast<OpId>(i)});
     }
   }
 }

@@ -5,21 +5,12 @@
 namespace tessera::plan {
 
 std::string_view call_name(const Call& call) {
-  return std::visit(
-      [](const auto& inner) -> std::string_view {
-        using T = std::decay_t<decltype(inner)>;
-        if constexpr (std::is_same_v<T, kernels::KernelCall> ||
-                      std::is_same_v<T, comm::CollectiveCall>) {
-          return name_of(inner);
-        } else {
-          return T::kName;
-        }
-      },
-      call);
+  return visit_args(call, [](const auto& args) -> std::string_view { return args.kName; });
 }
 
 std::vector<BufferUse> uses_of(const Op& op) {
   std::vector<BufferUse> uses;
+  uses.reserve(16);  // more than most ops have
   each_view(op.call, [&](const View& v, kernels::Access access) {
     const std::int64_t begin = offset_of(v);
     uses.push_back({buffer_of(v), {begin, begin + v.span_bytes()}, access});

@@ -143,23 +143,28 @@ inline std::int64_t offset_of(const View& v) {
                                    ((std::uintptr_t{1} << kOffsetBits) - 1));
 }
 
-/// f(view, access) for every present view of the call.
+/// f(args) for the argument struct of a call, in whichever variant it is.
 template <typename CallType, typename F>
-void each_view(CallType& call, F&& f) {
-  std::visit(
-      [&](auto& inner) {
-        using T = std::decay_t<decltype(inner)>;
-        if constexpr (std::is_same_v<T, kernels::KernelCall>) {
-          kernels::visit_views(inner, f);
-        } else if constexpr (std::is_same_v<T, comm::CollectiveCall>) {
-          comm::visit_views(inner, f);
+decltype(auto) visit_args(CallType& call, F&& f) {
+  return std::visit(
+      [&](auto& inner) -> decltype(auto) {
+        if constexpr (requires { std::variant_size<std::decay_t<decltype(inner)>>::value; }) {
+          return std::visit(f, inner);
         } else {
-          inner.visit(inner, [&](auto& view, kernels::Access access) {
-            if (view) f(view, access);
-          });
+          return f(inner);
         }
       },
       call);
+}
+
+/// f(view, access) for every present view of the call.
+template <typename CallType, typename F>
+void each_view(CallType& call, F&& f) {
+  visit_args(call, [&](auto& args) {
+    args.visit(args, [&](auto& view, kernels::Access access) {
+      if (view) f(view, access);
+    });
+  });
 }
 
 std::string_view call_name(const Call& call);

@@ -17,6 +17,7 @@ Op gather_op(OpKind kind, std::size_t unit, const View& shard, const View& full)
 /// Consecutive uses of a unit that one gather serves.
 struct Residence {
   std::int32_t first_visit = 0, last_visit = 0;
+  BufferId buffer = -1;  // its window
 };
 
 }  // namespace
@@ -63,43 +64,40 @@ void residency(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& s
       if (!list.empty() && op.visit - list.back().last_visit <= in.prefetch + 1) {
         list.back().last_visit = op.visit;
       } else {
-        list.push_back({op.visit, op.visit});
+        list.push_back({.first_visit = op.visit, .last_visit = op.visit});
       }
     }
   }
   // One buffer and one gather a residence; in order of first use, so that the gather stream is too.
   struct Pending {
-    Residence residence;
+    std::int32_t first_visit;
     std::size_t unit;
     BufferId buffer;
   };
   std::vector<Pending> gathers;
   for (std::size_t u = 0; u < states.size(); ++u) {
-    for (const Residence& r : residences[u]) {
+    for (Residence& r : residences[u]) {
       const Buffer& placeholder = plan.buffers[static_cast<std::size_t>(scheduled.windows[u])];
-      gathers.push_back(
-          {r, u, add_buffer(plan, placeholder.name, Purpose::gather_window, placeholder.bytes)});
+      r.buffer = add_buffer(plan, placeholder.name, Purpose::gather_window, placeholder.bytes);
+      gathers.push_back({r.first_visit, u, r.buffer});
     }
   }
   std::stable_sort(gathers.begin(), gathers.end(), [](const Pending& a, const Pending& b) {
-    return a.residence.first_visit < b.residence.first_visit;
+    return a.first_visit < b.first_visit;
   });
+  std::vector<std::size_t> current(states.size());  // residence of each unit: visits only grow
   for (Op& op : plan.ops) {
     each_view(op.call, [&](View& view, kernels::Access) {
       const auto it = unit_of.find(buffer_of(view));
       if (it == unit_of.end()) return;
-      for (const Pending& g : gathers) {
-        if (g.unit == it->second && g.residence.first_visit <= op.visit &&
-            op.visit <= g.residence.last_visit) {
-          view.data = symbolic(g.buffer, offset_of(view));
-          return;
-        }
-      }
+      std::size_t& at = current[it->second];
+      while (residences[it->second][at].last_visit < op.visit) ++at;
+      view.data = symbolic(residences[it->second][at].buffer, offset_of(view));
     });
   }
   for (const Pending& g : gathers) {
     const auto visit =
-        static_cast<std::int32_t>(std::max<std::int64_t>(0, g.residence.first_visit - in.prefetch));
+        static_cast<std::int32_t>(std::max<std::int64_t>(0, g.first_visit - in.prefetch));
     const UnitState& state = states[g.unit];
     insertions.before(visit_start.at(visit),
                       gather_op(OpKind::gather, g.unit, state.own_shard,

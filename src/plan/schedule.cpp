@@ -62,7 +62,10 @@ class Scheduler {
     }
     const View sums = plan_.words.range(0, WordLayout::flags);
     add(OpKind::kernel, kernels::Fill{.out = sums});
-    for (std::int64_t k = 0; k < plan_.shape.micro_batches; ++k) micro_batch(k);
+    for (std::int64_t k = 0; k < plan_.shape.micro_batches; ++k) {
+      micro_batch(k);  // all alike; and room for what passes insert
+      if (k == 0) plan_.ops.reserve(plan_.ops.size() * (plan_.shape.micro_batches + 1));
+    }
     return std::move(out_);
   }
 
@@ -224,7 +227,7 @@ class Scheduler {
                            .unit = static_cast<std::int32_t>(layers_[layer].units[0]),
                            .micro_batch = micro_batch_,
                            .visit = visit_,
-                           .call = call,
+                           .call = std::move(call),
                            .waits = {}});
     }
     ++visit_;
