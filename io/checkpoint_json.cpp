@@ -174,6 +174,7 @@ json json_of(const CheckpointHeader& h) {
           {"scaler_good_steps", h.scaler_good_steps},
           {"scaler_hysteresis_left", h.scaler_hysteresis_left},
           {"spike_window", std::move(window)},
+          {"lr_factor", h.lr_factor},
           {"threads", h.threads},
           {"layout",
            {{"world", h.layout.world},
@@ -204,6 +205,10 @@ CheckpointHeader header_of(const JsonCursor& value) {
   h.scaler_hysteresis_left = value["scaler_hysteresis_left"].integer(0);
   value["spike_window"].for_each_item(
       [&](const JsonCursor& loss) { h.spike_window.push_back(number_of(loss)); });
+  if (const auto factor = value.find("lr_factor")) {
+    h.lr_factor = factor->number();
+    if (h.lr_factor <= 0 || h.lr_factor > 1) factor->expected("a number, > 0 and <= 1");
+  }
   h.threads = static_cast<int>(value["threads"].integer(1, kMaxRanks));
   const JsonCursor layout = value["layout"];
   const auto size = [&](const char* key) {

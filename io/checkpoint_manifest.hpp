@@ -38,6 +38,7 @@ struct CheckpointHeader {
   std::int64_t scaler_good_steps = 0;       // since the scale last changed
   std::int64_t scaler_hysteresis_left = 0;  // overflows until the scale halves
   std::vector<double> spike_window;         // recent losses, oldest first
+  double lr_factor = 1;                     // what rollbacks have made of the learning rate
   int threads = 1;                          // a rank's
   CheckpointLayout layout;
   std::string deck;                         // resolved TOML

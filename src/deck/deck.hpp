@@ -217,6 +217,8 @@ struct GuardSection {
   NonFinite non_finite = NonFinite::skip;
   std::int64_t max_skips = 16;
   Spike spike = Spike::off;
+  std::int64_t spike_window = 100;
+  double spike_threshold = 10;
   std::int64_t rollback_steps = 100;
   double rollback_lr_factor = 0.5;
   std::int64_t check_replicas = 0;

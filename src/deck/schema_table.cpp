@@ -362,17 +362,26 @@ constexpr SchemaRow kRows[] = {
         "guard.non_finite", "a step whose gradient norm is not finite: skip it, or stop"),
     row<&Deck::guard, &GuardSection::max_skips>(
         "guard.max_skips", "skipped steps in a row before the run stops", {.limits = at_least(0)}),
-    row<&Deck::guard, &GuardSection::spike>("guard.spike", "a loss far above its recent window",
-                                            {.built = "off"}),
-    row<&Deck::guard, &GuardSection::rollback_steps>("guard.rollback_steps",
-                                                     "steps back, for spike rollback",
-                                                     {.limits = at_least(1), .built = "100"}),
+    row<&Deck::guard, &GuardSection::spike>(
+        "guard.spike",
+        "a loss far above its recent window: warn of it, or return to a checkpoint and skip the "
+        "data that led there"),
+    row<&Deck::guard, &GuardSection::spike_window>(
+        "guard.spike_window", "recent losses that a loss is judged by", {.limits = at_least(2)}),
+    row<&Deck::guard, &GuardSection::spike_threshold>(
+        "guard.spike_threshold",
+        "a spike lies so many scaled median absolute deviations above the window's median",
+        {.limits = {.low = 0, .above_low = true}}),
+    row<&Deck::guard, &GuardSection::rollback_steps>(
+        "guard.rollback_steps", "a rollback returns to a checkpoint at least so many steps back",
+        {.limits = at_least(1)}),
     row<&Deck::guard, &GuardSection::rollback_lr_factor>(
         "guard.rollback_lr_factor", "learning rate factor after a rollback",
-        {.limits = {.low = 0, .high = 1, .above_low = true}, .built = "0.5"}),
+        {.limits = {.low = 0, .high = 1, .above_low = true}}),
     row<&Deck::guard, &GuardSection::check_replicas>(
-        "guard.check_replicas", "steps between comparisons of replicated state; 0 = none",
-        {.limits = at_least(0), .built = "0"}),
+        "guard.check_replicas",
+        "steps between comparisons of what data ranks hold copies of; 0 = none",
+        {.limits = at_least(0)}),
     row<&Deck::guard, &GuardSection::hang_timeout>(
         "guard.hang_timeout", "a rank silent for so long is stuck; 0 = no watchdog",
         {.limits = at_least(0), .unit = "s"}),

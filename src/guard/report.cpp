@@ -1,6 +1,5 @@
 #include "guard/report.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -44,17 +43,13 @@ std::string to_text(const PeerReport& report) {
   return text;
 }
 
-void publish(const PeerReport& report, const std::filesystem::path& log) {
+void publish(const PeerReport& report, const std::function<void(const std::string&)>& record) {
   const std::string text = to_text(report);
   [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, text.data(), text.size());
-  if (log.empty()) return;
+  if (!record) return;
   const auto done = std::make_shared<std::atomic<bool>>(false);
-  std::thread([done, text, log] {
-    const int file = ::open(log.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
-    if (file >= 0) {
-      [[maybe_unused]] const ssize_t written = ::write(file, text.data(), text.size());
-      ::close(file);
-    }
+  std::thread([done, text, record] {
+    record(text);
     *done = true;
   }).detach();
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(1);

@@ -1,7 +1,7 @@
 // What the survivors know of a peer's failure, as its reader wants it.
 #pragma once
 
-#include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 
@@ -15,8 +15,8 @@ struct PeerReport {
 /// One line a casualty, one for all ranks that were doing the same.
 std::string to_text(const PeerReport& report);
 
-/// Writes it to stderr and appends it to `log`, if that has a name; a file system that hangs is
-/// given up after a second, and errors go unnoticed: the process is about to leave.
-void publish(const PeerReport& report, const std::filesystem::path& log);
+/// Writes it to stderr and gives it to `record`, if there is one, which gets a second to keep it:
+/// the process is about to leave.
+void publish(const PeerReport& report, const std::function<void(const std::string&)>& record);
 
 }  // namespace tessera::guard

@@ -241,7 +241,7 @@ void Watchdog::Ring::leave(ExitCode code) {
   const bool speaks =
       !report.casualties.contains(rank) || report.casualties.size() > 1 || code == ExitCode::comm;
   const bool lowest = report.bystanders.empty() || report.bystanders.begin()->first >= rank;
-  if (speaks && lowest) publish(report, options.log);
+  if (speaks && lowest) publish(report, options.record);
   drain(500ms);
   ::_exit(static_cast<int>(code));
 }
@@ -331,6 +331,7 @@ void Watchdog::start(std::span<const std::string> endpoints, std::uint64_t secre
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &mask);
   thread_ = std::thread([&ring] { ring.run(); });
+  pthread_setname_np(thread_.native_handle(), "watchdog");
   pthread_sigmask(SIG_SETMASK, &mask, nullptr);
 }
 

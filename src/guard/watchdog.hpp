@@ -11,7 +11,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <span>
@@ -32,7 +31,9 @@ struct Activity {
 
 struct WatchdogOptions {
   std::chrono::milliseconds hang_timeout{0};  // > 0
-  std::filesystem::path log;  // the report is appended to it, as on stderr; may be empty
+  /// Keeps the report, which stderr gets anyway. Called on a thread of its own and waited for a
+  /// second at most: the file system may be what hangs.
+  std::function<void(const std::string& report)> record;
 };
 
 class Watchdog {

@@ -18,6 +18,7 @@ BackgroundStreams::BackgroundStreams() {
   pthread_sigmask(SIG_SETMASK, &all, &before);
   thread_ = std::thread([this] { serve(); });
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  pthread_setname_np(thread_.native_handle(), "progress");
 }
 
 BackgroundStreams::~BackgroundStreams() {

@@ -78,7 +78,7 @@ std::unique_ptr<memory::Task> Executor::start(const plan::Op& op, const plan::Ca
   return data_.of(op.stream).start(std::get<comm::CollectiveCall>(call));
 }
 
-StepTimes Executor::run(const BoundPlan& bound, const Loader& load) {
+StepTimes Executor::run(const BoundPlan& bound, const Loader& load, const Hooks& hooks) {
   const auto begin = Clock::now();
   StepTimes times;
   std::array<std::int64_t, plan::kStreams> base{};
@@ -91,8 +91,10 @@ StepTimes Executor::run(const BoundPlan& bound, const Loader& load) {
   };
 
   Whereabouts::Running running(whereabouts_, inputs_);
-  for (const auto& [op, call, relative_waits] : bound.ops()) {
+  for (const BoundPlan::BoundOp& bound_op : bound.ops()) {
+    const auto& [op, call, relative_waits] = bound_op;
     running.at(*op);
+    if (hooks.before) hooks.before(bound_op);
     std::vector<memory::Event> waits = relative_waits;
     for (memory::Event& e : waits) e.count += base[e.stream];
     const auto stream = static_cast<std::size_t>(op->stream);
@@ -111,6 +113,7 @@ StepTimes Executor::run(const BoundPlan& bound, const Loader& load) {
                        : device_.run(std::get<kernels::KernelCall>(call));
     });
     const double spent = seconds(from, Clock::now());
+    if (hooks.after) hooks.after(bound_op);
     if (batch != nullptr) {
       times.data_exposed += spent;
     } else {

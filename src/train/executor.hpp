@@ -71,9 +71,15 @@ class Executor {
         inputs_(inputs),
         whereabouts_(whereabouts) {}
 
+  /// Called on the calling thread for each op of its own stream, and before ops are handed to the
+  /// background.
+  struct Hooks {
+    std::function<void(const BoundPlan::BoundOp&)> before, after;
+  };
+
   /// One step; returns when all of it is done. Rethrows what an op threw, in the background or not,
   /// with the op's name in front.
-  StepTimes run(const BoundPlan& bound, const Loader& load);
+  StepTimes run(const BoundPlan& bound, const Loader& load, const Hooks& hooks = {});
 
  private:
   /// Starts a background op.

@@ -38,6 +38,12 @@ class ModelState {
   /// Writes the pieces' bytes from the live state or from the snapshot buffers.
   void save(CheckpointWriter& writer, From from) const;
 
+  /// Hashes of this rank's copies of every data rank's slice of unit `unit` (of all units together:
+  /// -1), by data rank: parameters, and the optimizer's state where it is replicated too. 0: no
+  /// copy that others hold alike; at stages 1 and 2 the own slice is newer than theirs until it is
+  /// published.
+  std::vector<std::uint64_t> slice_hashes(std::int64_t unit) const;
+
   const std::vector<plan::UnitState>& units() const { return states_; }
 
  private:

@@ -4,8 +4,13 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <fmt/chrono.h>
+
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <ctime>
+#include <fstream>
 #include <thread>
 
 #include "core/error.hpp"
@@ -94,9 +99,51 @@ void LineFile::write(std::string_view line) {
   write_all(fd_, whole, path_);
 }
 
+namespace {
+
+/// Of the last event "step" among a file's last lines; 0 if there is none.
+std::int64_t last_step_in(const std::filesystem::path& path) {
+  std::ifstream in(path);
+  in.seekg(0, std::ios::end);
+  constexpr std::streamoff kTail = 1 << 16;
+  in.seekg(std::max<std::streamoff>(0, in.tellg() - kTail));
+  std::int64_t step = 0;
+  for (std::string line; std::getline(in, line);) {
+    const auto event = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!event.is_object() || event.value("event", nlohmann::json()) != "step") continue;
+    const auto at = event.value("step", nlohmann::json());
+    if (at.is_number_integer()) step = at.get<std::int64_t>();
+  }
+  return step;
+}
+
+}  // namespace
+
 Reporter::Reporter(const std::filesystem::path& directory)
     : log_(std::make_unique<LineFile>(directory / "log.txt")),
-      metrics_(std::make_unique<LineFile>(directory / "metrics.jsonl")) {}
+      metrics_(std::make_unique<LineFile>(directory / "metrics.jsonl")) {
+  const auto path = directory / "logbook.md";
+  last_step_ = last_step_in(directory / "metrics.jsonl");
+  const bool fresh = !std::filesystem::exists(path);
+  logbook_ = std::make_unique<LineFile>(path);
+  if (fresh) {
+    logbook_->write("# Logbook\n\nWhat happened to this run, by its own account; times are UTC.\n");
+  }
+}
+
+std::string logbook_bullet() {
+  return fmt::format("- {:%Y-%m-%d %H:%M:%S}Z: ", fmt::gmtime(std::time(nullptr)));
+}
+
+void Reporter::note(std::string_view sentence) {
+  if (logbook_) logbook_->write(logbook_bullet().append(sentence));
+}
+
+void Reporter::record(std::string_view sentence, const nlohmann::ordered_json& object) {
+  say(sentence);
+  event(object);
+  note(sentence);
+}
 
 void Reporter::say(std::string_view line) {
   if (!log_) return;

@@ -41,8 +41,11 @@ class LineFile {
   int fd_ = -1;
 };
 
-/// What rank 0 tells people and programs: stdout with log.txt, and metrics.jsonl. Silent on other
-/// ranks.
+/// "- 2026-03-01 04:05:06Z: ", how an entry of logbook.md begins.
+std::string logbook_bullet();
+
+/// What rank 0 tells people and programs: stdout with log.txt, metrics.jsonl, and logbook.md, the
+/// record of a long run that a team would keep. Silent on other ranks.
 class Reporter {
  public:
   Reporter() = default;  // silent
@@ -50,10 +53,17 @@ class Reporter {
 
   void say(std::string_view line);
   void event(const nlohmann::ordered_json& object);
+  /// An entry of the logbook alone.
+  void note(std::string_view sentence);
+  /// What belongs into all three: a sentence and its event.
+  void record(std::string_view sentence, const nlohmann::ordered_json& object);
+  /// The last step that metrics.jsonl told of before this start; 0 if none.
+  std::int64_t last_step() const { return last_step_; }
   explicit operator bool() const { return log_ != nullptr; }
 
  private:
-  std::unique_ptr<LineFile> log_, metrics_;
+  std::unique_ptr<LineFile> log_, metrics_, logbook_;
+  std::int64_t last_step_ = 0;
 };
 
 }  // namespace tessera::train

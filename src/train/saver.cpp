@@ -37,6 +37,7 @@ void Saver::begin(const ModelState& state, ModelState::From from, CheckpointHead
     }
     done_.store(true, std::memory_order_release);
   });
+  pthread_setname_np(thread_.native_handle(), "save");
 }
 
 SaveResult Saver::finish() {

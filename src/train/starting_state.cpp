@@ -15,19 +15,35 @@ fs::path checkpoints_of(const deck::Deck& deck) {
   return fs::path(deck::run_directory(deck)) / "checkpoints";
 }
 
+/// Checkpoints to try, the best first; made on rank 0.
+using Candidates = std::function<std::vector<fs::path>()>;
+
+/// What run.resume allows.
+std::vector<fs::path> chosen_by_deck(const deck::Deck& deck) {
+  if (const auto* given = std::get_if<std::string>(&deck.run.resume)) return {*given};
+  std::vector<fs::path> all;
+  if (std::get<deck::Resume>(deck.run.resume) == deck::Resume::never) return all;
+  for (const auto& entry : list_checkpoints(checkpoints_of(deck))) all.push_back(entry.path);
+  return all;
+}
+
+/// Those at or before `step`, newest first, then the others, oldest first.
+std::vector<fs::path> before_step(const deck::Deck& deck, std::int64_t step) {
+  std::vector<fs::path> good, late;
+  for (const auto& entry : list_checkpoints(checkpoints_of(deck))) {
+    (entry.step <= step ? good : late).push_back(entry.path);
+  }
+  good.insert(good.end(), late.rbegin(), late.rend());
+  return good;
+}
+
 /// The best checkpoint that was not tried yet, the same on every rank; empty if there is none.
 /// Lists anew each time: a job at work in the directory makes new ones and removes old ones.
-fs::path next_candidate(const deck::Deck& deck, const comm::Control& control,
+fs::path next_candidate(const Candidates& make, const comm::Control& control,
                         const std::vector<fs::path>& tried) {
   std::vector<fs::path> candidates;
   control.together([&] {
-    if (control.rank() != 0) return;
-    if (const auto* given = std::get_if<std::string>(&deck.run.resume)) {
-      candidates.emplace_back(*given);
-    } else if (std::get<deck::Resume>(deck.run.resume) != deck::Resume::never) {
-      for (const auto& entry : list_checkpoints(checkpoints_of(deck)))
-        candidates.push_back(entry.path);
-    }
+    if (control.rank() == 0) candidates = make();
   });
   std::erase_if(candidates, [&](const fs::path& path) {
     return std::find(tried.begin(), tried.end(), path) != tried.end();
@@ -50,16 +66,15 @@ void check_differences(const deck::LoadedDeck& now, const LoadedCheckpoint& from
                               from.path.string(), refused));
 }
 
-}  // namespace
-
-std::optional<LoadedCheckpoint> load_checkpoint(const deck::LoadedDeck& loaded,
-                                                deck::OnResume fixed, const comm::Control& control,
-                                                ModelState& state,
-                                                const UnusableCheckpoint& unusable) {
-  std::vector<fs::path> tried;
+/// The first of the candidates that can be used; all that were tried are in `tried`.
+std::optional<LoadedCheckpoint> load_first(const Candidates& candidates,
+                                           const deck::LoadedDeck& loaded, deck::OnResume fixed,
+                                           const comm::Control& control, ModelState& state,
+                                           const UnusableCheckpoint& unusable,
+                                           std::vector<fs::path>& tried) {
   while (true) {
-    LoadedCheckpoint found{.path = next_candidate(loaded.deck, control, tried)};
-    if (found.path.empty()) break;
+    LoadedCheckpoint found{.path = next_candidate(candidates, control, tried)};
+    if (found.path.empty()) return std::nullopt;
     tried.push_back(found.path);
     try {
       control.together([&] {
@@ -77,6 +92,29 @@ std::optional<LoadedCheckpoint> load_checkpoint(const deck::LoadedDeck& loaded,
       if (e.exit_code() != ExitCode::data && e.exit_code() != ExitCode::io) throw;
       unusable(found.path, e.what());
     }
+  }
+}
+
+}  // namespace
+
+std::optional<LoadedCheckpoint> load_checkpoint_before(std::int64_t step,
+                                                       const deck::LoadedDeck& loaded,
+                                                       const comm::Control& control,
+                                                       ModelState& state,
+                                                       const UnusableCheckpoint& unusable) {
+  std::vector<fs::path> tried;
+  return load_first([&] { return before_step(loaded.deck, step); }, loaded, deck::OnResume::refused,
+                    control, state, unusable, tried);
+}
+
+std::optional<LoadedCheckpoint> load_checkpoint(const deck::LoadedDeck& loaded,
+                                                deck::OnResume fixed, const comm::Control& control,
+                                                ModelState& state,
+                                                const UnusableCheckpoint& unusable) {
+  std::vector<fs::path> tried;
+  if (auto found = load_first([&] { return chosen_by_deck(loaded.deck); }, loaded, fixed, control,
+                              state, unusable, tried)) {
+    return found;
   }
   control.together([&] {  // every rank comes to the same verdict: they leave in order
     if (!tried.empty()) {

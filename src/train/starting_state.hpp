@@ -34,6 +34,14 @@ std::optional<LoadedCheckpoint> load_checkpoint(const deck::LoadedDeck& loaded,
                                                 ModelState& state,
                                                 const UnusableCheckpoint& unusable);
 
+/// Loads the newest usable checkpoint of the run at or before `step`, or else the oldest there is;
+/// nothing if there are none. Collective.
+std::optional<LoadedCheckpoint> load_checkpoint_before(std::int64_t step,
+                                                       const deck::LoadedDeck& loaded,
+                                                       const comm::Control& control,
+                                                       ModelState& state,
+                                                       const UnusableCheckpoint& unusable);
+
 /// model.init_from's weights, else random ones. Collective. Returns what the user should know of
 /// them, or nothing.
 std::string set_initial_state(const deck::Deck& deck, const comm::Control& control,

@@ -34,9 +34,10 @@ Trainer::Trainer(const deck::LoadedDeck& loaded, const Job& job)
       directory_(deck::run_directory(deck_)),
       timeline_(deck_.batch, 0),
       scaler_(deck_.precision),
-      stop_(deck_.run, directory_) {
+      stop_(deck_.run, directory_),
+      spikes_(deck_.guard.spike_window, deck_.guard.spike_threshold) {
   control_.together([&] { deck::check_ranks(loaded_, control_.size()); });
-  watch_peers(job, std::chrono::seconds(deck_.guard.hang_timeout.count), directory_ / "log.txt");
+  watch_peers(job, std::chrono::seconds(deck_.guard.hang_timeout.count), directory_);
   corpus_ = open_training(loaded_, control_);
   validation_ = open_validation(loaded_, control_);
   const std::int64_t sequences = corpus_->sequences(deck_.batch.sequence);
@@ -101,7 +102,7 @@ void Trainer::write_scalars(const PreparedPlan& prepared, std::int64_t global) {
   };
   set(kernels::StepScalar::loss_gradient, scaler_.scale() / tokens);
   set(kernels::StepScalar::unscale, 1.0 / scaler_.scale());
-  set(kernels::StepScalar::lr, rate_->at(progress_.applied + 1));
+  set(kernels::StepScalar::lr, progress_.lr_factor * rate_->at(progress_.applied + 1));
   set(kernels::StepScalar::bias_correction1, 1.0 - std::pow(deck_.optimizer.betas[0], t));
   set(kernels::StepScalar::bias_correction2, 1.0 - std::pow(deck_.optimizer.betas[1], t));
 }
@@ -178,6 +179,7 @@ StepResult Trainer::finish_step(const PreparedPlan& prepared, std::int64_t globa
 }
 
 void Trainer::after_step(const StepResult& result) {
+  judge_speed(result.times);
   report_step(result);
   scaler_.update(!result.applied);
   totals_.steps.add(result.times);
@@ -189,48 +191,15 @@ void Trainer::after_step(const StepResult& result) {
     rates_.best_gflops = model::flop_per_token(engine_->inputs().config, deck_.batch.sequence) *
                          rates_.best_tokens_per_s / 1e9;
   }
-  if (result.applied) {
-    consecutive_skips_ = 0;
-  } else {
-    count_skip(result.loss);
-  }
-}
-
-void Trainer::count_skip(double loss) {
-  ++consecutive_skips_;
-  ++totals_.skips;
-  report_.say(fmt::format("step {} skipped: the gradient is not finite (loss {}, {} in a row)",
-                          progress_.step, loss, consecutive_skips_));
-  report_.event({{"event", "skip"},
-                 {"step", progress_.step},
-                 {"in_a_row", consecutive_skips_},
-                 {"loss_scale", scaler_.scale()}});
-  // Overflows while the loss scale can still fall are how it is found, not a fault.
-  if (scaler_.searching()) {
-    consecutive_skips_ = 0;
-    return;
-  }
-  const bool stop = deck_.guard.non_finite == deck::NonFinite::stop;
-  if (stop || consecutive_skips_ > deck_.guard.max_skips) {
-    control_.together([&] {  // every rank saw the same verdict: they leave in order
-      throw NonFiniteError(
-          fmt::format("the gradient is not finite, {} steps in a row (guard.non_finite = "
-                      "\"{}\", guard.max_skips = {}): lower "
-                      "optimizer.lr, or start from a checkpoint before step {}",
-                      consecutive_skips_, stop ? "stop" : "skip", deck_.guard.max_skips,
-                      progress_.step - consecutive_skips_ + 1));
-    });
-  }
+  if (!result.applied) return count_skip(result.loss);
+  consecutive_skips_ = 0;
+  const std::int64_t every = deck_.guard.check_replicas;
+  if (every > 0 && progress_.step % every == 0) compare_replicas();
+  judge_loss(result.loss);
 }
 
 ExitCode Trainer::train() {
-  control_.together([&] {
-    if (control_.rank() != 0) return;
-    for (const auto& entry : set_aside_after(directory_ / "checkpoints", progress_.step)) {
-      report_.say(fmt::format("a later checkpoint of another branch is set aside: {}",
-                              entry.path.string()));
-    }
-  });
+  set_later_checkpoints_aside();
   try {
     return train_steps();
   } catch (const AgreedError& e) {  // all ranks are here: what was saved before is worth keeping
@@ -261,7 +230,8 @@ ExitCode Trainer::train_steps() {
 
 ExitCode Trainer::stop_on_request() {
   const std::string why = stop_reason_.value_or("another rank's request");
-  report_.event({{"event", "signal"}, {"step", progress_.step}, {"what", why}});
+  report_.record("asked to stop: " + why,
+                 {{"event", "signal"}, {"step", progress_.step}, {"what", why}});
   save_now();
   report_end("stopped on request: " + why);
   if (control_.rank() == 0) stop_.obeyed();
@@ -287,13 +257,13 @@ void Trainer::evaluate() {
   job_.whereabouts.begin("evaluating after", progress_.step);
   const Evaluation result = train::evaluate(*engine_, control_, deck_, *validation_);
   totals_.evaluation_s += result.seconds;
-  report_.say(fmt::format("evaluate at step {} | loss {:.6f} | {} sequences | {:.1f} s",
-                          progress_.step, result.loss, result.sequences, result.seconds));
-  report_.event({{"event", "evaluate"},
-                 {"step", progress_.step},
-                 {"loss", result.loss},
-                 {"sequences", result.sequences},
-                 {"ms", result.seconds * 1e3}});
+  report_.record(fmt::format("evaluate at step {} | loss {:.6f} | {} sequences | {:.1f} s",
+                             progress_.step, result.loss, result.sequences, result.seconds),
+                 {{"event", "evaluate"},
+                  {"step", progress_.step},
+                  {"loss", result.loss},
+                  {"sequences", result.sequences},
+                  {"ms", result.seconds * 1e3}});
 }
 
 }  // namespace tessera::train

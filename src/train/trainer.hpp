@@ -4,6 +4,10 @@
 #include <chrono>
 #include <optional>
 
+#include "guard/pace.hpp"
+#include "guard/spike_detector.hpp"
+#include "guard/stragglers.hpp"
+#include "io/system_calls.hpp"
 #include "optim/learning_rate.hpp"
 #include "optim/loss_scaler.hpp"
 #include "train/corpora.hpp"
@@ -28,6 +32,8 @@ struct Progress {
   std::int64_t step = 0;     // attempts
   std::int64_t applied = 0;  // updates
   std::int64_t samples = 0;
+  std::vector<Range> skipped;  // samples that rollbacks have passed over
+  double lr_factor = 1;        // what they have made of the learning rate
 };
 
 /// The fastest step so far, over all ranks.
@@ -61,6 +67,7 @@ class Trainer {
   void take_directory();
   void start_or_resume();
   void restore(const LoadedCheckpoint& from);
+  void pass_over(const std::filesystem::path& path, std::string_view why);
   void set_run_length();
 
   ExitCode train_steps();
@@ -71,6 +78,12 @@ class Trainer {
   StepResult finish_step(const PreparedPlan& prepared, std::int64_t global, const StepTimes& times);
   void after_step(const StepResult& result);
   void count_skip(double loss);
+  /// Which tensor of which rank first was not finite in the step that has just run.
+  std::string blame(const PreparedPlan& prepared, std::int64_t first_sample);
+  void judge_loss(double loss);
+  void roll_back(double loss, double z);
+  void compare_replicas();
+  void judge_speed(const StepTimes& times);
   void save_or_evaluate();
   void evaluate();
   /// The plan of a step of `global` sequences.
@@ -82,7 +95,10 @@ class Trainer {
   void finish_save(Clock::time_point since = Clock::now());
   void save_now();
 
+  void set_later_checkpoints_aside();
+
   void report_start();
+  void report_resume(const LoadedCheckpoint& from);
   void report_step(const StepResult& result);
   void report_end(std::string_view reason);
 
@@ -110,8 +126,15 @@ class Trainer {
   Progress progress_;
   std::int64_t first_step_ = 1;  // of this start
   std::int64_t consecutive_skips_ = 0;
+  guard::SpikeDetector spikes_;
+  std::int64_t rollbacks_ = 0, rolled_back_from_ = 0;  // in a row, and the last step among them
+  std::int64_t replicas_equal_at_ = 0;                 // the last step at which they were
+  guard::Stragglers stragglers_;
+  guard::Pace pace_;
+  std::optional<guard::ComputeSpread> spread_;  // of the last step, on rank 0
   Totals totals_;
   StepRates rates_;
+  IoBytes io_;  // until the last step that was reported
 };
 
 }  // namespace tessera::train

@@ -14,6 +14,9 @@ CheckpointHeader Trainer::header() const {
   h.loss_scale = scaler_.state().scale;
   h.scaler_good_steps = scaler_.state().good_steps;
   h.scaler_hysteresis_left = scaler_.state().hysteresis;
+  h.skipped_samples = progress_.skipped;
+  h.spike_window = spikes_.recent();
+  h.lr_factor = progress_.lr_factor;
   h.threads = engine_->threads();
   h.layout = {.world = control_.size(), .data = ranks, .zero_stage = engine_->inputs().stage};
   h.deck = to_toml(deck_);
@@ -21,15 +24,29 @@ CheckpointHeader Trainer::header() const {
   return h;
 }
 
+void Trainer::pass_over(const std::filesystem::path& path, std::string_view why) {
+  report_.record(
+      fmt::format("checkpoint {} cannot be used: {}", path.string(), why),
+      {{"event", "fault"}, {"what", "checkpoint"}, {"path", path.string()}, {"why", why}});
+}
+
+/// Checkpoints of steps that this run has not come to, or has given up.
+void Trainer::set_later_checkpoints_aside() {
+  control_.together([&] {
+    if (control_.rank() != 0) return;
+    for (const auto& entry : set_aside_after(directory_ / "checkpoints", progress_.step)) {
+      report_.say(fmt::format("a later checkpoint of another branch is set aside: {}",
+                              entry.path.string()));
+    }
+  });
+}
+
 void Trainer::start_or_resume() {
-  const auto unusable = [&](const std::filesystem::path& path, std::string_view why) {
-    report_.say(fmt::format("checkpoint {} cannot be used: {}", path.string(), why));
-    report_.event(
-        {{"event", "fault"}, {"what", "checkpoint"}, {"path", path.string()}, {"why", why}});
-  };
+  const auto unusable = [&](const auto& path, std::string_view why) { pass_over(path, why); };
   if (const auto from =
           load_checkpoint(loaded_, deck::OnResume::refused, control_, engine_->state(), unusable)) {
     restore(*from);
+    report_resume(*from);
     first_step_ = progress_.step + 1;
     return;
   }
@@ -39,7 +56,12 @@ void Trainer::start_or_resume() {
 
 void Trainer::restore(const LoadedCheckpoint& from) {
   const CheckpointHeader& h = from.header;
-  progress_ = {.step = h.step, .applied = h.applied_updates, .samples = h.samples};
+  progress_ = {.step = h.step,
+               .applied = h.applied_updates,
+               .samples = h.samples,
+               .skipped = h.skipped_samples,
+               .lr_factor = h.lr_factor};
+  spikes_.restore(h.spike_window);
   // A scale found for another type, or before the deck fixed one, says nothing now.
   const auto& saved = from.deck.precision;
   if (saved.compute == deck_.precision.compute && saved.loss_scale == deck_.precision.loss_scale) {
@@ -47,16 +69,6 @@ void Trainer::restore(const LoadedCheckpoint& from) {
                      .good_steps = h.scaler_good_steps,
                      .hysteresis = h.scaler_hysteresis_left});
   }
-  report_.say(
-      fmt::format("resumed from {}: step {}, {} samples", from.path.string(), h.step, h.samples));
-  auto changed = nlohmann::ordered_json::array();
-  for (const auto& d : from.differences) {
-    if (d.rule != deck::OnResume::event) continue;
-    report_.say(fmt::format("changed since: {} = {}, was {}", d.key, d.now, d.saved));
-    changed.push_back({{"key", d.key}, {"saved", d.saved}, {"now", d.now}});
-  }
-  report_.event(
-      {{"event", "resume"}, {"step", h.step}, {"from", from.path.string()}, {"changed", changed}});
 }
 
 /// Begins to write the state before the step that has just run, which its plan has copied.
@@ -74,14 +86,14 @@ void Trainer::finish_save(Clock::time_point since) {
   const double waited = seconds_since(since);
   totals_.checkpoints_s += waited;
   slowest_save_s_ = std::max(slowest_save_s_, saved.seconds);
-  report_.say(fmt::format("checkpoint {} | {:.1f} MiB in {:.2f} s", saved.path.string(),
-                          static_cast<double>(saved.bytes) / 0x1p20, saved.seconds));
-  report_.event({{"event", "checkpoint"},
-                 {"step", saved.step},
-                 {"path", saved.path.string()},
-                 {"bytes", saved.bytes},
-                 {"ms", saved.seconds * 1e3},
-                 {"stall_ms", (save_stall_ + waited) * 1e3}});
+  report_.record(fmt::format("checkpoint {} | {:.1f} MiB in {:.2f} s", saved.path.string(),
+                             static_cast<double>(saved.bytes) / 0x1p20, saved.seconds),
+                 {{"event", "checkpoint"},
+                  {"step", saved.step},
+                  {"path", saved.path.string()},
+                  {"bytes", saved.bytes},
+                  {"ms", saved.seconds * 1e3},
+                  {"stall_ms", (save_stall_ + waited) * 1e3}});
 }
 
 void Trainer::save_now() {

@@ -75,6 +75,29 @@ void Trainer::report_start() {
        {"arena_bytes", {{"state", ledger.state_bytes}, {"step", ledger.step_bytes}}}});
 }
 
+void Trainer::report_resume(const LoadedCheckpoint& from) {
+  const CheckpointHeader& h = from.header;
+  const std::int64_t again = std::max<std::int64_t>(0, report_.last_step() - h.step);
+  std::string text = fmt::format("resumed from {}: step {}, {} samples; {} steps are done again",
+                                 from.path.string(), h.step, progress_.samples, again);
+  const auto& now = engine_->inputs();
+  if (h.layout.data != now.data_group.size || h.layout.zero_stage != now.stage) {
+    text += fmt::format("; the layout was {} data ranks with ZeRO-{}", h.layout.data,
+                        h.layout.zero_stage);
+  }
+  auto changed = nlohmann::ordered_json::array();
+  for (const auto& d : from.differences) {
+    if (d.rule != deck::OnResume::event) continue;
+    text += fmt::format("; {} = {}, was {}", d.key, d.now, d.saved);
+    changed.push_back({{"key", d.key}, {"saved", d.saved}, {"now", d.now}});
+  }
+  report_.record(text, {{"event", "resume"},
+                        {"step", h.step},
+                        {"from", from.path.string()},
+                        {"done_again", again},
+                        {"changed", changed}});
+}
+
 void Trainer::report_step(const StepResult& r) {
   if (!report_) return;
   const std::int64_t step = progress_.step, global = timeline_.global(step),
@@ -83,8 +106,9 @@ void Trainer::report_step(const StepResult& r) {
   const double rate = tokens / r.times.total;
   const double tflops = model::flop_per_token(engine_->inputs().config, deck_.batch.sequence) *
                         rate / static_cast<double>(ranks) / 1e12;
-  const double lr = rate_->at(progress_.applied + (r.applied ? 0 : 1));
+  const double lr = progress_.lr_factor * rate_->at(progress_.applied + (r.applied ? 0 : 1));
   const auto& wire = engine_->prepared(shape(plan::PlanPurpose::train, global)).wire;
+  const IoBytes io = io_bytes();
   report_.event({{"event", "step"},
                  {"step", step},
                  {"loss", r.loss},
@@ -100,9 +124,15 @@ void Trainer::report_step(const StepResult& r) {
                  {"io_exposed_ms", r.times.copy_exposed * 1e3},
                  {"data_exposed_ms", r.times.data_exposed * 1e3},
                  {"wire_bytes", {{"intra", wire.intra}, {"inter", wire.inter}}},
-                 {"io_bytes", {{"read", 0}, {"write", 0}}},
+                 {"io_bytes", {{"read", io.read - io_.read}, {"write", io.written - io_.written}}},
+                 {"compute_ms",
+                  {{"min", spread_->least * 1e3},
+                   {"median", spread_->median * 1e3},
+                   {"max", spread_->most * 1e3},
+                   {"slowest_rank", spread_->slowest}}},
                  {"skipped", !r.applied},
                  {"loss_scale", scaler_.scale()}});
+  io_ = io;
   if (step % std::max<std::int64_t>(1, deck_.log.every) != 0 && step != run_steps_) return;
   report_.say(fmt::format(
       "step {}/{} | loss {:.6f} | norm {:.4f} | lr {:.1e} | {:.1f} ms (comm {:.1f}%, "

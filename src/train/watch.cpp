@@ -1,12 +1,37 @@
 #include "train/watch.hpp"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <random>
 #include <sstream>
 
+#include "train/run_directory.hpp"
+
 namespace tessera::train {
+namespace {
+
+/// Whichever rank reports: appending whole lines needs no lock.
+std::function<void(const std::string&)> keep_report(const std::filesystem::path& directory) {
+  return [directory](const std::string& report) {
+    const auto append = [](const std::filesystem::path& path, const std::string& text) {
+      const int file = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+      if (file < 0) return;
+      [[maybe_unused]] const ssize_t n = ::write(file, text.data(), text.size());
+      ::close(file);
+    };
+    append(directory / "log.txt", report);
+    std::istringstream lines(report);
+    std::string entries;
+    for (std::string line; std::getline(lines, line);) entries += logbook_bullet() + line + "\n";
+    append(directory / "logbook.md", entries);
+  };
+}
+
+}  // namespace
 
 void watch_peers(const Job& job, std::chrono::seconds hang_timeout,
-                 const std::filesystem::path& log) {
+                 const std::filesystem::path& directory) {
   const comm::Control& control = job.control;
   if (control.size() < 2 || hang_timeout.count() == 0 || job.watchdog.watching()) return;
   std::string own;
@@ -22,7 +47,8 @@ void watch_peers(const Job& job, std::chrono::seconds hang_timeout,
   std::vector<std::string> endpoints;
   while (std::getline(text, line)) endpoints.push_back(line);
   control.together([&] {
-    job.watchdog.start(endpoints, secret, {.hang_timeout = hang_timeout, .log = log},
+    job.watchdog.start(endpoints, secret,
+                       {.hang_timeout = hang_timeout, .record = keep_report(directory)},
                        [&job] { return job.whereabouts.look(); });
   });
 }

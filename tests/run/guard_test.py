@@ -74,24 +74,22 @@ class Guard(RunTest):
         self.assertLess(took, 2 + 10, output)
         self.assertRegex(output, r"rank 1 is lost: silent for 2 s .* last heard of in training")
 
-    def test_without_watchdog_nothing_listens(self):
-        """guard.hang_timeout = 0 means none: no thread, no port."""
-        deck = self.deck("unwatched", tiny_deck(self.corpus, run__steps=ENDLESS,
-                                                guard__hang_timeout=0, log__every=1000))
+    def thread_names(self, name, **changes):
+        """Of all ranks of a job at work."""
+        deck = self.deck(name, tiny_deck(self.corpus, run__steps=ENDLESS, log__every=1000, **changes))
         process = self.start(2, "train", deck)
-        self.assertTrue(self.wait_for(lambda: self.newest_step("unwatched") >= 3, process))
-        threads = [len(list(pathlib.Path(f"/proc/{p}/task").iterdir()))
-                   for p in ranks_of(process.pid)]
+        self.assertTrue(self.wait_for(lambda: self.newest_step(name) >= 3, process))
+        names = [(task / "comm").read_text().strip() for pid in ranks_of(process.pid)
+                 for task in pathlib.Path(f"/proc/{pid}/task").iterdir()]
         kill_tree(process.pid, signal.SIGTERM)
         process.wait(timeout=TIMEOUT)
-        watched = self.deck("watched", tiny_deck(self.corpus, run__steps=ENDLESS, log__every=1000))
-        process = self.start(2, "train", watched)
-        self.assertTrue(self.wait_for(lambda: self.newest_step("watched") >= 3, process))
-        more = [len(list(pathlib.Path(f"/proc/{p}/task").iterdir()))
-                for p in ranks_of(process.pid)]
-        kill_tree(process.pid, signal.SIGTERM)
-        process.wait(timeout=TIMEOUT)
-        self.assertEqual(sorted(more), sorted(t + 1 for t in threads))
+        return names
+
+    def test_timeout_of_zero_means_no_watchdog(self):
+        self.assertEqual(self.thread_names("watched").count("watchdog"), 2)
+        unwatched = self.thread_names("unwatched", guard__hang_timeout=0)
+        self.assertIn("progress", unwatched)
+        self.assertNotIn("watchdog", unwatched)
 
 
 if __name__ == "__main__":

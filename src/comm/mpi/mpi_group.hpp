@@ -66,6 +66,7 @@ class Control {
   std::string broadcast(const std::string& text, int root = 0) const;
   /// Every rank's text on rank 0, in rank order; empty elsewhere.
   std::vector<std::string> gather(const std::string& text) const;
+  std::vector<double> gather(double value) const;
   /// Runs `work` on every rank (or only on some: pass what does nothing); if it throws on any rank,
   /// every rank throws the lowest such rank's error, with the same exit code. So all ranks leave
   /// together.

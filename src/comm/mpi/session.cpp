@@ -150,6 +150,12 @@ std::vector<std::string> Control::gather(const std::string& text) const {
   return all;
 }
 
+std::vector<double> Control::gather(double value) const {
+  std::vector<double> all(rank_ == 0 ? static_cast<std::size_t>(size_) : 0);
+  MPI_TRY(MPI_Gather(&value, 1, MPI_DOUBLE, all.data(), 1, MPI_DOUBLE, 0, comm_));
+  return all;
+}
+
 std::string host_name() {
   char name[MPI_MAX_PROCESSOR_NAME] = "";
   int length = 0;

@@ -98,7 +98,7 @@ class Ring {
       for (int i = 0; i < size; ++i) {
         lines.push_back(read_line(to_children_[static_cast<std::size_t>(rank)][0]));
       }
-      watchdog.start(lines, 12345, {.hang_timeout = hang_timeout, .log = {}},
+      watchdog.start(lines, 12345, {.hang_timeout = hang_timeout, .record = {}},
                      [rank, step, progress = std::uint64_t{0}]() mutable {
                        return Activity{.must_advance = true,
                                        .progress = step == Step::advances ? ++progress : 0,

@@ -1,0 +1,39 @@
+#include "guard/stragglers.hpp"
+
+#include <algorithm>
+#include <vector>
+
+namespace tessera::guard {
+namespace {
+
+constexpr double kTooSlow = 1.2;  // times the median
+constexpr double kMostSteps = 0.8;
+
+}  // namespace
+
+ComputeSpread compute_spread(std::span<const double> seconds) {
+  std::vector<double> sorted(seconds.begin(), seconds.end());
+  std::sort(sorted.begin(), sorted.end());
+  const auto slowest = std::max_element(seconds.begin(), seconds.end());
+  return {.least = sorted.front(),
+          .median = (sorted[sorted.size() / 2] + sorted[(sorted.size() - 1) / 2]) / 2,
+          .most = sorted.back(),
+          .slowest = static_cast<int>(slowest - seconds.begin())};
+}
+
+std::optional<int> Stragglers::judge(const ComputeSpread& step) {
+  slow_.push_back(step.most >= kTooSlow * step.median ? step.slowest : -1);
+  if (static_cast<std::int64_t>(slow_.size()) < window_) return std::nullopt;
+  if (static_cast<std::int64_t>(slow_.size()) > window_) slow_.pop_front();
+  std::optional<int> found;
+  for (const int rank : {slow_.back(), slow_.front()}) {
+    const auto times = std::count(slow_.begin(), slow_.end(), rank);
+    if (rank >= 0 && static_cast<double>(times) >= kMostSteps * static_cast<double>(window_))
+      found = rank;
+  }
+  const bool news = found && found != named_;
+  named_ = found;
+  return news ? found : std::nullopt;
+}
+
+}  // namespace tessera::guard

@@ -1,0 +1,180 @@
+// What a trainer does when numbers or machines go wrong: skips, rollbacks, replicas, stragglers.
+#include <algorithm>
+#include <limits>
+
+#include "plan/print.hpp"
+#include "train/non_finite.hpp"
+#include "train/replicas.hpp"
+#include "train/trainer.hpp"
+
+namespace tessera::train {
+namespace {
+
+constexpr std::int64_t kMostRollbacks = 3;  // without getting beyond the step that they start from
+
+}  // namespace
+
+std::string Trainer::blame(const PreparedPlan& prepared, std::int64_t first_sample) {
+  NonFiniteFinder finder(prepared.plan(), engine_->inputs());
+  control_.together([&] { batches_->begin(first_sample, engine_->share(prepared.plan().shape)); });
+  engine_->run(prepared, *batches_, finder.hooks());
+  constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
+  const auto& found = finder.found();
+  const std::int64_t op = found ? found->op : kNone, first = control_.min(op);
+  if (first == kNone) return "all operations are finite when run again";
+  const std::int64_t rank =
+      control_.min(op == first ? std::int64_t{control_.rank()} : std::int64_t{control_.size()});
+  const auto& plan_op = prepared.plan().ops[static_cast<std::size_t>(first)];
+  const std::string text =
+      rank == control_.rank()
+          ? fmt::format("first in {} ({}), on rank {} of {}", found->tensor,
+                        plan::op_name(plan_op, engine_->inputs()), rank, comm::host_name())
+          : "";
+  return control_.broadcast(text, static_cast<int>(rank));
+}
+
+void Trainer::count_skip(double loss) {
+  ++consecutive_skips_;
+  ++totals_.skips;
+  const auto global = timeline_.global(progress_.step);
+  // Overflows while the loss scale can still fall are how it is found, not a fault.
+  const bool searching = scaler_.searching();
+  std::string where;
+  if (!searching && consecutive_skips_ == 1) {
+    where = blame(engine_->prepared(shape(plan::PlanPurpose::train, global)),
+                  progress_.samples - global);
+  }
+  report_.record(
+      fmt::format("step {} skipped: the gradient is not finite (loss {}, {} in a row){}",
+                  progress_.step, loss, consecutive_skips_, where.empty() ? "" : ": " + where),
+      {{"event", "skip"},
+       {"step", progress_.step},
+       {"in_a_row", consecutive_skips_},
+       {"loss_scale", scaler_.scale()},
+       {"where", where}});
+  if (searching) {
+    consecutive_skips_ = 0;
+    return;
+  }
+  const bool stop = deck_.guard.non_finite == deck::NonFinite::stop;
+  if (stop || consecutive_skips_ > deck_.guard.max_skips) {
+    control_.together([&] {  // every rank saw the same verdict: they leave in order
+      throw NonFiniteError(
+          fmt::format("the gradient is not finite, {} steps in a row (guard.non_finite = "
+                      "\"{}\", guard.max_skips = {}): lower "
+                      "optimizer.lr, or start from a checkpoint before step {}",
+                      consecutive_skips_, stop ? "stop" : "skip", deck_.guard.max_skips,
+                      progress_.step - consecutive_skips_ + 1));
+    });
+  }
+}
+
+void Trainer::judge_loss(double loss) {
+  if (deck_.guard.spike == deck::Spike::off) return;
+  const auto z = spikes_.judge(loss);
+  if (!z) return;
+  if (deck_.guard.spike == deck::Spike::rollback) return roll_back(loss, *z);
+  report_.record(
+      fmt::format("step {}: the loss leaps to {:.6f}, {:.1f} deviations above its recent "
+                  "median (guard.spike = \"warn\")",
+                  progress_.step, loss, *z),
+      {{"event", "spike"}, {"step", progress_.step}, {"loss", loss}, {"z", *z}});
+}
+
+/// Returns to the state of a checkpoint, but not to its data: the samples since then are never used
+/// again.
+void Trainer::roll_back(double loss, double z) {
+  const std::int64_t from = progress_.step;
+  rollbacks_ = from <= rolled_back_from_ ? rollbacks_ + 1 : 1;
+  rolled_back_from_ = std::max(rolled_back_from_, from);
+  if (rollbacks_ > kMostRollbacks) {
+    control_.together([&] {
+      throw NonFiniteError(fmt::format(
+          "the loss leaps again after {} rollbacks: lower optimizer.lr, or set guard.spike",
+          kMostRollbacks));
+    });
+  }
+  save_due_ = false;  // of a state that is given up
+  if (saver_->active()) finish_save();
+  job_.whereabouts.begin("rolling back from", from);
+  const auto unusable = [&](const auto& path, std::string_view why) { pass_over(path, why); };
+  const auto target = load_checkpoint_before(from - deck_.guard.rollback_steps, loaded_, control_,
+                                             engine_->state(), unusable);
+  if (!target) {
+    report_.record(fmt::format("step {}: the loss leaps to {:.6f}, {:.1f} deviations above its "
+                               "recent median, but there is no checkpoint to return to",
+                               from, loss, z),
+                   {{"event", "spike"}, {"step", from}, {"loss", loss}, {"z", z}});
+    return;
+  }
+  const Range skipped{target->header.samples, progress_.samples};
+  const double factor = progress_.lr_factor * deck_.guard.rollback_lr_factor;
+  restore(*target);
+  progress_.samples = skipped.end;
+  progress_.skipped.push_back(skipped);
+  progress_.lr_factor = factor;
+  set_run_length();
+  set_later_checkpoints_aside();
+  report_.record(
+      fmt::format("step {}: the loss leaps to {:.6f}, {:.1f} deviations above its recent median: "
+                  "back to {}; samples {} to {} are skipped; learning rate times {}",
+                  from, loss, z, target->path.filename().string(), skipped.begin, skipped.end - 1,
+                  factor),
+      {{"event", "rollback"},
+       {"step", from},
+       {"to", progress_.step},
+       {"loss", loss},
+       {"z", z},
+       {"skipped_samples", {skipped.begin, skipped.end}},
+       {"lr_factor", factor}});
+}
+
+void Trainer::compare_replicas() {
+  const auto difference = find_differing_replicas(engine_->state(), engine_->inputs(), control_);
+  if (!difference) {
+    replicas_equal_at_ = progress_.step;
+    return;
+  }
+  // What was saved since the last comparison may hold the wrong bits.
+  progress_.step = replicas_equal_at_;
+  save_due_ = false;
+  if (saver_->active()) finish_save();
+  set_later_checkpoints_aside();
+  report_.record(fmt::format("copies of the state differ: {}; they were equal after step {}",
+                             *difference, replicas_equal_at_),
+                 {{"event", "fault"},
+                  {"what", "replicas"},
+                  {"where", *difference},
+                  {"equal_at_step", replicas_equal_at_}});
+  control_.together([&] {
+    throw CommError(fmt::format(
+        "copies of the state differ: {}: memory or network of that node is not to be trusted; "
+        "later checkpoints than step {} are set aside",
+        *difference, replicas_equal_at_));
+  });
+}
+
+void Trainer::judge_speed(const StepTimes& times) {
+  double compute = 0;
+  for (const double s : times.compute) compute += s;
+  const auto all = control_.gather(compute);
+  if (!report_) return;
+  spread_ = guard::compute_spread(all);
+  if (const auto rank = stragglers_.judge(*spread_)) {
+    report_.record(fmt::format("rank {} is slower than the others, step after step: it computes "
+                               "{:.1f} ms, the median rank {:.1f} ms",
+                               *rank, spread_->most * 1e3, spread_->median * 1e3),
+                   {{"event", "straggler"}, {"step", progress_.step}, {"rank", *rank}});
+  }
+  const auto tokens = static_cast<double>(timeline_.global(progress_.step) * deck_.batch.sequence);
+  if (const auto change = pace_.judge(times.total / tokens)) {
+    report_.record(fmt::format("the pace has changed at step {}: {:.0f} tokens/s, before {:.0f}",
+                               progress_.step, 1 / change->now, 1 / change->before),
+                   {{"event", "pace"},
+                    {"step", progress_.step},
+                    {"tokens_per_s", 1 / change->now},
+                    {"before", 1 / change->before}});
+  }
+}
+
+}  // namespace tessera::train
