@@ -22,6 +22,9 @@ ParameterSource initial_values(std::uint64_t seed);
 
 class ModelState {
  public:
+  /// What the state arena of a rank needs.
+  static std::int64_t arena_bytes(const plan::PlanInputs& inputs, std::int64_t data_rank);
+
   /// `arena` is the state arena of plans made from `inputs`.
   ModelState(const plan::PlanInputs& inputs, std::int64_t data_rank, const memory::Arena& arena);
 
