@@ -10,7 +10,7 @@ import unittest
 
 import h5py
 
-from tessera import BINARY, RunTest, kill_tree, metrics, tiny_deck
+from tessera import BINARY, RunTest, descendants, kill_tree, metrics, tiny_deck
 
 STOPPED = 85
 ENDLESS = 1_000_000
@@ -19,14 +19,13 @@ ENDLESS = 1_000_000
 def ranks_of(launcher):
     """Process ids of the ranks below a launcher."""
     found = []
-    for entry in pathlib.Path("/proc").glob("[0-9]*"):
+    for pid in descendants(launcher):
         try:
-            command = (entry / "cmdline").read_bytes().split(b"\0")
-            group = os.getsid(int(entry.name)) == os.getsid(launcher)
+            command = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue  # it has just ended
-        if group and command[0] == BINARY.encode():
-            found.append(int(entry.name))
+        if command[0] == BINARY.encode():
+            found.append(pid)
     return found
 
 
