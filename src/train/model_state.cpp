@@ -60,13 +60,25 @@ ParameterSource initial_values(std::uint64_t seed) {
   };
 }
 
+/// A plan of the persistent buffers only, and the views of them.
+static std::pair<plan::Plan, std::vector<plan::UnitState>> state_layout(
+    const plan::PlanInputs& inputs, std::int64_t data_rank) {
+  plan::Plan layout;
+  layout.data_group = inputs.data_group;
+  layout.data_rank = data_rank;
+  auto states = plan::add_state(layout, inputs);
+  plan::place_buffers(layout);
+  return {std::move(layout), std::move(states)};
+}
+
+std::int64_t ModelState::arena_bytes(const plan::PlanInputs& inputs, std::int64_t data_rank) {
+  return state_layout(inputs, data_rank).first.arena_bytes[0];
+}
+
 ModelState::ModelState(const plan::PlanInputs& inputs, std::int64_t data_rank,
                        const memory::Arena& arena)
     : inputs_(inputs), data_rank_(data_rank), arena_(arena) {
-  layout_.data_group = inputs.data_group;
-  layout_.data_rank = data_rank;
-  states_ = plan::add_state(layout_, inputs);
-  plan::place_buffers(layout_);
+  std::tie(layout_, states_) = state_layout(inputs, data_rank);
 }
 
 View ModelState::real(const View& symbolic) const {

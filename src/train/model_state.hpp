@@ -24,6 +24,9 @@ struct SavedState;  // a state of every parameter, as checkpoints name it
 
 class ModelState {
  public:
+  /// What the state arena of a rank needs.
+  static std::int64_t arena_bytes(const plan::PlanInputs& inputs, std::int64_t data_rank);
+
   /// `arena` is the state arena of plans made from `inputs`.
   ModelState(const plan::PlanInputs& inputs, std::int64_t data_rank, const memory::Arena& arena);
 

@@ -192,6 +192,36 @@ class Verbs(RunTest):
         stated = re.search(r"for (\d+) ranks", deck.read_text().split("\n", 1)[0])
         return int(stated[1]) if stated else 2
 
+    def bench(self, *arguments, ranks=2):
+        """{row: share in %}; and that nothing is left of its temporary files."""
+        place = self.dir / "bench"
+        place.mkdir(exist_ok=True)
+        text = self.run_ok("bench", *arguments, "--repeats", 2, "--dir", place, ranks=ranks)
+        self.assertEqual(list(place.iterdir()), [])
+        return {line[:28].strip(): float(line.split()[-2]) for line in text.splitlines()
+                if line.endswith(" %") and "GB/s" in line or "GFLOP/s" in line}
+
+    def test_benchmarks_report_shares_of_limits(self):
+        """A deck's ramp, its length in epochs and what it resumes from do not disturb its step."""
+        deck = self.deck("deck", tiny_deck(self.corpus, run__steps=None, run__epochs=1,
+                                           run__resume="must", batch__ramp=[[1, 2], [2, 4]]))
+        for rows, arguments in (
+                ({"memcpy", "all_gather", "reduce_scatter"}, ["collectives"]),
+                ({"sequential write", "save", "sequential read", "load"},
+                 ["checkpoint", "--deck", deck]),
+                ({"product n = 2048", "training step"}, ["step", "--deck", deck])):
+            with self.subTest(arguments[0]):
+                shares = self.bench(*arguments)
+                self.assertLessEqual(rows, set(shares))
+                self.assertTrue(all(share > 0 for share in shares.values()), shares)
+
+    def test_a_benchmark_that_fails_leaves_nothing(self):
+        place = self.dir / "bench"
+        place.mkdir()
+        job = self.run_job(2, "bench", "step", "--deck", self.dir / "none.toml", "--dir", place)
+        self.assertEqual(job.code, 2)
+        self.assertEqual(list(place.iterdir()), [])
+
     def test_every_deck_of_inputs_passes_check(self):
         """At its number of ranks; its run is named after its file."""
         for deck in sorted((SOURCE / "inputs").glob("*.toml")):

@@ -116,7 +116,7 @@ TEST(Values, WhatIsNotBuiltIsSaid) {
         "precision.matmul=tf32", "precision.accumulate=bf16", "parallel.tensor=2",
         "parallel.pipeline=2", "parallel.schedule=gpipe", "zero.secondary=node", "zero.secondary=4",
         "zero.quantize.weights=int8", "offload.optimizer=host", "offload.nvme=[\"/tmp\"]",
-        "guard.spike=warn", "log.profile=[1, 2]"}) {
+        "log.profile=[1, 2]"}) {
     expect_contains(refusal_of(set), "not available in this version");
   }
   expect_contains(refusal(std::string(kSmallDeck) + "[fault]\nkill = 3\n"),

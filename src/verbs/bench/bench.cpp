@@ -1,0 +1,86 @@
+#include "verbs/bench/bench.hpp"
+
+#include <CLI/CLI.hpp>
+
+#include "verbs/load.hpp"
+#include "verbs/verb.hpp"
+
+namespace tessera::verbs {
+namespace {
+
+struct Benchmark {
+  const char *name, *what;
+  void (*run)(const BenchOptions&, const train::Job&);
+};
+constexpr Benchmark kBenchmarks[] = {
+    {"kernels", "every operation of a model, on one rank", bench_kernels},
+    {"step", "a deck's training step", bench_step},
+    {"collectives", "gathers and reductions between the ranks", bench_collectives},
+    {"checkpoint", "saving and loading a deck's state", bench_checkpoint}};
+
+}  // namespace
+
+deck::LoadedDeck bench_deck(const BenchOptions& options, const comm::Control& control,
+                            const std::vector<std::string>& more) {
+  control.together([&] {
+    if (options.deck.empty()) throw DeckError("this benchmark needs --deck DECK");
+  });
+  DeckOptions deck{.path = options.deck, .sets = options.sets};
+  deck.sets.insert(deck.sets.end(), more.begin(), more.end());
+  return load_on_all(control, deck);
+}
+
+BenchDirectory::BenchDirectory(const BenchOptions& options, const comm::Control& control)
+    : owner_(control.rank() == 0) {
+  std::string name;
+  control.together([&] {
+    if (!owner_) return;
+    const std::filesystem::path parent = options.directory.empty()
+                                             ? std::filesystem::temp_directory_path()
+                                             : std::filesystem::path(options.directory);
+    name = (parent / "tessera_bench_XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr)
+      throw IoError(fmt::format("cannot create {}: {}", name, errno_text(errno)));
+  });
+  path_ = control.broadcast(name);
+}
+
+BenchDirectory::~BenchDirectory() {
+  std::error_code ignored;  // what cannot be removed is left
+  if (owner_) std::filesystem::remove_all(path_, ignored);
+}
+
+void print_row(std::string_view name, std::string_view shape, double seconds, double rate,
+               std::string_view unit, double share) {
+  fmt::print("{:<28}{:<30}{:>12.3f} ms{:>12.1f} {:<9}{:>7.1f} %\n", name, shape, seconds * 1e3,
+             rate, unit, 100 * share);
+}
+
+Verb bench(CLI::App& app) {
+  auto* verb = app.add_subcommand("bench", "measure speed as a share of this machine's limits");
+  auto which = std::make_shared<std::string>();
+  auto o = std::make_shared<BenchOptions>();
+  std::vector<std::string> names;
+  std::string help;
+  for (const auto& b : kBenchmarks) {
+    names.emplace_back(b.name);
+    help += fmt::format("{}{}: {}", help.empty() ? "" : "; ", b.name, b.what);
+  }
+  verb->add_option("WHAT", *which, help)->required()->check(CLI::IsMember(names));
+  verb->add_option("--deck", o->deck, "the deck whose step or state is measured");
+  verb->add_option("--set", o->sets, "as for train")->allow_extra_args(false);
+  verb->add_option("--repeats", o->repeats, "the fastest counts")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  verb->add_option("--dir", o->directory,
+                   "where temporary files go, seen by all ranks (default: the system's directory "
+                   "for them)");
+  return {.launch = Launch::ranks, .run = {}, .run_on_ranks = [which, o](const train::Job& job) {
+            for (const auto& b : kBenchmarks) {
+              if (*which == b.name) b.run(*o, job);
+            }
+            return ExitCode::ok;
+          }};
+}
+
+}  // namespace tessera::verbs

@@ -1,0 +1,57 @@
+// What benchmarks share. Each measures a rate in the same run as the machine's limit for it, and
+// prints it as a share of that limit: only ratios mean anything on machines of different speed.
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+
+#include "deck/load.hpp"
+#include "train/job.hpp"
+
+namespace tessera::verbs {
+
+struct BenchOptions {
+  std::string deck;
+  std::vector<std::string> sets;
+  std::int64_t repeats = 5;
+  std::string directory;  // for temporary files
+};
+
+/// The deck of --deck on all ranks; `more` comes after --set. DeckError without --deck.
+deck::LoadedDeck bench_deck(const BenchOptions& options, const comm::Control& control,
+                            const std::vector<std::string>& more = {});
+
+/// A new directory that all ranks see; rank 0 removes it, also when something failed.
+class BenchDirectory {
+ public:
+  BenchDirectory(const BenchOptions& options, const comm::Control& control);
+  ~BenchDirectory();
+  BenchDirectory(const BenchDirectory&) = delete;
+  BenchDirectory& operator=(const BenchDirectory&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  bool owner_;
+  std::filesystem::path path_;
+};
+
+/// Seconds from when all ranks begin `work` until the last is done.
+template <typename Work>
+double seconds_together(const comm::Control& control, Work&& work) {
+  control.barrier();
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  return control.max(
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+}
+
+void print_row(std::string_view name, std::string_view shape, double seconds, double rate,
+               std::string_view unit, double share);
+
+// Collective over all ranks; rank 0 prints.
+void bench_kernels(const BenchOptions&, const train::Job&);
+void bench_step(const BenchOptions&, const train::Job&);
+void bench_collectives(const BenchOptions&, const train::Job&);
+void bench_checkpoint(const BenchOptions&, const train::Job&);
+
+}  // namespace tessera::verbs

@@ -1,0 +1,81 @@
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "plan/ledger.hpp"
+#include "verbs/bench/bench.hpp"
+
+namespace tessera::verbs {
+namespace {
+
+constexpr std::int64_t kWholes[] = {1 << 20, 16 << 20, 256 << 20};  // bytes over all shards, in f32
+
+struct Kind {
+  const char* name;
+  DType wire;
+  bool reduce;
+};
+constexpr Kind kKinds[] = {{"all_gather", DType::f32, false},
+                           {"reduce_scatter", DType::f32, true},
+                           {"reduce_scatter, bf16 wire", DType::bf16, true}};
+
+View floats(std::vector<float>& memory, std::int64_t elements) {
+  return View(reinterpret_cast<std::byte*>(memory.data()), DType::f32, {elements});
+}
+
+}  // namespace
+
+/// Bytes that a rank receives a second, as a share of what a memcpy on all ranks at once copies:
+/// data between ranks of one node is copied at least once.
+void bench_collectives(const BenchOptions& o, const train::Job& job) {
+  const comm::Control& control = job.control;
+  control.together([&] {
+    if (job.mpi.size() == 1) throw DeckError("bench collectives needs two or more ranks");
+  });
+  std::vector<int> members(static_cast<std::size_t>(job.mpi.size()));
+  std::iota(members.begin(), members.end(), 0);
+  const auto group = comm::make_mpi_group(members, job.mpi.job().local);
+  memory::BackgroundStreams streams;  // as in training
+  const auto best = [&](auto&& work) {
+    double seconds = std::numeric_limits<double>::max();
+    work();
+    for (std::int64_t i = 0; i < o.repeats; ++i)
+      seconds = std::min(seconds, seconds_together(control, work));
+    return seconds;
+  };
+
+  const std::int64_t most = kWholes[std::size(kWholes) - 1];
+  std::vector<float> whole(static_cast<std::size_t>(most / 4)), other(whole.size());
+  const double copy_seconds =
+      best([&] { std::memcpy(other.data(), whole.data(), static_cast<std::size_t>(most)); });
+  const double copy = static_cast<double>(most) / copy_seconds / 1e9;
+  if (control.rank() == 0) {
+    fmt::print("# {} ranks on {} nodes; GB/s that a rank receives, as a share of memcpy's\n",
+               job.mpi.size(), job.mpi.job().nodes);
+    print_row("memcpy", plan::human_bytes(most), copy_seconds, copy, "GB/s", 1);
+  }
+  for (const Kind& kind : kKinds) {
+    std::vector<float> staging(
+        static_cast<std::size_t>(comm::reduce_scatter_staging(group->shape(), kind.wire) / 4));
+    for (const std::int64_t bytes : kWholes) {
+      const std::int64_t shard = bytes / 4 / job.mpi.size();
+      const View full = floats(whole, shard * job.mpi.size()), part = floats(other, shard);
+      const comm::CollectiveCall call =
+          kind.reduce ? comm::CollectiveCall{comm::ReduceScatter{
+                            .full = full,
+                            .shard = part,
+                            .staging = View(reinterpret_cast<std::byte*>(staging.data()), DType::u8,
+                                            {static_cast<std::int64_t>(staging.size()) * 4}),
+                            .wire = kind.wire}}
+                      : comm::CollectiveCall{comm::AllGather{.shard = part, .full = full}};
+      const double seconds =
+          best([&] { streams.wait(streams.enqueue(1, {}, [&] { return group->start(call); })); });
+      const comm::WireBytes wire = comm::wire_bytes(call, group->shape());
+      const double rate = static_cast<double>(wire.intra + wire.inter) / seconds / 1e9;
+      if (control.rank() == 0)
+        print_row(kind.name, plan::human_bytes(bytes), seconds, rate, "GB/s", rate / copy);
+    }
+  }
+}
+
+}  // namespace tessera::verbs

@@ -1,0 +1,108 @@
+#include <omp.h>
+
+#include "io/megatron.hpp"
+#include "kernels/cpu/device.hpp"
+#include "train/setup.hpp"
+#include "train/trainer.hpp"
+#include "verbs/bench/bench.hpp"
+
+namespace tessera::verbs {
+namespace {
+
+/// A product of n = 2048 on every rank at once, with the rank's threads: the limit for this job.
+class Product {
+ public:
+  Product(const comm::Control& control, int threads, DType type)
+      : control_(control), device_(kernels::make_cpu_device({.threads = threads})) {
+    constexpr std::int64_t n = 2048;
+    call_ = {.x = make(type, {n, n}), .weight = make(type, {n, n}), .y = make(type, {n, n})};
+    if (const std::int64_t bytes = device_->scratch_bytes(call_); bytes > 0)
+      call_.scratch = make(DType::u8, {bytes});
+    omp_set_num_threads(threads);
+  }
+
+  /// Repeats it for two seconds after a warm-up: on a machine that others use too, or whose clock
+  /// changes, fewer would say little.
+  void measure() {
+    device_->run(call_);
+    for (double spent = 0; spent < 2;) {
+      const double s = seconds_together(control_, [&] { device_->run(call_); });
+      spent += s;
+      best_ = best_ == 0 ? s : std::min(best_, s);
+    }
+  }
+  double seconds() const { return best_; }
+  double gflops() const {
+    return call_.flop() * static_cast<double>(control_.size()) / best_ / 1e9;
+  }
+
+ private:
+  View make(DType type, std::initializer_list<std::int64_t> extents) {
+    View v(nullptr, type, extents);
+    memory_.emplace_back(static_cast<std::size_t>(v.span_bytes() + 64));
+    auto* p = memory_.back().data();
+    v.data = p + (64 - reinterpret_cast<std::uintptr_t>(p) % 64) % 64;
+    return v;
+  }
+
+  const comm::Control& control_;
+  std::unique_ptr<kernels::Device> device_;
+  std::vector<std::vector<std::byte>> memory_;
+  kernels::Linear call_;
+  double best_ = 0;
+};
+
+/// Tokens for `steps` steps; any do, for their values cost the same.
+void write_tokens(const std::filesystem::path& prefix, const deck::Deck& deck, std::int64_t steps) {
+  MegatronWriter writer(prefix, deck.model.vocab);
+  std::vector<std::int32_t> tokens(
+      static_cast<std::size_t>(steps * deck.batch.sequence * deck.batch.global + 1));
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    tokens[i] = static_cast<std::int32_t>(static_cast<std::int64_t>(i * 7919) % deck.model.vocab);
+  }
+  writer.append(tokens);
+  writer.end_document();
+  writer.publish();
+}
+
+}  // namespace
+
+/// Trains the deck for a few steps and compares its flop rate with a product's, measured before and
+/// after.
+void bench_step(const BenchOptions& o, const train::Job& job) {
+  const comm::Control& control = job.control;
+  const BenchDirectory directory(o, control);
+  const std::int64_t steps = o.repeats + 1;
+  const auto tokens = directory.path() / "tokens";
+  const deck::LoadedDeck loaded =
+      bench_deck(o, control,
+                 {fmt::format("run.dir=\"{}\"", (directory.path() / "run").string()),
+                  fmt::format("run.steps={}", steps), "run.resume=\"never\"", "checkpoint.every=0",
+                  fmt::format("data.train=[\"{}\"]", tokens.string()), "data.validation=[]",
+                  "evaluate.every=0", "batch.ramp=[]", "guard.hang_timeout=0"});
+  control.together([&] {
+    if (control.rank() == 0) write_tokens(tokens, loaded.deck, steps);
+  });
+  const int threads = train::thread_count(loaded.deck.run, job.mpi.cores());
+  const DType type = train::dtype_of(loaded.deck.precision.compute);
+  Product product(control, threads, type);
+  product.measure();
+  train::StepRates rates;
+  {
+    train::Trainer trainer(loaded, job);
+    trainer.train();
+    rates = trainer.rates();
+  }
+  product.measure();
+  control.barrier();  // nobody uses the directory any more
+  if (control.rank() != 0) return;
+  fmt::print(
+      "# {} ranks x {} threads; fastest of {} steps; flop counted as 6 N + 6 L C T a token\n",
+      job.mpi.size(), threads, steps);
+  print_row("product n = 2048", to_string(type), product.seconds(), product.gflops(), "GFLOP/s", 1);
+  print_row("training step", loaded.deck.run.name, rates.best_step_s, rates.best_gflops, "GFLOP/s",
+            rates.best_gflops / product.gflops());
+  fmt::print("{:.0f} tokens/s\n", rates.best_tokens_per_s);
+}
+
+}  // namespace tessera::verbs
