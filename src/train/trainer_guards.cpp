@@ -81,8 +81,8 @@ void Trainer::judge_loss(double loss) {
       {{"event", "spike"}, {"step", progress_.step}, {"loss", loss}, {"z", *z}});
 }
 
-/// Returns to the state of a checkpoint, but not to its data: the samples since then are never used
-/// again.
+/// Returns to the state of a checkpoint, but not to its data: the samples since then, and as many
+/// that would have come next, are never used (Chowdhery et al. 2022, "PaLM", section 5.1).
 void Trainer::roll_back(double loss, double z) {
   const std::int64_t from = progress_.step;
   rollbacks_ = from <= rolled_back_from_ ? rollbacks_ + 1 : 1;
@@ -107,7 +107,8 @@ void Trainer::roll_back(double loss, double z) {
                    {{"event", "spike"}, {"step", from}, {"loss", loss}, {"z", z}});
     return;
   }
-  const Range skipped{target->header.samples, progress_.samples};
+  const Range skipped{target->header.samples,
+                      progress_.samples + progress_.samples - target->header.samples};
   const double factor = progress_.lr_factor * deck_.guard.rollback_lr_factor;
   restore(*target);
   progress_.samples = skipped.end;

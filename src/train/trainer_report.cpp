@@ -61,6 +61,11 @@ void Trainer::report_start() {
   std::string rows = plan::to_text(ledger);
   rows.pop_back();
   report_.say(rows);
+  report_.note(fmt::format(
+      "started by tessera {} ({}) on {} ranks of {} nodes, rank 0 on {}: ZeRO-{}, {} threads a "
+      "rank, run {}, {} sequences a step, {} steps",
+      kVersion, kCommit, ranks, inputs.data_group.nodes, comm::host_name(), inputs.stage,
+      engine_->threads(), deck_.run.name, global, run_steps_));
   report_.event(
       {{"event", "start"},
        {"version", kVersion},
@@ -167,8 +172,10 @@ void Trainer::report_end(std::string_view reason) {
     report_.say(
         fmt::format("  {:<36}{:>10.2f} s {:>6.1f} %", name, seconds, 100 * seconds / total));
   };
-  report_.say(fmt::format("{} after step {} ({} steps, {} skipped). Where rank 0's time went:",
-                          reason, progress_.step, steps, totals_.skips));
+  const std::string summary = fmt::format("{} after step {} ({} steps, {} skipped)", reason,
+                                          progress_.step, steps, totals_.skips);
+  report_.say(summary + ". Where rank 0's time went:");
+  report_.note(summary);
   row("compute: blocks", blocks);
   row("compute: ends, norm, optimizer", ends);
   row("waiting for communication", spent.comm_exposed);

@@ -1,14 +1,18 @@
 """Peers that die or get stuck, numbers that go wrong: what the survivors do and say."""
 
+import array
+import json
 import os
 import pathlib
+import random
 import re
 import signal
 import subprocess
 import time
 import unittest
 
-from tessera import NOTE_CODE, RunTest, TIMEOUT, BINARY, MPIEXEC, kill_tree, ranks_of, tiny_deck
+from tessera import (BINARY, MPIEXEC, NOTE_CODE, TIMEOUT, RunTest, kill_tree, metrics, ranks_of,
+                     tiny_deck, write_megatron)
 
 ENDLESS = 1_000_000
 PEER = 5
@@ -90,6 +94,96 @@ class Guard(RunTest):
         unwatched = self.thread_names("unwatched", guard__hang_timeout=0)
         self.assertIn("progress", unwatched)
         self.assertNotIn("watchdog", unwatched)
+
+
+class Numbers(RunTest):
+    """A corpus whose last part is noise after a part that is easy: the loss leaps where it begins."""
+
+    def setUp(self):
+        super().setUp()
+        rng = random.Random(7)
+        easy = [(3 * i) % 7 for i in range(40 * 8 * 16)]
+        noise = [rng.randrange(97) for _ in range(20 * 8 * 16)]
+        write_megatron(self.corpus, array.array("H", easy + noise + easy + [0]))
+
+    def spike_deck(self, name, policy, **changes):
+        return self.deck(name, tiny_deck(
+            self.corpus, run__steps=75, data__shuffle=False, schedule__kind="constant",
+            schedule__warmup_steps=0,
+            optimizer__lr=1e-2, checkpoint__every=10, checkpoint__keep=0, guard__spike=policy,
+            guard__spike_window=20, guard__rollback_steps=5, log__every=1000, **changes))
+
+    def go(self, ranks, deck, *sets):
+        """As train(), but steps that a rollback repeats have other data and so other numbers."""
+        job = self.run_job(ranks, "train", deck, *(x for s in sets for x in ("--set", s)))
+        self.assertEqual(job.code, 0, job.output)
+
+    def events(self, name, kind):
+        return [e for e in metrics.read_events(self.dir / name) if e["event"] == kind]
+
+    def test_spike_is_warned_of(self):
+        self.go(1, self.spike_deck("warn", "warn"))
+        spikes = self.events("warn", "spike")
+        self.assertEqual([e["step"] for e in spikes][:3], [41, 42, 43])
+        self.assertTrue(all(e["z"] > 10 for e in spikes))
+        self.assertIn("step 41: the loss leaps", (self.dir / "warn" / "logbook.md").read_text())
+        self.go(1, self.spike_deck("off", "off"))
+        self.assertEqual(self.events("off", "spike"), [])
+
+    def test_rollback_skips_the_data_and_lowers_the_rate(self):
+        """The noise of steps 41 to 60 is passed over, and nothing is used twice."""
+        want = None
+        for ranks, stage in ((1, 0), (2, 3)):
+            name = f"back_{ranks}"
+            self.go(ranks, self.spike_deck(name, "rollback", zero__stage=stage))
+            rollbacks = self.events(name, "rollback")
+            self.assertEqual([(e["step"], e["to"]) for e in rollbacks][:1], [(41, 30)])
+            seen = self.events(name, "step")
+            factor, samples, skipped = 1.0, 0, []
+            for e in metrics.read_events(self.dir / name):
+                if e["event"] == "rollback":
+                    factor *= 0.5
+                    self.assertEqual(e["lr_factor"], factor)
+                    begin, end = e["skipped_samples"]
+                    self.assertEqual(begin, 8 * e["to"] if not skipped else begin)
+                    self.assertEqual(end, samples + (samples - begin))
+                    skipped = [s for s in skipped if s[1] <= begin] + [[begin, end]]
+                    samples = end
+                elif e["event"] == "step":
+                    self.assertEqual(e["samples"], samples + 8, "no sample is used twice")
+                    samples = e["samples"]
+                    self.assertEqual(e["lr"], 1e-2 * factor)
+            self.assertEqual(seen[-1]["step"], 75)
+            self.assertLess(seen[-1]["loss"], 1, "the easy part is back")
+            header = json.loads((self.dir / name / "checkpoints" / "step_00000075" /
+                                 "manifest.json").read_text())["header"]
+            self.assertEqual(header["skipped_samples"], skipped)
+            self.assertEqual(header["lr_factor"], factor)
+            numbers = [(e["step"], e["to"], e["skipped_samples"]) for e in rollbacks]
+            want = want or numbers
+            self.assertEqual(numbers, want, "every layout rolls back alike")
+
+    def test_restart_after_a_rollback_changes_nothing(self):
+        self.go(2, self.spike_deck("whole", "rollback", zero__stage=2))
+        deck = self.spike_deck("halves", "rollback", zero__stage=2)
+        self.go(2, deck, "run.steps=50")
+        self.go(2, deck)
+        last = [metrics.last_steps(metrics.read_events(self.dir / name))[75]
+                for name in ("whole", "halves")]
+        keys = ("loss", "grad_norm", "lr", "samples")
+        self.assertEqual(*[{k: e[k] for k in keys} for e in last])
+
+    def test_logbook_reads_as_a_record(self):
+        deck = self.spike_deck("book", "rollback")
+        self.go(1, deck, "run.steps=35")
+        self.go(2, deck)
+        text = (self.dir / "book" / "logbook.md").read_text()
+        for part in ("# Logbook", "started", "checkpoint", "resumed from",
+                     "the layout was 1 data ranks", "back to step_00000030", "done after step 75"):
+            self.assertIn(part, text)
+        entries = text.split("\n\n", 2)[2].strip().split("\n")
+        stamped = re.compile(r"- \d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ: \S")
+        self.assertTrue(all(stamped.match(e) for e in entries), text)
 
 
 if __name__ == "__main__":
