@@ -11,8 +11,9 @@
 
 namespace tessera::train {
 
-Evaluation evaluate(Engine& engine, const comm::Control& control, const deck::Deck& deck,
-                    const TokenCorpus& validation) {
+std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
+                                   const deck::Deck& deck, const TokenCorpus& validation,
+                                   const std::function<bool()>& stop) {
   const auto begin = std::chrono::steady_clock::now();
   const plan::PlanShape shape = evaluation_shape(deck.batch, engine.data_ranks());
   const std::int64_t global = shape.micro_batches * shape.micro * engine.data_ranks();
@@ -24,12 +25,14 @@ Evaluation evaluate(Engine& engine, const comm::Control& control, const deck::De
   std::int64_t* words = prepared.words();
   for (std::int64_t round = 0; round < rounds; ++round) {
     std::fill_n(words + plan::WordLayout::flags, plan::WordLayout::flag_count, 0);
+    words[plan::WordLayout::flags] = stop() ? 1 : 0;
     control.together([&] { batches.begin(round * global, engine.share(shape)); });
     engine.run(prepared, batches);
+    if (words[plan::WordLayout::flags] > 0) return std::nullopt;
     exact_merge(total, ConstExactWords(words + plan::WordLayout::loss, kExactSumWords));
   }
   const std::int64_t sequences = rounds * global;
-  return {
+  return Evaluation{
       .loss = exact_value(total) / static_cast<double>(sequences * shape.sequence),
       .sequences = sequences,
       .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
@@ -59,11 +62,11 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job) {
     if (const auto note = set_initial_state(deck, control, engine.state()); !note.empty())
       say(stderr, note);
   }
-  const Evaluation result = evaluate(engine, control, deck, *validation);
+  const auto result = evaluate(engine, control, deck, *validation, [] { return false; });
   say(stdout,
       fmt::format("evaluate {} at step {} | loss {:.6f} | {} sequences | {:.1f} s",
                   start ? start->path.string() : "initial weights", start ? start->header.step : 0,
-                  result.loss, result.sequences, result.seconds));
+                  result->loss, result->sequences, result->seconds));
 }
 
 }  // namespace tessera::train

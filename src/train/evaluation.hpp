@@ -14,9 +14,11 @@ struct Evaluation {
 };
 
 /// Over the first evaluate.batches batches of `validation`, which holds at least one; `engine` has
-/// a plan of evaluation_shape. Collective. Throws DataError and IoError on every rank.
-Evaluation evaluate(Engine& engine, const comm::Control& control, const deck::Deck& deck,
-                    const TokenCorpus& validation);
+/// a plan of evaluation_shape. Nothing if some rank's `stop` says, before a batch, to give it up.
+/// Collective. Throws DataError and IoError on every rank.
+std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
+                                   const deck::Deck& deck, const TokenCorpus& validation,
+                                   const std::function<bool()>& stop);
 
 /// Evaluates the state that run.resume names: a checkpoint whose model is the deck's, or initial
 /// weights. Holds no more than parameters, and writes nothing but one line on rank 0's stdout, so a

@@ -29,10 +29,12 @@ void catch_stop_signals() {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
 }
 
-StopRequests::StopRequests(const deck::RunSection& run, std::filesystem::path directory)
-    : deadline_(run.deadline), stop_file_(std::move(directory)) {
+StopRequests::StopRequests(const deck::RunSection& run, const std::filesystem::path& directory,
+                           bool leads) {
   if (run.time_limit) time_limit_ = run.time_limit->count;
-  stop_file_ /= "stop";
+  if (!leads) return;
+  deadline_ = run.deadline;
+  stop_file_ = directory / "stop";
 }
 
 std::optional<std::string> StopRequests::reason(double ahead_s) const {
@@ -44,7 +46,8 @@ std::optional<std::string> StopRequests::reason(double ahead_s) const {
     return "run.deadline";
   }
   struct stat info;
-  if (stat(stop_file_.c_str(), &info) == 0) return "the file " + stop_file_.string();
+  if (!stop_file_.empty() && stat(stop_file_.c_str(), &info) == 0)
+    return "the file " + stop_file_.string();
   return std::nullopt;
 }
 

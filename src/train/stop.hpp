@@ -16,7 +16,9 @@ void catch_stop_signals();
 
 class StopRequests {
  public:
-  StopRequests(const deck::RunSection& run, std::filesystem::path directory);
+  /// Only the rank that `leads` looks for the stop file and compares its clock with the deadline:
+  /// clocks of nodes differ, and a file system need not answer every rank at every step.
+  StopRequests(const deck::RunSection& run, const std::filesystem::path& directory, bool leads);
   /// Why this rank wants to stop, if it does. ahead_s: what one more step and its checkpoint would
   /// take; they must be over by the deadline. Ranks may disagree: the loop sums their wishes before
   /// it acts.
@@ -28,7 +30,7 @@ class StopRequests {
  private:
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   std::optional<std::int64_t> time_limit_, deadline_;
-  std::filesystem::path stop_file_;
+  std::filesystem::path stop_file_;  // empty: another rank looks for it
 };
 
 }  // namespace tessera::train

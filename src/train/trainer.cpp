@@ -34,7 +34,7 @@ Trainer::Trainer(const deck::LoadedDeck& loaded, const Job& job)
       directory_(deck::run_directory(deck_)),
       timeline_(deck_.batch, 0),
       scaler_(deck_.precision),
-      stop_(deck_.run, directory_),
+      stop_(deck_.run, directory_, control_.rank() == 0),
       spikes_(deck_.guard.spike_window, deck_.guard.spike_threshold) {
   control_.together([&] { deck::check_ranks(loaded_, control_.size()); });
   watch_peers(job, std::chrono::seconds(deck_.guard.hang_timeout.count), directory_);
@@ -55,6 +55,7 @@ Trainer::Trainer(const deck::LoadedDeck& loaded, const Job& job)
   saver_.emplace(control_, directory_ / "checkpoints", deck_.checkpoint.keep,
                  deck_.checkpoint.keep_every);
   report_start();
+  report_clocks();
   start_or_resume();
   set_run_length();
   control_.together([&] {
@@ -199,7 +200,8 @@ void Trainer::after_step(const StepResult& result) {
 }
 
 ExitCode Trainer::train() {
-  set_later_checkpoints_aside();
+  replicas_equal_at_ = progress_.step;  // as far as this start can tell
+  set_checkpoints_aside_after(progress_.step);
   try {
     return train_steps();
   } catch (const AgreedError& e) {  // all ranks are here: what was saved before is worth keeping
@@ -211,13 +213,17 @@ ExitCode Trainer::train() {
 }
 
 ExitCode Trainer::train_steps() {
+  const auto must_stop = [&] { return stop_agreed_ && progress_.step < run_steps_; };
+  stop_reason_ = stop_.reason(0);  // starting may have taken long
+  stop_agreed_ = control_.max(std::int64_t{stop_reason_ ? 1 : 0}) > 0;
+  if (must_stop()) return stop_on_request();
   while (progress_.step < run_steps_) {
     const std::int64_t step = progress_.step + 1;
     job_.whereabouts.begin("training", step);
     try {
       after_step(run_step());
-      if (stop_agreed_ && step < run_steps_) return stop_on_request();
-      save_or_evaluate();
+      if (!must_stop()) save_or_evaluate();
+      if (must_stop()) return stop_on_request();
     } catch (Error& e) {
       e.add_context(fmt::format("step {}", step));
       throw;
@@ -232,7 +238,8 @@ ExitCode Trainer::stop_on_request() {
   const std::string why = stop_reason_.value_or("another rank's request");
   report_.record("asked to stop: " + why,
                  {{"event", "signal"}, {"step", progress_.step}, {"what", why}});
-  save_now();
+  if (saver_->active()) finish_save();
+  if (saved_step_ != progress_.step) save_now();
   report_end("stopped on request: " + why);
   if (control_.rank() == 0) stop_.obeyed();
   return ExitCode::stopped;
@@ -255,15 +262,24 @@ void Trainer::save_or_evaluate() {
 
 void Trainer::evaluate() {
   job_.whereabouts.begin("evaluating after", progress_.step);
-  const Evaluation result = train::evaluate(*engine_, control_, deck_, *validation_);
-  totals_.evaluation_s += result.seconds;
+  const auto begin = Clock::now();
+  const auto result = train::evaluate(*engine_, control_, deck_, *validation_, [&] {
+    stop_reason_ = stop_.reason(slowest_save_s_);
+    return stop_reason_.has_value();
+  });
+  totals_.evaluation_s += seconds_since(begin);
+  if (!result) {
+    stop_agreed_ = true;
+    report_.say("evaluation given up: asked to stop");
+    return;
+  }
   report_.record(fmt::format("evaluate at step {} | loss {:.6f} | {} sequences | {:.1f} s",
-                             progress_.step, result.loss, result.sequences, result.seconds),
+                             progress_.step, result->loss, result->sequences, result->seconds),
                  {{"event", "evaluate"},
                   {"step", progress_.step},
-                  {"loss", result.loss},
-                  {"sequences", result.sequences},
-                  {"ms", result.seconds * 1e3}});
+                  {"loss", result->loss},
+                  {"sequences", result->sequences},
+                  {"ms", result->seconds * 1e3}});
 }
 
 }  // namespace tessera::train

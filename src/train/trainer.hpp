@@ -95,9 +95,10 @@ class Trainer {
   void finish_save(Clock::time_point since = Clock::now());
   void save_now();
 
-  void set_later_checkpoints_aside();
+  void set_checkpoints_aside_after(std::int64_t step);
 
   void report_start();
+  void report_clocks();
   void report_resume(const LoadedCheckpoint& from);
   void report_step(const StepResult& result);
   void report_end(std::string_view reason);
@@ -117,8 +118,9 @@ class Trainer {
   optim::LossScaler scaler_;
   std::optional<Batches> batches_;
   std::optional<Saver> saver_;
-  bool save_due_ = false;  // of the state now, by the next step's snapshot
-  double save_stall_ = 0;  // seconds that the save under way has kept training waiting
+  std::int64_t saved_step_ = -1;  // whose state the newest checkpoint of this run holds
+  bool save_due_ = false;         // of the state now, by the next step's snapshot
+  double save_stall_ = 0;         // seconds that the save under way has kept training waiting
   StopRequests stop_;
   std::optional<std::string> stop_reason_;  // this rank's, before the last step
   bool stop_agreed_ = false;

@@ -30,11 +30,11 @@ void Trainer::pass_over(const std::filesystem::path& path, std::string_view why)
       {{"event", "fault"}, {"what", "checkpoint"}, {"path", path.string()}, {"why", why}});
 }
 
-/// Checkpoints of steps that this run has not come to, or has given up.
-void Trainer::set_later_checkpoints_aside() {
+/// Those that this run has not come to, or has given up.
+void Trainer::set_checkpoints_aside_after(std::int64_t step) {
   control_.together([&] {
     if (control_.rank() != 0) return;
-    for (const auto& entry : set_aside_after(directory_ / "checkpoints", progress_.step)) {
+    for (const auto& entry : set_aside_after(directory_ / "checkpoints", step)) {
       report_.say(fmt::format("a later checkpoint of another branch is set aside: {}",
                               entry.path.string()));
     }
@@ -48,6 +48,7 @@ void Trainer::start_or_resume() {
     restore(*from);
     report_resume(*from);
     first_step_ = progress_.step + 1;
+    if (from->path.parent_path() == directory_ / "checkpoints") saved_step_ = progress_.step;
     return;
   }
   const std::string note = set_initial_state(deck_, control_, engine_->state());
@@ -83,6 +84,7 @@ void Trainer::save_snapshot(const CheckpointHeader& before, const StepTimes& tim
 void Trainer::finish_save(Clock::time_point since) {
   job_.whereabouts.begin("saving, in", progress_.step);
   const SaveResult saved = saver_->finish();
+  saved_step_ = saved.step;
   const double waited = seconds_since(since);
   totals_.checkpoints_s += waited;
   slowest_save_s_ = std::max(slowest_save_s_, saved.seconds);

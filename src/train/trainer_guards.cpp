@@ -114,8 +114,9 @@ void Trainer::roll_back(double loss, double z) {
   progress_.samples = skipped.end;
   progress_.skipped.push_back(skipped);
   progress_.lr_factor = factor;
+  saved_step_ = -1;  // other samples follow
   set_run_length();
-  set_later_checkpoints_aside();
+  set_checkpoints_aside_after(progress_.step);
   report_.record(
       fmt::format("step {}: the loss leaps to {:.6f}, {:.1f} deviations above its recent median: "
                   "back to {}; samples {} to {} are skipped; learning rate times {}",
@@ -137,10 +138,9 @@ void Trainer::compare_replicas() {
     return;
   }
   // What was saved since the last comparison may hold the wrong bits.
-  progress_.step = replicas_equal_at_;
   save_due_ = false;
   if (saver_->active()) finish_save();
-  set_later_checkpoints_aside();
+  set_checkpoints_aside_after(replicas_equal_at_);
   report_.record(fmt::format("copies of the state differ: {}; they were equal after step {}",
                              *difference, replicas_equal_at_),
                  {{"event", "fault"},

@@ -1,6 +1,8 @@
 // What a user sees of a run: the start-up block, the step line, metrics.jsonl, and where the time
 // went.
 #include <algorithm>
+#include <cmath>
+#include <ctime>
 #include <fstream>
 #include <iterator>
 
@@ -61,6 +63,9 @@ void Trainer::report_start() {
   std::string rows = plan::to_text(ledger);
   rows.pop_back();
   report_.say(rows);
+  if (deck_.guard.check_replicas > 0 && inputs.stage == 3) {
+    report_.say("note      guard.check_replicas has nothing to compare: ZeRO-3 keeps no copies");
+  }
   report_.note(fmt::format(
       "started by tessera {} ({}) on {} ranks of {} nodes, rank 0 on {}: ZeRO-{}, {} threads a "
       "rank, run {}, {} sequences a step, {} steps",
@@ -78,6 +83,26 @@ void Trainer::report_start() {
        {"parameters", parameters},
        {"predicted_bytes", ledger.total()},
        {"arena_bytes", {{"state", ledger.state_bytes}, {"step", ledger.step_bytes}}}});
+}
+
+/// Nodes' clocks matter to people who read logs of several, and to run.deadline.
+void Trainer::report_clocks() {
+  constexpr double kSameTime = 10;  // seconds
+  control_.barrier();
+  const auto now = static_cast<double>(std::time(nullptr));
+  if (control_.max(now) + control_.max(-now) < kSameTime) return;
+  const auto times = control_.gather(now);
+  const auto hosts = control_.gather(comm::host_name());
+  for (std::size_t rank = 1; rank < times.size(); ++rank) {
+    if (std::abs(times[rank] - times[0]) < kSameTime) continue;
+    report_.record(
+        fmt::format("clocks disagree: rank {} on {} is {:.0f} s {} rank 0 on {}, whose clock "
+                    "run.deadline goes by",
+                    rank, hosts[rank], std::abs(times[rank] - times[0]),
+                    times[rank] > times[0] ? "ahead of" : "behind", hosts[0]),
+        {{"event", "clocks"}, {"rank", rank}, {"ahead_s", times[rank] - times[0]}});
+    return;
+  }
 }
 
 void Trainer::report_resume(const LoadedCheckpoint& from) {

@@ -101,6 +101,35 @@ class Restart(RunTest):
         deck = self.restart_deck("limit", run__steps=ENDLESS, run__time_limit=1)
         self.assertLess(len(self.train(2, deck, expect=STOPPED)), ENDLESS)
 
+    def test_52_a_request_during_an_evaluation_ends_it(self):
+        """An evaluation that would take minutes, before a step that would follow."""
+        write_tokens(self.dir / "validation", count=400_000)
+        deck = self.restart_deck("evaluating", run__steps=ENDLESS,
+                                 data__validation=[str(self.dir / "validation")],
+                                 evaluate__every=3, evaluate__batches=1_000_000)
+        process = self.start(2, "train", deck)
+        self.assertTrue(self.wait_for(lambda: self.newest_step("evaluating") == 3, process))
+        time.sleep(0.3)  # the evaluation has begun
+        os.kill(ranks_of(process.pid)[-1], signal.SIGUSR1)
+        self.assertEqual(process.wait(timeout=60), STOPPED)
+        events = metrics.read_events(self.dir / "evaluating")
+        self.assertEqual([e["event"] for e in events if e["event"] == "evaluate"], [])
+        self.assertIn("evaluation given up", (self.dir / "evaluating" / "log.txt").read_text())
+        self.assertEqual([e["step"] for e in events if e["event"] == "checkpoint"],
+                         [self.newest_step("evaluating")])
+
+    def test_52_a_request_before_the_first_step_costs_no_step(self):
+        deck = self.restart_deck("early", checkpoint__every=4)
+        self.train(2, deck, "run.steps=4")
+        kept = self.dir / "early" / "checkpoints" / "step_00000004"
+        before = kept.stat().st_mtime_ns
+        for _ in range(2):
+            (self.dir / "early" / "stop").touch()
+            self.assertEqual(len(self.train(2, deck, expect=STOPPED)), 4)
+            self.assertFalse((self.dir / "early" / "stop").exists())
+        self.assertEqual(kept.stat().st_mtime_ns, before, "what is saved is not saved again")
+        self.assertEqual(len(self.train(2, deck)), 12)
+
     def test_a_dead_rank_ends_the_job(self):
         deck = self.restart_deck("orphan", run__steps=ENDLESS, checkpoint__every=2)
         process = self.start(2, "train", deck)
