@@ -89,10 +89,10 @@ BatchShare Engine::share(const plan::PlanShape& shape) const {
           .reduce = inputs_.reduce};
 }
 
-StepTimes Engine::run(const PreparedPlan& prepared, const Batches& batches) {
-  return executor_->run(prepared.bound, [&](std::int64_t k, const plan::LoadBatch& views) {
-    batches.load(k, views);
-  });
+StepTimes Engine::run(const PreparedPlan& prepared, const Batches& batches,
+                      const Executor::Observer& before) {
+  const auto load = [&](std::int64_t k, const plan::LoadBatch& views) { batches.load(k, views); };
+  return executor_->run(prepared.bound, load, before);
 }
 
 plan::Ledger Engine::ledger() const {

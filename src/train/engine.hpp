@@ -48,7 +48,8 @@ class Engine {
   /// This rank's part of a step of this shape.
   BatchShare share(const plan::PlanShape& shape) const;
   /// Runs the plan over the current step of `batches`.
-  StepTimes run(const PreparedPlan& prepared, const Batches& batches);
+  StepTimes run(const PreparedPlan& prepared, const Batches& batches,
+                const Executor::Observer& before = {});
 
   plan::Ledger ledger() const;
   /// Of all arenas.

@@ -78,7 +78,7 @@ std::unique_ptr<memory::Task> Executor::start(const plan::Op& op, const plan::Ca
   return data_.of(op.stream).start(std::get<comm::CollectiveCall>(call));
 }
 
-StepTimes Executor::run(const BoundPlan& bound, const Loader& load) {
+StepTimes Executor::run(const BoundPlan& bound, const Loader& load, const Observer& before) {
   const auto begin = Clock::now();
   StepTimes times;
   std::array<std::int64_t, plan::kStreams> base{};
@@ -93,6 +93,7 @@ StepTimes Executor::run(const BoundPlan& bound, const Loader& load) {
   Whereabouts::Running running(whereabouts_, inputs_);
   for (const auto& [op, call, relative_waits] : bound.ops()) {
     running.at(*op);
+    if (before) before(*op);
     std::vector<memory::Event> waits = relative_waits;
     for (memory::Event& e : waits) e.count += base[e.stream];
     const auto stream = static_cast<std::size_t>(op->stream);

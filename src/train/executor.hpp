@@ -71,9 +71,12 @@ class Executor {
         inputs_(inputs),
         whereabouts_(whereabouts) {}
 
+  /// Told of each op just before it runs, or is queued if it runs in the background.
+  using Observer = std::function<void(const plan::Op& op)>;
+
   /// One step; returns when all of it is done. Rethrows what an op threw, in the background or not,
-  /// with the op's name in front.
-  StepTimes run(const BoundPlan& bound, const Loader& load);
+  /// with the op's name in front. `before` may be empty.
+  StepTimes run(const BoundPlan& bound, const Loader& load, const Observer& before = {});
 
  private:
   /// Starts a background op.

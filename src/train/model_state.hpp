@@ -38,6 +38,9 @@ class ModelState {
   /// Writes the pieces' bytes from the live state or from the snapshot buffers.
   void save(CheckpointWriter& writer, From from) const;
 
+  /// What forward reads of those elements of a parameter that this rank updates; absent if none.
+  View owned_part(std::size_t unit, std::size_t parameter) const;
+
   const std::vector<plan::UnitState>& units() const { return states_; }
 
  private:

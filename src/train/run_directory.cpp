@@ -94,6 +94,10 @@ void LineFile::write(std::string_view line) {
   write_all(fd_, whole, path_);
 }
 
+void LineFile::sync() {
+  if (::fsync(fd_) != 0) refuse("cannot sync", path_);
+}
+
 Reporter::Reporter(const std::filesystem::path& directory)
     : log_(std::make_unique<LineFile>(directory / "log.txt")),
       metrics_(std::make_unique<LineFile>(directory / "metrics.jsonl")) {}
