@@ -12,6 +12,8 @@
 #include <functional>
 #include <limits>
 
+#include "core/enums.hpp"
+
 namespace tessera {
 
 enum class IoCall {
@@ -66,5 +68,17 @@ int create_directories(const std::filesystem::path& path);
 /// Before a directory is listed by std::filesystem.
 int list(const std::filesystem::path& path);
 }  // namespace system_calls
+
+template <>
+struct EnumWords<IoCall> {
+  using enum IoCall;
+  static constexpr std::array table = {
+      std::pair{open, "open"},     std::pair{size, "size"},
+      std::pair{resize, "resize"}, std::pair{read, "read"},
+      std::pair{write, "write"},   std::pair{sync, "sync"},
+      std::pair{close, "close"},   std::pair{rename, "rename"},
+      std::pair{remove, "remove"}, std::pair{create_directory, "create_directory"},
+      std::pair{list, "list"}};
+};
 
 }  // namespace tessera

@@ -85,6 +85,17 @@ class Checker {
     }
   }
 
+  void faults() {
+    const auto& all = deck_.fault.inject;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const auto begin = all.begin(), end = begin + static_cast<std::ptrdiff_t>(i);
+      if (std::find(begin, end, all[i]) == end) continue;
+      problem("fault.inject",
+              fmt::format("fault.inject has \"{}\" twice, but each happens once in a run",
+                          to_text(all[i])));
+    }
+  }
+
   void availability() {
     for (const SchemaRow& row : schema_rows()) {
       if (problems_.about(row.name) || row.is_built(deck_)) continue;
@@ -138,6 +149,7 @@ void check_deck(const LoadedDeck& loaded, Problems& problems) {
   checker.layout();
   checker.data_and_batch();
   checker.lengths();
+  checker.faults();
   checker.availability();
 }
 

@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "core/error.hpp"
 #include "deck/deck.hpp"
 #include "deck/value.hpp"
 
@@ -165,6 +166,20 @@ struct Codec<RampEntry> {
   }
 };
 
+template <>
+struct Codec<Fault> {
+  static std::string type() { return "a fault like \"kill rank=1 step=5\""; }
+  static std::optional<Fault> read(const Value& value) {
+    const auto* text = value.as<std::string>();
+    try {
+      return text ? std::optional(parse_fault(*text)) : std::nullopt;
+    } catch (const DeckError&) {
+      return std::nullopt;  // Problem says why
+    }
+  }
+  static Value write(const Fault& fault) { return {to_text(fault), {}}; }
+};
+
 /// A word, or else a value of another type: the word wins.
 template <typename E, typename T>
 struct Codec<std::variant<E, T>> {
@@ -195,5 +210,34 @@ template <typename T>
 struct Words<std::optional<T>> : Words<T> {};
 template <typename E, typename T>
 struct Words<std::variant<E, T>> : Words<E> {};
+
+/// What exactly does not fit in a value that read() refused, where the type can say; else empty.
+template <typename T>
+struct Problem {
+  static std::string of(const Value&) { return ""; }
+};
+template <>
+struct Problem<Fault> {
+  static std::string of(const Value& value) {
+    const auto* text = value.as<std::string>();
+    try {
+      if (text) parse_fault(*text);
+    } catch (const DeckError& error) {
+      return fmt::format("\"{}\": {}", *text, error.what());
+    }
+    return "";
+  }
+};
+template <typename T>
+struct Problem<std::vector<T>> {
+  static std::string of(const Value& value) {
+    const List* list = value.as<List>();
+    if (!list) return "";
+    for (const Value& element : *list) {
+      if (auto problem = Problem<T>::of(element); !problem.empty()) return problem;
+    }
+    return "";
+  }
+};
 
 }  // namespace tessera::deck

@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "deck/fault.hpp"
 #include "deck/words.hpp"
 
 namespace tessera::deck {
@@ -208,8 +209,9 @@ struct LogSection {
   bool operator==(const LogSection&) const = default;
 };
 
-/// Injected faults, for tests of recovery. No key of it is available in this version.
+/// Injected faults, for tests of recovery.
 struct FaultSection {
+  std::vector<Fault> inject;
   bool operator==(const FaultSection&) const = default;
 };
 

@@ -16,8 +16,9 @@ namespace tessera::deck {
 
 namespace {
 
-/// How to mend a value that does not fit, where that can be guessed.
+/// How to mend a value that does not fit, where that is known or can be guessed.
 std::string remedy(const SchemaRow& row, const Value& value) {
+  if (const auto problem = row.field.problem(value); !problem.empty()) return ": " + problem;
   if (const auto* word = value.as<std::string>()) {
     const std::string_view nearest = nearest_name(*word, row.field.words());
     return nearest.empty() ? "" : fmt::format(" (did you mean \"{}\"?)", nearest);

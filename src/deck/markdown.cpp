@@ -61,6 +61,7 @@ std::string schema_markdown() {
       out += fmt::format("| `{}` | {} | {} | {} | {} |\n", row.key, cell(row.allowed()),
                          default_cell(row), meaning_cell(row), enum_word(row.rules.on_resume));
     }
+    if (section.details != nullptr) out += section.details();
   }
   return out;
 }

@@ -68,6 +68,12 @@ void check_ranks(const LoadedDeck& loaded, std::int64_t ranks) {
                     parallel.data, ranks, parallel.tensor, parallel.pipeline, data, data));
   }
   check_global(loaded, "batch.global", loaded.deck.batch.global, data, problems);
+  for (const Fault& fault : loaded.deck.fault.inject) {
+    if (fault.rank < ranks) continue;
+    problems.add(loaded.place("fault.inject"), "fault.inject",
+                 fmt::format("fault.inject has \"{}\", but there are only ranks 0 to {}",
+                             to_text(fault), ranks - 1));
+  }
   for (const RampEntry& entry : loaded.deck.batch.ramp) {
     check_global(loaded, "batch.ramp", entry.global, data, problems);
   }

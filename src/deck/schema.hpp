@@ -19,6 +19,7 @@ struct Field {
   std::string (*type)();                        // "an integer"
   std::vector<std::string_view> (*words)();     // the choices, where the type has any
   bool (*set)(Deck& deck, const Value& value);  // false: not of this type
+  std::string (*problem)(const Value& value);   // why set() refused; empty: no more to say
   Value (*get)(const Deck& deck);               // in canonical form; unset when an empty optional
 };
 
@@ -64,6 +65,7 @@ struct SchemaRow {
 struct SchemaSection {
   std::string_view name;
   std::string_view meaning;
+  std::string (*details)() = nullptr;  // for the reference, after the keys
 };
 
 /// Sections and rows in the order in which they are printed.

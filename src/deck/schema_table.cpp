@@ -27,6 +27,7 @@ constexpr Field field() {
                 if (read) member_of<kPath...>(deck) = *std::move(read);
                 return read.has_value();
               },
+          .problem = &Problem<T>::of,
           .get = [](const Deck& deck) { return Codec<T>::write(member_of<kPath...>(deck)); }};
 }
 
@@ -74,7 +75,13 @@ constexpr SchemaSection kSections[] = {
     {"checkpoint", "What is saved, and how often; one is also written at the end of a run"},
     {"evaluate", "Loss on the validation data"},
     {"log", "The step line and metrics.jsonl"},
-    {"fault", "Injected faults, for tests of recovery: not available in this version"},
+    {"fault",
+     "Faults that a training run injects into itself, to test recovery. Each happens once in a "
+     "run, "
+     "also over restarts (the run directory's `faults/` remembers it); `slow` and `slow_disk` "
+     "last. "
+     "Faults of files hit the nth matching call from the step on, and `count` calls in all",
+     &fault_markdown},
     {"guard", "What happens when numbers or peers go wrong"},
 };
 
@@ -358,6 +365,8 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::log, &LogSection::profile>(
         "log.profile", "[first, last] steps whose operations are timed",
         {.limits = at_least(1), .unset = "none", .built = "unset"}),
+    row<&Deck::fault, &FaultSection::inject>(
+        "fault.inject", "faults, each \"KIND key=value ...\" as in the table below"),
     row<&Deck::guard, &GuardSection::non_finite>(
         "guard.non_finite", "a step whose gradient norm is not finite: skip it, or stop"),
     row<&Deck::guard, &GuardSection::max_skips>(

@@ -28,15 +28,7 @@ void add_unknown_key(const Place& place, std::string_view section, std::string_v
                      Problems& problems) {
   const std::string name =
       section.empty() ? key_text(key) : fmt::format("{}.{}", section, key_text(key));
-  const auto rows = schema_rows();
-  const bool built = section.empty() || std::any_of(rows.begin(), rows.end(), [&](const auto& row) {
-                       return row.section == section;
-                     });
-  if (!built) {
-    problems.add(place, name, name + " is not available in this version");
-  } else {
-    problems.add(place, name, fmt::format("unknown key {}{}", name, key_hint(section, key)));
-  }
+  problems.add(place, name, fmt::format("unknown key {}{}", name, key_hint(section, key)));
 }
 
 void add_section(const std::string& section, const Table& table, Sources& sources,

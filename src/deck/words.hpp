@@ -41,6 +41,32 @@ enum class OffloadTier { none, host, nvme };
 enum class MemoryBudget { automatic };
 enum class NonFinite { skip, stop };
 enum class Spike { off, warn, rollback };
+enum class FaultKind {
+  kill,
+  stop,
+  slow,
+  nan,
+  flip,
+  flip_file,
+  eio,
+  enospc,
+  short_transfer,
+  slow_disk
+};
+/// The calls of the operating system's that faults of files are about.
+enum class FaultCall {
+  open,
+  size,
+  resize,
+  read,
+  write,
+  sync,
+  close,
+  rename,
+  remove,
+  create_directory,
+  list
+};
 
 }  // namespace tessera::deck
 
@@ -200,6 +226,31 @@ struct EnumWords<deck::Spike> {
   using enum deck::Spike;
   static constexpr std::array table = {std::pair{off, "off"}, std::pair{warn, "warn"},
                                        std::pair{rollback, "rollback"}};
+};
+template <>
+struct EnumWords<deck::FaultKind> {
+  using enum deck::FaultKind;
+  static constexpr std::array table = {std::pair{kill, "kill"},
+                                       std::pair{stop, "stop"},
+                                       std::pair{slow, "slow"},
+                                       std::pair{nan, "nan"},
+                                       std::pair{flip, "flip"},
+                                       std::pair{flip_file, "flip_file"},
+                                       std::pair{eio, "eio"},
+                                       std::pair{enospc, "enospc"},
+                                       std::pair{short_transfer, "short_transfer"},
+                                       std::pair{slow_disk, "slow_disk"}};
+};
+template <>
+struct EnumWords<deck::FaultCall> {
+  using enum deck::FaultCall;
+  static constexpr std::array table = {
+      std::pair{open, "open"},     std::pair{size, "size"},
+      std::pair{resize, "resize"}, std::pair{read, "read"},
+      std::pair{write, "write"},   std::pair{sync, "sync"},
+      std::pair{close, "close"},   std::pair{rename, "rename"},
+      std::pair{remove, "remove"}, std::pair{create_directory, "create_directory"},
+      std::pair{list, "list"}};
 };
 
 }  // namespace tessera

@@ -203,6 +203,17 @@ std::vector<Piece> ModelState::pieces() const {
   return all;
 }
 
+View ModelState::owned_part(std::size_t unit, std::size_t parameter) const {
+  const auto& s = states_[unit];
+  for (const auto& slice : zero::slices_in(inputs_.units[unit], s.layout, s.owned)) {
+    if (slice.parameter != parameter) continue;
+    const View held = real(s.parameters ? s.parameters : s.own_shard);
+    const std::int64_t first = s.parameters ? 0 : s.owned.begin;
+    return held.range(slice.flat - first, slice.elements.count());
+  }
+  return {};
+}
+
 void ModelState::save(CheckpointWriter& writer, From from) const {
   const auto pieces = saved_pieces();
   std::vector<std::byte> rounded;

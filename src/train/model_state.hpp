@@ -47,6 +47,9 @@ class ModelState {
   /// published.
   std::vector<std::uint64_t> slice_hashes(std::int64_t unit) const;
 
+  /// What forward reads of those elements of a parameter that this rank updates; absent if none.
+  View owned_part(std::size_t unit, std::size_t parameter) const;
+
   const std::vector<plan::UnitState>& units() const { return states_; }
 
  private:

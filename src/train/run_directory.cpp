@@ -119,6 +119,10 @@ std::int64_t last_step_in(const std::filesystem::path& path) {
 
 }  // namespace
 
+void LineFile::sync() {
+  if (::fsync(fd_) != 0) refuse("cannot sync", path_);
+}
+
 Reporter::Reporter(const std::filesystem::path& directory)
     : log_(std::make_unique<LineFile>(directory / "log.txt")),
       metrics_(std::make_unique<LineFile>(directory / "metrics.jsonl")) {

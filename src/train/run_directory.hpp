@@ -35,6 +35,8 @@ class LineFile {
   LineFile& operator=(const LineFile&) = delete;
   /// Throws IoError.
   void write(std::string_view line);
+  /// Returns when the lines are on the disk. Throws IoError.
+  void sync();
 
  private:
   std::string path_;

@@ -45,6 +45,7 @@ Trainer::Trainer(const deck::LoadedDeck& loaded, const Job& job)
   set_run_length();
   take_directory();
   engine_.emplace(loaded_, job, training_shapes(deck_, control_.size()));
+  control_.together([&] { faults_.emplace(loaded_, control_.rank(), directory_, *engine_); });
   control_.together([&] {
     if (control_.rank() == 0) report_ = Reporter(directory_);
   });
@@ -56,6 +57,7 @@ Trainer::Trainer(const deck::LoadedDeck& loaded, const Job& job)
                  deck_.checkpoint.keep_every);
   report_start();
   report_clocks();
+  faults_->announce(report_);
   start_or_resume();
   set_run_length();
   control_.together([&] {
@@ -129,6 +131,7 @@ std::exception_ptr Trainer::read_batch(const plan::PlanShape& now) {
 
 StepResult Trainer::run_step() {
   using plan::PlanPurpose;
+  faults_->begin(progress_.step + 1);
   const std::int64_t global = timeline_.global(progress_.step + 1);
   const bool snapshot = std::exchange(save_due_, false);
   if (snapshot && saver_->active()) finish_save();  // its buffers are about to be overwritten
@@ -145,7 +148,7 @@ StepResult Trainer::run_step() {
   const std::exception_ptr unreadable = read_batch(prepared.plan().shape);
   const double waited = seconds_since(begin);
   flags[kNoTokens] = unreadable ? 1 : 0;
-  StepTimes times = engine_->run(prepared, *batches_);
+  StepTimes times = engine_->run(prepared, *batches_, faults_->hooks(prepared));
   times.data_exposed += waited;
   times.total += waited;
   slowest_step_s_ = std::max(slowest_step_s_, times.total);

@@ -12,6 +12,7 @@
 #include "optim/loss_scaler.hpp"
 #include "train/corpora.hpp"
 #include "train/engine.hpp"
+#include "train/fault_injection.hpp"
 #include "train/run_directory.hpp"
 #include "train/saver.hpp"
 #include "train/starting_state.hpp"
@@ -112,6 +113,7 @@ class Trainer {
   Reporter report_;
   std::unique_ptr<TokenCorpus> corpus_, validation_;
   std::optional<Engine> engine_;
+  std::optional<FaultInjection> faults_;
   optim::Timeline timeline_;
   std::int64_t run_steps_ = 0;
   std::optional<optim::LearningRate> rate_;

@@ -85,6 +85,7 @@ void Trainer::finish_save(Clock::time_point since) {
   job_.whereabouts.begin("saving, in", progress_.step);
   const SaveResult saved = saver_->finish();
   saved_step_ = saved.step;
+  faults_->committed(saved.step);
   const double waited = seconds_since(since);
   totals_.checkpoints_s += waited;
   slowest_save_s_ = std::max(slowest_save_s_, saved.seconds);

@@ -17,7 +17,14 @@ constexpr std::int64_t kMostRollbacks = 3;  // without getting beyond the step t
 std::string Trainer::blame(const PreparedPlan& prepared, std::int64_t first_sample) {
   NonFiniteFinder finder(prepared.plan(), engine_->inputs());
   control_.together([&] { batches_->begin(first_sample, engine_->share(prepared.plan().shape)); });
-  engine_->run(prepared, *batches_, finder.hooks());
+  const Executor::Hooks again = faults_->hooks(prepared), looks = finder.hooks();
+  engine_->run(prepared, *batches_,
+               {.before =
+                    [&](const BoundPlan::BoundOp& op) {
+                      if (again.before) again.before(op);
+                      looks.before(op);
+                    },
+                .after = looks.after});
   constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
   const auto& found = finder.found();
   const std::int64_t op = found ? found->op : kNone, first = control_.min(op);

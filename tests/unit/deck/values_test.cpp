@@ -119,8 +119,53 @@ TEST(Values, WhatIsNotBuiltIsSaid) {
         "log.profile=[1, 2]"}) {
     expect_contains(refusal_of(set), "not available in this version");
   }
+}
+
+TEST(Values, FaultsAreParsedAndReadBack) {
+  const auto fault_of = [](const std::string& text) {
+    const auto deck = small_deck({"fault.inject=[\"" + text + "\"]"}).deck;
+    EXPECT_EQ(parse_deck(to_toml(deck), "again").deck, deck);
+    return deck.fault.inject.at(0);
+  };
+  EXPECT_EQ(fault_of("kill rank=1 step=5"), (Fault{.kind = FaultKind::kill, .rank = 1, .step = 5}));
+  EXPECT_EQ(fault_of("  nan   tensor=block.0.mlp.up.weight rank=0  step=4 ").tensor,
+            "block.0.mlp.up.weight");
+  const Fault eio = fault_of("eio rank=0 step=6 call=write path=checkpoints/step_ nth=3 count=2");
+  EXPECT_EQ(eio, (Fault{.kind = FaultKind::eio,
+                        .rank = 0,
+                        .step = 6,
+                        .call = FaultCall::write,
+                        .path = "checkpoints/step_",
+                        .nth = 3,
+                        .count = 2}));
+  EXPECT_EQ(to_text(eio), "eio rank=0 step=6 call=write path=checkpoints/step_ nth=3 count=2");
+  EXPECT_EQ(to_text(fault_of("short_transfer step=2 rank=0 count=1")),
+            "short_transfer rank=0 step=2");
+  EXPECT_EQ(fault_of("slow_disk rank=0 step=1 ms=20 call=sync").ms, 20);
+}
+
+TEST(Values, BadFaultsAreRefusedWithWhatIsAllowed) {
+  const auto refused = [](const std::string& text) {
+    return refusal_of("fault.inject=[\"kill rank=0 step=1\", \"" + text + "\"]");
+  };
+  expect_contains(refused("kil rank=1 step=5"),
+                  "\"kil rank=1 step=5\": \"kil\" is no kind of fault (did you mean kill?); there "
+                  "are kill|stop|");
+  expect_contains(refused("kill rank=1"), "kill needs rank, step");
+  expect_contains(refused("kill rank=1 step=0"), "\"step=0\": step must be a number from 1 on");
+  expect_contains(refused("kill rank=1 stp=5"),
+                  "\"stp=5\" (did you mean step?): kill takes key=value with rank, step");
+  expect_contains(refused("kill rank=1 step=5 step=6"), "step is given twice");
+  expect_contains(refused("kill rank=1 step=5x"), "step must be a number");
+  expect_contains(refused("kill rank=99999999999999999999 step=5"), "rank must be a number");
+  expect_contains(refused("nan rank=1 step=5 tensor="), "tensor must be a parameter's name");
+  expect_contains(refused("kill rank=1 step=5 ms=3"), "kill takes key=value with rank, step");
+  expect_contains(refused("eio rank=1 step=5 call=wirte"), "call must be open|size|resize|read");
+  expect_contains(refused(""), "is no kind of fault");
+  expect_contains(refused("kill  step=1 rank=0"), "has \"kill rank=0 step=1\" twice");
+  expect_contains(refusal_of("fault.inject=[3]"), "must be a list, each a fault like");
   expect_contains(refusal(std::string(kSmallDeck) + "[fault]\nkill = 3\n"),
-                  "deck.toml:20:1: fault.kill is not available in this version");
+                  "deck.toml:20:1: unknown key fault.kill (keys of [fault]: inject)");
 }
 
 TEST(Values, DefaultsAreWithinTheRules) {

@@ -1,0 +1,178 @@
+"""Faults that a run injects into itself (the deck's [fault] section): each is found and reported,
+and what follows has the bits of a run without it (traps 40, 45, 48, 59)."""
+
+import unittest
+
+from guard_test import LET_THEM_LEAVE, PEER
+from tessera import RunTest, metrics, tiny_deck
+
+KILLED = 128 + 9
+TENSOR = "block.1.mlp.up.weight"
+
+
+class Fault(RunTest):
+    def fault_deck(self, name, *faults, **changes):
+        """A checkpoint is written every third step, before the next step begins; the learning rate
+        is constant, so that numbers do not depend on when a run ends."""
+        changes = {"schedule__kind": "constant", "zero__stage": 3, "checkpoint__every": 3,
+                   "checkpoint__async": False, "checkpoint__keep": 9, "fault__inject": list(faults),
+                   **changes}
+        return self.deck(name, tiny_deck(self.corpus, **changes))
+
+    def events(self, name, kind):
+        return [e for e in metrics.read_events(self.dir / name) if e["event"] == kind]
+
+    def injected(self, name):
+        """(rank, step, fault) of what has happened."""
+        return [(e["rank"], e["step"], e["fault"]) for e in self.events(name, "fault")
+                if e["what"] == "injected"]
+
+    def checkpoints(self, name):
+        """The steps of a run's checkpoints, each of them verified."""
+        paths = sorted((self.dir / name / "checkpoints").glob("step_*[0-9]"))
+        for path in paths:
+            job = self.run_job(0, "inspect", path, "--verify")
+            self.assertEqual(job.code, 0, job.output)
+        return [int(path.name[5:]) for path in paths]
+
+    def test_what_is_wrong_with_a_fault_is_said(self):
+        for fault, said in (("kil rank=0 step=1", "did you mean kill?"),
+                            ("kill rank=2 step=1", "there are only ranks 0 to 1"),
+                            ("nan rank=0 step=1 tensor=block.1.mlp.up.weihgt",
+                             f"did you mean {TENSOR}?"),
+                            ("flip rank=1 step=1 tensor=final_norm.weight",
+                             "the rank updates nothing of that tensor")):
+            job = self.run_job(2, "train", self.fault_deck("wrong", fault), each=True)
+            self.assertEqual(job.codes, [2, 2], job.output)
+            self.assertIn(said, job.output)
+
+    def test_45_a_killed_or_stopped_rank(self):
+        want = self.train(2, self.fault_deck("whole"))
+        for kind in ("kill", "stop"):
+            with self.subTest(kind):
+                fault = f"{kind} rank=1 step=5"
+                deck = self.fault_deck(kind, fault, guard__hang_timeout=2)
+                if kind == "kill":
+                    job = self.run_job(2, "train", deck, each=True, env=LET_THEM_LEAVE)
+                    self.assertEqual(job.codes, [PEER, KILLED], job.output)
+                else:  # the launcher ends the stopped rank
+                    job = self.run_job(2, "train", deck)
+                    self.assertEqual(job.code, PEER, job.output)
+                self.assertIn("rank 1 is lost", job.output)
+                self.assertIn("FAULTS    this run injects faults into itself", job.output)
+                self.assertIn(f"FAULT     in step 5: {fault}", job.output)
+                self.assertIn(f"FAULT     in step 5: {fault}",
+                              (self.dir / kind / "log.txt").read_text())
+                self.assertEqual(self.checkpoints(kind), [3])
+                self.assertEqual(self.train(2, deck), want)
+                self.assertEqual([e["step"] for e in self.events(kind, "resume")], [3])
+                self.assertEqual(self.injected(kind), [(1, 5, fault)])
+                self.assertEqual([e["what"] for e in self.events(kind, "fault")],
+                                 ["armed", "injected", "spent"])
+
+    def test_40_a_nan_is_skipped_at_every_stage(self):
+        for compute in ("f32", "bf16"):
+            policies = []
+            for ranks, stage in ((1, 0), (2, 0), (2, 1), (2, 2), (2, 3)):
+                with self.subTest(compute=compute, ranks=ranks, stage=stage):
+                    changes = {"zero__stage": stage, "precision__compute": compute,
+                               "run__steps": 7, "checkpoint__every": 0}
+                    name = f"{compute}_{ranks}_{stage}"
+                    clean = self.train(ranks, self.fault_deck(name, **changes))
+                    runs = []
+                    for rank in range(ranks):
+                        name += "_nan"
+                        deck = self.fault_deck(name, f"nan rank={rank} step=4 tensor={TENSOR}",
+                                               **changes)
+                        runs.append(self.train(ranks, deck))
+                        steps = self.events(name, "step")
+                        self.assertEqual([s["step"] for s in steps if s["skipped"]], [4])
+                        self.assertIsNone(steps[3]["grad_norm"])
+                        self.assertEqual([s["loss"] for s in steps[:4]],
+                                         [clean[s][0] for s in range(1, 5)])
+                        self.assertNotEqual(runs[-1][5], clean[5])
+                        policies.append([[s[k] for k in ("skipped", "lr", "samples", "tokens")]
+                                         for s in steps])
+                    self.assertEqual(runs[0], runs[-1], "whose gradient it was shows")
+            self.assertTrue(all(p == policies[0] for p in policies))
+
+    def test_a_nan_stops_the_run_where_the_deck_says_so(self):
+        deck = self.fault_deck("stop", f"nan rank=1 step=4 tensor={TENSOR}",
+                               guard__non_finite="stop")
+        job = self.run_job(2, "train", deck, each=True)
+        self.assertEqual(job.codes, [6, 6], job.output)
+        want = self.train(2, self.fault_deck("whole"))
+        self.assertEqual(self.run_job(2, "train", deck).code, 0)
+        last = metrics.last_steps(metrics.read_events(self.dir / "stop"))  # step 4 without the NaN
+        self.assertEqual({s: (e["loss"], e["grad_norm"]) for s, e in last.items()}, want)
+
+    def test_48_59_a_disk_that_fails_during_a_save(self):
+        want = self.train(2, self.fault_deck("whole"))
+        failures = (("eio rank=1 step=6 call=write path=step_00000006.tmp/rank", "Input/output error"),
+                    ("enospc rank=0 step=6 call=write path=step_00000006 nth=3", "No space left"),
+                    ("enospc rank=1 step=6 call=sync path=step_00000006", "No space left"),
+                    ("eio rank=1 step=6 call=close path=step_00000006", "Input/output error"),
+                    ("eio rank=0 step=6 call=open path=manifest.json.tmp", "Input/output error"),
+                    ("eio rank=0 step=6 call=rename path=step_00000006", "Input/output error"))
+        for i, (fault, reason) in enumerate(failures):
+            with self.subTest(fault):
+                name = f"disk{i}"
+                # Beside the next step, every other time.
+                deck = self.fault_deck(name, fault, checkpoint__async=i % 2 == 1)
+                job = self.run_job(2, "train", deck, each=True)
+                self.assertEqual(job.codes, [7, 7], job.output)
+                self.assertIn("step_00000006", job.output)
+                self.assertIn(reason, job.output)
+                self.assertEqual(self.checkpoints(name), [3])
+                self.assertEqual(self.train(2, deck), want)
+                self.assertEqual(self.checkpoints(name), [3, 6, 9, 12])
+                self.assertEqual(len(self.injected(name)), 1)
+
+    def test_tokens_that_cannot_be_read(self):
+        want = self.train(2, self.fault_deck("whole"))
+        deck = self.fault_deck("tokens", "eio rank=1 step=5 call=read path=tokens.bin")
+        job = self.run_job(2, "train", deck, each=True)
+        self.assertEqual(job.codes, [7, 7], job.output)
+        self.assertIn("tokens.bin: cannot read: Input/output error", job.output)
+        self.assertEqual(self.train(2, deck), want)
+
+    def test_slow_and_short_calls_change_nothing(self):
+        want = self.train(2, self.fault_deck("whole"))
+        for name, *faults in (("short_write", "short_transfer rank=0 step=1 call=write count=1000",
+                               "short_transfer rank=1 step=3 call=write path=step_ nth=2 count=7"),
+                              ("short_read", "short_transfer rank=1 step=1 call=read count=1000"),
+                              ("slow_disk", "slow_disk rank=0 step=2 ms=5 path=checkpoints"),
+                              ("slow", "slow rank=1 step=9 ms=40")):
+            with self.subTest(name):
+                self.assertEqual(self.train(2, self.fault_deck(name, *faults)), want)
+                self.assertEqual(self.checkpoints(name), [3, 6, 9, 12])
+                self.assertEqual(len(self.injected(name)), len(faults))
+
+    def test_48_a_file_that_rots_is_found_and_passed_over(self):
+        want = self.train(2, self.fault_deck("whole"))
+        deck = self.fault_deck("rot", "flip_file rank=1 step=5")
+        self.train(2, deck, "run.steps=6")
+        path = self.dir / "rot" / "checkpoints" / "step_00000006"
+        job = self.run_job(0, "inspect", path, "--verify")
+        self.assertEqual(job.code, 3, job.output)
+        self.assertIn("rank_00001.h5", job.output)
+        job = self.run_job(2, "train", deck)
+        self.assertEqual(job.code, 0, job.output)
+        self.assertRegex(job.output, f"checkpoint {path} cannot be used: .*{path}/rank_00001.h5: "
+                         "master/vocabulary.weight is damaged")
+        self.assertEqual(self.numbers("rot"), want)
+        self.assertEqual([e["step"] for e in self.events("rot", "resume")], [3])
+        self.assertIn(str(path), [e.get("path") for e in self.events("rot", "fault")])
+
+    def test_a_flipped_bit_changes_the_numbers_from_its_step_on(self):
+        for stage in range(4):
+            with self.subTest(stage=stage):
+                changes = {"zero__stage": stage, "checkpoint__every": 0, "run__steps": 5}
+                want = self.train(2, self.fault_deck(f"whole{stage}", **changes))
+                fault = f"flip rank=1 step=4 tensor={TENSOR}"
+                got = self.train(2, self.fault_deck(f"flip{stage}", fault, **changes))
+                self.assertEqual([s for s in want if got[s] != want[s]], [4, 5])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
