@@ -10,16 +10,27 @@ namespace tessera {
 namespace fs = std::filesystem;
 namespace {
 
-/// A step saved again (after going back to an earlier checkpoint) replaces the old one. A crash
-/// between the two renames leaves neither, but the checkpoint that the run went back to.
-void rename_over(const fs::path& from, const fs::path& to) {
+/// Gives `from` the name `to`, which another checkpoint of the step may have: then the two change
+/// places at once. Returns what is to be removed, or nothing.
+fs::path take_name(const fs::path& from, const fs::path& to) {
+  std::error_code error;
+  if (!fs::exists(to, error)) {
+    rename_path(from, to);
+    return {};
+  }
+  if (exchange_paths(from, to)) return from;
+  // NFS and some others only rename. A crash between the two renames leaves neither: then the run
+  // goes on from the checkpoint before.
   fs::path old = to;
   old += ".replaced.tmp";
-  const bool replaces = fs::exists(to);
-  if (replaces) rename_path(to, old);
-  rename_path(from, to);
-  sync_directory(to.parent_path());
-  if (replaces) remove_tree(old);
+  rename_path(to, old);
+  try {
+    rename_path(from, to);
+  } catch (const Error&) {
+    rename_path(old, to);
+    throw;
+  }
+  return old;
 }
 
 }  // namespace
@@ -54,7 +65,9 @@ fs::path commit_checkpoint(const fs::path& directory, const CheckpointHeader& he
   file.publish();  // syncs the directory too
 
   const fs::path final_path = checkpoint_path(directory.parent_path(), header.step);
-  rename_over(directory, final_path);
+  const fs::path replaced = take_name(directory, final_path);
+  sync_directory(final_path.parent_path());
+  if (!replaced.empty()) remove_tree(replaced);
   return final_path;
 }
 

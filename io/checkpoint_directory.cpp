@@ -72,7 +72,8 @@ std::vector<CheckpointEntry> set_aside_after(const fs::path& checkpoints, std::i
   for (CheckpointEntry& entry : later) {
     fs::path aside = entry.path;
     aside += ".abandoned";
-    for (int n = 2; fs::exists(aside); ++n) {
+    std::error_code error;
+    for (int n = 2; fs::exists(aside, error); ++n) {
       aside = entry.path;
       aside += fmt::format(".abandoned{}", n);
     }

@@ -39,7 +39,8 @@ int flags_of(OpenMode mode) {
 File::File(fs::path path, OpenMode mode) : path_(std::move(path)) {
   descriptor_ = system_calls::open(path_, flags_of(mode));
   if (descriptor_ < 0) fail("open", path_, errno);
-  if (system_calls::size(descriptor_, path_) < 0) {  // a directory opens too
+  // A directory opens too, for reading.
+  if (mode == OpenMode::read && system_calls::size(descriptor_, path_) < 0) {
     const int error = errno;
     ::close(descriptor_);
     fail("open", path_, error);
@@ -47,7 +48,7 @@ File::File(fs::path path, OpenMode mode) : path_(std::move(path)) {
 }
 
 File::File(File&& other) noexcept
-    : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
+    : path_(std::exchange(other.path_, {})), descriptor_(std::exchange(other.descriptor_, -1)) {}
 
 File& File::operator=(File&& other) noexcept {
   std::swap(path_, other.path_);
@@ -107,7 +108,7 @@ AtomicFile::AtomicFile(fs::path path)
     : path_(std::move(path)), file_(temporary_name(path_), OpenMode::create) {}
 
 AtomicFile::~AtomicFile() {
-  if (file_.descriptor() >= 0) ::unlink(file_.path().c_str());
+  if (!published_ && !file_.path().empty()) ::unlink(file_.path().c_str());
 }
 
 void AtomicFile::append(std::span<const std::byte> bytes) {
@@ -131,6 +132,7 @@ void AtomicFile::publish() {
   file_.sync();
   file_.close();
   rename_path(file_.path(), path_);
+  published_ = true;
   sync_directory(path_.has_parent_path() ? path_.parent_path() : fs::path("."));
 }
 
@@ -151,6 +153,12 @@ void create_directories(const fs::path& directory) {
 void rename_path(const fs::path& from, const fs::path& to) {
   if (system_calls::rename(from, to) != 0)
     fail(fmt::format("rename to {}", to.string()), from, errno);
+}
+
+bool exchange_paths(const fs::path& a, const fs::path& b) {
+  if (system_calls::exchange(a, b) == 0) return true;
+  if (errno == EINVAL || errno == ENOSYS) return false;
+  fail(fmt::format("exchange with {}", b.string()), a, errno);
 }
 
 void remove_tree(const fs::path& path) {

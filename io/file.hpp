@@ -72,6 +72,7 @@ class AtomicFile {
   File file_;
   std::vector<std::byte> buffer_;
   std::int64_t written_ = 0;
+  bool published_ = false;
 };
 
 /// Makes the names in a directory durable.
@@ -82,6 +83,9 @@ void create_directories(const std::filesystem::path& directory);
 
 /// As rename(2): what has the name `to` is replaced.
 void rename_path(const std::filesystem::path& from, const std::filesystem::path& to);
+
+/// Two names change places at once. False where the file system cannot do that.
+bool exchange_paths(const std::filesystem::path& a, const std::filesystem::path& b);
 
 /// Removes a directory with all in it, or a file; no error if it is not there.
 void remove_tree(const std::filesystem::path& path);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdio>
 #include <thread>
 
 namespace tessera {
@@ -107,6 +108,11 @@ int close(int descriptor, const fs::path& path) {
 
 int rename(const fs::path& from, const fs::path& to) {
   return allowed(IoCall::rename, from) ? ::rename(from.c_str(), to.c_str()) : -1;
+}
+
+int exchange(const fs::path& a, const fs::path& b) {
+  if (!allowed(IoCall::exchange, a)) return -1;
+  return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE);
 }
 
 int remove_tree(const fs::path& path) {

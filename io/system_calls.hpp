@@ -25,6 +25,7 @@ enum class IoCall {
   sync,
   close,
   rename,
+  exchange,
   remove,
   create_directory,
   list
@@ -63,6 +64,8 @@ ssize_t write(int descriptor, const std::filesystem::path& path, const void* dat
 int sync(int descriptor, const std::filesystem::path& path);
 int close(int descriptor, const std::filesystem::path& path);
 int rename(const std::filesystem::path& from, const std::filesystem::path& to);
+/// Two names change places at once; EINVAL or ENOSYS where the file system cannot.
+int exchange(const std::filesystem::path& a, const std::filesystem::path& b);
 int remove_tree(const std::filesystem::path& path);
 int create_directories(const std::filesystem::path& path);
 /// Before a directory is listed by std::filesystem.
@@ -72,13 +75,18 @@ int list(const std::filesystem::path& path);
 template <>
 struct EnumWords<IoCall> {
   using enum IoCall;
-  static constexpr std::array table = {
-      std::pair{open, "open"},     std::pair{size, "size"},
-      std::pair{resize, "resize"}, std::pair{read, "read"},
-      std::pair{write, "write"},   std::pair{sync, "sync"},
-      std::pair{close, "close"},   std::pair{rename, "rename"},
-      std::pair{remove, "remove"}, std::pair{create_directory, "create_directory"},
-      std::pair{list, "list"}};
+  static constexpr std::array table = {std::pair{open, "open"},
+                                       std::pair{size, "size"},
+                                       std::pair{resize, "resize"},
+                                       std::pair{read, "read"},
+                                       std::pair{write, "write"},
+                                       std::pair{sync, "sync"},
+                                       std::pair{close, "close"},
+                                       std::pair{rename, "rename"},
+                                       std::pair{exchange, "exchange"},
+                                       std::pair{remove, "remove"},
+                                       std::pair{create_directory, "create_directory"},
+                                       std::pair{list, "list"}};
 };
 
 }  // namespace tessera

@@ -63,6 +63,7 @@ enum class FaultCall {
   sync,
   close,
   rename,
+  exchange,
   remove,
   create_directory,
   list
@@ -244,13 +245,18 @@ struct EnumWords<deck::FaultKind> {
 template <>
 struct EnumWords<deck::FaultCall> {
   using enum deck::FaultCall;
-  static constexpr std::array table = {
-      std::pair{open, "open"},     std::pair{size, "size"},
-      std::pair{resize, "resize"}, std::pair{read, "read"},
-      std::pair{write, "write"},   std::pair{sync, "sync"},
-      std::pair{close, "close"},   std::pair{rename, "rename"},
-      std::pair{remove, "remove"}, std::pair{create_directory, "create_directory"},
-      std::pair{list, "list"}};
+  static constexpr std::array table = {std::pair{open, "open"},
+                                       std::pair{size, "size"},
+                                       std::pair{resize, "resize"},
+                                       std::pair{read, "read"},
+                                       std::pair{write, "write"},
+                                       std::pair{sync, "sync"},
+                                       std::pair{close, "close"},
+                                       std::pair{rename, "rename"},
+                                       std::pair{exchange, "exchange"},
+                                       std::pair{remove, "remove"},
+                                       std::pair{create_directory, "create_directory"},
+                                       std::pair{list, "list"}};
 };
 
 }  // namespace tessera
