@@ -7,35 +7,36 @@
 namespace tessera::train {
 namespace {
 
+/// Elements from the view's first to the first that is not finite.
 template <typename T>
-bool has_non_finite(const View& view) {
+std::optional<std::int64_t> first_non_finite(const View& view) {
   const View m = view.matrix();
   const T* row = m.as<T>();
   for (std::int64_t r = 0; r < m.extent(0); ++r, row += m.ld) {
     for (std::int64_t c = 0; c < m.extent(1); ++c) {
-      if (!std::isfinite(static_cast<float>(row[c]))) return true;
+      if (!std::isfinite(static_cast<float>(row[c]))) return r * m.ld + c;
     }
   }
-  return false;
+  return std::nullopt;
 }
 
-bool has_non_finite(const View& view) {
+std::optional<std::int64_t> first_non_finite(const View& view) {
   switch (view.type) {
-    case DType::f32: return has_non_finite<float>(view);
-    case DType::bf16: return has_non_finite<bf16>(view);
-    case DType::f16: return has_non_finite<f16>(view);
-    default: return false;
+    case DType::f32: return first_non_finite<float>(view);
+    case DType::bf16: return first_non_finite<bf16>(view);
+    case DType::f16: return first_non_finite<f16>(view);
+    default: return std::nullopt;
   }
 }
 
-/// Which tensor's bytes a symbolic view begins with.
+/// Which tensor an element of a symbolic view belongs to.
 std::string tensor_name(const plan::Plan& plan, const plan::PlanInputs& inputs, const plan::Op& op,
-                        const View& symbolic) {
+                        const View& symbolic, std::int64_t element) {
   const auto& buffer = plan.buffers[static_cast<std::size_t>(plan::buffer_of(symbolic))];
   if (buffer.purpose == plan::Purpose::gradients && op.unit >= 0) {
     const auto& unit = inputs.units[static_cast<std::size_t>(op.unit)];
     const auto layout = zero::unit_layout(unit, inputs.data_group.size);
-    const std::int64_t at = plan::offset_of(symbolic) / size_of(symbolic.type);
+    const std::int64_t at = plan::offset_of(symbolic) / size_of(symbolic.type) + element;
     for (const auto& slice : zero::slices_in(unit, layout, {at, layout.padded})) {
       return "gradient of " + unit.params[slice.parameter].name;
     }
@@ -66,8 +67,10 @@ void NonFiniteFinder::look(const BoundPlan::BoundOp& bound, bool written) {
     const View& name = symbolic[i++];
     const bool wanted =
         written ? access != kernels::Access::read : access != kernels::Access::write;
-    if (found_ || !v || !wanted || !has_non_finite(v)) return;
-    found_ = {.op = &op - plan_.ops.data(), .tensor = tensor_name(plan_, inputs_, op, name)};
+    if (found_ || !v || !wanted) return;
+    const auto at = first_non_finite(v);
+    if (!at) return;
+    found_ = {.op = &op - plan_.ops.data(), .tensor = tensor_name(plan_, inputs_, op, name, *at)};
   });
 }
 

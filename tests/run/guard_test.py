@@ -96,6 +96,52 @@ class Guard(RunTest):
         self.assertNotIn("watchdog", unwatched)
 
 
+class Corruption(RunTest):
+    def test_a_flipped_bit_in_one_copy_is_found_and_its_rank_named(self):
+        """Three copies name the rank; two only that they differ. Checkpoints since the last
+        comparison are set aside, and a restart gives the numbers of a run without the fault."""
+        steps = {"run__steps": 12, "checkpoint__every": 1, "checkpoint__keep": 0,
+                 "schedule__kind": "constant", "batch__global": 6}
+        for ranks, names in ((2, "differs between ranks 0 and 1"), (3, "differs on rank 1")):
+            with self.subTest(ranks=ranks):
+                want = self.train(ranks, self.deck(f"whole{ranks}", tiny_deck(
+                    self.corpus, **steps)))
+                deck = self.deck(f"flip{ranks}", tiny_deck(
+                    self.corpus, guard__check_replicas=4,
+                    fault__inject=["flip rank=1 step=6 tensor=block.1.attention.q.weight"], **steps))
+                job = self.run_job(ranks, "train", deck, each=True)
+                self.assertEqual(set(job.codes), {PEER}, job.output)
+                self.assertIn(f"block.1 {names}", job.output)
+                saved = sorted(p.name for p in (self.dir / f"flip{ranks}" / "checkpoints").iterdir())
+                self.assertEqual([n for n in saved if not n.endswith(("abandoned", ".tmp"))],
+                                 [f"step_0000000{s}" for s in (1, 2, 3, 4)])
+                job = self.run_job(ranks, "train", deck)
+                self.assertEqual(job.code, 0, job.output)
+                last = metrics.last_steps(metrics.read_events(self.dir / f"flip{ranks}"))
+                self.assertEqual({k: (e["loss"], e["grad_norm"]) for k, e in last.items()}, want)
+
+    def test_healthy_copies_are_equal_at_every_stage(self):
+        for stage in range(4):
+            deck = self.deck(f"equal{stage}", tiny_deck(
+                self.corpus, zero__stage=stage, guard__check_replicas=1, batch__global=6))
+            job = self.run_job(3, "train", deck)
+            self.assertEqual(job.code, 0, job.output)
+            self.assertEqual("ZeRO-3 keeps no copies" in job.output, stage == 3)
+
+    def test_the_first_tensor_that_is_not_finite_is_named(self):
+        for ranks, stage in ((1, 0), (2, 0), (2, 1), (2, 2), (2, 3)):
+            with self.subTest(ranks=ranks, stage=stage):
+                name = f"nan_{ranks}_{stage}"
+                deck = self.deck(name, tiny_deck(
+                    self.corpus, zero__stage=stage,
+                    fault__inject=[f"nan rank={ranks - 1} step=4 tensor=block.1.attention.k.weight"]))
+                self.train(ranks, deck)
+                skip, = [e for e in metrics.read_events(self.dir / name) if e["event"] == "skip"]
+                self.assertEqual(skip["step"], 4)
+                self.assertIn("gradient of block.1.attention.k.weight", skip["where"])
+                self.assertIn(f"on rank {ranks - 1} of", skip["where"])
+
+
 class Numbers(RunTest):
     """A corpus whose last part is noise after a part that is easy: the loss leaps where it begins."""
 
