@@ -7,11 +7,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
+#include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <vector>
-
-#include "guard/socket.hpp"
 
 namespace tessera::guard {
 namespace {
@@ -23,22 +22,37 @@ struct Outcome {
   std::string report;       // what all of them wrote to stderr
 };
 
-/// What a rank does once the ring is closed; it returns to say goodbye and exit with 0.
+/// What a rank does once the ring is closed; it returns to say goodbye and exit with 0, and throws
+/// to exit with 70.
 using Life = std::function<void(int rank, Watchdog& watchdog)>;
 
-enum class Step { advances, hangs };
+/// What a rank's own step does, as its watchdog sees it.
+enum class Step { advances, hangs, is_none };
+
+void write_all(int file, const std::string& text) {
+  EXPECT_EQ(write(file, text.data(), text.size()), static_cast<ssize_t>(text.size()));
+}
+
+int count(const std::string& text, const std::string& what) {
+  int found = 0;
+  for (auto at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) ++found;
+  return found;
+}
 
 class Ring {
  public:
+  using Record = std::function<void(const std::string&)>;
+
   Ring(int size, std::chrono::milliseconds hang_timeout, const Life& life,
-       Step step = Step::advances)
+       Step step = Step::advances, const Record& record = {})
       : to_children_(static_cast<std::size_t>(size)) {
     EXPECT_EQ(pipe(endpoints_), 0);
     EXPECT_EQ(pipe(stderr_), 0);
     for (auto& p : to_children_) EXPECT_EQ(pipe(p.data()), 0);
     for (int rank = 0; rank < size; ++rank) {
       const pid_t pid = fork();
-      if (pid == 0) run_rank(rank, size, hang_timeout, life, step);
+      if (pid == 0)
+        run_rank(rank, size, {.hang_timeout = hang_timeout, .record = record}, life, step);
       pids_.push_back(pid);
     }
     std::vector<std::string> lines(static_cast<std::size_t>(size));
@@ -48,9 +62,7 @@ class Ring {
     }
     std::string all;
     for (const auto& line : lines) all += line + "\n";
-    for (auto& p : to_children_) {
-      EXPECT_EQ(write(p[1], all.data(), all.size()), static_cast<ssize_t>(all.size()));
-    }
+    for (auto& p : to_children_) write_all(p[1], all);
     for (int i = 0; i < size; ++i) EXPECT_EQ(read_line(endpoints_[0]), "ready");
   }
 
@@ -83,29 +95,26 @@ class Ring {
     return line;
   }
 
-  void tell(const std::string& line) {
-    EXPECT_EQ(write(endpoints_[1], line.data(), line.size()), static_cast<ssize_t>(line.size()));
-  }
-
-  [[noreturn]] void run_rank(int rank, int size, std::chrono::milliseconds hang_timeout,
-                             const Life& life, Step step) {
+  [[noreturn]] void run_rank(int rank, int size, const WatchdogOptions& options, const Life& life,
+                             Step step) {
     dup2(stderr_[1], STDERR_FILENO);
     close(stderr_[1]);
-    {
+    try {
       Watchdog watchdog(rank);
-      tell(fmt::format("{} {}\n", rank, watchdog.listen()));
+      write_all(endpoints_[1], fmt::format("{} {}\n", rank, watchdog.listen()));
       std::vector<std::string> lines;
       for (int i = 0; i < size; ++i) {
         lines.push_back(read_line(to_children_[static_cast<std::size_t>(rank)][0]));
       }
-      watchdog.start(lines, 12345, {.hang_timeout = hang_timeout, .record = {}},
-                     [rank, step, progress = std::uint64_t{0}]() mutable {
-                       return Activity{.must_advance = true,
-                                       .progress = step == Step::advances ? ++progress : 0,
-                                       .doing = fmt::format("step {}", rank < 2 ? 7 : 8)};
-                     });
-      tell("ready\n");
+      watchdog.start(lines, 12345, options, [rank, step, progress = std::uint64_t{0}]() mutable {
+        return Activity{.must_advance = step != Step::is_none,
+                        .progress = step == Step::advances ? ++progress : 0,
+                        .doing = fmt::format("step {}", rank < 2 ? 7 : 8)};
+      });
+      write_all(endpoints_[1], "ready\n");
       life(rank, watchdog);
+    } catch (const Error& e) {
+      _exit(static_cast<int>(e.exit_code()));
     }
     _exit(0);
   }
@@ -131,7 +140,7 @@ TEST(Watchdog, KilledRankIsNamedAndTheOthersLeave) {
     EXPECT_NE(outcome.report.find("rank 1 is lost: its connection closed"), std::string::npos)
         << outcome.report;
     // One report, by one rank, with what every survivor was doing.
-    EXPECT_EQ(outcome.report.find("rank 1 is lost"), outcome.report.rfind("rank 1 is lost"));
+    EXPECT_EQ(count(outcome.report, " is lost"), 1) << outcome.report;
     EXPECT_NE(outcome.report.find("rank 0 leaves (exit code 5) from step 7"), std::string::npos)
         << outcome.report;
     if (size == 5) {
@@ -207,23 +216,97 @@ TEST(Watchdog, RankWithoutProgressReportsItself) {
   EXPECT_NE(outcome.report.find("no progress for"), std::string::npos) << outcome.report;
 }
 
-TEST(Watchdog, StrangersAreNotAccepted) {
-  auto [listener, endpoint] = listen_anywhere();
-  const auto until = std::chrono::steady_clock::now() + 500ms;
-  EXPECT_THROW(
-      {
-        std::thread stranger([&, peer = endpoint] {
-          EXPECT_THROW(connect_to(peer, {.secret = 666, .from = 0, .to = 1}, until), CommError);
-        });
-        try {
-          (void)accept_from(listener, {.secret = 42, .from = 0, .to = 1}, until);
-        } catch (...) {
-          stranger.join();
-          throw;
-        }
-        stranger.join();
+TEST(Watchdog, LongLifeWithProgressOrOutsideOfStepsIsNoHang) {
+  for (Step step : {Step::advances, Step::is_none}) {
+    Ring ring(
+        2, 1s, [](int, Watchdog&) { std::this_thread::sleep_for(2500ms); }, step);
+    const Outcome outcome = ring.join();
+    for (int status : outcome.status) EXPECT_TRUE(left_with(status, 0)) << status;
+    EXPECT_EQ(outcome.report, "");
+  }
+}
+
+// As when a job is suspended: whoever wakes has neither seen the others nor got on itself.
+TEST(Watchdog, JobThatWasStoppedAsAWholeGoesOn) {
+  Ring ring(
+      3, 2s,
+      [](int, Watchdog&) {
+        raise(SIGSTOP);
+        std::this_thread::sleep_for(50ms);  // the watchdog looks around
       },
-      CommError);
+      Step::hangs);
+  for (int rank = 0; rank < 3; ++rank) {
+    int status = 0;
+    ASSERT_EQ(waitpid(ring.pid(rank), &status, WUNTRACED), ring.pid(rank));
+    ASSERT_TRUE(WIFSTOPPED(status)) << status;
+  }
+  std::this_thread::sleep_for(2500ms);
+  for (int rank = 0; rank < 3; ++rank) kill(ring.pid(rank), SIGCONT);
+  const Outcome outcome = ring.join();
+  for (int status : outcome.status) EXPECT_TRUE(left_with(status, 0)) << status;
+  EXPECT_EQ(outcome.report, "");
+}
+
+TEST(Watchdog, RankThatEndsByAnExceptionSaysNoGoodbye) {
+  Ring ring(3, 60s, [](int rank, Watchdog& watchdog) {
+    if (rank == 1) throw InternalError("a bug");
+    sleep_long(rank, watchdog);
+  });
+  const Outcome outcome = ring.join();
+  EXPECT_TRUE(left_with(outcome.status[0], 5));
+  EXPECT_TRUE(left_with(outcome.status[1], 70));
+  EXPECT_TRUE(left_with(outcome.status[2], 5));
+  EXPECT_NE(outcome.report.find("rank 1 is lost: its connection closed"), std::string::npos)
+      << outcome.report;
+}
+
+// Longer than one read of the socket, and than any text that is sent.
+TEST(Watchdog, LongReasonArrivesCut) {
+  Ring ring(3, 60s, [](int rank, Watchdog& watchdog) {
+    if (rank == 1) watchdog.leave(ExitCode::io, std::string(10'000, 'x'));
+    sleep_long(rank, watchdog);
+  });
+  const Outcome outcome = ring.join();
+  EXPECT_NE(outcome.report.find("rank 1 is lost: left with exit code 7: xxx"), std::string::npos)
+      << outcome.report;
+  EXPECT_EQ(count(outcome.report, " is lost"), 1) << outcome.report;
+  EXPECT_LT(outcome.report.size(), 5000U);
+  EXPECT_GT(outcome.report.size(), 4000U);
+}
+
+TEST(Watchdog, ReportIsKeptByOneRank) {
+  Ring ring(3, 60s, sleep_long, Step::advances,
+            [](const std::string& report) { write_all(STDERR_FILENO, "kept: " + report); });
+  kill(ring.pid(2), SIGKILL);
+  const Outcome outcome = ring.join();
+  EXPECT_EQ(count(outcome.report, "kept: tessera: rank 2 is lost"), 1) << outcome.report;
+}
+
+TEST(Watchdog, ReportThatCannotBeKeptHoldsNobody) {
+  Ring ring(2, 60s, sleep_long, Step::advances, [](const std::string&) {
+    while (true) pause();
+  });
+  kill(ring.pid(1), SIGKILL);
+  EXPECT_TRUE(left_with(ring.join().status[0], 5));
+}
+
+TEST(Watchdog, SignalsAreNotDeliveredToItsThread) {  // trap 61
+  Ring ring(2, 60s, [](int, Watchdog&) {
+    sigset_t usual;
+    pthread_sigmask(SIG_SETMASK, nullptr, &usual);
+    if (sigismember(&usual, SIGTERM) != 0) throw InternalError("the rank's own are blocked");
+    for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+      std::string name, line;
+      std::ifstream(task.path() / "comm") >> name;
+      std::ifstream status(task.path() / "status");
+      while (std::getline(status, line) && !line.starts_with("SigBlk:")) {
+      }
+      const std::uint64_t blocked = std::stoull(line.substr(line.find('\t')), nullptr, 16);
+      if (name == "watchdog" && (blocked >> (SIGTERM - 1) & 1) != 0) return;
+    }
+    throw InternalError("no thread \"watchdog\" that blocks SIGTERM");
+  });
+  for (int status : ring.join().status) EXPECT_TRUE(left_with(status, 0)) << status;
 }
 
 }  // namespace
