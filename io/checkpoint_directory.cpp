@@ -53,14 +53,20 @@ fs::path begin_checkpoint(const fs::path& checkpoints, std::int64_t step) {
   return fresh;
 }
 
-std::vector<CheckpointEntry> list_checkpoints(const fs::path& checkpoints) {
+std::vector<CheckpointEntry> committed_checkpoints(const fs::path& checkpoints) {
   std::vector<CheckpointEntry> entries;
   for (const fs::path& path : subdirectories(checkpoints)) {
-    if (const auto step = step_of(path)) entries.push_back({*step, path});
+    const auto step = step_of(path);
+    if (step && fs::exists(path / kManifestFile)) entries.push_back({*step, path});
   }
-  std::erase_if(entries, [](const CheckpointEntry& entry) { return !is_valid(entry); });
   std::sort(entries.begin(), entries.end(),
             [](const auto& a, const auto& b) { return a.step > b.step; });
+  return entries;
+}
+
+std::vector<CheckpointEntry> list_checkpoints(const fs::path& checkpoints) {
+  std::vector<CheckpointEntry> entries = committed_checkpoints(checkpoints);
+  std::erase_if(entries, [](const CheckpointEntry& entry) { return !is_valid(entry); });
   return entries;
 }
 
@@ -88,7 +94,7 @@ std::vector<CheckpointEntry> prune_checkpoints(const fs::path& checkpoints, std:
   TESSERA_CHECK(keep >= 0 && keep_every >= 0, "keep = {}, keep_every = {}", keep, keep_every);
   std::vector<CheckpointEntry> old;
   if (keep == 0) return old;
-  old = list_checkpoints(checkpoints);
+  old = committed_checkpoints(checkpoints);
   old.erase(old.begin(), old.begin() + std::min(keep, static_cast<std::int64_t>(old.size())));
   std::erase_if(old, [&](const CheckpointEntry& entry) {
     return keep_every > 0 && entry.step % keep_every == 0;

@@ -19,6 +19,10 @@ std::filesystem::path checkpoint_path(const std::filesystem::path& checkpoints, 
 /// another save is under way; when it returns, all may construct their CheckpointWriter there.
 std::filesystem::path begin_checkpoint(const std::filesystem::path& checkpoints, std::int64_t step);
 
+/// Everything that was committed as a checkpoint, newest first, whatever became of it since: what a
+/// run that goes on should try, and hear of if it cannot be used.
+std::vector<CheckpointEntry> committed_checkpoints(const std::filesystem::path& checkpoints);
+
 /// The valid checkpoints, newest first: a good manifest and files of the right size. Damage inside
 /// the files shows when they are read. A directory that does not exist holds none.
 std::vector<CheckpointEntry> list_checkpoints(const std::filesystem::path& checkpoints);

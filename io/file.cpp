@@ -38,6 +38,9 @@ int flags_of(OpenMode mode) {
 
 File::File(fs::path path, OpenMode mode) : path_(std::move(path)) {
   descriptor_ = system_calls::open(path_, flags_of(mode));
+  if (descriptor_ < 0 && mode != OpenMode::read) {
+    throw IoError(fmt::format("{}: cannot open: {}", path_.string(), errno_text(errno)));
+  }
   if (descriptor_ < 0) fail("open", path_, errno);
   // A directory opens too, for reading.
   if (mode == OpenMode::read && system_calls::size(descriptor_, path_) < 0) {
@@ -169,9 +172,11 @@ std::vector<fs::path> subdirectories(const fs::path& directory) {
   if (system_calls::list(directory) != 0) fail("list", directory, errno);
   std::vector<fs::path> all;
   std::error_code error;
-  if (!fs::exists(directory, error)) return all;
+  if (fs::status(directory, error).type() == fs::file_type::not_found) return all;
+  if (error) fail("examine", directory, error.value());
   for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
-    if (it->is_directory(error)) all.push_back(it->path());
+    std::error_code gone;  // meanwhile removed by others, or a link to nowhere
+    if (it->is_directory(gone)) all.push_back(it->path());
   }
   if (error) fail("list", directory, error.value());
   return all;

@@ -94,7 +94,8 @@ ssize_t write(int descriptor, const fs::path& path, const void* data, std::size_
 }
 
 int sync(int descriptor, const fs::path& path) {
-  return allowed(IoCall::sync, path) ? ::fsync(descriptor) : -1;
+  if (!allowed(IoCall::sync, path)) return -1;
+  return uninterrupted([&] { return ::fsync(descriptor); });
 }
 
 int close(int descriptor, const fs::path& path) {

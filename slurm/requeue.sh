@@ -107,6 +107,7 @@ train() { # DECK [--set section.key=value]...
 
   srun --kill-on-bad-exit=0 "$program" train "$1" "${deadline[@]}" "${@:2}" &
   srun=$!
+  [[ $signalled ]] && sleep 2 && kill -USR1 "$srun" # it came while the deck was checked
   while signalled=; do
     wait "$srun"
     code=$?

@@ -30,10 +30,12 @@ std::string ranges(const std::vector<int>& ranks) {
 
 std::string to_text(const PeerReport& report) {
   std::string text;
-  for (const auto& [rank, fate] : report.casualties) {
-    text += fmt::format("tessera: rank {} is lost: {}\n", rank, fate);
+  std::map<std::string, std::vector<int>> by_fate, by_activity;
+  for (const auto& [rank, fate] : report.casualties) by_fate[fate].push_back(rank);
+  for (const auto& [fate, ranks] : by_fate) {
+    text += fmt::format("tessera: rank{} {} {} lost: {}\n", ranks.size() > 1 ? "s" : "",
+                        ranges(ranks), ranks.size() > 1 ? "are" : "is", fate);
   }
-  std::map<std::string, std::vector<int>> by_activity;
   for (const auto& [rank, doing] : report.bystanders) by_activity[doing].push_back(rank);
   for (const auto& [doing, ranks] : by_activity) {
     text +=

@@ -3,18 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "guard/median.hpp"
+
 namespace tessera::guard {
-namespace {
-
-/// Of an even number of values, the upper of the two in the middle: no spike depends on which.
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
-}  // namespace
-
 std::optional<double> SpikeDetector::judge(double loss) {
   if (!std::isfinite(loss)) return std::nullopt;
   if (2 * static_cast<std::int64_t>(recent_.size()) >= window_) {
@@ -25,7 +16,9 @@ std::optional<double> SpikeDetector::judge(double loss) {
     // least that counts as one, for a window of equal losses has none.
     const double deviation = std::max(1.4826 * median(distances), 1e-3 * std::abs(center));
     const double z = (loss - center) / deviation;
-    if (z > threshold_) return z;
+    // So many in a row are no spike but a new level, which the window has to learn.
+    spikes_ = z > threshold_ ? spikes_ + 1 : 0;
+    if (spikes_ > 0 && 2 * spikes_ <= window_) return z;
   }
   recent_.push_back(loss);
   if (static_cast<std::int64_t>(recent_.size()) > window_) recent_.erase(recent_.begin());

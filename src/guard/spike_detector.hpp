@@ -14,7 +14,8 @@ class SpikeDetector {
   /// when it lies `threshold` (> 0) scaled deviations above the median.
   SpikeDetector(std::int64_t window, double threshold) : window_(window), threshold_(threshold) {}
 
-  /// The z-score of `loss` if it is a spike. One that is not, joins the window. Every rank sees the
+  /// The z-score of `loss` if it is a spike. One that is not, joins the window, and so do losses
+  /// after half a window of spikes in a row. Every rank sees the
   /// same losses and so comes to the same verdict. Losses that are not finite are no business of
   /// this guard.
   std::optional<double> judge(double loss);
@@ -27,6 +28,7 @@ class SpikeDetector {
   std::int64_t window_;
   double threshold_;
   std::vector<double> recent_;
+  std::int64_t spikes_ = 0;  // in a row
 };
 
 }  // namespace tessera::guard

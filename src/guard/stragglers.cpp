@@ -1,7 +1,8 @@
 #include "guard/stragglers.hpp"
 
 #include <algorithm>
-#include <vector>
+
+#include "guard/median.hpp"
 
 namespace tessera::guard {
 namespace {
@@ -12,13 +13,11 @@ constexpr double kMostSteps = 0.8;
 }  // namespace
 
 ComputeSpread compute_spread(std::span<const double> seconds) {
-  std::vector<double> sorted(seconds.begin(), seconds.end());
-  std::sort(sorted.begin(), sorted.end());
-  const auto slowest = std::max_element(seconds.begin(), seconds.end());
-  return {.least = sorted.front(),
-          .median = (sorted[sorted.size() / 2] + sorted[(sorted.size() - 1) / 2]) / 2,
-          .most = sorted.back(),
-          .slowest = static_cast<int>(slowest - seconds.begin())};
+  const auto [least, most] = std::minmax_element(seconds.begin(), seconds.end());
+  return {.least = *least,
+          .median = median({seconds.begin(), seconds.end()}),
+          .most = *most,
+          .slowest = static_cast<int>(most - seconds.begin())};
 }
 
 std::optional<int> Stragglers::judge(const ComputeSpread& step) {
@@ -26,7 +25,7 @@ std::optional<int> Stragglers::judge(const ComputeSpread& step) {
   if (static_cast<std::int64_t>(slow_.size()) < window_) return std::nullopt;
   if (static_cast<std::int64_t>(slow_.size()) > window_) slow_.pop_front();
   std::optional<int> found;
-  for (const int rank : {slow_.back(), slow_.front()}) {
+  for (const int rank : {slow_.back(), slow_.front(), named_.value_or(-1)}) {
     const auto times = std::count(slow_.begin(), slow_.end(), rank);
     if (rank >= 0 && static_cast<double>(times) >= kMostSteps * static_cast<double>(window_))
       found = rank;

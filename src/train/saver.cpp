@@ -40,6 +40,11 @@ void Saver::begin(const ModelState& state, ModelState::From from, CheckpointHead
   pthread_setname_np(thread_.native_handle(), "save");
 }
 
+void Saver::abandon() {
+  if (thread_.joinable()) thread_.join();
+  active_ = false;
+}
+
 SaveResult Saver::finish() {
   TESSERA_CHECK(active_, "no save is under way");
   thread_.join();

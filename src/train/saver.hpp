@@ -41,6 +41,8 @@ class Saver {
   /// Waits for all ranks, commits, prunes. Collective. Throws the lowest failing rank's error on
   /// every rank.
   SaveResult finish();
+  /// Gives up the save under way, if there is one: the next begin() removes what it has written.
+  void abandon();
 
  private:
   const comm::Control& control_;

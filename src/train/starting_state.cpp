@@ -23,14 +23,14 @@ std::vector<fs::path> chosen_by_deck(const deck::Deck& deck) {
   if (const auto* given = std::get_if<std::string>(&deck.run.resume)) return {*given};
   std::vector<fs::path> all;
   if (std::get<deck::Resume>(deck.run.resume) == deck::Resume::never) return all;
-  for (const auto& entry : list_checkpoints(checkpoints_of(deck))) all.push_back(entry.path);
+  for (const auto& entry : committed_checkpoints(checkpoints_of(deck))) all.push_back(entry.path);
   return all;
 }
 
 /// Those at or before `step`, newest first, then the others, oldest first.
 std::vector<fs::path> before_step(const deck::Deck& deck, std::int64_t step) {
   std::vector<fs::path> good, late;
-  for (const auto& entry : list_checkpoints(checkpoints_of(deck))) {
+  for (const auto& entry : committed_checkpoints(checkpoints_of(deck))) {
     (entry.step <= step ? good : late).push_back(entry.path);
   }
   good.insert(good.end(), late.rbegin(), late.rend());
@@ -103,8 +103,14 @@ std::optional<LoadedCheckpoint> load_checkpoint_before(std::int64_t step,
                                                        ModelState& state,
                                                        const UnusableCheckpoint& unusable) {
   std::vector<fs::path> tried;
-  return load_first([&] { return before_step(loaded.deck, step); }, loaded, deck::OnResume::refused,
-                    control, state, unusable, tried);
+  auto found = load_first([&] { return before_step(loaded.deck, step); }, loaded,
+                          deck::OnResume::refused, control, state, unusable, tried);
+  control.together([&] {  // what failed to load has overwritten a part of the state
+    if (found || tried.empty()) return;
+    throw DataError(
+        fmt::format("none of the {} checkpoints can be used (see above)", tried.size()));
+  });
+  return found;
 }
 
 std::optional<LoadedCheckpoint> load_checkpoint(const deck::LoadedDeck& loaded,

@@ -35,7 +35,8 @@ std::optional<LoadedCheckpoint> load_checkpoint(const deck::LoadedDeck& loaded,
                                                 const UnusableCheckpoint& unusable);
 
 /// Loads the newest usable checkpoint of the run at or before `step`, or else the oldest there is;
-/// nothing if there are none. Collective.
+/// nothing if there are none. Collective. Throws DataError on every rank if there are some but none
+/// can be used.
 std::optional<LoadedCheckpoint> load_checkpoint_before(std::int64_t step,
                                                        const deck::LoadedDeck& loaded,
                                                        const comm::Control& control,

@@ -210,7 +210,10 @@ ExitCode Trainer::train() {
   } catch (const AgreedError& e) {  // all ranks are here: what was saved before is worth keeping
     if (save_due_) save_now();
     if (saver_->active()) finish_save();
-    report_end(e.what());
+    try {
+      report_end(e.what());
+    } catch (const IoError&) {  // on the disk that is full: the reason to leave is the other one
+    }
     throw;
   }
 }
@@ -234,6 +237,7 @@ ExitCode Trainer::train_steps() {
   }
   if (saver_->active()) finish_save();
   report_end("done");
+  if (control_.rank() == 0) stop_.obeyed();  // a request in the last step needs no other answer
   return ExitCode::ok;
 }
 
@@ -268,7 +272,7 @@ void Trainer::evaluate() {
   const auto begin = Clock::now();
   const auto result = train::evaluate(*engine_, control_, deck_, *validation_, [&] {
     stop_reason_ = stop_.reason(slowest_save_s_);
-    return stop_reason_.has_value();
+    return stop_reason_ && progress_.step < run_steps_;
   });
   totals_.evaluation_s += seconds_since(begin);
   if (!result) {

@@ -17,6 +17,9 @@ constexpr std::int64_t kMostRollbacks = 3;  // without getting beyond the step t
 std::string Trainer::blame(const PreparedPlan& prepared, std::int64_t first_sample) {
   NonFiniteFinder finder(prepared.plan(), engine_->inputs());
   control_.together([&] { batches_->begin(first_sample, engine_->share(prepared.plan().shape)); });
+  // Whatever comes out this time: the step stays skipped.
+  prepared.scalars()[static_cast<std::size_t>(kernels::StepScalar::unscale)] =
+      std::numeric_limits<float>::quiet_NaN();
   const Executor::Hooks again = faults_->hooks(prepared), looks = finder.hooks();
   engine_->run(prepared, *batches_,
                {.before =
@@ -102,7 +105,7 @@ void Trainer::roll_back(double loss, double z) {
     });
   }
   save_due_ = false;  // of a state that is given up
-  if (saver_->active()) finish_save();
+  saver_->abandon();
   job_.whereabouts.begin("rolling back from", from);
   const auto unusable = [&](const auto& path, std::string_view why) { pass_over(path, why); };
   const auto target = load_checkpoint_before(from - deck_.guard.rollback_steps, loaded_, control_,
@@ -122,6 +125,7 @@ void Trainer::roll_back(double loss, double z) {
   progress_.skipped.push_back(skipped);
   progress_.lr_factor = factor;
   saved_step_ = -1;  // other samples follow
+  replicas_equal_at_ = std::min(replicas_equal_at_, progress_.step);
   set_run_length();
   set_checkpoints_aside_after(progress_.step);
   report_.record(
@@ -146,7 +150,7 @@ void Trainer::compare_replicas() {
   }
   // What was saved since the last comparison may hold the wrong bits.
   save_due_ = false;
-  if (saver_->active()) finish_save();
+  saver_->abandon();
   set_checkpoints_aside_after(replicas_equal_at_);
   report_.record(fmt::format("copies of the state differ: {}; they were equal after step {}",
                              *difference, replicas_equal_at_),

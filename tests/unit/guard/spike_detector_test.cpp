@@ -17,12 +17,22 @@ TEST(SpikeDetector, UsualNoiseAndFastDescentAreNoSpikes) {
   for (int step = 0; step < 100; ++step) EXPECT_FALSE(detector.judge(3 - 0.02 * step));
 }
 
-TEST(SpikeDetector, LeapIsASpikeEveryTimeAndNeverJoinsTheWindow) {
+TEST(SpikeDetector, LeapIsASpikeEveryTimeAndDoesNotJoinTheWindow) {
   SpikeDetector detector(100, 10);
   for (int step = 0; step < 100; ++step) detector.judge(usual(step));
   const auto before = detector.recent();
-  for (int i = 0; i < 200; ++i) EXPECT_GT(detector.judge(7.5).value_or(0), 10.0);
+  for (int i = 0; i < 50; ++i) EXPECT_GT(detector.judge(7.5).value_or(0), 10.0);
   EXPECT_EQ(detector.recent(), before);
+}
+
+TEST(SpikeDetector, LastingLevelIsLearnt) {
+  SpikeDetector detector(20, 10);
+  for (int i = 0; i < 20; ++i) detector.judge(usual(i));
+  int spikes = 0;
+  for (int i = 0; i < 200; ++i) spikes += detector.judge(7 + usual(i)) ? 1 : 0;
+  EXPECT_GE(spikes, 10);
+  EXPECT_LE(spikes, 40);
+  EXPECT_FALSE(detector.judge(7 + usual(200)));
 }
 
 TEST(SpikeDetector, NothingIsJudgedByLessThanHalfAWindow) {
