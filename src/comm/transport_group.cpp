@@ -193,16 +193,19 @@ class WordsTask : public Task {
         words_.elements() * size_of(words_.type), kPieceInter);
   }
   void take(Use use) {
-    auto* words = words_.as<std::uint64_t>();  // carries wrap
+    auto* words = words_.as<std::int64_t>();
     for (std::size_t i = 0; i < theirs_.size() && use != Use::ignore; ++i)
-      words[i] = theirs_[i] + (use == Use::add ? words[i] : 0);
+      words[i] = use == Use::add ? sum(words[i], theirs_[i]) : theirs_[i];
+  }
+  static std::int64_t sum(std::int64_t a, std::int64_t b) {  // carries wrap
+    return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
   }
 
   Transport& transport_;
   View words_;
   std::vector<Round> rounds_;
   std::size_t round_ = 0;
-  std::vector<std::uint64_t> theirs_;
+  std::vector<std::int64_t> theirs_;
   std::optional<Exchange> exchange_;  // of the round under way
 };
 
