@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "comm/collective.hpp"
-#include "memory/background.hpp"
+#include "memory/streams.hpp"
 
 namespace tessera::comm {
 

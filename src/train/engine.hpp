@@ -9,6 +9,7 @@
 #include "comm/mpi/mpi_group.hpp"
 #include "deck/load.hpp"
 #include "memory/arena.hpp"
+#include "memory/background.hpp"
 #include "plan/ledger.hpp"
 #include "train/batches.hpp"
 #include "train/executor.hpp"

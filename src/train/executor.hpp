@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "comm/group.hpp"
-#include "memory/background.hpp"
+#include "memory/streams.hpp"
 #include "plan/make_plan.hpp"
 #include "train/whereabouts.hpp"
 
@@ -63,7 +63,7 @@ class Executor {
   using Loader = std::function<void(std::int64_t micro_batch, const plan::LoadBatch& views)>;
 
   /// `inputs` of the plans that it will run: names for messages. `whereabouts` is told of each op.
-  Executor(kernels::Device& device, DataGroups& data, memory::BackgroundStreams& streams,
+  Executor(kernels::Device& device, DataGroups& data, memory::Streams& streams,
            const plan::PlanInputs& inputs, Whereabouts& whereabouts)
       : device_(device),
         data_(data),
@@ -87,7 +87,7 @@ class Executor {
 
   kernels::Device& device_;
   DataGroups& data_;
-  memory::BackgroundStreams& streams_;
+  memory::Streams& streams_;
   const plan::PlanInputs& inputs_;
   Whereabouts& whereabouts_;
 };

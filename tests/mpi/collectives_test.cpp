@@ -8,6 +8,7 @@
 #include "comm/tree_sum.hpp"
 #include "core/math.hpp"
 #include "core/random.hpp"
+#include "memory/background.hpp"
 #include "world.hpp"
 
 namespace tessera::test {

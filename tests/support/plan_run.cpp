@@ -6,6 +6,7 @@
 
 #include "comm/self_group.hpp"
 #include "core/exact_sum.hpp"
+#include "memory/background.hpp"
 #include "train/batches.hpp"
 
 namespace tessera::test {
@@ -35,21 +36,34 @@ class PlanRun::Watching : public kernels::Device {
 
 PlanRun::~PlanRun() = default;
 
+namespace {
+
+train::DataGroups groups_or_self(train::DataGroups groups) {
+  if (groups.reduce) return groups;
+  return {.gather = comm::make_self_group(), .reduce = comm::make_self_group()};
+}
+
+}  // namespace
+
 PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device,
                  const plan::PlanShape& shape, train::DataGroups groups)
-    : inputs_(inputs), device_(std::make_unique<Watching>(device)), groups_(std::move(groups)) {
-  if (!groups_.reduce) {
-    groups_ = {.gather = comm::make_self_group(), .reduce = comm::make_self_group()};
-  }
-  const std::int64_t rank = groups_.reduce->rank();
-  plan_ = plan::make_plan(inputs_, shape, rank);
+    // Braces: the rank is asked for before the groups move on.
+    : PlanRun{inputs, device,
+              plan::make_plan(inputs, shape, groups.reduce ? groups.reduce->rank() : 0),
+              groups_or_self(std::move(groups)), std::make_unique<memory::BackgroundStreams>()} {}
+
+PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::Plan plan,
+                 train::DataGroups groups, std::unique_ptr<memory::Streams> streams)
+    : inputs_(inputs),
+      device_(std::make_unique<Watching>(device)),
+      groups_(std::move(groups)),
+      plan_(std::move(plan)),
+      streams_(std::move(streams)) {
   state_arena_.emplace("state", memory::Tier::device, plan_.arena_bytes[0]);
   step_arena_.emplace("step", memory::Tier::device, plan_.arena_bytes[1]);
-  // All bits set is NaN in every type: what nobody wrote shows.
-  std::fill_n(step_arena_->base(), step_arena_->bytes(), std::byte{0xff});
-  state_.emplace(inputs_, rank, *state_arena_);
+  state_.emplace(inputs_, plan_.data_rank, *state_arena_);
   bound_.emplace(plan_, train::PlanMemory{state_arena_->base(), step_arena_->base()});
-  executor_.emplace(*device_, groups_, streams_, inputs_, whereabouts_);
+  executor_.emplace(*device_, groups_, *streams_, inputs_, whereabouts_);
 }
 
 void PlanRun::spoil_next_gradient(float value) { device_->spoil = value; }
@@ -78,6 +92,8 @@ StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers) {
                                 .micro_batches = shape.micro_batches,
                                 .reduce = inputs_.reduce};
   device_->gradients.clear();
+  // All bits set is NaN in every type: what nobody wrote in this step shows.
+  std::fill_n(step_arena_->base(), step_arena_->bytes(), std::byte{0xff});
   executor_->run(*bound_, [&](std::int64_t k, const plan::LoadBatch& views) {
     TokenBatch b =
         batch_of(inputs_.config, first_sample + share.first_sample(k), shape.micro, shape.sequence);

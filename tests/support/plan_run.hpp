@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "memory/arena.hpp"
+#include "memory/streams.hpp"
 #include "support/models.hpp"
 #include "train/executor.hpp"
 
@@ -30,6 +31,9 @@ class PlanRun {
   /// With one rank, `groups` may be empty.
   PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, const plan::PlanShape& shape,
           train::DataGroups groups = {});
+  /// Any plan of these inputs, over streams of any kind.
+  PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::Plan plan,
+          train::DataGroups groups, std::unique_ptr<memory::Streams> streams);
   ~PlanRun();
 
   train::ModelState& state() { return *state_; }
@@ -58,7 +62,7 @@ class PlanRun {
   std::optional<memory::Arena> state_arena_, step_arena_;
   std::optional<train::ModelState> state_;
   std::optional<train::BoundPlan> bound_;
-  memory::BackgroundStreams streams_;
+  std::unique_ptr<memory::Streams> streams_;
   train::Whereabouts whereabouts_;
   std::optional<train::Executor> executor_;
 };

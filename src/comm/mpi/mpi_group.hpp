@@ -1,4 +1,4 @@
-// Groups over MPI: bulk data through a chunked, full-duplex pairwise exchange of our own; library
+// Groups over MPI: messages for the collectives of transport_group; library
 // collectives for control only.
 #pragma once
 

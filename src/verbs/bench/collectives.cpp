@@ -2,6 +2,7 @@
 #include <limits>
 #include <numeric>
 
+#include "memory/background.hpp"
 #include "plan/ledger.hpp"
 #include "verbs/bench/bench.hpp"
 

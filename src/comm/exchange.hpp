@@ -1,13 +1,11 @@
-// The chunked pairwise exchange that carries all bulk traffic over MPI. For every peer, one stream
-// of pieces goes out and one comes in, a few pieces in flight each; nothing ever blocks.
+// The chunked pairwise exchange that carries all traffic over a transport. For every peer, one
+// stream of pieces goes out and one comes in, a few pieces in flight each; nothing ever blocks.
 #pragma once
-
-#include <mpi.h>
 
 #include <functional>
 #include <vector>
 
-#include "comm/group.hpp"
+#include "comm/transport.hpp"
 
 namespace tessera::comm {
 
@@ -23,7 +21,8 @@ struct PeerFlow {
 class Exchange {
  public:
   /// `bytes` flow each way with each peer, in pieces of `piece` bytes (the last may be short).
-  Exchange(MPI_Comm comm, std::vector<PeerFlow> flows, std::int64_t bytes, std::int64_t piece);
+  Exchange(Transport& transport, std::vector<PeerFlow> flows, std::int64_t bytes,
+           std::int64_t piece);
 
   /// When something failed meanwhile: takes back what is under way, for its memory goes next.
   ~Exchange();
@@ -44,14 +43,14 @@ class Exchange {
   struct Lane {  // one direction of one peer
     std::int64_t posted = 0, complete = 0;
   };
-  MPI_Request& request(std::size_t flow, bool send, std::int64_t piece);
+  Request& request(std::size_t flow, bool send, std::int64_t piece);
   bool poll(std::size_t flow, bool send, Lane& lane);
 
-  MPI_Comm comm_;
+  Transport& transport_;
   std::vector<PeerFlow> flows_;
   std::int64_t bytes_, piece_, pieces_;
   std::vector<Lane> sends_, receives_;
-  std::vector<MPI_Request> requests_;
+  std::vector<Request> requests_;  // under way: those between complete and posted
 };
 
 }  // namespace tessera::comm

@@ -1,0 +1,247 @@
+#include "comm/transport_group.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <optional>
+
+#include "comm/exchange.hpp"
+#include "comm/tree_sum.hpp"
+
+namespace tessera::comm {
+
+using memory::Progress;
+using memory::Task;
+
+namespace {
+
+class GatherTask : public Task {
+ public:
+  GatherTask(Transport& transport, const GroupShape& group, std::int64_t rank,
+             const AllGather& call)
+      : exchange_(transport, flows(group, rank, call), bytes(call.shard), piece_bytes(group)) {
+    std::byte* own = call.full.data + rank * bytes(call.shard);
+    const bool in_place = own == call.shard.data;
+    own_ = memory::make_copy_task(call.shard.data, own, in_place ? 0 : bytes(call.shard));
+  }
+  Progress advance() override {
+    const bool moved = exchange_.advance(exchange_.pieces());
+    if (own_) {  // a little at a time: other streams' tasks are served between
+      if (own_->advance() == Progress::done) own_.reset();
+      return Progress::some;
+    }
+    if (exchange_.done()) return Progress::done;
+    return moved ? Progress::some : Progress::idle;
+  }
+
+ private:
+  static std::int64_t bytes(const View& v) { return v.elements() * size_of(v.type); }
+  static std::vector<PeerFlow> flows(const GroupShape& group, std::int64_t rank,
+                                     const AllGather& call) {
+    const std::int64_t piece = piece_bytes(group);
+    std::vector<PeerFlow> all;
+    for (std::int64_t k = 1; k < group.size; ++k) {  // each rank starts with another peer
+      const std::int64_t peer = (rank + k) % group.size;
+      std::byte* slot = call.full.data + peer * bytes(call.shard);
+      all.push_back(
+          {.peer = static_cast<int>(peer),
+           .outgoing = [base = call.shard.data, piece](std::int64_t i) { return base + i * piece; },
+           .incoming = [slot, piece](std::int64_t i) { return slot + i * piece; }});
+    }
+    return all;
+  }
+  Exchange exchange_;
+  std::unique_ptr<Task> own_;  // the own shard's copy, until it is done
+};
+
+class ReduceTask : public Task {
+ public:
+  ReduceTask(Transport& transport, const GroupShape& group, std::int64_t rank,
+             const ReduceScatter& call)
+      : group_(group),
+        rank_(rank),
+        call_(call),
+        piece_(piece_bytes(group) / 4),
+        exchange_(transport, flows(), call.shard.elements() * size_of(call.wire),
+                  piece_ * size_of(call.wire)),
+        parts_(static_cast<std::size_t>(group.size)) {
+    TESSERA_CHECK(call.staging.span_bytes() >= reduce_scatter_staging(group, call.wire),
+                  "staging of {} bytes", call.staging.span_bytes());
+  }
+  Progress advance() override {
+    const bool moved = exchange_.advance(summed_);
+    const std::int64_t before = summed_;
+    while (summed_ < exchange_.arrived()) sum(summed_++);
+    if (exchange_.done() && summed_ == exchange_.pieces()) return Progress::done;
+    return moved || summed_ > before ? Progress::some : Progress::idle;
+  }
+
+ private:
+  // Staging: per peer kPiecesInFlight received pieces as f32, then, for a narrower wire, as many
+  // outgoing ones.
+  float* staged(std::int64_t peer, std::int64_t piece) const {
+    const std::int64_t index =
+        (peer > rank_ ? peer - 1 : peer) * kPiecesInFlight + piece % kPiecesInFlight;
+    return reinterpret_cast<float*>(call_.staging.data) + index * piece_;
+  }
+  std::byte* outgoing(std::int64_t peer, std::int64_t piece) const {
+    float* source = call_.full.as<float>() + peer * call_.shard.elements() + piece * piece_;
+    if (call_.wire == DType::f32) return reinterpret_cast<std::byte*>(source);
+    float* packed = staged(peer, piece) + (group_.size - 1) * kPiecesInFlight * piece_;
+    to_bf16(source, count(piece), reinterpret_cast<bf16*>(packed));
+    return reinterpret_cast<std::byte*>(packed);
+  }
+  std::int64_t count(std::int64_t piece) const {
+    return std::min(piece_, call_.shard.elements() - piece * piece_);
+  }
+
+  std::vector<PeerFlow> flows() {
+    std::vector<PeerFlow> all;
+    for (std::int64_t k = 1; k < group_.size; ++k) {
+      const std::int64_t peer = (rank_ + k) % group_.size;
+      all.push_back({.peer = static_cast<int>(peer),
+                     .outgoing = [this, peer](std::int64_t i) { return outgoing(peer, i); },
+                     .incoming =
+                         [this, peer](std::int64_t i) {
+                           return reinterpret_cast<std::byte*>(staged(peer, i));
+                         }});
+    }
+    return all;
+  }
+
+  void sum(std::int64_t piece) {
+    const std::int64_t n = count(piece);
+    float* own = call_.full.as<float>() + rank_ * call_.shard.elements() + piece * piece_;
+    for (std::int64_t r = 0; r < group_.size; ++r) {
+      parts_[static_cast<std::size_t>(r)] = r == rank_ ? own : staged(r, piece);
+      if (call_.wire == DType::bf16) narrow(parts_[static_cast<std::size_t>(r)], n, r == rank_);
+    }
+    tree_sum(parts_, n, call_.shard.as<float>() + piece * piece_, call_.write == Write::add);
+  }
+  /// Every contribution is what the wire type holds, the own one too, so that the sum does not
+  /// depend on who adds.
+  static void narrow(float* part, std::int64_t n, bool own) {
+    if (own) {
+      for (std::int64_t e = 0; e < n; ++e) part[e] = static_cast<float>(bf16(part[e]));
+    } else {  // widen in place, from the end
+      for (std::int64_t e = n - 1; e >= 0; --e) {
+        bf16 h;
+        std::memcpy(&h.bits, reinterpret_cast<const std::byte*>(part) + 2 * e, sizeof h.bits);
+        part[e] = static_cast<float>(h);
+      }
+    }
+  }
+
+  GroupShape group_;
+  std::int64_t rank_;
+  ReduceScatter call_;
+  std::int64_t piece_;  // elements
+  Exchange exchange_;
+  std::vector<float*> parts_;
+  std::int64_t summed_ = 0;
+};
+
+/// Recursive doubling (Thakur, Rabenseifner and Gropp 2005): what the ranks beyond the
+/// last power of two have is added first, and they are given the sums last. 64-bit sums are exact,
+/// so their order does not matter.
+class WordsTask : public Task {
+ public:
+  WordsTask(Transport& transport, const GroupShape& group, std::int64_t rank,
+            const AllReduceWords& call)
+      : transport_(transport),
+        words_(call.words),
+        rounds_(rounds(group.size, rank)),
+        theirs_(static_cast<std::size_t>(call.words.elements())) {}
+  Progress advance() override {
+    Progress progress = Progress::idle;
+    for (; round_ < rounds_.size(); ++round_, progress = Progress::some) {
+      if (!exchange_) begin(rounds_[round_]);
+      if (exchange_->advance(exchange_->pieces())) progress = Progress::some;
+      if (!exchange_->done()) return progress;
+      exchange_.reset();
+      take(rounds_[round_].peers_words);
+    }
+    return Progress::done;
+  }
+
+ private:
+  enum class Use : std::uint8_t { ignore, add, replace };
+  struct Round {  // with this peer, words go both ways
+    std::int64_t peer;
+    Use peers_words;
+  };
+  static std::vector<Round> rounds(std::int64_t size, std::int64_t rank) {
+    const auto doubled =
+        static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(size)));
+    if (rank >= doubled) return {{rank - doubled, Use::ignore}, {rank - doubled, Use::replace}};
+    std::vector<Round> all;
+    const bool helps = rank + doubled < size;
+    if (helps) all.push_back({rank + doubled, Use::add});
+    for (std::int64_t bit = 1; bit < doubled; bit *= 2) all.push_back({rank ^ bit, Use::add});
+    if (helps) all.push_back({rank + doubled, Use::ignore});
+    return all;
+  }
+  void begin(const Round& round) {
+    const auto at = [](std::byte* base) {
+      return [base](std::int64_t piece) { return base + piece * kPieceInter; };
+    };
+    exchange_.emplace(
+        transport_,
+        std::vector<PeerFlow>{{.peer = static_cast<int>(round.peer),
+                               .outgoing = at(words_.data),
+                               .incoming = at(reinterpret_cast<std::byte*>(theirs_.data()))}},
+        words_.elements() * size_of(words_.type), kPieceInter);
+  }
+  void take(Use use) {
+    auto* words = words_.as<std::int64_t>();
+    for (std::size_t i = 0; i < theirs_.size() && use != Use::ignore; ++i)
+      words[i] = use == Use::add ? sum(words[i], theirs_[i]) : theirs_[i];
+  }
+  static std::int64_t sum(std::int64_t a, std::int64_t b) {  // carries wrap
+    return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
+  }
+
+  Transport& transport_;
+  View words_;
+  std::vector<Round> rounds_;
+  std::size_t round_ = 0;
+  std::vector<std::int64_t> theirs_;
+  std::optional<Exchange> exchange_;  // of the round under way
+};
+
+class TransportGroup : public Group {
+ public:
+  TransportGroup(std::unique_ptr<Transport> transport, const GroupShape& shape, std::int64_t rank)
+      : transport_(std::move(transport)), shape_(shape), rank_(rank) {}
+  std::int64_t rank() const override { return rank_; }
+  const GroupShape& shape() const override { return shape_; }
+  std::unique_ptr<Task> start(const CollectiveCall& call) override {
+    struct Start {
+      TransportGroup& g;
+      std::unique_ptr<Task> operator()(const AllGather& c) {
+        return std::make_unique<GatherTask>(*g.transport_, g.shape_, g.rank_, c);
+      }
+      std::unique_ptr<Task> operator()(const ReduceScatter& c) {
+        return std::make_unique<ReduceTask>(*g.transport_, g.shape_, g.rank_, c);
+      }
+      std::unique_ptr<Task> operator()(const AllReduceWords& c) {
+        return std::make_unique<WordsTask>(*g.transport_, g.shape_, g.rank_, c);
+      }
+    };
+    return std::visit(Start{*this}, call);
+  }
+
+ private:
+  std::unique_ptr<Transport> transport_;
+  GroupShape shape_;
+  std::int64_t rank_;
+};
+
+}  // namespace
+
+std::unique_ptr<Group> make_transport_group(std::unique_ptr<Transport> transport,
+                                            const GroupShape& shape, std::int64_t rank) {
+  return std::make_unique<TransportGroup>(std::move(transport), shape, rank);
+}
+
+}  // namespace tessera::comm

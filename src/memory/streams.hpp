@@ -1,0 +1,49 @@
+// Streams of work that go on beside the caller: FIFO queues of tasks, and events that count what is
+// complete. The caller itself is the compute stream.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace tessera::memory {
+
+/// What a call of Task::advance() achieved.
+enum class Progress : std::uint8_t { idle, some, done };
+
+/// Background work under way. advance() does a bounded amount of it and never blocks: `idle` when
+/// there was nothing to do yet, `done` once all is.
+class Task {
+ public:
+  virtual ~Task() = default;
+  virtual Progress advance() = 0;
+};
+
+/// "The `count`-th piece of work ever queued on `stream` is complete."
+struct Event {
+  std::size_t stream = 0;
+  std::int64_t count = 0;
+};
+
+/// One thread queues, completes and waits; who does the queued work is the implementation's choice.
+class Streams {
+ public:
+  static constexpr std::size_t kStreams = 4;
+
+  virtual ~Streams() = default;
+  /// Queues work: `start` is called once its stream's earlier work and `waits` are complete.
+  virtual Event enqueue(std::size_t stream, std::vector<Event> waits,
+                        std::function<std::unique_ptr<Task>()> start) = 0;
+  /// Work that the caller has done itself on a stream of its own (the compute stream).
+  virtual Event complete(std::size_t stream) = 0;
+  /// The event of what is queued so far.
+  virtual Event last(std::size_t stream) const = 0;
+  /// Blocks until the event; rethrows what background work threw. Returns whether it had to wait.
+  virtual bool wait(Event event) = 0;
+};
+
+/// Copies bytes in pieces, so that other streams' tasks are served between.
+std::unique_ptr<Task> make_copy_task(const std::byte* from, std::byte* to, std::int64_t bytes);
+
+}  // namespace tessera::memory

@@ -1,0 +1,306 @@
+#include "support/lockstep.hpp"
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <exception>
+#include <optional>
+
+#include "comm/transport_group.hpp"
+
+namespace tessera::test {
+
+namespace {
+
+/// Makes what a gather is about to overwrite NaN: a read that does not wait for it could otherwise
+/// find the same values from an earlier gather into the same place.
+class Forgetful : public comm::Group {
+ public:
+  explicit Forgetful(std::unique_ptr<comm::Group> group) : group_(std::move(group)) {}
+  std::int64_t rank() const override { return group_->rank(); }
+  const comm::GroupShape& shape() const override { return group_->shape(); }
+  std::unique_ptr<memory::Task> start(const comm::CollectiveCall& call) override {
+    if (const auto* gather = std::get_if<comm::AllGather>(&call)) {
+      const std::int64_t n = gather->shard.span_bytes();
+      for (std::int64_t r = 0; r < shape().size; ++r) {
+        std::byte* slot = gather->full.data + r * n;
+        if (slot != gather->shard.data) std::fill_n(slot, n, std::byte{0xff});
+      }
+    }
+    return group_->start(call);
+  }
+
+ private:
+  std::unique_ptr<comm::Group> group_;
+};
+
+}  // namespace
+
+/// A rank's streams, and the fiber that its work runs on.
+class Lockstep::Rank : public memory::Streams {
+ public:
+  Rank(Lockstep& of, std::int64_t rank) : of_(of), rank_(rank) {}
+  ~Rank() override { of_.ranks_[static_cast<std::size_t>(rank_)] = nullptr; }
+
+  // Called on the fiber. Others may move wherever a thread of its own would let them.
+  memory::Event enqueue(std::size_t stream, std::vector<memory::Event> waits,
+                        std::function<std::unique_ptr<memory::Task>()> start) override {
+    lanes_[stream].queue.push_back({std::move(waits), std::move(start)});
+    const memory::Event event{stream, ++queued_[stream]};
+    yield();
+    return event;
+  }
+  memory::Event complete(std::size_t stream) override {
+    const memory::Event event{stream, done_[stream] = ++queued_[stream]};
+    yield();
+    return event;
+  }
+  memory::Event last(std::size_t stream) const override { return {stream, queued_[stream]}; }
+  bool wait(memory::Event event) override {
+    const bool had_to = !is_done(event);
+    awaited_ = event;
+    yield();
+    awaited_.reset();
+    if (error_) std::rethrow_exception(error_);
+    return had_to;
+  }
+
+  // Called by the scheduler.
+  void begin(std::function<void()> work);
+  bool returned() const { return returned_; }
+  bool may_run() const { return !returned_ && (error_ || !awaited_ || is_done(*awaited_)); }
+  void run() {
+    begun_ = true;
+    swapcontext(&scheduler_, &fiber_);
+  }
+  /// Unwinds the fiber.
+  void abandon(const std::string& reason) {
+    abandoned_ = true;
+    if (begun_ && !returned_) run();
+    wrong_ = reason;
+  }
+  bool may_advance(std::size_t stream) const;
+  void advance(std::size_t stream);
+  /// A message of this rank has moved.
+  void wake() {
+    for (Lane& lane : lanes_) lane.idle = false;
+  }
+  const std::string& wrong() const { return wrong_; }
+  std::string whereabouts() const;
+
+ private:
+  struct Item {
+    std::vector<memory::Event> waits;
+    std::function<std::unique_ptr<memory::Task>()> start;
+  };
+  struct Lane {
+    std::deque<Item> queue;
+    std::unique_ptr<memory::Task> task;
+    bool idle = false;  // until a message moves
+  };
+  struct Abandoned {};
+
+  bool is_done(const memory::Event& e) const { return done_[e.stream] >= e.count; }
+  void yield() {
+    swapcontext(&fiber_, &scheduler_);
+    if (abandoned_) throw Abandoned{};
+  }
+  static void enter(unsigned high, unsigned low);
+
+  static constexpr std::size_t kStackBytes = std::size_t{1} << 20;
+
+  Lockstep& of_;
+  std::int64_t rank_;
+  std::array<Lane, kStreams> lanes_;
+  std::array<std::int64_t, kStreams> queued_{}, done_{};
+  std::exception_ptr error_;  // of a lane; none of them moves after it
+  std::unique_ptr<std::byte[]> stack_ = std::make_unique_for_overwrite<std::byte[]>(kStackBytes);
+  ucontext_t scheduler_{}, fiber_{};
+  std::function<void()> work_;
+  std::optional<memory::Event> awaited_;
+  bool begun_ = false, returned_ = false, abandoned_ = false;
+  std::string wrong_;
+};
+
+void Lockstep::Rank::begin(std::function<void()> work) {
+  work_ = std::move(work);
+  begun_ = returned_ = false;
+  TESSERA_CHECK(getcontext(&fiber_) == 0, "no context");
+  fiber_.uc_stack.ss_sp = stack_.get();
+  fiber_.uc_stack.ss_size = kStackBytes;
+  fiber_.uc_link = &scheduler_;
+  const auto self = reinterpret_cast<std::uintptr_t>(this);  // makecontext passes ints
+  makecontext(&fiber_, reinterpret_cast<void (*)()>(&Rank::enter), 2,
+              static_cast<unsigned>(self >> 32), static_cast<unsigned>(self));
+}
+
+void Lockstep::Rank::enter(unsigned high, unsigned low) {
+  auto* self = reinterpret_cast<Rank*>(std::uintptr_t{high} << 32 | low);
+  try {
+    self->work_();
+  } catch (const Abandoned&) {
+    // abandon() knows why
+  } catch (const std::exception& e) {
+    self->wrong_ = e.what();
+  }
+  self->returned_ = true;
+}
+
+bool Lockstep::Rank::may_advance(std::size_t stream) const {
+  const Lane& lane = lanes_[stream];
+  if (error_ || lane.idle) return false;
+  if (lane.task) return true;
+  if (lane.queue.empty()) return false;
+  const auto& waits = lane.queue.front().waits;
+  return std::all_of(waits.begin(), waits.end(), [this](const auto& e) { return is_done(e); });
+}
+
+void Lockstep::Rank::advance(std::size_t stream) {
+  Lane& lane = lanes_[stream];
+  try {
+    if (!lane.task) {
+      lane.task = lane.queue.front().start();
+      lane.queue.pop_front();
+    }
+    const memory::Progress progress = lane.task->advance();
+    lane.idle = progress == memory::Progress::idle;
+    if (progress != memory::Progress::done) return;
+    lane.task.reset();
+    ++done_[stream];
+  } catch (...) {
+    error_ = std::current_exception();
+  }
+}
+
+std::string Lockstep::Rank::whereabouts() const {
+  if (!wrong_.empty()) return fmt::format("rank {} failed ({})", rank_, wrong_);
+  if (returned_) return fmt::format("rank {} has returned", rank_);
+  if (!awaited_ || is_done(*awaited_)) return fmt::format("rank {} may not run", rank_);
+  return fmt::format("rank {} waits for op {} of its stream {}, {} are complete", rank_,
+                     awaited_->count, enum_word(static_cast<plan::Stream>(awaited_->stream)),
+                     done_[awaited_->stream]);
+}
+
+Lockstep::Lockstep(std::int64_t ranks, comm::Sends sends)
+    : ranks_(static_cast<std::size_t>(ranks)), gather_(sends), reduce_(sends) {}
+
+train::DataGroups Lockstep::groups(std::int64_t rank) {
+  // Each rank on a node of its own, which makes staging small.
+  const comm::GroupShape shape{.size = static_cast<std::int64_t>(ranks_.size()), .local = 1};
+  const auto group = [&](comm::Loopback& network) {
+    return std::make_unique<Forgetful>(
+        comm::make_transport_group(network.transport(static_cast<int>(rank)), shape, rank));
+  };
+  return {.gather = group(gather_), .reduce = group(reduce_)};
+}
+
+std::unique_ptr<memory::Streams> Lockstep::streams(std::int64_t rank) {
+  auto made = std::make_unique<Rank>(*this, rank);
+  ranks_[static_cast<std::size_t>(rank)] = made.get();
+  return made;
+}
+
+std::vector<Lockstep::Move> Lockstep::possible() {
+  using What = Move::What;
+  std::vector<Move> moves;
+  for (std::size_t r = 0; r < ranks_.size(); ++r) {
+    const auto rank = static_cast<std::int64_t>(r);
+    if (ranks_[r]->may_run()) moves.push_back({.what = What::rank_runs, .rank = rank});
+    for (std::size_t s = 1; s < plan::kStreams; ++s) {
+      if (!ranks_[r]->may_advance(s)) continue;
+      moves.push_back(
+          {.what = What::stream_advances, .rank = rank, .stream = static_cast<plan::Stream>(s)});
+    }
+  }
+  for (const plan::Stream stream : {plan::Stream::gather, plan::Stream::reduce}) {
+    for (const auto& m : network(stream).under_way()) {
+      if (!m.may_be_taken && !m.may_be_delivered) continue;
+      moves.push_back({.what = m.may_be_taken ? What::message_leaves : What::message_arrives,
+                       .rank = m.message.sender,
+                       .stream = stream,
+                       .peer = m.message.receiver,
+                       .number = m.message.number});
+    }
+  }
+  std::erase_if(moves, prevented_);
+  return moves;
+}
+
+// Each seed has its own fast and slow ranks, streams and links: without them all would stay near
+// one another, and rare orders rare.
+std::uint64_t Lockstep::weight(const Move& move) const {
+  const std::size_t kinds = 2 * plan::kStreams;
+  const bool message = move.what >= Move::What::message_leaves;
+  return weights_[static_cast<std::size_t>(move.rank) * kinds + (message ? plan::kStreams : 0) +
+                  static_cast<std::size_t>(move.stream)];
+}
+
+Lockstep::Move Lockstep::pick(const std::vector<Move>& moves) {
+  std::uint64_t total = 0;
+  for (const Move& move : moves) total += weight(move);
+  std::uint64_t left = random_() % total;
+  std::size_t i = 0;
+  while (left >= weight(moves[i])) left -= weight(moves[i++]);
+  return moves[i];
+}
+
+void Lockstep::make(const Move& move) {
+  trace_.push_back(move);
+  Rank& rank = *ranks_[static_cast<std::size_t>(move.rank)];
+  const comm::Loopback::Message message{.sender = static_cast<int>(move.rank),
+                                        .receiver = static_cast<int>(move.peer),
+                                        .number = move.number};
+  switch (move.what) {
+    case Move::What::rank_runs: rank.run(); break;
+    case Move::What::stream_advances: rank.advance(static_cast<std::size_t>(move.stream)); break;
+    case Move::What::message_leaves:
+      network(move.stream).take(message);
+      rank.wake();
+      break;
+    case Move::What::message_arrives:
+      network(move.stream).deliver(message);
+      ranks_[static_cast<std::size_t>(move.peer)]->wake();
+      break;
+  }
+}
+
+std::string Lockstep::deadlock(std::uint64_t seed) {
+  std::string text =
+      fmt::format("deadlock with seed {}: nothing can move after {} moves", seed, trace_.size());
+  for (const Rank* rank : ranks_) text += "; " + rank->whereabouts();
+  for (const plan::Stream stream : {plan::Stream::gather, plan::Stream::reduce}) {
+    for (const auto& m : network(stream).under_way()) {
+      text += fmt::format("; message {} of rank {} to rank {} on {} is {}", m.message.number,
+                          m.message.sender, m.message.receiver, enum_word(stream),
+                          !m.sent     ? "awaited, not sent"
+                          : m.awaited ? "sent and awaited"
+                                      : "sent, not awaited");
+    }
+  }
+  return text;
+}
+
+std::vector<std::string> Lockstep::run(std::uint64_t seed,
+                                       const std::function<void(std::int64_t rank)>& work) {
+  constexpr std::array<std::uint64_t, 3> kWeights = {1, 8, 64};
+  random_.seed(seed);
+  weights_.assign(ranks_.size() * 2 * plan::kStreams, 0);
+  for (auto& w : weights_) w = kWeights[random_() % kWeights.size()];
+  trace_.clear();
+  for (std::size_t r = 0; r < ranks_.size(); ++r)
+    ranks_[r]->begin([&work, r] { work(static_cast<std::int64_t>(r)); });
+  for (auto moves = possible(); !moves.empty(); moves = possible()) make(pick(moves));
+  const bool stuck =
+      std::any_of(ranks_.begin(), ranks_.end(), [](const Rank* r) { return !r->returned(); });
+  const std::string report = stuck ? deadlock(seed) : "";
+  std::vector<std::string> wrong;
+  for (Rank* rank : ranks_) {
+    if (!rank->returned()) rank->abandon(report);
+    wrong.push_back(rank->wrong());
+  }
+  return wrong;
+}
+
+}  // namespace tessera::test

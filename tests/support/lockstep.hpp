@@ -1,0 +1,67 @@
+// A whole job in one thread: the ranks' steps are fibers, their streams and messages move one at a
+// time, and a seeded generator picks which. The same seed makes the same moves, so an order that
+// breaks a plan can be replayed, as FoundationDB's simulation does (Zhou et al. 2021).
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "comm/loopback.hpp"
+#include "train/executor.hpp"
+
+namespace tessera::test {
+
+class Lockstep {
+ public:
+  Lockstep(std::int64_t ranks, comm::Sends sends);
+  Lockstep(const Lockstep&) = delete;
+  Lockstep& operator=(const Lockstep&) = delete;
+
+  /// What a rank's executor runs over; once for each rank. This object must outlive both.
+  train::DataGroups groups(std::int64_t rank);
+  std::unique_ptr<memory::Streams> streams(std::int64_t rank);
+
+  /// One thing that happens. The messages of one stream's group: from `rank` to `peer`, the
+  /// `number`-th.
+  struct Move {
+    enum class What : std::uint8_t { rank_runs, stream_advances, message_leaves, message_arrives };
+    What what = What::rank_runs;
+    std::int64_t rank = 0;
+    plan::Stream stream = plan::Stream::compute;
+    std::int64_t peer = 0;
+    std::int64_t number = 0;
+    bool operator==(const Move&) const = default;
+  };
+  /// A failure: moves of which this is true never happen.
+  void prevent(std::function<bool(const Move&)> which) { prevented_ = std::move(which); }
+
+  /// Runs `work` of every rank until all have returned, or nothing more can move. Returns what went
+  /// wrong on each rank, empty where nothing did. After a failure no other run is possible.
+  std::vector<std::string> run(std::uint64_t seed,
+                               const std::function<void(std::int64_t rank)>& work);
+  /// What happened in the last run.
+  const std::vector<Move>& trace() const { return trace_; }
+
+ private:
+  class Rank;
+  comm::Loopback& network(plan::Stream stream) {
+    return stream == plan::Stream::gather ? gather_ : reduce_;
+  }
+  std::vector<Move> possible();
+  std::uint64_t weight(const Move& move) const;
+  Move pick(const std::vector<Move>& moves);
+  void make(const Move& move);
+  std::string deadlock(std::uint64_t seed);
+
+  std::vector<Rank*> ranks_;
+  comm::Loopback gather_, reduce_;
+  std::function<bool(const Move&)> prevented_ = [](const Move&) { return false; };
+  std::mt19937_64 random_;
+  std::vector<std::uint64_t> weights_;  // by participant
+  std::vector<Move> trace_;
+};
+
+}  // namespace tessera::test

@@ -1,0 +1,204 @@
+// The collectives over messages that arrive in any order, in one thread: shards of several pieces,
+// any number of ranks, and what ends badly.
+#include "comm/loopback.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <random>
+
+#include "comm/transport_group.hpp"
+#include "comm/tree_sum.hpp"
+
+namespace tessera::comm {
+namespace {
+
+template <typename T>
+View view(std::vector<T>& v, std::int64_t begin, std::int64_t count) {
+  return View(reinterpret_cast<std::byte*>(v.data() + begin), DTypeOf<T>::value, {count});
+}
+
+/// The ranks of one group, whose tasks and messages move in an order of the seed's choice.
+class Ranks {
+ public:
+  Ranks(std::int64_t size, Sends sends, unsigned seed) : loopback_(sends), random_(seed) {
+    for (std::int64_t r = 0; r < size; ++r) {
+      groups_.push_back(make_transport_group(loopback_.transport(static_cast<int>(r)),
+                                             {.size = size, .local = 1}, r));
+    }
+  }
+  /// Runs one call of each rank to its end.
+  void run(const std::function<CollectiveCall(std::int64_t rank)>& call_of) {
+    std::vector<std::unique_ptr<memory::Task>> tasks;
+    for (const auto& group : groups_) tasks.push_back(group->start(call_of(group->rank())));
+    std::size_t left = tasks.size();
+    while (left > 0) {
+      const auto messages = loopback_.under_way();
+      const std::size_t choice = random_() % (tasks.size() + messages.size());
+      if (choice < tasks.size()) {
+        auto& task = tasks[choice];
+        if (!task || task->advance() != memory::Progress::done) continue;
+        task.reset();
+        --left;
+      } else {
+        const auto& m = messages[choice - tasks.size()];
+        if (m.may_be_taken) {
+          loopback_.take(m.message);
+        } else if (m.may_be_delivered) {
+          loopback_.deliver(m.message);
+        }
+      }
+    }
+    EXPECT_TRUE(loopback_.under_way().empty());
+  }
+
+ private:
+  Loopback loopback_;
+  std::mt19937 random_;
+  std::vector<std::unique_ptr<Group>> groups_;
+};
+
+/// Numbers whose sum depends on the order of additions.
+std::vector<std::vector<float>> numbers_of(std::size_t ranks, std::int64_t count, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<std::vector<float>> all(ranks, std::vector<float>(static_cast<std::size_t>(count)));
+  for (auto& of_rank : all) {
+    for (float& x : of_rank) x = normal(random);
+  }
+  return all;
+}
+
+class LoopbackGroups : public testing::TestWithParam<std::tuple<std::int64_t, Sends>> {
+ protected:
+  std::int64_t size_ = std::get<0>(GetParam());
+  Sends sends_ = std::get<1>(GetParam());
+  std::size_t ranks_ = static_cast<std::size_t>(size_);
+};
+
+/// Elements of a shard: fewer than a piece, and more pieces than are in flight at once.
+constexpr std::array<std::int64_t, 2> kShards = {3, kPieceInter / 4 * (kPiecesInFlight + 1) + 1};
+
+TEST_P(LoopbackGroups, GatherInAnyOrder) {
+  for (unsigned seed = 0; seed < 4; ++seed) {
+    const std::int64_t n = kShards[seed % 2];
+    auto own = numbers_of(ranks_, n, seed);
+    std::vector<float> expected;
+    for (const auto& shard : own) expected.insert(expected.end(), shard.begin(), shard.end());
+    std::vector<std::vector<float>> full(ranks_, std::vector<float>(expected.size()));
+    Ranks(size_, sends_, seed).run([&](std::int64_t rank) {
+      const auto r = static_cast<std::size_t>(rank);
+      return AllGather{.shard = view(own[r], 0, n), .full = view(full[r], 0, n * size_)};
+    });
+    for (const auto& theirs : full) EXPECT_TRUE(theirs == expected) << "seed " << seed;
+  }
+}
+
+TEST_P(LoopbackGroups, ReduceInTheOrderOfTheTree) {
+  for (unsigned seed = 0; seed < 4; ++seed) {
+    const std::int64_t n = kShards[seed % 2];
+    auto full = numbers_of(ranks_, n * size_, seed), parts = full;
+    std::vector<std::vector<float>> sums(ranks_, std::vector<float>(static_cast<std::size_t>(n)));
+    auto staging = std::vector<std::vector<std::uint8_t>>(
+        ranks_, std::vector<std::uint8_t>(static_cast<std::size_t>(
+                    reduce_scatter_staging({.size = size_, .local = 1}, DType::f32))));
+    Ranks(size_, sends_, seed).run([&](std::int64_t rank) {
+      const auto r = static_cast<std::size_t>(rank);
+      return ReduceScatter{
+          .full = view(full[r], 0, n * size_),
+          .shard = view(sums[r], 0, n),
+          .staging = view(staging[r], 0, static_cast<std::int64_t>(staging[r].size()))};
+    });
+    std::vector<float*> pointers;
+    for (auto& part : parts) pointers.push_back(part.data());
+    std::vector<float> expected(static_cast<std::size_t>(n * size_));
+    tree_sum(pointers, n * size_, expected.data(), false);
+    for (std::size_t r = 0; r < ranks_; ++r) {
+      EXPECT_TRUE(std::equal(sums[r].begin(), sums[r].end(),
+                             expected.begin() + static_cast<std::ptrdiff_t>(r) * n))
+          << "rank " << r << ", seed " << seed;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, LoopbackGroups,
+                         testing::Combine(testing::Values(1, 2, 3, 4, 5),
+                                          testing::Values(Sends::buffered, Sends::synchronous)));
+
+TEST(LoopbackWords, AddUpExactlyOnAnyNumberOfRanks) {
+  constexpr std::int64_t kWords = 52;
+  for (unsigned seed = 0; seed < 120; ++seed) {
+    const std::int64_t size = 1 + seed % 20;
+    std::mt19937_64 random(seed);
+    std::vector<std::vector<std::int64_t>> words(static_cast<std::size_t>(size));
+    std::vector<std::uint64_t> sums(kWords);
+    for (auto& of_rank : words) {
+      for (auto& sum : sums)
+        sum +=
+            static_cast<std::uint64_t>(of_rank.emplace_back(static_cast<std::int64_t>(random())));
+    }
+    const std::vector<std::int64_t> expected(sums.begin(), sums.end());
+    const Sends sends = seed % 3 == 0 ? Sends::synchronous : Sends::buffered;
+    Ranks(size, sends, seed).run([&](std::int64_t rank) {
+      return AllReduceWords{.words = view(words[static_cast<std::size_t>(rank)], 0, kWords)};
+    });
+    for (const auto& theirs : words) EXPECT_EQ(theirs, expected) << size << " ranks";
+  }
+}
+
+struct Pair {
+  std::unique_ptr<Transport> from, to;
+  std::vector<std::byte> out = std::vector<std::byte>(8, std::byte{1});
+  std::vector<std::byte> in = std::vector<std::byte>(8);
+  explicit Pair(Loopback& loopback) : from(loopback.transport(0)), to(loopback.transport(1)) {}
+};
+
+TEST(Loopback, CompletesASendWhenItsMemoryIsFree) {
+  for (const Sends sends : {Sends::buffered, Sends::synchronous}) {
+    Loopback loopback(sends);
+    Pair pair(loopback);
+    Request sent = pair.from->send(1, pair.out.data(), 8);
+    EXPECT_FALSE(pair.from->test(sent));
+    EXPECT_EQ(loopback.under_way().at(0).may_be_taken, sends == Sends::buffered);
+    Request awaited = pair.to->receive(0, pair.in.data(), 8);
+    EXPECT_TRUE(loopback.under_way().at(0).may_be_taken);
+    EXPECT_THROW(loopback.deliver({0, 1, 0}), InternalError);
+    loopback.take({0, 1, 0});
+    EXPECT_TRUE(pair.from->test(sent));
+    EXPECT_FALSE(pair.to->test(awaited));
+    loopback.deliver({0, 1, 0});
+    EXPECT_TRUE(pair.to->test(awaited));
+    EXPECT_EQ(pair.in, pair.out);
+  }
+}
+
+TEST(Loopback, LeavesMemoryOfCancelledRequestsAlone) {
+  Loopback loopback;
+  Pair pair(loopback);
+  const auto before = pair.in;
+  Request sent = pair.from->send(1, pair.out.data(), 8);
+  Request awaited = pair.to->receive(0, pair.in.data(), 8);
+  pair.to->cancel(awaited);
+  loopback.take({0, 1, 0});
+  EXPECT_FALSE(loopback.under_way().at(0).may_be_delivered);
+  Request cancelled = pair.from->send(1, pair.out.data(), 8);
+  pair.from->cancel(cancelled);
+  EXPECT_EQ(loopback.under_way().size(), 1U);
+  EXPECT_TRUE(pair.from->test(sent));
+  EXPECT_EQ(pair.in, before);
+}
+
+TEST(Loopback, RefusesAMessageOfAnotherSize) {
+  Loopback loopback;
+  Pair pair(loopback);
+  Request sent = pair.from->send(1, pair.out.data(), 7);
+  Request awaited = pair.to->receive(0, pair.in.data(), 8);
+  loopback.take({0, 1, 0});
+  loopback.deliver({0, 1, 0});
+  EXPECT_TRUE(pair.from->test(sent));
+  EXPECT_THROW(pair.to->test(awaited), CommError);
+}
+
+}  // namespace
+}  // namespace tessera::comm
