@@ -97,7 +97,8 @@ Socket try_address(const std::string& address, int port, const Greeting& greetin
   }
   send_at_once(socket.descriptor());
   if (!send_greeting(socket.descriptor(), greeting) ||
-      !receive_greeting(socket.descriptor(), answer_to(greeting), until))
+      !receive_greeting(socket.descriptor(), answer_to(greeting), until) ||
+      !send_greeting(socket.descriptor(), greeting))
     return {};
   return socket;
 }
@@ -155,8 +156,10 @@ Socket accept_from(const Socket& listener, const Greeting& expected, Deadline un
     Socket socket(::accept4(listener.descriptor(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) continue;
     send_at_once(socket.descriptor());
+    // The peer may have lost patience and gone, leaving its greeting behind: it has to confirm.
     if (receive_greeting(socket.descriptor(), expected, std::min(until, Clock::now() + 1s)) &&
-        send_greeting(socket.descriptor(), answer_to(expected)))
+        send_greeting(socket.descriptor(), answer_to(expected)) &&
+        receive_greeting(socket.descriptor(), expected, until))
       return socket;
   }
   throw CommError(

@@ -47,10 +47,12 @@ using Deadline = std::chrono::steady_clock::time_point;
 
 /// A socket that listens on every interface, and its endpoint. Throws CommError.
 std::pair<Socket, Endpoint> listen_anywhere();
-/// Connects to the process that answers `greeting` with its mirror image, on whichever address.
+/// Connects to the process that answers `greeting` with its mirror image, on whichever address, and
+/// confirms with `greeting`.
 /// Throws CommError naming the addresses when `until` passes.
 Socket connect_to(const Endpoint& peer, const Greeting& greeting, Deadline until);
-/// Accepts the connection that opens with `expected` and answers it; closes others.
+/// Accepts the connection that opens with `expected` and confirms the answer to it; closes others.
+/// Throws CommError when `until` passes.
 Socket accept_from(const Socket& listener, const Greeting& expected, Deadline until);
 
 }  // namespace tessera::guard

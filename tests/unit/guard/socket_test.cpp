@@ -78,6 +78,17 @@ TEST(Socket, StrangerThatSaysNothingDoesNotHoldTheListener) {
   EXPECT_TRUE(peer.get());
 }
 
+// A slow process accepts when the peer has already tried and gone: it must not take that for the
+// connection.
+TEST(Socket, ConnectionThatWasGivenUpIsNotAccepted) {
+  auto [listener, endpoint] = listen_anywhere();
+  EXPECT_FALSE(connects(endpoint, kGreeting, 100ms).get());
+  auto peer = connects(endpoint, kGreeting, 10s);
+  EXPECT_TRUE(accept_from(listener, kGreeting, in(10s)));
+  listener = Socket();
+  EXPECT_TRUE(peer.get());
+}
+
 TEST(Socket, EveryAddressIsTried) {
   auto [listener, endpoint] = listen_anywhere();
   auto peer =

@@ -55,6 +55,7 @@ class Ring {
         run_rank(rank, size, {.hang_timeout = hang_timeout, .record = record}, life, step);
       pids_.push_back(pid);
     }
+    close(endpoints_[1]);  // so that reading ends when all ranks have
     std::vector<std::string> lines(static_cast<std::size_t>(size));
     for (int i = 0; i < size; ++i) {
       const std::string line = read_line(endpoints_[0]);
@@ -114,6 +115,7 @@ class Ring {
       write_all(endpoints_[1], "ready\n");
       life(rank, watchdog);
     } catch (const Error& e) {
+      write_all(STDERR_FILENO, fmt::format("rank {}: {}\n", rank, e.what()));
       _exit(static_cast<int>(e.exit_code()));
     }
     _exit(0);
