@@ -80,8 +80,8 @@ def to_toml(deck):
                    for section, keys in deck.items())
 
 
-def kill_tree(pid, number=signal.SIGKILL):
-    """Signals a process and all its descendants; a launcher puts ranks into groups of their own."""
+def tree(pid):
+    """A process and all its descendants; a launcher puts ranks into groups of their own."""
     children = {}
     for entry in pathlib.Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -89,10 +89,15 @@ def kill_tree(pid, number=signal.SIGKILL):
         except OSError:
             continue  # it has just ended
         children.setdefault(parent, []).append(int(entry.parent.name))
-    doomed = [pid]
-    for p in doomed:
-        doomed += children.get(p, [])
-    for p in doomed:
+    found = [pid]
+    for p in found:
+        found += children.get(p, [])
+    return found
+
+
+def kill_tree(pid, number=signal.SIGKILL):
+    """Signals a process and all its descendants."""
+    for p in tree(pid):
         try:
             os.kill(p, number)
         except ProcessLookupError:
@@ -102,14 +107,13 @@ def kill_tree(pid, number=signal.SIGKILL):
 def ranks_of(launcher):
     """Process ids of the ranks below a launcher, in no order."""
     found = []
-    for entry in pathlib.Path("/proc").glob("[0-9]*"):
+    for pid in tree(launcher):
         try:
-            command = (entry / "cmdline").read_bytes().split(b"\0")
-            group = os.getsid(int(entry.name)) == os.getsid(launcher)
+            command = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue  # it has just ended
-        if group and command[0] == BINARY.encode():
-            found.append(int(entry.name))
+        if command[0] == BINARY.encode():
+            found.append(pid)
     return found
 
 
