@@ -1,7 +1,6 @@
 #include "train/stop.hpp"
 
 #include <signal.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
 
 #include <cstring>
@@ -26,7 +25,6 @@ void catch_stop_signals() {
   sigaction(SIGUSR1, &action, nullptr);
   action.sa_flags = SA_RESTART | static_cast<int>(SA_RESETHAND);
   sigaction(SIGINT, &action, nullptr);
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
 }
 
 StopRequests::StopRequests(const deck::RunSection& run, const std::filesystem::path& directory,

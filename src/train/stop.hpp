@@ -10,8 +10,8 @@
 
 namespace tessera::train {
 
-/// Catches SIGTERM, SIGUSR1 and SIGINT (the second SIGINT ends the process at once), and lets the
-/// process die with its launcher. Call once, before threads start.
+/// Catches SIGTERM, SIGUSR1 and SIGINT (the second SIGINT ends the process at once). Call once,
+/// before threads start.
 void catch_stop_signals();
 
 class StopRequests {

@@ -19,7 +19,7 @@ void mpi_check(int code, const char* call);
 #define MPI_TRY(call) ::tessera::comm::mpi_check((call), #call)
 
 /// MPI_Init_thread (MPI_THREAD_MULTIPLE: the progress thread and the control path both call MPI)
-/// and the world.
+/// and the world. From its begin on the process dies with its launcher.
 class MpiSession {
  public:
   MpiSession(int* argc, char*** argv);

@@ -1,3 +1,5 @@
+#include <signal.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <charconv>
@@ -42,6 +44,7 @@ void mpi_check(int code, const char* call) {
 }
 
 MpiSession::MpiSession(int* argc, char*** argv) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // a launcher that dies while ranks start takes them along too
   int provided = 0;
   MPI_TRY(MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided));
   MPI_TRY(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
