@@ -94,7 +94,7 @@ std::vector<CheckpointEntry> prune_checkpoints(const fs::path& checkpoints, std:
   TESSERA_CHECK(keep >= 0 && keep_every >= 0, "keep = {}, keep_every = {}", keep, keep_every);
   std::vector<CheckpointEntry> old;
   if (keep == 0) return old;
-  old = committed_checkpoints(checkpoints);
+  old = list_checkpoints(checkpoints);
   old.erase(old.begin(), old.begin() + std::min(keep, static_cast<std::int64_t>(old.size())));
   std::erase_if(old, [&](const CheckpointEntry& entry) {
     return keep_every > 0 && entry.step % keep_every == 0;

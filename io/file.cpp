@@ -38,9 +38,6 @@ int flags_of(OpenMode mode) {
 
 File::File(fs::path path, OpenMode mode) : path_(std::move(path)) {
   descriptor_ = system_calls::open(path_, flags_of(mode));
-  if (descriptor_ < 0 && mode != OpenMode::read) {
-    throw IoError(fmt::format("{}: cannot open: {}", path_.string(), errno_text(errno)));
-  }
   if (descriptor_ < 0) fail("open", path_, errno);
   // A directory opens too, for reading.
   if (mode == OpenMode::read && system_calls::size(descriptor_, path_) < 0) {

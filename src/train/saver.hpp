@@ -35,6 +35,8 @@ class Saver {
   /// is under way.
   void begin(const ModelState& state, ModelState::From from, CheckpointHeader header);
   bool active() const { return active_; }
+  /// Of the save under way, or the last one.
+  std::int64_t step() const { return header_.step; }
   /// Whether this rank's part of the save under way is written, well or badly: what ranks agree on
   /// before finish().
   bool written() const { return done_.load(std::memory_order_acquire); }

@@ -105,11 +105,15 @@ void Trainer::roll_back(double loss, double z) {
     });
   }
   save_due_ = false;  // of a state that is given up
-  saver_->abandon();
+  const std::int64_t latest = from - deck_.guard.rollback_steps;
+  if (saver_->active() && saver_->step() <= latest) {
+    finish_save();  // where to go back to must not depend on how fast a disk is
+  } else {
+    saver_->abandon();
+  }
   job_.whereabouts.begin("rolling back from", from);
   const auto unusable = [&](const auto& path, std::string_view why) { pass_over(path, why); };
-  const auto target = load_checkpoint_before(from - deck_.guard.rollback_steps, loaded_, control_,
-                                             engine_->state(), unusable);
+  const auto target = load_checkpoint_before(latest, loaded_, control_, engine_->state(), unusable);
   if (!target) {
     report_.record(fmt::format("step {}: the loss leaps to {:.6f}, {:.1f} deviations above its "
                                "recent median, but there is no checkpoint to return to",

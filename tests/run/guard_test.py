@@ -150,7 +150,7 @@ class Numbers(RunTest):
         rng = random.Random(7)
         easy = [(3 * i) % 7 for i in range(40 * 8 * 16)]
         noise = [rng.randrange(97) for _ in range(20 * 8 * 16)]
-        write_megatron(self.corpus, array.array("H", easy + noise + easy + [0]))
+        write_megatron(self.corpus, array.array("H", easy + noise + 6 * easy + [0]))
 
     def spike_deck(self, name, policy, **changes):
         return self.deck(name, tiny_deck(

@@ -13,7 +13,7 @@ from tessera import SOURCE, RunTest, kill_tree, metrics, tiny_deck, write_tokens
 
 STEP_KEYS = {"event", "step", "loss", "grad_norm", "lr", "tokens", "samples", "step_ms",
              "tokens_per_s", "mfu", "tflops_per_rank", "comm_exposed_ms", "io_exposed_ms",
-             "data_exposed_ms", "wire_bytes", "io_bytes", "skipped", "loss_scale"}
+             "data_exposed_ms", "wire_bytes", "io_bytes", "compute_ms", "skipped", "loss_scale"}
 
 
 def elements(group):
