@@ -55,7 +55,7 @@ std::size_t after_string(std::string_view text, std::size_t at) {
 /// Each dot of a dotted key nests a table, and the parser recurses over those without a limit of
 /// its own. No deck needs nearly as many dots outside of strings and comments.
 bool too_many_dots(std::string_view text) {
-  constexpr int kMost = 2000;
+  constexpr int kMost = 1000;
   int dots = 0;
   for (std::size_t at = 0; at < text.size();) {
     if (text[at] == '"' || text[at] == '\'') {

@@ -33,6 +33,13 @@ TEST(Pace, ChangeIsToldOnceEachWay) {
   EXPECT_EQ(changes, 2);
 }
 
+TEST(Pace, ChangeIsToldWhenAWindowIsFull) {
+  Pace pace(10, 1.25);
+  for (int i = 0; i < 10; ++i) EXPECT_FALSE(pace.judge(1.0));
+  for (int i = 0; i < 9; ++i) EXPECT_FALSE(pace.judge(1.25));
+  EXPECT_TRUE(pace.judge(1.25));
+}
+
 TEST(Stragglers, SpreadOfOddAndEvenNumbersOfRanks) {
   const ComputeSpread odd = compute_spread(std::array{3.0, 1.0, 2.0});
   EXPECT_EQ(odd.least, 1.0);

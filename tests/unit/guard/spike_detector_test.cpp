@@ -39,6 +39,24 @@ TEST(SpikeDetector, NothingIsJudgedByLessThanHalfAWindow) {
   SpikeDetector detector(10, 10);
   for (int i = 0; i < 4; ++i) EXPECT_FALSE(detector.judge(1.0));
   EXPECT_FALSE(detector.judge(50.0));  // the fifth: four do not make half of ten
+  EXPECT_TRUE(detector.judge(50.0));
+}
+
+TEST(SpikeDetector, DeviationIsThatOfANormalDistribution) {
+  SpikeDetector detector(10, 10);
+  for (int i = 0; i < 10; ++i) detector.judge(3.0 - 0.1 * i);
+  // Median 2.6, of distances 0.3 (of even numbers the upper): 10 deviations are 4.4478.
+  EXPECT_TRUE(detector.judge(2.6 + 4.48));
+  EXPECT_FALSE(SpikeDetector(detector).judge(2.6 + 4.42));
+  EXPECT_FALSE(SpikeDetector(detector).judge(2.6 - 4.48));
+}
+
+TEST(SpikeDetector, WindowHoldsTheLastLosses) {
+  SpikeDetector detector(4, 10), shorter(2, 10);
+  for (double loss : {5.0, 4.0, 3.0, 2.0, 1.0}) detector.judge(loss);
+  EXPECT_EQ(detector.recent(), (std::vector{4.0, 3.0, 2.0, 1.0}));
+  shorter.restore(detector.recent());
+  EXPECT_EQ(shorter.recent(), (std::vector{2.0, 1.0}));
 }
 
 TEST(SpikeDetector, EqualLossesStillHaveAScale) {

@@ -269,11 +269,10 @@ TEST(Watchdog, LongReasonArrivesCut) {
     sleep_long(rank, watchdog);
   });
   const Outcome outcome = ring.join();
-  EXPECT_NE(outcome.report.find("rank 1 is lost: left with exit code 7: xxx"), std::string::npos)
+  const std::string prefix = "left with exit code 7: ";
+  const std::string cut = prefix + std::string(4096 - prefix.size(), 'x');
+  EXPECT_NE(outcome.report.find("rank 1 is lost: " + cut + "\n"), std::string::npos)
       << outcome.report;
-  EXPECT_EQ(count(outcome.report, " is lost"), 1) << outcome.report;
-  EXPECT_LT(outcome.report.size(), 5000U);
-  EXPECT_GT(outcome.report.size(), 4000U);
 }
 
 TEST(Watchdog, ReportIsKeptByOneRank) {
