@@ -19,13 +19,15 @@ constexpr Access access_of(Write w) { return w == Write::add ? Access::update : 
 
 /// Inverted dropout: element e of sample g is kept when random_bits(key, g, e) >= p 2^32, then
 /// scaled by 1 / (1 - p). `samples` holds the global index g of each of the B samples (i64), so the
-/// mask does not depend on layout or micro-batch; e is the element's position within its sample. p
-/// = 0: none.
+/// mask does not depend on layout or micro-batch; e is the element's position within its sample,
+/// `first` that of the view's first element, which is not 0 where a rank has only some of the
+/// positions or heads. p = 0: none.
 struct Dropout {
   float p = 0;
   std::uint64_t seed = 0;
   std::uint64_t site = 0;  // which of the model's dropouts
-  View samples;            // (B) i64
+  std::int64_t first = 0;
+  View samples;  // (B) i64
 
   explicit operator bool() const { return p > 0; }
   RandomKey key() const { return random_key(seed, RandomPurpose::dropout, site); }

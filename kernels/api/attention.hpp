@@ -8,9 +8,16 @@ namespace tessera::kernels {
 
 struct AttentionShape {
   std::int64_t heads = 0;     // H
-  std::int64_t kv_heads = 0;  // query head h reads kv head h * kv_heads / heads
+  std::int64_t kv_heads = 0;  // KV
   std::int64_t head_dim = 0;  // D
   float scale = 0;            // of scores, normally 1 / sqrt(D)
+  /// Query heads that share a kv head (0: H / KV), and how many of the first kv head's come before
+  /// the first query head: a rank may begin and end within such a group.
+  std::int64_t group = 0, skip = 0;
+
+  std::int64_t kv_head_of(std::int64_t head) const {
+    return (skip + head) / (group > 0 ? group : heads / kv_heads);
+  }
 };
 
 /// out = softmax(scale q k^T, masked) v. Query t attends to keys 0 .. (S - T) + t: S = T in

@@ -1,4 +1,5 @@
-// Softmax, cross-entropy and its gradient in one pass over the logits, in place.
+// Softmax, cross-entropy and its gradient: in one pass over the logits, in place, or in three where
+// ranks hold parts of the vocabulary (Shoeybi et al. 2019, Megatron-LM, section 3).
 #pragma once
 
 #include "kernels/api/access.hpp"
@@ -21,6 +22,62 @@ struct Classify {
   static void visit(Self& s, F&& f) {
     f(s.logits, s.scale ? Access::update : Access::read), f(s.targets, Access::read);
     f(s.losses, Access::write), f(s.scale, Access::read), f(s.scratch, Access::write);
+  }
+};
+
+/// What a part of the vocabulary, tokens [first_token, first_token + Vp), says of a row: its
+/// largest logit m, the sum of exp(logit - m), and the target's logit (0 where the target is
+/// elsewhere). Tokens from `vocab` on are padding: -inf. A part of padding alone gives {-inf, 0,
+/// 0}.
+struct ClassifyPart {
+  static constexpr const char* kName = "classify_part";
+  View logits;   // (rows, Vp), compute type
+  View targets;  // (rows) i32
+  View stats;    // (rows, 3) f32
+  std::int64_t first_token = 0;
+  std::int64_t vocab = 0;
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.logits, Access::read), f(s.targets, Access::read), f(s.stats, Access::write),
+        f(s.scratch, Access::write);
+  }
+};
+
+/// From the stats of all parts: losses[i] = lse[i] - target's logit, lse = logsumexp over the
+/// vocabulary, its sum over parts an aligned binary tree. A target below 0 is ignored: loss 0.
+struct ClassifyLoss {
+  static constexpr const char* kName = "classify_loss";
+  View stats;    // (parts, rows, 3) f32
+  View targets;  // (rows) i32
+  View losses;   // (rows) f32
+  View lse;      // (rows) f32
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.stats, Access::read), f(s.targets, Access::read), f(s.losses, Access::write),
+        f(s.lse, Access::write), f(s.scratch, Access::write);
+  }
+};
+
+/// A part's logits become their gradient, (exp(logit - lse) - onehot) * scale; 0 in padding and in
+/// rows whose target is ignored.
+struct ClassifyGradient {
+  static constexpr const char* kName = "classify_gradient";
+  View logits;   // (rows, Vp), compute type, changed in place
+  View targets;  // (rows) i32
+  View lse;      // (rows) f32
+  View scale;    // (1) f32
+  std::int64_t first_token = 0;
+  std::int64_t vocab = 0;
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.logits, Access::update), f(s.targets, Access::read), f(s.lse, Access::read),
+        f(s.scale, Access::read), f(s.scratch, Access::write);
   }
 };
 

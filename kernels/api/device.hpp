@@ -17,10 +17,12 @@
 
 namespace tessera::kernels {
 
-using KernelCall = std::variant<Embed, EmbedBackward, AddNorm, NormBackward, ApplyDropout, Linear,
-                                LinearBackwardInput, LinearBackwardWeight, Attention,
-                                AttentionBackward, Rope, Activate, ActivateBackward, Classify,
-                                Verdict, AdamUpdate, Fill, Convert, ExactSum>;
+using KernelCall =
+    std::variant<Embed, EmbedBackward, AddPositions, AddNorm, NormBackward, AddPending,
+                 ApplyDropout, Linear, LinearBackwardInput, LinearBackwardWeight, Attention,
+                 AttentionBackward, Rope, Activate, ActivateBackward, Classify, ClassifyPart,
+                 ClassifyLoss, ClassifyGradient, Verdict, AdamUpdate, Fill, Convert, TreeSum,
+                 ExactSum>;
 
 /// Floating-point operations of the matrix work; elementwise work counts 0, as in published MFU
 /// figures.

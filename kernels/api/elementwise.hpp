@@ -32,6 +32,23 @@ struct Convert {
   }
 };
 
+/// out (+)= the sum of the parts, added in f32 in an aligned binary tree, ((0+1)+(2+3))+..., plus
+/// bias, rounded once. With Write::add the sum is added to out as a whole.
+struct TreeSum {
+  static constexpr const char* kName = "tree_sum";
+  View parts;  // (parts, ..., C) f32, dense
+  View bias;   // (C) or absent
+  View out;    // (..., C) f32, bf16 or f16, dense
+  Write write = Write::overwrite;
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.parts, Access::read), f(s.bias, Access::read), f(s.out, access_of(s.write)),
+        f(s.scratch, Access::write);
+  }
+};
+
 /// accumulator += exact sum of x or of x^2 (core/exact_sum.hpp): no rounding, hence no order.
 /// Not-a-numbers and infinities are counted there instead.
 struct ExactSum {

@@ -6,14 +6,17 @@
 namespace tessera::kernels {
 
 /// out[b, t] = dropout(token_table[tokens[b, t]] + position_table[first_position + t]), summed in
-/// f32, rounded once.
+/// f32, rounded once. The table may hold a part of the vocabulary, [first_token, first_token + V):
+/// other tokens count as rows of zeros.
 struct Embed {
   static constexpr const char* kName = "embed";
   View tokens;          // (B, T) i32
   View token_table;     // (V, C)
   View position_table;  // (positions, C) or absent
-  View out;             // (B, T, C)
+  View out;             // (B, T, C), the tables' type or f32
   std::int64_t first_position = 0;
+  std::int64_t first_token = 0;
+  std::int64_t vocab = 0;  // rows of the whole table; 0: this one is whole
   Dropout dropout;
   View scratch;
 
@@ -26,7 +29,8 @@ struct Embed {
 
 /// d_token_table[v] (+)= sum of d over the places where token v stands, in order of place
 /// (deterministic: trap 24); d_position_table[t] (+)= sum over b. `d` is the gradient of Embed's
-/// output; dropout is undone here. With Write::overwrite rows of unused tokens become 0.
+/// output; dropout is undone here. With Write::overwrite rows of unused tokens become 0. The table
+/// may hold a part of the vocabulary, as in Embed.
 struct EmbedBackward {
   static constexpr const char* kName = "embed_backward";
   View tokens;            // (B, T) i32
@@ -35,6 +39,8 @@ struct EmbedBackward {
   View d_position_table;  // (positions, C) or absent
   Write token_write = Write::add;
   Write position_write = Write::overwrite;
+  std::int64_t first_token = 0;
+  std::int64_t vocab = 0;
   Dropout dropout;
   View scratch;
 
@@ -44,6 +50,24 @@ struct EmbedBackward {
     f(s.d_token_table, access_of(s.token_write)),
         f(s.d_position_table, access_of(s.position_write));
     f(s.scratch, Access::write);
+  }
+};
+
+/// out[b, t] = dropout(x[b, t] + position_table[first_position + t]), summed in f32, rounded once:
+/// the second half of Embed, for a sum over parts of the vocabulary.
+struct AddPositions {
+  static constexpr const char* kName = "add_positions";
+  View x;               // (B, T, C) f32
+  View position_table;  // (positions, C) or absent
+  View out;             // (B, T, C)
+  std::int64_t first_position = 0;
+  Dropout dropout;
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.x, Access::read), f(s.position_table, Access::read), f(s.dropout.samples, Access::read);
+    f(s.out, Access::write), f(s.scratch, Access::write);
   }
 };
 

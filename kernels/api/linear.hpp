@@ -1,5 +1,6 @@
 // Matrix products: y = x W^T + b and its two gradients. Weights are stored (out, in), as in
-// torch.nn.Linear. Products accumulate in f32.
+// torch.nn.Linear. Products accumulate in f32; y and d_x may be f32 whatever x and d_y are, as
+// parts of a sum that is rounded once.
 #pragma once
 
 #include "kernels/api/access.hpp"

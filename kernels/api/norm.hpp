@@ -35,8 +35,9 @@ struct AddNorm {
 };
 
 /// d_sum = d_resid + gradient through the norm; d_weight, d_bias (+)= sums over rows, in an order
-/// that does not depend on the number of threads. d_resid may be absent (0) and may be the same
-/// memory as d_sum.
+/// that does not depend on the number of threads. The T positions form `groups` equal parts, each
+/// with sums of its own, whose bits do not depend on the other parts. d_resid may be absent (0) and
+/// may be the same memory as d_sum.
 struct NormBackward {
   static constexpr const char* kName = "norm_backward";
   View d_out;     // (B, T, C)
@@ -45,8 +46,9 @@ struct NormBackward {
   View weight;    // (C)
   View stats;     // (B T, 2) f32
   View d_sum;     // (B, T, C)
-  View d_weight;  // (C), accumulation type
-  View d_bias;    // (C) or absent
+  View d_weight;  // (C), or (groups, C) dense, accumulation type
+  View d_bias;    // like d_weight, or absent
+  std::int64_t groups = 1;
   NormKind kind = NormKind::layernorm;
   Write write = Write::overwrite;  // of d_weight, d_bias
   View scratch;
@@ -57,6 +59,23 @@ struct NormBackward {
         f(s.weight, Access::read);
     f(s.stats, Access::read), f(s.d_sum, Access::write), f(s.d_weight, access_of(s.write));
     f(s.d_bias, access_of(s.write)), f(s.scratch, Access::write);
+  }
+};
+
+/// sum = round(resid + dropout(pending)), the bits of AddNorm's sum: what goes from one pipeline
+/// stage to the next.
+struct AddPending {
+  static constexpr const char* kName = "add_pending";
+  View resid;    // (B, T, C)
+  View pending;  // (B, T, C)
+  View sum;      // (B, T, C)
+  Dropout dropout;
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.resid, Access::read), f(s.pending, Access::read), f(s.dropout.samples, Access::read);
+    f(s.sum, Access::write), f(s.scratch, Access::write);
   }
 };
 
