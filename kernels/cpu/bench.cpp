@@ -216,6 +216,7 @@ class Bench {
                      .d_weight = d_w,
                      .d_bias = d_b},
         text(x));
+    row(AddPending{.resid = x, .pending = y, .sum = sum}, text(x));
     row(ApplyDropout{.x = x, .out = y, .dropout = dropout}, text(x));
   }
 
@@ -242,16 +243,39 @@ class Bench {
                d_table = memory.floats(DType::f32, {rows, columns}),
                d_positions = memory.floats(DType::f32, {tokens, columns});
     row(Embed{.tokens = ids, .token_table = table, .position_table = positions, .out = x}, text(x));
+    row(AddPositions{.x = memory.floats(DType::f32, {samples, tokens, columns}),
+                     .position_table = positions,
+                     .out = x},
+        text(x));
     row(
         EmbedBackward{
             .tokens = ids, .d = x, .d_token_table = d_table, .d_position_table = d_positions},
         text(x));
-    row(Classify{.logits = memory.floats(type_, {rows, options_.vocab}),
-                 .targets = ids.reshaped({rows}),
-                 .losses = memory.zeros(DType::f32, {rows}),
-                 .scale = memory.floats(DType::f32, {1}),
-                 .vocab = options_.vocab},
-        fmt::format("{} x {}", rows, options_.vocab));
+    classifiers(ids.reshaped({rows}));
+  }
+
+  void classifiers(const View& targets) {
+    Buffers memory;
+    const std::int64_t rows = targets.cols(), vocab = options_.vocab, parts = 4;
+    const View logits = memory.floats(type_, {rows, vocab}),
+               losses = memory.zeros(DType::f32, {rows}), lse = memory.zeros(DType::f32, {rows}),
+               scale = memory.floats(DType::f32, {1}),
+               stats = memory.floats(DType::f32, {parts, rows, 3});
+    row(
+        Classify{
+            .logits = logits, .targets = targets, .losses = losses, .scale = scale, .vocab = vocab},
+        text(logits));
+    row(ClassifyPart{.logits = logits,
+                     .targets = targets,
+                     .stats = stats.range(0, 3 * rows),
+                     .vocab = vocab},
+        text(logits));
+    row(ClassifyLoss{.stats = stats, .targets = targets, .losses = losses, .lse = lse},
+        text(stats));
+    row(
+        ClassifyGradient{
+            .logits = logits, .targets = targets, .lse = lse, .scale = scale, .vocab = vocab},
+        text(logits));
   }
 
   void flat() {
@@ -276,6 +300,8 @@ class Bench {
     row(Fill{.out = narrow}, text(x));
     row(Convert{.x = x, .out = narrow}, text(x));
     row(Convert{.x = narrow, .out = x, .write = Write::add}, text(x) + ", added");
+    const View parts = memory.floats(DType::f32, {4, n / 4});
+    row(TreeSum{.parts = parts, .out = narrow.range(0, n / 4)}, text(parts));
   }
 
   Device& device_;

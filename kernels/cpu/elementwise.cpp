@@ -23,6 +23,19 @@ void run(const Convert& a, const Context& context) {
   });
 }
 
+void run(const TreeSum& a, const Context& context) {
+  check_floats({a.bias, a.out});
+  const std::int64_t n = a.out.elements(), parts = a.parts.extent(0);
+  TESSERA_CHECK(a.parts.rank >= 2 && parts >= 1, "sum of {} parts of {} axes", parts, a.parts.rank);
+  check_flat({a.parts}, DType::f32, parts * n);
+  check_flat({a.out}, a.out.type, n);
+  if (a.bias) check_flat({a.bias}, a.bias.type, a.out.cols());
+  TreeSum b = a;
+  b.parts = a.parts.reshaped({parts, n});
+  parallel_ranges(context.threads, n, 4096,
+                  [&](Range elements) { context.hot.tree_sum(b, elements); });
+}
+
 namespace {
 constexpr std::int64_t kAccumulatorBytes = kExactSumWords * sizeof(std::int64_t);
 }

@@ -7,11 +7,57 @@
 namespace tessera::kernels::cpu {
 namespace {
 
-// Rows whose weight gradients are added up together: a function of the number of rows alone, so
-// that threads do not change the order of the sum.
+// A group's rows whose weight gradients are added up together: a function of their number alone, so
+// that neither threads nor other groups change the order of the sum.
 constexpr std::int64_t kMaxChunks = 64, kMinChunkRows = 16;
 std::int64_t chunk_count(std::int64_t rows) {
   return std::min(kMaxChunks, ceil_div(rows, kMinChunkRows));
+}
+
+/// Positions t of every sample b, in the order of (b, t): row `t.count() b + i` of the group is row
+/// `tokens b + t.begin + i` of the tensor.
+struct Group {
+  Range t;
+  std::int64_t tokens;
+
+  /// f(rows of the tensor) for each sample that rows `part` of the group touch, in order.
+  template <typename F>
+  void for_rows(Range part, F&& f) const {
+    for (std::int64_t i = part.begin; i < part.end;) {
+      const std::int64_t sample = i / t.count();
+      const std::int64_t end = std::min(part.end, (sample + 1) * t.count());
+      const std::int64_t shift = sample * (tokens - t.count()) + t.begin;
+      f(Range{i + shift, end + shift});
+      i = end;
+    }
+  }
+};
+
+/// Partial sums of weights and biases, (2, groups, chunks, C), in scratch.
+struct PartialSums {
+  std::int64_t groups, group_rows, chunks, columns;
+  std::byte* data = nullptr;
+
+  explicit PartialSums(const NormBackward& a)
+      : groups(a.groups),
+        group_rows(a.sum.rows() / groups),
+        chunks(chunk_count(group_rows)),
+        columns(a.sum.cols()),
+        data(a.scratch.data) {}
+
+  std::int64_t bytes() const { return 2 * groups * chunks * columns * size_of(DType::f32); }
+  View weights(std::int64_t group) const { return of(group); }
+  View biases(std::int64_t group) const { return of(groups + group); }
+
+ private:
+  View of(std::int64_t i) const {
+    return View(data + i * chunks * columns * size_of(DType::f32), DType::f32, {chunks, columns});
+  }
+};
+
+void check_groups(const NormBackward& a) {
+  TESSERA_CHECK(a.groups >= 1 && a.sum.rank == 3 && a.sum.extent(1) % a.groups == 0,
+                "{} groups of {} positions", a.groups, a.sum.rank == 3 ? a.sum.extent(1) : 0);
 }
 
 }  // namespace
@@ -34,38 +80,62 @@ void run(const AddNorm& a, const Context& context) {
 }
 
 std::int64_t scratch_bytes(const NormBackward& a, const Context&) {
-  return 2 * chunk_count(a.sum.rows()) * a.sum.cols() * size_of(DType::f32);
+  check_groups(a);
+  return PartialSums(a).bytes();
 }
 
 void run(const NormBackward& a, const Context& context) {
+  check_groups(a);
   check_floats({a.sum, a.d_weight, a.d_bias});
   check_same_type({a.sum, a.d_out, a.d_resid, a.weight, a.d_sum});
   check_same_matrix({a.sum, a.d_out, a.d_resid, a.d_sum});
-  check_same_matrix({a.weight, a.d_weight, a.d_bias});
+  check_same_matrix({a.d_weight, a.d_bias});
   check_flat({a.weight}, a.sum.type, a.sum.cols());
+  check_flat({a.d_weight}, a.d_weight.type, a.groups * a.sum.cols());
+  if (a.d_bias) check_flat({a.d_bias}, a.d_bias.type, a.groups * a.sum.cols());
   check_flat({a.stats}, DType::f32, 2 * a.sum.rows());
-  const std::int64_t rows = a.sum.rows(), columns = a.sum.cols(), chunks = chunk_count(rows);
   NormBackward b = a;
-  b.stats = a.stats.reshaped({rows, 2});
-  const View weights(a.scratch.data, DType::f32, {chunks, columns});
-  const View biases(a.scratch.data + chunks * columns * size_of(DType::f32), DType::f32,
-                    {chunks, columns});
-  parallel_ranges(context.threads, chunks, 1, [&](Range part) {
+  b.stats = a.stats.reshaped({a.sum.rows(), 2});
+  const PartialSums sums(a);
+  const std::int64_t tokens = a.sum.extent(1), chunks = sums.chunks, columns = sums.columns;
+  parallel_ranges(context.threads, a.groups * chunks, 1, [&](Range part) {
     for (std::int64_t i = part.begin; i < part.end; ++i) {
-      context.hot.norm_backward(b, even_part(rows, i, chunks), weights.as<float>() + i * columns,
-                                a.d_bias ? biases.as<float>() + i * columns : nullptr);
+      const std::int64_t g = i / chunks, chunk = i % chunks;
+      float* d_weight = sums.weights(g).as<float>() + chunk * columns;
+      float* d_bias = a.d_bias ? sums.biases(g).as<float>() + chunk * columns : nullptr;
+      std::fill_n(d_weight, columns, 0.0F);
+      if (a.d_bias) std::fill_n(d_bias, columns, 0.0F);
+      const Group group{even_part(tokens, g, a.groups), tokens};
+      group.for_rows(even_part(sums.group_rows, chunk, chunks),
+                     [&](Range rows) { context.hot.norm_backward(b, rows, d_weight, d_bias); });
     }
   });
+  const auto add_up = [&](const View& partial, const View& out, std::int64_t g, Range part) {
+    context.hot.sum_rows(partial, out.reshaped({a.groups, columns}).row_range(g, 1), a.write, part);
+  };
   parallel_ranges(context.threads, columns, 64, [&](Range part) {
-    context.hot.sum_rows(weights, a.d_weight, a.write, part);
-    if (a.d_bias) context.hot.sum_rows(biases, a.d_bias, a.write, part);
+    for (std::int64_t g = 0; g < a.groups; ++g) {
+      add_up(sums.weights(g), a.d_weight, g, part);
+      if (a.d_bias) add_up(sums.biases(g), a.d_bias, g, part);
+    }
   });
+}
+
+void run(const AddPending& a, const Context& context) {
+  check_floats({a.resid});
+  check_same_type({a.resid, a.pending, a.sum});
+  check_same_matrix({a.resid, a.pending, a.sum});
+  check_dropout(a.dropout, a.pending.extent(0));
+  const DropoutRule rule = dropout_rule(a.dropout);
+  parallel_ranges(context.threads, a.resid.rows(), 1,
+                  [&](Range rows) { context.hot.add_pending(a, rule, rows); });
 }
 
 void run(const ApplyDropout& a, const Context& context) {
   check_floats({a.x});
   check_same_type({a.x, a.out});
   check_same_matrix({a.x, a.out});
+  check_dropout(a.dropout, a.x.extent(0));
   check_flat({a.dropout.samples}, DType::i64, a.x.extent(0));
   const DropoutRule rule = dropout_rule(a.dropout);
   parallel_ranges(context.threads, a.x.rows(), 1,

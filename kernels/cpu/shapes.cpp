@@ -37,7 +37,8 @@ void check_flat(std::initializer_list<View> views, DType type, std::int64_t coun
 }
 
 void check_dropout(const Dropout& dropout, std::int64_t samples) {
-  TESSERA_CHECK(dropout.p >= 0 && dropout.p < 1, "dropout {}", dropout.p);
+  TESSERA_CHECK(dropout.p >= 0 && dropout.p < 1 && dropout.first >= 0, "dropout {} from element {}",
+                dropout.p, dropout.first);
   if (dropout) check_flat({dropout.samples}, DType::i64, samples);
 }
 

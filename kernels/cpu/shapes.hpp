@@ -15,7 +15,7 @@ void check_same_type(std::initializer_list<View> views);
 void check_same_matrix(std::initializer_list<View> views);
 /// All are present, dense, and hold `count` elements of `type`.
 void check_flat(std::initializer_list<View> views, DType type, std::int64_t count);
-/// 0 <= p < 1, and when p > 0 one i64 index a sample.
+/// 0 <= p < 1, first >= 0, and when p > 0 one i64 index a sample.
 void check_dropout(const Dropout& dropout, std::int64_t samples);
 
 /// Sets a matrix to 0, gaps between rows excluded.

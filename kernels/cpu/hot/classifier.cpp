@@ -67,12 +67,67 @@ void classify_row(const Classify& a, std::int64_t r, std::int64_t padded) {
   clear(x + a.vocab, padded - a.vocab);
 }
 
+/// How many of a part's columns are tokens; the others are padding.
+template <typename Operation>
+std::int64_t tokens_here(const Operation& a) {
+  const std::int64_t left = a.vocab - a.first_token, columns = columns_of(a.logits);
+  return left < 0 ? 0 : left < columns ? left : columns;
+}
+
+template <typename T>
+void classify_part_row(const ClassifyPart& a, std::int64_t r, std::int64_t tokens) {
+  const T* x = row_of<T>(a.logits, r);
+  const std::int64_t target =
+      reinterpret_cast<const std::int32_t*>(a.targets.data)[r] - a.first_token;
+  float* stats = reinterpret_cast<float*>(a.stats.data) + 3 * r;
+  const float top = row_max(x, tokens);
+  // Without a token above -inf, -inf - top would be no number.
+  const float shift = top == -__builtin_inff() ? 0.0F : top;
+  stats[0] = top;
+  stats[1] = static_cast<float>(sum_of_exponentials(x, tokens, shift));
+  stats[2] = target >= 0 && target < tokens ? sum_of(load(x + target, 1)) : 0.0F;
+}
+
+template <typename T>
+void classify_gradient_row(const ClassifyGradient& a, std::int64_t r, std::int64_t tokens) {
+  T* x = row_of<T>(a.logits, r);
+  const std::int32_t target = reinterpret_cast<const std::int32_t*>(a.targets.data)[r];
+  if (target < 0) {
+    clear(x, columns_of(a.logits));
+    return;
+  }
+  const Vec lse(reinterpret_cast<const float*>(a.lse.data)[r]);
+  const Vec scale(*reinterpret_cast<const float*>(a.scale.data));
+  const std::int64_t hit = target - a.first_token;
+  const bool here = hit >= 0 && hit < tokens;
+  const Vec target_logit = here ? load(x + hit, 1) : Vec(0.0F);
+  for_vectors(tokens, [&](std::int64_t i, std::int64_t count) {
+    store(x + i, exp_of(load(x + i, count) - lse) * scale, count);
+  });
+  if (here) store(x + hit, (exp_of(target_logit - lse) - Vec(1.0F)) * scale, 1);
+  clear(x + tokens, columns_of(a.logits) - tokens);
+}
+
 }  // namespace
 
 void classify(const Classify& a, Range rows) {
   with_type(a.logits.type, [&]<typename T>() {
     for (std::int64_t r = rows.begin; r < rows.end; ++r) {
       classify_row<T>(a, r, columns_of(a.logits));
+    }
+  });
+}
+
+void classify_part(const ClassifyPart& a, Range rows) {
+  with_type(a.logits.type, [&]<typename T>() {
+    for (std::int64_t r = rows.begin; r < rows.end; ++r) classify_part_row<T>(a, r, tokens_here(a));
+  });
+}
+
+void classify_gradient(const ClassifyGradient& a, Range rows) {
+  with_type(a.logits.type, [&]<typename T>() {
+    for (std::int64_t r = rows.begin; r < rows.end; ++r) {
+      classify_gradient_row<T>(a, r, tokens_here(a));
     }
   });
 }

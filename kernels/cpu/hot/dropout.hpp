@@ -59,13 +59,13 @@ TESSERA_INLINE void philox_block(RandomKey key, std::uint64_t stream, std::uint6
   }
 }
 
-/// factors[i] = 0 or the rule's factor for elements first .. first + n of a sample.
+/// factors[i] = 0 or the rule's factor for elements first .. first + n of the view of a sample.
 inline void dropout_factors(const DropoutRule& rule, std::uint64_t sample, std::int64_t first,
                             std::int64_t n, float* factors) {
   std::uint32_t bits[4 * kLanes];
   std::int64_t i = 0;
   while (i < n) {
-    const std::int64_t element = first + i;
+    const std::int64_t element = rule.first + first + i;
     philox_block(rule.key, sample, static_cast<std::uint64_t>(element / 4), bits);
     const std::int64_t skip = element % 4;
     const std::int64_t count = n - i < 4 * kLanes - skip ? n - i : 4 * kLanes - skip;

@@ -1,4 +1,5 @@
 #include "core/exact_sum.hpp"
+#include "kernels/common/tree.hpp"
 #include "kernels/cpu/hot/kernels.hpp"
 
 namespace tessera::kernels::TESSERA_ISA {
@@ -104,6 +105,19 @@ void exact_sum_of(const T* x, std::int64_t n, ExactSum::Of of, std::int64_t* wor
   }
 }
 
+/// Elements e .. e + n of the sum; `bias`, if any, begins at the column of e.
+template <typename B, typename T>
+void tree_sum_run(const TreeSum& a, std::int64_t e, std::int64_t n, const B* bias, T* out) {
+  const auto* parts = reinterpret_cast<const float*>(a.parts.data) + e;
+  const std::int64_t count = a.parts.shape[0], stride = a.parts.shape[1];
+  for_vectors(n, [&](std::int64_t i, std::int64_t lanes) {
+    Vec sum = kernels::tree_sum(
+        count, [&](std::int64_t p) { return load(parts + p * stride + i, lanes); });
+    if (bias != nullptr) sum = sum + load(bias + i, lanes);
+    store(out + i, a.write == Write::add ? load(out + i, lanes) + sum : sum, lanes);
+  });
+}
+
 }  // namespace
 
 void convert(const View& x, const View& out, Write write, Range rows) {
@@ -117,6 +131,26 @@ void convert(const View& x, const View& out, Write write, Range rows) {
           const Vec v = load(from + i, count);
           store(to + i, write == Write::add ? load(to + i, count) + v : v, count);
         });
+      }
+    });
+  });
+}
+
+void tree_sum(const TreeSum& a, Range elements) {
+  const std::int64_t columns = columns_of(a.out);
+  with_type(a.out.type, [&]<typename T>() {
+    T* out = row_of<T>(a.out, 0);
+    if (a.bias.data == nullptr) {
+      tree_sum_run<T, T>(a, elements.begin, elements.end - elements.begin, nullptr,
+                         out + elements.begin);
+      return;
+    }
+    with_type(a.bias.type, [&]<typename B>() {
+      for (std::int64_t e = elements.begin; e < elements.end;) {
+        const std::int64_t c = e % columns, rest = elements.end - e;
+        const std::int64_t n = rest < columns - c ? rest : columns - c;
+        tree_sum_run(a, e, n, row_of<B>(a.bias, 0) + c, out + e);
+        e += n;
       }
     });
   });

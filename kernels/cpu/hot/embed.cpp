@@ -6,29 +6,38 @@ namespace {
 
 constexpr std::int64_t kPiece = kDropoutPiece;
 
-template <typename T>
+/// Row r of out = dropout(x + its position's row); x is null where it is a row of zeros.
+template <typename X, typename P, typename O, typename Operation>
+void add_position_row(const Operation& a, const DropoutRule& rule, std::int64_t r,
+                      std::int64_t tokens, const X* x) {
+  const std::int64_t columns = columns_of(a.out);
+  const P* position = a.position_table.data == nullptr
+                          ? nullptr
+                          : row_of<P>(a.position_table, a.first_position + r % tokens);
+  O* out = row_of<O>(a.out, r);
+  const auto add = [&](std::int64_t c0, const float* factors, std::int64_t n) {
+    for_vectors(n, [&](std::int64_t i, std::int64_t count) {
+      Vec v = x != nullptr ? load(x + c0 + i, count) : Vec(0.0F);
+      if (position != nullptr) v = v + load(position + c0 + i, count);
+      if (factors != nullptr) v = v * load(factors + i, count);
+      store(out + c0 + i, v, count);
+    });
+  };
+  if (a.dropout.p > 0) {
+    for_dropout_pieces(a.dropout, rule, r, tokens, columns, add);
+  } else {
+    add(0, nullptr, columns);
+  }
+}
+
+template <typename T, typename O>
 void embed_rows(const Embed& a, const DropoutRule& rule, Range rows) {
-  const std::int64_t tokens = a.tokens.shape[1], columns = columns_of(a.out);
   const auto* ids = reinterpret_cast<const std::int32_t*>(a.tokens.data);
+  const std::int64_t here = a.token_table.shape[0];
   for (std::int64_t r = rows.begin; r < rows.end; ++r) {
-    const T* token = row_of<T>(a.token_table, ids[r]);
-    const T* position = a.position_table.data == nullptr
-                            ? nullptr
-                            : row_of<T>(a.position_table, a.first_position + r % tokens);
-    T* out = row_of<T>(a.out, r);
-    const auto embed = [&](std::int64_t c0, const float* factors, std::int64_t n) {
-      for_vectors(n, [&](std::int64_t i, std::int64_t count) {
-        Vec v = load(token + c0 + i, count);
-        if (position != nullptr) v = v + load(position + c0 + i, count);
-        if (factors != nullptr) v = v * load(factors + i, count);
-        store(out + c0 + i, v, count);
-      });
-    };
-    if (a.dropout.p > 0) {
-      for_dropout_pieces(a.dropout, rule, r, tokens, columns, embed);
-    } else {
-      embed(0, nullptr, columns);
-    }
+    const std::int64_t token = ids[r] - a.first_token;
+    const T* x = token >= 0 && token < here ? row_of<T>(a.token_table, token) : nullptr;
+    add_position_row<T, T, O>(a, rule, r, a.tokens.shape[1], x);
   }
 }
 
@@ -75,24 +84,39 @@ void sum_gradients(const EmbedBackward& a, const DropoutRule& rule, std::int64_t
 }  // namespace
 
 void embed(const Embed& a, const DropoutRule& rule, Range rows) {
-  with_type(a.out.type, [&]<typename T>() { embed_rows<T>(a, rule, rows); });
+  with_type(a.token_table.type, [&]<typename T>() {
+    if (a.out.type == a.token_table.type) {
+      embed_rows<T, T>(a, rule, rows);
+    } else {
+      embed_rows<T, float>(a, rule, rows);
+    }
+  });
+}
+
+void add_positions(const AddPositions& a, const DropoutRule& rule, Range rows) {
+  with_type(a.out.type, [&]<typename T>() {
+    for (std::int64_t r = rows.begin; r < rows.end; ++r) {
+      add_position_row<float, T, T>(a, rule, r, a.x.shape[1], row_of<float>(a.x, r));
+    }
+  });
 }
 
 void embed_backward_tokens(const EmbedBackward& a, const DropoutRule& rule,
-                           const std::int64_t* places, Range entries) {
+                           std::span<const std::int64_t> places, Range entries) {
   const auto* ids = reinterpret_cast<const std::int32_t*>(a.tokens.data);
-  const std::int64_t total = a.tokens.shape[0] * a.tokens.shape[1];
+  const std::int64_t* place = places.data();
+  const auto total = static_cast<std::int64_t>(places.size());
   const auto sum_runs = [&]<typename T, typename G>() {
     std::int64_t i = entries.begin;
-    while (i > 0 && i < entries.end && ids[places[i]] == ids[places[i - 1]]) ++i;  // began before
+    while (i > 0 && i < entries.end && ids[place[i]] == ids[place[i - 1]]) ++i;  // began before
     while (i < entries.end) {
-      const std::int32_t token = ids[places[i]];
+      const std::int32_t token = ids[place[i]];
       std::int64_t end = i + 1;
-      while (end < total && ids[places[end]] == token) ++end;
+      while (end < total && ids[place[end]] == token) ++end;
       // Rows of an overwritten table were cleared before, since most of them have no token.
       sum_gradients<T>(
-          a, rule, end - i, [&](std::int64_t k) { return places[i + k]; },
-          row_of<G>(a.d_token_table, token), Write::add);
+          a, rule, end - i, [&](std::int64_t k) { return place[i + k]; },
+          row_of<G>(a.d_token_table, token - a.first_token), Write::add);
       i = end;
     }
   };

@@ -5,6 +5,8 @@
 // kernels/cpu/*.cpp.
 #pragma once
 
+#include <span>
+
 #include "core/math.hpp"
 #include "kernels/api/device.hpp"
 #include "kernels/common/dropout.hpp"
@@ -15,13 +17,16 @@ namespace tessera::kernels {
 
 struct HotKernels {
   void (*embed)(const Embed&, const DropoutRule&, Range rows);
-  /// Places sorted by (token, place); runs of one token that begin in `entries` are added up.
+  /// Places of the table's tokens, sorted by (token, place); runs of one token that begin in
+  /// `entries` are added up.
   void (*embed_backward_tokens)(const EmbedBackward&, const DropoutRule&,
-                                const std::int64_t* places, Range entries);
+                                std::span<const std::int64_t> places, Range entries);
   void (*embed_backward_positions)(const EmbedBackward&, const DropoutRule&, Range positions);
+  void (*add_positions)(const AddPositions&, const DropoutRule&, Range rows);
   void (*add_norm)(const AddNorm&, const DropoutRule&, Range rows);
-  /// d_weight and d_bias of these rows alone go to the partial sums (C), f32; bias may be null.
+  /// d_weight and d_bias of these rows are added to the partial sums (C), f32; bias may be null.
   void (*norm_backward)(const NormBackward&, Range rows, float* d_weight, float* d_bias);
+  void (*add_pending)(const AddPending&, const DropoutRule&, Range rows);
   void (*apply_dropout)(const ApplyDropout&, const DropoutRule&, Range rows);
   void (*attention)(const Attention&, const DropoutRule&, const AttentionUnit&, float* scratch);
   void (*attention_backward)(const AttentionBackward&, const DropoutRule&, const KvHead&,
@@ -31,9 +36,13 @@ struct HotKernels {
   void (*activate)(const Activate&, Range rows);
   void (*activate_backward)(const ActivateBackward&, Range rows);
   void (*classify)(const Classify&, Range rows);
+  void (*classify_part)(const ClassifyPart&, Range rows);
+  void (*classify_gradient)(const ClassifyGradient&, Range rows);
   void (*adam)(const AdamUpdate&, Range elements);
   /// out (+)= x for matrices of equal shape.
   void (*convert)(const View& x, const View& out, Write, Range rows);
+  /// The parts as (parts, elements).
+  void (*tree_sum)(const TreeSum&, Range elements);
   /// out (+)= sum of x over its rows, in an order that rows alone decide.
   void (*sum_rows)(const View& x, const View& out, Write, Range columns);
   /// words (not normalised) += sum of the elements of a flat view.

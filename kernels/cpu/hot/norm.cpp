@@ -5,8 +5,8 @@ namespace tessera::kernels::TESSERA_ISA {
 namespace {
 
 /// sum = round(resid + dropout(pending)).
-template <typename T>
-void add_row(const AddNorm& a, const DropoutRule& rule, std::int64_t r, std::int64_t columns) {
+template <typename T, typename Operation>
+void add_row(const Operation& a, const DropoutRule& rule, std::int64_t r, std::int64_t columns) {
   const T* resid = row_of<T>(a.resid, r);
   const T* pending = row_of<T>(a.pending, r);
   T* sum = row_of<T>(a.sum, r);
@@ -100,10 +100,15 @@ void add_norm(const AddNorm& a, const DropoutRule& rule, Range rows) {
   });
 }
 
+void add_pending(const AddPending& a, const DropoutRule& rule, Range rows) {
+  with_type(a.resid.type, [&]<typename T>() {
+    for (std::int64_t r = rows.begin; r < rows.end; ++r)
+      add_row<T>(a, rule, r, columns_of(a.resid));
+  });
+}
+
 void norm_backward(const NormBackward& a, Range rows, float* d_weight, float* d_bias) {
   const std::int64_t columns = columns_of(a.sum);
-  std::memset(d_weight, 0, static_cast<std::size_t>(columns) * sizeof(float));
-  if (d_bias != nullptr) std::memset(d_bias, 0, static_cast<std::size_t>(columns) * sizeof(float));
   with_type(a.sum.type, [&]<typename T>() {
     for (std::int64_t r = rows.begin; r < rows.end; ++r) {
       norm_backward_row<T>(a, r, columns, d_weight, d_bias);

@@ -26,8 +26,10 @@ TEST(Bench, HasARowForEveryOperationInBothTypes) {
   EXPECT_EQ(count("triad"), 1);
   const KernelCall calls[] = {Embed{},
                               EmbedBackward{},
+                              AddPositions{},
                               AddNorm{},
                               NormBackward{},
+                              AddPending{},
                               ApplyDropout{},
                               Linear{},
                               LinearBackwardInput{},
@@ -38,9 +40,13 @@ TEST(Bench, HasARowForEveryOperationInBothTypes) {
                               Activate{},
                               ActivateBackward{},
                               Classify{},
+                              ClassifyPart{},
+                              ClassifyLoss{},
+                              ClassifyGradient{},
                               AdamUpdate{},
                               Fill{},
                               Convert{},
+                              TreeSum{},
                               ExactSum{}};
   for (const KernelCall& call : calls) {
     for (DType type : {DType::f32, DType::bf16}) {

@@ -115,5 +115,222 @@ TEST(Classify, LargeLogitsDoNotOverflowAndNansAreSeen) {
   EXPECT_TRUE(std::isnan(losses[1]));
 }
 
+/// Loss, lse and gradient by parts of the vocabulary: columns [cuts[i], cuts[i + 1]) each.
+struct ByParts {
+  Tensor gradient, stats, losses, lse;
+};
+ByParts classify_parts(Device& device, const Tensor& logits, const Tensor& targets,
+                       const Tensor& scale, std::int64_t vocabulary,
+                       const std::vector<std::int64_t>& cuts) {
+  const std::int64_t rows = logits.view().extent(0);
+  const auto parts = static_cast<std::int64_t>(cuts.size()) - 1;
+  ByParts all{.gradient = logits.copy(),
+              .stats = Tensor(DType::f32, {parts, rows, 3}),
+              .losses = Tensor(DType::f32, {rows}),
+              .lse = Tensor(DType::f32, {rows})};
+  const auto part_of = [&](std::int64_t i) {
+    const auto j = static_cast<std::size_t>(i);
+    return all.gradient.view().col_range(cuts[j], cuts[j + 1] - cuts[j]);
+  };
+  for (std::int64_t i = 0; i < parts; ++i) {
+    run(device, ClassifyPart{.logits = part_of(i),
+                             .targets = targets.view(),
+                             .stats = all.stats.view().range(3 * rows * i, 3 * rows),
+                             .first_token = cuts[static_cast<std::size_t>(i)],
+                             .vocab = vocabulary});
+  }
+  EXPECT_TRUE(all.gradient.same_bits(logits)) << "stats only";
+  run(device, ClassifyLoss{.stats = all.stats.view(),
+                           .targets = targets.view(),
+                           .losses = all.losses.view(),
+                           .lse = all.lse.view()});
+  for (std::int64_t i = 0; i < parts; ++i) {
+    run(device, ClassifyGradient{.logits = part_of(i),
+                                 .targets = targets.view(),
+                                 .lse = all.lse.view(),
+                                 .scale = scale.view(),
+                                 .first_token = cuts[static_cast<std::size_t>(i)],
+                                 .vocab = vocabulary});
+  }
+  return all;
+}
+
+struct PartsCase {
+  Tensor logits, targets, scale;
+};
+/// Targets on both sides of the cuts below, one ignored; not-a-numbers in the padding.
+PartsCase parts_case(DType type, std::int64_t vocabulary, std::int64_t padded) {
+  const std::vector<double> targets = {
+      0,  static_cast<double>(vocabulary / 3 - 1), static_cast<double>(vocabulary / 3),
+      -1, static_cast<double>(vocabulary / 2),     static_cast<double>(vocabulary - 1)};
+  const auto rows = static_cast<std::int64_t>(targets.size());
+  PartsCase c{.logits = Tensor::random(type, {rows, padded}, 1, 5, 2),
+              .targets = Tensor(DType::i32, {rows}),
+              .scale = Tensor(DType::f32, {1})};
+  for (std::int64_t r = 0; r < rows; ++r) {
+    c.targets.set(r, targets[static_cast<std::size_t>(r)]);
+    for (std::int64_t i = vocabulary; i < padded; ++i) {
+      c.logits.set(r * padded + i, std::numeric_limits<double>::quiet_NaN());
+    }
+  }
+  c.scale.set(0, 0.125);
+  return c;
+}
+
+TEST(ClassifyParts, LossAndGradientAgreeWithDouble) {
+  for_devices_and_types([](Device& device, DType type) {
+    for (std::int64_t vocabulary : {6, 64, 97, 5003}) {
+      const std::int64_t padded = vocabulary + 40;
+      const PartsCase c = parts_case(type, vocabulary, padded);
+      const std::int64_t rows = c.logits.view().extent(0);
+      const std::vector<std::vector<std::int64_t>> all_cuts = {
+          {0, padded},
+          {0, vocabulary / 2, padded},
+          {0, 1, vocabulary / 3, vocabulary / 2, vocabulary, vocabulary + 5, padded}};
+      for (const auto& cuts : all_cuts) {
+        const ByParts got = classify_parts(device, c.logits, c.targets, c.scale, vocabulary, cuts);
+        Numbers loss, lse, gradient, loss_bound, lse_bound, bound;
+        for (std::int64_t r = 0; r < rows; ++r) {
+          const bool ignored = c.targets[r] < 0;
+          const Row row = softmax_row(c.logits, r, vocabulary, std::max(0.0, c.targets[r]));
+          const double first_logit =
+              c.logits[r * padded +
+                       std::max<std::int64_t>(0, static_cast<std::int64_t>(c.targets[r]))];
+          // Of the sum: x - max errs by u (|x| + |max|), e^x by 2 ulp more; lanes add at most
+          // 4096 / 16 terms; a part's sum is written as f32.
+          const double u = 0x1p-24, want_lse = row.loss + first_logit;
+          const double sum =
+              u * (2 * (std::abs(row.top) + 25) + 5 +
+                   static_cast<double>(std::min<std::int64_t>(vocabulary, 4096)) / 16 + 5);
+          lse.push_back(want_lse), lse_bound.push_back(sum + u * (1 + std::abs(want_lse)));
+          loss.push_back(ignored ? 0 : row.loss);
+          loss_bound.push_back(ignored ? 0 : sum + u * (1 + row.loss));
+          for (std::int64_t i = 0; i < padded; ++i) {
+            double g = 0, b = 0;
+            if (i < vocabulary && !ignored) {
+              const double p = row.probability[static_cast<std::size_t>(i)];
+              const double hit = static_cast<double>(i) == c.targets[r] ? 1 : 0;
+              // x - lse errs by lse's error and one rounding; e^x by 2 ulp, two products by one.
+              const double distance = std::abs(c.logits[r * padded + i] - want_lse);
+              const double relative = 1.01 * (lse_bound.back() + u * distance + 6 * u);
+              g = 0.125 * (p - hit);
+              b = 0.125 * (relative * p + 2 * u * hit) + write_error(type, g) * 1.01;
+            }
+            gradient.push_back(g), bound.push_back(b);
+          }
+        }
+        const auto of = [](const Numbers& bounds) {
+          return [&](std::int64_t i) { return bounds[static_cast<std::size_t>(i)]; };
+        };
+        expect_within(got.losses, loss, of(loss_bound), "losses");
+        expect_within(got.lse, lse, of(lse_bound), "lse");
+        expect_within(got.gradient, gradient, of(bound), "gradient");
+      }
+    }
+  });
+}
+
+TEST(ClassifyParts, StatsSayWhatAPartKnows) {
+  for_devices_and_types([](Device& device, DType type) {
+    const std::int64_t vocabulary = 50;
+    const PartsCase c = parts_case(type, vocabulary, 90);
+    const ByParts got =
+        classify_parts(device, c.logits, c.targets, c.scale, vocabulary, {0, 16, 50, 90});
+    const std::int64_t rows = c.logits.view().extent(0);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      double top = -1e300;
+      for (std::int64_t i = 16; i < 50; ++i) top = std::max(top, c.logits[r * 90 + i]);
+      EXPECT_EQ(got.stats[3 * (rows + r)], top);
+      const auto target = static_cast<std::int64_t>(c.targets[r]);
+      EXPECT_EQ(got.stats[3 * (rows + r) + 2], target >= 16 ? c.logits[r * 90 + target] : 0);
+      const double padding[] = {-std::numeric_limits<double>::infinity(), 0, 0};
+      for (std::int64_t i = 0; i < 3; ++i) {
+        EXPECT_EQ(got.stats[3 * (2 * rows + r) + i], padding[i]) << "padding";
+      }
+    }
+  });
+}
+
+// The same sum of exponentials, rounded to f32 before its logarithm: u of the loss, beside the
+// rounding of both losses.
+TEST(ClassifyParts, OnePartIsClassify) {
+  for_devices_and_types([](Device& device, DType type) {
+    const std::int64_t vocabulary = 1003;
+    const PartsCase c = parts_case(type, vocabulary, vocabulary);
+    const ByParts got =
+        classify_parts(device, c.logits, c.targets, c.scale, vocabulary, {0, vocabulary});
+    const Tensor whole = c.logits.copy(), losses(DType::f32, {got.losses.size()});
+    run(device, Classify{.logits = whole.view(),
+                         .targets = c.targets.view(),
+                         .losses = losses.view(),
+                         .scale = c.scale.view(),
+                         .vocab = vocabulary});
+    const double u = 0x1p-24;
+    expect_within(
+        got.losses, losses.numbers(),
+        [&](std::int64_t i) { return 1.01 * u * (1 + 2 * losses[i]); }, "losses");
+    // |x - max| and |x - lse| stay below 60, |lse| below 40, each rounded once; both exponentials
+    // err by 2 ulp; sum, weight and products by one rounding each.
+    const double relative = 1.01 * u * (60 + 60 + 40 + 8 + 5);
+    expect_within(
+        got.gradient, whole.numbers(),
+        [&](std::int64_t i) {
+          const bool hit = i % vocabulary == static_cast<std::int64_t>(c.targets[i / vocabulary]);
+          const double p = hit ? 0.125 : std::abs(whole[i]);
+          return relative * p + 2.02 * write_error(type, whole[i]);
+        },
+        "gradient");
+  });
+}
+
+TEST(ClassifyParts, HugeLogitsDoNotOverflow) {
+  for (Isa isa : isas()) {
+    const auto device = make_cpu_device({.threads = 2, .isa = isa});
+    Tensor logits(DType::f32, {2, 40}), targets(DType::i32, {2}), scale(DType::f32, {1});
+    for (std::int64_t i = 0; i < logits.size(); ++i) logits.set(i, -1e38);
+    logits.set(5, 1e38), logits.set(45, 1e38);  // all of the probability
+    targets.set(0, 5), targets.set(1, 30), scale.set(0, 0.5);
+    const ByParts got = classify_parts(*device, logits, targets, scale, 35, {0, 20, 40});
+    EXPECT_EQ(got.losses.numbers(), (Numbers{0, 2.0F * 1e38F}));
+    EXPECT_EQ(got.lse.numbers(), (Numbers{1e38F, 1e38F}));
+    Numbers gradient(80);
+    gradient[45] = 0.5, gradient[70] = -0.5;
+    EXPECT_EQ(got.gradient.numbers(), gradient);
+  }
+}
+
+TEST(ClassifyParts, InfinitiesStayInTheirPartAndNansAreSeen) {
+  for (Isa isa : isas()) {
+    const auto device = make_cpu_device({.threads = 1, .isa = isa});
+    const double infinity = std::numeric_limits<double>::infinity();
+    Tensor logits(DType::f32, {2, 40}), targets(DType::i32, {2}), scale(DType::f32, {1});
+    for (std::int64_t i = 20; i < 40; ++i) logits.set(i, -infinity);  // a part without hope
+    logits.set(47, std::numeric_limits<double>::quiet_NaN());
+    targets.set(0, 3), targets.set(1, 30), scale.set(0, 1);
+    const ByParts got = classify_parts(*device, logits, targets, scale, 40, {0, 20, 40});
+    EXPECT_NEAR(got.losses[0], std::log(20.0), 1e-6);
+    for (std::int64_t i = 0; i < 40; ++i) {
+      const double want = i == 3 ? 0.05 - 1 : i < 20 ? 0.05 : 0;
+      EXPECT_NEAR(got.gradient[i], want, 1e-6);
+    }
+    EXPECT_TRUE(std::isnan(got.losses[1]));
+    for (std::int64_t i = 40; i < 80; ++i) EXPECT_TRUE(std::isnan(got.gradient[i]));
+  }
+}
+
+TEST(ClassifyParts, RefuseTargetsBeyondTheVocabulary) {
+  const auto device = make_cpu_device({.threads = 1});
+  const Tensor logits(DType::f32, {2, 8}), stats(DType::f32, {2, 3});
+  Tensor targets(DType::i32, {2});
+  ClassifyPart call{.logits = logits.view(),
+                    .targets = targets.view(),
+                    .stats = stats.view(),
+                    .first_token = 8,
+                    .vocab = 15};
+  EXPECT_NO_THROW(device->run(call));
+  targets.set(1, 15);  // a column of padding
+  EXPECT_THROW(device->run(call), InternalError);
+}
+
 }  // namespace
 }  // namespace tessera::kernels::test

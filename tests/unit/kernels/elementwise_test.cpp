@@ -98,6 +98,45 @@ TEST(Convert, AddsInF32) {
   });
 }
 
+/// ((0+1)+(2+3))+..., by halving at powers of two.
+float tree(const Tensor& parts, std::int64_t begin, std::int64_t end, std::int64_t element) {
+  if (end - begin == 1) return scalar(parts.view(), begin * parts.view().cols() + element);
+  std::int64_t half = 1;
+  while (2 * half < end - begin) half *= 2;
+  return tree(parts, begin, begin + half, element) + tree(parts, begin + half, end, element);
+}
+
+TEST(TreeSum, AddsInAnAlignedTreeAndRoundsOnce) {
+  for_devices_and_types([](Device& device, DType type) {
+    for (std::int64_t rows : {1, 3, 251}) {
+      for (std::int64_t count : {1, 2, 3, 5, 7, 8, 13}) {
+        const std::int64_t columns = 17, n = rows * columns;
+        const auto parts = Tensor::random(DType::f32, {count, n}, 1);
+        for (DType bias_type : {DType::f32, type}) {
+          const auto bias = Tensor::random(bias_type, {columns}, 2);
+          const auto before = Tensor::random(type, {rows, columns}, 3);
+          for (Write write : {Write::overwrite, Write::add}) {
+            for (bool with_bias : {false, true}) {
+              const Tensor out = before.copy(), want(type, {rows, columns});
+              run(device, TreeSum{.parts = parts.view().reshaped({count, rows, columns}),
+                                  .bias = with_bias ? bias.view() : View(),
+                                  .out = out.view(),
+                                  .write = write});
+              for (std::int64_t i = 0; i < n; ++i) {
+                float sum = tree(parts, 0, count, i);
+                if (with_bias) sum += scalar(bias.view(), i % columns);
+                if (write == Write::add) sum = scalar(before.view(), i) + sum;
+                set_scalar(want.view(), i, sum);
+              }
+              ASSERT_TRUE(out.same_bits(want)) << count << " parts of " << rows << " rows";
+            }
+          }
+        }
+      }
+    }
+  });
+}
+
 using Words = std::array<std::int64_t, kExactSumWords>;
 
 Words words_of(const View& x, ExactSum::Of of) {

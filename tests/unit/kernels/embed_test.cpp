@@ -104,5 +104,158 @@ TEST(Embed, RefusesTokensBeyondTheVocabulary) {
   }
 }
 
+constexpr std::int64_t kColumns = 37;
+
+/// The vocabulary in uneven parts; the last one's table has rows of padding.
+struct Part {
+  std::int64_t first, rows;
+};
+const std::vector<Part> kParts = {{0, 2}, {2, 1}, {3, 6}};
+
+Tensor table_part(const Tensor& table, Part part) {
+  Tensor rows(table.view().type, {part.rows, table.view().cols()});
+  for (std::int64_t i = 0; i < rows.size(); ++i) {
+    const std::int64_t from = part.first * table.view().cols() + i;
+    rows.set(i, from < table.size() ? table[from] : 1e4);
+  }
+  return rows;
+}
+
+TEST(Embed, PartsOfTheVocabularyAddUpToTheWhole) {
+  for_devices_and_types([](Device& device, DType type) {
+    const Places places;
+    const auto table = Tensor::random(type, {kVocabulary, kColumns}, 1);
+    const auto positions = Tensor::random(type, {kPositions, kColumns}, 2);
+    const auto parts_count = static_cast<std::int64_t>(kParts.size());
+    for (float p : {0.0F, 0.25F}) {
+      Tensor whole(type, {kSamples, kTokens, kColumns}), sum(type, {kSamples, kTokens, kColumns});
+      run(device, Embed{.tokens = places.tokens.view(),
+                        .token_table = table.view(),
+                        .position_table = positions.view(),
+                        .out = whole.view(),
+                        .first_position = 4,
+                        .dropout = places.dropout(p)});
+      Tensor parts(DType::f32, {parts_count, kSamples, kTokens, kColumns}),
+          added(DType::f32, {kSamples, kTokens, kColumns});
+      for (std::int64_t i = 0; i < parts_count; ++i) {
+        const Part part = kParts[static_cast<std::size_t>(i)];
+        const Tensor rows = table_part(table, part);
+        run(device, Embed{.tokens = places.tokens.view(),
+                          .token_table = rows.view(),
+                          .out = parts.view()
+                                     .range(i * added.size(), added.size())
+                                     .reshaped({kSamples, kTokens, kColumns}),
+                          .first_token = part.first,
+                          .vocab = kVocabulary});
+      }
+      run(device, TreeSum{.parts = parts.view(), .out = added.view()});
+      run(device, AddPositions{.x = added.view(),
+                               .position_table = positions.view(),
+                               .out = sum.view(),
+                               .first_position = 4,
+                               .dropout = places.dropout(p)});
+      EXPECT_EQ(sum.numbers(), whole.numbers());  // the bits, but for the sign of 0
+    }
+  });
+}
+
+TEST(EmbedBackward, PartsOfTheVocabularyAreRowsOfTheWhole) {
+  for_devices_and_types([](Device& device, DType type) {
+    const Places places;
+    const auto d = Tensor::random(type, {kSamples, kTokens, kColumns}, 5);
+    const auto before = Tensor::random(DType::f32, {kVocabulary, kColumns}, 6);
+    for (Write write : {Write::overwrite, Write::add}) {
+      const Tensor whole = before.copy();
+      run(device, EmbedBackward{.tokens = places.tokens.view(),
+                                .d = d.view(),
+                                .d_token_table = whole.view(),
+                                .token_write = write,
+                                .dropout = places.dropout(0.25F)});
+      for (Part part : kParts) {
+        const Tensor rows = table_part(before, part), want = table_part(whole, part);
+        run(device, EmbedBackward{.tokens = places.tokens.view(),
+                                  .d = d.view(),
+                                  .d_token_table = rows.view(),
+                                  .token_write = write,
+                                  .first_token = part.first,
+                                  .vocab = kVocabulary,
+                                  .dropout = places.dropout(0.25F)});
+        for (std::int64_t i = 0; i < rows.size(); ++i) {
+          const bool padding = part.first + i / kColumns >= kVocabulary;
+          ASSERT_EQ(rows[i], padding && write == Write::overwrite ? 0 : want[i]) << part.first;
+        }
+      }
+    }
+  });
+}
+
+// A rank with positions 3 .. 8 of each sample.
+TEST(Embed, DropoutOfPartOfThePositionsIsThatOfTheWhole) {
+  for_devices_and_types([](Device& device, DType type) {
+    const Places places;
+    const std::int64_t first = 3, count = 5;
+    Tensor part_tokens(DType::i32, {kSamples, count});
+    for (std::int64_t i = 0; i < part_tokens.size(); ++i) {
+      part_tokens.set(i, places.tokens[i / count * kTokens + first + i % count]);
+    }
+    const auto table = Tensor::random(type, {kVocabulary, kColumns}, 1);
+    const auto x = Tensor::random(DType::f32, {kSamples, kTokens, kColumns}, 2);
+    const auto d = Tensor::random(type, {kSamples, kTokens, kColumns}, 3);
+    const Tensor part_x = positions_of(x, first, count), part_d = positions_of(d, first, count);
+    Dropout dropout = places.dropout(0.25F);
+    Tensor embedded(type, {kSamples, kTokens, kColumns}), added = embedded.copy();
+    Tensor d_table(DType::f32, {kVocabulary, kColumns}),
+        d_positions(DType::f32, {kTokens, kColumns});
+    run(device, Embed{.tokens = places.tokens.view(),
+                      .token_table = table.view(),
+                      .out = embedded.view(),
+                      .dropout = dropout});
+    run(device, AddPositions{.x = x.view(), .out = added.view(), .dropout = dropout});
+    run(device, EmbedBackward{.tokens = places.tokens.view(),
+                              .d = d.view(),
+                              .d_token_table = d_table.view(),
+                              .d_position_table = d_positions.view(),
+                              .dropout = dropout});
+    dropout.first = first * kColumns;
+    Tensor part(type, {kSamples, count, kColumns}), part_d_positions(DType::f32, {count, kColumns});
+    run(device, Embed{.tokens = part_tokens.view(),
+                      .token_table = table.view(),
+                      .out = part.view(),
+                      .dropout = dropout});
+    EXPECT_TRUE(part.same_bits(positions_of(embedded, first, count)));
+    run(device, AddPositions{.x = part_x.view(), .out = part.view(), .dropout = dropout});
+    EXPECT_TRUE(part.same_bits(positions_of(added, first, count)));
+    run(device, EmbedBackward{.tokens = part_tokens.view(),
+                              .d = part_d.view(),
+                              .d_token_table = d_table.view(),
+                              .d_position_table = part_d_positions.view(),
+                              .dropout = dropout});
+    for (std::int64_t i = 0; i < part_d_positions.size(); ++i) {
+      ASSERT_EQ(part_d_positions[i], d_positions[first * kColumns + i]);
+    }
+  });
+}
+
+TEST(Embed, RefusesPartsThatDoNotFit) {
+  const auto device = make_cpu_device({.threads = 2});
+  Places places;
+  const Tensor table(DType::bf16, {2, 4}), out(DType::bf16, {kSamples, kTokens, 4}),
+      f16_out(DType::f16, {kSamples, kTokens, 4});
+  Embed call{.tokens = places.tokens.view(),
+             .token_table = table.view(),
+             .out = out.view(),
+             .first_token = 3,
+             .vocab = kVocabulary};
+  EXPECT_NO_THROW(device->run(call));
+  call.out = f16_out.view();
+  EXPECT_THROW(device->run(call), InternalError) << "f16 from bf16";
+  call.out = out.view();
+  call.vocab = 0;
+  EXPECT_THROW(device->run(call), InternalError) << "a part of an unknown whole";
+  call.vocab = kVocabulary;
+  places.tokens.set(5, kVocabulary);
+  EXPECT_THROW(device->run(call), InternalError) << "a token beyond the whole vocabulary";
+}
+
 }  // namespace
 }  // namespace tessera::kernels::test

@@ -30,6 +30,8 @@ std::vector<Tensor> run_all(Device& device, DType type) {
   const auto x = Tensor::random(type, shape, 1, 2), y = Tensor::random(type, shape, 2);
   const auto weight = Tensor::random(type, {columns}, 3), bias = Tensor::random(type, {columns}, 4);
   const auto table = Tensor::random(type, {40, columns}, 5);
+  const auto positions = Tensor::random(type, {tokens, columns}, 6);
+  const auto wide = Tensor::random(DType::f32, shape, 7);
 
   run(device, Embed{.tokens = ids.view(),
                     .token_table = table.view(),
@@ -40,6 +42,10 @@ std::vector<Tensor> run_all(Device& device, DType type) {
                             .d_token_table = output(DType::f32, {40, columns}),
                             .d_position_table = output(DType::f32, {tokens + 3, columns}),
                             .dropout = dropout_of(index)});
+  run(device, AddPositions{.x = wide.view(),
+                           .position_table = positions.view(),
+                           .out = output(type, shape),
+                           .dropout = dropout_of(index)});
   const View stats = output(DType::f32, {rows, 2});
   run(device, AddNorm{.resid = x.view(),
                       .pending = y.view(),
@@ -56,6 +62,18 @@ std::vector<Tensor> run_all(Device& device, DType type) {
                            .d_sum = output(type, shape),
                            .d_weight = output(DType::f32, {columns}),
                            .d_bias = output(DType::f32, {columns})});
+  run(device, NormBackward{.d_out = y.view(),
+                           .sum = x.view(),
+                           .weight = weight.view(),
+                           .stats = stats,
+                           .d_sum = output(type, shape),
+                           .d_weight = output(DType::f32, {tokens, columns}),
+                           .d_bias = output(DType::f32, {tokens, columns}),
+                           .groups = tokens});
+  run(device, AddPending{.resid = x.view(),
+                         .pending = y.view(),
+                         .sum = output(type, shape),
+                         .dropout = dropout_of(index)});
   run(device,
       ApplyDropout{.x = x.view(), .out = output(type, shape), .dropout = dropout_of(index)});
   const Tensor d_weight(DType::f32, {columns, columns});  // only its bias gradient counts here
@@ -99,6 +117,21 @@ std::vector<Tensor> run_all(Device& device, DType type) {
                        .losses = output(DType::f32, {rows}),
                        .scale = scale.view(),
                        .vocab = 113});
+  const View part_stats = output(DType::f32, {1, rows, 3}), part_lse = output(DType::f32, {rows});
+  run(device,
+      ClassifyPart{
+          .logits = x.view(), .targets = targets.view(), .stats = part_stats, .vocab = 113});
+  run(device, ClassifyLoss{.stats = part_stats,
+                           .targets = targets.view(),
+                           .losses = output(DType::f32, {rows}),
+                           .lse = part_lse});
+  run(device, ClassifyGradient{.logits = output_of(x),
+                               .targets = targets.view(),
+                               .lse = part_lse,
+                               .scale = scale.view(),
+                               .vocab = 113});
+  run(device,
+      TreeSum{.parts = wide.view(), .bias = bias.view(), .out = output(type, {tokens, columns})});
   run(device, Convert{.x = x.view().reshaped({rows * columns}),
                       .out = output(DType::bf16, {rows * columns})});
   run(device, ExactSum{.x = x.view().reshaped({rows * columns}),

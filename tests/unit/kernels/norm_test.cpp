@@ -256,5 +256,123 @@ TEST(ApplyDropout, IsTheMaskOfTheForwardPass) {
   });
 }
 
+TEST(AddPending, IsAddNormsSumToTheBit) {
+  for_devices_and_types([](Device& device, DType type) {
+    for (const Case& c : kCases) {
+      const Call in = make_call(c, type);
+      const std::vector<std::int64_t> shape = {c.samples, c.tokens, c.columns};
+      Tensor sum(type, shape, c.gap), alone(type, shape, c.gap), out(type, shape),
+          stats(DType::f32, {c.samples * c.tokens, 2});
+      run(device, AddNorm{.resid = in.resid.view(),
+                          .pending = in.pending.view(),
+                          .weight = in.weight.view(),
+                          .sum = sum.view(),
+                          .out = out.view(),
+                          .stats = stats.view(),
+                          .kind = c.kind,
+                          .dropout = in.dropout()});
+      run(device, AddPending{.resid = in.resid.view(),
+                             .pending = in.pending.view(),
+                             .sum = alone.view(),
+                             .dropout = in.dropout()});
+      EXPECT_TRUE(alone.same_bits(sum));
+      EXPECT_TRUE(alone.gaps_intact());
+    }
+  });
+}
+
+// A rank with some of the positions drops what a rank with all of them drops there.
+TEST(Dropout, OfPartOfThePositionsIsThatOfTheWhole) {
+  for_devices_and_types([](Device& device, DType type) {
+    const std::int64_t samples = 2, tokens = 9, columns = 531, first = 2, count = 5;
+    const Call in = make_call({samples, tokens, columns, 0, NormKind::layernorm, true, 0.3F}, type);
+    const Tensor resid = positions_of(in.resid, first, count),
+                 pending = positions_of(in.pending, first, count);
+    Dropout dropout = in.dropout();
+    const auto sums = [&](const Tensor& x, const Tensor& y, std::int64_t t) {
+      std::vector<Tensor> all;
+      for (int i = 0; i < 4; ++i) all.push_back(Tensor(type, {samples, t, columns}));
+      const Tensor stats(DType::f32, {samples * t, 2});
+      run(device, AddNorm{.resid = x.view(),
+                          .pending = y.view(),
+                          .weight = in.weight.view(),
+                          .sum = all[0].view(),
+                          .out = all[1].view(),
+                          .stats = stats.view(),
+                          .dropout = dropout});
+      run(device,
+          AddPending{
+              .resid = x.view(), .pending = y.view(), .sum = all[2].view(), .dropout = dropout});
+      run(device, ApplyDropout{.x = x.view(), .out = all[3].view(), .dropout = dropout});
+      return all;
+    };
+    const auto whole = sums(in.resid, in.pending, tokens);
+    dropout.first = first * columns;
+    const auto part = sums(resid, pending, count);
+    for (std::size_t i = 0; i < part.size(); ++i) {
+      EXPECT_TRUE(part[i].same_bits(positions_of(whole[i], first, count))) << "output " << i;
+    }
+  });
+}
+
+// Group g's sums are those of a rank that has group g alone, also where chunks of rows span
+// samples.
+TEST(NormBackward, GroupsAreSummedAsIfAlone) {
+  const std::int64_t samples = 3, tokens = 28, columns = 37;
+  for_devices_and_types([&](Device& device, DType type) {
+    const auto x = Tensor::random(type, {samples, tokens, columns}, 1),
+               d_out = Tensor::random(type, {samples, tokens, columns}, 2),
+               d_resid = Tensor::random(type, {samples, tokens, columns}, 3),
+               weight = Tensor::random(type, {columns}, 4),
+               stats = Tensor::random(DType::f32, {samples, tokens, 2}, 5);
+    for (std::int64_t groups : {1, 2, 4, 28}) {
+      for (Write write : {Write::overwrite, Write::add}) {
+        const auto before = Tensor::random(DType::f32, {groups, columns}, 6);
+        const Tensor d_weight = before.copy(), d_bias = before.copy(),
+                     d_sum(type, {samples, tokens, columns});
+        run(device, NormBackward{.d_out = d_out.view(),
+                                 .d_resid = d_resid.view(),
+                                 .sum = x.view(),
+                                 .weight = weight.view(),
+                                 .stats = stats.view(),
+                                 .d_sum = d_sum.view(),
+                                 .d_weight = d_weight.view(),
+                                 .d_bias = d_bias.view(),
+                                 .groups = groups,
+                                 .write = write});
+        const std::int64_t count = tokens / groups;
+        for (std::int64_t g = 0; g < groups; ++g) {
+          const auto part = [&](const Tensor& t) { return positions_of(t, g * count, count); };
+          const Tensor part_x = part(x), part_d = part(d_out), part_resid = part(d_resid),
+                       part_stats = part(stats), alone = before.copy(), alone_bias = before.copy(),
+                       alone_sum(type, {samples, count, columns});
+          run(device, NormBackward{.d_out = part_d.view(),
+                                   .d_resid = part_resid.view(),
+                                   .sum = part_x.view(),
+                                   .weight = weight.view(),
+                                   .stats = part_stats.view(),
+                                   .d_sum = alone_sum.view(),
+                                   .d_weight = alone.view().range(g * columns, columns),
+                                   .d_bias = alone_bias.view().range(g * columns, columns),
+                                   .write = write});
+          EXPECT_TRUE(alone_sum.same_bits(part(d_sum)));
+          for (std::int64_t i = g * columns; i < (g + 1) * columns; ++i) {
+            ASSERT_EQ(d_weight[i], alone[i]) << groups << " groups, number " << g;
+            ASSERT_EQ(d_bias[i], alone_bias[i]) << groups << " groups, number " << g;
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(NormBackward, RefusesGroupsThatDoNotDivideThePositions) {
+  const auto device = make_cpu_device({.threads = 1});
+  const Tensor x(DType::f32, {2, 6, 4}), d_weight(DType::f32, {4, 4});
+  EXPECT_THROW(device->scratch_bytes(NormBackward{
+                   .d_out = x.view(), .sum = x.view(), .d_weight = d_weight.view(), .groups = 4}),
+               InternalError);
+}
+
 }  // namespace
 }  // namespace tessera::kernels::test

@@ -173,6 +173,18 @@ inline Numbers numeric_gradient(const std::function<double(const Numbers&)>& f, 
   return gradient;
 }
 
+/// Positions [first, first + count) of each sample of a (B, T, C) tensor.
+inline Tensor positions_of(const Tensor& whole, std::int64_t first, std::int64_t count) {
+  const std::int64_t samples = whole.view().extent(0), tokens = whole.view().extent(1),
+                     columns = whole.view().cols();
+  Tensor part(whole.view().type, {samples, count, columns});
+  for (std::int64_t i = 0; i < part.size(); ++i) {
+    const std::int64_t sample = i / (count * columns), within = i % (count * columns);
+    part.set(i, whole[(sample * tokens + first) * columns + within]);
+  }
+  return part;
+}
+
 inline double dot(const Numbers& a, const Numbers& b) {
   double sum = 0;
   for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
