@@ -8,8 +8,11 @@ namespace tessera::kernels::cpu {
 namespace {
 
 void check_heads(const AttentionShape& s, const View& q, const View& k, const View& v) {
-  TESSERA_CHECK(s.heads > 0 && s.kv_heads > 0 && s.kv_heads <= s.heads && s.head_dim > 0,
-                "{} heads, {} kv heads of {} columns", s.heads, s.kv_heads, s.head_dim);
+  TESSERA_CHECK(s.heads > 0 && s.kv_heads > 0 && s.head_dim > 0 && s.skip >= 0 &&
+                    (s.group > 0 || (s.group == 0 && s.heads % s.kv_heads == 0)) &&
+                    s.kv_head_of(s.heads - 1) < s.kv_heads,
+                "{} heads of {} columns in groups of {} after {}, {} kv heads", s.heads, s.head_dim,
+                s.group, s.skip, s.kv_heads);
   check_floats({q});
   check_same_matrix({k, v});
   TESSERA_CHECK(q.rank == 3 && k.rank == 3 && q.extent(0) == k.extent(0) &&

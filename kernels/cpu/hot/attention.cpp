@@ -134,7 +134,7 @@ void attention(const Attention& a, const DropoutRule& rule, const AttentionUnit&
   const std::int64_t dim = a.shape.head_dim, padded = padded_dim(a.shape);
   const std::int64_t queries = a.q.shape[1], keys = a.k.shape[1], history = keys - queries;
   const std::int64_t rows = unit.t.count();
-  const std::int64_t kv_head = unit.head * a.shape.kv_heads / a.shape.heads;
+  const std::int64_t kv_head = a.shape.kv_head_of(unit.head);
   const int vecs = static_cast<int>(padded / kLanes);
   float* q = scratch;
   float* out = q + kQueryChunk * padded;

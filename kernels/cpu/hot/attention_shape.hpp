@@ -20,9 +20,14 @@ struct KvHead {
   std::int64_t sample, kv_head;
 };
 
-/// Query heads of kv head g: those h with floor(h KV / H) = g.
+/// Query heads that share a kv head, wherever these are.
+constexpr std::int64_t group_of(const AttentionShape& s) {
+  return s.group > 0 ? s.group : s.heads / s.kv_heads;
+}
+/// Query heads of kv head g that are here: those h with kv_head_of(h) = g.
 constexpr Range query_heads(const AttentionShape& s, std::int64_t kv_head) {
-  return {ceil_div(kv_head * s.heads, s.kv_heads), ceil_div((kv_head + 1) * s.heads, s.kv_heads)};
+  const std::int64_t first = kv_head * group_of(s) - s.skip;
+  return intersect({first, first + group_of(s)}, {0, s.heads});
 }
 
 /// A head's columns are padded to whole vectors.
@@ -35,7 +40,7 @@ constexpr std::int64_t attention_scratch(const AttentionShape& s) {
 /// Floats of scratch for a backward unit of `tokens`: d_q and delta of every query head; keys
 /// twice, values, d_k, d_v, q, d_out; probabilities, their gradients.
 constexpr std::int64_t attention_backward_scratch(const AttentionShape& s, std::int64_t tokens) {
-  const std::int64_t group = ceil_div(s.heads, s.kv_heads);
+  const std::int64_t group = group_of(s) < s.heads ? group_of(s) : s.heads;
   return round_up(group * tokens, 16) + group * tokens * padded_dim(s) + 7 * kTile * padded_dim(s) +
          2 * kTile * kTile;
 }

@@ -1,3 +1,4 @@
+#include "core/math.hpp"
 #include "tests/unit/kernels/support.hpp"
 
 namespace tessera::kernels::test {
@@ -6,10 +7,12 @@ namespace {
 struct Case {
   std::int64_t samples, queries, keys, heads, kv_heads, dim, gap;
   float dropout;
+  std::int64_t group = 0, skip = 0;
 };
 const std::vector<Case> kForward = {
-    {1, 1, 1, 1, 1, 1, 0, 0},   {2, 17, 17, 3, 3, 16, 5, 0},    {1, 70, 70, 2, 1, 20, 0, 0},
-    {1, 3, 131, 5, 2, 7, 1, 0}, {2, 65, 65, 2, 2, 64, 0, 0.3F}, {1, 260, 300, 1, 1, 33, 0, 0.1F},
+    {1, 1, 1, 1, 1, 1, 0, 0},       {2, 17, 17, 3, 3, 16, 5, 0},
+    {1, 70, 70, 2, 1, 20, 0, 0},    {1, 3, 131, 5, 2, 7, 1, 0, 4, 1},
+    {2, 65, 65, 2, 2, 64, 0, 0.3F}, {1, 260, 300, 1, 1, 33, 0, 0.1F},
 };
 
 /// softmax(scale q k^T) v and its gradients in double, with what the error bounds need.
@@ -27,7 +30,7 @@ struct Reference {
     return at(b, t, c.queries, h, c.heads, d);
   }
   std::size_t k_at(std::int64_t b, std::int64_t s, std::int64_t h, std::int64_t d) const {
-    return at(b, s, c.keys, h * c.kv_heads / c.heads, c.kv_heads, d);
+    return at(b, s, c.keys, shape.kv_head_of(h), c.kv_heads, d);
   }
 
   /// Probabilities of one query, before dropout; `lse` and the largest sum of |q k| come along.
@@ -92,7 +95,9 @@ Inputs make_inputs(const Case& c, DType type) {
                   .shape = {.heads = c.heads,
                             .kv_heads = c.kv_heads,
                             .head_dim = c.dim,
-                            .scale = 1.0F / std::sqrt(static_cast<float>(c.dim))},
+                            .scale = 1.0F / std::sqrt(static_cast<float>(c.dim)),
+                            .group = c.group,
+                            .skip = c.skip},
                   .dropout = {.p = c.dropout, .seed = 5, .site = 2, .samples = in.samples.view()},
                   .q = in.q.numbers(),
                   .k = in.k.numbers(),
@@ -145,8 +150,9 @@ TEST(Attention, AgreesWithDoubleSoftmax) {
 }
 
 const std::vector<Case> kBackward = {
-    {1, 1, 1, 1, 1, 1, 0, 0},       {2, 17, 17, 3, 3, 16, 5, 0},   {1, 70, 70, 4, 2, 20, 0, 0},
-    {1, 66, 66, 5, 2, 8, 0, 0.25F}, {2, 129, 129, 2, 1, 65, 3, 0},
+    {1, 1, 1, 1, 1, 1, 0, 0},      {2, 17, 17, 3, 3, 16, 5, 0},
+    {1, 70, 70, 4, 2, 20, 0, 0},   {1, 66, 66, 5, 2, 8, 0, 0.25F, 4, 1},
+    {2, 129, 129, 2, 1, 65, 3, 0},
 };
 
 /// Gradients in double, each with its bound.
@@ -160,7 +166,8 @@ Gradients backward(const Reference& r, const Numbers& d_out, const Numbers& out,
   Gradients g;
   g.q.resize(r.q.size()), g.k.resize(r.k.size()), g.v.resize(r.v.size());
   g.q_bound = g.q, g.k_bound = g.k, g.v_bound = g.v;
-  const double sums = static_cast<double>(c.keys * c.heads / c.kv_heads + c.dim + 40) * u;
+  const std::int64_t group = c.group > 0 ? c.group : c.heads / c.kv_heads;
+  const double sums = static_cast<double>(c.keys * group + c.dim + 40) * u;
   for (std::int64_t b = 0; b < c.samples; ++b) {
     for (std::int64_t h = 0; h < c.heads; ++h) {
       for (std::int64_t t = 0; t < c.queries; ++t) {
@@ -237,6 +244,130 @@ TEST(Attention, GradientsAgreeWithDouble) {
       expect_within(d_v, want.v, bounded(want.v_bound, want.v), "d_v");
     }
   });
+}
+
+/// Query heads [heads.begin, heads.end) of a case, with the kv heads that they read.
+struct HeadPart {
+  Range heads, kv;
+  AttentionShape shape;
+};
+HeadPart head_part(const AttentionShape& whole, Range heads) {
+  const Range kv{whole.kv_head_of(heads.begin), whole.kv_head_of(heads.end - 1) + 1};
+  HeadPart part{heads, kv, whole};
+  part.shape.group = whole.heads / whole.kv_heads;
+  part.shape.skip = heads.begin - kv.begin * part.shape.group;
+  part.shape.heads = heads.count(), part.shape.kv_heads = kv.count();
+  return part;
+}
+
+// Trap 21: ranks whose heads begin and end within a group of heads that share a kv head.
+TEST(Attention, UnevenPartsOfTheHeadsMakeTheWhole) {
+  const Case c{2, 70, 70, 12, 3, 20, 0, 0.2F};
+  const std::vector<Range> cuts = {{0, 3}, {3, 4}, {4, 9}, {9, 10}, {10, 12}};
+  for_devices_and_types([&](Device& device, DType type) {
+    const Inputs in = make_inputs(c, type);
+    const std::vector<std::int64_t> q_shape = {c.samples, c.queries, c.heads * c.dim},
+                                    k_shape = {c.samples, c.keys, c.kv_heads * c.dim};
+    const Tensor out(type, q_shape), lse(DType::f32, {c.samples, c.heads, c.queries}),
+        d_q(type, q_shape), d_k(type, k_shape), d_v(type, k_shape), parts_out(type, q_shape),
+        parts_d_q(type, q_shape);
+    const auto d_out = Tensor::random(type, q_shape, 9);
+    run(device, call_of(in, out, lse));
+    run(device, AttentionBackward{.q = in.q.view(),
+                                  .k = in.k.view(),
+                                  .v = in.v.view(),
+                                  .out = out.view(),
+                                  .lse = lse.view(),
+                                  .d_out = d_out.view(),
+                                  .d_q = d_q.view(),
+                                  .d_k = d_k.view(),
+                                  .d_v = d_v.view(),
+                                  .shape = in.reference.shape,
+                                  .dropout = in.reference.dropout});
+
+    Tensor sum_d_k(DType::f32, k_shape), sum_d_v(DType::f32, k_shape);
+    Numbers k_written(static_cast<std::size_t>(sum_d_k.size())), v_written = k_written;
+    for (Range heads : cuts) {
+      const HeadPart part = head_part(in.reference.shape, heads);
+      const auto head_columns = [&](const Tensor& t) {
+        return t.view().col_range(heads.begin * c.dim, heads.count() * c.dim);
+      };
+      const auto kv_columns = [&](const Tensor& t) {
+        return t.view().col_range(part.kv.begin * c.dim, part.kv.count() * c.dim);
+      };
+      Dropout dropout = in.reference.dropout;
+      dropout.first = heads.begin * c.queries * c.keys;
+      const Tensor part_lse(DType::f32, {c.samples, heads.count(), c.queries}),
+          part_d_k(type, {c.samples, c.keys, part.kv.count() * c.dim}), part_d_v = part_d_k.copy();
+      run(device, Attention{.q = head_columns(in.q),
+                            .k = kv_columns(in.k),
+                            .v = kv_columns(in.v),
+                            .out = head_columns(parts_out),
+                            .lse = part_lse.view(),
+                            .shape = part.shape,
+                            .dropout = dropout});
+      run(device, AttentionBackward{.q = head_columns(in.q),
+                                    .k = kv_columns(in.k),
+                                    .v = kv_columns(in.v),
+                                    .out = head_columns(parts_out),
+                                    .lse = part_lse.view(),
+                                    .d_out = head_columns(d_out),
+                                    .d_q = head_columns(parts_d_q),
+                                    .d_k = part_d_k.view(),
+                                    .d_v = part_d_v.view(),
+                                    .shape = part.shape,
+                                    .dropout = dropout});
+      for (std::int64_t i = 0; i < part_lse.size(); ++i) {
+        const std::int64_t per_sample = heads.count() * c.queries;
+        ASSERT_EQ(
+            part_lse[i],
+            lse[i / per_sample * c.heads * c.queries + heads.begin * c.queries + i % per_sample]);
+      }
+      const auto add = [&](const Tensor& x, Tensor& sum, Numbers& written) {
+        for (std::int64_t i = 0; i < x.size(); ++i) {
+          const std::int64_t columns = part.kv.count() * c.dim;
+          const std::int64_t to =
+              i / columns * c.kv_heads * c.dim + part.kv.begin * c.dim + i % columns;
+          sum.set(to, sum[to] + x[i]);
+          written[static_cast<std::size_t>(to)] +=
+              write_error(type, x[i]) * 1.01 + 0x1p-24 * std::abs(sum[to]);
+        }
+      };
+      add(part_d_k, sum_d_k, k_written);
+      add(part_d_v, sum_d_v, v_written);
+    }
+    EXPECT_TRUE(parts_out.same_bits(out));
+    EXPECT_TRUE(parts_d_q.same_bits(d_q));
+    // Whole and parts add the same terms, each with the bound of its exact value; parts are written
+    // and added up besides.
+    const Gradients want =
+        backward(in.reference, d_out.numbers(), in.reference.forward(nullptr, nullptr), type);
+    const auto check = [&](const Tensor& whole, const Tensor& sum, const Numbers& bound,
+                           const Numbers& written, const char* what) {
+      expect_within(
+          sum, whole.numbers(),
+          [&](std::int64_t i) {
+            const auto j = static_cast<std::size_t>(i);
+            return 2 * bound[j] + written[j] + write_error(type, whole[i]) * 1.01;
+          },
+          what);
+    };
+    check(d_k, sum_d_k, want.k_bound, k_written, "d_k");
+    check(d_v, sum_d_v, want.v_bound, v_written, "d_v");
+  });
+}
+
+TEST(Attention, RefusesKvHeadsThatTheHeadsDoNotHave) {
+  const auto device = make_cpu_device({.threads = 1});
+  const Tensor q(DType::f32, {1, 3, 5 * 4}), k(DType::f32, {1, 3, 2 * 4});
+  Attention call{.q = q.view(),
+                 .k = k.view(),
+                 .v = k.view(),
+                 .out = q.view(),
+                 .shape = {.heads = 5, .kv_heads = 2, .head_dim = 4}};
+  EXPECT_THROW(device->run(call), InternalError) << "unequal groups";
+  call.shape.group = 3, call.shape.skip = 2;
+  EXPECT_THROW(device->run(call), InternalError) << "the last head's kv head is a third";
 }
 
 TEST(Attention, ReferenceGradientsAgreeWithFiniteDifferences) {
