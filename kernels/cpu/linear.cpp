@@ -136,6 +136,12 @@ void visit_products(const LinearBackwardWeight& a, ScratchCursor scratch, const 
   });
 }
 
+/// What a product of operands of one type may be written as.
+void check_result(const View& result, DType operands) {
+  TESSERA_CHECK(result.type == DType::f32 || result.type == operands, "product of {} into {}",
+                to_string(operands), to_string(result.type));
+}
+
 void check_linear(const View& x, const View& weight, const View& y) {
   check_floats({x, weight, y});
   TESSERA_CHECK(x.rows() == y.rows() && x.cols() == weight.cols() && y.cols() == weight.rows(),
@@ -156,7 +162,8 @@ std::int64_t scratch_bytes(const Linear& a, const Context& context) {
 
 void run(const Linear& a, const Context& context) {
   check_linear(a.x, a.weight, a.y);
-  check_same_type({a.x, a.weight, a.bias, a.y});
+  check_same_type({a.x, a.weight, a.bias});
+  check_result(a.y, a.x.type);
   if (a.bias) check_flat({a.bias}, a.x.type, a.weight.rows());
   visit_products(
       a, ScratchCursor(a.scratch), context,
@@ -175,7 +182,8 @@ std::int64_t scratch_bytes(const LinearBackwardInput& a, const Context& context)
 
 void run(const LinearBackwardInput& a, const Context& context) {
   check_linear(a.d_x, a.weight, a.d_y);
-  check_same_type({a.d_y, a.weight, a.d_x});
+  check_same_type({a.d_y, a.weight});
+  check_result(a.d_x, a.d_y.type);
   ScratchCursor cursor(a.scratch);
   const View sum = piecewise_sum(a, cursor, context);
   visit_products(a, sum, cursor, context, [&](const Product& p, const ScratchCursor& scratch) {
@@ -196,8 +204,7 @@ std::int64_t scratch_bytes(const LinearBackwardWeight& a, const Context& context
 void run(const LinearBackwardWeight& a, const Context& context) {
   check_linear(a.x, a.d_weight, a.d_y);
   check_same_type({a.d_y, a.x});
-  TESSERA_CHECK(a.d_weight.type == DType::f32 || a.d_weight.type == a.x.type,
-                "gradient of {} from {}", to_string(a.d_weight.type), to_string(a.x.type));
+  check_result(a.d_weight, a.x.type);
   visit_products(
       a, ScratchCursor(a.scratch), context,
       [&](const Product& p, const ScratchCursor& scratch) { multiply(p, scratch, context); });

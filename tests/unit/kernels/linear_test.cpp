@@ -41,11 +41,6 @@ TEST(Linear, AgreesWithDoubleSums) {
         const auto x = Tensor::random(type, {1, s.m, s.k}, 1, 1, s.gap);
         const auto w = Tensor::random(type, {s.n, s.k}, 2, 1, s.gap);
         const auto b = Tensor::random(type, {s.n}, 3);
-        Tensor y(type, {1, s.m, s.n}, s.gap);
-        run(device, Linear{.x = x.view(),
-                           .weight = w.view(),
-                           .bias = with_bias ? b.view() : View(),
-                           .y = y.view()});
         std::vector<Sum> want(static_cast<std::size_t>(s.m * s.n));
         for (std::int64_t i = 0; i < s.m * s.n; ++i) {
           Sum& sum = want[static_cast<std::size_t>(i)];
@@ -53,7 +48,14 @@ TEST(Linear, AgreesWithDoubleSums) {
           for (std::int64_t k = 0; k < s.k; ++k) sum.add(x[row * s.k + k] * w[column * s.k + k]);
           if (with_bias) sum.add(b[column]);
         }
-        expect_sums(y, want, s.k + 1, "y");
+        for (DType to : {DType::f32, type}) {
+          Tensor y(to, {1, s.m, s.n}, s.gap);
+          run(device, Linear{.x = x.view(),
+                             .weight = w.view(),
+                             .bias = with_bias ? b.view() : View(),
+                             .y = y.view()});
+          expect_sums(y, want, s.k + 1, "y");
+        }
       }
     }
   });
@@ -64,8 +66,6 @@ TEST(Linear, InputGradientAgreesWithDoubleSums) {
     for (const Shape& s : kShapes) {
       const auto d_y = Tensor::random(type, {s.m, s.n}, 1, 1, s.gap);
       const auto w = Tensor::random(type, {s.n, s.k}, 2, 1, s.gap);
-      Tensor d_x(type, {s.m, s.k}, s.gap);
-      run(device, LinearBackwardInput{.d_y = d_y.view(), .weight = w.view(), .d_x = d_x.view()});
       std::vector<Sum> want(static_cast<std::size_t>(s.m * s.k));
       for (std::int64_t i = 0; i < s.m * s.k; ++i) {
         const std::int64_t row = i / s.k, column = i % s.k;
@@ -73,7 +73,11 @@ TEST(Linear, InputGradientAgreesWithDoubleSums) {
           want[static_cast<std::size_t>(i)].add(d_y[row * s.n + n] * w[n * s.k + column]);
         }
       }
-      expect_sums(d_x, want, s.n + 1, "d_x");
+      for (DType to : {DType::f32, type}) {
+        Tensor d_x(to, {s.m, s.k}, s.gap);
+        run(device, LinearBackwardInput{.d_y = d_y.view(), .weight = w.view(), .d_x = d_x.view()});
+        expect_sums(d_x, want, s.n + 1, "d_x");
+      }
     }
   });
 }
@@ -136,6 +140,17 @@ TEST(Linear, RefusesShapesThatDoNotFit) {
   const Tensor x(DType::f32, {2, 3}), w(DType::f32, {4, 5}), y(DType::f32, {2, 4});
   Linear call{.x = x.view(), .weight = w.view(), .y = y.view()};
   EXPECT_THROW(device->scratch_bytes(call), InternalError);
+}
+
+TEST(Linear, RefusesResultsNarrowerThanTheOperands) {
+  const auto device = make_cpu_device({.threads = 1});
+  const Tensor x(DType::f32, {2, 3}), w(DType::f32, {4, 3}), y(DType::bf16, {2, 4});
+  EXPECT_THROW(device->run(Linear{.x = x.view(), .weight = w.view(), .y = y.view()}),
+               InternalError);
+  EXPECT_THROW(device->run(LinearBackwardInput{.d_y = x.view(),
+                                               .weight = w.view().matrix().row_range(0, 3),
+                                               .d_x = y.view().col_range(0, 3)}),
+               InternalError);
 }
 
 TEST(Linear, RefusesTooLittleScratch) {
