@@ -2,6 +2,7 @@
 // can hold, check and count them without MPI or NCCL.
 #pragma once
 
+#include <span>
 #include <variant>
 
 #include "kernels/api/access.hpp"
@@ -14,12 +15,14 @@ using kernels::name_of;
 using kernels::visit_views;
 using kernels::Write;
 
-/// Every rank's `shard` ends up in slot `rank` of everyone's `full` (shards in rank order). `shard`
-/// may be the rank's own slot of `full`.
+/// Every rank's `shard` ends up in slot `rank` of everyone's `full` (shards in rank order). With
+/// blocks > 1 both are so many equal blocks, each gathered like this: parts of a sequence, block by
+/// sample. `shard` may be the rank's own slot of `full` (of one block).
 struct AllGather {
   static constexpr const char* kName = "all_gather";
   View shard;  // (n)
   View full;   // (size n)
+  std::int64_t blocks = 1;
 
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
@@ -30,7 +33,7 @@ struct AllGather {
 /// shard (+)= the sum over ranks of slot `rank` of `full`, added in f32 in an aligned binary tree
 /// over the rank index: ((0+1)+(2+3))+..., whatever the transport. Elements travel as `wire`.
 /// `full` is used up: its contents are undefined afterwards. `shard` may be the rank's own slot of
-/// `full` when it is overwritten.
+/// `full` when it is overwritten. Blocks as in AllGather.
 struct ReduceScatter {
   static constexpr const char* kName = "reduce_scatter";
   View full;                // (size n) f32
@@ -38,6 +41,7 @@ struct ReduceScatter {
   View staging;             // reduce_scatter_staging bytes
   DType wire = DType::f32;  // f32 or bf16
   Write write = Write::overwrite;
+  std::int64_t blocks = 1;
 
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
@@ -56,7 +60,30 @@ struct AllReduceWords {
   }
 };
 
-using CollectiveCall = std::variant<AllGather, ReduceScatter, AllReduceWords>;
+/// The k-th Send from one rank to another is what the other's k-th Receive from it takes.
+struct Send {
+  static constexpr const char* kName = "send";
+  View data;
+  std::int64_t peer = 0;  // rank in the group
+  bool crosses = false;   // to another node
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.data, Access::read);
+  }
+};
+struct Receive {
+  static constexpr const char* kName = "receive";
+  View data;
+  std::int64_t peer = 0;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.data, Access::write);
+  }
+};
+
+using CollectiveCall = std::variant<AllGather, ReduceScatter, AllReduceWords, Send, Receive>;
 
 /// Where the ranks of a group are, as one of them sees it: `size` ranks on `nodes` nodes, `local`
 /// of them on its own, itself among them. Nodes may hold different numbers, in any order of ranks.
@@ -65,6 +92,10 @@ struct GroupShape {
   std::int64_t local = 1;
   std::int64_t nodes = 1;
 };
+
+/// The shape of the group of `members` (world ranks) for one of them; node_of[r] is world rank r's
+/// node.
+GroupShape group_shape(std::span<const int> members, std::span<const int> node_of, int member);
 
 struct WireBytes {
   std::int64_t intra = 0;

@@ -8,15 +8,22 @@
 namespace tessera::comm {
 
 Exchange::Exchange(Transport& transport, std::vector<PeerFlow> flows, std::int64_t bytes,
-                   std::int64_t piece)
+                   std::int64_t piece, std::int64_t blocks)
     : transport_(transport),
       flows_(std::move(flows)),
       bytes_(bytes),
       piece_(piece),
-      pieces_(ceil_div(bytes, piece)),
+      block_pieces_(ceil_div(bytes, piece)),
+      pieces_(blocks * block_pieces_),
       sends_(flows_.size()),
       receives_(flows_.size()),
-      requests_(2 * flows_.size() * static_cast<std::size_t>(kPiecesInFlight)) {}
+      requests_(2 * flows_.size() * static_cast<std::size_t>(kPiecesInFlight)) {
+  const Lane nothing{pieces_, pieces_};
+  for (std::size_t i = 0; i < flows_.size(); ++i) {
+    if (!flows_[i].outgoing) sends_[i] = nothing;
+    if (!flows_[i].incoming) receives_[i] = nothing;
+  }
+}
 
 Exchange::~Exchange() {
   for (std::size_t i = 0; i < flows_.size(); ++i) {
@@ -29,7 +36,7 @@ Exchange::~Exchange() {
 }
 
 std::int64_t Exchange::bytes_of(std::int64_t piece) const {
-  return std::min(piece_, bytes_ - piece * piece_);
+  return std::min(piece_, bytes_ - offset_of(piece));
 }
 
 Request& Exchange::request(std::size_t flow, bool send, std::int64_t piece) {

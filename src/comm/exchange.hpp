@@ -9,8 +9,8 @@
 
 namespace tessera::comm {
 
-/// What flows between this rank and one peer. Pieces are numbered from 0; all peers have the same
-/// number.
+/// What flows between this rank and one peer, both ways or one (the other function is absent).
+/// Pieces are numbered from 0; all peers have the same number.
 struct PeerFlow {
   int peer = 0;
   std::function<std::byte*(std::int64_t piece)>
@@ -20,9 +20,10 @@ struct PeerFlow {
 
 class Exchange {
  public:
-  /// `bytes` flow each way with each peer, in pieces of `piece` bytes (the last may be short).
+  /// `blocks` times `bytes` flow each way with each peer, in pieces of `piece` bytes (the last of a
+  /// block may be short).
   Exchange(Transport& transport, std::vector<PeerFlow> flows, std::int64_t bytes,
-           std::int64_t piece);
+           std::int64_t piece, std::int64_t blocks = 1);
 
   /// When something failed meanwhile: takes back what is under way, for its memory goes next.
   ~Exchange();
@@ -38,6 +39,9 @@ class Exchange {
   bool done() const;
   std::int64_t pieces() const { return pieces_; }
   std::int64_t bytes_of(std::int64_t piece) const;
+  std::int64_t block_of(std::int64_t piece) const { return piece / block_pieces_; }
+  /// Bytes of its block that come before the piece.
+  std::int64_t offset_of(std::int64_t piece) const { return piece % block_pieces_ * piece_; }
 
  private:
   struct Lane {  // one direction of one peer
@@ -48,7 +52,7 @@ class Exchange {
 
   Transport& transport_;
   std::vector<PeerFlow> flows_;
-  std::int64_t bytes_, piece_, pieces_;
+  std::int64_t bytes_, piece_, block_pieces_, pieces_;
   std::vector<Lane> sends_, receives_;
   std::vector<Request> requests_;  // under way: those between complete and posted
 };

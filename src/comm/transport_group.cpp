@@ -15,19 +15,27 @@ using memory::Task;
 
 namespace {
 
+std::int64_t bytes_of(const View& v) { return v.elements() * size_of(v.type); }
+
 class GatherTask : public Task {
  public:
   GatherTask(Transport& transport, const GroupShape& group, std::int64_t rank,
              const AllGather& call)
-      : exchange_(transport, flows(group, rank, call), bytes(call.shard), piece_bytes(group)) {
-    std::byte* own = call.full.data + rank * bytes(call.shard);
-    const bool in_place = own == call.shard.data;
-    own_ = memory::make_copy_task(call.shard.data, own, in_place ? 0 : bytes(call.shard));
-  }
+      : group_(group),
+        rank_(rank),
+        call_(call),
+        block_(bytes_of(call.shard) / call.blocks),
+        exchange_(transport, flows(), block_, piece_bytes(group), call.blocks) {}
   Progress advance() override {
     const bool moved = exchange_.advance(exchange_.pieces());
-    if (own_) {  // a little at a time: other streams' tasks are served between
-      if (own_->advance() == Progress::done) own_.reset();
+    if (!own_ &&
+        copied_ < call_.blocks) {  // a little at a time: other streams' tasks are served between
+      const std::byte* from = shard(copied_);
+      std::byte* to = slot(copied_, rank_);
+      own_ = memory::make_copy_task(from, to, from == to ? 0 : block_);
+    }
+    if (own_) {
+      if (own_->advance() == Progress::done) own_.reset(), ++copied_;
       return Progress::some;
     }
     if (exchange_.done()) return Progress::done;
@@ -35,23 +43,59 @@ class GatherTask : public Task {
   }
 
  private:
-  static std::int64_t bytes(const View& v) { return v.elements() * size_of(v.type); }
-  static std::vector<PeerFlow> flows(const GroupShape& group, std::int64_t rank,
-                                     const AllGather& call) {
-    const std::int64_t piece = piece_bytes(group);
+  std::byte* shard(std::int64_t block) const { return call_.shard.data + block * block_; }
+  std::byte* slot(std::int64_t block, std::int64_t rank) const {
+    return call_.full.data + (block * group_.size + rank) * block_;
+  }
+  std::vector<PeerFlow> flows() {
     std::vector<PeerFlow> all;
-    for (std::int64_t k = 1; k < group.size; ++k) {  // each rank starts with another peer
-      const std::int64_t peer = (rank + k) % group.size;
-      std::byte* slot = call.full.data + peer * bytes(call.shard);
-      all.push_back(
-          {.peer = static_cast<int>(peer),
-           .outgoing = [base = call.shard.data, piece](std::int64_t i) { return base + i * piece; },
-           .incoming = [slot, piece](std::int64_t i) { return slot + i * piece; }});
+    for (std::int64_t k = 1; k < group_.size; ++k) {  // each rank starts with another peer
+      const std::int64_t peer = (rank_ + k) % group_.size;
+      all.push_back({.peer = static_cast<int>(peer),
+                     .outgoing =
+                         [this](std::int64_t i) {
+                           return shard(exchange_.block_of(i)) + exchange_.offset_of(i);
+                         },
+                     .incoming =
+                         [this, peer](std::int64_t i) {
+                           return slot(exchange_.block_of(i), peer) + exchange_.offset_of(i);
+                         }});
     }
     return all;
   }
+
+  GroupShape group_;
+  std::int64_t rank_;
+  AllGather call_;
+  std::int64_t block_;  // bytes
   Exchange exchange_;
-  std::unique_ptr<Task> own_;  // the own shard's copy, until it is done
+  std::unique_ptr<Task> own_;  // the copy of a block of the own shard that is under way
+  std::int64_t copied_ = 0;
+};
+
+/// One message, in pieces.
+class MessageTask : public Task {
+ public:
+  MessageTask(Transport& transport, const GroupShape& group, const Send& call)
+      : exchange_(transport,
+                  {{.peer = static_cast<int>(call.peer), .outgoing = pieces(call.data, group)}},
+                  bytes_of(call.data), piece_bytes(group)) {}
+  MessageTask(Transport& transport, const GroupShape& group, const Receive& call)
+      : exchange_(transport,
+                  {{.peer = static_cast<int>(call.peer), .incoming = pieces(call.data, group)}},
+                  bytes_of(call.data), piece_bytes(group)) {}
+  Progress advance() override {
+    const bool moved = exchange_.advance(exchange_.pieces());
+    if (exchange_.done()) return Progress::done;
+    return moved ? Progress::some : Progress::idle;
+  }
+
+ private:
+  static std::function<std::byte*(std::int64_t)> pieces(const View& data, const GroupShape& group) {
+    return
+        [base = data.data, piece = piece_bytes(group)](std::int64_t i) { return base + i * piece; };
+  }
+  Exchange exchange_;
 };
 
 class ReduceTask : public Task {
@@ -62,8 +106,9 @@ class ReduceTask : public Task {
         rank_(rank),
         call_(call),
         piece_(piece_bytes(group) / 4),
-        exchange_(transport, flows(), call.shard.elements() * size_of(call.wire),
-                  piece_ * size_of(call.wire)),
+        block_(call.shard.elements() / call.blocks),
+        exchange_(transport, flows(), block_ * size_of(call.wire), piece_ * size_of(call.wire),
+                  call.blocks),
         parts_(static_cast<std::size_t>(group.size)) {
     TESSERA_CHECK(call.staging.span_bytes() >= reduce_scatter_staging(group, call.wire),
                   "staging of {} bytes", call.staging.span_bytes());
@@ -85,14 +130,22 @@ class ReduceTask : public Task {
     return reinterpret_cast<float*>(call_.staging.data) + index * piece_;
   }
   std::byte* outgoing(std::int64_t peer, std::int64_t piece) const {
-    float* source = call_.full.as<float>() + peer * call_.shard.elements() + piece * piece_;
+    float* source = slot(peer, piece);
     if (call_.wire == DType::f32) return reinterpret_cast<std::byte*>(source);
     float* packed = staged(peer, piece) + (group_.size - 1) * kPiecesInFlight * piece_;
     to_bf16(source, count(piece), reinterpret_cast<bf16*>(packed));
     return reinterpret_cast<std::byte*>(packed);
   }
   std::int64_t count(std::int64_t piece) const {
-    return std::min(piece_, call_.shard.elements() - piece * piece_);
+    return exchange_.bytes_of(piece) / size_of(call_.wire);
+  }
+  /// Elements of its block that come before the piece.
+  std::int64_t offset(std::int64_t piece) const {
+    return exchange_.offset_of(piece) / size_of(call_.wire);
+  }
+  float* slot(std::int64_t rank, std::int64_t piece) const {
+    return call_.full.as<float>() + (exchange_.block_of(piece) * group_.size + rank) * block_ +
+           offset(piece);
   }
 
   std::vector<PeerFlow> flows() {
@@ -111,12 +164,13 @@ class ReduceTask : public Task {
 
   void sum(std::int64_t piece) {
     const std::int64_t n = count(piece);
-    float* own = call_.full.as<float>() + rank_ * call_.shard.elements() + piece * piece_;
+    float* own = slot(rank_, piece);
     for (std::int64_t r = 0; r < group_.size; ++r) {
       parts_[static_cast<std::size_t>(r)] = r == rank_ ? own : staged(r, piece);
       if (call_.wire == DType::bf16) narrow(parts_[static_cast<std::size_t>(r)], n, r == rank_);
     }
-    tree_sum(parts_, n, call_.shard.as<float>() + piece * piece_, call_.write == Write::add);
+    float* sum = call_.shard.as<float>() + exchange_.block_of(piece) * block_ + offset(piece);
+    tree_sum(parts_, n, sum, call_.write == Write::add);
   }
   /// Every contribution is what the wire type holds, the own one too, so that the sum does not
   /// depend on who adds.
@@ -135,7 +189,7 @@ class ReduceTask : public Task {
   GroupShape group_;
   std::int64_t rank_;
   ReduceScatter call_;
-  std::int64_t piece_;  // elements
+  std::int64_t piece_, block_;  // elements
   Exchange exchange_;
   std::vector<float*> parts_;
   std::int64_t summed_ = 0;
@@ -226,6 +280,12 @@ class TransportGroup : public Group {
       }
       std::unique_ptr<Task> operator()(const AllReduceWords& c) {
         return std::make_unique<WordsTask>(*g.transport_, g.shape_, g.rank_, c);
+      }
+      std::unique_ptr<Task> operator()(const Send& c) {
+        return std::make_unique<MessageTask>(*g.transport_, g.shape_, c);
+      }
+      std::unique_ptr<Task> operator()(const Receive& c) {
+        return std::make_unique<MessageTask>(*g.transport_, g.shape_, c);
       }
     };
     return std::visit(Start{*this}, call);

@@ -24,6 +24,13 @@ constexpr Range intersect(Range a, Range b) {
   return r.empty() ? Range{r.begin, r.begin} : r;
 }
 
+/// A block of a matrix; a vector is one column.
+struct MatrixRange {
+  Range rows, columns;
+  constexpr std::int64_t elements() const { return rows.count() * columns.count(); }
+  constexpr bool operator==(const MatrixRange&) const = default;
+};
+
 /// What part `index` of `parts` owns of `count` granules: [floor(i n / p), floor((i + 1) n / p)).
 constexpr Range even_part(std::int64_t count, std::int64_t index, std::int64_t parts) {
   return {index * count / parts, (index + 1) * count / parts};

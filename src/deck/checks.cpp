@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstdlib>
+#include <functional>
 #include <initializer_list>
 
 #include "deck/schema.hpp"
@@ -47,6 +50,86 @@ class Checker {
   void layout() {
     at_most("parallel.tensor", deck_.parallel.tensor, "model.heads", deck_.model.heads);
     at_most("parallel.pipeline", deck_.parallel.pipeline, "model.layers", deck_.model.layers);
+    if (usable({"parallel.tensor", "parallel.sequence", "batch.sequence"}) &&
+        deck_.parallel.sequence && deck_.batch.sequence % deck_.parallel.tensor != 0) {
+      problem("batch.sequence",
+              fmt::format("batch.sequence = {} does not divide over parallel.tensor = {} (give a "
+                          "multiple, or parallel.sequence = false)",
+                          deck_.batch.sequence, deck_.parallel.tensor));
+    }
+    if (usable({"parallel.pipeline", "parallel.schedule", "parallel.virtual_stages",
+                "parallel.placement", "model.layers"})) {
+      pipeline();
+    }
+    if (usable({"run.reproducible", "run.reproducible_tensor"})) reproducible();
+  }
+
+  void pipeline() {
+    const ParallelSection& p = deck_.parallel;
+    const bool interleaved = p.schedule == PipelineSchedule::interleaved;
+    if (interleaved != (p.virtual_stages > 1)) {
+      problem("parallel.virtual_stages",
+              fmt::format("parallel.virtual_stages = {} with parallel.schedule = \"{}\": {}",
+                          p.virtual_stages, enum_word(p.schedule),
+                          interleaved ? "an interleaved schedule needs 2 or more"
+                                      : "only schedule \"interleaved\" has more than one"));
+    }
+    if (interleaved && p.pipeline == 1) {
+      problem("parallel.schedule",
+              "parallel.schedule = \"interleaved\" needs parallel.pipeline = 2 or more");
+    }
+    const std::int64_t chunks = p.pipeline * p.virtual_stages;
+    if (p.virtual_stages > 1 && chunks > deck_.model.layers) {
+      problem("parallel.virtual_stages",
+              fmt::format("parallel.pipeline x parallel.virtual_stages = {} x {} is more than "
+                          "model.layers = {}",
+                          p.pipeline, p.virtual_stages, deck_.model.layers));
+    }
+    const auto* first = std::get_if<std::vector<std::int64_t>>(&p.placement);
+    if (first == nullptr) return;
+    const bool rising =
+        std::adjacent_find(first->begin(), first->end(), std::greater_equal<>()) == first->end();
+    if (static_cast<std::int64_t>(first->size()) != chunks || !rising || first->front() != 0 ||
+        first->back() >= deck_.model.layers) {
+      problem("parallel.placement",
+              fmt::format("parallel.placement = [{}] must be {} rising block numbers, 0 the first, "
+                          "below model.layers = {}: the block that each chunk of each stage begins "
+                          "with",
+                          fmt::join(*first, ", "), chunks, deck_.model.layers));
+    }
+  }
+
+  /// What the same bits on every layout need.
+  void reproducible() {
+    const std::int64_t most = deck_.run.reproducible_tensor;
+    if (deck_.run.reproducible != Reproducible::layout) {
+      if (most > 1) {
+        problem("run.reproducible_tensor",
+                fmt::format("run.reproducible_tensor = {} has a meaning with run.reproducible = "
+                            "\"layout\" only",
+                            most));
+      }
+      return;
+    }
+    const auto needs = [&](std::string_view key, bool good, const std::string& what) {
+      if (usable({key}) && !good)
+        problem(key, fmt::format("run.reproducible = \"layout\" needs {}", what));
+    };
+    at_most("run.reproducible_tensor", most, "model.heads", deck_.model.heads);
+    needs("run.reproducible_tensor", std::has_single_bit(static_cast<std::uint64_t>(most)),
+          fmt::format("a power of two as run.reproducible_tensor, which is {}", most));
+    needs("parallel.tensor", most % deck_.parallel.tensor == 0,
+          fmt::format("a divisor of run.reproducible_tensor = {} as parallel.tensor, which is {}",
+                      most, deck_.parallel.tensor));
+    needs("batch.sequence", deck_.batch.sequence % most == 0,
+          fmt::format("a multiple of run.reproducible_tensor = {} as batch.sequence, which is {}",
+                      most, deck_.batch.sequence));
+    needs("precision.compute", deck_.precision.compute != Precision::f16,
+          "precision.compute f32 or bf16");
+    needs("precision.gradients", deck_.precision.gradients == SumPrecision::f32,
+          "precision.gradients = \"f32\"");
+    needs("run.threads", deck_.run.threads || std::getenv("OMP_NUM_THREADS") != nullptr,
+          "run.threads in the deck, or OMP_NUM_THREADS in the environment");
   }
 
   void data_and_batch() {

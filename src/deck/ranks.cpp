@@ -44,6 +44,18 @@ void check_global(const LoadedDeck& loaded, std::string_view key, std::int64_t g
                            key, global, micro, data, step, nearest, micros));
 }
 
+/// Sums over micro-batches are whole trees in layout mode.
+void check_powers(const LoadedDeck& loaded, const char* key, std::int64_t global, std::int64_t data,
+                  Problems& problems) {
+  const auto power = [](std::int64_t n) { return (n & (n - 1)) == 0; };
+  const std::int64_t count = global / (loaded.deck.batch.micro * data);
+  if (loaded.deck.run.reproducible != Reproducible::layout || (power(data) && power(count))) return;
+  problems.add(loaded.place(key), key,
+               fmt::format("run.reproducible = \"layout\" needs powers of two: {} data ranks with "
+                           "{} micro-batches each ({} = {})",
+                           data, count, key, global));
+}
+
 }  // namespace
 
 void check_ranks(const LoadedDeck& loaded, std::int64_t ranks) {
@@ -68,6 +80,7 @@ void check_ranks(const LoadedDeck& loaded, std::int64_t ranks) {
                     parallel.data, ranks, parallel.tensor, parallel.pipeline, data, data));
   }
   check_global(loaded, "batch.global", loaded.deck.batch.global, data, problems);
+  check_powers(loaded, "batch.global", loaded.deck.batch.global, data, problems);
   for (const Fault& fault : loaded.deck.fault.inject) {
     if (fault.rank < ranks) continue;
     problems.add(loaded.place("fault.inject"), "fault.inject",
@@ -76,6 +89,7 @@ void check_ranks(const LoadedDeck& loaded, std::int64_t ranks) {
   }
   for (const RampEntry& entry : loaded.deck.batch.ramp) {
     check_global(loaded, "batch.ramp", entry.global, data, problems);
+    check_powers(loaded, "batch.ramp", entry.global, data, problems);
   }
   problems.throw_if_any();
 }

@@ -104,10 +104,10 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::run, &RunSection::reproducible>(
         "run.reproducible",
         "the promise: none, same bits on the same layout, or same bits on every layout",
-        {.built = "off run", .on_resume = refused}),
+        {.on_resume = refused}),
     row<&Deck::run, &RunSection::reproducible_tensor>(
         "run.reproducible_tensor", "largest tensor size that layout mode must cover",
-        {.limits = kHeads, .built = "1", .on_resume = refused}),
+        {.limits = kHeads, .on_resume = refused}),
     row<&Deck::run, &RunSection::resume>(
         "run.resume",
         "continue from the newest checkpoint if there is one, never, always, or from this one"),
@@ -275,23 +275,23 @@ constexpr SchemaRow kRows[] = {
         "precision.loss_scale_min", "smallest dynamic scale",
         {.limits = above(0), .on_resume = event}),
     row<&Deck::parallel, &ParallelSection::tensor>(
-        "parallel.tensor", "ranks that share each matrix", {.limits = kRanks, .built = "1"}),
+        "parallel.tensor", "ranks that share each matrix", {.limits = kRanks}),
     row<&Deck::parallel, &ParallelSection::pipeline>("parallel.pipeline", "pipeline stages",
-                                                     {.limits = kRanks, .built = "1"}),
+                                                     {.limits = kRanks}),
     row<&Deck::parallel, &ParallelSection::data>("parallel.data",
                                                  "data ranks; 0 = the ranks that are left",
                                                  {.limits = between(0, 1 << 24)}),
     row<&Deck::parallel, &ParallelSection::sequence>(
         "parallel.sequence", "norms and residuals are split over the tensor ranks too"),
-    row<&Deck::parallel, &ParallelSection::schedule>(
-        "parallel.schedule", "order of micro-batches in the pipeline", {.built = "1f1b"}),
+    row<&Deck::parallel, &ParallelSection::schedule>("parallel.schedule",
+                                                     "order of micro-batches in the pipeline"),
     row<&Deck::parallel, &ParallelSection::virtual_stages>(
         "parallel.virtual_stages", "chunks of layers of each pipeline rank, for interleaved",
-        {.limits = kLayers, .built = "1"}),
+        {.limits = kLayers}),
     row<&Deck::parallel, &ParallelSection::placement>(
         "parallel.placement",
-        "layers of the stages: balanced by cost, or the first layer of each stage",
-        {.limits = between(0, 1 << 24), .built = "balanced"}),
+        "layers of the stages: balanced by cost, or the first block of each chunk of each stage",
+        {.limits = between(0, 1 << 24)}),
     row<&Deck::parallel, &ParallelSection::ranks_per_node>("parallel.ranks_per_node",
                                                            "0 = ask MPI, which knows any placement",
                                                            {.limits = between(0, 1 << 24)}),

@@ -29,7 +29,7 @@ struct Event {
 /// One thread queues, completes and waits; who does the queued work is the implementation's choice.
 class Streams {
  public:
-  static constexpr std::size_t kStreams = 4;
+  static constexpr std::size_t kStreams = 9;
 
   virtual ~Streams() = default;
   /// Queues work: `start` is called once its stream's earlier work and `waits` are complete.

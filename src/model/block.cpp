@@ -2,38 +2,122 @@
 
 #include <cmath>
 
+#include "model/tensor_parallel.hpp"
+
 namespace tessera::model {
 
 using namespace kernels;
 
+HeadPart heads_of(const ModelConfig& c, std::int64_t chunk, std::int64_t chunks) {
+  HeadPart part{.heads = {}, .kv_heads = {}, .group = c.heads / c.kv_heads};
+  if (c.kv_heads < chunks) {
+    part.heads = even_part(c.heads, chunk, chunks);
+    part.kv_heads = {part.heads.begin / part.group, ceil_div(part.heads.end, part.group)};
+  } else {
+    part.kv_heads = even_part(c.kv_heads, chunk, chunks);
+    part.heads = {part.kv_heads.begin * part.group, part.kv_heads.end * part.group};
+  }
+  return part;
+}
+
 namespace {
 
 /// The view of `count` joined parameters starting at the one called `first`.
-View joined_view(const UnitDesc& unit, std::span<const View> params, std::string_view first,
-                 std::size_t count) {
+View joined_view(const UnitDesc& unit, const ParameterViews& params, std::string_view first,
+                 std::size_t count, std::size_t chunk) {
   if (!unit.has(first)) return {};
   const std::size_t begin = unit.index_of(first);
-  View all = params[begin];
-  for (std::size_t i = begin + 1; i < begin + count; ++i) all.shape[0] += params[i].shape[0];
+  View all = params[begin][chunk];
+  for (std::size_t i = begin + 1; i < begin + count; ++i) all.shape[0] += params[i][chunk].shape[0];
   if (all.rank == 1) all.ld = all.shape[0];
   return all;
 }
 
-AttentionShape attention_shape(const ModelConfig& c) {
-  return {.heads = c.heads,
-          .kv_heads = c.kv_heads,
-          .head_dim = c.head_dim,
-          .scale = 1.0F / std::sqrt(static_cast<float>(c.head_dim))};
+}  // namespace
+
+BlockWeights block_weights(const UnitDesc& unit, const ParameterViews& params) {
+  const auto pick = [&](std::string_view name) { return joined_view(unit, params, name, 1, 0); };
+  const bool gated = unit.has("mlp.gate.weight");
+  const std::string up = gated ? "mlp.gate" : "mlp.up";
+  const std::size_t ups = gated ? 2 : 1;
+  const bool whole_kv = unit.params[unit.index_of("attention.k.weight")].tensor_axis < 0;
+  BlockWeights w{.norm1_w = pick("norm1.weight"),
+                 .norm1_b = pick("norm1.bias"),
+                 .norm2_w = pick("norm2.weight"),
+                 .norm2_b = pick("norm2.bias"),
+                 .out_b = pick("attention.out.bias"),
+                 .down_b = pick("mlp.down.bias"),
+                 .k_w = {},
+                 .k_b = {},
+                 .v_w = {},
+                 .v_b = {},
+                 .chunks = {}};
+  if (whole_kv) {
+    w.k_w = pick("attention.k.weight"), w.k_b = pick("attention.k.bias");
+    w.v_w = pick("attention.v.weight"), w.v_b = pick("attention.v.bias");
+  }
+  const std::size_t joined = whole_kv ? 1 : 3;
+  const std::size_t chunks = params[unit.index_of("attention.q.weight")].size();
+  for (std::size_t i = 0; i < chunks; ++i) {
+    const auto of_chunk = [&](std::string_view name, std::size_t count = 1) {
+      return joined_view(unit, params, name, count, i);
+    };
+    w.chunks.push_back({.qkv_w = of_chunk("attention.q.weight", joined),
+                        .qkv_b = of_chunk("attention.q.bias", joined),
+                        .out_w = of_chunk("attention.out.weight"),
+                        .up_w = of_chunk(up + ".weight", ups),
+                        .up_b = of_chunk(up + ".bias", ups),
+                        .down_w = of_chunk("mlp.down.weight")});
+  }
+  return w;
 }
 
-struct Qkv {
-  View q, k, v, rotated;  // column ranges; `rotated` is q and k together
+namespace {
+
+/// One chunk's attention: its heads, and q, k and v as columns of its qkv matrix.
+struct AttentionPart {
+  AttentionPart(const ModelConfig& config, const UnitContext& u, std::int64_t own_chunk)
+      : c(config),
+        heads(heads_of(config, u.tensor_region().cut.first() + own_chunk,
+                       u.tensor_region().cut.chunks)),
+        q_columns(heads.heads.count() * c.head_dim),
+        kv_columns(heads.kv_heads.count() * c.head_dim) {}
+
+  std::int64_t columns() const { return q_columns + 2 * kv_columns; }
+  View q(const View& qkv) const { return qkv.col_range(0, q_columns); }
+  View k(const View& qkv) const { return qkv.col_range(q_columns, kv_columns); }
+  View v(const View& qkv) const { return qkv.col_range(q_columns + kv_columns, kv_columns); }
+  View rotated(const View& qkv) const { return qkv.col_range(0, q_columns + kv_columns); }
+
+  AttentionShape shape() const {
+    return {.heads = heads.heads.count(),
+            .kv_heads = heads.kv_heads.count(),
+            .head_dim = c.head_dim,
+            .scale = 1.0F / std::sqrt(static_cast<float>(c.head_dim)),
+            .group = heads.group,
+            .skip = heads.skip()};
+  }
+  /// Probabilities are (H, T, T) of each sample.
+  Dropout dropout(const UnitContext& u) const {
+    const std::int64_t t = u.micro_batch().sequence;
+    return u.dropout_from(heads.heads.begin * t * t, c, DropoutSite::inner);
+  }
+  /// f(weight, bias, columns of qkv) for each product that makes the chunk's qkv: one, or three
+  /// where keys and values are whole.
+  template <typename F>
+  void each_product(const BlockWeights& w, const BlockChunk& chunk, const View& qkv, F&& f) const {
+    if (!w.k_w) return f(chunk.qkv_w, chunk.qkv_b, qkv);
+    const std::int64_t first = heads.kv_heads.begin * c.head_dim;
+    const auto rows = [&](const View& bias) { return bias ? bias.range(first, kv_columns) : bias; };
+    f(chunk.qkv_w, chunk.qkv_b, q(qkv));
+    f(w.k_w.row_range(first, kv_columns), rows(w.k_b), k(qkv));
+    f(w.v_w.row_range(first, kv_columns), rows(w.v_b), v(qkv));
+  }
+
+  const ModelConfig& c;
+  HeadPart heads;
+  std::int64_t q_columns, kv_columns;
 };
-Qkv split(const ModelConfig& c, const View& qkv) {
-  const std::int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
-  return {qkv.col_range(0, q), qkv.col_range(q, kv), qkv.col_range(q + kv, kv),
-          qkv.col_range(0, q + kv)};
-}
 
 void rotate(UnitContext& u, const ModelConfig& c, const View& x, std::int64_t first,
             Rope::Direction direction) {
@@ -45,56 +129,49 @@ void rotate(UnitContext& u, const ModelConfig& c, const View& x, std::int64_t fi
              .direction = direction});
 }
 
-/// The gradient of a sub-layer's output from that of the sum it was added to.
-View undo_dropout(UnitContext& u, const ModelConfig& c, const View& d, const Dropout& dropout) {
-  if (!dropout) return d;
-  const View out = u.activation(Keep::transient, c.hidden);
-  u.run(ApplyDropout{.x = d, .out = out, .dropout = dropout});
-  return out;
+/// d_x = the gradient of qkv's input from that of qkv.
+void project_back(UnitContext& u, const AttentionPart& part, const BlockWeights& w,
+                  const BlockChunk& chunk, const View& d_qkv, const View& d_x) {
+  if (!w.k_w) return u.run(LinearBackwardInput{.d_y = d_qkv, .weight = chunk.qkv_w, .d_x = d_x});
+  const View products = u.tensor(Keep::transient, DType::f32, {std::int64_t{3}, d_x.elements()});
+  std::int64_t n = 0;
+  part.each_product(w, chunk, d_qkv, [&](const View& weight, const View&, const View& d_y) {
+    View product = d_x;
+    product.type = DType::f32;
+    product.data = products.row_range(n++, 1).data;
+    u.run(LinearBackwardInput{.d_y = d_y, .weight = weight, .d_x = product});
+  });
+  u.run(TreeSum{.parts = products, .out = d_x.range(0, d_x.elements())});
 }
 
-}  // namespace
-
-BlockWeights block_weights(const UnitDesc& unit, std::span<const View> params) {
-  const auto pick = [&](std::string_view name, std::size_t count = 1) {
-    return joined_view(unit, params, name, count);
-  };
-  const bool gated = unit.has("mlp.gate.weight");
-  const std::string up = gated ? "mlp.gate" : "mlp.up";
-  const std::size_t ups = gated ? 2 : 1;
-  return {.norm1_w = pick("norm1.weight"),
-          .norm1_b = pick("norm1.bias"),
-          .qkv_w = pick("attention.q.weight", 3),
-          .qkv_b = pick("attention.q.bias", 3),
-          .out_w = pick("attention.out.weight"),
-          .out_b = pick("attention.out.bias"),
-          .norm2_w = pick("norm2.weight"),
-          .norm2_b = pick("norm2.bias"),
-          .up_w = pick(up + ".weight", ups),
-          .up_b = pick(up + ".bias", ups),
-          .down_w = pick("mlp.down.weight"),
-          .down_b = pick("mlp.down.bias")};
+/// The gradient of a sub-layer's output from that of the sum it was added to, at all positions.
+View output_gradient(UnitContext& u, const ModelConfig& c, const View& d, const Dropout& dropout) {
+  View local = d;
+  if (dropout) {
+    local = u.residual(Keep::transient, c.hidden);
+    u.run(ApplyDropout{.x = d, .out = local, .dropout = dropout});
+  }
+  return gather_positions(u, local, Keep::transient);
 }
 
-namespace {
-
-/// resid + dropout(pending), normalised. Returns the sum, which is resid itself when nothing is
-/// pending.
+/// resid + dropout(pending), normalised, at all positions. Returns the sum, which is resid itself
+/// when nothing is pending.
 View add_norm(UnitContext& u, const ModelConfig& c, Carry in, Keep keep_sum, const View& weight,
               const View& bias, DropoutSite site, View& h, View& stats) {
-  const View sum = in.pending ? u.activation(keep_sum, c.hidden) : in.resid;
-  h = u.activation(Keep::cheap, c.hidden);
+  const View sum = in.pending ? u.residual(keep_sum, c.hidden) : in.resid;
+  const View local = u.residual(Keep::cheap, c.hidden);
   stats = u.tensor(Keep::expensive, DType::f32, {in.resid.rows(), 2});
   u.run(AddNorm{.resid = in.resid,
                 .pending = in.pending,
                 .weight = weight,
                 .bias = bias,
                 .sum = in.pending ? sum : View{},
-                .out = h,
+                .out = local,
                 .stats = stats,
                 .kind = c.norm,
                 .eps = c.norm_eps,
                 .dropout = in.pending ? u.dropout(c, site) : Dropout{}});
+  h = gather_positions(u, local, Keep::cheap);
   return sum;
 }
 
@@ -103,116 +180,186 @@ void mlp_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, Ca
                  BlockSaved& s, Carry& out) {
   s.sum2 = add_norm(u, c, in, Keep::expensive, w.norm2_w, w.norm2_b, DropoutSite::attention_out,
                     s.h2, s.norm2);
-  s.up = u.activation(Keep::expensive, c.up_columns());
-  u.run(Linear{.x = s.h2, .weight = w.up_w, .bias = w.up_b, .y = s.up});
-  s.act = u.activation(Keep::cheap, c.ffn_hidden);
-  u.run(Activate{.x = s.up, .y = s.act, .kind = c.activation});
-  const View mlp = u.activation(Keep::transient, c.hidden);
-  u.run(Linear{.x = s.act, .weight = w.down_w, .bias = w.down_b, .y = mlp});
-  out = {.resid = s.sum2, .pending = mlp};
+  ChunkSum mlp(u, c.hidden, w.down_b);
+  for (std::size_t i = 0; i < w.chunks.size(); ++i) {
+    const BlockChunk& part = w.chunks[i];
+    View &up = s.chunks[i].up, &act = s.chunks[i].act;
+    up = u.activation(Keep::expensive, part.up_w.rows());
+    u.run(Linear{.x = s.h2, .weight = part.up_w, .bias = part.up_b, .y = up});
+    act = u.activation(Keep::cheap, part.down_w.cols());
+    u.run(Activate{.x = up, .y = act, .kind = c.activation});
+    u.run(Linear{.x = act,
+                 .weight = part.down_w,
+                 .bias = mlp.bias_of_part(),
+                 .y = mlp.part(static_cast<std::int64_t>(i))});
+  }
+  mlp.start();
+  out = {.resid = s.sum2, .pending = mlp.finish()};
 }
 
 }  // namespace
 
 void block_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, Carry in,
                    BlockSaved& s, Carry& out) {
+  s.chunks.resize(w.chunks.size());
   s.sum1 =
       add_norm(u, c, in, Keep::input, w.norm1_w, w.norm1_b, DropoutSite::incoming, s.h1, s.norm1);
-  s.qkv = u.activation(Keep::expensive, c.qkv_columns());
-  u.run(Linear{.x = s.h1, .weight = w.qkv_w, .bias = w.qkv_b, .y = s.qkv});
-  rotate(u, c, split(c, s.qkv).rotated, 0, Rope::Direction::forward);
   const auto& [batch, sequence, tokens, targets, samples] = u.micro_batch();
-  const Qkv x = split(c, s.qkv);
-  s.att = u.activation(Keep::expensive, c.heads * c.head_dim);
-  s.lse = u.tensor(Keep::expensive, DType::f32, {batch, c.heads, sequence});
-  u.run(Attention{.q = x.q,
-                  .k = x.k,
-                  .v = x.v,
-                  .out = s.att,
-                  .lse = s.lse,
-                  .shape = attention_shape(c),
-                  .dropout = u.dropout(c, DropoutSite::inner)});
-  const View projected = u.activation(Keep::transient, c.hidden);
-  u.run(Linear{.x = s.att, .weight = w.out_w, .bias = w.out_b, .y = projected});
-  mlp_forward(u, c, w, {.resid = s.sum1, .pending = projected}, s, out);
+  ChunkSum projected(u, c.hidden, w.out_b);
+  for (std::size_t i = 0; i < w.chunks.size(); ++i) {
+    const AttentionPart part(c, u, static_cast<std::int64_t>(i));
+    auto& [qkv, att, lse, up, act] = s.chunks[i];
+    qkv = u.activation(Keep::expensive, part.columns());
+    part.each_product(w, w.chunks[i], qkv,
+                      [&](const View& weight, const View& bias, const View& y) {
+                        u.run(Linear{.x = s.h1, .weight = weight, .bias = bias, .y = y});
+                      });
+    rotate(u, c, part.rotated(qkv), 0, Rope::Direction::forward);
+    att = u.activation(Keep::expensive, part.q_columns);
+    lse = u.tensor(Keep::expensive, DType::f32, {batch, part.heads.heads.count(), sequence});
+    u.run(Attention{.q = part.q(qkv),
+                    .k = part.k(qkv),
+                    .v = part.v(qkv),
+                    .out = att,
+                    .lse = lse,
+                    .shape = part.shape(),
+                    .dropout = part.dropout(u)});
+    u.run(Linear{.x = att,
+                 .weight = w.chunks[i].out_w,
+                 .bias = projected.bias_of_part(),
+                 .y = projected.part(static_cast<std::int64_t>(i))});
+  }
+  projected.start();
+  mlp_forward(u, c, w, {.resid = s.sum1, .pending = projected.finish()}, s, out);
 }
 
 View block_backward(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
                     const BlockSaved& s, View d, const BlockWeights& g, Write write) {
-  // Feed-forward; what it left pending was dropped out where it was added, in the next visit.
-  const View d_mlp = undo_dropout(u, c, d, u.dropout(c, DropoutSite::incoming, 1));
-  const View d_act = u.activation(Keep::transient, c.ffn_hidden);
-  u.run(LinearBackwardInput{.d_y = d_mlp, .weight = w.down_w, .d_x = d_act});
-  u.run(LinearBackwardWeight{
-      .d_y = d_mlp, .x = s.act, .d_weight = g.down_w, .d_bias = g.down_b, .write = write});
-  const View d_up = u.activation(Keep::transient, c.up_columns());
-  u.run(ActivateBackward{.x = s.up, .d_y = d_act, .d_x = d_up, .kind = c.activation});
-  const View d_h2 = u.activation(Keep::transient, c.hidden);
-  u.run(LinearBackwardInput{.d_y = d_up, .weight = w.up_w, .d_x = d_h2});
-  u.run(LinearBackwardWeight{
-      .d_y = d_up, .x = s.h2, .d_weight = g.up_w, .d_bias = g.up_b, .write = write});
-  const View d_sum2 = u.activation(Keep::transient, c.hidden);
-  u.run(NormBackward{.d_out = d_h2,
-                     .d_resid = d,
-                     .sum = s.sum2,
-                     .weight = w.norm2_w,
-                     .stats = s.norm2,
-                     .d_sum = d_sum2,
-                     .d_weight = g.norm2_w,
-                     .d_bias = g.norm2_b,
-                     .kind = c.norm,
-                     .write = write});
+  PartialGradients partial(u, write);
+  const std::size_t chunks = w.chunks.size();
+
+  // Feed-forward; what it left pending was dropped out where it was added, in the next visit. Sums
+  // over ranks travel while gradients of weights are computed.
+  const View d_mlp = output_gradient(u, c, d, u.dropout(c, DropoutSite::incoming, 1));
+  ChunkSum d_h2(u, c.hidden);
+  std::vector<View> d_up;
+  for (std::size_t i = 0; i < chunks; ++i) {
+    const View d_act = u.activation(Keep::transient, w.chunks[i].down_w.cols());
+    u.run(LinearBackwardInput{.d_y = d_mlp, .weight = w.chunks[i].down_w, .d_x = d_act});
+    d_up.push_back(u.activation(Keep::transient, w.chunks[i].up_w.rows()));
+    u.run(ActivateBackward{
+        .x = s.chunks[i].up, .d_y = d_act, .d_x = d_up.back(), .kind = c.activation});
+    u.run(LinearBackwardInput{.d_y = d_up.back(),
+                              .weight = w.chunks[i].up_w,
+                              .d_x = d_h2.part(static_cast<std::int64_t>(i))});
+  }
+  d_h2.start();
+  for (std::size_t i = 0; i < chunks; ++i) {
+    const BlockChunk& part = g.chunks[i];
+    u.run(LinearBackwardWeight{.d_y = d_mlp,
+                               .x = s.chunks[i].act,
+                               .d_weight = part.down_w,
+                               .d_bias = i == 0 ? g.down_b : View{},
+                               .write = write});
+    u.run(LinearBackwardWeight{
+        .d_y = d_up[i], .x = s.h2, .d_weight = part.up_w, .d_bias = part.up_b, .write = write});
+  }
+  const View d_sum2 = norm_backward(u, c, partial,
+                                    {.d_out = d_h2.finish(),
+                                     .d_resid = d,
+                                     .sum = s.sum2,
+                                     .weight = w.norm2_w,
+                                     .stats = s.norm2,
+                                     .d_weight = g.norm2_w,
+                                     .d_bias = g.norm2_b});
+
   // Attention.
-  const View d_projected = undo_dropout(u, c, d_sum2, u.dropout(c, DropoutSite::attention_out));
-  const View d_att = u.activation(Keep::transient, c.heads * c.head_dim);
-  u.run(LinearBackwardInput{.d_y = d_projected, .weight = w.out_w, .d_x = d_att});
-  u.run(LinearBackwardWeight{
-      .d_y = d_projected, .x = s.att, .d_weight = g.out_w, .d_bias = g.out_b, .write = write});
-  const View d_qkv = u.activation(Keep::transient, c.qkv_columns());
-  const Qkv x = split(c, s.qkv), dx = split(c, d_qkv);
-  u.run(AttentionBackward{.q = x.q,
-                          .k = x.k,
-                          .v = x.v,
-                          .out = s.att,
-                          .lse = s.lse,
-                          .d_out = d_att,
-                          .d_q = dx.q,
-                          .d_k = dx.k,
-                          .d_v = dx.v,
-                          .shape = attention_shape(c),
-                          .dropout = u.dropout(c, DropoutSite::inner)});
-  rotate(u, c, dx.rotated, 0, Rope::Direction::inverse);
-  const View d_h1 = u.activation(Keep::transient, c.hidden);
-  u.run(LinearBackwardInput{.d_y = d_qkv, .weight = w.qkv_w, .d_x = d_h1});
-  u.run(LinearBackwardWeight{
-      .d_y = d_qkv, .x = s.h1, .d_weight = g.qkv_w, .d_bias = g.qkv_b, .write = write});
-  const View d_sum1 = u.activation(Keep::transient, c.hidden);
-  u.run(NormBackward{.d_out = d_h1,
-                     .d_resid = d_sum2,
-                     .sum = s.sum1,
-                     .weight = w.norm1_w,
-                     .stats = s.norm1,
-                     .d_sum = d_sum1,
-                     .d_weight = g.norm1_w,
-                     .d_bias = g.norm1_b,
-                     .kind = c.norm,
-                     .write = write});
+  const View d_projected = output_gradient(u, c, d_sum2, u.dropout(c, DropoutSite::attention_out));
+  ChunkSum d_h1(u, c.hidden);
+  std::vector<View> d_qkv;
+  for (std::size_t i = 0; i < chunks; ++i) {
+    const AttentionPart part(c, u, static_cast<std::int64_t>(i));
+    const auto& [qkv, att, lse, up, act] = s.chunks[i];
+    const View d_att = u.activation(Keep::transient, part.q_columns);
+    u.run(LinearBackwardInput{.d_y = d_projected, .weight = w.chunks[i].out_w, .d_x = d_att});
+    const View dx = u.activation(Keep::transient, part.columns());
+    u.run(AttentionBackward{.q = part.q(qkv),
+                            .k = part.k(qkv),
+                            .v = part.v(qkv),
+                            .out = att,
+                            .lse = lse,
+                            .d_out = d_att,
+                            .d_q = part.q(dx),
+                            .d_k = part.k(dx),
+                            .d_v = part.v(dx),
+                            .shape = part.shape(),
+                            .dropout = part.dropout(u)});
+    rotate(u, c, part.rotated(dx), 0, Rope::Direction::inverse);
+    d_qkv.push_back(dx);
+    project_back(u, part, w, w.chunks[i], dx, d_h1.part(static_cast<std::int64_t>(i)));
+  }
+  d_h1.start();
+  // Of whole keys and values each chunk gives a part, zero but for the heads that it reads.
+  const auto kv_parts = [&](const View& gradient) {
+    const View all =
+        partial.parts(gradient, static_cast<std::int64_t>(chunks), u.tensor_region().cut.ranks > 1);
+    if (all) u.run(Fill{.out = all});
+    return all;
+  };
+  const View k_w = kv_parts(g.k_w), v_w = kv_parts(g.v_w);
+  const View k_b = kv_parts(g.k_b), v_b = kv_parts(g.v_b);
+  for (std::size_t i = 0; i < chunks; ++i) {
+    const AttentionPart part(c, u, static_cast<std::int64_t>(i));
+    u.run(LinearBackwardWeight{.d_y = d_projected,
+                               .x = s.chunks[i].att,
+                               .d_weight = g.chunks[i].out_w,
+                               .d_bias = i == 0 ? g.out_b : View{},
+                               .write = write});
+    const auto own_part = [&](View gradient, const View& all) {
+      if (gradient) gradient.data = all.row_range(static_cast<std::int64_t>(i), 1).data;
+      return gradient;
+    };
+    BlockWeights own = g;
+    own.k_w = own_part(g.k_w, k_w), own.v_w = own_part(g.v_w, v_w);
+    own.k_b = own_part(g.k_b, k_b), own.v_b = own_part(g.v_b, v_b);
+    part.each_product(own, g.chunks[i], d_qkv[i],
+                      [&](const View& d_weight, const View& d_bias, const View& d_y) {
+                        const bool of_part = d_weight.data != g.chunks[i].qkv_w.data;
+                        u.run(LinearBackwardWeight{.d_y = d_y,
+                                                   .x = s.h1,
+                                                   .d_weight = d_weight,
+                                                   .d_bias = d_bias,
+                                                   .write = of_part ? Write::add : write});
+                      });
+  }
+  const View d_sum1 = norm_backward(u, c, partial,
+                                    {.d_out = d_h1.finish(),
+                                     .d_resid = d_sum2,
+                                     .sum = s.sum1,
+                                     .weight = w.norm1_w,
+                                     .stats = s.norm1,
+                                     .d_weight = g.norm1_w,
+                                     .d_bias = g.norm1_b});
+  partial.finish();
   return d_sum1;
 }
 
 void block_generate(UnitContext& u, const ModelConfig& c, const BlockWeights& w, Carry in,
                     KvCache& cache, Carry& out) {
-  const std::int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
   const std::int64_t first = cache.length, count = u.micro_batch().sequence;
+  const AttentionPart part(c, u, 0);
+  const BlockChunk& chunk = w.chunks[0];
   BlockSaved s;
+  s.chunks.resize(1);
   s.sum1 =
       add_norm(u, c, in, Keep::input, w.norm1_w, w.norm1_b, DropoutSite::incoming, s.h1, s.norm1);
   const auto project = [&](std::int64_t row, std::int64_t rows, const View& y) {
     u.run(Linear{.x = s.h1,
-                 .weight = w.qkv_w.row_range(row, rows),
-                 .bias = w.qkv_b ? w.qkv_b.range(row, rows) : View{},
+                 .weight = chunk.qkv_w.row_range(row, rows),
+                 .bias = chunk.qkv_b ? chunk.qkv_b.range(row, rows) : View{},
                  .y = y});
   };
+  const std::int64_t q = part.q_columns, kv = part.kv_columns;
   const auto cached = [&](const View& all, std::int64_t begin, std::int64_t rows) {
     return all.row_range(begin, rows).reshaped({1, rows, kv});
   };
@@ -222,14 +369,14 @@ void block_generate(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
   project(q + kv, kv, cached(cache.v, first, count));
   rotate(u, c, query, first, Rope::Direction::forward);
   rotate(u, c, cached(cache.k, first, count), first, Rope::Direction::forward);
-  s.att = u.activation(Keep::transient, q);
+  const View att = u.activation(Keep::transient, q);
   u.run(Attention{.q = query,
                   .k = cached(cache.k, 0, first + count),
                   .v = cached(cache.v, 0, first + count),
-                  .out = s.att,
-                  .shape = attention_shape(c)});
+                  .out = att,
+                  .shape = part.shape()});
   const View projected = u.activation(Keep::transient, c.hidden);
-  u.run(Linear{.x = s.att, .weight = w.out_w, .bias = w.out_b, .y = projected});
+  u.run(Linear{.x = att, .weight = chunk.out_w, .bias = w.out_b, .y = projected});
   mlp_forward(u, c, w, {.resid = s.sum1, .pending = projected}, s, out);
 }
 

@@ -7,20 +7,40 @@
 
 namespace tessera::model {
 
+/// The heads of one chunk and where the kv heads that they read begin.
+struct HeadPart {
+  Range heads, kv_heads;
+  std::int64_t group = 1;  // query heads that share a kv head
+  std::int64_t skip() const { return heads.begin - kv_heads.begin * group; }
+};
+HeadPart heads_of(const ModelConfig& config, std::int64_t chunk, std::int64_t chunks);
+
 /// Views of a block's parameters, or of their gradients; where the bytes live is unknown here.
 /// Biases may be absent. Joined matrices are one view: qkv_w is (H D + 2 KV D, C), up_w is (F, C),
-/// or (2 F, C) = [gate; up] for swiglu.
-struct BlockWeights {
-  View norm1_w, norm1_b, qkv_w, qkv_b, out_w, out_b;
-  View norm2_w, norm2_b, up_w, up_b, down_w, down_b;
+/// or (2 F, C) = [gate; up] for swiglu; H, KV and F are the chunk's.
+struct BlockChunk {
+  View qkv_w, qkv_b;  // of q alone where keys and values are whole
+  View out_w;
+  View up_w, up_b, down_w;
 };
-/// Picks the views out of a unit's parameters, which are given in the order of UnitDesc::params.
-BlockWeights block_weights(const UnitDesc& unit, std::span<const View> params);
+struct BlockWeights {
+  View norm1_w, norm1_b, norm2_w, norm2_b;
+  View out_b, down_b;
+  View k_w, k_b, v_w, v_b;         // where fewer kv heads than chunks make them whole on every rank
+  std::vector<BlockChunk> chunks;  // this rank's
+};
+/// Picks the views out of a unit's parameters.
+BlockWeights block_weights(const UnitDesc& unit, const ParameterViews& params);
 
-/// What backward needs from forward. sum1 and sum2 are the inputs of the two norms.
+/// What backward needs from forward. sum1 and sum2 are the inputs of the two norms; h1 and h2 their
+/// outputs at all positions.
 struct BlockSaved {
-  View sum1, norm1, h1, qkv, att, lse;
-  View sum2, norm2, h2, up, act;
+  struct Chunk {
+    View qkv, att, lse, up, act;
+  };
+  View sum1, norm1, h1;
+  View sum2, norm2, h2;
+  std::vector<Chunk> chunks;
 };
 
 void block_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, Carry in,
@@ -37,8 +57,8 @@ struct KvCache {
   View k, v;                // (1, capacity, KV D)
   std::int64_t length = 0;  // tokens that are in it
 };
-/// Forward of T new tokens after `cache.length` cached ones; puts theirs into the cache (the caller
-/// advances length).
+/// Forward of T new tokens after `cache.length` cached ones, on one tensor rank; puts theirs into
+/// the cache (the caller advances length).
 void block_generate(UnitContext& u, const ModelConfig& c, const BlockWeights& w, Carry in,
                     KvCache& cache, Carry& out);
 

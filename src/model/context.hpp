@@ -1,12 +1,13 @@
-// What a unit function runs in: a device for its kernels and a workspace for its intermediate
-// tensors. Against a real device and memory the function computes at once; against a recording
-// device and symbolic addresses it becomes ops.
+// What a unit function runs in: a device for its kernels, a workspace for its intermediate tensors,
+// and the tensor ranks that it works with. Against a real device and memory the function computes
+// at once; against a recording device and symbolic addresses it becomes ops.
 #pragma once
 
 #include <functional>
 
+#include "comm/collective.hpp"
 #include "kernels/api/device.hpp"
-#include "model/config.hpp"
+#include "model/parameters.hpp"
 
 namespace tessera::model {
 
@@ -21,6 +22,21 @@ enum class Keep : std::uint8_t {
 
 /// Hands out memory for one intermediate tensor; who provides it decides how long it lives.
 using Allocate = std::function<std::byte*(Keep keep, std::int64_t bytes)>;
+
+/// The tensor ranks that compute a unit together (Shoeybi et al. 2019, Megatron-LM).
+struct TensorRegion {
+  TensorCut cut;
+  /// Norms and residuals are split over the ranks too, by position (Korthikanti et al. 2022).
+  bool sequence = false;
+  /// The equal parts of a sequence over which gradients of norm weights are summed apart.
+  std::int64_t position_groups = 1;
+  DType wire = DType::f32;  // of sums over ranks
+  comm::GroupShape group;
+  std::function<void(const comm::CollectiveCall&)> run;  // over the tensor group
+
+  bool whole() const { return cut.chunks == 1; }
+  bool split_sequence() const { return sequence && cut.ranks > 1; }
+};
 
 /// One micro-batch as the units see it.
 struct MicroBatch {
@@ -37,14 +53,22 @@ enum class DropoutSite : std::uint64_t { inner = 0, attention_out = 1, incoming 
 
 class UnitContext {
  public:
-  UnitContext(kernels::Device& device, Allocate allocate, DType compute, MicroBatch micro_batch)
+  UnitContext(kernels::Device& device, Allocate allocate, DType compute, MicroBatch micro_batch,
+              TensorRegion tensor = {})
       : device_(device),
         allocate_(std::move(allocate)),
         compute_(compute),
-        micro_batch_(micro_batch) {}
+        micro_batch_(micro_batch),
+        tensor_(std::move(tensor)) {}
 
   DType compute() const { return compute_; }
   const MicroBatch& micro_batch() const { return micro_batch_; }
+  const TensorRegion& tensor_region() const { return tensor_; }
+  /// Positions of each sequence whose residuals this rank holds.
+  Range positions() const {
+    if (!tensor_.sequence) return {0, micro_batch_.sequence};
+    return even_part(micro_batch_.sequence, tensor_.cut.rank, tensor_.cut.ranks);
+  }
 
   View tensor(Keep keep, DType type, std::initializer_list<std::int64_t> extents) {
     View v(nullptr, type, extents);
@@ -54,6 +78,10 @@ class UnitContext {
   /// (B, T, columns) in the compute type.
   View activation(Keep keep, std::int64_t columns) {
     return tensor(keep, compute_, {micro_batch_.batch, micro_batch_.sequence, columns});
+  }
+  /// (B, T of positions(), columns) in the compute type.
+  View residual(Keep keep, std::int64_t columns) {
+    return tensor(keep, compute_, {micro_batch_.batch, positions().count(), columns});
   }
 
   /// Runs one operation, with the scratch that the device wants for it.
@@ -66,13 +94,19 @@ class UnitContext {
     device_.run(call);
   }
 
-  /// Dropout at one of the model's sites, off in evaluation. `visit` counts from this one: what a
-  /// block leaves pending is dropped out where it is added, in visit 1.
+  /// Dropout of a residual() at one of the model's sites, off in evaluation. `visit` counts from
+  /// this one: what a block leaves pending is dropped out where it is added, in visit 1.
   kernels::Dropout dropout(const ModelConfig& c, DropoutSite site, std::uint64_t visit = 0) const {
+    return dropout_from(positions().begin * c.hidden, c, site, visit);
+  }
+  /// Dropout of a tensor that begins with element `first` of each sample.
+  kernels::Dropout dropout_from(std::int64_t first, const ModelConfig& c, DropoutSite site,
+                                std::uint64_t visit = 0) const {
     if (!training || c.dropout == 0) return {};
     return {.p = c.dropout,
             .seed = seed,
             .site = (layer + visit) * kDropoutSites + static_cast<std::uint64_t>(site),
+            .first = first,
             .samples = micro_batch_.samples};
   }
 
@@ -86,12 +120,13 @@ class UnitContext {
   Allocate allocate_;
   DType compute_;
   MicroBatch micro_batch_;
+  TensorRegion tensor_;
 };
 
 /// What flows between units: the residual stream and the last sub-layer's output, not yet added to
 /// it (absent after the embedding), so that the addition fuses with the next norm.
 struct Carry {
-  View resid;    // (B, T, C)
+  View resid;    // (B, T, C), T the rank's positions
   View pending;  // (B, T, C) or absent
 };
 

@@ -1,44 +1,84 @@
 #include "model/ends.hpp"
 
+#include "model/tensor_parallel.hpp"
+
 namespace tessera::model {
 
 using namespace kernels;
 
-void embed_forward(UnitContext& u, const ModelConfig& c, const View& token_table,
-                   const View& position_table, std::int64_t first_position, Carry& out) {
-  out = {.resid = u.activation(Keep::input, c.hidden), .pending = {}};
-  u.run(Embed{.tokens = u.micro_batch().tokens,
-              .token_table = token_table,
-              .position_table = position_table,
-              .out = out.resid,
-              .first_position = first_position,
-              .dropout = u.dropout(c, DropoutSite::inner)});
+namespace {
+
+/// First row of an own chunk of a token matrix.
+std::int64_t first_token(const UnitContext& u, const ModelConfig& c, std::size_t own_chunk) {
+  const TensorCut& cut = u.tensor_region().cut;
+  return even_part(c.padded_vocab(), cut.first() + static_cast<std::int64_t>(own_chunk), cut.chunks)
+      .begin;
 }
 
-void embed_backward(UnitContext& u, const ModelConfig& c, const View& d, const View& d_token_table,
-                    const View& d_position_table, Write token_write, Write position_write) {
+}  // namespace
+
+void embed_forward(UnitContext& u, const ModelConfig& c, const TokenMatrix& token_table,
+                   const View& position_table, std::int64_t first_position, Carry& out) {
+  const View resid = u.residual(Keep::input, c.hidden);
+  out = {.resid = resid, .pending = {}};
+  const Dropout dropout = u.dropout(c, DropoutSite::inner);
+  if (u.tensor_region().whole()) {
+    u.run(Embed{.tokens = u.micro_batch().tokens,
+                .token_table = token_table[0],
+                .position_table = position_table,
+                .out = resid,
+                .first_position = first_position,
+                .dropout = dropout});
+    return;
+  }
+  ChunkSum tokens(u, c.hidden, {}, DType::f32);  // all terms but one are zero
+  for (std::size_t i = 0; i < token_table.size(); ++i) {
+    u.run(Embed{.tokens = u.micro_batch().tokens,
+                .token_table = token_table[i],
+                .position_table = {},
+                .out = tokens.part(static_cast<std::int64_t>(i)),
+                .first_token = first_token(u, c, i),
+                .vocab = c.padded_vocab()});
+  }
+  tokens.start();
+  u.run(AddPositions{.x = tokens.finish(),
+                     .position_table = position_table,
+                     .out = resid,
+                     .first_position = first_position + u.positions().begin,
+                     .dropout = dropout});
+}
+
+void embed_backward(UnitContext& u, const ModelConfig& c, const View& d,
+                    const TokenMatrix& d_token_table, const View& d_position_table,
+                    Write token_write, Write position_write) {
   // Only the positions that the sequence has are reached; the others' gradient is zero.
   const View reached =
       d_position_table ? d_position_table.row_range(0, u.micro_batch().sequence) : View{};
-  u.run(EmbedBackward{.tokens = u.micro_batch().tokens,
-                      .d = d,
-                      .d_token_table = d_token_table,
-                      .d_position_table = reached,
-                      .token_write = token_write,
-                      .position_write = position_write,
-                      .dropout = u.dropout(c, DropoutSite::inner)});
+  const View all = gather_positions(u, d, Keep::transient);
+  for (std::size_t i = 0; i < d_token_table.size(); ++i) {
+    u.run(EmbedBackward{.tokens = u.micro_batch().tokens,
+                        .d = all,
+                        .d_token_table = d_token_table[i],
+                        .d_position_table = i == 0 ? reached : View{},
+                        .token_write = token_write,
+                        .position_write = position_write,
+                        .first_token = first_token(u, c, i),
+                        .vocab = c.padded_vocab(),
+                        .dropout = u.dropout_from(0, c, DropoutSite::inner)});
+  }
 }
 
 namespace {
 
 struct FinalNorm {
-  View sum, h, stats;
+  View sum, stats;  // at this rank's positions
+  View h;           // at all positions
 };
 
 FinalNorm final_norm(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in) {
-  FinalNorm n{.sum = in.pending ? u.activation(Keep::transient, c.hidden) : in.resid,
-              .h = u.activation(Keep::transient, c.hidden),
-              .stats = u.tensor(Keep::transient, DType::f32, {in.resid.rows(), 2})};
+  FinalNorm n{.sum = in.pending ? u.residual(Keep::transient, c.hidden) : in.resid,
+              .stats = u.tensor(Keep::transient, DType::f32, {in.resid.rows(), 2}),
+              .h = u.residual(Keep::transient, c.hidden)};
   u.run(AddNorm{.resid = in.resid,
                 .pending = in.pending,
                 .weight = w.norm_w,
@@ -49,52 +89,107 @@ FinalNorm final_norm(UnitContext& u, const ModelConfig& c, const HeadWeights& w,
                 .kind = c.norm,
                 .eps = c.norm_eps,
                 .dropout = in.pending ? u.dropout(c, DropoutSite::incoming) : Dropout{}});
+  n.h = gather_positions(u, n.h, Keep::transient);
   return n;
 }
 
-View logits_of(UnitContext& u, const ModelConfig& c, const HeadWeights& w, const View& h) {
-  const View logits = u.activation(Keep::transient, c.padded_vocab());
-  u.run(Linear{.x = h, .weight = w.matrix, .y = logits});
+/// Logits of each own chunk.
+std::vector<View> logits_of(UnitContext& u, const HeadWeights& w, const View& h) {
+  std::vector<View> logits;
+  for (const View& matrix : w.matrix) {
+    logits.push_back(u.activation(Keep::transient, matrix.rows()));
+    u.run(Linear{.x = h, .weight = matrix, .y = logits.back()});
+  }
   return logits;
+}
+
+/// Losses; with a scale, logits become their gradient.
+void classify(UnitContext& u, const ModelConfig& c, const std::vector<View>& logits,
+              const View& losses, const View& scale) {
+  const View& targets = u.micro_batch().targets;
+  const TensorRegion& tensor = u.tensor_region();
+  if (tensor.whole()) {
+    u.run(Classify{.logits = logits[0].matrix(),
+                   .targets = targets,
+                   .losses = losses,
+                   .scale = scale,
+                   .vocab = c.vocab});
+    return;
+  }
+  const std::int64_t rows = losses.elements();
+  View stats = u.tensor(Keep::transient, DType::f32, {tensor.cut.own(), rows, std::int64_t{3}});
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    u.run(ClassifyPart{.logits = logits[i].matrix(),
+                       .targets = targets,
+                       .stats = stats.row_range(static_cast<std::int64_t>(i) * rows, rows),
+                       .first_token = first_token(u, c, i),
+                       .vocab = c.vocab});
+  }
+  if (tensor.cut.ranks > 1) {
+    const View all =
+        u.tensor(Keep::transient, DType::f32, {tensor.cut.chunks, rows, std::int64_t{3}});
+    tensor.run(comm::AllGather{.shard = stats, .full = all});
+    stats = all;
+  }
+  const View lse = u.tensor(Keep::transient, DType::f32, {rows});
+  u.run(ClassifyLoss{.stats = stats, .targets = targets, .losses = losses, .lse = lse});
+  for (std::size_t i = 0; scale && i < logits.size(); ++i) {
+    u.run(ClassifyGradient{.logits = logits[i].matrix(),
+                           .targets = targets,
+                           .lse = lse,
+                           .scale = scale,
+                           .first_token = first_token(u, c, i),
+                           .vocab = c.vocab});
+  }
 }
 
 }  // namespace
 
 View head_logits(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in) {
-  return logits_of(u, c, w, final_norm(u, c, w, in).h);
+  return logits_of(u, w, final_norm(u, c, w, in).h)[0];
 }
 
 void head_loss(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
                const View& losses) {
-  u.run(Classify{.logits = head_logits(u, c, w, in).matrix(),
-                 .targets = u.micro_batch().targets,
-                 .losses = losses,
-                 .vocab = c.vocab});
+  classify(u, c, logits_of(u, w, final_norm(u, c, w, in).h), losses, {});
 }
 
 View head_loss_backward(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
                         const View& losses, const View& scale, const HeadWeights& g, Write write) {
   const FinalNorm n = final_norm(u, c, w, in);
-  const View logits = logits_of(u, c, w, n.h);
-  u.run(Classify{.logits = logits.matrix(),
-                 .targets = u.micro_batch().targets,
-                 .losses = losses,
-                 .scale = scale,
-                 .vocab = c.vocab});
-  const View d_h = u.activation(Keep::transient, c.hidden);
-  u.run(LinearBackwardInput{.d_y = logits, .weight = w.matrix, .d_x = d_h});
-  u.run(LinearBackwardWeight{.d_y = logits, .x = n.h, .d_weight = g.matrix, .write = write});
-  const View d_sum = u.activation(Keep::transient, c.hidden);
-  u.run(NormBackward{.d_out = d_h,
-                     .sum = n.sum,
-                     .weight = w.norm_w,
-                     .stats = n.stats,
-                     .d_sum = d_sum,
-                     .d_weight = g.norm_w,
-                     .d_bias = g.norm_b,
-                     .kind = c.norm,
-                     .write = write});
+  const std::vector<View> logits = logits_of(u, w, n.h);
+  classify(u, c, logits, losses, scale);
+  ChunkSum d_h(u, c.hidden);
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    u.run(LinearBackwardInput{
+        .d_y = logits[i], .weight = w.matrix[i], .d_x = d_h.part(static_cast<std::int64_t>(i))});
+  }
+  d_h.start();
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    u.run(
+        LinearBackwardWeight{.d_y = logits[i], .x = n.h, .d_weight = g.matrix[i], .write = write});
+  }
+  PartialGradients partial(u, write);
+  const View d_sum = norm_backward(u, c, partial,
+                                   {.d_out = d_h.finish(),
+                                    .d_resid = {},
+                                    .sum = n.sum,
+                                    .weight = w.norm_w,
+                                    .stats = n.stats,
+                                    .d_weight = g.norm_w,
+                                    .d_bias = g.norm_b});
+  partial.finish();
   return d_sum;
+}
+
+View carry_sum(UnitContext& u, const ModelConfig& c, Carry in) {
+  if (!in.pending) return in.resid;
+  const View sum = u.residual(Keep::transient, c.hidden);
+  u.run(AddPending{.resid = in.resid,
+                   .pending = in.pending,
+                   .sum = sum,
+                   .dropout = u.dropout(c, DropoutSite::incoming)});
+  return sum;
 }
 
 }  // namespace tessera::model

@@ -5,21 +5,24 @@
 
 namespace tessera::model {
 
+/// A rank's chunks of a token matrix (rows of chunk, C), or of its gradient.
+using TokenMatrix = std::vector<View>;
+
 /// resid = dropout(token_table[tokens] + position_table[first_position ...]), nothing pending.
 /// position_table may be absent.
-void embed_forward(UnitContext& u, const ModelConfig& c, const View& token_table,
+void embed_forward(UnitContext& u, const ModelConfig& c, const TokenMatrix& token_table,
                    const View& position_table, std::int64_t first_position, Carry& out);
 /// `write` is for the positions; the token table's gradient is added to when its matrix is tied to
 /// the head's.
-void embed_backward(UnitContext& u, const ModelConfig& c, const View& d, const View& d_token_table,
-                    const View& d_position_table, kernels::Write token_write,
-                    kernels::Write position_write);
+void embed_backward(UnitContext& u, const ModelConfig& c, const View& d,
+                    const TokenMatrix& d_token_table, const View& d_position_table,
+                    kernels::Write token_write, kernels::Write position_write);
 
 struct HeadWeights {
   View norm_w, norm_b;  // (C)
-  View matrix;          // (padded V, C)
+  TokenMatrix matrix;   // (padded V, C)
 };
-/// Logits (B, T, padded V) of the carry, in the compute type.
+/// Logits (B, T, padded V) of the carry, in the compute type, on one tensor rank.
 View head_logits(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in);
 /// Per-token losses (B T) f32 of the micro-batch.
 void head_loss(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
@@ -30,5 +33,9 @@ void head_loss(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry
 View head_loss_backward(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
                         const View& losses, const View& scale, const HeadWeights& grads,
                         kernels::Write write);
+
+/// Adds a carry up, for the next pipeline stage: (B, T, C), the bits that its first norm would
+/// make.
+View carry_sum(UnitContext& u, const ModelConfig& c, Carry in);
 
 }  // namespace tessera::model

@@ -19,6 +19,12 @@ ParamDesc vector(std::string name, std::int64_t size, Init init = Init::zeros) {
   return {.name = std::move(name), .shape = {size}, .stored_rows = size, .init = init};
 }
 
+ParamDesc cut(ParamDesc p, int axis, std::int64_t granule = 1) {
+  p.tensor_axis = axis;
+  p.granule = granule;
+  return p;
+}
+
 ParamDesc joined(ParamDesc p) {
   p.joined = true;
   return p;
@@ -30,37 +36,42 @@ void add_norm(std::vector<ParamDesc>& params, const ModelConfig& c, const std::s
     params.push_back(vector(prefix + ".bias", c.hidden));
 }
 
-UnitDesc block(const ModelConfig& c, std::int64_t layer) {
+UnitDesc block(const ModelConfig& c, std::int64_t layer, std::int64_t chunks) {
   UnitDesc unit{.name = fmt::format("block.{}", layer), .kind = UnitKind::block, .params = {}};
   const std::string attention = unit.name + ".attention.", mlp = unit.name + ".mlp.";
   const std::int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
   // Projections back into the residual stream start smaller, by the number of additions (Radford et
   // al. 2019).
   const double residual_std = c.init_std / std::sqrt(2.0 * static_cast<double>(c.layers));
+  const bool few_kv = c.kv_heads < chunks;
+  const std::int64_t query = (few_kv ? 1 : c.heads / c.kv_heads) * c.head_dim;
+  const auto key_or_value = [&](ParamDesc d) { return few_kv ? d : joined(cut(d, 0, c.head_dim)); };
   auto& p = unit.params;
-  p.push_back(matrix(attention + "q.weight", q, c.hidden, c.init_std));
-  p.push_back(joined(matrix(attention + "k.weight", kv, c.hidden, c.init_std)));
-  p.push_back(joined(matrix(attention + "v.weight", kv, c.hidden, c.init_std)));
-  p.push_back(matrix(attention + "out.weight", c.hidden, q, residual_std));
+  p.push_back(cut(matrix(attention + "q.weight", q, c.hidden, c.init_std), 0, query));
+  p.push_back(key_or_value(matrix(attention + "k.weight", kv, c.hidden, c.init_std)));
+  p.push_back(key_or_value(matrix(attention + "v.weight", kv, c.hidden, c.init_std)));
+  p.push_back(cut(matrix(attention + "out.weight", c.hidden, q, residual_std), 1, query));
+  const auto up = cut(matrix(mlp + "up.weight", c.ffn_hidden, c.hidden, c.init_std), 0);
   if (c.activation == kernels::ActivationKind::swiglu) {
-    p.push_back(matrix(mlp + "gate.weight", c.ffn_hidden, c.hidden, c.init_std));
-    p.push_back(joined(matrix(mlp + "up.weight", c.ffn_hidden, c.hidden, c.init_std)));
+    p.push_back(cut(matrix(mlp + "gate.weight", c.ffn_hidden, c.hidden, c.init_std), 0));
+    p.push_back(joined(up));
   } else {
-    p.push_back(matrix(mlp + "up.weight", c.ffn_hidden, c.hidden, c.init_std));
+    p.push_back(up);
   }
-  p.push_back(matrix(mlp + "down.weight", c.hidden, c.ffn_hidden, residual_std));
+  p.push_back(cut(matrix(mlp + "down.weight", c.hidden, c.ffn_hidden, residual_std), 1));
   add_norm(p, c, unit.name + ".norm1");
   add_norm(p, c, unit.name + ".norm2");
   if (c.bias) {
-    p.push_back(vector(attention + "q.bias", q));
-    p.push_back(joined(vector(attention + "k.bias", kv)));
-    p.push_back(joined(vector(attention + "v.bias", kv)));
+    p.push_back(cut(vector(attention + "q.bias", q), 0, query));
+    p.push_back(key_or_value(vector(attention + "k.bias", kv)));
+    p.push_back(key_or_value(vector(attention + "v.bias", kv)));
     p.push_back(vector(attention + "out.bias", c.hidden));
+    const auto up_bias = cut(vector(mlp + "up.bias", c.ffn_hidden), 0);
     if (c.activation == kernels::ActivationKind::swiglu) {
-      p.push_back(vector(mlp + "gate.bias", c.ffn_hidden));
-      p.push_back(joined(vector(mlp + "up.bias", c.ffn_hidden)));
+      p.push_back(cut(vector(mlp + "gate.bias", c.ffn_hidden), 0));
+      p.push_back(joined(up_bias));
     } else {
-      p.push_back(vector(mlp + "up.bias", c.ffn_hidden));
+      p.push_back(up_bias);
     }
     p.push_back(vector(mlp + "down.bias", c.hidden));
   }
@@ -70,7 +81,7 @@ UnitDesc block(const ModelConfig& c, std::int64_t layer) {
 UnitDesc token_matrix(const ModelConfig& c, std::string name, UnitKind kind) {
   UnitDesc unit{.name = name,
                 .kind = kind,
-                .params = {matrix(name + ".weight", c.vocab, c.hidden, c.init_std)}};
+                .params = {cut(matrix(name + ".weight", c.vocab, c.hidden, c.init_std), 0)}};
   unit.params[0].stored_rows = c.padded_vocab();
   return unit;
 }
@@ -85,6 +96,15 @@ std::int64_t ParamDesc::elements() const {
 
 std::int64_t ParamDesc::stored_elements() const { return elements() / shape[0] * stored_rows; }
 
+MatrixRange ParamDesc::part(std::int64_t chunk, std::int64_t chunks) const {
+  MatrixRange all{{0, stored_rows}, {0, elements() / shape[0]}};
+  if (tensor_axis < 0) return all;
+  Range& axis = tensor_axis == 0 ? all.rows : all.columns;
+  const Range granules = even_part(ceil_div(axis.count(), granule), chunk, chunks);
+  axis = {granules.begin * granule, std::min(axis.end, granules.end * granule)};
+  return all;
+}
+
 bool UnitDesc::has(std::string_view local) const {
   return std::any_of(params.begin(), params.end(), [&](const ParamDesc& p) {
     return p.name == fmt::format("{}.{}", name, local);
@@ -98,14 +118,14 @@ std::size_t UnitDesc::index_of(std::string_view local) const {
   throw InternalError(fmt::format("unit {} has no parameter {}", name, local));
 }
 
-std::vector<UnitDesc> model_units(const ModelConfig& c) {
+std::vector<UnitDesc> model_units(const ModelConfig& c, std::int64_t chunks) {
   std::vector<UnitDesc> units{token_matrix(c, "vocabulary", UnitKind::vocabulary)};
   if (c.position == PositionKind::learned) {
     units.push_back({.name = "positions",
                      .kind = UnitKind::positions,
                      .params = {matrix("positions.weight", c.context, c.hidden, c.init_std)}});
   }
-  for (std::int64_t i = 0; i < c.layers; ++i) units.push_back(block(c, i));
+  for (std::int64_t i = 0; i < c.layers; ++i) units.push_back(block(c, i, chunks));
   units.push_back({.name = "final_norm", .kind = UnitKind::final_norm, .params = {}});
   add_norm(units.back().params, c, "final_norm");
   if (!c.tied_embeddings) units.push_back(token_matrix(c, "head", UnitKind::head));

@@ -13,18 +13,32 @@ namespace tessera::model {
 
 enum class Init : std::uint8_t { zeros, ones, normal };
 
+/// How units are cut over tensor ranks: into `chunks` parts, of which each of `ranks` (a divisor of
+/// chunks) holds as many, neighbours. One chunk a rank serves; more make what is computed, and in
+/// which order it is summed, independent of the number of ranks.
+struct TensorCut {
+  std::int64_t chunks = 1, ranks = 1, rank = 0;
+  std::int64_t own() const { return chunks / ranks; }
+  std::int64_t first() const { return rank * own(); }
+};
+
 struct ParamDesc {
   std::string name;  // of checkpoints: "block.3.attention.q.weight"
   std::vector<std::int64_t> shape;
   std::int64_t stored_rows =
       0;  // shape[0], or more where rows are padded (token matrices); padding stays 0
   Init init = Init::zeros;
-  double init_std = 0;  // of Init::normal
-  bool decay = false;   // two or more dimensions (trap 42)
-  bool joined = false;  // follows the one before without a gap, so that one product serves both
+  double init_std = 0;   // of Init::normal
+  bool decay = false;    // two or more dimensions (trap 42)
+  bool joined = false;   // follows the one before without a gap, so that one product serves both
+  int tensor_axis = -1;  // the axis that is cut in chunks; -1: every tensor rank has the whole
+  std::int64_t granule = 1;  // indices of that axis that stay together
 
   std::int64_t elements() const;         // without padding
   std::int64_t stored_elements() const;  // with padding
+  /// What chunk `chunk` of `chunks` holds: of U granules [floor(i U / n), floor((i + 1) U / n)).
+  /// Rows are stored rows.
+  MatrixRange part(std::int64_t chunk, std::int64_t chunks) const;
 };
 
 enum class UnitKind : std::uint8_t { vocabulary, positions, block, final_norm, head };
@@ -41,8 +55,12 @@ struct UnitDesc {
 };
 
 /// All units in the order of forward: vocabulary, positions, blocks, final_norm, head (when
-/// untied).
-std::vector<UnitDesc> model_units(const ModelConfig& config);
+/// untied), to be cut into `chunks`. With fewer kv heads than chunks, keys and values are whole on
+/// every tensor rank, which computes those that its query heads read.
+std::vector<UnitDesc> model_units(const ModelConfig& config, std::int64_t chunks = 1);
+
+/// A unit's parameters as a rank holds them: [parameter][own chunk], one entry where it is whole.
+using ParameterViews = std::vector<std::vector<View>>;
 
 /// Number of parameters without padding, tied ones once.
 std::int64_t parameter_count(std::span<const UnitDesc> units);

@@ -17,6 +17,12 @@ using kernels::Access;
                                   why));
 }
 
+constexpr std::array<OpId, kStreams> none() {
+  std::array<OpId, kStreams> all{};
+  all.fill(-1);
+  return all;
+}
+
 /// Happens-before by brute force: reach[i] is the set of ops complete when op i starts, as the
 /// latest of each stream.
 std::vector<std::array<OpId, kStreams>> reachable(const Plan& plan) {
@@ -72,8 +78,8 @@ void check_order(const Plan& plan) {
   };
   struct History {
     OpId writer = -1;
-    BufferId buffer = -1;                                // as which it was written
-    std::array<OpId, kStreams> readers{-1, -1, -1, -1};  // since, the latest of each stream
+    BufferId buffer = -1;                         // as which it was written
+    std::array<OpId, kStreams> readers = none();  // since, the latest of each stream
   };
   std::array<RangeMap<History>, 2> arenas;
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
@@ -117,72 +123,102 @@ void check_order(const Plan& plan) {
   }
 }
 
-/// Every gradient buffer that operations of a unit fill is summed once, after the last of them;
-/// what the sums make up enters the norm once and the update once, in this order.
-void check_gradients(const Plan& plan) {
-  if (plan.shape.purpose == PlanPurpose::evaluate) return;
+/// Follows every gradient from the operations that make it, through sums over micro-batches, ranks
+/// and ends, to the norm and the update: nothing is lost on the way, nothing counted twice.
+class GradientCheck {
+ public:
+  explicit GradientCheck(const Plan& plan) : plan_(plan) {}
+
+  void run() {
+    for (std::size_t i = 0; i < plan_.ops.size(); ++i) {
+      const Op& op = plan_.ops[i];
+      at_ = i;
+      if (const auto* call = std::get_if<comm::CollectiveCall>(&op.call)) collective(op, *call);
+      if (const auto* call = std::get_if<kernels::KernelCall>(&op.call)) kernel(op, *call);
+    }
+    for (const auto& [id, made] : unsummed_)
+      reject(plan_, made, "makes a gradient that is never used");
+    for (std::size_t u = 0; u < plan_.shares.size(); ++u) {
+      const UnitShare& share = plan_.shares[u];
+      const Unit& unit = units_[static_cast<std::int32_t>(u)];
+      const std::int64_t whole = share.shard * plan_.group(MeshGroup::data).size;
+      if (unit.normed != share.counted || (unit.updated != share.shard && unit.updated != whole)) {
+        throw InternalError(
+            fmt::format("broken plan: unit {} has a shard of {} elements, {} of them its own to "
+                        "count; {} enter the norm, {} are updated",
+                        u, share.shard, share.counted, unit.normed, unit.updated));
+      }
+    }
+  }
+
+ private:
   struct Unit {
-    std::int64_t reductions = 0, shard = 0, normed = 0, updated = 0;
+    std::int64_t normed = 0, updated = 0;
   };
-  std::map<std::int32_t, Unit> units;
-  std::map<BufferId, std::size_t> unreduced;  // gradient buffer -> op that wrote it last
-  bool verdict = false;
-  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
-    const Op& op = plan.ops[i];
-    Unit& unit = units[op.unit];
-    if (op.kind == OpKind::kernel) {
-      for (const BufferUse& use : uses_of(op)) {
-        const bool gradient =
-            plan.buffers[static_cast<std::size_t>(use.buffer)].purpose == Purpose::gradients;
-        if (gradient && use.access != Access::read) unreduced[use.buffer] = i;
-      }
+  bool is_gradient(const View& v) const {
+    return plan_.buffers[static_cast<std::size_t>(buffer_of(v))].purpose == Purpose::gradients;
+  }
+  void use(const View& v, const char* otherwise) {
+    if (unsummed_.erase(buffer_of(v)) == 0) reject(plan_, at_, otherwise);
+  }
+
+  void collective(const Op& op, const comm::CollectiveCall& call) {
+    if (op.kind == OpKind::gather_gradients) {
+      const auto& gather = std::get<comm::AllGather>(call);
+      whole_[buffer_of(gather.full)] = buffer_of(gather.shard);
+      return;
     }
-    if (op.kind == OpKind::reduce_gradients) {
-      const auto& call = std::get<comm::ReduceScatter>(std::get<comm::CollectiveCall>(op.call));
-      if (call.full.elements() != call.shard.elements() * plan.data_group.size) {
-        reject(plan, i, "shards do not make up the whole");
-      }
-      if ((call.write == kernels::Write::overwrite) != (unit.reductions == 0)) {
-        reject(plan, i, "a sum is lost or starts from garbage");
-      }
-      if (unreduced.erase(buffer_of(call.full)) == 0)
-        reject(plan, i, "sums a gradient that nobody made");
-      ++unit.reductions;
-      unit.shard = call.shard.elements();
-    }
-    const auto* kernel = std::get_if<kernels::KernelCall>(&op.call);
-    if (kernel == nullptr) continue;
-    if (const auto* sum = std::get_if<kernels::ExactSum>(kernel);
-        sum != nullptr && op.kind == OpKind::norm) {
-      unit.normed += sum->x.elements();
-    }
-    verdict = verdict || std::holds_alternative<kernels::Verdict>(*kernel);
-    if (const auto* update = std::get_if<kernels::AdamUpdate>(kernel)) {
-      if (!verdict) reject(plan, i, "updates before the norm is known");
-      unit.updated += update->master.elements();
+    const auto* reduce = std::get_if<comm::ReduceScatter>(&call);
+    const bool ours = op.kind == OpKind::reduce_gradients || op.kind == OpKind::tie_gradients;
+    if (reduce == nullptr || !ours) return;
+    if (reduce->full.elements() != reduce->shard.elements() * plan_.group(op.group).size)
+      reject(plan_, at_, "shards do not make up the whole");
+    use(reduce->full, "sums a gradient that nobody made");
+    const BufferId sum = buffer_of(reduce->shard);
+    const bool adds = reduce->write == kernels::Write::add;
+    if (adds != unsummed_.contains(sum)) reject(plan_, at_, "a sum is lost or starts from garbage");
+    unsummed_[sum] = at_;
+  }
+
+  void kernel(const Op& op, const kernels::KernelCall& call) {
+    if (op.kind == OpKind::sum_gradients) {
+      const auto& add = std::get<kernels::Convert>(call);
+      use(add.x, "adds a gradient that nobody made");
+      if (!unsummed_.contains(buffer_of(add.out))) reject(plan_, at_, "adds to garbage");
+    } else if (op.kind == OpKind::norm) {
+      verdict_ = verdict_ || std::holds_alternative<kernels::Verdict>(call);
+      const auto* sum = std::get_if<kernels::ExactSum>(&call);
+      if (sum == nullptr) return;
+      if (!unsummed_.contains(buffer_of(sum->x)))
+        reject(plan_, at_, "the norm of what nobody made");
+      units_[op.unit].normed += sum->x.elements();
+    } else if (const auto* update = std::get_if<kernels::AdamUpdate>(&call)) {
+      if (!verdict_) reject(plan_, at_, "updates before the norm is known");
+      units_[op.unit].updated += update->master.elements();
+      const BufferId from = buffer_of(update->gradient);
+      unsummed_.erase(whole_.contains(from) ? whole_.at(from) : from);
+    } else if (op.kind == OpKind::kernel) {
+      kernels::visit_views(call, [&](const View& v, Access access) {
+        if (access == Access::read || !is_gradient(v)) return;
+        unsummed_[buffer_of(v)] = at_;
+      });
     }
   }
-  const bool alone = plan.data_group.size == 1;
-  if (!alone && !unreduced.empty())
-    reject(plan, unreduced.begin()->second, "makes a gradient that is never summed");
-  for (const auto& [id, unit] : units) {
-    if (id < 0 || unit.normed + unit.updated + unit.reductions == 0) continue;
-    const std::int64_t shard = alone ? unit.normed : unit.shard;
-    const bool all_updated = unit.updated == shard || unit.updated == shard * plan.data_group.size;
-    if (unit.normed != shard || !all_updated) {
-      throw InternalError(
-          fmt::format("broken plan: unit {} sums {} elements, {} enter the norm, {} are updated",
-                      id, shard, unit.normed, unit.updated));
-    }
-  }
-}
+
+  const Plan& plan_;
+  std::size_t at_ = 0;
+  std::map<BufferId, std::size_t> unsummed_;  // gradient buffer -> op that made it
+  std::map<BufferId, BufferId> whole_;        // gathered from this rank's slice
+  std::map<std::int32_t, Unit> units_;
+  bool verdict_ = false;
+};
 
 }  // namespace
 
 void check(const Plan& plan) {
   check_ranges(plan);
   check_order(plan);
-  check_gradients(plan);
+  if (plan.shape.purpose != PlanPurpose::evaluate) GradientCheck(plan).run();
 }
 
 void check_together(std::span<const std::uint64_t> plan_hashes) {

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <map>
 
-#include "plan/make_plan.hpp"
+#include "plan/layers.hpp"
 
 namespace tessera::plan {
 namespace {
@@ -20,12 +20,214 @@ std::vector<Range> complement(std::vector<Range> written, std::int64_t bytes) {
   return gaps;
 }
 
-struct Instance {  // one gradient buffer: of the whole step, or of one micro-batch
-  std::size_t unit = 0;
-  bool again = false;  // the unit was reduced before in this step
-  bool last = false;   // no later instance of the unit
+/// What the backward of one use of a unit fills, in one micro-batch or in the whole step.
+struct Instance {
+  GradientBuffer what;
   std::size_t first_op = 0, last_op = 0;
   std::vector<Range> written;
+};
+
+/// A use of a unit whose gradients are summed together, and how far that has come.
+struct Use {
+  std::size_t left = 0;  // instances to come
+  bool begun = false;
+  View sum;                                            // (shard) f32, this rank's slice
+  View full;                                           // the last instance, whole
+  std::vector<std::pair<std::int64_t, View>> partial;  // of 2^level instances each, levels falling
+  std::size_t last_op = 0;
+};
+
+class Reducer {
+ public:
+  Reducer(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states)
+      : plan_(plan), in_(in), states_(states) {}
+
+  std::vector<SummedGradient> run(const Scheduled& scheduled) {
+    for (const GradientBuffer& g : scheduled.gradients) ++use_of(g).left;
+    for (Instance& instance : in_order_of_completion(scheduled)) {
+      at_ = &plan_.ops[instance.last_op];
+      position_ = instance.last_op + 1;
+      unit_ = instance.what.unit;
+      fill_gaps(instance);
+      Use& use = use_of(instance.what);
+      --use.left;
+      use.last_op = instance.last_op;
+      use.full = buffer_view(instance.what.buffer, in_.accumulate, states_[unit_].layout.padded);
+      in_.any_layout ? add_in_tree(use) : add_in_turn(use);
+    }
+    std::vector<SummedGradient> sums(states_.size());
+    for (std::size_t u = 0; u < states_.size(); ++u) {
+      if (states_[u].held) sums[u] = finish(u);
+    }
+    insertions_.apply(plan_.ops);
+    return sums;
+  }
+
+ private:
+  bool alone() const { return in_.mesh.data == 1; }
+  Use& use_of(const GradientBuffer& g) { return uses_[{g.unit, g.head_use}]; }
+
+  std::vector<Instance> in_order_of_completion(const Scheduled& scheduled) const {
+    std::map<BufferId, Instance> instances;
+    for (const GradientBuffer& g : scheduled.gradients)
+      instances.emplace(g.buffer, Instance{.what = g, .written = {}});
+    for (std::size_t i = 0; i < plan_.ops.size(); ++i) {
+      for (const BufferUse& use : uses_of(plan_.ops[i])) {
+        const auto it = instances.find(use.buffer);
+        if (it == instances.end()) continue;
+        Instance& instance = it->second;
+        if (instance.written.empty()) instance.first_op = i;
+        instance.last_op = i;
+        if (use.access == kernels::Access::write) instance.written.push_back(use.bytes);
+      }
+    }
+    std::vector<Instance> all;
+    for (auto& [id, instance] : instances) all.push_back(std::move(instance));
+    std::sort(all.begin(), all.end(), [](const Instance& a, const Instance& b) {
+      return std::tie(a.last_op, a.what.buffer) < std::tie(b.last_op, b.what.buffer);
+    });
+    return all;
+  }
+
+  void fill_gaps(const Instance& instance) {
+    const BufferId id = instance.what.buffer;
+    const std::int64_t bytes = plan_.buffers[static_cast<std::size_t>(id)].bytes;
+    for (const Range& gap : complement(instance.written, bytes)) {
+      insertions_.before(instance.first_op,
+                         {.kind = OpKind::kernel,
+                          .unit = static_cast<std::int32_t>(unit_),
+                          .visit = plan_.ops[instance.first_op].visit,
+                          .call = kernels::KernelCall{kernels::Fill{
+                              .out = View(symbolic(id, gap.begin), DType::u8, {gap.count()})}},
+                          .waits = {}});
+    }
+  }
+
+  /// Instances are added to the sum one after another.
+  void add_in_turn(Use& use) {
+    if (alone()) {
+      use.sum = use.full;
+    } else {
+      if (!use.begun) use.sum = slice_for(use);
+      reduce(use.full, use.sum, use.begun ? kernels::Write::add : kernels::Write::overwrite);
+    }
+    use.begun = true;
+  }
+
+  /// Micro-batches are the leaves of an aligned binary tree, whoever has them: under "step" a
+  /// rank's own come first, under "micro" the ranks'.
+  void add_in_tree(Use& use) {
+    const bool reduce_each = in_.reduce == ReduceWhen::micro && !alone();
+    View sum = use.full;
+    if (reduce_each) {
+      sum = slice_for(use);
+      reduce(use.full, sum, kernels::Write::overwrite);
+    }
+    std::int64_t level = 0;
+    for (; !use.partial.empty() && use.partial.back().first == level; ++level) {
+      add_to(use.partial.back().second, sum);
+      sum = use.partial.back().second;
+      use.partial.pop_back();
+    }
+    use.partial.push_back({level, sum});
+    if (use.left > 0) return;
+    TESSERA_CHECK(use.partial.size() == 1, "micro-batches that are not a power of two");
+    use.sum = sum;
+    if (alone() || reduce_each) return;
+    use.full = sum;
+    use.sum = slice_for(use);
+    reduce(use.full, use.sum, kernels::Write::overwrite);
+  }
+
+  /// At stage 0 a gradient that is reduced once stays where it is; otherwise the slice outlives the
+  /// full buffer.
+  View slice_for(const Use& use) {
+    const zero::UnitLayout& layout = states_[unit_].layout;
+    const Range slice = layout.shard_of(plan_.place.data);
+    const bool once = use.left == 0 && !use.begun;
+    const bool in_place =
+        in_.stage == 0 && (in_.any_layout ? in_.reduce == ReduceWhen::step : once);
+    if (in_place) return use.full.range(slice.begin, slice.count());
+    const BufferId id = add_buffer(plan_, in_.units[unit_].name + " gradient shard",
+                                   Purpose::gradients, layout.shard * 4);
+    return buffer_view(id, DType::f32, layout.shard);
+  }
+
+  void reduce(const View& full, const View& shard, kernels::Write write) {
+    insert(OpKind::reduce_gradients, Stream::reduce, MeshGroup::data,
+           comm::CollectiveCall{comm::ReduceScatter{.full = full,
+                                                    .shard = shard,
+                                                    .staging = staging(MeshGroup::data),
+                                                    .wire = in_.wire,
+                                                    .write = write}});
+  }
+  void add_to(const View& sum, const View& part) {
+    insert(
+        OpKind::sum_gradients, Stream::compute, MeshGroup::data,
+        kernels::KernelCall{kernels::Convert{.x = part, .out = sum, .write = kernels::Write::add}});
+  }
+  void insert(OpKind kind, Stream stream, MeshGroup group, Call call) {
+    insertions_.before(position_, {.kind = kind,
+                                   .stream = stream,
+                                   .group = group,
+                                   .unit = static_cast<std::int32_t>(unit_),
+                                   .micro_batch = at_->micro_batch,
+                                   .visit = at_->visit,
+                                   .call = std::move(call),
+                                   .waits = {}});
+  }
+  /// Reductions follow one another on their stream, so one buffer serves all of a group.
+  View staging(MeshGroup group) {
+    View& view = staging_[group];
+    if (!view) {
+      const std::int64_t bytes = comm::reduce_scatter_staging(plan_.group(group), in_.wire);
+      view = buffer_view(add_buffer(plan_, "staging", Purpose::staging, bytes), DType::u8, bytes);
+    }
+    return view;
+  }
+
+  /// The sums of a tied matrix's two uses, then, at stage 0, everybody's slices to everybody.
+  SummedGradient finish(std::size_t unit) {
+    unit_ = unit;
+    const auto use_at = [&](bool head) {
+      const auto it = uses_.find({unit, head});
+      return it == uses_.end() ? nullptr : &it->second;
+    };
+    Use *embed = use_at(false), *head = use_at(true);
+    Use& use = embed != nullptr ? *embed : *head;
+    at_ = &plan_.ops[use.last_op];
+    position_ = use.last_op + 1;
+    if (embed != nullptr && head != nullptr) {
+      add_to(embed->sum, head->sum);
+    } else if (tied_apart(in_) && in_.units[unit].kind == model::UnitKind::vocabulary) {
+      position_ = plan_.ops.size();  // after all that does not wait for the other end
+      const std::int64_t end = plan_.place.pipeline == 0 ? 0 : 1, half = use.sum.elements() / 2;
+      const View own = use.sum.range(end * half, half);
+      insert(OpKind::tie_gradients, Stream::reduce, MeshGroup::ends,
+             comm::CollectiveCall{comm::ReduceScatter{.full = use.sum,
+                                                      .shard = own,
+                                                      .staging = staging(MeshGroup::ends),
+                                                      .wire = DType::f32}});
+      insert(OpKind::tie_gradients, Stream::reduce, MeshGroup::ends,
+             comm::CollectiveCall{comm::AllGather{.shard = own, .full = use.sum}});
+    }
+    if (alone()) return {.slice = use.sum, .owned = use.sum};
+    if (in_.stage > 0) return {.slice = use.sum, .owned = use.sum};
+    insert(OpKind::gather_gradients, Stream::reduce, MeshGroup::data,
+           comm::CollectiveCall{comm::AllGather{.shard = use.sum, .full = use.full}});
+    return {.slice = use.sum, .owned = use.full};
+  }
+
+  Plan& plan_;
+  const PlanInputs& in_;
+  const std::vector<UnitState>& states_;
+  Insertions insertions_;
+  std::map<std::pair<std::size_t, bool>, Use> uses_;
+  std::map<MeshGroup, View> staging_;
+  // What is being worked on: its unit, the op that completed it, and where what follows goes.
+  std::size_t unit_ = 0;
+  const Op* at_ = nullptr;
+  std::size_t position_ = 0;
 };
 
 }  // namespace
@@ -33,97 +235,7 @@ struct Instance {  // one gradient buffer: of the whole step, or of one micro-ba
 std::vector<SummedGradient> grad_reduce(Plan& plan, const PlanInputs& in,
                                         const std::vector<UnitState>& states,
                                         const Scheduled& scheduled) {
-  const std::size_t units = states.size();
-  std::map<BufferId, Instance> instances;
-  for (std::size_t i = 0; i < scheduled.gradients.size(); ++i) {
-    instances.try_emplace(scheduled.gradients[i],
-                          Instance{.unit = i % units, .again = i >= units, .written = {}});
-  }
-  for (std::size_t u = 0; u < units; ++u) {
-    instances.at(scheduled.gradients[scheduled.gradients.size() - units + u]).last = true;
-  }
-  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
-    for (const BufferUse& use : uses_of(plan.ops[i])) {
-      const auto it = instances.find(use.buffer);
-      if (it == instances.end()) continue;
-      Instance& instance = it->second;
-      if (instance.written.empty()) instance.first_op = i;
-      instance.last_op = i;
-      if (use.access == kernels::Access::write) instance.written.push_back(use.bytes);
-    }
-  }
-
-  const bool alone = in.data_group.size == 1;
-  View staging;  // reductions follow one another on their stream, so one serves all
-  if (!alone) {
-    const std::int64_t bytes = comm::reduce_scatter_staging(in.data_group, in.wire);
-    staging = buffer_view(add_buffer(plan, "staging", Purpose::staging, bytes), DType::u8, bytes);
-  }
-  Insertions insertions;
-  std::vector<SummedGradient> sums(units);
-  std::vector<std::pair<std::size_t, BufferId>> by_completion;
-  for (const auto& [id, instance] : instances) by_completion.push_back({instance.last_op, id});
-  std::sort(by_completion.begin(), by_completion.end());
-  for (const auto& [last_op, id] : by_completion) {
-    const Instance& instance = instances.at(id);
-    const UnitState& state = states[instance.unit];
-    const auto unit = static_cast<std::int32_t>(instance.unit);
-    const View full = buffer_view(id, in.accumulate, state.layout.padded);
-    for (const Range& gap : complement(instance.written, full.span_bytes())) {
-      insertions.before(instance.first_op,
-                        {.kind = OpKind::kernel,
-                         .unit = unit,
-                         .visit = plan.ops[instance.first_op].visit,
-                         .call = kernels::KernelCall{kernels::Fill{
-                             .out = View(symbolic(id, gap.begin), DType::u8, {gap.count()})}},
-                         .waits = {}});
-    }
-    SummedGradient& sum = sums[instance.unit];
-    if (alone) {
-      sum = {.slice = full, .owned = full};
-      continue;
-    }
-    if (!sum.slice) {
-      // At stage 0 a gradient that is reduced once stays where it is; otherwise the slice outlives
-      // the full buffer.
-      const Range slice = state.layout.shard_of(plan.data_rank);
-      const bool in_place = in.stage == 0 && instance.last;
-      sum.slice =
-          in_place ? full.range(slice.begin, slice.count())
-                   : buffer_view(add_buffer(plan, in.units[instance.unit].name + " gradient shard",
-                                            Purpose::gradients, state.layout.shard * 4),
-                                 DType::f32, state.layout.shard);
-    }
-    const comm::ReduceScatter reduce{
-        .full = full,
-        .shard = sum.slice,
-        .staging = staging,
-        .wire = in.wire,
-        .write = instance.again ? kernels::Write::add : kernels::Write::overwrite};
-    insertions.before(last_op + 1, {.kind = OpKind::reduce_gradients,
-                                    .stream = Stream::reduce,
-                                    .unit = unit,
-                                    .micro_batch = plan.ops[last_op].micro_batch,
-                                    .visit = plan.ops[last_op].visit,
-                                    .call = comm::CollectiveCall{reduce},
-                                    .waits = {}});
-    if (!instance.last) continue;
-    sum.owned = sum.slice;
-    if (in.stage == 0) {
-      sum.owned = full;
-      insertions.before(
-          last_op + 1,
-          {.kind = OpKind::gather_gradients,
-           .stream = Stream::reduce,
-           .unit = unit,
-           .micro_batch = plan.ops[last_op].micro_batch,
-           .visit = plan.ops[last_op].visit,
-           .call = comm::CollectiveCall{comm::AllGather{.shard = sum.slice, .full = full}},
-           .waits = {}});
-    }
-  }
-  insertions.apply(plan.ops);
-  return sums;
+  return Reducer(plan, in, states).run(scheduled);
 }
 
 }  // namespace tessera::plan

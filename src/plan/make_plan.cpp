@@ -5,8 +5,29 @@
 
 #include "core/exact_sum.hpp"
 #include "plan/check.hpp"
+#include "plan/layers.hpp"
 
 namespace tessera::plan {
+
+model::TensorCut tensor_cut(const PlanInputs& in, const MeshPlace& place) {
+  return {.chunks = std::max(in.tensor_chunks, in.mesh.tensor),
+          .ranks = in.mesh.tensor,
+          .rank = place.tensor};
+}
+
+comm::GroupShape group_shape(const PlanInputs& in, const MeshPlace& place, MeshGroup group) {
+  const std::int64_t rank = in.mesh.rank_of(place);
+  const auto members = in.mesh.members(rank, group);
+  const auto size = static_cast<std::int64_t>(members.size());
+  if (in.node_of.empty()) return {.size = size, .local = size, .nodes = 1};
+  return comm::group_shape(members, in.node_of, static_cast<int>(rank));
+}
+
+void set_place(Plan& plan, const PlanInputs& in, const MeshPlace& place) {
+  plan.place = place;
+  for (std::size_t g = 0; g < kMeshGroups; ++g)
+    plan.groups[g] = group_shape(in, place, static_cast<MeshGroup>(g));
+}
 
 BufferId add_buffer(Plan& plan, std::string name, Purpose purpose, std::int64_t bytes,
                     bool persistent) {
@@ -66,6 +87,15 @@ constexpr std::array kSnapshots = {
 
 }  // namespace
 
+std::vector<Range> counted_ranges(const PlanInputs& in, const Plan& plan, std::size_t unit,
+                                  const zero::UnitLayout& layout) {
+  // The last stage's copy of a tied matrix is the first stage's.
+  const bool copy = in.mesh.pipeline > 1 && in.config.tied_embeddings &&
+                    in.units[unit].kind == model::UnitKind::vocabulary && plan.place.pipeline > 0;
+  if (copy) return {};
+  return zero::counted(layout, layout.shard_of(plan.place.data), tensor_cut(in, plan.place));
+}
+
 std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
   const auto flat = [&](const model::UnitDesc& unit, const char* what, Purpose purpose, DType type,
                         std::int64_t elements) {
@@ -83,12 +113,22 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
   plan.verdict = buffer_view(add_buffer(plan, "verdict", Purpose::control, fields * 4, true),
                              DType::f32, fields);
 
-  const bool several = in.data_group.size > 1;
-  std::vector<UnitState> states;
-  for (const auto& unit : in.units) {
-    UnitState s;
-    s.layout = zero::unit_layout(unit, in.data_group.size);
-    const Range slice = s.layout.shard_of(plan.data_rank);
+  const std::int64_t data = in.mesh.data;
+  const bool several = data > 1;
+  const model::TensorCut cut = tensor_cut(in, plan.place);
+  const auto held = held_units(in, plan.place.pipeline);
+  std::vector<UnitState> states(in.units.size());
+  plan.shares.resize(in.units.size());
+  for (std::size_t u = 0; u < states.size(); ++u) {
+    if (!held[u]) continue;
+    const auto& unit = in.units[u];
+    UnitState& s = states[u];
+    s.held = true;
+    s.layout = zero::unit_layout(unit, data, cut);
+    const Range slice = s.layout.shard_of(plan.place.data);
+    plan.shares[u].shard = s.layout.shard;
+    for (const Range& part : counted_ranges(in, plan, u, s.layout))
+      plan.shares[u].counted += part.count();
     s.owned = several && in.stage >= 1 ? slice : Range{0, s.layout.padded};
     if (several && in.stage == 3) {
       s.own_shard = flat(unit, "parameters", Purpose::parameters, in.compute, s.layout.shard);
@@ -105,7 +145,6 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
     };
     add(kOwnedState, s.owned.count());
     add(kSnapshots, slice.count());
-    states.push_back(std::move(s));
   }
   return states;
 }
@@ -126,12 +165,11 @@ static void add_scratch(Plan& plan, const kernels::Device& device) {
   }
 }
 
-Plan make_plan(const PlanInputs& in, const PlanShape& shape, std::int64_t data_rank) {
+Plan make_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlace& place) {
   TESSERA_CHECK(shape.purpose <= in.state_for, "a plan that needs more state than there is");
   Plan plan;
   plan.shape = shape;
-  plan.data_group = in.data_group;
-  plan.data_rank = data_rank;
+  set_place(plan, in, place);
   const auto states = add_state(plan, in);
   const Scheduled scheduled = schedule(plan, in, states);
   residency(plan, in, states, scheduled);
@@ -141,6 +179,7 @@ Plan make_plan(const PlanInputs& in, const PlanShape& shape, std::int64_t data_r
   } else {
     plan.ops.push_back({.kind = OpKind::norm,
                         .stream = Stream::reduce,
+                        .group = MeshGroup::world,
                         .call = comm::CollectiveCall{comm::AllReduceWords{.words = plan.words}},
                         .waits = {}});
   }

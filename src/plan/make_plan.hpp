@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "plan/pipeline.hpp"
 #include "plan/plan.hpp"
 #include "plan/record.hpp"
 
@@ -31,13 +32,24 @@ struct PlanInputs {
   Recompute recompute = Recompute::none;
   OptimizerRule optimizer;
   std::uint64_t seed = 0;
-  comm::GroupShape data_group;
+  Mesh mesh;
+  std::vector<int> node_of;        // by world rank; empty: all are on one node
+  std::int64_t tensor_chunks = 1;  // chunks of units, or what the tensor ranks need if that is more
+  bool split_sequence = true;      // over tensor ranks
+  /// The same bits on every mesh: gradients are added in a tree over micro-batches, sums over ranks
+  /// travel in f32.
+  bool any_layout = false;
+  PipelineRule pipeline;
   PlanPurpose state_for = PlanPurpose::train;  // the last of the purposes of the run's plans
 };
+
+model::TensorCut tensor_cut(const PlanInputs& inputs, const MeshPlace& place);
+comm::GroupShape group_shape(const PlanInputs& inputs, const MeshPlace& place, MeshGroup group);
 
 /// Symbolic views of one unit's state on one rank. Where compute is f32, master is the parameters
 /// themselves.
 struct UnitState {
+  bool held = false;  // by this rank's pipeline stage; nothing else is set where it is not
   zero::UnitLayout layout;
   Range owned;        // flat elements that this rank updates: its shard, or everything at stage 0
   View parameters;    // (padded) compute type: what forward reads; absent at stage 3 with several
@@ -63,13 +75,23 @@ struct WordLayout {
 /// the run.
 std::vector<UnitState> add_state(Plan& plan, const PlanInputs& inputs);
 
+/// The parts of this rank's shard of a unit that it answers for: each element of the model has one
+/// rank that adds it to the norm and writes it to checkpoints.
+std::vector<Range> counted_ranges(const PlanInputs& inputs, const Plan& plan, std::size_t unit,
+                                  const zero::UnitLayout& layout);
+
 // The passes, in order. They add buffers and ops; `states` are the views of add_state.
-/// Forward and backward of every micro-batch, layer by layer, from recordings; loads and loss sums.
-/// At stage 3 the parameters of unit u are read from the placeholder buffer `windows[u]`.
+/// Forward and backward of every micro-batch, layer by layer, from recordings, in the order of the
+/// pipeline; loads, messages between stages and loss sums. At stage 3 the parameters of unit u are
+/// read from the placeholder buffer `windows[u]`.
+struct GradientBuffer {  // what one use of a unit fills in one micro-batch, or in the whole step
+  BufferId buffer = -1;
+  std::size_t unit = 0;
+  bool head_use = false;  // of a tied matrix, where it is summed apart from the embedding's
+};
 struct Scheduled {
-  std::vector<BufferId> windows;    // per unit, or -1
-  std::vector<BufferId> gradients;  // unit u of micro-batch k: gradients[k * units + u]; the same
-                                    // for all k under "step"
+  std::vector<BufferId> windows;          // per unit, or -1
+  std::vector<GradientBuffer> gradients;  // in the order of micro-batches
 };
 Scheduled schedule(Plan& plan, const PlanInputs& inputs, const std::vector<UnitState>& states);
 /// ZeRO-3: gathers `prefetch` visits ahead of first use, into windows that die with the last use of
@@ -77,9 +99,9 @@ Scheduled schedule(Plan& plan, const PlanInputs& inputs, const std::vector<UnitS
 /// first use.
 void residency(Plan& plan, const PlanInputs& inputs, const std::vector<UnitState>& states,
                const Scheduled& scheduled);
-/// Sums each unit's gradient over data ranks as soon as it is complete; zero-fills what no
-/// operation writes. Returns, per unit, the views of the summed gradient: this rank's slice, and
-/// what it updates with.
+/// Sums each unit's gradient over data ranks as soon as it is complete, and over both ends where a
+/// tied matrix has two; zero-fills what no operation writes. Returns, per unit, the views of the
+/// summed gradient: this rank's slice, and what it updates with.
 struct SummedGradient {
   View slice;  // (shard) f32
   View owned;  // (owned) f32
@@ -102,7 +124,9 @@ void place_buffers(Plan& plan);
 void place_waits(Plan& plan);
 
 /// All of it; the result has passed check().
-Plan make_plan(const PlanInputs& inputs, const PlanShape& shape, std::int64_t data_rank);
+Plan make_plan(const PlanInputs& inputs, const PlanShape& shape, const MeshPlace& place);
+/// Sets what add_state wants: the plan's place and groups.
+void set_place(Plan& plan, const PlanInputs& inputs, const MeshPlace& place);
 
 /// Inserts ops before given positions; keeps the rest in order.
 class Insertions {

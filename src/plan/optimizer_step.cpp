@@ -14,17 +14,22 @@ void optimizer_step(Plan& plan, const PlanInputs& in, const std::vector<UnitStat
                         .call = std::move(call),
                         .waits = {}});
   };
-  // Every element of the gradient enters the norm once: each rank adds its slice, exactly, and the
-  // words are summed.
+  // Every element of the gradient enters the norm once: each rank adds what it answers for,
+  // exactly, and the words are summed.
   for (std::size_t u = 0; u < states.size(); ++u) {
-    add(OpKind::norm, Stream::compute, u,
-        kernels::KernelCall{
-            kernels::ExactSum{.x = gradients[u].slice,
-                              .accumulator = plan.words.range(WordLayout::norm, kExactSumWords)}});
+    if (!states[u].held) continue;
+    const std::int64_t first = states[u].layout.shard_of(plan.place.data).begin;
+    for (const Range& part : counted_ranges(in, plan, u, states[u].layout)) {
+      add(OpKind::norm, Stream::compute, u,
+          kernels::KernelCall{kernels::ExactSum{
+              .x = gradients[u].slice.range(part.begin - first, part.count()),
+              .accumulator = plan.words.range(WordLayout::norm, kExactSumWords)}});
+    }
   }
   const auto all = static_cast<std::size_t>(-1);
   add(OpKind::norm, Stream::reduce, all,
       comm::CollectiveCall{comm::AllReduceWords{.words = plan.words}});
+  plan.ops.back().group = MeshGroup::world;
   add(OpKind::norm, Stream::compute, all,
       kernels::KernelCall{
           kernels::Verdict{.squares = plan.words.range(WordLayout::norm, kExactSumWords),
@@ -33,6 +38,7 @@ void optimizer_step(Plan& plan, const PlanInputs& in, const std::vector<UnitStat
                            .clip_norm = in.optimizer.clip_norm}});
   for (std::size_t u = 0; u < states.size(); ++u) {
     const UnitState& s = states[u];
+    if (!s.held) continue;
     const auto update = [&](Range part, float decay) {
       if (part.empty()) return;
       const auto slice = [&](const View& v) {
@@ -61,7 +67,8 @@ void optimizer_step(Plan& plan, const PlanInputs& in, const std::vector<UnitStat
   Insertions insertions;
   for (std::size_t u = 0; u < states.size(); ++u) {
     const UnitState& s = states[u];
-    const Range slice = s.layout.shard_of(plan.data_rank);
+    if (!s.held) continue;
+    const Range slice = s.layout.shard_of(plan.place.data);
     for (const auto& [from, to] :
          {std::pair{s.master, s.snapshot_master}, {s.m, s.snapshot_m}, {s.v, s.snapshot_v}}) {
       insertions.before(0,

@@ -24,7 +24,9 @@ std::vector<Life> buffer_lives(const Plan& plan) {
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     const Op& op = plan.ops[i];
     auto end = static_cast<std::int64_t>(i);
-    if (op.stream == Stream::reduce) {
+    const bool outgoing = op.stream == Stream::reduce || op.stream == Stream::send_forward ||
+                          op.stream == Stream::send_backward;
+    if (outgoing) {
       const auto next = visit_end.find(op.visit + 1);
       if (next != visit_end.end()) end = std::max(end, next->second);
     }

@@ -9,11 +9,16 @@ namespace {
 
 constexpr OpId kNone = -1;
 using Clock = std::array<OpId, kStreams>;  // of each stream, the latest op known to be complete
+constexpr Clock nothing() {
+  Clock clock{};
+  clock.fill(kNone);
+  return clock;
+}
 
 /// Who wrote some bytes, and who has read them since.
 struct Accesses {
   OpId writer = kNone;
-  Clock readers{kNone, kNone, kNone, kNone};
+  Clock readers = nothing();
 };
 
 }  // namespace
@@ -22,11 +27,11 @@ void place_waits(Plan& plan) {
   std::array<RangeMap<Accesses>, 2> arenas;
   std::vector<Clock> known(plan.ops.size());  // what is complete when the op starts
   std::vector<OpId> before;
-  Clock last_on{kNone, kNone, kNone, kNone};
+  Clock last_on = nothing();
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     Op& op = plan.ops[i];
     const auto stream = static_cast<std::size_t>(op.stream);
-    Clock clock{kNone, kNone, kNone, kNone};
+    Clock clock = nothing();
     if (last_on[stream] != kNone) {
       clock = known[static_cast<std::size_t>(last_on[stream])];
       clock[stream] = last_on[stream];

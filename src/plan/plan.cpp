@@ -20,7 +20,8 @@ std::vector<BufferUse> uses_of(const Op& op) {
 
 comm::WireBytes wire_bytes_of(const Plan& plan, const Op& op) {
   const auto* collective = std::get_if<comm::CollectiveCall>(&op.call);
-  return collective == nullptr ? comm::WireBytes{} : comm::wire_bytes(*collective, plan.data_group);
+  return collective == nullptr ? comm::WireBytes{}
+                               : comm::wire_bytes(*collective, plan.group(op.group));
 }
 
 double flop_of(const Op& op) {
@@ -37,7 +38,8 @@ std::uint64_t plan_hash(const Plan& plan) {
   for (const Op& op : plan.ops) {
     if (!std::holds_alternative<comm::CollectiveCall>(op.call))
       continue;  // the rest may differ with the shard
-    hash.add(op.kind).add(op.stream).add(op.unit).add(op.micro_batch).add(call_name(op.call));
+    hash.add(op.kind).add(op.stream).add(op.group).add(op.unit).add(op.micro_batch);
+    hash.add(call_name(op.call));
     each_view(op.call, [&](const View& v, kernels::Access access) {
       hash.add(v.elements()).add(v.type).add(access);
     });

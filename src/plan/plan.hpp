@@ -11,7 +11,9 @@
 #include "comm/collective.hpp"
 #include "core/enums.hpp"
 #include "core/math.hpp"
+#include "core/mesh.hpp"
 #include "kernels/api/device.hpp"
+#include "memory/streams.hpp"
 
 namespace tessera::plan {
 
@@ -28,6 +30,7 @@ enum class Purpose : std::uint8_t {
   batch,
   gradients,
   activations,
+  messages,
   gather_window,
   staging,
   scratch,  // live within a step
@@ -46,15 +49,30 @@ enum class ArenaId : std::uint8_t { state, step };
 inline ArenaId arena_of(const Buffer& b) { return b.persistent ? ArenaId::state : ArenaId::step; }
 
 /// Streams are FIFO queues; ops on different streams overlap unless one waits for the other.
-enum class Stream : std::uint8_t { compute, gather, reduce, copy };
-inline constexpr std::size_t kStreams = 4;
+enum class Stream : std::uint8_t {
+  compute,
+  gather,
+  reduce,
+  copy,
+  tensor,
+  send_forward,
+  receive_forward,
+  send_backward,
+  receive_backward
+};
+inline constexpr std::size_t kStreams = memory::Streams::kStreams;
 
 enum class OpKind : std::uint8_t {
   load_batch,        // host: tokens of one micro-batch
   kernel,            // one operation of a unit
+  tensor,            // a collective of the tensor ranks within a unit
+  send,              // activations, or their gradient, to the next or the previous stage
+  receive,           // from it
   gather,            // a unit's parameters from all shards (ZeRO-3)
   publish,           // updated parameters from all shards, just before first use (ZeRO-1, 2)
   reduce_gradients,  // a unit's gradient, summed over data ranks, to its owners
+  sum_gradients,     // two sums of gradients become one
+  tie_gradients,     // the sums of tied embeddings at both ends of the pipeline
   gather_gradients,  // the sums back to everybody (ZeRO-0)
   norm,              // exact sums and flags over all ranks, and the verdict
   update,            // the optimizer on one unit's owned range
@@ -90,6 +108,7 @@ using Call = std::variant<kernels::KernelCall, comm::CollectiveCall, LoadBatch, 
 struct Op {
   OpKind kind = OpKind::kernel;
   Stream stream = Stream::compute;
+  MeshGroup group = MeshGroup::data;  // of a collective
   std::int32_t unit =
       -1;  // index of the unit whose parameters, gradients or activations it is about
   std::int32_t micro_batch = -1;
@@ -107,19 +126,28 @@ struct PlanShape {
   PlanPurpose purpose = PlanPurpose::train;
   std::int64_t sequence = 0;       // T
   std::int64_t micro = 0;          // B of one micro-batch
-  std::int64_t micro_batches = 0;  // K of this rank
+  std::int64_t micro_batches = 0;  // K of this data rank
   auto operator<=>(const PlanShape&) const = default;
+};
+
+/// What a rank has of one unit: elements of its shard, and those of them that it answers for in the
+/// norm. All 0 where the unit is on other pipeline stages.
+struct UnitShare {
+  std::int64_t shard = 0, counted = 0;
 };
 
 struct Plan {
   PlanShape shape;
   std::vector<Buffer> buffers;
   std::vector<Op> ops;
-  comm::GroupShape data_group;
-  std::int64_t data_rank = 0;
-  std::array<std::int64_t, 2> arena_bytes{};  // by ArenaId
+  MeshPlace place;
+  std::array<comm::GroupShape, kMeshGroups> groups;  // by MeshGroup
+  std::vector<UnitShare> shares;                     // by unit
+  std::array<std::int64_t, 2> arena_bytes{};         // by ArenaId
   /// Views that the host touches between steps.
   View scalars, verdict, words;
+
+  const comm::GroupShape& group(MeshGroup g) const { return groups[static_cast<std::size_t>(g)]; }
 };
 
 // --- Views into plan buffers: symbolic addresses
@@ -197,6 +225,7 @@ struct tessera::EnumWords<tessera::plan::Purpose> {
                                        std::pair{P::batch, "batch"},
                                        std::pair{P::gradients, "gradients"},
                                        std::pair{P::activations, "activations"},
+                                       std::pair{P::messages, "messages between stages"},
                                        std::pair{P::gather_window, "gather window"},
                                        std::pair{P::staging, "communication staging"},
                                        std::pair{P::scratch, "scratch"}};
@@ -206,16 +235,27 @@ struct tessera::EnumWords<tessera::plan::Stream> {
   using S = tessera::plan::Stream;
   static constexpr std::array table = {std::pair{S::compute, "compute"},
                                        std::pair{S::gather, "gather"},
-                                       std::pair{S::reduce, "reduce"}, std::pair{S::copy, "copy"}};
+                                       std::pair{S::reduce, "reduce"},
+                                       std::pair{S::copy, "copy"},
+                                       std::pair{S::tensor, "tensor"},
+                                       std::pair{S::send_forward, "send_forward"},
+                                       std::pair{S::receive_forward, "receive_forward"},
+                                       std::pair{S::send_backward, "send_backward"},
+                                       std::pair{S::receive_backward, "receive_backward"}};
 };
 template <>
 struct tessera::EnumWords<tessera::plan::OpKind> {
   using K = tessera::plan::OpKind;
   static constexpr std::array table = {std::pair{K::load_batch, "load_batch"},
                                        std::pair{K::kernel, "kernel"},
+                                       std::pair{K::tensor, "tensor"},
+                                       std::pair{K::send, "send"},
+                                       std::pair{K::receive, "receive"},
                                        std::pair{K::gather, "gather"},
                                        std::pair{K::publish, "publish"},
                                        std::pair{K::reduce_gradients, "reduce_gradients"},
+                                       std::pair{K::sum_gradients, "sum_gradients"},
+                                       std::pair{K::tie_gradients, "tie_gradients"},
                                        std::pair{K::gather_gradients, "gather_gradients"},
                                        std::pair{K::norm, "norm"},
                                        std::pair{K::update, "update"},

@@ -39,10 +39,11 @@ double total_flop(const Plan& plan) {
 std::string to_text(const Plan& plan, const PlanInputs& inputs) {
   const auto wire = total_wire_bytes(plan);
   std::string text = fmt::format(
-      "# plan of data rank {} of {}: sequence {}, micro-batches {} x {}, {} ops, {:.3g} flop, "
+      "# plan of tensor rank {} of {}, data rank {} of {}, stage {} of {}: sequence {}, micro-batches {} x {}, {} ops, {:.3g} flop, "
       "sends {} in the node and {} "
       "across\n",
-      plan.data_rank, plan.data_group.size, plan.shape.sequence, plan.shape.micro_batches,
+      plan.place.tensor, inputs.mesh.tensor, plan.place.data, inputs.mesh.data, plan.place.pipeline,
+      inputs.mesh.pipeline, plan.shape.sequence, plan.shape.micro_batches,
       plan.shape.micro, plan.ops.size(), total_flop(plan), human_bytes(wire.intra),
       human_bytes(wire.inter));
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
@@ -97,8 +98,14 @@ std::string to_json(const Plan& plan, const PlanInputs& inputs) {
   return Json{{"sequence", plan.shape.sequence},
               {"micro", plan.shape.micro},
               {"micro_batches", plan.shape.micro_batches},
-              {"data_rank", plan.data_rank},
-              {"data_ranks", plan.data_group.size},
+              {"place",
+               {{"tensor", plan.place.tensor},
+                {"data", plan.place.data},
+                {"pipeline", plan.place.pipeline}}},
+              {"mesh",
+               {{"tensor", inputs.mesh.tensor},
+                {"data", inputs.mesh.data},
+                {"pipeline", inputs.mesh.pipeline}}},
               {"state_bytes", plan.arena_bytes[0]},
               {"step_bytes", plan.arena_bytes[1]},
               {"buffers", buffers},

@@ -9,7 +9,6 @@ namespace tessera::plan {
 namespace {
 
 using kernels::Access;
-using kernels::KernelCall;
 
 bool keeps(Recompute policy, model::Keep keep) {
   switch (policy) {
@@ -22,14 +21,15 @@ bool keeps(Recompute policy, model::Keep keep) {
 
 /// The call that makes `needed` again when the sum it also wrote is still there: the norm of that
 /// sum.
-KernelCall replayed(const KernelCall& call, const std::set<BufferId>& needed) {
-  const auto* norm = std::get_if<kernels::AddNorm>(&call);
+Call replayed(const Call& call, const std::set<BufferId>& needed) {
+  const auto* kernel = std::get_if<kernels::KernelCall>(&call);
+  const auto* norm = kernel == nullptr ? nullptr : std::get_if<kernels::AddNorm>(kernel);
   if (norm == nullptr || !norm->sum || needed.contains(buffer_of(norm->sum))) return call;
   kernels::AddNorm again = *norm;
   again.resid = norm->sum;
   again.pending = again.sum = {};
   again.dropout = {};
-  return again;
+  return kernels::KernelCall{again};
 }
 
 }  // namespace
@@ -43,27 +43,27 @@ void recompute(Recording& recording, Recompute policy) {
   };
   std::set<BufferId> written;
   for (const auto& call : recording.forward) {
-    kernels::visit_views(call, [&](const View& v, Access a) {
+    each_view(call, [&](const View& v, Access a) {
       if (a != Access::read) written.insert(buffer_of(v));
     });
   }
   // Tensors of forward that backward reads and the policy drops...
   std::set<BufferId> needed;
   for (const auto& call : recording.backward) {
-    kernels::visit_views(call, [&](const View& v, Access) {
+    each_view(call, [&](const View& v, Access) {
       if (const BufferId id = buffer_of(v); written.contains(id) && !kept(id)) needed.insert(id);
     });
   }
   // ...and, going back through forward, every operation that leads to them.
-  std::vector<KernelCall> replay;
+  std::vector<Call> replay;
   for (auto call = recording.forward.rbegin(); call != recording.forward.rend(); ++call) {
     bool makes = false;
-    kernels::visit_views(*call, [&](const View& v, Access a) {
+    each_view(*call, [&](const View& v, Access a) {
       makes = makes || (a != Access::read && needed.contains(buffer_of(v)));
     });
     if (!makes) continue;
     replay.push_back(replayed(*call, needed));
-    kernels::visit_views(replay.back(), [&](const View& v, Access a) {
+    each_view(replay.back(), [&](const View& v, Access a) {
       if (const BufferId id = buffer_of(v); a != Access::write && written.contains(id) && !kept(id))
         needed.insert(id);
     });
@@ -73,7 +73,7 @@ void recompute(Recording& recording, Recompute policy) {
   // ones.
   std::map<BufferId, BufferId> fresh;
   for (auto& call : replay) {
-    kernels::visit_views(call, [&](const View& v, Access a) {
+    each_view(call, [&](const View& v, Access a) {
       const BufferId id = buffer_of(v);
       if (a == Access::read || fresh.contains(id)) return;
       recording.made.push_back({model::Keep::transient,
@@ -81,9 +81,9 @@ void recompute(Recording& recording, Recompute policy) {
       fresh[id] = first_made + static_cast<BufferId>(recording.made.size()) - 1;
     });
   }
-  const auto rename = [&](std::vector<KernelCall>& calls, bool only_dropped) {
+  const auto rename = [&](std::vector<Call>& calls, bool only_dropped) {
     for (auto& call : calls) {
-      kernels::visit_views(call, [&](View& v, Access) {
+      each_view(call, [&](View& v, Access) {
         const auto it = fresh.find(buffer_of(v));
         if (it != fresh.end() && !(only_dropped && kept(it->first)))
           v.data = symbolic(it->second, offset_of(v));

@@ -12,7 +12,7 @@ class RecordingDevice : public kernels::Device {
   }
   void run(const kernels::KernelCall& call) override { list->push_back(call); }
 
-  std::vector<kernels::KernelCall>* list = nullptr;
+  std::vector<Call>* list = nullptr;
 
  private:
   const kernels::Device& target_;
@@ -22,7 +22,7 @@ View local(Local id, DType type, std::initializer_list<std::int64_t> extents) {
   return View(symbolic(static_cast<BufferId>(id)), type, extents);
 }
 
-std::vector<View> unit_views(const RecordInputs& in, std::size_t index, Local id, DType type) {
+model::ParameterViews unit_views(const RecordInputs& in, std::size_t index, Local id, DType type) {
   const View flat(symbolic(static_cast<BufferId>(id)), type, {in.layouts[index]->padded});
   return zero::parameter_views(*in.units[index], *in.layouts[index], flat);
 }
@@ -30,8 +30,8 @@ std::vector<View> unit_views(const RecordInputs& in, std::size_t index, Local id
 model::HeadWeights head_weights(const RecordInputs& in, Local norm_id, Local matrix_id,
                                 DType type) {
   const auto norm = unit_views(in, 0, norm_id, type);
-  return {.norm_w = norm[0],
-          .norm_b = norm.size() > 1 ? norm[1] : View{},
+  return {.norm_w = norm[0][0],
+          .norm_b = norm.size() > 1 ? norm[1][0] : View{},
           .matrix = unit_views(in, 1, matrix_id, type)[0]};
 }
 
@@ -47,29 +47,34 @@ Recording record(const RecordKey& key, const RecordInputs& in) {
                     static_cast<BufferId>(recording.made.size()) - 1);
   };
   const std::int64_t b = in.micro, t = in.sequence, c = in.config.hidden;
+  model::TensorRegion tensor = in.tensor;
+  tensor.run = [&](const comm::CollectiveCall& call) { device.list->push_back(call); };
   model::UnitContext u(device, allocate, in.compute,
                        {.batch = b,
                         .sequence = t,
                         .tokens = local(Local::tokens, DType::i32, {b, t}),
                         .targets = local(Local::targets, DType::i32, {b * t}),
-                        .samples = local(Local::samples, DType::i64, {b})});
+                        .samples = local(Local::samples, DType::i64, {b})},
+                       tensor);
   u.training = key.training;
   u.seed = in.seed;
-  model::Carry carry{.resid = local(Local::resid, in.compute, {b, t, c}), .pending = {}};
-  if (key.pending_in) carry.pending = local(Local::pending, in.compute, {b, t, c});
-  const View d = local(Local::d, in.compute, {b, t, c});
+  const std::int64_t own = u.positions().count();
+  model::Carry carry{.resid = local(Local::resid, in.compute, {b, own, c}), .pending = {}};
+  if (key.pending_in) carry.pending = local(Local::pending, in.compute, {b, own, c});
+  const View d = local(Local::d, in.compute, {b, own, c});
 
   switch (key.layer) {
     case LayerKind::embed: {
       const bool positions = in.units.size() > 1;
-      const View tokens = unit_views(in, 0, Local::weights0, in.compute)[0];
-      const View table = positions ? unit_views(in, 1, Local::weights1, in.compute)[0] : View{};
+      const auto tokens = unit_views(in, 0, Local::weights0, in.compute)[0];
+      const View table = positions ? unit_views(in, 1, Local::weights1, in.compute)[0][0] : View{};
       model::embed_forward(u, in.config, tokens, table, 0, recording.out);
       if (!key.training) break;
       device.list = &recording.backward;
-      model::embed_backward(u, in.config, d, unit_views(in, 0, Local::grads0, in.accumulate)[0],
-                            positions ? unit_views(in, 1, Local::grads1, in.accumulate)[0] : View{},
-                            key.token_write, key.write);
+      model::embed_backward(
+          u, in.config, d, unit_views(in, 0, Local::grads0, in.accumulate)[0],
+          positions ? unit_views(in, 1, Local::grads1, in.accumulate)[0][0] : View{},
+          key.token_write, key.write);
       break;
     }
     case LayerKind::block: {
@@ -85,6 +90,9 @@ Recording record(const RecordKey& key, const RecordInputs& in) {
       recompute(recording, in.recompute);
       break;
     }
+    case LayerKind::handover:
+      recording.out = {.resid = model::carry_sum(u, in.config, carry), .pending = {}};
+      break;
     case LayerKind::head: {
       const auto weights = head_weights(in, Local::weights0, Local::weights1, in.compute);
       const View losses = local(Local::losses, DType::f32, {b * t});

@@ -38,13 +38,14 @@ struct LocalBuffer {
 /// One visit of a layer: forward, and backward where there is one.
 struct Recording {
   std::vector<LocalBuffer> made;  // local id first_made + index
-  std::vector<kernels::KernelCall> forward;
-  std::vector<kernels::KernelCall> backward;
+  std::vector<Call> forward;      // kernels, and collectives of the tensor ranks
+  std::vector<Call> backward;
   model::Carry out;  // local views
   View d_out;        // local view: gradient of the carry on the way in
 };
 
-enum class LayerKind : std::uint8_t { embed, block, head };
+/// What a recording is of; a handover adds up the carry that leaves for the next pipeline stage.
+enum class LayerKind : std::uint8_t { embed, block, head, handover };
 
 /// What a recording depends on; equal keys give equal recordings.
 struct RecordKey {
@@ -65,6 +66,7 @@ struct RecordInputs {
   Recompute recompute = Recompute::none;
   std::uint64_t seed = 0;
   std::int64_t micro = 0, sequence = 0;
+  model::TensorRegion tensor;  // without run
   /// The units whose parameters the layer uses, one or two.
   std::vector<const model::UnitDesc*> units;
   std::vector<const zero::UnitLayout*> layouts;

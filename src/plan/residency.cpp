@@ -24,7 +24,7 @@ struct Residence {
 
 void residency(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
                const Scheduled& scheduled) {
-  if (in.data_group.size == 1 || in.stage == 0) return;
+  if (in.mesh.data == 1 || in.stage == 0) return;
   Insertions insertions;
   if (in.stage < 3) {
     // All shards are ready when the step starts and the full buffers are there, so the gather
@@ -33,7 +33,7 @@ void residency(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& s
     for (const Op& op : plan.ops) {
       for (const BufferUse& use : uses_of(op)) {
         for (std::size_t u = 0; u < states.size(); ++u) {
-          if (use.buffer == buffer_of(states[u].parameters) &&
+          if (states[u].held && use.buffer == buffer_of(states[u].parameters) &&
               std::find(order.begin(), order.end(), u) == order.end()) {
             order.push_back(u);
           }
@@ -49,7 +49,9 @@ void residency(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& s
   }
 
   std::map<BufferId, std::size_t> unit_of;
-  for (std::size_t u = 0; u < states.size(); ++u) unit_of[scheduled.windows[u]] = u;
+  for (std::size_t u = 0; u < states.size(); ++u) {
+    if (states[u].held) unit_of[scheduled.windows[u]] = u;
+  }
   std::map<std::int32_t, std::size_t> visit_start;
   std::vector<std::vector<Residence>> residences(states.size());
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {

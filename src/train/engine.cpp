@@ -2,9 +2,6 @@
 
 #include <omp.h>
 
-#include <numeric>
-
-#include "comm/self_group.hpp"
 #include "core/hash.hpp"
 #include "core/version.hpp"
 #include "kernels/cpu/device.hpp"
@@ -14,11 +11,23 @@
 namespace tessera::train {
 namespace {
 
-std::unique_ptr<comm::Group> make_data_group(const comm::GroupShape& shape) {
-  if (shape.size == 1) return comm::make_self_group();
-  std::vector<int> members(static_cast<std::size_t>(shape.size));
-  std::iota(members.begin(), members.end(), 0);
-  return comm::make_mpi_group(members, shape.local);
+/// Every rank of the job makes the same groups in the same order; those of one rank need no
+/// communicator.
+Groups make_groups(const plan::PlanInputs& in, std::int64_t rank) {
+  const MeshPlace place = in.mesh.place_of(rank);
+  Groups groups = self_groups();
+  const auto make = [&](bool several, MeshGroup kind, std::unique_ptr<comm::Group>& group) {
+    if (several)
+      group = comm::make_mpi_group(in.mesh.members(rank, kind), group_shape(in, place, kind));
+  };
+  make(in.mesh.size() > 1, MeshGroup::world, groups.world);
+  make(in.mesh.data > 1, MeshGroup::data, groups.gather);
+  make(in.mesh.data > 1, MeshGroup::data, groups.reduce);
+  make(in.mesh.tensor > 1, MeshGroup::tensor, groups.tensor);
+  make(in.mesh.pipeline > 1, MeshGroup::pipeline, groups.forward);
+  make(in.mesh.pipeline > 1, MeshGroup::pipeline, groups.backward);
+  make(in.mesh.pipeline > 1, MeshGroup::ends, groups.ends);
+  return groups;
 }
 
 }  // namespace
@@ -31,19 +40,19 @@ Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
   threads_ = thread_count(deck.run, mpi.cores());
   omp_set_num_threads(threads_);
   device_ = kernels::make_cpu_device({.threads = threads_});
-  const comm::GroupShape group = data_group(deck, mpi.job(), mpi.rank());
-  data_ = {.gather = make_data_group(group), .reduce = make_data_group(group)};
-  inputs_ = plan_inputs(deck, shapes, group, *device_);
+  inputs_ = plan_inputs(deck, shapes, mpi.node_of(), *device_);
+  place_ = inputs_.mesh.place_of(mpi.rank());
+  groups_ = make_groups(inputs_, mpi.rank());
   make_plans(shapes);
   allocate(mpi);
-  state_.emplace(inputs_, data_.reduce->rank(), *state_arena_);
-  executor_.emplace(*device_, data_, streams_, inputs_, job.whereabouts);
+  state_.emplace(inputs_, place_, *state_arena_);
+  executor_.emplace(*device_, groups_, streams_, inputs_, job.whereabouts);
 }
 
 void Engine::make_plans(std::span<const plan::PlanShape> shapes) {
   control_.together([&] {
     for (const auto& shape : shapes) {
-      plans_.emplace(shape, plan::make_plan(inputs_, shape, data_.reduce->rank()));
+      plans_.emplace(shape, plan::make_plan(inputs_, shape, place_));
     }
   });
   // Ranks that were started with different decks or binaries would deadlock later; they learn it
@@ -51,9 +60,18 @@ void Engine::make_plans(std::span<const plan::PlanShape> shapes) {
   Hasher hash;
   hash.add(std::string_view(to_toml(loaded_.deck))).add(std::string_view(kVersion));
   hash.add(std::string_view(kCommit));
+  const char* different = "ranks made different plans: they must run one binary with one deck";
+  control_.must_agree(hash.value(), different);
   for (const auto& [shape, plan] : plans_) hash.add(plan_hash(plan));
-  control_.must_agree(hash.value(),
-                      "ranks made different plans: they must run one binary with one deck");
+  const auto hashes = control_.gather(std::to_string(hash.value()));
+  control_.together([&] {  // data ranks issue the same collectives
+    for (std::size_t r = 0; r < hashes.size(); ++r) {
+      MeshPlace first = inputs_.mesh.place_of(static_cast<std::int64_t>(r));
+      first.data = 0;
+      if (hashes[r] != hashes[static_cast<std::size_t>(inputs_.mesh.rank_of(first))])
+        throw CommError(different);
+    }
+  });
 }
 
 void Engine::allocate(const comm::MpiSession& mpi) {
@@ -62,10 +80,11 @@ void Engine::allocate(const comm::MpiSession& mpi) {
     state = std::max(state, plan.arena_bytes[0]);
     step = std::max(step, plan.arena_bytes[1]);
   }
+  const std::int64_t most = control_.max(state + step);  // pipeline stages differ
   control_.together([&] {
     check_budget(loaded_, state, step);
     // All ranks of the node take theirs at once: what one sees free must do for all.
-    memory::check_available(state + step, mpi.job().local);
+    memory::check_available(most, mpi.job().local);
   });
   control_.together([&] {  // once all have looked at what is free
     resident_before_ = memory::resident_bytes();
@@ -83,7 +102,7 @@ void Engine::allocate(const comm::MpiSession& mpi) {
 
 BatchShare Engine::share(const plan::PlanShape& shape) const {
   return {.data_ranks = data_ranks(),
-          .data_rank = data_.reduce->rank(),
+          .data_rank = place_.data,
           .micro = shape.micro,
           .micro_batches = shape.micro_batches,
           .reduce = inputs_.reduce};

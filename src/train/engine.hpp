@@ -41,7 +41,8 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   const plan::PlanInputs& inputs() const { return inputs_; }
-  std::int64_t data_ranks() const { return inputs_.data_group.size; }
+  const MeshPlace& place() const { return place_; }
+  std::int64_t data_ranks() const { return inputs_.mesh.data; }
   int threads() const { return threads_; }
   ModelState& state() { return *state_; }
 
@@ -66,8 +67,9 @@ class Engine {
   const comm::Control& control_;
   int threads_ = 1;
   std::unique_ptr<kernels::Device> device_;
-  DataGroups data_;
   plan::PlanInputs inputs_;
+  MeshPlace place_;
+  Groups groups_;
   std::map<plan::PlanShape, plan::Plan> plans_;
   std::map<plan::PlanShape, PreparedPlan> prepared_;
   std::optional<memory::Arena> state_arena_, step_arena_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "comm/self_group.hpp"
 #include "plan/print.hpp"
 
 namespace tessera::train {
@@ -72,10 +73,38 @@ void StepTimes::add(const StepTimes& other) {
   data_exposed += other.data_exposed;
 }
 
+comm::Group& Groups::of(const plan::Op& op) const {
+  const auto& group = [&]() -> const std::unique_ptr<comm::Group>& {
+    switch (op.group) {
+      case MeshGroup::world: return world;
+      case MeshGroup::data: return op.stream == plan::Stream::gather ? gather : reduce;
+      case MeshGroup::tensor: return tensor;
+      case MeshGroup::ends: return ends;
+      case MeshGroup::pipeline: break;
+    }
+    const bool down =
+        op.stream == plan::Stream::send_forward || op.stream == plan::Stream::receive_forward;
+    return down ? forward : backward;
+  }();
+  TESSERA_CHECK(group, "an op of a group that this rank is not in");
+  return *group;
+}
+
+Groups self_groups() {
+  const auto self = [] { return comm::make_self_group(); };
+  return {.world = self(),
+          .gather = self(),
+          .reduce = self(),
+          .tensor = self(),
+          .forward = self(),
+          .backward = self(),
+          .ends = self()};
+}
+
 std::unique_ptr<memory::Task> Executor::start(const plan::Op& op, const plan::Call& call) {
   if (const auto* copy = std::get_if<plan::Copy>(&call))
     return memory::make_copy_task(copy->from.data, copy->to.data, copy->from.span_bytes());
-  return data_.of(op.stream).start(std::get<comm::CollectiveCall>(call));
+  return groups_.of(op).start(std::get<comm::CollectiveCall>(call));
 }
 
 StepTimes Executor::run(const BoundPlan& bound, const Loader& load, const Hooks& hooks) {

@@ -48,14 +48,16 @@ struct StepTimes {
   void add(const StepTimes& other);
 };
 
-/// The data-parallel group, once for each stream that communicates: collectives of different
-/// streams are under way at the same time and must not take each other's messages.
-struct DataGroups {
-  std::unique_ptr<comm::Group> gather, reduce;
-  comm::Group& of(plan::Stream stream) {
-    return stream == plan::Stream::gather ? *gather : *reduce;
-  }
+/// The groups that a rank is in, the data group once for each stream: collectives of different
+/// streams are under way at the same time and must not take each other's messages. Messages down
+/// the pipeline and up again are apart for the same reason.
+struct Groups {
+  std::unique_ptr<comm::Group> world, gather, reduce, tensor, forward, backward, ends;
+
+  comm::Group& of(const plan::Op& op) const;
 };
+/// Those of a job of one rank.
+Groups self_groups();
 
 class Executor {
  public:
@@ -63,10 +65,10 @@ class Executor {
   using Loader = std::function<void(std::int64_t micro_batch, const plan::LoadBatch& views)>;
 
   /// `inputs` of the plans that it will run: names for messages. `whereabouts` is told of each op.
-  Executor(kernels::Device& device, DataGroups& data, memory::Streams& streams,
+  Executor(kernels::Device& device, Groups& groups, memory::Streams& streams,
            const plan::PlanInputs& inputs, Whereabouts& whereabouts)
       : device_(device),
-        data_(data),
+        groups_(groups),
         streams_(streams),
         inputs_(inputs),
         whereabouts_(whereabouts) {}
@@ -86,7 +88,7 @@ class Executor {
   std::unique_ptr<memory::Task> start(const plan::Op& op, const plan::Call& call);
 
   kernels::Device& device_;
-  DataGroups& data_;
+  Groups& groups_;
   memory::Streams& streams_;
   const plan::PlanInputs& inputs_;
   Whereabouts& whereabouts_;

@@ -48,7 +48,8 @@ bool matches(const deck::Fault& fault, IoCall call, const fs::path& path, std::s
 const plan::Op& first_sum(const plan::Plan& plan, std::size_t unit) {
   return *std::ranges::find_if(plan.ops, [&](const plan::Op& op) {
     return op.unit == static_cast<std::int32_t>(unit) &&
-           (op.kind == plan::OpKind::reduce_gradients || op.kind == plan::OpKind::norm);
+           (op.kind == plan::OpKind::reduce_gradients || op.kind == plan::OpKind::sum_gradients ||
+            op.kind == plan::OpKind::norm);
   });
 }
 
@@ -180,7 +181,7 @@ Executor::Hooks FaultInjection::hooks(const PreparedPlan& prepared) {
     const plan::Op& sum = first_sum(prepared.plan(), p.tensor.unit);
     const DType type = engine_.inputs().accumulate;
     const std::int64_t at =
-        engine_.state().units()[p.tensor.unit].layout.offsets[p.tensor.parameter] * size_of(type);
+        engine_.state().units()[p.tensor.unit].layout.offset_of(p.tensor.parameter) * size_of(type);
     const View element(plan::symbolic(gradient_of(prepared.plan(), sum), at), type, {1});
     poisons.push_back({&p, &sum, prepared.bound.real(element)});
   }

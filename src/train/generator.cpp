@@ -67,8 +67,10 @@ Generator::Generator(const model::ModelConfig& config, kernels::Device& device,
     Unit unit{.layout = zero::unit_layout(desc, 1), .parameters = {}};
     const View flat = make(DType::f32, {unit.layout.padded});
     for (const auto& slice : zero::slices_in(desc, unit.layout, {0, unit.layout.padded})) {
-      parameters(desc.params[slice.parameter], slice.elements,
-                 {flat.as<float>() + slice.flat, static_cast<std::size_t>(slice.elements.count())});
+      const std::int64_t n = slice.part.elements();  // whole rows: nothing is cut
+      const std::int64_t first = slice.part.rows.begin * slice.part.columns.count();
+      parameters(desc.params[slice.parameter], {first, first + n},
+                 {flat.as<float>() + slice.flat, static_cast<std::size_t>(n)});
     }
     unit.parameters = zero::parameter_views(desc, unit.layout, flat);
     units_.push_back(std::move(unit));
@@ -109,10 +111,10 @@ std::span<const float> Generator::advance(std::span<const std::int32_t> tokens) 
   };
   model::UnitContext u = context_of(count, copy.data());
   const Unit* positions = find(model::UnitKind::positions);
-  const View& token_table = find(model::UnitKind::vocabulary)->parameters[0];
+  const auto& token_table = find(model::UnitKind::vocabulary)->parameters[0];
   model::Carry carry;
   model::embed_forward(u, config_, token_table,
-                       positions != nullptr ? positions->parameters[0] : View{}, length_, carry);
+                       positions != nullptr ? positions->parameters[0][0] : View{}, length_, carry);
   std::size_t layer = 0;
   for (std::size_t i = 0; i < units_.size(); ++i) {
     if (descs_[i].kind != model::UnitKind::block) continue;
@@ -132,8 +134,8 @@ std::span<const float> Generator::advance(std::span<const std::int32_t> tokens) 
   const Unit* untied = find(model::UnitKind::head);
   const View logits =
       model::head_logits(last, config_,
-                         {.norm_w = norm[0],
-                          .norm_b = norm.size() > 1 ? norm[1] : View{},
+                         {.norm_w = norm[0][0],
+                          .norm_b = norm.size() > 1 ? norm[1][0] : View{},
                           .matrix = untied != nullptr ? untied->parameters[0] : token_table},
                          {.resid = last_row(carry.resid), .pending = last_row(carry.pending)});
   logits_.assign(logits.as<float>(), logits.as<float>() + config_.vocab);

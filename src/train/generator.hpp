@@ -43,7 +43,7 @@ class Generator {
  private:
   struct Unit {
     zero::UnitLayout layout;
-    std::vector<View> parameters;
+    model::ParameterViews parameters;
   };
   View make(DType type, std::initializer_list<std::int64_t> extents);
   const Unit* find(model::UnitKind kind) const;

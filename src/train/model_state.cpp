@@ -62,23 +62,22 @@ ParameterSource initial_values(std::uint64_t seed) {
 
 /// A plan of the persistent buffers only, and the views of them.
 static std::pair<plan::Plan, std::vector<plan::UnitState>> state_layout(
-    const plan::PlanInputs& inputs, std::int64_t data_rank) {
+    const plan::PlanInputs& inputs, const MeshPlace& place) {
   plan::Plan layout;
-  layout.data_group = inputs.data_group;
-  layout.data_rank = data_rank;
+  plan::set_place(layout, inputs, place);
   auto states = plan::add_state(layout, inputs);
   plan::place_buffers(layout);
   return {std::move(layout), std::move(states)};
 }
 
-std::int64_t ModelState::arena_bytes(const plan::PlanInputs& inputs, std::int64_t data_rank) {
-  return state_layout(inputs, data_rank).first.arena_bytes[0];
+std::int64_t ModelState::arena_bytes(const plan::PlanInputs& inputs, const MeshPlace& place) {
+  return state_layout(inputs, place).first.arena_bytes[0];
 }
 
-ModelState::ModelState(const plan::PlanInputs& inputs, std::int64_t data_rank,
+ModelState::ModelState(const plan::PlanInputs& inputs, const MeshPlace& place,
                        const memory::Arena& arena)
-    : inputs_(inputs), data_rank_(data_rank), arena_(arena) {
-  std::tie(layout_, states_) = state_layout(inputs, data_rank);
+    : inputs_(inputs), arena_(arena) {
+  std::tie(layout_, states_) = state_layout(inputs, place);
 }
 
 View ModelState::real(const View& symbolic) const {
@@ -89,10 +88,31 @@ View ModelState::real(const View& symbolic) const {
   return v;
 }
 
-void ModelState::fill(const SavedState& state, const ParameterSource& source) {
+namespace {
+
+/// The part in pieces that are converted at once, and where each begins in the part.
+template <typename F>
+void for_pieces(const MatrixRange& part, F&& f) {
+  const std::int64_t width = part.columns.count();
+  const std::int64_t rows = std::max<std::int64_t>(1, kPiece / width);
+  for (std::int64_t r = part.rows.begin; r < part.rows.end; r += rows) {
+    const Range of_rows{r, std::min(r + rows, part.rows.end)};
+    for (std::int64_t c = part.columns.begin; c < part.columns.end; c += kPiece) {
+      const Range of_columns{c, std::min(c + kPiece, part.columns.end)};
+      f(MatrixRange{of_rows, of_columns}, (r - part.rows.begin) * width + c - part.columns.begin);
+    }
+  }
+}
+
+std::int64_t columns_of(const model::ParamDesc& p) { return p.elements() / p.shape[0]; }
+
+}  // namespace
+
+void ModelState::fill(const SavedState& state, const BlockSource& source) {
   std::vector<float> values;
   for (std::size_t u = 0; u < states_.size(); ++u) {
     const auto& s = states_[u];
+    if (!s.held) continue;
     std::vector<View> targets;
     for (const auto view : {state.live, state.rounded}) {
       if (view != nullptr && s.*view) targets.push_back(real(s.*view));
@@ -100,11 +120,8 @@ void ModelState::fill(const SavedState& state, const ParameterSource& source) {
     if (targets.empty()) continue;
     for (const auto& slice : zero::slices_in(inputs_.units[u], s.layout, s.owned)) {
       const auto& parameter = inputs_.units[u].params[slice.parameter];
-      const std::int64_t first = slice.flat - s.owned.begin - slice.elements.begin;
-      for (Range piece{slice.elements.begin, 0}; piece.begin < slice.elements.end;
-           piece.begin = piece.end) {
-        piece.end = std::min(piece.begin + kPiece, slice.elements.end);
-        values.resize(static_cast<std::size_t>(piece.count()));
+      for_pieces(slice.part, [&](const MatrixRange& piece, std::int64_t at) {
+        values.resize(static_cast<std::size_t>(piece.elements()));
         try {
           source(parameter, piece, values);
         } catch (Error& e) {
@@ -112,44 +129,61 @@ void ModelState::fill(const SavedState& state, const ParameterSource& source) {
           throw;
         }
         for (const View& target : targets) {
-          convert(values, target.type, target.range(first + piece.begin, piece.count()).data);
+          const std::int64_t first = slice.flat - s.owned.begin + at;
+          convert(values, target.type, target.range(first, piece.elements()).data);
         }
-      }
+      });
     }
   }
 }
 
 void ModelState::set_parameters(const ParameterSource& source) {
-  const ParameterSource zeros = [](const model::ParamDesc&, Range, std::span<float> out) {
+  const BlockSource zeros = [](const auto&, const auto&, std::span<float> out) {
     std::fill(out.begin(), out.end(), 0.0F);
   };
+  const BlockSource by_rows = [&](const model::ParamDesc& p, const MatrixRange& part,
+                                  std::span<float> out) {
+    const std::int64_t width = columns_of(p), own = part.columns.count();
+    if (own == width) return source(p, {part.rows.begin * width, part.rows.end * width}, out);
+    for (std::int64_t r = part.rows.begin; r < part.rows.end;
+         ++r, out = out.subspan(static_cast<std::size_t>(own))) {
+      source(p, {r * width + part.columns.begin, r * width + part.columns.end},
+             out.first(static_cast<std::size_t>(own)));
+    }
+  };
   for (const SavedState& state : kSavedStates) {
-    fill(state, state.live == &plan::UnitState::master ? source : zeros);
+    fill(state, state.live == &plan::UnitState::master ? by_rows : zeros);
   }
+}
+
+/// In the parameter's global coordinates.
+static Box box_of(const model::ParamDesc& p, const MatrixRange& part) {
+  if (p.shape.size() == 1) return Box({part.rows.begin}, {part.rows.count()});
+  return Box({part.rows.begin, part.columns.begin}, {part.rows.count(), part.columns.count()});
 }
 
 void ModelState::load(Checkpoint& checkpoint) {
   for (const SavedState& state : kSavedStates) {
-    fill(state, [&](const model::ParamDesc& p, Range range, std::span<float> out) {
+    fill(state, [&](const model::ParamDesc& p, const MatrixRange& part, std::span<float> out) {
       const auto entry = checkpoint.find(p.name, state.name);
       if (!entry || entry->shape != Shape(p.shape)) {
         throw DataError(fmt::format("the checkpoint's tensor {} is {}, the deck's model wants {}",
                                     p.name, entry ? to_string(entry->shape.extents()) : "missing",
                                     to_string(p.shape)));
       }
-      checkpoint.read(p.name, state.name, range, DType::f32, std::as_writable_bytes(out));
+      checkpoint.read(p.name, state.name, box_of(p, part), DType::f32, std::as_writable_bytes(out));
     });
   }
 }
 
 std::vector<std::uint64_t> ModelState::slice_hashes(std::int64_t unit) const {
   std::vector<std::uint64_t> hashes;
-  for (std::int64_t d = 0; d < inputs_.data_group.size; ++d) {
+  for (std::int64_t d = 0; d < inputs_.mesh.data; ++d) {
     std::uint64_t hash = 0;
     bool any = false;
     for (std::size_t u = 0; u < states_.size(); ++u) {
       const auto& s = states_[u];
-      if (unit >= 0 && u != static_cast<std::size_t>(unit)) continue;
+      if (!s.held || (unit >= 0 && u != static_cast<std::size_t>(unit))) continue;
       const Range slice = s.layout.shard_of(d);
       const bool all_owned = s.owned.count() == s.layout.padded;
       const auto add = [&](const View& view) {
@@ -158,7 +192,7 @@ std::vector<std::uint64_t> ModelState::slice_hashes(std::int64_t unit) const {
         hash = hash_bytes({part.data, static_cast<std::size_t>(part.span_bytes())}, hash);
         any = true;
       };
-      if (all_owned || d != data_rank_) add(s.parameters);
+      if (all_owned || d != layout_.place.data) add(s.parameters);
       if (all_owned) {
         for (const auto view : {&plan::UnitState::master, &plan::UnitState::m, &plan::UnitState::v})
           add(s.*view);
@@ -180,17 +214,16 @@ std::vector<ModelState::SavedPiece> ModelState::saved_pieces() const {
   std::vector<SavedPiece> all;
   for (std::size_t u = 0; u < states_.size(); ++u) {
     const auto& s = states_[u];
-    for (const auto& slice :
-         zero::slices_in(inputs_.units[u], s.layout, s.layout.shard_of(data_rank_))) {
-      const auto& p = inputs_.units[u].params[slice.parameter];
-      const Shape shape(p.shape);
-      std::int64_t flat = slice.flat;
-      for (const Box& box : boxes_of_range(shape, slice.elements)) {
+    if (!s.held) continue;
+    for (const Range& part : plan::counted_ranges(inputs_, layout_, u, s.layout)) {
+      for (const auto& slice : zero::slices_in(inputs_.units[u], s.layout, part)) {
+        const auto& p = inputs_.units[u].params[slice.parameter];
+        const Shape shape(p.shape);
+        const Box box = box_of(p, slice.part);
         for (const auto& state : kSavedStates)
-          all.push_back({{p.name, shape, state.name, DType::f32, box}, u, &state, flat});
+          all.push_back({{p.name, shape, state.name, DType::f32, box}, u, &state, slice.flat});
         if (s.copy)
-          all.push_back({{p.name, shape, "parameters", s.copy.type, box}, u, nullptr, flat});
-        flat += box.elements();
+          all.push_back({{p.name, shape, "parameters", s.copy.type, box}, u, nullptr, slice.flat});
       }
     }
   }
@@ -205,11 +238,12 @@ std::vector<Piece> ModelState::pieces() const {
 
 View ModelState::owned_part(std::size_t unit, std::size_t parameter) const {
   const auto& s = states_[unit];
+  if (!s.held) return {};
   for (const auto& slice : zero::slices_in(inputs_.units[unit], s.layout, s.owned)) {
     if (slice.parameter != parameter) continue;
     const View held = real(s.parameters ? s.parameters : s.own_shard);
     const std::int64_t first = s.parameters ? 0 : s.owned.begin;
-    return held.range(slice.flat - first, slice.elements.count());
+    return held.range(slice.flat - first, slice.part.elements());
   }
   return {};
 }
@@ -224,7 +258,7 @@ void ModelState::save(CheckpointWriter& writer, From from) const {
     const bool live = from == From::live;
     // A snapshot holds this rank's shard, the live state what it owns, which at stage 0 is
     // everything.
-    const std::int64_t first = live ? s.owned.begin : s.layout.shard_of(data_rank_).begin;
+    const std::int64_t first = live ? s.owned.begin : s.layout.shard_of(layout_.place.data).begin;
     const float* data =
         real(s.*(live ? source.live : source.snapshot)).as<float>() + (flat - first);
     const std::span values(data, static_cast<std::size_t>(piece.box.elements()));

@@ -25,10 +25,10 @@ struct SavedState;  // a state of every parameter, as checkpoints name it
 class ModelState {
  public:
   /// What the state arena of a rank needs.
-  static std::int64_t arena_bytes(const plan::PlanInputs& inputs, std::int64_t data_rank);
+  static std::int64_t arena_bytes(const plan::PlanInputs& inputs, const MeshPlace& place);
 
   /// `arena` is the state arena of plans made from `inputs`.
-  ModelState(const plan::PlanInputs& inputs, std::int64_t data_rank, const memory::Arena& arena);
+  ModelState(const plan::PlanInputs& inputs, const MeshPlace& place, const memory::Arena& arena);
 
   /// Sets the weights from `source`, moments to zero.
   void set_parameters(const ParameterSource& source);
@@ -56,10 +56,12 @@ class ModelState {
   struct SavedPiece;
   std::vector<SavedPiece> saved_pieces() const;
   View real(const View& symbolic) const;
-  void fill(const SavedState& state, const ParameterSource& source);
+  /// Fills `out` with a block of a parameter.
+  using BlockSource =
+      std::function<void(const model::ParamDesc&, const MatrixRange& part, std::span<float> out)>;
+  void fill(const SavedState& state, const BlockSource& source);
 
   const plan::PlanInputs& inputs_;
-  std::int64_t data_rank_;
   const memory::Arena& arena_;
   plan::Plan layout_;  // the persistent buffers only
   std::vector<plan::UnitState> states_;

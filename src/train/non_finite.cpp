@@ -35,7 +35,7 @@ std::string tensor_name(const plan::Plan& plan, const plan::PlanInputs& inputs, 
   const auto& buffer = plan.buffers[static_cast<std::size_t>(plan::buffer_of(symbolic))];
   if (buffer.purpose == plan::Purpose::gradients && op.unit >= 0) {
     const auto& unit = inputs.units[static_cast<std::size_t>(op.unit)];
-    const auto layout = zero::unit_layout(unit, inputs.data_group.size);
+    const auto layout = zero::unit_layout(unit, inputs.mesh.data, tensor_cut(inputs, plan.place));
     const std::int64_t at = plan::offset_of(symbolic) / size_of(symbolic.type) + element;
     for (const auto& slice : zero::slices_in(unit, layout, {at, layout.padded})) {
       return "gradient of " + unit.params[slice.parameter].name;

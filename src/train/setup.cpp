@@ -40,6 +40,16 @@ plan::Recompute recompute(deck::Recompute policy) {
   throw InternalError("recompute policy without a pass");
 }
 
+plan::PipelineRule pipeline_rule(const deck::ParallelSection& p) {
+  plan::PipelineRule rule{
+      .schedule = *enum_from_word<plan::PipelineSchedule>(enum_word(p.schedule)),
+      .virtual_stages = p.virtual_stages,
+      .first_layers = {}};
+  if (const auto* first = std::get_if<std::vector<std::int64_t>>(&p.placement))
+    rule.first_layers = *first;
+  return rule;
+}
+
 }  // namespace
 
 DType dtype_of(deck::Precision p) {
@@ -69,20 +79,25 @@ model::ModelConfig model_config(const deck::ModelSection& m) {
           .init_std = static_cast<float>(m.init_std)};
 }
 
-comm::GroupShape data_group(const deck::Deck& deck, const comm::GroupShape& job,
-                            std::int64_t rank) {
-  const std::int64_t per_node = deck.parallel.ranks_per_node;
-  if (per_node == 0) return job;
-  return {.size = job.size,
-          .local = std::min(per_node, job.size - rank / per_node * per_node),
-          .nodes = ceil_div(job.size, per_node)};
+Mesh mesh_of(const deck::Deck& deck, std::int64_t ranks) {
+  const auto& p = deck.parallel;
+  return {.tensor = p.tensor, .data = ranks / (p.tensor * p.pipeline), .pipeline = p.pipeline};
 }
 
 plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanShape> shapes,
-                             const comm::GroupShape& data, const kernels::Device& device) {
+                             std::span<const int> node_of, const kernels::Device& device) {
   plan::PlanInputs in;
   in.config = model_config(deck.model);
-  in.units = model::model_units(in.config);
+  in.mesh = mesh_of(deck, static_cast<std::int64_t>(node_of.size()));
+  in.any_layout = deck.run.reproducible == deck::Reproducible::layout;
+  in.tensor_chunks = in.any_layout ? deck.run.reproducible_tensor : in.mesh.tensor;
+  in.units = model::model_units(in.config, in.tensor_chunks);
+  in.split_sequence = deck.parallel.sequence;
+  in.pipeline = pipeline_rule(deck.parallel);
+  in.node_of.assign(node_of.begin(), node_of.end());
+  const auto per_node = static_cast<std::size_t>(deck.parallel.ranks_per_node);
+  for (std::size_t r = 0; per_node > 0 && r < node_of.size(); ++r)
+    in.node_of[r] = static_cast<int>(r / per_node);
   in.device = &device;
   in.compute = dtype_of(deck.precision.compute);
   in.wire = deck.precision.gradients == deck::SumPrecision::f32 ? DType::f32 : DType::bf16;
@@ -100,7 +115,6 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
                                     : kernels::AdamUpdate::Decay::l2,
                   .clip_norm = deck.optimizer.clip_norm};
   in.seed = static_cast<std::uint64_t>(deck.run.seed);
-  in.data_group = data;
   in.state_for = std::ranges::max(shapes, {}, &plan::PlanShape::purpose).purpose;
   return in;
 }

@@ -11,13 +11,13 @@ namespace tessera::train {
 
 model::ModelConfig model_config(const deck::ModelSection& section);
 
-/// How a job is cut, as `rank` sees it; parallel.ranks_per_node overrides the job's nodes by nodes
-/// filled one after the other. Data-parallel for now: every rank is a data rank.
-comm::GroupShape data_group(const deck::Deck& deck, const comm::GroupShape& job, std::int64_t rank);
+/// The mesh of so many ranks, which the deck's tensor x pipeline must divide.
+Mesh mesh_of(const deck::Deck& deck, std::int64_t ranks);
 
-/// What plans of these shapes are made from.
+/// What plans of these shapes are made from. node_of[r] is rank r's node; parallel.ranks_per_node
+/// overrides it by nodes filled one after the other.
 plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanShape> shapes,
-                             const comm::GroupShape& data, const kernels::Device& device);
+                             std::span<const int> node_of, const kernels::Device& device);
 
 DType dtype_of(deck::Precision precision);
 

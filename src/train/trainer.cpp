@@ -44,7 +44,7 @@ Trainer::Trainer(const deck::LoadedDeck& loaded, const Job& job)
   timeline_ = optim::Timeline(deck_.batch, sequences);
   set_run_length();
   take_directory();
-  engine_.emplace(loaded_, job, training_shapes(deck_, control_.size()));
+  engine_.emplace(loaded_, job, training_shapes(deck_, mesh_of(deck_, control_.size()).data));
   control_.together([&] { faults_.emplace(loaded_, control_.rank(), directory_, *engine_); });
   control_.together([&] {
     if (control_.rank() == 0) report_ = Reporter(directory_);
@@ -178,7 +178,7 @@ StepResult Trainer::finish_step(const PreparedPlan& prepared, std::int64_t globa
   if (result.applied) ++progress_.applied;
   const std::int64_t* flags = words + plan::WordLayout::flags;
   stop_agreed_ = flags[kStop] > 0;
-  if (saver_->active() && flags[kSaveWritten] == engine_->data_ranks()) finish_save();
+  if (saver_->active() && flags[kSaveWritten] == control_.size()) finish_save();
   return result;
 }
 

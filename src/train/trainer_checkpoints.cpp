@@ -5,7 +5,6 @@
 namespace tessera::train {
 
 CheckpointHeader Trainer::header() const {
-  const auto ranks = static_cast<int>(engine_->data_ranks());
   CheckpointHeader h;
   h.step = progress_.step;
   h.applied_updates = progress_.applied;
@@ -18,7 +17,12 @@ CheckpointHeader Trainer::header() const {
   h.spike_window = spikes_.recent();
   h.lr_factor = progress_.lr_factor;
   h.threads = engine_->threads();
-  h.layout = {.world = control_.size(), .data = ranks, .zero_stage = engine_->inputs().stage};
+  const Mesh& mesh = engine_->inputs().mesh;
+  h.layout = {.world = control_.size(),
+              .data = static_cast<int>(mesh.data),
+              .pipeline = static_cast<int>(mesh.pipeline),
+              .tensor = static_cast<int>(mesh.tensor),
+              .zero_stage = engine_->inputs().stage};
   h.deck = to_toml(deck_);
   h.info["version"] = kVersion;
   return h;

@@ -40,6 +40,7 @@ void Trainer::report_start() {
   const std::int64_t ranks = engine_->data_ranks(), global = timeline_.global(1);
   const plan::PlanShape first = shape(plan::PlanPurpose::train, global);
   const auto& wire = engine_->prepared(first).wire;
+  const comm::GroupShape& world = engine_->prepared(first).plan().group(MeshGroup::world);
   report_.say(
       fmt::format("tessera {} | run {} in {}", kVersion, deck_.run.name, directory_.string()));
   report_.say(fmt::format(
@@ -47,11 +48,11 @@ void Trainer::report_start() {
       count_text(static_cast<double>(parameters)), inputs.config.layers, inputs.config.hidden,
       inputs.config.heads, inputs.config.vocab, deck_.batch.sequence));
   report_.say(fmt::format(
-      "layout    {} data ranks x 1 pipeline x 1 tensor, ZeRO-{}, {} ranks a node, {} threads a "
-      "rank",
-      ranks, inputs.stage, inputs.data_group.local, engine_->threads()));
+      "layout    {} data x {} pipeline x {} tensor, ZeRO-{}, {} ranks a node, {} threads a rank",
+      ranks, inputs.mesh.pipeline, inputs.mesh.tensor, inputs.stage, world.local,
+      engine_->threads()));
   report_.say(fmt::format(
-      "batch     {} sequences a step = {} ranks x {} micro-batches x {}, {} tokens; {} steps",
+      "batch     {} sequences a step = {} data ranks x {} micro-batches x {}, {} tokens; {} steps",
       global, ranks, first.micro_batches, first.micro,
       count_text(static_cast<double>(global * deck_.batch.sequence)), run_steps_));
   report_.say(fmt::format("data      {} tokens, {} sequences an epoch",
@@ -69,20 +70,22 @@ void Trainer::report_start() {
   report_.note(fmt::format(
       "started by tessera {} ({}) on {} ranks of {} nodes, rank 0 on {}: ZeRO-{}, {} threads a "
       "rank, run {}, {} sequences a step, {} steps",
-      kVersion, kCommit, ranks, inputs.data_group.nodes, comm::host_name(), inputs.stage,
+      kVersion, kCommit, control_.size(), world.nodes, comm::host_name(), inputs.stage,
       engine_->threads(), deck_.run.name, global, run_steps_));
-  report_.event(
-      {{"event", "start"},
-       {"version", kVersion},
-       {"commit", kCommit},
-       {"command", command_line()},
-       {"deck", deck_.run.name},
-       {"mesh",
-        {{"data", ranks}, {"pipeline", 1}, {"tensor", 1}, {"nodes", inputs.data_group.nodes}}},
-       {"zero_stage", inputs.stage},
-       {"parameters", parameters},
-       {"predicted_bytes", ledger.total()},
-       {"arena_bytes", {{"state", ledger.state_bytes}, {"step", ledger.step_bytes}}}});
+  report_.event({{"event", "start"},
+                 {"version", kVersion},
+                 {"commit", kCommit},
+                 {"command", command_line()},
+                 {"deck", deck_.run.name},
+                 {"mesh",
+                  {{"data", ranks},
+                   {"pipeline", inputs.mesh.pipeline},
+                   {"tensor", inputs.mesh.tensor},
+                   {"nodes", world.nodes}}},
+                 {"zero_stage", inputs.stage},
+                 {"parameters", parameters},
+                 {"predicted_bytes", ledger.total()},
+                 {"arena_bytes", {{"state", ledger.state_bytes}, {"step", ledger.step_bytes}}}});
 }
 
 /// Nodes' clocks matter to people who read logs of several, and to run.deadline.
@@ -110,10 +113,10 @@ void Trainer::report_resume(const LoadedCheckpoint& from) {
   const std::int64_t again = std::max<std::int64_t>(0, report_.last_step() - h.step);
   std::string text = fmt::format("resumed from {}: step {}, {} samples; {} steps are done again",
                                  from.path.string(), h.step, progress_.samples, again);
-  const auto& now = engine_->inputs();
-  if (h.layout.data != now.data_group.size || h.layout.zero_stage != now.stage) {
-    text += fmt::format("; the layout was {} data ranks with ZeRO-{}", h.layout.data,
-                        h.layout.zero_stage);
+  const CheckpointLayout now = header().layout;
+  if (h.layout != now) {
+    text += fmt::format("; the layout was {} data x {} pipeline x {} tensor with ZeRO-{}",
+                        h.layout.data, h.layout.pipeline, h.layout.tensor, h.layout.zero_stage);
   }
   auto changed = nlohmann::ordered_json::array();
   for (const auto& d : from.differences) {
@@ -131,7 +134,7 @@ void Trainer::report_resume(const LoadedCheckpoint& from) {
 void Trainer::report_step(const StepResult& r) {
   if (!report_) return;
   const std::int64_t step = progress_.step, global = timeline_.global(step),
-                     ranks = engine_->data_ranks();
+                     ranks = control_.size();
   const auto tokens = static_cast<double>(global * deck_.batch.sequence);
   const double rate = tokens / r.times.total;
   const double tflops = model::flop_per_token(engine_->inputs().config, deck_.batch.sequence) *

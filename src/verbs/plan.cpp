@@ -34,7 +34,7 @@ struct Planner {
   plan::PlanInputs inputs;
 };
 
-Planner make_planner(const Layout& layout, std::int64_t rank) {
+Planner make_planner(const Layout& layout) {
   Planner p;
   p.loaded = deck::load_deck(layout.deck.path, layout.deck.sets, train::read_architecture);
   deck::check_ranks(p.loaded, layout.ranks);
@@ -47,12 +47,11 @@ Planner make_planner(const Layout& layout, std::int64_t rank) {
   const std::vector<CoreMask> masks(static_cast<std::size_t>(local), own_cores());
   p.device = kernels::make_cpu_device(
       {.threads = train::thread_count(p.loaded.deck.run, cores_each(masks))});
-  p.shapes = train::training_shapes(p.loaded.deck, layout.ranks);
-  p.inputs = train::plan_inputs(
-      p.loaded.deck, p.shapes,
-      train::data_group(p.loaded.deck,
-                        {.size = layout.ranks, .local = local, .nodes = layout.nodes}, rank),
-      *p.device);
+  p.shapes =
+      train::training_shapes(p.loaded.deck, train::mesh_of(p.loaded.deck, layout.ranks).data);
+  std::vector<int> node_of;
+  for (std::int64_t r = 0; r < layout.ranks; ++r) node_of.push_back(static_cast<int>(r / local));
+  p.inputs = train::plan_inputs(p.loaded.deck, p.shapes, node_of, *p.device);
   return p;
 }
 
@@ -71,8 +70,9 @@ Verb plan(CLI::App& app) {
               [layout, rank, format] {
                 if (*rank >= layout->ranks)
                   throw DeckError(fmt::format("--rank {} of {} ranks", *rank, layout->ranks));
-                const Planner p = make_planner(*layout, *rank);
-                const plan::Plan plan = plan::make_plan(p.inputs, p.shapes.front(), *rank);
+                const Planner p = make_planner(*layout);
+                const plan::Plan plan =
+                    plan::make_plan(p.inputs, p.shapes.front(), p.inputs.mesh.place_of(*rank));
                 fmt::print("{}\n",
                            *format == "json" ? to_json(plan, p.inputs) : to_text(plan, p.inputs));
                 return ExitCode::ok;
@@ -87,7 +87,7 @@ Verb check(CLI::App& app) {
   return {.launch = Launch::single,
           .run =
               [layout] {
-                const Planner p = make_planner(*layout, 0);
+                const Planner p = make_planner(*layout);
                 const auto& deck = p.loaded.deck;
                 std::vector<plan::Plan> plans;
                 for (const auto& shape : p.shapes) {
@@ -98,10 +98,10 @@ Verb check(CLI::App& app) {
                        std::set<std::int64_t>{layout->ranks / 2, layout->ranks - 1}) {
                     if (r == 0) continue;
                     others.push_back(std::async(std::launch::async, [&, r] {
-                      return plan_hash(plan::make_plan(p.inputs, shape, r));
+                      return plan_hash(plan::make_plan(p.inputs, shape, p.inputs.mesh.place_of(r)));
                     }));
                   }
-                  plans.push_back(plan::make_plan(p.inputs, shape, 0));
+                  plans.push_back(plan::make_plan(p.inputs, shape, {}));
                   std::vector<std::uint64_t> hashes{plan_hash(plans.back())};
                   for (auto& other : others) hashes.push_back(other.get());
                   plan::check_together(hashes);

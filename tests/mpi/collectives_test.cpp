@@ -49,7 +49,9 @@ constexpr std::array kWays = {Way{false, 1},
 
 /// The same ranks on one node and on as many nodes.
 std::array<std::unique_ptr<Group>, 2> both_groups() {
-  return {make_mpi_group(all_ranks(), 1), make_mpi_group(all_ranks(), session().size())};
+  const std::int64_t size = session().size();
+  return {make_mpi_group(all_ranks(), GroupShape{.size = size, .local = 1, .nodes = size}),
+          make_mpi_group(all_ranks(), GroupShape{.size = size, .local = size, .nodes = 1})};
 }
 
 std::vector<std::uint8_t> staging_of(const Group& group, DType wire) {

@@ -33,17 +33,17 @@ class Zero : public testing::Test {
     inputs.state_for = c.purpose;
     inputs.optimizer.clip_norm = 0.5;
     inputs.optimizer.weight_decay = 0.1F;
-    inputs.data_group = {.size = session().size(), .local = session().size()};
-    train::DataGroups groups;
+    inputs.mesh.data = session().size();
+    train::Groups groups;
     if (session().size() > 1) {
-      groups = {.gather = comm::make_mpi_group(all_ranks(), inputs.data_group.local),
-                .reduce = comm::make_mpi_group(all_ranks(), inputs.data_group.local)};
+      const auto make = [] { return comm::make_mpi_group(all_ranks(), session().job()); };
+      groups.world = make(), groups.gather = make(), groups.reduce = make();
     }
     auto run = std::make_unique<PlanRun>(
         inputs, *device_,
         plan::PlanShape{
             .purpose = c.purpose, .sequence = 6, .micro = 1, .micro_batches = c.micro_batches},
-        std::move(groups));
+        std::move(groups), MeshPlace{.data = session().rank()});
     run->state().set_parameters(test_values(11));
     return run;
   }
@@ -52,7 +52,7 @@ class Zero : public testing::Test {
   static std::vector<float> shard(PlanRun& run) {
     std::vector<float> all;
     for (const auto& s : run.state().units()) {
-      const Range mine = s.layout.shard_of(run.rank());
+      const Range mine = s.layout.shard_of(run.place().data);
       for (const View* v : {&s.master, &s.m, &s.v}) {
         const auto part = widened(run.real(v->range(mine.begin - s.owned.begin, mine.count())));
         all.insert(all.end(), part.begin(), part.end());

@@ -89,19 +89,22 @@ struct EagerModel::Pass {
   }
 
   /// Parameters, or gradients, of the only unit of a kind; empty where the model has none.
-  static std::vector<View> find(const EagerModel& m, const std::vector<std::vector<View>>& views,
-                                UnitKind kind) {
+  static model::ParameterViews find(const EagerModel& m,
+                                    const std::vector<model::ParameterViews>& views,
+                                    UnitKind kind) {
     for (std::size_t i = 0; i < m.units_.size(); ++i) {
       if (m.units_[i].kind == kind) return views[i];
     }
     return {};
   }
-  static View first(const std::vector<View>& views) { return views.empty() ? View{} : views[0]; }
-  model::HeadWeights head(const std::vector<std::vector<View>>& views) const {
+  static View first(const model::ParameterViews& views) {
+    return views.empty() ? View{} : views[0][0];
+  }
+  model::HeadWeights head(const std::vector<model::ParameterViews>& views) const {
     const auto norm = find(model, views, UnitKind::final_norm);
     const UnitKind matrix = model.config_.tied_embeddings ? UnitKind::vocabulary : UnitKind::head;
-    return {.norm_w = norm[0],
-            .norm_b = norm.size() > 1 ? norm[1] : View{},
+    return {.norm_w = norm[0][0],
+            .norm_b = norm.size() > 1 ? norm[1][0] : View{},
             .matrix = find(model, views, matrix)[0]};
   }
 
@@ -150,7 +153,7 @@ struct EagerModel::Pass {
   EagerModel& model;
   TokenBatch tokens;
   Poisoned memory;
-  std::vector<std::vector<View>> weights, grads;  // [unit][parameter]
+  std::vector<model::ParameterViews> weights, grads;  // of each unit
   View losses, gradients;
   std::vector<model::BlockSaved> saved;
   model::Carry carry;
@@ -168,10 +171,12 @@ EagerModel::EagerModel(const model::ModelConfig& config, DType compute, std::uin
     const std::size_t begin = parameters.size();
     parameters.resize(begin + static_cast<std::size_t>(layouts_.back().padded));
     for (const auto& slice : zero::slices_in(unit, layouts_.back(), {0, layouts_.back().padded})) {
-      source(unit.params[slice.parameter], slice.elements,
-             std::span(parameters)
-                 .subspan(begin + static_cast<std::size_t>(slice.flat),
-                          static_cast<std::size_t>(slice.elements.count())));
+      const std::int64_t n = slice.part.elements();  // whole rows: nothing is cut
+      const std::int64_t at = slice.part.rows.begin * slice.part.columns.count();
+      source(
+          unit.params[slice.parameter], {at, at + n},
+          std::span(parameters)
+              .subspan(begin + static_cast<std::size_t>(slice.flat), static_cast<std::size_t>(n)));
     }
   }
 }
@@ -181,7 +186,7 @@ std::vector<EagerModel::Tensor> EagerModel::tensors() const {
   std::int64_t begin = 0;
   for (std::size_t i = 0; i < units_.size(); ++i) {
     for (std::size_t p = 0; p < units_[i].params.size(); ++p) {
-      const std::int64_t first = begin + layouts_[i].offsets[p];
+      const std::int64_t first = begin + layouts_[i].offset_of(p);
       all.push_back({units_[i].params[p].name, {first, first + units_[i].params[p].elements()}});
     }
     begin += layouts_[i].padded;

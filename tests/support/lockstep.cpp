@@ -186,14 +186,17 @@ std::string Lockstep::Rank::whereabouts() const {
 Lockstep::Lockstep(std::int64_t ranks, comm::Sends sends)
     : ranks_(static_cast<std::size_t>(ranks)), gather_(sends), reduce_(sends) {}
 
-train::DataGroups Lockstep::groups(std::int64_t rank) {
+train::Groups Lockstep::groups(std::int64_t rank) {
   // Each rank on a node of its own, which makes staging small.
   const comm::GroupShape shape{.size = static_cast<std::int64_t>(ranks_.size()), .local = 1};
   const auto group = [&](comm::Loopback& network) {
     return std::make_unique<Forgetful>(
         comm::make_transport_group(network.transport(static_cast<int>(rank)), shape, rank));
   };
-  return {.gather = group(gather_), .reduce = group(reduce_)};
+  train::Groups groups = train::self_groups();
+  groups.gather = group(gather_), groups.reduce = group(reduce_);
+  groups.world = group(reduce_);  // on the same stream, so one after another
+  return groups;
 }
 
 std::unique_ptr<memory::Streams> Lockstep::streams(std::int64_t rank) {

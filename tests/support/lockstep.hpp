@@ -21,7 +21,7 @@ class Lockstep {
   Lockstep& operator=(const Lockstep&) = delete;
 
   /// What a rank's executor runs over; once for each rank. This object must outlive both.
-  train::DataGroups groups(std::int64_t rank);
+  train::Groups groups(std::int64_t rank);
   std::unique_ptr<memory::Streams> streams(std::int64_t rank);
 
   /// One thing that happens. The messages of one stream's group: from `rank` to `peer`, the

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <utility>
 
-#include "comm/self_group.hpp"
 #include "core/exact_sum.hpp"
 #include "memory/background.hpp"
 #include "train/batches.hpp"
@@ -38,22 +37,25 @@ PlanRun::~PlanRun() = default;
 
 namespace {
 
-train::DataGroups groups_or_self(train::DataGroups groups) {
-  if (groups.reduce) return groups;
-  return {.gather = comm::make_self_group(), .reduce = comm::make_self_group()};
+train::Groups groups_or_self(train::Groups groups) {
+  train::Groups self = train::self_groups();
+  for (auto group : {&train::Groups::world, &train::Groups::gather, &train::Groups::reduce,
+                     &train::Groups::tensor, &train::Groups::forward, &train::Groups::backward,
+                     &train::Groups::ends}) {
+    if (!(groups.*group)) groups.*group = std::move(self.*group);
+  }
+  return groups;
 }
 
 }  // namespace
 
 PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device,
-                 const plan::PlanShape& shape, train::DataGroups groups)
-    // Braces: the rank is asked for before the groups move on.
-    : PlanRun{inputs, device,
-              plan::make_plan(inputs, shape, groups.reduce ? groups.reduce->rank() : 0),
-              groups_or_self(std::move(groups)), std::make_unique<memory::BackgroundStreams>()} {}
+                 const plan::PlanShape& shape, train::Groups groups, const MeshPlace& place)
+    : PlanRun(inputs, device, plan::make_plan(inputs, shape, place),
+              groups_or_self(std::move(groups)), std::make_unique<memory::BackgroundStreams>()) {}
 
 PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::Plan plan,
-                 train::DataGroups groups, std::unique_ptr<memory::Streams> streams)
+                 train::Groups groups, std::unique_ptr<memory::Streams> streams)
     : inputs_(inputs),
       device_(std::make_unique<Watching>(device)),
       groups_(std::move(groups)),
@@ -61,7 +63,7 @@ PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::
       streams_(std::move(streams)) {
   state_arena_.emplace("state", memory::Tier::device, plan_.arena_bytes[0]);
   step_arena_.emplace("step", memory::Tier::device, plan_.arena_bytes[1]);
-  state_.emplace(inputs_, plan_.data_rank, *state_arena_);
+  state_.emplace(inputs_, plan_.place, *state_arena_);
   bound_.emplace(plan_, train::PlanMemory{state_arena_->base(), step_arena_->base()});
   executor_.emplace(*device_, groups_, *streams_, inputs_, whereabouts_);
 }
@@ -70,7 +72,7 @@ void PlanRun::spoil_next_gradient(float value) { device_->spoil = value; }
 
 StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers) {
   const auto& shape = plan_.shape;
-  const std::int64_t ranks = inputs_.data_group.size;
+  const std::int64_t ranks = inputs_.mesh.data;
   const auto tokens =
       static_cast<double>(ranks * shape.micro_batches * shape.micro * shape.sequence);
   float* scalars = real(plan_.scalars).as<float>();
@@ -87,7 +89,7 @@ StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers) {
   std::fill_n(words, plan::WordLayout::count, 0);
 
   const train::BatchShare share{.data_ranks = ranks,
-                                .data_rank = rank(),
+                                .data_rank = plan_.place.data,
                                 .micro = shape.micro,
                                 .micro_batches = shape.micro_batches,
                                 .reduce = inputs_.reduce};

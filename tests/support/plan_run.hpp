@@ -28,18 +28,18 @@ struct StepShown {
 
 class PlanRun {
  public:
-  /// With one rank, `groups` may be empty.
+  /// The rank at `place`; groups that are empty are of one rank.
   PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, const plan::PlanShape& shape,
-          train::DataGroups groups = {});
+          train::Groups groups = {}, const MeshPlace& place = {});
   /// Any plan of these inputs, over streams of any kind.
   PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::Plan plan,
-          train::DataGroups groups, std::unique_ptr<memory::Streams> streams);
+          train::Groups groups, std::unique_ptr<memory::Streams> streams);
   ~PlanRun();
 
   train::ModelState& state() { return *state_; }
   const plan::Plan& plan() const { return plan_; }
   const plan::PlanInputs& inputs() const { return inputs_; }
-  std::int64_t rank() const { return plan_.data_rank; }
+  const MeshPlace& place() const { return plan_.place; }
 
   /// Trains on global samples first_sample .., which the ranks share as BatchShare says.
   StepShown step(std::int64_t first_sample, const StepNumbers& numbers);
@@ -57,7 +57,7 @@ class PlanRun {
 
   plan::PlanInputs inputs_;
   std::unique_ptr<Watching> device_;
-  train::DataGroups groups_;
+  train::Groups groups_;
   plan::Plan plan_;
   std::optional<memory::Arena> state_arena_, step_arena_;
   std::optional<train::ModelState> state_;

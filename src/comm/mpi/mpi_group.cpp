@@ -62,19 +62,17 @@ class MpiTransport : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Group> make_mpi_group(std::span<const int> members, std::int64_t local) {
+std::unique_ptr<Group> make_mpi_group(std::span<const int> members, const GroupShape& shape) {
   int world_rank = 0;
   MPI_TRY(MPI_Comm_rank(MPI_COMM_WORLD, &world_rank));
   const auto mine = std::find(members.begin(), members.end(), world_rank);
-  const bool member = mine != members.end();
+  TESSERA_CHECK(members.empty() || mine != members.end(), "a group without this rank");
   MPI_Comm comm = MPI_COMM_NULL;
-  MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, member ? 0 : MPI_UNDEFINED,
+  MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, members.empty() ? MPI_UNDEFINED : members.front(),
                          static_cast<int>(mine - members.begin()), &comm));
-  if (!member) return nullptr;
+  if (members.empty()) return nullptr;
   MPI_TRY(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN));
-  return make_transport_group(std::make_unique<MpiTransport>(comm),
-                              GroupShape{static_cast<std::int64_t>(members.size()), local},
-                              mine - members.begin());
+  return make_transport_group(std::make_unique<MpiTransport>(comm), shape, mine - members.begin());
 }
 
 }  // namespace tessera::comm

@@ -31,12 +31,15 @@ class MpiSession {
   int size() const { return static_cast<int>(job_.size); }
   /// All ranks, with nodes as MPI finds them (MPI_COMM_TYPE_SHARED).
   const GroupShape& job() const { return job_; }
+  /// The node of each rank: the lowest rank on it.
+  const std::vector<int>& node_of() const { return node_of_; }
   /// Cores for each rank (cores_each), on the node where they are fewest: the same on every rank.
   int cores() const { return cores_; }
 
  private:
   int rank_ = 0, cores_ = 1;
   GroupShape job_;
+  std::vector<int> node_of_;
 };
 
 std::string host_name();
@@ -78,8 +81,8 @@ class Control {
 };
 
 /// The ranks of `members` (world ranks; this one among them) as a group with a communicator of its
-/// own. Every rank of the world must call this in the same order, members or not (trap 2);
-/// non-members get nullptr.
-std::unique_ptr<Group> make_mpi_group(std::span<const int> members, std::int64_t local);
+/// own. Every rank of the world must call this in the same order (trap 2), with groups that do not
+/// overlap; who has none gives no members and gets nullptr.
+std::unique_ptr<Group> make_mpi_group(std::span<const int> members, const GroupShape& shape);
 
 }  // namespace tessera::comm

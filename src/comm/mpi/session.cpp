@@ -64,9 +64,13 @@ MpiSession::MpiSession(int* argc, char*** argv) {
   const CoreMask own = own_cores();
   constexpr int kBytes = sizeof(CoreMask);
   MPI_TRY(MPI_Allgather(&own, kBytes, MPI_BYTE, masks.data(), kBytes, MPI_BYTE, node));
-  MPI_TRY(MPI_Comm_free(&node));
   cores_ = cores_each(masks);
   MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, &cores_, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD));
+  int first = rank_;  // of this node
+  MPI_TRY(MPI_Bcast(&first, 1, MPI_INT, 0, node));
+  MPI_TRY(MPI_Comm_free(&node));
+  node_of_.resize(static_cast<std::size_t>(size));
+  MPI_TRY(MPI_Allgather(&first, 1, MPI_INT, node_of_.data(), 1, MPI_INT, MPI_COMM_WORLD));
   int nodes = local_rank == 0 ? 1 : 0;
   MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, &nodes, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD));
   job_ = {.size = size, .local = local, .nodes = nodes};

@@ -51,20 +51,25 @@ void bench_checkpoint(const BenchOptions& o, const train::Job& job) {
   const BenchDirectory directory(o, control);
   const deck::LoadedDeck loaded = bench_deck(o, control);
   const auto device = kernels::make_cpu_device({.threads = 1});
-  const auto shapes = train::training_shapes(loaded.deck, job.mpi.size());
-  auto inputs = train::plan_inputs(
-      loaded.deck, shapes, train::data_group(loaded.deck, job.mpi.job(), job.mpi.rank()), *device);
+  const Mesh mesh = train::mesh_of(loaded.deck, job.mpi.size());
+  const MeshPlace place = mesh.place_of(job.mpi.rank());
+  const auto shapes = train::training_shapes(loaded.deck, mesh.data);
+  auto inputs = train::plan_inputs(loaded.deck, shapes, job.mpi.node_of(), *device);
   inputs.state_for = plan::PlanPurpose::train;  // saved from the live state, not from snapshots
-  const std::int64_t bytes = train::ModelState::arena_bytes(inputs, job.mpi.rank());
+  const std::int64_t bytes = train::ModelState::arena_bytes(inputs, place);
   control.together([&] { memory::check_available(bytes, job.mpi.job().local); });
   const memory::Arena arena("state", memory::Tier::device, bytes);
-  train::ModelState state(inputs, job.mpi.rank(), arena);
+  train::ModelState state(inputs, place, arena);
   state.set_parameters(train::initial_values(static_cast<std::uint64_t>(loaded.deck.run.seed)));
 
   train::Saver saver(control, directory.path() / "checkpoints", 1, 0);
   CheckpointHeader header;
   header.deck = to_toml(loaded.deck);
-  header.layout = {.world = job.mpi.size(), .data = job.mpi.size(), .zero_stage = inputs.stage};
+  header.layout = {.world = job.mpi.size(),
+                   .data = static_cast<int>(mesh.data),
+                   .pipeline = static_cast<int>(mesh.pipeline),
+                   .tensor = static_cast<int>(mesh.tensor),
+                   .zero_stage = inputs.stage};
   std::vector<std::byte> block(static_cast<std::size_t>(kBlock), std::byte{0x5a});
   const auto raw = directory.path() / fmt::format("raw_{}", job.mpi.rank());
   double save = std::numeric_limits<double>::max(), load = save, write = save, read = save;

@@ -35,7 +35,7 @@ void bench_collectives(const BenchOptions& o, const train::Job& job) {
   });
   std::vector<int> members(static_cast<std::size_t>(job.mpi.size()));
   std::iota(members.begin(), members.end(), 0);
-  const auto group = comm::make_mpi_group(members, job.mpi.job().local);
+  const auto group = comm::make_mpi_group(members, job.mpi.job());
   memory::BackgroundStreams streams;  // as in training
   const auto best = [&](auto&& work) {
     double seconds = std::numeric_limits<double>::max();

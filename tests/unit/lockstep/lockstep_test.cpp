@@ -38,7 +38,8 @@ plan::PlanInputs inputs_of(const Case& c, kernels::Device& device) {
   inputs.reduce = c.reduce;
   inputs.prefetch = c.prefetch;
   inputs.optimizer.clip_norm = 0.5;
-  inputs.data_group = {.size = c.ranks, .local = 1};
+  inputs.mesh.data = c.ranks;
+  for (int r = 0; r < c.ranks; ++r) inputs.node_of.push_back(r);
   return inputs;
 }
 
@@ -83,7 +84,7 @@ Outcome train(PlanRun& run, const StepNumbers& numbers = {}) {
     outcome.numbers.insert(outcome.numbers.end(), {step.loss, step.norm});
   }
   for (const auto& s : run.state().units()) {
-    const Range mine = s.layout.shard_of(run.rank());
+    const Range mine = s.layout.shard_of(run.place().data);
     for (const View* v : {&s.master, &s.m, &s.v}) {
       const auto part = widened(run.real(v->range(mine.begin - s.owned.begin, mine.count())));
       outcome.state.insert(outcome.state.end(), part.begin(), part.end());
@@ -104,10 +105,12 @@ std::vector<Outcome> plain_run(const Case& c) {
       const auto device = kernels::make_cpu_device({});
       const auto inputs = inputs_of(c, *device);
       const auto group = [&](comm::Loopback& network) {
-        return comm::make_transport_group(network.transport(static_cast<int>(r)), inputs.data_group,
-                                          r);
+        return comm::make_transport_group(network.transport(static_cast<int>(r)),
+                                          group_shape(inputs, {.data = r}, MeshGroup::data), r);
       };
-      PlanRun run(inputs, *device, shape_of(c), {.gather = group(gather), .reduce = group(reduce)});
+      train::Groups groups;
+      groups.gather = group(gather), groups.reduce = group(reduce), groups.world = group(reduce);
+      PlanRun run(inputs, *device, shape_of(c), std::move(groups), {.data = r});
       outcomes[static_cast<std::size_t>(r)] = train(run);
       --left;
     });
@@ -134,7 +137,7 @@ class Job {
       : lockstep_(c.ranks, c.sends), device_(kernels::make_cpu_device({})) {
     const auto inputs = inputs_of(c, *device_);
     for (std::int64_t r = 0; r < c.ranks; ++r) {
-      plan::Plan plan = plan::make_plan(inputs, shape_of(c), r);
+      plan::Plan plan = plan::make_plan(inputs, shape_of(c), {.data = r});
       change(plan);
       runs_.push_back(std::make_unique<PlanRun>(inputs, *device_, std::move(plan),
                                                 lockstep_.groups(r), lockstep_.streams(r)));

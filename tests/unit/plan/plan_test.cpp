@@ -36,7 +36,7 @@ Case make_case(int stage, std::int64_t ranks, std::int64_t micro_batches, Reduce
   c.inputs.device = &device;
   c.inputs.stage = stage;
   c.inputs.reduce = reduce;
-  c.inputs.data_group = {.size = ranks, .local = ranks};
+  c.inputs.mesh.data = ranks;
   c.shape = {
       .purpose = PlanPurpose::train, .sequence = 10, .micro = 2, .micro_batches = micro_batches};
   return c;
@@ -59,7 +59,7 @@ Case random_case(std::mt19937& random) {
   c.inputs.wire = pick(2) == 0 ? DType::f32 : DType::bf16;
   c.inputs.prefetch = pick(4);
   c.inputs.recompute = static_cast<Recompute>(pick(3));
-  c.inputs.data_group.local = 1 + pick(static_cast<int>(c.inputs.data_group.size));
+  c.inputs.data_group.local = 1 + pick(static_cast<int>(c.inputs.mesh.data));
   const int purpose = pick(3);
   c.shape.purpose = static_cast<PlanPurpose>(purpose);
   c.shape.sequence = 1 + pick(12);
@@ -73,14 +73,14 @@ TEST(MakePlan, EvaluationHoldsNeitherOptimizerStateNorGradients) {
     Case c = make_case(stage, 2, 2, ReduceWhen::step);
     c.inputs.compute = DType::bf16;
     c.inputs.state_for = c.shape.purpose = PlanPurpose::evaluate;
-    for (const Buffer& b : make_plan(c.inputs, c.shape, 0).buffers) {
+    for (const Buffer& b : make_plan(c.inputs, c.shape, {}).buffers) {
       EXPECT_NE(b.purpose, Purpose::gradients) << b.name;
       EXPECT_TRUE(!b.persistent || b.purpose == Purpose::parameters ||
                   b.purpose == Purpose::control)
           << b.name;
     }
     c.shape.purpose = PlanPurpose::train;
-    EXPECT_THROW(make_plan(c.inputs, c.shape, 0), InternalError) << "there is no state to update";
+    EXPECT_THROW(make_plan(c.inputs, c.shape, {}), InternalError) << "there is no state to update";
   }
 }
 
@@ -89,8 +89,8 @@ TEST(MakePlan, IsProvedOnRandomLayouts) {
   for (int i = 0; i < 300; ++i) {
     const Case c = random_case(random);
     std::vector<std::uint64_t> hashes;
-    for (std::int64_t r = 0; r < c.inputs.data_group.size; ++r)
-      hashes.push_back(plan_hash(make_plan(c.inputs, c.shape, r)));
+    for (std::int64_t r = 0; r < c.inputs.mesh.data; ++r)
+      hashes.push_back(plan_hash(make_plan(c.inputs, c.shape, {.data = r})));
     EXPECT_NO_THROW(check_together(hashes));
   }
 }
@@ -106,7 +106,7 @@ TEST(MakePlan, SendsWhatTheFormulasSay) {
           const std::int64_t once =
               padded * 4 / ranks * (ranks - 1);  // one reduce-scatter or all-gather, f32
           const std::int64_t reductions = reduce == ReduceWhen::micro ? k : 1;
-          const auto sent = total_wire_bytes(make_plan(c.inputs, c.shape, 0));
+          const auto sent = total_wire_bytes(make_plan(c.inputs, c.shape, {}));
           const std::int64_t total = sent.intra + sent.inter;
           if (stage < 3) {
             EXPECT_EQ(total, (reductions + 1) * once) << ranks << ' ' << k << ' ' << stage;
@@ -123,7 +123,7 @@ TEST(MakePlan, SendsWhatTheFormulasSay) {
 TEST(MakePlan, SplitsTrafficByNode) {
   Case c = make_case(1, 6, 1, ReduceWhen::step);
   c.inputs.data_group.local = 3;
-  const auto sent = total_wire_bytes(make_plan(c.inputs, c.shape, 4));
+  const auto sent = total_wire_bytes(make_plan(c.inputs, c.shape, {.data = 4}));
   EXPECT_EQ(sent.intra * 3, sent.inter * 2);  // 2 peers on the node, 3 elsewhere
 }
 
@@ -133,7 +133,7 @@ TEST(Check, RejectsAPlanWithAnyWaitTakenAway) {
   int removed = 0;
   for (int i = 0; i < 12; ++i) {
     const Case c = random_case(random);
-    const Plan plan = make_plan(c.inputs, c.shape, 0);
+    const Plan plan = make_plan(c.inputs, c.shape, {});
     for (std::size_t o = 0; o < plan.ops.size(); ++o) {
       for (std::size_t w = 0; w < plan.ops[o].waits.size(); ++w) {
         Plan broken = plan;
@@ -164,7 +164,7 @@ std::vector<Plan> without_each(const Plan& plan, OpKind kind) {
 
 TEST(Check, RejectsAPlanThatForgetsWork) {
   const Case c = make_case(3, 2, 2, ReduceWhen::micro);
-  const Plan plan = make_plan(c.inputs, c.shape, 1);
+  const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
   for (const OpKind kind :
        {OpKind::gather, OpKind::reduce_gradients, OpKind::load_batch, OpKind::update}) {
     const auto broken = without_each(plan, kind);
@@ -175,7 +175,7 @@ TEST(Check, RejectsAPlanThatForgetsWork) {
 
 TEST(Check, RejectsBuffersThatShareBytesWhileBothAreAlive) {
   const Case c = make_case(3, 2, 1, ReduceWhen::micro);
-  const Plan plan = make_plan(c.inputs, c.shape, 0);
+  const Plan plan = make_plan(c.inputs, c.shape, {});
   const auto lives = buffer_lives(plan);
   int moved = 0;
   for (std::size_t a = 0; a < plan.buffers.size(); ++a) {
@@ -202,8 +202,8 @@ TEST(Check, RejectsRanksThatDisagree) {
   const Case a = make_case(3, 2, 1, ReduceWhen::micro);
   Case b = a;
   b.inputs.prefetch = 3;
-  const std::vector<std::uint64_t> hashes{plan_hash(make_plan(a.inputs, a.shape, 0)),
-                                          plan_hash(make_plan(b.inputs, b.shape, 1))};
+  const std::vector<std::uint64_t> hashes{plan_hash(make_plan(a.inputs, a.shape, {})),
+                                          plan_hash(make_plan(b.inputs, b.shape, {.data = 1}))};
   // Another prefetch distance merges other residences, so the collectives differ.
   EXPECT_THROW(check_together(hashes), InternalError);
 }
@@ -215,7 +215,7 @@ TEST(Recompute, NeedsLessMemoryTheMoreItDrops) {
     c.inputs.recompute = policy;
     c.inputs.config.layers = 8;
     c.inputs.units = model::model_units(c.inputs.config);
-    bytes.push_back(make_plan(c.inputs, c.shape, 0).arena_bytes[1]);
+    bytes.push_back(make_plan(c.inputs, c.shape, {}).arena_bytes[1]);
   }
   EXPECT_LT(bytes[1], bytes[0]);
   EXPECT_LT(bytes[2], bytes[1]);
@@ -224,7 +224,7 @@ TEST(Recompute, NeedsLessMemoryTheMoreItDrops) {
 TEST(Zero, ShardsStateByStage) {
   const auto state = [](int stage) {
     const Case c = make_case(stage, 4, 1, ReduceWhen::step);
-    return make_plan(c.inputs, c.shape, 0).arena_bytes[0];
+    return make_plan(c.inputs, c.shape, {}).arena_bytes[0];
   };
   // f32: parameters P, moments 2 P. Stage 0: 3 P; 1 and 2: P + 2 P / 4; 3: 3 P / 4.
   const auto full = static_cast<double>(state(0));

@@ -35,13 +35,12 @@ class RankState {
     inputs_.units = model::model_units(config);
     inputs_.compute = l.compute;
     inputs_.stage = l.stage;
-    inputs_.data_group = {.size = l.ranks, .local = l.ranks};
-    layout_.data_group = inputs_.data_group;
-    layout_.data_rank = rank;
+    inputs_.mesh.data = l.ranks;
+    plan::set_place(layout_, inputs_, {.data = rank});
     plan::add_state(layout_, inputs_);
     plan::place_buffers(layout_);
     arena_.emplace("state", memory::Tier::device, layout_.arena_bytes[0]);
-    state_.emplace(inputs_, rank, *arena_);
+    state_.emplace(inputs_, MeshPlace{.data = rank}, *arena_);
   }
   train::ModelState& state() { return *state_; }
   std::int64_t bytes() const { return layout_.arena_bytes[0]; }

@@ -1,0 +1,145 @@
+#include "model/tensor_parallel.hpp"
+
+namespace tessera::model {
+
+using kernels::Fill;
+using kernels::TreeSum;
+using kernels::Write;
+
+namespace {
+
+View staging(UnitContext& u, DType wire) {
+  return u.tensor(Keep::transient, DType::u8,
+                  {comm::reduce_scatter_staging(u.tensor_region().group, wire)});
+}
+
+/// Elements of `n`, padded so that every rank of the region has as many.
+std::int64_t padded(const TensorRegion& tensor, std::int64_t n) {
+  return round_up(n, tensor.cut.ranks * 16);
+}
+
+/// Sums a dense f32 buffer of padded() elements over the ranks, in place; `used` of them matter.
+void sum_over_ranks(UnitContext& u, const View& all, std::int64_t used, DType wire) {
+  const TensorRegion& tensor = u.tensor_region();
+  const std::int64_t shard = all.elements() / tensor.cut.ranks;
+  if (used < all.elements()) u.run(Fill{.out = all.range(used, all.elements() - used)});
+  const View own = all.range(tensor.cut.rank * shard, shard);
+  tensor.run(
+      comm::ReduceScatter{.full = all, .shard = own, .staging = staging(u, wire), .wire = wire});
+  tensor.run(comm::AllGather{.shard = own, .full = all});
+}
+
+}  // namespace
+
+View gather_positions(UnitContext& u, const View& local, Keep keep) {
+  const TensorRegion& tensor = u.tensor_region();
+  if (!tensor.split_sequence()) return local;
+  const View full =
+      u.tensor(keep, local.type, {u.micro_batch().batch, u.micro_batch().sequence, local.cols()});
+  tensor.run(comm::AllGather{.shard = local, .full = full, .blocks = u.micro_batch().batch});
+  return full;
+}
+
+ChunkSum::ChunkSum(UnitContext& u, std::int64_t columns, const View& bias, DType result)
+    : u_(u), columns_(columns), bias_(bias), result_(result == DType::u8 ? u.compute() : result) {
+  const TensorRegion& tensor = u.tensor_region();
+  const std::int64_t n = u.micro_batch().batch * u.micro_batch().sequence * columns;
+  if (tensor.whole()) {
+    parts_ = u.tensor(Keep::transient, result_, {std::int64_t{1}, n});
+    bias_of_part_ = bias;
+    return;
+  }
+  // The last part's end is padded, so that it can be summed over ranks in place.
+  const std::int64_t own = tensor.cut.own();
+  const std::int64_t all = tensor.cut.ranks == 1 || own > 1 ? own * n : padded(tensor, n);
+  parts_ = u.tensor(Keep::transient, DType::f32, {all}).range(0, own * n).reshaped({own, n});
+}
+
+View ChunkSum::part(std::int64_t i) const {
+  return parts_.row_range(i, 1).reshaped(
+      {u_.micro_batch().batch, u_.micro_batch().sequence, columns_});
+}
+
+void ChunkSum::start() {
+  const TensorRegion& tensor = u_.tensor_region();
+  if (tensor.whole() || tensor.cut.ranks == 1) return;
+  const std::int64_t batch = u_.micro_batch().batch, n = parts_.cols();
+  View full(parts_.data, DType::f32, {padded(tensor, n)});
+  if (tensor.cut.own() > 1) {
+    full = u_.tensor(Keep::transient, DType::f32, {padded(tensor, n)});
+    u_.run(TreeSum{.parts = parts_, .out = full.range(0, n)});
+  }
+  if (!tensor.split_sequence()) {
+    sum_over_ranks(u_, full, n, tensor.wire);
+    sum_ = full.range(0, n);
+    return;
+  }
+  sum_ = u_.tensor(Keep::transient, DType::f32, {n / tensor.cut.ranks});
+  tensor.run(comm::ReduceScatter{.full = full.range(0, n),
+                                 .shard = sum_,
+                                 .staging = staging(u_, tensor.wire),
+                                 .wire = tensor.wire,
+                                 .blocks = batch});
+}
+
+View ChunkSum::finish() {
+  const std::int64_t batch = u_.micro_batch().batch, positions = u_.positions().count();
+  if (u_.tensor_region().whole()) return part(0);
+  const View parts = sum_ ? sum_.reshaped({std::int64_t{1}, batch, positions, columns_})
+                          : parts_.reshaped({parts_.rows(), batch, positions, columns_});
+  const View out = u_.tensor(Keep::transient, result_, {batch, positions, columns_});
+  u_.run(TreeSum{.parts = parts, .bias = bias_, .out = out});
+  return out;
+}
+
+View PartialGradients::parts(const View& gradient, std::int64_t count, bool over_ranks) {
+  if (!gradient || (count == 1 && !over_ranks)) return gradient;
+  const View place = u_.tensor(Keep::transient, DType::f32, {count, gradient.elements()});
+  entries_.push_back({gradient, place, over_ranks});
+  return place;
+}
+
+void PartialGradients::finish() {
+  std::int64_t n = 0;
+  for (const Entry& e : entries_) n += e.over_ranks ? e.gradient.elements() : 0;
+  View all;
+  if (n > 0) all = u_.tensor(Keep::transient, DType::f32, {padded(u_.tensor_region(), n)});
+  const auto each_over_ranks = [&](auto&& f) {
+    std::int64_t at = 0;
+    for (const Entry& e : entries_) {
+      if (!e.over_ranks) continue;
+      f(e, all.range(at, e.gradient.elements()));
+      at += e.gradient.elements();
+    }
+  };
+  each_over_ranks(
+      [&](const Entry& e, const View& slot) { u_.run(TreeSum{.parts = e.parts, .out = slot}); });
+  if (n > 0) sum_over_ranks(u_, all, n, DType::f32);
+  const auto add = [&](const View& gradient, const View& parts) {
+    u_.run(TreeSum{.parts = parts, .out = gradient.range(0, gradient.elements()), .write = write_});
+  };
+  each_over_ranks([&](const Entry& e, const View& slot) {
+    add(e.gradient, slot.reshaped({std::int64_t{1}, slot.elements()}));
+  });
+  for (const Entry& e : entries_) {
+    if (!e.over_ranks) add(e.gradient, e.parts);
+  }
+  entries_.clear();
+}
+
+View norm_backward(UnitContext& u, const ModelConfig& c, PartialGradients& partial,
+                   kernels::NormBackward norm) {
+  const TensorRegion& tensor = u.tensor_region();
+  const bool split = tensor.split_sequence();
+  norm.kind = c.norm;
+  norm.groups = tensor.position_groups / (split ? tensor.cut.ranks : 1);
+  norm.d_sum = u.residual(Keep::transient, c.hidden);
+  const View gradient = norm.d_weight;
+  norm.d_weight = partial.parts(gradient, norm.groups, split);
+  norm.write = partial.write_to(norm.d_weight, gradient);
+  norm.d_bias = partial.parts(norm.d_bias, norm.groups, split);
+  u.run(norm);
+  return norm.d_sum;
+}
+
+}  // namespace tessera::model

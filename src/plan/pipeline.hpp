@@ -1,0 +1,57 @@
+// Pipeline parallelism as an order of work: which layers each stage has, and in which order it runs
+// forward and backward of its micro-batches. GPipe (Huang et al. 2019), 1F1B (Narayanan et al.
+// 2019), interleaved 1F1B (Narayanan et al. 2021), zero bubble (Qi et al. 2023, ZB-H1).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/enums.hpp"
+#include "core/math.hpp"
+
+namespace tessera::plan {
+
+enum class PipelineSchedule : std::uint8_t { one_f_one_b, gpipe, interleaved, zero_bubble };
+
+struct PipelineRule {
+  PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+  std::int64_t virtual_stages = 1;         // chunks of layers of each stage, V
+  std::vector<std::int64_t> first_layers;  // block that each chunk begins with; empty: balanced
+};
+
+/// Cuts layers of these costs into `parts` contiguous parts of one layer or more so that the
+/// dearest part is as cheap as can be.
+std::vector<Range> balanced_parts(std::span<const double> costs, std::int64_t parts);
+
+/// What a stage does at once: one chunk's layers over one micro-batch.
+struct PipelineAction {
+  enum class Kind : std::uint8_t {
+    forward,
+    backward,         // gradients of the input and of the weights
+    backward_input,   // of the input, and of what is computed along with it
+    backward_weight,  // of the rest
+  };
+  Kind kind = Kind::forward;
+  std::int64_t chunk = 0;
+  std::int64_t micro_batch = 0;
+  bool operator==(const PipelineAction&) const = default;
+};
+
+/// The actions of every stage, [stage], in order: chunk v of stage s has part v * stages + s of the
+/// layers. Found by playing the schedule's rule with forward 1 and backward 2 long; any number of
+/// micro-batches works. Forward only where nothing trains.
+std::vector<std::vector<PipelineAction>> pipeline_actions(const PipelineRule& rule,
+                                                          std::int64_t stages,
+                                                          std::int64_t micro_batches,
+                                                          bool training);
+
+}  // namespace tessera::plan
+
+template <>
+struct tessera::EnumWords<tessera::plan::PipelineSchedule> {
+  using S = tessera::plan::PipelineSchedule;
+  static constexpr std::array table = {
+      std::pair{S::one_f_one_b, "1f1b"}, std::pair{S::gpipe, "gpipe"},
+      std::pair{S::interleaved, "interleaved"}, std::pair{S::zero_bubble, "zero_bubble"}};
+};
