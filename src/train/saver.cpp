@@ -60,10 +60,19 @@ SaveResult Saver::finish() {
     for (const auto& text : texts) parts.push_back(rank_part_from_text(text));
     for (const auto& part : parts) result.bytes += part.file_bytes;
     result.path = commit_checkpoint(temporary_, header_, parts);
-    prune_checkpoints(directory_, keep_, keep_every_);
   });
   result.seconds = now() - began_;
+  if (control_.rank() == 0) result.not_pruned = prune();
   return result;
+}
+
+std::string Saver::prune() const {
+  try {
+    prune_checkpoints(directory_, keep_, keep_every_);
+    return "";
+  } catch (const Error& e) {
+    return e.what();
+  }
 }
 
 }  // namespace tessera::train

@@ -21,6 +21,7 @@ struct SaveResult {
   std::int64_t step = 0;
   std::int64_t bytes = 0;  // of all ranks
   double seconds = 0;      // from begin to commit
+  std::string not_pruned;  // on rank 0: why older checkpoints that may go are still there
 };
 
 class Saver {
@@ -41,12 +42,14 @@ class Saver {
   /// before finish().
   bool written() const { return done_.load(std::memory_order_acquire); }
   /// Waits for all ranks, commits, prunes. Collective. Throws the lowest failing rank's error on
-  /// every rank.
+  /// every rank; but once there is a checkpoint, what fails is no more than reported.
   SaveResult finish();
   /// Gives up the save under way, if there is one: the next begin() removes what it has written.
   void abandon();
 
  private:
+  std::string prune() const;
+
   const comm::Control& control_;
   std::filesystem::path directory_;
   std::int64_t keep_, keep_every_;
