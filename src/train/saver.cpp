@@ -2,6 +2,8 @@
 
 #include <chrono>
 
+#include "core/thread.hpp"
+
 namespace tessera::train {
 namespace {
 
@@ -10,10 +12,6 @@ double now() {
 }
 
 }  // namespace
-
-Saver::~Saver() {
-  if (thread_.joinable()) thread_.join();
-}
 
 void Saver::begin(const ModelState& state, ModelState::From from, CheckpointHeader header) {
   TESSERA_CHECK(!active_, "a save is still under way");
@@ -27,7 +25,7 @@ void Saver::begin(const ModelState& state, ModelState::From from, CheckpointHead
   active_ = true;
   done_ = false;
   error_ = nullptr;
-  thread_ = std::thread([this, &state, from] {
+  thread_ = start_thread("save", [this, &state, from] {
     try {
       CheckpointWriter writer(temporary_, control_.rank(), state.pieces());
       state.save(writer, from);
@@ -37,7 +35,6 @@ void Saver::begin(const ModelState& state, ModelState::From from, CheckpointHead
     }
     done_.store(true, std::memory_order_release);
   });
-  pthread_setname_np(thread_.native_handle(), "save");
 }
 
 void Saver::abandon() {

@@ -29,7 +29,6 @@ class Saver {
   Saver(const comm::Control& control, std::filesystem::path directory, std::int64_t keep,
         std::int64_t keep_every)
       : control_(control), directory_(std::move(directory)), keep_(keep), keep_every_(keep_every) {}
-  ~Saver();
 
   /// Starts writing; `state` (the live one or the snapshot) must not change until the write is
   /// over. Collective: every rank calls it at the same point. Never while a save
@@ -57,10 +56,10 @@ class Saver {
   CheckpointHeader header_;
   std::filesystem::path temporary_;
   double began_ = 0;
-  std::thread thread_;
   std::atomic<bool> done_{false};
   std::exception_ptr error_;  // of thread_
   RankPart part_;             // of thread_
+  std::jthread thread_;       // last: it uses the others
 };
 
 }  // namespace tessera::train
