@@ -11,18 +11,12 @@ namespace fs = std::filesystem;
 namespace {
 
 /// Gives `from` the name `to`, which another checkpoint of the step may have: then the two change
-/// places at once. Returns what is to be removed, or nothing.
-fs::path take_name(const fs::path& from, const fs::path& to) {
-  std::error_code error;
-  if (!fs::exists(to, error)) {
-    rename_path(from, to);
-    return {};
-  }
-  if (exchange_paths(from, to)) return from;
-  // NFS and some others only rename. A crash between the two renames leaves neither: then the run
-  // goes on from the checkpoint before.
-  fs::path old = to;
-  old += ".replaced.tmp";
+/// places at once. What had it before is left for clean_up_checkpoints().
+void take_name(const fs::path& from, const fs::path& to) {
+  if (!path_exists(to)) return rename_path(from, to);
+  if (exchange_paths(from, to)) return;
+  // NFS and some others only rename. After a crash between the two, cleaning up undoes the first.
+  const fs::path old = replaced_path(to);
   rename_path(to, old);
   try {
     rename_path(from, to);
@@ -30,7 +24,6 @@ fs::path take_name(const fs::path& from, const fs::path& to) {
     rename_path(old, to);
     throw;
   }
-  return old;
 }
 
 }  // namespace
@@ -65,9 +58,8 @@ fs::path commit_checkpoint(const fs::path& directory, const CheckpointHeader& he
   file.publish();  // syncs the directory too
 
   const fs::path final_path = checkpoint_path(directory.parent_path(), header.step);
-  const fs::path replaced = take_name(directory, final_path);
+  take_name(directory, final_path);
   sync_directory(final_path.parent_path());
-  if (!replaced.empty()) remove_tree(replaced);
   return final_path;
 }
 

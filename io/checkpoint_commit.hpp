@@ -11,7 +11,8 @@ namespace tessera {
 
 /// `directory` is that of begin_checkpoint, `parts` what CheckpointWriter::finish returned, by
 /// rank. Returns the final path; until then the directory is no checkpoint, and the ones before are
-/// untouched. A checkpoint of the same step, if there is one, is replaced. Throws InternalError if
+/// untouched. A checkpoint of the same step, if there is one, is replaced; clean_up_checkpoints()
+/// removes it. Throws InternalError if
 /// an element is held twice or by nobody, DataError if a rank's file cannot be seen from here,
 /// IoError if the system refuses. Uses HDF5.
 std::filesystem::path commit_checkpoint(const std::filesystem::path& directory,

@@ -15,7 +15,15 @@ struct CheckpointEntry {
 /// checkpoints/step_00000100
 std::filesystem::path checkpoint_path(const std::filesystem::path& checkpoints, std::int64_t step);
 
-/// Removes what crashed saves left and creates step_NNNNNNNN.tmp. One rank calls it, never while
+/// Where a checkpoint is while another of the same step takes its name.
+std::filesystem::path replaced_path(const std::filesystem::path& checkpoint);
+
+/// Ends what crashed or failed saves have begun: a checkpoint whose name was to go to another that
+/// never came gets it back, all other directories of theirs go. For the job that holds the run
+/// directory alone, while no save is under way.
+void clean_up_checkpoints(const std::filesystem::path& checkpoints);
+
+/// Cleans up and creates step_NNNNNNNN.tmp. One rank calls it, never while
 /// another save is under way; when it returns, all may construct their CheckpointWriter there.
 std::filesystem::path begin_checkpoint(const std::filesystem::path& checkpoints, std::int64_t step);
 
@@ -33,9 +41,10 @@ std::vector<CheckpointEntry> list_checkpoints(const std::filesystem::path& check
 std::vector<CheckpointEntry> set_aside_after(const std::filesystem::path& checkpoints,
                                              std::int64_t step);
 
-/// Removes all valid checkpoints but the newest `keep` (0: none is removed; so the newest always
-/// stays) and those whose step is a multiple of `keep_every` (0: no such rule). Call it after a
-/// commit only. Returns what was removed.
+/// Removes all checkpoints but the newest `keep` (0: none is removed; so the newest always
+/// stays) and those whose step is a multiple of `keep_every` (0: no such rule), and cleans up.
+/// What counts is a good manifest; no other file is opened. Call it after a commit only. Returns
+/// what was removed.
 std::vector<CheckpointEntry> prune_checkpoints(const std::filesystem::path& checkpoints,
                                                std::int64_t keep, std::int64_t keep_every);
 

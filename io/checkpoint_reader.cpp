@@ -26,11 +26,13 @@ void check_file_size(const std::filesystem::path& path, std::int64_t bytes) {
 }
 
 Checkpoint Checkpoint::open(const std::filesystem::path& directory) {
-  Manifest manifest = read_manifest(directory);
-  check_file_size(directory / kModelFile, manifest.model_bytes);
-  for (const RankPart& part : manifest.parts)
-    check_file_size(directory / rank_file_name(part.rank), part.file_bytes);
-  return Checkpoint(directory, std::move(manifest));
+  return Checkpoint(directory, read_manifest(directory));
+}
+
+void Checkpoint::check_files() const {
+  check_file_size(directory_ / kModelFile, manifest_.model_bytes);
+  for (const RankPart& part : manifest_.parts)
+    check_file_size(directory_ / rank_file_name(part.rank), part.file_bytes);
 }
 
 Checkpoint::Checkpoint(std::filesystem::path directory, Manifest manifest)

@@ -19,8 +19,11 @@ namespace tessera {
 /// kBlockBytes).
 class Checkpoint {
  public:
-  /// Validates the manifest and that every file is there at its size. Throws DataError.
+  /// Validates the manifest; files are opened when something of them is read. Throws DataError.
   static Checkpoint open(const std::filesystem::path& directory);
+  /// Throws DataError unless every file is there at its size. It looks at all of them: of many
+  /// ranks, one does this for all.
+  void check_files() const;
 
   const CheckpointHeader& header() const { return manifest_.header; }
   const Manifest& manifest() const { return manifest_; }

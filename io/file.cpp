@@ -155,6 +155,13 @@ void rename_path(const fs::path& from, const fs::path& to) {
     fail(fmt::format("rename to {}", to.string()), from, errno);
 }
 
+bool path_exists(const fs::path& path) {
+  std::error_code error;
+  const auto type = fs::status(path, error).type();
+  if (error && type != fs::file_type::not_found) fail("examine", path, error.value());
+  return type != fs::file_type::not_found;
+}
+
 bool exchange_paths(const fs::path& a, const fs::path& b) {
   if (system_calls::exchange(a, b) == 0) return true;
   if (errno == EINVAL || errno == ENOSYS) return false;
@@ -168,9 +175,8 @@ void remove_tree(const fs::path& path) {
 std::vector<fs::path> subdirectories(const fs::path& directory) {
   if (system_calls::list(directory) != 0) fail("list", directory, errno);
   std::vector<fs::path> all;
+  if (!path_exists(directory)) return all;
   std::error_code error;
-  if (fs::status(directory, error).type() == fs::file_type::not_found) return all;
-  if (error) fail("examine", directory, error.value());
   for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
     std::error_code gone;  // meanwhile removed by others, or a link to nowhere
     if (it->is_directory(gone)) all.push_back(it->path());

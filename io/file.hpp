@@ -84,6 +84,8 @@ void create_directories(const std::filesystem::path& directory);
 /// As rename(2): what has the name `to` is replaced.
 void rename_path(const std::filesystem::path& from, const std::filesystem::path& to);
 
+bool path_exists(const std::filesystem::path& path);
+
 /// Two names change places at once. False where the file system cannot do that.
 bool exchange_paths(const std::filesystem::path& a, const std::filesystem::path& b);
 

@@ -53,7 +53,7 @@ FaultKey text_key(std::string_view name, std::string_view allowed) {
 std::span<const FaultKey> all_keys() {
   static const std::vector<FaultKey> keys = {
       number_key<&Fault::rank>("rank", 0),
-      number_key<&Fault::step>("step", 1),
+      number_key<&Fault::step>("step", 0),
       text_key<&Fault::tensor>("tensor", "a parameter's name, as checkpoints have it"),
       number_key<&Fault::ms>("ms", 1),
       {"call", enum_choices<FaultCall>(),
@@ -73,6 +73,7 @@ struct KindRow {
   FaultKind kind;
   std::vector<std::string_view> required, optional;
   std::string_view meaning;
+  std::int64_t first_step = 1;  // 0: also while the run starts
 };
 
 std::span<const KindRow> all_kinds() {
@@ -98,10 +99,10 @@ std::span<const KindRow> all_kinds() {
        {},
        "a bit of the rank's file turns in the first checkpoint from this step on, once it is "
        "committed"},
-      {eio, {"rank", "step"}, file_keys, "calls of the operating system's fail with EIO"},
-      {enospc, {"rank", "step"}, file_keys, "the same with ENOSPC"},
-      {short_transfer, {"rank", "step"}, file_keys, "reads or writes move half of their bytes"},
-      {slow_disk, {"rank", "step", "ms"}, {"call", "path"}, "calls take so much longer"},
+      {eio, {"rank", "step"}, file_keys, "calls of the operating system's fail with EIO", 0},
+      {enospc, {"rank", "step"}, file_keys, "the same with ENOSPC", 0},
+      {short_transfer, {"rank", "step"}, file_keys, "reads or writes move half of their bytes", 0},
+      {slow_disk, {"rank", "step", "ms"}, {"call", "path"}, "calls take so much longer", 0},
   };
   return rows;
 }
@@ -172,6 +173,8 @@ Fault parse_fault(std::string_view text) {
     if (contains(given, name)) continue;
     throw DeckError(fmt::format("{} needs {}", enum_word(row.kind), fmt::join(row.required, ", ")));
   }
+  if (fault.step < row.first_step)
+    throw DeckError(fmt::format("step=0: {} happens in a step, from 1 on", enum_word(row.kind)));
   return fault;
 }
 

@@ -80,7 +80,8 @@ constexpr SchemaSection kSections[] = {
      "run, "
      "also over restarts (the run directory's `faults/` remembers it); `slow` and `slow_disk` "
      "last. "
-     "Faults of files hit the nth matching call from the step on, and `count` calls in all",
+     "Faults of files hit the nth matching call from the step on (0: from the start on), and "
+     "`count` calls in all",
      &fault_markdown},
     {"guard", "What happens when numbers or peers go wrong"},
 };

@@ -3,11 +3,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <chrono>
-#include <memory>
-#include <thread>
 #include <vector>
+
+#include "core/thread.hpp"
 
 namespace tessera::guard {
 namespace {
@@ -49,15 +47,7 @@ void publish(const PeerReport& report, const std::function<void(const std::strin
   const std::string text = to_text(report);
   [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, text.data(), text.size());
   if (!record) return;
-  const auto done = std::make_shared<std::atomic<bool>>(false);
-  std::thread([done, text, record] {
-    record(text);
-    *done = true;
-  }).detach();
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
-  while (!*done && std::chrono::steady_clock::now() < until) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
+  try_within_a_second([text, record] { record(text); });
 }
 
 }  // namespace tessera::guard

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -16,6 +15,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/thread.hpp"
 #include "guard/report.hpp"
 #include "guard/socket.hpp"
 
@@ -307,7 +307,7 @@ void Watchdog::start(std::span<const std::string> endpoints, std::uint64_t secre
   const auto until = Clock::now() + 20s;
   std::exception_ptr not_accepted;
   Socket incoming;
-  std::thread acceptor([&] {
+  std::jthread acceptor = start_thread("acceptor", [&] {
     try {
       incoming = accept_from(ring.listener, {.secret = secret, .from = before, .to = rank_}, until);
     } catch (...) {
@@ -331,12 +331,7 @@ void Watchdog::start(std::span<const std::string> endpoints, std::uint64_t secre
   ring.wake = Socket(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!ring.wake) throw CommError("watchdog: cannot make an eventfd: " + errno_text(errno));
 
-  sigset_t all, mask;  // signals belong to the main thread
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &mask);
-  thread_ = std::thread([&ring] { ring.run(); });
-  pthread_setname_np(thread_.native_handle(), "watchdog");
-  pthread_sigmask(SIG_SETMASK, &mask, nullptr);
+  thread_ = start_thread("watchdog", [&ring] { ring.run(); });
 }
 
 void Watchdog::stop() {

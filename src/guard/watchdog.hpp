@@ -65,7 +65,7 @@ class Watchdog {
   struct Ring;
   int rank_;
   std::unique_ptr<Ring> ring_;
-  std::thread thread_;
+  std::jthread thread_;
 };
 
 }  // namespace tessera::guard

@@ -1,24 +1,16 @@
 #include "memory/background.hpp"
 
-#include <signal.h>
-
 #include <algorithm>
 #include <chrono>
 #include <limits>
+
+#include "core/thread.hpp"
 
 namespace tessera::memory {
 
 using namespace std::chrono_literals;
 
-BackgroundStreams::BackgroundStreams() {
-  // Signals belong to the main thread (trap 61): the child inherits a full mask.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { serve(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  pthread_setname_np(thread_.native_handle(), "progress");
-}
+BackgroundStreams::BackgroundStreams() : thread_(start_thread("progress", [this] { serve(); })) {}
 
 BackgroundStreams::~BackgroundStreams() {
   {

@@ -48,7 +48,7 @@ class BackgroundStreams : public Streams {
   bool stop_ = false;             // guarded by mutex_
   std::atomic<bool> failed_{false};
   std::exception_ptr error_;  // set before failed_
-  std::thread thread_;
+  std::jthread thread_;       // last: it uses the others
 };
 
 }  // namespace tessera::memory

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/thread.hpp"
+
 namespace tessera::train {
 
 Batches::Step Batches::read(std::int64_t first, const BatchShare& share) const {
@@ -22,7 +24,9 @@ Batches::Step Batches::read(std::int64_t first, const BatchShare& share) const {
 }
 
 void Batches::prefetch(std::int64_t first, const BatchShare& share) {
-  pending_ = std::async(std::launch::async, [this, first, share] { return read(first, share); });
+  std::packaged_task<Step()> reading([this, first, share] { return read(first, share); });
+  pending_ = reading.get_future();
+  reader_ = start_thread("tokens", std::move(reading));
 }
 
 void Batches::begin(std::int64_t first, const BatchShare& share) {

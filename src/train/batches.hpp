@@ -2,6 +2,7 @@
 #pragma once
 
 #include <future>
+#include <thread>
 #include <vector>
 
 #include "io/sampler.hpp"
@@ -55,6 +56,7 @@ class Batches {
   std::int64_t sequence_;
   Step current_;
   std::future<Step> pending_;
+  std::jthread reader_;  // last: it uses the others
 };
 
 }  // namespace tessera::train

@@ -176,31 +176,25 @@ void ModelState::load(Checkpoint& checkpoint) {
   }
 }
 
-std::vector<std::uint64_t> ModelState::slice_hashes(std::int64_t unit) const {
-  std::vector<std::uint64_t> hashes;
-  for (std::int64_t d = 0; d < inputs_.mesh.data; ++d) {
-    std::uint64_t hash = 0;
-    bool any = false;
-    for (std::size_t u = 0; u < states_.size(); ++u) {
-      const auto& s = states_[u];
-      if (!s.held || (unit >= 0 && u != static_cast<std::size_t>(unit))) continue;
-      const Range slice = s.layout.shard_of(d);
-      const bool all_owned = s.owned.count() == s.layout.padded;
-      const auto add = [&](const View& view) {
-        if (!view) return;
-        const View part = real(view).range(slice.begin, slice.count());
-        hash = hash_bytes({part.data, static_cast<std::size_t>(part.span_bytes())}, hash);
-        any = true;
-      };
-      if (all_owned || d != layout_.place.data) add(s.parameters);
-      if (all_owned) {
-        for (const auto view : {&plan::UnitState::master, &plan::UnitState::m, &plan::UnitState::v})
-          add(s.*view);
-      }
-    }
-    hashes.push_back(any ? hash | 1 : 0);
+std::uint64_t ModelState::slice_hash(std::size_t unit, std::int64_t owner) const {
+  const auto& s = states_[unit];
+  if (!s.held) return 0;
+  const Range slice = s.layout.shard_of(owner);
+  std::uint64_t hash = 0;
+  bool any = false;
+  const auto add = [&](const View& view) {
+    if (!view) return;
+    const View part = real(view).range(slice.begin, slice.count());
+    hash = hash_bytes({part.data, static_cast<std::size_t>(part.span_bytes())}, hash);
+    any = true;
+  };
+  const bool all_owned = s.owned.count() == s.layout.padded;
+  if (all_owned || owner != layout_.place.data) add(s.parameters);
+  if (all_owned) {
+    for (const auto view : {&plan::UnitState::master, &plan::UnitState::m, &plan::UnitState::v})
+      add(s.*view);
   }
-  return hashes;
+  return any ? hash | 1 : 0;
 }
 
 struct ModelState::SavedPiece {

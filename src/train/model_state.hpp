@@ -41,11 +41,10 @@ class ModelState {
   /// Writes the pieces' bytes from the live state or from the snapshot buffers.
   void save(CheckpointWriter& writer, From from) const;
 
-  /// Hashes of this rank's copies of every data rank's slice of unit `unit` (of all units together:
-  /// -1), by data rank: parameters, and the optimizer's state where it is replicated too. 0: no
-  /// copy that others hold alike; at stages 1 and 2 the own slice is newer than theirs until it is
-  /// published.
-  std::vector<std::uint64_t> slice_hashes(std::int64_t unit) const;
+  /// Hash of this rank's copy of data rank `owner`'s slice of a unit: parameters, and the
+  /// optimizer's state where it is replicated too. 0: no copy that others hold alike; at stages 1
+  /// and 2 the own slice is newer than theirs until it is published.
+  std::uint64_t slice_hash(std::size_t unit, std::int64_t owner) const;
 
   /// What forward reads of those elements of a parameter that this rank updates; absent if none.
   View owned_part(std::size_t unit, std::size_t parameter) const;

@@ -13,7 +13,7 @@
 #include <fstream>
 #include <thread>
 
-#include "core/error.hpp"
+#include "io/file.hpp"
 
 namespace tessera::train {
 namespace {
@@ -81,6 +81,16 @@ RunLock::RunLock(const std::filesystem::path& directory, std::chrono::millisecon
 }
 
 RunLock::~RunLock() { ::close(fd_); }
+
+void write_ended(const std::filesystem::path& directory, ExitCode code, std::string_view why) {
+  std::string line = fmt::format("{} {}", static_cast<int>(code), why);
+  std::ranges::replace(line, '\n', ' ');
+  AtomicFile file(directory / "ended");
+  file.append(line + "\n");
+  file.publish();
+}
+
+void remove_ended(const std::filesystem::path& directory) { remove_tree(directory / "ended"); }
 
 LineFile::LineFile(const std::filesystem::path& path) : path_(path.string()) {
   fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644);

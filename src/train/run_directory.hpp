@@ -8,6 +8,8 @@
 #include <string>
 #include <string_view>
 
+#include "core/error.hpp"
+
 namespace tessera::train {
 
 /// Exclusive use of a run directory by one job; rank 0 holds it. Creates the directory if need be.
@@ -24,6 +26,12 @@ class RunLock {
  private:
   int fd_ = -1;
 };
+
+/// Leaves in the run directory's `ended` that starting again would not help, or is not wanted: the
+/// exit code, and why, in one line. A batch job that finds it is not requeued; the next start
+/// removes it. Throws IoError.
+void write_ended(const std::filesystem::path& directory, ExitCode code, std::string_view why);
+void remove_ended(const std::filesystem::path& directory);
 
 /// A file that grows by whole lines, each with one write(); an incomplete last line of a killed run
 /// is cut first.

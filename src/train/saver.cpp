@@ -2,6 +2,8 @@
 
 #include <chrono>
 
+#include "core/thread.hpp"
+
 namespace tessera::train {
 namespace {
 
@@ -10,10 +12,6 @@ double now() {
 }
 
 }  // namespace
-
-Saver::~Saver() {
-  if (thread_.joinable()) thread_.join();
-}
 
 void Saver::begin(const ModelState& state, ModelState::From from, CheckpointHeader header) {
   TESSERA_CHECK(!active_, "a save is still under way");
@@ -27,7 +25,7 @@ void Saver::begin(const ModelState& state, ModelState::From from, CheckpointHead
   active_ = true;
   done_ = false;
   error_ = nullptr;
-  thread_ = std::thread([this, &state, from] {
+  thread_ = start_thread("save", [this, &state, from] {
     try {
       CheckpointWriter writer(temporary_, control_.rank(), state.pieces());
       state.save(writer, from);
@@ -37,7 +35,6 @@ void Saver::begin(const ModelState& state, ModelState::From from, CheckpointHead
     }
     done_.store(true, std::memory_order_release);
   });
-  pthread_setname_np(thread_.native_handle(), "save");
 }
 
 void Saver::abandon() {
@@ -60,10 +57,19 @@ SaveResult Saver::finish() {
     for (const auto& text : texts) parts.push_back(rank_part_from_text(text));
     for (const auto& part : parts) result.bytes += part.file_bytes;
     result.path = commit_checkpoint(temporary_, header_, parts);
-    prune_checkpoints(directory_, keep_, keep_every_);
   });
   result.seconds = now() - began_;
+  if (control_.rank() == 0) result.not_pruned = prune();
   return result;
+}
+
+std::string Saver::prune() const {
+  try {
+    prune_checkpoints(directory_, keep_, keep_every_);
+    return "";
+  } catch (const Error& e) {
+    return e.what();
+  }
 }
 
 }  // namespace tessera::train

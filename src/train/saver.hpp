@@ -21,6 +21,7 @@ struct SaveResult {
   std::int64_t step = 0;
   std::int64_t bytes = 0;  // of all ranks
   double seconds = 0;      // from begin to commit
+  std::string not_pruned;  // on rank 0: why older checkpoints that may go are still there
 };
 
 class Saver {
@@ -28,7 +29,6 @@ class Saver {
   Saver(const comm::Control& control, std::filesystem::path directory, std::int64_t keep,
         std::int64_t keep_every)
       : control_(control), directory_(std::move(directory)), keep_(keep), keep_every_(keep_every) {}
-  ~Saver();
 
   /// Starts writing; `state` (the live one or the snapshot) must not change until the write is
   /// over. Collective: every rank calls it at the same point. Never while a save
@@ -41,12 +41,14 @@ class Saver {
   /// before finish().
   bool written() const { return done_.load(std::memory_order_acquire); }
   /// Waits for all ranks, commits, prunes. Collective. Throws the lowest failing rank's error on
-  /// every rank.
+  /// every rank; but once there is a checkpoint, what fails is no more than reported.
   SaveResult finish();
   /// Gives up the save under way, if there is one: the next begin() removes what it has written.
   void abandon();
 
  private:
+  std::string prune() const;
+
   const comm::Control& control_;
   std::filesystem::path directory_;
   std::int64_t keep_, keep_every_;
@@ -54,10 +56,10 @@ class Saver {
   CheckpointHeader header_;
   std::filesystem::path temporary_;
   double began_ = 0;
-  std::thread thread_;
   std::atomic<bool> done_{false};
   std::exception_ptr error_;  // of thread_
   RankPart part_;             // of thread_
+  std::jthread thread_;       // last: it uses the others
 };
 
 }  // namespace tessera::train

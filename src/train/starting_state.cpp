@@ -79,6 +79,7 @@ std::optional<LoadedCheckpoint> load_first(const Candidates& candidates,
     try {
       control.together([&] {
         Checkpoint checkpoint = Checkpoint::open(found.path);
+        if (control.rank() == 0) checkpoint.check_files();
         found.header = checkpoint.header();
         found.deck =
             deck::parse_deck(found.header.deck, found.path.string() + "/manifest.json: deck").deck;
@@ -89,7 +90,8 @@ std::optional<LoadedCheckpoint> load_first(const Candidates& candidates,
       });
       return found;
     } catch (const Error& e) {
-      if (e.exit_code() != ExitCode::data && e.exit_code() != ExitCode::io) throw;
+      // A disk that fails says nothing about the checkpoint: it may be good when it works again.
+      if (e.exit_code() != ExitCode::data) throw;
       unusable(found.path, e.what());
     }
   }

@@ -49,9 +49,9 @@ std::optional<std::string> StopRequests::reason(double ahead_s) const {
   return std::nullopt;
 }
 
-void StopRequests::obeyed() const {
+bool StopRequests::obeyed() const {
   std::error_code none;  // the file is there only if it made the request
-  std::filesystem::remove(stop_file_, none);
+  return std::filesystem::remove(stop_file_, none);
 }
 
 }  // namespace tessera::train

@@ -24,8 +24,8 @@ class StopRequests {
   /// it acts.
   std::optional<std::string> reason(double ahead_s) const;
   /// Takes the stop file away, so that the next job goes on. Called by one rank, once all have
-  /// stopped.
-  void obeyed() const;
+  /// stopped. Returns whether there was one.
+  bool obeyed() const;
 
  private:
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();

@@ -7,6 +7,7 @@
 #include "deck/ranks.hpp"
 #include "plan/print.hpp"
 #include "train/evaluation.hpp"
+#include "train/leave.hpp"
 #include "train/setup.hpp"
 #include "train/watch.hpp"
 
@@ -36,15 +37,19 @@ Trainer::Trainer(const deck::LoadedDeck& loaded, const Job& job)
       scaler_(deck_.precision),
       stop_(deck_.run, directory_, control_.rank() == 0),
       spikes_(deck_.guard.spike_window, deck_.guard.spike_threshold) {
+  or_leave_alone(job_, directory_, [&] { start(); });
+}
+
+void Trainer::start() {
   control_.together([&] { deck::check_ranks(loaded_, control_.size()); });
-  watch_peers(job, std::chrono::seconds(deck_.guard.hang_timeout.count), directory_);
+  watch_peers(job_, std::chrono::seconds(deck_.guard.hang_timeout.count), directory_);
   corpus_ = open_training(loaded_, control_);
   validation_ = open_validation(loaded_, control_);
   const std::int64_t sequences = corpus_->sequences(deck_.batch.sequence);
   timeline_ = optim::Timeline(deck_.batch, sequences);
   set_run_length();
   take_directory();
-  engine_.emplace(loaded_, job, training_shapes(deck_, mesh_of(deck_, control_.size()).data));
+  engine_.emplace(loaded_, job_, training_shapes(deck_, mesh_of(deck_, control_.size()).data));
   control_.together([&] { faults_.emplace(loaded_, control_.rank(), directory_, *engine_); });
   control_.together([&] {
     if (control_.rank() == 0) report_ = Reporter(directory_);
@@ -82,6 +87,7 @@ void Trainer::take_directory() {
   control_.together([&] {
     if (control_.rank() != 0) return;
     lock_ = std::make_unique<RunLock>(directory_);
+    remove_ended(directory_);
     const bool never = deck_.run.resume == decltype(deck_.run.resume){deck::Resume::never};
     if (never && holds_a_run(directory_)) {
       throw DeckError(fmt::format(
@@ -203,6 +209,10 @@ void Trainer::after_step(const StepResult& result) {
 }
 
 ExitCode Trainer::train() {
+  return or_leave_alone(job_, directory_, [&] { return train_or_agree_to_fail(); });
+}
+
+ExitCode Trainer::train_or_agree_to_fail() {
   replicas_equal_at_ = progress_.step;  // as far as this start can tell
   set_checkpoints_aside_after(progress_.step);
   try {
@@ -248,7 +258,10 @@ ExitCode Trainer::stop_on_request() {
   if (saver_->active()) finish_save();
   if (saved_step_ != progress_.step) save_now();
   report_end("stopped on request: " + why);
-  if (control_.rank() == 0) stop_.obeyed();
+  control_.together([&] {
+    if (control_.rank() == 0 && stop_.obeyed())
+      write_ended(directory_, ExitCode::stopped, "stopped on request: the file stop");
+  });
   return ExitCode::stopped;
 }
 

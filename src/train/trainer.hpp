@@ -65,12 +65,14 @@ class Trainer {
     std::int64_t skips = 0;
   };
 
+  void start();
   void take_directory();
   void start_or_resume();
   void restore(const LoadedCheckpoint& from);
   void pass_over(const std::filesystem::path& path, std::string_view why);
   void set_run_length();
 
+  ExitCode train_or_agree_to_fail();
   ExitCode train_steps();
   ExitCode stop_on_request();
   StepResult run_step();

@@ -46,6 +46,9 @@ void Trainer::set_checkpoints_aside_after(std::int64_t step) {
 }
 
 void Trainer::start_or_resume() {
+  control_.together([&] {
+    if (control_.rank() == 0) clean_up_checkpoints(directory_ / "checkpoints");
+  });
   const auto unusable = [&](const auto& path, std::string_view why) { pass_over(path, why); };
   if (const auto from =
           load_checkpoint(loaded_, deck::OnResume::refused, control_, engine_->state(), unusable)) {
@@ -101,6 +104,10 @@ void Trainer::finish_save(Clock::time_point since) {
                   {"bytes", saved.bytes},
                   {"ms", saved.seconds * 1e3},
                   {"stall_ms", (save_stall_ + waited) * 1e3}});
+  if (!saved.not_pruned.empty()) {
+    report_.record("warning: older checkpoints are still there: " + saved.not_pruned,
+                   {{"event", "fault"}, {"what", "prune"}, {"why", saved.not_pruned}});
+  }
 }
 
 void Trainer::save_now() {

@@ -93,6 +93,10 @@ TEST(Control, Reduces) {
   EXPECT_EQ(control().max(rank - 5), size - 6);
   EXPECT_EQ(control().min(rank + (std::int64_t{1} << 60)), std::int64_t{1} << 60);
   EXPECT_EQ(control().sum(static_cast<double>(rank)), static_cast<double>(size * (size - 1) / 2));
+  std::vector<std::uint64_t> each(static_cast<std::size_t>(size), 0);
+  each[static_cast<std::size_t>(rank)] = ~std::uint64_t{0} - static_cast<std::uint64_t>(rank);
+  control().max(each);
+  for (std::size_t r = 0; r < each.size(); ++r) EXPECT_EQ(each[r], ~std::uint64_t{0} - r);
   EXPECT_EQ(control().max(0.5 * static_cast<double>(rank)), 0.5 * static_cast<double>(size - 1));
 }
 

@@ -128,6 +128,34 @@ class Fault(RunTest):
                 self.assertEqual(self.checkpoints(name), [3, 6, 9, 12])
                 self.assertEqual(len(self.injected(name)), 1)
 
+    def test_48_a_disk_that_fails_during_a_restart_costs_no_checkpoint(self):
+        """A checkpoint that cannot be read now may be good: the run ends, and goes on from that one
+        when the disk works again."""
+        want = self.train(2, self.fault_deck("whole"))
+        for i, fault in enumerate(("eio rank=1 step=0 call=read path=step_00000006/rank",
+                                   "eio rank=1 step=0 call=open path=step_00000006",
+                                   "eio rank=0 step=0 call=size path=step_00000006")):
+            with self.subTest(fault):
+                name = f"restart{i}"
+                self.train(2, self.fault_deck(name), "run.steps=6")
+                deck = self.fault_deck(name, fault)
+                job = self.run_job(2, "train", deck, each=True)
+                self.assertEqual(job.codes, [7, 7], job.output)
+                self.assertRegex(job.output, "step_00000006/.*Input/output error")
+                self.assertEqual(self.checkpoints(name), [3, 6])
+                self.assertEqual(self.train(2, deck), want)
+                self.assertEqual([e["step"] for e in self.events(name, "resume")], [6])
+
+    def test_48_old_checkpoints_that_cannot_go_end_no_run(self):
+        deck = self.fault_deck("prune", "eio rank=0 step=6 call=remove path=step_00000003",
+                               checkpoint__keep=1)
+        job = self.run_job(2, "train", deck)
+        self.assertEqual(job.code, 0, job.output)
+        warning = "warning: older checkpoints are still there: "
+        self.assertRegex(job.output, f"{warning}.*step_00000003.tmp: cannot remove: Input/output")
+        self.assertIn(warning, (self.dir / "prune" / "logbook.md").read_text())
+        self.assertEqual(self.checkpoints("prune"), [12])
+
     def test_tokens_that_cannot_be_read(self):
         want = self.train(2, self.fault_deck("whole"))
         deck = self.fault_deck("tokens", "eio rank=1 step=5 call=read path=tokens.bin")

@@ -6,6 +6,7 @@ import os
 import pathlib
 import random
 import re
+import resource
 import signal
 import subprocess
 import time
@@ -78,22 +79,93 @@ class Guard(RunTest):
         self.assertLess(took, 2 + 10, output)
         self.assertRegex(output, r"rank 1 is lost: silent for 2 s .* last heard of in training")
 
-    def thread_names(self, name, **changes):
-        """Of all ranks of a job at work."""
+    def threads(self, name, wanted=(), **changes):
+        """{name: blocked signals, a set of masks} of the threads of a job's ranks, looked at until
+        all that are wanted have been seen."""
         deck = self.deck(name, tiny_deck(self.corpus, run__steps=ENDLESS, log__every=1000, **changes))
         process = self.start(2, "train", deck)
         self.assertTrue(self.wait_for(lambda: self.newest_step(name) >= 3, process))
-        names = [(task / "comm").read_text().strip() for pid in ranks_of(process.pid)
-                 for task in pathlib.Path(f"/proc/{pid}/task").iterdir()]
+        found = {}
+
+        def seen_all():
+            for task in [t for pid in ranks_of(process.pid)
+                         for t in pathlib.Path(f"/proc/{pid}/task").iterdir()]:
+                try:
+                    status = (task / "status").read_text()
+                except OSError:
+                    continue  # it has just ended
+                key = "main" if task.name == task.parent.parent.name else (
+                    re.search(r"Name:\t(.*)", status).group(1))
+                found.setdefault(key, set()).add(int(
+                    re.search(r"SigBlk:\t(.*)", status).group(1), 16))
+            return found.keys() >= set(wanted)
+
+        self.assertTrue(self.wait_for(seen_all, process))
         kill_tree(process.pid, signal.SIGTERM)
         process.wait(timeout=TIMEOUT)
-        return names
+        return found
 
     def test_timeout_of_zero_means_no_watchdog(self):
-        self.assertEqual(self.thread_names("watched").count("watchdog"), 2)
-        unwatched = self.thread_names("unwatched", guard__hang_timeout=0)
+        self.assertIn("watchdog", self.threads("watched"))
+        unwatched = self.threads("unwatched", guard__hang_timeout=0)
         self.assertIn("progress", unwatched)
         self.assertNotIn("watchdog", unwatched)
+
+    def test_61_signals_are_the_main_threads(self):
+        """A slow disk keeps the threads of saves and tokens there long enough to be seen."""
+        ours = {"progress", "watchdog", "save", "tokens"}
+        slow = [f"slow_disk rank=0 step=1 ms=20 path={path}" for path in ("tokens", "checkpoints")]
+        found = self.threads("threads", ours, checkpoint__every=2, fault__inject=slow)
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            bit = 1 << (number - 1)
+            self.assertTrue(all(not mask & bit for mask in found["main"]), number)
+            for name in ours:
+                self.assertTrue(all(mask & bit for mask in found[name]), (name, number))
+
+    def test_a_rank_that_fails_alone_at_the_start_says_so_to_all(self):
+        deck = self.deck("start", tiny_deck(self.corpus, run__steps=ENDLESS))
+        (self.dir / "start").mkdir()
+        (self.dir / "start" / "log.txt").symlink_to("/dev/full")
+        job = self.run_job(2, "train", deck, each=True, env=LET_THEM_LEAVE)
+        self.assertEqual(job.codes, [7, PEER], job.output)
+        self.assertRegex(job.output, "rank 0 is lost: left with exit code 7: .*No space left")
+        ended = self.dir / "start" / "ended"
+        self.assertRegex(ended.read_text(), "^7 rank 0 on .*log.txt: No space left on device\n$")
+        (self.dir / "start" / "log.txt").unlink()
+        self.train(2, deck, "run.steps=2")
+        self.assertFalse(ended.exists(), "a later start forgets it")
+
+    def test_a_rank_that_fails_alone_beside_a_save_waits_for_nothing(self):
+        """Its save, on a disk that takes a minute for each write, is not waited for."""
+        fault = "slow_disk rank=0 step=100 ms=60000 call=write path=checkpoints"
+        deck = self.deck("beside", tiny_deck(
+            self.corpus, run__steps=ENDLESS, log__every=1000, checkpoint__every=100,
+            fault__inject=[fault]))
+        ignore = 'trap "" XFSZ; exec "$@"'  # a file that may not grow is an error like a full disk
+        command = ["sh", "-c", NOTE_CODE, "sh", "sh", "-c", ignore, "sh", BINARY, "train", str(deck)]
+        codes = self.dir / "codes"
+        codes.mkdir()
+        output = open(self.dir / "beside.out", "w+")
+        self.addCleanup(output.close)
+        process = subprocess.Popen([*MPIEXEC, "2", *command], stdout=output,
+                                   stderr=subprocess.STDOUT, cwd=self.dir,
+                                   env=dict(os.environ, CODES=str(codes), **LET_THEM_LEAVE))
+        self.addCleanup(lambda: process.poll() is None and kill_tree(process.pid))
+        book = self.dir / "beside" / "log.txt"
+        self.assertTrue(self.wait_for(lambda: book.exists() and "FAULT  " in book.read_text(),
+                                      process))
+        rank = next(p for p in ranks_of(process.pid) if rank_of(p) == 0)
+        grown = (self.dir / "beside" / "metrics.jsonl").stat().st_size
+        begin = time.monotonic()
+        resource.prlimit(rank, resource.RLIMIT_FSIZE, (grown, resource.RLIM_INFINITY))
+        process.wait(timeout=TIMEOUT)
+        took = time.monotonic() - begin
+        output.seek(0)
+        text = output.read()
+        self.assertEqual([int((codes / str(r)).read_text()) for r in (0, 1)], [7, PEER], text)
+        self.assertLess(took, 10, text)
+        self.assertRegex(text, "rank 0 is lost: left with exit code 7: .*metrics.jsonl: File too")
+        self.assertRegex((self.dir / "beside" / "ended").read_text(), "^7 rank 0 on .*: step ")
 
 
 class Corruption(RunTest):

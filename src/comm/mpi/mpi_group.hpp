@@ -62,6 +62,8 @@ class Control {
   std::int64_t max(std::int64_t value) const;
   std::int64_t min(std::int64_t value) const;
   double max(double value) const;
+  /// Each becomes the greatest of all ranks'.
+  void max(std::span<std::uint64_t> values) const;
   double sum(double value) const;
   /// Throws CommError with this message, on every rank, unless all have the same value.
   void must_agree(std::uint64_t value, const std::string& otherwise) const;

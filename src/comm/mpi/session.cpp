@@ -118,6 +118,10 @@ std::int64_t Control::min(std::int64_t value) const {
   return all_reduce(value, MPI_INT64_T, MPI_MIN, comm_);
 }
 double Control::max(double value) const { return all_reduce(value, MPI_DOUBLE, MPI_MAX, comm_); }
+void Control::max(std::span<std::uint64_t> values) const {
+  MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), MPI_UINT64_T,
+                        MPI_MAX, comm_));
+}
 double Control::sum(double value) const { return all_reduce(value, MPI_DOUBLE, MPI_SUM, comm_); }
 
 void Control::must_agree(std::uint64_t value, const std::string& otherwise) const {

@@ -142,6 +142,7 @@ TEST(Values, FaultsAreParsedAndReadBack) {
   EXPECT_EQ(to_text(fault_of("short_transfer step=2 rank=0 count=1")),
             "short_transfer rank=0 step=2");
   EXPECT_EQ(fault_of("slow_disk rank=0 step=1 ms=20 call=sync").ms, 20);
+  EXPECT_EQ(fault_of("eio rank=0 step=0").step, 0);
 }
 
 TEST(Values, BadFaultsAreRefusedWithWhatIsAllowed) {
@@ -152,7 +153,7 @@ TEST(Values, BadFaultsAreRefusedWithWhatIsAllowed) {
                   "\"kil rank=1 step=5\": \"kil\" is no kind of fault (did you mean kill?); there "
                   "are kill|stop|");
   expect_contains(refused("kill rank=1"), "kill needs rank, step");
-  expect_contains(refused("kill rank=1 step=0"), "\"step=0\": step must be a number from 1 on");
+  expect_contains(refused("kill rank=1 step=0"), "step=0: kill happens in a step, from 1 on");
   expect_contains(refused("kill rank=1 stp=5"),
                   "\"stp=5\" (did you mean step?): kill takes key=value with rank, step");
   expect_contains(refused("kill rank=1 step=5 step=6"), "step is given twice");

@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <set>
 #include <thread>
 
 #include "checkpoint_fixture.hpp"
@@ -14,6 +15,7 @@
 #include "core/hash.hpp"
 #include "io/checkpoint_reader.hpp"
 #include "io/checkpoint_verify.hpp"
+#include "io/system_calls.hpp"
 
 namespace tessera {
 namespace {
@@ -104,7 +106,7 @@ TEST(CheckpointDamage, TruncatedAndMissingFilesAreFound) {
       fs::copy(good, path);
       left < 0 ? void(fs::remove(path / name))
                : fs::resize_file(path / name, static_cast<std::uintmax_t>(left));
-      EXPECT_THROW(Checkpoint::open(path), DataError) << name << " " << left;
+      EXPECT_THROW(Checkpoint::open(path).check_files(), DataError) << name << " " << left;
       EXPECT_TRUE(list_checkpoints(path.parent_path()).empty());
       if (std::string_view(name) == kManifestFile) {
         EXPECT_THROW(verify_checkpoint(path), DataError);
@@ -207,6 +209,7 @@ TEST(CheckpointCommit, ASavedStepCanBeSavedAgain) {
   save(random, temporary.path, before, 2, {.step = 7});
   const auto path = save(random, temporary.path, after, 3, {.step = 7});
   expect_holds(path, after);
+  clean_up_checkpoints(temporary.path);
   EXPECT_EQ(std::distance(fs::directory_iterator(temporary.path), {}), 1);
 }
 
@@ -334,9 +337,19 @@ TEST(CheckpointPrune, KeepsTheNewestAndTheMilestones) {
   flip_byte(checkpoint_path(temporary.path, 500) / kManifestFile, 100);
   prune_checkpoints(temporary.path, 1, 0);  // what is damaged does not count as the newest
   EXPECT_EQ(steps(temporary.path), Steps{400});
+
+  save_steps(all);
+  std::set<std::string> opened;
+  set_io_hook([&](IoCall call, const fs::path& path, std::size_t) {
+    if (call == IoCall::open) opened.insert(path.filename());
+    return IoVerdict{};
+  });
+  prune_checkpoints(temporary.path, 2, 0);
+  set_io_hook({});
+  EXPECT_EQ(opened, std::set<std::string>{kManifestFile}) << "a call a file of every checkpoint";
   spit(temporary.path / "step_notes.txt", "a stranger's file");
   fs::create_directories(temporary.path / "step_12");  // not our spelling
-  EXPECT_EQ(steps(temporary.path), Steps{400});
+  EXPECT_EQ(steps(temporary.path), (Steps{500, 400}));
   EXPECT_TRUE(list_checkpoints(temporary.path / "nowhere").empty());
 }
 

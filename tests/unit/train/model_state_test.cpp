@@ -5,9 +5,11 @@
 
 #include <cmath>
 #include <map>
+#include <set>
 
 #include "io/checkpoint_commit.hpp"
 #include "io/checkpoint_directory.hpp"
+#include "io/system_calls.hpp"
 #include "kernels/cpu/device.hpp"
 #include "support/plan_run.hpp"
 #include "support/temporary_directory.hpp"
@@ -181,6 +183,25 @@ TEST(ModelState, EvaluationHoldsTheWeightsAlone) {
       }
       EXPECT_LT(evaluating.bytes() - weights, 2048) << "words, scalars and verdict";
     }
+  }
+}
+
+TEST(ModelState, ALoadOpensTheFilesOfItsOwnPiecesAlone) {
+  const Layout l{4, 3};
+  const TemporaryDirectory directory;
+  const auto path = save(directory.path(), gpt2_like(), l);
+  for (std::int64_t rank = 0; rank < l.ranks; ++rank) {
+    std::set<std::string> opened;
+    set_io_hook([&](IoCall call, const std::filesystem::path& file, std::size_t) {
+      if (call == IoCall::open) opened.insert(file.filename());
+      return IoVerdict{};
+    });
+    Checkpoint checkpoint = Checkpoint::open(path);
+    RankState r(gpt2_like(), l, rank);
+    r.state().load(checkpoint);
+    set_io_hook({});
+    EXPECT_EQ(opened,
+              (std::set<std::string>{kManifestFile, rank_file_name(static_cast<int>(rank))}));
   }
 }
 
