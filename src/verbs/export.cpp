@@ -8,12 +8,12 @@
 namespace tessera::verbs {
 namespace {
 
-struct Options {
+struct ExportOptions {
   std::filesystem::path checkpoint, to;
   std::string type = "f32";
 };
 
-ExitCode run(const Options& o) {
+ExitCode run(const ExportOptions& o) {
   const ModelSource source = open_model(o.checkpoint);
   const auto units = model::model_units(train::model_config(source.model));
   std::map<std::string, const model::ParamDesc*, std::less<>> by_name;
@@ -39,7 +39,7 @@ ExitCode run(const Options& o) {
 Verb export_model(CLI::App& app) {
   auto* verb =
       app.add_subcommand("export", "write a checkpoint's model as a Hugging Face directory");
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<ExportOptions>();
   verb->add_option("CHECKPOINT", o->checkpoint, "checkpoint or run directory")->required();
   verb->add_option("--to", o->to, "directory to make")->required();
   verb->add_option("--type", o->type, "element type")
