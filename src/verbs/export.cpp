@@ -21,11 +21,16 @@ ExitCode run(const ExportOptions& o) {
     for (const auto& p : unit.params) by_name[p.name] = &p;
   }
   const DType type = o.type == "f32" ? DType::f32 : o.type == "bf16" ? DType::bf16 : DType::f16;
+  std::optional<Tokenizer> tokenizer;
+  if (source.tokenizer) {
+    tokenizer = Tokenizer::open(*source.tokenizer);
+    check_tokenizer(*tokenizer, source);
+  }
   export_hugging_face(
       {.directory = o.to,
        .architecture = hf_architecture(source.model),
        .type = type,
-       .end_of_text = {}},
+       .tokenizer = tokenizer ? &*tokenizer : nullptr},
       [&](std::string_view name, std::int64_t begin, std::span<float> out) {
         const auto& p = *by_name.find(name)->second;
         source.parameters(p, {begin, begin + static_cast<std::int64_t>(out.size())}, out);

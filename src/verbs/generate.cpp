@@ -21,11 +21,10 @@ struct GenerateOptions {
   train::SamplingRule rule;
 };
 
-Tokenizer open_tokenizer(const GenerateOptions& o, const ModelSource& source) {
+Tokenizer choose_tokenizer(const GenerateOptions& o, const ModelSource& source) {
   if (o.tokenizer == "bytes") return Tokenizer::bytes();
   if (!o.tokenizer.empty()) return Tokenizer::open(o.tokenizer);
-  const auto beside = o.model / "tokenizer.json";
-  if (std::filesystem::exists(beside)) return Tokenizer::open(beside);
+  if (source.tokenizer) return Tokenizer::open(*source.tokenizer);
   if (source.model.vocab == 256) return Tokenizer::bytes();
   throw DeckError(fmt::format(
       "{} says nothing of its tokenizer: give --tokenizer bytes or a tokenizer.json", source.name));
@@ -33,11 +32,8 @@ Tokenizer open_tokenizer(const GenerateOptions& o, const ModelSource& source) {
 
 ExitCode run(const GenerateOptions& o) {
   const ModelSource source = open_model(o.model);
-  Tokenizer tokenizer = open_tokenizer(o, source);
-  if (tokenizer.vocab() > source.model.vocab) {
-    throw DataError(fmt::format("the tokenizer has {} tokens, the model {}: it is another model's",
-                                tokenizer.vocab(), source.model.vocab));
-  }
+  Tokenizer tokenizer = choose_tokenizer(o, source);
+  check_tokenizer(tokenizer, source);
   const int threads = train::thread_count({}, cores_each(std::array{own_cores()}));
   omp_set_num_threads(threads);
   const auto device = kernels::make_cpu_device({.threads = threads});

@@ -49,6 +49,10 @@ ExitCode run(const ImportOptions& o) {
         writer.write(piece++, std::as_bytes(std::span(values)));
     }
   }
+  if (source.tokenizer) {
+    std::filesystem::copy_file(*source.tokenizer, o.to / "tokenizer.json",
+                               std::filesystem::copy_options::overwrite_existing);
+  }
   CheckpointHeader header;
   header.deck = source.deck;
   header.info["version"] = kVersion;

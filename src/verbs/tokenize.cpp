@@ -43,7 +43,7 @@ ExitCode run(const TokenizeOptions& o, const comm::Control& control) {
     if (control.rank() != 0) return;
     const Tokenizer tokenizer =
         o.tokenizer == "bytes" ? Tokenizer::bytes() : Tokenizer::open(o.tokenizer);
-    summary = merge_parts(o.prefix, control.size(), tokenizer.vocab());
+    summary = merge_parts(o.prefix, control.size(), tokenizer);
     fmt::print("{}.bin: {} tokens in {} documents, vocabulary {}\n", o.prefix.string(),
                summary.tokens, summary.documents, tokenizer.vocab());
   });
