@@ -131,6 +131,19 @@ class PartialDirectory {
   fs::path path_;
 };
 
+/// tokenizer.json, and the least that tells transformers to use it as it is.
+void write_tokenizer(const PartialDirectory& directory, const Tokenizer& tokenizer,
+                     std::int64_t context) {
+  nlohmann::json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                           {"clean_up_tokenization_spaces", false},
+                           {"model_max_length", context}};
+  if (const auto end = tokenizer.end_of_text()) {
+    config["bos_token"] = config["eos_token"] = tokenizer.decode(*end);
+  }
+  write_text(directory / "tokenizer.json", tokenizer.json());
+  write_text(directory / "tokenizer_config.json", config.dump(2) + "\n");
+}
+
 }  // namespace
 
 void export_hugging_face(const HfExport& options, const ParameterSource& source) {
@@ -142,14 +155,18 @@ void export_hugging_face(const HfExport& options, const ParameterSource& source)
                     "another directory",
                     directory.string()));
   }
-  const std::string config =
-      write_hf_config(options.architecture, options.type, options.end_of_text);
+  const std::string config = write_hf_config(
+      options.architecture, options.type,
+      options.tokenizer == nullptr ? std::nullopt : options.tokenizer->end_of_text());
   const auto parameters = hf_tensors(options.architecture);
   const auto tensors = stored_tensors(parameters);
   const auto shards = shards_of(tensors, options.type, options.shard_bytes);
 
   PartialDirectory partial(directory.string() + ".partial");
   write_text(partial / "config.json", config);
+  if (options.tokenizer != nullptr && !options.tokenizer->json().empty()) {
+    write_tokenizer(partial, *options.tokenizer, options.architecture.context);
+  }
   nlohmann::json weight_map;
   std::int64_t total_bytes = 0;
   for (std::size_t i = 0; i < shards.size(); ++i) {

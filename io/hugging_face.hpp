@@ -17,6 +17,7 @@
 #include "io/hf_config.hpp"
 #include "io/hf_tensors.hpp"
 #include "io/safetensors.hpp"
+#include "io/tokenizer.hpp"
 
 namespace tessera {
 
@@ -62,7 +63,7 @@ struct HfExport {
   std::filesystem::path directory;  // made; must not exist, or be empty
   HfArchitecture architecture;
   DType type = DType::f32;
-  std::optional<std::int32_t> end_of_text;
+  const Tokenizer* tokenizer = nullptr;  // written beside the weights, unless its tokens are bytes
   std::int64_t shard_bytes = 5'000'000'000;  // one file holds at most this, or one tensor
 };
 

@@ -55,6 +55,8 @@ void for_each_line(const File& file, Range range,
   if (inside && !line.empty()) visit(start, line);  // the last line may lack its newline
 }
 
+fs::path tokenizer_beside(const fs::path& prefix) { return prefix.string() + ".tokenizer.json"; }
+
 bool is_blank(std::string_view text) {
   return text.find_first_not_of(" \t\r\n") == std::string_view::npos;
 }
@@ -127,15 +129,41 @@ void tokenize_part(std::span<const fs::path> inputs, const fs::path& prefix, Tok
   if (progress) progress(mine.count(), mine.count());
 }
 
-TokenizeSummary merge_parts(const fs::path& prefix, std::int64_t parts, std::int64_t vocab) {
-  MegatronWriter merged(prefix, vocab);
+TokenizeSummary merge_parts(const fs::path& prefix, std::int64_t parts,
+                            const Tokenizer& tokenizer) {
+  // Of the tokens before: should this stop half-way, the new ones must not be taken for theirs.
+  fs::remove(tokenizer_beside(prefix));
+  MegatronWriter merged(prefix, tokenizer.vocab());
   for (std::int64_t i = 0; i < parts; ++i) merged.append_pair(part_prefix(prefix, i));
   merged.publish();
   for (std::int64_t i = 0; i < parts; ++i) {
     fs::remove(megatron_idx(part_prefix(prefix, i)));
     fs::remove(megatron_bin(part_prefix(prefix, i)));
   }
+  if (!tokenizer.json().empty()) {
+    AtomicFile beside(tokenizer_beside(prefix));
+    beside.append(tokenizer.json());
+    beside.publish();
+  }
   return {.documents = merged.documents(), .tokens = merged.tokens()};
+}
+
+std::string corpus_tokenizer(std::span<const std::string> entries) {
+  std::string text, source;
+  for (const std::string& entry : entries) {
+    const fs::path beside = tokenizer_beside(entry);
+    if (!fs::exists(beside)) continue;
+    const std::string other = Tokenizer::open(beside).json();
+    if (!text.empty() && other != text) {
+      throw DataError(fmt::format(
+          "{} and {} differ: their corpora were made with different tokenizers and cannot train "
+          "one model; tokenize them alike",
+          source, beside.string()));
+    }
+    text = other;
+    source = beside.string();
+  }
+  return text;
 }
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <span>
+#include <string>
 
 #include "io/tokenizer.hpp"
 
@@ -34,8 +35,13 @@ struct TokenizeSummary {
   std::int64_t tokens = 0;
 };
 
-/// Joins the parts into PREFIX.bin and .idx and removes them. Every part must be complete.
+/// Joins the parts into PREFIX.bin and .idx and removes them. Every part must be complete. Leaves
+/// the tokenizer's JSON, if it has one, as PREFIX.tokenizer.json.
 TokenizeSummary merge_parts(const std::filesystem::path& prefix, std::int64_t parts,
-                            std::int64_t vocab);
+                            const Tokenizer& tokenizer);
+
+/// The text of the tokenizer.json that a deck's token files were made with; empty if none of them
+/// tells. DataError, naming two of them, if they tell of different ones.
+std::string corpus_tokenizer(std::span<const std::string> entries);
 
 }  // namespace tessera

@@ -15,7 +15,7 @@ bool is_bare_key(std::string_view key) {
   });
 }
 
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
@@ -46,7 +46,7 @@ struct Writer {
   std::string operator()(bool value) const { return value ? "true" : "false"; }
   std::string operator()(std::int64_t value) const { return fmt::format("{}", value); }
   std::string operator()(double value) const { return number_text(value); }
-  std::string operator()(const std::string& value) const { return quoted(value); }
+  std::string operator()(const std::string& value) const { return in_quotes(value); }
   std::string operator()(Date) const { return "(a date)"; }
   std::string operator()(const List& list) const {
     std::string out = "[";
@@ -85,7 +85,7 @@ std::string value_excerpt(const Value& value) {
 }
 
 std::string key_text(std::string_view key) {
-  return is_bare_key(key) ? std::string(key) : quoted(key);
+  return is_bare_key(key) ? std::string(key) : in_quotes(key);
 }
 
 }  // namespace tessera::deck

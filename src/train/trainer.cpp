@@ -5,6 +5,7 @@
 
 #include "core/exact_sum.hpp"
 #include "deck/ranks.hpp"
+#include "io/tokenize.hpp"
 #include "plan/print.hpp"
 #include "train/evaluation.hpp"
 #include "train/leave.hpp"
@@ -73,6 +74,11 @@ void Trainer::start() {
     const auto first = shape(plan::PlanPurpose::train, timeline_.global(1));
     text.append(to_text(engine_->prepared(first).plan(), engine_->inputs()));
     text.publish();
+    const std::string tokenizer = corpus_tokenizer(deck_.data.train);
+    if (tokenizer.empty()) return;
+    AtomicFile copy(directory_ / "tokenizer.json");  // for generate and export
+    copy.append(tokenizer);
+    copy.publish();
   });
 }
 

@@ -8,12 +8,12 @@
 namespace tessera::verbs {
 namespace {
 
-struct Options {
+struct ExportOptions {
   std::filesystem::path checkpoint, to;
   std::string type = "f32";
 };
 
-ExitCode run(const Options& o) {
+ExitCode run(const ExportOptions& o) {
   const ModelSource source = open_model(o.checkpoint);
   const auto units = model::model_units(train::model_config(source.model));
   std::map<std::string, const model::ParamDesc*, std::less<>> by_name;
@@ -21,11 +21,16 @@ ExitCode run(const Options& o) {
     for (const auto& p : unit.params) by_name[p.name] = &p;
   }
   const DType type = o.type == "f32" ? DType::f32 : o.type == "bf16" ? DType::bf16 : DType::f16;
+  std::optional<Tokenizer> tokenizer;
+  if (source.tokenizer) {
+    tokenizer = Tokenizer::open(*source.tokenizer);
+    check_tokenizer(*tokenizer, source);
+  }
   export_hugging_face(
       {.directory = o.to,
        .architecture = hf_architecture(source.model),
        .type = type,
-       .end_of_text = {}},
+       .tokenizer = tokenizer ? &*tokenizer : nullptr},
       [&](std::string_view name, std::int64_t begin, std::span<float> out) {
         const auto& p = *by_name.find(name)->second;
         source.parameters(p, {begin, begin + static_cast<std::int64_t>(out.size())}, out);
@@ -39,7 +44,7 @@ ExitCode run(const Options& o) {
 Verb export_model(CLI::App& app) {
   auto* verb =
       app.add_subcommand("export", "write a checkpoint's model as a Hugging Face directory");
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<ExportOptions>();
   verb->add_option("CHECKPOINT", o->checkpoint, "checkpoint or run directory")->required();
   verb->add_option("--to", o->to, "directory to make")->required();
   verb->add_option("--type", o->type, "element type")

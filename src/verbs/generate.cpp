@@ -14,30 +14,26 @@
 namespace tessera::verbs {
 namespace {
 
-struct Options {
+struct GenerateOptions {
   std::filesystem::path model;
   std::string prompt, tokenizer;
   std::int64_t tokens = 200;
   train::SamplingRule rule;
 };
 
-Tokenizer open_tokenizer(const Options& o, const ModelSource& source) {
+Tokenizer choose_tokenizer(const GenerateOptions& o, const ModelSource& source) {
   if (o.tokenizer == "bytes") return Tokenizer::bytes();
   if (!o.tokenizer.empty()) return Tokenizer::open(o.tokenizer);
-  const auto beside = o.model / "tokenizer.json";
-  if (std::filesystem::exists(beside)) return Tokenizer::open(beside);
+  if (source.tokenizer) return Tokenizer::open(*source.tokenizer);
   if (source.model.vocab == 256) return Tokenizer::bytes();
   throw DeckError(fmt::format(
       "{} says nothing of its tokenizer: give --tokenizer bytes or a tokenizer.json", source.name));
 }
 
-ExitCode run(const Options& o) {
+ExitCode run(const GenerateOptions& o) {
   const ModelSource source = open_model(o.model);
-  Tokenizer tokenizer = open_tokenizer(o, source);
-  if (tokenizer.vocab() > source.model.vocab) {
-    throw DataError(fmt::format("the tokenizer has {} tokens, the model {}: it is another model's",
-                                tokenizer.vocab(), source.model.vocab));
-  }
+  Tokenizer tokenizer = choose_tokenizer(o, source);
+  check_tokenizer(tokenizer, source);
   const int threads = train::thread_count({}, cores_each(std::array{own_cores()}));
   omp_set_num_threads(threads);
   const auto device = kernels::make_cpu_device({.threads = threads});
@@ -72,7 +68,7 @@ ExitCode run(const Options& o) {
 
 Verb generate(CLI::App& app) {
   auto* verb = app.add_subcommand("generate", "continue a text with a trained model");
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<GenerateOptions>();
   verb->add_option("MODEL", o->model, "checkpoint, run directory or Hugging Face directory")
       ->required();
   verb->add_option("--prompt", o->prompt, "text to continue")->required();

@@ -11,12 +11,12 @@
 namespace tessera::verbs {
 namespace {
 
-struct Options {
+struct ImportOptions {
   std::filesystem::path from, to;
 };
 
 /// A checkpoint at step 0: the model's weights as master weights, moments zero.
-ExitCode run(const Options& o) {
+ExitCode run(const ImportOptions& o) {
   if (!std::filesystem::exists(o.from / "config.json")) {
     throw DataError(
         fmt::format("{} is no Hugging Face directory: it has no config.json", o.from.string()));
@@ -49,6 +49,10 @@ ExitCode run(const Options& o) {
         writer.write(piece++, std::as_bytes(std::span(values)));
     }
   }
+  if (source.tokenizer) {
+    std::filesystem::copy_file(*source.tokenizer, o.to / "tokenizer.json",
+                               std::filesystem::copy_options::overwrite_existing);
+  }
   CheckpointHeader header;
   header.deck = source.deck;
   header.info["version"] = kVersion;
@@ -63,7 +67,7 @@ ExitCode run(const Options& o) {
 
 Verb import_model(CLI::App& app) {
   auto* verb = app.add_subcommand("import", "make a checkpoint from a Hugging Face directory");
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<ImportOptions>();
   verb->add_option("HF_DIR", o->from, "directory with config.json and safetensors")->required();
   verb->add_option("--to", o->to, "run directory to make")->required();
   return {.launch = Launch::single, .run = [o] { return run(*o); }, .run_on_ranks = {}};

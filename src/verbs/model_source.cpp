@@ -8,10 +8,11 @@
 #include "train/setup.hpp"
 
 namespace tessera::verbs {
+namespace fs = std::filesystem;
 namespace {
 
 /// A deck for a model directory, through the deck's own schema and checks.
-deck::Deck deck_of(const std::filesystem::path& directory) {
+deck::Deck deck_of(const fs::path& directory) {
   const std::string quoted =
       nlohmann::json(directory.string()).dump();  // JSON's escapes are TOML's too
   const std::string text = fmt::format(
@@ -21,10 +22,17 @@ deck::Deck deck_of(const std::filesystem::path& directory) {
   return deck::parse_deck(text, directory.string(), {}, train::read_architecture).deck;
 }
 
+std::optional<fs::path> tokenizer_in(std::initializer_list<fs::path> directories) {
+  for (const fs::path& directory : directories) {
+    if (fs::exists(directory / "tokenizer.json")) return directory / "tokenizer.json";
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
-std::optional<std::filesystem::path> find_checkpoint(const std::filesystem::path& path) {
-  if (std::filesystem::exists(path / kManifestFile)) return path;
+std::optional<fs::path> find_checkpoint(const fs::path& path) {
+  if (fs::exists(path / kManifestFile)) return path;
   for (const auto& candidate : {path, path / "checkpoints"}) {
     const auto entries = list_checkpoints(candidate);
     if (!entries.empty()) return entries.front().path;
@@ -32,16 +40,16 @@ std::optional<std::filesystem::path> find_checkpoint(const std::filesystem::path
   return std::nullopt;
 }
 
-ModelSource open_model(const std::filesystem::path& path) {
-  if (std::filesystem::exists(path / "config.json")) {
+ModelSource open_model(const fs::path& path) {
+  if (fs::exists(path / "config.json")) {
     auto model = std::make_shared<HfModel>(HfModel::open(path));
     const deck::Deck deck = deck_of(path);
     return {.deck = to_toml(deck),
             .model = deck.model,
             .name = path.string(),
-            .parameters = [model](const model::ParamDesc& p, Range range, std::span<float> out) {
-              model->read(p.name, range.begin, out);
-            }};
+            .parameters = [model](const model::ParamDesc& p, Range range,
+                                  std::span<float> out) { model->read(p.name, range.begin, out); },
+            .tokenizer = tokenizer_in({path})};
   }
   const auto found = find_checkpoint(path);
   if (!found) {
@@ -54,9 +62,19 @@ ModelSource open_model(const std::filesystem::path& path) {
   return {.deck = text,
           .model = deck::parse_deck(text, found->string()).deck.model,
           .name = found->string(),
-          .parameters = [checkpoint](const model::ParamDesc& p, Range range, std::span<float> out) {
-            checkpoint->read(p.name, "master", range, DType::f32, std::as_writable_bytes(out));
-          }};
+          .parameters =
+              [checkpoint](const model::ParamDesc& p, Range range, std::span<float> out) {
+                checkpoint->read(p.name, "master", range, DType::f32, std::as_writable_bytes(out));
+              },
+          // of the run: run/checkpoints/step_00000100
+          .tokenizer = tokenizer_in({*found, fs::absolute(*found).parent_path().parent_path()})};
+}
+
+void check_tokenizer(const Tokenizer& tokenizer, const ModelSource& source) {
+  if (tokenizer.vocab() > source.model.vocab) {
+    throw DataError(fmt::format("the tokenizer has {} tokens, {} {}: it is another model's",
+                                tokenizer.vocab(), source.name, source.model.vocab));
+  }
 }
 
 HfArchitecture hf_architecture(const deck::ModelSection& model) {

@@ -18,11 +18,15 @@ struct ModelSource {
   deck::ModelSection model;
   std::string name;  // for people
   train::ParameterSource parameters;
+  std::optional<std::filesystem::path> tokenizer;  // its tokenizer.json, where it has one
 };
 
 /// `path` is a checkpoint directory, a run directory (its newest checkpoint) or a Hugging Face
 /// directory. Throws DataError.
 ModelSource open_model(const std::filesystem::path& path);
+
+/// DataError for the tokenizer of another model: with more tokens.
+void check_tokenizer(const Tokenizer& tokenizer, const ModelSource& source);
 
 /// The checkpoint itself, or the newest of a run directory; nothing if `path` is neither.
 std::optional<std::filesystem::path> find_checkpoint(const std::filesystem::path& path);

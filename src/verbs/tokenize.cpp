@@ -9,7 +9,7 @@
 namespace tessera::verbs {
 namespace {
 
-struct Options {
+struct TokenizeOptions {
   std::vector<std::filesystem::path> inputs;
   std::filesystem::path prefix;
   std::string tokenizer = "bytes";
@@ -26,7 +26,7 @@ void draw_bar(std::int64_t done, std::int64_t total, std::int64_t ranks) {
   std::fflush(stderr);
 }
 
-ExitCode run(const Options& o, const comm::Control& control) {
+ExitCode run(const TokenizeOptions& o, const comm::Control& control) {
   TokenizeSummary summary;
   control.together([&] {
     Tokenizer tokenizer =
@@ -43,7 +43,7 @@ ExitCode run(const Options& o, const comm::Control& control) {
     if (control.rank() != 0) return;
     const Tokenizer tokenizer =
         o.tokenizer == "bytes" ? Tokenizer::bytes() : Tokenizer::open(o.tokenizer);
-    summary = merge_parts(o.prefix, control.size(), tokenizer.vocab());
+    summary = merge_parts(o.prefix, control.size(), tokenizer);
     fmt::print("{}.bin: {} tokens in {} documents, vocabulary {}\n", o.prefix.string(),
                summary.tokens, summary.documents, tokenizer.vocab());
   });
@@ -55,7 +55,7 @@ ExitCode run(const Options& o, const comm::Control& control) {
 Verb tokenize(CLI::App& app) {
   auto* verb =
       app.add_subcommand("tokenize", "make token files (.bin, .idx) from text or JSON lines");
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<TokenizeOptions>();
   verb->add_option("INPUT", o->inputs,
                    "text files (a document each) or .jsonl files (\"text\" of each line)")
       ->required();

@@ -149,6 +149,37 @@ class Verbs(RunTest):
         self.assertEqual(job.codes, [2, 2], job.output)
         self.assertIn("model.norm_eps", job.output)
 
+    def test_a_tokenizer_goes_with_its_model(self):
+        tokenizer = SOURCE / "tests/data/tokenizers/gpt2.json"
+        text = self.dir / "text.txt"
+        text.write_text("the quick brown fox jumps over the lazy dog. " * 80)
+        for name in ("one", "other"):
+            self.run_ok("tokenize", text, "--tokenizer", tokenizer, "--out", self.dir / name)
+        vocab = 1 + max(json.loads(tokenizer.read_text())["model"]["vocab"].values())
+        deck = tiny_deck(self.dir / "one", model__vocab=vocab, run__steps=4, checkpoint__every=4,
+                         data__train=[str(self.dir / "one"), str(self.dir / "other")])
+        self.train(2, self.deck("run", deck))
+        run, exported, imported = self.dir / "run", self.dir / "hf", self.dir / "imported"
+        newest = run / "checkpoints" / "step_00000004"
+        self.run_ok("export", newest, "--to", exported)
+        self.assertEqual((exported / "tokenizer.json").read_bytes(), tokenizer.read_bytes())
+        settings = json.loads((exported / "tokenizer_config.json").read_text())
+        self.assertEqual(settings["eos_token"], "<|endoftext|>")
+        self.assertEqual(json.loads((exported / "config.json").read_text())["eos_token_id"], 0)
+        self.run_ok("import", exported, "--to", imported)
+        texts = {self.run_ok("generate", d, "--prompt", "the quick", "--temperature", 0)
+                 for d in (run, newest, exported, imported)}
+        self.assertEqual(len(texts), 1, "one model, found with its tokenizer in four places")
+
+        # Nor is it claimed for token files that are made anew, or mixed with another's.
+        llama = SOURCE / "tests/data/tokenizers/llama3.json"
+        self.run_ok("tokenize", text, "--tokenizer", llama, "--out", self.dir / "other")
+        job = self.run_job(2, "train", self.deck("mixed", deck), each=True)
+        self.assertEqual(job.codes, [3, 3], job.output)
+        self.assertIn("other.tokenizer.json differ", job.output)
+        self.run_ok("tokenize", text, "--out", self.dir / "other")
+        self.assertFalse((self.dir / "other.tokenizer.json").exists())
+
     def test_metrics_are_well_formed(self):
         self.text_run()
         path = self.dir / "run" / "metrics.jsonl"

@@ -5,7 +5,7 @@
 namespace tessera::kernels::TESSERA_ISA {
 namespace {
 
-constexpr std::int64_t kPiece = 4096;  // columns summed in f32 before a double takes over
+constexpr std::int64_t kSummed = 4096;  // columns summed in f32 before a double takes over
 
 template <typename T>
 float row_max(const T* x, std::int64_t n) {
@@ -23,9 +23,9 @@ float row_max(const T* x, std::int64_t n) {
 template <typename T>
 double sum_of_exponentials(const T* x, std::int64_t n, float shift) {
   double total = 0;
-  for (std::int64_t c = 0; c < n; c += kPiece) {
+  for (std::int64_t c = 0; c < n; c += kSummed) {
     Vec sum(0.0F);
-    for_vectors(n - c < kPiece ? n - c : kPiece, [&](std::int64_t i, std::int64_t count) {
+    for_vectors(n - c < kSummed ? n - c : kSummed, [&](std::int64_t i, std::int64_t count) {
       sum = sum + first_lanes(exp_of(load(x + c + i, count) - Vec(shift)), count);
     });
     total += static_cast<double>(sum_of(sum));

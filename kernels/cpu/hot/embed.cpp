@@ -4,8 +4,6 @@
 namespace tessera::kernels::TESSERA_ISA {
 namespace {
 
-constexpr std::int64_t kPiece = kDropoutPiece;
-
 /// Row r of out = dropout(x + its position's row); x is null where it is a row of zeros.
 template <typename X, typename P, typename O, typename Operation>
 void add_position_row(const Operation& a, const DropoutRule& rule, std::int64_t r,
@@ -45,7 +43,7 @@ void embed_rows(const Embed& a, const DropoutRule& rule, Range rows) {
 template <typename T>
 void add_gradient(const EmbedBackward& a, const DropoutRule& rule, std::int64_t r, std::int64_t c0,
                   std::int64_t n, float* sum) {
-  float factors[kPiece];
+  float factors[kDropoutPiece];
   if (a.dropout.p > 0) {
     const std::int64_t tokens = a.tokens.shape[1];
     const auto* samples = reinterpret_cast<const std::int64_t*>(a.dropout.samples.data);
@@ -73,9 +71,9 @@ template <typename T, typename G, typename RowAt>
 void sum_gradients(const EmbedBackward& a, const DropoutRule& rule, std::int64_t rows, RowAt row_at,
                    G* to, Write write) {
   const std::int64_t columns = columns_of(a.d);
-  for (std::int64_t c = 0; c < columns; c += kPiece) {
-    const std::int64_t n = columns - c < kPiece ? columns - c : kPiece;
-    float sum[kPiece] = {};
+  for (std::int64_t c = 0; c < columns; c += kDropoutPiece) {
+    const std::int64_t n = columns - c < kDropoutPiece ? columns - c : kDropoutPiece;
+    float sum[kDropoutPiece] = {};
     for (std::int64_t i = 0; i < rows; ++i) add_gradient<T>(a, rule, row_at(i), c, n, sum);
     write_gradient(to + c, sum, n, write);
   }

@@ -31,7 +31,7 @@ TokenizeSummary tokenize(const std::vector<fs::path>& inputs, const fs::path& pr
                   });
     EXPECT_EQ(last, total);
   }
-  return merge_parts(prefix, parts, tokenizer.vocab());
+  return merge_parts(prefix, parts, tokenizer);
 }
 
 TEST(Tokenize, DoesNotDependOnTheNumberOfParts) {
