@@ -112,9 +112,8 @@ TEST(Values, WhatIsNotBuiltIsSaid) {
   EXPECT_EQ(refusal_of("run.backend=cuda"),
             "--set #1: run.backend = \"cuda\" is not available in this version (only auto, cpu)");
   for (const char* set :
-       {"run.reproducible=layout", "model.norm_placed=after", "model.position=sinusoidal",
-        "precision.matmul=tf32", "precision.accumulate=bf16", "parallel.tensor=2",
-        "parallel.pipeline=2", "parallel.schedule=gpipe", "zero.secondary=node", "zero.secondary=4",
+       {"model.norm_placed=after", "model.position=sinusoidal", "precision.matmul=tf32",
+        "precision.accumulate=bf16", "zero.secondary=node", "zero.secondary=4",
         "zero.quantize.weights=int8", "offload.optimizer=host", "offload.nvme=[\"/tmp\"]",
         "log.profile=[1, 2]"}) {
     expect_contains(refusal_of(set), "not available in this version");

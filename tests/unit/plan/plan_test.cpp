@@ -59,7 +59,8 @@ Case random_case(std::mt19937& random) {
   c.inputs.wire = pick(2) == 0 ? DType::f32 : DType::bf16;
   c.inputs.prefetch = pick(4);
   c.inputs.recompute = static_cast<Recompute>(pick(3));
-  c.inputs.data_group.local = 1 + pick(static_cast<int>(c.inputs.mesh.data));
+  const int per_node = 1 + pick(static_cast<int>(c.inputs.mesh.data));
+  for (int r = 0; r < c.inputs.mesh.size(); ++r) c.inputs.node_of.push_back(r / per_node);
   const int purpose = pick(3);
   c.shape.purpose = static_cast<PlanPurpose>(purpose);
   c.shape.sequence = 1 + pick(12);
@@ -122,7 +123,7 @@ TEST(MakePlan, SendsWhatTheFormulasSay) {
 
 TEST(MakePlan, SplitsTrafficByNode) {
   Case c = make_case(1, 6, 1, ReduceWhen::step);
-  c.inputs.data_group.local = 3;
+  c.inputs.node_of = {0, 0, 0, 1, 1, 1};
   const auto sent = total_wire_bytes(make_plan(c.inputs, c.shape, {.data = 4}));
   EXPECT_EQ(sent.intra * 3, sent.inter * 2);  // 2 peers on the node, 3 elsewhere
 }
