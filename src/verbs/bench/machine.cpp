@@ -52,16 +52,14 @@ Link measure_link(const BenchOptions& o, const comm::Control& control, comm::Gro
 std::unique_ptr<comm::Group> own_group(const train::Job& job, std::int64_t groups,
                                        std::int64_t first_step, std::int64_t count,
                                        std::int64_t stride, std::int64_t local) {
-  std::unique_ptr<comm::Group> own;
-  for (std::int64_t g = 0; g < groups; ++g) {
-    std::vector<int> members;
+  std::vector<int> own;
+  for (std::int64_t g = 0; g < groups && own.empty(); ++g) {
     for (std::int64_t i = 0; i < count; ++i)
-      members.push_back(static_cast<int>(g * first_step + i * stride));
-    auto group = comm::make_mpi_group(members, local);
-    if (std::find(members.begin(), members.end(), job.mpi.rank()) != members.end())
-      own = std::move(group);
+      own.push_back(static_cast<int>(g * first_step + i * stride));
+    if (std::find(own.begin(), own.end(), job.mpi.rank()) == own.end()) own.clear();
   }
-  return own;
+  return comm::make_mpi_group(own,
+                              {.size = count, .local = local, .nodes = ceil_div(count, local)});
 }
 
 struct DiskRates {
