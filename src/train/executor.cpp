@@ -69,6 +69,7 @@ void StepTimes::add(const StepTimes& other) {
   compute.resize(std::max(compute.size(), other.compute.size()));
   for (std::size_t i = 0; i < other.compute.size(); ++i) compute[i] += other.compute[i];
   comm_exposed += other.comm_exposed;
+  pipeline_exposed += other.pipeline_exposed;
   copy_exposed += other.copy_exposed;
   data_exposed += other.data_exposed;
 }
@@ -115,8 +116,10 @@ StepTimes Executor::run(const BoundPlan& bound, const Loader& load, const Hooks&
   const auto wait = [&](memory::Event event) {
     const auto from = Clock::now();
     if (!streams_.wait(event)) return;
-    const bool copy = event.stream == static_cast<std::size_t>(plan::Stream::copy);
-    (copy ? times.copy_exposed : times.comm_exposed) += seconds(from, Clock::now());
+    const double waited = seconds(from, Clock::now());
+    const auto stream = static_cast<plan::Stream>(event.stream);
+    (stream == plan::Stream::copy ? times.copy_exposed : times.comm_exposed) += waited;
+    if (stream >= plan::Stream::send_forward) times.pipeline_exposed += waited;
   };
 
   Whereabouts::Running running(whereabouts_, inputs_);

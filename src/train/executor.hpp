@@ -42,7 +42,8 @@ class BoundPlan {
 struct StepTimes {
   double total = 0;
   std::vector<double> compute;  // entry 0: what belongs to no unit; u + 1: unit u
-  double comm_exposed = 0;      // waiting for gathers and reductions
+  double comm_exposed = 0;      // waiting for gathers, reductions and messages
+  double pipeline_exposed = 0;  // of it, waiting for other stages: the bubble and the messages
   double copy_exposed = 0;      // waiting for snapshots
   double data_exposed = 0;      // waiting for tokens
   void add(const StepTimes& other);

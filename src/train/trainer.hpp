@@ -102,7 +102,8 @@ class Trainer {
 
   void report_start();
   void report_clocks();
-  void report_resume(const LoadedCheckpoint& from);
+  /// `bytes_read` is the most that any rank read.
+  void report_resume(const LoadedCheckpoint& from, std::int64_t bytes_read);
   void report_step(const StepResult& result);
   void report_end(std::string_view reason);
 

@@ -50,10 +50,11 @@ void Trainer::start_or_resume() {
     if (control_.rank() == 0) clean_up_checkpoints(directory_ / "checkpoints");
   });
   const auto unusable = [&](const auto& path, std::string_view why) { pass_over(path, why); };
+  const std::int64_t read_before = io_bytes().read;
   if (const auto from =
           load_checkpoint(loaded_, deck::OnResume::refused, control_, engine_->state(), unusable)) {
     restore(*from);
-    report_resume(*from);
+    report_resume(*from, control_.max(io_bytes().read - read_before));
     first_step_ = progress_.step + 1;
     if (from->path.parent_path() == directory_ / "checkpoints") saved_step_ = progress_.step;
     return;

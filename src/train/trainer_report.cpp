@@ -108,7 +108,7 @@ void Trainer::report_clocks() {
   }
 }
 
-void Trainer::report_resume(const LoadedCheckpoint& from) {
+void Trainer::report_resume(const LoadedCheckpoint& from, std::int64_t bytes_read) {
   const CheckpointHeader& h = from.header;
   const std::int64_t again = std::max<std::int64_t>(0, report_.last_step() - h.step);
   std::string text = fmt::format("resumed from {}: step {}, {} samples; {} steps are done again",
@@ -128,6 +128,7 @@ void Trainer::report_resume(const LoadedCheckpoint& from) {
                         {"step", h.step},
                         {"from", from.path.string()},
                         {"done_again", again},
+                        {"bytes_read", bytes_read},
                         {"changed", changed}});
 }
 
@@ -154,6 +155,7 @@ void Trainer::report_step(const StepResult& r) {
                  {"mfu", nullptr},
                  {"tflops_per_rank", tflops},
                  {"comm_exposed_ms", r.times.comm_exposed * 1e3},
+                 {"pipeline_exposed_ms", r.times.pipeline_exposed * 1e3},
                  {"io_exposed_ms", r.times.copy_exposed * 1e3},
                  {"data_exposed_ms", r.times.data_exposed * 1e3},
                  {"wire_bytes", {{"intra", wire.intra}, {"inter", wire.inter}}},
@@ -207,6 +209,7 @@ void Trainer::report_end(std::string_view reason) {
   row("compute: blocks", blocks);
   row("compute: ends, norm, optimizer", ends);
   row("waiting for communication", spent.comm_exposed);
+  if (inputs.mesh.pipeline > 1) row("  of it, for other stages", spent.pipeline_exposed);
   row("  of it, for the slowest rank", std::clamp(slowest - compute, 0.0, spent.comm_exposed));
   row("waiting for snapshots", spent.copy_exposed);
   row("waiting for data", spent.data_exposed);
