@@ -94,8 +94,9 @@ class Trainer {
 
   CheckpointHeader header() const;
   void save_snapshot(const CheckpointHeader& before, const StepTimes& times);
-  /// since: when training began to wait for it.
-  void finish_save(Clock::time_point since = Clock::now());
+  void advance_save();
+  void finish_save();
+  void note_saved(const SaveResult& saved);
   void save_now();
 
   void set_checkpoints_aside_after(std::int64_t step);

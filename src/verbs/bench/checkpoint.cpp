@@ -40,8 +40,9 @@ void bench_checkpoint(const BenchOptions& o, const train::Job& job) {
     std::filesystem::path path;
     save = std::min(save, seconds_together(control, [&] {
                       saver.begin(state, train::ModelState::From::live, header);
-                      const auto saved = saver.finish();
-                      path = saved.path, total = saved.bytes;
+                      std::optional<train::SaveResult> saved;
+                      while (!saved) saved = saver.advance();
+                      path = saved->path, total = saved->bytes;
                     }));
     path = control.broadcast(path.string());
     total = control.max(total);
