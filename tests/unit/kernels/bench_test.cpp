@@ -67,7 +67,7 @@ TEST(Bench, MeasuresProductsAndAttentionBySize) {
   const auto gemm = bench_gemm(*device, options);
   const auto attention = bench_attention(*device, options);
   for (const char* type : {"f32", "bf16"}) {
-    for (const char* way : {"linear", "linear_backward_input", "linear_backward_weight"}) {
+    for (const char* way : {"linear", "linear_dgrad", "linear_wgrad"}) {
       for (const char* shape : {"M 128 N 128 K 128", "M 256 N 256 K 256", "M 8 N 64 K 768"})
         EXPECT_EQ(count(gemm, fmt::format("{} {}", way, type), shape), 1) << way << shape;
     }
