@@ -40,6 +40,10 @@ plan::Recompute recompute(deck::Recompute policy) {
   throw InternalError("recompute policy without a pass");
 }
 
+DType sum_type(deck::SumPrecision p) {
+  return p == deck::SumPrecision::f32 ? DType::f32 : DType::bf16;
+}
+
 plan::PipelineRule pipeline_rule(const deck::ParallelSection& p) {
   plan::PipelineRule rule{
       .schedule = *enum_from_word<plan::PipelineSchedule>(enum_word(p.schedule)),
@@ -100,7 +104,8 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
     in.node_of[r] = static_cast<int>(r / per_node);
   in.device = &device;
   in.compute = dtype_of(deck.precision.compute);
-  in.wire = deck.precision.gradients == deck::SumPrecision::f32 ? DType::f32 : DType::bf16;
+  in.accumulate = sum_type(deck.precision.accumulate);
+  in.wire = sum_type(deck.precision.gradients);
   in.stage = static_cast<int>(deck.zero.stage);
   in.reduce =
       deck.zero.reduce == deck::Reduce::step ? plan::ReduceWhen::step : plan::ReduceWhen::micro;
