@@ -82,7 +82,7 @@ void Engine::allocate(const comm::MpiSession& mpi) {
   }
   const std::int64_t most = control_.max(state + step);  // pipeline stages differ
   control_.together([&] {
-    check_budget(loaded_, state, step);
+    check_budget(loaded_, inputs_.mesh, state, step);
     // All ranks of the node take theirs at once: what one sees free must do for all.
     memory::check_available(most, mpi.job().local);
   });
