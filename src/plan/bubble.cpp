@@ -30,8 +30,10 @@ class Timing {
           if (!start) break;
           time[s] = std::max(time[s], *start) + duration(static_cast<std::int64_t>(s), a);
           busy += duration(static_cast<std::int64_t>(s), a);
-          finished_[key(a.kind != Kind::forward, part(static_cast<std::int64_t>(s), a),
-                        a.micro_batch)] = time[s];
+          if (a.kind != Kind::backward_weight) {  // for which nobody waits
+            const bool back = a.kind != Kind::forward;
+            finished_[key(back, part(static_cast<std::int64_t>(s), a), a.micro_batch)] = time[s];
+          }
           ++next[s];
           moved = true;
         }
