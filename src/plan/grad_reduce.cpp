@@ -31,7 +31,7 @@ struct Instance {
 struct Use {
   std::size_t left = 0;  // instances to come
   bool begun = false;
-  View sum;                                            // (shard) f32, this rank's slice
+  View sum;                                            // (shard) this rank's slice
   View full;                                           // the last instance, whole
   std::vector<std::pair<std::int64_t, View>> partial;  // of 2^level instances each, levels falling
   std::size_t last_op = 0;
@@ -153,15 +153,15 @@ class Reducer {
         in_.stage == 0 && (in_.any_layout ? in_.reduce == ReduceWhen::step : once);
     if (in_place) return use.full.range(slice.begin, slice.count());
     const BufferId id = add_buffer(plan_, in_.units[unit_].name + " gradient shard",
-                                   Purpose::gradients, layout.shard * 4);
-    return buffer_view(id, DType::f32, layout.shard);
+                                   Purpose::gradients, layout.shard * size_of(in_.accumulate));
+    return buffer_view(id, in_.accumulate, layout.shard);
   }
 
   void reduce(const View& full, const View& shard, kernels::Write write) {
     insert(OpKind::reduce_gradients, Stream::reduce, MeshGroup::data,
            comm::CollectiveCall{comm::ReduceScatter{.full = full,
                                                     .shard = shard,
-                                                    .staging = staging(MeshGroup::data),
+                                                    .staging = staging(MeshGroup::data, in_.wire),
                                                     .wire = in_.wire,
                                                     .write = write}});
   }
@@ -181,10 +181,11 @@ class Reducer {
                                    .waits = {}});
   }
   /// Reductions follow one another on their stream, so one buffer serves all of a group.
-  View staging(MeshGroup group) {
+  View staging(MeshGroup group, DType wire) {
     View& view = staging_[group];
     if (!view) {
-      const std::int64_t bytes = comm::reduce_scatter_staging(plan_.group(group), in_.wire);
+      const std::int64_t bytes =
+          comm::reduce_scatter_staging(plan_.group(group), wire, in_.accumulate);
       view = buffer_view(add_buffer(plan_, "staging", Purpose::staging, bytes), DType::u8, bytes);
     }
     return view;
@@ -218,10 +219,11 @@ class Reducer {
       const std::int64_t end = plan_.place.pipeline == 0 ? 0 : 1, half = use.sum.elements() / 2;
       const View own = use.sum.range(end * half, half);
       insert(OpKind::tie_gradients, Stream::reduce, MeshGroup::ends,
-             comm::CollectiveCall{comm::ReduceScatter{.full = use.sum,
-                                                      .shard = own,
-                                                      .staging = staging(MeshGroup::ends),
-                                                      .wire = DType::f32}});
+             comm::CollectiveCall{
+                 comm::ReduceScatter{.full = use.sum,
+                                     .shard = own,
+                                     .staging = staging(MeshGroup::ends, in_.accumulate),
+                                     .wire = in_.accumulate}});
       insert(OpKind::tie_gradients, Stream::reduce, MeshGroup::ends,
              comm::CollectiveCall{comm::AllGather{.shard = own, .full = use.sum}});
     }

@@ -54,7 +54,14 @@ BoundPlan::BoundPlan(const plan::Plan& plan, const PlanMemory& memory)
   std::vector<std::int64_t> position;
   for (const plan::Op& op : plan.ops) {
     BoundOp bound{.op = &op, .call = op.call, .waits = {}};
-    plan::each_view(bound.call, [&](View& v, kernels::Access) { v = real(v); });
+    plan::each_view(bound.call, [&](View& v, kernels::Access) {
+      const auto& buffer = plan.buffers[static_cast<std::size_t>(plan::buffer_of(v))];
+      v = real(v);
+      const bool state = plan::arena_of(buffer) == plan::ArenaId::state;
+      const std::int64_t end = v.data + v.span_bytes() - (state ? memory.state : memory.step);
+      std::int64_t& reach = state ? reach_.state : reach_.step;
+      reach = std::max(reach, end);
+    });
     for (plan::OpId id : op.waits) {
       const auto other = static_cast<std::size_t>(id);
       bound.waits.push_back({static_cast<std::size_t>(plan.ops[other].stream), position[other]});

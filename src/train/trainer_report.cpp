@@ -30,9 +30,17 @@ std::string command_line() {
   return text;
 }
 
+/// By pipeline stage, of the rank that has most.
+nlohmann::ordered_json stages_json(const std::vector<ArenaBytes>& stages) {
+  auto all = nlohmann::ordered_json::array();
+  for (const ArenaBytes& s : stages) all.push_back({{"state", s.state}, {"step", s.step}});
+  return all;
+}
+
 }  // namespace
 
 void Trainer::report_start() {
+  const auto stages = engine_->most_of_stages(engine_->arenas());
   if (!report_) return;
   const plan::PlanInputs& inputs = engine_->inputs();
   const plan::Ledger ledger = engine_->ledger();
@@ -85,7 +93,7 @@ void Trainer::report_start() {
                  {"zero_stage", inputs.stage},
                  {"parameters", parameters},
                  {"predicted_bytes", ledger.total()},
-                 {"arena_bytes", {{"state", ledger.state_bytes}, {"step", ledger.step_bytes}}}});
+                 {"arena_bytes", stages_json(stages)}});
 }
 
 /// Nodes' clocks matter to people who read logs of several, and to run.deadline.
@@ -187,6 +195,7 @@ void Trainer::report_end(std::string_view reason) {
     return compute;
   }());
   const std::int64_t grown = control_.max(engine_->resident_growth());
+  const auto high_water = engine_->most_of_stages(engine_->high_water());
   if (!report_) return;
   const StepTimes& spent = totals_.steps;
   const plan::PlanInputs& inputs = engine_->inputs();
@@ -240,6 +249,7 @@ void Trainer::report_end(std::string_view reason) {
                  {"step", progress_.step},
                  {"skipped", totals_.skips},
                  {"predicted_bytes", predicted},
+                 {"arena_high_water", stages_json(high_water)},
                  {"resident_growth_bytes", grown}});
 }
 

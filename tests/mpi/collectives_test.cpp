@@ -58,9 +58,9 @@ std::array<std::unique_ptr<Group>, 2> both_groups() {
           make_mpi_group(all_ranks(), shape_of(session().size()))};
 }
 
-std::vector<std::uint8_t> staging_of(const Group& group, DType wire) {
+std::vector<std::uint8_t> staging_of(const Group& group, DType wire, DType full = DType::f32) {
   return std::vector<std::uint8_t>(
-      static_cast<std::size_t>(reduce_scatter_staging(group.shape(), wire)));
+      static_cast<std::size_t>(reduce_scatter_staging(group.shape(), wire, full)));
 }
 
 /// What reduce_scatter must leave in a shard of `n` elements of this rank that held `before`, which
@@ -128,6 +128,39 @@ TEST_P(Collectives, ReduceInTheOrderOfTheTree) {
       if (inside) shard.assign(full.begin() + rank * n, full.begin() + (rank + 1) * n);
       EXPECT_EQ(shard, expected_sum(group, n, GetParam(), seed, before))
           << n << " elements, way " << static_cast<int>(where);
+    }
+  }
+}
+
+std::vector<bf16> rounded(const std::vector<float>& numbers) {
+  return {numbers.begin(), numbers.end()};
+}
+
+/// Whatever the wire, bf16 terms arrive as they are; their f32 sum is rounded once, after it was
+/// added to what the shard held.
+TEST_P(Collectives, ReduceSumsOfBf16InF32) {
+  const std::int64_t size = session().size(), rank = session().rank();
+  const auto groups = both_groups();
+  for (const auto& [one_node, n] : kWays) {
+    Group& group = *groups[one_node];
+    auto staging = staging_of(group, GetParam(), DType::bf16);
+    for (Where where : {Where::overwrite, Where::add, Where::in_place}) {
+      const auto seed = static_cast<std::uint64_t>(n);
+      auto full = rounded(numbers_of(rank, {0, size * n}, seed));
+      std::vector<bf16> shard(static_cast<std::size_t>(n), bf16(0.3F));
+      const std::vector<float> before(static_cast<std::size_t>(where == Where::add ? n : 0),
+                                      static_cast<float>(bf16(0.3F)));
+      const bool inside = where == Where::in_place;
+      finish(*group.start(
+          ReduceScatter{.full = view(full, 0, size * n),
+                        .shard = inside ? view(full, rank * n, n) : view(shard, 0, n),
+                        .staging = view(staging, 0, static_cast<std::int64_t>(staging.size())),
+                        .wire = GetParam(),
+                        .write = where == Where::add ? Write::add : Write::overwrite}));
+      if (inside) shard.assign(full.begin() + rank * n, full.begin() + (rank + 1) * n);
+      const auto want = rounded(expected_sum(group, n, DType::bf16, seed, before));
+      const bool same = std::ranges::equal(shard, want, {}, &bf16::bits, &bf16::bits);
+      EXPECT_TRUE(same) << n << " elements, way " << static_cast<int>(where);
     }
   }
 }
