@@ -41,8 +41,8 @@ struct Recording {
   std::vector<Call> forward;      // kernels, and collectives of the tensor ranks
   std::vector<Call> backward;
   std::vector<bool> only_weights;  // by op of backward: nothing but gradients of weights needs it
-  model::Carry out;  // local views
-  View d_out;        // local view: gradient of the carry on the way in
+  model::Carry out;                // local views
+  View d_out;                      // local view: gradient of the carry on the way in
 };
 
 /// What a recording is of; a handover adds up the carry that leaves for the next pipeline stage.
