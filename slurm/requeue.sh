@@ -55,11 +55,36 @@ requeue() { # CODE WORDS...
   exit "$1"
 }
 
+# A node that Slurm has lost may be at work all the same: what it does is no longer this job's.
+taken_away() {
+  local job
+  job=$(scontrol show job --oneliner "$SLURM_JOB_ID") || return 1
+  [[ $job == *" JobState=NODE_FAIL "* ]] && return
+  [[ $job =~ \ Restarts=([0-9]+)\  ]] && ((BASH_REMATCH[1] != ${SLURM_RESTART_COUNT:-0}))
+}
+
+# For the same reason an earlier start of this job may still have the run directory: it is asked to
+# stop with a checkpoint. Any other holder is for the program to refuse, by name.
+take_over() { # RUN_DIRECTORY
+  [[ -e $1/lock ]] || return 0
+  flock --nonblock "$1/lock" true && return
+  grep --quiet --line-regexp ".*, Slurm job $SLURM_JOB_ID" "$1/lock" || return 0
+  say "an earlier start is still at work ($(<"$1/lock")): asked to stop"
+  touch "$1/stop"
+  flock --timeout "$margin" "$1/lock" true
+  local free=$?
+  rm -f "$1/stop"
+  return "$free"
+}
+
 decide() { # CODE STEP_AT_START RUN_DIRECTORY
   local code=$1 before=$2 step starts why
+  taken_away && stop "$code" "Slurm has lost a node of this start, and the job goes on without it"
   step=$(newest_step "$3")
   ((code == 0)) && say "done, newest checkpoint step $step" && exit 0
-  why="exit $code ($(meaning "$code")), newest checkpoint step $step (was $before)"
+  [[ -s $3/ended ]] && read -r code why <"$3/ended"
+  why="exit $code ($(meaning "$code"))${why:+: $why}, newest checkpoint step $step (was $before)"
+  [[ -s $3/ended || -e $3/stop ]] && stop "$code" "$why"
   [[ $ended_by_slurm ]] && stop "$code" "$why; Slurm ended the job before its time"
   ((code == 85 || code == 5 || code >= 128)) || stop "$code" "$why"
   ((step > before)) && requeue "$code" "$why"
@@ -102,6 +127,9 @@ train() { # DECK [--set section.key=value]...
   mkdir -p "$run" || stop 7 "cannot make the run directory $run"
   step=$(newest_step "$run")
   echo "$SLURM_JOB_ID $step" >>"$run/starts" || stop 7 "cannot write $run/starts"
+  take_over "$run" || decide 5 "$step" "$run"
+  rm -f "$run/ended" # of an earlier run
+  step=$(newest_step "$run")
   say "start $((${SLURM_RESTART_COUNT:-0} + 1)) on $SLURM_JOB_NODELIST, $SLURM_NTASKS ranks:" \
     "$run, newest checkpoint step $step"
 

@@ -83,89 +83,65 @@ std::string text(const View& v) {
   return s;
 }
 
+// GPT-2 124M's.
+constexpr std::int64_t kColumns = 768, kHeads = 12;
+constexpr DType kTypes[] = {DType::f32, DType::bf16};
+
 class Bench {
  public:
   Bench(Device& device, const BenchOptions& options) : device_(device), options_(options) {}
 
   void machine() {
-    const std::int64_t n = options_.elements;
-    Buffers memory;
-    const View a = memory.floats(DType::f32, {n}), b = memory.floats(DType::f32, {n}),
-               c = memory.floats(DType::f32, {n});
-    const double seconds = best_seconds(options_.repeats, [&] {
-      cpu::parallel_ranges(options_.threads, n, 4096, [&](Range part) {
-        float* to = a.as<float>();
-        const float *x = b.as<float>(), *y = c.as<float>();
-#pragma omp simd
-        for (std::int64_t i = part.begin; i < part.end; ++i) to[i] = x[i] + 3.0F * y[i];
-      });
-    });
-    triad_ = 12.0 * static_cast<double>(n) / seconds * 1e-9;
-    rows_.push_back({"triad", text(a), seconds * 1e3, triad_, RateUnit::gbytes, 1});
+    triad_ = triad_rate(options_) * 1e-9;
+    const auto bytes = 12.0 * static_cast<double>(options_.elements);
+    rows_.push_back({"triad", std::to_string(options_.elements), bytes / triad_ * 1e-6, triad_,
+                     RateUnit::gbytes, 1});
   }
 
+  /// What follows is in this type, as a share of its square product.
   void type(DType type) {
-    type_ = type;
-    square();
-    const std::int64_t c = 768;
-    for (const auto& [n, k] :
-         {std::pair{c, c}, {3 * c, c}, {4 * c, c}, {c, 4 * c}, {options_.vocab, c}}) {
-      linear(n, k);
-    }
-    for (std::int64_t tokens : {options_.tokens, 4 * options_.tokens}) attention(tokens);
-    norms(c);
-    activations(4 * c);
-    ends(c);
-    flat();
-  }
-
-  std::vector<BenchRow> rows() { return std::move(rows_); }
-
- private:
-  template <typename Operation>
-  BenchRow& row(Operation call, std::string shape) {
-    Buffers memory;
-    call.scratch = memory.zeros(DType::u8, {device_.scratch_bytes(call)});
-    const KernelCall any = call;
-    device_.run(any);  // compiles, touches memory
-    const double seconds = best_seconds(options_.repeats, [&] { device_.run(any); });
-    const double flop = flop_of(any);
-    call.scratch = View();
-    const double work = flop > 0 ? flop : bytes_of(call);
-    const double rate = work / seconds * 1e-9;
-    rows_.push_back({fmt::format("{} {}", call.kName, to_string(type_)), std::move(shape),
-                     seconds * 1e3, rate, flop > 0 ? RateUnit::gflops : RateUnit::gbytes,
-                     rate / (flop > 0 ? square_ : triad_)});
-    return rows_.back();
-  }
-
-  void square() {
-    Buffers memory;
-    const std::int64_t n = options_.square;
     square_ = 1;
-    BenchRow& limit = row(Linear{.x = memory.floats(type_, {n, n}),
-                                 .weight = memory.floats(type_, {n, n}),
-                                 .y = memory.floats(type_, {n, n})},
-                          fmt::format("{0} x {0} x {0}", n));
+    BenchRow& limit = square(type, options_.square);
     square_ = limit.rate, limit.share = 1;
   }
 
-  void linear(std::int64_t n, std::int64_t k) {
+  void operations() {
+    layers();
+    for (std::int64_t tokens : {options_.tokens, 4 * options_.tokens}) {
+      attention(tokens);
+      rope(tokens);
+    }
+    norms(kColumns);
+    activations(4 * kColumns);
+    ends(kColumns);
+    flat();
+  }
+
+  void layers() {
+    const std::int64_t c = kColumns;
+    for (const auto& [n, k] :
+         {std::pair{c, c}, {3 * c, c}, {4 * c, c}, {c, 4 * c}, {options_.vocab, c}}) {
+      linear(options_.samples * options_.tokens, n, k);
+    }
+  }
+
+  void squares() {
+    for (std::int64_t n = 128; n <= options_.square; n *= 2) linear(n, n, n);
+  }
+
+  BenchRow& square(DType type, std::int64_t n) {
+    type_ = type;
     Buffers memory;
-    const std::int64_t m = options_.samples * options_.tokens;
-    const View x = memory.floats(type_, {m, k}), w = memory.floats(type_, {n, k}),
-               b = memory.floats(type_, {n}), y = memory.floats(type_, {m, n}),
-               d_w = memory.floats(DType::f32, {n, k}), d_b = memory.floats(DType::f32, {n});
-    const std::string shape = fmt::format("M {} N {} K {}", m, n, k);
-    row(Linear{.x = x, .weight = w, .bias = b, .y = y}, shape);
-    row(LinearBackwardInput{.d_y = y, .weight = w, .d_x = x}, shape);
-    row(LinearBackwardWeight{.d_y = y, .x = x, .d_weight = d_w, .d_bias = d_b, .write = Write::add},
-        shape);
+    return row(Linear{.x = memory.floats(type_, {n, n}),
+                      .weight = memory.floats(type_, {n, n}),
+                      .y = memory.floats(type_, {n, n})},
+               fmt::format("{0} x {0} x {0}", n));
   }
 
   void attention(std::int64_t tokens) {
     Buffers memory;
-    const std::int64_t heads = 12, dim = 64, columns = heads * dim, samples = options_.samples;
+    const std::int64_t heads = kHeads, dim = kColumns / kHeads, columns = kColumns,
+                       samples = options_.samples;
     const View q = memory.floats(type_, {samples, tokens, columns}),
                k = memory.floats(type_, {samples, tokens, columns}),
                v = memory.floats(type_, {samples, tokens, columns}),
@@ -188,7 +164,45 @@ class Bench {
                           .d_v = d_v,
                           .shape = s},
         shape);
-    row(Rope{.x = q, .head_dim = dim}, text(q));
+  }
+
+  std::vector<BenchRow> rows() { return std::move(rows_); }
+
+ private:
+  template <typename Operation>
+  BenchRow& row(Operation call, std::string shape) {
+    Buffers memory;
+    call.scratch = memory.zeros(DType::u8, {device_.scratch_bytes(call)});
+    const KernelCall any = call;
+    device_.run(any);  // compiles, touches memory
+    const double seconds = best_seconds(options_.repeats, [&] { device_.run(any); });
+    const double flop = flop_of(any);
+    call.scratch = View();
+    const double work = flop > 0 ? flop : bytes_of(call);
+    const double rate = work / seconds * 1e-9;
+    rows_.push_back({fmt::format("{} {}", call.kName, to_string(type_)), std::move(shape),
+                     seconds * 1e3, rate, flop > 0 ? RateUnit::gflops : RateUnit::gbytes,
+                     rate / (flop > 0 ? square_ : triad_)});
+    return rows_.back();
+  }
+
+  /// Forward and backward of (m, k) inputs and (m, n) outputs.
+  void linear(std::int64_t m, std::int64_t n, std::int64_t k) {
+    Buffers memory;
+    const View x = memory.floats(type_, {m, k}), w = memory.floats(type_, {n, k}),
+               b = memory.floats(type_, {n}), y = memory.floats(type_, {m, n}),
+               d_w = memory.floats(DType::f32, {n, k}), d_b = memory.floats(DType::f32, {n});
+    const std::string shape = fmt::format("M {} N {} K {}", m, n, k);
+    row(Linear{.x = x, .weight = w, .bias = b, .y = y}, shape);
+    row(LinearBackwardInput{.d_y = y, .weight = w, .d_x = x}, shape);
+    row(LinearBackwardWeight{.d_y = y, .x = x, .d_weight = d_w, .d_bias = d_b, .write = Write::add},
+        shape);
+  }
+
+  void rope(std::int64_t tokens) {
+    Buffers memory;
+    const View q = memory.floats(type_, {options_.samples, tokens, kColumns});
+    row(Rope{.x = q, .head_dim = kColumns / kHeads}, text(q));
   }
 
   void norms(std::int64_t columns) {
@@ -307,7 +321,7 @@ class Bench {
   Device& device_;
   BenchOptions options_;
   DType type_ = DType::f32;
-  double triad_ = 0, square_ = 0;
+  double triad_ = 1, square_ = 1;  // limits: 1 until they are measured
   std::vector<BenchRow> rows_;
 };
 
@@ -316,8 +330,51 @@ class Bench {
 std::vector<BenchRow> bench_kernels(Device& device, const BenchOptions& options) {
   Bench bench(device, options);
   bench.machine();
-  for (DType type : {DType::f32, DType::bf16}) bench.type(type);
+  for (const DType type : kTypes) {
+    bench.type(type);
+    bench.operations();
+  }
   return bench.rows();
+}
+
+std::vector<BenchRow> bench_gemm(Device& device, const BenchOptions& options) {
+  Bench bench(device, options);
+  for (const DType type : kTypes) {
+    bench.type(type);
+    bench.squares();
+    bench.layers();
+  }
+  return bench.rows();
+}
+
+std::vector<BenchRow> bench_attention(Device& device, const BenchOptions& options) {
+  Bench bench(device, options);
+  for (const DType type : kTypes) {
+    bench.type(type);
+    for (const std::int64_t times : {1, 2, 4, 8}) bench.attention(times * options.tokens);
+  }
+  return bench.rows();
+}
+
+double triad_rate(const BenchOptions& options) {
+  const std::int64_t n = options.elements;
+  Buffers memory;
+  const View a = memory.floats(DType::f32, {n}), b = memory.floats(DType::f32, {n}),
+             c = memory.floats(DType::f32, {n});
+  const double seconds = best_seconds(options.repeats, [&] {
+    cpu::parallel_ranges(options.threads, n, 4096, [&](Range part) {
+      float* to = a.as<float>();
+      const float *x = b.as<float>(), *y = c.as<float>();
+#pragma omp simd
+      for (std::int64_t i = part.begin; i < part.end; ++i) to[i] = x[i] + 3.0F * y[i];
+    });
+  });
+  return 12.0 * static_cast<double>(n) / seconds;
+}
+
+double gemm_rate(Device& device, DType type, std::int64_t n, const BenchOptions& options) {
+  Bench bench(device, options);
+  return bench.square(type, n).rate * 1e9;
 }
 
 }  // namespace tessera::kernels

@@ -33,6 +33,20 @@ struct BenchRow {
 /// arguments' views, read and written once each.
 std::vector<BenchRow> bench_kernels(Device& device, const BenchOptions& options);
 
+/// Matrix products, forward and backward, of squares up to options.square and of the model's
+/// layers. Shares are of the largest square product forward.
+std::vector<BenchRow> bench_gemm(Device& device, const BenchOptions& options);
+
+/// Attention, forward and backward, at options.tokens and 2, 4, 8 times that. Shares are of the
+/// square product; flop are those of causal attention.
+std::vector<BenchRow> bench_attention(Device& device, const BenchOptions& options);
+
+/// Bytes a second of a STREAM triad over options.elements.
+double triad_rate(const BenchOptions& options);
+
+/// flop a second of the product of two n x n matrices.
+double gemm_rate(Device& device, DType type, std::int64_t n, const BenchOptions& options);
+
 }  // namespace tessera::kernels
 
 template <>

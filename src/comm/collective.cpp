@@ -45,9 +45,9 @@ WireBytes wire_bytes(const CollectiveCall& call, const GroupShape& group) {
   return std::visit(Count{group}, call);
 }
 
-std::int64_t reduce_scatter_staging(const GroupShape& group, DType wire) {
+std::int64_t reduce_scatter_staging(const GroupShape& group, DType wire, DType full) {
   const std::int64_t one_way = (group.size - 1) * kPiecesInFlight * piece_bytes(group);
-  return wire == DType::f32 ? one_way : 2 * one_way;
+  return (wire == full ? one_way : 2 * one_way) + (full == DType::f32 ? 0 : piece_bytes(group));
 }
 
 }  // namespace tessera::comm

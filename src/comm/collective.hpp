@@ -31,13 +31,14 @@ struct AllGather {
 };
 
 /// shard (+)= the sum over ranks of slot `rank` of `full`, added in f32 in an aligned binary tree
-/// over the rank index: ((0+1)+(2+3))+..., whatever the transport. Elements travel as `wire`.
+/// over the rank index: ((0+1)+(2+3))+..., whatever the transport, rounded once if the shard is
+/// bf16. Elements travel as `wire`.
 /// `full` is used up: its contents are undefined afterwards. `shard` may be the rank's own slot of
 /// `full` when it is overwritten. Blocks as in AllGather.
 struct ReduceScatter {
   static constexpr const char* kName = "reduce_scatter";
-  View full;                // (size n) f32
-  View shard;               // (n) f32
+  View full;                // (size n) f32 or bf16
+  View shard;               // (n) f32 or bf16
   View staging;             // reduce_scatter_staging bytes
   DType wire = DType::f32;  // f32 or bf16
   Write write = Write::overwrite;
@@ -115,8 +116,8 @@ inline std::int64_t piece_bytes(const GroupShape& group) {
   return group.local >= group.size ? kPieceIntra : kPieceInter;
 }
 
-/// Bytes of ReduceScatter's staging: pieces in flight from each peer and, when the wire type
-/// differs, to each peer.
-std::int64_t reduce_scatter_staging(const GroupShape& group, DType wire);
+/// Bytes of ReduceScatter's staging: pieces in flight from each peer and, where the wire's type is
+/// not that of `full`, to each peer; and a piece of the own slot where that is not f32.
+std::int64_t reduce_scatter_staging(const GroupShape& group, DType wire, DType full = DType::f32);
 
 }  // namespace tessera::comm

@@ -110,8 +110,9 @@ class ReduceTask : public Task {
         exchange_(transport, flows(), block_ * size_of(call.wire), piece_ * size_of(call.wire),
                   call.blocks),
         parts_(static_cast<std::size_t>(group.size)) {
-    TESSERA_CHECK(call.staging.span_bytes() >= reduce_scatter_staging(group, call.wire),
-                  "staging of {} bytes", call.staging.span_bytes());
+    TESSERA_CHECK(
+        call.staging.span_bytes() >= reduce_scatter_staging(group, call.wire, call.full.type),
+        "staging of {} bytes", call.staging.span_bytes());
   }
   Progress advance() override {
     const bool moved = exchange_.advance(summed_);
@@ -122,19 +123,21 @@ class ReduceTask : public Task {
   }
 
  private:
-  // Staging: per peer kPiecesInFlight received pieces as f32, then, for a narrower wire, as many
-  // outgoing ones.
-  float* staged(std::int64_t peer, std::int64_t piece) const {
-    const std::int64_t index =
-        (peer > rank_ ? peer - 1 : peer) * kPiecesInFlight + piece % kPiecesInFlight;
+  // Staging: per peer kPiecesInFlight received pieces as f32; then, where elements travel in
+  // another type than they have, as many outgoing ones; then the own piece where it is not f32.
+  float* staged(std::int64_t index) const {
     return reinterpret_cast<float*>(call_.staging.data) + index * piece_;
   }
+  std::int64_t in_flight() const { return (group_.size - 1) * kPiecesInFlight; }
+  std::int64_t index(std::int64_t peer, std::int64_t piece) const {
+    return (peer > rank_ ? peer - 1 : peer) * kPiecesInFlight + piece % kPiecesInFlight;
+  }
   std::byte* outgoing(std::int64_t peer, std::int64_t piece) const {
-    float* source = slot(peer, piece);
-    if (call_.wire == DType::f32) return reinterpret_cast<std::byte*>(source);
-    float* packed = staged(peer, piece) + (group_.size - 1) * kPiecesInFlight * piece_;
-    to_bf16(source, count(piece), reinterpret_cast<bf16*>(packed));
-    return reinterpret_cast<std::byte*>(packed);
+    std::byte* source = slot(peer, piece);
+    if (call_.wire == call_.full.type) return source;
+    auto* packed = reinterpret_cast<std::byte*>(staged(in_flight() + index(peer, piece)));
+    convert(source, call_.full.type, count(piece), packed, call_.wire);
+    return packed;
   }
   std::int64_t count(std::int64_t piece) const {
     return exchange_.bytes_of(piece) / size_of(call_.wire);
@@ -143,9 +146,9 @@ class ReduceTask : public Task {
   std::int64_t offset(std::int64_t piece) const {
     return exchange_.offset_of(piece) / size_of(call_.wire);
   }
-  float* slot(std::int64_t rank, std::int64_t piece) const {
-    return call_.full.as<float>() + (exchange_.block_of(piece) * group_.size + rank) * block_ +
-           offset(piece);
+  std::byte* slot(std::int64_t rank, std::int64_t piece) const {
+    const std::int64_t first = (exchange_.block_of(piece) * group_.size + rank) * block_;
+    return call_.full.data + (first + offset(piece)) * size_of(call_.full.type);
   }
 
   std::vector<PeerFlow> flows() {
@@ -156,7 +159,7 @@ class ReduceTask : public Task {
                      .outgoing = [this, peer](std::int64_t i) { return outgoing(peer, i); },
                      .incoming =
                          [this, peer](std::int64_t i) {
-                           return reinterpret_cast<std::byte*>(staged(peer, i));
+                           return reinterpret_cast<std::byte*>(staged(index(peer, i)));
                          }});
     }
     return all;
@@ -164,25 +167,50 @@ class ReduceTask : public Task {
 
   void sum(std::int64_t piece) {
     const std::int64_t n = count(piece);
-    float* own = slot(rank_, piece);
-    for (std::int64_t r = 0; r < group_.size; ++r) {
-      parts_[static_cast<std::size_t>(r)] = r == rank_ ? own : staged(r, piece);
-      if (call_.wire == DType::bf16) narrow(parts_[static_cast<std::size_t>(r)], n, r == rank_);
-    }
-    float* sum = call_.shard.as<float>() + exchange_.block_of(piece) * block_ + offset(piece);
-    tree_sum(parts_, n, sum, call_.write == Write::add);
+    for (std::int64_t r = 0; r < group_.size; ++r)
+      parts_[static_cast<std::size_t>(r)] = r == rank_ ? own(piece) : received(r, piece);
+    const bool add = call_.write == Write::add;
+    const std::int64_t at = exchange_.block_of(piece) * block_ + offset(piece);
+    if (call_.shard.type == DType::f32)
+      return tree_sum(parts_, n, call_.shard.as<float>() + at, add);
+    float* sum = parts_[0];
+    tree_sum(parts_, n, sum, false);
+    bf16* shard = call_.shard.as<bf16>() + at;
+    for (std::int64_t e = 0; e < n; ++e)
+      shard[e] = bf16(add ? static_cast<float>(shard[e]) + sum[e] : sum[e]);
   }
-  /// Every contribution is what the wire type holds, the own one too, so that the sum does not
-  /// depend on who adds.
-  static void narrow(float* part, std::int64_t n, bool own) {
-    if (own) {
-      for (std::int64_t e = 0; e < n; ++e) part[e] = static_cast<float>(bf16(part[e]));
-    } else {  // widen in place, from the end
-      for (std::int64_t e = n - 1; e >= 0; --e) {
-        bf16 h;
-        std::memcpy(&h.bits, reinterpret_cast<const std::byte*>(part) + 2 * e, sizeof h.bits);
-        part[e] = static_cast<float>(h);
-      }
+  float* received(std::int64_t peer, std::int64_t piece) const {
+    float* part = staged(index(peer, piece));
+    const std::byte* packed = reinterpret_cast<const std::byte*>(part);
+    for (std::int64_t e = call_.wire == DType::bf16 ? count(piece) : 0; e-- > 0;) {
+      bf16 h;  // widened in place, from the end
+      std::memcpy(&h.bits, packed + 2 * e, sizeof h.bits);
+      part[e] = static_cast<float>(h);
+    }
+    return part;
+  }
+  /// The own contribution too is what the wire's type holds, so that the sum does not depend on who
+  /// adds.
+  float* own(std::int64_t piece) const {
+    const std::int64_t n = count(piece);
+    std::byte* mine = slot(rank_, piece);
+    if (call_.full.type == DType::bf16) {
+      float* part = staged((call_.wire == DType::bf16 ? 1 : 2) * in_flight());
+      to_f32(reinterpret_cast<const bf16*>(mine), n, part);
+      return part;
+    }
+    auto* part = reinterpret_cast<float*>(mine);
+    for (std::int64_t e = 0; call_.wire == DType::bf16 && e < n; ++e)
+      part[e] = static_cast<float>(bf16(part[e]));
+    return part;
+  }
+  static void convert(const std::byte* from, DType type, std::int64_t n, std::byte* to,
+                      DType wire) {
+    TESSERA_CHECK(type != wire, "a conversion of {} to itself", to_string(type));
+    if (type == DType::f32) {
+      to_bf16(reinterpret_cast<const float*>(from), n, reinterpret_cast<bf16*>(to));
+    } else {
+      to_f32(reinterpret_cast<const bf16*>(from), n, reinterpret_cast<float*>(to));
     }
   }
 

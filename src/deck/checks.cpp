@@ -126,10 +126,23 @@ class Checker {
                       most, deck_.batch.sequence));
     needs("precision.compute", deck_.precision.compute != Precision::f16,
           "precision.compute f32 or bf16");
+    needs("precision.accumulate", deck_.precision.accumulate == SumPrecision::f32,
+          "precision.accumulate = \"f32\"");
     needs("precision.gradients", deck_.precision.gradients == SumPrecision::f32,
           "precision.gradients = \"f32\"");
     needs("run.threads", deck_.run.threads || std::getenv("OMP_NUM_THREADS") != nullptr,
           "run.threads in the deck, or OMP_NUM_THREADS in the environment");
+  }
+
+  void precision() {
+    const PrecisionSection& p = deck_.precision;
+    if (usable({"precision.accumulate", "precision.compute"}) &&
+        p.accumulate == SumPrecision::bf16 && p.compute != Precision::bf16) {
+      problem("precision.accumulate",
+              fmt::format("precision.accumulate = \"bf16\" needs precision.compute = \"bf16\", "
+                          "which is \"{}\" (sums of its products keep f32)",
+                          enum_word(p.compute)));
+    }
   }
 
   void data_and_batch() {
@@ -230,6 +243,7 @@ void check_deck(const LoadedDeck& loaded, Problems& problems) {
   Checker checker(loaded, problems);
   checker.model();
   checker.layout();
+  checker.precision();
   checker.data_and_batch();
   checker.lengths();
   checker.faults();

@@ -28,13 +28,22 @@ bool take(std::string_view& text, char wanted) {
 }  // namespace
 
 std::optional<std::int64_t> parse_bytes(std::string_view text) {
-  constexpr std::array<std::pair<std::string_view, int>, 5> kUnits = {
-      {{"B", 0}, {"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}}};
+  constexpr std::int64_t k = 1000, ki = 1024;
+  constexpr std::array<std::pair<std::string_view, std::int64_t>, 9> kUnits = {
+      {{"B", 1},
+       {"KiB", ki},
+       {"MiB", ki * ki},
+       {"GiB", ki * ki * ki},
+       {"TiB", ki * ki * ki * ki},
+       {"KB", k},
+       {"MB", k * k},
+       {"GB", k * k * k},
+       {"TB", k * k * k * k}}};
   const auto number = take_digits(text);
   if (!number) return std::nullopt;
   while (take(text, ' ')) continue;
-  for (const auto& [unit, shift] : kUnits) {
-    if (text == unit && *number <= (kMax >> shift)) return *number << shift;
+  for (const auto& [unit, bytes] : kUnits) {
+    if (text == unit && *number <= kMax / bytes) return *number * bytes;
   }
   return std::nullopt;
 }

@@ -15,7 +15,8 @@
 
 namespace tessera::deck {
 
-/// "12GiB" -> bytes; units B, KiB, MiB, GiB, TiB. Nothing on bad syntax or overflow.
+/// "12GiB" -> bytes; units B, KiB, MiB, GiB, TiB and decimal KB, MB, GB, TB. Nothing on bad syntax
+/// or overflow.
 std::optional<std::int64_t> parse_bytes(std::string_view text);
 
 /// "[d-]hh:mm:ss" -> seconds. Nothing on bad syntax or overflow.

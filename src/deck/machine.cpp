@@ -135,6 +135,8 @@ void check(const Machine& m, const std::vector<std::string>& given, Problems& pr
   }
   if (std::ranges::adjacent_find(m.gemm_sizes, std::greater_equal{}) != m.gemm_sizes.end())
     problems.add(whole, "gemm.n", "gemm.n must ascend");
+  if (has("disk.write") != has("disk.read"))
+    problems.add(whole, "disk", "disk needs both write and read");
   if (!has("gemm.f32") && !has("gemm.bf16") && !has("gemm.f16"))
     problems.add(whole, "gemm", "one of gemm.f32, gemm.bf16 and gemm.f16 is needed");
   for (const auto& [type, rates] : m.gemm) {

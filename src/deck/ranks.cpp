@@ -56,6 +56,15 @@ void check_powers(const LoadedDeck& loaded, const char* key, std::int64_t global
                            data, count, key, global));
 }
 
+void check_batches(const LoadedDeck& loaded, std::int64_t data, Problems& problems) {
+  const auto check = [&](const char* key, std::int64_t global) {
+    check_global(loaded, key, global, data, problems);
+    check_powers(loaded, key, global, data, problems);
+  };
+  check("batch.global", loaded.deck.batch.global);
+  for (const RampEntry& entry : loaded.deck.batch.ramp) check("batch.ramp", entry.global);
+}
+
 }  // namespace
 
 void check_ranks(const LoadedDeck& loaded, std::int64_t ranks) {
@@ -79,19 +88,27 @@ void check_ranks(const LoadedDeck& loaded, std::int64_t ranks) {
                     "(give {}, or 0 for what is left)",
                     parallel.data, ranks, parallel.tensor, parallel.pipeline, data, data));
   }
-  check_global(loaded, "batch.global", loaded.deck.batch.global, data, problems);
-  check_powers(loaded, "batch.global", loaded.deck.batch.global, data, problems);
+  check_batches(loaded, data, problems);
   for (const Fault& fault : loaded.deck.fault.inject) {
     if (fault.rank < ranks) continue;
     problems.add(loaded.place("fault.inject"), "fault.inject",
                  fmt::format("fault.inject has \"{}\", but there are only ranks 0 to {}",
                              to_text(fault), ranks - 1));
   }
-  for (const RampEntry& entry : loaded.deck.batch.ramp) {
-    check_global(loaded, "batch.ramp", entry.global, data, problems);
-    check_powers(loaded, "batch.ramp", entry.global, data, problems);
-  }
   problems.throw_if_any();
+}
+
+std::vector<std::int64_t> legal_micros(const LoadedDeck& loaded, std::int64_t ranks) {
+  const std::int64_t data = ranks / (loaded.deck.parallel.tensor * loaded.deck.parallel.pipeline);
+  LoadedDeck tried = loaded;
+  std::vector<std::int64_t> legal;
+  for (std::int64_t micro = 1; micro <= loaded.deck.batch.global / data; ++micro) {
+    tried.deck.batch.micro = micro;
+    Problems problems;
+    check_batches(tried, data, problems);
+    if (!problems.about("batch.global") && !problems.about("batch.ramp")) legal.push_back(micro);
+  }
+  return legal;
 }
 
 }  // namespace tessera::deck

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "deck/load.hpp"
 
@@ -10,5 +11,8 @@ namespace tessera::deck {
 /// Throws DeckError unless `ranks` ranks form the deck's mesh and every global batch divides evenly
 /// over it.
 void check_ranks(const LoadedDeck& loaded, std::int64_t ranks);
+
+/// All values of batch.micro with which a deck that fits `ranks` ranks still does, ascending.
+std::vector<std::int64_t> legal_micros(const LoadedDeck& loaded, std::int64_t ranks);
 
 }  // namespace tessera::deck

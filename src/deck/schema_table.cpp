@@ -257,7 +257,7 @@ constexpr SchemaRow kRows[] = {
                                                      {.built = "same", .on_resume = event}),
     row<&Deck::precision, &PrecisionSection::accumulate>(
         "precision.accumulate", "type in which micro-batches' gradients are summed",
-        {.built = "f32", .on_resume = event}),
+        {.on_resume = event}),
     row<&Deck::precision, &PrecisionSection::gradients>(
         "precision.gradients", "type of gradients on the wire", {.on_resume = event}),
     row<&Deck::precision, &PrecisionSection::loss_scale>(

@@ -31,7 +31,7 @@ struct Instance {
 struct Use {
   std::size_t left = 0;  // instances to come
   bool begun = false;
-  View sum;                                            // (shard) f32, this rank's slice
+  View sum;                                            // (shard) this rank's slice
   View full;                                           // the last instance, whole
   std::vector<std::pair<std::int64_t, View>> partial;  // of 2^level instances each, levels falling
   std::size_t last_op = 0;
@@ -54,6 +54,7 @@ class Reducer {
       use.last_op = instance.last_op;
       use.full = buffer_view(instance.what.buffer, in_.accumulate, states_[unit_].layout.padded);
       in_.any_layout ? add_in_tree(use) : add_in_turn(use);
+      if (use.left == 0 && !tied(unit_)) gather(use);
     }
     std::vector<SummedGradient> sums(states_.size());
     for (std::size_t u = 0; u < states_.size(); ++u) {
@@ -65,6 +66,9 @@ class Reducer {
 
  private:
   bool alone() const { return in_.mesh.data == 1; }
+  bool tied(std::size_t unit) const {
+    return tied_apart(in_) && in_.units[unit].kind == model::UnitKind::vocabulary;
+  }
   Use& use_of(const GradientBuffer& g) { return uses_[{g.unit, g.head_use}]; }
 
   std::vector<Instance> in_order_of_completion(const Scheduled& scheduled) const {
@@ -149,15 +153,15 @@ class Reducer {
         in_.stage == 0 && (in_.any_layout ? in_.reduce == ReduceWhen::step : once);
     if (in_place) return use.full.range(slice.begin, slice.count());
     const BufferId id = add_buffer(plan_, in_.units[unit_].name + " gradient shard",
-                                   Purpose::gradients, layout.shard * 4);
-    return buffer_view(id, DType::f32, layout.shard);
+                                   Purpose::gradients, layout.shard * size_of(in_.accumulate));
+    return buffer_view(id, in_.accumulate, layout.shard);
   }
 
   void reduce(const View& full, const View& shard, kernels::Write write) {
     insert(OpKind::reduce_gradients, Stream::reduce, MeshGroup::data,
            comm::CollectiveCall{comm::ReduceScatter{.full = full,
                                                     .shard = shard,
-                                                    .staging = staging(MeshGroup::data),
+                                                    .staging = staging(MeshGroup::data, in_.wire),
                                                     .wire = in_.wire,
                                                     .write = write}});
   }
@@ -177,16 +181,24 @@ class Reducer {
                                    .waits = {}});
   }
   /// Reductions follow one another on their stream, so one buffer serves all of a group.
-  View staging(MeshGroup group) {
+  View staging(MeshGroup group, DType wire) {
     View& view = staging_[group];
     if (!view) {
-      const std::int64_t bytes = comm::reduce_scatter_staging(plan_.group(group), in_.wire);
+      const std::int64_t bytes =
+          comm::reduce_scatter_staging(plan_.group(group), wire, in_.accumulate);
       view = buffer_view(add_buffer(plan_, "staging", Purpose::staging, bytes), DType::u8, bytes);
     }
     return view;
   }
 
-  /// The sums of a tied matrix's two uses, then, at stage 0, everybody's slices to everybody.
+  /// At stage 0, everybody's slices to everybody.
+  void gather(const Use& use) {
+    if (alone() || in_.stage > 0) return;
+    insert(OpKind::gather_gradients, Stream::reduce, MeshGroup::data,
+           comm::CollectiveCall{comm::AllGather{.shard = use.sum, .full = use.full}});
+  }
+
+  /// What the update reads; for a tied matrix, once its two uses' sums are one.
   SummedGradient finish(std::size_t unit) {
     unit_ = unit;
     const auto use_at = [&](bool head) {
@@ -195,27 +207,28 @@ class Reducer {
     };
     Use *embed = use_at(false), *head = use_at(true);
     Use& use = embed != nullptr ? *embed : *head;
+    const bool whole = in_.stage == 0 && !alone();
+    const SummedGradient sum{.slice = use.sum, .owned = whole ? use.full : use.sum};
+    if (!tied(unit)) return sum;
     at_ = &plan_.ops[use.last_op];
     position_ = use.last_op + 1;
     if (embed != nullptr && head != nullptr) {
       add_to(embed->sum, head->sum);
-    } else if (tied_apart(in_) && in_.units[unit].kind == model::UnitKind::vocabulary) {
+    } else {
       position_ = plan_.ops.size();  // after all that does not wait for the other end
       const std::int64_t end = plan_.place.pipeline == 0 ? 0 : 1, half = use.sum.elements() / 2;
       const View own = use.sum.range(end * half, half);
       insert(OpKind::tie_gradients, Stream::reduce, MeshGroup::ends,
-             comm::CollectiveCall{comm::ReduceScatter{.full = use.sum,
-                                                      .shard = own,
-                                                      .staging = staging(MeshGroup::ends),
-                                                      .wire = DType::f32}});
+             comm::CollectiveCall{
+                 comm::ReduceScatter{.full = use.sum,
+                                     .shard = own,
+                                     .staging = staging(MeshGroup::ends, in_.accumulate),
+                                     .wire = in_.accumulate}});
       insert(OpKind::tie_gradients, Stream::reduce, MeshGroup::ends,
              comm::CollectiveCall{comm::AllGather{.shard = own, .full = use.sum}});
     }
-    if (alone()) return {.slice = use.sum, .owned = use.sum};
-    if (in_.stage > 0) return {.slice = use.sum, .owned = use.sum};
-    insert(OpKind::gather_gradients, Stream::reduce, MeshGroup::data,
-           comm::CollectiveCall{comm::AllGather{.shard = use.sum, .full = use.full}});
-    return {.slice = use.sum, .owned = use.full};
+    gather(use);
+    return sum;
   }
 
   Plan& plan_;

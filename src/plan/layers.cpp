@@ -22,6 +22,22 @@ std::vector<Layer> model_layers(const std::vector<model::UnitDesc>& units) {
   return layers;
 }
 
+std::vector<double> layer_costs(const PlanInputs& in) {
+  std::vector<double> costs;
+  for (const Layer& layer : model_layers(in.units)) {
+    double flop = 0;
+    if (layer.kind == LayerKind::head)
+      flop = 2.0 * static_cast<double>(in.config.vocab * in.config.hidden);
+    if (layer.kind == LayerKind::block) {
+      flop = 2.0 * static_cast<double>(
+                       model::parameter_count(std::span(&in.units[layer.units[0]], 1))) +
+             2.0 * static_cast<double>(in.config.heads * in.config.head_dim * in.config.context);
+    }
+    costs.push_back(flop);
+  }
+  return costs;
+}
+
 std::vector<Range> layer_parts(const PlanInputs& in) {
   const auto layers = model_layers(in.units);
   const std::int64_t parts = in.mesh.pipeline * in.pipeline.virtual_stages;
@@ -35,19 +51,7 @@ std::vector<Range> layer_parts(const PlanInputs& in) {
     }
     return given;
   }
-  std::vector<double> costs;
-  for (const Layer& layer : layers) {
-    double flop = 0;
-    if (layer.kind == LayerKind::head)
-      flop = 2.0 * static_cast<double>(in.config.vocab * in.config.hidden);
-    if (layer.kind == LayerKind::block) {
-      flop = 2.0 * static_cast<double>(
-                       model::parameter_count(std::span(&in.units[layer.units[0]], 1))) +
-             2.0 * static_cast<double>(in.config.heads * in.config.head_dim * in.config.context);
-    }
-    costs.push_back(flop);
-  }
-  return balanced_parts(costs, parts);
+  return balanced_parts(layer_costs(in), parts);
 }
 
 std::vector<bool> held_units(const PlanInputs& in, std::int64_t stage) {

@@ -12,9 +12,11 @@ struct Layer {
 };
 std::vector<Layer> model_layers(const std::vector<model::UnitDesc>& units);
 
+/// Flop of a forward of the model's longest sequence, a token, of each layer's products.
+std::vector<double> layer_costs(const PlanInputs& inputs);
+
 /// Parts of the layers, one for each chunk of each stage: part v * stages + s is chunk v of stage
-/// s. Where the deck does not say, parts cost alike: flop of a forward of the model's longest
-/// sequence.
+/// s. Where the deck does not say, parts cost alike.
 std::vector<Range> layer_parts(const PlanInputs& inputs);
 
 /// Whether stage `stage` uses each unit.

@@ -24,9 +24,9 @@ struct PlanInputs {
   std::vector<model::UnitDesc> units;
   const kernels::Device* device = nullptr;  // asked for scratch sizes only
   DType compute = DType::f32;
-  DType accumulate = DType::f32;
-  DType wire = DType::f32;  // of gradients
-  int stage = 0;            // ZeRO
+  DType accumulate = DType::f32;  // of gradients, over micro-batches
+  DType wire = DType::f32;        // of gradients
+  int stage = 0;                  // ZeRO
   ReduceWhen reduce = ReduceWhen::step;
   std::int64_t prefetch = 1;
   Recompute recompute = Recompute::none;
@@ -101,10 +101,11 @@ void residency(Plan& plan, const PlanInputs& inputs, const std::vector<UnitState
                const Scheduled& scheduled);
 /// Sums each unit's gradient over data ranks as soon as it is complete, and over both ends where a
 /// tied matrix has two; zero-fills what no operation writes. Returns, per unit, the views of the
-/// summed gradient: this rank's slice, and what it updates with.
+/// summed gradient, in the type that gradients are accumulated in: this rank's slice, and what it
+/// updates with.
 struct SummedGradient {
-  View slice;  // (shard) f32
-  View owned;  // (owned) f32
+  View slice;  // (shard)
+  View owned;  // (owned)
 };
 std::vector<SummedGradient> grad_reduce(Plan& plan, const PlanInputs& inputs,
                                         const std::vector<UnitState>& states,

@@ -72,6 +72,7 @@ class Player {
     for (std::int64_t s = 0; s < p_; ++s) {
       auto& most = stages_[static_cast<std::size_t>(s)].most_in_flight;
       most = v_ == 1 ? p_ - s : 2 * (p_ - s - 1) + (v_ - 1) * p_ + 1;
+      if (split_) most = p_;  // what 1F1B has on its first stage: room to put off weights
       most += slack;
       if (rule.schedule == PipelineSchedule::gpipe || !training) most = v_ * k_;
     }
@@ -129,12 +130,12 @@ class Player {
       const auto when = ready(stage, order[at]);
       return when ? std::optional(Choice{order[at], std::max(s.time, *when)}) : std::nullopt;
     };
-    auto forward = next(forwards_, s.next_forward);
-    if (s.in_flight >= s.most_in_flight) forward.reset();
-    std::optional<Choice> backward;
-    const bool all_forward_first = rule_.schedule == PipelineSchedule::gpipe;
-    if (training_ && !(all_forward_first && s.next_forward < forwards_.size()))
-      backward = next(backwards_, s.next_backward);
+    // Some schedules go forward as long as they may, the others backward as soon as they can.
+    const bool eager = rule_.schedule == PipelineSchedule::gpipe || v_ > 1;
+    const bool may_forward = s.next_forward < forwards_.size() && s.in_flight < s.most_in_flight;
+    std::optional<Choice> forward, backward;
+    if (may_forward) forward = next(forwards_, s.next_forward);
+    if (training_ && !(eager && may_forward)) backward = next(backwards_, s.next_backward);
     const auto best =
         backward && (!forward || backward->start <= forward->start) ? backward : forward;
     if (s.next_weight < s.weights.size() && (!best || best->start > s.time))

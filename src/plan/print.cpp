@@ -39,13 +39,13 @@ double total_flop(const Plan& plan) {
 std::string to_text(const Plan& plan, const PlanInputs& inputs) {
   const auto wire = total_wire_bytes(plan);
   std::string text = fmt::format(
-      "# plan of tensor rank {} of {}, data rank {} of {}, stage {} of {}: sequence {}, micro-batches {} x {}, {} ops, {:.3g} flop, "
+      "# plan of tensor rank {} of {}, data rank {} of {}, stage {} of {}: sequence {}, "
+      "micro-batches {} x {}, {} ops, {:.3g} flop, "
       "sends {} in the node and {} "
       "across\n",
       plan.place.tensor, inputs.mesh.tensor, plan.place.data, inputs.mesh.data, plan.place.pipeline,
-      inputs.mesh.pipeline, plan.shape.sequence, plan.shape.micro_batches,
-      plan.shape.micro, plan.ops.size(), total_flop(plan), human_bytes(wire.intra),
-      human_bytes(wire.inter));
+      inputs.mesh.pipeline, plan.shape.sequence, plan.shape.micro_batches, plan.shape.micro,
+      plan.ops.size(), total_flop(plan), human_bytes(wire.intra), human_bytes(wire.inter));
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     const Op& op = plan.ops[i];
     std::string cost;

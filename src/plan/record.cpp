@@ -1,5 +1,7 @@
 #include "plan/record.hpp"
 
+#include <set>
+
 namespace tessera::plan {
 namespace {
 
@@ -33,6 +35,27 @@ model::HeadWeights head_weights(const RecordInputs& in, Local norm_id, Local mat
   return {.norm_w = norm[0][0],
           .norm_b = norm.size() > 1 ? norm[1][0] : View{},
           .matrix = unit_views(in, 1, matrix_id, type)[0]};
+}
+
+/// Products that make gradients of weights, and what follows from their results.
+std::vector<bool> only_weights(const std::vector<Call>& backward) {
+  std::vector<bool> marks;
+  std::set<BufferId> results;
+  for (const Call& call : backward) {
+    const auto* kernel = std::get_if<kernels::KernelCall>(&call);
+    bool mark = kernel != nullptr && std::holds_alternative<kernels::LinearBackwardWeight>(*kernel);
+    each_view(call, [&](const View& v, kernels::Access access) {
+      mark = mark || (access != kernels::Access::write && results.contains(buffer_of(v)));
+    });
+    each_view(call, [&](const View& v, kernels::Access access) {
+      // Gradients are what all operations write side by side.
+      if (mark && access != kernels::Access::read &&
+          buffer_of(v) >= static_cast<BufferId>(Local::first_made))
+        results.insert(buffer_of(v));
+    });
+    marks.push_back(mark);
+  }
+  return marks;
 }
 
 }  // namespace
@@ -107,6 +130,7 @@ Recording record(const RecordKey& key, const RecordInputs& in) {
       break;
     }
   }
+  recording.only_weights = only_weights(recording.backward);
   return recording;
 }
 

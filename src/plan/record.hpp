@@ -40,6 +40,7 @@ struct Recording {
   std::vector<LocalBuffer> made;  // local id first_made + index
   std::vector<Call> forward;      // kernels, and collectives of the tensor ranks
   std::vector<Call> backward;
+  std::vector<bool> only_weights;  // by op of backward: nothing but gradients of weights needs it
   model::Carry out;  // local views
   View d_out;        // local view: gradient of the carry on the way in
 };

@@ -101,8 +101,7 @@ void residency(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& s
     const auto visit =
         static_cast<std::int32_t>(std::max<std::int64_t>(0, g.first_visit - in.prefetch));
     const UnitState& state = states[g.unit];
-    // A visit may have no operations: a weight gradient that was put off where there is none.
-    insertions.before(visit_start.lower_bound(visit)->second,
+    insertions.before(visit_start.lower_bound(visit)->second,  // some visits are empty
                       gather_op(OpKind::gather, g.unit, state.own_shard,
                                 buffer_view(g.buffer, in.compute, state.layout.padded)));
   }

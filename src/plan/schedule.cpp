@@ -21,12 +21,6 @@ struct Flow {
 /// Which of a recording's backward to issue: operations that only make gradients of weights can be
 /// put off.
 enum class Part : std::uint8_t { all, input, weight };
-bool belongs(const Call& call, Part part) {
-  const auto* kernel = std::get_if<KernelCall>(&call);
-  const bool weight =
-      kernel != nullptr && std::holds_alternative<kernels::LinearBackwardWeight>(*kernel);
-  return part == Part::all || (part == Part::weight) == weight;
-}
 
 class Scheduler {
  public:
@@ -342,8 +336,9 @@ class Scheduler {
   }
 
   void issue(Visit& v, const std::vector<Call>& calls, std::size_t layer, Part part = Part::all) {
-    for (Call call : calls) {
-      if (!belongs(call, part)) continue;
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      if (part != Part::all && v.recording->only_weights[i] != (part == Part::weight)) continue;
+      Call call = calls[i];
       visit_args(call, [&](auto& args) {
         if constexpr (requires { args.dropout; })
           args.dropout.site += layer * model::UnitContext::kDropoutSites;

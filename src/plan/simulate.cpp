@@ -392,7 +392,7 @@ double idle_share(const Simulation& simulation) {
   return all == 0 ? 0 : 1 - compute / all;
 }
 
-std::vector<MeshPlace> distinct_places(const PlanInputs& in) {
+std::vector<MeshPlace> simulated_places(const PlanInputs& in) {
   const auto shares = [&](std::int64_t tensor) {
     std::vector<std::int64_t> sizes;
     for (const auto& unit : in.units)
@@ -412,7 +412,7 @@ std::vector<MeshPlace> distinct_places(const PlanInputs& in) {
 
 Prediction predict(const PlanInputs& in, const PlanShape& shape, const deck::Machine& machine) {
   Prediction p;
-  const auto places = distinct_places(in);
+  const auto places = simulated_places(in);
   std::vector<std::future<Plan>> made;
   for (const MeshPlace& place : places)
     made.push_back(

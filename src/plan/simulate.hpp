@@ -56,7 +56,7 @@ double idle_share(const Simulation& simulation);
 
 /// Places whose plans stand for those of all ranks: of data ranks the first, of tensor ranks the
 /// first where they have equal shares, all of them where not.
-std::vector<MeshPlace> distinct_places(const PlanInputs& inputs);
+std::vector<MeshPlace> simulated_places(const PlanInputs& inputs);
 
 /// A step of a layout on a machine.
 struct Prediction {

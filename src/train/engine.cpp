@@ -82,7 +82,7 @@ void Engine::allocate(const comm::MpiSession& mpi) {
   }
   const std::int64_t most = control_.max(state + step);  // pipeline stages differ
   control_.together([&] {
-    check_budget(loaded_, state, step);
+    check_budget(loaded_, inputs_.mesh, state, step);
     // All ranks of the node take theirs at once: what one sees free must do for all.
     memory::check_available(most, mpi.job().local);
   });
@@ -110,8 +110,24 @@ BatchShare Engine::share(const plan::PlanShape& shape) const {
 
 StepTimes Engine::run(const PreparedPlan& prepared, const Batches& batches,
                       const Executor::Hooks& hooks) {
+  const ArenaBytes& reach = prepared.bound.reach();
+  high_water_ = {std::max(high_water_.state, reach.state), std::max(high_water_.step, reach.step)};
   const auto load = [&](std::int64_t k, const plan::LoadBatch& views) { batches.load(k, views); };
   return executor_->run(prepared.bound, load, hooks);
+}
+
+std::vector<ArenaBytes> Engine::most_of_stages(const ArenaBytes& own) const {
+  std::vector<std::uint64_t> words(2 * static_cast<std::size_t>(inputs_.mesh.pipeline));
+  const auto mine = 2 * static_cast<std::size_t>(place_.pipeline);
+  words[mine] = static_cast<std::uint64_t>(own.state);
+  words[mine + 1] = static_cast<std::uint64_t>(own.step);
+  control_.max(words);
+  std::vector<ArenaBytes> all;
+  for (std::size_t i = 0; i < words.size(); i += 2) {
+    all.push_back({.state = static_cast<std::int64_t>(words[i]),
+                   .step = static_cast<std::int64_t>(words[i + 1])});
+  }
+  return all;
 }
 
 plan::Ledger Engine::ledger() const {

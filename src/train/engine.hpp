@@ -54,6 +54,11 @@ class Engine {
                 const Executor::Hooks& hooks = {});
 
   plan::Ledger ledger() const;
+  /// Of this rank's arenas: what they have, and how far into them the operations that ran reached.
+  ArenaBytes arenas() const { return {state_arena_->bytes(), step_arena_->bytes()}; }
+  const ArenaBytes& high_water() const { return high_water_; }
+  /// By pipeline stage, the most of any of its ranks. Collective.
+  std::vector<ArenaBytes> most_of_stages(const ArenaBytes& own) const;
   /// Of all arenas.
   std::int64_t bytes() const { return state_arena_->bytes() + step_arena_->bytes(); }
   /// How much more memory is resident than before the arenas were made.
@@ -74,6 +79,7 @@ class Engine {
   std::map<plan::PlanShape, PreparedPlan> prepared_;
   std::optional<memory::Arena> state_arena_, step_arena_;
   std::int64_t resident_before_ = 0;
+  ArenaBytes high_water_;
   std::optional<ModelState> state_;
   memory::BackgroundStreams streams_;
   std::optional<Executor> executor_;

@@ -54,7 +54,14 @@ BoundPlan::BoundPlan(const plan::Plan& plan, const PlanMemory& memory)
   std::vector<std::int64_t> position;
   for (const plan::Op& op : plan.ops) {
     BoundOp bound{.op = &op, .call = op.call, .waits = {}};
-    plan::each_view(bound.call, [&](View& v, kernels::Access) { v = real(v); });
+    plan::each_view(bound.call, [&](View& v, kernels::Access) {
+      const auto& buffer = plan.buffers[static_cast<std::size_t>(plan::buffer_of(v))];
+      v = real(v);
+      const bool state = plan::arena_of(buffer) == plan::ArenaId::state;
+      const std::int64_t end = v.data + v.span_bytes() - (state ? memory.state : memory.step);
+      std::int64_t& reach = state ? reach_.state : reach_.step;
+      reach = std::max(reach, end);
+    });
     for (plan::OpId id : op.waits) {
       const auto other = static_cast<std::size_t>(id);
       bound.waits.push_back({static_cast<std::size_t>(plan.ops[other].stream), position[other]});
@@ -69,6 +76,7 @@ void StepTimes::add(const StepTimes& other) {
   compute.resize(std::max(compute.size(), other.compute.size()));
   for (std::size_t i = 0; i < other.compute.size(); ++i) compute[i] += other.compute[i];
   comm_exposed += other.comm_exposed;
+  pipeline_exposed += other.pipeline_exposed;
   copy_exposed += other.copy_exposed;
   data_exposed += other.data_exposed;
 }
@@ -115,8 +123,10 @@ StepTimes Executor::run(const BoundPlan& bound, const Loader& load, const Hooks&
   const auto wait = [&](memory::Event event) {
     const auto from = Clock::now();
     if (!streams_.wait(event)) return;
-    const bool copy = event.stream == static_cast<std::size_t>(plan::Stream::copy);
-    (copy ? times.copy_exposed : times.comm_exposed) += seconds(from, Clock::now());
+    const double waited = seconds(from, Clock::now());
+    const auto stream = static_cast<plan::Stream>(event.stream);
+    (stream == plan::Stream::copy ? times.copy_exposed : times.comm_exposed) += waited;
+    if (stream >= plan::Stream::send_forward) times.pipeline_exposed += waited;
   };
 
   Whereabouts::Running running(whereabouts_, inputs_);

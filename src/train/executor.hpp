@@ -17,6 +17,11 @@ struct PlanMemory {
   std::byte* step = nullptr;
 };
 
+/// Bytes of each.
+struct ArenaBytes {
+  std::int64_t state = 0, step = 0;
+};
+
 /// A plan whose symbolic addresses have become real ones and whose waits have become events.
 class BoundPlan {
  public:
@@ -31,18 +36,22 @@ class BoundPlan {
   const std::vector<BoundOp>& ops() const { return ops_; }
   /// A view into the plan's buffers as one into memory.
   View real(const View& symbolic) const;
+  /// The end of what operations use of each arena.
+  const ArenaBytes& reach() const { return reach_; }
 
  private:
   const plan::Plan& plan_;
   PlanMemory memory_;
   std::vector<BoundOp> ops_;
+  ArenaBytes reach_;
 };
 
 /// Where the time of one or more steps went, in seconds of the calling thread.
 struct StepTimes {
   double total = 0;
   std::vector<double> compute;  // entry 0: what belongs to no unit; u + 1: unit u
-  double comm_exposed = 0;      // waiting for gathers and reductions
+  double comm_exposed = 0;      // waiting for gathers, reductions and messages
+  double pipeline_exposed = 0;  // of it, waiting for other stages: the bubble and the messages
   double copy_exposed = 0;      // waiting for snapshots
   double data_exposed = 0;      // waiting for tokens
   void add(const StepTimes& other);

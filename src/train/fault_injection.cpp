@@ -108,6 +108,8 @@ FaultInjection::Tensor FaultInjection::find_tensor(const deck::LoadedDeck& loade
       if (names.back() != fault.tensor) continue;
       if (fault.kind == FaultKind::flip && fault.rank == rank_ && !engine_.state().owned_part(u, p))
         throw refuse("the rank updates nothing of that tensor: name another rank");
+      if (fault.rank == rank_ && !engine_.state().units()[u].held)
+        throw refuse("that tensor is on another pipeline stage: name a rank of it");
       return {u, p};
     }
   }

@@ -197,6 +197,24 @@ std::uint64_t ModelState::slice_hash(std::size_t unit, std::int64_t owner) const
   return any ? hash | 1 : 0;
 }
 
+std::uint64_t ModelState::unit_hash(std::size_t unit, Part part) const {
+  const auto& s = states_[unit];
+  if (!s.held || s.owned.count() != s.layout.padded) return 0;
+  std::uint64_t hash = 0;
+  bool any = false;
+  for (const zero::LayoutPiece& piece : s.layout.pieces) {
+    if (part == Part::whole_parameters && !piece.whole) continue;
+    for (const auto view : {&plan::UnitState::parameters, &plan::UnitState::master,
+                            &plan::UnitState::m, &plan::UnitState::v}) {
+      if (!(s.*view)) continue;
+      const View bytes = real(s.*view).range(piece.offset, piece.part.elements());
+      hash = hash_bytes({bytes.data, static_cast<std::size_t>(bytes.span_bytes())}, hash);
+      any = true;
+    }
+  }
+  return any ? hash | 1 : 0;
+}
+
 struct ModelState::SavedPiece {
   Piece piece;
   std::size_t unit = 0;

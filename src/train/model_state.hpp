@@ -45,6 +45,10 @@ class ModelState {
   /// optimizer's state where it is replicated too. 0: no copy that others hold alike; at stages 1
   /// and 2 the own slice is newer than theirs until it is published.
   std::uint64_t slice_hash(std::size_t unit, std::int64_t owner) const;
+  /// Hash of what this rank holds of a unit that every tensor rank holds alike; of all of it with
+  /// Part::everything. 0 where it does not keep all of the unit's state, as at stages 1 and up.
+  enum class Part : std::uint8_t { whole_parameters, everything };
+  std::uint64_t unit_hash(std::size_t unit, Part part) const;
 
   /// What forward reads of those elements of a parameter that this rank updates; absent if none.
   View owned_part(std::size_t unit, std::size_t parameter) const;

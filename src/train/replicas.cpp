@@ -8,35 +8,61 @@
 namespace tessera::train {
 namespace {
 
-/// This rank's copies of the slices of world rank `owner`, which others of its data group have too;
-/// 0 where it has none.
-std::uint64_t slice_hash(const ModelState& state, const Mesh& mesh, std::int64_t rank,
-                         std::size_t unit, std::int64_t owner) {
-  MeshPlace place = mesh.place_of(owner);
-  const std::int64_t data = place.data;
-  place.data = mesh.place_of(rank).data;
-  return mesh.rank_of(place) == rank ? state.slice_hash(unit, data) : 0;
-}
+/// Everything that ranks hold alike has a key: slices of data ranks by the world rank that owns
+/// them, then what tensor ranks hold whole by the first of them, then tied matrices by the first
+/// stage's rank.
+enum class Kind : std::int64_t { slice, whole, tied, count };
 
-/// The first slice whose copies differ, by the world rank that owns it.
-std::optional<std::int64_t> first_difference(const ModelState& state,
-                                             const plan::PlanInputs& inputs,
-                                             const comm::Control& control) {
-  const auto slices = static_cast<std::size_t>(inputs.mesh.size());
-  std::vector<std::uint64_t> largest(2 * slices, 0);  // hash and complement; 0 where no copy is
-  for (std::size_t d = 0; d < slices; ++d) {
+struct Copies {
+  const ModelState& state;
+  const plan::PlanInputs& inputs;
+  std::int64_t rank;
+
+  std::int64_t keys() const { return static_cast<std::int64_t>(Kind::count) * inputs.mesh.size(); }
+
+  /// Hash of this rank's copy of what the key stands for in a unit; 0 where it has none.
+  std::uint64_t hash(std::size_t unit, std::int64_t key) const {
+    const Mesh& mesh = inputs.mesh;
+    const MeshPlace owner = mesh.place_of(key % mesh.size());
+    MeshPlace own = mesh.place_of(rank);
+    switch (static_cast<Kind>(key / mesh.size())) {
+      case Kind::slice: {
+        own.data = owner.data;
+        return own == owner ? state.slice_hash(unit, owner.data) : 0;
+      }
+      case Kind::whole:
+        own.tensor = 0;
+        return mesh.tensor > 1 && own == owner
+                   ? state.unit_hash(unit, ModelState::Part::whole_parameters)
+                   : 0;
+      case Kind::tied: {
+        const bool tied = mesh.pipeline > 1 && inputs.config.tied_embeddings &&
+                          inputs.units[unit].kind == model::UnitKind::vocabulary;
+        own.pipeline = 0;
+        return tied && own == owner ? state.unit_hash(unit, ModelState::Part::everything) : 0;
+      }
+      case Kind::count: break;
+    }
+    return 0;
+  }
+};
+
+/// The first key whose copies differ.
+std::optional<std::int64_t> first_difference(const Copies& copies, const comm::Control& control) {
+  const auto keys = static_cast<std::size_t>(copies.keys());
+  std::vector<std::uint64_t> largest(2 * keys, 0);  // hash and complement; 0 where no copy is
+  for (std::size_t k = 0; k < keys; ++k) {
     std::vector<std::uint64_t> hashes;
-    for (std::size_t u = 0; u < inputs.units.size(); ++u)
-      hashes.push_back(
-          slice_hash(state, inputs.mesh, control.rank(), u, static_cast<std::int64_t>(d)));
+    for (std::size_t u = 0; u < copies.inputs.units.size(); ++u)
+      hashes.push_back(copies.hash(u, static_cast<std::int64_t>(k)));
     if (std::ranges::count(hashes, 0U) == std::ssize(hashes)) continue;
-    largest[d] = hash_bytes(std::as_bytes(std::span(hashes)));
-    largest[slices + d] = ~largest[d];
+    largest[k] = hash_bytes(std::as_bytes(std::span(hashes)));
+    largest[keys + k] = ~largest[k];
   }
   control.max(largest);
-  for (std::size_t d = 0; d < slices; ++d) {
-    const std::uint64_t least = ~largest[slices + d];
-    if (largest[d] != 0 && largest[d] != least) return static_cast<std::int64_t>(d);
+  for (std::size_t k = 0; k < keys; ++k) {
+    const std::uint64_t least = ~largest[keys + k];
+    if (largest[k] != 0 && largest[k] != least) return static_cast<std::int64_t>(k);
   }
   return std::nullopt;
 }
@@ -75,12 +101,13 @@ std::vector<int> minority(std::span<const std::uint64_t> hashes) {
 std::optional<std::string> find_differing_replicas(const ModelState& state,
                                                    const plan::PlanInputs& inputs,
                                                    const comm::Control& control) {
-  const auto bad = first_difference(state, inputs, control);
+  const Copies copies{.state = state, .inputs = inputs, .rank = control.rank()};
+  const auto bad = first_difference(copies, control);
   if (!bad) return std::nullopt;
 
   std::string text;
   for (std::size_t u = 0; u < inputs.units.size(); ++u) {
-    const auto of_unit = gather(slice_hash(state, inputs.mesh, control.rank(), u, *bad), control);
+    const auto of_unit = gather(copies.hash(u, *bad), control);
     const auto who = minority(of_unit);
     if (who.empty()) continue;
     const bool certain = who.size() < of_unit.size() - 1;

@@ -1,6 +1,6 @@
-// Checkpoints written beside training: a thread of its own writes this rank's file; when all ranks
-// are done, rank 0 commits. HDF5 is called by that thread and, once it has ended, by the one that
-// commits: never by two at once.
+// Checkpoints written beside training, in two phases of which each has a thread of its own: every
+// rank writes its file; when all are done, rank 0 commits and prunes. Training meets the save only
+// where ranks agree that a phase is over. HDF5 is called by one thread at a time.
 #pragma once
 
 #include <atomic>
@@ -34,31 +34,36 @@ class Saver {
   /// over. Collective: every rank calls it at the same point. Never while a save
   /// is under way.
   void begin(const ModelState& state, ModelState::From from, CheckpointHeader header);
-  bool active() const { return active_; }
+  bool active() const { return phase_ != Phase::none; }
   /// Of the save under way, or the last one.
   std::int64_t step() const { return header_.step; }
-  /// Whether this rank's part of the save under way is written, well or badly: what ranks agree on
-  /// before finish().
-  bool written() const { return done_.load(std::memory_order_acquire); }
-  /// Waits for all ranks, commits, prunes. Collective. Throws the lowest failing rank's error on
-  /// every rank; but once there is a checkpoint, what fails is no more than reported.
-  SaveResult finish();
+  /// Whether this rank's share of the phase under way is done, well or badly: once all ranks say
+  /// so, advance() waits for nothing.
+  bool phase_done() const { return done_.load(std::memory_order_acquire); }
+  /// Waits for the end of the phase on all ranks. After the first, begins the second and returns
+  /// nothing; after the second, there is a checkpoint. Collective. Throws the lowest failing rank's
+  /// error on every rank; but once there is a checkpoint, what fails is no more than reported.
+  std::optional<SaveResult> advance();
   /// Gives up the save under way, if there is one: the next begin() removes what it has written.
   void abandon();
 
  private:
-  std::string prune() const;
+  enum class Phase : std::uint8_t { none, write, commit };
+
+  void start(Phase phase, std::function<void()> work);
+  void commit(const std::vector<std::string>& parts);
 
   const comm::Control& control_;
   std::filesystem::path directory_;
   std::int64_t keep_, keep_every_;
-  bool active_ = false;
+  Phase phase_ = Phase::none;
   CheckpointHeader header_;
   std::filesystem::path temporary_;
   double began_ = 0;
   std::atomic<bool> done_{false};
   std::exception_ptr error_;  // of thread_
-  RankPart part_;             // of thread_
+  RankPart part_;             // of thread_, writing
+  SaveResult result_;         // of thread_, committing: but for the step, rank 0's
   std::jthread thread_;       // last: it uses the others
 };
 

@@ -40,6 +40,10 @@ plan::Recompute recompute(deck::Recompute policy) {
   throw InternalError("recompute policy without a pass");
 }
 
+DType sum_type(deck::SumPrecision p) {
+  return p == deck::SumPrecision::f32 ? DType::f32 : DType::bf16;
+}
+
 plan::PipelineRule pipeline_rule(const deck::ParallelSection& p) {
   plan::PipelineRule rule{
       .schedule = *enum_from_word<plan::PipelineSchedule>(enum_word(p.schedule)),
@@ -100,7 +104,8 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
     in.node_of[r] = static_cast<int>(r / per_node);
   in.device = &device;
   in.compute = dtype_of(deck.precision.compute);
-  in.wire = deck.precision.gradients == deck::SumPrecision::f32 ? DType::f32 : DType::bf16;
+  in.accumulate = sum_type(deck.precision.accumulate);
+  in.wire = sum_type(deck.precision.gradients);
   in.stage = static_cast<int>(deck.zero.stage);
   in.reduce =
       deck.zero.reduce == deck::Reduce::step ? plan::ReduceWhen::step : plan::ReduceWhen::micro;
@@ -148,15 +153,39 @@ std::vector<plan::PlanShape> training_shapes(const deck::Deck& deck, std::int64_
   return shapes;
 }
 
-void check_budget(const deck::LoadedDeck& loaded, std::int64_t state, std::int64_t step) {
+namespace {
+
+/// What makes a rank need less, in the order in which it costs least: arithmetic, then messages,
+/// then disks.
+std::string remedies(const deck::Deck& deck, const Mesh& mesh, bool state_alone) {
+  std::vector<std::string> all;
+  if (!state_alone) {  // what lives within a step may be made smaller
+    if (deck.recompute.policy != deck::Recompute::full)
+      all.push_back("recompute.policy = \"full\"");
+    if (deck.batch.micro > 1) all.push_back(fmt::format("batch.micro below {}", deck.batch.micro));
+  }
+  if (deck.zero.stage < 3 && mesh.data > 1)
+    all.push_back(fmt::format("zero.stage = {} to 3", deck.zero.stage + 1));
+  if (mesh.data == 1 || deck.zero.stage > 0)
+    all.push_back("more data ranks with zero.stage 1 to 3");
+  all.push_back("a larger parallel.tensor or parallel.pipeline");
+  return fmt::format("{} (check --options shows what each stage needs)", fmt::join(all, ", or "));
+}
+
+}  // namespace
+
+void check_budget(const deck::LoadedDeck& loaded, const Mesh& mesh, std::int64_t state,
+                  std::int64_t step) {
   const auto* budget = std::get_if<deck::Bytes>(&loaded.deck.memory.device);
   if (budget == nullptr || state + step <= budget->count) return;
+  const bool state_alone = state > budget->count;
   throw MemoryError(fmt::format(
-      "{}: this run needs {} a rank ({} of state, {} for a step), memory.device allows {}: use "
-      "more "
-      "ranks with a higher zero.stage, a smaller batch.micro, or recompute.policy = \"full\"",
-      loaded.where("memory.device"), plan::human_bytes(state + step), plan::human_bytes(state),
-      plan::human_bytes(step), plan::human_bytes(budget->count)));
+      "{}: a rank needs {}, {} more than memory.device = {}: {} in arena state (parameters and "
+      "optimizer){} and {} in arena step (activations, gradients, messages); try {}",
+      loaded.where("memory.device"), plan::human_bytes(state + step),
+      plan::human_bytes(state + step - budget->count), plan::human_bytes(budget->count),
+      plan::human_bytes(state), state_alone ? ", too much by itself," : "", plan::human_bytes(step),
+      remedies(loaded.deck, mesh, state_alone)));
 }
 
 std::vector<deck::ArchitectureKey> read_architecture(const std::string& directory) {

@@ -29,8 +29,9 @@ plan::PlanShape evaluation_shape(const deck::BatchSection& batch, std::int64_t d
 /// The shapes of all plans that a training run will use, those of training first.
 std::vector<plan::PlanShape> training_shapes(const deck::Deck& deck, std::int64_t data_ranks);
 
-/// Throws MemoryError when a run that needs so much a rank does not fit memory.device.
-void check_budget(const deck::LoadedDeck& loaded, std::int64_t state_bytes,
+/// Throws MemoryError when a rank of the run that needs so much in its arenas does not fit
+/// memory.device: which arena, by how much, and what to change, in practice's order.
+void check_budget(const deck::LoadedDeck& loaded, const Mesh& mesh, std::int64_t state_bytes,
                   std::int64_t step_bytes);
 
 /// Reads config.json where model.init_from points; the reader that load_deck() wants.

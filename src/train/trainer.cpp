@@ -16,7 +16,7 @@ namespace tessera::train {
 namespace {
 
 enum Flag : std::int64_t {
-  kSaveWritten,
+  kSavePhaseDone,
   kStop,
   kNoTokens
 };  // words that the host sets before a step and reads summed after it
@@ -146,14 +146,14 @@ StepResult Trainer::run_step() {
   faults_->begin(progress_.step + 1);
   const std::int64_t global = timeline_.global(progress_.step + 1);
   const bool snapshot = std::exchange(save_due_, false);
-  if (snapshot && saver_->active()) finish_save();  // its buffers are about to be overwritten
+  if (snapshot) finish_save();  // its buffers are about to be overwritten
   std::optional<CheckpointHeader> before;
   if (snapshot) before = header();
   const PreparedPlan& prepared =
       engine_->prepared(shape(snapshot ? PlanPurpose::train_snapshot : PlanPurpose::train, global));
   write_scalars(prepared, global);
   std::int64_t* flags = prepared.words() + plan::WordLayout::flags;
-  flags[kSaveWritten] = saver_->active() && saver_->written() ? 1 : 0;
+  flags[kSavePhaseDone] = saver_->active() && saver_->phase_done() ? 1 : 0;
   stop_reason_ = stop_.reason(slowest_step_s_ + slowest_save_s_);
   flags[kStop] = stop_reason_ ? 1 : 0;
   const auto begin = Clock::now();
@@ -190,7 +190,7 @@ StepResult Trainer::finish_step(const PreparedPlan& prepared, std::int64_t globa
   if (result.applied) ++progress_.applied;
   const std::int64_t* flags = words + plan::WordLayout::flags;
   stop_agreed_ = flags[kStop] > 0;
-  if (saver_->active() && flags[kSaveWritten] == control_.size()) finish_save();
+  if (saver_->active() && flags[kSavePhaseDone] == control_.size()) advance_save();
   return result;
 }
 
@@ -225,7 +225,7 @@ ExitCode Trainer::train_or_agree_to_fail() {
     return train_steps();
   } catch (const AgreedError& e) {  // all ranks are here: what was saved before is worth keeping
     if (save_due_) save_now();
-    if (saver_->active()) finish_save();
+    finish_save();
     try {
       report_end(e.what());
     } catch (const IoError&) {  // on the disk that is full: the reason to leave is the other one
@@ -251,7 +251,7 @@ ExitCode Trainer::train_steps() {
       throw;
     }
   }
-  if (saver_->active()) finish_save();
+  finish_save();
   report_end("done");
   if (control_.rank() == 0) stop_.obeyed();  // a request in the last step needs no other answer
   return ExitCode::ok;
@@ -261,7 +261,7 @@ ExitCode Trainer::stop_on_request() {
   const std::string why = stop_reason_.value_or("another rank's request");
   report_.record("asked to stop: " + why,
                  {{"event", "signal"}, {"step", progress_.step}, {"what", why}});
-  if (saver_->active()) finish_save();
+  finish_save();
   if (saved_step_ != progress_.step) save_now();
   report_end("stopped on request: " + why);
   control_.together([&] {

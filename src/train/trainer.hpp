@@ -94,15 +94,17 @@ class Trainer {
 
   CheckpointHeader header() const;
   void save_snapshot(const CheckpointHeader& before, const StepTimes& times);
-  /// since: when training began to wait for it.
-  void finish_save(Clock::time_point since = Clock::now());
+  void advance_save();
+  void finish_save();
+  void note_saved(const SaveResult& saved);
   void save_now();
 
   void set_checkpoints_aside_after(std::int64_t step);
 
   void report_start();
   void report_clocks();
-  void report_resume(const LoadedCheckpoint& from);
+  /// `bytes_read` is the most that any rank read.
+  void report_resume(const LoadedCheckpoint& from, std::int64_t bytes_read);
   void report_step(const StepResult& result);
   void report_end(std::string_view reason);
 

@@ -50,10 +50,11 @@ void Trainer::start_or_resume() {
     if (control_.rank() == 0) clean_up_checkpoints(directory_ / "checkpoints");
   });
   const auto unusable = [&](const auto& path, std::string_view why) { pass_over(path, why); };
+  const std::int64_t read_before = io_bytes().read;
   if (const auto from =
           load_checkpoint(loaded_, deck::OnResume::refused, control_, engine_->state(), unusable)) {
     restore(*from);
-    report_resume(*from);
+    report_resume(*from, control_.max(io_bytes().read - read_before));
     first_step_ = progress_.step + 1;
     if (from->path.parent_path() == directory_ / "checkpoints") saved_step_ = progress_.step;
     return;
@@ -88,13 +89,23 @@ void Trainer::save_snapshot(const CheckpointHeader& before, const StepTimes& tim
   save_stall_ = waited + times.copy_exposed;  // the latter is in the step's time already
 }
 
-void Trainer::finish_save(Clock::time_point since) {
+void Trainer::advance_save() {
   job_.whereabouts.begin("saving, in", progress_.step);
-  const SaveResult saved = saver_->finish();
+  const auto begin = Clock::now();
+  const auto saved = saver_->advance();
+  const double waited = seconds_since(begin);
+  totals_.checkpoints_s += waited;
+  save_stall_ += waited;
+  if (saved) note_saved(*saved);
+}
+
+void Trainer::finish_save() {
+  while (saver_->active()) advance_save();
+}
+
+void Trainer::note_saved(const SaveResult& saved) {
   saved_step_ = saved.step;
   faults_->committed(saved.step);
-  const double waited = seconds_since(since);
-  totals_.checkpoints_s += waited;
   slowest_save_s_ = std::max(slowest_save_s_, saved.seconds);
   report_.record(fmt::format("checkpoint {} | {:.1f} MiB in {:.2f} s", saved.path.string(),
                              static_cast<double>(saved.bytes) / 0x1p20, saved.seconds),
@@ -103,7 +114,7 @@ void Trainer::finish_save(Clock::time_point since) {
                   {"path", saved.path.string()},
                   {"bytes", saved.bytes},
                   {"ms", saved.seconds * 1e3},
-                  {"stall_ms", (save_stall_ + waited) * 1e3}});
+                  {"stall_ms", save_stall_ * 1e3}});
   if (!saved.not_pruned.empty()) {
     report_.record("warning: older checkpoints are still there: " + saved.not_pruned,
                    {{"event", "fault"}, {"what", "prune"}, {"why", saved.not_pruned}});
@@ -111,11 +122,12 @@ void Trainer::finish_save(Clock::time_point since) {
 }
 
 void Trainer::save_now() {
-  if (saver_->active()) finish_save();
+  finish_save();
   const auto begin = Clock::now();
-  save_stall_ = 0;
   saver_->begin(engine_->state(), ModelState::From::live, header());
-  finish_save(begin);
+  save_stall_ = seconds_since(begin);
+  totals_.checkpoints_s += save_stall_;
+  finish_save();
 }
 
 }  // namespace tessera::train

@@ -106,7 +106,7 @@ void Trainer::roll_back(double loss, double z) {
   }
   save_due_ = false;  // of a state that is given up
   const std::int64_t latest = from - deck_.guard.rollback_steps;
-  if (saver_->active() && saver_->step() <= latest) {
+  if (saver_->step() <= latest) {
     finish_save();  // where to go back to must not depend on how fast a disk is
   } else {
     saver_->abandon();

@@ -30,9 +30,17 @@ std::string command_line() {
   return text;
 }
 
+/// By pipeline stage, of the rank that has most.
+nlohmann::ordered_json stages_json(const std::vector<ArenaBytes>& stages) {
+  auto all = nlohmann::ordered_json::array();
+  for (const ArenaBytes& s : stages) all.push_back({{"state", s.state}, {"step", s.step}});
+  return all;
+}
+
 }  // namespace
 
 void Trainer::report_start() {
+  const auto stages = engine_->most_of_stages(engine_->arenas());
   if (!report_) return;
   const plan::PlanInputs& inputs = engine_->inputs();
   const plan::Ledger ledger = engine_->ledger();
@@ -85,7 +93,7 @@ void Trainer::report_start() {
                  {"zero_stage", inputs.stage},
                  {"parameters", parameters},
                  {"predicted_bytes", ledger.total()},
-                 {"arena_bytes", {{"state", ledger.state_bytes}, {"step", ledger.step_bytes}}}});
+                 {"arena_bytes", stages_json(stages)}});
 }
 
 /// Nodes' clocks matter to people who read logs of several, and to run.deadline.
@@ -108,7 +116,7 @@ void Trainer::report_clocks() {
   }
 }
 
-void Trainer::report_resume(const LoadedCheckpoint& from) {
+void Trainer::report_resume(const LoadedCheckpoint& from, std::int64_t bytes_read) {
   const CheckpointHeader& h = from.header;
   const std::int64_t again = std::max<std::int64_t>(0, report_.last_step() - h.step);
   std::string text = fmt::format("resumed from {}: step {}, {} samples; {} steps are done again",
@@ -128,6 +136,7 @@ void Trainer::report_resume(const LoadedCheckpoint& from) {
                         {"step", h.step},
                         {"from", from.path.string()},
                         {"done_again", again},
+                        {"bytes_read", bytes_read},
                         {"changed", changed}});
 }
 
@@ -154,6 +163,7 @@ void Trainer::report_step(const StepResult& r) {
                  {"mfu", nullptr},
                  {"tflops_per_rank", tflops},
                  {"comm_exposed_ms", r.times.comm_exposed * 1e3},
+                 {"pipeline_exposed_ms", r.times.pipeline_exposed * 1e3},
                  {"io_exposed_ms", r.times.copy_exposed * 1e3},
                  {"data_exposed_ms", r.times.data_exposed * 1e3},
                  {"wire_bytes", {{"intra", wire.intra}, {"inter", wire.inter}}},
@@ -185,6 +195,7 @@ void Trainer::report_end(std::string_view reason) {
     return compute;
   }());
   const std::int64_t grown = control_.max(engine_->resident_growth());
+  const auto high_water = engine_->most_of_stages(engine_->high_water());
   if (!report_) return;
   const StepTimes& spent = totals_.steps;
   const plan::PlanInputs& inputs = engine_->inputs();
@@ -207,6 +218,7 @@ void Trainer::report_end(std::string_view reason) {
   row("compute: blocks", blocks);
   row("compute: ends, norm, optimizer", ends);
   row("waiting for communication", spent.comm_exposed);
+  if (inputs.mesh.pipeline > 1) row("  of it, for other stages", spent.pipeline_exposed);
   row("  of it, for the slowest rank", std::clamp(slowest - compute, 0.0, spent.comm_exposed));
   row("waiting for snapshots", spent.copy_exposed);
   row("waiting for data", spent.data_exposed);
@@ -237,6 +249,7 @@ void Trainer::report_end(std::string_view reason) {
                  {"step", progress_.step},
                  {"skipped", totals_.skips},
                  {"predicted_bytes", predicted},
+                 {"arena_high_water", stages_json(high_water)},
                  {"resident_growth_bytes", grown}});
 }
 

@@ -77,14 +77,14 @@ class Cluster(RunTest):
         self.wait_for_job(job, lambda _: self.newest_step("run") >= 12, "trains")
         return job
 
-    def check_restart(self, job, **changes):
+    def check_restart(self, job, ranks=2, more=10, **changes):
         """The disturbed job starts again, and ends with the numbers of an undisturbed run. Returns
         (its log, the step that it resumed from)."""
         self.wait_for_job(job, lambda j: int(j["Restarts"]) > 0, "starts again")
-        last = self.newest_step("run") + 10
+        last = self.newest_step("run") + more
         self.write_deck(last, **changes)  # what the second start finds
         log = self.finish(job)
-        want = self.srun(2, 2, "undisturbed", run__steps=last, **self.CHANGES)
+        want = self.srun(ranks, ranks, "undisturbed", run__steps=last, **self.CHANGES)
         self.assertEqual(self.numbers("run"), want)
         resumed = [e["step"] for e in metrics.read_events(self.dir / "run")
                    if e["event"] == "resume"]
@@ -134,6 +134,50 @@ class Cluster(RunTest):
         log, step = self.check_restart(job, checkpoint__every=5)
         self.assertGreaterEqual(step, 5)
         self.assertIn(f"newest checkpoint step {step}\n", log)
+
+    def test_lost_daemon(self):
+        """Slurm loses the only node of a job, whose rank works on there: the next start asks it to
+        stop, and loses no step. The first start is slow, so that it does not get too far meanwhile."""
+        self.write_deck(ENDLESS, fault__inject=["slow rank=0 step=1 ms=1000"])
+        job = self.sbatch("--nodes=1", "--ntasks-per-node=1", "slurm/gpt2_124m.sbatch")
+        self.wait_for_job(job, lambda _: self.newest_step("run") >= 3, "trains")
+        self.slurm.kill_slurmd(self.nodes_of(job)[0])
+        log, step = self.check_restart(job, ranks=1, more=60)
+        self.assertIn("stopped: Slurm has lost a node of this start", log)
+        self.assertRegex(log, r"an earlier start is still at work \(process \d+ on node\d, Slurm job "
+                              rf"{job}\): asked to stop")
+        self.assertIn(f"newest checkpoint step {step}\n", log)
+        self.assertIn("; 0 steps are done again", log)
+
+    def test_preemption(self):
+        """A job of more urgent a partition wants the nodes."""
+        job = self.submit_endless()
+        other = self.sbatch("--partition=urgent", "--nodes=3", "--exclusive", "--wrap=true")
+        log, step = self.check_restart(job)
+        self.assertEqual(self.slurm.job(other)["JobState"], "COMPLETED")
+        self.assertIn(f"stopped on request: signal SIGTERM after step {step} ", log)
+        self.assertIn("; 0 steps are done again", log)
+
+    def test_stop_file(self):
+        """Whoever makes one wants the end of the run, not of a start."""
+        job = self.submit_endless()
+        (self.dir / "run" / "stop").touch()
+        log = self.finish(job, "FAILED")
+        step = self.newest_step("run")
+        self.assertIn(f"stopped: exit 85 (stopped on request): stopped on request: the file stop, "
+                      f"newest checkpoint step {step} (was 0)\n", log)
+        self.assertEqual(self.slurm.job(job)["ExitCode"], "85:0")
+
+    def test_code_of_the_rank_that_failed(self):
+        """Rank 0 cannot write its log, and no watchdog lets the other leave by itself: srun shows
+        the signal that ended that one."""
+        self.write_deck(ENDLESS, guard__hang_timeout=0)
+        (self.dir / "run").mkdir()
+        (self.dir / "run" / "log.txt").symlink_to("/dev/full")
+        job = self.sbatch("--nodes=2", "--ntasks-per-node=1", "slurm/gpt2_124m.sbatch")
+        log = self.finish(job, "FAILED")
+        self.assertRegex(log, r"task 1: (Killed|Terminated)")
+        self.assertRegex(log, r"stopped: exit 7 \(I/O\): rank 0 on node\d: .*log.txt: No space left")
 
     def nodes_of(self, job):
         return slurm.run("scontrol", "show", "hostnames", self.slurm.job(job)["NodeList"]).split()

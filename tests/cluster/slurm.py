@@ -95,6 +95,7 @@ class Slurm:
 
     CPUS = min(2, os.cpu_count())
     GPUS = 2
+    GRACE = 30  # seconds that a job of partition batch has when one of partition urgent wants its nodes
 
     def __init__(self, directory, nodes):
         self.dir = pathlib.Path(directory)
@@ -138,6 +139,7 @@ class Slurm:
             "SlurmdLogFile": self.dir / "slurmd.%n.log", "TmpFS": self.scratch,
             "SlurmdParameters": "config_overrides", "ReturnToService": 2, "KillWait": 10,
             "SlurmdTimeout": 6, "MessageTimeout": 5,
+            "PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE",
             "SchedulerType": "sched/builtin", "SchedulerParameters": "sched_interval=1",
         }
         for i in range(self.GPUS):
@@ -145,7 +147,9 @@ class Slurm:
         lines = [f"{key}={value}" for key, value in settings.items()]
         lines += [f"NodeName={name} NodeAddr={address} Sockets=1 CoresPerSocket={self.CPUS} "
                   f"RealMemory=1000 Gres=gpu:{self.GPUS}" for name, address in self.nodes.items()]
-        lines.append("PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE\n")
+        lines.append("PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE "
+                     f"PriorityTier=1 GraceTime={self.GRACE}")
+        lines.append("PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=2\n")
         (self.dir / "slurm.conf").write_text("\n".join(lines))
         (self.dir / "gres.conf").write_text("".join(
             f"NodeName={name} Name=gpu File={self.dir}/gpu[0-{self.GPUS - 1}]\n"
@@ -170,7 +174,7 @@ class Slurm:
             ip link set lo up
             until ip addr add {self.nodes[node]}/24 dev eth0; do sleep 0.1; done 2>/dev/null
             ip link set eth0 up
-            slurmd -D -N {node} & wait""")
+            slurmd -D -N {node} & sleep infinity""")
         mine = os.readlink("/proc/self/ns/net")
         wait_until(lambda: os.readlink(f"/proc/{pid}/ns/net") != mine, f"{node} has a network")
         run("ip", "link", "add", f"to_{node}", "type", "veth", "peer", "name", "eth0", "netns", pid)
@@ -181,6 +185,12 @@ class Slurm:
         run("ip", "link", "del", f"to_{node}")
         self.processes[node].kill()
         self.processes[node].wait()
+
+    def kill_slurmd(self, node):
+        """The daemon alone: what it has started works on."""
+        init = children(self.processes[node].pid)[0]
+        daemon, = [p for p in children(init) if command(p)[0] == "slurmd"]
+        os.kill(daemon, 9)
 
     def down(self):
         for process in reversed(self.processes.values()):

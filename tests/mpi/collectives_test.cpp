@@ -47,16 +47,20 @@ constexpr std::array kWays = {Way{false, 1},
                               Way{true, 17},
                               Way{true, kPieceIntra / 4 + 1}};
 
-/// The same ranks on one node and on as many nodes.
-std::array<std::unique_ptr<Group>, 2> both_groups() {
+GroupShape shape_of(std::int64_t local) {
   const std::int64_t size = session().size();
-  return {make_mpi_group(all_ranks(), GroupShape{.size = size, .local = 1, .nodes = size}),
-          make_mpi_group(all_ranks(), GroupShape{.size = size, .local = size, .nodes = 1})};
+  return {.size = size, .local = local, .nodes = size / local};
 }
 
-std::vector<std::uint8_t> staging_of(const Group& group, DType wire) {
+/// The same ranks on one node and on as many nodes.
+std::array<std::unique_ptr<Group>, 2> both_groups() {
+  return {make_mpi_group(all_ranks(), shape_of(1)),
+          make_mpi_group(all_ranks(), shape_of(session().size()))};
+}
+
+std::vector<std::uint8_t> staging_of(const Group& group, DType wire, DType full = DType::f32) {
   return std::vector<std::uint8_t>(
-      static_cast<std::size_t>(reduce_scatter_staging(group.shape(), wire)));
+      static_cast<std::size_t>(reduce_scatter_staging(group.shape(), wire, full)));
 }
 
 /// What reduce_scatter must leave in a shard of `n` elements of this rank that held `before`, which
@@ -128,11 +132,44 @@ TEST_P(Collectives, ReduceInTheOrderOfTheTree) {
   }
 }
 
+std::vector<bf16> rounded(const std::vector<float>& numbers) {
+  return {numbers.begin(), numbers.end()};
+}
+
+/// Whatever the wire, bf16 terms arrive as they are; their f32 sum is rounded once, after it was
+/// added to what the shard held.
+TEST_P(Collectives, ReduceSumsOfBf16InF32) {
+  const std::int64_t size = session().size(), rank = session().rank();
+  const auto groups = both_groups();
+  for (const auto& [one_node, n] : kWays) {
+    Group& group = *groups[one_node];
+    auto staging = staging_of(group, GetParam(), DType::bf16);
+    for (Where where : {Where::overwrite, Where::add, Where::in_place}) {
+      const auto seed = static_cast<std::uint64_t>(n);
+      auto full = rounded(numbers_of(rank, {0, size * n}, seed));
+      std::vector<bf16> shard(static_cast<std::size_t>(n), bf16(0.3F));
+      const std::vector<float> before(static_cast<std::size_t>(where == Where::add ? n : 0),
+                                      static_cast<float>(bf16(0.3F)));
+      const bool inside = where == Where::in_place;
+      finish(*group.start(
+          ReduceScatter{.full = view(full, 0, size * n),
+                        .shard = inside ? view(full, rank * n, n) : view(shard, 0, n),
+                        .staging = view(staging, 0, static_cast<std::int64_t>(staging.size())),
+                        .wire = GetParam(),
+                        .write = where == Where::add ? Write::add : Write::overwrite}));
+      if (inside) shard.assign(full.begin() + rank * n, full.begin() + (rank + 1) * n);
+      const auto want = rounded(expected_sum(group, n, DType::bf16, seed, before));
+      const bool same = std::ranges::equal(shard, want, {}, &bf16::bits, &bf16::bits);
+      EXPECT_TRUE(same) << n << " elements, way " << static_cast<int>(where);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Types, Collectives, testing::Values(DType::f32, DType::bf16),
                          [](const auto& type) { return std::string(to_string(type.param)); });
 
 TEST(Words, AddUpExactly) {
-  const auto group = make_mpi_group(all_ranks(), session().size());
+  const auto group = make_mpi_group(all_ranks(), shape_of(session().size()));
   const std::int64_t size = session().size(), rank = session().rank();
   std::vector<std::int64_t> words = {1, rank, -(rank << 40), (std::int64_t{1} << 53) + rank};
   finish(*group->start(AllReduceWords{.words = view(words, 0, 4)}));
@@ -141,33 +178,76 @@ TEST(Words, AddUpExactly) {
                                               size * (std::int64_t{1} << 53) + sum}));
 }
 
-// Trap 2: every rank takes part in making every group, members or not; groups of any subset, in any
-// order of members, have the rank order that was asked for.
-TEST(Groups, OfAnySubsetInAnyOrder) {
+// Trap 2: every rank takes part in making every group, also who has none; groups of any partition,
+// in any order of members, have the rank order that was asked for.
+TEST(Groups, OfAnyPartitionInAnyOrder) {
   const int size = session().size(), me = session().rank();
-  std::vector<std::vector<int>> subsets;
-  for (int mask = 1; mask < (1 << std::min(size, 4)); ++mask) {
-    std::vector<int> members;
-    for (int r = 0; r < size; ++r) {
-      if ((mask >> r & 1) != 0) members.push_back(r);
+  std::vector<std::vector<int>> mine;  // of each partition, this rank's group; empty: none
+  for (int parts = 1; parts <= size; ++parts) {
+    for (const bool turned : {false, true}) {
+      std::vector<int> members;
+      for (int r = 0; r < size; ++r) {
+        if (r % parts == me % parts) members.push_back(r);
+      }
+      if (turned) std::reverse(members.begin(), members.end());
+      mine.push_back(members);
     }
-    subsets.push_back(members);
-    subsets.emplace_back(members.rbegin(), members.rend());
   }
-  subsets.push_back(all_ranks());
-  std::reverse(subsets.back().begin(), subsets.back().end());
+  mine.push_back(me == 0 ? std::vector<int>{} : all_ranks());
+  if (me != 0) mine.back().erase(mine.back().begin());
   std::vector<std::unique_ptr<Group>> groups;
-  for (const auto& members : subsets)
-    groups.push_back(make_mpi_group(members, static_cast<std::int64_t>(members.size())));
+  for (const auto& members : mine) {
+    const auto n = static_cast<std::int64_t>(members.size());
+    groups.push_back(make_mpi_group(members, GroupShape{.size = n, .local = n, .nodes = 1}));
+  }
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    const auto mine = std::find(subsets[g].begin(), subsets[g].end(), me);
-    EXPECT_EQ(groups[g] != nullptr, mine != subsets[g].end());
-    if (!groups[g]) continue;
-    EXPECT_EQ(groups[g]->rank(), mine - subsets[g].begin());
-    std::vector<float> own = {static_cast<float>(me)}, full(subsets[g].size());
+    EXPECT_EQ(groups[g] != nullptr, !mine[g].empty());
+    if (!groups[g] || mine[g].size() == 1) continue;
+    EXPECT_EQ(groups[g]->rank(), std::find(mine[g].begin(), mine[g].end(), me) - mine[g].begin());
+    std::vector<float> own = {static_cast<float>(me)}, full(mine[g].size());
     finish(*groups[g]->start(AllGather{
         .shard = view(own, 0, 1), .full = view(full, 0, static_cast<std::int64_t>(full.size()))}));
-    EXPECT_EQ(full, std::vector<float>(subsets[g].begin(), subsets[g].end()));
+    EXPECT_EQ(full, std::vector<float>(mine[g].begin(), mine[g].end()));
+  }
+}
+
+// A sequence split by position: each rank has a part of every sample, gathered and reduced sample
+// by sample.
+TEST(Groups, GatherAndReduceInBlocks) {
+  const std::int64_t size = session().size(), rank = session().rank();
+  if (size == 1) GTEST_SKIP() << "needs two ranks";
+  for (Group* group : {both_groups()[0].release(), both_groups()[1].release()}) {
+    const std::unique_ptr<Group> owner(group);
+    for (const std::int64_t n : {1, 48, 30000}) {
+      constexpr std::int64_t kBlocks = 3;
+      std::vector<float> shard(static_cast<std::size_t>(kBlocks * n)),
+          full(static_cast<std::size_t>(kBlocks * n * size));
+      const auto value = [&](std::int64_t block, std::int64_t r, std::int64_t e) {
+        return static_cast<float>((block * size + r) * n + e);
+      };
+      for (std::int64_t i = 0; i < kBlocks * n; ++i)
+        shard[static_cast<std::size_t>(i)] = value(i / n, rank, i % n);
+      finish(*group->start(AllGather{.shard = view(shard, 0, kBlocks * n),
+                                     .full = view(full, 0, kBlocks * n * size),
+                                     .blocks = kBlocks}));
+      std::int64_t wrong = 0;
+      for (std::int64_t i = 0; i < kBlocks * n * size; ++i)
+        wrong += full[static_cast<std::size_t>(i)] != static_cast<float>(i) ? 1 : 0;
+      EXPECT_EQ(wrong, 0) << n;
+      auto staging = staging_of(*group, DType::f32);
+      finish(*group->start(
+          ReduceScatter{.full = view(full, 0, kBlocks * n * size),
+                        .shard = view(shard, 0, kBlocks * n),
+                        .staging = View(reinterpret_cast<std::byte*>(staging.data()), DType::u8,
+                                        {static_cast<std::int64_t>(staging.size())}),
+                        .blocks = kBlocks}));
+      wrong = 0;
+      for (std::int64_t i = 0; i < kBlocks * n; ++i) {
+        const float sum = value(i / n, rank, i % n) * static_cast<float>(size);
+        wrong += shard[static_cast<std::size_t>(i)] != sum ? 1 : 0;
+      }
+      EXPECT_EQ(wrong, 0) << n << " elements (below 2^24 sums of powers of two ranks are exact)";
+    }
   }
 }
 
@@ -175,7 +255,8 @@ TEST(Groups, OfAnySubsetInAnyOrder) {
 // while the caller computes: no message reaches the wrong one.
 TEST(Groups, CommunicateAtOnceWhileTheCallerComputes) {
   const std::int64_t size = session().size(), rank = session().rank();
-  const auto gather = make_mpi_group(all_ranks(), 1), reduce = make_mpi_group(all_ranks(), 1);
+  const auto gather = make_mpi_group(all_ranks(), shape_of(1)),
+             reduce = make_mpi_group(all_ranks(), shape_of(1));
   constexpr std::size_t kRounds = 12;
   std::vector<std::vector<float>> own, gathered, full, sums;
   auto staging = staging_of(*reduce, DType::f32);
@@ -220,7 +301,7 @@ TEST(Groups, CommunicateAtOnceWhileTheCallerComputes) {
 // The progress thread naps only when no task gets on: a collective whose peers have not come must
 // say so, or it would keep a core busy.
 TEST(Groups, AreIdleUntilPeersCome) {
-  const auto group = make_mpi_group(all_ranks(), 1);
+  const auto group = make_mpi_group(all_ranks(), shape_of(1));
   const std::int64_t size = session().size(), rank = session().rank();
   if (size == 1) return;  // nobody to wait for; alike on all ranks
   const std::int64_t n = 20 * kPieceInter / 4;
@@ -248,7 +329,7 @@ TEST(Groups, AreIdleUntilPeersCome) {
 
 // A staging buffer that is too small would be overrun by a peer's pieces.
 TEST(Groups, RefuseShortStaging) {
-  const auto group = make_mpi_group(all_ranks(), 1);
+  const auto group = make_mpi_group(all_ranks(), shape_of(1));
   if (session().size() == 1) return;  // needs no staging; alike on all ranks
   std::vector<float> full(static_cast<std::size_t>(session().size())), shard(1);
   auto staging = staging_of(*group, DType::f32);

@@ -37,7 +37,7 @@ class BadInput(RunTest):
             ("model__hidden", 2**40, "hidden"), ("model__preset", "gpt5", "preset"),
             ("precision__compute", "fp8", "bf16"), ("offload__optimizer", "ssd", "nvme"),
             ("schedule__kind", "cosin", "cosine"), ("run__steps", None, "steps"),
-            ("parallel__tensor", 50, "tensor"), ("parallel__pipeline", 2, "not available"),
+            ("parallel__tensor", 50, "tensor"), ("parallel__pipeline", 50, "pipeline"),
         ]
         for key, value, text in cases:
             with self.subTest(key=key, value=value):

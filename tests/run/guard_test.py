@@ -297,7 +297,7 @@ class Numbers(RunTest):
         self.go(2, deck)
         text = (self.dir / "book" / "logbook.md").read_text()
         for part in ("# Logbook", "started", "checkpoint", "resumed from",
-                     "the layout was 1 data ranks", "back to step_00000030", "done after step 75"):
+                     "the layout was 1 data x 1 pipeline x 1 tensor", "back to step_00000030", "done after step 75"):
             self.assertIn(part, text)
         entries = text.split("\n\n", 2)[2].strip().split("\n")
         stamped = re.compile(r"- \d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ: \S")

@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shutil
+import tomllib
 import unittest
 
 import h5py
@@ -245,6 +246,24 @@ class Verbs(RunTest):
                 shares = self.bench(*arguments)
                 self.assertLessEqual(rows, set(shares))
                 self.assertTrue(all(share > 0 for share in shares.values()), shares)
+
+    def test_a_machine_file_has_the_rates_of_everything(self):
+        place = self.dir / "bench"
+        place.mkdir()
+        job = self.run_job(2, "bench", "machine", "--repeats", 1, "--dir", place)
+        self.assertEqual(job.code, 0, job.output)
+        machine = tomllib.loads(job.output)
+        self.assertEqual(machine["ranks_per_node"], 2)
+        gemm = machine["gemm"]
+        self.assertEqual({len(rates) for rates in gemm.values()}, {len(gemm["n"])})
+        self.assertLess(gemm["n"][0], gemm["n"][-1])
+        numbers = [machine["threads"], machine["memory_rate"], *gemm["f32"], *gemm["bf16"],
+                   machine["link"]["intra"]["rate"], machine["disk"]["write"],
+                   machine["disk"]["read"]]
+        self.assertTrue(all(1 <= x < 1e18 for x in numbers), numbers)
+        self.assertTrue(0 < machine["link"]["intra"]["latency"] < 10)
+        self.assertNotIn("inter", machine["link"], "one node has no links to others")
+        self.assertEqual(list(place.iterdir()), [])
 
     def test_a_benchmark_that_fails_leaves_nothing(self):
         place = self.dir / "bench"

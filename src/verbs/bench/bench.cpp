@@ -13,7 +13,10 @@ struct Benchmark {
   void (*run)(const BenchOptions&, const train::Job&);
 };
 constexpr Benchmark kBenchmarks[] = {
+    {"machine", "a machine file: products, memory, links, disk", bench_machine},
     {"kernels", "every operation of a model, on one rank", bench_kernels},
+    {"gemm", "matrix products by size, on one rank", bench_gemm},
+    {"attention", "attention by length, on one rank", bench_attention},
     {"step", "a deck's training step", bench_step},
     {"collectives", "gathers and reductions between the ranks", bench_collectives},
     {"checkpoint", "saving and loading a deck's state", bench_checkpoint}};

@@ -45,11 +45,22 @@ double seconds_together(const comm::Control& control, Work&& work) {
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
 }
 
+// What checkpoints are compared with: one file, sequential blocks of 4 MiB, fsync included. Throw
+// IoError.
+void write_raw(const std::filesystem::path& path, std::int64_t bytes);
+void read_raw(const std::filesystem::path& path, std::int64_t bytes);
+
+/// Lets reads come from the disk: drops what the page cache holds of the files below `path`.
+void forget(const std::filesystem::path& path);
+
 void print_row(std::string_view name, std::string_view shape, double seconds, double rate,
                std::string_view unit, double share);
 
 // Collective over all ranks; rank 0 prints.
+void bench_machine(const BenchOptions&, const train::Job&);
 void bench_kernels(const BenchOptions&, const train::Job&);
+void bench_gemm(const BenchOptions&, const train::Job&);
+void bench_attention(const BenchOptions&, const train::Job&);
 void bench_step(const BenchOptions&, const train::Job&);
 void bench_collectives(const BenchOptions&, const train::Job&);
 void bench_checkpoint(const BenchOptions&, const train::Job&);

@@ -1,49 +1,11 @@
-#include <fcntl.h>
-
 #include <limits>
 
-#include "io/file.hpp"
 #include "kernels/cpu/device.hpp"
 #include "train/saver.hpp"
 #include "train/setup.hpp"
 #include "verbs/bench/bench.hpp"
 
 namespace tessera::verbs {
-namespace {
-
-constexpr std::int64_t kBlock = 4 << 20;
-
-/// Lets reads come from the disk: drops what the page cache holds of the files below `path`.
-void forget(const std::filesystem::path& path) {
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(path)) {
-    if (!entry.is_regular_file()) continue;
-    const File file(entry.path(), OpenMode::read);
-    posix_fadvise(file.descriptor(), 0, 0, POSIX_FADV_DONTNEED);  // advice: may be ignored
-  }
-}
-
-/// `bytes` of a file from or to `block`, one block after another.
-template <typename Transfer>
-void in_blocks(std::int64_t bytes, std::span<std::byte> block, Transfer&& transfer) {
-  for (std::int64_t at = 0; at < bytes; at += kBlock)
-    transfer(at, block.first(static_cast<std::size_t>(std::min(kBlock, bytes - at))));
-}
-
-void write_raw(const std::filesystem::path& path, std::int64_t bytes, std::span<std::byte> block) {
-  File file(path, OpenMode::create);
-  in_blocks(bytes, block,
-            [&](std::int64_t at, std::span<std::byte> part) { file.write(at, part); });
-  file.sync();
-  file.close();
-}
-
-void read_raw(const std::filesystem::path& path, std::int64_t bytes, std::span<std::byte> block) {
-  const File file(path, OpenMode::read);
-  in_blocks(bytes, block, [&](std::int64_t at, std::span<std::byte> part) { file.read(at, part); });
-}
-
-}  // namespace
-
 /// Saves and loads the state of a deck, against plain sequential writes and reads of as many bytes,
 /// one file a rank, on the same disk. Writes end with fsync.
 void bench_checkpoint(const BenchOptions& o, const train::Job& job) {
@@ -70,7 +32,6 @@ void bench_checkpoint(const BenchOptions& o, const train::Job& job) {
                    .pipeline = static_cast<int>(mesh.pipeline),
                    .tensor = static_cast<int>(mesh.tensor),
                    .zero_stage = inputs.stage};
-  std::vector<std::byte> block(static_cast<std::size_t>(kBlock), std::byte{0x5a});
   const auto raw = directory.path() / fmt::format("raw_{}", job.mpi.rank());
   double save = std::numeric_limits<double>::max(), load = save, write = save, read = save;
   std::int64_t total = 0, own = 0;
@@ -79,8 +40,9 @@ void bench_checkpoint(const BenchOptions& o, const train::Job& job) {
     std::filesystem::path path;
     save = std::min(save, seconds_together(control, [&] {
                       saver.begin(state, train::ModelState::From::live, header);
-                      const auto saved = saver.finish();
-                      path = saved.path, total = saved.bytes;
+                      std::optional<train::SaveResult> saved;
+                      while (!saved) saved = saver.advance();
+                      path = saved->path, total = saved->bytes;
                     }));
     path = control.broadcast(path.string());
     total = control.max(total);
@@ -88,13 +50,13 @@ void bench_checkpoint(const BenchOptions& o, const train::Job& job) {
     const auto together = [&](double& best, auto&& work) {
       best = std::min(best, seconds_together(control, [&] { control.together(work); }));
     };
-    together(write, [&] { write_raw(raw, own, block); });
+    together(write, [&] { write_raw(raw, own); });
     control.together([&] { forget(directory.path()); });
     together(load, [&] {
       Checkpoint checkpoint = Checkpoint::open(path);
       state.load(checkpoint);
     });
-    together(read, [&] { read_raw(raw, own, block); });
+    together(read, [&] { read_raw(raw, own); });
   }
   control.barrier();  // nobody uses the directory any more
   if (control.rank() != 0) return;

@@ -287,7 +287,7 @@ TEST(Lockstep, ShowsAnyMissingWaitForBackgroundWork) {
 template <typename Collective>
 auto on_rank_1(std::function<void(Collective&)> spoil) {
   return [spoil](plan::Plan& plan) {
-    if (plan.data_rank != 1) return;
+    if (plan.place.data != 1) return;
     for (plan::Op& op : plan.ops) {
       auto* any = std::get_if<comm::CollectiveCall>(&op.call);
       auto* call = any == nullptr ? nullptr : std::get_if<Collective>(any);

@@ -54,15 +54,26 @@ Case random_case(std::mt19937& random) {
   }
   if (pick(3) == 0) m.tied_embeddings = !m.tied_embeddings;
   if (pick(3) == 0) m.dropout = 0.1F;
-  c.inputs.units = model::model_units(m);
   c.inputs.compute = pick(2) == 0 ? DType::f32 : DType::bf16;
   c.inputs.wire = pick(2) == 0 ? DType::f32 : DType::bf16;
   c.inputs.prefetch = pick(4);
   c.inputs.recompute = static_cast<Recompute>(pick(3));
-  c.inputs.data_group.local = 1 + pick(static_cast<int>(c.inputs.mesh.data));
+  c.inputs.mesh.tensor = 1 + pick(m.heads == 1 ? 1 : 2);
+  c.inputs.mesh.pipeline = 1 + pick(static_cast<int>(std::min<std::int64_t>(3, m.layers)));
+  auto& pipeline = c.inputs.pipeline;
+  pipeline.schedule = static_cast<PipelineSchedule>(pick(4));
+  if (pipeline.schedule == PipelineSchedule::interleaved && m.layers >= 2 * c.inputs.mesh.pipeline)
+    pipeline.virtual_stages = 2;
+  c.inputs.any_layout = pick(3) == 0;
+  c.inputs.tensor_chunks = c.inputs.any_layout ? 2 : c.inputs.mesh.tensor;
+  c.inputs.split_sequence = pick(3) != 0;
+  c.inputs.units = model::model_units(m, c.inputs.tensor_chunks);
+  const int per_node = 1 + pick(static_cast<int>(c.inputs.mesh.data));
+  for (int r = 0; r < c.inputs.mesh.size(); ++r) c.inputs.node_of.push_back(r / per_node);
   const int purpose = pick(3);
   c.shape.purpose = static_cast<PlanPurpose>(purpose);
-  c.shape.sequence = 1 + pick(12);
+  c.shape.sequence = 2 * (1 + pick(6));
+  if (c.inputs.any_layout) c.shape.micro_batches = std::int64_t{1} << pick(3);
   c.shape.micro = 1 + pick(3);
   c.inputs.state_for = static_cast<PlanPurpose>(purpose + pick(3 - purpose));
   return c;
@@ -88,11 +99,77 @@ TEST(MakePlan, IsProvedOnRandomLayouts) {
   std::mt19937 random(1);
   for (int i = 0; i < 300; ++i) {
     const Case c = random_case(random);
-    std::vector<std::uint64_t> hashes;
-    for (std::int64_t r = 0; r < c.inputs.mesh.data; ++r)
-      hashes.push_back(plan_hash(make_plan(c.inputs, c.shape, {.data = r})));
-    EXPECT_NO_THROW(check_together(hashes));
+    const Mesh& mesh = c.inputs.mesh;
+    for (std::int64_t t = 0; t < mesh.tensor; ++t) {
+      std::vector<Plan> stages;
+      for (std::int64_t p = 0; p < mesh.pipeline; ++p) {
+        std::vector<std::uint64_t> hashes;
+        for (std::int64_t d = 0; d < mesh.data; ++d) {
+          Plan plan = make_plan(c.inputs, c.shape, {.tensor = t, .data = d, .pipeline = p});
+          hashes.push_back(plan_hash(plan));
+          if (d == 0) stages.push_back(std::move(plan));
+        }
+        EXPECT_NO_THROW(check_together(hashes));
+      }
+      EXPECT_NO_THROW(check_pipeline(stages));
+    }
   }
+}
+
+// Trap 36: over all ranks each element of the model enters the norm once, whoever holds copies.
+TEST(MakePlan, CountsEveryElementOnce) {
+  std::mt19937 random(5);
+  for (int i = 0; i < 60; ++i) {
+    Case c = random_case(random);
+    c.shape.purpose = c.inputs.state_for = PlanPurpose::train;
+    std::int64_t counted = 0, padding = 0;
+    for (std::int64_t r = 0; r < c.inputs.mesh.size(); ++r) {
+      const MeshPlace place = c.inputs.mesh.place_of(r);
+      const Plan plan = make_plan(c.inputs, c.shape, place);
+      for (std::size_t u = 0; u < plan.shares.size(); ++u) {
+        if (plan.shares[u].shard == 0) continue;
+        const auto layout =
+            zero::unit_layout(c.inputs.units[u], c.inputs.mesh.data, tensor_cut(c.inputs, place));
+        for (const Range& part : counted_ranges(c.inputs, plan, u, layout)) {
+          counted += part.count();
+          std::int64_t named = 0;
+          for (const auto& slice : zero::slices_in(c.inputs.units[u], layout, part))
+            named += slice.part.elements();
+          padding += part.count() - named;
+        }
+      }
+    }
+    EXPECT_EQ(counted - padding, model::parameter_count(c.inputs.units));
+  }
+}
+
+TEST(Check, RejectsPipelinesThatDoNotFit) {
+  Case c = make_case(0, 1, 4, ReduceWhen::step);
+  c.inputs.mesh.pipeline = 3;
+  const auto stages = [&] {
+    std::vector<Plan> all;
+    for (std::int64_t p = 0; p < 3; ++p)
+      all.push_back(make_plan(c.inputs, c.shape, {.pipeline = p}));
+    return all;
+  };
+  EXPECT_NO_THROW(check_pipeline(stages()));
+  const auto messages = [](Plan& plan, OpKind kind) {
+    std::vector<std::size_t> found;
+    for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+      if (plan.ops[i].kind == kind) found.push_back(i);
+    }
+    return found;
+  };
+  auto missing = stages();  // a message that is never sent
+  std::erase_if(missing[0].ops,
+                [last = messages(missing[0], OpKind::send).back(),
+                 &ops = missing[0].ops](const Op& op) { return &op == &ops[last]; });
+  EXPECT_THROW(check_pipeline(missing), InternalError);
+  auto shorter = stages();  // another number of bytes
+  auto& call = std::get<comm::CollectiveCall>(
+      shorter[1].ops[messages(shorter[1], OpKind::receive).front()].call);
+  std::get<comm::Receive>(call).data.shape[0] = 1;
+  EXPECT_THROW(check_pipeline(shorter), InternalError);
 }
 
 TEST(MakePlan, SendsWhatTheFormulasSay) {
@@ -122,7 +199,7 @@ TEST(MakePlan, SendsWhatTheFormulasSay) {
 
 TEST(MakePlan, SplitsTrafficByNode) {
   Case c = make_case(1, 6, 1, ReduceWhen::step);
-  c.inputs.data_group.local = 3;
+  c.inputs.node_of = {0, 0, 0, 1, 1, 1};
   const auto sent = total_wire_bytes(make_plan(c.inputs, c.shape, {.data = 4}));
   EXPECT_EQ(sent.intra * 3, sent.inter * 2);  // 2 peers on the node, 3 elsewhere
 }

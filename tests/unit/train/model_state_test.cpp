@@ -65,11 +65,13 @@ class RankState {
       const auto values = floats(s.*which);
       std::vector<bool> named(values.size());
       for (const auto& slice : zero::slices_in(inputs_.units[u], s.layout, s.owned)) {
-        for (std::int64_t e = slice.elements.begin; e < slice.elements.end; ++e) {
-          const auto at =
-              static_cast<std::size_t>(slice.flat - s.owned.begin + e - slice.elements.begin);
-          named[at] = true;
-          f(inputs_.units[u].params[slice.parameter], e, values[at]);
+        const auto& p = inputs_.units[u].params[slice.parameter];
+        auto at = static_cast<std::size_t>(slice.flat - s.owned.begin);
+        for (std::int64_t r = slice.part.rows.begin; r < slice.part.rows.end; ++r) {
+          for (std::int64_t c = slice.part.columns.begin; c < slice.part.columns.end; ++c) {
+            named[at] = true;
+            f(p, r * (p.elements() / p.shape[0]) + c, values[at++]);
+          }
         }
       }
       for (std::size_t i = 0; i < values.size(); ++i) {

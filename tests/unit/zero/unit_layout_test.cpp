@@ -26,6 +26,13 @@ model::ModelConfig config(bool llama) {
   return c;
 }
 
+/// First element of a slice of a parameter that is not cut: its columns are whole, or it is within
+/// one row.
+std::int64_t first_of(const model::UnitDesc& unit, const ParameterSlice& s) {
+  const auto& p = unit.params[s.parameter];
+  return s.part.rows.begin * (p.elements() / p.shape[0]) + s.part.columns.begin;
+}
+
 /// f(unit, ranks, layout)
 template <typename F>
 void for_layouts(F&& f) {
@@ -59,7 +66,8 @@ TEST(UnitLayout, ShardsDivideTheBufferEvenly) {
 TEST(UnitLayout, OffsetsDoNotDependOnRanks) {
   for_layouts([](const auto& unit, std::int64_t, const UnitLayout& l) {
     const UnitLayout one = unit_layout(unit, 1);
-    EXPECT_EQ(l.offsets, one.offsets);
+    for (std::size_t i = 0; i < unit.params.size(); ++i)
+      EXPECT_EQ(l.offset_of(i), one.offset_of(i)) << unit.params[i].name;
     EXPECT_EQ(l.used, one.used);
     EXPECT_EQ(l.decay_end, one.decay_end);
   });
@@ -68,10 +76,11 @@ TEST(UnitLayout, OffsetsDoNotDependOnRanks) {
 TEST(UnitLayout, ParametersDoNotOverlapAndStartAligned) {
   for_layouts([](const auto& unit, std::int64_t, const UnitLayout& l) {
     std::int64_t end = 0;
-    for (std::size_t i = 0; i < unit.params.size(); ++i) {
-      const auto& p = unit.params[i];
-      EXPECT_EQ(l.offsets[i], p.joined ? end : round_up(end, kShardGrain)) << p.name;
-      end = l.offsets[i] + p.stored_elements();
+    for (const LayoutPiece& piece : l.pieces) {
+      const auto& p = unit.params[piece.parameter];
+      EXPECT_EQ(piece.offset, p.joined ? end : round_up(end, kPieceGrain)) << p.name;
+      EXPECT_EQ(piece.part.elements(), p.stored_elements()) << "one rank has all of it";
+      end = piece.offset + p.stored_elements();
     }
     EXPECT_EQ(end, l.used);
   });
@@ -87,15 +96,15 @@ TEST(UnitLayout, EveryElementHasOneOwner) {
     for (std::int64_t r = 0; r < ranks; ++r) {
       std::int64_t last = -1;
       for (const auto& s : slices_in(unit, l, l.shard_of(r))) {
-        EXPECT_FALSE(s.elements.empty());
+        EXPECT_GT(s.part.elements(), 0);
         EXPECT_GT(s.flat, last) << "not in flat order";
-        EXPECT_EQ(s.flat, l.offsets[s.parameter] + s.elements.begin);
+        EXPECT_EQ(s.flat, l.offset_of(s.parameter) + first_of(unit, s));
         EXPECT_GE(s.flat, l.shard_of(r).begin);
-        EXPECT_LE(s.flat + s.elements.count(), l.shard_of(r).end);
+        EXPECT_LE(s.flat + s.part.elements(), l.shard_of(r).end);
         last = s.flat;
-        for (std::int64_t e = 0; e < s.elements.count(); ++e) {
+        for (std::int64_t e = 0; e < s.part.elements(); ++e) {
           ++owners[static_cast<std::size_t>(s.flat + e)];
-          ++seen[s.parameter][static_cast<std::size_t>(s.elements.begin + e)];
+          ++seen[s.parameter][static_cast<std::size_t>(first_of(unit, s) + e)];
         }
       }
     }
@@ -118,14 +127,14 @@ TEST(UnitLayout, SlicesOfAnyRangeAreItsElements) {
   const UnitLayout l = unit_layout(unit, 3);
   std::vector<int> holder(static_cast<std::size_t>(l.padded), -1);
   for (const auto& s : slices_in(unit, l, {0, l.padded})) {
-    for (std::int64_t e = 0; e < s.elements.count(); ++e)
+    for (std::int64_t e = 0; e < s.part.elements(); ++e)
       holder[static_cast<std::size_t>(s.flat + e)] = static_cast<int>(s.parameter);
   }
   for (std::int64_t begin = 0; begin < l.padded; begin += 7) {
     for (std::int64_t end = begin; end <= l.padded; end += 13) {
       std::vector<int> here(static_cast<std::size_t>(l.padded), -1);
       for (const auto& s : slices_in(unit, l, {begin, end})) {
-        for (std::int64_t e = 0; e < s.elements.count(); ++e)
+        for (std::int64_t e = 0; e < s.part.elements(); ++e)
           here[static_cast<std::size_t>(s.flat + e)] = static_cast<int>(s.parameter);
       }
       for (std::int64_t i = 0; i < l.padded; ++i) {
@@ -143,7 +152,7 @@ TEST(UnitLayout, DecayCoversMatricesAndNothingElse) {
       const auto& p = unit.params[s.parameter];
       const bool matrix = p.shape.size() >= 2;
       EXPECT_EQ(s.flat < l.decay_end, matrix) << p.name;
-      EXPECT_EQ(s.flat + s.elements.count() <= l.decay_end, matrix) << p.name;
+      EXPECT_EQ(s.flat + s.part.elements() <= l.decay_end, matrix) << p.name;
     }
   });
 }
@@ -154,10 +163,12 @@ TEST(UnitLayout, ViewsHaveTheStoredShapes) {
     const auto views = parameter_views(unit, l, View(memory.data(), DType::f32, {l.padded}));
     for (std::size_t i = 0; i < views.size(); ++i) {
       const auto& p = unit.params[i];
-      EXPECT_EQ(views[i].data - memory.data(), 4 * l.offsets[i]);
-      EXPECT_EQ(views[i].elements(), p.stored_elements());
-      EXPECT_EQ(views[i].rank, static_cast<int>(p.shape.size()));
-      EXPECT_EQ(views[i].cols(), p.shape.back());
+      ASSERT_EQ(views[i].size(), 1U);
+      const View& view = views[i][0];
+      EXPECT_EQ(view.data - memory.data(), 4 * l.offset_of(i));
+      EXPECT_EQ(view.elements(), p.stored_elements());
+      EXPECT_EQ(view.rank, static_cast<int>(p.shape.size()));
+      EXPECT_EQ(view.cols(), p.shape.back());
     }
     EXPECT_THROW(parameter_views(unit, l, View(memory.data(), DType::f32, {l.padded - 1})),
                  InternalError);

@@ -1,0 +1,125 @@
+#include "plan/survey.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <future>
+#include <set>
+
+#include "plan/check.hpp"
+#include "plan/layers.hpp"
+#include "plan/print.hpp"
+
+namespace tessera::plan {
+namespace {
+
+/// Of the units of a stage, a tensor rank's share.
+std::int64_t share(const PlanInputs& in, const MeshPlace& place, const std::vector<bool>& held) {
+  std::int64_t elements = 0;
+  for (std::size_t u = 0; u < in.units.size(); ++u) {
+    if (held[u])
+      elements += zero::unit_layout(in.units[u], in.mesh.data, tensor_cut(in, place)).padded;
+  }
+  return elements;
+}
+
+struct Measured {
+  RankFigures figures;
+  std::vector<std::uint64_t> hashes;  // by shape
+};
+
+Measured measure(const PlanInputs& in, std::span<const PlanShape> shapes, const MeshPlace& place) {
+  Measured m{.figures = {.place = place}};
+  std::vector<Plan> plans;
+  for (const PlanShape& shape : shapes) {
+    plans.push_back(make_plan(in, shape, place));
+    m.hashes.push_back(plan_hash(plans.back()));
+  }
+  std::vector<const Plan*> all;
+  for (const Plan& plan : plans) all.push_back(&plan);
+  m.figures.ledger = make_ledger(all);
+  const Plan& first = plans.front();
+  m.figures.flop = total_flop(first);
+  for (const Op& op : first.ops) {
+    const auto bytes = wire_bytes_of(first, op);
+    if (bytes.intra + bytes.inter == 0) continue;
+    auto& sum = m.figures.wire[op.kind];
+    sum.intra += bytes.intra, sum.inter += bytes.inter;
+  }
+  for (const UnitShare& share : first.shares) m.figures.elements += share.shard * in.mesh.data;
+  return m;
+}
+
+}  // namespace
+
+comm::WireBytes RankFigures::sent() const {
+  comm::WireBytes all;
+  for (const auto& [kind, bytes] : wire) all.intra += bytes.intra, all.inter += bytes.inter;
+  return all;
+}
+
+std::vector<MeshPlace> largest_places(const PlanInputs& in) {
+  std::vector<MeshPlace> places;
+  for (std::int64_t stage = 0; stage < in.mesh.pipeline; ++stage) {
+    const auto held = held_units(in, stage);
+    MeshPlace largest{.pipeline = stage};
+    std::int64_t most = 0;
+    for (std::int64_t t = 0; t < in.mesh.tensor; ++t) {
+      const MeshPlace place{.tensor = t, .pipeline = stage};
+      const std::int64_t elements = share(in, place, held);
+      if (elements > most) most = elements, largest = place;
+    }
+    places.push_back(largest);
+  }
+  return places;
+}
+
+std::vector<MeshPlace> distinct_places(const PlanInputs& in) {
+  const auto largest = largest_places(in);
+  std::set<MeshPlace> places(largest.begin(), largest.end());
+  const Mesh& m = in.mesh;
+  for (const std::int64_t d : {std::int64_t{0}, m.data / 2, m.data - 1})
+    places.insert({.tensor = largest[0].tensor, .data = d, .pipeline = 0});
+  for (const std::int64_t t : {std::int64_t{0}, m.tensor / 2, m.tensor - 1})
+    places.insert({.tensor = t, .data = 0, .pipeline = 0});
+  return {places.begin(), places.end()};
+}
+
+std::vector<RankFigures> survey(const PlanInputs& inputs, std::span<const PlanShape> shapes,
+                                std::span<const MeshPlace> places,
+                                std::span<const std::unique_ptr<kernels::Device>> devices) {
+  std::vector<Measured> measured(places.size());
+  std::atomic<std::size_t> next = 0;
+  std::vector<std::future<void>> workers;
+  for (const auto& device : devices) {
+    workers.push_back(std::async(std::launch::async, [&, own = device.get()] {
+      PlanInputs in = inputs;
+      in.device = own;  // they are not shared between threads
+      for (std::size_t i = next++; i < places.size(); i = next++)
+        measured[i] = measure(in, shapes, places[i]);
+    }));
+  }
+  for (auto& worker : workers) worker.get();
+  std::map<std::pair<std::int64_t, std::int64_t>, const Measured*> first;
+  std::vector<RankFigures> all;
+  for (const Measured& m : measured) {
+    const MeshPlace& p = m.figures.place;
+    const Measured& other = *first.try_emplace({p.pipeline, p.tensor}, &m).first->second;
+    for (std::size_t i = 0; i < m.hashes.size(); ++i)
+      check_together(std::array{other.hashes[i], m.hashes[i]});
+    all.push_back(m.figures);
+  }
+  return all;
+}
+
+std::vector<const RankFigures*> dearest(std::span<const RankFigures> figures) {
+  std::map<std::int64_t, const RankFigures*> most;
+  for (const RankFigures& f : figures) {
+    const RankFigures*& best = most.try_emplace(f.place.pipeline, &f).first->second;
+    if (f.ledger.total() > best->ledger.total()) best = &f;
+  }
+  std::vector<const RankFigures*> all;
+  for (const auto& [stage, best] : most) all.push_back(best);
+  return all;
+}
+
+}  // namespace tessera::plan

@@ -1,0 +1,39 @@
+// What the ranks of a job hold, send and compute, from one plan for each kind of rank: so that
+// thousands of ranks are known in seconds.
+#pragma once
+
+#include <map>
+#include <span>
+
+#include "plan/ledger.hpp"
+#include "plan/make_plan.hpp"
+
+namespace tessera::plan {
+
+struct RankFigures {
+  MeshPlace place;
+  Ledger ledger;                           // of all shapes
+  double flop = 0;                         // of a step of the first shape
+  std::map<OpKind, comm::WireBytes> wire;  // likewise, by what is sent
+  std::int64_t elements = 0;               // of the units that the rank's stage holds, its share
+  comm::WireBytes sent() const;
+};
+
+/// Of each pipeline stage, the tensor rank with the largest share: uneven shares make it hold, send
+/// and compute most. Data ranks differ in what their shards begin and end with only.
+std::vector<MeshPlace> largest_places(const PlanInputs& inputs);
+
+/// These and, on the first stage, the first, middle and last data and tensor ranks, which must fit
+/// together.
+std::vector<MeshPlace> distinct_places(const PlanInputs& inputs);
+
+/// Plans for `places`, made in turn on as many threads as there are devices and measured. Throws
+/// InternalError if data ranks of one stage would not issue the same collectives.
+std::vector<RankFigures> survey(const PlanInputs& inputs, std::span<const PlanShape> shapes,
+                                std::span<const MeshPlace> places,
+                                std::span<const std::unique_ptr<kernels::Device>> devices);
+
+/// Of each stage, the figures of the rank that holds most.
+std::vector<const RankFigures*> dearest(std::span<const RankFigures> figures);
+
+}  // namespace tessera::plan

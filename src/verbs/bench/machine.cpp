@@ -1,0 +1,132 @@
+#include <omp.h>
+
+#include <limits>
+#include <optional>
+
+#include "core/version.hpp"
+#include "kernels/cpu/bench.hpp"
+#include "kernels/cpu/device.hpp"
+#include "memory/background.hpp"
+#include "train/setup.hpp"
+#include "verbs/bench/bench.hpp"
+
+namespace tessera::verbs {
+namespace {
+
+constexpr std::int64_t kSquares[] = {128, 256, 512, 1024, 2048};
+constexpr std::int64_t kDiskBytes = std::int64_t{256} << 20;                   // a rank
+constexpr std::int64_t kLongShard = std::int64_t{16} << 20, kShortShard = 64;  // bytes
+
+/// What a message costs between neighbours of a ring: `latency` + bytes / `rate` seconds.
+struct Link {
+  double latency = 0, rate = 0;
+};
+
+/// Fitted to the time of a short and of a long all-gather, whose ring has a step less than ranks;
+/// all groups of a class at once, so that ranks that share a link share its rate.
+Link measure_link(const BenchOptions& o, const comm::Control& control, comm::Group& group) {
+  memory::BackgroundStreams streams;  // as in training
+  const std::int64_t ranks = group.shape().size;
+  std::vector<std::byte> shard(static_cast<std::size_t>(kLongShard)),
+      whole(shard.size() * static_cast<std::size_t>(ranks));
+  const auto gather = [&](std::int64_t bytes) {
+    double best = std::numeric_limits<double>::max();
+    for (std::int64_t i = 0; i <= o.repeats; ++i) {  // the first opens connections
+      const double seconds = seconds_together(control, [&] {
+        const comm::AllGather call{.shard = View(shard.data(), DType::u8, {bytes}),
+                                   .full = View(whole.data(), DType::u8, {bytes * ranks})};
+        streams.wait(streams.enqueue(1, {}, [&] { return group.start(call); }));
+      });
+      best = std::min(best, seconds);
+    }
+    return best;
+  };
+  const auto steps = static_cast<double>(ranks - 1);
+  const double brief = gather(kShortShard), lengthy = gather(kLongShard);
+  return {.latency = brief / steps,
+          .rate = steps * static_cast<double>(kLongShard - kShortShard) /
+                  std::max(lengthy - brief, 1e-9)};
+}
+
+/// Ranks that are `stride` apart, `count` of them, for every `first`: this rank's such group.
+std::unique_ptr<comm::Group> own_group(const train::Job& job, std::int64_t groups,
+                                       std::int64_t first_step, std::int64_t count,
+                                       std::int64_t stride, std::int64_t local) {
+  std::vector<int> own;
+  for (std::int64_t g = 0; g < groups && own.empty(); ++g) {
+    for (std::int64_t i = 0; i < count; ++i)
+      own.push_back(static_cast<int>(g * first_step + i * stride));
+    if (std::find(own.begin(), own.end(), job.mpi.rank()) == own.end()) own.clear();
+  }
+  return comm::make_mpi_group(own,
+                              {.size = count, .local = local, .nodes = ceil_div(count, local)});
+}
+
+struct DiskRates {
+  double write = 0, read = 0;
+};
+
+/// Of a node: all its ranks at once, a file each.
+DiskRates measure_disk(const BenchOptions& o, const train::Job& job) {
+  const BenchDirectory directory(o, job.control);
+  const auto path = directory.path() / fmt::format("raw_{}", job.mpi.rank());
+  double write = std::numeric_limits<double>::max(), read = write;
+  const auto together = [&](double& best, auto&& work) {
+    best = std::min(best, seconds_together(job.control, [&] { job.control.together(work); }));
+  };
+  for (std::int64_t i = 0; i < o.repeats; ++i) {
+    together(write, [&] { write_raw(path, kDiskBytes); });
+    job.control.together([&] { forget(directory.path()); });
+    together(read, [&] { read_raw(path, kDiskBytes); });
+  }
+  job.control.barrier();  // nobody uses the directory any more
+  const auto bytes = static_cast<double>(kDiskBytes * job.mpi.job().local);
+  return {.write = bytes / write, .read = bytes / read};
+}
+
+}  // namespace
+
+/// Prints a machine file (slurm/machines/README.md). All ranks measure at once, as they train.
+void bench_machine(const BenchOptions& o, const train::Job& job) {
+  const comm::Control& control = job.control;
+  const comm::GroupShape& shape = job.mpi.job();
+  const int threads = train::thread_count({}, job.mpi.cores());
+  omp_set_num_threads(threads);
+  const auto device = kernels::make_cpu_device({.threads = threads});
+  const kernels::BenchOptions options{.threads = threads, .repeats = static_cast<int>(o.repeats)};
+  const bool speaks = control.rank() == 0;
+  const auto slowest = [&](auto&& rate) {
+    control.barrier();
+    return -control.max(-rate());
+  };
+  const auto say = [&](std::string_view line) {
+    if (speaks) fmt::print("{}\n", line);
+  };
+
+  say(fmt::format("# Measured by tessera {} ({}) bench machine on {}.", kVersion, kCommit,
+                  comm::host_name()));
+  say(fmt::format("ranks_per_node = {}\nthreads = {}", shape.local, threads));
+  say(fmt::format("memory_rate = {:.4g}", slowest([&] { return kernels::triad_rate(options); })));
+  say("\n[gemm]");
+  say(fmt::format("n = [{}]", fmt::join(kSquares, ", ")));
+  for (const DType type : {DType::f32, DType::bf16}) {
+    std::vector<std::string> rates;
+    for (const std::int64_t n : kSquares) {
+      rates.push_back(fmt::format(
+          "{:.4g}", slowest([&] { return kernels::gemm_rate(*device, type, n, options); })));
+    }
+    say(fmt::format("{} = [{}]", to_string(type), fmt::join(rates, ", ")));
+  }
+  const auto link = [&](std::string_view name, const std::unique_ptr<comm::Group>& group) {
+    const Link measured = measure_link(o, control, *group);
+    say(fmt::format("\n[link.{}]\nlatency = {:.4g}\nrate = {:.4g}", name, measured.latency,
+                    measured.rate));
+  };
+  if (shape.local > 1)
+    link("intra", own_group(job, shape.nodes, shape.local, shape.local, 1, shape.local));
+  if (shape.nodes > 1) link("inter", own_group(job, shape.local, 1, shape.nodes, shape.local, 1));
+  const DiskRates disk = measure_disk(o, job);
+  say(fmt::format("\n[disk]\nwrite = {:.4g}\nread = {:.4g}", disk.write, disk.read));
+}
+
+}  // namespace tessera::verbs

@@ -1,0 +1,208 @@
+// What a layout wastes, and what would make one fit: a table of rules, and deck values that are
+// tried with real plans.
+#include <algorithm>
+
+#include "deck/ranks.hpp"
+#include "verbs/check/check.hpp"
+#include "zero/model_states.hpp"
+
+namespace tessera::verbs {
+namespace {
+
+using Advice = std::optional<std::string>;
+
+// --- Senseless combinations, each a rule
+
+/// Trap 3.
+Advice tensor_over_nodes(const Checked& c) {
+  const Spread spread = tensor_spread(c.planner.inputs);
+  if (spread.nodes == 1) return std::nullopt;
+  return fmt::format(
+      "tensor ranks {}-{} are on {} nodes, but tensor ranks talk most: let parallel.tensor divide "
+      "the ranks of a node, and ranks fill nodes in order (srun --distribution=block)",
+      spread.first, spread.first + c.mesh().tensor - 1, spread.nodes);
+}
+
+Advice zero_on_one_data_rank(const Checked& c) {
+  if (c.deck().zero.stage == 0 || c.mesh().data > 1) return std::nullopt;
+  return fmt::format("zero.stage = {} divides nothing over one data rank: zero.stage = 0 says so",
+                     c.deck().zero.stage);
+}
+
+/// The largest smaller batch.micro with four micro-batches a stage, or the smallest there is.
+std::int64_t micro_for_stages(const Checked& c) {
+  const auto legal = deck::legal_micros(c.planner.loaded, c.mesh().size());
+  const std::int64_t own = c.deck().batch.global / c.mesh().data;
+  std::int64_t best = legal.front();
+  for (const std::int64_t micro : legal) {
+    if (own / micro >= 4 * c.mesh().pipeline) best = micro;
+  }
+  return best;
+}
+
+Advice few_micro_batches(const Checked& c) {
+  const std::int64_t stages = c.mesh().pipeline, count = c.micro_batches();
+  if (stages == 1 || count >= 4 * stages) return std::nullopt;
+  const Bubble bubble = bubble_of(c.planner);
+  std::string text = fmt::format("{} micro-batches keep {} stages busy {:.0f} % of the time", count,
+                                 stages, 100 * (1 - bubble.equal));
+  const std::int64_t micro = micro_for_stages(c);
+  if (micro < c.deck().batch.micro) text += fmt::format("; batch.micro = {} makes more", micro);
+  return text + fmt::format("; batch.global = {} would make {}",
+                            4 * stages * c.deck().batch.micro * c.mesh().data, 4 * stages);
+}
+
+Advice gpipe_for_nothing(const Checked& c) {
+  const std::int64_t stages = c.mesh().pipeline, count = c.micro_batches();
+  if (stages == 1 || c.deck().parallel.schedule != deck::PipelineSchedule::gpipe || count <= stages)
+    return std::nullopt;
+  return fmt::format(
+      "parallel.schedule = \"gpipe\" keeps activations of {} micro-batches; \"1f1b\" has the same "
+      "bubble and keeps at most {}",
+      count, stages);
+}
+
+Advice unequal_stages(const Checked& c) {
+  if (c.mesh().pipeline == 1) return std::nullopt;
+  const Bubble bubble = bubble_of(c.planner);
+  if (bubble.given - bubble.equal < 0.1) return std::nullopt;
+  return fmt::format(
+      "the stages' work differs, which costs {:.0f} % of their time: fewer stages, or another "
+      "parallel.placement",
+      100 * (bubble.given - bubble.equal));
+}
+
+Advice whole_sequences(const Checked& c) {
+  const deck::ParallelSection& p = c.deck().parallel;
+  if (p.tensor == 1 || p.sequence || c.deck().batch.sequence % p.tensor != 0) return std::nullopt;
+  return "parallel.sequence = true keeps fewer activations and sends the same bytes";
+}
+
+Advice large_staging(const Checked& c) {
+  const plan::Ledger& ledger = c.dearest().ledger;
+  const auto it = ledger.peak.find(plan::Purpose::staging);
+  constexpr std::int64_t kMuch = std::int64_t{1} << 30;
+  if (it == ledger.peak.end() || it->second < std::max(kMuch, ledger.total() / 10))
+    return std::nullopt;
+  return fmt::format(
+      "communication staging takes {} of {}: it grows with the {} data ranks, of which tensor or "
+      "pipeline ranks would leave fewer",
+      plan::human_bytes(it->second), plan::human_bytes(ledger.total()), c.mesh().data);
+}
+
+constexpr std::array kRules = {tensor_over_nodes, zero_on_one_data_rank, few_micro_batches,
+                               gpipe_for_nothing, unequal_stages,        whole_sequences,
+                               large_staging};
+
+// --- Other values of the deck, tried with plans
+
+struct Variant {
+  std::string name;
+  std::vector<std::string> sets;
+};
+
+std::int64_t total(const Checked& c) { return c.dearest().ledger.total(); }
+std::int64_t sent(const Checked& c) { return c.sent().intra + c.sent().inter; }
+
+Variant set_to(const std::string& key, const std::string& value) {
+  return {key + " = " + value, {key + "=" + value}};
+}
+
+/// What makes a rank need less, in practice's order: compute twice before sending more.
+std::vector<Variant> smaller(const Checked& c) {
+  const deck::Deck& d = c.deck();
+  std::vector<Variant> all;
+  std::vector<std::string> so_far;
+  const auto add = [&](Variant v) {  // each on top of the ones before
+    so_far.insert(so_far.end(), v.sets.begin(), v.sets.end());
+    if (!all.empty()) v.name = "and " + v.name;
+    all.push_back({v.name, so_far});
+  };
+  if (d.recompute.policy == deck::Recompute::none) add(set_to("recompute.policy", "\"selective\""));
+  if (d.recompute.policy != deck::Recompute::full) add(set_to("recompute.policy", "\"full\""));
+  if (d.batch.micro > 1) add(set_to("batch.micro", "1"));
+  for (auto stage = d.zero.stage + 1; stage <= 3 && c.mesh().data > 1; ++stage)
+    add(set_to("zero.stage", std::to_string(stage)));
+  return all;
+}
+
+std::string offload_outlook(const Checked& c, std::int64_t budget) {
+  const plan::PlanInputs& in = c.planner.inputs;
+  const auto states =
+      zero::model_states(c.dearest().elements, in.mesh.data, in.stage, in.compute, in.accumulate);
+  const std::int64_t left = total(c) - states.optimizer;
+  return fmt::format(
+      "  offload.optimizer = \"host\" would leave {} on the device{}, but is not available in this "
+      "version; parameters come after it, nvme last\n",
+      plan::human_bytes(left), left <= budget ? ", which fits" : "");
+}
+
+std::string what_would_fit(const Checked& c, std::int64_t budget) {
+  std::string text = fmt::format("a rank needs {} of {}. In the order that costs least:\n",
+                                 plan::human_bytes(total(c)), plan::human_bytes(budget));
+  for (const Variant& v : smaller(c)) {
+    const auto other = check_variant(c.layout, v.sets);
+    if (!other) continue;
+    const bool fits = total(*other) <= budget;
+    text += fmt::format("  {}: {}, {}\n", v.name, plan::human_bytes(total(*other)),
+                        fits ? "which fits" : "too much");
+    if (fits) return text;
+  }
+  return text + offload_outlook(c, budget) + "  more data, tensor or pipeline ranks\n";
+}
+
+/// There is room for what costs less time.
+std::string what_is_wasted(const Checked& c, std::int64_t budget) {
+  const deck::Deck& d = c.deck();
+  std::string text;
+  const auto try_out = [&](const Variant& v, auto&& gain) {
+    const auto other = check_variant(c.layout, v.sets);
+    if (!other || total(*other) > budget) return false;
+    const std::string what = gain(*other);
+    if (what.empty()) return false;
+    text += fmt::format("  {} fits too ({} of {}) and {}\n", v.name,
+                        plan::human_bytes(total(*other)), plan::human_bytes(budget), what);
+    return true;
+  };
+  const auto computes_less = [&](const Checked& other) {
+    return other.flop() >= c.flop()
+               ? ""
+               : fmt::format("computes {:.0f} % less", 100 * (1 - other.flop() / c.flop()));
+  };
+  const auto sends_less = [&](const Checked& other) {
+    return sent(other) >= sent(c)
+               ? ""
+               : fmt::format("sends {} instead of {}", plan::human_bytes(sent(other)),
+                             plan::human_bytes(sent(c)));
+  };
+  const auto recompute = [&](const char* policy) {
+    return try_out(set_to("recompute.policy", policy), computes_less);
+  };
+  if (d.recompute.policy != deck::Recompute::none && !recompute("\"none\"") &&
+      d.recompute.policy == deck::Recompute::full) {
+    recompute("\"selective\"");
+  }
+  if (c.mesh().data == 1) return text;
+  for (std::int64_t stage = 1; stage < d.zero.stage; ++stage) {
+    Variant v = set_to("zero.stage", std::to_string(stage));
+    v.sets.push_back(fmt::format("zero.reduce={}", stage == 1 ? "step" : "micro"));
+    if (try_out(v, sends_less)) return text;
+  }
+  if (d.zero.reduce == deck::Reduce::micro) try_out(set_to("zero.reduce", "\"step\""), sends_less);
+  return text;
+}
+
+}  // namespace
+
+std::string advice_text(const Checked& c) {
+  std::string text;
+  for (const auto rule : kRules) {
+    if (const Advice advice = rule(c)) text += "  " + *advice + "\n";
+  }
+  if (const auto budget = device_budget(c.deck())) {
+    text += total(c) > *budget ? "  " + what_would_fit(c, *budget) : what_is_wasted(c, *budget);
+  }
+  return text.empty() ? "" : "advice:\n" + text;
+}
+
+}  // namespace tessera::verbs

@@ -1,0 +1,114 @@
+#include "verbs/check/check.hpp"
+
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+
+#include "deck/codec.hpp"
+#include "train/setup.hpp"
+
+namespace tessera::verbs {
+
+const plan::RankFigures& Checked::dearest() const {
+  return *std::ranges::max_element(figures, {},
+                                   [](const plan::RankFigures& f) { return f.ledger.total(); });
+}
+
+comm::WireBytes Checked::sent() const {
+  comm::WireBytes most;
+  for (const auto& f : figures) {
+    const comm::WireBytes sent = f.sent();
+    most = {std::max(most.intra, sent.intra), std::max(most.inter, sent.inter)};
+  }
+  return most;
+}
+
+double Checked::flop() const {
+  return std::ranges::max_element(figures, {}, &plan::RankFigures::flop)->flop;
+}
+
+Checked check_layout(const LayoutOptions& layout) {
+  Checked checked{.layout = layout, .planner = make_planner(layout), .figures = {}};
+  checked.figures = checked.planner.survey(plan::distinct_places(checked.planner.inputs));
+  return checked;
+}
+
+std::optional<Checked> check_variant(const LayoutOptions& layout,
+                                     const std::vector<std::string>& sets) {
+  LayoutOptions other = layout;
+  other.deck.sets.insert(other.deck.sets.end(), sets.begin(), sets.end());
+  try {
+    Checked checked{.layout = other, .planner = make_planner(other), .figures = {}};
+    // Steps with snapshots and evaluations need no more for a step than the largest that trains.
+    auto& shapes = checked.planner.shapes;
+    shapes = {*std::ranges::max_element(shapes, {}, [](const plan::PlanShape& s) {
+      return s.purpose == plan::PlanPurpose::train ? s.micro_batches : 0;
+    })};
+    checked.figures = checked.planner.survey(plan::largest_places(checked.planner.inputs));
+    return checked;
+  } catch (const DeckError&) {
+    return std::nullopt;
+  }
+}
+
+std::optional<std::int64_t> device_budget(const deck::Deck& deck) {
+  const auto* bytes = std::get_if<deck::Bytes>(&deck.memory.device);
+  return bytes == nullptr ? std::nullopt : std::optional(bytes->count);
+}
+
+namespace {
+
+void report(const LayoutOptions& layout) {
+  const Checked checked = check_layout(layout);
+  const deck::Deck& deck = checked.deck();
+  fmt::print(
+      "parameters {}; a step: {} sequences of {}, {} micro-batches a rank, {:.4g} flop a "
+      "rank\n",
+      model::parameter_count(checked.planner.inputs.units), deck.batch.global, deck.batch.sequence,
+      checked.micro_batches(), checked.flop());
+  fmt::print("{}{}{}{}{}", rank_map(checked.planner.inputs), pipeline_text(checked),
+             traffic_text(checked), memory_text(checked), advice_text(checked));
+  const plan::Ledger& most = checked.dearest().ledger;
+  train::check_budget(checked.planner.loaded, checked.mesh(), most.state_bytes, most.step_bytes);
+  fmt::print("run directory {}\n", deck::run_directory(deck));
+  fmt::print("{}: good for {} ranks\n", layout.deck.path, layout.ranks);
+}
+
+}  // namespace
+
+Verb check(CLI::App& app) {
+  struct Options {
+    LayoutOptions layout;
+    std::string device_memory;
+    bool options = false, fit = false;
+  };
+  auto* verb = app.add_subcommand("check", "check a deck and say what a run needs, without MPI");
+  auto o = std::make_shared<Options>();
+  o->layout.add_to(*verb);
+  verb->add_option("--device-memory", o->device_memory,
+                   "bytes of a rank's device, like 32GB: in place of memory.device")
+      ->check([](const std::string& text) {
+        return deck::parse_bytes(text) ? "" : "must be bytes like 32GB or 12GiB";
+      });
+  auto* options = verb->add_flag("--options", o->options,
+                                 "model states for all ZeRO stages and offload choices instead");
+  verb->add_flag("--fit", o->fit, "the largest batch.micro that fits instead")->excludes(options);
+  return {.launch = Launch::single,
+          .run =
+              [o] {
+                LayoutOptions layout = o->layout;
+                if (!o->device_memory.empty())
+                  layout.deck.sets.push_back("memory.device=\"" + o->device_memory + "\"");
+                if (o->options) {
+                  fmt::print("{}", options_text(layout));
+                } else if (o->fit) {
+                  fmt::print("{}", fit_text(layout));
+                } else {
+                  report(layout);
+                }
+                return ExitCode::ok;
+              },
+          .run_on_ranks = {}};
+}
+
+}  // namespace tessera::verbs

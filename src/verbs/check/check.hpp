@@ -1,0 +1,63 @@
+// The parts of `tessera check`: what a deck means on so many ranks, said before a job waits for
+// them.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "verbs/planner.hpp"
+
+namespace tessera::verbs {
+
+/// A deck on a number of ranks, and what they need.
+struct Checked {
+  LayoutOptions layout;
+  Planner planner;
+  std::vector<plan::RankFigures> figures;  // of one rank of each kind
+
+  const deck::Deck& deck() const { return planner.loaded.deck; }
+  const Mesh& mesh() const { return planner.inputs.mesh; }
+  std::int64_t micro_batches() const { return planner.shapes.front().micro_batches; }
+  /// Of the rank that holds most.
+  const plan::RankFigures& dearest() const;
+  /// The most of any rank, each class of links by itself.
+  comm::WireBytes sent() const;
+  double flop() const;
+};
+Checked check_layout(const LayoutOptions& layout);
+/// The same with other values of the deck ("section.key=value"), of the largest rank of each stage
+/// only; nothing where the deck does not allow them.
+std::optional<Checked> check_variant(const LayoutOptions& layout,
+                                     const std::vector<std::string>& sets);
+
+/// Bytes of memory.device; nothing where the deck does not give a number.
+std::optional<std::int64_t> device_budget(const deck::Deck& deck);
+
+/// How many ranks of a tensor group are on how many nodes: the group that is on most.
+struct Spread {
+  std::int64_t first = 0;  // its first rank
+  std::int64_t nodes = 1;
+};
+Spread tensor_spread(const plan::PlanInputs& inputs);
+
+/// Share of the stages' time that is spent waiting, as the deck has it and with stages that cost
+/// the same.
+struct Bubble {
+  double given = 0, equal = 0;
+};
+Bubble bubble_of(const Planner& planner);
+
+// Texts for people, of one line or more, each ended.
+std::string rank_map(const plan::PlanInputs& inputs);
+std::string pipeline_text(const Checked& checked);
+std::string traffic_text(const Checked& checked);
+std::string memory_text(const Checked& checked);
+/// What the layout wastes, or, where it does not fit, what would make it.
+std::string advice_text(const Checked& checked);
+/// Model states for all ZeRO stages and offload choices.
+std::string options_text(const LayoutOptions& layout);
+/// The largest batch.micro that fits. Throws DeckError without a budget, MemoryError if none fits.
+std::string fit_text(const LayoutOptions& layout);
+
+}  // namespace tessera::verbs

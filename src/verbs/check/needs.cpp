@@ -1,0 +1,100 @@
+// What ranks send and hold.
+#include <algorithm>
+
+#include "verbs/check/check.hpp"
+
+namespace tessera::verbs {
+namespace {
+
+using plan::OpKind;
+using plan::RankFigures;
+
+struct TrafficRow {
+  const char* name;
+  std::vector<OpKind> kinds;
+};
+const std::vector<TrafficRow>& traffic_rows() {
+  static const std::vector<TrafficRow> rows = {
+      {"between tensor ranks", {OpKind::tensor}},
+      {"between stages", {OpKind::send}},
+      {"parameters", {OpKind::gather, OpKind::publish}},
+      {"gradients", {OpKind::reduce_gradients, OpKind::gather_gradients}},
+      {"tied embeddings", {OpKind::tie_gradients}},
+  };
+  return rows;
+}
+
+comm::WireBytes most_of(const std::vector<RankFigures>& figures, const std::vector<OpKind>& kinds) {
+  comm::WireBytes most;
+  for (const RankFigures& f : figures) {
+    comm::WireBytes sum;
+    for (const OpKind kind : kinds) {
+      const auto it = f.wire.find(kind);
+      if (it != f.wire.end()) sum.intra += it->second.intra, sum.inter += it->second.inter;
+    }
+    most = {std::max(most.intra, sum.intra), std::max(most.inter, sum.inter)};
+  }
+  return most;
+}
+
+/// All stages, or the first, the dearest and the last of many.
+std::vector<const RankFigures*> columns_of(const Checked& checked) {
+  constexpr std::size_t kColumns = 6;
+  const auto all = plan::dearest(checked.figures);
+  if (all.size() <= kColumns) return all;
+  std::vector<const RankFigures*> shown{all.front()};
+  const auto dearest = std::max_element(all.begin(), all.end(), [](const auto* a, const auto* b) {
+    return a->ledger.total() < b->ledger.total();
+  });
+  if (*dearest != all.front() && *dearest != all.back()) shown.push_back(*dearest);
+  shown.push_back(all.back());
+  return shown;
+}
+
+}  // namespace
+
+std::string traffic_text(const Checked& checked) {
+  const auto sent = checked.sent();
+  std::string text = fmt::format("a rank sends {} in its node and {} across nodes a step\n",
+                                 plan::human_bytes(sent.intra), plan::human_bytes(sent.inter));
+  for (const TrafficRow& row : traffic_rows()) {
+    const auto most = most_of(checked.figures, row.kinds);
+    if (most.intra + most.inter == 0) continue;
+    text += fmt::format("  {:<24}{:>14} in its node {:>14} across\n", row.name,
+                        plan::human_bytes(most.intra), plan::human_bytes(most.inter));
+  }
+  return text;
+}
+
+std::string memory_text(const Checked& checked) {
+  const auto columns = columns_of(checked);
+  std::string text = "memory a rank, on its device (the rank of each stage that holds most):\n";
+  const auto row = [&](std::string_view name, auto&& cell) {
+    text += fmt::format("  {:<24}", name);
+    for (const RankFigures* f : columns) text += fmt::format("{:>14}", cell(*f));
+    text += '\n';
+  };
+  const auto bytes_row = [&](std::string_view name, auto&& bytes) {
+    row(name, [&](const RankFigures& f) { return plan::human_bytes(bytes(f.ledger)); });
+  };
+  row("stage", [](const RankFigures& f) { return f.place.pipeline; });
+  row("rank", [&](const RankFigures& f) { return checked.mesh().rank_of(f.place); });
+  for (const auto& [purpose, word] : EnumWords<plan::Purpose>::table) {
+    const auto of = [purpose = purpose](const plan::Ledger& l) {
+      const auto in = [purpose](const auto& rows) {
+        const auto it = rows.find(purpose);
+        return it == rows.end() ? 0 : it->second;
+      };
+      return in(l.state) + in(l.peak);
+    };
+    if (std::ranges::any_of(columns, [&](const RankFigures* f) { return of(f->ledger) > 0; }))
+      bytes_row(word, of);
+  }
+  bytes_row("gaps", [](const plan::Ledger& l) { return l.gaps; });
+  bytes_row("total", [](const plan::Ledger& l) { return l.total(); });
+  row("arena state, bytes", [](const RankFigures& f) { return f.ledger.state_bytes; });
+  row("arena step, bytes", [](const RankFigures& f) { return f.ledger.step_bytes; });
+  return text;
+}
+
+}  // namespace tessera::verbs

@@ -1,0 +1,107 @@
+// The table of ZeRO's estimators: every stage and offload choice, and what fits.
+#include "verbs/check/check.hpp"
+#include "zero/model_states.hpp"
+
+namespace tessera::verbs {
+namespace {
+
+using zero::StateChoice;
+using zero::StateTier;
+
+constexpr std::array<const char*, 3> kTierNames = {"device", "host", "nvme"};
+const char* name_of(StateTier tier) { return kTierNames[static_cast<std::size_t>(tier)]; }
+
+/// In the order in which people try them.
+constexpr std::array kOffload = {
+    StateChoice{},
+    StateChoice{.optimizer = StateTier::host},
+    StateChoice{.optimizer = StateTier::host, .gradients = StateTier::host},
+    StateChoice{
+        .optimizer = StateTier::host, .gradients = StateTier::host, .parameters = StateTier::host},
+    StateChoice{.optimizer = StateTier::disk, .gradients = StateTier::host},
+    StateChoice{
+        .optimizer = StateTier::disk, .gradients = StateTier::host, .parameters = StateTier::disk},
+};
+
+std::int64_t purpose_bytes(const plan::Ledger& ledger, plan::Purpose purpose) {
+  std::int64_t bytes = 0;
+  for (const auto* rows : {&ledger.state, &ledger.peak}) {
+    const auto it = rows->find(purpose);
+    if (it != rows->end()) bytes += it->second;
+  }
+  return bytes;
+}
+
+/// Of the largest unit's parameters, whole: what is on the device while it computes.
+std::int64_t largest_unit(const plan::PlanInputs& in, const MeshPlace& place) {
+  std::int64_t most = 0;
+  for (const auto& unit : in.units) {
+    const auto layout = zero::unit_layout(unit, in.mesh.data, plan::tensor_cut(in, place));
+    most = std::max(most, layout.padded * size_of(in.compute));
+  }
+  return most;
+}
+
+/// What the plan of a step needs, less the states that are elsewhere, and, for parameters, with
+/// room for the unit that computes and those that are on their way.
+std::int64_t device_bytes(const plan::PlanInputs& in, const plan::RankFigures& f,
+                          const StateChoice& choice) {
+  using plan::Purpose;
+  std::int64_t bytes = f.ledger.total();
+  if (choice.optimizer != StateTier::device) {
+    bytes -= purpose_bytes(f.ledger, Purpose::optimizer) + purpose_bytes(f.ledger, Purpose::master);
+  }
+  if (choice.gradients != StateTier::device) bytes -= purpose_bytes(f.ledger, Purpose::gradients);
+  if (choice.parameters != StateTier::device) {
+    bytes -= purpose_bytes(f.ledger, Purpose::parameters);
+    const bool has_window = purpose_bytes(f.ledger, Purpose::gather_window) > 0;
+    if (!has_window) bytes += (1 + in.prefetch) * largest_unit(in, f.place);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+std::string options_text(const LayoutOptions& layout) {
+  std::string text;
+  for (int stage = 0; stage <= 3; ++stage) {
+    const auto checked = check_variant(layout, {fmt::format("zero.stage={}", stage)});
+    if (!checked) make_planner(layout);  // throws what is wrong with the deck itself
+    TESSERA_CHECK(checked, "a deck that cannot have stage {}", stage);
+    const plan::PlanInputs& in = checked->planner.inputs;
+    const plan::RankFigures& f = checked->dearest();
+    const auto budget = device_budget(checked->deck());
+    if (stage == 0) {
+      text += fmt::format(
+          "{} parameters on {} data x {} pipeline x {} tensor ranks; compute {}, gradients {}{}\n"
+          "model states of the rank that holds most, and its device's bytes with activations and "
+          "all else\n"
+          "{:<6}{:<11}{:<11}{:<11}{:>13}{:>13}{:>13}{:>13}  {:<13}{}\n",
+          model::parameter_count(in.units), in.mesh.data, in.mesh.pipeline, in.mesh.tensor,
+          to_string(in.compute), to_string(in.accumulate),
+          budget ? ", devices of " + plan::human_bytes(*budget) : "", "stage", "optimizer",
+          "gradients", "parameters", "device", "host", "disk", "device, all", "fits", "from");
+    }
+    const auto states =
+        zero::model_states(f.elements, in.mesh.data, stage, in.compute, in.accumulate);
+    for (StateChoice choice : kOffload) {
+      choice.stage = stage;
+      const bool built = choice.optimizer == StateTier::device;
+      const std::int64_t on_device = states.in(StateTier::device, choice);
+      const std::int64_t all = device_bytes(in, f, choice);
+      const char* fits = !budget                ? "-"
+                         : all <= *budget       ? "yes"
+                         : on_device <= *budget ? "states only"
+                                                : "no";
+      text += fmt::format(
+          "{:<6}{:<11}{:<11}{:<11}{:>13}{:>13}{:>13}{:>13}  {:<13}{}\n", stage,
+          name_of(choice.optimizer), name_of(choice.gradients), name_of(choice.parameters),
+          plan::human_bytes(on_device), plan::human_bytes(states.in(StateTier::host, choice)),
+          plan::human_bytes(states.in(StateTier::disk, choice)), plan::human_bytes(all), fits,
+          built ? "a plan" : "formula (offload: not available in this version)");
+    }
+  }
+  return text;
+}
+
+}  // namespace tessera::verbs

@@ -1,0 +1,45 @@
+#include "verbs/planner.hpp"
+
+#include <CLI/CLI.hpp>
+
+#include "core/cores.hpp"
+#include "deck/ranks.hpp"
+#include "kernels/cpu/device.hpp"
+#include "train/setup.hpp"
+
+namespace tessera::verbs {
+
+void LayoutOptions::add_to(CLI::App& app) {
+  deck.add_to(app);
+  app.add_option("--ranks", ranks, "number of ranks")->required()->check(CLI::PositiveNumber);
+  app.add_option("--nodes", nodes, "number of nodes they are on")->check(CLI::PositiveNumber);
+}
+
+std::vector<plan::RankFigures> Planner::survey(std::span<const MeshPlace> places) const {
+  return plan::survey(inputs, shapes, places, devices);
+}
+
+Planner make_planner(const LayoutOptions& layout) {
+  Planner p;
+  p.loaded = deck::load_deck(layout.deck.path, layout.deck.sets, train::read_architecture);
+  deck::check_ranks(p.loaded, layout.ranks);
+  if (layout.ranks % layout.nodes != 0) {
+    throw DeckError(
+        fmt::format("--ranks {} does not divide over --nodes {}", layout.ranks, layout.nodes));
+  }
+  const std::int64_t local = layout.ranks / layout.nodes;
+  // Threads as if this machine were one of the nodes.
+  const std::vector<CoreMask> masks(static_cast<std::size_t>(local), own_cores());
+  const int threads = train::thread_count(p.loaded.deck.run, cores_each(masks));
+  const std::array alone{own_cores()};
+  for (int i = 0; i < cores_each(alone); ++i)
+    p.devices.push_back(kernels::make_cpu_device({.threads = threads}));
+  p.shapes =
+      train::training_shapes(p.loaded.deck, train::mesh_of(p.loaded.deck, layout.ranks).data);
+  std::vector<int> node_of;
+  for (std::int64_t r = 0; r < layout.ranks; ++r) node_of.push_back(static_cast<int>(r / local));
+  p.inputs = train::plan_inputs(p.loaded.deck, p.shapes, node_of, *p.devices.front());
+  return p;
+}
+
+}  // namespace tessera::verbs

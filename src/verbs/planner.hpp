@@ -1,0 +1,32 @@
+// Plans of a deck on ranks that are not there: what check and plan are made from.
+#pragma once
+
+#include <memory>
+
+#include "deck/load.hpp"
+#include "plan/survey.hpp"
+#include "verbs/verb.hpp"
+
+namespace tessera::verbs {
+
+/// DECK --ranks N [--nodes M].
+struct LayoutOptions {
+  DeckOptions deck;
+  std::int64_t ranks = 1, nodes = 1;
+  void add_to(CLI::App& app);
+};
+
+struct Planner {
+  deck::LoadedDeck loaded;
+  std::vector<plan::PlanShape> shapes;
+  plan::PlanInputs inputs;  // with the first of the devices
+  /// The CPU device says how much scratch its kernels want; one for each thread that makes plans.
+  std::vector<std::unique_ptr<kernels::Device>> devices;
+
+  std::vector<plan::RankFigures> survey(std::span<const MeshPlace> places) const;
+};
+
+/// Throws DeckError where the deck does not fit the ranks, or the ranks the nodes.
+Planner make_planner(const LayoutOptions& layout);
+
+}  // namespace tessera::verbs

@@ -1,0 +1,38 @@
+// Bytes of a model's states - parameters, gradients, optimizer - on one rank, by formula
+// (Rajbhandari et al. 2020, "ZeRO", section 3 and figure 1; 2021, "ZeRO-Infinity", section 3): what
+// is known of a choice before it has a plan, or where it cannot have one yet.
+#pragma once
+
+#include <cstdint>
+
+#include "core/dtype.hpp"
+
+namespace tessera::zero {
+
+enum class StateTier : std::uint8_t { device, host, disk };
+
+struct StateChoice {
+  int stage = 0;
+  StateTier optimizer = StateTier::device;  // moments, and master weights where they are apart
+  StateTier gradients = StateTier::device;
+  StateTier parameters = StateTier::device;
+};
+
+/// Bytes of each state on one rank.
+struct StateBytes {
+  std::int64_t parameters = 0, gradients = 0, optimizer = 0;
+  std::int64_t total() const { return parameters + gradients + optimizer; }
+  /// Those that lie in `tier`.
+  std::int64_t in(StateTier tier, const StateChoice& choice) const {
+    return (choice.parameters == tier ? parameters : 0) +
+           (choice.gradients == tier ? gradients : 0) + (choice.optimizer == tier ? optimizer : 0);
+  }
+};
+
+/// For AdamW over `elements` parameters of a rank's share of the model, divided over `data` ranks
+/// as the stage says. Moments and master weights are f32; in f32 compute the parameters are the
+/// master weights. Shards are rounded up to whole elements.
+StateBytes model_states(std::int64_t elements, std::int64_t data, int stage, DType compute,
+                        DType accumulate);
+
+}  // namespace tessera::zero

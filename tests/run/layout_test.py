@@ -1,0 +1,185 @@
+"""Tensor, pipeline and data parallelism, alone and together, with every ZeRO stage: in layout mode
+the same bits as one rank, otherwise the same numbers but for the order of sums (traps 10, 14 to 25,
+27 to 34, 36)."""
+
+import unittest
+
+from tessera import RunTest, metrics, tiny_deck
+
+# As in equivalence_test: the order of sums of single precision, carried through 12 updates.
+TOLERANCE = 1e-5
+# bf16 rounds to 2^-9 at every activation; runs that round elsewhere part by some of that.
+TOLERANCE_BF16 = 2e-2
+
+GPT2 = {"model__heads": 4, "model__hidden": 32, "model__layers": 4}
+LLAMA = {"model__family": "llama", "model__heads": 4, "model__kv_heads": 2, "model__hidden": 32,
+         "model__ffn_hidden": 44, "model__layers": 4}
+ANY_LAYOUT = {"run__reproducible": "layout", "run__reproducible_tensor": 4, "run__threads": 1,
+              "run__steps": 4}
+
+
+def mesh(data=1, pipeline=1, tensor=1, **more):
+    return data * pipeline * tensor, {"parallel__pipeline": pipeline, "parallel__tensor": tensor,
+                                      **more}
+
+
+class LayoutTest(RunTest):
+    def run_on(self, on, **changes):
+        ranks, layout = on
+        changes = {**changes, **layout}
+        name = "_".join([str(ranks), *(f"{k.split('__')[1]}_{v}" for k, v in changes.items())])
+        name = "".join(c if c.isalnum() else "_" for c in name)[:200]
+        return self.train(ranks, self.deck(name, tiny_deck(self.corpus, **changes)))
+
+    def assert_same(self, fixed, meshes):
+        want = self.run_on(mesh(), **fixed)
+        for on in meshes:
+            with self.subTest(ranks=on[0], **on[1]):
+                self.assertEqual(self.run_on(on, **fixed), want)
+
+    def assert_near(self, fixed, meshes, tolerance=TOLERANCE, base=mesh()):
+        want = self.run_on(base, **fixed)
+        for on in meshes:
+            with self.subTest(ranks=on[0], **on[1]):
+                self.assert_close(self.run_on(on, **fixed), want, tolerance, "another layout")
+
+
+class SameBits(LayoutTest):
+    """reproducible = "layout"."""
+
+    def test_everything_with_everything(self):
+        for family in (GPT2, LLAMA):
+            self.assert_same({**family, **ANY_LAYOUT}, [
+                mesh(tensor=2), mesh(tensor=4), mesh(pipeline=4),
+                mesh(data=2, zero__stage=2), mesh(data=4, zero__stage=3, recompute__policy="full"),
+                mesh(data=2, tensor=2, zero__stage=1, recompute__policy="selective"),
+                mesh(data=2, pipeline=2, zero__stage=3, parallel__schedule="zero_bubble"),
+                mesh(data=2, pipeline=2, tensor=2, zero__stage=2, recompute__policy="full"),
+                mesh(pipeline=2, tensor=2, parallel__schedule="interleaved",
+                     parallel__virtual_stages=2),
+                mesh(data=2, pipeline=2, tensor=2, zero__stage=0, parallel__schedule="gpipe")])
+
+    def test_27_dropout(self):
+        self.assert_same({**GPT2, **ANY_LAYOUT, "model__dropout": 0.2}, [
+            mesh(tensor=2), mesh(tensor=4, parallel__sequence=False), mesh(pipeline=2),
+            mesh(data=2, tensor=2, pipeline=2, zero__stage=3, recompute__policy="full")])
+
+    def test_bf16(self):
+        self.assert_same({**LLAMA, **ANY_LAYOUT, "precision__compute": "bf16"}, [
+            mesh(tensor=2), mesh(tensor=4, parallel__sequence=False), mesh(pipeline=2),
+            mesh(data=2, tensor=2, pipeline=2, zero__stage=3)])
+
+    def test_21_a_kv_head_that_several_ranks_read(self):
+        self.assert_same({**LLAMA, **ANY_LAYOUT, "model__kv_heads": 1}, [
+            mesh(tensor=2), mesh(tensor=4), mesh(tensor=2, parallel__sequence=False),
+            mesh(data=2, tensor=4, zero__stage=3)])
+
+    def test_reduction_and_accumulation(self):
+        fixed = {**GPT2, **ANY_LAYOUT}
+        self.assert_same(fixed, [
+            mesh(data=2, zero__stage=stage, zero__reduce=reduce)
+            for stage in range(4) for reduce in ("step", "micro")])
+
+    def test_uneven_chunks(self):
+        """Heads, ffn columns and vocabulary rows that four chunks do not divide."""
+        self.assert_same({**GPT2, **ANY_LAYOUT, "model__heads": 6, "model__hidden": 36,
+                          "model__ffn_hidden": 50, "model__vocab": 101},
+                         [mesh(tensor=2), mesh(tensor=4), mesh(data=2, tensor=4, zero__stage=3)])
+
+    def test_needs(self):
+        """What cannot hold is an error of the deck that names the key."""
+        for key, changes in {
+            "run.reproducible_tensor": {"run__reproducible_tensor": 3},
+            "parallel.tensor": {"run__reproducible_tensor": 2, "parallel__tensor": 4},
+            "batch.sequence": {"batch__sequence": 14},
+            "precision.compute": {"precision__compute": "f16"},
+            "precision.gradients": {"precision__gradients": "bf16"},
+            "batch.global": {"batch__global": 6},
+        }.items():
+            with self.subTest(key=key):
+                deck = tiny_deck(self.corpus, **{**GPT2, **ANY_LAYOUT, **changes})
+                job = self.run_job(4, "train", self.deck("wrong", deck), each=True)
+                self.assertEqual(job.codes, [2] * 4, job.output)
+                self.assertIn(key, job.output)
+
+
+class NearlySame(LayoutTest):
+    def test_tensor(self):
+        """Three heads on two ranks, five ranks' worth of nothing even, with and without splitting
+        the sequence."""
+        self.assert_near({}, [
+            mesh(tensor=2), mesh(tensor=2, parallel__sequence=False),
+            mesh(tensor=3, parallel__sequence=False), mesh(data=2, tensor=2, zero__stage=3)])
+        self.assert_near({**LLAMA, "model__kv_heads": 1}, [mesh(tensor=2), mesh(tensor=4)])
+
+    def test_10_29_pipeline(self):
+        """Micro-batches fewer than, as many as and not a multiple of the stages."""
+        for count in (1, 2, 3, 5, 8):
+            fixed = {**LLAMA, "batch__global": count, "run__steps": 4}
+            want = self.run_on(mesh(), **fixed)
+            for schedule in ("1f1b", "gpipe", "zero_bubble"):
+                for stages in (2, 4):
+                    with self.subTest(count=count, schedule=schedule, stages=stages):
+                        got = self.run_on(mesh(pipeline=stages, parallel__schedule=schedule),
+                                          **fixed)
+                        self.assertEqual(got, want, "untied: not even the order of sums differs")
+            with self.subTest(count=count, schedule="interleaved"):
+                got = self.run_on(mesh(pipeline=2, parallel__schedule="interleaved",
+                                       parallel__virtual_stages=2), **fixed)
+                self.assertEqual(got, want)
+
+    def test_classic(self):
+        """Two data ranks, two stages, eight micro-batches each."""
+        self.assert_near({**GPT2, "batch__global": 16}, [
+            mesh(data=2, pipeline=2, zero__stage=stage) for stage in range(4)])
+
+    def test_33_tied_ends(self):
+        self.assert_near({**GPT2, "model__tied_embeddings": True}, [
+            mesh(pipeline=2), mesh(pipeline=4, data=2, zero__stage=1), mesh(pipeline=3)])
+
+    def test_placement(self):
+        self.assert_near(GPT2, [mesh(pipeline=2, parallel__placement=[0, 3]),
+                                mesh(pipeline=3, parallel__placement=[0, 1, 2])])
+
+    def test_bf16_and_f16(self):
+        for compute in ("bf16", "f16"):
+            self.assert_near({**GPT2, "precision__compute": compute},
+                             [mesh(tensor=2), mesh(pipeline=2), mesh(data=2, tensor=2,
+                                                                      zero__stage=3)],
+                             TOLERANCE_BF16)
+
+    def test_16_evaluation(self):
+        """Rank 0 prints the loss of the last stage."""
+        fixed = {**GPT2, "data__validation": [str(self.corpus)], "evaluate__every": 6,
+                 "evaluate__batches": 2}
+        losses = []
+        for on in (mesh(), mesh(tensor=2), mesh(pipeline=2), mesh(2, 2, 2)):
+            self.run_on(on, **fixed)
+            newest = max((p for p in self.dir.iterdir() if p.is_dir()),
+                         key=lambda p: p.stat().st_mtime_ns)
+            losses.append([e["loss"] for e in metrics.read_events(newest)
+                           if e["event"] == "evaluate"])
+        for other in losses[1:]:
+            self.assertEqual(len(other), len(losses[0]))
+            for a, b in zip(other, losses[0]):
+                self.assertLessEqual(abs(a - b) / b, TOLERANCE)
+
+    def test_wrong_grids(self):
+        for key, ranks, changes in (
+            ("parallel.tensor", 3, {"parallel__tensor": 2}),
+            ("parallel.tensor", 8, {"parallel__tensor": 8}),
+            ("parallel.pipeline", 8, {"parallel__pipeline": 8}),
+            ("batch.sequence", 2, {"parallel__tensor": 2, "batch__sequence": 15}),
+            ("parallel.virtual_stages", 2, {"parallel__pipeline": 2,
+                                            "parallel__schedule": "interleaved"}),
+            ("parallel.placement", 2, {"parallel__pipeline": 2, "parallel__placement": [0, 9]}),
+        ):
+            with self.subTest(key=key, **changes):
+                deck = tiny_deck(self.corpus, **{**GPT2, **changes})
+                job = self.run_job(ranks, "train", self.deck("wrong", deck), each=True)
+                self.assertEqual(job.codes, [2] * ranks, job.output)
+                self.assertIn(key, job.output)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,176 @@
+"""Memory that is predicted is what a run uses, over layouts: the arenas of check, of the run's start,
+and how far operations reached into them; and what check says of layouts that do not fit or waste
+something."""
+
+import re
+import unittest
+
+from tessera import RunTest, metrics, tiny_deck
+
+ALIGNMENT = 256  # of buffers: the last one's bytes end that much before its arena's at most
+
+# Each with what makes its ranks differ: tensor shards of 3 heads over 2 ranks, stages with the
+# embedding and with the head, data shards.
+LAYOUTS = {
+    "one": (1, {}),
+    "tensor": (2, {"parallel__tensor": 2}),
+    "tensor_whole_sequences": (2, {"parallel__tensor": 2, "parallel__sequence": False}),
+    "pipeline": (2, {"parallel__pipeline": 2}),
+    "gpipe": (2, {"parallel__pipeline": 2, "parallel__schedule": "gpipe"}),
+    "zero_bubble": (2, {"parallel__pipeline": 2, "parallel__schedule": "zero_bubble"}),
+    "data": (2, {"zero__stage": 3}),
+    "data_bf16": (2, {"zero__stage": 2, "precision__compute": "bf16",
+                      "precision__accumulate": "bf16"}),
+    "recompute": (2, {"zero__stage": 1, "recompute__policy": "full"}),
+    "ends_bf16": (4, {"parallel__pipeline": 2, "zero__stage": 1, "precision__compute": "bf16",
+                      "precision__accumulate": "bf16", "precision__gradients": "bf16"}),
+    "all": (8, {"parallel__tensor": 2, "parallel__pipeline": 2, "zero__stage": 3}),
+}
+
+
+class Memory(RunTest):
+    def check(self, deck, ranks, *options, code=0):
+        job = self.run_job(0, "check", deck, "--ranks", ranks, *options)
+        self.assertEqual(job.code, code, job.output)
+        return job.output
+
+    def arenas(self, output):
+        """[{arena: bytes}] of the stages, as check prints them."""
+        rows = {a: re.search(rf"arena {a}, bytes +(.+)", output)[1].split() for a in
+                ("state", "step")}
+        return [{"state": int(a), "step": int(b)} for a, b in zip(rows["state"], rows["step"])]
+
+    def test_predicted_is_measured(self):
+        for name, (ranks, changes) in LAYOUTS.items():
+            with self.subTest(name):
+                deck = self.deck(name, tiny_deck(self.corpus, run__steps=2, checkpoint__every=0,
+                                                 **changes))
+                predicted = self.arenas(self.check(deck, ranks))
+                self.train(ranks, deck)
+                events = {e["event"]: e for e in metrics.read_events(self.dir / name)}
+                self.assertEqual(events["start"]["arena_bytes"], predicted)
+                for used, had in zip(events["end"]["arena_high_water"], predicted, strict=True):
+                    for arena in ("state", "step"):
+                        self.assertIn(had[arena] - used[arena], range(ALIGNMENT), arena)
+
+    def test_bf16_sums_of_gradients_over_stages(self):
+        """The same bits at every stage, and near f32 sums: in the first step, before any update, a
+        rank's 4 sums and that over ranks round by 2^-9 of partial sums, which are taken to be less
+        than twice the whole."""
+        fixed = {"precision__compute": "bf16", "run__steps": 3}
+        want = self.train(2, self.deck("f32", tiny_deck(self.corpus, **fixed)))
+        for reduce in ("step", "micro"):
+            got = {s: self.train(2, self.deck(f"{reduce}_{s}", tiny_deck(
+                self.corpus, precision__accumulate="bf16", zero__stage=s, zero__reduce=reduce,
+                **fixed))) for s in range(4)}
+            for stage in (1, 2, 3):
+                self.assertEqual(got[stage], got[0], f"stage {stage}, {reduce}")
+            loss, norm = got[0][1]
+            self.assertEqual(loss, want[1][0])
+            self.assertNotEqual(norm, want[1][1], "sums were rounded")
+            self.assertLess(abs(norm / want[1][1] - 1), 2 * 5 * 2**-9)
+
+    def test_bf16_sums_need_bf16_products(self):
+        deck = self.deck("bad", tiny_deck(self.corpus, precision__accumulate="bf16"))
+        self.assertIn("precision.compute", self.check(deck, 2, code=2))
+
+    def test_the_rank_map(self):
+        deck = self.deck("map", tiny_deck(self.corpus, parallel__tensor=2, parallel__pipeline=2,
+                                          batch__global=64))
+        output = self.check(deck, 16, "--nodes", 2)
+        for line in ("ranks: 4 data x 2 pipeline x 2 tensor = 16, ZeRO-0",
+                     r"tensor groups +8 of 2, each in a node: 0-1 \| 2-3 \| 4-5 \| .. \| 14-15",
+                     r"data groups +4 of 4, each in a node: 0, 2, .. 6 \| 1, 3, .. 7 \| 8, 10, .. "
+                     r"14 \| 9, 11, .. 15",
+                     r"pipelines +8 of 2, over up to 2 nodes: 0, 8 \| 1, 9 \| 2, 10 \| .. \| 7, 15",
+                     r"nodes +2: 0-7 \| 8-15", "stage 0 +embedding, blocks? 0"):
+            self.assertRegex(output, line)
+
+    def test_16384_ranks(self):
+        """No more is planned than one rank of each kind."""
+        deck = self.deck("many", tiny_deck(self.corpus, parallel__tensor=3, parallel__pipeline=1,
+                                           parallel__sequence=False, batch__global=2**14))
+        self.assertIn("good for 12288 ranks", self.check(deck, 12288, "--nodes", 1536))
+        deck = self.deck("more", tiny_deck(self.corpus, zero__stage=3, batch__global=2**14))
+        self.assertIn("good for 16384 ranks", self.check(deck, 16384, "--nodes", 2048))
+
+    def test_advice(self):
+        """(ranks, options, changes, what is said)"""
+        cases = [
+            (1, [], {"zero__stage": 3}, "divides nothing over one data rank"),
+            (4, ["--nodes", 4], {"parallel__tensor": 2},
+             "tensor ranks 0-1 are on 2 nodes"),  # trap 3
+            (2, [], {"parallel__pipeline": 2, "batch__global": 2},
+             "2 micro-batches keep 2 stages busy 67 % of the time"),
+            (2, [], {"parallel__pipeline": 2, "parallel__schedule": "gpipe"},
+             "keeps activations of 8 micro-batches"),
+            (2, [], {"parallel__tensor": 2, "parallel__sequence": False},
+             "parallel.sequence = true"),
+            (2, ["--device-memory", "1GB"], {"recompute__policy": "full"},
+             'recompute.policy = "none" fits too'),
+            (2, ["--device-memory", "1GB"], {"zero__stage": 3, "zero__reduce": "micro"},
+             "zero.stage = 1 fits too"),
+        ]
+        for ranks, options, changes, text in cases:
+            with self.subTest(text):
+                deck = self.deck("deck", tiny_deck(self.corpus, **changes))
+                self.assertIn(text, self.check(deck, ranks, *options))
+        quiet = self.deck("quiet", tiny_deck(self.corpus, zero__stage=1))
+        self.assertNotIn("advice", self.check(quiet, 2))
+
+    def test_what_does_not_fit(self):
+        deck = self.deck("deck", tiny_deck(self.corpus, batch__micro=4))
+        total = sum(self.arenas(self.check(deck, 2))[0].values())
+        output = self.check(deck, 2, "--device-memory", f"{total - 1}B", code=4)
+        for text in ("a rank needs", "which fits", "arena state", "arena step",
+                     "recompute.policy", "zero.stage = 1 to 3"):
+            self.assertIn(text, output)
+        self.assertIn("good for", self.check(deck, 2, "--device-memory", f"{total}B"))
+        output = self.check(deck, 2, "--device-memory", "1KiB", code=4)
+        self.assertIn("too much by itself", output)
+        self.assertIn("offload.optimizer", output)
+
+    def test_options(self):
+        """The states are ZeRO's 16 bytes a parameter: 2 + 2 + 12."""
+        changes = {"model__hidden": 96, "model__vocab": 128}  # nothing is padded but shards
+        deck = self.deck("deck", tiny_deck(self.corpus, precision__compute="bf16",
+                                           precision__accumulate="bf16", **changes))
+        output = self.check(deck, 4, "--options", "--device-memory", "1GB")
+        parameters = int(re.match(r"\d+", output)[0])
+        rows = [line.split() for line in output.splitlines() if re.match(r"[0-3] ", line)]
+        self.assertEqual(len(rows), 4 * 6)
+        self.assertEqual({(r[0], *r[1:4]) for r in rows if r[1] == "device"},
+                         {(str(s), "device", "device", "device") for s in range(4)})
+        plain = {int(r[0]): float(r[4]) * {"KiB": 2**10, "MiB": 2**20}[r[5]]
+                 for r in rows if r[1] == "device"}
+        for stage, share in ((0, 16), (1, 4 + 12 / 4), (2, 2 + 14 / 4), (3, 16 / 4)):
+            # Each of 6 units is padded to a multiple of 4 x 16; figures have two decimals of a MiB.
+            slack = share * 6 * 64 + 0.005 * 2**20
+            self.assertLess(abs(plain[stage] - share * parameters), slack)
+        self.assertTrue(all("not available" in " ".join(r) for r in rows if r[1] != "device"))
+
+    def test_fit(self):
+        deck = self.deck("deck", tiny_deck(self.corpus, batch__global=16))
+        totals = {m: sum(self.arenas(self.check(deck, 2, "--set", f"batch.micro={m}"))[0].values())
+                  for m in (1, 2, 4, 8)}
+        for micro in (1, 4, 8):
+            output = self.check(deck, 2, "--fit", "--device-memory", f"{totals[micro]}B")
+            self.assertRegex(output, rf"batch.micro = {micro} .*the largest that fits")
+        self.assertIn("memory.device", self.check(deck, 2, "--fit", "--device-memory",
+                                                  f"{totals[1] - 1}B", code=4))
+        self.assertIn("--device-memory", self.check(deck, 2, "--fit", code=2))
+
+    def test_impossible_grids(self):
+        for ranks, changes, text in (
+                (3, {"parallel__tensor": 2}, "does not divide 3 ranks"),
+                (2, {"parallel__pipeline": 4}, "parallel.pipeline"),
+                (2, {"parallel__tensor": 4}, "model.heads"),
+                (4, {"batch__global": 2}, "nearest: 4"),
+                (4, {"batch__global": 6}, "nearest: 4 or 8")):
+            with self.subTest(text):
+                deck = self.deck("deck", tiny_deck(self.corpus, **changes))
+                self.assertIn(text, self.check(deck, ranks, code=2))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

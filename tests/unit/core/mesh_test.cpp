@@ -1,0 +1,72 @@
+#include "core/mesh.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+namespace tessera {
+namespace {
+
+template <typename F>
+void for_meshes(F&& f) {
+  for (std::int64_t t = 1; t <= 64; ++t) {
+    for (std::int64_t d = 1; t * d <= 64; ++d) {
+      for (std::int64_t p = 1; t * d * p <= 64; ++p) f(Mesh{.tensor = t, .data = d, .pipeline = p});
+    }
+  }
+}
+
+// Trap 1: by counting, tensor fastest, then data, then pipeline.
+TEST(Mesh, RankAndPlaceAreABijection) {
+  for_meshes([](const Mesh& mesh) {
+    std::int64_t rank = 0;
+    for (std::int64_t p = 0; p < mesh.pipeline; ++p) {
+      for (std::int64_t d = 0; d < mesh.data; ++d) {
+        for (std::int64_t t = 0; t < mesh.tensor; ++t, ++rank) {
+          const MeshPlace place{.tensor = t, .data = d, .pipeline = p};
+          ASSERT_EQ(mesh.rank_of(place), rank);
+          ASSERT_EQ(mesh.place_of(rank), place);
+        }
+      }
+    }
+    ASSERT_EQ(rank, mesh.size());
+  });
+}
+
+// Traps 1 and 2: the groups of one kind part the ranks that are in any, each rank agrees with the
+// others of its group about who is in it, and two ranks share a data, a tensor and a pipeline group
+// only with themselves.
+TEST(Mesh, GroupsPartTheRanks) {
+  for_meshes([](const Mesh& mesh) {
+    if (mesh.size() > 16) return;
+    for (std::size_t g = 0; g < kMeshGroups; ++g) {
+      std::map<std::int64_t, int> seen;
+      for (std::int64_t r = 0; r < mesh.size(); ++r) {
+        const auto own = mesh.members(r, static_cast<MeshGroup>(g));
+        const bool middle = static_cast<MeshGroup>(g) == MeshGroup::ends &&
+                            mesh.place_of(r).pipeline != 0 &&
+                            mesh.place_of(r).pipeline != mesh.pipeline - 1;
+        ASSERT_EQ(own.empty(), middle);
+        if (own.empty()) continue;
+        ASSERT_EQ(std::count(own.begin(), own.end(), r), 1);
+        for (int other : own) ASSERT_EQ(mesh.members(other, static_cast<MeshGroup>(g)), own);
+        if (own.front() == r) {
+          for (int member : own) ++seen[member];
+        }
+      }
+      for (const auto& [rank, times] : seen) ASSERT_EQ(times, 1);
+    }
+    const auto size = [&](MeshGroup g) {
+      return static_cast<std::int64_t>(mesh.members(0, g).size());
+    };
+    ASSERT_EQ(size(MeshGroup::world), mesh.size());
+    ASSERT_EQ(size(MeshGroup::data), mesh.data);
+    ASSERT_EQ(size(MeshGroup::tensor), mesh.tensor);
+    ASSERT_EQ(size(MeshGroup::pipeline), mesh.pipeline);
+    ASSERT_EQ(size(MeshGroup::ends), mesh.pipeline > 1 ? 2 : 1);
+  });
+}
+
+}  // namespace
+}  // namespace tessera
