@@ -58,8 +58,8 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   std::vector<std::pair<CLI::App*, verbs::Verb>> all;
   for (auto* add :
-       {verbs::train, verbs::evaluate, verbs::check, verbs::plan, verbs::tokenize, verbs::generate,
-        verbs::inspect, verbs::import_model, verbs::export_model, verbs::bench}) {
+       {verbs::train, verbs::evaluate, verbs::check, verbs::plan, verbs::simulate, verbs::tokenize,
+        verbs::generate, verbs::inspect, verbs::import_model, verbs::export_model, verbs::bench}) {
     verbs::Verb verb = add(app);
     all.emplace_back(app.get_subcommands([](CLI::App*) { return true; }).back(), std::move(verb));
   }

@@ -20,6 +20,11 @@ struct Embed {
   Dropout dropout;
   View scratch;
 
+  /// Bytes that it moves: of the tables only the rows that are looked up.
+  double bytes() const {
+    const auto rows = static_cast<double>(out.elements());
+    return rows * static_cast<double>(2 * size_of(token_table.type) + size_of(out.type));
+  }
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
     f(s.tokens, Access::read), f(s.token_table, Access::read), f(s.position_table, Access::read);

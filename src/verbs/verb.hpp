@@ -29,6 +29,7 @@ Verb train(CLI::App& app);
 Verb evaluate(CLI::App& app);
 Verb check(CLI::App& app);
 Verb plan(CLI::App& app);
+Verb simulate(CLI::App& app);
 Verb tokenize(CLI::App& app);
 Verb generate(CLI::App& app);
 Verb inspect(CLI::App& app);

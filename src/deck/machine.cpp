@@ -1,0 +1,202 @@
+#include "deck/machine.hpp"
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <sstream>
+
+#include "deck/codec.hpp"
+#include "deck/names.hpp"
+#include "deck/problems.hpp"
+#include "deck/toml_text.hpp"
+
+namespace tessera::deck {
+namespace {
+
+/// A key of the file: where its value goes, and what it must be.
+struct Row {
+  std::string_view name;
+  bool required = false;
+  std::string type;
+  std::function<bool(Machine&, const Value&)> set;  // false: not of this type
+};
+
+bool positive(double x) { return x > 0; }
+bool positive(std::int64_t x) { return x > 0; }
+bool positive(Bytes x) { return x.count > 0; }
+template <typename T>
+bool positive(const std::vector<T>& all) {
+  return !all.empty() && std::ranges::all_of(all, [](const T& x) { return positive(x); });
+}
+
+/// `member(machine)` is where the value goes.
+template <typename Member>
+Row row(std::string_view name, bool required, Member member) {
+  using T = std::decay_t<decltype(member(std::declval<Machine&>()))>;
+  return {name, required, Codec<T>::type() + ", above 0",
+          [member](Machine& machine, const Value& value) {
+            auto held = Codec<T>::read(value);
+            if (!held || !positive(*held)) return false;
+            member(machine) = *std::move(held);
+            return true;
+          }};
+}
+
+Link& made(std::optional<Link>& link) { return link ? *link : link.emplace(); }
+
+const std::vector<Row>& rows() {
+  static const std::vector<Row> all = [] {
+    std::vector<Row> r{
+        row(
+            "ranks_per_node", true, [](Machine & m) -> auto& { return m.ranks_per_node; }),
+        row(
+            "threads", false, [](Machine & m) -> auto& { return m.threads; }),
+        row(
+            "memory", false, [](Machine & m) -> auto& { return m.memory; }),
+        row(
+            "memory_rate", true, [](Machine & m) -> auto& { return m.memory_rate; }),
+        row(
+            "kernel_start", false, [](Machine & m) -> auto& { return m.kernel_start; }),
+        row(
+            "gemm.n", true, [](Machine & m) -> auto& { return m.gemm_sizes; }),
+        row(
+            "link.intra.latency", false,
+            [](Machine & m) -> auto& { return made(m.intra).latency; }),
+        row(
+            "link.intra.rate", false, [](Machine & m) -> auto& { return made(m.intra).rate; }),
+        row(
+            "link.inter.latency", false,
+            [](Machine & m) -> auto& { return made(m.inter).latency; }),
+        row(
+            "link.inter.rate", false, [](Machine & m) -> auto& { return made(m.inter).rate; }),
+        row(
+            "disk.write", false, [](Machine & m) -> auto& { return m.disk_write; }),
+        row(
+            "disk.read", false, [](Machine & m) -> auto& { return m.disk_read; }),
+    };
+    struct Typed {
+      std::string_view gemm, attention, peak;
+      DType type;
+    };
+    for (const Typed& t : {Typed{"gemm.f32", "attention.f32", "peak.f32", DType::f32},
+                           Typed{"gemm.bf16", "attention.bf16", "peak.bf16", DType::bf16},
+                           Typed{"gemm.f16", "attention.f16", "peak.f16", DType::f16}}) {
+      r.push_back(row(
+          t.gemm, false, [t](Machine & m) -> auto& { return m.gemm[t.type]; }));
+      r.push_back(row(
+          t.attention, false, [t](Machine & m) -> auto& { return m.attention[t.type]; }));
+      r.push_back(row(
+          t.peak, false, [t](Machine & m) -> auto& { return m.peak[t.type]; }));
+    }
+    return r;
+  }();
+  return all;
+}
+
+void read_table(const Table& table, const std::string& prefix, Machine& machine, Problems& problems,
+                std::vector<std::string>& given) {
+  std::vector<std::string_view> names;
+  for (const Row& r : rows()) names.push_back(r.name);
+  for (const TableMember& member : table) {
+    const std::string name = prefix + member.key;
+    if (const Table* inner = member.value.as<Table>()) {
+      read_table(*inner, name + ".", machine, problems, given);
+      continue;
+    }
+    const auto at = std::ranges::find(rows(), name, &Row::name);
+    if (at == rows().end()) {
+      const auto near = nearest_name(name, names);
+      problems.add(member.key_place, name,
+                   fmt::format("unknown key {}{}", name,
+                               near.empty() ? "" : fmt::format(" (did you mean {}?)", near)));
+    } else if (at->set(machine, member.value)) {
+      given.push_back(name);
+    } else {
+      problems.add(member.value.place, name,
+                   fmt::format("{} = {} must be {}", name, value_excerpt(member.value), at->type));
+    }
+  }
+}
+
+/// Conditions over several keys.
+void check(const Machine& m, const std::vector<std::string>& given, Problems& problems) {
+  const Place whole{m.file, 0, 0};
+  const auto has = [&](std::string_view name) {
+    return std::ranges::find(given, name) != given.end() || problems.about(name);
+  };
+  for (const Row& r : rows()) {
+    if (r.required && !has(r.name))
+      problems.add(whole, r.name, fmt::format("{} is missing ({})", r.name, r.type));
+  }
+  for (const std::string link : {"link.intra", "link.inter"}) {
+    if (has(link + ".latency") != has(link + ".rate"))
+      problems.add(whole, link, fmt::format("{} needs both latency and rate", link));
+  }
+  if (std::ranges::adjacent_find(m.gemm_sizes, std::greater_equal{}) != m.gemm_sizes.end())
+    problems.add(whole, "gemm.n", "gemm.n must ascend");
+  if (has("disk.write") != has("disk.read"))
+    problems.add(whole, "disk", "disk needs both write and read");
+  if (!has("gemm.f32") && !has("gemm.bf16") && !has("gemm.f16"))
+    problems.add(whole, "gemm", "one of gemm.f32, gemm.bf16 and gemm.f16 is needed");
+  for (const auto& [type, rates] : m.gemm) {
+    if (!rates.empty() && !m.gemm_sizes.empty() && rates.size() != m.gemm_sizes.size()) {
+      problems.add(whole, "gemm",
+                   fmt::format("gemm.{} has {} rates for the {} sizes of gemm.n", to_string(type),
+                               rates.size(), m.gemm_sizes.size()));
+    }
+  }
+}
+
+}  // namespace
+
+double Machine::gemm_rate(DType type, double flop) const {
+  const auto it = gemm.find(type);
+  if (it == gemm.end()) {
+    throw DeckError(
+        fmt::format("{}: gemm.{} is not given: measure it, or set precision.compute to "
+                    "a type that has rates there",
+                    file, to_string(type)));
+  }
+  const auto& rates = it->second;
+  const double size = std::cbrt(flop / 2);
+  const auto above = std::ranges::find_if(
+      gemm_sizes, [&](std::int64_t n) { return static_cast<double>(n) >= size; });
+  if (above == gemm_sizes.begin()) return rates.front();
+  if (above == gemm_sizes.end()) return rates.back();
+  const auto i = static_cast<std::size_t>(above - gemm_sizes.begin());
+  const auto low = static_cast<double>(gemm_sizes[i - 1]), high = static_cast<double>(*above);
+  const double share = std::log(size / low) / std::log(high / low);
+  return rates[i - 1] + share * (rates[i] - rates[i - 1]);
+}
+
+double Machine::attention_rate(DType type, std::int64_t head_dim) const {
+  if (const auto it = attention.find(type); it != attention.end()) return it->second;
+  const auto d = static_cast<double>(head_dim);
+  return gemm_rate(type, 2 * d * d * d);
+}
+
+Machine parse_machine(std::string_view text, const std::string& path) {
+  Problems problems;
+  Machine machine{.name = std::filesystem::path(path).stem().string(), .file = path, .memory = {}};
+  std::vector<std::string> given;
+  const Table table = parse_toml(text, path, problems);
+  read_table(table, "", machine, problems, given);
+  problems.throw_if_any();
+  check(machine, given, problems);
+  problems.throw_if_any();
+  return machine;
+}
+
+Machine load_machine(const std::string& path) {
+  const std::ifstream file(path);
+  std::ostringstream text;
+  if (!file || !(text << file.rdbuf())) {
+    throw DeckError(fmt::format(
+        "cannot read the machine file {}: slurm/machines/ has some, bench machine makes one",
+        path));
+  }
+  return parse_machine(text.str(), path);
+}
+
+}  // namespace tessera::deck

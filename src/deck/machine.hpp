@@ -1,0 +1,49 @@
+// A machine file: how fast a cluster is, for those who reckon with it where it is not at hand. Its
+// keys and units are in slurm/machines/README.md.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/dtype.hpp"
+#include "deck/deck.hpp"
+
+namespace tessera::deck {
+
+/// A message takes latency + bytes / rate seconds.
+struct Link {
+  double latency = 0;  // s
+  double rate = 0;     // bytes/s of one rank, all ranks of its node sending
+};
+
+/// Rates are those of one rank with all ranks of its node at work, in flop/s and bytes/s.
+struct Machine {
+  std::string name;  // the file's, without directory and extension
+  std::string file;
+  std::int64_t ranks_per_node = 0;
+  std::int64_t threads = 1;
+  Bytes memory;                               // of a rank's device; 0: not said
+  double memory_rate = 0;                     // of a STREAM triad
+  double kernel_start = 0;                    // s that an operation takes beyond its work
+  std::vector<std::int64_t> gemm_sizes;       // ascending
+  std::map<DType, std::vector<double>> gemm;  // at each size
+  std::map<DType, double> attention;
+  std::map<DType, double> peak;          // by the data sheet, for MFU
+  std::optional<Link> intra, inter;      // within a node, between nodes
+  double disk_write = 0, disk_read = 0;  // of a node; 0: not said
+
+  /// flop/s of a matrix product of `flop`: that of the cube with as much work, linear between the
+  /// sizes in their logarithm, constant beyond them. Throws DeckError for a type without rates.
+  double gemm_rate(DType type, double flop) const;
+  /// flop/s of attention: where the file does not say, that of products as small as a head.
+  double attention_rate(DType type, std::int64_t head_dim) const;
+};
+
+/// Throws DeckError that names file and line of everything that is wrong.
+Machine load_machine(const std::string& path);
+Machine parse_machine(std::string_view text, const std::string& path);
+
+}  // namespace tessera::deck

@@ -1,0 +1,116 @@
+#include "plan/simulate.hpp"
+
+#include <CLI/CLI.hpp>
+
+#include "plan/ledger.hpp"
+#include "plan/print.hpp"
+#include "train/setup.hpp"
+#include "verbs/planner.hpp"
+
+namespace tessera::verbs {
+namespace {
+
+struct Options {
+  LayoutOptions layout;
+  std::string machine;
+};
+
+/// The largest of the simulated ranks'.
+template <typename Of>
+std::int64_t most(const std::vector<plan::Plan>& plans, Of of) {
+  std::int64_t most = 0;
+  for (const plan::Plan& plan : plans) most = std::max<std::int64_t>(most, of(plan));
+  return most;
+}
+
+/// A line for each simulated rank: what it computes and what it waits for.
+void print_ranks(const plan::Simulation& s) {
+  std::vector<std::size_t> waits;
+  for (std::size_t i = 1; i < plan::kStreams; ++i) {
+    if (std::ranges::any_of(s.ranks, [&](const auto& r) { return r.exposed[i] > 0; }))
+      waits.push_back(i);
+  }
+  fmt::print("{:<22}{:>10}", "ms, by stage", "compute");
+  for (const std::size_t i : waits) fmt::print("{:>18}", enum_word(static_cast<plan::Stream>(i)));
+  fmt::print("   (waits by stream)\n");
+  for (const plan::SimulatedRank& r : s.ranks) {
+    fmt::print("{:<22}{:>10.1f}",
+               fmt::format("  {}{}", r.place.pipeline,
+                           r.place.tensor > 0 ? fmt::format(", tensor {}", r.place.tensor) : ""),
+               r.compute * 1e3);
+    for (const std::size_t i : waits) fmt::print("{:>18.1f}", r.exposed[i] * 1e3);
+    fmt::print("\n");
+  }
+}
+
+void print_memory(const plan::Prediction& p, const deck::Machine& machine) {
+  const std::int64_t held =
+      most(p.plans, [](const auto& plan) { return plan.arena_bytes[0] + plan.arena_bytes[1]; });
+  const std::int64_t has = machine.memory.count;
+  fmt::print("memory a rank          {}{}\n", plan::human_bytes(held),
+             has == 0 ? ""
+                      : fmt::format(" of {}{}", plan::human_bytes(has),
+                                    held > has ? ": does not fit" : ""));
+}
+
+ExitCode run(const Options& o) {
+  const deck::Machine machine = deck::load_machine(o.machine);
+  LayoutOptions layout = o.layout;
+  if (layout.nodes == 0) layout.nodes = ceil_div(layout.ranks, machine.ranks_per_node);
+  const Planner p = make_planner(layout);
+  const deck::Deck& deck = p.loaded.deck;
+  const plan::PlanShape& shape = p.shapes.front();
+  const plan::Prediction found = plan::predict(p.inputs, shape, machine);
+  const plan::Simulation& s = found.simulation;
+
+  const auto& mesh = p.inputs.mesh;
+  const auto ranks = static_cast<double>(layout.ranks);
+  const auto tokens =
+      static_cast<double>(shape.micro_batches * shape.micro * mesh.data * shape.sequence);
+  const double flop = model::flop_per_token(p.inputs.config, shape.sequence) * tokens;
+  const double rate = flop / s.step / ranks;
+  const auto peak = machine.peak.find(p.inputs.compute);
+  fmt::print(
+      "{} on {} ranks of {}, {} nodes: {} data x {} pipeline x {} tensor, ZeRO-{}, "
+      "{} micro-batches of {}, {}\n",
+      deck.run.name, layout.ranks, machine.name, layout.nodes, mesh.data, mesh.pipeline,
+      mesh.tensor, p.inputs.stage, shape.micro_batches, shape.micro, to_string(p.inputs.compute));
+  fmt::print("step                   {:.1f} ms\n", s.step * 1e3);
+  fmt::print(
+      "speed                  {:.5g} tokens/s, {:.4g} TFLOP/s a rank, MFU {}\n", tokens / s.step,
+      rate / 1e12,
+      peak == machine.peak.end() ? "n/a" : fmt::format("{:.1f}%", 100 * rate / peak->second));
+  fmt::print(
+      "compute stands still   {:.1f}% of the step; the bubble alone, with links that take no "
+      "time, {:.1f}%\n",
+      100 * plan::idle_share(s), 100 * found.bubble);
+  print_ranks(s);
+  comm::WireBytes wire;
+  wire.intra = most(found.plans, [](const auto& plan) { return total_wire_bytes(plan).intra; });
+  wire.inter = most(found.plans, [](const auto& plan) { return total_wire_bytes(plan).inter; });
+  fmt::print("a rank sends           {} in its node, {} across nodes\n",
+             plan::human_bytes(wire.intra), plan::human_bytes(wire.inter));
+  print_memory(found, machine);
+  if (machine.disk_write > 0) {
+    // Master weights and both moments, in f32.
+    const auto bytes = static_cast<double>(model::parameter_count(p.inputs.units)) * 12;
+    const double rate_of_all = machine.disk_write * static_cast<double>(layout.nodes);
+    fmt::print("a checkpoint           {:.1f} s to write, {:.1f} s to read\n", bytes / rate_of_all,
+               bytes / rate_of_all * machine.disk_write / machine.disk_read);
+  }
+  return ExitCode::ok;
+}
+
+}  // namespace
+
+Verb simulate(CLI::App& app) {
+  auto* verb = app.add_subcommand(
+      "simulate", "predict the time of a step on a machine that is not at hand, without MPI");
+  auto options = std::make_shared<Options>();
+  options->layout.nodes = 0;  // as many as the machine's ranks a node make
+  options->layout.add_to(*verb);
+  verb->add_option("--machine", options->machine, "machine file, as in slurm/machines")->required();
+  return {.launch = Launch::single, .run = [options] { return run(*options); }, .run_on_ranks = {}};
+}
+
+}  // namespace tessera::verbs

@@ -1,0 +1,81 @@
+// Machine files: what they say is what is used, what is wrong with them is told with its place.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "core/error.hpp"
+#include "deck/machine.hpp"
+
+namespace tessera::deck {
+namespace {
+
+constexpr const char* kGood = R"(ranks_per_node = 4
+memory_rate = 2e9
+memory = "3GiB"
+[gemm]
+n = [100, 1000]
+f32 = [1e9, 3e9]
+[link.inter]
+latency = 1e-5
+rate = 1e8
+)";
+
+std::string refusal(const std::string& text) {
+  try {
+    parse_machine(text, "m.toml");
+  } catch (const DeckError& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST(Machine, RatesAreLinearInTheLogarithmOfTheSizeAndConstantBeyond) {
+  const Machine m = parse_machine(kGood, "dir/m.toml");
+  EXPECT_EQ(m.name, "m");
+  EXPECT_EQ(m.memory.count, std::int64_t{3} << 30);
+  const auto rate = [&](double n) { return m.gemm_rate(DType::f32, 2 * n * n * n); };
+  EXPECT_DOUBLE_EQ(rate(10), 1e9);
+  EXPECT_DOUBLE_EQ(rate(5000), 3e9);
+  EXPECT_NEAR(rate(std::sqrt(100.0 * 1000.0)), 2e9, 1);  // halfway; cbrt and log round
+  EXPECT_DOUBLE_EQ(m.attention_rate(DType::f32, 64), 1e9) << "as products of the size of a head";
+  EXPECT_FALSE(m.intra);
+  EXPECT_DOUBLE_EQ(m.inter->rate, 1e8);
+  EXPECT_THROW(m.gemm_rate(DType::bf16, 1), DeckError);
+}
+
+TEST(Machine, AttentionHasARateOfItsOwnWhereTheFileSaysSo) {
+  const Machine m = parse_machine(std::string(kGood) + "[attention]\nf32 = 5e8\n", "m.toml");
+  EXPECT_DOUBLE_EQ(m.attention_rate(DType::f32, 64), 5e8);
+}
+
+TEST(Machine, ProblemsNameFileAndLine) {
+  const std::string good(kGood);
+  EXPECT_NE(refusal("memory_rat = 1\n" + good)
+                .find("m.toml:1:1: unknown key memory_rat (did you "
+                      "mean memory_rate?)"),
+            std::string::npos);
+  EXPECT_NE(refusal("threads = -2\n" + good).find("m.toml:1:11: threads = -2 must be"),
+            std::string::npos);
+  EXPECT_NE(refusal("[gemm]\nn = [1]\n").find("memory_rate is missing"), std::string::npos);
+  EXPECT_NE(refusal(good + "[link.intra]\nrate = 1.0\n").find("both latency and rate"),
+            std::string::npos);
+  EXPECT_NE(refusal(good + "[peak]\nf33 = 1.0\n").find("unknown key peak.f33"), std::string::npos);
+  std::string shorter = good;
+  shorter.replace(shorter.find("[1e9, 3e9]"), 10, "[1e9]");
+  EXPECT_NE(refusal(shorter).find("1 rates for the 2 sizes"), std::string::npos);
+  EXPECT_THROW(load_machine("/nonexistent/m.toml"), DeckError);
+}
+
+TEST(Machine, ShippedFilesAreGood) {
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(
+           std::filesystem::path(TESSERA_SOURCE_DIR) / "slurm" / "machines")) {
+    if (entry.path().extension() != ".toml") continue;
+    EXPECT_NO_THROW(load_machine(entry.path())) << entry.path();
+    ++files;
+  }
+  EXPECT_GE(files, 6);
+}
+
+}  // namespace
+}  // namespace tessera::deck

@@ -1,0 +1,276 @@
+// The simulator: plans whose times can be worked out by hand, the bubbles that papers state, and
+// what any real plan's simulation must obey.
+#include "plan/simulate.hpp"
+
+#include <gtest/gtest.h>
+
+#include "plan/print.hpp"
+
+namespace tessera::plan {
+namespace {
+
+class NoScratch : public kernels::Device {
+ public:
+  std::int64_t scratch_bytes(const kernels::KernelCall&) const override { return 0; }
+  void run(const kernels::KernelCall&) override { FAIL() << "a simulation ran a kernel"; }
+};
+const NoScratch device;
+
+Op kernel(std::vector<OpId> waits = {}) {
+  return {.call = kernels::KernelCall{kernels::Fill{}}, .waits = std::move(waits)};
+}
+Op background(Stream stream, const Call& call, std::vector<OpId> waits = {}) {
+  return {.kind = OpKind::gather, .stream = stream, .call = call, .waits = std::move(waits)};
+}
+Op message(Stream stream, const comm::CollectiveCall& call, std::vector<OpId> waits = {}) {
+  return {.kind = OpKind::send,
+          .stream = stream,
+          .group = MeshGroup::pipeline,
+          .call = call,
+          .waits = std::move(waits)};
+}
+Plan plan_of(std::vector<Op> ops, MeshPlace place = {}) {
+  Plan plan;
+  plan.ops = std::move(ops);
+  plan.place = place;
+  return plan;
+}
+Simulation run(const std::vector<Plan>& plans, const std::vector<std::vector<OpCost>>& costs) {
+  return simulate(plans, costs);
+}
+
+TEST(Simulate, OverlapsStreamsAndChargesWaitsToTheStreamWaitedFor) {
+  const Call gather = comm::CollectiveCall{comm::AllGather{}};
+  const Plan plan = plan_of({background(Stream::gather, gather), kernel(), kernel({0}),
+                             background(Stream::reduce, gather, {2}), kernel()});
+  const Simulation s = run({plan}, {{{5}, {2}, {1}, {4}, {1}}});
+  const std::vector<OpTime> expected{{0, 5}, {0, 2}, {5, 6}, {6, 10}, {6, 7}};
+  EXPECT_EQ(s.ranks[0].ops, expected);
+  EXPECT_DOUBLE_EQ(s.step, 10);
+  EXPECT_DOUBLE_EQ(s.ranks[0].compute, 4);
+  EXPECT_DOUBLE_EQ(s.ranks[0].exposed[static_cast<std::size_t>(Stream::gather)], 3);
+  EXPECT_DOUBLE_EQ(s.ranks[0].exposed[static_cast<std::size_t>(Stream::reduce)], 3);
+  EXPECT_DOUBLE_EQ(idle_share(s), 0.6);
+}
+
+TEST(Simulate, AStreamIsAQueueAndTheHostIssuesInOrder) {
+  const Call gather = comm::CollectiveCall{comm::AllGather{}};
+  // The second gather could begin at once, but the host comes to it after the first kernel.
+  const Plan plan = plan_of({kernel(), background(Stream::gather, gather),
+                             background(Stream::gather, gather), kernel({2})});
+  const Simulation s = run({plan}, {{{2}, {3}, {1}, {1}}});
+  const std::vector<OpTime> expected{{0, 2}, {2, 5}, {5, 6}, {6, 7}};
+  EXPECT_EQ(s.ranks[0].ops, expected);
+}
+
+TEST(Simulate, TransfersShareTheirLinks) {
+  const Call gather = comm::CollectiveCall{comm::AllGather{}};
+  const Plan plan =
+      plan_of({background(Stream::gather, gather), background(Stream::reduce, gather)});
+  const OpCost near{.seconds = 2, .intra = true}, short_near{.seconds = 1, .intra = true};
+  // Both at half their rate until the shorter has had its 1 s after 2, then the other's last 1 s.
+  EXPECT_DOUBLE_EQ(run({plan}, {{near, short_near}}).step, 3);
+  const OpCost far{.seconds = 1, .inter = true};
+  EXPECT_DOUBLE_EQ(run({plan}, {{near, far}}).step, 2) << "other links";
+}
+
+TEST(Simulate, AMessageBeginsWhenBothSidesHaveComeToIt) {
+  const Plan first = plan_of({kernel(), message(Stream::send_forward, comm::Send{.peer = 1}, {0})});
+  const Plan second = plan_of(
+      {message(Stream::receive_forward, comm::Receive{.peer = 0}), kernel({0})}, {.pipeline = 1});
+  const Simulation s = run({first, second}, {{{3}, {2}}, {{0}, {1}}});
+  EXPECT_EQ(s.ranks[1].ops[0], (OpTime{3, 5}));
+  EXPECT_DOUBLE_EQ(s.ranks[1].end, 6);
+  EXPECT_DOUBLE_EQ(s.ranks[0].end, 5);
+}
+
+TEST(Simulate, PlansThatWaitForEachOtherAreRefused) {
+  const Plan first = plan_of({message(Stream::send_forward, comm::Send{.peer = 1})});
+  const Plan second = plan_of({kernel()}, {.pipeline = 1});
+  EXPECT_THROW(run({first, second}, {{{1}}, {{1}}}), InternalError);
+}
+
+// --- Bubbles
+// ---------------------------------------------------------------------------------------
+
+/// A pipeline of equal stages: forward 1 and backward 2 long, halves where it is split, by chunk.
+double bubble(PipelineSchedule schedule, std::int64_t stages, std::int64_t k, std::int64_t chunks) {
+  const PipelineRule rule{.schedule = schedule, .virtual_stages = chunks, .first_layers = {}};
+  const auto actions = pipeline_actions(rule, stages, k, true);
+  std::vector<Plan> plans;
+  std::vector<std::vector<OpCost>> costs;
+  using Kind = PipelineAction::Kind;
+  for (std::int64_t s = 0; s < stages; ++s) {
+    std::vector<Op> ops;
+    std::vector<OpCost> cost;
+    const auto add = [&](Op op, double seconds) {
+      ops.push_back(std::move(op));
+      cost.push_back({seconds});
+      return static_cast<OpId>(ops.size()) - 1;
+    };
+    for (const PipelineAction& a : actions[static_cast<std::size_t>(s)]) {
+      const bool forward = a.kind == Kind::forward, weight = a.kind == Kind::backward_weight;
+      const std::int64_t part = a.chunk * stages + s, step = forward ? 1 : -1;
+      const bool starts = part == (forward ? 0 : stages * chunks - 1);
+      const bool ends = part == (forward ? stages * chunks - 1 : 0);
+      std::vector<OpId> waits;
+      if (!weight && !starts) {
+        waits.push_back(add(message(forward ? Stream::receive_forward : Stream::receive_backward,
+                                    comm::Receive{.peer = (s - step + stages) % stages}),
+                            0));
+      }
+      const double length = a.kind == Kind::backward ? 2 : 1;
+      const OpId done = add(kernel(waits), length / static_cast<double>(chunks));
+      if (!weight && !ends) {
+        add(message(forward ? Stream::send_forward : Stream::send_backward,
+                    comm::Send{.peer = (s + step + stages) % stages}, {done}),
+            0);
+      }
+    }
+    plans.push_back(plan_of(std::move(ops), {.pipeline = s}));
+    costs.push_back(std::move(cost));
+  }
+  return idle_share(simulate(plans, costs));
+}
+
+TEST(Bubble, IsWhatThePapersSay) {
+  for (const std::int64_t p : {2, 3, 4, 8}) {
+    for (const std::int64_t k : {1, 2, 5, 8, 16}) {
+      const double classic = static_cast<double>(p - 1) / static_cast<double>(k + p - 1);
+      EXPECT_NEAR(bubble(PipelineSchedule::gpipe, p, k, 1), classic, 1e-12) << p << ' ' << k;
+      EXPECT_NEAR(bubble(PipelineSchedule::one_f_one_b, p, k, 1), classic, 1e-12) << p << ' ' << k;
+      const double zero = bubble(PipelineSchedule::zero_bubble, p, k, 1);
+      EXPECT_LT(zero, classic) << p << ' ' << k;
+      if (k != p) continue;
+      // At best (p - 1) / v of a micro-batch's time (Narayanan et al. 2021, section 2.2).
+      const double interleaved = bubble(PipelineSchedule::interleaved, p, k, 2);
+      const double ideal = (p - 1) / 2.0 / (static_cast<double>(k) + (p - 1) / 2.0);
+      EXPECT_LT(interleaved, classic) << p << ' ' << k;
+      EXPECT_GT(interleaved, ideal - 1e-12) << p << ' ' << k;
+    }
+  }
+}
+
+// --- Real plans
+// ------------------------------------------------------------------------------------
+
+PlanInputs inputs(const Mesh& mesh, int stage) {
+  PlanInputs in;
+  model::ModelConfig& m = in.config;
+  m.layers = 4, m.heads = m.kv_heads = 4, m.head_dim = 8, m.hidden = 32, m.ffn_hidden = 128,
+  m.vocab = 128, m.context = 16;
+  in.mesh = mesh;
+  in.tensor_chunks = mesh.tensor;
+  in.units = model::model_units(m, mesh.tensor);
+  in.device = &device;
+  in.stage = stage;
+  return in;
+}
+const PlanShape shape{.sequence = 16, .micro = 2, .micro_batches = 4};
+
+deck::Machine machine() {
+  return deck::parse_machine(R"(ranks_per_node = 8
+memory_rate = 1e9
+[gemm]
+n = [64]
+f32 = [1e9]
+[link.intra]
+latency = 1e-6
+rate = 1e9
+[link.inter]
+latency = 1e-5
+rate = 1e8
+)",
+                             "test.toml");
+}
+
+TEST(OpCosts, AreRooflineAndWireTimes) {
+  const deck::Machine m = machine();
+  const Plan plan = make_plan(inputs({.data = 4}, 3), shape, {});
+  const auto costs = op_costs(plan, m);
+  int products = 0, gathers = 0, updates = 0;
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    const Op& op = plan.ops[i];
+    const double flop = flop_of(op);
+    if (flop > 0) {
+      EXPECT_GE(costs[i].seconds, flop / 1e9);
+      ++products;
+    }
+    if (op.kind == OpKind::gather) {
+      EXPECT_DOUBLE_EQ(costs[i].seconds,
+                       3e-6 + static_cast<double>(wire_bytes_of(plan, op).intra) / 1e9);
+      EXPECT_TRUE(costs[i].intra && !costs[i].inter);
+      ++gathers;
+    }
+    if (op.kind == OpKind::update) {  // reads gradient, master, m, v; writes the last three
+      const auto& adam = std::get<kernels::AdamUpdate>(std::get<kernels::KernelCall>(op.call));
+      EXPECT_NEAR(costs[i].seconds, 28e-9 * static_cast<double>(adam.master.elements()), 30e-9);
+      ++updates;
+    }
+  }
+  EXPECT_GT(products, 0);
+  EXPECT_GT(gathers, 0);
+  EXPECT_GT(updates, 0);
+}
+
+TEST(OpCosts, AMissingLinkIsAnError) {
+  deck::Machine m = machine();
+  m.inter.reset();
+  PlanInputs in = inputs({.data = 2}, 0);
+  in.node_of = {0, 1};
+  const Plan plan = make_plan(in, shape, {});
+  EXPECT_THROW(op_costs(plan, m), DeckError);
+}
+
+TEST(Predict, ObeysPlansOfEveryKind) {
+  for (const Mesh& mesh : {Mesh{}, Mesh{.data = 3}, Mesh{.tensor = 2}, Mesh{.tensor = 3},
+                           Mesh{.pipeline = 2}, Mesh{.tensor = 2, .data = 2, .pipeline = 2}}) {
+    for (const int stage : {0, 1, 3}) {
+      for (const auto& [schedule, chunks] :
+           {std::pair{PipelineSchedule::one_f_one_b, 1}, std::pair{PipelineSchedule::gpipe, 1},
+            std::pair{PipelineSchedule::interleaved, 2},
+            std::pair{PipelineSchedule::zero_bubble, 1}}) {
+        PlanInputs in = inputs(mesh, stage);
+        in.pipeline.schedule = schedule;
+        in.pipeline.virtual_stages = mesh.pipeline > 1 ? chunks : 1;
+        if (mesh.tensor == 3) in.split_sequence = false;
+        SCOPED_TRACE(fmt::format("{} x {} x {}, stage {}, {}", mesh.tensor, mesh.data,
+                                 mesh.pipeline, stage, enum_word(schedule)));
+        Prediction p;
+        ASSERT_NO_THROW(p = predict(in, shape, machine()));
+        const std::size_t tensor = mesh.tensor == 3 ? 3 : 1;  // 4 heads over 3 ranks
+        ASSERT_EQ(p.plans.size(), tensor * static_cast<std::size_t>(mesh.pipeline));
+        for (std::size_t r = 0; r < p.plans.size(); ++r) {
+          const auto& ops = p.plans[r].ops;
+          const auto& times = p.simulation.ranks[r].ops;
+          double stream_free[kStreams] = {};
+          for (std::size_t i = 0; i < ops.size(); ++i) {
+            auto& free = stream_free[static_cast<std::size_t>(ops[i].stream)];
+            ASSERT_GE(times[i].begin, free - 1e-12) << "a stream is a queue";
+            free = times[i].end;
+            for (const OpId w : ops[i].waits)
+              ASSERT_GE(times[i].begin, times[static_cast<std::size_t>(w)].end) << "waits hold";
+          }
+          const SimulatedRank& rank = p.simulation.ranks[r];
+          double spent = rank.compute;
+          for (const double e : rank.exposed) spent += e;
+          EXPECT_NEAR(spent, rank.end, 1e-9) << "the host computes or waits";
+          EXPECT_LE(rank.end, p.simulation.step);
+        }
+        const Prediction again = predict(in, shape, machine());
+        EXPECT_EQ(again.simulation.step, p.simulation.step);
+        EXPECT_LE(p.bubble, idle_share(p.simulation) + 1e-12);
+      }
+    }
+  }
+}
+
+TEST(Predict, ABusierNetworkTakesLonger) {
+  PlanInputs near = inputs({.data = 4}, 2), far = near;
+  far.node_of = {0, 0, 1, 1};
+  EXPECT_GT(predict(far, shape, machine()).simulation.step,
+            predict(near, shape, machine()).simulation.step);
+}
+
+}  // namespace
+}  // namespace tessera::plan
