@@ -265,6 +265,30 @@ class Verbs(RunTest):
         self.assertNotIn("inter", machine["link"], "one node has no links to others")
         self.assertEqual(list(place.iterdir()), [])
 
+    def test_simulates_every_shipped_machine(self):
+        """More micro-batches take longer, and what is wrong with a machine file is said."""
+        deck = self.deck("tiny", tiny_deck(self.corpus, parallel__tensor=1, parallel__pipeline=1))
+        machines = sorted((SOURCE / "slurm/machines").glob("*.toml"))
+        self.assertGreater(len(machines), 4)
+
+        def step_ms(machine, *sets):
+            options = [x for s in sets for x in ("--set", s)]
+            job = self.run_job(0, "simulate", deck, "--ranks", 4, "--machine", machine, *options)
+            self.assertEqual(job.code, 0, job.output)
+            return float(re.search(r"^step +([0-9.]+) ms$", job.output, re.M)[1])
+
+        for machine in machines:
+            with self.subTest(machine=machine.name):
+                self.assertGreater(step_ms(machine), 0)
+                self.assertLess(step_ms(machine, "parallel.pipeline=2"),
+                                step_ms(machine, "parallel.pipeline=2", "batch.global=64"))
+        wrong = self.dir / "wrong.toml"
+        wrong.write_text(machines[0].read_text().replace("memory_rate", "memory_speed"))
+        job = self.run_job(0, "simulate", deck, "--ranks", 4, "--machine", wrong)
+        self.assertEqual(job.code, 2, job.output)
+        self.assertIn("wrong.toml", job.output)
+        self.assertIn("memory_rate", job.output)
+
     def test_a_benchmark_that_fails_leaves_nothing(self):
         place = self.dir / "bench"
         place.mkdir()
