@@ -7,6 +7,7 @@ import re
 import shutil
 import tomllib
 import unittest
+import xml.etree.ElementTree
 
 import h5py
 
@@ -282,6 +283,18 @@ class Verbs(RunTest):
                 self.assertGreater(step_ms(machine), 0)
                 self.assertLess(step_ms(machine, "parallel.pipeline=2"),
                                 step_ms(machine, "parallel.pipeline=2", "batch.global=64"))
+        pictures = {}
+        for form in ("svg", "trace"):
+            job = self.run_job(0, "plan", deck, "--ranks", 4, "--format", form, "--machine",
+                               machines[0], "--set", "parallel.pipeline=2")
+            self.assertEqual(job.code, 0, job.output)
+            pictures[form] = job.output
+        boxes = xml.etree.ElementTree.fromstring(pictures["svg"]).iter(
+            "{http://www.w3.org/2000/svg}rect")
+        self.assertGreater(len(list(boxes)), 20)
+        events = json.loads(pictures["trace"])["traceEvents"]
+        self.assertEqual({e["pid"] for e in events}, {0, 1}, "a process a stage")
+        self.assertTrue(all(e["dur"] >= 0 for e in events if e["ph"] == "X"))
         wrong = self.dir / "wrong.toml"
         wrong.write_text(machines[0].read_text().replace("memory_rate", "memory_speed"))
         job = self.run_job(0, "simulate", deck, "--ranks", 4, "--machine", wrong)
