@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <deque>
-#include <future>
 #include <limits>
 #include <map>
 #include <tuple>
@@ -400,8 +399,9 @@ std::vector<MeshPlace> simulated_places(const PlanInputs& in) {
           zero::unit_layout(unit, in.mesh.data, tensor_cut(in, {.tensor = tensor})).used);
     return sizes;
   };
+  const auto first = shares(0);
   bool even = true;
-  for (std::int64_t t = 1; t < in.mesh.tensor; ++t) even = even && shares(t) == shares(0);
+  for (std::int64_t t = 1; t < in.mesh.tensor; ++t) even = even && shares(t) == first;
   std::vector<MeshPlace> places;
   for (std::int64_t p = 0; p < in.mesh.pipeline; ++p) {
     for (std::int64_t t = 0; t < (even ? 1 : in.mesh.tensor); ++t)
@@ -413,11 +413,7 @@ std::vector<MeshPlace> simulated_places(const PlanInputs& in) {
 Prediction predict(const PlanInputs& in, const PlanShape& shape, const deck::Machine& machine) {
   Prediction p;
   const auto places = simulated_places(in);
-  std::vector<std::future<Plan>> made;
-  for (const MeshPlace& place : places)
-    made.push_back(
-        std::async(std::launch::async, [&, place] { return make_plan(in, shape, place); }));
-  for (auto& plan : made) p.plans.push_back(plan.get());
+  for (const MeshPlace& place : places) p.plans.push_back(make_plan(in, shape, place));
 
   std::vector<std::vector<OpCost>> costs, free;
   for (const Plan& plan : p.plans) {
