@@ -12,24 +12,9 @@
 #include <functional>
 #include <limits>
 
-#include "core/enums.hpp"
+#include "core/io_call.hpp"
 
 namespace tessera {
-
-enum class IoCall {
-  open,
-  size,
-  resize,
-  read,
-  write,
-  sync,
-  close,
-  rename,
-  exchange,
-  remove,
-  create_directory,
-  list
-};
 
 /// What a hook lets happen to one call.
 struct IoVerdict {
@@ -71,22 +56,5 @@ int create_directories(const std::filesystem::path& path);
 /// Before a directory is listed by std::filesystem.
 int list(const std::filesystem::path& path);
 }  // namespace system_calls
-
-template <>
-struct EnumWords<IoCall> {
-  using enum IoCall;
-  static constexpr std::array table = {std::pair{open, "open"},
-                                       std::pair{size, "size"},
-                                       std::pair{resize, "resize"},
-                                       std::pair{read, "read"},
-                                       std::pair{write, "write"},
-                                       std::pair{sync, "sync"},
-                                       std::pair{close, "close"},
-                                       std::pair{rename, "rename"},
-                                       std::pair{exchange, "exchange"},
-                                       std::pair{remove, "remove"},
-                                       std::pair{create_directory, "create_directory"},
-                                       std::pair{list, "list"}};
-};
 
 }  // namespace tessera

@@ -56,9 +56,9 @@ std::span<const FaultKey> all_keys() {
       number_key<&Fault::step>("step", 0),
       text_key<&Fault::tensor>("tensor", "a parameter's name, as checkpoints have it"),
       number_key<&Fault::ms>("ms", 1),
-      {"call", enum_choices<FaultCall>(),
+      {"call", enum_choices<IoCall>(),
        [](Fault& f, std::string_view text) {
-         f.call = enum_from_word<FaultCall>(text);
+         f.call = enum_from_word<IoCall>(text);
          return f.call.has_value();
        },
        [](const Fault& f) { return f.call ? std::string(enum_word(*f.call)) : ""; }},

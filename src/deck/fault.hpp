@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/io_call.hpp"
 #include "deck/words.hpp"
 
 namespace tessera::deck {
@@ -15,12 +16,12 @@ struct Fault {
   FaultKind kind = FaultKind::kill;
   std::int64_t rank = 0;
   std::int64_t step = 0;
-  std::string tensor;             // nan, flip
-  std::int64_t ms = 0;            // slow, slow_disk
-  std::optional<FaultCall> call;  // faults of files: unset means any call
-  std::string path;               // of the call's file: a part of it; empty: any
-  std::int64_t nth = 1;           // of the matching calls from `step` on: the first that it hits
-  std::int64_t count = 1;         // calls that it hits
+  std::string tensor;          // nan, flip
+  std::int64_t ms = 0;         // slow, slow_disk
+  std::optional<IoCall> call;  // faults of files: unset means any call
+  std::string path;            // of the call's file: a part of it; empty: any
+  std::int64_t nth = 1;        // of the matching calls from `step` on: the first that it hits
+  std::int64_t count = 1;      // calls that it hits
   bool operator==(const Fault&) const = default;
 };
 

@@ -53,21 +53,6 @@ enum class FaultKind {
   short_transfer,
   slow_disk
 };
-/// The calls of the operating system's that faults of files are about.
-enum class FaultCall {
-  open,
-  size,
-  resize,
-  read,
-  write,
-  sync,
-  close,
-  rename,
-  exchange,
-  remove,
-  create_directory,
-  list
-};
 
 }  // namespace tessera::deck
 
@@ -241,22 +226,6 @@ struct EnumWords<deck::FaultKind> {
                                        std::pair{enospc, "enospc"},
                                        std::pair{short_transfer, "short_transfer"},
                                        std::pair{slow_disk, "slow_disk"}};
-};
-template <>
-struct EnumWords<deck::FaultCall> {
-  using enum deck::FaultCall;
-  static constexpr std::array table = {std::pair{open, "open"},
-                                       std::pair{size, "size"},
-                                       std::pair{resize, "resize"},
-                                       std::pair{read, "read"},
-                                       std::pair{write, "write"},
-                                       std::pair{sync, "sync"},
-                                       std::pair{close, "close"},
-                                       std::pair{rename, "rename"},
-                                       std::pair{exchange, "exchange"},
-                                       std::pair{remove, "remove"},
-                                       std::pair{create_directory, "create_directory"},
-                                       std::pair{list, "list"}};
 };
 
 }  // namespace tessera

@@ -38,7 +38,7 @@ std::set<std::string> spent_before(const fs::path& directory, std::int64_t rank)
 }
 
 bool matches(const deck::Fault& fault, IoCall call, const fs::path& path, std::size_t bytes) {
-  if (fault.call && enum_word(*fault.call) != enum_word(call)) return false;
+  if (fault.call && *fault.call != call) return false;
   if (fault.kind == FaultKind::short_transfer && bytes < 2) return false;
   return path.string().find(fault.path) != std::string::npos;
 }

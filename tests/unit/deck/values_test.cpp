@@ -133,7 +133,7 @@ TEST(Values, FaultsAreParsedAndReadBack) {
   EXPECT_EQ(eio, (Fault{.kind = FaultKind::eio,
                         .rank = 0,
                         .step = 6,
-                        .call = FaultCall::write,
+                        .call = IoCall::write,
                         .path = "checkpoints/step_",
                         .nth = 3,
                         .count = 2}));
