@@ -25,6 +25,12 @@ enum class MeshGroup : std::uint8_t {
 };
 inline constexpr std::size_t kMeshGroups = 5;
 
+/// World ranks first, first + stride, ..: `count` of them.
+struct RankGroup {
+  std::int64_t first = 0, count = 0, stride = 1;
+  bool operator==(const RankGroup&) const = default;
+};
+
 struct Mesh {
   std::int64_t tensor = 1, data = 1, pipeline = 1;
 
@@ -35,7 +41,9 @@ struct Mesh {
   std::int64_t rank_of(const MeshPlace& p) const {
     return p.tensor + tensor * (p.data + data * p.pipeline);
   }
-  /// World ranks of the group of this kind that `rank` is in, ascending; none where it is in none.
+  /// The group of this kind that `rank` is in; of no ranks where it is in none.
+  RankGroup group_of(std::int64_t rank, MeshGroup group) const;
+  /// Its ranks, ascending.
   std::vector<int> members(std::int64_t rank, MeshGroup group) const;
 };
 

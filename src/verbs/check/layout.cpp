@@ -1,6 +1,5 @@
 // Which ranks work together, and where they are.
-#include <algorithm>
-#include <set>
+#include <array>
 
 #include "plan/bubble.hpp"
 #include "plan/layers.hpp"
@@ -9,48 +8,40 @@
 namespace tessera::verbs {
 namespace {
 
-/// Groups of `size` ranks that are `stride` apart.
-struct Axis {
+struct GroupKind {
   const char* name;
-  std::int64_t size, stride;
+  MeshGroup group;
 };
-std::array<Axis, 3> axes_of(const Mesh& m) {
-  return {Axis{"tensor groups", m.tensor, 1}, Axis{"data groups", m.data, m.tensor},
-          Axis{"pipelines", m.pipeline, m.tensor * m.data}};
-}
+constexpr std::array kKinds = {GroupKind{"tensor groups", MeshGroup::tensor},
+                               GroupKind{"data groups", MeshGroup::data},
+                               GroupKind{"pipelines", MeshGroup::pipeline}};
 
-/// The first rank of each group.
-std::vector<std::int64_t> first_ranks(const Axis& axis, std::int64_t ranks) {
-  std::vector<std::int64_t> all;
-  for (std::int64_t r = 0; r < ranks; ++r) {
-    if (r / axis.stride % axis.size == 0) all.push_back(r);
+/// All groups of a kind, by their first ranks.
+std::vector<RankGroup> groups_of(const Mesh& mesh, MeshGroup kind) {
+  std::vector<RankGroup> all;
+  for (std::int64_t r = 0; r < mesh.size(); ++r) {
+    const RankGroup group = mesh.group_of(r, kind);
+    if (group.first == r) all.push_back(group);
   }
   return all;
 }
 
-std::int64_t nodes_of(const Axis& axis, std::int64_t first, const std::vector<int>& node_of) {
-  std::set<int> nodes;
-  for (std::int64_t i = 0; i < axis.size; ++i)
-    nodes.insert(node_of[static_cast<std::size_t>(first + i * axis.stride)]);
-  return static_cast<std::int64_t>(nodes.size());
-}
-
-Spread widest(const Axis& axis, const plan::PlanInputs& in) {
+Spread widest(MeshGroup kind, const plan::PlanInputs& in) {
   Spread most;
-  for (const std::int64_t first : first_ranks(axis, in.mesh.size())) {
-    const std::int64_t nodes = nodes_of(axis, first, in.node_of);
-    if (nodes > most.nodes) most = {first, nodes};
+  for (const RankGroup& group : groups_of(in.mesh, kind)) {
+    const auto shape = plan::group_shape(in, in.mesh.place_of(group.first), kind);
+    if (shape.nodes > most.nodes) most = {group.first, shape.nodes};
   }
   return most;
 }
 
 /// "0-7" of neighbours, "0, 8, .. 56" of many others.
-std::string ranks_text(const Axis& axis, std::int64_t first) {
-  const std::int64_t last = first + (axis.size - 1) * axis.stride;
-  if (axis.size == 1) return std::to_string(first);
-  if (axis.stride == 1) return fmt::format("{}-{}", first, last);
-  if (axis.size == 2) return fmt::format("{}, {}", first, last);
-  return fmt::format("{}, {}, {}{}", first, first + axis.stride, axis.size > 3 ? ".. " : "", last);
+std::string ranks_text(const RankGroup& g) {
+  const std::int64_t last = g.first + (g.count - 1) * g.stride;
+  if (g.count == 1) return std::to_string(g.first);
+  if (g.stride == 1) return fmt::format("{}-{}", g.first, last);
+  if (g.count == 2) return fmt::format("{}, {}", g.first, last);
+  return fmt::format("{}, {}, {}{}", g.first, g.first + g.stride, g.count > 3 ? ".. " : "", last);
 }
 
 /// The first texts and the last of many.
@@ -79,7 +70,7 @@ std::string nodes_row(const std::vector<int>& node_of) {
     ++nodes.back().end;
   }
   return row("nodes", fmt::format("{}: {}", nodes.size(), shortened(nodes.size(), [&](auto i) {
-                                    return ranks_text({"", nodes[i].count(), 1}, nodes[i].begin);
+                                    return ranks_text({nodes[i].begin, nodes[i].count(), 1});
                                   })));
 }
 
@@ -110,7 +101,7 @@ std::vector<double> part_costs(const plan::PlanInputs& in) {
 
 }  // namespace
 
-Spread tensor_spread(const plan::PlanInputs& in) { return widest(axes_of(in.mesh)[0], in); }
+Spread tensor_spread(const plan::PlanInputs& in) { return widest(MeshGroup::tensor, in); }
 
 Bubble bubble_of(const Planner& planner) {
   const plan::PlanInputs& in = planner.inputs;
@@ -128,16 +119,15 @@ std::string rank_map(const plan::PlanInputs& in) {
   const Mesh& m = in.mesh;
   std::string text = fmt::format("ranks: {} data x {} pipeline x {} tensor = {}, ZeRO-{}\n", m.data,
                                  m.pipeline, m.tensor, m.size(), in.stage);
-  for (const Axis& axis : axes_of(m)) {
-    if (axis.size == 1) continue;
-    const auto first = first_ranks(axis, m.size());
-    const Spread spread = widest(axis, in);
+  for (const auto& [name, kind] : kKinds) {
+    const auto groups = groups_of(m, kind);
+    if (groups.front().count == 1) continue;
+    const Spread spread = widest(kind, in);
     text += row(
-        axis.name,
-        fmt::format(
-            "{} of {}, {}: {}", first.size(), axis.size,
-            spread.nodes == 1 ? "each in a node" : fmt::format("over up to {} nodes", spread.nodes),
-            shortened(first.size(), [&](auto i) { return ranks_text(axis, first[i]); })));
+        name, fmt::format("{} of {}, {}: {}", groups.size(), groups.front().count,
+                          spread.nodes == 1 ? "each in a node"
+                                            : fmt::format("over up to {} nodes", spread.nodes),
+                          shortened(groups.size(), [&](auto i) { return ranks_text(groups[i]); })));
   }
   return text + nodes_row(in.node_of);
 }
@@ -145,7 +135,7 @@ std::string rank_map(const plan::PlanInputs& in) {
 std::string pipeline_text(const Checked& checked) {
   const plan::PlanInputs& in = checked.planner.inputs;
   if (in.mesh.pipeline == 1) return "";
-  const Bubble bubble = bubble_of(checked.planner);
+  const Bubble& bubble = checked.bubble;
   std::string text = fmt::format(
       "pipeline: {} of {} micro-batches over {} stages: {:.1f} % of the stages' time is bubble "
       "({:.1f} % if they cost the same)\n",
