@@ -26,14 +26,12 @@ class Timing {
       for (std::size_t s = 0; s < actions.size(); ++s) {
         while (next[s] < actions[s].size()) {
           const PipelineAction& a = actions[s][next[s]];
-          const auto start = ready(static_cast<std::int64_t>(s), a);
+          const std::int64_t part = a.chunk * stages_ + static_cast<std::int64_t>(s);
+          const auto start = ready(a, part);
           if (!start) break;
-          time[s] = std::max(time[s], *start) + duration(static_cast<std::int64_t>(s), a);
-          busy += duration(static_cast<std::int64_t>(s), a);
-          if (a.kind != Kind::backward_weight) {  // for which nobody waits
-            const bool back = a.kind != Kind::forward;
-            finished_[key(back, part(static_cast<std::int64_t>(s), a), a.micro_batch)] = time[s];
-          }
+          time[s] = std::max(time[s], *start) + duration(a, part);
+          busy += duration(a, part);
+          if (const auto result = result_of(a, part)) finished_[*result] = time[s];
           ++next[s];
           moved = true;
         }
@@ -46,15 +44,8 @@ class Timing {
   }
 
  private:
-  using Key = std::array<std::int64_t, 3>;  // backward, part of the layers, micro-batch
-  static Key key(bool back, std::int64_t part, std::int64_t micro_batch) {
-    return {back ? 1 : 0, part, micro_batch};
-  }
-  std::int64_t part(std::int64_t stage, const PipelineAction& a) const {
-    return a.chunk * stages_ + stage;
-  }
-  double duration(std::int64_t stage, const PipelineAction& a) const {
-    const double cost = costs_[static_cast<std::size_t>(part(stage, a))];
+  double duration(const PipelineAction& a, std::int64_t part) const {
+    const double cost = costs_[static_cast<std::size_t>(part)];
     switch (a.kind) {
       case Kind::forward:
       case Kind::backward_weight: return cost;
@@ -64,21 +55,17 @@ class Timing {
     throw InternalError("action without a duration");
   }
   /// When what the action needs is finished; nothing while it is not.
-  std::optional<double> ready(std::int64_t stage, const PipelineAction& a) const {
-    const std::int64_t p = part(stage, a), last = static_cast<std::int64_t>(costs_.size()) - 1;
-    if (a.kind == Kind::backward_weight || (a.kind == Kind::forward && p == 0)) return 0;
-    const bool back = a.kind != Kind::forward;
-    const Key before = !back       ? key(false, p - 1, a.micro_batch)
-                       : p == last ? key(false, p, a.micro_batch)
-                                   : key(true, p + 1, a.micro_batch);
-    const auto it = finished_.find(before);
+  std::optional<double> ready(const PipelineAction& a, std::int64_t part) const {
+    const auto needed = needed_by(a, part, static_cast<std::int64_t>(costs_.size()));
+    if (!needed) return 0;
+    const auto it = finished_.find(*needed);
     return it == finished_.end() ? std::nullopt : std::optional(it->second);
   }
 
   std::int64_t stages_;
   std::span<const double> costs_;
   double backward_;
-  std::map<Key, double> finished_;
+  std::map<PipelineResult, double> finished_;
 };
 
 }  // namespace

@@ -109,16 +109,15 @@ class Player {
     std::size_t next_weight = 0;
     std::vector<PipelineAction> done;
   };
-  using Key = std::array<std::int64_t, 3>;  // backward, part of the layers, micro-batch
+  std::int64_t part_of(std::int64_t stage, const PipelineAction& a) const {
+    return a.chunk * p_ + stage;
+  }
 
-  /// When what the action needs of another stage is there.
+  /// When what the action needs of another is there; nothing while it is not.
   std::optional<std::int64_t> ready(std::int64_t stage, const PipelineAction& a) const {
-    const std::int64_t part = a.chunk * p_ + stage, last = p_ * v_ - 1;
-    const bool back = a.kind != Kind::forward;
-    if (!back && part == 0) return 0;
-    const Key before = back && part == last ? Key{0, part, a.micro_batch}
-                                            : Key{back, part + (back ? 1 : -1), a.micro_batch};
-    const auto it = finished_.find(before);
+    const auto needed = needed_by(a, part_of(stage, a), p_ * v_);
+    if (!needed) return 0;
+    const auto it = finished_.find(*needed);
     return it == finished_.end() ? std::nullopt : std::optional(it->second);
   }
 
@@ -145,22 +144,16 @@ class Player {
 
   void take(std::int64_t stage, const Choice& c) {
     Stage& s = stages_[static_cast<std::size_t>(stage)];
-    const std::int64_t part = c.action.chunk * p_ + stage;
     s.time = c.start + (c.action.kind == Kind::backward ? 2 : 1);
     s.done.push_back(c.action);
+    if (const auto result = result_of(c.action, part_of(stage, c.action)))
+      finished_[*result] = s.time;
     switch (c.action.kind) {
-      case Kind::forward:
-        ++s.next_forward, ++s.in_flight;
-        finished_[{0, part, c.action.micro_batch}] = s.time;
-        break;
+      case Kind::forward: ++s.next_forward, ++s.in_flight; break;
+      case Kind::backward: ++s.next_backward, --s.in_flight; break;
       case Kind::backward_input:
-        s.weights.push_back({Kind::backward_weight, c.action.chunk, c.action.micro_batch});
         ++s.next_backward;
-        finished_[{1, part, c.action.micro_batch}] = s.time;
-        break;
-      case Kind::backward:
-        ++s.next_backward, --s.in_flight;
-        finished_[{1, part, c.action.micro_batch}] = s.time;
+        s.weights.push_back({Kind::backward_weight, c.action.chunk, c.action.micro_batch});
         break;
       case Kind::backward_weight: ++s.next_weight, --s.in_flight; break;
     }
@@ -171,10 +164,30 @@ class Player {
   bool training_, split_;
   std::vector<PipelineAction> forwards_, backwards_;  // the same order on every stage
   std::vector<Stage> stages_;
-  std::map<Key, std::int64_t> finished_;
+  std::map<PipelineResult, std::int64_t> finished_;
 };
 
 }  // namespace
+
+std::optional<PipelineResult> needed_by(const PipelineAction& a, std::int64_t part,
+                                        std::int64_t parts) {
+  switch (a.kind) {
+    case Kind::forward:
+      return part == 0 ? std::nullopt
+                       : std::optional(PipelineResult{false, part - 1, a.micro_batch});
+    case Kind::backward:
+    case Kind::backward_input:
+      return part == parts - 1 ? PipelineResult{false, part, a.micro_batch}
+                               : PipelineResult{true, part + 1, a.micro_batch};
+    case Kind::backward_weight: return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+std::optional<PipelineResult> result_of(const PipelineAction& a, std::int64_t part) {
+  if (a.kind == Kind::backward_weight) return std::nullopt;
+  return PipelineResult{a.kind != Kind::forward, part, a.micro_batch};
+}
 
 std::vector<std::vector<PipelineAction>> pipeline_actions(const PipelineRule& rule,
                                                           std::int64_t stages,

@@ -3,7 +3,9 @@
 // 2019), interleaved 1F1B (Narayanan et al. 2021), zero bubble (Qi et al. 2023, ZB-H1).
 #pragma once
 
+#include <compare>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -37,6 +39,21 @@ struct PipelineAction {
   std::int64_t micro_batch = 0;
   bool operator==(const PipelineAction&) const = default;
 };
+
+/// What another action gives: forward of a part of the layers over a micro-batch, or its backward
+/// as far as the input's gradient.
+struct PipelineResult {
+  bool backward = false;
+  std::int64_t part = 0;
+  std::int64_t micro_batch = 0;
+  auto operator<=>(const PipelineResult&) const = default;
+};
+/// What an action on part `part` of `parts` must wait for; nothing where it only needs what its own
+/// stage has done before.
+std::optional<PipelineResult> needed_by(const PipelineAction& action, std::int64_t part,
+                                        std::int64_t parts);
+/// What it gives to others; nothing where nobody waits for it.
+std::optional<PipelineResult> result_of(const PipelineAction& action, std::int64_t part);
 
 /// The actions of every stage, [stage], in order: chunk v of stage s has part v * stages + s of the
 /// layers. Found by playing the schedule's rule with forward 1 and backward 2 long; any number of
