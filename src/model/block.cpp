@@ -76,9 +76,9 @@ namespace {
 
 /// One chunk's attention: its heads, and q, k and v as columns of its qkv matrix.
 struct AttentionPart {
-  AttentionPart(const ModelConfig& config, const UnitContext& u, std::int64_t own_chunk)
+  AttentionPart(const ModelConfig& config, const UnitContext& u, std::size_t own_chunk)
       : c(config),
-        heads(heads_of(config, u.tensor_region().cut.first() + own_chunk,
+        heads(heads_of(config, u.tensor_region().cut.first() + static_cast<std::int64_t>(own_chunk),
                        u.tensor_region().cut.chunks)),
         q_columns(heads.heads.count() * c.head_dim),
         kv_columns(heads.kv_heads.count() * c.head_dim) {}
@@ -188,10 +188,7 @@ void mlp_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, Ca
     u.run(Linear{.x = s.h2, .weight = part.up_w, .bias = part.up_b, .y = up});
     act = u.activation(Keep::cheap, part.down_w.cols());
     u.run(Activate{.x = up, .y = act, .kind = c.activation});
-    u.run(Linear{.x = act,
-                 .weight = part.down_w,
-                 .bias = mlp.bias_of_part(),
-                 .y = mlp.part(static_cast<std::int64_t>(i))});
+    u.run(Linear{.x = act, .weight = part.down_w, .bias = mlp.bias_of_part(), .y = mlp.part(i)});
   }
   mlp.start();
   out = {.resid = s.sum2, .pending = mlp.finish()};
@@ -207,7 +204,7 @@ void block_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, 
   const auto& [batch, sequence, tokens, targets, samples] = u.micro_batch();
   ChunkSum projected(u, c.hidden, w.out_b);
   for (std::size_t i = 0; i < w.chunks.size(); ++i) {
-    const AttentionPart part(c, u, static_cast<std::int64_t>(i));
+    const AttentionPart part(c, u, i);
     auto& [qkv, att, lse, up, act] = s.chunks[i];
     qkv = u.activation(Keep::expensive, part.columns());
     part.each_product(w, w.chunks[i], qkv,
@@ -227,7 +224,7 @@ void block_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, 
     u.run(Linear{.x = att,
                  .weight = w.chunks[i].out_w,
                  .bias = projected.bias_of_part(),
-                 .y = projected.part(static_cast<std::int64_t>(i))});
+                 .y = projected.part(i)});
   }
   projected.start();
   mlp_forward(u, c, w, {.resid = s.sum1, .pending = projected.finish()}, s, out);
@@ -249,9 +246,7 @@ View block_backward(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
     d_up.push_back(u.activation(Keep::transient, w.chunks[i].up_w.rows()));
     u.run(ActivateBackward{
         .x = s.chunks[i].up, .d_y = d_act, .d_x = d_up.back(), .kind = c.activation});
-    u.run(LinearBackwardInput{.d_y = d_up.back(),
-                              .weight = w.chunks[i].up_w,
-                              .d_x = d_h2.part(static_cast<std::int64_t>(i))});
+    u.run(LinearBackwardInput{.d_y = d_up.back(), .weight = w.chunks[i].up_w, .d_x = d_h2.part(i)});
   }
   d_h2.start();
   for (std::size_t i = 0; i < chunks; ++i) {
@@ -278,7 +273,7 @@ View block_backward(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
   ChunkSum d_h1(u, c.hidden);
   std::vector<View> d_qkv;
   for (std::size_t i = 0; i < chunks; ++i) {
-    const AttentionPart part(c, u, static_cast<std::int64_t>(i));
+    const AttentionPart part(c, u, i);
     const auto& [qkv, att, lse, up, act] = s.chunks[i];
     const View d_att = u.activation(Keep::transient, part.q_columns);
     u.run(LinearBackwardInput{.d_y = d_projected, .weight = w.chunks[i].out_w, .d_x = d_att});
@@ -296,7 +291,7 @@ View block_backward(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
                             .dropout = part.dropout(u)});
     rotate(u, c, part.rotated(dx), 0, Rope::Direction::inverse);
     d_qkv.push_back(dx);
-    project_back(u, part, w, w.chunks[i], dx, d_h1.part(static_cast<std::int64_t>(i)));
+    project_back(u, part, w, w.chunks[i], dx, d_h1.part(i));
   }
   d_h1.start();
   // Of whole keys and values each chunk gives a part, zero but for the heads that it reads.
@@ -309,7 +304,7 @@ View block_backward(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
   const View k_w = kv_parts(g.k_w), v_w = kv_parts(g.v_w);
   const View k_b = kv_parts(g.k_b), v_b = kv_parts(g.v_b);
   for (std::size_t i = 0; i < chunks; ++i) {
-    const AttentionPart part(c, u, static_cast<std::int64_t>(i));
+    const AttentionPart part(c, u, i);
     u.run(LinearBackwardWeight{.d_y = d_projected,
                                .x = s.chunks[i].att,
                                .d_weight = g.chunks[i].out_w,

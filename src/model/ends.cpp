@@ -36,7 +36,7 @@ void embed_forward(UnitContext& u, const ModelConfig& c, const TokenMatrix& toke
     u.run(Embed{.tokens = u.micro_batch().tokens,
                 .token_table = token_table[i],
                 .position_table = {},
-                .out = tokens.part(static_cast<std::int64_t>(i)),
+                .out = tokens.part(i),
                 .first_token = first_token(u, c, i),
                 .vocab = c.padded_vocab()});
   }
@@ -161,8 +161,7 @@ View head_loss_backward(UnitContext& u, const ModelConfig& c, const HeadWeights&
   classify(u, c, logits, losses, scale);
   ChunkSum d_h(u, c.hidden);
   for (std::size_t i = 0; i < logits.size(); ++i) {
-    u.run(LinearBackwardInput{
-        .d_y = logits[i], .weight = w.matrix[i], .d_x = d_h.part(static_cast<std::int64_t>(i))});
+    u.run(LinearBackwardInput{.d_y = logits[i], .weight = w.matrix[i], .d_x = d_h.part(i)});
   }
   d_h.start();
   for (std::size_t i = 0; i < logits.size(); ++i) {

@@ -55,9 +55,9 @@ ChunkSum::ChunkSum(UnitContext& u, std::int64_t columns, const View& bias, DType
   parts_ = u.tensor(Keep::transient, DType::f32, {all}).range(0, own * n).reshaped({own, n});
 }
 
-View ChunkSum::part(std::int64_t i) const {
-  return parts_.row_range(i, 1).reshaped(
-      {u_.micro_batch().batch, u_.micro_batch().sequence, columns_});
+View ChunkSum::part(std::size_t i) const {
+  return parts_.row_range(static_cast<std::int64_t>(i), 1)
+      .reshaped({u_.micro_batch().batch, u_.micro_batch().sequence, columns_});
 }
 
 void ChunkSum::start() {

@@ -21,7 +21,7 @@ class ChunkSum {
   ChunkSum(UnitContext& u, std::int64_t columns, const View& bias = {}, DType result = DType::u8);
 
   /// Where own chunk i's part goes.
-  View part(std::int64_t i) const;
+  View part(std::size_t i) const;
   /// The bias that whoever writes a part adds: only where it is the whole sum.
   const View& bias_of_part() const { return bias_of_part_; }
   /// Hands the parts to the other ranks; what does not need the sum may be computed meanwhile.

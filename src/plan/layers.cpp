@@ -71,4 +71,9 @@ bool tied_apart(const PlanInputs& in) {
   return in.config.tied_embeddings && (in.mesh.pipeline > 1 || in.any_layout);
 }
 
+bool on_both_ends(const PlanInputs& in, std::size_t unit) {
+  return in.mesh.pipeline > 1 && in.config.tied_embeddings &&
+         in.units[unit].kind == model::UnitKind::vocabulary;
+}
+
 }  // namespace tessera::plan

@@ -26,4 +26,7 @@ std::vector<bool> held_units(const PlanInputs& inputs, std::int64_t stage);
 /// ends of a pipeline, and wherever one stage must give the bits of two.
 bool tied_apart(const PlanInputs& inputs);
 
+/// Whether the unit is a tied matrix that both ends of the pipeline hold.
+bool on_both_ends(const PlanInputs& inputs, std::size_t unit);
+
 }  // namespace tessera::plan

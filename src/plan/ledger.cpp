@@ -6,6 +6,15 @@
 
 namespace tessera::plan {
 
+std::int64_t Ledger::of(Purpose purpose) const {
+  std::int64_t bytes = 0;
+  for (const auto* rows : {&state, &peak}) {
+    const auto it = rows->find(purpose);
+    if (it != rows->end()) bytes += it->second;
+  }
+  return bytes;
+}
+
 Ledger make_ledger(std::span<const Plan* const> plans) {
   Ledger ledger;
   const Plan* largest = nullptr;

@@ -16,6 +16,8 @@ struct Ledger {
   std::int64_t gaps = 0;  // of the step arena: what lies between buffers at that moment
   std::int64_t state_bytes = 0, step_bytes = 0;
   std::int64_t total() const { return state_bytes + step_bytes; }
+  /// State and step together.
+  std::int64_t of(Purpose purpose) const;
 };
 
 /// Of a run that uses these plans in turn: arenas are as large as the largest plan wants them.

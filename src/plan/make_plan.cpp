@@ -90,9 +90,7 @@ constexpr std::array kSnapshots = {
 std::vector<Range> counted_ranges(const PlanInputs& in, const Plan& plan, std::size_t unit,
                                   const zero::UnitLayout& layout) {
   // The last stage's copy of a tied matrix is the first stage's.
-  const bool copy = in.mesh.pipeline > 1 && in.config.tied_embeddings &&
-                    in.units[unit].kind == model::UnitKind::vocabulary && plan.place.pipeline > 0;
-  if (copy) return {};
+  if (on_both_ends(in, unit) && plan.place.pipeline > 0) return {};
   return zero::counted(layout, layout.shard_of(plan.place.data), tensor_cut(in, plan.place));
 }
 

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "core/hash.hpp"
+#include "plan/layers.hpp"
 
 namespace tessera::train {
 namespace {
@@ -35,12 +36,11 @@ struct Copies {
         return mesh.tensor > 1 && own == owner
                    ? state.unit_hash(unit, ModelState::Part::whole_parameters)
                    : 0;
-      case Kind::tied: {
-        const bool tied = mesh.pipeline > 1 && inputs.config.tied_embeddings &&
-                          inputs.units[unit].kind == model::UnitKind::vocabulary;
+      case Kind::tied:
         own.pipeline = 0;
-        return tied && own == owner ? state.unit_hash(unit, ModelState::Part::everything) : 0;
-      }
+        return plan::on_both_ends(inputs, unit) && own == owner
+                   ? state.unit_hash(unit, ModelState::Part::everything)
+                   : 0;
       case Kind::count: break;
     }
     return 0;

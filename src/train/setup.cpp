@@ -88,6 +88,15 @@ Mesh mesh_of(const deck::Deck& deck, std::int64_t ranks) {
   return {.tensor = p.tensor, .data = ranks / (p.tensor * p.pipeline), .pipeline = p.pipeline};
 }
 
+CheckpointLayout layout_of(const plan::PlanInputs& inputs) {
+  const Mesh& mesh = inputs.mesh;
+  return {.world = static_cast<int>(mesh.size()),
+          .data = static_cast<int>(mesh.data),
+          .pipeline = static_cast<int>(mesh.pipeline),
+          .tensor = static_cast<int>(mesh.tensor),
+          .zero_stage = inputs.stage};
+}
+
 plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanShape> shapes,
                              std::span<const int> node_of, const kernels::Device& device) {
   plan::PlanInputs in;

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "deck/load.hpp"
+#include "io/checkpoint_manifest.hpp"
 #include "optim/timeline.hpp"
 #include "plan/make_plan.hpp"
 
@@ -13,6 +14,9 @@ model::ModelConfig model_config(const deck::ModelSection& section);
 
 /// The mesh of so many ranks, which the deck's tensor x pipeline must divide.
 Mesh mesh_of(const deck::Deck& deck, std::int64_t ranks);
+
+/// As checkpoints say it.
+CheckpointLayout layout_of(const plan::PlanInputs& inputs);
 
 /// What plans of these shapes are made from. node_of[r] is rank r's node; parallel.ranks_per_node
 /// overrides it by nodes filled one after the other.

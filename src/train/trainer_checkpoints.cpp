@@ -1,5 +1,6 @@
 // The trainer's side of checkpoints: where a run starts, and what it leaves behind.
 #include "core/version.hpp"
+#include "train/setup.hpp"
 #include "train/trainer.hpp"
 
 namespace tessera::train {
@@ -17,12 +18,7 @@ CheckpointHeader Trainer::header() const {
   h.spike_window = spikes_.recent();
   h.lr_factor = progress_.lr_factor;
   h.threads = engine_->threads();
-  const Mesh& mesh = engine_->inputs().mesh;
-  h.layout = {.world = control_.size(),
-              .data = static_cast<int>(mesh.data),
-              .pipeline = static_cast<int>(mesh.pipeline),
-              .tensor = static_cast<int>(mesh.tensor),
-              .zero_stage = engine_->inputs().stage};
+  h.layout = layout_of(engine_->inputs());
   h.deck = to_toml(deck_);
   h.info["version"] = kVersion;
   return h;

@@ -9,6 +9,7 @@
 #include "core/version.hpp"
 #include "plan/ledger.hpp"
 #include "plan/print.hpp"
+#include "train/setup.hpp"
 #include "train/trainer.hpp"
 
 namespace tessera::train {
@@ -121,8 +122,7 @@ void Trainer::report_resume(const LoadedCheckpoint& from, std::int64_t bytes_rea
   const std::int64_t again = std::max<std::int64_t>(0, report_.last_step() - h.step);
   std::string text = fmt::format("resumed from {}: step {}, {} samples; {} steps are done again",
                                  from.path.string(), h.step, progress_.samples, again);
-  const CheckpointLayout now = header().layout;
-  if (h.layout != now) {
+  if (h.layout != layout_of(engine_->inputs())) {
     text += fmt::format("; the layout was {} data x {} pipeline x {} tensor with ZeRO-{}",
                         h.layout.data, h.layout.pipeline, h.layout.tensor, h.layout.zero_stage);
   }

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/dtype.hpp"
+#include "core/enums.hpp"
 
 namespace tessera::zero {
 
@@ -36,3 +37,10 @@ StateBytes model_states(std::int64_t elements, std::int64_t data, int stage, DTy
                         DType accumulate);
 
 }  // namespace tessera::zero
+
+template <>
+struct tessera::EnumWords<tessera::zero::StateTier> {
+  using T = tessera::zero::StateTier;
+  static constexpr std::array table = {std::pair{T::device, "device"}, std::pair{T::host, "host"},
+                                       std::pair{T::disk, "nvme"}};
+};

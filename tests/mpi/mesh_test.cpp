@@ -43,7 +43,6 @@ plan::PlanShape shape_of(const Mesh& mesh) {
   return {.sequence = kSequence, .micro = 1, .micro_batches = kMicroBatches / mesh.data};
 }
 
-/// Communicators are for ever in MPI terms, so every test uses one set for each mesh.
 train::Groups groups_of(const Mesh& mesh, std::int64_t rank) {
   train::Groups groups;
   const auto make = [&](MeshGroup kind) {
@@ -141,20 +140,12 @@ class Gradients : public testing::Test {
     return all;
   }
 
-  static model::ModelConfig wide(model::ModelConfig c) {
-    c.heads = 4, c.kv_heads = c.kv_heads == c.heads ? 4 : c.kv_heads;
-    c.kv_heads = std::min<std::int64_t>(c.kv_heads, 4);
-    c.hidden = c.heads * c.head_dim;
-    c.layers = std::max<std::int64_t>(c.layers, 2);
-    return c;
-  }
-
   std::unique_ptr<kernels::Device> device_ = kernels::make_cpu_device({});
 };
 
 // Traps 6, 7, 10, 16, 18, 19, 20, 23, 25, 27, 32, 33, 34, 35 and 36.
 TEST_F(Gradients, AreThoseOfOneRankOnEveryMesh) {
-  for (auto config : {wide(gpt2_like()), wide(llama_like())}) {
+  for (auto config : {gpt2_like(), llama_like()}) {
     config.dropout = 0.1F;
     for (const Mesh& mesh : meshes(config)) {
       for (int stage = 0; stage <= 3; ++stage) {
@@ -168,7 +159,7 @@ TEST_F(Gradients, AreThoseOfOneRankOnEveryMesh) {
 }
 
 TEST_F(Gradients, WithEverySchedule) {
-  const auto config = wide(llama_like());
+  const auto config = llama_like();
   for (const Mesh& mesh : meshes(config)) {
     for (const auto schedule : {PipelineSchedule::gpipe, PipelineSchedule::zero_bubble}) {
       compare({.config = config,
@@ -181,7 +172,7 @@ TEST_F(Gradients, WithEverySchedule) {
 }
 
 TEST_F(Gradients, InBf16AndWithoutSplittingTheSequence) {
-  const auto config = wide(gpt2_like());
+  const auto config = gpt2_like();
   for (const Mesh& mesh : meshes(config)) {
     compare({.config = config,
              .mesh = mesh,
@@ -193,13 +184,13 @@ TEST_F(Gradients, InBf16AndWithoutSplittingTheSequence) {
 
 // Trap 21: fewer kv heads than tensor ranks.
 TEST_F(Gradients, OfAKvHeadThatSeveralRanksRead) {
-  auto config = wide(llama_like());
+  auto config = llama_like();
   config.kv_heads = 1;
   for (const Mesh& mesh : meshes(config)) compare({.config = config, .mesh = mesh, .stage = 1});
 }
 
 TEST_F(Gradients, InRunModeUpToTheOrderOfSums) {
-  for (const auto& config : {wide(gpt2_like()), wide(llama_like())}) {
+  for (const auto& config : {gpt2_like(), llama_like()}) {
     for (const Mesh& mesh : meshes(config)) {
       compare({.config = config, .mesh = mesh, .any_layout = false});
       compare({.config = config, .mesh = mesh, .any_layout = false, .split_sequence = false});

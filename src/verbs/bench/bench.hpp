@@ -2,6 +2,7 @@
 // prints it as a share of that limit: only ratios mean anything on machines of different speed.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 
@@ -43,6 +44,12 @@ double seconds_together(const comm::Control& control, Work&& work) {
   work();
   return control.max(
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+}
+
+/// The same where `work` may fail on some ranks; `best` becomes the time if that is less.
+template <typename Work>
+void keep_fastest(double& best, const comm::Control& control, Work&& work) {
+  best = std::min(best, seconds_together(control, [&] { control.together(work); }));
 }
 
 // What checkpoints are compared with: one file, sequential blocks of 4 MiB, fsync included. Throw

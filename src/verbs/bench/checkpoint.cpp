@@ -27,11 +27,7 @@ void bench_checkpoint(const BenchOptions& o, const train::Job& job) {
   train::Saver saver(control, directory.path() / "checkpoints", 1, 0);
   CheckpointHeader header;
   header.deck = to_toml(loaded.deck);
-  header.layout = {.world = job.mpi.size(),
-                   .data = static_cast<int>(mesh.data),
-                   .pipeline = static_cast<int>(mesh.pipeline),
-                   .tensor = static_cast<int>(mesh.tensor),
-                   .zero_stage = inputs.stage};
+  header.layout = train::layout_of(inputs);
   const auto raw = directory.path() / fmt::format("raw_{}", job.mpi.rank());
   double save = std::numeric_limits<double>::max(), load = save, write = save, read = save;
   std::int64_t total = 0, own = 0;
@@ -47,16 +43,13 @@ void bench_checkpoint(const BenchOptions& o, const train::Job& job) {
     path = control.broadcast(path.string());
     total = control.max(total);
     own = total / job.mpi.size();
-    const auto together = [&](double& best, auto&& work) {
-      best = std::min(best, seconds_together(control, [&] { control.together(work); }));
-    };
-    together(write, [&] { write_raw(raw, own); });
+    keep_fastest(write, control, [&] { write_raw(raw, own); });
     control.together([&] { forget(directory.path()); });
-    together(load, [&] {
+    keep_fastest(load, control, [&] {
       Checkpoint checkpoint = Checkpoint::open(path);
       state.load(checkpoint);
     });
-    together(read, [&] { read_raw(raw, own); });
+    keep_fastest(read, control, [&] { read_raw(raw, own); });
   }
   control.barrier();  // nobody uses the directory any more
   if (control.rank() != 0) return;

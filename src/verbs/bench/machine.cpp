@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "core/version.hpp"
+#include "deck/machine.hpp"
 #include "kernels/cpu/bench.hpp"
 #include "kernels/cpu/device.hpp"
 #include "memory/background.hpp"
@@ -17,14 +18,10 @@ constexpr std::int64_t kSquares[] = {128, 256, 512, 1024, 2048};
 constexpr std::int64_t kDiskBytes = std::int64_t{256} << 20;                   // a rank
 constexpr std::int64_t kLongShard = std::int64_t{16} << 20, kShortShard = 64;  // bytes
 
-/// What a message costs between neighbours of a ring: `latency` + bytes / `rate` seconds.
-struct Link {
-  double latency = 0, rate = 0;
-};
-
-/// Fitted to the time of a short and of a long all-gather, whose ring has a step less than ranks;
-/// all groups of a class at once, so that ranks that share a link share its rate.
-Link measure_link(const BenchOptions& o, const comm::Control& control, comm::Group& group) {
+/// Between neighbours of a ring. Fitted to the time of a short and of a long all-gather, whose ring
+/// has a step less than ranks; all groups of a class at once, so that ranks that share a link share
+/// its rate.
+deck::Link measure_link(const BenchOptions& o, const comm::Control& control, comm::Group& group) {
   memory::BackgroundStreams streams;  // as in training
   const std::int64_t ranks = group.shape().size;
   std::vector<std::byte> shard(static_cast<std::size_t>(kLongShard)),
@@ -71,13 +68,10 @@ DiskRates measure_disk(const BenchOptions& o, const train::Job& job) {
   const BenchDirectory directory(o, job.control);
   const auto path = directory.path() / fmt::format("raw_{}", job.mpi.rank());
   double write = std::numeric_limits<double>::max(), read = write;
-  const auto together = [&](double& best, auto&& work) {
-    best = std::min(best, seconds_together(job.control, [&] { job.control.together(work); }));
-  };
   for (std::int64_t i = 0; i < o.repeats; ++i) {
-    together(write, [&] { write_raw(path, kDiskBytes); });
+    keep_fastest(write, job.control, [&] { write_raw(path, kDiskBytes); });
     job.control.together([&] { forget(directory.path()); });
-    together(read, [&] { read_raw(path, kDiskBytes); });
+    keep_fastest(read, job.control, [&] { read_raw(path, kDiskBytes); });
   }
   job.control.barrier();  // nobody uses the directory any more
   const auto bytes = static_cast<double>(kDiskBytes * job.mpi.job().local);
@@ -118,7 +112,7 @@ void bench_machine(const BenchOptions& o, const train::Job& job) {
     say(fmt::format("{} = [{}]", to_string(type), fmt::join(rates, ", ")));
   }
   const auto link = [&](std::string_view name, const std::unique_ptr<comm::Group>& group) {
-    const Link measured = measure_link(o, control, *group);
+    const deck::Link measured = measure_link(o, control, *group);
     say(fmt::format("\n[link.{}]\nlatency = {:.4g}\nrate = {:.4g}", name, measured.latency,
                     measured.rate));
   };

@@ -43,7 +43,7 @@ std::int64_t micro_for_stages(const Checked& c) {
 Advice few_micro_batches(const Checked& c) {
   const std::int64_t stages = c.mesh().pipeline, count = c.micro_batches();
   if (stages == 1 || count >= 4 * stages) return std::nullopt;
-  const Bubble bubble = bubble_of(c.planner);
+  const Bubble& bubble = c.bubble;
   std::string text = fmt::format("{} micro-batches keep {} stages busy {:.0f} % of the time", count,
                                  stages, 100 * (1 - bubble.equal));
   const std::int64_t micro = micro_for_stages(c);
@@ -64,7 +64,7 @@ Advice gpipe_for_nothing(const Checked& c) {
 
 Advice unequal_stages(const Checked& c) {
   if (c.mesh().pipeline == 1) return std::nullopt;
-  const Bubble bubble = bubble_of(c.planner);
+  const Bubble& bubble = c.bubble;
   if (bubble.given - bubble.equal < 0.1) return std::nullopt;
   return fmt::format(
       "the stages' work differs, which costs {:.0f} % of their time: fewer stages, or another "
@@ -80,14 +80,13 @@ Advice whole_sequences(const Checked& c) {
 
 Advice large_staging(const Checked& c) {
   const plan::Ledger& ledger = c.dearest().ledger;
-  const auto it = ledger.peak.find(plan::Purpose::staging);
+  const std::int64_t staging = ledger.of(plan::Purpose::staging);
   constexpr std::int64_t kMuch = std::int64_t{1} << 30;
-  if (it == ledger.peak.end() || it->second < std::max(kMuch, ledger.total() / 10))
-    return std::nullopt;
+  if (staging < std::max(kMuch, ledger.total() / 10)) return std::nullopt;
   return fmt::format(
       "communication staging takes {} of {}: it grows with the {} data ranks, of which tensor or "
       "pipeline ranks would leave fewer",
-      plan::human_bytes(it->second), plan::human_bytes(ledger.total()), c.mesh().data);
+      plan::human_bytes(staging), plan::human_bytes(ledger.total()), c.mesh().data);
 }
 
 constexpr std::array kRules = {tensor_over_nodes, zero_on_one_data_rank, few_micro_batches,

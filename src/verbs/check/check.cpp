@@ -28,8 +28,9 @@ double Checked::flop() const {
 }
 
 Checked check_layout(const LayoutOptions& layout) {
-  Checked checked{.layout = layout, .planner = make_planner(layout), .figures = {}};
+  Checked checked{.layout = layout, .planner = make_planner(layout), .figures = {}, .bubble = {}};
   checked.figures = checked.planner.survey(plan::distinct_places(checked.planner.inputs));
+  checked.bubble = bubble_of(checked.planner);
   return checked;
 }
 
@@ -38,7 +39,7 @@ std::optional<Checked> check_variant(const LayoutOptions& layout,
   LayoutOptions other = layout;
   other.deck.sets.insert(other.deck.sets.end(), sets.begin(), sets.end());
   try {
-    Checked checked{.layout = other, .planner = make_planner(other), .figures = {}};
+    Checked checked{.layout = other, .planner = make_planner(other), .figures = {}, .bubble = {}};
     // Steps with snapshots and evaluations need no more for a step than the largest that trains.
     auto& shapes = checked.planner.shapes;
     shapes = {*std::ranges::max_element(shapes, {}, [](const plan::PlanShape& s) {

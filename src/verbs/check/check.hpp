@@ -10,11 +10,19 @@
 
 namespace tessera::verbs {
 
+/// Share of the stages' time that is spent waiting, as the deck has it and with stages that cost
+/// the same.
+struct Bubble {
+  double given = 0, equal = 0;
+};
+Bubble bubble_of(const Planner& planner);
+
 /// A deck on a number of ranks, and what they need.
 struct Checked {
   LayoutOptions layout;
   Planner planner;
   std::vector<plan::RankFigures> figures;  // of one rank of each kind
+  Bubble bubble;                           // not of variants
 
   const deck::Deck& deck() const { return planner.loaded.deck; }
   const Mesh& mesh() const { return planner.inputs.mesh; }
@@ -40,13 +48,6 @@ struct Spread {
   std::int64_t nodes = 1;
 };
 Spread tensor_spread(const plan::PlanInputs& inputs);
-
-/// Share of the stages' time that is spent waiting, as the deck has it and with stages that cost
-/// the same.
-struct Bubble {
-  double given = 0, equal = 0;
-};
-Bubble bubble_of(const Planner& planner);
 
 // Texts for people, of one line or more, each ended.
 std::string rank_map(const plan::PlanInputs& inputs);

@@ -80,13 +80,7 @@ std::string memory_text(const Checked& checked) {
   row("stage", [](const RankFigures& f) { return f.place.pipeline; });
   row("rank", [&](const RankFigures& f) { return checked.mesh().rank_of(f.place); });
   for (const auto& [purpose, word] : EnumWords<plan::Purpose>::table) {
-    const auto of = [purpose = purpose](const plan::Ledger& l) {
-      const auto in = [purpose](const auto& rows) {
-        const auto it = rows.find(purpose);
-        return it == rows.end() ? 0 : it->second;
-      };
-      return in(l.state) + in(l.peak);
-    };
+    const auto of = [purpose = purpose](const plan::Ledger& l) { return l.of(purpose); };
     if (std::ranges::any_of(columns, [&](const RankFigures* f) { return of(f->ledger) > 0; }))
       bytes_row(word, of);
   }

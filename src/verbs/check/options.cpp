@@ -8,9 +8,6 @@ namespace {
 using zero::StateChoice;
 using zero::StateTier;
 
-constexpr std::array<const char*, 3> kTierNames = {"device", "host", "nvme"};
-const char* name_of(StateTier tier) { return kTierNames[static_cast<std::size_t>(tier)]; }
-
 /// In the order in which people try them.
 constexpr std::array kOffload = {
     StateChoice{},
@@ -22,15 +19,6 @@ constexpr std::array kOffload = {
     StateChoice{
         .optimizer = StateTier::disk, .gradients = StateTier::host, .parameters = StateTier::disk},
 };
-
-std::int64_t purpose_bytes(const plan::Ledger& ledger, plan::Purpose purpose) {
-  std::int64_t bytes = 0;
-  for (const auto* rows : {&ledger.state, &ledger.peak}) {
-    const auto it = rows->find(purpose);
-    if (it != rows->end()) bytes += it->second;
-  }
-  return bytes;
-}
 
 /// Of the largest unit's parameters, whole: what is on the device while it computes.
 std::int64_t largest_unit(const plan::PlanInputs& in, const MeshPlace& place) {
@@ -49,12 +37,12 @@ std::int64_t device_bytes(const plan::PlanInputs& in, const plan::RankFigures& f
   using plan::Purpose;
   std::int64_t bytes = f.ledger.total();
   if (choice.optimizer != StateTier::device) {
-    bytes -= purpose_bytes(f.ledger, Purpose::optimizer) + purpose_bytes(f.ledger, Purpose::master);
+    bytes -= f.ledger.of(Purpose::optimizer) + f.ledger.of(Purpose::master);
   }
-  if (choice.gradients != StateTier::device) bytes -= purpose_bytes(f.ledger, Purpose::gradients);
+  if (choice.gradients != StateTier::device) bytes -= f.ledger.of(Purpose::gradients);
   if (choice.parameters != StateTier::device) {
-    bytes -= purpose_bytes(f.ledger, Purpose::parameters);
-    const bool has_window = purpose_bytes(f.ledger, Purpose::gather_window) > 0;
+    bytes -= f.ledger.of(Purpose::parameters);
+    const bool has_window = f.ledger.of(Purpose::gather_window) > 0;
     if (!has_window) bytes += (1 + in.prefetch) * largest_unit(in, f.place);
   }
   return bytes;
@@ -95,7 +83,7 @@ std::string options_text(const LayoutOptions& layout) {
                                                 : "no";
       text += fmt::format(
           "{:<6}{:<11}{:<11}{:<11}{:>13}{:>13}{:>13}{:>13}  {:<13}{}\n", stage,
-          name_of(choice.optimizer), name_of(choice.gradients), name_of(choice.parameters),
+          enum_word(choice.optimizer), enum_word(choice.gradients), enum_word(choice.parameters),
           plan::human_bytes(on_device), plan::human_bytes(states.in(StateTier::host, choice)),
           plan::human_bytes(states.in(StateTier::disk, choice)), plan::human_bytes(all), fits,
           built ? "a plan" : "formula (offload: not available in this version)");
