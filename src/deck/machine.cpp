@@ -60,6 +60,12 @@ const std::vector<Row>& rows() {
             "kernel_start", false, [](Machine & m) -> auto& { return m.kernel_start; }),
         row(
             "gemm.n", true, [](Machine & m) -> auto& { return m.gemm_sizes; }),
+        {"collectives", false, Codec<Collectives>::type(),
+         [](Machine& m, const Value& value) {
+           const auto word = Codec<Collectives>::read(value);
+           if (word) m.collectives = *word;
+           return word.has_value();
+         }},
         row(
             "link.intra.latency", false,
             [](Machine & m) -> auto& { return made(m.intra).latency; }),

@@ -13,6 +13,10 @@
 
 namespace tessera::deck {
 
+/// How collectives go: every rank to every other of its group, as over MPI here; or in rings, one
+/// for each rank of a node, which share its links to other nodes, as NCCL's.
+enum class Collectives : std::uint8_t { direct, ring };
+
 /// A message takes latency + bytes / rate seconds.
 struct Link {
   double latency = 0;  // s
@@ -31,7 +35,8 @@ struct Machine {
   std::vector<std::int64_t> gemm_sizes;       // ascending
   std::map<DType, std::vector<double>> gemm;  // at each size
   std::map<DType, double> attention;
-  std::map<DType, double> peak;          // by the data sheet, for MFU
+  std::map<DType, double> peak;  // by the data sheet, for MFU
+  Collectives collectives = Collectives::direct;
   std::optional<Link> intra, inter;      // within a node, between nodes
   double disk_write = 0, disk_read = 0;  // of a node; 0: not said
 
@@ -47,3 +52,9 @@ Machine load_machine(const std::string& path);
 Machine parse_machine(std::string_view text, const std::string& path);
 
 }  // namespace tessera::deck
+
+template <>
+struct tessera::EnumWords<tessera::deck::Collectives> {
+  using C = tessera::deck::Collectives;
+  static constexpr std::array table = {std::pair{C::direct, "direct"}, std::pair{C::ring, "ring"}};
+};

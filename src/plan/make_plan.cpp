@@ -163,7 +163,7 @@ static void add_scratch(Plan& plan, const kernels::Device& device) {
   }
 }
 
-Plan make_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlace& place) {
+Plan unproved_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlace& place) {
   TESSERA_CHECK(shape.purpose <= in.state_for, "a plan that needs more state than there is");
   Plan plan;
   plan.shape = shape;
@@ -184,6 +184,11 @@ Plan make_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlace& pl
   add_scratch(plan, *in.device);
   place_buffers(plan);
   place_waits(plan);
+  return plan;
+}
+
+Plan make_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlace& place) {
+  Plan plan = unproved_plan(in, shape, place);
   check(plan);
   return plan;
 }

@@ -144,6 +144,7 @@ struct Plan {
   std::array<comm::GroupShape, kMeshGroups> groups;  // by MeshGroup
   std::vector<UnitShare> shares;                     // by unit
   std::array<std::int64_t, 2> arena_bytes{};         // by ArenaId
+  std::int64_t bytes() const { return arena_bytes[0] + arena_bytes[1]; }
   /// Views that the host touches between steps.
   View scalars, verdict, words;
 

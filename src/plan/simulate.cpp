@@ -53,19 +53,18 @@ struct CostOf {
     if (std::holds_alternative<comm::AllReduceWords>(call)) {
       const auto rounds = std::bit_width(static_cast<std::uint64_t>(group.size - 1));
       const bool far = group.nodes > 1;
-      return {.seconds = rounds * link(far).latency, .intra = !far, .inter = far};
+      return {.seconds = rounds * link(far).latency};
     }
     const comm::WireBytes bytes = wire_bytes_of(plan, op);
-    const bool message = std::holds_alternative<comm::Send>(call);
-    const auto seconds = [&](std::int64_t n, std::int64_t peers, bool far) {
-      if (n == 0) return 0.0;
-      return link(far).latency * static_cast<double>(message ? 1 : peers) +
-             static_cast<double>(n) / link(far).rate;
-    };
-    return {.seconds = std::max(seconds(bytes.intra, group.local - 1, false),
-                                seconds(bytes.inter, group.size - group.local, true)),
-            .intra = bytes.intra > 0,
-            .inter = bytes.inter > 0};
+    if (std::holds_alternative<comm::Send>(call)) return transfer(bytes, {.intra = 1, .inter = 1});
+    if (machine.collectives == deck::Collectives::direct)
+      return transfer(bytes, {.intra = group.local - 1, .inter = group.size - group.local});
+    // Of the ring's hops, one a node leads to another node; each rank of a node begins one ring.
+    const std::int64_t all = bytes.intra + bytes.inter;
+    const std::int64_t far = group.nodes > 1 ? ceil_div(all, group.local) : 0;
+    const std::int64_t hops = group.nodes > 1 ? group.nodes - 1 : 0;
+    return transfer({.intra = all - far, .inter = far},
+                    {.intra = group.size - 1 - hops, .inter = hops});
   }
 
  private:
@@ -80,6 +79,17 @@ struct CostOf {
     } else {
       return 0;
     }
+  }
+  /// `messages` of each class one after the other, classes side by side.
+  OpCost transfer(const comm::WireBytes& bytes, const comm::WireBytes& messages) const {
+    const auto seconds = [&](std::int64_t n, std::int64_t count, bool far) {
+      if (n == 0) return 0.0;
+      return link(far).latency * static_cast<double>(count) +
+             static_cast<double>(n) / link(far).rate;
+    };
+    return {.seconds = std::max(seconds(bytes.intra, messages.intra, false),
+                                seconds(bytes.inter, messages.inter, true)),
+            .sent = bytes};
   }
   const deck::Link& link(bool far) const {
     const auto& link = far ? machine.inter : machine.intra;
@@ -297,7 +307,7 @@ class Player {
     for (const Part& p : parts) {
       const OpCost& cost = costs_[p.rank][static_cast<std::size_t>(p.op)];
       t.left = std::max(t.left, cost.seconds);
-      intra |= cost.intra, inter |= cost.inter;
+      intra |= cost.sent.intra > 0, inter |= cost.sent.inter > 0;
       time(p).begin = now_;
     }
     for (const Part& p : parts) {
@@ -410,21 +420,35 @@ std::vector<MeshPlace> simulated_places(const PlanInputs& in) {
   return places;
 }
 
-Prediction predict(const PlanInputs& in, const PlanShape& shape, const deck::Machine& machine) {
-  Prediction p;
-  const auto places = simulated_places(in);
-  for (const MeshPlace& place : places) p.plans.push_back(make_plan(in, shape, place));
+std::vector<Plan> simulated_plans(const PlanInputs& in, const PlanShape& shape) {
+  std::vector<Plan> plans;
+  for (const MeshPlace& place : simulated_places(in)) plans.push_back(make_plan(in, shape, place));
+  return plans;
+}
 
+std::int64_t Prediction::memory() const {
+  std::int64_t most = 0;
+  for (const Plan& plan : plans) most = std::max(most, plan.bytes());
+  return most;
+}
+
+Prediction predict(std::vector<Plan> plans, const PlanInputs& in, const deck::Machine& machine) {
+  Prediction p;
+  p.plans = std::move(plans);
   std::vector<std::vector<OpCost>> costs, free;
   for (const Plan& plan : p.plans) {
     costs.push_back(op_costs(plan, machine));
     free.push_back(costs.back());
+    comm::WireBytes sent;
     for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+      sent.intra += costs.back()[i].sent.intra, sent.inter += costs.back()[i].sent.inter;
       if (plan.ops[i].stream != Stream::compute) free.back()[i] = {};
     }
+    p.sent = {.intra = std::max(p.sent.intra, sent.intra),
+              .inter = std::max(p.sent.inter, sent.inter)};
     p.flop += total_flop(plan);
   }
-  p.flop *= static_cast<double>(in.mesh.size()) / static_cast<double>(places.size());
+  p.flop *= static_cast<double>(in.mesh.size()) / static_cast<double>(p.plans.size());
   p.simulation = simulate(p.plans, costs);
   p.bubble = idle_share(simulate(p.plans, free));
   return p;

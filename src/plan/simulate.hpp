@@ -16,14 +16,14 @@ namespace tessera::plan {
 /// What an op takes when it has its links to itself.
 struct OpCost {
   double seconds = 0;
-  bool intra = false, inter = false;  // links that it uses; who share one share its rate
+  comm::WireBytes sent;  // those who send over the same links at once share their rate
 };
 
 /// Of every op of a plan. Matrix products and attention take flop at the machine's rates, or the
 /// time of their bytes if that is more; other kernels and copies the time of their bytes;
-/// collectives a latency a peer and the time of wire_bytes_of, links of both classes at once. A
-/// receive costs nothing beyond its send. Throws DeckError where the machine file does not say what
-/// the plan needs.
+/// collectives the latencies of their peers, or of a ring's hops, and the time of the bytes that a
+/// rank sends, links of both classes at once. A receive costs nothing beyond its send. Throws
+/// DeckError where the machine file does not say what the plan needs.
 std::vector<OpCost> op_costs(const Plan& plan, const deck::Machine& machine);
 
 /// Seconds since the step began.
@@ -62,9 +62,14 @@ std::vector<MeshPlace> simulated_places(const PlanInputs& inputs);
 struct Prediction {
   std::vector<Plan> plans;  // of the distinct places
   Simulation simulation;
-  double bubble = 0;  // idle_share with links that take no time
-  double flop = 0;    // of matrix work, recomputation included, of all ranks
+  double bubble = 0;     // idle_share with links that take no time
+  double flop = 0;       // of matrix work, recomputation included, of all ranks
+  comm::WireBytes sent;  // the most that a rank sends, each class by itself
+  /// Of both arenas, the most of any rank.
+  std::int64_t memory() const;
 };
-Prediction predict(const PlanInputs& inputs, const PlanShape& shape, const deck::Machine& machine);
+/// Plans of simulated_places, made in turn.
+std::vector<Plan> simulated_plans(const PlanInputs& inputs, const PlanShape& shape);
+Prediction predict(std::vector<Plan> plans, const PlanInputs& inputs, const deck::Machine& machine);
 
 }  // namespace tessera::plan

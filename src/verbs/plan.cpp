@@ -17,7 +17,8 @@ struct PlanOptions {
 /// The step as a picture, with the times that the machine would take.
 std::string picture(const PlanOptions& o, const Planner& p) {
   const deck::Machine machine = deck::load_machine(o.machine);
-  const plan::Prediction found = plan::predict(p.inputs, p.shapes.front(), machine);
+  const plan::Prediction found =
+      plan::predict(plan::simulated_plans(p.inputs, p.shapes.front()), p.inputs, machine);
   const plan::Timeline timeline =
       timeline_of(found, p.inputs,
                   fmt::format("{} on {} ranks of {}, predicted: {:.1f} ms, bubble {:.1f}%",

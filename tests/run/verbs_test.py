@@ -303,6 +303,41 @@ class Verbs(RunTest):
         self.assertIn("wrong.toml", job.output)
         self.assertIn("memory_rate", job.output)
 
+    def test_a_search_finds_the_fastest_layout(self):
+        """None of those that can be written down for four ranks is faster, what is printed is what
+        simulate says of it, and a budget that nothing fits is said."""
+        deck = self.deck("tiny", tiny_deck(self.corpus, parallel__tensor=1, parallel__pipeline=1))
+        machine = SOURCE / "slurm/machines/h100-dgx.toml"
+
+        def simulate(*options):
+            return self.run_job(0, "simulate", deck, "--ranks", 4, "--machine", machine, *options)
+
+        def step_ms(job):
+            self.assertEqual(job.code, 0, job.output)
+            return float(re.search(r"^step +([0-9.]+) ms$", job.output, re.M)[1])
+
+        found = simulate("--search")
+        self.assertEqual(found.code, 0, found.output)
+        best = float(re.search(r"^ 1 +([0-9.]+) ms", found.output, re.M)[1])
+        sets = re.search(r"^the first: (.*)$", found.output, re.M)[1].split()
+        self.assertEqual(step_ms(simulate(*sets)), best)
+        tried = 0
+        for tensor in (1, 2, 4):
+            for pipeline in (1, 2, 4):
+                for micro in (1, 2, 4):
+                    job = simulate("--set", f"parallel.tensor={tensor}", "--set",
+                                   f"parallel.pipeline={pipeline}", "--set",
+                                   f"batch.micro={micro}", "--set", "zero.stage=1")
+                    if job.code == 2:
+                        continue
+                    tried += 1
+                    self.assertGreaterEqual(step_ms(job), best, (tensor, pipeline, micro))
+        self.assertGreater(tried, 5)
+        job = simulate("--search", "--set", "memory.device=1000")
+        self.assertEqual(job.code, 2, job.output)
+        self.assertIn("no layout of 4 ranks", job.output)
+        self.assertIn("need more than the 1.0 KiB", job.output)
+
     def test_a_benchmark_that_fails_leaves_nothing(self):
         place = self.dir / "bench"
         place.mkdir()

@@ -67,10 +67,11 @@ TEST(Simulate, TransfersShareTheirLinks) {
   const Call gather = comm::CollectiveCall{comm::AllGather{}};
   const Plan plan =
       plan_of({background(Stream::gather, gather), background(Stream::reduce, gather)});
-  const OpCost near{.seconds = 2, .intra = true}, short_near{.seconds = 1, .intra = true};
+  const OpCost near{.seconds = 2, .sent = {.intra = 1}},
+      short_near{.seconds = 1, .sent = {.intra = 1}};
   // Both at half their rate until the shorter has had its 1 s after 2, then the other's last 1 s.
   EXPECT_DOUBLE_EQ(run({plan}, {{near, short_near}}).step, 3);
-  const OpCost far{.seconds = 1, .inter = true};
+  const OpCost far{.seconds = 1, .sent = {.inter = 1}};
   EXPECT_DOUBLE_EQ(run({plan}, {{near, far}}).step, 2) << "other links";
 }
 
@@ -199,7 +200,8 @@ TEST(OpCosts, AreRooflineAndWireTimes) {
     if (op.kind == OpKind::gather) {
       EXPECT_DOUBLE_EQ(costs[i].seconds,
                        3e-6 + static_cast<double>(wire_bytes_of(plan, op).intra) / 1e9);
-      EXPECT_TRUE(costs[i].intra && !costs[i].inter);
+      EXPECT_GT(costs[i].sent.intra, 0);
+      EXPECT_EQ(costs[i].sent.inter, 0);
       ++gathers;
     }
     if (op.kind == OpKind::update) {  // reads gradient, master, m, v; writes the last three
@@ -211,6 +213,30 @@ TEST(OpCosts, AreRooflineAndWireTimes) {
   EXPECT_GT(products, 0);
   EXPECT_GT(gathers, 0);
   EXPECT_GT(updates, 0);
+}
+
+TEST(OpCosts, RingsShareTheNodesLinks) {
+  deck::Machine m = machine();
+  m.collectives = deck::Collectives::ring;
+  PlanInputs in = inputs({.data = 8}, 3);
+  in.node_of = {0, 0, 0, 0, 1, 1, 1, 1};
+  const Plan plan = make_plan(in, shape, {});
+  const auto costs = op_costs(plan, m);
+  int gathers = 0;
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    if (plan.ops[i].kind != OpKind::gather) continue;
+    ++gathers;
+    const auto direct = wire_bytes_of(plan, plan.ops[i]);
+    const std::int64_t all = direct.intra + direct.inter;  // 7 shards
+    EXPECT_EQ(direct.inter * 7, all * 4) << "to each of the other node's four";
+    EXPECT_EQ(costs[i].sent.inter, ceil_div(all, std::int64_t{4}))
+        << "all shards once a node, by four links";
+    EXPECT_EQ(costs[i].sent.intra + costs[i].sent.inter, all);
+    EXPECT_DOUBLE_EQ(costs[i].seconds,
+                     std::max(6e-6 + static_cast<double>(costs[i].sent.intra) / 1e9,
+                              1e-5 + static_cast<double>(costs[i].sent.inter) / 1e8));
+  }
+  EXPECT_GT(gathers, 0);
 }
 
 TEST(OpCosts, AMissingLinkIsAnError) {
@@ -237,7 +263,7 @@ TEST(Predict, ObeysPlansOfEveryKind) {
         SCOPED_TRACE(fmt::format("{} x {} x {}, stage {}, {}", mesh.tensor, mesh.data,
                                  mesh.pipeline, stage, enum_word(schedule)));
         Prediction p;
-        ASSERT_NO_THROW(p = predict(in, shape, machine()));
+        ASSERT_NO_THROW(p = predict(simulated_plans(in, shape), in, machine()));
         const std::size_t tensor = mesh.tensor == 3 ? 3 : 1;  // 4 heads over 3 ranks
         ASSERT_EQ(p.plans.size(), tensor * static_cast<std::size_t>(mesh.pipeline));
         for (std::size_t r = 0; r < p.plans.size(); ++r) {
@@ -257,7 +283,7 @@ TEST(Predict, ObeysPlansOfEveryKind) {
           EXPECT_NEAR(spent, rank.end, 1e-9) << "the host computes or waits";
           EXPECT_LE(rank.end, p.simulation.step);
         }
-        const Prediction again = predict(in, shape, machine());
+        const Prediction again = predict(simulated_plans(in, shape), in, machine());
         EXPECT_EQ(again.simulation.step, p.simulation.step);
         EXPECT_LE(p.bubble, idle_share(p.simulation) + 1e-12);
       }
@@ -268,8 +294,8 @@ TEST(Predict, ObeysPlansOfEveryKind) {
 TEST(Predict, ABusierNetworkTakesLonger) {
   PlanInputs near = inputs({.data = 4}, 2), far = near;
   far.node_of = {0, 0, 1, 1};
-  EXPECT_GT(predict(far, shape, machine()).simulation.step,
-            predict(near, shape, machine()).simulation.step);
+  EXPECT_GT(predict(simulated_plans(far, shape), far, machine()).simulation.step,
+            predict(simulated_plans(near, shape), near, machine()).simulation.step);
 }
 
 }  // namespace

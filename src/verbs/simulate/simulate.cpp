@@ -1,11 +1,10 @@
-#include "plan/simulate.hpp"
+#include "verbs/simulate/simulate.hpp"
 
 #include <CLI/CLI.hpp>
 
 #include "plan/ledger.hpp"
 #include "plan/print.hpp"
 #include "train/setup.hpp"
-#include "verbs/planner.hpp"
 
 namespace tessera::verbs {
 namespace {
@@ -13,15 +12,8 @@ namespace {
 struct Options {
   LayoutOptions layout;
   std::string machine;
+  bool search = false;
 };
-
-/// The largest of the simulated ranks'.
-template <typename Of>
-std::int64_t most(const std::vector<plan::Plan>& plans, Of of) {
-  std::int64_t most = 0;
-  for (const plan::Plan& plan : plans) most = std::max<std::int64_t>(most, of(plan));
-  return most;
-}
 
 /// A line for each simulated rank: what it computes and what it waits for.
 void print_ranks(const plan::Simulation& s) {
@@ -44,8 +36,7 @@ void print_ranks(const plan::Simulation& s) {
 }
 
 void print_memory(const plan::Prediction& p, const deck::Machine& machine) {
-  const std::int64_t held =
-      most(p.plans, [](const auto& plan) { return plan.arena_bytes[0] + plan.arena_bytes[1]; });
+  const std::int64_t held = p.memory();
   const std::int64_t has = machine.memory.count;
   fmt::print("memory a rank          {}{}\n", plan::human_bytes(held),
              has == 0 ? ""
@@ -53,43 +44,30 @@ void print_memory(const plan::Prediction& p, const deck::Machine& machine) {
                                     held > has ? ": does not fit" : ""));
 }
 
-ExitCode run(const Options& o) {
-  const deck::Machine machine = deck::load_machine(o.machine);
-  LayoutOptions layout = o.layout;
-  if (layout.nodes == 0) layout.nodes = ceil_div(layout.ranks, machine.ranks_per_node);
+void report(const LayoutOptions& layout, const deck::Machine& machine) {
   const Planner p = make_planner(layout);
-  const deck::Deck& deck = p.loaded.deck;
   const plan::PlanShape& shape = p.shapes.front();
-  const plan::Prediction found = plan::predict(p.inputs, shape, machine);
+  const plan::Prediction found =
+      plan::predict(plan::simulated_plans(p.inputs, shape), p.inputs, machine);
   const plan::Simulation& s = found.simulation;
-
-  const auto& mesh = p.inputs.mesh;
-  const auto ranks = static_cast<double>(layout.ranks);
-  const auto tokens =
-      static_cast<double>(shape.micro_batches * shape.micro * mesh.data * shape.sequence);
-  const double flop = model::flop_per_token(p.inputs.config, shape.sequence) * tokens;
-  const double rate = flop / s.step / ranks;
-  const auto peak = machine.peak.find(p.inputs.compute);
+  const Speed speed = speed_of(p, s.step, machine);
+  const Mesh& mesh = p.inputs.mesh;
   fmt::print(
       "{} on {} ranks of {}, {} nodes: {} data x {} pipeline x {} tensor, ZeRO-{}, "
       "{} micro-batches of {}, {}\n",
-      deck.run.name, layout.ranks, machine.name, layout.nodes, mesh.data, mesh.pipeline,
+      p.loaded.deck.run.name, layout.ranks, machine.name, layout.nodes, mesh.data, mesh.pipeline,
       mesh.tensor, p.inputs.stage, shape.micro_batches, shape.micro, to_string(p.inputs.compute));
   fmt::print("step                   {:.1f} ms\n", s.step * 1e3);
-  fmt::print(
-      "speed                  {:.5g} tokens/s, {:.4g} TFLOP/s a rank, MFU {}\n", tokens / s.step,
-      rate / 1e12,
-      peak == machine.peak.end() ? "n/a" : fmt::format("{:.1f}%", 100 * rate / peak->second));
+  fmt::print("speed                  {:.5g} tokens/s, {:.4g} TFLOP/s a rank, MFU {}\n",
+             speed.tokens_per_s, speed.flop_rate / 1e12,
+             speed.mfu ? fmt::format("{:.1f}%", 100 * *speed.mfu) : "n/a");
   fmt::print(
       "compute stands still   {:.1f}% of the step; the bubble alone, with links that take no "
       "time, {:.1f}%\n",
       100 * plan::idle_share(s), 100 * found.bubble);
   print_ranks(s);
-  comm::WireBytes wire;
-  wire.intra = most(found.plans, [](const auto& plan) { return total_wire_bytes(plan).intra; });
-  wire.inter = most(found.plans, [](const auto& plan) { return total_wire_bytes(plan).inter; });
   fmt::print("a rank sends           {} in its node, {} across nodes\n",
-             plan::human_bytes(wire.intra), plan::human_bytes(wire.inter));
+             plan::human_bytes(found.sent.intra), plan::human_bytes(found.sent.inter));
   print_memory(found, machine);
   if (machine.disk_write > 0) {
     // Master weights and both moments, in f32.
@@ -98,10 +76,33 @@ ExitCode run(const Options& o) {
     fmt::print("a checkpoint           {:.1f} s to write, {:.1f} s to read\n", bytes / rate_of_all,
                bytes / rate_of_all * machine.disk_write / machine.disk_read);
   }
+}
+
+ExitCode run(const Options& o) {
+  const deck::Machine machine = deck::load_machine(o.machine);
+  LayoutOptions layout = o.layout;
+  if (layout.nodes == 0) layout.nodes = ceil_div(layout.ranks, machine.ranks_per_node);
+  if (o.search) {
+    fmt::print("{}", search_text(layout, machine));
+  } else {
+    report(layout, machine);
+  }
   return ExitCode::ok;
 }
 
 }  // namespace
+
+Speed speed_of(const Planner& p, double step, const deck::Machine& machine) {
+  const plan::PlanShape& shape = p.shapes.front();
+  const auto tokens =
+      static_cast<double>(shape.micro_batches * shape.micro * p.inputs.mesh.data * shape.sequence);
+  const double flop = model::flop_per_token(p.inputs.config, shape.sequence) * tokens;
+  Speed speed{.tokens_per_s = tokens / step,
+              .flop_rate = flop / step / static_cast<double>(p.inputs.mesh.size())};
+  if (const auto peak = machine.peak.find(p.inputs.compute); peak != machine.peak.end())
+    speed.mfu = speed.flop_rate / peak->second;
+  return speed;
+}
 
 Verb simulate(CLI::App& app) {
   auto* verb = app.add_subcommand(
@@ -110,6 +111,8 @@ Verb simulate(CLI::App& app) {
   options->layout.nodes = 0;  // as many as the machine's ranks a node make
   options->layout.add_to(*verb);
   verb->add_option("--machine", options->machine, "machine file, as in slurm/machines")->required();
+  verb->add_flag("--search", options->search,
+                 "the best layouts for the deck's model and batch instead of the deck's own");
   return {.launch = Launch::single, .run = [options] { return run(*options); }, .run_on_ranks = {}};
 }
 

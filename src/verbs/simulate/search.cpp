@@ -1,0 +1,386 @@
+// Which layout is fastest. Tensor and pipeline ranks, micro-batches and recomputation are all
+// tried, each with the lowest ZeRO stage that fits: within a choice, less recomputation and a lower
+// stage are never slower. Other schedules than 1F1B are tried where a step without its bubble would
+// be among the best.
+#include <algorithm>
+#include <atomic>
+#include <future>
+#include <map>
+#include <mutex>
+#include <tuple>
+
+#include "core/cores.hpp"
+#include "deck/ranks.hpp"
+#include "plan/ledger.hpp"
+#include "train/setup.hpp"
+#include "verbs/simulate/simulate.hpp"
+#include "zero/model_states.hpp"
+
+namespace tessera::verbs {
+namespace {
+
+constexpr std::size_t kShown = 10;
+constexpr std::int64_t kVirtualStages[] = {2, 4};
+
+/// What the search chooses; everything else is the deck's.
+struct Choice {
+  std::int64_t tensor = 1, pipeline = 1, micro = 1;
+  plan::PipelineSchedule schedule = plan::PipelineSchedule::one_f_one_b;
+  std::int64_t virtual_stages = 1;
+  std::int64_t stage = 0;  // ZeRO
+  deck::Recompute recompute = deck::Recompute::none;
+
+  std::vector<std::string> sets() const {
+    return {fmt::format("parallel.tensor={}", tensor),
+            fmt::format("parallel.pipeline={}", pipeline),
+            "parallel.data=0",
+            fmt::format("parallel.schedule=\"{}\"", enum_word(schedule)),
+            fmt::format("parallel.virtual_stages={}", virtual_stages),
+            "parallel.placement=\"balanced\"",
+            fmt::format("batch.micro={}", micro),
+            fmt::format("zero.stage={}", stage),
+            fmt::format("recompute.policy=\"{}\"", enum_word(recompute))};
+  }
+};
+
+struct Found {
+  Choice choice;
+  std::int64_t data = 1;
+  double step = 0, least = 0;  // s; what it computes without standing still
+  Speed speed;
+  std::int64_t memory = 0;
+};
+bool faster(const Found& a, const Found& b) {
+  const auto order = [](const Found& f) {
+    const Choice& c = f.choice;
+    return std::tuple(f.step, c.tensor, c.pipeline, c.micro, c.schedule, c.virtual_stages,
+                      c.recompute);
+  };
+  return order(a) < order(b);
+}
+
+/// The text of an error without the places that its lines begin with.
+std::string reason_of(const DeckError& error) {
+  const std::string text = error.what();
+  const std::string line = text.substr(0, text.find('\n'));
+  const auto at = line.find(": ");
+  return at == std::string::npos ? line : line.substr(at + 2);
+}
+
+class Search {
+ public:
+  Search(const LayoutOptions& layout, const deck::Machine& machine)
+      : layout_(layout), machine_(machine) {
+    const deck::Deck deck =
+        deck::load_deck(layout.deck.path, layout.deck.sets, train::read_architecture).deck;
+    name_ = deck.run.name;
+    global_ = deck.batch.global;
+    sequence_ = deck.batch.sequence;
+    const DType compute = train::dtype_of(deck.precision.compute);
+    const double tokens = static_cast<double>(global_ * sequence_);
+    products_ = model::flop_per_token(train::model_config(deck.model), sequence_) * tokens /
+                static_cast<double>(layout.ranks) / machine.gemm_rate(compute, 1e30);
+    const auto* bytes = std::get_if<deck::Bytes>(&deck.memory.device);
+    budget_ = bytes != nullptr ? bytes->count : machine.memory.count;
+  }
+
+  std::string text() {
+    // Few stages first: what they reach rules out many stages whose bubble is too long.
+    for (std::int64_t p = 1; p <= layout_.ranks; ++p) {
+      std::vector<Choice> grids;
+      for (std::int64_t t = 1; t <= local(); ++t) {
+        if (local() % t == 0 && layout_.ranks % (t * p) == 0)
+          grids.push_back({.tensor = t, .pipeline = p});
+      }
+      in_parallel(grids, [this](const Choice& grid) { try_grid(grid); });
+      std::ranges::sort(found_, faster);
+      note_best();
+    }
+    std::vector<Choice> schedules;
+    for (const Found& f : found_) {
+      const Choice& c = f.choice;
+      if (c.pipeline > 1 && shortest(c, global_ / f.data / c.micro) < worst_shown_) {
+        for (const Choice& other : other_schedules(c)) schedules.push_back(other);
+      }
+    }
+    in_parallel(schedules, [this](const Choice& choice) { try_choice(choice); });
+    std::ranges::sort(found_, faster);
+    if (found_.empty()) {
+      throw DeckError(fmt::format("{}: no layout of {} ranks will do:\n{}", layout_.deck.path,
+                                  layout_.ranks, rejections()));
+    }
+    const auto shown = std::span(found_).first(std::min(found_.size(), kShown));
+    in_parallel(shown, [this](Found& f) { simulate(f); });
+    std::ranges::sort(shown, faster);
+    return table(shown) + rejections();
+  }
+
+ private:
+  std::int64_t local() const { return layout_.ranks / layout_.nodes; }  // ranks of a node
+
+  /// On a thread of its own each, as many as there are cores; `work` adds to what is found.
+  template <typename Items, typename Work>
+  static void in_parallel(Items&& items, Work work) {
+    std::atomic<std::size_t> next = 0;
+    std::vector<std::future<void>> workers;
+    const std::array alone{own_cores()};
+    for (int i = 0; i < cores_each(alone); ++i) {
+      workers.push_back(std::async(std::launch::async, [&] {
+        for (std::size_t k = next++; k < items.size(); k = next++) work(items[k]);
+      }));
+    }
+    for (auto& worker : workers) worker.get();
+  }
+
+  static Planner make_own(const LayoutOptions& layout) {
+    Planner planner = make_planner(layout);
+    auto& shapes = planner.shapes;
+    shapes = {shapes.front()};
+    return planner;
+  }
+  Planner planner(const Choice& choice) const {
+    LayoutOptions layout = layout_;
+    for (const std::string& set : choice.sets()) layout.deck.sets.push_back(set);
+    return make_own(layout);
+  }
+
+  /// All micro-batches and ways to save memory on one grid.
+  void try_grid(Choice choice) {
+    const std::int64_t data = layout_.ranks / (choice.tensor * choice.pipeline);
+    if (global_ % data != 0) {
+      return reject(choice,
+                    fmt::format("batch.global = {} is not a multiple of the data ranks", global_));
+    }
+    for (choice.micro = 1; choice.micro <= global_ / data; ++choice.micro) {
+      if (global_ / data % choice.micro != 0) continue;
+      if (shortest(choice, global_ / data / choice.micro) > worst_shown_) {
+        ++hopeless_;
+        return;  // larger ones make fewer
+      }
+      bool fits = false;
+      for (const auto& [recompute, word] : EnumWords<deck::Recompute>::table) {
+        choice.recompute = recompute;
+        choice.stage = data > 1 ? 1 : 0;
+        const std::int64_t last = data > 1 ? 3 : 0;
+        while (!(fits = try_choice(choice)) && choice.stage < last) ++choice.stage;
+        if (fits && choice.stage <= 1) break;
+      }
+      if (!fits) return;
+    }
+  }
+
+  /// False where it cannot be or does not fit.
+  bool try_choice(const Choice& choice) {
+    try {
+      const Planner p = planner(choice);
+      if (const std::int64_t least = states(p); !fits(least)) return too_large(choice, least);
+      const plan::PlanShape& whole = p.shapes.front();
+      // Once all stages are busy, a round of micro-batches takes as long as the one before.
+      const std::int64_t round = choice.pipeline;
+      if (whole.micro_batches <= 2 * round) {
+        auto all = estimate(p, choice, whole.micro_batches);
+        if (all) add(*std::move(all));
+        return all.has_value();
+      }
+      auto all = estimate(p, choice, round);
+      if (!all) return false;
+      const auto two = estimate(p, choice, 2 * round);
+      if (!two) return false;
+      const auto more =
+          static_cast<double>(whole.micro_batches - round) / static_cast<double>(round);
+      all->least += more * (two->least - all->least);
+      all->step = std::max(all->step + more * (two->step - all->step), all->least);
+      add(*std::move(all));
+      return true;
+    } catch (const DeckError& error) {
+      reject(choice, reason_of(error));
+      return false;
+    }
+  }
+
+  /// A step of fewer micro-batches; nothing where it does not fit.
+  std::optional<Found> estimate(const Planner& p, const Choice& choice,
+                                std::int64_t micro_batches) {
+    plan::PlanShape shape = p.shapes.front();
+    shape.micro_batches = micro_batches;
+    std::vector<plan::Plan> plans;
+    for (const MeshPlace& place : plan::simulated_places(p.inputs)) {
+      plans.push_back(plan::unproved_plan(p.inputs, shape, place));
+      if (!fits(plans.back().bytes())) {
+        too_large(choice, plans.back().bytes());
+        return std::nullopt;
+      }
+    }
+    return found(p, choice, plan::predict(std::move(plans), p.inputs, machine_));
+  }
+  static Found found(const Planner& p, const Choice& choice, const plan::Prediction& predicted) {
+    const plan::Simulation& s = predicted.simulation;
+    return {.choice = choice,
+            .data = p.inputs.mesh.data,
+            .step = s.step,
+            .least = s.step * (1 - plan::idle_share(s)),
+            .memory = predicted.memory()};
+  }
+
+  /// The whole step, of plans that are proved.
+  void simulate(Found& f) const {
+    const Planner p = planner(f.choice);
+    f = found(p, f.choice,
+              plan::predict(plan::simulated_plans(p.inputs, p.shapes.front()), p.inputs, machine_));
+    f.speed = speed_of(p, f.step, machine_);
+  }
+  bool fits(std::int64_t bytes) const { return budget_ == 0 || bytes <= budget_; }
+
+  /// No step is shorter: what fewer stages compute, or, before that is known, all products at the
+  /// machine's best rate; and the least of all bubbles, that of interleaved stages (Narayanan et
+  /// al. 2021, section 2.2).
+  double shortest(const Choice& c, std::int64_t micro_batches) const {
+    const double bubble = static_cast<double>(c.pipeline - 1) /
+                          static_cast<double>(kVirtualStages[1] * micro_batches);
+    const auto computes = computes_.find({c.tensor, c.micro});
+    return (computes == computes_.end() ? products_ : computes->second) * (1 + bubble);
+  }
+
+  /// Model states of an even share: known without a plan.
+  static std::int64_t states(const Planner& p) {
+    const Mesh& mesh = p.inputs.mesh;
+    return zero::model_states(
+               model::parameter_count(p.inputs.units) / (mesh.tensor * mesh.pipeline), mesh.data,
+               p.inputs.stage, p.inputs.compute, p.inputs.accumulate)
+        .total();
+  }
+
+  std::vector<Choice> other_schedules(Choice choice) const {
+    std::vector<Choice> all;
+    choice.schedule = plan::PipelineSchedule::zero_bubble;
+    all.push_back(choice);
+    choice.schedule = plan::PipelineSchedule::interleaved;
+    for (const std::int64_t v : kVirtualStages) {
+      choice.virtual_stages = v;
+      all.push_back(choice);
+    }
+    return all;
+  }
+
+  /// What later grids are measured by.
+  void note_best() {
+    for (const Found& f : found_) {
+      if (f.choice.recompute != deck::Recompute::none) continue;
+      double& least =
+          computes_.try_emplace({f.choice.tensor, f.choice.micro}, f.least).first->second;
+      least = std::min(least, f.least);
+    }
+    if (found_.size() >= kShown) worst_shown_ = found_[kShown - 1].step;
+  }
+  void add(Found f) {
+    const std::lock_guard lock(mutex_);
+    found_.push_back(std::move(f));
+  }
+  void reject(const Choice& choice, const std::string& reason) {
+    const std::lock_guard lock(mutex_);
+    rejected_[reason].push_back(choice);
+  }
+  bool too_large(const Choice& choice, std::int64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    ++too_large_;
+    if (least_too_large_ == 0 || bytes < least_too_large_) {
+      least_too_large_ = bytes;
+      smallest_ = choice;
+    }
+    return false;
+  }
+
+  static std::string grid(std::int64_t data, const Choice& c) {
+    return fmt::format("{} x {} x {}", data, c.pipeline, c.tensor);
+  }
+  static std::string schedule(const Choice& c) {
+    if (c.pipeline == 1) return "-";
+    return c.virtual_stages == 1 ? std::string(enum_word(c.schedule))
+                                 : fmt::format("{} {}", enum_word(c.schedule), c.virtual_stages);
+  }
+
+  std::string table(std::span<const Found> shown) const {
+    std::string text = fmt::format(
+        "{} on {} ranks of {}, {} nodes: {} sequences of {} a step; {} layouts tried\n"
+        "{:>2}{:>11}{:>12}{:>7}  {:<26}{:<15}{:>5}{:>6}  {:<10}{:>10}{:>7}\n",
+        name_, layout_.ranks, machine_.name, layout_.nodes, global_, sequence_, found_.size(), "",
+        "step", "tokens/s", "MFU", "data x pipeline x tensor", "schedule", "micro", "ZeRO",
+        "recompute", "memory", "idle");
+    for (std::size_t i = 0; i < shown.size(); ++i) {
+      const Found& f = shown[i];
+      text += fmt::format(
+          "{:>2}{:>8.1f} ms{:>12.5g}{:>7}  {:<26}{:<15}{:>5}{:>6}  {:<10}{:>10}{:>6.1f}%\n", i + 1,
+          f.step * 1e3, f.speed.tokens_per_s,
+          f.speed.mfu ? fmt::format("{:.1f}%", 100 * *f.speed.mfu) : "n/a", grid(f.data, f.choice),
+          schedule(f.choice), f.choice.micro, f.choice.stage, enum_word(f.choice.recompute),
+          plan::human_bytes(f.memory), 100 * (1 - f.least / f.step));
+    }
+    text += "the first:";
+    for (const std::string& set : shown.front().choice.sets())
+      text += fmt::format(" --set {}", set);
+    return text + "\n";
+  }
+
+  /// Why others are not among them.
+  std::string rejections() const {
+    std::string text = "not among them:\n";
+    if (found_.size() > kShown) {
+      text += fmt::format("  {} layouts are slower, the slowest {:.1f} times the first\n",
+                          found_.size() - kShown, found_.back().step / found_.front().step);
+    }
+    if (hopeless_ > 0) {
+      text += fmt::format(
+          "  {} grids have so few micro-batches for their stages that no schedule "
+          "makes up for it\n",
+          hopeless_.load());
+    }
+    if (too_large_ > 0) {
+      text += fmt::format(
+          "  {} need more than the {} of a rank's device; the nearest needs {}: tensor {}, "
+          "pipeline {}, batch.micro {}, ZeRO-{}, recompute {}\n",
+          too_large_, plan::human_bytes(budget_), plan::human_bytes(least_too_large_),
+          smallest_.tensor, smallest_.pipeline, smallest_.micro, smallest_.stage,
+          enum_word(smallest_.recompute));
+    }
+    for (const auto& [reason, choices] : rejected_) {
+      const Choice& first = *std::ranges::min_element(choices, {}, [](const Choice& c) {
+        return std::tuple(c.tensor, c.pipeline, c.micro, c.schedule, c.virtual_stages);
+      });
+      text += fmt::format("  {} with tensor {}, pipeline {}{}: {}\n", choices.size(), first.tensor,
+                          first.pipeline, choices.size() > 1 ? " or others" : "", reason);
+    }
+    if (layout_.nodes > 1)
+      text += fmt::format("  tensor ranks beyond the {} of a node: they talk most\n", local());
+    if (budget_ == 0) {
+      text += fmt::format(
+          "  none for its memory: neither memory.device nor {} says how much a "
+          "rank has\n",
+          machine_.file);
+    }
+    return text;
+  }
+
+  LayoutOptions layout_;
+  const deck::Machine& machine_;
+  std::string name_;
+  std::int64_t global_ = 0, sequence_ = 0;
+  std::int64_t budget_ = 0;  // bytes of a rank's device; 0: not known
+
+  std::mutex mutex_;
+  std::vector<Found> found_;
+  double products_ = 0;  // s of a step, were there nothing but products at their best rate
+  std::map<std::pair<std::int64_t, std::int64_t>, double> computes_;  // s, by tensor and micro
+  std::atomic<std::int64_t> hopeless_ = 0;
+  double worst_shown_ = std::numeric_limits<double>::max();  // s
+  std::map<std::string, std::vector<Choice>> rejected_;
+  std::int64_t too_large_ = 0, least_too_large_ = 0;
+  Choice smallest_;
+};
+
+}  // namespace
+
+std::string search_text(const LayoutOptions& layout, const deck::Machine& machine) {
+  return Search(layout, machine).text();
+}
+
+}  // namespace tessera::verbs

@@ -1,0 +1,24 @@
+// The parts of `tessera simulate`: one layout in detail, or all of them in search of the best.
+#pragma once
+
+#include <string>
+
+#include "deck/machine.hpp"
+#include "plan/simulate.hpp"
+#include "verbs/planner.hpp"
+
+namespace tessera::verbs {
+
+/// What a step of a deck does on a machine, in the units that people compare.
+struct Speed {
+  double tokens_per_s = 0;
+  double flop_rate = 0;       // of a rank, counted as 6 N + 6 L C T a token
+  std::optional<double> mfu;  // where the machine says its peak
+};
+Speed speed_of(const Planner& planner, double step_s, const deck::Machine& machine);
+
+/// The layouts of the deck's model and batch on these ranks that take least time, with the reasons
+/// that others are not among them. Throws DeckError where none is possible.
+std::string search_text(const LayoutOptions& layout, const deck::Machine& machine);
+
+}  // namespace tessera::verbs
