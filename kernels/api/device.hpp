@@ -35,6 +35,33 @@ inline double flop_of(const KernelCall& call) {
       call);
 }
 
+/// Bytes that `args` moves: those of every view, twice where it is updated, or what the operation
+/// says itself.
+template <typename Args>
+double bytes_of(const Args& args) {
+  if constexpr (requires { args.bytes(); }) {
+    return args.bytes();
+  } else {
+    double bytes = 0;
+    args.visit(args, [&](const View& view, Access access) {
+      if (!view) return;
+      const auto once = static_cast<double>(view.elements() * size_of(view.type));
+      bytes += access == Access::update ? 2 * once : once;
+    });
+    return bytes;
+  }
+}
+
+/// The narrowest floating-point type among its views, which its rate goes by; f32 without any.
+template <typename Args>
+DType element_type(const Args& args) {
+  DType narrowest = DType::f32;
+  args.visit(args, [&](const View& view, Access) {
+    if (view && (view.type == DType::bf16 || view.type == DType::f16)) narrowest = view.type;
+  });
+  return narrowest;
+}
+
 class Device {
  public:
   virtual ~Device() = default;

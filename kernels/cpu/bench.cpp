@@ -68,15 +68,6 @@ double best_seconds(int repeats, F&& f) {
   return best;
 }
 
-double bytes_of(const KernelCall& call) {
-  double bytes = 0;
-  visit_views(call, [&](const View& view, Access access) {
-    const auto once = static_cast<double>(view.elements() * size_of(view.type));
-    bytes += access == Access::update ? 2 * once : once;
-  });
-  return bytes;
-}
-
 std::string text(const View& v) {
   std::string s;
   for (int i = 0; i < v.rank; ++i) s += fmt::format("{}{}", i == 0 ? "" : " x ", v.extent(i));
@@ -89,7 +80,8 @@ constexpr DType kTypes[] = {DType::f32, DType::bf16};
 
 class Bench {
  public:
-  Bench(Device& device, const BenchOptions& options) : device_(device), options_(options) {}
+  Bench(Device& device, const BenchOptions& options, DType type = DType::f32)
+      : device_(device), options_(options), type_(type) {}
 
   void machine() {
     triad_ = triad_rate(options_) * 1e-9;
@@ -107,14 +99,8 @@ class Bench {
 
   void operations() {
     layers();
-    for (std::int64_t tokens : {options_.tokens, 4 * options_.tokens}) {
-      attention(tokens);
-      rope(tokens);
-    }
-    norms(kColumns);
-    activations(4 * kColumns);
-    ends(kColumns);
-    flat();
+    for (std::int64_t tokens : {options_.tokens, 4 * options_.tokens}) attention(tokens);
+    others();
   }
 
   void layers() {
@@ -164,6 +150,14 @@ class Bench {
                           .d_v = d_v,
                           .shape = s},
         shape);
+  }
+
+  void others() {
+    rope(options_.tokens);
+    norms(kColumns);
+    activations(4 * kColumns);
+    ends(kColumns);
+    flat();
   }
 
   std::vector<BenchRow> rows() { return std::move(rows_); }
@@ -320,7 +314,7 @@ class Bench {
 
   Device& device_;
   BenchOptions options_;
-  DType type_ = DType::f32;
+  DType type_;
   double triad_ = 1, square_ = 1;  // limits: 1 until they are measured
   std::vector<BenchRow> rows_;
 };
@@ -375,6 +369,26 @@ double triad_rate(const BenchOptions& options) {
 double gemm_rate(Device& device, DType type, std::int64_t n, const BenchOptions& options) {
   Bench bench(device, options);
   return bench.square(type, n).rate * 1e9;
+}
+
+double attention_rate(Device& device, DType type, const BenchOptions& options) {
+  Bench bench(device, options, type);
+  bench.attention(options.tokens);
+  double flop = 0, seconds = 0;
+  for (const BenchRow& row : bench.rows()) flop += row.rate * row.ms * 1e6, seconds += row.ms / 1e3;
+  return flop / seconds;
+}
+
+std::vector<KernelRate> kernel_rates(Device& device, DType type, const BenchOptions& options) {
+  Bench bench(device, options, type);
+  bench.others();
+  std::vector<KernelRate> rates;
+  for (const BenchRow& row : bench.rows()) {
+    const std::string name = row.name.substr(0, row.name.find(' '));
+    if (std::ranges::find(rates, name, &KernelRate::name) == rates.end())
+      rates.push_back({name, row.rate * 1e9});
+  }
+  return rates;
 }
 
 }  // namespace tessera::kernels

@@ -47,6 +47,17 @@ double triad_rate(const BenchOptions& options);
 /// flop a second of the product of two n x n matrices.
 double gemm_rate(Device& device, DType type, std::int64_t n, const BenchOptions& options);
 
+/// Bytes a second of every operation that is no matrix work, by its name, in its usual form: of
+/// options.samples x options.tokens, and over options.elements where it is flat.
+struct KernelRate {
+  std::string name;
+  double rate = 0;
+};
+std::vector<KernelRate> kernel_rates(Device& device, DType type, const BenchOptions& options);
+
+/// flop a second of causal attention over options.tokens, forward and backward together.
+double attention_rate(Device& device, DType type, const BenchOptions& options);
+
 }  // namespace tessera::kernels
 
 template <>

@@ -100,6 +100,14 @@ const std::vector<Row>& rows() {
   return all;
 }
 
+/// Of the tables kernel.f32, kernel.bf16 and kernel.f16, whose keys are operations.
+std::optional<DType> kernel_type(std::string_view prefix) {
+  for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
+    if (prefix == fmt::format("kernel.{}.", to_string(type))) return type;
+  }
+  return std::nullopt;
+}
+
 void read_table(const Table& table, const std::string& prefix, Machine& machine, Problems& problems,
                 std::vector<std::string>& given) {
   std::vector<std::string_view> names;
@@ -111,7 +119,16 @@ void read_table(const Table& table, const std::string& prefix, Machine& machine,
       continue;
     }
     const auto at = std::ranges::find(rows(), name, &Row::name);
-    if (at == rows().end()) {
+    if (const auto type = kernel_type(prefix)) {
+      const auto rate = Codec<double>::read(member.value);
+      if (rate && *rate > 0) {
+        machine.kernel[*type][member.key] = *rate;
+      } else {
+        problems.add(
+            member.value.place, name,
+            fmt::format("{} = {} must be a number, above 0", name, value_excerpt(member.value)));
+      }
+    } else if (at == rows().end()) {
       const auto near = nearest_name(name, names);
       problems.add(member.key_place, name,
                    fmt::format("unknown key {}{}", name,
@@ -180,6 +197,13 @@ double Machine::attention_rate(DType type, std::int64_t head_dim) const {
   if (const auto it = attention.find(type); it != attention.end()) return it->second;
   const auto d = static_cast<double>(head_dim);
   return gemm_rate(type, 2 * d * d * d);
+}
+
+double Machine::kernel_rate(DType type, const std::string& operation) const {
+  const auto rates = kernel.find(type);
+  if (rates == kernel.end()) return memory_rate;
+  const auto rate = rates->second.find(operation);
+  return rate == rates->second.end() ? memory_rate : rate->second;
 }
 
 Machine parse_machine(std::string_view text, const std::string& path) {

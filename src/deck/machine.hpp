@@ -35,7 +35,8 @@ struct Machine {
   std::vector<std::int64_t> gemm_sizes;       // ascending
   std::map<DType, std::vector<double>> gemm;  // at each size
   std::map<DType, double> attention;
-  std::map<DType, double> peak;  // by the data sheet, for MFU
+  std::map<DType, std::map<std::string, double>> kernel;  // bytes/s of operations, by name
+  std::map<DType, double> peak;                           // by the data sheet, for MFU
   Collectives collectives = Collectives::direct;
   std::optional<Link> intra, inter;      // within a node, between nodes
   double disk_write = 0, disk_read = 0;  // of a node; 0: not said
@@ -45,6 +46,8 @@ struct Machine {
   double gemm_rate(DType type, double flop) const;
   /// flop/s of attention: where the file does not say, that of products as small as a head.
   double attention_rate(DType type, std::int64_t head_dim) const;
+  /// bytes/s of another operation: where the file does not say, of memory.
+  double kernel_rate(DType type, const std::string& operation) const;
 };
 
 /// Throws DeckError that names file and line of everything that is wrong.

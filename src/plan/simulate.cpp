@@ -5,6 +5,7 @@
 #include <deque>
 #include <limits>
 #include <map>
+#include <set>
 #include <tuple>
 
 #include "plan/print.hpp"
@@ -14,20 +15,22 @@ namespace {
 
 // --- What an op takes alone ----------------------------------------------------------------------
 
-/// Bytes that a kernel or a copy moves: every view once, twice where it is updated.
-template <typename Args>
-double moved_bytes(const Args& args) {
-  if constexpr (requires { args.bytes(); }) {
-    return args.bytes();
-  } else {
-    double bytes = 0;
-    args.visit(args, [&](const View& view, kernels::Access access) {
-      if (view) {
-        bytes += static_cast<double>(view.elements() * size_of(view.type)) *
-                 (access == kernels::Access::update ? 2 : 1);
+/// Names that a machine file may give rates for.
+template <std::size_t... I>
+std::set<std::string_view> kernel_names(std::index_sequence<I...>) {
+  return {std::variant_alternative_t<I, kernels::KernelCall>::kName...};
+}
+
+void check_names(const deck::Machine& machine) {
+  static const auto known =
+      kernel_names(std::make_index_sequence<std::variant_size_v<kernels::KernelCall>>());
+  for (const auto& [type, rates] : machine.kernel) {
+    for (const auto& [name, rate] : rates) {
+      if (!known.contains(name)) {
+        throw DeckError(fmt::format("{}: kernel.{}.{} is no operation ({})", machine.file,
+                                    to_string(type), name, fmt::join(known, ", ")));
       }
-    });
-    return bytes;
+    }
   }
 }
 
@@ -37,12 +40,15 @@ struct CostOf {
   const deck::Machine& machine;
 
   OpCost operator()(const LoadBatch&) const { return {}; }  // read ahead, during the step before
-  OpCost operator()(const Copy& copy) const { return {moved_bytes(copy) / machine.memory_rate}; }
+  OpCost operator()(const Copy& copy) const {
+    return {kernels::bytes_of(copy) / machine.memory_rate};
+  }
   OpCost operator()(const kernels::KernelCall& call) const {
     return std::visit(
         [&](const auto& args) {
+          const double rate = machine.kernel_rate(kernels::element_type(args), args.kName);
           return OpCost{machine.kernel_start +
-                        std::max(flop_seconds(args), moved_bytes(args) / machine.memory_rate)};
+                        std::max(flop_seconds(args), kernels::bytes_of(args) / rate)};
         },
         call);
   }
@@ -384,6 +390,7 @@ class Player {
 }  // namespace
 
 std::vector<OpCost> op_costs(const Plan& plan, const deck::Machine& machine) {
+  check_names(machine);
   std::vector<OpCost> costs;
   costs.reserve(plan.ops.size());
   for (const Op& op : plan.ops) costs.push_back(std::visit(CostOf{plan, op, machine}, op.call));

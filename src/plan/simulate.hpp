@@ -20,7 +20,8 @@ struct OpCost {
 };
 
 /// Of every op of a plan. Matrix products and attention take flop at the machine's rates, or the
-/// time of their bytes if that is more; other kernels and copies the time of their bytes;
+/// time of their bytes if that is more; other kernels and copies the time of their bytes, at the
+/// rate that the machine file gives for the kernel or at that of memory;
 /// collectives the latencies of their peers, or of a ring's hops, and the time of the bytes that a
 /// rank sends, links of both classes at once. A receive costs nothing beyond its send. Throws
 /// DeckError where the machine file does not say what the plan needs.

@@ -180,6 +180,14 @@ class Slurm:
         run("ip", "link", "add", f"to_{node}", "type", "veth", "peer", "name", "eth0", "netns", pid)
         run("ip", "link", "set", f"to_{node}", "master", "bridge", "up")
 
+    def limit(self, gbit):
+        """What any node sends to others. The queue is short, for TCP is uneven over long ones, and
+        on the sender's side, where it holds the sender back and loses nothing."""
+        for node in self.nodes:
+            run("nsenter", f"--net=/proc/{self.processes[node].pid}/ns/net",
+                "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf",
+                "rate", f"{round(gbit * 1000)}mbit", "burst", "256kb", "limit", "1mb")
+
     def kill_node(self, node):
         """As when its power fails: everything on it ends at once, and nobody is told."""
         run("ip", "link", "del", f"to_{node}")

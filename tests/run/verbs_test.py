@@ -260,12 +260,22 @@ class Verbs(RunTest):
         self.assertEqual({len(rates) for rates in gemm.values()}, {len(gemm["n"])})
         self.assertLess(gemm["n"][0], gemm["n"][-1])
         numbers = [machine["threads"], machine["memory_rate"], *gemm["f32"], *gemm["bf16"],
+                   *machine["attention"].values(), *machine["kernel"]["f32"].values(),
                    machine["link"]["intra"]["rate"], machine["disk"]["write"],
                    machine["disk"]["read"]]
         self.assertTrue(all(1 <= x < 1e18 for x in numbers), numbers)
         self.assertTrue(0 < machine["link"]["intra"]["latency"] < 10)
         self.assertNotIn("inter", machine["link"], "one node has no links to others")
         self.assertEqual(list(place.iterdir()), [])
+        file = self.dir / "measured.toml"
+        file.write_text(job.output)
+        deck = self.deck("tiny", tiny_deck(self.corpus))
+        simulate = "simulate", deck, "--ranks", 2, "--machine", file
+        self.run_ok(*simulate)
+        file.write_text(job.output.replace("exact_sum =", "exakt_sum ="))
+        job = self.run_job(0, *simulate)
+        self.assertEqual(job.code, 2, job.output)
+        self.assertIn("kernel.bf16.exakt_sum is no operation", job.output)
 
     def test_simulates_every_shipped_machine(self):
         """More micro-batches take longer, and what is wrong with a machine file is said."""

@@ -15,6 +15,7 @@ namespace tessera::verbs {
 namespace {
 
 constexpr std::int64_t kSquares[] = {128, 256, 512, 1024, 2048};
+constexpr std::int64_t kSamples = 1, kTokens = 512;                            // of a micro-batch
 constexpr std::int64_t kDiskBytes = std::int64_t{256} << 20;                   // a rank
 constexpr std::int64_t kLongShard = std::int64_t{16} << 20, kShortShard = 64;  // bytes
 
@@ -110,6 +111,19 @@ void bench_machine(const BenchOptions& o, const train::Job& job) {
           "{:.4g}", slowest([&] { return kernels::gemm_rate(*device, type, n, options); })));
     }
     say(fmt::format("{} = [{}]", to_string(type), fmt::join(rates, ", ")));
+  }
+  kernels::BenchOptions usual = options;
+  usual.samples = kSamples, usual.tokens = kTokens;
+  say("\n[attention]");
+  for (const DType type : {DType::f32, DType::bf16}) {
+    const double rate = slowest([&] { return kernels::attention_rate(*device, type, usual); });
+    say(fmt::format("{} = {:.4g}", to_string(type), rate));
+  }
+  for (const DType type : {DType::f32, DType::bf16}) {
+    say(fmt::format("\n[kernel.{}]", to_string(type)));
+    control.barrier();
+    for (const auto& [name, rate] : kernels::kernel_rates(*device, type, usual))
+      say(fmt::format("{} = {:.4g}", name, -control.max(-rate)));
   }
   const auto link = [&](std::string_view name, const std::unique_ptr<comm::Group>& group) {
     const deck::Link measured = measure_link(o, control, *group);

@@ -65,21 +65,31 @@ void write_tokens(const std::filesystem::path& prefix, const deck::Deck& deck, s
   writer.publish();
 }
 
+/// Of a run's fastest step.
+train::StepRates rates_of(const deck::LoadedDeck& loaded, const train::Job& job) {
+  train::Trainer trainer(loaded, job);
+  trainer.train();
+  return trainer.rates();
+}
+
 }  // namespace
 
 /// Trains the deck for a few steps and compares its flop rate with a product's, measured before and
-/// after.
+/// after. In layout mode also without it, and says what it costs.
 void bench_step(const BenchOptions& o, const train::Job& job) {
   const comm::Control& control = job.control;
   const BenchDirectory directory(o, control);
   const std::int64_t steps = o.repeats + 1;
   const auto tokens = directory.path() / "tokens";
-  const deck::LoadedDeck loaded =
-      bench_deck(o, control,
-                 {fmt::format("run.dir=\"{}\"", (directory.path() / "run").string()),
-                  fmt::format("run.steps={}", steps), "run.resume=\"never\"", "checkpoint.every=0",
-                  fmt::format("data.train=[\"{}\"]", tokens.string()), "data.validation=[]",
-                  "evaluate.every=0", "batch.ramp=[]", "guard.hang_timeout=0"});
+  const auto bench_run = [&](const char* name, std::vector<std::string> sets) {
+    sets.insert(sets.end(),
+                {fmt::format("run.dir=\"{}\"", (directory.path() / name).string()),
+                 fmt::format("run.steps={}", steps), "run.resume=\"never\"", "checkpoint.every=0",
+                 fmt::format("data.train=[\"{}\"]", tokens.string()), "data.validation=[]",
+                 "evaluate.every=0", "batch.ramp=[]", "guard.hang_timeout=0"});
+    return bench_deck(o, control, sets);
+  };
+  const deck::LoadedDeck loaded = bench_run("run", {});
   control.together([&] {
     if (control.rank() == 0) write_tokens(tokens, loaded.deck, steps);
   });
@@ -87,12 +97,11 @@ void bench_step(const BenchOptions& o, const train::Job& job) {
   const DType type = train::dtype_of(loaded.deck.precision.compute);
   Product product(control, threads, type);
   product.measure();
-  train::StepRates rates;
-  {
-    train::Trainer trainer(loaded, job);
-    trainer.train();
-    rates = trainer.rates();
-  }
+  const train::StepRates rates = rates_of(loaded, job);
+  std::optional<train::StepRates> other;
+  if (loaded.deck.run.reproducible == deck::Reproducible::layout)
+    other = rates_of(bench_run("other", {"run.reproducible=\"run\"", "run.reproducible_tensor=1"}),
+                     job);
   product.measure();
   control.barrier();  // nobody uses the directory any more
   if (control.rank() != 0) return;
@@ -102,6 +111,12 @@ void bench_step(const BenchOptions& o, const train::Job& job) {
   print_row("product n = 2048", to_string(type), product.seconds(), product.gflops(), "GFLOP/s", 1);
   print_row("training step", loaded.deck.run.name, rates.best_step_s, rates.best_gflops, "GFLOP/s",
             rates.best_gflops / product.gflops());
+  if (other) {
+    print_row("training step", "reproducible = \"run\"", other->best_step_s, other->best_gflops,
+              "GFLOP/s", other->best_gflops / product.gflops());
+    fmt::print("the same bits on every layout cost {:.1f}% of the time of a step\n",
+               100 * (1 - other->best_step_s / rates.best_step_s));
+  }
   fmt::print("{:.0f} tokens/s\n", rates.best_tokens_per_s);
 }
 

@@ -215,6 +215,23 @@ TEST(OpCosts, AreRooflineAndWireTimes) {
   EXPECT_GT(updates, 0);
 }
 
+TEST(OpCosts, KernelsHaveTheirOwnRates) {
+  deck::Machine m = machine();
+  const Plan plan = make_plan(inputs({}, 0), shape, {});
+  const auto before = op_costs(plan, m);
+  m.kernel[DType::f32]["exact_sum"] = m.memory_rate / 4;
+  const auto after = op_costs(plan, m);
+  int sums = 0;
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    const bool sum = call_name(plan.ops[i].call) == "exact_sum";
+    sums += sum ? 1 : 0;
+    EXPECT_DOUBLE_EQ(after[i].seconds, before[i].seconds * (sum ? 4 : 1));
+  }
+  EXPECT_GT(sums, 0);
+  m.kernel[DType::f32]["exakt_sum"] = 1;
+  EXPECT_THROW(op_costs(plan, m), DeckError);
+}
+
 TEST(OpCosts, RingsShareTheNodesLinks) {
   deck::Machine m = machine();
   m.collectives = deck::Collectives::ring;
