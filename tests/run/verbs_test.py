@@ -275,7 +275,7 @@ class Verbs(RunTest):
         file.write_text(job.output.replace("exact_sum =", "exakt_sum ="))
         job = self.run_job(0, *simulate)
         self.assertEqual(job.code, 2, job.output)
-        self.assertIn("kernel.bf16.exakt_sum is no operation", job.output)
+        self.assertIn("kernel.f32.exakt_sum is no operation", job.output)
 
     def test_simulates_every_shipped_machine(self):
         """More micro-batches take longer, and what is wrong with a machine file is said."""
