@@ -76,6 +76,7 @@ class Search {
     name_ = deck.run.name;
     global_ = deck.batch.global;
     sequence_ = deck.batch.sequence;
+    layers_ = deck.model.layers;
     const DType compute = train::dtype_of(deck.precision.compute);
     const double tokens = static_cast<double>(global_ * sequence_);
     products_ = model::flop_per_token(train::model_config(deck.model), sequence_) * tokens /
@@ -86,7 +87,7 @@ class Search {
 
   std::string text() {
     // Few stages first: what they reach rules out many stages whose bubble is too long.
-    for (std::int64_t p = 1; p <= layout_.ranks; ++p) {
+    for (std::int64_t p = 1; p <= std::min(layout_.ranks, layers_); ++p) {
       std::vector<Choice> grids;
       for (std::int64_t t = 1; t <= local(); ++t) {
         if (local() % t == 0 && layout_.ranks % (t * p) == 0)
@@ -257,7 +258,7 @@ class Search {
     choice.schedule = plan::PipelineSchedule::interleaved;
     for (const std::int64_t v : kVirtualStages) {
       choice.virtual_stages = v;
-      all.push_back(choice);
+      if (choice.pipeline * v <= layers_) all.push_back(choice);
     }
     return all;
   }
@@ -349,6 +350,9 @@ class Search {
       text += fmt::format("  {} with tensor {}, pipeline {}{}: {}\n", choices.size(), first.tensor,
                           first.pipeline, choices.size() > 1 ? " or others" : "", reason);
     }
+    if (layout_.ranks > layers_)
+      text +=
+          fmt::format("  more stages, or chunks of them, than the model's {} layers\n", layers_);
     if (layout_.nodes > 1)
       text += fmt::format("  tensor ranks beyond the {} of a node: they talk most\n", local());
     if (budget_ == 0) {
@@ -363,7 +367,7 @@ class Search {
   LayoutOptions layout_;
   const deck::Machine& machine_;
   std::string name_;
-  std::int64_t global_ = 0, sequence_ = 0;
+  std::int64_t global_ = 0, sequence_ = 0, layers_ = 0;
   std::int64_t budget_ = 0;  // bytes of a rank's device; 0: not known
 
   std::mutex mutex_;
