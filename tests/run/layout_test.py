@@ -129,13 +129,12 @@ class NearlySame(LayoutTest):
                 self.assertEqual(got, want)
 
     def test_30_messages_beyond_the_eager_limit(self):
-        """Messages of 512 KiB, which no MPI sends before the receiver is there, both ways at once
-        between two, three and four stages."""
-        fixed = {**LLAMA, "model__hidden": 128, "model__ffn_hidden": 64, "model__context": 256,
-                 "batch__sequence": 256, "batch__micro": 4, "batch__global": 16, "run__steps": 1}
+        """Messages of 2 MiB, more than is in flight at once, so that a send ends only once its
+        receiver is there: both ways at once between two, three and four stages."""
+        fixed = {**LLAMA, "model__hidden": 256, "model__ffn_hidden": 64, "model__context": 256,
+                 "batch__sequence": 256, "batch__micro": 8, "batch__global": 64, "run__steps": 1}
         want = self.run_on(mesh(), **fixed)
-        for stages, schedule, chunks in ((2, "1f1b", 1), (2, "interleaved", 2), (3, "1f1b", 1),
-                                         (4, "1f1b", 1), (4, "zero_bubble", 1)):
+        for stages, schedule, chunks in ((2, "interleaved", 2), (3, "1f1b", 1), (4, "1f1b", 1)):
             with self.subTest(stages=stages, schedule=schedule):
                 self.assertEqual(want, self.run_on(
                     mesh(pipeline=stages, parallel__schedule=schedule,
