@@ -9,6 +9,7 @@
 #include "core/version.hpp"
 #include "plan/ledger.hpp"
 #include "plan/print.hpp"
+#include "plan/spread.hpp"
 #include "train/setup.hpp"
 #include "train/trainer.hpp"
 
@@ -73,6 +74,7 @@ void Trainer::report_start() {
   std::string rows = plan::to_text(ledger);
   rows.pop_back();
   report_.say(rows);
+  if (const auto apart = plan::tensor_over_nodes(inputs)) report_.say("note      " + *apart);
   if (deck_.guard.check_replicas > 0 && inputs.stage == 3) {
     report_.say("note      guard.check_replicas has nothing to compare: ZeRO-3 keeps no copies");
   }

@@ -51,11 +51,11 @@ class Cluster(RunTest):
         self.assertEqual(self.slurm.job(job)["JobState"], state, self.log(job)[-3000:])
         return self.log(job)
 
-    def srun(self, nodes, ranks, name, **changes):
+    def srun(self, nodes, ranks, name, *options, **changes):
         """Trains interactively; returns {step: (loss, grad_norm)}."""
         deck = self.deck(name, tiny_deck(self.corpus, **changes))
         slurm.run("srun", f"--nodes={nodes}", f"--ntasks={ranks}", "--mpi=pmix", "--overcommit",
-                  BINARY, "train", deck, cwd=self.dir)
+                  *options, BINARY, "train", deck, cwd=self.dir)
         return self.numbers(name)
 
     # Jobs that are disturbed ------------------------------------------------------------------
@@ -286,6 +286,15 @@ class Cluster(RunTest):
         self.assert_close(two, self.srun(1, 1, "one_rank", zero__stage=3), TOLERANCE,
                           "two nodes against one rank")
 
+    def test_3_tensor_ranks_on_several_nodes(self):
+        """Trap 3: a run says so, whatever srun made of the ranks, and computes the same."""
+        numbers, logs = {}, {}
+        for order in ("block", "cyclic"):
+            numbers[order] = self.srun(2, 4, order, f"--distribution={order}", parallel__tensor=2)
+            logs[order] = (self.dir / order / "log.txt").read_text()
+        self.assertIn("tensor ranks 0-1 are on 2 nodes", logs["cyclic"])
+        self.assertNotIn("tensor ranks", logs["block"])
+        self.assertEqual(numbers["cyclic"], numbers["block"])
 
     def test_wire_bytes(self):
         """What a run reports to send is what the kernel counts, but for headers. The difference of

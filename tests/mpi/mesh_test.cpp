@@ -21,6 +21,7 @@ struct Case {
   ReduceWhen reduce = ReduceWhen::step;
   plan::Recompute recompute = plan::Recompute::none;
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+  double clip_norm = 0;
 };
 
 constexpr std::int64_t kChunks = 4, kSequence = 8, kMicroBatches = 8;  // of all data ranks together
@@ -36,6 +37,7 @@ plan::PlanInputs inputs_of(const Case& c, kernels::Device& device) {
   in.reduce = c.reduce;
   in.recompute = c.recompute;
   in.pipeline.schedule = c.schedule;
+  in.optimizer.clip_norm = c.clip_norm;
   return in;
 }
 
@@ -62,10 +64,10 @@ train::Groups groups_of(const Mesh& mesh, std::int64_t rank) {
 
 class Gradients : public testing::Test {
  protected:
-  /// f(unit, parameter, element of the parameter, value) for every element that the run's rank
-  /// updates.
+  /// f(unit, parameter, element of the parameter, its value) for every element that the run's rank
+  /// updates; `values` is of them all, unit by unit.
   template <typename F>
-  static void each(PlanRun& run, const StepShown& step, F&& f) {
+  static void each(PlanRun& run, std::span<const float> values, F&& f) {
     std::int64_t at = 0;
     const auto& units = run.inputs().units;
     for (std::size_t u = 0; u < units.size(); ++u) {
@@ -77,41 +79,22 @@ class Gradients : public testing::Test {
         std::int64_t i = at + slice.flat - s.owned.begin;
         for (std::int64_t r = slice.part.rows.begin; r < slice.part.rows.end; ++r) {
           for (std::int64_t c = slice.part.columns.begin; c < slice.part.columns.end; ++c, ++i)
-            f(u, slice.parameter, r * width + c, step.gradients.at(static_cast<std::size_t>(i)));
+            f(u, slice.parameter, r * width + c, values[static_cast<std::size_t>(i)]);
         }
       }
       at += s.owned.count();
     }
   }
 
-  /// Compares with one rank: bits in layout mode, else up to the order of sums.
-  void compare(const Case& c) {
-    SCOPED_TRACE(fmt::format("data {} x pipeline {} x tensor {}, stage {}, {}, {}, {}, {}",
-                             c.mesh.data, c.mesh.pipeline, c.mesh.tensor, c.stage,
-                             tessera::to_string(c.compute), enum_word(c.schedule),
-                             enum_word(c.reduce), c.any_layout ? "layout mode" : "run mode"));
-    const MeshPlace place = c.mesh.place_of(session().rank());
-    PlanRun run(inputs_of(c, *device_), *device_, shape_of(c.mesh),
-                groups_of(c.mesh, session().rank()), place);
-    Case alone = c;
-    alone.mesh = {}, alone.stage = 0, alone.recompute = plan::Recompute::none;
-    alone.schedule = PipelineSchedule::one_f_one_b;
-    PlanRun one(inputs_of(alone, *device_), *device_, shape_of({}));
-    for (PlanRun* r : {&run, &one}) r->state().set_parameters(test_values(11));
-    const StepShown got = run.step(100, {.lr = 0}), want = one.step(100, {.lr = 0});
-    EXPECT_GT(want.norm, 0.1);
-
+  /// The largest difference from what one rank has of the same elements.
+  static void expect_near(PlanRun& run, std::span<const float> got, PlanRun& one,
+                          std::span<const float> want, double tolerance) {
     std::map<std::pair<std::size_t, std::size_t>, std::vector<float>> truth;
     each(one, want, [&](std::size_t u, std::size_t p, std::int64_t e, float value) {
       auto& values = truth[{u, p}];
       values.resize(std::max(values.size(), static_cast<std::size_t>(e) + 1));
       values[static_cast<std::size_t>(e)] = value;
     });
-    // Some 200 roundings of the compute type along the longest path.
-    const double unit = c.compute == DType::f32 ? 0x1p-24 : 0x1p-8;
-    const double tolerance = c.any_layout ? 0 : 200 * unit * want.norm;
-    EXPECT_LE(std::abs(got.loss - want.loss), c.any_layout ? 0 : 200 * unit * want.loss);
-    EXPECT_LE(std::abs(got.norm - want.norm), tolerance);
     double worst = 0;
     std::string where;
     std::int64_t compared = 0;
@@ -125,6 +108,52 @@ class Gradients : public testing::Test {
     });
     EXPECT_LE(worst, tolerance) << where;
     EXPECT_GT(compared, 0);
+  }
+
+  /// What the run's rank holds of a state, in the order of its gradients.
+  static std::vector<float> held(PlanRun& run, View plan::UnitState::*state) {
+    std::vector<float> all;
+    for (const auto& s : run.state().units()) {
+      if (!s.held) continue;
+      const auto part = widened(run.real(s.*state));
+      all.insert(all.end(), part.begin(), part.end());
+    }
+    return all;
+  }
+
+  struct Both {
+    std::unique_ptr<PlanRun> run, one;
+    StepShown got, want;
+  };
+  /// A step on the mesh, and by one rank that computes all of it.
+  Both step(const Case& c, double lr) {
+    const MeshPlace place = c.mesh.place_of(session().rank());
+    Case alone = c;
+    alone.mesh = {}, alone.stage = 0, alone.recompute = plan::Recompute::none;
+    alone.schedule = PipelineSchedule::one_f_one_b;
+    Both both{.run = std::make_unique<PlanRun>(inputs_of(c, *device_), *device_, shape_of(c.mesh),
+                                               groups_of(c.mesh, session().rank()), place),
+              .one = std::make_unique<PlanRun>(inputs_of(alone, *device_), *device_, shape_of({}))};
+    for (PlanRun* r : {both.run.get(), both.one.get()}) r->state().set_parameters(test_values(11));
+    both.got = both.run->step(100, {.lr = lr});
+    both.want = both.one->step(100, {.lr = lr});
+    return both;
+  }
+
+  /// Compares with one rank: bits in layout mode, else up to the order of sums.
+  void compare(const Case& c) {
+    SCOPED_TRACE(fmt::format("data {} x pipeline {} x tensor {}, stage {}, {}, {}, {}, {}",
+                             c.mesh.data, c.mesh.pipeline, c.mesh.tensor, c.stage,
+                             tessera::to_string(c.compute), enum_word(c.schedule),
+                             enum_word(c.reduce), c.any_layout ? "layout mode" : "run mode"));
+    const auto [run, one, got, want] = step(c, 0);
+    EXPECT_GT(want.norm, 0.1);
+    // Some 200 roundings of the compute type along the longest path.
+    const double unit = c.compute == DType::f32 ? 0x1p-24 : 0x1p-8;
+    const double tolerance = c.any_layout ? 0 : 200 * unit * want.norm;
+    EXPECT_LE(std::abs(got.loss - want.loss), c.any_layout ? 0 : 200 * unit * want.loss);
+    EXPECT_LE(std::abs(got.norm - want.norm), tolerance);
+    expect_near(*run, got.gradients, *one, want.gradients, tolerance);
   }
 
   /// All meshes of this number of ranks with up to kChunks tensor ranks and as many stages as there
@@ -143,7 +172,7 @@ class Gradients : public testing::Test {
   std::unique_ptr<kernels::Device> device_ = kernels::make_cpu_device({});
 };
 
-// Traps 6, 7, 10, 16, 18, 19, 20, 23, 25, 27, 32, 33, 34, 35 and 36.
+// Traps 6, 7, 10, 16, 18, 19, 20, 23, 25, 27, 32, 33, 34, 35, 36 and 37: the norm's bits too.
 TEST_F(Gradients, AreThoseOfOneRankOnEveryMesh) {
   for (auto config : {gpt2_like(), llama_like()}) {
     config.dropout = 0.1F;
@@ -187,6 +216,34 @@ TEST_F(Gradients, OfAKvHeadThatSeveralRanksRead) {
   auto config = llama_like();
   config.kv_heads = 1;
   for (const Mesh& mesh : meshes(config)) compare({.config = config, .mesh = mesh, .stage = 1});
+}
+
+// Trap 38: after all reductions and once, by one coefficient on all ranks. Adam hides the scale of
+// its gradients from the weights, but not from the moments.
+TEST_F(Gradients, AreClippedOnceByOneCoefficient) {
+  for (const auto& config : {gpt2_like(), llama_like()}) {
+    for (const Mesh& mesh : meshes(config)) {
+      for (const int stage : {0, 3}) {
+        SCOPED_TRACE(fmt::format("data {} x pipeline {} x tensor {}, stage {}", mesh.data,
+                                 mesh.pipeline, mesh.tensor, stage));
+        const auto [run, one, got, want] =
+            step({.config = config, .mesh = mesh, .stage = stage, .clip_norm = 0.1}, 1e-2);
+        EXPECT_GT(want.norm, 0.2) << "nothing is clipped";
+        for (View plan::UnitState::*state :
+             {&plan::UnitState::master, &plan::UnitState::m, &plan::UnitState::v})
+          expect_near(*run, held(*run, state), *one, held(*one, state), 0);
+        const auto first_moment = held(*run, &plan::UnitState::m);
+        const double scale = 0.1 / (want.norm + 1e-6) * (1 - static_cast<double>(0.9F));
+        double worst = 0;  // beyond three roundings: the coefficient's, and of two products
+        for (std::size_t i = 0; i < first_moment.size(); ++i) {
+          const double expected = scale * static_cast<double>(got.gradients.at(i));
+          const double off = std::abs(static_cast<double>(first_moment[i]) - expected);
+          worst = std::max(worst, off - 4 * 0x1p-24 * std::abs(expected));
+        }
+        EXPECT_EQ(worst, 0);
+      }
+    }
+  }
 }
 
 TEST_F(Gradients, InRunModeUpToTheOrderOfSums) {

@@ -200,6 +200,20 @@ class Corruption(RunTest):
             self.assertEqual(job.code, 0, job.output)
             self.assertEqual("ZeRO-3 keeps no copies" in job.output, stage == 3)
 
+    def test_33_44_copies_within_the_mesh_are_compared(self):
+        """What tensor ranks hold whole, and tied matrices at both ends of the pipeline."""
+        for unit, tensor, changes in (
+                ("block.1", "block.1.norm1.weight", {"parallel__tensor": 2}),
+                ("vocabulary", "vocabulary.weight", {"parallel__pipeline": 2})):
+            with self.subTest(tensor=tensor):
+                healthy = {"guard__check_replicas": 1, "run__steps": 3, **changes}
+                self.train(2, self.deck(f"healthy_{tensor}", tiny_deck(self.corpus, **healthy)))
+                deck = self.deck(f"flipped_{tensor}", tiny_deck(
+                    self.corpus, fault__inject=[f"flip rank=1 step=2 tensor={tensor}"], **healthy))
+                job = self.run_job(2, "train", deck, each=True)
+                self.assertEqual(set(job.codes), {PEER}, job.output)
+                self.assertIn(f"{unit} differs between ranks 0 and 1", job.output)
+
     def test_the_first_tensor_that_is_not_finite_is_named(self):
         for ranks, stage in ((1, 0), (2, 0), (2, 1), (2, 2), (2, 3)):
             with self.subTest(ranks=ranks, stage=stage):

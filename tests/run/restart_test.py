@@ -57,6 +57,18 @@ class Restart(RunTest):
             got = self.train(ranks, deck, f"run.steps={steps}", f"zero.stage={stage}")
         self.assert_close(got, want, 1e-5, "moving between layouts")
 
+    def test_34_46_resume_on_other_meshes(self):
+        """With reproducible = "layout" the bits of a run that one layout did alone."""
+        fixed = {"run__reproducible": "layout", "run__reproducible_tensor": 2, "run__threads": 1,
+                 "model__layers": 3, "model__heads": 4, "model__hidden": 32}
+        want = self.train(1, self.restart_deck("whole", zero__stage=0, **fixed))
+        deck = self.restart_deck("moving", checkpoint__every=3, **fixed)
+        for steps, ranks, stage, tensor, pipeline in ((3, 2, 0, 2, 1), (6, 4, 3, 1, 2),
+                                                      (9, 3, 0, 1, 3), (12, 4, 1, 2, 1)):
+            got = self.train(ranks, deck, f"run.steps={steps}", f"zero.stage={stage}",
+                             f"parallel.tensor={tensor}", f"parallel.pipeline={pipeline}")
+        self.assertEqual(got, want)
+
     def test_48_kill_nine_at_random_moments(self):
         """A save follows every step, so that kills hit saves too; seeds differ from run to run and
         are printed."""

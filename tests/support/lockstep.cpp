@@ -8,14 +8,12 @@
 #include <exception>
 #include <optional>
 
-#include "comm/transport_group.hpp"
-
 namespace tessera::test {
 
 namespace {
 
-/// Makes what a gather is about to overwrite NaN: a read that does not wait for it could otherwise
-/// find the same values from an earlier gather into the same place.
+/// Makes what a gather or a message is about to overwrite NaN: a read that does not wait for it
+/// could otherwise find the same values from an earlier one into the same place.
 class Forgetful : public comm::Group {
  public:
   explicit Forgetful(std::unique_ptr<comm::Group> group) : group_(std::move(group)) {}
@@ -29,6 +27,8 @@ class Forgetful : public comm::Group {
         if (slot != gather->shard.data) std::fill_n(slot, n, std::byte{0xff});
       }
     }
+    if (const auto* message = std::get_if<comm::Receive>(&call))
+      std::fill_n(message->data.data, message->data.span_bytes(), std::byte{0xff});
     return group_->start(call);
   }
 
@@ -184,18 +184,13 @@ std::string Lockstep::Rank::whereabouts() const {
 }
 
 Lockstep::Lockstep(std::int64_t ranks, comm::Sends sends)
-    : ranks_(static_cast<std::size_t>(ranks)), gather_(sends), reduce_(sends) {}
+    : ranks_(static_cast<std::size_t>(ranks)), networks_(sends) {}
 
-train::Groups Lockstep::groups(std::int64_t rank) {
-  // Each rank on a node of its own, which makes staging small.
-  const comm::GroupShape shape{.size = static_cast<std::int64_t>(ranks_.size()), .local = 1};
-  const auto group = [&](comm::Loopback& network) {
-    return std::make_unique<Forgetful>(
-        comm::make_transport_group(network.transport(static_cast<int>(rank)), shape, rank));
-  };
-  train::Groups groups = train::self_groups();
-  groups.gather = group(gather_), groups.reduce = group(reduce_);
-  groups.world = group(reduce_);  // on the same stream, so one after another
+train::Groups Lockstep::groups(const plan::PlanInputs& inputs, std::int64_t rank) {
+  train::Groups groups = networks_.groups(inputs, rank);
+  each_channel(groups, [](Channel, std::unique_ptr<comm::Group>& group) {
+    if (group) group = std::make_unique<Forgetful>(std::move(group));
+  });
   return groups;
 }
 
@@ -217,12 +212,12 @@ std::vector<Lockstep::Move> Lockstep::possible() {
           {.what = What::stream_advances, .rank = rank, .stream = static_cast<plan::Stream>(s)});
     }
   }
-  for (const plan::Stream stream : {plan::Stream::gather, plan::Stream::reduce}) {
-    for (const auto& m : network(stream).under_way()) {
+  for (const auto& [channel, word] : EnumWords<Channel>::table) {
+    for (const auto& m : networks_.of(channel).under_way()) {
       if (!m.may_be_taken && !m.may_be_delivered) continue;
       moves.push_back({.what = m.may_be_taken ? What::message_leaves : What::message_arrives,
                        .rank = m.message.sender,
-                       .stream = stream,
+                       .channel = channel,
                        .peer = m.message.receiver,
                        .number = m.message.number});
     }
@@ -234,10 +229,10 @@ std::vector<Lockstep::Move> Lockstep::possible() {
 // Each seed has its own fast and slow ranks, streams and links: without them all would stay near
 // one another, and rare orders rare.
 std::uint64_t Lockstep::weight(const Move& move) const {
-  const std::size_t kinds = 2 * plan::kStreams;
   const bool message = move.what >= Move::What::message_leaves;
-  return weights_[static_cast<std::size_t>(move.rank) * kinds + (message ? plan::kStreams : 0) +
-                  static_cast<std::size_t>(move.stream)];
+  const std::size_t kind = message ? plan::kStreams + static_cast<std::size_t>(move.channel)
+                                   : static_cast<std::size_t>(move.stream);
+  return weights_[static_cast<std::size_t>(move.rank) * kKinds + kind];
 }
 
 Lockstep::Move Lockstep::pick(const std::vector<Move>& moves) {
@@ -259,11 +254,11 @@ void Lockstep::make(const Move& move) {
     case Move::What::rank_runs: rank.run(); break;
     case Move::What::stream_advances: rank.advance(static_cast<std::size_t>(move.stream)); break;
     case Move::What::message_leaves:
-      network(move.stream).take(message);
+      networks_.of(move.channel).take(message);
       rank.wake();
       break;
     case Move::What::message_arrives:
-      network(move.stream).deliver(message);
+      networks_.of(move.channel).deliver(message);
       ranks_[static_cast<std::size_t>(move.peer)]->wake();
       break;
   }
@@ -273,10 +268,10 @@ std::string Lockstep::deadlock(std::uint64_t seed) {
   std::string text =
       fmt::format("deadlock with seed {}: nothing can move after {} moves", seed, trace_.size());
   for (const Rank* rank : ranks_) text += "; " + rank->whereabouts();
-  for (const plan::Stream stream : {plan::Stream::gather, plan::Stream::reduce}) {
-    for (const auto& m : network(stream).under_way()) {
+  for (const auto& [channel, word] : EnumWords<Channel>::table) {
+    for (const auto& m : networks_.of(channel).under_way()) {
       text += fmt::format("; message {} of rank {} to rank {} on {} is {}", m.message.number,
-                          m.message.sender, m.message.receiver, enum_word(stream),
+                          m.message.sender, m.message.receiver, word,
                           !m.sent     ? "awaited, not sent"
                           : m.awaited ? "sent and awaited"
                                       : "sent, not awaited");
@@ -289,7 +284,7 @@ std::vector<std::string> Lockstep::run(std::uint64_t seed,
                                        const std::function<void(std::int64_t rank)>& work) {
   constexpr std::array<std::uint64_t, 3> kWeights = {1, 8, 64};
   random_.seed(seed);
-  weights_.assign(ranks_.size() * 2 * plan::kStreams, 0);
+  weights_.assign(ranks_.size() * kKinds, 0);
   for (auto& w : weights_) w = kWeights[random_() % kWeights.size()];
   trace_.clear();
   for (std::size_t r = 0; r < ranks_.size(); ++r)

@@ -9,8 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/loopback.hpp"
-#include "train/executor.hpp"
+#include "support/networks.hpp"
 
 namespace tessera::test {
 
@@ -21,16 +20,17 @@ class Lockstep {
   Lockstep& operator=(const Lockstep&) = delete;
 
   /// What a rank's executor runs over; once for each rank. This object must outlive both.
-  train::Groups groups(std::int64_t rank);
+  train::Groups groups(const plan::PlanInputs& inputs, std::int64_t rank);
   std::unique_ptr<memory::Streams> streams(std::int64_t rank);
 
-  /// One thing that happens. The messages of one stream's group: from `rank` to `peer`, the
-  /// `number`-th.
+  /// One thing that happens: to a rank, to a `stream` of it, or to the `number`-th message from
+  /// `rank` to `peer` on a `channel`.
   struct Move {
     enum class What : std::uint8_t { rank_runs, stream_advances, message_leaves, message_arrives };
     What what = What::rank_runs;
     std::int64_t rank = 0;
     plan::Stream stream = plan::Stream::compute;
+    Channel channel = Channel::world;
     std::int64_t peer = 0;
     std::int64_t number = 0;
     bool operator==(const Move&) const = default;
@@ -47,9 +47,6 @@ class Lockstep {
 
  private:
   class Rank;
-  comm::Loopback& network(plan::Stream stream) {
-    return stream == plan::Stream::gather ? gather_ : reduce_;
-  }
   std::vector<Move> possible();
   std::uint64_t weight(const Move& move) const;
   Move pick(const std::vector<Move>& moves);
@@ -57,10 +54,11 @@ class Lockstep {
   std::string deadlock(std::uint64_t seed);
 
   std::vector<Rank*> ranks_;
-  comm::Loopback gather_, reduce_;
+  Networks networks_;
   std::function<bool(const Move&)> prevented_ = [](const Move&) { return false; };
   std::mt19937_64 random_;
-  std::vector<std::uint64_t> weights_;  // by participant
+  static constexpr std::size_t kKinds = plan::kStreams + kChannels;
+  std::vector<std::uint64_t> weights_;  // by rank and kind: a stream, or a channel's messages
   std::vector<Move> trace_;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "deck/ranks.hpp"
+#include "plan/spread.hpp"
 #include "verbs/check/check.hpp"
 #include "zero/model_states.hpp"
 
@@ -13,15 +14,7 @@ using Advice = std::optional<std::string>;
 
 // --- Senseless combinations, each a rule
 
-/// Trap 3.
-Advice tensor_over_nodes(const Checked& c) {
-  const Spread spread = tensor_spread(c.planner.inputs);
-  if (spread.nodes == 1) return std::nullopt;
-  return fmt::format(
-      "tensor ranks {}-{} are on {} nodes, but tensor ranks talk most: let parallel.tensor divide "
-      "the ranks of a node, and ranks fill nodes in order (srun --distribution=block)",
-      spread.first, spread.first + c.mesh().tensor - 1, spread.nodes);
-}
+Advice tensor_over_nodes(const Checked& c) { return plan::tensor_over_nodes(c.planner.inputs); }
 
 Advice zero_on_one_data_rank(const Checked& c) {
   if (c.deck().zero.stage == 0 || c.mesh().data > 1) return std::nullopt;

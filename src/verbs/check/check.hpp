@@ -42,13 +42,6 @@ std::optional<Checked> check_variant(const LayoutOptions& layout,
 /// Bytes of memory.device; nothing where the deck does not give a number.
 std::optional<std::int64_t> device_budget(const deck::Deck& deck);
 
-/// How many ranks of a tensor group are on how many nodes: the group that is on most.
-struct Spread {
-  std::int64_t first = 0;  // its first rank
-  std::int64_t nodes = 1;
-};
-Spread tensor_spread(const plan::PlanInputs& inputs);
-
 // Texts for people, of one line or more, each ended.
 std::string rank_map(const plan::PlanInputs& inputs);
 std::string pipeline_text(const Checked& checked);

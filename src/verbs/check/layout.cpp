@@ -3,6 +3,7 @@
 
 #include "plan/bubble.hpp"
 #include "plan/layers.hpp"
+#include "plan/spread.hpp"
 #include "verbs/check/check.hpp"
 
 namespace tessera::verbs {
@@ -15,25 +16,6 @@ struct GroupKind {
 constexpr std::array kKinds = {GroupKind{"tensor groups", MeshGroup::tensor},
                                GroupKind{"data groups", MeshGroup::data},
                                GroupKind{"pipelines", MeshGroup::pipeline}};
-
-/// All groups of a kind, by their first ranks.
-std::vector<RankGroup> groups_of(const Mesh& mesh, MeshGroup kind) {
-  std::vector<RankGroup> all;
-  for (std::int64_t r = 0; r < mesh.size(); ++r) {
-    const RankGroup group = mesh.group_of(r, kind);
-    if (group.first == r) all.push_back(group);
-  }
-  return all;
-}
-
-Spread widest(MeshGroup kind, const plan::PlanInputs& in) {
-  Spread most;
-  for (const RankGroup& group : groups_of(in.mesh, kind)) {
-    const auto shape = plan::group_shape(in, in.mesh.place_of(group.first), kind);
-    if (shape.nodes > most.nodes) most = {group.first, shape.nodes};
-  }
-  return most;
-}
 
 /// "0-7" of neighbours, "0, 8, .. 56" of many others.
 std::string ranks_text(const RankGroup& g) {
@@ -101,8 +83,6 @@ std::vector<double> part_costs(const plan::PlanInputs& in) {
 
 }  // namespace
 
-Spread tensor_spread(const plan::PlanInputs& in) { return widest(MeshGroup::tensor, in); }
-
 Bubble bubble_of(const Planner& planner) {
   const plan::PlanInputs& in = planner.inputs;
   const auto costs = part_costs(in);
@@ -120,9 +100,9 @@ std::string rank_map(const plan::PlanInputs& in) {
   std::string text = fmt::format("ranks: {} data x {} pipeline x {} tensor = {}, ZeRO-{}\n", m.data,
                                  m.pipeline, m.tensor, m.size(), in.stage);
   for (const auto& [name, kind] : kKinds) {
-    const auto groups = groups_of(m, kind);
+    const auto groups = plan::groups_of(m, kind);
     if (groups.front().count == 1) continue;
-    const Spread spread = widest(kind, in);
+    const plan::Spread spread = plan::widest(kind, in);
     text += row(
         name, fmt::format("{} of {}, {}: {}", groups.size(), groups.front().count,
                           spread.nodes == 1 ? "each in a node"

@@ -1,0 +1,63 @@
+#include "support/networks.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "comm/transport_group.hpp"
+
+namespace tessera::test {
+namespace {
+
+MeshGroup members_of(Channel channel) {
+  switch (channel) {
+    case Channel::world: return MeshGroup::world;
+    case Channel::gather:
+    case Channel::reduce: return MeshGroup::data;
+    case Channel::tensor: return MeshGroup::tensor;
+    case Channel::forward:
+    case Channel::backward: return MeshGroup::pipeline;
+    case Channel::ends: return MeshGroup::ends;
+  }
+  throw InternalError("channel without members");
+}
+
+/// Peers are ranks of a group here, world ranks below.
+class OfMembers : public comm::Transport {
+ public:
+  OfMembers(std::unique_ptr<comm::Transport> world, std::vector<int> members)
+      : world_(std::move(world)), members_(std::move(members)) {}
+  comm::Request send(int peer, const std::byte* from, std::int64_t bytes) override {
+    return world_->send(members_[static_cast<std::size_t>(peer)], from, bytes);
+  }
+  comm::Request receive(int peer, std::byte* to, std::int64_t bytes) override {
+    return world_->receive(members_[static_cast<std::size_t>(peer)], to, bytes);
+  }
+  bool test(comm::Request& request) override { return world_->test(request); }
+  void cancel(comm::Request& request) override { world_->cancel(request); }
+
+ private:
+  std::unique_ptr<comm::Transport> world_;
+  std::vector<int> members_;
+};
+
+}  // namespace
+
+Networks::Networks(comm::Sends sends) {
+  for (std::size_t c = 0; c < kChannels; ++c) networks_.emplace_back(sends);
+}
+
+train::Groups Networks::groups(const plan::PlanInputs& inputs, std::int64_t rank) {
+  train::Groups groups;
+  each_channel(groups, [&](Channel channel, std::unique_ptr<comm::Group>& group) {
+    const MeshGroup kind = members_of(channel);
+    const auto members = inputs.mesh.members(rank, kind);
+    if (members.empty()) return;
+    const auto self = std::find(members.begin(), members.end(), static_cast<int>(rank));
+    group = comm::make_transport_group(
+        std::make_unique<OfMembers>(of(channel).transport(static_cast<int>(rank)), members),
+        group_shape(inputs, inputs.mesh.place_of(rank), kind), self - members.begin());
+  });
+  return groups;
+}
+
+}  // namespace tessera::test
