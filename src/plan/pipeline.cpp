@@ -72,7 +72,6 @@ class Player {
     for (std::int64_t s = 0; s < p_; ++s) {
       auto& most = stages_[static_cast<std::size_t>(s)].most_in_flight;
       most = v_ == 1 ? p_ - s : 2 * (p_ - s - 1) + (v_ - 1) * p_ + 1;
-      if (split_) most = p_;  // what 1F1B has on its first stage: room to put off weights
       most += slack;
       if (rule.schedule == PipelineSchedule::gpipe || !training) most = v_ * k_;
     }
@@ -130,14 +129,17 @@ class Player {
       return when ? std::optional(Choice{order[at], std::max(s.time, *when)}) : std::nullopt;
     };
     // Some schedules go forward as long as they may, the others backward as soon as they can.
-    const bool eager = rule_.schedule == PipelineSchedule::gpipe || v_ > 1;
+    const bool eager = rule_.schedule == PipelineSchedule::gpipe || v_ > 1 || split_;
     const bool may_forward = s.next_forward < forwards_.size() && s.in_flight < s.most_in_flight;
     std::optional<Choice> forward, backward;
     if (may_forward) forward = next(forwards_, s.next_forward);
     if (training_ && !(eager && may_forward)) backward = next(backwards_, s.next_backward);
     const auto best =
         backward && (!forward || backward->start <= forward->start) ? backward : forward;
-    if (s.next_weight < s.weights.size() && (!best || best->start > s.time))
+    // Later stages, which have fewer micro-batches in flight, put off as many more weights: all
+    // hold what the first stage does (ZB-H1). What is put off fills time that is left.
+    const auto put_off = static_cast<std::int64_t>(s.weights.size() - s.next_weight);
+    if (put_off > stage || (put_off > 0 && (!best || best->start > s.time)))
       return Choice{s.weights[s.next_weight], s.time};
     return best;
   }
@@ -152,10 +154,10 @@ class Player {
       case Kind::forward: ++s.next_forward, ++s.in_flight; break;
       case Kind::backward: ++s.next_backward, --s.in_flight; break;
       case Kind::backward_input:
-        ++s.next_backward;
+        ++s.next_backward, --s.in_flight;
         s.weights.push_back({Kind::backward_weight, c.action.chunk, c.action.micro_batch});
         break;
-      case Kind::backward_weight: ++s.next_weight, --s.in_flight; break;
+      case Kind::backward_weight: ++s.next_weight; break;
     }
   }
 
