@@ -26,6 +26,7 @@ std::vector<Range> balanced_parts(std::span<const double> costs, std::int64_t pa
   for (std::size_t p = 1; p < rows; ++p) {
     for (std::int64_t i = static_cast<std::int64_t>(p); i <= n; ++i) {
       for (std::int64_t j = i - 1; j >= static_cast<std::int64_t>(p) - 1; --j) {
+        if (cost(j, i) >= dearest[p][static_cast<std::size_t>(i)]) break;  // it only grows
         const double worst = std::max(dearest[p - 1][static_cast<std::size_t>(j)], cost(j, i));
         if (worst < dearest[p][static_cast<std::size_t>(i)]) {
           dearest[p][static_cast<std::size_t>(i)] = worst;
@@ -81,15 +82,20 @@ class Player {
   std::optional<std::vector<std::vector<PipelineAction>>> play() {
     std::size_t left = static_cast<std::size_t>(p_) * forwards_.size();
     if (training_) left *= split_ ? 3 : 2;
+    std::vector<std::optional<Choice>> choices;
+    for (std::int64_t s = 0; s < p_; ++s) choices.push_back(choice(s));
     for (; left > 0; --left) {
       std::optional<Choice> first;
       std::int64_t who = 0;
       for (std::int64_t s = 0; s < p_; ++s) {
-        const auto c = choice(s);
+        const auto& c = choices[static_cast<std::size_t>(s)];
         if (c && (!first || c->start < first->start)) first = c, who = s;
       }
       if (!first) return std::nullopt;
       take(who, *first);
+      // What a stage does matters to its neighbours only.
+      for (const std::int64_t s : {who, (who + 1) % p_, (who + p_ - 1) % p_})
+        choices[static_cast<std::size_t>(s)] = choice(s);
     }
     std::vector<std::vector<PipelineAction>> all;
     for (auto& s : stages_) all.push_back(std::move(s.done));

@@ -143,8 +143,8 @@ TEST(Schedule, EveryActionOnceAndNoHalt) {
 }
 
 // The idle share of 1F1B and GPipe is (P - 1) / (K + P - 1); V chunks divide the bubble by V where
-// the stages divide the micro-batches. Zero bubble has a third of it (Qi et al. 2023, table 2: ZB-H1
-// idles (P - 1) (F + B - W)).
+// the stages divide the micro-batches. Zero bubble has a third of it (Qi et al. 2023, table 2:
+// ZB-H1 idles (P - 1) (F + B - W)).
 TEST(Schedule, HasTheBubbleOfThePapers) {
   for (const std::int64_t p : {2, 3, 4, 8}) {
     for (const std::int64_t k : {p, 2 * p, 4 * p}) {
