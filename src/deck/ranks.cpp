@@ -9,9 +9,8 @@ namespace tessera::deck {
 
 namespace {
 
-/// "1, 2, 4, 8": the divisors of n, the first ones if there are many.
-std::string divisors(std::int64_t n) {
-  constexpr std::size_t kMost = 12;
+/// Ascending.
+std::vector<std::int64_t> divisors(std::int64_t n) {
   std::vector<std::int64_t> small;
   std::vector<std::int64_t> large;
   for (std::int64_t d = 1; d <= n / d; ++d) {
@@ -20,9 +19,15 @@ std::string divisors(std::int64_t n) {
     if (d != n / d) large.push_back(n / d);
   }
   small.insert(small.end(), large.rbegin(), large.rend());
-  const bool many = small.size() > kMost;
-  if (many) small.resize(kMost);
-  return fmt::format("{}{}", fmt::join(small, ", "), many ? ", ..." : "");
+  return small;
+}
+
+/// "1, 2, 4, 8": the first ones if there are many.
+std::string listed(std::vector<std::int64_t> all) {
+  constexpr std::size_t kMost = 12;
+  const bool many = all.size() > kMost;
+  if (many) all.resize(kMost);
+  return fmt::format("{}{}", fmt::join(all, ", "), many ? ", ..." : "");
 }
 
 /// Trap: a global batch that does not divide must be refused, never rounded.
@@ -36,7 +41,7 @@ void check_global(const LoadedDeck& loaded, std::string_view key, std::int64_t g
       below > 0 ? fmt::format("{} or {}", below, below + step) : std::to_string(step);
   const std::string micros =
       global % data == 0
-          ? fmt::format("with {}, batch.micro may be {}", global, divisors(global / data))
+          ? fmt::format("with {}, batch.micro may be {}", global, listed(divisors(global / data)))
           : fmt::format("no batch.micro makes {} legal on {} data ranks", global, data);
   problems.add(loaded.place(key), key,
                fmt::format("{} = {} is not a multiple of batch.micro x data ranks = {} x {} = {} "
@@ -102,7 +107,7 @@ std::vector<std::int64_t> legal_micros(const LoadedDeck& loaded, std::int64_t ra
   const std::int64_t data = ranks / (loaded.deck.parallel.tensor * loaded.deck.parallel.pipeline);
   LoadedDeck tried = loaded;
   std::vector<std::int64_t> legal;
-  for (std::int64_t micro = 1; micro <= loaded.deck.batch.global / data; ++micro) {
+  for (const std::int64_t micro : divisors(loaded.deck.batch.global / data)) {
     tried.deck.batch.micro = micro;
     Problems problems;
     check_batches(tried, data, problems);

@@ -29,14 +29,25 @@ void set_place(Plan& plan, const PlanInputs& in, const MeshPlace& place) {
     plan.groups[g] = group_shape(in, place, static_cast<MeshGroup>(g));
 }
 
+namespace {
+
+void check_length(const PlanShape& shape, std::int64_t buffers) {
+  if (buffers < kMostBuffers) return;
+  throw DeckError(
+      fmt::format("a step of {} micro-batches is too long for one plan: raise batch.micro or use "
+                  "more ranks",
+                  shape.micro_batches));
+}
+
+}  // namespace
+
 BufferId add_buffer(Plan& plan, std::string name, Purpose purpose, std::int64_t bytes,
                     bool persistent) {
-  const auto count = static_cast<std::int64_t>(plan.buffers.size());
-  if (count >= kMostBuffers || bytes >> kOffsetBits != 0) {
-    throw DeckError(
-        fmt::format("a step of {} micro-batches is too long for one plan: raise batch.micro or use "
-                    "more ranks",
-                    plan.shape.micro_batches));
+  check_length(plan.shape, static_cast<std::int64_t>(plan.buffers.size()));
+  if (bytes >> kOffsetBits != 0) {
+    throw DeckError(fmt::format(
+        "{} has {} bytes, but one buffer at most {}: lower batch.micro or use more tensor ranks",
+        name, bytes, std::int64_t{1} << kOffsetBits));
   }
   plan.buffers.push_back(
       {.name = std::move(name), .purpose = purpose, .bytes = bytes, .persistent = persistent});
@@ -165,6 +176,8 @@ static void add_scratch(Plan& plan, const kernels::Device& device) {
 
 Plan unproved_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlace& place) {
   TESSERA_CHECK(shape.purpose <= in.state_for, "a plan that needs more state than there is");
+  // Some stage has that many units; a visit of each makes a buffer or more.
+  check_length(shape, shape.micro_batches * ceil_div(std::ssize(in.units), in.mesh.pipeline));
   Plan plan;
   plan.shape = shape;
   set_place(plan, in, place);

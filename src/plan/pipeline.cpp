@@ -26,6 +26,7 @@ std::vector<Range> balanced_parts(std::span<const double> costs, std::int64_t pa
   for (std::size_t p = 1; p < rows; ++p) {
     for (std::int64_t i = static_cast<std::int64_t>(p); i <= n; ++i) {
       for (std::int64_t j = i - 1; j >= static_cast<std::int64_t>(p) - 1; --j) {
+        if (cost(j, i) >= dearest[p][static_cast<std::size_t>(i)]) break;  // it only grows
         const double worst = std::max(dearest[p - 1][static_cast<std::size_t>(j)], cost(j, i));
         if (worst < dearest[p][static_cast<std::size_t>(i)]) {
           dearest[p][static_cast<std::size_t>(i)] = worst;
@@ -72,7 +73,6 @@ class Player {
     for (std::int64_t s = 0; s < p_; ++s) {
       auto& most = stages_[static_cast<std::size_t>(s)].most_in_flight;
       most = v_ == 1 ? p_ - s : 2 * (p_ - s - 1) + (v_ - 1) * p_ + 1;
-      if (split_) most = p_;  // what 1F1B has on its first stage: room to put off weights
       most += slack;
       if (rule.schedule == PipelineSchedule::gpipe || !training) most = v_ * k_;
     }
@@ -82,15 +82,20 @@ class Player {
   std::optional<std::vector<std::vector<PipelineAction>>> play() {
     std::size_t left = static_cast<std::size_t>(p_) * forwards_.size();
     if (training_) left *= split_ ? 3 : 2;
+    std::vector<std::optional<Choice>> choices;
+    for (std::int64_t s = 0; s < p_; ++s) choices.push_back(choice(s));
     for (; left > 0; --left) {
       std::optional<Choice> first;
       std::int64_t who = 0;
       for (std::int64_t s = 0; s < p_; ++s) {
-        const auto c = choice(s);
+        const auto& c = choices[static_cast<std::size_t>(s)];
         if (c && (!first || c->start < first->start)) first = c, who = s;
       }
       if (!first) return std::nullopt;
       take(who, *first);
+      // What a stage does matters to its neighbours only.
+      for (const std::int64_t s : {who, (who + 1) % p_, (who + p_ - 1) % p_})
+        choices[static_cast<std::size_t>(s)] = choice(s);
     }
     std::vector<std::vector<PipelineAction>> all;
     for (auto& s : stages_) all.push_back(std::move(s.done));
@@ -130,14 +135,17 @@ class Player {
       return when ? std::optional(Choice{order[at], std::max(s.time, *when)}) : std::nullopt;
     };
     // Some schedules go forward as long as they may, the others backward as soon as they can.
-    const bool eager = rule_.schedule == PipelineSchedule::gpipe || v_ > 1;
+    const bool eager = rule_.schedule == PipelineSchedule::gpipe || v_ > 1 || split_;
     const bool may_forward = s.next_forward < forwards_.size() && s.in_flight < s.most_in_flight;
     std::optional<Choice> forward, backward;
     if (may_forward) forward = next(forwards_, s.next_forward);
     if (training_ && !(eager && may_forward)) backward = next(backwards_, s.next_backward);
     const auto best =
         backward && (!forward || backward->start <= forward->start) ? backward : forward;
-    if (s.next_weight < s.weights.size() && (!best || best->start > s.time))
+    // Later stages, which have fewer micro-batches in flight, put off as many more weights: all
+    // hold what the first stage does (ZB-H1). What is put off fills time that is left.
+    const auto put_off = static_cast<std::int64_t>(s.weights.size() - s.next_weight);
+    if (put_off > stage || (put_off > 0 && (!best || best->start > s.time)))
       return Choice{s.weights[s.next_weight], s.time};
     return best;
   }
@@ -152,10 +160,10 @@ class Player {
       case Kind::forward: ++s.next_forward, ++s.in_flight; break;
       case Kind::backward: ++s.next_backward, --s.in_flight; break;
       case Kind::backward_input:
-        ++s.next_backward;
+        ++s.next_backward, --s.in_flight;
         s.weights.push_back({Kind::backward_weight, c.action.chunk, c.action.micro_batch});
         break;
-      case Kind::backward_weight: ++s.next_weight, --s.in_flight; break;
+      case Kind::backward_weight: ++s.next_weight; break;
     }
   }
 

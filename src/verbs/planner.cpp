@@ -11,8 +11,9 @@ namespace tessera::verbs {
 
 void LayoutOptions::add_to(CLI::App& app) {
   deck.add_to(app);
-  app.add_option("--ranks", ranks, "number of ranks")->required()->check(CLI::PositiveNumber);
-  app.add_option("--nodes", nodes, "number of nodes they are on")->check(CLI::PositiveNumber);
+  const CLI::Range count(std::int64_t{1}, std::int64_t{1} << 24);
+  app.add_option("--ranks", ranks, "number of ranks")->required()->check(count);
+  app.add_option("--nodes", nodes, "number of nodes they are on")->check(count);
 }
 
 std::vector<plan::RankFigures> Planner::survey(std::span<const MeshPlace> places) const {

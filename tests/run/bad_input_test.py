@@ -63,6 +63,12 @@ class BadInput(RunTest):
             with self.subTest(arguments):
                 self.assertEqual(self.run_job(0, *arguments).code, DECK)
         self.assertEqual(self.run_job(0, "train", self.dir).code, DATA, "it holds no checkpoint")
+        for ranks in ("0", "-4", "1e3", "99999999999999999999"):
+            with self.subTest(ranks=ranks):
+                job = self.run_job(0, "check", path, "--ranks", ranks)
+                self.assertEqual(job.code, DECK, job.output)
+                self.assertIn("--ranks", job.output)
+                self.assertLess(len(job.output), 200, "limits that people can read")
 
     def test_a_launcher_that_mpi_does_not_understand(self):
         """srun with the wrong --mpi makes each of its processes a run of one rank."""

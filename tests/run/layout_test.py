@@ -102,6 +102,18 @@ class SameBits(LayoutTest):
                 self.assertEqual(job.codes, [2] * 4, job.output)
                 self.assertIn(key, job.output)
 
+    def test_51_other_threads_on_resume(self):
+        """A product's bits depend on them."""
+        deck = self.deck("threads", tiny_deck(self.corpus, **GPT2, **ANY_LAYOUT,
+                                              checkpoint__every=4))
+        self.train(2, deck)
+        more = ["--set", "run.steps=5"]
+        job = self.run_job(2, "train", deck, *more, "--set", "run.threads=2", each=True)
+        self.assertEqual(job.codes, [2, 2], job.output)
+        self.assertIn("run.threads", job.output)
+        job = self.run_job(1, "train", deck, *more, each=True)
+        self.assertEqual(job.codes, [0], job.output)
+
 
 class NearlySame(LayoutTest):
     def test_tensor(self):

@@ -174,6 +174,16 @@ TEST(Ranks, RampAndMesh) {
   EXPECT_THROW(check_ranks(loaded, 6), DeckError);
 }
 
+TEST(Ranks, LegalMicrosAreDivisors) {
+  LoadedDeck loaded = small_deck({"batch.global=24"});
+  EXPECT_EQ(legal_micros(loaded, 2), (std::vector<std::int64_t>{1, 2, 3, 4, 6, 12}));
+  loaded.deck.batch.ramp = {{.step = 5, .global = 8}};
+  EXPECT_EQ(legal_micros(loaded, 2), (std::vector<std::int64_t>{1, 2, 4}));
+  // One that is tried at a time would take hours.
+  loaded = small_deck({"batch.global=4294967296"});
+  EXPECT_EQ(legal_micros(loaded, 4).size(), 31U);
+}
+
 TEST(Resume, KeysAreFreeEventsOrRefused) {
   const Deck saved = small_deck().deck;
   EXPECT_TRUE(compare_for_resume(saved, saved).empty());

@@ -33,12 +33,14 @@ TEST(Bubble, IsSmallerWhereStagesHaveSeveralChunks) {
   }
 }
 
-TEST(Bubble, IsNoLargerWhereWeightsCanWait) {
-  // At 1 : 1 : 1 no schedule with 1F1B's memory beats ZB-H1's p - 1 of 3 m + p - 1 (Qi et al.
-  // 2023).
-  const double left = bubble_of(PipelineSchedule::zero_bubble, 4, 16);
-  EXPECT_GE(left, 3.0 / (3 * 16 + 3) - 1e-12);
-  EXPECT_LE(left, closed_form(4, 16) + 1e-12);
+// At 1 : 1 : 1 no schedule with 1F1B's memory beats ZB-H1's p - 1 of 3 m + p - 1 (Qi et al. 2023).
+TEST(Bubble, IsAThirdWhereWeightsCanWait) {
+  for (const std::int64_t p : {2, 3, 4, 8, 16}) {
+    for (const std::int64_t m : {p, p + 1, p + p / 2, 2 * p, 4 * p})
+      EXPECT_NEAR(bubble_of(PipelineSchedule::zero_bubble, p, m), closed_form(p, m, 3), 1e-12);
+    for (std::int64_t m = 1; m < p; ++m)
+      EXPECT_LT(bubble_of(PipelineSchedule::zero_bubble, p, m), closed_form(p, m));
+  }
 }
 
 TEST(Bubble, IsWhatTheSlowestStageMakesOfIt) {

@@ -95,6 +95,15 @@ TEST(MakePlan, EvaluationHoldsNeitherOptimizerStateNorGradients) {
   }
 }
 
+// Before its order of micro-batches takes all memory there is.
+TEST(MakePlan, RefusesStepsThatAreTooLong) {
+  for (const std::int64_t stages : {1, 3}) {
+    Case c = make_case(0, 1, std::int64_t{1} << 32, ReduceWhen::step);
+    c.inputs.mesh.pipeline = stages;
+    EXPECT_THROW(make_plan(c.inputs, c.shape, {}), DeckError) << stages;
+  }
+}
+
 TEST(MakePlan, IsProvedOnRandomLayouts) {
   std::mt19937 random(1);
   for (int i = 0; i < 300; ++i) {
