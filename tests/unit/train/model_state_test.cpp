@@ -21,10 +21,16 @@ struct Layout {
   std::int64_t ranks = 1;
   int stage = 0;
   DType compute = DType::f32;
+  std::int64_t tensor = 1, pipeline = 1;
+
+  Mesh mesh() const {
+    return {.tensor = tensor, .data = ranks / (tensor * pipeline), .pipeline = pipeline};
+  }
 };
 
 std::string to_string(const Layout& l) {
-  return fmt::format("{} ranks, stage {}, {}", l.ranks, l.stage, tessera::to_string(l.compute));
+  return fmt::format("{} ranks, tensor {}, pipeline {}, stage {}, {}", l.ranks, l.tensor,
+                     l.pipeline, l.stage, tessera::to_string(l.compute));
 }
 
 /// One rank's state with memory of its own.
@@ -34,15 +40,17 @@ class RankState {
             plan::PlanPurpose state_for = plan::PlanPurpose::train) {
     inputs_.state_for = state_for;
     inputs_.config = config;
-    inputs_.units = model::model_units(config);
+    inputs_.tensor_chunks = l.tensor;
+    inputs_.units = model::model_units(config, l.tensor);
     inputs_.compute = l.compute;
     inputs_.stage = l.stage;
-    inputs_.mesh.data = l.ranks;
-    plan::set_place(layout_, inputs_, {.data = rank});
+    inputs_.mesh = l.mesh();
+    const MeshPlace place = l.mesh().place_of(rank);
+    plan::set_place(layout_, inputs_, place);
     plan::add_state(layout_, inputs_);
     plan::place_buffers(layout_);
     arena_.emplace("state", memory::Tier::device, layout_.arena_bytes[0]);
-    state_.emplace(inputs_, MeshPlace{.data = rank}, *arena_);
+    state_.emplace(inputs_, place, *arena_);
   }
   train::ModelState& state() { return *state_; }
   std::int64_t bytes() const { return layout_.arena_bytes[0]; }
@@ -62,6 +70,7 @@ class RankState {
   void each(const View plan::UnitState::*which, F&& f) {
     for (std::size_t u = 0; u < inputs_.units.size(); ++u) {
       const auto& s = state_->units()[u];
+      if (!s.held) continue;
       const auto values = floats(s.*which);
       std::vector<bool> named(values.size());
       for (const auto& slice : zero::slices_in(inputs_.units[u], s.layout, s.owned)) {
@@ -96,19 +105,15 @@ float one_value(const train::ParameterSource& source, const model::ParamDesc& p,
 
 constexpr std::array kStates = {&plan::UnitState::master, &plan::UnitState::m, &plan::UnitState::v};
 
-/// Saves the state with values of seeds 1, 2 and 3 under a layout.
+/// Saves the state that `fill` makes of each rank's under a layout.
+template <typename Fill>
 std::filesystem::path save(const std::filesystem::path& directory, const model::ModelConfig& config,
-                           const Layout& l) {
+                           const Layout& l, Fill&& fill) {
   const auto temporary = begin_checkpoint(directory, 7);
   std::vector<RankPart> parts;
   for (std::int64_t rank = 0; rank < l.ranks; ++rank) {
     RankState r(config, l, rank);
-    r.state().set_parameters(test_values(1));
-    for (std::size_t i = 1; i < kStates.size(); ++i) {
-      const auto source = test_values(i + 1);
-      r.each(kStates[i],
-             [&](const auto& p, std::int64_t e, float& x) { x = one_value(source, p, e); });
-    }
+    fill(r);
     const auto pieces = r.state().pieces();
     CheckpointWriter writer(temporary, static_cast<int>(rank), pieces);
     r.state().save(writer, train::ModelState::From::live);
@@ -118,6 +123,19 @@ std::filesystem::path save(const std::filesystem::path& directory, const model::
   header.step = 7;
   header.layout = {.world = static_cast<int>(l.ranks), .data = static_cast<int>(l.ranks)};
   return commit_checkpoint(temporary, header, parts);
+}
+
+/// Values of seeds 1, 2 and 3.
+std::filesystem::path save(const std::filesystem::path& directory, const model::ModelConfig& config,
+                           const Layout& l) {
+  return save(directory, config, l, [](RankState& r) {
+    r.state().set_parameters(test_values(1));
+    for (std::size_t i = 1; i < kStates.size(); ++i) {
+      const auto source = test_values(i + 1);
+      r.each(kStates[i],
+             [&](const auto& p, std::int64_t e, float& x) { x = one_value(source, p, e); });
+    }
+  });
 }
 
 /// Every rank of a layout holds the saved values, and computes with them rounded.
@@ -147,8 +165,15 @@ void expect_loaded(const std::filesystem::path& path, const model::ModelConfig& 
 
 // Trap 46: any layout's checkpoint in any other; 40 ranks are more than some units have grains.
 TEST(ModelState, MovesBetweenLayouts) {
-  const std::vector<Layout> layouts = {
-      {1, 0}, {2, 0}, {3, 1}, {4, 2, DType::bf16}, {5, 3}, {40, 3}, {1, 3, DType::bf16}};
+  const std::vector<Layout> layouts = {{1, 0},
+                                       {2, 0},
+                                       {3, 1},
+                                       {4, 2, DType::bf16},
+                                       {5, 3},
+                                       {40, 3},
+                                       {1, 3, DType::bf16},
+                                       {.ranks = 4, .stage = 1, .tensor = 2},
+                                       {.ranks = 8, .stage = 3, .tensor = 2, .pipeline = 2}};
   for (const auto& config : {gpt2_like(), llama_like()}) {
     for (const Layout& from : layouts) {
       const TemporaryDirectory directory;
@@ -204,6 +229,105 @@ TEST(ModelState, ALoadOpensTheFilesOfItsOwnPiecesAlone) {
     set_io_hook({});
     EXPECT_EQ(opened,
               (std::set<std::string>{kManifestFile, rank_file_name(static_cast<int>(rank))}));
+  }
+}
+
+/// By state and name: which elements of a tensor.
+using Elements = std::map<std::string, std::vector<bool>>;
+
+Elements held_by(RankState& rank) {
+  constexpr std::array names = {"master", "adam_m", "adam_v"};
+  Elements held;
+  for (std::size_t i = 0; i < kStates.size(); ++i) {
+    const model::ParamDesc* last = nullptr;
+    std::vector<bool>* elements = nullptr;
+    rank.each(kStates[i], [&](const model::ParamDesc& p, std::int64_t e, float&) {
+      if (&p != last) {
+        elements = &held[fmt::format("{}/{}", names[i], p.name)];
+        elements->resize(static_cast<std::size_t>(p.elements()));
+        last = &p;
+      }
+      (*elements)[static_cast<std::size_t>(e)] = true;
+    });
+  }
+  return held;
+}
+
+struct Needed {
+  std::int64_t own = 0;     // bytes of elements that a rank holds
+  std::int64_t blocks = 0;  // bytes of the blocks that they lie in
+  std::int64_t cuts = 0;    // where a stretch of them begins or ends within a dataset
+};
+
+/// Element by element: what a rank must read of a dataset.
+void add_needed(Needed& needed, const DatasetRecord& d, const std::vector<bool>& held) {
+  std::vector<bool> wanted;  // of the dataset's elements, in its order
+  for (const Box& box : d.boxes) {
+    for_each_run(box, Box(d.shape), box, [&](std::int64_t from, std::int64_t, std::int64_t n) {
+      const auto begin = held.begin() + from;
+      wanted.insert(wanted.end(), begin, begin + n);
+    });
+  }
+  const std::int64_t size = size_of(d.type);
+  for (std::int64_t i = 0; i < d.blocks(); ++i) {
+    const Range block = d.block_range(i);
+    const auto begin = wanted.begin() + block.begin / size, end = wanted.begin() + block.end / size;
+    if (std::find(begin, end, true) != end) needed.blocks += block.count();
+  }
+  needed.own += size * std::count(wanted.begin(), wanted.end(), true);
+  for (std::size_t i = 1; i < wanted.size(); ++i) needed.cuts += wanted[i] != wanted[i - 1];
+}
+
+// Each rank reads every block that holds an element of its own, for only a whole one can be
+// verified, and reads it once. So beside its own elements it reads less than a block for each place
+// where what is its own is cut from what is not: none, if the layout is that of the checkpoint.
+// Where columns of a tensor are cut otherwise than they were saved there is a cut in every row, and
+// the blocks are all that the tensor has: the first bound counts them.
+TEST(ModelState, ALoadReadsTheBlocksOfItsOwnElementsAlone) {
+  model::ModelConfig config = gpt2_like();
+  config.hidden = 384;  // matrices of 9/16 and 9/4 blocks
+  config.head_dim = 96;
+  config.ffn_hidden = 1536;
+  config.vocab = 1000;
+  config.layers = 1;
+  const std::vector<Layout> layouts = {{1, 0},
+                                       {2, 1},
+                                       {4, 3},
+                                       {.ranks = 2, .stage = 0, .tensor = 2},
+                                       {.ranks = 2, .stage = 2, .pipeline = 2},
+                                       {.ranks = 8, .stage = 3, .tensor = 2, .pipeline = 2}};
+  for (const Layout& from : layouts) {
+    const TemporaryDirectory directory;
+    const auto path = save(directory.path(), config, from, [](RankState& r) {
+      r.state().set_parameters(
+          [](const auto&, Range, std::span<float> out) { std::fill(out.begin(), out.end(), 1); });
+    });
+    for (const Layout& to : layouts) {
+      for (std::int64_t rank = 0; rank < to.ranks; ++rank) {
+        SCOPED_TRACE(fmt::format("from {} to rank {} of {}", to_string(from), rank, to_string(to)));
+        RankState r(config, to, rank);
+        const std::int64_t before = io_bytes().read;
+        Checkpoint checkpoint = Checkpoint::open(path);
+        const std::int64_t manifest = io_bytes().read - before;
+        r.state().load(checkpoint);
+        const Elements held = held_by(r);
+        Needed needed;
+        for (const RankPart& part : checkpoint.manifest().parts) {
+          for (const DatasetRecord& d : part.datasets) {
+            if (const auto found = held.find(d.name()); found != held.end())
+              add_needed(needed, d, found->second);
+          }
+        }
+        EXPECT_EQ(checkpoint.bytes_read(), needed.blocks);
+        EXPECT_EQ(io_bytes().read - before, needed.blocks + manifest);
+        EXPECT_EQ(manifest,
+                  static_cast<std::int64_t>(std::filesystem::file_size(path / kManifestFile)));
+        EXPECT_LE(needed.blocks, needed.own + needed.cuts * (kBlockBytes - 1));
+        if (to_string(from) == to_string(to) && to.stage > 0 && to.tensor == 1) {
+          EXPECT_EQ(needed.blocks, needed.own);
+        }
+      }
+    }
   }
 }
 
