@@ -6,10 +6,10 @@
 namespace tessera {
 
 std::uint64_t hash_range(const File& file, Range range, std::uint64_t seed) {
-  std::vector<std::byte> piece(static_cast<std::size_t>(std::min(range.count(), kBlockBytes)));
+  std::vector<std::byte> piece(static_cast<std::size_t>(std::min(range.count(), kPieceBytes)));
   while (!range.empty()) {
     const auto bytes =
-        std::span(piece).first(static_cast<std::size_t>(std::min(range.count(), kBlockBytes)));
+        std::span(piece).first(static_cast<std::size_t>(std::min(range.count(), kPieceBytes)));
     file.read(range.begin, bytes);
     seed = hash_bytes(bytes, seed);
     range.begin += static_cast<std::int64_t>(bytes.size());

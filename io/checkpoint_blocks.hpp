@@ -7,7 +7,9 @@
 
 namespace tessera {
 
-/// xxh3 of bytes [range) of a file, chained over its kBlockBytes pieces: each piece is hashed with
+inline constexpr std::int64_t kPieceBytes = std::int64_t{4} << 20;
+
+/// xxh3 of bytes [range) of a file, chained over its kPieceBytes pieces: each piece is hashed with
 /// the hash of what came before (at the start: `seed`) as its seed.
 std::uint64_t hash_range(const File& file, Range range, std::uint64_t seed = 0);
 

@@ -16,6 +16,7 @@ using nlohmann::json;
 
 constexpr const char* kFormat = "tessera-checkpoint";
 constexpr std::int64_t kMaxManifestBytes = std::int64_t{1} << 30;
+constexpr std::int64_t kLeastBlockBytes = 4096;
 constexpr std::int64_t kMaxFileBytes = std::int64_t{1} << 60;
 constexpr int kMaxRanks = 1 << 24;
 constexpr std::size_t kHexDigits = 16;  // of one checksum
@@ -110,8 +111,9 @@ json json_of(const DatasetRecord& d) {
           {"xxh3", std::move(checksums)}};
 }
 
-DatasetRecord dataset_of(const JsonCursor& value) {
+DatasetRecord dataset_of(const JsonCursor& value, std::int64_t block_bytes) {
   DatasetRecord d;
+  d.block_bytes = block_bytes;
   d.tensor = value["tensor"].text();
   d.state = value["state"].text();
   d.shape = shape_of(value["shape"]);
@@ -133,7 +135,7 @@ json json_of(const RankPart& part) {
           {"datasets", std::move(datasets)}};
 }
 
-RankPart part_of(const JsonCursor& value) {
+RankPart part_of(const JsonCursor& value, std::int64_t block_bytes) {
   RankPart part;
   part.rank = static_cast<int>(value["rank"].integer(0, kMaxRanks));
   const JsonCursor file = value["file"];
@@ -141,7 +143,7 @@ RankPart part_of(const JsonCursor& value) {
   part.file_bytes = value["bytes"].integer(0, kMaxFileBytes);
   part.rest_checksum = checksum_of(value["rest_xxh3"]);
   value["datasets"].for_each_item(
-      [&](const JsonCursor& d) { part.datasets.push_back(dataset_of(d)); });
+      [&](const JsonCursor& d) { part.datasets.push_back(dataset_of(d, block_bytes)); });
   return part;
 }
 
@@ -240,14 +242,14 @@ std::string first_line(std::string_view body) {
 std::string to_text(const RankPart& part) { return dump(json_of(part), -1); }
 
 RankPart rank_part_from_text(std::string_view text) {
-  return part_of(JsonDocument(text, "part of a checkpoint").root());
+  return part_of(JsonDocument(text, "part of a checkpoint").root(), kBlockBytes);
 }
 
 std::string to_text(const Manifest& manifest) {
   json parts = json::array();
   for (const RankPart& part : manifest.parts) parts.push_back(json_of(part));
   std::string body = fmt::format("\"format\":\"{}\",\n\"version\":{},\n\"block_bytes\":{},\n",
-                                 kFormat, kCheckpointVersion, kBlockBytes);
+                                 kFormat, kCheckpointVersion, manifest.block_bytes);
   body += fmt::format("\"header\":{},\n", dump(json_of(manifest.header), 1));
   body += fmt::format("\"model\":{{\"bytes\":{},\"xxh3\":\"{}\"}},\n", manifest.model_bytes,
                       hex(manifest.model_checksum));
@@ -265,13 +267,15 @@ Manifest manifest_from_text(std::string_view text, std::string_view name) {
   const JsonCursor root = document.root();
   if (root["format"].text() != kFormat) root["format"].expected(kFormat);
   (void)root["version"].integer(kCheckpointVersion, kCheckpointVersion);
-  (void)root["block_bytes"].integer(kBlockBytes, kBlockBytes);
   Manifest manifest;
+  manifest.block_bytes = root["block_bytes"].integer(kLeastBlockBytes, kMostBlockBytes);
+  if (kMostBlockBytes % manifest.block_bytes != 0) root["block_bytes"].expected("a power of two");
   manifest.header = header_of(root["header"]);
   manifest.model_bytes = root["model"]["bytes"].integer(0, kMaxFileBytes);
   manifest.model_checksum = checksum_of(root["model"]["xxh3"]);
-  root["files"].for_each_item(
-      [&](const JsonCursor& part) { manifest.parts.push_back(part_of(part)); });
+  root["files"].for_each_item([&](const JsonCursor& part) {
+    manifest.parts.push_back(part_of(part, manifest.block_bytes));
+  });
   if (const auto problem = find_problem(manifest.parts))
     throw DataError(fmt::format("{}: {}", name, *problem));
   return manifest;

@@ -57,7 +57,7 @@ std::int64_t DatasetRecord::elements() const {
 }
 
 Range DatasetRecord::block_range(std::int64_t block) const {
-  return {block * kBlockBytes, std::min((block + 1) * kBlockBytes, bytes())};
+  return {block * block_bytes, std::min((block + 1) * block_bytes, bytes())};
 }
 
 std::optional<std::string> find_problem(std::span<const RankPart> parts) {

@@ -18,8 +18,12 @@
 namespace tessera {
 
 inline constexpr int kCheckpointVersion = 1;
-/// Checksums are taken over blocks of this size, counted from the start of each dataset.
-inline constexpr std::int64_t kBlockBytes = std::int64_t{4} << 20;
+/// Checksums are taken over blocks of this size, counted from the start of each dataset; they are
+/// what is written and read at once. Smaller ones let a rank read less that is not its own, but
+/// every rank reads all checksums.
+inline constexpr std::int64_t kBlockBytes = std::int64_t{1} << 20;
+/// Of checkpoints that can be read.
+inline constexpr std::int64_t kMostBlockBytes = std::int64_t{4} << 20;
 
 /// The layout that wrote the checkpoint; for people only, since loading needs no layout.
 struct CheckpointLayout {
@@ -53,12 +57,13 @@ struct DatasetRecord {
   DType type = DType::f32;
   std::int64_t offset = 0;  // of the first element in the file
   std::vector<Box> boxes;
+  std::int64_t block_bytes = kBlockBytes;
   std::vector<std::uint64_t> checksums;  // xxh3 of each block; the last may be short
 
   std::string name() const { return state + '/' + tensor; }
   std::int64_t elements() const;
   std::int64_t bytes() const { return elements() * size_of(type); }
-  std::int64_t blocks() const { return ceil_div(bytes(), kBlockBytes); }
+  std::int64_t blocks() const { return ceil_div(bytes(), block_bytes); }
   /// Bytes [begin, end) of block `block` within the dataset.
   Range block_range(std::int64_t block) const;
 };
@@ -77,7 +82,8 @@ RankPart rank_part_from_text(std::string_view text);
 
 struct Manifest {
   CheckpointHeader header;
-  std::vector<RankPart> parts;  // by rank
+  std::int64_t block_bytes = kBlockBytes;  // of all datasets
+  std::vector<RankPart> parts;             // by rank
   std::int64_t model_bytes = 0;
   std::uint64_t model_checksum = 0;
 };

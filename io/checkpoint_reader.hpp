@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -15,12 +17,24 @@
 
 namespace tessera {
 
-/// Not for use by two threads at once. Holds the last few blocks that it read (kCachedBlocks of
-/// kBlockBytes).
+/// A part of a tensor to be read, and what becomes of its elements.
+struct Wanted {
+  std::string tensor, state;
+  Box box;
+  DType type = DType::f32;
+  /// Takes elements of the box, from element `first` in its row-major order; in time, each of them
+  /// once, in no order.
+  std::function<void(std::int64_t first, std::span<const std::byte> elements)> take;
+};
+
+/// Not for use by two threads at once. Holds the last block of a small read, and of a large
+/// one a few blocks while it lasts.
 class Checkpoint {
  public:
   /// Validates the manifest; files are opened when something of them is read. Throws DataError.
   static Checkpoint open(const std::filesystem::path& directory);
+  Checkpoint(Checkpoint&& other) noexcept;
+  ~Checkpoint();
   /// Throws DataError unless every file is there at its size. It looks at all of them: of many
   /// ranks, one does this for all.
   void check_files() const;
@@ -35,8 +49,11 @@ class Checkpoint {
   /// Shape and element type, if the checkpoint holds this state of this tensor.
   std::optional<Entry> find(std::string_view tensor, std::string_view state) const;
 
-  /// Fills `out` with a box of a tensor, in the box's row-major order. DataError if the checkpoint
-  /// does not hold it with this element type, or if a block is damaged.
+  /// Reads all that is wanted, going once through each file front to back: every block that holds a
+  /// part of it is read once, and no other. A thread reads while this one verifies and calls take.
+  /// DataError if the checkpoint does not hold it with this element type, or if a block is damaged.
+  void read(std::span<const Wanted> wanted);
+  /// Fills `out` with a box of a tensor, in the box's row-major order: for small reads.
   void read(std::string_view tensor, std::string_view state, const Box& box, DType type,
             std::span<std::byte> out);
   /// The same for a range of the tensor's elements in row-major order.
@@ -53,22 +70,23 @@ class Checkpoint {
     Box box;
     std::int64_t first_byte;  // within the dataset
   };
-  struct CachedBlock {
-    const DatasetRecord* dataset;
-    std::int64_t block;
-    std::vector<std::byte> bytes;
-  };
+  struct Run;      // bytes that are contiguous in a dataset and in a wanted box
+  struct Overlap;  // what a segment holds of a wanted box
+  struct Block;    // of a dataset, and what is wanted of it
+  class Walk;      // all blocks that hold something wanted
+  using Overlaps = std::map<std::pair<int, std::int64_t>, std::vector<Overlap>>;
 
   Checkpoint(std::filesystem::path directory, Manifest manifest);
   const std::vector<Segment>* segments_of(std::string_view tensor, std::string_view state) const;
-  void read_box(const std::vector<Segment>& segments, const Box& box, std::span<std::byte> out);
-  void read_bytes(const Segment& segment, std::int64_t begin, std::span<std::byte> out);
-  std::span<const std::byte> block(const Segment& segment, std::int64_t block);
+  Overlaps overlaps_with(std::span<const Wanted> wanted) const;
+  void read_serially(std::span<const Wanted> wanted);
+  void fetch(Block& block);
+  void verify(const Block& block) const;
 
   std::filesystem::path directory_;
   Manifest manifest_;
   std::map<std::string, std::vector<Segment>> segments_;  // by state/tensor
-  std::vector<CachedBlock> cache_;                        // most recent first
+  std::unique_ptr<Block> last_;                           // of a small read
   std::optional<File> file_;                              // the one read last
   std::int64_t bytes_read_ = 0;
 };

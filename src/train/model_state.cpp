@@ -108,33 +108,46 @@ std::int64_t columns_of(const model::ParamDesc& p) { return p.elements() / p.sha
 
 }  // namespace
 
-void ModelState::fill(const SavedState& state, const BlockSource& source) {
-  std::vector<float> values;
+void ModelState::each_held(const SavedState& state, const HeldPart& f) {
   for (std::size_t u = 0; u < states_.size(); ++u) {
     const auto& s = states_[u];
     if (!s.held) continue;
-    std::vector<View> targets;
+    std::vector<View> views;
     for (const auto view : {state.live, state.rounded}) {
-      if (view != nullptr && s.*view) targets.push_back(real(s.*view));
+      if (view != nullptr && s.*view) views.push_back(real(s.*view));
     }
-    if (targets.empty()) continue;
+    if (views.empty()) continue;
     for (const auto& slice : zero::slices_in(inputs_.units[u], s.layout, s.owned)) {
-      const auto& parameter = inputs_.units[u].params[slice.parameter];
-      for_pieces(slice.part, [&](const MatrixRange& piece, std::int64_t at) {
-        values.resize(static_cast<std::size_t>(piece.elements()));
-        try {
-          source(parameter, piece, values);
-        } catch (Error& e) {
-          e.add_context(fmt::format("{} of {}", state.name, parameter.name));
-          throw;
-        }
-        for (const View& target : targets) {
-          const std::int64_t first = slice.flat - s.owned.begin + at;
-          convert(values, target.type, target.range(first, piece.elements()).data);
-        }
-      });
+      std::vector<View> targets;
+      for (const View& view : views)
+        targets.push_back(view.range(slice.flat - s.owned.begin, slice.part.elements()));
+      f(inputs_.units[u].params[slice.parameter], slice.part, std::move(targets));
     }
   }
+}
+
+/// Puts values at their place, from element `first` on.
+static void put(std::span<const float> values, const std::vector<View>& targets,
+                std::int64_t first) {
+  for (const View& target : targets)
+    convert(values, target.type, target.range(first, std::ssize(values)).data);
+}
+
+void ModelState::fill(const SavedState& state, const BlockSource& source) {
+  std::vector<float> values;
+  each_held(state, [&](const model::ParamDesc& p, const MatrixRange& part,
+                       const std::vector<View>& targets) {
+    for_pieces(part, [&](const MatrixRange& piece, std::int64_t at) {
+      values.resize(static_cast<std::size_t>(piece.elements()));
+      try {
+        source(p, piece, values);
+      } catch (Error& e) {
+        e.add_context(fmt::format("{} of {}", state.name, p.name));
+        throw;
+      }
+      put(values, targets, at);
+    });
+  });
 }
 
 void ModelState::set_parameters(const ParameterSource& source) {
@@ -163,17 +176,25 @@ static Box box_of(const model::ParamDesc& p, const MatrixRange& part) {
 }
 
 void ModelState::load(Checkpoint& checkpoint) {
+  std::vector<Wanted> wanted;
   for (const SavedState& state : kSavedStates) {
-    fill(state, [&](const model::ParamDesc& p, const MatrixRange& part, std::span<float> out) {
+    each_held(state, [&](const model::ParamDesc& p, const MatrixRange& part,
+                         std::vector<View> targets) {
       const auto entry = checkpoint.find(p.name, state.name);
       if (!entry || entry->shape != Shape(p.shape)) {
-        throw DataError(fmt::format("the checkpoint's tensor {} is {}, the deck's model wants {}",
-                                    p.name, entry ? to_string(entry->shape.extents()) : "missing",
-                                    to_string(p.shape)));
+        throw DataError(fmt::format(
+            "{} of {}: the checkpoint's tensor is {}, the deck's model wants {}", state.name,
+            p.name, entry ? to_string(entry->shape.extents()) : "missing", to_string(p.shape)));
       }
-      checkpoint.read(p.name, state.name, box_of(p, part), DType::f32, std::as_writable_bytes(out));
+      wanted.push_back(
+          {p.name, state.name, box_of(p, part), DType::f32,
+           [targets = std::move(targets)](std::int64_t first, std::span<const std::byte> bytes) {
+             put({reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float)},
+                 targets, first);
+           }});
     });
   }
+  checkpoint.read(wanted);
 }
 
 std::uint64_t ModelState::slice_hash(std::size_t unit, std::int64_t owner) const {

@@ -63,6 +63,11 @@ class ModelState {
   using BlockSource =
       std::function<void(const model::ParamDesc&, const MatrixRange& part, std::span<float> out)>;
   void fill(const SavedState& state, const BlockSource& source);
+  /// Told of a part of a parameter of which this rank holds a state, and where: in the state's own
+  /// type, and rounded if it keeps that.
+  using HeldPart = std::function<void(const model::ParamDesc&, const MatrixRange& part,
+                                      std::vector<View> targets)>;
+  void each_held(const SavedState& state, const HeldPart& f);
 
   const plan::PlanInputs& inputs_;
   const memory::Arena& arena_;

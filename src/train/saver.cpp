@@ -13,18 +13,21 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+/// Linux keeps niceness by thread. Beside a step that needs all cores, a save takes the 3 % that
+/// are nice 15's share, and spreads over many; whoever waits for it leaves it a core.
+void give_way() { [[maybe_unused]] const int niceness = ::nice(15); }
+
 }  // namespace
 
-/// Does the work on a thread; ranks without any are done at once.
+/// Does the work on a thread; ranks without any are done at once. A save of the live state has no
+/// step beside it.
 void Saver::start(Phase phase, std::function<void()> work) {
   phase_ = phase;
   error_ = nullptr;
   done_ = !work;
   if (!work) return;
   thread_ = start_thread("save", [this, work = std::move(work)] {
-    // Linux keeps it by thread. Beside a step that needs all cores, a save takes the 3 % that are
-    // nice 15's share, and spreads over many; whoever waits for it leaves it a core.
-    [[maybe_unused]] const int niceness = ::nice(15);
+    if (from_ == ModelState::From::snapshot) give_way();
     try {
       work();
     } catch (...) {
@@ -37,6 +40,7 @@ void Saver::start(Phase phase, std::function<void()> work) {
 void Saver::begin(const ModelState& state, ModelState::From from, CheckpointHeader header) {
   TESSERA_CHECK(!active(), "a save is still under way");
   header_ = std::move(header);
+  from_ = from;
   began_ = now();
   std::string temporary;
   control_.together([&] {
@@ -44,9 +48,9 @@ void Saver::begin(const ModelState& state, ModelState::From from, CheckpointHead
   });
   temporary_ = control_.broadcast(temporary);
   result_ = {.path = {}, .step = header_.step};
-  start(Phase::write, [this, &state, from] {
+  start(Phase::write, [this, &state] {
     CheckpointWriter writer(temporary_, control_.rank(), state.pieces());
-    state.save(writer, from);
+    state.save(writer, from_);
     part_ = writer.finish();
   });
 }

@@ -31,8 +31,8 @@ class Saver {
       : control_(control), directory_(std::move(directory)), keep_(keep), keep_every_(keep_every) {}
 
   /// Starts writing; `state` (the live one or the snapshot) must not change until the write is
-  /// over. Collective: every rank calls it at the same point. Never while a save
-  /// is under way.
+  /// over: beside a snapshot training goes on, and the save has a low priority. Collective: every
+  /// rank calls it at the same point. Never while a save is under way.
   void begin(const ModelState& state, ModelState::From from, CheckpointHeader header);
   bool active() const { return phase_ != Phase::none; }
   /// Of the save under way, or the last one.
@@ -58,6 +58,7 @@ class Saver {
   std::int64_t keep_, keep_every_;
   Phase phase_ = Phase::none;
   CheckpointHeader header_;
+  ModelState::From from_ = ModelState::From::live;
   std::filesystem::path temporary_;
   double began_ = 0;
   std::atomic<bool> done_{false};

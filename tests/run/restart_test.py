@@ -1,6 +1,8 @@
 """A run that was stopped, killed or damaged goes on with the very numbers of one that was not
 (traps 45, 46, 48, 49, 52)."""
 
+import json
+import math
 import os
 import pathlib
 import random
@@ -68,6 +70,23 @@ class Restart(RunTest):
             got = self.train(ranks, deck, f"run.steps={steps}", f"zero.stage={stage}",
                              f"parallel.tensor={tensor}", f"parallel.pipeline={pipeline}")
         self.assertEqual(got, want)
+
+    def test_46_a_rank_reads_what_it_needs(self):
+        """On the layout of the checkpoint: the manifest, and of the tensors its own part alone.
+        (model_state_test has the other layouts: there, the blocks that hold something of it.)"""
+        for ranks, stage in ((1, 0), (2, 1), (2, 2), (4, 3)):
+            with self.subTest(ranks=ranks, stage=stage):
+                name = f"reads{ranks}{stage}"
+                deck = self.restart_deck(name, zero__stage=stage, checkpoint__every=6)
+                self.train(ranks, deck, "run.steps=6")
+                path = self.dir / name / "checkpoints" / "step_00000006" / "manifest.json"
+                manifest = json.loads(path.read_text())
+                own = [4 * sum(math.prod(count) for d in file["datasets"]
+                               for _, count in d["boxes"]) for file in manifest["files"]]
+                self.train(ranks, deck)
+                read = [e["bytes_read"] for e in metrics.read_events(self.dir / name)
+                        if e["event"] == "resume"]
+                self.assertEqual(read, [path.stat().st_size + max(own)])
 
     def test_48_kill_nine_at_random_moments(self):
         """A save follows every step, so that kills hit saves too; seeds differ from run to run and

@@ -72,7 +72,7 @@ Verb bench(CLI::App& app) {
   verb->add_option("WHAT", *which, help)->required()->check(CLI::IsMember(names));
   verb->add_option("--deck", o->deck, "the deck whose step or state is measured");
   verb->add_option("--set", o->sets, "as for train")->allow_extra_args(false);
-  verb->add_option("--repeats", o->repeats, "the fastest counts")
+  verb->add_option("--repeats", o->repeats, "the fastest counts; of checkpoint, the median")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   verb->add_option("--dir", o->directory,

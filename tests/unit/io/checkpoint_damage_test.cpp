@@ -294,7 +294,9 @@ TEST(CheckpointWriterErrors, AFullDiskIsAnIoErrorAndThePreviousStays) {  // trap
       ADD_FAILURE() << "24 MiB fit on 16 MiB";
     } catch (const IoError& error) {
       const std::string text = error.what();
-      for (const char* part : {"rank_00000.h5", "master/w", "4194304 bytes at byte", "No space"})
+      for (const std::string& part :
+           {std::string("rank_00000.h5"), std::string("master/w"),
+            fmt::format("{} bytes at byte", kBlockBytes), std::string("No space")})
         EXPECT_NE(text.find(part), std::string::npos) << text;
     }
   }

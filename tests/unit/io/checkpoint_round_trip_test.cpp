@@ -139,26 +139,116 @@ TEST(CheckpointRoundTrip, ABackgroundThreadMayWriteAndARankMayHoldNothing) {
   EXPECT_EQ(got, t.bytes);
 }
 
+/// One tensor, saved by as many ranks as there are boxes.
+std::filesystem::path save_boxes(const std::filesystem::path& checkpoints, const TestTensor& t,
+                                 std::span<const Box> boxes) {
+  const auto directory = begin_checkpoint(checkpoints, 1);
+  std::vector<RankPart> parts;
+  for (const Box& box : boxes) {
+    CheckpointWriter writer(directory, static_cast<int>(parts.size()),
+                            std::vector<Piece>{{t.name, t.shape, t.state, t.type, box}});
+    writer.write(0, t.part(box));
+    parts.push_back(writer.finish());
+  }
+  return commit_checkpoint(directory, {.step = 1}, parts);
+}
+
+/// 12 MiB: 12 blocks of 85 and 1/3 rows.
+TestTensor matrix_of_12_blocks(unsigned seed) {
+  Random random(seed);
+  const Shape shape{1024, 3072};
+  return {"w", "master", shape, DType::f32, random.numbers(DType::f32, shape.elements())};
+}
+
 TEST(CheckpointRead, TouchesOnlyTheBlocksItNeeds) {
-  Random random(4);
-  TemporaryDirectory temporary;
-  const Shape shape{1024, 3072};  // 12 MiB: three blocks of 341 and 1/3 rows
-  const TestTensor t{"w", "master", shape, DType::f32, random.numbers(DType::f32, 1024 * 3072)};
-  const auto directory = begin_checkpoint(temporary.path, 1);
-  CheckpointWriter writer(directory, 0,
-                          std::vector<Piece>{{"w", shape, "master", DType::f32, Box(shape)}});
-  writer.write(0, t.bytes);
-  const std::vector<RankPart> parts = {writer.finish()};
-  auto checkpoint = Checkpoint::open(commit_checkpoint(directory, {.step = 1}, parts));
+  const TemporaryDirectory temporary;
+  const TestTensor t = matrix_of_12_blocks(4);
+  auto checkpoint = Checkpoint::open(save_boxes(temporary.path, t, std::array{Box(t.shape)}));
 
   std::vector<std::byte> row(3072 * 4), column(1024 * 4);
   checkpoint.read("w", "master", Box({400, 0}, {1, 3072}), DType::f32, row);
-  EXPECT_EQ(checkpoint.bytes_read(), kBlockBytes);  // the second block alone
+  EXPECT_EQ(checkpoint.bytes_read(), kBlockBytes);  // the fifth block alone
   checkpoint.read("w", "master", Box({401, 0}, {1, 3072}), DType::f32, row);
   EXPECT_EQ(checkpoint.bytes_read(), kBlockBytes);  // still there
+  EXPECT_EQ(row, t.part(Box({401, 0}, {1, 3072})));
   checkpoint.read("w", "master", Box({0, 5}, {1024, 1}), DType::f32, column);
-  EXPECT_EQ(checkpoint.bytes_read(), 3 * kBlockBytes);  // each block once, not once a row
+  EXPECT_EQ(checkpoint.bytes_read(), 13 * kBlockBytes);  // each block once, not once a row
   EXPECT_EQ(column, t.part(Box({0, 5}, {1024, 1})));
+}
+
+/// Wants boxes, and puts them together.
+struct Wants {
+  std::vector<Wanted> wanted;
+  std::vector<std::vector<std::byte>> got;
+
+  Wants(const TestTensor& t, std::span<const Box> boxes) : got(boxes.size()) {
+    for (std::size_t i = 0; i < boxes.size(); ++i) {
+      got[i].resize(static_cast<std::size_t>(boxes[i].elements() * size_of(t.type)));
+      wanted.push_back(
+          {t.name, t.state, boxes[i], t.type,
+           [&out = got[i], type = t.type](std::int64_t first, std::span<const std::byte> bytes) {
+             std::copy(bytes.begin(), bytes.end(), out.begin() + first * size_of(type));
+           }});
+    }
+  }
+};
+
+TEST(CheckpointRead, ReadsEveryBlockOnceHoweverTheTensorWasCut) {
+  const TemporaryDirectory temporary;
+  const TestTensor t = matrix_of_12_blocks(9);
+  std::vector<Box> columns, rows;
+  for (std::int64_t i = 0; i < 8; ++i) {
+    columns.push_back(Box({0, 384 * i}, {1024, 384}));  // 1.5 MiB: a whole block and half of one
+    rows.push_back(Box({128 * i, 0}, {128, 3072}));
+  }
+  const auto by_columns = save_boxes(temporary.path / "columns", t, columns);
+  const auto by_rows = save_boxes(temporary.path / "rows", t, rows);
+  // What two boxes share is read once too.
+  const std::vector<Box> overlapping = {Box({100, 0}, {200, 3072}), Box({0, 7}, {1024, 9}),
+                                        Box({299, 5}, {2, 5})};
+  const auto expect = [&](const std::filesystem::path& path, std::span<const Box> boxes,
+                          std::int64_t bytes) {
+    auto checkpoint = Checkpoint::open(path);
+    Wants wants(t, boxes);
+    checkpoint.read(wants.wanted);
+    EXPECT_EQ(checkpoint.bytes_read(), bytes);
+    for (std::size_t i = 0; i < boxes.size(); ++i) EXPECT_EQ(wants.got[i], t.part(boxes[i])) << i;
+  };
+  const auto all = std::ssize(t.bytes);
+  expect(by_columns, rows, all);
+  expect(by_rows, columns, all);
+  expect(by_columns, std::span(columns).subspan(3, 1), all / 8);
+  expect(by_rows, std::span(rows).subspan(3, 2), all / 4);
+  expect(by_rows, overlapping, all);
+  // The first half of each rank's rows are in its first block, of two.
+  expect(by_rows, std::span(overlapping).last(1), kBlockBytes);
+}
+
+/// As versions before this one wrote them.
+TEST(CheckpointRead, KnowsBlocksOfAnotherSize) {
+  const TemporaryDirectory temporary;
+  const TestTensor t = matrix_of_12_blocks(10);
+  const auto path = save_boxes(temporary.path, t, std::array{Box(t.shape)});
+  Manifest manifest = read_manifest(path);
+  manifest.block_bytes = 4 * kBlockBytes;
+  DatasetRecord& d = manifest.parts[0].datasets[0];
+  ASSERT_NE(d.block_bytes, manifest.block_bytes);
+  d.block_bytes = manifest.block_bytes;
+  d.checksums.clear();
+  for (std::int64_t i = 0; i < d.blocks(); ++i) {
+    const Range block = d.block_range(i);
+    d.checksums.push_back(hash_bytes(std::span(t.bytes).subspan(
+        static_cast<std::size_t>(block.begin), static_cast<std::size_t>(block.count()))));
+  }
+  spit(path / kManifestFile, to_text(manifest));
+  EXPECT_TRUE(verify_checkpoint(path).empty());
+  auto checkpoint = Checkpoint::open(path);
+  std::vector<std::byte> got(t.bytes.size());
+  checkpoint.read("w", "master", Box({400, 0}, {1, 3072}), DType::f32,
+                  std::span(got).first(3072 * 4));
+  EXPECT_EQ(checkpoint.bytes_read(), 4 * kBlockBytes);
+  checkpoint.read("w", "master", Box(t.shape), DType::f32, got);
+  EXPECT_EQ(got, t.bytes);
 }
 
 TEST(CheckpointRead, RefusesWhatIsNotThere) {

@@ -103,19 +103,15 @@ float one_value(const train::ParameterSource& source, const model::ParamDesc& p,
 
 constexpr std::array kStates = {&plan::UnitState::master, &plan::UnitState::m, &plan::UnitState::v};
 
-/// Saves the state with values of seeds 1, 2 and 3 under a layout.
+/// Saves the state that `fill` makes of each rank's under a layout.
+template <typename Fill>
 std::filesystem::path save(const std::filesystem::path& directory, const model::ModelConfig& config,
-                           const Layout& l) {
+                           const Layout& l, Fill&& fill) {
   const auto temporary = begin_checkpoint(directory, 7);
   std::vector<RankPart> parts;
   for (std::int64_t rank = 0; rank < l.mesh().size(); ++rank) {
     RankState r(config, l, rank);
-    r.state().set_parameters(test_values(1));
-    for (std::size_t i = 1; i < kStates.size(); ++i) {
-      const auto source = test_values(i + 1);
-      r.each(kStates[i],
-             [&](const auto& p, std::int64_t e, float& x) { x = one_value(source, p, e); });
-    }
+    fill(r);
     const auto pieces = r.state().pieces();
     CheckpointWriter writer(temporary, static_cast<int>(rank), pieces);
     r.state().save(writer, train::ModelState::From::live);
@@ -129,6 +125,19 @@ std::filesystem::path save(const std::filesystem::path& directory, const model::
                    .tensor = static_cast<int>(l.tensor),
                    .zero_stage = l.stage};
   return commit_checkpoint(temporary, header, parts);
+}
+
+/// Values of seeds 1, 2 and 3.
+std::filesystem::path save(const std::filesystem::path& directory, const model::ModelConfig& config,
+                           const Layout& l) {
+  return save(directory, config, l, [](RankState& r) {
+    r.state().set_parameters(test_values(1));
+    for (std::size_t i = 1; i < kStates.size(); ++i) {
+      const auto source = test_values(i + 1);
+      r.each(kStates[i],
+             [&](const auto& p, std::int64_t e, float& x) { x = one_value(source, p, e); });
+    }
+  });
 }
 
 /// Every rank of a layout holds the saved values, and computes with them rounded.
@@ -225,6 +234,105 @@ TEST(ModelState, ALoadOpensTheFilesOfItsOwnPiecesAlone) {
     set_io_hook({});
     EXPECT_EQ(opened,
               (std::set<std::string>{kManifestFile, rank_file_name(static_cast<int>(rank))}));
+  }
+}
+
+/// By state and name: which elements of a tensor.
+using Elements = std::map<std::string, std::vector<bool>>;
+
+Elements held_by(RankState& rank) {
+  constexpr std::array names = {"master", "adam_m", "adam_v"};
+  Elements held;
+  for (std::size_t i = 0; i < kStates.size(); ++i) {
+    const model::ParamDesc* last = nullptr;
+    std::vector<bool>* elements = nullptr;
+    rank.each(kStates[i], [&](const model::ParamDesc& p, std::int64_t e, float&) {
+      if (&p != last) {
+        elements = &held[fmt::format("{}/{}", names[i], p.name)];
+        elements->resize(static_cast<std::size_t>(p.elements()));
+        last = &p;
+      }
+      (*elements)[static_cast<std::size_t>(e)] = true;
+    });
+  }
+  return held;
+}
+
+struct Needed {
+  std::int64_t own = 0;     // bytes of elements that a rank holds
+  std::int64_t blocks = 0;  // bytes of the blocks that they lie in
+  std::int64_t cuts = 0;    // where a stretch of them begins or ends within a dataset
+};
+
+/// Element by element: what a rank must read of a dataset.
+void add_needed(Needed& needed, const DatasetRecord& d, const std::vector<bool>& held) {
+  std::vector<bool> wanted;  // of the dataset's elements, in its order
+  for (const Box& box : d.boxes) {
+    for_each_run(box, Box(d.shape), box, [&](std::int64_t from, std::int64_t, std::int64_t n) {
+      const auto begin = held.begin() + from;
+      wanted.insert(wanted.end(), begin, begin + n);
+    });
+  }
+  const std::int64_t size = size_of(d.type);
+  for (std::int64_t i = 0; i < d.blocks(); ++i) {
+    const Range block = d.block_range(i);
+    const auto begin = wanted.begin() + block.begin / size, end = wanted.begin() + block.end / size;
+    if (std::find(begin, end, true) != end) needed.blocks += block.count();
+  }
+  needed.own += size * std::count(wanted.begin(), wanted.end(), true);
+  for (std::size_t i = 1; i < wanted.size(); ++i) needed.cuts += wanted[i] != wanted[i - 1];
+}
+
+// Each rank reads every block that holds an element of its own, for only a whole one can be
+// verified, and reads it once. So beside its own elements it reads less than a block for each place
+// where what is its own is cut from what is not: none, if the layout is that of the checkpoint.
+// Where columns of a tensor are cut otherwise than they were saved there is a cut in every row, and
+// the blocks are all that the tensor has: the first bound counts them.
+TEST(ModelState, ALoadReadsTheBlocksOfItsOwnElementsAlone) {
+  model::ModelConfig config = gpt2_like();
+  config.hidden = 384;  // matrices of 9/16 and 9/4 blocks
+  config.head_dim = 96;
+  config.ffn_hidden = 1536;
+  config.vocab = 1000;
+  config.layers = 1;
+  const std::vector<Layout> layouts = {{1, 0},
+                                       {2, 1},
+                                       {4, 3},
+                                       {.tensor = 2},
+                                       {.stage = 2, .pipeline = 2},
+                                       {.data = 2, .stage = 3, .tensor = 2, .pipeline = 2}};
+  for (const Layout& from : layouts) {
+    const TemporaryDirectory directory;
+    const auto path = save(directory.path(), config, from, [](RankState& r) {
+      r.state().set_parameters(
+          [](const auto&, Range, std::span<float> out) { std::fill(out.begin(), out.end(), 1); });
+    });
+    for (const Layout& to : layouts) {
+      for (std::int64_t rank = 0; rank < to.mesh().size(); ++rank) {
+        SCOPED_TRACE(fmt::format("from {} to rank {} of {}", to_string(from), rank, to_string(to)));
+        RankState r(config, to, rank);
+        const std::int64_t before = io_bytes().read;
+        Checkpoint checkpoint = Checkpoint::open(path);
+        const std::int64_t manifest = io_bytes().read - before;
+        r.state().load(checkpoint);
+        const Elements held = held_by(r);
+        Needed needed;
+        for (const RankPart& part : checkpoint.manifest().parts) {
+          for (const DatasetRecord& d : part.datasets) {
+            if (const auto found = held.find(d.name()); found != held.end())
+              add_needed(needed, d, found->second);
+          }
+        }
+        EXPECT_EQ(checkpoint.bytes_read(), needed.blocks);
+        EXPECT_EQ(io_bytes().read - before, needed.blocks + manifest);
+        EXPECT_EQ(manifest,
+                  static_cast<std::int64_t>(std::filesystem::file_size(path / kManifestFile)));
+        EXPECT_LE(needed.blocks, needed.own + needed.cuts * (kBlockBytes - 1));
+        if (to_string(from) == to_string(to) && to.stage > 0 && to.tensor == 1) {
+          EXPECT_EQ(needed.blocks, needed.own);
+        }
+      }
+    }
   }
 }
 
