@@ -49,6 +49,15 @@ struct EmbedBackward {
   Dropout dropout;
   View scratch;
 
+  /// Bytes that it moves: of a table that it adds to only the rows that tokens name.
+  double bytes() const {
+    const auto size = [](const View& v) {
+      return static_cast<double>(v.elements() * size_of(v.type));
+    };
+    const auto rows = static_cast<double>(2 * d.elements() * size_of(d_token_table.type));
+    return size(d) + (token_write == Write::add ? rows : size(d_token_table)) +
+           (d_position_table ? size(d_position_table) : 0);
+  }
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
     f(s.tokens, Access::read), f(s.d, Access::read), f(s.dropout.samples, Access::read);

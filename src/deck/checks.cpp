@@ -192,6 +192,14 @@ class Checker {
     }
   }
 
+  void log() {
+    const auto& steps = deck_.log.profile;
+    if (!usable({"log.profile"}) || !steps || steps->front() <= steps->back()) return;
+    problem("log.profile", fmt::format("log.profile = [{}, {}] ends before it begins (give [first, "
+                                       "last])",
+                                       steps->front(), steps->back()));
+  }
+
   void availability() {
     for (const SchemaRow& row : schema_rows()) {
       if (problems_.about(row.name) || row.is_built(deck_)) continue;
@@ -247,6 +255,7 @@ void check_deck(const LoadedDeck& loaded, Problems& problems) {
   checker.data_and_batch();
   checker.lengths();
   checker.faults();
+  checker.log();
   checker.availability();
 }
 

@@ -364,8 +364,10 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::log, &LogSection::every>("log.every", "steps between step lines on the terminal",
                                         {.limits = at_least(1)}),
     row<&Deck::log, &LogSection::profile>(
-        "log.profile", "[first, last] steps whose operations are timed",
-        {.limits = at_least(1), .unset = "none", .built = "unset"}),
+        "log.profile",
+        "[first, last] steps whose operations are timed, counted as in metrics.jsonl; the times go "
+        "to profile/ in the run directory, where plan --profile finds them",
+        {.limits = at_least(1), .unset = "none"}),
     row<&Deck::fault, &FaultSection::inject>(
         "fault.inject", "faults, each \"KIND key=value ...\" as in the table below"),
     row<&Deck::guard, &GuardSection::non_finite>(

@@ -128,16 +128,26 @@ Activity activity_of(const Op& op) {
   return makes_gradients(op) ? Activity::backward : Activity::forward;
 }
 
-Timeline timeline_of(const Prediction& prediction, const PlanInputs& inputs, std::string title) {
-  Timeline t{.title = std::move(title), .ranks = {}};
+TimedStep timed(const Prediction& prediction) {
+  TimedStep step;
   for (std::size_t r = 0; r < prediction.plans.size(); ++r) {
-    const Plan& plan = prediction.plans[r];
-    RankTimeline rank{.name = fmt::format("stage {}", plan.place.pipeline), .spans = {}};
-    if (plan.place.tensor > 0) rank.name += fmt::format(", tensor {}", plan.place.tensor);
-    for (std::size_t i = 0; i < plan.ops.size(); ++i) {
-      const Op& op = plan.ops[i];
-      const OpTime& time = prediction.simulation.ranks[r].ops[i];
-      rank.spans.push_back({op.stream, activity_of(op), time.begin, time.end, op_name(op, inputs)});
+    const SimulatedRank& rank = prediction.simulation.ranks[r];
+    step.push_back({.plan = prediction.plans[r], .ops = rank.ops, .begin = 0, .end = rank.end});
+  }
+  return step;
+}
+
+Timeline timeline_of(const TimedStep& step, const PlanInputs& inputs, std::string title) {
+  Timeline t{.title = std::move(title), .ranks = {}};
+  for (const TimedRank& r : step) {
+    const MeshPlace& place = r.plan.place;
+    RankTimeline rank{.name = fmt::format("stage {}", place.pipeline), .spans = {}};
+    if (place.data > 0) rank.name += fmt::format(", data {}", place.data);
+    if (place.tensor > 0) rank.name += fmt::format(", tensor {}", place.tensor);
+    for (std::size_t i = 0; i < r.plan.ops.size(); ++i) {
+      const Op& op = r.plan.ops[i];
+      rank.spans.push_back(
+          {op.stream, activity_of(op), r.ops[i].begin, r.ops[i].end, op_name(op, inputs)});
     }
     t.ranks.push_back(std::move(rank));
   }

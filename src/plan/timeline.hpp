@@ -40,7 +40,16 @@ struct Timeline {
   std::vector<RankTimeline> ranks;
 };
 
-Timeline timeline_of(const Prediction& prediction, const PlanInputs& inputs, std::string title);
+/// When a rank's ops ran, predicted or measured; seconds since the first of the ranks began.
+struct TimedRank {
+  Plan plan;
+  std::vector<OpTime> ops;  // as in its plan
+  double begin = 0, end = 0;
+};
+using TimedStep = std::vector<TimedRank>;
+TimedStep timed(const Prediction& prediction);
+
+Timeline timeline_of(const TimedStep& step, const PlanInputs& inputs, std::string title);
 
 /// Timelines one below the other with one scale of time; a rank has a row of compute, in which gaps
 /// are where it stands still, and below it a thin one a stream that is used.

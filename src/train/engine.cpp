@@ -109,11 +109,11 @@ BatchShare Engine::share(const plan::PlanShape& shape) const {
 }
 
 StepTimes Engine::run(const PreparedPlan& prepared, const Batches& batches,
-                      const Executor::Hooks& hooks) {
+                      const Executor::Hooks& hooks, StepProfile* profile) {
   const ArenaBytes& reach = prepared.bound.reach();
   high_water_ = {std::max(high_water_.state, reach.state), std::max(high_water_.step, reach.step)};
   const auto load = [&](std::int64_t k, const plan::LoadBatch& views) { batches.load(k, views); };
-  return executor_->run(prepared.bound, load, hooks);
+  return executor_->run(prepared.bound, load, hooks, profile);
 }
 
 std::vector<ArenaBytes> Engine::most_of_stages(const ArenaBytes& own) const {

@@ -51,7 +51,7 @@ class Engine {
   BatchShare share(const plan::PlanShape& shape) const;
   /// Runs the plan over the current step of `batches`.
   StepTimes run(const PreparedPlan& prepared, const Batches& batches,
-                const Executor::Hooks& hooks = {});
+                const Executor::Hooks& hooks = {}, StepProfile* profile = nullptr);
 
   plan::Ledger ledger() const;
   /// Of this rank's arenas: what they have, and how far into them the operations that ran reached.

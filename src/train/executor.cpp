@@ -24,20 +24,6 @@ auto within(const plan::Op& op, const plan::PlanInputs& inputs, Work&& work) {
   }
 }
 
-class NamedTask : public memory::Task {
- public:
-  NamedTask(const plan::Op& op, const plan::PlanInputs& inputs, std::unique_ptr<memory::Task> task)
-      : op_(op), inputs_(inputs), task_(std::move(task)) {}
-  memory::Progress advance() override {
-    return within(op_, inputs_, [&] { return task_->advance(); });
-  }
-
- private:
-  const plan::Op& op_;
-  const plan::PlanInputs& inputs_;
-  std::unique_ptr<memory::Task> task_;
-};
-
 }  // namespace
 
 View BoundPlan::real(const View& symbolic) const {
@@ -115,8 +101,37 @@ std::unique_ptr<memory::Task> Executor::start(const plan::Op& op, const plan::Ca
   return groups_.of(op).start(std::get<comm::CollectiveCall>(call));
 }
 
-StepTimes Executor::run(const BoundPlan& bound, const Loader& load, const Hooks& hooks) {
+/// An op of a background stream from its start on: what it throws names it, and its times are noted
+/// where there is a profile.
+class Executor::BackgroundOp : public memory::Task {
+ public:
+  BackgroundOp(Executor& executor, const BoundPlan::BoundOp& bound, StepProfile* profile,
+               std::size_t index)
+      : op_(*bound.op), inputs_(executor.inputs_), profile_(profile), index_(index) {
+    if (profile_ != nullptr) time().begin = seconds(profile_->begin, Clock::now());
+    task_ = within(op_, inputs_, [&] { return executor.start(op_, bound.call); });
+  }
+  memory::Progress advance() override {
+    const auto progress = within(op_, inputs_, [&] { return task_->advance(); });
+    if (profile_ != nullptr && progress == memory::Progress::done)
+      time().end = seconds(profile_->begin, Clock::now());
+    return progress;
+  }
+
+ private:
+  plan::OpTime& time() { return profile_->ops[index_]; }
+
+  const plan::Op& op_;
+  const plan::PlanInputs& inputs_;
+  StepProfile* profile_;
+  std::size_t index_;
+  std::unique_ptr<memory::Task> task_;
+};
+
+StepTimes Executor::run(const BoundPlan& bound, const Loader& load, const Hooks& hooks,
+                        StepProfile* profile) {
   const auto begin = Clock::now();
+  if (profile != nullptr) *profile = {.begin = begin, .ops = {bound.ops().size(), plan::OpTime{}}};
   StepTimes times;
   std::array<std::int64_t, plan::kStreams> base{};
   for (std::size_t s = 0; s < plan::kStreams; ++s) base[s] = streams_.last(s).count;
@@ -130,7 +145,8 @@ StepTimes Executor::run(const BoundPlan& bound, const Loader& load, const Hooks&
   };
 
   Whereabouts::Running running(whereabouts_, inputs_);
-  for (const BoundPlan::BoundOp& bound_op : bound.ops()) {
+  for (std::size_t i = 0; i < bound.ops().size(); ++i) {
+    const BoundPlan::BoundOp& bound_op = bound.ops()[i];
     const auto& [op, call, relative_waits] = bound_op;
     running.at(*op);
     if (hooks.before) hooks.before(bound_op);
@@ -138,9 +154,8 @@ StepTimes Executor::run(const BoundPlan& bound, const Loader& load, const Hooks&
     for (memory::Event& e : waits) e.count += base[e.stream];
     const auto stream = static_cast<std::size_t>(op->stream);
     if (op->stream != plan::Stream::compute) {
-      streams_.enqueue(stream, std::move(waits), [this, op = op, &call = call] {
-        return std::make_unique<NamedTask>(*op, inputs_,
-                                           within(*op, inputs_, [&] { return start(*op, call); }));
+      streams_.enqueue(stream, std::move(waits), [this, &bound_op, profile, i] {
+        return std::make_unique<BackgroundOp>(*this, bound_op, profile, i);
       });
       continue;
     }
@@ -151,7 +166,9 @@ StepTimes Executor::run(const BoundPlan& bound, const Loader& load, const Hooks&
       batch != nullptr ? load(op->micro_batch, *batch)
                        : device_.run(std::get<kernels::KernelCall>(call));
     });
-    const double spent = seconds(from, Clock::now());
+    const auto to = Clock::now();
+    const double spent = seconds(from, to);
+    if (profile != nullptr) profile->ops[i] = {seconds(begin, from), seconds(begin, to)};
     if (hooks.after) hooks.after(bound_op);
     if (batch != nullptr) {
       times.data_exposed += spent;
@@ -164,6 +181,7 @@ StepTimes Executor::run(const BoundPlan& bound, const Loader& load, const Hooks&
   }
   for (std::size_t s = 1; s < plan::kStreams; ++s) wait(streams_.last(s));
   times.total = seconds(begin, Clock::now());
+  if (profile != nullptr) profile->seconds = times.total;
   return times;
 }
 

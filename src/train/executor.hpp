@@ -7,6 +7,7 @@
 #include "comm/group.hpp"
 #include "memory/streams.hpp"
 #include "plan/make_plan.hpp"
+#include "plan/simulate.hpp"
 #include "train/whereabouts.hpp"
 
 namespace tessera::train {
@@ -57,6 +58,15 @@ struct StepTimes {
   void add(const StepTimes& other);
 };
 
+/// When each op of a step ran on this rank, seconds since the step's begin: an op of the background
+/// from its start, its waits over, until it was found complete; one of the calling thread while it
+/// ran.
+struct StepProfile {
+  std::chrono::steady_clock::time_point begin;
+  double seconds = 0;  // the whole step
+  std::vector<plan::OpTime> ops;
+};
+
 /// The groups that a rank is in, the data group once for each stream: collectives of different
 /// streams are under way at the same time and must not take each other's messages. Messages down
 /// the pipeline and up again are apart for the same reason.
@@ -89,11 +99,13 @@ class Executor {
   };
 
   /// One step; returns when all of it is done. Rethrows what an op threw, in the background or not,
-  /// with the op's name in front.
-  StepTimes run(const BoundPlan& bound, const Loader& load, const Hooks& hooks = {});
+  /// with the op's name in front. Fills `profile` if there is one.
+  StepTimes run(const BoundPlan& bound, const Loader& load, const Hooks& hooks = {},
+                StepProfile* profile = nullptr);
 
  private:
-  /// Starts a background op.
+  class BackgroundOp;
+  /// Starts the work of a background op.
   std::unique_ptr<memory::Task> start(const plan::Op& op, const plan::Call& call);
 
   kernels::Device& device_;

@@ -52,6 +52,7 @@ void Trainer::start() {
   take_directory();
   engine_.emplace(loaded_, job_, training_shapes(deck_, mesh_of(deck_, control_.size()).data));
   control_.together([&] { faults_.emplace(loaded_, control_.rank(), directory_, *engine_); });
+  profiler_.emplace(deck_.log, job_, engine_->inputs(), directory_);
   control_.together([&] {
     if (control_.rank() == 0) report_ = Reporter(directory_);
   });
@@ -160,7 +161,8 @@ StepResult Trainer::run_step() {
   const std::exception_ptr unreadable = read_batch(prepared.plan().shape);
   const double waited = seconds_since(begin);
   flags[kNoTokens] = unreadable ? 1 : 0;
-  StepTimes times = engine_->run(prepared, *batches_, faults_->hooks(prepared));
+  StepProfile* profile = profiler_->begin(progress_.step + 1);
+  StepTimes times = engine_->run(prepared, *batches_, faults_->hooks(prepared), profile);
   times.data_exposed += waited;
   times.total += waited;
   slowest_step_s_ = std::max(slowest_step_s_, times.total);
@@ -170,6 +172,7 @@ StepResult Trainer::run_step() {
       if (unreadable) std::rethrow_exception(unreadable);
     });
   }
+  if (profile != nullptr) profiler_->write(prepared.plan());
   return finish_step(prepared, global, times);
 }
 

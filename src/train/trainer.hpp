@@ -13,6 +13,7 @@
 #include "train/corpora.hpp"
 #include "train/engine.hpp"
 #include "train/fault_injection.hpp"
+#include "train/profile.hpp"
 #include "train/run_directory.hpp"
 #include "train/saver.hpp"
 #include "train/starting_state.hpp"
@@ -119,6 +120,7 @@ class Trainer {
   std::unique_ptr<TokenCorpus> corpus_, validation_;
   std::optional<Engine> engine_;
   std::optional<FaultInjection> faults_;
+  std::optional<Profiler> profiler_;
   optim::Timeline timeline_;
   std::int64_t run_steps_ = 0;
   std::optional<optim::LearningRate> rate_;

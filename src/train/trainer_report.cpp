@@ -75,6 +75,11 @@ void Trainer::report_start() {
   rows.pop_back();
   report_.say(rows);
   if (const auto apart = plan::tensor_over_nodes(inputs)) report_.say("note      " + *apart);
+  if (const auto& steps = deck_.log.profile) {
+    report_.say(fmt::format("profile   of steps {} to {} in {}: tessera plan --profile {} draws it",
+                            steps->front(), steps->back(), (directory_ / "profile").string(),
+                            directory_.string()));
+  }
   if (deck_.guard.check_replicas > 0 && inputs.stage == 3) {
     report_.say("note      guard.check_replicas has nothing to compare: ZeRO-3 keeps no copies");
   }

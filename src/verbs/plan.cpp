@@ -1,7 +1,10 @@
 #include <CLI/CLI.hpp>
 
+#include <nlohmann/json.hpp>
+
+#include "plan/compare.hpp"
 #include "plan/print.hpp"
-#include "plan/timeline.hpp"
+#include "train/profile.hpp"
 #include "verbs/planner.hpp"
 #include "verbs/verb.hpp"
 
@@ -11,37 +14,114 @@ namespace {
 struct PlanOptions {
   LayoutOptions layout;
   std::int64_t rank = 0;
-  std::string format = "text", machine;
+  std::string format = "text", machine, profile;
 };
 
-/// The step as a picture, with the times that the machine would take.
-std::string picture(const PlanOptions& o, const Planner& p) {
-  const deck::Machine machine = deck::load_machine(o.machine);
-  const plan::Prediction found =
-      plan::predict(plan::simulated_plans(p.inputs, p.shapes.front()), p.inputs, machine);
-  const plan::Timeline timeline =
-      timeline_of(found, p.inputs,
-                  fmt::format("{} on {} ranks of {}, predicted: {:.1f} ms, bubble {:.1f}%",
-                              p.loaded.deck.run.name, o.layout.ranks, machine.name,
-                              found.simulation.step * 1e3, 100 * found.bubble));
-  const std::span<const plan::Timeline> all(&timeline, 1);
-  return o.format == "svg" ? to_svg(all) : to_trace(all);
+bool is_drawn(const std::string& format) { return format == "svg" || format == "trace"; }
+
+/// A step as the machine would take it and as the run took it, either or both.
+struct Times {
+  std::optional<deck::Machine> machine;
+  std::optional<plan::Prediction> found;
+  plan::TimedStep predicted;
+  std::optional<train::MeasuredStep> measured;
+
+  std::string predicted_title() const {
+    return fmt::format("predicted for {}: {:.1f} ms, bubble {:.1f}%", machine->name,
+                       found->simulation.step * 1e3, 100 * found->bubble);
+  }
+  std::string measured_title() const {
+    std::string title =
+        fmt::format("measured: {:.1f} ms, step {}, of median length of {} profiled",
+                    plan::length_of(measured->ranks) * 1e3, measured->step, measured->of.size());
+    if (measured->clock_error > 0)
+      title += fmt::format(", clocks known to {:.0f} us", measured->clock_error * 1e6);
+    return title;
+  }
+};
+
+Times times_of(const PlanOptions& o, const Planner& p) {
+  Times t;
+  plan::PlanShape shape = p.shapes.front();
+  if (!o.profile.empty()) {
+    t.measured = train::read_profile(o.profile, p.inputs, p.shapes);
+    shape = t.measured->shape;
+  }
+  if (!o.machine.empty()) {
+    t.machine = deck::load_machine(o.machine);
+    t.found = plan::predict(plan::simulated_plans(p.inputs, shape), p.inputs, *t.machine);
+    t.predicted = timed(*t.found);
+  }
+  return t;
+}
+
+/// The step as a picture: predicted above measured, on one scale of time.
+std::string picture(const PlanOptions& o, const Planner& p, const Times& t) {
+  const std::string run =
+      fmt::format("{} on {} ranks, ", p.loaded.deck.run.name, p.inputs.mesh.size());
+  std::vector<plan::Timeline> timelines;
+  if (t.found) timelines.push_back(timeline_of(t.predicted, p.inputs, run + t.predicted_title()));
+  if (t.measured)
+    timelines.push_back(timeline_of(t.measured->ranks, p.inputs, run + t.measured_title()));
+  return o.format == "svg" ? to_svg(timelines) : to_trace(timelines);
+}
+
+/// Numbers in milliseconds; null where they are not known.
+std::string to_json(const std::vector<plan::TimeRow>& rows, const plan::TimedStep* predicted,
+                    const train::MeasuredStep& measured) {
+  using Json = nlohmann::ordered_json;
+  const auto ms = [](const std::optional<double>& s) { return s ? Json(*s * 1e3) : Json(); };
+  Json all = {{"step", measured.step},
+              {"profiled_steps", measured.of},
+              {"ranks", measured.ranks.size()},
+              {"clock_error_us", measured.clock_error * 1e6},
+              {"predicted_ms", predicted ? Json(length_of(*predicted) * 1e3) : Json()},
+              {"measured_ms", length_of(measured.ranks) * 1e3}};
+  for (const plan::TimeRow& row : rows) {
+    all[std::string(enum_word(row.group))].push_back({{"name", row.name},
+                                                      {"ops", row.count},
+                                                      {"predicted_ms", ms(row.predicted)},
+                                                      {"measured_ms", ms(row.measured)}});
+  }
+  return all.dump(1);
+}
+
+std::string comparison(const PlanOptions& o, const Planner& p, const Times& t) {
+  const auto rows = plan::compare(t.found ? &t.predicted : nullptr, &t.measured->ranks);
+  if (o.format == "json") return to_json(rows, t.found ? &t.predicted : nullptr, *t.measured);
+  std::string text = fmt::format("{} on {} ranks\n{}\n", p.loaded.deck.run.name,
+                                 p.inputs.mesh.size(), t.measured_title());
+  if (t.found) text += t.predicted_title() + "\n";
+  return text +
+         fmt::format(
+             "means of the {} ranks measured; measured collectives and messages include the time "
+             "that a rank waits for others to come to them\n\n",
+             t.measured->ranks.size()) +
+         to_text(rows);
+}
+
+void check_options(const PlanOptions& o) {
+  if (o.rank >= o.layout.ranks)
+    throw DeckError(fmt::format("--rank {} of {} ranks", o.rank, o.layout.ranks));
+  if (is_drawn(o.format) && o.machine.empty() && o.profile.empty()) {
+    throw DeckError(fmt::format(
+        "--format {} shows times: give --machine FILE for predicted ones, one of "
+        "slurm/machines or what bench machine prints, or --profile RUN_DIR for those of "
+        "a run with log.profile, or both",
+        o.format));
+  }
+  if (!is_drawn(o.format) && !o.machine.empty() && o.profile.empty()) {
+    throw DeckError(fmt::format(
+        "--machine with --format {} is for a comparison: add --profile RUN_DIR", o.format));
+  }
 }
 
 ExitCode print_plan(const PlanOptions& o) {
-  if (o.rank >= o.layout.ranks)
-    throw DeckError(fmt::format("--rank {} of {} ranks", o.rank, o.layout.ranks));
-  const bool drawn = o.format == "svg" || o.format == "trace";
-  if (drawn == o.machine.empty()) {
-    throw DeckError(
-        drawn ? fmt::format("--format {} shows predicted times: give --machine FILE, one of "
-                            "slurm/machines or what bench machine prints",
-                            o.format)
-              : fmt::format("--machine is for --format svg or trace, not {}", o.format));
-  }
+  check_options(o);
   const Planner p = make_planner(o.layout);
-  if (drawn) {
-    fmt::print("{}\n", picture(o, p));
+  if (is_drawn(o.format) || !o.profile.empty()) {
+    const Times t = times_of(o, p);
+    fmt::print("{}\n", is_drawn(o.format) ? picture(o, p, t) : comparison(o, p, t));
     return ExitCode::ok;
   }
   const plan::Plan plan =
@@ -53,15 +133,22 @@ ExitCode print_plan(const PlanOptions& o) {
 }  // namespace
 
 Verb plan(CLI::App& app) {
-  auto* verb = app.add_subcommand("plan", "print or draw the operations of one step, without MPI");
+  auto* verb = app.add_subcommand(
+      "plan", "print or draw the operations of one step, predicted and measured, without MPI");
   auto options = std::make_shared<PlanOptions>();
   options->layout.add_to(*verb);
-  verb->add_option("--rank", options->rank, "whose plan is printed")->check(CLI::NonNegativeNumber);
+  auto* rank = verb->add_option("--rank", options->rank, "whose plan is printed")
+                   ->check(CLI::NonNegativeNumber);
   verb->add_option("--format", options->format,
                    "text or json; svg or trace: all stages in time, for a browser or "
                    "ui.perfetto.dev")
       ->check(CLI::IsMember({"text", "json", "svg", "trace"}));
-  verb->add_option("--machine", options->machine, "machine file whose times svg and trace show");
+  verb->add_option("--machine", options->machine, "machine file whose times are shown");
+  verb->add_option(
+          "--profile", options->profile,
+          "run directory with a profile (log.profile) whose times are shown; text and json "
+          "compare them, by activity and operation, with the machine's")
+      ->excludes(rank);
   return {.launch = Launch::single,
           .run = [options] { return print_plan(*options); },
           .run_on_ranks = {}};

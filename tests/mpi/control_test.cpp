@@ -1,6 +1,8 @@
 // Agreements between ranks: what one rank knows, all know, above all that something is wrong.
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <cmath>
 #include <new>
 
 #include "world.hpp"
@@ -98,6 +100,18 @@ TEST(Control, Reduces) {
   control().max(each);
   for (std::size_t r = 0; r < each.size(); ++r) EXPECT_EQ(each[r], ~std::uint64_t{0} - r);
   EXPECT_EQ(control().max(0.5 * static_cast<double>(rank)), 0.5 * static_cast<double>(size - 1));
+}
+
+// Trap 63: nodes' clocks differ.
+TEST(Control, FindsHowFarAClockIsAheadOfRankZeros) {
+  const double ahead = 1000.5 * control().rank();
+  const auto offset = control().clock_offset([&] {
+    return ahead +
+           std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+               .count();
+  });
+  EXPECT_LE(std::abs(offset.ahead - ahead), offset.error + 1e-9) << "and doubles' rounding";
+  EXPECT_TRUE(std::isfinite(offset.error));
 }
 
 }  // namespace

@@ -70,7 +70,8 @@ PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::
 
 void PlanRun::spoil_next_gradient(float value) { device_->spoil = value; }
 
-StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers) {
+StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers,
+                        train::StepProfile* profile) {
   const auto& shape = plan_.shape;
   const std::int64_t ranks = inputs_.mesh.data;
   const auto tokens =
@@ -96,14 +97,15 @@ StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers) {
   device_->gradients.clear();
   // All bits set is NaN in every type: what nobody wrote in this step shows.
   std::fill_n(step_arena_->base(), step_arena_->bytes(), std::byte{0xff});
-  executor_->run(*bound_, [&](std::int64_t k, const plan::LoadBatch& views) {
+  const auto load = [&](std::int64_t k, const plan::LoadBatch& views) {
     TokenBatch b =
         batch_of(inputs_.config, first_sample + share.first_sample(k), shape.micro, shape.sequence);
     if (k == numbers.unknown_token_in) b.tokens.back() = 1 << 20;
     std::copy(b.tokens.begin(), b.tokens.end(), views.tokens.as<std::int32_t>());
     std::copy(b.targets.begin(), b.targets.end(), views.targets.as<std::int32_t>());
     std::copy(b.samples.begin(), b.samples.end(), views.samples.as<std::int64_t>());
-  });
+  };
+  executor_->run(*bound_, load, {}, profile);
   const auto sum = [&](std::int64_t at) {
     return exact_value(ConstExactWords(words + at, kExactSumWords));
   };

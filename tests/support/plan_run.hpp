@@ -42,7 +42,8 @@ class PlanRun {
   const MeshPlace& place() const { return plan_.place; }
 
   /// Trains on global samples first_sample .., which the ranks share as BatchShare says.
-  StepShown step(std::int64_t first_sample, const StepNumbers& numbers);
+  StepShown step(std::int64_t first_sample, const StepNumbers& numbers,
+                 train::StepProfile* profile = nullptr);
 
   /// Makes one element of the next step's gradient `value`, on this rank alone and before it is
   /// reduced.

@@ -48,6 +48,11 @@ std::string host_name();
 /// failed alone.
 [[noreturn]] void leave_at_once(int exit_code);
 
+/// How far a clock is ahead of rank 0's, and how wrong that may be; seconds.
+struct ClockOffset {
+  double ahead = 0, error = 0;
+};
+
 /// Small blocking agreements between all ranks, on a communicator of their own. Main thread only.
 class Control {
  public:
@@ -72,6 +77,10 @@ class Control {
   /// Every rank's text on rank 0, in rank order; empty elsewhere.
   std::vector<std::string> gather(const std::string& text) const;
   std::vector<double> gather(double value) const;
+  /// Of the clock that `now` reads, by the quickest of a few ping-pongs of this rank with rank 0:
+  /// its reading belongs to some moment of the round trip, so it is wrong by half of that at most
+  /// (Cristian 1989). Later on, what the clocks drift apart comes on top.
+  ClockOffset clock_offset(const std::function<double()>& now) const;
   /// Runs `work` on every rank (or only on some: pass what does nothing); if it throws on any rank,
   /// every rank throws the lowest such rank's error, with the same exit code. So all ranks leave
   /// together.

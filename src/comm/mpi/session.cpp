@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <exception>
+#include <limits>
 #include <string_view>
 
 #include "comm/mpi/mpi_group.hpp"
@@ -165,6 +166,36 @@ std::vector<double> Control::gather(double value) const {
   std::vector<double> all(rank_ == 0 ? static_cast<std::size_t>(size_) : 0);
   MPI_TRY(MPI_Gather(&value, 1, MPI_DOUBLE, all.data(), 1, MPI_DOUBLE, 0, comm_));
   return all;
+}
+
+ClockOffset Control::clock_offset(const std::function<double()>& now) const {
+  constexpr int kRounds = 16, kTag = 2;
+  const auto send = [&](double time, int to) {
+    MPI_TRY(MPI_Send(&time, 1, MPI_DOUBLE, to, kTag, comm_));
+  };
+  const auto receive = [&](int from) {
+    double time = 0;
+    MPI_TRY(MPI_Recv(&time, 1, MPI_DOUBLE, from, kTag, comm_, MPI_STATUS_IGNORE));
+    return time;
+  };
+  if (rank_ == 0) {  // answers one rank after the other
+    for (int rank = 1; rank < size_; ++rank) {
+      for (int i = 0; i < kRounds; ++i) {
+        receive(rank);
+        send(now(), rank);
+      }
+    }
+    return {};
+  }
+  ClockOffset best{.ahead = 0, .error = std::numeric_limits<double>::infinity()};
+  for (int i = 0; i < kRounds; ++i) {
+    const double asked = now();
+    send(asked, 0);
+    const double there = receive(0), answered = now();
+    if ((answered - asked) / 2 < best.error)
+      best = {.ahead = (asked + answered) / 2 - there, .error = (answered - asked) / 2};
+  }
+  return best;
 }
 
 std::string host_name() {

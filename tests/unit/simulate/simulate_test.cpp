@@ -4,6 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+
+#include "plan/compare.hpp"
 #include "plan/print.hpp"
 
 namespace tessera::plan {
@@ -300,12 +303,63 @@ TEST(Predict, ObeysPlansOfEveryKind) {
           EXPECT_NEAR(spent, rank.end, 1e-9) << "the host computes or waits";
           EXPECT_LE(rank.end, p.simulation.step);
         }
+        const TimedStep step = timed(p);
+        for (std::size_t r = 0; r < step.size(); ++r) {
+          const Waits waits = exposed_waits(step[r]);
+          for (std::size_t i = 0; i < kStreams; ++i)
+            EXPECT_NEAR(waits.seconds[i], p.simulation.ranks[r].exposed[i], 1e-9);
+        }
         const Prediction again = predict(simulated_plans(in, shape), in, machine());
         EXPECT_EQ(again.simulation.step, p.simulation.step);
         EXPECT_LE(p.bubble, idle_share(p.simulation) + 1e-12);
       }
     }
   }
+}
+
+/// By hand, with 2 ms between operations: the rows of the compute stream add up.
+TEST(Compare, PutsAllOfAStepUnderSomething) {
+  const Call gather = comm::CollectiveCall{comm::AllGather{}};
+  const Plan plan = plan_of({background(Stream::gather, gather), kernel(), kernel({0}),
+                             background(Stream::reduce, gather, {2})});
+  const std::vector<OpTime> ops{{0.001, 0.006}, {0.001, 0.003}, {0.007, 0.008}, {0.008, 0.012}};
+  const TimedStep measured{{.plan = plan, .ops = ops, .begin = 0, .end = 0.0125}};
+  std::map<std::pair<TimeGroup, std::string>, double> ms;
+  for (const TimeRow& row : compare(nullptr, &measured)) {
+    EXPECT_FALSE(row.predicted);
+    ms[{row.group, row.name}] = *row.measured * 1e3;
+  }
+  using G = TimeGroup;
+  const auto expect = [&](G group, const char* name, double value) {
+    ASSERT_TRUE(ms.contains({group, name})) << name;
+    EXPECT_NEAR(ms.at({group, name}), value, 1e-9) << name;
+    ms.erase({group, name});
+  };
+  expect(G::compute, "forward", 3);
+  expect(G::compute, "waits for gather", 3);
+  expect(G::compute, "waits for reduce", 4);
+  expect(G::compute, "between operations", 2.5);
+  expect(G::compute, "in all", 12.5);
+  expect(G::background, "parameters", 9);
+  expect(G::operations, "fill", 3);
+  expect(G::operations, "gather all_gather", 9);
+  EXPECT_TRUE(ms.empty());
+}
+
+TEST(Compare, AMissingWaitIsNone) {
+  const Call gather = comm::CollectiveCall{comm::AllGather{}};
+  const Plan plan = plan_of({background(Stream::gather, gather), kernel({0})});
+  const TimedStep predicted{{.plan = plan, .ops = {{0, 1}, {1, 2}}, .begin = 0, .end = 2}};
+  TimedStep measured = predicted;
+  measured[0].ops = {{0, 0}, {0, 4}}, measured[0].end = 4;
+  for (const TimeRow& row : compare(&predicted, &measured)) {
+    if (row.name != "waits for gather") continue;
+    EXPECT_DOUBLE_EQ(*row.predicted, 1);
+    EXPECT_DOUBLE_EQ(*row.measured, 0);
+    EXPECT_NE(to_text({row}).find("0.00"), std::string::npos);
+    return;
+  }
+  FAIL() << "no row of the wait";
 }
 
 TEST(Predict, ABusierNetworkTakesLonger) {
