@@ -31,19 +31,21 @@ void set_place(Plan& plan, const PlanInputs& in, const MeshPlace& place) {
 
 namespace {
 
-void check_length(const PlanShape& shape, std::int64_t buffers) {
-  if (buffers < kMostBuffers) return;
-  throw DeckError(
+DeckError too_long(const PlanShape& shape) {
+  return DeckError(
       fmt::format("a step of {} micro-batches is too long for one plan: raise batch.micro or use "
                   "more ranks",
                   shape.micro_batches));
 }
 
+/// A micro-batch's visit of a unit takes about 50 KB of plan.
+constexpr std::int64_t kMostVisits = 1 << 18;
+
 }  // namespace
 
 BufferId add_buffer(Plan& plan, std::string name, Purpose purpose, std::int64_t bytes,
                     bool persistent) {
-  check_length(plan.shape, static_cast<std::int64_t>(plan.buffers.size()));
+  if (std::ssize(plan.buffers) >= kMostBuffers) throw too_long(plan.shape);
   if (bytes >> kOffsetBits != 0) {
     throw DeckError(fmt::format(
         "{} has {} bytes, but one buffer at most {}: lower batch.micro or use more tensor ranks",
@@ -176,8 +178,9 @@ static void add_scratch(Plan& plan, const kernels::Device& device) {
 
 Plan unproved_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlace& place) {
   TESSERA_CHECK(shape.purpose <= in.state_for, "a plan that needs more state than there is");
-  // Some stage has that many units; a visit of each makes a buffer or more.
-  check_length(shape, shape.micro_batches * ceil_div(std::ssize(in.units), in.mesh.pipeline));
+  // Some stage has that many units.
+  if (shape.micro_batches * ceil_div(std::ssize(in.units), in.mesh.pipeline) > kMostVisits)
+    throw too_long(shape);
   Plan plan;
   plan.shape = shape;
   set_place(plan, in, place);

@@ -182,11 +182,13 @@ class Slurm:
 
     def limit(self, gbit):
         """What any node sends to others. The queue is short, for TCP is uneven over long ones, and
-        on the sender's side, where it holds the sender back and loses nothing."""
+        on the sender's side, where it holds the sender back and loses nothing. What an idle link
+        may send at once is 2 ms' worth, within what tbf works well with."""
+        burst = min(max(64, round(gbit * 250)), 256)
         for node in self.nodes:
             run("nsenter", f"--net=/proc/{self.processes[node].pid}/ns/net",
                 "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf",
-                "rate", f"{round(gbit * 1000)}mbit", "burst", "256kb", "limit", "1mb")
+                "rate", f"{round(gbit * 1000)}mbit", "burst", f"{burst}kb", "limit", "1mb")
 
     def kill_node(self, node):
         """As when its power fails: everything on it ends at once, and nobody is told."""
