@@ -35,16 +35,18 @@ inline double flop_of(const KernelCall& call) {
       call);
 }
 
-/// Bytes that `args` moves: those of every view, twice where it is updated, or what the operation
-/// says itself.
+/// Bytes that `args` moves: those of every view but scratch, twice where it is updated, or what the
+/// operation says itself.
 template <typename Args>
 double bytes_of(const Args& args) {
   if constexpr (requires { args.bytes(); }) {
     return args.bytes();
   } else {
     double bytes = 0;
+    const View* scratch = nullptr;
+    if constexpr (requires { args.scratch; }) scratch = &args.scratch;
     args.visit(args, [&](const View& view, Access access) {
-      if (!view) return;
+      if (!view || &view == scratch) return;
       const auto once = static_cast<double>(view.elements() * size_of(view.type));
       bytes += access == Access::update ? 2 * once : once;
     });

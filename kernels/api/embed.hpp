@@ -23,7 +23,8 @@ struct Embed {
   /// Bytes that it moves: of the tables only the rows that are looked up.
   double bytes() const {
     const auto rows = static_cast<double>(out.elements());
-    return rows * static_cast<double>(2 * size_of(token_table.type) + size_of(out.type));
+    const std::int64_t tables = position_table ? 2 : 1;
+    return rows * static_cast<double>(tables * size_of(token_table.type) + size_of(out.type));
   }
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {

@@ -22,22 +22,33 @@ struct Row {
   std::function<bool(Machine&, const Value&)> set;  // false: not of this type
 };
 
-bool positive(double x) { return x > 0; }
-bool positive(std::int64_t x) { return x > 0; }
-bool positive(Bytes x) { return x.count > 0; }
+// What a number of the file may be: reckoning with it neither overflows nor gives infinities.
+bool possible(double x) { return x >= 1e-12 && x <= 1e18; }
+bool possible(std::int64_t x) { return x >= 1 && x <= 1 << 24; }
+bool possible(Bytes x) { return x.count > 0; }
 template <typename T>
-bool positive(const std::vector<T>& all) {
-  return !all.empty() && std::ranges::all_of(all, [](const T& x) { return positive(x); });
+bool possible(const std::vector<T>& all) {
+  return !all.empty() && std::ranges::all_of(all, [](const T& x) { return possible(x); });
+}
+std::string_view limits(double) { return "1e-12 to 1e18"; }
+std::string_view limits(std::int64_t) { return "1 to 16777216"; }
+std::string_view limits(Bytes) { return "above 0"; }
+template <typename T>
+std::string_view limits(const std::vector<T>&) {
+  return limits(T{});
+}
+template <typename T>
+std::string type_of() {
+  return fmt::format("{}, {}", Codec<T>::type(), limits(T{}));
 }
 
 /// `member(machine)` is where the value goes.
 template <typename Member>
 Row row(std::string_view name, bool required, Member member) {
   using T = std::decay_t<decltype(member(std::declval<Machine&>()))>;
-  return {name, required, Codec<T>::type() + ", above 0",
-          [member](Machine& machine, const Value& value) {
+  return {name, required, type_of<T>(), [member](Machine& machine, const Value& value) {
             auto held = Codec<T>::read(value);
-            if (!held || !positive(*held)) return false;
+            if (!held || !possible(*held)) return false;
             member(machine) = *std::move(held);
             return true;
           }};
@@ -121,12 +132,12 @@ void read_table(const Table& table, const std::string& prefix, Machine& machine,
     const auto at = std::ranges::find(rows(), name, &Row::name);
     if (const auto type = kernel_type(prefix)) {
       const auto rate = Codec<double>::read(member.value);
-      if (rate && *rate > 0) {
+      if (rate && possible(*rate)) {
         machine.kernel[*type][member.key] = *rate;
       } else {
-        problems.add(
-            member.value.place, name,
-            fmt::format("{} = {} must be a number, above 0", name, value_excerpt(member.value)));
+        problems.add(member.value.place, name,
+                     fmt::format("{} = {} must be {}", name, value_excerpt(member.value),
+                                 type_of<double>()));
       }
     } else if (at == rows().end()) {
       const auto near = nearest_name(name, names);

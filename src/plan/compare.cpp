@@ -148,7 +148,7 @@ std::string to_text(const std::vector<TimeRow>& rows) {
                           "measured", "ratio");
     }
     before = &row;
-    const bool both = row.predicted.value_or(0) > 0 && row.measured;
+    const bool both = std::round(row.predicted.value_or(0) * 1e6) > 0 && row.measured;
     text += fmt::format("  {:<42}{:>8}{:>13}{:>13}{:>10}\n", row.name,
                         row.count > 0 ? fmt::format("{:.6g}", row.count) : "", ms(row.predicted),
                         ms(row.measured),

@@ -176,11 +176,15 @@ static void add_scratch(Plan& plan, const kernels::Device& device) {
   }
 }
 
-Plan unproved_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlace& place) {
-  TESSERA_CHECK(shape.purpose <= in.state_for, "a plan that needs more state than there is");
+void check_length(const PlanInputs& in, const PlanShape& shape) {
   // Some stage has that many units.
   if (shape.micro_batches * ceil_div(std::ssize(in.units), in.mesh.pipeline) > kMostVisits)
     throw too_long(shape);
+}
+
+Plan unproved_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlace& place) {
+  TESSERA_CHECK(shape.purpose <= in.state_for, "a plan that needs more state than there is");
+  check_length(in, shape);
   Plan plan;
   plan.shape = shape;
   set_place(plan, in, place);

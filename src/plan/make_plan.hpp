@@ -126,6 +126,8 @@ void place_waits(Plan& plan);
 
 /// All of it; the result has passed check().
 Plan make_plan(const PlanInputs& inputs, const PlanShape& shape, const MeshPlace& place);
+/// Throws DeckError where a step of so many micro-batches is too long for one plan.
+void check_length(const PlanInputs& inputs, const PlanShape& shape);
 /// The same before check(), which takes half the time: for those who compare many and run none.
 Plan unproved_plan(const PlanInputs& inputs, const PlanShape& shape, const MeshPlace& place);
 /// Sets what add_state wants: the plan's place and groups.

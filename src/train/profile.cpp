@@ -167,6 +167,7 @@ Record record_of(std::string_view line, const std::string& place, std::int64_t r
   for (std::size_t i = 0; i < r.streams.size(); ++i) {
     r.ops.push_back({seconds_of(begins[i]), seconds_of(ends[i])});
     if (r.ops[i].end < r.ops[i].begin) ends[i].expected("an end that is not before the begin");
+    if (r.ops[i].end > r.seconds) ends[i].expected("an end within the step's us");
   }
   return r;
 }

@@ -147,8 +147,11 @@ plan::PlanShape evaluation_shape(const deck::BatchSection& batch, std::int64_t d
 }
 
 std::vector<plan::PlanShape> training_shapes(const deck::Deck& deck, std::int64_t data_ranks) {
-  std::set<std::int64_t> globals{deck.batch.global};
-  for (const auto& entry : deck.batch.ramp) globals.insert(entry.global);
+  std::set<std::int64_t> ramp;
+  for (const auto& entry : deck.batch.ramp) ramp.insert(entry.global);
+  ramp.erase(deck.batch.global);
+  std::vector<std::int64_t> globals{deck.batch.global};
+  globals.insert(globals.end(), ramp.begin(), ramp.end());
   std::vector<plan::PlanShape> shapes;
   const auto add = [&](plan::PlanPurpose purpose, std::int64_t global) {
     shapes.push_back(plan_shape(deck.batch, purpose, global, data_ranks));

@@ -118,9 +118,9 @@ class Trainer {
   std::unique_ptr<RunLock> lock_;
   Reporter report_;
   std::unique_ptr<TokenCorpus> corpus_, validation_;
+  std::optional<Profiler> profiler_;  // before the engine, whose streams write to it to their end
   std::optional<Engine> engine_;
   std::optional<FaultInjection> faults_;
-  std::optional<Profiler> profiler_;
   optim::Timeline timeline_;
   std::int64_t run_steps_ = 0;
   std::optional<optim::LearningRate> rate_;

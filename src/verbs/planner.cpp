@@ -29,9 +29,10 @@ Planner make_planner(const LayoutOptions& layout) {
         fmt::format("--ranks {} does not divide over --nodes {}", layout.ranks, layout.nodes));
   }
   const std::int64_t local = layout.ranks / layout.nodes;
-  // Threads as if this machine were one of the nodes.
   const std::vector<CoreMask> masks(static_cast<std::size_t>(local), own_cores());
-  const int threads = train::thread_count(p.loaded.deck.run, cores_each(masks));
+  const int threads = layout.threads > 0
+                          ? layout.threads
+                          : train::thread_count(p.loaded.deck.run, cores_each(masks));
   const std::array alone{own_cores()};
   for (int i = 0; i < cores_each(alone); ++i)
     p.devices.push_back(kernels::make_cpu_device({.threads = threads}));

@@ -13,6 +13,7 @@ namespace tessera::verbs {
 struct LayoutOptions {
   DeckOptions deck;
   std::int64_t ranks = 1, nodes = 1;
+  int threads = 0;  // of each rank; 0: as if this machine were one of the nodes
   void add_to(CLI::App& app);
 };
 

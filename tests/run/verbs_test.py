@@ -1,6 +1,7 @@
 """A user's way through all commands: text to tokens, training, evaluation, a sample, the checkpoint
 in h5py and as a Hugging Face directory; and metrics.jsonl as its readers expect it."""
 
+import itertools
 import json
 import math
 import re
@@ -320,7 +321,8 @@ class Verbs(RunTest):
         machine = SOURCE / "slurm/machines/h100-dgx.toml"
 
         def simulate(*options):
-            return self.run_job(0, "simulate", deck, "--ranks", 4, "--machine", machine, *options)
+            return self.run_job(0, "simulate", deck, "--ranks", 4, "--machine", machine, "--set",
+                                "batch.global=64", *options)
 
         def step_ms(job):
             self.assertEqual(job.code, 0, job.output)
@@ -332,17 +334,17 @@ class Verbs(RunTest):
         sets = re.search(r"^the first: (.*)$", found.output, re.M)[1].split()
         self.assertEqual(step_ms(simulate(*sets)), best)
         tried = 0
-        for tensor in (1, 2, 4):
-            for pipeline in (1, 2, 4):
-                for micro in (1, 2, 4):
-                    job = simulate("--set", f"parallel.tensor={tensor}", "--set",
-                                   f"parallel.pipeline={pipeline}", "--set",
-                                   f"batch.micro={micro}", "--set", "zero.stage=1")
-                    if job.code == 2:
-                        continue
-                    tried += 1
-                    self.assertGreaterEqual(step_ms(job), best, (tensor, pipeline, micro))
-        self.assertGreater(tried, 5)
+        for tensor, pipeline, micro, schedule in itertools.product(
+                (1, 2), (1, 2), (1, 2, 4, 8, 16, 32, 64), ("1f1b", "zero_bubble")):
+            words = (f"parallel.tensor={tensor}", f"parallel.pipeline={pipeline}",
+                     f"batch.micro={micro}", f"parallel.schedule={schedule}", "zero.stage=1")
+            job = simulate(*(x for word in words for x in ("--set", word)))
+            if job.code == 2:
+                continue
+            tried += 1
+            self.assertGreaterEqual(step_ms(job), best, words)
+        self.assertGreater(tried, 25)
+        self.assertEqual(simulate("--search").output, found.output)
         job = simulate("--search", "--set", "memory.device=1000")
         self.assertEqual(job.code, 2, job.output)
         self.assertIn("no layout of 4 ranks", job.output)

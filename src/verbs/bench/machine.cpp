@@ -19,8 +19,8 @@ constexpr std::int64_t kSamples = 1, kTokens = 512;                            /
 constexpr std::int64_t kDiskBytes = std::int64_t{256} << 20;                   // a rank
 constexpr std::int64_t kLongShard = std::int64_t{16} << 20, kShortShard = 64;  // bytes
 
-/// Between neighbours of a ring. Fitted to the time of a short and of a long all-gather, whose ring
-/// has a step less than ranks; all groups of a class at once, so that ranks that share a link share
+/// As collectives see it. Fitted to the time of a short and of a long all-gather, in which a rank
+/// sends to each other; all groups of a class at once, so that ranks that share a link share
 /// its rate.
 deck::Link measure_link(const BenchOptions& o, const comm::Control& control, comm::Group& group) {
   memory::BackgroundStreams streams;  // as in training

@@ -87,7 +87,9 @@ void bench_step(const BenchOptions& o, const train::Job& job) {
                  fmt::format("run.steps={}", steps), "run.resume=\"never\"", "checkpoint.every=0",
                  fmt::format("data.train=[\"{}\"]", tokens.string()), "data.validation=[]",
                  "evaluate.every=0", "batch.ramp=[]", "guard.hang_timeout=0"});
-    return bench_deck(o, control, sets);
+    deck::LoadedDeck loaded = bench_deck(o, control, sets);
+    loaded.deck.log.profile.reset();
+    return loaded;
   };
   const deck::LoadedDeck loaded = bench_run("run", {});
   control.together([&] {

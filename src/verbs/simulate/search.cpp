@@ -7,6 +7,7 @@
 #include <future>
 #include <map>
 #include <mutex>
+#include <set>
 #include <tuple>
 
 #include "core/cores.hpp"
@@ -49,6 +50,7 @@ struct Found {
   double step = 0, least = 0;  // s; what it computes without standing still
   Speed speed;
   std::int64_t memory = 0;
+  bool exact = false;  // of the whole step, not continued from fewer micro-batches
 };
 bool faster(const Found& a, const Found& b) {
   const auto order = [](const Found& f) {
@@ -59,11 +61,15 @@ bool faster(const Found& a, const Found& b) {
   return order(a) < order(b);
 }
 
-/// The text of an error without the places that its lines begin with.
-std::string reason_of(const DeckError& error) {
+/// A plan takes memory: steps of more visits of a layer by a micro-batch are only estimated.
+constexpr std::int64_t kMostVisits = 1 << 13;
+
+/// The first line of an error, without the place that it may begin with.
+std::string reason_of(const DeckError& error, const std::string& deck) {
   const std::string text = error.what();
   const std::string line = text.substr(0, text.find('\n'));
-  const auto at = line.find(": ");
+  const bool placed = line.starts_with(deck) || line.starts_with("--set");
+  const auto at = placed ? line.find(": ") : std::string::npos;
   return at == std::string::npos ? line : line.substr(at + 2);
 }
 
@@ -71,18 +77,24 @@ class Search {
  public:
   Search(const LayoutOptions& layout, const deck::Machine& machine)
       : layout_(layout), machine_(machine) {
-    const deck::Deck deck =
-        deck::load_deck(layout.deck.path, layout.deck.sets, train::read_architecture).deck;
+    // What is wrong with the machine file or with all layouts of the deck is said at once.
+    (void)plan::op_costs({}, machine);
+    std::vector<std::string> sets = layout.deck.sets;
+    for (const std::string& set : Choice{}.sets()) sets.push_back(set);
+    const deck::Deck deck = deck::load_deck(layout.deck.path, sets, train::read_architecture).deck;
     name_ = deck.run.name;
     global_ = deck.batch.global;
     sequence_ = deck.batch.sequence;
     layers_ = deck.model.layers;
     const DType compute = train::dtype_of(deck.precision.compute);
-    const double tokens = static_cast<double>(global_ * sequence_);
+    const double tokens = static_cast<double>(global_) * static_cast<double>(sequence_);
+    double rate = machine.gemm_rate(compute, 1);  // throws where there is none
+    for (const double r : machine.gemm.at(compute)) rate = std::max(rate, r);
+    if (const auto it = machine.attention.find(compute); it != machine.attention.end())
+      rate = std::max(rate, it->second);
     products_ = model::flop_per_token(train::model_config(deck.model), sequence_) * tokens /
-                static_cast<double>(layout.ranks) / machine.gemm_rate(compute, 1e30);
-    const auto* bytes = std::get_if<deck::Bytes>(&deck.memory.device);
-    budget_ = bytes != nullptr ? bytes->count : machine.memory.count;
+                static_cast<double>(layout.ranks) / rate;
+    budget_ = device_memory(deck, machine);
   }
 
   std::string text() {
@@ -104,7 +116,7 @@ class Search {
         for (const Choice& other : other_schedules(c)) schedules.push_back(other);
       }
     }
-    in_parallel(schedules, [this](const Choice& choice) { try_choice(choice); });
+    in_parallel(schedules, [this](const Choice& choice) { try_stages(choice); });
     std::ranges::sort(found_, faster);
     if (found_.empty()) {
       throw DeckError(fmt::format("{}: no layout of {} ranks will do:\n{}", layout_.deck.path,
@@ -113,7 +125,8 @@ class Search {
     const auto shown = std::span(found_).first(std::min(found_.size(), kShown));
     in_parallel(shown, [this](Found& f) { simulate(f); });
     std::ranges::sort(shown, faster);
-    return table(shown) + rejections();
+    const std::string why = rejections();
+    return table(shown) + (why.empty() ? "" : "not among them:\n" + why);
   }
 
  private:
@@ -156,18 +169,25 @@ class Search {
       if (global_ / data % choice.micro != 0) continue;
       if (shortest(choice, global_ / data / choice.micro) > worst_shown_) {
         ++hopeless_;
-        return;  // larger ones make fewer
+        continue;
       }
-      bool fits = false;
+      std::optional<std::int64_t> stage;
       for (const auto& [recompute, word] : EnumWords<deck::Recompute>::table) {
         choice.recompute = recompute;
-        choice.stage = data > 1 ? 1 : 0;
-        const std::int64_t last = data > 1 ? 3 : 0;
-        while (!(fits = try_choice(choice)) && choice.stage < last) ++choice.stage;
-        if (fits && choice.stage <= 1) break;
+        stage = try_stages(choice);
+        if (stage && *stage <= 1) break;
       }
-      if (!fits) return;
+      if (!stage) return;  // larger ones need more
     }
+  }
+
+  /// The lowest ZeRO stage that fits; nothing where none does.
+  std::optional<std::int64_t> try_stages(Choice choice) {
+    const bool several = layout_.ranks > choice.tensor * choice.pipeline;
+    for (choice.stage = several ? 1 : 0; choice.stage <= (several ? 3 : 0); ++choice.stage) {
+      if (try_choice(choice)) return choice.stage;
+    }
+    return std::nullopt;
   }
 
   /// False where it cannot be or does not fit.
@@ -176,10 +196,12 @@ class Search {
       const Planner p = planner(choice);
       if (const std::int64_t least = states(p); !fits(least)) return too_large(choice, least);
       const plan::PlanShape& whole = p.shapes.front();
+      plan::check_length(p.inputs, whole);
       // Once all stages are busy, a round of micro-batches takes as long as the one before.
       const std::int64_t round = choice.pipeline;
       if (whole.micro_batches <= 2 * round) {
         auto all = estimate(p, choice, whole.micro_batches);
+        if (all) all->speed = speed_of(p, all->step, machine_);
         if (all) add(*std::move(all));
         return all.has_value();
       }
@@ -191,10 +213,11 @@ class Search {
           static_cast<double>(whole.micro_batches - round) / static_cast<double>(round);
       all->least += more * (two->least - all->least);
       all->step = std::max(all->step + more * (two->step - all->step), all->least);
+      all->speed = speed_of(p, all->step, machine_);
       add(*std::move(all));
       return true;
     } catch (const DeckError& error) {
-      reject(choice, reason_of(error));
+      reject(choice, reason_of(error, layout_.deck.path));
       return false;
     }
   }
@@ -223,23 +246,25 @@ class Search {
             .memory = predicted.memory()};
   }
 
-  /// The whole step, of plans that are proved.
+  /// The whole step, of plans that are proved, unless it is too long.
   void simulate(Found& f) const {
+    if (global_ / f.data / f.choice.micro * layers_ > kMostVisits) return;
     const Planner p = planner(f.choice);
     f = found(p, f.choice,
               plan::predict(plan::simulated_plans(p.inputs, p.shapes.front()), p.inputs, machine_));
     f.speed = speed_of(p, f.step, machine_);
+    f.exact = true;
   }
   bool fits(std::int64_t bytes) const { return budget_ == 0 || bytes <= budget_; }
 
-  /// No step is shorter: what fewer stages compute, or, before that is known, all products at the
-  /// machine's best rate; and the least of all bubbles, that of interleaved stages (Narayanan et
-  /// al. 2021, section 2.2).
+  /// No step is much shorter: nine tenths of what fewer stages compute, or, before that is known,
+  /// of all products at the machine's best rate; and the least of all bubbles, that of interleaved
+  /// stages (Narayanan et al. 2021, section 2.2).
   double shortest(const Choice& c, std::int64_t micro_batches) const {
     const double bubble = static_cast<double>(c.pipeline - 1) /
                           static_cast<double>(kVirtualStages[1] * micro_batches);
     const auto computes = computes_.find({c.tensor, c.micro});
-    return (computes == computes_.end() ? products_ : computes->second) * (1 + bubble);
+    return 0.9 * (computes == computes_.end() ? products_ : computes->second) * (1 + bubble);
   }
 
   /// Model states of an even share: known without a plan.
@@ -284,7 +309,11 @@ class Search {
   bool too_large(const Choice& choice, std::int64_t bytes) {
     const std::lock_guard lock(mutex_);
     ++too_large_;
-    if (least_too_large_ == 0 || bytes < least_too_large_) {
+    const auto order = [](std::int64_t need, const Choice& c) {
+      return std::tuple(need, c.tensor, c.pipeline, c.micro, c.recompute, c.stage, c.schedule,
+                        c.virtual_stages);
+    };
+    if (least_too_large_ == 0 || order(bytes, choice) < order(least_too_large_, smallest_)) {
       least_too_large_ = bytes;
       smallest_ = choice;
     }
@@ -302,7 +331,7 @@ class Search {
 
   std::string table(std::span<const Found> shown) const {
     std::string text = fmt::format(
-        "{} on {} ranks of {}, {} nodes: {} sequences of {} a step; {} layouts tried\n"
+        "{} on {} ranks of {}, {} nodes: {} sequences of {} a step; {} layouts fit\n"
         "{:>2}{:>11}{:>12}{:>7}  {:<26}{:<15}{:>5}{:>6}  {:<10}{:>10}{:>7}\n",
         name_, layout_.ranks, machine_.name, layout_.nodes, global_, sequence_, found_.size(), "",
         "step", "tokens/s", "MFU", "data x pipeline x tensor", "schedule", "micro", "ZeRO",
@@ -310,8 +339,8 @@ class Search {
     for (std::size_t i = 0; i < shown.size(); ++i) {
       const Found& f = shown[i];
       text += fmt::format(
-          "{:>2}{:>8.1f} ms{:>12.5g}{:>7}  {:<26}{:<15}{:>5}{:>6}  {:<10}{:>10}{:>6.1f}%\n", i + 1,
-          f.step * 1e3, f.speed.tokens_per_s,
+          "{:>2}{:>8} ms{:>12.5g}{:>7}  {:<26}{:<15}{:>5}{:>6}  {:<10}{:>10}{:>6.1f}%\n", i + 1,
+          fmt::format("{}{:.1f}", f.exact ? "" : "~", f.step * 1e3), f.speed.tokens_per_s,
           f.speed.mfu ? fmt::format("{:.1f}%", 100 * *f.speed.mfu) : "n/a", grid(f.data, f.choice),
           schedule(f.choice), f.choice.micro, f.choice.stage, enum_word(f.choice.recompute),
           plan::human_bytes(f.memory), 100 * (1 - f.least / f.step));
@@ -324,14 +353,14 @@ class Search {
 
   /// Why others are not among them.
   std::string rejections() const {
-    std::string text = "not among them:\n";
+    std::string text;
     if (found_.size() > kShown) {
       text += fmt::format("  {} layouts are slower, the slowest {:.1f} times the first\n",
                           found_.size() - kShown, found_.back().step / found_.front().step);
     }
     if (hopeless_ > 0) {
       text += fmt::format(
-          "  {} grids have so few micro-batches for their stages that no schedule "
+          "  {} have so few micro-batches for their stages, or such small ones, that no schedule "
           "makes up for it\n",
           hopeless_.load());
     }
@@ -347,8 +376,11 @@ class Search {
       const Choice& first = *std::ranges::min_element(choices, {}, [](const Choice& c) {
         return std::tuple(c.tensor, c.pipeline, c.micro, c.schedule, c.virtual_stages);
       });
-      text += fmt::format("  {} with tensor {}, pipeline {}{}: {}\n", choices.size(), first.tensor,
-                          first.pipeline, choices.size() > 1 ? " or others" : "", reason);
+      std::set<std::pair<std::int64_t, std::int64_t>> grids;
+      for (const Choice& c : choices) grids.insert({c.tensor, c.pipeline});
+      text += fmt::format("  tensor {}, pipeline {}{}: {}\n", first.tensor, first.pipeline,
+                          grids.size() > 1 ? fmt::format(" and {} others", grids.size() - 1) : "",
+                          reason);
     }
     if (layout_.ranks > layers_)
       text +=

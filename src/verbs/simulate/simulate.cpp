@@ -35,9 +35,8 @@ void print_ranks(const plan::Simulation& s) {
   }
 }
 
-void print_memory(const plan::Prediction& p, const deck::Machine& machine) {
+void print_memory(const plan::Prediction& p, std::int64_t has) {
   const std::int64_t held = p.memory();
-  const std::int64_t has = machine.memory.count;
   fmt::print("memory a rank          {}{}\n", plan::human_bytes(held),
              has == 0 ? ""
                       : fmt::format(" of {}{}", plan::human_bytes(has),
@@ -52,10 +51,11 @@ void report(const LayoutOptions& layout, const deck::Machine& machine) {
   const plan::Simulation& s = found.simulation;
   const Speed speed = speed_of(p, s.step, machine);
   const Mesh& mesh = p.inputs.mesh;
+  const deck::Deck& deck = p.loaded.deck;
   fmt::print(
       "{} on {} ranks of {}, {} nodes: {} data x {} pipeline x {} tensor, ZeRO-{}, "
       "{} micro-batches of {}, {}\n",
-      p.loaded.deck.run.name, layout.ranks, machine.name, layout.nodes, mesh.data, mesh.pipeline,
+      deck.run.name, layout.ranks, machine.name, layout.nodes, mesh.data, mesh.pipeline,
       mesh.tensor, p.inputs.stage, shape.micro_batches, shape.micro, to_string(p.inputs.compute));
   fmt::print("step                   {:.1f} ms\n", s.step * 1e3);
   fmt::print("speed                  {:.5g} tokens/s, {:.4g} TFLOP/s a rank, MFU {}\n",
@@ -68,7 +68,7 @@ void report(const LayoutOptions& layout, const deck::Machine& machine) {
   print_ranks(s);
   fmt::print("a rank sends           {} in its node, {} across nodes\n",
              plan::human_bytes(found.sent.intra), plan::human_bytes(found.sent.inter));
-  print_memory(found, machine);
+  print_memory(found, device_memory(deck, machine));
   if (machine.disk_write > 0) {
     // Master weights and both moments, in f32.
     const auto bytes = static_cast<double>(model::parameter_count(p.inputs.units)) * 12;
@@ -81,7 +81,16 @@ void report(const LayoutOptions& layout, const deck::Machine& machine) {
 ExitCode run(const Options& o) {
   const deck::Machine machine = deck::load_machine(o.machine);
   LayoutOptions layout = o.layout;
-  if (layout.nodes == 0) layout.nodes = ceil_div(layout.ranks, machine.ranks_per_node);
+  layout.threads = static_cast<int>(machine.threads);
+  if (layout.nodes == 0) {
+    layout.nodes = ceil_div(layout.ranks, machine.ranks_per_node);
+    if (layout.ranks % layout.nodes != 0) {
+      throw DeckError(
+          fmt::format("--ranks {} do not fill nodes of {} ({}: ranks_per_node) evenly: give other "
+                      "--ranks, or --nodes",
+                      layout.ranks, machine.ranks_per_node, machine.file));
+    }
+  }
   if (o.search) {
     fmt::print("{}", search_text(layout, machine));
   } else {
@@ -91,6 +100,11 @@ ExitCode run(const Options& o) {
 }
 
 }  // namespace
+
+std::int64_t device_memory(const deck::Deck& deck, const deck::Machine& machine) {
+  const auto* bytes = std::get_if<deck::Bytes>(&deck.memory.device);
+  return bytes != nullptr ? bytes->count : machine.memory.count;
+}
 
 Speed speed_of(const Planner& p, double step, const deck::Machine& machine) {
   const plan::PlanShape& shape = p.shapes.front();
