@@ -261,7 +261,9 @@ ExitCode Trainer::train_steps() {
 }
 
 ExitCode Trainer::stop_on_request() {
-  const std::string why = stop_reason_.value_or("another rank's request");
+  const auto who = control_.min(stop_reason_ ? control_.rank() : std::int64_t{control_.size() - 1});
+  const std::string why =
+      control_.broadcast(stop_reason_.value_or("a request taken back"), static_cast<int>(who));
   report_.record("asked to stop: " + why,
                  {{"event", "signal"}, {"step", progress_.step}, {"what", why}});
   finish_save();
