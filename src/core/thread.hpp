@@ -4,9 +4,12 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include <atomic>
 #include <functional>
+#include <future>
 #include <thread>
 #include <utility>
+#include <vector>
 
 namespace tessera {
 
@@ -34,6 +37,20 @@ std::jthread start_thread(const char* name, Work&& work) {
   std::jthread thread(std::forward<Work>(work));
   pthread_setname_np(thread.native_handle(), name);
   return thread;
+}
+
+/// Calls work(worker, item) for every item below `items`, on `workers` threads that each take the
+/// next one; rethrows what one of them threw, once all have ended.
+template <typename Work>
+void in_turns(std::size_t workers, std::size_t items, Work&& work) {
+  std::atomic<std::size_t> next = 0;
+  std::vector<std::future<void>> threads;
+  for (std::size_t w = 0; w < workers; ++w) {
+    threads.push_back(std::async(std::launch::async, [&, w] {
+      for (std::size_t i = next++; i < items; i = next++) work(w, i);
+    }));
+  }
+  for (auto& thread : threads) thread.get();
 }
 
 /// Does `work` on a thread of its own and waits for it a second at most: for last words of a

@@ -1,10 +1,9 @@
 #include "plan/survey.hpp"
 
 #include <algorithm>
-#include <atomic>
-#include <future>
 #include <set>
 
+#include "core/thread.hpp"
 #include "plan/check.hpp"
 #include "plan/layers.hpp"
 #include "plan/print.hpp"
@@ -88,17 +87,12 @@ std::vector<RankFigures> survey(const PlanInputs& inputs, std::span<const PlanSh
                                 std::span<const MeshPlace> places,
                                 std::span<const std::unique_ptr<kernels::Device>> devices) {
   std::vector<Measured> measured(places.size());
-  std::atomic<std::size_t> next = 0;
-  std::vector<std::future<void>> workers;
-  for (const auto& device : devices) {
-    workers.push_back(std::async(std::launch::async, [&, own = device.get()] {
-      PlanInputs in = inputs;
-      in.device = own;  // they are not shared between threads
-      for (std::size_t i = next++; i < places.size(); i = next++)
-        measured[i] = measure(in, shapes, places[i]);
-    }));
-  }
-  for (auto& worker : workers) worker.get();
+  std::vector<PlanInputs> own(devices.size(), inputs);
+  for (std::size_t w = 0; w < devices.size(); ++w)
+    own[w].device = devices[w].get();  // they are not shared between threads
+  in_turns(devices.size(), places.size(), [&](std::size_t worker, std::size_t i) {
+    measured[i] = measure(own[worker], shapes, places[i]);
+  });
   std::map<std::pair<std::int64_t, std::int64_t>, const Measured*> first;
   std::vector<RankFigures> all;
   for (const Measured& m : measured) {

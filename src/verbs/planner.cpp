@@ -20,6 +20,11 @@ std::vector<plan::RankFigures> Planner::survey(std::span<const MeshPlace> places
   return plan::survey(inputs, shapes, places, devices);
 }
 
+std::optional<std::int64_t> device_budget(const deck::Deck& deck) {
+  const auto* bytes = std::get_if<deck::Bytes>(&deck.memory.device);
+  return bytes == nullptr ? std::nullopt : std::optional(bytes->count);
+}
+
 Planner make_planner(const LayoutOptions& layout) {
   Planner p;
   p.loaded = deck::load_deck(layout.deck.path, layout.deck.sets, train::read_architecture);

@@ -27,6 +27,9 @@ struct Planner {
   std::vector<plan::RankFigures> survey(std::span<const MeshPlace> places) const;
 };
 
+/// Bytes of memory.device; nothing where the deck does not give a number.
+std::optional<std::int64_t> device_budget(const deck::Deck& deck);
+
 /// Throws DeckError where the deck does not fit the ranks, or the ranks the nodes.
 Planner make_planner(const LayoutOptions& layout);
 

@@ -52,11 +52,6 @@ std::optional<Checked> check_variant(const LayoutOptions& layout,
   }
 }
 
-std::optional<std::int64_t> device_budget(const deck::Deck& deck) {
-  const auto* bytes = std::get_if<deck::Bytes>(&deck.memory.device);
-  return bytes == nullptr ? std::nullopt : std::optional(bytes->count);
-}
-
 namespace {
 
 void report(const LayoutOptions& layout) {

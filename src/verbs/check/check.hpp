@@ -39,9 +39,6 @@ Checked check_layout(const LayoutOptions& layout);
 std::optional<Checked> check_variant(const LayoutOptions& layout,
                                      const std::vector<std::string>& sets);
 
-/// Bytes of memory.device; nothing where the deck does not give a number.
-std::optional<std::int64_t> device_budget(const deck::Deck& deck);
-
 // Texts for people, of one line or more, each ended.
 std::string rank_map(const plan::PlanInputs& inputs);
 std::string pipeline_text(const Checked& checked);

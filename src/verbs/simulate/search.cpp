@@ -4,14 +4,13 @@
 // be among the best.
 #include <algorithm>
 #include <atomic>
-#include <future>
 #include <map>
 #include <mutex>
 #include <set>
 #include <tuple>
 
 #include "core/cores.hpp"
-#include "deck/ranks.hpp"
+#include "core/thread.hpp"
 #include "plan/ledger.hpp"
 #include "train/setup.hpp"
 #include "verbs/simulate/simulate.hpp"
@@ -132,30 +131,17 @@ class Search {
  private:
   std::int64_t local() const { return layout_.ranks / layout_.nodes; }  // ranks of a node
 
-  /// On a thread of its own each, as many as there are cores; `work` adds to what is found.
   template <typename Items, typename Work>
   static void in_parallel(Items&& items, Work work) {
-    std::atomic<std::size_t> next = 0;
-    std::vector<std::future<void>> workers;
     const std::array alone{own_cores()};
-    for (int i = 0; i < cores_each(alone); ++i) {
-      workers.push_back(std::async(std::launch::async, [&] {
-        for (std::size_t k = next++; k < items.size(); k = next++) work(items[k]);
-      }));
-    }
-    for (auto& worker : workers) worker.get();
+    in_turns(static_cast<std::size_t>(cores_each(alone)), items.size(),
+             [&](std::size_t, std::size_t k) { work(items[k]); });
   }
 
-  static Planner make_own(const LayoutOptions& layout) {
-    Planner planner = make_planner(layout);
-    auto& shapes = planner.shapes;
-    shapes = {shapes.front()};
-    return planner;
-  }
   Planner planner(const Choice& choice) const {
     LayoutOptions layout = layout_;
     for (const std::string& set : choice.sets()) layout.deck.sets.push_back(set);
-    return make_own(layout);
+    return make_planner(layout);
   }
 
   /// All micro-batches and ways to save memory on one grid.
@@ -199,20 +185,17 @@ class Search {
       plan::check_length(p.inputs, whole);
       // Once all stages are busy, a round of micro-batches takes as long as the one before.
       const std::int64_t round = choice.pipeline;
-      if (whole.micro_batches <= 2 * round) {
-        auto all = estimate(p, choice, whole.micro_batches);
-        if (all) all->speed = speed_of(p, all->step, machine_);
-        if (all) add(*std::move(all));
-        return all.has_value();
-      }
-      auto all = estimate(p, choice, round);
+      const bool is_short = whole.micro_batches <= 2 * round;
+      auto all = estimate(p, choice, is_short ? whole.micro_batches : round);
       if (!all) return false;
-      const auto two = estimate(p, choice, 2 * round);
-      if (!two) return false;
-      const auto more =
-          static_cast<double>(whole.micro_batches - round) / static_cast<double>(round);
-      all->least += more * (two->least - all->least);
-      all->step = std::max(all->step + more * (two->step - all->step), all->least);
+      if (!is_short) {
+        const auto two = estimate(p, choice, 2 * round);
+        if (!two) return false;
+        const auto more =
+            static_cast<double>(whole.micro_batches - round) / static_cast<double>(round);
+        all->least += more * (two->least - all->least);
+        all->step = std::max(all->step + more * (two->step - all->step), all->least);
+      }
       all->speed = speed_of(p, all->step, machine_);
       add(*std::move(all));
       return true;

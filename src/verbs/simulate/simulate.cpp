@@ -102,8 +102,7 @@ ExitCode run(const Options& o) {
 }  // namespace
 
 std::int64_t device_memory(const deck::Deck& deck, const deck::Machine& machine) {
-  const auto* bytes = std::get_if<deck::Bytes>(&deck.memory.device);
-  return bytes != nullptr ? bytes->count : machine.memory.count;
+  return device_budget(deck).value_or(machine.memory.count);
 }
 
 Speed speed_of(const Planner& p, double step, const deck::Machine& machine) {
