@@ -10,6 +10,13 @@ WireBytes to_every_peer(std::int64_t bytes, const GroupShape& group) {
   return {.intra = (group.local - 1) * bytes, .inter = (group.size - group.local) * bytes};
 }
 
+/// As many rings as a node has ranks, each of which sends to the next node on one of them.
+WireBytes rings(std::int64_t bytes, const GroupShape& group) {
+  const std::int64_t all = (group.size - 1) * bytes;
+  const std::int64_t inter = group.nodes > 1 ? all / group.local : 0;
+  return {.intra = all - inter, .inter = inter};
+}
+
 }  // namespace
 
 GroupShape group_shape(std::span<const int> members, std::span<const int> node_of, int member) {
@@ -28,10 +35,13 @@ WireBytes wire_bytes(const CollectiveCall& call, const GroupShape& group) {
   struct Count {
     const GroupShape& group;
     WireBytes operator()(const AllGather& c) const {
-      return to_every_peer(c.shard.elements() * size_of(c.shard.type), group);
+      const std::int64_t bytes = c.shard.elements() * size_of(c.shard.type);
+      return group.carrier == Carrier::exchange ? to_every_peer(bytes, group) : rings(bytes, group);
     }
     WireBytes operator()(const ReduceScatter& c) const {
-      return to_every_peer(c.shard.elements() * size_of(c.wire), group);
+      const std::int64_t bytes = c.shard.elements() * size_of(c.wire);
+      return group.nccl_sums(c.wire, c.full.type) ? rings(bytes, group)
+                                                  : to_every_peer(bytes, group);
     }
     WireBytes operator()(const Send& c) const {
       const std::int64_t bytes = c.data.elements() * size_of(c.data.type);
@@ -46,6 +56,12 @@ WireBytes wire_bytes(const CollectiveCall& call, const GroupShape& group) {
 }
 
 std::int64_t reduce_scatter_staging(const GroupShape& group, DType wire, DType full) {
+  if (group.carrier != Carrier::exchange) {
+    if (group.nccl_sums(wire, full)) return size_of(wire);  // it sums in place
+    const std::int64_t piece = group.size * nccl_piece(group);
+    const std::int64_t received = wire == DType::f32 ? 0 : piece * size_of(wire);
+    return piece * 4 + received + (wire == full ? 0 : piece * size_of(wire));
+  }
   const std::int64_t one_way = (group.size - 1) * kPiecesInFlight * piece_bytes(group);
   return (wire == full ? one_way : 2 * one_way) + (full == DType::f32 ? 0 : piece_bytes(group));
 }

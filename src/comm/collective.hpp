@@ -2,6 +2,7 @@
 // can hold, check and count them without MPI or NCCL.
 #pragma once
 
+#include <algorithm>
 #include <span>
 #include <variant>
 
@@ -86,12 +87,24 @@ struct Receive {
 
 using CollectiveCall = std::variant<AllGather, ReduceScatter, AllReduceWords, Send, Receive>;
 
+/// What moves a group's bytes: our pairwise exchange in small pieces between hosts, or NCCL between
+/// GPUs. NCCL's own sums have an order, and for 16-bit elements a precision, of their own; so
+/// contributions are exchanged and added by our kernel (`nccl`), but where f32 crosses nodes and
+/// need not have the same bits on every layout (`nccl_sums`): there a ring sends least.
+enum class Carrier : std::uint8_t { exchange, nccl, nccl_sums };
+
 /// Where the ranks of a group are, as one of them sees it: `size` ranks on `nodes` nodes, `local`
 /// of them on its own, itself among them. Nodes may hold different numbers, in any order of ranks.
 struct GroupShape {
   std::int64_t size = 1;
   std::int64_t local = 1;
   std::int64_t nodes = 1;
+  Carrier carrier = Carrier::exchange;
+
+  /// Whether NCCL itself adds elements of `full` that travel as `wire`.
+  bool nccl_sums(DType wire, DType full) const {
+    return carrier == Carrier::nccl_sums && wire == DType::f32 && full == DType::f32;
+  }
 };
 
 /// The shape of the group of `members` (world ranks) for one of them; node_of[r] is world rank r's
@@ -116,8 +129,17 @@ inline std::int64_t piece_bytes(const GroupShape& group) {
   return group.local >= group.size ? kPieceIntra : kPieceInter;
 }
 
+/// NCCL likes long messages: elements of `full` that are exchanged at a time.
+inline constexpr std::int64_t kNcclPiece = std::int64_t{8} << 20;
+/// Elements of a shard among them; a multiple of what 128-bit accesses want.
+inline std::int64_t nccl_piece(const GroupShape& group) {
+  return std::max<std::int64_t>(kNcclPiece / group.size / 256, 1) * 256;
+}
+
 /// Bytes of ReduceScatter's staging: pieces in flight from each peer and, where the wire's type is
-/// not that of `full`, to each peer; and a piece of the own slot where that is not f32.
+/// not that of `full`, to each peer; and a piece of the own slot where that is not f32. Over NCCL,
+/// a piece of each rank as f32; as the wire's type, where that is another; and of what is sent,
+/// where that is another than `full`'s. Never 0.
 std::int64_t reduce_scatter_staging(const GroupShape& group, DType wire, DType full = DType::f32);
 
 }  // namespace tessera::comm

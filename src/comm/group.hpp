@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "comm/collective.hpp"
-#include "memory/streams.hpp"
+#include "memory/tasks.hpp"
 
 namespace tessera::comm {
 

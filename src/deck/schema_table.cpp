@@ -101,7 +101,7 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::run, &RunSection::seed>("run.seed", "of initial weights, dropout and data order",
                                        {.limits = at_least(0), .on_resume = refused}),
     row<&Deck::run, &RunSection::backend>("run.backend", "where kernels run",
-                                          {.built = "auto cpu"}),
+                                          {.built = "auto cpu debug"}),
     row<&Deck::run, &RunSection::reproducible>(
         "run.reproducible",
         "the promise: none, same bits on the same layout, or same bits on every layout",

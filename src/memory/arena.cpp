@@ -1,14 +1,10 @@
 #include "memory/arena.hpp"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <fstream>
 #include <limits>
 
 #include "core/error.hpp"
-#include "core/math.hpp"
 
 namespace tessera::memory {
 namespace {
@@ -62,23 +58,19 @@ std::int64_t left_in_cgroup(const fs::path& root, const CgroupVersion& version, 
 
 }  // namespace
 
-Arena::Arena(std::string name, Tier tier, std::int64_t bytes)
+Arena::Arena(std::string name, Tier& tier, std::int64_t bytes)
     : name_(std::move(name)), tier_(tier), bytes_(bytes) {
   if (bytes_ == 0) return;
-  constexpr std::int64_t kHuge = 2 << 20;
-  void* p = mmap(nullptr, static_cast<std::size_t>(round_up(bytes_, kHuge)), PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (p == MAP_FAILED) {
-    throw MemoryError(
-        fmt::format("arena '{}': cannot map {} bytes: {}", name_, bytes_, errno_text(errno)));
+  try {
+    base_ = tier_.allocate(bytes_);
+  } catch (Error& e) {
+    e.add_context(fmt::format("arena '{}'", name_));
+    throw;
   }
-  base_ = static_cast<std::byte*>(p);
-  madvise(p, static_cast<std::size_t>(bytes_), MADV_HUGEPAGE);  // advice: failure only costs speed
-  for (std::int64_t at = 0; at < bytes_; at += 4096) base_[at] = std::byte{0};
 }
 
 Arena::~Arena() {
-  if (base_ != nullptr) munmap(base_, static_cast<std::size_t>(round_up(bytes_, 2 << 20)));
+  if (base_ != nullptr) tier_.release(base_, bytes_);
 }
 
 std::int64_t resident_bytes() { return value_after("VmRSS:", "/proc/self/status") * 1024; }

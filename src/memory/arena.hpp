@@ -7,27 +7,28 @@
 #include <filesystem>
 #include <string>
 
-namespace tessera::memory {
+#include "memory/tier.hpp"
 
-enum class Tier : std::uint8_t { device, host };
+namespace tessera::memory {
 
 class Arena {
  public:
-  /// Allocates `bytes`, zeroed, with every page present; check_available() first, for the kernel
-  /// kills who touches more than there is. Throws MemoryError naming the arena.
-  Arena(std::string name, Tier tier, std::int64_t bytes);
+  /// Allocates `bytes` in the tier, which must outlive it; of the host's memory check_available()
+  /// first, for the kernel kills who touches more than there is. Throws MemoryError naming the
+  /// arena.
+  Arena(std::string name, Tier& tier, std::int64_t bytes);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
   const std::string& name() const { return name_; }
-  Tier tier() const { return tier_; }
+  Tier& tier() const { return tier_; }
   std::int64_t bytes() const { return bytes_; }
   std::byte* base() const { return base_; }
 
  private:
   std::string name_;
-  Tier tier_;
+  Tier& tier_;
   std::int64_t bytes_;
   std::byte* base_ = nullptr;
 };

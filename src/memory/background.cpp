@@ -21,8 +21,7 @@ BackgroundStreams::~BackgroundStreams() {
   thread_.join();
 }
 
-Event BackgroundStreams::enqueue(std::size_t stream, std::vector<Event> waits,
-                                 std::function<std::unique_ptr<Task>()> start) {
+Event BackgroundStreams::enqueue(std::size_t stream, std::vector<Event> waits, Start start) {
   {
     const std::lock_guard lock(mutex_);
     lanes_[stream].queue.push_back({std::move(waits), std::move(start)});

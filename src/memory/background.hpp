@@ -10,19 +10,18 @@
 #include <mutex>
 #include <thread>
 
-#include "memory/streams.hpp"
+#include "memory/tasks.hpp"
 
 namespace tessera::memory {
 
-class BackgroundStreams : public Streams {
+class BackgroundStreams : public TaskStreams {
  public:
   BackgroundStreams();
   ~BackgroundStreams() override;
   BackgroundStreams(const BackgroundStreams&) = delete;
   BackgroundStreams& operator=(const BackgroundStreams&) = delete;
 
-  Event enqueue(std::size_t stream, std::vector<Event> waits,
-                std::function<std::unique_ptr<Task>()> start) override;
+  Event enqueue(std::size_t stream, std::vector<Event> waits, Start start) override;
   Event complete(std::size_t stream) override;
   Event last(std::size_t stream) const override { return {stream, queued_[stream]}; }
   bool wait(Event event) override;
@@ -30,7 +29,7 @@ class BackgroundStreams : public Streams {
  private:
   struct Item {
     std::vector<Event> waits;
-    std::function<std::unique_ptr<Task>()> start;
+    Start start;
   };
   struct Lane {
     std::deque<Item> queue;      // guarded by mutex_

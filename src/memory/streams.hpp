@@ -1,49 +1,57 @@
-// Streams of work that go on beside the caller: FIFO queues of tasks, and events that count what is
-// complete. The caller itself is the compute stream.
+// The streams of a device as a step sees them: work that keeps its order within a stream and waits
+// for work of others, one of them, `compute`, beside which the others go on.
 #pragma once
 
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <vector>
+#include <array>
+
+#include "memory/tasks.hpp"
 
 namespace tessera::memory {
 
-/// What a call of Task::advance() achieved.
-enum class Progress : std::uint8_t { idle, some, done };
+inline constexpr std::size_t kCompute = 0;
 
-/// Background work under way. advance() does a bounded amount of it and never blocks: `idle` when
-/// there was nothing to do yet, `done` once all is.
-class Task {
- public:
-  virtual ~Task() = default;
-  virtual Progress advance() = 0;
+/// A piece of work of a step. Events count within the step.
+struct Work {
+  std::size_t stream = kCompute;
+  std::vector<Event> waits;
+  std::size_t part = 0;  // whose time it is, if it computes
 };
 
-/// "The `count`-th piece of work ever queued on `stream` is complete."
-struct Event {
-  std::size_t stream = 0;
-  std::int64_t count = 0;
+/// Seconds since the step's begin.
+struct Stretch {
+  double begin = 0, end = 0;
 };
 
-/// One thread queues, completes and waits; who does the queued work is the implementation's choice.
+/// Where the time of a step went.
+struct Times {
+  double total = 0;
+  std::vector<double> parts;              // computing, by Work::part
+  std::array<double, kStreams> waited{};  // of compute, for each stream
+  std::vector<Stretch> works;             // of each piece of work in order, if asked for
+};
+
+enum class Timing : std::uint8_t { parts, works };
+
 class Streams {
  public:
-  static constexpr std::size_t kStreams = 9;
+  struct Step {
+    const void* key = nullptr;  // steps of one key are the same work over the same memory
+    std::size_t works = 0;      // pieces of work that it will have
+    Timing timing = Timing::parts;
+    bool repeatable = true;  // nothing but the device's own work: no hooks between
+  };
 
   virtual ~Streams() = default;
-  /// Queues work: `start` is called once its stream's earlier work and `waits` are complete.
-  virtual Event enqueue(std::size_t stream, std::vector<Event> waits,
-                        std::function<std::unique_ptr<Task>()> start) = 0;
-  /// Work that the caller has done itself on a stream of its own (the compute stream).
-  virtual Event complete(std::size_t stream) = 0;
-  /// The event of what is queued so far.
-  virtual Event last(std::size_t stream) const = 0;
-  /// Blocks until the event; rethrows what background work threw. Returns whether it had to wait.
-  virtual bool wait(Event event) = 0;
+  /// Begins a step. False: all of its work is queued already, recorded when it was queued before;
+  /// only finish() is left to call.
+  virtual bool begin(const Step& step) = 0;
+  /// Work beside compute; `start` is called once it may begin, or, where a device keeps the order,
+  /// at once to queue it.
+  virtual void enqueue(Work work, Start start) = 0;
+  /// Work on compute: `f` does it or queues it.
+  virtual void run(const Work& work, const std::function<void()>& f) = 0;
+  /// Waits until all is done. Rethrows what work threw.
+  virtual Times finish() = 0;
 };
-
-/// Copies bytes in pieces, so that other streams' tasks are served between.
-std::unique_ptr<Task> make_copy_task(const std::byte* from, std::byte* to, std::int64_t bytes);
 
 }  // namespace tessera::memory

@@ -82,7 +82,7 @@ void check_order(const Plan& plan) {
     BufferId buffer = -1;                         // as which it was written
     std::array<OpId, kStreams> readers = none();  // since, the latest of each stream
   };
-  std::array<RangeMap<History>, 2> arenas;
+  std::array<RangeMap<History>, kArenas> arenas;
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     const auto uses = uses_of(plan.ops[i]);
     const auto physical = [&](const BufferUse& use) {

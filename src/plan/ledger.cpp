@@ -19,9 +19,9 @@ Ledger make_ledger(std::span<const Plan* const> plans) {
   Ledger ledger;
   const Plan* largest = nullptr;
   for (const Plan* plan : plans) {
-    ledger.state_bytes = std::max(ledger.state_bytes, plan->arena_bytes[0]);
-    ledger.step_bytes = std::max(ledger.step_bytes, plan->arena_bytes[1]);
-    if (largest == nullptr || plan->arena_bytes[1] > largest->arena_bytes[1]) largest = plan;
+    ledger.arenas = most_of(ledger.arenas, plan->arena_bytes);
+    if (largest == nullptr || plan->arena(ArenaId::step) > largest->arena(ArenaId::step))
+      largest = plan;
   }
   if (largest == nullptr) return ledger;
   const auto lives = buffer_lives(*largest);
@@ -51,7 +51,7 @@ Ledger make_ledger(std::span<const Plan* const> plans) {
     if (total > most) most = total, ledger.peak = live;
   }
   std::erase_if(ledger.peak, [](const auto& row) { return row.second == 0; });
-  ledger.gaps = ledger.step_bytes - std::max<std::int64_t>(most, 0);
+  ledger.gaps = ledger.arena(ArenaId::step) - std::max<std::int64_t>(most, 0);
   return ledger;
 }
 

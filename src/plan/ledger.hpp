@@ -14,9 +14,12 @@ struct Ledger {
   std::map<Purpose, std::int64_t>
       peak;               // of the step arena, at the moment when most of it is in use
   std::int64_t gaps = 0;  // of the step arena: what lies between buffers at that moment
-  std::int64_t state_bytes = 0, step_bytes = 0;
-  std::int64_t total() const { return state_bytes + step_bytes; }
-  /// State and step together.
+  ArenaBytes arenas{};
+  std::int64_t arena(ArenaId id) const { return arenas[static_cast<std::size_t>(id)]; }
+  std::int64_t total() const { return std::reduce(arenas.begin(), arenas.end()); }
+  /// Of the arenas on the device.
+  std::int64_t device() const { return arena(ArenaId::state) + arena(ArenaId::step); }
+  /// Of all arenas.
   std::int64_t of(Purpose purpose) const;
 };
 

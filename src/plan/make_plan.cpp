@@ -19,8 +19,13 @@ comm::GroupShape group_shape(const PlanInputs& in, const MeshPlace& place, MeshG
   const std::int64_t rank = in.mesh.rank_of(place);
   const auto members = in.mesh.members(rank, group);
   const auto size = static_cast<std::int64_t>(members.size());
-  if (in.node_of.empty()) return {.size = size, .local = size, .nodes = 1};
-  return comm::group_shape(members, in.node_of, static_cast<int>(rank));
+  comm::GroupShape shape{.size = size, .local = size, .nodes = 1};
+  if (!in.node_of.empty()) shape = comm::group_shape(members, in.node_of, static_cast<int>(rank));
+  if (in.nccl) {
+    shape.carrier =
+        shape.nodes > 1 && !in.any_layout ? comm::Carrier::nccl_sums : comm::Carrier::nccl;
+  }
+  return shape;
 }
 
 void set_place(Plan& plan, const PlanInputs& in, const MeshPlace& place) {
@@ -160,6 +165,18 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
   return states;
 }
 
+/// What the host gives a step comes first, so that nothing after it waits for the host.
+static void load_batches(Plan& plan, const std::vector<LoadBatch>& batches) {
+  Insertions insertions;
+  for (std::size_t k = 0; k < batches.size(); ++k) {
+    insertions.before(0, {.kind = OpKind::load_batch,
+                          .micro_batch = static_cast<std::int32_t>(k),
+                          .call = batches[k],
+                          .waits = {}});
+  }
+  insertions.apply(plan.ops);
+}
+
 /// Recorded operations bring their scratch along; those that passes added get it here.
 static void add_scratch(Plan& plan, const kernels::Device& device) {
   for (Op& op : plan.ops) {
@@ -201,6 +218,7 @@ Plan unproved_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlace
                         .call = comm::CollectiveCall{comm::AllReduceWords{.words = plan.words}},
                         .waits = {}});
   }
+  load_batches(plan, scheduled.batches);
   add_scratch(plan, *in.device);
   place_buffers(plan);
   place_waits(plan);

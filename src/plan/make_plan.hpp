@@ -34,6 +34,7 @@ struct PlanInputs {
   std::uint64_t seed = 0;
   Mesh mesh;
   std::vector<int> node_of;        // by world rank; empty: all are on one node
+  bool nccl = false;               // what carries between ranks; else our own exchange
   std::int64_t tensor_chunks = 1;  // chunks of units, or what the tensor ranks need if that is more
   bool split_sequence = true;      // over tensor ranks
   /// The same bits on every mesh: gradients are added in a tree over micro-batches, sums over ranks
@@ -82,7 +83,7 @@ std::vector<Range> counted_ranges(const PlanInputs& inputs, const Plan& plan, st
 
 // The passes, in order. They add buffers and ops; `states` are the views of add_state.
 /// Forward and backward of every micro-batch, layer by layer, from recordings, in the order of the
-/// pipeline; loads, messages between stages and loss sums. At stage 3 the parameters of unit u are
+/// pipeline; messages between stages and loss sums. At stage 3 the parameters of unit u are
 /// read from the placeholder buffer `windows[u]`.
 struct GradientBuffer {  // what one use of a unit fills in one micro-batch, or in the whole step
   BufferId buffer = -1;
@@ -92,6 +93,7 @@ struct GradientBuffer {  // what one use of a unit fills in one micro-batch, or 
 struct Scheduled {
   std::vector<BufferId> windows;          // per unit, or -1
   std::vector<GradientBuffer> gradients;  // in the order of micro-batches
+  std::vector<LoadBatch> batches;         // by micro-batch; nothing fills them yet
 };
 Scheduled schedule(Plan& plan, const PlanInputs& inputs, const std::vector<UnitState>& states);
 /// ZeRO-3: gathers `prefetch` visits ahead of first use, into windows that die with the last use of

@@ -95,13 +95,14 @@ class FreeList {
 
 void place_buffers(Plan& plan) {
   const std::vector<Life> life = buffer_lives(plan);
-  std::int64_t state_end = 0;
+  ArenaBytes end{};
   std::vector<std::vector<std::size_t>> born(plan.ops.size()), dead(plan.ops.size());
   for (std::size_t b = 0; b < plan.buffers.size(); ++b) {
     Buffer& buffer = plan.buffers[b];
     if (buffer.persistent) {
-      buffer.offset = state_end;
-      state_end += round_up(buffer.bytes, kAlignment);
+      std::int64_t& arena_end = end[static_cast<std::size_t>(arena_of(buffer))];
+      buffer.offset = arena_end;
+      arena_end += round_up(buffer.bytes, kAlignment);
     } else if (life[b].end >= 0) {
       born[static_cast<std::size_t>(life[b].begin)].push_back(b);
       dead[static_cast<std::size_t>(life[b].end)].push_back(b);
@@ -118,7 +119,8 @@ void place_buffers(Plan& plan) {
     for (std::size_t b : dead[i])
       free.give(plan.buffers[b].offset, round_up(plan.buffers[b].bytes, kAlignment));
   }
-  plan.arena_bytes = {state_end, free.end()};
+  end[static_cast<std::size_t>(ArenaId::step)] = free.end();
+  plan.arena_bytes = end;
 }
 
 }  // namespace tessera::plan

@@ -24,7 +24,7 @@ struct Accesses {
 }  // namespace
 
 void place_waits(Plan& plan) {
-  std::array<RangeMap<Accesses>, 2> arenas;
+  std::array<RangeMap<Accesses>, kArenas> arenas;
   std::vector<Clock> known(plan.ops.size());  // what is complete when the op starts
   std::vector<OpId> before;
   Clock last_on = nothing();

@@ -3,7 +3,9 @@
 // executed.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <numeric>
 #include <string>
 #include <variant>
 #include <vector>
@@ -13,7 +15,7 @@
 #include "core/math.hpp"
 #include "core/mesh.hpp"
 #include "kernels/api/device.hpp"
-#include "memory/streams.hpp"
+#include "memory/tasks.hpp"
 
 namespace tessera::plan {
 
@@ -44,9 +46,19 @@ struct Buffer {
   std::int64_t offset = -1;  // within its arena, set by the buffers pass
 };
 
-/// Persistent buffers lie in the arena "state", the others share "step".
-enum class ArenaId : std::uint8_t { state, step };
-inline ArenaId arena_of(const Buffer& b) { return b.persistent ? ArenaId::state : ArenaId::step; }
+/// Persistent buffers lie in the arena "state", but for snapshots, which are the host's: "host".
+/// The others share "step".
+enum class ArenaId : std::uint8_t { state, step, host };
+inline constexpr std::size_t kArenas = 3;
+using ArenaBytes = std::array<std::int64_t, kArenas>;  // by ArenaId
+inline ArenaBytes most_of(ArenaBytes a, const ArenaBytes& b) {
+  for (std::size_t i = 0; i < kArenas; ++i) a[i] = std::max(a[i], b[i]);
+  return a;
+}
+inline ArenaId arena_of(const Buffer& b) {
+  if (b.purpose == Purpose::snapshot) return ArenaId::host;
+  return b.persistent ? ArenaId::state : ArenaId::step;
+}
 
 /// Streams are FIFO queues; ops on different streams overlap unless one waits for the other.
 enum class Stream : std::uint8_t {
@@ -60,7 +72,7 @@ enum class Stream : std::uint8_t {
   send_backward,
   receive_backward
 };
-inline constexpr std::size_t kStreams = memory::Streams::kStreams;
+inline constexpr std::size_t kStreams = memory::kStreams;
 
 enum class OpKind : std::uint8_t {
   load_batch,        // host: tokens of one micro-batch
@@ -143,8 +155,9 @@ struct Plan {
   MeshPlace place;
   std::array<comm::GroupShape, kMeshGroups> groups;  // by MeshGroup
   std::vector<UnitShare> shares;                     // by unit
-  std::array<std::int64_t, 2> arena_bytes{};         // by ArenaId
-  std::int64_t bytes() const { return arena_bytes[0] + arena_bytes[1]; }
+  ArenaBytes arena_bytes{};
+  std::int64_t arena(ArenaId id) const { return arena_bytes[static_cast<std::size_t>(id)]; }
+  std::int64_t bytes() const { return std::reduce(arena_bytes.begin(), arena_bytes.end()); }
   /// Views that the host touches between steps.
   View scalars, verdict, words;
 
@@ -230,6 +243,12 @@ struct tessera::EnumWords<tessera::plan::Purpose> {
                                        std::pair{P::gather_window, "gather window"},
                                        std::pair{P::staging, "communication staging"},
                                        std::pair{P::scratch, "scratch"}};
+};
+template <>
+struct tessera::EnumWords<tessera::plan::ArenaId> {
+  using A = tessera::plan::ArenaId;
+  static constexpr std::array table = {std::pair{A::state, "state"}, std::pair{A::step, "step"},
+                                       std::pair{A::host, "host"}};
 };
 template <>
 struct tessera::EnumWords<tessera::plan::Stream> {

@@ -106,8 +106,9 @@ std::string to_json(const Plan& plan, const PlanInputs& inputs) {
                {{"tensor", inputs.mesh.tensor},
                 {"data", inputs.mesh.data},
                 {"pipeline", inputs.mesh.pipeline}}},
-              {"state_bytes", plan.arena_bytes[0]},
-              {"step_bytes", plan.arena_bytes[1]},
+              {"state_bytes", plan.arena(ArenaId::state)},
+              {"step_bytes", plan.arena(ArenaId::step)},
+              {"host_bytes", plan.arena(ArenaId::host)},
               {"buffers", buffers},
               {"ops", ops}}
       .dump(1);

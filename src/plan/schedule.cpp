@@ -40,6 +40,7 @@ class Scheduler {
                                                  states_[u].layout.padded * size_of(in_.compute))
                                     : -1);
     }
+    for (std::int64_t k = 0; k < plan_.shape.micro_batches; ++k) add_batch(k);
     const View sums = plan_.words.range(0, WordLayout::flags);
     add(OpKind::kernel, kernels::Fill{.out = sums});
     const auto actions =
@@ -144,7 +145,8 @@ class Scheduler {
   }
 
   void forward(const PipelineAction& a, Range layers, Passage& p) {
-    load(a.micro_batch);
+    batch_ = out_.batches.at(static_cast<std::size_t>(a.micro_batch));
+    losses_ = all_losses_.at(static_cast<std::size_t>(a.micro_batch));
     Flow flow{.resid = p.incoming, .pending = {}};
     for (std::int64_t l = layers.begin; l < layers.end; ++l)
       p.visits.push_back(forward(static_cast<std::size_t>(l), flow));
@@ -190,29 +192,19 @@ class Scheduler {
     return buffer_view(it->second, in_.accumulate, states_[unit].layout.padded);
   }
 
-  void load(std::int64_t k) {
-    if (batches_.contains(k)) {  // another chunk of this stage had it
-      std::tie(batch_, losses_) = batches_.at(k);
-      return;
-    }
+  void add_batch(std::int64_t k) {
     const std::int64_t b = plan_.shape.micro, t = plan_.shape.sequence;
     const auto make = [&](const char* name, DType type, std::int64_t n) {
       return buffer_view(add_buffer(plan_, fmt::format("{} of micro-batch {}", name, k),
                                     Purpose::batch, n * size_of(type)),
                          type, n);
     };
-    batch_ = {.tokens = make("tokens", DType::i32, b * t),
-              .targets = make("targets", DType::i32, b * t),
-              .samples = make("samples", DType::i64, b)};
-    losses_ = buffer_view(add_buffer(plan_, fmt::format("losses of micro-batch {}", k),
-                                     Purpose::activations, b * t * 4),
-                          DType::f32, b * t);
-    batches_[k] = {batch_, losses_};
-    plan_.ops.push_back({.kind = OpKind::load_batch,
-                         .micro_batch = micro_batch_,
-                         .visit = visit_,
-                         .call = batch_,
-                         .waits = {}});
+    out_.batches.push_back({.tokens = make("tokens", DType::i32, b * t),
+                            .targets = make("targets", DType::i32, b * t),
+                            .samples = make("samples", DType::i64, b)});
+    const BufferId losses = add_buffer(plan_, fmt::format("losses of micro-batch {}", k),
+                                       Purpose::activations, b * t * 4);
+    all_losses_.push_back(buffer_view(losses, DType::f32, b * t));
   }
 
   /// Whether each micro-batch has a gradient of its own that is reduced at once.
@@ -373,8 +365,8 @@ class Scheduler {
   std::map<RecordKey, Recording> recordings_;
   std::map<std::pair<std::int64_t, std::int64_t>, Passage> passages_;  // by chunk and micro-batch
   std::map<std::tuple<std::size_t, bool, std::int32_t>, BufferId> gradients_;
-  std::map<std::int64_t, std::pair<LoadBatch, View>> batches_;  // with losses
-  LoadBatch batch_;
+  std::vector<View> all_losses_;  // by micro-batch
+  LoadBatch batch_;               // of the micro-batch under way
   View losses_;
   std::int32_t micro_batch_ = 0;
   std::int32_t visit_ = 0;

@@ -4,7 +4,6 @@
 
 #include "core/hash.hpp"
 #include "core/version.hpp"
-#include "kernels/cpu/device.hpp"
 #include "plan/print.hpp"
 #include "train/setup.hpp"
 
@@ -13,12 +12,12 @@ namespace {
 
 /// Every rank of the job makes the same groups in the same order; those of one rank need no
 /// communicator.
-Groups make_groups(const plan::PlanInputs& in, std::int64_t rank) {
+Groups make_groups(const Backend& backend, const plan::PlanInputs& in, std::int64_t rank) {
   const MeshPlace place = in.mesh.place_of(rank);
   Groups groups = self_groups();
   const auto make = [&](bool several, MeshGroup kind, std::unique_ptr<comm::Group>& group) {
     if (several)
-      group = comm::make_mpi_group(in.mesh.members(rank, kind), group_shape(in, place, kind));
+      group = backend.make_group(in.mesh.members(rank, kind), group_shape(in, place, kind));
   };
   make(in.mesh.size() > 1, MeshGroup::world, groups.world);
   make(in.mesh.data > 1, MeshGroup::data, groups.gather);
@@ -39,14 +38,16 @@ Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
   const deck::Deck& deck = loaded.deck;
   threads_ = thread_count(deck.run, mpi.cores());
   omp_set_num_threads(threads_);
-  device_ = kernels::make_cpu_device({.threads = threads_});
-  inputs_ = plan_inputs(deck, shapes, mpi.node_of(), *device_);
+  backend_ = make_backend(deck.run.backend, threads_);
+  inputs_ = plan_inputs(deck, shapes, mpi.node_of(), *backend_.device);
   place_ = inputs_.mesh.place_of(mpi.rank());
-  groups_ = make_groups(inputs_, mpi.rank());
+  groups_ = make_groups(backend_, inputs_, mpi.rank());
   make_plans(shapes);
   allocate(mpi);
-  state_.emplace(inputs_, place_, *state_arena_);
-  executor_.emplace(*device_, groups_, streams_, inputs_, job.whereabouts);
+  state_.emplace(inputs_, place_, *arenas_[static_cast<std::size_t>(plan::ArenaId::state)],
+                 *arenas_[static_cast<std::size_t>(plan::ArenaId::host)]);
+  streams_ = backend_.make_streams();
+  executor_.emplace(*backend_.device, tier(), groups_, *streams_, inputs_, job.whereabouts);
 }
 
 void Engine::make_plans(std::span<const plan::PlanShape> shapes) {
@@ -75,23 +76,25 @@ void Engine::make_plans(std::span<const plan::PlanShape> shapes) {
 }
 
 void Engine::allocate(const comm::MpiSession& mpi) {
-  std::int64_t state = 0, step = 0;
-  for (const auto& [shape, plan] : plans_) {
-    state = std::max(state, plan.arena_bytes[0]);
-    step = std::max(step, plan.arena_bytes[1]);
-  }
-  const std::int64_t most = control_.max(state + step);  // pipeline stages differ
+  plan::ArenaBytes bytes{};
+  for (const auto& [shape, plan] : plans_) bytes = plan::most_of(bytes, plan.arena_bytes);
+  const std::int64_t most =
+      control_.max(std::reduce(bytes.begin(), bytes.end()));  // pipeline stages differ
   control_.together([&] {
-    check_budget(loaded_, inputs_.mesh, state, step);
+    check_budget(loaded_, inputs_.mesh, bytes);
     // All ranks of the node take theirs at once: what one sees free must do for all.
     memory::check_available(most, mpi.job().local);
   });
   control_.together([&] {  // once all have looked at what is free
     resident_before_ = memory::resident_bytes();
-    state_arena_.emplace("state", memory::Tier::device, state);
-    step_arena_.emplace("step", memory::Tier::device, step);
+    for (const auto& [id, word] : EnumWords<plan::ArenaId>::table) {
+      memory::Tier& tier = id == plan::ArenaId::host ? *backend_.host_tier : *backend_.device_tier;
+      arenas_.push_back(std::make_unique<memory::Arena>(std::string(word), tier,
+                                                        bytes[static_cast<std::size_t>(id)]));
+    }
   });
-  const PlanMemory memory{.state = state_arena_->base(), .step = step_arena_->base()};
+  PlanMemory memory{};
+  for (std::size_t i = 0; i < plan::kArenas; ++i) memory[i] = arenas_[i]->base();
   for (const auto& [shape, plan] : plans_) {
     const auto mine = total_wire_bytes(plan);
     prepared_.try_emplace(shape, PreparedPlan{.bound = BoundPlan(plan, memory),
@@ -108,25 +111,39 @@ BatchShare Engine::share(const plan::PlanShape& shape) const {
           .reduce = inputs_.reduce};
 }
 
-StepTimes Engine::run(const PreparedPlan& prepared, const Batches& batches,
-                      const Executor::Hooks& hooks, StepProfile* profile) {
-  const ArenaBytes& reach = prepared.bound.reach();
-  high_water_ = {std::max(high_water_.state, reach.state), std::max(high_water_.step, reach.step)};
+StepOutput Engine::run(const PreparedPlan& prepared, const StepInput& input, const Batches& batches,
+                       const Executor::Hooks& hooks, StepProfile* profile) {
+  high_water_ = plan::most_of(high_water_, prepared.bound.reach());
   const auto load = [&](std::int64_t k, const plan::LoadBatch& views) { batches.load(k, views); };
-  return executor_->run(prepared.bound, load, hooks, profile);
+  return executor_->run(prepared.bound, input, load, hooks, profile);
 }
 
-std::vector<ArenaBytes> Engine::most_of_stages(const ArenaBytes& own) const {
-  std::vector<std::uint64_t> words(2 * static_cast<std::size_t>(inputs_.mesh.pipeline));
-  const auto mine = 2 * static_cast<std::size_t>(place_.pipeline);
-  words[mine] = static_cast<std::uint64_t>(own.state);
-  words[mine + 1] = static_cast<std::uint64_t>(own.step);
+plan::ArenaBytes Engine::arenas() const {
+  plan::ArenaBytes bytes{};
+  for (std::size_t i = 0; i < plan::kArenas; ++i) bytes[i] = arenas_[i]->bytes();
+  return bytes;
+}
+
+std::int64_t Engine::bytes() const {
+  const plan::ArenaBytes all = arenas();
+  return std::reduce(all.begin(), all.end());
+}
+
+std::vector<plan::ArenaBytes> Engine::of_largest_ranks(const plan::ArenaBytes& own) const {
+  const auto stages = static_cast<std::size_t>(inputs_.mesh.pipeline);
+  std::vector<std::uint64_t> largest(stages);
+  auto& of_stage = largest[static_cast<std::size_t>(place_.pipeline)];
+  const auto mine = static_cast<std::uint64_t>(bytes());
+  of_stage = mine;
+  control_.max(largest);
+  constexpr std::size_t n = plan::kArenas;
+  std::vector<std::uint64_t> words(n * stages);
+  if (mine == of_stage)
+    std::ranges::copy(own, words.begin() + static_cast<std::ptrdiff_t>(n) * place_.pipeline);
   control_.max(words);
-  std::vector<ArenaBytes> all;
-  for (std::size_t i = 0; i < words.size(); i += 2) {
-    all.push_back({.state = static_cast<std::int64_t>(words[i]),
-                   .step = static_cast<std::int64_t>(words[i + 1])});
-  }
+  std::vector<plan::ArenaBytes> all(words.size() / n);
+  for (std::size_t i = 0; i < words.size(); ++i)
+    all[i / n][i % n] = static_cast<std::int64_t>(words[i]);
   return all;
 }
 

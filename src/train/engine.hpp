@@ -9,8 +9,8 @@
 #include "comm/mpi/mpi_group.hpp"
 #include "deck/load.hpp"
 #include "memory/arena.hpp"
-#include "memory/background.hpp"
 #include "plan/ledger.hpp"
+#include "train/backend.hpp"
 #include "train/batches.hpp"
 #include "train/executor.hpp"
 #include "train/job.hpp"
@@ -24,11 +24,6 @@ struct PreparedPlan {
   comm::WireBytes wire;  // the most that any rank sends
 
   const plan::Plan& plan() const { return bound.plan(); }
-  /// Real memory of what the host writes before a step and reads after it (WordLayout,
-  /// kernels::StepScalar, kernels::VerdictField).
-  std::int64_t* words() const { return bound.real(plan().words).as<std::int64_t>(); }
-  float* scalars() const { return bound.real(plan().scalars).as<float>(); }
-  const float* verdict() const { return bound.real(plan().verdict).as<float>(); }
 };
 
 class Engine {
@@ -50,17 +45,19 @@ class Engine {
   /// This rank's part of a step of this shape.
   BatchShare share(const plan::PlanShape& shape) const;
   /// Runs the plan over the current step of `batches`.
-  StepTimes run(const PreparedPlan& prepared, const Batches& batches,
-                const Executor::Hooks& hooks = {}, StepProfile* profile = nullptr);
+  StepOutput run(const PreparedPlan& prepared, const StepInput& input, const Batches& batches,
+                 const Executor::Hooks& hooks = {}, StepProfile* profile = nullptr);
+  /// Where the plans' buffers are.
+  memory::Tier& tier() { return *backend_.device_tier; }
 
   plan::Ledger ledger() const;
   /// Of this rank's arenas: what they have, and how far into them the operations that ran reached.
-  ArenaBytes arenas() const { return {state_arena_->bytes(), step_arena_->bytes()}; }
-  const ArenaBytes& high_water() const { return high_water_; }
-  /// By pipeline stage, the most of any of its ranks. Collective.
-  std::vector<ArenaBytes> most_of_stages(const ArenaBytes& own) const;
+  plan::ArenaBytes arenas() const;
+  const plan::ArenaBytes& high_water() const { return high_water_; }
+  /// By pipeline stage, what the rank gives whose arenas are the largest in all. Collective.
+  std::vector<plan::ArenaBytes> of_largest_ranks(const plan::ArenaBytes& own) const;
   /// Of all arenas.
-  std::int64_t bytes() const { return state_arena_->bytes() + step_arena_->bytes(); }
+  std::int64_t bytes() const;
   /// How much more memory is resident than before the arenas were made.
   std::int64_t resident_growth() const { return memory::resident_bytes() - resident_before_; }
 
@@ -71,17 +68,17 @@ class Engine {
   const deck::LoadedDeck& loaded_;
   const comm::Control& control_;
   int threads_ = 1;
-  std::unique_ptr<kernels::Device> device_;
+  Backend backend_;
   plan::PlanInputs inputs_;
   MeshPlace place_;
   Groups groups_;
   std::map<plan::PlanShape, plan::Plan> plans_;
   std::map<plan::PlanShape, PreparedPlan> prepared_;
-  std::optional<memory::Arena> state_arena_, step_arena_;
+  std::vector<std::unique_ptr<memory::Arena>> arenas_;  // by plan::ArenaId
   std::int64_t resident_before_ = 0;
-  ArenaBytes high_water_;
+  plan::ArenaBytes high_water_{};
   std::optional<ModelState> state_;
-  memory::BackgroundStreams streams_;
+  std::unique_ptr<memory::Streams> streams_;  // after the arenas that its work uses
   std::optional<Executor> executor_;
 };
 

@@ -22,14 +22,14 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
   const PreparedPlan& prepared = engine.prepared(shape);
   Batches batches(validation, Sampler(have, 0, Shuffle::no), shape.sequence);
   std::array<std::int64_t, kExactSumWords> total{};
-  std::int64_t* words = prepared.words();
   for (std::int64_t round = 0; round < rounds; ++round) {
-    std::fill_n(words + plan::WordLayout::flags, plan::WordLayout::flag_count, 0);
-    words[plan::WordLayout::flags] = stop() ? 1 : 0;
+    StepInput input;
+    input.flags[0] = stop() ? 1 : 0;
     control.together([&] { batches.begin(round * global, engine.share(shape)); });
-    engine.run(prepared, batches);
-    if (words[plan::WordLayout::flags] > 0) return std::nullopt;
-    exact_merge(total, ConstExactWords(words + plan::WordLayout::loss, kExactSumWords));
+    const StepOutput output = engine.run(prepared, input, batches);
+    if (output.flag(0) > 0) return std::nullopt;
+    exact_merge(total,
+                ConstExactWords(output.words.data() + plan::WordLayout::loss, kExactSumWords));
   }
   const std::int64_t sequences = rounds * global;
   return Evaluation{

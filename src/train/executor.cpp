@@ -13,6 +13,10 @@ double seconds(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
 
+std::span<const std::byte> bytes_of(const View& v) {
+  return {v.data, static_cast<std::size_t>(v.span_bytes())};
+}
+
 /// Does a part of an op; what it throws names the op.
 template <typename Work>
 auto within(const plan::Op& op, const plan::PlanInputs& inputs, Work&& work) {
@@ -29,8 +33,8 @@ auto within(const plan::Op& op, const plan::PlanInputs& inputs, Work&& work) {
 View BoundPlan::real(const View& symbolic) const {
   View v = symbolic;
   const plan::Buffer& buffer = plan_.buffers[static_cast<std::size_t>(plan::buffer_of(symbolic))];
-  std::byte* arena = plan::arena_of(buffer) == plan::ArenaId::state ? memory_.state : memory_.step;
-  v.data = arena + buffer.offset + plan::offset_of(symbolic);
+  v.data = memory_[static_cast<std::size_t>(plan::arena_of(buffer))] + buffer.offset +
+           plan::offset_of(symbolic);
   return v;
 }
 
@@ -43,10 +47,8 @@ BoundPlan::BoundPlan(const plan::Plan& plan, const PlanMemory& memory)
     plan::each_view(bound.call, [&](View& v, kernels::Access) {
       const auto& buffer = plan.buffers[static_cast<std::size_t>(plan::buffer_of(v))];
       v = real(v);
-      const bool state = plan::arena_of(buffer) == plan::ArenaId::state;
-      const std::int64_t end = v.data + v.span_bytes() - (state ? memory.state : memory.step);
-      std::int64_t& reach = state ? reach_.state : reach_.step;
-      reach = std::max(reach, end);
+      const auto arena = static_cast<std::size_t>(plan::arena_of(buffer));
+      reach_[arena] = std::max(reach_[arena], v.data + v.span_bytes() - memory[arena]);
     });
     for (plan::OpId id : op.waits) {
       const auto other = static_cast<std::size_t>(id);
@@ -97,92 +99,125 @@ Groups self_groups() {
 
 std::unique_ptr<memory::Task> Executor::start(const plan::Op& op, const plan::Call& call) {
   if (const auto* copy = std::get_if<plan::Copy>(&call))
-    return memory::make_copy_task(copy->from.data, copy->to.data, copy->from.span_bytes());
+    return tier_.start_copy(copy->from.data, copy->to.data, copy->from.span_bytes());
   return groups_.of(op).start(std::get<comm::CollectiveCall>(call));
 }
 
-/// An op of a background stream from its start on: what it throws names it, and its times are noted
-/// where there is a profile.
-class Executor::BackgroundOp : public memory::Task {
+/// An op beside compute from its start on: what it throws names it.
+class Executor::Named : public memory::Task {
  public:
-  BackgroundOp(Executor& executor, const BoundPlan::BoundOp& bound, StepProfile* profile,
-               std::size_t index)
-      : op_(*bound.op), inputs_(executor.inputs_), profile_(profile), index_(index) {
-    if (profile_ != nullptr) time().begin = seconds(profile_->begin, Clock::now());
+  Named(Executor& executor, const BoundPlan::BoundOp& bound)
+      : op_(*bound.op), inputs_(executor.inputs_) {
     task_ = within(op_, inputs_, [&] { return executor.start(op_, bound.call); });
   }
   memory::Progress advance() override {
-    const auto progress = within(op_, inputs_, [&] { return task_->advance(); });
-    if (profile_ != nullptr && progress == memory::Progress::done)
-      time().end = seconds(profile_->begin, Clock::now());
-    return progress;
+    if (!task_) return memory::Progress::done;
+    return within(op_, inputs_, [&] { return task_->advance(); });
   }
 
  private:
-  plan::OpTime& time() { return profile_->ops[index_]; }
-
   const plan::Op& op_;
   const plan::PlanInputs& inputs_;
-  StepProfile* profile_;
-  std::size_t index_;
   std::unique_ptr<memory::Task> task_;
 };
 
-StepTimes Executor::run(const BoundPlan& bound, const Loader& load, const Hooks& hooks,
-                        StepProfile* profile) {
-  const auto begin = Clock::now();
-  if (profile != nullptr) *profile = {.begin = begin, .ops = {bound.ops().size(), plan::OpTime{}}};
-  StepTimes times;
-  std::array<std::int64_t, plan::kStreams> base{};
-  for (std::size_t s = 0; s < plan::kStreams; ++s) base[s] = streams_.last(s).count;
-  const auto wait = [&](memory::Event event) {
-    const auto from = Clock::now();
-    if (!streams_.wait(event)) return;
-    const double waited = seconds(from, Clock::now());
-    const auto stream = static_cast<plan::Stream>(event.stream);
-    (stream == plan::Stream::copy ? times.copy_exposed : times.comm_exposed) += waited;
-    if (stream >= plan::Stream::send_forward) times.pipeline_exposed += waited;
-  };
+std::vector<memory::Stretch> Executor::load_all(const BoundPlan& bound, const Loader& load,
+                                                Clock::time_point begin) {
+  std::vector<memory::Stretch> all;
+  std::vector<std::byte> host;
+  for (const auto& [op, call, waits] : bound.ops()) {
+    const auto* batch = std::get_if<plan::LoadBatch>(&call);
+    if (batch == nullptr) break;  // they come first
+    all.push_back({.begin = seconds(begin, Clock::now())});
+    within(*op, inputs_, [&, op = op] {
+      std::int64_t bytes = 0;
+      plan::LoadBatch filled = *batch;
+      filled.visit(filled, [&](View& v, kernels::Access) { bytes += v.span_bytes(); });
+      host.resize(static_cast<std::size_t>(bytes));
+      std::byte* at = host.data();
+      filled.visit(filled, [&](View& v, kernels::Access) {
+        v.data = at;
+        at += v.span_bytes();
+      });
+      load(op->micro_batch, filled);
+      tier_.write(batch->tokens.data, bytes_of(filled.tokens));
+      tier_.write(batch->targets.data, bytes_of(filled.targets));
+      tier_.write(batch->samples.data, bytes_of(filled.samples));
+    });
+    all.back().end = seconds(begin, Clock::now());
+  }
+  return all;
+}
 
-  Whereabouts::Running running(whereabouts_, inputs_);
-  for (std::size_t i = 0; i < bound.ops().size(); ++i) {
-    const BoundPlan::BoundOp& bound_op = bound.ops()[i];
-    const auto& [op, call, relative_waits] = bound_op;
+void Executor::issue(const BoundPlan& bound, const Hooks& hooks, Whereabouts::Running& running) {
+  for (const BoundPlan::BoundOp& bound_op : bound.ops()) {
+    const auto& [op, call, waits] = bound_op;
     running.at(*op);
     if (hooks.before) hooks.before(bound_op);
-    std::vector<memory::Event> waits = relative_waits;
-    for (memory::Event& e : waits) e.count += base[e.stream];
-    const auto stream = static_cast<std::size_t>(op->stream);
+    memory::Work work{.stream = static_cast<std::size_t>(op->stream),
+                      .waits = waits,
+                      .part = static_cast<std::size_t>(op->unit + 1)};
     if (op->stream != plan::Stream::compute) {
-      streams_.enqueue(stream, std::move(waits), [this, &bound_op, profile, i] {
-        return std::make_unique<BackgroundOp>(*this, bound_op, profile, i);
-      });
+      streams_.enqueue(std::move(work),
+                       [this, &bound_op] { return std::make_unique<Named>(*this, bound_op); });
       continue;
     }
-    for (const memory::Event& e : waits) wait(e);
-    const auto from = Clock::now();
-    const auto* batch = std::get_if<plan::LoadBatch>(&call);
-    within(*op, inputs_, [&, op = op, &call = call] {
-      batch != nullptr ? load(op->micro_batch, *batch)
-                       : device_.run(std::get<kernels::KernelCall>(call));
+    streams_.run(work, [&, op = op, &call = call] {
+      if (const auto* kernel = std::get_if<kernels::KernelCall>(&call))
+        within(*op, inputs_, [&] { device_.run(*kernel); });
     });
-    const auto to = Clock::now();
-    const double spent = seconds(from, to);
-    if (profile != nullptr) profile->ops[i] = {seconds(begin, from), seconds(begin, to)};
     if (hooks.after) hooks.after(bound_op);
-    if (batch != nullptr) {
-      times.data_exposed += spent;
-    } else {
-      const auto unit = static_cast<std::size_t>(op->unit + 1);
-      if (times.compute.size() <= unit) times.compute.resize(unit + 1);
-      times.compute[unit] += spent;
-    }
-    streams_.complete(stream);
   }
-  for (std::size_t s = 1; s < plan::kStreams; ++s) wait(streams_.last(s));
+}
+
+void Executor::write(const BoundPlan& bound, const StepInput& input) {
+  const plan::Plan& plan = bound.plan();
+  const View flags = plan.words.range(plan::WordLayout::flags, plan::WordLayout::flag_count);
+  tier_.write(bound.real(plan.scalars).data, std::as_bytes(std::span(input.scalars)));
+  tier_.write(bound.real(flags).data, std::as_bytes(std::span(input.flags)));
+}
+
+void Executor::read(const BoundPlan& bound, StepOutput& output) {
+  const plan::Plan& plan = bound.plan();
+  tier_.read(bound.real(plan.words).data, std::as_writable_bytes(std::span(output.words)));
+  std::array<float, static_cast<std::size_t>(kernels::VerdictField::count)> verdict{};
+  tier_.read(bound.real(plan.verdict).data, std::as_writable_bytes(std::span(verdict)));
+  output.applied = verdict[static_cast<std::size_t>(kernels::VerdictField::apply)] != 0;
+}
+
+StepOutput Executor::run(const BoundPlan& bound, const StepInput& input, const Loader& load,
+                         const Hooks& hooks, StepProfile* profile) {
+  const auto begin = Clock::now();
+  Whereabouts::Running running(whereabouts_, inputs_);
+  write(bound, input);
+  const auto loads = load_all(bound, load, begin);
+  const double before = seconds(begin, Clock::now());
+  if (streams_.begin({.key = &bound,
+                      .works = bound.ops().size(),
+                      .timing = profile != nullptr ? memory::Timing::works : memory::Timing::parts,
+                      .repeatable = !hooks.before && !hooks.after}))
+    issue(bound, hooks, running);
+  const memory::Times spent = streams_.finish();
+
+  StepOutput output;
+  read(bound, output);
+  StepTimes& times = output.times;
+  times.compute = spent.parts;
+  for (std::size_t s = 0; s < plan::kStreams; ++s) {
+    const auto stream = static_cast<plan::Stream>(s);
+    (stream == plan::Stream::copy ? times.copy_exposed : times.comm_exposed) += spent.waited[s];
+    if (stream >= plan::Stream::send_forward) times.pipeline_exposed += spent.waited[s];
+  }
+  for (const memory::Stretch& l : loads) times.data_exposed += l.end - l.begin;
   times.total = seconds(begin, Clock::now());
-  if (profile != nullptr) profile->seconds = times.total;
-  return times;
+  if (profile == nullptr) return output;
+  *profile = {.begin = begin, .seconds = times.total, .ops = {}};
+  for (std::size_t i = 0; i < spent.works.size(); ++i) {
+    const memory::Stretch& w = spent.works[i];
+    profile->ops.push_back(i < loads.size() ? plan::OpTime{loads[i].begin, loads[i].end}
+                                            : plan::OpTime{before + w.begin, before + w.end});
+  }
+  return output;
 }
 
 }  // namespace tessera::train

@@ -1,27 +1,21 @@
-// Runs a plan on the CPU: kernels on the calling thread, everything else on background streams.
+// Runs a plan: what it says to the streams of a device, in its order.
 #pragma once
 
 #include <chrono>
 #include <functional>
 
 #include "comm/group.hpp"
+#include "core/exact_sum.hpp"
 #include "memory/streams.hpp"
+#include "memory/tier.hpp"
 #include "plan/make_plan.hpp"
 #include "plan/simulate.hpp"
 #include "train/whereabouts.hpp"
 
 namespace tessera::train {
 
-/// Where the bytes of a plan's two arenas are.
-struct PlanMemory {
-  std::byte* state = nullptr;
-  std::byte* step = nullptr;
-};
-
-/// Bytes of each.
-struct ArenaBytes {
-  std::int64_t state = 0, step = 0;
-};
+/// Where the bytes of a plan's arenas are, by plan::ArenaId.
+using PlanMemory = std::array<std::byte*, plan::kArenas>;
 
 /// A plan whose symbolic addresses have become real ones and whose waits have become events.
 class BoundPlan {
@@ -38,16 +32,16 @@ class BoundPlan {
   /// A view into the plan's buffers as one into memory.
   View real(const View& symbolic) const;
   /// The end of what operations use of each arena.
-  const ArenaBytes& reach() const { return reach_; }
+  const plan::ArenaBytes& reach() const { return reach_; }
 
  private:
   const plan::Plan& plan_;
   PlanMemory memory_;
   std::vector<BoundOp> ops_;
-  ArenaBytes reach_;
+  plan::ArenaBytes reach_{};
 };
 
-/// Where the time of one or more steps went, in seconds of the calling thread.
+/// Where the time of one or more steps went, in seconds of the compute stream.
 struct StepTimes {
   double total = 0;
   std::vector<double> compute;  // entry 0: what belongs to no unit; u + 1: unit u
@@ -58,9 +52,26 @@ struct StepTimes {
   void add(const StepTimes& other);
 };
 
-/// When each op of a step ran on this rank, seconds since the step's begin: an op of the background
-/// from its start, its waits over, until it was found complete; one of the calling thread while it
-/// ran.
+/// What the host gives a step, and what it learns of it.
+struct StepInput {
+  std::array<float, static_cast<std::size_t>(kernels::StepScalar::count)> scalars{};
+  std::array<std::int64_t, plan::WordLayout::flag_count> flags{};
+
+  float& operator[](kernels::StepScalar which) { return scalars[static_cast<std::size_t>(which)]; }
+};
+struct StepOutput {
+  StepTimes times;
+  std::array<std::int64_t, plan::WordLayout::count> words{};  // summed over all ranks
+  bool applied = false;                                       // the verdict, of training
+
+  double sum(std::int64_t first_word) const {
+    return exact_value(ConstExactWords(words.data() + first_word, kExactSumWords));
+  }
+  std::int64_t flag(std::size_t i) const { return words[plan::WordLayout::flags + i]; }
+};
+
+/// When each op of a step ran on this rank, seconds since the step's begin: an op beside compute
+/// from its start, its waits over, until it was found complete.
 struct StepProfile {
   std::chrono::steady_clock::time_point begin;
   double seconds = 0;  // the whole step
@@ -80,35 +91,43 @@ Groups self_groups();
 
 class Executor {
  public:
-  /// Provides micro-batch `micro_batch` of the step into `views`.
+  /// Provides micro-batch `micro_batch` of the step into `views`, which are host memory.
   using Loader = std::function<void(std::int64_t micro_batch, const plan::LoadBatch& views)>;
 
-  /// `inputs` of the plans that it will run: names for messages. `whereabouts` is told of each op.
-  Executor(kernels::Device& device, Groups& groups, memory::Streams& streams,
+  /// `tier` is where the plans' buffers are; `inputs` those of the plans that it will run: names
+  /// for messages. `whereabouts` is told of each op.
+  Executor(kernels::Device& device, memory::Tier& tier, Groups& groups, memory::Streams& streams,
            const plan::PlanInputs& inputs, Whereabouts& whereabouts)
       : device_(device),
+        tier_(tier),
         groups_(groups),
         streams_(streams),
         inputs_(inputs),
         whereabouts_(whereabouts) {}
 
-  /// Called on the calling thread for each op of its own stream, and before ops are handed to the
-  /// background.
+  /// Called before each op is begun or queued, and after each op of the compute stream.
   struct Hooks {
     std::function<void(const BoundPlan::BoundOp&)> before, after;
   };
 
   /// One step; returns when all of it is done. Rethrows what an op threw, in the background or not,
   /// with the op's name in front. Fills `profile` if there is one.
-  StepTimes run(const BoundPlan& bound, const Loader& load, const Hooks& hooks = {},
-                StepProfile* profile = nullptr);
+  StepOutput run(const BoundPlan& bound, const StepInput& input, const Loader& load,
+                 const Hooks& hooks = {}, StepProfile* profile = nullptr);
 
  private:
-  class BackgroundOp;
-  /// Starts the work of a background op.
+  class Named;
+  /// Starts the work of an op beside compute.
   std::unique_ptr<memory::Task> start(const plan::Op& op, const plan::Call& call);
+  void write(const BoundPlan& bound, const StepInput& input);
+  void read(const BoundPlan& bound, StepOutput& output);
+  /// When each load_batch ran, seconds since `begin`.
+  std::vector<memory::Stretch> load_all(const BoundPlan& bound, const Loader& load,
+                                        std::chrono::steady_clock::time_point begin);
+  void issue(const BoundPlan& bound, const Hooks& hooks, Whereabouts::Running& running);
 
   kernels::Device& device_;
+  memory::Tier& tier_;
   Groups& groups_;
   memory::Streams& streams_;
   const plan::PlanInputs& inputs_;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <cstring>
 #include <fstream>
 #include <set>
 #include <thread>
@@ -166,7 +165,10 @@ void FaultInjection::begin(std::int64_t step) {
 void FaultInjection::flip_parameter(const Planned& p) {
   const View part = engine_.state().owned_part(p.tensor.unit, p.tensor.parameter);
   const int bit = highest_mantissa_bit(part.type);
-  flip_bit(part.data[bit / 8], bit % 8);
+  std::byte byte{};
+  engine_.tier().read(part.data + bit / 8, {&byte, 1});
+  flip_bit(byte, bit % 8);
+  engine_.tier().write(part.data + bit / 8, {&byte, 1});
 }
 
 Executor::Hooks FaultInjection::hooks(const PreparedPlan& prepared) {
@@ -193,8 +195,9 @@ Executor::Hooks FaultInjection::hooks(const PreparedPlan& prepared) {
       if (poison.before != op.op) continue;
       if (!poison.planned->spent) tell(*poison.planned);
       poison.planned->step = step_;
-      std::memset(poison.element.data, 0xff,  // a NaN of every type
-                  static_cast<std::size_t>(poison.element.span_bytes()));
+      const std::vector<std::byte> nan(static_cast<std::size_t>(poison.element.span_bytes()),
+                                       std::byte{0xff});  // of every type
+      engine_.tier().write(poison.element.data, nan);
     }
   };
   return {.before = poison_gradients, .after = {}};

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <new>
 #include <numeric>
 
 #include "core/random.hpp"
@@ -42,35 +40,43 @@ std::int32_t sample_token(std::span<const float> logits, const SamplingRule& rul
   return order[count == 0 ? 0 : count - 1];
 }
 
-void Generator::Free::operator()(std::byte* p) const {
-  ::operator delete[](p, std::align_val_t{64});
-}
-
-Generator::Memory Generator::allocate(std::int64_t bytes) {
-  auto* p = static_cast<std::byte*>(
-      ::operator new[](static_cast<std::size_t>(bytes), std::align_val_t{64}));
-  std::memset(p, 0, static_cast<std::size_t>(bytes));
-  return Memory(p);
+std::byte* Generator::Scratch::take(std::int64_t bytes) {
+  constexpr std::int64_t kAlignment = 256, kLeast = 1 << 20;
+  bytes = round_up(bytes, kAlignment);
+  while (block_ < blocks_.size() && used_ + bytes > blocks_[block_]->bytes()) ++block_, used_ = 0;
+  if (block_ == blocks_.size()) {
+    const std::int64_t twice = blocks_.empty() ? kLeast : 2 * blocks_.back()->bytes();
+    blocks_.push_back(std::make_unique<memory::Arena>("scratch", tier_, std::max(bytes, twice)));
+  }
+  used_ += bytes;
+  return blocks_[block_]->base() + used_ - bytes;
 }
 
 View Generator::make(DType type, std::initializer_list<std::int64_t> extents) {
   View v(nullptr, type, extents);
-  owned_.push_back(allocate(v.elements() * size_of(type)));
-  v.data = owned_.back().get();
+  owned_.push_back(std::make_unique<memory::Arena>("model", tier_, v.elements() * size_of(type)));
+  v.data = owned_.back()->base();
   return v;
 }
 
-Generator::Generator(const model::ModelConfig& config, kernels::Device& device,
+Generator::Generator(const model::ModelConfig& config, kernels::Device& device, memory::Tier& tier,
                      const ParameterSource& parameters)
-    : config_(config), device_(device), descs_(model::model_units(config)) {
+    : config_(config),
+      device_(device),
+      tier_(tier),
+      descs_(model::model_units(config)),
+      scratch_(tier) {
   for (const auto& desc : descs_) {
     Unit unit{.layout = zero::unit_layout(desc, 1), .parameters = {}};
     const View flat = make(DType::f32, {unit.layout.padded});
     for (const auto& slice : zero::slices_in(desc, unit.layout, {0, unit.layout.padded})) {
       const std::int64_t n = slice.part.elements();  // whole rows: nothing is cut
       const std::int64_t first = slice.part.rows.begin * slice.part.columns.count();
-      parameters(desc.params[slice.parameter], {first, first + n},
-                 {flat.as<float>() + slice.flat, static_cast<std::size_t>(n)});
+      const View part = flat.range(slice.flat, n);
+      tier_.fill(part.data, part.span_bytes(), [&](std::span<std::byte> bytes) {
+        parameters(desc.params[slice.parameter], {first, first + n},
+                   {reinterpret_cast<float*>(bytes.data()), static_cast<std::size_t>(n)});
+      });
     }
     unit.parameters = zero::parameter_views(desc, unit.layout, flat);
     units_.push_back(std::move(unit));
@@ -93,23 +99,20 @@ std::span<const float> Generator::advance(std::span<const std::int32_t> tokens) 
   const auto count = static_cast<std::int64_t>(tokens.size());
   TESSERA_CHECK(count > 0 && length_ + count <= config_.context, "{} tokens after {} of {}", count,
                 length_, config_.context);
-  std::deque<Memory> scratch;  // of this call
-  std::vector<std::int32_t> copy(tokens.begin(), tokens.end());
-  const auto context_of = [&](std::int64_t sequence, std::int32_t* ids) {
+  scratch_.reset();
+  std::byte* ids = scratch_.take(static_cast<std::int64_t>(tokens.size_bytes()));
+  tier_.write(ids, std::as_bytes(tokens));
+  const auto context_of = [&](std::int64_t sequence, std::byte* first) {
     return model::UnitContext(
-        device_,
-        [&scratch](model::Keep, std::int64_t bytes) {
-          scratch.push_back(allocate(bytes));
-          return scratch.back().get();
-        },
+        device_, [this](model::Keep, std::int64_t bytes) { return scratch_.take(bytes); },
         DType::f32,
         {.batch = 1,
          .sequence = sequence,
-         .tokens = View(reinterpret_cast<std::byte*>(ids), DType::i32, {1, sequence}),
+         .tokens = View(first, DType::i32, {1, sequence}),
          .targets = {},
          .samples = {}});
   };
-  model::UnitContext u = context_of(count, copy.data());
+  model::UnitContext u = context_of(count, ids);
   const Unit* positions = find(model::UnitKind::positions);
   const auto& token_table = find(model::UnitKind::vocabulary)->parameters[0];
   model::Carry carry;
@@ -126,7 +129,7 @@ std::span<const float> Generator::advance(std::span<const std::int32_t> tokens) 
     carry = next;
   }
   // Only the last token's logits are asked for.
-  model::UnitContext last = context_of(1, copy.data() + count - 1);
+  model::UnitContext last = context_of(1, ids + (count - 1) * size_of(DType::i32));
   const auto last_row = [&](const View& v) {
     return v ? v.row_range(count - 1, 1).reshaped({1, 1, config_.hidden}) : View{};
   };
@@ -138,7 +141,8 @@ std::span<const float> Generator::advance(std::span<const std::int32_t> tokens) 
                           .norm_b = norm.size() > 1 ? norm[1][0] : View{},
                           .matrix = untied != nullptr ? untied->parameters[0] : token_table},
                          {.resid = last_row(carry.resid), .pending = last_row(carry.pending)});
-  logits_.assign(logits.as<float>(), logits.as<float>() + config_.vocab);
+  logits_.resize(static_cast<std::size_t>(config_.vocab));
+  tier_.read(logits.data, std::as_writable_bytes(std::span(logits_)));
   length_ += count;
   return logits_;
 }

@@ -2,11 +2,11 @@
 // values.
 #pragma once
 
-#include <deque>
 #include <memory>
 #include <span>
 #include <vector>
 
+#include "memory/arena.hpp"
 #include "model/block.hpp"
 #include "model/ends.hpp"
 #include "train/model_state.hpp"
@@ -30,8 +30,8 @@ std::int32_t sample_token(std::span<const float> logits, const SamplingRule& rul
 
 class Generator {
  public:
-  /// Holds the whole model in f32.
-  Generator(const model::ModelConfig& config, kernels::Device& device,
+  /// Holds the whole model in f32, in the memory that the device computes in.
+  Generator(const model::ModelConfig& config, kernels::Device& device, memory::Tier& tier,
             const ParameterSource& parameters);
 
   std::int64_t context() const { return config_.context; }
@@ -50,17 +50,27 @@ class Generator {
 
   model::ModelConfig config_;
   kernels::Device& device_;
+  memory::Tier& tier_;
   std::vector<model::UnitDesc> descs_;
   std::vector<Unit> units_;
   std::vector<model::KvCache> caches_;
   std::int64_t length_ = 0;
   std::vector<float> logits_;
-  struct Free {
-    void operator()(std::byte* p) const;
+  std::vector<std::unique_ptr<memory::Arena>> owned_;
+  /// What one call of advance() needs: blocks that are kept, and used from their begin again.
+  class Scratch {
+   public:
+    explicit Scratch(memory::Tier& tier) : tier_(tier) {}
+    std::byte* take(std::int64_t bytes);
+    void reset() { block_ = 0, used_ = 0; }
+
+   private:
+    memory::Tier& tier_;
+    std::vector<std::unique_ptr<memory::Arena>> blocks_;
+    std::size_t block_ = 0;
+    std::int64_t used_ = 0;  // of this block
   };
-  using Memory = std::unique_ptr<std::byte, Free>;
-  static Memory allocate(std::int64_t bytes);
-  std::deque<Memory> owned_;
+  Scratch scratch_;
 };
 
 }  // namespace tessera::train

@@ -70,22 +70,23 @@ static std::pair<plan::Plan, std::vector<plan::UnitState>> state_layout(
   return {std::move(layout), std::move(states)};
 }
 
-std::int64_t ModelState::arena_bytes(const plan::PlanInputs& inputs, const MeshPlace& place) {
-  return state_layout(inputs, place).first.arena_bytes[0];
+plan::ArenaBytes ModelState::arena_bytes(const plan::PlanInputs& inputs, const MeshPlace& place) {
+  return state_layout(inputs, place).first.arena_bytes;
 }
 
 ModelState::ModelState(const plan::PlanInputs& inputs, const MeshPlace& place,
-                       const memory::Arena& arena)
-    : inputs_(inputs), arena_(arena) {
+                       const memory::Arena& state, const memory::Arena& host)
+    : inputs_(inputs), state_arena_(state), host_arena_(host) {
   std::tie(layout_, states_) = state_layout(inputs, place);
 }
 
-View ModelState::real(const View& symbolic) const {
+ModelState::Held ModelState::held(const View& symbolic) const {
+  const auto& buffer = layout_.buffers[static_cast<std::size_t>(plan::buffer_of(symbolic))];
+  const memory::Arena& arena =
+      plan::arena_of(buffer) == plan::ArenaId::host ? host_arena_ : state_arena_;
   View v = symbolic;
-  v.data = arena_.base() +
-           layout_.buffers[static_cast<std::size_t>(plan::buffer_of(symbolic))].offset +
-           plan::offset_of(symbolic);
-  return v;
+  v.data = arena.base() + buffer.offset + plan::offset_of(symbolic);
+  return {v, &arena.tier()};
 }
 
 namespace {
@@ -112,14 +113,14 @@ void ModelState::each_held(const SavedState& state, const HeldPart& f) {
   for (std::size_t u = 0; u < states_.size(); ++u) {
     const auto& s = states_[u];
     if (!s.held) continue;
-    std::vector<View> views;
+    std::vector<Held> views;
     for (const auto view : {state.live, state.rounded}) {
-      if (view != nullptr && s.*view) views.push_back(real(s.*view));
+      if (view != nullptr && s.*view) views.push_back(held(s.*view));
     }
     if (views.empty()) continue;
     for (const auto& slice : zero::slices_in(inputs_.units[u], s.layout, s.owned)) {
-      std::vector<View> targets;
-      for (const View& view : views)
+      std::vector<Held> targets;
+      for (const Held& view : views)
         targets.push_back(view.range(slice.flat - s.owned.begin, slice.part.elements()));
       f(inputs_.units[u].params[slice.parameter], slice.part, std::move(targets));
     }
@@ -127,16 +128,19 @@ void ModelState::each_held(const SavedState& state, const HeldPart& f) {
 }
 
 /// Puts values at their place, from element `first` on.
-static void put(std::span<const float> values, const std::vector<View>& targets,
-                std::int64_t first) {
-  for (const View& target : targets)
-    convert(values, target.type, target.range(first, std::ssize(values)).data);
+void ModelState::put(std::span<const float> values, const std::vector<Held>& targets,
+                     std::int64_t first) {
+  for (const Held& target : targets) {
+    const View to = target.view.range(first, std::ssize(values));
+    target.tier->fill(to.data, to.span_bytes(),
+                      [&](std::span<std::byte> bytes) { convert(values, to.type, bytes.data()); });
+  }
 }
 
 void ModelState::fill(const SavedState& state, const BlockSource& source) {
   std::vector<float> values;
   each_held(state, [&](const model::ParamDesc& p, const MatrixRange& part,
-                       const std::vector<View>& targets) {
+                       const std::vector<Held>& targets) {
     for_pieces(part, [&](const MatrixRange& piece, std::int64_t at) {
       values.resize(static_cast<std::size_t>(piece.elements()));
       try {
@@ -179,7 +183,7 @@ void ModelState::load(Checkpoint& checkpoint) {
   std::vector<Wanted> wanted;
   for (const SavedState& state : kSavedStates) {
     each_held(state, [&](const model::ParamDesc& p, const MatrixRange& part,
-                         std::vector<View> targets) {
+                         std::vector<Held> targets) {
       const auto entry = checkpoint.find(p.name, state.name);
       if (!entry || entry->shape != Shape(p.shape)) {
         throw DataError(fmt::format(
@@ -197,6 +201,16 @@ void ModelState::load(Checkpoint& checkpoint) {
   checkpoint.read(wanted);
 }
 
+std::uint64_t ModelState::hash_of(const Held& part, std::uint64_t seed) {
+  std::vector<std::byte> copy;
+  const std::int64_t n = part.view.elements();
+  for (std::int64_t at = 0; at < n; at += kPiece) {
+    const View piece = part.view.range(at, std::min(kPiece, n - at));
+    seed = hash_bytes(part.tier->look(piece.data, piece.span_bytes(), copy), seed);
+  }
+  return seed;
+}
+
 std::uint64_t ModelState::slice_hash(std::size_t unit, std::int64_t owner) const {
   const auto& s = states_[unit];
   if (!s.held) return 0;
@@ -205,8 +219,7 @@ std::uint64_t ModelState::slice_hash(std::size_t unit, std::int64_t owner) const
   bool any = false;
   const auto add = [&](const View& view) {
     if (!view) return;
-    const View part = real(view).range(slice.begin, slice.count());
-    hash = hash_bytes({part.data, static_cast<std::size_t>(part.span_bytes())}, hash);
+    hash = hash_of(held(view).range(slice.begin, slice.count()), hash);
     any = true;
   };
   const bool all_owned = s.owned.count() == s.layout.padded;
@@ -228,8 +241,7 @@ std::uint64_t ModelState::unit_hash(std::size_t unit, Part part) const {
     for (const auto view : {&plan::UnitState::parameters, &plan::UnitState::master,
                             &plan::UnitState::m, &plan::UnitState::v}) {
       if (!(s.*view)) continue;
-      const View bytes = real(s.*view).range(piece.offset, piece.part.elements());
-      hash = hash_bytes({bytes.data, static_cast<std::size_t>(bytes.span_bytes())}, hash);
+      hash = hash_of(held(s.*view).range(piece.offset, piece.part.elements()), hash);
       any = true;
     }
   }
@@ -274,16 +286,16 @@ View ModelState::owned_part(std::size_t unit, std::size_t parameter) const {
   if (!s.held) return {};
   for (const auto& slice : zero::slices_in(inputs_.units[unit], s.layout, s.owned)) {
     if (slice.parameter != parameter) continue;
-    const View held = real(s.parameters ? s.parameters : s.own_shard);
+    const View all = held(s.parameters ? s.parameters : s.own_shard).view;
     const std::int64_t first = s.parameters ? 0 : s.owned.begin;
-    return held.range(slice.flat - first, slice.part.elements());
+    return all.range(slice.flat - first, slice.part.elements());
   }
   return {};
 }
 
 void ModelState::save(CheckpointWriter& writer, From from) const {
   const auto pieces = saved_pieces();
-  std::vector<std::byte> rounded;
+  std::vector<std::byte> copy, rounded;
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     const auto& [piece, unit, state, flat] = pieces[i];
     const auto& s = states_[unit];
@@ -292,13 +304,15 @@ void ModelState::save(CheckpointWriter& writer, From from) const {
     // A snapshot holds this rank's shard, the live state what it owns, which at stage 0 is
     // everything.
     const std::int64_t first = live ? s.owned.begin : s.layout.shard_of(layout_.place.data).begin;
-    const float* data =
-        real(s.*(live ? source.live : source.snapshot)).as<float>() + (flat - first);
-    const std::span values(data, static_cast<std::size_t>(piece.box.elements()));
+    const Held part =
+        held(s.*(live ? source.live : source.snapshot)).range(flat - first, piece.box.elements());
+    const auto bytes = part.tier->look(part.view.data, part.view.span_bytes(), copy);
     if (state != nullptr) {
-      writer.write(i, std::as_bytes(values));
+      writer.write(i, bytes);
       continue;
     }
+    const std::span values(reinterpret_cast<const float*>(bytes.data()),
+                           bytes.size() / sizeof(float));
     rounded.resize(values.size() * static_cast<std::size_t>(size_of(piece.type)));
     convert(values, piece.type, rounded.data());
     writer.write(i, rounded);

@@ -24,11 +24,12 @@ struct SavedState;  // a state of every parameter, as checkpoints name it
 
 class ModelState {
  public:
-  /// What the state arena of a rank needs.
-  static std::int64_t arena_bytes(const plan::PlanInputs& inputs, const MeshPlace& place);
+  /// What a rank's arenas of plans made from `inputs` need for it.
+  static plan::ArenaBytes arena_bytes(const plan::PlanInputs& inputs, const MeshPlace& place);
 
-  /// `arena` is the state arena of plans made from `inputs`.
-  ModelState(const plan::PlanInputs& inputs, const MeshPlace& place, const memory::Arena& arena);
+  /// It lies in these arenas, which outlive it.
+  ModelState(const plan::PlanInputs& inputs, const MeshPlace& place, const memory::Arena& state,
+             const memory::Arena& host);
 
   /// Sets the weights from `source`, moments to zero.
   void set_parameters(const ParameterSource& source);
@@ -58,7 +59,18 @@ class ModelState {
  private:
   struct SavedPiece;
   std::vector<SavedPiece> saved_pieces() const;
-  View real(const View& symbolic) const;
+  /// A view of the state as one into memory, which `tier` reads and writes.
+  struct Held {
+    View view;
+    memory::Tier* tier = nullptr;
+    Held range(std::int64_t begin, std::int64_t count) const {
+      return {view.range(begin, count), tier};
+    }
+  };
+  Held held(const View& symbolic) const;
+  static std::uint64_t hash_of(const Held& part, std::uint64_t seed);
+  static void put(std::span<const float> values, const std::vector<Held>& targets,
+                  std::int64_t first);
   /// Fills `out` with a block of a parameter.
   using BlockSource =
       std::function<void(const model::ParamDesc&, const MatrixRange& part, std::span<float> out)>;
@@ -66,11 +78,12 @@ class ModelState {
   /// Told of a part of a parameter of which this rank holds a state, and where: in the state's own
   /// type, and rounded if it keeps that.
   using HeldPart = std::function<void(const model::ParamDesc&, const MatrixRange& part,
-                                      std::vector<View> targets)>;
+                                      std::vector<Held> targets)>;
   void each_held(const SavedState& state, const HeldPart& f);
 
   const plan::PlanInputs& inputs_;
-  const memory::Arena& arena_;
+  const memory::Arena& state_arena_;
+  const memory::Arena& host_arena_;
   plan::Plan layout_;  // the persistent buffers only
   std::vector<plan::UnitState> states_;
 };

@@ -68,7 +68,9 @@ void NonFiniteFinder::look(const BoundPlan::BoundOp& bound, bool written) {
     const bool wanted =
         written ? access != kernels::Access::read : access != kernels::Access::write;
     if (found_ || !v || !wanted) return;
-    const auto at = first_non_finite(v);
+    View seen = v;
+    seen.data = const_cast<std::byte*>(tier_.look(v.data, v.span_bytes(), copy_).data());
+    const auto at = first_non_finite(seen);
     if (!at) return;
     found_ = {.op = &op - plan_.ops.data(), .tensor = tensor_name(plan_, inputs_, op, name, *at)};
   });

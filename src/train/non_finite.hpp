@@ -11,8 +11,9 @@ namespace tessera::train {
 
 class NonFiniteFinder {
  public:
-  explicit NonFiniteFinder(const plan::Plan& plan, const plan::PlanInputs& inputs)
-      : plan_(plan), inputs_(inputs) {}
+  /// `tier` is where the plan's buffers are.
+  NonFiniteFinder(const plan::Plan& plan, const plan::PlanInputs& inputs, memory::Tier& tier)
+      : plan_(plan), inputs_(inputs), tier_(tier) {}
 
   /// Looks at everything that each op of the calling thread writes, until something is not finite.
   Executor::Hooks hooks();
@@ -29,6 +30,8 @@ class NonFiniteFinder {
 
   const plan::Plan& plan_;
   const plan::PlanInputs& inputs_;
+  memory::Tier& tier_;
+  std::vector<std::byte> copy_;
   std::optional<Found> found_;
 };
 

@@ -186,8 +186,9 @@ std::string remedies(const deck::Deck& deck, const Mesh& mesh, bool state_alone)
 
 }  // namespace
 
-void check_budget(const deck::LoadedDeck& loaded, const Mesh& mesh, std::int64_t state,
-                  std::int64_t step) {
+void check_budget(const deck::LoadedDeck& loaded, const Mesh& mesh, const plan::ArenaBytes& bytes) {
+  const std::int64_t state = bytes[static_cast<std::size_t>(plan::ArenaId::state)],
+                     step = bytes[static_cast<std::size_t>(plan::ArenaId::step)];
   const auto* budget = std::get_if<deck::Bytes>(&loaded.deck.memory.device);
   if (budget == nullptr || state + step <= budget->count) return;
   const bool state_alone = state > budget->count;

@@ -35,8 +35,7 @@ std::vector<plan::PlanShape> training_shapes(const deck::Deck& deck, std::int64_
 
 /// Throws MemoryError when a rank of the run that needs so much in its arenas does not fit
 /// memory.device: which arena, by how much, and what to change, in practice's order.
-void check_budget(const deck::LoadedDeck& loaded, const Mesh& mesh, std::int64_t state_bytes,
-                  std::int64_t step_bytes);
+void check_budget(const deck::LoadedDeck& loaded, const Mesh& mesh, const plan::ArenaBytes& bytes);
 
 /// Reads config.json where model.init_from points; the reader that load_deck() wants.
 std::vector<deck::ArchitectureKey> read_architecture(const std::string& directory);

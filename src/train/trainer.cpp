@@ -109,18 +109,19 @@ plan::PlanShape Trainer::shape(plan::PlanPurpose purpose, std::int64_t global) c
   return plan_shape(deck_.batch, purpose, global, engine_->data_ranks());
 }
 
-void Trainer::write_scalars(const PreparedPlan& prepared, std::int64_t global) {
+StepInput Trainer::step_input(std::int64_t global) const {
   const auto tokens = static_cast<double>(global * deck_.batch.sequence);
   const auto t = static_cast<double>(progress_.applied + 1);
-  float* scalars = prepared.scalars();
+  StepInput input;
   const auto set = [&](kernels::StepScalar which, double value) {
-    scalars[static_cast<std::size_t>(which)] = static_cast<float>(value);
+    input[which] = static_cast<float>(value);
   };
   set(kernels::StepScalar::loss_gradient, scaler_.scale() / tokens);
   set(kernels::StepScalar::unscale, 1.0 / scaler_.scale());
   set(kernels::StepScalar::lr, progress_.lr_factor * rate_->at(progress_.applied + 1));
   set(kernels::StepScalar::bias_correction1, 1.0 - std::pow(deck_.optimizer.betas[0], t));
   set(kernels::StepScalar::bias_correction2, 1.0 - std::pow(deck_.optimizer.betas[1], t));
+  return input;
 }
 
 /// Makes the step's tokens current and starts reading the next step's. A rank that cannot read its
@@ -152,8 +153,8 @@ StepResult Trainer::run_step() {
   if (snapshot) before = header();
   const PreparedPlan& prepared =
       engine_->prepared(shape(snapshot ? PlanPurpose::train_snapshot : PlanPurpose::train, global));
-  write_scalars(prepared, global);
-  std::int64_t* flags = prepared.words() + plan::WordLayout::flags;
+  last_input_ = step_input(global);
+  auto& flags = last_input_.flags;
   flags[kSavePhaseDone] = saver_->active() && saver_->phase_done() ? 1 : 0;
   stop_reason_ = stop_.reason(slowest_step_s_ + slowest_save_s_);
   flags[kStop] = stop_reason_ ? 1 : 0;
@@ -162,38 +163,35 @@ StepResult Trainer::run_step() {
   const double waited = seconds_since(begin);
   flags[kNoTokens] = unreadable ? 1 : 0;
   StepProfile* profile = profiler_->begin(progress_.step + 1);
-  StepTimes times = engine_->run(prepared, *batches_, faults_->hooks(prepared), profile);
+  const StepOutput output =
+      engine_->run(prepared, last_input_, *batches_, faults_->hooks(prepared), profile);
+  StepTimes times = output.times;
   times.data_exposed += waited;
   times.total += waited;
   slowest_step_s_ = std::max(slowest_step_s_, times.total);
   if (before) save_snapshot(*before, times);  // whatever became of the step
-  if (flags[kNoTokens] > 0) {
+  if (output.flag(kNoTokens) > 0) {
     control_.together([&] {
       if (unreadable) std::rethrow_exception(unreadable);
     });
   }
   if (profile != nullptr) profiler_->write(prepared.plan());
-  return finish_step(prepared, global, times);
+  return finish_step(output, global, times);
 }
 
-StepResult Trainer::finish_step(const PreparedPlan& prepared, std::int64_t global,
+StepResult Trainer::finish_step(const StepOutput& output, std::int64_t global,
                                 const StepTimes& times) {
-  const std::int64_t* words = prepared.words();
-  const auto sum = [&](std::int64_t at) {
-    return exact_value(ConstExactWords(words + at, kExactSumWords));
-  };
-  const auto applied = static_cast<std::size_t>(kernels::VerdictField::apply);
   const StepResult result{
-      .loss = sum(plan::WordLayout::loss) / static_cast<double>(global * deck_.batch.sequence),
-      .grad_norm = std::sqrt(sum(plan::WordLayout::norm)) / scaler_.scale(),
-      .applied = prepared.verdict()[applied] != 0,
+      .loss =
+          output.sum(plan::WordLayout::loss) / static_cast<double>(global * deck_.batch.sequence),
+      .grad_norm = std::sqrt(output.sum(plan::WordLayout::norm)) / scaler_.scale(),
+      .applied = output.applied,
       .times = times};
   ++progress_.step;
   progress_.samples += global;
   if (result.applied) ++progress_.applied;
-  const std::int64_t* flags = words + plan::WordLayout::flags;
-  stop_agreed_ = flags[kStop] > 0;
-  if (saver_->active() && flags[kSavePhaseDone] == control_.size()) advance_save();
+  stop_agreed_ = output.flag(kStop) > 0;
+  if (saver_->active() && output.flag(kSavePhaseDone) == control_.size()) advance_save();
   return result;
 }
 

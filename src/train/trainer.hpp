@@ -78,9 +78,9 @@ class Trainer {
   ExitCode train_steps();
   ExitCode stop_on_request();
   StepResult run_step();
-  void write_scalars(const PreparedPlan& prepared, std::int64_t global);
+  StepInput step_input(std::int64_t global) const;
   std::exception_ptr read_batch(const plan::PlanShape& shape);
-  StepResult finish_step(const PreparedPlan& prepared, std::int64_t global, const StepTimes& times);
+  StepResult finish_step(const StepOutput& output, std::int64_t global, const StepTimes& times);
   void after_step(const StepResult& result);
   void count_skip(double loss);
   /// Which tensor of which rank first was not finite in the step that has just run.
@@ -118,7 +118,7 @@ class Trainer {
   std::unique_ptr<RunLock> lock_;
   Reporter report_;
   std::unique_ptr<TokenCorpus> corpus_, validation_;
-  std::optional<Profiler> profiler_;  // before the engine, whose streams write to it to their end
+  std::optional<Profiler> profiler_;
   std::optional<Engine> engine_;
   std::optional<FaultInjection> faults_;
   optim::Timeline timeline_;
@@ -127,6 +127,7 @@ class Trainer {
   optim::LossScaler scaler_;
   std::optional<Batches> batches_;
   std::optional<Saver> saver_;
+  StepInput last_input_;          // of the step that ran last
   std::int64_t saved_step_ = -1;  // whose state the newest checkpoint of this run holds
   bool save_due_ = false;         // of the state now, by the next step's snapshot
   double save_stall_ = 0;         // seconds that the save under way has kept training waiting

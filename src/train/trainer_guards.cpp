@@ -15,13 +15,13 @@ constexpr std::int64_t kMostRollbacks = 3;  // without getting beyond the step t
 }  // namespace
 
 std::string Trainer::blame(const PreparedPlan& prepared, std::int64_t first_sample) {
-  NonFiniteFinder finder(prepared.plan(), engine_->inputs());
+  NonFiniteFinder finder(prepared.plan(), engine_->inputs(), engine_->tier());
   control_.together([&] { batches_->begin(first_sample, engine_->share(prepared.plan().shape)); });
   // Whatever comes out this time: the step stays skipped.
-  prepared.scalars()[static_cast<std::size_t>(kernels::StepScalar::unscale)] =
-      std::numeric_limits<float>::quiet_NaN();
+  StepInput input = last_input_;
+  input[kernels::StepScalar::unscale] = std::numeric_limits<float>::quiet_NaN();
   const Executor::Hooks again = faults_->hooks(prepared), looks = finder.hooks();
-  engine_->run(prepared, *batches_,
+  engine_->run(prepared, input, *batches_,
                {.before =
                     [&](const BoundPlan::BoundOp& op) {
                       if (again.before) again.before(op);

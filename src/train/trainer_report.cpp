@@ -33,16 +33,20 @@ std::string command_line() {
 }
 
 /// By pipeline stage, of the rank that has most.
-nlohmann::ordered_json stages_json(const std::vector<ArenaBytes>& stages) {
+nlohmann::ordered_json stages_json(const std::vector<plan::ArenaBytes>& stages) {
   auto all = nlohmann::ordered_json::array();
-  for (const ArenaBytes& s : stages) all.push_back({{"state", s.state}, {"step", s.step}});
+  for (const plan::ArenaBytes& bytes : stages) {
+    auto& stage = all.emplace_back(nlohmann::ordered_json::object());
+    for (const auto& [id, word] : EnumWords<plan::ArenaId>::table)
+      stage[word] = bytes[static_cast<std::size_t>(id)];
+  }
   return all;
 }
 
 }  // namespace
 
 void Trainer::report_start() {
-  const auto stages = engine_->most_of_stages(engine_->arenas());
+  const auto stages = engine_->of_largest_ranks(engine_->arenas());
   if (!report_) return;
   const plan::PlanInputs& inputs = engine_->inputs();
   const plan::Ledger ledger = engine_->ledger();
@@ -202,7 +206,7 @@ void Trainer::report_end(std::string_view reason) {
     return compute;
   }());
   const std::int64_t grown = control_.max(engine_->resident_growth());
-  const auto high_water = engine_->most_of_stages(engine_->high_water());
+  const auto high_water = engine_->of_largest_ranks(engine_->high_water());
   if (!report_) return;
   const StepTimes& spent = totals_.steps;
   const plan::PlanInputs& inputs = engine_->inputs();

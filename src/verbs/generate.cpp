@@ -5,7 +5,7 @@
 
 #include "core/cores.hpp"
 #include "io/tokenizer.hpp"
-#include "kernels/cpu/device.hpp"
+#include "train/backend.hpp"
 #include "train/generator.hpp"
 #include "train/setup.hpp"
 #include "verbs/model_source.hpp"
@@ -36,8 +36,9 @@ ExitCode run(const GenerateOptions& o) {
   check_tokenizer(tokenizer, source);
   const int threads = train::thread_count({}, cores_each(std::array{own_cores()}));
   omp_set_num_threads(threads);
-  const auto device = kernels::make_cpu_device({.threads = threads});
-  train::Generator generator(train::model_config(source.model), *device, source.parameters);
+  const train::Backend backend = train::make_backend(deck::Backend::automatic, threads);
+  train::Generator generator(train::model_config(source.model), *backend.device,
+                             *backend.device_tier, source.parameters);
 
   std::vector<std::int32_t> tokens = tokenizer.encode(o.prompt);
   if (tokens.empty())

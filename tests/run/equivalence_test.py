@@ -68,6 +68,13 @@ class Equivalence(RunTest):
     def test_25_another_seed_is_another_run(self):
         self.assertNotEqual(self.run_layout(1), self.run_layout(1, run__seed=4))
 
+    def test_memory_that_the_host_cannot_reach_changes_no_bit(self):
+        for changes in ({}, {"parallel__tensor": 2}, {"zero__stage": 3, "parallel__pipeline": 2}):
+            ranks = 4 if changes else 1
+            with self.subTest(changes):
+                self.assertEqual(self.run_layout(ranks, run__backend="cpu", **changes),
+                                 self.run_layout(ranks, run__backend="debug", **changes))
+
     def test_families(self):
         llama = {"model__family": "llama", "model__heads": 4, "model__kv_heads": 2,
                  "model__hidden": 32, "model__ffn_hidden": 44}

@@ -7,6 +7,7 @@ import unittest
 
 from tessera import RunTest, metrics, tiny_deck
 
+ARENAS = ("state", "step", "host")
 ALIGNMENT = 256  # of buffers: the last one's bytes end that much before its arena's at most
 
 # Each with what makes its ranks differ: tensor shards of 3 heads over 2 ranks, stages with the
@@ -28,6 +29,11 @@ LAYOUTS = {
 }
 
 
+def on_device(arenas):
+    """Bytes that memory.device limits: snapshots are the host's."""
+    return arenas["state"] + arenas["step"]
+
+
 class Memory(RunTest):
     def check(self, deck, ranks, *options, code=0):
         job = self.run_job(0, "check", deck, "--ranks", ranks, *options)
@@ -36,9 +42,8 @@ class Memory(RunTest):
 
     def arenas(self, output):
         """[{arena: bytes}] of the stages, as check prints them."""
-        rows = {a: re.search(rf"arena {a}, bytes +(.+)", output)[1].split() for a in
-                ("state", "step")}
-        return [{"state": int(a), "step": int(b)} for a, b in zip(rows["state"], rows["step"])]
+        rows = [re.search(rf"arena {a}, bytes +(.+)", output)[1].split() for a in ARENAS]
+        return [dict(zip(ARENAS, map(int, stage), strict=True)) for stage in zip(*rows)]
 
     def test_predicted_is_measured(self):
         for name, (ranks, changes) in LAYOUTS.items():
@@ -50,7 +55,7 @@ class Memory(RunTest):
                 events = {e["event"]: e for e in metrics.read_events(self.dir / name)}
                 self.assertEqual(events["start"]["arena_bytes"], predicted)
                 for used, had in zip(events["end"]["arena_high_water"], predicted, strict=True):
-                    for arena in ("state", "step"):
+                    for arena in ARENAS:
                         self.assertIn(had[arena] - used[arena], range(ALIGNMENT), arena)
 
     def test_bf16_sums_of_gradients_over_stages(self):
@@ -120,7 +125,7 @@ class Memory(RunTest):
 
     def test_what_does_not_fit(self):
         deck = self.deck("deck", tiny_deck(self.corpus, batch__micro=4))
-        total = sum(self.arenas(self.check(deck, 2))[0].values())
+        total = on_device(self.arenas(self.check(deck, 2))[0])
         output = self.check(deck, 2, "--device-memory", f"{total - 1}B", code=4)
         for text in ("a rank needs", "which fits", "arena state", "arena step",
                      "recompute.policy", "zero.stage = 1 to 3"):
@@ -151,7 +156,7 @@ class Memory(RunTest):
 
     def test_fit(self):
         deck = self.deck("deck", tiny_deck(self.corpus, batch__global=16))
-        totals = {m: sum(self.arenas(self.check(deck, 2, "--set", f"batch.micro={m}"))[0].values())
+        totals = {m: on_device(self.arenas(self.check(deck, 2, "--set", f"batch.micro={m}"))[0])
                   for m in (1, 2, 4, 8)}
         for micro in (1, 4, 8):
             output = self.check(deck, 2, "--fit", "--device-memory", f"{totals[micro]}B")

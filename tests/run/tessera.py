@@ -51,7 +51,7 @@ def tiny_deck(data, **changes):
     """Sections of a deck that trains in well under a second; changes are section__key = value,
     None removes a key."""
     deck = {
-        "run": {"steps": 12, "seed": 3, "backend": "cpu"},
+        "run": {"steps": 12, "seed": 3, "backend": "debug"},
         "model": {"family": "gpt2", "layers": 3, "heads": 3, "hidden": 24, "vocab": 97,
                   "context": 16},
         "data": {"train": [str(data)]},

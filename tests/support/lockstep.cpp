@@ -39,7 +39,7 @@ class Forgetful : public comm::Group {
 }  // namespace
 
 /// A rank's streams, and the fiber that its work runs on.
-class Lockstep::Rank : public memory::Streams {
+class Lockstep::Rank : public memory::TaskStreams {
  public:
   Rank(Lockstep& of, std::int64_t rank) : of_(of), rank_(rank) {}
   ~Rank() override { of_.ranks_[static_cast<std::size_t>(rank_)] = nullptr; }
@@ -113,8 +113,8 @@ class Lockstep::Rank : public memory::Streams {
 
   Lockstep& of_;
   std::int64_t rank_;
-  std::array<Lane, kStreams> lanes_;
-  std::array<std::int64_t, kStreams> queued_{}, done_{};
+  std::array<Lane, memory::kStreams> lanes_;
+  std::array<std::int64_t, memory::kStreams> queued_{}, done_{};
   std::exception_ptr error_;  // of a lane; none of them moves after it
   std::unique_ptr<std::byte[]> stack_ = std::make_unique_for_overwrite<std::byte[]>(kStackBytes);
   ucontext_t scheduler_{}, fiber_{};
@@ -194,7 +194,7 @@ train::Groups Lockstep::groups(const plan::PlanInputs& inputs, std::int64_t rank
   return groups;
 }
 
-std::unique_ptr<memory::Streams> Lockstep::streams(std::int64_t rank) {
+std::unique_ptr<memory::TaskStreams> Lockstep::streams(std::int64_t rank) {
   auto made = std::make_unique<Rank>(*this, rank);
   ranks_[static_cast<std::size_t>(rank)] = made.get();
   return made;

@@ -21,7 +21,7 @@ class Lockstep {
 
   /// What a rank's executor runs over; once for each rank. This object must outlive both.
   train::Groups groups(const plan::PlanInputs& inputs, std::int64_t rank);
-  std::unique_ptr<memory::Streams> streams(std::int64_t rank);
+  std::unique_ptr<memory::TaskStreams> streams(std::int64_t rank);
 
   /// One thing that happens: to a rank, to a `stream` of it, or to the `number`-th message from
   /// `rank` to `peer` on a `channel`.

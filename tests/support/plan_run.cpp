@@ -55,17 +55,20 @@ PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device,
               groups_or_self(std::move(groups)), std::make_unique<memory::BackgroundStreams>()) {}
 
 PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::Plan plan,
-                 train::Groups groups, std::unique_ptr<memory::Streams> streams)
+                 train::Groups groups, std::unique_ptr<memory::TaskStreams> tasks)
     : inputs_(inputs),
       device_(std::make_unique<Watching>(device)),
       groups_(std::move(groups)),
       plan_(std::move(plan)),
-      streams_(std::move(streams)) {
-  state_arena_.emplace("state", memory::Tier::device, plan_.arena_bytes[0]);
-  step_arena_.emplace("step", memory::Tier::device, plan_.arena_bytes[1]);
-  state_.emplace(inputs_, plan_.place, *state_arena_);
-  bound_.emplace(plan_, train::PlanMemory{state_arena_->base(), step_arena_->base()});
-  executor_.emplace(*device_, groups_, *streams_, inputs_, whereabouts_);
+      streams_(std::move(tasks)) {
+  train::PlanMemory memory{};
+  for (std::size_t i = 0; i < plan::kArenas; ++i) {
+    arenas_.push_back(std::make_unique<memory::Arena>("arena", tier_, plan_.arena_bytes[i]));
+    memory[i] = arenas_[i]->base();
+  }
+  state_.emplace(inputs_, plan_.place, arena(plan::ArenaId::state), arena(plan::ArenaId::host));
+  bound_.emplace(plan_, memory);
+  executor_.emplace(*device_, tier_, groups_, streams_, inputs_, whereabouts_);
 }
 
 void PlanRun::spoil_next_gradient(float value) { device_->spoil = value; }
@@ -76,9 +79,9 @@ StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers,
   const std::int64_t ranks = inputs_.mesh.data;
   const auto tokens =
       static_cast<double>(ranks * shape.micro_batches * shape.micro * shape.sequence);
-  float* scalars = real(plan_.scalars).as<float>();
+  train::StepInput input;
   const auto set = [&](kernels::StepScalar which, double value) {
-    scalars[static_cast<std::size_t>(which)] = static_cast<float>(value);
+    input[which] = static_cast<float>(value);
   };
   const auto& rule = inputs_.optimizer;
   set(kernels::StepScalar::loss_gradient, numbers.loss_scale / tokens);
@@ -86,9 +89,6 @@ StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers,
   set(kernels::StepScalar::lr, numbers.lr);
   set(kernels::StepScalar::bias_correction1, 1 - std::pow(rule.beta1, numbers.update));
   set(kernels::StepScalar::bias_correction2, 1 - std::pow(rule.beta2, numbers.update));
-  auto* words = real(plan_.words).as<std::int64_t>();
-  std::fill_n(words, plan::WordLayout::count, 0);
-
   const train::BatchShare share{.data_ranks = ranks,
                                 .data_rank = plan_.place.data,
                                 .micro = shape.micro,
@@ -96,7 +96,8 @@ StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers,
                                 .reduce = inputs_.reduce};
   device_->gradients.clear();
   // All bits set is NaN in every type: what nobody wrote in this step shows.
-  std::fill_n(step_arena_->base(), step_arena_->bytes(), std::byte{0xff});
+  const memory::Arena& step = arena(plan::ArenaId::step);
+  std::fill_n(step.base(), step.bytes(), std::byte{0xff});
   const auto load = [&](std::int64_t k, const plan::LoadBatch& views) {
     TokenBatch b =
         batch_of(inputs_.config, first_sample + share.first_sample(k), shape.micro, shape.sequence);
@@ -105,14 +106,10 @@ StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers,
     std::copy(b.targets.begin(), b.targets.end(), views.targets.as<std::int32_t>());
     std::copy(b.samples.begin(), b.samples.end(), views.samples.as<std::int64_t>());
   };
-  executor_->run(*bound_, load, {}, profile);
-  const auto sum = [&](std::int64_t at) {
-    return exact_value(ConstExactWords(words + at, kExactSumWords));
-  };
-  const float* verdict = real(plan_.verdict).as<float>();
-  return {.loss = sum(plan::WordLayout::loss),
-          .norm = std::sqrt(sum(plan::WordLayout::norm)) / numbers.loss_scale,
-          .applied = verdict[static_cast<std::size_t>(kernels::VerdictField::apply)] != 0,
+  const train::StepOutput output = executor_->run(*bound_, input, load, {}, profile);
+  return {.loss = output.sum(plan::WordLayout::loss),
+          .norm = std::sqrt(output.sum(plan::WordLayout::norm)) / numbers.loss_scale,
+          .applied = output.applied,
           .gradients = device_->gradients};
 }
 

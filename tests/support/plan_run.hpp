@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "memory/arena.hpp"
-#include "memory/streams.hpp"
+#include "memory/host_streams.hpp"
 #include "support/models.hpp"
 #include "train/executor.hpp"
 
@@ -33,7 +33,7 @@ class PlanRun {
           train::Groups groups = {}, const MeshPlace& place = {});
   /// Any plan of these inputs, over streams of any kind.
   PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::Plan plan,
-          train::Groups groups, std::unique_ptr<memory::Streams> streams);
+          train::Groups groups, std::unique_ptr<memory::TaskStreams> tasks);
   ~PlanRun();
 
   train::ModelState& state() { return *state_; }
@@ -53,6 +53,9 @@ class PlanRun {
   View real(const View& symbolic) const { return bound_->real(symbolic); }
 
  private:
+  const memory::Arena& arena(plan::ArenaId id) const {
+    return *arenas_[static_cast<std::size_t>(id)];
+  }
   /// Runs everything and keeps a copy of the gradients that updates read.
   class Watching;
 
@@ -60,10 +63,11 @@ class PlanRun {
   std::unique_ptr<Watching> device_;
   train::Groups groups_;
   plan::Plan plan_;
-  std::optional<memory::Arena> state_arena_, step_arena_;
+  memory::HostTier tier_;
+  std::vector<std::unique_ptr<memory::Arena>> arenas_;  // by plan::ArenaId
   std::optional<train::ModelState> state_;
   std::optional<train::BoundPlan> bound_;
-  std::unique_ptr<memory::Streams> streams_;
+  memory::HostStreams streams_;
   train::Whereabouts whereabouts_;
   std::optional<train::Executor> executor_;
 };

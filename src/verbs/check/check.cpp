@@ -65,7 +65,7 @@ void report(const LayoutOptions& layout) {
   fmt::print("{}{}{}{}{}", rank_map(checked.planner.inputs), pipeline_text(checked),
              traffic_text(checked), memory_text(checked), advice_text(checked));
   const plan::Ledger& most = checked.dearest().ledger;
-  train::check_budget(checked.planner.loaded, checked.mesh(), most.state_bytes, most.step_bytes);
+  train::check_budget(checked.planner.loaded, checked.mesh(), most.arenas);
   fmt::print("run directory {}\n", deck::run_directory(deck));
   fmt::print("{}: good for {} ranks\n", layout.deck.path, layout.ranks);
 }

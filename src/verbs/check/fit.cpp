@@ -22,15 +22,14 @@ std::string fit_text(const LayoutOptions& layout) {
     smallest = check_variant(layout, {fmt::format("batch.micro={}", micro)});
     TESSERA_CHECK(smallest, "a legal batch.micro = {} that is refused", micro);
     const plan::Ledger& ledger = smallest->dearest().ledger;
-    const bool fits = ledger.total() <= *budget;
+    const bool fits = ledger.device() <= *budget;
     text += fmt::format("batch.micro = {} ({} micro-batches): {} of {}, {}\n", micro,
-                        smallest->micro_batches(), plan::human_bytes(ledger.total()),
+                        smallest->micro_batches(), plan::human_bytes(ledger.device()),
                         plan::human_bytes(*budget), fits ? "the largest that fits" : "too much");
     if (fits) return text;
   }
   const plan::Ledger& ledger = smallest->dearest().ledger;
-  train::check_budget(smallest->planner.loaded, smallest->mesh(), ledger.state_bytes,
-                      ledger.step_bytes);
+  train::check_budget(smallest->planner.loaded, smallest->mesh(), ledger.arenas);
   throw InternalError("a batch.micro that neither fits nor does not");
 }
 

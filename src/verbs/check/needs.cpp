@@ -86,8 +86,10 @@ std::string memory_text(const Checked& checked) {
   }
   bytes_row("gaps", [](const plan::Ledger& l) { return l.gaps; });
   bytes_row("total", [](const plan::Ledger& l) { return l.total(); });
-  row("arena state, bytes", [](const RankFigures& f) { return f.ledger.state_bytes; });
-  row("arena step, bytes", [](const RankFigures& f) { return f.ledger.step_bytes; });
+  for (const auto& [id, word] : EnumWords<plan::ArenaId>::table) {
+    row(fmt::format("arena {}, bytes", word),
+        [id = id](const RankFigures& f) { return f.ledger.arena(id); });
+  }
   return text;
 }
 

@@ -14,7 +14,8 @@ namespace {
 TEST(Arena, IsZeroedAndResident) {
   constexpr std::int64_t kBytes = (24 << 20) + 5;
   const std::int64_t before = resident_bytes();
-  const Arena arena("state", Tier::device, kBytes);
+  HostTier tier;
+  const Arena arena("state", tier, kBytes);
   EXPECT_EQ(arena.bytes(), kBytes);
   EXPECT_EQ(arena.name(), "state");
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(arena.base()) % 4096, 0U);
@@ -25,12 +26,14 @@ TEST(Arena, IsZeroedAndResident) {
 
 TEST(Arena, GivesMemoryBack) {
   const std::int64_t before = resident_bytes();
-  for (int i = 0; i < 8; ++i) const Arena arena("step", Tier::device, 32 << 20);
+  HostTier tier;
+  for (int i = 0; i < 8; ++i) const Arena arena("step", tier, 32 << 20);
   EXPECT_LT(resident_bytes() - before, 40 << 20);
 }
 
 TEST(Arena, MayBeEmpty) {
-  const Arena arena("none", Tier::host, 0);
+  HostTier tier;
+  const Arena arena("none", tier, 0);
   EXPECT_EQ(arena.base(), nullptr);
 }
 
@@ -140,7 +143,8 @@ TEST(Available, RefusesWhatDoesNotFit) {
 // More than an address space.
 TEST(Arena, NamesItselfWhenItCannotBeMapped) {
   try {
-    const Arena arena("activations", Tier::device, std::int64_t{1} << 50);
+    HostTier tier;
+    const Arena arena("activations", tier, std::int64_t{1} << 50);
     FAIL() << "accepted";
   } catch (const MemoryError& e) {
     EXPECT_NE(std::string(e.what()).find("arena 'activations'"), std::string::npos) << e.what();

@@ -102,13 +102,13 @@ TEST(BackgroundStreams, EndWithWorkStillQueued) {
 TEST(BackgroundStreams, RunRandomGraphsInOrder) {
   std::mt19937 random(3);
   const auto pick = [&](std::size_t n) { return static_cast<std::size_t>(random()) % n; };
-  std::array<std::int64_t, BackgroundStreams::kStreams> happened{};  // guarded by the events
+  std::array<std::int64_t, kStreams> happened{};  // guarded by the events
   std::atomic<int> early{0};
   BackgroundStreams streams;
   for (int i = 0; i < 5'000; ++i) {
-    const std::size_t stream = pick(BackgroundStreams::kStreams);
+    const std::size_t stream = pick(kStreams);
     std::vector<Event> waits;
-    for (std::size_t s = 0; s < BackgroundStreams::kStreams; ++s) {
+    for (std::size_t s = 0; s < kStreams; ++s) {
       const Event last = streams.last(s);
       if (s != stream && last.count > 0 && pick(3) == 0)
         waits.push_back({s, last.count - static_cast<std::int64_t>(pick(2)) * (last.count > 1)});
@@ -129,7 +129,7 @@ TEST(BackgroundStreams, RunRandomGraphsInOrder) {
       streams.enqueue(stream, waits, task(1 + static_cast<int>(pick(3)), run));
     }
   }
-  for (std::size_t s = 0; s < BackgroundStreams::kStreams; ++s) {
+  for (std::size_t s = 0; s < kStreams; ++s) {
     streams.wait(streams.last(s));
     EXPECT_EQ(happened[s], streams.last(s).count);
   }

@@ -273,7 +273,7 @@ TEST(Check, RejectsBuffersThatShareBytesWhileBothAreAlive) {
                         lives[b].begin < lives[a].end &&
                         plan.buffers[a].purpose == Purpose::activations &&
                         plan.buffers[b].purpose != Purpose::gradients;
-      if (!both || plan.buffers[a].offset + plan.buffers[b].bytes > plan.arena_bytes[1]) continue;
+      if (!both || plan.buffers[a].offset + plan.buffers[b].bytes > plan.arena(ArenaId::step)) continue;
       Plan broken = plan;
       broken.buffers[b].offset = plan.buffers[a].offset;
       EXPECT_THROW(check(broken), InternalError)
@@ -301,7 +301,7 @@ TEST(Recompute, NeedsLessMemoryTheMoreItDrops) {
     c.inputs.recompute = policy;
     c.inputs.config.layers = 8;
     c.inputs.units = model::model_units(c.inputs.config);
-    bytes.push_back(make_plan(c.inputs, c.shape, {}).arena_bytes[1]);
+    bytes.push_back(make_plan(c.inputs, c.shape, {}).arena(ArenaId::step));
   }
   EXPECT_LT(bytes[1], bytes[0]);
   EXPECT_LT(bytes[2], bytes[1]);
@@ -310,7 +310,7 @@ TEST(Recompute, NeedsLessMemoryTheMoreItDrops) {
 TEST(Zero, ShardsStateByStage) {
   const auto state = [](int stage) {
     const Case c = make_case(stage, 4, 1, ReduceWhen::step);
-    return make_plan(c.inputs, c.shape, {}).arena_bytes[0];
+    return make_plan(c.inputs, c.shape, {}).arena(ArenaId::state);
   };
   // f32: parameters P, moments 2 P. Stage 0: 3 P; 1 and 2: P + 2 P / 4; 3: 3 P / 4.
   const auto full = static_cast<double>(state(0));

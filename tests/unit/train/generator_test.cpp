@@ -33,7 +33,8 @@ TEST(Generator, SeesWhatTrainingSees) {
     const auto losses = training.losses(batch);
     for (const std::vector<std::int64_t>& cuts :
          {std::vector<std::int64_t>(static_cast<std::size_t>(n), 1), {n}, {5, 1, n - 6}}) {
-      Generator generator(config, *device, test_values(11));
+      memory::HostTier tier;
+      Generator generator(config, *device, tier, test_values(11));
       EXPECT_EQ(generator.context(), n);
       std::int64_t at = 0;
       for (std::int64_t count : cuts) {

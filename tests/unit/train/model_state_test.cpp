@@ -47,18 +47,20 @@ class RankState {
     plan::set_place(layout_, inputs_, place);
     plan::add_state(layout_, inputs_);
     plan::place_buffers(layout_);
-    arena_.emplace("state", memory::Tier::device, layout_.arena_bytes[0]);
-    state_.emplace(inputs_, place, *arena_);
+    arena_.emplace("state", tier_, layout_.arena(plan::ArenaId::state));
+    host_.emplace("host", tier_, layout_.arena(plan::ArenaId::host));
+    state_.emplace(inputs_, place, *arena_, *host_);
   }
   train::ModelState& state() { return *state_; }
-  std::int64_t bytes() const { return layout_.arena_bytes[0]; }
+  std::int64_t bytes() const { return layout_.arena(plan::ArenaId::state); }
   std::span<float> floats(const View& symbolic) {
     const View v = real(symbolic);
     return {v.as<float>(), static_cast<std::size_t>(v.elements())};
   }
   View real(View v) {
     const auto& buffer = layout_.buffers[static_cast<std::size_t>(plan::buffer_of(v))];
-    v.data = arena_->base() + buffer.offset + plan::offset_of(v);
+    const auto& arena = plan::arena_of(buffer) == plan::ArenaId::host ? host_ : arena_;
+    v.data = arena->base() + buffer.offset + plan::offset_of(v);
     return v;
   }
 
@@ -91,7 +93,8 @@ class RankState {
  private:
   plan::PlanInputs inputs_;
   plan::Plan layout_;
-  std::optional<memory::Arena> arena_;
+  memory::HostTier tier_;
+  std::optional<memory::Arena> arena_, host_;
   std::optional<train::ModelState> state_;
 };
 

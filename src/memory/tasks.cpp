@@ -1,4 +1,4 @@
-#include "memory/streams.hpp"
+#include "memory/tasks.hpp"
 
 #include <algorithm>
 #include <cstring>
