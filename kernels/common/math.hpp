@@ -16,13 +16,14 @@ namespace tessera::kernels {
 
 /// a b + c, rounded once wherever the instruction set has the operation.
 TESSERA_INLINE float fmadd(float a, float b, float c) {
-#if defined(__FMA__) || defined(__CUDA_ARCH__)
+#if defined(__FMA__) || defined(__CUDACC__)
   return __builtin_fmaf(a, b, c);
 #else
   return a * b + c;
 #endif
 }
 TESSERA_INLINE float select(bool take_a, float a, float b) { return take_a ? a : b; }
+TESSERA_INLINE float sqrt(float x) { return __builtin_sqrtf(x); }
 
 /// Adding this to |x| < 2^22 leaves round(x) in the low bits of the mantissa.
 inline constexpr float kRoundToInt = 0x1.8p23F;
@@ -67,6 +68,15 @@ template <typename F>
 TESSERA_INLINE F silu_slope(F x) {
   const F s = sigmoid(x);
   return fmadd(x * s, F(1.0F) - s, s);
+}
+
+template <typename F>
+TESSERA_INLINE F relu(F x) {
+  return select(x < F(0.0F), F(0.0F), x);
+}
+template <typename F>
+TESSERA_INLINE F relu_slope(F x) {
+  return select(x > F(0.0F), F(1.0F), F(0.0F));
 }
 
 // 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) = x sigmoid(kGelu1 x + kGelu3 x^3): no tanh, and

@@ -1,7 +1,7 @@
-#include <cmath>
-
+#include "kernels/common/checks.hpp"
+#include "kernels/common/contracts.hpp"
+#include "kernels/common/rope.hpp"
 #include "kernels/cpu/operations.hpp"
-#include "kernels/cpu/shapes.hpp"
 #include "kernels/cpu/team.hpp"
 
 namespace tessera::kernels::cpu {
@@ -76,45 +76,16 @@ std::int64_t scratch_bytes(const Rope& a, const Context&) {
   return float_bytes(a.x.extent(1) * a.head_dim);
 }
 
-namespace {
-
-/// Cosines and sines of position `first + t`, t in `part`: turned on step by step from the last
-/// multiple of 32 in double, so that a position's values do not depend on where a call begins.
-void turn_table(const Rope& a, Range part, float* turns) {
-  constexpr std::int64_t kStride = 32;
-  const std::int64_t half = a.head_dim / 2;
-  for (std::int64_t i = 0; i < half; ++i) {
-    const double step =
-        std::pow(a.theta, -2.0 * static_cast<double>(i) / static_cast<double>(a.head_dim));
-    const double step_cos = std::cos(step), step_sin = std::sin(step);
-    double c = 1, s = 0;
-    const std::int64_t first = a.first_position + part.begin;
-    for (std::int64_t p = first / kStride * kStride; p < a.first_position + part.end; ++p) {
-      if (p % kStride == 0) {
-        c = std::cos(static_cast<double>(p) * step), s = std::sin(static_cast<double>(p) * step);
-      }
-      if (p >= first) {
-        float* row = turns + (p - a.first_position) * a.head_dim + i;
-        row[0] = static_cast<float>(c), row[half] = static_cast<float>(s);
-      }
-      const double next = c * step_cos - s * step_sin;
-      s = s * step_cos + c * step_sin;
-      c = next;
-    }
-  }
-}
-
-}  // namespace
-
 void run(const Rope& a, const Context& context) {
-  check_floats({a.x});
-  TESSERA_CHECK(a.x.rank == 3 && a.head_dim > 0 && a.head_dim % 2 == 0 &&
-                    a.x.cols() % a.head_dim == 0 && a.first_position >= 0,
-                "{} columns of heads of {} from position {}", a.x.cols(), a.head_dim,
-                a.first_position);
+  check(a);
   auto* turns = reinterpret_cast<float*>(a.scratch.data);
-  parallel_ranges(context.threads, a.x.extent(1), 32,
-                  [&](Range part) { turn_table(a, part, turns); });
+  parallel_ranges(context.threads, turn_runs(a.first_position, a.x.extent(1)), 1, [&](Range runs) {
+    for (std::int64_t i = 0; i < a.head_dim / 2; ++i) {
+      for (std::int64_t run = runs.begin; run < runs.end; ++run) {
+        turn_run({a.theta, a.head_dim, a.first_position, a.x.extent(1)}, run, i, turns);
+      }
+    }
+  });
   parallel_ranges(context.threads, a.x.rows(), 1,
                   [&](Range rows) { context.hot.rope(a, turns, rows); });
 }

@@ -1,22 +1,21 @@
 #include <cstring>
 
 #include "core/exact_sum.hpp"
+#include "kernels/common/contracts.hpp"
+#include "kernels/cpu/clear.hpp"
 #include "kernels/cpu/operations.hpp"
-#include "kernels/cpu/shapes.hpp"
 #include "kernels/cpu/team.hpp"
 
 namespace tessera::kernels::cpu {
 
 void run(const Fill& a, const Context& context) {
-  TESSERA_CHECK(a.out.dense(), "fill of a strided view");
+  check(a);
   clear_rows(a.out, context.threads);
 }
 
 void run(const Convert& a, const Context& context) {
+  check(a);
   const std::int64_t n = a.x.elements();
-  check_floats({a.x, a.out});
-  check_flat({a.x}, a.x.type, n);
-  check_flat({a.out}, a.out.type, n);
   parallel_ranges(context.threads, n, 4096, [&](Range part) {
     context.hot.convert(a.x.range(part.begin, part.count()), a.out.range(part.begin, part.count()),
                         a.write, {0, 1});
@@ -24,12 +23,8 @@ void run(const Convert& a, const Context& context) {
 }
 
 void run(const TreeSum& a, const Context& context) {
-  check_floats({a.bias, a.out});
+  check(a);
   const std::int64_t n = a.out.elements(), parts = a.parts.extent(0);
-  TESSERA_CHECK(a.parts.rank >= 2 && parts >= 1, "sum of {} parts of {} axes", parts, a.parts.rank);
-  check_flat({a.parts}, DType::f32, parts * n);
-  check_flat({a.out}, a.out.type, n);
-  if (a.bias) check_flat({a.bias}, a.bias.type, a.out.cols());
   TreeSum b = a;
   b.parts = a.parts.reshaped({parts, n});
   parallel_ranges(context.threads, n, 4096,
@@ -45,10 +40,8 @@ std::int64_t scratch_bytes(const ExactSum&, const Context& context) {
 }
 
 void run(const ExactSum& a, const Context& context) {
+  check(a);
   const std::int64_t n = a.x.elements();
-  check_floats({a.x});
-  check_flat({a.x}, a.x.type, n);
-  check_flat({a.accumulator}, DType::i64, kExactSumWords);
   std::memset(a.scratch.data, 0, static_cast<std::size_t>(context.threads * kAccumulatorBytes));
   const auto part_words = [&](std::int64_t i) {
     return reinterpret_cast<std::int64_t*>(a.scratch.data) + i * kExactSumWords;

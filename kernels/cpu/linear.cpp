@@ -1,7 +1,7 @@
 #include <algorithm>
 
+#include "kernels/common/checks.hpp"
 #include "kernels/cpu/operations.hpp"
-#include "kernels/cpu/shapes.hpp"
 #include "kernels/cpu/team.hpp"
 
 // Every product is cut over N, the weight's rows, where that helps: a reduction over a whole

@@ -1,7 +1,7 @@
 #include <algorithm>
 
+#include "kernels/common/contracts.hpp"
 #include "kernels/cpu/operations.hpp"
-#include "kernels/cpu/shapes.hpp"
 #include "kernels/cpu/team.hpp"
 
 namespace tessera::kernels::cpu {
@@ -55,23 +55,10 @@ struct PartialSums {
   }
 };
 
-void check_groups(const NormBackward& a) {
-  TESSERA_CHECK(a.groups >= 1 && a.sum.rank == 3 && a.sum.extent(1) % a.groups == 0,
-                "{} groups of {} positions", a.groups, a.sum.rank == 3 ? a.sum.extent(1) : 0);
-}
-
 }  // namespace
 
 void run(const AddNorm& a, const Context& context) {
-  check_floats({a.resid});
-  check_same_type({a.resid, a.pending, a.weight, a.bias, a.sum, a.out});
-  check_same_matrix({a.resid, a.pending, a.sum, a.out});
-  check_same_matrix({a.weight, a.bias});
-  TESSERA_CHECK(static_cast<bool>(a.sum) == static_cast<bool>(a.pending),
-                "a sum is written when there is something pending, and only then");
-  check_flat({a.weight}, a.resid.type, a.resid.cols());
-  check_flat({a.stats}, DType::f32, 2 * a.resid.rows());
-  if (a.pending) check_dropout(a.dropout, a.pending.extent(0));
+  check(a);
   const DropoutRule rule = dropout_rule(a.dropout);
   AddNorm b = a;
   b.stats = a.stats.reshaped({a.resid.rows(), 2});
@@ -85,15 +72,7 @@ std::int64_t scratch_bytes(const NormBackward& a, const Context&) {
 }
 
 void run(const NormBackward& a, const Context& context) {
-  check_groups(a);
-  check_floats({a.sum, a.d_weight, a.d_bias});
-  check_same_type({a.sum, a.d_out, a.d_resid, a.weight, a.d_sum});
-  check_same_matrix({a.sum, a.d_out, a.d_resid, a.d_sum});
-  check_same_matrix({a.d_weight, a.d_bias});
-  check_flat({a.weight}, a.sum.type, a.sum.cols());
-  check_flat({a.d_weight}, a.d_weight.type, a.groups * a.sum.cols());
-  if (a.d_bias) check_flat({a.d_bias}, a.d_bias.type, a.groups * a.sum.cols());
-  check_flat({a.stats}, DType::f32, 2 * a.sum.rows());
+  check(a);
   NormBackward b = a;
   b.stats = a.stats.reshaped({a.sum.rows(), 2});
   const PartialSums sums(a);
@@ -122,21 +101,14 @@ void run(const NormBackward& a, const Context& context) {
 }
 
 void run(const AddPending& a, const Context& context) {
-  check_floats({a.resid});
-  check_same_type({a.resid, a.pending, a.sum});
-  check_same_matrix({a.resid, a.pending, a.sum});
-  check_dropout(a.dropout, a.pending.extent(0));
+  check(a);
   const DropoutRule rule = dropout_rule(a.dropout);
   parallel_ranges(context.threads, a.resid.rows(), 1,
                   [&](Range rows) { context.hot.add_pending(a, rule, rows); });
 }
 
 void run(const ApplyDropout& a, const Context& context) {
-  check_floats({a.x});
-  check_same_type({a.x, a.out});
-  check_same_matrix({a.x, a.out});
-  check_dropout(a.dropout, a.x.extent(0));
-  check_flat({a.dropout.samples}, DType::i64, a.x.extent(0));
+  check(a);
   const DropoutRule rule = dropout_rule(a.dropout);
   parallel_ranges(context.threads, a.x.rows(), 1,
                   [&](Range rows) { context.hot.apply_dropout(a, rule, rows); });

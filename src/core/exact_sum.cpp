@@ -2,79 +2,26 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
-#include <cmath>
-#include <limits>
+
+#include "core/exact_words.hpp"
 
 namespace tessera {
 
 void exact_add(ExactWords words, double value) {
-  if (value == 0) return;
-  const auto bits = std::bit_cast<std::uint64_t>(value);
-  const auto exponent = static_cast<int>((bits >> 52) & 0x7ffU);
-  const std::uint64_t mantissa =
-      (bits & ((1ULL << 52) - 1)) | (1ULL << 52);         // f32 products are never denormal doubles
-  const int shift = exponent - 1075 - kExactSumExponent;  // value = mantissa * 2^(shift - 320)
-  unsigned __int128 wide = mantissa;
-  int limb = 0;
-  if (shift >= 0) {
-    limb = shift / 32;
-    wide <<= shift % 32;
-  } else {
-    wide >>= -shift;  // the bits below are 0: value is a multiple of 2^-320
-  }
-  for (; wide != 0; wide >>= 32, ++limb) {
-    const auto part = static_cast<std::int64_t>(static_cast<std::uint64_t>(wide) & 0xffffffffU);
-    words[static_cast<std::size_t>(limb)] += value < 0 ? -part : part;
-  }
+  exact_words::split(
+      value, [&](int limb, std::int64_t part) { words[static_cast<std::size_t>(limb)] += part; });
 }
 
 void exact_merge(ExactWords words, ConstExactWords other) {
   for (std::size_t i = 0; i < words.size(); ++i) words[i] += other[i];
 }
 
-void exact_normalise(ExactWords words) {
-  std::int64_t carry = 0;
-  for (std::size_t i = 0; i + 1 < kExactSumLimbs; ++i) {
-    const std::int64_t limb = words[i] + carry;
-    carry = limb >> 32;  // floor
-    words[i] = limb & 0xffffffff;
-  }
-  words[kExactSumLimbs - 1] += carry;
-}
+void exact_normalise(ExactWords words) { exact_words::normalise(words.data()); }
 
 double exact_value(ConstExactWords words) {
-  if (words[kExactSumNan] > 0) return std::numeric_limits<double>::quiet_NaN();
-  if (words[kExactSumInf] > 0) return std::numeric_limits<double>::infinity();
   std::array<std::int64_t, kExactSumWords> sum;
   std::copy(words.begin(), words.end(), sum.begin());
-  exact_normalise(sum);
-  const bool negative = sum[kExactSumLimbs - 1] < 0;
-  if (negative) {
-    for (auto& limb : sum) limb = -limb;
-    exact_normalise(sum);
-  }
-  int top = kExactSumLimbs - 1;
-  while (top > 0 && sum[static_cast<std::size_t>(top)] == 0) --top;
-  // Four limbs hold at least 97 significant bits (or all there are); a sticky bit stands for all
-  // that lies below them.
-  unsigned __int128 window = 0;
-  for (int i = top; i > top - 4; --i) {
-    window =
-        (window << 32) | static_cast<std::uint64_t>(i >= 0 ? sum[static_cast<std::size_t>(i)] : 0);
-  }
-  bool sticky = false;
-  for (int i = top - 4; i >= 0; --i) sticky = sticky || sum[static_cast<std::size_t>(i)] != 0;
-  if (window == 0) return 0;
-  int drop = 0;
-  while ((window >> drop) >> 64 != 0) ++drop;
-  auto kept = static_cast<std::uint64_t>(window >> drop);
-  sticky = sticky || (window & ((static_cast<unsigned __int128>(1) << drop) - 1)) != 0;
-  if (sticky)
-    kept |= 1U;  // far below the 53rd bit, since kept has at least 65 - 32 + 31 bits; see the test
-  const double value =
-      std::ldexp(static_cast<double>(kept), drop + 32 * (top - 3) + kExactSumExponent);
-  return negative ? -value : value;
+  return exact_words::value(sum.data());
 }
 
 }  // namespace tessera

@@ -3,9 +3,6 @@
 namespace tessera::kernels::TESSERA_ISA {
 namespace {
 
-Vec relu(const Vec& x) { return select(x < Vec(0.0F), Vec(0.0F), x); }
-Vec relu_slope(const Vec& x) { return select(x > Vec(0.0F), Vec(1.0F), Vec(0.0F)); }
-
 template <typename T, typename F>
 void map_rows(const View& x, const View& y, Range rows, F f) {
   for (std::int64_t r = rows.begin; r < rows.end; ++r) {

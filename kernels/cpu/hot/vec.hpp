@@ -18,6 +18,7 @@
 #include "core/math.hpp"
 #include "core/view.hpp"
 #include "kernels/common/math.hpp"
+#include "kernels/common/types.hpp"
 
 namespace tessera::kernels::TESSERA_ISA {
 
@@ -230,16 +231,6 @@ TESSERA_INLINE void for_vectors(std::int64_t n, Body&& body) {
   std::int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) body(i, std::int64_t{kLanes});
   if (i < n) body(i, n - i);
-}
-
-/// f.operator()<T>() for the C++ type of a floating-point view.
-template <typename F>
-TESSERA_INLINE void with_type(DType type, F&& f) {
-  switch (type) {
-    case DType::bf16: f.template operator()<bf16>(); break;
-    case DType::f16: f.template operator()<f16>(); break;
-    default: f.template operator()<float>(); break;
-  }
 }
 
 /// Row r of a view whose leading axes are merged.

@@ -116,7 +116,7 @@ Attention call_of(const Inputs& in, const Tensor& out, const Tensor& lse) {
 }
 
 TEST(Attention, AgreesWithDoubleSoftmax) {
-  for_devices_and_types([](Device& device, DType type) {
+  for_cpu_devices_and_types([](Device& device, DType type) {
     for (const Case& c : kForward) {
       const Inputs in = make_inputs(c, type);
       Tensor out(type, {c.samples, c.queries, c.heads * c.dim}, c.gap);
@@ -210,7 +210,7 @@ Gradients backward(const Reference& r, const Numbers& d_out, const Numbers& out,
 }
 
 TEST(Attention, GradientsAgreeWithDouble) {
-  for_devices_and_types([](Device& device, DType type) {
+  for_cpu_devices_and_types([](Device& device, DType type) {
     for (const Case& c : kBackward) {
       const Inputs in = make_inputs(c, type);
       Tensor out(type, {c.samples, c.queries, c.heads * c.dim}, c.gap);
@@ -264,7 +264,7 @@ HeadPart head_part(const AttentionShape& whole, Range heads) {
 TEST(Attention, UnevenPartsOfTheHeadsMakeTheWhole) {
   const Case c{2, 70, 70, 12, 3, 20, 0, 0.2F};
   const std::vector<Range> cuts = {{0, 3}, {3, 4}, {4, 9}, {9, 10}, {10, 12}};
-  for_devices_and_types([&](Device& device, DType type) {
+  for_cpu_devices_and_types([&](Device& device, DType type) {
     const Inputs in = make_inputs(c, type);
     const std::vector<std::int64_t> q_shape = {c.samples, c.queries, c.heads * c.dim},
                                     k_shape = {c.samples, c.keys, c.kv_heads * c.dim};
@@ -392,7 +392,7 @@ TEST(Attention, ReferenceGradientsAgreeWithFiniteDifferences) {
 }
 
 TEST(Rope, TurnsPairsAndBack) {
-  for_devices_and_types([](Device& device, DType type) {
+  for_cpu_devices_and_types([](Device& device, DType type) {
     const std::int64_t samples = 2, tokens = 37, heads = 3, dim = 10, first = 1000;
     const auto x0 = Tensor::random(type, {samples, tokens, heads * dim}, 1, 1, 3);
     const Tensor x = x0.copy();

@@ -25,7 +25,7 @@ Row softmax_row(const Tensor& logits, std::int64_t r, std::int64_t vocabulary, d
 }
 
 TEST(Classify, LossAndGradientAgreeWithDouble) {
-  for_devices_and_types([](Device& device, DType type) {
+  for_cpu_devices_and_types([](Device& device, DType type) {
     for (std::int64_t vocabulary : {1, 13, 64, 97, 5003}) {
       const std::int64_t rows = 7, padded = vocabulary + 5;
       const auto logits0 = Tensor::random(type, {rows, padded}, 1, 5, 2);
@@ -178,7 +178,7 @@ PartsCase parts_case(DType type, std::int64_t vocabulary, std::int64_t padded) {
 }
 
 TEST(ClassifyParts, LossAndGradientAgreeWithDouble) {
-  for_devices_and_types([](Device& device, DType type) {
+  for_cpu_devices_and_types([](Device& device, DType type) {
     for (std::int64_t vocabulary : {6, 64, 97, 5003}) {
       const std::int64_t padded = vocabulary + 40;
       const PartsCase c = parts_case(type, vocabulary, padded);
@@ -231,7 +231,7 @@ TEST(ClassifyParts, LossAndGradientAgreeWithDouble) {
 }
 
 TEST(ClassifyParts, StatsSayWhatAPartKnows) {
-  for_devices_and_types([](Device& device, DType type) {
+  for_cpu_devices_and_types([](Device& device, DType type) {
     const std::int64_t vocabulary = 50;
     const PartsCase c = parts_case(type, vocabulary, 90);
     const ByParts got =
@@ -254,7 +254,7 @@ TEST(ClassifyParts, StatsSayWhatAPartKnows) {
 // The same sum of exponentials, rounded to f32 before its logarithm: u of the loss, beside the
 // rounding of both losses.
 TEST(ClassifyParts, OnePartIsClassify) {
-  for_devices_and_types([](Device& device, DType type) {
+  for_cpu_devices_and_types([](Device& device, DType type) {
     const std::int64_t vocabulary = 1003;
     const PartsCase c = parts_case(type, vocabulary, vocabulary);
     const ByParts got =

@@ -84,7 +84,7 @@ TEST(Convert, MatchesTheScalarConversionToTheBit) {
 }
 
 TEST(Convert, AddsInF32) {
-  for_devices_and_types([](Device& device, DType type) {
+  for_cpu_devices_and_types([](Device& device, DType type) {
     const auto x = Tensor::random(type, {1003}, 1);
     for (DType to : kTypes) {
       const auto before = Tensor::random(to, {1003}, 2);
@@ -107,7 +107,7 @@ float tree(const Tensor& parts, std::int64_t begin, std::int64_t end, std::int64
 }
 
 TEST(TreeSum, AddsInAnAlignedTreeAndRoundsOnce) {
-  for_devices_and_types([](Device& device, DType type) {
+  for_cpu_devices_and_types([](Device& device, DType type) {
     for (std::int64_t rows : {1, 3, 251}) {
       for (std::int64_t count : {1, 2, 3, 5, 7, 8, 13}) {
         const std::int64_t columns = 17, n = rows * columns;
@@ -171,7 +171,7 @@ void expect_exact(Device& device, const View& x, const char* what) {
 }
 
 TEST(ExactSum, EqualsOneExactAdditionAnElement) {
-  for_devices_and_types([](Device& device, DType type) {
+  for_cpu_devices_and_types([](Device& device, DType type) {
     for (std::int64_t n : {1, 15, 2047, 2048, 2049, 20011}) {
       expect_exact(device, any_bits(type, std::max<std::int64_t>(n, 15)).view().range(0, n),
                    "any bits");

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/cpu/device.hpp"
+#include "support/cuda_test_device.hpp"
 
 namespace tessera::kernels::test {
 
@@ -133,14 +134,36 @@ inline std::vector<Isa> isas() {
 }
 inline const std::vector<DType> kTypes = {DType::f32, DType::bf16, DType::f16};
 
-/// f(device, type) for every instruction set and type.
-inline void for_devices_and_types(const std::function<void(Device&, DType)>& f) {
+/// f(device) for every instruction set.
+inline void for_cpu_devices(const std::function<void(Device&)>& f) {
   for (Isa isa : isas()) {
-    for (DType type : kTypes) {
-      SCOPED_TRACE(fmt::format("{} {}", enum_word(isa), to_string(type)));
-      f(*make_cpu_device({.threads = 2, .isa = isa}), type);
-    }
+    SCOPED_TRACE(enum_word(isa));
+    f(*make_cpu_device({.threads = 2, .isa = isa}));
   }
+}
+/// f(device) for every instruction set and an emulated GPU.
+inline void for_devices(const std::function<void(Device&)>& f) {
+  for_cpu_devices(f);
+  SCOPED_TRACE("emulated CUDA");
+  f(*tessera::test::make_cuda_test_device());
+}
+
+/// f(device, type) for the same devices and every type.
+inline void for_cpu_devices_and_types(const std::function<void(Device&, DType)>& f) {
+  for_cpu_devices([&](Device& device) {
+    for (DType type : kTypes) {
+      SCOPED_TRACE(to_string(type));
+      f(device, type);
+    }
+  });
+}
+inline void for_devices_and_types(const std::function<void(Device&, DType)>& f) {
+  for_devices([&](Device& device) {
+    for (DType type : kTypes) {
+      SCOPED_TRACE(to_string(type));
+      f(device, type);
+    }
+  });
 }
 
 /// |got - want| <= bound(i), element by element.

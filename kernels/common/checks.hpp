@@ -1,11 +1,11 @@
-// Checks that several operations share.
+// Checks that several operations share, whatever the back end.
 #pragma once
 
 #include <initializer_list>
 
 #include "kernels/api/access.hpp"
 
-namespace tessera::kernels::cpu {
+namespace tessera::kernels {
 
 /// Absent views pass; the others must be f32, bf16 or f16.
 void check_floats(std::initializer_list<View> views);
@@ -18,7 +18,4 @@ void check_flat(std::initializer_list<View> views, DType type, std::int64_t coun
 /// 0 <= p < 1, first >= 0, and when p > 0 one i64 index a sample.
 void check_dropout(const Dropout& dropout, std::int64_t samples);
 
-/// Sets a matrix to 0, gaps between rows excluded.
-void clear_rows(const View& x, int threads);
-
-}  // namespace tessera::kernels::cpu
+}  // namespace tessera::kernels

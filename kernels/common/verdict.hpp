@@ -1,0 +1,25 @@
+// The verdict on a step from its exact norm, shared by every back end.
+#pragma once
+
+#include <cmath>
+
+#include "core/exact_words.hpp"
+#include "kernels/common/math.hpp"
+
+namespace tessera::kernels {
+
+struct VerdictNumbers {
+  float apply, coefficient;
+};
+
+/// See Verdict in api/optimizer.hpp; `squares` (kExactSumWords) is used up.
+TESSERA_INLINE VerdictNumbers verdict_of(std::int64_t* squares, float unscale, double clip_norm) {
+  const double norm = std::sqrt(exact_words::value(squares)) * static_cast<double>(unscale);
+  const bool apply = norm - norm == 0;  // neither infinite nor NaN
+  double clip = 1;
+  if (apply && clip_norm > 0 && clip_norm / (norm + 1e-6) < 1) clip = clip_norm / (norm + 1e-6);
+  return {.apply = apply ? 1.0F : 0.0F,
+          .coefficient = static_cast<float>(static_cast<double>(unscale) * clip)};
+}
+
+}  // namespace tessera::kernels

@@ -1,0 +1,63 @@
+#include "kernels/cuda/activation.cuh"
+
+#include "kernels/common/contracts.hpp"
+#include "kernels/common/types.hpp"
+#include "kernels/cuda/map.cuh"
+#include "kernels/cuda/operations.hpp"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+template <typename T, typename F>
+void run_as(const Activate& a, const Context& context) {
+  using Run = ActivateRun<T, F>;
+  const Run body{rows_of<T>(a.x), rows_of<T>(a.y), wide<Run::V>({a.x, a.y})};
+  map<Run::V>(context, a.kName, body, a.y.rows(), a.y.cols());
+}
+
+template <typename T, typename F>
+void run_as(const ActivateBackward& a, const Context& context) {
+  using Run = ActivateBackwardRun<T, F>;
+  const Run body{rows_of<T>(a.x), rows_of<T>(a.d_y), rows_of<T>(a.d_x),
+                 wide<Run::V>({a.x, a.d_y, a.d_x})};
+  map<Run::V>(context, a.kName, body, a.d_y.rows(), a.d_y.cols());
+}
+
+template <typename T>
+void run_swiglu(const Activate& a, const Context& context) {
+  using Run = SwigluRun<T>;
+  const View gate = a.x.col_range(0, a.y.cols()), up = a.x.col_range(a.y.cols(), a.y.cols());
+  const Run body{rows_of<T>(gate), rows_of<T>(up), rows_of<T>(a.y), wide<Run::V>({gate, up, a.y})};
+  map<Run::V>(context, a.kName, body, a.y.rows(), a.y.cols());
+}
+
+template <typename T>
+void run_swiglu(const ActivateBackward& a, const Context& context) {
+  using Run = SwigluBackwardRun<T>;
+  const std::int64_t columns = a.d_y.cols();
+  const View gate = a.x.col_range(0, columns), up = a.x.col_range(columns, columns);
+  const View d_gate = a.d_x.col_range(0, columns), d_up = a.d_x.col_range(columns, columns);
+  const Run body{rows_of<T>(gate),  rows_of<T>(up),
+                 rows_of<T>(a.d_y), rows_of<T>(d_gate),
+                 rows_of<T>(d_up),  wide<Run::V>({gate, up, a.d_y, d_gate, d_up})};
+  map<Run::V>(context, a.kName, body, a.d_y.rows(), columns);
+}
+
+template <typename Operation>
+void run_kind(const Operation& a, const Context& context) {
+  check(a);
+  with_type(a.x.type, [&]<typename T>() {
+    switch (a.kind) {
+      case ActivationKind::gelu: run_as<T, Gelu>(a, context); break;
+      case ActivationKind::relu: run_as<T, Relu>(a, context); break;
+      case ActivationKind::swiglu: run_swiglu<T>(a, context); break;
+    }
+  });
+}
+
+}  // namespace
+
+void run(const Activate& a, const Context& context) { run_kind(a, context); }
+void run(const ActivateBackward& a, const Context& context) { run_kind(a, context); }
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,18 @@
+// What every operation of the CUDA back end may use besides its arguments.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+namespace tessera::kernels::cuda {
+
+/// The stream on which work is queued now; device, collectives and copies of a rank share it.
+struct Queue {
+  cudaStream_t stream = nullptr;
+};
+
+struct Context {
+  const Queue& queue;
+  int multiprocessors;  // for the size of grids; no bit of a result depends on it
+};
+
+}  // namespace tessera::kernels::cuda

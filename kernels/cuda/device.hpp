@@ -1,0 +1,19 @@
+// The CUDA back end: every operation on the current device's memory, queued on a stream.
+#pragma once
+
+#include <memory>
+
+#include "kernels/api/device.hpp"
+#include "kernels/cuda/context.hpp"
+
+namespace tessera::kernels {
+
+/// Runs on the CUDA device that is current now; `queue` must outlive it. run() returns when the
+/// work is queued on the queue's stream of that moment. Bits of a result depend on the call's
+/// shapes, types and settings only: not on addresses, nor on how many multiprocessors there are.
+/// Throws InternalError for arguments that break an operation's contract. What lies in device
+/// memory cannot be refused: a row with a token or a target outside of the vocabulary becomes NaN,
+/// and EmbedBackward leaves it out.
+std::unique_ptr<Device> make_cuda_device(const cuda::Queue& queue);
+
+}  // namespace tessera::kernels

@@ -1,0 +1,39 @@
+// Calls of CUDA's runtime that throw when they fail, and the one way to launch a kernel.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "core/error.hpp"
+
+namespace tessera::kernels::cuda {
+
+/// Throws MemoryError when the device has no memory left, DeviceError for anything else; `what`
+/// names the operation or the call.
+void check_cuda(cudaError_t code, const char* what);
+
+struct Launch {
+  const char* operation;
+  cudaStream_t stream;
+  std::int64_t blocks;
+  int threads;
+  std::int64_t shared_bytes = 0;  // of dynamic shared memory
+};
+
+/// Queues `kernel`; nothing happens where there are no blocks.
+template <typename... Parameters>
+void launch(const Launch& l, void (*kernel)(Parameters...),
+            const std::type_identity_t<Parameters>&... arguments) {
+  if (l.blocks == 0) return;
+  TESSERA_CHECK(l.blocks <= 0x7fffffff, "{}: {} blocks", l.operation, l.blocks);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(l.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(l.threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(l.shared_bytes);
+  config.stream = l.stream;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, arguments...), l.operation);
+}
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,49 @@
+// How much scratch the CUDA back end's operations need, and how their sums are divided: functions
+// of shapes alone, without CUDA, so that a plan made on any machine knows the memory of a GPU's
+// run.
+#pragma once
+
+#include <memory>
+
+#include "kernels/api/device.hpp"
+
+namespace tessera::kernels {
+
+/// Answers scratch_bytes as make_cuda_device does, on any machine; run() is an InternalError.
+std::unique_ptr<Device> make_cuda_planner();
+
+}  // namespace tessera::kernels
+
+namespace tessera::kernels::cuda {
+
+/// Most operations need none; the others overload this.
+template <typename Operation>
+std::int64_t scratch_bytes(const Operation&) {
+  return 0;
+}
+std::int64_t scratch_bytes(const EmbedBackward&);
+std::int64_t scratch_bytes(const NormBackward&);
+std::int64_t scratch_bytes(const Rope&);
+
+/// Partial sums of NormBackward, (2, groups, chunks, C) f32 in scratch: weights, then biases. A
+/// chunk's rows are added up by one block.
+struct NormPartials {
+  std::int64_t groups, group_rows, chunks, columns;
+
+  explicit NormPartials(const NormBackward&);
+  std::int64_t bytes() const;
+};
+
+/// EmbedBackward's sort of places by their row of the table: keys and places twice, as a radix sort
+/// takes them from one to the other, and how often each tile of places has each digit.
+struct PlaceSort {
+  static constexpr int kDigitBits = 8, kDigits = 1 << kDigitBits;
+  static constexpr std::int64_t kTile = 2048;  // places that a block sorts
+  std::int64_t places, tiles;
+  int passes;  // digits of a row's index
+
+  explicit PlaceSort(const EmbedBackward&);
+  std::int64_t bytes() const;
+};
+
+}  // namespace tessera::kernels::cuda

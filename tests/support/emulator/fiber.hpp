@@ -1,0 +1,36 @@
+// A stack of its own to run on, switched by hand.
+#pragma once
+
+#include <ucontext.h>
+
+#include <csetjmp>
+#include <cstddef>
+#include <memory>
+
+namespace tessera::emulator {
+
+/// A place that execution can leave and come back to: a fiber's, or that of whoever runs fibers. A
+/// fiber is entered by swapcontext, afterwards by _longjmp, which does not touch signal masks and
+/// so needs no system call.
+class Fiber {
+ public:
+  Fiber() = default;
+  Fiber(const Fiber&) = delete;
+  Fiber& operator=(const Fiber&) = delete;
+
+  /// At the first switch to it `enter(argument)` begins, which must never return.
+  void prepare(void (*enter)(void*), void* argument, std::byte* stack, std::size_t bytes);
+  /// Leaves `this`, which is running, for `to`; returns when something switches back.
+  void switch_to(Fiber& to);
+
+ private:
+  static void begin(unsigned high, unsigned low);
+
+  std::jmp_buf at_;
+  ucontext_t start_{};
+  bool begun_ = true;  // not so between prepare() and the first switch
+  void (*enter_)(void*) = nullptr;
+  void* argument_ = nullptr;
+};
+
+}  // namespace tessera::emulator
