@@ -1,14 +1,11 @@
 // What every operation of the CUDA back end may use besides its arguments.
 #pragma once
 
-#include <cuda_runtime_api.h>
+#include "core/cuda.hpp"
 
 namespace tessera::kernels::cuda {
 
-/// The stream on which work is queued now; device, collectives and copies of a rank share it.
-struct Queue {
-  cudaStream_t stream = nullptr;
-};
+using Queue = CudaQueue;
 
 struct Context {
   const Queue& queue;

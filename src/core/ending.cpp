@@ -7,8 +7,6 @@ namespace tessera {
 Ending current_ending() {
   try {
     throw;
-  } catch (const DeviceError& e) {  // the machine's fault as often as tessera's
-    return {e.exit_code(), e.what()};
   } catch (const Error& e) {
     if (e.exit_code() != ExitCode::internal) return {e.exit_code(), e.what()};
     return {e.exit_code(),

@@ -61,11 +61,10 @@ using NonFiniteError = ErrorOf<ExitCode::non_finite>;
 using IoError = ErrorOf<ExitCode::io>;              // the operating system refused
 using InternalError = ErrorOf<ExitCode::internal>;  // a bug of Tessera's
 
-/// An accelerator or its driver refused, or a kernel broke. Memory that it lacks is a MemoryError.
-struct DeviceError : Error {
-  explicit DeviceError(std::string message,
-                       std::source_location where = std::source_location::current())
-      : Error(ExitCode::internal, std::move(message), where) {}
+/// A GPU, its driver or its libraries refused: as with a dead peer, another node may do. Memory
+/// that it lacks is a MemoryError.
+struct DeviceError : ErrorOf<ExitCode::comm> {
+  using ErrorOf::ErrorOf;
 };
 
 /// An error that every rank has learnt of and throws alike: they can leave together.

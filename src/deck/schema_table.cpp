@@ -100,8 +100,10 @@ constexpr SchemaRow kRows[] = {
                                          {.limits = at_least(1), .unset = "no limit of this kind"}),
     row<&Deck::run, &RunSection::seed>("run.seed", "of initial weights, dropout and data order",
                                        {.limits = at_least(0), .on_resume = refused}),
-    row<&Deck::run, &RunSection::backend>("run.backend", "where kernels run",
-                                          {.built = "auto cpu debug"}),
+    row<&Deck::run, &RunSection::backend>(
+        "run.backend",
+        "where kernels run; auto: on GPUs where there are any; debug: on the CPU, in memory that "
+        "the host cannot touch"),
     row<&Deck::run, &RunSection::reproducible>(
         "run.reproducible",
         "the promise: none, same bits on the same layout, or same bits on every layout",

@@ -14,7 +14,8 @@ inline constexpr std::size_t kCompute = 0;
 struct Work {
   std::size_t stream = kCompute;
   std::vector<Event> waits;
-  std::size_t part = 0;  // whose time it is, if it computes
+  std::size_t part = 0;   // whose time it is, if it computes
+  const char* name = "";  // outlives the step; for profilers
 };
 
 /// Seconds since the step's begin.

@@ -12,7 +12,7 @@ namespace {
 
 /// Every rank of the job makes the same groups in the same order; those of one rank need no
 /// communicator.
-Groups make_groups(const Backend& backend, const plan::PlanInputs& in, std::int64_t rank) {
+Groups make_groups(const backend::Backend& backend, const plan::PlanInputs& in, std::int64_t rank) {
   const MeshPlace place = in.mesh.place_of(rank);
   Groups groups = self_groups();
   const auto make = [&](bool several, MeshGroup kind, std::unique_ptr<comm::Group>& group) {
@@ -38,8 +38,10 @@ Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
   const deck::Deck& deck = loaded.deck;
   threads_ = thread_count(deck.run, mpi.cores());
   omp_set_num_threads(threads_);
-  backend_ = make_backend(deck.run.backend, threads_);
+  const backend::Ranks ranks{mpi, job.control};
+  backend_ = backend::make_backend(deck.run.backend, threads_, &ranks);
   inputs_ = plan_inputs(deck, shapes, mpi.node_of(), *backend_.device);
+  inputs_.nccl = backend_.kind == deck::Backend::cuda;
   place_ = inputs_.mesh.place_of(mpi.rank());
   groups_ = make_groups(backend_, inputs_, mpi.rank());
   make_plans(shapes);
@@ -86,7 +88,7 @@ void Engine::allocate(const comm::MpiSession& mpi) {
     memory::check_available(most, mpi.job().local);
   });
   control_.together([&] {  // once all have looked at what is free
-    resident_before_ = memory::resident_bytes();
+    in_use_before_ = memory_in_use();
     for (const auto& [id, word] : EnumWords<plan::ArenaId>::table) {
       memory::Tier& tier = id == plan::ArenaId::host ? *backend_.host_tier : *backend_.device_tier;
       arenas_.push_back(std::make_unique<memory::Arena>(std::string(word), tier,
@@ -116,6 +118,12 @@ StepOutput Engine::run(const PreparedPlan& prepared, const StepInput& input, con
   high_water_ = plan::most_of(high_water_, prepared.bound.reach());
   const auto load = [&](std::int64_t k, const plan::LoadBatch& views) { batches.load(k, views); };
   return executor_->run(prepared.bound, input, load, hooks, profile);
+}
+
+double Engine::peak_rate() const { return inputs_.compute == DType::f32 ? 0 : backend_.peak_rate; }
+
+std::int64_t Engine::memory_in_use() const {
+  return memory::resident_bytes() + backend_.device_tier->apart_in_use();
 }
 
 plan::ArenaBytes Engine::arenas() const {

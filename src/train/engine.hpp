@@ -6,11 +6,10 @@
 #include <optional>
 #include <span>
 
-#include "comm/mpi/mpi_group.hpp"
+#include "backend/backend.hpp"
 #include "deck/load.hpp"
 #include "memory/arena.hpp"
 #include "plan/ledger.hpp"
-#include "train/backend.hpp"
 #include "train/batches.hpp"
 #include "train/executor.hpp"
 #include "train/job.hpp"
@@ -39,6 +38,10 @@ class Engine {
   const MeshPlace& place() const { return place_; }
   std::int64_t data_ranks() const { return inputs_.mesh.data; }
   int threads() const { return threads_; }
+  /// What the ranks compute on, and the highest rate in flop/s that matrix products of the compute
+  /// type reach there; 0 where that is not known.
+  const std::string& device_name() const { return backend_.name; }
+  double peak_rate() const;
   ModelState& state() { return *state_; }
 
   const PreparedPlan& prepared(const plan::PlanShape& shape) const { return prepared_.at(shape); }
@@ -58,24 +61,25 @@ class Engine {
   std::vector<plan::ArenaBytes> of_largest_ranks(const plan::ArenaBytes& own) const;
   /// Of all arenas.
   std::int64_t bytes() const;
-  /// How much more memory is resident than before the arenas were made.
-  std::int64_t resident_growth() const { return memory::resident_bytes() - resident_before_; }
+  /// How much more memory is in use than before the arenas were made, on the host and the device.
+  std::int64_t memory_growth() const { return memory_in_use() - in_use_before_; }
 
  private:
+  std::int64_t memory_in_use() const;
   void make_plans(std::span<const plan::PlanShape> shapes);
   void allocate(const comm::MpiSession& mpi);
 
   const deck::LoadedDeck& loaded_;
   const comm::Control& control_;
   int threads_ = 1;
-  Backend backend_;
+  backend::Backend backend_;
   plan::PlanInputs inputs_;
   MeshPlace place_;
   Groups groups_;
   std::map<plan::PlanShape, plan::Plan> plans_;
   std::map<plan::PlanShape, PreparedPlan> prepared_;
   std::vector<std::unique_ptr<memory::Arena>> arenas_;  // by plan::ArenaId
-  std::int64_t resident_before_ = 0;
+  std::int64_t in_use_before_ = 0;
   plan::ArenaBytes high_water_{};
   std::optional<ModelState> state_;
   std::unique_ptr<memory::Streams> streams_;  // after the arenas that its work uses

@@ -156,7 +156,8 @@ void Executor::issue(const BoundPlan& bound, const Hooks& hooks, Whereabouts::Ru
     if (hooks.before) hooks.before(bound_op);
     memory::Work work{.stream = static_cast<std::size_t>(op->stream),
                       .waits = waits,
-                      .part = static_cast<std::size_t>(op->unit + 1)};
+                      .part = static_cast<std::size_t>(op->unit + 1),
+                      .name = plan::call_name(call).data()};
     if (op->stream != plan::Stream::compute) {
       streams_.enqueue(std::move(work),
                        [this, &bound_op] { return std::make_unique<Named>(*this, bound_op); });

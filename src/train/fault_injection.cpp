@@ -178,10 +178,12 @@ Executor::Hooks FaultInjection::hooks(const PreparedPlan& prepared) {
     View element;
   };
   std::vector<Poison> poisons;
+  bool any = false;  // of all ranks: they queue a step alike, with hooks or without
   for (Planned& p : planned_) {
+    if (p.fault.kind != FaultKind::nan || step_ != p.fault.step) continue;
+    any = true;
     const bool again = p.spent && p.step == step_;
-    if (p.fault.kind != FaultKind::nan || !mine(p) || step_ != p.fault.step || (p.spent && !again))
-      continue;
+    if (!mine(p) || (p.spent && !again)) continue;
     const plan::Op& sum = first_sum(prepared.plan(), p.tensor.unit);
     const DType type = engine_.inputs().accumulate;
     const std::int64_t at =
@@ -189,7 +191,7 @@ Executor::Hooks FaultInjection::hooks(const PreparedPlan& prepared) {
     const View element(plan::symbolic(gradient_of(prepared.plan(), sum), at), type, {1});
     poisons.push_back({&p, &sum, prepared.bound.real(element)});
   }
-  if (poisons.empty()) return {};
+  if (!any) return {};
   const auto poison_gradients = [this, poisons](const BoundPlan::BoundOp& op) {
     for (const Poison& poison : poisons) {
       if (poison.before != op.op) continue;

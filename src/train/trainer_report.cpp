@@ -62,9 +62,8 @@ void Trainer::report_start() {
       count_text(static_cast<double>(parameters)), inputs.config.layers, inputs.config.hidden,
       inputs.config.heads, inputs.config.vocab, deck_.batch.sequence));
   report_.say(fmt::format(
-      "layout    {} data x {} pipeline x {} tensor, ZeRO-{}, {} ranks a node, {} threads a rank",
-      ranks, inputs.mesh.pipeline, inputs.mesh.tensor, inputs.stage, world.local,
-      engine_->threads()));
+      "layout    {} data x {} pipeline x {} tensor, ZeRO-{}, {} ranks a node, each on {}", ranks,
+      inputs.mesh.pipeline, inputs.mesh.tensor, inputs.stage, world.local, engine_->device_name()));
   report_.say(fmt::format(
       "batch     {} sequences a step = {} data ranks x {} micro-batches x {}, {} tokens; {} steps",
       global, ranks, first.micro_batches, first.micro,
@@ -159,6 +158,7 @@ void Trainer::report_step(const StepResult& r) {
   const double rate = tokens / r.times.total;
   const double tflops = model::flop_per_token(engine_->inputs().config, deck_.batch.sequence) *
                         rate / static_cast<double>(ranks) / 1e12;
+  const double peak = engine_->peak_rate();
   const double lr = progress_.lr_factor * rate_->at(progress_.applied + (r.applied ? 0 : 1));
   const auto& wire = engine_->prepared(shape(plan::PlanPurpose::train, global)).wire;
   const IoBytes io = io_bytes();
@@ -171,7 +171,7 @@ void Trainer::report_step(const StepResult& r) {
                  {"samples", progress_.samples},
                  {"step_ms", r.times.total * 1e3},
                  {"tokens_per_s", rate},
-                 {"mfu", nullptr},
+                 {"mfu", peak > 0 ? nlohmann::json(tflops * 1e12 / peak) : nlohmann::json()},
                  {"tflops_per_rank", tflops},
                  {"comm_exposed_ms", r.times.comm_exposed * 1e3},
                  {"pipeline_exposed_ms", r.times.pipeline_exposed * 1e3},
@@ -190,11 +190,12 @@ void Trainer::report_step(const StepResult& r) {
   if (step % std::max<std::int64_t>(1, deck_.log.every) != 0 && step != run_steps_) return;
   report_.say(fmt::format(
       "step {}/{} | loss {:.6f} | norm {:.4f} | lr {:.1e} | {:.1f} ms (comm {:.1f}%, "
-      "io {:.1f}%) | n/a MFU | {} tok/s | "
+      "io {:.1f}%) | {} MFU | {} tok/s | "
       "{:.1f} GiB",
       step, run_steps_, r.loss, r.grad_norm, lr, r.times.total * 1e3,
       100 * r.times.comm_exposed / r.times.total, 100 * r.times.copy_exposed / r.times.total,
-      count_text(rate), static_cast<double>(engine_->bytes()) / 0x1p30));
+      peak > 0 ? fmt::format("{:.1f}%", 100 * tflops * 1e12 / peak) : "n/a", count_text(rate),
+      static_cast<double>(engine_->bytes()) / 0x1p30));
 }
 
 void Trainer::report_end(std::string_view reason) {
@@ -205,7 +206,7 @@ void Trainer::report_end(std::string_view reason) {
     for (double s : totals_.steps.compute) compute += s;
     return compute;
   }());
-  const std::int64_t grown = control_.max(engine_->resident_growth());
+  const std::int64_t grown = control_.max(engine_->memory_growth());
   const auto high_water = engine_->of_largest_ranks(engine_->high_water());
   if (!report_) return;
   const StepTimes& spent = totals_.steps;
@@ -253,7 +254,7 @@ void Trainer::report_end(std::string_view reason) {
         "it is not on");
   }
   const std::int64_t predicted = engine_->bytes();
-  report_.say(fmt::format("  memory: {} predicted for the arenas, resident memory grew by {}",
+  report_.say(fmt::format("  memory: {} predicted for the arenas, memory in use grew by {}",
                           plan::human_bytes(predicted), plan::human_bytes(grown)));
   report_.event({{"event", "end"},
                  {"reason", reason},

@@ -3,9 +3,9 @@
 
 #include <cstdio>
 
+#include "backend/backend.hpp"
 #include "core/cores.hpp"
 #include "io/tokenizer.hpp"
-#include "train/backend.hpp"
 #include "train/generator.hpp"
 #include "train/setup.hpp"
 #include "verbs/model_source.hpp"
@@ -36,7 +36,7 @@ ExitCode run(const GenerateOptions& o) {
   check_tokenizer(tokenizer, source);
   const int threads = train::thread_count({}, cores_each(std::array{own_cores()}));
   omp_set_num_threads(threads);
-  const train::Backend backend = train::make_backend(deck::Backend::automatic, threads);
+  const auto backend = backend::make_backend(deck::Backend::automatic, threads, nullptr);
   train::Generator generator(train::model_config(source.model), *backend.device,
                              *backend.device_tier, source.parameters);
 

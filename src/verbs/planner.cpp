@@ -2,9 +2,9 @@
 
 #include <CLI/CLI.hpp>
 
+#include "backend/backend.hpp"
 #include "core/cores.hpp"
 #include "deck/ranks.hpp"
-#include "kernels/cpu/device.hpp"
 #include "train/setup.hpp"
 
 namespace tessera::verbs {
@@ -39,13 +39,19 @@ Planner make_planner(const LayoutOptions& layout) {
                           ? layout.threads
                           : train::thread_count(p.loaded.deck.run, cores_each(masks));
   const std::array alone{own_cores()};
-  for (int i = 0; i < cores_each(alone); ++i)
-    p.devices.push_back(kernels::make_cpu_device({.threads = threads}));
+  bool nccl = false;
+  for (int i = 0; i < cores_each(alone); ++i) {
+    auto planning = backend::make_planning_device(p.loaded.deck.run.backend, threads);
+    p.devices.push_back(std::move(planning.device));
+    nccl = planning.nccl;
+  }
   p.shapes =
       train::training_shapes(p.loaded.deck, train::mesh_of(p.loaded.deck, layout.ranks).data);
   std::vector<int> node_of;
   for (std::int64_t r = 0; r < layout.ranks; ++r) node_of.push_back(static_cast<int>(r / local));
+
   p.inputs = train::plan_inputs(p.loaded.deck, p.shapes, node_of, *p.devices.front());
+  p.inputs.nccl = nccl;
   return p;
 }
 

@@ -12,7 +12,7 @@ import unittest
 
 from tessera import BINARY, RunTest, kill_tree, ranks_of, tiny_deck, write_megatron
 
-DECK, DATA, MEMORY, NON_FINITE, IO = 2, 3, 4, 6, 7
+DECK, DATA, MEMORY, COMM, NON_FINITE, IO = 2, 3, 4, 5, 6, 7
 
 
 class BadInput(RunTest):
@@ -51,6 +51,11 @@ class BadInput(RunTest):
         job = self.run_job(2, "train", path, each=True)
         self.assert_refused(DECK, [f"bad.toml:{line}:", "rate", "seed"], job)
         self.assertEqual(job.output.count(f"bad.toml:{line}:"), 1, "one rank speaks, not all")
+
+    def test_no_gpu(self):
+        if any(pathlib.Path("/dev").glob("nvidia[0-9]*")):
+            self.skipTest("this machine has NVIDIA GPUs")
+        self.refuse(COMM, "run.backend", "GPU", run__backend="cuda")
 
     def test_set_and_usage(self):
         path = self.deck("good", tiny_deck(self.corpus))

@@ -1,6 +1,5 @@
 // Stands in for CUDA's header of this name where g++ compiles kernels for the emulator: as much of
-// the language and of the runtime library as the product uses. Device memory is host memory, and a
-// stream has done its work when a call returns.
+// the language and of the runtime library as the product uses. Device memory is host memory.
 #pragma once
 
 #include <cmath>
@@ -13,6 +12,7 @@
 
 #include "cuda_runtime_api.h"
 #include "emulator.hpp"
+#include "support/emulator/streams.hpp"
 
 #define __global__
 #define __device__
@@ -155,12 +155,13 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   const auto* function = reinterpret_cast<const void*>(kernel);
   if (config->dynamicSmemBytes > tessera::emulator::shared_limit(function))
     return cudaErrorInvalidValue;
-  const std::tuple<std::decay_t<Parameters>...> values(std::forward<Arguments>(arguments)...);
   const auto extent = [](const dim3& d) { return tessera::emulator::Extent{d.x, d.y, d.z}; };
-  tessera::emulator::run_grid(__PRETTY_FUNCTION__, extent(config->gridDim),
-                              extent(config->blockDim), config->dynamicSmemBytes,
-                              [&] { std::apply(kernel, values); });
-  return cudaSuccess;
+  const std::tuple<std::decay_t<Parameters>...> values(std::forward<Arguments>(arguments)...);
+  return tessera::emulator::queue_work(
+      config->stream, [=, name = __PRETTY_FUNCTION__, grid = extent(config->gridDim),
+                       block = extent(config->blockDim), bytes = config->dynamicSmemBytes] {
+        tessera::emulator::run_grid(name, grid, block, bytes, [&] { std::apply(kernel, values); });
+      });
 }
 template <typename Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute attribute, int value) {

@@ -110,8 +110,8 @@ TEST(Values, WrongTypesAndRanges) {
 }
 
 TEST(Values, WhatIsNotBuiltIsSaid) {
-  EXPECT_EQ(refusal_of("run.backend=cuda"),
-            "--set #1: run.backend = \"cuda\" is not available in this version (only auto, cpu, debug)");
+  EXPECT_EQ(refusal_of("precision.matmul=fp8"),
+            "--set #1: precision.matmul = \"fp8\" is not available in this version (only same)");
   for (const char* set :
        {"model.norm_placed=after", "model.position=sinusoidal", "precision.matmul=tf32",
         "zero.secondary=node", "zero.secondary=4", "zero.quantize.weights=int8",

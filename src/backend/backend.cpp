@@ -1,12 +1,16 @@
-#include "train/backend.hpp"
+#include "backend/backend.hpp"
 
-#include "comm/mpi/mpi_group.hpp"
+#include "backend/gpus.hpp"
+#ifdef TESSERA_HAVE_CUDA
+#include "backend/cuda_backend.hpp"
+#endif
 #include "kernels/cpu/device.hpp"
+#include "kernels/cuda/scratch.hpp"
 #include "memory/background.hpp"
 #include "memory/hidden_tier.hpp"
 #include "memory/host_streams.hpp"
 
-namespace tessera::train {
+namespace tessera::backend {
 namespace {
 
 /// The call with addresses that the CPU can use.
@@ -46,7 +50,9 @@ class HiddenGroup : public comm::Group {
 };
 
 Backend cpu_backend(int threads) {
-  return {.device_tier = std::make_unique<memory::HostTier>(),
+  return {.kind = deck::Backend::cpu,
+          .name = fmt::format("{} CPU thread{}", threads, threads == 1 ? "" : "s"),
+          .device_tier = std::make_unique<memory::HostTier>(),
           .host_tier = std::make_unique<memory::HostTier>(),
           .device = kernels::make_cpu_device({.threads = threads}),
           .make_streams =
@@ -59,6 +65,7 @@ Backend cpu_backend(int threads) {
 
 Backend debug_backend(int threads) {
   Backend b = cpu_backend(threads);
+  b.kind = deck::Backend::debug;
   auto tier = std::make_unique<memory::HiddenTier>();
   const memory::HiddenTier& hidden = *tier;
   b.device = std::make_unique<HiddenDevice>(std::move(b.device), hidden);
@@ -74,8 +81,39 @@ Backend debug_backend(int threads) {
 
 }  // namespace
 
-Backend make_backend(deck::Backend kind, int threads) {
-  return kind == deck::Backend::debug ? debug_backend(threads) : cpu_backend(threads);
+#ifndef TESSERA_HAVE_CUDA
+[[noreturn]] static Backend make_cuda_backend(const Ranks*) {
+  throw DeviceError(fmt::format(
+      "this tessera is built without CUDA{}: build it where nvcc is on PATH, or set run.backend = "
+      "\"cpu\"",
+      nvidia_gpus() > 0 ? fmt::format(", and {} has NVIDIA GPUs", comm::host_name()) : ""));
+}
+#endif
+
+/// What `auto` means on this machine.
+static deck::Backend chosen(deck::Backend kind) {
+  if (kind != deck::Backend::automatic) return kind;
+  return nvidia_gpus() > 0 ? deck::Backend::cuda : deck::Backend::cpu;
 }
 
-}  // namespace tessera::train
+Backend make_backend(deck::Backend kind, int threads, const Ranks* ranks) {
+  kind = chosen(kind);
+  if (ranks != nullptr) {
+    ranks->control.must_agree(static_cast<std::uint64_t>(kind),
+                              "some nodes of the job have NVIDIA GPUs and some have none: ask "
+                              "Slurm for nodes of one kind, or set run.backend = \"cpu\"");
+  }
+  switch (kind) {
+    case deck::Backend::cuda: return make_cuda_backend(ranks);
+    case deck::Backend::debug: return debug_backend(threads);
+    default: return cpu_backend(threads);
+  }
+}
+
+PlanningDevice make_planning_device(deck::Backend kind, int threads) {
+  if (chosen(kind) == deck::Backend::cuda)
+    return {.device = kernels::make_cuda_planner(), .nccl = true};
+  return {.device = kernels::make_cpu_device({.threads = threads}), .nccl = false};
+}
+
+}  // namespace tessera::backend

@@ -1,0 +1,51 @@
+// What a rank computes on: kernels, memory, streams and groups that belong together.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "comm/mpi/mpi_group.hpp"
+#include "deck/words.hpp"
+#include "kernels/api/device.hpp"
+#include "memory/streams.hpp"
+#include "memory/tier.hpp"
+
+namespace tessera::backend {
+
+struct Backend {
+  deck::Backend kind = deck::Backend::cpu;    // never automatic
+  std::string name;                           // "4 CPU threads", "an NVIDIA H200", for people
+  double peak_rate = 0;                       // of 16-bit matrix products, flop/s; 0: not known
+  std::unique_ptr<memory::Tier> device_tier;  // where kernels compute
+  std::unique_ptr<memory::Tier> host_tier;    // what the host reads beside steps
+  std::unique_ptr<kernels::Device> device;
+  std::function<std::unique_ptr<memory::Streams>()> make_streams;
+  /// As comm::make_mpi_group.
+  std::function<std::unique_ptr<comm::Group>(std::span<const int> members,
+                                             const comm::GroupShape& shape)>
+      make_group;
+};
+
+/// The ranks of a job that choose together.
+struct Ranks {
+  const comm::MpiSession& mpi;
+  const comm::Control& control;
+};
+
+/// cpu: kernels of the CPU, with so many threads. debug: the same, in memory that the host cannot
+/// reach. cuda: a GPU of its own for every rank of a node, in their order. auto: cuda where there
+/// are NVIDIA GPUs, cpu where there are none; never cpu because a GPU cannot be used. Collective
+/// over the ranks, if there are any: all get the same kind, or throw. Throws DeviceError, which
+/// says what to do.
+Backend make_backend(deck::Backend kind, int threads, const Ranks* ranks);
+
+/// What a run with this backend would compute on, as far as plans must know it: without a GPU.
+struct PlanningDevice {
+  std::unique_ptr<kernels::Device> device;  // for sizes of scratch
+  bool nccl = false;                        // carries between ranks
+};
+PlanningDevice make_planning_device(deck::Backend kind, int threads);
+
+}  // namespace tessera::backend

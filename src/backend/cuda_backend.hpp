@@ -1,0 +1,12 @@
+// The back end of NVIDIA GPUs; a part of the program where it is built with CUDA.
+#pragma once
+
+#include "backend/backend.hpp"
+
+namespace tessera::backend {
+
+/// Makes a GPU this rank's, and all that computes on it. Collective over the ranks, if there are
+/// any. Throws DeviceError on every rank where one has none, or where GPUs differ.
+Backend make_cuda_backend(const Ranks* ranks);
+
+}  // namespace tessera::backend

@@ -1,0 +1,102 @@
+#include "backend/gpus.hpp"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <charconv>
+#include <fstream>
+#include <map>
+
+namespace tessera::backend {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string first_word(const fs::path& file) {
+  std::ifstream in(file);
+  std::string word;
+  in >> word;
+  return word;
+}
+
+}  // namespace
+
+int nvidia_gpus(const fs::path& root) {
+  int count = 0;
+  std::error_code ignored;  // no PCI bus, no GPUs
+  for (const auto& device : fs::directory_iterator(root / "sys/bus/pci/devices", ignored)) {
+    const bool nvidia = first_word(device.path() / "vendor") == "0x10de";
+    // Class 3 is display controllers; data-centre GPUs call themselves 3D controllers.
+    count += nvidia && first_word(device.path() / "class").starts_with("0x03") ? 1 : 0;
+  }
+  return count;
+}
+
+std::vector<int> cores_near(const std::string& bus_id, const fs::path& root) {
+  std::vector<int> cores;
+  const std::string list = first_word(root / "sys/bus/pci/devices" / bus_id / "local_cpulist");
+  for (const char *at = list.data(), *end = at + list.size(); at < end;) {
+    int first = 0, last = 0;
+    auto read = std::from_chars(at, end, first);
+    if (read.ec != std::errc{}) return {};
+    last = first;
+    if (read.ptr < end && *read.ptr == '-') {
+      read = std::from_chars(read.ptr + 1, end, last);
+      if (read.ec != std::errc{} || last - first > 1 << 16) return {};
+    }
+    for (int core = first; core <= last; ++core) cores.push_back(core);
+    at = read.ptr + 1;  // past the comma
+  }
+  return cores;
+}
+
+std::string GpuOfRank::text() const { return host + '|' + uuid + '|' + name; }
+
+GpuOfRank GpuOfRank::parse(const std::string& text) {
+  const auto first = text.find('|'), second = text.find('|', first + 1);
+  return {.host = text.substr(0, first),
+          .uuid = text.substr(first + 1, second - first - 1),
+          .name = text.substr(second + 1)};
+}
+
+std::optional<std::string> objection(std::span<const GpuOfRank> ranks, bool shared) {
+  std::map<std::string, std::size_t> rank_of;
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    if (ranks[r].name != ranks[0].name) {
+      return fmt::format(
+          "rank 0 has a {} on {}, rank {} a {} on {}: a job needs GPUs of one type; ask Slurm for "
+          "them by --constraint or --gpus-per-node=TYPE:N",
+          ranks[0].name, ranks[0].host, r, ranks[r].name, ranks[r].host);
+    }
+    const auto [other, first] = rank_of.try_emplace(ranks[r].uuid, r);
+    if (first || shared) continue;
+    return fmt::format(
+        "ranks {} and {} have the same GPU of {}: start as many ranks on a node as it has GPUs "
+        "(--ntasks-per-node with --gpus-per-node)",
+        other->second, r, ranks[r].host);
+  }
+  return std::nullopt;
+}
+
+double peak_rate(const std::string& name) {
+  // NVIDIA's data sheets, without sparsity. A name that begins another's comes after it.
+  constexpr std::array<std::pair<std::string_view, double>, 13> kRates = {{{"A100", 312e12},
+                                                                           {"A800", 312e12},
+                                                                           {"A30", 165e12},
+                                                                           {"A40", 149.7e12},
+                                                                           {"L40S", 362e12},
+                                                                           {"L40", 181e12},
+                                                                           {"L4", 121e12},
+                                                                           {"H100 PCIe", 756e12},
+                                                                           {"H100", 989.4e12},
+                                                                           {"H800", 989.4e12},
+                                                                           {"H200", 989.4e12},
+                                                                           {"B200", 2250e12},
+                                                                           {"B100", 1750e12}}};
+  for (const auto& [part, rate] : kRates) {
+    if (name.find(part) != std::string::npos) return rate;
+  }
+  return 0;
+}
+
+}  // namespace tessera::backend

@@ -1,0 +1,36 @@
+// The GPUs of a node, as the operating system knows them, and who gets which.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace tessera::backend {
+
+/// NVIDIA display and compute devices on the PCI bus, whether or not a driver serves them. `root`
+/// is where /sys is.
+int nvidia_gpus(const std::filesystem::path& root = "/");
+
+/// The cores near the PCI device "0000:1b:00.0"; empty where the system does not say.
+std::vector<int> cores_near(const std::string& bus_id, const std::filesystem::path& root = "/");
+
+/// A rank's GPU.
+struct GpuOfRank {
+  std::string host, uuid, name;
+
+  std::string text() const;
+  static GpuOfRank parse(const std::string& text);
+};
+
+/// Why these ranks cannot work together, by rank; nothing where they can. `shared`: several ranks
+/// may use one GPU, as tests do.
+std::optional<std::string> objection(std::span<const GpuOfRank> ranks, bool shared);
+
+/// The highest rate of matrix products of a GPU of this name, in flop/s, from its data sheet:
+/// dense, of 16-bit elements. 0 where it is not known.
+double peak_rate(const std::string& name);
+
+}  // namespace tessera::backend

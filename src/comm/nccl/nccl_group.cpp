@@ -1,0 +1,308 @@
+#include "comm/nccl/nccl_group.hpp"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdlib>
+#include <exception>
+#include <thread>
+#include <vector>
+
+#include "comm/mpi/mpi_group.hpp"
+#include "comm/nccl/nccl.hpp"
+
+namespace tessera::comm {
+namespace {
+
+using kernels::Convert;
+using kernels::TreeSum;
+
+#define NCCL_TRY(call) nccl_->check(nccl_->call, #call, comm())
+
+ncclDataType_t nccl_type(DType type) {
+  switch (type) {
+    case DType::f32: return ncclFloat32;
+    case DType::bf16: return ncclBfloat16;
+    case DType::f16: return ncclFloat16;
+    case DType::i32: return ncclInt32;
+    case DType::i64: return ncclInt64;
+    default: throw InternalError(fmt::format("{} in a collective", to_string(type)));
+  }
+}
+
+std::size_t count_of(std::int64_t n) { return static_cast<std::size_t>(n); }
+
+/// A communicator that is connected, or the error that says why it could not be.
+class Communicator {
+ public:
+  Communicator(std::shared_ptr<const Nccl> nccl, const ncclUniqueId& id, int rank, int size,
+               double patience)
+      : nccl_(std::move(nccl)) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;  // so that we can stop waiting
+    settle(nccl_->ncclCommInitRankConfig(&comm_, size, id, rank, &config), "ncclCommInitRankConfig",
+           patience);
+  }
+  ~Communicator() {
+    if (comm_ == nullptr) return;
+    // What others have not joined would keep destruction waiting.
+    std::uncaught_exceptions() > 0 ? nccl_->ncclCommAbort(comm_) : nccl_->ncclCommDestroy(comm_);
+  }
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  ncclComm_t get() const { return comm_; }
+
+  /// Waits until a call that goes on in the background has come to its end.
+  void settle(ncclResult_t code, const char* call, double patience) const {
+    using Clock = std::chrono::steady_clock;
+    const auto begin = Clock::now();
+    while (code == ncclInProgress) {
+      if (std::chrono::duration<double>(Clock::now() - begin).count() > patience) {
+        throw CommError(fmt::format(
+            "{}: GPUs have not connected within {:.0f} s: see that the nodes reach each other "
+            "(NCCL_SOCKET_IFNAME names the network), NCCL_DEBUG=INFO tells more",
+            call, patience));
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      nccl_->check(nccl_->ncclCommGetAsyncError(comm_, &code), "ncclCommGetAsyncError", comm_);
+    }
+    nccl_->check(code, call, comm_);
+  }
+
+ private:
+  std::shared_ptr<const Nccl> nccl_;
+  ncclComm_t comm_ = nullptr;
+};
+
+/// Every rank's id, by world rank; who is not the first of a group gives none.
+std::vector<ncclUniqueId> exchange_ids(const ncclUniqueId& own) {
+  int size = 0;
+  MPI_TRY(MPI_Comm_size(MPI_COMM_WORLD, &size));
+  std::vector<ncclUniqueId> all(static_cast<std::size_t>(size));
+  MPI_TRY(
+      MPI_Allgather(&own, sizeof own, MPI_BYTE, all.data(), sizeof own, MPI_BYTE, MPI_COMM_WORLD));
+  return all;
+}
+
+class NcclGroup : public Group {
+ public:
+  /// `communicators`: one for collectives; messages use that of their edge.
+  NcclGroup(std::shared_ptr<const Nccl> nccl,
+            std::vector<std::unique_ptr<Communicator>> communicators, const GroupShape& shape,
+            std::int64_t rank, const CudaQueue& queue, kernels::Device& device, double patience)
+      : nccl_(std::move(nccl)),
+        communicators_(std::move(communicators)),
+        shape_(shape),
+        rank_(rank),
+        queue_(queue),
+        device_(device),
+        patience_(patience) {}
+
+  std::int64_t rank() const override { return rank_; }
+  const GroupShape& shape() const override { return shape_; }
+  std::unique_ptr<memory::Task> start(const CollectiveCall& call) override {
+    std::visit([this](const auto& c) { queue(c); }, call);
+    return nullptr;
+  }
+
+  /// Messages of neighbours in a ring must not wait for each other: those that a rank sends and
+  /// those that it receives are on different communicators, also where the ring closes.
+  static constexpr std::size_t kEdges = 3;
+  static std::size_t edge(std::int64_t sender, std::int64_t size) {
+    return sender + 1 == size ? 2 : static_cast<std::size_t>(sender % 2);
+  }
+
+ private:
+  ncclComm_t comm(std::size_t edge = 0) const { return communicators_[edge]->get(); }
+
+  /// Calls that are queued as one.
+  template <typename F>
+  void together(F&& f, std::size_t edge = 0) {
+    NCCL_TRY(ncclGroupStart());
+    f();
+    communicators_[edge]->settle(nccl_->ncclGroupEnd(), "ncclGroupEnd", patience_);
+    for (const auto& c : communicators_) {
+      ncclResult_t state = ncclSuccess;
+      NCCL_TRY(ncclCommGetAsyncError(c->get(), &state));
+      c->settle(state, "a collective", patience_);
+    }
+  }
+
+  void queue(const AllGather& c) {
+    const std::int64_t bytes = c.shard.elements() / c.blocks * size_of(c.shard.type);
+    together([&] {
+      for (std::int64_t b = 0; b < c.blocks; ++b) {
+        NCCL_TRY(ncclAllGather(c.shard.data + b * bytes, c.full.data + b * shape_.size * bytes,
+                               count_of(bytes), ncclUint8, comm(), queue_.stream));
+      }
+    });
+  }
+
+  void queue(const AllReduceWords& c) {
+    together([&] {
+      NCCL_TRY(ncclAllReduce(c.words.data, c.words.data, count_of(c.words.elements()), ncclInt64,
+                             ncclSum, comm(), queue_.stream));
+    });
+  }
+
+  void queue(const Send& c) {
+    const std::size_t e = edge(rank_, shape_.size);
+    together(
+        [&] {
+          NCCL_TRY(ncclSend(c.data.data, count_of(c.data.elements()), nccl_type(c.data.type),
+                            static_cast<int>(c.peer), comm(e), queue_.stream));
+        },
+        e);
+  }
+  void queue(const Receive& c) {
+    const std::size_t e = edge(c.peer, shape_.size);
+    together(
+        [&] {
+          NCCL_TRY(ncclRecv(c.data.data, count_of(c.data.elements()), nccl_type(c.data.type),
+                            static_cast<int>(c.peer), comm(e), queue_.stream));
+        },
+        e);
+  }
+
+  void queue(const ReduceScatter& c) {
+    TESSERA_CHECK(c.staging.span_bytes() >= reduce_scatter_staging(shape_, c.wire, c.full.type),
+                  "staging of {} bytes", c.staging.span_bytes());
+    const std::int64_t block = c.shard.elements() / c.blocks, most = nccl_piece(shape_);
+    for (std::int64_t b = 0; b < c.blocks; ++b) {
+      if (shape_.nccl_sums(c.wire, c.full.type)) {
+        sum_by_nccl(c, b * block, block);
+        continue;
+      }
+      for (std::int64_t at = 0; at < block; at += most)
+        sum_in_order(c, Piece(*this, c, b * block, at, std::min(most, block - at)));
+    }
+  }
+
+  /// `count` elements of every slot of a block, from `at` on.
+  struct Piece {
+    std::int64_t count;
+    std::vector<View> full;  // by rank
+    View shard;
+    // In the staging: f32 by rank, what arrives, what is sent.
+    View parts, received, sent;
+
+    Piece(const NcclGroup& g, const ReduceScatter& c, std::int64_t block, std::int64_t at,
+          std::int64_t n)
+        : count(n), shard(c.shard.range(block + at, n)) {
+      const std::int64_t size = g.shape_.size, length = c.shard.elements() / c.blocks;
+      for (std::int64_t r = 0; r < size; ++r)
+        full.push_back(c.full.range(block * size + r * length + at, n));
+      std::byte* next = c.staging.data;
+      const auto take = [&](DType type, std::int64_t elements) {
+        const View v(next, type, {elements});
+        next += elements * size_of(type);
+        return v;
+      };
+      const std::int64_t whole = size * nccl_piece(g.shape_);
+      parts = take(DType::f32, whole);
+      received = c.wire == DType::f32 ? parts : take(c.wire, whole);
+      if (c.wire != c.full.type) sent = take(c.wire, whole);
+    }
+    View slot(const View& of, std::int64_t rank) const { return of.range(rank * count, count); }
+  };
+
+  void convert(const View& from, const View& to, Write write = Write::overwrite) {
+    device_.run(Convert{.x = from, .out = to, .write = write});
+  }
+
+  /// What goes to each rank, as the wire's type.
+  std::vector<View> outgoing(const ReduceScatter& c, const Piece& p) {
+    if (c.wire == c.full.type) return p.full;
+    std::vector<View> all;
+    for (std::int64_t r = 0; r < shape_.size; ++r) {
+      all.push_back(p.slot(p.sent, r));
+      convert(p.full[static_cast<std::size_t>(r)], all.back());
+    }
+    return all;
+  }
+
+  void sum_in_order(const ReduceScatter& c, const Piece& p) {
+    const std::vector<View> out = outgoing(c, p);
+    together([&] {
+      for (std::int64_t k = 1; k < shape_.size; ++k) {  // each rank starts with another peer
+        const std::int64_t to = (rank_ + k) % shape_.size,
+                           from = (rank_ - k + shape_.size) % shape_.size;
+        NCCL_TRY(ncclSend(out[static_cast<std::size_t>(to)].data, count_of(p.count),
+                          nccl_type(c.wire), static_cast<int>(to), comm(), queue_.stream));
+        NCCL_TRY(ncclRecv(p.slot(p.received, from).data, count_of(p.count), nccl_type(c.wire),
+                          static_cast<int>(from), comm(), queue_.stream));
+      }
+    });
+    for (std::int64_t r = 0; r < shape_.size; ++r) {
+      // The own contribution too is what the wire's type holds.
+      if (r == rank_) {
+        convert(out[static_cast<std::size_t>(r)], p.slot(p.parts, r));
+      } else if (c.wire != DType::f32) {
+        convert(p.slot(p.received, r), p.slot(p.parts, r));
+      }
+    }
+    device_.run(
+        TreeSum{.parts = p.parts.range(0, shape_.size * p.count).reshaped({shape_.size, p.count}),
+                .out = p.shard,
+                .write = c.write});
+  }
+
+  /// Into the shard, or into the own slot first where it is to be added.
+  void sum_by_nccl(const ReduceScatter& c, std::int64_t block, std::int64_t length) {
+    const View full = c.full.range(block * shape_.size, shape_.size * length),
+               shard = c.shard.range(block, length), slot = full.range(rank_ * length, length);
+    const bool direct = shard.type == DType::f32 && c.write == Write::overwrite;
+    together([&] {
+      NCCL_TRY(ncclReduceScatter(full.data, direct ? shard.data : slot.data, count_of(length),
+                                 ncclFloat32, ncclSum, comm(), queue_.stream));
+    });
+    if (!direct) convert(slot, shard, c.write);
+  }
+
+  std::shared_ptr<const Nccl> nccl_;
+  std::vector<std::unique_ptr<Communicator>> communicators_;
+  GroupShape shape_;
+  std::int64_t rank_;
+  const CudaQueue& queue_;
+  kernels::Device& device_;
+  double patience_;
+};
+
+}  // namespace
+
+void Nccl::check(ncclResult_t code, const char* call, ncclComm_t comm) const {
+  if (code == ncclSuccess || code == ncclInProgress) return;
+  throw CommError(fmt::format("{}: {}; {} (NCCL_DEBUG=INFO tells more)", call,
+                              ncclGetErrorString(code), ncclGetLastError(comm)));
+}
+
+std::shared_ptr<const Nccl> open_nccl() {
+  // Collectives of different groups begin in the order in which we queue them, on every rank alike.
+  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+  return std::make_shared<const Nccl>();
+}
+
+std::unique_ptr<Group> make_nccl_group(std::shared_ptr<const Nccl> nccl,
+                                       std::span<const int> members, const GroupShape& shape,
+                                       const CudaQueue& queue, kernels::Device& device,
+                                       double patience) {
+  int world_rank = 0;
+  MPI_TRY(MPI_Comm_rank(MPI_COMM_WORLD, &world_rank));
+  const auto mine = std::find(members.begin(), members.end(), world_rank) - members.begin();
+  std::vector<std::unique_ptr<Communicator>> communicators;
+  for (std::size_t e = 0; e < NcclGroup::kEdges; ++e) {
+    ncclUniqueId id{};
+    if (!members.empty() && mine == 0) nccl->check(nccl->ncclGetUniqueId(&id), "ncclGetUniqueId");
+    const auto ids = exchange_ids(id);
+    if (members.empty()) continue;
+    communicators.push_back(std::make_unique<Communicator>(
+        nccl, ids[static_cast<std::size_t>(members.front())], static_cast<int>(mine),
+        static_cast<int>(members.size()), patience));
+  }
+  if (members.empty()) return nullptr;
+  return std::make_unique<NcclGroup>(nccl, std::move(communicators), shape, mine, queue, device,
+                                     patience);
+}
+
+}  // namespace tessera::comm

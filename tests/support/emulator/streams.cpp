@@ -1,0 +1,259 @@
+#include "support/emulator/streams.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <memory>
+#include <random>
+#include <set>
+#include <stdexcept>
+#include <vector>
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// A place in a stream that others may wait for.
+struct Point {
+  bool reached = false;
+  Clock::time_point when;
+};
+using PointRef = std::shared_ptr<Point>;
+
+struct Work {
+  std::function<void()> run;
+  PointRef waits;  // may be null
+};
+
+using Nodes = std::set<std::size_t>;
+
+}  // namespace
+
+struct CUgraph_st {
+  struct Node {
+    std::function<void()> run;
+    Nodes after;
+  };
+  std::vector<Node> nodes;
+};
+struct CUgraphExec_st {
+  CUgraph_st graph;
+};
+struct CUstream_st {
+  std::deque<Work> queue;
+  CUgraph_st* capture = nullptr;  // being taken down; owned by the stream that began it
+  Nodes last;                     // nodes that the next one comes after
+};
+struct CUevent_st {
+  PointRef point;
+  CUgraph_st* capture = nullptr;  // recorded in it, after `last`
+  Nodes last;
+};
+
+namespace {
+
+struct Device {
+  std::set<cudaStream_t> streams;
+  std::mt19937 random{1};
+
+  static Device& one() {
+    static Device device;
+    return device;
+  }
+
+  std::size_t draw(std::size_t n) { return random() % n; }
+
+  /// Runs work, of streams in any order that waits allow, until `done`.
+  void run_until(const std::function<bool()>& done) {
+    while (!done()) {
+      std::vector<cudaStream_t> ready;
+      for (cudaStream_t s : streams) {
+        if (!s->queue.empty() && (!s->queue.front().waits || s->queue.front().waits->reached))
+          ready.push_back(s);
+      }
+      if (ready.empty()) throw std::runtime_error("streams wait for each other");
+      cudaStream_t chosen = ready[draw(ready.size())];
+      const Work work = std::move(chosen->queue.front());
+      chosen->queue.pop_front();
+      if (work.run) work.run();
+    }
+  }
+  void run_all() {
+    run_until([this] {
+      return std::all_of(streams.begin(), streams.end(),
+                         [](cudaStream_t s) { return s->queue.empty(); });
+    });
+  }
+  bool capturing() const {
+    return std::any_of(streams.begin(), streams.end(),
+                       [](cudaStream_t s) { return s->capture != nullptr; });
+  }
+};
+
+void reach(const PointRef& point) {
+  point->reached = true;
+  point->when = Clock::now();
+}
+
+/// Nodes in an order that their edges allow.
+void run_graph(const CUgraph_st& graph) {
+  std::set<std::size_t> left;
+  for (std::size_t i = 0; i < graph.nodes.size(); ++i) left.insert(i);
+  while (!left.empty()) {
+    std::vector<std::size_t> ready;
+    for (std::size_t i : left) {
+      const Nodes& after = graph.nodes[i].after;
+      if (std::none_of(after.begin(), after.end(), [&](std::size_t n) { return left.contains(n); }))
+        ready.push_back(i);
+    }
+    const std::size_t chosen = ready[Device::one().draw(ready.size())];
+    graph.nodes[chosen].run();
+    left.erase(chosen);
+  }
+}
+
+}  // namespace
+
+namespace tessera::emulator {
+
+cudaError_t queue_work(cudaStream_t stream, std::function<void()> work) {
+  if (stream == nullptr) {
+    if (Device::one().capturing()) return cudaErrorStreamCaptureUnsupported;
+    Device::one().run_all();
+    work();
+  } else if (stream->capture != nullptr) {
+    stream->capture->nodes.push_back({std::move(work), stream->last});
+    stream->last = {stream->capture->nodes.size() - 1};
+  } else {
+    stream->queue.push_back({std::move(work), nullptr});
+  }
+  return cudaSuccess;
+}
+
+}  // namespace tessera::emulator
+
+using tessera::emulator::queue_work;
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
+  *stream = *Device::one().streams.insert(new CUstream_st).first;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, 0); }
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0, *greatest = -5;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  cudaStreamSynchronize(stream);
+  Device::one().streams.erase(stream);
+  delete stream;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  if (Device::one().capturing()) return cudaErrorStreamCaptureUnsupported;
+  if (stream == nullptr) return cudaDeviceSynchronize();
+  Device::one().run_until([&] { return stream->queue.empty(); });
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceSynchronize() {
+  if (Device::one().capturing()) return cudaErrorStreamCaptureUnsupported;
+  Device::one().run_all();
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = new CUevent_st;
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
+  const bool captured = stream != nullptr && stream->capture != nullptr;
+  if (flags == cudaEventRecordExternal && !captured) return cudaErrorInvalidValue;
+  if (captured && flags != cudaEventRecordExternal) {
+    *event = {.point = nullptr, .capture = stream->capture, .last = stream->last};
+    return cudaSuccess;
+  }
+  auto point = std::make_shared<Point>();
+  *event = {.point = point, .capture = nullptr, .last = {}};
+  return queue_work(stream, [point] { reach(point); });
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return cudaEventRecordWithFlags(event, stream, 0);
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  return event->point && !event->point->reached ? cudaErrorNotReady : cudaSuccess;
+}
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
+  if (!from->point || !to->point) return cudaErrorInvalidValue;
+  if (!from->point->reached || !to->point->reached) return cudaErrorNotReady;
+  *ms = std::chrono::duration<float, std::milli>(to->point->when - from->point->when).count();
+  return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  if (event->capture != nullptr) {
+    if (stream->capture != nullptr && stream->capture != event->capture)
+      return cudaErrorStreamCaptureIsolation;
+    stream->capture = event->capture;
+    stream->last.insert(event->last.begin(), event->last.end());
+    return cudaSuccess;
+  }
+  if (stream->capture != nullptr && event->point) return cudaErrorStreamCaptureIsolation;
+  if (event->point) stream->queue.push_back({nullptr, event->point});
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  if (stream == nullptr || stream->capture != nullptr) return cudaErrorInvalidValue;
+  stream->capture = new CUgraph_st;
+  stream->last.clear();
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  if (stream->capture == nullptr) return cudaErrorInvalidValue;
+  *graph = stream->capture;
+  // What the origin comes after, directly or not.
+  Nodes joined = stream->last, next = joined;
+  while (!next.empty()) {
+    Nodes before;
+    for (std::size_t n : next) {
+      for (std::size_t a : (*graph)->nodes[n].after) {
+        if (joined.insert(a).second) before.insert(a);
+      }
+    }
+    next = before;
+  }
+  bool unjoined = false;
+  for (cudaStream_t s : Device::one().streams) {
+    if (s->capture != *graph) continue;
+    unjoined =
+        unjoined || !std::includes(joined.begin(), joined.end(), s->last.begin(), s->last.end());
+    s->capture = nullptr;
+    s->last.clear();
+  }
+  if (!unjoined) return cudaSuccess;
+  delete *graph;
+  *graph = nullptr;
+  return cudaErrorStreamCaptureUnjoined;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph, unsigned long long) {
+  *made = new CUgraphExec_st{*graph};
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
+  return queue_work(stream, [graph] { run_graph(graph->graph); });
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
+  delete graph;
+  return cudaSuccess;
+}

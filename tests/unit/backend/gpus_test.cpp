@@ -1,0 +1,75 @@
+// The GPUs of a node, from files as Linux shows them, and who may work with whom.
+#include "backend/gpus.hpp"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "support/temporary_directory.hpp"
+
+namespace tessera::backend {
+namespace {
+
+class Bus {
+ public:
+  void add(const std::string& id, const char* vendor, const char* device_class,
+           const char* cores = "") {
+    const auto device = directory_.path() / "sys/bus/pci/devices" / id;
+    std::filesystem::create_directories(device);
+    std::ofstream(device / "vendor") << vendor << '\n';
+    std::ofstream(device / "class") << device_class << '\n';
+    std::ofstream(device / "local_cpulist") << cores << '\n';
+  }
+  const std::filesystem::path& root() const { return directory_.path(); }
+
+ private:
+  test::TemporaryDirectory directory_;
+};
+
+TEST(Gpus, AreFoundOnTheBus) {
+  Bus bus;
+  EXPECT_EQ(nvidia_gpus(bus.root()), 0);
+  bus.add("0000:00:01.0", "0x8086", "0x030000");  // another maker's
+  bus.add("0000:1b:00.0", "0x10de", "0x030200");
+  bus.add("0000:1c:00.0", "0x10de", "0x030000");
+  bus.add("0000:1c:00.1", "0x10de", "0x040300");  // its sound
+  EXPECT_EQ(nvidia_gpus(bus.root()), 2);
+}
+
+TEST(Gpus, HaveCoresNearby) {
+  Bus bus;
+  bus.add("0000:1b:00.0", "0x10de", "0x030200", "0-2,8,10-11");
+  bus.add("0000:1c:00.0", "0x10de", "0x030200", "0-x");
+  EXPECT_EQ(cores_near("0000:1b:00.0", bus.root()), (std::vector<int>{0, 1, 2, 8, 10, 11}));
+  EXPECT_TRUE(cores_near("0000:1c:00.0", bus.root()).empty());
+  EXPECT_TRUE(cores_near("0000:ff:00.0", bus.root()).empty());
+}
+
+TEST(Gpus, MustBeAlikeAndApart) {
+  const GpuOfRank a{"n1", "aa", "NVIDIA H200"}, b{"n1", "bb", "NVIDIA H200"},
+      c{"n2", "cc", "NVIDIA A100-SXM4-80GB"};
+  EXPECT_FALSE(objection(std::array{a, b}, false));
+  const auto mixed = objection(std::array{a, b, c}, false);
+  ASSERT_TRUE(mixed);
+  EXPECT_NE(mixed->find("rank 2 a NVIDIA A100-SXM4-80GB on n2"), mixed->npos) << *mixed;
+  const auto twice = objection(std::array{a, b, a}, false);
+  ASSERT_TRUE(twice);
+  EXPECT_NE(twice->find("ranks 0 and 2"), twice->npos) << *twice;
+  EXPECT_FALSE(objection(std::array{a, b, a}, true));
+  EXPECT_EQ(GpuOfRank::parse(c.text()).name, c.name);
+  EXPECT_EQ(GpuOfRank::parse(c.text()).uuid, c.uuid);
+  EXPECT_EQ(GpuOfRank::parse(c.text()).host, c.host);
+}
+
+TEST(Gpus, HavePeakRates) {
+  EXPECT_EQ(peak_rate("NVIDIA H200"), 989.4e12);
+  EXPECT_EQ(peak_rate("NVIDIA H100 PCIe"), 756e12);
+  EXPECT_EQ(peak_rate("NVIDIA H100 80GB HBM3"), 989.4e12);
+  EXPECT_EQ(peak_rate("NVIDIA L40S"), 362e12);
+  EXPECT_EQ(peak_rate("NVIDIA L4"), 121e12);
+  EXPECT_EQ(peak_rate("NVIDIA B200"), 2250e12);
+  EXPECT_EQ(peak_rate("NVIDIA GeForce RTX 9990"), 0);
+}
+
+}  // namespace
+}  // namespace tessera::backend

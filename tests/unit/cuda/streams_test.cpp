@@ -1,0 +1,164 @@
+// A step over CUDA's streams, emulated: whatever the order in which streams go on, work comes after
+// what it waits for; the first time, as a graph is recorded, and when that is launched again.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "memory/arena.hpp"
+#include "memory/cuda/cuda_streams.hpp"
+#include "memory/cuda/cuda_tier.hpp"
+#include "support/emulator/streams.hpp"
+
+namespace tessera::memory {
+namespace {
+
+/// A step of random work and waits, and what happens in it.
+class RandomStep {
+ public:
+  explicit RandomStep(unsigned seed) : random_(seed) {
+    std::array<std::int64_t, kStreams> queued{};
+    for (int i = 0; i < 120; ++i) {
+      Work work{.stream = pick(3) == 0 ? kCompute : pick(kStreams), .part = pick(4)};
+      for (std::size_t k = pick(3); k > 0; --k) {
+        const std::size_t s = pick(kStreams);
+        if (s == work.stream || queued[s] == 0) continue;
+        const auto back = static_cast<std::int64_t>(pick(3));
+        work.waits.push_back({s, std::max<std::int64_t>(1, queued[s] - back)});
+      }
+      ++queued[work.stream];
+      works_.push_back(work);
+    }
+  }
+
+  /// Queues it; each piece says whether all that it comes after had happened.
+  void queue(CudaStreams& streams, CudaQueue& queue) {
+    std::array<std::int64_t, kStreams> number{};
+    for (const Work& work : works_) {
+      const std::int64_t own = ++number[work.stream];
+      const auto put = [&] {
+        ASSERT_EQ(emulator::queue_work(queue.stream, [this, work, own] { happen(work, own); }),
+                  cudaSuccess);
+      };
+      if (work.stream == kCompute) {
+        streams.run(work, put);
+      } else {
+        streams.enqueue(work, [&]() -> std::unique_ptr<Task> {
+          put();
+          return nullptr;
+        });
+      }
+    }
+  }
+
+  void expect_all_happened() {
+    std::size_t sum = 0;
+    for (const std::int64_t n : happened_) sum += static_cast<std::size_t>(n);
+    EXPECT_EQ(sum, works_.size());
+    EXPECT_EQ(too_early_, 0);
+    happened_ = {};
+  }
+  std::size_t size() const { return works_.size(); }
+
+ private:
+  std::size_t pick(std::size_t n) { return random_() % n; }
+  void happen(const Work& work, std::int64_t own) {
+    too_early_ += happened_[work.stream]++ != own - 1 ? 1 : 0;
+    for (const Event& e : work.waits) too_early_ += happened_[e.stream] < e.count ? 1 : 0;
+  }
+
+  std::mt19937 random_;
+  std::vector<Work> works_;
+  std::array<std::int64_t, kStreams> happened_{};
+  int too_early_ = 0;
+};
+
+TEST(CudaStreams, KeepTheOrderQueuedRecordedAndRepeated) {
+  for (unsigned seed = 0; seed < 30; ++seed) {
+    CudaQueue queue;
+    CudaStreams streams(queue);
+    RandomStep one(seed), other(seed + 1000);
+    for (int round = 0; round < 4; ++round) {
+      for (RandomStep* step : {&one, &other}) {
+        const bool queued = streams.begin({.key = step, .works = step->size()});
+        EXPECT_EQ(queued, round < 2) << "the third time it is launched as a graph";
+        if (queued) step->queue(streams, queue);
+        const Times t = streams.finish();
+        step->expect_all_happened();
+        double spent = 0;
+        for (const double s : t.parts) spent += s;
+        for (const double s : t.waited) spent += s;
+        EXPECT_GT(spent, 0);
+        EXPECT_LE(spent, t.total + 1e-6);
+        EXPECT_TRUE(t.works.empty());
+      }
+    }
+  }
+}
+
+TEST(CudaStreams, TimeEveryPieceOfWork) {
+  CudaQueue queue;
+  CudaStreams streams(queue);
+  RandomStep step(7);
+  for (int round = 0; round < 3; ++round) {
+    ASSERT_TRUE(streams.begin({.key = &step, .works = step.size(), .timing = Timing::works}));
+    step.queue(streams, queue);
+    const Times t = streams.finish();
+    step.expect_all_happened();
+    ASSERT_EQ(t.works.size(), step.size());
+    for (const Stretch& w : t.works) {
+      EXPECT_GE(w.begin, 0);
+      EXPECT_GE(w.end, w.begin);
+      EXPECT_LE(w.end, t.total);
+    }
+  }
+}
+
+TEST(CudaStreams, QueueStepsWithHooksEachTime) {
+  CudaQueue queue;
+  CudaStreams streams(queue);
+  RandomStep step(8);
+  for (int round = 0; round < 4; ++round) {
+    ASSERT_TRUE(streams.begin({.key = &step, .works = step.size(), .repeatable = false}));
+    step.queue(streams, queue);
+    streams.finish();
+    step.expect_all_happened();
+  }
+}
+
+TEST(CudaStreams, EndAfterAnExceptionWhileRecording) {
+  CudaQueue queue;
+  RandomStep step(9);
+  {
+    CudaStreams streams(queue);
+    for (int round = 0; round < 2; ++round) {
+      ASSERT_TRUE(streams.begin({.key = &step, .works = step.size()}));
+      if (round == 0) step.queue(streams, queue), streams.finish();
+    }
+    EXPECT_THROW(streams.run({.waits = {{.stream = 1, .count = 1}}}, [] {}), Error);
+  }
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess) << "it is recording still";
+}
+
+TEST(CudaTier, CopiesAfterWhatIsQueued) {
+  CudaQueue queue;
+  CudaStreams streams(queue);
+  CudaTier tier(queue);
+  PinnedTier pinned;
+  const Arena device("device", tier, 1000), host("host", pinned, 1000);
+  EXPECT_EQ(tier.in_place(device.base()), nullptr);
+  EXPECT_EQ(pinned.in_place(host.base()), host.base());
+  ASSERT_EQ(emulator::queue_work(queue.stream, [&] { device.base()[3] = std::byte{5}; }),
+            cudaSuccess);
+  EXPECT_EQ(device.base()[3], std::byte{0}) << "the emulator works at once";
+  std::byte seen{};
+  tier.read(device.base() + 3, {&seen, 1});
+  EXPECT_EQ(seen, std::byte{5});
+  tier.write(device.base() + 3, std::array{std::byte{6}});
+  EXPECT_EQ(tier.start_copy(device.base(), host.base(), 1000), nullptr);
+  EXPECT_EQ(host.base()[3], std::byte{0});
+  ASSERT_EQ(cudaStreamSynchronize(queue.stream), cudaSuccess);
+  EXPECT_EQ(host.base()[3], std::byte{6});
+}
+
+}  // namespace
+}  // namespace tessera::memory
