@@ -16,7 +16,7 @@ TESSERA_INLINE auto tree_sum(std::int64_t n, Term&& term) {
   decltype(term(n)) partial[kLevels];
   for (std::int64_t i = 0; i < n; ++i) {
     auto sum = term(i);
-#ifdef __CUDACC__
+#ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
     for (int level = 0; level < kLevels; ++level) {
@@ -29,7 +29,7 @@ TESSERA_INLINE auto tree_sum(std::int64_t n, Term&& term) {
   }
   auto sum = partial[0];
   bool begun = false;
-#ifdef __CUDACC__
+#ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
   for (int level = 0; level < kLevels; ++level) {

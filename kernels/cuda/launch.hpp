@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "core/error.hpp"
+#include "kernels/cuda/context.hpp"
 
 namespace tessera::kernels::cuda {
 
@@ -19,8 +20,14 @@ struct Launch {
   cudaStream_t stream;
   std::int64_t blocks;
   int threads;
-  std::int64_t shared_bytes = 0;  // of dynamic shared memory
+  std::int64_t shared_bytes;  // of dynamic shared memory
 };
+
+/// On the context's stream of now.
+inline Launch on(const Context& context, const char* operation, std::int64_t blocks, int threads,
+                 std::int64_t shared_bytes = 0) {
+  return {operation, context.queue.stream, blocks, threads, shared_bytes};
+}
 
 /// Queues `kernel`; nothing happens where there are no blocks.
 template <typename... Parameters>

@@ -33,11 +33,7 @@ void map(const Context& context, const char* operation, const Body& body, std::i
   constexpr std::int64_t kBlocksAtOnce = 8;  // 2048 threads a multiprocessor
   const std::int64_t blocks = std::min(ceil_div(rows * ceil_div(columns, V), kMapThreads),
                                        4 * kBlocksAtOnce * context.multiprocessors);
-  launch({.operation = operation,
-          .stream = context.queue.stream,
-          .blocks = blocks,
-          .threads = kMapThreads},
-         map_kernel<V, Body>, body, rows, columns);
+  launch(on(context, operation, blocks, kMapThreads), map_kernel<V, Body>, body, rows, columns);
 }
 
 }  // namespace tessera::kernels::cuda

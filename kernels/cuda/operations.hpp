@@ -6,7 +6,25 @@
 
 namespace tessera::kernels::cuda {
 
+void run(const Embed&, const Context&);
+void run(const EmbedBackward&, const Context&);
+void run(const AddPositions&, const Context&);
+void run(const AddNorm&, const Context&);
+void run(const NormBackward&, const Context&);
+void run(const AddPending&, const Context&);
+void run(const ApplyDropout&, const Context&);
+void run(const Rope&, const Context&);
 void run(const Activate&, const Context&);
 void run(const ActivateBackward&, const Context&);
+void run(const Classify&, const Context&);
+void run(const ClassifyPart&, const Context&);
+void run(const ClassifyLoss&, const Context&);
+void run(const ClassifyGradient&, const Context&);
+void run(const Verdict&, const Context&);
+void run(const AdamUpdate&, const Context&);
+void run(const Fill&, const Context&);
+void run(const Convert&, const Context&);
+void run(const TreeSum&, const Context&);
+void run(const ExactSum&, const Context&);
 
 }  // namespace tessera::kernels::cuda

@@ -392,7 +392,7 @@ TEST(Attention, ReferenceGradientsAgreeWithFiniteDifferences) {
 }
 
 TEST(Rope, TurnsPairsAndBack) {
-  for_cpu_devices_and_types([](Device& device, DType type) {
+  for_devices_and_types([](Device& device, DType type) {
     const std::int64_t samples = 2, tokens = 37, heads = 3, dim = 10, first = 1000;
     const auto x0 = Tensor::random(type, {samples, tokens, heads * dim}, 1, 1, 3);
     const Tensor x = x0.copy();
@@ -434,15 +434,16 @@ TEST(Rope, TurnsPairsAndBack) {
 }
 
 TEST(Rope, APositionTurnsAlikeWhereverACallBegins) {
-  const auto device = make_cpu_device({.threads = 2});
-  const auto x0 = Tensor::random(DType::f32, {1, 100, 8}, 1);
-  const Tensor whole = x0.copy(), parts = x0.copy();
-  run(*device, Rope{.x = whole.view(), .head_dim = 8, .first_position = 5});
-  const View head(parts.view().data, DType::f32, {1, 37, 8});
-  const View tail(parts.view().data + 37 * 8 * 4, DType::f32, {1, 63, 8});
-  run(*device, Rope{.x = head, .head_dim = 8, .first_position = 5});
-  run(*device, Rope{.x = tail, .head_dim = 8, .first_position = 42});
-  EXPECT_TRUE(parts.same_bits(whole));
+  for_devices([](Device& device) {
+    const auto x0 = Tensor::random(DType::f32, {1, 100, 8}, 1);
+    const Tensor whole = x0.copy(), parts = x0.copy();
+    run(device, Rope{.x = whole.view(), .head_dim = 8, .first_position = 5});
+    const View head(parts.view().data, DType::f32, {1, 37, 8});
+    const View tail(parts.view().data + 37 * 8 * 4, DType::f32, {1, 63, 8});
+    run(device, Rope{.x = head, .head_dim = 8, .first_position = 5});
+    run(device, Rope{.x = tail, .head_dim = 8, .first_position = 42});
+    EXPECT_TRUE(parts.same_bits(whole));
+  });
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ Row softmax_row(const Tensor& logits, std::int64_t r, std::int64_t vocabulary, d
 }
 
 TEST(Classify, LossAndGradientAgreeWithDouble) {
-  for_cpu_devices_and_types([](Device& device, DType type) {
+  for_devices_and_types([](Device& device, DType type) {
     for (std::int64_t vocabulary : {1, 13, 64, 97, 5003}) {
       const std::int64_t rows = 7, padded = vocabulary + 5;
       const auto logits0 = Tensor::random(type, {rows, padded}, 1, 5, 2);
@@ -80,39 +80,41 @@ TEST(Classify, LossAndGradientAgreeWithDouble) {
 }
 
 TEST(Classify, GradientAgreesWithFiniteDifferences) {
-  const auto device = make_cpu_device({.threads = 1});
-  const std::int64_t vocabulary = 11;
-  const auto logits0 = Tensor::random(DType::f32, {1, vocabulary}, 1, 2);
-  const Tensor logits = logits0.copy();
-  Tensor target(DType::i32, {1}), loss(DType::f32, {1}), scale(DType::f32, {1});
-  target.set(0, 4), scale.set(0, 1);
-  run(*device, Classify{.logits = logits.view(),
-                        .targets = target.view(),
-                        .losses = loss.view(),
-                        .scale = scale.view(),
-                        .vocab = vocabulary});
-  const Numbers want = numeric_gradient(
-      [&](const Numbers& x) {
-        double sum = 0;
-        for (double v : x) sum += std::exp(v);
-        return std::log(sum) - x[4];
-      },
-      logits0.numbers());
-  expect_within(
-      logits, want, [](std::int64_t) { return 1e-6; }, "gradient");
+  for_devices([](Device& device) {
+    const std::int64_t vocabulary = 11;
+    const auto logits0 = Tensor::random(DType::f32, {1, vocabulary}, 1, 2);
+    const Tensor logits = logits0.copy();
+    Tensor target(DType::i32, {1}), loss(DType::f32, {1}), scale(DType::f32, {1});
+    target.set(0, 4), scale.set(0, 1);
+    run(device, Classify{.logits = logits.view(),
+                         .targets = target.view(),
+                         .losses = loss.view(),
+                         .scale = scale.view(),
+                         .vocab = vocabulary});
+    const Numbers want = numeric_gradient(
+        [&](const Numbers& x) {
+          double sum = 0;
+          for (double v : x) sum += std::exp(v);
+          return std::log(sum) - x[4];
+        },
+        logits0.numbers());
+    expect_within(
+        logits, want, [](std::int64_t) { return 1e-6; }, "gradient");
+  });
 }
 
 TEST(Classify, LargeLogitsDoNotOverflowAndNansAreSeen) {
-  const auto device = make_cpu_device({.threads = 1});
-  Tensor logits(DType::f32, {2, 20}), targets(DType::i32, {2}), losses(DType::f32, {2});
-  for (std::int64_t i = 0; i < 20; ++i) logits.set(i, 3e38), logits.set(20 + i, 1);
-  logits.set(27, std::numeric_limits<double>::quiet_NaN());
-  run(*device, Classify{.logits = logits.view(),
-                        .targets = targets.view(),
-                        .losses = losses.view(),
-                        .vocab = 20});
-  EXPECT_NEAR(losses[0], 0, 3e31);  // log 20 beside 3e38: cancelled, but finite
-  EXPECT_TRUE(std::isnan(losses[1]));
+  for_devices([](Device& device) {
+    Tensor logits(DType::f32, {2, 20}), targets(DType::i32, {2}), losses(DType::f32, {2});
+    for (std::int64_t i = 0; i < 20; ++i) logits.set(i, 3e38), logits.set(20 + i, 1);
+    logits.set(27, std::numeric_limits<double>::quiet_NaN());
+    run(device, Classify{.logits = logits.view(),
+                         .targets = targets.view(),
+                         .losses = losses.view(),
+                         .vocab = 20});
+    EXPECT_NEAR(losses[0], 0, 3e31);  // log 20 beside 3e38: cancelled, but finite
+    EXPECT_TRUE(std::isnan(losses[1]));
+  });
 }
 
 /// Loss, lse and gradient by parts of the vocabulary: columns [cuts[i], cuts[i + 1]) each.
@@ -178,7 +180,7 @@ PartsCase parts_case(DType type, std::int64_t vocabulary, std::int64_t padded) {
 }
 
 TEST(ClassifyParts, LossAndGradientAgreeWithDouble) {
-  for_cpu_devices_and_types([](Device& device, DType type) {
+  for_devices_and_types([](Device& device, DType type) {
     for (std::int64_t vocabulary : {6, 64, 97, 5003}) {
       const std::int64_t padded = vocabulary + 40;
       const PartsCase c = parts_case(type, vocabulary, padded);
@@ -231,7 +233,7 @@ TEST(ClassifyParts, LossAndGradientAgreeWithDouble) {
 }
 
 TEST(ClassifyParts, StatsSayWhatAPartKnows) {
-  for_cpu_devices_and_types([](Device& device, DType type) {
+  for_devices_and_types([](Device& device, DType type) {
     const std::int64_t vocabulary = 50;
     const PartsCase c = parts_case(type, vocabulary, 90);
     const ByParts got =
@@ -254,7 +256,7 @@ TEST(ClassifyParts, StatsSayWhatAPartKnows) {
 // The same sum of exponentials, rounded to f32 before its logarithm: u of the loss, beside the
 // rounding of both losses.
 TEST(ClassifyParts, OnePartIsClassify) {
-  for_cpu_devices_and_types([](Device& device, DType type) {
+  for_devices_and_types([](Device& device, DType type) {
     const std::int64_t vocabulary = 1003;
     const PartsCase c = parts_case(type, vocabulary, vocabulary);
     const ByParts got =
@@ -284,30 +286,28 @@ TEST(ClassifyParts, OnePartIsClassify) {
 }
 
 TEST(ClassifyParts, HugeLogitsDoNotOverflow) {
-  for (Isa isa : isas()) {
-    const auto device = make_cpu_device({.threads = 2, .isa = isa});
+  for_devices([](Device& device) {
     Tensor logits(DType::f32, {2, 40}), targets(DType::i32, {2}), scale(DType::f32, {1});
     for (std::int64_t i = 0; i < logits.size(); ++i) logits.set(i, -1e38);
     logits.set(5, 1e38), logits.set(45, 1e38);  // all of the probability
     targets.set(0, 5), targets.set(1, 30), scale.set(0, 0.5);
-    const ByParts got = classify_parts(*device, logits, targets, scale, 35, {0, 20, 40});
+    const ByParts got = classify_parts(device, logits, targets, scale, 35, {0, 20, 40});
     EXPECT_EQ(got.losses.numbers(), (Numbers{0, 2.0F * 1e38F}));
     EXPECT_EQ(got.lse.numbers(), (Numbers{1e38F, 1e38F}));
     Numbers gradient(80);
     gradient[45] = 0.5, gradient[70] = -0.5;
     EXPECT_EQ(got.gradient.numbers(), gradient);
-  }
+  });
 }
 
 TEST(ClassifyParts, InfinitiesStayInTheirPartAndNansAreSeen) {
-  for (Isa isa : isas()) {
-    const auto device = make_cpu_device({.threads = 1, .isa = isa});
+  for_devices([](Device& device) {
     const double infinity = std::numeric_limits<double>::infinity();
     Tensor logits(DType::f32, {2, 40}), targets(DType::i32, {2}), scale(DType::f32, {1});
     for (std::int64_t i = 20; i < 40; ++i) logits.set(i, -infinity);  // a part without hope
     logits.set(47, std::numeric_limits<double>::quiet_NaN());
     targets.set(0, 3), targets.set(1, 30), scale.set(0, 1);
-    const ByParts got = classify_parts(*device, logits, targets, scale, 40, {0, 20, 40});
+    const ByParts got = classify_parts(device, logits, targets, scale, 40, {0, 20, 40});
     EXPECT_NEAR(got.losses[0], std::log(20.0), 1e-6);
     for (std::int64_t i = 0; i < 40; ++i) {
       const double want = i == 3 ? 0.05 - 1 : i < 20 ? 0.05 : 0;
@@ -315,7 +315,7 @@ TEST(ClassifyParts, InfinitiesStayInTheirPartAndNansAreSeen) {
     }
     EXPECT_TRUE(std::isnan(got.losses[1]));
     for (std::int64_t i = 40; i < 80; ++i) EXPECT_TRUE(std::isnan(got.gradient[i]));
-  }
+  });
 }
 
 TEST(ClassifyParts, RefuseTargetsBeyondTheVocabulary) {

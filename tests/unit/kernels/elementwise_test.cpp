@@ -8,15 +8,16 @@ namespace tessera::kernels::test {
 namespace {
 
 TEST(Fill, ClearsAllAndNothingElse) {
-  const auto device = make_cpu_device({.threads = 3});
-  for (std::int64_t n : {1, 17, 4097, 100003}) {
-    const auto x = Tensor::random(DType::bf16, {n + 2}, 1);
-    const double first = x[0], last = x[n + 1];
-    run(*device, Fill{.out = x.view().range(1, n)});
-    EXPECT_EQ(x[0], first);
-    EXPECT_EQ(x[n + 1], last);
-    for (std::int64_t i = 1; i <= n; ++i) ASSERT_EQ(x[i], 0);
-  }
+  for_devices([](Device& device) {
+    for (std::int64_t n : {1, 17, 4097, 100003}) {
+      const auto x = Tensor::random(DType::bf16, {n + 2}, 1);
+      const double first = x[0], last = x[n + 1];
+      run(device, Fill{.out = x.view().range(1, n)});
+      EXPECT_EQ(x[0], first);
+      EXPECT_EQ(x[n + 1], last);
+      for (std::int64_t i = 1; i <= n; ++i) ASSERT_EQ(x[i], 0);
+    }
+  });
 }
 
 /// Scalar conversion of core, which its own test checks.
@@ -55,8 +56,7 @@ Tensor any_bits(DType type, std::int64_t n) {
 
 // Trap 57: every pairing, NaN, infinities, denormals and ties; bits as core's scalar conversion.
 TEST(Convert, MatchesTheScalarConversionToTheBit) {
-  for (Isa isa : isas()) {
-    const auto device = make_cpu_device({.threads = 2, .isa = isa});
+  for_devices([](Device& device) {
     for (DType from : kTypes) {
       const std::int64_t n = from == DType::f32 ? 200003 : 70001;
       Tensor x = any_bits(from, n);
@@ -65,9 +65,9 @@ TEST(Convert, MatchesTheScalarConversionToTheBit) {
           reinterpret_cast<std::uint16_t*>(x.view().data)[bits] = static_cast<std::uint16_t>(bits);
       }
       for (DType to : kTypes) {
-        SCOPED_TRACE(fmt::format("{} {} to {}", enum_word(isa), to_string(from), to_string(to)));
+        SCOPED_TRACE(fmt::format("{} to {}", to_string(from), to_string(to)));
         const Tensor out(to, {n}), want(to, {n});
-        run(*device, Convert{.x = x.view(), .out = out.view()});
+        run(device, Convert{.x = x.view(), .out = out.view()});
         int wrong = 0;
         for (std::int64_t i = 0; i < n; ++i) {
           const float value = scalar(x.view(), i);
@@ -80,11 +80,11 @@ TEST(Convert, MatchesTheScalarConversionToTheBit) {
         }
       }
     }
-  }
+  });
 }
 
 TEST(Convert, AddsInF32) {
-  for_cpu_devices_and_types([](Device& device, DType type) {
+  for_devices_and_types([](Device& device, DType type) {
     const auto x = Tensor::random(type, {1003}, 1);
     for (DType to : kTypes) {
       const auto before = Tensor::random(to, {1003}, 2);
@@ -107,7 +107,7 @@ float tree(const Tensor& parts, std::int64_t begin, std::int64_t end, std::int64
 }
 
 TEST(TreeSum, AddsInAnAlignedTreeAndRoundsOnce) {
-  for_cpu_devices_and_types([](Device& device, DType type) {
+  for_devices_and_types([](Device& device, DType type) {
     for (std::int64_t rows : {1, 3, 251}) {
       for (std::int64_t count : {1, 2, 3, 5, 7, 8, 13}) {
         const std::int64_t columns = 17, n = rows * columns;
@@ -171,7 +171,7 @@ void expect_exact(Device& device, const View& x, const char* what) {
 }
 
 TEST(ExactSum, EqualsOneExactAdditionAnElement) {
-  for_cpu_devices_and_types([](Device& device, DType type) {
+  for_devices_and_types([](Device& device, DType type) {
     for (std::int64_t n : {1, 15, 2047, 2048, 2049, 20011}) {
       expect_exact(device, any_bits(type, std::max<std::int64_t>(n, 15)).view().range(0, n),
                    "any bits");
@@ -184,23 +184,24 @@ TEST(ExactSum, EqualsOneExactAdditionAnElement) {
 // The most that a block's sums must hold without rounding: every term as large as its exponent
 // allows, every bit set.
 TEST(ExactSum, HoldsABlockOfTheLargestTerms) {
-  for (Isa isa : isas()) {
-    const auto device = make_cpu_device({.threads = 1, .isa = isa});
+  for_devices([](Device& device) {
     Tensor x(DType::f32, {4096});
     for (std::int64_t i = 0; i < x.size(); ++i) x.set(i, i % 2 == 0 ? 0x1.fffffep0 : 0x1.fffffcp0);
-    expect_exact(*device, x.view(), "all alike");
-  }
+    expect_exact(device, x.view(), "all alike");
+  });
 }
 
 TEST(ExactSum, CancelsToTheLastBit) {
-  const auto device = make_cpu_device({.threads = 2});
-  Tensor x = Tensor::random(DType::f32, {10001}, 3, 1e20);
-  for (std::int64_t i = 0; i < 5000; ++i) x.set(5000 + i, -x[i]);
-  x.set(10000, -0x1p-149);
-  Words words{};
-  const View accumulator(reinterpret_cast<std::byte*>(words.data()), DType::i64, {kExactSumWords});
-  run(*device, ExactSum{.x = x.view(), .accumulator = accumulator, .of = ExactSum::Of::values});
-  EXPECT_EQ(exact_value(words), -0x1p-149);
+  for_devices([](Device& device) {
+    Tensor x = Tensor::random(DType::f32, {10001}, 3, 1e20);
+    for (std::int64_t i = 0; i < 5000; ++i) x.set(5000 + i, -x[i]);
+    x.set(10000, -0x1p-149);
+    Words words{};
+    const View accumulator(reinterpret_cast<std::byte*>(words.data()), DType::i64,
+                           {kExactSumWords});
+    run(device, ExactSum{.x = x.view(), .accumulator = accumulator, .of = ExactSum::Of::values});
+    EXPECT_EQ(exact_value(words), -0x1p-149);
+  });
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ struct Places {
 };
 
 TEST(Embed, AddsTokenAndPositionRows) {
-  for_cpu_devices_and_types([](Device& device, DType type) {
+  for_devices_and_types([](Device& device, DType type) {
     const Places places;
     for (std::int64_t columns : {1, 17, 600}) {
       for (float p : {0.0F, 0.25F}) {
@@ -55,7 +55,7 @@ TEST(Embed, AddsTokenAndPositionRows) {
 
 // Trap 24: repeated tokens, in a fixed order, without atomics.
 TEST(EmbedBackward, AddsUpTheRowsOfEachToken) {
-  for_cpu_devices_and_types([](Device& device, DType type) {
+  for_devices_and_types([](Device& device, DType type) {
     const Places places;
     for (std::int64_t columns : {1, 17, 600}) {
       for (float p : {0.0F, 0.25F}) {
@@ -122,7 +122,7 @@ Tensor table_part(const Tensor& table, Part part) {
 }
 
 TEST(Embed, PartsOfTheVocabularyAddUpToTheWhole) {
-  for_cpu_devices_and_types([](Device& device, DType type) {
+  for_devices_and_types([](Device& device, DType type) {
     const Places places;
     const auto table = Tensor::random(type, {kVocabulary, kColumns}, 1);
     const auto positions = Tensor::random(type, {kPositions, kColumns}, 2);
@@ -160,7 +160,7 @@ TEST(Embed, PartsOfTheVocabularyAddUpToTheWhole) {
 }
 
 TEST(EmbedBackward, PartsOfTheVocabularyAreRowsOfTheWhole) {
-  for_cpu_devices_and_types([](Device& device, DType type) {
+  for_devices_and_types([](Device& device, DType type) {
     const Places places;
     const auto d = Tensor::random(type, {kSamples, kTokens, kColumns}, 5);
     const auto before = Tensor::random(DType::f32, {kVocabulary, kColumns}, 6);
@@ -191,7 +191,7 @@ TEST(EmbedBackward, PartsOfTheVocabularyAreRowsOfTheWhole) {
 
 // A rank with positions 3 .. 8 of each sample.
 TEST(Embed, DropoutOfPartOfThePositionsIsThatOfTheWhole) {
-  for_cpu_devices_and_types([](Device& device, DType type) {
+  for_devices_and_types([](Device& device, DType type) {
     const Places places;
     const std::int64_t first = 3, count = 5;
     Tensor part_tokens(DType::i32, {kSamples, count});

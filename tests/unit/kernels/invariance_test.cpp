@@ -165,7 +165,7 @@ TEST(Invariance, Avx512AndAvx2AgreeToTheBit) {
 // Trap 54: shard boundaries move with the number of ranks; an element's bits must not.
 TEST(Invariance, CutsAndAlignmentChangeNoBit) {
   const std::int64_t n = 1009;
-  for_cpu_devices_and_types([&](Device& device, DType type) {
+  for_devices_and_types([&](Device& device, DType type) {
     const auto x = Tensor::random(type, {n}, 1), d = Tensor::random(type, {n}, 2);
     const auto m = Tensor::random(DType::f32, {n}, 3, 0.1), w = Tensor::random(DType::f32, {n}, 4);
     Tensor scalars(DType::f32, {static_cast<std::int64_t>(StepScalar::count)});

@@ -60,7 +60,7 @@ Call make_call(const Case& c, DType type) {
 }
 
 TEST(AddNorm, AddsThenNormalisesWhatWasWritten) {
-  for_cpu_devices_and_types([](Device& device, DType type) {
+  for_devices_and_types([](Device& device, DType type) {
     for (const Case& c : kCases) {
       const Call in = make_call(c, type);
       const std::vector<std::int64_t> shape = {c.samples, c.tokens, c.columns};
@@ -119,7 +119,7 @@ TEST(AddNorm, AddsThenNormalisesWhatWasWritten) {
 }
 
 TEST(AddNorm, WithNothingPendingNormalisesTheResidual) {
-  for_cpu_devices_and_types([](Device& device, DType type) {
+  for_devices_and_types([](Device& device, DType type) {
     const Call in = make_call({2, 5, 19, 2, NormKind::layernorm, true, 0}, type);
     Tensor zero(type, {2, 5, 19}), sum(type, {2, 5, 19}), out(type, {2, 5, 19});
     Tensor alone(type, {2, 5, 19}), stats(DType::f32, {10, 2});
@@ -153,7 +153,7 @@ double loss(const Numbers& x, const Numbers& weight, const Numbers& bias, const 
 }
 
 TEST(NormBackward, AgreesWithFiniteDifferences) {
-  for_cpu_devices_and_types([](Device& device, DType type) {
+  for_devices_and_types([](Device& device, DType type) {
     for (const Case& c : kCases) {
       if (c.columns > 100) continue;  // a difference quotient per element is slow
       for (Write write : {Write::overwrite, Write::add}) {
@@ -233,7 +233,7 @@ TEST(NormBackward, AgreesWithFiniteDifferences) {
 }
 
 TEST(ApplyDropout, IsTheMaskOfTheForwardPass) {
-  for_cpu_devices_and_types([](Device& device, DType type) {
+  for_devices_and_types([](Device& device, DType type) {
     const Call in = make_call({2, 9, 531, 3, NormKind::layernorm, true, 0.3F}, type);
     Tensor out(type, {2, 9, 531}, 3);
     run(device, ApplyDropout{.x = in.resid.view(), .out = out.view(), .dropout = in.dropout()});
@@ -257,7 +257,7 @@ TEST(ApplyDropout, IsTheMaskOfTheForwardPass) {
 }
 
 TEST(AddPending, IsAddNormsSumToTheBit) {
-  for_cpu_devices_and_types([](Device& device, DType type) {
+  for_devices_and_types([](Device& device, DType type) {
     for (const Case& c : kCases) {
       const Call in = make_call(c, type);
       const std::vector<std::int64_t> shape = {c.samples, c.tokens, c.columns};
@@ -283,7 +283,7 @@ TEST(AddPending, IsAddNormsSumToTheBit) {
 
 // A rank with some of the positions drops what a rank with all of them drops there.
 TEST(Dropout, OfPartOfThePositionsIsThatOfTheWhole) {
-  for_cpu_devices_and_types([](Device& device, DType type) {
+  for_devices_and_types([](Device& device, DType type) {
     const std::int64_t samples = 2, tokens = 9, columns = 531, first = 2, count = 5;
     const Call in = make_call({samples, tokens, columns, 0, NormKind::layernorm, true, 0.3F}, type);
     const Tensor resid = positions_of(in.resid, first, count),
@@ -319,7 +319,7 @@ TEST(Dropout, OfPartOfThePositionsIsThatOfTheWhole) {
 // samples.
 TEST(NormBackward, GroupsAreSummedAsIfAlone) {
   const std::int64_t samples = 3, tokens = 28, columns = 37;
-  for_cpu_devices_and_types([&](Device& device, DType type) {
+  for_devices_and_types([&](Device& device, DType type) {
     const auto x = Tensor::random(type, {samples, tokens, columns}, 1),
                d_out = Tensor::random(type, {samples, tokens, columns}, 2),
                d_resid = Tensor::random(type, {samples, tokens, columns}, 3),
@@ -367,11 +367,12 @@ TEST(NormBackward, GroupsAreSummedAsIfAlone) {
 }
 
 TEST(NormBackward, RefusesGroupsThatDoNotDivideThePositions) {
-  const auto device = make_cpu_device({.threads = 1});
-  const Tensor x(DType::f32, {2, 6, 4}), d_weight(DType::f32, {4, 4});
-  EXPECT_THROW(device->scratch_bytes(NormBackward{
-                   .d_out = x.view(), .sum = x.view(), .d_weight = d_weight.view(), .groups = 4}),
-               InternalError);
+  for_devices([](Device& device) {
+    const Tensor x(DType::f32, {2, 6, 4}), d_weight(DType::f32, {4, 4});
+    EXPECT_THROW(device.scratch_bytes(NormBackward{
+                     .d_out = x.view(), .sum = x.view(), .d_weight = d_weight.view(), .groups = 4}),
+                 InternalError);
+  });
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ AdamUpdate call_of(const State& s, const Scalars& k) {
 }
 
 TEST(AdamUpdate, AgreesWithDouble) {
-  for_cpu_devices_and_types([](Device& device, DType type) {
+  for_devices_and_types([](Device& device, DType type) {
     for (auto decay : {AdamUpdate::Decay::decoupled, AdamUpdate::Decay::l2}) {
       for (std::int64_t n : {1, 17, 10007}) {
         Scalars k;
@@ -98,20 +98,20 @@ TEST(AdamUpdate, AgreesWithDouble) {
 }
 
 TEST(AdamUpdate, ASkippedStepChangesNothing) {
-  const auto device = make_cpu_device({.threads = 2});
-  Scalars k;
-  k.set(VerdictField::coefficient, std::numeric_limits<double>::quiet_NaN());
-  const State s = make_state(DType::f32, DType::bf16, 1003),
-              before = make_state(DType::f32, DType::bf16, 1003);
-  run(*device, call_of(s, k));
-  EXPECT_TRUE(s.master.same_bits(before.master));
-  EXPECT_TRUE(s.m.same_bits(before.m));
-  EXPECT_TRUE(s.v.same_bits(before.v));
-  EXPECT_TRUE(s.parameter.same_bits(before.parameter));
+  for_devices([](Device& device) {
+    Scalars k;
+    k.set(VerdictField::coefficient, std::numeric_limits<double>::quiet_NaN());
+    const State s = make_state(DType::f32, DType::bf16, 1003),
+                before = make_state(DType::f32, DType::bf16, 1003);
+    run(device, call_of(s, k));
+    EXPECT_TRUE(s.master.same_bits(before.master));
+    EXPECT_TRUE(s.m.same_bits(before.m));
+    EXPECT_TRUE(s.v.same_bits(before.v));
+    EXPECT_TRUE(s.parameter.same_bits(before.parameter));
+  });
 }
 
-double coefficient(double sum, double unscale, double clip, double* apply) {
-  const auto device = make_cpu_device({.threads = 1});
+double coefficient(Device& device, double sum, double unscale, double clip, double* apply) {
   std::array<std::int64_t, kExactSumWords> words{};
   if (std::isnan(sum)) {
     words[kExactSumNan] = 1;
@@ -122,28 +122,30 @@ double coefficient(double sum, double unscale, double clip, double* apply) {
   }
   Scalars k;
   k.set(StepScalar::unscale, unscale);
-  run(*device, Verdict{.squares = View(reinterpret_cast<std::byte*>(words.data()), DType::i64,
-                                       {kExactSumWords}),
-                       .scalars = k.scalars.view(),
-                       .verdict = k.verdict.view(),
-                       .clip_norm = clip});
+  run(device, Verdict{.squares = View(reinterpret_cast<std::byte*>(words.data()), DType::i64,
+                                      {kExactSumWords}),
+                      .scalars = k.scalars.view(),
+                      .verdict = k.verdict.view(),
+                      .clip_norm = clip});
   *apply = k.get(VerdictField::apply);
   return k.get(VerdictField::coefficient);
 }
 
 TEST(Verdict, UnscalesClipsAndSkips) {
-  double apply = 0;
-  EXPECT_FLOAT_EQ(coefficient(16, 0.5, 1, &apply), 0.5 / (2 + 1e-6));  // norm 2
-  EXPECT_EQ(apply, 1);
-  EXPECT_EQ(coefficient(16, 0.5, 4, &apply), 0.5);  // below the limit
-  EXPECT_EQ(coefficient(16, 0.5, 0, &apply), 0.5);  // no limit
-  EXPECT_EQ(coefficient(0, 0.5, 1, &apply), 0.5);
-  EXPECT_EQ(apply, 1);
-  for (double bad : {std::numeric_limits<double>::quiet_NaN(),
-                     std::numeric_limits<double>::infinity()}) {  // trap 40
-    coefficient(bad, 0.5, 1, &apply);
-    EXPECT_EQ(apply, 0);
-  }
+  for_devices([](Device& device) {
+    double apply = 0;
+    EXPECT_FLOAT_EQ(coefficient(device, 16, 0.5, 1, &apply), 0.5 / (2 + 1e-6));  // norm 2
+    EXPECT_EQ(apply, 1);
+    EXPECT_EQ(coefficient(device, 16, 0.5, 4, &apply), 0.5);  // below the limit
+    EXPECT_EQ(coefficient(device, 16, 0.5, 0, &apply), 0.5);  // no limit
+    EXPECT_EQ(coefficient(device, 0, 0.5, 1, &apply), 0.5);
+    EXPECT_EQ(apply, 1);
+    for (double bad : {std::numeric_limits<double>::quiet_NaN(),
+                       std::numeric_limits<double>::infinity()}) {  // trap 40
+      coefficient(device, bad, 0.5, 1, &apply);
+      EXPECT_EQ(apply, 0);
+    }
+  });
 }
 
 }  // namespace

@@ -1,0 +1,86 @@
+#include "kernels/common/contracts.hpp"
+#include "kernels/common/types.hpp"
+#include "kernels/cuda/classify.cuh"
+#include "kernels/cuda/map.cuh"
+#include "kernels/cuda/operations.hpp"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+/// f.operator()<kThreads>() for a row of so many tokens: small ones leave no thread idle.
+template <typename F>
+void with_threads(std::int64_t tokens, F&& f) {
+  if (tokens <= 4096) {
+    f.template operator()<128>();
+  } else {
+    f.template operator()<512>();
+  }
+}
+
+/// How many of a part's columns are tokens; the others are padding.
+template <typename Operation>
+std::int64_t tokens_here(const Operation& a) {
+  return std::clamp<std::int64_t>(a.vocab - a.first_token, 0, a.logits.cols());
+}
+
+}  // namespace
+
+void run(const Classify& a, const Context& context) {
+  check(a);
+  with_type(a.logits.type, [&]<typename T>() {
+    const ClassifyRows<T> rows{.logits = rows_of<T>(a.logits),
+                               .targets = a.targets.as<std::int32_t>(),
+                               .losses = a.losses.as<float>(),
+                               .scale = a.scale.as<float>(),
+                               .columns = a.logits.cols(),
+                               .vocab = a.vocab,
+                               .wide = wide<kRun<T>>({a.logits})};
+    with_threads(a.vocab, [&]<int kThreads>() {
+      launch(on(context, a.kName, a.logits.rows(), kThreads), classify_kernel<T, kThreads>, rows);
+    });
+  });
+}
+
+void run(const ClassifyPart& a, const Context& context) {
+  check(a);
+  const std::int64_t tokens = tokens_here(a);
+  with_type(a.logits.type, [&]<typename T>() {
+    const ClassifyPartRows<T> rows{.logits = rows_of<T>(a.logits),
+                                   .targets = a.targets.as<std::int32_t>(),
+                                   .stats = a.stats.as<float>(),
+                                   .first_token = a.first_token,
+                                   .tokens = tokens,
+                                   .vocab = a.vocab,
+                                   .wide = wide<kRun<T>>({a.logits})};
+    with_threads(tokens, [&]<int kThreads>() {
+      launch(on(context, a.kName, a.logits.rows(), kThreads), classify_part_kernel<T, kThreads>,
+             rows);
+    });
+  });
+}
+
+void run(const ClassifyLoss& a, const Context& context) {
+  check(a);
+  const std::int64_t parts = a.stats.extent(0), rows = a.stats.extent(1);
+  TESSERA_CHECK(parts <= kMostParts, "{} of {} parts, at most {}", a.kName, parts, kMostParts);
+  launch(on(context, a.kName, ceil_div(rows, kLossThreads), kLossThreads), classify_loss_kernel,
+         a.stats.as<float>(), a.targets.as<std::int32_t>(), parts, rows, a.losses.as<float>(),
+         a.lse.as<float>());
+}
+
+void run(const ClassifyGradient& a, const Context& context) {
+  check(a);
+  with_type(a.logits.type, [&]<typename T>() {
+    using Run = ClassifyGradientRun<T>;
+    const Run body{.logits = rows_of<T>(a.logits),
+                   .targets = a.targets.as<std::int32_t>(),
+                   .lse = a.lse.as<float>(),
+                   .scale = a.scale.as<float>(),
+                   .first_token = a.first_token,
+                   .tokens = tokens_here(a),
+                   .wide = wide<Run::V>({a.logits})};
+    map<Run::V>(context, a.kName, body, a.logits.rows(), a.logits.cols());
+  });
+}
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,146 @@
+// Softmax and cross-entropy: a block goes over its row once for the largest logit and the sum of
+// exponentials, kept together by rescaling the sum whenever a larger logit comes, and once more to
+// write gradients.
+#pragma once
+
+#include "kernels/common/classifier.hpp"
+#include "kernels/cuda/elementwise.cuh"
+#include "kernels/cuda/team.cuh"
+
+namespace tessera::kernels::cuda {
+
+/// The row's largest logit (0 in `shift` where none is above -inf) and sum of exp(logit - shift).
+struct RowSum {
+  float top, shift;
+  double sum;
+};
+
+template <int kThreads, typename T>
+__device__ __forceinline__ RowSum row_sum(const T* x, std::int64_t tokens, bool wide) {
+  using Row = Team<kThreads>;
+  constexpr int V = kRun<T>;
+  constexpr float kNone = -__builtin_inff();
+  __shared__ float tops[Row::kWarps];
+  __shared__ double sums[Row::kWarps];
+  float top = kNone, sum = 0;
+  Row::template each_run<V, 0>(tokens, [&](int, std::int64_t c, int count) {
+    float v[V], most = kNone;
+    load(x + c, count, wide, v);
+#pragma unroll
+    for (int i = 0; i < V; ++i) most = i < count && v[i] > most ? v[i] : most;
+    if (most > top) {
+      if (top > kNone) sum = sum * exp_of(top - most);
+      top = most;
+    }
+    const float shift = top > kNone ? top : 0.0F;
+#pragma unroll
+    for (int i = 0; i < V; ++i) sum = sum + (i < count ? exp_of(v[i] - shift) : 0.0F);
+  });
+  const float most = Row::max(top, tops);
+  if (top > kNone) sum = sum * exp_of(top - most);
+  return {.top = most,
+          .shift = most > kNone ? most : 0.0F,
+          .sum = Row::sum(static_cast<double>(sum), sums)};
+}
+
+template <typename T>
+struct ClassifyRows {
+  Rows<T> logits;
+  const std::int32_t* targets;
+  float* losses;
+  const float* scale;  // null: losses only
+  std::int64_t columns, vocab;
+  bool wide;
+};
+
+template <typename T, int kThreads>
+__global__ void __launch_bounds__(kThreads) classify_kernel(ClassifyRows<T> a) {
+  constexpr int V = kRun<T>;
+  using Row = Team<kThreads>;
+  T* x = a.logits[blockIdx.x];
+  const std::int64_t target = a.targets[blockIdx.x];
+  const float nan = __builtin_nanf("");
+  const float target_logit = target < 0         ? 0.0F
+                             : target < a.vocab ? load_one(x + target)
+                                                : nan;       // no such token
+  const RowSum row = row_sum<kThreads>(x, a.vocab, a.wide);  // its barriers: the target was read
+  if (threadIdx.x == 0) {
+    const double loss =
+        std::log(row.sum) + static_cast<double>(row.shift) - static_cast<double>(target_logit);
+    a.losses[blockIdx.x] = target < 0 ? 0.0F : static_cast<float>(loss);
+  }
+  if (a.scale == nullptr) return;
+  const float scale = target < a.vocab ? *a.scale : nan;
+  const auto weight = static_cast<float>(static_cast<double>(scale) / row.sum);
+  Row::template each_run<V, 0>(a.columns, [&](int, std::int64_t c, int count) {
+    float v[V];
+    load(x + c, count, a.wide, v);
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      v[i] = exp_of(v[i] - row.shift) * weight;
+      if (c + i == target) v[i] = v[i] - scale;
+      if (target < 0 || c + i >= a.vocab) v[i] = 0;
+    }
+    store(x + c, count, a.wide, v);
+  });
+}
+
+template <typename T>
+struct ClassifyPartRows {
+  Rows<T> logits;
+  const std::int32_t* targets;
+  float* stats;
+  std::int64_t first_token, tokens;  // of this part
+  std::int64_t vocab;
+  bool wide;
+};
+
+template <typename T, int kThreads>
+__global__ void __launch_bounds__(kThreads) classify_part_kernel(ClassifyPartRows<T> a) {
+  const T* x = a.logits[blockIdx.x];
+  const std::int64_t target = a.targets[blockIdx.x], here = target - a.first_token;
+  const RowSum row = row_sum<kThreads>(x, a.tokens, a.wide);
+  if (threadIdx.x != 0) return;
+  float* stats = a.stats + 3 * std::int64_t{blockIdx.x};
+  stats[0] = row.top;
+  stats[1] = static_cast<float>(row.sum);
+  stats[2] = here >= 0 && here < a.tokens ? load_one(x + here) : 0.0F;
+  if (target >= a.vocab) stats[2] = __builtin_nanf("");  // no such token
+}
+
+inline constexpr int kLossThreads = 128;
+
+inline __global__ void __launch_bounds__(kLossThreads)
+    classify_loss_kernel(const float* stats, const std::int32_t* targets, std::int64_t parts,
+                         std::int64_t rows, float* losses, float* lse) {
+  const std::int64_t r = std::int64_t{blockIdx.x} * kLossThreads + threadIdx.x;
+  if (r >= rows) return;
+  loss_of_parts<kTreeLevels>(stats + 3 * r, parts, 3 * rows, targets[r] < 0, losses[r], lse[r]);
+}
+
+template <typename T>
+struct ClassifyGradientRun {
+  static constexpr int V = kRun<T>;
+  Rows<T> logits;
+  const std::int32_t* targets;
+  const float *lse, *scale;
+  std::int64_t first_token, tokens;
+  bool wide;
+
+  __device__ __forceinline__ void operator()(std::int64_t r, std::int64_t c, int count) const {
+    T* x = logits[r] + c;
+    const std::int64_t target = targets[r], hit = target - first_token - c;
+    const float row_lse = lse[r], factor = *scale;
+    float v[V];
+    load(x, count, wide, v);
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      const float p = exp_of(v[i] - row_lse);
+      v[i] = (i == hit ? p - 1.0F : p) * factor;
+      if (target < 0 || c + i >= tokens) v[i] = 0;
+    }
+    store(x, count, wide, v);
+  }
+};
+
+}  // namespace tessera::kernels::cuda

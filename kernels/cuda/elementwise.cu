@@ -1,0 +1,79 @@
+#include "kernels/cuda/elementwise.cuh"
+
+#include "kernels/common/contracts.hpp"
+#include "kernels/common/types.hpp"
+#include "kernels/cuda/exact_sum.cuh"
+#include "kernels/cuda/map.cuh"
+#include "kernels/cuda/operations.hpp"
+
+namespace tessera::kernels::cuda {
+
+void run(const Fill& a, const Context& context) {
+  check(a);
+  if (a.out.elements() == 0) return;
+  check_cuda(cudaMemsetAsync(a.out.data, 0, static_cast<std::size_t>(a.out.span_bytes()),
+                             context.queue.stream),
+             a.kName);
+}
+
+void run(const Convert& a, const Context& context) {
+  check(a);
+  with_type(a.x.type, [&]<typename T>() {
+    with_type(a.out.type, [&]<typename G>() {
+      using Run = ConvertRun<T, G>;
+      const View x = a.x.range(0, a.x.elements()), out = a.out.range(0, a.x.elements());
+      const Run body{x.as<T>(), out.as<G>(), a.write == Write::add, wide<Run::V>({x, out})};
+      map<Run::V>(context, a.kName, body, 1, x.cols());
+    });
+  });
+}
+
+namespace {
+
+template <typename B, typename T>
+void tree_sum_as(const TreeSum& a, const Context& context) {
+  using Run = TreeSumRun<B, T>;
+  const std::int64_t n = a.parts.extent(0), elements = a.out.elements();
+  TESSERA_CHECK(n <= kMostParts, "{} of {} parts, at most {}", a.kName, n, kMostParts);
+  // Columns matter to the bias only.
+  const std::int64_t rows = a.bias ? a.out.rows() : 1, columns = a.bias ? a.out.cols() : elements;
+  const View parts = a.parts.reshaped({n, elements}), out = a.out.reshaped({rows, columns});
+  const Run body{parts.as<float>(),
+                 n,
+                 elements,
+                 columns,
+                 reinterpret_cast<const B*>(a.bias.data),
+                 out.as<T>(),
+                 a.write == Write::add,
+                 wide<Run::V>({parts, out, a.bias})};
+  map<Run::V>(context, a.kName, body, rows, columns);
+}
+
+}  // namespace
+
+void run(const TreeSum& a, const Context& context) {
+  check(a);
+  with_type(a.out.type, [&]<typename T>() {
+    if (a.bias && a.bias.type != a.out.type) {
+      with_type(a.bias.type, [&]<typename B>() { tree_sum_as<B, T>(a, context); });
+    } else {
+      tree_sum_as<T, T>(a, context);
+    }
+  });
+}
+
+void run(const ExactSum& a, const Context& context) {
+  check(a);
+  const std::int64_t n = a.x.elements();
+  with_type(a.x.type, [&]<typename T>() {
+    const View x = a.x.range(0, n);
+    const std::int64_t tiles = ceil_div(n, kExactWarps * kExactTile);
+    launch(on(context, a.kName, std::min<std::int64_t>(tiles, 8 * context.multiprocessors),
+              32 * kExactWarps),
+           exact_sum_kernel<T>, x.as<T>(), n, a.of == ExactSum::Of::squares, wide<kRun<T>>({x}),
+           reinterpret_cast<Atomic*>(a.accumulator.data));
+  });
+  launch(on(context, a.kName, 1, 32), exact_normalise_kernel, a.accumulator.as<std::int64_t>());
+}
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,68 @@
+// Conversion and sums over parts.
+#pragma once
+
+#include "kernels/common/tree.hpp"
+#include "kernels/cuda/vec.cuh"
+
+namespace tessera::kernels::cuda {
+
+template <typename T, typename G>
+struct ConvertRun {
+  static constexpr int V = kRun<T, G>;
+  const T* x;
+  G* out;
+  bool add, wide;
+
+  __device__ __forceinline__ void operator()(std::int64_t, std::int64_t i, int count) const {
+    float v[V], before[V];
+    load(x + i, count, wide, v);
+    if (add) {
+      load(out + i, count, wide, before);
+#pragma unroll
+      for (int j = 0; j < V; ++j) v[j] = before[j] + v[j];
+    }
+    store(out + i, count, wide, v);
+  }
+};
+
+/// Levels of a tree whose partial sums fit registers.
+inline constexpr int kTreeLevels = 12;
+inline constexpr std::int64_t kMostParts = (std::int64_t{1} << kTreeLevels) - 1;
+
+struct FourFloats {
+  float v[4];
+  friend __device__ __forceinline__ FourFloats operator+(const FourFloats& a, const FourFloats& b) {
+    return {{a.v[0] + b.v[0], a.v[1] + b.v[1], a.v[2] + b.v[2], a.v[3] + b.v[3]}};
+  }
+};
+
+template <typename B, typename T>
+struct TreeSumRun {
+  static constexpr int V = 4;
+  const float* parts;  // (n, elements)
+  std::int64_t n, elements, columns;
+  const B* bias;
+  T* out;
+  bool add, wide;
+
+  __device__ __forceinline__ void operator()(std::int64_t r, std::int64_t c, int count) const {
+    const std::int64_t e = r * columns + c;
+    FourFloats sum = tree_sum<kTreeLevels>(n, [&](std::int64_t p) {
+      FourFloats term;
+      load(parts + p * elements + e, count, wide, term.v);
+      return term;
+    });
+    FourFloats other;
+    if (bias != nullptr) {
+      load(bias + c, count, wide, other.v);
+      sum = sum + other;
+    }
+    if (add) {
+      load(out + e, count, wide, other.v);
+      sum = other + sum;
+    }
+    store(out + e, count, wide, sum.v);
+  }
+};
+
+}  // namespace tessera::kernels::cuda

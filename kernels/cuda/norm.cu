@@ -1,0 +1,118 @@
+#include "kernels/common/contracts.hpp"
+#include "kernels/common/types.hpp"
+#include "kernels/cuda/add_norm.cuh"
+#include "kernels/cuda/column_sum.cuh"
+#include "kernels/cuda/map.cuh"
+#include "kernels/cuda/norm_backward.cuh"
+#include "kernels/cuda/operations.hpp"
+#include "kernels/cuda/scratch.hpp"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+// Runs of a row that a thread keeps in registers; backward keeps four numbers for one of forward.
+constexpr int kForwardRuns = 4, kBackwardRuns = 2;
+
+template <typename T>
+void add_norm(const AddNorm& a, const Context& context) {
+  constexpr int V = kRun<T>;
+  const std::int64_t rows = a.resid.rows(), columns = a.resid.cols();
+  const bool all_wide = wide<V>({a.resid, a.pending, a.sum, a.out, a.weight, a.bias});
+  const AddNormRows<T> body{
+      .addition = {rows_of<T>(a.resid), rows_of<T>(a.pending), rows_of<T>(a.sum),
+                   a.pending ? dropout_mask(a.dropout, a.pending.extent(1), columns)
+                             : DropoutMask{},
+                   all_wide},
+      .out = rows_of<T>(a.out),
+      .weight = rows_of<T>(a.weight),
+      .bias = rows_of<T>(a.bias),
+      .stats = a.stats.as<float>(),
+      .rows = rows,
+      .columns = columns,
+      .eps = a.eps,
+      .layernorm = a.kind == NormKind::layernorm};
+  with_team<V, kForwardRuns>(columns, [&]<int kThreads, int kRuns>() {
+    launch(on(context, a.kName, ceil_div(rows, Team<kThreads>::kPerBlock), Team<kThreads>::kBlock),
+           add_norm_kernel<T, kThreads, kRuns>, body);
+  });
+}
+
+template <typename T>
+void norm_backward(const NormBackward& a, const NormPartials& sums, float* weights, float* biases,
+                   const Context& context) {
+  constexpr int V = kRun<T>;
+  const std::int64_t tokens = a.sum.extent(1);
+  const NormBackwardRows<T> body{.d_out = rows_of<T>(a.d_out),
+                                 .d_resid = rows_of<T>(a.d_resid),
+                                 .sum = rows_of<T>(a.sum),
+                                 .weight = rows_of<T>(a.weight),
+                                 .d_sum = rows_of<T>(a.d_sum),
+                                 .stats = a.stats.as<float>(),
+                                 .weights = weights,
+                                 .biases = a.d_bias ? biases : nullptr,
+                                 .groups = a.groups,
+                                 .chunks = sums.chunks,
+                                 .group_rows = sums.group_rows,
+                                 .group_tokens = tokens / a.groups,
+                                 .tokens = tokens,
+                                 .columns = sums.columns,
+                                 .layernorm = a.kind == NormKind::layernorm,
+                                 .wide = wide<V>({a.d_out, a.d_resid, a.sum, a.weight, a.d_sum})};
+  with_team<V, kBackwardRuns>(sums.columns, [&]<int kThreads, int kRuns>() {
+    using Row = Team<kThreads>;
+    launch(on(context, a.kName, a.groups * sums.chunks, Row::kBlock,
+              Row::kPerBlock > 1 ? 2 * sums.columns * size_of(DType::f32) : 0),
+           norm_backward_kernel<T, kThreads, kRuns>, body);
+  });
+}
+
+/// out (+)= the chunks' sums, group by group.
+void add_up(const NormBackward& a, const NormPartials& sums, const float* partial, const View& out,
+            const Context& context) {
+  with_type(out.type, [&]<typename G>() {
+    launch(on(context, a.kName, a.groups * ceil_div(sums.columns, kSumColumns),
+              kSumColumns * kSumRows),
+           column_sum_kernel<float, G>, partial, sums.chunks, sums.columns,
+           reinterpret_cast<G*>(out.data), a.write == Write::add);
+  });
+}
+
+}  // namespace
+
+void run(const AddNorm& a, const Context& context) {
+  check(a);
+  with_type(a.resid.type, [&]<typename T>() { add_norm<T>(a, context); });
+}
+
+void run(const NormBackward& a, const Context& context) {
+  check(a);
+  const NormPartials sums(a);
+  auto* weights = reinterpret_cast<float*>(a.scratch.data);
+  float* biases = weights + sums.groups * sums.chunks * sums.columns;
+  with_type(a.sum.type, [&]<typename T>() { norm_backward<T>(a, sums, weights, biases, context); });
+  add_up(a, sums, weights, a.d_weight, context);
+  if (a.d_bias) add_up(a, sums, biases, a.d_bias, context);
+}
+
+void run(const AddPending& a, const Context& context) {
+  check(a);
+  with_type(a.resid.type, [&]<typename T>() {
+    using Run = AddPendingRun<T>;
+    const Run body{rows_of<T>(a.resid), rows_of<T>(a.pending), rows_of<T>(a.sum),
+                   dropout_mask(a.dropout, a.pending.extent(1), a.sum.cols()),
+                   wide<Run::V>({a.resid, a.pending, a.sum})};
+    map<Run::V>(context, a.kName, body, a.sum.rows(), a.sum.cols());
+  });
+}
+
+void run(const ApplyDropout& a, const Context& context) {
+  check(a);
+  with_type(a.x.type, [&]<typename T>() {
+    using Run = ApplyDropoutRun<T>;
+    const Run body{rows_of<T>(a.x), rows_of<T>(a.out),
+                   dropout_mask(a.dropout, a.x.extent(1), a.x.cols()), wide<Run::V>({a.x, a.out})};
+    map<Run::V>(context, a.kName, body, a.x.rows(), a.x.cols());
+  });
+}
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,147 @@
+// Gradients of a norm. A block takes a chunk of rows: each thread adds up the weights' gradients of
+// its own columns in registers while the rows go by, and the block leaves one row of partial sums.
+#pragma once
+
+#include "core/math.hpp"
+#include "kernels/cuda/team.cuh"
+
+namespace tessera::kernels::cuda {
+
+template <typename T>
+struct NormBackwardRows {
+  Rows<T> d_out, d_resid, sum, weight, d_sum;
+  const float* stats;
+  float *weights,
+      *biases;  // (groups, chunks, C) partial sums; biases null where none are asked for
+  std::int64_t groups, chunks, group_rows, group_tokens, tokens, columns;
+  bool layernorm, wide;
+
+  /// Row i of group g, in the order of samples and positions.
+  __device__ __forceinline__ std::int64_t row_of(std::int64_t g, std::int64_t i) const {
+    return i + i / group_tokens * (tokens - group_tokens) + g * group_tokens;
+  }
+};
+
+/// The weights' gradients of a thread's columns.
+template <int V, int kRuns>
+struct ColumnGradients {
+  float weight[kRuns][V], bias[kRuns][V];
+};
+
+/// What a team adds up while it goes over rows: d_sum of row r, and the columns' gradients by
+/// add(k, column, count, unit, d).
+template <typename T, int kThreads, int kRuns, typename Add>
+__device__ __forceinline__ void norm_backward_row(const NormBackwardRows<T>& a, std::int64_t r,
+                                                  float* partial, Add&& add) {
+  using Row = Team<kThreads>;
+  constexpr int V = kRun<T>, kKept = kRuns > 0 ? kRuns : 1;
+  const float mean = a.stats[2 * r], scale = a.stats[2 * r + 1];
+  float unit[kKept][V], g[kKept][V], sum_g = 0, sum_gx = 0;
+  const auto read = [&](int k, std::int64_t c, int count, float(&d)[V]) {
+    float w[V];
+    load(a.sum[r] + c, count, a.wide, unit[k]);
+    load(a.d_out[r] + c, count, a.wide, d);
+    load(a.weight[0] + c, count, a.wide, w);
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      unit[k][i] = (unit[k][i] - mean) * scale;
+      g[k][i] = d[i] * w[i];  // 0 beyond count, which keeps the sums right
+    }
+  };
+  Row::template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
+    float d[V];
+    read(k, c, count, d);
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      sum_g = sum_g + g[k][i];
+      sum_gx = fmadd(g[k][i], unit[k][i], sum_gx);
+    }
+    add(k, c, count, unit[k], d);
+  });
+  const auto n = static_cast<float>(a.columns);
+  sum_gx = Row::sum(sum_gx, partial);
+  const float mean_g = a.layernorm ? Row::sum(sum_g, partial + Row::kWarps) / n : 0.0F;
+  const float minus_mean_gx = -sum_gx / n;
+  Row::template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
+    float d[V], base[V];
+    if (kRuns == 0) read(k, c, count, d);
+    if (a.d_resid.data != nullptr) load(a.d_resid[r] + c, count, a.wide, base);
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      d[i] = fmadd(unit[k][i], minus_mean_gx, g[k][i] - mean_g) * scale;
+      if (a.d_resid.data != nullptr) d[i] = base[i] + d[i];
+    }
+    store(a.d_sum[r] + c, count, a.wide, d);
+  });
+}
+
+template <typename T, int kThreads, int kRuns>
+__global__ void __launch_bounds__(Team<kThreads>::kBlock)
+    norm_backward_kernel(NormBackwardRows<T> a) {
+  using Row = Team<kThreads>;
+  constexpr int V = kRun<T>;
+  __shared__ float partial[2][2 * Row::kWarps];
+  const std::int64_t group = blockIdx.x / a.chunks, chunk = blockIdx.x % a.chunks;
+  const Range part = even_part(a.group_rows, chunk, a.chunks);
+  float* weights = a.weights + blockIdx.x * a.columns;
+  float* biases = a.biases == nullptr ? nullptr : a.biases + blockIdx.x * a.columns;
+  int turn = 0;
+  if constexpr (kRuns > 0) {
+    ColumnGradients<V, kRuns> own{};
+    for (std::int64_t i = part.begin + Row::index(); i < part.end; i += Row::kPerBlock) {
+      norm_backward_row<T, kThreads, kRuns>(
+          a, a.row_of(group, i), partial[turn],
+          [&](int k, std::int64_t, int, const float(&unit)[V], const float(&d)[V]) {
+#pragma unroll
+            for (int j = 0; j < V; ++j) {
+              own.weight[k][j] = fmadd(d[j], unit[j], own.weight[k][j]);
+              own.bias[k][j] = own.bias[k][j] + d[j];
+            }
+          });
+      turn = 1 - turn;
+    }
+    // Teams add theirs one after another: the order of a sum does not depend on who is first.
+    float* total = dynamic_shared<float>();
+    for (int team = 0; team < Row::kPerBlock; ++team) {
+      if (Row::index() == team) {
+        Row::template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
+#pragma unroll
+          for (int j = 0; j < V; ++j) {
+            if (j >= count) continue;
+            float w = own.weight[k][j], b = own.bias[k][j];
+            if (team > 0) w = total[c + j] + w, b = total[a.columns + c + j] + b;
+            if (team + 1 < Row::kPerBlock) {
+              total[c + j] = w, total[a.columns + c + j] = b;
+            } else {
+              weights[c + j] = w;
+              if (biases != nullptr) biases[c + j] = b;
+            }
+          }
+        });
+      }
+      if (Row::kPerBlock > 1) __syncthreads();
+    }
+  } else {  // more columns than registers: sums stay in memory, each thread's its own
+    Row::template each_run<V, 0>(a.columns, [&](int, std::int64_t c, int count) {
+      for (int j = 0; j < count; ++j) {
+        weights[c + j] = 0;
+        if (biases != nullptr) biases[c + j] = 0;
+      }
+    });
+    for (std::int64_t i = part.begin; i < part.end; ++i) {
+      norm_backward_row<T, kThreads, 0>(
+          a, a.row_of(group, i), partial[turn],
+          [&](int, std::int64_t c, int count, const float(&unit)[V], const float(&d)[V]) {
+#pragma unroll
+            for (int j = 0; j < V; ++j) {
+              if (j >= count) continue;
+              weights[c + j] = fmadd(d[j], unit[j], weights[c + j]);
+              if (biases != nullptr) biases[c + j] = biases[c + j] + d[j];
+            }
+          });
+      turn = 1 - turn;
+    }
+  }
+}
+
+}  // namespace tessera::kernels::cuda
