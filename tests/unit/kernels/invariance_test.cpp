@@ -178,6 +178,7 @@ TEST(Invariance, Avx512AndAvx2AgreeToTheBit) {
   }
 }
 
+#ifdef TESSERA_EMULATED_CUDA
 // The order in which a GPU's threads run, and how addresses are aligned.
 TEST(Invariance, SchedulesOfAGpuChangeNoBit) {
   const auto device = tessera::test::make_cuda_test_device();
@@ -189,6 +190,7 @@ TEST(Invariance, SchedulesOfAGpuChangeNoBit) {
     }
   }
 }
+#endif
 
 // Trap 54: shard boundaries move with the number of ranks; an element's bits must not.
 TEST(Invariance, CutsAndAlignmentChangeNoBit) {

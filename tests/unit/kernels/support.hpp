@@ -141,11 +141,13 @@ inline void for_cpu_devices(const std::function<void(Device&)>& f) {
     f(*make_cpu_device({.threads = 2, .isa = isa}));
   }
 }
-/// f(device) for every instruction set and an emulated GPU.
+/// f(device) for every instruction set and an emulated GPU (which sanitizers do without).
 inline void for_devices(const std::function<void(Device&)>& f) {
   for_cpu_devices(f);
+#ifdef TESSERA_EMULATED_CUDA
   SCOPED_TRACE("emulated CUDA");
   f(*tessera::test::make_cuda_test_device());
+#endif
 }
 
 /// f(device, type) for the same devices and every type.
