@@ -11,9 +11,10 @@ namespace tessera::kernels {
 namespace cuda {
 namespace {
 
-// Of a group's rows. Few chunks leave multiprocessors idle, many cost the reading of their sums;
-// a chunk of 16 rows gives each warp of a block two.
-constexpr std::int64_t kMaxChunks = 512, kMinChunkRows = 16;
+// Of a group's rows. Few chunks leave multiprocessors idle, many cost the reading of their sums:
+// with 16 rows to a chunk the sums are a sixteenth of what is read and written anyway, and 1024
+// blocks are enough for all of today's GPUs.
+constexpr std::int64_t kMaxChunks = 1024, kMinChunkRows = 16;
 
 constexpr std::int64_t kMaxSumChunks = 256, kMinSumRows = 64;
 
