@@ -3,7 +3,12 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/cuda/gemm.hpp"
+
 namespace tessera::kernels::cuda {
+
+class Matmul;
+class Sdpa;
 
 /// The stream on which work is queued now; device, collectives and copies of a rank share it.
 struct Queue {
@@ -13,6 +18,9 @@ struct Queue {
 struct Context {
   const Queue& queue;
   int multiprocessors;  // for the size of grids; no bit of a result depends on it
+  MatmulMath math;
+  Matmul& matmul;
+  Sdpa& sdpa;
 };
 
 }  // namespace tessera::kernels::cuda

@@ -37,7 +37,10 @@ class Tensor {
                   std::byte{0x5a});
     const auto address = reinterpret_cast<std::uintptr_t>(bytes_.data());
     view_.data = bytes_.data() + (64 - address % 64) % 64;
-    for (std::int64_t i = 0; i < size(); ++i) set(i, 0);
+    for (std::int64_t r = 0; r < view_.rows(); ++r) {
+      std::memset(view_.data + r * view_.ld * size_of(type), 0,
+                  static_cast<std::size_t>(view_.cols() * size_of(type)));
+    }
   }
   Tensor(Tensor&&) = default;
 
