@@ -119,6 +119,42 @@ TEST(WireBytes, CountEveryPeerOnce) {
   }
 }
 
+// Over NCCL: rings, of which a node's ranks each close one to the next node; what is exchanged and
+// added by our kernel goes to every peer.
+TEST(WireBytes, OfNccl) {
+  const GroupShape near{.size = 8, .local = 8, .nodes = 1, .carrier = Carrier::nccl},
+      far{.size = 16, .local = 8, .nodes = 2, .carrier = Carrier::nccl_sums};
+  const auto floats = [](std::int64_t n) {
+    return View(reinterpret_cast<std::byte*>(256), DType::f32, {n});
+  };
+  const auto expect = [](const WireBytes& got, std::int64_t intra, std::int64_t inter) {
+    EXPECT_EQ(got.intra, intra);
+    EXPECT_EQ(got.inter, inter);
+  };
+  expect(wire_bytes(AllGather{.shard = floats(100), .full = floats(800)}, near), 7 * 400, 0);
+  expect(wire_bytes(AllGather{.shard = floats(80), .full = floats(1280)}, far),
+         15 * 320 - 15 * 320 / 8, 15 * 320 / 8);
+  ReduceScatter sum{.full = floats(1280), .shard = floats(80)};
+  expect(wire_bytes(sum, far), 15 * 320 - 15 * 320 / 8, 15 * 320 / 8);
+  sum.wire = DType::bf16;
+  expect(wire_bytes(sum, far), 7 * 160, 8 * 160);
+}
+
+TEST(Staging, OfNccl) {
+  GroupShape group{.size = 3, .local = 3, .carrier = Carrier::nccl};
+  const std::int64_t whole = 3 * nccl_piece(group);
+  EXPECT_EQ(nccl_piece(group) % 256, 0);
+  EXPECT_LE(whole, kNcclPiece);
+  EXPECT_EQ(reduce_scatter_staging(group, DType::f32, DType::f32), 4 * whole);
+  EXPECT_EQ(reduce_scatter_staging(group, DType::bf16, DType::bf16), 6 * whole);
+  EXPECT_EQ(reduce_scatter_staging(group, DType::bf16, DType::f32), 8 * whole);
+  EXPECT_EQ(reduce_scatter_staging(group, DType::f32, DType::bf16), 8 * whole);
+  group.carrier = Carrier::nccl_sums;
+  EXPECT_GT(reduce_scatter_staging(group, DType::f32, DType::f32), 0);
+  EXPECT_LT(reduce_scatter_staging(group, DType::f32, DType::f32), 16);
+  EXPECT_EQ(reduce_scatter_staging(group, DType::bf16, DType::f32), 8 * whole);
+}
+
 TEST(SelfGroup, SumsWordsToThemselvesAndRefusesBulk) {
   const auto group = make_self_group();
   EXPECT_EQ(group->rank(), 0);
