@@ -27,6 +27,8 @@ class Tier {
   /// A copy from here to here or to the host's memory, as work of a stream.
   virtual std::unique_ptr<Task> start_copy(const std::byte* from, std::byte* to,
                                            std::int64_t bytes) = 0;
+  /// Whether its bytes are the host's memory, wherever they can be reached.
+  virtual bool of_host() const { return true; }
   /// Bytes in use, by anybody, of memory that is not the host's.
   virtual std::int64_t apart_in_use() { return 0; }
   /// Where the host reaches what is at `address`; nullptr: nowhere.

@@ -81,8 +81,13 @@ void Engine::make_plans(std::span<const plan::PlanShape> shapes) {
 void Engine::allocate(const comm::MpiSession& mpi) {
   plan::ArenaBytes bytes{};
   for (const auto& [shape, plan] : plans_) bytes = plan::most_of(bytes, plan.arena_bytes);
-  const std::int64_t most =
-      control_.max(std::reduce(bytes.begin(), bytes.end()));  // pipeline stages differ
+  const auto tier_of = [&](plan::ArenaId id) -> memory::Tier& {
+    return id == plan::ArenaId::host ? *backend_.host_tier : *backend_.device_tier;
+  };
+  std::int64_t of_host = 0;
+  for (const auto& [id, word] : EnumWords<plan::ArenaId>::table)
+    of_host += tier_of(id).of_host() ? bytes[static_cast<std::size_t>(id)] : 0;
+  const std::int64_t most = control_.max(of_host);  // pipeline stages differ
   control_.together([&] {
     check_budget(loaded_, inputs_.mesh, bytes);
     // All ranks of the node take theirs at once: what one sees free must do for all.
@@ -91,8 +96,7 @@ void Engine::allocate(const comm::MpiSession& mpi) {
   control_.together([&] {  // once all have looked at what is free
     in_use_before_ = memory_in_use();
     for (const auto& [id, word] : EnumWords<plan::ArenaId>::table) {
-      memory::Tier& tier = id == plan::ArenaId::host ? *backend_.host_tier : *backend_.device_tier;
-      arenas_.push_back(std::make_unique<memory::Arena>(std::string(word), tier,
+      arenas_.push_back(std::make_unique<memory::Arena>(std::string(word), tier_of(id),
                                                         bytes[static_cast<std::size_t>(id)]));
     }
   });
