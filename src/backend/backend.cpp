@@ -2,7 +2,7 @@
 
 #include "backend/gpus.hpp"
 #ifdef TESSERA_HAVE_CUDA
-#include "backend/cuda_backend.hpp"
+#include "backend/cuda/cuda_backend.hpp"
 #endif
 #include "kernels/cpu/device.hpp"
 #include "kernels/cuda/scratch.hpp"

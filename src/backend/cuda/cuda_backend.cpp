@@ -1,4 +1,4 @@
-#include "backend/cuda_backend.hpp"
+#include "backend/cuda/cuda_backend.hpp"
 
 #include <sched.h>
 
