@@ -10,7 +10,7 @@ namespace tessera::kernels {
 
 /// The row's loss and lse; `stats` are the first part's {largest logit m, sum of exp(logit - m),
 /// target's logit}, those of the next are `stride` further. kLevels as in tree_sum.
-template <int kLevels = 63>
+template <int kLevels = kAnyLevels>
 TESSERA_INLINE void loss_of_parts(const float* stats, std::int64_t parts, std::int64_t stride,
                                   bool ignored, float& loss, float& lse) {
   double top = -std::numeric_limits<double>::infinity(), target = 0;

@@ -7,24 +7,33 @@
 
 namespace tessera::kernels {
 
+inline constexpr int kAnyLevels = 63;
+
 /// term(0) + .. + term(n - 1), 1 <= n < 2^kLevels, in an aligned binary tree, ((0+1)+(2+3))+...:
 /// whoever holds 2^k neighbours from a multiple of 2^k on holds one of its nodes. A binary counter
 /// of partial sums: level k has one where bit k of the number of terms so far is set. Device code
 /// asks for few levels, which stay in registers.
-template <int kLevels = 63, typename Term>
+template <int kLevels = kAnyLevels, typename Term>
 TESSERA_INLINE auto tree_sum(std::int64_t n, Term&& term) {
   decltype(term(n)) partial[kLevels];
+  if constexpr (kLevels < kAnyLevels) {
+    for (auto& p : partial) p = {};  // read, never used, where its level is empty
+  }
   for (std::int64_t i = 0; i < n; ++i) {
     auto sum = term(i);
+    bool carried = true;
 #ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
     for (int level = 0; level < kLevels; ++level) {
-      if ((i >> level & 1) == 0) {
+      if (kLevels == kAnyLevels && !carried) break;
+      if (!carried) continue;  // a way out would keep the loop, and so the array in memory
+      carried = (i >> level & 1) != 0;
+      if (carried) {
+        sum = partial[level] + sum;
+      } else {
         partial[level] = sum;
-        break;
       }
-      sum = partial[level] + sum;
     }
   }
   auto sum = partial[0];

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "kernels/common/checks.hpp"
+#include "kernels/common/contracts.hpp"
 #include "kernels/cpu/operations.hpp"
 #include "kernels/cpu/team.hpp"
 
@@ -136,19 +136,6 @@ void visit_products(const LinearBackwardWeight& a, ScratchCursor scratch, const 
   });
 }
 
-/// What a product of operands of one type may be written as.
-void check_result(const View& result, DType operands) {
-  TESSERA_CHECK(result.type == DType::f32 || result.type == operands, "product of {} into {}",
-                to_string(operands), to_string(result.type));
-}
-
-void check_linear(const View& x, const View& weight, const View& y) {
-  check_floats({x, weight, y});
-  TESSERA_CHECK(x.rows() == y.rows() && x.cols() == weight.cols() && y.cols() == weight.rows(),
-                "x ({}, {}), weight ({}, {}), y ({}, {})", x.rows(), x.cols(), weight.rows(),
-                weight.cols(), y.rows(), y.cols());
-}
-
 }  // namespace
 
 std::int64_t scratch_bytes(const Linear& a, const Context& context) {
@@ -161,10 +148,7 @@ std::int64_t scratch_bytes(const Linear& a, const Context& context) {
 }
 
 void run(const Linear& a, const Context& context) {
-  check_linear(a.x, a.weight, a.y);
-  check_same_type({a.x, a.weight, a.bias});
-  check_result(a.y, a.x.type);
-  if (a.bias) check_flat({a.bias}, a.x.type, a.weight.rows());
+  check(a);
   visit_products(
       a, ScratchCursor(a.scratch), context,
       [&](const Product& p, const ScratchCursor& scratch) { multiply(p, scratch, context); });
@@ -181,9 +165,7 @@ std::int64_t scratch_bytes(const LinearBackwardInput& a, const Context& context)
 }
 
 void run(const LinearBackwardInput& a, const Context& context) {
-  check_linear(a.d_x, a.weight, a.d_y);
-  check_same_type({a.d_y, a.weight});
-  check_result(a.d_x, a.d_y.type);
+  check(a);
   ScratchCursor cursor(a.scratch);
   const View sum = piecewise_sum(a, cursor, context);
   visit_products(a, sum, cursor, context, [&](const Product& p, const ScratchCursor& scratch) {
@@ -202,15 +184,11 @@ std::int64_t scratch_bytes(const LinearBackwardWeight& a, const Context& context
 }
 
 void run(const LinearBackwardWeight& a, const Context& context) {
-  check_linear(a.x, a.d_weight, a.d_y);
-  check_same_type({a.d_y, a.x});
-  check_result(a.d_weight, a.x.type);
+  check(a);
   visit_products(
       a, ScratchCursor(a.scratch), context,
       [&](const Product& p, const ScratchCursor& scratch) { multiply(p, scratch, context); });
   if (!a.d_bias) return;
-  check_floats({a.d_bias});
-  check_flat({a.d_bias}, a.d_bias.type, a.d_y.cols());
   const View d_y = a.d_y.matrix();
   parallel_ranges(context.threads, d_y.extent(1), 64,
                   [&](Range columns) { context.hot.sum_rows(d_y, a.d_bias, a.write, columns); });

@@ -2,14 +2,21 @@
 #pragma once
 
 #include "core/cuda.hpp"
+#include "kernels/cuda/gemm.hpp"
 
 namespace tessera::kernels::cuda {
+
+class Matmul;
+class Sdpa;
 
 using Queue = CudaQueue;
 
 struct Context {
   const Queue& queue;
   int multiprocessors;  // for the size of grids; no bit of a result depends on it
+  MatmulMath math;
+  Matmul& matmul;
+  Sdpa& sdpa;
 };
 
 }  // namespace tessera::kernels::cuda

@@ -17,7 +17,8 @@ int multiprocessors() {
 
 class CudaDevice final : public Device {
  public:
-  explicit CudaDevice(const cuda::Queue& queue) : context_{queue, multiprocessors()} {}
+  CudaDevice(const cuda::Queue& queue, CudaLibraries& libraries, cuda::MatmulMath math)
+      : context_{queue, multiprocessors(), math, libraries.matmul, libraries.sdpa} {}
 
   std::int64_t scratch_bytes(const KernelCall& call) const override {
     return std::visit([](const auto& args) { return cuda::scratch_bytes(args); }, call);
@@ -26,14 +27,10 @@ class CudaDevice final : public Device {
   void run(const KernelCall& call) override {
     const std::int64_t needed = scratch_bytes(call);
     std::visit(
-        [&]<typename Operation>(const Operation& args) {
+        [&](const auto& args) {
           TESSERA_CHECK(args.scratch.span_bytes() >= needed, "{}: {} bytes of scratch, needs {}",
                         args.kName, args.scratch.span_bytes(), needed);
-          if constexpr (requires { cuda::run(args, context_); }) {
-            cuda::run(args, context_);
-          } else {
-            throw InternalError(fmt::format("no CUDA kernel of {}", Operation::kName));
-          }
+          cuda::run(args, context_);
         },
         call);
   }
@@ -44,8 +41,9 @@ class CudaDevice final : public Device {
 
 }  // namespace
 
-std::unique_ptr<Device> make_cuda_device(const cuda::Queue& queue) {
-  return std::make_unique<CudaDevice>(queue);
+std::unique_ptr<Device> make_cuda_device(const cuda::Queue& queue, CudaLibraries& libraries,
+                                         cuda::MatmulMath math) {
+  return std::make_unique<CudaDevice>(queue, libraries, math);
 }
 
 }  // namespace tessera::kernels

@@ -5,15 +5,27 @@
 
 #include "kernels/api/device.hpp"
 #include "kernels/cuda/context.hpp"
+#include "kernels/cuda/matmul.hpp"
+#include "kernels/cuda/sdpa.hpp"
 
 namespace tessera::kernels {
 
-/// Runs on the CUDA device that is current now; `queue` must outlive it. run() returns when the
-/// work is queued on the queue's stream of that moment. Bits of a result depend on the call's
-/// shapes, types and settings only: not on addresses, nor on how many multiprocessors there are.
-/// Throws InternalError for arguments that break an operation's contract. What lies in device
-/// memory cannot be refused: a row with a token or a target outside of the vocabulary becomes NaN,
-/// and EmbedBackward leaves it out.
-std::unique_ptr<Device> make_cuda_device(const cuda::Queue& queue);
+/// Libraries that the device uses, opened for the CUDA device that is current now. Whoever makes
+/// them may ask and set how products are computed.
+struct CudaLibraries {
+  cuda::Matmul matmul;
+  cuda::Sdpa sdpa;
+
+  explicit CudaLibraries(const cuda::Queue& queue) : matmul(queue), sdpa(queue) {}
+};
+
+/// Runs on the CUDA device that is current now; `queue` and `libraries` must outlive it. run()
+/// returns when the work is queued on the queue's stream of that moment. Bits of a result depend on
+/// the call's shapes, types and settings only: not on addresses, nor on how many multiprocessors
+/// there are. Throws InternalError for arguments that break an operation's contract. What lies in
+/// device memory cannot be refused: a row with a token or a target outside of the vocabulary
+/// becomes NaN, and EmbedBackward leaves it out.
+std::unique_ptr<Device> make_cuda_device(const cuda::Queue& queue, CudaLibraries& libraries,
+                                         cuda::MatmulMath math);
 
 }  // namespace tessera::kernels

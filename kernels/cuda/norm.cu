@@ -11,7 +11,7 @@ namespace tessera::kernels::cuda {
 namespace {
 
 // Runs of a row that a thread keeps in registers; backward keeps four numbers for one of forward.
-constexpr int kForwardRuns = 4, kBackwardRuns = 2;
+constexpr int kForwardRuns = 4, kBackwardRuns = 1;
 
 template <typename T>
 void add_norm(const AddNorm& a, const Context& context) {

@@ -102,6 +102,7 @@ __global__ void __launch_bounds__(Team<kThreads>::kBlock)
     }
     // Teams add theirs one after another: the order of a sum does not depend on who is first.
     float* total = dynamic_shared<float>();
+#pragma unroll
     for (int team = 0; team < Row::kPerBlock; ++team) {
       if (Row::index() == team) {
         Row::template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {

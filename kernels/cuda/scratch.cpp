@@ -5,16 +5,48 @@
 
 #include "core/math.hpp"
 #include "kernels/common/contracts.hpp"
+#include "kernels/cuda/sdpa_rules.hpp"
 
 namespace tessera::kernels {
 namespace cuda {
 namespace {
 
-// Of a group's rows. Few chunks leave multiprocessors idle, many cost the reading of their sums;
-// a chunk of 16 rows gives each warp of a block two.
-constexpr std::int64_t kMaxChunks = 512, kMinChunkRows = 16;
+// Of a group's rows. Few chunks leave multiprocessors idle, many cost the reading of their sums:
+// with 16 rows to a chunk the sums are a sixteenth of what is read and written anyway, and 1024
+// blocks are enough for all of today's GPUs.
+constexpr std::int64_t kMaxChunks = 1024, kMinChunkRows = 16;
+
+constexpr std::int64_t kMaxSumChunks = 256, kMinSumRows = 64;
 
 }  // namespace
+
+// A bias that the library does not take as it is has a copy of the result's type.
+std::int64_t scratch_bytes(const Linear& a) {
+  return kMatmulWorkspace + (a.bias ? a.bias.elements() * size_of(a.y.type) : 0);
+}
+
+std::int64_t scratch_bytes(const LinearBackwardInput&) { return kMatmulWorkspace; }
+
+ColumnSums::ColumnSums(const LinearBackwardWeight& a)
+    : rows(a.d_y.rows()),
+      columns(a.d_y.cols()),
+      chunks(std::min(kMaxSumChunks, ceil_div(rows, kMinSumRows))) {}
+
+std::int64_t ColumnSums::bytes() const { return chunks * columns * size_of(DType::f32); }
+
+std::int64_t scratch_bytes(const LinearBackwardWeight& a) {
+  return kMatmulWorkspace + (a.d_bias ? ColumnSums(a).bytes() : 0);
+}
+
+std::int64_t scratch_bytes(const Attention& a) {
+  return sdpa_plan(a).value_or(SdpaPlan{}).workspace_bytes;
+}
+
+// The own kernel keeps a number for each row of d_out.
+std::int64_t scratch_bytes(const AttentionBackward& a) {
+  const std::int64_t own = a.q.extent(0) * a.shape.heads * a.q.extent(1) * size_of(DType::f32);
+  return std::max(own, sdpa_plan(a).value_or(SdpaPlan{}).workspace_bytes);
+}
 
 NormPartials::NormPartials(const NormBackward& a)
     : groups(a.groups),

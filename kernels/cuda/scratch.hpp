@@ -23,7 +23,24 @@ std::int64_t scratch_bytes(const Operation&) {
 }
 std::int64_t scratch_bytes(const EmbedBackward&);
 std::int64_t scratch_bytes(const NormBackward&);
+std::int64_t scratch_bytes(const Linear&);
+std::int64_t scratch_bytes(const LinearBackwardInput&);
+std::int64_t scratch_bytes(const LinearBackwardWeight&);
+std::int64_t scratch_bytes(const Attention&);
+std::int64_t scratch_bytes(const AttentionBackward&);
 std::int64_t scratch_bytes(const Rope&);
+
+/// What every matrix product may use: as much as NVIDIA recommends for cuBLAS on Hopper. It is the
+/// same for all, so that the algorithm chosen for a product depends on nothing else.
+inline constexpr std::int64_t kMatmulWorkspace = std::int64_t{32} << 20;
+
+/// Partial sums of a bias gradient, (chunks, N) f32 in scratch.
+struct ColumnSums {
+  std::int64_t rows, columns, chunks;
+
+  explicit ColumnSums(const LinearBackwardWeight&);
+  std::int64_t bytes() const;
+};
 
 /// Partial sums of NormBackward, (2, groups, chunks, C) f32 in scratch: weights, then biases. A
 /// chunk's rows are added up by one block.

@@ -79,15 +79,20 @@ struct Team {
 };
 
 /// f.operator()<kThreads, kRuns>() with the smallest team whose threads have at most kMost runs of
-/// V columns each; with 512 and 0 where none is large enough.
+/// V columns each; twice as many in a block of 512, and 0 where not even that is enough.
 template <int V, int kMost, typename F>
 void with_team(std::int64_t columns, F&& f) {
-  if (columns <= 32 * V * kMost) {
+  const std::int64_t runs = (columns + V - 1) / V;
+  if (runs <= 32 * kMost) {
     f.template operator()<32, kMost>();
-  } else if (columns <= 128 * V * kMost) {
+  } else if (runs <= 128 * kMost) {
     f.template operator()<128, kMost>();
-  } else if (columns <= 512 * V * kMost) {
+  } else if (runs <= 256 * kMost) {
+    f.template operator()<256, kMost>();
+  } else if (runs <= 512 * kMost) {
     f.template operator()<512, kMost>();
+  } else if (runs <= 512 * 2 * kMost) {
+    f.template operator()<512, 2 * kMost>();
   } else {
     f.template operator()<512, 0>();
   }

@@ -82,7 +82,7 @@ Backend debug_backend(int threads) {
 }  // namespace
 
 #ifndef TESSERA_HAVE_CUDA
-[[noreturn]] static Backend make_cuda_backend(const Ranks*) {
+[[noreturn]] static Backend make_cuda_backend(const Settings&, const Ranks*) {
   throw DeviceError(fmt::format(
       "this tessera is built without CUDA{}: build it where nvcc is on PATH, or set run.backend = "
       "\"cpu\"",
@@ -96,18 +96,20 @@ static deck::Backend chosen(deck::Backend kind) {
   return nvidia_gpus() > 0 ? deck::Backend::cuda : deck::Backend::cpu;
 }
 
-Backend make_backend(deck::Backend kind, int threads, const Ranks* ranks) {
-  kind = chosen(kind);
+Backend make_backend(const Settings& settings, const Ranks* ranks) {
+  const deck::Backend kind = chosen(settings.kind);
   if (ranks != nullptr) {
     ranks->control.must_agree(static_cast<std::uint64_t>(kind),
                               "some nodes of the job have NVIDIA GPUs and some have none: ask "
                               "Slurm for nodes of one kind, or set run.backend = \"cpu\"");
   }
-  switch (kind) {
-    case deck::Backend::cuda: return make_cuda_backend(ranks);
-    case deck::Backend::debug: return debug_backend(threads);
-    default: return cpu_backend(threads);
+  if (kind == deck::Backend::cuda) return make_cuda_backend(settings, ranks);
+  if (settings.matmul != deck::Matmul::same) {
+    throw DeckError(fmt::format("precision.matmul = \"{}\" is for GPUs (run.backend = \"cuda\")",
+                                enum_word(settings.matmul)));
   }
+  return kind == deck::Backend::debug ? debug_backend(settings.threads)
+                                      : cpu_backend(settings.threads);
 }
 
 PlanningDevice make_planning_device(deck::Backend kind, int threads) {

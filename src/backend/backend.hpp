@@ -1,6 +1,7 @@
 // What a rank computes on: kernels, memory, streams and groups that belong together.
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <span>
@@ -14,18 +15,37 @@
 
 namespace tessera::backend {
 
+/// One rank chooses for all, and what it has chosen is kept: another algorithm may round otherwise.
+struct Tuning {
+  /// What an earlier start has chosen is read from here.
+  std::filesystem::path file;
+  /// The fastest of the library's proposals, which is written to the file; else its first.
+  bool timed = false;
+  View memory;  // device memory that may be overwritten
+};
+
 struct Backend {
   deck::Backend kind = deck::Backend::cpu;    // never automatic
   std::string name;                           // "4 CPU threads", "an NVIDIA H200", for people
   double peak_rate = 0;                       // of 16-bit matrix products, flop/s; 0: not known
   std::unique_ptr<memory::Tier> device_tier;  // where kernels compute
   std::unique_ptr<memory::Tier> host_tier;    // what the host reads beside steps
+  std::shared_ptr<void> libraries;            // that the device uses
   std::unique_ptr<kernels::Device> device;
+  /// Chooses how the matrix products of `calls` are computed, where there is a choice; see Tuning.
+  /// Collective. Throws DataError for a file that is damaged.
+  std::function<void(std::span<const kernels::KernelCall> calls, const Tuning& tuning)> tune;
   std::function<std::unique_ptr<memory::Streams>()> make_streams;
   /// As comm::make_mpi_group.
   std::function<std::unique_ptr<comm::Group>(std::span<const int> members,
                                              const comm::GroupShape& shape)>
       make_group;
+};
+
+struct Settings {
+  deck::Backend kind = deck::Backend::automatic;
+  int threads = 1;  // of a CPU
+  deck::Matmul matmul = deck::Matmul::same;
 };
 
 /// The ranks of a job that choose together.
@@ -34,12 +54,12 @@ struct Ranks {
   const comm::Control& control;
 };
 
-/// cpu: kernels of the CPU, with so many threads. debug: the same, in memory that the host cannot
+/// cpu: kernels of the CPU. debug: the same, in memory that the host cannot
 /// reach. cuda: a GPU of its own for every rank of a node, in their order. auto: cuda where there
 /// are NVIDIA GPUs, cpu where there are none; never cpu because a GPU cannot be used. Collective
 /// over the ranks, if there are any: all get the same kind, or throw. Throws DeviceError, which
-/// says what to do.
-Backend make_backend(deck::Backend kind, int threads, const Ranks* ranks);
+/// says what to do, and DeckError for a setting that the device does not have.
+Backend make_backend(const Settings& settings, const Ranks* ranks);
 
 /// What a run with this backend would compute on, as far as plans must know it: without a GPU.
 struct PlanningDevice {

@@ -3,9 +3,11 @@
 #include <sched.h>
 
 #include <cstdlib>
+#include <set>
 
 #include "backend/gpus.hpp"
 #include "comm/nccl/nccl_group.hpp"
+#include "io/file.hpp"
 #include "kernels/cuda/device.hpp"
 #include "memory/cuda/cuda_streams.hpp"
 #include "memory/cuda/cuda_tier.hpp"
@@ -112,19 +114,91 @@ GpuOfRank take_gpus_together(const Ranks* ranks) {
   return own;
 }
 
+using kernels::CudaLibraries;
+using kernels::cuda::AlgorithmTable;
+using kernels::cuda::GemmKey;
+
+constexpr std::int64_t kMostText = std::int64_t{64} << 20;  // of a table
+
+/// A table of keys alone, to send them.
+std::string keys_text(const kernels::cuda::GemmMachine& machine, std::span<const GemmKey> keys) {
+  AlgorithmTable table{.machine = machine, .chosen = {}};
+  for (const GemmKey& key : keys) table.chosen[key] = {};
+  return to_text(table);
+}
+
+/// The choices for all keys that `texts` name: those of the file, new ones for the others.
+std::string choose(kernels::cuda::Matmul& matmul, std::span<const std::string> texts,
+                   const Tuning& tuning) {
+  const auto machine = matmul.machine();
+  std::set<GemmKey> all;
+  for (const std::string& text : texts) {
+    const auto table = parse_algorithms(text, "a rank's products", machine);
+    TESSERA_CHECK(table, "ranks with other GPUs or libraries");
+    for (const auto& [key, none] : table->chosen) all.insert(key);
+  }
+  std::vector<GemmKey> missing(all.begin(), all.end());
+  if (std::filesystem::exists(tuning.file)) {
+    const auto kept =
+        parse_algorithms(read_text(tuning.file, kMostText), tuning.file.string(), machine);
+    if (kept) missing = matmul.adopt(*kept, missing);
+  }
+  if (missing.empty()) return to_text(matmul.table());
+  using kernels::cuda::AlgorithmChoice;
+  matmul.choose(missing, tuning.timed ? AlgorithmChoice::timed : AlgorithmChoice::first,
+                tuning.memory);
+  const std::string text = to_text(matmul.table());
+  if (!tuning.timed) return text;
+  AtomicFile file(tuning.file);
+  file.append(text);
+  file.publish();
+  return text;
+}
+
+void tune(CudaLibraries& libraries, kernels::cuda::MatmulMath math, const Ranks& ranks,
+          std::span<const kernels::KernelCall> calls, const Tuning& tuning) {
+  auto& matmul = libraries.matmul;
+  const comm::Control& control = ranks.control;
+  const auto keys = gemm_keys(calls, math);
+  const auto texts = control.gather(keys_text(matmul.machine(), keys));
+  std::string chosen;
+  control.together([&] {
+    if (control.rank() == 0) chosen = choose(matmul, texts, tuning);
+  });
+  chosen = control.broadcast(chosen);
+  control.together([&] {
+    if (control.rank() == 0) return;
+    const auto table = parse_algorithms(chosen, "rank 0's choice", matmul.machine());
+    TESSERA_CHECK(table, "rank 0 has another GPU or library");
+    if (!matmul.adopt(*table, keys).empty())
+      throw DeviceError("a GPU refuses a matrix product that rank 0's does");
+  });
+}
+
 }  // namespace
 
-Backend make_cuda_backend(const Ranks* ranks) {
+Backend make_cuda_backend(const Settings& settings, const Ranks* ranks) {
   const GpuOfRank gpu = take_gpus_together(ranks);
   auto queue = std::make_shared<CudaQueue>();
+  auto libraries = std::make_shared<CudaLibraries>(*queue);
+  const auto math = settings.matmul == deck::Matmul::tf32 ? kernels::cuda::MatmulMath::tf32
+                                                          : kernels::cuda::MatmulMath::same;
   Backend b{.kind = deck::Backend::cuda,
             .name = "an " + gpu.name,
             .peak_rate = peak_rate(gpu.name),
             .device_tier = std::make_unique<memory::CudaTier>(*queue),
             .host_tier = std::make_unique<memory::PinnedTier>(),
-            .device = kernels::make_cuda_device(*queue),
+            .libraries = libraries,
+            .device = kernels::make_cuda_device(*queue, *libraries, math),
+            .tune = {},
             .make_streams = [queue] { return std::make_unique<memory::CudaStreams>(*queue); },
             .make_group = {}};
+  if (ranks != nullptr) {
+    b.tune = [libraries, math, all = *ranks](std::span<const kernels::KernelCall> calls,
+                                             const Tuning& tuning) {
+      tune(*libraries, math, all, calls, tuning);
+    };
+  }
   // Opened with the first group: a single rank needs no NCCL.
   b.make_group = [queue, device = b.device.get(), nccl = std::shared_ptr<const comm::Nccl>()](
                      std::span<const int> members, const comm::GroupShape& shape) mutable {

@@ -136,6 +136,13 @@ class Checker {
 
   void precision() {
     const PrecisionSection& p = deck_.precision;
+    if (usable({"precision.matmul", "precision.compute"}) && p.matmul == Matmul::tf32 &&
+        p.compute != Precision::f32) {
+      problem("precision.matmul",
+              fmt::format("precision.matmul = \"tf32\" is of precision.compute = \"f32\", not "
+                          "\"{}\"",
+                          enum_word(p.compute)));
+    }
     if (usable({"precision.accumulate", "precision.compute"}) &&
         p.accumulate == SumPrecision::bf16 && p.compute != Precision::bf16) {
       problem("precision.accumulate",

@@ -39,7 +39,8 @@ Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
   threads_ = thread_count(deck.run, mpi.cores());
   omp_set_num_threads(threads_);
   const backend::Ranks ranks{mpi, job.control};
-  backend_ = backend::make_backend(deck.run.backend, threads_, &ranks);
+  backend_ = backend::make_backend(
+      {.kind = deck.run.backend, .threads = threads_, .matmul = deck.precision.matmul}, &ranks);
   inputs_ = plan_inputs(deck, shapes, mpi.node_of(), *backend_.device);
   inputs_.nccl = backend_.kind == deck::Backend::cuda;
   place_ = inputs_.mesh.place_of(mpi.rank());
@@ -103,6 +104,20 @@ void Engine::allocate(const comm::MpiSession& mpi) {
                                               .wire = {.intra = control_.max(mine.intra),
                                                        .inter = control_.max(mine.inter)}});
   }
+}
+
+void Engine::tune(const std::filesystem::path& directory, bool timed) {
+  if (!backend_.tune) return;
+  std::vector<kernels::KernelCall> calls;
+  for (const auto& [shape, prepared] : prepared_) {
+    for (const auto& op : prepared.bound.ops()) {
+      if (const auto* call = std::get_if<kernels::KernelCall>(&op.call)) calls.push_back(*call);
+    }
+  }
+  const memory::Arena& step = *arenas_[static_cast<std::size_t>(plan::ArenaId::step)];
+  backend_.tune(calls, {.file = directory / "matmul_algorithms.txt",
+                        .timed = timed && !inputs_.any_layout,
+                        .memory = View(step.base(), DType::u8, {step.bytes()})});
 }
 
 BatchShare Engine::share(const plan::PlanShape& shape) const {

@@ -34,6 +34,11 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
+  /// Chooses how matrix products are computed, or takes over what an earlier start of the run in
+  /// `directory` has chosen. `timed`: the fastest way, which is written there, unless the promise
+  /// is the same bits on every layout. Overwrites what is in the step's arena. Collective.
+  void tune(const std::filesystem::path& directory, bool timed);
+
   const plan::PlanInputs& inputs() const { return inputs_; }
   const MeshPlace& place() const { return place_; }
   std::int64_t data_ranks() const { return inputs_.mesh.data; }

@@ -62,6 +62,7 @@ void Trainer::start() {
                    deck_.batch.sequence);
   saver_.emplace(control_, directory_ / "checkpoints", deck_.checkpoint.keep,
                  deck_.checkpoint.keep_every);
+  engine_->tune(directory_, true);
   report_start();
   report_clocks();
   faults_->announce(report_);

@@ -36,7 +36,7 @@ ExitCode run(const GenerateOptions& o) {
   check_tokenizer(tokenizer, source);
   const int threads = train::thread_count({}, cores_each(std::array{own_cores()}));
   omp_set_num_threads(threads);
-  const auto backend = backend::make_backend(deck::Backend::automatic, threads, nullptr);
+  const auto backend = backend::make_backend({.threads = threads}, nullptr);
   train::Generator generator(train::model_config(source.model), *backend.device,
                              *backend.device_tier, source.parameters);
 

@@ -14,16 +14,17 @@ using kernels::Access;
 using kernels::KernelCall;
 
 constexpr std::int64_t kGuard = 256;  // bytes before and behind, and what addresses are kept modulo
-constexpr std::byte kPattern{0xa5};
+constexpr std::byte kPattern{0xff};   // NaN, where scratch is read before it is written
 
 void cuda_try(cudaError_t code) { kernels::cuda::check_cuda(code, "a test's copy"); }
 
-/// Host memory of one or several overlapping views, and its copy.
+/// Host memory of one or several overlapping views, and its copy; scratch, which may be large and
+/// holds nothing before or after, is not copied.
 struct Piece {
   std::byte *begin, *end;
   bool written;
+  bool scratch;
   std::byte* device = nullptr;  // of the allocation
-  std::vector<std::byte> image{};
 
   std::int64_t before() const {
     return kGuard + static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(begin) % kGuard);
@@ -61,8 +62,10 @@ class CudaTestDevice final : public kernels::Device {
  private:
   static std::vector<Piece> pieces_of(KernelCall& call) {
     std::vector<Piece> all;
+    const View* scratch = std::visit([](const auto& args) { return &args.scratch; }, call);
     kernels::visit_views(call, [&](View& view, Access access) {
-      all.push_back({view.data, view.data + view.span_bytes(), access != Access::read});
+      all.push_back(
+          {view.data, view.data + view.span_bytes(), access != Access::read, &view == scratch});
     });
     std::sort(all.begin(), all.end(), [](const Piece& a, const Piece& b) {
       return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
@@ -74,6 +77,7 @@ class CudaTestDevice final : public kernels::Device {
       } else {
         merged.back().end = std::max(merged.back().end, p.end);
         merged.back().written = merged.back().written || p.written;
+        merged.back().scratch = merged.back().scratch && p.scratch;
       }
     }
     return merged;
@@ -81,25 +85,33 @@ class CudaTestDevice final : public kernels::Device {
 
   void upload(Piece& p) const {
     const std::int64_t bytes = p.before() + (p.end - p.begin) + kGuard;
-    p.image.assign(static_cast<std::size_t>(bytes), kPattern);
-    std::memcpy(p.image.data() + p.before(), p.begin, static_cast<std::size_t>(p.end - p.begin));
-    cuda_try(cudaMalloc(&p.device, p.image.size()));
-    cuda_try(cudaMemcpyAsync(p.device, p.image.data(), p.image.size(), cudaMemcpyHostToDevice,
+    cuda_try(cudaMalloc(&p.device, static_cast<std::size_t>(bytes)));
+    cuda_try(cudaMemsetAsync(p.device, std::to_integer<int>(kPattern),
+                             static_cast<std::size_t>(bytes), queue_.stream));
+    if (p.scratch) return;
+    cuda_try(cudaMemcpyAsync(p.address_of(p.begin), p.begin,
+                             static_cast<std::size_t>(p.end - p.begin), cudaMemcpyHostToDevice,
                              queue_.stream));
   }
 
   void download(Piece& p, std::string_view operation) const {
-    std::vector<std::byte> now(p.image.size());
-    cuda_try(
-        cudaMemcpyAsync(now.data(), p.device, now.size(), cudaMemcpyDeviceToHost, queue_.stream));
-    cuda_try(cudaStreamSynchronize(queue_.stream));
-    const auto first = now.begin() + p.before(), last = first + (p.end - p.begin);
     const auto is_pattern = [](std::byte b) { return b == kPattern; };
-    TESSERA_CHECK(
-        std::all_of(now.begin(), first, is_pattern) && std::all_of(last, now.end(), is_pattern),
-        "{} wrote beside its views", operation);
-    TESSERA_CHECK(p.written || now == p.image, "{} wrote into what it reads", operation);
-    if (p.written) std::copy(first, last, p.begin);
+    const auto before = read(p.device, p.before()), behind = read(p.address_of(p.end), kGuard);
+    TESSERA_CHECK(std::all_of(before.begin(), before.end(), is_pattern) &&
+                      std::all_of(behind.begin(), behind.end(), is_pattern),
+                  "{} wrote beside its views", operation);
+    if (p.scratch) return;
+    const auto now = read(p.address_of(p.begin), p.end - p.begin);
+    TESSERA_CHECK(p.written || std::equal(now.begin(), now.end(), p.begin),
+                  "{} wrote into what it reads", operation);
+    if (p.written) std::copy(now.begin(), now.end(), p.begin);
+  }
+
+  std::vector<std::byte> read(const std::byte* from, std::int64_t bytes) const {
+    std::vector<std::byte> to(static_cast<std::size_t>(bytes));
+    cuda_try(cudaMemcpyAsync(to.data(), from, to.size(), cudaMemcpyDeviceToHost, queue_.stream));
+    cuda_try(cudaStreamSynchronize(queue_.stream));
+    return to;
   }
 
   static void release(const std::vector<Piece>& pieces) {
@@ -107,7 +119,9 @@ class CudaTestDevice final : public kernels::Device {
   }
 
   kernels::cuda::Queue queue_;
-  std::unique_ptr<kernels::Device> device_ = kernels::make_cuda_device(queue_);
+  kernels::CudaLibraries libraries_{queue_};
+  std::unique_ptr<kernels::Device> device_ =
+      kernels::make_cuda_device(queue_, libraries_, kernels::cuda::MatmulMath::same);
 };
 
 }  // namespace

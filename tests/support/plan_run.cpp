@@ -12,12 +12,13 @@ namespace tessera::test {
 
 class PlanRun::Watching : public kernels::Device {
  public:
-  explicit Watching(kernels::Device& device) : device_(device) {}
+  Watching(kernels::Device& device, memory::Tier& tier) : device_(device), tier_(tier) {}
   std::int64_t scratch_bytes(const kernels::KernelCall& call) const override {
     return device_.scratch_bytes(call);
   }
   void run(const kernels::KernelCall& call) override {
-    if (const auto* update = std::get_if<kernels::AdamUpdate>(&call)) {
+    const auto* update = std::get_if<kernels::AdamUpdate>(&call);
+    if (update != nullptr && tier_.in_place(update->gradient.data) != nullptr) {
       const float* g = update->gradient.as<float>();
       gradients.insert(gradients.end(), g, g + update->gradient.elements());
     }
@@ -31,6 +32,7 @@ class PlanRun::Watching : public kernels::Device {
 
  private:
   kernels::Device& device_;
+  memory::Tier& tier_;
 };
 
 PlanRun::~PlanRun() = default;
@@ -56,19 +58,29 @@ PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device,
 
 PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::Plan plan,
                  train::Groups groups, std::unique_ptr<memory::TaskStreams> tasks)
+    : PlanRun(inputs, device, std::move(plan), std::move(groups),
+              std::make_unique<memory::HostTier>(),
+              std::make_unique<memory::HostStreams>(std::move(tasks))) {}
+
+PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::Plan plan,
+                 train::Groups groups, std::unique_ptr<memory::Tier> tier,
+                 std::unique_ptr<memory::Streams> streams)
     : inputs_(inputs),
-      device_(std::make_unique<Watching>(device)),
+      device_(std::make_unique<Watching>(device, *tier)),
       groups_(std::move(groups)),
       plan_(std::move(plan)),
-      streams_(std::move(tasks)) {
+      tier_(std::move(tier)),
+      streams_(std::move(streams)) {
   train::PlanMemory memory{};
-  for (std::size_t i = 0; i < plan::kArenas; ++i) {
-    arenas_.push_back(std::make_unique<memory::Arena>("arena", tier_, plan_.arena_bytes[i]));
+  for (const auto& [id, word] : EnumWords<plan::ArenaId>::table) {
+    const auto i = static_cast<std::size_t>(id);
+    memory::Tier& of = id == plan::ArenaId::host ? host_tier_ : *tier_;
+    arenas_.push_back(std::make_unique<memory::Arena>(word, of, plan_.arena_bytes[i]));
     memory[i] = arenas_[i]->base();
   }
   state_.emplace(inputs_, plan_.place, arena(plan::ArenaId::state), arena(plan::ArenaId::host));
   bound_.emplace(plan_, memory);
-  executor_.emplace(*device_, tier_, groups_, streams_, inputs_, whereabouts_);
+  executor_.emplace(*device_, *tier_, groups_, *streams_, inputs_, whereabouts_);
 }
 
 void PlanRun::spoil_next_gradient(float value) { device_->spoil = value; }
@@ -97,7 +109,8 @@ StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers,
   device_->gradients.clear();
   // All bits set is NaN in every type: what nobody wrote in this step shows.
   const memory::Arena& step = arena(plan::ArenaId::step);
-  std::fill_n(step.base(), step.bytes(), std::byte{0xff});
+  tier_->fill(step.base(), step.bytes(),
+              [](std::span<std::byte> bytes) { std::ranges::fill(bytes, std::byte{0xff}); });
   const auto load = [&](std::int64_t k, const plan::LoadBatch& views) {
     TokenBatch b =
         batch_of(inputs_.config, first_sample + share.first_sample(k), shape.micro, shape.sequence);

@@ -23,7 +23,8 @@ struct StepShown {
   double loss = 0;  // summed over all tokens and ranks
   double norm = 0;  // of the gradient, before clipping
   bool applied = false;
-  std::vector<float> gradients;  // what this rank updates with, unit by unit
+  std::vector<float> gradients;  // what this rank updates with, unit by unit; where the host reaches
+                                 // the device's memory
 };
 
 class PlanRun {
@@ -31,9 +32,13 @@ class PlanRun {
   /// The rank at `place`; groups that are empty are of one rank.
   PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, const plan::PlanShape& shape,
           train::Groups groups = {}, const MeshPlace& place = {});
-  /// Any plan of these inputs, over streams of any kind.
+  /// Any plan of these inputs, over any streams of a CPU.
   PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::Plan plan,
           train::Groups groups, std::unique_ptr<memory::TaskStreams> tasks);
+  /// Any plan on any device: its memory and streams.
+  PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::Plan plan,
+          train::Groups groups, std::unique_ptr<memory::Tier> tier,
+          std::unique_ptr<memory::Streams> streams);
   ~PlanRun();
 
   train::ModelState& state() { return *state_; }
@@ -63,11 +68,12 @@ class PlanRun {
   std::unique_ptr<Watching> device_;
   train::Groups groups_;
   plan::Plan plan_;
-  memory::HostTier tier_;
+  std::unique_ptr<memory::Tier> tier_;
+  memory::HostTier host_tier_;
   std::vector<std::unique_ptr<memory::Arena>> arenas_;  // by plan::ArenaId
   std::optional<train::ModelState> state_;
   std::optional<train::BoundPlan> bound_;
-  memory::HostStreams streams_;
+  std::unique_ptr<memory::Streams> streams_;
   train::Whereabouts whereabouts_;
   std::optional<train::Executor> executor_;
 };

@@ -33,7 +33,7 @@ TEST(Library, FunctionsAreFoundByName) {
 
 TEST(Library, AMissingOneIsAnErrorThatSaysWhatToDo) {
   const Ending ending = ending_of([] { Library("libno_such_library.so.7"); });
-  EXPECT_EQ(ending.code, ExitCode::internal);
+  EXPECT_EQ(ending.code, ExitCode::comm);
   EXPECT_EQ(ending.message,
             "libno_such_library.so.7 cannot be opened: libno_such_library.so.7: cannot open shared "
             "object file: No such file or directory; set LD_LIBRARY_PATH to its directory, or load "

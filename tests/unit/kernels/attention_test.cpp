@@ -13,7 +13,27 @@ const std::vector<Case> kForward = {
     {1, 1, 1, 1, 1, 1, 0, 0},       {2, 17, 17, 3, 3, 16, 5, 0},
     {1, 70, 70, 2, 1, 20, 0, 0},    {1, 3, 131, 5, 2, 7, 1, 0, 4, 1},
     {2, 65, 65, 2, 2, 64, 0, 0.3F}, {1, 260, 300, 1, 1, 33, 0, 0.1F},
+    {1, 33, 49, 2, 1, 136, 8, 0},
 };
+
+/// What happens to probabilities and gradients of scores before they are multiplied by rows of v or
+/// of others: nothing on a CPU; on a GPU they are rounded to the operands' type, which has its
+/// relative error and, for f16, denormals.
+struct ScoreRounding {
+  double relative = 0, absolute = 0;
+  double of(double x) const { return relative * std::abs(x) + absolute; }
+};
+
+void for_attention_devices(const std::function<void(Device&, DType, const ScoreRounding&)>& f) {
+  for_cpu_devices_and_types([&](Device& device, DType type) { f(device, type, {}); });
+  const auto gpu = tessera::test::make_cuda_test_device();
+  for (DType type : kTypes) {
+    SCOPED_TRACE(fmt::format("emulated CUDA {}", to_string(type)));
+    // 1.01: of what is already in error.
+    const ScoreRounding rounded{1.01 * roundoff(type), write_error(type, 0)};
+    f(*gpu, type, type == DType::f32 ? ScoreRounding{} : rounded);
+  }
+}
 
 /// softmax(scale q k^T) v and its gradients in double, with what the error bounds need.
 struct Reference {
@@ -80,6 +100,12 @@ struct Reference {
   }
 };
 
+/// The outputs' sums over keys with absolute values for v.
+Numbers absolute_outputs(Reference r) {
+  for (double& x : r.v) x = std::abs(x);
+  return r.forward(nullptr, nullptr);
+}
+
 struct Inputs {
   Tensor q, k, v, samples;
   Reference reference;
@@ -116,7 +142,7 @@ Attention call_of(const Inputs& in, const Tensor& out, const Tensor& lse) {
 }
 
 TEST(Attention, AgreesWithDoubleSoftmax) {
-  for_cpu_devices_and_types([](Device& device, DType type) {
+  for_attention_devices([](Device& device, DType type, const ScoreRounding& rounding) {
     for (const Case& c : kForward) {
       const Inputs in = make_inputs(c, type);
       Tensor out(type, {c.samples, c.queries, c.heads * c.dim}, c.gap);
@@ -127,16 +153,22 @@ TEST(Attention, AgreesWithDoubleSoftmax) {
       const Numbers want = in.reference.forward(&want_lse, &magnitude);
       // A score errs by (D + 2) u sum |q k|; e^x makes that relative, beside 2 ulp of its own and
       // rounding of score - max; sums over keys add (S + 1) u; rescaling by a new maximum adds
-      // about 4 u a tile. Numerator and denominator both: twice.
+      // about 4 u a tile. Numerator and denominator both: twice. A GPU's e^x is 2^(x log2 e), 4 u
+      // of its own for 16-bit types, within what 8 u allow here.
       const double u = 0x1p-24;
       const double score = static_cast<double>(c.dim + 4) * u * magnitude;
       const auto keys = static_cast<double>(c.keys);
       const double relative = 2 * (2 * score + (keys + 8 + keys / 16) * u);
       const double mean = largest(in.reference.v) / (1 - static_cast<double>(c.dropout));
+      const Numbers absolute = absolute_outputs(in.reference);
       expect_within(
           out, want,
           [&](std::int64_t i) {
-            return relative * mean + write_error(type, want[static_cast<std::size_t>(i)]);
+            const auto j = static_cast<std::size_t>(i);
+            // Probabilities are at most 1 and their sum at least 1 when they are rounded.
+            const double error = relative * mean + rounding.relative * absolute[j] +
+                                 rounding.absolute * keys * largest(in.reference.v);
+            return error + write_error(type, std::abs(want[j]) + error);
           },
           "out");
       expect_within(
@@ -152,7 +184,7 @@ TEST(Attention, AgreesWithDoubleSoftmax) {
 const std::vector<Case> kBackward = {
     {1, 1, 1, 1, 1, 1, 0, 0},      {2, 17, 17, 3, 3, 16, 5, 0},
     {1, 70, 70, 4, 2, 20, 0, 0},   {1, 66, 66, 5, 2, 8, 0, 0.25F, 4, 1},
-    {2, 129, 129, 2, 1, 65, 3, 0},
+    {2, 129, 129, 2, 1, 65, 3, 0}, {1, 35, 35, 2, 1, 136, 8, 0},
 };
 
 /// Gradients in double, each with its bound.
@@ -160,8 +192,10 @@ struct Gradients {
   Numbers q, k, v, q_bound, k_bound, v_bound;
 };
 
-Gradients backward(const Reference& r, const Numbers& d_out, const Numbers& out, DType type) {
+Gradients backward(const Reference& r, const Numbers& d_out, DType type,
+                   const ScoreRounding& rounding) {
   const Case& c = r.c;
+  const Numbers out = r.forward(nullptr, nullptr), absolute = absolute_outputs(r);
   const double u = 0x1p-24;
   Gradients g;
   g.q.resize(r.q.size()), g.k.resize(r.k.size()), g.v.resize(r.v.size());
@@ -177,6 +211,9 @@ Gradients backward(const Reference& r, const Numbers& d_out, const Numbers& out,
           const double term = d_out[r.q_at(b, t, h, d)] * out[r.q_at(b, t, h, d)];
           delta += term;
           delta_error += (roundoff(type) + sums) * std::abs(term);  // `out` is read as written
+          delta_error += std::abs(d_out[r.q_at(b, t, h, d)]) *
+                         (rounding.relative * absolute[r.q_at(b, t, h, d)] +
+                          rounding.absolute * static_cast<double>(c.keys) * largest(r.v));
         }
         const double p_error = 4 * (static_cast<double>(c.dim + 4) * u * magnitude +
                                     static_cast<double>(c.keys + 10) * u + 4 * u * std::abs(lse));
@@ -189,11 +226,13 @@ Gradients backward(const Reference& r, const Numbers& d_out, const Numbers& out,
             d_p += f * d_o * v;
             d_p_error += sums * f * std::abs(d_o * v);
             g.v[r.k_at(b, s, h, d)] += p[i] * f * d_o;
-            g.v_bound[r.k_at(b, s, h, d)] += (p_error + sums) * p[i] * f * std::abs(d_o);
+            g.v_bound[r.k_at(b, s, h, d)] +=
+                ((p_error + sums) * p[i] * f + rounding.of(p[i] * f)) * std::abs(d_o);
           }
           const double d_s = p[i] * (d_p - delta);
-          const double d_s_error =
+          const double exact_d_s_error =
               p[i] * (d_p_error + delta_error) + p_error * std::abs(d_s) + sums * std::abs(d_s);
+          const double d_s_error = exact_d_s_error + rounding.of(std::abs(d_s) + exact_d_s_error);
           for (std::int64_t d = 0; d < c.dim; ++d) {
             const double q = r.q[r.q_at(b, t, h, d)], k = r.k[r.k_at(b, s, h, d)];
             const double scale = r.shape.scale;
@@ -210,7 +249,7 @@ Gradients backward(const Reference& r, const Numbers& d_out, const Numbers& out,
 }
 
 TEST(Attention, GradientsAgreeWithDouble) {
-  for_cpu_devices_and_types([](Device& device, DType type) {
+  for_attention_devices([](Device& device, DType type, const ScoreRounding& rounding) {
     for (const Case& c : kBackward) {
       const Inputs in = make_inputs(c, type);
       Tensor out(type, {c.samples, c.queries, c.heads * c.dim}, c.gap);
@@ -231,8 +270,7 @@ TEST(Attention, GradientsAgreeWithDouble) {
                                     .d_v = d_v.view(),
                                     .shape = in.reference.shape,
                                     .dropout = in.reference.dropout});
-      const Numbers exact_out = in.reference.forward(nullptr, nullptr);
-      const Gradients want = backward(in.reference, d_out.numbers(), exact_out, type);
+      const Gradients want = backward(in.reference, d_out.numbers(), type, rounding);
       const auto bounded = [&](const Numbers& bound, const Numbers& value) {
         return [&, type](std::int64_t i) {
           const auto j = static_cast<std::size_t>(i);
@@ -264,7 +302,7 @@ HeadPart head_part(const AttentionShape& whole, Range heads) {
 TEST(Attention, UnevenPartsOfTheHeadsMakeTheWhole) {
   const Case c{2, 70, 70, 12, 3, 20, 0, 0.2F};
   const std::vector<Range> cuts = {{0, 3}, {3, 4}, {4, 9}, {9, 10}, {10, 12}};
-  for_cpu_devices_and_types([&](Device& device, DType type) {
+  for_attention_devices([&](Device& device, DType type, const ScoreRounding& rounding) {
     const Inputs in = make_inputs(c, type);
     const std::vector<std::int64_t> q_shape = {c.samples, c.queries, c.heads * c.dim},
                                     k_shape = {c.samples, c.keys, c.kv_heads * c.dim};
@@ -340,8 +378,7 @@ TEST(Attention, UnevenPartsOfTheHeadsMakeTheWhole) {
     EXPECT_TRUE(parts_d_q.same_bits(d_q));
     // Whole and parts add the same terms, each with the bound of its exact value; parts are written
     // and added up besides.
-    const Gradients want =
-        backward(in.reference, d_out.numbers(), in.reference.forward(nullptr, nullptr), type);
+    const Gradients want = backward(in.reference, d_out.numbers(), type, rounding);
     const auto check = [&](const Tensor& whole, const Tensor& sum, const Numbers& bound,
                            const Numbers& written, const char* what) {
       expect_within(
@@ -375,7 +412,7 @@ TEST(Attention, ReferenceGradientsAgreeWithFiniteDifferences) {
   const Inputs in = make_inputs(c, DType::f32);
   const Numbers d_out = Tensor::random(DType::f32, {c.queries * c.heads * c.dim}, 9).numbers();
   Reference r = in.reference;
-  const Gradients g = backward(r, d_out, r.forward(nullptr, nullptr), DType::f32);
+  const Gradients g = backward(r, d_out, DType::f32, {});
   const auto check = [&](Numbers Reference::*operand, const Numbers& got) {
     const Numbers want = numeric_gradient(
         [&](const Numbers& x) {

@@ -35,7 +35,7 @@ void expect_sums(const Tensor& got, const std::vector<Sum>& want, std::int64_t t
 }
 
 TEST(Linear, AgreesWithDoubleSums) {
-  for_cpu_devices_and_types([](Device& device, DType type) {
+  for_devices_and_types([](Device& device, DType type) {
     for (const Shape& s : kShapes) {
       for (bool with_bias : {false, true}) {
         const auto x = Tensor::random(type, {1, s.m, s.k}, 1, 1, s.gap);
@@ -62,7 +62,7 @@ TEST(Linear, AgreesWithDoubleSums) {
 }
 
 TEST(Linear, InputGradientAgreesWithDoubleSums) {
-  for_cpu_devices_and_types([](Device& device, DType type) {
+  for_devices_and_types([](Device& device, DType type) {
     for (const Shape& s : kShapes) {
       const auto d_y = Tensor::random(type, {s.m, s.n}, 1, 1, s.gap);
       const auto w = Tensor::random(type, {s.n, s.k}, 2, 1, s.gap);
@@ -99,7 +99,7 @@ TEST(Linear, InputGradientOfAVocabularyIsAddedInPieces) {
 }
 
 TEST(Linear, WeightGradientAgreesWithDoubleSums) {
-  for_cpu_devices_and_types([](Device& device, DType type) {
+  for_devices_and_types([](Device& device, DType type) {
     for (const Shape& s : kShapes) {
       for (DType to : {DType::f32, type}) {
         for (Write write : {Write::overwrite, Write::add}) {

@@ -10,9 +10,16 @@ struct Case {
   float dropout;
 };
 const std::vector<Case> kCases = {
-    {1, 1, 1, 0, NormKind::rmsnorm, false, 0},     {1, 3, 2, 1, NormKind::layernorm, true, 0},
-    {2, 5, 17, 3, NormKind::layernorm, true, 0},   {2, 13, 97, 0, NormKind::rmsnorm, false, 0.2F},
-    {3, 31, 768, 0, NormKind::layernorm, true, 0}, {1, 7, 600, 5, NormKind::layernorm, false, 0.5F},
+    {1, 1, 1, 0, NormKind::rmsnorm, false, 0},
+    {1, 3, 2, 1, NormKind::layernorm, true, 0},
+    {2, 5, 17, 3, NormKind::layernorm, true, 0},
+    {2, 13, 97, 0, NormKind::rmsnorm, false, 0.2F},
+    {3, 31, 768, 0, NormKind::layernorm, true, 0},
+    {1, 7, 600, 5, NormKind::layernorm, false, 0.5F},
+    {1, 5, 1601, 0, NormKind::layernorm, true, 0},
+    {2, 2, 6000, 8, NormKind::rmsnorm, true, 0.1F},
+    {1, 2, 20000, 0, NormKind::layernorm, true, 0},
+    {1, 2, 40007, 1, NormKind::layernorm, true, 0},
 };
 
 struct RowNorm {
@@ -34,9 +41,9 @@ RowNorm norm_row(const Numbers& x, std::int64_t first, std::int64_t n, NormKind 
   return r;
 }
 
-/// Sixteen lanes add n / 16 terms each, then four levels: the mean errs by (n / 16 + 5) u max |x|,
-/// the variance by as much of itself, and each step of (x - mean) scale by u.
-double row_error(std::int64_t n) { return (static_cast<double>(n) / 16 + 12) * 0x1p-24; }
+/// The mean errs by sum_depth(n) u max |x|, the variance by as much of itself, and each step of
+/// (x - mean) scale by u.
+double row_error(std::int64_t n) { return (sum_depth(n) + 7) * 0x1p-24; }
 
 struct Call {
   Case c;
@@ -228,6 +235,70 @@ TEST(NormBackward, AgreesWithFiniteDifferences) {
           EXPECT_TRUE(d_bias.same_bits(d_bias0));
         }
       }
+    }
+  });
+}
+
+// Rows of every length that GPUs divide in a way of its own, several chunks of them.
+TEST(NormBackward, LongRowsAgreeWithDouble) {
+  for_devices_and_types([](Device& device, DType type) {
+    for (std::int64_t columns : {250, 900, 2001, 4096, 8008, 9001}) {
+      const NormKind kind = columns == 900 ? NormKind::rmsnorm : NormKind::layernorm;
+      const std::int64_t rows = columns < 1000 ? 37 : 18;
+      const Case c{1, rows, columns, 0, kind, true, 0};
+      const Call in = make_call(c, type);
+      const auto d_out = Tensor::random(type, {1, rows, columns}, 11);
+      const Tensor out(type, {1, rows, columns}), stats(DType::f32, {rows, 2}),
+          d_sum(type, {1, rows, columns}), d_weight(DType::f32, {columns}),
+          d_bias(DType::f32, {columns});
+      run(device, AddNorm{.resid = in.resid.view(),
+                          .weight = in.weight.view(),
+                          .out = out.view(),
+                          .stats = stats.view(),
+                          .kind = kind});
+      run(device, NormBackward{.d_out = d_out.view(),
+                               .sum = in.resid.view(),
+                               .weight = in.weight.view(),
+                               .stats = stats.view(),
+                               .d_sum = d_sum.view(),
+                               .d_weight = d_weight.view(),
+                               .d_bias = d_bias.view(),
+                               .kind = kind});
+      const Numbers x = in.resid.numbers();
+      Numbers want, bound, want_w(static_cast<std::size_t>(columns)), want_b = want_w;
+      double g_top = 0, unit_top = 0, error = 0;
+      for (std::int64_t r = 0; r < rows; ++r) {
+        const RowNorm row = norm_row(x, r * columns, columns, kind, in.eps);
+        double mean_g = 0, mean_gx = 0, top = 0;
+        for (std::int64_t i = 0; i < columns; ++i) {
+          const auto j = static_cast<std::size_t>(i);
+          const double d = d_out[r * columns + i], g = d * in.weight[i];
+          mean_g += g / static_cast<double>(columns);
+          mean_gx += g * row.unit[j] / static_cast<double>(columns);
+          want_w[j] += d * row.unit[j], want_b[j] += d;
+          g_top = std::max({g_top, std::abs(g), std::abs(d)});
+          unit_top = std::max(unit_top, std::abs(row.unit[j]));
+          top = std::max(top, std::abs(x[static_cast<std::size_t>(r * columns + i)]));
+        }
+        // As in AgreesWithFiniteDifferences, without its quotient.
+        error = 4 * row_error(columns) * (1 + top * row.scale) * g_top * (1 + unit_top * unit_top);
+        for (std::int64_t i = 0; i < columns; ++i) {
+          const double g = d_out[r * columns + i] * in.weight[i];
+          const double unit = row.unit[static_cast<std::size_t>(i)];
+          want.push_back(row.scale *
+                         (g - (kind == NormKind::layernorm ? mean_g : 0) - unit * mean_gx));
+          bound.push_back(error * row.scale +
+                          write_error(type, std::abs(want.back()) + error * row.scale));
+        }
+      }
+      const auto n = static_cast<double>(rows);
+      const double sums = (error + 2 * n * 0x1p-24 * g_top * (1 + unit_top)) * n;
+      expect_within(
+          d_sum, want, [&](std::int64_t i) { return bound[static_cast<std::size_t>(i)]; }, "d_sum");
+      expect_within(
+          d_weight, want_w, [&](std::int64_t) { return sums; }, "d_weight");
+      expect_within(
+          d_bias, want_b, [&](std::int64_t) { return sums; }, "d_bias");
     }
   });
 }

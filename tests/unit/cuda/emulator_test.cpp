@@ -55,6 +55,24 @@ TEST(Emulator, AMissingBarrierShows) {
   }
 }
 
+/// Each round's sum of the warps' numbers goes through the same place in shared memory.
+__global__ void rounds_without_second_barrier(int* wrong) {
+  auto* part = reinterpret_cast<int*>(dynamic_shared());
+  for (int round = 0; round < 8; ++round) {
+    int x = round;
+    for (int i = 16; i > 0; i /= 2) x += __shfl_xor_sync(0xffffffffU, x, i);
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
+    __syncthreads();
+    for (unsigned w = 0; w < blockDim.x / 32; ++w) *wrong += part[w] == 32 * round ? 0 : 1;
+  }
+}
+
+TEST(Emulator, AWarpMayBeFarAhead) {
+  int wrong = 0;
+  launch(rounds_without_second_barrier, 10, 256, &wrong);
+  EXPECT_GT(wrong, 0);
+}
+
 __global__ void warp_operations(int* out) {
   const int lane = static_cast<int>(threadIdx.x % 32), me = static_cast<int>(threadIdx.x);
   int sum = me;

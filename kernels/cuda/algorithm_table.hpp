@@ -1,0 +1,40 @@
+// Which of the library's algorithms each product uses, as text: one rank chooses, all ranks and all
+// restarts of a run use what it chose, because another algorithm may mean other bits.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "kernels/cuda/gemm.hpp"
+
+namespace tessera::kernels::cuda {
+
+/// A choice holds for one version of the library and one kind of GPU.
+struct GemmMachine {
+  std::int64_t library = 0;  // cublasLtGetVersion()
+  std::string gpu;
+  int major = 0, minor = 0;  // compute capability
+
+  bool operator==(const GemmMachine&) const = default;
+};
+
+using Algorithm = std::array<std::uint8_t, 64>;  // cublasLtMatmulAlgo_t
+
+struct AlgorithmTable {
+  GemmMachine machine;
+  std::map<GemmKey, Algorithm> chosen;
+
+  bool operator==(const AlgorithmTable&) const = default;
+};
+
+/// A header of four lines, then one line a product.
+std::string to_text(const AlgorithmTable& table);
+
+/// What to_text wrote; nothing when it is of another format version or another machine, so that the
+/// choice is to be made again. Throws DataError, naming `file` and line, for anything else.
+std::optional<AlgorithmTable> parse_algorithms(std::string_view text, std::string_view file,
+                                               const GemmMachine& machine);
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,150 @@
+#include "kernels/cuda/attention.cuh"
+
+#include "core/math.hpp"
+#include "kernels/common/contracts.hpp"
+#include "kernels/common/types.hpp"
+#include "kernels/cuda/launch.hpp"
+#include "kernels/cuda/operations.hpp"
+#include "kernels/cuda/sdpa.hpp"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+/// f.operator()<kDim>() for the narrowest tile that a head fits in; columns beyond the head's are
+/// 0.
+template <typename F>
+void with_dim(const AttentionShape& shape, F&& f) {
+  TESSERA_CHECK(shape.head_dim <= 256, "a head of {} columns, at most 256", shape.head_dim);
+  if (shape.head_dim <= 64) {
+    f.template operator()<64>();
+  } else if (shape.head_dim <= 128) {
+    f.template operator()<128>();
+  } else {
+    f.template operator()<256>();
+  }
+}
+
+/// Whether rows of all heads of all operands begin on 16 bytes and are whole vectors.
+bool whole_vectors(std::int64_t dim, std::initializer_list<View> views) {
+  constexpr std::int64_t kBytes = 16;
+  bool all = true;
+  for (const View& v : views) {
+    all = all && reinterpret_cast<std::uintptr_t>(v.data) % kBytes == 0 &&
+          v.ld * size_of(v.type) % kBytes == 0 && dim * size_of(v.type) % kBytes == 0;
+  }
+  return all;
+}
+
+AttentionSetting setting_of(const AttentionShape& shape, const Dropout& dropout, const View& q,
+                            const View& k, bool vectors) {
+  const auto narrow = [](std::int64_t n) {
+    TESSERA_CHECK(n <= 0x7fffffff, "an extent of {}", n);
+    return static_cast<int>(n);
+  };
+  return {.samples = narrow(q.extent(0)),
+          .queries = narrow(q.extent(1)),
+          .keys = narrow(k.extent(1)),
+          .heads = narrow(shape.heads),
+          .kv_heads = narrow(shape.kv_heads),
+          .dim = narrow(shape.head_dim),
+          .group = narrow(shape.group > 0 ? shape.group : shape.heads / shape.kv_heads),
+          .skip = narrow(shape.skip),
+          .scale = shape.scale,
+          .whole_vectors = vectors,
+          .dropped = static_cast<bool>(dropout),
+          .rule = dropout_rule(dropout),
+          .sample_index = reinterpret_cast<const std::int64_t*>(dropout.samples.data)};
+}
+
+template <typename T>
+HeadsView<const T> read(const View& v) {
+  return {reinterpret_cast<const T*>(v.data), v.ld};
+}
+template <typename T>
+HeadsView<T> write(const View& v) {
+  return {reinterpret_cast<T*>(v.data), v.ld};
+}
+
+/// Launches a kernel that may need more shared memory than is had without asking.
+template <typename... Parameters>
+void launch_large(const Launch& l, void (*kernel)(Parameters...),
+                  const std::type_identity_t<Parameters>&... arguments) {
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(l.shared_bytes)),
+             l.operation);
+  launch(l, kernel, arguments...);
+}
+
+template <typename T, int kDim>
+void run_forward(const Attention& a, const AttentionSetting& s, const Context& context) {
+  using Tiles = ForwardTiles<T, kDim>;
+  launch_large({.operation = a.kName,
+                .stream = context.queue.stream,
+                .blocks = std::int64_t{s.samples} * s.heads * ceil_div(s.queries, Tiles::kQueries),
+                .threads = Tiles::kThreads,
+                .shared_bytes = Tiles::kSharedBytes},
+               attention_forward<T, kDim>, s,
+               {.q = read<T>(a.q),
+                .k = read<T>(a.k),
+                .v = read<T>(a.v),
+                .out = write<T>(a.out),
+                .lse = reinterpret_cast<float*>(a.lse.data)});
+}
+
+template <typename T, int kDim, Side kSide>
+void run_gradient(const AttentionBackward& a, const AttentionSetting& s, const float* delta,
+                  const Context& context) {
+  using Tiles = BackwardTiles<T, kDim, kSide>;
+  const std::int64_t heads = std::int64_t{s.samples} * (kSide == Side::keys ? s.kv_heads : s.heads);
+  launch_large({.operation = a.kName,
+                .stream = context.queue.stream,
+                .blocks = heads * ceil_div(s.queries, Tiles::kRows) * Tiles::kPieces,
+                .threads = Tiles::kThreads,
+                .shared_bytes = Tiles::kSharedBytes},
+               attention_gradient<T, kDim, kSide>, s,
+               {.q = read<T>(a.q),
+                .k = read<T>(a.k),
+                .v = read<T>(a.v),
+                .d_out = read<T>(a.d_out),
+                .d_q = write<T>(a.d_q),
+                .d_k = write<T>(a.d_k),
+                .d_v = write<T>(a.d_v),
+                .lse = reinterpret_cast<const float*>(a.lse.data),
+                .delta = delta});
+}
+
+}  // namespace
+
+void run(const Attention& a, const Context& context) {
+  check(a);
+  if (context.sdpa.run(a)) return;
+  const AttentionSetting s = setting_of(a.shape, a.dropout, a.q, a.k,
+                                        whole_vectors(a.shape.head_dim, {a.q, a.k, a.v, a.out}));
+  with_type(a.q.type, [&]<typename T>() {
+    with_dim(a.shape, [&]<int kDim>() { run_forward<T, kDim>(a, s, context); });
+  });
+}
+
+void run(const AttentionBackward& a, const Context& context) {
+  check(a);
+  if (context.sdpa.run(a)) return;
+  const bool vectors =
+      whole_vectors(a.shape.head_dim, {a.q, a.k, a.v, a.out, a.d_out, a.d_q, a.d_k, a.d_v});
+  const AttentionSetting s = setting_of(a.shape, a.dropout, a.q, a.k, vectors);
+  auto* delta = reinterpret_cast<float*>(a.scratch.data);
+  with_type(a.q.type, [&]<typename T>() {
+    constexpr int kThreads = 128;
+    const std::int64_t rows = a.lse.elements();
+    launch({.operation = a.kName,
+            .stream = context.queue.stream,
+            .blocks = ceil_div(rows, kThreads / kWarp),
+            .threads = kThreads},
+           attention_delta<T>, s, read<T>(a.out), read<T>(a.d_out), delta);
+    with_dim(a.shape, [&]<int kDim>() {
+      run_gradient<T, kDim, Side::keys>(a, s, delta, context);
+      run_gradient<T, kDim, Side::queries>(a, s, delta, context);
+    });
+  });
+}
+
+}  // namespace tessera::kernels::cuda

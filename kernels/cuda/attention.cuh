@@ -1,0 +1,389 @@
+// Attention in tiles whose scores never leave the chip (Dao 2023, FlashAttention-2). Forward: a
+// block has 16 queries a warp and walks over the keys with a running softmax. Backward: one kernel
+// walks over queries for d_k and d_v of a block of keys, one over keys for d_q of a block of
+// queries; every sum has one owner and one order. 16-bit probabilities are rounded to the operands'
+// type before they meet v, as in the paper.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/common/dropout.hpp"
+#include "kernels/cuda/attention_tile.cuh"
+
+namespace tessera::kernels::cuda {
+
+/// What all attention kernels need to know of a call.
+struct AttentionSetting {
+  int samples, queries, keys, heads, kv_heads, dim;
+  int group, skip;  // of AttentionShape, group resolved
+  float scale;
+  bool whole_vectors;  // rows of all heads of all operands
+  bool dropped;
+  DropoutRule rule;
+  const std::int64_t* sample_index;
+
+  __device__ int kv_head_of(int head) const { return (skip + head) / group; }
+};
+
+/// A (B, T, heads D) operand.
+template <typename T>
+struct HeadsView {
+  T* data;
+  std::int64_t ld;
+
+  __device__ HeadMatrix<T> matrix(const AttentionSetting& s, int sample, int tokens,
+                                  int head) const {
+    return {data + std::int64_t{sample} * tokens * ld + std::int64_t{head} * s.dim, ld, tokens,
+            s.dim, s.whole_vectors};
+  }
+};
+
+/// The exponential of a softmax: base 2 for 16-bit types, by the GPU's own instruction, whose error
+/// is far below theirs; scores are multiplied by log2(e) with the scale. Base e for f32.
+template <typename T>
+struct Softmax {
+  static constexpr float kLog2E = sizeof(T) == 2 ? 1.44269504F : 1.0F;
+  static constexpr float kLn2 = sizeof(T) == 2 ? 0.693147181F : 1.0F;
+
+  static __device__ float exp(float x) {
+    if constexpr (sizeof(T) == 2) return exp2_approximately(x);
+    return exp_of(x);
+  }
+};
+inline constexpr float kMasked = -__builtin_inff();
+
+/// Tile sizes of the forward kernel.
+template <typename T, int kDim>
+struct ForwardTiles {
+  static constexpr int kWarps = sizeof(T) == 2 ? 4 : 2, kThreads = kWarps * kWarp;
+  static constexpr int kQueries = kWarps * kWarpRows, kKeys = sizeof(T) == 2 ? 64 : 32;
+  static constexpr int kSharedBytes =
+      (kQueries + 2 * kKeys) * kPitch<T, kDim> * static_cast<int>(sizeof(T)) +
+      kWarps * kStaging<T, kKeys> * static_cast<int>(sizeof(float));
+};
+
+/// Dropout's factors of one head and sample's probabilities; neighbours often share a block of
+/// random numbers, so the last one is kept.
+class HeadDropout {
+ public:
+  __device__ HeadDropout(const AttentionSetting& s, int sample, int head)
+      : rule_(s.rule),
+        stream_(s.dropped ? static_cast<std::uint64_t>(s.sample_index[sample]) : 0),
+        first_(s.rule.first + std::int64_t{head} * s.queries * s.keys),
+        keys_(s.keys) {}
+
+  __device__ __forceinline__ float factor(int query, int key) {
+    const auto element = static_cast<std::uint64_t>(first_ + std::int64_t{query} * keys_ + key);
+    if (const std::uint64_t block = element / 4; block != block_) {
+      block_ = block;
+      const auto words = philox4x32(
+          {static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
+           static_cast<std::uint32_t>(stream_), static_cast<std::uint32_t>(stream_ >> 32)},
+          rule_.key);
+      word0_ = words[0], word1_ = words[1], word2_ = words[2], word3_ = words[3];
+    }
+    const std::uint32_t even = element % 4 < 2 ? word0_ : word2_;
+    const std::uint32_t odd = element % 4 < 2 ? word1_ : word3_;
+    return (element % 2 == 0 ? even : odd) >= rule_.threshold ? rule_.factor : 0.0F;
+  }
+
+ private:
+  const DropoutRule& rule_;
+  std::uint64_t stream_;
+  std::int64_t first_;
+  int keys_;
+  std::uint64_t block_ = ~std::uint64_t{0};  // no element's
+  std::uint32_t word0_ = 0, word1_ = 0, word2_ = 0, word3_ = 0;
+};
+
+/// Combines a value over the four lanes that share a row.
+template <typename F>
+__device__ __forceinline__ float over_row(float x, F&& combine) {
+  x = combine(x, __shfl_xor_sync(kAllLanes, x, 1));
+  return combine(x, __shfl_xor_sync(kAllLanes, x, 2));
+}
+
+template <typename T>
+struct ForwardOperands {
+  HeadsView<const T> q, k, v;
+  HeadsView<T> out;
+  float* lse;  // or null
+};
+
+template <typename T, int kDim>
+__global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads)
+    attention_forward(AttentionSetting s, ForwardOperands<T> a) {
+  using Tiles = ForwardTiles<T, kDim>;
+  constexpr int kPitchT = kPitch<T, kDim>, kKeys = Tiles::kKeys;
+  T* const q_tile = dynamic_shared<T>();
+  T* const k_tile = q_tile + Tiles::kQueries * kPitchT;
+  T* const v_tile = k_tile + kKeys * kPitchT;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  float* const staging =
+      reinterpret_cast<float*>(v_tile + kKeys * kPitchT) + warp * kStaging<T, kKeys>;
+
+  // The longest rows first, so that no block of theirs is left alone at the end.
+  const int heads = s.samples * s.heads,
+            blocks = (s.queries + Tiles::kQueries - 1) / Tiles::kQueries;
+  const int head_index = static_cast<int>(blockIdx.x) % heads;
+  const int first_query = (blocks - 1 - static_cast<int>(blockIdx.x) / heads) * Tiles::kQueries;
+  const int sample = head_index / s.heads, head = head_index % s.heads;
+  const int history = s.keys - s.queries;
+  const int last_query = std::min(first_query + Tiles::kQueries, s.queries) - 1;
+  const int tiles = (history + last_query) / kKeys + 1;
+  const int first_row = first_query + warp * kWarpRows;
+  const auto k = a.k.matrix(s, sample, s.keys, s.kv_head_of(head));
+  const auto v = a.v.matrix(s, sample, s.keys, s.kv_head_of(head));
+
+  begin_tile<T, kDim, Tiles::kQueries>(q_tile, a.q.matrix(s, sample, s.queries, head), first_query);
+  begin_tile<T, kDim, kKeys>(k_tile, k, 0);
+  commit_copies();
+
+  HeadDropout dropout(s, sample, head);
+  const float scale = s.scale * Softmax<T>::kLog2E;
+  WarpTile<kDim> out;
+  float row_max[2] = {kMasked, kMasked}, row_sum[2] = {0, 0};  // the sum: this lane's part
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int first_key = tile * kKeys;
+    wait_for_copies<0>();
+    __syncthreads();  // keys are there; nobody reads the last values any more
+    begin_tile<T, kDim, kKeys>(v_tile, v, first_key);
+    commit_copies();
+    WarpTile<kKeys> p =
+        product_of_rows<T, kDim, kKeys>(q_tile + warp * kWarpRows * kPitchT, k_tile);
+
+    const bool masked = first_key + kKeys > history + first_row + 1;
+    float tile_max[2] = {kMasked, kMasked};
+#pragma unroll
+    for (int j = 0; j < kKeys / 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        p.c[j][e] *= scale;
+        const int key = first_key + 8 * j + column_of(e);
+        if (masked && (key > history + first_row + row_of(e) || key >= s.keys)) p.c[j][e] = kMasked;
+        tile_max[e / 2] = fmaxf(tile_max[e / 2], p.c[j][e]);
+      }
+    }
+    float base[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float largest = over_row(tile_max[r], [](float x, float y) { return fmaxf(x, y); });
+      const float new_max = fmaxf(row_max[r], largest);
+      base[r] = new_max == kMasked ? 0.0F : new_max;
+      const float factor = Softmax<T>::exp(row_max[r] - base[r]);
+      row_max[r] = new_max;
+      row_sum[r] *= factor;
+#pragma unroll
+      for (int j = 0; j < kDim / 8; ++j) {
+        out.c[j][2 * r] *= factor;
+        out.c[j][2 * r + 1] *= factor;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kKeys / 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        p.c[j][e] = Softmax<T>::exp(p.c[j][e] - base[e / 2]);
+        row_sum[e / 2] += p.c[j][e];
+      }
+    }
+    if (s.dropped) {
+#pragma unroll
+      for (int j = 0; j < kKeys / 8; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          p.c[j][e] *= dropout.factor(first_row + row_of(e), first_key + 8 * j + column_of(e));
+        }
+      }
+    }
+    wait_for_copies<0>();
+    __syncthreads();  // values are there; nobody reads these keys any more
+    if (tile + 1 < tiles) begin_tile<T, kDim, kKeys>(k_tile, k, first_key + kKeys);
+    commit_copies();
+    add_product<T, kDim, kKeys, kDim>(out, p, v_tile, staging);
+  }
+
+  float inverse[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float sum = over_row(row_sum[r], [](float x, float y) { return x + y; });
+    inverse[r] = 1.0F / sum;
+    const int query = first_row + row_of(2 * r);
+    if (a.lse != nullptr && lane_of_warp() % 4 == 0 && query < s.queries) {
+      a.lse[std::int64_t{head_index} * s.queries + query] =
+          row_max[r] * Softmax<T>::kLn2 + logf(sum);
+    }
+  }
+  store_tile(out, a.out.matrix(s, sample, s.queries, head), first_row, 0, inverse);
+}
+
+/// delta[row] = out . d_out over a head's columns, which equals the sum over keys of P dP (equation
+/// 4 of the paper): one warp a row.
+template <typename T>
+__global__ void attention_delta(AttentionSetting s, HeadsView<const T> out,
+                                HeadsView<const T> d_out, float* delta) {
+  const int warps = static_cast<int>(blockDim.x) / kWarp;
+  const std::int64_t rows = std::int64_t{s.samples} * s.heads * s.queries;
+  const std::int64_t row = std::int64_t{blockIdx.x} * warps + static_cast<int>(threadIdx.x) / kWarp;
+  if (row >= rows) return;
+  const int query = static_cast<int>(row % s.queries);
+  const int head_index = static_cast<int>(row / s.queries);
+  const auto x = out.matrix(s, head_index / s.heads, s.queries, head_index % s.heads);
+  const auto y = d_out.matrix(s, head_index / s.heads, s.queries, head_index % s.heads);
+  float sum = 0;
+  for (int i = lane_of_warp(); i < s.dim; i += kWarp) {
+    sum = fmadd(load_one(x.data + query * x.ld + i), load_one(y.data + query * y.ld + i), sum);
+  }
+  sum = warp_sum(sum);
+  if (lane_of_warp() == 0) delta[row] = sum;
+}
+
+template <typename T>
+struct BackwardOperands {
+  HeadsView<const T> q, k, v, d_out;
+  HeadsView<T> d_q, d_k, d_v;
+  const float* lse;
+  const float* delta;
+};
+
+/// What a backward block owns: the gradient of some keys, or of some queries.
+enum class Side : std::uint8_t { keys, queries };
+
+/// Tile sizes of a backward kernel: rows are what a block owns, columns what it walks over.
+template <typename T, int kDim, Side kSide>
+struct BackwardTiles {
+  static constexpr int kWarps = sizeof(T) == 2 ? 4 : 2, kThreads = kWarps * kWarp;
+  static constexpr int kRows = kWarps * kWarpRows;
+  static constexpr int kColumns = sizeof(T) == 2 && kDim <= 64 && kSide == Side::queries ? 64 : 32;
+  static constexpr int kStages = sizeof(T) == 2 ? 2 : 1;
+  /// Sums live in registers, which hold so many columns of two gradients; a wider head is cut, and
+  /// its scores computed once for each piece.
+  static constexpr int kMostPiece = kSide == Side::queries ? 256 : sizeof(T) == 2 ? 128 : 64;
+  static constexpr int kPiece = kDim < kMostPiece ? kDim : kMostPiece;
+  static constexpr int kPieces = kDim / kPiece;
+  static constexpr int kSharedBytes =
+      (2 * kRows + 2 * kStages * kColumns) * kPitch<T, kDim> * static_cast<int>(sizeof(T)) +
+      kWarps * kStaging<T, kColumns> * static_cast<int>(sizeof(float));
+};
+
+template <typename T, int kDim, Side kSide>
+__global__ void __launch_bounds__(BackwardTiles<T, kDim, kSide>::kThreads)
+    attention_gradient(AttentionSetting s, BackwardOperands<T> a) {
+  using Tiles = BackwardTiles<T, kDim, kSide>;
+  constexpr bool kByKeys = kSide == Side::keys;
+  constexpr int kPitchT = kPitch<T, kDim>, kRows = Tiles::kRows, kColumns = Tiles::kColumns;
+  T* const score_rows = dynamic_shared<T>();           // keys, or queries
+  T* const value_rows = score_rows + kRows * kPitchT;  // values, or d_out
+  T* const columns = value_rows + kRows * kPitchT;     // the others, a stage after another
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  float* const staging =
+      reinterpret_cast<float*>(columns + 2 * Tiles::kStages * kColumns * kPitchT) +
+      warp * kStaging<T, kColumns>;
+
+  // Queries and keys are equally many. The longest walks first: of early keys, of late queries.
+  const int own_heads = s.samples * (kByKeys ? s.kv_heads : s.heads);
+  const int blocks = (s.queries + kRows - 1) / kRows;
+  const int piece = static_cast<int>(blockIdx.x) % Tiles::kPieces * Tiles::kPiece;
+  const int unit = static_cast<int>(blockIdx.x) / Tiles::kPieces;
+  const int order = unit / own_heads;
+  const int first_row = (kByKeys ? order : blocks - 1 - order) * kRows;
+  const int own_head = unit % own_heads % (kByKeys ? s.kv_heads : s.heads);
+  const int sample = unit % own_heads / (kByKeys ? s.kv_heads : s.heads);
+  const int warp_row = first_row + warp * kWarpRows;
+
+  // Query heads that read a kv head, one after another; for queries, the one.
+  const int first_head = kByKeys ? std::max(own_head * s.group - s.skip, 0) : own_head;
+  const int end_head =
+      kByKeys ? std::min((own_head + 1) * s.group - s.skip, s.heads) : own_head + 1;
+  const int first_tile = kByKeys ? first_row / kColumns : 0;
+  const int end_tile =
+      ((kByKeys ? s.queries : std::min(first_row + kRows, s.queries)) + kColumns - 1) / kColumns;
+  const int tiles = end_tile - first_tile, steps = (end_head - first_head) * tiles;
+
+  const auto head_of = [&](int step) { return first_head + step / tiles; };
+  const auto column_of_step = [&](int step) { return (first_tile + step % tiles) * kColumns; };
+  const auto begin_columns = [&](int step) {
+    T* const to = columns + step % Tiles::kStages * 2 * kColumns * kPitchT;
+    const int head = head_of(step);
+    if constexpr (kByKeys) {
+      begin_tile<T, kDim, kColumns>(to, a.q.matrix(s, sample, s.queries, head),
+                                    column_of_step(step));
+      begin_tile<T, kDim, kColumns>(to + kColumns * kPitchT,
+                                    a.d_out.matrix(s, sample, s.queries, head),
+                                    column_of_step(step));
+    } else {
+      begin_tile<T, kDim, kColumns>(to, a.k.matrix(s, sample, s.queries, s.kv_head_of(head)),
+                                    column_of_step(step));
+      begin_tile<T, kDim, kColumns>(to + kColumns * kPitchT,
+                                    a.v.matrix(s, sample, s.queries, s.kv_head_of(head)),
+                                    column_of_step(step));
+    }
+    commit_copies();
+  };
+
+  if constexpr (kByKeys) {
+    begin_tile<T, kDim, kRows>(score_rows, a.k.matrix(s, sample, s.queries, own_head), first_row);
+    begin_tile<T, kDim, kRows>(value_rows, a.v.matrix(s, sample, s.queries, own_head), first_row);
+  } else {
+    begin_tile<T, kDim, kRows>(score_rows, a.q.matrix(s, sample, s.queries, own_head), first_row);
+    begin_tile<T, kDim, kRows>(value_rows, a.d_out.matrix(s, sample, s.queries, own_head),
+                               first_row);
+  }
+  if (Tiles::kStages == 2 && steps > 0) begin_columns(0);
+
+  const float scale = s.scale * Softmax<T>::kLog2E;
+  WarpTile<Tiles::kPiece> d_score_rows;                                 // of keys, or queries
+  [[maybe_unused]] WarpTile<kByKeys ? Tiles::kPiece : 8> d_value_rows;  // of values
+  for (int step = 0; step < steps; ++step) {
+    if constexpr (Tiles::kStages == 1) begin_columns(step);
+    if (Tiles::kStages == 2 && step + 1 < steps) {
+      begin_columns(step + 1);
+      wait_for_copies<1>();
+    } else {
+      wait_for_copies<0>();
+    }
+    __syncthreads();
+    const T* const score_columns = columns + step % Tiles::kStages * 2 * kColumns * kPitchT;
+    const T* const value_columns = score_columns + kColumns * kPitchT;
+    const int head = head_of(step), first_column = column_of_step(step);
+    const float* const lse = a.lse + (std::int64_t{sample} * s.heads + head) * s.queries;
+    const float* const delta = a.delta + (std::int64_t{sample} * s.heads + head) * s.queries;
+    HeadDropout dropout(s, sample, head);
+
+    WarpTile<kColumns> p =
+        product_of_rows<T, kDim, kColumns>(score_rows + warp * kWarpRows * kPitchT, score_columns);
+    WarpTile<kColumns> d =
+        product_of_rows<T, kDim, kColumns>(value_rows + warp * kWarpRows * kPitchT, value_columns);
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int row = warp_row + row_of(e), column = first_column + 8 * j + column_of(e);
+        const int query = kByKeys ? column : row, key = kByKeys ? row : column;
+        const int at = std::min(query, s.queries - 1);
+        const float factor = s.dropped ? dropout.factor(query, key) : 1.0F;
+        const float exact = Softmax<T>::exp(p.c[j][e] * scale - lse[at] * Softmax<T>::kLog2E);
+        const float probability = query < s.queries && key <= query ? exact : 0.0F;
+        p.c[j][e] = probability * factor;
+        d.c[j][e] = probability * (d.c[j][e] * factor - delta[at]);
+      }
+    }
+    if constexpr (kByKeys) {
+      add_product<T, kDim, kColumns, Tiles::kPiece>(d_value_rows, p, value_columns + piece,
+                                                    staging);
+    }
+    add_product<T, kDim, kColumns, Tiles::kPiece>(d_score_rows, d, score_columns + piece, staging);
+    __syncthreads();  // nobody reads these columns any more
+  }
+
+  const float scales[2] = {s.scale, s.scale};
+  if constexpr (kByKeys) {
+    const float ones[2] = {1, 1};
+    store_tile(d_score_rows, a.d_k.matrix(s, sample, s.queries, own_head), warp_row, piece, scales);
+    store_tile(d_value_rows, a.d_v.matrix(s, sample, s.queries, own_head), warp_row, piece, ones);
+  } else {
+    store_tile(d_score_rows, a.d_q.matrix(s, sample, s.queries, own_head), warp_row, piece, scales);
+  }
+}
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,65 @@
+// What each matrix operation is to a library that thinks in columns: plain numbers and addresses,
+// made and tested without a GPU.
+#pragma once
+
+#include <array>
+#include <compare>
+#include <vector>
+
+#include "core/enums.hpp"
+#include "kernels/api/device.hpp"
+
+namespace tessera::kernels::cuda {
+
+/// How f32 operands are multiplied: as they are, or rounded to 10 bits of mantissa.
+enum class MatmulMath : std::uint8_t { same, tf32 };
+
+/// Whether an operand is used as it is stored, or transposed.
+enum class Turn : std::uint8_t { none, transpose };
+
+/// D (m, n) = A (m, k) B (k, n), column-major: element (row, column) of a matrix is `row + column
+/// ld` elements behind its first. All that an algorithm's choice may depend on, so a product with
+/// the same key has the same bits wherever its operands are.
+struct GemmKey {
+  DType operands = DType::f32, result = DType::f32;
+  Turn a = Turn::none, b = Turn::none;
+  std::int64_t m = 0, n = 0, k = 0, lda = 0, ldb = 0, ldd = 0;
+  std::int64_t align_a = 0, align_b = 0, align_d = 0;  // of the addresses, in bytes
+  bool bias = false;                                   // of the result's type, added to each column
+  Write write = Write::overwrite;
+  MatmulMath math = MatmulMath::same;
+
+  auto operator<=>(const GemmKey&) const = default;
+};
+
+/// Alignments are told apart up to here: no instruction that loads an operand asks for more.
+inline constexpr std::int64_t kOperandAlignment = 16;
+
+struct Gemm {
+  GemmKey key;
+  const std::byte* a = nullptr;
+  const std::byte* b = nullptr;
+  std::byte* d = nullptr;
+};
+
+/// The product of an operation; LinearBackwardWeight's bias gradient apart. Throws InternalError
+/// for arguments that break the operation's contract.
+Gemm gemm_of(const Linear& call, MatmulMath math);
+Gemm gemm_of(const LinearBackwardInput& call, MatmulMath math);
+Gemm gemm_of(const LinearBackwardWeight& call, MatmulMath math);
+
+/// The distinct products of `calls`, whose views must be placed (addresses matter), in order.
+std::vector<GemmKey> gemm_keys(std::span<const KernelCall> calls, MatmulMath math);
+
+}  // namespace tessera::kernels::cuda
+
+template <>
+struct tessera::EnumWords<tessera::kernels::cuda::MatmulMath> {
+  using enum kernels::cuda::MatmulMath;
+  static constexpr std::array table = {std::pair{same, "same"}, std::pair{tf32, "tf32"}};
+};
+template <>
+struct tessera::EnumWords<tessera::kernels::cuda::Turn> {
+  using enum kernels::cuda::Turn;
+  static constexpr std::array table = {std::pair{none, "n"}, std::pair{transpose, "t"}};
+};

@@ -1,0 +1,68 @@
+#include "kernels/cuda/linear.cuh"
+
+#include "core/math.hpp"
+#include "kernels/common/types.hpp"
+#include "kernels/cuda/column_sum.cuh"
+#include "kernels/cuda/launch.hpp"
+#include "kernels/cuda/matmul.hpp"
+#include "kernels/cuda/operations.hpp"
+#include "kernels/cuda/scratch.hpp"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+View workspace_of(const View& scratch) { return scratch.range(0, kMatmulWorkspace); }
+View after_workspace(const View& scratch, DType type, std::int64_t count) {
+  return View(scratch.data + kMatmulWorkspace, type, {count});
+}
+
+/// The bias as the library takes it: of the result's type, on its alignment. Another is copied.
+const std::byte* prepared_bias(const Linear& a, const Context& context) {
+  if (!a.bias) return nullptr;
+  const auto address = reinterpret_cast<std::uintptr_t>(a.bias.data);
+  if (a.bias.type == a.y.type && address % kOperandAlignment == 0) return a.bias.data;
+  const View copy = after_workspace(a.scratch, a.y.type, a.bias.elements());
+  run(Convert{.x = a.bias, .out = copy}, context);
+  return copy.data;
+}
+
+void sum_rows(const LinearBackwardWeight& a, const Context& context) {
+  const ColumnSums sums(a);
+  const View x = a.d_y.matrix();
+  auto* partial = reinterpret_cast<float*>(a.scratch.data + kMatmulWorkspace);
+  with_type(x.type, [&]<typename T>() {
+    constexpr std::int64_t kColumns = 32 * kRun<T>;
+    launch({.operation = a.kName,
+            .stream = context.queue.stream,
+            .blocks = sums.chunks * ceil_div(sums.columns, kColumns),
+            .threads = kChunkThreads},
+           sum_chunks<T>, rows_of<const T>(x), sums.rows, sums.columns, sums.chunks,
+           wide<kRun<T>>({x}), partial);
+  });
+  with_type(a.d_bias.type, [&]<typename T>() {
+    launch({.operation = a.kName,
+            .stream = context.queue.stream,
+            .blocks = ceil_div(sums.columns, kSumColumns),
+            .threads = kSumColumns * kSumRows},
+           column_sum_kernel<float, T>, partial, sums.chunks, sums.columns,
+           reinterpret_cast<T*>(a.d_bias.data), a.write == Write::add);
+  });
+}
+
+}  // namespace
+
+void run(const Linear& a, const Context& context) {
+  const Gemm product = gemm_of(a, context.math);
+  context.matmul.run(product, prepared_bias(a, context), workspace_of(a.scratch));
+}
+
+void run(const LinearBackwardInput& a, const Context& context) {
+  context.matmul.run(gemm_of(a, context.math), nullptr, workspace_of(a.scratch));
+}
+
+void run(const LinearBackwardWeight& a, const Context& context) {
+  context.matmul.run(gemm_of(a, context.math), nullptr, workspace_of(a.scratch));
+  if (a.d_bias) sum_rows(a, context);
+}
+
+}  // namespace tessera::kernels::cuda

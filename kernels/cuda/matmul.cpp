@@ -1,0 +1,329 @@
+#include "kernels/cuda/matmul.hpp"
+
+#include <cublasLt.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/library.hpp"
+#include "core/math.hpp"
+#include "kernels/cuda/launch.hpp"
+#include "kernels/cuda/scratch.hpp"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+struct CublasLt {
+  Library library{"libcublasLt.so.13"};
+  TESSERA_SYMBOL(cublasLtGetVersion)
+  TESSERA_SYMBOL(cublasLtGetStatusString)
+  TESSERA_SYMBOL(cublasLtCreate)
+  TESSERA_SYMBOL(cublasLtDestroy)
+  TESSERA_SYMBOL(cublasLtMatmulDescCreate)
+  TESSERA_SYMBOL(cublasLtMatmulDescDestroy)
+  TESSERA_SYMBOL(cublasLtMatmulDescSetAttribute)
+  TESSERA_SYMBOL(cublasLtMatrixLayoutCreate)
+  TESSERA_SYMBOL(cublasLtMatrixLayoutDestroy)
+  TESSERA_SYMBOL(cublasLtMatmulPreferenceCreate)
+  TESSERA_SYMBOL(cublasLtMatmulPreferenceDestroy)
+  TESSERA_SYMBOL(cublasLtMatmulPreferenceSetAttribute)
+  TESSERA_SYMBOL(cublasLtMatmulAlgoGetHeuristic)
+  TESSERA_SYMBOL(cublasLtMatmulAlgoCheck)
+  TESSERA_SYMBOL(cublasLtMatmulAlgoConfigGetAttribute)
+  TESSERA_SYMBOL(cublasLtMatmul)
+};
+
+static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(Algorithm));
+
+constexpr int kProposals = 32;            // asked of the library
+constexpr int kSamples = 7;               // of a proposal's time, of which the median counts
+constexpr int kRunsPerSample = 4;         // so that a sample is long beside the clock's resolution
+constexpr std::int64_t kPlacement = 256;  // of operands while timing
+
+/// No sum whose order depends on which block comes first, and none rounded to the result's type.
+constexpr std::uint32_t kOrderedReductions =
+    CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+
+std::string text_of(const GemmKey& key) {
+  return fmt::format(
+      "({}, {}) = ({}, {}) x ({}, {}), {} -> {}, distances {} {} {}, alignments "
+      "{} {} {}{}{}",
+      key.m, key.n, key.m, key.k, key.k, key.n, to_string(key.operands), to_string(key.result),
+      key.lda, key.ldb, key.ldd, key.align_a, key.align_b, key.align_d, key.bias ? ", bias" : "",
+      key.write == Write::add ? ", added" : "");
+}
+
+cudaDataType_t type_of(DType type) {
+  switch (type) {
+    case DType::bf16: return CUDA_R_16BF;
+    case DType::f16: return CUDA_R_16F;
+    default: return CUDA_R_32F;
+  }
+}
+cublasOperation_t operation_of(Turn turn) { return turn == Turn::none ? CUBLAS_OP_N : CUBLAS_OP_T; }
+std::int64_t rows_of(Turn turn, std::int64_t rows, std::int64_t columns) {
+  return turn == Turn::none ? rows : columns;
+}
+
+/// Bytes of a column-major matrix.
+std::int64_t bytes_of(std::int64_t columns, std::int64_t ld, DType type) {
+  return round_up(columns * ld * size_of(type), kPlacement);
+}
+/// Where each operand of a product lies while it is timed, and what all take.
+struct TimingPlaces {
+  std::int64_t b, d, bias, workspace, end;
+
+  explicit TimingPlaces(const GemmKey& key)
+      : b(bytes_of(key.a == Turn::none ? key.k : key.m, key.lda, key.operands)),
+        d(b + bytes_of(key.b == Turn::none ? key.n : key.k, key.ldb, key.operands)),
+        bias(d + bytes_of(key.n, key.ldd, key.result)),
+        workspace(bias + (key.bias ? bytes_of(1, key.m, key.result) : 0)),
+        end(workspace + kMatmulWorkspace) {}
+};
+
+class Event {
+ public:
+  Event() { check_cuda(cudaEventCreate(&event_), "cudaEventCreate"); }
+  ~Event() { cudaEventDestroy(event_); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  cudaEvent_t get() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+float median(std::vector<float> values) {
+  std::ranges::sort(values);
+  return values[values.size() / 2];
+}
+
+}  // namespace
+
+struct Matmul::Library {
+  /// One product's descriptions and its algorithm.
+  struct Product {
+    cublasLtMatmulDesc_t operation = nullptr;
+    cublasLtMatrixLayout_t a = nullptr, b = nullptr, d = nullptr;
+    std::optional<Algorithm> algorithm;
+  };
+
+  explicit Library(const Queue& on) : queue(on) {
+    int device = 0;
+    cudaDeviceProp properties;
+    check_cuda(cudaGetDevice(&device), "a GPU's name");
+    check_cuda(cudaGetDeviceProperties(&properties, device), "a GPU's name");
+    machine = {.library = static_cast<std::int64_t>(lt.cublasLtGetVersion()),
+               .gpu = properties.name,
+               .major = properties.major,
+               .minor = properties.minor};
+    check(lt.cublasLtCreate(&handle), "cublasLtCreate");
+  }
+  ~Library() {
+    for (auto& [key, product] : products) {
+      lt.cublasLtMatrixLayoutDestroy(product.a);
+      lt.cublasLtMatrixLayoutDestroy(product.b);
+      lt.cublasLtMatrixLayoutDestroy(product.d);
+      lt.cublasLtMatmulDescDestroy(product.operation);
+    }
+    lt.cublasLtDestroy(handle);
+  }
+  Library(const Library&) = delete;
+  Library& operator=(const Library&) = delete;
+
+  void check(cublasStatus_t status, std::string_view what) const {
+    if (status == CUBLAS_STATUS_SUCCESS) return;
+    throw DeviceError(fmt::format("{}: {}", what, lt.cublasLtGetStatusString(status)));
+  }
+
+  template <typename T>
+  void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute,
+           T value) const {
+    check(lt.cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof(value)),
+          "cublasLtMatmulDescSetAttribute");
+  }
+  void make_layout(cublasLtMatrixLayout_t& layout, DType type, std::int64_t rows,
+                   std::int64_t columns, std::int64_t ld) const {
+    check(lt.cublasLtMatrixLayoutCreate(&layout, type_of(type), static_cast<std::uint64_t>(rows),
+                                        static_cast<std::uint64_t>(columns), ld),
+          "cublasLtMatrixLayoutCreate");
+  }
+
+  Product& product(const GemmKey& key) {
+    const auto [entry, is_new] = products.try_emplace(key);
+    Product& p = entry->second;
+    if (!is_new) return p;
+    const auto compute =
+        key.math == MatmulMath::tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    check(lt.cublasLtMatmulDescCreate(&p.operation, compute, CUDA_R_32F),
+          "cublasLtMatmulDescCreate");
+    set(p.operation, CUBLASLT_MATMUL_DESC_TRANSA, operation_of(key.a));
+    set(p.operation, CUBLASLT_MATMUL_DESC_TRANSB, operation_of(key.b));
+    if (key.bias) {
+      set(p.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+      set(p.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(key.result));
+    }
+    make_layout(p.a, key.operands, rows_of(key.a, key.m, key.k), rows_of(key.a, key.k, key.m),
+                key.lda);
+    make_layout(p.b, key.operands, rows_of(key.b, key.k, key.n), rows_of(key.b, key.n, key.k),
+                key.ldb);
+    make_layout(p.d, key.result, key.m, key.n, key.ldd);
+    return p;
+  }
+
+  bool ordered(const cublasLtMatmulAlgo_t& algorithm) const {
+    std::uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_MASK;
+    std::size_t written = 0;
+    check(lt.cublasLtMatmulAlgoConfigGetAttribute(&algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
+                                                  &scheme, sizeof(scheme), &written),
+          "cublasLtMatmulAlgoConfigGetAttribute");
+    return (scheme & ~kOrderedReductions) == 0;
+  }
+
+  /// What the library proposes, the best guess first; never empty.
+  std::vector<Algorithm> proposals(const GemmKey& key, const Product& p, int most) const {
+    cublasLtMatmulPreference_t preference = nullptr;
+    check(lt.cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
+    const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
+      check(lt.cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)),
+            "cublasLtMatmulPreferenceSetAttribute");
+    };
+    const auto alignment = [](std::int64_t bytes) { return static_cast<std::uint32_t>(bytes); };
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(kMatmulWorkspace));
+    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, kOrderedReductions);
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(key.align_a));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(key.align_b));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(key.align_d));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(key.align_d));
+    std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<std::size_t>(most));
+    int count = 0;
+    const cublasStatus_t status = lt.cublasLtMatmulAlgoGetHeuristic(
+        handle, p.operation, p.a, p.b, p.d, p.d, preference, most, results.data(), &count);
+    lt.cublasLtMatmulPreferenceDestroy(preference);
+    check(status, text_of(key));
+    std::vector<Algorithm> usable;
+    for (const auto& result : std::span(results).first(static_cast<std::size_t>(count))) {
+      if (result.state == CUBLAS_STATUS_SUCCESS && ordered(result.algo) &&
+          result.workspaceSize <= static_cast<std::size_t>(kMatmulWorkspace)) {
+        usable.push_back(std::bit_cast<Algorithm>(result.algo));
+      }
+    }
+    if (usable.empty()) {
+      throw DeviceError(
+          fmt::format("cuBLASLt {} has no algorithm for {}", machine.library, text_of(key)));
+    }
+    return usable;
+  }
+
+  /// Whether the library takes the algorithm for this product.
+  bool takes(const Product& p, const Algorithm& bytes) const {
+    const auto algorithm = std::bit_cast<cublasLtMatmulAlgo_t>(bytes);
+    cublasLtMatmulHeuristicResult_t result{};
+    return lt.cublasLtMatmulAlgoCheck(handle, p.operation, p.a, p.b, p.d, p.d, &algorithm,
+                                      &result) == CUBLAS_STATUS_SUCCESS &&
+           result.state == CUBLAS_STATUS_SUCCESS && ordered(algorithm) &&
+           result.workspaceSize <= static_cast<std::size_t>(kMatmulWorkspace);
+  }
+
+  cublasStatus_t queue_product(const GemmKey& key, const Product& p, const Algorithm& bytes,
+                               const Gemm& at, const std::byte* bias, std::byte* workspace) const {
+    const float one = 1, zero = 0;
+    const auto algorithm = std::bit_cast<cublasLtMatmulAlgo_t>(bytes);
+    if (key.bias) set(p.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    return lt.cublasLtMatmul(handle, p.operation, &one, at.a, p.a, at.b, p.b,
+                             key.write == Write::add ? &one : &zero, at.d, p.d, at.d, p.d,
+                             &algorithm, workspace, static_cast<std::size_t>(kMatmulWorkspace),
+                             queue.stream);
+  }
+
+  Algorithm fastest(const GemmKey& key, const Product& p, std::byte* memory) const {
+    const TimingPlaces places(key);
+    // A number of ordinary size whatever the type: products of zeros take less power.
+    check_cuda(
+        cudaMemsetAsync(memory, 0x3c, static_cast<std::size_t>(places.workspace), queue.stream),
+        "timing a matrix product");
+    const Gemm at{.key = key, .a = memory, .b = memory + places.b, .d = memory + places.d};
+    const auto queue_one = [&](const Algorithm& algorithm) {
+      return queue_product(key, p, algorithm, at, memory + places.bias, memory + places.workspace);
+    };
+    const Event begin, end;
+    const std::vector<Algorithm> all = proposals(key, p, kProposals);
+    Algorithm best = all.front();
+    float least = std::numeric_limits<float>::infinity();
+    for (const Algorithm& algorithm : all) {
+      if (queue_one(algorithm) != CUBLAS_STATUS_SUCCESS) continue;  // refused after all
+      std::vector<float> times;
+      for (int sample = 0; sample < kSamples; ++sample) {
+        check_cuda(cudaEventRecord(begin.get(), queue.stream), "timing a matrix product");
+        for (int i = 0; i < kRunsPerSample; ++i) check(queue_one(algorithm), text_of(key));
+        check_cuda(cudaEventRecord(end.get(), queue.stream), "timing a matrix product");
+        check_cuda(cudaEventSynchronize(end.get()), "timing a matrix product");
+        check_cuda(cudaEventElapsedTime(&times.emplace_back(), begin.get(), end.get()),
+                   "timing a matrix product");
+      }
+      if (const float time = median(times); time < least) least = time, best = algorithm;
+    }
+    return best;
+  }
+
+  CublasLt lt;
+  const Queue& queue;
+  cublasLtHandle_t handle = nullptr;
+  GemmMachine machine;
+  std::map<GemmKey, Product> products;
+};
+
+Matmul::Matmul(const Queue& queue) : library_(std::make_unique<Library>(queue)) {}
+Matmul::~Matmul() = default;
+
+void Matmul::run(const Gemm& product, const std::byte* bias, const View& workspace) {
+  Library::Product& p = library_->product(product.key);
+  if (!p.algorithm) p.algorithm = library_->proposals(product.key, p, 1).front();
+  library_->check(
+      library_->queue_product(product.key, p, *p.algorithm, product, bias, workspace.data),
+      text_of(product.key));
+}
+
+std::int64_t Matmul::timing_bytes(std::span<const GemmKey> keys) {
+  std::int64_t most = 0;
+  for (const GemmKey& key : keys) most = std::max(most, TimingPlaces(key).end);
+  return most;
+}
+
+void Matmul::choose(std::span<const GemmKey> keys, AlgorithmChoice how, const View& memory) {
+  TESSERA_CHECK(how == AlgorithmChoice::first || memory.span_bytes() >= timing_bytes(keys),
+                "{} bytes of memory, timing needs {}", memory.span_bytes(), timing_bytes(keys));
+  for (const GemmKey& key : keys) {
+    Library::Product& p = library_->product(key);
+    p.algorithm = how == AlgorithmChoice::first ? library_->proposals(key, p, 1).front()
+                                                : library_->fastest(key, p, memory.data);
+  }
+}
+
+std::vector<GemmKey> Matmul::adopt(const AlgorithmTable& table, std::span<const GemmKey> keys) {
+  TESSERA_CHECK(table.machine == library_->machine, "a table of {} on {}", table.machine.gpu,
+                library_->machine.gpu);
+  std::vector<GemmKey> missing;
+  for (const GemmKey& key : keys) {
+    const auto entry = table.chosen.find(key);
+    Library::Product& p = library_->product(key);
+    if (entry != table.chosen.end() && library_->takes(p, entry->second)) {
+      p.algorithm = entry->second;
+    } else {
+      missing.push_back(key);
+    }
+  }
+  return missing;
+}
+
+AlgorithmTable Matmul::table() const {
+  AlgorithmTable table{.machine = library_->machine, .chosen = {}};
+  for (const auto& [key, product] : library_->products) {
+    if (product.algorithm) table.chosen.emplace(key, *product.algorithm);
+  }
+  return table;
+}
+
+GemmMachine Matmul::machine() const { return library_->machine; }
+
+}  // namespace tessera::kernels::cuda

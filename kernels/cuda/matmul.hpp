@@ -1,0 +1,46 @@
+// Matrix products by cuBLASLt. Every product keeps one algorithm, because another may round
+// differently: chosen by the library or by timing before the first step, or adopted from a table.
+#pragma once
+
+#include <memory>
+
+#include "kernels/cuda/algorithm_table.hpp"
+#include "kernels/cuda/context.hpp"
+
+namespace tessera::kernels::cuda {
+
+/// How an algorithm is chosen: the library's first proposal, the same wherever library and GPU are
+/// the same; or the fastest of its proposals here and now.
+enum class AlgorithmChoice : std::uint8_t { first, timed };
+
+class Matmul {
+ public:
+  /// Opens the library. Throws DeviceError.
+  explicit Matmul(const Queue& queue);
+  ~Matmul();
+  Matmul(const Matmul&) = delete;
+  Matmul& operator=(const Matmul&) = delete;
+
+  /// Queues the product. `bias` (m) is of the result's type and on kOperandAlignment, absent where
+  /// the key has none; `workspace` has kMatmulWorkspace bytes. A product whose algorithm was
+  /// neither chosen nor adopted takes the library's first proposal.
+  void run(const Gemm& product, const std::byte* bias, const View& workspace);
+
+  /// Bytes of memory that timing these products takes.
+  static std::int64_t timing_bytes(std::span<const GemmKey> keys);
+  /// Chooses the algorithm of each product. `memory` (timing_bytes; only for
+  /// AlgorithmChoice::timed) is overwritten.
+  void choose(std::span<const GemmKey> keys, AlgorithmChoice how, const View& memory);
+  /// Takes over the choices of a table made on the same kind of machine; those of `keys` that it
+  /// does not have, or that this machine's library refuses, are returned.
+  std::vector<GemmKey> adopt(const AlgorithmTable& table, std::span<const GemmKey> keys);
+  /// All choices made so far.
+  AlgorithmTable table() const;
+  GemmMachine machine() const;
+
+ private:
+  struct Library;
+  std::unique_ptr<Library> library_;
+};
+
+}  // namespace tessera::kernels::cuda

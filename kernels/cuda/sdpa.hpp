@@ -1,0 +1,35 @@
+// Attention by cuDNN's fused kernels. A plan is built on the first call of its shape and kept.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/api/attention.hpp"
+#include "kernels/cuda/context.hpp"
+
+namespace tessera::kernels::cuda {
+
+class Sdpa {
+ public:
+  /// Opens the library. Throws DeviceError.
+  explicit Sdpa(const Queue& queue);
+  ~Sdpa();
+  Sdpa(const Sdpa&) = delete;
+  Sdpa& operator=(const Sdpa&) = delete;
+
+  /// Queues the operation, or does nothing and returns false: where sdpa_plan has nothing for
+  /// the call, an address is not a multiple of 16 bytes, or the library refuses the shape or wants
+  /// more workspace than that. What holds for one call holds for every one like it.
+  bool run(const Attention& call);
+  bool run(const AttentionBackward& call);
+
+  /// A line for each shape that was asked for: whether the library takes it, else why not.
+  std::vector<std::string> choices() const;
+
+ private:
+  struct Library;
+  std::unique_ptr<Library> library_;
+};
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,53 @@
+#include "kernels/cuda/sdpa_rules.hpp"
+
+#include "core/math.hpp"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+constexpr std::int64_t kFewestQueries = 64, kWidestHead = 128, kVectorBytes = 16;
+// Bounds of what cuDNN 9.19 says that its kernels for sm_80, sm_90 and sm_100 need.
+constexpr std::int64_t kTile = 128;       // that numbers of tokens are rounded up to
+constexpr std::int64_t kOther = 1 << 20;  // semaphores and other small things
+
+bool takes(const AttentionShape& shape, const Dropout& dropout, std::int64_t queries,
+           std::initializer_list<View> operands) {
+  const DType type = operands.begin()->type;
+  if ((type != DType::bf16 && type != DType::f16) || dropout) return false;
+  if (shape.skip != 0 || shape.heads % shape.kv_heads != 0 ||
+      (shape.group != 0 && shape.group != shape.heads / shape.kv_heads)) {
+    return false;
+  }
+  if (queries < kFewestQueries || shape.head_dim > kWidestHead) return false;
+  const std::int64_t element = size_of(type);
+  if (shape.head_dim * element % kVectorBytes != 0) return false;
+  for (const View& v : operands) {
+    if (v.ld * element % kVectorBytes != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::optional<SdpaPlan> sdpa_plan(const Attention& a) {
+  if (!takes(a.shape, a.dropout, a.q.extent(1), {a.q, a.k, a.v, a.out})) return std::nullopt;
+  return SdpaPlan{a.q.extent(0), kOther};
+}
+
+std::optional<SdpaPlan> sdpa_plan(const AttentionBackward& a) {
+  if (!takes(a.shape, a.dropout, a.q.extent(1),
+             {a.q, a.k, a.v, a.out, a.d_out, a.d_q, a.d_k, a.d_v})) {
+    return std::nullopt;
+  }
+  const std::int64_t tokens = round_up(a.q.extent(1), kTile);
+  const std::int64_t scores = a.shape.heads * tokens * tokens * size_of(a.q.type);
+  std::int64_t samples = a.q.extent(0);
+  while (samples > 0 && (a.q.extent(0) % samples != 0 || samples * scores > kMostScores)) --samples;
+  if (samples == 0) return std::nullopt;
+  // A number of each row; with groups, d_k and d_v of every query head before they are added up.
+  const std::int64_t columns = 1 + (a.shape.heads == a.shape.kv_heads ? 0 : 2 * a.shape.head_dim);
+  const std::int64_t sums = a.shape.heads * tokens * columns * size_of(DType::f32);
+  return SdpaPlan{samples, samples * (scores + sums) + kOther};
+}
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,29 @@
+// Which attention calls go to cuDNN, and how much workspace they may take: decided by a call's
+// shapes alone, so that memory can be predicted without a GPU.
+#pragma once
+
+#include <optional>
+
+#include "kernels/api/attention.hpp"
+
+namespace tessera::kernels::cuda {
+
+/// How cuDNN runs a call: so many samples at a time, which divide the batch, in so much workspace.
+struct SdpaPlan {
+  std::int64_t samples = 0, workspace_bytes = 0;
+
+  bool operator==(const SdpaPlan&) const = default;
+};
+
+/// Nothing where the own kernel runs: f32, dropout, groups of heads that begin or end within a
+/// rank, fewer than 64 queries (a walk along a cache), heads of more than 128 columns or rows that
+/// are not whole vectors of 16 bytes. Of a backward also what needs more than kMostScores for one
+/// sample: its sums have a fixed order only where cuDNN writes the gradients of all scores to
+/// memory.
+std::optional<SdpaPlan> sdpa_plan(const Attention& call);
+std::optional<SdpaPlan> sdpa_plan(const AttentionBackward& call);
+
+/// Of the workspace of a backward. A quarter of a GiB holds a sample of 32 heads of 2048 tokens.
+inline constexpr std::int64_t kMostScores = std::int64_t{256} << 20;
+
+}  // namespace tessera::kernels::cuda

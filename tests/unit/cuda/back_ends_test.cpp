@@ -1,0 +1,301 @@
+// Where an element's bits are a function of its inputs alone, a GPU's are the CPU's: elementwise
+// operations, trees and exact sums. The CPU's baseline rounds multiply-adds twice and is left out.
+#include "core/exact_sum.hpp"
+#include "kernels/cuda/scratch.hpp"
+#include "tests/unit/kernels/support.hpp"
+
+namespace tessera::kernels::test {
+namespace {
+
+/// What a call writes, by its copies of the tensors.
+using Outputs = std::vector<Tensor>;
+
+void expect_same_bits(const std::function<Outputs(Device&)>& f, const std::string& what) {
+  const Outputs cpu = f(*make_cpu_device({.threads = 2}));
+  const Outputs gpu = f(*tessera::test::make_cuda_test_device());
+  for (std::size_t i = 0; i < cpu.size(); ++i) {
+    EXPECT_TRUE(cpu[i].same_bits(gpu[i])) << what << ", output " << i;
+    EXPECT_TRUE(gpu[i].gaps_intact()) << what << ", output " << i;
+  }
+}
+
+/// Wide accesses, ragged rows, gaps that break alignment and gaps that keep it.
+struct Shape {
+  std::int64_t samples, tokens, columns, gap;
+};
+const std::vector<Shape> kShapes = {{2, 7, 64, 0}, {2, 5, 72, 8}, {3, 5, 37, 3}, {1, 3, 1, 0}};
+
+class BackEnds : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (best_isa() < Isa::v3) GTEST_SKIP() << "needs a CPU with fused multiply-add";
+  }
+  void for_shapes(const std::function<void(DType, const Shape&, const std::string&)>& f) {
+    for (DType type : kTypes) {
+      for (const Shape& s : kShapes) {
+        f(type, s,
+          fmt::format("{} ({}, {}, {}) + {}", to_string(type), s.samples, s.tokens, s.columns,
+                      s.gap));
+      }
+    }
+  }
+  static Tensor random(DType type, const Shape& s, unsigned seed) {
+    return Tensor::random(type, {s.samples, s.tokens, s.columns}, seed, 2, s.gap);
+  }
+  static Tensor indices(std::int64_t samples) {
+    Tensor t(DType::i64, {samples});
+    for (std::int64_t b = 0; b < samples; ++b) t.set(b, static_cast<double>(7 * b + 1));
+    return t;
+  }
+};
+
+TEST_F(BackEnds, AgreeOnDropoutAndSums) {
+  for_shapes([](DType type, const Shape& s, const std::string& what) {
+    const Tensor samples = indices(s.samples), x = random(type, s, 1), y = random(type, s, 2);
+    for (std::int64_t first : {0, 1, 2, 3, 1000000007}) {
+      const Dropout dropout{
+          .p = 0.3F, .seed = 5, .site = 2, .first = first, .samples = samples.view()};
+      expect_same_bits(
+          [&](Device& device) {
+            Outputs out;
+            for (int i = 0; i < 2; ++i) out.push_back(x.copy());
+            run(device, AddPending{.resid = x.view(),
+                                   .pending = y.view(),
+                                   .sum = out[0].view(),
+                                   .dropout = dropout});
+            run(device, ApplyDropout{.x = x.view(), .out = out[1].view(), .dropout = dropout});
+            return out;
+          },
+          what + " from " + std::to_string(first));
+    }
+  });
+}
+
+TEST_F(BackEnds, AgreeOnEmbedding) {
+  for_shapes([](DType type, const Shape& s, const std::string& what) {
+    const std::int64_t vocabulary = 5, n = s.samples * s.tokens;
+    const Tensor samples = indices(s.samples), d = random(type, s, 3);
+    const auto table = Tensor::random(type, {vocabulary, s.columns}, 4, 1, s.gap);
+    const auto positions = Tensor::random(type, {s.tokens + 2, s.columns}, 5);
+    const auto x = Tensor::random(DType::f32, {s.samples, s.tokens, s.columns}, 6);
+    Tensor tokens(DType::i32, {s.samples, s.tokens});
+    for (std::int64_t i = 0; i < n; ++i) tokens.set(i, i * i % 4);
+    const Dropout dropout{.p = 0.2F, .seed = 5, .site = 3, .samples = samples.view()};
+    expect_same_bits(
+        [&](Device& device) {
+          Outputs out;
+          out.push_back(d.copy());
+          out.push_back(d.copy());
+          out.push_back(Tensor::random(DType::f32, {vocabulary, s.columns}, 7, 1, s.gap));
+          out.push_back(Tensor::random(type, {s.tokens + 2, s.columns}, 8));
+          run(device, Embed{.tokens = tokens.view(),
+                            .token_table = table.view(),
+                            .position_table = positions.view(),
+                            .out = out[0].view(),
+                            .first_position = 2,
+                            .dropout = dropout});
+          run(device, AddPositions{.x = x.view(),
+                                   .position_table = positions.view(),
+                                   .out = out[1].view(),
+                                   .first_position = 1,
+                                   .dropout = dropout});
+          run(device, EmbedBackward{.tokens = tokens.view(),
+                                    .d = d.view(),
+                                    .d_token_table = out[2].view(),
+                                    .d_position_table = out[3].view(),
+                                    .position_write = Write::add,
+                                    .dropout = dropout});
+          return out;
+        },
+        what);
+  });
+}
+
+// Hot tokens have several hundred places, in several tiles of the sort; rows need three digits.
+TEST_F(BackEnds, AgreeOnTheOrderOfManyPlaces) {
+  const std::int64_t samples = 2, tokens = 3001, columns = 12, vocabulary = 70000;
+  Tensor ids(DType::i32, {samples, tokens});
+  std::mt19937 random(3);
+  for (std::int64_t i = 0; i < ids.size(); ++i) {
+    const auto r = static_cast<std::int64_t>(random());
+    ids.set(i, static_cast<double>(r % 4 == 0 ? r / 4 % 3 * 300 : r / 4 % vocabulary));
+  }
+  const auto d = Tensor::random(DType::bf16, {samples, tokens, columns}, 1);
+  for (std::int64_t first : {0, 257}) {
+    expect_same_bits(
+        [&](Device& device) {
+          Outputs out;
+          out.push_back(Tensor(DType::f32, {vocabulary - 2 * first, columns}));
+          run(device, EmbedBackward{.tokens = ids.view(),
+                                    .d = d.view(),
+                                    .d_token_table = out[0].view(),
+                                    .first_token = first,
+                                    .vocab = first == 0 ? 0 : vocabulary});
+          return out;
+        },
+        "first token " + std::to_string(first));
+  }
+}
+
+TEST_F(BackEnds, AgreeOnActivationsAndTurns) {
+  for_shapes([](DType type, const Shape& s, const std::string& what) {
+    const Tensor x = random(type, s, 1), d = random(type, s, 2);
+    for (auto kind : {ActivationKind::gelu, ActivationKind::relu, ActivationKind::swiglu}) {
+      if (kind == ActivationKind::swiglu && s.columns % 2 != 0) continue;
+      const std::int64_t width = kind == ActivationKind::swiglu ? s.columns / 2 : s.columns;
+      expect_same_bits(
+          [&](Device& device) {
+            Outputs out;
+            out.push_back(Tensor(type, {s.samples, s.tokens, width}, s.gap));
+            out.push_back(x.copy());
+            run(device, Activate{.x = x.view(), .y = out[0].view(), .kind = kind});
+            run(device, ActivateBackward{.x = out[1].view(),  // in place
+                                         .d_y = d.view().col_range(0, width),
+                                         .d_x = out[1].view(),
+                                         .kind = kind});
+            return out;
+          },
+          what + " " + std::string(enum_word(kind)));
+    }
+    for (std::int64_t dim : {2, 8, 24, 32}) {
+      if (s.columns % dim != 0) continue;
+      for (auto direction : {Rope::Direction::forward, Rope::Direction::inverse}) {
+        expect_same_bits(
+            [&](Device& device) {
+              Outputs out;
+              out.push_back(x.copy());
+              run(device, Rope{.x = out[0].view(),
+                               .head_dim = dim,
+                               .first_position = 29,
+                               .direction = direction});
+              return out;
+            },
+            what + " heads of " + std::to_string(dim));
+      }
+    }
+  });
+}
+
+TEST_F(BackEnds, AgreeOnTheStep) {
+  for (DType gradient_type : kTypes) {
+    for (DType parameter_type : kTypes) {
+      for (std::int64_t n : {1, 5000, 12345}) {
+        const auto gradient = Tensor::random(gradient_type, {n}, 1);
+        Tensor scalars(DType::f32, {static_cast<std::int64_t>(StepScalar::count)});
+        for (std::int64_t i = 0; i < scalars.size(); ++i) scalars.set(i, 0.1 + 0.1 * double(i));
+        expect_same_bits(
+            [&](Device& device) {
+              Outputs out;
+              out.push_back(Tensor(DType::i64, {kExactSumWords}));
+              out.push_back(Tensor(DType::f32, {static_cast<std::int64_t>(VerdictField::count)}));
+              out.push_back(Tensor::random(DType::f32, {n}, 2));
+              out.push_back(Tensor::random(DType::f32, {n}, 3));
+              out.push_back(Tensor(DType::f32, {n}));
+              out.push_back(Tensor(parameter_type, {n}));
+              run(device, ExactSum{.x = gradient.view(), .accumulator = out[0].view()});
+              run(device, Verdict{.squares = out[0].view(),
+                                  .scalars = scalars.view(),
+                                  .verdict = out[1].view(),
+                                  .clip_norm = 0.7});
+              for (auto decay : {AdamUpdate::Decay::decoupled, AdamUpdate::Decay::l2}) {
+                run(device, AdamUpdate{.gradient = gradient.view(),
+                                       .master = out[2].view(),
+                                       .m = out[3].view(),
+                                       .v = out[4].view(),
+                                       .parameter = out[5].view(),
+                                       .scalars = scalars.view(),
+                                       .verdict = out[1].view(),
+                                       .decay = 0.1F,
+                                       .decay_kind = decay});
+              }
+              return out;
+            },
+            fmt::format("{} and {}, {}", to_string(gradient_type), to_string(parameter_type), n));
+      }
+    }
+  }
+}
+
+TEST_F(BackEnds, AgreeOnTreesAndConversion) {
+  for (DType type : kTypes) {
+    for (std::int64_t parts : {1, 6, 31}) {
+      const std::int64_t rows = 9, columns = parts == 6 ? 40 : 17;
+      const auto x = Tensor::random(DType::f32, {parts, rows, columns}, 1);
+      const auto bias = Tensor::random(type, {columns}, 2);
+      expect_same_bits(
+          [&](Device& device) {
+            Outputs out;
+            for (unsigned i = 0; i < 3; ++i) {
+              out.push_back(Tensor::random(type, {rows, columns}, i));
+            }
+            run(device, TreeSum{.parts = x.view(), .bias = bias.view(), .out = out[0].view()});
+            run(device, TreeSum{.parts = x.view(), .out = out[1].view(), .write = Write::add});
+            run(device, Convert{.x = x.view().range(0, rows * columns),
+                                .out = out[2].view().range(0, rows * columns),
+                                .write = Write::add});
+            return out;
+          },
+          fmt::format("{} parts, {}", parts, to_string(type)));
+    }
+  }
+}
+
+// A laptop's plan of a GPU's run asks for the same memory.
+TEST(CudaPlanner, AsksForTheScratchOfTheDevice) {
+  const auto planner = make_cuda_planner();
+  const auto device = tessera::test::make_cuda_test_device();
+  const Tensor x(DType::bf16, {2, 300, 64}), table(DType::f32, {1000, 64}),
+      tokens(DType::i32, {2, 300}), d_weight(DType::f32, {4, 64});
+  const std::vector<KernelCall> calls = {
+      Rope{.x = x.view(), .head_dim = 32},
+      NormBackward{.sum = x.view(), .d_weight = d_weight.view(), .groups = 4},
+      EmbedBackward{.tokens = tokens.view(), .d = x.view(), .d_token_table = table.view()},
+      Fill{.out = x.view()}};
+  const std::int64_t bytes[] = {300 * 32 * 4, 2 * 4 * 10 * 64 * 4, (4 * 600 + 256) * 4, 0};
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    EXPECT_EQ(planner->scratch_bytes(calls[i]), bytes[i]) << name_of(calls[i]);
+    EXPECT_EQ(device->scratch_bytes(calls[i]), bytes[i]) << name_of(calls[i]);
+  }
+  EXPECT_THROW(planner->run(calls[3]), InternalError);
+}
+
+// Device memory cannot be looked into before a kernel runs, so a wrong token is seen in its row.
+TEST(CudaDevice, MakesRowsOfTokensBeyondTheVocabularyNan) {
+  const auto device = tessera::test::make_cuda_test_device();
+  const std::int64_t columns = 20, vocabulary = 7;
+  for (double wrong : {-3.0, 7.0, 1e9}) {
+    Tensor tokens(DType::i32, {1, 3}), out(DType::f32, {1, 3, columns});
+    tokens.set(1, wrong);
+    const auto table = Tensor::random(DType::f32, {vocabulary, columns}, 1);
+    run(*device, Embed{.tokens = tokens.view(), .token_table = table.view(), .out = out.view()});
+    const Tensor d_table(DType::f32, {vocabulary, columns});
+    run(*device,
+        EmbedBackward{.tokens = tokens.view(), .d = out.view(), .d_token_table = d_table.view()});
+    for (std::int64_t i = 0; i < columns; ++i) {
+      EXPECT_EQ(out[i], table[i]);
+      EXPECT_TRUE(std::isnan(out[columns + i]));
+      EXPECT_EQ(d_table[i], 2 * table[i]);
+    }
+    if (wrong < 0) continue;  // an ignored target
+    const auto logits = Tensor::random(DType::f32, {2, 8}, 2);
+    Tensor targets(DType::i32, {2}), losses(DType::f32, {2}), stats(DType::f32, {2, 3}),
+        scale(DType::f32, {1});
+    targets.set(1, wrong), scale.set(0, 1);
+    run(*device, ClassifyPart{.logits = logits.view(),
+                              .targets = targets.view(),
+                              .stats = stats.view(),
+                              .vocab = vocabulary});
+    EXPECT_TRUE(std::isnan(stats[5]));
+    run(*device, Classify{.logits = logits.view(),
+                          .targets = targets.view(),
+                          .losses = losses.view(),
+                          .scale = scale.view(),
+                          .vocab = vocabulary});
+    EXPECT_TRUE(std::isfinite(losses[0]));
+    EXPECT_TRUE(std::isnan(losses[1]));
+    EXPECT_TRUE(std::isnan(logits[8]));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::kernels::test

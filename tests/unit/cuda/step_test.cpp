@@ -1,0 +1,123 @@
+// Whole steps of training on the CUDA back end: its kernels' source and its streams, emulated, with
+// the same plan, executor and state as on a CPU, against the CPU.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cpu/device.hpp"
+#include "kernels/cuda/device.hpp"
+#include "memory/cuda/cuda_streams.hpp"
+#include "memory/cuda/cuda_tier.hpp"
+#include "support/models.hpp"
+#include "support/plan_run.hpp"
+
+namespace tessera::test {
+namespace {
+
+constexpr std::int64_t kSequence = 7, kMicro = 2;
+
+struct Setting {
+  const char* name;
+  model::ModelConfig config;
+  DType compute;
+  plan::Recompute recompute;
+  float dropout;
+};
+
+std::vector<Setting> settings() {
+  using enum plan::Recompute;
+  return {{"gpt2", gpt2_like(), DType::f32, none, 0},
+          {"gpt2, dropout", gpt2_like(), DType::f32, full, 0.2F},
+          {"llama", llama_like(), DType::f32, selective, 0},
+          {"gpt2", gpt2_like(), DType::bf16, none, 0},
+          {"llama", llama_like(), DType::bf16, full, 0}};
+}
+
+/// Everything that a rank with a GPU has.
+struct Gpu {
+  CudaQueue queue;
+  kernels::CudaLibraries libraries{queue};
+  std::unique_ptr<kernels::Device> device =
+      make_cuda_device(queue, libraries, kernels::cuda::MatmulMath::same);
+
+  std::unique_ptr<PlanRun> run(const plan::PlanInputs& inputs, const plan::PlanShape& shape) {
+    return std::make_unique<PlanRun>(
+        inputs, *device, plan::make_plan(inputs, shape, {}), train::self_groups(),
+        std::make_unique<memory::CudaTier>(queue), std::make_unique<memory::CudaStreams>(queue));
+  }
+};
+
+plan::PlanInputs inputs_of(const Setting& s, kernels::Device& device) {
+  plan::PlanInputs in = plan_inputs_of(s.config, device, s.compute);
+  in.config.dropout = s.dropout;
+  in.recompute = s.recompute;
+  in.state_for = plan::PlanPurpose::train;
+  return in;
+}
+
+const plan::PlanShape kShape{.sequence = kSequence, .micro = kMicro, .micro_batches = 2};
+
+/// Losses and norms of five steps, then all parameters as forward reads them.
+std::vector<double> train(PlanRun& run) {
+  run.state().set_parameters(test_values(11));
+  std::vector<double> seen;
+  for (int step = 0; step < 5; ++step) {
+    const StepShown shown = run.step(100 * step, {.lr = 1e-3, .update = 1.0 + step});
+    EXPECT_TRUE(shown.applied);
+    seen.push_back(shown.loss);
+    seen.push_back(shown.norm);
+  }
+  for (const auto& unit : run.state().units()) {
+    for (const float x : widened(run.real(unit.parameters))) seen.push_back(x);
+  }
+  return seen;
+}
+
+TEST(CudaStep, TrainsAsTheCpuDoes) {
+  for (const Setting& s : settings()) {
+    SCOPED_TRACE(fmt::format("{} in {}", s.name, to_string(s.compute)));
+    const auto cpu = kernels::make_cpu_device({});
+    PlanRun there(inputs_of(s, *cpu), *cpu, kShape);
+    Gpu gpu;
+    const auto here = gpu.run(inputs_of(s, *gpu.device), kShape);
+    const std::vector<double> want = train(there), got = train(*here);
+    ASSERT_EQ(got.size(), want.size());
+    // The longest sums have some 60 terms. Adam divides a gradient by its own size: where that is
+    // little more than rounding, each of the five updates may differ by two learning rates and
+    // somewhat more, as its averages are young.
+    const double u = s.compute == DType::f32 ? 0x1p-24 : 0x1p-8;
+    int off = 0;
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      const double bound =
+          i < 10 ? 200 * u * std::abs(want[i]) : 12 * 1e-3 + 2 * u * std::abs(want[i]);
+      EXPECT_NEAR(got[i], want[i], bound) << "number " << i;
+      if (i >= 10) off += std::abs(got[i] - want[i]) > 200 * u * (std::abs(want[i]) + 1e-2) ? 1 : 0;
+    }
+    EXPECT_LE(off, static_cast<int>(want.size() / 20)) << "most parameters are the same";
+  }
+}
+
+TEST(CudaStep, HasTheSameBitsQueuedAndAsAGraph) {
+  const Setting s = settings()[1];
+  Gpu gpu;
+  const auto once = gpu.run(inputs_of(s, *gpu.device), kShape);
+  const auto again = gpu.run(inputs_of(s, *gpu.device), kShape);
+  for (PlanRun* run : {once.get(), again.get()}) run->state().set_parameters(test_values(3));
+  for (int step = 0; step < 4; ++step) {
+    train::StepProfile profile;  // steps that are timed are never recorded
+    const StepNumbers numbers{.lr = 1e-2, .update = 1.0 + step};
+    const StepShown queued = once->step(50 * step, numbers, &profile);
+    const StepShown graph = again->step(50 * step, numbers);
+    EXPECT_EQ(queued.loss, graph.loss);
+    EXPECT_EQ(queued.norm, graph.norm);
+    EXPECT_EQ(profile.ops.size(), once->plan().ops.size());
+  }
+  for (std::size_t u = 0; u < once->state().units().size(); ++u) {
+    EXPECT_EQ(widened(once->real(once->state().units()[u].parameters)),
+              widened(again->real(again->state().units()[u].parameters)));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::test

@@ -1,0 +1,111 @@
+#include "kernels/cuda/scratch.hpp"
+
+#include "kernels/cuda/sdpa_rules.hpp"
+#include "tests/unit/kernels/support.hpp"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+struct Shape {
+  std::int64_t samples, tokens, heads, kv_heads, dim;
+};
+
+/// q, k and v are columns of one matrix; addresses are nobody's, as while a plan is made.
+AttentionBackward call_of(const Shape& s, DType type) {
+  const std::int64_t kv = s.kv_heads * s.dim, queries = s.heads * s.dim;
+  auto* anywhere = reinterpret_cast<std::byte*>(4096);
+  const View qkv(anywhere, type, {s.samples, s.tokens, queries + 2 * kv});
+  const View out(anywhere, type, {s.samples, s.tokens, queries});
+  const View q = qkv.col_range(0, queries), k = qkv.col_range(queries, kv),
+             v = qkv.col_range(queries + kv, kv);
+  return {.q = q,
+          .k = k,
+          .v = v,
+          .out = out,
+          .lse = View(anywhere, DType::f32, {s.samples, s.heads, s.tokens}),
+          .d_out = out,
+          .d_q = q,
+          .d_k = k,
+          .d_v = v,
+          .shape = {.heads = s.heads, .kv_heads = s.kv_heads, .head_dim = s.dim, .scale = 1}};
+}
+Attention forward_of(const AttentionBackward& a) {
+  return {.q = a.q,
+          .k = a.k,
+          .v = a.v,
+          .out = a.out,
+          .lse = a.lse,
+          .shape = a.shape,
+          .dropout = a.dropout};
+}
+
+// What cuDNN 9.19 answered for these shapes: gradients of scores, and of every query head's keys
+// and values in 16 bits (sm_80, sm_90) or f32 (sm_100).
+TEST(Sdpa, WorkspaceCoversWhatTheLibraryAsksFor) {
+  const auto workspace = [](const Shape& s) {
+    return sdpa_plan(call_of(s, DType::bf16)).value().workspace_bytes;
+  };
+  EXPECT_GE(workspace({4, 1024, 12, 12, 64}), 100663552);
+  EXPECT_GE(workspace({1, 2048, 32, 8, 128}), 301990144);
+  EXPECT_GE(workspace({2, 1000, 16, 16, 80}), 67109120);
+  EXPECT_GE(workspace({1, 256, 4, 1, 128}), 1048704);
+}
+
+TEST(Sdpa, ABackwardTakesAsManySamplesAtATimeAsFit) {
+  const auto samples = [](const Shape& s) -> std::int64_t {
+    const auto plan = sdpa_plan(call_of(s, DType::f16));
+    return plan ? plan->samples : 0;
+  };
+  EXPECT_EQ(samples({4, 1024, 12, 12, 64}), 4);
+  EXPECT_EQ(samples({8, 1024, 25, 25, 64}), 4);
+  EXPECT_EQ(samples({7, 1024, 25, 25, 64}), 1) << "only 1 and 7 divide 7";
+  EXPECT_EQ(samples({2, 2048, 32, 32, 128}), 1);
+  EXPECT_EQ(samples({2, 4096, 32, 32, 128}), 0);
+}
+
+TEST(Sdpa, LeavesToTheOwnKernelWhatTheLibraryDoesNotDo) {
+  const Shape shape{2, 128, 8, 4, 64};
+  const AttentionBackward good = call_of(shape, DType::bf16);
+  EXPECT_TRUE(sdpa_plan(good));
+  EXPECT_TRUE(sdpa_plan(forward_of(good)));
+  const auto refused = [](const AttentionBackward& a) {
+    return !sdpa_plan(a) && !sdpa_plan(forward_of(a));
+  };
+  EXPECT_TRUE(refused(call_of(shape, DType::f32)));
+  EXPECT_TRUE(refused(call_of({2, 63, 8, 4, 64}, DType::bf16))) << "few queries";
+  EXPECT_TRUE(refused(call_of({2, 128, 8, 4, 136}, DType::bf16))) << "wide heads";
+  EXPECT_TRUE(refused(call_of({2, 128, 8, 4, 60}, DType::bf16))) << "parts of vectors";
+  AttentionBackward call = good;
+  call.dropout.p = 0.1F;
+  EXPECT_TRUE(refused(call)) << "its own random numbers";
+  call = good, call.shape.group = 3;
+  EXPECT_TRUE(refused(call)) << "uneven groups";
+  call = good, call.shape.group = 2, call.shape.skip = 1;
+  EXPECT_TRUE(refused(call)) << "a group that begins elsewhere";
+  call = good, call.shape.group = 2;
+  EXPECT_FALSE(refused(call));
+  call = good, call.q.ld += 4;
+  EXPECT_TRUE(refused(call)) << "rows between vectors";
+}
+
+TEST(CudaScratch, DependsOnShapesOnly) {
+  const auto device = make_cuda_planner();
+  const AttentionBackward large = call_of({2, 4096, 32, 32, 128}, DType::bf16);
+  EXPECT_EQ(device->scratch_bytes(large), 2 * 32 * 4096 * 4) << "a number a row of the own kernel";
+  EXPECT_EQ(device->scratch_bytes(forward_of(call_of({2, 17, 3, 3, 5}, DType::f32))), 0);
+  auto* anywhere = reinterpret_cast<std::byte*>(4096);
+  const View x(anywhere, DType::bf16, {100, 8}), w(anywhere, DType::bf16, {24, 8}),
+      y(anywhere, DType::f32, {100, 24}), bias(anywhere, DType::bf16, {24});
+  EXPECT_EQ(device->scratch_bytes(Linear{.x = x, .weight = w, .y = y}), kMatmulWorkspace);
+  EXPECT_EQ(device->scratch_bytes(Linear{.x = x, .weight = w, .bias = bias, .y = y}),
+            kMatmulWorkspace + 24 * 4);
+  EXPECT_EQ(device->scratch_bytes(LinearBackwardWeight{.d_y = y, .x = x, .d_weight = w}),
+            kMatmulWorkspace);
+  EXPECT_EQ(
+      device->scratch_bytes(LinearBackwardWeight{.d_y = y, .x = x, .d_weight = w, .d_bias = bias}),
+      kMatmulWorkspace + 2 * 24 * 4)
+      << "100 rows in two chunks";
+}
+
+}  // namespace
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,192 @@
+#include "kernels/cuda/gemm.hpp"
+
+#include "kernels/cuda/algorithm_table.hpp"
+#include "tests/unit/kernels/support.hpp"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+using test::Tensor;
+
+// What the products mean is tested by running them (linear_test); here: what tells them apart.
+
+TEST(Gemm, AForwardProductIsDescribedColumnByColumn) {
+  const Tensor x(DType::bf16, {2, 3, 5}, 1), w(DType::bf16, {7, 5}, 3), y(DType::f32, {2, 3, 7}, 2),
+      b(DType::bf16, {7});
+  const GemmKey want{.operands = DType::bf16,
+                     .result = DType::f32,
+                     .a = Turn::transpose,
+                     .b = Turn::none,
+                     .m = 7,
+                     .n = 6,
+                     .k = 5,
+                     .lda = 8,
+                     .ldb = 6,
+                     .ldd = 9,
+                     .align_a = 16,
+                     .align_b = 16,
+                     .align_d = 16,
+                     .bias = true};
+  const Gemm got = gemm_of(
+      Linear{.x = x.view(), .weight = w.view(), .bias = b.view(), .y = y.view()}, MatmulMath::tf32);
+  EXPECT_EQ(got.key, want) << "TF32 is for f32 operands only";
+  EXPECT_EQ(got.a, w.view().data);
+  EXPECT_EQ(got.b, x.view().data);
+  EXPECT_EQ(got.d, y.view().data);
+}
+
+TEST(Gemm, AddressesCountByTheirAlignmentOnly) {
+  const Tensor x(DType::bf16, {64, 64}), w(DType::bf16, {64, 64}), y(DType::bf16, {64, 64});
+  const auto key = [&](std::int64_t first_column) {
+    const View some = x.view().col_range(first_column, 16);
+    return gemm_of(
+               LinearBackwardInput{
+                   .d_y = some, .weight = w.view().row_range(0, 16), .d_x = y.view()},
+               MatmulMath::same)
+        .key;
+  };
+  EXPECT_EQ(key(0), key(8));
+  EXPECT_EQ(key(0), key(32));
+  EXPECT_EQ(key(1).align_b, 2);
+  EXPECT_EQ(key(2).align_b, 4);
+  EXPECT_EQ(key(4).align_b, 8);
+  EXPECT_EQ(key(8).align_b, kOperandAlignment);
+}
+
+TEST(Gemm, KeysOfCallsAreDistinctAndOfProductsOnly) {
+  const Tensor x(DType::f32, {4, 8}), w(DType::f32, {8, 8}), y(DType::f32, {4, 8});
+  const Linear forward{.x = x.view(), .weight = w.view(), .y = y.view()};
+  LinearBackwardWeight gradient{.d_y = y.view(), .x = x.view(), .d_weight = w.view()};
+  std::vector<KernelCall> calls = {forward, forward, gradient, Fill{.out = x.view()}};
+  gradient.write = Write::add;
+  calls.emplace_back(gradient);
+  EXPECT_EQ(gemm_keys(calls, MatmulMath::same).size(), 3U);
+  EXPECT_NE(gemm_keys(calls, MatmulMath::tf32), gemm_keys(calls, MatmulMath::same));
+}
+
+TEST(Gemm, ArgumentsThatBreakTheContractAreRefused) {
+  const Tensor x(DType::bf16, {4, 8}), w(DType::bf16, {8, 8}), y(DType::f16, {4, 8});
+  EXPECT_THROW(gemm_of(Linear{.x = x.view(), .weight = w.view(), .y = y.view()}, MatmulMath::same),
+               InternalError);
+}
+
+AlgorithmTable example() {
+  AlgorithmTable table{.machine = {.library = 130100, .gpu = "NVIDIA H200", .major = 9, .minor = 0},
+                       .chosen = {}};
+  const GemmKey key{.operands = DType::bf16,
+                    .result = DType::bf16,
+                    .a = Turn::transpose,
+                    .m = 3072,
+                    .n = 1024,
+                    .k = 768,
+                    .lda = 768,
+                    .ldb = 768,
+                    .ldd = 3072,
+                    .align_a = 16,
+                    .align_b = 16,
+                    .align_d = 4,
+                    .bias = true};
+  Algorithm algorithm{};
+  for (std::size_t i = 0; i < algorithm.size(); ++i) {
+    algorithm[i] = static_cast<std::uint8_t>(37 * i + 1);
+  }
+  table.chosen.emplace(key, algorithm);
+  GemmKey other = key;
+  other.operands = other.result = DType::f32;
+  other.b = Turn::transpose, other.bias = false;
+  other.write = Write::add, other.math = MatmulMath::tf32;
+  table.chosen.emplace(other, Algorithm{});
+  return table;
+}
+
+TEST(AlgorithmTable, ReadsWhatItWrote) {
+  const AlgorithmTable table = example();
+  const auto read = parse_algorithms(to_text(table), "algorithms.txt", table.machine);
+  ASSERT_TRUE(read);
+  EXPECT_EQ(*read, table);
+}
+
+TEST(AlgorithmTable, IsToBeMadeAgainOnAnotherMachine) {
+  const AlgorithmTable table = example();
+  const std::string text = to_text(table);
+  const auto reads_on = [&](auto&& change) {
+    GemmMachine machine = table.machine;
+    change(machine);
+    return parse_algorithms(text, "algorithms.txt", machine).has_value();
+  };
+  EXPECT_TRUE(reads_on([](GemmMachine&) {}));
+  EXPECT_FALSE(reads_on([](GemmMachine& m) { m.library = 130200; }));
+  EXPECT_FALSE(reads_on([](GemmMachine& m) { m.gpu = "NVIDIA H100"; }));
+  EXPECT_FALSE(reads_on([](GemmMachine& m) { m.major = 10; }));
+  EXPECT_FALSE(reads_on([](GemmMachine& m) { m.minor = 3; }));
+  EXPECT_FALSE(parse_algorithms("tessera matrix products 2\nwhatever", "a", table.machine));
+}
+
+std::string refusal(const std::string& text) {
+  try {
+    parse_algorithms(text, "run/algorithms.txt", example().machine);
+  } catch (const DataError& e) {
+    return e.what();
+  }
+  return "accepted";
+}
+
+TEST(AlgorithmTable, SaysWhereItIsNotOne) {
+  const std::string text = to_text(example());
+  EXPECT_EQ(refusal(""),
+            "run/algorithms.txt:0: the file is empty; remove the file to choose again");
+  EXPECT_EQ(refusal("\x7f"
+                    "ELF\n"),
+            "run/algorithms.txt:1: 'tessera matrix products ' is expected; remove the file to "
+            "choose again");
+  EXPECT_EQ(refusal(text.substr(0, text.find("gpu"))),
+            "run/algorithms.txt:2: the file ends within its header; remove the file to choose "
+            "again");
+  EXPECT_EQ(refusal(text + text.substr(text.find("bf16"))),
+            "run/algorithms.txt:7: a product that is there twice; remove the file to choose again");
+}
+
+// Whatever is done to a byte or to the end of it, the table is read, made again, or refused.
+TEST(AlgorithmTable, SurvivesDamage) {
+  const std::string text = to_text(example());
+  int refused = 0;
+  const auto read = [&](const std::string& damaged) {
+    try {
+      parse_algorithms(damaged, "a", example().machine);
+    } catch (const DataError&) {
+      ++refused;
+    }
+  };
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    read(text.substr(0, i));
+    for (const char byte : {'\0', '\n', ' ', '-', '9', 'z', '\xff'}) {
+      std::string damaged = text;
+      damaged[i] = byte;
+      read(damaged);
+      read(text.substr(0, i) + byte + text.substr(i));
+    }
+  }
+  EXPECT_GT(refused, static_cast<int>(text.size()));
+}
+
+TEST(AlgorithmTable, NamesWhatIsWrongInALine) {
+  const std::string text = to_text(example());
+  const auto with = [&](std::string_view from, std::string_view to) {
+    std::string changed = text;
+    changed.replace(changed.find(from), from.size(), to);
+    return refusal(changed);
+  };
+  EXPECT_EQ(with(" 3072 1024", " 0 1024"),
+            "run/algorithms.txt:5: '0' is not an integer of at least 1; remove the file to choose "
+            "again");
+  EXPECT_EQ(
+      with(" 16 16 4 ", " 16 12 4 "),
+      "run/algorithms.txt:5: 12 is no power of two up to 16; remove the file to choose again");
+  EXPECT_EQ(with(" t n ", " t x "),
+            "run/algorithms.txt:6: 'x' is none of n|t; remove the file to choose again");
+  EXPECT_EQ(with("\nbf16", "\nf64"),
+            "run/algorithms.txt:6: 'f64' is none of f32|bf16|f16; remove the file to choose again");
+}
+
+}  // namespace
+}  // namespace tessera::kernels::cuda
