@@ -27,6 +27,8 @@ class Tier {
   /// A copy from here to here or to the host's memory, as work of a stream.
   virtual std::unique_ptr<Task> start_copy(const std::byte* from, std::byte* to,
                                            std::int64_t bytes) = 0;
+  /// Returns once all work that was queued before on its device is done.
+  virtual void wait() {}
   /// Bytes in use, by anybody, of memory that is not the host's.
   virtual std::int64_t apart_in_use() { return 0; }
   /// Where the host reaches what is at `address`; nullptr: nowhere.

@@ -16,6 +16,7 @@ class CudaTier : public Tier {
   void read(const std::byte* from, std::span<std::byte> to) override;
   std::unique_ptr<Task> start_copy(const std::byte* from, std::byte* to,
                                    std::int64_t bytes) override;
+  void wait() override;
   std::int64_t apart_in_use() override;
   std::byte* in_place(std::byte*) override { return nullptr; }
 
