@@ -11,9 +11,13 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-View workspace_of(const View& scratch) { return scratch.range(0, kMatmulWorkspace); }
-View after_workspace(const View& scratch, DType type, std::int64_t count) {
-  return View(scratch.data + kMatmulWorkspace, type, {count});
+/// The part of scratch that the library uses, and what lies behind it.
+View workspace_of(const View& scratch) {
+  const auto address = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(scratch.data));
+  return scratch.range(round_up(address, kWorkspaceAlignment) - address, kMatmulWorkspace);
+}
+std::byte* after_workspace(const View& scratch) {
+  return workspace_of(scratch).data + kMatmulWorkspace;
 }
 
 /// The bias as the library takes it: of the result's type, on its alignment. Another is copied.
@@ -21,7 +25,7 @@ const std::byte* prepared_bias(const Linear& a, const Context& context) {
   if (!a.bias) return nullptr;
   const auto address = reinterpret_cast<std::uintptr_t>(a.bias.data);
   if (a.bias.type == a.y.type && address % kOperandAlignment == 0) return a.bias.data;
-  const View copy = after_workspace(a.scratch, a.y.type, a.bias.elements());
+  const View copy(after_workspace(a.scratch), a.y.type, {a.bias.elements()});
   run(Convert{.x = a.bias, .out = copy}, context);
   return copy.data;
 }
@@ -29,7 +33,7 @@ const std::byte* prepared_bias(const Linear& a, const Context& context) {
 void sum_rows(const LinearBackwardWeight& a, const Context& context) {
   const ColumnSums sums(a);
   const View x = a.d_y.matrix();
-  auto* partial = reinterpret_cast<float*>(a.scratch.data + kMatmulWorkspace);
+  auto* partial = reinterpret_cast<float*>(after_workspace(a.scratch));
   with_type(x.type, [&]<typename T>() {
     constexpr std::int64_t kColumns = 32 * kRun<T>;
     launch({.operation = a.kName,

@@ -3,7 +3,8 @@
 #include <cublasLt.h>
 
 #include <algorithm>
-#include <numeric>
+#include <bit>
+#include <limits>
 
 #include "core/library.hpp"
 #include "core/math.hpp"
@@ -35,10 +36,10 @@ struct CublasLt {
 
 static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(Algorithm));
 
-constexpr int kProposals = 32;            // asked of the library
-constexpr int kSamples = 7;               // of a proposal's time, of which the median counts
-constexpr int kRunsPerSample = 4;         // so that a sample is long beside the clock's resolution
-constexpr std::int64_t kPlacement = 256;  // of operands while timing
+constexpr int kProposals = 32;     // asked of the library
+constexpr int kSamples = 7;        // of a proposal's time, of which the median counts
+constexpr int kRunsPerSample = 4;  // so that a sample is long beside the clock's resolution
+constexpr std::int64_t kPlacement = kWorkspaceAlignment;  // of operands while timing
 
 /// No sum whose order depends on which block comes first, and none rounded to the result's type.
 constexpr std::uint32_t kOrderedReductions =
@@ -162,6 +163,9 @@ struct Matmul::Library {
     if (key.bias) {
       set(p.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
       set(p.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(key.result));
+      // Proposals may depend on whether there is an address, and on its alignment.
+      set(p.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+          reinterpret_cast<const void*>(kOperandAlignment));
     }
     make_layout(p.a, key.operands, rows_of(key.a, key.m, key.k), rows_of(key.a, key.k, key.m),
                 key.lda);

@@ -22,13 +22,13 @@ class Matmul {
   Matmul& operator=(const Matmul&) = delete;
 
   /// Queues the product. `bias` (m) is of the result's type and on kOperandAlignment, absent where
-  /// the key has none; `workspace` has kMatmulWorkspace bytes. A product whose algorithm was
-  /// neither chosen nor adopted takes the library's first proposal.
+  /// the key has none; `workspace` has kMatmulWorkspace bytes from a kWorkspaceAlignment on. A
+  /// product whose algorithm was neither chosen nor adopted takes the library's first proposal.
   void run(const Gemm& product, const std::byte* bias, const View& workspace);
 
   /// Bytes of memory that timing these products takes.
   static std::int64_t timing_bytes(std::span<const GemmKey> keys);
-  /// Chooses the algorithm of each product. `memory` (timing_bytes; only for
+  /// Chooses the algorithm of each product. `memory` (timing_bytes, likewise aligned; only for
   /// AlgorithmChoice::timed) is overwritten.
   void choose(std::span<const GemmKey> keys, AlgorithmChoice how, const View& memory);
   /// Takes over the choices of a table made on the same kind of machine; those of `keys` that it

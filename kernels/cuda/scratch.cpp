@@ -18,14 +18,16 @@ constexpr std::int64_t kMaxChunks = 1024, kMinChunkRows = 16;
 
 constexpr std::int64_t kMaxSumChunks = 256, kMinSumRows = 64;
 
+constexpr std::int64_t kProductScratch = kMatmulWorkspace + kWorkspaceAlignment;
+
 }  // namespace
 
 // A bias that the library does not take as it is has a copy of the result's type.
 std::int64_t scratch_bytes(const Linear& a) {
-  return kMatmulWorkspace + (a.bias ? a.bias.elements() * size_of(a.y.type) : 0);
+  return kProductScratch + (a.bias ? a.bias.elements() * size_of(a.y.type) : 0);
 }
 
-std::int64_t scratch_bytes(const LinearBackwardInput&) { return kMatmulWorkspace; }
+std::int64_t scratch_bytes(const LinearBackwardInput&) { return kProductScratch; }
 
 ColumnSums::ColumnSums(const LinearBackwardWeight& a)
     : rows(a.d_y.rows()),
@@ -35,7 +37,7 @@ ColumnSums::ColumnSums(const LinearBackwardWeight& a)
 std::int64_t ColumnSums::bytes() const { return chunks * columns * size_of(DType::f32); }
 
 std::int64_t scratch_bytes(const LinearBackwardWeight& a) {
-  return kMatmulWorkspace + (a.d_bias ? ColumnSums(a).bytes() : 0);
+  return kProductScratch + (a.d_bias ? ColumnSums(a).bytes() : 0);
 }
 
 std::int64_t scratch_bytes(const Attention& a) {

@@ -33,6 +33,8 @@ std::int64_t scratch_bytes(const Rope&);
 /// What every matrix product may use: as much as NVIDIA recommends for cuBLAS on Hopper. It is the
 /// same for all, so that the algorithm chosen for a product depends on nothing else.
 inline constexpr std::int64_t kMatmulWorkspace = std::int64_t{32} << 20;
+/// The library wants it on this boundary; scratch may begin anywhere.
+inline constexpr std::int64_t kWorkspaceAlignment = 256;
 
 /// Partial sums of a bias gradient, (chunks, N) f32 in scratch.
 struct ColumnSums {

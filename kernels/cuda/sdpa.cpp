@@ -164,7 +164,10 @@ struct Sdpa::Library {
     setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", "libcudart.so.13", 0);
     check(cudnn.cudnnCreate(&handle), "cudnnCreate");
   }
-  ~Library() { cudnn.cudnnDestroy(handle); }
+  ~Library() {
+    plans.clear();  // they were made with the handle
+    cudnn.cudnnDestroy(handle);
+  }
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
 

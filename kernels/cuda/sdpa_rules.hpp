@@ -11,8 +11,6 @@ namespace tessera::kernels::cuda {
 /// How cuDNN runs a call: so many samples at a time, which divide the batch, in so much workspace.
 struct SdpaPlan {
   std::int64_t samples = 0, workspace_bytes = 0;
-
-  bool operator==(const SdpaPlan&) const = default;
 };
 
 /// Nothing where the own kernel runs: f32, dropout, groups of heads that begin or end within a

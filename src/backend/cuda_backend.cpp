@@ -9,6 +9,7 @@
 #include "comm/nccl/nccl_group.hpp"
 #include "io/file.hpp"
 #include "kernels/cuda/device.hpp"
+#include "memory/arena.hpp"
 #include "memory/cuda/cuda_streams.hpp"
 #include "memory/cuda/cuda_tier.hpp"
 
@@ -128,8 +129,8 @@ std::string keys_text(const kernels::cuda::GemmMachine& machine, std::span<const
 }
 
 /// The choices for all keys that `texts` name: those of the file, new ones for the others.
-std::string choose(kernels::cuda::Matmul& matmul, std::span<const std::string> texts,
-                   const Tuning& tuning) {
+std::string choose(kernels::cuda::Matmul& matmul, memory::Tier& tier,
+                   std::span<const std::string> texts, const Tuning& tuning) {
   const auto machine = matmul.machine();
   std::set<GemmKey> all;
   for (const std::string& text : texts) {
@@ -145,8 +146,14 @@ std::string choose(kernels::cuda::Matmul& matmul, std::span<const std::string> t
   }
   if (missing.empty()) return to_text(matmul.table());
   using kernels::cuda::AlgorithmChoice;
-  matmul.choose(missing, tuning.timed ? AlgorithmChoice::timed : AlgorithmChoice::first,
-                tuning.memory);
+  View memory = tuning.memory;
+  std::optional<memory::Arena> apart;
+  if (const auto needed = kernels::cuda::Matmul::timing_bytes(missing);
+      tuning.timed && memory.span_bytes() < needed) {
+    apart.emplace("timing of products", tier, needed);
+    memory = View(apart->base(), DType::u8, {needed});
+  }
+  matmul.choose(missing, tuning.timed ? AlgorithmChoice::timed : AlgorithmChoice::first, memory);
   const std::string text = to_text(matmul.table());
   if (!tuning.timed) return text;
   AtomicFile file(tuning.file);
@@ -155,15 +162,15 @@ std::string choose(kernels::cuda::Matmul& matmul, std::span<const std::string> t
   return text;
 }
 
-void tune(CudaLibraries& libraries, kernels::cuda::MatmulMath math, const Ranks& ranks,
-          std::span<const kernels::KernelCall> calls, const Tuning& tuning) {
+void tune(CudaLibraries& libraries, kernels::cuda::MatmulMath math, memory::Tier& tier,
+          const Ranks& ranks, std::span<const kernels::KernelCall> calls, const Tuning& tuning) {
   auto& matmul = libraries.matmul;
   const comm::Control& control = ranks.control;
   const auto keys = gemm_keys(calls, math);
   const auto texts = control.gather(keys_text(matmul.machine(), keys));
   std::string chosen;
   control.together([&] {
-    if (control.rank() == 0) chosen = choose(matmul, texts, tuning);
+    if (control.rank() == 0) chosen = choose(matmul, tier, texts, tuning);
   });
   chosen = control.broadcast(chosen);
   control.together([&] {
@@ -194,9 +201,9 @@ Backend make_cuda_backend(const Settings& settings, const Ranks* ranks) {
             .make_streams = [queue] { return std::make_unique<memory::CudaStreams>(*queue); },
             .make_group = {}};
   if (ranks != nullptr) {
-    b.tune = [libraries, math, all = *ranks](std::span<const kernels::KernelCall> calls,
-                                             const Tuning& tuning) {
-      tune(*libraries, math, all, calls, tuning);
+    b.tune = [libraries, math, tier = b.device_tier.get(), all = *ranks](
+                 std::span<const kernels::KernelCall> calls, const Tuning& tuning) {
+      tune(*libraries, math, *tier, all, calls, tuning);
     };
   }
   // Opened with the first group: a single rank needs no NCCL.

@@ -23,8 +23,8 @@ struct StepShown {
   double loss = 0;  // summed over all tokens and ranks
   double norm = 0;  // of the gradient, before clipping
   bool applied = false;
-  std::vector<float> gradients;  // what this rank updates with, unit by unit; where the host reaches
-                                 // the device's memory
+  std::vector<float> gradients;  // what this rank updates with, unit by unit; where the host
+                                 // reaches the device's memory
 };
 
 class PlanRun {

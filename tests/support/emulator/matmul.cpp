@@ -47,7 +47,9 @@ Matmul::~Matmul() = default;
 
 void Matmul::run(const Gemm& product, const std::byte* bias, const View& workspace) {
   const GemmKey& key = product.key;
-  TESSERA_CHECK(workspace.span_bytes() == kMatmulWorkspace, "{} bytes", workspace.span_bytes());
+  TESSERA_CHECK(
+      workspace.span_bytes() == kMatmulWorkspace && aligned(workspace.data, kWorkspaceAlignment),
+      "{} bytes of workspace", workspace.span_bytes());
   TESSERA_CHECK(aligned(product.a, key.align_a) && aligned(product.b, key.align_b) &&
                     aligned(product.d, key.align_d) && aligned(bias, kOperandAlignment) &&
                     key.bias == (bias != nullptr),

@@ -96,14 +96,14 @@ TEST(CudaScratch, DependsOnShapesOnly) {
   auto* anywhere = reinterpret_cast<std::byte*>(4096);
   const View x(anywhere, DType::bf16, {100, 8}), w(anywhere, DType::bf16, {24, 8}),
       y(anywhere, DType::f32, {100, 24}), bias(anywhere, DType::bf16, {24});
-  EXPECT_EQ(device->scratch_bytes(Linear{.x = x, .weight = w, .y = y}), kMatmulWorkspace);
+  const std::int64_t product = kMatmulWorkspace + kWorkspaceAlignment;
+  EXPECT_EQ(device->scratch_bytes(Linear{.x = x, .weight = w, .y = y}), product);
   EXPECT_EQ(device->scratch_bytes(Linear{.x = x, .weight = w, .bias = bias, .y = y}),
-            kMatmulWorkspace + 24 * 4);
-  EXPECT_EQ(device->scratch_bytes(LinearBackwardWeight{.d_y = y, .x = x, .d_weight = w}),
-            kMatmulWorkspace);
+            product + 24 * 4);
+  EXPECT_EQ(device->scratch_bytes(LinearBackwardWeight{.d_y = y, .x = x, .d_weight = w}), product);
   EXPECT_EQ(
       device->scratch_bytes(LinearBackwardWeight{.d_y = y, .x = x, .d_weight = w, .d_bias = bias}),
-      kMatmulWorkspace + 2 * 24 * 4)
+      product + 2 * 24 * 4)
       << "100 rows in two chunks";
 }
 

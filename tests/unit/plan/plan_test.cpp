@@ -273,7 +273,8 @@ TEST(Check, RejectsBuffersThatShareBytesWhileBothAreAlive) {
                         lives[b].begin < lives[a].end &&
                         plan.buffers[a].purpose == Purpose::activations &&
                         plan.buffers[b].purpose != Purpose::gradients;
-      if (!both || plan.buffers[a].offset + plan.buffers[b].bytes > plan.arena(ArenaId::step)) continue;
+      if (!both || plan.buffers[a].offset + plan.buffers[b].bytes > plan.arena(ArenaId::step))
+        continue;
       Plan broken = plan;
       broken.buffers[b].offset = plan.buffers[a].offset;
       EXPECT_THROW(check(broken), InternalError)
