@@ -29,6 +29,8 @@ class Tier {
                                            std::int64_t bytes) = 0;
   /// Whether its bytes are the host's memory, wherever they can be reached.
   virtual bool of_host() const { return true; }
+  /// Returns once all work that was queued before on its device is done.
+  virtual void wait() {}
   /// Bytes in use, by anybody, of memory that is not the host's.
   virtual std::int64_t apart_in_use() { return 0; }
   /// Where the host reaches what is at `address`; nullptr: nowhere.

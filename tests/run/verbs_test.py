@@ -242,18 +242,28 @@ class Verbs(RunTest):
                                            run__resume="must", batch__ramp=[[1, 2], [2, 4]]))
         for rows, arguments in (
                 ({"memcpy", "all_gather", "reduce_scatter"}, ["collectives"]),
+                ({"memcpy", "all_gather"}, ["collectives", "--backend", "debug"]),
                 ({"sequential write", "save", "sequential read", "load"},
                  ["checkpoint", "--deck", deck]),
                 ({"product n = 2048", "training step"}, ["step", "--deck", deck])):
-            with self.subTest(arguments[0]):
+            with self.subTest(arguments):
                 shares = self.bench(*arguments)
                 self.assertLessEqual(rows, set(shares))
                 self.assertTrue(all(share > 0 for share in shares.values()), shares)
 
+    def test_a_benchmark_takes_its_backend_from_one_place(self):
+        deck = self.deck("deck", tiny_deck(self.corpus))
+        job = self.run_job(1, "bench", "step", "--deck", deck, "--backend", "cpu")
+        self.assertEqual(job.code, 2, job.output)
+        self.assertIn("deck says run.backend", job.output)
+        job = self.run_job(1, "bench", "gemm", "--backend", "gpu")
+        self.assertEqual(job.code, 2, job.output)
+
     def test_a_machine_file_has_the_rates_of_everything(self):
         place = self.dir / "bench"
         place.mkdir()
-        job = self.run_job(2, "bench", "machine", "--repeats", 1, "--dir", place)
+        job = self.run_job(2, "bench", "machine", "--repeats", 1, "--dir", place, "--backend",
+                           "debug")
         self.assertEqual(job.code, 0, job.output)
         machine = tomllib.loads(job.output)
         self.assertEqual(machine["ranks_per_node"], 2)

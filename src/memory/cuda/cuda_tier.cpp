@@ -46,9 +46,13 @@ std::int64_t CudaTier::apart_in_use() {
 
 void CudaTier::release(std::byte* base, std::int64_t) { cudaFree(base); }
 
-void CudaTier::copy(void* to, const void* from, std::size_t bytes) {
+void CudaTier::wait() {
   CUDA_TRY(cudaSetDevice(gpu_));  // each thread has a current one
   CUDA_TRY(cudaDeviceSynchronize());
+}
+
+void CudaTier::copy(void* to, const void* from, std::size_t bytes) {
+  wait();
   CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, own_.get()));
   CUDA_TRY(cudaStreamSynchronize(own_.get()));
 }

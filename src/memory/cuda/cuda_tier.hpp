@@ -17,6 +17,7 @@ class CudaTier : public Tier {
   std::unique_ptr<Task> start_copy(const std::byte* from, std::byte* to,
                                    std::int64_t bytes) override;
   bool of_host() const override { return false; }
+  void wait() override;
   std::int64_t apart_in_use() override;
   std::byte* in_place(std::byte*) override { return nullptr; }
 

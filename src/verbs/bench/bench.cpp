@@ -1,5 +1,7 @@
 #include "verbs/bench/bench.hpp"
 
+#include <omp.h>
+
 #include <CLI/CLI.hpp>
 
 #include "verbs/load.hpp"
@@ -8,18 +10,21 @@
 namespace tessera::verbs {
 namespace {
 
+enum class Needs { backend, deck };
+
 struct Benchmark {
   const char *name, *what;
+  Needs needs;
   void (*run)(const BenchOptions&, const train::Job&);
 };
 constexpr Benchmark kBenchmarks[] = {
-    {"machine", "a machine file: products, memory, links, disk", bench_machine},
-    {"kernels", "every operation of a model, on one rank", bench_kernels},
-    {"gemm", "matrix products by size, on one rank", bench_gemm},
-    {"attention", "attention by length, on one rank", bench_attention},
-    {"step", "a deck's training step", bench_step},
-    {"collectives", "gathers and reductions between the ranks", bench_collectives},
-    {"checkpoint", "saving and loading a deck's state", bench_checkpoint}};
+    {"machine", "a machine file: products, memory, links, disk", Needs::backend, bench_machine},
+    {"kernels", "every operation of a model, on one rank", Needs::backend, bench_kernels},
+    {"gemm", "matrix products by size, on one rank", Needs::backend, bench_gemm},
+    {"attention", "attention by length, on one rank", Needs::backend, bench_attention},
+    {"step", "a deck's training step", Needs::deck, bench_step},
+    {"collectives", "gathers and reductions between the ranks", Needs::backend, bench_collectives},
+    {"checkpoint", "saving and loading a deck's state", Needs::deck, bench_checkpoint}};
 
 }  // namespace
 
@@ -31,6 +36,18 @@ deck::LoadedDeck bench_deck(const BenchOptions& options, const comm::Control& co
   DeckOptions deck{.path = options.deck, .sets = options.sets};
   deck.sets.insert(deck.sets.end(), more.begin(), more.end());
   return load_on_all(control, deck);
+}
+
+backend::Backend bench_backend(const BenchOptions& options, const train::Job& job, int threads) {
+  omp_set_num_threads(threads);
+  const backend::Ranks ranks{job.mpi, job.control};
+  return backend::make_backend({.kind = options.backend, .threads = threads}, &ranks);
+}
+
+void finish_alone(memory::Streams& streams, const memory::Start& start) {
+  streams.begin({.works = 1, .repeatable = false});
+  streams.enqueue({.stream = 1}, start);
+  streams.finish();
 }
 
 BenchDirectory::BenchDirectory(const BenchOptions& options, const comm::Control& control)
@@ -78,9 +95,22 @@ Verb bench(CLI::App& app) {
   verb->add_option("--dir", o->directory,
                    "where temporary files go, seen by all ranks (default: the system's directory "
                    "for them)");
-  return {.launch = Launch::ranks, .run = {}, .run_on_ranks = [which, o](const train::Job& job) {
+  std::vector<std::string> kinds;
+  for (const auto& [kind, word] : EnumWords<deck::Backend>::table) kinds.emplace_back(word);
+  auto backend = std::make_shared<std::string>();
+  verb->add_option("--backend", *backend, "of benchmarks without a deck, as run.backend (auto)")
+      ->check(CLI::IsMember(kinds));
+  return {.launch = Launch::ranks,
+          .run = {},
+          .run_on_ranks = [which, backend, o](const train::Job& job) {
             for (const auto& b : kBenchmarks) {
-              if (*which == b.name) b.run(*o, job);
+              if (*which != b.name) continue;
+              job.control.together([&] {
+                if (b.needs == Needs::deck && !backend->empty())
+                  throw DeckError("this benchmark's deck says run.backend, not --backend");
+              });
+              if (!backend->empty()) o->backend = *enum_from_word<deck::Backend>(*backend);
+              b.run(*o, job);
             }
             return ExitCode::ok;
           }};

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <filesystem>
 
+#include "backend/bench.hpp"
 #include "deck/load.hpp"
 #include "train/job.hpp"
 
@@ -15,8 +16,15 @@ struct BenchOptions {
   std::string deck;
   std::vector<std::string> sets;
   std::int64_t repeats = 5;
-  std::string directory;  // for temporary files
+  std::string directory;                             // for temporary files
+  deck::Backend backend = deck::Backend::automatic;  // of benchmarks without a deck
 };
+
+/// The back end of a benchmark without a deck, on all ranks together.
+backend::Backend bench_backend(const BenchOptions& options, const train::Job& job, int threads);
+
+/// Work that is none of a step's: done on return.
+void finish_alone(memory::Streams& streams, const memory::Start& start);
 
 /// The deck of --deck on all ranks; `more` comes after --set. DeckError without --deck.
 deck::LoadedDeck bench_deck(const BenchOptions& options, const comm::Control& control,

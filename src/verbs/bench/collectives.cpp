@@ -1,9 +1,8 @@
-#include <cstring>
 #include <limits>
 #include <numeric>
 
-#include "memory/background.hpp"
 #include "plan/ledger.hpp"
+#include "train/setup.hpp"
 #include "verbs/bench/bench.hpp"
 
 namespace tessera::verbs {
@@ -20,14 +19,10 @@ constexpr Kind kKinds[] = {{"all_gather", DType::f32, false},
                            {"reduce_scatter", DType::f32, true},
                            {"reduce_scatter, bf16 wire", DType::bf16, true}};
 
-View floats(std::vector<float>& memory, std::int64_t elements) {
-  return View(reinterpret_cast<std::byte*>(memory.data()), DType::f32, {elements});
-}
-
 }  // namespace
 
-/// Bytes that a rank receives a second, as a share of what a memcpy on all ranks at once copies:
-/// data between ranks of one node is copied at least once.
+/// Bytes that a rank receives a second, as a share of what a memcpy of device memory on all ranks
+/// at once copies: data between ranks of one node is copied at least once.
 void bench_collectives(const BenchOptions& o, const train::Job& job) {
   const comm::Control& control = job.control;
   control.together([&] {
@@ -35,8 +30,11 @@ void bench_collectives(const BenchOptions& o, const train::Job& job) {
   });
   std::vector<int> members(static_cast<std::size_t>(job.mpi.size()));
   std::iota(members.begin(), members.end(), 0);
-  const auto group = comm::make_mpi_group(members, job.mpi.job());
-  memory::BackgroundStreams streams;  // as in training
+  const auto backend = bench_backend(o, job, train::thread_count({}, job.mpi.cores()));
+  const auto group = backend.make_group(members, job.mpi.job());
+  const auto streams = backend.make_streams();  // as in training
+  memory::Tier& tier = *backend.device_tier;
+  backend::BenchMemory memory(tier);
   const auto best = [&](auto&& work) {
     double seconds = std::numeric_limits<double>::max();
     work();
@@ -46,9 +44,11 @@ void bench_collectives(const BenchOptions& o, const train::Job& job) {
   };
 
   const std::int64_t most = kWholes[std::size(kWholes) - 1];
-  std::vector<float> whole(static_cast<std::size_t>(most / 4)), other(whole.size());
-  const double copy_seconds =
-      best([&] { std::memcpy(other.data(), whole.data(), static_cast<std::size_t>(most)); });
+  const View whole = memory.zeros(DType::f32, {most / 4}),
+             other = memory.zeros(DType::f32, {most / 4});
+  const double copy_seconds = best([&] {
+    finish_alone(*streams, [&] { return tier.start_copy(whole.data, other.data, most); });
+  });
   const double copy = static_cast<double>(most) / copy_seconds / 1e9;
   if (control.rank() == 0) {
     fmt::print("# {} ranks on {} nodes; GB/s that a rank receives, as a share of memcpy's\n",
@@ -56,21 +56,17 @@ void bench_collectives(const BenchOptions& o, const train::Job& job) {
     print_row("memcpy", plan::human_bytes(most), copy_seconds, copy, "GB/s", 1);
   }
   for (const Kind& kind : kKinds) {
-    std::vector<float> staging(
-        static_cast<std::size_t>(comm::reduce_scatter_staging(group->shape(), kind.wire) / 4));
+    const View staging =
+        memory.zeros(DType::u8, {comm::reduce_scatter_staging(group->shape(), kind.wire)});
     for (const std::int64_t bytes : kWholes) {
       const std::int64_t shard = bytes / 4 / job.mpi.size();
-      const View full = floats(whole, shard * job.mpi.size()), part = floats(other, shard);
+      const View full = whole.range(0, shard * job.mpi.size()), part = other.range(0, shard);
       const comm::CollectiveCall call =
           kind.reduce ? comm::CollectiveCall{comm::ReduceScatter{
-                            .full = full,
-                            .shard = part,
-                            .staging = View(reinterpret_cast<std::byte*>(staging.data()), DType::u8,
-                                            {static_cast<std::int64_t>(staging.size()) * 4}),
-                            .wire = kind.wire}}
+                            .full = full, .shard = part, .staging = staging, .wire = kind.wire}}
                       : comm::CollectiveCall{comm::AllGather{.shard = part, .full = full}};
       const double seconds =
-          best([&] { streams.wait(streams.enqueue(1, {}, [&] { return group->start(call); })); });
+          best([&] { finish_alone(*streams, [&] { return group->start(call); }); });
       const comm::WireBytes wire = comm::wire_bytes(call, group->shape());
       const double rate = static_cast<double>(wire.intra + wire.inter) / seconds / 1e9;
       if (control.rank() == 0)

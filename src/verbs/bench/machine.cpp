@@ -1,20 +1,15 @@
-#include <omp.h>
-
 #include <limits>
 #include <optional>
 
 #include "core/version.hpp"
 #include "deck/machine.hpp"
-#include "kernels/cpu/bench.hpp"
-#include "kernels/cpu/device.hpp"
-#include "memory/background.hpp"
 #include "train/setup.hpp"
 #include "verbs/bench/bench.hpp"
 
 namespace tessera::verbs {
 namespace {
 
-constexpr std::int64_t kSquares[] = {128, 256, 512, 1024, 2048};
+constexpr std::int64_t kSmallest = 128;                                        // square product
 constexpr std::int64_t kSamples = 1, kTokens = 512;                            // of a micro-batch
 constexpr std::int64_t kDiskBytes = std::int64_t{256} << 20;                   // a rank
 constexpr std::int64_t kLongShard = std::int64_t{16} << 20, kShortShard = 64;  // bytes
@@ -22,18 +17,20 @@ constexpr std::int64_t kLongShard = std::int64_t{16} << 20, kShortShard = 64;  /
 /// As collectives see it. Fitted to the time of a short and of a long all-gather, in which a rank
 /// sends to each other; all groups of a class at once, so that ranks that share a link share
 /// its rate.
-deck::Link measure_link(const BenchOptions& o, const comm::Control& control, comm::Group& group) {
-  memory::BackgroundStreams streams;  // as in training
+deck::Link measure_link(const BenchOptions& o, const comm::Control& control,
+                        const backend::Backend& backend, comm::Group& group) {
+  const auto streams = backend.make_streams();  // as in training
   const std::int64_t ranks = group.shape().size;
-  std::vector<std::byte> shard(static_cast<std::size_t>(kLongShard)),
-      whole(shard.size() * static_cast<std::size_t>(ranks));
+  backend::BenchMemory memory(*backend.device_tier);
+  const View shard = memory.zeros(DType::u8, {kLongShard}),
+             whole = memory.zeros(DType::u8, {kLongShard * ranks});
   const auto gather = [&](std::int64_t bytes) {
     double best = std::numeric_limits<double>::max();
     for (std::int64_t i = 0; i <= o.repeats; ++i) {  // the first opens connections
       const double seconds = seconds_together(control, [&] {
-        const comm::AllGather call{.shard = View(shard.data(), DType::u8, {bytes}),
-                                   .full = View(whole.data(), DType::u8, {bytes * ranks})};
-        streams.wait(streams.enqueue(1, {}, [&] { return group.start(call); }));
+        const comm::AllGather call{.shard = shard.range(0, bytes),
+                                   .full = whole.range(0, bytes * ranks)};
+        finish_alone(*streams, [&] { return group.start(call); });
       });
       best = std::min(best, seconds);
     }
@@ -47,17 +44,17 @@ deck::Link measure_link(const BenchOptions& o, const comm::Control& control, com
 }
 
 /// Ranks that are `stride` apart, `count` of them, for every `first`: this rank's such group.
-std::unique_ptr<comm::Group> own_group(const train::Job& job, std::int64_t groups,
-                                       std::int64_t first_step, std::int64_t count,
-                                       std::int64_t stride, std::int64_t local) {
+std::unique_ptr<comm::Group> own_group(const train::Job& job, const backend::Backend& backend,
+                                       std::int64_t groups, std::int64_t first_step,
+                                       std::int64_t count, std::int64_t stride,
+                                       std::int64_t local) {
   std::vector<int> own;
   for (std::int64_t g = 0; g < groups && own.empty(); ++g) {
     for (std::int64_t i = 0; i < count; ++i)
       own.push_back(static_cast<int>(g * first_step + i * stride));
     if (std::find(own.begin(), own.end(), job.mpi.rank()) == own.end()) own.clear();
   }
-  return comm::make_mpi_group(own,
-                              {.size = count, .local = local, .nodes = ceil_div(count, local)});
+  return backend.make_group(own, {.size = count, .local = local, .nodes = ceil_div(count, local)});
 }
 
 struct DiskRates {
@@ -86,9 +83,8 @@ void bench_machine(const BenchOptions& o, const train::Job& job) {
   const comm::Control& control = job.control;
   const comm::GroupShape& shape = job.mpi.job();
   const int threads = train::thread_count({}, job.mpi.cores());
-  omp_set_num_threads(threads);
-  const auto device = kernels::make_cpu_device({.threads = threads});
-  const kernels::BenchOptions options{.threads = threads, .repeats = static_cast<int>(o.repeats)};
+  const auto backend = bench_backend(o, job, threads);
+  const auto options = backend::usual_bench(backend, threads, o.repeats);
   const bool speaks = control.rank() == 0;
   const auto slowest = [&](auto&& rate) {
     control.barrier();
@@ -98,41 +94,46 @@ void bench_machine(const BenchOptions& o, const train::Job& job) {
     if (speaks) fmt::print("{}\n", line);
   };
 
-  say(fmt::format("# Measured by tessera {} ({}) bench machine on {}.", kVersion, kCommit,
-                  comm::host_name()));
+  say(fmt::format("# Measured by tessera {} ({}) bench machine on {}, {}.", kVersion, kCommit,
+                  comm::host_name(), backend.name));
   say(fmt::format("ranks_per_node = {}\nthreads = {}", shape.local, threads));
-  say(fmt::format("memory_rate = {:.4g}", slowest([&] { return kernels::triad_rate(options); })));
+  say(fmt::format("memory_rate = {:.4g}", slowest([&] { return memory_rate(backend, options); })));
   say("\n[gemm]");
-  say(fmt::format("n = [{}]", fmt::join(kSquares, ", ")));
+  std::vector<std::int64_t> squares;
+  for (std::int64_t n = kSmallest; n <= options.square; n *= 2) squares.push_back(n);
+  say(fmt::format("n = [{}]", fmt::join(squares, ", ")));
   for (const DType type : {DType::f32, DType::bf16}) {
     std::vector<std::string> rates;
-    for (const std::int64_t n : kSquares) {
-      rates.push_back(fmt::format(
-          "{:.4g}", slowest([&] { return kernels::gemm_rate(*device, type, n, options); })));
+    for (const std::int64_t n : squares) {
+      rates.push_back(
+          fmt::format("{:.4g}", slowest([&] { return gemm_rate(backend, type, n, options); })));
     }
     say(fmt::format("{} = [{}]", to_string(type), fmt::join(rates, ", ")));
   }
-  kernels::BenchOptions usual = options;
-  usual.samples = kSamples, usual.tokens = kTokens;
+  backend::BenchOptions usual = options;
+  if (backend.kind != deck::Backend::cuda)
+    usual.models.front().samples = kSamples, usual.models.front().tokens = kTokens;
+  usual.models.resize(1);
   say("\n[attention]");
   for (const DType type : {DType::f32, DType::bf16}) {
-    const double rate = slowest([&] { return kernels::attention_rate(*device, type, usual); });
+    const double rate = slowest([&] { return attention_rate(backend, type, usual); });
     say(fmt::format("{} = {:.4g}", to_string(type), rate));
   }
   for (const DType type : {DType::f32, DType::bf16}) {
     say(fmt::format("\n[kernel.{}]", to_string(type)));
     control.barrier();
-    for (const auto& [name, rate] : kernels::kernel_rates(*device, type, usual))
+    for (const auto& [name, rate] : kernel_rates(backend, type, usual))
       say(fmt::format("{} = {:.4g}", name, -control.max(-rate)));
   }
   const auto link = [&](std::string_view name, const std::unique_ptr<comm::Group>& group) {
-    const deck::Link measured = measure_link(o, control, *group);
+    const deck::Link measured = measure_link(o, control, backend, *group);
     say(fmt::format("\n[link.{}]\nlatency = {:.4g}\nrate = {:.4g}", name, measured.latency,
                     measured.rate));
   };
   if (shape.local > 1)
-    link("intra", own_group(job, shape.nodes, shape.local, shape.local, 1, shape.local));
-  if (shape.nodes > 1) link("inter", own_group(job, shape.local, 1, shape.nodes, shape.local, 1));
+    link("intra", own_group(job, backend, shape.nodes, shape.local, shape.local, 1, shape.local));
+  if (shape.nodes > 1)
+    link("inter", own_group(job, backend, shape.local, 1, shape.nodes, shape.local, 1));
   const DiskRates disk = measure_disk(o, job);
   say(fmt::format("\n[disk]\nwrite = {:.4g}\nread = {:.4g}", disk.write, disk.read));
 }

@@ -1,19 +1,15 @@
-#include "kernels/cpu/bench.hpp"
+#include "backend/bench.hpp"
 
-#include "tests/unit/kernels/support.hpp"
+#include <gtest/gtest.h>
 
-namespace tessera::kernels::test {
+namespace tessera::backend {
 namespace {
 
-TEST(Bench, HasARowForEveryOperationInBothTypes) {
-  const auto device = make_cpu_device({.threads = 2});
-  const auto rows = bench_kernels(*device, {.threads = 2,
-                                            .repeats = 1,
-                                            .samples = 1,
-                                            .tokens = 16,
-                                            .vocab = 128,
-                                            .square = 64,
-                                            .elements = 5000});
+using namespace kernels;
+
+const deck::Backend kKinds[] = {deck::Backend::cpu, deck::Backend::debug};
+
+void expect_rows(const std::vector<BenchRow>& rows) {
   for (const BenchRow& row : rows) {
     EXPECT_GT(row.ms, 0) << row.name;
     EXPECT_GT(row.rate, 0) << row.name;
@@ -55,17 +51,38 @@ TEST(Bench, HasARowForEveryOperationInBothTypes) {
   }
 }
 
+TEST(Bench, HasARowForEveryOperationInBothTypes) {
+  const BenchModel small{.vocab = 128, .samples = 1, .tokens = 16};
+  const BenchModel grouped{.columns = 64,
+                           .heads = 4,
+                           .kv_heads = 2,
+                           .head_dim = 16,
+                           .ffn = 96,
+                           .activation = ActivationKind::swiglu,
+                           .vocab = 128,
+                           .samples = 1,
+                           .tokens = 8};
+  for (const deck::Backend kind : kKinds) {
+    SCOPED_TRACE(enum_word(kind));
+    const Backend backend = make_backend({.kind = kind, .threads = 2}, nullptr);
+    expect_rows(bench_kernels(
+        backend,
+        {.threads = 2, .repeats = 1, .models = {small, grouped}, .square = 64, .elements = 5000}));
+  }
+}
+
 TEST(Bench, MeasuresProductsAndAttentionBySize) {
-  const auto device = make_cpu_device({.threads = 1});
-  const BenchOptions options{.repeats = 1, .samples = 1, .tokens = 8, .vocab = 64, .square = 256};
+  const BenchOptions options{
+      .repeats = 1, .models = {{.vocab = 64, .samples = 1, .tokens = 8}}, .square = 256};
   const auto count = [](const std::vector<BenchRow>& rows, std::string_view name,
                         std::string_view shape) {
     return std::count_if(rows.begin(), rows.end(), [&](const BenchRow& r) {
       return r.name == name && r.shape == shape && r.rate > 0 && r.share > 0;
     });
   };
-  const auto gemm = bench_gemm(*device, options);
-  const auto attention = bench_attention(*device, options);
+  const Backend backend = make_backend({.kind = deck::Backend::debug}, nullptr);
+  const auto gemm = bench_gemm(backend, options);
+  const auto attention = bench_attention(backend, options);
   for (const char* type : {"f32", "bf16"}) {
     for (const char* way : {"linear", "linear_dgrad", "linear_wgrad"}) {
       for (const char* shape : {"M 128 N 128 K 128", "M 256 N 256 K 256", "M 8 N 64 K 768"})
@@ -76,9 +93,18 @@ TEST(Bench, MeasuresProductsAndAttentionBySize) {
         EXPECT_EQ(count(attention, fmt::format("{} {}", way, type), shape), 1) << way << shape;
     }
   }
-  EXPECT_GT(triad_rate({.repeats = 1, .elements = 5000}), 0);
-  EXPECT_GT(gemm_rate(*device, DType::bf16, 32, options), 0);
+  EXPECT_GT(gemm_rate(backend, DType::bf16, 32, options), 0);
+}
+
+TEST(Bench, RepeatsWhatIsShortUntilItCanBeTimed) {
+  const Backend backend = make_backend({.kind = deck::Backend::cpu}, nullptr);
+  BenchOptions options{.repeats = 1, .elements = 4096};
+  const auto begin = std::chrono::steady_clock::now();
+  options.at_least = 0.05;
+  EXPECT_GT(memory_rate(backend, options), 1e6);
+  EXPECT_GT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(1));
+  EXPECT_STREQ(memory_test(backend), "triad");
 }
 
 }  // namespace
-}  // namespace tessera::kernels::test
+}  // namespace tessera::backend

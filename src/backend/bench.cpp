@@ -1,0 +1,448 @@
+#include "backend/bench.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+
+#include "core/exact_sum.hpp"
+#include "core/random.hpp"
+#include "kernels/cpu/triad.hpp"
+
+namespace tessera::backend {
+
+using namespace kernels;  // operations
+
+namespace {
+
+constexpr std::int64_t kBlock = std::int64_t{1} << 20;  // elements after which numbers repeat
+
+/// Writes f(i mod kBlock) for every element i.
+template <typename T, typename F>
+void write_each(memory::Tier& tier, const View& v, F&& f) {
+  std::vector<T> block(static_cast<std::size_t>(std::min(kBlock, v.elements())));
+  for (std::size_t i = 0; i < block.size(); ++i) block[i] = f(static_cast<std::uint32_t>(i));
+  const auto bytes = std::as_bytes(std::span(block));
+  for (std::int64_t at = 0; at < v.span_bytes(); at += std::ssize(bytes)) {
+    const std::int64_t some = std::min(std::ssize(bytes), v.span_bytes() - at);
+    tier.write(v.data + at, bytes.first(static_cast<std::size_t>(some)));
+  }
+}
+
+/// Of one call of `f`, which queues work on the tier's device or does it.
+template <typename F>
+double best_seconds(memory::Tier& tier, const BenchOptions& options, F&& f) {
+  const auto seconds_of = [&](int calls) {
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < calls; ++i) f();
+    tier.wait();
+    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
+    return time.count() / calls;
+  };
+  f();  // compiles, touches memory
+  tier.wait();
+  int calls = 1;
+  if (options.at_least > 0)
+    calls = static_cast<int>(std::clamp(std::ceil(options.at_least / seconds_of(1)), 1.0, 1000.0));
+  double best = seconds_of(calls);
+  for (int i = 1; i < options.repeats; ++i) best = std::min(best, seconds_of(calls));
+  return best;
+}
+
+std::string text(const View& v) {
+  std::string s;
+  for (int i = 0; i < v.rank; ++i) s += fmt::format("{}{}", i == 0 ? "" : " x ", v.extent(i));
+  return s;
+}
+
+/// What the memory's test moves an element.
+double memory_bytes(const Backend& backend) { return backend.kind == deck::Backend::cuda ? 8 : 12; }
+
+constexpr DType kTypes[] = {DType::f32, DType::bf16};
+
+class Bench {
+ public:
+  Bench(const Backend& backend, const BenchOptions& options, DType type = DType::f32)
+      : device_(*backend.device), tier_(*backend.device_tier), options_(options), type_(type) {}
+
+  void memory(const Backend& backend) {
+    memory_ = memory_rate(backend, options_) * 1e-9;
+    const auto bytes = memory_bytes(backend) * static_cast<double>(options_.elements);
+    rows_.push_back({memory_test(backend), std::to_string(options_.elements),
+                     bytes / memory_ * 1e-6, memory_, RateUnit::gbytes, 1});
+  }
+
+  /// What follows is in this type, as a share of its square product.
+  void type(DType type) {
+    square_ = 1;
+    BenchRow& limit = square(type, options_.square);
+    square_ = limit.rate, limit.share = 1;
+  }
+
+  void operations() {
+    layers();
+    for (const BenchModel& m : options_.models) {
+      for (std::int64_t times : {1, 4}) attention(m, times * m.tokens);
+    }
+    others();
+  }
+
+  void layers() {
+    for (const BenchModel& m : options_.models) {
+      const std::int64_t c = m.columns, mixed = m.heads * m.head_dim,
+                         inner = m.activation == ActivationKind::swiglu ? 2 : 1;
+      for (const auto& [n, k] : {std::pair{c, mixed},
+                                 {(m.heads + 2 * m.kv_heads) * m.head_dim, c},
+                                 {inner * m.ffn, c},
+                                 {c, m.ffn},
+                                 {m.vocab, c}}) {
+        linear(m.samples * m.tokens, n, k);
+      }
+    }
+  }
+
+  void squares() {
+    for (std::int64_t n = 128; n <= options_.square; n *= 2) linear(n, n, n);
+  }
+
+  BenchRow& square(DType type, std::int64_t n) {
+    type_ = type;
+    BenchMemory memory(tier_);
+    return row(Linear{.x = memory.floats(type_, {n, n}),
+                      .weight = memory.floats(type_, {n, n}),
+                      .y = memory.floats(type_, {n, n})},
+               fmt::format("{0} x {0} x {0}", n));
+  }
+
+  void attention(const BenchModel& m, std::int64_t tokens) {
+    BenchMemory memory(tier_);
+    const auto heads = [&](std::int64_t n) {
+      return memory.floats(type_, {m.samples, tokens, n * m.head_dim});
+    };
+    const View q = heads(m.heads), k = heads(m.kv_heads), v = heads(m.kv_heads),
+               out = heads(m.heads), d_q = heads(m.heads), d_k = heads(m.kv_heads),
+               d_v = heads(m.kv_heads),
+               lse = memory.zeros(DType::f32, {m.samples, m.heads, tokens});
+    const AttentionShape s{.heads = m.heads,
+                           .kv_heads = m.kv_heads,
+                           .head_dim = m.head_dim,
+                           .scale = 1 / std::sqrt(static_cast<float>(m.head_dim))};
+    const std::string shape = fmt::format(
+        "B {} H {}{} T {} D {}", m.samples, m.heads,
+        m.kv_heads == m.heads ? "" : fmt::format(" KV {}", m.kv_heads), tokens, m.head_dim);
+    row(Attention{.q = q, .k = k, .v = v, .out = out, .lse = lse, .shape = s}, shape);
+    row(AttentionBackward{.q = q,
+                          .k = k,
+                          .v = v,
+                          .out = out,
+                          .lse = lse,
+                          .d_out = q,
+                          .d_q = d_q,
+                          .d_k = d_k,
+                          .d_v = d_v,
+                          .shape = s},
+        shape);
+  }
+
+  void others() {
+    for (const BenchModel& m : options_.models) {
+      rope(m);
+      norms(m);
+      activations(m);
+      ends(m);
+    }
+    flat();
+  }
+
+  std::vector<BenchRow> rows() { return std::move(rows_); }
+
+ private:
+  template <typename Operation>
+  BenchRow& row(Operation call, std::string shape) {
+    BenchMemory memory(tier_);
+    call.scratch = memory.zeros(DType::u8, {device_.scratch_bytes(call)});
+    const KernelCall any = call;
+    const double seconds = best_seconds(tier_, options_, [&] { device_.run(any); });
+    const double flop = flop_of(any);
+    call.scratch = View();
+    const double work = flop > 0 ? flop : bytes_of(call);
+    const double rate = work / seconds * 1e-9;
+    rows_.push_back({fmt::format("{} {}", call.kName, to_string(type_)), std::move(shape),
+                     seconds * 1e3, rate, flop > 0 ? RateUnit::gflops : RateUnit::gbytes,
+                     rate / (flop > 0 ? square_ : memory_)});
+    return rows_.back();
+  }
+
+  /// Forward and backward of (m, k) inputs and (m, n) outputs.
+  void linear(std::int64_t m, std::int64_t n, std::int64_t k) {
+    BenchMemory memory(tier_);
+    const View x = memory.floats(type_, {m, k}), w = memory.floats(type_, {n, k}),
+               b = memory.floats(type_, {n}), y = memory.floats(type_, {m, n}),
+               d_w = memory.floats(DType::f32, {n, k}), d_b = memory.floats(DType::f32, {n});
+    const std::string shape = fmt::format("M {} N {} K {}", m, n, k);
+    row(Linear{.x = x, .weight = w, .bias = b, .y = y}, shape);
+    row(LinearBackwardInput{.d_y = y, .weight = w, .d_x = x}, shape);
+    row(LinearBackwardWeight{.d_y = y, .x = x, .d_weight = d_w, .d_bias = d_b, .write = Write::add},
+        shape);
+  }
+
+  void rope(const BenchModel& m) {
+    BenchMemory memory(tier_);
+    const View q = memory.floats(type_, {m.samples, m.tokens, m.heads * m.head_dim});
+    row(Rope{.x = q, .head_dim = m.head_dim}, text(q));
+  }
+
+  void norms(const BenchModel& m) {
+    BenchMemory memory(tier_);
+    const std::int64_t samples = m.samples, tokens = m.tokens, columns = m.columns;
+    const auto tensor = [&] { return memory.floats(type_, {samples, tokens, columns}); };
+    const View x = tensor(), y = tensor(), sum = tensor(), out = tensor();
+    const View w = memory.floats(type_, {columns}), b = memory.floats(type_, {columns}),
+               stats = memory.floats(DType::f32, {samples * tokens, 2}),
+               d_w = memory.floats(DType::f32, {columns}),
+               d_b = memory.floats(DType::f32, {columns}),
+               index = memory.zeros(DType::i64, {samples});
+    const Dropout dropout{.p = 0.1F, .samples = index};
+    AddNorm call{
+        .resid = x, .pending = y, .weight = w, .bias = b, .sum = sum, .out = out, .stats = stats};
+    row(call, text(x));
+    call.dropout = dropout;
+    row(call, text(x) + ", dropout");
+    row(NormBackward{.d_out = y,
+                     .d_resid = x,
+                     .sum = sum,
+                     .weight = w,
+                     .stats = stats,
+                     .d_sum = x,
+                     .d_weight = d_w,
+                     .d_bias = d_b},
+        text(x));
+    row(AddPending{.resid = x, .pending = y, .sum = sum}, text(x));
+    row(ApplyDropout{.x = x, .out = y, .dropout = dropout}, text(x));
+  }
+
+  void activations(const BenchModel& m) {
+    BenchMemory memory(tier_);
+    const std::int64_t rows = m.samples * m.tokens, columns = m.ffn;
+    const View x = memory.floats(type_, {rows, columns}), y = memory.floats(type_, {rows, columns}),
+               wide = memory.floats(type_, {rows, 2 * columns});
+    row(Activate{.x = x, .y = y}, text(x));
+    row(ActivateBackward{.x = x, .d_y = y, .d_x = y}, text(x));
+    row(Activate{.x = wide, .y = y, .kind = ActivationKind::swiglu}, text(wide) + ", swiglu");
+    row(ActivateBackward{.x = wide, .d_y = y, .d_x = wide, .kind = ActivationKind::swiglu},
+        text(wide) + ", swiglu");
+  }
+
+  void ends(const BenchModel& m) {
+    BenchMemory memory(tier_);
+    const std::int64_t samples = m.samples, tokens = m.tokens, columns = m.columns;
+    const std::int64_t rows = samples * tokens;  // of the table too: bytes are those in use
+    const View ids = memory.integers({samples, tokens}, std::min(m.vocab, rows)),
+               table = memory.floats(type_, {rows, columns}),
+               positions = memory.floats(type_, {tokens, columns}),
+               x = memory.floats(type_, {samples, tokens, columns}),
+               d_table = memory.floats(DType::f32, {rows, columns}),
+               d_positions = memory.floats(DType::f32, {tokens, columns});
+    row(Embed{.tokens = ids, .token_table = table, .position_table = positions, .out = x}, text(x));
+    row(AddPositions{.x = memory.floats(DType::f32, {samples, tokens, columns}),
+                     .position_table = positions,
+                     .out = x},
+        text(x));
+    row(
+        EmbedBackward{
+            .tokens = ids, .d = x, .d_token_table = d_table, .d_position_table = d_positions},
+        text(x));
+    classifiers(m, ids.reshaped({rows}));
+  }
+
+  void classifiers(const BenchModel& m, const View& targets) {
+    BenchMemory memory(tier_);
+    const std::int64_t rows = targets.cols(), vocab = m.vocab, parts = 4;
+    const View logits = memory.floats(type_, {rows, vocab}),
+               losses = memory.zeros(DType::f32, {rows}), lse = memory.zeros(DType::f32, {rows}),
+               scale = memory.floats(DType::f32, {1}),
+               stats = memory.floats(DType::f32, {parts, rows, 3});
+    row(
+        Classify{
+            .logits = logits, .targets = targets, .losses = losses, .scale = scale, .vocab = vocab},
+        text(logits));
+    row(ClassifyPart{.logits = logits,
+                     .targets = targets,
+                     .stats = stats.range(0, 3 * rows),
+                     .vocab = vocab},
+        text(logits));
+    row(ClassifyLoss{.stats = stats, .targets = targets, .losses = losses, .lse = lse},
+        text(stats));
+    row(
+        ClassifyGradient{
+            .logits = logits, .targets = targets, .lse = lse, .scale = scale, .vocab = vocab},
+        text(logits));
+  }
+
+  void flat() {
+    BenchMemory memory(tier_);
+    const std::int64_t n = options_.elements;
+    const View x = memory.floats(DType::f32, {n}), m = memory.floats(DType::f32, {n}),
+               v = memory.zeros(DType::f32, {n}), w = memory.floats(DType::f32, {n}),
+               narrow = memory.floats(type_, {n}),
+               scalars = memory.filled({static_cast<std::int64_t>(StepScalar::count)}, 1e-3F),
+               verdict = memory.filled({static_cast<std::int64_t>(VerdictField::count)}, 1);
+    row(AdamUpdate{.gradient = x,
+                   .master = w,
+                   .m = m,
+                   .v = v,
+                   .parameter = type_ == DType::f32 ? View() : narrow,
+                   .scalars = scalars,
+                   .verdict = verdict},
+        text(x));
+    row(ExactSum{.x = narrow, .accumulator = memory.zeros(DType::i64, {kExactSumWords})}, text(x));
+    row(Fill{.out = narrow}, text(x));
+    row(Convert{.x = x, .out = narrow}, text(x));
+    row(Convert{.x = narrow, .out = x, .write = Write::add}, text(x) + ", added");
+    const View parts = memory.floats(DType::f32, {4, n / 4});
+    row(TreeSum{.parts = parts, .out = narrow.range(0, n / 4)}, text(parts));
+  }
+
+  Device& device_;
+  memory::Tier& tier_;
+  BenchOptions options_;
+  DType type_;
+  double memory_ = 1, square_ = 1;  // limits: 1 until they are measured
+  std::vector<BenchRow> rows_;
+};
+
+}  // namespace
+
+View BenchMemory::zeros(DType type, std::initializer_list<std::int64_t> shape) {
+  static std::byte anywhere;
+  View v(&anywhere, type, shape);
+  owned_.push_back(std::make_unique<memory::Arena>("of a benchmark", tier_,
+                                                   std::max<std::int64_t>(v.span_bytes(), 1)));
+  v.data = owned_.back()->base();
+  return v;
+}
+
+View BenchMemory::floats(DType type, std::initializer_list<std::int64_t> shape) {
+  const View v = zeros(type, shape);
+  const auto number = [](std::uint32_t i) { return (to_uniform(i * 2654435761U) - 0.5F) * 0.1F; };
+  if (type == DType::f32) {
+    write_each<float>(tier_, v, number);
+  } else {
+    write_each<bf16>(tier_, v, [&](std::uint32_t i) { return bf16(number(i)); });
+  }
+  return v;
+}
+
+View BenchMemory::integers(std::initializer_list<std::int64_t> shape, std::int64_t below) {
+  const View v = zeros(DType::i32, shape);
+  write_each<std::int32_t>(tier_, v, [&](std::uint32_t i) {
+    return static_cast<std::int32_t>(std::int64_t{i} * 7919 % below);
+  });
+  return v;
+}
+
+View BenchMemory::filled(std::initializer_list<std::int64_t> shape, float value) {
+  const View v = zeros(DType::f32, shape);
+  write_each<float>(tier_, v, [&](std::uint32_t) { return value; });
+  return v;
+}
+
+BenchOptions usual_bench(const Backend& backend, int threads, std::int64_t repeats) {
+  BenchOptions o{.threads = threads, .repeats = static_cast<int>(repeats)};
+  if (backend.kind != deck::Backend::cuda) return o;
+  o.at_least = 5e-3;  // a thousand times what queueing takes
+  o.square = 8192;
+  o.elements = std::int64_t{1} << 28;  // far beyond a GPU's caches
+  o.models = {
+      {.columns = 1600, .heads = 25, .kv_heads = 25, .ffn = 6400, .samples = 8, .tokens = 1024},
+      {.columns = 4096,
+       .heads = 32,
+       .kv_heads = 8,
+       .head_dim = 128,
+       .ffn = 14336,
+       .activation = ActivationKind::swiglu,
+       .vocab = 128256,
+       .samples = 2,
+       .tokens = 2048}};
+  return o;
+}
+
+std::vector<BenchRow> bench_kernels(const Backend& backend, const BenchOptions& options) {
+  Bench bench(backend, options);
+  bench.memory(backend);
+  for (const DType type : kTypes) {
+    bench.type(type);
+    bench.operations();
+  }
+  return bench.rows();
+}
+
+std::vector<BenchRow> bench_gemm(const Backend& backend, const BenchOptions& options) {
+  Bench bench(backend, options);
+  for (const DType type : kTypes) {
+    bench.type(type);
+    bench.squares();
+    bench.layers();
+  }
+  return bench.rows();
+}
+
+std::vector<BenchRow> bench_attention(const Backend& backend, const BenchOptions& options) {
+  Bench bench(backend, options);
+  for (const DType type : kTypes) {
+    bench.type(type);
+    for (const BenchModel& m : options.models) {
+      for (const std::int64_t times : {1, 2, 4, 8}) bench.attention(m, times * m.tokens);
+    }
+  }
+  return bench.rows();
+}
+
+const char* memory_test(const Backend& backend) {
+  return backend.kind == deck::Backend::cuda ? "copy" : "triad";
+}
+
+double memory_rate(const Backend& backend, const BenchOptions& options) {
+  const std::int64_t n = options.elements;
+  const bool apart = backend.kind == deck::Backend::cuda;
+  memory::Tier& tier = apart ? *backend.device_tier : *backend.host_tier;
+  BenchMemory memory(tier);
+  const View a = memory.floats(DType::f32, {n}), b = memory.floats(DType::f32, {n}),
+             c = apart ? View() : memory.floats(DType::f32, {n});
+  const double seconds = best_seconds(tier, options, [&] {
+    if (apart) {
+      tier.start_copy(b.data, a.data, b.span_bytes());
+    } else {
+      cpu::triad(options.threads, n, b.as<float>(), c.as<float>(), a.as<float>());
+    }
+  });
+  return memory_bytes(backend) * static_cast<double>(n) / seconds;
+}
+
+double gemm_rate(const Backend& backend, DType type, std::int64_t n, const BenchOptions& options) {
+  Bench bench(backend, options);
+  return bench.square(type, n).rate * 1e9;
+}
+
+double attention_rate(const Backend& backend, DType type, const BenchOptions& options) {
+  Bench bench(backend, options, type);
+  bench.attention(options.models.front(), options.models.front().tokens);
+  double flop = 0, seconds = 0;
+  for (const BenchRow& row : bench.rows()) flop += row.rate * row.ms * 1e6, seconds += row.ms / 1e3;
+  return flop / seconds;
+}
+
+std::vector<KernelRate> kernel_rates(const Backend& backend, DType type,
+                                     const BenchOptions& options) {
+  Bench bench(backend, options, type);
+  bench.others();
+  std::vector<KernelRate> rates;
+  for (const BenchRow& row : bench.rows()) {
+    const std::string name = row.name.substr(0, row.name.find(' '));
+    if (std::ranges::find(rates, name, &KernelRate::name) == rates.end())
+      rates.push_back({name, row.rate * 1e9});
+  }
+  return rates;
+}
+
+}  // namespace tessera::backend

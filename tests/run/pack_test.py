@@ -1,0 +1,95 @@
+"""What tools/pack makes runs on a node that has glibc, a shell and nothing else, wherever it is."""
+
+import pathlib
+import shutil
+import subprocess
+import tarfile
+import unittest
+
+from tessera import BINARY, SOURCE, RunTest, change, metrics, tiny_deck, to_toml
+
+GLIBC = ("libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "libresolv.so.2")
+# A root of its own: glibc's libraries and a shell, all else of it is the kernel's.
+ENTER = """set -e
+for part in proc sys dev; do
+  mkdir -p "$1/$part"
+  mount --rbind "/$part" "$1/$part"
+done
+exec chroot "$@"
+"""
+RUN = """. {folder}/tools/mpi_environment
+export OMP_NUM_THREADS=1
+exec {folder}/mpirun -n 2 {folder}/tessera train /work/{name}.toml
+"""
+
+
+class Pack(RunTest):
+    def setUp(self):
+        super().setUp()
+        self.root = self.dir / "root"
+        enter = ["unshare", "--mount", "--map-root-user", "true"]
+        if subprocess.run(enter, capture_output=True).returncode != 0:
+            self.skipTest("no mount namespace can be made here, which an empty root takes")
+
+    def pack(self, *arguments):
+        command = [SOURCE / "tools" / "pack", "--build", pathlib.Path(BINARY).parent, *arguments]
+        job = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+        if "only Open MPI can be packed" in job.stderr:
+            self.skipTest(job.stderr.strip())
+        return job
+
+    def make_root(self):
+        for place in ("bin", "lib64", "tmp", "work", "opt", "srv"):
+            (self.root / place).mkdir(parents=True)
+        words = subprocess.run(["ldd", "/bin/sh"], capture_output=True, text=True,
+                               check=True).stdout.split()
+        loader = next(w for w in words if "/ld-linux" in w)
+        libc = next(w for w in words if w.startswith("/") and "/libc.so" in w)
+        place = self.root / pathlib.Path(libc).parent.relative_to("/")
+        place.mkdir(parents=True, exist_ok=True)
+        for name in GLIBC:
+            shutil.copy(pathlib.Path(libc).parent / name, place)
+        (self.root / loader.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(loader, self.root / loader.lstrip("/"))
+        shutil.copy("/bin/sh", self.root / "bin" / "sh")
+
+    def train_inside(self, name, folder):
+        """Losses of a run of two ranks in the empty root, packed in `folder` there."""
+        shutil.copy(f"{self.corpus}.bin", self.root / "work")
+        shutil.copy(f"{self.corpus}.idx", self.root / "work")
+        deck = change(tiny_deck("/work/tokens", run__dir=f"/work/{name}", zero__stage=3))
+        (self.root / "work" / f"{name}.toml").write_text(to_toml(deck))
+        job = subprocess.run(
+            ["unshare", "--mount", "--map-root-user", "sh", "-c", ENTER, "sh", str(self.root),
+             "/bin/sh", "-c", RUN.format(folder=folder, name=name)],
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, capture_output=True, text=True,
+            timeout=60)
+        self.assertEqual(job.returncode, 0, job.stdout + job.stderr)
+        steps = metrics.last_steps(metrics.read_events(self.root / "work" / name))
+        return [e["loss"] for e in steps.values()]
+
+    def test_runs_in_an_empty_root_and_after_it_was_moved(self):
+        self.make_root()
+        job = self.pack("--out", self.dir / "packed.tar.gz")
+        self.assertEqual(job.returncode, 0, job.stderr)
+        with tarfile.open(self.dir / "packed.tar.gz") as tar:
+            tar.extractall(self.root / "opt")
+        [folder] = (self.root / "opt").iterdir()
+        self.assertRegex(folder.name, r"^tessera-\d")
+        first = self.train_inside("first", f"/opt/{folder.name}")
+        folder.rename(self.root / "srv" / "moved")
+        self.assertEqual(self.train_inside("second", "/srv/moved"), first)
+        want = self.train(2, self.deck("here", tiny_deck(self.corpus, zero__stage=3)))
+        self.assertEqual(first, [loss for loss, _ in want.values()])
+
+    def test_is_refused_when_it_is_too_large_or_there_is_nothing_to_pack(self):
+        job = self.pack("--out", self.dir, "--limit", 1)
+        self.assertEqual(job.returncode, 1)
+        self.assertRegex(job.stderr, r"\d MiB, more than --limit 1; the largest: lib/")
+        job = self.pack("--build", self.dir, "--out", self.dir)
+        self.assertEqual(job.returncode, 1)
+        self.assertIn("build it first", job.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
