@@ -185,7 +185,7 @@ struct Matmul::Library {
   }
 
   /// What the library proposes, the best guess first; never empty.
-  std::vector<Algorithm> proposals(const GemmKey& key, const Product& p, int most) const {
+  std::vector<Algorithm> proposals(const GemmKey& key, const Product& p) const {
     cublasLtMatmulPreference_t preference = nullptr;
     check(lt.cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
     const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
@@ -199,10 +199,10 @@ struct Matmul::Library {
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(key.align_b));
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(key.align_d));
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(key.align_d));
-    std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<std::size_t>(most));
+    std::vector<cublasLtMatmulHeuristicResult_t> results(kProposals);
     int count = 0;
     const cublasStatus_t status = lt.cublasLtMatmulAlgoGetHeuristic(
-        handle, p.operation, p.a, p.b, p.d, p.d, preference, most, results.data(), &count);
+        handle, p.operation, p.a, p.b, p.d, p.d, preference, kProposals, results.data(), &count);
     lt.cublasLtMatmulPreferenceDestroy(preference);
     check(status, text_of(key));
     std::vector<Algorithm> usable;
@@ -251,7 +251,7 @@ struct Matmul::Library {
       return queue_product(key, p, algorithm, at, memory + places.bias, memory + places.workspace);
     };
     const Event begin, end;
-    const std::vector<Algorithm> all = proposals(key, p, kProposals);
+    const std::vector<Algorithm> all = proposals(key, p);
     Algorithm best = all.front();
     float least = std::numeric_limits<float>::infinity();
     for (const Algorithm& algorithm : all) {
@@ -282,7 +282,7 @@ Matmul::~Matmul() = default;
 
 void Matmul::run(const Gemm& product, const std::byte* bias, const View& workspace) {
   Library::Product& p = library_->product(product.key);
-  if (!p.algorithm) p.algorithm = library_->proposals(product.key, p, 1).front();
+  if (!p.algorithm) p.algorithm = library_->proposals(product.key, p).front();
   library_->check(
       library_->queue_product(product.key, p, *p.algorithm, product, bias, workspace.data),
       text_of(product.key));
@@ -299,7 +299,7 @@ void Matmul::choose(std::span<const GemmKey> keys, AlgorithmChoice how, const Vi
                 "{} bytes of memory, timing needs {}", memory.span_bytes(), timing_bytes(keys));
   for (const GemmKey& key : keys) {
     Library::Product& p = library_->product(key);
-    p.algorithm = how == AlgorithmChoice::first ? library_->proposals(key, p, 1).front()
+    p.algorithm = how == AlgorithmChoice::first ? library_->proposals(key, p).front()
                                                 : library_->fastest(key, p, memory.data);
   }
 }

@@ -60,7 +60,8 @@ Backend cpu_backend(int threads) {
                 return std::make_unique<memory::HostStreams>(
                     std::make_unique<memory::BackgroundStreams>());
               },
-          .make_group = comm::make_mpi_group};
+          .make_group = [](std::span<const int> members, const comm::GroupShape& shape,
+                           comm::Traffic) { return comm::make_mpi_group(members, shape); }};
 }
 
 Backend debug_backend(int threads) {
@@ -69,8 +70,8 @@ Backend debug_backend(int threads) {
   auto tier = std::make_unique<memory::HiddenTier>();
   const memory::HiddenTier& hidden = *tier;
   b.device = std::make_unique<HiddenDevice>(std::move(b.device), hidden);
-  b.make_group = [&hidden](std::span<const int> members,
-                           const comm::GroupShape& shape) -> std::unique_ptr<comm::Group> {
+  b.make_group = [&hidden](std::span<const int> members, const comm::GroupShape& shape,
+                           comm::Traffic) -> std::unique_ptr<comm::Group> {
     auto group = comm::make_mpi_group(members, shape);
     if (!group) return nullptr;
     return std::make_unique<HiddenGroup>(std::move(group), hidden);

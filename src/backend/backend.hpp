@@ -38,7 +38,7 @@ struct Backend {
   std::function<std::unique_ptr<memory::Streams>()> make_streams;
   /// As comm::make_mpi_group.
   std::function<std::unique_ptr<comm::Group>(std::span<const int> members,
-                                             const comm::GroupShape& shape)>
+                                             const comm::GroupShape& shape, comm::Traffic traffic)>
       make_group;
 };
 

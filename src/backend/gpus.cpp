@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cctype>
 #include <charconv>
 #include <fstream>
 #include <map>
@@ -80,7 +81,7 @@ std::optional<std::string> objection(std::span<const GpuOfRank> ranks, bool shar
 
 double peak_rate(const std::string& name) {
   // NVIDIA's data sheets, without sparsity. A name that begins another's comes after it.
-  constexpr std::array<std::pair<std::string_view, double>, 13> kRates = {{{"A100", 312e12},
+  constexpr std::array<std::pair<std::string_view, double>, 14> kRates = {{{"A100", 312e12},
                                                                            {"A800", 312e12},
                                                                            {"A30", 165e12},
                                                                            {"A40", 149.7e12},
@@ -88,13 +89,18 @@ double peak_rate(const std::string& name) {
                                                                            {"L40", 181e12},
                                                                            {"L4", 121e12},
                                                                            {"H100 PCIe", 756e12},
+                                                                           {"H100 NVL", 835.5e12},
                                                                            {"H100", 989.4e12},
                                                                            {"H800", 989.4e12},
                                                                            {"H200", 989.4e12},
                                                                            {"B200", 2250e12},
                                                                            {"B100", 1750e12}}};
+  const auto in_word = [&](std::size_t at) {
+    return at < name.size() && std::isalnum(static_cast<unsigned char>(name[at])) != 0;
+  };
   for (const auto& [part, rate] : kRates) {
-    if (name.find(part) != std::string::npos) return rate;
+    const auto at = name.find(part);
+    if (at != name.npos && (at == 0 || !in_word(at - 1)) && !in_word(at + part.size())) return rate;
   }
   return 0;
 }

@@ -8,6 +8,9 @@
 
 namespace tessera::comm {
 
+/// What a group is made for.
+enum class Traffic : std::uint8_t { collectives, messages };
+
 class Group {
  public:
   virtual ~Group() = default;

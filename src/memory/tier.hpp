@@ -20,8 +20,8 @@ class Tier {
   virtual std::byte* allocate(std::int64_t bytes) = 0;
   virtual void release(std::byte* base, std::int64_t bytes) = 0;
 
-  /// Copies between the host's memory and the tier's, after all work that was queued before; done
-  /// on return.
+  /// Copies between the host's memory and the tier's, after all work that was queued before on the
+  /// stream that computes; done on return.
   virtual void write(std::byte* to, std::span<const std::byte> from) = 0;
   virtual void read(const std::byte* from, std::span<std::byte> to) = 0;
   /// A copy from here to here or to the host's memory, as work of a stream.

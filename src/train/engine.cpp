@@ -17,7 +17,9 @@ Groups make_groups(const backend::Backend& backend, const plan::PlanInputs& in, 
   Groups groups = self_groups();
   const auto make = [&](bool several, MeshGroup kind, std::unique_ptr<comm::Group>& group) {
     if (several)
-      group = backend.make_group(in.mesh.members(rank, kind), group_shape(in, place, kind));
+      group = backend.make_group(
+          in.mesh.members(rank, kind), group_shape(in, place, kind),
+          kind == MeshGroup::pipeline ? comm::Traffic::messages : comm::Traffic::collectives);
   };
   make(in.mesh.size() > 1, MeshGroup::world, groups.world);
   make(in.mesh.data > 1, MeshGroup::data, groups.gather);

@@ -80,14 +80,14 @@ class Engine {
   backend::Backend backend_;
   plan::PlanInputs inputs_;
   MeshPlace place_;
-  Groups groups_;
   std::map<plan::PlanShape, plan::Plan> plans_;
   std::map<plan::PlanShape, PreparedPlan> prepared_;
   std::vector<std::unique_ptr<memory::Arena>> arenas_;  // by plan::ArenaId
   std::int64_t in_use_before_ = 0;
   plan::ArenaBytes high_water_{};
   std::optional<ModelState> state_;
-  std::unique_ptr<memory::Streams> streams_;  // after the arenas that its work uses
+  Groups groups_;  // they may know the arenas' memory: they end before it
+  std::unique_ptr<memory::Streams> streams_;  // likewise
   std::optional<Executor> executor_;
 };
 

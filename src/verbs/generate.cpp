@@ -19,6 +19,7 @@ struct GenerateOptions {
   std::string prompt, tokenizer;
   std::int64_t tokens = 200;
   train::SamplingRule rule;
+  std::string backend = "auto";
 };
 
 Tokenizer choose_tokenizer(const GenerateOptions& o, const ModelSource& source) {
@@ -36,7 +37,8 @@ ExitCode run(const GenerateOptions& o) {
   check_tokenizer(tokenizer, source);
   const int threads = train::thread_count({}, cores_each(std::array{own_cores()}));
   omp_set_num_threads(threads);
-  const auto backend = backend::make_backend({.threads = threads}, nullptr);
+  const auto backend = backend::make_backend(
+      {.kind = *enum_from_word<deck::Backend>(o.backend), .threads = threads}, nullptr);
   train::Generator generator(train::model_config(source.model), *backend.device,
                              *backend.device_tier, source.parameters);
 
@@ -89,6 +91,11 @@ Verb generate(CLI::App& app) {
       ->capture_default_str()
       ->check(CLI::Range(0.0, 1.0));
   verb->add_option("--seed", o->rule.seed, "of the draws")->capture_default_str();
+  std::vector<std::string> kinds;
+  for (const auto& [kind, word] : EnumWords<deck::Backend>::table) kinds.emplace_back(word);
+  verb->add_option("--backend", o->backend, "where it runs, as run.backend")
+      ->capture_default_str()
+      ->check(CLI::IsMember(kinds));
   return {.launch = Launch::single, .run = [o] { return run(*o); }, .run_on_ranks = {}};
 }
 

@@ -208,9 +208,10 @@ Backend make_cuda_backend(const Settings& settings, const Ranks* ranks) {
   }
   // Opened with the first group: a single rank needs no NCCL.
   b.make_group = [queue, device = b.device.get(), nccl = std::shared_ptr<const comm::Nccl>()](
-                     std::span<const int> members, const comm::GroupShape& shape) mutable {
+                     std::span<const int> members, const comm::GroupShape& shape,
+                     comm::Traffic traffic) mutable {
     if (!nccl) nccl = comm::open_nccl();
-    return comm::make_nccl_group(nccl, members, shape, *queue, *device);
+    return comm::make_nccl_group(nccl, members, shape, traffic, *queue, *device);
   };
   return b;
 }

@@ -64,7 +64,12 @@ class Communicator {
             "(NCCL_SOCKET_IFNAME names the network), NCCL_DEBUG=INFO tells more",
             call, patience));
       }
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      // Queuing takes microseconds, connecting seconds.
+      if (Clock::now() - begin < std::chrono::milliseconds(5)) {
+        std::this_thread::yield();
+      } else {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
       nccl_->check(nccl_->ncclCommGetAsyncError(comm_, &code), "ncclCommGetAsyncError", comm_);
     }
     nccl_->check(code, call, comm_);
@@ -278,20 +283,32 @@ void Nccl::check(ncclResult_t code, const char* call, ncclComm_t comm) const {
 }
 
 std::shared_ptr<const Nccl> open_nccl() {
-  // Collectives of different groups begin in the order in which we queue them, on every rank alike.
-  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
-  return std::make_shared<const Nccl>();
+  // Collectives of different groups begin in the order in which we queue them, on every rank alike;
+  // without that, stages that send to each other would wait for ever.
+  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 1);
+  auto nccl = std::make_shared<const Nccl>();
+  int version = 0;
+  nccl->check(nccl->ncclGetVersion(&version), "ncclGetVersion");
+  if (version < 22700) {
+    throw DeviceError(fmt::format(
+        "libnccl.so.2 is version {}.{}.{}, too old to keep the order of collectives: 2.27 or newer "
+        "is needed, built for CUDA 12.3 or newer",
+        version / 10000, version / 100 % 100, version % 100));
+  }
+  return nccl;
 }
 
 std::unique_ptr<Group> make_nccl_group(std::shared_ptr<const Nccl> nccl,
                                        std::span<const int> members, const GroupShape& shape,
-                                       const CudaQueue& queue, kernels::Device& device,
-                                       double patience) {
+                                       Traffic traffic, const CudaQueue& queue,
+                                       kernels::Device& device, double patience) {
+  TESSERA_CHECK(shape.carrier != Carrier::exchange, "staging of another carrier");
   int world_rank = 0;
   MPI_TRY(MPI_Comm_rank(MPI_COMM_WORLD, &world_rank));
   const auto mine = std::find(members.begin(), members.end(), world_rank) - members.begin();
   std::vector<std::unique_ptr<Communicator>> communicators;
-  for (std::size_t e = 0; e < NcclGroup::kEdges; ++e) {
+  const std::size_t count = traffic == Traffic::messages ? NcclGroup::kEdges : 1;
+  for (std::size_t e = 0; e < count; ++e) {
     ncclUniqueId id{};
     if (!members.empty() && mine == 0) nccl->check(nccl->ncclGetUniqueId(&id), "ncclGetUniqueId");
     const auto ids = exchange_ids(id);

@@ -22,7 +22,7 @@ std::shared_ptr<const Nccl> open_nccl();
 /// within `patience` seconds.
 std::unique_ptr<Group> make_nccl_group(std::shared_ptr<const Nccl> nccl,
                                        std::span<const int> members, const GroupShape& shape,
-                                       const CudaQueue& queue, kernels::Device& device,
-                                       double patience = 120);
+                                       Traffic traffic, const CudaQueue& queue,
+                                       kernels::Device& device, double patience = 120);
 
 }  // namespace tessera::comm

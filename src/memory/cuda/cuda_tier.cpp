@@ -48,7 +48,8 @@ void CudaTier::release(std::byte* base, std::int64_t) { cudaFree(base); }
 
 void CudaTier::wait() {
   CUDA_TRY(cudaSetDevice(gpu_));  // each thread has a current one
-  CUDA_TRY(cudaDeviceSynchronize());
+  // Not for all streams: a receive may wait for a rank that is here too.
+  CUDA_TRY(cudaStreamSynchronize(queue_.stream));
 }
 
 void CudaTier::copy(void* to, const void* from, std::size_t bytes) {

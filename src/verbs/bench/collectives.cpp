@@ -31,7 +31,9 @@ void bench_collectives(const BenchOptions& o, const train::Job& job) {
   std::vector<int> members(static_cast<std::size_t>(job.mpi.size()));
   std::iota(members.begin(), members.end(), 0);
   const auto backend = bench_backend(o, job, train::thread_count({}, job.mpi.cores()));
-  const auto group = backend.make_group(members, job.mpi.job());
+  comm::GroupShape shape = job.mpi.job();
+  if (backend.kind == deck::Backend::cuda) shape.carrier = comm::Carrier::nccl;
+  const auto group = backend.make_group(members, shape, comm::Traffic::collectives);
   const auto streams = backend.make_streams();  // as in training
   memory::Tier& tier = *backend.device_tier;
   backend::BenchMemory memory(tier);

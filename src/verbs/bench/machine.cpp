@@ -54,7 +54,13 @@ std::unique_ptr<comm::Group> own_group(const train::Job& job, const backend::Bac
       own.push_back(static_cast<int>(g * first_step + i * stride));
     if (std::find(own.begin(), own.end(), job.mpi.rank()) == own.end()) own.clear();
   }
-  return backend.make_group(own, {.size = count, .local = local, .nodes = ceil_div(count, local)});
+  const bool gpus = backend.kind == deck::Backend::cuda;
+  return backend.make_group(own,
+                            {.size = count,
+                             .local = local,
+                             .nodes = ceil_div(count, local),
+                             .carrier = gpus ? comm::Carrier::nccl : comm::Carrier::exchange},
+                            comm::Traffic::collectives);
 }
 
 struct DiskRates {

@@ -68,6 +68,9 @@ TEST(Gpus, HavePeakRates) {
   EXPECT_EQ(peak_rate("NVIDIA L40S"), 362e12);
   EXPECT_EQ(peak_rate("NVIDIA L4"), 121e12);
   EXPECT_EQ(peak_rate("NVIDIA B200"), 2250e12);
+  EXPECT_EQ(peak_rate("NVIDIA H100 NVL"), 835.5e12);
+  EXPECT_EQ(peak_rate("NVIDIA A100-SXM4-80GB"), 312e12);
+  EXPECT_EQ(peak_rate("NVIDIA RTX A4000"), 0);
   EXPECT_EQ(peak_rate("NVIDIA GeForce RTX 9990"), 0);
 }
 
