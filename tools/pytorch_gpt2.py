@@ -1,6 +1,7 @@
-"""GPT-2 in PyTorch, trained as Tessera trains it; tools/compare_pytorch runs this in an environment
-that has PyTorch. Takes a JSON object of settings; writes the initial weights as a Hugging Face
-directory (init) or trains from them and writes metrics.jsonl (train)."""
+"""GPT-2 in PyTorch, trained as Tessera trains it; tools/compare_pytorch and tools/gpu_report run it
+in an environment that has PyTorch. Takes a JSON object of settings; writes the initial weights as a
+Hugging Face directory (init), trains from them and writes metrics.jsonl (train), or does so on
+random tokens as fast as PyTorch can (speed)."""
 
 import json
 import pathlib
@@ -108,12 +109,68 @@ def train(s, tensors, out):
                       flush=True)
 
 
+def block(x, w, heads):
+    """One layer; w are its tensors in the order of initial_weights()."""
+    n1, b1, n2, b2, w_qkv, b_qkv, w_out, b_out, w_up, b_up, w_down, b_down = w
+    batch, length, columns = x.shape
+    h = F.linear(F.layer_norm(x, (columns,), n1, b1), w_qkv.T, b_qkv)
+    q, k, v = (t.view(batch, length, heads, -1).transpose(1, 2) for t in h.chunk(3, dim=-1))
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    x = x + F.linear(mixed.transpose(1, 2).reshape(x.shape), w_out.T, b_out)
+    h = F.linear(F.layer_norm(x, (columns,), n2, b2), w_up.T, b_up)
+    return x + F.linear(F.gelu(h, approximate="tanh"), w_down.T, b_down)
+
+
+def head_loss(x, norm, bias, table, targets):
+    z = F.linear(F.layer_norm(x, x.shape[-1:], norm, bias), table)
+    return F.cross_entropy(z.float().flatten(0, 1), targets.flatten())
+
+
+def speed(s, tensors, out):
+    """f32 weights and bf16 autocast, fused AdamW; block and head are compiled, so that compiling
+    takes no longer for many layers."""
+    device = torch.device(s["device"])
+    torch.set_float32_matmul_precision("high")
+    every = [t.to(device).requires_grad_() for t in tensors.values()]
+    table, positions, *layers, norm, bias = every
+    layers = [layers[i : i + 12] for i in range(0, len(layers), 12)]
+    optimizer = torch.optim.AdamW(every, lr=s["lr"], betas=(0.9, 0.95), eps=1e-8,
+                                  weight_decay=s["weight_decay"], fused=True)
+    fast_block, fast_head = torch.compile(block), torch.compile(head_loss)
+    shape = (s["micro"], s["sequence"] + 1)
+    parts = s["global"] // s["micro"]
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    with open(out, "w", buffering=1) as metrics:
+        for step in range(1, s["steps"] + 1):
+            begin = time.monotonic()
+            loss = 0.0
+            for _ in range(parts):
+                tokens = torch.randint(s["vocab"], shape, device=device)
+                with torch.autocast(device.type, torch.bfloat16):
+                    x = F.embedding(tokens[:, :-1], table) + positions
+                    for w in layers:
+                        x = fast_block(x, w, s["heads"])
+                    part = fast_head(x, norm, bias, table, tokens[:, 1:]) / parts
+                part.backward()
+                loss += part.detach()
+            torch.nn.utils.clip_grad_norm_(every, s["clip_norm"])
+            optimizer.step()
+            optimizer.zero_grad()
+            wait()
+            seconds = time.monotonic() - begin
+            metrics.write(json.dumps({
+                "event": "step", "step": step, "loss": float(loss), "step_ms": seconds * 1e3,
+                "tokens_per_s": s["global"] * s["sequence"] / seconds}) + "\n")
+
+
 def main():
     verb, settings, out = sys.argv[1:]
     s = json.loads(settings)
     tensors = initial_weights(s)
     if verb == "init":
         write_hugging_face(pathlib.Path(out), s, tensors)
+    elif verb == "speed":
+        speed(s, tensors, out)
     else:
         train(s, tensors, out)
 

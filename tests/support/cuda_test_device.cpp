@@ -85,7 +85,9 @@ class CudaTestDevice final : public kernels::Device {
 
   void upload(Piece& p) const {
     const std::int64_t bytes = p.before() + (p.end - p.begin) + kGuard;
-    cuda_try(cudaMalloc(&p.device, static_cast<std::size_t>(bytes)));
+    void* made = nullptr;
+    cuda_try(cudaMalloc(&made, static_cast<std::size_t>(bytes)));
+    p.device = static_cast<std::byte*>(made);
     cuda_try(cudaMemsetAsync(p.device, std::to_integer<int>(kPattern),
                              static_cast<std::size_t>(bytes), queue_.stream));
     if (p.scratch) return;

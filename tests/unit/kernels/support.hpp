@@ -144,11 +144,14 @@ inline void for_cpu_devices(const std::function<void(Device&)>& f) {
     f(*make_cpu_device({.threads = 2, .isa = isa}));
   }
 }
-/// f(device) for every instruction set and an emulated GPU (which sanitizers do without).
+/// f(device) for every instruction set and an emulated GPU (which sanitizers do without), or for a
+/// real GPU alone.
 inline void for_devices(const std::function<void(Device&)>& f) {
+#ifndef TESSERA_REAL_CUDA
   for_cpu_devices(f);
-#ifdef TESSERA_EMULATED_CUDA
-  SCOPED_TRACE("emulated CUDA");
+#endif
+#if defined(TESSERA_EMULATED_CUDA) || defined(TESSERA_REAL_CUDA)
+  SCOPED_TRACE("CUDA");
   f(*tessera::test::make_cuda_test_device());
 #endif
 }
@@ -176,18 +179,33 @@ inline void for_devices_and_types(const std::function<void(Device&, DType)>& f) 
 /// those of the warps: runs are 8 at most and threads so many that this is less, but for n < 128.
 inline double sum_depth(std::int64_t n) { return std::max(static_cast<double>(n) / 16, 8.0) + 5; }
 
+/// Keeps, as a property of the running test in its report, the largest error as a share of what it
+/// may be.
+inline void note_error(double share) {
+  static const testing::TestInfo* test = nullptr;
+  static double largest = 0;
+  const auto* now = testing::UnitTest::GetInstance()->current_test_info();
+  if (now != test) test = now, largest = 0;
+  if (!(share > largest)) return;
+  largest = share;
+  testing::Test::RecordProperty("largest_error", fmt::format("{:.3g}", share));
+}
+
 /// |got - want| <= bound(i), element by element.
 inline void expect_within(const Tensor& got, const Numbers& want,
                           const std::function<double(std::int64_t)>& bound, const char* what) {
   ASSERT_EQ(got.size(), static_cast<std::int64_t>(want.size())) << what;
   int wrong = 0;
+  double share = 0;
   for (std::int64_t i = 0; i < got.size() && wrong < 3; ++i) {
     const double w = want[static_cast<std::size_t>(i)];
+    if (bound(i) > 0) share = std::max(share, std::abs(got[i] - w) / bound(i));
     if (std::abs(got[i] - w) <= bound(i)) continue;
     ++wrong;
     ADD_FAILURE() << what << "[" << i << "] = " << got[i] << ", expected " << w << ", off by "
                   << std::abs(got[i] - w) << " of at most " << bound(i);
   }
+  note_error(share);
   EXPECT_TRUE(got.gaps_intact()) << what << ": wrote between rows";
 }
 

@@ -1,0 +1,161 @@
+"""Runs on a GPU: PyTorch's losses, ZeRO on several ranks that share it, the same bits again and
+on every layout, restarts, memory, and what is said where GPUs are too few. Exit code 77, with the
+reason, where there is no GPU."""
+
+import ctypes
+import json
+import sys
+import unittest
+
+from tessera import BINARY, SOURCE, RunTest, metrics, tiny_deck
+
+ORACLE = SOURCE / "tests" / "data" / "oracle"
+SKIPPED = 77
+# Each rank calls itself a node of its own, for NCCL does not let ranks of a node share a GPU.
+SHARE = 'NCCL_HOSTID=rank${OMPI_COMM_WORLD_RANK:-$PMI_RANK} exec "$@"'
+# As in layout_test.
+TOLERANCE, TOLERANCE_BF16 = 1e-5, 2e-2
+# What CUDA's libraries take beside the arenas, more than a run's other memory.
+BESIDE = 1 << 30
+
+
+def gpus():
+    """(how many the driver serves, why none)"""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError as e:
+        return 0, f"no NVIDIA driver: {e}"
+    count = ctypes.c_int(0)
+    code = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
+    return count.value, f"the driver's answer is {code}, of GPUs {count.value}"
+
+
+def gpu_deck(data, **changes):
+    changes = {"run__backend": "cuda", **changes}
+    return tiny_deck(data, **changes)
+
+
+class Gpu(RunTest):
+    def share(self, ranks, deck_path, *sets):
+        """As train(), with ranks that share GPUs."""
+        options = [x for s in sets for x in ("--set", s)]
+        job = self.run_job(ranks, "-c", SHARE, "sh", BINARY, "train", deck_path, *options,
+                           program="sh")
+        self.assertEqual(job.code, 0, f"{deck_path.name} on {ranks} ranks:\n{job.output}")
+        return self.numbers(deck_path.stem)
+
+    def oracle(self, family, compute, ranks=1, **changes):
+        """(losses and norms, those of fp64, those of PyTorch's fp32)"""
+        truth = json.loads((ORACLE / family / "losses.json").read_text())
+        recipe = truth["recipe"]
+        deck = {
+            "run": {"steps": truth["steps"], "backend": "cuda"},
+            "model": {"init_from": str(ORACLE / family)},
+            "data": {"train": [str(ORACLE / family / "tokens")], "shuffle": False},
+            "batch": {"sequence": truth["sequence"], "micro": 2, "global": 8},
+            "optimizer": {k: recipe[k] for k in ("lr", "betas", "eps", "weight_decay",
+                                                 "clip_norm")},
+            "schedule": {"kind": "constant", "warmup_steps": recipe["warmup_steps"]},
+            "precision": {"compute": compute}, "zero": changes}
+        got = self.share(ranks, self.deck(f"{family}_{compute}_{ranks}", deck))
+        expected = truth["batches"]["8"]
+        self.assertEqual(len(got), len(expected["float64"]))
+        return list(got.values()), expected["float64"], expected["float32"]
+
+    def test_pytorch_in_fp64(self):
+        """As far as PyTorch's own fp32 strays from fp64, with room for other orders of sums."""
+        for family in ("gpt2", "llama"):
+            for ranks, changes in ((1, {}), (2, {"stage": 3})):
+                with self.subTest(family=family, ranks=ranks):
+                    got, want, single = self.oracle(family, "f32", ranks, **changes)
+                    stray = max(abs(a - b) for x, y in zip(single, want) for a, b in zip(x, y))
+                    worst = max(abs(a - b) for x, y in zip(got, want) for a, b in zip(x, y))
+                    self.assertLess(worst, 8 * stray)
+
+    def test_pytorch_in_bf16(self):
+        for family in ("gpt2", "llama"):
+            with self.subTest(family):
+                got, want, _ = self.oracle(family, "bf16")
+                worst = max(abs(a - b) / b for (a, _), (b, _) in zip(got, want))
+                self.assertLess(worst, TOLERANCE_BF16)
+
+    def test_35_36_stages_and_ranks(self):
+        """Four ranks as two nodes of two: the same bits at every stage, and one rank's numbers."""
+        for compute, tolerance in (("f32", TOLERANCE), ("bf16", TOLERANCE_BF16)):
+            want = self.train(1, self.deck(f"one_{compute}", gpu_deck(
+                self.corpus, precision__compute=compute)))
+            stages = [self.share(4, self.deck(f"{compute}_{stage}", gpu_deck(
+                self.corpus, zero__stage=stage, zero__reduce="step",
+                parallel__ranks_per_node=2, precision__compute=compute))) for stage in range(4)]
+            for stage, got in enumerate(stages):
+                with self.subTest(stage=stage, compute=compute):
+                    self.assertEqual(got, stages[0])
+                    self.assert_close(got, want, tolerance, "4 ranks")
+
+    def test_the_same_bits_again(self):
+        for compute in ("f32", "bf16", "f16"):
+            with self.subTest(compute):
+                fixed = {"precision__compute": compute, "model__dropout": 0.1}
+                first, again = (self.train(1, self.deck(f"{compute}_{n}", gpu_deck(
+                    self.corpus, **fixed))) for n in range(2))
+                self.assertEqual(first, again)
+
+    def test_layouts_have_the_same_bits(self):
+        fixed = {"run__reproducible": "layout", "run__reproducible_tensor": 2, "run__threads": 1,
+                 "run__steps": 4, "model__heads": 4, "model__hidden": 32, "model__layers": 4}
+        for compute in ("f32", "bf16"):
+            changes = {**fixed, "precision__compute": compute}
+            want = self.train(1, self.deck(f"one_{compute}", gpu_deck(self.corpus, **changes)))
+            for name, ranks, layout in (
+                    ("tensor", 2, {"parallel__tensor": 2}),
+                    ("pipeline", 2, {"parallel__pipeline": 2}),
+                    ("data", 4, {"zero__stage": 3}),
+                    ("mixed", 4, {"parallel__tensor": 2, "zero__stage": 2,
+                                  "recompute__policy": "full"})):
+                with self.subTest(name, compute=compute):
+                    got = self.share(ranks, self.deck(f"{name}_{compute}", gpu_deck(
+                        self.corpus, **changes, **layout)))
+                    self.assertEqual(got, want)
+
+    def test_a_restart_changes_no_bit(self):
+        fixed = {"schedule__decay_steps": 9}  # not what is left of run.steps
+        want = self.train(1, self.deck("whole", gpu_deck(self.corpus, **fixed)))
+        deck = self.deck("stopped", gpu_deck(self.corpus, checkpoint__every=5, **fixed))
+        self.train(1, deck, "run.steps=5")
+        self.assertEqual(self.train(1, deck), want)
+
+    def test_memory_grows_by_what_was_predicted(self):
+        """Of a model whose arenas are larger than what CUDA's libraries take."""
+        deck = self.deck("large", gpu_deck(
+            self.corpus, run__steps=4, model__layers=24, model__heads=16, model__hidden=1024,
+            model__vocab=50257, model__context=512, batch__sequence=512, batch__micro=2,
+            batch__global=4, precision__compute="bf16", checkpoint__every=0))
+        self.train(1, deck)
+        end = {e["event"]: e for e in metrics.read_events(self.dir / "large")}["end"]
+        predicted, grown = end["predicted_bytes"], end["resident_growth_bytes"]
+        self.assertGreater(predicted, 4 * BESIDE)
+        self.assertGreater(grown, 0.9 * predicted)
+        self.assertLess(grown, predicted + BESIDE)
+
+    def test_more_ranks_than_gpus_are_refused(self):
+        deck = self.deck("many", gpu_deck(self.corpus, batch__global=64))
+        ranks = gpus()[0] + 1
+        job = self.run_job(ranks, "train", deck, each=True)
+        self.assertNotIn(0, job.codes, job.output)
+        self.assertEqual(len(set(job.codes)), 1, job.codes)
+        self.assertRegex(job.output, r"ranks \d+ and \d+ have the same GPU")
+
+    def test_no_visible_gpu_is_said(self):
+        deck = self.deck("none", gpu_deck(self.corpus))
+        job = self.run_job(1, "train", deck, each=True, env={"CUDA_VISIBLE_DEVICES": ""})
+        self.assertNotEqual(job.codes, [0])
+        self.assertIn('may use no GPU', job.output)
+        self.assertIn('CUDA_VISIBLE_DEVICES is ""', job.output)
+
+
+if __name__ == "__main__":
+    found, why_none = gpus()
+    if found == 0:
+        print(f"skipped: no GPU ({why_none})")
+        sys.exit(SKIPPED)
+    unittest.main(verbosity=2)
