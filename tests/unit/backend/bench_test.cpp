@@ -96,13 +96,9 @@ TEST(Bench, MeasuresProductsAndAttentionBySize) {
   EXPECT_GT(gemm_rate(backend, DType::bf16, 32, options), 0);
 }
 
-TEST(Bench, RepeatsWhatIsShortUntilItCanBeTimed) {
+TEST(Bench, MeasuresMemory) {
   const Backend backend = make_backend({.kind = deck::Backend::cpu}, nullptr);
-  BenchOptions options{.repeats = 1, .elements = 4096};
-  const auto begin = std::chrono::steady_clock::now();
-  options.at_least = 0.05;
-  EXPECT_GT(memory_rate(backend, options), 1e6);
-  EXPECT_GT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(1));
+  EXPECT_GT(memory_rate(backend, {.repeats = 1, .elements = 4096}), 1e6);
   EXPECT_STREQ(memory_test(backend), "triad");
 }
 
