@@ -252,7 +252,7 @@ class Cluster(RunTest):
         del os.environ["OMP_NUM_THREADS"]
         job = self.sbatch(*one_rank, "--gpus-per-node=1", "slurm/gpt2_124m.sbatch", *sets,
                           "--set", "run.name=alone", "--set", "run.steps=2")
-        self.assertIn(f", {slurm.Slurm.CPUS} threads a rank", self.finish(job),
+        self.assertIn(f"each on {slurm.Slurm.CPUS} CPU thread", self.finish(job),
                       "a rank has the cores of its socket")
         job = self.sbatch(*one_rank, "--gpus-per-node=2", "slurm/gpt2_124m.sbatch", *sets)
         self.assertIn("stopped: 2 GPUs but 1 ranks a node", self.finish(job, "FAILED"))
