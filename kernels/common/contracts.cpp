@@ -210,4 +210,13 @@ void check(const ExactSum& a) {
   check_flat({a.accumulator}, DType::i64, kExactSumWords);
 }
 
+void check_scratch(const KernelCall& call, std::int64_t needed) {
+  std::visit(
+      [&](const auto& args) {
+        TESSERA_CHECK(args.scratch.span_bytes() >= needed, "{}: {} bytes of scratch, needs {}",
+                      args.kName, args.scratch.span_bytes(), needed);
+      },
+      call);
+}
+
 }  // namespace tessera::kernels

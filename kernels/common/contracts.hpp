@@ -32,6 +32,9 @@ void check(const Convert&);
 void check(const TreeSum&);
 void check(const ExactSum&);
 
+/// Whether the call has as many bytes of scratch as it needs.
+void check_scratch(const KernelCall& call, std::int64_t needed);
+
 /// The part of NormBackward's that its scratch needs.
 void check_groups(const NormBackward&);
 

@@ -1,5 +1,6 @@
 #include "kernels/cpu/device.hpp"
 
+#include "kernels/common/contracts.hpp"
 #include "kernels/cpu/operations.hpp"
 
 namespace tessera::kernels {
@@ -15,14 +16,8 @@ class CpuDevice final : public Device {
   }
 
   void run(const KernelCall& call) override {
-    const std::int64_t needed = scratch_bytes(call);
-    std::visit(
-        [&](const auto& args) {
-          TESSERA_CHECK(args.scratch.span_bytes() >= needed, "{}: {} bytes of scratch, needs {}",
-                        args.kName, args.scratch.span_bytes(), needed);
-          cpu::run(args, context_);
-        },
-        call);
+    check_scratch(call, scratch_bytes(call));
+    std::visit([&](const auto& args) { cpu::run(args, context_); }, call);
   }
 
  private:

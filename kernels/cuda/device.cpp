@@ -1,6 +1,6 @@
 #include "kernels/cuda/device.hpp"
 
-#include "kernels/cuda/launch.hpp"
+#include "kernels/common/contracts.hpp"
 #include "kernels/cuda/operations.hpp"
 #include "kernels/cuda/scratch.hpp"
 
@@ -9,9 +9,9 @@ namespace {
 
 int multiprocessors() {
   int device = 0, count = 0;
-  cuda::check_cuda(cudaGetDevice(&device), "the current device");
-  cuda::check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
-                   "a device's multiprocessors");
+  check_cuda(cudaGetDevice(&device), "the current device");
+  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
+             "a device's multiprocessors");
   return count;
 }
 
@@ -25,14 +25,8 @@ class CudaDevice final : public Device {
   }
 
   void run(const KernelCall& call) override {
-    const std::int64_t needed = scratch_bytes(call);
-    std::visit(
-        [&](const auto& args) {
-          TESSERA_CHECK(args.scratch.span_bytes() >= needed, "{}: {} bytes of scratch, needs {}",
-                        args.kName, args.scratch.span_bytes(), needed);
-          cuda::run(args, context_);
-        },
-        call);
+    check_scratch(call, scratch_bytes(call));
+    std::visit([&](const auto& args) { cuda::run(args, context_); }, call);
   }
 
  private:

@@ -1,4 +1,4 @@
-// Calls of CUDA's runtime that throw when they fail, and the one way to launch a kernel.
+// The one way to launch a kernel.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,10 +10,6 @@
 #include "kernels/cuda/context.hpp"
 
 namespace tessera::kernels::cuda {
-
-/// Throws MemoryError when the device has no memory left, DeviceError for anything else; `what`
-/// names the operation or the call.
-void check_cuda(cudaError_t code, const char* what);
 
 struct Launch {
   const char* operation;

@@ -6,9 +6,9 @@
 #include <bit>
 #include <limits>
 
+#include "core/cuda.hpp"
 #include "core/library.hpp"
 #include "core/math.hpp"
-#include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/scratch.hpp"
 
 namespace tessera::kernels::cuda {
@@ -82,17 +82,11 @@ struct TimingPlaces {
         end(workspace + kMatmulWorkspace) {}
 };
 
-class Event {
- public:
-  Event() { check_cuda(cudaEventCreate(&event_), "cudaEventCreate"); }
-  ~Event() { cudaEventDestroy(event_); }
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
-  cudaEvent_t get() const { return event_; }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
+CudaHandle<cudaEvent_t> make_event() {
+  cudaEvent_t event = nullptr;
+  CUDA_TRY(cudaEventCreate(&event));
+  return CudaHandle<cudaEvent_t>(event);
+}
 
 float median(std::vector<float> values) {
   std::ranges::sort(values);
@@ -250,7 +244,7 @@ struct Matmul::Library {
     const auto queue_one = [&](const Algorithm& algorithm) {
       return queue_product(key, p, algorithm, at, memory + places.bias, memory + places.workspace);
     };
-    const Event begin, end;
+    const auto begin = make_event(), end = make_event();
     const std::vector<Algorithm> all = proposals(key, p);
     Algorithm best = all.front();
     float least = std::numeric_limits<float>::infinity();

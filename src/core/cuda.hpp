@@ -17,16 +17,17 @@ struct CudaQueue {
 };
 
 /// Throws MemoryError where the GPU has no memory left, DeviceError for everything else, with the
-/// call's text and CUDA's own message.
-inline void check_cuda_call(cudaError_t code, const char* call,
-                            std::source_location where = std::source_location::current()) {
+/// call's text, or what it was for, and CUDA's own message.
+inline void check_cuda(cudaError_t code, const char* call,
+                       std::source_location where = std::source_location::current()) {
   if (code == cudaSuccess) return;
+  cudaGetLastError();  // so that it is not reported again
   const std::string message =
       fmt::format("{}: {} ({})", call, cudaGetErrorString(code), cudaGetErrorName(code));
   if (code == cudaErrorMemoryAllocation) throw MemoryError(message, where);
   throw DeviceError(message, where);
 }
-#define CUDA_TRY(call) ::tessera::check_cuda_call((call), #call)
+#define CUDA_TRY(call) ::tessera::check_cuda((call), #call)
 
 struct DestroyCuda {
   void operator()(cudaStream_t s) const { cudaStreamDestroy(s); }

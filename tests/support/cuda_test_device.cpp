@@ -4,8 +4,8 @@
 #include <cstring>
 #include <vector>
 
+#include "core/cuda.hpp"
 #include "kernels/cuda/device.hpp"
-#include "kernels/cuda/launch.hpp"
 
 namespace tessera::test {
 namespace {
@@ -16,7 +16,7 @@ using kernels::KernelCall;
 constexpr std::int64_t kGuard = 256;  // bytes before and behind, and what addresses are kept modulo
 constexpr std::byte kPattern{0xff};   // NaN, where scratch is read before it is written
 
-void cuda_try(cudaError_t code) { kernels::cuda::check_cuda(code, "a test's copy"); }
+void cuda_try(cudaError_t code) { check_cuda(code, "a test's copy"); }
 
 /// Host memory of one or several overlapping views, and its copy; scratch, which may be large and
 /// holds nothing before or after, is not copied.

@@ -26,7 +26,7 @@ std::byte* CudaTier::allocate(std::int64_t bytes) {
         "(nvidia-smi lists it), or make the step smaller (check --options shows how)",
         gib(free), gib(total), gib(n)));
   } else {
-    check_cuda_call(code, "cudaMalloc");
+    check_cuda(code, "cudaMalloc");
   }
   try {
     CUDA_TRY(cudaMemsetAsync(p, 0, n, own_.get()));
