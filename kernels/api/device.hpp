@@ -14,6 +14,7 @@
 #include "kernels/api/linear.hpp"
 #include "kernels/api/norm.hpp"
 #include "kernels/api/optimizer.hpp"
+#include "kernels/api/quantize.hpp"
 
 namespace tessera::kernels {
 
@@ -22,7 +23,7 @@ using KernelCall =
                  ApplyDropout, Linear, LinearBackwardInput, LinearBackwardWeight, Attention,
                  AttentionBackward, Rope, Activate, ActivateBackward, Classify, ClassifyPart,
                  ClassifyLoss, ClassifyGradient, Verdict, AdamUpdate, Fill, Convert, TreeSum,
-                 ExactSum>;
+                 ExactSum, Quantize, SumQuantized, RequantizeSum>;
 
 /// Floating-point operations of the matrix work; elementwise work counts 0, as in published MFU
 /// figures.

@@ -1,5 +1,7 @@
 #include "kernels/common/contracts.hpp"
 
+#include <algorithm>
+
 #include "core/exact_sum.hpp"
 #include "kernels/common/checks.hpp"
 
@@ -37,6 +39,26 @@ void check_part(const Operation& a) {
   TESSERA_CHECK(a.first_token >= 0 && a.vocab > 0, "tokens from {} on of a vocabulary of {}",
                 a.first_token, a.vocab);
   check_flat({a.targets}, DType::i32, a.logits.rows());
+}
+
+/// Dense codes of `extents` slots of n elements.
+void check_codes(const View& code, std::initializer_list<std::int64_t> extents,
+                 const BlockFormat& format, std::int64_t n) {
+  TESSERA_CHECK(format.block > 0 && format.block % 2 == 0, "blocks of {} elements", format.block);
+  std::int64_t slots = 1;
+  for (std::int64_t extent : extents) slots *= extent;
+  check_flat({code}, DType::u8, slots * format.bytes(n));
+  TESSERA_CHECK(std::equal(extents.begin(), extents.end(), code.shape.begin()) &&
+                    code.rank == static_cast<int>(extents.size()) + 1,
+                "{} codes of {} elements: slots of other extents", enum_word(format.type), n);
+  TESSERA_CHECK(reinterpret_cast<std::uintptr_t>(code.data) % 16 == 0, "codes begin at {}",
+                static_cast<const void*>(code.data));
+}
+
+/// (parts, S, bytes) codes of n elements a slot.
+void check_parts(const View& code, const BlockFormat& format, std::int64_t n) {
+  TESSERA_CHECK(code.rank == 3 && code.extent(0) >= 1, "codes are (parts, S, bytes)");
+  check_codes(code, {code.extent(0), code.extent(1)}, format, n);
 }
 
 }  // namespace
@@ -208,6 +230,24 @@ void check(const ExactSum& a) {
   check_floats({a.x});
   check_flat({a.x}, a.x.type, a.x.elements());
   check_flat({a.accumulator}, DType::i64, kExactSumWords);
+}
+
+void check(const Quantize& a) {
+  check_floats({a.x});
+  TESSERA_CHECK(a.x.rank == 3, "x is (A, B, n), not of {} axes", a.x.rank);
+  check_flat({a.x}, a.x.type, a.x.elements());
+  check_codes(a.code, {a.x.extent(1), a.x.extent(0)}, a.format, a.x.cols());
+}
+
+void check(const SumQuantized& a) {
+  check_floats({a.out});
+  check_parts(a.code, a.format, a.out.cols());
+  check_flat({a.out}, a.out.type, a.code.extent(1) * a.out.cols());
+}
+
+void check(const RequantizeSum& a) {
+  check_parts(a.code, a.format, a.elements);
+  check_codes(a.sum, {a.code.extent(1)}, a.format, a.elements);
 }
 
 void check_scratch(const KernelCall& call, std::int64_t needed) {

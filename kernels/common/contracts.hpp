@@ -31,6 +31,9 @@ void check(const Fill&);
 void check(const Convert&);
 void check(const TreeSum&);
 void check(const ExactSum&);
+void check(const Quantize&);
+void check(const SumQuantized&);
+void check(const RequantizeSum&);
 
 /// Whether the call has as many bytes of scratch as it needs.
 void check_scratch(const KernelCall& call, std::int64_t needed);

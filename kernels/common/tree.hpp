@@ -49,4 +49,17 @@ TESSERA_INLINE auto tree_sum(std::int64_t n, Term&& term) {
   return sum;
 }
 
+/// The same tree over term(begin) .. term(n - 1), of which it has at most kSize, a power of two:
+/// calls that a compiler resolves, and whose terms may be in registers.
+template <int kSize, typename Term>
+TESSERA_INLINE auto small_tree_sum(int n, Term&& term, int begin = 0) {
+  if constexpr (kSize == 1) {
+    return term(begin);
+  } else {
+    auto sum = small_tree_sum<kSize / 2>(n, term, begin);
+    if (begin + kSize / 2 < n) sum = sum + small_tree_sum<kSize / 2>(n, term, begin + kSize / 2);
+    return sum;
+  }
+}
+
 }  // namespace tessera::kernels

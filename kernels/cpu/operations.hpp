@@ -26,6 +26,7 @@ std::int64_t scratch_bytes(const Attention&, const Context&);
 std::int64_t scratch_bytes(const AttentionBackward&, const Context&);
 std::int64_t scratch_bytes(const Rope&, const Context&);
 std::int64_t scratch_bytes(const ExactSum&, const Context&);
+std::int64_t scratch_bytes(const RequantizeSum&, const Context&);
 
 void run(const Embed&, const Context&);
 void run(const EmbedBackward&, const Context&);
@@ -52,5 +53,8 @@ void run(const Fill&, const Context&);
 void run(const Convert&, const Context&);
 void run(const TreeSum&, const Context&);
 void run(const ExactSum&, const Context&);
+void run(const Quantize&, const Context&);
+void run(const SumQuantized&, const Context&);
+void run(const RequantizeSum&, const Context&);
 
 }  // namespace tessera::kernels::cpu

@@ -31,5 +31,8 @@ void run(const Fill&, const Context&);
 void run(const Convert&, const Context&);
 void run(const TreeSum&, const Context&);
 void run(const ExactSum&, const Context&);
+void run(const Quantize&, const Context&);
+void run(const SumQuantized&, const Context&);
+void run(const RequantizeSum&, const Context&);
 
 }  // namespace tessera::kernels::cuda

@@ -15,10 +15,11 @@ __device__ __forceinline__ T warp_sum(T x) {
   for (int i = 16; i > 0; i /= 2) x = x + __shfl_xor_sync(kAllLanes, x, i);
   return x;
 }
-__device__ __forceinline__ float warp_max(float x) {
+template <typename T>
+__device__ __forceinline__ T warp_max(T x) {
 #pragma unroll
   for (int i = 16; i > 0; i /= 2) {
-    const float other = __shfl_xor_sync(kAllLanes, x, i);
+    const T other = __shfl_xor_sync(kAllLanes, x, i);
     x = other > x ? other : x;
   }
   return x;
@@ -47,7 +48,8 @@ struct Team {
     }
     return x;
   }
-  __device__ __forceinline__ static float max(float x, float* shared) {
+  template <typename T>
+  __device__ __forceinline__ static T max(T x, T* shared) {
     x = warp_max(x);
     if constexpr (kWarps > 1) {
       if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;

@@ -10,6 +10,7 @@
 #include "core/math.hpp"
 #include "kernels/api/device.hpp"
 #include "kernels/common/dropout.hpp"
+#include "kernels/common/quantize.hpp"
 #include "kernels/cpu/hot/attention_shape.hpp"
 #include "kernels/cpu/isa.hpp"
 
@@ -47,6 +48,11 @@ struct HotKernels {
   void (*sum_rows)(const View& x, const View& out, Write, Range columns);
   /// words (not normalised) += sum of the elements of a flat view.
   void (*exact_sum)(const View& x, ExactSum::Of, Range elements, std::int64_t* words);
+  /// Blocks are counted over all slots: of x, of out, of the sum.
+  void (*quantize)(const Quantize&, const SlotLayout&, Range blocks);
+  void (*sum_quantized)(const SumQuantized&, const SlotLayout&, Range blocks);
+  /// `sums` holds a block's.
+  void (*requantize_sum)(const RequantizeSum&, const SlotLayout&, Range blocks, float* sums);
 };
 
 const HotKernels& hot_kernels(Isa isa);

@@ -29,6 +29,9 @@ void convert(const View& x, const View& out, Write, Range rows);
 void tree_sum(const TreeSum&, Range elements);
 void sum_rows(const View& x, const View& out, Write, Range columns);
 void exact_sum(const View& x, ExactSum::Of, Range elements, std::int64_t* words);
+void quantize(const Quantize&, const SlotLayout&, Range blocks);
+void sum_quantized(const SumQuantized&, const SlotLayout&, Range blocks);
+void requantize_sum(const RequantizeSum&, const SlotLayout&, Range blocks, float* sums);
 
 extern const HotKernels kTable;
 

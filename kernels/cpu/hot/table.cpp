@@ -24,6 +24,9 @@ constinit const HotKernels kTable{
     .tree_sum = tree_sum,
     .sum_rows = sum_rows,
     .exact_sum = exact_sum,
+    .quantize = quantize,
+    .sum_quantized = sum_quantized,
+    .requantize_sum = requantize_sum,
 };
 
 }  // namespace tessera::kernels::TESSERA_ISA

@@ -50,6 +50,21 @@ void run_products(Device& device, DType type, const Tensor& x, const Tensor& y, 
                                 .dropout = dropout_of(index)});
 }
 
+/// Codes, their sum and its codes.
+void run_quantized(Device& device, const Tensor& x, std::vector<Tensor>& all) {
+  const std::int64_t a = x.view().extent(0), b = x.view().extent(1), n = x.view().cols();
+  for (BlockType type : {BlockType::int8, BlockType::int4}) {
+    const BlockFormat format{.type = type, .block = 50};
+    Tensor code(DType::u8, {b, a, format.bytes(n)}), sum(DType::u8, {a, format.bytes(n)}),
+        out(x.view().type, {a, n});
+    run(device, Quantize{.x = x.view(), .code = code.view(), .format = format});
+    run(device, SumQuantized{.code = code.view(), .out = out.view(), .format = format});
+    run(device,
+        RequantizeSum{.code = code.view(), .sum = sum.view(), .elements = n, .format = format});
+    for (Tensor* t : {&code, &out, &sum}) all.push_back(std::move(*t));
+  }
+}
+
 /// Outputs of every operation but the matrix products, on one set of inputs.
 std::vector<Tensor> run_all(Device& device, DType type, Products products = Products::with) {
   const std::int64_t samples = 3, tokens = 131, columns = 120, rows = samples * tokens;
@@ -152,6 +167,7 @@ std::vector<Tensor> run_all(Device& device, DType type, Products products = Prod
                       .out = output(DType::bf16, {rows * columns})});
   run(device, ExactSum{.x = x.view().reshaped({rows * columns}),
                        .accumulator = output(DType::i64, {kExactSumWords})});
+  run_quantized(device, x, all);
   return all;
 }
 
@@ -241,6 +257,32 @@ TEST(Invariance, CutsAndAlignmentChangeNoBit) {
                   }),
                   whole, "cut");
     }
+  });
+}
+
+TEST(Invariance, AlignmentChangesNoCode) {
+  const std::int64_t n = 1009;
+  const BlockFormat format{.type = BlockType::int4, .block = 64};
+  for_devices_and_types([&](Device& device, DType type) {
+    const auto x = Tensor::random(type, {n}, 1), before = Tensor::random(type, {n}, 2);
+    const auto at = [&](std::int64_t offset) {
+      const Tensor moved(type, {n + offset}), out(type, {n + offset});
+      const auto bytes = static_cast<std::size_t>(n * size_of(type));
+      const View from = moved.view().range(offset, n).reshaped({1, 1, n});
+      const View to = out.view().range(offset, n).reshaped({1, n});
+      std::memcpy(from.data, x.view().data, bytes);
+      std::memcpy(to.data, before.view().data, bytes);
+      std::vector<Tensor> all;
+      all.emplace_back(DType::u8, std::vector{std::int64_t{1}, std::int64_t{1}, format.bytes(n)});
+      const View code = all[0].view();
+      run(device, Quantize{.x = from, .code = code, .format = format});
+      run(device, SumQuantized{.code = code, .out = to, .format = format, .write = Write::add});
+      all.emplace_back(type, std::vector{n});
+      std::memcpy(all[1].view().data, to.data, bytes);
+      return all;
+    };
+    const auto aligned = at(0);
+    for (std::int64_t offset : {1, 2, 3, 8}) expect_same(at(offset), aligned, "offset");
   });
 }
 

@@ -1,0 +1,295 @@
+// Blocks of elements in 8 or 4 bits: a warp has a block, or 256 threads a large one, and keeps its
+// elements in registers between their largest magnitude and their codes. Blocks too large for that
+// are read, or summed, twice.
+#pragma once
+
+#include "kernels/common/quantize.hpp"
+#include "kernels/common/tree.hpp"
+#include "kernels/cuda/team.cuh"
+
+namespace tessera::kernels::cuda {
+
+/// V neighbouring codes, in the low bits of their words; the first begins at a whole byte.
+template <int kBits, int V>
+struct CodeRun {
+  static constexpr int kPerWord = 32 / kBits, kWords = (V + kPerWord - 1) / kPerWord;
+  static constexpr int kBytes = V * kBits / 8;
+  std::uint32_t word[kWords];
+
+  /// The first `count` codes at p; those beyond are 0.
+  __device__ __forceinline__ void read(const std::byte* p, int count, bool wide) {
+    if (wide && count >= V) {
+      if constexpr (kBytes == 2) {
+        word[0] = *reinterpret_cast<const std::uint16_t*>(p);
+      } else if constexpr (kBytes == 4) {
+        word[0] = *reinterpret_cast<const std::uint32_t*>(p);
+      } else {
+        const uint2 w = *reinterpret_cast<const uint2*>(p);
+        word[0] = w.x, word[1] = w.y;
+      }
+      return;
+    }
+    std::uint64_t all = 0;
+#pragma unroll 1
+    for (int i = (count * kBits + 7) / 8; i-- > 0;)
+      all = all << 8 | std::to_integer<std::uint64_t>(p[i]);
+    word[0] = static_cast<std::uint32_t>(all);
+    if constexpr (kWords > 1) word[1] = static_cast<std::uint32_t>(all >> 32);
+  }
+  __device__ __forceinline__ void write(std::byte* p, int count, bool wide) const {
+    if (wide && count >= V) {
+      if constexpr (kBytes == 2) {
+        *reinterpret_cast<std::uint16_t*>(p) = static_cast<std::uint16_t>(word[0]);
+      } else if constexpr (kBytes == 4) {
+        *reinterpret_cast<std::uint32_t*>(p) = word[0];
+      } else {
+        *reinterpret_cast<uint2*>(p) = make_uint2(word[0], word[1]);
+      }
+      return;
+    }
+    std::uint64_t all = word[0];
+    if constexpr (kWords > 1) all |= static_cast<std::uint64_t>(word[1]) << 32;
+#pragma unroll 1
+    for (int i = 0; i * 8 < count * kBits; ++i, all >>= 8)
+      p[i] = static_cast<std::byte>(all & 0xffU);
+  }
+
+  /// The codes of x, whose elements beyond a block's end are 0.
+  __device__ __forceinline__ void set(const float (&x)[V], float inverse) {
+    constexpr std::uint32_t kMask = (1U << kBits) - 1;
+#pragma unroll
+    for (auto& w : word) w = 0;
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      const auto bits = std::bit_cast<std::uint32_t>(shifted_code(x[i], inverse));
+      const std::uint32_t code = inverse == 0.0F ? 0U : bits & kMask;
+      word[i / kPerWord] |= code << i % kPerWord * kBits;
+    }
+  }
+  __device__ __forceinline__ float number(int i) const {
+    return code_number<kBits>(word[i / kPerWord] >> i % kPerWord * kBits);
+  }
+};
+
+template <int V>
+struct Floats {
+  float v[V];
+  friend __device__ __forceinline__ Floats operator+(const Floats& a, const Floats& b) {
+    Floats sum;
+#pragma unroll
+    for (int i = 0; i < V; ++i) sum.v[i] = a.v[i] + b.v[i];
+    return sum;
+  }
+};
+
+/// A block of a slot: which elements it has.
+struct BlockPlace {
+  std::int64_t slot, block, first, count;
+};
+
+__device__ __forceinline__ std::int64_t quotient(std::int64_t a, std::int64_t b) {
+  const bool narrow = a <= 0xffffffff && b <= 0xffffffff;  // several times as fast
+  return narrow ? static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b) : a / b;
+}
+
+/// Of block i, counted over all slots.
+__device__ __forceinline__ BlockPlace block_place(const SlotLayout& layout, std::int64_t i) {
+  const std::int64_t slot = quotient(i, layout.blocks), block = i - slot * layout.blocks,
+                     first = block * layout.block, rest = layout.elements - first;
+  return {slot, block, first, rest < layout.block ? rest : layout.block};
+}
+
+/// The block's scale, and what pads its slot after the last block.
+template <int kBits, typename Block>
+__device__ __forceinline__ void finish_block(const SlotLayout& layout, const BlockPlace& at,
+                                             float scale, std::byte* slot) {
+  if (Block::lane() == 0) reinterpret_cast<float*>(slot + layout.scales_at)[at.block] = scale;
+  if (at.block + 1 < layout.blocks) return;
+  const std::int64_t codes = (layout.elements * kBits + 7) / 8 + Block::lane(),
+                     scales = layout.scales_at + 4 * layout.blocks + Block::lane();
+  if (codes < layout.scales_at) slot[codes] = std::byte{};  // at most 15 bytes each
+  if (scales < layout.bytes) slot[scales] = std::byte{};
+}
+
+template <int V>
+__device__ __forceinline__ std::int32_t largest_of(const float (&x)[V], std::int32_t most) {
+#pragma unroll
+  for (int i = 0; i < V; ++i) most = magnitude(x[i]) > most ? magnitude(x[i]) : most;
+  return most;
+}
+
+template <typename T>
+struct QuantizeSlots {
+  const T* x;  // (A, B, elements)
+  std::byte* code;
+  std::int64_t a_slots, b_slots;
+  SlotLayout layout;
+  bool wide;
+};
+
+template <typename T, int kBits, int kThreads, int kRuns>
+__global__ void __launch_bounds__(Team<kThreads>::kBlock) quantize_kernel(QuantizeSlots<T> a) {
+  using Block = Team<kThreads>;
+  constexpr int V = kRun<T>;
+  __shared__ std::int32_t partial[Block::kWarps];
+  const std::int64_t index = std::int64_t{blockIdx.x} * Block::kPerBlock + Block::index();
+  if (index >= a.a_slots * a.b_slots * a.layout.blocks) return;  // a whole warp
+  const BlockPlace at = block_place(a.layout, index);
+  const std::int64_t of_a = quotient(at.slot, a.b_slots), of_b = at.slot - of_a * a.b_slots;
+  const T* from = a.x + at.slot * a.layout.elements + at.first;
+  std::byte* slot = a.code + (of_b * a.a_slots + of_a) * a.layout.bytes;
+  std::byte* codes = slot + at.first * kBits / 8;
+
+  float x[kRuns > 0 ? kRuns : 1][V];
+  std::int32_t largest = 0;
+  Block::template each_run<V, kRuns>(at.count, [&](int k, std::int64_t c, int count) {
+    load(from + c, count, a.wide, x[k]);
+    largest = largest_of(x[k], largest);
+  });
+  const BlockScale s = block_scale<kBits>(Block::max(largest, partial));
+  Block::template each_run<V, kRuns>(at.count, [&](int k, std::int64_t c, int count) {
+    if (kRuns == 0) load(from + c, count, a.wide, x[k]);
+    CodeRun<kBits, V> run;
+    run.set(x[k], s.inverse);
+    run.write(codes + c * kBits / 8, count, a.wide);
+  });
+  finish_block<kBits, Block>(a.layout, at, s.scale, slot);
+}
+
+struct CodeParts {
+  const std::byte* code;  // (parts, slots, bytes)
+  std::int64_t parts, slots;
+  SlotLayout layout;
+  bool wide;
+};
+
+/// One block of all parts: the first part's codes and scale; the next are `stride` bytes further.
+struct BlockParts {
+  const std::byte *codes, *scale;
+  std::int64_t stride, parts;
+  bool wide;
+};
+
+template <int kBits>
+__device__ __forceinline__ BlockParts block_parts(const CodeParts& a, const BlockPlace& at) {
+  const std::byte* slot = a.code + at.slot * a.layout.bytes;
+  return {.codes = slot + at.first * kBits / 8,
+          .scale = slot + a.layout.scales_at + 4 * at.block,
+          .stride = a.slots * a.layout.bytes,
+          .parts = a.parts,
+          .wide = a.wide};
+}
+
+/// `count` elements from column c on, added up over 1 <= n <= kMost parts from `first` on, all on
+/// their way at once.
+template <int kBits, int V, int kMost>
+__device__ __forceinline__ Floats<V> sum_of_few(const BlockParts& a, std::int64_t c, int count,
+                                                std::int64_t first, int n) {
+  CodeRun<kBits, V> run[kMost];
+  float scale[kMost];
+  std::int64_t at = first * a.stride;
+#pragma unroll
+  for (int p = 0; p < kMost; ++p, at += a.stride) {
+    if (p > 0 && p >= n) continue;
+    run[p].read(a.codes + at + c * kBits / 8, count, a.wide);
+    scale[p] = *reinterpret_cast<const float*>(a.scale + at);
+  }
+  Floats<V> sum;
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    sum.v[i] = small_tree_sum<kMost>(n, [&](int p) { return run[p].number(i) * scale[p]; });
+  }
+  return sum;
+}
+
+/// Parts whose codes are on their way at once, and the levels of a tree over such groups.
+inline constexpr int kPartGroup = 8, kGroupLevels = 9;
+inline constexpr std::int64_t kMostCodeParts = kPartGroup * ((std::int64_t{1} << kGroupLevels) - 1);
+
+/// Blocks of a kernel of sums for at most kMost parts that a multiprocessor holds at once, so many
+/// that there are registers for what is on its way. Said to the compiler, which else spills a few
+/// to hold more.
+template <int kMost, int kBlock>
+inline constexpr int kBlocksAtOnce = (kMost > 0 ? 768 : 256) / kBlock;
+
+/// The same over all parts: kMost at most, or any number for 0.
+template <int kBits, int V, int kMost>
+__device__ __forceinline__ Floats<V> sum_of_parts(const BlockParts& a, std::int64_t c, int count) {
+  if constexpr (kMost > 0) {
+    return sum_of_few<kBits, V, kMost>(a, c, count, 0, static_cast<int>(a.parts));
+  } else {
+    return tree_sum<kGroupLevels>(ceil_div(a.parts, kPartGroup), [&](std::int64_t g) {
+      const std::int64_t first = g * kPartGroup, rest = a.parts - first;
+      return sum_of_few<kBits, V, kPartGroup>(
+          a, c, count, first, rest < kPartGroup ? static_cast<int>(rest) : kPartGroup);
+    });
+  }
+}
+
+template <typename T>
+struct SumQuantizedSlots {
+  CodeParts parts;
+  T* out;  // (slots, elements)
+  bool add, wide;
+};
+
+template <typename T, int kBits, int kMost>
+__global__ void __launch_bounds__(Team<32>::kBlock, (kBlocksAtOnce<kMost, Team<32>::kBlock>))
+    sum_quantized_kernel(SumQuantizedSlots<T> a) {
+  using Block = Team<32>;
+  constexpr int V = kRun<T>;
+  const SlotLayout& layout = a.parts.layout;
+  const std::int64_t index = std::int64_t{blockIdx.x} * Block::kPerBlock + Block::index();
+  if (index >= a.parts.slots * layout.blocks) return;
+  const BlockPlace at = block_place(layout, index);
+  const BlockParts parts = block_parts<kBits>(a.parts, at);
+  T* out = a.out + at.slot * layout.elements + at.first;
+  Block::each_run<V, 0>(at.count, [&](int, std::int64_t c, int count) {
+    Floats<V> sum = sum_of_parts<kBits, V, kMost>(parts, c, count);
+    if (a.add) {
+      Floats<V> before;
+      load(out + c, count, a.wide, before.v);
+      sum = before + sum;
+    }
+    store(out + c, count, a.wide, sum.v);
+  });
+}
+
+struct RequantizeSlots {
+  static constexpr int V = 8;
+  CodeParts parts;
+  std::byte* sum;  // (slots, bytes)
+};
+
+template <int kBits, int kMost, int kThreads, int kRuns>
+__global__ void __launch_bounds__(Team<kThreads>::kBlock,
+                                  (kBlocksAtOnce<kMost, Team<kThreads>::kBlock>))
+    requantize_sum_kernel(RequantizeSlots a) {
+  using Block = Team<kThreads>;
+  constexpr int V = RequantizeSlots::V;
+  __shared__ std::int32_t partial[Block::kWarps];
+  const SlotLayout& layout = a.parts.layout;
+  const std::int64_t index = std::int64_t{blockIdx.x} * Block::kPerBlock + Block::index();
+  if (index >= a.parts.slots * layout.blocks) return;
+  const BlockPlace at = block_place(layout, index);
+  const BlockParts parts = block_parts<kBits>(a.parts, at);
+  std::byte* slot = a.sum + at.slot * layout.bytes;
+  std::byte* codes = slot + at.first * kBits / 8;
+
+  Floats<V> sum[kRuns > 0 ? kRuns : 1];
+  std::int32_t largest = 0;
+  Block::template each_run<V, kRuns>(at.count, [&](int k, std::int64_t c, int count) {
+    sum[k] = sum_of_parts<kBits, V, kMost>(parts, c, count);
+    largest = largest_of(sum[k].v, largest);
+  });
+  const BlockScale s = block_scale<kBits>(Block::max(largest, partial));
+  Block::template each_run<V, kRuns>(at.count, [&](int k, std::int64_t c, int count) {
+    if (kRuns == 0) sum[k] = sum_of_parts<kBits, V, kMost>(parts, c, count);
+    CodeRun<kBits, V> run;
+    run.set(sum[k].v, s.inverse);
+    run.write(codes + c * kBits / 8, count, a.parts.wide);
+  });
+  finish_block<kBits, Block>(layout, at, s.scale, slot);
+}
+
+}  // namespace tessera::kernels::cuda

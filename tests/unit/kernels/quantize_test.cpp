@@ -1,0 +1,367 @@
+// Every back end's bytes are those of a scalar definition; errors are bounded against double.
+#include <bit>
+#include <limits>
+
+#include "comm/tree_sum.hpp"
+#include "kernels/common/contracts.hpp"
+#include "tests/unit/kernels/support.hpp"
+
+namespace tessera::kernels::test {
+namespace {
+
+constexpr BlockType kBlockTypes[] = {BlockType::int8, BlockType::int4};
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+float most_of(BlockType type) { return type == BlockType::int8 ? 127.0F : 7.0F; }
+
+using Bytes = std::vector<std::uint8_t>;
+
+std::int64_t bits_of(BlockType type) { return type == BlockType::int8 ? 8 : 4; }
+
+/// A slot's bytes by the definition, one element after another.
+Bytes bytes_of_slot(const std::vector<float>& x, const BlockFormat& format) {
+  const auto n = static_cast<std::int64_t>(x.size());
+  const float most = most_of(format.type);
+  Bytes bytes(static_cast<std::size_t>(format.bytes(n)));
+  for (std::int64_t first = 0; first < n; first += format.block) {
+    const std::int64_t end = std::min(first + format.block, n);
+    float largest = 0;
+    bool finite = true;
+    for (std::int64_t i = first; i < end; ++i) {
+      const float size = std::abs(x[static_cast<std::size_t>(i)]);
+      finite = finite && std::isfinite(size);
+      largest = std::max(largest, size);
+    }
+    float scale = largest / most, inverse = most / largest;
+    if (scale < std::numeric_limits<float>::min()) scale = inverse = 0;
+    if (!finite) scale = kNan, inverse = 0;
+    for (std::int64_t i = first; i < end && inverse > 0; ++i) {
+      const auto q = static_cast<int>(std::nearbyint(x[static_cast<std::size_t>(i)] * inverse));
+      const std::int64_t bits = bits_of(format.type), mask = (1 << bits) - 1;
+      bytes[static_cast<std::size_t>(i * bits / 8)] |=
+          static_cast<std::uint8_t>((q & mask) << i * bits % 8);
+    }
+    std::memcpy(&bytes[static_cast<std::size_t>(format.scales_at(n) + first / format.block * 4)],
+                &scale, sizeof(scale));
+  }
+  return bytes;
+}
+
+/// Element i of a slot.
+float number(const std::byte* slot, std::int64_t i, std::int64_t n, const BlockFormat& format) {
+  float scale;
+  std::memcpy(&scale, slot + format.scales_at(n) + i / format.block * 4, sizeof(scale));
+  const int byte = std::to_integer<int>(slot[i * bits_of(format.type) / 8]);
+  if (format.type == BlockType::int8)
+    return static_cast<float>(static_cast<std::int8_t>(byte)) * scale;
+  const int code = i % 2 == 0 ? byte & 15 : byte >> 4;
+  return static_cast<float>(code < 8 ? code : code - 16) * scale;
+}
+
+std::vector<float> floats_of(const Tensor& x, std::int64_t begin, std::int64_t count) {
+  std::vector<float> all;
+  for (std::int64_t i = begin; i < begin + count; ++i) all.push_back(static_cast<float>(x[i]));
+  return all;
+}
+
+Bytes bytes_in(const View& v, std::int64_t begin, std::int64_t count) {
+  Bytes all(static_cast<std::size_t>(count));
+  std::memcpy(all.data(), v.data + begin, all.size());
+  return all;
+}
+
+/// The bytes of (A, B, n) on a device, as (B, A, bytes).
+Tensor quantized(Device& device, const Tensor& x, const BlockFormat& format) {
+  const View& v = x.view();
+  Tensor code(DType::u8, {v.extent(1), v.extent(0), format.bytes(v.cols())});
+  std::memset(code.view().data, 0x77, static_cast<std::size_t>(code.view().span_bytes()));
+  run(device, Quantize{.x = v, .code = code.view(), .format = format});
+  return code;
+}
+
+/// The values of (parts, S, bytes) as (S, n), added up.
+Tensor summed(Device& device, const Tensor& code, std::int64_t n, DType type,
+              const BlockFormat& format) {
+  Tensor out(type, {code.view().extent(1), n});
+  run(device, SumQuantized{.code = code.view(), .out = out.view(), .format = format});
+  return out;
+}
+
+/// f(format, n) for both types, odd sizes and blocks that are shorter, longer and not whole.
+void for_formats(const std::function<void(const BlockFormat&, std::int64_t)>& f) {
+  for (BlockType type : kBlockTypes) {
+    for (std::int64_t block : {2, 6, 32, 256}) {
+      for (std::int64_t n : {1, 2, 15, 16, 17, 31, 127, 255, 256, 257, 521}) {
+        SCOPED_TRACE(fmt::format("{} blocks of {}, {} elements", enum_word(type), block, n));
+        f({.type = type, .block = block}, n);
+      }
+    }
+  }
+}
+
+TEST(Quantize, BytesAreThoseOfTheDefinition) {
+  for_devices_and_types([](Device& device, DType type) {
+    const std::int64_t a_slots = 2, b_slots = 3;
+    for_formats([&](const BlockFormat& format, std::int64_t n) {
+      const auto x = Tensor::random(type, {a_slots, b_slots, n}, static_cast<unsigned>(n));
+      const Tensor code = quantized(device, x, format);
+      for (std::int64_t a = 0; a < a_slots; ++a) {
+        for (std::int64_t b = 0; b < b_slots; ++b) {
+          EXPECT_EQ(bytes_in(code.view(), (b * a_slots + a) * format.bytes(n), format.bytes(n)),
+                    bytes_of_slot(floats_of(x, (a * b_slots + b) * n, n), format))
+              << "slot " << a << ", " << b;
+        }
+      }
+    });
+  });
+}
+
+TEST(Quantize, LargeBlocks) {
+  for_devices([](Device& device) {
+    for (BlockType type : kBlockTypes) {
+      for (std::int64_t block : {512, 514, 4096, 4098, 10000}) {
+        SCOPED_TRACE(fmt::format("{} blocks of {}", enum_word(type), block));
+        const BlockFormat format{.type = type, .block = block};
+        for (DType element : {DType::f32, DType::bf16}) {
+          const auto x = Tensor::random(element, {1, 1, 9001}, 3);
+          EXPECT_EQ(bytes_in(quantized(device, x, format).view(), 0, format.bytes(9001)),
+                    bytes_of_slot(floats_of(x, 0, 9001), format));
+        }
+      }
+    }
+  });
+}
+
+// With s = largest / most, exactly, and u = 2^-24: inverse and x inverse are rounded, so q is
+// within 1/2 + 2.01 u most of x / s; scale and q scale are rounded, 2.01 u |q| s more. Then the
+// result is rounded to its type.
+TEST(Quantize, ErrsByHalfAScale) {
+  for_devices_and_types([](Device& device, DType type) {
+    for_formats([&](const BlockFormat& format, std::int64_t n) {
+      for (double size : {1e-30, 1.0, 1e30}) {
+        if (type == DType::f16 && size != 1.0) continue;
+        const auto x = Tensor::random(DType::f32, {1, 1, n}, static_cast<unsigned>(n), size);
+        Numbers want = x.numbers(), half;
+        for (std::int64_t i = 0; i < n; ++i) {
+          double largest = 0;
+          const std::int64_t first = i / format.block * format.block;
+          for (std::int64_t j = first; j < std::min(first + format.block, n); ++j)
+            largest = std::max(largest, std::abs(x[j]));
+          half.push_back(largest / static_cast<double>(most_of(format.type)) / 2 +
+                         4.02 * 0x1p-24 * largest);
+        }
+        const Tensor out = summed(device, quantized(device, x, format), n, type, format);
+        expect_within(
+            out, want,
+            [&](std::int64_t i) {
+              const double error = half[static_cast<std::size_t>(i)];
+              return error + write_error(type, std::abs(x[i]) + error);
+            },
+            "value");
+      }
+    });
+  });
+}
+
+// s = fl(largest / most) has fl(fl(most s) / most) = s, so scales and codes come back.
+TEST(Quantize, TwiceIsOnce) {
+  for_devices([](Device& device) {
+    for (BlockType type : kBlockTypes) {
+      const BlockFormat format{.type = type, .block = 2};
+      const std::int64_t n = 20001;
+      for (double size : {3e-36, 1.0, 1e37}) {
+        const auto x = Tensor::random(DType::f32, {1, 1, n}, 1, size);
+        const Tensor code = quantized(device, x, format);
+        Tensor back(DType::f32, {1, 1, n});
+        run(device,
+            SumQuantized{
+                .code = code.view(), .out = back.view().reshaped({1, n}), .format = format});
+        EXPECT_TRUE(quantized(device, back, format).same_bits(code)) << enum_word(type);
+      }
+    }
+  });
+}
+
+TEST(Quantize, ExtremeBlocks) {
+  for_devices([](Device& device) {
+    for (BlockType type : kBlockTypes) {
+      SCOPED_TRACE(enum_word(type));
+      const float most = most_of(type), least = most * 0x1p-126F;
+      const BlockFormat format{.type = type, .block = 16};
+      const float below = std::nextafter(least, 0.0F), huge = std::numeric_limits<float>::max();
+      const std::vector<std::vector<float>> blocks = {
+          {0, -0.0F, 0},        {0x1p-149F, -0x1p-130F},
+          {below, -below},      {least, -least, least / 3},
+          {huge, -huge / 3, 1}, {1, kInfinity, 2},
+          {-kInfinity},         {3, -4, kNan},
+          {kNan, -kInfinity},   {5, -6}};
+      Tensor x(DType::f32, {1, 1, std::ssize(blocks) * 16});
+      for (std::size_t k = 0; k < blocks.size(); ++k) {
+        for (std::size_t i = 0; i < blocks[k].size(); ++i)
+          x.set(static_cast<std::int64_t>(16 * k + i), static_cast<double>(blocks[k][i]));
+      }
+      const std::int64_t n = x.size();
+      const Tensor code = quantized(device, x, format);
+      EXPECT_EQ(bytes_in(code.view(), 0, format.bytes(n)),
+                bytes_of_slot(floats_of(x, 0, n), format));
+      const Tensor out = summed(device, code, n, DType::f32, format);
+      for (std::int64_t i = 0; i < 16; ++i) {
+        EXPECT_EQ(out[i], 0);
+        EXPECT_EQ(out[16 + i], 0);
+        EXPECT_EQ(out[32 + i], 0);
+        for (std::int64_t k : {5, 6, 7, 8}) EXPECT_TRUE(std::isnan(out[16 * k + i])) << k;
+        EXPECT_TRUE(std::isfinite(out[16 * 9 + i]));
+      }
+      EXPECT_EQ(out[48], static_cast<double>(least));
+      EXPECT_EQ(out[49], -static_cast<double>(least));
+      // 127 fl(largest / 127) of the largest f32 is one rounding beyond it.
+      EXPECT_EQ(out[64], type == BlockType::int8 ? kInfinity : huge);
+      EXPECT_TRUE(std::isfinite(out[65]));
+    }
+  });
+}
+
+/// (parts, S, bytes) with scales that differ by part.
+Tensor parts_of(Device& device, std::int64_t parts, std::int64_t slots, std::int64_t n,
+                const BlockFormat& format) {
+  Tensor x(DType::f32, {slots, parts, n});
+  std::mt19937 generator(static_cast<unsigned>(parts * n));
+  std::normal_distribution<double> normal;
+  for (std::int64_t i = 0; i < x.size(); ++i)
+    x.set(i, normal(generator) * std::exp2(static_cast<double>(i / n % parts % 5)));
+  return quantized(device, x, format);
+}
+
+/// The sum of element i of slot s over the parts, by src/comm's tree.
+float tree(const Tensor& code, std::int64_t s, std::int64_t i, std::int64_t n,
+           const BlockFormat& format) {
+  const std::int64_t parts = code.view().extent(0), slots = code.view().extent(1);
+  std::vector<float> terms(static_cast<std::size_t>(parts));
+  std::vector<float*> at(terms.size());
+  for (std::int64_t p = 0; p < parts; ++p) {
+    const auto index = static_cast<std::size_t>(p);
+    terms[index] = number(code.view().data + (p * slots + s) * format.bytes(n), i, n, format);
+    at[index] = &terms[index];
+  }
+  float sum = 0;
+  comm::tree_sum(at, 1, &sum, false);
+  return sum;
+}
+
+TEST(SumQuantized, AddsInAnAlignedTreeAndRoundsOnce) {
+  for_devices_and_types([](Device& device, DType type) {
+    const std::int64_t slots = 2;
+    for (BlockType block_type : kBlockTypes) {
+      for (std::int64_t parts : {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 21}) {
+        for (const auto& [block, n] : {std::pair<std::int64_t, std::int64_t>{32, 95},
+                                       {6, 17},
+                                       {256, 1},
+                                       {256, 521},
+                                       {64, 128}}) {
+          const BlockFormat format{.type = block_type, .block = block};
+          const Tensor code = parts_of(device, parts, slots, n, format);
+          const auto before = Tensor::random(type, {slots, n}, 5);
+          for (Write write : {Write::overwrite, Write::add}) {
+            const Tensor out = before.copy();
+            Tensor want(type, {slots, n});
+            run(device,
+                SumQuantized{
+                    .code = code.view(), .out = out.view(), .format = format, .write = write});
+            for (std::int64_t i = 0; i < out.size(); ++i) {
+              const float sum = tree(code, i / n, i % n, n, format);
+              want.set(i, static_cast<double>(
+                              write == Write::add ? static_cast<float>(before[i]) + sum : sum));
+            }
+            ASSERT_TRUE(out.same_bits(want)) << enum_word(block_type) << ", " << parts
+                                             << " parts of " << n << " in blocks of " << block;
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(RequantizeSum, HasTheBytesOfTheQuantizedSum) {
+  for_devices([](Device& device) {
+    const std::int64_t slots = 2;
+    for (BlockType type : kBlockTypes) {
+      for (std::int64_t parts : {1, 2, 3, 4, 5, 8, 13}) {
+        for (const auto& [block, n] : {std::pair<std::int64_t, std::int64_t>{2, 7},
+                                       {6, 17},
+                                       {32, 95},
+                                       {256, 255},
+                                       {256, 521},
+                                       {1000, 1777},
+                                       {4096, 4097},
+                                       {5000, 5003}}) {
+          if (n > 1000 && parts > 3 && parts < 13) continue;
+          const BlockFormat format{.type = type, .block = block};
+          const Tensor code = parts_of(device, parts, slots, n, format);
+          Tensor sum(DType::u8, {slots, format.bytes(n)});
+          std::memset(sum.view().data, 0x77, static_cast<std::size_t>(sum.size()));
+          run(device, RequantizeSum{
+                          .code = code.view(), .sum = sum.view(), .elements = n, .format = format});
+          for (std::int64_t s = 0; s < slots; ++s) {
+            std::vector<float> total;
+            for (std::int64_t i = 0; i < n; ++i) total.push_back(tree(code, s, i, n, format));
+            EXPECT_EQ(bytes_in(sum.view(), s * format.bytes(n), format.bytes(n)),
+                      bytes_of_slot(total, format))
+                << enum_word(type) << ", " << parts << " parts of " << n << " in blocks of "
+                << block;
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(RequantizeSum, NotANumberInAPartIsOneInTheSum) {
+  for_devices([](Device& device) {
+    const BlockFormat format{.type = BlockType::int4, .block = 32};
+    Tensor x = Tensor::random(DType::f32, {1, 3, 96}, 1);
+    x.set(96 + 40, static_cast<double>(kInfinity));
+    const Tensor code = quantized(device, x, format);
+    Tensor sum(DType::u8, {1, format.bytes(96)});
+    run(device,
+        RequantizeSum{.code = code.view(), .sum = sum.view(), .elements = 96, .format = format});
+    const Tensor out = summed(device, code, 96, DType::f32, format);
+    for (std::int64_t i = 0; i < 96; ++i) {
+      const bool nan = i / 32 == 1;
+      EXPECT_EQ(std::isnan(out[i]), nan) << i;
+      EXPECT_EQ(std::isnan(number(sum.view().data, i, 96, format)), nan) << i;
+    }
+  });
+}
+
+TEST(Quantize, RefusesWhatBreaksItsContract) {
+  for_devices([](Device& device) {
+    const BlockFormat format{.block = 32};
+    const Tensor x(DType::f32, {2, 3, 40}), code(DType::u8, {3, 2, format.bytes(40)});
+    const auto refused = [&](const View& from, const View& to, const BlockFormat& f) {
+      EXPECT_THROW(run(device, Quantize{.x = from, .code = to, .format = f}), InternalError);
+    };
+    run(device, Quantize{.x = x.view(), .code = code.view(), .format = format});
+    refused(x.view(), code.view(), {.block = 31});
+    refused(x.view(), code.view(), {.block = 0});
+    refused(x.view(), code.view(), {.type = BlockType::int4, .block = 32});
+    refused(x.view(), code.view().reshaped({2, 3, format.bytes(40)}), format);
+    refused(x.view().reshaped({6, 40}), code.view(), format);
+    refused(x.view(), x.view(), format);
+    const Tensor bytes(DType::u8, {code.size() + 16});
+    View odd = bytes.view().range(4, code.size()).reshaped({3, 2, format.bytes(40)});
+    refused(x.view(), odd, format);
+    EXPECT_THROW(run(device, SumQuantized{.code = code.view(),
+                                          .out = x.view().range(0, 39).reshaped({1, 39}),
+                                          .format = format}),
+                 InternalError);
+    EXPECT_THROW(run(device, RequantizeSum{.code = code.view(),
+                                           .sum = code.view().range(0, format.bytes(40)),
+                                           .elements = 40,
+                                           .format = format}),
+                 InternalError);
+  });
+}
+
+}  // namespace
+}  // namespace tessera::kernels::test
