@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <stdexcept>
 
@@ -49,6 +50,20 @@ TEST(BackgroundStreams, WaitForOtherStreams) {
   const Event reader = streams.enqueue(2, {slow}, task(1, [&] { seen = value == 7; }));
   streams.wait(reader);
   EXPECT_TRUE(seen);
+}
+
+TEST(BackgroundStreams, TakeWorkThatIsDoneOnceItIsStarted) {
+  std::vector<int> order;
+  BackgroundStreams streams;
+  for (int i = 0; i < 20; ++i) {
+    streams.enqueue(1, {}, [&order, i]() -> std::unique_ptr<Task> {
+      order.push_back(i);
+      return i % 2 == 0 ? nullptr : std::make_unique<Steps>(2, [] {});
+    });
+  }
+  streams.wait(streams.last(1));
+  ASSERT_EQ(order.size(), 20U);
+  EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
 }
 
 // A waiting stream must not keep the others from going on.
