@@ -170,6 +170,20 @@ class NcclGroup : public Group {
         e);
   }
 
+  void queue(const AllToAll& c) {
+    const std::int64_t bytes = c.send.cols();
+    together([&] {
+      for (std::int64_t i = 0; i < c.ranks.count; ++i) {
+        const std::int64_t k = (rank_ + i) % c.ranks.count;  // each starts with another peer
+        const auto peer = static_cast<int>(c.ranks.rank(k));
+        NCCL_TRY(ncclSend(c.send.data + k * bytes, count_of(bytes), ncclUint8, peer, comm(),
+                          queue_.stream));
+        NCCL_TRY(ncclRecv(c.receive.data + k * bytes, count_of(bytes), ncclUint8, peer, comm(),
+                          queue_.stream));
+      }
+    });
+  }
+
   void queue(const ReduceScatter& c) {
     TESSERA_CHECK(c.staging.span_bytes() >= reduce_scatter_staging(shape_, c.wire, c.full.type),
                   "staging of {} bytes", c.staging.span_bytes());

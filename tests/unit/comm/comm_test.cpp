@@ -121,6 +121,15 @@ TEST(WireBytes, CountEveryPeerOnce) {
 
 // Over NCCL: rings, of which a node's ranks each close one to the next node; what is exchanged and
 // added by our kernel goes to every peer.
+TEST(WireBytes, OfSlotsByNode) {
+  const View slots(nullptr, DType::u8, {4, 100});
+  const AllToAll call{
+      .send = slots, .receive = slots, .ranks = {.first = 1, .count = 4, .stride = 2}, .remote = 2};
+  const WireBytes sent = wire_bytes(call, {.size = 8, .local = 2, .nodes = 4});
+  EXPECT_EQ(sent.intra, 100);
+  EXPECT_EQ(sent.inter, 200);
+}
+
 TEST(WireBytes, OfNccl) {
   const GroupShape near{.size = 8, .local = 8, .nodes = 1, .carrier = Carrier::nccl},
       far{.size = 16, .local = 8, .nodes = 2, .carrier = Carrier::nccl_sums};
