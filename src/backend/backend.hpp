@@ -31,7 +31,9 @@ struct Backend {
   std::unique_ptr<memory::Tier> device_tier;  // where kernels compute
   std::unique_ptr<memory::Tier> host_tier;    // what the host reads beside steps
   std::shared_ptr<void> libraries;            // that the device uses
-  std::unique_ptr<kernels::Device> device;
+  std::shared_ptr<kernels::Device> device;
+  /// Runs kernels of streams beside compute: one thread of a CPU, the device itself on a GPU.
+  std::shared_ptr<kernels::Device> beside;
   /// Chooses how the matrix products of `calls` are computed, where there is a choice; see Tuning.
   /// Collective. Throws DataError for a file that is damaged.
   std::function<void(std::span<const kernels::KernelCall> calls, const Tuning& tuning)> tune;

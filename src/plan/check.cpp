@@ -139,6 +139,7 @@ class GradientCheck {
     }
     for (const auto& [id, made] : unsummed_)
       reject(plan_, made, "makes a gradient that is never used");
+    if (!blocks_.empty()) throw InternalError("broken plan: blocks of gradients are never added");
     for (std::size_t u = 0; u < plan_.shares.size(); ++u) {
       const UnitShare& share = plan_.shares[u];
       const Unit& unit = units_[static_cast<std::int32_t>(u)];
@@ -169,20 +170,81 @@ class GradientCheck {
       whole_[buffer_of(gather.full)] = buffer_of(gather.shard);
       return;
     }
+    if (const auto* slots = std::get_if<comm::AllToAll>(&call)) return exchange(*slots);
     const auto* reduce = std::get_if<comm::ReduceScatter>(&call);
     const bool ours = op.kind == OpKind::reduce_gradients || op.kind == OpKind::tie_gradients;
     if (reduce == nullptr || !ours) return;
     if (reduce->full.elements() != reduce->shard.elements() * plan_.group(op.group).size)
       reject(plan_, at_, "shards do not make up the whole");
     use(reduce->full, "sums a gradient that nobody made");
-    const BufferId sum = buffer_of(reduce->shard);
-    const bool adds = reduce->write == kernels::Write::add;
+    made_sum(reduce->shard, reduce->write);
+  }
+  void made_sum(const View& shard, kernels::Write write) {
+    const BufferId sum = buffer_of(shard);
+    const bool adds = write == kernels::Write::add;
     if (adds != unsummed_.contains(sum)) reject(plan_, at_, "a sum is lost or starts from garbage");
     unsummed_[sum] = at_;
   }
 
+  // Gradients in blocks: what a buffer holds of them.
+  struct Blocks {
+    std::int64_t slots = 0, elements = 0;  // elements of a slot
+    std::int64_t summed = 1;               // ranks whose contributions are in each slot
+    std::int64_t parts = 1;                // to be added
+  };
+  Blocks take(const View& v) {
+    const auto it = blocks_.find(buffer_of(v));
+    if (it == blocks_.end()) reject(plan_, at_, "reads blocks that nobody made");
+    const Blocks b = it->second;
+    blocks_.erase(it);
+    return b;
+  }
+  void put(const View& v, const Blocks& b) {
+    if (!blocks_.emplace(buffer_of(v), b).second)
+      reject(plan_, at_, "overwrites blocks that nobody added");
+  }
+  void exchange(const comm::AllToAll& call) {
+    Blocks b = take(call.send);
+    const std::int64_t ranks = call.ranks.count;
+    if (b.parts != 1 || b.slots % ranks != 0 || call.send.rows() != ranks ||
+        call.receive.rows() != ranks || call.receive.cols() != call.send.cols()) {
+      reject(plan_, at_, "slots that do not divide over the ranks");
+    }
+    b.slots /= ranks;
+    b.parts = ranks;
+    put(call.receive, b);
+  }
+  /// The parts become one.
+  Blocks added(const View& code) {
+    Blocks b = take(code);
+    if (code.extent(0) != b.parts || code.extent(1) != b.slots)
+      reject(plan_, at_, "adds other blocks than arrived");
+    b.summed *= b.parts;
+    b.parts = 1;
+    return b;
+  }
+  void blocks(const kernels::KernelCall& call) {
+    if (const auto* quantize = std::get_if<kernels::Quantize>(&call)) {
+      use(quantize->x, "sends a gradient that nobody made");
+      put(quantize->code, {.slots = quantize->x.rows(), .elements = quantize->x.cols()});
+    } else if (const auto* requantize = std::get_if<kernels::RequantizeSum>(&call)) {
+      put(requantize->sum, added(requantize->code));
+    } else if (const auto* sum = std::get_if<kernels::SumQuantized>(&call)) {
+      const Blocks b = added(sum->code);
+      if (b.slots != 1 || b.elements != sum->out.elements() ||
+          b.summed != plan_.group(MeshGroup::data).size) {
+        reject(plan_, at_, "a sum that is not that of all ranks");
+      }
+      made_sum(sum->out, sum->write);
+    } else {
+      reject(plan_, at_, "does not reduce gradients");
+    }
+  }
+
   void kernel(const Op& op, const kernels::KernelCall& call) {
-    if (op.kind == OpKind::sum_gradients) {
+    if (op.kind == OpKind::reduce_gradients) {
+      blocks(call);
+    } else if (op.kind == OpKind::sum_gradients) {
       const auto& add = std::get<kernels::Convert>(call);
       use(add.x, "adds a gradient that nobody made");
       if (!unsummed_.contains(buffer_of(add.out))) reject(plan_, at_, "adds to garbage");
@@ -209,7 +271,8 @@ class GradientCheck {
   const Plan& plan_;
   std::size_t at_ = 0;
   std::map<BufferId, std::size_t> unsummed_;  // gradient buffer -> op that made it
-  std::map<BufferId, BufferId> whole_;        // gathered from this rank's slice
+  std::map<BufferId, Blocks> blocks_;
+  std::map<BufferId, BufferId> whole_;  // gathered from this rank's slice
   std::map<std::int32_t, Unit> units_;
   bool verdict_ = false;
 };

@@ -94,11 +94,13 @@ class Executor {
   /// Provides micro-batch `micro_batch` of the step into `views`, which are host memory.
   using Loader = std::function<void(std::int64_t micro_batch, const plan::LoadBatch& views)>;
 
-  /// `tier` is where the plans' buffers are; `inputs` those of the plans that it will run: names
-  /// for messages. `whereabouts` is told of each op.
-  Executor(kernels::Device& device, memory::Tier& tier, Groups& groups, memory::Streams& streams,
-           const plan::PlanInputs& inputs, Whereabouts& whereabouts)
+  /// `beside` runs the kernels of streams beside compute, from another thread. `tier` is where the
+  /// plans' buffers are; `inputs` those of the plans that it will run: names for messages.
+  /// `whereabouts` is told of each op.
+  Executor(kernels::Device& device, kernels::Device& beside, memory::Tier& tier, Groups& groups,
+           memory::Streams& streams, const plan::PlanInputs& inputs, Whereabouts& whereabouts)
       : device_(device),
+        beside_(beside),
         tier_(tier),
         groups_(groups),
         streams_(streams),
@@ -127,6 +129,7 @@ class Executor {
   void issue(const BoundPlan& bound, const Hooks& hooks, Whereabouts::Running& running);
 
   kernels::Device& device_;
+  kernels::Device& beside_;
   memory::Tier& tier_;
   Groups& groups_;
   memory::Streams& streams_;

@@ -21,6 +21,8 @@ struct Case {
   ReduceWhen reduce = ReduceWhen::step;
   std::int64_t micro_batches = 2;
   plan::PlanPurpose purpose = plan::PlanPurpose::train;
+  std::optional<kernels::BlockFormat> weight_blocks = {}, gradient_blocks = {};
+  std::int64_t per_node = 8;
 };
 
 class Zero : public testing::Test {
@@ -34,6 +36,10 @@ class Zero : public testing::Test {
     inputs.optimizer.clip_norm = 0.5;
     inputs.optimizer.weight_decay = 0.1F;
     inputs.mesh.data = session().size();
+    inputs.weight_blocks = c.weight_blocks;
+    inputs.gradient_blocks = c.gradient_blocks;
+    for (std::int64_t r = 0; r < session().size(); ++r)
+      inputs.node_of.push_back(static_cast<int>(r / c.per_node));
     train::Groups groups;
     if (session().size() > 1) {
       const auto make = [] { return comm::make_mpi_group(all_ranks(), session().job()); };
@@ -162,24 +168,108 @@ TEST_F(Zero, GradientsAreThoseOfOneRank) {
   }
 }
 
+// ZeRO++: of D contributions at most a in size, each is rounded by at most a/q/2 (q = 127 or 7) on
+// the first hop, and the sums over nodes, together at most D a, by at most D a/q/2 on the second.
+TEST_F(Zero, GradientsInBlocksAreWithinTheirRounding) {
+  if (session().size() == 1) GTEST_SKIP() << "needs two ranks";
+  for (const auto& [type, q] :
+       {std::pair{kernels::BlockType::int8, 127.0}, {kernels::BlockType::int4, 7.0}}) {
+    for (const std::int64_t per_node : {1, 2, 8}) {
+      for (const auto reduce : {ReduceWhen::step, ReduceWhen::micro}) {
+        for (int stage = 0; stage <= 3; ++stage) {
+          Case c{.config = gpt2_like(), .stage = stage, .reduce = reduce, .micro_batches = 1};
+          const auto plain = make(c);
+          const StepShown exact = plain->step(100, {.lr = 0});
+          c.gradient_blocks = {.type = type, .block = 32};
+          c.per_node = per_node;
+          const auto run = make(c);
+          const StepShown step = run->step(100, {.lr = 0});
+          EXPECT_EQ(step.loss, exact.loss);
+          // What this rank contributes, divided by the tokens of all.
+          auto inputs = plan_inputs_of(c.config, *device_, c.compute);
+          PlanRun own(inputs, *device_, {.sequence = 6, .micro = 1, .micro_batches = 1});
+          own.state().set_parameters(test_values(11));
+          const auto size = static_cast<double>(session().size());
+          const StepShown mine = own.step(100 + session().rank(), {.lr = 0});
+          double largest = 0;
+          for (const float g : mine.gradients)
+            largest = std::max(largest, std::abs(static_cast<double>(g)) / size);
+          largest =
+              static_cast<double>(control().max(static_cast<std::int64_t>(largest * 0x1p40))) *
+              0x1p-40;
+          const double bound = size * largest / q * (1 + 0x1p-10) + 200 * 0x1p-24 * exact.norm;
+          ASSERT_EQ(step.gradients.size(), exact.gradients.size());
+          double worst = 0;
+          for (std::size_t i = 0; i < step.gradients.size(); ++i)
+            worst = std::max<double>(worst, std::abs(step.gradients[i] - exact.gradients[i]));
+          EXPECT_LE(worst, bound) << enum_word(type) << ", stage " << stage;
+          EXPECT_GT(control().max(static_cast<std::int64_t>(worst * 0x1p40)), 0)
+              << "nothing was rounded";
+        }
+      }
+    }
+  }
+}
+
+// All ranks compute with the parameters that blocks give, their own too: one rank with parameters
+// rounded like that computes the same losses.
+TEST_F(Zero, ParametersInBlocksAreTheSameOnAllRanks) {
+  if (session().size() == 1) GTEST_SKIP() << "needs two ranks";
+  const kernels::BlockFormat format{.type = kernels::BlockType::int8, .block = 32};
+  for (const DType compute : {DType::f32, DType::bf16}) {
+    Case c{.config = llama_like(), .compute = compute, .stage = 3};
+    const auto plain = make(c);
+    c.weight_blocks = format;
+    const auto run = make(c);
+    c.stage = 0, c.weight_blocks.reset();
+    const auto rounded = make(c);  // whole parameters, which are rounded here
+    for (std::size_t u = 0; u < rounded->state().units().size(); ++u) {
+      const auto& s = rounded->state().units()[u];
+      const View all = rounded->real(s.parameters);
+      for (std::int64_t r = 0; r < session().size(); ++r) {
+        const View shard = all.range(r * s.layout.shard, s.layout.shard);
+        std::vector<std::uint8_t> code(static_cast<std::size_t>(format.bytes(s.layout.shard)));
+        const View bytes(reinterpret_cast<std::byte*>(code.data()), DType::u8,
+                         {1, 1, std::ssize(code)});
+        device_->run(kernels::Quantize{
+            .x = shard.reshaped({1, 1, s.layout.shard}), .code = bytes, .format = format});
+        device_->run(kernels::SumQuantized{
+            .code = bytes, .out = shard.reshaped({1, s.layout.shard}), .format = format});
+      }
+    }
+    const StepShown exact = plain->step(100, {.lr = 0}), got = run->step(100, {.lr = 0}),
+                    want = rounded->step(100, {.lr = 0});
+    EXPECT_EQ(got.loss, want.loss);
+    EXPECT_EQ(got.norm, want.norm);
+    EXPECT_NE(got.loss, exact.loss) << "nothing was rounded";
+  }
+}
+
 // Traps 39 and 40: a gradient that is not finite on one rank alone is skipped by all of them; the
 // next step is as if it had never been.
 TEST_F(Zero, OneRanksOverflowIsSkippedByAll) {
-  for (DType compute : {DType::f32, DType::bf16, DType::f16}) {
-    for (int stage = 0; stage <= 3; ++stage) {
-      for (float bad :
-           {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
-        const Case c{.config = llama_like(), .compute = compute, .stage = stage};
-        const auto hit = make(c), spared = make(c);
-        const auto before = shard(*hit);
-        if (session().rank() == session().size() - 1) hit->spoil_next_gradient(bad);
-        const StepShown step = hit->step(100, {});
-        EXPECT_FALSE(step.applied) << "stage " << stage;
-        EXPECT_FALSE(std::isfinite(step.norm));
-        EXPECT_TRUE(same_bits(shard(*hit), before)) << "stage " << stage;
-        EXPECT_TRUE(hit->step(200, {}).applied);
-        EXPECT_TRUE(spared->step(200, {}).applied);
-        EXPECT_TRUE(same_bits(shard(*hit), shard(*spared))) << "stage " << stage;
+  using Blocks = std::optional<kernels::BlockFormat>;
+  for (const Blocks& blocks : {Blocks{}, Blocks{{.type = kernels::BlockType::int4, .block = 32}}}) {
+    for (DType compute : {DType::f32, DType::bf16, DType::f16}) {
+      for (int stage = 0; stage <= 3; ++stage) {
+        for (float bad :
+             {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+          const Case c{.config = llama_like(),
+                       .compute = compute,
+                       .stage = stage,
+                       .gradient_blocks = blocks,
+                       .per_node = blocks ? 2 : 8};
+          const auto hit = make(c), spared = make(c);
+          const auto before = shard(*hit);
+          if (session().rank() == session().size() - 1) hit->spoil_next_gradient(bad);
+          const StepShown step = hit->step(100, {});
+          EXPECT_FALSE(step.applied) << "stage " << stage;
+          EXPECT_FALSE(std::isfinite(step.norm));
+          EXPECT_TRUE(same_bits(shard(*hit), before)) << "stage " << stage;
+          EXPECT_TRUE(hit->step(200, {}).applied);
+          EXPECT_TRUE(spared->step(200, {}).applied);
+          EXPECT_TRUE(same_bits(shard(*hit), shard(*spared))) << "stage " << stage;
+        }
       }
     }
   }

@@ -70,6 +70,12 @@ Case random_case(std::mt19937& random) {
   c.inputs.units = model::model_units(m, c.inputs.tensor_chunks);
   const int per_node = 1 + pick(static_cast<int>(c.inputs.mesh.data));
   for (int r = 0; r < c.inputs.mesh.size(); ++r) c.inputs.node_of.push_back(r / per_node);
+  if (!c.inputs.any_layout && pick(3) == 0) {
+    const std::int64_t block = 16 << pick(5);
+    c.inputs.gradient_blocks = {
+        .type = pick(2) == 0 ? kernels::BlockType::int8 : kernels::BlockType::int4, .block = block};
+    if (c.inputs.stage == 3) c.inputs.weight_blocks = {.block = block};
+  }
   const int purpose = pick(3);
   c.shape.purpose = static_cast<PlanPurpose>(purpose);
   c.shape.sequence = 2 * (1 + pick(6));
@@ -206,6 +212,39 @@ TEST(MakePlan, SendsWhatTheFormulasSay) {
   }
 }
 
+// ZeRO++, section 3.3: within nodes everybody's slots but the own counterparts' travel once, across
+// nodes one slot to each other node; section 3.1: shards travel as their blocks.
+TEST(MakePlan, SendsBlocksWithinNodesThenAcross) {
+  for (const auto type : {kernels::BlockType::int8, kernels::BlockType::int4}) {
+    for (const ReduceWhen reduce : {ReduceWhen::step, ReduceWhen::micro}) {
+      Case c = make_case(3, 6, 2, reduce);
+      c.inputs.node_of = {0, 0, 0, 1, 1, 1};
+      c.inputs.gradient_blocks = {.type = type, .block = 32};
+      c.inputs.weight_blocks = {.type = kernels::BlockType::int8, .block = 32};
+      const Plan plan = make_plan(c.inputs, c.shape, {.data = 4});
+      comm::WireBytes sums, gathers;
+      std::int64_t slots = 0, least = 0;
+      for (const Op& op : plan.ops) {
+        const auto bytes = wire_bytes_of(plan, op);
+        auto& of = op.kind == OpKind::reduce_gradients ? sums : gathers;
+        if (op.kind == OpKind::reduce_gradients || op.kind == OpKind::gather)
+          of.intra += bytes.intra, of.inter += bytes.inter;
+      }
+      for (const auto& unit : c.inputs.units) {
+        const std::int64_t n = zero::unit_layout(unit, 6).shard;
+        slots += c.inputs.gradient_blocks->bytes(n);
+        least += c.inputs.weight_blocks->bytes(n);
+      }
+      const std::int64_t times = reduce == ReduceWhen::micro ? 2 : 1;
+      EXPECT_EQ(sums.intra, times * 2 * 2 * slots);  // to 2 peers, for 2 nodes
+      EXPECT_EQ(sums.inter, times * slots);
+      EXPECT_EQ(gathers.intra * 3, gathers.inter * 2);  // as of whole shards
+      EXPECT_GE(gathers.intra + gathers.inter, 5 * least);
+      EXPECT_LE(gathers.intra + gathers.inter, 5 * 4 * least);
+    }
+  }
+}
+
 TEST(MakePlan, SplitsTrafficByNode) {
   Case c = make_case(1, 6, 1, ReduceWhen::step);
   c.inputs.node_of = {0, 0, 0, 1, 1, 1};
@@ -257,6 +296,28 @@ TEST(Check, RejectsAPlanThatForgetsWork) {
     EXPECT_FALSE(broken.empty());
     for (const Plan& b : broken) EXPECT_THROW(check(b), InternalError) << enum_word(kind);
   }
+}
+
+// Slots that nobody sent, sums of some ranks only, a hop among the wrong number of ranks.
+TEST(Check, RejectsBlocksThatGoAstray) {
+  Case c = make_case(2, 4, 2, ReduceWhen::micro);
+  c.inputs.node_of = {0, 0, 1, 1};
+  c.inputs.gradient_blocks = {.type = kernels::BlockType::int4, .block = 32};
+  const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
+  const auto broken = without_each(plan, OpKind::reduce_gradients);
+  EXPECT_EQ(broken.size() % 5, 0U);
+  for (const Plan& b : broken) EXPECT_THROW(check(b), InternalError);
+  int changed = 0;
+  for (std::size_t o = 0; o < plan.ops.size(); ++o) {
+    Plan fewer = plan;
+    auto* call = std::get_if<comm::CollectiveCall>(&fewer.ops[o].call);
+    auto* slots = call == nullptr ? nullptr : std::get_if<comm::AllToAll>(call);
+    if (slots == nullptr) continue;
+    --slots->ranks.count;
+    EXPECT_THROW(check(fewer), InternalError);
+    ++changed;
+  }
+  EXPECT_GT(changed, 0);
 }
 
 TEST(Check, RejectsBuffersThatShareBytesWhileBothAreAlive) {

@@ -259,6 +259,28 @@ TEST(OpCosts, RingsShareTheNodesLinks) {
   EXPECT_GT(gathers, 0);
 }
 
+TEST(OpCosts, SlotsGoPairwiseAlsoBesideRings) {
+  deck::Machine m = machine();
+  m.collectives = deck::Collectives::ring;
+  PlanInputs in = inputs({.data = 8}, 2);
+  in.node_of = {0, 0, 0, 0, 1, 1, 1, 1};
+  in.gradient_blocks = kernels::BlockFormat{.type = kernels::BlockType::int4};
+  const Plan plan = make_plan(in, shape, {});
+  const auto costs = op_costs(plan, m);
+  int hops[2] = {};
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    if (call_name(plan.ops[i].call) != comm::AllToAll::kName) continue;
+    const auto bytes = wire_bytes_of(plan, plan.ops[i]);
+    const bool across = bytes.inter > 0;
+    ++hops[across ? 1 : 0];
+    EXPECT_EQ(across ? bytes.intra : bytes.inter, 0);
+    EXPECT_DOUBLE_EQ(costs[i].seconds, across ? 1e-5 + static_cast<double>(bytes.inter) / 1e8
+                                              : 3e-6 + static_cast<double>(bytes.intra) / 1e9);
+  }
+  EXPECT_GT(hops[0], 0);
+  EXPECT_EQ(hops[0], hops[1]);
+}
+
 TEST(OpCosts, AMissingLinkIsAnError) {
   deck::Machine m = machine();
   m.inter.reset();
