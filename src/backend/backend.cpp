@@ -49,13 +49,19 @@ class HiddenGroup : public comm::Group {
   const memory::HiddenTier& tier_;
 };
 
+auto on_a_thread(std::shared_ptr<kernels::Device> device) {
+  return [device = std::move(device)](const kernels::KernelCall& call) {
+    return memory::make_thread_task([device, call] { device->run(call); });
+  };
+}
+
 Backend cpu_backend(int threads) {
   return {.kind = deck::Backend::cpu,
           .name = fmt::format("{} CPU thread{}", threads, threads == 1 ? "" : "s"),
           .device_tier = std::make_unique<memory::HostTier>(),
           .host_tier = std::make_unique<memory::HostTier>(),
           .device = kernels::make_cpu_device({.threads = threads}),
-          .beside = kernels::make_cpu_device({.threads = 1}),
+          .start_beside = on_a_thread(kernels::make_cpu_device({.threads = 1})),
           .make_streams =
               [] {
                 return std::make_unique<memory::HostStreams>(
@@ -70,8 +76,10 @@ Backend debug_backend(int threads) {
   b.kind = deck::Backend::debug;
   auto tier = std::make_unique<memory::HiddenTier>();
   const memory::HiddenTier& hidden = *tier;
-  for (auto* device : {&b.device, &b.beside})
-    *device = std::make_shared<HiddenDevice>(std::move(*device), hidden);
+  b.device = std::make_shared<HiddenDevice>(std::move(b.device), hidden);
+  b.start_beside = [&hidden, start = std::move(b.start_beside)](const kernels::KernelCall& call) {
+    return start(reachable(call, hidden));
+  };
   b.make_group = [&hidden](std::span<const int> members, const comm::GroupShape& shape,
                            comm::Traffic) -> std::unique_ptr<comm::Group> {
     auto group = comm::make_mpi_group(members, shape);

@@ -79,9 +79,9 @@ class AllToAllTask : public Task {
   AllToAllTask(Transport& transport, const GroupShape& group, std::int64_t rank,
                const AllToAll& call)
       : call_(call),
-        exchange_(transport, flows(rank), call.send.cols(),
+        exchange_(transport, flows(call.ranks.index(rank)), call.send.cols(),
                   call.remote == 0 ? kPieceIntra : piece_bytes(group)) {
-    const std::int64_t own = (rank - call.ranks.first) / call.ranks.stride;
+    const std::int64_t own = call.ranks.index(rank);
     own_ = memory::make_copy_task(slot(call.send, own), slot(call.receive, own), call.send.cols());
   }
   Progress advance() override {
@@ -96,16 +96,14 @@ class AllToAllTask : public Task {
 
  private:
   static std::byte* slot(const View& of, std::int64_t k) { return of.data + k * of.cols(); }
-  std::vector<PeerFlow> flows(std::int64_t rank) {
+  std::vector<PeerFlow> flows(std::int64_t own) {
     std::vector<PeerFlow> all;
     const auto at = [this](std::byte* base) {
       return [this, base](std::int64_t i) { return base + exchange_.offset_of(i); };
     };
-    for (std::int64_t i = 0; i < call_.ranks.count; ++i) {
-      const std::int64_t k = (rank + i) % call_.ranks.count;  // each starts with another peer
-      const std::int64_t peer = call_.ranks.rank(k);
-      if (peer == rank) continue;
-      all.push_back({.peer = static_cast<int>(peer),
+    for (std::int64_t i = 1; i < call_.ranks.count; ++i) {
+      const std::int64_t k = (own + i) % call_.ranks.count;  // each starts with another peer
+      all.push_back({.peer = static_cast<int>(call_.ranks.rank(k)),
                      .outgoing = at(slot(call_.send, k)),
                      .incoming = at(slot(call_.receive, k))});
     }

@@ -29,6 +29,7 @@ inline constexpr std::size_t kMeshGroups = 5;
 struct RankGroup {
   std::int64_t first = 0, count = 0, stride = 1;
   std::int64_t rank(std::int64_t i) const { return first + i * stride; }
+  std::int64_t index(std::int64_t rank) const { return (rank - first) / stride; }
   bool operator==(const RankGroup&) const = default;
 };
 

@@ -159,13 +159,6 @@ class Checker {
 
   void quantization() {
     const QuantizeSection& q = deck_.zero.quantize;
-    if (usable({"zero.quantize.weights", "zero.stage"}) && q.weights == QuantizedWeights::int8 &&
-        deck_.zero.stage != 3) {
-      problem("zero.quantize.weights",
-              fmt::format("zero.quantize.weights = \"{}\" is of the gathers of zero.stage = 3, not "
-                          "{}: below, parameters are kept whole",
-                          enum_word(q.weights), deck_.zero.stage));
-    }
     if (usable({"zero.quantize.gradients", "precision.gradients"}) &&
         q.gradients != QuantizedGradients::none && deck_.precision.gradients != SumPrecision::f32) {
       problem("zero.quantize.gradients",

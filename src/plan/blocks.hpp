@@ -2,11 +2,10 @@
 // place of one collective.
 #pragma once
 
-#include <span>
+#include <string>
 #include <vector>
 
-#include "comm/route.hpp"
-#include "plan/plan.hpp"
+#include "plan/make_plan.hpp"
 
 namespace tessera::plan {
 
@@ -31,5 +30,9 @@ Calls gather_in_blocks(const comm::AllGather& gather, std::int64_t rank,
 Calls reduce_in_blocks(const comm::ReduceScatter& reduce, const comm::Route& route,
                        const kernels::BlockFormat& format, const View& leaving,
                        const View& arriving);
+
+/// "parameters int8 in blocks of 256; gradients int4 in blocks of 256, added in nodes of 8 ranks,
+/// then over 2 nodes" for the data group of `place`; "" without blocks.
+std::string blocks_text(const PlanInputs& inputs, const MeshPlace& place);
 
 }  // namespace tessera::plan

@@ -28,7 +28,8 @@ struct PlanInputs {
   DType compute = DType::f32;
   DType accumulate = DType::f32;  // of gradients, over micro-batches
   DType wire = DType::f32;        // of gradients
-  /// Parameters that are gathered, and gradients, travel as blocks, if at all.
+  /// Parameters that stage 3 gathers to train, and gradients, travel as blocks. Evaluation sees the
+  /// parameters as they are, whatever the layout.
   std::optional<kernels::BlockFormat> weight_blocks, gradient_blocks;
   int stage = 0;  // ZeRO
   ReduceWhen reduce = ReduceWhen::step;
@@ -157,6 +158,8 @@ class Insertions {
 
 BufferId add_buffer(Plan& plan, std::string name, Purpose purpose, std::int64_t bytes,
                     bool persistent = false);
+/// The buffer has at least so many bytes.
+void enlarge_buffer(Plan& plan, BufferId id, std::int64_t bytes);
 View buffer_view(BufferId id, DType type, std::int64_t elements);
 
 /// A buffer of bytes on their way that serves ops of one stream one after another, as large as the

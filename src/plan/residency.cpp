@@ -109,7 +109,7 @@ void residency(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& s
     const comm::AllGather call{.shard = state.own_shard,
                                .full = buffer_view(g.buffer, in.compute, state.layout.padded)};
     Calls calls = {comm::CollectiveCall{call}};
-    if (in.weight_blocks) {
+    if (in.weight_blocks && plan.shape.purpose != PlanPurpose::evaluate) {
       const std::int64_t bytes = block_staging(*in.weight_blocks, in.mesh.data, state.layout.shard);
       calls = gather_in_blocks(call, plan.place.data, *in.weight_blocks, staging.view(plan, bytes));
     }

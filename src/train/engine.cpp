@@ -52,7 +52,7 @@ Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
   state_.emplace(inputs_, place_, *arenas_[static_cast<std::size_t>(plan::ArenaId::state)],
                  *arenas_[static_cast<std::size_t>(plan::ArenaId::host)]);
   streams_ = backend_.make_streams();
-  executor_.emplace(*backend_.device, *backend_.beside, tier(), groups_, *streams_, inputs_,
+  executor_.emplace(*backend_.device, backend_.start_beside, tier(), groups_, *streams_, inputs_,
                     job.whereabouts);
 }
 

@@ -2,6 +2,7 @@
 change no bit on the same ranks; other numbers of ranks and other cuts of the batch change the order
 of sums only (traps 6, 10, 11, 28, 35, 36)."""
 
+import re
 import unittest
 
 from tessera import RunTest, tiny_deck
@@ -95,6 +96,20 @@ class Equivalence(RunTest):
                                                     "zero.quantize__weights": "int8",
                                                     "zero.quantize__block": 64})
         self.assert_close(both, want, 2 * INT8, "parameters and gradients in blocks")
+
+    def test_16_evaluation_sees_parameters_as_they_are(self):
+        """Whatever blocks they travel in while training: the same loss on every layout."""
+        deck = self.deck("blocks", tiny_deck(
+            self.corpus, run__steps=4, zero__stage=3, checkpoint__every=4,
+            data__validation=[str(self.corpus)], **{"zero.quantize__weights": "int8"}))
+        self.train(2, deck)
+        losses = []
+        for ranks in (1, 2, 4):
+            job = self.run_job(ranks, "evaluate", deck)
+            self.assertEqual(job.code, 0, job.output)
+            losses.append(float(re.search(r"loss ([0-9.]+)", job.output)[1]))
+        for loss in losses[1:]:
+            self.assertLessEqual(abs(loss - losses[0]) / losses[0], TOLERANCE)
 
     def test_44_replicas_stay_equal_beside_blocks(self):
         """A tied matrix at both ends of a pipeline, on two data ranks each, compared every step."""

@@ -200,7 +200,10 @@ Backend make_cuda_backend(const Settings& settings, const Ranks* ranks) {
             .tune = {},
             .make_streams = [queue] { return std::make_unique<memory::CudaStreams>(*queue); },
             .make_group = {}};
-  b.beside = b.device;
+  b.start_beside = [device = b.device](const kernels::KernelCall& call) {
+    device->run(call);
+    return std::unique_ptr<memory::Task>();
+  };
   if (ranks != nullptr) {
     b.tune = [libraries, math, tier = b.device_tier.get(), all = *ranks](
                  std::span<const kernels::KernelCall> calls, const Tuning& tuning) {

@@ -174,7 +174,8 @@ class NcclGroup : public Group {
     const std::int64_t bytes = c.send.cols();
     together([&] {
       for (std::int64_t i = 0; i < c.ranks.count; ++i) {
-        const std::int64_t k = (rank_ + i) % c.ranks.count;  // each starts with another peer
+        const std::int64_t k =
+            (c.ranks.index(rank_) + i) % c.ranks.count;  // each starts with another peer
         const auto peer = static_cast<int>(c.ranks.rank(k));
         NCCL_TRY(ncclSend(c.send.data + k * bytes, count_of(bytes), ncclUint8, peer, comm(),
                           queue_.stream));

@@ -9,7 +9,8 @@ CudaStreams::CudaStreams(CudaQueue& queue) : queue_(queue) {
   CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest));
   for (std::size_t s = 0; s < kStreams; ++s) {
     cudaStream_t made = nullptr;
-    // What others wait for goes first: a collective takes few multiprocessors.
+    // What others wait for goes first: collectives, which take few multiprocessors, and the short
+    // kernels between them.
     CUDA_TRY(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking,
                                           s == kCompute ? least : greatest));
     streams_[s].reset(made);

@@ -29,8 +29,9 @@ const Kind kKinds[] = {
 
 }  // namespace
 
-/// Bytes that a rank receives a second, as a share of what a memcpy of device memory on all ranks
-/// at once copies: data between ranks of one node is copied at least once.
+/// Bytes of f32 that a rank receives a second, however they travel, as a share of what a memcpy of
+/// device memory on all ranks at once copies: data between ranks of one node is copied at least
+/// once.
 void bench_collectives(const BenchOptions& o, const train::Job& job) {
   const comm::Control& control = job.control;
   control.together([&] {
@@ -61,7 +62,7 @@ void bench_collectives(const BenchOptions& o, const train::Job& job) {
   });
   const double copy = static_cast<double>(most) / copy_seconds / 1e9;
   if (control.rank() == 0) {
-    fmt::print("# {} ranks on {} nodes; GB/s that a rank receives, as a share of memcpy's\n",
+    fmt::print("# {} ranks on {} nodes; GB/s of f32 that a rank receives, as a share of memcpy's\n",
                job.mpi.size(), job.mpi.job().nodes);
     print_row("memcpy", plan::human_bytes(most), copy_seconds, copy, "GB/s", 1);
   }
@@ -88,24 +89,18 @@ void bench_collectives(const BenchOptions& o, const train::Job& job) {
             staging.zeros(DType::u8, {comm::reduce_scatter_staging(group->shape(), kind.wire)});
         calls = {kind.reduce ? comm::CollectiveCall{reduce} : comm::CollectiveCall{gather}};
       }
-      comm::WireBytes wire;
-      for (const plan::Call& call : calls) {
-        const auto* collective = std::get_if<comm::CollectiveCall>(&call);
-        if (collective == nullptr) continue;
-        const auto sent = comm::wire_bytes(*collective, group->shape());
-        wire.intra += sent.intra, wire.inter += sent.inter;
-      }
       const double seconds = best([&] {
         for (const plan::Call& call : calls) {
           finish_alone(*streams, [&]() -> std::unique_ptr<memory::Task> {
             if (const auto* collective = std::get_if<comm::CollectiveCall>(&call))
               return group->start(*collective);
-            backend.beside->run(std::get<kernels::KernelCall>(call));
-            return nullptr;
+            return backend.start_beside(std::get<kernels::KernelCall>(call));
           });
         }
       });
-      const double rate = static_cast<double>(wire.intra + wire.inter) / seconds / 1e9;
+      // Of elements as they are, in whatever fewer bytes they travel.
+      const std::int64_t received = (job.mpi.size() - 1) * shard * size_of(DType::f32);
+      const double rate = static_cast<double>(received) / seconds / 1e9;
       if (control.rank() == 0)
         print_row(kind.name, plan::human_bytes(bytes), seconds, rate, "GB/s", rate / copy);
     }

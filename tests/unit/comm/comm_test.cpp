@@ -119,8 +119,6 @@ TEST(WireBytes, CountEveryPeerOnce) {
   }
 }
 
-// Over NCCL: rings, of which a node's ranks each close one to the next node; what is exchanged and
-// added by our kernel goes to every peer.
 TEST(WireBytes, OfSlotsByNode) {
   const View slots(nullptr, DType::u8, {4, 100});
   const AllToAll call{
@@ -130,6 +128,8 @@ TEST(WireBytes, OfSlotsByNode) {
   EXPECT_EQ(sent.inter, 200);
 }
 
+// Over NCCL: rings, of which a node's ranks each close one to the next node; what is exchanged and
+// added by our kernel goes to every peer.
 TEST(WireBytes, OfNccl) {
   const GroupShape near{.size = 8, .local = 8, .nodes = 1, .carrier = Carrier::nccl},
       far{.size = 16, .local = 8, .nodes = 2, .carrier = Carrier::nccl_sums};

@@ -43,8 +43,6 @@ TEST(Checks, LengthsAndUnits) {
 }
 
 TEST(Checks, HowGradientsAndParametersTravel) {
-  expect_contains(refusal(kSmallDeck, {"zero.stage=2", "zero.quantize.weights=int8"}),
-                  "of the gathers of zero.stage = 3, not 2");
   EXPECT_EQ(refusal(kSmallDeck, {"zero.stage=3", "zero.quantize.weights=int8"}), "");
   for (const char* gradients : {"zero.quantize.gradients=int8", "zero.quantize.gradients=int4"}) {
     EXPECT_EQ(refusal_of(gradients), "");

@@ -298,26 +298,68 @@ TEST(Check, RejectsAPlanThatForgetsWork) {
   }
 }
 
-// Slots that nobody sent, sums of some ranks only, a hop among the wrong number of ranks.
-TEST(Check, RejectsBlocksThatGoAstray) {
-  Case c = make_case(2, 4, 2, ReduceWhen::micro);
-  c.inputs.node_of = {0, 0, 1, 1};
-  c.inputs.gradient_blocks = {.type = kernels::BlockType::int4, .block = 32};
-  const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
-  const auto broken = without_each(plan, OpKind::reduce_gradients);
-  EXPECT_EQ(broken.size() % 5, 0U);
-  for (const Plan& b : broken) EXPECT_THROW(check(b), InternalError);
-  int changed = 0;
+/// Changes an argument struct of the plan's calls, one call at a time.
+template <typename Args, typename F>
+std::vector<Plan> with_each(const Plan& plan, F&& change) {
+  std::vector<Plan> all;
   for (std::size_t o = 0; o < plan.ops.size(); ++o) {
-    Plan fewer = plan;
-    auto* call = std::get_if<comm::CollectiveCall>(&fewer.ops[o].call);
-    auto* slots = call == nullptr ? nullptr : std::get_if<comm::AllToAll>(call);
-    if (slots == nullptr) continue;
-    --slots->ranks.count;
-    EXPECT_THROW(check(fewer), InternalError);
-    ++changed;
+    Plan other = plan;
+    visit_args(other.ops[o].call, [&](auto& args) {
+      if constexpr (std::is_same_v<std::decay_t<decltype(args)>, Args>) {
+        change(args);
+        all.push_back(other);
+      }
+    });
   }
-  EXPECT_GT(changed, 0);
+  return all;
+}
+void expect_rejected(const std::vector<Plan>& plans, const char* what) {
+  EXPECT_FALSE(plans.empty()) << what;
+  for (const Plan& plan : plans) EXPECT_THROW(check(plan), InternalError) << what;
+}
+
+// Slots that nobody sent, that go to the wrong ranks or owners, are added twice or read as what
+// they are not.
+TEST(Check, RejectsBlocksThatGoAstray) {
+  using comm::AllToAll;
+  using kernels::Quantize, kernels::RequantizeSum, kernels::SumQuantized;
+  for (const std::vector<int>& nodes : {std::vector{0, 0, 1, 1}, {0, 1, 0, 1}}) {
+    Case c = make_case(2, 4, 2, ReduceWhen::micro);
+    c.inputs.node_of = nodes;
+    c.inputs.gradient_blocks = {.type = kernels::BlockType::int4, .block = 32};
+    const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
+    const auto without = without_each(plan, OpKind::reduce_gradients);
+    EXPECT_EQ(without.size() % 5, 0U);
+    expect_rejected(without, "without an op");
+    expect_rejected(with_each<AllToAll>(plan, [](AllToAll& a) { --a.ranks.count; }), "fewer ranks");
+    expect_rejected(
+        with_each<AllToAll>(plan, [](AllToAll& a) { a.ranks.stride = 3 - a.ranks.stride; }),
+        "other ranks");
+    expect_rejected(with_each<AllToAll>(plan, [](AllToAll& a) { a.ranks = {2, 2, 1}; }), "others");
+    expect_rejected(with_each<RequantizeSum>(plan, [](RequantizeSum& a) { a.format.block = 64; }),
+                    "another block");
+    expect_rejected(with_each<SumQuantized>(
+                        plan, [](SumQuantized& a) { a.format.type = kernels::BlockType::int8; }),
+                    "another type");
+    if (nodes[1] == 0) {
+      expect_rejected(with_each<Quantize>(plan,
+                                          [](Quantize& a) {
+                                            a.x = a.x.reshaped({1, 4, a.x.cols()});
+                                            a.code = a.code.reshaped({4, 1, a.code.cols()});
+                                          }),
+                      "slots in rank order");
+    }
+  }
+}
+
+TEST(Check, RejectsParametersThatAreNotGathered) {
+  Case c = make_case(3, 4, 2, ReduceWhen::micro);
+  c.inputs.weight_blocks = {.block = 32};
+  const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
+  expect_rejected(without_each(plan, OpKind::gather), "without an op");
+  expect_rejected(
+      with_each<kernels::SumQuantized>(plan, [](kernels::SumQuantized& a) { a.format.block = 64; }),
+      "another block");
 }
 
 TEST(Check, RejectsBuffersThatShareBytesWhileBothAreAlive) {
@@ -344,6 +386,27 @@ TEST(Check, RejectsBuffersThatShareBytesWhileBothAreAlive) {
     }
   }
   EXPECT_GT(moved, 20);
+}
+
+// What travels as blocks has the same bytes, and goes the same way, on all ranks.
+TEST(Check, RejectsRanksWithOtherBlocks) {
+  Case c = make_case(3, 4, 1, ReduceWhen::micro);
+  c.inputs.node_of = {0, 0, 1, 1};
+  c.inputs.weight_blocks = {.block = 32};
+  c.inputs.gradient_blocks = {.block = 32};
+  const auto hash = [&] { return plan_hash(make_plan(c.inputs, c.shape, {})); };
+  const Case same = c;
+  const auto first = hash();
+  c.inputs.weight_blocks->block = 256;
+  EXPECT_THROW(check_together(std::array{first, hash()}), InternalError);
+  c = same;
+  c.inputs.gradient_blocks->type = kernels::BlockType::int4;
+  EXPECT_THROW(check_together(std::array{first, hash()}), InternalError);
+  c = same;
+  c.inputs.node_of = {0, 1, 0, 1};
+  EXPECT_THROW(check_together(std::array{first, hash()}), InternalError);
+  c = same;
+  EXPECT_NO_THROW(check_together(std::array{first, hash()}));
 }
 
 TEST(Check, RejectsRanksThatDisagree) {
