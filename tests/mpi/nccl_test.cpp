@@ -145,7 +145,7 @@ TEST_F(NcclGroups, GatherBlockByBlock) {
 }
 
 TEST_F(NcclGroups, SumWords) {
-  const auto group = make(Traffic::collectives);
+  const auto group = make(Traffic::words);
   std::vector<std::int64_t> words = {session().rank(), -1, std::int64_t{1} << 40};
   finish_queued(group->start(
       AllReduceWords{.words = View(reinterpret_cast<std::byte*>(words.data()), DType::i64, {3})}));
@@ -180,6 +180,22 @@ TEST_F(NcclGroups, PassMessagesBothWays) {
     EXPECT_TRUE(std::equal(got.begin(), got.end(),
                            all.begin() + from * static_cast<std::ptrdiff_t>(mine.size())));
   }
+}
+
+// What a pipeline sends should not take multiprocessors from what it computes.
+TEST_F(NcclGroups, TakeFewBlocksForMessagesAndWords) {
+  std::vector<std::unique_ptr<Group>> groups;
+  for (const auto traffic :
+       {Traffic::gathers, Traffic::collectives, Traffic::words, Traffic::messages})
+    groups.push_back(make(traffic));
+  std::vector<int> most;
+  for (const ncclConfig_t& config : nccl_said().configs) {
+    EXPECT_EQ(config.blocking, 0);
+    EXPECT_EQ(config.minCTAs, NCCL_CONFIG_UNDEF_INT);
+    most.push_back(config.maxCTAs);
+  }
+  constexpr int kAny = NCCL_CONFIG_UNDEF_INT;
+  EXPECT_EQ(most, (std::vector<int>{kAny, kAny, 1, 4, 4, 4}));  // an edge each
 }
 
 TEST_F(NcclGroups, FindThatWhatIsQueuedWillNeverEnd) {

@@ -4,15 +4,17 @@
 #include <exception>
 #include <thread>
 
+#include "comm/nccl_resources.hpp"
 #include "core/error.hpp"
 
 namespace tessera::comm {
 
 Communicator::Communicator(std::shared_ptr<const Nccl> nccl, const ncclUniqueId& id, int rank,
-                           int size, double patience)
+                           int size, Traffic traffic, double patience)
     : nccl_(std::move(nccl)) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;  // so that we can stop waiting
+  if (const auto most = most_blocks(traffic)) config.maxCTAs = *most;
   settle(nccl_->ncclCommInitRankConfig(&comm_, size, id, rank, &config), "ncclCommInitRankConfig",
          patience);
 }

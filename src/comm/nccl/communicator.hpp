@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "comm/group.hpp"
 #include "comm/nccl/nccl.hpp"
 
 namespace tessera::comm {
@@ -13,7 +14,7 @@ class Communicator {
   /// Collective over the communicator's ranks. Throws CommError, also where they have not
   /// connected within `patience` seconds.
   Communicator(std::shared_ptr<const Nccl> nccl, const ncclUniqueId& id, int rank, int size,
-               double patience);
+               Traffic traffic, double patience);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;

@@ -237,7 +237,7 @@ std::unique_ptr<Group> make_nccl_group(NcclSession& session, std::span<const int
     if (members.empty()) continue;
     communicators.push_back(std::make_shared<Communicator>(
         nccl, ids[static_cast<std::size_t>(members.front())], static_cast<int>(mine),
-        static_cast<int>(members.size()), patience));
+        static_cast<int>(members.size()), traffic, patience));
     session.add(communicators.back());
   }
   if (members.empty()) return nullptr;
