@@ -9,7 +9,12 @@
 namespace tessera::comm {
 
 /// What a group is made for.
-enum class Traffic : std::uint8_t { collectives, messages };
+enum class Traffic : std::uint8_t {
+  gathers,      // AllGather alone
+  collectives,  // sums of bulk data too
+  messages,     // Send and Receive between neighbours
+  words         // AllReduceWords
+};
 
 class Group {
  public:
