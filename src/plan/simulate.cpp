@@ -44,13 +44,7 @@ struct CostOf {
     return {kernels::bytes_of(copy) / machine.memory_rate};
   }
   OpCost operator()(const kernels::KernelCall& call) const {
-    return std::visit(
-        [&](const auto& args) {
-          const double rate = machine.kernel_rate(kernels::element_type(args), args.kName);
-          return OpCost{machine.kernel_start +
-                        std::max(flop_seconds(args), kernels::bytes_of(args) / rate)};
-        },
-        call);
+    return {std::visit([&](const auto& args) { return seconds(args); }, call)};
   }
   OpCost operator()(const comm::CollectiveCall& call) const {
     const comm::GroupShape& group = plan.group(op.group);
@@ -78,6 +72,17 @@ struct CostOf {
   }
 
  private:
+  template <typename Args>
+  double seconds(const Args& args) const {
+    if constexpr (requires { args.preactivation; }) {
+      const bool apart = machine.activations == deck::MachineActivations::apart ||
+                         args.preactivation.type == DType::f32;
+      if (args.preactivation && apart)
+        return seconds(product_of(args)) + seconds(activation_of(args));
+    }
+    const double rate = machine.kernel_rate(kernels::element_type(args), args.kName);
+    return machine.kernel_start + std::max(flop_seconds(args), kernels::bytes_of(args) / rate);
+  }
   template <typename Args>
   double flop_seconds(const Args& args) const {
     if constexpr (requires { args.shape.head_dim; }) {

@@ -101,6 +101,37 @@ TEST(MakePlan, EvaluationHoldsNeitherOptimizerStateNorGradients) {
   }
 }
 
+// Where something else computes gelu again, it is an operation of its own.
+TEST(MakePlan, PutsGeluInProductsUnlessItIsReplayed) {
+  const auto count = [](const Plan& plan, auto&& is) {
+    return std::ranges::count_if(plan.ops, [&](const Op& op) {
+      const auto* kernel = std::get_if<kernels::KernelCall>(&op.call);
+      return kernel != nullptr && std::visit(is, *kernel);
+    });
+  };
+  const auto brings_gelu = [](const auto& args) {
+    if constexpr (requires { args.preactivation; }) return static_cast<bool>(args.preactivation);
+    return false;
+  };
+  const auto is_activation = [](const auto& args) {
+    using Args = std::decay_t<decltype(args)>;
+    return std::is_same_v<Args, kernels::Activate> ||
+           std::is_same_v<Args, kernels::ActivateBackward>;
+  };
+  for (const bool any_layout : {false, true}) {
+    for (const auto policy : {Recompute::none, Recompute::selective, Recompute::full}) {
+      Case c = make_case(0, 1, 1, ReduceWhen::step);
+      c.inputs.recompute = policy, c.inputs.any_layout = any_layout;
+      const Plan plan = make_plan(c.inputs, c.shape, {});
+      const std::int64_t forwards = policy == Recompute::none ? 1 : 2;
+      const std::int64_t all = c.inputs.config.layers * (forwards + 1);
+      const bool apart = any_layout || policy == Recompute::selective;
+      EXPECT_EQ(count(plan, brings_gelu), apart ? 0 : all) << enum_word(policy);
+      EXPECT_EQ(count(plan, is_activation), apart ? all : 0) << enum_word(policy);
+    }
+  }
+}
+
 // Before its order of micro-batches takes all memory there is.
 TEST(MakePlan, RefusesStepsThatAreTooLong) {
   for (const std::int64_t stages : {1, 3}) {
