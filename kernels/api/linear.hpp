@@ -1,19 +1,23 @@
 // Matrix products: y = x W^T + b and its two gradients. Weights are stored (out, in), as in
 // torch.nn.Linear. Products accumulate in f32; y and d_x may be f32 whatever x and d_y are, as
-// parts of a sum that is rounded once.
+// parts of a sum that is rounded once. A product may bring the gelu along that follows it.
 #pragma once
 
-#include "kernels/api/access.hpp"
+#include <utility>
+
+#include "kernels/api/activation.hpp"
 
 namespace tessera::kernels {
 
-/// y = x W^T + b.
+/// y = x W^T + b, or its gelu. Where a back end applies gelu as it writes the product, it is that
+/// of the f32 sum; elsewhere that of the preactivation as written.
 struct Linear {
   static constexpr const char* kName = "linear";
-  View x;       // (..., K)
-  View weight;  // (N, K)
-  View bias;    // (N) or absent
-  View y;       // (..., N)
+  View x;              // (..., K)
+  View weight;         // (N, K)
+  View bias;           // (N) or absent
+  View y;              // (..., N)
+  View preactivation;  // (..., N): x W^T + b where y is its gelu; of y's and x's type, or absent
   View scratch;
 
   double flop() const {
@@ -22,16 +26,17 @@ struct Linear {
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
     f(s.x, Access::read), f(s.weight, Access::read), f(s.bias, Access::read), f(s.y, Access::write);
-    f(s.scratch, Access::write);
+    f(s.preactivation, Access::write), f(s.scratch, Access::write);
   }
 };
 
-/// d_x = d_y W.
+/// d_x = d_y W, or that times the slope of gelu, at once or after d_x is written.
 struct LinearBackwardInput {
   static constexpr const char* kName = "linear_dgrad";
-  View d_y;     // (..., N)
-  View weight;  // (N, K)
-  View d_x;     // (..., K)
+  View d_y;            // (..., N)
+  View weight;         // (N, K)
+  View d_x;            // (..., K)
+  View preactivation;  // (..., K): what gelu was of; of d_x's and d_y's type, or absent
   View scratch;
 
   double flop() const {
@@ -39,10 +44,24 @@ struct LinearBackwardInput {
   }
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
-    f(s.d_y, Access::read), f(s.weight, Access::read), f(s.d_x, Access::write),
-        f(s.scratch, Access::write);
+    f(s.d_y, Access::read), f(s.weight, Access::read), f(s.d_x, Access::write);
+    f(s.preactivation, Access::read), f(s.scratch, Access::write);
   }
 };
+
+/// A product without its gelu, and the gelu that makes them one: how they are computed apart.
+inline Linear product_of(Linear a) {
+  if (a.preactivation) a.y = std::exchange(a.preactivation, {});
+  return a;
+}
+inline Activate activation_of(const Linear& a) { return {.x = a.preactivation, .y = a.y}; }
+inline LinearBackwardInput product_of(LinearBackwardInput a) {
+  a.preactivation = {};
+  return a;
+}
+inline ActivateBackward activation_of(const LinearBackwardInput& a) {
+  return {.x = a.preactivation, .d_y = a.d_x, .d_x = a.d_x};
+}
 
 /// d_weight (+)= d_y^T x; d_bias (+)= sum of d_y over rows (in an order that does not depend on
 /// threads).

@@ -19,6 +19,15 @@ void check_linear(const View& x, const View& weight, const View& y) {
                 weight.cols(), y.rows(), y.cols());
 }
 
+/// What gelu is of, beside its result or its gradient.
+void check_preactivation(const View& preactivation, const View& result, DType operands) {
+  if (!preactivation) return;
+  check_same_matrix({preactivation, result});
+  TESSERA_CHECK(preactivation.type == operands && result.type == operands,
+                "gelu of {} from products of {} into {}", to_string(preactivation.type),
+                to_string(operands), to_string(result.type));
+}
+
 void check_heads(const AttentionShape& s, const View& q, const View& k, const View& v) {
   TESSERA_CHECK(s.heads > 0 && s.kv_heads > 0 && s.head_dim > 0 && s.skip >= 0 &&
                     (s.group > 0 || (s.group == 0 && s.heads % s.kv_heads == 0)) &&
@@ -42,12 +51,14 @@ void check(const Linear& a) {
   check_same_type({a.x, a.weight, a.bias});
   check_result(a.y, a.x.type);
   if (a.bias) check_flat({a.bias}, a.x.type, a.weight.rows());
+  check_preactivation(a.preactivation, a.y, a.x.type);
 }
 
 void check(const LinearBackwardInput& a) {
   check_linear(a.d_x, a.weight, a.d_y);
   check_same_type({a.d_y, a.weight});
   check_result(a.d_x, a.d_y.type);
+  check_preactivation(a.preactivation, a.d_x, a.d_y.type);
 }
 
 void check(const LinearBackwardWeight& a) {

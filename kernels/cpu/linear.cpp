@@ -140,7 +140,7 @@ void visit_products(const LinearBackwardWeight& a, ScratchCursor scratch, const 
 
 std::int64_t scratch_bytes(const Linear& a, const Context& context) {
   std::int64_t bytes = 0;
-  visit_products(a, ScratchCursor::measuring(), context,
+  visit_products(product_of(a), ScratchCursor::measuring(), context,
                  [&](const Product& p, const ScratchCursor& scratch) {
                    bytes = std::max(bytes, multiply_bytes(p, scratch, context));
                  });
@@ -150,8 +150,9 @@ std::int64_t scratch_bytes(const Linear& a, const Context& context) {
 void run(const Linear& a, const Context& context) {
   check(a);
   visit_products(
-      a, ScratchCursor(a.scratch), context,
+      product_of(a), ScratchCursor(a.scratch), context,
       [&](const Product& p, const ScratchCursor& scratch) { multiply(p, scratch, context); });
+  if (a.preactivation) run(activation_of(a), context);
 }
 
 std::int64_t scratch_bytes(const LinearBackwardInput& a, const Context& context) {
@@ -172,6 +173,7 @@ void run(const LinearBackwardInput& a, const Context& context) {
     multiply(p, scratch, context);
   });
   if (sum.data != a.d_x.data) convert(sum, a.d_x, Write::overwrite, context);
+  if (a.preactivation) run(activation_of(a), context);
 }
 
 std::int64_t scratch_bytes(const LinearBackwardWeight& a, const Context& context) {

@@ -12,7 +12,7 @@ namespace tessera::kernels::cuda {
 namespace {
 
 constexpr std::string_view kTitle = "tessera matrix products ";
-constexpr std::int64_t kVersion = 1;
+constexpr std::int64_t kVersion = 2;
 
 std::string hex(const Algorithm& algorithm) {
   std::string text;
@@ -119,6 +119,10 @@ GemmKey read_key(Reader& reader) {
   key.bias = reader.one_of("plain", "bias");
   key.write = reader.word_of<Write>();
   key.math = reader.word_of<MatmulMath>();
+  key.epilogue = reader.word_of<Epilogue>();
+  if (key.epilogue == Epilogue::none) return key;
+  key.ld_aux = reader.number(1);
+  key.align_aux = alignment(reader);
   return key;
 }
 
@@ -147,11 +151,13 @@ GemmMachine read_machine(Reader& reader) {
 std::string to_text(const AlgorithmTable& table) {
   std::string text = header(table.machine);
   for (const auto& [key, algorithm] : table.chosen) {
-    text += fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}\n",
+    text += fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}",
                         to_string(key.operands), to_string(key.result), enum_word(key.a),
                         enum_word(key.b), key.m, key.n, key.k, key.lda, key.ldb, key.ldd,
                         key.align_a, key.align_b, key.align_d, key.bias ? "bias" : "plain",
-                        enum_word(key.write), enum_word(key.math), hex(algorithm));
+                        enum_word(key.write), enum_word(key.math), enum_word(key.epilogue));
+    if (key.epilogue != Epilogue::none) text += fmt::format(" {} {}", key.ld_aux, key.align_aux);
+    text += fmt::format(" {}\n", hex(algorithm));
   }
   return text;
 }

@@ -38,18 +38,41 @@ Gemm gemm(const View& a, Turn turn_a, const View& b, Turn turn_b, const View& d,
           .d = d.data};
 }
 
+void add_epilogue(Gemm& product, Epilogue epilogue, const View& preactivation) {
+  const View aux = preactivation.matrix();
+  product.key.epilogue = epilogue;
+  product.key.ld_aux = aux.ld;
+  product.key.align_aux = alignment_of(aux.data);
+  product.aux = aux.data;
+}
+
+constexpr std::int64_t kAuxRows = 8;  // ld_aux is a multiple of it (CUBLASLT_..._EPILOGUE_AUX_LD)
+
+bool is_aux(const View& preactivation) {
+  return preactivation && preactivation.type != DType::f32 &&
+         preactivation.matrix().ld % kAuxRows == 0;
+}
+
 }  // namespace
+
+bool applies_activation(const Linear& call) { return is_aux(call.preactivation); }
+bool applies_activation(const LinearBackwardInput& call) { return is_aux(call.preactivation); }
 
 Gemm gemm_of(const Linear& call, MatmulMath math) {
   check(call);
-  Gemm product = gemm(call.weight, Turn::transpose, call.x, Turn::none, call.y, math);
+  const bool activates = applies_activation(call);
+  const View result = activates ? call.y : product_of(call).y;
+  Gemm product = gemm(call.weight, Turn::transpose, call.x, Turn::none, result, math);
   product.key.bias = static_cast<bool>(call.bias);
+  if (activates) add_epilogue(product, Epilogue::gelu, call.preactivation);
   return product;
 }
 
 Gemm gemm_of(const LinearBackwardInput& call, MatmulMath math) {
   check(call);
-  return gemm(call.weight, Turn::none, call.d_y, Turn::none, call.d_x, math);
+  Gemm product = gemm(call.weight, Turn::none, call.d_y, Turn::none, call.d_x, math);
+  if (applies_activation(call)) add_epilogue(product, Epilogue::gelu_slope, call.preactivation);
+  return product;
 }
 
 Gemm gemm_of(const LinearBackwardWeight& call, MatmulMath math) {

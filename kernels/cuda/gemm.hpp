@@ -17,6 +17,10 @@ enum class MatmulMath : std::uint8_t { same, tf32 };
 /// Whether an operand is used as it is stored, or transposed.
 enum class Turn : std::uint8_t { none, transpose };
 
+/// What happens to a sum before it is written: nothing; D = gelu(sum), and the sum itself to AUX; D
+/// = sum times gelu's slope at what AUX holds.
+enum class Epilogue : std::uint8_t { none, gelu, gelu_slope };
+
 /// D (m, n) = A (m, k) B (k, n), column-major: element (row, column) of a matrix is `row + column
 /// ld` elements behind its first. All that an algorithm's choice may depend on, so a product with
 /// the same key has the same bits wherever its operands are.
@@ -28,6 +32,8 @@ struct GemmKey {
   bool bias = false;                                   // of the result's type, added to each column
   Write write = Write::overwrite;
   MatmulMath math = MatmulMath::same;
+  Epilogue epilogue = Epilogue::none;
+  std::int64_t ld_aux = 0, align_aux = 0;  // AUX (m, n) is of the result's type; 0 without
 
   auto operator<=>(const GemmKey&) const = default;
 };
@@ -40,10 +46,17 @@ struct Gemm {
   const std::byte* a = nullptr;
   const std::byte* b = nullptr;
   std::byte* d = nullptr;
+  std::byte* aux = nullptr;
 };
 
-/// The product of an operation; LinearBackwardWeight's bias gradient apart. Throws InternalError
-/// for arguments that break the operation's contract.
+/// Whether the product applies its gelu itself: of 16-bit types, for cuBLASLt does not say how
+/// exact its gelu is, and where rows of the preactivation are multiples of 8 elements apart, which
+/// it asks for. Elsewhere the product is written, and gelu an operation of its own.
+bool applies_activation(const Linear& call);
+bool applies_activation(const LinearBackwardInput& call);
+
+/// The product of an operation; LinearBackwardWeight's bias gradient apart, and gelu where it is
+/// not applied. Throws InternalError for arguments that break the operation's contract.
 Gemm gemm_of(const Linear& call, MatmulMath math);
 Gemm gemm_of(const LinearBackwardInput& call, MatmulMath math);
 Gemm gemm_of(const LinearBackwardWeight& call, MatmulMath math);
@@ -62,4 +75,10 @@ template <>
 struct tessera::EnumWords<tessera::kernels::cuda::Turn> {
   using enum kernels::cuda::Turn;
   static constexpr std::array table = {std::pair{none, "n"}, std::pair{transpose, "t"}};
+};
+template <>
+struct tessera::EnumWords<tessera::kernels::cuda::Epilogue> {
+  using enum kernels::cuda::Epilogue;
+  static constexpr std::array table = {std::pair{none, "none"}, std::pair{gelu, "gelu"},
+                                       std::pair{gelu_slope, "gelu_slope"}};
 };

@@ -58,10 +58,12 @@ void sum_rows(const LinearBackwardWeight& a, const Context& context) {
 void run(const Linear& a, const Context& context) {
   const Gemm product = gemm_of(a, context.math);
   context.matmul.run(product, prepared_bias(a, context), workspace_of(a.scratch));
+  if (a.preactivation && !applies_activation(a)) run(activation_of(a), context);
 }
 
 void run(const LinearBackwardInput& a, const Context& context) {
   context.matmul.run(gemm_of(a, context.math), nullptr, workspace_of(a.scratch));
+  if (a.preactivation && !applies_activation(a)) run(activation_of(a), context);
 }
 
 void run(const LinearBackwardWeight& a, const Context& context) {

@@ -48,10 +48,11 @@ constexpr std::uint32_t kOrderedReductions =
 std::string text_of(const GemmKey& key) {
   return fmt::format(
       "({}, {}) = ({}, {}) x ({}, {}), {} -> {}, distances {} {} {}, alignments "
-      "{} {} {}{}{}",
+      "{} {} {}{}{}{}",
       key.m, key.n, key.m, key.k, key.k, key.n, to_string(key.operands), to_string(key.result),
       key.lda, key.ldb, key.ldd, key.align_a, key.align_b, key.align_d, key.bias ? ", bias" : "",
-      key.write == Write::add ? ", added" : "");
+      key.write == Write::add ? ", added" : "",
+      key.epilogue == Epilogue::none ? "" : fmt::format(", {}", enum_word(key.epilogue)));
 }
 
 cudaDataType_t type_of(DType type) {
@@ -62,6 +63,15 @@ cudaDataType_t type_of(DType type) {
   }
 }
 cublasOperation_t operation_of(Turn turn) { return turn == Turn::none ? CUBLAS_OP_N : CUBLAS_OP_T; }
+cublasLtEpilogue_t epilogue_of(const GemmKey& key) {
+  switch (key.epilogue) {
+    case Epilogue::none: return key.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    case Epilogue::gelu:
+      return key.bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+    case Epilogue::gelu_slope: return CUBLASLT_EPILOGUE_DGELU;
+  }
+  return CUBLASLT_EPILOGUE_DEFAULT;
+}
 std::int64_t rows_of(Turn turn, std::int64_t rows, std::int64_t columns) {
   return turn == Turn::none ? rows : columns;
 }
@@ -72,12 +82,13 @@ std::int64_t bytes_of(std::int64_t columns, std::int64_t ld, DType type) {
 }
 /// Where each operand of a product lies while it is timed, and what all take.
 struct TimingPlaces {
-  std::int64_t b, d, bias, workspace, end;
+  std::int64_t b, d, aux, bias, workspace, end;
 
   explicit TimingPlaces(const GemmKey& key)
       : b(bytes_of(key.a == Turn::none ? key.k : key.m, key.lda, key.operands)),
         d(b + bytes_of(key.b == Turn::none ? key.n : key.k, key.ldb, key.operands)),
-        bias(d + bytes_of(key.n, key.ldd, key.result)),
+        aux(d + bytes_of(key.n, key.ldd, key.result)),
+        bias(aux + bytes_of(key.n, key.ld_aux, key.result)),
         workspace(bias + (key.bias ? bytes_of(1, key.m, key.result) : 0)),
         end(workspace + kMatmulWorkspace) {}
 };
@@ -154,12 +165,17 @@ struct Matmul::Library {
           "cublasLtMatmulDescCreate");
     set(p.operation, CUBLASLT_MATMUL_DESC_TRANSA, operation_of(key.a));
     set(p.operation, CUBLASLT_MATMUL_DESC_TRANSB, operation_of(key.b));
+    set(p.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(key));
+    // Proposals may depend on whether there is an address, and on its alignment.
     if (key.bias) {
-      set(p.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
       set(p.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(key.result));
-      // Proposals may depend on whether there is an address, and on its alignment.
       set(p.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
           reinterpret_cast<const void*>(kOperandAlignment));
+    }
+    if (key.epilogue != Epilogue::none) {
+      set(p.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.ld_aux);
+      set(p.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
+          reinterpret_cast<const void*>(key.align_aux));
     }
     make_layout(p.a, key.operands, rows_of(key.a, key.m, key.k), rows_of(key.a, key.k, key.m),
                 key.lda);
@@ -228,6 +244,7 @@ struct Matmul::Library {
     const float one = 1, zero = 0;
     const auto algorithm = std::bit_cast<cublasLtMatmulAlgo_t>(bytes);
     if (key.bias) set(p.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    if (at.aux != nullptr) set(p.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, at.aux);
     return lt.cublasLtMatmul(handle, p.operation, &one, at.a, p.a, at.b, p.b,
                              key.write == Write::add ? &one : &zero, at.d, p.d, at.d, p.d,
                              &algorithm, workspace, static_cast<std::size_t>(kMatmulWorkspace),
@@ -240,7 +257,11 @@ struct Matmul::Library {
     check_cuda(
         cudaMemsetAsync(memory, 0x3c, static_cast<std::size_t>(places.workspace), queue.stream),
         "timing a matrix product");
-    const Gemm at{.key = key, .a = memory, .b = memory + places.b, .d = memory + places.d};
+    const Gemm at{.key = key,
+                  .a = memory,
+                  .b = memory + places.b,
+                  .d = memory + places.d,
+                  .aux = key.epilogue == Epilogue::none ? nullptr : memory + places.aux};
     const auto queue_one = [&](const Algorithm& algorithm) {
       return queue_product(key, p, algorithm, at, memory + places.bias, memory + places.workspace);
     };

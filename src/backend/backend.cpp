@@ -22,7 +22,7 @@ Call reachable(Call call, const memory::HiddenTier& tier) {
 
 class HiddenDevice : public kernels::Device {
  public:
-  HiddenDevice(std::unique_ptr<kernels::Device> device, const memory::HiddenTier& tier)
+  HiddenDevice(std::shared_ptr<kernels::Device> device, const memory::HiddenTier& tier)
       : device_(std::move(device)), tier_(tier) {}
   std::int64_t scratch_bytes(const kernels::KernelCall& call) const override {
     return device_->scratch_bytes(call);
@@ -30,7 +30,7 @@ class HiddenDevice : public kernels::Device {
   void run(const kernels::KernelCall& call) override { device_->run(reachable(call, tier_)); }
 
  private:
-  std::unique_ptr<kernels::Device> device_;
+  std::shared_ptr<kernels::Device> device_;
   const memory::HiddenTier& tier_;
 };
 
@@ -49,12 +49,19 @@ class HiddenGroup : public comm::Group {
   const memory::HiddenTier& tier_;
 };
 
+auto on_a_thread(std::shared_ptr<kernels::Device> device) {
+  return [device = std::move(device)](const kernels::KernelCall& call) {
+    return memory::make_thread_task([device, call] { device->run(call); });
+  };
+}
+
 Backend cpu_backend(int threads) {
   return {.kind = deck::Backend::cpu,
           .name = fmt::format("{} CPU thread{}", threads, threads == 1 ? "" : "s"),
           .device_tier = std::make_unique<memory::HostTier>(),
           .host_tier = std::make_unique<memory::HostTier>(),
           .device = kernels::make_cpu_device({.threads = threads}),
+          .start_beside = on_a_thread(kernels::make_cpu_device({.threads = 1})),
           .make_streams =
               [] {
                 return std::make_unique<memory::HostStreams>(
@@ -69,7 +76,10 @@ Backend debug_backend(int threads) {
   b.kind = deck::Backend::debug;
   auto tier = std::make_unique<memory::HiddenTier>();
   const memory::HiddenTier& hidden = *tier;
-  b.device = std::make_unique<HiddenDevice>(std::move(b.device), hidden);
+  b.device = std::make_shared<HiddenDevice>(std::move(b.device), hidden);
+  b.start_beside = [&hidden, start = std::move(b.start_beside)](const kernels::KernelCall& call) {
+    return start(reachable(call, hidden));
+  };
   b.make_group = [&hidden](std::span<const int> members, const comm::GroupShape& shape,
                            comm::Traffic) -> std::unique_ptr<comm::Group> {
     auto group = comm::make_mpi_group(members, shape);

@@ -31,7 +31,10 @@ struct Backend {
   std::unique_ptr<memory::Tier> device_tier;  // where kernels compute
   std::unique_ptr<memory::Tier> host_tier;    // what the host reads beside steps
   std::shared_ptr<void> libraries;            // that the device uses
-  std::unique_ptr<kernels::Device> device;
+  std::shared_ptr<kernels::Device> device;
+  /// Begins a kernel of a stream beside compute: on a CPU one thread computes it, so that messages
+  /// go on; a GPU queues it.
+  std::function<std::unique_ptr<memory::Task>(const kernels::KernelCall& call)> start_beside;
   /// Chooses how the matrix products of `calls` are computed, where there is a choice; see Tuning.
   /// Collective. Throws DataError for a file that is damaged.
   std::function<void(std::span<const kernels::KernelCall> calls, const Tuning& tuning)> tune;

@@ -98,6 +98,7 @@ class Bench {
                                  {m.vocab, c}}) {
         linear(m.samples * m.tokens, n, k);
       }
+      if (m.activation == ActivationKind::gelu) activated(m.samples * m.tokens, m.ffn, c);
     }
   }
 
@@ -184,6 +185,18 @@ class Bench {
     row(LinearBackwardInput{.d_y = y, .weight = w, .d_x = x}, shape);
     row(LinearBackwardWeight{.d_y = y, .x = x, .d_weight = d_w, .d_bias = d_b, .write = Write::add},
         shape);
+  }
+
+  /// A feed-forward layer's gelu in the products that it comes from and goes back to.
+  void activated(std::int64_t m, std::int64_t n, std::int64_t k) {
+    BenchMemory memory(tier_);
+    const View h = memory.floats(type_, {m, k}), up_w = memory.floats(type_, {n, k}),
+               up_b = memory.floats(type_, {n}), down_w = memory.floats(type_, {k, n}),
+               up = memory.floats(type_, {m, n}), act = memory.floats(type_, {m, n});
+    row(Linear{.x = h, .weight = up_w, .bias = up_b, .y = act, .preactivation = up},
+        fmt::format("M {} N {} K {}, gelu", m, n, k));
+    row(LinearBackwardInput{.d_y = h, .weight = down_w, .d_x = act, .preactivation = up},
+        fmt::format("M {} N {} K {}, gelu", m, k, n));
   }
 
   void rope(const BenchModel& m) {

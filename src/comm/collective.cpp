@@ -48,6 +48,10 @@ WireBytes wire_bytes(const CollectiveCall& call, const GroupShape& group) {
       return c.crosses ? WireBytes{.inter = bytes} : WireBytes{.intra = bytes};
     }
     WireBytes operator()(const Receive&) const { return {}; }
+    WireBytes operator()(const AllToAll& c) const {
+      return {.intra = (c.ranks.count - 1 - c.remote) * c.send.cols(),
+              .inter = c.remote * c.send.cols()};
+    }
     WireBytes operator()(const AllReduceWords&) const {
       return {};
     }  // control traffic, tens of bytes

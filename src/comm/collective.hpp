@@ -6,6 +6,7 @@
 #include <span>
 #include <variant>
 
+#include "core/mesh.hpp"
 #include "kernels/api/access.hpp"
 
 namespace tessera::comm {
@@ -85,7 +86,24 @@ struct Receive {
   }
 };
 
-using CollectiveCall = std::variant<AllGather, ReduceScatter, AllReduceWords, Send, Receive>;
+/// Slot k of `send` goes to rank ranks.rank(k) of the group, and what that rank has for this one
+/// comes to slot k of `receive`. The ranks, this one among them, are some of the group; each of
+/// them calls with the same ones.
+struct AllToAll {
+  static constexpr const char* kName = "all_to_all";
+  View send;     // (ranks, bytes) u8
+  View receive;  // (ranks, bytes) u8
+  RankGroup ranks;
+  std::int64_t remote = 0;  // how many of them are on other nodes
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.send, Access::read), f(s.receive, Access::write);
+  }
+};
+
+using CollectiveCall =
+    std::variant<AllGather, ReduceScatter, AllReduceWords, Send, Receive, AllToAll>;
 
 /// What moves a group's bytes: our pairwise exchange in small pieces between hosts, or NCCL between
 /// GPUs. NCCL's own sums have an order, and for 16-bit elements a precision, of their own; so

@@ -9,7 +9,12 @@
 namespace tessera::comm {
 
 /// What a group is made for.
-enum class Traffic : std::uint8_t { collectives, messages };
+enum class Traffic : std::uint8_t {
+  gathers,      // AllGather alone
+  collectives,  // sums of bulk data too
+  messages,     // Send and Receive between neighbours
+  words         // AllReduceWords
+};
 
 class Group {
  public:
@@ -17,7 +22,8 @@ class Group {
   virtual std::int64_t rank() const = 0;
   virtual const GroupShape& shape() const = 0;
   /// Starts `call`; every rank of the group starts the same calls in the same order. The memory
-  /// belongs to the task until it is done. Throws CommError.
+  /// belongs to the task until it is done; nullptr: the call is done, or queued on a GPU's stream,
+  /// which it belongs to then. Throws CommError.
   virtual std::unique_ptr<memory::Task> start(const CollectiveCall& call) = 0;
 };
 

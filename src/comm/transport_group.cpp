@@ -73,6 +73,48 @@ class GatherTask : public Task {
   std::int64_t copied_ = 0;
 };
 
+/// From slot to slot, with nothing between.
+class AllToAllTask : public Task {
+ public:
+  AllToAllTask(Transport& transport, const GroupShape& group, std::int64_t rank,
+               const AllToAll& call)
+      : call_(call),
+        exchange_(transport, flows(call.ranks.index(rank)), call.send.cols(),
+                  call.remote == 0 ? kPieceIntra : piece_bytes(group)) {
+    const std::int64_t own = call.ranks.index(rank);
+    own_ = memory::make_copy_task(slot(call.send, own), slot(call.receive, own), call.send.cols());
+  }
+  Progress advance() override {
+    const bool moved = exchange_.advance(exchange_.pieces());
+    if (own_) {
+      if (own_->advance() == Progress::done) own_.reset();
+      return Progress::some;
+    }
+    if (exchange_.done()) return Progress::done;
+    return moved ? Progress::some : Progress::idle;
+  }
+
+ private:
+  static std::byte* slot(const View& of, std::int64_t k) { return of.data + k * of.cols(); }
+  std::vector<PeerFlow> flows(std::int64_t own) {
+    std::vector<PeerFlow> all;
+    const auto at = [this](std::byte* base) {
+      return [this, base](std::int64_t i) { return base + exchange_.offset_of(i); };
+    };
+    for (std::int64_t i = 1; i < call_.ranks.count; ++i) {
+      const std::int64_t k = (own + i) % call_.ranks.count;  // each starts with another peer
+      all.push_back({.peer = static_cast<int>(call_.ranks.rank(k)),
+                     .outgoing = at(slot(call_.send, k)),
+                     .incoming = at(slot(call_.receive, k))});
+    }
+    return all;
+  }
+
+  AllToAll call_;
+  Exchange exchange_;
+  std::unique_ptr<Task> own_;  // the copy of what stays
+};
+
 /// One message, in pieces.
 class MessageTask : public Task {
  public:
@@ -314,6 +356,9 @@ class TransportGroup : public Group {
       }
       std::unique_ptr<Task> operator()(const Receive& c) {
         return std::make_unique<MessageTask>(*g.transport_, g.shape_, c);
+      }
+      std::unique_ptr<Task> operator()(const AllToAll& c) {
+        return std::make_unique<AllToAllTask>(*g.transport_, g.shape_, g.rank_, c);
       }
     };
     return std::visit(Start{*this}, call);

@@ -22,8 +22,7 @@ RankGroup Mesh::group_of(std::int64_t rank, MeshGroup group) const {
 std::vector<int> Mesh::members(std::int64_t rank, MeshGroup group) const {
   const RankGroup g = group_of(rank, group);
   std::vector<int> all;
-  for (std::int64_t i = 0; i < g.count; ++i)
-    all.push_back(static_cast<int>(g.first + i * g.stride));
+  for (std::int64_t i = 0; i < g.count; ++i) all.push_back(static_cast<int>(g.rank(i)));
   return all;
 }
 

@@ -25,9 +25,11 @@ enum class MeshGroup : std::uint8_t {
 };
 inline constexpr std::size_t kMeshGroups = 5;
 
-/// World ranks first, first + stride, ..: `count` of them.
+/// Ranks first, first + stride, ..: `count` of them.
 struct RankGroup {
   std::int64_t first = 0, count = 0, stride = 1;
+  std::int64_t rank(std::int64_t i) const { return first + i * stride; }
+  std::int64_t index(std::int64_t rank) const { return (rank - first) / stride; }
   bool operator==(const RankGroup&) const = default;
 };
 
@@ -41,7 +43,7 @@ struct Mesh {
   std::int64_t rank_of(const MeshPlace& p) const {
     return p.tensor + tensor * (p.data + data * p.pipeline);
   }
-  /// The group of this kind that `rank` is in; of no ranks where it is in none.
+  /// The world ranks of the group of this kind that `rank` is in; of no ranks where it is in none.
   RankGroup group_of(std::int64_t rank, MeshGroup group) const;
   /// Its ranks, ascending.
   std::vector<int> members(std::int64_t rank, MeshGroup group) const;

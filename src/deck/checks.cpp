@@ -130,6 +130,11 @@ class Checker {
           "precision.accumulate = \"f32\"");
     needs("precision.gradients", deck_.precision.gradients == SumPrecision::f32,
           "precision.gradients = \"f32\"");
+    const QuantizeSection& q = deck_.zero.quantize;
+    needs("zero.quantize.weights", q.weights == QuantizedWeights::none,
+          "zero.quantize.weights = \"none\"");
+    needs("zero.quantize.gradients", q.gradients == QuantizedGradients::none,
+          "zero.quantize.gradients = \"none\"");
     needs("run.threads", deck_.run.threads || std::getenv("OMP_NUM_THREADS") != nullptr,
           "run.threads in the deck, or OMP_NUM_THREADS in the environment");
   }
@@ -149,6 +154,31 @@ class Checker {
               fmt::format("precision.accumulate = \"bf16\" needs precision.compute = \"bf16\", "
                           "which is \"{}\" (sums of its products keep f32)",
                           enum_word(p.compute)));
+    }
+  }
+
+  void quantization() {
+    const QuantizeSection& q = deck_.zero.quantize;
+    if (usable({"zero.quantize.gradients", "precision.gradients"}) &&
+        q.gradients != QuantizedGradients::none && deck_.precision.gradients != SumPrecision::f32) {
+      problem("zero.quantize.gradients",
+              fmt::format("zero.quantize.gradients = \"{}\" and precision.gradients = \"{}\" both "
+                          "say how gradients travel (leave one out)",
+                          enum_word(q.gradients), enum_word(deck_.precision.gradients)));
+    }
+    // What tensor ranks hold alike lies in blocks with what each has of its own.
+    const auto alone = [&](std::string_view key, bool used) {
+      if (usable({key, "parallel.tensor"}) && used && deck_.parallel.tensor > 1) {
+        problem(key, fmt::format("{} needs parallel.tensor = 1, not {}: norm weights, which every "
+                                 "tensor rank holds, would be rounded differently on each",
+                                 key, deck_.parallel.tensor));
+      }
+    };
+    alone("zero.quantize.weights", q.weights != QuantizedWeights::none);
+    alone("zero.quantize.gradients", q.gradients != QuantizedGradients::none);
+    if (usable({"zero.quantize.block"}) && q.block % 2 != 0) {
+      problem("zero.quantize.block",
+              fmt::format("zero.quantize.block = {} is odd (two int4 share a byte)", q.block));
     }
   }
 
@@ -259,6 +289,7 @@ void check_deck(const LoadedDeck& loaded, Problems& problems) {
   checker.model();
   checker.layout();
   checker.precision();
+  checker.quantization();
   checker.data_and_batch();
   checker.lengths();
   checker.faults();

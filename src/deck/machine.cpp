@@ -54,6 +54,15 @@ Row row(std::string_view name, bool required, Member member) {
           }};
 }
 
+template <typename E>
+Row word_row(std::string_view name, E Machine::*member) {
+  return {name, false, Codec<E>::type(), [member](Machine& machine, const Value& value) {
+            const auto word = Codec<E>::read(value);
+            if (word) machine.*member = *word;
+            return word.has_value();
+          }};
+}
+
 Link& made(std::optional<Link>& link) { return link ? *link : link.emplace(); }
 
 const std::vector<Row>& rows() {
@@ -71,12 +80,8 @@ const std::vector<Row>& rows() {
             "kernel_start", false, [](Machine & m) -> auto& { return m.kernel_start; }),
         row(
             "gemm.n", true, [](Machine & m) -> auto& { return m.gemm_sizes; }),
-        {"collectives", false, Codec<Collectives>::type(),
-         [](Machine& m, const Value& value) {
-           const auto word = Codec<Collectives>::read(value);
-           if (word) m.collectives = *word;
-           return word.has_value();
-         }},
+        word_row("collectives", &Machine::collectives),
+        word_row("activations", &Machine::activations),
         row(
             "link.intra.latency", false,
             [](Machine & m) -> auto& { return made(m.intra).latency; }),

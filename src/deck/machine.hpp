@@ -17,6 +17,10 @@ namespace tessera::deck {
 /// for each rank of a node, which share its links to other nodes, as NCCL's.
 enum class Collectives : std::uint8_t { direct, ring };
 
+/// Whether a product of 16-bit types applies the gelu that it brings along as it is written, as on
+/// GPUs, or an operation of its own does behind it.
+enum class MachineActivations : std::uint8_t { apart, in_products };
+
 /// A message takes latency + bytes / rate seconds.
 struct Link {
   double latency = 0;  // s
@@ -38,6 +42,7 @@ struct Machine {
   std::map<DType, std::map<std::string, double>> kernel;  // bytes/s of operations, by name
   std::map<DType, double> peak;                           // by the data sheet, for MFU
   Collectives collectives = Collectives::direct;
+  MachineActivations activations = MachineActivations::apart;
   std::optional<Link> intra, inter;      // within a node, between nodes
   double disk_write = 0, disk_read = 0;  // of a node; 0: not said
 
@@ -60,4 +65,10 @@ template <>
 struct tessera::EnumWords<tessera::deck::Collectives> {
   using C = tessera::deck::Collectives;
   static constexpr std::array table = {std::pair{C::direct, "direct"}, std::pair{C::ring, "ring"}};
+};
+template <>
+struct tessera::EnumWords<tessera::deck::MachineActivations> {
+  using A = tessera::deck::MachineActivations;
+  static constexpr std::array table = {std::pair{A::apart, "apart"},
+                                       std::pair{A::in_products, "in_products"}};
 };

@@ -311,12 +311,15 @@ constexpr SchemaRow kRows[] = {
         "zero.secondary", "second copy of parameters within a node, or within so many ranks",
         {.limits = kRanks, .built = "none"}),
     row<&Deck::zero, &ZeroSection::quantize, &QuantizeSection::weights>(
-        "zero.quantize.weights", "type of parameters on the wire", {.built = "none"}),
+        "zero.quantize.weights", "type in which stage 3 gathers parameters to train",
+        {.built = "none int8", .on_resume = event}),
     row<&Deck::zero, &ZeroSection::quantize, &QuantizeSection::gradients>(
-        "zero.quantize.gradients", "type of gradients on the wire", {.built = "none"}),
+        "zero.quantize.gradients",
+        "type in which gradients travel to be added, within nodes, then across them",
+        {.built = "none int8 int4", .on_resume = event}),
     row<&Deck::zero, &ZeroSection::quantize, &QuantizeSection::block>(
-        "zero.quantize.block", "elements that share a scale",
-        {.limits = between(16, 1 << 20), .built = "256"}),
+        "zero.quantize.block", "elements that share a scale, an even number",
+        {.limits = between(16, 1 << 20), .on_resume = event}),
     row<&Deck::zero, &ZeroSection::quantize, &QuantizeSection::error_feedback>(
         "zero.quantize.error_feedback", "what rounding lost is added to the next step's gradient",
         {.built = "false"}),

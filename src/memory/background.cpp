@@ -62,8 +62,10 @@ Progress BackgroundStreams::advance(Lane& lane, std::size_t stream) {
     }
     lane.task = item.start();
   }
-  if (const Progress progress = lane.task->advance(); progress != Progress::done) return progress;
-  lane.task.reset();
+  if (lane.task) {
+    if (const Progress progress = lane.task->advance(); progress != Progress::done) return progress;
+    lane.task.reset();
+  }
   {
     const std::lock_guard lock(mutex_);
     --outstanding_;

@@ -48,4 +48,7 @@ class TaskStreams {
 /// Copies bytes in pieces, so that other streams' tasks are served between.
 std::unique_ptr<Task> make_copy_task(const std::byte* from, std::byte* to, std::int64_t bytes);
 
+/// `work`, on a thread of its own from now on; what it throws is the task's.
+std::unique_ptr<Task> make_thread_task(std::function<void()> work);
+
 }  // namespace tessera::memory

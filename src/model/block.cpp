@@ -175,6 +175,37 @@ View add_norm(UnitContext& u, const ModelConfig& c, Carry in, Keep keep_sum, con
   return sum;
 }
 
+bool activated_in_products(const UnitContext& u, const ModelConfig& c) {
+  return u.activations == Activations::in_products && c.activation == ActivationKind::gelu;
+}
+
+/// act = f(up), up = h W^T + b.
+void project_up(UnitContext& u, const ModelConfig& c, const BlockChunk& w, const View& h,
+                BlockSaved::Chunk& s) {
+  s.up = u.activation(Keep::expensive, w.up_w.rows());
+  s.act = u.activation(Keep::cheap, w.down_w.cols());
+  Linear up{.x = h, .weight = w.up_w, .bias = w.up_b, .y = s.act, .preactivation = s.up};
+  if (activated_in_products(u, c)) return u.run(up);
+  u.run(product_of(up));
+  u.run(Activate{.x = s.up, .y = s.act, .kind = c.activation});
+}
+
+/// The gradient of up from that of the product W act.
+View project_down_back(UnitContext& u, const ModelConfig& c, const BlockChunk& w, const View& d,
+                       const View& up) {
+  LinearBackwardInput down{.d_y = d, .weight = w.down_w};
+  const View d_up = u.activation(Keep::transient, w.up_w.rows());
+  if (activated_in_products(u, c)) {
+    down.d_x = d_up, down.preactivation = up;
+    u.run(down);
+    return d_up;
+  }
+  down.d_x = u.activation(Keep::transient, w.down_w.cols());
+  u.run(down);
+  u.run(ActivateBackward{.x = up, .d_y = down.d_x, .d_x = d_up, .kind = c.activation});
+  return d_up;
+}
+
 /// The second half: norm, feed-forward; the output stays pending.
 void mlp_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, Carry in,
                  BlockSaved& s, Carry& out) {
@@ -182,13 +213,11 @@ void mlp_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, Ca
                     s.h2, s.norm2);
   ChunkSum mlp(u, c.hidden, w.down_b);
   for (std::size_t i = 0; i < w.chunks.size(); ++i) {
-    const BlockChunk& part = w.chunks[i];
-    View &up = s.chunks[i].up, &act = s.chunks[i].act;
-    up = u.activation(Keep::expensive, part.up_w.rows());
-    u.run(Linear{.x = s.h2, .weight = part.up_w, .bias = part.up_b, .y = up});
-    act = u.activation(Keep::cheap, part.down_w.cols());
-    u.run(Activate{.x = up, .y = act, .kind = c.activation});
-    u.run(Linear{.x = act, .weight = part.down_w, .bias = mlp.bias_of_part(), .y = mlp.part(i)});
+    project_up(u, c, w.chunks[i], s.h2, s.chunks[i]);
+    u.run(Linear{.x = s.chunks[i].act,
+                 .weight = w.chunks[i].down_w,
+                 .bias = mlp.bias_of_part(),
+                 .y = mlp.part(i)});
   }
   mlp.start();
   out = {.resid = s.sum2, .pending = mlp.finish()};
@@ -241,11 +270,7 @@ View block_backward(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
   ChunkSum d_h2(u, c.hidden);
   std::vector<View> d_up;
   for (std::size_t i = 0; i < chunks; ++i) {
-    const View d_act = u.activation(Keep::transient, w.chunks[i].down_w.cols());
-    u.run(LinearBackwardInput{.d_y = d_mlp, .weight = w.chunks[i].down_w, .d_x = d_act});
-    d_up.push_back(u.activation(Keep::transient, w.chunks[i].up_w.rows()));
-    u.run(ActivateBackward{
-        .x = s.chunks[i].up, .d_y = d_act, .d_x = d_up.back(), .kind = c.activation});
+    d_up.push_back(project_down_back(u, c, w.chunks[i], d_mlp, s.chunks[i].up));
     u.run(LinearBackwardInput{.d_y = d_up.back(), .weight = w.chunks[i].up_w, .d_x = d_h2.part(i)});
   }
   d_h2.start();

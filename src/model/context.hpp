@@ -20,6 +20,10 @@ enum class Keep : std::uint8_t {
   transient,  // not needed beyond the function
 };
 
+/// Whether a gelu belongs to the product before it. On a GPU it then sees the product's f32 sum, so
+/// what computes it again from the saved preactivation would change bits.
+enum class Activations : std::uint8_t { apart, in_products };
+
 /// Hands out memory for one intermediate tensor; who provides it decides how long it lives.
 using Allocate = std::function<std::byte*(Keep keep, std::int64_t bytes)>;
 
@@ -111,6 +115,7 @@ class UnitContext {
   }
 
   static constexpr std::uint64_t kDropoutSites = 3;
+  Activations activations = Activations::apart;
   bool training = false;
   std::uint64_t seed = 0;
   std::uint64_t layer = 0;  // the visit: embedding 0, block i is i + 1, head L + 1

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <map>
 
+#include "plan/blocks.hpp"
 #include "plan/layers.hpp"
 
 namespace tessera::plan {
@@ -40,7 +41,7 @@ struct Use {
 class Reducer {
  public:
   Reducer(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states)
-      : plan_(plan), in_(in), states_(states) {}
+      : plan_(plan), in_(in), states_(states), route_(gradient_route(in, plan.place)) {}
 
   std::vector<SummedGradient> run(const Scheduled& scheduled) {
     for (const GradientBuffer& g : scheduled.gradients) ++use_of(g).left;
@@ -158,12 +159,21 @@ class Reducer {
   }
 
   void reduce(const View& full, const View& shard, kernels::Write write) {
-    insert(OpKind::reduce_gradients, Stream::reduce, MeshGroup::data,
-           comm::CollectiveCall{comm::ReduceScatter{.full = full,
-                                                    .shard = shard,
-                                                    .staging = staging(MeshGroup::data, in_.wire),
-                                                    .wire = in_.wire,
-                                                    .write = write}});
+    comm::ReduceScatter call{.full = full, .shard = shard, .wire = in_.wire, .write = write};
+    const auto add = [&](Call c) {
+      insert(OpKind::reduce_gradients, Stream::reduce, MeshGroup::data, std::move(c));
+    };
+    if (!in_.gradient_blocks) {
+      call.staging = staging(MeshGroup::data, in_.wire);
+      return add(comm::CollectiveCall{call});
+    }
+    const auto& format = *in_.gradient_blocks;
+    const std::int64_t bytes =
+        block_staging(format, plan_.group(MeshGroup::data).size, shard.elements());
+    for (Call& c : reduce_in_blocks(call, route_, format, leaving_.view(plan_, bytes),
+                                    arriving_.view(plan_, bytes))) {
+      add(std::move(c));
+    }
   }
   void add_to(const View& sum, const View& part) {
     insert(
@@ -237,6 +247,8 @@ class Reducer {
   Insertions insertions_;
   std::map<std::pair<std::size_t, bool>, Use> uses_;
   std::map<MeshGroup, View> staging_;
+  comm::Route route_;
+  Staging leaving_{"gradients that leave"}, arriving_{"gradients that arrive"};
   // What is being worked on: its unit, the op that completed it, and where what follows goes.
   std::size_t unit_ = 0;
   const Op* at_ = nullptr;

@@ -28,6 +28,13 @@ comm::GroupShape group_shape(const PlanInputs& in, const MeshPlace& place, MeshG
   return shape;
 }
 
+comm::Route gradient_route(const PlanInputs& in, const MeshPlace& place) {
+  std::vector<int> nodes;
+  for (const int r : in.mesh.members(in.mesh.rank_of(place), MeshGroup::data))
+    nodes.push_back(in.node_of.empty() ? 0 : in.node_of[static_cast<std::size_t>(r)]);
+  return comm::route_of(nodes, place.data);
+}
+
 void set_place(Plan& plan, const PlanInputs& in, const MeshPlace& place) {
   plan.place = place;
   for (std::size_t g = 0; g < kMeshGroups; ++g)
@@ -51,14 +58,25 @@ constexpr std::int64_t kMostVisits = 1 << 18;
 BufferId add_buffer(Plan& plan, std::string name, Purpose purpose, std::int64_t bytes,
                     bool persistent) {
   if (std::ssize(plan.buffers) >= kMostBuffers) throw too_long(plan.shape);
-  if (bytes >> kOffsetBits != 0) {
-    throw DeckError(fmt::format(
-        "{} has {} bytes, but one buffer at most {}: lower batch.micro or use more tensor ranks",
-        name, bytes, std::int64_t{1} << kOffsetBits));
-  }
-  plan.buffers.push_back(
-      {.name = std::move(name), .purpose = purpose, .bytes = bytes, .persistent = persistent});
-  return static_cast<BufferId>(plan.buffers.size()) - 1;
+  plan.buffers.push_back({.name = std::move(name), .purpose = purpose, .persistent = persistent});
+  const auto id = static_cast<BufferId>(plan.buffers.size()) - 1;
+  enlarge_buffer(plan, id, bytes);
+  return id;
+}
+
+void enlarge_buffer(Plan& plan, BufferId id, std::int64_t bytes) {
+  Buffer& b = plan.buffers[static_cast<std::size_t>(id)];
+  b.bytes = std::max(b.bytes, bytes);
+  if (bytes >> kOffsetBits == 0) return;
+  throw DeckError(fmt::format(
+      "{} has {} bytes, but one buffer at most {}: lower batch.micro or use more tensor ranks",
+      b.name, bytes, std::int64_t{1} << kOffsetBits));
+}
+
+View Staging::view(Plan& plan, std::int64_t bytes) {
+  if (id_ < 0) id_ = add_buffer(plan, name_, Purpose::staging, 0);
+  enlarge_buffer(plan, id_, bytes);
+  return buffer_view(id_, DType::u8, bytes);
 }
 
 View buffer_view(BufferId id, DType type, std::int64_t elements) {

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <limits>
+#include <optional>
 
+#include "comm/route.hpp"
 #include "plan/pipeline.hpp"
 #include "plan/plan.hpp"
 #include "plan/record.hpp"
@@ -26,7 +28,10 @@ struct PlanInputs {
   DType compute = DType::f32;
   DType accumulate = DType::f32;  // of gradients, over micro-batches
   DType wire = DType::f32;        // of gradients
-  int stage = 0;                  // ZeRO
+  /// Parameters that stage 3 gathers to train, and gradients, travel as blocks. Evaluation sees the
+  /// parameters as they are, whatever the layout.
+  std::optional<kernels::BlockFormat> weight_blocks, gradient_blocks;
+  int stage = 0;  // ZeRO
   ReduceWhen reduce = ReduceWhen::step;
   std::int64_t prefetch = 1;
   Recompute recompute = Recompute::none;
@@ -46,6 +51,8 @@ struct PlanInputs {
 
 model::TensorCut tensor_cut(const PlanInputs& inputs, const MeshPlace& place);
 comm::GroupShape group_shape(const PlanInputs& inputs, const MeshPlace& place, MeshGroup group);
+/// How quantised gradients reach the ranks of the data group of `place`.
+comm::Route gradient_route(const PlanInputs& inputs, const MeshPlace& place);
 
 /// Symbolic views of one unit's state on one rank. Where compute is f32, master is the parameters
 /// themselves.
@@ -151,7 +158,21 @@ class Insertions {
 
 BufferId add_buffer(Plan& plan, std::string name, Purpose purpose, std::int64_t bytes,
                     bool persistent = false);
+/// The buffer has at least so many bytes.
+void enlarge_buffer(Plan& plan, BufferId id, std::int64_t bytes);
 View buffer_view(BufferId id, DType type, std::int64_t elements);
+
+/// A buffer of bytes on their way that serves ops of one stream one after another, as large as the
+/// largest view of it.
+class Staging {
+ public:
+  explicit Staging(const char* name) : name_(name) {}
+  View view(Plan& plan, std::int64_t bytes);
+
+ private:
+  const char* name_;
+  BufferId id_ = -1;
+};
 
 }  // namespace tessera::plan
 

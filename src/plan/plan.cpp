@@ -40,9 +40,13 @@ std::uint64_t plan_hash(const Plan& plan) {
       continue;  // the rest may differ with the shard
     hash.add(op.kind).add(op.stream).add(op.group).add(op.unit).add(op.micro_batch);
     hash.add(call_name(op.call));
-    each_view(op.call, [&](const View& v, kernels::Access access) {
-      if (v.type == DType::u8) return;  // staging, which goes by the nodes that a group is on
-      hash.add(v.elements()).add(v.type).add(access);
+    visit_args(op.call, [&](const auto& args) {
+      const View* staging = nullptr;  // goes by the nodes that a group is on
+      if constexpr (requires { args.staging; }) staging = &args.staging;
+      args.visit(args, [&](const View& v, kernels::Access access) {
+        if (v && &v != staging) hash.add(v.elements()).add(v.type).add(access);
+      });
+      if constexpr (requires { args.ranks; }) hash.add(args.ranks.count).add(args.ranks.stride);
     });
   }
   return hash.value();

@@ -79,6 +79,7 @@ Recording record(const RecordKey& key, const RecordInputs& in) {
                         .targets = local(Local::targets, DType::i32, {b * t}),
                         .samples = local(Local::samples, DType::i64, {b})},
                        tensor);
+  u.activations = in.activations;
   u.training = key.training;
   u.seed = in.seed;
   const std::int64_t own = u.positions().count();

@@ -65,6 +65,7 @@ struct RecordInputs {
   DType compute = DType::f32;
   DType accumulate = DType::f32;
   Recompute recompute = Recompute::none;
+  model::Activations activations = model::Activations::apart;
   std::uint64_t seed = 0;
   std::int64_t micro = 0, sequence = 0;
   model::TensorRegion tensor;  // without run

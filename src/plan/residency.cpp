@@ -1,16 +1,17 @@
 #include <algorithm>
 #include <map>
 
+#include "plan/blocks.hpp"
 #include "plan/make_plan.hpp"
 
 namespace tessera::plan {
 namespace {
 
-Op gather_op(OpKind kind, std::size_t unit, const View& shard, const View& full) {
+Op gather_op(OpKind kind, std::size_t unit, Call call) {
   return {.kind = kind,
           .stream = Stream::gather,
           .unit = static_cast<std::int32_t>(unit),
-          .call = comm::CollectiveCall{comm::AllGather{.shard = shard, .full = full}},
+          .call = std::move(call),
           .waits = {}};
 }
 
@@ -41,8 +42,10 @@ void residency(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& s
       }
     }
     for (std::size_t u : order) {
-      insertions.before(0,
-                        gather_op(OpKind::publish, u, states[u].own_shard, states[u].parameters));
+      insertions.before(
+          0, gather_op(OpKind::publish, u,
+                       comm::CollectiveCall{comm::AllGather{.shard = states[u].own_shard,
+                                                            .full = states[u].parameters}}));
     }
     insertions.apply(plan.ops);
     return;
@@ -97,13 +100,20 @@ void residency(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& s
       view.data = symbolic(residences[it->second][at].buffer, offset_of(view));
     });
   }
+  Staging staging("parameters on their way");
   for (const Pending& g : gathers) {
     const auto visit =
         static_cast<std::int32_t>(std::max<std::int64_t>(0, g.first_visit - in.prefetch));
     const UnitState& state = states[g.unit];
-    insertions.before(visit_start.lower_bound(visit)->second,  // some visits are empty
-                      gather_op(OpKind::gather, g.unit, state.own_shard,
-                                buffer_view(g.buffer, in.compute, state.layout.padded)));
+    const std::size_t at = visit_start.lower_bound(visit)->second;  // some visits are empty
+    const comm::AllGather call{.shard = state.own_shard,
+                               .full = buffer_view(g.buffer, in.compute, state.layout.padded)};
+    Calls calls = {comm::CollectiveCall{call}};
+    if (in.weight_blocks && plan.shape.purpose != PlanPurpose::evaluate) {
+      const std::int64_t bytes = block_staging(*in.weight_blocks, in.mesh.data, state.layout.shard);
+      calls = gather_in_blocks(call, plan.place.data, *in.weight_blocks, staging.view(plan, bytes));
+    }
+    for (Call& c : calls) insertions.before(at, gather_op(OpKind::gather, g.unit, std::move(c)));
   }
   insertions.apply(plan.ops);
 }

@@ -227,6 +227,7 @@ class Scheduler {
                           .compute = in_.compute,
                           .accumulate = in_.accumulate,
                           .recompute = in_.recompute,
+                          .activations = activations(),
                           .seed = in_.seed,
                           .micro = plan_.shape.micro,
                           .sequence = plan_.shape.sequence,
@@ -240,6 +241,12 @@ class Scheduler {
       it = recordings_.emplace(key, record(key, inputs)).first;
     }
     return it->second;
+  }
+  /// Selective recomputation makes activations again from what a product has written; layout mode
+  /// has the bits of every policy.
+  model::Activations activations() const {
+    using enum model::Activations;
+    return in_.any_layout || in_.recompute == Recompute::selective ? apart : in_products;
   }
   model::TensorRegion tensor_region() const {
     model::TensorRegion tensor{

@@ -44,13 +44,7 @@ struct CostOf {
     return {kernels::bytes_of(copy) / machine.memory_rate};
   }
   OpCost operator()(const kernels::KernelCall& call) const {
-    return std::visit(
-        [&](const auto& args) {
-          const double rate = machine.kernel_rate(kernels::element_type(args), args.kName);
-          return OpCost{machine.kernel_start +
-                        std::max(flop_seconds(args), kernels::bytes_of(args) / rate)};
-        },
-        call);
+    return {std::visit([&](const auto& args) { return seconds(args); }, call)};
   }
   OpCost operator()(const comm::CollectiveCall& call) const {
     const comm::GroupShape& group = plan.group(op.group);
@@ -63,6 +57,10 @@ struct CostOf {
     }
     const comm::WireBytes bytes = wire_bytes_of(plan, op);
     if (std::holds_alternative<comm::Send>(call)) return transfer(bytes, {.intra = 1, .inter = 1});
+    if (const auto* slots = std::get_if<comm::AllToAll>(&call)) {
+      return transfer(bytes,
+                      {.intra = slots->ranks.count - 1 - slots->remote, .inter = slots->remote});
+    }
     if (machine.collectives == deck::Collectives::direct)
       return transfer(bytes, {.intra = group.local - 1, .inter = group.size - group.local});
     // Of the ring's hops, one a node leads to another node; each rank of a node begins one ring.
@@ -74,6 +72,17 @@ struct CostOf {
   }
 
  private:
+  template <typename Args>
+  double seconds(const Args& args) const {
+    if constexpr (requires { args.preactivation; }) {
+      const bool apart = machine.activations == deck::MachineActivations::apart ||
+                         args.preactivation.type == DType::f32;
+      if (args.preactivation && apart)
+        return seconds(product_of(args)) + seconds(activation_of(args));
+    }
+    const double rate = machine.kernel_rate(kernels::element_type(args), args.kName);
+    return machine.kernel_start + std::max(flop_seconds(args), kernels::bytes_of(args) / rate);
+  }
   template <typename Args>
   double flop_seconds(const Args& args) const {
     if constexpr (requires { args.shape.head_dim; }) {

@@ -4,30 +4,27 @@
 
 #include "core/hash.hpp"
 #include "core/version.hpp"
+#include "plan/groups.hpp"
 #include "plan/print.hpp"
 #include "train/setup.hpp"
 
 namespace tessera::train {
 namespace {
 
-/// Every rank of the job makes the same groups in the same order; those of one rank need no
-/// communicator.
+/// Of plan::kGroupUses, in its order.
+constexpr std::array kGroups = {&Groups::world,  &Groups::gather,  &Groups::reduce,
+                                &Groups::tensor, &Groups::forward, &Groups::backward,
+                                &Groups::ends};
+static_assert(kGroups.size() == plan::kGroupUses.size());
+
 Groups make_groups(const backend::Backend& backend, const plan::PlanInputs& in, std::int64_t rank) {
-  const MeshPlace place = in.mesh.place_of(rank);
   Groups groups = self_groups();
-  const auto make = [&](bool several, MeshGroup kind, std::unique_ptr<comm::Group>& group) {
-    if (several)
-      group = backend.make_group(
-          in.mesh.members(rank, kind), group_shape(in, place, kind),
-          kind == MeshGroup::pipeline ? comm::Traffic::messages : comm::Traffic::collectives);
-  };
-  make(in.mesh.size() > 1, MeshGroup::world, groups.world);
-  make(in.mesh.data > 1, MeshGroup::data, groups.gather);
-  make(in.mesh.data > 1, MeshGroup::data, groups.reduce);
-  make(in.mesh.tensor > 1, MeshGroup::tensor, groups.tensor);
-  make(in.mesh.pipeline > 1, MeshGroup::pipeline, groups.forward);
-  make(in.mesh.pipeline > 1, MeshGroup::pipeline, groups.backward);
-  make(in.mesh.pipeline > 1, MeshGroup::ends, groups.ends);
+  for (std::size_t i = 0; i < kGroups.size(); ++i) {
+    const auto& [ranks, traffic] = plan::kGroupUses[i];
+    if (!plan::has_several(in.mesh, ranks)) continue;
+    groups.*kGroups[i] = backend.make_group(
+        in.mesh.members(rank, ranks), group_shape(in, in.mesh.place_of(rank), ranks), traffic);
+  }
   return groups;
 }
 
@@ -52,7 +49,8 @@ Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
   state_.emplace(inputs_, place_, *arenas_[static_cast<std::size_t>(plan::ArenaId::state)],
                  *arenas_[static_cast<std::size_t>(plan::ArenaId::host)]);
   streams_ = backend_.make_streams();
-  executor_.emplace(*backend_.device, tier(), groups_, *streams_, inputs_, job.whereabouts);
+  executor_.emplace(*backend_.device, backend_.start_beside, tier(), groups_, *streams_, inputs_,
+                    job.whereabouts);
 }
 
 void Engine::make_plans(std::span<const plan::PlanShape> shapes) {

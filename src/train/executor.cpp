@@ -100,6 +100,7 @@ Groups self_groups() {
 std::unique_ptr<memory::Task> Executor::start(const plan::Op& op, const plan::Call& call) {
   if (const auto* copy = std::get_if<plan::Copy>(&call))
     return tier_.start_copy(copy->from.data, copy->to.data, copy->from.span_bytes());
+  if (const auto* kernel = std::get_if<kernels::KernelCall>(&call)) return beside_(*kernel);
   return groups_.of(op).start(std::get<comm::CollectiveCall>(call));
 }
 

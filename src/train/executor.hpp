@@ -91,14 +91,18 @@ Groups self_groups();
 
 class Executor {
  public:
+  /// Begins a kernel beside compute; a memory::Start.
+  using StartKernel = std::function<std::unique_ptr<memory::Task>(const kernels::KernelCall& call)>;
   /// Provides micro-batch `micro_batch` of the step into `views`, which are host memory.
   using Loader = std::function<void(std::int64_t micro_batch, const plan::LoadBatch& views)>;
 
-  /// `tier` is where the plans' buffers are; `inputs` those of the plans that it will run: names
-  /// for messages. `whereabouts` is told of each op.
-  Executor(kernels::Device& device, memory::Tier& tier, Groups& groups, memory::Streams& streams,
-           const plan::PlanInputs& inputs, Whereabouts& whereabouts)
+  /// `beside` starts kernels of streams beside compute. `tier` is where the plans' buffers are;
+  /// `inputs` those of the plans that it will run: names for messages. `whereabouts` is told of
+  /// each op.
+  Executor(kernels::Device& device, StartKernel beside, memory::Tier& tier, Groups& groups,
+           memory::Streams& streams, const plan::PlanInputs& inputs, Whereabouts& whereabouts)
       : device_(device),
+        beside_(std::move(beside)),
         tier_(tier),
         groups_(groups),
         streams_(streams),
@@ -127,6 +131,7 @@ class Executor {
   void issue(const BoundPlan& bound, const Hooks& hooks, Whereabouts::Running& running);
 
   kernels::Device& device_;
+  StartKernel beside_;
   memory::Tier& tier_;
   Groups& groups_;
   memory::Streams& streams_;

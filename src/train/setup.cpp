@@ -44,6 +44,17 @@ DType sum_type(deck::SumPrecision p) {
   return p == deck::SumPrecision::f32 ? DType::f32 : DType::bf16;
 }
 
+std::optional<kernels::BlockFormat> weight_blocks(const deck::QuantizeSection& q) {
+  if (q.weights == deck::QuantizedWeights::none) return std::nullopt;
+  return kernels::BlockFormat{.type = kernels::BlockType::int8, .block = q.block};
+}
+std::optional<kernels::BlockFormat> gradient_blocks(const deck::QuantizeSection& q) {
+  if (q.gradients == deck::QuantizedGradients::none) return std::nullopt;
+  const bool int4 = q.gradients == deck::QuantizedGradients::int4;
+  return kernels::BlockFormat{.type = int4 ? kernels::BlockType::int4 : kernels::BlockType::int8,
+                              .block = q.block};
+}
+
 plan::PipelineRule pipeline_rule(const deck::ParallelSection& p) {
   plan::PipelineRule rule{
       .schedule = *enum_from_word<plan::PipelineSchedule>(enum_word(p.schedule)),
@@ -115,6 +126,8 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.compute = dtype_of(deck.precision.compute);
   in.accumulate = sum_type(deck.precision.accumulate);
   in.wire = sum_type(deck.precision.gradients);
+  in.weight_blocks = weight_blocks(deck.zero.quantize);
+  in.gradient_blocks = gradient_blocks(deck.zero.quantize);
   in.stage = static_cast<int>(deck.zero.stage);
   in.reduce =
       deck.zero.reduce == deck::Reduce::step ? plan::ReduceWhen::step : plan::ReduceWhen::micro;

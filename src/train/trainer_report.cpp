@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "core/version.hpp"
+#include "plan/blocks.hpp"
 #include "plan/ledger.hpp"
 #include "plan/print.hpp"
 #include "plan/spread.hpp"
@@ -73,6 +74,10 @@ void Trainer::report_start() {
                           corpus_->sequences(deck_.batch.sequence)));
   report_.say(fmt::format("traffic   a rank sends {} in its node and {} across nodes a step",
                           plan::human_bytes(wire.intra), plan::human_bytes(wire.inter)));
+  if (const auto blocks = plan::blocks_text(inputs, engine_->prepared(first).plan().place);
+      !blocks.empty()) {
+    report_.say("          " + blocks);
+  }
   report_.say(fmt::format("memory    {} a rank:", plan::human_bytes(ledger.total())));
   std::string rows = plan::to_text(ledger);
   rows.pop_back();

@@ -19,7 +19,7 @@ struct GenerateOptions {
   std::string prompt, tokenizer;
   std::int64_t tokens = 200;
   train::SamplingRule rule;
-  std::string backend = "auto";
+  std::optional<deck::Backend> backend;
 };
 
 Tokenizer choose_tokenizer(const GenerateOptions& o, const ModelSource& source) {
@@ -38,7 +38,7 @@ ExitCode run(const GenerateOptions& o) {
   const int threads = train::thread_count({}, cores_each(std::array{own_cores()}));
   omp_set_num_threads(threads);
   const auto backend = backend::make_backend(
-      {.kind = *enum_from_word<deck::Backend>(o.backend), .threads = threads}, nullptr);
+      {.kind = o.backend.value_or(deck::Backend::automatic), .threads = threads}, nullptr);
   train::Generator generator(train::model_config(source.model), *backend.device,
                              *backend.device_tier, source.parameters);
 
@@ -91,11 +91,7 @@ Verb generate(CLI::App& app) {
       ->capture_default_str()
       ->check(CLI::Range(0.0, 1.0));
   verb->add_option("--seed", o->rule.seed, "of the draws")->capture_default_str();
-  std::vector<std::string> kinds;
-  for (const auto& [kind, word] : EnumWords<deck::Backend>::table) kinds.emplace_back(word);
-  verb->add_option("--backend", o->backend, "where it runs, as run.backend")
-      ->capture_default_str()
-      ->check(CLI::IsMember(kinds));
+  add_backend(*verb, o->backend, "where it runs, as run.backend (auto)");
   return {.launch = Launch::single, .run = [o] { return run(*o); }, .run_on_ranks = {}};
 }
 

@@ -15,6 +15,16 @@ void DeckOptions::add_to(CLI::App& app) {
       ->allow_extra_args(false);
 }
 
+void add_backend(CLI::App& app, std::optional<deck::Backend>& backend, const std::string& what) {
+  std::vector<std::string> words;
+  for (const auto& [kind, word] : EnumWords<deck::Backend>::table) words.emplace_back(word);
+  app.add_option_function<std::string>(
+         "--backend",
+         [&backend](const std::string& word) { backend = enum_from_word<deck::Backend>(word); },
+         what)
+      ->check(CLI::IsMember(words));
+}
+
 namespace {
 
 deck::LoadedDeck load(const DeckOptions& options) {

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "deck/words.hpp"
 #include "train/job.hpp"
 
 namespace CLI {
@@ -43,5 +45,8 @@ struct DeckOptions {
   std::vector<std::string> sets;
   void add_to(CLI::App& app);
 };
+
+/// --backend, a word of run.backend, of what runs without a deck; nothing: it was not given.
+void add_backend(CLI::App& app, std::optional<deck::Backend>& backend, const std::string& what);
 
 }  // namespace tessera::verbs

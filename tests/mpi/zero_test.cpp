@@ -21,6 +21,8 @@ struct Case {
   ReduceWhen reduce = ReduceWhen::step;
   std::int64_t micro_batches = 2;
   plan::PlanPurpose purpose = plan::PlanPurpose::train;
+  std::optional<kernels::BlockFormat> weight_blocks = {}, gradient_blocks = {};
+  std::int64_t per_node = 8;
 };
 
 class Zero : public testing::Test {
@@ -34,6 +36,10 @@ class Zero : public testing::Test {
     inputs.optimizer.clip_norm = 0.5;
     inputs.optimizer.weight_decay = 0.1F;
     inputs.mesh.data = session().size();
+    inputs.weight_blocks = c.weight_blocks;
+    inputs.gradient_blocks = c.gradient_blocks;
+    for (std::int64_t r = 0; r < session().size(); ++r)
+      inputs.node_of.push_back(static_cast<int>(r / c.per_node));
     train::Groups groups;
     if (session().size() > 1) {
       const auto make = [] { return comm::make_mpi_group(all_ranks(), session().job()); };
@@ -162,24 +168,153 @@ TEST_F(Zero, GradientsAreThoseOfOneRank) {
   }
 }
 
+/// What rounding to blocks, once, may take from each of `values`, slots of n elements: half a step.
+std::vector<double> half_steps(const std::vector<double>& values, std::int64_t n,
+                               const kernels::BlockFormat& format) {
+  const double q = format.type == kernels::BlockType::int8 ? 127 : 7;
+  std::vector<double> all(values.size());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto slot = static_cast<std::int64_t>(i) / n * n,
+               block = (static_cast<std::int64_t>(i) - slot) / format.block;
+    const std::int64_t begin = slot + block * format.block,
+                       end = std::min(begin + format.block, slot + n);
+    double largest = 0;
+    for (auto k = begin; k < end; ++k)
+      largest = std::max(largest, std::abs(values[static_cast<std::size_t>(k)]));
+    all[i] = largest / q / 2;
+  }
+  return all;
+}
+
+// ZeRO++: each contribution is rounded by half a step of its block at most; where there are two
+// hops, each node's sum once more.
+TEST_F(Zero, GradientsInBlocksAreWithinTheirRounding) {
+  const std::int64_t size = session().size();
+  if (size == 1) GTEST_SKIP() << "needs two ranks";
+  auto one_inputs = plan_inputs_of(gpt2_like(), *device_, DType::f32);
+  PlanRun one(one_inputs, *device_, {.sequence = 6, .micro = 1, .micro_batches = 1});
+  std::vector<std::vector<float>> of_rank;  // of each, as if alone
+  for (std::int64_t r = 0; r < size; ++r) {
+    one.state().set_parameters(test_values(11));
+    of_rank.push_back(one.step(100 + r, {.lr = 0}).gradients);
+  }
+  for (const auto type : {kernels::BlockType::int8, kernels::BlockType::int4}) {
+    const kernels::BlockFormat format{.type = type, .block = 32};
+    for (const std::int64_t per_node : {1, 2, 8}) {
+      for (const auto reduce : {ReduceWhen::step, ReduceWhen::micro}) {
+        for (int stage = 0; stage <= 3; ++stage) {
+          const Case c{.config = gpt2_like(),
+                       .stage = stage,
+                       .reduce = reduce,
+                       .micro_batches = 1,
+                       .gradient_blocks = format,
+                       .per_node = per_node};
+          const auto run = make(c);
+          const StepShown step = run->step(100, {.lr = 0});
+          const bool two_hops = gradient_route(run->inputs(), run->place()).hops.size() == 2;
+          std::size_t at = 0, begin = 0;
+          double rounded = 0;
+          for (std::size_t u = 0; u < run->state().units().size(); ++u) {
+            const auto& s = run->state().units()[u];
+            const auto n = static_cast<std::size_t>(s.layout.padded);
+            const auto alone = static_cast<std::size_t>(one.state().units()[u].layout.padded);
+            std::vector<double> sum(n), bound(n), of_node(n), largest(n);
+            for (std::int64_t r = 0; r < size; ++r) {
+              std::vector<double> part(n);
+              for (std::size_t i = 0; i < std::min(n, alone); ++i)
+                part[i] =
+                    of_rank[static_cast<std::size_t>(r)][begin + i] / static_cast<double>(size);
+              const auto off = half_steps(part, s.layout.shard, format);
+              for (std::size_t i = 0; i < n; ++i) {
+                sum[i] += part[i];
+                bound[i] += off[i];
+                of_node[i] += part[i];
+                largest[i] += off[i];
+              }
+              if (!two_hops || (r + 1) % per_node != 0) continue;
+              for (std::size_t i = 0; i < n; ++i) largest[i] += std::abs(of_node[i]);
+              const auto again = half_steps(largest, s.layout.shard, format);
+              for (std::size_t i = 0; i < n; ++i) bound[i] += again[i];
+              of_node.assign(n, 0), largest.assign(n, 0);
+            }
+            double worst = 0;  // of what it may be
+            for (auto i = static_cast<std::size_t>(s.owned.begin);
+                 i < static_cast<std::size_t>(s.owned.end); ++i, ++at) {
+              const double off = std::abs(step.gradients.at(at) - sum[i]);
+              worst = std::max(worst, off - bound[i] * (1 + 0x1p-6));
+              rounded = std::max(rounded, off);
+            }
+            EXPECT_LE(worst, 200 * 0x1p-24 * step.norm)
+                << "unit " << u << ", stage " << stage << ", " << per_node << " ranks a node";
+            begin += alone;
+          }
+          EXPECT_GT(control().max(static_cast<std::int64_t>(rounded * 0x1p40)), 0)
+              << "nothing was rounded";
+        }
+      }
+    }
+  }
+}
+
+// All ranks compute with the parameters that blocks give, their own too: one rank with parameters
+// rounded like that computes the same losses.
+TEST_F(Zero, ParametersInBlocksAreTheSameOnAllRanks) {
+  if (session().size() == 1) GTEST_SKIP() << "needs two ranks";
+  const kernels::BlockFormat format{.type = kernels::BlockType::int8, .block = 32};
+  for (const DType compute : {DType::f32, DType::bf16}) {
+    Case c{.config = llama_like(), .compute = compute, .stage = 3};
+    const auto plain = make(c);
+    c.weight_blocks = format;
+    const auto run = make(c);
+    c.stage = 0, c.weight_blocks.reset();
+    const auto rounded = make(c);  // whole parameters, which are rounded here
+    for (std::size_t u = 0; u < rounded->state().units().size(); ++u) {
+      const auto& s = rounded->state().units()[u];
+      const View all = rounded->real(s.parameters);
+      for (std::int64_t r = 0; r < session().size(); ++r) {
+        const View shard = all.range(r * s.layout.shard, s.layout.shard);
+        std::vector<std::uint8_t> code(static_cast<std::size_t>(format.bytes(s.layout.shard)));
+        const View bytes(reinterpret_cast<std::byte*>(code.data()), DType::u8,
+                         {1, 1, std::ssize(code)});
+        device_->run(kernels::Quantize{
+            .x = shard.reshaped({1, 1, s.layout.shard}), .code = bytes, .format = format});
+        device_->run(kernels::SumQuantized{
+            .code = bytes, .out = shard.reshaped({1, s.layout.shard}), .format = format});
+      }
+    }
+    const StepShown exact = plain->step(100, {.lr = 0}), got = run->step(100, {.lr = 0}),
+                    want = rounded->step(100, {.lr = 0});
+    EXPECT_EQ(got.loss, want.loss);
+    EXPECT_EQ(got.norm, want.norm);
+    EXPECT_NE(got.loss, exact.loss) << "nothing was rounded";
+  }
+}
+
 // Traps 39 and 40: a gradient that is not finite on one rank alone is skipped by all of them; the
 // next step is as if it had never been.
 TEST_F(Zero, OneRanksOverflowIsSkippedByAll) {
-  for (DType compute : {DType::f32, DType::bf16, DType::f16}) {
-    for (int stage = 0; stage <= 3; ++stage) {
-      for (float bad :
-           {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
-        const Case c{.config = llama_like(), .compute = compute, .stage = stage};
-        const auto hit = make(c), spared = make(c);
-        const auto before = shard(*hit);
-        if (session().rank() == session().size() - 1) hit->spoil_next_gradient(bad);
-        const StepShown step = hit->step(100, {});
-        EXPECT_FALSE(step.applied) << "stage " << stage;
-        EXPECT_FALSE(std::isfinite(step.norm));
-        EXPECT_TRUE(same_bits(shard(*hit), before)) << "stage " << stage;
-        EXPECT_TRUE(hit->step(200, {}).applied);
-        EXPECT_TRUE(spared->step(200, {}).applied);
-        EXPECT_TRUE(same_bits(shard(*hit), shard(*spared))) << "stage " << stage;
+  using Blocks = std::optional<kernels::BlockFormat>;
+  for (const Blocks& blocks : {Blocks{}, Blocks{{.type = kernels::BlockType::int4, .block = 32}}}) {
+    for (DType compute : {DType::f32, DType::bf16, DType::f16}) {
+      for (int stage = 0; stage <= 3; ++stage) {
+        for (float bad :
+             {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+          const Case c{.config = llama_like(),
+                       .compute = compute,
+                       .stage = stage,
+                       .gradient_blocks = blocks,
+                       .per_node = blocks ? 2 : 8};
+          const auto hit = make(c), spared = make(c);
+          const auto before = shard(*hit);
+          if (session().rank() == session().size() - 1) hit->spoil_next_gradient(bad);
+          const StepShown step = hit->step(100, {});
+          EXPECT_FALSE(step.applied) << "stage " << stage;
+          EXPECT_FALSE(std::isfinite(step.norm));
+          EXPECT_TRUE(same_bits(shard(*hit), before)) << "stage " << stage;
+          EXPECT_TRUE(hit->step(200, {}).applied);
+          EXPECT_TRUE(spared->step(200, {}).applied);
+          EXPECT_TRUE(same_bits(shard(*hit), shard(*spared))) << "stage " << stage;
+        }
       }
     }
   }

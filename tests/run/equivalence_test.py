@@ -2,6 +2,7 @@
 change no bit on the same ranks; other numbers of ranks and other cuts of the batch change the order
 of sums only (traps 6, 10, 11, 28, 35, 36)."""
 
+import re
 import unittest
 
 from tessera import RunTest, tiny_deck
@@ -10,6 +11,10 @@ from tessera import RunTest, tiny_deck
 # precision's 6e-8 a term in random order, carried through 12 updates. A wrong scale or a lost
 # gradient is off by 1e-2 and more.
 TOLERANCE = 1e-5
+# Of gradients in blocks: on each of two hops rounding is noise of 1/sqrt(12) of a step, a step 1/127 or
+# 1/7 of a block's largest element, and that about 3 times the block's root mean square. Parameters in
+# blocks are off by as much again.
+INT8, INT4 = (3 * (2 / 12) ** 0.5 / steps for steps in (127, 7))
 
 
 class Equivalence(RunTest):
@@ -74,6 +79,45 @@ class Equivalence(RunTest):
             with self.subTest(changes):
                 self.assertEqual(self.run_layout(ranks, run__backend="cpu", **changes),
                                  self.run_layout(ranks, run__backend="debug", **changes))
+
+    def test_traffic_in_blocks(self):
+        """ZeRO++: the same bits at every stage; near what is not rounded."""
+        want = self.run_layout(4)
+        for kind, tolerance in (("int8", INT8), ("int4", INT4)):
+            for per_node in (1, 2, 4):
+                got = [self.run_layout(4, zero__stage=stage, zero__reduce="step",
+                                       parallel__ranks_per_node=per_node,
+                                       **{"zero.quantize__gradients": kind}) for stage in range(4)]
+                with self.subTest(gradients=kind, per_node=per_node):
+                    self.assertEqual(got, 4 * got[:1])
+                    self.assertNotEqual(got[0], want)
+                    self.assert_close(got[0], want, tolerance, "gradients in blocks")
+        both = self.run_layout(4, zero__stage=3, **{"zero.quantize__gradients": "int8",
+                                                    "zero.quantize__weights": "int8",
+                                                    "zero.quantize__block": 64})
+        self.assert_close(both, want, 2 * INT8, "parameters and gradients in blocks")
+
+    def test_16_evaluation_sees_parameters_as_they_are(self):
+        """Whatever blocks they travel in while training: the same loss on every layout."""
+        deck = self.deck("blocks", tiny_deck(
+            self.corpus, run__steps=4, zero__stage=3, checkpoint__every=4,
+            data__validation=[str(self.corpus)], **{"zero.quantize__weights": "int8"}))
+        self.train(2, deck)
+        losses = []
+        for ranks in (1, 2, 4):
+            job = self.run_job(ranks, "evaluate", deck)
+            self.assertEqual(job.code, 0, job.output)
+            losses.append(float(re.search(r"loss ([0-9.]+)", job.output)[1]))
+        for loss in losses[1:]:
+            self.assertLessEqual(abs(loss - losses[0]) / losses[0], TOLERANCE)
+
+    def test_44_replicas_stay_equal_beside_blocks(self):
+        """A tied matrix at both ends of a pipeline, on two data ranks each, compared every step."""
+        want = self.run_layout(4, parallel__pipeline=2, zero__stage=3)
+        got = self.run_layout(4, parallel__pipeline=2, zero__stage=3, guard__check_replicas=1,
+                              **{"zero.quantize__gradients": "int8",
+                                 "zero.quantize__weights": "int8"})
+        self.assert_close(got, want, 2 * INT8, "blocks beside a pipeline")
 
     def test_families(self):
         llama = {"model__family": "llama", "model__heads": 4, "model__kv_heads": 2,

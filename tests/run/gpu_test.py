@@ -92,6 +92,22 @@ class Gpu(RunTest):
                     self.assertEqual(got, stages[0])
                     self.assert_close(got, want, tolerance, "4 ranks")
 
+    def test_traffic_in_blocks_over_nodes(self):
+        """ZeRO++ on two nodes of two: the same bits at every stage, and the CPU's numbers, which
+        round what lies between two steps of a block to another one now and then."""
+        for kind in ("int8", "int4"):
+            fixed = {"zero__reduce": "step", "parallel__ranks_per_node": 2,
+                     "zero.quantize__gradients": kind}
+            want = self.train(4, self.deck(f"cpu_{kind}", tiny_deck(self.corpus, **fixed)))
+            got = [self.share(4, self.deck(f"{kind}_{stage}", gpu_deck(
+                self.corpus, zero__stage=stage, **fixed))) for stage in range(4)]
+            with self.subTest(kind):
+                self.assertEqual(got, 4 * got[:1])
+                self.assert_close(got[0], want, TOLERANCE_BF16, "gradients in blocks")
+        both = self.share(4, self.deck("both", gpu_deck(
+            self.corpus, zero__stage=3, **{**fixed, "zero.quantize__weights": "int8"})))
+        self.assert_close(both, want, TOLERANCE_BF16, "parameters in blocks too")
+
     def test_the_same_bits_again(self):
         for compute in ("f32", "bf16", "f16"):
             with self.subTest(compute):

@@ -103,6 +103,10 @@ class Memory(RunTest):
         """(ranks, options, changes, what is said)"""
         cases = [
             (1, [], {"zero__stage": 3}, "divides nothing over one data rank"),
+            (2, [], {"zero__stage": 2, "zero.quantize__weights": "int8"},
+             "changes nothing at zero.stage = 2"),
+            (6, [], {"parallel__ranks_per_node": 4, "zero.quantize__gradients": "int4",
+                     "batch__global": 12}, "gradients cross nodes before they are added"),
             (4, ["--nodes", 4], {"parallel__tensor": 2},
              "tensor ranks 0-1 are on 2 nodes"),  # trap 3
             (2, [], {"parallel__pipeline": 2, "batch__global": 2},
@@ -122,6 +126,17 @@ class Memory(RunTest):
                 self.assertIn(text, self.check(deck, ranks, *options))
         quiet = self.deck("quiet", tiny_deck(self.corpus, zero__stage=1))
         self.assertNotIn("advice", self.check(quiet, 2))
+
+    def test_how_blocks_travel_is_said(self):
+        deck = self.deck("deck", tiny_deck(self.corpus, zero__stage=3, batch__global=12,
+                                           **{"zero.quantize__weights": "int8",
+                                              "zero.quantize__gradients": "int4"}))
+        text = "parameters int8 in blocks of 256; gradients int4 in blocks of 256, added"
+        for nodes, way in ((1, "over 6 ranks at once"), (2, "in nodes of 3 ranks, then over 2 nodes")):
+            output = self.check(deck, 6, "--nodes", nodes)
+            self.assertIn(f"{text} {way}", output)
+            self.assertNotIn("advice", output)
+        self.check(deck, 6, "--options")  # which has stages that gather nothing
 
     def test_what_does_not_fit(self):
         deck = self.deck("deck", tiny_deck(self.corpus, batch__micro=4))

@@ -57,6 +57,22 @@ class Wire(RunTest):
         bf16, _ = self.sent(2, zero__stage=1, zero__reduce="step", precision__compute="bf16")
         self.assertAlmostEqual(bf16 / f32, 0.75, delta=PADDING)  # gradients stay f32 on the wire
 
+    def test_gradients_in_blocks_within_nodes_then_across(self):
+        """Of two nodes of two ranks each sends its neighbour what is for that and for its
+        counterpart, and one sum across: int4 and a scale for each 256 elements."""
+        for kind, width in (("int4", 0.5), ("int8", 1)):
+            with self.subTest(kind):
+                deck = tiny_deck(self.corpus, run__steps=2, model__hidden=96, zero__stage=2,
+                                 zero__reduce="step", parallel__ranks_per_node=2,
+                                 **{"zero.quantize__gradients": kind})
+                self.train(4, self.deck(kind, deck))
+                events = metrics.read_events(self.dir / kind)
+                shard = next(e["parameters"] for e in events if e["event"] == "start") / 4
+                wire = metrics.last_steps(events)[2]["wire_bytes"]
+                slot = shard * (width + 4 / 256)
+                self.check(1, wire["intra"], 2 * slot + 4 * shard)  # and the publish in f32
+                self.check(1, wire["inter"], slot + 2 * 4 * shard)
+
     def test_ranks_per_node_splits_the_bytes_and_changes_no_number(self):
         want = self.train(4, self.deck("asked", tiny_deck(self.corpus, zero__stage=3)))
         for per_node in (1, 2, 4):

@@ -164,10 +164,12 @@ void Lockstep::Rank::advance(std::size_t stream) {
       lane.task = lane.queue.front().start();
       lane.queue.pop_front();
     }
-    const memory::Progress progress = lane.task->advance();
-    lane.idle = progress == memory::Progress::idle;
-    if (progress != memory::Progress::done) return;
-    lane.task.reset();
+    if (lane.task) {
+      const memory::Progress progress = lane.task->advance();
+      lane.idle = progress == memory::Progress::idle;
+      if (progress != memory::Progress::done) return;
+      lane.task.reset();
+    }
     ++done_[stream];
   } catch (...) {
     error_ = std::current_exception();

@@ -80,7 +80,11 @@ PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::
   }
   state_.emplace(inputs_, plan_.place, arena(plan::ArenaId::state), arena(plan::ArenaId::host));
   bound_.emplace(plan_, memory);
-  executor_.emplace(*device_, *tier_, groups_, *streams_, inputs_, whereabouts_);
+  const auto beside = [&device](const kernels::KernelCall& call) {
+    device.run(call);
+    return std::unique_ptr<memory::Task>();
+  };
+  executor_.emplace(*device_, beside, *tier_, groups_, *streams_, inputs_, whereabouts_);
 }
 
 void PlanRun::spoil_next_gradient(float value) { device_->spoil = value; }

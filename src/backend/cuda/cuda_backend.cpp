@@ -198,20 +198,31 @@ Backend make_cuda_backend(const Settings& settings, const Ranks* ranks) {
             .libraries = libraries,
             .device = kernels::make_cuda_device(*queue, *libraries, math),
             .tune = {},
-            .make_streams = [queue] { return std::make_unique<memory::CudaStreams>(*queue); },
+            .make_streams = {},
             .make_group = {}};
+  b.start_beside = [device = b.device](const kernels::KernelCall& call) {
+    device->run(call);
+    return std::unique_ptr<memory::Task>();
+  };
   if (ranks != nullptr) {
     b.tune = [libraries, math, tier = b.device_tier.get(), all = *ranks](
                  std::span<const kernels::KernelCall> calls, const Tuning& tuning) {
       tune(*libraries, math, *tier, all, calls, tuning);
     };
   }
-  // Opened with the first group: a single rank needs no NCCL.
-  b.make_group = [queue, device = b.device.get(), nccl = std::shared_ptr<const comm::Nccl>()](
-                     std::span<const int> members, const comm::GroupShape& shape,
-                     comm::Traffic traffic) mutable {
-    if (!nccl) nccl = comm::open_nccl();
-    return comm::make_nccl_group(nccl, members, shape, traffic, *queue, *device);
+  // A single rank needs no NCCL.
+  std::shared_ptr<comm::NcclSession> nccl;
+  if (ranks != nullptr && ranks->mpi.size() > 1) {
+    ranks->control.together([&] { nccl = std::make_shared<comm::NcclSession>(comm::open_nccl()); });
+  }
+  b.make_streams = [queue, nccl] {
+    return std::make_unique<memory::CudaStreams>(
+        *queue, nccl ? [nccl] { nccl->look(); } : std::function<void()>());
+  };
+  b.make_group = [queue, nccl, device = b.device.get()](std::span<const int> members,
+                                                        const comm::GroupShape& shape,
+                                                        comm::Traffic traffic) {
+    return comm::make_nccl_group(*nccl, members, shape, traffic, *queue, *device);
   };
   return b;
 }

@@ -1,15 +1,10 @@
 #include "comm/nccl/nccl_group.hpp"
 
 #include <algorithm>
-#include <array>
-#include <chrono>
-#include <cstdlib>
-#include <exception>
-#include <thread>
 #include <vector>
 
 #include "comm/mpi/mpi_group.hpp"
-#include "comm/nccl/nccl.hpp"
+#include "comm/nccl/communicator.hpp"
 
 namespace tessera::comm {
 namespace {
@@ -32,54 +27,6 @@ ncclDataType_t nccl_type(DType type) {
 
 std::size_t count_of(std::int64_t n) { return static_cast<std::size_t>(n); }
 
-/// A communicator that is connected, or the error that says why it could not be.
-class Communicator {
- public:
-  Communicator(std::shared_ptr<const Nccl> nccl, const ncclUniqueId& id, int rank, int size,
-               double patience)
-      : nccl_(std::move(nccl)) {
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;  // so that we can stop waiting
-    settle(nccl_->ncclCommInitRankConfig(&comm_, size, id, rank, &config), "ncclCommInitRankConfig",
-           patience);
-  }
-  ~Communicator() {
-    if (comm_ == nullptr) return;
-    // What others have not joined would keep destruction waiting.
-    std::uncaught_exceptions() > 0 ? nccl_->ncclCommAbort(comm_) : nccl_->ncclCommDestroy(comm_);
-  }
-  Communicator(const Communicator&) = delete;
-  Communicator& operator=(const Communicator&) = delete;
-
-  ncclComm_t get() const { return comm_; }
-
-  /// Waits until a call that goes on in the background has come to its end.
-  void settle(ncclResult_t code, const char* call, double patience) const {
-    using Clock = std::chrono::steady_clock;
-    const auto begin = Clock::now();
-    while (code == ncclInProgress) {
-      if (std::chrono::duration<double>(Clock::now() - begin).count() > patience) {
-        throw CommError(fmt::format(
-            "{}: GPUs have not connected within {:.0f} s: see that the nodes reach each other "
-            "(NCCL_SOCKET_IFNAME names the network), NCCL_DEBUG=INFO tells more",
-            call, patience));
-      }
-      // Queuing takes microseconds, connecting seconds.
-      if (Clock::now() - begin < std::chrono::milliseconds(5)) {
-        std::this_thread::yield();
-      } else {
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      }
-      nccl_->check(nccl_->ncclCommGetAsyncError(comm_, &code), "ncclCommGetAsyncError", comm_);
-    }
-    nccl_->check(code, call, comm_);
-  }
-
- private:
-  std::shared_ptr<const Nccl> nccl_;
-  ncclComm_t comm_ = nullptr;
-};
-
 /// Every rank's id, by world rank; who is not the first of a group gives none.
 std::vector<ncclUniqueId> exchange_ids(const ncclUniqueId& own) {
   int size = 0;
@@ -94,7 +41,7 @@ class NcclGroup : public Group {
  public:
   /// `communicators`: one for collectives; messages use that of their edge.
   NcclGroup(std::shared_ptr<const Nccl> nccl,
-            std::vector<std::unique_ptr<Communicator>> communicators, const GroupShape& shape,
+            std::vector<std::shared_ptr<Communicator>> communicators, const GroupShape& shape,
             std::int64_t rank, const CudaQueue& queue, kernels::Device& device, double patience)
       : nccl_(std::move(nccl)),
         communicators_(std::move(communicators)),
@@ -127,11 +74,7 @@ class NcclGroup : public Group {
     NCCL_TRY(ncclGroupStart());
     f();
     communicators_[edge]->settle(nccl_->ncclGroupEnd(), "ncclGroupEnd", patience_);
-    for (const auto& c : communicators_) {
-      ncclResult_t state = ncclSuccess;
-      NCCL_TRY(ncclCommGetAsyncError(c->get(), &state));
-      c->settle(state, "a collective", patience_);
-    }
+    for (const auto& c : communicators_) c->look();
   }
 
   void queue(const AllGather& c) {
@@ -168,6 +111,21 @@ class NcclGroup : public Group {
                             static_cast<int>(c.peer), comm(e), queue_.stream));
         },
         e);
+  }
+
+  void queue(const AllToAll& c) {
+    const std::int64_t bytes = c.send.cols();
+    together([&] {
+      for (std::int64_t i = 0; i < c.ranks.count; ++i) {
+        const std::int64_t k =
+            (c.ranks.index(rank_) + i) % c.ranks.count;  // each starts with another peer
+        const auto peer = static_cast<int>(c.ranks.rank(k));
+        NCCL_TRY(ncclSend(c.send.data + k * bytes, count_of(bytes), ncclUint8, peer, comm(),
+                          queue_.stream));
+        NCCL_TRY(ncclRecv(c.receive.data + k * bytes, count_of(bytes), ncclUint8, peer, comm(),
+                          queue_.stream));
+      }
+    });
   }
 
   void queue(const ReduceScatter& c) {
@@ -266,7 +224,7 @@ class NcclGroup : public Group {
   }
 
   std::shared_ptr<const Nccl> nccl_;
-  std::vector<std::unique_ptr<Communicator>> communicators_;
+  std::vector<std::shared_ptr<Communicator>> communicators_;
   GroupShape shape_;
   std::int64_t rank_;
   const CudaQueue& queue_;
@@ -276,46 +234,26 @@ class NcclGroup : public Group {
 
 }  // namespace
 
-void Nccl::check(ncclResult_t code, const char* call, ncclComm_t comm) const {
-  if (code == ncclSuccess || code == ncclInProgress) return;
-  throw CommError(fmt::format("{}: {}; {} (NCCL_DEBUG=INFO tells more)", call,
-                              ncclGetErrorString(code), ncclGetLastError(comm)));
-}
-
-std::shared_ptr<const Nccl> open_nccl() {
-  // Collectives of different groups begin in the order in which we queue them, on every rank alike;
-  // without that, stages that send to each other would wait for ever.
-  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 1);
-  auto nccl = std::make_shared<const Nccl>();
-  int version = 0;
-  nccl->check(nccl->ncclGetVersion(&version), "ncclGetVersion");
-  if (version < 22700) {
-    throw DeviceError(fmt::format(
-        "libnccl.so.2 is version {}.{}.{}, too old to keep the order of collectives: 2.27 or newer "
-        "is needed, built for CUDA 12.3 or newer",
-        version / 10000, version / 100 % 100, version % 100));
-  }
-  return nccl;
-}
-
-std::unique_ptr<Group> make_nccl_group(std::shared_ptr<const Nccl> nccl,
-                                       std::span<const int> members, const GroupShape& shape,
-                                       Traffic traffic, const CudaQueue& queue,
-                                       kernels::Device& device, double patience) {
+std::unique_ptr<Group> make_nccl_group(NcclSession& session, std::span<const int> members,
+                                       const GroupShape& shape, Traffic traffic,
+                                       const CudaQueue& queue, kernels::Device& device,
+                                       double patience) {
   TESSERA_CHECK(shape.carrier != Carrier::exchange, "staging of another carrier");
   int world_rank = 0;
   MPI_TRY(MPI_Comm_rank(MPI_COMM_WORLD, &world_rank));
   const auto mine = std::find(members.begin(), members.end(), world_rank) - members.begin();
-  std::vector<std::unique_ptr<Communicator>> communicators;
+  const auto& nccl = session.nccl();
+  std::vector<std::shared_ptr<Communicator>> communicators;
   const std::size_t count = traffic == Traffic::messages ? NcclGroup::kEdges : 1;
   for (std::size_t e = 0; e < count; ++e) {
     ncclUniqueId id{};
     if (!members.empty() && mine == 0) nccl->check(nccl->ncclGetUniqueId(&id), "ncclGetUniqueId");
     const auto ids = exchange_ids(id);
     if (members.empty()) continue;
-    communicators.push_back(std::make_unique<Communicator>(
+    communicators.push_back(std::make_shared<Communicator>(
         nccl, ids[static_cast<std::size_t>(members.front())], static_cast<int>(mine),
-        static_cast<int>(members.size()), patience));
+        static_cast<int>(members.size()), traffic, patience));
+    session.add(communicators.back());
   }
   if (members.empty()) return nullptr;
   return std::make_unique<NcclGroup>(nccl, std::move(communicators), shape, mine, queue, device,

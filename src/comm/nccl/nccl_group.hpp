@@ -6,23 +6,18 @@
 #include <span>
 
 #include "comm/group.hpp"
+#include "comm/nccl/nccl_session.hpp"
 #include "core/cuda.hpp"
 #include "kernels/api/device.hpp"
 
 namespace tessera::comm {
 
-struct Nccl;
-
-/// NCCL with the settings that a plan relies on; before any group is made. Throws DeviceError where
-/// the library is missing.
-std::shared_ptr<const Nccl> open_nccl();
-
 /// As make_mpi_group, for ranks of which each has the GPU that is current. Calls are queued on
 /// `queue`'s stream; `device` converts and adds. Throws CommError, also where ranks cannot connect
-/// within `patience` seconds.
-std::unique_ptr<Group> make_nccl_group(std::shared_ptr<const Nccl> nccl,
-                                       std::span<const int> members, const GroupShape& shape,
-                                       Traffic traffic, const CudaQueue& queue,
-                                       kernels::Device& device, double patience = 120);
+/// within `patience` seconds. The session must outlive the group.
+std::unique_ptr<Group> make_nccl_group(NcclSession& session, std::span<const int> members,
+                                       const GroupShape& shape, Traffic traffic,
+                                       const CudaQueue& queue, kernels::Device& device,
+                                       double patience = 120);
 
 }  // namespace tessera::comm

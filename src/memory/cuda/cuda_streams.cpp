@@ -1,15 +1,20 @@
 #include "memory/cuda/cuda_streams.hpp"
 
+#include <algorithm>
+#include <exception>
 #include <nvtx3/nvtx3.hpp>
+#include <thread>
 
 namespace tessera::memory {
 
-CudaStreams::CudaStreams(CudaQueue& queue) : queue_(queue) {
+CudaStreams::CudaStreams(CudaQueue& queue, std::function<void()> look)
+    : queue_(queue), look_(std::move(look)) {
   int least = 0, greatest = 0;
   CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest));
   for (std::size_t s = 0; s < kStreams; ++s) {
     cudaStream_t made = nullptr;
-    // What others wait for goes first: a collective takes few multiprocessors.
+    // What others wait for goes first: collectives, which take few multiprocessors, and the short
+    // kernels between them.
     CUDA_TRY(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking,
                                           s == kCompute ? least : greatest));
     streams_[s].reset(made);
@@ -22,7 +27,8 @@ CudaStreams::~CudaStreams() {
     cudaGraph_t graph = nullptr;
     if (cudaStreamEndCapture(stream(kCompute), &graph) == cudaSuccess) cudaGraphDestroy(graph);
   }
-  cudaDeviceSynchronize();  // nothing may use the memory any more
+  // Nothing may use the memory any more; but what others have not joined would never end.
+  if (std::uncaught_exceptions() == 0) cudaDeviceSynchronize();
   queue_.stream = nullptr;
 }
 
@@ -141,6 +147,27 @@ void CudaStreams::enqueue(Work work, Start start) {
 
 void CudaStreams::run(const Work& work, const std::function<void()>& f) { queue_on(work, f); }
 
+/// Until compute has come to the end of what is queued.
+void CudaStreams::wait() {
+  using namespace std::chrono_literals;
+  // Naps are short beside what was waited already, so that they cost a step next to nothing.
+  constexpr auto kShortest = 50us, kLongest = 500us;
+  constexpr int kShare = 256;
+  const auto begin = std::chrono::steady_clock::now();
+  while (true) {
+    const cudaError_t code = cudaStreamQuery(stream(kCompute));
+    if (code != cudaErrorNotReady) return check_cuda(code, "a step on the GPU");
+    cudaGetLastError();  // which remembers this too, though it is no error
+    const auto nap = (std::chrono::steady_clock::now() - begin) / kShare;
+    if (nap < kShortest) {
+      std::this_thread::yield();
+      continue;
+    }
+    if (look_) look_();
+    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(nap, kLongest));
+  }
+}
+
 Times CudaStreams::finish() {
   if (mode_ != Mode::replay) join();
   if (mode_ == Mode::record) {
@@ -153,7 +180,7 @@ Times CudaStreams::finish() {
     now_->graph.reset(made);
     CUDA_TRY(cudaGraphLaunch(made, stream(kCompute)));
   }
-  CUDA_TRY(cudaStreamSynchronize(stream(kCompute)));
+  wait();
   mode_ = Mode::idle;
   return times();
 }

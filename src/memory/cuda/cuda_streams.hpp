@@ -14,8 +14,9 @@ namespace tessera::memory {
 class CudaStreams : public Streams {
  public:
   /// `queue` is pointed at the stream of each piece of work while that is queued, within an NVTX
-  /// range of its name.
-  explicit CudaStreams(CudaQueue& queue);
+  /// range of its name. `look` is called now and then while finish() waits for the GPU, and throws
+  /// where that would be for ever: a collective whose peer is gone has no end.
+  explicit CudaStreams(CudaQueue& queue, std::function<void()> look = {});
   ~CudaStreams() override;
   CudaStreams(const CudaStreams&) = delete;
   CudaStreams& operator=(const CudaStreams&) = delete;
@@ -50,9 +51,11 @@ class CudaStreams : public Streams {
   void queue_on(const Work& work, const std::function<void()>& f);
   void fork();
   void join();
+  void wait();
   Times times() const;
 
   CudaQueue& queue_;
+  std::function<void()> look_;
   std::array<CudaHandle<cudaStream_t>, kStreams> streams_;
   /// By stream, of each piece of work of the step that is being queued: what other streams wait
   /// for.

@@ -41,7 +41,8 @@ deck::LoadedDeck bench_deck(const BenchOptions& options, const comm::Control& co
 backend::Backend bench_backend(const BenchOptions& options, const train::Job& job, int threads) {
   omp_set_num_threads(threads);
   const backend::Ranks ranks{job.mpi, job.control};
-  return backend::make_backend({.kind = options.backend, .threads = threads}, &ranks);
+  return backend::make_backend(
+      {.kind = options.backend.value_or(deck::Backend::automatic), .threads = threads}, &ranks);
 }
 
 void finish_alone(memory::Streams& streams, const memory::Start& start) {
@@ -95,21 +96,14 @@ Verb bench(CLI::App& app) {
   verb->add_option("--dir", o->directory,
                    "where temporary files go, seen by all ranks (default: the system's directory "
                    "for them)");
-  std::vector<std::string> kinds;
-  for (const auto& [kind, word] : EnumWords<deck::Backend>::table) kinds.emplace_back(word);
-  auto backend = std::make_shared<std::string>();
-  verb->add_option("--backend", *backend, "of benchmarks without a deck, as run.backend (auto)")
-      ->check(CLI::IsMember(kinds));
-  return {.launch = Launch::ranks,
-          .run = {},
-          .run_on_ranks = [which, backend, o](const train::Job& job) {
+  add_backend(*verb, o->backend, "of benchmarks without a deck, as run.backend (auto)");
+  return {.launch = Launch::ranks, .run = {}, .run_on_ranks = [which, o](const train::Job& job) {
             for (const auto& b : kBenchmarks) {
               if (*which != b.name) continue;
               job.control.together([&] {
-                if (b.needs == Needs::deck && !backend->empty())
+                if (b.needs == Needs::deck && o->backend)
                   throw DeckError("this benchmark's deck says run.backend, not --backend");
               });
-              if (!backend->empty()) o->backend = *enum_from_word<deck::Backend>(*backend);
               b.run(*o, job);
             }
             return ExitCode::ok;

@@ -17,7 +17,7 @@ struct BenchOptions {
   std::vector<std::string> sets;
   std::int64_t repeats = 5;
   std::string directory;                             // for temporary files
-  deck::Backend backend = deck::Backend::automatic;  // of benchmarks without a deck
+  std::optional<deck::Backend> backend;  // of benchmarks without a deck
 };
 
 /// The back end of a benchmark without a deck, on all ranks together.

@@ -1,6 +1,8 @@
 #include <limits>
 #include <numeric>
+#include <optional>
 
+#include "plan/blocks.hpp"
 #include "plan/ledger.hpp"
 #include "train/setup.hpp"
 #include "verbs/bench/bench.hpp"
@@ -10,19 +12,26 @@ namespace {
 
 constexpr std::int64_t kWholes[] = {1 << 20, 16 << 20, 256 << 20};  // bytes over all shards, in f32
 
+using Blocks = std::optional<kernels::BlockFormat>;
 struct Kind {
   const char* name;
   DType wire;
   bool reduce;
+  Blocks blocks = {};  // in which elements travel
 };
-constexpr Kind kKinds[] = {{"all_gather", DType::f32, false},
-                           {"reduce_scatter", DType::f32, true},
-                           {"reduce_scatter, bf16 wire", DType::bf16, true}};
+const Kind kKinds[] = {
+    {"all_gather", DType::f32, false},
+    {"all_gather, int8", DType::f32, false, Blocks{{.type = kernels::BlockType::int8}}},
+    {"reduce_scatter", DType::f32, true},
+    {"reduce_scatter, bf16 wire", DType::bf16, true},
+    {"reduce_scatter, int8", DType::f32, true, Blocks{{.type = kernels::BlockType::int8}}},
+    {"reduce_scatter, int4", DType::f32, true, Blocks{{.type = kernels::BlockType::int4}}}};
 
 }  // namespace
 
-/// Bytes that a rank receives a second, as a share of what a memcpy of device memory on all ranks
-/// at once copies: data between ranks of one node is copied at least once.
+/// Bytes of f32 that a rank receives a second, however they travel, as a share of what a memcpy of
+/// device memory on all ranks at once copies: data between ranks of one node is copied at least
+/// once.
 void bench_collectives(const BenchOptions& o, const train::Job& job) {
   const comm::Control& control = job.control;
   control.together([&] {
@@ -53,24 +62,45 @@ void bench_collectives(const BenchOptions& o, const train::Job& job) {
   });
   const double copy = static_cast<double>(most) / copy_seconds / 1e9;
   if (control.rank() == 0) {
-    fmt::print("# {} ranks on {} nodes; GB/s that a rank receives, as a share of memcpy's\n",
+    fmt::print("# {} ranks on {} nodes; GB/s of f32 that a rank receives, as a share of memcpy's\n",
                job.mpi.size(), job.mpi.job().nodes);
     print_row("memcpy", plan::human_bytes(most), copy_seconds, copy, "GB/s", 1);
   }
+  const auto route = comm::route_of(job.mpi.node_of(), job.mpi.rank());
   for (const Kind& kind : kKinds) {
-    const View staging =
-        memory.zeros(DType::u8, {comm::reduce_scatter_staging(group->shape(), kind.wire)});
     for (const std::int64_t bytes : kWholes) {
       const std::int64_t shard = bytes / 4 / job.mpi.size();
-      const View full = whole.range(0, shard * job.mpi.size()), part = other.range(0, shard);
-      const comm::CollectiveCall call =
-          kind.reduce ? comm::CollectiveCall{comm::ReduceScatter{
-                            .full = full, .shard = part, .staging = staging, .wire = kind.wire}}
-                      : comm::CollectiveCall{comm::AllGather{.shard = part, .full = full}};
-      const double seconds =
-          best([&] { finish_alone(*streams, [&] { return group->start(call); }); });
-      const comm::WireBytes wire = comm::wire_bytes(call, group->shape());
-      const double rate = static_cast<double>(wire.intra + wire.inter) / seconds / 1e9;
+      const comm::AllGather gather{.shard = other.range(0, shard),
+                                   .full = whole.range(0, shard * job.mpi.size())};
+      comm::ReduceScatter reduce{.full = gather.full, .shard = gather.shard, .wire = kind.wire};
+      backend::BenchMemory staging(tier);
+      plan::Calls calls;
+      if (kind.blocks) {
+        const auto block_staging = [&] {
+          return staging.zeros(DType::u8,
+                               {plan::block_staging(*kind.blocks, job.mpi.size(), shard)});
+        };
+        calls = kind.reduce
+                    ? plan::reduce_in_blocks(reduce, route, *kind.blocks, block_staging(),
+                                             block_staging())
+                    : plan::gather_in_blocks(gather, group->rank(), *kind.blocks, block_staging());
+      } else {
+        reduce.staging =
+            staging.zeros(DType::u8, {comm::reduce_scatter_staging(group->shape(), kind.wire)});
+        calls = {kind.reduce ? comm::CollectiveCall{reduce} : comm::CollectiveCall{gather}};
+      }
+      const double seconds = best([&] {
+        for (const plan::Call& call : calls) {
+          finish_alone(*streams, [&]() -> std::unique_ptr<memory::Task> {
+            if (const auto* collective = std::get_if<comm::CollectiveCall>(&call))
+              return group->start(*collective);
+            return backend.start_beside(std::get<kernels::KernelCall>(call));
+          });
+        }
+      });
+      // Of elements as they are, in whatever fewer bytes they travel.
+      const std::int64_t received = (job.mpi.size() - 1) * shard * size_of(DType::f32);
+      const double rate = static_cast<double>(received) / seconds / 1e9;
       if (control.rank() == 0)
         print_row(kind.name, plan::human_bytes(bytes), seconds, rate, "GB/s", rate / copy);
     }

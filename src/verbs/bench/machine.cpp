@@ -104,6 +104,7 @@ void bench_machine(const BenchOptions& o, const train::Job& job) {
                   comm::host_name(), backend.name));
   say(fmt::format("ranks_per_node = {}\nthreads = {}", shape.local, threads));
   say(fmt::format("memory_rate = {:.4g}", slowest([&] { return memory_rate(backend, options); })));
+  if (backend.kind == deck::Backend::cuda) say("activations = \"in_products\"");
   say("\n[gemm]");
   std::vector<std::int64_t> squares;
   for (std::int64_t n = kSmallest; n <= options.square; n *= 2) squares.push_back(n);

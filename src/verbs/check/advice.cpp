@@ -22,6 +22,27 @@ Advice zero_on_one_data_rank(const Checked& c) {
                      c.deck().zero.stage);
 }
 
+Advice weights_that_nobody_gathers(const Checked& c) {
+  const deck::ZeroSection& zero = c.deck().zero;
+  if (zero.quantize.weights == deck::QuantizedWeights::none || zero.stage == 3) return std::nullopt;
+  return fmt::format(
+      "zero.quantize.weights = \"{}\" changes nothing at zero.stage = {}: parameters are gathered "
+      "at stage 3 only",
+      enum_word(zero.quantize.weights), zero.stage);
+}
+
+Advice gradients_over_uneven_nodes(const Checked& c) {
+  const plan::PlanInputs& in = c.planner.inputs;
+  const comm::GroupShape& group = group_shape(in, c.dearest().place, MeshGroup::data);
+  const bool one_hop = gradient_route(in, c.dearest().place).hops.size() == 1;
+  if (!in.gradient_blocks || !one_hop || group.nodes == 1 || group.nodes == group.size)
+    return std::nullopt;
+  return fmt::format(
+      "gradients cross nodes before they are added: zero.quantize.gradients adds them within nodes "
+      "first where each node has as many of the {} data ranks",
+      group.size);
+}
+
 /// The largest smaller batch.micro with four micro-batches a stage, or the smallest there is.
 std::int64_t micro_for_stages(const Checked& c) {
   const auto legal = deck::legal_micros(c.planner.loaded, c.mesh().size());
@@ -82,8 +103,14 @@ Advice large_staging(const Checked& c) {
       plan::human_bytes(staging), plan::human_bytes(ledger.total()), c.mesh().data);
 }
 
-constexpr std::array kRules = {tensor_over_nodes, zero_on_one_data_rank, few_micro_batches,
-                               gpipe_for_nothing, unequal_stages,        whole_sequences,
+constexpr std::array kRules = {tensor_over_nodes,
+                               zero_on_one_data_rank,
+                               weights_that_nobody_gathers,
+                               gradients_over_uneven_nodes,
+                               few_micro_batches,
+                               gpipe_for_nothing,
+                               unequal_stages,
+                               whole_sequences,
                                large_staging};
 
 // --- Other values of the deck, tried with plans

@@ -1,6 +1,7 @@
 // What ranks send and hold.
 #include <algorithm>
 
+#include "plan/blocks.hpp"
 #include "verbs/check/check.hpp"
 
 namespace tessera::verbs {
@@ -63,6 +64,8 @@ std::string traffic_text(const Checked& checked) {
     text += fmt::format("  {:<24}{:>14} in its node {:>14} across\n", row.name,
                         plan::human_bytes(most.intra), plan::human_bytes(most.inter));
   }
+  const auto blocks = plan::blocks_text(checked.planner.inputs, checked.dearest().place);
+  if (!blocks.empty()) text += fmt::format("  travel as               {}\n", blocks);
   return text;
 }
 

@@ -1,6 +1,7 @@
 // Stands in for cuBLASLt: the product that a description means, element by element.
 #include "kernels/cuda/matmul.hpp"
 
+#include "kernels/common/math.hpp"
 #include "kernels/common/types.hpp"
 #include "kernels/cuda/scratch.hpp"
 #include "support/emulator/streams.hpp"
@@ -28,6 +29,12 @@ void multiply(const Gemm& product, const std::byte* bias) {
         sum += a * b;
       }
       if (key.bias) sum += element<To>(bias, row, 0, 0);
+      if (key.epilogue == Epilogue::gelu) {
+        reinterpret_cast<To*>(product.aux)[row + column * key.ld_aux] = To(sum);
+        sum = gelu(sum);
+      }
+      if (key.epilogue == Epilogue::gelu_slope)
+        sum *= gelu_slope(element<To>(product.aux, row, column, key.ld_aux));
       out = To(sum);
     }
   }
@@ -54,6 +61,10 @@ void Matmul::run(const Gemm& product, const std::byte* bias, const View& workspa
                     aligned(product.d, key.align_d) && aligned(bias, kOperandAlignment) &&
                     key.bias == (bias != nullptr),
                 "operands on {}, {} and {} bytes", key.align_a, key.align_b, key.align_d);
+  TESSERA_CHECK((key.epilogue == Epilogue::none) == (product.aux == nullptr) &&
+                    (product.aux == nullptr || (aligned(product.aux, key.align_aux) &&
+                                                key.ld_aux % 8 == 0 && key.ld_aux >= key.m)),
+                "rows {} apart on {} bytes beside the result", key.ld_aux, key.align_aux);
   const auto code = emulator::queue_work(library_->queue.stream, [product, bias] {
     with_type(product.key.operands, [&]<typename T>() {
       if (product.key.result == DType::f32) {

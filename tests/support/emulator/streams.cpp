@@ -22,7 +22,10 @@ using PointRef = std::shared_ptr<Point>;
 
 struct Work {
   std::function<void()> run;
-  PointRef waits;  // may be null
+  PointRef waits;              // may be null
+  std::function<bool()> open;  // likewise
+
+  bool ready() const { return (!waits || waits->reached) && (!open || open()); }
 };
 
 using Nodes = std::set<std::size_t>;
@@ -63,19 +66,23 @@ struct Device {
 
   std::size_t draw(std::size_t n) { return random() % n; }
 
+  /// Runs a piece of work of any stream that may go on; false where none may.
+  bool run_one() {
+    std::vector<cudaStream_t> ready;
+    for (cudaStream_t s : streams) {
+      if (!s->queue.empty() && s->queue.front().ready()) ready.push_back(s);
+    }
+    if (ready.empty()) return false;
+    cudaStream_t chosen = ready[draw(ready.size())];
+    const Work work = std::move(chosen->queue.front());
+    chosen->queue.pop_front();
+    if (work.run) work.run();
+    return true;
+  }
   /// Runs work, of streams in any order that waits allow, until `done`.
   void run_until(const std::function<bool()>& done) {
     while (!done()) {
-      std::vector<cudaStream_t> ready;
-      for (cudaStream_t s : streams) {
-        if (!s->queue.empty() && (!s->queue.front().waits || s->queue.front().waits->reached))
-          ready.push_back(s);
-      }
-      if (ready.empty()) throw std::runtime_error("streams wait for each other");
-      cudaStream_t chosen = ready[draw(ready.size())];
-      const Work work = std::move(chosen->queue.front());
-      chosen->queue.pop_front();
-      if (work.run) work.run();
+      if (!run_one()) throw std::runtime_error("streams wait for each other");
     }
   }
   void run_all() {
@@ -125,9 +132,13 @@ cudaError_t queue_work(cudaStream_t stream, std::function<void()> work) {
     stream->capture->nodes.push_back({std::move(work), stream->last});
     stream->last = {stream->capture->nodes.size() - 1};
   } else {
-    stream->queue.push_back({std::move(work), nullptr});
+    stream->queue.push_back({std::move(work), nullptr, {}});
   }
   return cudaSuccess;
+}
+
+void queue_gate(cudaStream_t stream, std::function<bool()> open) {
+  stream->queue.push_back({nullptr, nullptr, std::move(open)});
 }
 
 }  // namespace tessera::emulator
@@ -157,6 +168,13 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (stream == nullptr) return cudaDeviceSynchronize();
   Device::one().run_until([&] { return stream->queue.empty(); });
   return cudaSuccess;
+}
+// The GPU gets on while it is asked.
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  if (Device::one().capturing()) return cudaErrorStreamCaptureUnsupported;
+  if (stream->queue.empty()) return cudaSuccess;
+  Device::one().run_one();
+  return stream->queue.empty() ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaDeviceSynchronize() {
   if (Device::one().capturing()) return cudaErrorStreamCaptureUnsupported;
@@ -205,7 +223,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     return cudaSuccess;
   }
   if (stream->capture != nullptr && event->point) return cudaErrorStreamCaptureIsolation;
-  if (event->point) stream->queue.push_back({nullptr, event->point});
+  if (event->point) stream->queue.push_back({nullptr, event->point, {}});
   return cudaSuccess;
 }
 

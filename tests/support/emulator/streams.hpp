@@ -13,4 +13,7 @@ namespace tessera::emulator {
 /// A stream that is being captured only takes it down.
 cudaError_t queue_work(cudaStream_t stream, std::function<void()> work);
 
+/// The stream goes no further until `open`: a collective that waits for its peer.
+void queue_gate(cudaStream_t stream, std::function<bool()> open);
+
 }  // namespace tessera::emulator

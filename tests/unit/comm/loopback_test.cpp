@@ -122,6 +122,47 @@ TEST_P(LoopbackGroups, ReduceInTheOrderOfTheTree) {
   }
 }
 
+// Ranks of one residue among themselves, as nodes do.
+TEST_P(LoopbackGroups, ExchangeSlotsAmongSome) {
+  for (unsigned seed = 0; seed < 4; ++seed) {
+    const std::int64_t bytes = 4 * kShards[seed % 2] + 1, parts = seed < 2 ? 1 : 2;
+    const auto members = [&](std::int64_t rank) {
+      const std::int64_t first = rank % parts;
+      return RankGroup{
+          .first = first, .count = (size_ - first + parts - 1) / parts, .stride = parts};
+    };
+    const auto byte = [&](std::int64_t from, std::int64_t to, std::int64_t i) {
+      return static_cast<std::uint8_t>(from * 31 + to * 7 + i + i / 251);
+    };
+    using Bytes = std::vector<std::uint8_t>;
+    std::vector<Bytes> send(ranks_), receive(ranks_);
+    for (std::size_t r = 0; r < ranks_; ++r) {
+      const RankGroup ranks = members(static_cast<std::int64_t>(r));
+      for (std::int64_t i = 0; i < ranks.count * bytes; ++i)
+        send[r].push_back(byte(static_cast<std::int64_t>(r), ranks.rank(i / bytes), i % bytes));
+      receive[r].resize(send[r].size());
+    }
+    Ranks(size_, sends_, seed).run([&](std::int64_t rank) {
+      const auto r = static_cast<std::size_t>(rank);
+      const RankGroup ranks = members(rank);
+      const auto slots = [&](Bytes& of) {
+        return View(reinterpret_cast<std::byte*>(of.data()), DType::u8, {ranks.count, bytes});
+      };
+      return AllToAll{.send = slots(send[r]),
+                      .receive = slots(receive[r]),
+                      .ranks = ranks,
+                      .remote = ranks.count - 1};
+    });
+    for (std::size_t r = 0; r < ranks_; ++r) {
+      Bytes expected;
+      const RankGroup ranks = members(static_cast<std::int64_t>(r));
+      for (std::int64_t i = 0; i < ranks.count * bytes; ++i)
+        expected.push_back(byte(ranks.rank(i / bytes), static_cast<std::int64_t>(r), i % bytes));
+      EXPECT_TRUE(receive[r] == expected) << "rank " << r << ", seed " << seed;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Sizes, LoopbackGroups,
                          testing::Combine(testing::Values(1, 2, 3, 4, 5),
                                           testing::Values(Sends::buffered, Sends::synchronous)));

@@ -98,6 +98,24 @@ TEST(CudaStep, TrainsAsTheCpuDoes) {
   }
 }
 
+// Trap 28. A product's gelu is of its f32 sum: what full recomputation repeats is the product, and
+// selective recomputation and layout mode keep the two apart.
+TEST(CudaStep, RecomputationChangesNoBit) {
+  using enum plan::Recompute;
+  Setting s = settings()[3];
+  s.dropout = 0.2F;
+  const auto trained = [&](plan::Recompute policy, bool any_layout) {
+    Gpu gpu;
+    plan::PlanInputs in = inputs_of(s, *gpu.device);
+    in.recompute = policy, in.any_layout = any_layout;
+    return train(*gpu.run(in, kShape));
+  };
+  EXPECT_EQ(trained(full, false), trained(none, false));
+  const auto layout = trained(none, true);
+  EXPECT_EQ(trained(selective, true), layout);
+  EXPECT_EQ(trained(full, true), layout);
+}
+
 TEST(CudaStep, HasTheSameBitsQueuedAndAsAGraph) {
   const Setting s = settings()[1];
   Gpu gpu;

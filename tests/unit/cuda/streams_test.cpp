@@ -139,6 +139,32 @@ TEST(CudaStreams, EndAfterAnExceptionWhileRecording) {
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess) << "it is recording still";
 }
 
+TEST(CudaStreams, LookWhileTheyWait) {
+  CudaQueue queue;
+  int looks = 0, open_at = 3;
+  CudaStreams streams(queue, [&] {
+    if (++looks == 60) throw CommError("a peer is gone");
+  });
+  bool happened = false;
+  const auto step = [&] {
+    looks = 0;
+    streams.begin({.works = 2, .repeatable = false});
+    streams.enqueue({.stream = 1}, [&]() -> std::unique_ptr<Task> {
+      emulator::queue_gate(queue.stream, [&] { return looks >= open_at; });
+      return nullptr;
+    });
+    streams.run({.waits = {{.stream = 1, .count = 1}}},
+                [&] { emulator::queue_work(queue.stream, [&] { happened = true; }); });
+    streams.finish();
+  };
+  step();
+  EXPECT_GE(looks, 3);
+  EXPECT_TRUE(happened);
+  open_at = 1000;
+  EXPECT_THROW(step(), CommError);
+  open_at = 0;  // it ends after all
+}
+
 TEST(CudaTier, CopiesAfterWhatIsQueued) {
   CudaQueue queue;
   CudaStreams streams(queue);

@@ -42,6 +42,23 @@ TEST(Checks, LengthsAndUnits) {
   EXPECT_EQ(refusal_of("batch.ramp=[[1, 2], [5, 4]]"), "");
 }
 
+TEST(Checks, HowGradientsAndParametersTravel) {
+  EXPECT_EQ(refusal(kSmallDeck, {"zero.stage=3", "zero.quantize.weights=int8"}), "");
+  for (const char* gradients : {"zero.quantize.gradients=int8", "zero.quantize.gradients=int4"}) {
+    EXPECT_EQ(refusal_of(gradients), "");
+    expect_contains(refusal(kSmallDeck, {gradients, "precision.gradients=bf16"}),
+                    "both say how gradients travel");
+    expect_contains(refusal(kSmallDeck, {gradients, "run.reproducible=layout", "run.threads=1"}),
+                    "needs zero.quantize.gradients = \"none\"");
+  }
+  for (const char* set : {"zero.quantize.gradients=int8", "zero.quantize.weights=int8"}) {
+    expect_contains(refusal(kSmallDeck, {"zero.stage=3", "parallel.tensor=2", set}),
+                    "needs parallel.tensor = 1, not 2");
+    EXPECT_EQ(refusal(kSmallDeck, {"zero.stage=3", "parallel.pipeline=2", set}), "");
+  }
+  expect_contains(refusal_of("zero.quantize.block=33"), "is odd");
+}
+
 /// Parameters by hand: embeddings, then norms, attention and feed-forward of each block.
 std::int64_t parameters(const ModelSection& m) {
   const std::int64_t bias = m.bias ? 1 : 0;
@@ -195,6 +212,7 @@ TEST(Resume, KeysAreFreeEventsOrRefused) {
   now.precision.compute = Precision::bf16;
   now.optimizer.lr = 2e-3;
   now.zero.stage = 3;
+  now.zero.quantize.gradients = QuantizedGradients::int4;
   const auto differences = compare_for_resume(saved, now);
   const std::vector<std::tuple<std::string, std::string, std::string, OnResume>> wanted = {
       {"run.steps", "10", "unset", OnResume::free},
@@ -203,7 +221,8 @@ TEST(Resume, KeysAreFreeEventsOrRefused) {
       {"batch.global", "8", "16", OnResume::event},
       {"optimizer.lr", "0.001", "0.002", OnResume::free},
       {"precision.compute", "\"f32\"", "\"bf16\"", OnResume::event},
-      {"zero.stage", "0", "3", OnResume::free}};
+      {"zero.stage", "0", "3", OnResume::free},
+      {"zero.quantize.gradients", "\"none\"", "\"int4\"", OnResume::event}};
   ASSERT_EQ(differences.size(), wanted.size());
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     EXPECT_EQ(

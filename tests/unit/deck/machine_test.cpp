@@ -39,6 +39,7 @@ TEST(Machine, RatesAreLinearInTheLogarithmOfTheSizeAndConstantBeyond) {
   EXPECT_NEAR(rate(std::sqrt(100.0 * 1000.0)), 2e9, 1);  // halfway; cbrt and log round
   EXPECT_DOUBLE_EQ(m.attention_rate(DType::f32, 64), 1e9) << "as products of the size of a head";
   EXPECT_FALSE(m.intra);
+  EXPECT_EQ(m.activations, MachineActivations::apart);
   EXPECT_DOUBLE_EQ(m.inter->rate, 1e8);
   EXPECT_THROW(m.gemm_rate(DType::bf16, 1), DeckError);
 }
@@ -46,6 +47,14 @@ TEST(Machine, RatesAreLinearInTheLogarithmOfTheSizeAndConstantBeyond) {
 TEST(Machine, AttentionHasARateOfItsOwnWhereTheFileSaysSo) {
   const Machine m = parse_machine(std::string(kGood) + "[attention]\nf32 = 5e8\n", "m.toml");
   EXPECT_DOUBLE_EQ(m.attention_rate(DType::f32, 64), 5e8);
+}
+
+TEST(Machine, WordsAreThoseOfItsTable) {
+  const Machine m = parse_machine("activations = \"in_products\"\n" + std::string(kGood), "m.toml");
+  EXPECT_EQ(m.activations, MachineActivations::in_products);
+  EXPECT_NE(refusal("activations = \"fused\"\n" + std::string(kGood))
+                .find("m.toml:1:15: activations = \"fused\" must be one of apart|in_products"),
+            std::string::npos);
 }
 
 TEST(Machine, ProblemsNameFileAndLine) {

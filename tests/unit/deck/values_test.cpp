@@ -115,7 +115,7 @@ TEST(Values, WhatIsNotBuiltIsSaid) {
       "--set #1: precision.matmul = \"fp8\" is not available in this version (only same, tf32)");
   for (const char* set :
        {"model.norm_placed=after", "model.position=sinusoidal", "precision.matmul=fp8",
-        "zero.secondary=node", "zero.secondary=4", "zero.quantize.weights=int8",
+        "zero.secondary=node", "zero.secondary=4", "zero.quantize.weights=auto",
         "offload.optimizer=host", "offload.nvme=[\"/tmp\"]"}) {
     expect_contains(refusal_of(set), "not available in this version");
   }

@@ -53,6 +53,41 @@ TEST(Gemm, AddressesCountByTheirAlignmentOnly) {
   EXPECT_EQ(key(8).align_b, kOperandAlignment);
 }
 
+TEST(Gemm, GeluIsAppliedWhereRowsAndTypeAllowIt) {
+  for (const auto& [type, gap] : {std::pair{DType::bf16, 0},
+                                  {DType::bf16, 1},
+                                  {DType::bf16, 4},
+                                  {DType::f16, 8},
+                                  {DType::f32, 0},
+                                  {DType::f32, 8}}) {
+    const bool applied = type != DType::f32 && gap % 8 == 0;
+    const Tensor x(type, {6, 16}), w(type, {40, 16}), y(type, {6, 40}), before(type, {6, 40}, gap);
+    const Linear forward{
+        .x = x.view(), .weight = w.view(), .y = y.view(), .preactivation = before.view()};
+    const LinearBackwardInput backward{.d_y = x.view(),
+                                       .weight = w.view().matrix().reshaped({16, 40}),
+                                       .d_x = y.view(),
+                                       .preactivation = before.view()};
+    const Gemm up = gemm_of(forward, MatmulMath::same), down = gemm_of(backward, MatmulMath::same);
+    EXPECT_EQ(applies_activation(forward), applied);
+    EXPECT_EQ(applies_activation(backward), applied);
+    EXPECT_EQ(down.d, y.view().data);
+    if (applied) {
+      EXPECT_EQ(up.key.epilogue, Epilogue::gelu);
+      EXPECT_EQ(down.key.epilogue, Epilogue::gelu_slope);
+      EXPECT_EQ(up.key.ld_aux, 40 + gap);
+      EXPECT_EQ(down.key.align_aux, 16);
+      EXPECT_EQ(up.aux, before.view().data);
+      EXPECT_EQ(up.d, y.view().data);
+    } else {
+      EXPECT_EQ(up.key.epilogue, Epilogue::none);
+      EXPECT_EQ(down.key, gemm_of(product_of(backward), MatmulMath::same).key);
+      EXPECT_EQ(up.aux, nullptr);
+      EXPECT_EQ(up.d, before.view().data);
+    }
+  }
+}
+
 TEST(Gemm, KeysOfCallsAreDistinctAndOfProductsOnly) {
   const Tensor x(DType::f32, {4, 8}), w(DType::f32, {8, 8}), y(DType::f32, {4, 8});
   const Linear forward{.x = x.view(), .weight = w.view(), .y = y.view()};
@@ -96,6 +131,10 @@ AlgorithmTable example() {
   other.b = Turn::transpose, other.bias = false;
   other.write = Write::add, other.math = MatmulMath::tf32;
   table.chosen.emplace(other, Algorithm{});
+  GemmKey activated = key;
+  activated.n = 2048;
+  activated.epilogue = Epilogue::gelu, activated.ld_aux = 3080, activated.align_aux = 8;
+  table.chosen.emplace(activated, algorithm);
   return table;
 }
 
@@ -119,7 +158,7 @@ TEST(AlgorithmTable, IsToBeMadeAgainOnAnotherMachine) {
   EXPECT_FALSE(reads_on([](GemmMachine& m) { m.gpu = "NVIDIA H100"; }));
   EXPECT_FALSE(reads_on([](GemmMachine& m) { m.major = 10; }));
   EXPECT_FALSE(reads_on([](GemmMachine& m) { m.minor = 3; }));
-  EXPECT_FALSE(parse_algorithms("tessera matrix products 2\nwhatever", "a", table.machine));
+  EXPECT_FALSE(parse_algorithms("tessera matrix products 1\nwhatever", "a", table.machine));
 }
 
 std::string refusal(const std::string& text) {
@@ -143,7 +182,7 @@ TEST(AlgorithmTable, SaysWhereItIsNotOne) {
             "run/algorithms.txt:2: the file ends within its header; remove the file to choose "
             "again");
   EXPECT_EQ(refusal(text + text.substr(text.find("bf16"))),
-            "run/algorithms.txt:7: a product that is there twice; remove the file to choose again");
+            "run/algorithms.txt:8: a product that is there twice; remove the file to choose again");
 }
 
 // Whatever is done to a byte or to the end of it, the table is read, made again, or refused.
@@ -184,6 +223,9 @@ TEST(AlgorithmTable, NamesWhatIsWrongInALine) {
       "run/algorithms.txt:5: 12 is no power of two up to 16; remove the file to choose again");
   EXPECT_EQ(with(" t n ", " t x "),
             "run/algorithms.txt:6: 'x' is none of n|t; remove the file to choose again");
+  EXPECT_EQ(with(" gelu 3080", " silu 3080"),
+            "run/algorithms.txt:7: 'silu' is none of none|gelu|gelu_slope; remove the file to "
+            "choose again");
   EXPECT_EQ(with("\nbf16", "\nf64"),
             "run/algorithms.txt:6: 'f64' is none of f32|bf16|f16; remove the file to choose again");
 }

@@ -82,6 +82,126 @@ TEST(Linear, InputGradientAgreesWithDoubleSums) {
   });
 }
 
+/// Rows whose preactivations cuBLASLt takes as they are, and others.
+const std::vector<Shape> kActivated = {
+    {1, 8, 5, 0}, {17, 40, 13, 8}, {9, 33, 40, 0}, {5, 48, 7, 3}};
+
+// The CPU's bits are those of the operations apart: gelu of what the product has written.
+TEST(Linear, BringsTheBitsOfGeluAlong) {
+  for_cpu_devices_and_types([](Device& device, DType type) {
+    for (const Shape& s : kActivated) {
+      const auto x = Tensor::random(type, {s.m, s.k}, 1), w = Tensor::random(type, {s.n, s.k}, 2),
+                 b = Tensor::random(type, {s.n}, 3), d = Tensor::random(type, {s.m, s.n}, 4);
+      const Tensor before(type, {s.m, s.n}, s.gap), y(type, {s.m, s.n}),
+          want_before(type, {s.m, s.n}, s.gap), want(type, {s.m, s.n}), d_x(type, {s.m, s.k}),
+          want_d(type, {s.m, s.k});
+      const Linear together{.x = x.view(),
+                            .weight = w.view(),
+                            .bias = b.view(),
+                            .y = y.view(),
+                            .preactivation = before.view()};
+      run(device, together);
+      run(device,
+          Linear{.x = x.view(), .weight = w.view(), .bias = b.view(), .y = want_before.view()});
+      run(device, Activate{.x = want_before.view(), .y = want.view()});
+      EXPECT_TRUE(before.same_bits(want_before) && before.gaps_intact());
+      EXPECT_TRUE(y.same_bits(want));
+      run(device,
+          LinearBackwardInput{
+              .d_y = d.view(), .weight = w.view(), .d_x = d_x.view(), .preactivation = x.view()});
+      run(device, LinearBackwardInput{.d_y = d.view(), .weight = w.view(), .d_x = want_d.view()});
+      run(device, ActivateBackward{.x = x.view(), .d_y = want_d.view(), .d_x = want_d.view()});
+      EXPECT_TRUE(d_x.same_bits(want_d));
+    }
+  });
+}
+
+/// Of cuBLASLt's tanh, which its documentation does not bound: that of the instruction tanh.approx
+/// (PTX ISA, 2^-10.987 relative) on a GPU, nothing where it is emulated.
+#ifdef TESSERA_REAL_CUDA
+constexpr double kTanhError = 0x1p-10;
+#else
+constexpr double kTanhError = 0;
+#endif
+
+double gelu_of(double x) {
+  const double root = std::sqrt(2 / std::acos(-1.0));
+  return 0.5 * x * (1 + std::tanh(root * (x + 0.044715 * x * x * x)));
+}
+double gelu_slope_of(double x) {
+  const double root = std::sqrt(2 / std::acos(-1.0)),
+               t = std::tanh(root * (x + 0.044715 * x * x * x));
+  return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * root * (1 + 3 * 0.044715 * x * x);
+}
+
+// Gelu's slope is at most 1.13, its own at most 2 root(2 / pi) < 1.6; both are computed to some 60
+// u of 1 + |x| where |x| is up to 8 (kernels/common/math).
+TEST(Linear, WithGeluAgreesWithDouble) {
+  for_devices_and_types([](Device& device, DType type) {
+    for (const Shape& s : kActivated) {
+      const double scale = 1 / std::sqrt(static_cast<double>(s.k));
+      const auto x = Tensor::random(type, {s.m, s.k}, 1),
+                 w = Tensor::random(type, {s.n, s.k}, 2, scale), b = Tensor::random(type, {s.n}, 3);
+      Tensor before(type, {s.m, s.n}, s.gap), y(type, {s.m, s.n});
+      run(device, Linear{.x = x.view(),
+                         .weight = w.view(),
+                         .bias = b.view(),
+                         .y = y.view(),
+                         .preactivation = before.view()});
+      std::vector<Sum> sums(static_cast<std::size_t>(s.m * s.n));
+      Numbers want;
+      for (std::int64_t i = 0; i < s.m * s.n; ++i) {
+        Sum& sum = sums[static_cast<std::size_t>(i)];
+        for (std::int64_t k = 0; k < s.k; ++k) sum.add(x[i / s.n * s.k + k] * w[i % s.n * s.k + k]);
+        sum.add(b[i % s.n]);
+        want.push_back(gelu_of(sum.value));
+      }
+      expect_sums(before, sums, s.k + 1, "preactivation");
+      expect_within(
+          y, want,
+          [&](std::int64_t i) {
+            const Sum& sum = sums[static_cast<std::size_t>(i)];
+            return 1.13 * bound(sum, s.k + 1, type) +
+                   (60 * 0x1p-24 + kTanhError) * (1 + std::abs(sum.value)) +
+                   write_error(type, want[static_cast<std::size_t>(i)]);
+          },
+          "gelu");
+    }
+  });
+}
+
+TEST(Linear, InputGradientThroughGeluAgreesWithDouble) {
+  for_devices_and_types([](Device& device, DType type) {
+    for (const Shape& s : kActivated) {  // here n is the width of the preactivation
+      const auto d_y = Tensor::random(type, {s.m, s.k}, 1), w = Tensor::random(type, {s.k, s.n}, 2),
+                 before = Tensor::random(type, {s.m, s.n}, 3, 2, s.gap);
+      Tensor d_x(type, {s.m, s.n});
+      run(device, LinearBackwardInput{.d_y = d_y.view(),
+                                      .weight = w.view(),
+                                      .d_x = d_x.view(),
+                                      .preactivation = before.view()});
+      std::vector<Sum> sums(static_cast<std::size_t>(s.m * s.n));
+      Numbers want;
+      for (std::int64_t i = 0; i < s.m * s.n; ++i) {
+        Sum& sum = sums[static_cast<std::size_t>(i)];
+        for (std::int64_t k = 0; k < s.k; ++k)
+          sum.add(d_y[i / s.n * s.k + k] * w[k * s.n + i % s.n]);
+        want.push_back(sum.value * gelu_slope_of(before[i]));
+      }
+      expect_within(
+          d_x, want,
+          [&](std::int64_t i) {
+            const Sum& sum = sums[static_cast<std::size_t>(i)];
+            const double product = bound(sum, s.k, type);
+            return 1.13 * product +
+                   (60 * 0x1p-24 + 8 * kTanhError) * (std::abs(sum.value) + product) +
+                   write_error(type, want[static_cast<std::size_t>(i)]);
+          },
+          "d_x");
+    }
+  });
+}
+
 TEST(Linear, InputGradientOfAVocabularyIsAddedInPieces) {
   const auto device = make_cpu_device({.threads = 2});
   const std::int64_t n = 9001, k = 3;
@@ -151,6 +271,22 @@ TEST(Linear, RefusesResultsNarrowerThanTheOperands) {
                                                .weight = w.view().matrix().row_range(0, 3),
                                                .d_x = y.view().col_range(0, 3)}),
                InternalError);
+}
+
+TEST(Linear, RefusesPreactivationsThatDoNotFit) {
+  const auto device = make_cpu_device({.threads = 1});
+  const Tensor x(DType::bf16, {2, 3}), w(DType::bf16, {4, 3}), y(DType::bf16, {2, 4}),
+      wide(DType::f32, {2, 4});
+  const auto gelu = [&](const View& result, const View& before) {
+    device->run(Linear{.x = x.view(), .weight = w.view(), .y = result, .preactivation = before});
+  };
+  EXPECT_THROW(gelu(y.view(), wide.view()), InternalError);
+  EXPECT_THROW(gelu(wide.view(), wide.view()), InternalError);
+  EXPECT_THROW(gelu(y.view(), x.view()), InternalError);
+  EXPECT_THROW(
+      device->run(LinearBackwardInput{
+          .d_y = y.view(), .weight = w.view(), .d_x = x.view(), .preactivation = y.view()}),
+      InternalError);
 }
 
 TEST(Linear, RefusesTooLittleScratch) {

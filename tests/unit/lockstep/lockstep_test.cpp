@@ -23,6 +23,7 @@ struct Case {
   model::ModelConfig config = gpt2_like();
   DType compute = DType::f32;
   plan::PipelineRule pipeline = {};
+  std::optional<kernels::BlockFormat> gradient_blocks = {};
   int stage = 3;
   ReduceWhen reduce = ReduceWhen::step;
   std::int64_t prefetch = 1, micro_batches = 2;
@@ -48,8 +49,10 @@ plan::PlanInputs inputs_of(const Case& c, kernels::Device& device) {
   inputs.tensor_chunks = c.mesh.tensor;
   inputs.units = model::model_units(c.config, c.mesh.tensor);
   inputs.pipeline = c.pipeline;
-  // Each rank on a node of its own, which makes staging small.
-  for (int r = 0; r < c.mesh.size(); ++r) inputs.node_of.push_back(r);
+  inputs.gradient_blocks = c.gradient_blocks;
+  // Each rank on a node of its own, which makes staging small; but blocks go over nodes of two.
+  const int per_node = c.gradient_blocks ? 2 : 1;
+  for (int r = 0; r < c.mesh.size(); ++r) inputs.node_of.push_back(r / per_node);
   return inputs;
 }
 
@@ -189,6 +192,10 @@ std::vector<Layout> layouts() {
       {"Data2", {.mesh = {.data = 2}}, 3},
       {"Data3Bf16", {.mesh = {.data = 3}, .compute = DType::bf16}, 3},
       {"Data4Llama", {.mesh = {.data = 4}, .config = llama_like()}, 3},
+      {"Data4Int4",
+       {.mesh = {.data = 4},
+        .gradient_blocks = kernels::BlockFormat{.type = kernels::BlockType::int4, .block = 32}},
+       3},
       {"Tensor2", {.mesh = {.tensor = 2}}, 6},
       {"Tensor2Data2LlamaBf16",
        {.mesh = {.tensor = 2, .data = 2}, .config = llama_like(), .compute = DType::bf16},

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <random>
 #include <stdexcept>
 
@@ -51,6 +53,20 @@ TEST(BackgroundStreams, WaitForOtherStreams) {
   EXPECT_TRUE(seen);
 }
 
+TEST(BackgroundStreams, TakeWorkThatIsDoneOnceItIsStarted) {
+  std::vector<int> order;
+  BackgroundStreams streams;
+  for (int i = 0; i < 20; ++i) {
+    streams.enqueue(1, {}, [&order, i]() -> std::unique_ptr<Task> {
+      order.push_back(i);
+      return i % 2 == 0 ? nullptr : std::make_unique<Steps>(2, [] {});
+    });
+  }
+  streams.wait(streams.last(1));
+  ASSERT_EQ(order.size(), 20U);
+  EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
+}
+
 // A waiting stream must not keep the others from going on.
 TEST(BackgroundStreams, WaitForWorkOfTheCaller) {
   bool ran = false;
@@ -90,6 +106,33 @@ TEST(BackgroundStreams, ThrowInWaitWhatAStartThrew) {
   const Event e = streams.enqueue(
       3, {}, []() -> std::unique_ptr<Task> { throw std::runtime_error("cannot start"); });
   EXPECT_THROW(streams.wait(e), std::runtime_error);
+}
+
+// A stream whose work another thread does waits for it; the others go on meanwhile.
+TEST(ThreadTask, LeavesOtherStreamsAlone) {
+  std::atomic<bool> go = false;
+  int order = 0, of_thread = 0, of_other = 0;
+  BackgroundStreams streams;
+  streams.enqueue(1, {}, [&] {
+    return make_thread_task([&] {
+      go.wait(false);
+      of_thread = 1;
+    });
+  });
+  streams.enqueue(1, {}, task(1, [&] { order = of_thread; }));
+  streams.enqueue(2, {}, task(5, [&] { of_other = 1; }));
+  streams.wait(streams.last(2));
+  EXPECT_EQ(of_other, 1);
+  go = true;
+  go.notify_all();
+  streams.wait(streams.last(1));
+  EXPECT_EQ(order, 1);
+}
+
+TEST(ThreadTask, ThrowsWhatTheThreadThrew) {
+  BackgroundStreams streams;
+  streams.enqueue(1, {}, [] { return make_thread_task([] { throw std::runtime_error("here"); }); });
+  EXPECT_THROW(streams.wait(streams.last(1)), std::runtime_error);
 }
 
 TEST(BackgroundStreams, EndWithWorkStillQueued) {

@@ -70,6 +70,12 @@ Case random_case(std::mt19937& random) {
   c.inputs.units = model::model_units(m, c.inputs.tensor_chunks);
   const int per_node = 1 + pick(static_cast<int>(c.inputs.mesh.data));
   for (int r = 0; r < c.inputs.mesh.size(); ++r) c.inputs.node_of.push_back(r / per_node);
+  if (!c.inputs.any_layout && pick(3) == 0) {
+    const std::int64_t block = 16 << pick(5);
+    c.inputs.gradient_blocks = {
+        .type = pick(2) == 0 ? kernels::BlockType::int8 : kernels::BlockType::int4, .block = block};
+    if (c.inputs.stage == 3) c.inputs.weight_blocks = {.block = block};
+  }
   const int purpose = pick(3);
   c.shape.purpose = static_cast<PlanPurpose>(purpose);
   c.shape.sequence = 2 * (1 + pick(6));
@@ -92,6 +98,37 @@ TEST(MakePlan, EvaluationHoldsNeitherOptimizerStateNorGradients) {
     }
     c.shape.purpose = PlanPurpose::train;
     EXPECT_THROW(make_plan(c.inputs, c.shape, {}), InternalError) << "there is no state to update";
+  }
+}
+
+// Where something else computes gelu again, it is an operation of its own.
+TEST(MakePlan, PutsGeluInProductsUnlessItIsReplayed) {
+  const auto count = [](const Plan& plan, auto&& is) {
+    return std::ranges::count_if(plan.ops, [&](const Op& op) {
+      const auto* kernel = std::get_if<kernels::KernelCall>(&op.call);
+      return kernel != nullptr && std::visit(is, *kernel);
+    });
+  };
+  const auto brings_gelu = [](const auto& args) {
+    if constexpr (requires { args.preactivation; }) return static_cast<bool>(args.preactivation);
+    return false;
+  };
+  const auto is_activation = [](const auto& args) {
+    using Args = std::decay_t<decltype(args)>;
+    return std::is_same_v<Args, kernels::Activate> ||
+           std::is_same_v<Args, kernels::ActivateBackward>;
+  };
+  for (const bool any_layout : {false, true}) {
+    for (const auto policy : {Recompute::none, Recompute::selective, Recompute::full}) {
+      Case c = make_case(0, 1, 1, ReduceWhen::step);
+      c.inputs.recompute = policy, c.inputs.any_layout = any_layout;
+      const Plan plan = make_plan(c.inputs, c.shape, {});
+      const std::int64_t forwards = policy == Recompute::none ? 1 : 2;
+      const std::int64_t all = c.inputs.config.layers * (forwards + 1);
+      const bool apart = any_layout || policy == Recompute::selective;
+      EXPECT_EQ(count(plan, brings_gelu), apart ? 0 : all) << enum_word(policy);
+      EXPECT_EQ(count(plan, is_activation), apart ? all : 0) << enum_word(policy);
+    }
   }
 }
 
@@ -206,6 +243,39 @@ TEST(MakePlan, SendsWhatTheFormulasSay) {
   }
 }
 
+// ZeRO++, section 3.3: within nodes everybody's slots but the own counterparts' travel once, across
+// nodes one slot to each other node; section 3.1: shards travel as their blocks.
+TEST(MakePlan, SendsBlocksWithinNodesThenAcross) {
+  for (const auto type : {kernels::BlockType::int8, kernels::BlockType::int4}) {
+    for (const ReduceWhen reduce : {ReduceWhen::step, ReduceWhen::micro}) {
+      Case c = make_case(3, 6, 2, reduce);
+      c.inputs.node_of = {0, 0, 0, 1, 1, 1};
+      c.inputs.gradient_blocks = {.type = type, .block = 32};
+      c.inputs.weight_blocks = {.type = kernels::BlockType::int8, .block = 32};
+      const Plan plan = make_plan(c.inputs, c.shape, {.data = 4});
+      comm::WireBytes sums, gathers;
+      std::int64_t slots = 0, least = 0;
+      for (const Op& op : plan.ops) {
+        const auto bytes = wire_bytes_of(plan, op);
+        auto& of = op.kind == OpKind::reduce_gradients ? sums : gathers;
+        if (op.kind == OpKind::reduce_gradients || op.kind == OpKind::gather)
+          of.intra += bytes.intra, of.inter += bytes.inter;
+      }
+      for (const auto& unit : c.inputs.units) {
+        const std::int64_t n = zero::unit_layout(unit, 6).shard;
+        slots += c.inputs.gradient_blocks->bytes(n);
+        least += c.inputs.weight_blocks->bytes(n);
+      }
+      const std::int64_t times = reduce == ReduceWhen::micro ? 2 : 1;
+      EXPECT_EQ(sums.intra, times * 2 * 2 * slots);  // to 2 peers, for 2 nodes
+      EXPECT_EQ(sums.inter, times * slots);
+      EXPECT_EQ(gathers.intra * 3, gathers.inter * 2);  // as of whole shards
+      EXPECT_GE(gathers.intra + gathers.inter, 5 * least);
+      EXPECT_LE(gathers.intra + gathers.inter, 5 * 4 * least);
+    }
+  }
+}
+
 TEST(MakePlan, SplitsTrafficByNode) {
   Case c = make_case(1, 6, 1, ReduceWhen::step);
   c.inputs.node_of = {0, 0, 0, 1, 1, 1};
@@ -259,6 +329,70 @@ TEST(Check, RejectsAPlanThatForgetsWork) {
   }
 }
 
+/// Changes an argument struct of the plan's calls, one call at a time.
+template <typename Args, typename F>
+std::vector<Plan> with_each(const Plan& plan, F&& change) {
+  std::vector<Plan> all;
+  for (std::size_t o = 0; o < plan.ops.size(); ++o) {
+    Plan other = plan;
+    visit_args(other.ops[o].call, [&](auto& args) {
+      if constexpr (std::is_same_v<std::decay_t<decltype(args)>, Args>) {
+        change(args);
+        all.push_back(other);
+      }
+    });
+  }
+  return all;
+}
+void expect_rejected(const std::vector<Plan>& plans, const char* what) {
+  EXPECT_FALSE(plans.empty()) << what;
+  for (const Plan& plan : plans) EXPECT_THROW(check(plan), InternalError) << what;
+}
+
+// Slots that nobody sent, that go to the wrong ranks or owners, are added twice or read as what
+// they are not.
+TEST(Check, RejectsBlocksThatGoAstray) {
+  using comm::AllToAll;
+  using kernels::Quantize, kernels::RequantizeSum, kernels::SumQuantized;
+  for (const std::vector<int>& nodes : {std::vector{0, 0, 1, 1}, {0, 1, 0, 1}}) {
+    Case c = make_case(2, 4, 2, ReduceWhen::micro);
+    c.inputs.node_of = nodes;
+    c.inputs.gradient_blocks = {.type = kernels::BlockType::int4, .block = 32};
+    const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
+    const auto without = without_each(plan, OpKind::reduce_gradients);
+    EXPECT_EQ(without.size() % 5, 0U);
+    expect_rejected(without, "without an op");
+    expect_rejected(with_each<AllToAll>(plan, [](AllToAll& a) { --a.ranks.count; }), "fewer ranks");
+    expect_rejected(
+        with_each<AllToAll>(plan, [](AllToAll& a) { a.ranks.stride = 3 - a.ranks.stride; }),
+        "other ranks");
+    expect_rejected(with_each<AllToAll>(plan, [](AllToAll& a) { a.ranks = {2, 2, 1}; }), "others");
+    expect_rejected(with_each<RequantizeSum>(plan, [](RequantizeSum& a) { a.format.block = 64; }),
+                    "another block");
+    expect_rejected(with_each<SumQuantized>(
+                        plan, [](SumQuantized& a) { a.format.type = kernels::BlockType::int8; }),
+                    "another type");
+    if (nodes[1] == 0) {
+      expect_rejected(with_each<Quantize>(plan,
+                                          [](Quantize& a) {
+                                            a.x = a.x.reshaped({1, 4, a.x.cols()});
+                                            a.code = a.code.reshaped({4, 1, a.code.cols()});
+                                          }),
+                      "slots in rank order");
+    }
+  }
+}
+
+TEST(Check, RejectsParametersThatAreNotGathered) {
+  Case c = make_case(3, 4, 2, ReduceWhen::micro);
+  c.inputs.weight_blocks = {.block = 32};
+  const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
+  expect_rejected(without_each(plan, OpKind::gather), "without an op");
+  expect_rejected(
+      with_each<kernels::SumQuantized>(plan, [](kernels::SumQuantized& a) { a.format.block = 64; }),
+      "another block");
+}
+
 TEST(Check, RejectsBuffersThatShareBytesWhileBothAreAlive) {
   const Case c = make_case(3, 2, 1, ReduceWhen::micro);
   const Plan plan = make_plan(c.inputs, c.shape, {});
@@ -283,6 +417,27 @@ TEST(Check, RejectsBuffersThatShareBytesWhileBothAreAlive) {
     }
   }
   EXPECT_GT(moved, 20);
+}
+
+// What travels as blocks has the same bytes, and goes the same way, on all ranks.
+TEST(Check, RejectsRanksWithOtherBlocks) {
+  Case c = make_case(3, 4, 1, ReduceWhen::micro);
+  c.inputs.node_of = {0, 0, 1, 1};
+  c.inputs.weight_blocks = {.block = 32};
+  c.inputs.gradient_blocks = {.block = 32};
+  const auto hash = [&] { return plan_hash(make_plan(c.inputs, c.shape, {})); };
+  const Case same = c;
+  const auto first = hash();
+  c.inputs.weight_blocks->block = 256;
+  EXPECT_THROW(check_together(std::array{first, hash()}), InternalError);
+  c = same;
+  c.inputs.gradient_blocks->type = kernels::BlockType::int4;
+  EXPECT_THROW(check_together(std::array{first, hash()}), InternalError);
+  c = same;
+  c.inputs.node_of = {0, 1, 0, 1};
+  EXPECT_THROW(check_together(std::array{first, hash()}), InternalError);
+  c = same;
+  EXPECT_NO_THROW(check_together(std::array{first, hash()}));
 }
 
 TEST(Check, RejectsRanksThatDisagree) {

@@ -235,6 +235,38 @@ TEST(OpCosts, KernelsHaveTheirOwnRates) {
   EXPECT_THROW(op_costs(plan, m), DeckError);
 }
 
+// A step costs as much with gelu in its products as with operations of its own, but where the
+// machine has it with the product.
+TEST(OpCosts, GeluInProductsIsAnOperationOfItsOwnUnlessTheMachineSaysOtherwise) {
+  deck::Machine m = machine();
+  m.kernel_start = 1e-6;
+  m.gemm[DType::bf16] = m.gemm[DType::f32];
+  m.kernel[DType::f32] =
+      m.kernel[DType::bf16] = {{"activation", 3e8}, {"activation_backward", 5e8}};
+  const auto seconds = [&](bool any_layout, DType compute = DType::bf16) {
+    PlanInputs in = inputs({}, 0);
+    in.compute = compute;
+    in.any_layout = any_layout;  // keeps the two apart
+    const Plan plan = make_plan(in, shape, {});
+    const auto costs = op_costs(plan, m);
+    std::array<double, 2> all{};  // matrix work, activations
+    for (std::size_t i = 0; i < costs.size(); ++i) {
+      const std::string_view name = call_name(plan.ops[i].call);
+      if (flop_of(plan.ops[i]) > 0) all[0] += costs[i].seconds;
+      if (name.starts_with("activation")) all[1] += costs[i].seconds;
+    }
+    return all;
+  };
+  const auto apart = seconds(true), together = seconds(false);
+  EXPECT_GT(apart[1], 0);
+  EXPECT_EQ(together[1], 0);
+  EXPECT_NEAR(together[0], apart[0] + apart[1], 1e-9 * together[0]);
+  const auto in_f32 = seconds(false, DType::f32);
+  m.activations = deck::MachineActivations::in_products;
+  EXPECT_EQ(seconds(false, DType::f32), in_f32);
+  EXPECT_NEAR(seconds(false)[0], apart[0], 1e-9 * apart[0]);
+}
+
 TEST(OpCosts, RingsShareTheNodesLinks) {
   deck::Machine m = machine();
   m.collectives = deck::Collectives::ring;
@@ -257,6 +289,28 @@ TEST(OpCosts, RingsShareTheNodesLinks) {
                               1e-5 + static_cast<double>(costs[i].sent.inter) / 1e8));
   }
   EXPECT_GT(gathers, 0);
+}
+
+TEST(OpCosts, SlotsGoPairwiseAlsoBesideRings) {
+  deck::Machine m = machine();
+  m.collectives = deck::Collectives::ring;
+  PlanInputs in = inputs({.data = 8}, 2);
+  in.node_of = {0, 0, 0, 0, 1, 1, 1, 1};
+  in.gradient_blocks = kernels::BlockFormat{.type = kernels::BlockType::int4};
+  const Plan plan = make_plan(in, shape, {});
+  const auto costs = op_costs(plan, m);
+  int hops[2] = {};
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    if (call_name(plan.ops[i].call) != comm::AllToAll::kName) continue;
+    const auto bytes = wire_bytes_of(plan, plan.ops[i]);
+    const bool across = bytes.inter > 0;
+    ++hops[across ? 1 : 0];
+    EXPECT_EQ(across ? bytes.intra : bytes.inter, 0);
+    EXPECT_DOUBLE_EQ(costs[i].seconds, across ? 1e-5 + static_cast<double>(bytes.inter) / 1e8
+                                              : 3e-6 + static_cast<double>(bytes.intra) / 1e9);
+  }
+  EXPECT_GT(hops[0], 0);
+  EXPECT_EQ(hops[0], hops[1]);
 }
 
 TEST(OpCosts, AMissingLinkIsAnError) {

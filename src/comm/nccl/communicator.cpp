@@ -1,0 +1,55 @@
+#include "comm/nccl/communicator.hpp"
+
+#include <chrono>
+#include <exception>
+#include <thread>
+
+#include "comm/nccl_resources.hpp"
+#include "core/error.hpp"
+
+namespace tessera::comm {
+
+Communicator::Communicator(std::shared_ptr<const Nccl> nccl, const ncclUniqueId& id, int rank,
+                           int size, Traffic traffic, double patience)
+    : nccl_(std::move(nccl)) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;  // so that we can stop waiting
+  if (const auto most = most_blocks(traffic)) config.maxCTAs = *most;
+  settle(nccl_->ncclCommInitRankConfig(&comm_, size, id, rank, &config), "ncclCommInitRankConfig",
+         patience);
+}
+
+Communicator::~Communicator() {
+  if (comm_ == nullptr) return;
+  // What others have not joined would keep destruction waiting.
+  std::uncaught_exceptions() > 0 ? nccl_->ncclCommAbort(comm_) : nccl_->ncclCommDestroy(comm_);
+}
+
+void Communicator::settle(ncclResult_t code, const char* call, double patience) const {
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
+  while (code == ncclInProgress) {
+    if (std::chrono::duration<double>(Clock::now() - begin).count() > patience) {
+      throw CommError(fmt::format(
+          "{}: GPUs have not connected within {:.0f} s: see that the nodes reach each other "
+          "(NCCL_SOCKET_IFNAME names the network), NCCL_DEBUG=INFO tells more",
+          call, patience));
+    }
+    // Queuing takes microseconds, connecting seconds.
+    if (Clock::now() - begin < std::chrono::milliseconds(5)) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    nccl_->check(nccl_->ncclCommGetAsyncError(comm_, &code), "ncclCommGetAsyncError", comm_);
+  }
+  nccl_->check(code, call, comm_);
+}
+
+void Communicator::look() const {
+  ncclResult_t state = ncclSuccess;
+  nccl_->check(nccl_->ncclCommGetAsyncError(comm_, &state), "ncclCommGetAsyncError", comm_);
+  nccl_->check(state, "a collective under way", comm_);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,34 @@
+// One NCCL communicator.
+#pragma once
+
+#include <memory>
+
+#include "comm/group.hpp"
+#include "comm/nccl/nccl.hpp"
+
+namespace tessera::comm {
+
+/// A communicator that is connected, or the error that says why it could not be.
+class Communicator {
+ public:
+  /// Collective over the communicator's ranks. Throws CommError, also where they have not
+  /// connected within `patience` seconds.
+  Communicator(std::shared_ptr<const Nccl> nccl, const ncclUniqueId& id, int rank, int size,
+               Traffic traffic, double patience);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  ncclComm_t get() const { return comm_; }
+
+  /// Waits until a call that goes on in the background has come to its end.
+  void settle(ncclResult_t code, const char* call, double patience) const;
+  /// Throws CommError where what is queued will never end.
+  void look() const;
+
+ private:
+  std::shared_ptr<const Nccl> nccl_;
+  ncclComm_t comm_ = nullptr;
+};
+
+}  // namespace tessera::comm

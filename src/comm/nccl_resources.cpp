@@ -1,0 +1,15 @@
+#include "comm/nccl_resources.hpp"
+
+namespace tessera::comm {
+
+std::optional<int> most_blocks(Traffic traffic) {
+  switch (traffic) {
+    case Traffic::gathers:
+    case Traffic::collectives: break;
+    case Traffic::messages: return 4;
+    case Traffic::words: return 1;
+  }
+  return std::nullopt;
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,234 @@
+// What groups of GPUs ask of NCCL, carried out over MPI on the host's memory: their sums have the
+// bits of MPI's groups. And what they make of its errors.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "comm/nccl/nccl_group.hpp"
+#include "core/random.hpp"
+#include "kernels/cpu/device.hpp"
+#include "support/nccl_over_mpi.hpp"
+#include "world.hpp"
+
+namespace tessera::test {
+namespace {
+
+using namespace comm;
+
+class NcclGroups : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto nccl = make_nccl_over_mpi();
+    if (!nccl) GTEST_SKIP() << "no libnccl.so.2";
+    session_.emplace(nccl);
+  }
+
+  static GroupShape shape(Carrier carrier) {
+    const std::int64_t size = session().size();
+    return {.size = size, .local = 1, .nodes = size, .carrier = carrier};
+  }
+  std::unique_ptr<Group> make(Traffic traffic, Carrier carrier = Carrier::nccl) {
+    return make_nccl_group(*session_, all_ranks(), shape(carrier), traffic, queue_, *device_);
+  }
+  static void finish_queued(std::unique_ptr<memory::Task> task) {
+    EXPECT_EQ(task, nullptr) << "it is queued";
+  }
+
+  CudaQueue queue_;
+  std::unique_ptr<kernels::Device> device_ = kernels::make_cpu_device({});
+  std::optional<NcclSession> session_;
+};
+
+/// Numbers of any size, as the type holds them.
+std::vector<std::byte> numbers(DType type, std::int64_t count, std::uint64_t seed) {
+  std::vector<std::byte> all(static_cast<std::size_t>(count * size_of(type)));
+  const RandomKey key =
+      random_key(seed, RandomPurpose::sampling, static_cast<std::uint64_t>(session().rank()));
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float x =
+        std::ldexp(to_uniform(random_bits(key, 0, static_cast<std::uint64_t>(i))) - 0.5F,
+                   static_cast<int>(i % 13));
+    if (type == DType::f32) {
+      reinterpret_cast<float*>(all.data())[i] = x;
+    } else {
+      reinterpret_cast<bf16*>(all.data())[i] = bf16(x);
+    }
+  }
+  return all;
+}
+
+View view(std::vector<std::byte>& bytes, DType type) {
+  return View(bytes.data(), type, {static_cast<std::int64_t>(bytes.size()) / size_of(type)});
+}
+
+/// A rank's shard after a sum over the group, of what numbers() gives.
+std::vector<std::byte> summed(Group& group, DType full_type, DType wire, std::int64_t shard,
+                              std::int64_t blocks, Write write) {
+  auto full = numbers(full_type, shard * session().size(), 3), to = numbers(full_type, shard, 4);
+  std::vector<std::byte> staging(
+      static_cast<std::size_t>(reduce_scatter_staging(group.shape(), wire, full_type)));
+  const auto task = group.start(ReduceScatter{.full = view(full, full_type),
+                                              .shard = view(to, full_type),
+                                              .staging = view(staging, DType::u8),
+                                              .wire = wire,
+                                              .write = write,
+                                              .blocks = blocks});
+  if (task) finish(*task);
+  return to;
+}
+
+TEST_F(NcclGroups, SumInTheTreesOrder) {
+  const auto group = make(Traffic::collectives);
+  const auto other = make_mpi_group(all_ranks(), shape(Carrier::exchange));
+  struct Way {
+    std::int64_t shard, blocks;
+    Write write;
+  };
+  // The last is more than one piece, in each of two blocks.
+  const std::int64_t two_pieces = 2 * (nccl_piece(group->shape()) + 3);
+  for (const auto& [shard, blocks, write] :
+       {Way{1, 1, Write::overwrite}, Way{17, 1, Write::add}, Way{34, 2, Write::overwrite},
+        Way{two_pieces, 2, Write::add}}) {
+    for (const DType full : {DType::f32, DType::bf16}) {
+      for (const DType wire : {DType::f32, DType::bf16}) {
+        // Of that much, the way with most staging will do.
+        if (shard == two_pieces && (full != DType::f32 || wire != DType::bf16)) continue;
+        EXPECT_TRUE(summed(*group, full, wire, shard, blocks, write) ==
+                    summed(*other, full, wire, shard, blocks, write))
+            << to_string(full) << " as " << to_string(wire) << ", " << shard << " in " << blocks;
+      }
+    }
+  }
+}
+
+// Whole numbers, whose sum does not depend on the order.
+TEST_F(NcclGroups, LeaveSumsToNccl) {
+  const auto group = make(Traffic::collectives, Carrier::nccl_sums);
+  const std::int64_t size = session().size(), rank = session().rank();
+  for (const Write write : {Write::overwrite, Write::add}) {
+    for (const bool in_place : {false, true}) {
+      if (in_place && write == Write::add) continue;
+      std::vector<float> full(static_cast<std::size_t>(5 * size)), shard(5, 2);
+      for (std::size_t i = 0; i < full.size(); ++i)
+        full[i] = static_cast<float>(static_cast<std::int64_t>(i) + rank);
+      std::byte staging[16];
+      const View all(reinterpret_cast<std::byte*>(full.data()), DType::f32, {5 * size});
+      const View own(reinterpret_cast<std::byte*>(shard.data()), DType::f32, {5});
+      finish_queued(group->start(ReduceScatter{.full = all,
+                                               .shard = in_place ? all.range(5 * rank, 5) : own,
+                                               .staging = View(staging, DType::u8, {16}),
+                                               .write = write}));
+      for (std::int64_t i = 0; i < 5; ++i) {
+        const std::int64_t sum = size * (5 * rank + i) + size * (size - 1) / 2;
+        EXPECT_EQ(in_place ? full[static_cast<std::size_t>(5 * rank + i)]
+                           : shard[static_cast<std::size_t>(i)],
+                  static_cast<float>(sum + (write == Write::add ? 2 : 0)));
+      }
+    }
+  }
+}
+
+TEST_F(NcclGroups, GatherBlockByBlock) {
+  const auto group = make(Traffic::collectives);
+  const std::int64_t size = session().size();
+  for (const std::int64_t blocks : {1, 3}) {
+    std::vector<std::byte> own(6, static_cast<std::byte>(session().rank())), all(6 * own.size());
+    all.resize(own.size() * static_cast<std::size_t>(size));
+    finish_queued(group->start(
+        AllGather{.shard = view(own, DType::u8), .full = view(all, DType::u8), .blocks = blocks}));
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const std::int64_t length = 6 / blocks;
+      EXPECT_EQ(static_cast<std::int64_t>(all[i]), static_cast<std::int64_t>(i) / length % size);
+    }
+  }
+}
+
+TEST_F(NcclGroups, SumWords) {
+  const auto group = make(Traffic::words);
+  std::vector<std::int64_t> words = {session().rank(), -1, std::int64_t{1} << 40};
+  finish_queued(group->start(
+      AllReduceWords{.words = View(reinterpret_cast<std::byte*>(words.data()), DType::i64, {3})}));
+  const std::int64_t size = session().size();
+  EXPECT_EQ(words, (std::vector<std::int64_t>{size * (size - 1) / 2, -size, size << 40}));
+}
+
+// Both directions of a pipeline of stages, each over a group of its own, and the ring closed.
+TEST_F(NcclGroups, PassMessagesBothWays) {
+  const std::int64_t size = session().size(), rank = session().rank();
+  if (size == 1) return;
+  for (const std::int64_t step : {std::int64_t{1}, size - 1}) {
+    const auto group = make(Traffic::messages);
+    auto mine = numbers(DType::bf16, 33, 7);
+    std::vector<std::byte> got(mine.size());
+    const std::int64_t to = (rank + step) % size, from = (rank + size - step) % size;
+    const Send out{.data = view(mine, DType::bf16), .peer = to};
+    const Receive in{.data = view(got, DType::bf16), .peer = from};
+    // One call ends before the next begins here: a message's receiver must be there.
+    if (rank % 2 == 0) {
+      finish_queued(group->start(out));
+      finish_queued(group->start(in));
+    } else {
+      finish_queued(group->start(in));
+      finish_queued(group->start(out));
+    }
+    EXPECT_EQ(mine == got, false);
+    std::vector<std::byte> all(mine.size() * static_cast<std::size_t>(size));
+    finish_queued(
+        make(Traffic::collectives)
+            ->start(AllGather{.shard = view(mine, DType::u8), .full = view(all, DType::u8)}));
+    EXPECT_TRUE(std::equal(got.begin(), got.end(),
+                           all.begin() + from * static_cast<std::ptrdiff_t>(mine.size())));
+  }
+}
+
+// What a pipeline sends should not take multiprocessors from what it computes.
+TEST_F(NcclGroups, TakeFewBlocksForMessagesAndWords) {
+  std::vector<std::unique_ptr<Group>> groups;
+  for (const auto traffic :
+       {Traffic::gathers, Traffic::collectives, Traffic::words, Traffic::messages})
+    groups.push_back(make(traffic));
+  std::vector<int> most;
+  for (const ncclConfig_t& config : nccl_said().configs) {
+    EXPECT_EQ(config.blocking, 0);
+    EXPECT_EQ(config.minCTAs, NCCL_CONFIG_UNDEF_INT);
+    most.push_back(config.maxCTAs);
+  }
+  constexpr int kAny = NCCL_CONFIG_UNDEF_INT;
+  EXPECT_EQ(most, (std::vector<int>{kAny, kAny, 1, 4, 4, 4}));  // an edge each
+}
+
+TEST_F(NcclGroups, FindThatWhatIsQueuedWillNeverEnd) {
+  const auto group = make(Traffic::collectives);
+  session_->look();
+  nccl_said().state = ncclRemoteError;
+  nccl_said().why = "connection closed by peer 10.0.0.7";
+  try {
+    session_->look();
+    ADD_FAILURE() << "went on";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.exit_code(), ExitCode::comm);
+    EXPECT_NE(std::string(e.what()).find("closed by peer 10.0.0.7"), std::string::npos);
+  }
+  nccl_said().state = ncclSuccess;
+}
+
+TEST_F(NcclGroups, LookAtNoGroupThatHasEnded) {
+  make(Traffic::collectives);
+  EXPECT_EQ(nccl_said().calls, std::vector<std::string>{"destroy"});
+  nccl_said().state = ncclRemoteError;
+  session_->look();
+}
+
+// Destroying a communicator waits for what is queued, which may never end.
+TEST_F(NcclGroups, AreAbortedWhereAnErrorIsOnItsWay) {
+  try {
+    const auto group = make(Traffic::collectives);
+    throw CommError("a peer is gone");
+  } catch (const CommError&) {
+  }
+  EXPECT_EQ(nccl_said().calls, std::vector<std::string>{"abort"});
+}
+
+}  // namespace
+}  // namespace tessera::test

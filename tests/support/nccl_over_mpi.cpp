@@ -1,0 +1,164 @@
+#include "support/nccl_over_mpi.hpp"
+
+#include <cstring>
+#include <functional>
+
+#include "comm/mpi/mpi_group.hpp"
+
+struct ncclComm {
+  MPI_Comm mpi = MPI_COMM_NULL;
+  int unsettled = 0;  // answers that a call goes on in the background still
+};
+
+namespace tessera::test {
+namespace {
+
+std::vector<std::function<void(std::vector<MPI_Request>&)>> grouped;  // calls, until their group's
+                                                                      // end
+
+std::size_t size_of(ncclDataType_t type) {
+  switch (type) {
+    case ncclUint8: return 1;
+    case ncclFloat16:
+    case ncclBfloat16: return 2;
+    case ncclInt32:
+    case ncclFloat32: return 4;
+    case ncclInt64: return 8;
+    default: throw InternalError("a type that no collective has");
+  }
+}
+
+int int_of(std::size_t n) { return static_cast<int>(n); }
+
+ncclResult_t said(const char* call) {
+  nccl_said().calls.emplace_back(call);
+  return nccl_said().state;
+}
+
+ncclResult_t unique_id(ncclUniqueId* id) {
+  static int made = 0;
+  int rank = 0;
+  MPI_TRY(MPI_Comm_rank(MPI_COMM_WORLD, &rank));
+  const int name = 1000 * rank + ++made;
+  std::memcpy(id, &name, sizeof name);
+  return ncclSuccess;
+}
+
+ncclResult_t connect(ncclComm_t* comm, int size, ncclUniqueId id, int rank, ncclConfig_t* config) {
+  int name = 0, found = 0;
+  std::memcpy(&name, &id, sizeof name);
+  *comm = new ncclComm{.mpi = MPI_COMM_NULL, .unsettled = 2};
+  MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, name, rank, &(*comm)->mpi));
+  MPI_TRY(MPI_Comm_size((*comm)->mpi, &found));
+  if (found != size) throw InternalError("ranks of one group have different ids");
+  nccl_said().configs.push_back(*config);
+  return ncclInProgress;
+}
+
+ncclResult_t state_of(ncclComm_t comm, ncclResult_t* state) {
+  *state = comm->unsettled-- > 0 ? ncclInProgress : nccl_said().state;
+  return ncclSuccess;
+}
+
+ncclResult_t destroy(ncclComm_t comm) {
+  said("destroy");
+  MPI_TRY(MPI_Comm_free(&comm->mpi));
+  delete comm;
+  return ncclSuccess;
+}
+ncclResult_t abort(ncclComm_t comm) {
+  said("abort");
+  delete comm;  // its MPI communicator is lost: freeing it would wait for the others
+  return ncclSuccess;
+}
+
+ncclResult_t group_end() {
+  std::vector<MPI_Request> messages;
+  for (const auto& call : grouped) call(messages);
+  grouped.clear();
+  MPI_TRY(MPI_Waitall(int_of(messages.size()), messages.data(), MPI_STATUSES_IGNORE));
+  return ncclInProgress;
+}
+
+ncclResult_t all_gather(const void* from, void* to, std::size_t count, ncclDataType_t type,
+                        ncclComm_t comm, cudaStream_t) {
+  grouped.emplace_back([=](auto&) {
+    const std::size_t bytes = count * size_of(type);
+    std::vector<std::byte> own(bytes);
+    std::memcpy(own.data(), from, bytes);  // it may be the own slot
+    MPI_TRY(
+        MPI_Allgather(own.data(), int_of(bytes), MPI_BYTE, to, int_of(bytes), MPI_BYTE, comm->mpi));
+  });
+  return ncclSuccess;
+}
+
+ncclResult_t reduce_scatter(const void* from, void* to, std::size_t count, ncclDataType_t type,
+                            ncclRedOp_t op, ncclComm_t comm, cudaStream_t) {
+  if (type != ncclFloat32 || op != ncclSum) throw InternalError("a sum that is not of f32");
+  grouped.emplace_back([=](auto&) {
+    std::vector<float> sums(count);
+    MPI_TRY(
+        MPI_Reduce_scatter_block(from, sums.data(), int_of(count), MPI_FLOAT, MPI_SUM, comm->mpi));
+    std::memcpy(to, sums.data(), count * sizeof(float));
+  });
+  return ncclSuccess;
+}
+
+ncclResult_t all_reduce(const void* from, void* to, std::size_t count, ncclDataType_t type,
+                        ncclRedOp_t op, ncclComm_t comm, cudaStream_t) {
+  if (type != ncclInt64 || op != ncclSum || from != to) throw InternalError("no sum of words");
+  grouped.emplace_back([=](auto&) {
+    MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, to, int_of(count), MPI_INT64_T, MPI_SUM, comm->mpi));
+  });
+  return ncclSuccess;
+}
+
+ncclResult_t send(const void* from, std::size_t count, ncclDataType_t type, int peer,
+                  ncclComm_t comm, cudaStream_t) {
+  grouped.emplace_back([=](auto& messages) {
+    MPI_TRY(MPI_Isend(from, int_of(count * size_of(type)), MPI_BYTE, peer, 0, comm->mpi,
+                      &messages.emplace_back()));
+  });
+  return ncclSuccess;
+}
+ncclResult_t receive(void* to, std::size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                     cudaStream_t) {
+  grouped.emplace_back([=](auto& messages) {
+    MPI_TRY(MPI_Irecv(to, int_of(count * size_of(type)), MPI_BYTE, peer, 0, comm->mpi,
+                      &messages.emplace_back()));
+  });
+  return ncclSuccess;
+}
+
+}  // namespace
+
+NcclSaid& nccl_said() {
+  static NcclSaid one;
+  return one;
+}
+
+std::shared_ptr<const comm::Nccl> make_nccl_over_mpi() {
+  nccl_said() = {};
+  std::shared_ptr<comm::Nccl> nccl;
+  try {
+    nccl = std::make_shared<comm::Nccl>();
+  } catch (const DeviceError&) {
+    return nullptr;
+  }
+  nccl->ncclGetUniqueId = unique_id;
+  nccl->ncclGetLastError = [](ncclComm_t) { return nccl_said().why.c_str(); };
+  nccl->ncclCommInitRankConfig = connect;
+  nccl->ncclCommGetAsyncError = state_of;
+  nccl->ncclCommDestroy = destroy;
+  nccl->ncclCommAbort = abort;
+  nccl->ncclGroupStart = [] { return ncclSuccess; };
+  nccl->ncclGroupEnd = group_end;
+  nccl->ncclAllGather = all_gather;
+  nccl->ncclReduceScatter = reduce_scatter;
+  nccl->ncclAllReduce = all_reduce;
+  nccl->ncclSend = send;
+  nccl->ncclRecv = receive;
+  return nccl;
+}
+
+}  // namespace tessera::test

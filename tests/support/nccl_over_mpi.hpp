@@ -1,0 +1,27 @@
+// NCCL's functions over MPI and the host's memory, in place of the library's: what a group of GPUs
+// asks of NCCL is done, by the end of its group of calls, where there is no GPU. The library must
+// be there all the same, for its functions are replaced one by one.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/nccl/nccl.hpp"
+
+namespace tessera::test {
+
+/// What the functions of this rank were told, and what they answer.
+struct NcclSaid {
+  std::vector<std::string> calls;     // that manage communicators and memory, in order
+  std::vector<ncclConfig_t> configs;  // of the communicators
+  ncclResult_t state = ncclSuccess;   // of a call, and of all communicators once they are connected
+  std::string why = "none";           // the last error
+};
+NcclSaid& nccl_said();
+
+/// Forgets what was said. nullptr where the library is missing. Every rank makes communicators at
+/// the same time, each rank one of some group.
+std::shared_ptr<const comm::Nccl> make_nccl_over_mpi();
+
+}  // namespace tessera::test
