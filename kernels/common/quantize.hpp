@@ -62,13 +62,4 @@ TESSERA_INLINE F shifted_code(F x, F inverse) {
   return x * inverse + F(kRoundToInt);
 }
 
-/// q from its code, in the low bits of a word: exactly, and without converting integers, which
-/// GPUs do slowly.
-template <int kBits>
-TESSERA_INLINE float code_number(std::uint32_t code) {
-  constexpr std::uint32_t kHalf = 1U << (kBits - 1);
-  const std::uint32_t offset = (code & (2 * kHalf - 1)) ^ kHalf;  // q + kHalf
-  return std::bit_cast<float>(0x4b000000U | offset) - (0x1p23F + static_cast<float>(kHalf));
-}
-
 }  // namespace tessera::kernels

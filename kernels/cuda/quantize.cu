@@ -39,8 +39,12 @@ template <typename F>
 void with_parts(const char* operation, std::int64_t parts, F&& f) {
   TESSERA_CHECK(parts <= kMostCodeParts, "{} of {} parts, at most {}", operation, parts,
                 kMostCodeParts);
-  if (parts == 1) {
+  if (parts <= 1) {
     f.template operator()<1>();
+  } else if (parts <= 2) {
+    f.template operator()<2>();
+  } else if (parts <= 4) {
+    f.template operator()<4>();
   } else if (parts <= kPartGroup) {
     f.template operator()<kPartGroup>();
   } else {

@@ -16,19 +16,23 @@ struct CodeRun {
   static constexpr int kBytes = V * kBits / 8;
   std::uint32_t word[kWords];
 
-  /// The first `count` codes at p; those beyond are 0.
-  __device__ __forceinline__ void read(const std::byte* p, int count, bool wide) {
-    if (wide && count >= V) {
-      if constexpr (kBytes == 2) {
-        word[0] = *reinterpret_cast<const std::uint16_t*>(p);
-      } else if constexpr (kBytes == 4) {
-        word[0] = *reinterpret_cast<const std::uint32_t*>(p);
-      } else {
-        const uint2 w = *reinterpret_cast<const uint2*>(p);
-        word[0] = w.x, word[1] = w.y;
-      }
-      return;
+  __device__ __forceinline__ void fill(std::uint32_t bits) {
+#pragma unroll
+    for (auto& w : word) w = bits;
+  }
+  /// All of them, at once.
+  __device__ __forceinline__ void read(const std::byte* p) {
+    if constexpr (kBytes == 2) {
+      word[0] = *reinterpret_cast<const std::uint16_t*>(p);
+    } else if constexpr (kBytes == 4) {
+      word[0] = *reinterpret_cast<const std::uint32_t*>(p);
+    } else {
+      const uint2 w = *reinterpret_cast<const uint2*>(p);
+      word[0] = w.x, word[1] = w.y;
     }
+  }
+  /// The first `count` codes, byte by byte; those beyond are 0.
+  __device__ __forceinline__ void read(const std::byte* p, int count) {
     std::uint64_t all = 0;
 #pragma unroll 1
     for (int i = (count * kBits + 7) / 8; i-- > 0;)
@@ -54,11 +58,10 @@ struct CodeRun {
       p[i] = static_cast<std::byte>(all & 0xffU);
   }
 
-  /// The codes of x, whose elements beyond a block's end are 0.
+  /// The codes of x, whose elements beyond the block's end are 0.
   __device__ __forceinline__ void set(const float (&x)[V], float inverse) {
     constexpr std::uint32_t kMask = (1U << kBits) - 1;
-#pragma unroll
-    for (auto& w : word) w = 0;
+    fill(0);
 #pragma unroll
     for (int i = 0; i < V; ++i) {
       const auto bits = std::bit_cast<std::uint32_t>(shifted_code(x[i], inverse));
@@ -66,8 +69,15 @@ struct CodeRun {
       word[i / kPerWord] |= code << i % kPerWord * kBits;
     }
   }
+  /// Code i as a number: its byte is moved into the mantissa of 2^23 by one instruction, where an
+  /// integer's conversion would take one of the slow ones.
   __device__ __forceinline__ float number(int i) const {
-    return code_number<kBits>(word[i / kPerWord] >> i % kPerWord * kBits);
+    constexpr std::uint32_t kSigns = kBits == 8 ? 0x80808080U : 0x88888888U;
+    constexpr auto kZero = static_cast<float>((1 << 23) + (1 << (kBits - 1)));
+    std::uint32_t bytes = word[i / kPerWord] ^ kSigns;
+    if constexpr (kBits == 4) bytes = bytes >> i % 2 * 4 & 0x0f0f0f0fU;
+    const auto byte = static_cast<std::uint32_t>(i % kPerWord * kBits / 8);
+    return std::bit_cast<float>(__byte_perm(bytes, 0x4b000000U, 0x7540U | byte)) - kZero;
   }
 };
 
@@ -180,24 +190,33 @@ __device__ __forceinline__ BlockParts block_parts(const CodeParts& a, const Bloc
           .wide = a.wide};
 }
 
-/// `count` elements from column c on, added up over 1 <= n <= kMost parts from `first` on, all on
-/// their way at once.
+/// `count` elements from column c on, added up over n <= kMost parts from `first` on, all on their
+/// way at once. A part that is missing has -1 times 0 for every element: -0 changes no sum.
 template <int kBits, int V, int kMost>
 __device__ __forceinline__ Floats<V> sum_of_few(const BlockParts& a, std::int64_t c, int count,
-                                                std::int64_t first, int n) {
+                                                std::int64_t first, std::int64_t n) {
   CodeRun<kBits, V> run[kMost];
   float scale[kMost];
-  std::int64_t at = first * a.stride;
+  const std::byte* codes = a.codes + first * a.stride + c * kBits / 8;
+  const std::byte* scales = a.scale + first * a.stride;
+  const auto each_part = [&](auto&& read) {
 #pragma unroll
-  for (int p = 0; p < kMost; ++p, at += a.stride) {
-    if (p > 0 && p >= n) continue;
-    run[p].read(a.codes + at + c * kBits / 8, count, a.wide);
-    scale[p] = *reinterpret_cast<const float*>(a.scale + at);
+    for (int p = 0; p < kMost; ++p) {
+      run[p].fill(0xffffffffU), scale[p] = 0;
+      if (p >= n) continue;
+      read(run[p], codes + p * a.stride);
+      scale[p] = *reinterpret_cast<const float*>(scales + p * a.stride);
+    }
+  };
+  if (a.wide && count >= V) {
+    each_part([](CodeRun<kBits, V>& r, const std::byte* p) { r.read(p); });
+  } else {
+    each_part([&](CodeRun<kBits, V>& r, const std::byte* p) { r.read(p, count); });
   }
   Floats<V> sum;
 #pragma unroll
   for (int i = 0; i < V; ++i) {
-    sum.v[i] = small_tree_sum<kMost>(n, [&](int p) { return run[p].number(i) * scale[p]; });
+    sum.v[i] = small_tree_sum<kMost>(kMost, [&](int p) { return run[p].number(i) * scale[p]; });
   }
   return sum;
 }
@@ -210,18 +229,17 @@ inline constexpr std::int64_t kMostCodeParts = kPartGroup * ((std::int64_t{1} <<
 /// that there are registers for what is on its way. Said to the compiler, which else spills a few
 /// to hold more.
 template <int kMost, int kBlock>
-inline constexpr int kBlocksAtOnce = (kMost > 0 ? 768 : 256) / kBlock;
+inline constexpr int kSumBlocks = (kMost > 0 ? 640 : 256) / kBlock;
 
 /// The same over all parts: kMost at most, or any number for 0.
 template <int kBits, int V, int kMost>
 __device__ __forceinline__ Floats<V> sum_of_parts(const BlockParts& a, std::int64_t c, int count) {
   if constexpr (kMost > 0) {
-    return sum_of_few<kBits, V, kMost>(a, c, count, 0, static_cast<int>(a.parts));
+    return sum_of_few<kBits, V, kMost>(a, c, count, 0, a.parts);
   } else {
     return tree_sum<kGroupLevels>(ceil_div(a.parts, kPartGroup), [&](std::int64_t g) {
-      const std::int64_t first = g * kPartGroup, rest = a.parts - first;
-      return sum_of_few<kBits, V, kPartGroup>(
-          a, c, count, first, rest < kPartGroup ? static_cast<int>(rest) : kPartGroup);
+      const std::int64_t first = g * kPartGroup;
+      return sum_of_few<kBits, V, kPartGroup>(a, c, count, first, a.parts - first);
     });
   }
 }
@@ -234,7 +252,7 @@ struct SumQuantizedSlots {
 };
 
 template <typename T, int kBits, int kMost>
-__global__ void __launch_bounds__(Team<32>::kBlock, (kBlocksAtOnce<kMost, Team<32>::kBlock>))
+__global__ void __launch_bounds__(Team<32>::kBlock, (kSumBlocks<kMost, Team<32>::kBlock>))
     sum_quantized_kernel(SumQuantizedSlots<T> a) {
   using Block = Team<32>;
   constexpr int V = kRun<T>;
@@ -263,7 +281,7 @@ struct RequantizeSlots {
 
 template <int kBits, int kMost, int kThreads, int kRuns>
 __global__ void __launch_bounds__(Team<kThreads>::kBlock,
-                                  (kBlocksAtOnce<kMost, Team<kThreads>::kBlock>))
+                                  (kSumBlocks<kMost, Team<kThreads>::kBlock>))
     requantize_sum_kernel(RequantizeSlots a) {
   using Block = Team<kThreads>;
   constexpr int V = RequantizeSlots::V;
@@ -287,7 +305,7 @@ __global__ void __launch_bounds__(Team<kThreads>::kBlock,
     if (kRuns == 0) sum[k] = sum_of_parts<kBits, V, kMost>(parts, c, count);
     CodeRun<kBits, V> run;
     run.set(sum[k].v, s.inverse);
-    run.write(codes + c * kBits / 8, count, a.parts.wide);
+    run.write(codes + c * kBits / 8, count, parts.wide);
   });
   finish_block<kBits, Block>(layout, at, s.scale, slot);
 }

@@ -314,6 +314,25 @@ class Bench {
     row(Convert{.x = narrow, .out = x, .write = Write::add}, text(x) + ", added");
     const View parts = memory.floats(DType::f32, {4, n / 4});
     row(TreeSum{.parts = parts, .out = narrow.range(0, n / 4)}, text(parts));
+    for (BlockType type : {BlockType::int8, BlockType::int4})
+      quantized({.type = type}, narrow.range(0, n / 4 * 4).reshaped({4, n / 4}));
+  }
+
+  /// Four parts: quantised, each dequantised, all added up.
+  void quantized(const BlockFormat& format, const View& x) {
+    BenchMemory memory(tier_);
+    const std::int64_t parts = x.extent(0), n = x.cols(), bytes = format.bytes(n);
+    const View code = memory.zeros(DType::u8, {parts, 1, bytes}),
+               sum = memory.zeros(DType::u8, {1, bytes});
+    const std::string shape = fmt::format("{}, {}", text(x), enum_word(format.type));
+    row(Quantize{.x = x.reshaped({parts, 1, n}),
+                 .code = code.reshaped({1, parts, bytes}),
+                 .format = format},
+        shape);
+    row(SumQuantized{.code = code.reshaped({1, parts, bytes}), .out = x, .format = format},
+        shape + ", each");
+    row(SumQuantized{.code = code, .out = x.row_range(0, 1), .format = format}, shape);
+    row(RequantizeSum{.code = code, .sum = sum, .elements = n, .format = format}, shape);
   }
 
   Device& device_;

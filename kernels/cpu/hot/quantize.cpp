@@ -1,68 +1,9 @@
-#include "kernels/common/quantize.hpp"
-
 #include "kernels/common/tree.hpp"
+#include "kernels/cpu/hot/codes.hpp"
 #include "kernels/cpu/hot/kernels.hpp"
 
 namespace tessera::kernels::TESSERA_ISA {
 namespace {
-
-using NativeByte = std::int8_t __attribute__((vector_size(kNative)));
-using NativePair = std::uint64_t __attribute__((vector_size(4 * kNative)));
-using NativePairByte = std::uint8_t __attribute__((vector_size(kNative / 2)));
-
-/// Sixteen elements' codes.
-template <int kBits>
-struct CodeBytes {
-  static constexpr std::int64_t kBytes = kLanes * kBits / 8, kPartBytes = kBytes / kParts;
-  static std::int64_t of(std::int64_t n) { return (n * kBits + 7) / 8; }
-};
-
-/// From shifted_code()'s low bits.
-template <int kBits>
-TESSERA_INLINE void store_codes(std::byte* p, const Vec& shifted, std::int64_t count) {
-  using Codes = CodeBytes<kBits>;
-  std::byte padded[Codes::kBytes];
-  std::byte* to = count < kLanes ? padded : p;
-  for (int i = 0; i < kParts; ++i) {
-    const auto bits = (NativeUint)shifted.part[i];
-    if constexpr (kBits == 8) {
-      const auto bytes = __builtin_convertvector(bits, NativeByte);
-      std::memcpy(to + i * Codes::kPartBytes, &bytes, sizeof(bytes));
-    } else {
-      const auto pairs = (NativePair)(bits & 0xfU);  // the first of two in the low half
-      const auto bytes = __builtin_convertvector(pairs | pairs >> 28, NativePairByte);
-      std::memcpy(to + i * Codes::kPartBytes, &bytes, sizeof(bytes));
-    }
-  }
-  if (count < kLanes) std::memcpy(p, padded, static_cast<std::size_t>(Codes::of(count)));
-}
-
-/// The codes as numbers; lanes beyond `count` are 0.
-template <int kBits>
-TESSERA_INLINE Vec load_codes(const std::byte* p, std::int64_t count) {
-  using Codes = CodeBytes<kBits>;
-  std::byte padded[Codes::kBytes] = {};
-  if (count < kLanes) {
-    std::memcpy(padded, p, static_cast<std::size_t>(Codes::of(count)));
-    p = padded;
-  }
-  Vec v;
-  for (int i = 0; i < kParts; ++i) {
-    NativeInt codes;
-    if constexpr (kBits == 8) {
-      NativeByte bytes;
-      std::memcpy(&bytes, p + i * Codes::kPartBytes, sizeof(bytes));
-      codes = __builtin_convertvector(bytes, NativeInt);
-    } else {
-      NativePairByte bytes;
-      std::memcpy(&bytes, p + i * Codes::kPartBytes, sizeof(bytes));
-      const auto pairs = __builtin_convertvector(bytes, NativePair);
-      codes = (NativeInt)(pairs << 28 | pairs << 56) >> 28;  // each at the top of its half
-    }
-    v.part[i] = __builtin_convertvector(codes, NativeFloat);
-  }
-  return v;
-}
 
 template <typename T>
 std::int32_t largest_magnitude(const T* x, std::int64_t n) {
@@ -86,7 +27,7 @@ void quantize_block(const T* x, std::int64_t n, std::byte* codes, float* scale) 
   const BlockScale s = block_scale<kBits>(largest_magnitude(x, n));
   *scale = s.scale;
   if (s.inverse == 0.0F) {
-    std::memset(codes, 0, static_cast<std::size_t>(CodeBytes<kBits>::of(n)));
+    std::memset(codes, 0, static_cast<std::size_t>(code_bytes<kBits>(n)));
     return;
   }
   for_vectors(n, [&](std::int64_t i, std::int64_t count) {
@@ -104,27 +45,48 @@ struct BlockParts {
 
 constexpr int kGroup = 8;  // parts whose sum stays in registers
 
-/// term(0) + .. + term(n - 1), in tree_sum's order.
-template <typename Term>
-TESSERA_INLINE Vec sum_of(std::int64_t n, Term&& term) {
-  const auto group = [&](std::int64_t first) {
-    return small_tree_sum<kGroup>(static_cast<int>(n - first < kGroup ? n - first : kGroup),
-                                  [&](int i) { return term(first + i); });
-  };
-  if (n <= kGroup) return group(0);
-  return kernels::tree_sum(ceil_div(n, kGroup), [&](std::int64_t g) { return group(g * kGroup); });
+/// f.operator()<kMost>() for the number of parts that a loop is made for; 0 is any.
+template <typename F>
+TESSERA_INLINE void with_parts(std::int64_t parts, F&& f) {
+  if (parts == 1) {
+    f.template operator()<1>();
+  } else if (parts <= kGroup) {
+    f.template operator()<kGroup>();
+  } else {
+    f.template operator()<0>();
+  }
 }
 
-template <int kBits, typename T>
-void sum_block(const BlockParts& a, std::int64_t n, T* out, Write write) {
-  for_vectors(n, [&](std::int64_t i, std::int64_t count) {
-    const Vec sum = sum_of(a.parts, [&](std::int64_t p) {
-      float scale;
-      std::memcpy(&scale, a.scale + p * a.stride, sizeof(scale));
-      return load_codes<kBits>(a.codes + p * a.stride + i * kBits / 8, count) * Vec(scale);
+/// Elements i .. i + count, added up over the parts. What is called several times is inlined by
+/// force: numbers stay in registers.
+template <int kBits, int kMost>
+TESSERA_INLINE Vec sum_of_parts(const BlockParts& a, std::int64_t i, std::int64_t count) {
+  const auto term = [&](std::int64_t p) __attribute__((always_inline)) {
+    float scale;
+    std::memcpy(&scale, a.scale + p * a.stride, sizeof(scale));
+    return load_codes<kBits>(a.codes + p * a.stride + i * kBits / 8, count) * Vec(scale);
+  };
+  if constexpr (kMost > 0) {
+    return small_tree_sum<kMost>(static_cast<int>(a.parts), term);
+  } else {
+    return kernels::tree_sum(ceil_div(a.parts, kGroup), [&](std::int64_t g) {
+      const std::int64_t first = g * kGroup, rest = a.parts - first;
+      return small_tree_sum<kGroup>(
+          static_cast<int>(rest < kGroup ? rest : kGroup), [&](int p)
+                                                               __attribute__((always_inline)) {
+                                                                 return term(first + p);
+                                                               });
     });
-    store(out + i, write == Write::add ? load(out + i, count) + sum : sum, count);
-  });
+  }
+}
+
+template <int kBits, int kMost, typename T>
+TESSERA_INLINE void sum_block(const BlockParts& a, std::int64_t n, T* out, Write write) {
+  for_vectors(
+      n, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+        const Vec sum = sum_of_parts<kBits, kMost>(a, i, count);
+        store(out + i, write == Write::add ? load(out + i, count) + sum : sum, count);
+      });
 }
 
 /// body(slot, block, its first element, its number of elements) for blocks of all slots.
@@ -185,25 +147,30 @@ void quantize(const Quantize& a, const SlotLayout& layout, Range blocks) {
 void sum_quantized(const SumQuantized& a, const SlotLayout& layout, Range blocks) {
   with_type(a.out.type, [&]<typename T>() {
     with_bits(a.format.type, [&]<int kBits>() {
-      T* out = row_of<T>(a.out, 0);
-      for_blocks(layout, blocks,
-                 [&](std::int64_t s, std::int64_t k, std::int64_t first, std::int64_t n) {
-                   sum_block<kBits>(parts_of<kBits>(a.code, layout, s, k), n,
-                                    out + s * layout.elements + first, a.write);
-                 });
+      with_parts(a.code.shape[0], [&]<int kMost>() {
+        T* out = row_of<T>(a.out, 0);
+        for_blocks(layout, blocks,
+                   [&](std::int64_t s, std::int64_t k, std::int64_t first, std::int64_t n) {
+                     sum_block<kBits, kMost>(parts_of<kBits>(a.code, layout, s, k), n,
+                                             out + s * layout.elements + first, a.write);
+                   });
+      });
     });
   });
 }
 
 void requantize_sum(const RequantizeSum& a, const SlotLayout& layout, Range blocks, float* sums) {
   with_bits(a.format.type, [&]<int kBits>() {
-    for_blocks(
-        layout, blocks, [&](std::int64_t s, std::int64_t k, std::int64_t first, std::int64_t n) {
-          std::byte* slot = a.sum.data + s * layout.bytes;
-          sum_block<kBits>(parts_of<kBits>(a.code, layout, s, k), n, sums, Write::overwrite);
-          quantize_block<kBits>(sums, n, slot + first * kBits / 8, scales_of(layout, slot) + k);
-          clear_padding(layout, kBits, k, slot);
-        });
+    with_parts(a.code.shape[0], [&]<int kMost>() {
+      for_blocks(
+          layout, blocks, [&](std::int64_t s, std::int64_t k, std::int64_t first, std::int64_t n) {
+            std::byte* slot = a.sum.data + s * layout.bytes;
+            sum_block<kBits, kMost>(parts_of<kBits>(a.code, layout, s, k), n, sums,
+                                    Write::overwrite);
+            quantize_block<kBits>(sums, n, slot + first * kBits / 8, scales_of(layout, slot) + k);
+            clear_padding(layout, kBits, k, slot);
+          });
+    });
   });
 }
 

@@ -120,6 +120,14 @@ T __reduce_max_sync(unsigned mask, T value) {
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
+/// Byte i is the one of `low`, then `high`, that hexadecimal digit i of `which` names.
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned which) {
+  const std::uint64_t both = static_cast<std::uint64_t>(high) << 32 | low;
+  unsigned bytes = 0;
+  for (unsigned i = 0; i < 4; ++i)
+    bytes |= static_cast<unsigned>(both >> (which >> 4 * i & 7U) * 8 & 0xffU) << 8 * i;
+  return bytes;
+}
 template <typename T>
 T __ldg(const T* p) {
   return *p;

@@ -43,7 +43,10 @@ void expect_rows(const std::vector<BenchRow>& rows) {
                               Fill{},
                               Convert{},
                               TreeSum{},
-                              ExactSum{}};
+                              ExactSum{},
+                              Quantize{},
+                              SumQuantized{},
+                              RequantizeSum{}};
   for (const KernelCall& call : calls) {
     for (DType type : {DType::f32, DType::bf16}) {
       EXPECT_GE(count(fmt::format("{} {}", name_of(call), to_string(type))), 1) << name_of(call);
