@@ -24,9 +24,10 @@ struct PlanInputs {
   std::vector<model::UnitDesc> units;
   const kernels::Device* device = nullptr;  // asked for scratch sizes only
   DType compute = DType::f32;
-  DType accumulate = DType::f32;  // of gradients, over micro-batches
-  DType wire = DType::f32;        // of gradients
-  int stage = 0;                  // ZeRO
+  DType accumulate = DType::f32;                           // of gradients, over micro-batches
+  DType wire = DType::f32;                                 // of gradients
+  kernels::Operands operands = kernels::Operands::stored;  // of the blocks' products
+  int stage = 0;                                           // ZeRO
   ReduceWhen reduce = ReduceWhen::step;
   std::int64_t prefetch = 1;
   Recompute recompute = Recompute::none;

@@ -115,6 +115,8 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.compute = dtype_of(deck.precision.compute);
   in.accumulate = sum_type(deck.precision.accumulate);
   in.wire = sum_type(deck.precision.gradients);
+  in.operands = deck.precision.matmul == deck::Matmul::fp8 ? kernels::Operands::fp8
+                                                           : kernels::Operands::stored;
   in.stage = static_cast<int>(deck.zero.stage);
   in.reduce =
       deck.zero.reduce == deck::Reduce::step ? plan::ReduceWhen::step : plan::ReduceWhen::micro;

@@ -23,6 +23,9 @@ constinit const HotKernels kTable{
     .convert = convert,
     .tree_sum = tree_sum,
     .sum_rows = sum_rows,
+    .largest_magnitude = largest_magnitude,
+    .round_to_fp8 = round_to_fp8,
+    .scale_sums = scale_sums,
     .exact_sum = exact_sum,
 };
 
