@@ -9,6 +9,15 @@
 
 namespace tessera::kernels {
 
+/// What a product multiplies: its operands as they are stored, or as numbers of 8 bits
+/// (Micikevicius et al. 2022), x and weight in e4m3, d_y in e5m2. Each of them is then multiplied
+/// by a scale that puts its largest magnitude at the largest number of its format, and rounded; the
+/// f32 sum is multiplied by both scales' inverses before anything else happens to it. An operand
+/// that holds an infinity or not-a-number makes all of the product not-a-number. Rows, N and K must
+/// be multiples of kFp8Granule, and operands f32 or bf16.
+enum class Operands : std::uint8_t { stored, fp8 };
+inline constexpr std::int64_t kFp8Granule = 16;
+
 /// y = x W^T + b, or its gelu. Where a back end applies gelu as it writes the product, it is that
 /// of the f32 sum; elsewhere that of the preactivation as written.
 struct Linear {
@@ -18,6 +27,7 @@ struct Linear {
   View bias;           // (N) or absent
   View y;              // (..., N)
   View preactivation;  // (..., N): x W^T + b where y is its gelu; of y's and x's type, or absent
+  Operands operands = Operands::stored;
   View scratch;
 
   double flop() const {
@@ -37,6 +47,7 @@ struct LinearBackwardInput {
   View weight;         // (N, K)
   View d_x;            // (..., K)
   View preactivation;  // (..., K): what gelu was of; of d_x's and d_y's type, or absent
+  Operands operands = Operands::stored;
   View scratch;
 
   double flop() const {
@@ -72,6 +83,7 @@ struct LinearBackwardWeight {
   View d_weight;  // (N, K), accumulation type (f32 even when x is bf16)
   View d_bias;    // (N) or absent
   Write write = Write::overwrite;
+  Operands operands = Operands::stored;
   View scratch;
 
   double flop() const {

@@ -34,6 +34,11 @@ TESSERA_INLINE float power_of_two(float n) {
   return std::bit_cast<float>((bits << 23) + 0x3f800000U);
 }
 
+/// The power of two in |x|, x without sign and mantissa: 0 for denormals, infinity for NaN.
+TESSERA_INLINE float power_of(float x) {
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(x) & 0x7f800000U);
+}
+
 /// e^x, at most 2 ulp, denormal results included; overflows to infinity, NaN stays NaN.
 /// x = n ln 2 + r with |r| <= ln(2) / 2; e^r by a polynomial of degree 6 (interpolated at Chebyshev
 /// nodes, relative error 2^-26.5); 2^n in two factors because n reaches -150 and 128.

@@ -19,6 +19,15 @@ void check_linear(const View& x, const View& weight, const View& y) {
                 weight.cols(), y.rows(), y.cols());
 }
 
+/// Extents and the type of a product with fp8 operands.
+void check_operands(Operands operands, const View& x, const View& y) {
+  if (operands == Operands::stored) return;
+  TESSERA_CHECK(x.rows() % kFp8Granule == 0 && x.cols() % kFp8Granule == 0 &&
+                    y.cols() % kFp8Granule == 0 && x.type != DType::f16,
+                "an fp8 product of ({}, {}) to ({}, {}) in {}", x.rows(), x.cols(), y.rows(),
+                y.cols(), to_string(x.type));
+}
+
 /// What gelu is of, beside its result or its gradient.
 void check_preactivation(const View& preactivation, const View& result, DType operands) {
   if (!preactivation) return;
@@ -52,6 +61,7 @@ void check(const Linear& a) {
   check_result(a.y, a.x.type);
   if (a.bias) check_flat({a.bias}, a.x.type, a.weight.rows());
   check_preactivation(a.preactivation, a.y, a.x.type);
+  check_operands(a.operands, a.x, a.y);
 }
 
 void check(const LinearBackwardInput& a) {
@@ -59,12 +69,14 @@ void check(const LinearBackwardInput& a) {
   check_same_type({a.d_y, a.weight});
   check_result(a.d_x, a.d_y.type);
   check_preactivation(a.preactivation, a.d_x, a.d_y.type);
+  check_operands(a.operands, a.d_y, a.d_x);
 }
 
 void check(const LinearBackwardWeight& a) {
   check_linear(a.x, a.d_weight, a.d_y);
   check_same_type({a.d_y, a.x});
   check_result(a.d_weight, a.x.type);
+  check_operands(a.operands, a.x, a.d_y);
   if (!a.d_bias) return;
   check_floats({a.d_bias});
   check_flat({a.d_bias}, a.d_bias.type, a.d_y.cols());

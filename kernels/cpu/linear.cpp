@@ -1,7 +1,9 @@
 #include <algorithm>
 
 #include "kernels/common/contracts.hpp"
+#include "kernels/cpu/fp8.hpp"
 #include "kernels/cpu/operations.hpp"
+#include "kernels/cpu/scratch_cursor.hpp"
 #include "kernels/cpu/team.hpp"
 
 // Every product is cut over N, the weight's rows, where that helps: a reduction over a whole
@@ -12,30 +14,6 @@ namespace tessera::kernels::cpu {
 namespace {
 
 constexpr std::int64_t kReductionPiece = 4096, kWidenedPiece = 1024;
-constexpr std::int64_t kAlignment = 64;
-
-/// Hands out pieces of scratch one after another. For a measurement the addresses mean nothing.
-class ScratchCursor {
- public:
-  explicit ScratchCursor(View scratch) : base_(scratch.data) {}
-  static ScratchCursor measuring() {
-    View anywhere;
-    anywhere.data = reinterpret_cast<std::byte*>(kAlignment);
-    return ScratchCursor(anywhere);
-  }
-
-  View matrix(std::int64_t rows, std::int64_t columns) {
-    const View v(base_ + used_, DType::f32, {rows, columns});
-    used_ += round_up(v.span_bytes(), kAlignment);
-    return v;
-  }
-  View rest() const { return View(base_ + used_, DType::u8, {0}); }
-  std::int64_t used() const { return used_; }
-
- private:
-  std::byte* base_;
-  std::int64_t used_ = 0;
-};
 
 void convert(const View& x, const View& out, Write write, const Context& context) {
   const View from = x.matrix(), to = out.matrix();
@@ -139,6 +117,7 @@ void visit_products(const LinearBackwardWeight& a, ScratchCursor scratch, const 
 }  // namespace
 
 std::int64_t scratch_bytes(const Linear& a, const Context& context) {
+  if (a.operands == Operands::fp8) return fp8_scratch_bytes(product_of(a), context);
   std::int64_t bytes = 0;
   visit_products(product_of(a), ScratchCursor::measuring(), context,
                  [&](const Product& p, const ScratchCursor& scratch) {
@@ -149,13 +128,18 @@ std::int64_t scratch_bytes(const Linear& a, const Context& context) {
 
 void run(const Linear& a, const Context& context) {
   check(a);
-  visit_products(
-      product_of(a), ScratchCursor(a.scratch), context,
-      [&](const Product& p, const ScratchCursor& scratch) { multiply(p, scratch, context); });
+  if (a.operands == Operands::fp8) {
+    run_fp8(product_of(a), context);
+  } else {
+    visit_products(
+        product_of(a), ScratchCursor(a.scratch), context,
+        [&](const Product& p, const ScratchCursor& scratch) { multiply(p, scratch, context); });
+  }
   if (a.preactivation) run(activation_of(a), context);
 }
 
 std::int64_t scratch_bytes(const LinearBackwardInput& a, const Context& context) {
+  if (a.operands == Operands::fp8) return fp8_scratch_bytes(product_of(a), context);
   ScratchCursor cursor = ScratchCursor::measuring();
   const View sum = piecewise_sum(a, cursor, context);
   std::int64_t bytes = 0;
@@ -167,16 +151,21 @@ std::int64_t scratch_bytes(const LinearBackwardInput& a, const Context& context)
 
 void run(const LinearBackwardInput& a, const Context& context) {
   check(a);
-  ScratchCursor cursor(a.scratch);
-  const View sum = piecewise_sum(a, cursor, context);
-  visit_products(a, sum, cursor, context, [&](const Product& p, const ScratchCursor& scratch) {
-    multiply(p, scratch, context);
-  });
-  if (sum.data != a.d_x.data) convert(sum, a.d_x, Write::overwrite, context);
+  if (a.operands == Operands::fp8) {
+    run_fp8(product_of(a), context);
+  } else {
+    ScratchCursor cursor(a.scratch);
+    const View sum = piecewise_sum(a, cursor, context);
+    visit_products(a, sum, cursor, context, [&](const Product& p, const ScratchCursor& scratch) {
+      multiply(p, scratch, context);
+    });
+    if (sum.data != a.d_x.data) convert(sum, a.d_x, Write::overwrite, context);
+  }
   if (a.preactivation) run(activation_of(a), context);
 }
 
 std::int64_t scratch_bytes(const LinearBackwardWeight& a, const Context& context) {
+  if (a.operands == Operands::fp8) return fp8_scratch_bytes(a, context);
   std::int64_t bytes = 0;
   visit_products(a, ScratchCursor::measuring(), context,
                  [&](const Product& p, const ScratchCursor& scratch) {
@@ -187,9 +176,13 @@ std::int64_t scratch_bytes(const LinearBackwardWeight& a, const Context& context
 
 void run(const LinearBackwardWeight& a, const Context& context) {
   check(a);
-  visit_products(
-      a, ScratchCursor(a.scratch), context,
-      [&](const Product& p, const ScratchCursor& scratch) { multiply(p, scratch, context); });
+  if (a.operands == Operands::fp8) {
+    run_fp8(a, context);
+  } else {
+    visit_products(
+        a, ScratchCursor(a.scratch), context,
+        [&](const Product& p, const ScratchCursor& scratch) { multiply(p, scratch, context); });
+  }
   if (!a.d_bias) return;
   const View d_y = a.d_y.matrix();
   parallel_ranges(context.threads, d_y.extent(1), 64,

@@ -12,7 +12,7 @@ namespace tessera::kernels::cuda {
 namespace {
 
 constexpr std::string_view kTitle = "tessera matrix products ";
-constexpr std::int64_t kVersion = 2;
+constexpr std::int64_t kVersion = 3;
 
 std::string hex(const Algorithm& algorithm) {
   std::string text;
@@ -65,10 +65,10 @@ class Reader {
   }
   DType type() {
     const std::string_view text = word();
-    for (DType type : {DType::f32, DType::bf16, DType::f16}) {
+    for (DType type : {DType::f32, DType::bf16, DType::f16, DType::e4m3, DType::e5m2}) {
       if (text == to_string(type)) return type;
     }
-    fail(fmt::format("'{}' is none of f32|bf16|f16", text));
+    fail(fmt::format("'{}' is none of f32|bf16|f16|e4m3|e5m2", text));
   }
   bool one_of(std::string_view no, std::string_view yes) {
     const std::string_view text = word();
@@ -110,7 +110,7 @@ std::int64_t alignment(Reader& reader) {
 
 GemmKey read_key(Reader& reader) {
   GemmKey key;
-  key.operands = reader.type(), key.result = reader.type();
+  key.type_a = reader.type(), key.type_b = reader.type(), key.result = reader.type();
   key.a = reader.word_of<Turn>(), key.b = reader.word_of<Turn>();
   for (std::int64_t* size : {&key.m, &key.n, &key.k, &key.lda, &key.ldb, &key.ldd}) {
     *size = reader.number(1);
@@ -151,10 +151,10 @@ GemmMachine read_machine(Reader& reader) {
 std::string to_text(const AlgorithmTable& table) {
   std::string text = header(table.machine);
   for (const auto& [key, algorithm] : table.chosen) {
-    text += fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}",
-                        to_string(key.operands), to_string(key.result), enum_word(key.a),
-                        enum_word(key.b), key.m, key.n, key.k, key.lda, key.ldb, key.ldd,
-                        key.align_a, key.align_b, key.align_d, key.bias ? "bias" : "plain",
+    text += fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}",
+                        to_string(key.type_a), to_string(key.type_b), to_string(key.result),
+                        enum_word(key.a), enum_word(key.b), key.m, key.n, key.k, key.lda, key.ldb,
+                        key.ldd, key.align_a, key.align_b, key.align_d, key.bias ? "bias" : "plain",
                         enum_word(key.write), enum_word(key.math), enum_word(key.epilogue));
     if (key.epilogue != Epilogue::none) text += fmt::format(" {} {}", key.ld_aux, key.align_aux);
     text += fmt::format(" {}\n", hex(algorithm));

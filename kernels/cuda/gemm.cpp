@@ -4,6 +4,7 @@
 #include <set>
 
 #include "kernels/common/contracts.hpp"
+#include "kernels/cuda/scratch.hpp"
 
 // A row-major matrix is the transpose of the column-major one in the same place. So y = x W^T, row
 // by row, is y^T = W x^T column by column, and the first operand of each product below is the
@@ -19,7 +20,8 @@ std::int64_t alignment_of(const std::byte* address) {
 
 Gemm gemm(const View& a, Turn turn_a, const View& b, Turn turn_b, const View& d, MatmulMath math) {
   const View first = a.matrix(), second = b.matrix(), result = d.matrix();
-  return {.key = {.operands = a.type,
+  return {.key = {.type_a = a.type,
+                  .type_b = b.type,
                   .result = d.type,
                   .a = turn_a,
                   .b = turn_b,
@@ -48,36 +50,80 @@ void add_epilogue(Gemm& product, Epilogue epilogue, const View& preactivation) {
 
 constexpr std::int64_t kAuxRows = 8;  // ld_aux is a multiple of it (CUBLASLT_..._EPILOGUE_AUX_LD)
 
-bool is_aux(const View& preactivation) {
-  return preactivation && preactivation.type != DType::f32 &&
-         preactivation.matrix().ld % kAuxRows == 0;
+template <typename Call>
+bool activates(const Call& call) {
+  return call.operands == Operands::stored && call.preactivation &&
+         call.preactivation.type != DType::f32 && call.preactivation.matrix().ld % kAuxRows == 0;
+}
+
+/// Places operands in the call's scratch.
+template <typename Call>
+std::array<Fp8Operand, 2> placed(const Call& call, std::array<Fp8Operand, 2> operands) {
+  std::byte* at = after_workspace(call.scratch);
+  for (Fp8Operand& o : operands) {
+    const Fp8Scratch size(o.x);
+    const bool turned = o.turn == Turn::transpose;
+    o.codes =
+        View(at, o.format, {turned ? o.x.cols() : o.x.rows(), turned ? o.x.rows() : o.x.cols()});
+    o.magnitudes = View(at + size.magnitudes, DType::i32, {kFp8Parts});
+    o.scale = View(at + size.scale, DType::f32, {std::int64_t{1}});
+    at += size.bytes;
+  }
+  return operands;
+}
+
+/// Of operands as they are stored, a and b turned as said, or of their codes.
+template <typename Call>
+Gemm gemm(const Call& call, const View& a, Turn turn_a, const View& b, Turn turn_b, const View& d,
+          MatmulMath math) {
+  if (call.operands == Operands::stored) return gemm(a, turn_a, b, turn_b, d, math);
+  const auto [first, second] = fp8_operands(call);
+  Gemm product = gemm(first.codes, Turn::transpose, second.codes, Turn::none, d, math);
+  product.scale_a = first.scale.data;
+  product.scale_b = second.scale.data;
+  return product;
 }
 
 }  // namespace
 
-bool applies_activation(const Linear& call) { return is_aux(call.preactivation); }
-bool applies_activation(const LinearBackwardInput& call) { return is_aux(call.preactivation); }
+std::array<Fp8Operand, 2> fp8_operands(const Linear& call) {
+  return placed(call, {{{.x = call.weight}, {.x = call.x}}});
+}
+std::array<Fp8Operand, 2> fp8_operands(const LinearBackwardInput& call) {
+  return placed(call, {{{.x = call.weight, .turn = Turn::transpose},
+                        {.x = call.d_y, .format = DType::e5m2}}});
+}
+std::array<Fp8Operand, 2> fp8_operands(const LinearBackwardWeight& call) {
+  return placed(call, {{{.x = call.x, .turn = Turn::transpose},
+                        {.x = call.d_y, .format = DType::e5m2, .turn = Turn::transpose}}});
+}
+
+bool applies_activation(const Linear& call) { return activates(call); }
+bool applies_activation(const LinearBackwardInput& call) { return activates(call); }
+bool applies_bias(const Linear& call) {
+  return call.bias && (call.operands == Operands::stored || call.y.type != DType::f32);
+}
 
 Gemm gemm_of(const Linear& call, MatmulMath math) {
   check(call);
-  const bool activates = applies_activation(call);
-  const View result = activates ? call.y : product_of(call).y;
-  Gemm product = gemm(call.weight, Turn::transpose, call.x, Turn::none, result, math);
-  product.key.bias = static_cast<bool>(call.bias);
-  if (activates) add_epilogue(product, Epilogue::gelu, call.preactivation);
+  const bool activated = applies_activation(call);
+  const View result = activated ? call.y : product_of(call).y;
+  Gemm product = gemm(call, call.weight, Turn::transpose, call.x, Turn::none, result, math);
+  product.key.bias = applies_bias(call);
+  if (activated) add_epilogue(product, Epilogue::gelu, call.preactivation);
   return product;
 }
 
 Gemm gemm_of(const LinearBackwardInput& call, MatmulMath math) {
   check(call);
-  Gemm product = gemm(call.weight, Turn::none, call.d_y, Turn::none, call.d_x, math);
+  Gemm product = gemm(call, call.weight, Turn::none, call.d_y, Turn::none, call.d_x, math);
   if (applies_activation(call)) add_epilogue(product, Epilogue::gelu_slope, call.preactivation);
   return product;
 }
 
 Gemm gemm_of(const LinearBackwardWeight& call, MatmulMath math) {
   check(call);
-  Gemm product = gemm(call.x, Turn::none, call.d_y, Turn::transpose, call.d_weight, math);
+  Gemm product = gemm(call, call.x, Turn::none, call.d_y, Turn::transpose, call.d_weight, math);
   product.key.write = call.write;
   return product;
 }

@@ -25,7 +25,7 @@ enum class Epilogue : std::uint8_t { none, gelu, gelu_slope };
 /// ld` elements behind its first. All that an algorithm's choice may depend on, so a product with
 /// the same key has the same bits wherever its operands are.
 struct GemmKey {
-  DType operands = DType::f32, result = DType::f32;
+  DType type_a = DType::f32, type_b = DType::f32, result = DType::f32;
   Turn a = Turn::none, b = Turn::none;
   std::int64_t m = 0, n = 0, k = 0, lda = 0, ldb = 0, ldd = 0;
   std::int64_t align_a = 0, align_b = 0, align_d = 0;  // of the addresses, in bytes
@@ -47,16 +47,35 @@ struct Gemm {
   const std::byte* b = nullptr;
   std::byte* d = nullptr;
   std::byte* aux = nullptr;
+  const std::byte *scale_a = nullptr, *scale_b = nullptr;  // f32, of fp8 operands
 };
 
+/// An operand of a product as fp8 codes in the call's scratch. Hopper multiplies such operands
+/// along their rows only, so where a product's sums run over the rows of `x`, the copy is turned.
+struct Fp8Operand {
+  View x;
+  DType format = DType::e4m3;
+  Turn turn = Turn::none;
+  View codes;       // dense
+  View magnitudes;  // (kFp8Parts) i32: bits of the largest magnitudes in as many parts
+  View scale;       // (1) f32: what takes codes back
+};
+/// The product's first and second.
+std::array<Fp8Operand, 2> fp8_operands(const Linear& call);
+std::array<Fp8Operand, 2> fp8_operands(const LinearBackwardInput& call);
+std::array<Fp8Operand, 2> fp8_operands(const LinearBackwardWeight& call);
+
 /// Whether the product applies its gelu itself: of 16-bit types, for cuBLASLt does not say how
-/// exact its gelu is, and where rows of the preactivation are multiples of 8 elements apart, which
-/// it asks for. Elsewhere the product is written, and gelu an operation of its own.
+/// exact its gelu is, of operands as stored, and where rows of the preactivation are multiples of 8
+/// elements apart, which it asks for. Elsewhere the product is written, and gelu an operation of
+/// its own.
 bool applies_activation(const Linear& call);
 bool applies_activation(const LinearBackwardInput& call);
+/// Whether it adds its bias: cuBLASLt adds none in f32 to products of fp8 operands.
+bool applies_bias(const Linear& call);
 
-/// The product of an operation; LinearBackwardWeight's bias gradient apart, and gelu where it is
-/// not applied. Throws InternalError for arguments that break the operation's contract.
+/// The product of an operation; LinearBackwardWeight's bias gradient apart, and gelu and bias where
+/// they are not applied. Throws InternalError for arguments that break the operation's contract.
 Gemm gemm_of(const Linear& call, MatmulMath math);
 Gemm gemm_of(const LinearBackwardInput& call, MatmulMath math);
 Gemm gemm_of(const LinearBackwardWeight& call, MatmulMath math);

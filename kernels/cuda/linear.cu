@@ -3,6 +3,7 @@
 #include "core/math.hpp"
 #include "kernels/common/types.hpp"
 #include "kernels/cuda/column_sum.cuh"
+#include "kernels/cuda/fp8.hpp"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/matmul.hpp"
 #include "kernels/cuda/operations.hpp"
@@ -11,21 +12,12 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-/// The part of scratch that the library uses, and what lies behind it.
-View workspace_of(const View& scratch) {
-  const auto address = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(scratch.data));
-  return scratch.range(round_up(address, kWorkspaceAlignment) - address, kMatmulWorkspace);
-}
-std::byte* after_workspace(const View& scratch) {
-  return workspace_of(scratch).data + kMatmulWorkspace;
-}
-
 /// The bias as the library takes it: of the result's type, on its alignment. Another is copied.
 const std::byte* prepared_bias(const Linear& a, const Context& context) {
-  if (!a.bias) return nullptr;
+  if (!applies_bias(a)) return nullptr;
   const auto address = reinterpret_cast<std::uintptr_t>(a.bias.data);
   if (a.bias.type == a.y.type && address % kOperandAlignment == 0) return a.bias.data;
-  const View copy(after_workspace(a.scratch), a.y.type, {a.bias.elements()});
+  const View copy(after_workspace(a.scratch) + fp8_bytes(a), a.y.type, {a.bias.elements()});
   run(Convert{.x = a.bias, .out = copy}, context);
   return copy.data;
 }
@@ -33,7 +25,7 @@ const std::byte* prepared_bias(const Linear& a, const Context& context) {
 void sum_rows(const LinearBackwardWeight& a, const Context& context) {
   const ColumnSums sums(a);
   const View x = a.d_y.matrix();
-  auto* partial = reinterpret_cast<float*>(after_workspace(a.scratch));
+  auto* partial = reinterpret_cast<float*>(after_workspace(a.scratch) + fp8_bytes(a));
   with_type(x.type, [&]<typename T>() {
     constexpr std::int64_t kColumns = 32 * kRun<T>;
     launch({.operation = a.kName,
@@ -53,21 +45,31 @@ void sum_rows(const LinearBackwardWeight& a, const Context& context) {
   });
 }
 
+/// The product with what the library applies to it.
+template <typename Call>
+void multiply(const Call& a, const std::byte* bias, const Context& context) {
+  const Gemm product = gemm_of(a, context.math);
+  if (a.operands == Operands::fp8) {
+    for (const Fp8Operand& operand : fp8_operands(a)) convert_to_fp8(operand, a.kName, context);
+  }
+  context.matmul.run(product, bias, workspace_of(a.scratch));
+}
+
 }  // namespace
 
 void run(const Linear& a, const Context& context) {
-  const Gemm product = gemm_of(a, context.math);
-  context.matmul.run(product, prepared_bias(a, context), workspace_of(a.scratch));
+  multiply(a, prepared_bias(a, context), context);
+  if (a.bias && !applies_bias(a)) add_bias(product_of(a).y, a.bias, a.kName, context);
   if (a.preactivation && !applies_activation(a)) run(activation_of(a), context);
 }
 
 void run(const LinearBackwardInput& a, const Context& context) {
-  context.matmul.run(gemm_of(a, context.math), nullptr, workspace_of(a.scratch));
+  multiply(a, nullptr, context);
   if (a.preactivation && !applies_activation(a)) run(activation_of(a), context);
 }
 
 void run(const LinearBackwardWeight& a, const Context& context) {
-  context.matmul.run(gemm_of(a, context.math), nullptr, workspace_of(a.scratch));
+  multiply(a, nullptr, context);
   if (a.d_bias) sum_rows(a, context);
 }
 

@@ -47,11 +47,11 @@ constexpr std::uint32_t kOrderedReductions =
 
 std::string text_of(const GemmKey& key) {
   return fmt::format(
-      "({}, {}) = ({}, {}) x ({}, {}), {} -> {}, distances {} {} {}, alignments "
+      "({}, {}) = ({}, {}) x ({}, {}), {} x {} -> {}, distances {} {} {}, alignments "
       "{} {} {}{}{}{}",
-      key.m, key.n, key.m, key.k, key.k, key.n, to_string(key.operands), to_string(key.result),
-      key.lda, key.ldb, key.ldd, key.align_a, key.align_b, key.align_d, key.bias ? ", bias" : "",
-      key.write == Write::add ? ", added" : "",
+      key.m, key.n, key.m, key.k, key.k, key.n, to_string(key.type_a), to_string(key.type_b),
+      to_string(key.result), key.lda, key.ldb, key.ldd, key.align_a, key.align_b, key.align_d,
+      key.bias ? ", bias" : "", key.write == Write::add ? ", added" : "",
       key.epilogue == Epilogue::none ? "" : fmt::format(", {}", enum_word(key.epilogue)));
 }
 
@@ -59,9 +59,12 @@ cudaDataType_t type_of(DType type) {
   switch (type) {
     case DType::bf16: return CUDA_R_16BF;
     case DType::f16: return CUDA_R_16F;
+    case DType::e4m3: return CUDA_R_8F_E4M3;
+    case DType::e5m2: return CUDA_R_8F_E5M2;
     default: return CUDA_R_32F;
   }
 }
+bool has_scales(const GemmKey& key) { return size_of(key.type_a) == 1; }
 cublasOperation_t operation_of(Turn turn) { return turn == Turn::none ? CUBLAS_OP_N : CUBLAS_OP_T; }
 cublasLtEpilogue_t epilogue_of(const GemmKey& key) {
   switch (key.epilogue) {
@@ -82,14 +85,15 @@ std::int64_t bytes_of(std::int64_t columns, std::int64_t ld, DType type) {
 }
 /// Where each operand of a product lies while it is timed, and what all take.
 struct TimingPlaces {
-  std::int64_t b, d, aux, bias, workspace, end;
+  std::int64_t b, d, aux, bias, scale, workspace, end;
 
   explicit TimingPlaces(const GemmKey& key)
-      : b(bytes_of(key.a == Turn::none ? key.k : key.m, key.lda, key.operands)),
-        d(b + bytes_of(key.b == Turn::none ? key.n : key.k, key.ldb, key.operands)),
+      : b(bytes_of(key.a == Turn::none ? key.k : key.m, key.lda, key.type_a)),
+        d(b + bytes_of(key.b == Turn::none ? key.n : key.k, key.ldb, key.type_b)),
         aux(d + bytes_of(key.n, key.ldd, key.result)),
         bias(aux + bytes_of(key.n, key.ld_aux, key.result)),
-        workspace(bias + (key.bias ? bytes_of(1, key.m, key.result) : 0)),
+        scale(bias + (key.bias ? bytes_of(1, key.m, key.result) : 0)),
+        workspace(scale + (has_scales(key) ? bytes_of(1, 1, DType::f32) : 0)),
         end(workspace + kMatmulWorkspace) {}
 };
 
@@ -155,6 +159,11 @@ struct Matmul::Library {
           "cublasLtMatrixLayoutCreate");
   }
 
+  void set_scales(const Product& p, const std::byte* a, const std::byte* b) const {
+    set(p.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, a);
+    set(p.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, b);
+  }
+
   Product& product(const GemmKey& key) {
     const auto [entry, is_new] = products.try_emplace(key);
     Product& p = entry->second;
@@ -177,9 +186,14 @@ struct Matmul::Library {
       set(p.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
           reinterpret_cast<const void*>(key.align_aux));
     }
-    make_layout(p.a, key.operands, rows_of(key.a, key.m, key.k), rows_of(key.a, key.k, key.m),
+    if (has_scales(key)) {
+      const auto* anywhere = reinterpret_cast<const std::byte*>(kOperandAlignment);
+      set(p.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, std::int8_t{0});
+      set_scales(p, anywhere, anywhere);
+    }
+    make_layout(p.a, key.type_a, rows_of(key.a, key.m, key.k), rows_of(key.a, key.k, key.m),
                 key.lda);
-    make_layout(p.b, key.operands, rows_of(key.b, key.k, key.n), rows_of(key.b, key.n, key.k),
+    make_layout(p.b, key.type_b, rows_of(key.b, key.k, key.n), rows_of(key.b, key.n, key.k),
                 key.ldb);
     make_layout(p.d, key.result, key.m, key.n, key.ldd);
     return p;
@@ -244,6 +258,7 @@ struct Matmul::Library {
     const float one = 1, zero = 0;
     const auto algorithm = std::bit_cast<cublasLtMatmulAlgo_t>(bytes);
     if (key.bias) set(p.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    if (has_scales(key)) set_scales(p, at.scale_a, at.scale_b);
     if (at.aux != nullptr) set(p.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, at.aux);
     return lt.cublasLtMatmul(handle, p.operation, &one, at.a, p.a, at.b, p.b,
                              key.write == Write::add ? &one : &zero, at.d, p.d, at.d, p.d,
@@ -261,7 +276,9 @@ struct Matmul::Library {
                   .a = memory,
                   .b = memory + places.b,
                   .d = memory + places.d,
-                  .aux = key.epilogue == Epilogue::none ? nullptr : memory + places.aux};
+                  .aux = key.epilogue == Epilogue::none ? nullptr : memory + places.aux,
+                  .scale_a = memory + places.scale,
+                  .scale_b = memory + places.scale};
     const auto queue_one = [&](const Algorithm& algorithm) {
       return queue_product(key, p, algorithm, at, memory + places.bias, memory + places.workspace);
     };

@@ -20,14 +20,39 @@ constexpr std::int64_t kMaxSumChunks = 256, kMinSumRows = 64;
 
 constexpr std::int64_t kProductScratch = kMatmulWorkspace + kWorkspaceAlignment;
 
+std::int64_t operand_bytes(Operands operands, const View& a, const View& b) {
+  return operands == Operands::stored ? 0 : Fp8Scratch(a).bytes + Fp8Scratch(b).bytes;
+}
+
 }  // namespace
+
+View workspace_of(const View& scratch) {
+  const auto address = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(scratch.data));
+  return scratch.range(round_up(address, kWorkspaceAlignment) - address, kMatmulWorkspace);
+}
+std::byte* after_workspace(const View& scratch) {
+  return workspace_of(scratch).data + kMatmulWorkspace;
+}
+
+Fp8Scratch::Fp8Scratch(const View& x)
+    : magnitudes(round_up(x.elements(), kWorkspaceAlignment)),
+      scale(magnitudes + kFp8Parts * size_of(DType::i32)),
+      bytes(scale + kWorkspaceAlignment) {}
+
+std::int64_t fp8_bytes(const Linear& a) { return operand_bytes(a.operands, a.weight, a.x); }
+std::int64_t fp8_bytes(const LinearBackwardInput& a) {
+  return operand_bytes(a.operands, a.weight, a.d_y);
+}
+std::int64_t fp8_bytes(const LinearBackwardWeight& a) {
+  return operand_bytes(a.operands, a.x, a.d_y);
+}
 
 // A bias that the library does not take as it is has a copy of the result's type.
 std::int64_t scratch_bytes(const Linear& a) {
-  return kProductScratch + (a.bias ? a.bias.elements() * size_of(a.y.type) : 0);
+  return kProductScratch + fp8_bytes(a) + (a.bias ? a.bias.elements() * size_of(a.y.type) : 0);
 }
 
-std::int64_t scratch_bytes(const LinearBackwardInput&) { return kProductScratch; }
+std::int64_t scratch_bytes(const LinearBackwardInput& a) { return kProductScratch + fp8_bytes(a); }
 
 ColumnSums::ColumnSums(const LinearBackwardWeight& a)
     : rows(a.d_y.rows()),
@@ -37,7 +62,7 @@ ColumnSums::ColumnSums(const LinearBackwardWeight& a)
 std::int64_t ColumnSums::bytes() const { return chunks * columns * size_of(DType::f32); }
 
 std::int64_t scratch_bytes(const LinearBackwardWeight& a) {
-  return kProductScratch + (a.d_bias ? ColumnSums(a).bytes() : 0);
+  return kProductScratch + fp8_bytes(a) + (a.d_bias ? ColumnSums(a).bytes() : 0);
 }
 
 std::int64_t scratch_bytes(const Attention& a) {

@@ -36,6 +36,24 @@ inline constexpr std::int64_t kMatmulWorkspace = std::int64_t{32} << 20;
 /// The library wants it on this boundary; scratch may begin anywhere.
 inline constexpr std::int64_t kWorkspaceAlignment = 256;
 
+/// The part of a product's scratch that the library uses, and what lies behind it: fp8 operands,
+/// then a copy of the bias or partial sums of its gradient.
+View workspace_of(const View& scratch);
+std::byte* after_workspace(const View& scratch);
+
+/// Where an fp8 operand has what beside its codes, which come first; all in bytes.
+struct Fp8Scratch {
+  std::int64_t magnitudes, scale, bytes;
+
+  explicit Fp8Scratch(const View& x);
+};
+/// Parts of an operand whose largest magnitudes are found at once.
+inline constexpr std::int64_t kFp8Parts = 256;
+/// Of both operands of a call; 0 where they are as stored.
+std::int64_t fp8_bytes(const Linear&);
+std::int64_t fp8_bytes(const LinearBackwardInput&);
+std::int64_t fp8_bytes(const LinearBackwardWeight&);
+
 /// Partial sums of a bias gradient, (chunks, N) f32 in scratch.
 struct ColumnSums {
   std::int64_t rows, columns, chunks;

@@ -115,10 +115,8 @@ Backend make_backend(const Settings& settings, const Ranks* ranks) {
                               "Slurm for nodes of one kind, or set run.backend = \"cpu\"");
   }
   if (kind == deck::Backend::cuda) return make_cuda_backend(settings, ranks);
-  if (settings.matmul != deck::Matmul::same) {
-    throw DeckError(fmt::format("precision.matmul = \"{}\" is for GPUs (run.backend = \"cuda\")",
-                                enum_word(settings.matmul)));
-  }
+  if (settings.matmul == deck::Matmul::tf32)
+    throw DeckError("precision.matmul = \"tf32\" is for GPUs (run.backend = \"cuda\")");
   return kind == deck::Backend::debug ? debug_backend(settings.threads)
                                       : cpu_backend(settings.threads);
 }

@@ -28,6 +28,7 @@ struct Backend {
   deck::Backend kind = deck::Backend::cpu;    // never automatic
   std::string name;                           // "4 CPU threads", "an NVIDIA H200", for people
   double peak_rate = 0;                       // of 16-bit matrix products, flop/s; 0: not known
+  bool multiplies_fp8 = false;                // at a rate of its own; others compute the same
   std::unique_ptr<memory::Tier> device_tier;  // where kernels compute
   std::unique_ptr<memory::Tier> host_tier;    // what the host reads beside steps
   std::shared_ptr<void> libraries;            // that the device uses

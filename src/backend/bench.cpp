@@ -72,7 +72,8 @@ class Bench {
                      bytes / memory_ * 1e-6, memory_, RateUnit::gbytes, 1});
   }
 
-  /// What follows is in this type, as a share of its square product.
+  /// What follows is in this type, as a share of its square product; e4m3: in bf16, but for the
+  /// operands of products.
   void type(DType type) {
     square_ = 1;
     BenchRow& limit = square(type, options_.square);
@@ -90,15 +91,16 @@ class Bench {
   void layers() {
     for (const BenchModel& m : options_.models) {
       const std::int64_t c = m.columns, mixed = m.heads * m.head_dim,
-                         inner = m.activation == ActivationKind::swiglu ? 2 : 1;
+                         inner = m.activation == ActivationKind::swiglu ? 2 : 1,
+                         rows = m.samples * m.tokens;
       for (const auto& [n, k] : {std::pair{c, mixed},
                                  {(m.heads + 2 * m.kv_heads) * m.head_dim, c},
                                  {inner * m.ffn, c},
-                                 {c, m.ffn},
-                                 {m.vocab, c}}) {
-        linear(m.samples * m.tokens, n, k);
+                                 {c, m.ffn}}) {
+        linear(rows, n, k);
       }
-      if (m.activation == ActivationKind::gelu) activated(m.samples * m.tokens, m.ffn, c);
+      if (operands_ == Operands::stored) linear(rows, m.vocab, c);
+      if (m.activation == ActivationKind::gelu) activated(rows, m.ffn, c);
     }
   }
 
@@ -107,7 +109,8 @@ class Bench {
   }
 
   BenchRow& square(DType type, std::int64_t n) {
-    type_ = type;
+    operands_ = type == DType::e4m3 ? Operands::fp8 : Operands::stored;
+    type_ = operands_ == Operands::fp8 ? DType::bf16 : type;
     BenchMemory memory(tier_);
     return row(Linear{.x = memory.floats(type_, {n, n}),
                       .weight = memory.floats(type_, {n, n}),
@@ -161,6 +164,7 @@ class Bench {
   template <typename Operation>
   BenchRow& row(Operation call, std::string shape) {
     BenchMemory memory(tier_);
+    if constexpr (requires { call.operands; }) call.operands = operands_;
     call.scratch = memory.zeros(DType::u8, {device_.scratch_bytes(call)});
     const KernelCall any = call;
     const double seconds = best_seconds(tier_, options_, [&] { device_.run(any); });
@@ -168,8 +172,9 @@ class Bench {
     call.scratch = View();
     const double work = flop > 0 ? flop : bytes_of(call);
     const double rate = work / seconds * 1e-9;
-    rows_.push_back({fmt::format("{} {}", call.kName, to_string(type_)), std::move(shape),
-                     seconds * 1e3, rate, flop > 0 ? RateUnit::gflops : RateUnit::gbytes,
+    const auto type = operands_ == Operands::fp8 ? "fp8" : to_string(type_);
+    rows_.push_back({fmt::format("{} {}", call.kName, type), std::move(shape), seconds * 1e3, rate,
+                     flop > 0 ? RateUnit::gflops : RateUnit::gbytes,
                      rate / (flop > 0 ? square_ : memory_)});
     return rows_.back();
   }
@@ -339,6 +344,7 @@ class Bench {
   memory::Tier& tier_;
   BenchOptions options_;
   DType type_;
+  Operands operands_ = Operands::stored;
   double memory_ = 1, square_ = 1;  // limits: 1 until they are measured
   std::vector<BenchRow> rows_;
 };
@@ -411,7 +417,8 @@ std::vector<BenchRow> bench_kernels(const Backend& backend, const BenchOptions& 
 
 std::vector<BenchRow> bench_gemm(const Backend& backend, const BenchOptions& options) {
   Bench bench(backend, options);
-  for (const DType type : kTypes) {
+  for (const DType type : {DType::f32, DType::bf16, DType::e4m3}) {
+    if (type == DType::e4m3 && !backend.multiplies_fp8) continue;
     bench.type(type);
     bench.squares();
     bench.layers();

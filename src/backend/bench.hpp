@@ -46,7 +46,8 @@ struct BenchRow {
 std::vector<BenchRow> bench_kernels(const Backend& backend, const BenchOptions& options);
 
 /// Matrix products, forward and backward, of squares up to options.square and of the models'
-/// layers. Shares are of the largest square product forward.
+/// layers, at last those of fp8 operands where the back end is made for them. Shares are of the
+/// largest square product forward.
 std::vector<BenchRow> bench_gemm(const Backend& backend, const BenchOptions& options);
 
 /// Attention, forward and backward, at a model's tokens and 2, 4, 8 times that. Shares are of the
@@ -58,7 +59,7 @@ std::vector<BenchRow> bench_attention(const Backend& backend, const BenchOptions
 double memory_rate(const Backend& backend, const BenchOptions& options);
 const char* memory_test(const Backend& backend);  // "triad", "copy"
 
-/// flop a second of the product of two n x n matrices.
+/// flop a second of the product of two n x n matrices; e4m3: of bf16 ones as fp8 operands.
 double gemm_rate(const Backend& backend, DType type, std::int64_t n, const BenchOptions& options);
 
 /// Bytes a second of every operation that is no matrix work, by its name, in its usual form: of the

@@ -79,6 +79,18 @@ std::optional<std::string> objection(std::span<const GpuOfRank> ranks, bool shar
   return std::nullopt;
 }
 
+bool multiplies_fp8(int major, int minor) { return major > 8 || (major == 8 && minor >= 9); }
+
+std::optional<std::string> fp8_objection(const std::string& host, const std::string& name,
+                                         int major, int minor) {
+  if (multiplies_fp8(major, minor)) return std::nullopt;
+  return fmt::format(
+      "{} has a {} of compute capability {}.{}: precision.matmul = \"fp8\" needs 8.9 (L40S, H100) "
+      "or newer; ask Slurm for such GPUs (--constraint, --gpus-per-node=TYPE:N), or set "
+      "precision.matmul = \"same\"",
+      host, name, major, minor);
+}
+
 double peak_rate(const std::string& name) {
   // NVIDIA's data sheets, without sparsity. A name that begins another's comes after it.
   constexpr std::array<std::pair<std::string_view, double>, 14> kRates = {{{"A100", 312e12},

@@ -29,6 +29,12 @@ struct GpuOfRank {
 /// may use one GPU, as tests do.
 std::optional<std::string> objection(std::span<const GpuOfRank> ranks, bool shared);
 
+/// Whether a GPU of this compute capability multiplies numbers of 8 bits, and, where it does not,
+/// what to do about a deck that asks for it.
+bool multiplies_fp8(int major, int minor);
+std::optional<std::string> fp8_objection(const std::string& host, const std::string& name,
+                                         int major, int minor);
+
 /// The highest rate of matrix products of a GPU of this name, in flop/s, from its data sheet:
 /// dense, of 16-bit elements. 0 where it is not known.
 double peak_rate(const std::string& name);

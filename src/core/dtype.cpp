@@ -12,6 +12,8 @@ std::string_view to_string(DType type) {
     case DType::i64: return "i64";
     case DType::u16: return "u16";
     case DType::u8: return "u8";
+    case DType::e4m3: return "e4m3";
+    case DType::e5m2: return "e5m2";
   }
   return "?";
 }

@@ -1,4 +1,5 @@
-// Element types and the 16-bit floating-point formats.
+// Element types and the 16-bit floating-point formats. e4m3 and e5m2 are 8-bit ones, operands of
+// matrix products alone (kernels/common/fp8).
 #pragma once
 
 #include <bit>
@@ -8,7 +9,7 @@
 
 namespace tessera {
 
-enum class DType : std::uint8_t { f32, bf16, f16, f64, i32, i64, u16, u8 };
+enum class DType : std::uint8_t { f32, bf16, f16, f64, i32, i64, u16, u8, e4m3, e5m2 };
 
 std::string_view to_string(DType type);
 
@@ -21,7 +22,9 @@ constexpr std::int64_t size_of(DType type) {
     case DType::bf16:
     case DType::f16:
     case DType::u16: return 2;
-    case DType::u8: return 1;
+    case DType::u8:
+    case DType::e4m3:
+    case DType::e5m2: return 1;
   }
   return 0;
 }

@@ -148,6 +148,13 @@ class Checker {
                           "\"{}\"",
                           enum_word(p.compute)));
     }
+    if (usable({"precision.matmul", "precision.compute"}) && p.matmul == Matmul::fp8 &&
+        p.compute == Precision::f16) {
+      problem(
+          "precision.matmul",
+          "precision.matmul = \"fp8\" needs precision.compute = \"bf16\" or \"f32\": its scales "
+          "do what loss scaling does for \"f16\"");
+    }
     if (usable({"precision.accumulate", "precision.compute"}) &&
         p.accumulate == SumPrecision::bf16 && p.compute != Precision::bf16) {
       problem("precision.accumulate",

@@ -111,10 +111,14 @@ const std::vector<Row>& rows() {
       r.push_back(row(
           t.peak, false, [t](Machine & m) -> auto& { return m.peak[t.type]; }));
     }
+    r.push_back(row(
+        "gemm.fp8", false, [](Machine & m) -> auto& { return m.gemm[DType::e4m3]; }));
     return r;
   }();
   return all;
 }
+
+std::string_view gemm_word(DType type) { return type == DType::e4m3 ? "fp8" : to_string(type); }
 
 /// Of the tables kernel.f32, kernel.bf16 and kernel.f16, whose keys are operations.
 std::optional<DType> kernel_type(std::string_view prefix) {
@@ -181,7 +185,7 @@ void check(const Machine& m, const std::vector<std::string>& given, Problems& pr
   for (const auto& [type, rates] : m.gemm) {
     if (!rates.empty() && !m.gemm_sizes.empty() && rates.size() != m.gemm_sizes.size()) {
       problems.add(whole, "gemm",
-                   fmt::format("gemm.{} has {} rates for the {} sizes of gemm.n", to_string(type),
+                   fmt::format("gemm.{} has {} rates for the {} sizes of gemm.n", gemm_word(type),
                                rates.size(), m.gemm_sizes.size()));
     }
   }
@@ -193,9 +197,9 @@ double Machine::gemm_rate(DType type, double flop) const {
   const auto it = gemm.find(type);
   if (it == gemm.end()) {
     throw DeckError(
-        fmt::format("{}: gemm.{} is not given: measure it, or set precision.compute to "
+        fmt::format("{}: gemm.{} is not given: measure it, or set precision.{} to "
                     "a type that has rates there",
-                    file, to_string(type)));
+                    file, gemm_word(type), type == DType::e4m3 ? "matmul" : "compute"));
   }
   const auto& rates = it->second;
   const double size = std::cbrt(flop / 2);

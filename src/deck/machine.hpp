@@ -33,11 +33,12 @@ struct Machine {
   std::string file;
   std::int64_t ranks_per_node = 0;
   std::int64_t threads = 1;
-  Bytes memory;                               // of a rank's device; 0: not said
-  double memory_rate = 0;                     // of a STREAM triad
-  double kernel_start = 0;                    // s that an operation takes beyond its work
-  std::vector<std::int64_t> gemm_sizes;       // ascending
-  std::map<DType, std::vector<double>> gemm;  // at each size
+  Bytes memory;                          // of a rank's device; 0: not said
+  double memory_rate = 0;                // of a STREAM triad
+  double kernel_start = 0;               // s that an operation takes beyond its work
+  std::vector<std::int64_t> gemm_sizes;  // ascending
+  /// At each size; of e4m3 for products of fp8 operands, which it takes to convert included.
+  std::map<DType, std::vector<double>> gemm;
   std::map<DType, double> attention;
   std::map<DType, std::map<std::string, double>> kernel;  // bytes/s of operations, by name
   std::map<DType, double> peak;                           // by the data sheet, for MFU

@@ -256,8 +256,9 @@ constexpr SchemaRow kRows[] = {
         "precision.compute", "element type of weights and activations in forward and backward",
         {.on_resume = event}),
     row<&Deck::precision, &PrecisionSection::matmul>(
-        "precision.matmul", "type of matrix products; tf32: of f32 on GPUs",
-        {.built = "same tf32", .on_resume = event}),
+        "precision.matmul",
+        "type of matrix products; tf32: of f32 on GPUs; fp8: of the blocks, one scale a tensor",
+        {.on_resume = event}),
     row<&Deck::precision, &PrecisionSection::accumulate>(
         "precision.accumulate", "type in which micro-batches' gradients are summed",
         {.on_resume = event}),

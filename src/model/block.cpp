@@ -74,6 +74,13 @@ BlockWeights block_weights(const UnitDesc& unit, const ParameterViews& params) {
 
 namespace {
 
+/// A block's matrix product, Linear or a backward of it: of the operands that all of them have.
+template <typename Product>
+void multiply(UnitContext& u, Product product) {
+  product.operands = u.operands;
+  u.run(product);
+}
+
 /// One chunk's attention: its heads, and q, k and v as columns of its qkv matrix.
 struct AttentionPart {
   AttentionPart(const ModelConfig& config, const UnitContext& u, std::size_t own_chunk)
@@ -132,14 +139,15 @@ void rotate(UnitContext& u, const ModelConfig& c, const View& x, std::int64_t fi
 /// d_x = the gradient of qkv's input from that of qkv.
 void project_back(UnitContext& u, const AttentionPart& part, const BlockWeights& w,
                   const BlockChunk& chunk, const View& d_qkv, const View& d_x) {
-  if (!w.k_w) return u.run(LinearBackwardInput{.d_y = d_qkv, .weight = chunk.qkv_w, .d_x = d_x});
+  if (!w.k_w)
+    return multiply(u, LinearBackwardInput{.d_y = d_qkv, .weight = chunk.qkv_w, .d_x = d_x});
   const View products = u.tensor(Keep::transient, DType::f32, {std::int64_t{3}, d_x.elements()});
   std::int64_t n = 0;
   part.each_product(w, chunk, d_qkv, [&](const View& weight, const View&, const View& d_y) {
     View product = d_x;
     product.type = DType::f32;
     product.data = products.row_range(n++, 1).data;
-    u.run(LinearBackwardInput{.d_y = d_y, .weight = weight, .d_x = product});
+    multiply(u, LinearBackwardInput{.d_y = d_y, .weight = weight, .d_x = product});
   });
   u.run(TreeSum{.parts = products, .out = d_x.range(0, d_x.elements())});
 }
@@ -185,8 +193,8 @@ void project_up(UnitContext& u, const ModelConfig& c, const BlockChunk& w, const
   s.up = u.activation(Keep::expensive, w.up_w.rows());
   s.act = u.activation(Keep::cheap, w.down_w.cols());
   Linear up{.x = h, .weight = w.up_w, .bias = w.up_b, .y = s.act, .preactivation = s.up};
-  if (activated_in_products(u, c)) return u.run(up);
-  u.run(product_of(up));
+  if (activated_in_products(u, c)) return multiply(u, up);
+  multiply(u, product_of(up));
   u.run(Activate{.x = s.up, .y = s.act, .kind = c.activation});
 }
 
@@ -197,11 +205,11 @@ View project_down_back(UnitContext& u, const ModelConfig& c, const BlockChunk& w
   const View d_up = u.activation(Keep::transient, w.up_w.rows());
   if (activated_in_products(u, c)) {
     down.d_x = d_up, down.preactivation = up;
-    u.run(down);
+    multiply(u, down);
     return d_up;
   }
   down.d_x = u.activation(Keep::transient, w.down_w.cols());
-  u.run(down);
+  multiply(u, down);
   u.run(ActivateBackward{.x = up, .d_y = down.d_x, .d_x = d_up, .kind = c.activation});
   return d_up;
 }
@@ -214,10 +222,10 @@ void mlp_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, Ca
   ChunkSum mlp(u, c.hidden, w.down_b);
   for (std::size_t i = 0; i < w.chunks.size(); ++i) {
     project_up(u, c, w.chunks[i], s.h2, s.chunks[i]);
-    u.run(Linear{.x = s.chunks[i].act,
-                 .weight = w.chunks[i].down_w,
-                 .bias = mlp.bias_of_part(),
-                 .y = mlp.part(i)});
+    multiply(u, Linear{.x = s.chunks[i].act,
+                       .weight = w.chunks[i].down_w,
+                       .bias = mlp.bias_of_part(),
+                       .y = mlp.part(i)});
   }
   mlp.start();
   out = {.resid = s.sum2, .pending = mlp.finish()};
@@ -238,7 +246,7 @@ void block_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, 
     qkv = u.activation(Keep::expensive, part.columns());
     part.each_product(w, w.chunks[i], qkv,
                       [&](const View& weight, const View& bias, const View& y) {
-                        u.run(Linear{.x = s.h1, .weight = weight, .bias = bias, .y = y});
+                        multiply(u, Linear{.x = s.h1, .weight = weight, .bias = bias, .y = y});
                       });
     rotate(u, c, part.rotated(qkv), 0, Rope::Direction::forward);
     att = u.activation(Keep::expensive, part.q_columns);
@@ -250,10 +258,10 @@ void block_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, 
                     .lse = lse,
                     .shape = part.shape(),
                     .dropout = part.dropout(u)});
-    u.run(Linear{.x = att,
-                 .weight = w.chunks[i].out_w,
-                 .bias = projected.bias_of_part(),
-                 .y = projected.part(i)});
+    multiply(u, Linear{.x = att,
+                       .weight = w.chunks[i].out_w,
+                       .bias = projected.bias_of_part(),
+                       .y = projected.part(i)});
   }
   projected.start();
   mlp_forward(u, c, w, {.resid = s.sum1, .pending = projected.finish()}, s, out);
@@ -271,18 +279,21 @@ View block_backward(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
   std::vector<View> d_up;
   for (std::size_t i = 0; i < chunks; ++i) {
     d_up.push_back(project_down_back(u, c, w.chunks[i], d_mlp, s.chunks[i].up));
-    u.run(LinearBackwardInput{.d_y = d_up.back(), .weight = w.chunks[i].up_w, .d_x = d_h2.part(i)});
+    multiply(u, LinearBackwardInput{
+                    .d_y = d_up.back(), .weight = w.chunks[i].up_w, .d_x = d_h2.part(i)});
   }
   d_h2.start();
   for (std::size_t i = 0; i < chunks; ++i) {
     const BlockChunk& part = g.chunks[i];
-    u.run(LinearBackwardWeight{.d_y = d_mlp,
-                               .x = s.chunks[i].act,
-                               .d_weight = part.down_w,
-                               .d_bias = i == 0 ? g.down_b : View{},
-                               .write = write});
-    u.run(LinearBackwardWeight{
-        .d_y = d_up[i], .x = s.h2, .d_weight = part.up_w, .d_bias = part.up_b, .write = write});
+    multiply(u, LinearBackwardWeight{.d_y = d_mlp,
+                                     .x = s.chunks[i].act,
+                                     .d_weight = part.down_w,
+                                     .d_bias = i == 0 ? g.down_b : View{},
+                                     .write = write});
+    multiply(
+        u,
+        LinearBackwardWeight{
+            .d_y = d_up[i], .x = s.h2, .d_weight = part.up_w, .d_bias = part.up_b, .write = write});
   }
   const View d_sum2 = norm_backward(u, c, partial,
                                     {.d_out = d_h2.finish(),
@@ -301,7 +312,7 @@ View block_backward(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
     const AttentionPart part(c, u, i);
     const auto& [qkv, att, lse, up, act] = s.chunks[i];
     const View d_att = u.activation(Keep::transient, part.q_columns);
-    u.run(LinearBackwardInput{.d_y = d_projected, .weight = w.chunks[i].out_w, .d_x = d_att});
+    multiply(u, LinearBackwardInput{.d_y = d_projected, .weight = w.chunks[i].out_w, .d_x = d_att});
     const View dx = u.activation(Keep::transient, part.columns());
     u.run(AttentionBackward{.q = part.q(qkv),
                             .k = part.k(qkv),
@@ -330,11 +341,11 @@ View block_backward(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
   const View k_b = kv_parts(g.k_b), v_b = kv_parts(g.v_b);
   for (std::size_t i = 0; i < chunks; ++i) {
     const AttentionPart part(c, u, i);
-    u.run(LinearBackwardWeight{.d_y = d_projected,
-                               .x = s.chunks[i].att,
-                               .d_weight = g.chunks[i].out_w,
-                               .d_bias = i == 0 ? g.out_b : View{},
-                               .write = write});
+    multiply(u, LinearBackwardWeight{.d_y = d_projected,
+                                     .x = s.chunks[i].att,
+                                     .d_weight = g.chunks[i].out_w,
+                                     .d_bias = i == 0 ? g.out_b : View{},
+                                     .write = write});
     const auto own_part = [&](View gradient, const View& all) {
       if (gradient) gradient.data = all.row_range(static_cast<std::int64_t>(i), 1).data;
       return gradient;
@@ -345,11 +356,11 @@ View block_backward(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
     part.each_product(own, g.chunks[i], d_qkv[i],
                       [&](const View& d_weight, const View& d_bias, const View& d_y) {
                         const bool of_part = d_weight.data != g.chunks[i].qkv_w.data;
-                        u.run(LinearBackwardWeight{.d_y = d_y,
-                                                   .x = s.h1,
-                                                   .d_weight = d_weight,
-                                                   .d_bias = d_bias,
-                                                   .write = of_part ? Write::add : write});
+                        multiply(u, LinearBackwardWeight{.d_y = d_y,
+                                                         .x = s.h1,
+                                                         .d_weight = d_weight,
+                                                         .d_bias = d_bias,
+                                                         .write = of_part ? Write::add : write});
                       });
   }
   const View d_sum1 = norm_backward(u, c, partial,
@@ -374,10 +385,10 @@ void block_generate(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
   s.sum1 =
       add_norm(u, c, in, Keep::input, w.norm1_w, w.norm1_b, DropoutSite::incoming, s.h1, s.norm1);
   const auto project = [&](std::int64_t row, std::int64_t rows, const View& y) {
-    u.run(Linear{.x = s.h1,
-                 .weight = chunk.qkv_w.row_range(row, rows),
-                 .bias = chunk.qkv_b ? chunk.qkv_b.range(row, rows) : View{},
-                 .y = y});
+    multiply(u, Linear{.x = s.h1,
+                       .weight = chunk.qkv_w.row_range(row, rows),
+                       .bias = chunk.qkv_b ? chunk.qkv_b.range(row, rows) : View{},
+                       .y = y});
   };
   const std::int64_t q = part.q_columns, kv = part.kv_columns;
   const auto cached = [&](const View& all, std::int64_t begin, std::int64_t rows) {
@@ -396,7 +407,7 @@ void block_generate(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
                   .out = att,
                   .shape = part.shape()});
   const View projected = u.activation(Keep::transient, c.hidden);
-  u.run(Linear{.x = att, .weight = chunk.out_w, .bias = w.out_b, .y = projected});
+  multiply(u, Linear{.x = att, .weight = chunk.out_w, .bias = w.out_b, .y = projected});
   mlp_forward(u, c, w, {.resid = s.sum1, .pending = projected}, s, out);
 }
 

@@ -31,7 +31,8 @@ struct PlanInputs {
   /// Parameters that stage 3 gathers to train, and gradients, travel as blocks. Evaluation sees the
   /// parameters as they are, whatever the layout.
   std::optional<kernels::BlockFormat> weight_blocks, gradient_blocks;
-  int stage = 0;  // ZeRO
+  kernels::Operands operands = kernels::Operands::stored;  // of the blocks' products
+  int stage = 0;                                           // ZeRO
   ReduceWhen reduce = ReduceWhen::step;
   std::int64_t prefetch = 1;
   Recompute recompute = Recompute::none;

@@ -80,6 +80,7 @@ Recording record(const RecordKey& key, const RecordInputs& in) {
                         .samples = local(Local::samples, DType::i64, {b})},
                        tensor);
   u.activations = in.activations;
+  u.operands = in.operands;
   u.training = key.training;
   u.seed = in.seed;
   const std::int64_t own = u.positions().count();

@@ -66,6 +66,7 @@ struct RecordInputs {
   DType accumulate = DType::f32;
   Recompute recompute = Recompute::none;
   model::Activations activations = model::Activations::apart;
+  kernels::Operands operands = kernels::Operands::stored;  // of the blocks' products
   std::uint64_t seed = 0;
   std::int64_t micro = 0, sequence = 0;
   model::TensorRegion tensor;  // without run

@@ -228,6 +228,7 @@ class Scheduler {
                           .accumulate = in_.accumulate,
                           .recompute = in_.recompute,
                           .activations = activations(),
+                          .operands = in_.operands,
                           .seed = in_.seed,
                           .micro = plan_.shape.micro,
                           .sequence = plan_.shape.sequence,

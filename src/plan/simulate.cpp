@@ -75,9 +75,10 @@ struct CostOf {
   template <typename Args>
   double seconds(const Args& args) const {
     if constexpr (requires { args.preactivation; }) {
-      const bool apart = machine.activations == deck::MachineActivations::apart ||
-                         args.preactivation.type == DType::f32;
-      if (args.preactivation && apart)
+      const bool together = machine.activations == deck::MachineActivations::in_products &&
+                            args.preactivation.type != DType::f32 &&
+                            args.operands == kernels::Operands::stored;
+      if (args.preactivation && !together)
         return seconds(product_of(args)) + seconds(activation_of(args));
     }
     const double rate = machine.kernel_rate(kernels::element_type(args), args.kName);
@@ -87,13 +88,19 @@ struct CostOf {
   double flop_seconds(const Args& args) const {
     if constexpr (requires { args.shape.head_dim; }) {
       return args.flop() / machine.attention_rate(args.q.type, args.shape.head_dim);
-    } else if constexpr (requires { args.flop(), args.weight; }) {
-      return args.flop() / machine.gemm_rate(args.weight.type, args.flop());
-    } else if constexpr (requires { args.flop(); }) {
-      return args.flop() / machine.gemm_rate(args.x.type, args.flop());
+    } else if constexpr (requires { args.operands; }) {
+      const bool fp8 = args.operands == kernels::Operands::fp8;
+      return args.flop() / machine.gemm_rate(fp8 ? DType::e4m3 : stored_type(args), args.flop());
     } else {
       return 0;
     }
+  }
+  template <typename Args>
+  static DType stored_type(const Args& args) {
+    if constexpr (requires { args.weight; })
+      return args.weight.type;
+    else
+      return args.x.type;
   }
   /// `messages` of each class one after the other, classes side by side.
   OpCost transfer(const comm::WireBytes& bytes, const comm::WireBytes& messages) const {

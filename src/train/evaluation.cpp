@@ -5,6 +5,7 @@
 
 #include "core/exact_sum.hpp"
 #include "deck/ranks.hpp"
+#include "train/check_products.hpp"
 #include "train/corpora.hpp"
 #include "train/setup.hpp"
 #include "train/starting_state.hpp"
@@ -43,6 +44,7 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job) {
   const deck::Deck& deck = loaded.deck;
   control.together([&] {
     deck::check_ranks(loaded, control.size());
+    check_products(loaded);
     if (deck.data.validation.empty()) {
       throw DeckError(fmt::format("{}: data.validation is empty", loaded.where("data.validation")));
     }

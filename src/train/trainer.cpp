@@ -7,6 +7,7 @@
 #include "deck/ranks.hpp"
 #include "io/tokenize.hpp"
 #include "plan/print.hpp"
+#include "train/check_products.hpp"
 #include "train/evaluation.hpp"
 #include "train/leave.hpp"
 #include "train/setup.hpp"
@@ -42,7 +43,10 @@ Trainer::Trainer(const deck::LoadedDeck& loaded, const Job& job)
 }
 
 void Trainer::start() {
-  control_.together([&] { deck::check_ranks(loaded_, control_.size()); });
+  control_.together([&] {
+    deck::check_ranks(loaded_, control_.size());
+    check_products(loaded_);
+  });
   watch_peers(job_, std::chrono::seconds(deck_.guard.hang_timeout.count), directory_);
   corpus_ = open_training(loaded_, control_);
   validation_ = open_validation(loaded_, control_);

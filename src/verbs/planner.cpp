@@ -5,6 +5,7 @@
 #include "backend/backend.hpp"
 #include "core/cores.hpp"
 #include "deck/ranks.hpp"
+#include "train/check_products.hpp"
 #include "train/setup.hpp"
 
 namespace tessera::verbs {
@@ -29,6 +30,7 @@ Planner make_planner(const LayoutOptions& layout) {
   Planner p;
   p.loaded = deck::load_deck(layout.deck.path, layout.deck.sets, train::read_architecture);
   deck::check_ranks(p.loaded, layout.ranks);
+  train::check_products(p.loaded);
   if (layout.ranks % layout.nodes != 0) {
     throw DeckError(
         fmt::format("--ranks {} does not divide over --nodes {}", layout.ranks, layout.nodes));

@@ -69,6 +69,15 @@ class SameBits(LayoutTest):
             mesh(tensor=2), mesh(tensor=4, parallel__sequence=False), mesh(pipeline=2),
             mesh(data=2, tensor=2, pipeline=2, zero__stage=3)])
 
+    def test_fp8(self):
+        """A scale is that of a chunk in a micro-batch, which every layout has."""
+        for compute in ("f32", "bf16"):
+            self.assert_same({**LLAMA, **ANY_LAYOUT, "model__hidden": 64, "model__ffn_hidden": 192,
+                              "precision__matmul": "fp8", "precision__compute": compute}, [
+                mesh(tensor=2), mesh(tensor=4, parallel__sequence=False), mesh(pipeline=2),
+                mesh(data=2, recompute__policy="selective"),
+                mesh(data=2, tensor=2, pipeline=2, zero__stage=3, recompute__policy="full")])
+
     def test_21_a_kv_head_that_several_ranks_read(self):
         self.assert_same({**LLAMA, **ANY_LAYOUT, "model__kv_heads": 1}, [
             mesh(tensor=2), mesh(tensor=4), mesh(tensor=2, parallel__sequence=False),

@@ -25,6 +25,8 @@ LAYOUTS = {
     "recompute": (2, {"zero__stage": 1, "recompute__policy": "full"}),
     "ends_bf16": (4, {"parallel__pipeline": 2, "zero__stage": 1, "precision__compute": "bf16",
                       "precision__accumulate": "bf16", "precision__gradients": "bf16"}),
+    "fp8": (2, {"parallel__tensor": 2, "precision__matmul": "fp8", "model__heads": 4,
+                "model__hidden": 64, "recompute__policy": "full"}),
     "all": (8, {"parallel__tensor": 2, "parallel__pipeline": 2, "zero__stage": 3}),
 }
 

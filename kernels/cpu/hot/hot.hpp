@@ -46,6 +46,13 @@ struct HotKernels {
   void (*tree_sum)(const TreeSum&, Range elements);
   /// out (+)= sum of x over its rows, in an order that rows alone decide.
   void (*sum_rows)(const View& x, const View& out, Write, Range columns);
+  /// The bits of the largest |x|; not-a-number's are larger than infinity's.
+  std::uint32_t (*largest_magnitude)(const View& x, Range rows);
+  /// out = x times `scale`, rounded to a number of e4m3 or e5m2.
+  void (*round_to_fp8)(const View& x, float scale, DType format, const View& out, Range rows);
+  /// out (+)= sums times `factor` + bias, which may be absent.
+  void (*scale_sums)(const View& sums, float factor, const View& bias, const View& out, Write,
+                     Range rows);
   /// words (not normalised) += sum of the elements of a flat view.
   void (*exact_sum)(const View& x, ExactSum::Of, Range elements, std::int64_t* words);
   /// Blocks are counted over all slots: of x, of out, of the sum.

@@ -28,6 +28,10 @@ void adam(const AdamUpdate&, Range elements);
 void convert(const View& x, const View& out, Write, Range rows);
 void tree_sum(const TreeSum&, Range elements);
 void sum_rows(const View& x, const View& out, Write, Range columns);
+std::uint32_t largest_magnitude(const View& x, Range rows);
+void round_to_fp8(const View& x, float scale, DType format, const View& out, Range rows);
+void scale_sums(const View& sums, float factor, const View& bias, const View& out, Write,
+                Range rows);
 void exact_sum(const View& x, ExactSum::Of, Range elements, std::int64_t* words);
 void quantize(const Quantize&, const SlotLayout&, Range blocks);
 void sum_quantized(const SumQuantized&, const SlotLayout&, Range blocks);

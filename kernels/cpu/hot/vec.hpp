@@ -112,6 +112,12 @@ TESSERA_INLINE Vec power_of_two(const Vec& n) {
   return r;
 }
 
+TESSERA_INLINE Vec power_of(const Vec& v) {
+  Vec r;
+  for (int i = 0; i < kParts; ++i) r.part[i] = (NativeFloat)((NativeUint)v.part[i] & 0x7f800000U);
+  return r;
+}
+
 /// All lanes combined by halves (lane i with lane i + 8, then 4, 2, 1): the same tree in parts of
 /// any size.
 template <typename Combine>

@@ -79,7 +79,7 @@ void bind_near(const std::string& bus_id) {
 }
 
 /// Makes the rank's GPU the current one.
-GpuOfRank take_gpu(const Ranks* ranks) {
+GpuOfRank take_gpu(const Ranks* ranks, deck::Matmul products) {
   const int visible = visible_gpus(), local = local_rank(ranks);
   CUDA_TRY(cudaSetDevice(local % visible));
   cudaDeviceProp properties{};
@@ -89,6 +89,9 @@ GpuOfRank take_gpu(const Ranks* ranks) {
         "{} has a {} of compute capability {}.{}: tessera's kernels need 8.0 (A100) or newer",
         comm::host_name(), properties.name, properties.major, properties.minor));
   }
+  const auto refused =
+      fp8_objection(comm::host_name(), properties.name, properties.major, properties.minor);
+  if (products == deck::Matmul::fp8 && refused) throw DeviceError(*refused);
   std::array<char, 32> bus_id{};
   CUDA_TRY(cudaDeviceGetPCIBusId(bus_id.data(), static_cast<int>(bus_id.size()), local % visible));
   std::string id = bus_id.data();
@@ -100,11 +103,11 @@ GpuOfRank take_gpu(const Ranks* ranks) {
   return {.host = comm::host_name(), .uuid = uuid, .name = properties.name};
 }
 
-GpuOfRank take_gpus_together(const Ranks* ranks) {
+GpuOfRank take_gpus_together(const Ranks* ranks, deck::Matmul products) {
   GpuOfRank own;
-  if (ranks == nullptr) return take_gpu(nullptr);
+  if (ranks == nullptr) return take_gpu(nullptr, products);
   const comm::Control& control = ranks->control;
-  control.together([&] { own = take_gpu(ranks); });
+  control.together([&] { own = take_gpu(ranks, products); });
   const auto texts = control.gather(own.text());
   control.together([&] {
     std::vector<GpuOfRank> all;
@@ -185,14 +188,16 @@ void tune(CudaLibraries& libraries, kernels::cuda::MatmulMath math, memory::Tier
 }  // namespace
 
 Backend make_cuda_backend(const Settings& settings, const Ranks* ranks) {
-  const GpuOfRank gpu = take_gpus_together(ranks);
+  const GpuOfRank gpu = take_gpus_together(ranks, settings.matmul);
   auto queue = std::make_shared<CudaQueue>();
   auto libraries = std::make_shared<CudaLibraries>(*queue);
   const auto math = settings.matmul == deck::Matmul::tf32 ? kernels::cuda::MatmulMath::tf32
                                                           : kernels::cuda::MatmulMath::same;
+  const auto machine = libraries->matmul.machine();
   Backend b{.kind = deck::Backend::cuda,
             .name = "an " + gpu.name,
             .peak_rate = peak_rate(gpu.name),
+            .multiplies_fp8 = multiplies_fp8(machine.major, machine.minor),
             .device_tier = std::make_unique<memory::CudaTier>(*queue),
             .host_tier = std::make_unique<memory::PinnedTier>(),
             .libraries = libraries,

@@ -109,13 +109,15 @@ void bench_machine(const BenchOptions& o, const train::Job& job) {
   std::vector<std::int64_t> squares;
   for (std::int64_t n = kSmallest; n <= options.square; n *= 2) squares.push_back(n);
   say(fmt::format("n = [{}]", fmt::join(squares, ", ")));
-  for (const DType type : {DType::f32, DType::bf16}) {
+  for (const DType type : {DType::f32, DType::bf16, DType::e4m3}) {
+    if (type == DType::e4m3 && !backend.multiplies_fp8) continue;
     std::vector<std::string> rates;
     for (const std::int64_t n : squares) {
       rates.push_back(
           fmt::format("{:.4g}", slowest([&] { return gemm_rate(backend, type, n, options); })));
     }
-    say(fmt::format("{} = [{}]", to_string(type), fmt::join(rates, ", ")));
+    say(fmt::format("{} = [{}]", type == DType::e4m3 ? "fp8" : to_string(type),
+                    fmt::join(rates, ", ")));
   }
   backend::BenchOptions usual = options;
   if (backend.kind != deck::Backend::cuda)

@@ -19,8 +19,9 @@ std::string fit_text(const LayoutOptions& layout) {
   std::optional<Checked> smallest;
   for (const std::int64_t micro :
        std::views::reverse(deck::legal_micros(planner.loaded, layout.ranks))) {
-    smallest = check_variant(layout, {fmt::format("batch.micro={}", micro)});
-    TESSERA_CHECK(smallest, "a legal batch.micro = {} that is refused", micro);
+    auto checked = check_variant(layout, {fmt::format("batch.micro={}", micro)});
+    if (!checked) continue;  // fp8 products want more rows
+    smallest = std::move(checked);
     const plan::Ledger& ledger = smallest->dearest().ledger;
     const bool fits = ledger.device() <= *budget;
     text += fmt::format("batch.micro = {} ({} micro-batches): {} of {}, {}\n", micro,
@@ -28,6 +29,7 @@ std::string fit_text(const LayoutOptions& layout) {
                         plan::human_bytes(*budget), fits ? "the largest that fits" : "too much");
     if (fits) return text;
   }
+  TESSERA_CHECK(smallest, "the deck's own batch.micro is refused");
   const plan::Ledger& ledger = smallest->dearest().ledger;
   train::check_budget(smallest->planner.loaded, smallest->mesh(), ledger.arenas);
   throw InternalError("a batch.micro that neither fits nor does not");

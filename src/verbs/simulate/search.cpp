@@ -87,8 +87,13 @@ class Search {
     layers_ = deck.model.layers;
     const DType compute = train::dtype_of(deck.precision.compute);
     const double tokens = static_cast<double>(global_) * static_cast<double>(sequence_);
-    double rate = machine.gemm_rate(compute, 1);  // throws where there is none
-    for (const double r : machine.gemm.at(compute)) rate = std::max(rate, r);
+    double rate = 0;
+    std::vector<DType> types{compute};
+    if (deck.precision.matmul == deck::Matmul::fp8) types.push_back(DType::e4m3);
+    for (const DType type : types) {
+      rate = std::max(rate, machine.gemm_rate(type, 1));  // throws where there is none
+      for (const double r : machine.gemm.at(type)) rate = std::max(rate, r);
+    }
     if (const auto it = machine.attention.find(compute); it != machine.attention.end())
       rate = std::max(rate, it->second);
     products_ = model::flop_per_token(train::model_config(deck.model), sequence_) * tokens /

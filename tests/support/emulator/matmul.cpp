@@ -1,7 +1,9 @@
 // Stands in for cuBLASLt: the product that a description means, element by element.
 #include "kernels/cuda/matmul.hpp"
 
-#include "kernels/common/math.hpp"
+#include <cmath>
+
+#include "kernels/common/fp8.hpp"
 #include "kernels/common/types.hpp"
 #include "kernels/cuda/scratch.hpp"
 #include "support/emulator/streams.hpp"
@@ -9,25 +11,63 @@
 namespace tessera::kernels::cuda {
 namespace {
 
+/// A code of 8 bits: sign, exponent and kMantissa bits of mantissa.
+template <typename Format>
+struct Fp8 {
+  std::uint8_t bits;
+
+  explicit operator float() const {
+    constexpr int kMantissa = Format::kMantissa;
+    constexpr bool kHalf = kMantissa == 2;  // e5m2 has binary16's infinities
+    const int magnitude = bits & 0x7f, exponent = magnitude >> kMantissa;
+    const int mantissa = magnitude & ((1 << kMantissa) - 1);
+    if (kHalf ? magnitude > 0x7c : magnitude == 0x7f) return NAN;
+    if (kHalf && magnitude == 0x7c) return INFINITY;
+    const float x = exponent == 0
+                        ? std::ldexp(static_cast<float>(mantissa), Format::kLeast - kMantissa)
+                        : std::ldexp(static_cast<float>(mantissa + (1 << kMantissa)),
+                                     Format::kLeast - kMantissa + exponent - 1);
+    return (bits & 0x80) != 0 ? -x : x;
+  }
+};
+
+/// f.operator()<A, B>() for the types of a product's operands.
+template <typename F>
+void with_operands(const GemmKey& key, F&& f) {
+  if (key.type_a != DType::e4m3) {
+    with_type(key.type_a, [&]<typename T>() { f.template operator()<T, T>(); });
+  } else if (key.type_b == DType::e4m3) {
+    f.template operator()<Fp8<E4m3>, Fp8<E4m3>>();
+  } else {
+    f.template operator()<Fp8<E4m3>, Fp8<E5m2>>();
+  }
+}
+
 template <typename T>
 float element(const std::byte* matrix, std::int64_t row, std::int64_t column, std::int64_t ld) {
   return static_cast<float>(reinterpret_cast<const T*>(matrix)[row + column * ld]);
 }
 
-template <typename T, typename To>
+template <typename A, typename B, typename To>
 void multiply(const Gemm& product, const std::byte* bias) {
   const GemmKey& key = product.key;
+  const bool scaled = size_of(key.type_a) == 1;
+  const float scale =
+      scaled ? element<float>(product.scale_a, 0, 0, 0) * element<float>(product.scale_b, 0, 0, 0)
+             : 1.0F;
   for (std::int64_t column = 0; column < key.n; ++column) {
     for (std::int64_t row = 0; row < key.m; ++row) {
       To& out = reinterpret_cast<To*>(product.d)[row + column * key.ldd];
-      float sum = key.write == Write::add ? static_cast<float>(out) : 0.0F;
+      const float before = key.write == Write::add ? static_cast<float>(out) : 0.0F;
+      float sum = scaled ? 0.0F : before;
       for (std::int64_t k = 0; k < key.k; ++k) {
-        const float a = key.a == Turn::none ? element<T>(product.a, row, k, key.lda)
-                                            : element<T>(product.a, k, row, key.lda);
-        const float b = key.b == Turn::none ? element<T>(product.b, k, column, key.ldb)
-                                            : element<T>(product.b, column, k, key.ldb);
+        const float a = key.a == Turn::none ? element<A>(product.a, row, k, key.lda)
+                                            : element<A>(product.a, k, row, key.lda);
+        const float b = key.b == Turn::none ? element<B>(product.b, k, column, key.ldb)
+                                            : element<B>(product.b, column, k, key.ldb);
         sum += a * b;
       }
+      if (scaled) sum = sum * scale + before;
       if (key.bias) sum += element<To>(bias, row, 0, 0);
       if (key.epilogue == Epilogue::gelu) {
         reinterpret_cast<To*>(product.aux)[row + column * key.ld_aux] = To(sum);
@@ -42,6 +82,21 @@ void multiply(const Gemm& product, const std::byte* bias) {
 
 bool aligned(const std::byte* address, std::int64_t bytes) {
   return reinterpret_cast<std::uintptr_t>(address) % static_cast<std::uintptr_t>(bytes) == 0;
+}
+
+/// What cuBLASLt asks of fp8 products on Hopper, by its documentation.
+void check_fp8(const Gemm& product) {
+  const GemmKey& key = product.key;
+  const std::int64_t result = size_of(key.result);
+  TESSERA_CHECK(key.a == Turn::transpose && key.b == Turn::none, "operands must lie along k");
+  TESSERA_CHECK(key.m % 16 == 0 && key.n % 16 == 0 && key.k % 16 == 0 && key.lda % 16 == 0 &&
+                    key.ldb % 16 == 0 && key.ldd * result % 16 == 0 && key.align_a == 16 &&
+                    key.align_b == 16 && key.align_d == 16,
+                "fp8 product ({}, {}, {})", key.m, key.n, key.k);
+  TESSERA_CHECK(!(key.type_a == DType::e5m2 && key.type_b == DType::e5m2) &&
+                    key.epilogue == Epilogue::none && !(key.bias && key.result == DType::f32),
+                "fp8 product into {} with a bias or gelu", to_string(key.result));
+  TESSERA_CHECK(product.scale_a != nullptr && product.scale_b != nullptr, "no scales");
 }
 
 }  // namespace
@@ -65,13 +120,10 @@ void Matmul::run(const Gemm& product, const std::byte* bias, const View& workspa
                     (product.aux == nullptr || (aligned(product.aux, key.align_aux) &&
                                                 key.ld_aux % 8 == 0 && key.ld_aux >= key.m)),
                 "rows {} apart on {} bytes beside the result", key.ld_aux, key.align_aux);
+  if (size_of(key.type_a) == 1) check_fp8(product);
   const auto code = emulator::queue_work(library_->queue.stream, [product, bias] {
-    with_type(product.key.operands, [&]<typename T>() {
-      if (product.key.result == DType::f32) {
-        multiply<T, float>(product, bias);
-      } else {
-        multiply<T, T>(product, bias);
-      }
+    with_operands(product.key, [&]<typename A, typename B>() {
+      with_type(product.key.result, [&]<typename To>() { multiply<A, B, To>(product, bias); });
     });
   });
   TESSERA_CHECK(code == cudaSuccess, "{}", cudaGetErrorName(code));

@@ -99,6 +99,22 @@ TEST(Bench, MeasuresProductsAndAttentionBySize) {
   EXPECT_GT(gemm_rate(backend, DType::bf16, 32, options), 0);
 }
 
+TEST(Bench, MeasuresFp8ProductsWhereTheyHaveARateOfTheirOwn) {
+  const BenchOptions options{
+      .repeats = 1, .models = {{.vocab = 64, .samples = 1, .tokens = 16}}, .square = 128};
+  Backend backend = make_backend({.kind = deck::Backend::cpu}, nullptr);
+  const auto count = [&](std::string_view name) {
+    const auto rows = bench_gemm(backend, options);
+    return std::ranges::count_if(rows, [&](const BenchRow& r) { return r.name == name; });
+  };
+  EXPECT_EQ(count("linear fp8"), 0);
+  backend.multiplies_fp8 = true;
+  // The limit, a square, four matrices of a block and gelu within a product.
+  EXPECT_EQ(count("linear fp8"), 1 + 1 + 4 + 1);
+  EXPECT_EQ(count("linear_wgrad fp8"), 1 + 4);
+  EXPECT_GT(gemm_rate(backend, DType::e4m3, 32, options), 0);
+}
+
 TEST(Bench, MeasuresMemory) {
   const Backend backend = make_backend({.kind = deck::Backend::cpu}, nullptr);
   EXPECT_GT(memory_rate(backend, {.repeats = 1, .elements = 4096}), 1e6);

@@ -61,6 +61,21 @@ TEST(Gpus, MustBeAlikeAndApart) {
   EXPECT_EQ(GpuOfRank::parse(c.text()).host, c.host);
 }
 
+TEST(Gpus, MultiplyFp8FromAda) {
+  EXPECT_FALSE(multiplies_fp8(8, 0));
+  EXPECT_FALSE(multiplies_fp8(8, 6));
+  for (const auto& [major, minor] : {std::pair{8, 9}, {9, 0}, {10, 0}, {12, 0}}) {
+    EXPECT_TRUE(multiplies_fp8(major, minor));
+    EXPECT_FALSE(fp8_objection("n1", "NVIDIA H200", major, minor));
+  }
+  const auto refused = fp8_objection("n1", "NVIDIA A100-SXM4-80GB", 8, 0);
+  ASSERT_TRUE(refused);
+  EXPECT_TRUE(
+      refused->starts_with("n1 has a NVIDIA A100-SXM4-80GB of compute capability 8.0: "
+                           "precision.matmul = \"fp8\" needs 8.9"))
+      << *refused;
+}
+
 TEST(Gpus, HavePeakRates) {
   EXPECT_EQ(peak_rate("NVIDIA H200"), 989.4e12);
   EXPECT_EQ(peak_rate("NVIDIA H100 PCIe"), 756e12);

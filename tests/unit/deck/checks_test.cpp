@@ -23,6 +23,18 @@ TEST(Checks, ModelArithmetic) {
   expect_contains(refusal_of("parallel.pipeline=3"), "more than model.layers = 2");
 }
 
+TEST(Checks, TypesOfProducts) {
+  EXPECT_EQ(refusal_of("precision.matmul=tf32"), "");
+  expect_contains(refusal(kSmallDeck, {"precision.matmul=tf32", "precision.compute=bf16"}),
+                  "is of precision.compute = \"f32\"");
+  EXPECT_EQ(refusal_of("precision.matmul=fp8"), "");
+  EXPECT_EQ(refusal(kSmallDeck, {"precision.matmul=fp8", "precision.compute=bf16"}), "");
+  EXPECT_EQ(
+      refusal(kSmallDeck, {"precision.matmul=fp8", "precision.compute=f16"}),
+      "--set #1: precision.matmul = \"fp8\" needs precision.compute = \"bf16\" or \"f32\": its "
+      "scales do what loss scaling does for \"f16\"");
+}
+
 TEST(Checks, LengthsAndUnits) {
   expect_contains(refusal(without("steps = 10\n")), "give run.steps, run.epochs or run.tokens");
   EXPECT_EQ(refusal(without("steps = 10\n"), {"run.epochs=0.5"}), "");

@@ -1,5 +1,6 @@
 #include "kernels/cuda/scratch.hpp"
 
+#include "core/math.hpp"
 #include "kernels/cuda/sdpa_rules.hpp"
 #include "tests/unit/kernels/support.hpp"
 
@@ -105,6 +106,23 @@ TEST(CudaScratch, DependsOnShapesOnly) {
       device->scratch_bytes(LinearBackwardWeight{.d_y = y, .x = x, .d_weight = w, .d_bias = bias}),
       product + 2 * 24 * 4)
       << "100 rows in two chunks";
+
+  const View x8(anywhere, DType::bf16, {96, 48}), w8(anywhere, DType::bf16, {32, 48}),
+      y8(anywhere, DType::f32, {96, 32}), bias8(anywhere, DType::bf16, {32});
+  const auto operand = [](std::int64_t elements) {
+    return round_up(elements, kWorkspaceAlignment) + kFp8Parts * 4 + kWorkspaceAlignment;
+  };
+  const std::int64_t x_bytes = operand(96 * 48), w_bytes = operand(32 * 48),
+                     y_bytes = operand(96 * 32);
+  EXPECT_EQ(device->scratch_bytes(
+                Linear{.x = x8, .weight = w8, .bias = bias8, .y = y8, .operands = Operands::fp8}),
+            product + x_bytes + w_bytes + 32 * 4);
+  EXPECT_EQ(device->scratch_bytes(
+                LinearBackwardInput{.d_y = y8, .weight = w8, .d_x = x8, .operands = Operands::fp8}),
+            product + y_bytes + w_bytes);
+  EXPECT_EQ(device->scratch_bytes(LinearBackwardWeight{
+                .d_y = y8, .x = x8, .d_weight = w8, .operands = Operands::fp8}),
+            product + y_bytes + x_bytes);
 }
 
 }  // namespace

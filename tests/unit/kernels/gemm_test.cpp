@@ -1,6 +1,7 @@
 #include "kernels/cuda/gemm.hpp"
 
 #include "kernels/cuda/algorithm_table.hpp"
+#include "kernels/cuda/scratch.hpp"
 #include "tests/unit/kernels/support.hpp"
 
 namespace tessera::kernels::cuda {
@@ -13,7 +14,8 @@ using test::Tensor;
 TEST(Gemm, AForwardProductIsDescribedColumnByColumn) {
   const Tensor x(DType::bf16, {2, 3, 5}, 1), w(DType::bf16, {7, 5}, 3), y(DType::f32, {2, 3, 7}, 2),
       b(DType::bf16, {7});
-  const GemmKey want{.operands = DType::bf16,
+  const GemmKey want{.type_a = DType::bf16,
+                     .type_b = DType::bf16,
                      .result = DType::f32,
                      .a = Turn::transpose,
                      .b = Turn::none,
@@ -88,6 +90,80 @@ TEST(Gemm, GeluIsAppliedWhereRowsAndTypeAllowIt) {
   }
 }
 
+// Both along k, so that what is summed over rows is turned.
+TEST(Gemm, OfFp8OperandsAreOfCodesInScratch) {
+  const Tensor x(DType::bf16, {32, 48}, 16), w(DType::bf16, {80, 48}), y(DType::bf16, {32, 80}),
+      scratch(DType::f32, {(kMatmulWorkspace >> 2) + 40000});
+  const View bytes(scratch.view().data, DType::u8, {scratch.view().span_bytes()});
+  const auto at = [&](std::int64_t begin) { return after_workspace(bytes) + begin; };
+  GemmKey want{.type_a = DType::e4m3,
+               .type_b = DType::e4m3,
+               .result = DType::bf16,
+               .a = Turn::transpose,
+               .m = 80,
+               .n = 32,
+               .k = 48,
+               .lda = 48,
+               .ldb = 48,
+               .ldd = 80,
+               .align_a = 16,
+               .align_b = 16,
+               .align_d = 16};
+  const Linear forward{.x = x.view(),
+                       .weight = w.view(),
+                       .y = y.view(),
+                       .operands = Operands::fp8,
+                       .scratch = bytes};
+  const Gemm product = gemm_of(forward, MatmulMath::tf32);
+  EXPECT_EQ(product.key, want);
+  EXPECT_EQ(product.a, at(0));
+  EXPECT_EQ(product.b, at(Fp8Scratch(w.view()).bytes));
+  EXPECT_EQ(product.scale_a, at(Fp8Scratch(w.view()).scale));
+  EXPECT_EQ(product.scale_b - product.b, Fp8Scratch(x.view()).scale);
+
+  want.type_b = DType::e5m2;
+  want.m = 48, want.n = 32, want.k = want.lda = want.ldb = 80, want.ldd = 64;
+  const LinearBackwardInput backward{.d_y = y.view(),
+                                     .weight = w.view(),
+                                     .d_x = x.view(),
+                                     .operands = Operands::fp8,
+                                     .scratch = bytes};
+  EXPECT_EQ(gemm_of(backward, MatmulMath::same).key, want);
+  EXPECT_EQ(fp8_operands(backward)[0].turn, Turn::transpose);
+  EXPECT_EQ(fp8_operands(backward)[1].turn, Turn::none);
+
+  want.m = want.ldd = 48, want.n = 80, want.k = want.lda = want.ldb = 32;
+  want.write = Write::add;
+  const LinearBackwardWeight gradient{.d_y = y.view(),
+                                      .x = x.view(),
+                                      .d_weight = w.view(),
+                                      .write = Write::add,
+                                      .operands = Operands::fp8,
+                                      .scratch = bytes};
+  EXPECT_EQ(gemm_of(gradient, MatmulMath::same).key, want);
+  for (const Fp8Operand& operand : fp8_operands(gradient)) EXPECT_EQ(operand.turn, Turn::transpose);
+}
+
+// cuBLASLt adds no f32 bias to such products, and its gelu is not asked for.
+TEST(Gemm, OfFp8OperandsHaveBiasOf16BitsAndNoGelu) {
+  const Tensor scratch(DType::f32, {(kMatmulWorkspace >> 2) + 40000});
+  for (const DType type : {DType::f32, DType::bf16}) {
+    const Tensor x(type, {16, 16}), w(type, {16, 16}), b(type, {16}), y(type, {16, 16});
+    const Linear call{
+        .x = x.view(),
+        .weight = w.view(),
+        .bias = b.view(),
+        .y = y.view(),
+        .preactivation = x.view(),
+        .operands = Operands::fp8,
+        .scratch = View(scratch.view().data, DType::u8, {scratch.view().span_bytes()})};
+    EXPECT_EQ(applies_bias(call), type == DType::bf16);
+    EXPECT_EQ(gemm_of(call, MatmulMath::same).key.bias, type == DType::bf16);
+    EXPECT_FALSE(applies_activation(call));
+    EXPECT_EQ(gemm_of(call, MatmulMath::same).key.epilogue, Epilogue::none);
+  }
+}
+
 TEST(Gemm, KeysOfCallsAreDistinctAndOfProductsOnly) {
   const Tensor x(DType::f32, {4, 8}), w(DType::f32, {8, 8}), y(DType::f32, {4, 8});
   const Linear forward{.x = x.view(), .weight = w.view(), .y = y.view()};
@@ -108,7 +184,8 @@ TEST(Gemm, ArgumentsThatBreakTheContractAreRefused) {
 AlgorithmTable example() {
   AlgorithmTable table{.machine = {.library = 130100, .gpu = "NVIDIA H200", .major = 9, .minor = 0},
                        .chosen = {}};
-  const GemmKey key{.operands = DType::bf16,
+  const GemmKey key{.type_a = DType::bf16,
+                    .type_b = DType::bf16,
                     .result = DType::bf16,
                     .a = Turn::transpose,
                     .m = 3072,
@@ -127,7 +204,7 @@ AlgorithmTable example() {
   }
   table.chosen.emplace(key, algorithm);
   GemmKey other = key;
-  other.operands = other.result = DType::f32;
+  other.type_a = other.type_b = other.result = DType::f32;
   other.b = Turn::transpose, other.bias = false;
   other.write = Write::add, other.math = MatmulMath::tf32;
   table.chosen.emplace(other, Algorithm{});
@@ -135,6 +212,9 @@ AlgorithmTable example() {
   activated.n = 2048;
   activated.epilogue = Epilogue::gelu, activated.ld_aux = 3080, activated.align_aux = 8;
   table.chosen.emplace(activated, algorithm);
+  GemmKey fp8 = key;
+  fp8.type_a = DType::e4m3, fp8.type_b = DType::e5m2;
+  table.chosen.emplace(fp8, algorithm);
   return table;
 }
 
@@ -182,7 +262,7 @@ TEST(AlgorithmTable, SaysWhereItIsNotOne) {
             "run/algorithms.txt:2: the file ends within its header; remove the file to choose "
             "again");
   EXPECT_EQ(refusal(text + text.substr(text.find("bf16"))),
-            "run/algorithms.txt:8: a product that is there twice; remove the file to choose again");
+            "run/algorithms.txt:9: a product that is there twice; remove the file to choose again");
 }
 
 // Whatever is done to a byte or to the end of it, the table is read, made again, or refused.
@@ -227,7 +307,8 @@ TEST(AlgorithmTable, NamesWhatIsWrongInALine) {
             "run/algorithms.txt:7: 'silu' is none of none|gelu|gelu_slope; remove the file to "
             "choose again");
   EXPECT_EQ(with("\nbf16", "\nf64"),
-            "run/algorithms.txt:6: 'f64' is none of f32|bf16|f16; remove the file to choose again");
+            "run/algorithms.txt:6: 'f64' is none of f32|bf16|f16|e4m3|e5m2; remove the file to "
+            "choose again");
 }
 
 }  // namespace

@@ -132,6 +132,30 @@ TEST(MakePlan, PutsGeluInProductsUnlessItIsReplayed) {
   }
 }
 
+// All products of the blocks and no others.
+TEST(MakePlan, HasFp8OperandsInBlocksOnly) {
+  for (const auto policy : {Recompute::none, Recompute::selective, Recompute::full}) {
+    Case c = make_case(0, 1, 1, ReduceWhen::step);
+    c.inputs.recompute = policy, c.inputs.operands = kernels::Operands::fp8;
+    int others = 0;
+    for (const Op& op : make_plan(c.inputs, c.shape, {}).ops) {
+      const auto* kernel = std::get_if<kernels::KernelCall>(&op.call);
+      if (kernel == nullptr) continue;
+      std::visit(
+          [&](const auto& args) {
+            if constexpr (requires { args.operands; }) {
+              const auto kind = c.inputs.units[static_cast<std::size_t>(op.unit)].kind;
+              const bool block = kind == model::UnitKind::block;
+              EXPECT_EQ(args.operands == kernels::Operands::fp8, block) << args.kName;
+              others += block ? 0 : 1;
+            }
+          },
+          *kernel);
+    }
+    EXPECT_EQ(others, 3) << "the head's";
+  }
+}
+
 // Before its order of micro-batches takes all memory there is.
 TEST(MakePlan, RefusesStepsThatAreTooLong) {
   for (const std::int64_t stages : {1, 3}) {

@@ -267,6 +267,28 @@ TEST(OpCosts, GeluInProductsIsAnOperationOfItsOwnUnlessTheMachineSaysOtherwise) 
   EXPECT_NEAR(seconds(false)[0], apart[0], 1e-9 * apart[0]);
 }
 
+// Blocks' products go by the rate of fp8 products, the head's by that of their type.
+TEST(OpCosts, Fp8ProductsHaveTheirOwnRates) {
+  deck::Machine m = machine();
+  PlanInputs in = inputs({}, 0);
+  in.operands = kernels::Operands::fp8;
+  const Plan plan = make_plan(in, shape, {});
+  EXPECT_THROW(op_costs(plan, m), DeckError);
+  m.memory_rate = 1e15;
+  m.gemm[DType::e4m3] = {4e9};
+  const auto costs = op_costs(plan, m);
+  int blocks = 0, heads = 0;
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    const Op& op = plan.ops[i];
+    if (!std::string_view(call_name(op.call)).starts_with("linear")) continue;
+    const bool block = in.units[static_cast<std::size_t>(op.unit)].kind == model::UnitKind::block;
+    ++(block ? blocks : heads);
+    EXPECT_NEAR(costs[i].seconds, flop_of(op) / (block ? 4e9 : 1e9), 1e-9) << call_name(op.call);
+  }
+  EXPECT_EQ(blocks, 4 * 4 * (4 + 8)) << "layers x micro-batches x products";
+  EXPECT_EQ(heads, 4 * 3);
+}
+
 TEST(OpCosts, RingsShareTheNodesLinks) {
   deck::Machine m = machine();
   m.collectives = deck::Collectives::ring;

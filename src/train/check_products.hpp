@@ -1,0 +1,12 @@
+// Whether a deck's matrix products can be what precision.matmul asks for: known without a GPU.
+#pragma once
+
+#include "deck/load.hpp"
+
+namespace tessera::train {
+
+/// Throws DeckError where precision.matmul is fp8 and an extent of a product of the blocks, on any
+/// tensor rank, is not a multiple of kernels::kFp8Granule.
+void check_products(const deck::LoadedDeck& loaded);
+
+}  // namespace tessera::train
