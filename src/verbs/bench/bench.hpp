@@ -16,7 +16,7 @@ struct BenchOptions {
   std::string deck;
   std::vector<std::string> sets;
   std::int64_t repeats = 5;
-  std::string directory;                             // for temporary files
+  std::string directory;                 // for temporary files
   std::optional<deck::Backend> backend;  // of benchmarks without a deck
 };
 

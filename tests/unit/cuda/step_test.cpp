@@ -129,15 +129,17 @@ TEST(CudaStep, ComputesInFp8AsTheCpuDoes) {
         for (const float x : widened(run.real(unit.parameters))) parameters[i].push_back(x);
       }
     }
-    for (auto isa : {kernels::Isa::baseline, kernels::Isa::v3, kernels::Isa::v4}) for (bool fp8 : {false, true}) {
-      const auto other = kernels::make_cpu_device({.isa = isa});
-      auto in = fp8_inputs(*other);
-      if (!fp8) in.operands = kernels::Operands::stored;
-      PlanRun r(in, *other, shape);
-      r.state().set_parameters(test_values(11));
-      const auto sh = r.step(40, {.lr = 1e-3});
-      fmt::print("{} isa {} fp8 {} loss {} norm {}\n", to_string(compute), enum_word(isa), fp8, sh.loss, sh.norm);
-    }
+    for (auto isa : {kernels::Isa::baseline, kernels::Isa::v3, kernels::Isa::v4})
+      for (bool fp8 : {false, true}) {
+        const auto other = kernels::make_cpu_device({.isa = isa});
+        auto in = fp8_inputs(*other);
+        if (!fp8) in.operands = kernels::Operands::stored;
+        PlanRun r(in, *other, shape);
+        r.state().set_parameters(test_values(11));
+        const auto sh = r.step(40, {.lr = 1e-3});
+        fmt::print("{} isa {} fp8 {} loss {} norm {}\n", to_string(compute), enum_word(isa), fp8,
+                   sh.loss, sh.norm);
+      }
     for (bool fp8 : {false, true}) {
       auto in = fp8_inputs(*gpu.device);
       if (!fp8) in.operands = kernels::Operands::stored;
