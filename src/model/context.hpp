@@ -20,8 +20,8 @@ enum class Keep : std::uint8_t {
   transient,  // not needed beyond the function
 };
 
-/// Whether a gelu belongs to the product before it. On a GPU it then sees the product's f32 sum, so
-/// what computes it again from the saved preactivation would change bits.
+/// Whether a gelu belongs to the product before it. On a GPU it then may see the product's f32
+/// sum, so what computes it again from the saved preactivation would change bits.
 enum class Activations : std::uint8_t { apart, in_products };
 
 /// Hands out memory for one intermediate tensor; who provides it decides how long it lives.

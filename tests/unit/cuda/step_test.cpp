@@ -98,10 +98,11 @@ TEST(CudaStep, TrainsAsTheCpuDoes) {
   }
 }
 
-// Where the order of a sum moves a number over the middle between two codes, it moves by 2^-3 of
-// itself in e5m2, 2^-4 in e4m3. That happens to few of the 16 to 64 terms that each sum has here,
-// and in either direction: losses and norms of all of them part by less than an eighth of 2^-3.
-// Adam's first update is the learning rate in size, and its direction the gradient's sign.
+// A number that the order of a sum moves over the middle between two codes moves by 2^-3 of itself
+// in e5m2, 2^-4 in e4m3: in f32 few of the 16 to 64 terms of each sum, in either direction. In bf16
+// the back ends' attention rounds elsewhere; where that is a tensor's largest magnitude, all its
+// numbers are rounded anew, each by up to that much. So a unit's gradients part by less than two
+// such roundings of all of them; lost, turned or of the other sign they part by their norm or more.
 TEST(CudaStep, ComputesInFp8AsTheCpuDoes) {
   for (const DType compute : {DType::f32, DType::bf16}) {
     SCOPED_TRACE(to_string(compute));
@@ -119,41 +120,27 @@ TEST(CudaStep, ComputesInFp8AsTheCpuDoes) {
     Gpu gpu;
     const auto here = gpu.run(fp8_inputs(*gpu.device), shape);
     std::array<StepShown, 2> shown;
-    std::array<std::vector<float>, 2> parameters;
     for (std::size_t i = 0; i < 2; ++i) {
       PlanRun& run = i == 0 ? there : *here;
       run.state().set_parameters(test_values(11));
       shown[i] = run.step(40, {.lr = 1e-3});
       EXPECT_TRUE(shown[i].applied);
-      for (const auto& unit : run.state().units()) {
-        for (const float x : widened(run.real(unit.parameters))) parameters[i].push_back(x);
-      }
     }
-    for (auto isa : {kernels::Isa::baseline, kernels::Isa::v3, kernels::Isa::v4})
-      for (bool fp8 : {false, true}) {
-        const auto other = kernels::make_cpu_device({.isa = isa});
-        auto in = fp8_inputs(*other);
-        if (!fp8) in.operands = kernels::Operands::stored;
-        PlanRun r(in, *other, shape);
-        r.state().set_parameters(test_values(11));
-        const auto sh = r.step(40, {.lr = 1e-3});
-        fmt::print("{} isa {} fp8 {} loss {} norm {}\n", to_string(compute), enum_word(isa), fp8,
-                   sh.loss, sh.norm);
+    const double share = compute == DType::f32 ? 0x1p-6 : 0x1p-4;
+    EXPECT_NEAR(shown[1].loss, shown[0].loss, share * shown[0].loss);
+    EXPECT_NEAR(shown[1].norm, shown[0].norm, share * shown[0].norm);
+    for (std::size_t u = 0; u < there.state().units().size(); ++u) {
+      // After one step Adam's first moment is the gradient but for a factor.
+      const auto want = widened(there.real(there.state().units()[u].m)),
+                 got = widened(here->real(here->state().units()[u].m));
+      ASSERT_EQ(got.size(), want.size());
+      double squares = 0, apart = 0;
+      for (std::size_t i = 0; i < want.size(); ++i) {
+        squares += static_cast<double>(want[i]) * want[i];
+        apart += std::pow(static_cast<double>(got[i]) - want[i], 2);
       }
-    for (bool fp8 : {false, true}) {
-      auto in = fp8_inputs(*gpu.device);
-      if (!fp8) in.operands = kernels::Operands::stored;
-      const auto r = gpu.run(in, shape);
-      r->state().set_parameters(test_values(11));
-      const auto sh = r->step(40, {.lr = 1e-3});
-      fmt::print("{} gpu fp8 {} loss {} norm {}\n", to_string(compute), fp8, sh.loss, sh.norm);
-    }
-    EXPECT_NEAR(shown[1].loss, shown[0].loss, 0x1p-6 * shown[0].loss);
-    EXPECT_NEAR(shown[1].norm, shown[0].norm, 0x1p-6 * shown[0].norm);
-    ASSERT_EQ(parameters[1].size(), parameters[0].size());
-    for (std::size_t i = 0; i < parameters[0].size(); ++i) {
-      const double want = parameters[0][i];
-      EXPECT_NEAR(parameters[1][i], want, 2.01e-3 + 0x1p-7 * std::abs(want)) << "number " << i;
+      EXPECT_GT(squares, 0) << "unit " << u;
+      EXPECT_LE(std::sqrt(apart), 0x1p-2 * std::sqrt(squares)) << "unit " << u;
     }
   }
 }
