@@ -7,23 +7,13 @@ namespace {
 
 template <typename T>
 std::uint32_t largest_of(const View& x, Range rows) {
-  NativeUint most[kParts] = {};
+  LargestMagnitude largest;
   for (std::int64_t r = rows.begin; r < rows.end; ++r) {
     const T* from = row_of<T>(x, r);
-    for_vectors(columns_of(x), [&](std::int64_t i, std::int64_t count) {
-      const Vec v = load(from + i, count);
-      for (int part = 0; part < kParts; ++part) {
-        const NativeUint magnitude = (NativeUint)v.part[part] & 0x7fffffffU;
-        most[part] = magnitude > most[part] ? magnitude : most[part];
-      }
-    });
+    for_vectors(columns_of(x),
+                [&](std::int64_t i, std::int64_t count) { largest.take(load(from + i, count)); });
   }
-  std::uint32_t largest = 0;
-  for (const NativeUint& part : most) {
-    for (int lane = 0; lane < kNative; ++lane)
-      largest = part[lane] > largest ? part[lane] : largest;
-  }
-  return largest;
+  return static_cast<std::uint32_t>(largest.bits());
 }
 
 template <typename Format, typename T, typename G>

@@ -7,19 +7,9 @@ namespace {
 
 template <typename T>
 std::int32_t largest_magnitude(const T* x, std::int64_t n) {
-  Mask largest;
-  for (auto& part : largest.part) part = NativeInt{};
-  for_vectors(n, [&](std::int64_t i, std::int64_t count) {
-    const Vec v = load(x + i, count);
-    for (int p = 0; p < kParts; ++p) {
-      const NativeInt bits = (NativeInt)v.part[p] & 0x7fffffff;
-      largest.part[p] = bits > largest.part[p] ? bits : largest.part[p];
-    }
-  });
-  std::int32_t lanes[kLanes], most = 0;
-  std::memcpy(lanes, &largest, sizeof(lanes));
-  for (std::int32_t lane : lanes) most = lane > most ? lane : most;
-  return most;
+  LargestMagnitude largest;
+  for_vectors(n, [&](std::int64_t i, std::int64_t count) { largest.take(load(x + i, count)); });
+  return largest.bits();
 }
 
 template <int kBits, typename T>
@@ -102,10 +92,10 @@ TESSERA_INLINE void for_blocks(const SlotLayout& layout, Range blocks, Body&& bo
 }
 
 /// What pads a slot, cleared with its last block.
-TESSERA_INLINE void clear_padding(const SlotLayout& layout, int bits, std::int64_t block,
-                                  std::byte* slot) {
+template <int kBits>
+TESSERA_INLINE void clear_padding(const SlotLayout& layout, std::int64_t block, std::byte* slot) {
   if (block + 1 < layout.blocks) return;
-  const std::int64_t codes = (layout.elements * bits + 7) / 8,
+  const std::int64_t codes = code_bytes<kBits>(layout.elements),
                      scales = layout.scales_at + 4 * layout.blocks;
   std::memset(slot + codes, 0, static_cast<std::size_t>(layout.scales_at - codes));
   std::memset(slot + scales, 0, static_cast<std::size_t>(layout.bytes - scales));
@@ -138,7 +128,7 @@ void quantize(const Quantize& a, const SlotLayout& layout, Range blocks) {
             std::byte* slot = a.code.data + (s % b_slots * a_slots + s / b_slots) * layout.bytes;
             quantize_block<kBits>(x + s * layout.elements + first, n, slot + first * kBits / 8,
                                   scales_of(layout, slot) + k);
-            clear_padding(layout, kBits, k, slot);
+            clear_padding<kBits>(layout, k, slot);
           });
     });
   });
@@ -168,7 +158,7 @@ void requantize_sum(const RequantizeSum& a, const SlotLayout& layout, Range bloc
             sum_block<kBits, kMost>(parts_of<kBits>(a.code, layout, s, k), n, sums,
                                     Write::overwrite);
             quantize_block<kBits>(sums, n, slot + first * kBits / 8, scales_of(layout, slot) + k);
-            clear_padding(layout, kBits, k, slot);
+            clear_padding<kBits>(layout, k, slot);
           });
     });
   });

@@ -118,6 +118,26 @@ TESSERA_INLINE Vec power_of(const Vec& v) {
   return r;
 }
 
+/// The bits of the largest |x| of all that was taken: they order like magnitudes, then infinity,
+/// then not-a-numbers.
+struct LargestMagnitude {
+  NativeInt part[kParts] = {};
+
+  TESSERA_INLINE void take(const Vec& v) {
+    for (int p = 0; p < kParts; ++p) {
+      const NativeInt bits = (NativeInt)v.part[p] & 0x7fffffff;
+      part[p] = bits > part[p] ? bits : part[p];
+    }
+  }
+  TESSERA_INLINE std::int32_t bits() const {
+    std::int32_t most = 0;
+    for (const NativeInt& lanes : part) {
+      for (int i = 0; i < kNative; ++i) most = lanes[i] > most ? lanes[i] : most;
+    }
+    return most;
+  }
+};
+
 /// All lanes combined by halves (lane i with lane i + 8, then 4, 2, 1): the same tree in parts of
 /// any size.
 template <typename Combine>
