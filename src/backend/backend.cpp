@@ -22,7 +22,7 @@ Call reachable(Call call, const memory::HiddenTier& tier) {
 
 class HiddenDevice : public kernels::Device {
  public:
-  HiddenDevice(std::shared_ptr<kernels::Device> device, const memory::HiddenTier& tier)
+  HiddenDevice(std::unique_ptr<kernels::Device> device, const memory::HiddenTier& tier)
       : device_(std::move(device)), tier_(tier) {}
   std::int64_t scratch_bytes(const kernels::KernelCall& call) const override {
     return device_->scratch_bytes(call);
@@ -30,7 +30,7 @@ class HiddenDevice : public kernels::Device {
   void run(const kernels::KernelCall& call) override { device_->run(reachable(call, tier_)); }
 
  private:
-  std::shared_ptr<kernels::Device> device_;
+  std::unique_ptr<kernels::Device> device_;
   const memory::HiddenTier& tier_;
 };
 
@@ -76,7 +76,7 @@ Backend debug_backend(int threads) {
   b.kind = deck::Backend::debug;
   auto tier = std::make_unique<memory::HiddenTier>();
   const memory::HiddenTier& hidden = *tier;
-  b.device = std::make_shared<HiddenDevice>(std::move(b.device), hidden);
+  b.device = std::make_unique<HiddenDevice>(std::move(b.device), hidden);
   b.start_beside = [&hidden, start = std::move(b.start_beside)](const kernels::KernelCall& call) {
     return start(reachable(call, hidden));
   };

@@ -32,7 +32,7 @@ struct Backend {
   std::unique_ptr<memory::Tier> device_tier;  // where kernels compute
   std::unique_ptr<memory::Tier> host_tier;    // what the host reads beside steps
   std::shared_ptr<void> libraries;            // that the device uses
-  std::shared_ptr<kernels::Device> device;
+  std::unique_ptr<kernels::Device> device;
   /// Begins a kernel of a stream beside compute: on a CPU one thread computes it, so that messages
   /// go on; a GPU queues it.
   std::function<std::unique_ptr<memory::Task>(const kernels::KernelCall& call)> start_beside;

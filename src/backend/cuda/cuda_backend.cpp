@@ -205,7 +205,7 @@ Backend make_cuda_backend(const Settings& settings, const Ranks* ranks) {
             .tune = {},
             .make_streams = {},
             .make_group = {}};
-  b.start_beside = [device = b.device](const kernels::KernelCall& call) {
+  b.start_beside = [device = b.device.get()](const kernels::KernelCall& call) {
     device->run(call);
     return std::unique_ptr<memory::Task>();
   };
