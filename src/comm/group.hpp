@@ -10,8 +10,7 @@ namespace tessera::comm {
 
 /// What a group is made for.
 enum class Traffic : std::uint8_t {
-  gathers,      // AllGather alone
-  collectives,  // sums of bulk data too
+  collectives,  // of bulk data
   messages,     // Send and Receive between neighbours
   words         // AllReduceWords
 };

@@ -4,7 +4,6 @@ namespace tessera::comm {
 
 std::optional<int> most_blocks(Traffic traffic) {
   switch (traffic) {
-    case Traffic::gathers:
     case Traffic::collectives: break;
     case Traffic::messages: return 4;
     case Traffic::words: return 1;

@@ -186,7 +186,7 @@ TEST_F(NcclGroups, PassMessagesBothWays) {
 TEST_F(NcclGroups, TakeFewBlocksForMessagesAndWords) {
   std::vector<std::unique_ptr<Group>> groups;
   for (const auto traffic :
-       {Traffic::gathers, Traffic::collectives, Traffic::words, Traffic::messages})
+       {Traffic::collectives, Traffic::collectives, Traffic::words, Traffic::messages})
     groups.push_back(make(traffic));
   std::vector<int> most;
   for (const ncclConfig_t& config : nccl_said().configs) {

@@ -6,6 +6,7 @@
 #include "core/error.hpp"
 
 namespace tessera::comm {
+
 void Nccl::check(ncclResult_t code, const char* call, ncclComm_t comm) const {
   if (code == ncclSuccess || code == ncclInProgress) return;
   throw CommError(fmt::format("{}: {}; {} (NCCL_DEBUG=INFO tells more)", call,
