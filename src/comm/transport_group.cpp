@@ -76,11 +76,10 @@ class GatherTask : public Task {
 /// From slot to slot, with nothing between.
 class AllToAllTask : public Task {
  public:
-  AllToAllTask(Transport& transport, const GroupShape& group, std::int64_t rank,
-               const AllToAll& call)
+  AllToAllTask(Transport& transport, std::int64_t rank, const AllToAll& call)
       : call_(call),
         exchange_(transport, flows(call.ranks.index(rank)), call.send.cols(),
-                  call.remote == 0 ? kPieceIntra : piece_bytes(group)) {
+                  call.remote == 0 ? kPieceIntra : kPieceInter) {
     const std::int64_t own = call.ranks.index(rank);
     own_ = memory::make_copy_task(slot(call.send, own), slot(call.receive, own), call.send.cols());
   }
@@ -358,7 +357,7 @@ class TransportGroup : public Group {
         return std::make_unique<MessageTask>(*g.transport_, g.shape_, c);
       }
       std::unique_ptr<Task> operator()(const AllToAll& c) {
-        return std::make_unique<AllToAllTask>(*g.transport_, g.shape_, g.rank_, c);
+        return std::make_unique<AllToAllTask>(*g.transport_, g.rank_, c);
       }
     };
     return std::visit(Start{*this}, call);
