@@ -118,8 +118,6 @@ const std::vector<Row>& rows() {
   return all;
 }
 
-std::string_view gemm_word(DType type) { return type == DType::e4m3 ? "fp8" : to_string(type); }
-
 /// Of the tables kernel.f32, kernel.bf16 and kernel.f16, whose keys are operations.
 std::optional<DType> kernel_type(std::string_view prefix) {
   for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
@@ -192,6 +190,8 @@ void check(const Machine& m, const std::vector<std::string>& given, Problems& pr
 }
 
 }  // namespace
+
+std::string_view gemm_word(DType type) { return type == DType::e4m3 ? "fp8" : to_string(type); }
 
 double Machine::gemm_rate(DType type, double flop) const {
   const auto it = gemm.find(type);

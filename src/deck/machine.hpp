@@ -60,6 +60,9 @@ struct Machine {
 Machine load_machine(const std::string& path);
 Machine parse_machine(std::string_view text, const std::string& path);
 
+/// The key of a type's rates in [gemm].
+std::string_view gemm_word(DType type);
+
 }  // namespace tessera::deck
 
 template <>

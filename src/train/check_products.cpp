@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "deck/problems.hpp"
+#include "deck/ranks.hpp"
 #include "kernels/api/linear.hpp"
 #include "model/block.hpp"
 #include "train/setup.hpp"
@@ -73,6 +74,11 @@ class ProductCheck {
 
 void check_products(const deck::LoadedDeck& loaded) {
   if (loaded.deck.precision.matmul == deck::Matmul::fp8) ProductCheck(loaded).run();
+}
+
+void check_on_ranks(const deck::LoadedDeck& loaded, std::int64_t ranks) {
+  deck::check_ranks(loaded, ranks);
+  check_products(loaded);
 }
 
 }  // namespace tessera::train

@@ -9,4 +9,7 @@ namespace tessera::train {
 /// tensor rank, is not a multiple of kernels::kFp8Granule.
 void check_products(const deck::LoadedDeck& loaded);
 
+/// Throws DeckError where the deck cannot be run on so many ranks: deck::check_ranks, and products.
+void check_on_ranks(const deck::LoadedDeck& loaded, std::int64_t ranks);
+
 }  // namespace tessera::train

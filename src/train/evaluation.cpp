@@ -4,7 +4,6 @@
 #include <cstdio>
 
 #include "core/exact_sum.hpp"
-#include "deck/ranks.hpp"
 #include "train/check_products.hpp"
 #include "train/corpora.hpp"
 #include "train/setup.hpp"
@@ -43,8 +42,7 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job) {
   const comm::Control& control = job.control;
   const deck::Deck& deck = loaded.deck;
   control.together([&] {
-    deck::check_ranks(loaded, control.size());
-    check_products(loaded);
+    check_on_ranks(loaded, control.size());
     if (deck.data.validation.empty()) {
       throw DeckError(fmt::format("{}: data.validation is empty", loaded.where("data.validation")));
     }

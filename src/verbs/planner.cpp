@@ -4,7 +4,6 @@
 
 #include "backend/backend.hpp"
 #include "core/cores.hpp"
-#include "deck/ranks.hpp"
 #include "train/check_products.hpp"
 #include "train/setup.hpp"
 
@@ -29,8 +28,7 @@ std::optional<std::int64_t> device_budget(const deck::Deck& deck) {
 Planner make_planner(const LayoutOptions& layout) {
   Planner p;
   p.loaded = deck::load_deck(layout.deck.path, layout.deck.sets, train::read_architecture);
-  deck::check_ranks(p.loaded, layout.ranks);
-  train::check_products(p.loaded);
+  train::check_on_ranks(p.loaded, layout.ranks);
   if (layout.ranks % layout.nodes != 0) {
     throw DeckError(
         fmt::format("--ranks {} does not divide over --nodes {}", layout.ranks, layout.nodes));

@@ -116,8 +116,7 @@ void bench_machine(const BenchOptions& o, const train::Job& job) {
       rates.push_back(
           fmt::format("{:.4g}", slowest([&] { return gemm_rate(backend, type, n, options); })));
     }
-    say(fmt::format("{} = [{}]", type == DType::e4m3 ? "fp8" : to_string(type),
-                    fmt::join(rates, ", ")));
+    say(fmt::format("{} = [{}]", deck::gemm_word(type), fmt::join(rates, ", ")));
   }
   backend::BenchOptions usual = options;
   if (backend.kind != deck::Backend::cuda)
