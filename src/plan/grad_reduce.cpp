@@ -41,7 +41,9 @@ struct Use {
 class Reducer {
  public:
   Reducer(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states)
-      : plan_(plan), in_(in), states_(states), route_(gradient_route(in, plan.place)) {}
+      : plan_(plan), in_(in), states_(states) {
+    if (in.gradient_blocks) route_ = gradient_route(in, plan.place);
+  }
 
   std::vector<SummedGradient> run(const Scheduled& scheduled) {
     for (const GradientBuffer& g : scheduled.gradients) ++use_of(g).left;
@@ -192,13 +194,9 @@ class Reducer {
   }
   /// Reductions follow one another on their stream, so one buffer serves all of a group.
   View staging(MeshGroup group, DType wire) {
-    View& view = staging_[group];
-    if (!view) {
-      const std::int64_t bytes =
-          comm::reduce_scatter_staging(plan_.group(group), wire, in_.accumulate);
-      view = buffer_view(add_buffer(plan_, "staging", Purpose::staging, bytes), DType::u8, bytes);
-    }
-    return view;
+    return staging_.try_emplace(group, "staging")
+        .first->second.view(plan_,
+                            comm::reduce_scatter_staging(plan_.group(group), wire, in_.accumulate));
   }
 
   /// At stage 0, everybody's slices to everybody.
@@ -246,8 +244,8 @@ class Reducer {
   const std::vector<UnitState>& states_;
   Insertions insertions_;
   std::map<std::pair<std::size_t, bool>, Use> uses_;
-  std::map<MeshGroup, View> staging_;
-  comm::Route route_;
+  std::map<MeshGroup, Staging> staging_;
+  comm::Route route_;  // of gradients in blocks
   Staging leaving_{"gradients that leave"}, arriving_{"gradients that arrive"};
   // What is being worked on: its unit, the op that completed it, and where what follows goes.
   std::size_t unit_ = 0;

@@ -33,10 +33,10 @@ Advice weights_that_nobody_gathers(const Checked& c) {
 
 Advice gradients_over_uneven_nodes(const Checked& c) {
   const plan::PlanInputs& in = c.planner.inputs;
-  const comm::GroupShape& group = group_shape(in, c.dearest().place, MeshGroup::data);
+  if (!in.gradient_blocks) return std::nullopt;
+  const comm::GroupShape group = group_shape(in, c.dearest().place, MeshGroup::data);
   const bool one_hop = gradient_route(in, c.dearest().place).hops.size() == 1;
-  if (!in.gradient_blocks || !one_hop || group.nodes == 1 || group.nodes == group.size)
-    return std::nullopt;
+  if (!one_hop || group.nodes == 1 || group.nodes == group.size) return std::nullopt;
   return fmt::format(
       "gradients cross nodes before they are added: zero.quantize.gradients adds them within nodes "
       "first where each node has as many of the {} data ranks",

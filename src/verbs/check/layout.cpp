@@ -19,11 +19,11 @@ constexpr std::array kKinds = {GroupKind{"tensor groups", MeshGroup::tensor},
 
 /// "0-7" of neighbours, "0, 8, .. 56" of many others.
 std::string ranks_text(const RankGroup& g) {
-  const std::int64_t last = g.first + (g.count - 1) * g.stride;
+  const std::int64_t last = g.rank(g.count - 1);
   if (g.count == 1) return std::to_string(g.first);
   if (g.stride == 1) return fmt::format("{}-{}", g.first, last);
   if (g.count == 2) return fmt::format("{}, {}", g.first, last);
-  return fmt::format("{}, {}, {}{}", g.first, g.first + g.stride, g.count > 3 ? ".. " : "", last);
+  return fmt::format("{}, {}, {}{}", g.first, g.rank(1), g.count > 3 ? ".. " : "", last);
 }
 
 /// The first texts and the last of many.
