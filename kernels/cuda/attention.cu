@@ -5,6 +5,7 @@
 #include "kernels/common/types.hpp"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/operations.hpp"
+#include "kernels/cuda/scratch.hpp"
 #include "kernels/cuda/sdpa.hpp"
 
 namespace tessera::kernels::cuda {
@@ -14,13 +15,12 @@ namespace {
 /// 0.
 template <typename F>
 void with_dim(const AttentionShape& shape, F&& f) {
-  TESSERA_CHECK(shape.head_dim <= 256, "a head of {} columns, at most 256", shape.head_dim);
   if (shape.head_dim <= 64) {
     f.template operator()<64>();
   } else if (shape.head_dim <= 128) {
     f.template operator()<128>();
   } else {
-    f.template operator()<256>();
+    f.template operator()<kMostHeadDim>();
   }
 }
 

@@ -52,14 +52,21 @@ struct Softmax {
 };
 inline constexpr float kMasked = -__builtin_inff();
 
+/// Of a block's tiles: what GPUs of 8.6 and 8.9 have, the least of all that we compute on.
+inline constexpr int kMostSharedBytes = 99 << 10;
+/// Heads of more columns have smaller tiles.
+inline constexpr int kNarrowDim = 128;
+
 /// Tile sizes of the forward kernel.
 template <typename T, int kDim>
 struct ForwardTiles {
   static constexpr int kWarps = sizeof(T) == 2 ? 4 : 2, kThreads = kWarps * kWarp;
-  static constexpr int kQueries = kWarps * kWarpRows, kKeys = sizeof(T) == 2 ? 64 : 32;
+  static constexpr int kQueries = kWarps * kWarpRows;
+  static constexpr int kKeys = (sizeof(T) == 2 ? 64 : 32) / (kDim <= kNarrowDim ? 1 : 2);
   static constexpr int kSharedBytes =
       (kQueries + 2 * kKeys) * kPitch<T, kDim> * static_cast<int>(sizeof(T)) +
       kWarps * kStaging<T, kKeys> * static_cast<int>(sizeof(float));
+  static_assert(kSharedBytes <= kMostSharedBytes);
 };
 
 /// Dropout's factors of one head and sample's probabilities; neighbours often share a block of
@@ -252,10 +259,13 @@ enum class Side : std::uint8_t { keys, queries };
 /// Tile sizes of a backward kernel: rows are what a block owns, columns what it walks over.
 template <typename T, int kDim, Side kSide>
 struct BackwardTiles {
-  static constexpr int kWarps = sizeof(T) == 2 ? 4 : 2, kThreads = kWarps * kWarp;
+  static constexpr bool kNarrow = kDim <= kNarrowDim;
+  static constexpr int kWarps = sizeof(T) == 2 ? 4 : kNarrow ? 2 : 1, kThreads = kWarps * kWarp;
   static constexpr int kRows = kWarps * kWarpRows;
-  static constexpr int kColumns = sizeof(T) == 2 && kDim <= 64 && kSide == Side::queries ? 64 : 32;
-  static constexpr int kStages = sizeof(T) == 2 ? 2 : 1;
+  static constexpr int kColumns = !kNarrow                                                 ? 16
+                                  : sizeof(T) == 2 && kDim <= 64 && kSide == Side::queries ? 64
+                                                                                           : 32;
+  static constexpr int kStages = sizeof(T) == 2 && kNarrow ? 2 : 1;
   /// Sums live in registers, which hold so many columns of two gradients; a wider head is cut, and
   /// its scores computed once for each piece.
   static constexpr int kMostPiece = kSide == Side::queries ? 256 : sizeof(T) == 2 ? 128 : 64;
@@ -264,6 +274,7 @@ struct BackwardTiles {
   static constexpr int kSharedBytes =
       (2 * kRows + 2 * kStages * kColumns) * kPitch<T, kDim> * static_cast<int>(sizeof(T)) +
       kWarps * kStaging<T, kColumns> * static_cast<int>(sizeof(float));
+  static_assert(kSharedBytes <= kMostSharedBytes);
 };
 
 template <typename T, int kDim, Side kSide>

@@ -65,12 +65,21 @@ std::int64_t scratch_bytes(const LinearBackwardWeight& a) {
   return kProductScratch + fp8_bytes(a) + (a.d_bias ? ColumnSums(a).bytes() : 0);
 }
 
+/// Plans are made of it, so a model that has no kernel is refused before it is run.
+static void check_head(const AttentionShape& shape) {
+  if (shape.head_dim <= kMostHeadDim) return;
+  throw DeckError(fmt::format("model.head_dim = {}: attention on a GPU takes heads of at most {}",
+                              shape.head_dim, kMostHeadDim));
+}
+
 std::int64_t scratch_bytes(const Attention& a) {
+  check_head(a.shape);
   return sdpa_plan(a).value_or(SdpaPlan{}).workspace_bytes;
 }
 
 // The own kernel keeps a number for each row of d_out.
 std::int64_t scratch_bytes(const AttentionBackward& a) {
+  check_head(a.shape);
   const std::int64_t own = a.q.extent(0) * a.shape.heads * a.q.extent(1) * size_of(DType::f32);
   return std::max(own, sdpa_plan(a).value_or(SdpaPlan{}).workspace_bytes);
 }

@@ -30,6 +30,9 @@ std::int64_t scratch_bytes(const Attention&);
 std::int64_t scratch_bytes(const AttentionBackward&);
 std::int64_t scratch_bytes(const Rope&);
 
+/// Columns of attention's widest heads.
+inline constexpr std::int64_t kMostHeadDim = 256;
+
 /// What every matrix product may use: as much as NVIDIA recommends for cuBLAS on Hopper. It is the
 /// same for all, so that the algorithm chosen for a product depends on nothing else.
 inline constexpr std::int64_t kMatmulWorkspace = std::int64_t{32} << 20;

@@ -13,7 +13,7 @@ const std::vector<Case> kForward = {
     {1, 1, 1, 1, 1, 1, 0, 0},       {2, 17, 17, 3, 3, 16, 5, 0},
     {1, 70, 70, 2, 1, 20, 0, 0},    {1, 3, 131, 5, 2, 7, 1, 0, 4, 1},
     {2, 65, 65, 2, 2, 64, 0, 0.3F}, {1, 260, 300, 1, 1, 33, 0, 0.1F},
-    {1, 33, 49, 2, 1, 136, 8, 0},
+    {1, 33, 49, 2, 1, 136, 8, 0},   {1, 70, 70, 1, 1, 256, 0, 0.2F},
 };
 
 /// What happens to probabilities and gradients of scores before they are multiplied by rows of v or

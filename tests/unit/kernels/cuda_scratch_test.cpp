@@ -94,6 +94,10 @@ TEST(CudaScratch, DependsOnShapesOnly) {
   const AttentionBackward large = call_of({2, 4096, 32, 32, 128}, DType::bf16);
   EXPECT_EQ(device->scratch_bytes(large), 2 * 32 * 4096 * 4) << "a number a row of the own kernel";
   EXPECT_EQ(device->scratch_bytes(forward_of(call_of({2, 17, 3, 3, 5}, DType::f32))), 0);
+  EXPECT_EQ(device->scratch_bytes(forward_of(call_of({2, 17, 3, 3, 256}, DType::f32))), 0);
+  const AttentionBackward wide = call_of({2, 17, 3, 3, 257}, DType::bf16);
+  EXPECT_THROW(device->scratch_bytes(wide), DeckError);
+  EXPECT_THROW(device->scratch_bytes(forward_of(wide)), DeckError);
   auto* anywhere = reinterpret_cast<std::byte*>(4096);
   const View x(anywhere, DType::bf16, {100, 8}), w(anywhere, DType::bf16, {24, 8}),
       y(anywhere, DType::f32, {100, 24}), bias(anywhere, DType::bf16, {24});
