@@ -14,7 +14,7 @@ using Queue = CudaQueue;
 struct Context {
   const Queue& queue;
   int multiprocessors;  // for the size of grids; no bit of a result depends on it
-  MatmulMath math;
+  ProductRules rules;
   Matmul& matmul;
   Sdpa& sdpa;
 };

@@ -17,8 +17,8 @@ int multiprocessors() {
 
 class CudaDevice final : public Device {
  public:
-  CudaDevice(const cuda::Queue& queue, CudaLibraries& libraries, cuda::MatmulMath math)
-      : context_{queue, multiprocessors(), math, libraries.matmul, libraries.sdpa} {}
+  CudaDevice(const cuda::Queue& queue, CudaLibraries& libraries, const cuda::ProductRules& rules)
+      : context_{queue, multiprocessors(), rules, libraries.matmul, libraries.sdpa} {}
 
   std::int64_t scratch_bytes(const KernelCall& call) const override {
     return std::visit([](const auto& args) { return cuda::scratch_bytes(args); }, call);
@@ -36,8 +36,8 @@ class CudaDevice final : public Device {
 }  // namespace
 
 std::unique_ptr<Device> make_cuda_device(const cuda::Queue& queue, CudaLibraries& libraries,
-                                         cuda::MatmulMath math) {
-  return std::make_unique<CudaDevice>(queue, libraries, math);
+                                         const cuda::ProductRules& rules) {
+  return std::make_unique<CudaDevice>(queue, libraries, rules);
 }
 
 }  // namespace tessera::kernels

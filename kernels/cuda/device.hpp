@@ -26,6 +26,6 @@ struct CudaLibraries {
 /// device memory cannot be refused: a row with a token or a target outside of the vocabulary
 /// becomes NaN, and EmbedBackward leaves it out.
 std::unique_ptr<Device> make_cuda_device(const cuda::Queue& queue, CudaLibraries& libraries,
-                                         cuda::MatmulMath math);
+                                         const cuda::ProductRules& rules);
 
 }  // namespace tessera::kernels

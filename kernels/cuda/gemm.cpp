@@ -18,7 +18,8 @@ std::int64_t alignment_of(const std::byte* address) {
   return std::min<std::int64_t>(kOperandAlignment, static_cast<std::int64_t>(bits & (~bits + 1)));
 }
 
-Gemm gemm(const View& a, Turn turn_a, const View& b, Turn turn_b, const View& d, MatmulMath math) {
+Gemm gemm(const View& a, Turn turn_a, const View& b, Turn turn_b, const View& d,
+          const ProductRules& rules) {
   const View first = a.matrix(), second = b.matrix(), result = d.matrix();
   return {.key = {.type_a = a.type,
                   .type_b = b.type,
@@ -34,7 +35,7 @@ Gemm gemm(const View& a, Turn turn_a, const View& b, Turn turn_b, const View& d,
                   .align_a = alignment_of(a.data),
                   .align_b = alignment_of(b.data),
                   .align_d = alignment_of(d.data),
-                  .math = a.type == DType::f32 ? math : MatmulMath::same},
+                  .math = a.type == DType::f32 ? rules.math : MatmulMath::same},
           .a = a.data,
           .b = b.data,
           .d = d.data};
@@ -51,8 +52,8 @@ void add_epilogue(Gemm& product, Epilogue epilogue, const View& preactivation) {
 constexpr std::int64_t kAuxRows = 8;  // ld_aux is a multiple of it (CUBLASLT_..._EPILOGUE_AUX_LD)
 
 template <typename Call>
-bool activates(const Call& call) {
-  return call.operands == Operands::stored && call.preactivation &&
+bool activates(const Call& call, const ProductRules& rules) {
+  return rules.gelu && call.operands == Operands::stored && call.preactivation &&
          call.preactivation.type != DType::f32 && call.preactivation.matrix().ld % kAuxRows == 0;
 }
 
@@ -75,10 +76,10 @@ std::array<Fp8Operand, 2> placed(const Call& call, std::array<Fp8Operand, 2> ope
 /// Of operands as they are stored, a and b turned as said, or of their codes.
 template <typename Call>
 Gemm gemm(const Call& call, const View& a, Turn turn_a, const View& b, Turn turn_b, const View& d,
-          MatmulMath math) {
-  if (call.operands == Operands::stored) return gemm(a, turn_a, b, turn_b, d, math);
+          const ProductRules& rules) {
+  if (call.operands == Operands::stored) return gemm(a, turn_a, b, turn_b, d, rules);
   const auto [first, second] = fp8_operands(call);
-  Gemm product = gemm(first.codes, Turn::transpose, second.codes, Turn::none, d, math);
+  Gemm product = gemm(first.codes, Turn::transpose, second.codes, Turn::none, d, rules);
   product.scale_a = first.scale.data;
   product.scale_b = second.scale.data;
   return product;
@@ -98,42 +99,36 @@ std::array<Fp8Operand, 2> fp8_operands(const LinearBackwardWeight& call) {
                         {.x = call.d_y, .format = DType::e5m2, .turn = Turn::transpose}}});
 }
 
-bool applies_activation(const Linear& call) { return activates(call); }
-bool applies_activation(const LinearBackwardInput& call) { return activates(call); }
-bool applies_bias(const Linear& call) {
-  return call.bias && (call.operands == Operands::stored || call.y.type != DType::f32);
-}
-
-Gemm gemm_of(const Linear& call, MatmulMath math) {
+Gemm gemm_of(const Linear& call, const ProductRules& rules) {
   check(call);
-  const bool activated = applies_activation(call);
+  const bool activated = activates(call, rules);
   const View result = activated ? call.y : product_of(call).y;
-  Gemm product = gemm(call, call.weight, Turn::transpose, call.x, Turn::none, result, math);
-  product.key.bias = applies_bias(call);
+  Gemm product = gemm(call, call.weight, Turn::transpose, call.x, Turn::none, result, rules);
+  product.key.bias = call.bias && (call.operands == Operands::stored || call.y.type != DType::f32);
   if (activated) add_epilogue(product, Epilogue::gelu, call.preactivation);
   return product;
 }
 
-Gemm gemm_of(const LinearBackwardInput& call, MatmulMath math) {
+Gemm gemm_of(const LinearBackwardInput& call, const ProductRules& rules) {
   check(call);
-  Gemm product = gemm(call, call.weight, Turn::none, call.d_y, Turn::none, call.d_x, math);
-  if (applies_activation(call)) add_epilogue(product, Epilogue::gelu_slope, call.preactivation);
+  Gemm product = gemm(call, call.weight, Turn::none, call.d_y, Turn::none, call.d_x, rules);
+  if (activates(call, rules)) add_epilogue(product, Epilogue::gelu_slope, call.preactivation);
   return product;
 }
 
-Gemm gemm_of(const LinearBackwardWeight& call, MatmulMath math) {
+Gemm gemm_of(const LinearBackwardWeight& call, const ProductRules& rules) {
   check(call);
-  Gemm product = gemm(call, call.x, Turn::none, call.d_y, Turn::transpose, call.d_weight, math);
+  Gemm product = gemm(call, call.x, Turn::none, call.d_y, Turn::transpose, call.d_weight, rules);
   product.key.write = call.write;
   return product;
 }
 
-std::vector<GemmKey> gemm_keys(std::span<const KernelCall> calls, MatmulMath math) {
+std::vector<GemmKey> gemm_keys(std::span<const KernelCall> calls, const ProductRules& rules) {
   std::set<GemmKey> keys;
   for (const KernelCall& call : calls) {
     std::visit(
         [&](const auto& args) {
-          if constexpr (requires { gemm_of(args, math); }) keys.insert(gemm_of(args, math).key);
+          if constexpr (requires { gemm_of(args, rules); }) keys.insert(gemm_of(args, rules).key);
         },
         call);
   }

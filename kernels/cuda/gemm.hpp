@@ -14,6 +14,12 @@ namespace tessera::kernels::cuda {
 /// How f32 operands are multiplied: as they are, or rounded to 10 bits of mantissa.
 enum class MatmulMath : std::uint8_t { same, tf32 };
 
+/// How a run's products are computed.
+struct ProductRules {
+  MatmulMath math = MatmulMath::same;
+  bool gelu = true;  // within the product, where the library can
+};
+
 /// Whether an operand is used as it is stored, or transposed.
 enum class Turn : std::uint8_t { none, transpose };
 
@@ -65,23 +71,20 @@ std::array<Fp8Operand, 2> fp8_operands(const Linear& call);
 std::array<Fp8Operand, 2> fp8_operands(const LinearBackwardInput& call);
 std::array<Fp8Operand, 2> fp8_operands(const LinearBackwardWeight& call);
 
-/// Whether the product applies its gelu itself: of 16-bit types, for cuBLASLt does not say how
-/// exact its gelu is, of operands as stored, and where rows of the preactivation are multiples of 8
-/// elements apart, which it asks for. Elsewhere the product is written, and gelu an operation of
-/// its own.
-bool applies_activation(const Linear& call);
-bool applies_activation(const LinearBackwardInput& call);
-/// Whether it adds its bias: cuBLASLt adds none in f32 to products of fp8 operands.
-bool applies_bias(const Linear& call);
-
-/// The product of an operation; LinearBackwardWeight's bias gradient apart, and gelu and bias where
-/// they are not applied. Throws InternalError for arguments that break the operation's contract.
-Gemm gemm_of(const Linear& call, MatmulMath math);
-Gemm gemm_of(const LinearBackwardInput& call, MatmulMath math);
-Gemm gemm_of(const LinearBackwardWeight& call, MatmulMath math);
+/// The product of an operation, which
+///   applies gelu where the rules say so, of 16-bit types, for cuBLASLt does not say how exact its
+///     gelu is, of operands as stored, and where rows of the preactivation are multiples of 8
+///     elements apart, which it asks for; elsewhere it has no epilogue, and gelu is an operation of
+///     its own
+///   adds a bias unless it is of fp8 operands to f32, which cuBLASLt does not do
+///   leaves out LinearBackwardWeight's bias gradient.
+/// Throws InternalError for arguments that break the operation's contract.
+Gemm gemm_of(const Linear& call, const ProductRules& rules);
+Gemm gemm_of(const LinearBackwardInput& call, const ProductRules& rules);
+Gemm gemm_of(const LinearBackwardWeight& call, const ProductRules& rules);
 
 /// The distinct products of `calls`, whose views must be placed (addresses matter), in order.
-std::vector<GemmKey> gemm_keys(std::span<const KernelCall> calls, MatmulMath math);
+std::vector<GemmKey> gemm_keys(std::span<const KernelCall> calls, const ProductRules& rules);
 
 }  // namespace tessera::kernels::cuda
 

@@ -14,7 +14,6 @@ namespace {
 
 /// The bias as the library takes it: of the result's type, on its alignment. Another is copied.
 const std::byte* prepared_bias(const Linear& a, const Context& context) {
-  if (!applies_bias(a)) return nullptr;
   const auto address = reinterpret_cast<std::uintptr_t>(a.bias.data);
   if (a.bias.type == a.y.type && address % kOperandAlignment == 0) return a.bias.data;
   const View copy(after_workspace(a.scratch) + fp8_bytes(a), a.y.type, {a.bias.elements()});
@@ -45,31 +44,37 @@ void sum_rows(const LinearBackwardWeight& a, const Context& context) {
   });
 }
 
-/// The product with what the library applies to it.
 template <typename Call>
-void multiply(const Call& a, const std::byte* bias, const Context& context) {
-  const Gemm product = gemm_of(a, context.math);
+void multiply(const Call& a, const Gemm& product, const std::byte* bias, const Context& context) {
   if (a.operands == Operands::fp8) {
     for (const Fp8Operand& operand : fp8_operands(a)) convert_to_fp8(operand, a.kName, context);
   }
   context.matmul.run(product, bias, workspace_of(a.scratch));
 }
 
+/// What the product has not done.
+template <typename Call>
+void activate(const Call& a, const Gemm& product, const Context& context) {
+  if (a.preactivation && product.key.epilogue == Epilogue::none) run(activation_of(a), context);
+}
+
 }  // namespace
 
 void run(const Linear& a, const Context& context) {
-  multiply(a, prepared_bias(a, context), context);
-  if (a.bias && !applies_bias(a)) add_bias(product_of(a).y, a.bias, a.kName, context);
-  if (a.preactivation && !applies_activation(a)) run(activation_of(a), context);
+  const Gemm product = gemm_of(a, context.rules);
+  multiply(a, product, product.key.bias ? prepared_bias(a, context) : nullptr, context);
+  if (a.bias && !product.key.bias) add_bias(product_of(a).y, a.bias, a.kName, context);
+  activate(a, product, context);
 }
 
 void run(const LinearBackwardInput& a, const Context& context) {
-  multiply(a, nullptr, context);
-  if (a.preactivation && !applies_activation(a)) run(activation_of(a), context);
+  const Gemm product = gemm_of(a, context.rules);
+  multiply(a, product, nullptr, context);
+  activate(a, product, context);
 }
 
 void run(const LinearBackwardWeight& a, const Context& context) {
-  multiply(a, nullptr, context);
+  multiply(a, gemm_of(a, context.rules), nullptr, context);
   if (a.d_bias) sum_rows(a, context);
 }
 

@@ -7,6 +7,7 @@
 #include <map>
 #include <unordered_map>
 
+#include "core/cuda.hpp"
 #include "core/library.hpp"
 #include "kernels/cuda/sdpa_rules.hpp"
 
@@ -149,6 +150,44 @@ std::shared_ptr<fe::graph::Graph> backward_graph(const ShapeKey& key) {
   return b.graph();
 }
 
+/// A call that the library is asked for.
+struct SdpaCall {
+  ShapeKey key;
+  SdpaPlan at_a_time;
+  Operands operands;
+};
+
+std::optional<SdpaCall> sdpa_call(const Attention& a) {
+  const auto plan = sdpa_plan(a);
+  if (!plan || !on_vectors({a.q, a.k, a.v, a.out})) return std::nullopt;
+  ShapeKey key = shape_of(a.shape, a.q, a.k, plan->samples);
+  key.with_lse = static_cast<bool>(a.lse);
+  key.distances = {a.q.ld, a.k.ld, a.v.ld, a.out.ld};
+  Operands operands = {{kQ, a.q}, {kK, a.k}, {kV, a.v}, {kOut, a.out}};
+  if (a.lse) operands.emplace_back(kLse, a.lse);
+  return SdpaCall{key, *plan, operands};
+}
+
+std::optional<SdpaCall> sdpa_call(const AttentionBackward& a) {
+  const auto plan = sdpa_plan(a);
+  if (!plan || !on_vectors({a.q, a.k, a.v, a.out, a.d_out, a.d_q, a.d_k, a.d_v}))
+    return std::nullopt;
+  ShapeKey key = shape_of(a.shape, a.q, a.k, plan->samples);
+  key.backward = key.with_lse = true;
+  key.distances = {a.q.ld, a.k.ld, a.v.ld, a.out.ld, a.d_out.ld, a.d_q.ld, a.d_k.ld, a.d_v.ld};
+  return SdpaCall{key,
+                  *plan,
+                  {{kQ, a.q},
+                   {kK, a.k},
+                   {kV, a.v},
+                   {kOut, a.out},
+                   {kLse, a.lse},
+                   {kDOut, a.d_out},
+                   {kDQ, a.d_q},
+                   {kDK, a.d_k},
+                   {kDV, a.d_v}}};
+}
+
 }  // namespace
 
 struct Sdpa::Library {
@@ -161,7 +200,7 @@ struct Sdpa::Library {
   explicit Library(const Queue& on) : queue(on) {
     fe::cudnn_dlhandle = cudnn.library.handle();
     // Of several versions of the CUDA runtime the frontend would take the oldest.
-    setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", "libcudart.so.13", 0);
+    setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", "libcudart.so.13", 1);
     check(cudnn.cudnnCreate(&handle), "cudnnCreate");
   }
   ~Library() {
@@ -172,8 +211,15 @@ struct Sdpa::Library {
   Library& operator=(const Library&) = delete;
 
   void check(cudnnStatus_t status, std::string_view what) const {
-    if (status == CUDNN_STATUS_SUCCESS) return;
-    throw DeviceError(fmt::format("{}: {}", what, cudnn.cudnnGetErrorString(status)));
+    if (status != CUDNN_STATUS_SUCCESS) fail(what, cudnn.cudnnGetErrorString(status));
+  }
+  [[noreturn]] static void fail(std::string_view what, std::string_view why) {
+    check_room(what, why);
+    throw DeviceError(fmt::format("cuDNN, {}: {}", what, why));
+  }
+  /// The frontend tells causes in words only.
+  static void check_room(std::string_view what, std::string_view why) {
+    if (why.find("DEVICE_ALLOCATION_FAILED") != why.npos) gpu_is_full(what);
   }
 
   /// Why the library has no plan for the graph that fits in the workspace; empty when it has one.
@@ -186,7 +232,10 @@ struct Sdpa::Library {
                return graph.check_support();
              },
              [&] { return graph.build_plans(); }}) {
-      if (fe::error_t error = step(); error.is_bad()) return error.get_message();
+      if (fe::error_t error = step(); error.is_bad()) {
+        check_room("a plan of cuDNN", error.get_message());
+        return error.get_message();
+      }
     }
     std::int64_t needed = 0;
     if (auto error = graph.get_workspace_size(needed); error.is_bad()) {
@@ -210,10 +259,12 @@ struct Sdpa::Library {
     return plan;
   }
 
+  const Plan& plan(const SdpaCall& call) { return plan(call.key, call.at_a_time.workspace_bytes); }
+
   /// All samples of the call, as many at a time as its plan says.
-  bool run(const ShapeKey& key, const SdpaPlan& at_a_time, const Operands& operands,
-           const View& scratch) {
-    const Plan& chosen = plan(key, at_a_time.workspace_bytes);
+  bool run(const SdpaCall& call, const View& scratch) {
+    const auto& [key, at_a_time, operands] = call;
+    const Plan& chosen = plan(call);
     if (!chosen.graph) return false;
     check(cudnn.cudnnSetStream(handle, queue.stream), "cudnnSetStream");
     const std::int64_t samples = operands.front().second.extent(0);
@@ -225,7 +276,7 @@ struct Sdpa::Library {
             rows.data + first * (rows.extent(0) / samples) * rows.ld * size_of(view.type);
       }
       if (auto error = chosen.graph->execute(handle, addresses, scratch.data); error.is_bad()) {
-        throw DeviceError(fmt::format("cuDNN, {}: {}", text_of(key), error.get_message()));
+        fail(text_of(key), error.get_message());
       }
     }
     return true;
@@ -241,42 +292,25 @@ Sdpa::Sdpa(const Queue& queue) : library_(std::make_unique<Library>(queue)) {}
 Sdpa::~Sdpa() = default;
 
 bool Sdpa::run(const Attention& a) {
-  const auto plan = sdpa_plan(a);
-  if (!plan || !on_vectors({a.q, a.k, a.v, a.out})) return false;
-  ShapeKey key = shape_of(a.shape, a.q, a.k, plan->samples);
-  key.with_lse = static_cast<bool>(a.lse);
-  key.distances = {a.q.ld, a.k.ld, a.v.ld, a.out.ld};
-  Operands operands = {{kQ, a.q}, {kK, a.k}, {kV, a.v}, {kOut, a.out}};
-  if (a.lse) operands.emplace_back(kLse, a.lse);
-  return library_->run(key, *plan, operands, a.scratch);
+  const auto call = sdpa_call(a);
+  return call && library_->run(*call, a.scratch);
 }
-
 bool Sdpa::run(const AttentionBackward& a) {
-  const auto plan = sdpa_plan(a);
-  if (!plan || !on_vectors({a.q, a.k, a.v, a.out, a.d_out, a.d_q, a.d_k, a.d_v})) return false;
-  ShapeKey key = shape_of(a.shape, a.q, a.k, plan->samples);
-  key.backward = key.with_lse = true;
-  key.distances = {a.q.ld, a.k.ld, a.v.ld, a.out.ld, a.d_out.ld, a.d_q.ld, a.d_k.ld, a.d_v.ld};
-  return library_->run(key, *plan,
-                       {{kQ, a.q},
-                        {kK, a.k},
-                        {kV, a.v},
-                        {kOut, a.out},
-                        {kLse, a.lse},
-                        {kDOut, a.d_out},
-                        {kDQ, a.d_q},
-                        {kDK, a.d_k},
-                        {kDV, a.d_v}},
-                       a.scratch);
+  const auto call = sdpa_call(a);
+  return call && library_->run(*call, a.scratch);
 }
 
-std::vector<std::string> Sdpa::choices() const {
-  std::vector<std::string> lines;
-  for (const auto& [key, plan] : library_->plans) {
-    lines.push_back(plan.graph ? fmt::format("{}: cuDNN", text_of(key))
-                               : fmt::format("{}: own kernel ({})", text_of(key), plan.refusal));
-  }
-  return lines;
+void Sdpa::prepare(const Attention& a) {
+  if (const auto call = sdpa_call(a)) library_->plan(*call);
+}
+void Sdpa::prepare(const AttentionBackward& a) {
+  if (const auto call = sdpa_call(a)) library_->plan(*call);
+}
+
+std::vector<Sdpa::Choice> Sdpa::choices() const {
+  std::vector<Choice> all;
+  for (const auto& [key, plan] : library_->plans) all.push_back({text_of(key), plan.refusal});
+  return all;
 }
 
 }  // namespace tessera::kernels::cuda

@@ -24,8 +24,15 @@ class Sdpa {
   bool run(const Attention& call);
   bool run(const AttentionBackward& call);
 
-  /// A line for each shape that was asked for: whether the library takes it, else why not.
-  std::vector<std::string> choices() const;
+  /// Asks the library now for what run() would ask for later.
+  void prepare(const Attention& call);
+  void prepare(const AttentionBackward& call);
+
+  /// Of each shape that was asked for, whether the library takes it, else why not.
+  struct Choice {
+    std::string shape, refusal;
+  };
+  std::vector<Choice> choices() const;
 
  private:
   struct Library;

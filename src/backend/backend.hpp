@@ -22,6 +22,8 @@ struct Tuning {
   /// The fastest of the library's proposals, which is written to the file; else its first.
   bool timed = false;
   View memory;  // device memory that may be overwritten
+  std::function<void(const std::string& line)>
+      say;  // to people: what is chosen, and what takes long
 };
 
 struct Backend {
@@ -36,8 +38,9 @@ struct Backend {
   /// Begins a kernel of a stream beside compute: on a CPU one thread computes it, so that messages
   /// go on; a GPU queues it.
   std::function<std::unique_ptr<memory::Task>(const kernels::KernelCall& call)> start_beside;
-  /// Chooses how the matrix products of `calls` are computed, where there is a choice; see Tuning.
-  /// Collective. Throws DataError for a file that is damaged.
+  /// Chooses how the matrix products and attention of `calls` are computed, where there is a
+  /// choice; see Tuning. Collective. Throws DataError for a file that is damaged, DeviceError where
+  /// ranks would compute differently.
   std::function<void(std::span<const kernels::KernelCall> calls, const Tuning& tuning)> tune;
   std::function<std::unique_ptr<memory::Streams>()> make_streams;
   /// As comm::make_mpi_group.
@@ -67,6 +70,7 @@ Backend make_backend(const Settings& settings, const Ranks* ranks);
 
 /// What a run with this backend would compute on, as far as plans must know it: without a GPU.
 struct PlanningDevice {
+  std::string name;                         // for people, and why where `auto` chose it
   std::unique_ptr<kernels::Device> device;  // for sizes of scratch
   bool nccl = false;                        // carries between ranks
 };

@@ -1,12 +1,11 @@
 #include "backend/gpus.hpp"
 
-#include <fmt/format.h>
+#include "core/error.hpp"
 
 #include <array>
 #include <cctype>
 #include <charconv>
 #include <fstream>
-#include <map>
 
 namespace tessera::backend {
 namespace {
@@ -51,17 +50,17 @@ std::vector<int> cores_near(const std::string& bus_id, const fs::path& root) {
   return cores;
 }
 
-std::string GpuOfRank::text() const { return host + '|' + uuid + '|' + name; }
+std::string GpuOfRank::text() const { return host + '|' + bus_id + '|' + name; }
 
 GpuOfRank GpuOfRank::parse(const std::string& text) {
   const auto first = text.find('|'), second = text.find('|', first + 1);
   return {.host = text.substr(0, first),
-          .uuid = text.substr(first + 1, second - first - 1),
+          .bus_id = text.substr(first + 1, second - first - 1),
           .name = text.substr(second + 1)};
 }
 
 std::optional<std::string> objection(std::span<const GpuOfRank> ranks, bool shared) {
-  std::map<std::string, std::size_t> rank_of;
+  std::map<std::pair<std::string, std::string>, std::size_t> rank_of;
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     if (ranks[r].name != ranks[0].name) {
       return fmt::format(
@@ -69,14 +68,36 @@ std::optional<std::string> objection(std::span<const GpuOfRank> ranks, bool shar
           "them by --constraint or --gpus-per-node=TYPE:N",
           ranks[0].name, ranks[0].host, r, ranks[r].name, ranks[r].host);
     }
-    const auto [other, first] = rank_of.try_emplace(ranks[r].uuid, r);
+    const auto [other, first] = rank_of.try_emplace({ranks[r].host, ranks[r].bus_id}, r);
     if (first || shared) continue;
     return fmt::format(
-        "ranks {} and {} have the same GPU of {}: start as many ranks on a node as it has GPUs "
-        "(--ntasks-per-node with --gpus-per-node)",
+        "ranks {} and {} have the same GPU of {}, or slices of it: start as many ranks on a node "
+        "as it has GPUs (--ntasks-per-node with --gpus-per-node)",
         other->second, r, ranks[r].host);
   }
   return std::nullopt;
+}
+
+std::vector<std::string> attention_text(std::span<const AttentionAnswers> ranks) {
+  struct Answer {
+    std::size_t rank = 0;
+    std::string refusal;
+    std::string text() const { return refusal.empty() ? "cuDNN" : "own kernel: " + refusal; }
+  };
+  std::map<std::string, Answer> all;
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    for (const auto& [shape, refusal] : ranks[r]) {
+      const auto& first = all.try_emplace(shape, Answer{r, refusal}).first->second;
+      if (first.refusal.empty() == refusal.empty()) continue;
+      throw DeviceError(
+          fmt::format("{}: rank {} uses {}, rank {} {}; nodes need the same cuDNN and driver",
+                      shape, first.rank, first.text(), r, Answer{r, refusal}.text()));
+    }
+  }
+  std::vector<std::string> lines;
+  for (const auto& [shape, answer] : all)
+    lines.push_back(fmt::format("{}: {}", shape, answer.text()));
+  return lines;
 }
 
 bool multiplies_fp8(int major, int minor) { return major > 8 || (major == 8 && minor >= 9); }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -19,7 +20,7 @@ std::vector<int> cores_near(const std::string& bus_id, const std::filesystem::pa
 
 /// A rank's GPU.
 struct GpuOfRank {
-  std::string host, uuid, name;
+  std::string host, bus_id, name;
 
   std::string text() const;
   static GpuOfRank parse(const std::string& text);
@@ -28,6 +29,13 @@ struct GpuOfRank {
 /// Why these ranks cannot work together, by rank; nothing where they can. `shared`: several ranks
 /// may use one GPU, as tests do.
 std::optional<std::string> objection(std::span<const GpuOfRank> ranks, bool shared);
+
+/// What a rank's cuDNN says to the shapes of attention that it is asked for: why it refuses them;
+/// nothing where it takes them.
+using AttentionAnswers = std::map<std::string, std::string>;
+/// Lines for people. Throws DeviceError where two ranks have different answers to one shape: they
+/// would round differently.
+std::vector<std::string> attention_text(std::span<const AttentionAnswers> ranks);
 
 /// Whether a GPU of this compute capability multiplies numbers of 8 bits, and, where it does not,
 /// what to do about a deck that asks for it.

@@ -11,6 +11,7 @@ namespace tessera::comm {
 /// What a group is made for.
 enum class Traffic : std::uint8_t {
   collectives,  // of bulk data
+  replicas,     // likewise, of ranks whose buffers lie at the same places of their memory
   messages,     // Send and Receive between neighbours
   words         // AllReduceWords
 };

@@ -4,7 +4,8 @@ namespace tessera::comm {
 
 std::optional<int> most_blocks(Traffic traffic) {
   switch (traffic) {
-    case Traffic::collectives: break;
+    case Traffic::collectives:
+    case Traffic::replicas: break;
     case Traffic::messages: return 4;
     case Traffic::words: return 1;
   }

@@ -16,16 +16,29 @@ struct CudaQueue {
   cudaStream_t stream = nullptr;
 };
 
-/// Throws MemoryError where the GPU has no memory left, DeviceError for everything else, with the
-/// call's text, or what it was for, and CUDA's own message.
+/// Throws MemoryError: what could not be done for want of memory, what there is, and what to do.
+[[noreturn]] inline void gpu_is_full(std::string_view what,
+                                     std::source_location where = std::source_location::current()) {
+  std::size_t free = 0, total = 0;
+  cudaMemGetInfo(&free, &total);
+  cudaGetLastError();
+  const auto gib = [](std::size_t bytes) { return static_cast<double>(bytes) / 0x1p30; };
+  throw MemoryError(
+      fmt::format("{}: the GPU has {:.2f} GiB free of {:.2f}: end what else runs on it (nvidia-smi "
+                  "lists it), or make the step smaller (check --fit and --options show how)",
+                  what, gib(free), gib(total)),
+      where);
+}
+
+/// Throws as gpu_is_full() where the GPU has no memory left, DeviceError for everything else, with
+/// the call's text, or what it was for, and CUDA's own message.
 inline void check_cuda(cudaError_t code, const char* call,
                        std::source_location where = std::source_location::current()) {
   if (code == cudaSuccess) return;
   cudaGetLastError();  // so that it is not reported again
-  const std::string message =
-      fmt::format("{}: {} ({})", call, cudaGetErrorString(code), cudaGetErrorName(code));
-  if (code == cudaErrorMemoryAllocation) throw MemoryError(message, where);
-  throw DeviceError(message, where);
+  if (code == cudaErrorMemoryAllocation) gpu_is_full(call, where);
+  throw DeviceError(
+      fmt::format("{}: {} ({})", call, cudaGetErrorString(code), cudaGetErrorName(code)), where);
 }
 #define CUDA_TRY(call) ::tessera::check_cuda((call), #call)
 

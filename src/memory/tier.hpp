@@ -31,8 +31,11 @@ class Tier {
   virtual bool of_host() const { return true; }
   /// Returns once all work that was queued before on its device is done.
   virtual void wait() {}
-  /// Bytes in use, by anybody, of memory that is not the host's.
-  virtual std::int64_t apart_in_use() { return 0; }
+  /// Memory that is not the host's: what there is, and what is in use, by anybody.
+  struct Apart {
+    std::int64_t in_use = 0, total = 0;
+  };
+  virtual Apart apart() { return {}; }
   /// Where the host reaches what is at `address`; nullptr: nowhere.
   virtual std::byte* in_place(std::byte* address) = 0;
 

@@ -19,8 +19,8 @@ struct GroupUse {
 /// In the order in which every rank of the job makes them (trap 2).
 inline constexpr std::array kGroupUses = {
     GroupUse{MeshGroup::world, comm::Traffic::words},
-    GroupUse{MeshGroup::data, comm::Traffic::collectives},  // of parameters
-    GroupUse{MeshGroup::data, comm::Traffic::collectives},  // of gradients
+    GroupUse{MeshGroup::data, comm::Traffic::replicas},  // of parameters
+    GroupUse{MeshGroup::data, comm::Traffic::replicas},  // of gradients
     GroupUse{MeshGroup::tensor, comm::Traffic::collectives},
     GroupUse{MeshGroup::pipeline, comm::Traffic::messages},  // forward
     GroupUse{MeshGroup::pipeline, comm::Traffic::messages},  // backward

@@ -62,15 +62,25 @@ std::string human_bytes(std::int64_t bytes) {
   return fmt::format("{:.1f} KiB", b / 0x1p10);
 }
 
-std::string to_text(const Ledger& ledger) {
+std::string to_text(std::span<const Ledger* const> ledgers) {
   std::string text;
-  const auto row = [&](std::string_view name, std::int64_t bytes) {
-    text += fmt::format("  {:<24}{:>14}\n", name, human_bytes(bytes));
+  const auto row = [&](std::string_view name, auto&& bytes) {
+    text += fmt::format("  {:<24}", name);
+    for (const Ledger* ledger : ledgers) text += fmt::format("{:>14}", human_bytes(bytes(*ledger)));
+    text += '\n';
   };
-  for (const auto& [purpose, bytes] : ledger.state) row(enum_word(purpose), bytes);
-  for (const auto& [purpose, bytes] : ledger.peak) row(enum_word(purpose), bytes);
-  row("gaps", ledger.gaps);
-  row("total", ledger.total());
+  const auto rows = [&](bool host) {
+    for (const auto& [purpose, word] : EnumWords<Purpose>::table) {
+      const auto of = [purpose = purpose](const Ledger& l) { return l.of(purpose); };
+      if (of_host(purpose) == host &&
+          std::ranges::any_of(ledgers, [&](const Ledger* l) { return of(*l) > 0; }))
+        row(host ? fmt::format("{}, on the host", word) : std::string(word), of);
+    }
+  };
+  rows(false);
+  row("gaps", [](const Ledger& l) { return l.gaps; });
+  row("total", [](const Ledger& l) { return l.device(); });
+  rows(true);
   return text;
 }
 

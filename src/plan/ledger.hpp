@@ -16,9 +16,9 @@ struct Ledger {
   std::int64_t gaps = 0;  // of the step arena: what lies between buffers at that moment
   ArenaBytes arenas{};
   std::int64_t arena(ArenaId id) const { return arenas[static_cast<std::size_t>(id)]; }
-  std::int64_t total() const { return std::reduce(arenas.begin(), arenas.end()); }
-  /// Of the arenas on the device.
+  /// Of the arenas on the device, which memory.device limits.
   std::int64_t device() const { return arena(ArenaId::state) + arena(ArenaId::step); }
+  std::int64_t host() const { return arena(ArenaId::host); }
   /// Of all arenas.
   std::int64_t of(Purpose purpose) const;
 };
@@ -26,8 +26,9 @@ struct Ledger {
 /// Of a run that uses these plans in turn: arenas are as large as the largest plan wants them.
 Ledger make_ledger(std::span<const Plan* const> plans);
 
-/// Rows "name   bytes" for people.
-std::string to_text(const Ledger& ledger);
+/// Rows "name   bytes  bytes .." for people, a column for each ledger: what is on the device and
+/// its total, then what is on the host.
+std::string to_text(std::span<const Ledger* const> ledgers);
 
 /// "1.50 GiB"
 std::string human_bytes(std::int64_t bytes);

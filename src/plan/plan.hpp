@@ -46,8 +46,11 @@ struct Buffer {
   std::int64_t offset = -1;  // within its arena, set by the buffers pass
 };
 
-/// Persistent buffers lie in the arena "state", but for snapshots, which are the host's: "host".
-/// The others share "step".
+/// Whether such buffers are the host's, also where ranks compute on a GPU.
+constexpr bool of_host(Purpose purpose) { return purpose == Purpose::snapshot; }
+
+/// Persistent buffers lie in the arena "state", but for those of the host: "host". The others share
+/// "step".
 enum class ArenaId : std::uint8_t { state, step, host };
 inline constexpr std::size_t kArenas = 3;
 using ArenaBytes = std::array<std::int64_t, kArenas>;  // by ArenaId
@@ -56,7 +59,7 @@ inline ArenaBytes most_of(ArenaBytes a, const ArenaBytes& b) {
   return a;
 }
 inline ArenaId arena_of(const Buffer& b) {
-  if (b.purpose == Purpose::snapshot) return ArenaId::host;
+  if (of_host(b.purpose)) return ArenaId::host;
   return b.persistent ? ArenaId::state : ArenaId::step;
 }
 

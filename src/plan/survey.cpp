@@ -109,7 +109,7 @@ std::vector<const RankFigures*> dearest(std::span<const RankFigures> figures) {
   std::map<std::int64_t, const RankFigures*> most;
   for (const RankFigures& f : figures) {
     const RankFigures*& best = most.try_emplace(f.place.pipeline, &f).first->second;
-    if (f.ledger.total() > best->ledger.total()) best = &f;
+    if (f.ledger.device() > best->ledger.device()) best = &f;
   }
   std::vector<const RankFigures*> all;
   for (const auto& [stage, best] : most) all.push_back(best);

@@ -43,6 +43,7 @@ Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
   inputs_ = plan_inputs(deck, shapes, mpi.node_of(), *backend_.device);
   inputs_.nccl = backend_.kind == deck::Backend::cuda;
   place_ = inputs_.mesh.place_of(mpi.rank());
+  apart_before_ = tier().apart().in_use;
   groups_ = make_groups(backend_, inputs_, mpi.rank());
   make_plans(shapes);
   allocate(mpi);
@@ -90,6 +91,7 @@ void Engine::allocate(const comm::MpiSession& mpi) {
   const std::int64_t most = control_.max(of_host);  // pipeline stages differ
   control_.together([&] {
     check_budget(loaded_, inputs_.mesh, bytes);
+    check_gpu(loaded_.deck, inputs_.mesh, bytes, tier().apart());
     // All ranks of the node take theirs at once: what one sees free must do for all.
     memory::check_available(most, mpi.job().local);
   });
@@ -110,7 +112,8 @@ void Engine::allocate(const comm::MpiSession& mpi) {
   }
 }
 
-void Engine::tune(const std::filesystem::path& directory, bool timed) {
+void Engine::tune(const std::filesystem::path& directory, bool timed,
+                  const std::function<void(const std::string&)>& say) {
   if (!backend_.tune) return;
   std::vector<kernels::KernelCall> calls;
   for (const auto& [shape, prepared] : prepared_) {
@@ -121,7 +124,8 @@ void Engine::tune(const std::filesystem::path& directory, bool timed) {
   const memory::Arena& step = *arenas_[static_cast<std::size_t>(plan::ArenaId::step)];
   backend_.tune(calls, {.file = directory / "matmul_algorithms.txt",
                         .timed = timed && !inputs_.any_layout,
-                        .memory = View(step.base(), DType::u8, {step.bytes()})});
+                        .memory = View(step.base(), DType::u8, {step.bytes()}),
+                        .say = say});
 }
 
 BatchShare Engine::share(const plan::PlanShape& shape) const {
@@ -142,7 +146,15 @@ StepOutput Engine::run(const PreparedPlan& prepared, const StepInput& input, con
 double Engine::peak_rate() const { return inputs_.compute == DType::f32 ? 0 : backend_.peak_rate; }
 
 std::int64_t Engine::memory_in_use() const {
-  return memory::resident_bytes() + backend_.device_tier->apart_in_use();
+  return memory::resident_bytes() + backend_.device_tier->apart().in_use;
+}
+
+std::int64_t Engine::library_bytes() const {
+  const auto [in_use, total] = backend_.device_tier->apart();
+  if (total == 0) return 0;
+  std::int64_t arenas = 0;
+  for (const auto& arena : arenas_) arenas += arena->tier().of_host() ? 0 : arena->bytes();
+  return in_use - apart_before_ - arenas;
 }
 
 plan::ArenaBytes Engine::arenas() const {

@@ -36,8 +36,10 @@ class Engine {
 
   /// Chooses how matrix products are computed, or takes over what an earlier start of the run in
   /// `directory` has chosen. `timed`: the fastest way, which is written there, unless the promise
-  /// is the same bits on every layout. Overwrites what is in the step's arena. Collective.
-  void tune(const std::filesystem::path& directory, bool timed);
+  /// is the same bits on every layout. `say` tells people what was chosen. Overwrites what is in
+  /// the step's arena. Collective.
+  void tune(const std::filesystem::path& directory, bool timed,
+            const std::function<void(const std::string&)>& say);
 
   const plan::PlanInputs& inputs() const { return inputs_; }
   const MeshPlace& place() const { return place_; }
@@ -66,6 +68,8 @@ class Engine {
   std::vector<plan::ArenaBytes> of_largest_ranks(const plan::ArenaBytes& own) const;
   /// Of all arenas.
   std::int64_t bytes() const;
+  /// Of a GPU, what libraries and graphs have taken of it so far; 0 on a CPU.
+  std::int64_t library_bytes() const;
   /// How much more memory is in use than before the arenas were made, on the host and the device.
   std::int64_t memory_growth() const { return memory_in_use() - in_use_before_; }
 
@@ -84,6 +88,7 @@ class Engine {
   std::map<plan::PlanShape, PreparedPlan> prepared_;
   std::vector<std::unique_ptr<memory::Arena>> arenas_;  // by plan::ArenaId
   std::int64_t in_use_before_ = 0;
+  std::int64_t apart_before_ = 0;  // in use on a GPU before groups were made
   plan::ArenaBytes high_water_{};
   std::optional<ModelState> state_;
   Groups groups_;  // they may know the arenas' memory: they end before it

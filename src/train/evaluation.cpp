@@ -50,10 +50,11 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job) {
   const auto validation = open_validation(loaded, control);
   const plan::PlanShape shape = evaluation_shape(deck.batch, mesh_of(deck, control.size()).data);
   Engine engine(loaded, job, std::span(&shape, 1));
-  engine.tune(deck::run_directory(deck), false);
   const auto say = [&](std::FILE* to, const std::string& line) {
     if (control.rank() == 0) fmt::print(to, "{}\n", line);
   };
+  engine.tune(deck::run_directory(deck), false,
+              [&](const std::string& line) { say(stderr, line); });
   const auto start = load_checkpoint(
       loaded, deck::OnResume::architecture, control, engine.state(),
       [&](const std::filesystem::path& path, std::string_view why) {

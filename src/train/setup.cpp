@@ -199,21 +199,39 @@ std::string remedies(const deck::Deck& deck, const Mesh& mesh, bool state_alone)
   return fmt::format("{} (check --options shows what each stage needs)", fmt::join(all, ", or "));
 }
 
+/// Throws MemoryError where a rank needs more than `most`, which is said by `limit`.
+void check_device(const deck::Deck& deck, const Mesh& mesh, const plan::ArenaBytes& bytes,
+                  std::int64_t most, const std::string& limit) {
+  const std::int64_t state = bytes[static_cast<std::size_t>(plan::ArenaId::state)],
+                     step = bytes[static_cast<std::size_t>(plan::ArenaId::step)];
+  if (state + step <= most) return;
+  const bool state_alone = state > most;
+  throw MemoryError(fmt::format(
+      "a rank needs {}, {} more than {}: {} in arena state (parameters and optimizer){} and {} in "
+      "arena step (activations, gradients, messages); try {}",
+      plan::human_bytes(state + step), plan::human_bytes(state + step - most), limit,
+      plan::human_bytes(state), state_alone ? ", too much by itself," : "", plan::human_bytes(step),
+      remedies(deck, mesh, state_alone)));
+}
+
 }  // namespace
 
 void check_budget(const deck::LoadedDeck& loaded, const Mesh& mesh, const plan::ArenaBytes& bytes) {
-  const std::int64_t state = bytes[static_cast<std::size_t>(plan::ArenaId::state)],
-                     step = bytes[static_cast<std::size_t>(plan::ArenaId::step)];
   const auto* budget = std::get_if<deck::Bytes>(&loaded.deck.memory.device);
-  if (budget == nullptr || state + step <= budget->count) return;
-  const bool state_alone = state > budget->count;
-  throw MemoryError(fmt::format(
-      "{}: a rank needs {}, {} more than memory.device = {}: {} in arena state (parameters and "
-      "optimizer){} and {} in arena step (activations, gradients, messages); try {}",
-      loaded.where("memory.device"), plan::human_bytes(state + step),
-      plan::human_bytes(state + step - budget->count), plan::human_bytes(budget->count),
-      plan::human_bytes(state), state_alone ? ", too much by itself," : "", plan::human_bytes(step),
-      remedies(loaded.deck, mesh, state_alone)));
+  if (budget == nullptr) return;
+  check_device(loaded.deck, mesh, bytes, budget->count,
+               fmt::format("memory.device = {} ({})", plan::human_bytes(budget->count),
+                           loaded.where("memory.device")));
+}
+
+void check_gpu(const deck::Deck& deck, const Mesh& mesh, const plan::ArenaBytes& bytes,
+               const memory::Tier::Apart& gpu) {
+  if (gpu.total == 0) return;
+  const std::int64_t free = gpu.total - gpu.in_use;
+  check_device(
+      deck, mesh, bytes, free,
+      fmt::format("the {} that are free of its GPU's {} (nvidia-smi lists what runs there)",
+                  plan::human_bytes(free), plan::human_bytes(gpu.total)));
 }
 
 std::vector<deck::ArchitectureKey> read_architecture(const std::string& directory) {

@@ -5,6 +5,7 @@
 
 #include "deck/load.hpp"
 #include "io/checkpoint_manifest.hpp"
+#include "memory/tier.hpp"
 #include "optim/timeline.hpp"
 #include "plan/make_plan.hpp"
 
@@ -36,6 +37,9 @@ std::vector<plan::PlanShape> training_shapes(const deck::Deck& deck, std::int64_
 /// Throws MemoryError when a rank of the run that needs so much in its arenas does not fit
 /// memory.device: which arena, by how much, and what to change, in practice's order.
 void check_budget(const deck::LoadedDeck& loaded, const Mesh& mesh, const plan::ArenaBytes& bytes);
+/// Likewise where it does not fit what is free of its GPU, if it has one (total > 0).
+void check_gpu(const deck::Deck& deck, const Mesh& mesh, const plan::ArenaBytes& bytes,
+               const memory::Tier::Apart& gpu);
 
 /// Reads config.json where model.init_from points; the reader that load_deck() wants.
 std::vector<deck::ArchitectureKey> read_architecture(const std::string& directory);

@@ -62,9 +62,10 @@ void Trainer::start() {
                    deck_.batch.sequence);
   saver_.emplace(control_, directory_ / "checkpoints", deck_.checkpoint.keep,
                  deck_.checkpoint.keep_every);
-  engine_->tune(directory_, true);
   report_start();
   report_clocks();
+  engine_->tune(directory_, true,
+                [&](const std::string& line) { report_.say("kernels   " + line); });
   faults_->announce(report_);
   start_or_resume();
   set_run_length();

@@ -78,10 +78,15 @@ void Trainer::report_start() {
       !blocks.empty()) {
     report_.say("          " + blocks);
   }
-  report_.say(fmt::format("memory    {} a rank:", plan::human_bytes(ledger.total())));
-  std::string rows = plan::to_text(ledger);
+  report_.say(fmt::format("memory    {} a rank:", plan::human_bytes(ledger.device())));
+  std::string rows = plan::to_text(std::array{&ledger});
   rows.pop_back();
   report_.say(rows);
+  if (const auto gpu = engine_->tier().apart(); gpu.total > 0) {
+    report_.say(
+        fmt::format("          of the GPU's {}; {} are in use besides (driver, NCCL, others)",
+                    plan::human_bytes(gpu.total), plan::human_bytes(gpu.in_use - ledger.device())));
+  }
   if (const auto apart = plan::tensor_over_nodes(inputs)) report_.say("note      " + *apart);
   if (const auto& steps = deck_.log.profile) {
     report_.say(fmt::format("profile   of steps {} to {} in {}: tessera plan --profile {} draws it",
@@ -108,7 +113,7 @@ void Trainer::report_start() {
                    {"nodes", world.nodes}}},
                  {"zero_stage", inputs.stage},
                  {"parameters", parameters},
-                 {"predicted_bytes", ledger.total()},
+                 {"predicted_bytes", ledger.device() + ledger.host()},
                  {"arena_bytes", stages_json(stages)}});
 }
 
@@ -211,7 +216,8 @@ void Trainer::report_end(std::string_view reason) {
     for (double s : totals_.steps.compute) compute += s;
     return compute;
   }());
-  const std::int64_t grown = control_.max(engine_->memory_growth());
+  const std::int64_t grown = control_.max(engine_->memory_growth()),
+                     libraries = control_.max(engine_->library_bytes());
   const auto high_water = engine_->of_largest_ranks(engine_->high_water());
   if (!report_) return;
   const StepTimes& spent = totals_.steps;
@@ -261,13 +267,18 @@ void Trainer::report_end(std::string_view reason) {
   const std::int64_t predicted = engine_->bytes();
   report_.say(fmt::format("  memory: {} predicted for the arenas, memory in use grew by {}",
                           plan::human_bytes(predicted), plan::human_bytes(grown)));
+  if (engine_->tier().apart().total > 0) {
+    report_.say(fmt::format("  on the GPU, NCCL, cuBLASLt, cuDNN and graphs have taken {} of it",
+                            plan::human_bytes(libraries)));
+  }
   report_.event({{"event", "end"},
                  {"reason", reason},
                  {"step", progress_.step},
                  {"skipped", totals_.skips},
                  {"predicted_bytes", predicted},
                  {"arena_high_water", stages_json(high_water)},
-                 {"resident_growth_bytes", grown}});
+                 {"resident_growth_bytes", grown},
+                 {"library_bytes", libraries}});
 }
 
 }  // namespace tessera::train

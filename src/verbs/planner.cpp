@@ -44,6 +44,7 @@ Planner make_planner(const LayoutOptions& layout) {
     auto planning = backend::make_planning_device(p.loaded.deck.run.backend, threads);
     p.devices.push_back(std::move(planning.device));
     nccl = planning.nccl;
+    p.device_name = planning.name;
   }
   p.shapes =
       train::training_shapes(p.loaded.deck, train::mesh_of(p.loaded.deck, layout.ranks).data);

@@ -21,7 +21,8 @@ struct Planner {
   deck::LoadedDeck loaded;
   std::vector<plan::PlanShape> shapes;
   plan::PlanInputs inputs;  // with the first of the devices
-  /// The CPU device says how much scratch its kernels want; one for each thread that makes plans.
+  std::string device_name;  // what the plans are for
+  /// They say how much scratch kernels want; one for each thread that makes plans.
   std::vector<std::unique_ptr<kernels::Device>> devices;
 
   std::vector<plan::RankFigures> survey(std::span<const MeshPlace> places) const;

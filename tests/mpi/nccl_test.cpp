@@ -186,7 +186,7 @@ TEST_F(NcclGroups, PassMessagesBothWays) {
 TEST_F(NcclGroups, TakeFewBlocksForMessagesAndWords) {
   std::vector<std::unique_ptr<Group>> groups;
   for (const auto traffic :
-       {Traffic::collectives, Traffic::collectives, Traffic::words, Traffic::messages})
+       {Traffic::replicas, Traffic::collectives, Traffic::words, Traffic::messages})
     groups.push_back(make(traffic));
   std::vector<int> most;
   for (const ncclConfig_t& config : nccl_said().configs) {
@@ -209,6 +209,39 @@ TEST_F(NcclGroups, FindThatWhatIsQueuedWillNeverEnd) {
   } catch (const Error& e) {
     EXPECT_EQ(e.exit_code(), ExitCode::comm);
     EXPECT_NE(std::string(e.what()).find("closed by peer 10.0.0.7"), std::string::npos);
+  }
+  nccl_said().state = ncclSuccess;
+}
+
+// Of tensor ranks and of the pipeline's ends a buffer may lie elsewhere on each rank.
+TEST_F(NcclGroups, KnowMemoryWhereRanksHaveTheSame) {
+  const auto before = session_->allocate(100);
+  const auto same = make(Traffic::replicas), other = make(Traffic::collectives);
+  auto more = make(Traffic::replicas);
+  auto& calls = nccl_said().calls;
+  calls.clear();
+  std::byte* const memory = session_->allocate(1000);
+  EXPECT_EQ(calls, (std::vector<std::string>{"allocate", "register", "register"}));
+  more.reset();
+  calls.clear();
+  session_->release(memory);
+  EXPECT_EQ(calls, (std::vector<std::string>{"deregister", "release"}));
+  calls.clear();
+  session_->release(before);
+  EXPECT_EQ(calls, std::vector<std::string>{"release"});
+}
+
+TEST_F(NcclGroups, SayThatTheGpuIsFull) {
+  nccl_said().state = ncclUnhandledCudaError;
+  nccl_said().why = "Cuda failure 2 'out of memory'";
+  try {
+    session_->allocate(std::int64_t{3} << 30);
+    ADD_FAILURE() << "went on";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.exit_code(), ExitCode::memory);
+    EXPECT_NE(std::string(e.what()).find("ncclMemAlloc of 3.00 GiB: the GPU has"),
+              std::string::npos)
+        << e.what();
   }
   nccl_said().state = ncclSuccess;
 }

@@ -140,6 +140,22 @@ class Memory(RunTest):
             self.assertNotIn("advice", output)
         self.check(deck, 6, "--options")  # which has stages that gather nothing
 
+    def test_a_gpu_is_planned_where_there_is_none(self):
+        deck = self.deck("deck", tiny_deck(self.corpus, checkpoint__every=2))
+        for backend, where in ("cpu", "on a CPU:"), ("cuda", "on an NVIDIA GPU:"):
+            output = self.check(deck, 2, "--set", f"run.backend={backend}")
+            self.assertIn(f"memory a rank, {where}", output)
+            self.assertEqual("NCCL" in output, backend == "cuda", output)
+            arenas = self.arenas(output)[0]
+            self.assertGreater(arenas["host"], 0)
+            self.assertIn("snapshots, on the host", output)
+            total = re.search(r"total +([\d.]+) MiB", output)[1]
+            self.assertAlmostEqual(float(total), on_device(arenas) / 2**20, delta=0.005)
+        wide = self.deck("wide", tiny_deck(self.corpus, model__head_dim=264, model__heads=1))
+        self.check(wide, 1, "--set", "run.backend=cpu")
+        output = self.check(wide, 1, "--set", "run.backend=cuda", code=2)
+        self.assertIn("model.head_dim = 264: attention on a GPU takes heads of at most 256", output)
+
     def test_what_does_not_fit(self):
         deck = self.deck("deck", tiny_deck(self.corpus, batch__micro=4))
         total = on_device(self.arenas(self.check(deck, 2))[0])

@@ -1,5 +1,6 @@
 #include "support/nccl_over_mpi.hpp"
 
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 
@@ -70,6 +71,26 @@ ncclResult_t abort(ncclComm_t comm) {
   said("abort");
   delete comm;  // its MPI communicator is lost: freeing it would wait for the others
   return ncclSuccess;
+}
+
+ncclResult_t allocate(void** memory, std::size_t bytes) {
+  const ncclResult_t state = said("allocate");
+  if (state == ncclSuccess) *memory = std::calloc(bytes, 1);
+  return state;
+}
+ncclResult_t release(void* memory) {
+  said("release");
+  std::free(memory);
+  return ncclSuccess;
+}
+ncclResult_t register_memory(ncclComm_t comm, void* memory, std::size_t bytes, void** handle) {
+  *handle = comm;
+  std::memset(memory, 1, bytes);  // it is all there
+  return said("register");
+}
+ncclResult_t deregister(ncclComm_t comm, void* handle) {
+  if (handle != comm) throw InternalError("memory that another communicator knows");
+  return said("deregister");
 }
 
 ncclResult_t group_end() {
@@ -151,6 +172,10 @@ std::shared_ptr<const comm::Nccl> make_nccl_over_mpi() {
   nccl->ncclCommGetAsyncError = state_of;
   nccl->ncclCommDestroy = destroy;
   nccl->ncclCommAbort = abort;
+  nccl->ncclMemAlloc = allocate;
+  nccl->ncclMemFree = release;
+  nccl->ncclCommRegister = register_memory;
+  nccl->ncclCommDeregister = deregister;
   nccl->ncclGroupStart = [] { return ncclSuccess; };
   nccl->ncclGroupEnd = group_end;
   nccl->ncclAllGather = all_gather;

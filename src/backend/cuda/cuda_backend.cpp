@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "backend/gpus.hpp"
@@ -97,10 +98,7 @@ GpuOfRank take_gpu(const Ranks* ranks, deck::Matmul products) {
   std::string id = bus_id.data();
   for (char& c : id) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   bind_near(id);
-  std::string uuid;
-  for (const char byte : properties.uuid.bytes)
-    uuid += fmt::format("{:02x}", static_cast<unsigned char>(byte));
-  return {.host = comm::host_name(), .uuid = uuid, .name = properties.name};
+  return {.host = comm::host_name(), .bus_id = id, .name = properties.name};
 }
 
 GpuOfRank take_gpus_together(const Ranks* ranks, deck::Matmul products) {
@@ -156,6 +154,10 @@ std::string choose(kernels::cuda::Matmul& matmul, memory::Tier& tier,
     apart.emplace("timing of products", tier, needed);
     memory = View(apart->base(), DType::u8, {needed});
   }
+  if (tuning.timed) {
+    tuning.say(fmt::format("{} of {} matrix products are timed now, once for all starts of the run",
+                           missing.size(), all.size()));
+  }
   matmul.choose(missing, tuning.timed ? AlgorithmChoice::timed : AlgorithmChoice::first, memory);
   const std::string text = to_text(matmul.table());
   if (!tuning.timed) return text;
@@ -165,11 +167,8 @@ std::string choose(kernels::cuda::Matmul& matmul, memory::Tier& tier,
   return text;
 }
 
-void tune(CudaLibraries& libraries, kernels::cuda::MatmulMath math, memory::Tier& tier,
-          const Ranks& ranks, std::span<const kernels::KernelCall> calls, const Tuning& tuning) {
-  auto& matmul = libraries.matmul;
-  const comm::Control& control = ranks.control;
-  const auto keys = gemm_keys(calls, math);
+void tune_products(kernels::cuda::Matmul& matmul, std::span<const GemmKey> keys, memory::Tier& tier,
+                   const comm::Control& control, const Tuning& tuning) {
   const auto texts = control.gather(keys_text(matmul.machine(), keys));
   std::string chosen;
   control.together([&] {
@@ -185,23 +184,62 @@ void tune(CudaLibraries& libraries, kernels::cuda::MatmulMath math, memory::Tier
   });
 }
 
+/// cuDNN's answers, which must be the same everywhere.
+void agree_on_attention(kernels::cuda::Sdpa& sdpa, std::span<const kernels::KernelCall> calls,
+                        const comm::Control& control, const Tuning& tuning) {
+  control.together([&] {
+    for (const auto& call : calls) {
+      std::visit(
+          [&](const auto& args) {
+            if constexpr (requires { sdpa.prepare(args); }) sdpa.prepare(args);
+          },
+          call);
+    }
+  });
+  AttentionAnswers own;
+  for (const auto& [shape, refusal] : sdpa.choices()) own[shape] = refusal;
+  const auto texts = control.gather(nlohmann::json(own).dump());
+  control.together([&] {
+    std::vector<AttentionAnswers> ranks;
+    for (const std::string& text : texts)
+      ranks.push_back(nlohmann::json::parse(text).get<AttentionAnswers>());
+    for (const std::string& line : attention_text(ranks)) tuning.say(line);
+  });
+}
+
+/// NCCL's memory where there are groups of it.
+memory::CudaAllocator allocator(const std::shared_ptr<comm::NcclSession>& nccl) {
+  if (!nccl) return memory::cuda_allocator();
+  return {.allocate = [nccl](std::int64_t bytes) { return nccl->allocate(bytes); },
+          .release = [nccl](std::byte* base) { nccl->release(base); }};
+}
+
 }  // namespace
 
 Backend make_cuda_backend(const Settings& settings, const Ranks* ranks) {
   const GpuOfRank gpu = take_gpus_together(ranks, settings.matmul);
   auto queue = std::make_shared<CudaQueue>();
   auto libraries = std::make_shared<CudaLibraries>(*queue);
-  const auto math = settings.matmul == deck::Matmul::tf32 ? kernels::cuda::MatmulMath::tf32
-                                                          : kernels::cuda::MatmulMath::same;
   const auto machine = libraries->matmul.machine();
+  // Older GPUs' gelu within a product is a second kernel of the library's, as llm.c's authors
+  // found.
+  const kernels::cuda::ProductRules rules{.math = settings.matmul == deck::Matmul::tf32
+                                                      ? kernels::cuda::MatmulMath::tf32
+                                                      : kernels::cuda::MatmulMath::same,
+                                          .gelu = machine.major >= 9};
+  // A single rank needs no NCCL.
+  std::shared_ptr<comm::NcclSession> nccl;
+  if (ranks != nullptr && ranks->mpi.size() > 1) {
+    ranks->control.together([&] { nccl = std::make_shared<comm::NcclSession>(comm::open_nccl()); });
+  }
   Backend b{.kind = deck::Backend::cuda,
             .name = "an " + gpu.name,
             .peak_rate = peak_rate(gpu.name),
             .multiplies_fp8 = multiplies_fp8(machine.major, machine.minor),
-            .device_tier = std::make_unique<memory::CudaTier>(*queue),
+            .device_tier = std::make_unique<memory::CudaTier>(*queue, allocator(nccl)),
             .host_tier = std::make_unique<memory::PinnedTier>(),
             .libraries = libraries,
-            .device = kernels::make_cuda_device(*queue, *libraries, math),
+            .device = kernels::make_cuda_device(*queue, *libraries, rules),
             .tune = {},
             .make_streams = {},
             .make_group = {}};
@@ -210,15 +248,11 @@ Backend make_cuda_backend(const Settings& settings, const Ranks* ranks) {
     return std::unique_ptr<memory::Task>();
   };
   if (ranks != nullptr) {
-    b.tune = [libraries, math, tier = b.device_tier.get(), all = *ranks](
+    b.tune = [libraries, rules, tier = b.device_tier.get(), &control = ranks->control](
                  std::span<const kernels::KernelCall> calls, const Tuning& tuning) {
-      tune(*libraries, math, *tier, all, calls, tuning);
+      tune_products(libraries->matmul, gemm_keys(calls, rules), *tier, control, tuning);
+      agree_on_attention(libraries->sdpa, calls, control, tuning);
     };
-  }
-  // A single rank needs no NCCL.
-  std::shared_ptr<comm::NcclSession> nccl;
-  if (ranks != nullptr && ranks->mpi.size() > 1) {
-    ranks->control.together([&] { nccl = std::make_shared<comm::NcclSession>(comm::open_nccl()); });
   }
   b.make_streams = [queue, nccl] {
     return std::make_unique<memory::CudaStreams>(

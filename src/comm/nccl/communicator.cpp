@@ -11,7 +11,7 @@ namespace tessera::comm {
 
 Communicator::Communicator(std::shared_ptr<const Nccl> nccl, const ncclUniqueId& id, int rank,
                            int size, Traffic traffic, double patience)
-    : nccl_(std::move(nccl)) {
+    : nccl_(std::move(nccl)), traffic_(traffic) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;  // so that we can stop waiting
   if (const auto most = most_blocks(traffic)) config.maxCTAs = *most;
@@ -51,5 +51,14 @@ void Communicator::look() const {
   nccl_->check(nccl_->ncclCommGetAsyncError(comm_, &state), "ncclCommGetAsyncError", comm_);
   nccl_->check(state, "a collective under way", comm_);
 }
+
+void* Communicator::register_memory(std::byte* base, std::int64_t bytes) {
+  void* handle = nullptr;
+  nccl_->check(nccl_->ncclCommRegister(comm_, base, static_cast<std::size_t>(bytes), &handle),
+               "ncclCommRegister", comm_);
+  return handle;
+}
+
+void Communicator::deregister(void* handle) { nccl_->ncclCommDeregister(comm_, handle); }
 
 }  // namespace tessera::comm

@@ -26,8 +26,17 @@ class Communicator {
   /// Throws CommError where what is queued will never end.
   void look() const;
 
+  /// Makes memory known to NCCL, which then reads and writes it without buffers of its own; on all
+  /// ranks of the communicator. The handle is for deregister(), where the memory ends first.
+  void* register_memory(std::byte* base, std::int64_t bytes);
+  void deregister(void* handle);
+  /// Whether it may know memory: what NVLink's switches add up must lie at the same place of every
+  /// rank's.
+  bool takes_memory() const { return traffic_ == Traffic::replicas; }
+
  private:
   std::shared_ptr<const Nccl> nccl_;
+  Traffic traffic_;
   ncclComm_t comm_ = nullptr;
 };
 

@@ -2,6 +2,8 @@
 // made.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -21,6 +23,11 @@ class NcclSession {
   NcclSession& operator=(const NcclSession&) = delete;
 
   const std::shared_ptr<const Nccl>& nccl() const { return nccl_; }
+  /// Device memory, zeroed by nobody, that the communicators which may know memory are told of;
+  /// give it back with release(). Throws MemoryError.
+  std::byte* allocate(std::int64_t bytes);
+  void release(std::byte* base);
+
   /// A communicator of a group's rank, from here on one of the session's until it ends.
   void add(const std::shared_ptr<Communicator>& communicator);
 
@@ -30,7 +37,12 @@ class NcclSession {
 
  private:
   std::shared_ptr<const Nccl> nccl_;
+  struct Known {
+    std::weak_ptr<Communicator> to;
+    void* handle = nullptr;
+  };
   std::vector<std::weak_ptr<Communicator>> all_;
+  std::map<std::byte*, std::vector<Known>> memory_;
 };
 
 }  // namespace tessera::comm

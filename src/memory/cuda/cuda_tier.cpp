@@ -1,13 +1,21 @@
 #include "memory/cuda/cuda_tier.hpp"
 
 namespace tessera::memory {
-namespace {
 
-double gib(std::size_t bytes) { return static_cast<double>(bytes) / 0x1p30; }
+CudaAllocator cuda_allocator() {
+  return {.allocate =
+              [](std::int64_t bytes) {
+                void* p = nullptr;
+                const auto what =
+                    fmt::format("cudaMalloc of {:.2f} GiB", static_cast<double>(bytes) / 0x1p30);
+                check_cuda(cudaMalloc(&p, static_cast<std::size_t>(bytes)), what.c_str());
+                return static_cast<std::byte*>(p);
+              },
+          .release = [](std::byte* base) { cudaFree(base); }};
+}
 
-}  // namespace
-
-CudaTier::CudaTier(const CudaQueue& queue) : queue_(queue) {
+CudaTier::CudaTier(const CudaQueue& queue, CudaAllocator allocator)
+    : queue_(queue), allocator_(std::move(allocator)) {
   CUDA_TRY(cudaGetDevice(&gpu_));
   cudaStream_t stream = nullptr;
   CUDA_TRY(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -15,36 +23,25 @@ CudaTier::CudaTier(const CudaQueue& queue) : queue_(queue) {
 }
 
 std::byte* CudaTier::allocate(std::int64_t bytes) {
-  void* p = nullptr;
-  const auto n = static_cast<std::size_t>(bytes);
-  if (const cudaError_t code = cudaMalloc(&p, n); code == cudaErrorMemoryAllocation) {
-    cudaGetLastError();  // told of below
-    std::size_t free = 0, total = 0;
-    CUDA_TRY(cudaMemGetInfo(&free, &total));
-    throw MemoryError(fmt::format(
-        "the GPU has {:.2f} GiB free of {:.2f}, {:.2f} are needed: end what else runs on it "
-        "(nvidia-smi lists it), or make the step smaller (check --options shows how)",
-        gib(free), gib(total), gib(n)));
-  } else {
-    check_cuda(code, "cudaMalloc");
-  }
+  std::byte* p = allocator_.allocate(bytes);
   try {
-    CUDA_TRY(cudaMemsetAsync(p, 0, n, own_.get()));
+    CUDA_TRY(cudaMemsetAsync(p, 0, static_cast<std::size_t>(bytes), own_.get()));
     CUDA_TRY(cudaStreamSynchronize(own_.get()));
   } catch (...) {
-    cudaFree(p);
+    allocator_.release(p);
     throw;
   }
-  return static_cast<std::byte*>(p);
+  return p;
 }
 
-std::int64_t CudaTier::apart_in_use() {
+Tier::Apart CudaTier::apart() {
   std::size_t free = 0, total = 0;
   CUDA_TRY(cudaMemGetInfo(&free, &total));
-  return static_cast<std::int64_t>(total - free);
+  return {.in_use = static_cast<std::int64_t>(total - free),
+          .total = static_cast<std::int64_t>(total)};
 }
 
-void CudaTier::release(std::byte* base, std::int64_t) { cudaFree(base); }
+void CudaTier::release(std::byte* base, std::int64_t) { allocator_.release(base); }
 
 void CudaTier::wait() {
   CUDA_TRY(cudaSetDevice(gpu_));  // each thread has a current one

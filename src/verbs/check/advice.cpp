@@ -96,11 +96,11 @@ Advice large_staging(const Checked& c) {
   const plan::Ledger& ledger = c.dearest().ledger;
   const std::int64_t staging = ledger.of(plan::Purpose::staging);
   constexpr std::int64_t kMuch = std::int64_t{1} << 30;
-  if (staging < std::max(kMuch, ledger.total() / 10)) return std::nullopt;
+  if (staging < std::max(kMuch, ledger.device() / 10)) return std::nullopt;
   return fmt::format(
       "communication staging takes {} of {}: it grows with the {} data ranks, of which tensor or "
       "pipeline ranks would leave fewer",
-      plan::human_bytes(staging), plan::human_bytes(ledger.total()), c.mesh().data);
+      plan::human_bytes(staging), plan::human_bytes(ledger.device()), c.mesh().data);
 }
 
 constexpr std::array kRules = {tensor_over_nodes,
@@ -120,7 +120,7 @@ struct Variant {
   std::vector<std::string> sets;
 };
 
-std::int64_t total(const Checked& c) { return c.dearest().ledger.total(); }
+std::int64_t total(const Checked& c) { return c.dearest().ledger.device(); }
 std::int64_t sent(const Checked& c) { return c.sent().intra + c.sent().inter; }
 
 Variant set_to(const std::string& key, const std::string& value) {

@@ -11,7 +11,7 @@ namespace tessera::verbs {
 
 const plan::RankFigures& Checked::dearest() const {
   return *std::ranges::max_element(figures, {},
-                                   [](const plan::RankFigures& f) { return f.ledger.total(); });
+                                   [](const plan::RankFigures& f) { return f.ledger.device(); });
 }
 
 comm::WireBytes Checked::sent() const {

@@ -45,7 +45,7 @@ std::vector<const RankFigures*> columns_of(const Checked& checked) {
   if (all.size() <= kColumns) return all;
   std::vector<const RankFigures*> shown{all.front()};
   const auto dearest = std::max_element(all.begin(), all.end(), [](const auto* a, const auto* b) {
-    return a->ledger.total() < b->ledger.total();
+    return a->ledger.device() < b->ledger.device();
   });
   if (*dearest != all.front() && *dearest != all.back()) shown.push_back(*dearest);
   shown.push_back(all.back());
@@ -71,27 +71,26 @@ std::string traffic_text(const Checked& checked) {
 
 std::string memory_text(const Checked& checked) {
   const auto columns = columns_of(checked);
-  std::string text = "memory a rank, on its device (the rank of each stage that holds most):\n";
+  std::string text = fmt::format("memory a rank, on {}:\n", checked.planner.device_name);
   const auto row = [&](std::string_view name, auto&& cell) {
     text += fmt::format("  {:<24}", name);
     for (const RankFigures* f : columns) text += fmt::format("{:>14}", cell(*f));
     text += '\n';
   };
-  const auto bytes_row = [&](std::string_view name, auto&& bytes) {
-    row(name, [&](const RankFigures& f) { return plan::human_bytes(bytes(f.ledger)); });
-  };
   row("stage", [](const RankFigures& f) { return f.place.pipeline; });
-  row("rank", [&](const RankFigures& f) { return checked.mesh().rank_of(f.place); });
-  for (const auto& [purpose, word] : EnumWords<plan::Purpose>::table) {
-    const auto of = [purpose = purpose](const plan::Ledger& l) { return l.of(purpose); };
-    if (std::ranges::any_of(columns, [&](const RankFigures* f) { return of(f->ledger) > 0; }))
-      bytes_row(word, of);
-  }
-  bytes_row("gaps", [](const plan::Ledger& l) { return l.gaps; });
-  bytes_row("total", [](const plan::Ledger& l) { return l.total(); });
+  row("rank that holds most",
+      [&](const RankFigures& f) { return checked.mesh().rank_of(f.place); });
+  std::vector<const plan::Ledger*> ledgers;
+  for (const RankFigures* f : columns) ledgers.push_back(&f->ledger);
+  text += plan::to_text(ledgers);
   for (const auto& [id, word] : EnumWords<plan::ArenaId>::table) {
     row(fmt::format("arena {}, bytes", word),
         [id = id](const RankFigures& f) { return f.ledger.arena(id); });
+  }
+  if (checked.planner.inputs.nccl) {
+    text +=
+        "  and what the driver, NCCL, cuDNN and CUDA graphs take of the GPU, which a run "
+        "measures\n";
   }
   return text;
 }

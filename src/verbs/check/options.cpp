@@ -35,7 +35,7 @@ std::int64_t largest_unit(const plan::PlanInputs& in, const MeshPlace& place) {
 std::int64_t device_bytes(const plan::PlanInputs& in, const plan::RankFigures& f,
                           const StateChoice& choice) {
   using plan::Purpose;
-  std::int64_t bytes = f.ledger.total();
+  std::int64_t bytes = f.ledger.device();
   if (choice.optimizer != StateTier::device) {
     bytes -= f.ledger.of(Purpose::optimizer) + f.ledger.of(Purpose::master);
   }

@@ -47,8 +47,8 @@ TEST(Gpus, HaveCoresNearby) {
 
 TEST(Gpus, MustBeAlikeAndApart) {
   const GpuOfRank a{"n1", "aa", "NVIDIA H200"}, b{"n1", "bb", "NVIDIA H200"},
-      c{"n2", "cc", "NVIDIA A100-SXM4-80GB"};
-  EXPECT_FALSE(objection(std::array{a, b}, false));
+      c{"n2", "cc", "NVIDIA A100-SXM4-80GB"}, d{"n2", "aa", "NVIDIA H200"};
+  EXPECT_FALSE(objection(std::array{a, b, d}, false));
   const auto mixed = objection(std::array{a, b, c}, false);
   ASSERT_TRUE(mixed);
   EXPECT_NE(mixed->find("rank 2 a NVIDIA A100-SXM4-80GB on n2"), mixed->npos) << *mixed;
@@ -57,8 +57,25 @@ TEST(Gpus, MustBeAlikeAndApart) {
   EXPECT_NE(twice->find("ranks 0 and 2"), twice->npos) << *twice;
   EXPECT_FALSE(objection(std::array{a, b, a}, true));
   EXPECT_EQ(GpuOfRank::parse(c.text()).name, c.name);
-  EXPECT_EQ(GpuOfRank::parse(c.text()).uuid, c.uuid);
+  EXPECT_EQ(GpuOfRank::parse(c.text()).bus_id, c.bus_id);
   EXPECT_EQ(GpuOfRank::parse(c.text()).host, c.host);
+}
+
+TEST(Gpus, MustHaveOneAnswerToAttention) {
+  const AttentionAnswers takes{{"a", ""}, {"b", "too wide"}}, more{{"a", ""}, {"c", ""}},
+      refuses{{"b", "too wide, says another"}, {"c", "too new"}};
+  EXPECT_EQ(attention_text(std::array{takes, more}),
+            (std::vector<std::string>{"a: cuDNN", "b: own kernel: too wide", "c: cuDNN"}));
+  EXPECT_EQ(attention_text(std::array{takes, refuses}).size(), 3U);
+  try {
+    attention_text(std::array{takes, more, refuses});
+    FAIL() << "ranks that compute differently";
+  } catch (const DeviceError& e) {
+    EXPECT_NE(std::string_view(e.what()).find(
+                  "c: rank 1 uses cuDNN, rank 2 own kernel: too new; nodes need the same cuDNN"),
+              std::string_view::npos)
+        << e.what();
+  }
 }
 
 TEST(Gpus, MultiplyFp8FromAda) {

@@ -39,7 +39,7 @@ struct Gpu {
   CudaQueue queue;
   kernels::CudaLibraries libraries{queue};
   std::unique_ptr<kernels::Device> device =
-      make_cuda_device(queue, libraries, kernels::cuda::MatmulMath::same);
+      make_cuda_device(queue, libraries, kernels::cuda::ProductRules{});
 
   std::unique_ptr<PlanRun> run(const plan::PlanInputs& inputs, const plan::PlanShape& shape) {
     return std::make_unique<PlanRun>(

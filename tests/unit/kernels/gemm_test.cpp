@@ -9,6 +9,8 @@ namespace {
 
 using test::Tensor;
 
+constexpr ProductRules kTf32{.math = MatmulMath::tf32};
+
 // What the products mean is tested by running them (linear_test); here: what tells them apart.
 
 TEST(Gemm, AForwardProductIsDescribedColumnByColumn) {
@@ -29,8 +31,8 @@ TEST(Gemm, AForwardProductIsDescribedColumnByColumn) {
                      .align_b = 16,
                      .align_d = 16,
                      .bias = true};
-  const Gemm got = gemm_of(
-      Linear{.x = x.view(), .weight = w.view(), .bias = b.view(), .y = y.view()}, MatmulMath::tf32);
+  const Gemm got =
+      gemm_of(Linear{.x = x.view(), .weight = w.view(), .bias = b.view(), .y = y.view()}, kTf32);
   EXPECT_EQ(got.key, want) << "TF32 is for f32 operands only";
   EXPECT_EQ(got.a, w.view().data);
   EXPECT_EQ(got.b, x.view().data);
@@ -44,7 +46,7 @@ TEST(Gemm, AddressesCountByTheirAlignmentOnly) {
     return gemm_of(
                LinearBackwardInput{
                    .d_y = some, .weight = w.view().row_range(0, 16), .d_x = y.view()},
-               MatmulMath::same)
+               ProductRules{})
         .key;
   };
   EXPECT_EQ(key(0), key(8));
@@ -70,10 +72,11 @@ TEST(Gemm, GeluIsAppliedWhereRowsAndTypeAllowIt) {
                                        .weight = w.view().matrix().reshaped({16, 40}),
                                        .d_x = y.view(),
                                        .preactivation = before.view()};
-    const Gemm up = gemm_of(forward, MatmulMath::same), down = gemm_of(backward, MatmulMath::same);
-    EXPECT_EQ(applies_activation(forward), applied);
-    EXPECT_EQ(applies_activation(backward), applied);
+    const Gemm up = gemm_of(forward, ProductRules{}), down = gemm_of(backward, ProductRules{});
     EXPECT_EQ(down.d, y.view().data);
+    const ProductRules apart{.gelu = false};
+    EXPECT_EQ(gemm_of(forward, apart).d, before.view().data);
+    EXPECT_EQ(gemm_of(backward, apart).key, gemm_of(product_of(backward), ProductRules{}).key);
     if (applied) {
       EXPECT_EQ(up.key.epilogue, Epilogue::gelu);
       EXPECT_EQ(down.key.epilogue, Epilogue::gelu_slope);
@@ -83,7 +86,7 @@ TEST(Gemm, GeluIsAppliedWhereRowsAndTypeAllowIt) {
       EXPECT_EQ(up.d, y.view().data);
     } else {
       EXPECT_EQ(up.key.epilogue, Epilogue::none);
-      EXPECT_EQ(down.key, gemm_of(product_of(backward), MatmulMath::same).key);
+      EXPECT_EQ(down.key, gemm_of(product_of(backward), ProductRules{}).key);
       EXPECT_EQ(up.aux, nullptr);
       EXPECT_EQ(up.d, before.view().data);
     }
@@ -114,7 +117,7 @@ TEST(Gemm, OfFp8OperandsAreOfCodesInScratch) {
                        .y = y.view(),
                        .operands = Operands::fp8,
                        .scratch = bytes};
-  const Gemm product = gemm_of(forward, MatmulMath::tf32);
+  const Gemm product = gemm_of(forward, kTf32);
   EXPECT_EQ(product.key, want);
   EXPECT_EQ(product.a, at(0));
   EXPECT_EQ(product.b, at(Fp8Scratch(w.view()).bytes));
@@ -128,7 +131,7 @@ TEST(Gemm, OfFp8OperandsAreOfCodesInScratch) {
                                      .d_x = x.view(),
                                      .operands = Operands::fp8,
                                      .scratch = bytes};
-  EXPECT_EQ(gemm_of(backward, MatmulMath::same).key, want);
+  EXPECT_EQ(gemm_of(backward, ProductRules{}).key, want);
   EXPECT_EQ(fp8_operands(backward)[0].turn, Turn::transpose);
   EXPECT_EQ(fp8_operands(backward)[1].turn, Turn::none);
 
@@ -140,7 +143,7 @@ TEST(Gemm, OfFp8OperandsAreOfCodesInScratch) {
                                       .write = Write::add,
                                       .operands = Operands::fp8,
                                       .scratch = bytes};
-  EXPECT_EQ(gemm_of(gradient, MatmulMath::same).key, want);
+  EXPECT_EQ(gemm_of(gradient, ProductRules{}).key, want);
   for (const Fp8Operand& operand : fp8_operands(gradient)) EXPECT_EQ(operand.turn, Turn::transpose);
 }
 
@@ -157,10 +160,8 @@ TEST(Gemm, OfFp8OperandsHaveBiasOf16BitsAndNoGelu) {
         .preactivation = x.view(),
         .operands = Operands::fp8,
         .scratch = View(scratch.view().data, DType::u8, {scratch.view().span_bytes()})};
-    EXPECT_EQ(applies_bias(call), type == DType::bf16);
-    EXPECT_EQ(gemm_of(call, MatmulMath::same).key.bias, type == DType::bf16);
-    EXPECT_FALSE(applies_activation(call));
-    EXPECT_EQ(gemm_of(call, MatmulMath::same).key.epilogue, Epilogue::none);
+    EXPECT_EQ(gemm_of(call, ProductRules{}).key.bias, type == DType::bf16);
+    EXPECT_EQ(gemm_of(call, ProductRules{}).key.epilogue, Epilogue::none);
   }
 }
 
@@ -171,13 +172,13 @@ TEST(Gemm, KeysOfCallsAreDistinctAndOfProductsOnly) {
   std::vector<KernelCall> calls = {forward, forward, gradient, Fill{.out = x.view()}};
   gradient.write = Write::add;
   calls.emplace_back(gradient);
-  EXPECT_EQ(gemm_keys(calls, MatmulMath::same).size(), 3U);
-  EXPECT_NE(gemm_keys(calls, MatmulMath::tf32), gemm_keys(calls, MatmulMath::same));
+  EXPECT_EQ(gemm_keys(calls, ProductRules{}).size(), 3U);
+  EXPECT_NE(gemm_keys(calls, kTf32), gemm_keys(calls, ProductRules{}));
 }
 
 TEST(Gemm, ArgumentsThatBreakTheContractAreRefused) {
   const Tensor x(DType::bf16, {4, 8}), w(DType::bf16, {8, 8}), y(DType::f16, {4, 8});
-  EXPECT_THROW(gemm_of(Linear{.x = x.view(), .weight = w.view(), .y = y.view()}, MatmulMath::same),
+  EXPECT_THROW(gemm_of(Linear{.x = x.view(), .weight = w.view(), .y = y.view()}, ProductRules{}),
                InternalError);
 }
 
