@@ -48,12 +48,18 @@ void add_epilogue(Gemm& product, Epilogue epilogue, const View& preactivation) {
   product.aux = aux.data;
 }
 
-constexpr std::int64_t kAuxRows = 8;  // ld_aux is a multiple of it (CUBLASLT_..._EPILOGUE_AUX_LD)
+/// Whether all rows begin on kOperandAlignment.
+bool rows_aligned(const View& v) {
+  return alignment_of(v.data) == kOperandAlignment &&
+         v.matrix().ld * size_of(v.type) % kOperandAlignment == 0;
+}
 
+/// `matrices`: the product's own.
 template <typename Call>
-bool activates(const Call& call) {
+bool activates(const Call& call, std::initializer_list<View> matrices) {
   return call.operands == Operands::stored && call.preactivation &&
-         call.preactivation.type != DType::f32 && call.preactivation.matrix().ld % kAuxRows == 0;
+         call.preactivation.type != DType::f32 && rows_aligned(call.preactivation) &&
+         std::ranges::all_of(matrices, rows_aligned);
 }
 
 /// Places operands in the call's scratch.
@@ -98,8 +104,12 @@ std::array<Fp8Operand, 2> fp8_operands(const LinearBackwardWeight& call) {
                         {.x = call.d_y, .format = DType::e5m2, .turn = Turn::transpose}}});
 }
 
-bool applies_activation(const Linear& call) { return activates(call); }
-bool applies_activation(const LinearBackwardInput& call) { return activates(call); }
+bool applies_activation(const Linear& call) {
+  return activates(call, {call.x, call.weight, call.y});
+}
+bool applies_activation(const LinearBackwardInput& call) {
+  return activates(call, {call.d_y, call.weight, call.d_x});
+}
 bool applies_bias(const Linear& call) {
   return call.bias && (call.operands == Operands::stored || call.y.type != DType::f32);
 }

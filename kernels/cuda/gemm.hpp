@@ -66,9 +66,9 @@ std::array<Fp8Operand, 2> fp8_operands(const LinearBackwardInput& call);
 std::array<Fp8Operand, 2> fp8_operands(const LinearBackwardWeight& call);
 
 /// Whether the product applies its gelu itself: of 16-bit types, for cuBLASLt does not say how
-/// exact its gelu is, of operands as stored, and where rows of the preactivation are multiples of 8
-/// elements apart, which it asks for. Elsewhere the product is written, and gelu an operation of
-/// its own.
+/// exact its gelu is, of operands as stored, and where every row of them, of the result and of the
+/// preactivation begins on kOperandAlignment, which it asks for. Elsewhere the product is written,
+/// and gelu an operation of its own.
 bool applies_activation(const Linear& call);
 bool applies_activation(const LinearBackwardInput& call);
 /// Whether it adds its bias: cuBLASLt adds none in f32 to products of fp8 operands.
