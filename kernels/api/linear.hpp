@@ -14,9 +14,10 @@ namespace tessera::kernels {
 /// by a scale that puts its largest magnitude at the largest number of its format, and rounded; the
 /// f32 sum is multiplied by both scales' inverses before anything else happens to it. An operand
 /// that holds an infinity or not-a-number makes all of the product not-a-number. Rows, N and K must
-/// be multiples of kFp8Granule, and operands f32 or bf16.
+/// be multiples of kFp8Granule, and operands f32 or bf16; every row of what the product is written
+/// to begins on kFp8Alignment bytes.
 enum class Operands : std::uint8_t { stored, fp8 };
-inline constexpr std::int64_t kFp8Granule = 16;
+inline constexpr std::int64_t kFp8Granule = 16, kFp8Alignment = 16;
 
 /// y = x W^T + b, or its gelu. Where a back end applies gelu as it writes the product, it is that
 /// of the f32 sum; elsewhere that of the preactivation as written.

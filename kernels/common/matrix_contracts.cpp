@@ -19,13 +19,18 @@ void check_linear(const View& x, const View& weight, const View& y) {
                 weight.cols(), y.rows(), y.cols());
 }
 
-/// Extents and the type of a product with fp8 operands.
-void check_operands(Operands operands, const View& x, const View& y) {
+/// Extents, the type and the result of a product with fp8 operands.
+void check_operands(Operands operands, const View& x, const View& y, const View& result) {
   if (operands == Operands::stored) return;
   TESSERA_CHECK(x.rows() % kFp8Granule == 0 && x.cols() % kFp8Granule == 0 &&
                     y.cols() % kFp8Granule == 0 && x.type != DType::f16,
                 "an fp8 product of ({}, {}) to ({}, {}) in {}", x.rows(), x.cols(), y.rows(),
                 y.cols(), to_string(x.type));
+  const auto address = reinterpret_cast<std::uintptr_t>(result.data);
+  const std::int64_t distance = result.matrix().ld * size_of(result.type);
+  TESSERA_CHECK(address % kFp8Alignment == 0 && distance % kFp8Alignment == 0,
+                "an fp8 product into rows {} bytes apart, {} bytes behind a boundary of {}",
+                distance, address % kFp8Alignment, kFp8Alignment);
 }
 
 /// What gelu is of, beside its result or its gradient.
@@ -61,7 +66,7 @@ void check(const Linear& a) {
   check_result(a.y, a.x.type);
   if (a.bias) check_flat({a.bias}, a.x.type, a.weight.rows());
   check_preactivation(a.preactivation, a.y, a.x.type);
-  check_operands(a.operands, a.x, a.y);
+  check_operands(a.operands, a.x, a.y, product_of(a).y);
 }
 
 void check(const LinearBackwardInput& a) {
@@ -69,14 +74,14 @@ void check(const LinearBackwardInput& a) {
   check_same_type({a.d_y, a.weight});
   check_result(a.d_x, a.d_y.type);
   check_preactivation(a.preactivation, a.d_x, a.d_y.type);
-  check_operands(a.operands, a.d_y, a.d_x);
+  check_operands(a.operands, a.d_y, a.d_x, a.d_x);
 }
 
 void check(const LinearBackwardWeight& a) {
   check_linear(a.x, a.d_weight, a.d_y);
   check_same_type({a.d_y, a.x});
   check_result(a.d_weight, a.x.type);
-  check_operands(a.operands, a.x, a.d_y);
+  check_operands(a.operands, a.x, a.d_y, a.d_weight);
   if (!a.d_bias) return;
   check_floats({a.d_bias});
   check_flat({a.d_bias}, a.d_bias.type, a.d_y.cols());

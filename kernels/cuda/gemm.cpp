@@ -49,12 +49,18 @@ void add_epilogue(Gemm& product, Epilogue epilogue, const View& preactivation) {
   product.aux = aux.data;
 }
 
-constexpr std::int64_t kAuxRows = 8;  // ld_aux is a multiple of it (CUBLASLT_..._EPILOGUE_AUX_LD)
+/// Whether all rows begin on kOperandAlignment.
+bool rows_aligned(const View& v) {
+  return alignment_of(v.data) == kOperandAlignment &&
+         v.matrix().ld * size_of(v.type) % kOperandAlignment == 0;
+}
 
+/// `matrices`: the product's own.
 template <typename Call>
-bool activates(const Call& call, const ProductRules& rules) {
+bool activates(const Call& call, const ProductRules& rules, std::initializer_list<View> matrices) {
   return rules.gelu && call.operands == Operands::stored && call.preactivation &&
-         call.preactivation.type != DType::f32 && call.preactivation.matrix().ld % kAuxRows == 0;
+         call.preactivation.type != DType::f32 && rows_aligned(call.preactivation) &&
+         std::ranges::all_of(matrices, rows_aligned);
 }
 
 /// Places operands in the call's scratch.
@@ -101,7 +107,7 @@ std::array<Fp8Operand, 2> fp8_operands(const LinearBackwardWeight& call) {
 
 Gemm gemm_of(const Linear& call, const ProductRules& rules) {
   check(call);
-  const bool activated = activates(call, rules);
+  const bool activated = activates(call, rules, {call.x, call.weight, call.y});
   const View result = activated ? call.y : product_of(call).y;
   Gemm product = gemm(call, call.weight, Turn::transpose, call.x, Turn::none, result, rules);
   product.key.bias = call.bias && (call.operands == Operands::stored || call.y.type != DType::f32);
@@ -112,7 +118,8 @@ Gemm gemm_of(const Linear& call, const ProductRules& rules) {
 Gemm gemm_of(const LinearBackwardInput& call, const ProductRules& rules) {
   check(call);
   Gemm product = gemm(call, call.weight, Turn::none, call.d_y, Turn::none, call.d_x, rules);
-  if (activates(call, rules)) add_epilogue(product, Epilogue::gelu_slope, call.preactivation);
+  if (activates(call, rules, {call.d_y, call.weight, call.d_x}))
+    add_epilogue(product, Epilogue::gelu_slope, call.preactivation);
   return product;
 }
 

@@ -73,9 +73,9 @@ std::array<Fp8Operand, 2> fp8_operands(const LinearBackwardWeight& call);
 
 /// The product of an operation, which
 ///   applies gelu where the rules say so, of 16-bit types, for cuBLASLt does not say how exact its
-///     gelu is, of operands as stored, and where rows of the preactivation are multiples of 8
-///     elements apart, which it asks for; elsewhere it has no epilogue, and gelu is an operation of
-///     its own
+///     gelu is, of operands as stored, and where every row of them, of the result and of the
+///     preactivation begins on kOperandAlignment, which it asks for; elsewhere it has no epilogue,
+///     and gelu is an operation of its own
 ///   adds a bias unless it is of fp8 operands to f32, which cuBLASLt does not do
 ///   leaves out LinearBackwardWeight's bias gradient.
 /// Throws InternalError for arguments that break the operation's contract.

@@ -99,6 +99,21 @@ void check_fp8(const Gemm& product) {
   TESSERA_CHECK(product.scale_a != nullptr && product.scale_b != nullptr, "no scales");
 }
 
+/// What cuBLASLt asks of products with gelu, by its documentation.
+void check_gelu(const Gemm& product) {
+  const GemmKey& key = product.key;
+  const auto rows_aligned = [](std::int64_t first, std::int64_t ld, DType type) {
+    return first == 16 && ld * size_of(type) % 16 == 0;
+  };
+  TESSERA_CHECK(rows_aligned(key.align_a, key.lda, key.type_a) &&
+                    rows_aligned(key.align_b, key.ldb, key.type_b) &&
+                    rows_aligned(key.align_d, key.ldd, key.result) &&
+                    rows_aligned(key.align_aux, key.ld_aux, key.result) &&
+                    aligned(product.aux, key.align_aux) && key.ld_aux >= key.m,
+                "gelu of rows {}, {}, {} and {} apart on {}, {}, {} and {} bytes", key.lda, key.ldb,
+                key.ldd, key.ld_aux, key.align_a, key.align_b, key.align_d, key.align_aux);
+}
+
 }  // namespace
 
 struct Matmul::Library {
@@ -116,10 +131,9 @@ void Matmul::run(const Gemm& product, const std::byte* bias, const View& workspa
                     aligned(product.d, key.align_d) && aligned(bias, kOperandAlignment) &&
                     key.bias == (bias != nullptr),
                 "operands on {}, {} and {} bytes", key.align_a, key.align_b, key.align_d);
-  TESSERA_CHECK((key.epilogue == Epilogue::none) == (product.aux == nullptr) &&
-                    (product.aux == nullptr || (aligned(product.aux, key.align_aux) &&
-                                                key.ld_aux % 8 == 0 && key.ld_aux >= key.m)),
-                "rows {} apart on {} bytes beside the result", key.ld_aux, key.align_aux);
+  TESSERA_CHECK((key.epilogue == Epilogue::none) == (product.aux == nullptr),
+                "a matrix beside the result");
+  if (product.aux != nullptr) check_gelu(product);
   if (size_of(key.type_a) == 1) check_fp8(product);
   const auto code = emulator::queue_work(library_->queue.stream, [product, bias] {
     with_operands(product.key, [&]<typename A, typename B>() {

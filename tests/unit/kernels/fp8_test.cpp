@@ -483,5 +483,40 @@ TEST(Fp8Products, RefuseWhatCublasWould) {
   EXPECT_THROW(multiply(DType::f16, 16, 16, 16), InternalError);
 }
 
+// cuBLASLt writes such products 16 bytes at a time.
+TEST(Fp8Products, RefuseResultsOffTheirAlignment) {
+  const auto device = make_cpu_device({.threads = 1});
+  const std::int64_t n = 16;
+  for (const DType type : {DType::f32, DType::bf16}) {
+    SCOPED_TRACE(to_string(type));
+    const Tensor x(type, {n, n}), w(type, {n, n}), free(type, {n, n + 1}, 1);
+    const std::int64_t lane = kFp8Alignment / size_of(type);
+    const auto each = [&](const View& result, auto&& expect) {
+      expect(Linear{.x = x.view(), .weight = w.view(), .y = result, .operands = Operands::fp8});
+      expect(Linear{.x = x.view(),
+                    .weight = w.view(),
+                    .y = free.view().col_range(1, n),  // written by gelu, not by the product
+                    .preactivation = result,
+                    .operands = Operands::fp8});
+      expect(LinearBackwardInput{
+          .d_y = x.view(), .weight = w.view(), .d_x = result, .operands = Operands::fp8});
+      expect(LinearBackwardWeight{
+          .d_y = x.view(), .x = x.view(), .d_weight = result, .operands = Operands::fp8});
+    };
+    for (const auto& [column, gap] :
+         {std::pair<std::int64_t, std::int64_t>{0, 0}, {lane, 0}, {0, lane}}) {
+      const Tensor wide(type, {n, n + lane + gap});
+      each(wide.view().col_range(column, n), [&](const auto& call) { run(*device, call); });
+    }
+    for (const auto& [column, gap] :
+         {std::pair<std::int64_t, std::int64_t>{1, 0}, {lane / 2, 0}, {0, 1}, {0, lane / 2}}) {
+      const Tensor wide(type, {n, n + lane + gap});
+      each(wide.view().col_range(column, n), [&](const auto& call) {
+        EXPECT_THROW(run(*device, call), InternalError) << column << " + " << gap;
+      });
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tessera::kernels::test

@@ -165,6 +165,41 @@ TEST(Gemm, OfFp8OperandsHaveBiasOf16BitsAndNoGelu) {
   }
 }
 
+// cuBLASLt has no algorithm with gelu for others.
+TEST(Gemm, GeluIsAppliedWhereAllRowsAreAligned) {
+  struct Off {
+    std::int64_t column = 0, gap = 0;  // of the first element; between rows
+  };
+  const Off good[] = {{0, 0}, {8, 0}, {0, 8}, {16, 24}}, bad[] = {{1, 0}, {4, 0}, {0, 1}, {0, 4}};
+  const auto applied = [](const std::array<Off, 4>& offs) {
+    std::vector<Tensor> tensors;
+    const auto view = [&](std::size_t which, std::int64_t rows, std::int64_t columns) {
+      const auto [column, gap] = offs[which];
+      // Room for the columns before, so that the distance of rows is a multiple of 8 but for `gap`.
+      tensors.emplace_back(DType::bf16, std::vector<std::int64_t>{rows, columns + 24 + gap});
+      return tensors.back().view().col_range(column, columns);
+    };
+    tensors.reserve(4);
+    const View a = view(0, 6, 16), b = view(1, 16, 16), d = view(2, 6, 16), aux = view(3, 6, 16);
+    const Linear up{.x = a, .weight = b, .y = d, .preactivation = aux};
+    const LinearBackwardInput down{.d_y = a, .weight = b, .d_x = d, .preactivation = aux};
+    const bool both = gemm_of(up, ProductRules{}).key.epilogue == Epilogue::gelu;
+    EXPECT_EQ(gemm_of(down, ProductRules{}).key.epilogue == Epilogue::gelu_slope, both);
+    return both;
+  };
+  for (std::size_t which = 0; which < 4; ++which) {
+    std::array<Off, 4> offs;
+    for (const Off& off : good) {
+      offs[which] = off;
+      EXPECT_TRUE(applied(offs)) << which;
+    }
+    for (const Off& off : bad) {
+      offs[which] = off;
+      EXPECT_FALSE(applied(offs)) << which;
+    }
+  }
+}
+
 TEST(Gemm, KeysOfCallsAreDistinctAndOfProductsOnly) {
   const Tensor x(DType::f32, {4, 8}), w(DType::f32, {8, 8}), y(DType::f32, {4, 8});
   const Linear forward{.x = x.view(), .weight = w.view(), .y = y.view()};

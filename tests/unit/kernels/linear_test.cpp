@@ -82,9 +82,9 @@ TEST(Linear, InputGradientAgreesWithDoubleSums) {
   });
 }
 
-/// Rows whose preactivations cuBLASLt takes as they are, and others.
-const std::vector<Shape> kActivated = {
-    {1, 8, 5, 0}, {17, 40, 13, 8}, {9, 33, 40, 0}, {5, 48, 7, 3}};
+/// Rows on 16 bytes, whose gelu cuBLASLt applies; and others: of preactivations, of operands.
+const std::vector<Shape> kActivated = {{1, 8, 8, 0},  {17, 40, 24, 8}, {9, 33, 40, 0},
+                                       {5, 48, 7, 3}, {1, 8, 5, 0},    {17, 40, 13, 8}};
 
 // The CPU's bits are those of the operations apart: gelu of what the product has written.
 TEST(Linear, BringsTheBitsOfGeluAlong) {
