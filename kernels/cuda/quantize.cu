@@ -36,9 +36,7 @@ CodeParts code_parts(const View& code, const SlotLayout& layout, int v) {
 
 /// f.operator()<kMost>() for the number of parts that a kernel is made for.
 template <typename F>
-void with_parts(const char* operation, std::int64_t parts, F&& f) {
-  TESSERA_CHECK(parts <= kMostCodeParts, "{} of {} parts, at most {}", operation, parts,
-                kMostCodeParts);
+void with_parts(std::int64_t parts, F&& f) {
   if (parts <= 1) {
     f.template operator()<1>();
   } else if (parts <= 2) {
@@ -88,7 +86,7 @@ void run(const SumQuantized& a, const Context& context) {
                                      .add = a.write == Write::add,
                                      .wide = blocks_on_runs(layout, V) && wide<V>({out})};
     with_bits(a.format.type, [&]<int kBits>() {
-      with_parts(a.kName, a.code.extent(0), [&]<int kMost>() {
+      with_parts(a.code.extent(0), [&]<int kMost>() {
         using Block = Team<32>;
         launch(on(context, a.kName, ceil_div(blocks, Block::kPerBlock), Block::kBlock),
                sum_quantized_kernel<T, kBits, kMost>, slots);
@@ -104,7 +102,7 @@ void run(const RequantizeSum& a, const Context& context) {
   const std::int64_t blocks = a.code.extent(1) * layout.blocks;
   const RequantizeSlots slots{.parts = code_parts(a.code, layout, V), .sum = a.sum.data};
   with_bits(a.format.type, [&]<int kBits>() {
-    with_parts(a.kName, a.code.extent(0), [&]<int kMost>() {
+    with_parts(a.code.extent(0), [&]<int kMost>() {
       with_block_team<V>(layout.block, [&]<int kThreads, int kRuns>() {
         using Block = Team<kThreads>;
         launch(on(context, a.kName, ceil_div(blocks, Block::kPerBlock), Block::kBlock),

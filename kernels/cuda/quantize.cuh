@@ -5,6 +5,7 @@
 
 #include "kernels/common/quantize.hpp"
 #include "kernels/common/tree.hpp"
+#include "kernels/cuda/scratch.hpp"
 #include "kernels/cuda/team.cuh"
 
 namespace tessera::kernels::cuda {
@@ -223,7 +224,7 @@ __device__ __forceinline__ Floats<V> sum_of_few(const BlockParts& a, std::int64_
 
 /// Parts whose codes are on their way at once, and the levels of a tree over such groups.
 inline constexpr int kPartGroup = 8, kGroupLevels = 9;
-inline constexpr std::int64_t kMostCodeParts = kPartGroup * ((std::int64_t{1} << kGroupLevels) - 1);
+static_assert(kMostCodeParts == kPartGroup * ((std::int64_t{1} << kGroupLevels) - 1));
 
 /// Blocks of a kernel of sums for at most kMost parts that a multiprocessor holds at once, so many
 /// that there are registers for what is on its way. Said to the compiler, which else spills a few

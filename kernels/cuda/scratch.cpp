@@ -116,6 +116,23 @@ std::int64_t scratch_bytes(const Rope& a) {
   return a.x.extent(1) * a.head_dim * size_of(DType::f32);
 }
 
+/// Likewise.
+static void check_parts(const View& code) {
+  if (code.extent(0) <= kMostCodeParts) return;
+  throw DeckError(fmt::format(
+      "zero.quantize.gradients: {} ranks' blocks are added at once, a GPU adds {}: fewer "
+      "data ranks, or as many on every node, or zero.quantize.gradients = \"none\"",
+      code.extent(0), kMostCodeParts));
+}
+std::int64_t scratch_bytes(const SumQuantized& a) {
+  check_parts(a.code);
+  return 0;
+}
+std::int64_t scratch_bytes(const RequantizeSum& a) {
+  check_parts(a.code);
+  return 0;
+}
+
 }  // namespace cuda
 
 namespace {

@@ -29,6 +29,11 @@ std::int64_t scratch_bytes(const LinearBackwardWeight&);
 std::int64_t scratch_bytes(const Attention&);
 std::int64_t scratch_bytes(const AttentionBackward&);
 std::int64_t scratch_bytes(const Rope&);
+std::int64_t scratch_bytes(const SumQuantized&);
+std::int64_t scratch_bytes(const RequantizeSum&);
+
+/// Slots of one place that a kernel adds up.
+inline constexpr std::int64_t kMostCodeParts = 4088;
 
 /// Columns of attention's widest heads.
 inline constexpr std::int64_t kMostHeadDim = 256;

@@ -102,6 +102,10 @@ TEST(CudaScratch, DependsOnShapesOnly) {
   const View x(anywhere, DType::bf16, {100, 8}), w(anywhere, DType::bf16, {24, 8}),
       y(anywhere, DType::f32, {100, 24}), bias(anywhere, DType::bf16, {24});
   const std::int64_t product = kMatmulWorkspace + kWorkspaceAlignment;
+  SumQuantized sum{.code = View(anywhere, DType::u8, {kMostCodeParts, 1, 64})};
+  EXPECT_EQ(device->scratch_bytes(sum), 0);
+  sum.code = View(anywhere, DType::u8, {kMostCodeParts + 1, 1, 64});
+  EXPECT_THROW(device->scratch_bytes(sum), DeckError);
   EXPECT_EQ(device->scratch_bytes(Linear{.x = x, .weight = w, .y = y}), product);
   EXPECT_EQ(device->scratch_bytes(Linear{.x = x, .weight = w, .bias = bias, .y = y}),
             product + 24 * 4);

@@ -24,6 +24,8 @@ struct Case {
   DType compute = DType::f32;
   plan::PipelineRule pipeline = {};
   std::optional<kernels::BlockFormat> gradient_blocks = {};
+  DType accumulate = DType::f32;
+  bool dealt = false;  // ranks go to nodes in turns
   int stage = 3;
   ReduceWhen reduce = ReduceWhen::step;
   std::int64_t prefetch = 1, micro_batches = 2;
@@ -51,8 +53,11 @@ plan::PlanInputs inputs_of(const Case& c, kernels::Device& device) {
   inputs.pipeline = c.pipeline;
   inputs.gradient_blocks = c.gradient_blocks;
   // Each rank on a node of its own, which makes staging small; but blocks go over nodes of two.
-  const int per_node = c.gradient_blocks ? 2 : 1;
-  for (int r = 0; r < c.mesh.size(); ++r) inputs.node_of.push_back(r / per_node);
+  const int per_node = c.gradient_blocks ? 2 : 1,
+            nodes = static_cast<int>(c.mesh.size()) / per_node;
+  for (int r = 0; r < c.mesh.size(); ++r)
+    inputs.node_of.push_back(c.dealt ? r % nodes : r / per_node);
+  inputs.accumulate = c.accumulate;
   return inputs;
 }
 
@@ -196,6 +201,13 @@ std::vector<Layout> layouts() {
        {.mesh = {.data = 4},
         .gradient_blocks = kernels::BlockFormat{.type = kernels::BlockType::int4, .block = 32}},
        3},
+      {"Data4Int8Bf16SumsDealt",
+       {.mesh = {.data = 4},
+        .compute = DType::bf16,
+        .gradient_blocks = kernels::BlockFormat{.type = kernels::BlockType::int8, .block = 32},
+        .accumulate = DType::bf16,
+        .dealt = true},
+       1},
       {"Tensor2", {.mesh = {.tensor = 2}}, 6},
       {"Tensor2Data2LlamaBf16",
        {.mesh = {.tensor = 2, .data = 2}, .config = llama_like(), .compute = DType::bf16},
