@@ -47,6 +47,10 @@ struct Attention {
   }
 };
 
+/// Whether an operation's sums must have the same bits each time, or may be added in whatever order
+/// is fastest, where a device has such a way.
+enum class SumOrder : std::uint8_t { fixed, any };
+
 /// Gradients of Attention with S = T. Scores are computed again from q, k and lse.
 struct AttentionBackward {
   static constexpr const char* kName = "attention_backward";
@@ -57,6 +61,7 @@ struct AttentionBackward {
   View d_q, d_k, d_v;  // shapes of q, k, v
   AttentionShape shape;
   Dropout dropout;
+  SumOrder order = SumOrder::fixed;
   View scratch;
 
   double flop() const {

@@ -38,6 +38,7 @@ using Operands = std::vector<std::pair<Operand, View>>;
 /// All that a plan depends on.
 struct ShapeKey {
   bool backward = false, with_lse = false;
+  SumOrder order = SumOrder::fixed;
   DType type = DType::bf16;
   std::int64_t samples = 0, queries = 0, keys = 0, heads = 0, kv_heads = 0, dim = 0;
   float scale = 0;
@@ -136,8 +137,8 @@ std::shared_ptr<fe::graph::Graph> forward_graph(const ShapeKey& key) {
 std::shared_ptr<fe::graph::Graph> backward_graph(const ShapeKey& key) {
   const Builder b(key);
   const auto& ld = key.distances;
-  auto attributes =
-      b.causal<fe::graph::SDPA_backward_attributes>().set_deterministic_algorithm(true);
+  auto attributes = b.causal<fe::graph::SDPA_backward_attributes>().set_deterministic_algorithm(
+      key.order == SumOrder::fixed);
   const auto [d_q, d_k, d_v] = b.graph()->sdpa_backward(
       b.input(b.heads(kQ, key.queries, key.heads, ld[0])),
       b.input(b.heads(kK, key.keys, key.kv_heads, ld[1])),
@@ -174,6 +175,7 @@ std::optional<SdpaCall> sdpa_call(const AttentionBackward& a) {
     return std::nullopt;
   ShapeKey key = shape_of(a.shape, a.q, a.k, plan->samples);
   key.backward = key.with_lse = true;
+  key.order = a.order;
   key.distances = {a.q.ld, a.k.ld, a.v.ld, a.out.ld, a.d_out.ld, a.d_q.ld, a.d_k.ld, a.d_v.ld};
   return SdpaCall{key,
                   *plan,

@@ -39,14 +39,16 @@ std::optional<SdpaPlan> sdpa_plan(const AttentionBackward& a) {
              {a.q, a.k, a.v, a.out, a.d_out, a.d_q, a.d_k, a.d_v})) {
     return std::nullopt;
   }
-  const std::int64_t tokens = round_up(a.q.extent(1), kTile);
-  const std::int64_t scores = a.shape.heads * tokens * tokens * size_of(a.q.type);
+  const std::int64_t tokens = round_up(a.q.extent(1), kTile), rows = a.shape.heads * tokens;
+  const bool fixed = a.order == SumOrder::fixed;
+  const std::int64_t scores = fixed ? rows * tokens * size_of(a.q.type) : 0;
   std::int64_t samples = a.q.extent(0);
   while (samples > 0 && (a.q.extent(0) % samples != 0 || samples * scores > kMostScores)) --samples;
   if (samples == 0) return std::nullopt;
-  // A number of each row; with groups, d_k and d_v of every query head before they are added up.
-  const std::int64_t columns = 1 + (a.shape.heads == a.shape.kv_heads ? 0 : 2 * a.shape.head_dim);
-  const std::int64_t sums = a.shape.heads * tokens * columns * size_of(DType::f32);
+  // A number of each row; with groups, d_k and d_v of every query head before they are added up; in
+  // any order, sums of d_q, and on older GPUs as much again.
+  const std::int64_t gradients = (a.shape.heads == a.shape.kv_heads ? 0 : 2) + (fixed ? 0 : 2);
+  const std::int64_t sums = rows * (1 + gradients * a.shape.head_dim) * size_of(DType::f32);
   return SdpaPlan{samples, samples * (scores + sums) + kOther};
 }
 

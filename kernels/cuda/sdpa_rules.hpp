@@ -15,8 +15,8 @@ struct SdpaPlan {
 
 /// Nothing where the own kernel runs: f32, dropout, groups of heads that begin or end within a
 /// rank, fewer than 64 queries (a walk along a cache), heads of more than 128 columns or rows that
-/// are not whole vectors of 16 bytes. Of a backward also what needs more than kMostScores for one
-/// sample: its sums have a fixed order only where cuDNN writes the gradients of all scores to
+/// are not whole vectors of 16 bytes. Of a backward whose sums have a fixed order also what needs
+/// more than kMostScores for one sample, for then cuDNN writes the gradients of all scores to
 /// memory.
 std::optional<SdpaPlan> sdpa_plan(const Attention& call);
 std::optional<SdpaPlan> sdpa_plan(const AttentionBackward& call);

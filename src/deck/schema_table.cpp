@@ -106,7 +106,8 @@ constexpr SchemaRow kRows[] = {
         "the host cannot touch"),
     row<&Deck::run, &RunSection::reproducible>(
         "run.reproducible",
-        "the promise: none, same bits on the same layout, or same bits on every layout",
+        "the promise: none, for GPUs' faster attention; same bits on the same layout; or on every "
+        "layout",
         {.on_resume = refused}),
     row<&Deck::run, &RunSection::reproducible_tensor>(
         "run.reproducible_tensor", "largest tensor size that layout mode must cover",

@@ -324,7 +324,8 @@ View block_backward(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
                             .d_k = part.k(dx),
                             .d_v = part.v(dx),
                             .shape = part.shape(),
-                            .dropout = part.dropout(u)});
+                            .dropout = part.dropout(u),
+                            .order = u.order});
     rotate(u, c, part.rotated(dx), 0, Rope::Direction::inverse);
     d_qkv.push_back(dx);
     project_back(u, part, w, w.chunks[i], dx, d_h1.part(i));

@@ -117,6 +117,7 @@ class UnitContext {
   static constexpr std::uint64_t kDropoutSites = 3;
   Activations activations = Activations::apart;
   kernels::Operands operands = kernels::Operands::stored;  // of the blocks' products
+  kernels::SumOrder order = kernels::SumOrder::fixed;
   bool training = false;
   std::uint64_t seed = 0;
   std::uint64_t layer = 0;  // the visit: embedding 0, block i is i + 1, head L + 1

@@ -32,7 +32,8 @@ struct PlanInputs {
   /// parameters as they are, whatever the layout.
   std::optional<kernels::BlockFormat> weight_blocks, gradient_blocks;
   kernels::Operands operands = kernels::Operands::stored;  // of the blocks' products
-  int stage = 0;                                           // ZeRO
+  kernels::SumOrder order = kernels::SumOrder::fixed;
+  int stage = 0;  // ZeRO
   ReduceWhen reduce = ReduceWhen::step;
   std::int64_t prefetch = 1;
   Recompute recompute = Recompute::none;

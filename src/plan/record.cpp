@@ -81,6 +81,7 @@ Recording record(const RecordKey& key, const RecordInputs& in) {
                        tensor);
   u.activations = in.activations;
   u.operands = in.operands;
+  u.order = in.order;
   u.training = key.training;
   u.seed = in.seed;
   const std::int64_t own = u.positions().count();

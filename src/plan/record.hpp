@@ -67,6 +67,7 @@ struct RecordInputs {
   Recompute recompute = Recompute::none;
   model::Activations activations = model::Activations::apart;
   kernels::Operands operands = kernels::Operands::stored;  // of the blocks' products
+  kernels::SumOrder order = kernels::SumOrder::fixed;
   std::uint64_t seed = 0;
   std::int64_t micro = 0, sequence = 0;
   model::TensorRegion tensor;  // without run

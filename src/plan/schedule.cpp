@@ -229,6 +229,7 @@ class Scheduler {
                           .recompute = in_.recompute,
                           .activations = activations(),
                           .operands = in_.operands,
+                          .order = in_.order,
                           .seed = in_.seed,
                           .micro = plan_.shape.micro,
                           .sequence = plan_.shape.sequence,

@@ -130,6 +130,8 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.gradient_blocks = gradient_blocks(deck.zero.quantize);
   in.operands = deck.precision.matmul == deck::Matmul::fp8 ? kernels::Operands::fp8
                                                            : kernels::Operands::stored;
+  in.order = deck.run.reproducible == deck::Reproducible::off ? kernels::SumOrder::any
+                                                              : kernels::SumOrder::fixed;
   in.stage = static_cast<int>(deck.zero.stage);
   in.reduce =
       deck.zero.reduce == deck::Reduce::step ? plan::ReduceWhen::step : plan::ReduceWhen::micro;

@@ -151,6 +151,13 @@ class Memory(RunTest):
             self.assertIn("snapshots, on the host", output)
             total = re.search(r"total +([\d.]+) MiB", output)[1]
             self.assertAlmostEqual(float(total), on_device(arenas) / 2**20, delta=0.005)
+        # Attention's backward in a fixed order keeps gradients of all scores.
+        long = tiny_deck(self.corpus, model__context=1024, batch__sequence=1024, batch__micro=4,
+                         batch__global=4, precision__compute="bf16")
+        sizes = [on_device(self.arenas(self.check(self.deck("long", long), 1, "--set", "run.backend=cuda",
+                                                  "--set", f"run.reproducible={word}"))[0])
+                 for word in ("off", "run", "layout")]
+        self.assertLess(sizes[0], sizes[1])
         wide = self.deck("wide", tiny_deck(self.corpus, model__head_dim=264, model__heads=1))
         self.check(wide, 1, "--set", "run.backend=cpu")
         output = self.check(wide, 1, "--set", "run.backend=cuda", code=2)

@@ -52,6 +52,22 @@ TEST(Sdpa, WorkspaceCoversWhatTheLibraryAsksFor) {
   EXPECT_GE(workspace({1, 256, 4, 1, 128}), 1048704);
 }
 
+// The most of what it answered for sm_80, sm_86, sm_89, sm_90 and sm_100.
+TEST(Sdpa, WorkspaceOfSumsInAnyOrderCoversWhatTheLibraryAsksFor) {
+  const auto plan = [](const Shape& s) {
+    AttentionBackward call = call_of(s, DType::bf16);
+    call.order = SumOrder::any;
+    return sdpa_plan(call).value();
+  };
+  EXPECT_GE(plan({8, 1024, 12, 12, 64}).workspace_bytes, 50724992);
+  EXPECT_GE(plan({2, 2048, 32, 8, 128}).workspace_bytes, 201851008);
+  EXPECT_GE(plan({2, 1000, 12, 12, 64}).workspace_bytes, 12384128);
+  EXPECT_GE(plan({2, 100, 16, 4, 32}).workspace_bytes, 1258112);
+  EXPECT_GE(plan({2, 512, 16, 16, 96}).workspace_bytes, 12648576);
+  EXPECT_GE(plan({1, 4096, 32, 32, 128}).workspace_bytes, 134742144);
+  EXPECT_EQ(plan({8, 1024, 25, 25, 64}).samples, 8) << "at once, as no scores are written";
+}
+
 TEST(Sdpa, ABackwardTakesAsManySamplesAtATimeAsFit) {
   const auto samples = [](const Shape& s) -> std::int64_t {
     const auto plan = sdpa_plan(call_of(s, DType::f16));
