@@ -2,6 +2,7 @@
 stay near those of bf16, and decks that cannot have it are refused. memory_test and layout_test have it
 too."""
 
+import re
 import unittest
 
 from tessera import RunTest, metrics, tiny_deck
@@ -114,6 +115,12 @@ class Refused(RunTest):
         self.assertEqual(fit("1GB").code, 0)
         none = fit("100KB")
         self.assertEqual(none.code, 4, none.output)
+        kilobytes, last = 4096, ""
+        while (job := fit(f"{kilobytes}KB")).code == 0:
+            last, kilobytes = job.output, kilobytes * 63 // 64
+        micros = re.findall(r"^batch.micro = (\d+) \(", last, re.MULTILINE)
+        self.assertEqual(micros, ["12", "6", "4", "2"], last)
+        self.assertEqual(len(last.splitlines()), 4, "nothing is said of others")
 
 
 if __name__ == "__main__":
