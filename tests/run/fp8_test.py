@@ -46,6 +46,18 @@ class SameBits(RunTest):
         want = self.run_layout(2, **GPT2, run__backend="debug", parallel__tensor=2)
         self.assertEqual(want, self.run_layout(2, **GPT2, run__backend="cpu", parallel__tensor=2))
 
+    def test_45_stop_and_resume(self):
+        for compute in ("f32", "bf16"):
+            with self.subTest(compute=compute):
+                fixed = {**LLAMA, "precision__compute": compute, "schedule__kind": "constant",
+                         "zero__stage": 3}
+                want = self.train(2, self.deck(f"whole_{compute}",
+                                               tiny_deck(self.corpus, **fixed)))
+                deck = self.deck(f"halves_{compute}",
+                                 tiny_deck(self.corpus, checkpoint__every=5, **fixed))
+                self.assertEqual(len(self.train(2, deck, "run.steps=5")), 5)
+                self.assertEqual(self.train(2, deck), want)
+
     def test_it_is_another_run(self):
         """Of which the numbers are not those of bf16."""
         self.assertNotEqual(self.run_layout(1, **GPT2),
