@@ -76,6 +76,16 @@ void check_products(const deck::LoadedDeck& loaded) {
   if (loaded.deck.precision.matmul == deck::Matmul::fp8) ProductCheck(loaded).run();
 }
 
+std::vector<std::int64_t> legal_micros(const deck::LoadedDeck& loaded, std::int64_t ranks) {
+  auto all = deck::legal_micros(loaded, ranks);
+  if (loaded.deck.precision.matmul == deck::Matmul::fp8) {
+    std::erase_if(all, [&](std::int64_t micro) {
+      return micro * loaded.deck.batch.sequence % kernels::kFp8Granule != 0;
+    });
+  }
+  return all;
+}
+
 void check_on_ranks(const deck::LoadedDeck& loaded, std::int64_t ranks) {
   deck::check_ranks(loaded, ranks);
   check_products(loaded);

@@ -263,5 +263,33 @@ TEST_F(NcclGroups, AreAbortedWhereAnErrorIsOnItsWay) {
   EXPECT_EQ(nccl_said().calls, std::vector<std::string>{"abort"});
 }
 
+// Of no group yet, so that nothing else ends them.
+TEST_F(NcclGroups, AbortCommunicatorsThatDoNotConnect) {
+  for (const ncclResult_t state : {ncclRemoteError, ncclInProgress}) {
+    nccl_said().state = state;
+    nccl_said().calls.clear();
+    EXPECT_THROW(make_nccl_group(*session_, all_ranks(), shape(Carrier::nccl), Traffic::collectives,
+                                 queue_, *device_, 0.1),
+                 CommError);
+    EXPECT_EQ(nccl_said().calls, std::vector<std::string>{"abort"});
+    EXPECT_EQ(nccl_said().communicators, 0);
+  }
+}
+
+TEST_F(NcclGroups, CloseNcclsGroupAfterARefusedCall) {
+  const auto group = make(Traffic::words);
+  std::int64_t word = 1;
+  const AllReduceWords sum{.words = View(reinterpret_cast<std::byte*>(&word), DType::i64, {1})};
+  nccl_said().state = ncclInvalidArgument;
+  EXPECT_THROW(group->start(sum), CommError);
+  EXPECT_EQ(nccl_said().open_groups, 0);
+  EXPECT_EQ(word, 1);
+  nccl_said().state = ncclSuccess;
+  finish_queued(group->start(sum));
+  EXPECT_EQ(word, session().size()) << "it is in a group that never ends";
+  EXPECT_EQ(nccl_said().open_groups, 0);
+  EXPECT_EQ(nccl_said().communicators, 1);
+}
+
 }  // namespace
 }  // namespace tessera::test

@@ -2,6 +2,7 @@
 stay near those of bf16, and decks that cannot have it are refused. memory_test and layout_test have it
 too."""
 
+import re
 import unittest
 
 from tessera import RunTest, metrics, tiny_deck
@@ -44,6 +45,18 @@ class SameBits(RunTest):
     def test_50_the_same_run_twice_and_elsewhere(self):
         want = self.run_layout(2, **GPT2, run__backend="debug", parallel__tensor=2)
         self.assertEqual(want, self.run_layout(2, **GPT2, run__backend="cpu", parallel__tensor=2))
+
+    def test_45_stop_and_resume(self):
+        for compute in ("f32", "bf16"):
+            with self.subTest(compute=compute):
+                fixed = {**LLAMA, "precision__compute": compute, "schedule__kind": "constant",
+                         "zero__stage": 3}
+                want = self.train(2, self.deck(f"whole_{compute}",
+                                               tiny_deck(self.corpus, **fixed)))
+                deck = self.deck(f"halves_{compute}",
+                                 tiny_deck(self.corpus, checkpoint__every=5, **fixed))
+                self.assertEqual(len(self.train(2, deck, "run.steps=5")), 5)
+                self.assertEqual(self.train(2, deck), want)
 
     def test_it_is_another_run(self):
         """Of which the numbers are not those of bf16."""
@@ -114,6 +127,12 @@ class Refused(RunTest):
         self.assertEqual(fit("1GB").code, 0)
         none = fit("100KB")
         self.assertEqual(none.code, 4, none.output)
+        kilobytes, last = 4096, ""
+        while (job := fit(f"{kilobytes}KB")).code == 0:
+            last, kilobytes = job.output, kilobytes * 63 // 64
+        micros = re.findall(r"^batch.micro = (\d+) \(", last, re.MULTILINE)
+        self.assertEqual(micros, ["12", "6", "4", "2"], last)
+        self.assertEqual(len(last.splitlines()), 4, "nothing is said of others")
 
 
 if __name__ == "__main__":

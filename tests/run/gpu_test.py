@@ -15,6 +15,8 @@ SKIPPED = 77
 SHARE = 'NCCL_HOSTID=rank${OMPI_COMM_WORLD_RANK:-$PMI_RANK} exec "$@"'
 # As in layout_test.
 TOLERANCE, TOLERANCE_BF16 = 1e-5, 2e-2
+# fp8_test has losses within 2^-7 of those of bf16.
+FP8, NEAR_FP8 = (8, 9), 2 ** -6
 # What CUDA's libraries take beside the arenas, more than a run's other memory.
 BESIDE = 1 << 30
 
@@ -28,6 +30,16 @@ def gpus():
     count = ctypes.c_int(0)
     code = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
     return count.value, f"the driver's answer is {code}, of GPUs {count.value}"
+
+
+def capability():
+    """(major, minor) of the first GPU, which the driver serves"""
+    cuda = ctypes.CDLL("libcuda.so.1")
+    numbers = ctypes.c_int(0), ctypes.c_int(0)
+    for number, attribute in zip(numbers, (75, 76)):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_...
+        code = cuda.cuInit(0) or cuda.cuDeviceGetAttribute(ctypes.byref(number), attribute, 0)
+        assert code == 0, f"the driver's answer is {code}"
+    return tuple(n.value for n in numbers)
 
 
 def gpu_deck(data, **changes):
@@ -139,6 +151,24 @@ class Gpu(RunTest):
         deck = self.deck("stopped", gpu_deck(self.corpus, checkpoint__every=5, **fixed))
         self.train(1, deck, "run.steps=5")
         self.assertEqual(self.train(1, deck), want)
+
+    def test_fp8(self):
+        """The same bits again, after a restart and with recomputation; losses near the CPU's."""
+        if (found := capability()) < FP8:
+            self.skipTest(f"compute capability {found}: fp8 products need {FP8}")
+        fixed = {"model__heads": 4, "model__hidden": 64, "precision__compute": "bf16",
+                 "schedule__kind": "constant"}
+        in_fp8 = {**fixed, "precision__matmul": "fp8"}
+        want = self.train(1, self.deck("whole", gpu_deck(self.corpus, **in_fp8)))
+        again = self.deck("full", gpu_deck(self.corpus, recompute__policy="full", **in_fp8))
+        self.assertEqual(self.train(1, again), want)
+        stopped = self.deck("stopped", gpu_deck(self.corpus, checkpoint__every=5, **in_fp8))
+        self.train(1, stopped, "run.steps=5")
+        self.assertEqual(self.train(1, stopped), want)
+        cpu = self.train(1, self.deck("cpu", tiny_deck(self.corpus, **in_fp8)))
+        worst = max(abs(want[s][0] - cpu[s][0]) / cpu[s][0] for s in cpu)
+        self.assertLess(worst, NEAR_FP8)
+        self.assertNotEqual(want, self.train(1, self.deck("bf16", gpu_deck(self.corpus, **fixed))))
 
     def test_memory_grows_by_what_was_predicted(self):
         """Of a model whose arenas are larger than what CUDA's libraries take."""

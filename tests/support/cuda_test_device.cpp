@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "core/cuda.hpp"
@@ -130,6 +131,15 @@ class CudaTestDevice final : public kernels::Device {
 
 std::unique_ptr<kernels::Device> make_cuda_test_device() {
   return std::make_unique<CudaTestDevice>();
+}
+
+std::optional<std::string> why_no_fp8() {
+  int gpu = 0, major = 0, minor = 0;
+  cuda_try(cudaGetDevice(&gpu));
+  cuda_try(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, gpu));
+  cuda_try(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, gpu));
+  if (std::pair(major, minor) >= std::pair(8, 9)) return std::nullopt;
+  return fmt::format("a GPU of compute capability {}.{} multiplies no fp8 operands", major, minor);
 }
 
 }  // namespace tessera::test

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <utility>
 
 #include "comm/mpi/mpi_group.hpp"
 
@@ -14,8 +15,9 @@ struct ncclComm {
 namespace tessera::test {
 namespace {
 
-std::vector<std::function<void(std::vector<MPI_Request>&)>> grouped;  // calls, until their group's
-                                                                      // end
+using Messages = std::vector<MPI_Request>;
+
+std::vector<std::function<void(Messages&)>> grouped;  // calls, until their group's end
 
 std::size_t size_of(ncclDataType_t type) {
   switch (type) {
@@ -49,6 +51,7 @@ ncclResult_t connect(ncclComm_t* comm, int size, ncclUniqueId id, int rank, nccl
   int name = 0, found = 0;
   std::memcpy(&name, &id, sizeof name);
   *comm = new ncclComm{.mpi = MPI_COMM_NULL, .unsettled = 2};
+  ++nccl_said().communicators;
   MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, name, rank, &(*comm)->mpi));
   MPI_TRY(MPI_Comm_size((*comm)->mpi, &found));
   if (found != size) throw InternalError("ranks of one group have different ids");
@@ -63,12 +66,14 @@ ncclResult_t state_of(ncclComm_t comm, ncclResult_t* state) {
 
 ncclResult_t destroy(ncclComm_t comm) {
   said("destroy");
+  --nccl_said().communicators;
   MPI_TRY(MPI_Comm_free(&comm->mpi));
   delete comm;
   return ncclSuccess;
 }
 ncclResult_t abort(ncclComm_t comm) {
   said("abort");
+  --nccl_said().communicators;
   delete comm;  // its MPI communicator is lost: freeing it would wait for the others
   return ncclSuccess;
 }
@@ -93,62 +98,72 @@ ncclResult_t deregister(ncclComm_t comm, void* handle) {
   return said("deregister");
 }
 
+/// Keeps a call until its group ends, unless it is refused: then nothing of the group is done.
+ncclResult_t queue(std::function<void(Messages&)> call) {
+  if (nccl_said().state != ncclSuccess) {
+    grouped.clear();
+  } else {
+    grouped.push_back(std::move(call));
+  }
+  return nccl_said().state;
+}
+
+ncclResult_t group_start() {
+  ++nccl_said().open_groups;
+  return ncclSuccess;
+}
 ncclResult_t group_end() {
-  std::vector<MPI_Request> messages;
-  for (const auto& call : grouped) call(messages);
-  grouped.clear();
+  if (nccl_said().open_groups == 0) return ncclInvalidUsage;
+  if (--nccl_said().open_groups > 0) return ncclSuccess;
+  Messages messages;
+  for (const auto& call : std::exchange(grouped, {})) call(messages);
   MPI_TRY(MPI_Waitall(int_of(messages.size()), messages.data(), MPI_STATUSES_IGNORE));
   return ncclInProgress;
 }
 
 ncclResult_t all_gather(const void* from, void* to, std::size_t count, ncclDataType_t type,
                         ncclComm_t comm, cudaStream_t) {
-  grouped.emplace_back([=](auto&) {
+  return queue([=](auto&) {
     const std::size_t bytes = count * size_of(type);
     std::vector<std::byte> own(bytes);
     std::memcpy(own.data(), from, bytes);  // it may be the own slot
     MPI_TRY(
         MPI_Allgather(own.data(), int_of(bytes), MPI_BYTE, to, int_of(bytes), MPI_BYTE, comm->mpi));
   });
-  return ncclSuccess;
 }
 
 ncclResult_t reduce_scatter(const void* from, void* to, std::size_t count, ncclDataType_t type,
                             ncclRedOp_t op, ncclComm_t comm, cudaStream_t) {
   if (type != ncclFloat32 || op != ncclSum) throw InternalError("a sum that is not of f32");
-  grouped.emplace_back([=](auto&) {
+  return queue([=](auto&) {
     std::vector<float> sums(count);
     MPI_TRY(
         MPI_Reduce_scatter_block(from, sums.data(), int_of(count), MPI_FLOAT, MPI_SUM, comm->mpi));
     std::memcpy(to, sums.data(), count * sizeof(float));
   });
-  return ncclSuccess;
 }
 
 ncclResult_t all_reduce(const void* from, void* to, std::size_t count, ncclDataType_t type,
                         ncclRedOp_t op, ncclComm_t comm, cudaStream_t) {
   if (type != ncclInt64 || op != ncclSum || from != to) throw InternalError("no sum of words");
-  grouped.emplace_back([=](auto&) {
+  return queue([=](auto&) {
     MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, to, int_of(count), MPI_INT64_T, MPI_SUM, comm->mpi));
   });
-  return ncclSuccess;
 }
 
 ncclResult_t send(const void* from, std::size_t count, ncclDataType_t type, int peer,
                   ncclComm_t comm, cudaStream_t) {
-  grouped.emplace_back([=](auto& messages) {
+  return queue([=](auto& messages) {
     MPI_TRY(MPI_Isend(from, int_of(count * size_of(type)), MPI_BYTE, peer, 0, comm->mpi,
                       &messages.emplace_back()));
   });
-  return ncclSuccess;
 }
 ncclResult_t receive(void* to, std::size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                      cudaStream_t) {
-  grouped.emplace_back([=](auto& messages) {
+  return queue([=](auto& messages) {
     MPI_TRY(MPI_Irecv(to, int_of(count * size_of(type)), MPI_BYTE, peer, 0, comm->mpi,
                       &messages.emplace_back()));
   });
-  return ncclSuccess;
 }
 
 }  // namespace
@@ -176,7 +191,7 @@ std::shared_ptr<const comm::Nccl> make_nccl_over_mpi() {
   nccl->ncclMemFree = release;
   nccl->ncclCommRegister = register_memory;
   nccl->ncclCommDeregister = deregister;
-  nccl->ncclGroupStart = [] { return ncclSuccess; };
+  nccl->ncclGroupStart = group_start;
   nccl->ncclGroupEnd = group_end;
   nccl->ncclAllGather = all_gather;
   nccl->ncclReduceScatter = reduce_scatter;

@@ -1,6 +1,6 @@
 // NCCL's functions over MPI and the host's memory, in place of the library's: what a group of GPUs
-// asks of NCCL is done, by the end of its group of calls, where there is no GPU. The library must
-// be there all the same, for its functions are replaced one by one.
+// asks of NCCL is done, by the end of its outermost group of calls, where there is no GPU. The
+// library must be there all the same, for its functions are replaced one by one.
 #pragma once
 
 #include <memory>
@@ -17,6 +17,8 @@ struct NcclSaid {
   std::vector<ncclConfig_t> configs;  // of the communicators
   ncclResult_t state = ncclSuccess;   // of a call, and of all communicators once they are connected
   std::string why = "none";           // the last error
+  int open_groups = 0;                // of calls, one within another
+  int communicators = 0;              // neither destroyed nor aborted
 };
 NcclSaid& nccl_said();
 

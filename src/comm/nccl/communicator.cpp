@@ -15,8 +15,13 @@ Communicator::Communicator(std::shared_ptr<const Nccl> nccl, const ncclUniqueId&
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;  // so that we can stop waiting
   if (const auto most = most_blocks(traffic)) config.maxCTAs = *most;
-  settle(nccl_->ncclCommInitRankConfig(&comm_, size, id, rank, &config), "ncclCommInitRankConfig",
-         patience);
+  try {
+    settle(nccl_->ncclCommInitRankConfig(&comm_, size, id, rank, &config), "ncclCommInitRankConfig",
+           patience);
+  } catch (...) {
+    if (comm_ != nullptr) nccl_->ncclCommAbort(comm_);
+    throw;
+  }
 }
 
 Communicator::~Communicator() {

@@ -72,7 +72,12 @@ class NcclGroup : public Group {
   template <typename F>
   void together(F&& f, std::size_t edge = 0) {
     NCCL_TRY(ncclGroupStart());
-    f();
+    try {
+      f();
+    } catch (...) {
+      nccl_->ncclGroupEnd();  // of what was queued until then; the error on its way says more
+      throw;
+    }
     communicators_[edge]->settle(nccl_->ncclGroupEnd(), "ncclGroupEnd", patience_);
     for (const auto& c : communicators_) c->look();
   }

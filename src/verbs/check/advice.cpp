@@ -2,8 +2,8 @@
 // tried with real plans.
 #include <algorithm>
 
-#include "deck/ranks.hpp"
 #include "plan/spread.hpp"
+#include "train/check_products.hpp"
 #include "verbs/check/check.hpp"
 #include "zero/model_states.hpp"
 
@@ -45,7 +45,7 @@ Advice gradients_over_uneven_nodes(const Checked& c) {
 
 /// The largest smaller batch.micro with four micro-batches a stage, or the smallest there is.
 std::int64_t micro_for_stages(const Checked& c) {
-  const auto legal = deck::legal_micros(c.planner.loaded, c.mesh().size());
+  const auto legal = train::legal_micros(c.planner.loaded, c.mesh().size());
   const std::int64_t own = c.deck().batch.global / c.mesh().data;
   std::int64_t best = legal.front();
   for (const std::int64_t micro : legal) {

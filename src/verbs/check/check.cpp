@@ -34,19 +34,23 @@ Checked check_layout(const LayoutOptions& layout) {
   return checked;
 }
 
-std::optional<Checked> check_variant(const LayoutOptions& layout,
-                                     const std::vector<std::string>& sets) {
+Checked check_other(const LayoutOptions& layout, const std::vector<std::string>& sets) {
   LayoutOptions other = layout;
   other.deck.sets.insert(other.deck.sets.end(), sets.begin(), sets.end());
+  Checked checked{.layout = other, .planner = make_planner(other), .figures = {}, .bubble = {}};
+  // Steps with snapshots and evaluations need no more for a step than the largest that trains.
+  auto& shapes = checked.planner.shapes;
+  shapes = {*std::ranges::max_element(shapes, {}, [](const plan::PlanShape& s) {
+    return s.purpose == plan::PlanPurpose::train ? s.micro_batches : 0;
+  })};
+  checked.figures = checked.planner.survey(plan::largest_places(checked.planner.inputs));
+  return checked;
+}
+
+std::optional<Checked> check_variant(const LayoutOptions& layout,
+                                     const std::vector<std::string>& sets) {
   try {
-    Checked checked{.layout = other, .planner = make_planner(other), .figures = {}, .bubble = {}};
-    // Steps with snapshots and evaluations need no more for a step than the largest that trains.
-    auto& shapes = checked.planner.shapes;
-    shapes = {*std::ranges::max_element(shapes, {}, [](const plan::PlanShape& s) {
-      return s.purpose == plan::PlanPurpose::train ? s.micro_batches : 0;
-    })};
-    checked.figures = checked.planner.survey(plan::largest_places(checked.planner.inputs));
-    return checked;
+    return check_other(layout, sets);
   } catch (const DeckError&) {
     return std::nullopt;
   }

@@ -35,7 +35,9 @@ struct Checked {
 };
 Checked check_layout(const LayoutOptions& layout);
 /// The same with other values of the deck ("section.key=value"), of the largest rank of each stage
-/// only; nothing where the deck does not allow them.
+/// only. Throws DeckError where the deck does not allow them.
+Checked check_other(const LayoutOptions& layout, const std::vector<std::string>& sets);
+/// The same; nothing where the deck does not allow them.
 std::optional<Checked> check_variant(const LayoutOptions& layout,
                                      const std::vector<std::string>& sets);
 

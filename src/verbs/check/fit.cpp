@@ -1,7 +1,7 @@
 // The largest micro-batch.
 #include <ranges>
 
-#include "deck/ranks.hpp"
+#include "train/check_products.hpp"
 #include "train/setup.hpp"
 #include "verbs/check/check.hpp"
 
@@ -18,10 +18,13 @@ std::string fit_text(const LayoutOptions& layout) {
   std::string text;
   std::optional<Checked> smallest;
   for (const std::int64_t micro :
-       std::views::reverse(deck::legal_micros(planner.loaded, layout.ranks))) {
-    auto checked = check_variant(layout, {fmt::format("batch.micro={}", micro)});
-    if (!checked) continue;  // fp8 products want more rows
-    smallest = std::move(checked);
+       std::views::reverse(train::legal_micros(planner.loaded, layout.ranks))) {
+    try {
+      smallest = check_other(layout, {fmt::format("batch.micro={}", micro)});
+    } catch (const DeckError& e) {  // more than a plan can hold
+      text += fmt::format("batch.micro = {}: {}\n", micro, e.what());
+      continue;
+    }
     const plan::Ledger& ledger = smallest->dearest().ledger;
     const bool fits = ledger.device() <= *budget;
     text += fmt::format("batch.micro = {} ({} micro-batches): {} of {}, {}\n", micro,
@@ -29,7 +32,7 @@ std::string fit_text(const LayoutOptions& layout) {
                         plan::human_bytes(*budget), fits ? "the largest that fits" : "too much");
     if (fits) return text;
   }
-  TESSERA_CHECK(smallest, "the deck's own batch.micro is refused");
+  if (!smallest) throw DeckError("there is no batch.micro for this deck:\n" + text);
   const plan::Ledger& ledger = smallest->dearest().ledger;
   train::check_budget(smallest->planner.loaded, smallest->mesh(), ledger.arenas);
   throw InternalError("a batch.micro that neither fits nor does not");

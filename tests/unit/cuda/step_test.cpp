@@ -9,6 +9,7 @@
 #include "kernels/cuda/device.hpp"
 #include "memory/cuda/cuda_streams.hpp"
 #include "memory/cuda/cuda_tier.hpp"
+#include "support/cuda_test_device.hpp"
 #include "support/models.hpp"
 #include "support/plan_run.hpp"
 
@@ -104,6 +105,7 @@ TEST(CudaStep, TrainsAsTheCpuDoes) {
 // numbers are rounded anew, each by up to that much. So a unit's gradients part by less than two
 // such roundings of all of them; lost, turned or of the other sign they part by their norm or more.
 TEST(CudaStep, ComputesInFp8AsTheCpuDoes) {
+  if (const auto why = why_no_fp8()) GTEST_SKIP() << *why;
   for (const DType compute : {DType::f32, DType::bf16}) {
     SCOPED_TRACE(to_string(compute));
     const plan::PlanShape shape{.sequence = 8, .micro = 2, .micro_batches = 2};

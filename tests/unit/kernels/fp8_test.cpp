@@ -203,8 +203,12 @@ struct Shape {
 };
 const std::vector<Shape> kShapes = {{16, 16, 16, 0}, {80, 48, 144, 0}, {32, 144, 80, 16}};
 
-/// f(device, type) on all devices for the types that fp8 products are of.
+/// f(device, type) on all devices for the types that fp8 products are of. Skips the test on a real
+/// GPU that is too old.
 void for_products(const std::function<void(Device&, DType)>& f) {
+#ifdef TESSERA_REAL_CUDA
+  if (const auto why = tessera::test::why_no_fp8()) GTEST_SKIP() << *why;
+#endif
   for_devices([&](Device& device) {
     for (const DType type : {DType::f32, DType::bf16}) {
       SCOPED_TRACE(to_string(type));
