@@ -155,8 +155,6 @@ void CudaStreams::wait() {
   constexpr int kShare = 256;
   const auto begin = std::chrono::steady_clock::now();
   while (true) {
-    // Asking replaces the error that CUDA remembers, so one that nobody has seen yet comes first.
-    check_cuda(cudaGetLastError(), "an earlier call of a step on the GPU");
     const cudaError_t code = cudaStreamQuery(stream(kCompute));
     if (code != cudaErrorNotReady) return check_cuda(code, "a step on the GPU");
     cudaGetLastError();  // which remembers this too, though it is no error

@@ -2,20 +2,16 @@
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <utility>
 
 #include "cuda_runtime_api.h"
 #include "emulator.hpp"
 #include "support/emulator/streams.hpp"
 
 using tessera::emulator::queue_work;
-using tessera::emulator::remembered;
 
 namespace {
 
 constexpr int kMultiprocessors = 3;  // few, so that tests' grids wrap around
-
-thread_local cudaError_t last_error = cudaSuccess;
 
 struct Opted {
   std::mutex mutex;
@@ -28,11 +24,6 @@ Opted& opted() {
 
 }  // namespace
 
-cudaError_t tessera::emulator::remembered(cudaError_t code) {
-  if (code != cudaSuccess) last_error = code;
-  return code;
-}
-
 std::size_t tessera::emulator::shared_limit(const void* kernel) {
   Opted& all = opted();
   const std::lock_guard lock(all.mutex);
@@ -42,7 +33,7 @@ std::size_t tessera::emulator::shared_limit(const void* kernel) {
 
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int value) {
   if (value < 0 || static_cast<std::size_t>(value) > tessera::emulator::kSharedBytes)
-    return remembered(cudaErrorInvalidValue);
+    return cudaErrorInvalidValue;
   Opted& all = opted();
   const std::lock_guard lock(all.mutex);
   all.bytes[kernel] = static_cast<std::size_t>(value);
@@ -63,7 +54,7 @@ const char* cudaGetErrorName(cudaError_t error) {
   return "unrecognized error code";
 }
 const char* cudaGetErrorString(cudaError_t error) { return cudaGetErrorName(error); }
-cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+cudaError_t cudaGetLastError() { return cudaSuccess; }
 
 cudaError_t cudaGetDevice(int* device) {
   *device = 0;
@@ -105,9 +96,7 @@ cudaError_t cudaMemset2DAsync(void* p, std::size_t pitch, int value, std::size_t
 }
 cudaError_t cudaHostRegister(void*, std::size_t, unsigned) { return cudaSuccess; }
 cudaError_t cudaHostUnregister(void*) { return cudaSuccess; }
-cudaError_t cudaSetDevice(int device) {
-  return remembered(device == 0 ? cudaSuccess : cudaErrorInvalidValue);
-}
+cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidValue; }
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   *free = *total = std::size_t{1} << 40;
   return cudaSuccess;

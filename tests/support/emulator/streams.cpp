@@ -174,7 +174,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   if (Device::one().capturing()) return cudaErrorStreamCaptureUnsupported;
   if (stream->queue.empty()) return cudaSuccess;
   Device::one().run_one();
-  return tessera::emulator::remembered(stream->queue.empty() ? cudaSuccess : cudaErrorNotReady);
+  return stream->queue.empty() ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaDeviceSynchronize() {
   if (Device::one().capturing()) return cudaErrorStreamCaptureUnsupported;

@@ -9,9 +9,6 @@
 
 namespace tessera::emulator {
 
-/// What cudaGetLastError() will say, once, unless another error comes after it.
-cudaError_t remembered(cudaError_t code);
-
 /// Work of a stream; the null stream's is done on return, after all that was queued before.
 /// A stream that is being captured only takes it down.
 cudaError_t queue_work(cudaStream_t stream, std::function<void()> work);

@@ -165,22 +165,6 @@ TEST(CudaStreams, LookWhileTheyWait) {
   open_at = 0;  // it ends after all
 }
 
-// As a library leaves one that does not look at what its calls return.
-TEST(CudaStreams, TellOfAnErrorThatNobodyHasSeen) {
-  CudaQueue queue;
-  CudaStreams streams(queue);
-  const auto step = [&](bool wrong) {
-    streams.begin({.works = 20, .repeatable = false});
-    for (int i = 0; i < 20; ++i)
-      streams.run({}, [&] { ASSERT_EQ(emulator::queue_work(queue.stream, [] {}), cudaSuccess); });
-    if (wrong) cudaSetDevice(77);
-    streams.finish();
-  };
-  EXPECT_THROW(step(true), DeviceError);
-  step(false);
-  EXPECT_EQ(cudaGetLastError(), cudaSuccess) << "that compute is not ready yet is no error";
-}
-
 TEST(CudaTier, CopiesAfterWhatIsQueued) {
   CudaQueue queue;
   CudaStreams streams(queue);
