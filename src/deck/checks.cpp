@@ -199,6 +199,15 @@ class Checker {
               fmt::format("evaluate.every = {} needs data.validation", deck_.evaluate.every));
     }
     at_most("batch.sequence", deck_.batch.sequence, "model.context", deck_.model.context);
+    constexpr std::int64_t kMostTokens = 0x7fffffff;  // libraries count rows in 32 bits
+    const BatchSection& batch = deck_.batch;
+    if (usable({"batch.micro", "batch.sequence"}) &&
+        batch.micro > kMostTokens / std::max<std::int64_t>(1, batch.sequence)) {
+      problem("batch.micro",
+              fmt::format("batch.micro = {} makes micro-batches of more than {} tokens (give at "
+                          "most {})",
+                          batch.micro, kMostTokens, kMostTokens / batch.sequence));
+    }
     const auto& ramp = deck_.batch.ramp;
     const auto stalled =
         std::adjacent_find(ramp.begin(), ramp.end(),
