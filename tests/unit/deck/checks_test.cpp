@@ -52,8 +52,13 @@ TEST(Checks, LengthsAndUnits) {
   expect_contains(refusal_of("evaluate.every=5"), "needs data.validation");
   expect_contains(refusal_of("batch.ramp=[[1, 2], [1, 4]]"), "steps must grow");
   EXPECT_EQ(refusal_of("batch.ramp=[[1, 2], [5, 4]]"), "");
-  expect_contains(refusal_of("batch.micro=1000000000"),
-                  "batch.micro = 1000000000 makes micro-batches of more than 2147483647 tokens");
+  expect_contains(
+      refusal(kSmallDeck, {"model.context=2048", "batch.sequence=2048", "batch.micro=1048576"}),
+      "batch.micro = 1048576 makes micro-batches of more than 2147483647 tokens (give at most "
+      "1048575)");
+  EXPECT_EQ(
+      refusal(kSmallDeck, {"model.context=2048", "batch.sequence=2048", "batch.micro=1048575"}),
+      "");
 }
 
 TEST(Checks, HowGradientsAndParametersTravel) {
