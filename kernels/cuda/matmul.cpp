@@ -39,7 +39,7 @@ static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(Algorithm));
 constexpr int kProposals = 32;     // asked of the library
 constexpr int kSamples = 7;        // of a proposal's time, of which the median counts
 constexpr int kRunsPerSample = 4;  // so that a sample is long beside the clock's resolution
-constexpr float kHopeless = 2;     // times the best's: more samples would change nothing
+constexpr float kHopeless = 2;     // times the best's, twice: there are no more samples then
 constexpr std::int64_t kPlacement = kWorkspaceAlignment;  // of operands while timing
 
 /// No sum whose order depends on which block comes first, and none rounded to the result's type.
@@ -298,7 +298,7 @@ struct Matmul::Library {
         check_cuda(cudaEventSynchronize(end.get()), "timing a matrix product");
         check_cuda(cudaEventElapsedTime(&times.emplace_back(), begin.get(), end.get()),
                    "timing a matrix product");
-        if (times.back() > kHopeless * least) break;
+        if (times.size() == 2 && std::ranges::min(times) > kHopeless * least) break;
       }
       if (const float time = median(times); time < least) least = time, best = algorithm;
     }

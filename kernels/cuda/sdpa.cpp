@@ -26,6 +26,7 @@ struct Cudnn {
   TESSERA_SYMBOL(cudnnCreate)
   TESSERA_SYMBOL(cudnnDestroy)
   TESSERA_SYMBOL(cudnnSetStream)
+  TESSERA_SYMBOL(cudnnGetVersion)
   TESSERA_SYMBOL(cudnnGetErrorString)
 };
 
@@ -48,9 +49,10 @@ struct ShapeKey {
 };
 
 std::string text_of(const ShapeKey& key) {
-  return fmt::format("{} {} of ({}, {}) queries, {} keys, {} heads, {} kv heads of {} columns",
+  return fmt::format("{} {}{} of ({}, {}) queries, {} keys, {} heads, {} kv heads of {} columns{}",
                      to_string(key.type), key.backward ? "attention_backward" : "attention",
-                     key.samples, key.queries, key.keys, key.heads, key.kv_heads, key.dim);
+                     key.order == SumOrder::any ? " in any order" : "", key.samples, key.queries,
+                     key.keys, key.heads, key.kv_heads, key.dim, key.with_lse ? "" : ", no lse");
 }
 
 ShapeKey shape_of(const AttentionShape& shape, const View& q, const View& k, std::int64_t samples) {
@@ -308,6 +310,8 @@ void Sdpa::prepare(const Attention& a) {
 void Sdpa::prepare(const AttentionBackward& a) {
   if (const auto call = sdpa_call(a)) library_->plan(*call);
 }
+
+std::uint64_t Sdpa::version() const { return library_->cudnn.cudnnGetVersion(); }
 
 std::vector<Sdpa::Choice> Sdpa::choices() const {
   std::vector<Choice> all;

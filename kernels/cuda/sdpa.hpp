@@ -33,6 +33,8 @@ class Sdpa {
     std::string shape, refusal;
   };
   std::vector<Choice> choices() const;
+  /// Of the library.
+  std::uint64_t version() const;
 
  private:
   struct Library;

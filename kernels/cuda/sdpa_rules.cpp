@@ -41,14 +41,16 @@ std::optional<SdpaPlan> sdpa_plan(const AttentionBackward& a) {
   }
   const std::int64_t tokens = round_up(a.q.extent(1), kTile), rows = a.shape.heads * tokens;
   const bool fixed = a.order == SumOrder::fixed;
-  const std::int64_t scores = fixed ? rows * tokens * size_of(a.q.type) : 0;
-  std::int64_t samples = a.q.extent(0);
-  while (samples > 0 && (a.q.extent(0) % samples != 0 || samples * scores > kMostScores)) --samples;
-  if (samples == 0) return std::nullopt;
   // A number of each row; with groups, d_k and d_v of every query head before they are added up; in
   // any order, sums of d_q, and on older GPUs as much again.
   const std::int64_t gradients = (a.shape.heads == a.shape.kv_heads ? 0 : 2) + (fixed ? 0 : 2);
   const std::int64_t sums = rows * (1 + gradients * a.shape.head_dim) * size_of(DType::f32);
+  const std::int64_t scores = fixed ? rows * tokens * size_of(a.q.type) : 0;
+  const std::int64_t limited = fixed ? scores : sums;
+  std::int64_t samples = a.q.extent(0);
+  while (samples > 1 && (a.q.extent(0) % samples != 0 || samples * limited > kMostScores))
+    --samples;
+  if (samples * scores > kMostScores) return std::nullopt;
   return SdpaPlan{samples, samples * (scores + sums) + kOther};
 }
 

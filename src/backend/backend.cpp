@@ -124,9 +124,7 @@ Backend make_backend(const Settings& settings, const Ranks* ranks) {
 PlanningDevice make_planning_device(deck::Backend kind, int threads) {
   const bool by_machine = kind == deck::Backend::automatic;
   if (chosen(kind) == deck::Backend::cuda) {
-    return {.name = by_machine ? "an NVIDIA GPU like this machine's" : "an NVIDIA GPU",
-            .device = kernels::make_cuda_planner(),
-            .nccl = true};
+    return {.name = "an NVIDIA GPU", .device = kernels::make_cuda_planner(), .nccl = true};
   }
   return {.name = by_machine ? "a CPU (no NVIDIA GPU is here; --set run.backend=cuda plans for one)"
                              : "a CPU",

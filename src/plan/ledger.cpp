@@ -74,13 +74,15 @@ std::string to_text(std::span<const Ledger* const> ledgers) {
       const auto of = [purpose = purpose](const Ledger& l) { return l.of(purpose); };
       if (of_host(purpose) == host &&
           std::ranges::any_of(ledgers, [&](const Ledger* l) { return of(*l) > 0; }))
-        row(host ? fmt::format("{}, on the host", word) : std::string(word), of);
+        row(word, of);
     }
   };
   rows(false);
   row("gaps", [](const Ledger& l) { return l.gaps; });
-  row("total", [](const Ledger& l) { return l.device(); });
+  row("on the device", [](const Ledger& l) { return l.device(); });
   rows(true);
+  if (std::ranges::any_of(ledgers, [](const Ledger* l) { return l->host() > 0; }))
+    row("device and host", [](const Ledger& l) { return l.device() + l.host(); });
   return text;
 }
 

@@ -76,7 +76,7 @@ void check_products(const deck::LoadedDeck& loaded) {
   if (loaded.deck.precision.matmul == deck::Matmul::fp8) ProductCheck(loaded).run();
 }
 
-std::vector<std::int64_t> legal_micros(const deck::LoadedDeck& loaded, std::int64_t ranks) {
+std::vector<std::int64_t> runnable_micros(const deck::LoadedDeck& loaded, std::int64_t ranks) {
   auto all = deck::legal_micros(loaded, ranks);
   if (loaded.deck.precision.matmul == deck::Matmul::fp8) {
     std::erase_if(all, [&](std::int64_t micro) {

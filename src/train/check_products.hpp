@@ -1,4 +1,5 @@
-// Whether a deck's matrix products can be what precision.matmul asks for: known without a GPU.
+// Whether a deck can be run on so many ranks, as far as that is known without plans and without a
+// GPU; of its matrix products, whether they can be what precision.matmul asks for.
 #pragma once
 
 #include <vector>
@@ -12,7 +13,7 @@ namespace tessera::train {
 void check_products(const deck::LoadedDeck& loaded);
 
 /// Of deck::legal_micros those that check_products takes, where it takes the deck.
-std::vector<std::int64_t> legal_micros(const deck::LoadedDeck& loaded, std::int64_t ranks);
+std::vector<std::int64_t> runnable_micros(const deck::LoadedDeck& loaded, std::int64_t ranks);
 
 /// Throws DeckError where the deck cannot be run on so many ranks: deck::check_ranks, and products.
 void check_on_ranks(const deck::LoadedDeck& loaded, std::int64_t ranks);

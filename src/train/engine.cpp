@@ -151,10 +151,7 @@ std::int64_t Engine::memory_in_use() const {
 
 std::int64_t Engine::library_bytes() const {
   const auto [in_use, total] = backend_.device_tier->apart();
-  if (total == 0) return 0;
-  std::int64_t arenas = 0;
-  for (const auto& arena : arenas_) arenas += arena->tier().of_host() ? 0 : arena->bytes();
-  return in_use - apart_before_ - arenas;
+  return total == 0 ? 0 : std::max<std::int64_t>(0, in_use - apart_before_ - device_bytes());
 }
 
 plan::ArenaBytes Engine::arenas() const {
@@ -166,6 +163,13 @@ plan::ArenaBytes Engine::arenas() const {
 std::int64_t Engine::bytes() const {
   const plan::ArenaBytes all = arenas();
   return std::reduce(all.begin(), all.end());
+}
+
+std::int64_t Engine::device_bytes() const {
+  std::int64_t bytes = 0;
+  for (const auto& arena : arenas_)
+    bytes += arena->tier().of_host() == backend_.device_tier->of_host() ? arena->bytes() : 0;
+  return bytes;
 }
 
 std::vector<plan::ArenaBytes> Engine::of_largest_ranks(const plan::ArenaBytes& own) const {

@@ -34,10 +34,10 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  /// Chooses how matrix products are computed, or takes over what an earlier start of the run in
-  /// `directory` has chosen. `timed`: the fastest way, which is written there, unless the promise
-  /// is the same bits on every layout. `say` tells people what was chosen. Overwrites what is in
-  /// the step's arena. Collective.
+  /// Chooses how matrix products and attention are computed, or takes over what an earlier start of
+  /// the run in `directory` has chosen. `timed`: the fastest way, which is written there, unless
+  /// the promise is the same bits on every layout. `say` tells people what was chosen. Overwrites
+  /// what is in the step's arena. Collective.
   void tune(const std::filesystem::path& directory, bool timed,
             const std::function<void(const std::string&)>& say);
 
@@ -66,9 +66,11 @@ class Engine {
   const plan::ArenaBytes& high_water() const { return high_water_; }
   /// By pipeline stage, what the rank gives whose arenas are the largest in all. Collective.
   std::vector<plan::ArenaBytes> of_largest_ranks(const plan::ArenaBytes& own) const;
-  /// Of all arenas.
+  /// Of all arenas, and of those that are where the ranks compute: all of them on a CPU.
   std::int64_t bytes() const;
-  /// Of a GPU, what libraries and graphs have taken of it so far; 0 on a CPU.
+  std::int64_t device_bytes() const;
+  /// What more of a GPU is in use than before groups were made, beside the arenas: what libraries
+  /// and graphs have taken, if nobody else came or went. 0 on a CPU.
   std::int64_t library_bytes() const;
   /// How much more memory is in use than before the arenas were made, on the host and the device.
   std::int64_t memory_growth() const { return memory_in_use() - in_use_before_; }

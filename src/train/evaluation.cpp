@@ -54,7 +54,7 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job) {
     if (control.rank() == 0) fmt::print(to, "{}\n", line);
   };
   engine.tune(deck::run_directory(deck), false,
-              [&](const std::string& line) { say(stderr, line); });
+              [&](const std::string& line) { say(stderr, "kernels   " + line); });
   const auto start = load_checkpoint(
       loaded, deck::OnResume::architecture, control, engine.state(),
       [&](const std::filesystem::path& path, std::string_view why) {

@@ -78,14 +78,14 @@ void Trainer::report_start() {
       !blocks.empty()) {
     report_.say("          " + blocks);
   }
-  report_.say(fmt::format("memory    {} a rank:", plan::human_bytes(ledger.device())));
+  report_.say(fmt::format("memory    {} a rank:", plan::human_bytes(engine_->device_bytes())));
   std::string rows = plan::to_text(std::array{&ledger});
   rows.pop_back();
   report_.say(rows);
   if (const auto gpu = engine_->tier().apart(); gpu.total > 0) {
-    report_.say(
-        fmt::format("          of the GPU's {}; {} are in use besides (driver, NCCL, others)",
-                    plan::human_bytes(gpu.total), plan::human_bytes(gpu.in_use - ledger.device())));
+    report_.say(fmt::format(
+        "          of the GPU's {}; {} are in use besides (driver, NCCL, others)",
+        plan::human_bytes(gpu.total), plan::human_bytes(gpu.in_use - engine_->device_bytes())));
   }
   if (const auto apart = plan::tensor_over_nodes(inputs)) report_.say("note      " + *apart);
   if (const auto& steps = deck_.log.profile) {
@@ -205,7 +205,7 @@ void Trainer::report_step(const StepResult& r) {
       step, run_steps_, r.loss, r.grad_norm, lr, r.times.total * 1e3,
       100 * r.times.comm_exposed / r.times.total, 100 * r.times.copy_exposed / r.times.total,
       peak > 0 ? fmt::format("{:.1f}%", 100 * tflops * 1e12 / peak) : "n/a", count_text(rate),
-      static_cast<double>(engine_->bytes()) / 0x1p30));
+      static_cast<double>(engine_->device_bytes()) / 0x1p30));
 }
 
 void Trainer::report_end(std::string_view reason) {
@@ -268,8 +268,11 @@ void Trainer::report_end(std::string_view reason) {
   report_.say(fmt::format("  memory: {} predicted for the arenas, memory in use grew by {}",
                           plan::human_bytes(predicted), plan::human_bytes(grown)));
   if (engine_->tier().apart().total > 0) {
-    report_.say(fmt::format("  on the GPU, NCCL, cuBLASLt, cuDNN and graphs have taken {} of it",
-                            plan::human_bytes(libraries)));
+    report_.say(
+        fmt::format("  beside the arenas {} more of the GPU are in use than at the start: NCCL, "
+                    "cuBLASLt, cuDNN, "
+                    "graphs",
+                    plan::human_bytes(libraries)));
   }
   report_.event({{"event", "end"},
                  {"reason", reason},

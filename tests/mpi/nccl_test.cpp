@@ -239,9 +239,17 @@ TEST_F(NcclGroups, SayThatTheGpuIsFull) {
     ADD_FAILURE() << "went on";
   } catch (const Error& e) {
     EXPECT_EQ(e.exit_code(), ExitCode::memory);
-    EXPECT_NE(std::string(e.what()).find("ncclMemAlloc of 3.00 GiB: the GPU has"),
+    EXPECT_NE(std::string(e.what()).find(
+                  "ncclMemAlloc of 3.00 GiB (Cuda failure 2 'out of memory'): the GPU has"),
               std::string::npos)
         << e.what();
+  }
+  nccl_said().state = ncclRemoteError;  // the warning is an old one
+  try {
+    session_->allocate(100);
+    ADD_FAILURE() << "went on";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.exit_code(), ExitCode::comm);
   }
   nccl_said().state = ncclSuccess;
 }

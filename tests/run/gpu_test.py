@@ -91,6 +91,16 @@ class Gpu(RunTest):
                 worst = max(abs(a - b) / b for (a, _), (b, _) in zip(got, want))
                 self.assertLess(worst, TOLERANCE_BF16)
 
+    def test_attention_in_any_order(self):
+        """Where no bits are promised cuDNN's gradients of queries are added as they come."""
+        fixed = {"precision__compute": "bf16", "model__context": 128, "batch__sequence": 128}
+        want, got = (self.train(1, self.deck(word, gpu_deck(
+            self.corpus, run__reproducible=word, **fixed))) for word in ("run", "off"))
+        self.assert_close(got, want, TOLERANCE_BF16, "in any order")
+        ran = {word: (self.dir / word / "log.txt").read_text() for word in ("run", "off")}
+        self.assertRegex(ran["off"], r"attention_backward in any order of .*: cuDNN\n")
+        self.assertRegex(ran["run"], r"attention_backward of .*: cuDNN\n")
+
     def test_35_36_stages_and_ranks(self):
         """Four ranks as two nodes of two: the same bits at every stage, and one rank's numbers."""
         for compute, tolerance in (("f32", TOLERANCE), ("bf16", TOLERANCE_BF16)):
@@ -182,6 +192,7 @@ class Gpu(RunTest):
         self.assertGreater(predicted, 4 * BESIDE)
         self.assertGreater(grown, 0.9 * predicted)
         self.assertLess(grown, predicted + BESIDE)
+        self.assertIn(end["library_bytes"], range(1, BESIDE))
 
     def test_more_ranks_than_gpus_are_refused(self):
         deck = self.deck("many", gpu_deck(self.corpus, batch__global=64))

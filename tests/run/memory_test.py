@@ -148,9 +148,10 @@ class Memory(RunTest):
             self.assertEqual("NCCL" in output, backend == "cuda", output)
             arenas = self.arenas(output)[0]
             self.assertGreater(arenas["host"], 0)
-            self.assertIn("snapshots, on the host", output)
-            total = re.search(r"total +([\d.]+) MiB", output)[1]
-            self.assertAlmostEqual(float(total), on_device(arenas) / 2**20, delta=0.005)
+            for row, expected in (("on the device", on_device(arenas)),
+                                  ("device and host", sum(arenas.values()))):
+                shown = re.search(rf"{row} +([\d.]+) MiB", output)[1]
+                self.assertAlmostEqual(float(shown), expected / 2**20, delta=0.005)
         # Attention's backward in a fixed order keeps gradients of all scores.
         long = tiny_deck(self.corpus, model__context=1024, batch__sequence=1024, batch__micro=4,
                          batch__global=4, precision__compute="bf16")
@@ -161,7 +162,12 @@ class Memory(RunTest):
         wide = self.deck("wide", tiny_deck(self.corpus, model__head_dim=264, model__heads=1))
         self.check(wide, 1, "--set", "run.backend=cpu")
         output = self.check(wide, 1, "--set", "run.backend=cuda", code=2)
-        self.assertIn("model.head_dim = 264: attention on a GPU takes heads of at most 256", output)
+        refusal = "model.head_dim = 264: attention on a GPU takes heads of at most 256"
+        self.assertIn(refusal, output)
+        for option in ("--options",), ("--fit", "--device-memory", "1GiB"):
+            output = self.check(wide, 1, "--set", "run.backend=cuda", *option, code=2)
+            self.assertIn(refusal, output)
+            self.assertNotIn("batch.micro", output)
 
     def test_what_does_not_fit(self):
         deck = self.deck("deck", tiny_deck(self.corpus, batch__micro=4))
@@ -213,7 +219,7 @@ class Memory(RunTest):
         refused, fitting = output.splitlines()
         self.assertRegex(refused, r"^batch.micro = 1048576: .*one buffer at most")
         self.assertRegex(fitting, r"^batch.micro = 524288 .*the largest that fits")
-        huge = {"model__context": 2**20, "model__vocab": 2**20, "batch__global": 1}
+        huge = {"model__context": 2**20, "model__vocab": 2**20, "batch__global": 2}
         output = self.check(self.deck("huge", tiny_deck(self.corpus, **huge)), 1, "--fit",
                             "--device-memory", "1000TB", code=2)
         self.assertRegex(output, r"no batch.micro(.|\n)*batch.micro = 1: .*one buffer at most")

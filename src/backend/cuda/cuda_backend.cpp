@@ -184,7 +184,7 @@ void tune_products(kernels::cuda::Matmul& matmul, std::span<const GemmKey> keys,
   });
 }
 
-/// cuDNN's answers, which must be the same everywhere.
+/// cuDNN and its answers, which must be the same everywhere.
 void agree_on_attention(kernels::cuda::Sdpa& sdpa, std::span<const kernels::KernelCall> calls,
                         const comm::Control& control, const Tuning& tuning) {
   control.together([&] {
@@ -196,6 +196,7 @@ void agree_on_attention(kernels::cuda::Sdpa& sdpa, std::span<const kernels::Kern
           call);
     }
   });
+  control.must_agree(sdpa.version(), "ranks have different versions of cuDNN");
   AttentionAnswers own;
   for (const auto& [shape, refusal] : sdpa.choices()) own[shape] = refusal;
   const auto texts = control.gather(nlohmann::json(own).dump());
@@ -248,8 +249,10 @@ Backend make_cuda_backend(const Settings& settings, const Ranks* ranks) {
     return std::unique_ptr<memory::Task>();
   };
   if (ranks != nullptr) {
-    b.tune = [libraries, rules, tier = b.device_tier.get(), &control = ranks->control](
-                 std::span<const kernels::KernelCall> calls, const Tuning& tuning) {
+    // Not of NCCL's memory, which all ranks would have to have.
+    b.tune = [libraries, rules, tier = std::make_shared<memory::CudaTier>(*queue),
+              &control = ranks->control](std::span<const kernels::KernelCall> calls,
+                                         const Tuning& tuning) {
       tune_products(libraries->matmul, gemm_keys(calls, rules), *tier, control, tuning);
       agree_on_attention(libraries->sdpa, calls, control, tuning);
     };

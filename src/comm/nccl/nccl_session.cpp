@@ -10,7 +10,9 @@ namespace tessera::comm {
 void Nccl::check(ncclResult_t code, const char* call, ncclComm_t comm) const {
   if (code == ncclSuccess || code == ncclInProgress) return;
   const std::string_view cause = ncclGetLastError(comm);
-  if (cause.find("out of memory") != cause.npos) gpu_is_full(call);
+  // The cause is the last that NCCL has warned of, perhaps long ago; the code is this call's.
+  if (code == ncclUnhandledCudaError && cause.find("out of memory") != cause.npos)
+    gpu_is_full(fmt::format("{} ({})", call, cause));
   throw CommError(fmt::format("{}: {}; {} (NCCL_DEBUG=INFO tells more)", call,
                               ncclGetErrorString(code), cause));
 }
@@ -40,9 +42,14 @@ std::byte* NcclSession::allocate(std::int64_t bytes) {
   nccl_->check(nccl_->ncclMemAlloc(&memory, static_cast<std::size_t>(bytes)), what.c_str());
   auto* base = static_cast<std::byte*>(memory);
   auto& known = memory_[base];
-  for (const auto& communicator : all_) {
-    const auto one = communicator.lock();
-    if (one && one->takes_memory()) known.push_back({one, one->register_memory(base, bytes)});
+  try {
+    for (const auto& communicator : all_) {
+      const auto one = communicator.lock();
+      if (one && one->takes_memory()) known.push_back({one, one->register_memory(base, bytes)});
+    }
+  } catch (...) {
+    release(base);
+    throw;
   }
   return base;
 }

@@ -73,7 +73,17 @@ std::unique_ptr<Task> CudaTier::start_copy(const std::byte* from, std::byte* to,
 std::byte* PinnedTier::allocate(std::int64_t bytes) {
   std::byte* base = HostTier::allocate(bytes);
   try {
-    CUDA_TRY(cudaHostRegister(base, static_cast<std::size_t>(bytes), cudaHostRegisterDefault));
+    const cudaError_t code =
+        cudaHostRegister(base, static_cast<std::size_t>(bytes), cudaHostRegisterDefault);
+    if (code == cudaErrorMemoryAllocation) {
+      cudaGetLastError();  // told of here
+      throw MemoryError(
+          fmt::format("{:.2f} GiB of the host's memory cannot be page-locked: raise what a job may "
+                      "lock (ulimit "
+                      "-l, Slurm's --mem), or set checkpoint.async = false",
+                      static_cast<double>(bytes) / 0x1p30));
+    }
+    check_cuda(code, "cudaHostRegister");
   } catch (...) {
     HostTier::release(base, bytes);
     throw;

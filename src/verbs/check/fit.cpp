@@ -1,5 +1,6 @@
 // The largest micro-batch.
 #include <ranges>
+#include <set>
 
 #include "train/check_products.hpp"
 #include "train/setup.hpp"
@@ -17,11 +18,13 @@ std::string fit_text(const LayoutOptions& layout) {
   }
   std::string text;
   std::optional<Checked> smallest;
+  std::set<std::string> refusals;
   for (const std::int64_t micro :
-       std::views::reverse(train::legal_micros(planner.loaded, layout.ranks))) {
+       std::views::reverse(train::runnable_micros(planner.loaded, layout.ranks))) {
     try {
       smallest = check_other(layout, {fmt::format("batch.micro={}", micro)});
     } catch (const DeckError& e) {  // more than a plan can hold
+      refusals.insert(e.what());
       text += fmt::format("batch.micro = {}: {}\n", micro, e.what());
       continue;
     }
@@ -32,6 +35,7 @@ std::string fit_text(const LayoutOptions& layout) {
                         plan::human_bytes(*budget), fits ? "the largest that fits" : "too much");
     if (fits) return text;
   }
+  if (!smallest && refusals.size() == 1) throw DeckError(*refusals.begin());  // not micro's fault
   if (!smallest) throw DeckError("there is no batch.micro for this deck:\n" + text);
   const plan::Ledger& ledger = smallest->dearest().ledger;
   train::check_budget(smallest->planner.loaded, smallest->mesh(), ledger.arenas);

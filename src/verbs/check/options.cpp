@@ -53,12 +53,10 @@ std::int64_t device_bytes(const plan::PlanInputs& in, const plan::RankFigures& f
 std::string options_text(const LayoutOptions& layout) {
   std::string text;
   for (int stage = 0; stage <= 3; ++stage) {
-    const auto checked = check_variant(layout, {fmt::format("zero.stage={}", stage)});
-    if (!checked) make_planner(layout);  // throws what is wrong with the deck itself
-    TESSERA_CHECK(checked, "a deck that cannot have stage {}", stage);
-    const plan::PlanInputs& in = checked->planner.inputs;
-    const plan::RankFigures& f = checked->dearest();
-    const auto budget = device_budget(checked->deck());
+    const Checked checked = check_other(layout, {fmt::format("zero.stage={}", stage)});
+    const plan::PlanInputs& in = checked.planner.inputs;
+    const plan::RankFigures& f = checked.dearest();
+    const auto budget = device_budget(checked.deck());
     if (stage == 0) {
       text += fmt::format(
           "{} parameters on {} data x {} pipeline x {} tensor ranks; compute {}, gradients {}{}\n"
