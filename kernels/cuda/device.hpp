@@ -22,9 +22,10 @@ struct CudaLibraries {
 /// Runs on the CUDA device that is current now; `queue` and `libraries` must outlive it. run()
 /// returns when the work is queued on the queue's stream of that moment. Bits of a result depend on
 /// the call's shapes, types and settings only: not on addresses (a product's: on their alignment
-/// alone), nor on how many multiprocessors there are, nor, without SumOrder::any, on the moment. Throws InternalError for arguments that break
-/// an operation's contract. What lies in device memory cannot be refused: a row with a token or a
-/// target outside of the vocabulary becomes NaN, and EmbedBackward leaves it out.
+/// alone), nor on how many multiprocessors there are, nor, without SumOrder::any, on the moment.
+/// Throws InternalError for arguments that break an operation's contract. What lies in device
+/// memory cannot be refused: a row with a token or a target outside of the vocabulary becomes NaN,
+/// and EmbedBackward leaves it out.
 std::unique_ptr<Device> make_cuda_device(const cuda::Queue& queue, CudaLibraries& libraries,
                                          const cuda::ProductRules& rules);
 
