@@ -31,8 +31,8 @@ struct Team {
   static constexpr int kWarpsABlock = 4;  // that are a team each
   int threads;
 
-  TESSERA_INLINE int per_block() const { return threads == 32 ? kWarpsABlock : 1; }
-  int block() const { return threads * per_block(); }
+  TESSERA_INLINE constexpr int per_block() const { return threads == 32 ? kWarpsABlock : 1; }
+  TESSERA_INLINE constexpr int block() const { return threads * per_block(); }
 
   __device__ __forceinline__ int lane() const {
     return static_cast<int>(threadIdx.x) & (threads - 1);
