@@ -39,23 +39,24 @@ struct AddNormRows {
   AddPendingRun<T> addition;  // resid alone where nothing is pending
   Rows<T> out, weight, bias;
   float* stats;
+  Team team;  // of a row
   std::int64_t rows, columns;
   float eps;
   bool layernorm;
 };
 
-template <typename T, int kThreads, int kRuns>
-__global__ void __launch_bounds__(Team<kThreads>::kBlock) add_norm_kernel(AddNormRows<T> a) {
-  using Row = Team<kThreads>;
+template <typename T, int kRuns>
+__global__ void __launch_bounds__(Team::kMostThreads) add_norm_kernel(AddNormRows<T> a) {
   constexpr int V = kRun<T>;
-  __shared__ float partial[2][Row::kWarps];
-  const std::int64_t r = std::int64_t{blockIdx.x} * Row::kPerBlock + Row::index();
+  __shared__ float partial[2][Team::kMostWarps];
+  const Team& team = a.team;
+  const std::int64_t r = std::int64_t{blockIdx.x} * team.per_block() + team.index();
   if (r >= a.rows) return;  // a whole warp: larger teams have a block each
   const bool wide = a.addition.wide, pending = a.addition.pending.data != nullptr;
   const T* again = pending ? a.addition.sum[r] : a.addition.resid[r];
 
   float x[kRuns > 0 ? kRuns : 1][V], total = 0;
-  Row::template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
+  team.template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
     if (pending) {
       a.addition.add(r, c, count, x[k]);
     } else {
@@ -65,9 +66,9 @@ __global__ void __launch_bounds__(Team<kThreads>::kBlock) add_norm_kernel(AddNor
     for (int i = 0; i < V; ++i) total = total + (i < count ? x[k][i] : 0.0F);
   });
   const auto n = static_cast<float>(a.columns);
-  const float mean = a.layernorm ? Row::sum(total, partial[0]) / n : 0.0F;
+  const float mean = a.layernorm ? team.sum(total, partial[0]) / n : 0.0F;
   float squares = 0;
-  Row::template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
+  team.template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
     if (kRuns == 0) load(again + c, count, wide, x[k]);
 #pragma unroll
     for (int i = 0; i < V; ++i) {
@@ -75,9 +76,9 @@ __global__ void __launch_bounds__(Team<kThreads>::kBlock) add_norm_kernel(AddNor
       squares = fmadd(d, d, squares);
     }
   });
-  const float scale = 1.0F / sqrt(Row::sum(squares, partial[1]) / n + a.eps);
-  if (Row::lane() == 0) a.stats[2 * r] = mean, a.stats[2 * r + 1] = scale;
-  Row::template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
+  const float scale = 1.0F / sqrt(team.sum(squares, partial[1]) / n + a.eps);
+  if (team.lane() == 0) a.stats[2 * r] = mean, a.stats[2 * r + 1] = scale;
+  team.template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
     float w[V], b[V];
     if (kRuns == 0) load(again + c, count, wide, x[k]);
     load(a.weight[0] + c, count, wide, w);

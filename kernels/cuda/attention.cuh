@@ -69,8 +69,7 @@ struct ForwardTiles {
   static_assert(kSharedBytes <= kMostSharedBytes);
 };
 
-/// Dropout's factors of one head and sample's probabilities; neighbours often share a block of
-/// random numbers, so the last one is kept.
+/// Dropout of one head and sample's probabilities.
 class HeadDropout {
  public:
   __device__ HeadDropout(const AttentionSetting& s, int sample, int head)
@@ -79,19 +78,36 @@ class HeadDropout {
         first_(s.rule.first + std::int64_t{head} * s.queries * s.keys),
         keys_(s.keys) {}
 
-  __device__ __forceinline__ float factor(int query, int key) {
-    const auto element = static_cast<std::uint64_t>(first_ + std::int64_t{query} * keys_ + key);
-    if (const std::uint64_t block = element / 4; block != block_) {
-      block_ = block;
-      const auto words = philox4x32(
-          {static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
-           static_cast<std::uint32_t>(stream_), static_cast<std::uint32_t>(stream_ >> 32)},
-          rule_.key);
-      word0_ = words[0], word1_ = words[1], word2_ = words[2], word3_ = words[3];
+  /// What is kept of a lane's part of a tile of kColumns: bit 4 j + e is c[j][e]'s, which belongs
+  /// to key_of(j, e) and query_of(j, e). Neighbours often share a block of random numbers, so the
+  /// last one is kept. A loop: a block's code for each element would be a third of a kernel.
+  template <int kColumns, typename Query, typename Key>
+  __device__ __forceinline__ std::uint32_t kept(Query&& query_of, Key&& key_of) const {
+    static_assert(kColumns / 2 <= 32);
+    std::uint64_t last = ~std::uint64_t{0};  // no element's
+    std::uint32_t bits = 0, word0 = 0, word1 = 0, word2 = 0, word3 = 0;
+#pragma unroll 1
+    for (int i = 0; i < kColumns / 2; ++i) {
+      const int j = i / 4, e = i % 4;
+      const auto element =
+          static_cast<std::uint64_t>(first_ + std::int64_t{query_of(j, e)} * keys_ + key_of(j, e));
+      if (const std::uint64_t block = element / 4; block != last) {
+        last = block;
+        const auto words = philox4x32(
+            {static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
+             static_cast<std::uint32_t>(stream_), static_cast<std::uint32_t>(stream_ >> 32)},
+            rule_.key);
+        word0 = words[0], word1 = words[1], word2 = words[2], word3 = words[3];
+      }
+      const std::uint32_t even = element % 4 < 2 ? word0 : word2;
+      const std::uint32_t odd = element % 4 < 2 ? word1 : word3;
+      bits |= ((element % 2 == 0 ? even : odd) >= rule_.threshold ? 1U : 0U) << i;
     }
-    const std::uint32_t even = element % 4 < 2 ? word0_ : word2_;
-    const std::uint32_t odd = element % 4 < 2 ? word1_ : word3_;
-    return (element % 2 == 0 ? even : odd) >= rule_.threshold ? rule_.factor : 0.0F;
+    return bits;
+  }
+  /// Of c[j][e], from what is kept.
+  __device__ __forceinline__ float factor(std::uint32_t kept, int j, int e) const {
+    return (kept >> (4 * j + e) & 1U) != 0 ? rule_.factor : 0.0F;
   }
 
  private:
@@ -99,8 +115,6 @@ class HeadDropout {
   std::uint64_t stream_;
   std::int64_t first_;
   int keys_;
-  std::uint64_t block_ = ~std::uint64_t{0};  // no element's
-  std::uint32_t word0_ = 0, word1_ = 0, word2_ = 0, word3_ = 0;
 };
 
 /// Combines a value over the four lanes that share a row.
@@ -146,7 +160,7 @@ __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads)
   begin_tile<T, kDim, kKeys>(k_tile, k, 0);
   commit_copies();
 
-  HeadDropout dropout(s, sample, head);
+  const HeadDropout dropout(s, sample, head);
   const float scale = s.scale * Softmax<T>::kLog2E;
   WarpTile<kDim> out;
   float row_max[2] = {kMasked, kMasked}, row_sum[2] = {0, 0};  // the sum: this lane's part
@@ -195,11 +209,14 @@ __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads)
       }
     }
     if (s.dropped) {
+      const std::uint32_t kept = dropout.template kept<kKeys>(
+          [&](int, int e) { return first_row + row_of(e); },
+          [&](int j, int e) { return first_key + 8 * j + column_of(e); });
 #pragma unroll
       for (int j = 0; j < kKeys / 8; ++j) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          p.c[j][e] *= dropout.factor(first_row + row_of(e), first_key + 8 * j + column_of(e));
+          p.c[j][e] *= dropout.factor(kept, j, e);
         }
       }
     }
@@ -359,20 +376,30 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, kSide>::kThreads)
     const int head = head_of(step), first_column = column_of_step(step);
     const float* const lse = a.lse + (std::int64_t{sample} * s.heads + head) * s.queries;
     const float* const delta = a.delta + (std::int64_t{sample} * s.heads + head) * s.queries;
-    HeadDropout dropout(s, sample, head);
+    const HeadDropout dropout(s, sample, head);
+    const auto row = [&](int, int e) { return warp_row + row_of(e); };
+    const auto column = [&](int j, int e) { return first_column + 8 * j + column_of(e); };
 
     WarpTile<kColumns> p =
         product_of_rows<T, kDim, kColumns>(score_rows + warp * kWarpRows * kPitchT, score_columns);
     WarpTile<kColumns> d =
         product_of_rows<T, kDim, kColumns>(value_rows + warp * kWarpRows * kPitchT, value_columns);
+    std::uint32_t kept = ~0U;
+    if (s.dropped) {
+      if constexpr (kByKeys) {
+        kept = dropout.template kept<kColumns>(column, row);
+      } else {
+        kept = dropout.template kept<kColumns>(row, column);
+      }
+    }
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int row = warp_row + row_of(e), column = first_column + 8 * j + column_of(e);
-        const int query = kByKeys ? column : row, key = kByKeys ? row : column;
+        const int query = kByKeys ? column(j, e) : row(j, e);
+        const int key = kByKeys ? row(j, e) : column(j, e);
         const int at = std::min(query, s.queries - 1);
-        const float factor = s.dropped ? dropout.factor(query, key) : 1.0F;
+        const float factor = dropout.factor(kept, j, e);
         const float exact = Softmax<T>::exp(p.c[j][e] * scale - lse[at] * Softmax<T>::kLog2E);
         const float probability = query < s.queries && key <= query ? exact : 0.0F;
         p.c[j][e] = probability * factor;

@@ -7,15 +7,8 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-/// f.operator()<kThreads>() for a row of so many tokens: small ones leave no thread idle.
-template <typename F>
-void with_threads(std::int64_t tokens, F&& f) {
-  if (tokens <= 4096) {
-    f.template operator()<128>();
-  } else {
-    f.template operator()<512>();
-  }
-}
+/// For a row of so many tokens: small ones leave no thread idle.
+Team team_of(std::int64_t tokens) { return {tokens <= 4096 ? 128 : Team::kMostThreads}; }
 
 /// How many of a part's columns are tokens; the others are padding.
 template <typename Operation>
@@ -32,12 +25,11 @@ void run(const Classify& a, const Context& context) {
                                .targets = a.targets.as<std::int32_t>(),
                                .losses = a.losses.as<float>(),
                                .scale = a.scale.as<float>(),
+                               .team = team_of(a.vocab),
                                .columns = a.logits.cols(),
                                .vocab = a.vocab,
                                .wide = wide<kRun<T>>({a.logits})};
-    with_threads(a.vocab, [&]<int kThreads>() {
-      launch(on(context, a.kName, a.logits.rows(), kThreads), classify_kernel<T, kThreads>, rows);
-    });
+    launch(on(context, a.kName, a.logits.rows(), rows.team.block()), classify_kernel<T>, rows);
   });
 }
 
@@ -48,14 +40,12 @@ void run(const ClassifyPart& a, const Context& context) {
     const ClassifyPartRows<T> rows{.logits = rows_of<T>(a.logits),
                                    .targets = a.targets.as<std::int32_t>(),
                                    .stats = a.stats.as<float>(),
+                                   .team = team_of(tokens),
                                    .first_token = a.first_token,
                                    .tokens = tokens,
                                    .vocab = a.vocab,
                                    .wide = wide<kRun<T>>({a.logits})};
-    with_threads(tokens, [&]<int kThreads>() {
-      launch(on(context, a.kName, a.logits.rows(), kThreads), classify_part_kernel<T, kThreads>,
-             rows);
-    });
+    launch(on(context, a.kName, a.logits.rows(), rows.team.block()), classify_part_kernel<T>, rows);
   });
 }
 

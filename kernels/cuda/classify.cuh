@@ -15,15 +15,15 @@ struct RowSum {
   double sum;
 };
 
-template <int kThreads, typename T>
-__device__ __forceinline__ RowSum row_sum(const T* x, std::int64_t tokens, bool wide) {
-  using Row = Team<kThreads>;
+template <typename T>
+__device__ __forceinline__ RowSum row_sum(const Team& team, const T* x, std::int64_t tokens,
+                                          bool wide) {
   constexpr int V = kRun<T>;
   constexpr float kNone = -__builtin_inff();
-  __shared__ float tops[Row::kWarps];
-  __shared__ double sums[Row::kWarps];
+  __shared__ float tops[Team::kMostWarps];
+  __shared__ double sums[Team::kMostWarps];
   float top = kNone, sum = 0;
-  Row::template each_run<V, 0>(tokens, [&](int, std::int64_t c, int count) {
+  team.template each_run<V, 0>(tokens, [&](int, std::int64_t c, int count) {
     float v[V], most = kNone;
     load(x + c, count, wide, v);
 #pragma unroll
@@ -36,11 +36,11 @@ __device__ __forceinline__ RowSum row_sum(const T* x, std::int64_t tokens, bool 
 #pragma unroll
     for (int i = 0; i < V; ++i) sum = sum + (i < count ? exp_of(v[i] - shift) : 0.0F);
   });
-  const float most = Row::max(top, tops);
+  const float most = team.max(top, tops);
   if (top > kNone) sum = sum * exp_of(top - most);
   return {.top = most,
           .shift = most > kNone ? most : 0.0F,
-          .sum = Row::sum(static_cast<double>(sum), sums)};
+          .sum = team.sum(static_cast<double>(sum), sums)};
 }
 
 template <typename T>
@@ -49,21 +49,21 @@ struct ClassifyRows {
   const std::int32_t* targets;
   float* losses;
   const float* scale;  // null: losses only
+  Team team;           // a block
   std::int64_t columns, vocab;
   bool wide;
 };
 
-template <typename T, int kThreads>
-__global__ void __launch_bounds__(kThreads) classify_kernel(ClassifyRows<T> a) {
+template <typename T>
+__global__ void __launch_bounds__(Team::kMostThreads) classify_kernel(ClassifyRows<T> a) {
   constexpr int V = kRun<T>;
-  using Row = Team<kThreads>;
   T* x = a.logits[blockIdx.x];
   const std::int64_t target = a.targets[blockIdx.x];
   const float nan = __builtin_nanf("");
   const float target_logit = target < 0         ? 0.0F
                              : target < a.vocab ? load_one(x + target)
-                                                : nan;       // no such token
-  const RowSum row = row_sum<kThreads>(x, a.vocab, a.wide);  // its barriers: the target was read
+                                                : nan;     // no such token
+  const RowSum row = row_sum(a.team, x, a.vocab, a.wide);  // its barriers: the target was read
   if (threadIdx.x == 0) {
     const double loss =
         std::log(row.sum) + static_cast<double>(row.shift) - static_cast<double>(target_logit);
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kThreads) classify_kernel(ClassifyRows<T> a) {
   if (a.scale == nullptr) return;
   const float scale = target < a.vocab ? *a.scale : nan;
   const auto weight = static_cast<float>(static_cast<double>(scale) / row.sum);
-  Row::template each_run<V, 0>(a.columns, [&](int, std::int64_t c, int count) {
+  a.team.template each_run<V, 0>(a.columns, [&](int, std::int64_t c, int count) {
     float v[V];
     load(x + c, count, a.wide, v);
 #pragma unroll
@@ -90,16 +90,17 @@ struct ClassifyPartRows {
   Rows<T> logits;
   const std::int32_t* targets;
   float* stats;
+  Team team;                         // a block
   std::int64_t first_token, tokens;  // of this part
   std::int64_t vocab;
   bool wide;
 };
 
-template <typename T, int kThreads>
-__global__ void __launch_bounds__(kThreads) classify_part_kernel(ClassifyPartRows<T> a) {
+template <typename T>
+__global__ void __launch_bounds__(Team::kMostThreads) classify_part_kernel(ClassifyPartRows<T> a) {
   const T* x = a.logits[blockIdx.x];
   const std::int64_t target = a.targets[blockIdx.x], here = target - a.first_token;
-  const RowSum row = row_sum<kThreads>(x, a.tokens, a.wide);
+  const RowSum row = row_sum(a.team, x, a.tokens, a.wide);
   if (threadIdx.x != 0) return;
   float* stats = a.stats + 3 * std::int64_t{blockIdx.x};
   stats[0] = row.top;

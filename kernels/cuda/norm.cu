@@ -10,30 +10,31 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-// Runs of a row that a thread keeps in registers; backward keeps four numbers for one of forward.
-constexpr int kForwardRuns = 4, kBackwardRuns = 1;
+// Runs of a row that a thread keeps in registers; backward keeps four numbers for one of forward,
+// and more of them rather than sums in memory.
+constexpr int kForwardRuns = 4, kBackwardRuns = 1, kMostBackwardRuns = 2;
 
 template <typename T>
 void add_norm(const AddNorm& a, const Context& context) {
   constexpr int V = kRun<T>;
   const std::int64_t rows = a.resid.rows(), columns = a.resid.cols();
   const bool all_wide = wide<V>({a.resid, a.pending, a.sum, a.out, a.weight, a.bias});
-  const AddNormRows<T> body{
-      .addition = {rows_of<T>(a.resid), rows_of<T>(a.pending), rows_of<T>(a.sum),
-                   a.pending ? dropout_mask(a.dropout, a.pending.extent(1), columns)
-                             : DropoutMask{},
-                   all_wide},
-      .out = rows_of<T>(a.out),
-      .weight = rows_of<T>(a.weight),
-      .bias = rows_of<T>(a.bias),
-      .stats = a.stats.as<float>(),
-      .rows = rows,
-      .columns = columns,
-      .eps = a.eps,
-      .layernorm = a.kind == NormKind::layernorm};
-  with_team<V, kForwardRuns>(columns, [&]<int kThreads, int kRuns>() {
-    launch(on(context, a.kName, ceil_div(rows, Team<kThreads>::kPerBlock), Team<kThreads>::kBlock),
-           add_norm_kernel<T, kThreads, kRuns>, body);
+  AddNormRows<T> body{.addition = {rows_of<T>(a.resid), rows_of<T>(a.pending), rows_of<T>(a.sum),
+                                   a.pending ? dropout_mask(a.dropout, a.pending.extent(1), columns)
+                                             : DropoutMask{},
+                                   all_wide},
+                      .out = rows_of<T>(a.out),
+                      .weight = rows_of<T>(a.weight),
+                      .bias = rows_of<T>(a.bias),
+                      .stats = a.stats.as<float>(),
+                      .rows = rows,
+                      .columns = columns,
+                      .eps = a.eps,
+                      .layernorm = a.kind == NormKind::layernorm};
+  with_team<V, kForwardRuns>(columns, [&]<int kRuns>(Team team) {
+    body.team = team;
+    launch(on(context, a.kName, ceil_div(rows, team.per_block()), team.block()),
+           add_norm_kernel<T, kRuns>, body);
   });
 }
 
@@ -42,27 +43,27 @@ void norm_backward(const NormBackward& a, const NormPartials& sums, float* weigh
                    const Context& context) {
   constexpr int V = kRun<T>;
   const std::int64_t tokens = a.sum.extent(1);
-  const NormBackwardRows<T> body{.d_out = rows_of<T>(a.d_out),
-                                 .d_resid = rows_of<T>(a.d_resid),
-                                 .sum = rows_of<T>(a.sum),
-                                 .weight = rows_of<T>(a.weight),
-                                 .d_sum = rows_of<T>(a.d_sum),
-                                 .stats = a.stats.as<float>(),
-                                 .weights = weights,
-                                 .biases = a.d_bias ? biases : nullptr,
-                                 .groups = a.groups,
-                                 .chunks = sums.chunks,
-                                 .group_rows = sums.group_rows,
-                                 .group_tokens = tokens / a.groups,
-                                 .tokens = tokens,
-                                 .columns = sums.columns,
-                                 .layernorm = a.kind == NormKind::layernorm,
-                                 .wide = wide<V>({a.d_out, a.d_resid, a.sum, a.weight, a.d_sum})};
-  with_team<V, kBackwardRuns>(sums.columns, [&]<int kThreads, int kRuns>() {
-    using Row = Team<kThreads>;
-    launch(on(context, a.kName, a.groups * sums.chunks, Row::kBlock,
-              Row::kPerBlock > 1 ? 2 * sums.columns * size_of(DType::f32) : 0),
-           norm_backward_kernel<T, kThreads, kRuns>, body);
+  NormBackwardRows<T> body{.d_out = rows_of<T>(a.d_out),
+                           .d_resid = rows_of<T>(a.d_resid),
+                           .sum = rows_of<T>(a.sum),
+                           .weight = rows_of<T>(a.weight),
+                           .d_sum = rows_of<T>(a.d_sum),
+                           .stats = a.stats.as<float>(),
+                           .weights = weights,
+                           .biases = a.d_bias ? biases : nullptr,
+                           .groups = a.groups,
+                           .chunks = sums.chunks,
+                           .group_rows = sums.group_rows,
+                           .group_tokens = tokens / a.groups,
+                           .tokens = tokens,
+                           .columns = sums.columns,
+                           .layernorm = a.kind == NormKind::layernorm,
+                           .wide = wide<V>({a.d_out, a.d_resid, a.sum, a.weight, a.d_sum})};
+  with_team<V, kBackwardRuns, kMostBackwardRuns>(sums.columns, [&]<int kRuns>(Team team) {
+    body.team = team;
+    launch(on(context, a.kName, a.groups * sums.chunks, team.block(),
+              team.per_block() > 1 ? 2 * sums.columns * size_of(DType::f32) : 0),
+           norm_backward_kernel<T, kRuns>, body);
   });
 }
 

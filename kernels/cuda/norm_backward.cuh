@@ -13,6 +13,7 @@ struct NormBackwardRows {
   const float* stats;
   float *weights,
       *biases;  // (groups, chunks, C) partial sums; biases null where none are asked for
+  Team team;    // of a row
   std::int64_t groups, chunks, group_rows, group_tokens, tokens, columns;
   bool layernorm, wide;
 
@@ -30,11 +31,11 @@ struct ColumnGradients {
 
 /// What a team adds up while it goes over rows: d_sum of row r, and the columns' gradients by
 /// add(k, column, count, unit, d).
-template <typename T, int kThreads, int kRuns, typename Add>
+template <typename T, int kRuns, typename Add>
 __device__ __forceinline__ void norm_backward_row(const NormBackwardRows<T>& a, std::int64_t r,
                                                   float* partial, Add&& add) {
-  using Row = Team<kThreads>;
   constexpr int V = kRun<T>, kKept = kRuns > 0 ? kRuns : 1;
+  const Team& team = a.team;
   const float mean = a.stats[2 * r], scale = a.stats[2 * r + 1];
   float unit[kKept][V], g[kKept][V], sum_g = 0, sum_gx = 0;
   const auto read = [&](int k, std::int64_t c, int count, float(&d)[V]) {
@@ -48,7 +49,7 @@ __device__ __forceinline__ void norm_backward_row(const NormBackwardRows<T>& a, 
       g[k][i] = d[i] * w[i];  // 0 beyond count, which keeps the sums right
     }
   };
-  Row::template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
+  team.template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
     float d[V];
     read(k, c, count, d);
 #pragma unroll
@@ -59,10 +60,10 @@ __device__ __forceinline__ void norm_backward_row(const NormBackwardRows<T>& a, 
     add(k, c, count, unit[k], d);
   });
   const auto n = static_cast<float>(a.columns);
-  sum_gx = Row::sum(sum_gx, partial);
-  const float mean_g = a.layernorm ? Row::sum(sum_g, partial + Row::kWarps) / n : 0.0F;
+  sum_gx = team.sum(sum_gx, partial);
+  const float mean_g = a.layernorm ? team.sum(sum_g, partial + Team::kMostWarps) / n : 0.0F;
   const float minus_mean_gx = -sum_gx / n;
-  Row::template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
+  team.template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
     float d[V], base[V];
     if (kRuns == 0) read(k, c, count, d);
     if (a.d_resid.data != nullptr) load(a.d_resid[r] + c, count, a.wide, base);
@@ -75,12 +76,11 @@ __device__ __forceinline__ void norm_backward_row(const NormBackwardRows<T>& a, 
   });
 }
 
-template <typename T, int kThreads, int kRuns>
-__global__ void __launch_bounds__(Team<kThreads>::kBlock)
-    norm_backward_kernel(NormBackwardRows<T> a) {
-  using Row = Team<kThreads>;
+template <typename T, int kRuns>
+__global__ void __launch_bounds__(Team::kMostThreads) norm_backward_kernel(NormBackwardRows<T> a) {
   constexpr int V = kRun<T>;
-  __shared__ float partial[2][2 * Row::kWarps];
+  __shared__ float partial[2][2 * Team::kMostWarps];
+  const Team& team = a.team;
   const std::int64_t group = blockIdx.x / a.chunks, chunk = blockIdx.x % a.chunks;
   const Range part = even_part(a.group_rows, chunk, a.chunks);
   float* weights = a.weights + blockIdx.x * a.columns;
@@ -88,8 +88,8 @@ __global__ void __launch_bounds__(Team<kThreads>::kBlock)
   int turn = 0;
   if constexpr (kRuns > 0) {
     ColumnGradients<V, kRuns> own{};
-    for (std::int64_t i = part.begin + Row::index(); i < part.end; i += Row::kPerBlock) {
-      norm_backward_row<T, kThreads, kRuns>(
+    for (std::int64_t i = part.begin + team.index(); i < part.end; i += team.per_block()) {
+      norm_backward_row<T, kRuns>(
           a, a.row_of(group, i), partial[turn],
           [&](int k, std::int64_t, int, const float(&unit)[V], const float(&d)[V]) {
 #pragma unroll
@@ -102,16 +102,16 @@ __global__ void __launch_bounds__(Team<kThreads>::kBlock)
     }
     // Teams add theirs one after another: the order of a sum does not depend on who is first.
     float* total = dynamic_shared<float>();
-#pragma unroll
-    for (int team = 0; team < Row::kPerBlock; ++team) {
-      if (Row::index() == team) {
-        Row::template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
+#pragma unroll 1
+    for (int turn_of = 0; turn_of < team.per_block(); ++turn_of) {
+      if (team.index() == turn_of) {
+        team.template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
 #pragma unroll
           for (int j = 0; j < V; ++j) {
             if (j >= count) continue;
             float w = own.weight[k][j], b = own.bias[k][j];
-            if (team > 0) w = total[c + j] + w, b = total[a.columns + c + j] + b;
-            if (team + 1 < Row::kPerBlock) {
+            if (turn_of > 0) w = total[c + j] + w, b = total[a.columns + c + j] + b;
+            if (turn_of + 1 < team.per_block()) {
               total[c + j] = w, total[a.columns + c + j] = b;
             } else {
               weights[c + j] = w;
@@ -120,17 +120,17 @@ __global__ void __launch_bounds__(Team<kThreads>::kBlock)
           }
         });
       }
-      if (Row::kPerBlock > 1) __syncthreads();
+      if (team.per_block() > 1) __syncthreads();
     }
   } else {  // more columns than registers: sums stay in memory, each thread's its own
-    Row::template each_run<V, 0>(a.columns, [&](int, std::int64_t c, int count) {
+    team.template each_run<V, 0>(a.columns, [&](int, std::int64_t c, int count) {
       for (int j = 0; j < count; ++j) {
         weights[c + j] = 0;
         if (biases != nullptr) biases[c + j] = 0;
       }
     });
     for (std::int64_t i = part.begin; i < part.end; ++i) {
-      norm_backward_row<T, kThreads, 0>(
+      norm_backward_row<T, 0>(
           a, a.row_of(group, i), partial[turn],
           [&](int, std::int64_t c, int count, const float(&unit)[V], const float(&d)[V]) {
 #pragma unroll

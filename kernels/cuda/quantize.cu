@@ -7,17 +7,16 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-/// f.operator()<kThreads, kRuns>() for the team of a block of elements of which a thread keeps at
-/// most 16, in runs of V.
+/// f.operator()<kRuns>(team) for a block of elements of which a thread keeps at most 16, in runs
+/// of V.
 template <int V, typename F>
 void with_block_team(std::int64_t block, F&& f) {
-  constexpr int kRuns = 16 / V;
-  if (block <= 32 * 16) {
-    f.template operator()<32, kRuns>();
-  } else if (block <= 256 * 16) {
-    f.template operator()<256, kRuns>();
+  constexpr int kKept = 16;
+  const Team team = block <= 32 * kKept ? kWarpTeam : Team{kBlockThreads};
+  if (block <= kBlockThreads * kKept) {
+    f.template operator()<kKept / V>(team);
   } else {
-    f.template operator()<256, 0>();
+    f.template operator()<0>(team);
   }
 }
 
@@ -34,16 +33,11 @@ CodeParts code_parts(const View& code, const SlotLayout& layout, int v) {
           .wide = blocks_on_runs(layout, v)};
 }
 
-/// f.operator()<kMost>() for the number of parts that a kernel is made for.
+/// f.operator()<kMost>() for the number of parts that a kernel is made for. Missing ones cost
+/// little: nothing of them is read.
 template <typename F>
 void with_parts(std::int64_t parts, F&& f) {
-  if (parts <= 1) {
-    f.template operator()<1>();
-  } else if (parts <= 2) {
-    f.template operator()<2>();
-  } else if (parts <= 4) {
-    f.template operator()<4>();
-  } else if (parts <= kPartGroup) {
+  if (parts <= kPartGroup) {
     f.template operator()<kPartGroup>();
   } else {
     f.template operator()<0>();
@@ -58,17 +52,17 @@ void run(const Quantize& a, const Context& context) {
   const std::int64_t blocks = a.x.rows() * layout.blocks;
   with_type(a.x.type, [&]<typename T>() {
     constexpr int V = kRun<T>;
-    const QuantizeSlots<T> slots{.x = a.x.as<T>(),
-                                 .code = a.code.data,
-                                 .a_slots = a.x.extent(0),
-                                 .b_slots = a.x.extent(1),
-                                 .layout = layout,
-                                 .wide = blocks_on_runs(layout, V) && wide<V>({a.x})};
+    QuantizeSlots<T> slots{.x = a.x.as<T>(),
+                           .code = a.code.data,
+                           .a_slots = a.x.extent(0),
+                           .b_slots = a.x.extent(1),
+                           .layout = layout,
+                           .wide = blocks_on_runs(layout, V) && wide<V>({a.x})};
     with_bits(a.format.type, [&]<int kBits>() {
-      with_block_team<V>(layout.block, [&]<int kThreads, int kRuns>() {
-        using Block = Team<kThreads>;
-        launch(on(context, a.kName, ceil_div(blocks, Block::kPerBlock), Block::kBlock),
-               quantize_kernel<T, kBits, kThreads, kRuns>, slots);
+      with_block_team<V>(layout.block, [&]<int kRuns>(Team team) {
+        slots.team = team;
+        launch(on(context, a.kName, ceil_div(blocks, team.per_block()), team.block()),
+               quantize_kernel<T, kBits, kRuns>, slots);
       });
     });
   });
@@ -86,11 +80,15 @@ void run(const SumQuantized& a, const Context& context) {
                                      .add = a.write == Write::add,
                                      .wide = blocks_on_runs(layout, V) && wide<V>({out})};
     with_bits(a.format.type, [&]<int kBits>() {
-      with_parts(a.code.extent(0), [&]<int kMost>() {
-        using Block = Team<32>;
-        launch(on(context, a.kName, ceil_div(blocks, Block::kPerBlock), Block::kBlock),
+      const auto queue = [&]<int kMost>() {
+        launch(on(context, a.kName, ceil_div(blocks, kWarpTeam.per_block()), kWarpTeam.block()),
                sum_quantized_kernel<T, kBits, kMost>, slots);
-      });
+      };
+      if (a.code.extent(0) == 1) {
+        queue.template operator()<1>();
+      } else {
+        with_parts(a.code.extent(0), queue);
+      }
     });
   });
 }
@@ -100,13 +98,13 @@ void run(const RequantizeSum& a, const Context& context) {
   constexpr int V = RequantizeSlots::V;
   const SlotLayout layout = slot_layout(a.format, a.elements);
   const std::int64_t blocks = a.code.extent(1) * layout.blocks;
-  const RequantizeSlots slots{.parts = code_parts(a.code, layout, V), .sum = a.sum.data};
+  RequantizeSlots slots{.parts = code_parts(a.code, layout, V), .sum = a.sum.data};
   with_bits(a.format.type, [&]<int kBits>() {
     with_parts(a.code.extent(0), [&]<int kMost>() {
-      with_block_team<V>(layout.block, [&]<int kThreads, int kRuns>() {
-        using Block = Team<kThreads>;
-        launch(on(context, a.kName, ceil_div(blocks, Block::kPerBlock), Block::kBlock),
-               requantize_sum_kernel<kBits, kMost, kThreads, kRuns>, slots);
+      with_block_team<V>(layout.block, [&]<int kRuns>(Team team) {
+        slots.team = team;
+        launch(on(context, a.kName, ceil_div(blocks, team.per_block()), team.block()),
+               requantize_sum_kernel<kBits, kMost, kRuns>, slots);
       });
     });
   });

@@ -10,6 +10,10 @@
 
 namespace tessera::kernels::cuda {
 
+/// Threads of a kernel's block at most, and the team of a small block of elements.
+inline constexpr int kBlockThreads = 256;
+inline constexpr Team kWarpTeam{32};
+
 /// V neighbouring codes, in the low bits of their words; the first begins at a whole byte.
 template <int kBits, int V>
 struct CodeRun {
@@ -111,13 +115,13 @@ __device__ __forceinline__ BlockPlace block_place(const SlotLayout& layout, std:
 }
 
 /// The block's scale, and what pads its slot after the last block.
-template <int kBits, typename Block>
-__device__ __forceinline__ void finish_block(const SlotLayout& layout, const BlockPlace& at,
-                                             float scale, std::byte* slot) {
-  if (Block::lane() == 0) reinterpret_cast<float*>(slot + layout.scales_at)[at.block] = scale;
+template <int kBits>
+__device__ __forceinline__ void finish_block(const Team& team, const SlotLayout& layout,
+                                             const BlockPlace& at, float scale, std::byte* slot) {
+  if (team.lane() == 0) reinterpret_cast<float*>(slot + layout.scales_at)[at.block] = scale;
   if (at.block + 1 < layout.blocks) return;
-  const std::int64_t codes = (layout.elements * kBits + 7) / 8 + Block::lane(),
-                     scales = layout.scales_at + 4 * layout.blocks + Block::lane();
+  const std::int64_t codes = (layout.elements * kBits + 7) / 8 + team.lane(),
+                     scales = layout.scales_at + 4 * layout.blocks + team.lane();
   if (codes < layout.scales_at) slot[codes] = std::byte{};  // at most 15 bytes each
   if (scales < layout.bytes) slot[scales] = std::byte{};
 }
@@ -135,15 +139,16 @@ struct QuantizeSlots {
   std::byte* code;
   std::int64_t a_slots, b_slots;
   SlotLayout layout;
+  Team team;  // of a block of elements
   bool wide;
 };
 
-template <typename T, int kBits, int kThreads, int kRuns>
-__global__ void __launch_bounds__(Team<kThreads>::kBlock) quantize_kernel(QuantizeSlots<T> a) {
-  using Block = Team<kThreads>;
+template <typename T, int kBits, int kRuns>
+__global__ void __launch_bounds__(kBlockThreads) quantize_kernel(QuantizeSlots<T> a) {
   constexpr int V = kRun<T>;
-  __shared__ std::int32_t partial[Block::kWarps];
-  const std::int64_t index = std::int64_t{blockIdx.x} * Block::kPerBlock + Block::index();
+  __shared__ std::int32_t partial[Team::kMostWarps];
+  const Team& team = a.team;
+  const std::int64_t index = std::int64_t{blockIdx.x} * team.per_block() + team.index();
   if (index >= a.a_slots * a.b_slots * a.layout.blocks) return;  // a whole warp
   const BlockPlace at = block_place(a.layout, index);
   const std::int64_t of_a = quotient(at.slot, a.b_slots), of_b = at.slot - of_a * a.b_slots;
@@ -153,18 +158,18 @@ __global__ void __launch_bounds__(Team<kThreads>::kBlock) quantize_kernel(Quanti
 
   float x[kRuns > 0 ? kRuns : 1][V];
   std::int32_t largest = 0;
-  Block::template each_run<V, kRuns>(at.count, [&](int k, std::int64_t c, int count) {
+  team.template each_run<V, kRuns>(at.count, [&](int k, std::int64_t c, int count) {
     load(from + c, count, a.wide, x[k]);
     largest = largest_of(x[k], largest);
   });
-  const BlockScale s = block_scale<kBits>(Block::max(largest, partial));
-  Block::template each_run<V, kRuns>(at.count, [&](int k, std::int64_t c, int count) {
+  const BlockScale s = block_scale<kBits>(team.max(largest, partial));
+  team.template each_run<V, kRuns>(at.count, [&](int k, std::int64_t c, int count) {
     if (kRuns == 0) load(from + c, count, a.wide, x[k]);
     CodeRun<kBits, V> run;
     run.set(x[k], s.inverse);
     run.write(codes + c * kBits / 8, count, a.wide);
   });
-  finish_block<kBits, Block>(a.layout, at, s.scale, slot);
+  finish_block<kBits>(team, a.layout, at, s.scale, slot);
 }
 
 struct CodeParts {
@@ -226,11 +231,11 @@ __device__ __forceinline__ Floats<V> sum_of_few(const BlockParts& a, std::int64_
 inline constexpr int kPartGroup = 8, kGroupLevels = 9;
 static_assert(kMostCodeParts == kPartGroup * ((std::int64_t{1} << kGroupLevels) - 1));
 
-/// Blocks of a kernel of sums for at most kMost parts that a multiprocessor holds at once, so many
-/// that there are registers for what is on its way. Said to the compiler, which else spills a few
-/// to hold more.
-template <int kMost, int kBlock>
-inline constexpr int kSumBlocks = (kMost > 0 ? 640 : 256) / kBlock;
+/// Blocks of so many threads of a kernel of sums for at most kMost parts that a multiprocessor
+/// holds at once, so many that there are registers for what is on its way. Said to the compiler,
+/// which else spills a few to hold more.
+template <int kMost, int kThreads>
+inline constexpr int kSumBlocks = (kMost > 0 ? 640 : 256) / kThreads;
 
 /// The same over all parts: kMost at most, or any number for 0.
 template <int kBits, int V, int kMost>
@@ -253,17 +258,17 @@ struct SumQuantizedSlots {
 };
 
 template <typename T, int kBits, int kMost>
-__global__ void __launch_bounds__(Team<32>::kBlock, (kSumBlocks<kMost, Team<32>::kBlock>))
+__global__ void __launch_bounds__(kWarpTeam.block(), (kSumBlocks<kMost, kWarpTeam.block()>))
     sum_quantized_kernel(SumQuantizedSlots<T> a) {
-  using Block = Team<32>;
   constexpr int V = kRun<T>;
+  constexpr Team team = kWarpTeam;
   const SlotLayout& layout = a.parts.layout;
-  const std::int64_t index = std::int64_t{blockIdx.x} * Block::kPerBlock + Block::index();
+  const std::int64_t index = std::int64_t{blockIdx.x} * team.per_block() + team.index();
   if (index >= a.parts.slots * layout.blocks) return;
   const BlockPlace at = block_place(layout, index);
   const BlockParts parts = block_parts<kBits>(a.parts, at);
   T* out = a.out + at.slot * layout.elements + at.first;
-  Block::each_run<V, 0>(at.count, [&](int, std::int64_t c, int count) {
+  team.each_run<V, 0>(at.count, [&](int, std::int64_t c, int count) {
     Floats<V> sum = sum_of_parts<kBits, V, kMost>(parts, c, count);
     if (a.add) {
       Floats<V> before;
@@ -278,17 +283,17 @@ struct RequantizeSlots {
   static constexpr int V = 8;
   CodeParts parts;
   std::byte* sum;  // (slots, bytes)
+  Team team;       // of a block of elements
 };
 
-template <int kBits, int kMost, int kThreads, int kRuns>
-__global__ void __launch_bounds__(Team<kThreads>::kBlock,
-                                  (kSumBlocks<kMost, Team<kThreads>::kBlock>))
+template <int kBits, int kMost, int kRuns>
+__global__ void __launch_bounds__(kBlockThreads, (kSumBlocks<kMost, kBlockThreads>))
     requantize_sum_kernel(RequantizeSlots a) {
-  using Block = Team<kThreads>;
   constexpr int V = RequantizeSlots::V;
-  __shared__ std::int32_t partial[Block::kWarps];
+  __shared__ std::int32_t partial[Team::kMostWarps];
+  const Team& team = a.team;
   const SlotLayout& layout = a.parts.layout;
-  const std::int64_t index = std::int64_t{blockIdx.x} * Block::kPerBlock + Block::index();
+  const std::int64_t index = std::int64_t{blockIdx.x} * team.per_block() + team.index();
   if (index >= a.parts.slots * layout.blocks) return;
   const BlockPlace at = block_place(layout, index);
   const BlockParts parts = block_parts<kBits>(a.parts, at);
@@ -297,18 +302,18 @@ __global__ void __launch_bounds__(Team<kThreads>::kBlock,
 
   Floats<V> sum[kRuns > 0 ? kRuns : 1];
   std::int32_t largest = 0;
-  Block::template each_run<V, kRuns>(at.count, [&](int k, std::int64_t c, int count) {
+  team.template each_run<V, kRuns>(at.count, [&](int k, std::int64_t c, int count) {
     sum[k] = sum_of_parts<kBits, V, kMost>(parts, c, count);
     largest = largest_of(sum[k].v, largest);
   });
-  const BlockScale s = block_scale<kBits>(Block::max(largest, partial));
-  Block::template each_run<V, kRuns>(at.count, [&](int k, std::int64_t c, int count) {
+  const BlockScale s = block_scale<kBits>(team.max(largest, partial));
+  team.template each_run<V, kRuns>(at.count, [&](int k, std::int64_t c, int count) {
     if (kRuns == 0) sum[k] = sum_of_parts<kBits, V, kMost>(parts, c, count);
     CodeRun<kBits, V> run;
     run.set(sum[k].v, s.inverse);
     run.write(codes + c * kBits / 8, count, parts.wide);
   });
-  finish_block<kBits, Block>(layout, at, s.scale, slot);
+  finish_block<kBits>(team, layout, at, s.scale, slot);
 }
 
 }  // namespace tessera::kernels::cuda

@@ -25,78 +25,77 @@ __device__ __forceinline__ T warp_max(T x) {
   return x;
 }
 
-/// Of kThreads threads: 32, several teams to a block, or all of the block's.
-template <int kThreads>
+/// Of 32 threads, several teams to a block, or of all of a block's: 64, 128, 256 or 512.
 struct Team {
-  static constexpr int kWarps = kThreads / 32;
-  static constexpr int kPerBlock = kThreads == 32 ? 4 : 1;
-  static constexpr int kBlock = kThreads * kPerBlock;
+  static constexpr int kMostThreads = 512, kMostWarps = kMostThreads / 32;
+  static constexpr int kWarpsABlock = 4;  // that are a team each
+  int threads;
 
-  __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % kThreads; }
-  __device__ __forceinline__ static int index() { return static_cast<int>(threadIdx.x) / kThreads; }
+  TESSERA_INLINE constexpr int per_block() const { return threads == 32 ? kWarpsABlock : 1; }
+  TESSERA_INLINE constexpr int block() const { return threads * per_block(); }
 
-  /// Sums over the team, the same for all. `shared` has room for kWarps values and may be used
+  __device__ __forceinline__ int lane() const {
+    return static_cast<int>(threadIdx.x) & (threads - 1);
+  }
+  __device__ __forceinline__ int index() const {
+    return threads == 32 ? static_cast<int>(threadIdx.x) / 32 : 0;
+  }
+
+  /// Sums over the team, the same for all. `shared` has room for kMostWarps values and may be used
   /// again after the next barrier: callers alternate between two.
   template <typename T>
-  __device__ __forceinline__ static T sum(T x, T* shared) {
-    x = warp_sum(x);
-    if constexpr (kWarps > 1) {
-      if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
-      __syncthreads();
-      x = shared[0];
-      for (int i = 1; i < kWarps; ++i) x = x + shared[i];
-    }
-    return x;
+  __device__ __forceinline__ T sum(T x, T* shared) const {
+    return over_warps(warp_sum(x), shared, [](T a, T b) { return a + b; });
   }
   template <typename T>
-  __device__ __forceinline__ static T max(T x, T* shared) {
-    x = warp_max(x);
-    if constexpr (kWarps > 1) {
-      if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
-      __syncthreads();
-      x = shared[0];
-      for (int i = 1; i < kWarps; ++i) x = shared[i] > x ? shared[i] : x;
-    }
-    return x;
+  __device__ __forceinline__ T max(T x, T* shared) const {
+    return over_warps(warp_max(x), shared, [](T a, T b) { return b > a ? b : a; });
   }
 
   /// body(k, column, count) for this thread's runs of V columns; k counts them. At most kRuns of
   /// them, unrolled, so that what belongs to each can stay in registers; or any number for kRuns 0,
   /// and k is always 0.
   template <int V, int kRuns, typename Body>
-  __device__ __forceinline__ static void each_run(std::int64_t columns, Body&& body) {
+  __device__ __forceinline__ void each_run(std::int64_t columns, Body&& body) const {
     if constexpr (kRuns > 0) {
       const int n = static_cast<int>(columns);
 #pragma unroll
       for (int k = 0; k < kRuns; ++k) {
-        const int c = (k * kThreads + lane()) * V;
+        const int c = (k * threads + lane()) * V;
         if (c < n) body(k, c, n - c < V ? n - c : V);
       }
     } else {
-      for (std::int64_t c = std::int64_t{lane()} * V; c < columns; c += kThreads * V) {
+      for (std::int64_t c = std::int64_t{lane()} * V; c < columns; c += threads * V) {
         body(0, c, columns - c < V ? static_cast<int>(columns - c) : V);
       }
     }
   }
+
+ private:
+  /// Combines what the team's warps have, in their order.
+  template <typename T, typename F>
+  __device__ __forceinline__ T over_warps(T x, T* shared, F&& combine) const {
+    if (threads == 32) return x;
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = shared[0];
+    for (int i = 1; i < threads / 32; ++i) x = combine(x, shared[i]);
+    return x;
+  }
 };
 
-/// f.operator()<kThreads, kRuns>() with the smallest team whose threads have at most kMost runs of
-/// V columns each; twice as many in a block of 512, and 0 where not even that is enough.
-template <int V, int kMost, typename F>
+/// f.operator()<kRuns>(team) with the smallest team whose threads have at most kMost runs of V
+/// columns each; kMore in a block of 512, and 0, any number, where not even that is enough.
+template <int V, int kMost, int kMore = kMost, typename F>
 void with_team(std::int64_t columns, F&& f) {
   const std::int64_t runs = (columns + V - 1) / V;
-  if (runs <= 32 * kMost) {
-    f.template operator()<32, kMost>();
-  } else if (runs <= 128 * kMost) {
-    f.template operator()<128, kMost>();
-  } else if (runs <= 256 * kMost) {
-    f.template operator()<256, kMost>();
-  } else if (runs <= 512 * kMost) {
-    f.template operator()<512, kMost>();
-  } else if (runs <= 512 * 2 * kMost) {
-    f.template operator()<512, 2 * kMost>();
+  for (const int threads : {32, 128, 256, Team::kMostThreads}) {
+    if (runs <= threads * kMost) return f.template operator()<kMost>(Team{threads});
+  }
+  if (kMore > kMost && runs <= Team::kMostThreads * kMore) {
+    f.template operator()<kMore>(Team{Team::kMostThreads});
   } else {
-    f.template operator()<512, 0>();
+    f.template operator()<0>(Team{Team::kMostThreads});
   }
 }
 
