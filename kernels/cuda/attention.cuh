@@ -57,6 +57,11 @@ inline constexpr int kMostSharedBytes = 99 << 10;
 /// Heads of more columns have smaller tiles.
 inline constexpr int kNarrowDim = 128;
 
+/// Blocks that a multiprocessor holds at least. Said for f32, where the compiler else spills a few
+/// registers to hold more; 0 leaves the number to it.
+template <typename T>
+inline constexpr int kLeastBlocks = sizeof(T) == 2 ? 0 : 1;
+
 /// Tile sizes of the forward kernel.
 template <typename T, int kDim>
 struct ForwardTiles {
@@ -69,53 +74,43 @@ struct ForwardTiles {
   static_assert(kSharedBytes <= kMostSharedBytes);
 };
 
-/// Dropout of one head and sample's probabilities.
-class HeadDropout {
- public:
-  __device__ HeadDropout(const AttentionSetting& s, int sample, int head)
-      : rule_(s.rule),
-        stream_(s.dropped ? static_cast<std::uint64_t>(s.sample_index[sample]) : 0),
-        first_(s.rule.first + std::int64_t{head} * s.queries * s.keys),
-        keys_(s.keys) {}
-
-  /// What is kept of a lane's part of a tile of kColumns: bit 4 j + e is c[j][e]'s, which belongs
-  /// to key_of(j, e) and query_of(j, e). Neighbours often share a block of random numbers, so the
-  /// last one is kept. A loop: a block's code for each element would be a third of a kernel.
-  template <int kColumns, typename Query, typename Key>
-  __device__ __forceinline__ std::uint32_t kept(Query&& query_of, Key&& key_of) const {
-    static_assert(kColumns / 2 <= 32);
-    std::uint64_t last = ~std::uint64_t{0};  // no element's
-    std::uint32_t bits = 0, word0 = 0, word1 = 0, word2 = 0, word3 = 0;
+/// What dropout keeps of a lane's part of a tile of kColumns, for one head and sample: bit 4 j + e
+/// is c[j][e]'s, which belongs to key_of(j, e) and query_of(j, e). Neighbours often share a block
+/// of random numbers, so the last one is kept. A loop: a block's code for each element would be a
+/// third of a kernel.
+template <int kColumns, typename Query, typename Key>
+__device__ __forceinline__ std::uint32_t kept_of(const AttentionSetting& s, int sample, int head,
+                                                 Query&& query_of, Key&& key_of) {
+  static_assert(kColumns / 2 <= 32);
+  const auto stream = static_cast<std::uint64_t>(s.sample_index[sample]);
+  const std::int64_t first = s.rule.first + std::int64_t{head} * s.queries * s.keys;
+  std::uint64_t last = ~std::uint64_t{0};  // no element's
+  std::uint32_t bits = 0, word0 = 0, word1 = 0, word2 = 0, word3 = 0;
 #pragma unroll 1
-    for (int i = 0; i < kColumns / 2; ++i) {
-      const int j = i / 4, e = i % 4;
-      const auto element =
-          static_cast<std::uint64_t>(first_ + std::int64_t{query_of(j, e)} * keys_ + key_of(j, e));
-      if (const std::uint64_t block = element / 4; block != last) {
-        last = block;
-        const auto words = philox4x32(
-            {static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
-             static_cast<std::uint32_t>(stream_), static_cast<std::uint32_t>(stream_ >> 32)},
-            rule_.key);
-        word0 = words[0], word1 = words[1], word2 = words[2], word3 = words[3];
-      }
-      const std::uint32_t even = element % 4 < 2 ? word0 : word2;
-      const std::uint32_t odd = element % 4 < 2 ? word1 : word3;
-      bits |= ((element % 2 == 0 ? even : odd) >= rule_.threshold ? 1U : 0U) << i;
+  for (int i = 0; i < kColumns / 2; ++i) {
+    const int j = i / 4, e = i % 4;
+    const auto element =
+        static_cast<std::uint64_t>(first + std::int64_t{query_of(j, e)} * s.keys + key_of(j, e));
+    if (const std::uint64_t block = element / 4; block != last) {
+      last = block;
+      const auto words =
+          philox4x32({static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
+                      static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(stream >> 32)},
+                     s.rule.key);
+      word0 = words[0], word1 = words[1], word2 = words[2], word3 = words[3];
     }
-    return bits;
+    const std::uint32_t even = element % 4 < 2 ? word0 : word2;
+    const std::uint32_t odd = element % 4 < 2 ? word1 : word3;
+    bits |= ((element % 2 == 0 ? even : odd) >= s.rule.threshold ? 1U : 0U) << i;
   }
-  /// Of c[j][e], from what is kept.
-  __device__ __forceinline__ float factor(std::uint32_t kept, int j, int e) const {
-    return (kept >> (4 * j + e) & 1U) != 0 ? rule_.factor : 0.0F;
-  }
+  return bits;
+}
 
- private:
-  const DropoutRule& rule_;
-  std::uint64_t stream_;
-  std::int64_t first_;
-  int keys_;
-};
+/// Dropout's factor of c[j][e].
+__device__ __forceinline__ float dropout_factor(const AttentionSetting& s, std::uint32_t kept,
+                                                int j, int e) {
+  return (kept >> (4 * j + e) & 1U) != 0 ? s.rule.factor : 0.0F;
+}
 
 /// Combines a value over the four lanes that share a row.
 template <typename F>
@@ -132,7 +127,7 @@ struct ForwardOperands {
 };
 
 template <typename T, int kDim>
-__global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads)
+__global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads, kLeastBlocks<T>)
     attention_forward(AttentionSetting s, ForwardOperands<T> a) {
   using Tiles = ForwardTiles<T, kDim>;
   constexpr int kPitchT = kPitch<T, kDim>, kKeys = Tiles::kKeys;
@@ -160,7 +155,6 @@ __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads)
   begin_tile<T, kDim, kKeys>(k_tile, k, 0);
   commit_copies();
 
-  const HeadDropout dropout(s, sample, head);
   const float scale = s.scale * Softmax<T>::kLog2E;
   WarpTile<kDim> out;
   float row_max[2] = {kMasked, kMasked}, row_sum[2] = {0, 0};  // the sum: this lane's part
@@ -209,14 +203,14 @@ __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads)
       }
     }
     if (s.dropped) {
-      const std::uint32_t kept = dropout.template kept<kKeys>(
-          [&](int, int e) { return first_row + row_of(e); },
+      const std::uint32_t kept = kept_of<kKeys>(
+          s, sample, head, [&](int, int e) { return first_row + row_of(e); },
           [&](int j, int e) { return first_key + 8 * j + column_of(e); });
 #pragma unroll
       for (int j = 0; j < kKeys / 8; ++j) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          p.c[j][e] *= dropout.factor(kept, j, e);
+          p.c[j][e] *= dropout_factor(s, kept, j, e);
         }
       }
     }
@@ -295,7 +289,7 @@ struct BackwardTiles {
 };
 
 template <typename T, int kDim, Side kSide>
-__global__ void __launch_bounds__(BackwardTiles<T, kDim, kSide>::kThreads)
+__global__ void __launch_bounds__(BackwardTiles<T, kDim, kSide>::kThreads, kLeastBlocks<T>)
     attention_gradient(AttentionSetting s, BackwardOperands<T> a) {
   using Tiles = BackwardTiles<T, kDim, kSide>;
   constexpr bool kByKeys = kSide == Side::keys;
@@ -376,7 +370,6 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, kSide>::kThreads)
     const int head = head_of(step), first_column = column_of_step(step);
     const float* const lse = a.lse + (std::int64_t{sample} * s.heads + head) * s.queries;
     const float* const delta = a.delta + (std::int64_t{sample} * s.heads + head) * s.queries;
-    const HeadDropout dropout(s, sample, head);
     const auto row = [&](int, int e) { return warp_row + row_of(e); };
     const auto column = [&](int j, int e) { return first_column + 8 * j + column_of(e); };
 
@@ -387,9 +380,9 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, kSide>::kThreads)
     std::uint32_t kept = ~0U;
     if (s.dropped) {
       if constexpr (kByKeys) {
-        kept = dropout.template kept<kColumns>(column, row);
+        kept = kept_of<kColumns>(s, sample, head, column, row);
       } else {
-        kept = dropout.template kept<kColumns>(row, column);
+        kept = kept_of<kColumns>(s, sample, head, row, column);
       }
     }
 #pragma unroll
@@ -399,7 +392,7 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, kSide>::kThreads)
         const int query = kByKeys ? column(j, e) : row(j, e);
         const int key = kByKeys ? row(j, e) : column(j, e);
         const int at = std::min(query, s.queries - 1);
-        const float factor = dropout.factor(kept, j, e);
+        const float factor = dropout_factor(s, kept, j, e);
         const float exact = Softmax<T>::exp(p.c[j][e] * scale - lse[at] * Softmax<T>::kLog2E);
         const float probability = query < s.queries && key <= query ? exact : 0.0F;
         p.c[j][e] = probability * factor;
