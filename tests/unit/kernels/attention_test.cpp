@@ -157,6 +157,23 @@ Attention call_of(const Inputs& in, const Tensor& out, const Tensor& lse) {
           .dropout = in.reference.dropout};
 }
 
+/// The backward of call_of(in, out, lse).
+AttentionBackward backward_of(const Inputs& in, const Tensor& out, const Tensor& lse,
+                              const Tensor& d_out, const Tensor& d_q, const Tensor& d_k,
+                              const Tensor& d_v) {
+  return {.q = in.q.view(),
+          .k = in.k.view(),
+          .v = in.v.view(),
+          .out = out.view(),
+          .lse = lse.view(),
+          .d_out = d_out.view(),
+          .d_q = d_q.view(),
+          .d_k = d_k.view(),
+          .d_v = d_v.view(),
+          .shape = in.reference.shape,
+          .dropout = in.reference.dropout};
+}
+
 TEST(Attention, AgreesWithDoubleSoftmax) {
   for_attention_devices([](Device& device, DType type, const ScoreRounding& rounding) {
     for (const Case& c : kForward) {
@@ -289,18 +306,9 @@ TEST(Attention, GradientsAgreeWithDouble) {
         Tensor d_q(type, {c.samples, c.queries, c.heads * c.dim}, c.gap);
         Tensor d_k(type, {c.samples, c.keys, c.kv_heads * c.dim}, c.gap);
         Tensor d_v(type, {c.samples, c.keys, c.kv_heads * c.dim}, c.gap);
-        run(device, AttentionBackward{.q = in.q.view(),
-                                      .k = in.k.view(),
-                                      .v = in.v.view(),
-                                      .out = out.view(),
-                                      .lse = lse.view(),
-                                      .d_out = d_out.view(),
-                                      .d_q = d_q.view(),
-                                      .d_k = d_k.view(),
-                                      .d_v = d_v.view(),
-                                      .shape = in.reference.shape,
-                                      .dropout = in.reference.dropout,
-                                      .order = order});
+        AttentionBackward call = backward_of(in, out, lse, d_out, d_q, d_k, d_v);
+        call.order = order;
+        run(device, call);
         expect_within(d_q, want.q, bounded(want.q_bound, want.q), "d_q");
         expect_within(d_k, want.k, bounded(want.k_bound, want.k), "d_k");
         expect_within(d_v, want.v, bounded(want.v_bound, want.v), "d_v");
@@ -336,17 +344,7 @@ TEST(Attention, UnevenPartsOfTheHeadsMakeTheWhole) {
         parts_d_q(type, q_shape);
     const auto d_out = Tensor::random(type, q_shape, 9);
     run(device, call_of(in, out, lse));
-    run(device, AttentionBackward{.q = in.q.view(),
-                                  .k = in.k.view(),
-                                  .v = in.v.view(),
-                                  .out = out.view(),
-                                  .lse = lse.view(),
-                                  .d_out = d_out.view(),
-                                  .d_q = d_q.view(),
-                                  .d_k = d_k.view(),
-                                  .d_v = d_v.view(),
-                                  .shape = in.reference.shape,
-                                  .dropout = in.reference.dropout});
+    run(device, backward_of(in, out, lse, d_out, d_q, d_k, d_v));
 
     Tensor sum_d_k(DType::f32, k_shape), sum_d_v(DType::f32, k_shape);
     Numbers k_written(static_cast<std::size_t>(sum_d_k.size())), v_written = k_written;
@@ -434,17 +432,7 @@ TEST(Attention, AlignmentChangesNoBit) {
       all.push_back(Tensor(DType::f32, {1, 2, 70}));
       const auto d_out = Tensor::random(type, q_shape, 9, 1, gap);
       run(device, call_of(in, all[0], all[4]));
-      run(device, AttentionBackward{.q = in.q.view(),
-                                    .k = in.k.view(),
-                                    .v = in.v.view(),
-                                    .out = all[0].view(),
-                                    .lse = all[4].view(),
-                                    .d_out = d_out.view(),
-                                    .d_q = all[1].view(),
-                                    .d_k = all[2].view(),
-                                    .d_v = all[3].view(),
-                                    .shape = in.reference.shape,
-                                    .dropout = in.reference.dropout});
+      run(device, backward_of(in, all[0], all[4], d_out, all[1], all[2], all[3]));
       return all;
     };
     const auto vectors = run_with(0), elements = run_with(3);

@@ -4,30 +4,15 @@
 #include <gtest/gtest.h>
 
 #include "core/error.hpp"
+#include "unit/deck/deck_text.hpp"
 
 namespace tessera::train {
 namespace {
 
-constexpr const char* kDeck = R"([run]
-steps = 1
-[model]
-layers = 1
-heads = 4
-hidden = 64
-vocab = 65
-context = 48
-[data]
-train = ["tokens"]
-[batch]
-global = 8
-[optimizer]
-lr = 1e-3
-)";
-
 constexpr std::int64_t kMiB = 1 << 20;
 
 TEST(CheckGpu, SaysHowMuchIsMissingAndWhatToDo) {
-  const deck::Deck deck = deck::parse_deck(kDeck, "deck.toml").deck;
+  const deck::Deck deck = deck::small_deck().deck;
   const Mesh mesh{.tensor = 1, .data = 2, .pipeline = 1};
   const plan::ArenaBytes arenas{300 * kMiB, 200 * kMiB, 5000 * kMiB};  // the last is the host's
   check_gpu(deck, mesh, arenas, {.in_use = 1548 * kMiB, .total = 2048 * kMiB});
