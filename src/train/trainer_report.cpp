@@ -113,7 +113,7 @@ void Trainer::report_start() {
                    {"nodes", world.nodes}}},
                  {"zero_stage", inputs.stage},
                  {"parameters", parameters},
-                 {"predicted_bytes", ledger.device() + ledger.host()},
+                 {"predicted_bytes", engine_->bytes()},
                  {"arena_bytes", stages_json(stages)}});
 }
 
@@ -268,11 +268,9 @@ void Trainer::report_end(std::string_view reason) {
   report_.say(fmt::format("  memory: {} predicted for the arenas, memory in use grew by {}",
                           plan::human_bytes(predicted), plan::human_bytes(grown)));
   if (engine_->tier().apart().total > 0) {
-    report_.say(
-        fmt::format("  beside the arenas {} more of the GPU are in use than at the start: NCCL, "
-                    "cuBLASLt, cuDNN, "
-                    "graphs",
-                    plan::human_bytes(libraries)));
+    report_.say(fmt::format(
+        "  beside the arenas {} more of the GPU are in use than at the start: libraries, graphs",
+        plan::human_bytes(libraries)));
   }
   report_.event({{"event", "end"},
                  {"reason", reason},
