@@ -1,6 +1,8 @@
 #include "io/file.hpp"
 
 #include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -94,6 +96,27 @@ void File::write(std::int64_t offset, std::span<const std::byte> bytes) {
     if (n < 0) fail("write", path_, errno);
     done += static_cast<std::size_t>(n);
   }
+}
+
+bool File::try_lock(FileLock kind) const {
+  if (system_calls::lock(descriptor_, path_, kind == FileLock::exclusive ? LOCK_EX : LOCK_SH) == 0)
+    return true;
+  switch (errno) {
+    case EWOULDBLOCK: return false;
+    case ENOLCK:
+    case ENOSYS:
+    case ENOTSUP:
+    case EINVAL: return true;
+    default: fail("lock", path_, errno);
+  }
+}
+
+bool File::has_its_name() const {
+  struct stat named {
+  }, open{};
+  if (::fstat(descriptor_, &open) != 0) fail("examine", path_, errno);
+  return ::stat(path_.c_str(), &named) == 0 && named.st_dev == open.st_dev &&
+         named.st_ino == open.st_ino;
 }
 
 void File::sync() {

@@ -20,6 +20,8 @@ enum class OpenMode {
   update,  // must exist; read and write
 };
 
+enum class FileLock { shared, exclusive };
+
 /// An open file descriptor. Reads and writes name their offset and keep no position, so one File
 /// may be used by many threads at once.
 class File {
@@ -37,6 +39,11 @@ class File {
   /// Fills `out` from [offset, offset + out.size()); DataError if the file ends before.
   void read(std::int64_t offset, std::span<std::byte> out) const;
   void write(std::int64_t offset, std::span<const std::byte> bytes);
+  /// Locks the file against other processes (flock) until it is closed; false if another has it.
+  /// True too where the file system has no locks.
+  bool try_lock(FileLock kind) const;
+  /// Whether path() is still this file, not another or none.
+  bool has_its_name() const;
   /// Returns when the data is on the disk.
   void sync();
   /// The destructor closes too, but cannot report what close() does: a writer calls this.

@@ -1,6 +1,7 @@
 #include "io/system_calls.hpp"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -91,6 +92,11 @@ ssize_t write(int descriptor, const fs::path& path, const void* data, std::size_
   const ssize_t n = uninterrupted([&] { return ::pwrite(descriptor, data, bytes, offset); });
   if (n > 0) bytes_written.fetch_add(n, std::memory_order_relaxed);
   return n;
+}
+
+int lock(int descriptor, const fs::path& path, int operation) {
+  if (!allowed(IoCall::lock, path)) return -1;
+  return uninterrupted([&] { return ::flock(descriptor, operation | LOCK_NB); });
 }
 
 int sync(int descriptor, const fs::path& path) {

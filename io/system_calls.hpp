@@ -46,6 +46,8 @@ ssize_t read(int descriptor, const std::filesystem::path& path, void* out, std::
              std::int64_t offset);
 ssize_t write(int descriptor, const std::filesystem::path& path, const void* data,
               std::size_t bytes, std::int64_t offset);
+/// flock() that does not wait: EWOULDBLOCK if another has the lock.
+int lock(int descriptor, const std::filesystem::path& path, int operation);
 int sync(int descriptor, const std::filesystem::path& path);
 int close(int descriptor, const std::filesystem::path& path);
 int rename(const std::filesystem::path& from, const std::filesystem::path& to);

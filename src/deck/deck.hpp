@@ -83,6 +83,7 @@ struct DataSection {
   std::vector<std::string> train;
   std::vector<std::string> validation;
   bool shuffle = true;
+  bool accept_changes = false;
   bool operator==(const DataSection&) const = default;
 };
 

@@ -195,6 +195,9 @@ constexpr SchemaRow kRows[] = {
                                                {.on_resume = refused}),
     row<&Deck::data, &DataSection::shuffle>(
         "data.shuffle", "a fixed pseudo-random order in each epoch", {.on_resume = refused}),
+    row<&Deck::data, &DataSection::accept_changes>(
+        "data.accept_changes",
+        "go on from a checkpoint though the training data is not what it was"),
     row<&Deck::batch, &BatchSection::sequence>(
         "batch.sequence", "tokens of one sequence",
         {.limits = kLength, .unset = "model.context", .on_resume = refused}),
@@ -357,7 +360,8 @@ constexpr SchemaRow kRows[] = {
         "checkpoint.every", "steps between checkpoints; 0 = none, also not at the end",
         {.limits = at_least(0)}),
     row<&Deck::checkpoint, &CheckpointSection::keep>(
-        "checkpoint.keep", "newest checkpoints kept; 0 = all", {.limits = at_least(0)}),
+        "checkpoint.keep",
+        "newest checkpoints kept, beside the newest that a later step was applied to; 0 = all", {.limits = at_least(0)}),
     row<&Deck::checkpoint, &CheckpointSection::keep_every>(
         "checkpoint.keep_every", "checkpoints at multiples of this step are never pruned; 0 = none",
         {.limits = at_least(0)}),

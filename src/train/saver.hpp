@@ -43,7 +43,8 @@ class Saver {
   /// Waits for the end of the phase on all ranks. After the first, begins the second and returns
   /// nothing; after the second, there is a checkpoint. Collective. Throws the lowest failing rank's
   /// error on every rank; but once there is a checkpoint, what fails is no more than reported.
-  std::optional<SaveResult> advance();
+  /// `applied_updates` are the run's by now: they tell which older checkpoints may be pruned.
+  std::optional<SaveResult> advance(std::int64_t applied_updates);
   /// Gives up the save under way, if there is one: the next begin() removes what it has written.
   void abandon();
 
@@ -51,7 +52,7 @@ class Saver {
   enum class Phase : std::uint8_t { none, write, commit };
 
   void start(Phase phase, std::function<void()> work);
-  void commit(const std::vector<std::string>& parts);
+  void commit(const std::vector<std::string>& parts, std::int64_t applied_updates);
 
   const comm::Control& control_;
   std::filesystem::path directory_;

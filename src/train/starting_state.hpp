@@ -43,6 +43,14 @@ std::optional<LoadedCheckpoint> load_checkpoint_before(std::int64_t step,
                                                        ModelState& state,
                                                        const UnusableCheckpoint& unusable);
 
+/// Loads the newest usable checkpoint of the run with fewer updates than `applied_updates`; nothing
+/// if there are none. Collective; throws as load_checkpoint_before().
+std::optional<LoadedCheckpoint> load_proven_checkpoint(std::int64_t applied_updates,
+                                                       const deck::LoadedDeck& loaded,
+                                                       const comm::Control& control,
+                                                       ModelState& state,
+                                                       const UnusableCheckpoint& unusable);
+
 /// model.init_from's weights, else random ones. Collective. Returns what the user should know of
 /// them, or nothing.
 std::string set_initial_state(const deck::Deck& deck, const comm::Control& control,

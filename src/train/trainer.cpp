@@ -46,6 +46,9 @@ void Trainer::start() {
   watch_peers(job_, std::chrono::seconds(deck_.guard.hang_timeout.count), directory_);
   corpus_ = open_training(loaded_, control_);
   validation_ = open_validation(loaded_, control_);
+  control_.together([&] {
+    if (control_.rank() == 0) data_ = identify(*corpus_);
+  });
   const std::int64_t sequences = corpus_->sequences(deck_.batch.sequence);
   timeline_ = optim::Timeline(deck_.batch, sequences);
   set_run_length();
@@ -212,6 +215,7 @@ void Trainer::after_step(const StepResult& result) {
   }
   if (!result.applied) return count_skip(result.loss);
   consecutive_skips_ = 0;
+  unproven_.reset();
   const std::int64_t every = deck_.guard.check_replicas;
   if (every > 0 && progress_.step % every == 0) compare_replicas();
   judge_loss(result.loss);
@@ -281,11 +285,14 @@ void Trainer::save_or_evaluate() {
   const auto due = [&](std::int64_t every) {
     return every > 0 && (progress_.step % every == 0 || last);
   };
-  if (due(deck_.checkpoint.every)) {
-    if (deck_.checkpoint.async && !last) {
-      save_due_ = true;
-    } else {
+  if (due(deck_.checkpoint.every) || save_late_) {
+    // A state that no step can leave is no place to go on from: it waits for a step that is
+    // applied.
+    save_late_ = consecutive_skips_ > 0 && !last;
+    if (last || !(save_late_ || deck_.checkpoint.async)) {
       save_now();
+    } else {
+      save_due_ = !save_late_;
     }
   }
   if (validation_ && due(deck_.evaluate.every)) evaluate();

@@ -250,5 +250,35 @@ class Restart(RunTest):
         self.assertEqual(len(self.train(1, deck)), 12)  # every line is an event again
 
 
+class Data(RunTest):
+    """The same names must hold the bytes that a run was trained on."""
+
+    def test_65_other_data_under_the_same_name_is_refused(self):
+        deck = self.deck("run", tiny_deck(self.corpus, checkpoint__every=6, run__steps=6))
+        self.train(2, deck)
+        tokens, index = (pathlib.Path(f"{self.corpus}.{end}") for end in ("bin", "idx"))
+        good = tokens.read_bytes(), index.read_bytes()
+
+        def refused(*what):
+            job = self.run_job(2, "train", deck, "--set", "run.steps=8", each=True)
+            self.assertEqual(set(job.codes), {2}, job.output)
+            for text in (*what, "data.accept_changes"):
+                self.assertIn(text, job.output)
+
+        tokens.write_bytes(good[0][:-2] + b"\0\0")  # the last token
+        refused(f"{tokens} holds other bytes")
+        write_tokens(self.corpus, count=3001)
+        refused(f"{tokens} has 6002 bytes", "had 6000")
+        # Longer by what no document uses, which only the index shows.
+        tokens.write_bytes(good[0])
+        index.write_bytes(good[1] + b"\0")  # a table of modes, that nobody reads
+        refused(f"{index} has")
+        self.train(2, deck, "run.steps=7", "data.accept_changes=true")
+        events = metrics.read_events(self.dir / "run")
+        self.assertEqual([e["step"] for e in events if e["event"] == "data_changed"], [6])
+        # What it was trained on last is what counts from now on.
+        self.train(2, deck, "run.steps=8")
+
+
 if __name__ == "__main__":
     unittest.main(verbosity=2)

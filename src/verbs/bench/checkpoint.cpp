@@ -88,7 +88,7 @@ void bench_checkpoint(const BenchOptions& o, const train::Job& job) {
         [&] {
           saver.begin(state, train::ModelState::From::live, header);
           std::optional<train::SaveResult> saved;
-          while (!saved) saved = saver.advance();
+          while (!saved) saved = saver.advance(0);
           path = saved->path;
         });
     path = control.broadcast(path.string());

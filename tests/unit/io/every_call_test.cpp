@@ -143,7 +143,7 @@ class EveryCallOfASave : public testing::TestWithParam<std::int64_t> {
   void save_new(std::int64_t step) {
     Random random(2);
     save(random, checkpoints_, new_, 2, {.step = step});
-    prune_checkpoints(checkpoints_, 2, 0);
+    prune_checkpoints(checkpoints_, 2, 0, kLaterUpdates);
   }
   /// The newest checkpoint is a whole one, the old or the new; and the next save succeeds.
   void expect_sound(bool saved) {
