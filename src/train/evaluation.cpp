@@ -1,9 +1,11 @@
 #include "train/evaluation.hpp"
 
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 
 #include "core/exact_sum.hpp"
+#include "io/finite.hpp"
 #include "train/check_products.hpp"
 #include "train/corpora.hpp"
 #include "train/setup.hpp"
@@ -38,6 +40,18 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
       .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
 }
 
+namespace {
+
+/// Throws for weights that are not finite.
+void check_start(const deck::Deck& deck, const std::optional<LoadedCheckpoint>& start) {
+  if (!start || !start->non_finite || deck.model.accept_non_finite) return;
+  const NonFiniteElement& bad = *start->non_finite;
+  throw non_finite_error(fmt::format("{}: {}{}", start->path.string(), bad.parameter, bad.index),
+                         bad.value, bad.type, "--allow-non-finite");
+}
+
+}  // namespace
+
 void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job) {
   const comm::Control& control = job.control;
   const deck::Deck& deck = loaded.deck;
@@ -60,6 +74,7 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job) {
       [&](const std::filesystem::path& path, std::string_view why) {
         say(stderr, fmt::format("checkpoint {} cannot be used: {}", path.string(), why));
       });
+  control.together([&] { check_start(deck, start); });
   if (!start) {
     if (const auto note = set_initial_state(deck, control, engine.state()); !note.empty())
       say(stderr, note);
@@ -69,6 +84,13 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job) {
       fmt::format("evaluate {} at step {} | loss {:.6f} | {} sequences | {:.1f} s",
                   start ? start->path.string() : "initial weights", start ? start->header.step : 0,
                   result->loss, result->sequences, result->seconds));
+  control.together([&] {
+    if (std::isfinite(result->loss) || deck.model.accept_non_finite) return;
+    throw NonFiniteError(fmt::format(
+        "the loss is {} although every weight is finite: the model's activations overflow in "
+        "precision.compute = \"{}\" (--allow-non-finite takes that for a result)",
+        result->loss, enum_word(deck.precision.compute)));
+  });
 }
 
 }  // namespace tessera::train

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "io/checkpoint_directory.hpp"
+#include "io/finite.hpp"
 #include "io/hugging_face.hpp"
 #include "train/setup.hpp"
 
@@ -86,7 +87,7 @@ std::optional<LoadedCheckpoint> load_first(const Candidates& candidates,
         found.differences = deck::compare_for_resume(found.deck, loaded.deck);
         check_differences(loaded, found,
                           found.header.step == 0 ? deck::OnResume::architecture : fixed);
-        state.load(checkpoint);
+        found.non_finite = state.load(checkpoint);
       });
       return found;
     } catch (const Error& e) {
@@ -155,9 +156,14 @@ std::string set_initial_state(const deck::Deck& deck, const comm::Control& contr
           "note: {} holds bf16 weights; f16 has a smaller range, so large values may overflow",
           *deck.model.init_from);
     }
-    state.set_parameters([&](const model::ParamDesc& p, Range range, std::span<float> out) {
-      source.read(p.name, range.begin, out);
-    });
+    const auto bad =
+        state.set_parameters([&](const model::ParamDesc& p, Range range, std::span<float> out) {
+          source.read(p.name, range.begin, out);
+        });
+    if (bad && !deck.model.accept_non_finite) {
+      throw non_finite_error(source.place(bad->parameter, bad->element), bad->value, bad->type,
+                             "model.accept_non_finite = true");
+    }
   });
   return note;
 }

@@ -18,6 +18,7 @@ struct LoadedCheckpoint {
   CheckpointHeader header;
   deck::Deck deck;                                  // that it was made with
   std::vector<deck::ResumeDifference> differences;  // of the deck now: all of them allowed
+  std::optional<NonFiniteElement> non_finite;       // among this rank's weights
 };
 
 /// Told of every checkpoint that is passed over.
@@ -44,7 +45,8 @@ std::optional<LoadedCheckpoint> load_checkpoint_before(std::int64_t step,
                                                        const UnusableCheckpoint& unusable);
 
 /// model.init_from's weights, else random ones. Collective. Returns what the user should know of
-/// them, or nothing.
+/// them, or nothing. Throws DataError on every rank for weights of init_from that are not finite,
+/// unless model.accept_non_finite.
 std::string set_initial_state(const deck::Deck& deck, const comm::Control& control,
                               ModelState& state);
 

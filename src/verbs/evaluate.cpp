@@ -12,6 +12,8 @@ Verb evaluate(CLI::App& app) {
                                   "changes nothing in the run directory");
   auto options = std::make_shared<DeckOptions>();
   options->add_to(*verb);
+  add_allow_non_finite(*verb,
+                       [options] { options->sets.emplace_back("model.accept_non_finite=true"); });
   return {.launch = Launch::ranks, .run = {}, .run_on_ranks = [options](const train::Job& job) {
             const auto loaded = load_on_all(job.control, *options);
             train::evaluate_deck(loaded, job);

@@ -15,6 +15,11 @@ void DeckOptions::add_to(CLI::App& app) {
       ->allow_extra_args(false);
 }
 
+void add_allow_non_finite(CLI::App& app, const std::function<void()>& allow) {
+  app.add_flag_callback("--allow-non-finite", allow,
+                        "take weights that are NaN or infinite as they are, not refuse them");
+}
+
 void add_backend(CLI::App& app, std::optional<deck::Backend>& backend, const std::string& what) {
   std::vector<std::string> words;
   for (const auto& [kind, word] : EnumWords<deck::Backend>::table) words.emplace_back(word);

@@ -46,6 +46,9 @@ struct DeckOptions {
   void add_to(CLI::App& app);
 };
 
+/// --allow-non-finite, of verbs that read weights: calls `allow` where it is given.
+void add_allow_non_finite(CLI::App& app, const std::function<void()>& allow);
+
 /// --backend, a word of run.backend, of what runs without a deck; nothing: it was not given.
 void add_backend(CLI::App& app, std::optional<deck::Backend>& backend, const std::string& what);
 

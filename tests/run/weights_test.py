@@ -1,16 +1,46 @@
-"""Weights that come from elsewhere: what contradicts its config.json is refused by name."""
+"""Weights that come from elsewhere: what is not finite or contradicts its config.json is refused by
+name."""
 
 import json
+import math
 import shutil
+import struct
 import unittest
 
 from tessera import SOURCE, RunTest, tiny_deck, write_tokens
+
+class Safetensors:
+    """A file whose numbers can be changed in place."""
+
+    def __init__(self, path):
+        self.path = path
+        self.bytes = bytearray(path.read_bytes())
+        (length,) = struct.unpack_from("<Q", self.bytes)
+        self.header = json.loads(self.bytes[8:8 + length])
+        self.data = 8 + length
+
+    def put(self, tensor, row, column, value):
+        entry = self.header[tensor]
+        assert entry["dtype"] == "F32"
+        at = self.data + entry["data_offsets"][0] + 4 * (row * entry["shape"][1] + column)
+        struct.pack_into("<f", self.bytes, at, value)
+        self.path.write_bytes(self.bytes)
+
 
 class WeightsTest(RunTest):
     def evaluable(self, **changes):
         return tiny_deck(self.corpus, **{"model__vocab": 256, "run__steps": 1,
                                          "data__validation": [str(self.corpus)],
                                          "evaluate__batches": 2, **changes})
+
+    def gpt2(self, name, tensor=None, value=None):
+        """A Hugging Face directory, with `value` at [2, 5] of a tensor."""
+        if not (self.dir / "trained").exists():
+            self.train(1, self.deck("trained", self.evaluable()))
+        self.job("export", self.dir / "trained", "--to", self.dir / name)
+        if tensor is not None:
+            Safetensors(self.dir / name / "model.safetensors").put(tensor, 2, 5, value)
+        return self.dir / name
 
     def starting_from(self, name, source, **changes):
         deck = self.evaluable(**changes)
@@ -26,6 +56,88 @@ class WeightsTest(RunTest):
         for text in says:
             self.assertEqual(job.output.count(text), 1, f"{text}\n{job.output}")
         return job.output
+
+
+class NonFinite(WeightsTest):
+    TENSOR = "transformer.h.1.mlp.c_fc.weight"
+
+    def test_refused_by_name_in_a_model_directory(self):
+        for value, text in ((math.nan, "nan"), (-math.inf, "-inf")):
+            with self.subTest(value):
+                source = self.gpt2(f"hf_{text}", self.TENSOR, value)
+                named = f"{source}/model.safetensors: {self.TENSOR}[2, 5] is {text}, no finite"
+                run = self.dir / f"imported_{text}"
+                self.job("import", source, "--to", run, code=3,
+                         says=[named, "--allow-non-finite"])
+                self.assertEqual(list((run / "checkpoints").iterdir()), [], "nothing is left")
+                self.job("generate", source, "--prompt", "a", code=3, says=[named])
+                for stage in (0, 3):
+                    deck = self.starting_from(f"start_{text}_{stage}", source, zero__stage=stage)
+                    for verb in ("train", "evaluate"):
+                        self.job(verb, deck, ranks=2, code=3,
+                                 says=[named, "model.accept_non_finite = true"])
+
+    def test_refused_by_name_in_a_checkpoint(self):
+        run, exported = self.dir / "run", self.dir / "exported"
+        self.job("import", self.gpt2("hf", self.TENSOR, math.nan), "--to", run,
+                 "--allow-non-finite")
+        checkpoint = run / "checkpoints" / "step_00000000"
+        named = f"{checkpoint}: block.1.mlp.up.weight[5, 2] is nan, no finite"
+        commands = {
+            "export": (run, "--to", exported),
+            "generate": (run, "--prompt", "a"),
+            "evaluate": (run, "--set", f'data.validation=["{self.corpus}"]', "--set",
+                         "batch.global=2")}
+        for verb, arguments in commands.items():
+            ranks = 2 if verb == "evaluate" else 0
+            self.job(verb, *arguments, ranks=ranks, code=3, says=[named, "--allow-non-finite"])
+        self.assertFalse(exported.exists())
+        self.job("export", *commands["export"], "--allow-non-finite")
+        for told in (["--allow-non-finite"], ["--set", "model.accept_non_finite=true"]):
+            output = self.job("evaluate", *commands["evaluate"], *told, ranks=2)
+            self.assertRegex(output, r"loss -?nan")
+
+    def test_no_older_checkpoint_is_evaluated_in_its_place(self):
+        """The last step's learning rate is infinite in f32."""
+        deck = self.deck("run", self.evaluable(schedule__kind="constant"))
+        self.train(2, deck)
+        self.job("evaluate", deck, ranks=2)
+        self.job("train", deck, "--set", "run.steps=2", "--set", "optimizer.lr=1e39", ranks=2)
+        for source in (deck, self.dir / "run"):
+            output = self.job("evaluate", source, ranks=2, code=3, says=["no finite number"])
+            self.assertIn("checkpoints/step_00000002: ", output)
+
+    def test_taken_where_a_deck_says_so(self):
+        source = self.gpt2("hf", self.TENSOR, math.nan)
+        deck = self.starting_from("told", source, model__accept_non_finite=True)
+        output = self.run_job(1, "train", deck).output
+        self.assertNotIn("no finite number", output)
+        self.assertIn("skipped", output)
+        other = self.starting_from("evaluated", source, model__accept_non_finite=True)
+        self.assertRegex(self.job("evaluate", other, ranks=1), r"loss -?nan")
+
+    def test_a_loss_that_is_no_number_is_no_success(self):
+        """Every weight is finite, but not what the model makes of them."""
+        deck = self.starting_from("large", self.gpt2("hf", self.TENSOR, 3e38))
+        output = self.job("evaluate", deck, ranks=2, code=6,
+                          says=["although every weight is finite"])
+        self.assertIn("loss ", output)
+        self.job("evaluate", deck, "--allow-non-finite", ranks=2)
+
+    def test_what_a_type_cannot_hold_is_refused(self):
+        source = self.gpt2("hf", self.TENSOR, 70000.0)
+        run = self.dir / "run"
+        self.job("import", source, "--to", run)
+        self.job("export", run, "--to", self.dir / "narrow", "--type", "f16", code=3,
+                 says=["block.1.mlp.up.weight[5, 2] is 70000, which f16 cannot hold"])
+        for name in ("f32", "bf16"):
+            self.job("export", run, "--to", self.dir / name, "--type", name)
+        self.job("export", run, "--to", self.dir / "told", "--type", "f16", "--allow-non-finite")
+        self.job("import", self.dir / "told", "--to", self.dir / "again", code=3,
+                 says=[f"{self.TENSOR}[2, 5] is inf"])
+        deck = self.starting_from("narrow", source, precision__compute="f16")
+        self.job("train", deck, ranks=2, code=3,
+                 says=[f"{self.TENSOR}[2, 5] is 70000, which f16 cannot hold"])
 
 
 class Heads(WeightsTest):
