@@ -42,12 +42,27 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
 
 namespace {
 
-/// Throws for weights that are not finite.
-void check_start(const deck::Deck& deck, const std::optional<LoadedCheckpoint>& start) {
-  if (!start || !start->non_finite || deck.model.accept_non_finite) return;
-  const NonFiniteElement& bad = *start->non_finite;
-  throw non_finite_error(fmt::format("{}: {}{}", start->path.string(), bad.parameter, bad.index),
-                         bad.value, bad.type, "--allow-non-finite");
+/// Whether the state is one whose loss means something: throws what is wrong with it.
+void check_start(const deck::LoadedDeck& loaded, const std::optional<LoadedCheckpoint>& start,
+                 int threads) {
+  const deck::Deck& deck = loaded.deck;
+  if (!start && !deck.model.init_from) {
+    throw DeckError(fmt::format(
+        "{}: nothing to evaluate but random weights: {} has no checkpoint{}, and model.init_from "
+        "is unset; train first, name a run or a checkpoint in place of the deck, or set "
+        "run.resume or model.init_from",
+        loaded.name, deck::run_directory(deck),
+        deck.run.resume == std::variant<deck::Resume, std::string>(deck::Resume::never)
+            ? " that run.resume = \"never\" allows"
+            : ""));
+  }
+  if (!start) return;
+  check_threads(loaded, *start, threads);
+  if (const auto& bad = start->non_finite; bad && !deck.model.accept_non_finite) {
+    throw non_finite_error(
+        fmt::format("{}: {}{}", start->path.string(), bad->parameter, bad->index), bad->value,
+        bad->type, "--allow-non-finite");
+  }
 }
 
 }  // namespace
@@ -58,7 +73,10 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job) {
   control.together([&] {
     check_on_ranks(loaded, control.size());
     if (deck.data.validation.empty()) {
-      throw DeckError(fmt::format("{}: data.validation is empty", loaded.where("data.validation")));
+      throw DeckError(
+          fmt::format("{}: data.validation is empty: name token files, as by --set "
+                      "'data.validation=[\"PREFIX\"]'",
+                      loaded.where("data.validation")));
     }
   });
   const auto validation = open_validation(loaded, control);
@@ -74,7 +92,7 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job) {
       [&](const std::filesystem::path& path, std::string_view why) {
         say(stderr, fmt::format("checkpoint {} cannot be used: {}", path.string(), why));
       });
-  control.together([&] { check_start(deck, start); });
+  control.together([&] { check_start(loaded, start, engine.threads()); });
   if (!start) {
     if (const auto note = set_initial_state(deck, control, engine.state()); !note.empty())
       say(stderr, note);

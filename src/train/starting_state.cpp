@@ -168,4 +168,15 @@ std::string set_initial_state(const deck::Deck& deck, const comm::Control& contr
   return note;
 }
 
+void check_threads(const deck::LoadedDeck& loaded, const LoadedCheckpoint& from, int threads) {
+  const bool imported = from.header.step == 0,
+             layout = loaded.deck.run.reproducible == deck::Reproducible::layout;
+  if (imported || !layout || from.header.threads == threads) return;
+  throw DeckError(
+      fmt::format("{}: {} was made with {} threads a rank, now there are {}, but "
+                  "run.reproducible = \"layout\" needs the same: set run.threads = {}",
+                  loaded.where("run.threads"), from.path.string(), from.header.threads, threads,
+                  from.header.threads));
+}
+
 }  // namespace tessera::train

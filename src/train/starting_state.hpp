@@ -44,6 +44,10 @@ std::optional<LoadedCheckpoint> load_checkpoint_before(std::int64_t step,
                                                        ModelState& state,
                                                        const UnusableCheckpoint& unusable);
 
+/// The bits of products depend on the number of threads: in layout mode, throws DeckError where
+/// `threads` of a rank are not as many as the checkpoint was made with.
+void check_threads(const deck::LoadedDeck& loaded, const LoadedCheckpoint& from, int threads);
+
 /// model.init_from's weights, else random ones. Collective. Returns what the user should know of
 /// them, or nothing. Throws DataError on every rank for weights of init_from that are not finite,
 /// unless model.accept_non_finite.

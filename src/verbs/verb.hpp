@@ -43,7 +43,7 @@ Verb import_model(CLI::App& app);
 struct DeckOptions {
   std::string path;
   std::vector<std::string> sets;
-  void add_to(CLI::App& app);
+  void add_to(CLI::App& app, const std::string& what = "input deck (TOML)");
 };
 
 /// --allow-non-finite, of verbs that read weights: calls `allow` where it is given.

@@ -1,13 +1,14 @@
-"""Weights that come from elsewhere: what is not finite or contradicts its config.json is refused by
-name."""
+"""Weights that come from elsewhere, and models that are looked at elsewhere than they were trained:
+what is no model's is refused by name, and evaluation fits the ranks at hand."""
 
 import json
 import math
+import re
 import shutil
 import struct
 import unittest
 
-from tessera import SOURCE, RunTest, tiny_deck, write_tokens
+from tessera import SOURCE, RunTest, metrics, tiny_deck, write_tokens
 
 class Safetensors:
     """A file whose numbers can be changed in place."""
@@ -155,6 +156,66 @@ class Heads(WeightsTest):
             self.job("train", deck, ranks=2, code=3, says=["set tie_word_embeddings = false"])
         (source / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
         self.job("import", source, "--to", self.dir / "untied")
+
+
+class Evaluation(WeightsTest):
+    def loss(self, output):
+        return re.search(r"loss ([0-9.]+) \|", output)[1]
+
+    def test_random_weights_are_no_model(self):
+        deck = self.deck("deck", tiny_deck(self.corpus, data__validation=[str(self.corpus)]))
+        for sets in ((), ("--set", "run.resume=never")):
+            self.job("evaluate", deck, *sets, ranks=2, code=2,
+                     says=["nothing to evaluate but random weights", "or model.init_from"])
+        self.assertFalse((self.dir / "deck").exists())
+        empty = self.dir / "empty"
+        empty.mkdir()
+        self.job("evaluate", empty, ranks=1, code=3, says=["holds none"])
+        start = self.starting_from("start", self.gpt2("hf"))
+        self.assertIn("initial weights at step 0", self.job("evaluate", start, ranks=2))
+
+    def test_a_run_is_evaluated_on_any_number_of_ranks(self):
+        deck = self.deck("run", tiny_deck(
+            self.corpus, run__steps=4, data__validation=[str(self.corpus)], evaluate__batches=2,
+            evaluate__every=4, parallel__tensor=2, parallel__pipeline=2,
+            parallel__placement=[0, 2], fault__inject=["slow rank=3 step=4 ms=1"]))
+        self.train(4, deck)
+        run = self.dir / "run"
+        want = [e["loss"] for e in metrics.read_events(run) if e["event"] == "evaluate"][-1]
+        for ranks, chosen in ((1, "pipeline 1 x tensor 1"), (2, "pipeline 1 x tensor 2"),
+                              (3, "pipeline 3 x tensor 1"), (4, None),
+                              (6, "pipeline 3 x tensor 2")):
+            with self.subTest(ranks=ranks):
+                output = self.job("evaluate", run, ranks=ranks)
+                self.assertEqual(output.count("layout    "), 0 if chosen is None else 1, output)
+                if chosen is not None:
+                    self.assertRegex(output, rf"layout    {ranks} ranks evaluate as data \d x "
+                                             rf"{chosen} .*has pipeline 2 x tensor 2")
+                # Sums of f32 in another order; a loss of 4 or so.
+                self.assertLess(abs(float(self.loss(output)) - want), 1e-4)
+        checkpoint = max((run / "checkpoints").iterdir())
+        self.assertIn("tensor 1 with", self.job("evaluate", checkpoint, "--set",
+                                                "parallel.tensor=1", ranks=2))
+        output = self.job("evaluate", checkpoint, "--set", "parallel.tensor=3", ranks=2, code=2)
+        self.assertIn("parallel.tensor", output)
+        output = self.job("evaluate", run, ranks=5, code=2)
+        works = re.search(r"--set (batch\.global=\d+)", output)[1]
+        self.job("evaluate", run, "--set", works, ranks=5)
+        self.job("evaluate", deck, ranks=1, code=2)  # a deck says what its layout is
+
+    def test_layout_mode_keeps_its_bits_or_says_so(self):
+        deck = self.deck("run", tiny_deck(
+            self.corpus, model__heads=4, model__hidden=32, run__steps=4,
+            data__validation=[str(self.corpus)], evaluate__batches=2, batch__micro=2,
+            run__reproducible="layout", run__reproducible_tensor=4, parallel__tensor=4))
+        job = self.run_job(4, "train", deck, env={"OMP_NUM_THREADS": "2"})
+        self.assertEqual(job.code, 0, job.output)
+        run = self.dir / "run"
+        losses = {self.loss(self.job("evaluate", run, ranks=ranks)) for ranks in (1, 2, 3, 4, 8)}
+        self.assertEqual(len(losses), 1, losses)
+        self.job("evaluate", run, "--set", "run.threads=1", ranks=1, code=2,
+                 says=["was made with 2 threads a rank, now there are 1"])
+        self.job("evaluate", run, ranks=7, code=2, says=["no layout of 7 ranks fits"])
 
 
 if __name__ == "__main__":
