@@ -76,6 +76,7 @@ struct ModelSection {
   double dropout = 0;
   double init_std = 0.02;
   std::optional<std::string> init_from;
+  bool accept_non_finite = false;
   bool operator==(const ModelSection&) const = default;
 };
 

@@ -189,6 +189,10 @@ constexpr SchemaRow kRows[] = {
                                                 "Hugging Face directory: its config.json fixes the "
                                                 "architecture, its safetensors the weights",
                                                 {.unset = "random weights", .on_resume = refused}),
+    row<&Deck::model, &ModelSection::accept_non_finite>(
+        "model.accept_non_finite",
+        "take weights from init_from, and evaluate a checkpoint's, even where some are NaN or "
+        "infinite"),
     row<&Deck::data, &DataSection::train>("data.train", "training token files",
                                           {.required = true, .on_resume = refused}),
     row<&Deck::data, &DataSection::validation>("data.validation", "validation token files",

@@ -1,9 +1,11 @@
 #include "train/evaluation.hpp"
 
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 
 #include "core/exact_sum.hpp"
+#include "io/finite.hpp"
 #include "train/check_products.hpp"
 #include "train/corpora.hpp"
 #include "train/setup.hpp"
@@ -38,13 +40,43 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
       .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
 }
 
+namespace {
+
+/// Whether the state is one whose loss means something: throws what is wrong with it.
+void check_start(const deck::LoadedDeck& loaded, const std::optional<LoadedCheckpoint>& start,
+                 int threads) {
+  const deck::Deck& deck = loaded.deck;
+  if (!start && !deck.model.init_from) {
+    throw DeckError(fmt::format(
+        "{}: nothing to evaluate but random weights: {} has no checkpoint{}, and model.init_from "
+        "is unset; train first, name a run or a checkpoint in place of the deck, or set "
+        "run.resume or model.init_from",
+        loaded.name, deck::run_directory(deck),
+        deck.run.resume == std::variant<deck::Resume, std::string>(deck::Resume::never)
+            ? " that run.resume = \"never\" allows"
+            : ""));
+  }
+  if (!start) return;
+  check_threads(loaded, *start, threads);
+  if (const auto& bad = start->non_finite; bad && !deck.model.accept_non_finite) {
+    throw non_finite_error(
+        fmt::format("{}: {}{}", start->path.string(), bad->parameter, bad->index), bad->value,
+        bad->type, "--allow-non-finite");
+  }
+}
+
+}  // namespace
+
 void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job) {
   const comm::Control& control = job.control;
   const deck::Deck& deck = loaded.deck;
   control.together([&] {
     check_on_ranks(loaded, control.size());
     if (deck.data.validation.empty()) {
-      throw DeckError(fmt::format("{}: data.validation is empty", loaded.where("data.validation")));
+      throw DeckError(
+          fmt::format("{}: data.validation is empty: name token files, as by --set "
+                      "'data.validation=[\"PREFIX\"]'",
+                      loaded.where("data.validation")));
     }
   });
   const auto validation = open_validation(loaded, control);
@@ -60,6 +92,7 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job) {
       [&](const std::filesystem::path& path, std::string_view why) {
         say(stderr, fmt::format("checkpoint {} cannot be used: {}", path.string(), why));
       });
+  control.together([&] { check_start(loaded, start, engine.threads()); });
   if (!start) {
     if (const auto note = set_initial_state(deck, control, engine.state()); !note.empty())
       say(stderr, note);
@@ -69,6 +102,13 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job) {
       fmt::format("evaluate {} at step {} | loss {:.6f} | {} sequences | {:.1f} s",
                   start ? start->path.string() : "initial weights", start ? start->header.step : 0,
                   result->loss, result->sequences, result->seconds));
+  control.together([&] {
+    if (std::isfinite(result->loss) || deck.model.accept_non_finite) return;
+    throw NonFiniteError(fmt::format(
+        "the loss is {} although every weight is finite: the model's activations overflow in "
+        "precision.compute = \"{}\" (--allow-non-finite takes that for a result)",
+        result->loss, enum_word(deck.precision.compute)));
+  });
 }
 
 }  // namespace tessera::train

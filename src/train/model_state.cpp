@@ -6,6 +6,7 @@
 #include "core/hash.hpp"
 #include "core/random.hpp"
 #include "io/box.hpp"
+#include "io/finite.hpp"
 
 namespace tessera::train {
 
@@ -137,7 +138,30 @@ void ModelState::put(std::span<const float> values, const std::vector<Held>& tar
   }
 }
 
-void ModelState::fill(const SavedState& state, const BlockSource& source) {
+/// Among values that follow element `first` of a part: one that a target cannot hold.
+std::optional<NonFiniteElement> ModelState::find_non_finite(std::span<const float> values,
+                                                            const std::vector<Held>& targets,
+                                                            const model::ParamDesc& p,
+                                                            const MatrixRange& part,
+                                                            std::int64_t first) {
+  for (const Held& target : targets) {
+    const auto at = tessera::find_non_finite(values, target.view.type);
+    if (!at) continue;
+    const std::int64_t width = part.columns.count(), in_part = first + *at;
+    const std::int64_t element =
+        (part.rows.begin + in_part / width) * columns_of(p) + part.columns.begin + in_part % width;
+    return NonFiniteElement{.parameter = p.name,
+                            .element = element,
+                            .index = index_text(p.shape, element),
+                            .value = values[static_cast<std::size_t>(*at)],
+                            .type = target.view.type};
+  }
+  return std::nullopt;
+}
+
+std::optional<NonFiniteElement> ModelState::fill(const SavedState& state,
+                                                 const BlockSource& source) {
+  std::optional<NonFiniteElement> bad;
   std::vector<float> values;
   each_held(state, [&](const model::ParamDesc& p, const MatrixRange& part,
                        const std::vector<Held>& targets) {
@@ -149,12 +173,14 @@ void ModelState::fill(const SavedState& state, const BlockSource& source) {
         e.add_context(fmt::format("{} of {}", state.name, p.name));
         throw;
       }
+      if (!bad) bad = find_non_finite(values, targets, p, part, at);
       put(values, targets, at);
     });
   });
+  return bad;
 }
 
-void ModelState::set_parameters(const ParameterSource& source) {
+std::optional<NonFiniteElement> ModelState::set_parameters(const ParameterSource& source) {
   const BlockSource zeros = [](const auto&, const auto&, std::span<float> out) {
     std::fill(out.begin(), out.end(), 0.0F);
   };
@@ -168,9 +194,10 @@ void ModelState::set_parameters(const ParameterSource& source) {
              out.first(static_cast<std::size_t>(own)));
     }
   };
-  for (const SavedState& state : kSavedStates) {
-    fill(state, state.live == &plan::UnitState::master ? by_rows : zeros);
-  }
+  const auto& [weights, m, v] = kSavedStates;
+  fill(m, zeros);
+  fill(v, zeros);
+  return fill(weights, by_rows);
 }
 
 /// In the parameter's global coordinates.
@@ -179,26 +206,31 @@ static Box box_of(const model::ParamDesc& p, const MatrixRange& part) {
   return Box({part.rows.begin, part.columns.begin}, {part.rows.count(), part.columns.count()});
 }
 
-void ModelState::load(Checkpoint& checkpoint) {
+std::optional<NonFiniteElement> ModelState::load(Checkpoint& checkpoint) {
+  std::optional<NonFiniteElement> bad;
   std::vector<Wanted> wanted;
   for (const SavedState& state : kSavedStates) {
-    each_held(state, [&](const model::ParamDesc& p, const MatrixRange& part,
-                         std::vector<Held> targets) {
-      const auto entry = checkpoint.find(p.name, state.name);
-      if (!entry || entry->shape != Shape(p.shape)) {
-        throw DataError(fmt::format(
-            "{} of {}: the checkpoint's tensor is {}, the deck's model wants {}", state.name,
-            p.name, entry ? to_string(entry->shape.extents()) : "missing", to_string(p.shape)));
-      }
-      wanted.push_back(
-          {p.name, state.name, box_of(p, part), DType::f32,
-           [targets = std::move(targets)](std::int64_t first, std::span<const std::byte> bytes) {
-             put({reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float)},
-                 targets, first);
-           }});
-    });
+    each_held(
+        state, [&](const model::ParamDesc& p, const MatrixRange& part, std::vector<Held> targets) {
+          const auto entry = checkpoint.find(p.name, state.name);
+          if (!entry || entry->shape != Shape(p.shape)) {
+            throw DataError(fmt::format(
+                "{} of {}: the checkpoint's tensor is {}, the deck's model wants {}", state.name,
+                p.name, entry ? to_string(entry->shape.extents()) : "missing", to_string(p.shape)));
+          }
+          wanted.push_back(
+              {p.name, state.name, box_of(p, part), DType::f32,
+               [&bad, &p, part, weights = state.rounded != nullptr, targets = std::move(targets)](
+                   std::int64_t first, std::span<const std::byte> bytes) {
+                 const std::span values(reinterpret_cast<const float*>(bytes.data()),
+                                        bytes.size() / sizeof(float));
+                 if (weights && !bad) bad = find_non_finite(values, targets, p, part, first);
+                 put(values, targets, first);
+               }});
+        });
   }
   checkpoint.read(wanted);
+  return bad;
 }
 
 std::uint64_t ModelState::hash_of(const Held& part, std::uint64_t seed) {

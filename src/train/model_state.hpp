@@ -3,7 +3,9 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
+#include <string>
 
 #include "io/checkpoint_reader.hpp"
 #include "io/checkpoint_writer.hpp"
@@ -22,6 +24,15 @@ ParameterSource initial_values(std::uint64_t seed);
 
 struct SavedState;  // a state of every parameter, as checkpoints name it
 
+/// An element of a parameter that is NaN or infinite in a type that a state keeps it in.
+struct NonFiniteElement {
+  std::string parameter;
+  std::int64_t element = 0;  // of the whole parameter, row-major
+  std::string index;         // the same as "[row, column]"
+  float value = 0;
+  DType type = DType::f32;
+};
+
 class ModelState {
  public:
   /// What a rank's arenas of plans made from `inputs` need for it.
@@ -31,10 +42,11 @@ class ModelState {
   ModelState(const plan::PlanInputs& inputs, const MeshPlace& place, const memory::Arena& state,
              const memory::Arena& host);
 
-  /// Sets the weights from `source`, moments to zero.
-  void set_parameters(const ParameterSource& source);
-  /// What this state holds of a checkpoint made under any layout.
-  void load(Checkpoint& checkpoint);
+  /// Sets the weights from `source`, moments to zero. Returns a weight that is not finite, if there
+  /// is one among those of this rank.
+  std::optional<NonFiniteElement> set_parameters(const ParameterSource& source);
+  /// What this state holds of a checkpoint made under any layout. Returns as set_parameters does.
+  std::optional<NonFiniteElement> load(Checkpoint& checkpoint);
 
   /// What this rank saves: each element of the model is in one rank's list.
   std::vector<Piece> pieces() const;
@@ -71,10 +83,15 @@ class ModelState {
   static std::uint64_t hash_of(const Held& part, std::uint64_t seed);
   static void put(std::span<const float> values, const std::vector<Held>& targets,
                   std::int64_t first);
+  static std::optional<NonFiniteElement> find_non_finite(std::span<const float> values,
+                                                         const std::vector<Held>& targets,
+                                                         const model::ParamDesc& p,
+                                                         const MatrixRange& part,
+                                                         std::int64_t first);
   /// Fills `out` with a block of a parameter.
   using BlockSource =
       std::function<void(const model::ParamDesc&, const MatrixRange& part, std::span<float> out)>;
-  void fill(const SavedState& state, const BlockSource& source);
+  std::optional<NonFiniteElement> fill(const SavedState& state, const BlockSource& source);
   /// Told of a part of a parameter of which this rank holds a state, and where: in the state's own
   /// type, and rounded if it keeps that.
   using HeldPart = std::function<void(const model::ParamDesc&, const MatrixRange& part,

@@ -4,6 +4,7 @@
 
 #include "io/checkpoint_directory.hpp"
 #include "io/file.hpp"
+#include "io/finite.hpp"
 #include "io/hugging_face.hpp"
 #include "train/setup.hpp"
 
@@ -117,7 +118,7 @@ std::optional<LoadedCheckpoint> load_first(const Candidates& candidates,
         found.differences = deck::compare_for_resume(found.deck, loaded.deck);
         check_differences(loaded, found,
                           found.header.step == 0 ? deck::OnResume::architecture : fixed);
-        state.load(checkpoint);
+        found.non_finite = state.load(checkpoint);
       });
       return found;
     } catch (const Error& e) {
@@ -206,11 +207,27 @@ std::string set_initial_state(const deck::Deck& deck, const comm::Control& contr
           "note: {} holds bf16 weights; f16 has a smaller range, so large values may overflow",
           *deck.model.init_from);
     }
-    state.set_parameters([&](const model::ParamDesc& p, Range range, std::span<float> out) {
-      source.read(p.name, range.begin, out);
-    });
+    const auto bad =
+        state.set_parameters([&](const model::ParamDesc& p, Range range, std::span<float> out) {
+          source.read(p.name, range.begin, out);
+        });
+    if (bad && !deck.model.accept_non_finite) {
+      throw non_finite_error(source.place(bad->parameter, bad->element), bad->value, bad->type,
+                             "model.accept_non_finite = true");
+    }
   });
   return note;
+}
+
+void check_threads(const deck::LoadedDeck& loaded, const LoadedCheckpoint& from, int threads) {
+  const bool imported = from.header.step == 0,
+             layout = loaded.deck.run.reproducible == deck::Reproducible::layout;
+  if (imported || !layout || from.header.threads == threads) return;
+  throw DeckError(
+      fmt::format("{}: {} was made with {} threads a rank, now there are {}, but "
+                  "run.reproducible = \"layout\" needs the same: set run.threads = {}",
+                  loaded.where("run.threads"), from.path.string(), from.header.threads, threads,
+                  from.header.threads));
 }
 
 }  // namespace tessera::train

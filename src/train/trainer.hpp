@@ -69,7 +69,6 @@ class Trainer {
   void start();
   void take_directory();
   void start_or_resume();
-  void check_threads(const LoadedCheckpoint& from) const;
   void check_data(const LoadedCheckpoint& from);
   void restore(const LoadedCheckpoint& from);
   void pass_over(const std::filesystem::path& path, std::string_view why);

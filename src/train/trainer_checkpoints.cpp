@@ -50,7 +50,7 @@ void Trainer::start_or_resume() {
   const std::int64_t read_before = io_bytes().read;
   if (const auto from =
           load_checkpoint(loaded_, deck::OnResume::refused, control_, engine_->state(), unusable)) {
-    check_threads(*from);
+    control_.together([&] { check_threads(loaded_, *from, engine_->threads()); });
     check_data(*from);
     restore(*from);
     report_resume(*from, control_.max(io_bytes().read - read_before));
@@ -63,20 +63,6 @@ void Trainer::start_or_resume() {
   }
   const std::string note = set_initial_state(deck_, control_, engine_->state());
   if (!note.empty()) report_.say(note);
-}
-
-/// The bits of products depend on the number of threads.
-void Trainer::check_threads(const LoadedCheckpoint& from) const {
-  const bool imported = from.header.step == 0,
-             layout = deck_.run.reproducible == deck::Reproducible::layout;
-  control_.together([&] {
-    if (imported || !layout || from.header.threads == engine_->threads()) return;
-    throw DeckError(fmt::format(
-        "{}: cannot go on from {}: it was made with {} threads a rank, now there are {}, but "
-        "run.reproducible = \"layout\" needs the same: set run.threads = {}",
-        loaded_.where("run.threads"), from.path.string(), from.header.threads, engine_->threads(),
-        from.header.threads));
-  });
 }
 
 /// The same names may hold other bytes, and the same sample would be another text.

@@ -20,6 +20,7 @@ struct GenerateOptions {
   std::int64_t tokens = 200;
   train::SamplingRule rule;
   std::optional<deck::Backend> backend;
+  bool finite = true;  // the weights must be
 };
 
 Tokenizer choose_tokenizer(const GenerateOptions& o, const ModelSource& source) {
@@ -32,7 +33,8 @@ Tokenizer choose_tokenizer(const GenerateOptions& o, const ModelSource& source) 
 }
 
 ExitCode run(const GenerateOptions& o) {
-  const ModelSource source = open_model(o.model);
+  const ModelSource source =
+      open_model(o.model, o.finite ? std::optional(DType::f32) : std::nullopt);
   Tokenizer tokenizer = choose_tokenizer(o, source);
   check_tokenizer(tokenizer, source);
   const int threads = train::thread_count({}, cores_each(std::array{own_cores()}));
@@ -91,6 +93,7 @@ Verb generate(CLI::App& app) {
       ->capture_default_str()
       ->check(CLI::Range(0.0, 1.0));
   verb->add_option("--seed", o->rule.seed, "of the draws")->capture_default_str();
+  add_allow_non_finite(*verb, [o] { o->finite = false; });
   add_backend(*verb, o->backend, "where it runs, as run.backend (auto)");
   return {.launch = Launch::single, .run = [o] { return run(*o); }, .run_on_ranks = {}};
 }

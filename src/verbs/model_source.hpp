@@ -22,8 +22,9 @@ struct ModelSource {
 };
 
 /// `path` is a checkpoint directory, a run directory (its newest checkpoint) or a Hugging Face
-/// directory. Throws DataError.
-ModelSource open_model(const std::filesystem::path& path);
+/// directory. Throws DataError. So do its parameters where one read is NaN or infinite once it is
+/// rounded to `finite_as`; without a type they are given as they are.
+ModelSource open_model(const std::filesystem::path& path, std::optional<DType> finite_as);
 
 /// DataError for the tokenizer of another model: with more tokens.
 void check_tokenizer(const Tokenizer& tokenizer, const ModelSource& source);

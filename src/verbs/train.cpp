@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 
+#include "train/fit_ranks.hpp"
 #include "train/setup.hpp"
 #include "train/trainer.hpp"
 #include "verbs/load.hpp"
@@ -8,11 +9,16 @@
 
 namespace tessera::verbs {
 
-void DeckOptions::add_to(CLI::App& app) {
-  app.add_option("DECK", path, "input deck (TOML)")->required();
+void DeckOptions::add_to(CLI::App& app, const std::string& what) {
+  app.add_option("DECK", path, what)->required();
   app.add_option("--set", sets, "section.key=value: overrides the deck; may be repeated")
       ->take_all()
       ->allow_extra_args(false);
+}
+
+void add_allow_non_finite(CLI::App& app, const std::function<void()>& allow) {
+  app.add_flag_callback("--allow-non-finite", allow,
+                        "take weights that are NaN or infinite as they are, not refuse them");
 }
 
 void add_backend(CLI::App& app, std::optional<deck::Backend>& backend, const std::string& what) {
@@ -27,7 +33,7 @@ void add_backend(CLI::App& app, std::optional<deck::Backend>& backend, const std
 
 namespace {
 
-deck::LoadedDeck load(const DeckOptions& options) {
+deck::LoadedDeck load(const DeckOptions& options, Layout layout, std::int64_t ranks) {
   if (!std::filesystem::is_directory(options.path)) {
     return deck::load_deck(options.path, options.sets, train::read_architecture);
   }
@@ -38,15 +44,22 @@ deck::LoadedDeck load(const DeckOptions& options) {
   }
   std::vector<std::string> sets{fmt::format("run.resume=\"{}\"", checkpoint->string())};
   sets.insert(sets.end(), options.sets.begin(), options.sets.end());
-  return deck::parse_deck(read_manifest(*checkpoint).header.deck, checkpoint->string(), sets);
+  const CheckpointHeader header = read_manifest(*checkpoint).header;
+  if (layout == Layout::as_written)
+    return deck::parse_deck(header.deck, checkpoint->string(), sets);
+  auto [loaded, note] = train::fit_to_ranks(
+      {.text = header.deck, .name = checkpoint->string(), .threads = header.threads}, sets, ranks);
+  if (!note.empty()) fmt::print(stderr, "{}\n", note);
+  return std::move(loaded);
 }
 
 }  // namespace
 
-deck::LoadedDeck load_on_all(const comm::Control& control, const DeckOptions& options) {
+deck::LoadedDeck load_on_all(const comm::Control& control, const DeckOptions& options,
+                             Layout layout) {
   deck::LoadedDeck loaded;
   control.together([&] {
-    if (control.rank() == 0) loaded = load(options);
+    if (control.rank() == 0) loaded = load(options, layout, control.size());
   });
   const std::string text = control.broadcast(control.rank() == 0 ? to_toml(loaded.deck) : "");
   if (control.rank() != 0) loaded = deck::parse_deck(text, options.path);

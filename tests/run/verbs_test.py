@@ -100,7 +100,7 @@ class Verbs(RunTest):
         shutil.rmtree(run)
         self.assertIn(figure, self.run_ok("evaluate", moved, ranks=1))
         self.assertFalse(run.exists())
-        self.assertIn("initial weights at step 0", self.run_ok("evaluate", deck))
+        self.assertEqual(self.run_job(1, "evaluate", deck).code, 2, "there is no model any more")
 
     def test_evaluation_beside_training(self):
         changes = {"run__steps": 1_000_000, "checkpoint__every": 5, "checkpoint__keep": 2}
