@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/regular_file.hpp"
 #include "io/system_calls.hpp"
 
 namespace tessera {
@@ -21,9 +22,16 @@ constexpr std::size_t kAppendBuffer = std::size_t{1} << 20;
 std::string temporary_name(const fs::path& path) { return path.string() + ".tmp"; }
 
 [[noreturn]] void fail(std::string_view action, const fs::path& path, int error) {
+  throw IoError(fmt::format("{}: cannot {}: {}", path.string(), action, errno_text(error)));
+}
+
+/// What should be there and is not, or is something else, is the user's data; what cannot be made
+/// is the system's refusal.
+[[noreturn]] void fail_to_open(const fs::path& path, OpenMode mode, int error) {
   const std::string message =
-      fmt::format("{}: cannot {}: {}", path.string(), action, errno_text(error));
-  if (error == ENOENT || error == ENOTDIR || error == EISDIR) throw DataError(message);
+      fmt::format("{}: cannot open: {}", path.string(), why_not_opened(path, error));
+  const bool other = error == ENOENT || error == ENOTDIR || error == EISDIR || error == ENXIO;
+  if (mode == OpenMode::read && other) throw DataError(message);
   throw IoError(message);
 }
 
@@ -40,13 +48,11 @@ int flags_of(OpenMode mode) {
 
 File::File(fs::path path, OpenMode mode) : path_(std::move(path)) {
   descriptor_ = system_calls::open(path_, flags_of(mode));
-  if (descriptor_ < 0) fail("open", path_, errno);
-  // A directory opens too, for reading.
-  if (mode == OpenMode::read && system_calls::size(descriptor_, path_) < 0) {
-    const int error = errno;
-    ::close(descriptor_);
-    fail("open", path_, error);
-  }
+  if (descriptor_ < 0) fail_to_open(path_, mode, errno);
+  const std::string problem = why_not_regular(system_calls::mode(descriptor_));
+  if (problem.empty()) return;
+  ::close(descriptor_);
+  throw DataError(fmt::format("{}: cannot open: {}", path_.string(), problem));
 }
 
 File::File(File&& other) noexcept

@@ -1,7 +1,7 @@
 // Files as the rest of io/ sees them: exact transfers at a given offset, every error of the
 // operating system checked (fsync's and close's too: a quota or a remote disk may fail only there)
-// and thrown with the file's name. A missing or truncated file is the user's data (DataError); a
-// refusal by the system is an IoError.
+// and thrown with the file's name. A file to read that is missing, truncated or no regular file is
+// the user's data (DataError); a refusal by the system is an IoError.
 #pragma once
 
 #include <cstddef>

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <memory>
 
 #include "core/error.hpp"
@@ -54,10 +53,6 @@ herr_t close_file(H5FD_t* base) {
   return guarded([&] { file->close(); });
 }
 
-int compare(const H5FD_t* a, const H5FD_t* b) {
-  return std::less<>()(a, b) ? -1 : std::less<>()(b, a) ? 1 : 0;
-}
-
 herr_t features(const H5FD_t*, unsigned long* flags) {
   *flags = H5FD_FEAT_AGGREGATE_METADATA | H5FD_FEAT_AGGREGATE_SMALLDATA |
            H5FD_FEAT_ACCUMULATE_METADATA | H5FD_FEAT_DEFAULT_VFD_COMPATIBLE;
@@ -107,7 +102,8 @@ void hdf5_use_file_driver(hid_t access) {
     d.fc_degree = H5F_CLOSE_SEMI;
     d.open = open_file;
     d.close = close_file;
-    d.cmp = compare;
+    // Without `cmp` a file is opened once, as it shall be. With it HDF5 first tries to open it as
+    // it is, which would keep an error of that call to itself.
     d.query = features;
     d.get_eoa = get_allocated;
     d.set_eoa = set_allocated;

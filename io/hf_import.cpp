@@ -3,6 +3,7 @@
 #include <set>
 
 #include "core/error.hpp"
+#include "core/terminal.hpp"
 #include "io/finite.hpp"
 #include "io/hugging_face.hpp"
 #include "io/json.hpp"
@@ -112,14 +113,15 @@ void HfModel::match(const fs::path& directory) {
     if (!tensor.used) problems.push_back(fmt::format("{} is not a tensor of the family", name));
   }
   if (problems.empty()) return;
-  std::string message = fmt::format("{}: the weights do not fit config.json:", directory.string());
+  std::string message =
+      printable(fmt::format("{}: the weights do not fit config.json:", directory.string()));
   for (std::size_t i = 0; i < std::min(problems.size(), kShownProblems); ++i) {
-    message += "\n  " + problems[i];
+    message += "\n  " + printable(problems[i]);
   }
   if (problems.size() > kShownProblems) {
     message += fmt::format("\n  and {} more", problems.size() - kShownProblems);
   }
-  throw DataError(message);
+  throw DataError(Lines{message});
 }
 
 DType HfModel::stored_dtype() const { return *source_of(kEmbedding).entry->type; }

@@ -14,7 +14,7 @@ using nlohmann::json;
 
 constexpr std::size_t kShownBytes = 60;
 
-std::string printable(const json& value) {
+std::string excerpt(const json& value) {
   if (value.is_structured()) return fmt::format("an {} of {}", value.type_name(), value.size());
   std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
   if (text.size() > kShownBytes) text = text.substr(0, kShownBytes) + "...";
@@ -30,7 +30,7 @@ class Validator : public nlohmann::json_sax<json> {
   bool key(string_t& name) override {
     if (names_.back().insert(name).second) return true;
     throw DataError(
-        fmt::format("{}: the name {} appears twice in one object", file_, printable(name)));
+        fmt::format("{}: the name {} appears twice in one object", file_, excerpt(name)));
   }
   bool start_object(std::size_t) override { return names_.emplace_back(), true; }
   bool end_object() override { return names_.pop_back(), true; }
@@ -70,7 +70,7 @@ void JsonCursor::fail(std::string_view message) const {
   throw DataError(fmt::format("{}: {}", place(), message));
 }
 
-std::string JsonCursor::shown() const { return printable(*value_); }
+std::string JsonCursor::shown() const { return excerpt(*value_); }
 
 void JsonCursor::expected(std::string_view what) const {
   fail(fmt::format("expected {}, found {}", what, shown()));

@@ -60,17 +60,17 @@ namespace system_calls {
 
 int open(const fs::path& path, int flags) {
   if (!allowed(IoCall::open, path)) return -1;
-  return uninterrupted([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); });
+  return uninterrupted([&] { return ::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, 0666); });
+}
+
+mode_t mode(int descriptor) {
+  struct stat status {};
+  return ::fstat(descriptor, &status) == 0 ? status.st_mode : 0;
 }
 
 std::int64_t size(int descriptor, const fs::path& path) {
   struct stat status {};
-  if (!allowed(IoCall::size, path) || ::fstat(descriptor, &status) != 0) return -1;
-  if (S_ISDIR(status.st_mode)) {  // open() allows it for reading
-    errno = EISDIR;
-    return -1;
-  }
-  return status.st_size;
+  return allowed(IoCall::size, path) && ::fstat(descriptor, &status) == 0 ? status.st_size : -1;
 }
 
 int resize(int descriptor, const fs::path& path, std::int64_t bytes) {

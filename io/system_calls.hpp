@@ -39,7 +39,10 @@ IoBytes io_bytes();
 
 // As the calls they are named after: the result, or -1 with errno set. Interrupted ones go on.
 namespace system_calls {
+/// Waits for nobody, as opening a FIFO would.
 int open(const std::filesystem::path& path, int flags);
+/// What is open, as stat(2)'s st_mode says it. No call that a hook sees: it is a part of opening.
+mode_t mode(int descriptor);
 std::int64_t size(int descriptor, const std::filesystem::path& path);
 int resize(int descriptor, const std::filesystem::path& path, std::int64_t bytes);
 ssize_t read(int descriptor, const std::filesystem::path& path, void* out, std::size_t bytes,

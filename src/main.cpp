@@ -2,11 +2,13 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/ending.hpp"
+#include "core/terminal.hpp"
 #include "core/version.hpp"
 #include "train/leave.hpp"
 #include "verbs/verb.hpp"
@@ -16,8 +18,27 @@ namespace {
 
 /// Says why, and returns the exit code.
 ExitCode report(const Ending& ending) {
-  fmt::print(stderr, "tessera: {}\n", ending.message);
+  tell(fmt::format("tessera: {}\n", ending.text()));
   return ending.code;
+}
+
+/// Output that does not arrive is a failure, if there has been no other.
+ExitCode after_output(ExitCode code) {
+  try {
+    close_stdout();
+  } catch (const IoError&) {
+    if (code == ExitCode::ok) return report(current_ending());
+  }
+  return code;
+}
+
+/// Says what CLI11 has to say of the command line, which may hold anything.
+ExitCode refuse_usage(const CLI::App& app, const CLI::ParseError& error) {
+  std::ostringstream out, err;
+  const bool good = app.exit(error, out, err) == 0;
+  std::fputs(out.str().c_str(), stdout);  // close_stdout() sees what becomes of it
+  tell(printable(err.str(), LineEnds::kept));
+  return good ? ExitCode::ok : ExitCode::deck;
 }
 
 ExitCode run_on_ranks(const verbs::Verb& verb, int* argc, char*** argv) {
@@ -53,6 +74,7 @@ ExitCode run(const std::vector<std::pair<CLI::App*, verbs::Verb>>& all, int* arg
 
 int main(int argc, char** argv) {
   using namespace tessera;
+  reserve_standard_streams();
   CLI::App app{"Tessera trains large language models on Slurm clusters."};
   app.set_version_flag("--version", std::string("tessera ") + kVersion + " (" + kCommit + ")");
   app.require_subcommand(1);
@@ -63,10 +85,12 @@ int main(int argc, char** argv) {
     verbs::Verb verb = add(app);
     all.emplace_back(app.get_subcommands([](CLI::App*) { return true; }).back(), std::move(verb));
   }
+  ExitCode code = ExitCode::ok;
   try {
     app.parse(argc, argv);
+    code = run(all, &argc, &argv);
   } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : static_cast<int>(ExitCode::deck);
+    code = refuse_usage(app, e);
   }
-  return static_cast<int>(run(all, &argc, &argv));
+  return static_cast<int>(after_output(code));
 }

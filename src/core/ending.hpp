@@ -10,6 +10,10 @@ namespace tessera {
 struct Ending {
   ExitCode code = ExitCode::ok;
   std::string message;
+  std::source_location where = {};  // of an internal error
+
+  /// The message, and of a bug where it is.
+  std::string text() const;
 };
 
 /// Of the exception that is being handled.

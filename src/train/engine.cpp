@@ -35,7 +35,7 @@ Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
     : loaded_(loaded), control_(job.control) {
   const comm::MpiSession& mpi = job.mpi;
   const deck::Deck& deck = loaded.deck;
-  threads_ = thread_count(deck.run, mpi.cores());
+  control_.together([&] { threads_ = thread_count(deck.run, mpi.cores()); });
   omp_set_num_threads(threads_);
   const backend::Ranks ranks{mpi, job.control};
   backend_ = backend::make_backend(

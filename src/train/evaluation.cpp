@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "core/exact_sum.hpp"
+#include "core/terminal.hpp"
 #include "io/finite.hpp"
 #include "train/check_products.hpp"
 #include "train/corpora.hpp"
@@ -82,26 +83,27 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job) {
   const auto validation = open_validation(loaded, control);
   const plan::PlanShape shape = evaluation_shape(deck.batch, mesh_of(deck, control.size()).data);
   Engine engine(loaded, job, std::span(&shape, 1));
-  const auto say = [&](std::FILE* to, const std::string& line) {
-    if (control.rank() == 0) fmt::print(to, "{}\n", line);
+  const auto remark = [&](const std::string& line) {
+    if (control.rank() == 0) tell(line + "\n");
   };
   engine.tune(deck::run_directory(deck), false,
-              [&](const std::string& line) { say(stderr, "kernels   " + line); });
+              [&](const std::string& line) { remark("kernels   " + line); });
   const auto start = load_checkpoint(
       loaded, deck::OnResume::architecture, control, engine.state(),
       [&](const std::filesystem::path& path, std::string_view why) {
-        say(stderr, fmt::format("checkpoint {} cannot be used: {}", path.string(), why));
+        remark(fmt::format("checkpoint {} cannot be used: {}", printable(path.string()), why));
       });
   control.together([&] { check_start(loaded, start, engine.threads()); });
   if (!start) {
     if (const auto note = set_initial_state(deck, control, engine.state()); !note.empty())
-      say(stderr, note);
+      remark(note);
   }
   const auto result = evaluate(engine, control, deck, *validation, [] { return false; });
-  say(stdout,
-      fmt::format("evaluate {} at step {} | loss {:.6f} | {} sequences | {:.1f} s",
-                  start ? start->path.string() : "initial weights", start ? start->header.step : 0,
-                  result->loss, result->sequences, result->seconds));
+  if (control.rank() == 0) {
+    fmt::print("evaluate {} at step {} | loss {:.6f} | {} sequences | {:.1f} s\n",
+               start ? printable(start->path.string()) : "initial weights",
+               start ? start->header.step : 0, result->loss, result->sequences, result->seconds);
+  }
   control.together([&] {
     if (std::isfinite(result->loss) || deck.model.accept_non_finite) return;
     throw NonFiniteError(fmt::format(

@@ -2,17 +2,20 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fmt/chrono.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <ctime>
-#include <fstream>
+#include <sstream>
 #include <thread>
+#include <utility>
 
+#include "core/regular_file.hpp"
+#include "core/terminal.hpp"
 #include "io/file.hpp"
 
 namespace tessera::train {
@@ -20,6 +23,12 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& what, const std::filesystem::path& path) {
   throw IoError(fmt::format("{} {}: {}", what, path.string(), errno_text(errno)));
+}
+
+int open_own(const std::filesystem::path& path, int flags) {
+  const OpenedFile opened = open_regular(path, flags);
+  if (opened.descriptor >= 0) return opened.descriptor;
+  throw IoError(fmt::format("cannot open {}: {}", path.string(), opened.problem));
 }
 
 void write_all(int fd, std::string_view text, const std::filesystem::path& path) {
@@ -55,12 +64,11 @@ RunLock::RunLock(const std::filesystem::path& directory, std::chrono::millisecon
   if (error)
     throw IoError(
         fmt::format("cannot create run directory {}: {}", directory.string(), error.message()));
-  const auto path = directory / "lock";
-  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (fd_ < 0) refuse("cannot open", path);
+  path_ = directory / "lock";
+  fd_ = open_own(path_, O_RDWR | O_CREAT);
   const auto give_up = std::chrono::steady_clock::now() + patience;
   while (flock(fd_, LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK && errno != EINTR) refuse("cannot lock", path);
+    if (errno != EWOULDBLOCK && errno != EINTR) refuse("cannot lock", path_);
     if (std::chrono::steady_clock::now() > give_up) {
       char holder[256] = "";
       const ssize_t n = pread(fd_, holder, sizeof holder - 1, 0);
@@ -76,11 +84,25 @@ RunLock::RunLock(const std::filesystem::path& directory, std::chrono::millisecon
   const char* job = std::getenv("SLURM_JOB_ID");
   const std::string holder = fmt::format("process {} on {}{}", getpid(), host,
                                          job != nullptr ? fmt::format(", Slurm job {}", job) : "");
-  if (ftruncate(fd_, 0) != 0) refuse("cannot write", path);
-  write_all(fd_, holder, path);
+  if (ftruncate(fd_, 0) != 0) refuse("cannot write", path_);
+  write_all(fd_, holder, path_);
 }
 
 RunLock::~RunLock() { ::close(fd_); }
+
+void RunLock::check() const {
+  struct stat held = {}, there = {};
+  if (::stat(path_.c_str(), &there) == 0) {
+    if (::fstat(fd_, &held) != 0) refuse("cannot examine", path_);
+    if (held.st_dev == there.st_dev && held.st_ino == there.st_ino) return;
+  } else if (errno != ENOENT && errno != ENOTDIR) {
+    refuse("cannot examine", path_);
+  }
+  throw IoError(
+      fmt::format("the run directory {} is gone: {} was removed or renamed while the run "
+                  "was at work",
+                  path_.parent_path().string(), path_.string()));
+}
 
 void write_ended(const std::filesystem::path& directory, ExitCode code, std::string_view why) {
   std::string line = fmt::format("{} {}", static_cast<int>(code), why);
@@ -93,8 +115,7 @@ void write_ended(const std::filesystem::path& directory, ExitCode code, std::str
 void remove_ended(const std::filesystem::path& directory) { remove_tree(directory / "ended"); }
 
 LineFile::LineFile(const std::filesystem::path& path) : path_(path.string()) {
-  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  if (fd_ < 0) refuse("cannot open", path);
+  fd_ = open_own(path, O_RDWR | O_CREAT | O_APPEND);
   const off_t size = lseek(fd_, 0, SEEK_END);
   const off_t complete = complete_bytes(fd_, size, path);
   if (complete < size && ftruncate(fd_, complete) != 0)
@@ -113,10 +134,12 @@ namespace {
 
 /// Of the last event "step" among a file's last lines; 0 if there is none.
 std::int64_t last_step_in(const std::filesystem::path& path) {
-  std::ifstream in(path);
-  in.seekg(0, std::ios::end);
-  constexpr std::streamoff kTail = 1 << 16;
-  in.seekg(std::max<std::streamoff>(0, in.tellg() - kTail));
+  const File file(path, OpenMode::read);
+  constexpr std::int64_t kTail = 1 << 16;
+  const std::int64_t size = file.size(), begin = std::max<std::int64_t>(0, size - kTail);
+  std::string tail(static_cast<std::size_t>(size - begin), '\0');
+  file.read(begin, std::as_writable_bytes(std::span(tail)));
+  std::istringstream in(tail);
   std::int64_t step = 0;
   for (std::string line; std::getline(in, line);) {
     const auto event = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
@@ -161,10 +184,15 @@ void Reporter::record(std::string_view sentence, const nlohmann::ordered_json& o
 
 void Reporter::say(std::string_view line) {
   if (!log_) return;
-  log_->write(line);
-  std::fwrite(line.data(), 1, line.size(), stdout);
-  std::fputc('\n', stdout);
-  std::fflush(stdout);
+  const std::string text = printable(line, LineEnds::kept);
+  log_->write(text);
+  try {
+    write_all(STDOUT_FILENO, text + '\n', "stdout");
+    terminal_ = true;
+  } catch (const IoError& e) {  // gone, closed or full: the log is what counts
+    if (std::exchange(terminal_, false))
+      log_->write(fmt::format("note      {}; the run goes on, and says so here", e.what()));
+  }
 }
 
 void Reporter::event(const nlohmann::ordered_json& object) {

@@ -22,8 +22,12 @@ class RunLock {
   ~RunLock();
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
+  /// Throws IoError where the directory, or the lock in it, is no longer the one that was taken:
+  /// what is written there now would be lost, or another job's.
+  void check() const;
 
  private:
+  std::filesystem::path path_;
   int fd_ = -1;
 };
 
@@ -55,7 +59,8 @@ class LineFile {
 std::string logbook_bullet();
 
 /// What rank 0 tells people and programs: stdout with log.txt, metrics.jsonl, and logbook.md, the
-/// record of a long run that a team would keep. Silent on other ranks.
+/// record of a long run that a team would keep. Silent on other ranks. A terminal that cannot be
+/// written any more is noted in log.txt, and no error.
 class Reporter {
  public:
   Reporter() = default;  // silent
@@ -74,6 +79,7 @@ class Reporter {
  private:
   std::unique_ptr<LineFile> log_, metrics_, logbook_;
   std::int64_t last_step_ = 0;
+  bool terminal_ = true;  // could be written the last time
 };
 
 }  // namespace tessera::train

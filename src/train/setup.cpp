@@ -245,13 +245,22 @@ std::vector<deck::ArchitectureKey> read_architecture(const std::string& director
 
 int thread_count(const deck::RunSection& run, int cores) {
   if (run.threads) return static_cast<int>(*run.threads);
-  if (const char* text = std::getenv("OMP_NUM_THREADS")) {
-    const std::string_view all(text);
-    int threads = 0;
-    std::from_chars(all.data(), all.data() + all.size(), threads);
-    if (threads > 0) return threads;
-  }
-  return cores;
+  const char* text = std::getenv("OMP_NUM_THREADS");
+  if (text == nullptr || *text == '\0') return cores;
+  constexpr std::string_view kBlank = " \t";
+  constexpr int kMost = 4096;
+  const std::string_view all(text);
+  std::string_view first = all.substr(0, all.find(','));  // of a list for nested levels
+  first.remove_prefix(std::min(first.find_first_not_of(kBlank), first.size()));
+  first = first.substr(0, first.find_last_not_of(kBlank) + 1);
+  int threads = 0;
+  const char* end = first.data() + first.size();
+  const auto [stop, error] = std::from_chars(first.data(), end, threads);
+  if (error == std::errc() && stop == end && threads >= 1 && threads <= kMost) return threads;
+  throw DeckError(fmt::format(
+      "OMP_NUM_THREADS = \"{}\" in the environment is no number of threads: give 1 to {}, or "
+      "unset it, or set run.threads",
+      all, kMost));
 }
 
 }  // namespace tessera::train

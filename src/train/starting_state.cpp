@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/terminal.hpp"
 #include "io/checkpoint_directory.hpp"
 #include "io/file.hpp"
 #include "io/finite.hpp"
@@ -87,13 +88,13 @@ void check_differences(const deck::LoadedDeck& now, const LoadedCheckpoint& from
   std::string refused;
   for (const auto& difference : from.differences) {
     if (difference.rule < fixed) continue;
-    refused +=
-        fmt::format("\n{}: {} = {} differs from the checkpoint's {}", now.where(difference.key),
-                    difference.key, difference.now, difference.saved);
+    refused += "\n" + printable(fmt::format("{}: {} = {} differs from the checkpoint's {}",
+                                            now.where(difference.key), difference.key,
+                                            difference.now, difference.saved));
   }
   if (refused.empty()) return;
-  throw DeckError(fmt::format("cannot go on from {}: these keys may not change:{}",
-                              from.path.string(), refused));
+  throw DeckError(Lines{fmt::format("cannot go on from {}: these keys may not change:{}",
+                                    printable(from.path.string()), refused)});
 }
 
 /// The first of the candidates that can be used; all that were tried are in `tried`.
@@ -205,7 +206,7 @@ std::string set_initial_state(const deck::Deck& deck, const comm::Control& contr
     if (source.stored_dtype() == DType::bf16 && deck.precision.compute == deck::Precision::f16) {
       note = fmt::format(
           "note: {} holds bf16 weights; f16 has a smaller range, so large values may overflow",
-          *deck.model.init_from);
+          printable(*deck.model.init_from));
     }
     const auto bad =
         state.set_parameters([&](const model::ParamDesc& p, Range range, std::span<float> out) {

@@ -150,7 +150,7 @@ std::exception_ptr Trainer::read_batch(const plan::PlanShape& now) {
 
 StepResult Trainer::run_step() {
   using plan::PlanPurpose;
-  faults_->begin(progress_.step + 1);
+  const double slowed = faults_->begin(progress_.step + 1);
   const std::int64_t global = timeline_.global(progress_.step + 1);
   const bool snapshot = std::exchange(save_due_, false);
   if (snapshot) finish_save();  // its buffers are about to be overwritten
@@ -172,7 +172,8 @@ StepResult Trainer::run_step() {
       engine_->run(prepared, last_input_, *batches_, faults_->hooks(prepared), profile);
   StepTimes times = output.times;
   times.data_exposed += waited;
-  times.total += waited;
+  times.total += waited + slowed;
+  times.compute.front() += slowed;
   slowest_step_s_ = std::max(slowest_step_s_, times.total);
   if (before) save_snapshot(*before, times);  // whatever became of the step
   if (output.flag(kNoTokens) > 0) {
@@ -201,6 +202,7 @@ StepResult Trainer::finish_step(const StepOutput& output, std::int64_t global,
 }
 
 void Trainer::after_step(const StepResult& result) {
+  if (lock_) lock_->check();
   judge_speed(result.times);
   report_step(result);
   scaler_.update(!result.applied);

@@ -1,4 +1,5 @@
 // The trainer's side of checkpoints: where a run starts, and what it leaves behind.
+#include "core/terminal.hpp"
 #include "core/version.hpp"
 #include "train/setup.hpp"
 #include "train/trainer.hpp"
@@ -27,7 +28,7 @@ CheckpointHeader Trainer::header() const {
 
 void Trainer::pass_over(const std::filesystem::path& path, std::string_view why) {
   report_.record(
-      fmt::format("checkpoint {} cannot be used: {}", path.string(), why),
+      fmt::format("checkpoint {} cannot be used: {}", printable(path.string()), why),
       {{"event", "fault"}, {"what", "checkpoint"}, {"path", path.string()}, {"why", why}});
 }
 

@@ -6,6 +6,7 @@
 #include <random>
 #include <sstream>
 
+#include "core/regular_file.hpp"
 #include "train/run_directory.hpp"
 
 namespace tessera::train {
@@ -15,7 +16,7 @@ namespace {
 std::function<void(const std::string&)> keep_report(const std::filesystem::path& directory) {
   return [directory](const std::string& report) {
     const auto append = [](const std::filesystem::path& path, const std::string& text) {
-      const int file = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+      const int file = open_regular(path, O_WRONLY | O_APPEND).descriptor;
       if (file < 0) return;
       [[maybe_unused]] const ssize_t n = ::write(file, text.data(), text.size());
       ::close(file);

@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 
+#include "core/terminal.hpp"
 #include "io/hugging_face.hpp"
 #include "train/setup.hpp"
 #include "verbs/model_source.hpp"
@@ -37,7 +38,7 @@ ExitCode run(const ExportOptions& o) {
         const auto& p = *by_name.find(name)->second;
         source.parameters(p, {begin, begin + static_cast<std::int64_t>(out.size())}, out);
       });
-  fmt::print("{} -> {}\n", source.name, o.to.string());
+  fmt::print("{} -> {}\n", printable(source.name), printable(o.to.string()));
   return ExitCode::ok;
 }
 

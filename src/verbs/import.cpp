@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/terminal.hpp"
 #include "core/version.hpp"
 #include "io/checkpoint_commit.hpp"
 #include "io/checkpoint_directory.hpp"
@@ -58,16 +59,18 @@ ExitCode run(const ImportOptions& o) {
     throw;
   }
   if (source.tokenizer) {
-    std::filesystem::copy_file(*source.tokenizer, o.to / "tokenizer.json",
-                               std::filesystem::copy_options::overwrite_existing);
+    constexpr std::int64_t kLargest = std::int64_t{1} << 30;
+    AtomicFile copy(o.to / "tokenizer.json");
+    copy.append(read_text(*source.tokenizer, kLargest));
+    copy.publish();
   }
   CheckpointHeader header;
   header.deck = source.deck;
   header.info["version"] = kVersion;
   header.info["imported from"] = o.from.string();
   const RankPart part = writer.finish();
-  fmt::print("{} -> {}\n", source.name,
-             commit_checkpoint(directory, header, std::span(&part, 1)).string());
+  const auto checkpoint = commit_checkpoint(directory, header, std::span(&part, 1));
+  fmt::print("{} -> {}\n", printable(source.name), printable(checkpoint.string()));
   return ExitCode::ok;
 }
 

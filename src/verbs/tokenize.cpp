@@ -1,4 +1,5 @@
 #include "io/tokenize.hpp"
+#include "core/terminal.hpp"
 
 #include <CLI/CLI.hpp>
 
@@ -20,10 +21,9 @@ void draw_bar(std::int64_t done, std::int64_t total, std::int64_t ranks) {
   constexpr int kWidth = 40;
   const double part = total == 0 ? 1.0 : static_cast<double>(done) / static_cast<double>(total);
   const int filled = static_cast<int>(part * kWidth);
-  fmt::print(stderr, "\rtokenize [{:#<{}}{: <{}}] {:5.1f} %  {:.1f} MB on each of {} ranks", "",
-             filled, "", kWidth - filled, 100 * part, static_cast<double>(done) / 1e6, ranks);
-  if (done == total) fmt::print(stderr, "\n");
-  std::fflush(stderr);
+  tell(fmt::format("\rtokenize [{:#<{}}{: <{}}] {:5.1f} %  {:.1f} MB on each of {} ranks{}", "",
+                   filled, "", kWidth - filled, 100 * part, static_cast<double>(done) / 1e6, ranks,
+                   done == total ? "\n" : ""));
 }
 
 ExitCode run(const TokenizeOptions& o, const comm::Control& control) {
@@ -44,7 +44,7 @@ ExitCode run(const TokenizeOptions& o, const comm::Control& control) {
     const Tokenizer tokenizer =
         o.tokenizer == "bytes" ? Tokenizer::bytes() : Tokenizer::open(o.tokenizer);
     summary = merge_parts(o.prefix, control.size(), tokenizer);
-    fmt::print("{}.bin: {} tokens in {} documents, vocabulary {}\n", o.prefix.string(),
+    fmt::print("{}.bin: {} tokens in {} documents, vocabulary {}\n", printable(o.prefix.string()),
                summary.tokens, summary.documents, tokenizer.vocab());
   });
   return ExitCode::ok;

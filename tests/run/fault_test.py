@@ -112,6 +112,8 @@ class Fault(RunTest):
                     ("enospc rank=0 step=6 call=write path=step_00000006 nth=3", "No space left"),
                     ("enospc rank=1 step=6 call=sync path=step_00000006", "No space left"),
                     ("eio rank=1 step=6 call=close path=step_00000006", "Input/output error"),
+                    ("eio rank=1 step=6 call=open path=rank_00001", "Input/output error"),
+                    ("eio rank=0 step=6 call=open path=model.h5", "Input/output error"),
                     ("eio rank=0 step=6 call=open path=manifest.json.tmp", "Input/output error"),
                     ("eio rank=0 step=6 call=rename path=step_00000006", "Input/output error"))
         for i, (fault, reason) in enumerate(failures):
@@ -175,6 +177,22 @@ class Fault(RunTest):
                 self.assertEqual(self.train(2, self.fault_deck(name, *faults)), want)
                 self.assertEqual(self.checkpoints(name), [3, 6, 9, 12])
                 self.assertEqual(len(self.injected(name)), len(faults))
+
+    def test_a_slow_rank_is_named_in_its_steps(self):
+        for ranks, rank in ((1, 0), (2, 1)):
+            with self.subTest(ranks=ranks):
+                name = f"slow{ranks}"
+                fault = f"slow rank={rank} step=5 ms=100"
+                deck = self.fault_deck(name, fault, run__steps=60, checkpoint__every=0)
+                self.train(ranks, deck)
+                steps = metrics.last_steps(metrics.read_events(self.dir / name))
+                for step in range(5, 61):
+                    self.assertGreaterEqual(steps[step]["compute_ms"]["max"], 100)
+                    if rank == 0:  # a step's time is rank 0's, which else waits for the slow one
+                        self.assertGreaterEqual(steps[step]["step_ms"], 100)
+                self.assertEqual(self.injected(name), [(rank, 5, fault)])
+                self.assertEqual({e["rank"] for e in self.events(name, "straggler")},
+                                 {rank} if ranks > 1 else set())
 
     def test_48_a_file_that_rots_is_found_and_passed_over(self):
         want = self.train(2, self.fault_deck("whole"))

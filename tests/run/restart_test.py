@@ -12,7 +12,7 @@ import unittest
 
 import h5py
 
-from tessera import RunTest, kill_tree, metrics, ranks_of, tiny_deck, write_tokens
+from tessera import BINARY, RunTest, kill_tree, metrics, ranks_of, tiny_deck, write_tokens
 
 STOPPED = 85
 ENDLESS = 1_000_000
@@ -110,7 +110,7 @@ class Restart(RunTest):
     def stop_while_running(self, name, stop):
         """Starts an endless run, calls stop(launcher, its ranks), and returns the exit code."""
         deck = self.restart_deck(name, run__steps=ENDLESS)
-        process = self.start(2, "train", deck)
+        process = self.start(2, "train", deck, program=("env", "--default-signal=HUP", BINARY))
         self.assertTrue(self.wait_for(lambda: self.newest_step(name) >= 3, process), "ended early")
         stop(ranks_of(process.pid))
         code = process.wait(timeout=60)
@@ -120,7 +120,7 @@ class Restart(RunTest):
         return code
 
     def test_52_a_signal_to_one_rank_stops_all_with_a_checkpoint(self):
-        for number in (signal.SIGTERM, signal.SIGUSR1):
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
             with self.subTest(number.name):
                 code = self.stop_while_running(
                     number.name, lambda ranks: os.kill(max(ranks), number))

@@ -10,6 +10,7 @@
 
 #include "comm/mpi/mpi_group.hpp"
 #include "core/cores.hpp"
+#include "core/ending.hpp"
 
 namespace tessera::comm {
 namespace {
@@ -206,18 +207,13 @@ std::string host_name() {
 }
 
 void Control::together(const std::function<void()>& work) const {
-  std::string message;
-  auto code = ExitCode::ok;
-  std::source_location where;
+  Ending ending;
   try {
     work();
-  } catch (const Error& e) {
-    message = e.what(), code = e.exit_code(), where = e.where();
-  } catch (const std::bad_alloc&) {
-    message = "out of memory", code = ExitCode::memory;
-  } catch (const std::exception& e) {
-    message = e.what(), code = ExitCode::internal;
+  } catch (...) {
+    ending = current_ending();
   }
+  auto& [code, message, where] = ending;
   if (code == ExitCode::internal) {
     message += fmt::format(" (at {}:{})", where.file_name(), where.line());
   }
@@ -229,7 +225,7 @@ void Control::together(const std::function<void()>& work) const {
   const auto agreed =
       static_cast<ExitCode>(max(std::int64_t{first == rank_ ? static_cast<int>(code) : 0}));
   const std::string text = broadcast(message, static_cast<int>(first));
-  throw AgreedError(agreed, text, where);
+  throw AgreedError(agreed, Lines{text}, where);
 }
 
 }  // namespace tessera::comm

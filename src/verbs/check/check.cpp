@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/terminal.hpp"
 #include "deck/codec.hpp"
 #include "train/setup.hpp"
 
@@ -71,7 +72,7 @@ void report(const LayoutOptions& layout) {
   const plan::Ledger& most = checked.dearest().ledger;
   train::check_budget(checked.planner.loaded, checked.mesh(), most.arenas);
   fmt::print("run directory {}\n", deck::run_directory(deck));
-  fmt::print("{}: good for {} ranks\n", layout.deck.path, layout.ranks);
+  fmt::print("{}: good for {} ranks\n", printable(layout.deck.path), layout.ranks);
 }
 
 }  // namespace

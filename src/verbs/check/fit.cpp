@@ -35,8 +35,9 @@ std::string fit_text(const LayoutOptions& layout) {
                         plan::human_bytes(*budget), fits ? "the largest that fits" : "too much");
     if (fits) return text;
   }
-  if (!smallest && refusals.size() == 1) throw DeckError(*refusals.begin());  // not micro's fault
-  if (!smallest) throw DeckError("there is no batch.micro for this deck:\n" + text);
+  if (!smallest && refusals.size() == 1)
+    throw DeckError(Lines{*refusals.begin()});  // not micro's fault
+  if (!smallest) throw DeckError(Lines{"there is no batch.micro for this deck:\n" + text});
   const plan::Ledger& ledger = smallest->dearest().ledger;
   train::check_budget(smallest->planner.loaded, smallest->mesh(), ledger.arenas);
   throw InternalError("a batch.micro that neither fits nor does not");

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "core/cores.hpp"
+#include "core/terminal.hpp"
 #include "core/thread.hpp"
 #include "plan/ledger.hpp"
 #include "train/setup.hpp"
@@ -123,8 +124,9 @@ class Search {
     in_parallel(schedules, [this](const Choice& choice) { try_stages(choice); });
     std::ranges::sort(found_, faster);
     if (found_.empty()) {
-      throw DeckError(fmt::format("{}: no layout of {} ranks will do:\n{}", layout_.deck.path,
-                                  layout_.ranks, rejections()));
+      throw DeckError(
+          Lines{fmt::format("{}: no layout of {} ranks will do:\n{}", printable(layout_.deck.path),
+                            layout_.ranks, rejections())});
     }
     const auto shown = std::span(found_).first(std::min(found_.size(), kShown));
     in_parallel(shown, [this](Found& f) { simulate(f); });

@@ -23,6 +23,26 @@ TEST(Checks, ModelArithmetic) {
   expect_contains(refusal_of("parallel.pipeline=3"), "more than model.layers = 2");
 }
 
+TEST(Checks, NamesOfRuns) {
+  for (const char* good : {"a", "größe 1", "small/seed_1", "a..b", "..."})
+    EXPECT_EQ(refusal_of(fmt::format("run.name=\"{}\"", good)), "") << good;
+  for (const char* out : {"..", "../a", "a/../../b", "/tmp/a"}) {
+    expect_contains(refusal_of(fmt::format("run.name=\"{}\"", out)),
+                    fmt::format("run.name = \"{}\" leads out of the directory of runs", out));
+  }
+  for (const char* key : {"run.name", "run.dir"}) {
+    expect_contains(refusal_of(fmt::format("{}=\"\"", key)),
+                    fmt::format("{} = \"\" is empty", key));
+    for (const char* text : {"a\\nb", "a\\u001b[2J", "\\u009b", "\\u0000"}) {
+      const std::string refused = refusal_of(fmt::format("{}=\"{}\"", key, text));
+      expect_contains(refused, fmt::format("{} = \"", key));
+      expect_contains(refused, "characters that cannot be shown");
+      EXPECT_EQ(refused.find('\n'), std::string::npos) << "one line";
+    }
+  }
+  EXPECT_EQ(refusal_of("run.dir=\"../elsewhere/{name}\""), "") << "stated as a path";
+}
+
 TEST(Checks, TypesOfProducts) {
   EXPECT_EQ(refusal_of("precision.matmul=tf32"), "");
   expect_contains(refusal(kSmallDeck, {"precision.matmul=tf32", "precision.compute=bf16"}),
