@@ -6,7 +6,6 @@
 #include <string_view>
 
 #include "core/error.hpp"
-#include "io/checkpoint_hold.hpp"
 #include "io/checkpoint_reader.hpp"
 #include "io/file.hpp"
 
@@ -120,6 +119,22 @@ std::vector<CheckpointEntry> list_checkpoints(const fs::path& checkpoints) {
     return !header_of(entry.path, entry.step) || !has_all_files(entry.path);
   });
   return entries;
+}
+
+std::optional<HeldCheckpoint> hold_newest(const fs::path& checkpoints) {
+  // All that were listed may go while a newer one comes; then that one is there to be listed.
+  for (int attempts = 0; attempts < 10; ++attempts) {
+    const auto entries = list_checkpoints(checkpoints);
+    if (entries.empty()) break;
+    for (const CheckpointEntry& entry : entries) {
+      try {
+        return HeldCheckpoint{entry.path, CheckpointHold(entry.path)};
+      } catch (const DataError&) {
+        continue;
+      }
+    }
+  }
+  return std::nullopt;
 }
 
 std::vector<CheckpointEntry> set_aside_after(const fs::path& checkpoints, std::int64_t step) {

@@ -3,7 +3,10 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <vector>
+
+#include "io/checkpoint_hold.hpp"
 
 namespace tessera {
 
@@ -34,6 +37,14 @@ std::vector<CheckpointEntry> committed_checkpoints(const std::filesystem::path& 
 /// The valid checkpoints, newest first: a good manifest and files of the right size. Damage inside
 /// the files shows when they are read. A directory that does not exist holds none.
 std::vector<CheckpointEntry> list_checkpoints(const std::filesystem::path& checkpoints);
+
+/// The newest valid checkpoint, held: of those that a job at work removes meanwhile the next one is
+/// taken. Nothing if there are none.
+struct HeldCheckpoint {
+  std::filesystem::path path;
+  CheckpointHold hold;
+};
+std::optional<HeldCheckpoint> hold_newest(const std::filesystem::path& checkpoints);
 
 /// A run that goes on from `step` leaves the branch that later checkpoints belong to: they get
 /// names that end in ".abandoned", so that neither the next start nor pruning takes them for this

@@ -15,8 +15,8 @@ Verb evaluate(CLI::App& app) {
   add_allow_non_finite(*verb,
                        [options] { options->sets.emplace_back("model.accept_non_finite=true"); });
   return {.launch = Launch::ranks, .run = {}, .run_on_ranks = [options](const train::Job& job) {
-            const auto loaded = load_on_all(job.control, *options, Layout::fitted);
-            train::evaluate_deck(loaded, job);
+            const auto deck = load_on_all(job.control, *options, Layout::fitted);
+            train::evaluate_deck(deck.loaded, job);
             return ExitCode::ok;
           }};
 }

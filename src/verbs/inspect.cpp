@@ -78,7 +78,7 @@ Verb inspect(CLI::App& app) {
                   const auto found = find_checkpoint(*path);
                   if (!found)
                     throw DataError(fmt::format("{} is no checkpoint and holds none", *path));
-                  return inspect_checkpoint(*found, *verify);
+                  return inspect_checkpoint(found->path, *verify);
                 }
                 return inspect_tokens(*path, *verify);
               },

@@ -4,7 +4,6 @@
 
 #include "deck/load.hpp"
 #include "deck/schema.hpp"
-#include "io/checkpoint_directory.hpp"
 #include "io/finite.hpp"
 #include "train/setup.hpp"
 
@@ -47,11 +46,10 @@ train::ParameterSource checked(const train::ParameterSource& source, std::option
 
 }  // namespace
 
-std::optional<fs::path> find_checkpoint(const fs::path& path) {
-  if (fs::exists(path / kManifestFile)) return path;
+std::optional<HeldCheckpoint> find_checkpoint(const fs::path& path) {
+  if (fs::exists(path / kManifestFile)) return HeldCheckpoint{path, CheckpointHold(path)};
   for (const auto& candidate : {path, path / "checkpoints"}) {
-    const auto entries = list_checkpoints(candidate);
-    if (!entries.empty()) return entries.front().path;
+    if (auto newest = hold_newest(candidate)) return newest;
   }
   return std::nullopt;
 }
@@ -78,20 +76,21 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as) {
         "{} is no checkpoint, holds none, and is no Hugging Face directory (config.json)",
         path.string()));
   }
-  auto checkpoint = std::make_shared<Checkpoint>(Checkpoint::open(*found));
+  auto checkpoint = std::make_shared<Checkpoint>(Checkpoint::open(found->path));
   const std::string& text = checkpoint->header().deck;
   const auto read = [checkpoint](const model::ParamDesc& p, Range range, std::span<float> out) {
     checkpoint->read(p.name, "master", range, DType::f32, std::as_writable_bytes(out));
   };
-  const auto place_of = [found](const model::ParamDesc& p, std::int64_t element) {
-    return fmt::format("{}: {}{}", found->string(), p.name, index_text(p.shape, element));
+  const auto place_of = [path = found->path](const model::ParamDesc& p, std::int64_t element) {
+    return fmt::format("{}: {}{}", path.string(), p.name, index_text(p.shape, element));
   };
   return {.deck = text,
-          .model = deck::parse_deck(text, found->string()).deck.model,
-          .name = found->string(),
+          .model = deck::parse_deck(text, found->path.string()).deck.model,
+          .name = found->path.string(),
           .parameters = checked(read, finite_as, place_of),
           // of the run: run/checkpoints/step_00000100
-          .tokenizer = tokenizer_in({*found, fs::absolute(*found).parent_path().parent_path()})};
+          .tokenizer =
+              tokenizer_in({found->path, fs::absolute(found->path).parent_path().parent_path()})};
 }
 
 void check_tokenizer(const Tokenizer& tokenizer, const ModelSource& source) {

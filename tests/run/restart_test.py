@@ -250,6 +250,26 @@ class Restart(RunTest):
         self.assertEqual(len(self.train(1, deck)), 12)  # every line is an event again
 
 
+class Readers(RunTest):
+    """Whoever reads beside a run that prunes finds its checkpoint whole (trap 70)."""
+
+    def test_70_reading_beside_a_run_that_prunes(self):
+        write_tokens(self.dir / "held_out", seed=2)
+        path = self.deck("run", tiny_deck(
+            self.corpus, run__steps=ENDLESS, schedule__kind="constant", checkpoint__every=1,
+            checkpoint__keep=1, evaluate__every=ENDLESS,
+            data__validation=[str(self.dir / "held_out")]))
+        process = self.start(1, "train", path)
+        self.assertTrue(self.wait_for(lambda: self.newest_step("run") > 3, process))
+        for _ in range(6):
+            for arguments in (("evaluate", self.dir / "run"), ("evaluate", path),
+                              ("inspect", self.dir / "run", "--verify")):
+                job = self.run_job(0, *arguments)
+                self.assertEqual(job.code, 0, job.output)
+                self.assertNotIn("cannot be used", job.output)
+        self.assertIsNone(process.poll())
+
+
 class Data(RunTest):
     """The same names must hold the bytes that a run was trained on."""
 

@@ -35,7 +35,7 @@ deck::LoadedDeck bench_deck(const BenchOptions& options, const comm::Control& co
   });
   DeckOptions deck{.path = options.deck, .sets = options.sets};
   deck.sets.insert(deck.sets.end(), more.begin(), more.end());
-  return load_on_all(control, deck);
+  return load_on_all(control, deck).loaded;
 }
 
 backend::Backend bench_backend(const BenchOptions& options, const train::Job& job, int threads) {
