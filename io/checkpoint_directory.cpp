@@ -72,10 +72,15 @@ void clean_up_checkpoints(const fs::path& checkpoints) {
     const fs::path good = checkpoint_path(checkpoints, *step);
     if (!path_exists(good) && has_manifest_of(path, *step)) rename_path(path, good);
   }
-  for (const fs::path& path : subdirectories(checkpoints)) {
+  std::vector<fs::path> doomed = subdirectories(checkpoints);
+  std::erase_if(doomed, [](const fs::path& path) {
     const std::string name = path.filename().string();
-    if (name.starts_with(kPrefix) && name.ends_with(kTemporary)) remove_tree(path);
-  }
+    return !name.starts_with(kPrefix) || !name.ends_with(kTemporary);
+  });
+  if (doomed.empty()) return;
+  // A crash must not give a good name back to what is half removed by then.
+  sync_directory(checkpoints);
+  for (const fs::path& path : doomed) remove_tree(path);
 }
 
 fs::path begin_checkpoint(const fs::path& checkpoints, std::int64_t step) {
@@ -122,6 +127,7 @@ std::vector<CheckpointEntry> set_aside_after(const fs::path& checkpoints, std::i
     rename_path(entry.path, aside);
     entry.path = aside;
   }
+  if (!later.empty()) sync_directory(checkpoints);
   return later;
 }
 
@@ -141,10 +147,9 @@ std::vector<CheckpointEntry> prune_checkpoints(const fs::path& checkpoints, std:
     // Renamed first: a removal that is interrupted leaves no half checkpoint under a good name.
     fs::path doomed = entry.path;
     doomed += kTemporary;
-    remove_tree(doomed);
     rename_path(entry.path, doomed);
-    remove_tree(doomed);
   }
+  clean_up_checkpoints(checkpoints);
   return old;
 }
 

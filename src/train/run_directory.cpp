@@ -12,8 +12,10 @@
 #include <ctime>
 #include <fstream>
 #include <thread>
+#include <vector>
 
 #include "io/file.hpp"
+#include "io/system_calls.hpp"
 
 namespace tessera::train {
 namespace {
@@ -24,39 +26,35 @@ namespace {
 
 void write_all(int fd, std::string_view text, const std::filesystem::path& path) {
   while (!text.empty()) {
-    const ssize_t n = ::write(fd, text.data(), text.size());
-    if (n < 0 && errno == EINTR) continue;
+    const ssize_t n = system_calls::append(fd, path, text.data(), text.size());
     if (n < 0) refuse("cannot write", path);
     text.remove_prefix(static_cast<std::size_t>(n));
   }
 }
 
-/// Bytes up to and including the last line end.
-off_t complete_bytes(int fd, off_t size, const std::filesystem::path& path) {
-  char buffer[4096];
-  while (size > 0) {
-    const off_t begin = std::max<off_t>(0, size - static_cast<off_t>(sizeof buffer));
-    const ssize_t n = pread(fd, buffer, static_cast<std::size_t>(size - begin), begin);
-    if (n < 0 && errno == EINTR) continue;
+/// Bytes up to and including the last line end before the first zero byte. No line has one: where a
+/// system went down before all that was written had come to the disk, zeros are in its place.
+std::int64_t complete_bytes(int fd, const std::filesystem::path& path) {
+  std::vector<char> buffer(std::size_t{1} << 20);
+  std::int64_t at = 0, complete = 0;
+  while (true) {
+    const ssize_t n = system_calls::read(fd, path, buffer.data(), buffer.size(), at);
     if (n < 0) refuse("cannot read", path);
-    if (n == 0) return 0;
-    const auto at = std::string_view(buffer, static_cast<std::size_t>(n)).rfind('\n');
-    if (at != std::string_view::npos) return begin + static_cast<off_t>(at) + 1;
-    size = begin;
+    const std::string_view piece(buffer.data(), static_cast<std::size_t>(n));
+    const std::string_view whole = piece.substr(0, piece.find('\0'));
+    if (const auto end = whole.rfind('\n'); end != std::string_view::npos)
+      complete = at + static_cast<std::int64_t>(end) + 1;
+    if (piece.empty() || whole.size() < piece.size()) return complete;
+    at += n;
   }
-  return 0;
 }
 
 }  // namespace
 
 RunLock::RunLock(const std::filesystem::path& directory, std::chrono::milliseconds patience) {
-  std::error_code error;
-  std::filesystem::create_directories(directory, error);
-  if (error)
-    throw IoError(
-        fmt::format("cannot create run directory {}: {}", directory.string(), error.message()));
+  tessera::create_directories(directory);
   const auto path = directory / "lock";
-  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  fd_ = system_calls::open(path, O_RDWR | O_CREAT);
   if (fd_ < 0) refuse("cannot open", path);
   const auto give_up = std::chrono::steady_clock::now() + patience;
   while (flock(fd_, LOCK_EX | LOCK_NB) != 0) {
@@ -76,7 +74,7 @@ RunLock::RunLock(const std::filesystem::path& directory, std::chrono::millisecon
   const char* job = std::getenv("SLURM_JOB_ID");
   const std::string holder = fmt::format("process {} on {}{}", getpid(), host,
                                          job != nullptr ? fmt::format(", Slurm job {}", job) : "");
-  if (ftruncate(fd_, 0) != 0) refuse("cannot write", path);
+  if (system_calls::resize(fd_, path, 0) != 0) refuse("cannot write", path);
   write_all(fd_, holder, path);
 }
 
@@ -90,15 +88,18 @@ void write_ended(const std::filesystem::path& directory, ExitCode code, std::str
   file.publish();
 }
 
-void remove_ended(const std::filesystem::path& directory) { remove_tree(directory / "ended"); }
+void remove_ended(const std::filesystem::path& directory) { remove_durably(directory / "ended"); }
 
 LineFile::LineFile(const std::filesystem::path& path) : path_(path.string()) {
-  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  fd_ = system_calls::open(path, O_RDWR | O_CREAT | O_APPEND);
   if (fd_ < 0) refuse("cannot open", path);
-  const off_t size = lseek(fd_, 0, SEEK_END);
-  const off_t complete = complete_bytes(fd_, size, path);
-  if (complete < size && ftruncate(fd_, complete) != 0)
+  const off_t size = ::lseek(fd_, 0, SEEK_END);
+  if (size <= 0) return;
+  const std::int64_t complete = complete_bytes(fd_, path);
+  if (complete == size) return;
+  if (system_calls::resize(fd_, path, complete) != 0)
     refuse("cannot cut the incomplete last line of", path);
+  sync();  // or else what was cut could come back between the lines that follow
 }
 
 LineFile::~LineFile() { ::close(fd_); }
@@ -130,7 +131,8 @@ std::int64_t last_step_in(const std::filesystem::path& path) {
 }  // namespace
 
 void LineFile::sync() {
-  if (::fsync(fd_) != 0) refuse("cannot sync", path_);
+  // A device or pipe in the file's place keeps nothing, and says so.
+  if (system_calls::sync(fd_, path_) != 0 && errno != EINVAL) refuse("cannot sync", path_);
 }
 
 Reporter::Reporter(const std::filesystem::path& directory)
@@ -143,6 +145,12 @@ Reporter::Reporter(const std::filesystem::path& directory)
   if (fresh) {
     logbook_->write("# Logbook\n\nWhat happened to this run, by its own account; times are UTC.\n");
   }
+  sync_directory(directory);  // the names, without which synced lines are nowhere
+}
+
+void Reporter::sync() {
+  if (!log_) return;
+  for (LineFile* file : {log_.get(), metrics_.get(), logbook_.get()}) file->sync();
 }
 
 std::string logbook_bullet() {

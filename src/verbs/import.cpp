@@ -4,12 +4,15 @@
 #include "io/checkpoint_commit.hpp"
 #include "io/checkpoint_directory.hpp"
 #include "io/checkpoint_writer.hpp"
+#include "io/file.hpp"
 #include "train/setup.hpp"
 #include "verbs/model_source.hpp"
 #include "verbs/verb.hpp"
 
 namespace tessera::verbs {
 namespace {
+
+constexpr std::int64_t kLargestTokenizer = std::int64_t{256} << 20;  // bytes
 
 struct ImportOptions {
   std::filesystem::path from, to;
@@ -50,8 +53,9 @@ ExitCode run(const ImportOptions& o) {
     }
   }
   if (source.tokenizer) {
-    std::filesystem::copy_file(*source.tokenizer, o.to / "tokenizer.json",
-                               std::filesystem::copy_options::overwrite_existing);
+    AtomicFile copy(o.to / "tokenizer.json");
+    copy.append(read_text(*source.tokenizer, kLargestTokenizer));
+    copy.publish();
   }
   CheckpointHeader header;
   header.deck = source.deck;
