@@ -87,10 +87,15 @@ void clean_up_checkpoints(const fs::path& checkpoints) {
     const fs::path good = checkpoint_path(checkpoints, *step);
     if (!path_exists(good) && header_of(path, *step)) rename_path(path, good);
   }
-  for (const fs::path& path : subdirectories(checkpoints)) {
+  std::vector<fs::path> doomed = subdirectories(checkpoints);
+  std::erase_if(doomed, [](const fs::path& path) {
     const std::string name = path.filename().string();
-    if (name.starts_with(kPrefix) && name.ends_with(kTemporary)) remove_tree(path);
-  }
+    return !name.starts_with(kPrefix) || !name.ends_with(kTemporary);
+  });
+  if (doomed.empty()) return;
+  // A crash must not give a good name back to what is half removed by then.
+  sync_directory(checkpoints);
+  for (const fs::path& path : doomed) remove_tree(path);
 }
 
 fs::path begin_checkpoint(const fs::path& checkpoints, std::int64_t step) {
@@ -153,6 +158,7 @@ std::vector<CheckpointEntry> set_aside_after(const fs::path& checkpoints, std::i
     rename_path(entry.path, aside);
     entry.path = aside;
   }
+  if (!later.empty()) sync_directory(checkpoints);
   return later;
 }
 
@@ -164,20 +170,20 @@ std::vector<CheckpointEntry> prune_checkpoints(const fs::path& checkpoints, std:
   clean_up_checkpoints(checkpoints);
   if (keep == 0) return removed;
   bool proven = false;  // one that stays
-  for (std::int64_t newer = 0; const Updated& checkpoint : with_updates(checkpoints)) {
+  std::int64_t newer = 0;
+  for (const Updated& checkpoint : with_updates(checkpoints)) {
     const auto& [step, path] = checkpoint.entry;
-    const bool newest = newer++<keep, milestone = keep_every> 0 && step % keep_every == 0,
-               proves = !proven && checkpoint.applied_updates < applied_updates;
+    const bool newest = newer++ < keep;
+    const bool milestone = keep_every > 0 && step % keep_every == 0;
+    const bool proves = !proven && checkpoint.applied_updates < applied_updates;
     proven = proven || proves;
     if (newest || milestone || proves) continue;
     // Renamed first: a removal that is interrupted leaves no half checkpoint under a good name.
     fs::path doomed = path;
     doomed += kTemporary;
-    remove_tree(doomed);
-    if (!rename_unless_read(path, doomed)) continue;
-    remove_tree(doomed);
-    removed.push_back(checkpoint.entry);
+    if (rename_unless_read(path, doomed)) removed.push_back(checkpoint.entry);
   }
+  clean_up_checkpoints(checkpoints);
   return removed;
 }
 

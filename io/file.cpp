@@ -21,6 +21,10 @@ constexpr std::size_t kAppendBuffer = std::size_t{1} << 20;
 
 std::string temporary_name(const fs::path& path) { return path.string() + ".tmp"; }
 
+fs::path parent_of(const fs::path& path) {
+  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+}
+
 [[noreturn]] void fail(std::string_view action, const fs::path& path, int error) {
   throw IoError(fmt::format("{}: cannot {}: {}", path.string(), action, errno_text(error)));
 }
@@ -137,7 +141,7 @@ AtomicFile::AtomicFile(fs::path path)
     : path_(std::move(path)), file_(temporary_name(path_), OpenMode::create) {}
 
 AtomicFile::~AtomicFile() {
-  if (!published_ && !file_.path().empty()) ::unlink(file_.path().c_str());
+  if (!published_ && !file_.path().empty()) system_calls::remove_tree(file_.path());
 }
 
 void AtomicFile::append(std::span<const std::byte> bytes) {
@@ -162,7 +166,7 @@ void AtomicFile::publish() {
   file_.close();
   rename_path(file_.path(), path_);
   published_ = true;
-  sync_directory(path_.has_parent_path() ? path_.parent_path() : fs::path("."));
+  sync_directory(parent_of(path_));
 }
 
 void sync_directory(const fs::path& directory) {
@@ -176,7 +180,14 @@ void sync_directory(const fs::path& directory) {
 }
 
 void create_directories(const fs::path& directory) {
-  if (system_calls::create_directories(directory) != 0) fail("create", directory, errno);
+  std::vector<fs::path> missing;
+  for (fs::path path = directory; !path.empty() && !path_exists(path); path = path.parent_path())
+    missing.push_back(path);
+  if (system_calls::create_directories(directory) != 0) {
+    throw IoError(
+        fmt::format("cannot create directory {}: {}", directory.string(), errno_text(errno)));
+  }
+  for (const fs::path& path : missing) sync_directory(parent_of(path));
 }
 
 void rename_path(const fs::path& from, const fs::path& to) {
@@ -199,6 +210,12 @@ bool exchange_paths(const fs::path& a, const fs::path& b) {
 
 void remove_tree(const fs::path& path) {
   if (system_calls::remove_tree(path) != 0) fail("remove", path, errno);
+}
+
+void remove_durably(const fs::path& path) {
+  if (!path_exists(path)) return;
+  remove_tree(path);
+  sync_directory(parent_of(path));
 }
 
 std::vector<fs::path> subdirectories(const fs::path& directory) {

@@ -85,7 +85,7 @@ class AtomicFile {
 /// Makes the names in a directory durable.
 void sync_directory(const std::filesystem::path& directory);
 
-/// Creates a directory and its parents; no error if it is there.
+/// Creates a directory and its parents, durably; no error if it is there.
 void create_directories(const std::filesystem::path& directory);
 
 /// As rename(2): what has the name `to` is replaced.
@@ -98,6 +98,9 @@ bool exchange_paths(const std::filesystem::path& a, const std::filesystem::path&
 
 /// Removes a directory with all in it, or a file; no error if it is not there.
 void remove_tree(const std::filesystem::path& path);
+
+/// The same, and the name is gone for good when it returns.
+void remove_durably(const std::filesystem::path& path);
 
 /// The directories in a directory, in no order; none if it is not there.
 std::vector<std::filesystem::path> subdirectories(const std::filesystem::path& directory);

@@ -111,19 +111,16 @@ class PartialDirectory {
   PartialDirectory(const PartialDirectory&) = delete;
   PartialDirectory& operator=(const PartialDirectory&) = delete;
   ~PartialDirectory() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
+    try {
+      remove_tree(path_);
+    } catch (const Error&) {  // of a disk that fails; what is left over is said by the next export
+    }
   }
 
   fs::path operator/(std::string_view name) const { return path_ / name; }
 
   void publish(const fs::path& final_path) {
-    std::error_code error;
-    fs::rename(path_, final_path, error);  // replaces an empty directory, never a full one
-    if (error) {
-      throw IoError(fmt::format("{}: cannot rename to {}: {}", path_.string(), final_path.string(),
-                                error.message()));
-    }
+    rename_path(path_, final_path);  // replaces an empty directory, never a full one
     sync_directory(final_path.has_parent_path() ? final_path.parent_path() : fs::path("."));
   }
 

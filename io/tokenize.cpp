@@ -132,13 +132,13 @@ void tokenize_part(std::span<const fs::path> inputs, const fs::path& prefix, Tok
 TokenizeSummary merge_parts(const fs::path& prefix, std::int64_t parts,
                             const Tokenizer& tokenizer) {
   // Of the tokens before: should this stop half-way, the new ones must not be taken for theirs.
-  fs::remove(tokenizer_beside(prefix));
+  remove_durably(tokenizer_beside(prefix));
   MegatronWriter merged(prefix, tokenizer.vocab());
   for (std::int64_t i = 0; i < parts; ++i) merged.append_pair(part_prefix(prefix, i));
   merged.publish();
   for (std::int64_t i = 0; i < parts; ++i) {
-    fs::remove(megatron_idx(part_prefix(prefix, i)));
-    fs::remove(megatron_bin(part_prefix(prefix, i)));
+    remove_tree(megatron_idx(part_prefix(prefix, i)));
+    remove_tree(megatron_bin(part_prefix(prefix, i)));
   }
   if (!tokenizer.json().empty()) {
     AtomicFile beside(tokenizer_beside(prefix));

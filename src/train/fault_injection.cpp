@@ -69,6 +69,13 @@ int highest_mantissa_bit(DType type) {
   return type == DType::f32 ? 22 : type == DType::bf16 ? 6 : 9;
 }
 
+/// True while it lives.
+struct Marked {
+  explicit Marked(bool& m) : mark(m) { mark = true; }
+  ~Marked() { mark = false; }
+  bool& mark;
+};
+
 void flip_bit(std::byte& byte, int bit) { byte ^= std::byte{1} << bit; }
 
 }  // namespace
@@ -234,7 +241,10 @@ void FaultInjection::committed(std::int64_t step) {
 
 IoVerdict FaultInjection::on_call(IoCall call, const fs::path& path, std::size_t bytes) {
   IoVerdict verdict;
+  static thread_local bool under_way = false;
+  if (under_way) return verdict;  // telling of a fault writes files too, which never fails
   const std::lock_guard lock(mutex_);
+  const Marked telling(under_way);
   for (Planned& p : planned_) {
     const deck::Fault& fault = p.fault;
     const bool before = p.spent && p.calls == 0 && !lasts(fault.kind);  // in an earlier start

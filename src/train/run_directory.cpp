@@ -13,10 +13,12 @@
 #include <sstream>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "core/regular_file.hpp"
 #include "core/terminal.hpp"
 #include "io/file.hpp"
+#include "io/system_calls.hpp"
 
 namespace tessera::train {
 namespace {
@@ -26,44 +28,43 @@ namespace {
 }
 
 int open_own(const std::filesystem::path& path, int flags) {
-  const OpenedFile opened = open_regular(path, flags);
-  if (opened.descriptor >= 0) return opened.descriptor;
-  throw IoError(fmt::format("cannot open {}: {}", path.string(), opened.problem));
+  const int descriptor = system_calls::open(path, flags);
+  const std::string problem = descriptor < 0 ? why_not_opened(path, errno)
+                                             : why_not_regular(system_calls::mode(descriptor));
+  if (problem.empty()) return descriptor;
+  if (descriptor >= 0) ::close(descriptor);
+  throw IoError(fmt::format("cannot open {}: {}", path.string(), problem));
 }
 
 void write_all(int fd, std::string_view text, const std::filesystem::path& path) {
   while (!text.empty()) {
-    const ssize_t n = ::write(fd, text.data(), text.size());
-    if (n < 0 && errno == EINTR) continue;
+    const ssize_t n = system_calls::append(fd, path, text.data(), text.size());
     if (n < 0) refuse("cannot write", path);
     text.remove_prefix(static_cast<std::size_t>(n));
   }
 }
 
-/// Bytes up to and including the last line end.
-off_t complete_bytes(int fd, off_t size, const std::filesystem::path& path) {
-  char buffer[4096];
-  while (size > 0) {
-    const off_t begin = std::max<off_t>(0, size - static_cast<off_t>(sizeof buffer));
-    const ssize_t n = pread(fd, buffer, static_cast<std::size_t>(size - begin), begin);
-    if (n < 0 && errno == EINTR) continue;
+/// Bytes up to and including the last line end before the first zero byte. No line has one: where a
+/// system went down before all that was written had come to the disk, zeros are in its place.
+std::int64_t complete_bytes(int fd, const std::filesystem::path& path) {
+  std::vector<char> buffer(std::size_t{1} << 20);
+  std::int64_t at = 0, complete = 0;
+  while (true) {
+    const ssize_t n = system_calls::read(fd, path, buffer.data(), buffer.size(), at);
     if (n < 0) refuse("cannot read", path);
-    if (n == 0) return 0;
-    const auto at = std::string_view(buffer, static_cast<std::size_t>(n)).rfind('\n');
-    if (at != std::string_view::npos) return begin + static_cast<off_t>(at) + 1;
-    size = begin;
+    const std::string_view piece(buffer.data(), static_cast<std::size_t>(n));
+    const std::string_view whole = piece.substr(0, piece.find('\0'));
+    if (const auto end = whole.rfind('\n'); end != std::string_view::npos)
+      complete = at + static_cast<std::int64_t>(end) + 1;
+    if (piece.empty() || whole.size() < piece.size()) return complete;
+    at += n;
   }
-  return 0;
 }
 
 }  // namespace
 
 RunLock::RunLock(const std::filesystem::path& directory, std::chrono::milliseconds patience) {
-  std::error_code error;
-  std::filesystem::create_directories(directory, error);
-  if (error)
-    throw IoError(
-        fmt::format("cannot create run directory {}: {}", directory.string(), error.message()));
+  tessera::create_directories(directory);
   path_ = directory / "lock";
   fd_ = open_own(path_, O_RDWR | O_CREAT);
   const auto give_up = std::chrono::steady_clock::now() + patience;
@@ -84,7 +85,7 @@ RunLock::RunLock(const std::filesystem::path& directory, std::chrono::millisecon
   const char* job = std::getenv("SLURM_JOB_ID");
   const std::string holder = fmt::format("process {} on {}{}", getpid(), host,
                                          job != nullptr ? fmt::format(", Slurm job {}", job) : "");
-  if (ftruncate(fd_, 0) != 0) refuse("cannot write", path_);
+  if (system_calls::resize(fd_, path_, 0) != 0) refuse("cannot write", path_);
   write_all(fd_, holder, path_);
 }
 
@@ -112,14 +113,17 @@ void write_ended(const std::filesystem::path& directory, ExitCode code, std::str
   file.publish();
 }
 
-void remove_ended(const std::filesystem::path& directory) { remove_tree(directory / "ended"); }
+void remove_ended(const std::filesystem::path& directory) { remove_durably(directory / "ended"); }
 
 LineFile::LineFile(const std::filesystem::path& path) : path_(path.string()) {
   fd_ = open_own(path, O_RDWR | O_CREAT | O_APPEND);
-  const off_t size = lseek(fd_, 0, SEEK_END);
-  const off_t complete = complete_bytes(fd_, size, path);
-  if (complete < size && ftruncate(fd_, complete) != 0)
+  const off_t size = ::lseek(fd_, 0, SEEK_END);
+  if (size <= 0) return;
+  const std::int64_t complete = complete_bytes(fd_, path);
+  if (complete == size) return;
+  if (system_calls::resize(fd_, path, complete) != 0)
     refuse("cannot cut the incomplete last line of", path);
+  sync();  // or else what was cut could come back between the lines that follow
 }
 
 LineFile::~LineFile() { ::close(fd_); }
@@ -153,7 +157,8 @@ std::int64_t last_step_in(const std::filesystem::path& path) {
 }  // namespace
 
 void LineFile::sync() {
-  if (::fsync(fd_) != 0) refuse("cannot sync", path_);
+  // A device or pipe in the file's place keeps nothing, and says so.
+  if (system_calls::sync(fd_, path_) != 0 && errno != EINVAL) refuse("cannot sync", path_);
 }
 
 Reporter::Reporter(const std::filesystem::path& directory)
@@ -166,6 +171,12 @@ Reporter::Reporter(const std::filesystem::path& directory)
   if (fresh) {
     logbook_->write("# Logbook\n\nWhat happened to this run, by its own account; times are UTC.\n");
   }
+  sync_directory(directory);  // the names, without which synced lines are nowhere
+}
+
+void Reporter::sync() {
+  if (!log_) return;
+  for (LineFile* file : {log_.get(), metrics_.get(), logbook_.get()}) file->sync();
 }
 
 std::string logbook_bullet() {

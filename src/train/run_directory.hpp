@@ -37,8 +37,9 @@ class RunLock {
 void write_ended(const std::filesystem::path& directory, ExitCode code, std::string_view why);
 void remove_ended(const std::filesystem::path& directory);
 
-/// A file that grows by whole lines, each with one write(); an incomplete last line of a killed run
-/// is cut first.
+/// A file that grows by whole lines, each with one write(). After a crash of the run or of the
+/// system it begins with all lines that were synced; from the first one on that did not come to the
+/// disk whole, the rest is cut when the file is opened again.
 class LineFile {
  public:
   explicit LineFile(const std::filesystem::path& path);
@@ -72,6 +73,9 @@ class Reporter {
   void note(std::string_view sentence);
   /// What belongs into all three: a sentence and its event.
   void record(std::string_view sentence, const nlohmann::ordered_json& object);
+  /// Returns when everything told so far is on the disk. Also beside another thread that tells
+  /// more.
+  void sync();
   /// The last step that metrics.jsonl told of before this start; 0 if none.
   std::int64_t last_step() const { return last_step_; }
   explicit operator bool() const { return log_ != nullptr; }

@@ -64,6 +64,7 @@ void Saver::commit(const std::vector<std::string>& texts, std::int64_t applied_u
   std::vector<RankPart> parts;
   for (const auto& text : texts) parts.push_back(rank_part_from_text(text));
   for (const auto& part : parts) result_.bytes += part.file_bytes;
+  before_commit_();
   result_.path = commit_checkpoint(temporary_, header_, parts);
   result_.seconds = now() - began_;
   try {

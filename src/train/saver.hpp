@@ -26,9 +26,15 @@ struct SaveResult {
 
 class Saver {
  public:
+  /// `before_commit` is called on rank 0, on the saver's thread: what must be durable with the
+  /// checkpoint.
   Saver(const comm::Control& control, std::filesystem::path directory, std::int64_t keep,
-        std::int64_t keep_every)
-      : control_(control), directory_(std::move(directory)), keep_(keep), keep_every_(keep_every) {}
+        std::int64_t keep_every, std::function<void()> before_commit)
+      : control_(control),
+        directory_(std::move(directory)),
+        keep_(keep),
+        keep_every_(keep_every),
+        before_commit_(std::move(before_commit)) {}
 
   /// Starts writing; `state` (the live one or the snapshot) must not change until the write is
   /// over: beside a snapshot training goes on, and the save has a low priority. Collective: every
@@ -57,6 +63,7 @@ class Saver {
   const comm::Control& control_;
   std::filesystem::path directory_;
   std::int64_t keep_, keep_every_;
+  std::function<void()> before_commit_;
   Phase phase_ = Phase::none;
   CheckpointHeader header_;
   ModelState::From from_ = ModelState::From::live;

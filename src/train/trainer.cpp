@@ -64,7 +64,7 @@ void Trainer::start() {
                    Sampler(sequences, seed, deck_.data.shuffle ? Shuffle::yes : Shuffle::no),
                    deck_.batch.sequence);
   saver_.emplace(control_, directory_ / "checkpoints", deck_.checkpoint.keep,
-                 deck_.checkpoint.keep_every);
+                 deck_.checkpoint.keep_every, [this] { report_.sync(); });
   report_start();
   report_clocks();
   engine_->tune(directory_, true,

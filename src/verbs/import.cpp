@@ -7,12 +7,15 @@
 #include "io/checkpoint_commit.hpp"
 #include "io/checkpoint_directory.hpp"
 #include "io/checkpoint_writer.hpp"
+#include "io/file.hpp"
 #include "train/setup.hpp"
 #include "verbs/model_source.hpp"
 #include "verbs/verb.hpp"
 
 namespace tessera::verbs {
 namespace {
+
+constexpr std::int64_t kLargestTokenizer = std::int64_t{256} << 20;  // bytes
 
 struct ImportOptions {
   std::filesystem::path from, to;
@@ -59,9 +62,8 @@ ExitCode run(const ImportOptions& o) {
     throw;
   }
   if (source.tokenizer) {
-    constexpr std::int64_t kLargest = std::int64_t{1} << 30;
     AtomicFile copy(o.to / "tokenizer.json");
-    copy.append(read_text(*source.tokenizer, kLargest));
+    copy.append(read_text(*source.tokenizer, kLargestTokenizer));
     copy.publish();
   }
   CheckpointHeader header;

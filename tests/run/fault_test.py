@@ -106,6 +106,17 @@ class Fault(RunTest):
         last = metrics.last_steps(metrics.read_events(self.dir / "stop"))  # step 4 without the NaN
         self.assertEqual({s: (e["loss"], e["grad_norm"]) for s, e in last.items()}, want)
 
+    def test_as_many_skips_in_a_row_as_the_deck_bears_and_no_more(self):
+        nans = [f"nan rank=0 step={s} tensor={TENSOR}" for s in (4, 5, 6)]
+        for most, codes in ((3, [0, 0]), (2, [6, 6])):
+            with self.subTest(max_skips=most):
+                name = f"bears{most}"
+                deck = self.fault_deck(name, *nans, guard__max_skips=most)
+                job = self.run_job(2, "train", deck, each=True)
+                self.assertEqual(job.codes, codes, job.output)
+                self.assertEqual([e["in_a_row"] for e in self.events(name, "skip")], [1, 2, 3])
+        self.assertIn("3 steps in a row", job.output)
+
     def test_48_59_a_disk_that_fails_during_a_save(self):
         want = self.train(2, self.fault_deck("whole"))
         failures = (("eio rank=1 step=6 call=write path=step_00000006.tmp/rank", "Input/output error"),
@@ -129,6 +140,13 @@ class Fault(RunTest):
                 self.assertEqual(self.train(2, deck), want)
                 self.assertEqual(self.checkpoints(name), [3, 6, 9, 12])
                 self.assertEqual(len(self.injected(name)), 1)
+
+    def test_48_no_checkpoint_is_committed_before_the_metrics_of_its_steps_are_durable(self):
+        fault = "eio rank=0 step=6 call=sync path=metrics.jsonl"
+        job = self.run_job(2, "train", self.fault_deck("metrics", fault), each=True)
+        self.assertEqual(job.codes, [7, 7], job.output)
+        self.assertRegex(job.output, "cannot sync .*metrics.jsonl: Input/output error")
+        self.assertEqual(self.checkpoints("metrics"), [3])
 
     def test_48_a_disk_that_fails_during_a_restart_costs_no_checkpoint(self):
         """A checkpoint that cannot be read now may be good: the run ends, and goes on from that one

@@ -192,6 +192,18 @@ class Corruption(RunTest):
                 last = metrics.last_steps(metrics.read_events(self.dir / f"flip{ranks}"))
                 self.assertEqual({k: (e["loss"], e["grad_norm"]) for k, e in last.items()}, want)
 
+    def test_a_flipped_bit_in_any_unit_is_found(self):
+        for unit, tensor in (("vocabulary", "vocabulary.weight"), ("positions", "positions.weight"),
+                             ("block.0", "block.0.norm1.bias"), ("block.2", "block.2.mlp.up.weight"),
+                             ("final_norm", "final_norm.weight")):
+            with self.subTest(unit=unit):
+                deck = self.deck(unit, tiny_deck(
+                    self.corpus, run__steps=3, zero__stage=0, guard__check_replicas=1,
+                    fault__inject=[f"flip rank=1 step=2 tensor={tensor}"]))
+                job = self.run_job(2, "train", deck, each=True)
+                self.assertEqual(set(job.codes), {PEER}, job.output)
+                self.assertIn(f"{unit} differs between ranks 0 and 1", job.output)
+
     def test_healthy_copies_are_equal_at_every_stage(self):
         for stage in range(4):
             deck = self.deck(f"equal{stage}", tiny_deck(
@@ -294,6 +306,14 @@ class Numbers(RunTest):
             numbers = [(e["step"], e["to"], e["skipped_samples"]) for e in rollbacks]
             want = want or numbers
             self.assertEqual(numbers, want, "every layout rolls back alike")
+
+    def test_a_rollback_sets_the_checkpoints_of_its_branch_aside(self):
+        """Or else a start after a crash would go on from them."""
+        self.go(1, self.spike_deck("aside", "rollback", checkpoint__async=False), "run.steps=42")
+        first = self.events("aside", "rollback")[0]
+        self.assertEqual((first["step"], first["to"]), (41, 30))
+        saved = {p.name for p in (self.dir / "aside" / "checkpoints").iterdir()}
+        self.assertLessEqual({"step_00000030", "step_00000040.abandoned"}, saved)
 
     def test_restart_after_a_rollback_changes_nothing(self):
         self.go(2, self.spike_deck("whole", "rollback", zero__stage=2))

@@ -51,6 +51,28 @@ class Restart(RunTest):
         self.train(2, deck, "run.steps=7")
         self.assertEqual(self.train(2, deck), want)
 
+    def test_45_resume_after_skipped_steps(self):
+        """The learning rate and Adam's t count updates, not steps; and of three overflows in a row
+        that the loss scale bears, those before a restart count."""
+        nans = [f"nan rank=0 step={s} tensor=block.1.mlp.up.weight" for s in (2, 4, 7)]
+        changes = {"precision__compute": "f16", "precision__loss_scale_power": 10,
+                   "precision__loss_scale_hysteresis": 3, "schedule__warmup_steps": 8,
+                   "fault__inject": nans, "checkpoint__every": 5}
+
+        def steps(name):
+            last = metrics.last_steps(metrics.read_events(self.dir / name))
+            return [[e[k] for k in ("step", "skipped", "lr", "loss_scale", "loss", "grad_norm")]
+                    for e in last.values()]
+
+        self.train(2, self.restart_deck("whole", **changes))
+        deck = self.restart_deck("halves", **changes)
+        self.train(2, deck, "run.steps=5")
+        self.train(2, deck)
+        want = steps("whole")
+        self.assertEqual([s[0] for s in want if s[1]], [2, 4, 7])
+        self.assertEqual([s[3] for s in want], [1024.0] * 7 + [512.0] * 5)
+        self.assertEqual(steps("halves"), want)
+
     def test_46_resume_on_other_layouts(self):
         """The same numbers but for the order of sums, on every layout that follows."""
         want = self.train(1, self.restart_deck("whole", zero__stage=0))
