@@ -83,6 +83,7 @@ struct DataSection {
   std::vector<std::string> train;
   std::vector<std::string> validation;
   bool shuffle = true;
+  bool accept_tokenizer = false;
   bool operator==(const DataSection&) const = default;
 };
 

@@ -195,6 +195,10 @@ constexpr SchemaRow kRows[] = {
                                                {.on_resume = refused}),
     row<&Deck::data, &DataSection::shuffle>(
         "data.shuffle", "a fixed pseudo-random order in each epoch", {.on_resume = refused}),
+    row<&Deck::data, &DataSection::accept_tokenizer>(
+        "data.accept_tokenizer",
+        "take training data, validation data and a model that were made with different tokenizers, "
+        "and a vocabulary below the tokenizer's; otherwise such are refused"),
     row<&Deck::batch, &BatchSection::sequence>(
         "batch.sequence", "tokens of one sequence",
         {.limits = kLength, .unset = "model.context", .on_resume = refused}),

@@ -1,6 +1,7 @@
 #include <CLI/CLI.hpp>
 
 #include "io/hugging_face.hpp"
+#include "io/tokenizer_files.hpp"
 #include "train/setup.hpp"
 #include "verbs/model_source.hpp"
 #include "verbs/verb.hpp"
@@ -23,7 +24,7 @@ ExitCode run(const ExportOptions& o) {
   const DType type = o.type == "f32" ? DType::f32 : o.type == "bf16" ? DType::bf16 : DType::f16;
   std::optional<Tokenizer> tokenizer;
   if (source.tokenizer) {
-    tokenizer = Tokenizer::open(*source.tokenizer);
+    tokenizer = open_kept_tokenizer(*source.tokenizer);
     check_tokenizer(*tokenizer, source);
   }
   export_hugging_face(

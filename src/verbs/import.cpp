@@ -4,6 +4,7 @@
 #include "io/checkpoint_commit.hpp"
 #include "io/checkpoint_directory.hpp"
 #include "io/checkpoint_writer.hpp"
+#include "io/tokenizer_files.hpp"
 #include "train/setup.hpp"
 #include "verbs/model_source.hpp"
 #include "verbs/verb.hpp"
@@ -50,8 +51,7 @@ ExitCode run(const ImportOptions& o) {
     }
   }
   if (source.tokenizer) {
-    std::filesystem::copy_file(*source.tokenizer, o.to / "tokenizer.json",
-                               std::filesystem::copy_options::overwrite_existing);
+    keep_tokenizer(o.to / "tokenizer.json", open_kept_tokenizer(*source.tokenizer));
   }
   CheckpointHeader header;
   header.deck = source.deck;

@@ -6,6 +6,7 @@
 #include "deck/schema.hpp"
 #include "io/checkpoint_directory.hpp"
 #include "train/setup.hpp"
+#include "train/tokenizers.hpp"
 
 namespace tessera::verbs {
 namespace fs = std::filesystem;
@@ -20,13 +21,6 @@ deck::Deck deck_of(const fs::path& directory) {
       "1\noptimizer.lr = 1.0\n",
       quoted);
   return deck::parse_deck(text, directory.string(), {}, train::read_architecture).deck;
-}
-
-std::optional<fs::path> tokenizer_in(std::initializer_list<fs::path> directories) {
-  for (const fs::path& directory : directories) {
-    if (fs::exists(directory / "tokenizer.json")) return directory / "tokenizer.json";
-  }
-  return std::nullopt;
 }
 
 }  // namespace
@@ -49,7 +43,7 @@ ModelSource open_model(const fs::path& path) {
             .name = path.string(),
             .parameters = [model](const model::ParamDesc& p, Range range,
                                   std::span<float> out) { model->read(p.name, range.begin, out); },
-            .tokenizer = tokenizer_in({path})};
+            .tokenizer = train::tokenizer_of_directory(path)};
   }
   const auto found = find_checkpoint(path);
   if (!found) {
@@ -66,8 +60,7 @@ ModelSource open_model(const fs::path& path) {
               [checkpoint](const model::ParamDesc& p, Range range, std::span<float> out) {
                 checkpoint->read(p.name, "master", range, DType::f32, std::as_writable_bytes(out));
               },
-          // of the run: run/checkpoints/step_00000100
-          .tokenizer = tokenizer_in({*found, fs::absolute(*found).parent_path().parent_path()})};
+          .tokenizer = train::tokenizer_of_checkpoint(*found)};
 }
 
 void check_tokenizer(const Tokenizer& tokenizer, const ModelSource& source) {
