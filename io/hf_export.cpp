@@ -134,6 +134,7 @@ void write_tokenizer(const PartialDirectory& directory, const Tokenizer& tokeniz
   nlohmann::json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
                            {"clean_up_tokenization_spaces", false},
                            {"model_max_length", context}};
+  config["bos_token"] = config["eos_token"] = nullptr;
   if (const auto end = tokenizer.end_of_text()) {
     config["bos_token"] = config["eos_token"] = tokenizer.decode(*end);
   }
@@ -161,7 +162,7 @@ void export_hugging_face(const HfExport& options, const ParameterSource& source)
 
   PartialDirectory partial(directory.string() + ".partial");
   write_text(partial / "config.json", config);
-  if (options.tokenizer != nullptr && !options.tokenizer->json().empty()) {
+  if (options.tokenizer != nullptr) {
     write_tokenizer(partial, *options.tokenizer, options.architecture.context);
   }
   nlohmann::json weight_map;

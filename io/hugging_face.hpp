@@ -70,7 +70,7 @@ struct HfExport {
   std::filesystem::path directory;  // made; must not exist, or be empty
   HfArchitecture architecture;
   DType type = DType::f32;
-  const Tokenizer* tokenizer = nullptr;  // written beside the weights, unless its tokens are bytes
+  const Tokenizer* tokenizer = nullptr;      // written beside the weights
   std::int64_t shard_bytes = 5'000'000'000;  // one file holds at most this, or one tensor
 };
 

@@ -21,6 +21,16 @@ std::string excerpt(const json& value) {
   return text;
 }
 
+/// The library's message without its own name, and without "line 1" where the text is one line, as
+/// of JSON lines, whose number in the file is another.
+std::string_view place_and_problem(std::string_view message) {
+  for (const std::string_view ahead : {"parse error at ", "line 1, "}) {
+    const std::size_t found = message.find(ahead);
+    if (found != std::string_view::npos) message.remove_prefix(found + ahead.size());
+  }
+  return message;
+}
+
 /// Throws DataError for what is not JSON or gives a name twice in one object. (A parser's callback
 /// could do that too, but nlohmann's looks at all earlier items after each: quadratic.)
 class Validator : public nlohmann::json_sax<json> {
@@ -35,7 +45,7 @@ class Validator : public nlohmann::json_sax<json> {
   bool start_object(std::size_t) override { return names_.emplace_back(), true; }
   bool end_object() override { return names_.pop_back(), true; }
   bool parse_error(std::size_t, const std::string&, const json::exception& error) override {
-    throw DataError(fmt::format("{}: not valid JSON: {}", file_, error.what()));
+    throw DataError(fmt::format("{}: not valid JSON: {}", file_, place_and_problem(error.what())));
   }
   bool start_array(std::size_t) override { return true; }
   bool end_array() override { return true; }

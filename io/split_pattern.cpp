@@ -35,7 +35,7 @@ std::string message_of(int error) {
 }  // namespace
 
 struct SplitPattern::Compiled {
-  std::string place;
+  std::string text, place;
   std::unique_ptr<pcre2_code, FreeWith<pcre2_code_free>> code;
   std::unique_ptr<pcre2_match_data, FreeWith<pcre2_match_data_free>> data;
   std::unique_ptr<pcre2_match_context, FreeWith<pcre2_match_context_free>> context;
@@ -56,6 +56,7 @@ SplitPattern::SplitPattern(std::string_view pattern, std::string place)
   if (!compiled_->code) {
     throw DataError(fmt::format("{}: pattern, character {}: {}", place, offset, message_of(error)));
   }
+  compiled_->text = pattern;
   compiled_->place = std::move(place);
   // Without JIT (not on every machine) the interpreter gives the same matches, slower.
   pcre2_jit_compile(compiled_->code.get(), PCRE2_JIT_COMPLETE);
@@ -70,6 +71,8 @@ SplitPattern::SplitPattern(std::string_view pattern, std::string place)
 SplitPattern::SplitPattern(SplitPattern&&) noexcept = default;
 SplitPattern& SplitPattern::operator=(SplitPattern&&) noexcept = default;
 SplitPattern::~SplitPattern() = default;
+
+const std::string& SplitPattern::text() const { return compiled_->text; }
 
 void SplitPattern::split(std::string_view text,
                          const std::function<void(std::string_view)>& piece) {

@@ -85,6 +85,7 @@ struct DataSection {
   std::vector<std::string> validation;
   bool shuffle = true;
   bool accept_changes = false;
+  bool accept_tokenizer = false;
   bool operator==(const DataSection&) const = default;
 };
 

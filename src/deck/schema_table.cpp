@@ -202,6 +202,10 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::data, &DataSection::accept_changes>(
         "data.accept_changes",
         "go on from a checkpoint though the training data is not what it was"),
+    row<&Deck::data, &DataSection::accept_tokenizer>(
+        "data.accept_tokenizer",
+        "take training data, validation data and a model that were made with different tokenizers, "
+        "and a vocabulary below the tokenizer's; otherwise such are refused"),
     row<&Deck::batch, &BatchSection::sequence>(
         "batch.sequence", "tokens of one sequence",
         {.limits = kLength, .unset = "model.context", .on_resume = refused}),

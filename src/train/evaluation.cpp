@@ -11,6 +11,7 @@
 #include "train/corpora.hpp"
 #include "train/setup.hpp"
 #include "train/starting_state.hpp"
+#include "train/tokenizers.hpp"
 
 namespace tessera::train {
 
@@ -81,6 +82,13 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job) {
     }
   });
   const auto validation = open_validation(loaded, control);
+  control.together([&] {
+    if (control.rank() != 0) return;
+    auto known = tokenizers_of_model(deck);
+    for (auto& data : tokenizers_of_data("data.validation", deck.data.validation))
+      known.push_back(std::move(data));
+    common_tokenizer(loaded, known);
+  });
   const plan::PlanShape shape = evaluation_shape(deck.batch, mesh_of(deck, control.size()).data);
   Engine engine(loaded, job, std::span(&shape, 1));
   const auto remark = [&](const std::string& line) {

@@ -4,12 +4,13 @@
 #include <utility>
 
 #include "core/exact_sum.hpp"
-#include "io/tokenize.hpp"
+#include "io/tokenizer_files.hpp"
 #include "plan/print.hpp"
 #include "train/check_products.hpp"
 #include "train/evaluation.hpp"
 #include "train/leave.hpp"
 #include "train/setup.hpp"
+#include "train/tokenizers.hpp"
 #include "train/watch.hpp"
 
 namespace tessera::train {
@@ -52,6 +53,10 @@ void Trainer::start() {
   const std::int64_t sequences = corpus_->sequences(deck_.batch.sequence);
   timeline_ = optim::Timeline(deck_.batch, sequences);
   set_run_length();
+  std::optional<std::filesystem::path> tokenizer;  // of the data, or else of the model
+  control_.together([&] {
+    if (control_.rank() == 0) tokenizer = common_tokenizer(loaded_, tokenizers_of_run(deck_));
+  });
   take_directory();
   engine_.emplace(loaded_, job_, training_shapes(deck_, mesh_of(deck_, control_.size()).data));
   control_.together([&] { faults_.emplace(loaded_, control_.rank(), directory_, *engine_); });
@@ -80,11 +85,8 @@ void Trainer::start() {
     const auto first = shape(plan::PlanPurpose::train, timeline_.global(1));
     text.append(to_text(engine_->prepared(first).plan(), engine_->inputs()));
     text.publish();
-    const std::string tokenizer = corpus_tokenizer(deck_.data.train);
-    if (tokenizer.empty()) return;
-    AtomicFile copy(directory_ / "tokenizer.json");  // for generate and export
-    copy.append(tokenizer);
-    copy.publish();
+    if (tokenizer)  // for generate and export
+      keep_tokenizer(directory_ / "tokenizer.json", open_kept_tokenizer(*tokenizer));
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include "core/terminal.hpp"
 #include "io/hugging_face.hpp"
+#include "io/tokenizer_files.hpp"
 #include "train/setup.hpp"
 #include "verbs/model_source.hpp"
 #include "verbs/verb.hpp"
@@ -26,7 +27,7 @@ ExitCode run(const ExportOptions& o) {
   }
   std::optional<Tokenizer> tokenizer;
   if (source.tokenizer) {
-    tokenizer = Tokenizer::open(*source.tokenizer);
+    tokenizer = open_kept_tokenizer(*source.tokenizer);
     check_tokenizer(*tokenizer, source);
   }
   export_hugging_face(

@@ -5,7 +5,7 @@
 
 #include "backend/backend.hpp"
 #include "core/cores.hpp"
-#include "io/tokenizer.hpp"
+#include "io/tokenizer_files.hpp"
 #include "train/generator.hpp"
 #include "train/setup.hpp"
 #include "verbs/model_source.hpp"
@@ -17,6 +17,7 @@ namespace {
 struct GenerateOptions {
   std::filesystem::path model;
   std::string prompt, tokenizer;
+  bool accept_tokenizer = false;
   std::int64_t tokens = 200;
   train::SamplingRule rule;
   std::optional<deck::Backend> backend;
@@ -24,12 +25,26 @@ struct GenerateOptions {
 };
 
 Tokenizer choose_tokenizer(const GenerateOptions& o, const ModelSource& source) {
-  if (o.tokenizer == "bytes") return Tokenizer::bytes();
-  if (!o.tokenizer.empty()) return Tokenizer::open(o.tokenizer);
-  if (source.tokenizer) return Tokenizer::open(*source.tokenizer);
-  if (source.model.vocab == 256) return Tokenizer::bytes();
-  throw DeckError(fmt::format(
-      "{} says nothing of its tokenizer: give --tokenizer bytes or a tokenizer.json", source.name));
+  std::optional<Tokenizer> own;
+  if (source.tokenizer) own = open_kept_tokenizer(*source.tokenizer);
+  if (o.tokenizer.empty()) {
+    if (own) return *std::move(own);
+    if (source.model.vocab == 256) return Tokenizer::bytes();
+    throw DeckError(
+        fmt::format("{} says nothing of its tokenizer: give --tokenizer bytes or a tokenizer.json",
+                    source.name));
+  }
+  Tokenizer given = o.tokenizer == "bytes" ? Tokenizer::bytes() : open_kept_tokenizer(o.tokenizer);
+  if (!own || o.accept_tokenizer) return given;
+  if (const std::string difference = own->difference(given); !difference.empty()) {
+    throw DataError(
+        fmt::format("{} was trained with {} ({} tokens), not with --tokenizer {} ({} tokens): {}. "
+                    "Leave it out, "
+                    "or add --accept-tokenizer",
+                    source.name, source.tokenizer->string(), own->vocab(), o.tokenizer,
+                    given.vocab(), difference));
+  }
+  return given;
 }
 
 ExitCode run(const GenerateOptions& o) {
@@ -82,6 +97,8 @@ Verb generate(CLI::App& app) {
       ->check(CLI::PositiveNumber);
   verb->add_option("--tokenizer", o->tokenizer,
                    "\"bytes\" or a tokenizer.json; default: the model's");
+  verb->add_flag("--accept-tokenizer", o->accept_tokenizer,
+                 "take a --tokenizer that is not the one which the model was trained with");
   verb->add_option("--temperature", o->rule.temperature, "0: always the likeliest")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);

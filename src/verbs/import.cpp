@@ -7,15 +7,13 @@
 #include "io/checkpoint_commit.hpp"
 #include "io/checkpoint_directory.hpp"
 #include "io/checkpoint_writer.hpp"
-#include "io/file.hpp"
+#include "io/tokenizer_files.hpp"
 #include "train/setup.hpp"
 #include "verbs/model_source.hpp"
 #include "verbs/verb.hpp"
 
 namespace tessera::verbs {
 namespace {
-
-constexpr std::int64_t kLargestTokenizer = std::int64_t{256} << 20;  // bytes
 
 struct ImportOptions {
   std::filesystem::path from, to;
@@ -62,9 +60,7 @@ ExitCode run(const ImportOptions& o) {
     throw;
   }
   if (source.tokenizer) {
-    AtomicFile copy(o.to / "tokenizer.json");
-    copy.append(read_text(*source.tokenizer, kLargestTokenizer));
-    copy.publish();
+    keep_tokenizer(o.to / "tokenizer.json", open_kept_tokenizer(*source.tokenizer));
   }
   CheckpointHeader header;
   header.deck = source.deck;

@@ -5,6 +5,7 @@
 #include "core/terminal.hpp"
 #include "io/checkpoint_verify.hpp"
 #include "io/token_files.hpp"
+#include "io/tokenizer_files.hpp"
 #include "plan/ledger.hpp"
 #include "verbs/model_source.hpp"
 #include "verbs/verb.hpp"
@@ -48,6 +49,11 @@ ExitCode inspect_tokens(const std::string& entry, bool verify) {
     fmt::print("{}\n", file.documents > 0 ? fmt::format(", {} documents", file.documents) : "");
   }
   fmt::print("{} tokens\n", corpus.tokens());
+  if (const auto beside = tokenizer_beside(entry); path_exists(beside)) {
+    const Tokenizer tokenizer = open_kept_tokenizer(beside);
+    fmt::print("tokenizer {}: {} tokens; documents {}\n", beside.string(), tokenizer.vocab(),
+               document_end(tokenizer));
+  }
   if (!verify) return ExitCode::ok;
   std::vector<std::int32_t> tokens(std::size_t{1} << 20);
   std::int32_t largest = -1;

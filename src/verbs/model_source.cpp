@@ -6,6 +6,7 @@
 #include "deck/schema.hpp"
 #include "io/finite.hpp"
 #include "train/setup.hpp"
+#include "train/tokenizers.hpp"
 
 namespace tessera::verbs {
 namespace fs = std::filesystem;
@@ -20,13 +21,6 @@ deck::Deck deck_of(const fs::path& directory) {
       "1\noptimizer.lr = 1.0\n",
       quoted);
   return deck::parse_deck(text, directory.string(), {}, train::read_architecture).deck;
-}
-
-std::optional<fs::path> tokenizer_in(std::initializer_list<fs::path> directories) {
-  for (const fs::path& directory : directories) {
-    if (fs::exists(directory / "tokenizer.json")) return directory / "tokenizer.json";
-  }
-  return std::nullopt;
 }
 
 /// Says where an element of a parameter is stored.
@@ -68,7 +62,7 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as) {
             .model = deck.model,
             .name = path.string(),
             .parameters = checked(read, finite_as, place_of),
-            .tokenizer = tokenizer_in({path})};
+            .tokenizer = train::tokenizer_of_directory(path)};
   }
   const auto found = find_checkpoint(path);
   if (!found) {
@@ -88,9 +82,7 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as) {
           .model = deck::parse_deck(text, found->path.string()).deck.model,
           .name = found->path.string(),
           .parameters = checked(read, finite_as, place_of),
-          // of the run: run/checkpoints/step_00000100
-          .tokenizer =
-              tokenizer_in({found->path, fs::absolute(found->path).parent_path().parent_path()})};
+          .tokenizer = train::tokenizer_of_checkpoint(found->path)};
 }
 
 void check_tokenizer(const Tokenizer& tokenizer, const ModelSource& source) {

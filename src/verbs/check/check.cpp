@@ -69,6 +69,7 @@ void report(const LayoutOptions& layout) {
       checked.micro_batches(), checked.flop());
   fmt::print("{}{}{}{}{}", rank_map(checked.planner.inputs), pipeline_text(checked),
              traffic_text(checked), memory_text(checked), advice_text(checked));
+  fmt::print("{}", data_text(checked.planner.loaded));
   const plan::Ledger& most = checked.dearest().ledger;
   train::check_budget(checked.planner.loaded, checked.mesh(), most.arenas);
   fmt::print("run directory {}\n", deck::run_directory(deck));

@@ -46,6 +46,10 @@ std::string rank_map(const plan::PlanInputs& inputs);
 std::string pipeline_text(const Checked& checked);
 std::string traffic_text(const Checked& checked);
 std::string memory_text(const Checked& checked);
+/// The deck's data files, and the tokenizers that they and the model were made with; a note where
+/// they are not here. Throws DataError for what cannot be used, also where files are missing in a
+/// directory that is here, and where tokenizers differ.
+std::string data_text(const deck::LoadedDeck& loaded);
 /// What the layout wastes, or, where it does not fit, what would make it.
 std::string advice_text(const Checked& checked);
 /// Model states for all ZeRO stages and offload choices.
