@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "deck/codec.hpp"
+#include "deck/ranks.hpp"
 #include "train/setup.hpp"
 
 namespace tessera::verbs {
@@ -29,6 +30,7 @@ double Checked::flop() const {
 
 Checked check_layout(const LayoutOptions& layout) {
   Checked checked{.layout = layout, .planner = make_planner(layout), .figures = {}, .bubble = {}};
+  deck::check_quantized(checked.planner.loaded, layout.ranks);
   checked.figures = checked.planner.survey(plan::distinct_places(checked.planner.inputs));
   checked.bubble = bubble_of(checked.planner);
   return checked;
@@ -50,7 +52,9 @@ Checked check_other(const LayoutOptions& layout, const std::vector<std::string>&
 std::optional<Checked> check_variant(const LayoutOptions& layout,
                                      const std::vector<std::string>& sets) {
   try {
-    return check_other(layout, sets);
+    Checked checked = check_other(layout, sets);
+    deck::check_quantized(checked.planner.loaded, layout.ranks);
+    return checked;
   } catch (const DeckError&) {
     return std::nullopt;
   }
