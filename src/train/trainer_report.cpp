@@ -116,6 +116,7 @@ void Trainer::report_start() {
                    {"tensor", inputs.mesh.tensor},
                    {"nodes", world.nodes}}},
                  {"zero_stage", inputs.stage},
+                 {"meetings_of_stages", engine_->meetings()},
                  {"parameters", parameters},
                  {"predicted_bytes", engine_->bytes()},
                  {"arena_bytes", stages_json(stages)}});

@@ -22,6 +22,7 @@ struct Checked {
   LayoutOptions layout;
   Planner planner;
   std::vector<plan::RankFigures> figures;  // of one rank of each kind
+  std::int64_t meetings = 0;               // of stages, in a step, proved to fit
   Bubble bubble;                           // not of variants
 
   const deck::Deck& deck() const { return planner.loaded.deck; }
