@@ -412,7 +412,7 @@ constexpr SchemaRow kRows[] = {
         {.limits = {.low = 0, .high = 1, .above_low = true}}),
     row<&Deck::guard, &GuardSection::check_replicas>(
         "guard.check_replicas",
-        "steps between comparisons of what data ranks hold copies of; 0 = none",
+        "steps between comparisons of what several ranks hold copies of; 0 = none",
         {.limits = at_least(0)}),
     row<&Deck::guard, &GuardSection::hang_timeout>(
         "guard.hang_timeout", "a rank silent for so long is stuck; 0 = no watchdog",

@@ -1,7 +1,6 @@
 #include "plan/check.hpp"
 
 #include <algorithm>
-#include <deque>
 #include <map>
 #include <set>
 
@@ -385,120 +384,5 @@ void check_together(std::span<const std::uint64_t> plan_hashes) {
     }
   }
 }
-
-namespace {
-
-/// Plays the stages of a pipeline: compute in order, streams in order, an op once what it waits for
-/// is done. Messages, and collectives that several stages share, need everybody there at once.
-class PipelinePlay {
- public:
-  explicit PipelinePlay(std::span<const Plan> plans) : plans_(plans) {
-    for (const Plan& plan : plans) {
-      Stage& stage = stages_.emplace_back();
-      stage.done.resize(plan.ops.size());
-      for (std::size_t i = 0; i < plan.ops.size(); ++i)
-        stage.queues[static_cast<std::size_t>(plan.ops[i].stream)].push_back(i);
-    }
-  }
-
-  void run() {
-    while (advance()) {
-    }
-    for (std::size_t s = 0; s < stages_.size(); ++s) {
-      for (const auto& queue : stages_[s].queues) {
-        if (!queue.empty()) {
-          reject(plans_[s], queue.front(),
-                 fmt::format("stage {} waits for ever, here or on another stream", s));
-        }
-      }
-    }
-  }
-
- private:
-  struct Stage {
-    std::array<std::deque<std::size_t>, kStreams> queues;  // not done yet, by stream
-    std::vector<bool> done;
-  };
-
-  /// The op at the head of a stream, if it may start: compute has come to it, its waits are done.
-  const Op* head(std::size_t s, Stream stream) const {
-    const Stage& stage = stages_[s];
-    const auto& queue = stage.queues[static_cast<std::size_t>(stream)];
-    const auto& compute = stage.queues[static_cast<std::size_t>(Stream::compute)];
-    if (queue.empty()) return nullptr;
-    const bool issued = compute.empty() || queue.front() <= compute.front();
-    const Op& op = plans_[s].ops[queue.front()];
-    const bool ready = std::all_of(op.waits.begin(), op.waits.end(),
-                                   [&](OpId w) { return stage.done[static_cast<std::size_t>(w)]; });
-    return issued && ready ? &op : nullptr;
-  }
-  void finish(std::size_t s, Stream stream) {
-    auto& queue = stages_[s].queues[static_cast<std::size_t>(stream)];
-    stages_[s].done[queue.front()] = true;
-    queue.pop_front();
-  }
-
-  bool advance() {
-    bool moved = false;
-    for (std::size_t s = 0; s < stages_.size(); ++s) {
-      for (std::size_t q = 0; q < kStreams; ++q) {
-        const auto stream = static_cast<Stream>(q);
-        const Op* op = head(s, stream);
-        if (op != nullptr && meet(s, stream, *op)) moved = true;
-      }
-    }
-    return moved;
-  }
-
-  /// Completes the op, and what it meets on other stages, if all of that is there.
-  bool meet(std::size_t s, Stream stream, const Op& op) {
-    const auto* call = std::get_if<comm::CollectiveCall>(&op.call);
-    const auto* send = call == nullptr ? nullptr : std::get_if<comm::Send>(call);
-    if (call != nullptr && std::holds_alternative<comm::Receive>(*call)) return false;
-    std::vector<std::size_t> others;
-    Stream theirs = stream;
-    if (send != nullptr) {
-      others = {static_cast<std::size_t>(send->peer)};
-      theirs = stream == Stream::send_forward ? Stream::receive_forward : Stream::receive_backward;
-    } else if (op.group == MeshGroup::world && call != nullptr) {
-      for (std::size_t o = 0; o < stages_.size(); ++o) {
-        if (o != s) others.push_back(o);
-      }
-    } else if (op.group == MeshGroup::ends && call != nullptr) {
-      others = {s == 0 ? stages_.size() - 1 : 0};
-    }
-    for (std::size_t o : others) {
-      const Op* other = head(o, theirs);
-      if (other == nullptr) return false;
-      if (send != nullptr) {
-        check_message(s, *send, o,
-                      std::get<comm::Receive>(std::get<comm::CollectiveCall>(other->call)));
-      } else if (other->group != op.group || call_name(other->call) != call_name(op.call)) {
-        return false;  // it may come to that
-      }
-    }
-    for (std::size_t o : others) finish(o, theirs);
-    finish(s, stream);
-    return true;
-  }
-
-  void check_message(std::size_t from, const comm::Send& send, std::size_t to,
-                     const comm::Receive& receive) const {
-    if (receive.peer == static_cast<std::int64_t>(from) &&
-        receive.data.elements() == send.data.elements() && receive.data.type == send.data.type) {
-      return;
-    }
-    throw InternalError(fmt::format(
-        "broken plan: stage {} sends {} elements to stage {}, which expects {} from stage {}", from,
-        send.data.elements(), to, receive.data.elements(), receive.peer));
-  }
-
-  std::span<const Plan> plans_;
-  std::vector<Stage> stages_;
-};
-
-}  // namespace
-
-void check_pipeline(std::span<const Plan> stages) { PipelinePlay(stages).run(); }
 
 }  // namespace tessera::plan

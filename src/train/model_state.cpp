@@ -233,51 +233,77 @@ std::optional<NonFiniteElement> ModelState::load(Checkpoint& checkpoint) {
   return bad;
 }
 
-std::uint64_t ModelState::hash_of(const Held& part, std::uint64_t seed) {
-  std::vector<std::byte> copy;
+void ModelState::add_to(Copy& copy, const View& symbolic) const {
+  std::vector<std::byte> bytes;
+  const Held part = held(symbolic);
   const std::int64_t n = part.view.elements();
   for (std::int64_t at = 0; at < n; at += kPiece) {
     const View piece = part.view.range(at, std::min(kPiece, n - at));
-    seed = hash_bytes(part.tier->look(piece.data, piece.span_bytes(), copy), seed);
+    copy.hash = hash_bytes(part.tier->look(piece.data, piece.span_bytes(), bytes), copy.hash);
   }
-  return seed;
+  copy.elements += n;
 }
 
-std::uint64_t ModelState::slice_hash(std::size_t unit, std::int64_t owner) const {
+namespace {
+
+/// The views of what a rank updates of a unit: parameters as forward reads them, if they are not
+/// the master weights, and the optimizer's state.
+constexpr std::array kOwnedViews = {&plan::UnitState::copy, &plan::UnitState::master,
+                                    &plan::UnitState::m, &plan::UnitState::v};
+
+bool owns_all(const plan::UnitState& s) { return s.owned.count() == s.layout.padded; }
+
+}  // namespace
+
+ModelState::Copy ModelState::slice_copy(std::size_t unit, std::int64_t owner) const {
   const auto& s = states_[unit];
-  if (!s.held) return 0;
+  Copy copy;
+  if (!s.held) return copy;
   const Range slice = s.layout.shard_of(owner);
-  std::uint64_t hash = 0;
-  bool any = false;
-  const auto add = [&](const View& view) {
-    if (!view) return;
-    hash = hash_of(held(view).range(slice.begin, slice.count()), hash);
-    any = true;
-  };
-  const bool all_owned = s.owned.count() == s.layout.padded;
-  if (all_owned || owner != layout_.place.data) add(s.parameters);
-  if (all_owned) {
-    for (const auto view : {&plan::UnitState::master, &plan::UnitState::m, &plan::UnitState::v})
-      add(s.*view);
+  if (owns_all(s)) {
+    for (const auto view : kOwnedViews) {
+      if (s.*view) add_to(copy, (s.*view).range(slice.begin, slice.count()));
+    }
+  } else if (s.parameters && owner != layout_.place.data) {
+    add_to(copy, s.parameters.range(slice.begin, slice.count()));
   }
-  return any ? hash | 1 : 0;
+  return copy;
 }
 
-std::uint64_t ModelState::unit_hash(std::size_t unit, Part part) const {
+std::vector<Range> ModelState::owned_by_all_tensor_ranks(std::size_t unit) const {
   const auto& s = states_[unit];
-  if (!s.held || s.owned.count() != s.layout.padded) return 0;
-  std::uint64_t hash = 0;
-  bool any = false;
+  std::vector<zero::UnitLayout> layouts;
+  for (std::int64_t t = 0; t < inputs_.mesh.tensor; ++t) {
+    layouts.push_back(zero::unit_layout(inputs_.units[unit], inputs_.mesh.data,
+                                        plan::tensor_cut(inputs_, {.tensor = t})));
+  }
+  std::vector<Range> ranges;
   for (const zero::LayoutPiece& piece : s.layout.pieces) {
-    if (part == Part::whole_parameters && !piece.whole) continue;
-    for (const auto view : {&plan::UnitState::parameters, &plan::UnitState::master,
-                            &plan::UnitState::m, &plan::UnitState::v}) {
-      if (!(s.*view)) continue;
-      hash = hash_of(held(s.*view).range(piece.offset, piece.part.elements()), hash);
-      any = true;
+    if (!piece.whole) continue;
+    Range common{0, piece.part.elements()};
+    for (const zero::UnitLayout& layout : layouts) {
+      const Range owned =
+          owns_all(s) ? Range{0, layout.padded} : layout.shard_of(layout_.place.data);
+      const std::int64_t at = layout.offset_of(piece.parameter);
+      common = intersect(common, {owned.begin - at, owned.end - at});
+    }
+    if (!common.empty()) ranges.push_back({piece.offset + common.begin, piece.offset + common.end});
+  }
+  return ranges;
+}
+
+ModelState::Copy ModelState::owned_copy(std::size_t unit, Part part) const {
+  const auto& s = states_[unit];
+  Copy copy;
+  if (!s.held) return copy;
+  const auto ranges =
+      part == Part::everything ? std::vector{s.owned} : owned_by_all_tensor_ranks(unit);
+  for (const Range& range : ranges) {
+    for (const auto view : kOwnedViews) {
+      if (s.*view) add_to(copy, (s.*view).range(range.begin - s.owned.begin, range.count()));
     }
   }
-  return any ? hash | 1 : 0;
+  return copy;
 }
 
 struct ModelState::SavedPiece {

@@ -204,9 +204,9 @@ std::string remedies(const deck::Deck& deck, const Mesh& mesh, bool state_alone)
 /// Throws MemoryError where a rank needs more than `most`, which is said by `limit`.
 void check_device(const deck::Deck& deck, const Mesh& mesh, const plan::ArenaBytes& bytes,
                   std::int64_t most, const std::string& limit) {
+  if (plan::device_bytes(bytes) <= most) return;
   const std::int64_t state = bytes[static_cast<std::size_t>(plan::ArenaId::state)],
                      step = bytes[static_cast<std::size_t>(plan::ArenaId::step)];
-  if (state + step <= most) return;
   const bool state_alone = state > most;
   throw MemoryError(fmt::format(
       "a rank needs {}, {} more than {}: {} in arena state (parameters and optimizer){} and {} in "

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/exact_sum.hpp"
+#include "deck/ranks.hpp"
 #include "io/tokenizer_files.hpp"
 #include "plan/print.hpp"
 #include "train/check_products.hpp"
@@ -43,7 +44,10 @@ Trainer::Trainer(const deck::LoadedDeck& loaded, const Job& job)
 }
 
 void Trainer::start() {
-  control_.together([&] { check_on_ranks(loaded_, control_.size()); });
+  control_.together([&] {
+    check_on_ranks(loaded_, control_.size());
+    deck::check_quantized(loaded_, control_.size());
+  });
   watch_peers(job_, std::chrono::seconds(deck_.guard.hang_timeout.count), directory_);
   corpus_ = open_training(loaded_, control_);
   validation_ = open_validation(loaded_, control_);

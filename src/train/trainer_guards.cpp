@@ -181,7 +181,11 @@ void Trainer::roll_back(double loss, double z) {
 }
 
 void Trainer::compare_replicas() {
-  const auto difference = find_differing_replicas(engine_->state(), engine_->inputs(), control_);
+  const auto [elements, difference] = compare_copies(engine_->state(), engine_->inputs(), control_);
+  report_.event({{"event", "replicas"},
+                 {"step", progress_.step},
+                 {"elements", elements},
+                 {"equal", !difference}});
   if (!difference) {
     replicas_equal_at_ = progress_.step;
     return;

@@ -129,10 +129,15 @@ class Equivalence(RunTest):
     def test_44_replicas_stay_equal_beside_blocks(self):
         """A tied matrix at both ends of a pipeline, on two data ranks each, compared every step."""
         want = self.run_layout(4, parallel__pipeline=2, zero__stage=3)
-        got = self.run_layout(4, parallel__pipeline=2, zero__stage=3, guard__check_replicas=1,
-                              **{"zero.quantize__gradients": "int8",
-                                 "zero.quantize__weights": "int8"})
+        name = "blocks"
+        got = self.train(4, self.deck(name, tiny_deck(
+            self.corpus, parallel__pipeline=2, zero__stage=3, guard__check_replicas=1,
+            **{"zero.quantize__gradients": "int8", "zero.quantize__weights": "int8"})))
         self.assert_close(got, want, 2 * INT8, "blocks beside a pipeline")
+        compared = [e["elements"] for e in metrics.read_events(self.dir / name)
+                    if e["event"] == "replicas"]
+        tied = 128 * 24  # the matrix, rows padded
+        self.assertEqual(compared, 12 * [3 * tied], "weights and both moments, in every step")
 
     def test_families(self):
         llama = {"model__family": "llama", "model__heads": 4, "model__kv_heads": 2,

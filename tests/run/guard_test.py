@@ -203,28 +203,62 @@ class Corruption(RunTest):
                 job = self.run_job(2, "train", deck, each=True)
                 self.assertEqual(set(job.codes), {PEER}, job.output)
                 self.assertIn(f"{unit} differs between ranks 0 and 1", job.output)
+    def compared(self, name):
+        """How many elements each comparison of a run compared."""
+        return [e["elements"] for e in metrics.read_events(self.dir / name)
+                if e["event"] == "replicas"]
 
     def test_healthy_copies_are_equal_at_every_stage(self):
-        for stage in range(4):
-            deck = self.deck(f"equal{stage}", tiny_deck(
-                self.corpus, zero__stage=stage, guard__check_replicas=1, batch__global=6))
-            job = self.run_job(3, "train", deck)
-            self.assertEqual(job.code, 0, job.output)
-            self.assertEqual("ZeRO-3 keeps no copies" in job.output, stage == 3)
+        """Where nothing has a copy the start says so, and nothing is compared."""
+        tied = 128 * 24  # the vocabulary's matrix, rows padded
+        for ranks, stage, changes, elements in (
+                (3, 0, {}, None), (3, 1, {}, None), (3, 2, {}, None), (3, 3, {}, 0),
+                (2, 0, {}, None), (2, 2, {}, 0), (1, 0, {}, 0),
+                (4, 1, {"parallel__pipeline": 2}, 3 * tied),
+                (4, 3, {"parallel__pipeline": 2}, 3 * tied),
+                (4, 3, {"parallel__pipeline": 2, "model__tied_embeddings": False}, 0),
+                (4, 3, {"parallel__tensor": 2}, None)):
+            with self.subTest(ranks=ranks, stage=stage, **changes):
+                name = f"equal_{ranks}_{stage}_{len(changes)}_{'_'.join(changes)}"
+                deck = self.deck(name, tiny_deck(self.corpus, zero__stage=stage, run__steps=3,
+                                                 guard__check_replicas=1, batch__global=12,
+                                                 **changes))
+                job = self.run_job(ranks, "train", deck)
+                self.assertEqual(job.code, 0, job.output)
+                self.assertEqual("keeps no copies" in job.output, elements == 0)
+                compared = self.compared(name)
+                self.assertEqual(len(compared), 3)
+                self.assertEqual(len(set(compared)), 1)
+                if elements is None:
+                    self.assertGreater(compared[0], 0)
+                else:
+                    self.assertEqual(compared[0], elements)
 
     def test_33_44_copies_within_the_mesh_are_compared(self):
-        """What tensor ranks hold whole, and tied matrices at both ends of the pipeline."""
-        for unit, tensor, changes in (
-                ("block.1", "block.1.norm1.weight", {"parallel__tensor": 2}),
-                ("vocabulary", "vocabulary.weight", {"parallel__pipeline": 2})):
-            with self.subTest(tensor=tensor):
-                healthy = {"guard__check_replicas": 1, "run__steps": 3, **changes}
-                self.train(2, self.deck(f"healthy_{tensor}", tiny_deck(self.corpus, **healthy)))
-                deck = self.deck(f"flipped_{tensor}", tiny_deck(
-                    self.corpus, fault__inject=[f"flip rank=1 step=2 tensor={tensor}"], **healthy))
-                job = self.run_job(2, "train", deck, each=True)
+        """What tensor ranks hold whole, and tied matrices at both ends of the pipeline, also where
+        data ranks share out the state."""
+        ends, tensor = {"parallel__pipeline": 2}, {"parallel__tensor": 2}
+        vocabulary, norm = "vocabulary.weight", "block.1.norm1.weight"
+        for ranks, stage, parameter, flipped, other, changes in (
+                (2, 0, norm, 1, 0, tensor), (2, 0, vocabulary, 1, 0, ends),
+                (4, 1, vocabulary, 3, 1, ends), (4, 2, vocabulary, 0, 2, ends),
+                (4, 3, vocabulary, 2, 0, ends),
+                (4, 1, norm, 3, 2, tensor), (4, 3, norm, 2, 3, tensor)):
+            with self.subTest(tensor=parameter, ranks=ranks, stage=stage):
+                name = f"{ranks}_{stage}_{parameter}"
+                healthy = {"guard__check_replicas": 1, "run__steps": 3, "zero__stage": stage,
+                           **changes}
+                self.train(ranks, self.deck(f"healthy_{name}", tiny_deck(self.corpus, **healthy)))
+                self.assertGreater(min(self.compared(f"healthy_{name}")), 0)
+                deck = self.deck(f"flipped_{name}", tiny_deck(
+                    self.corpus, fault__inject=[f"flip rank={flipped} step=2 tensor={parameter}"],
+                    **healthy))
+                job = self.run_job(ranks, "train", deck, each=True)
                 self.assertEqual(set(job.codes), {PEER}, job.output)
-                self.assertIn(f"{unit} differs between ranks 0 and 1", job.output)
+                unit = parameter.rsplit(".", 2)[0] if parameter == norm else "vocabulary"
+                low, high = sorted((flipped, other))
+                self.assertIn(f"{unit} differs between ranks {low} and {high}", job.output)
+                self.assertIn("equal after step 1", job.output)
 
     def test_the_first_tensor_that_is_not_finite_is_named(self):
         for ranks, stage in ((1, 0), (2, 0), (2, 1), (2, 2), (2, 3)):

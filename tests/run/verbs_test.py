@@ -361,6 +361,25 @@ class Verbs(RunTest):
         self.assertIn("no layout of 4 ranks", job.output)
         self.assertIn("need more than the 1.0 KiB", job.output)
 
+    def test_snapshots_are_no_memory_of_the_device(self):
+        """simulate needs of a device what check does, and a layout fits where that fits."""
+        deck = self.deck("tiny", tiny_deck(self.corpus, zero__stage=1, checkpoint__every=5,
+                                           parallel__tensor=1, parallel__pipeline=1,
+                                           batch__global=2))
+        arenas = {arena: int(size) for arena, size in re.findall(
+            r"arena (\w+), bytes +(\d+)", self.run_ok("check", deck, "--ranks", 2, ranks=0))}
+        self.assertGreater(arenas["host"], 0)
+        device = arenas["state"] + arenas["step"]
+        simulate = ("simulate", deck, "--ranks", 2, "--machine",
+                    SOURCE / "slurm/machines/h100-dgx.toml", "--set")
+        for spare, fits in (0, True), (-1, False):
+            output = self.run_ok(*simulate, f"memory.device={device + spare}", ranks=0)
+            self.assertIn(f"memory a rank          {device / 2**10:.1f} KiB", output)
+            self.assertIn(f"{arenas['host'] / 2**10:.1f} KiB of the host's", output)
+            self.assertEqual("does not fit" in output, not fits)
+        found = self.run_ok(*simulate, f"memory.device={device}", "--search", ranks=0)
+        self.assertRegex(found, rf"(?m) 1 +1 +none +{device / 2**10:.1f} KiB")
+
     def test_a_benchmark_that_fails_leaves_nothing(self):
         place = self.dir / "bench"
         place.mkdir()

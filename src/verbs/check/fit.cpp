@@ -2,6 +2,7 @@
 #include <ranges>
 #include <set>
 
+#include "deck/ranks.hpp"
 #include "train/check_products.hpp"
 #include "train/setup.hpp"
 #include "verbs/check/check.hpp"
@@ -10,6 +11,7 @@ namespace tessera::verbs {
 
 std::string fit_text(const LayoutOptions& layout) {
   const Planner planner = make_planner(layout);
+  deck::check_quantized(planner.loaded, layout.ranks);
   const auto budget = device_budget(planner.loaded.deck);
   if (!budget) {
     throw DeckError(

@@ -220,8 +220,9 @@ class Search {
     std::vector<plan::Plan> plans;
     for (const MeshPlace& place : plan::simulated_places(p.inputs)) {
       plans.push_back(plan::unproved_plan(p.inputs, shape, place));
-      if (!fits(plans.back().bytes())) {
-        too_large(choice, plans.back().bytes());
+      const std::int64_t bytes = plan::device_bytes(plans.back().arena_bytes);
+      if (!fits(bytes)) {
+        too_large(choice, bytes);
         return std::nullopt;
       }
     }
@@ -233,7 +234,7 @@ class Search {
             .data = p.inputs.mesh.data,
             .step = s.step,
             .least = s.step * (1 - plan::idle_share(s)),
-            .memory = predicted.memory()};
+            .memory = predicted.device_memory()};
   }
 
   /// The whole step, of plans that are proved, unless it is too long.

@@ -230,6 +230,31 @@ TEST(Ranks, RampAndMesh) {
   EXPECT_THROW(check_ranks(loaded, 6), DeckError);
 }
 
+std::string quantized_refusal(const std::vector<std::string>& sets, std::int64_t ranks) {
+  try {
+    check_quantized(small_deck(sets), ranks);
+    return "";
+  } catch (const DeckError& error) {
+    return error.what();
+  }
+}
+
+TEST(Ranks, QuantizedTrafficThatDoesNotTravel) {
+  const std::string weights = "zero.quantize.weights=int8",
+                    gradients = "zero.quantize.gradients=int4", stage = "zero.stage=3";
+  EXPECT_EQ(quantized_refusal({stage}, 1), "");
+  EXPECT_EQ(quantized_refusal({stage, weights, gradients}, 2), "");
+  EXPECT_EQ(quantized_refusal({gradients}, 2), "");
+  EXPECT_EQ(quantized_refusal({"zero.stage=2", weights}, 2),
+            "--set #2: zero.quantize.weights = \"int8\" has no effect: parameters are gathered at "
+            "stage 3 only, not at zero.stage = 2 (set zero.stage = 3, or leave it at \"none\")");
+  const std::string both = quantized_refusal({stage, weights, gradients}, 1);
+  expect_contains(both, "zero.quantize.weights = \"int8\" has no effect: 1 ranks / (");
+  expect_contains(both, "zero.quantize.gradients = \"int4\" has no effect: 1 ranks / (");
+  expect_contains(quantized_refusal({stage, weights, "parallel.pipeline=2"}, 2),
+                  "2 ranks / (tensor 1 x pipeline 2) leave one data rank");
+}
+
 TEST(Ranks, LegalMicrosAreDivisors) {
   LoadedDeck loaded = small_deck({"batch.global=24"});
   EXPECT_EQ(legal_micros(loaded, 2), (std::vector<std::int64_t>{1, 2, 3, 4, 6, 12}));
