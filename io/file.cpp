@@ -22,6 +22,7 @@ std::string temporary_name(const fs::path& path) { return path.string() + ".tmp"
   const std::string message =
       fmt::format("{}: cannot {}: {}", path.string(), action, errno_text(error));
   if (error == ENOENT || error == ENOTDIR || error == EISDIR) throw DataError(message);
+  if (error == ENOMEM) throw MemoryError(message);
   throw IoError(message);
 }
 

@@ -48,11 +48,7 @@ ExitCode run(const std::vector<std::pair<CLI::App*, verbs::Verb>>& all, int* arg
   return ExitCode::ok;
 }
 
-}  // namespace
-}  // namespace tessera
-
-int main(int argc, char** argv) {
-  using namespace tessera;
+int parse_and_run(int argc, char** argv) {
   CLI::App app{"Tessera trains large language models on Slurm clusters."};
   app.set_version_flag("--version", std::string("tessera ") + kVersion + " (" + kCommit + ")");
   app.require_subcommand(1);
@@ -69,4 +65,15 @@ int main(int argc, char** argv) {
     return app.exit(e) == 0 ? 0 : static_cast<int>(ExitCode::deck);
   }
   return static_cast<int>(run(all, &argc, &argv));
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  try {
+    return tessera::parse_and_run(argc, argv);
+  } catch (...) {  // before there was a verb to run: for want of memory
+    return static_cast<int>(tessera::report(tessera::current_ending()));
+  }
 }

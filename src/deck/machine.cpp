@@ -241,7 +241,14 @@ Machine parse_machine(std::string_view text, const std::string& path) {
 Machine load_machine(const std::string& path) {
   const std::ifstream file(path);
   std::ostringstream text;
-  if (!file || !(text << file.rdbuf())) {
+  bool read = static_cast<bool>(file);
+  try {
+    text.exceptions(std::ios::badbit);  // for want of memory, or as directories have it
+    read = read && text << file.rdbuf();
+  } catch (const std::ios_base::failure&) {
+    read = false;
+  }
+  if (!read) {
     throw DeckError(fmt::format(
         "cannot read the machine file {}: slurm/machines/ has some, bench machine makes one",
         path));

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <new>
 #include <optional>
 
 #include "core/error.hpp"
@@ -131,6 +132,7 @@ class FileReader {
     if (fs::is_directory(path, error)) return refuse("it is a directory");
     const auto close = [](std::FILE* file) { std::fclose(file); };
     const std::unique_ptr<std::FILE, decltype(close)> file(std::fopen(path.c_str(), "rb"), close);
+    if (!file && errno == ENOMEM) throw std::bad_alloc();
     if (!file) return refuse(errno_text(errno));
     std::string text(kLargestDeck + 1, '\0');
     text.resize(std::fread(text.data(), 1, text.size(), file.get()));

@@ -1,7 +1,5 @@
 #include "train/engine.hpp"
 
-#include <omp.h>
-
 #include "core/hash.hpp"
 #include "core/version.hpp"
 #include "plan/groups.hpp"
@@ -36,7 +34,7 @@ Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
   const comm::MpiSession& mpi = job.mpi;
   const deck::Deck& deck = loaded.deck;
   threads_ = thread_count(deck.run, mpi.cores());
-  omp_set_num_threads(threads_);
+  control_.together([&] { use_threads(threads_); });
   const backend::Ranks ranks{mpi, job.control};
   backend_ = backend::make_backend(
       {.kind = deck.run.backend, .threads = threads_, .matmul = deck.precision.matmul}, &ranks);

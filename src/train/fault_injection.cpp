@@ -31,6 +31,7 @@ fs::path spent_file(const fs::path& directory, std::int64_t rank) {
 
 std::set<std::string> spent_before(const fs::path& directory, std::int64_t rank) {
   std::ifstream file(spent_file(directory, rank));
+  file.exceptions(std::ios::badbit);  // for want of memory
   std::set<std::string> lines;
   for (std::string line; std::getline(file, line);) lines.insert(line);
   return lines;

@@ -19,7 +19,10 @@ namespace tessera::train {
 namespace {
 
 [[noreturn]] void refuse(const std::string& what, const std::filesystem::path& path) {
-  throw IoError(fmt::format("{} {}: {}", what, path.string(), errno_text(errno)));
+  const int error = errno;
+  const auto message = fmt::format("{} {}: {}", what, path.string(), errno_text(error));
+  if (error == ENOMEM) throw MemoryError(message);
+  throw IoError(message);
 }
 
 void write_all(int fd, std::string_view text, const std::filesystem::path& path) {

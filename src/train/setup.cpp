@@ -1,11 +1,14 @@
 #include "train/setup.hpp"
 
+#include <omp.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <set>
 #include <string_view>
 
+#include "core/thread.hpp"
 #include "io/hf_config.hpp"
 #include "plan/ledger.hpp"
 
@@ -252,6 +255,15 @@ int thread_count(const deck::RunSection& run, int cores) {
     if (threads > 0) return threads;
   }
   return cores;
+}
+
+void use_threads(int threads) {
+  omp_set_num_threads(threads);
+  check_threads(threads - 1);
+  int started = 0;
+#pragma omp parallel reduction(+ : started)
+  ++started;
+  TESSERA_CHECK(started > 0, "OpenMP has no threads");
 }
 
 }  // namespace tessera::train

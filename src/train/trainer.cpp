@@ -43,7 +43,7 @@ Trainer::Trainer(const deck::LoadedDeck& loaded, const Job& job)
 
 void Trainer::start() {
   control_.together([&] { check_on_ranks(loaded_, control_.size()); });
-  watch_peers(job_, std::chrono::seconds(deck_.guard.hang_timeout.count), directory_);
+  watch_peers(loaded_, job_, directory_);
   corpus_ = open_training(loaded_, control_);
   validation_ = open_validation(loaded_, control_);
   const std::int64_t sequences = corpus_->sequences(deck_.batch.sequence);
