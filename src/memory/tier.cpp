@@ -1,5 +1,6 @@
 #include "memory/tier.hpp"
 
+#include <fmt/format.h>
 #include <sys/mman.h>
 
 #include <cerrno>
