@@ -26,7 +26,10 @@ fs::path parent_of(const fs::path& path) {
 }
 
 [[noreturn]] void fail(std::string_view action, const fs::path& path, int error) {
-  throw IoError(fmt::format("{}: cannot {}: {}", path.string(), action, errno_text(error)));
+  const std::string message =
+      fmt::format("{}: cannot {}: {}", path.string(), action, errno_text(error));
+  if (error == ENOMEM) throw MemoryError(message);
+  throw IoError(message);
 }
 
 /// What should be there and is not, or is something else, is the user's data; what cannot be made
@@ -36,6 +39,7 @@ fs::path parent_of(const fs::path& path) {
       fmt::format("{}: cannot open: {}", path.string(), why_not_opened(path, error));
   const bool other = error == ENOENT || error == ENOTDIR || error == EISDIR || error == ENXIO;
   if (mode == OpenMode::read && other) throw DataError(message);
+  if (error == ENOMEM) throw MemoryError(message);
   throw IoError(message);
 }
 

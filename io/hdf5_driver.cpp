@@ -4,7 +4,7 @@
 #include <cstring>
 #include <memory>
 
-#include "core/error.hpp"
+#include "core/ending.hpp"
 #include "io/file.hpp"
 #include "io/hdf5.hpp"
 
@@ -28,6 +28,11 @@ herr_t guarded(Work&& work) {
     work();
     return 0;
   } catch (const std::exception& e) {
+    if (current_ending().code == ExitCode::memory) {
+      H5Epush2(H5E_DEFAULT, __FILE__, "file driver", __LINE__, H5E_ERR_CLS, H5E_RESOURCE,
+               H5E_NOSPACE, "%s", e.what());
+      return -1;
+    }
     H5Epush2(H5E_DEFAULT, __FILE__, "file driver", __LINE__, H5E_ERR_CLS, H5E_VFL, H5E_WRITEERROR,
              "%s", e.what());
     return -1;

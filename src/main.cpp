@@ -69,11 +69,7 @@ ExitCode run(const std::vector<std::pair<CLI::App*, verbs::Verb>>& all, int* arg
   return ExitCode::ok;
 }
 
-}  // namespace
-}  // namespace tessera
-
-int main(int argc, char** argv) {
-  using namespace tessera;
+int parse_and_run(int argc, char** argv) {
   reserve_standard_streams();
   CLI::App app{"Tessera trains large language models on Slurm clusters."};
   app.set_version_flag("--version", std::string("tessera ") + kVersion + " (" + kCommit + ")");
@@ -93,4 +89,15 @@ int main(int argc, char** argv) {
     code = refuse_usage(app, e);
   }
   return static_cast<int>(after_output(code));
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  try {
+    return tessera::parse_and_run(argc, argv);
+  } catch (...) {  // before there was a verb to run: for want of memory
+    return static_cast<int>(tessera::report(tessera::current_ending()));
+  }
 }

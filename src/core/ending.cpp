@@ -4,9 +4,48 @@
 #include <new>
 #include <system_error>
 
+#include "core/limits.hpp"
 #include "core/terminal.hpp"
 
 namespace tessera {
+namespace {
+
+bool is_exhaustion(const std::error_code& code) {
+  return code == std::errc::not_enough_memory || code == std::errc::resource_unavailable_try_again;
+}
+
+/// Of the file system, of fmt for a stream, or of a thread.
+void describe(Ending& ending, const std::system_error& e) {
+  const bool of_stdout = std::ferror(stdout) != 0;
+  ending.code = is_exhaustion(e.code()) ? ExitCode::memory : ExitCode::io;
+  if (ending.code == ExitCode::memory) {
+    ending.message = fmt::format("{}; {}", printable(e.what()), why_no_memory());
+  } else {
+    ending.message =
+        of_stdout ? "cannot write to stdout: " + e.code().message() : printable(e.what());
+  }
+}
+
+/// Says first which code it is: the words may need memory that there is not.
+void describe(Ending& ending) {
+  try {
+    throw;
+  } catch (const Error& e) {
+    ending.code = e.exit_code();
+    ending.where = e.where();
+    ending.message = e.what();
+  } catch (const std::bad_alloc&) {
+    ending.code = ExitCode::memory;
+    ending.message = fmt::format("out of memory: {}", why_no_memory());
+  } catch (const std::system_error& e) {
+    describe(ending, e);
+  } catch (const std::exception& e) {
+    ending.code = ExitCode::internal;
+    ending.message = printable(e.what());
+  }
+}
+
+}  // namespace
 
 std::string Ending::text() const {
   if (code != ExitCode::internal) return message;
@@ -14,20 +53,14 @@ std::string Ending::text() const {
                      message, where.file_name(), where.line());
 }
 
-Ending current_ending() {
+Ending current_ending() noexcept {
+  Ending ending;
   try {
-    throw;
-  } catch (const Error& e) {
-    return {e.exit_code(), e.what(), e.where()};
+    describe(ending);
   } catch (const std::bad_alloc&) {
-    return {ExitCode::memory, "out of memory"};
-  } catch (const std::system_error& e) {  // of std::filesystem, or of fmt for a stream
-    const bool of_stdout = std::ferror(stdout) != 0;
-    return {ExitCode::io,
-            of_stdout ? "cannot write to stdout: " + e.code().message() : printable(e.what())};
-  } catch (const std::exception& e) {
-    return {ExitCode::internal, printable(e.what())};
+    ending.message = "out of memory";  // short enough to need none
   }
+  return ending;
 }
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <new>
 #include <utility>
 
 #include "core/error.hpp"
@@ -39,6 +40,7 @@ OpenedFile open_regular(const std::filesystem::path& path, int flags) {
     opened.descriptor = ::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, 0666);
   } while (opened.descriptor < 0 && errno == EINTR);
   if (opened.descriptor < 0) {
+    if (errno == ENOMEM) throw std::bad_alloc();
     opened.problem = why_not_opened(path, errno);
     return opened;
   }

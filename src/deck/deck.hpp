@@ -228,6 +228,7 @@ struct GuardSection {
   double rollback_lr_factor = 0.5;
   std::int64_t check_replicas = 0;
   Seconds hang_timeout{600};
+  std::optional<std::string> interface;
   bool operator==(const GuardSection&) const = default;
 };
 

@@ -417,6 +417,12 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::guard, &GuardSection::hang_timeout>(
         "guard.hang_timeout", "a rank silent for so long is stuck; 0 = no watchdog",
         {.limits = at_least(0), .unit = "s"}),
+    row<&Deck::guard, &GuardSection::interface>(
+        "guard.interface",
+        "where the watchdog of each rank waits for its neighbour: an interface, an IPv4 address or "
+        "a network (\"ib0\", \"10.1.0.0/16\"); several with commas between",
+        {.unset = "loopback between ranks of a node; else OMPI_MCA_btl_tcp_if_include, else the "
+                  "addresses from which the neighbour's node is reached"}),
 };
 
 }  // namespace

@@ -1,7 +1,5 @@
 #include "train/engine.hpp"
 
-#include <omp.h>
-
 #include <numeric>
 
 #include "core/hash.hpp"
@@ -38,8 +36,10 @@ Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
     : loaded_(loaded), control_(job.control) {
   const comm::MpiSession& mpi = job.mpi;
   const deck::Deck& deck = loaded.deck;
-  control_.together([&] { threads_ = thread_count(deck.run, mpi.cores()); });
-  omp_set_num_threads(threads_);
+  control_.together([&] {
+    threads_ = thread_count(deck.run, mpi.cores());
+    use_threads(threads_);
+  });
   const backend::Ranks ranks{mpi, job.control};
   backend_ = backend::make_backend(
       {.kind = deck.run.backend, .threads = threads_, .matmul = deck.precision.matmul}, &ranks);

@@ -24,7 +24,10 @@ namespace tessera::train {
 namespace {
 
 [[noreturn]] void refuse(const std::string& what, const std::filesystem::path& path) {
-  throw IoError(fmt::format("{} {}: {}", what, path.string(), errno_text(errno)));
+  const int error = errno;
+  const auto message = fmt::format("{} {}: {}", what, path.string(), errno_text(error));
+  if (error == ENOMEM) throw MemoryError(message);
+  throw IoError(message);
 }
 
 int open_own(const std::filesystem::path& path, int flags) {

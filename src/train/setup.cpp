@@ -1,11 +1,14 @@
 #include "train/setup.hpp"
 
+#include <omp.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <set>
 #include <string_view>
 
+#include "core/thread.hpp"
 #include "io/hf_config.hpp"
 #include "plan/ledger.hpp"
 
@@ -261,6 +264,15 @@ int thread_count(const deck::RunSection& run, int cores) {
       "OMP_NUM_THREADS = \"{}\" in the environment is no number of threads: give 1 to {}, or "
       "unset it, or set run.threads",
       all, kMost));
+}
+
+void use_threads(int threads) {
+  omp_set_num_threads(threads);
+  check_threads(threads - 1);
+  int started = 0;
+#pragma omp parallel reduction(+ : started)
+  ++started;
+  TESSERA_CHECK(started > 0, "OpenMP has no threads");
 }
 
 }  // namespace tessera::train

@@ -48,7 +48,7 @@ void Trainer::start() {
     check_on_ranks(loaded_, control_.size());
     deck::check_quantized(loaded_, control_.size());
   });
-  watch_peers(job_, std::chrono::seconds(deck_.guard.hang_timeout.count), directory_);
+  watch_peers(loaded_, job_, directory_);
   corpus_ = open_training(loaded_, control_);
   validation_ = open_validation(loaded_, control_);
   control_.together([&] {

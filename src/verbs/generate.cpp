@@ -1,9 +1,9 @@
-#include <omp.h>
 #include <CLI/CLI.hpp>
 
 #include <cstdio>
 
 #include "backend/backend.hpp"
+#include "comm/launcher.hpp"
 #include "core/cores.hpp"
 #include "io/tokenizer_files.hpp"
 #include "train/generator.hpp"
@@ -48,12 +48,14 @@ Tokenizer choose_tokenizer(const GenerateOptions& o, const ModelSource& source) 
 }
 
 ExitCode run(const GenerateOptions& o) {
+  comm::refuse_copies(comm::launch_of_process(), "but one alone continues a text",
+                      "start it once, as in srun --ntasks=1");
   const ModelSource source =
       open_model(o.model, o.finite ? std::optional(DType::f32) : std::nullopt);
   Tokenizer tokenizer = choose_tokenizer(o, source);
   check_tokenizer(tokenizer, source);
   const int threads = train::thread_count({}, cores_each(std::array{own_cores()}));
-  omp_set_num_threads(threads);
+  train::use_threads(threads);
   const auto backend = backend::make_backend(
       {.kind = o.backend.value_or(deck::Backend::automatic), .threads = threads}, nullptr);
   train::Generator generator(train::model_config(source.model), *backend.device,

@@ -12,7 +12,7 @@ import struct
 import subprocess
 import unittest
 
-from tessera import (BINARY, SOURCE, RunTest, kill_tree, ranks_of, tiny_deck, to_toml,
+from tessera import (BINARY, MPIEXEC, SOURCE, RunTest, kill_tree, ranks_of, tiny_deck, to_toml,
                      write_megatron)
 
 DECK, DATA, MEMORY, COMM, NON_FINITE, IO = 2, 3, 4, 5, 6, 7
@@ -78,13 +78,53 @@ class BadInput(RunTest):
                 self.assertIn("--ranks", job.output)
                 self.assertLess(len(job.output), 200, "limits that people can read")
 
-    def test_a_launcher_that_mpi_does_not_understand(self):
-        """srun with the wrong --mpi makes each of its processes a run of one rank."""
+    def test_singletons(self):
+        """A launcher that MPI does not understand makes each process a run of its own."""
         path = self.deck("good", tiny_deck(self.corpus))
-        as_by_srun = "SLURM_STEP_NUM_TASKS=4 SLURM_TASK_PID=$$ exec \"$0\" train \"$1\""
-        job = self.run_job(0, "-c", as_by_srun, BINARY, path, program="sh")
-        self.assertEqual(job.code, DECK, job.output)
-        self.assertIn("--mpi=pmix", job.output)
+        step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
+        verbs = {"train": [path], "evaluate": [path], "bench": ["gemm"],
+                 "tokenize": [path, "--out", self.dir / "text"],
+                 "generate": [self.dir, "--prompt", "a"]}
+        for verb, arguments in verbs.items():
+            for launch in (step, {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "4"}, {"PMI_SIZE": "4"}):
+                with self.subTest(verb=verb, **launch):
+                    # The wrapper is the task of srun, and the program its child.
+                    job = self.run_job(0, "-c", '"$@"; exit $?', "sh", BINARY, verb, *arguments,
+                                       program="sh", env=launch)
+                    self.assertEqual(job.code, DECK, job.output)
+                    self.assertIn("4 separate programs were started", job.output)
+                    self.assertIn("srun --", job.output)
+        self.assertFalse((self.dir / "good").exists(), "a run was begun")
+        self.assertEqual(self.run_job(0, "check", path, env=step).code, 0)
+
+    def test_the_launcher_of_another_mpi(self):
+        """mpiexec of MPICH starts programs of Open MPI that never hear of each other, and the other
+        way round."""
+        path = self.deck("other", tiny_deck(self.corpus))
+        version = self.run_job(0, "--version", program=MPIEXEC[0]).output
+        other = shutil.which("mpiexec.mpich" if "Open MPI" in version else "mpirun.openmpi")
+        if not other:
+            self.skipTest("only one MPI is installed")
+        job = self.run_job(0, "-n", "2", BINARY, "train", path, program=other)
+        self.assertNotEqual(job.code, 0)
+        self.assertIn("2 separate programs were started by", job.output)
+        self.assertFalse((self.dir / "other").exists(), "a run was begun")
+
+    def test_one_process_of_a_large_job_is_no_singleton(self):
+        batch = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_NPROCS": "4",
+                 "SLURM_TASK_PID": "1"}
+        shells = {"sbatch": batch, "salloc": batch | {"SLURM_STEP_ID": "4294967290"},
+                  "one_task": batch | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}}
+        for name, variables in shells.items():
+            with self.subTest(name):
+                path = self.deck(name, tiny_deck(self.corpus, run__steps=1))
+                job = self.run_job(0, "train", path, env=variables)
+                self.assertEqual(job.code, 0, job.output)
+        # mpirun whose daemons are a step of one task on each of four nodes.
+        path = self.deck("mpirun", tiny_deck(self.corpus, run__steps=1))
+        job = self.run_job(1, "train", path,
+                           env={"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"})
+        self.assertEqual(job.code, 0, job.output)
 
     def test_deck_files(self):
         loop = self.dir / "loop.toml"

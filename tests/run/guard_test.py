@@ -111,6 +111,40 @@ class Guard(RunTest):
         self.assertIn("progress", unwatched)
         self.assertNotIn("watchdog", unwatched)
 
+    def listens(self, name, *shell, **changes):
+        """Where the watchdogs of two ranks listen, of a short run started by a shell command."""
+        deck = self.deck(name, tiny_deck(self.corpus, run__steps=1, **changes))
+        preloaded = {"LD_PRELOAD": os.environ["TESSERA_FAILING_CALLS"], "TESSERA_SAY_LISTEN": "1"}
+        ranks = [*MPIEXEC, "2", "env", *(f"{k}={v}" for k, v in preloaded.items()), BINARY,
+                 "train", str(deck)]
+        job = self.run_job(0, *shell, *ranks, program="env")
+        self.assertEqual(job.code, 0, job.output)
+        return re.findall(r"listens on (\S+)", job.output)
+
+    def test_ranks_of_one_node_listen_on_loopback_alone(self):
+        self.assertEqual(self.listens("default"), ["127.0.0.1"] * 2)
+        self.assertEqual(self.listens("unwatched", guard__hang_timeout=0), [])
+
+    def test_a_network_can_be_chosen(self):
+        self.assertEqual(self.listens("name", guard__interface="lo"), ["127.0.0.1"] * 2)
+        other = ["unshare", "--net", "sh", "-c",
+                 'ip link set lo up && ip address add 10.9.8.7/24 dev lo && exec "$@"', "sh"]
+        if subprocess.run([*other, "true"], capture_output=True).returncode != 0:
+            self.skipTest("no network namespaces here")
+        self.assertEqual(self.listens("both", *other, guard__interface="lo"),
+                         ["127.0.0.1", "10.9.8.7"] * 2)
+        for network in ("10.9.8.7", "10.9.8.0/24", "nowhere0,10.0.0.0/8"):
+            self.assertEqual(self.listens(network.translate(str.maketrans("/,.", "___")), *other,
+                                          guard__interface=network), ["10.9.8.7"] * 2, network)
+
+    def test_a_network_that_the_host_has_not(self):
+        for network in ("nowhere0", "192.0.2.0/24", "10.0.0.0/99", ""):
+            deck = self.deck("lost", tiny_deck(self.corpus, guard__interface=network))
+            job = self.run_job(2, "train", deck, each=True)
+            self.assertEqual(job.codes, [2, 2], job.output)
+            for word in ("lost.toml", f'guard.interface = "{network}"', "lo 127.0.0.1/8"):
+                self.assertIn(word, job.output)
+
     def test_61_signals_are_the_main_threads(self):
         """A slow disk keeps the threads of saves and tokens there long enough to be seen."""
         ours = {"progress", "watchdog", "save", "tokens"}

@@ -2,36 +2,32 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include <charconv>
-#include <cstdlib>
 #include <exception>
 #include <limits>
 #include <string_view>
 
+#include "comm/launcher.hpp"
 #include "comm/mpi/mpi_group.hpp"
 #include "core/cores.hpp"
 #include "core/ending.hpp"
+#include "core/limits.hpp"
 
 namespace tessera::comm {
 namespace {
 
-int number_from_environment(const char* name) {
-  const char* text = std::getenv(name);
-  const std::string_view all(text == nullptr ? "" : text);
-  int value = 0;
-  std::from_chars(all.data(), all.data() + all.size(), value);
-  return value;
-}
-
 /// An MPI library that does not understand its launcher makes every process a world of its own.
 void check_launcher(int world) {
-  const int tasks = number_from_environment("SLURM_STEP_NUM_TASKS");
-  const bool started_by_srun = number_from_environment("SLURM_TASK_PID") == getpid();
-  if (!started_by_srun || tasks <= 1 || world > 1) return;
-  throw DeckError(
-      fmt::format("srun started {} processes, but MPI takes each for a run of its own: use srun "
-                  "--mpi=pmix with Open MPI, --mpi=pmi2 with MPICH",
-                  tasks));
+  if (world > 1) return;
+  char library[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+  int length = 0;
+  MPI_TRY(MPI_Get_library_version(library, &length));
+  const std::string_view all(library, static_cast<std::size_t>(length));
+  refuse_copies(launch_of_process(),
+                fmt::format("for the MPI library of this program takes each for a run of its own "
+                            "({})",
+                            all.substr(0, all.find_first_of(",\n"))),
+                "use srun --mpi=pmix with Open MPI, srun --mpi=pmi2 with MPICH, or the mpirun that "
+                "belongs to the library");
 }
 
 }  // namespace
@@ -41,8 +37,12 @@ void mpi_check(int code, const char* call) {
   char text[MPI_MAX_ERROR_STRING] = "";
   int length = 0;
   MPI_Error_string(code, text, &length);
-  throw CommError(
-      fmt::format("{}: {}", call, std::string_view(text, static_cast<std::size_t>(length))));
+  const auto message =
+      fmt::format("{}: {}", call, std::string_view(text, static_cast<std::size_t>(length)));
+  int kind = MPI_ERR_OTHER;
+  MPI_Error_class(code, &kind);
+  if (kind == MPI_ERR_NO_MEM) throw MemoryError(fmt::format("{}; {}", message, why_no_memory()));
+  throw CommError(message);
 }
 
 MpiSession::MpiSession(int* argc, char*** argv) {
