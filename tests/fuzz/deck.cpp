@@ -35,7 +35,11 @@ void read(const std::string& input) {
   const deck::LoadedDeck loaded =
       deck::parse_deck(input, TESSERA_SOURCE_DIR "/inputs/fuzzed.toml", sets_in(input));
   certainly([&] { read_again(loaded.deck); });
-  deck::check_ranks(loaded, 8);
+  try {
+    deck::check_ranks(loaded, 8);
+  } catch (const DeckError&) {
+    return;  // a deck of other numbers of ranks
+  }
   certainly([&] { return deck::legal_micros(loaded, 8); });
 }
 
