@@ -83,7 +83,9 @@ class Lockstep::Rank : public memory::TaskStreams {
   void run() {
     begun_ = true;
     of_.running_ = this;
+    of_.stack_.leave(sanitized_);
     swapcontext(&scheduler_, &fiber_);
+    of_.stack_.enter();
     of_.running_ = nullptr;
   }
   /// Unwinds the fiber.
@@ -115,9 +117,12 @@ class Lockstep::Rank : public memory::TaskStreams {
 
   bool is_done(const memory::Event& e) const { return done_[e.stream] >= e.count; }
   void yield() {
+    sanitized_.leave(of_.stack_);
     swapcontext(&fiber_, &scheduler_);
+    sanitized_.enter();
     if (abandoned_) throw Abandoned{};
   }
+  void work_through();
   static void enter(unsigned high, unsigned low);
 
   static constexpr std::size_t kStackBytes = std::size_t{1} << 20;
@@ -128,6 +133,7 @@ class Lockstep::Rank : public memory::TaskStreams {
   std::array<std::int64_t, memory::kStreams> queued_{}, done_{};
   std::exception_ptr error_;  // of a lane; none of them moves after it
   std::unique_ptr<std::byte[]> stack_ = std::make_unique_for_overwrite<std::byte[]>(kStackBytes);
+  SanitizedStack sanitized_;
   ucontext_t scheduler_{}, fiber_{};
   std::function<void()> work_;
   std::optional<memory::Event> awaited_;
@@ -143,21 +149,28 @@ void Lockstep::Rank::begin(std::function<void()> work) {
   fiber_.uc_stack.ss_sp = stack_.get();
   fiber_.uc_stack.ss_size = kStackBytes;
   fiber_.uc_link = &scheduler_;
+  sanitized_.begin(stack_.get(), kStackBytes);
   const auto self = reinterpret_cast<std::uintptr_t>(this);  // makecontext passes ints
   makecontext(&fiber_, reinterpret_cast<void (*)()>(&Rank::enter), 2,
               static_cast<unsigned>(self >> 32), static_cast<unsigned>(self));
 }
 
-void Lockstep::Rank::enter(unsigned high, unsigned low) {
-  auto* self = reinterpret_cast<Rank*>(std::uintptr_t{high} << 32 | low);
+void Lockstep::Rank::work_through() {
   try {
-    self->work_();
+    work_();
   } catch (const Abandoned&) {
     // abandon() knows why
   } catch (const std::exception& e) {
-    self->wrong_ = e.what();
+    wrong_ = e.what();
   }
-  self->returned_ = true;
+  returned_ = true;
+}
+
+[[gnu::no_sanitize("thread")]] void Lockstep::Rank::enter(unsigned high, unsigned low) {
+  auto* self = reinterpret_cast<Rank*>(std::uintptr_t{high} << 32 | low);
+  self->sanitized_.enter();
+  self->work_through();
+  self->sanitized_.leave(self->of_.stack_);
 }
 
 bool Lockstep::Rank::may_advance(std::size_t stream) const {

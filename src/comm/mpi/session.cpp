@@ -120,9 +120,16 @@ std::int64_t Control::min(std::int64_t value) const {
   return all_reduce(value, MPI_INT64_T, MPI_MIN, comm_);
 }
 double Control::max(double value) const { return all_reduce(value, MPI_DOUBLE, MPI_MAX, comm_); }
+// MPICH 4.0 compares unsigned numbers as if they were signed (its issue 6083), and so did Open MPI
+// 4.1 with vectors (10276): they travel as the signed numbers that are in the same order.
 void Control::max(std::span<std::uint64_t> values) const {
-  MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), MPI_UINT64_T,
+  const auto turn = [&] {
+    for (std::uint64_t& value : values) value ^= std::uint64_t{1} << 63;
+  };
+  turn();
+  MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), MPI_INT64_T,
                         MPI_MAX, comm_));
+  turn();
 }
 double Control::sum(double value) const { return all_reduce(value, MPI_DOUBLE, MPI_SUM, comm_); }
 
