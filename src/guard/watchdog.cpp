@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/ending.hpp"
+#include "core/terminal.hpp"
 #include "core/thread.hpp"
 #include "guard/report.hpp"
 #include "guard/socket.hpp"
@@ -275,9 +276,12 @@ void Watchdog::Ring::run_or_leave() {
   try {
     run();
   } catch (...) {
-    const auto [code, message] = current_ending();
-    fmt::print(stderr, "tessera: rank {}: watchdog: {}\n", rank, message);
-    ::_exit(static_cast<int>(code));
+    const Ending ending = current_ending();
+    try {
+      tell(fmt::format("tessera: rank {}: watchdog: {}\n", rank, ending.text()));
+    } catch (...) {  // the exit code must do
+    }
+    ::_exit(static_cast<int>(ending.code));
   }
 }
 
