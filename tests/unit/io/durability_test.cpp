@@ -100,7 +100,7 @@ TEST_P(Crash, LosesNoCommittedCheckpoint) {
   save_and_prune(run_, GetParam().step);
   disk_->stop();
   const auto recorded = std::exchange(disk_, {});
-  EXPECT_GT(recorded->changes(), 40U);
+  EXPECT_GT(recorded->changes(), 30U);
   recorded->each_crash(12, 5, [&](std::size_t changes, const fs::path& run) {
     if (HasFailure()) return;
     SCOPED_TRACE(recorded->describe(changes));
