@@ -25,7 +25,6 @@ class Checker {
   void names() {
     const RunSection& run = deck_.run;
     for (const auto& [key, text] : {std::pair{"run.name", run.name}, {"run.dir", run.dir}}) {
-      if (text.empty()) problem(key, fmt::format("{} = \"\" is empty (give a name)", key));
       if (printable(text) != text) {
         problem(key, fmt::format("{} = {} has characters that cannot be shown: it is the name of a "
                                  "directory, and stands in logs",
