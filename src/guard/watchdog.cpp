@@ -276,7 +276,7 @@ void Watchdog::Ring::run_or_leave() {
   try {
     run();
   } catch (...) {
-    const Ending ending = current_ending();
+    const auto ending = current_ending();
     try {
       tell(fmt::format("tessera: rank {}: watchdog: {}\n", rank, ending.text()));
     } catch (...) {  // the exit code must do
