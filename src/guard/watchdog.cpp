@@ -276,12 +276,12 @@ void Watchdog::Ring::run_or_leave() {
   try {
     run();
   } catch (...) {
-    const auto ending = current_ending();
+    const auto last = current_ending();
     try {
-      tell(fmt::format("tessera: rank {}: watchdog: {}\n", rank, ending.text()));
+      tell(fmt::format("tessera: rank {}: watchdog: {}\n", rank, last.text()));
     } catch (...) {  // the exit code must do
     }
-    ::_exit(static_cast<int>(ending.code));
+    ::_exit(static_cast<int>(last.code));
   }
 }
 

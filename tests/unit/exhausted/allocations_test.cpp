@@ -73,7 +73,7 @@ TEST(EveryAllocation, OfTokenFiles) {
     writer.append(tokens);
     writer.end_document();
     writer.publish();
-    const TokenCorpus corpus({prefix}, 100);
+    const TokenCorpus corpus(std::vector{prefix}, 100);
     std::vector<std::int32_t> read(5);
     corpus.read(0, read);
     return fmt::format("{}", fmt::join(read, " "));
