@@ -388,16 +388,19 @@ void check_together(std::span<const std::uint64_t> plan_hashes) {
 
 namespace {
 
-/// Plays the stages of a pipeline: compute in order, streams in order, an op once what it waits for
-/// is done. Messages, and collectives that several stages share, need everybody there at once.
+/// Plays the stages of a pipeline: compute in order, streams in order, messages and collectives in
+/// order whatever their streams, an op once what it waits for is done. Messages, and collectives
+/// that several stages share, need everybody there at once.
 class PipelinePlay {
  public:
   explicit PipelinePlay(std::span<const Plan> plans) : plans_(plans) {
     for (const Plan& plan : plans) {
       Stage& stage = stages_.emplace_back();
       stage.done.resize(plan.ops.size());
-      for (std::size_t i = 0; i < plan.ops.size(); ++i)
+      for (std::size_t i = 0; i < plan.ops.size(); ++i) {
         stage.queues[static_cast<std::size_t>(plan.ops[i].stream)].push_back(i);
+        if (communicates(plan.ops[i])) stage.communication.push_back(i);
+      }
     }
   }
 
@@ -417,10 +420,15 @@ class PipelinePlay {
  private:
   struct Stage {
     std::array<std::deque<std::size_t>, kStreams> queues;  // not done yet, by stream
+    std::deque<std::size_t> communication;                 // likewise, on any stream
     std::vector<bool> done;
   };
+  static bool communicates(const Op& op) {
+    return std::holds_alternative<comm::CollectiveCall>(op.call);
+  }
 
-  /// The op at the head of a stream, if it may start: compute has come to it, its waits are done.
+  /// The op at the head of a stream, if it may start: compute has come to it, its waits are done,
+  /// and communication before it is.
   const Op* head(std::size_t s, Stream stream) const {
     const Stage& stage = stages_[s];
     const auto& queue = stage.queues[static_cast<std::size_t>(stream)];
@@ -430,10 +438,12 @@ class PipelinePlay {
     const Op& op = plans_[s].ops[queue.front()];
     const bool ready = std::all_of(op.waits.begin(), op.waits.end(),
                                    [&](OpId w) { return stage.done[static_cast<std::size_t>(w)]; });
-    return issued && ready ? &op : nullptr;
+    const bool in_turn = !communicates(op) || queue.front() == stage.communication.front();
+    return issued && ready && in_turn ? &op : nullptr;
   }
   void finish(std::size_t s, Stream stream) {
     auto& queue = stages_[s].queues[static_cast<std::size_t>(stream)];
+    if (communicates(plans_[s].ops[queue.front()])) stages_[s].communication.pop_front();
     stages_[s].done[queue.front()] = true;
     queue.pop_front();
   }

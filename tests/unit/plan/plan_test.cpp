@@ -242,6 +242,26 @@ TEST(Check, RejectsPipelinesThatDoNotFit) {
   EXPECT_THROW(check_pipeline(shorter), InternalError);
 }
 
+// Each on a stream of its own: only a GPU that begins them in the plan's order waits for ever.
+TEST(Check, RejectsStagesWhoseMessagesHaveOppositeOrders) {
+  const View data = buffer_view(0, DType::f32, 8);
+  const auto message = [](Stream stream, const comm::CollectiveCall& call) {
+    return Op{.kind = std::holds_alternative<comm::Send>(call) ? OpKind::send : OpKind::receive,
+              .stream = stream,
+              .group = MeshGroup::pipeline,
+              .call = call,
+              .waits = {}};
+  };
+  std::vector<Plan> stages(2);
+  stages[0].ops = {message(Stream::send_forward, comm::Send{.data = data, .peer = 1}),
+                   message(Stream::receive_backward, comm::Receive{.data = data, .peer = 1})};
+  stages[1].ops = {message(Stream::receive_forward, comm::Receive{.data = data, .peer = 0}),
+                   message(Stream::send_backward, comm::Send{.data = data, .peer = 0})};
+  EXPECT_NO_THROW(check_pipeline(stages));
+  std::swap(stages[1].ops[0], stages[1].ops[1]);
+  EXPECT_THROW(check_pipeline(stages), InternalError);
+}
+
 TEST(MakePlan, SendsWhatTheFormulasSay) {
   for (const std::int64_t ranks : {2, 3, 4, 7}) {
     for (const std::int64_t k : {1, 3}) {
