@@ -16,6 +16,7 @@ struct BpeModel {
   struct Merge {
     std::int32_t rank = 0;
     std::int32_t result = 0;
+    bool operator==(const Merge&) const = default;
   };
   std::array<std::int32_t, 256> byte_ids{};
   std::unordered_map<std::uint64_t, Merge> merges;  // by pair_key

@@ -28,13 +28,28 @@ std::optional<std::int64_t> step_of(const fs::path& path) {
   return checkpoint_path(path.parent_path(), step) == path ? std::optional(step) : std::nullopt;
 }
 
-/// Whether `path` holds a checkpoint of this step, by its manifest.
-bool has_manifest_of(const fs::path& path, std::int64_t step) {
+/// What the manifest says, if `path` holds a checkpoint of this step.
+std::optional<CheckpointHeader> header_of(const fs::path& path, std::int64_t step) {
   try {
-    return read_manifest(path).header.step == step;
+    CheckpointHeader header = read_manifest(path).header;
+    if (header.step == step) return header;
   } catch (const DataError&) {  // not a checkpoint, which is the answer and not a failure
-    return false;
   }
+  return std::nullopt;
+}
+
+/// Committed checkpoints with a good manifest, newest first, and the updates applied before each.
+struct Updated {
+  CheckpointEntry entry;
+  std::int64_t applied_updates;
+};
+std::vector<Updated> with_updates(const fs::path& checkpoints) {
+  std::vector<Updated> all;
+  for (CheckpointEntry& entry : committed_checkpoints(checkpoints)) {
+    if (const auto header = header_of(entry.path, entry.step))
+      all.push_back({std::move(entry), header->applied_updates});
+  }
+  return all;
 }
 
 bool has_all_files(const fs::path& path) {
@@ -70,12 +85,17 @@ void clean_up_checkpoints(const fs::path& checkpoints) {
     const auto step = replaced_step_of(path);
     if (!step) continue;
     const fs::path good = checkpoint_path(checkpoints, *step);
-    if (!path_exists(good) && has_manifest_of(path, *step)) rename_path(path, good);
+    if (!path_exists(good) && header_of(path, *step)) rename_path(path, good);
   }
-  for (const fs::path& path : subdirectories(checkpoints)) {
+  std::vector<fs::path> doomed = subdirectories(checkpoints);
+  std::erase_if(doomed, [](const fs::path& path) {
     const std::string name = path.filename().string();
-    if (name.starts_with(kPrefix) && name.ends_with(kTemporary)) remove_tree(path);
-  }
+    return !name.starts_with(kPrefix) || !name.ends_with(kTemporary);
+  });
+  if (doomed.empty()) return;
+  // A crash must not give a good name back to what is half removed by then.
+  sync_directory(checkpoints);
+  for (const fs::path& path : doomed) remove_tree(path);
 }
 
 fs::path begin_checkpoint(const fs::path& checkpoints, std::int64_t step) {
@@ -101,9 +121,25 @@ std::vector<CheckpointEntry> committed_checkpoints(const fs::path& checkpoints) 
 std::vector<CheckpointEntry> list_checkpoints(const fs::path& checkpoints) {
   std::vector<CheckpointEntry> entries = committed_checkpoints(checkpoints);
   std::erase_if(entries, [](const CheckpointEntry& entry) {
-    return !has_manifest_of(entry.path, entry.step) || !has_all_files(entry.path);
+    return !header_of(entry.path, entry.step) || !has_all_files(entry.path);
   });
   return entries;
+}
+
+std::optional<HeldCheckpoint> hold_newest(const fs::path& checkpoints) {
+  // All that were listed may go while a newer one comes; then that one is there to be listed.
+  for (int attempts = 0; attempts < 10; ++attempts) {
+    const auto entries = list_checkpoints(checkpoints);
+    if (entries.empty()) break;
+    for (const CheckpointEntry& entry : entries) {
+      try {
+        return HeldCheckpoint{entry.path, CheckpointHold(entry.path)};
+      } catch (const DataError&) {
+        continue;
+      }
+    }
+  }
+  return std::nullopt;
 }
 
 std::vector<CheckpointEntry> set_aside_after(const fs::path& checkpoints, std::int64_t step) {
@@ -122,30 +158,42 @@ std::vector<CheckpointEntry> set_aside_after(const fs::path& checkpoints, std::i
     rename_path(entry.path, aside);
     entry.path = aside;
   }
+  if (!later.empty()) sync_directory(checkpoints);
   return later;
 }
 
 std::vector<CheckpointEntry> prune_checkpoints(const fs::path& checkpoints, std::int64_t keep,
-                                               std::int64_t keep_every) {
+                                               std::int64_t keep_every,
+                                               std::int64_t applied_updates) {
   TESSERA_CHECK(keep >= 0 && keep_every >= 0, "keep = {}, keep_every = {}", keep, keep_every);
-  std::vector<CheckpointEntry> old;
+  std::vector<CheckpointEntry> removed;
   clean_up_checkpoints(checkpoints);
-  if (keep == 0) return old;
-  old = committed_checkpoints(checkpoints);
-  std::erase_if(old, [](const auto& entry) { return !has_manifest_of(entry.path, entry.step); });
-  old.erase(old.begin(), old.begin() + std::min(keep, static_cast<std::int64_t>(old.size())));
-  std::erase_if(old, [&](const CheckpointEntry& entry) {
-    return keep_every > 0 && entry.step % keep_every == 0;
-  });
-  for (const CheckpointEntry& entry : old) {
+  if (keep == 0) return removed;
+  bool proven = false;  // one that stays
+  std::int64_t newer = 0;
+  for (const Updated& checkpoint : with_updates(checkpoints)) {
+    const auto& [step, path] = checkpoint.entry;
+    const bool newest = newer++ < keep;
+    const bool milestone = keep_every > 0 && step % keep_every == 0;
+    const bool proves = !proven && checkpoint.applied_updates < applied_updates;
+    proven = proven || proves;
+    if (newest || milestone || proves) continue;
     // Renamed first: a removal that is interrupted leaves no half checkpoint under a good name.
-    fs::path doomed = entry.path;
+    fs::path doomed = path;
     doomed += kTemporary;
-    remove_tree(doomed);
-    rename_path(entry.path, doomed);
-    remove_tree(doomed);
+    if (rename_unless_read(path, doomed)) removed.push_back(checkpoint.entry);
   }
-  return old;
+  clean_up_checkpoints(checkpoints);
+  return removed;
+}
+
+std::vector<CheckpointEntry> proven_checkpoints(const fs::path& checkpoints,
+                                                std::int64_t applied_updates) {
+  std::vector<CheckpointEntry> proven;
+  for (Updated& checkpoint : with_updates(checkpoints)) {
+    if (checkpoint.applied_updates < applied_updates) proven.push_back(std::move(checkpoint.entry));
+  }
+  return proven;
 }
 
 }  // namespace tessera

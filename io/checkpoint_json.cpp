@@ -19,6 +19,9 @@ constexpr std::int64_t kMaxManifestBytes = std::int64_t{1} << 30;
 constexpr std::int64_t kLeastBlockBytes = 4096;
 constexpr std::int64_t kMaxFileBytes = std::int64_t{1} << 60;
 constexpr int kMaxRanks = 1 << 24;
+// Far above any real run, so that a run that goes on from them can count further.
+constexpr std::int64_t kMaxCount = std::int64_t{1} << 53;  // steps, updates, samples
+constexpr std::int64_t kMaxTokens = std::int64_t{1} << 62;
 constexpr std::size_t kHexDigits = 16;  // of one checksum
 
 std::string hex(std::uint64_t value) { return fmt::format("{:016x}", value); }
@@ -164,20 +167,23 @@ double number_of(const JsonCursor& value) {
 }
 
 json json_of(const CheckpointHeader& h) {
-  json skipped = json::array(), window = json::array();
+  json skipped = json::array(), window = json::array(), data = json::array();
   for (const Range& r : h.skipped_samples) skipped.push_back({r.begin, r.end});
   for (const double loss : h.spike_window) window.push_back(number_to_json(loss));
+  for (const DataFile& file : h.data)
+    data.push_back({{"file", file.path}, {"bytes", file.bytes}, {"xxh3", hex(file.hash)}});
   return {{"step", h.step},
           {"applied_updates", h.applied_updates},
           {"samples", h.samples},
           {"tokens", h.tokens},
           {"skipped_samples", std::move(skipped)},
-          {"loss_scale", number_to_json(h.loss_scale)},
+          {"loss_scale", h.loss_scale},
           {"scaler_good_steps", h.scaler_good_steps},
           {"scaler_hysteresis_left", h.scaler_hysteresis_left},
           {"spike_window", std::move(window)},
           {"lr_factor", h.lr_factor},
           {"threads", h.threads},
+          {"data", std::move(data)},
           {"layout",
            {{"world", h.layout.world},
             {"data", h.layout.data},
@@ -190,21 +196,23 @@ json json_of(const CheckpointHeader& h) {
 
 Range samples_of(const JsonCursor& value) {
   const auto ends = value.items(2, 2);
-  const std::int64_t begin = ends[0].integer(0);
-  return {begin, ends[1].integer(begin)};
+  const std::int64_t begin = ends[0].integer(0, kMaxCount);
+  return {begin, ends[1].integer(begin, kMaxCount)};
 }
 
 CheckpointHeader header_of(const JsonCursor& value) {
   CheckpointHeader h;
-  h.step = value["step"].integer(0);
-  h.applied_updates = value["applied_updates"].integer(0);
-  h.samples = value["samples"].integer(0);
-  h.tokens = value["tokens"].integer(0);
+  h.step = value["step"].integer(0, kMaxCount);
+  h.applied_updates = value["applied_updates"].integer(0, h.step);
+  h.samples = value["samples"].integer(0, kMaxCount);
+  h.tokens = value["tokens"].integer(0, kMaxTokens);
   value["skipped_samples"].for_each_item(
       [&](const JsonCursor& range) { h.skipped_samples.push_back(samples_of(range)); });
-  h.loss_scale = number_of(value["loss_scale"]);
-  h.scaler_good_steps = value["scaler_good_steps"].integer(0);
-  h.scaler_hysteresis_left = value["scaler_hysteresis_left"].integer(0);
+  h.loss_scale = value["loss_scale"].number();
+  if (h.loss_scale <= 0) value["loss_scale"].expected("a number above 0");
+  h.scaler_good_steps = value["scaler_good_steps"].integer(0, kMaxCount);
+  // Below 0 after overflows that each halved the scale.
+  h.scaler_hysteresis_left = value["scaler_hysteresis_left"].integer(-kMaxCount, kMaxCount);
   value["spike_window"].for_each_item(
       [&](const JsonCursor& loss) { h.spike_window.push_back(number_of(loss)); });
   if (const auto factor = value.find("lr_factor")) {
@@ -212,6 +220,13 @@ CheckpointHeader header_of(const JsonCursor& value) {
     if (h.lr_factor <= 0 || h.lr_factor > 1) factor->expected("a number, > 0 and <= 1");
   }
   h.threads = static_cast<int>(value["threads"].integer(1, kMaxRanks));
+  if (const auto data = value.find("data")) {
+    data->for_each_item([&](const JsonCursor& file) {
+      h.data.push_back({.path = file["file"].text(),
+                        .bytes = file["bytes"].integer(0),
+                        .hash = checksum_of(file["xxh3"])});
+    });
+  }
   const JsonCursor layout = value["layout"];
   const auto size = [&](const char* key) {
     return static_cast<int>(layout[key].integer(1, kMaxRanks));

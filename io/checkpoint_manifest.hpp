@@ -14,6 +14,7 @@
 #include "core/dtype.hpp"
 #include "core/math.hpp"
 #include "io/box.hpp"
+#include "io/data_identity.hpp"
 
 namespace tessera {
 
@@ -44,6 +45,7 @@ struct CheckpointHeader {
   std::vector<double> spike_window;         // recent losses, oldest first
   double lr_factor = 1;                     // what rollbacks have made of the learning rate
   int threads = 1;                          // a rank's
+  std::vector<DataFile> data;               // training data; empty if not known
   CheckpointLayout layout;
   std::string deck;                         // resolved TOML
   std::map<std::string, std::string> info;  // for people: host, commit, time, ...

@@ -37,7 +37,7 @@ void check_file_size(const std::filesystem::path& path, std::int64_t bytes) {
 }
 
 Checkpoint Checkpoint::open(const std::filesystem::path& directory) {
-  return Checkpoint(directory, read_manifest(directory));
+  return Checkpoint(directory);
 }
 
 void Checkpoint::check_files() const {
@@ -46,8 +46,8 @@ void Checkpoint::check_files() const {
     check_file_size(directory_ / rank_file_name(part.rank), part.file_bytes);
 }
 
-Checkpoint::Checkpoint(std::filesystem::path directory, Manifest manifest)
-    : directory_(std::move(directory)), manifest_(std::move(manifest)) {
+Checkpoint::Checkpoint(const std::filesystem::path& directory)
+    : directory_(directory), hold_(directory), manifest_(read_manifest(directory)) {
   for (const RankPart& part : manifest_.parts) {
     for (const DatasetRecord& d : part.datasets) {
       auto& segments = segments_[d.name()];

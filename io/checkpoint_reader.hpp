@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "io/checkpoint_hold.hpp"
 #include "io/checkpoint_manifest.hpp"
 #include "io/file.hpp"
 
@@ -27,8 +28,8 @@ struct Wanted {
   std::function<void(std::int64_t first, std::span<const std::byte> elements)> take;
 };
 
-/// Not for use by two threads at once. Holds the last block of a small read, and of a large
-/// one a few blocks while it lasts.
+/// Not for use by two threads at once. Keeps pruning away while it lives. Holds the last block of a
+/// small read, and of a large one a few blocks while it lasts.
 class Checkpoint {
  public:
   /// Validates the manifest; files are opened when something of them is read. Throws DataError.
@@ -76,7 +77,7 @@ class Checkpoint {
   class Walk;      // all blocks that hold something wanted
   using Overlaps = std::map<std::pair<int, std::int64_t>, std::vector<Overlap>>;
 
-  Checkpoint(std::filesystem::path directory, Manifest manifest);
+  explicit Checkpoint(const std::filesystem::path& directory);
   const std::vector<Segment>* segments_of(std::string_view tensor, std::string_view state) const;
   Overlaps overlaps_with(std::span<const Wanted> wanted) const;
   void read_serially(std::span<const Wanted> wanted);
@@ -84,6 +85,7 @@ class Checkpoint {
   void verify(const Block& block) const;
 
   std::filesystem::path directory_;
+  CheckpointHold hold_;
   Manifest manifest_;
   std::map<std::string, std::vector<Segment>> segments_;  // by state/tensor
   std::unique_ptr<Block> last_;                           // of a small read

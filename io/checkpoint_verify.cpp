@@ -5,6 +5,7 @@
 #include "core/error.hpp"
 #include "core/hash.hpp"
 #include "io/checkpoint_blocks.hpp"
+#include "io/checkpoint_hold.hpp"
 #include "io/checkpoint_reader.hpp"
 
 namespace tessera {
@@ -79,6 +80,7 @@ void verify_part(Verifier& verifier, const std::filesystem::path& path, const Ra
 
 std::vector<BadBlock> verify_checkpoint(const std::filesystem::path& checkpoint,
                                         const VerifyProgress& progress) {
+  const CheckpointHold hold(checkpoint);
   const Manifest manifest = read_manifest(checkpoint);
   std::int64_t total = manifest.model_bytes;
   for (const RankPart& part : manifest.parts) total += part.file_bytes;

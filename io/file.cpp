@@ -1,6 +1,8 @@
 #include "io/file.hpp"
 
 #include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,6 +10,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/regular_file.hpp"
 #include "io/system_calls.hpp"
 
 namespace tessera {
@@ -18,10 +21,25 @@ constexpr std::size_t kAppendBuffer = std::size_t{1} << 20;
 
 std::string temporary_name(const fs::path& path) { return path.string() + ".tmp"; }
 
+fs::path parent_of(const fs::path& path) {
+  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+}
+
 [[noreturn]] void fail(std::string_view action, const fs::path& path, int error) {
   const std::string message =
       fmt::format("{}: cannot {}: {}", path.string(), action, errno_text(error));
-  if (error == ENOENT || error == ENOTDIR || error == EISDIR) throw DataError(message);
+  if (error == ENOMEM) throw MemoryError(message);
+  throw IoError(message);
+}
+
+/// What should be there and is not, or is something else, is the user's data; what cannot be made
+/// is the system's refusal.
+[[noreturn]] void fail_to_open(const fs::path& path, OpenMode mode, int error) {
+  const std::string message =
+      fmt::format("{}: cannot open: {}", path.string(), why_not_opened(path, error));
+  const bool other = error == ENOENT || error == ENOTDIR || error == EISDIR || error == ENXIO;
+  if (mode == OpenMode::read && other) throw DataError(message);
+  if (error == ENOMEM) throw MemoryError(message);
   throw IoError(message);
 }
 
@@ -38,13 +56,11 @@ int flags_of(OpenMode mode) {
 
 File::File(fs::path path, OpenMode mode) : path_(std::move(path)) {
   descriptor_ = system_calls::open(path_, flags_of(mode));
-  if (descriptor_ < 0) fail("open", path_, errno);
-  // A directory opens too, for reading.
-  if (mode == OpenMode::read && system_calls::size(descriptor_, path_) < 0) {
-    const int error = errno;
-    ::close(descriptor_);
-    fail("open", path_, error);
-  }
+  if (descriptor_ < 0) fail_to_open(path_, mode, errno);
+  const std::string problem = why_not_regular(system_calls::mode(descriptor_));
+  if (problem.empty()) return;
+  ::close(descriptor_);
+  throw DataError(fmt::format("{}: cannot open: {}", path_.string(), problem));
 }
 
 File::File(File&& other) noexcept
@@ -96,6 +112,27 @@ void File::write(std::int64_t offset, std::span<const std::byte> bytes) {
   }
 }
 
+bool File::try_lock(FileLock kind) const {
+  if (system_calls::lock(descriptor_, path_, kind == FileLock::exclusive ? LOCK_EX : LOCK_SH) == 0)
+    return true;
+  switch (errno) {
+    case EWOULDBLOCK: return false;
+    case ENOLCK:
+    case ENOSYS:
+    case ENOTSUP:
+    case EINVAL: return true;
+    default: fail("lock", path_, errno);
+  }
+}
+
+bool File::has_its_name() const {
+  struct stat named {
+  }, open{};
+  if (::fstat(descriptor_, &open) != 0) fail("examine", path_, errno);
+  return ::stat(path_.c_str(), &named) == 0 && named.st_dev == open.st_dev &&
+         named.st_ino == open.st_ino;
+}
+
 void File::sync() {
   if (system_calls::sync(descriptor_, path_) != 0) fail("sync", path_, errno);
 }
@@ -108,7 +145,7 @@ AtomicFile::AtomicFile(fs::path path)
     : path_(std::move(path)), file_(temporary_name(path_), OpenMode::create) {}
 
 AtomicFile::~AtomicFile() {
-  if (!published_ && !file_.path().empty()) ::unlink(file_.path().c_str());
+  if (!published_ && !file_.path().empty()) system_calls::remove_tree(file_.path());
 }
 
 void AtomicFile::append(std::span<const std::byte> bytes) {
@@ -133,7 +170,7 @@ void AtomicFile::publish() {
   file_.close();
   rename_path(file_.path(), path_);
   published_ = true;
-  sync_directory(path_.has_parent_path() ? path_.parent_path() : fs::path("."));
+  sync_directory(parent_of(path_));
 }
 
 void sync_directory(const fs::path& directory) {
@@ -147,7 +184,14 @@ void sync_directory(const fs::path& directory) {
 }
 
 void create_directories(const fs::path& directory) {
-  if (system_calls::create_directories(directory) != 0) fail("create", directory, errno);
+  std::vector<fs::path> missing;
+  for (fs::path path = directory; !path.empty() && !path_exists(path); path = path.parent_path())
+    missing.push_back(path);
+  if (system_calls::create_directories(directory) != 0) {
+    throw IoError(
+        fmt::format("cannot create directory {}: {}", directory.string(), errno_text(errno)));
+  }
+  for (const fs::path& path : missing) sync_directory(parent_of(path));
 }
 
 void rename_path(const fs::path& from, const fs::path& to) {
@@ -170,6 +214,12 @@ bool exchange_paths(const fs::path& a, const fs::path& b) {
 
 void remove_tree(const fs::path& path) {
   if (system_calls::remove_tree(path) != 0) fail("remove", path, errno);
+}
+
+void remove_durably(const fs::path& path) {
+  if (!path_exists(path)) return;
+  remove_tree(path);
+  sync_directory(parent_of(path));
 }
 
 std::vector<fs::path> subdirectories(const fs::path& directory) {

@@ -1,7 +1,7 @@
 // Files as the rest of io/ sees them: exact transfers at a given offset, every error of the
 // operating system checked (fsync's and close's too: a quota or a remote disk may fail only there)
-// and thrown with the file's name. A missing or truncated file is the user's data (DataError); a
-// refusal by the system is an IoError.
+// and thrown with the file's name. A file to read that is missing, truncated or no regular file is
+// the user's data (DataError); a refusal by the system is an IoError.
 #pragma once
 
 #include <cstddef>
@@ -20,6 +20,8 @@ enum class OpenMode {
   update,  // must exist; read and write
 };
 
+enum class FileLock { shared, exclusive };
+
 /// An open file descriptor. Reads and writes name their offset and keep no position, so one File
 /// may be used by many threads at once.
 class File {
@@ -37,6 +39,11 @@ class File {
   /// Fills `out` from [offset, offset + out.size()); DataError if the file ends before.
   void read(std::int64_t offset, std::span<std::byte> out) const;
   void write(std::int64_t offset, std::span<const std::byte> bytes);
+  /// Locks the file against other processes (flock) until it is closed; false if another has it.
+  /// True too where the file system has no locks.
+  bool try_lock(FileLock kind) const;
+  /// Whether path() is still this file, not another or none.
+  bool has_its_name() const;
   /// Returns when the data is on the disk.
   void sync();
   /// The destructor closes too, but cannot report what close() does: a writer calls this.
@@ -78,7 +85,7 @@ class AtomicFile {
 /// Makes the names in a directory durable.
 void sync_directory(const std::filesystem::path& directory);
 
-/// Creates a directory and its parents; no error if it is there.
+/// Creates a directory and its parents, durably; no error if it is there.
 void create_directories(const std::filesystem::path& directory);
 
 /// As rename(2): what has the name `to` is replaced.
@@ -91,6 +98,9 @@ bool exchange_paths(const std::filesystem::path& a, const std::filesystem::path&
 
 /// Removes a directory with all in it, or a file; no error if it is not there.
 void remove_tree(const std::filesystem::path& path);
+
+/// The same, and the name is gone for good when it returns.
+void remove_durably(const std::filesystem::path& path);
 
 /// The directories in a directory, in no order; none if it is not there.
 std::vector<std::filesystem::path> subdirectories(const std::filesystem::path& directory);

@@ -1,10 +1,13 @@
 #include "io/hdf5.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <cstdio>
 #include <string>
 
 #include "core/error.hpp"
+#include "core/limits.hpp"
 #include "io/hdf5_driver.hpp"
 
 namespace tessera {
@@ -12,13 +15,23 @@ namespace tessera {
 static_assert(std::endian::native == std::endian::little, "elements are written as they lie");
 
 void hdf5_failed(std::string_view call) {
-  std::string reason;  // of the innermost function, which saw the cause
-  const auto keep_first = [](unsigned depth, const H5E_error2_t* error, void* text) -> herr_t {
-    if (depth == 0 && error->desc != nullptr) *static_cast<std::string*>(text) = error->desc;
+  struct Cause {  // as the innermost function saw it
+    std::array<char, 8192> text{};
+    bool memory = false;
+  } cause;
+  const auto note_first = [](unsigned depth, const H5E_error2_t* error, void* out) -> herr_t {
+    if (depth > 0) return 0;
+    auto& first = *static_cast<Cause*>(out);
+    first.memory = error->maj_num == H5E_RESOURCE && error->min_num == H5E_NOSPACE;
+    if (error->desc != nullptr)
+      std::snprintf(first.text.data(), first.text.size(), "%s", error->desc);
     return 0;
   };
-  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_first, &reason);
+  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, note_first, &cause);
+  std::string reason = cause.text.data();
   std::replace(reason.begin(), reason.end(), '\n', ' ');
+  if (cause.memory)
+    throw MemoryError(fmt::format("HDF5: {} failed: {}; {}", call, reason, why_no_memory()));
   throw IoError(fmt::format("HDF5: {} failed: {}", call, reason));
 }
 

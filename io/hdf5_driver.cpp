@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <memory>
 
-#include "core/error.hpp"
+#include "core/ending.hpp"
 #include "io/file.hpp"
 #include "io/hdf5.hpp"
 
@@ -29,6 +28,11 @@ herr_t guarded(Work&& work) {
     work();
     return 0;
   } catch (const std::exception& e) {
+    if (current_ending().code == ExitCode::memory) {
+      H5Epush2(H5E_DEFAULT, __FILE__, "file driver", __LINE__, H5E_ERR_CLS, H5E_RESOURCE,
+               H5E_NOSPACE, "%s", e.what());
+      return -1;
+    }
     H5Epush2(H5E_DEFAULT, __FILE__, "file driver", __LINE__, H5E_ERR_CLS, H5E_VFL, H5E_WRITEERROR,
              "%s", e.what());
     return -1;
@@ -52,10 +56,6 @@ herr_t close_file(H5FD_t* base) {
   const std::unique_ptr<DriverFile> driver(&of(base));
   const std::unique_ptr<File> file(driver->file);
   return guarded([&] { file->close(); });
-}
-
-int compare(const H5FD_t* a, const H5FD_t* b) {
-  return std::less<>()(a, b) ? -1 : std::less<>()(b, a) ? 1 : 0;
 }
 
 herr_t features(const H5FD_t*, unsigned long* flags) {
@@ -107,7 +107,8 @@ void hdf5_use_file_driver(hid_t access) {
     d.fc_degree = H5F_CLOSE_SEMI;
     d.open = open_file;
     d.close = close_file;
-    d.cmp = compare;
+    // Without `cmp` a file is opened once, as it shall be. With it HDF5 first tries to open it as
+    // it is, which would keep an error of that call to itself.
     d.query = features;
     d.get_eoa = get_allocated;
     d.set_eoa = set_allocated;

@@ -111,19 +111,16 @@ class PartialDirectory {
   PartialDirectory(const PartialDirectory&) = delete;
   PartialDirectory& operator=(const PartialDirectory&) = delete;
   ~PartialDirectory() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
+    try {
+      remove_tree(path_);
+    } catch (const Error&) {  // of a disk that fails; what is left over is said by the next export
+    }
   }
 
   fs::path operator/(std::string_view name) const { return path_ / name; }
 
   void publish(const fs::path& final_path) {
-    std::error_code error;
-    fs::rename(path_, final_path, error);  // replaces an empty directory, never a full one
-    if (error) {
-      throw IoError(fmt::format("{}: cannot rename to {}: {}", path_.string(), final_path.string(),
-                                error.message()));
-    }
+    rename_path(path_, final_path);  // replaces an empty directory, never a full one
     sync_directory(final_path.has_parent_path() ? final_path.parent_path() : fs::path("."));
   }
 
@@ -137,6 +134,7 @@ void write_tokenizer(const PartialDirectory& directory, const Tokenizer& tokeniz
   nlohmann::json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
                            {"clean_up_tokenization_spaces", false},
                            {"model_max_length", context}};
+  config["bos_token"] = config["eos_token"] = nullptr;
   if (const auto end = tokenizer.end_of_text()) {
     config["bos_token"] = config["eos_token"] = tokenizer.decode(*end);
   }
@@ -164,7 +162,7 @@ void export_hugging_face(const HfExport& options, const ParameterSource& source)
 
   PartialDirectory partial(directory.string() + ".partial");
   write_text(partial / "config.json", config);
-  if (options.tokenizer != nullptr && !options.tokenizer->json().empty()) {
+  if (options.tokenizer != nullptr) {
     write_tokenizer(partial, *options.tokenizer, options.architecture.context);
   }
   nlohmann::json weight_map;

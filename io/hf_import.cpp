@@ -1,7 +1,10 @@
 #include <algorithm>
+#include <cstring>
 #include <set>
 
 #include "core/error.hpp"
+#include "core/terminal.hpp"
+#include "io/finite.hpp"
 #include "io/hugging_face.hpp"
 #include "io/json.hpp"
 
@@ -11,6 +14,8 @@ namespace {
 
 constexpr std::int64_t kLargestIndex = std::int64_t{64} << 20;
 constexpr std::size_t kShownProblems = 20;
+constexpr std::string_view kEmbedding = "vocabulary.weight";
+constexpr std::size_t kPiece = 1 << 16;  // elements of the head that are compared at a time
 
 /// The files that an index lists; DataError for names that lead out of the directory.
 std::vector<std::string> shards_of(const JsonDocument& index) {
@@ -34,6 +39,19 @@ bool is_floating(const SafetensorsEntry& entry) {
          entry.type == DType::f64;
 }
 
+/// Why the stored tensor cannot be what the model wants there; empty if it can.
+std::string misfit(const SafetensorsEntry& entry, const HfTensor& wanted) {
+  if (entry.shape != wanted.stored_shape()) {
+    return fmt::format("{} has the shape {}; config.json says {}", wanted.tensor,
+                       shape_text(entry.shape), shape_text(wanted.stored_shape()));
+  }
+  if (!is_floating(entry)) {
+    return fmt::format("{} has the element type {}; allowed: F32, BF16, F16, F64", wanted.tensor,
+                       entry.dtype);
+  }
+  return "";
+}
+
 }  // namespace
 
 HfModel HfModel::open(const fs::path& directory) {
@@ -42,7 +60,12 @@ HfModel HfModel::open(const fs::path& directory) {
   const fs::path index = directory / "model.safetensors.index.json";
   std::vector<std::string> names{"model.safetensors"};
   if (fs::exists(index)) {
-    names = shards_of(JsonDocument(read_text(index, kLargestIndex), index.string()));
+    const std::string single = std::exchange(
+        names, shards_of(JsonDocument(read_text(index, kLargestIndex), index.string())))[0];
+    if (fs::exists(directory / single) && std::ranges::find(names, single) == names.end()) {
+      throw DataError(fmt::format("{}: {} and the files that {} lists are two models: remove one",
+                                  directory.string(), single, index.filename().string()));
+    }
   }
   for (const std::string& name : names) model.shards_.emplace_back(directory / name);
   model.parameters_ = hf_tensors(model.architecture());
@@ -61,7 +84,7 @@ void HfModel::match(const fs::path& directory) {
   const std::string_view prefix = hf_prefix(architecture());
   for (std::size_t shard = 0; shard < shards_.size(); ++shard) {
     for (const auto& [name, entry] : shards_[shard].tensors()) {
-      if (hf_ignored(architecture(), name)) continue;
+      if (hf_ignored(name)) continue;
       const bool complete = name.starts_with(prefix) || name == "lm_head.weight";
       const auto key = complete ? name : fmt::format("{}{}", prefix, name);
       if (!found.emplace(key, Found{shard, &entry}).second) {
@@ -69,52 +92,91 @@ void HfModel::match(const fs::path& directory) {
       }
     }
   }
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const HfTensor& tensor = parameters_[i];
+  const auto take = [&](const HfTensor& tensor) -> std::optional<Source> {
     const auto stored = found.find(tensor.tensor);
-    if (stored == found.end()) {
-      problems.push_back(fmt::format("{} is missing", tensor.tensor));
-      continue;
-    }
+    if (stored == found.end()) return std::nullopt;
     stored->second.used = true;
     const SafetensorsEntry& entry = *stored->second.entry;
-    if (entry.shape != tensor.stored_shape()) {
-      problems.push_back(fmt::format("{} has the shape {}; config.json says {}", tensor.tensor,
-                                     shape_text(entry.shape), shape_text(tensor.stored_shape())));
-    } else if (!is_floating(entry)) {
-      problems.push_back(fmt::format("{} has the element type {}; allowed: F32, BF16, F16, F64",
-                                     tensor.tensor, entry.dtype));
+    if (auto problem = misfit(entry, tensor); !problem.empty())
+      problems.push_back(std::move(problem));
+    return Source{tensor, stored->second.shard, &entry};
+  };
+  for (const HfTensor& tensor : parameters_) {
+    if (const auto source = take(tensor)) {
+      sources_.emplace(tensor.parameter, *source);
+    } else {
+      problems.push_back(fmt::format("{} is missing", tensor.tensor));
     }
-    sources_[tensor.parameter] = {i, stored->second.shard, &entry};
   }
+  if (architecture().tied_embeddings) tied_head_ = take(hf_head(architecture()));
   for (const auto& [name, tensor] : found) {
     if (!tensor.used) problems.push_back(fmt::format("{} is not a tensor of the family", name));
   }
   if (problems.empty()) return;
-  std::string message = fmt::format("{}: the weights do not fit config.json:", directory.string());
+  std::string message =
+      printable(fmt::format("{}: the weights do not fit config.json:", directory.string()));
   for (std::size_t i = 0; i < std::min(problems.size(), kShownProblems); ++i) {
-    message += "\n  " + problems[i];
+    message += "\n  " + printable(problems[i]);
   }
   if (problems.size() > kShownProblems) {
     message += fmt::format("\n  and {} more", problems.size() - kShownProblems);
   }
-  throw DataError(message);
+  throw DataError(Lines{message});
 }
 
-DType HfModel::stored_dtype() const { return *sources_.at("vocabulary.weight").entry->type; }
+DType HfModel::stored_dtype() const { return *source_of(kEmbedding).entry->type; }
 
-void HfModel::read(std::string_view parameter, std::int64_t begin, std::span<float> out) const {
+const HfModel::Source& HfModel::source_of(std::string_view parameter) const {
   const auto found = sources_.find(parameter);
   TESSERA_CHECK(found != sources_.end(), "no parameter {}", parameter);
-  const Source& source = found->second;
-  const HfTensor& tensor = parameters_[source.tensor];
+  return found->second;
+}
+
+std::string HfModel::place(const Source& source, std::int64_t element) const {
+  const HfTensor& t = source.tensor;
+  const std::int64_t cols = t.elements() / t.shape[0];
+  const std::int64_t row = t.part * t.shape[0] + element / cols, col = element % cols;
+  const auto stored = t.stored_shape();
+  const std::int64_t there = t.transposed ? col * stored[1] + row : row * cols + col;
+  return fmt::format("{}: {}{}", shards_[source.shard].path().string(), t.tensor,
+                     index_text(stored, there));
+}
+
+std::string HfModel::place(std::string_view parameter, std::int64_t element) const {
+  return place(source_of(parameter), element);
+}
+
+/// The embedding is read, so no more is read of the head than the same elements.
+void HfModel::check_tied_head(std::int64_t begin, std::span<const float> embedding) const {
+  std::vector<float> head(std::min(kPiece, embedding.size()));
+  for (; !embedding.empty();
+       begin += std::ssize(head), embedding = embedding.subspan(head.size())) {
+    head.resize(std::min(kPiece, embedding.size()));
+    shards_[tied_head_->shard].read(*tied_head_->entry, begin, head);
+    if (std::memcmp(head.data(), embedding.data(), head.size() * sizeof(float)) == 0) continue;
+    std::size_t i = 0;  // of the first whose bits differ
+    while (std::memcmp(&head[i], &embedding[i], sizeof(float)) == 0) ++i;
+    const std::int64_t element = begin + static_cast<std::int64_t>(i);
+    throw DataError(fmt::format(
+        "{} = {} differs from {} = {}, but config.json ties the two: set tie_word_embeddings = "
+        "false there if the model has an output matrix of its own, or remove {} from the file",
+        place(*tied_head_, element), head[i], place(kEmbedding, element), embedding[i],
+        tied_head_->tensor.tensor));
+  }
+}
+
+void HfModel::read(std::string_view parameter, std::int64_t begin, std::span<float> out) const {
+  const Source& source = source_of(parameter);
+  const HfTensor& tensor = source.tensor;
   const SafetensorsFile& file = shards_[source.shard];
   const std::int64_t end = begin + static_cast<std::int64_t>(out.size());
   TESSERA_CHECK(begin >= 0 && end <= tensor.elements(), "{}: elements {} to {}", parameter, begin,
                 end);
   if (out.empty()) return;
   if (!tensor.transposed) {
-    return file.read(*source.entry, tensor.part * tensor.elements() + begin, out);
+    file.read(*source.entry, tensor.part * tensor.elements() + begin, out);
+    if (tied_head_ && parameter == kEmbedding) check_tied_head(begin, out);
+    return;
   }
   // Ours (r, c) is theirs (c, first + r): each of their rows gives one column of the rows that the
   // range touches.

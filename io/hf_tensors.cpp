@@ -93,7 +93,7 @@ const Names& llama_names() {
 
 const Names& names_of(const A& a) { return a.family == "gpt2" ? gpt2_names() : llama_names(); }
 
-// The untied output matrix has the same name in both families, and no prefix.
+// The output matrix has the same name in both families, and no prefix.
 constexpr Row kHead{"head.weight", "lm_head.weight", vocab, hidden};
 
 HfTensor tensor_of(const Row& row, const A& a, std::string parameter, std::string tensor) {
@@ -136,15 +136,17 @@ std::vector<HfTensor> hf_tensors(const HfArchitecture& a) {
     }
   }
   for (const Row& row : names.last) add(row);
-  if (!a.tied_embeddings) {
-    all.push_back(tensor_of(kHead, a, std::string(kHead.parameter), std::string(kHead.tensor)));
-  }
+  if (!a.tied_embeddings) all.push_back(hf_head(a));
   return all;
 }
 
-bool hf_ignored(const HfArchitecture& a, std::string_view tensor) {
+HfTensor hf_head(const A& a) {
+  return tensor_of(kHead, a, std::string(kHead.parameter), std::string(kHead.tensor));
+}
+
+bool hf_ignored(std::string_view tensor) {
   return tensor.ends_with(".attn.bias") || tensor.ends_with(".attn.masked_bias") ||
-         tensor.ends_with(".rotary_emb.inv_freq") || (a.tied_embeddings && tensor == kHead.tensor);
+         tensor.ends_with(".rotary_emb.inv_freq");
 }
 
 }  // namespace tessera

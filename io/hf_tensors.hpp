@@ -34,8 +34,10 @@ std::vector<HfTensor> hf_tensors(const HfArchitecture& architecture);
 /// model alone leave it out.
 std::string_view hf_prefix(const HfArchitecture& architecture);
 
-/// Tensors that files may hold and that are no parameters: masks and tables that are computed, and
-/// the output matrix of a model that ties it to the embedding.
-bool hf_ignored(const HfArchitecture& architecture, std::string_view tensor);
+/// The output matrix: a parameter of untied models alone, but files of tied ones may hold it too.
+HfTensor hf_head(const HfArchitecture& architecture);
+
+/// Tensors that files may hold and that are no parameters: masks and tables that are computed.
+bool hf_ignored(std::string_view tensor);
 
 }  // namespace tessera

@@ -35,24 +35,31 @@ class HfModel {
   /// The element type of the embedding matrix, for a warning where a narrower one is asked for.
   DType stored_dtype() const;
 
-  /// Elements [begin, begin + out.size()) of a parameter, row-major, as f32. Safe from many
-  /// threads.
+  /// Elements [begin, begin + out.size()) of a parameter, row-major, as f32. DataError where an
+  /// output matrix is stored that config.json ties to the embedding and that differs from it there.
+  /// Safe from many threads.
   void read(std::string_view parameter, std::int64_t begin, std::span<float> out) const;
+  /// For messages: the file, the tensor and the index in it of an element of a parameter.
+  std::string place(std::string_view parameter, std::int64_t element) const;
 
  private:
   struct Source {
-    std::size_t tensor = 0;  // in parameters_
+    HfTensor tensor;
     std::size_t shard = 0;
     const SafetensorsEntry* entry = nullptr;  // of that shard
   };
 
   HfModel() = default;
   void match(const std::filesystem::path& directory);
+  const Source& source_of(std::string_view parameter) const;
+  std::string place(const Source& source, std::int64_t element) const;
+  void check_tied_head(std::int64_t begin, std::span<const float> embedding) const;
 
   HfConfig config_;
   std::vector<HfTensor> parameters_;
   std::vector<SafetensorsFile> shards_;
   std::map<std::string, Source, std::less<>> sources_;  // by parameter
+  std::optional<Source> tied_head_;                     // where the file of a tied model holds one
 };
 
 /// Gives elements [begin, begin + out.size()) of a parameter.
@@ -63,7 +70,7 @@ struct HfExport {
   std::filesystem::path directory;  // made; must not exist, or be empty
   HfArchitecture architecture;
   DType type = DType::f32;
-  const Tokenizer* tokenizer = nullptr;  // written beside the weights, unless its tokens are bytes
+  const Tokenizer* tokenizer = nullptr;      // written beside the weights
   std::int64_t shard_bytes = 5'000'000'000;  // one file holds at most this, or one tensor
 };
 

@@ -14,11 +14,21 @@ using nlohmann::json;
 
 constexpr std::size_t kShownBytes = 60;
 
-std::string printable(const json& value) {
+std::string excerpt(const json& value) {
   if (value.is_structured()) return fmt::format("an {} of {}", value.type_name(), value.size());
   std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
   if (text.size() > kShownBytes) text = text.substr(0, kShownBytes) + "...";
   return text;
+}
+
+/// The library's message without its own name, and without "line 1" where the text is one line, as
+/// of JSON lines, whose number in the file is another.
+std::string_view place_and_problem(std::string_view message) {
+  for (const std::string_view ahead : {"parse error at ", "line 1, "}) {
+    const std::size_t found = message.find(ahead);
+    if (found != std::string_view::npos) message.remove_prefix(found + ahead.size());
+  }
+  return message;
 }
 
 /// Throws DataError for what is not JSON or gives a name twice in one object. (A parser's callback
@@ -30,12 +40,12 @@ class Validator : public nlohmann::json_sax<json> {
   bool key(string_t& name) override {
     if (names_.back().insert(name).second) return true;
     throw DataError(
-        fmt::format("{}: the name {} appears twice in one object", file_, printable(name)));
+        fmt::format("{}: the name {} appears twice in one object", file_, excerpt(name)));
   }
   bool start_object(std::size_t) override { return names_.emplace_back(), true; }
   bool end_object() override { return names_.pop_back(), true; }
   bool parse_error(std::size_t, const std::string&, const json::exception& error) override {
-    throw DataError(fmt::format("{}: not valid JSON: {}", file_, error.what()));
+    throw DataError(fmt::format("{}: not valid JSON: {}", file_, place_and_problem(error.what())));
   }
   bool start_array(std::size_t) override { return true; }
   bool end_array() override { return true; }
@@ -70,7 +80,7 @@ void JsonCursor::fail(std::string_view message) const {
   throw DataError(fmt::format("{}: {}", place(), message));
 }
 
-std::string JsonCursor::shown() const { return printable(*value_); }
+std::string JsonCursor::shown() const { return excerpt(*value_); }
 
 void JsonCursor::expected(std::string_view what) const {
   fail(fmt::format("expected {}, found {}", what, shown()));

@@ -205,7 +205,7 @@ void MegatronWriter::publish() {
   }
   idx.append(std::as_bytes(std::span(documents_)));
   // An old index must never describe the new tokens.
-  fs::remove(megatron_idx(prefix_));
+  remove_durably(megatron_idx(prefix_));
   bin_.publish();
   idx.publish();
 }

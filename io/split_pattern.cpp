@@ -35,7 +35,7 @@ std::string message_of(int error) {
 }  // namespace
 
 struct SplitPattern::Compiled {
-  std::string place;
+  std::string text, place;
   std::unique_ptr<pcre2_code, FreeWith<pcre2_code_free>> code;
   std::unique_ptr<pcre2_match_data, FreeWith<pcre2_match_data_free>> data;
   std::unique_ptr<pcre2_match_context, FreeWith<pcre2_match_context_free>> context;
@@ -53,15 +53,18 @@ SplitPattern::SplitPattern(std::string_view pattern, std::string place)
   compiled_->code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
                                       PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error,
                                       &offset, nullptr));
+  if (error == PCRE2_ERROR_HEAP_FAILED) throw std::bad_alloc();
   if (!compiled_->code) {
     throw DataError(fmt::format("{}: pattern, character {}: {}", place, offset, message_of(error)));
   }
+  compiled_->text = pattern;
   compiled_->place = std::move(place);
   // Without JIT (not on every machine) the interpreter gives the same matches, slower.
   pcre2_jit_compile(compiled_->code.get(), PCRE2_JIT_COMPLETE);
   compiled_->data.reset(pcre2_match_data_create_from_pattern(compiled_->code.get(), nullptr));
   compiled_->context.reset(pcre2_match_context_create(nullptr));
   compiled_->jit_stack.reset(pcre2_jit_stack_create(kJitStackStart, kJitStackMost, nullptr));
+  if (!compiled_->data || !compiled_->context || !compiled_->jit_stack) throw std::bad_alloc();
   pcre2_set_match_limit(compiled_->context.get(), kMatchSteps);
   pcre2_set_heap_limit(compiled_->context.get(), kMatchKibibytes);
   pcre2_jit_stack_assign(compiled_->context.get(), nullptr, compiled_->jit_stack.get());
@@ -70,6 +73,8 @@ SplitPattern::SplitPattern(std::string_view pattern, std::string place)
 SplitPattern::SplitPattern(SplitPattern&&) noexcept = default;
 SplitPattern& SplitPattern::operator=(SplitPattern&&) noexcept = default;
 SplitPattern::~SplitPattern() = default;
+
+const std::string& SplitPattern::text() const { return compiled_->text; }
 
 void SplitPattern::split(std::string_view text,
                          const std::function<void(std::string_view)>& piece) {
@@ -94,6 +99,7 @@ void SplitPattern::split_valid(std::string_view text,
         pcre2_match(compiled_->code.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
                     start, PCRE2_NO_UTF_CHECK, compiled_->data.get(), compiled_->context.get());
     if (result == PCRE2_ERROR_NOMATCH) break;
+    if (result == PCRE2_ERROR_NOMEMORY) throw std::bad_alloc();
     if (result < 0) {
       throw DataError(fmt::format("{}: the pattern fails on a text of {} bytes: {}",
                                   compiled_->place, text.size(), message_of(result)));

@@ -19,6 +19,8 @@ class SplitPattern {
   SplitPattern& operator=(SplitPattern&&) noexcept;
   ~SplitPattern();
 
+  const std::string& text() const;
+
   /// Cuts `text` into the matches and what lies between them, in order, none empty. DataError if
   /// the pattern needs too many steps on this text.
   void split(std::string_view text, const std::function<void(std::string_view)>& piece);

@@ -1,6 +1,7 @@
 // The operating system's calls as io/ makes them, all of them and nowhere else: so that bytes are
 // counted, and so that tests and the deck's [fault] section can make any one of them fail as a real
-// disk does. Process-wide, as the system itself is.
+// disk does; and so that tests know what a disk that lost power might hold. Process-wide, as the
+// system itself is.
 #pragma once
 
 #include <sys/types.h>
@@ -11,6 +12,7 @@
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <span>
 
 #include "core/io_call.hpp"
 
@@ -31,6 +33,23 @@ using IoHook =
 /// Replaces the hook; an empty one, the default, lets everything pass. Not while io/ is in use.
 void set_io_hook(IoHook hook);
 
+/// A call that has changed what is on the disk, or has made it stay there: a directory or file
+/// created, cut or opened, written to, renamed, removed or synced.
+struct IoChange {
+  IoCall call;
+  const std::filesystem::path& path;
+  const std::filesystem::path& to = path;  // of a rename or an exchange
+  std::span<const std::byte> written = {};
+  std::int64_t at = 0;   // where they were written; the new size of a resize
+  bool emptied = false;  // of an open that cuts the file to nothing
+};
+
+/// Called after every such call that succeeded, from whichever thread made it.
+using IoWitness = std::function<void(const IoChange& change)>;
+
+/// Replaces the witness; an empty one, the default, sees nothing. Not while io/ is in use.
+void set_io_witness(IoWitness witness);
+
 /// Bytes that this process has read from and written to files.
 struct IoBytes {
   std::int64_t read = 0, written = 0;
@@ -39,13 +58,21 @@ IoBytes io_bytes();
 
 // As the calls they are named after: the result, or -1 with errno set. Interrupted ones go on.
 namespace system_calls {
+/// Waits for nobody, as opening a FIFO would.
 int open(const std::filesystem::path& path, int flags);
+/// What is open, as stat(2)'s st_mode says it. No call that a hook sees: it is a part of opening.
+mode_t mode(int descriptor);
 std::int64_t size(int descriptor, const std::filesystem::path& path);
 int resize(int descriptor, const std::filesystem::path& path, std::int64_t bytes);
 ssize_t read(int descriptor, const std::filesystem::path& path, void* out, std::size_t bytes,
              std::int64_t offset);
 ssize_t write(int descriptor, const std::filesystem::path& path, const void* data,
               std::size_t bytes, std::int64_t offset);
+/// flock() that does not wait: EWOULDBLOCK if another has the lock.
+int lock(int descriptor, const std::filesystem::path& path, int operation);
+/// To the end of a file that was opened with O_APPEND, wherever others have meanwhile put it.
+ssize_t append(int descriptor, const std::filesystem::path& path, const void* data,
+               std::size_t bytes);
 int sync(int descriptor, const std::filesystem::path& path);
 int close(int descriptor, const std::filesystem::path& path);
 int rename(const std::filesystem::path& from, const std::filesystem::path& to);

@@ -99,7 +99,8 @@ void TokenCorpus::add_megatron(const std::string& prefix) {
   const auto& added =
       files_.emplace_back(TokenFile{.file = File(megatron_bin(prefix), OpenMode::read),
                                     .type = index.type(),
-                                    .documents = index.documents()});
+                                    .documents = index.documents(),
+                                    .index = megatron_idx(prefix)});
   index.for_each_document_end([](std::int64_t) {});  // read only to be checked
   index.for_each_sequence(added.file.size(), [&](const MegatronIndex::Sequence& sequence) {
     add_run(sequence.pointer, sequence.length);

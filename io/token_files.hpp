@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -37,7 +39,8 @@ class TokenCorpus {
     File file;
     DType type;  // u32 tokens are read as i32: a token >= 2^31 is out of range either way
     std::int64_t tokens = 0;
-    std::int64_t documents = 0;  // 0: the format does not say
+    std::int64_t documents = 0;                  // 0: the format does not say
+    std::optional<std::filesystem::path> index;  // Megatron's .idx
   };
   std::span<const TokenFile> files() const { return files_; }
 

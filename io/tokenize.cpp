@@ -1,6 +1,7 @@
 #include "io/tokenize.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -9,53 +10,134 @@
 #include "io/file.hpp"
 #include "io/json.hpp"
 #include "io/megatron.hpp"
+#include "io/text_reader.hpp"
+#include "io/tokenizer_files.hpp"
 
 namespace tessera {
 namespace fs = std::filesystem;
 namespace {
 
 constexpr std::int64_t kLargestDocument = std::int64_t{1} << 30;
-constexpr std::int64_t kBlock = std::int64_t{1} << 20;
 
 fs::path part_prefix(const fs::path& prefix, std::int64_t index) {
   return fmt::format("{}.part{:05}", prefix.string(), index);
 }
 
-/// Calls `visit` with the offset and text of each line that starts in `range`.
-void for_each_line(const File& file, Range range,
-                   const std::function<void(std::int64_t, std::string_view)>& visit) {
-  const std::int64_t size = file.size();
-  // A line starts at 0 or after a newline: looking from the byte before the range finds the first.
-  std::int64_t at = std::max<std::int64_t>(range.begin - 1, 0);
-  bool inside = range.begin == 0;  // of a line that starts in the range
-  std::int64_t start = 0;
-  std::string line, block;
-  while (at < size && (inside || at < range.end)) {
-    block.resize(static_cast<std::size_t>(std::min(kBlock, size - at)));
-    file.read(at, std::as_writable_bytes(std::span(block)));
-    std::string_view rest = block;
-    while (!rest.empty() && (inside || at < range.end)) {
-      const std::size_t newline = rest.find('\n');
-      const std::string_view piece = rest.substr(0, newline);
-      if (inside) line += piece;
-      if (static_cast<std::int64_t>(line.size()) > kLargestDocument) {
-        throw DataError(fmt::format("{}: byte {}: a line of more than {} bytes: is it JSON lines?",
-                                    file.path().string(), start, kLargestDocument));
-      }
-      const std::size_t used = newline == std::string_view::npos ? rest.size() : newline + 1;
-      rest.remove_prefix(used);
-      at += static_cast<std::int64_t>(used);
-      if (newline == std::string_view::npos) continue;
-      if (inside) visit(start, line);
-      line.clear();
-      start = at;
-      inside = start < range.end;
-    }
+/// Whether copies of it may overlap: then which of them count depends on the text from the start.
+bool overlaps_itself(std::string_view separator) {
+  for (std::size_t shift = 1; shift < separator.size(); ++shift) {
+    if (separator.starts_with(separator.substr(shift))) return true;
   }
-  if (inside && !line.empty()) visit(start, line);  // the last line may lack its newline
+  return false;
 }
 
-fs::path tokenizer_beside(const fs::path& prefix) { return prefix.string() + ".tokenizer.json"; }
+[[noreturn]] void refuse_empty(const fs::path& path) {
+  throw DataError(fmt::format(
+      "{}: empty: was it copied in full? Leave it out if it should be empty", path.string()));
+}
+
+struct Input {
+  Input(fs::path where, const DocumentRules& rules) : path(std::move(where)) {
+    size = File(path, OpenMode::read).size();
+    if (size == 0) refuse_empty(path);
+    json_lines = is_json_lines(path);
+    separator = json_lines ? "\n" : rules.separator;
+    divisible = !separator.empty() && !overlaps_itself(separator) && !is_gzip(path);
+  }
+
+  fs::path path;
+  std::int64_t size = 0;
+  bool json_lines = false;
+  std::string separator;   // between documents; empty: there is one
+  bool divisible = false;  // documents can be found from any place on
+};
+
+/// Cuts the text of a file at its separators.
+class Pieces {
+ public:
+  /// From a separator's length before the range on, the first piece that starts in it is found.
+  Pieces(const Input& input, Range range, const std::function<void(std::int64_t)>& bytes_done)
+      : input_(input),
+        range_(range),
+        bytes_done_(bytes_done),
+        at_(std::max<std::int64_t>(range.begin - width(), 0)),
+        inside_(range.begin == 0),
+        reader_(input.path, at_) {}
+
+  /// Calls `visit` with the place in the text, and the text, of each piece that starts in the
+  /// range.
+  template <typename Visit>
+  void for_each(const Visit& visit) {
+    do {
+      std::size_t start = 0, end = 0;
+      while ((end = find_end()) != std::string::npos) {
+        if (inside_)
+          visit(at_ + to_signed(start), std::string_view(text_).substr(start, end - start));
+        start = searched_ = end + input_.separator.size();
+        inside_ = at_ + to_signed(start) < range_.end;
+        if (!inside_) return;
+      }
+      forget(start);
+    } while (at_ < range_.end + width() && read_more());
+    // The last piece may lack its separator.
+    if (inside_ && !text_.empty()) visit(at_, text_);
+  }
+
+ private:
+  static std::int64_t to_signed(std::size_t n) { return static_cast<std::int64_t>(n); }
+  std::int64_t width() const { return to_signed(input_.separator.size()); }
+
+  std::size_t find_end() const {
+    return input_.separator.empty() ? std::string::npos : text_.find(input_.separator, searched_);
+  }
+
+  /// Drops what precedes a piece that goes on, or, outside of the range, all that cannot be a part
+  /// of a separator.
+  void forget(std::size_t start) {
+    const std::size_t tail = std::max<std::size_t>(input_.separator.size(), 1) - 1;
+    const std::size_t before_tail = text_.size() - std::min(text_.size(), tail);
+    const std::size_t drop = inside_ ? start : before_tail;
+    text_.erase(0, drop);
+    at_ += to_signed(drop);
+    searched_ = std::max(before_tail, drop) - drop;
+    if (to_signed(text_.size()) > kLargestDocument) {
+      throw DataError(fmt::format(
+          "{}: byte {}: a document of more than {} bytes: {}", input_.path.string(), at_,
+          kLargestDocument, input_.json_lines ? "is it JSON lines?" : "what is its --separator?"));
+    }
+  }
+
+  bool read_more() {
+    const std::int64_t before = reader_.position();
+    const std::string_view more = reader_.next();
+    text_ += more;
+    bytes_done_(reader_.position() - before);
+    if (more.empty() && before == 0) refuse_empty(input_.path);
+    return !more.empty();
+  }
+
+  const Input& input_;
+  Range range_;
+  const std::function<void(std::int64_t)>& bytes_done_;
+  std::int64_t at_;  // of text_[0]
+  bool inside_;      // of a piece that starts in the range
+  TextReader reader_;
+  std::string text_;          // read, but not yet visited
+  std::size_t searched_ = 0;  // before it in text_ no separator begins
+};
+
+/// The number, from 1, of the line that the byte at `offset` of a file's text is in.
+std::int64_t line_at(const fs::path& path, std::int64_t offset) {
+  TextReader reader(path);
+  std::int64_t line = 1;
+  while (offset > 0) {
+    const std::string_view block = reader.next().substr(0, static_cast<std::size_t>(offset));
+    if (block.empty()) break;
+    line += std::count(block.begin(), block.end(), '\n');
+    offset -= static_cast<std::int64_t>(block.size());
+  }
+  return line;
+}
 
 bool is_blank(std::string_view text) {
   return text.find_first_not_of(" \t\r\n") == std::string_view::npos;
@@ -63,25 +145,38 @@ bool is_blank(std::string_view text) {
 
 class PartTokenizer {
  public:
-  PartTokenizer(const fs::path& prefix, Tokenizer& tokenizer)
-      : tokenizer_(tokenizer), writer_(prefix, tokenizer.vocab()) {}
+  PartTokenizer(const fs::path& prefix, Tokenizer& tokenizer, const DocumentRules& rules)
+      : tokenizer_(tokenizer), rules_(rules), writer_(prefix, tokenizer.vocab()) {}
 
-  void json_lines(const fs::path& path, Range range,
-                  const std::function<void(std::int64_t)>& bytes_done) {
-    const File file(path, OpenMode::read);
-    for_each_line(file, range, [&](std::int64_t start, std::string_view line) {
-      if (!is_blank(line)) {
-        const JsonDocument object(line, fmt::format("{}: byte {}", path.string(), start));
-        document(object.root()["text"].text());
+  void read(const Input& input, Range range, const std::function<void(std::int64_t)>& bytes_done) {
+    Pieces pieces(input, range, bytes_done);
+    pieces.for_each([&](std::int64_t at, std::string_view text) {
+      if (input.json_lines) {
+        json_line(input, at, text);
+      } else {
+        document(text);
       }
-      bytes_done(static_cast<std::int64_t>(line.size()) + 1);
     });
   }
 
-  void text_file(const fs::path& path) { document(read_text(path, kLargestDocument)); }
   void publish() { writer_.publish(); }
 
  private:
+  void json_line(const Input& input, std::int64_t at, std::string_view line) {
+    if (is_blank(line)) return;
+    try {
+      take_field(line, input.path.string());
+    } catch (const DataError&) {  // the same again, with a name that is dear to find
+      take_field(line, fmt::format("{}: line {}", input.path.string(), line_at(input.path, at)));
+      throw;
+    }
+  }
+
+  void take_field(std::string_view line, const std::string& name) {
+    const JsonDocument object(line, name);
+    document(object.root()[rules_.field].text());
+  }
+
   void document(std::string_view text) {
     if (text.empty()) return;
     ids_.clear();
@@ -92,37 +187,39 @@ class PartTokenizer {
   }
 
   Tokenizer& tokenizer_;
+  const DocumentRules& rules_;
   MegatronWriter writer_;
   std::vector<std::int32_t> ids_;
 };
 
 }  // namespace
 
+bool is_json_lines(const fs::path& path) {
+  return (path.extension() == ".gz" ? path.stem() : path).extension() == ".jsonl";
+}
+
 void tokenize_part(std::span<const fs::path> inputs, const fs::path& prefix, Tokenizer& tokenizer,
-                   TokenizePart part, const TokenizeProgress& progress) {
-  std::vector<Range> extents;  // of each input in the row of all
+                   TokenizePart part, const TokenizeProgress& progress,
+                   const DocumentRules& rules) {
+  std::vector<Input> files;
   std::int64_t total = 0;
-  for (const fs::path& input : inputs) {
-    const std::int64_t size = File(input, OpenMode::read).size();
-    extents.push_back({total, total + size});
-    total += size;
-  }
+  for (const fs::path& path : inputs) total += files.emplace_back(path, rules).size;
   const Range mine = even_part(total, part.index, part.count);
   std::int64_t done = 0;
-  const auto advance = [&](std::int64_t bytes) {
+  const std::function<void(std::int64_t)> advance = [&](std::int64_t bytes) {
     done = std::min(done + bytes, mine.count());
     if (progress) progress(done, mine.count());
   };
-  PartTokenizer output(part_prefix(prefix, part.index), tokenizer);
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const Range extent = extents[i], common = intersect(extent, mine);
+  PartTokenizer output(part_prefix(prefix, part.index), tokenizer, rules);
+  Range extent;  // of the input in the row of all
+  for (const Input& file : files) {
+    extent = {extent.end, extent.end + file.size};
+    const Range common = intersect(extent, mine);
     if (common.empty()) continue;
-    if (inputs[i].extension() == ".jsonl") {
-      output.json_lines(inputs[i], {common.begin - extent.begin, common.end - extent.begin},
-                        advance);
+    if (file.divisible) {
+      output.read(file, {common.begin - extent.begin, common.end - extent.begin}, advance);
     } else if (common.begin == extent.begin) {
-      output.text_file(inputs[i]);
-      advance(extent.count());
+      output.read(file, {0, std::numeric_limits<std::int64_t>::max() / 2}, advance);
     }
   }
   output.publish();
@@ -131,39 +228,23 @@ void tokenize_part(std::span<const fs::path> inputs, const fs::path& prefix, Tok
 
 TokenizeSummary merge_parts(const fs::path& prefix, std::int64_t parts,
                             const Tokenizer& tokenizer) {
-  // Of the tokens before: should this stop half-way, the new ones must not be taken for theirs.
-  fs::remove(tokenizer_beside(prefix));
   MegatronWriter merged(prefix, tokenizer.vocab());
   for (std::int64_t i = 0; i < parts; ++i) merged.append_pair(part_prefix(prefix, i));
-  merged.publish();
+  if (merged.documents() > 0) {
+    // Of the tokens before: should this stop half-way, the new ones must not be taken for theirs.
+    forget_tokenizer(tokenizer_beside(prefix));
+    merged.publish();
+  }
   for (std::int64_t i = 0; i < parts; ++i) {
-    fs::remove(megatron_idx(part_prefix(prefix, i)));
-    fs::remove(megatron_bin(part_prefix(prefix, i)));
+    remove_tree(megatron_idx(part_prefix(prefix, i)));
+    remove_tree(megatron_bin(part_prefix(prefix, i)));
   }
-  if (!tokenizer.json().empty()) {
-    AtomicFile beside(tokenizer_beside(prefix));
-    beside.append(tokenizer.json());
-    beside.publish();
+  if (merged.documents() == 0) {
+    throw DataError(fmt::format("no document in the inputs, {} is not made: all of them are empty",
+                                megatron_bin(prefix).string()));
   }
+  keep_tokenizer(tokenizer_beside(prefix), tokenizer);
   return {.documents = merged.documents(), .tokens = merged.tokens()};
-}
-
-std::string corpus_tokenizer(std::span<const std::string> entries) {
-  std::string text, source;
-  for (const std::string& entry : entries) {
-    const fs::path beside = tokenizer_beside(entry);
-    if (!fs::exists(beside)) continue;
-    const std::string other = Tokenizer::open(beside).json();
-    if (!text.empty() && other != text) {
-      throw DataError(fmt::format(
-          "{} and {} differ: their corpora were made with different tokenizers and cannot train "
-          "one model; tokenize them alike",
-          source, beside.string()));
-    }
-    text = other;
-    source = beside.string();
-  }
-  return text;
 }
 
 }  // namespace tessera

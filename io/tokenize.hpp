@@ -17,31 +17,38 @@ struct TokenizePart {
   std::int64_t count = 1;
 };
 
+/// Where the documents of the inputs are.
+struct DocumentRules {
+  std::string field = "text";  // of a JSON line's object: the string that is a document
+  std::string separator;       // between the documents of a text file; empty: the file is one
+};
+
+/// Whether a file holds a document a line: its name ends in ".jsonl" or ".jsonl.gz".
+bool is_json_lines(const std::filesystem::path& path);
+
 /// Bytes of input read so far, and all that this part will read.
 using TokenizeProgress = std::function<void(std::int64_t done, std::int64_t total)>;
 
-/// Tokenizes a part of the inputs into PREFIX.partNNNNN.bin and .idx. A file whose name ends in
-/// ".jsonl" holds a document a line, the string "text" of an object; any other file is a document.
-/// Empty documents are left out; a document ends with the tokenizer's end-of-text token, if it has
-/// one. All inputs, one after another, are cut into ranges of equal bytes, and a document belongs
-/// to the part in which its first byte lies. DataError, with file and byte, for input that is not
-/// what it should be.
+/// Tokenizes a part of the inputs into PREFIX.partNNNNN.bin and .idx. What is_json_lines() does not
+/// take is text. Files that gzip has packed are unpacked. Empty documents are left out; a document
+/// ends with the tokenizer's end-of-text token, if it has one. All inputs, one after another, are
+/// cut into ranges of equal bytes, and a document belongs to the part in which its first byte lies;
+/// what cannot be read from its middle (packed files, text that is one document, separators that
+/// may overlap themselves) belongs to the part in which the file begins. DataError, with file and
+/// line, for input that is not what it should be, and for empty files.
 void tokenize_part(std::span<const std::filesystem::path> inputs,
                    const std::filesystem::path& prefix, Tokenizer& tokenizer, TokenizePart part,
-                   const TokenizeProgress& progress);
+                   const TokenizeProgress& progress, const DocumentRules& rules = {});
 
 struct TokenizeSummary {
   std::int64_t documents = 0;
   std::int64_t tokens = 0;
 };
 
-/// Joins the parts into PREFIX.bin and .idx and removes them. Every part must be complete. Leaves
-/// the tokenizer's JSON, if it has one, as PREFIX.tokenizer.json.
+/// Joins the parts into PREFIX.bin and .idx, removes them, and keeps the tokenizer and the end of
+/// documents beside (io/tokenizer_files.hpp). Every part must be complete. DataError if there is no
+/// document in any of them.
 TokenizeSummary merge_parts(const std::filesystem::path& prefix, std::int64_t parts,
                             const Tokenizer& tokenizer);
-
-/// The text of the tokenizer.json that a deck's token files were made with; empty if none of them
-/// tells. DataError, naming two of them, if they tell of different ones.
-std::string corpus_tokenizer(std::span<const std::string> entries);
 
 }  // namespace tessera

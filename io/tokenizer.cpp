@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 
 #include "io/file.hpp"
 #include "io/tokenizer_json.hpp"
@@ -9,11 +10,11 @@
 namespace tessera {
 namespace {
 
-// Large vocabularies reach 40 MB.
-constexpr std::int64_t kLargestFile = std::int64_t{256} << 20;
-
 // The names that families give to the token that ends a document.
 constexpr std::array kEndOfText = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"};
+// What others' names say once their brackets, underscores and the like are left out.
+constexpr std::array<std::string_view, 7> kEndOfTextWords = {
+    "eos", "eod", "endoftext", "endofdocument", "endofsequence", "endofsentence", "enddocument"};
 
 /// Finds added tokens in text: at each place the longest one wins.
 class AddedTokenFinder {
@@ -66,33 +67,41 @@ std::vector<AddedToken> select(const std::vector<AddedToken>& all, bool normaliz
   return chosen;
 }
 
+/// Whether the letters of a name, whatever is around and between them, are words for an end.
+bool sounds_like_end_of_text(std::string_view name) {
+  std::string letters;
+  for (const char c : name) {
+    if (c >= 'a' && c <= 'z') letters += c;
+    if (c >= 'A' && c <= 'Z') letters += static_cast<char>(c - 'A' + 'a');
+  }
+  return std::find(kEndOfTextWords.begin(), kEndOfTextWords.end(), letters) !=
+         kEndOfTextWords.end();
+}
+
 std::optional<std::int32_t> find_end_of_text(const std::vector<AddedToken>& added) {
   for (const std::string_view name : kEndOfText) {
     for (const AddedToken& token : added) {
       if (token.special && token.content == name) return token.id;
     }
   }
-  return std::nullopt;
-}
-
-TokenizerDefinition byte_definition() {
-  TokenizerDefinition definition{.vocab = 256};
-  for (std::int32_t byte = 0; byte < 256; ++byte) {
-    definition.model.byte_ids[static_cast<std::size_t>(byte)] = byte;
-    definition.bytes_of[byte] = std::string(1, static_cast<char>(byte));
+  std::optional<std::int32_t> only;
+  for (const AddedToken& token : added) {
+    if (!token.special || !sounds_like_end_of_text(token.content)) continue;
+    if (only) return std::nullopt;
+    only = token.id;
   }
-  return definition;
+  return only;
 }
 
 }  // namespace
 
-// The byte tokenizer is the case without patterns, merges and added tokens.
 struct Tokenizer::Impl {
   explicit Impl(TokenizerDefinition definition, std::string text)
       : json(std::move(text)),
         vocab(definition.vocab),
         end_of_text(find_end_of_text(definition.added)),
         prefix_space(definition.prefix_space),
+        added(definition.added),
         bytes_of(std::move(definition.bytes_of)),
         verbatim(select(definition.added, false)),
         normalized(select(definition.added, true)),
@@ -117,6 +126,7 @@ struct Tokenizer::Impl {
   std::int64_t vocab;
   std::optional<std::int32_t> end_of_text;
   bool prefix_space;
+  std::vector<AddedToken> added;
   std::unordered_map<std::int32_t, std::string> bytes_of;
   AddedTokenFinder verbatim, normalized;
   std::vector<SplitPattern> patterns;
@@ -128,10 +138,10 @@ Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 Tokenizer::~Tokenizer() = default;
 
-Tokenizer Tokenizer::bytes() { return Tokenizer(std::make_unique<Impl>(byte_definition(), "")); }
+Tokenizer Tokenizer::bytes() { return parse(byte_tokenizer_json(), "bytes"); }
 
 Tokenizer Tokenizer::open(const std::filesystem::path& path) {
-  return parse(read_text(path, kLargestFile), path.string());
+  return parse(read_text(path, kLargestTokenizerFile), path.string());
 }
 
 Tokenizer Tokenizer::parse(std::string json, const std::string& name) {
@@ -141,7 +151,35 @@ Tokenizer Tokenizer::parse(std::string json, const std::string& name) {
 
 std::int64_t Tokenizer::vocab() const { return impl_->vocab; }
 std::optional<std::int32_t> Tokenizer::end_of_text() const { return impl_->end_of_text; }
+void Tokenizer::set_end_of_text(std::optional<std::int32_t> id) { impl_->end_of_text = id; }
 const std::string& Tokenizer::json() const { return impl_->json; }
+
+std::optional<std::int32_t> Tokenizer::id_of(std::string_view text) const {
+  for (const AddedToken& token : impl_->added) {
+    if (token.content == text) return token.id;
+  }
+  std::optional<std::int32_t> lowest;
+  for (const auto& [id, bytes] : impl_->bytes_of) {
+    if (bytes == text && (!lowest || id < *lowest)) lowest = id;
+  }
+  return lowest;
+}
+
+std::vector<std::string> Tokenizer::special_tokens() const {
+  std::map<std::int32_t, std::string> by_id;
+  for (const AddedToken& token : impl_->added) {
+    if (token.special) by_id[token.id] = token.content;
+  }
+  std::vector<std::string> names;
+  for (const auto& [id, name] : by_id) names.push_back(name);
+  return names;
+}
+
+std::string Tokenizer::difference(const Tokenizer& other) const {
+  if (impl_->json == other.impl_->json) return "";
+  return difference_of(parse_tokenizer_json(impl_->json, "one"),
+                       parse_tokenizer_json(other.impl_->json, "the other"));
+}
 
 void Tokenizer::encode(std::string_view text, std::vector<std::int32_t>& ids) {
   const auto found = [&](std::int32_t id) { ids.push_back(id); };

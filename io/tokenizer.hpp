@@ -1,6 +1,6 @@
-// Text to token ids and back. Two kinds: bytes (a token is a byte) and byte-level BPE, read from a
-// Hugging Face tokenizer.json (the GPT-2 and Llama 3 families). Any bytes can be encoded, also text
-// that is not valid UTF-8, and decoding gives them back exactly.
+// Text to token ids and back: byte-level BPE, read from a Hugging Face tokenizer.json (the GPT-2
+// and Llama 3 families), of which bytes (a token is a byte) are the case without merges. Any bytes
+// can be encoded, also text that is not valid UTF-8, and decoding gives them back exactly.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,9 @@
 #include <vector>
 
 namespace tessera {
+
+/// Large vocabularies reach 40 MB.
+constexpr std::int64_t kLargestTokenizerFile = std::int64_t{256} << 20;
 
 /// Ids agree with the `tokenizers` package, encode(text, add_special_tokens=False): tokens added to
 /// the vocabulary ("<|endoftext|>") are found in the text; truncation, padding and post-processing
@@ -32,8 +35,21 @@ class Tokenizer {
 
   /// One more than the largest id.
   std::int64_t vocab() const;
-  /// The token that ends a document, if the vocabulary has one.
+  /// The token that ends a document: what was set, else one of the names that families use, else
+  /// the only special token whose name says so ("[EOS]", "<end_of_sequence>"); none where there is
+  /// none or where several do.
   std::optional<std::int32_t> end_of_text() const;
+  void set_end_of_text(std::optional<std::int32_t> id);
+
+  /// The id that stands for exactly this text; of several an added token's, then the lowest.
+  std::optional<std::int32_t> id_of(std::string_view text) const;
+  /// By ascending id.
+  std::vector<std::string> special_tokens() const;
+
+  /// What makes the other give other ids, or give them another meaning, for people; empty if
+  /// nothing does. Vocabularies, merges, added tokens and the cutting into words count, the JSON's
+  /// form and the end of documents do not.
+  std::string difference(const Tokenizer& other) const;
 
   /// Appends the ids of `text`.
   void encode(std::string_view text, std::vector<std::int32_t>& ids);
@@ -44,7 +60,7 @@ class Tokenizer {
   std::string_view decode(std::int32_t id) const;
   std::string decode(std::span<const std::int32_t> ids) const;
 
-  /// The text that parse() takes; empty for bytes.
+  /// The text that parse() takes.
   const std::string& json() const;
 
  private:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
@@ -243,6 +244,28 @@ class Parser {
 
 TokenizerDefinition parse_tokenizer_json(std::string_view text, const std::string& name) {
   return Parser(text, name).parse();
+}
+
+std::string byte_tokenizer_json() {
+  using nlohmann::json;
+  json vocab = json::object();
+  for (const auto& [character, byte] : byte_alphabet()) {
+    std::string name;
+    append_utf8(character, name);
+    vocab[name] = byte;
+  }
+  const json byte_level = {{"type", "ByteLevel"},
+                           {"add_prefix_space", false},
+                           {"trim_offsets", false},
+                           {"use_regex", false}};
+  const json file = {{"version", "1.0"},
+                     {"added_tokens", json::array()},
+                     {"normalizer", nullptr},
+                     {"pre_tokenizer", byte_level},
+                     {"post_processor", nullptr},
+                     {"decoder", byte_level},
+                     {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", json::array()}}}};
+  return file.dump() + "\n";
 }
 
 }  // namespace tessera

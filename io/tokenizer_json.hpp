@@ -31,4 +31,12 @@ struct TokenizerDefinition {
 /// DataError, naming `name` and the JSON path.
 TokenizerDefinition parse_tokenizer_json(std::string_view text, const std::string& name);
 
+/// A tokenizer.json in which each byte is a token, with its value as id: no merges, no added
+/// tokens.
+std::string byte_tokenizer_json();
+
+/// The first of what makes two tokenizers give different ids or meanings, for people; empty if they
+/// never do.
+std::string difference_of(const TokenizerDefinition& one, const TokenizerDefinition& other);
+
 }  // namespace tessera

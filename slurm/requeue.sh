@@ -84,7 +84,7 @@ decide() { # CODE STEP_AT_START RUN_DIRECTORY
   ((code == 0)) && say "done, newest checkpoint step $step" && exit 0
   [[ -s $3/ended ]] && read -r code why <"$3/ended"
   why="exit $code ($(meaning "$code"))${why:+: $why}, newest checkpoint step $step (was $before)"
-  [[ -s $3/ended || -e $3/stop ]] && stop "$code" "$why"
+  [[ -s $3/ended || -f $3/stop ]] && stop "$code" "$why"
   [[ $ended_by_slurm ]] && stop "$code" "$why; Slurm ended the job before its time"
   ((code == 85 || code == 5 || code >= 128)) || stop "$code" "$why"
   ((step > before)) && requeue "$code" "$why"
@@ -113,7 +113,7 @@ train() { # DECK [--set section.key=value]...
 
   local machine=$here/machines/${TESSERA_MACHINE:-generic}/environment
   # shellcheck disable=SC1090
-  source "$machine" || stop 2 "TESSERA_MACHINE=${TESSERA_MACHINE:-generic} has no $machine"
+  { [[ -f $machine ]] && source "$machine"; } || stop 2 "TESSERA_MACHINE=${TESSERA_MACHINE:-generic} has no $machine"
   program=${TESSERA:-$(command -v tessera || echo "$here/../build/tessera")}
   gpus=${SLURM_GPUS_PER_NODE:-} gpus=${gpus##*:} # may be TYPE:NUMBER
   ranks=${SLURM_NTASKS_PER_NODE:-an unknown number of}

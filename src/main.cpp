@@ -2,11 +2,13 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/ending.hpp"
+#include "core/terminal.hpp"
 #include "core/version.hpp"
 #include "train/leave.hpp"
 #include "verbs/verb.hpp"
@@ -16,8 +18,27 @@ namespace {
 
 /// Says why, and returns the exit code.
 ExitCode report(const Ending& ending) {
-  fmt::print(stderr, "tessera: {}\n", ending.message);
+  tell(fmt::format("tessera: {}\n", ending.text()));
   return ending.code;
+}
+
+/// Output that does not arrive is a failure, if there has been no other.
+ExitCode after_output(ExitCode code) {
+  try {
+    close_stdout();
+  } catch (const IoError&) {
+    if (code == ExitCode::ok) return report(current_ending());
+  }
+  return code;
+}
+
+/// Says what CLI11 has to say of the command line, which may hold anything.
+ExitCode refuse_usage(const CLI::App& app, const CLI::ParseError& error) {
+  std::ostringstream out, err;
+  const bool good = app.exit(error, out, err) == 0;
+  std::fputs(out.str().c_str(), stdout);  // close_stdout() sees what becomes of it
+  tell(printable(err.str(), LineEnds::kept));
+  return good ? ExitCode::ok : ExitCode::deck;
 }
 
 ExitCode run_on_ranks(const verbs::Verb& verb, int* argc, char*** argv) {
@@ -48,11 +69,8 @@ ExitCode run(const std::vector<std::pair<CLI::App*, verbs::Verb>>& all, int* arg
   return ExitCode::ok;
 }
 
-}  // namespace
-}  // namespace tessera
-
-int main(int argc, char** argv) {
-  using namespace tessera;
+int parse_and_run(int argc, char** argv) {
+  reserve_standard_streams();
   CLI::App app{"Tessera trains large language models on Slurm clusters."};
   app.set_version_flag("--version", std::string("tessera ") + kVersion + " (" + kCommit + ")");
   app.require_subcommand(1);
@@ -63,10 +81,23 @@ int main(int argc, char** argv) {
     verbs::Verb verb = add(app);
     all.emplace_back(app.get_subcommands([](CLI::App*) { return true; }).back(), std::move(verb));
   }
+  ExitCode code = ExitCode::ok;
   try {
     app.parse(argc, argv);
+    code = run(all, &argc, &argv);
   } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : static_cast<int>(ExitCode::deck);
+    code = refuse_usage(app, e);
   }
-  return static_cast<int>(run(all, &argc, &argv));
+  return static_cast<int>(after_output(code));
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  try {
+    return tessera::parse_and_run(argc, argv);
+  } catch (...) {  // before there was a verb to run: for want of memory
+    return static_cast<int>(tessera::report(tessera::current_ending()));
+  }
 }

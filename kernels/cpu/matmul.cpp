@@ -37,6 +37,7 @@ auto with_shape(const Product& p, F&& f) {
   try {
     return f();
   } catch (const dnnl::error& e) {
+    if (e.status == dnnl_out_of_memory) throw std::bad_alloc();
     throw InternalError(fmt::format("oneDNN: {} (status {}) in ({}, {}) {} x ({}, {}) {} -> {}",
                                     e.message, static_cast<int>(e.status), p.a.rows(), p.a.cols(),
                                     to_string(p.a.type), p.b.rows(), p.b.cols(),

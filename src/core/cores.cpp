@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <limits>
 #include <memory>
+#include <new>
 #include <vector>
 
 #include "core/error.hpp"
@@ -17,7 +18,8 @@ CoreMask own_cores() {
   const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(kCores),
                                                              [](cpu_set_t* s) { CPU_FREE(s); });
   const std::size_t bytes = CPU_ALLOC_SIZE(kCores);
-  TESSERA_CHECK(set && sched_getaffinity(0, bytes, set.get()) == 0, "sched_getaffinity: {}",
+  if (!set) throw std::bad_alloc();
+  TESSERA_CHECK(sched_getaffinity(0, bytes, set.get()) == 0, "sched_getaffinity: {}",
                 errno_text(errno));
   CoreMask mask;
   for (std::size_t core = 0; core < mask.size(); ++core)

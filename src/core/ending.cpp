@@ -1,22 +1,66 @@
 #include "core/ending.hpp"
 
+#include <cstdio>
 #include <new>
+#include <system_error>
+
+#include "core/limits.hpp"
+#include "core/terminal.hpp"
 
 namespace tessera {
+namespace {
 
-Ending current_ending() {
+bool is_exhaustion(const std::error_code& code) {
+  return code == std::errc::not_enough_memory || code == std::errc::resource_unavailable_try_again;
+}
+
+/// Of the file system, of fmt for a stream, or of a thread.
+void describe(Ending& ending, const std::system_error& e) {
+  const bool of_stdout = std::ferror(stdout) != 0;
+  ending.code = is_exhaustion(e.code()) ? ExitCode::memory : ExitCode::io;
+  if (ending.code == ExitCode::memory) {
+    ending.message = fmt::format("{}; {}", printable(e.what()), why_no_memory());
+  } else {
+    ending.message =
+        of_stdout ? "cannot write to stdout: " + e.code().message() : printable(e.what());
+  }
+}
+
+/// Says first which code it is: the words may need memory that there is not.
+void describe(Ending& ending) {
   try {
     throw;
   } catch (const Error& e) {
-    if (e.exit_code() != ExitCode::internal) return {e.exit_code(), e.what()};
-    return {e.exit_code(),
-            fmt::format("{}\n  (a bug of tessera's, at {}:{}; please report it with the deck)",
-                        e.what(), e.where().file_name(), e.where().line())};
+    ending.code = e.exit_code();
+    ending.where = e.where();
+    ending.message = e.what();
   } catch (const std::bad_alloc&) {
-    return {ExitCode::memory, "out of memory"};
+    ending.code = ExitCode::memory;
+    ending.message = fmt::format("out of memory: {}", why_no_memory());
+  } catch (const std::system_error& e) {
+    describe(ending, e);
   } catch (const std::exception& e) {
-    return {ExitCode::internal, e.what()};
+    ending.code = ExitCode::internal;
+    ending.message = printable(e.what());
   }
+}
+
+}  // namespace
+
+std::string Ending::text() const {
+  if (code != ExitCode::internal) return message;
+  return fmt::format("{}\n  (a bug of tessera's, at {}:{}; please report it with the deck)",
+                     message, where.file_name(), where.line());
+}
+
+Ending current_ending() noexcept {
+  Ending ending;
+  try {
+    describe(ending);
+  } catch (const std::bad_alloc&) {
+    ending.message = "out of memory";  // short enough to need none
+  }
+  return ending;
 }
 
 }  // namespace tessera

@@ -10,9 +10,14 @@ namespace tessera {
 struct Ending {
   ExitCode code = ExitCode::ok;
   std::string message;
+  std::source_location where = {};  // of an internal error
+
+  /// The message, and of a bug where it is.
+  std::string text() const;
 };
 
-/// Of the exception that is being handled.
-Ending current_ending();
+/// Of the exception that is being handled. What the system refused for want of memory or threads
+/// ends as a MemoryError does; where there is no memory for a message, it is cut short.
+Ending current_ending() noexcept;
 
 }  // namespace tessera

@@ -26,18 +26,23 @@ enum class ExitCode : int {
   stopped = 85,  // stopped on request, checkpoint written
 };
 
+/// A message whose line ends are meant: what it quotes in a line is printable() already.
+struct Lines {
+  std::string text;
+};
+
 class Error : public std::exception {
  public:
-  Error(ExitCode code, std::string message, std::source_location where)
-      : code_(code), message_(std::move(message)), where_(where) {}
+  /// Messages quote names, paths and files: all that is not printable() is escaped, line ends too.
+  Error(ExitCode code, std::string_view message, std::source_location where);
+  Error(ExitCode code, Lines message, std::source_location where)
+      : code_(code), message_(std::move(message.text)), where_(where) {}
 
   ExitCode exit_code() const { return code_; }
   const std::source_location& where() const { return where_; }
 
   /// Prefixes the message with what was being done: "while reading x: message".
-  void add_context(std::string_view context) {
-    message_ = fmt::format("{}: {}", context, message_);
-  }
+  void add_context(std::string_view context);
   const char* what() const noexcept override { return message_.c_str(); }
 
  private:
@@ -48,8 +53,10 @@ class Error : public std::exception {
 
 template <ExitCode kCode>
 struct ErrorOf : Error {
-  explicit ErrorOf(std::string message,
+  explicit ErrorOf(std::string_view message,
                    std::source_location where = std::source_location::current())
+      : Error(kCode, message, where) {}
+  explicit ErrorOf(Lines message, std::source_location where = std::source_location::current())
       : Error(kCode, std::move(message), where) {}
 };
 

@@ -11,6 +11,7 @@ enum class IoCall {
   resize,
   read,
   write,
+  lock,
   sync,
   close,
   rename,
@@ -23,18 +24,14 @@ enum class IoCall {
 template <>
 struct EnumWords<IoCall> {
   using enum IoCall;
-  static constexpr std::array table = {std::pair{open, "open"},
-                                       std::pair{size, "size"},
-                                       std::pair{resize, "resize"},
-                                       std::pair{read, "read"},
-                                       std::pair{write, "write"},
-                                       std::pair{sync, "sync"},
-                                       std::pair{close, "close"},
-                                       std::pair{rename, "rename"},
-                                       std::pair{exchange, "exchange"},
-                                       std::pair{remove, "remove"},
-                                       std::pair{create_directory, "create_directory"},
-                                       std::pair{list, "list"}};
+  static constexpr std::array table = {
+      std::pair{open, "open"},     std::pair{size, "size"},
+      std::pair{resize, "resize"}, std::pair{read, "read"},
+      std::pair{write, "write"},   std::pair{lock, "lock"},
+      std::pair{sync, "sync"},     std::pair{close, "close"},
+      std::pair{rename, "rename"}, std::pair{exchange, "exchange"},
+      std::pair{remove, "remove"}, std::pair{create_directory, "create_directory"},
+      std::pair{list, "list"}};
 };
 
 }  // namespace tessera

@@ -5,11 +5,15 @@
 #include <signal.h>
 
 #include <atomic>
+#include <exception>
 #include <functional>
-#include <future>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "core/limits.hpp"
 
 namespace tessera {
 
@@ -31,10 +35,16 @@ class SignalsBlocked {
 
 /// Starts a thread that takes no signal: signals are the main thread's, and must not interrupt
 /// another within MPI or HDF5 (trap 61). `name`: at most 15 characters, for ps and debuggers.
+/// Throws MemoryError when the system has no thread to give.
 template <typename Work>
 std::jthread start_thread(const char* name, Work&& work) {
   const SignalsBlocked inherited;
-  std::jthread thread(std::forward<Work>(work));
+  std::jthread thread;
+  try {
+    thread = std::jthread(std::forward<Work>(work));
+  } catch (const std::system_error& e) {
+    thread_refused(std::string("the thread \"") + name + '"', e.code().value());
+  }
   pthread_setname_np(thread.native_handle(), name);
   return thread;
 }
@@ -44,17 +54,37 @@ std::jthread start_thread(const char* name, Work&& work) {
 template <typename Work>
 void in_turns(std::size_t workers, std::size_t items, Work&& work) {
   std::atomic<std::size_t> next = 0;
-  std::vector<std::future<void>> threads;
-  for (std::size_t w = 0; w < workers; ++w) {
-    threads.push_back(std::async(std::launch::async, [&, w] {
-      for (std::size_t i = next++; i < items; i = next++) work(w, i);
-    }));
+  std::vector<std::exception_ptr> errors(workers);
+  {
+    const auto take_turns = [&](std::size_t w) {
+      try {
+        for (std::size_t i = next++; i < items; i = next++) work(w, i);
+      } catch (...) {
+        errors[w] = std::current_exception();
+      }
+    };
+    std::vector<std::jthread> threads;  // joined at the end of this block
+    try {
+      threads.reserve(workers);
+      for (std::size_t w = 0; w < workers; ++w)
+        threads.push_back(start_thread("worker", [&take_turns, w] { take_turns(w); }));
+    } catch (...) {
+      next = items;  // those that are there finish their items
+      throw;
+    }
   }
-  for (auto& thread : threads) thread.get();
+  for (const std::exception_ptr& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
 }
 
 /// Does `work` on a thread of its own and waits for it a second at most: for last words of a
-/// process that is about to end, where the file system may be what hangs.
+/// process that is about to end, where the file system may be what hangs. Without a thread to be
+/// had it does the work itself; what `work` throws is lost.
 void try_within_a_second(std::function<void()> work);
+
+/// Throws MemoryError unless so many more threads can be there at once: for libraries that end the
+/// process where they cannot start theirs, as OpenMP does.
+void check_threads(int count);
 
 }  // namespace tessera

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <initializer_list>
 
+#include "core/terminal.hpp"
 #include "deck/schema.hpp"
 
 namespace tessera::deck {
@@ -18,6 +20,25 @@ class Checker {
  public:
   Checker(const LoadedDeck& loaded, Problems& problems)
       : loaded_(loaded), deck_(loaded.deck), problems_(problems) {}
+
+  /// A name is no path: it may have parts, as "small/seed_1", but leads nowhere else.
+  void names() {
+    const RunSection& run = deck_.run;
+    for (const auto& [key, text] : {std::pair{"run.name", run.name}, {"run.dir", run.dir}}) {
+      if (printable(text) != text) {
+        problem(key, fmt::format("{} = {} has characters that cannot be shown: it is the name of a "
+                                 "directory, and stands in logs",
+                                 key, value_excerpt({text, {}})));
+      }
+    }
+    const std::filesystem::path name(run.name);
+    if (name.is_absolute() || std::find(name.begin(), name.end(), "..") != name.end()) {
+      problem("run.name",
+              fmt::format("run.name = {} leads out of the directory of runs: give a name "
+                          "without \"..\" and a leading \"/\", and the path as run.dir",
+                          value_excerpt({run.name, {}})));
+    }
+  }
 
   void model() {
     const ModelSection& m = deck_.model;
@@ -302,6 +323,7 @@ class Checker {
 
 void check_deck(const LoadedDeck& loaded, Problems& problems) {
   Checker checker(loaded, problems);
+  checker.names();
   checker.model();
   checker.layout();
   checker.precision();

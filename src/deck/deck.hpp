@@ -76,6 +76,7 @@ struct ModelSection {
   double dropout = 0;
   double init_std = 0.02;
   std::optional<std::string> init_from;
+  bool accept_non_finite = false;
   bool operator==(const ModelSection&) const = default;
 };
 
@@ -83,6 +84,8 @@ struct DataSection {
   std::vector<std::string> train;
   std::vector<std::string> validation;
   bool shuffle = true;
+  bool accept_changes = false;
+  bool accept_tokenizer = false;
   bool operator==(const DataSection&) const = default;
 };
 
@@ -225,6 +228,7 @@ struct GuardSection {
   double rollback_lr_factor = 0.5;
   std::int64_t check_replicas = 0;
   Seconds hang_timeout{600};
+  std::optional<std::string> interface;
   bool operator==(const GuardSection&) const = default;
 };
 

@@ -2,10 +2,10 @@
 
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <functional>
-#include <sstream>
 
+#include "core/regular_file.hpp"
+#include "core/terminal.hpp"
 #include "deck/codec.hpp"
 #include "deck/names.hpp"
 #include "deck/problems.hpp"
@@ -228,7 +228,8 @@ double Machine::kernel_rate(DType type, const std::string& operation) const {
 
 Machine parse_machine(std::string_view text, const std::string& path) {
   Problems problems;
-  Machine machine{.name = std::filesystem::path(path).stem().string(), .file = path, .memory = {}};
+  Machine machine{
+      .name = printable(std::filesystem::path(path).stem().string()), .file = path, .memory = {}};
   std::vector<std::string> given;
   const Table table = parse_toml(text, path, problems);
   read_table(table, "", machine, problems, given);
@@ -239,14 +240,14 @@ Machine parse_machine(std::string_view text, const std::string& path) {
 }
 
 Machine load_machine(const std::string& path) {
-  const std::ifstream file(path);
-  std::ostringstream text;
-  if (!file || !(text << file.rdbuf())) {
+  constexpr std::size_t kLargest = std::size_t{1} << 20;
+  const FileText file = read_regular(path, kLargest);
+  if (!file.problem.empty()) {
     throw DeckError(fmt::format(
-        "cannot read the machine file {}: slurm/machines/ has some, bench machine makes one",
-        path));
+        "cannot read the machine file {}: {} (slurm/machines/ has some, bench machine makes one)",
+        path, file.problem));
   }
-  return parse_machine(text.str(), path);
+  return parse_machine(file.text, path);
 }
 
 }  // namespace tessera::deck

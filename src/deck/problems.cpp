@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "core/error.hpp"
+#include "core/terminal.hpp"
 
 namespace tessera::deck {
 
@@ -26,9 +27,9 @@ void Problems::throw_if_any() const {
   std::string lines;
   for (const Problem& problem : sorted) {
     if (!lines.empty()) lines += '\n';
-    lines += problem.place.text() + ": " + problem.text;
+    lines += printable(problem.place.text() + ": " + problem.text);
   }
-  throw DeckError(lines);
+  throw DeckError(Lines{lines});
 }
 
 }  // namespace tessera::deck

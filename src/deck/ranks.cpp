@@ -103,6 +103,32 @@ void check_ranks(const LoadedDeck& loaded, std::int64_t ranks) {
   problems.throw_if_any();
 }
 
+void check_quantized(const LoadedDeck& loaded, std::int64_t ranks) {
+  const ParallelSection& parallel = loaded.deck.parallel;
+  const QuantizeSection& q = loaded.deck.zero.quantize;
+  const bool alone = ranks == parallel.tensor * parallel.pipeline;
+  Problems problems;
+  const auto refuse = [&](std::string_view key, std::string_view word, const std::string& why) {
+    problems.add(
+        loaded.place(key), key,
+        fmt::format("{} = \"{}\" has no effect: {}, or leave it at \"none\")", key, word, why));
+  };
+  const std::string one_rank = fmt::format(
+      "{} ranks / (tensor {} x pipeline {}) leave one data rank, which has nobody to send to (use "
+      "more ranks",
+      ranks, parallel.tensor, parallel.pipeline);
+  if (q.weights != QuantizedWeights::none && (alone || loaded.deck.zero.stage < 3)) {
+    refuse("zero.quantize.weights", enum_word(q.weights),
+           alone ? one_rank
+                 : fmt::format("parameters are gathered at stage 3 only, not at zero.stage = {} "
+                               "(set zero.stage = 3",
+                               loaded.deck.zero.stage));
+  }
+  if (q.gradients != QuantizedGradients::none && alone)
+    refuse("zero.quantize.gradients", enum_word(q.gradients), one_rank);
+  problems.throw_if_any();
+}
+
 std::vector<std::int64_t> legal_micros(const LoadedDeck& loaded, std::int64_t ranks) {
   const std::int64_t data = ranks / (loaded.deck.parallel.tensor * loaded.deck.parallel.pipeline);
   LoadedDeck tried = loaded;

@@ -189,12 +189,23 @@ constexpr SchemaRow kRows[] = {
                                                 "Hugging Face directory: its config.json fixes the "
                                                 "architecture, its safetensors the weights",
                                                 {.unset = "random weights", .on_resume = refused}),
+    row<&Deck::model, &ModelSection::accept_non_finite>(
+        "model.accept_non_finite",
+        "take weights from init_from, and evaluate a checkpoint's, even where some are NaN or "
+        "infinite"),
     row<&Deck::data, &DataSection::train>("data.train", "training token files",
                                           {.required = true, .on_resume = refused}),
     row<&Deck::data, &DataSection::validation>("data.validation", "validation token files",
                                                {.on_resume = refused}),
     row<&Deck::data, &DataSection::shuffle>(
         "data.shuffle", "a fixed pseudo-random order in each epoch", {.on_resume = refused}),
+    row<&Deck::data, &DataSection::accept_changes>(
+        "data.accept_changes",
+        "go on from a checkpoint though the training data is not what it was"),
+    row<&Deck::data, &DataSection::accept_tokenizer>(
+        "data.accept_tokenizer",
+        "take training data, validation data and a model that were made with different tokenizers, "
+        "and a vocabulary below the tokenizer's; otherwise such are refused"),
     row<&Deck::batch, &BatchSection::sequence>(
         "batch.sequence", "tokens of one sequence",
         {.limits = kLength, .unset = "model.context", .on_resume = refused}),
@@ -357,7 +368,8 @@ constexpr SchemaRow kRows[] = {
         "checkpoint.every", "steps between checkpoints; 0 = none, also not at the end",
         {.limits = at_least(0)}),
     row<&Deck::checkpoint, &CheckpointSection::keep>(
-        "checkpoint.keep", "newest checkpoints kept; 0 = all", {.limits = at_least(0)}),
+        "checkpoint.keep",
+        "newest checkpoints kept, beside the newest that a later step was applied to; 0 = all", {.limits = at_least(0)}),
     row<&Deck::checkpoint, &CheckpointSection::keep_every>(
         "checkpoint.keep_every", "checkpoints at multiples of this step are never pruned; 0 = none",
         {.limits = at_least(0)}),
@@ -400,11 +412,17 @@ constexpr SchemaRow kRows[] = {
         {.limits = {.low = 0, .high = 1, .above_low = true}}),
     row<&Deck::guard, &GuardSection::check_replicas>(
         "guard.check_replicas",
-        "steps between comparisons of what data ranks hold copies of; 0 = none",
+        "steps between comparisons of what several ranks hold copies of; 0 = none",
         {.limits = at_least(0)}),
     row<&Deck::guard, &GuardSection::hang_timeout>(
         "guard.hang_timeout", "a rank silent for so long is stuck; 0 = no watchdog",
         {.limits = at_least(0), .unit = "s"}),
+    row<&Deck::guard, &GuardSection::interface>(
+        "guard.interface",
+        "where the watchdog of each rank waits for its neighbour: an interface, an IPv4 address or "
+        "a network (\"ib0\", \"10.1.0.0/16\"); several with commas between",
+        {.unset = "loopback between ranks of a node; else OMPI_MCA_btl_tcp_if_include, else the "
+                  "addresses from which the neighbour's node is reached"}),
 };
 
 }  // namespace

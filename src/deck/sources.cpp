@@ -3,13 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
 #include <filesystem>
-#include <memory>
 #include <optional>
 
-#include "core/error.hpp"
+#include "core/regular_file.hpp"
 #include "deck/codec.hpp"
 #include "deck/names.hpp"
 #include "deck/schema.hpp"
@@ -123,20 +120,10 @@ class FileReader {
   }
 
   std::optional<std::string> read(const std::string& path, const Place& asked_at) {
-    const auto refuse = [&](std::string_view why) {
-      problems_.add(asked_at, kUnreadable, fmt::format("cannot read {}: {}", path, why));
-      return std::optional<std::string>{};
-    };
-    std::error_code error;
-    if (fs::is_directory(path, error)) return refuse("it is a directory");
-    const auto close = [](std::FILE* file) { std::fclose(file); };
-    const std::unique_ptr<std::FILE, decltype(close)> file(std::fopen(path.c_str(), "rb"), close);
-    if (!file) return refuse(errno_text(errno));
-    std::string text(kLargestDeck + 1, '\0');
-    text.resize(std::fread(text.data(), 1, text.size(), file.get()));
-    if (std::ferror(file.get())) return refuse(errno_text(errno));
-    if (text.size() > kLargestDeck) return refuse("it is larger than a deck's limit of 1 MiB");
-    return text;
+    FileText file = read_regular(path, kLargestDeck);
+    if (file.problem.empty()) return std::move(file.text);
+    problems_.add(asked_at, kUnreadable, fmt::format("cannot read {}: {}", path, file.problem));
+    return std::nullopt;
   }
 
   Sources& sources_;

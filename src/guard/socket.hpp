@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,10 +27,14 @@ class Socket {
   int descriptor_ = -1;
 };
 
-/// Where a process listens: "port address address ...".
+/// Where a process listens: "10.1.0.5:4711 10.2.0.5:4712". IPv4.
 struct Endpoint {
-  int port = 0;
-  std::vector<std::string> addresses;  // IPv4, of this host's interfaces; loopback last
+  struct Port {
+    std::string address;
+    int number = 0;
+    bool operator==(const Port&) const = default;
+  };
+  std::vector<Port> ports;
 
   std::string to_text() const;
   static Endpoint from_text(const std::string& text);  // throws CommError
@@ -45,14 +50,16 @@ struct Greeting {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
-/// A socket that listens on every interface, and its endpoint. Throws CommError.
-std::pair<Socket, Endpoint> listen_anywhere();
+/// Sockets that listen, one on each of these addresses of this host, and where that is. Throws
+/// CommError.
+std::pair<std::vector<Socket>, Endpoint> listen_on(std::span<const std::string> addresses);
 /// Connects to the process that answers `greeting` with its mirror image, on whichever address, and
 /// confirms with `greeting`.
 /// Throws CommError naming the addresses when `until` passes.
 Socket connect_to(const Endpoint& peer, const Greeting& greeting, Deadline until);
-/// Accepts the connection that opens with `expected` and confirms the answer to it; closes others.
-/// Throws CommError when `until` passes.
-Socket accept_from(const Socket& listener, const Greeting& expected, Deadline until);
+/// Accepts the connection that opens with `expected` and confirms the answer to it. Others are
+/// closed: at once when they say anything else, after a second when they say nothing, and before
+/// that when more come than are kept waiting. Throws CommError when `until` passes.
+Socket accept_from(std::span<const Socket> listeners, const Greeting& expected, Deadline until);
 
 }  // namespace tessera::guard

@@ -7,14 +7,18 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <exception>
+#include <future>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <vector>
 
+#include "core/ending.hpp"
+#include "core/terminal.hpp"
 #include "core/thread.hpp"
 #include "guard/report.hpp"
 #include "guard/socket.hpp"
@@ -39,21 +43,26 @@ struct Link {
   Socket socket;
   int peer = 0;
   std::string received, unsent;
-  Clock::time_point last_heard = Clock::now();
+  Clock::time_point last_heard;
   std::string doing = "nothing was heard of it";
   bool said_goodbye = false;
 };
 
 enum class Ending { no, goodbye, failure };
 
+/// What comes of the ring that is being made: until that is known, its thread waits.
+enum class Fate : std::uint8_t { open, watched, given_up };
+
 }  // namespace
 
 struct Watchdog::Ring {
   int rank = 0, size = 0;
-  Socket listener, wake;
+  std::vector<Socket> listeners;
+  Socket wake;
   std::array<Link, 2> links;
   WatchdogOptions options;
   std::function<Activity()> look;
+  std::atomic<Fate> fate{Fate::open};
 
   std::mutex mutex;  // what the rank's own threads tell the watchdog's
   Ending ending = Ending::no;
@@ -64,22 +73,33 @@ struct Watchdog::Ring {
   std::optional<Clock::time_point> leaving_at;
   bool over = false;  // this rank has said goodbye: its neighbours answer by closing
   std::uint64_t progress = 0;
-  Clock::time_point progress_at = Clock::now(), looked_at = Clock::now();
+  Clock::time_point progress_at, looked_at;
 
   std::chrono::milliseconds heartbeat() const {
     return std::min<std::chrono::milliseconds>(250ms, options.hang_timeout / 4);
   }
 
+  void decide(Fate decision) {
+    fate = decision;
+    fate.notify_one();
+  }
+
   void tell_own_thread(Ending how, ExitCode code, std::string_view text) {
     {
       const std::lock_guard lock(mutex);
-      ending = how, exit_code = code, why = text;
+      ending = how, exit_code = code;
+      try {
+        why = text;
+      } catch (const std::bad_alloc&) {
+        why.clear();  // the code must do
+      }
     }
     const std::uint64_t one = 1;
     [[maybe_unused]] const ssize_t n = ::write(wake.descriptor(), &one, sizeof one);
   }
 
   void run();
+  void run_or_leave();
   void wait_for_news();
   void receive(Link& link);
   void handle(Link& from, const FrameHeader& header, std::string text);
@@ -243,9 +263,26 @@ void Watchdog::Ring::leave(ExitCode code) {
   const bool speaks =
       !report.casualties.contains(rank) || report.casualties.size() > 1 || code == ExitCode::comm;
   const bool lowest = report.bystanders.empty() || report.bystanders.begin()->first >= rank;
-  if (speaks && lowest) publish(report, options.record);
-  drain(500ms);
+  try {
+    if (speaks && lowest) publish(report, options.record);
+    drain(500ms);
+  } catch (const std::bad_alloc&) {  // the code must do
+  }
   ::_exit(static_cast<int>(code));
+}
+
+/// No exception may end this thread: what it throws is for want of memory, and this rank's own.
+void Watchdog::Ring::run_or_leave() {
+  try {
+    run();
+  } catch (...) {
+    const auto ending = current_ending();
+    try {
+      tell(fmt::format("tessera: rank {}: watchdog: {}\n", rank, ending.text()));
+    } catch (...) {  // the exit code must do
+    }
+    ::_exit(static_cast<int>(ending.code));
+  }
 }
 
 void Watchdog::Ring::run() {
@@ -282,37 +319,43 @@ void Watchdog::Ring::run() {
 Watchdog::Watchdog(int rank) : rank_(rank), ring_(std::make_unique<Ring>()) { ring_->rank = rank; }
 
 Watchdog::~Watchdog() {
-  if (watching() && std::uncaught_exceptions() > 0) thread_.detach(), ring_.release();
-  if (watching()) stop();
+  if (watching() && std::uncaught_exceptions() > 0)
+    thread_.detach(), ring_.release();
+  else
+    stop();
 }
 
-std::string Watchdog::listen() {
-  auto [socket, endpoint] = listen_anywhere();
-  ring_->listener = std::move(socket);
+bool Watchdog::watching() const { return thread_.joinable() && ring_->fate == Fate::watched; }
+
+std::string Watchdog::listen(std::span<const std::string> addresses) {
+  auto [sockets, endpoint] = listen_on(addresses);
+  ring_->listeners = std::move(sockets);
   return endpoint.to_text();
 }
 
-void Watchdog::start(std::span<const std::string> endpoints, std::uint64_t secret,
-                     const WatchdogOptions& options, std::function<Activity()> look) {
-  TESSERA_CHECK(!watching() && options.hang_timeout.count() > 0,
-                "watchdog: started twice, or "
-                "without a time limit");
+void Watchdog::join(std::span<const std::string> endpoints, std::uint64_t secret) {
+  TESSERA_CHECK(!thread_.joinable(), "watchdog: joined twice");
+  Ring& ring = *ring_;
+  const std::vector<Socket> listeners = std::move(ring.listeners);  // closed in the end
   const int size = static_cast<int>(endpoints.size());
   if (size < 2) return;
   const int after = (rank_ + 1) % size, before = (rank_ + size - 1) % size;
-  Ring& ring = *ring_;
   ring.size = size;
-  ring.options = options;
-  ring.look = std::move(look);
+  ring.wake = Socket(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!ring.wake) throw CommError("watchdog: cannot make an eventfd: " + errno_text(errno));
   const auto until = Clock::now() + 20s;
-  std::exception_ptr not_accepted;
-  Socket incoming;
-  std::jthread acceptor = start_thread("acceptor", [&] {
+  std::promise<Socket> incoming;
+  auto accepted = incoming.get_future();
+  // The thread is there before any connection: without one, no neighbour has to be told.
+  thread_ = start_thread("watchdog", [&, incoming = std::move(incoming), own = &ring]() mutable {
     try {
-      incoming = accept_from(ring.listener, {.secret = secret, .from = before, .to = rank_}, until);
+      incoming.set_value(
+          accept_from(listeners, {.secret = secret, .from = before, .to = own->rank}, until));
     } catch (...) {
-      not_accepted = std::current_exception();
+      incoming.set_exception(std::current_exception());
     }
+    own->fate.wait(Fate::open);
+    if (own->fate == Fate::watched) own->run_or_leave();
   });
   std::exception_ptr not_connected;
   Socket outgoing;
@@ -322,21 +365,28 @@ void Watchdog::start(std::span<const std::string> endpoints, std::uint64_t secre
   } catch (...) {
     not_connected = std::current_exception();
   }
-  acceptor.join();
+  accepted.wait();
   if (not_connected) std::rethrow_exception(not_connected);
-  if (not_accepted) std::rethrow_exception(not_accepted);
-  ring.listener = Socket();
-  ring.links[0].socket = std::move(incoming), ring.links[0].peer = before;
+  ring.links[0].socket = accepted.get(), ring.links[0].peer = before;
   ring.links[1].socket = std::move(outgoing), ring.links[1].peer = after;
-  ring.wake = Socket(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!ring.wake) throw CommError("watchdog: cannot make an eventfd: " + errno_text(errno));
+}
 
-  thread_ = start_thread("watchdog", [&ring] { ring.run(); });
+void Watchdog::watch(const WatchdogOptions& options, std::function<Activity()> look) {
+  Ring& ring = *ring_;
+  TESSERA_CHECK(!watching() && options.hang_timeout.count() > 0,
+                "watchdog: started twice, or without a time limit");
+  if (!thread_.joinable()) return;
+  ring.options = options;
+  ring.look = std::move(look);
+  ring.progress_at = ring.looked_at = Clock::now();
+  for (Link& link : ring.links) link.last_heard = Clock::now();
+  ring.decide(Fate::watched);
 }
 
 void Watchdog::stop() {
-  if (!watching()) return;
+  if (!thread_.joinable()) return;
   ring_->tell_own_thread(Ending::goodbye, ExitCode::ok, "");
+  if (!watching()) ring_->decide(Fate::given_up);
   thread_.join();
 }
 

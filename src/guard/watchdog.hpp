@@ -44,15 +44,17 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  /// Opens the port on which the rank before will connect. Returns what connect() of every rank
-  /// needs to know of this one: one line. IPv4. Throws CommError.
-  std::string listen();
-  /// Joins the ring and starts watching. `endpoints`: every rank's line, in rank order; `secret`: a
-  /// number that all ranks share and no stranger knows. `look` is called by the watchdog's thread.
-  /// Collective. Throws CommError when a neighbour cannot be reached on any of its addresses.
-  void start(std::span<const std::string> endpoints, std::uint64_t secret,
-             const WatchdogOptions& options, std::function<Activity()> look);
-  bool watching() const { return thread_.joinable(); }
+  /// Opens ports on these addresses of this host, on which the rank before will connect. Returns
+  /// what join() of every rank needs to know of this one: one line. Throws CommError.
+  std::string listen(std::span<const std::string> addresses);
+  /// Joins the ring, and closes the ports. `endpoints`: every rank's line, in rank order; `secret`:
+  /// a number that all ranks share and no stranger knows. Collective. Throws CommError when a
+  /// neighbour cannot be reached on any of its addresses, MemoryError without a thread.
+  void join(std::span<const std::string> endpoints, std::uint64_t secret);
+  /// Starts watching, once all ranks have joined: before that, silence means nothing. `look` is
+  /// called by the watchdog's thread. Does nothing on a rank that is alone.
+  void watch(const WatchdogOptions& options, std::function<Activity()> look);
+  bool watching() const;
   /// The run is over on every rank: closing connections means nothing from here on.
   void stop();
 

@@ -15,6 +15,7 @@ constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
 /// The number after `key` in a file of keys and numbers, in its unit; -1 when there is none.
 std::int64_t value_after(const std::string& key, const fs::path& file) {
   std::ifstream in(file);
+  in.exceptions(std::ios::badbit);  // for want of memory
   std::string word;
   while (in >> word) {
     std::int64_t value = 0;
@@ -80,6 +81,7 @@ std::int64_t available_bytes(const fs::path& root) {
   if (const std::int64_t kib = value_after("MemAvailable:", root / "proc/meminfo"); kib >= 0)
     free = kib * 1024;
   std::ifstream groups(root / "proc/self/cgroup");
+  groups.exceptions(std::ios::badbit);  // for want of memory
   std::string id, controllers, path;
   while (std::getline(groups, id, ':') && std::getline(groups, controllers, ':') &&
          std::getline(groups, path)) {

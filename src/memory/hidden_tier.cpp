@@ -1,23 +1,25 @@
 #include "memory/hidden_tier.hpp"
 
+#include <fmt/format.h>
 #include <sys/mman.h>
 
 #include <cerrno>
 #include <cstring>
 
-#include "core/error.hpp"
+#include "core/limits.hpp"
 
 namespace tessera::memory {
 
 std::byte* HiddenTier::allocate(std::int64_t bytes) {
   void* hidden = mmap(nullptr, static_cast<std::size_t>(bytes), PROT_NONE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (hidden == MAP_FAILED)
-    throw MemoryError(fmt::format("cannot map {} bytes: {}", bytes, errno_text(errno)));
+  if (hidden == MAP_FAILED) memory_refused(fmt::format("map {} bytes", bytes), errno);
   auto* base = static_cast<std::byte*>(hidden);
   try {
+    mappings_[base] = {};
     mappings_[base] = {.bytes = bytes, .reachable = HostTier().allocate(bytes)};
   } catch (...) {
+    mappings_.erase(base);
     munmap(hidden, static_cast<std::size_t>(bytes));
     throw;
   }

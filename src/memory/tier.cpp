@@ -1,11 +1,12 @@
 #include "memory/tier.hpp"
 
+#include <fmt/format.h>
 #include <sys/mman.h>
 
 #include <cerrno>
 #include <cstring>
 
-#include "core/error.hpp"
+#include "core/limits.hpp"
 #include "core/math.hpp"
 
 namespace tessera::memory {
@@ -27,8 +28,7 @@ std::span<const std::byte> Tier::look(std::byte* from, std::int64_t bytes,
 std::byte* HostTier::allocate(std::int64_t bytes) {
   void* p = mmap(nullptr, static_cast<std::size_t>(round_up(bytes, kHuge)), PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (p == MAP_FAILED)
-    throw MemoryError(fmt::format("cannot map {} bytes: {}", bytes, errno_text(errno)));
+  if (p == MAP_FAILED) memory_refused(fmt::format("map {} bytes", bytes), errno);
   auto* base = static_cast<std::byte*>(p);
   madvise(p, static_cast<std::size_t>(bytes), MADV_HUGEPAGE);  // advice: failure only costs speed
   for (std::int64_t at = 0; at < bytes; at += 4096) base[at] = std::byte{0};

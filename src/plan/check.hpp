@@ -19,10 +19,4 @@ void check(const Plan& plan);
 /// order.
 void check_together(std::span<const std::uint64_t> plan_hashes);
 
-/// The plans of all stages of one pipeline, first to last, played together: every message has a
-/// receiver that expects as many bytes, and nobody waits for ever, even if no message leaves before
-/// its receiver is there and a rank begins a message or a collective only when all of those before
-/// it in its plan are done, as NCCL does in CUDA graphs with drivers below 12.9.
-void check_pipeline(std::span<const Plan> stages);
-
 }  // namespace tessera::plan

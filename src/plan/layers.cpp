@@ -1,5 +1,7 @@
 #include "plan/layers.hpp"
 
+#include <map>
+
 namespace tessera::plan {
 
 std::vector<Layer> model_layers(const std::vector<model::UnitDesc>& units) {
@@ -74,6 +76,18 @@ bool tied_apart(const PlanInputs& in) {
 bool on_both_ends(const PlanInputs& in, std::size_t unit) {
   return in.mesh.pipeline > 1 && in.config.tied_embeddings &&
          in.units[unit].kind == model::UnitKind::vocabulary;
+}
+
+std::vector<std::int64_t> first_with_same_shares(const PlanInputs& in) {
+  std::map<std::vector<std::int64_t>, std::int64_t> first;
+  std::vector<std::int64_t> all;
+  for (std::int64_t t = 0; t < in.mesh.tensor; ++t) {
+    std::vector<std::int64_t> sizes;
+    for (const auto& unit : in.units)
+      sizes.push_back(zero::unit_layout(unit, in.mesh.data, tensor_cut(in, {.tensor = t})).used);
+    all.push_back(first.try_emplace(std::move(sizes), t).first->second);
+  }
+  return all;
 }
 
 }  // namespace tessera::plan

@@ -29,4 +29,7 @@ bool tied_apart(const PlanInputs& inputs);
 /// Whether the unit is a tied matrix that both ends of the pipeline hold.
 bool on_both_ends(const PlanInputs& inputs, std::size_t unit);
 
+/// Of each tensor rank the first whose shares of all units are as large as its own.
+std::vector<std::int64_t> first_with_same_shares(const PlanInputs& inputs);
+
 }  // namespace tessera::plan

@@ -9,6 +9,15 @@
 
 namespace tessera::plan {
 
+/// Of the arenas on the device, which memory.device limits; the others are the host's.
+constexpr std::int64_t device_bytes(const ArenaBytes& arenas) {
+  return arenas[static_cast<std::size_t>(ArenaId::state)] +
+         arenas[static_cast<std::size_t>(ArenaId::step)];
+}
+constexpr std::int64_t host_bytes(const ArenaBytes& arenas) {
+  return arenas[static_cast<std::size_t>(ArenaId::host)];
+}
+
 struct Ledger {
   std::map<Purpose, std::int64_t> state;  // persistent buffers
   std::map<Purpose, std::int64_t>
@@ -16,9 +25,8 @@ struct Ledger {
   std::int64_t gaps = 0;  // of the step arena: what lies between buffers at that moment
   ArenaBytes arenas{};
   std::int64_t arena(ArenaId id) const { return arenas[static_cast<std::size_t>(id)]; }
-  /// Of the arenas on the device, which memory.device limits.
-  std::int64_t device() const { return arena(ArenaId::state) + arena(ArenaId::step); }
-  std::int64_t host() const { return arena(ArenaId::host); }
+  std::int64_t device() const { return device_bytes(arenas); }
+  std::int64_t host() const { return host_bytes(arenas); }
   /// Of all arenas.
   std::int64_t of(Purpose purpose) const;
 };

@@ -8,6 +8,8 @@
 #include <set>
 #include <tuple>
 
+#include "plan/layers.hpp"
+#include "plan/ledger.hpp"
 #include "plan/print.hpp"
 
 namespace tessera::plan {
@@ -130,7 +132,7 @@ struct CostOf {
 
 /// What joins ops of several ranks: collectives of a group on a stream, messages between two ranks
 /// in one direction, each with a running number.
-using Meeting = std::tuple<MeshGroup, Stream, std::int64_t, std::int64_t, std::int64_t>;
+using MeetingKey = std::tuple<MeshGroup, Stream, std::int64_t, std::int64_t, std::int64_t>;
 
 class Player {
  public:
@@ -260,7 +262,7 @@ class Player {
       begin({part});
       return;
     }
-    const Meeting where = meeting(part, *call);
+    const MeetingKey where = meeting(part, *call);
     auto& met = meetings_[where];
     met.push_back(part);
     if (met.size() < members(part)) return;
@@ -276,10 +278,10 @@ class Player {
     return it->second;
   }
 
-  Meeting meeting(const Part& part, const comm::CollectiveCall& call) {
+  MeetingKey meeting(const Part& part, const comm::CollectiveCall& call) {
     const Op& o = op(part);
     auto key = std::tuple{o.group, o.stream, std::int64_t{0}};
-    Meeting where{o.group, o.stream, group_id(part), 0, 0};
+    MeetingKey where{o.group, o.stream, group_id(part), 0, 0};
     const auto message = [&](std::int64_t peer, bool sends) {
       const auto other = static_cast<std::int64_t>(peer_of(part, peer));
       const auto self = static_cast<std::int64_t>(part.rank);
@@ -398,7 +400,7 @@ class Player {
   std::vector<Rank> ranks_;
   std::map<MeshPlace, std::size_t> rank_at_;
   std::deque<std::size_t> changed_;  // ranks that may go on
-  std::map<Meeting, std::vector<Part>> meetings_;
+  std::map<MeetingKey, std::vector<Part>> meetings_;
   std::vector<Transfer> transfers_;
   double now_ = 0;
 };
@@ -425,16 +427,8 @@ double idle_share(const Simulation& simulation) {
 }
 
 std::vector<MeshPlace> simulated_places(const PlanInputs& in) {
-  const auto shares = [&](std::int64_t tensor) {
-    std::vector<std::int64_t> sizes;
-    for (const auto& unit : in.units)
-      sizes.push_back(
-          zero::unit_layout(unit, in.mesh.data, tensor_cut(in, {.tensor = tensor})).used);
-    return sizes;
-  };
-  const auto first = shares(0);
-  bool even = true;
-  for (std::int64_t t = 1; t < in.mesh.tensor; ++t) even = even && shares(t) == first;
+  const auto alike = first_with_same_shares(in);
+  const bool even = std::ranges::count(alike, 0) == in.mesh.tensor;
   std::vector<MeshPlace> places;
   for (std::int64_t p = 0; p < in.mesh.pipeline; ++p) {
     for (std::int64_t t = 0; t < (even ? 1 : in.mesh.tensor); ++t)
@@ -449,9 +443,15 @@ std::vector<Plan> simulated_plans(const PlanInputs& in, const PlanShape& shape) 
   return plans;
 }
 
-std::int64_t Prediction::memory() const {
+std::int64_t Prediction::device_memory() const {
   std::int64_t most = 0;
-  for (const Plan& plan : plans) most = std::max(most, plan.bytes());
+  for (const Plan& plan : plans) most = std::max(most, device_bytes(plan.arena_bytes));
+  return most;
+}
+
+std::int64_t Prediction::host_memory() const {
+  std::int64_t most = 0;
+  for (const Plan& plan : plans) most = std::max(most, host_bytes(plan.arena_bytes));
   return most;
 }
 

@@ -66,8 +66,9 @@ struct Prediction {
   double bubble = 0;     // idle_share with links that take no time
   double flop = 0;       // of matrix work, recomputation included, of all ranks
   comm::WireBytes sent;  // the most that a rank sends, each class by itself
-  /// Of both arenas, the most of any rank.
-  std::int64_t memory() const;
+  /// Of a rank's arenas on the device and on the host, the most of any rank.
+  std::int64_t device_memory() const;
+  std::int64_t host_memory() const;
 };
 /// Plans of simulated_places, made in turn.
 std::vector<Plan> simulated_plans(const PlanInputs& inputs, const PlanShape& shape);

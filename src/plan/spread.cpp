@@ -1,5 +1,7 @@
 #include "plan/spread.hpp"
 
+#include <map>
+
 namespace tessera::plan {
 
 std::vector<RankGroup> groups_of(const Mesh& mesh, MeshGroup kind) {
@@ -18,6 +20,41 @@ Spread widest(MeshGroup kind, const PlanInputs& in) {
     if (shape.nodes > most.nodes) most = {group.first, shape.nodes};
   }
   return most;
+}
+
+std::vector<Situation> situations(const PlanInputs& in) {
+  const Mesh& mesh = in.mesh;
+  const auto node = [&](std::int64_t r) {
+    return in.node_of.empty() ? 0 : in.node_of[static_cast<std::size_t>(r)];
+  };
+  std::vector<Situation> all(static_cast<std::size_t>(mesh.size()));
+  const auto count = [&](MeshGroup kind, Situation::Group Situation::*member) {
+    for (const RankGroup& group : groups_of(mesh, kind)) {
+      std::map<int, std::int64_t> on;
+      for (std::int64_t i = 0; i < group.count; ++i) ++on[node(group.rank(i))];
+      for (std::int64_t i = 0; i < group.count; ++i) {
+        all[static_cast<std::size_t>(group.rank(i))].*member = {
+            .local = on[node(group.rank(i))], .nodes = static_cast<std::int64_t>(on.size())};
+      }
+    }
+  };
+  if (in.gradient_blocks) {
+    for (const RankGroup& group : groups_of(mesh, MeshGroup::data)) {
+      const std::size_t hops = gradient_route(in, mesh.place_of(group.first)).hops.size();
+      for (std::int64_t i = 0; i < group.count; ++i)
+        all[static_cast<std::size_t>(group.rank(i))].hops = hops;
+    }
+  }
+  count(MeshGroup::data, &Situation::data);
+  count(MeshGroup::tensor, &Situation::tensor);
+  count(MeshGroup::ends, &Situation::ends);
+  const std::int64_t stage = mesh.tensor * mesh.data;  // ranks
+  for (std::int64_t r = 0; r < mesh.size(); ++r) {
+    Situation& s = all[static_cast<std::size_t>(r)];
+    s.next_apart = node((r + stage) % mesh.size()) != node(r);
+    s.previous_apart = node((r + mesh.size() - stage) % mesh.size()) != node(r);
+  }
+  return all;
 }
 
 std::optional<std::string> tensor_over_nodes(const PlanInputs& in) {

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <set>
+#include <tuple>
 
 #include "core/thread.hpp"
 #include "plan/check.hpp"
 #include "plan/layers.hpp"
+#include "plan/meetings.hpp"
 #include "plan/print.hpp"
+#include "plan/spread.hpp"
 
 namespace tessera::plan {
 namespace {
@@ -24,6 +27,7 @@ std::int64_t share(const PlanInputs& in, const MeshPlace& place, const std::vect
 struct Measured {
   RankFigures figures;
   std::vector<std::uint64_t> hashes;  // by shape
+  std::vector<Meetings> meetings;     // likewise
 };
 
 Measured measure(const PlanInputs& in, std::span<const PlanShape> shapes, const MeshPlace& place) {
@@ -32,6 +36,7 @@ Measured measure(const PlanInputs& in, std::span<const PlanShape> shapes, const 
   for (const PlanShape& shape : shapes) {
     plans.push_back(make_plan(in, shape, place));
     m.hashes.push_back(plan_hash(plans.back()));
+    m.meetings.push_back(meetings_of(plans.back()));
   }
   std::vector<const Plan*> all;
   for (const Plan& plan : plans) all.push_back(&plan);
@@ -76,16 +81,66 @@ std::vector<MeshPlace> distinct_places(const PlanInputs& in) {
   const auto largest = largest_places(in);
   std::set<MeshPlace> places(largest.begin(), largest.end());
   const Mesh& m = in.mesh;
+  const std::int64_t tensor = largest[0].tensor;
   for (const std::int64_t d : {std::int64_t{0}, m.data / 2, m.data - 1})
-    places.insert({.tensor = largest[0].tensor, .data = d, .pipeline = 0});
-  for (const std::int64_t t : {std::int64_t{0}, m.tensor / 2, m.tensor - 1})
-    places.insert({.tensor = t, .data = 0, .pipeline = 0});
+    places.insert({.tensor = tensor, .data = d, .pipeline = 0});
+  for (std::int64_t stage = 0; stage < m.pipeline; ++stage)
+    places.insert({.tensor = tensor, .data = 0, .pipeline = stage});
+
+  const auto alike = first_with_same_shares(in);
+  const auto lie = situations(in);
+  std::set<std::tuple<std::int64_t, std::int64_t, Situation>> kinds;
+  const auto is_new = [&](const MeshPlace& place) {
+    return kinds
+        .insert({place.pipeline, alike[static_cast<std::size_t>(place.tensor)],
+                 lie[static_cast<std::size_t>(m.rank_of(place))]})
+        .second;
+  };
+  for (const MeshPlace& place : places) is_new(place);
+  for (std::int64_t r = 0; r < m.size(); ++r) {
+    if (is_new(m.place_of(r))) places.insert(m.place_of(r));
+  }
   return {places.begin(), places.end()};
 }
 
-std::vector<RankFigures> survey(const PlanInputs& inputs, std::span<const PlanShape> shapes,
-                                std::span<const MeshPlace> places,
-                                std::span<const std::unique_ptr<kernels::Device>> devices) {
+namespace {
+
+void check_data_ranks(std::span<const Measured> measured) {
+  std::map<std::pair<std::int64_t, std::int64_t>, const Measured*> first;
+  for (const Measured& m : measured) {
+    const MeshPlace& p = m.figures.place;
+    const Measured& other = *first.try_emplace({p.pipeline, p.tensor}, &m).first->second;
+    for (std::size_t i = 0; i < m.hashes.size(); ++i)
+      check_together(std::array{other.hashes[i], m.hashes[i]});
+  }
+}
+
+/// Of every pipeline that is all there; the meetings of the first shape.
+std::int64_t check_pipelines(std::span<const Measured> measured, const Mesh& mesh) {
+  std::map<std::pair<std::int64_t, std::int64_t>, std::vector<const Measured*>> pipelines;
+  for (const Measured& m : measured) {
+    const MeshPlace& p = m.figures.place;
+    auto& stages = pipelines[{p.tensor, p.data}];
+    stages.resize(static_cast<std::size_t>(mesh.pipeline));
+    stages[static_cast<std::size_t>(p.pipeline)] = &m;
+  }
+  std::int64_t first = 0;
+  for (const auto& [at, stages] : pipelines) {
+    if (std::count(stages.begin(), stages.end(), nullptr) > 0) continue;
+    for (std::size_t shape = stages[0]->meetings.size(); shape-- > 0;) {
+      std::vector<Meetings> all;
+      for (const Measured* m : stages) all.push_back(m->meetings[shape]);
+      first = check_pipeline(all);
+    }
+  }
+  return first;
+}
+
+}  // namespace
+
+Survey survey(const PlanInputs& inputs, std::span<const PlanShape> shapes,
+              std::span<const MeshPlace> places,
+              std::span<const std::unique_ptr<kernels::Device>> devices) {
   std::vector<Measured> measured(places.size());
   std::vector<PlanInputs> own(devices.size(), inputs);
   for (std::size_t w = 0; w < devices.size(); ++w)
@@ -93,16 +148,10 @@ std::vector<RankFigures> survey(const PlanInputs& inputs, std::span<const PlanSh
   in_turns(devices.size(), places.size(), [&](std::size_t worker, std::size_t i) {
     measured[i] = measure(own[worker], shapes, places[i]);
   });
-  std::map<std::pair<std::int64_t, std::int64_t>, const Measured*> first;
-  std::vector<RankFigures> all;
-  for (const Measured& m : measured) {
-    const MeshPlace& p = m.figures.place;
-    const Measured& other = *first.try_emplace({p.pipeline, p.tensor}, &m).first->second;
-    for (std::size_t i = 0; i < m.hashes.size(); ++i)
-      check_together(std::array{other.hashes[i], m.hashes[i]});
-    all.push_back(m.figures);
-  }
-  return all;
+  check_data_ranks(measured);
+  Survey survey{.ranks = {}, .meetings = check_pipelines(measured, inputs.mesh)};
+  for (Measured& m : measured) survey.ranks.push_back(std::move(m.figures));
+  return survey;
 }
 
 std::vector<const RankFigures*> dearest(std::span<const RankFigures> figures) {

@@ -23,15 +23,22 @@ struct RankFigures {
 /// and compute most. Data ranks differ in what their shards begin and end with only.
 std::vector<MeshPlace> largest_places(const PlanInputs& inputs);
 
-/// These and, on the first stage, the first, middle and last data and tensor ranks, which must fit
-/// together.
+/// These, the first, middle and last data rank of the first stage and a whole pipeline, which must
+/// fit together, and one rank of each kind beside: on each stage, of each size of tensor share, in
+/// each situation on the nodes.
 std::vector<MeshPlace> distinct_places(const PlanInputs& inputs);
 
+struct Survey {
+  std::vector<RankFigures> ranks;  // as the places
+  /// Of stages, in a step of the first shape: messages and collectives, proved to fit.
+  std::int64_t meetings = 0;
+};
 /// Plans for `places`, made in turn on as many threads as there are devices and measured. Throws
-/// InternalError if data ranks of one stage would not issue the same collectives.
-std::vector<RankFigures> survey(const PlanInputs& inputs, std::span<const PlanShape> shapes,
-                                std::span<const MeshPlace> places,
-                                std::span<const std::unique_ptr<kernels::Device>> devices);
+/// InternalError if data ranks of one stage would not issue the same collectives, or the stages of
+/// a pipeline, of which all are among the places, would not find each other.
+Survey survey(const PlanInputs& inputs, std::span<const PlanShape> shapes,
+              std::span<const MeshPlace> places,
+              std::span<const std::unique_ptr<kernels::Device>> devices);
 
 /// Of each stage, the figures of the rank that holds most.
 std::vector<const RankFigures*> dearest(std::span<const RankFigures> figures);

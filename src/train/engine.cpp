@@ -1,11 +1,12 @@
 #include "train/engine.hpp"
 
-#include <omp.h>
+#include <numeric>
 
 #include "core/hash.hpp"
 #include "core/version.hpp"
 #include "plan/groups.hpp"
 #include "plan/print.hpp"
+#include "train/agreement.hpp"
 #include "train/setup.hpp"
 
 namespace tessera::train {
@@ -35,8 +36,10 @@ Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
     : loaded_(loaded), control_(job.control) {
   const comm::MpiSession& mpi = job.mpi;
   const deck::Deck& deck = loaded.deck;
-  threads_ = thread_count(deck.run, mpi.cores());
-  omp_set_num_threads(threads_);
+  control_.together([&] {
+    threads_ = thread_count(deck.run, mpi.cores());
+    use_threads(threads_);
+  });
   const backend::Ranks ranks{mpi, job.control};
   backend_ = backend::make_backend(
       {.kind = deck.run.backend, .threads = threads_, .matmul = deck.precision.matmul}, &ranks);
@@ -65,18 +68,8 @@ void Engine::make_plans(std::span<const plan::PlanShape> shapes) {
   Hasher hash;
   hash.add(std::string_view(to_toml(loaded_.deck))).add(std::string_view(kVersion));
   hash.add(std::string_view(kCommit));
-  const char* different = "ranks made different plans: they must run one binary with one deck";
-  control_.must_agree(hash.value(), different);
-  for (const auto& [shape, plan] : plans_) hash.add(plan_hash(plan));
-  const auto hashes = control_.gather(std::to_string(hash.value()));
-  control_.together([&] {  // data ranks issue the same collectives
-    for (std::size_t r = 0; r < hashes.size(); ++r) {
-      MeshPlace first = inputs_.mesh.place_of(static_cast<std::int64_t>(r));
-      first.data = 0;
-      if (hashes[r] != hashes[static_cast<std::size_t>(inputs_.mesh.rank_of(first))])
-        throw CommError(different);
-    }
-  });
+  control_.must_agree(hash.value(), kDifferentPlans);
+  meetings_ = prove_together(plans_, inputs_, control_);
 }
 
 void Engine::allocate(const comm::MpiSession& mpi) {

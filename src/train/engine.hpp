@@ -65,6 +65,8 @@ class Engine {
   memory::Tier& tier() { return *backend_.device_tier; }
 
   plan::Ledger ledger() const;
+  /// On rank 0, how often stages meet in the plans of all shapes, all of it proved to fit.
+  std::int64_t meetings() const { return meetings_; }
   /// Of this rank's arenas: what they have, and how far into them the operations that ran reached.
   plan::ArenaBytes arenas() const;
   const plan::ArenaBytes& high_water() const { return high_water_; }
@@ -91,6 +93,7 @@ class Engine {
   plan::PlanInputs inputs_;
   MeshPlace place_;
   std::map<plan::PlanShape, plan::Plan> plans_;
+  std::int64_t meetings_ = 0;
   std::map<plan::PlanShape, PreparedPlan> prepared_;
   std::vector<std::unique_ptr<memory::Arena>> arenas_;  // by plan::ArenaId
   std::int64_t in_use_before_ = 0;

@@ -1,13 +1,17 @@
 #include "train/evaluation.hpp"
 
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 
 #include "core/exact_sum.hpp"
+#include "core/terminal.hpp"
+#include "io/finite.hpp"
 #include "train/check_products.hpp"
 #include "train/corpora.hpp"
 #include "train/setup.hpp"
 #include "train/starting_state.hpp"
+#include "train/tokenizers.hpp"
 
 namespace tessera::train {
 
@@ -38,37 +42,83 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
       .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
 }
 
+namespace {
+
+/// Whether the state is one whose loss means something: throws what is wrong with it.
+void check_start(const deck::LoadedDeck& loaded, const std::optional<LoadedCheckpoint>& start,
+                 int threads) {
+  const deck::Deck& deck = loaded.deck;
+  if (!start && !deck.model.init_from) {
+    throw DeckError(fmt::format(
+        "{}: nothing to evaluate but random weights: {} has no checkpoint{}, and model.init_from "
+        "is unset; train first, name a run or a checkpoint in place of the deck, or set "
+        "run.resume or model.init_from",
+        loaded.name, deck::run_directory(deck),
+        deck.run.resume == std::variant<deck::Resume, std::string>(deck::Resume::never)
+            ? " that run.resume = \"never\" allows"
+            : ""));
+  }
+  if (!start) return;
+  check_threads(loaded, *start, threads);
+  if (const auto& bad = start->non_finite; bad && !deck.model.accept_non_finite) {
+    throw non_finite_error(
+        fmt::format("{}: {}{}", start->path.string(), bad->parameter, bad->index), bad->value,
+        bad->type, "--allow-non-finite");
+  }
+}
+
+}  // namespace
+
 void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job) {
   const comm::Control& control = job.control;
   const deck::Deck& deck = loaded.deck;
   control.together([&] {
     check_on_ranks(loaded, control.size());
     if (deck.data.validation.empty()) {
-      throw DeckError(fmt::format("{}: data.validation is empty", loaded.where("data.validation")));
+      throw DeckError(
+          fmt::format("{}: data.validation is empty: name token files, as by --set "
+                      "'data.validation=[\"PREFIX\"]'",
+                      loaded.where("data.validation")));
     }
   });
   const auto validation = open_validation(loaded, control);
+  control.together([&] {
+    if (control.rank() != 0) return;
+    auto known = tokenizers_of_model(deck);
+    for (auto& data : tokenizers_of_data("data.validation", deck.data.validation))
+      known.push_back(std::move(data));
+    common_tokenizer(loaded, known);
+  });
   const plan::PlanShape shape = evaluation_shape(deck.batch, mesh_of(deck, control.size()).data);
   Engine engine(loaded, job, std::span(&shape, 1));
-  const auto say = [&](std::FILE* to, const std::string& line) {
-    if (control.rank() == 0) fmt::print(to, "{}\n", line);
+  const auto remark = [&](const std::string& line) {
+    if (control.rank() == 0) tell(line + "\n");
   };
   engine.tune(deck::run_directory(deck), false,
-              [&](const std::string& line) { say(stderr, "kernels   " + line); });
+              [&](const std::string& line) { remark("kernels   " + line); });
   const auto start = load_checkpoint(
       loaded, deck::OnResume::architecture, control, engine.state(),
       [&](const std::filesystem::path& path, std::string_view why) {
-        say(stderr, fmt::format("checkpoint {} cannot be used: {}", path.string(), why));
+        remark(fmt::format("checkpoint {} cannot be used: {}", printable(path.string()), why));
       });
+  control.together([&] { check_start(loaded, start, engine.threads()); });
   if (!start) {
     if (const auto note = set_initial_state(deck, control, engine.state()); !note.empty())
-      say(stderr, note);
+      remark(note);
   }
   const auto result = evaluate(engine, control, deck, *validation, [] { return false; });
-  say(stdout,
-      fmt::format("evaluate {} at step {} | loss {:.6f} | {} sequences | {:.1f} s",
-                  start ? start->path.string() : "initial weights", start ? start->header.step : 0,
-                  result->loss, result->sequences, result->seconds));
+  if (control.rank() == 0) {
+    fmt::print("evaluate {} at step {} | loss {:.6f} | {} sequences | {:.1f} s\n",
+               start ? printable(start->path.string()) : "initial weights",
+               start ? start->header.step : 0, result->loss, result->sequences, result->seconds);
+  }
+  control.together([&] {
+    if (std::isfinite(result->loss) || deck.model.accept_non_finite) return;
+    throw NonFiniteError(fmt::format(
+        "the loss is {} although every weight is finite: the model's activations overflow in "
+        "precision.compute = \"{}\" (--allow-non-finite takes that for a result)",
+        result->loss, enum_word(deck.precision.compute)));
+  });
 }
 
 }  // namespace tessera::train

@@ -20,9 +20,11 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
                                    const deck::Deck& deck, const TokenCorpus& validation,
                                    const std::function<bool()>& stop);
 
-/// Evaluates the state that run.resume names: a checkpoint whose model is the deck's, or initial
-/// weights. Holds no more than parameters, and writes nothing but one line on rank 0's stdout, so a
-/// training job may be at work in the run directory. Collective.
+/// Evaluates the state that run.resume names, a checkpoint whose model is the deck's, or else
+/// model.init_from's weights. Throws DeckError where there is neither, DataError for weights that
+/// are not finite and NonFiniteError for a loss that is not, unless model.accept_non_finite, on
+/// every rank. Holds no more than parameters, and writes nothing but one line on rank 0's stdout,
+/// so a training job may be at work in the run directory. Collective.
 void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job);
 
 }  // namespace tessera::train

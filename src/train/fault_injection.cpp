@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <fstream>
 #include <set>
+#include <sstream>
 #include <thread>
 
+#include "core/terminal.hpp"
 #include "deck/names.hpp"
 #include "io/checkpoint_directory.hpp"
 #include "io/checkpoint_reader.hpp"
@@ -30,8 +31,11 @@ fs::path spent_file(const fs::path& directory, std::int64_t rank) {
 }
 
 std::set<std::string> spent_before(const fs::path& directory, std::int64_t rank) {
-  std::ifstream file(spent_file(directory, rank));
+  const fs::path path = spent_file(directory, rank);
   std::set<std::string> lines;
+  if (!path_exists(path)) return lines;
+  constexpr std::int64_t kLargest = 1 << 20;
+  std::istringstream file(read_text(path, kLargest));
   for (std::string line; std::getline(file, line);) lines.insert(line);
   return lines;
 }
@@ -65,6 +69,13 @@ int highest_mantissa_bit(DType type) {
   return type == DType::f32 ? 22 : type == DType::bf16 ? 6 : 9;
 }
 
+/// True while it lives.
+struct Marked {
+  explicit Marked(bool& m) : mark(m) { mark = true; }
+  ~Marked() { mark = false; }
+  bool& mark;
+};
+
 void flip_bit(std::byte& byte, int bit) { byte ^= std::byte{1} << bit; }
 
 }  // namespace
@@ -74,9 +85,10 @@ FaultInjection::FaultInjection(const deck::LoadedDeck& loaded, int rank, const f
     : rank_(rank), directory_(directory), engine_(engine) {
   bool any_of_files = false;
   for (const deck::Fault& fault : loaded.deck.fault.inject) {
-    planned_.push_back({.fault = fault,
-                        .tensor = fault.tensor.empty() ? Tensor{} : find_tensor(loaded, fault),
-                        .spent = spent_before(directory, fault.rank).contains(to_text(fault))});
+    planned_.push_back(
+        {.fault = fault,
+         .tensor = fault.tensor.empty() ? Tensor{} : find_tensor(loaded, fault),
+         .spent = spent_before(directory, fault.rank).contains(printable(to_text(fault)))});
     any_of_files = any_of_files || (mine(planned_.back()) && is_of_files(fault.kind));
   }
   if (planned_.empty()) return;
@@ -121,7 +133,8 @@ void FaultInjection::announce(Reporter& report) const {
   if (planned_.empty()) return;
   report.say("FAULTS    this run injects faults into itself (fault.inject):");
   for (const Planned& p : planned_) {
-    report.say(fmt::format("          {}{}", to_text(p.fault), p.spent ? " (has happened)" : ""));
+    report.say(fmt::format("          {}{}", printable(to_text(p.fault)),
+                           p.spent ? " (has happened)" : ""));
     report.event({{"event", "fault"},
                   {"what", p.spent ? "spent" : "armed"},
                   {"fault", to_text(p.fault)},
@@ -131,7 +144,7 @@ void FaultInjection::announce(Reporter& report) const {
 
 void FaultInjection::tell(Planned& p) {
   p.spent = true;
-  const std::string text = to_text(p.fault);
+  const std::string text = printable(to_text(p.fault));
   if (!lasts(p.fault.kind)) {
     spent_->write(text);
     spent_->sync();
@@ -144,13 +157,15 @@ void FaultInjection::tell(Planned& p) {
                  {"step", step_.load()}});
 }
 
-void FaultInjection::begin(std::int64_t step) {
+double FaultInjection::begin(std::int64_t step) {
   step_ = step;
+  double slowed = 0;
   for (Planned& p : planned_) {
     if (!mine(p)) continue;
     if (p.fault.kind == FaultKind::slow && step >= p.fault.step) {
       if (!p.spent) tell(p);
       std::this_thread::sleep_for(std::chrono::milliseconds(p.fault.ms));
+      slowed += static_cast<double>(p.fault.ms) / 1e3;
     }
     if (p.spent || step != p.fault.step) continue;
     switch (p.fault.kind) {
@@ -160,6 +175,7 @@ void FaultInjection::begin(std::int64_t step) {
       default: break;  // happens later
     }
   }
+  return slowed;
 }
 
 void FaultInjection::flip_parameter(const Planned& p) {
@@ -225,7 +241,10 @@ void FaultInjection::committed(std::int64_t step) {
 
 IoVerdict FaultInjection::on_call(IoCall call, const fs::path& path, std::size_t bytes) {
   IoVerdict verdict;
+  static thread_local bool under_way = false;
+  if (under_way) return verdict;  // telling of a fault writes files too, which never fails
   const std::lock_guard lock(mutex_);
+  const Marked telling(under_way);
   for (Planned& p : planned_) {
     const deck::Fault& fault = p.fault;
     const bool before = p.spent && p.calls == 0 && !lasts(fault.kind);  // in an earlier start

@@ -27,8 +27,9 @@ class FaultInjection {
 
   /// Says loudly what is to come, for the start-up block.
   void announce(Reporter& report) const;
-  /// What happens at the begin of `step`; it may not return.
-  void begin(std::int64_t step);
+  /// What happens at the begin of `step`; it may not return. Returns the seconds by which it has
+  /// slowed this rank: they are a part of the step, and of what the rank computes.
+  double begin(std::int64_t step);
   /// What goes between the operations of the step that has begun, also when it is run once more;
   /// empty if nothing happens in it.
   Executor::Hooks hooks(const PreparedPlan& prepared);

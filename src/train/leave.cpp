@@ -1,29 +1,36 @@
 #include "train/leave.hpp"
 
-#include <cstdio>
-
 #include "core/ending.hpp"
+#include "core/terminal.hpp"
 #include "core/thread.hpp"
 #include "train/run_directory.hpp"
 
 namespace tessera::train {
 
-void leave_alone(const Job& job, const std::optional<std::filesystem::path>& run_directory) {
-  const Ending ending = current_ending();
+namespace {
+
+void say_why(const Job& job, const Ending& ending,
+             const std::optional<std::filesystem::path>& run_directory) {
   const std::string who =
       job.mpi.size() > 1 ? fmt::format("rank {} on {}: ", job.mpi.rank(), comm::host_name()) : "";
-  fmt::print(stderr, "tessera: {}{}\n", who, ending.message);
+  const std::string why = who + ending.text();
+  tell(fmt::format("tessera: {}\n", why));
   // A communication error is an echo; the launcher's code says as much.
-  if (run_directory && ending.code != ExitCode::comm) {
-    try_within_a_second(
-        [directory = *run_directory, code = ending.code, why = who + ending.message] {
-          try {
-            write_ended(directory, code, why);
-          } catch (const Error&) {  // on the disk that failed, perhaps: the exit code must do
-          }
-        });
+  if (!run_directory || ending.code == ExitCode::comm) return;
+  // On the disk that failed, perhaps: then the exit code must do.
+  try_within_a_second(
+      [directory = *run_directory, code = ending.code, why] { write_ended(directory, code, why); });
+}
+
+}  // namespace
+
+void leave_alone(const Job& job, const std::optional<std::filesystem::path>& run_directory) {
+  const Ending ending = current_ending();
+  try {
+    say_why(job, ending, run_directory);
+  } catch (...) {  // without memory or a terminal: the exit code must do
   }
-  if (job.watchdog.watching()) job.watchdog.leave(ending.code, ending.message);
+  if (job.watchdog.watching()) job.watchdog.leave(ending.code, ending.text());
   comm::leave_at_once(static_cast<int>(ending.code));
 }
 

@@ -6,6 +6,7 @@
 #include "core/hash.hpp"
 #include "core/random.hpp"
 #include "io/box.hpp"
+#include "io/finite.hpp"
 
 namespace tessera::train {
 
@@ -137,7 +138,30 @@ void ModelState::put(std::span<const float> values, const std::vector<Held>& tar
   }
 }
 
-void ModelState::fill(const SavedState& state, const BlockSource& source) {
+/// Among values that follow element `first` of a part: one that a target cannot hold.
+std::optional<NonFiniteElement> ModelState::find_non_finite(std::span<const float> values,
+                                                            const std::vector<Held>& targets,
+                                                            const model::ParamDesc& p,
+                                                            const MatrixRange& part,
+                                                            std::int64_t first) {
+  for (const Held& target : targets) {
+    const auto at = tessera::find_non_finite(values, target.view.type);
+    if (!at) continue;
+    const std::int64_t width = part.columns.count(), in_part = first + *at;
+    const std::int64_t element =
+        (part.rows.begin + in_part / width) * columns_of(p) + part.columns.begin + in_part % width;
+    return NonFiniteElement{.parameter = p.name,
+                            .element = element,
+                            .index = index_text(p.shape, element),
+                            .value = values[static_cast<std::size_t>(*at)],
+                            .type = target.view.type};
+  }
+  return std::nullopt;
+}
+
+std::optional<NonFiniteElement> ModelState::fill(const SavedState& state,
+                                                 const BlockSource& source) {
+  std::optional<NonFiniteElement> bad;
   std::vector<float> values;
   each_held(state, [&](const model::ParamDesc& p, const MatrixRange& part,
                        const std::vector<Held>& targets) {
@@ -149,12 +173,14 @@ void ModelState::fill(const SavedState& state, const BlockSource& source) {
         e.add_context(fmt::format("{} of {}", state.name, p.name));
         throw;
       }
+      if (!bad) bad = find_non_finite(values, targets, p, part, at);
       put(values, targets, at);
     });
   });
+  return bad;
 }
 
-void ModelState::set_parameters(const ParameterSource& source) {
+std::optional<NonFiniteElement> ModelState::set_parameters(const ParameterSource& source) {
   const BlockSource zeros = [](const auto&, const auto&, std::span<float> out) {
     std::fill(out.begin(), out.end(), 0.0F);
   };
@@ -168,9 +194,10 @@ void ModelState::set_parameters(const ParameterSource& source) {
              out.first(static_cast<std::size_t>(own)));
     }
   };
-  for (const SavedState& state : kSavedStates) {
-    fill(state, state.live == &plan::UnitState::master ? by_rows : zeros);
-  }
+  const auto& [weights, m, v] = kSavedStates;
+  fill(m, zeros);
+  fill(v, zeros);
+  return fill(weights, by_rows);
 }
 
 /// In the parameter's global coordinates.
@@ -179,73 +206,104 @@ static Box box_of(const model::ParamDesc& p, const MatrixRange& part) {
   return Box({part.rows.begin, part.columns.begin}, {part.rows.count(), part.columns.count()});
 }
 
-void ModelState::load(Checkpoint& checkpoint) {
+std::optional<NonFiniteElement> ModelState::load(Checkpoint& checkpoint) {
+  std::optional<NonFiniteElement> bad;
   std::vector<Wanted> wanted;
   for (const SavedState& state : kSavedStates) {
-    each_held(state, [&](const model::ParamDesc& p, const MatrixRange& part,
-                         std::vector<Held> targets) {
-      const auto entry = checkpoint.find(p.name, state.name);
-      if (!entry || entry->shape != Shape(p.shape)) {
-        throw DataError(fmt::format(
-            "{} of {}: the checkpoint's tensor is {}, the deck's model wants {}", state.name,
-            p.name, entry ? to_string(entry->shape.extents()) : "missing", to_string(p.shape)));
-      }
-      wanted.push_back(
-          {p.name, state.name, box_of(p, part), DType::f32,
-           [targets = std::move(targets)](std::int64_t first, std::span<const std::byte> bytes) {
-             put({reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float)},
-                 targets, first);
-           }});
-    });
+    each_held(
+        state, [&](const model::ParamDesc& p, const MatrixRange& part, std::vector<Held> targets) {
+          const auto entry = checkpoint.find(p.name, state.name);
+          if (!entry || entry->shape != Shape(p.shape)) {
+            throw DataError(fmt::format(
+                "{} of {}: the checkpoint's tensor is {}, the deck's model wants {}", state.name,
+                p.name, entry ? to_string(entry->shape.extents()) : "missing", to_string(p.shape)));
+          }
+          wanted.push_back(
+              {p.name, state.name, box_of(p, part), DType::f32,
+               [&bad, &p, part, weights = state.rounded != nullptr, targets = std::move(targets)](
+                   std::int64_t first, std::span<const std::byte> bytes) {
+                 const std::span values(reinterpret_cast<const float*>(bytes.data()),
+                                        bytes.size() / sizeof(float));
+                 if (weights && !bad) bad = find_non_finite(values, targets, p, part, first);
+                 put(values, targets, first);
+               }});
+        });
   }
   checkpoint.read(wanted);
+  return bad;
 }
 
-std::uint64_t ModelState::hash_of(const Held& part, std::uint64_t seed) {
-  std::vector<std::byte> copy;
+void ModelState::add_to(Copy& copy, const View& symbolic) const {
+  std::vector<std::byte> bytes;
+  const Held part = held(symbolic);
   const std::int64_t n = part.view.elements();
   for (std::int64_t at = 0; at < n; at += kPiece) {
     const View piece = part.view.range(at, std::min(kPiece, n - at));
-    seed = hash_bytes(part.tier->look(piece.data, piece.span_bytes(), copy), seed);
+    copy.hash = hash_bytes(part.tier->look(piece.data, piece.span_bytes(), bytes), copy.hash);
   }
-  return seed;
+  copy.elements += n;
 }
 
-std::uint64_t ModelState::slice_hash(std::size_t unit, std::int64_t owner) const {
+namespace {
+
+/// The views of what a rank updates of a unit: parameters as forward reads them, if they are not
+/// the master weights, and the optimizer's state.
+constexpr std::array kOwnedViews = {&plan::UnitState::copy, &plan::UnitState::master,
+                                    &plan::UnitState::m, &plan::UnitState::v};
+
+bool owns_all(const plan::UnitState& s) { return s.owned.count() == s.layout.padded; }
+
+}  // namespace
+
+ModelState::Copy ModelState::slice_copy(std::size_t unit, std::int64_t owner) const {
   const auto& s = states_[unit];
-  if (!s.held) return 0;
+  Copy copy;
+  if (!s.held) return copy;
   const Range slice = s.layout.shard_of(owner);
-  std::uint64_t hash = 0;
-  bool any = false;
-  const auto add = [&](const View& view) {
-    if (!view) return;
-    hash = hash_of(held(view).range(slice.begin, slice.count()), hash);
-    any = true;
-  };
-  const bool all_owned = s.owned.count() == s.layout.padded;
-  if (all_owned || owner != layout_.place.data) add(s.parameters);
-  if (all_owned) {
-    for (const auto view : {&plan::UnitState::master, &plan::UnitState::m, &plan::UnitState::v})
-      add(s.*view);
+  if (owns_all(s)) {
+    for (const auto view : kOwnedViews) {
+      if (s.*view) add_to(copy, (s.*view).range(slice.begin, slice.count()));
+    }
+  } else if (s.parameters && owner != layout_.place.data) {
+    add_to(copy, s.parameters.range(slice.begin, slice.count()));
   }
-  return any ? hash | 1 : 0;
+  return copy;
 }
 
-std::uint64_t ModelState::unit_hash(std::size_t unit, Part part) const {
+std::vector<Range> ModelState::owned_by_all_tensor_ranks(std::size_t unit) const {
   const auto& s = states_[unit];
-  if (!s.held || s.owned.count() != s.layout.padded) return 0;
-  std::uint64_t hash = 0;
-  bool any = false;
+  std::vector<zero::UnitLayout> layouts;
+  for (std::int64_t t = 0; t < inputs_.mesh.tensor; ++t) {
+    layouts.push_back(zero::unit_layout(inputs_.units[unit], inputs_.mesh.data,
+                                        plan::tensor_cut(inputs_, {.tensor = t})));
+  }
+  std::vector<Range> ranges;
   for (const zero::LayoutPiece& piece : s.layout.pieces) {
-    if (part == Part::whole_parameters && !piece.whole) continue;
-    for (const auto view : {&plan::UnitState::parameters, &plan::UnitState::master,
-                            &plan::UnitState::m, &plan::UnitState::v}) {
-      if (!(s.*view)) continue;
-      hash = hash_of(held(s.*view).range(piece.offset, piece.part.elements()), hash);
-      any = true;
+    if (!piece.whole) continue;
+    Range common{0, piece.part.elements()};
+    for (const zero::UnitLayout& layout : layouts) {
+      const Range owned =
+          owns_all(s) ? Range{0, layout.padded} : layout.shard_of(layout_.place.data);
+      const std::int64_t at = layout.offset_of(piece.parameter);
+      common = intersect(common, {owned.begin - at, owned.end - at});
+    }
+    if (!common.empty()) ranges.push_back({piece.offset + common.begin, piece.offset + common.end});
+  }
+  return ranges;
+}
+
+ModelState::Copy ModelState::owned_copy(std::size_t unit, Part part) const {
+  const auto& s = states_[unit];
+  Copy copy;
+  if (!s.held) return copy;
+  const auto ranges =
+      part == Part::everything ? std::vector{s.owned} : owned_by_all_tensor_ranks(unit);
+  for (const Range& range : ranges) {
+    for (const auto view : kOwnedViews) {
+      if (s.*view) add_to(copy, (s.*view).range(range.begin - s.owned.begin, range.count()));
     }
   }
-  return any ? hash | 1 : 0;
+  return copy;
 }
 
 struct ModelState::SavedPiece {

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
+#include <string>
 
 #include "io/checkpoint_reader.hpp"
 #include "io/checkpoint_writer.hpp"
@@ -22,6 +24,15 @@ ParameterSource initial_values(std::uint64_t seed);
 
 struct SavedState;  // a state of every parameter, as checkpoints name it
 
+/// An element of a parameter that is NaN or infinite in a type that a state keeps it in.
+struct NonFiniteElement {
+  std::string parameter;
+  std::int64_t element = 0;  // of the whole parameter, row-major
+  std::string index;         // the same as "[row, column]"
+  float value = 0;
+  DType type = DType::f32;
+};
+
 class ModelState {
  public:
   /// What a rank's arenas of plans made from `inputs` need for it.
@@ -31,10 +42,11 @@ class ModelState {
   ModelState(const plan::PlanInputs& inputs, const MeshPlace& place, const memory::Arena& state,
              const memory::Arena& host);
 
-  /// Sets the weights from `source`, moments to zero.
-  void set_parameters(const ParameterSource& source);
-  /// What this state holds of a checkpoint made under any layout.
-  void load(Checkpoint& checkpoint);
+  /// Sets the weights from `source`, moments to zero. Returns a weight that is not finite, if there
+  /// is one among those of this rank.
+  std::optional<NonFiniteElement> set_parameters(const ParameterSource& source);
+  /// What this state holds of a checkpoint made under any layout. Returns as set_parameters does.
+  std::optional<NonFiniteElement> load(Checkpoint& checkpoint);
 
   /// What this rank saves: each element of the model is in one rank's list.
   std::vector<Piece> pieces() const;
@@ -42,14 +54,21 @@ class ModelState {
   /// Writes the pieces' bytes from the live state or from the snapshot buffers.
   void save(CheckpointWriter& writer, From from) const;
 
-  /// Hash of this rank's copy of data rank `owner`'s slice of a unit: parameters, and the
-  /// optimizer's state where it is replicated too. 0: no copy that others hold alike; at stages 1
-  /// and 2 the own slice is newer than theirs until it is published.
-  std::uint64_t slice_hash(std::size_t unit, std::int64_t owner) const;
-  /// Hash of what this rank holds of a unit that every tensor rank holds alike; of all of it with
-  /// Part::everything. 0 where it does not keep all of the unit's state, as at stages 1 and up.
-  enum class Part : std::uint8_t { whole_parameters, everything };
-  std::uint64_t unit_hash(std::size_t unit, Part part) const;
+  /// What this rank holds of something that other ranks hold alike; `elements` is 0 where it holds
+  /// nothing of it.
+  struct Copy {
+    std::uint64_t hash = 0;
+    std::int64_t elements = 0;
+  };
+  /// Of data rank `owner`'s slice of a unit: the parameters, and the optimizer's state where it is
+  /// replicated too. At stages 1 and 2 the owner of a slice has no copy in this sense: its own is
+  /// newer than the others until it is published. At stage 3 nobody has.
+  Copy slice_copy(std::size_t unit, std::int64_t owner) const;
+  /// Of what this rank updates of a unit: parameters and the optimizer's state, all of it or what
+  /// is in pieces that every tensor rank holds. Of those only elements that tensor ranks of the
+  /// same data rank all update: with uneven shares, shards do not begin at the same element.
+  enum class Part : std::uint8_t { whole_pieces, everything };
+  Copy owned_copy(std::size_t unit, Part part) const;
 
   /// What forward reads of those elements of a parameter that this rank updates; absent if none.
   View owned_part(std::size_t unit, std::size_t parameter) const;
@@ -68,13 +87,21 @@ class ModelState {
     }
   };
   Held held(const View& symbolic) const;
-  static std::uint64_t hash_of(const Held& part, std::uint64_t seed);
+  /// Adds the part of a view of the state to a copy.
+  void add_to(Copy& copy, const View& symbolic) const;
+  /// Flat elements that every tensor rank of this data rank holds and updates.
+  std::vector<Range> owned_by_all_tensor_ranks(std::size_t unit) const;
   static void put(std::span<const float> values, const std::vector<Held>& targets,
                   std::int64_t first);
+  static std::optional<NonFiniteElement> find_non_finite(std::span<const float> values,
+                                                         const std::vector<Held>& targets,
+                                                         const model::ParamDesc& p,
+                                                         const MatrixRange& part,
+                                                         std::int64_t first);
   /// Fills `out` with a block of a parameter.
   using BlockSource =
       std::function<void(const model::ParamDesc&, const MatrixRange& part, std::span<float> out)>;
-  void fill(const SavedState& state, const BlockSource& source);
+  std::optional<NonFiniteElement> fill(const SavedState& state, const BlockSource& source);
   /// Told of a part of a parameter of which this rank holds a state, and where: in the state's own
   /// type, and rounded if it keeps that.
   using HeldPart = std::function<void(const model::ParamDesc&, const MatrixRange& part,

@@ -36,7 +36,10 @@ std::string tensor_name(const plan::Plan& plan, const plan::PlanInputs& inputs, 
   if (buffer.purpose == plan::Purpose::gradients && op.unit >= 0) {
     const auto& unit = inputs.units[static_cast<std::size_t>(op.unit)];
     const auto layout = zero::unit_layout(unit, inputs.mesh.data, tensor_cut(inputs, plan.place));
-    const std::int64_t at = plan::offset_of(symbolic) / size_of(symbolic.type) + element;
+    // A buffer of the unit's whole gradient, or of the shard that this rank sums.
+    const std::int64_t held = buffer.bytes / size_of(symbolic.type);
+    const std::int64_t first = held == layout.padded ? 0 : layout.shard_of(plan.place.data).begin;
+    const std::int64_t at = first + plan::offset_of(symbolic) / size_of(symbolic.type) + element;
     for (const auto& slice : zero::slices_in(unit, layout, {at, layout.padded})) {
       return "gradient of " + unit.params[slice.parameter].name;
     }

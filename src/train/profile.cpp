@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "core/hash.hpp"
 #include "io/file.hpp"
@@ -179,13 +179,12 @@ std::vector<Record> read_records(const std::filesystem::path& path, std::int64_t
         "{} is not there: a run writes it where the deck says log.profile = [first, last]",
         path.string()));
   }
-  std::ifstream in(path);
-  if (!in) throw IoError(fmt::format("cannot open {}", path.string()));
+  constexpr std::int64_t kLargest = std::int64_t{1} << 31;
+  std::istringstream in(read_text(path, kLargest));
   std::vector<Record> records;
   std::int64_t number = 0;
   for (std::string line; std::getline(in, line) && !in.eof();)
     records.push_back(record_of(line, fmt::format("{}:{}", path.string(), ++number), rank));
-  if (in.bad()) throw IoError(fmt::format("cannot read {}", path.string()));
   return records;
 }
 

@@ -10,14 +10,21 @@
 
 namespace tessera::train {
 
+struct ReplicaComparison {
+  std::int64_t elements = 0;  // of which several ranks' copies were compared, each counted once
+  std::optional<std::string> difference;  // who differs, and in which units
+};
+
 /// Compares all copies: of data ranks, slice by slice of the flat parameters; of tensor ranks, what
-/// each holds whole; of tied matrices at both ends of a pipeline. Returns who differs and in which
-/// units, the same on every rank, or nothing. Of two copies that differ nobody knows which is
-/// right; of three or more, the few are named. Stage 3 keeps no copies between steps; at stages 1
-/// and 2 the owner of a slice is newer than its copies, so that there it takes three data ranks to
-/// compare, and copies of tensor ranks and ends are not compared. Collective.
-std::optional<std::string> find_differing_replicas(const ModelState& state,
-                                                   const plan::PlanInputs& inputs,
-                                                   const comm::Control& control);
+/// each holds whole; of tied matrices at both ends of a pipeline. The result is the same on every
+/// rank. Of two copies that differ nobody knows which is right; of three or more, the few are
+/// named. Where data ranks share out the optimizer's state, tensor ranks and ends compare their
+/// shards. Data ranks themselves keep no copies between steps at stage 3; at stages 1 and 2 the
+/// owner of a slice is newer than its copies, so that there it takes three of them. Collective.
+ReplicaComparison compare_copies(const ModelState& state, const plan::PlanInputs& inputs,
+                                 const comm::Control& control);
+
+/// Whether there is anything to compare.
+bool keeps_copies(const plan::PlanInputs& inputs);
 
 }  // namespace tessera::train

@@ -2,65 +2,77 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fmt/chrono.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <ctime>
-#include <fstream>
+#include <sstream>
 #include <thread>
+#include <utility>
+#include <vector>
 
+#include "core/regular_file.hpp"
+#include "core/terminal.hpp"
 #include "io/file.hpp"
+#include "io/system_calls.hpp"
 
 namespace tessera::train {
 namespace {
 
 [[noreturn]] void refuse(const std::string& what, const std::filesystem::path& path) {
-  throw IoError(fmt::format("{} {}: {}", what, path.string(), errno_text(errno)));
+  const int error = errno;
+  const auto message = fmt::format("{} {}: {}", what, path.string(), errno_text(error));
+  if (error == ENOMEM) throw MemoryError(message);
+  throw IoError(message);
+}
+
+int open_own(const std::filesystem::path& path, int flags) {
+  const int descriptor = system_calls::open(path, flags);
+  const std::string problem = descriptor < 0 ? why_not_opened(path, errno)
+                                             : why_not_regular(system_calls::mode(descriptor));
+  if (problem.empty()) return descriptor;
+  if (descriptor >= 0) ::close(descriptor);
+  throw IoError(fmt::format("cannot open {}: {}", path.string(), problem));
 }
 
 void write_all(int fd, std::string_view text, const std::filesystem::path& path) {
   while (!text.empty()) {
-    const ssize_t n = ::write(fd, text.data(), text.size());
-    if (n < 0 && errno == EINTR) continue;
+    const ssize_t n = system_calls::append(fd, path, text.data(), text.size());
     if (n < 0) refuse("cannot write", path);
     text.remove_prefix(static_cast<std::size_t>(n));
   }
 }
 
-/// Bytes up to and including the last line end.
-off_t complete_bytes(int fd, off_t size, const std::filesystem::path& path) {
-  char buffer[4096];
-  while (size > 0) {
-    const off_t begin = std::max<off_t>(0, size - static_cast<off_t>(sizeof buffer));
-    const ssize_t n = pread(fd, buffer, static_cast<std::size_t>(size - begin), begin);
-    if (n < 0 && errno == EINTR) continue;
+/// Bytes up to and including the last line end before the first zero byte. No line has one: where a
+/// system went down before all that was written had come to the disk, zeros are in its place.
+std::int64_t complete_bytes(int fd, const std::filesystem::path& path) {
+  std::vector<char> buffer(std::size_t{1} << 20);
+  std::int64_t at = 0, complete = 0;
+  while (true) {
+    const ssize_t n = system_calls::read(fd, path, buffer.data(), buffer.size(), at);
     if (n < 0) refuse("cannot read", path);
-    if (n == 0) return 0;
-    const auto at = std::string_view(buffer, static_cast<std::size_t>(n)).rfind('\n');
-    if (at != std::string_view::npos) return begin + static_cast<off_t>(at) + 1;
-    size = begin;
+    const std::string_view piece(buffer.data(), static_cast<std::size_t>(n));
+    const std::string_view whole = piece.substr(0, piece.find('\0'));
+    if (const auto end = whole.rfind('\n'); end != std::string_view::npos)
+      complete = at + static_cast<std::int64_t>(end) + 1;
+    if (piece.empty() || whole.size() < piece.size()) return complete;
+    at += n;
   }
-  return 0;
 }
 
 }  // namespace
 
 RunLock::RunLock(const std::filesystem::path& directory, std::chrono::milliseconds patience) {
-  std::error_code error;
-  std::filesystem::create_directories(directory, error);
-  if (error)
-    throw IoError(
-        fmt::format("cannot create run directory {}: {}", directory.string(), error.message()));
-  const auto path = directory / "lock";
-  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (fd_ < 0) refuse("cannot open", path);
+  tessera::create_directories(directory);
+  path_ = directory / "lock";
+  fd_ = open_own(path_, O_RDWR | O_CREAT);
   const auto give_up = std::chrono::steady_clock::now() + patience;
   while (flock(fd_, LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK && errno != EINTR) refuse("cannot lock", path);
+    if (errno != EWOULDBLOCK && errno != EINTR) refuse("cannot lock", path_);
     if (std::chrono::steady_clock::now() > give_up) {
       char holder[256] = "";
       const ssize_t n = pread(fd_, holder, sizeof holder - 1, 0);
@@ -76,11 +88,25 @@ RunLock::RunLock(const std::filesystem::path& directory, std::chrono::millisecon
   const char* job = std::getenv("SLURM_JOB_ID");
   const std::string holder = fmt::format("process {} on {}{}", getpid(), host,
                                          job != nullptr ? fmt::format(", Slurm job {}", job) : "");
-  if (ftruncate(fd_, 0) != 0) refuse("cannot write", path);
-  write_all(fd_, holder, path);
+  if (system_calls::resize(fd_, path_, 0) != 0) refuse("cannot write", path_);
+  write_all(fd_, holder, path_);
 }
 
 RunLock::~RunLock() { ::close(fd_); }
+
+void RunLock::check() const {
+  struct stat held = {}, there = {};
+  if (::stat(path_.c_str(), &there) == 0) {
+    if (::fstat(fd_, &held) != 0) refuse("cannot examine", path_);
+    if (held.st_dev == there.st_dev && held.st_ino == there.st_ino) return;
+  } else if (errno != ENOENT && errno != ENOTDIR) {
+    refuse("cannot examine", path_);
+  }
+  throw IoError(
+      fmt::format("the run directory {} is gone: {} was removed or renamed while the run "
+                  "was at work",
+                  path_.parent_path().string(), path_.string()));
+}
 
 void write_ended(const std::filesystem::path& directory, ExitCode code, std::string_view why) {
   std::string line = fmt::format("{} {}", static_cast<int>(code), why);
@@ -90,15 +116,17 @@ void write_ended(const std::filesystem::path& directory, ExitCode code, std::str
   file.publish();
 }
 
-void remove_ended(const std::filesystem::path& directory) { remove_tree(directory / "ended"); }
+void remove_ended(const std::filesystem::path& directory) { remove_durably(directory / "ended"); }
 
 LineFile::LineFile(const std::filesystem::path& path) : path_(path.string()) {
-  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  if (fd_ < 0) refuse("cannot open", path);
-  const off_t size = lseek(fd_, 0, SEEK_END);
-  const off_t complete = complete_bytes(fd_, size, path);
-  if (complete < size && ftruncate(fd_, complete) != 0)
+  fd_ = open_own(path, O_RDWR | O_CREAT | O_APPEND);
+  const off_t size = ::lseek(fd_, 0, SEEK_END);
+  if (size <= 0) return;
+  const std::int64_t complete = complete_bytes(fd_, path);
+  if (complete == size) return;
+  if (system_calls::resize(fd_, path, complete) != 0)
     refuse("cannot cut the incomplete last line of", path);
+  sync();  // or else what was cut could come back between the lines that follow
 }
 
 LineFile::~LineFile() { ::close(fd_); }
@@ -113,10 +141,12 @@ namespace {
 
 /// Of the last event "step" among a file's last lines; 0 if there is none.
 std::int64_t last_step_in(const std::filesystem::path& path) {
-  std::ifstream in(path);
-  in.seekg(0, std::ios::end);
-  constexpr std::streamoff kTail = 1 << 16;
-  in.seekg(std::max<std::streamoff>(0, in.tellg() - kTail));
+  const File file(path, OpenMode::read);
+  constexpr std::int64_t kTail = 1 << 16;
+  const std::int64_t size = file.size(), begin = std::max<std::int64_t>(0, size - kTail);
+  std::string tail(static_cast<std::size_t>(size - begin), '\0');
+  file.read(begin, std::as_writable_bytes(std::span(tail)));
+  std::istringstream in(tail);
   std::int64_t step = 0;
   for (std::string line; std::getline(in, line);) {
     const auto event = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
@@ -130,7 +160,8 @@ std::int64_t last_step_in(const std::filesystem::path& path) {
 }  // namespace
 
 void LineFile::sync() {
-  if (::fsync(fd_) != 0) refuse("cannot sync", path_);
+  // A device or pipe in the file's place keeps nothing, and says so.
+  if (system_calls::sync(fd_, path_) != 0 && errno != EINVAL) refuse("cannot sync", path_);
 }
 
 Reporter::Reporter(const std::filesystem::path& directory)
@@ -143,6 +174,12 @@ Reporter::Reporter(const std::filesystem::path& directory)
   if (fresh) {
     logbook_->write("# Logbook\n\nWhat happened to this run, by its own account; times are UTC.\n");
   }
+  sync_directory(directory);  // the names, without which synced lines are nowhere
+}
+
+void Reporter::sync() {
+  if (!log_) return;
+  for (LineFile* file : {log_.get(), metrics_.get(), logbook_.get()}) file->sync();
 }
 
 std::string logbook_bullet() {
@@ -161,10 +198,15 @@ void Reporter::record(std::string_view sentence, const nlohmann::ordered_json& o
 
 void Reporter::say(std::string_view line) {
   if (!log_) return;
-  log_->write(line);
-  std::fwrite(line.data(), 1, line.size(), stdout);
-  std::fputc('\n', stdout);
-  std::fflush(stdout);
+  const std::string text = printable(line, LineEnds::kept);
+  log_->write(text);
+  try {
+    write_all(STDOUT_FILENO, text + '\n', "stdout");
+    terminal_ = true;
+  } catch (const IoError& e) {  // gone, closed or full: the log is what counts
+    if (std::exchange(terminal_, false))
+      log_->write(fmt::format("note      {}; the run goes on, and says so here", e.what()));
+  }
 }
 
 void Reporter::event(const nlohmann::ordered_json& object) {

@@ -22,8 +22,12 @@ class RunLock {
   ~RunLock();
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
+  /// Throws IoError where the directory, or the lock in it, is no longer the one that was taken:
+  /// what is written there now would be lost, or another job's.
+  void check() const;
 
  private:
+  std::filesystem::path path_;
   int fd_ = -1;
 };
 
@@ -33,8 +37,9 @@ class RunLock {
 void write_ended(const std::filesystem::path& directory, ExitCode code, std::string_view why);
 void remove_ended(const std::filesystem::path& directory);
 
-/// A file that grows by whole lines, each with one write(); an incomplete last line of a killed run
-/// is cut first.
+/// A file that grows by whole lines, each with one write(). After a crash of the run or of the
+/// system it begins with all lines that were synced; from the first one on that did not come to the
+/// disk whole, the rest is cut when the file is opened again.
 class LineFile {
  public:
   explicit LineFile(const std::filesystem::path& path);
@@ -55,7 +60,8 @@ class LineFile {
 std::string logbook_bullet();
 
 /// What rank 0 tells people and programs: stdout with log.txt, metrics.jsonl, and logbook.md, the
-/// record of a long run that a team would keep. Silent on other ranks.
+/// record of a long run that a team would keep. Silent on other ranks. A terminal that cannot be
+/// written any more is noted in log.txt, and no error.
 class Reporter {
  public:
   Reporter() = default;  // silent
@@ -67,6 +73,9 @@ class Reporter {
   void note(std::string_view sentence);
   /// What belongs into all three: a sentence and its event.
   void record(std::string_view sentence, const nlohmann::ordered_json& object);
+  /// Returns when everything told so far is on the disk. Also beside another thread that tells
+  /// more.
+  void sync();
   /// The last step that metrics.jsonl told of before this start; 0 if none.
   std::int64_t last_step() const { return last_step_; }
   explicit operator bool() const { return log_ != nullptr; }
@@ -74,6 +83,7 @@ class Reporter {
  private:
   std::unique_ptr<LineFile> log_, metrics_, logbook_;
   std::int64_t last_step_ = 0;
+  bool terminal_ = true;  // could be written the last time
 };
 
 }  // namespace tessera::train

@@ -60,20 +60,21 @@ void Saver::abandon() {
   phase_ = Phase::none;
 }
 
-void Saver::commit(const std::vector<std::string>& texts) {
+void Saver::commit(const std::vector<std::string>& texts, std::int64_t applied_updates) {
   std::vector<RankPart> parts;
   for (const auto& text : texts) parts.push_back(rank_part_from_text(text));
   for (const auto& part : parts) result_.bytes += part.file_bytes;
+  before_commit_();
   result_.path = commit_checkpoint(temporary_, header_, parts);
   result_.seconds = now() - began_;
   try {
-    prune_checkpoints(directory_, keep_, keep_every_);
+    prune_checkpoints(directory_, keep_, keep_every_, applied_updates);
   } catch (const Error& e) {
     result_.not_pruned = e.what();
   }
 }
 
-std::optional<SaveResult> Saver::advance() {
+std::optional<SaveResult> Saver::advance(std::int64_t applied_updates) {
   TESSERA_CHECK(active(), "no save is under way");
   const Phase ended = std::exchange(phase_, Phase::none);
   if (thread_.joinable()) thread_.join();
@@ -82,8 +83,10 @@ std::optional<SaveResult> Saver::advance() {
   });
   if (ended == Phase::commit) return result_;
   auto parts = control_.gather(to_text(part_));
-  start(Phase::commit, control_.rank() == 0 ? [this, parts = std::move(parts)] { commit(parts); }
-                                            : std::function<void()>());
+  std::function<void()> work;
+  if (control_.rank() == 0)
+    work = [this, parts = std::move(parts), applied_updates] { commit(parts, applied_updates); };
+  start(Phase::commit, std::move(work));
   return std::nullopt;
 }
 

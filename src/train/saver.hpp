@@ -26,9 +26,15 @@ struct SaveResult {
 
 class Saver {
  public:
+  /// `before_commit` is called on rank 0, on the saver's thread: what must be durable with the
+  /// checkpoint.
   Saver(const comm::Control& control, std::filesystem::path directory, std::int64_t keep,
-        std::int64_t keep_every)
-      : control_(control), directory_(std::move(directory)), keep_(keep), keep_every_(keep_every) {}
+        std::int64_t keep_every, std::function<void()> before_commit)
+      : control_(control),
+        directory_(std::move(directory)),
+        keep_(keep),
+        keep_every_(keep_every),
+        before_commit_(std::move(before_commit)) {}
 
   /// Starts writing; `state` (the live one or the snapshot) must not change until the write is
   /// over: beside a snapshot training goes on, and the save has a low priority. Collective: every
@@ -43,7 +49,8 @@ class Saver {
   /// Waits for the end of the phase on all ranks. After the first, begins the second and returns
   /// nothing; after the second, there is a checkpoint. Collective. Throws the lowest failing rank's
   /// error on every rank; but once there is a checkpoint, what fails is no more than reported.
-  std::optional<SaveResult> advance();
+  /// `applied_updates` are the run's by now: they tell which older checkpoints may be pruned.
+  std::optional<SaveResult> advance(std::int64_t applied_updates);
   /// Gives up the save under way, if there is one: the next begin() removes what it has written.
   void abandon();
 
@@ -51,11 +58,12 @@ class Saver {
   enum class Phase : std::uint8_t { none, write, commit };
 
   void start(Phase phase, std::function<void()> work);
-  void commit(const std::vector<std::string>& parts);
+  void commit(const std::vector<std::string>& parts, std::int64_t applied_updates);
 
   const comm::Control& control_;
   std::filesystem::path directory_;
   std::int64_t keep_, keep_every_;
+  std::function<void()> before_commit_;
   Phase phase_ = Phase::none;
   CheckpointHeader header_;
   ModelState::From from_ = ModelState::From::live;

@@ -1,11 +1,14 @@
 #include "train/setup.hpp"
 
+#include <omp.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <set>
 #include <string_view>
 
+#include "core/thread.hpp"
 #include "io/hf_config.hpp"
 #include "plan/ledger.hpp"
 
@@ -204,9 +207,9 @@ std::string remedies(const deck::Deck& deck, const Mesh& mesh, bool state_alone)
 /// Throws MemoryError where a rank needs more than `most`, which is said by `limit`.
 void check_device(const deck::Deck& deck, const Mesh& mesh, const plan::ArenaBytes& bytes,
                   std::int64_t most, const std::string& limit) {
+  if (plan::device_bytes(bytes) <= most) return;
   const std::int64_t state = bytes[static_cast<std::size_t>(plan::ArenaId::state)],
                      step = bytes[static_cast<std::size_t>(plan::ArenaId::step)];
-  if (state + step <= most) return;
   const bool state_alone = state > most;
   throw MemoryError(fmt::format(
       "a rank needs {}, {} more than {}: {} in arena state (parameters and optimizer){} and {} in "
@@ -245,13 +248,31 @@ std::vector<deck::ArchitectureKey> read_architecture(const std::string& director
 
 int thread_count(const deck::RunSection& run, int cores) {
   if (run.threads) return static_cast<int>(*run.threads);
-  if (const char* text = std::getenv("OMP_NUM_THREADS")) {
-    const std::string_view all(text);
-    int threads = 0;
-    std::from_chars(all.data(), all.data() + all.size(), threads);
-    if (threads > 0) return threads;
-  }
-  return cores;
+  const char* text = std::getenv("OMP_NUM_THREADS");
+  if (text == nullptr || *text == '\0') return cores;
+  constexpr std::string_view kBlank = " \t";
+  constexpr int kMost = 4096;
+  const std::string_view all(text);
+  std::string_view first = all.substr(0, all.find(','));  // of a list for nested levels
+  first.remove_prefix(std::min(first.find_first_not_of(kBlank), first.size()));
+  first = first.substr(0, first.find_last_not_of(kBlank) + 1);
+  int threads = 0;
+  const char* end = first.data() + first.size();
+  const auto [stop, error] = std::from_chars(first.data(), end, threads);
+  if (error == std::errc() && stop == end && threads >= 1 && threads <= kMost) return threads;
+  throw DeckError(fmt::format(
+      "OMP_NUM_THREADS = \"{}\" in the environment is no number of threads: give 1 to {}, or "
+      "unset it, or set run.threads",
+      all, kMost));
+}
+
+void use_threads(int threads) {
+  omp_set_num_threads(threads);
+  check_threads(threads - 1);
+  int started = 0;
+#pragma omp parallel reduction(+ : started)
+  ++started;
+  TESSERA_CHECK(started > 0, "OpenMP has no threads");
 }
 
 }  // namespace tessera::train

@@ -44,7 +44,11 @@ void check_gpu(const deck::Deck& deck, const Mesh& mesh, const plan::ArenaBytes&
 /// Reads config.json where model.init_from points; the reader that load_deck() wants.
 std::vector<deck::ArchitectureKey> read_architecture(const std::string& directory);
 
-/// OpenMP threads of a rank: run.threads, else OMP_NUM_THREADS, else its `cores` (trap 62).
+/// OpenMP threads of a rank: run.threads, else OMP_NUM_THREADS, else its `cores` (trap 62). Throws
+/// DeckError where OMP_NUM_THREADS counts and is no number.
 int thread_count(const deck::RunSection& run, int cores);
+/// Has OpenMP work with so many threads from now on, and starts them. Throws MemoryError when the
+/// system does not give them: OpenMP itself would end the process.
+void use_threads(int threads);
 
 }  // namespace tessera::train

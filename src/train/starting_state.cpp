@@ -2,7 +2,10 @@
 
 #include <algorithm>
 
+#include "core/terminal.hpp"
 #include "io/checkpoint_directory.hpp"
+#include "io/file.hpp"
+#include "io/finite.hpp"
 #include "io/hugging_face.hpp"
 #include "train/setup.hpp"
 
@@ -18,13 +21,17 @@ fs::path checkpoints_of(const deck::Deck& deck) {
 /// Checkpoints to try, the best first; made on rank 0.
 using Candidates = std::function<std::vector<fs::path>()>;
 
+std::vector<fs::path> paths(const std::vector<CheckpointEntry>& entries) {
+  std::vector<fs::path> all;
+  for (const auto& entry : entries) all.push_back(entry.path);
+  return all;
+}
+
 /// What run.resume allows.
 std::vector<fs::path> chosen_by_deck(const deck::Deck& deck) {
   if (const auto* given = std::get_if<std::string>(&deck.run.resume)) return {*given};
-  std::vector<fs::path> all;
-  if (std::get<deck::Resume>(deck.run.resume) == deck::Resume::never) return all;
-  for (const auto& entry : committed_checkpoints(checkpoints_of(deck))) all.push_back(entry.path);
-  return all;
+  if (std::get<deck::Resume>(deck.run.resume) == deck::Resume::never) return {};
+  return paths(committed_checkpoints(checkpoints_of(deck)));
 }
 
 /// Those at or before `step`, newest first, then the others, oldest first.
@@ -37,18 +44,42 @@ std::vector<fs::path> before_step(const deck::Deck& deck, std::int64_t step) {
   return good;
 }
 
+/// Holds the checkpoint where it can be held; false if it has gone since it was listed.
+bool still_there(const fs::path& path, std::optional<CheckpointHold>& hold) {
+  try {
+    hold.emplace(path);
+  } catch (const DataError&) {
+    return path_exists(path);  // without a good manifest: to be reported
+  }
+  return true;
+}
+
 /// The best checkpoint that was not tried yet, the same on every rank; empty if there is none.
-/// Lists anew each time: a job at work in the directory makes new ones and removes old ones.
+/// Lists anew each time: a job at work in the directory makes new ones and removes old ones, but
+/// not the one that rank 0 holds.
 fs::path next_candidate(const Candidates& make, const comm::Control& control,
-                        const std::vector<fs::path>& tried) {
-  std::vector<fs::path> candidates;
+                        const std::vector<fs::path>& tried, std::optional<CheckpointHold>& hold) {
+  fs::path best;
   control.together([&] {
-    if (control.rank() == 0) candidates = make();
+    if (control.rank() != 0) return;
+    hold.reset();
+    for (const fs::path& path : make()) {
+      if (std::ranges::find(tried, path) != tried.end() || !still_there(path, hold)) continue;
+      best = path;
+      return;
+    }
   });
-  std::erase_if(candidates, [&](const fs::path& path) {
-    return std::find(tried.begin(), tried.end(), path) != tried.end();
-  });
-  return control.broadcast(candidates.empty() ? "" : candidates.front().string());
+  return control.broadcast(best.string());
+}
+
+/// A manifest's numbers must fit each other: what follows is counted from them.
+void check_tokens(const LoadedCheckpoint& from) {
+  const std::int64_t samples = from.header.samples, length = from.deck.batch.sequence;
+  std::int64_t tokens = 0;
+  if (!__builtin_mul_overflow(samples, length, &tokens) && tokens == from.header.tokens) return;
+  throw DataError(fmt::format(
+      "{}/{}: header.tokens is {}, not {} samples of {} tokens: damaged, or not written by tessera",
+      from.path.string(), kManifestFile, from.header.tokens, samples, length));
 }
 
 /// Throws DeckError for differences that are not allowed.
@@ -57,13 +88,13 @@ void check_differences(const deck::LoadedDeck& now, const LoadedCheckpoint& from
   std::string refused;
   for (const auto& difference : from.differences) {
     if (difference.rule < fixed) continue;
-    refused +=
-        fmt::format("\n{}: {} = {} differs from the checkpoint's {}", now.where(difference.key),
-                    difference.key, difference.now, difference.saved);
+    refused += "\n" + printable(fmt::format("{}: {} = {} differs from the checkpoint's {}",
+                                            now.where(difference.key), difference.key,
+                                            difference.now, difference.saved));
   }
   if (refused.empty()) return;
-  throw DeckError(fmt::format("cannot go on from {}: these keys may not change:{}",
-                              from.path.string(), refused));
+  throw DeckError(Lines{fmt::format("cannot go on from {}: these keys may not change:{}",
+                                    printable(from.path.string()), refused)});
 }
 
 /// The first of the candidates that can be used; all that were tried are in `tried`.
@@ -72,8 +103,9 @@ std::optional<LoadedCheckpoint> load_first(const Candidates& candidates,
                                            const comm::Control& control, ModelState& state,
                                            const UnusableCheckpoint& unusable,
                                            std::vector<fs::path>& tried) {
+  std::optional<CheckpointHold> hold;
   while (true) {
-    LoadedCheckpoint found{.path = next_candidate(candidates, control, tried)};
+    LoadedCheckpoint found{.path = next_candidate(candidates, control, tried, hold)};
     if (found.path.empty()) return std::nullopt;
     tried.push_back(found.path);
     try {
@@ -83,10 +115,11 @@ std::optional<LoadedCheckpoint> load_first(const Candidates& candidates,
         found.header = checkpoint.header();
         found.deck =
             deck::parse_deck(found.header.deck, found.path.string() + "/manifest.json: deck").deck;
+        check_tokens(found);
         found.differences = deck::compare_for_resume(found.deck, loaded.deck);
         check_differences(loaded, found,
                           found.header.step == 0 ? deck::OnResume::architecture : fixed);
-        state.load(checkpoint);
+        found.non_finite = state.load(checkpoint);
       });
       return found;
     } catch (const Error& e) {
@@ -97,6 +130,22 @@ std::optional<LoadedCheckpoint> load_first(const Candidates& candidates,
   }
 }
 
+/// As load_first(), for a run under way: what fails to load has overwritten a part of the state.
+std::optional<LoadedCheckpoint> load_earlier(const Candidates& candidates,
+                                             const deck::LoadedDeck& loaded,
+                                             const comm::Control& control, ModelState& state,
+                                             const UnusableCheckpoint& unusable) {
+  std::vector<fs::path> tried;
+  auto found =
+      load_first(candidates, loaded, deck::OnResume::refused, control, state, unusable, tried);
+  control.together([&] {
+    if (found || tried.empty()) return;
+    throw DataError(
+        fmt::format("none of the {} checkpoints can be used (see above)", tried.size()));
+  });
+  return found;
+}
+
 }  // namespace
 
 std::optional<LoadedCheckpoint> load_checkpoint_before(std::int64_t step,
@@ -104,15 +153,19 @@ std::optional<LoadedCheckpoint> load_checkpoint_before(std::int64_t step,
                                                        const comm::Control& control,
                                                        ModelState& state,
                                                        const UnusableCheckpoint& unusable) {
-  std::vector<fs::path> tried;
-  auto found = load_first([&] { return before_step(loaded.deck, step); }, loaded,
-                          deck::OnResume::refused, control, state, unusable, tried);
-  control.together([&] {  // what failed to load has overwritten a part of the state
-    if (found || tried.empty()) return;
-    throw DataError(
-        fmt::format("none of the {} checkpoints can be used (see above)", tried.size()));
-  });
-  return found;
+  return load_earlier([&] { return before_step(loaded.deck, step); }, loaded, control, state,
+                      unusable);
+}
+
+std::optional<LoadedCheckpoint> load_proven_checkpoint(std::int64_t applied_updates,
+                                                       const deck::LoadedDeck& loaded,
+                                                       const comm::Control& control,
+                                                       ModelState& state,
+                                                       const UnusableCheckpoint& unusable) {
+  const auto proven = [&] {
+    return paths(proven_checkpoints(checkpoints_of(loaded.deck), applied_updates));
+  };
+  return load_earlier(proven, loaded, control, state, unusable);
 }
 
 std::optional<LoadedCheckpoint> load_checkpoint(const deck::LoadedDeck& loaded,
@@ -153,13 +206,29 @@ std::string set_initial_state(const deck::Deck& deck, const comm::Control& contr
     if (source.stored_dtype() == DType::bf16 && deck.precision.compute == deck::Precision::f16) {
       note = fmt::format(
           "note: {} holds bf16 weights; f16 has a smaller range, so large values may overflow",
-          *deck.model.init_from);
+          printable(*deck.model.init_from));
     }
-    state.set_parameters([&](const model::ParamDesc& p, Range range, std::span<float> out) {
-      source.read(p.name, range.begin, out);
-    });
+    const auto bad =
+        state.set_parameters([&](const model::ParamDesc& p, Range range, std::span<float> out) {
+          source.read(p.name, range.begin, out);
+        });
+    if (bad && !deck.model.accept_non_finite) {
+      throw non_finite_error(source.place(bad->parameter, bad->element), bad->value, bad->type,
+                             "model.accept_non_finite = true");
+    }
   });
   return note;
+}
+
+void check_threads(const deck::LoadedDeck& loaded, const LoadedCheckpoint& from, int threads) {
+  const bool imported = from.header.step == 0,
+             layout = loaded.deck.run.reproducible == deck::Reproducible::layout;
+  if (imported || !layout || from.header.threads == threads) return;
+  throw DeckError(
+      fmt::format("{}: {} was made with {} threads a rank, now there are {}, but "
+                  "run.reproducible = \"layout\" needs the same: set run.threads = {}",
+                  loaded.where("run.threads"), from.path.string(), from.header.threads, threads,
+                  from.header.threads));
 }
 
 }  // namespace tessera::train

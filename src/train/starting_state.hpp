@@ -18,6 +18,7 @@ struct LoadedCheckpoint {
   CheckpointHeader header;
   deck::Deck deck;                                  // that it was made with
   std::vector<deck::ResumeDifference> differences;  // of the deck now: all of them allowed
+  std::optional<NonFiniteElement> non_finite;       // among this rank's weights
 };
 
 /// Told of every checkpoint that is passed over.
@@ -43,8 +44,21 @@ std::optional<LoadedCheckpoint> load_checkpoint_before(std::int64_t step,
                                                        ModelState& state,
                                                        const UnusableCheckpoint& unusable);
 
+/// Loads the newest usable checkpoint of the run with fewer updates than `applied_updates`; nothing
+/// if there are none. Collective; throws as load_checkpoint_before().
+std::optional<LoadedCheckpoint> load_proven_checkpoint(std::int64_t applied_updates,
+                                                       const deck::LoadedDeck& loaded,
+                                                       const comm::Control& control,
+                                                       ModelState& state,
+                                                       const UnusableCheckpoint& unusable);
+
+/// The bits of products depend on the number of threads: in layout mode, throws DeckError where
+/// `threads` of a rank are not as many as the checkpoint was made with.
+void check_threads(const deck::LoadedDeck& loaded, const LoadedCheckpoint& from, int threads);
+
 /// model.init_from's weights, else random ones. Collective. Returns what the user should know of
-/// them, or nothing.
+/// them, or nothing. Throws DataError on every rank for weights of init_from that are not finite,
+/// unless model.accept_non_finite.
 std::string set_initial_state(const deck::Deck& deck, const comm::Control& control,
                               ModelState& state);
 

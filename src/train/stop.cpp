@@ -23,8 +23,12 @@ void catch_stop_signals() {
   action.sa_flags = SA_RESTART;
   sigaction(SIGTERM, &action, nullptr);
   sigaction(SIGUSR1, &action, nullptr);
+  struct sigaction before = {};  // nohup has it ignored: the run shall outlive its terminal
+  if (sigaction(SIGHUP, nullptr, &before) == 0 && before.sa_handler != SIG_IGN)
+    sigaction(SIGHUP, &action, nullptr);
   action.sa_flags = SA_RESTART | static_cast<int>(SA_RESETHAND);
   sigaction(SIGINT, &action, nullptr);
+  signal(SIGPIPE, SIG_IGN);  // a reader of stdout that goes away does not end a run
 }
 
 StopRequests::StopRequests(const deck::RunSection& run, const std::filesystem::path& directory,
@@ -43,15 +47,18 @@ std::optional<std::string> StopRequests::reason(double ahead_s) const {
       static_cast<double>(std::time(nullptr)) + ahead_s >= static_cast<double>(*deadline_)) {
     return "run.deadline";
   }
-  struct stat info;
-  if (!stop_file_.empty() && stat(stop_file_.c_str(), &info) == 0)
-    return "the file " + stop_file_.string();
+  if (stop_file_there()) return "the file " + stop_file_.string();
   return std::nullopt;
+}
+
+bool StopRequests::stop_file_there() const {
+  struct stat info {};
+  return !stop_file_.empty() && stat(stop_file_.c_str(), &info) == 0 && S_ISREG(info.st_mode);
 }
 
 bool StopRequests::obeyed() const {
   std::error_code none;  // the file is there only if it made the request
-  return std::filesystem::remove(stop_file_, none);
+  return stop_file_there() && std::filesystem::remove(stop_file_, none);
 }
 
 }  // namespace tessera::train

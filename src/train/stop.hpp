@@ -10,8 +10,8 @@
 
 namespace tessera::train {
 
-/// Catches SIGTERM, SIGUSR1 and SIGINT (the second SIGINT ends the process at once). Call once,
-/// before threads start.
+/// Catches SIGTERM, SIGUSR1, SIGHUP (unless it is ignored, as under nohup) and SIGINT (the second
+/// SIGINT ends the process at once); has SIGPIPE ignored. Call once, before threads start.
 void catch_stop_signals();
 
 class StopRequests {
@@ -28,6 +28,8 @@ class StopRequests {
   bool obeyed() const;
 
  private:
+  bool stop_file_there() const;
+
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   std::optional<std::int64_t> time_limit_, deadline_;
   std::filesystem::path stop_file_;  // empty: another rank looks for it

@@ -4,12 +4,14 @@
 #include <utility>
 
 #include "core/exact_sum.hpp"
-#include "io/tokenize.hpp"
+#include "deck/ranks.hpp"
+#include "io/tokenizer_files.hpp"
 #include "plan/print.hpp"
 #include "train/check_products.hpp"
 #include "train/evaluation.hpp"
 #include "train/leave.hpp"
 #include "train/setup.hpp"
+#include "train/tokenizers.hpp"
 #include "train/watch.hpp"
 
 namespace tessera::train {
@@ -42,13 +44,23 @@ Trainer::Trainer(const deck::LoadedDeck& loaded, const Job& job)
 }
 
 void Trainer::start() {
-  control_.together([&] { check_on_ranks(loaded_, control_.size()); });
-  watch_peers(job_, std::chrono::seconds(deck_.guard.hang_timeout.count), directory_);
+  control_.together([&] {
+    check_on_ranks(loaded_, control_.size());
+    deck::check_quantized(loaded_, control_.size());
+  });
+  watch_peers(loaded_, job_, directory_);
   corpus_ = open_training(loaded_, control_);
   validation_ = open_validation(loaded_, control_);
+  control_.together([&] {
+    if (control_.rank() == 0) data_ = identify(*corpus_);
+  });
   const std::int64_t sequences = corpus_->sequences(deck_.batch.sequence);
   timeline_ = optim::Timeline(deck_.batch, sequences);
   set_run_length();
+  std::optional<std::filesystem::path> tokenizer;  // of the data, or else of the model
+  control_.together([&] {
+    if (control_.rank() == 0) tokenizer = common_tokenizer(loaded_, tokenizers_of_run(deck_));
+  });
   take_directory();
   engine_.emplace(loaded_, job_, training_shapes(deck_, mesh_of(deck_, control_.size()).data));
   control_.together([&] { faults_.emplace(loaded_, control_.rank(), directory_, *engine_); });
@@ -61,7 +73,7 @@ void Trainer::start() {
                    Sampler(sequences, seed, deck_.data.shuffle ? Shuffle::yes : Shuffle::no),
                    deck_.batch.sequence);
   saver_.emplace(control_, directory_ / "checkpoints", deck_.checkpoint.keep,
-                 deck_.checkpoint.keep_every);
+                 deck_.checkpoint.keep_every, [this] { report_.sync(); });
   report_start();
   report_clocks();
   engine_->tune(directory_, true,
@@ -77,11 +89,8 @@ void Trainer::start() {
     const auto first = shape(plan::PlanPurpose::train, timeline_.global(1));
     text.append(to_text(engine_->prepared(first).plan(), engine_->inputs()));
     text.publish();
-    const std::string tokenizer = corpus_tokenizer(deck_.data.train);
-    if (tokenizer.empty()) return;
-    AtomicFile copy(directory_ / "tokenizer.json");  // for generate and export
-    copy.append(tokenizer);
-    copy.publish();
+    if (tokenizer)  // for generate and export
+      keep_tokenizer(directory_ / "tokenizer.json", open_kept_tokenizer(*tokenizer));
   });
 }
 
@@ -147,7 +156,7 @@ std::exception_ptr Trainer::read_batch(const plan::PlanShape& now) {
 
 StepResult Trainer::run_step() {
   using plan::PlanPurpose;
-  faults_->begin(progress_.step + 1);
+  const double slowed = faults_->begin(progress_.step + 1);
   const std::int64_t global = timeline_.global(progress_.step + 1);
   const bool snapshot = std::exchange(save_due_, false);
   if (snapshot) finish_save();  // its buffers are about to be overwritten
@@ -169,7 +178,8 @@ StepResult Trainer::run_step() {
       engine_->run(prepared, last_input_, *batches_, faults_->hooks(prepared), profile);
   StepTimes times = output.times;
   times.data_exposed += waited;
-  times.total += waited;
+  times.total += waited + slowed;
+  times.compute.front() += slowed;
   slowest_step_s_ = std::max(slowest_step_s_, times.total);
   if (before) save_snapshot(*before, times);  // whatever became of the step
   if (output.flag(kNoTokens) > 0) {
@@ -198,6 +208,7 @@ StepResult Trainer::finish_step(const StepOutput& output, std::int64_t global,
 }
 
 void Trainer::after_step(const StepResult& result) {
+  if (lock_) lock_->check();
   judge_speed(result.times);
   report_step(result);
   scaler_.update(!result.applied);
@@ -212,6 +223,7 @@ void Trainer::after_step(const StepResult& result) {
   }
   if (!result.applied) return count_skip(result.loss);
   consecutive_skips_ = 0;
+  unproven_.reset();
   const std::int64_t every = deck_.guard.check_replicas;
   if (every > 0 && progress_.step % every == 0) compare_replicas();
   judge_loss(result.loss);
@@ -281,11 +293,14 @@ void Trainer::save_or_evaluate() {
   const auto due = [&](std::int64_t every) {
     return every > 0 && (progress_.step % every == 0 || last);
   };
-  if (due(deck_.checkpoint.every)) {
-    if (deck_.checkpoint.async && !last) {
-      save_due_ = true;
-    } else {
+  if (due(deck_.checkpoint.every) || save_late_) {
+    // A state that no step can leave is no place to go on from: it waits for a step that is
+    // applied.
+    save_late_ = consecutive_skips_ > 0 && !last;
+    if (last || !(save_late_ || deck_.checkpoint.async)) {
       save_now();
+    } else {
+      save_due_ = !save_late_;
     }
   }
   if (validation_ && due(deck_.evaluate.every)) evaluate();

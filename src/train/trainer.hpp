@@ -69,7 +69,7 @@ class Trainer {
   void start();
   void take_directory();
   void start_or_resume();
-  void check_threads(const LoadedCheckpoint& from) const;
+  void check_data(const LoadedCheckpoint& from);
   void restore(const LoadedCheckpoint& from);
   void pass_over(const std::filesystem::path& path, std::string_view why);
   void set_run_length();
@@ -85,6 +85,7 @@ class Trainer {
   void count_skip(double loss);
   /// Which tensor of which rank first was not finite in the step that has just run.
   std::string blame(const PreparedPlan& prepared, std::int64_t first_sample);
+  bool return_to_proven();
   void judge_loss(double loss);
   void roll_back(double loss, double z);
   void compare_replicas();
@@ -118,6 +119,7 @@ class Trainer {
   std::unique_ptr<RunLock> lock_;
   Reporter report_;
   std::unique_ptr<TokenCorpus> corpus_, validation_;
+  std::vector<DataFile> data_;  // of corpus_, on rank 0
   std::optional<Profiler> profiler_;
   std::optional<Engine> engine_;
   std::optional<FaultInjection> faults_;
@@ -130,6 +132,7 @@ class Trainer {
   StepInput last_input_;          // of the step that ran last
   std::int64_t saved_step_ = -1;  // whose state the newest checkpoint of this run holds
   bool save_due_ = false;         // of the state now, by the next step's snapshot
+  bool save_late_ = false;        // was due at a step that was skipped
   double save_stall_ = 0;         // seconds that the save under way has kept training waiting
   StopRequests stop_;
   std::optional<std::string> stop_reason_;  // this rank's, before the last step
@@ -138,6 +141,7 @@ class Trainer {
   Progress progress_;
   std::int64_t first_step_ = 1;  // of this start
   std::int64_t consecutive_skips_ = 0;
+  std::optional<CheckpointHeader> unproven_;  // resumed from, and no step was applied since
   guard::SpikeDetector spikes_;
   std::int64_t rollbacks_ = 0, rolled_back_from_ = 0;  // in a row, and the last step among them
   std::int64_t replicas_equal_at_ = 0;                 // the last step at which they were

@@ -1,4 +1,5 @@
 // The trainer's side of checkpoints: where a run starts, and what it leaves behind.
+#include "core/terminal.hpp"
 #include "core/version.hpp"
 #include "train/setup.hpp"
 #include "train/trainer.hpp"
@@ -18,6 +19,7 @@ CheckpointHeader Trainer::header() const {
   h.spike_window = spikes_.recent();
   h.lr_factor = progress_.lr_factor;
   h.threads = engine_->threads();
+  h.data = data_;
   h.layout = layout_of(engine_->inputs());
   h.deck = to_toml(deck_);
   h.info["version"] = kVersion;
@@ -26,7 +28,7 @@ CheckpointHeader Trainer::header() const {
 
 void Trainer::pass_over(const std::filesystem::path& path, std::string_view why) {
   report_.record(
-      fmt::format("checkpoint {} cannot be used: {}", path.string(), why),
+      fmt::format("checkpoint {} cannot be used: {}", printable(path.string()), why),
       {{"event", "fault"}, {"what", "checkpoint"}, {"path", path.string()}, {"why", why}});
 }
 
@@ -49,28 +51,37 @@ void Trainer::start_or_resume() {
   const std::int64_t read_before = io_bytes().read;
   if (const auto from =
           load_checkpoint(loaded_, deck::OnResume::refused, control_, engine_->state(), unusable)) {
-    check_threads(*from);
+    control_.together([&] { check_threads(loaded_, *from, engine_->threads()); });
+    check_data(*from);
     restore(*from);
     report_resume(*from, control_.max(io_bytes().read - read_before));
     first_step_ = progress_.step + 1;
-    if (from->path.parent_path() == directory_ / "checkpoints") saved_step_ = progress_.step;
+    if (from->path.parent_path() == directory_ / "checkpoints") {
+      saved_step_ = progress_.step;
+      unproven_ = from->header;
+    }
     return;
   }
   const std::string note = set_initial_state(deck_, control_, engine_->state());
   if (!note.empty()) report_.say(note);
 }
 
-/// The bits of products depend on the number of threads.
-void Trainer::check_threads(const LoadedCheckpoint& from) const {
-  const bool imported = from.header.step == 0,
-             layout = deck_.run.reproducible == deck::Reproducible::layout;
+/// The same names may hold other bytes, and the same sample would be another text.
+void Trainer::check_data(const LoadedCheckpoint& from) {
   control_.together([&] {
-    if (imported || !layout || from.header.threads == engine_->threads()) return;
-    throw DeckError(fmt::format(
-        "{}: cannot go on from {}: it was made with {} threads a rank, now there are {}, but "
-        "run.reproducible = \"layout\" needs the same: set run.threads = {}",
-        loaded_.where("run.threads"), from.path.string(), from.header.threads, engine_->threads(),
-        from.header.threads));
+    if (control_.rank() != 0 || from.header.data.empty()) return;
+    const auto difference = find_difference(from.header.data, data_);
+    if (!difference) return;
+    if (!deck_.data.accept_changes) {
+      throw DeckError(
+          fmt::format("{}: cannot go on from {}: the training data is not what it was: {}: give "
+                      "the run its data "
+                      "back, start a new run (run.dir), or set data.accept_changes = true",
+                      loaded_.where("data.train"), from.path.string(), *difference));
+    }
+    report_.record(
+        fmt::format("the training data is not what it was (data.accept_changes): {}", *difference),
+        {{"event", "data_changed"}, {"step", from.header.step}, {"what", *difference}});
   });
 }
 
@@ -103,7 +114,7 @@ void Trainer::save_snapshot(const CheckpointHeader& before, const StepTimes& tim
 void Trainer::advance_save() {
   job_.whereabouts.begin("saving, in", progress_.step);
   const auto begin = Clock::now();
-  const auto saved = saver_->advance();
+  const auto saved = saver_->advance(progress_.applied);
   const double waited = seconds_since(begin);
   totals_.checkpoints_s += waited;
   save_stall_ += waited;

@@ -62,12 +62,19 @@ void Trainer::count_skip(double loss) {
        {"in_a_row", consecutive_skips_},
        {"loss_scale", scaler_.scale()},
        {"where", where}});
-  if (searching) {
-    consecutive_skips_ = 0;
-    return;
-  }
+  if (searching) consecutive_skips_ = 0;
+  control_.together([&] {
+    if (progress_.step < run_steps_ || progress_.applied > 0) return;
+    throw NonFiniteError(fmt::format(
+        "not one of the run's {} steps was applied: each had a gradient that is not finite, so the "
+        "model is what it was at the start: lower optimizer.lr or precision.loss_scale_power, or "
+        "look at the data and the initial weights",
+        progress_.step));
+  });
+  if (searching) return;
   const bool stop = deck_.guard.non_finite == deck::NonFinite::stop;
   if (stop || consecutive_skips_ > deck_.guard.max_skips) {
+    if (return_to_proven()) return;
     control_.together([&] {  // every rank saw the same verdict: they leave in order
       throw NonFiniteError(
           fmt::format("the gradient is not finite, {} steps in a row (guard.non_finite = "
@@ -77,6 +84,33 @@ void Trainer::count_skip(double loss) {
                       progress_.step - consecutive_skips_ + 1));
     });
   }
+}
+
+/// A start that has met nothing but skips goes back to the newest checkpoint that a later step was
+/// applied to, once: the one that it went on from may hold a state that no step can leave.
+bool Trainer::return_to_proven() {
+  if (!unproven_) return false;
+  const CheckpointHeader from = *std::exchange(unproven_, std::nullopt);
+  const auto unusable = [&](const auto& path, std::string_view why) { pass_over(path, why); };
+  const auto target =
+      load_proven_checkpoint(from.applied_updates, loaded_, control_, engine_->state(), unusable);
+  if (!target) return false;
+  const std::int64_t step = progress_.step;
+  restore(*target);
+  saved_step_ = progress_.step;
+  consecutive_skips_ = 0;
+  replicas_equal_at_ = progress_.step;
+  set_run_length();
+  report_.record(
+      fmt::format("step {}: no step was applied since the checkpoint of step {}: back to "
+                  "{}, the newest that a later step was applied to",
+                  step, from.step, target->path.filename().string()),
+      {{"event", "rollback"},
+       {"step", step},
+       {"to", progress_.step},
+       {"why", "no step was applied since the checkpoint that this start went on from"}});
+  set_checkpoints_aside_after(progress_.step);
+  return true;
 }
 
 void Trainer::judge_loss(double loss) {
@@ -147,7 +181,11 @@ void Trainer::roll_back(double loss, double z) {
 }
 
 void Trainer::compare_replicas() {
-  const auto difference = find_differing_replicas(engine_->state(), engine_->inputs(), control_);
+  const auto [elements, difference] = compare_copies(engine_->state(), engine_->inputs(), control_);
+  report_.event({{"event", "replicas"},
+                 {"step", progress_.step},
+                 {"elements", elements},
+                 {"equal", !difference}});
   if (!difference) {
     replicas_equal_at_ = progress_.step;
     return;

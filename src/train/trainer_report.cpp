@@ -11,6 +11,7 @@
 #include "plan/ledger.hpp"
 #include "plan/print.hpp"
 #include "plan/spread.hpp"
+#include "train/replicas.hpp"
 #include "train/setup.hpp"
 #include "train/trainer.hpp"
 
@@ -94,8 +95,11 @@ void Trainer::report_start() {
                             steps->front(), steps->back(), (directory_ / "profile").string(),
                             directory_.string()));
   }
-  if (deck_.guard.check_replicas > 0 && inputs.stage == 3) {
-    report_.say("note      guard.check_replicas has nothing to compare: ZeRO-3 keeps no copies");
+  if (deck_.guard.check_replicas > 0 && !keeps_copies(inputs)) {
+    report_.say(
+        fmt::format("note      guard.check_replicas has nothing to compare: ZeRO-{} on this layout "
+                    "keeps no copies between steps",
+                    inputs.stage));
   }
   report_.note(fmt::format(
       "started by tessera {} ({}) on {} ranks of {} nodes, rank 0 on {}: ZeRO-{}, {} threads a "
@@ -113,6 +117,7 @@ void Trainer::report_start() {
                    {"tensor", inputs.mesh.tensor},
                    {"nodes", world.nodes}}},
                  {"zero_stage", inputs.stage},
+                 {"meetings_of_stages", engine_->meetings()},
                  {"parameters", parameters},
                  {"predicted_bytes", engine_->bytes()},
                  {"arena_bytes", stages_json(stages)}});

@@ -11,10 +11,12 @@ Verb evaluate(CLI::App& app) {
                                   "loss over a deck's validation data, from its newest checkpoint; "
                                   "changes nothing in the run directory");
   auto options = std::make_shared<DeckOptions>();
-  options->add_to(*verb);
+  options->add_to(*verb, "input deck (TOML), run directory or checkpoint");
+  add_allow_non_finite(*verb,
+                       [options] { options->sets.emplace_back("model.accept_non_finite=true"); });
   return {.launch = Launch::ranks, .run = {}, .run_on_ranks = [options](const train::Job& job) {
-            const auto loaded = load_on_all(job.control, *options);
-            train::evaluate_deck(loaded, job);
+            const auto deck = load_on_all(job.control, *options, Layout::fitted);
+            train::evaluate_deck(deck.loaded, job);
             return ExitCode::ok;
           }};
 }

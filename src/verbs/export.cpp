@@ -1,6 +1,8 @@
 #include <CLI/CLI.hpp>
 
+#include "core/terminal.hpp"
 #include "io/hugging_face.hpp"
+#include "io/tokenizer_files.hpp"
 #include "train/setup.hpp"
 #include "verbs/model_source.hpp"
 #include "verbs/verb.hpp"
@@ -11,19 +13,21 @@ namespace {
 struct ExportOptions {
   std::filesystem::path checkpoint, to;
   std::string type = "f32";
+  bool finite = true;  // the weights must be
 };
 
 ExitCode run(const ExportOptions& o) {
-  const ModelSource source = open_model(o.checkpoint);
+  const DType type = o.type == "f32" ? DType::f32 : o.type == "bf16" ? DType::bf16 : DType::f16;
+  const ModelSource source =
+      open_model(o.checkpoint, o.finite ? std::optional(type) : std::nullopt);
   const auto units = model::model_units(train::model_config(source.model));
   std::map<std::string, const model::ParamDesc*, std::less<>> by_name;
   for (const auto& unit : units) {
     for (const auto& p : unit.params) by_name[p.name] = &p;
   }
-  const DType type = o.type == "f32" ? DType::f32 : o.type == "bf16" ? DType::bf16 : DType::f16;
   std::optional<Tokenizer> tokenizer;
   if (source.tokenizer) {
-    tokenizer = Tokenizer::open(*source.tokenizer);
+    tokenizer = open_kept_tokenizer(*source.tokenizer);
     check_tokenizer(*tokenizer, source);
   }
   export_hugging_face(
@@ -35,7 +39,7 @@ ExitCode run(const ExportOptions& o) {
         const auto& p = *by_name.find(name)->second;
         source.parameters(p, {begin, begin + static_cast<std::int64_t>(out.size())}, out);
       });
-  fmt::print("{} -> {}\n", source.name, o.to.string());
+  fmt::print("{} -> {}\n", printable(source.name), printable(o.to.string()));
   return ExitCode::ok;
 }
 
@@ -50,6 +54,7 @@ Verb export_model(CLI::App& app) {
   verb->add_option("--type", o->type, "element type")
       ->capture_default_str()
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
+  add_allow_non_finite(*verb, [o] { o->finite = false; });
   return {.launch = Launch::single, .run = [o] { return run(*o); }, .run_on_ranks = {}};
 }
 

@@ -1,11 +1,11 @@
-#include <omp.h>
 #include <CLI/CLI.hpp>
 
 #include <cstdio>
 
 #include "backend/backend.hpp"
+#include "comm/launcher.hpp"
 #include "core/cores.hpp"
-#include "io/tokenizer.hpp"
+#include "io/tokenizer_files.hpp"
 #include "train/generator.hpp"
 #include "train/setup.hpp"
 #include "verbs/model_source.hpp"
@@ -17,26 +17,45 @@ namespace {
 struct GenerateOptions {
   std::filesystem::path model;
   std::string prompt, tokenizer;
+  bool accept_tokenizer = false;
   std::int64_t tokens = 200;
   train::SamplingRule rule;
   std::optional<deck::Backend> backend;
+  bool finite = true;  // the weights must be
 };
 
 Tokenizer choose_tokenizer(const GenerateOptions& o, const ModelSource& source) {
-  if (o.tokenizer == "bytes") return Tokenizer::bytes();
-  if (!o.tokenizer.empty()) return Tokenizer::open(o.tokenizer);
-  if (source.tokenizer) return Tokenizer::open(*source.tokenizer);
-  if (source.model.vocab == 256) return Tokenizer::bytes();
-  throw DeckError(fmt::format(
-      "{} says nothing of its tokenizer: give --tokenizer bytes or a tokenizer.json", source.name));
+  std::optional<Tokenizer> own;
+  if (source.tokenizer) own = open_kept_tokenizer(*source.tokenizer);
+  if (o.tokenizer.empty()) {
+    if (own) return *std::move(own);
+    if (source.model.vocab == 256) return Tokenizer::bytes();
+    throw DeckError(
+        fmt::format("{} says nothing of its tokenizer: give --tokenizer bytes or a tokenizer.json",
+                    source.name));
+  }
+  Tokenizer given = o.tokenizer == "bytes" ? Tokenizer::bytes() : open_kept_tokenizer(o.tokenizer);
+  if (!own || o.accept_tokenizer) return given;
+  if (const std::string difference = own->difference(given); !difference.empty()) {
+    throw DataError(
+        fmt::format("{} was trained with {} ({} tokens), not with --tokenizer {} ({} tokens): {}. "
+                    "Leave it out, "
+                    "or add --accept-tokenizer",
+                    source.name, source.tokenizer->string(), own->vocab(), o.tokenizer,
+                    given.vocab(), difference));
+  }
+  return given;
 }
 
 ExitCode run(const GenerateOptions& o) {
-  const ModelSource source = open_model(o.model);
+  comm::refuse_copies(comm::launch_of_process(), "but one alone continues a text",
+                      "start it once, as in srun --ntasks=1");
+  const ModelSource source =
+      open_model(o.model, o.finite ? std::optional(DType::f32) : std::nullopt);
   Tokenizer tokenizer = choose_tokenizer(o, source);
   check_tokenizer(tokenizer, source);
   const int threads = train::thread_count({}, cores_each(std::array{own_cores()}));
-  omp_set_num_threads(threads);
+  train::use_threads(threads);
   const auto backend = backend::make_backend(
       {.kind = o.backend.value_or(deck::Backend::automatic), .threads = threads}, nullptr);
   train::Generator generator(train::model_config(source.model), *backend.device,
@@ -80,6 +99,8 @@ Verb generate(CLI::App& app) {
       ->check(CLI::PositiveNumber);
   verb->add_option("--tokenizer", o->tokenizer,
                    "\"bytes\" or a tokenizer.json; default: the model's");
+  verb->add_flag("--accept-tokenizer", o->accept_tokenizer,
+                 "take a --tokenizer that is not the one which the model was trained with");
   verb->add_option("--temperature", o->rule.temperature, "0: always the likeliest")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
@@ -91,6 +112,7 @@ Verb generate(CLI::App& app) {
       ->capture_default_str()
       ->check(CLI::Range(0.0, 1.0));
   verb->add_option("--seed", o->rule.seed, "of the draws")->capture_default_str();
+  add_allow_non_finite(*verb, [o] { o->finite = false; });
   add_backend(*verb, o->backend, "where it runs, as run.backend (auto)");
   return {.launch = Launch::single, .run = [o] { return run(*o); }, .run_on_ranks = {}};
 }

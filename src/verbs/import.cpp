@@ -1,9 +1,13 @@
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
+
+#include "core/terminal.hpp"
 #include "core/version.hpp"
 #include "io/checkpoint_commit.hpp"
 #include "io/checkpoint_directory.hpp"
 #include "io/checkpoint_writer.hpp"
+#include "io/tokenizer_files.hpp"
 #include "train/setup.hpp"
 #include "verbs/model_source.hpp"
 #include "verbs/verb.hpp"
@@ -13,6 +17,7 @@ namespace {
 
 struct ImportOptions {
   std::filesystem::path from, to;
+  bool finite = true;  // the weights must be
 };
 
 /// A checkpoint at step 0: the model's weights as master weights, moments zero.
@@ -25,7 +30,8 @@ ExitCode run(const ImportOptions& o) {
   if (!list_checkpoints(checkpoints).empty()) {
     throw DeckError(fmt::format("{} already holds checkpoints: give another --to", o.to.string()));
   }
-  const ModelSource source = open_model(o.from);
+  const ModelSource source =
+      open_model(o.from, o.finite ? std::optional(DType::f32) : std::nullopt);
   const auto units = model::model_units(train::model_config(source.model));
   std::vector<Piece> pieces;
   for (const auto& unit : units) {
@@ -39,27 +45,30 @@ ExitCode run(const ImportOptions& o) {
   const auto directory = begin_checkpoint(checkpoints, 0);
   CheckpointWriter writer(directory, 0, pieces);
   std::size_t piece = 0;
-  for (const auto& unit : units) {
-    for (const auto& p : unit.params) {
-      std::vector<float> values(static_cast<std::size_t>(p.elements()));
-      source.parameters(p, {0, p.elements()}, values);
+  const auto write = [&](const model::ParamDesc& p) {
+    std::vector<float> values(static_cast<std::size_t>(p.elements()));
+    source.parameters(p, {0, p.elements()}, values);
+    writer.write(piece++, std::as_bytes(std::span(values)));
+    std::fill(values.begin(), values.end(), 0.0F);
+    for (int moment = 0; moment < 2; ++moment)
       writer.write(piece++, std::as_bytes(std::span(values)));
-      std::fill(values.begin(), values.end(), 0.0F);
-      for (int moment = 0; moment < 2; ++moment)
-        writer.write(piece++, std::as_bytes(std::span(values)));
-    }
+  };
+  try {
+    for (const auto& unit : units) std::ranges::for_each(unit.params, write);
+  } catch (const Error&) {
+    clean_up_checkpoints(checkpoints);  // what was written is large and of no use
+    throw;
   }
   if (source.tokenizer) {
-    std::filesystem::copy_file(*source.tokenizer, o.to / "tokenizer.json",
-                               std::filesystem::copy_options::overwrite_existing);
+    keep_tokenizer(o.to / "tokenizer.json", open_kept_tokenizer(*source.tokenizer));
   }
   CheckpointHeader header;
   header.deck = source.deck;
   header.info["version"] = kVersion;
   header.info["imported from"] = o.from.string();
   const RankPart part = writer.finish();
-  fmt::print("{} -> {}\n", source.name,
-             commit_checkpoint(directory, header, std::span(&part, 1)).string());
+  const auto checkpoint = commit_checkpoint(directory, header, std::span(&part, 1));
+  fmt::print("{} -> {}\n", printable(source.name), printable(checkpoint.string()));
   return ExitCode::ok;
 }
 
@@ -70,6 +79,7 @@ Verb import_model(CLI::App& app) {
   auto o = std::make_shared<ImportOptions>();
   verb->add_option("HF_DIR", o->from, "directory with config.json and safetensors")->required();
   verb->add_option("--to", o->to, "run directory to make")->required();
+  add_allow_non_finite(*verb, [o] { o->finite = false; });
   return {.launch = Launch::single, .run = [o] { return run(*o); }, .run_on_ranks = {}};
 }
 

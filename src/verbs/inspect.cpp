@@ -2,8 +2,10 @@
 
 #include <cstdio>
 
+#include "core/terminal.hpp"
 #include "io/checkpoint_verify.hpp"
 #include "io/token_files.hpp"
+#include "io/tokenizer_files.hpp"
 #include "plan/ledger.hpp"
 #include "verbs/model_source.hpp"
 #include "verbs/verb.hpp"
@@ -13,8 +15,8 @@ namespace {
 
 ExitCode inspect_checkpoint(const std::filesystem::path& path, bool verify) {
   const CheckpointSummary s = describe_checkpoint(path);
-  fmt::print("{}: step {}, {} updates, {} samples, {} tokens\n", path.string(), s.header.step,
-             s.header.applied_updates, s.header.samples, s.header.tokens);
+  fmt::print("{}: step {}, {} updates, {} samples, {} tokens\n", printable(path.string()),
+             s.header.step, s.header.applied_updates, s.header.samples, s.header.tokens);
   fmt::print("written by {} ranks: data {} x pipeline {} x tensor {}, ZeRO-{}; {} files, {}\n",
              s.header.layout.world, s.header.layout.data, s.header.layout.pipeline,
              s.header.layout.tensor, s.header.layout.zero_stage, s.files,
@@ -26,13 +28,13 @@ ExitCode inspect_checkpoint(const std::filesystem::path& path, bool verify) {
   }
   if (!verify) return ExitCode::ok;
   const auto bad = verify_checkpoint(path, [](std::int64_t done, std::int64_t total) {
-    fmt::print(stderr, "\rverify {:5.1f} %",
-               total == 0 ? 100.0 : 100.0 * static_cast<double>(done) / static_cast<double>(total));
+    const double part = total == 0 ? 1.0 : static_cast<double>(done) / static_cast<double>(total);
+    tell(fmt::format("\rverify {:5.1f} %", 100 * part));
   });
-  fmt::print(stderr, "\n");
+  tell("\n");
   for (const auto& b : bad)
-    fmt::print("{}: {} at byte {} ({} bytes): {}\n", b.file, b.dataset, b.offset, b.bytes,
-               b.problem);
+    fmt::print("{}\n", printable(fmt::format("{}: {} at byte {} ({} bytes): {}", b.file, b.dataset,
+                                             b.offset, b.bytes, b.problem)));
   fmt::print("{}\n", bad.empty() ? "every byte is as it was written"
                                  : fmt::format("{} damaged places", bad.size()));
   return bad.empty() ? ExitCode::ok : ExitCode::data;
@@ -42,10 +44,16 @@ ExitCode inspect_tokens(const std::string& entry, bool verify) {
   constexpr std::int64_t kAnyVocab = std::int64_t{1} << 31;
   const TokenCorpus corpus(std::span(&entry, 1), kAnyVocab);
   for (const auto& file : corpus.files()) {
-    fmt::print("{}: {} tokens of {}", file.file.path().string(), file.tokens, to_string(file.type));
+    fmt::print("{}: {} tokens of {}", printable(file.file.path().string()), file.tokens,
+               to_string(file.type));
     fmt::print("{}\n", file.documents > 0 ? fmt::format(", {} documents", file.documents) : "");
   }
   fmt::print("{} tokens\n", corpus.tokens());
+  if (const auto beside = tokenizer_beside(entry); path_exists(beside)) {
+    const Tokenizer tokenizer = open_kept_tokenizer(beside);
+    fmt::print("tokenizer {}: {} tokens; documents {}\n", beside.string(), tokenizer.vocab(),
+               document_end(tokenizer));
+  }
   if (!verify) return ExitCode::ok;
   std::vector<std::int32_t> tokens(std::size_t{1} << 20);
   std::int32_t largest = -1;
@@ -76,7 +84,7 @@ Verb inspect(CLI::App& app) {
                   const auto found = find_checkpoint(*path);
                   if (!found)
                     throw DataError(fmt::format("{} is no checkpoint and holds none", *path));
-                  return inspect_checkpoint(*found, *verify);
+                  return inspect_checkpoint(found->path, *verify);
                 }
                 return inspect_tokens(*path, *verify);
               },

@@ -4,8 +4,9 @@
 
 #include "deck/load.hpp"
 #include "deck/schema.hpp"
-#include "io/checkpoint_directory.hpp"
+#include "io/finite.hpp"
 #include "train/setup.hpp"
+#include "train/tokenizers.hpp"
 
 namespace tessera::verbs {
 namespace fs = std::filesystem;
@@ -22,34 +23,46 @@ deck::Deck deck_of(const fs::path& directory) {
   return deck::parse_deck(text, directory.string(), {}, train::read_architecture).deck;
 }
 
-std::optional<fs::path> tokenizer_in(std::initializer_list<fs::path> directories) {
-  for (const fs::path& directory : directories) {
-    if (fs::exists(directory / "tokenizer.json")) return directory / "tokenizer.json";
-  }
-  return std::nullopt;
+/// Says where an element of a parameter is stored.
+using PlaceOf = std::function<std::string(const model::ParamDesc&, std::int64_t element)>;
+
+train::ParameterSource checked(const train::ParameterSource& source, std::optional<DType> finite_as,
+                               const PlaceOf& place_of) {
+  if (!finite_as) return source;
+  return [=, type = *finite_as](const model::ParamDesc& p, Range range, std::span<float> out) {
+    source(p, range, out);
+    const auto bad = find_non_finite(out, type);
+    if (!bad) return;
+    throw non_finite_error(place_of(p, range.begin + *bad), out[static_cast<std::size_t>(*bad)],
+                           type, "--allow-non-finite");
+  };
 }
 
 }  // namespace
 
-std::optional<fs::path> find_checkpoint(const fs::path& path) {
-  if (fs::exists(path / kManifestFile)) return path;
+std::optional<HeldCheckpoint> find_checkpoint(const fs::path& path) {
+  if (fs::exists(path / kManifestFile)) return HeldCheckpoint{path, CheckpointHold(path)};
   for (const auto& candidate : {path, path / "checkpoints"}) {
-    const auto entries = list_checkpoints(candidate);
-    if (!entries.empty()) return entries.front().path;
+    if (auto newest = hold_newest(candidate)) return newest;
   }
   return std::nullopt;
 }
 
-ModelSource open_model(const fs::path& path) {
+ModelSource open_model(const fs::path& path, std::optional<DType> finite_as) {
   if (fs::exists(path / "config.json")) {
     auto model = std::make_shared<HfModel>(HfModel::open(path));
     const deck::Deck deck = deck_of(path);
+    const auto read = [model](const model::ParamDesc& p, Range range, std::span<float> out) {
+      model->read(p.name, range.begin, out);
+    };
+    const auto place_of = [model](const model::ParamDesc& p, std::int64_t element) {
+      return model->place(p.name, element);
+    };
     return {.deck = to_toml(deck),
             .model = deck.model,
             .name = path.string(),
-            .parameters = [model](const model::ParamDesc& p, Range range,
-                                  std::span<float> out) { model->read(p.name, range.begin, out); },
-            .tokenizer = tokenizer_in({path})};
+            .parameters = checked(read, finite_as, place_of),
+            .tokenizer = train::tokenizer_of_directory(path)};
   }
   const auto found = find_checkpoint(path);
   if (!found) {
@@ -57,17 +70,19 @@ ModelSource open_model(const fs::path& path) {
         "{} is no checkpoint, holds none, and is no Hugging Face directory (config.json)",
         path.string()));
   }
-  auto checkpoint = std::make_shared<Checkpoint>(Checkpoint::open(*found));
+  auto checkpoint = std::make_shared<Checkpoint>(Checkpoint::open(found->path));
   const std::string& text = checkpoint->header().deck;
+  const auto read = [checkpoint](const model::ParamDesc& p, Range range, std::span<float> out) {
+    checkpoint->read(p.name, "master", range, DType::f32, std::as_writable_bytes(out));
+  };
+  const auto place_of = [path = found->path](const model::ParamDesc& p, std::int64_t element) {
+    return fmt::format("{}: {}{}", path.string(), p.name, index_text(p.shape, element));
+  };
   return {.deck = text,
-          .model = deck::parse_deck(text, found->string()).deck.model,
-          .name = found->string(),
-          .parameters =
-              [checkpoint](const model::ParamDesc& p, Range range, std::span<float> out) {
-                checkpoint->read(p.name, "master", range, DType::f32, std::as_writable_bytes(out));
-              },
-          // of the run: run/checkpoints/step_00000100
-          .tokenizer = tokenizer_in({*found, fs::absolute(*found).parent_path().parent_path()})};
+          .model = deck::parse_deck(text, found->path.string()).deck.model,
+          .name = found->path.string(),
+          .parameters = checked(read, finite_as, place_of),
+          .tokenizer = train::tokenizer_of_checkpoint(found->path)};
 }
 
 void check_tokenizer(const Tokenizer& tokenizer, const ModelSource& source) {

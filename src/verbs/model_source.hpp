@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "deck/deck.hpp"
+#include "io/checkpoint_directory.hpp"
 #include "io/checkpoint_reader.hpp"
 #include "io/hugging_face.hpp"
 #include "train/model_state.hpp"
@@ -22,14 +23,16 @@ struct ModelSource {
 };
 
 /// `path` is a checkpoint directory, a run directory (its newest checkpoint) or a Hugging Face
-/// directory. Throws DataError.
-ModelSource open_model(const std::filesystem::path& path);
+/// directory. Throws DataError. So do its parameters where one read is NaN or infinite once it is
+/// rounded to `finite_as`; without a type they are given as they are.
+ModelSource open_model(const std::filesystem::path& path, std::optional<DType> finite_as);
 
 /// DataError for the tokenizer of another model: with more tokens.
 void check_tokenizer(const Tokenizer& tokenizer, const ModelSource& source);
 
-/// The checkpoint itself, or the newest of a run directory; nothing if `path` is neither.
-std::optional<std::filesystem::path> find_checkpoint(const std::filesystem::path& path);
+/// The checkpoint itself, or the newest of a run directory, held while it is read; nothing if
+/// `path` is neither.
+std::optional<HeldCheckpoint> find_checkpoint(const std::filesystem::path& path);
 
 /// The architecture in the words of Hugging Face files.
 HfArchitecture hf_architecture(const deck::ModelSection& model);

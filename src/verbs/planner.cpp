@@ -16,7 +16,7 @@ void LayoutOptions::add_to(CLI::App& app) {
   app.add_option("--nodes", nodes, "number of nodes they are on")->check(count);
 }
 
-std::vector<plan::RankFigures> Planner::survey(std::span<const MeshPlace> places) const {
+plan::Survey Planner::survey(std::span<const MeshPlace> places) const {
   return plan::survey(inputs, shapes, places, devices);
 }
 

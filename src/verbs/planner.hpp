@@ -25,7 +25,7 @@ struct Planner {
   /// They say how much scratch kernels want; one for each thread that makes plans.
   std::vector<std::unique_ptr<kernels::Device>> devices;
 
-  std::vector<plan::RankFigures> survey(std::span<const MeshPlace> places) const;
+  plan::Survey survey(std::span<const MeshPlace> places) const;
 };
 
 /// Bytes of memory.device; nothing where the deck does not give a number.

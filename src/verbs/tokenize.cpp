@@ -1,9 +1,13 @@
 #include "io/tokenize.hpp"
+#include "core/terminal.hpp"
 
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <cstdio>
 
+#include "io/file.hpp"
+#include "io/tokenizer_files.hpp"
 #include "verbs/verb.hpp"
 
 namespace tessera::verbs {
@@ -12,7 +16,8 @@ namespace {
 struct TokenizeOptions {
   std::vector<std::filesystem::path> inputs;
   std::filesystem::path prefix;
-  std::string tokenizer = "bytes";
+  std::string tokenizer = "bytes", eos;
+  DocumentRules rules;
 };
 
 /// Rank 0's progress stands for all: parts are of equal size.
@@ -20,32 +25,68 @@ void draw_bar(std::int64_t done, std::int64_t total, std::int64_t ranks) {
   constexpr int kWidth = 40;
   const double part = total == 0 ? 1.0 : static_cast<double>(done) / static_cast<double>(total);
   const int filled = static_cast<int>(part * kWidth);
-  fmt::print(stderr, "\rtokenize [{:#<{}}{: <{}}] {:5.1f} %  {:.1f} MB on each of {} ranks", "",
-             filled, "", kWidth - filled, 100 * part, static_cast<double>(done) / 1e6, ranks);
-  if (done == total) fmt::print(stderr, "\n");
-  std::fflush(stderr);
+  tell(fmt::format("\rtokenize [{:#<{}}{: <{}}] {:5.1f} %  {:.1f} MB on each of {} ranks{}", "",
+                   filled, "", kWidth - filled, 100 * part, static_cast<double>(done) / 1e6, ranks,
+                   done == total ? "\n" : ""));
+}
+
+/// The text that C's escapes for white space and the backslash mean.
+std::string unescape(const std::string& text) {
+  std::string result;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '\\') {
+      result += text[i];
+      continue;
+    }
+    constexpr std::string_view kNames = "nrtf\\", kMeanings = "\n\r\t\f\\";
+    const std::size_t which = i + 1 < text.size() ? kNames.find(text[++i]) : kNames.npos;
+    if (which == kNames.npos) {
+      throw DeckError(
+          fmt::format("--separator {}: a backslash is followed by one of n, r, t, f and \\", text));
+    }
+    result += kMeanings[which];
+  }
+  return result;
+}
+
+void check_options(const TokenizeOptions& o) {
+  const auto lines = std::ranges::count_if(o.inputs, is_json_lines);
+  if (!o.rules.separator.empty() && lines == std::ssize(o.inputs)) {
+    throw DeckError("--separator is of text files, but all inputs are .jsonl files");
+  }
+  if (o.rules.field != DocumentRules().field && lines == 0) {
+    throw DeckError("--field is of .jsonl files, but no input is one");
+  }
+  if (!o.prefix.has_filename()) {
+    throw DeckError(fmt::format("--out {} is a directory: add a name, like {}train",
+                                o.prefix.string(), o.prefix.string()));
+  }
 }
 
 ExitCode run(const TokenizeOptions& o, const comm::Control& control) {
-  TokenizeSummary summary;
   control.together([&] {
-    Tokenizer tokenizer =
-        o.tokenizer == "bytes" ? Tokenizer::bytes() : Tokenizer::open(o.tokenizer);
+    check_options(o);
+    Tokenizer tokenizer = open_for_documents(o.tokenizer, o.eos);
+    DocumentRules rules = o.rules;
+    rules.separator = unescape(rules.separator);
+    if (o.prefix.has_parent_path()) tessera::create_directories(o.prefix.parent_path());
     std::int64_t shown = -1;
-    tokenize_part(o.inputs, o.prefix, tokenizer, {.index = control.rank(), .count = control.size()},
-                  [&](std::int64_t done, std::int64_t total) {
-                    const std::int64_t permille = total == 0 ? 1000 : 1000 * done / total;
-                    if (control.rank() == 0 && permille != shown)
-                      draw_bar(done, total, control.size()), shown = permille;
-                  });
+    tokenize_part(
+        o.inputs, o.prefix, tokenizer, {.index = control.rank(), .count = control.size()},
+        [&](std::int64_t done, std::int64_t total) {
+          const std::int64_t permille = total == 0 ? 1000 : 1000 * done / total;
+          if (control.rank() == 0 && permille != shown)
+            draw_bar(done, total, control.size()), shown = permille;
+        },
+        rules);
   });
   control.together([&] {
     if (control.rank() != 0) return;
-    const Tokenizer tokenizer =
-        o.tokenizer == "bytes" ? Tokenizer::bytes() : Tokenizer::open(o.tokenizer);
-    summary = merge_parts(o.prefix, control.size(), tokenizer);
-    fmt::print("{}.bin: {} tokens in {} documents, vocabulary {}\n", o.prefix.string(),
-               summary.tokens, summary.documents, tokenizer.vocab());
+    const Tokenizer tokenizer = open_for_documents(o.tokenizer, o.eos);
+    const TokenizeSummary summary = merge_parts(o.prefix, control.size(), tokenizer);
+    fmt::print("{}.bin: {} tokens in {} documents, {}; vocabulary {}\n",
+               printable(o.prefix.string()), summary.tokens, summary.documents,
+               printable(document_end(tokenizer)), tokenizer.vocab());
   });
   return ExitCode::ok;
 }
@@ -57,10 +98,22 @@ Verb tokenize(CLI::App& app) {
       app.add_subcommand("tokenize", "make token files (.bin, .idx) from text or JSON lines");
   auto o = std::make_shared<TokenizeOptions>();
   verb->add_option("INPUT", o->inputs,
-                   "text files (a document each) or .jsonl files (\"text\" of each line)")
+                   "text files (a document each) or .jsonl files (a document a line), also packed "
+                   "by gzip")
       ->required();
-  verb->add_option("--out", o->prefix, "prefix of the files to make")->required();
+  verb->add_option("--out", o->prefix, "prefix of the files to make; its directory is made too")
+      ->required();
   verb->add_option("--tokenizer", o->tokenizer, "\"bytes\" or a Hugging Face tokenizer.json")
+      ->capture_default_str();
+  verb->add_option(
+      "--eos", o->eos,
+      "token that ends each document, or \"none\": the ends are in .idx only; default: "
+      "what the tokenizer's special tokens say, none for bytes");
+  verb->add_option(
+      "--separator", o->rules.separator,
+      "text between the documents of a text file, like '\\n\\n' (\\n, \\r, \\t, \\f and "
+      "\\\\ as in C); default: a file is a document");
+  verb->add_option("--field", o->rules.field, "name of the text in each line of a .jsonl file")
       ->capture_default_str();
   return {.launch = Launch::ranks, .run = {}, .run_on_ranks = [o](const train::Job& job) {
             return run(*o, job.control);

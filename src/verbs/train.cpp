@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 
+#include "train/fit_ranks.hpp"
 #include "train/setup.hpp"
 #include "train/trainer.hpp"
 #include "verbs/load.hpp"
@@ -8,11 +9,16 @@
 
 namespace tessera::verbs {
 
-void DeckOptions::add_to(CLI::App& app) {
-  app.add_option("DECK", path, "input deck (TOML)")->required();
+void DeckOptions::add_to(CLI::App& app, const std::string& what) {
+  app.add_option("DECK", path, what)->required();
   app.add_option("--set", sets, "section.key=value: overrides the deck; may be repeated")
       ->take_all()
       ->allow_extra_args(false);
+}
+
+void add_allow_non_finite(CLI::App& app, const std::function<void()>& allow) {
+  app.add_flag_callback("--allow-non-finite", allow,
+                        "take weights that are NaN or infinite as they are, not refuse them");
 }
 
 void add_backend(CLI::App& app, std::optional<deck::Backend>& backend, const std::string& what) {
@@ -27,30 +33,38 @@ void add_backend(CLI::App& app, std::optional<deck::Backend>& backend, const std
 
 namespace {
 
-deck::LoadedDeck load(const DeckOptions& options) {
+DeckOnRanks load(const DeckOptions& options, Layout layout, std::int64_t ranks) {
   if (!std::filesystem::is_directory(options.path)) {
-    return deck::load_deck(options.path, options.sets, train::read_architecture);
+    return {.loaded = deck::load_deck(options.path, options.sets, train::read_architecture),
+            .checkpoint = {}};
   }
-  const auto checkpoint = find_checkpoint(options.path);
+  auto checkpoint = find_checkpoint(options.path);
   if (!checkpoint) {
     throw DataError(
         fmt::format("{} is neither a deck nor a checkpoint and holds none", options.path));
   }
-  std::vector<std::string> sets{fmt::format("run.resume=\"{}\"", checkpoint->string())};
+  const std::string name = checkpoint->path.string();
+  std::vector<std::string> sets{fmt::format("run.resume=\"{}\"", name)};
   sets.insert(sets.end(), options.sets.begin(), options.sets.end());
-  return deck::parse_deck(read_manifest(*checkpoint).header.deck, checkpoint->string(), sets);
+  const CheckpointHeader header = read_manifest(checkpoint->path).header;
+  if (layout == Layout::as_written)
+    return {deck::parse_deck(header.deck, name, sets), std::move(checkpoint)};
+  auto [loaded, note] = train::fit_to_ranks(
+      {.text = header.deck, .name = name, .threads = header.threads}, sets, ranks);
+  if (!note.empty()) fmt::print(stderr, "{}\n", note);
+  return {std::move(loaded), std::move(checkpoint)};
 }
 
 }  // namespace
 
-deck::LoadedDeck load_on_all(const comm::Control& control, const DeckOptions& options) {
-  deck::LoadedDeck loaded;
+DeckOnRanks load_on_all(const comm::Control& control, const DeckOptions& options, Layout layout) {
+  DeckOnRanks own;
   control.together([&] {
-    if (control.rank() == 0) loaded = load(options);
+    if (control.rank() == 0) own = load(options, layout, control.size());
   });
-  const std::string text = control.broadcast(control.rank() == 0 ? to_toml(loaded.deck) : "");
-  if (control.rank() != 0) loaded = deck::parse_deck(text, options.path);
-  return loaded;
+  const std::string text = control.broadcast(control.rank() == 0 ? to_toml(own.loaded.deck) : "");
+  if (control.rank() != 0) own.loaded = deck::parse_deck(text, options.path);
+  return own;
 }
 
 Verb train(CLI::App& app) {
@@ -60,8 +74,8 @@ Verb train(CLI::App& app) {
   options->add_to(*verb);
   return {.launch = Launch::ranks, .run = {}, .run_on_ranks = [options](const train::Job& job) {
             train::catch_stop_signals();
-            const auto loaded = load_on_all(job.control, *options);
-            return train::Trainer(loaded, job).train();
+            const auto deck = load_on_all(job.control, *options);
+            return train::Trainer(deck.loaded, job).train();
           }};
 }
 

@@ -43,8 +43,11 @@ Verb import_model(CLI::App& app);
 struct DeckOptions {
   std::string path;
   std::vector<std::string> sets;
-  void add_to(CLI::App& app);
+  void add_to(CLI::App& app, const std::string& what = "input deck (TOML)");
 };
+
+/// --allow-non-finite, of verbs that read weights: calls `allow` where it is given.
+void add_allow_non_finite(CLI::App& app, const std::function<void()>& allow);
 
 /// --backend, a word of run.backend, of what runs without a deck; nothing: it was not given.
 void add_backend(CLI::App& app, std::optional<deck::Backend>& backend, const std::string& what);

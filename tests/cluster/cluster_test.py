@@ -286,6 +286,35 @@ class Cluster(RunTest):
         self.assert_close(two, self.srun(1, 1, "one_rank", zero__stage=3), TOLERANCE,
                           "two nodes against one rank")
 
+    def test_singletons(self):
+        """A step whose tasks know nothing of each other is refused; one process of a job is not."""
+        deck = self.deck("alone", tiny_deck(self.corpus, run__steps=1))
+        def step(*verb):
+            return subprocess.run(["srun", "--nodes=2", "--ntasks=2", "--mpi=none", "--overcommit",
+                                   BINARY, *verb], capture_output=True, text=True, cwd=self.dir)
+
+        refusal = "2 separate programs were started by srun"
+        generate, train = step("generate", self.dir, "--prompt", "a"), step("train", deck)
+        self.assertEqual(generate.returncode, 2, generate.stderr)
+        self.assertIn(refusal, generate.stderr)
+        # Open MPI 4 refuses by itself, in MPI_Init.
+        self.assertNotEqual(train.returncode, 0, train.stderr)
+        self.assertRegex(train.stderr, f"{refusal}|direct launched using")
+        self.assertFalse((self.dir / "alone").exists(), "a run was begun")
+        job = self.sbatch("--nodes=2", "--ntasks-per-node=1", "--overcommit",
+                          f"--wrap={BINARY} check {deck} && {BINARY} train {deck}")
+        self.finish(job)
+        self.assertEqual(list(self.numbers("alone")), [1])
+
+    def test_networks_of_the_watchdog(self):
+        """Neighbours on another node come by the way between the nodes, unless a deck knows one."""
+        self.srun(2, 2, "chosen", guard__interface="10.77.0.0/16", run__steps=1)
+        deck = self.deck("none", tiny_deck(self.corpus, guard__interface="nowhere0"))
+        job = subprocess.run(["srun", "--nodes=2", "--ntasks=2", "--mpi=pmix", BINARY, "train", deck],
+                             capture_output=True, text=True, cwd=self.dir)
+        self.assertEqual(job.returncode, 2, job.stderr)
+        self.assertRegex(job.stderr, r'guard.interface = "nowhere0" names no network .*10\.77\.0\.')
+
     def test_3_tensor_ranks_on_several_nodes(self):
         """Trap 3: a run says so, whatever srun made of the ranks, and computes the same."""
         numbers, logs = {}, {}

@@ -2,15 +2,18 @@
 exit code and a message that names the place and the remedy; nothing hangs or is overwritten."""
 
 import array
+import json
 import os
 import pathlib
 import re
 import resource
+import shutil
 import struct
 import subprocess
 import unittest
 
-from tessera import BINARY, RunTest, kill_tree, ranks_of, tiny_deck, write_megatron
+from tessera import (BINARY, MPIEXEC, SOURCE, RunTest, kill_tree, ranks_of, tiny_deck, to_toml,
+                     write_megatron)
 
 DECK, DATA, MEMORY, COMM, NON_FINITE, IO = 2, 3, 4, 5, 6, 7
 
@@ -75,13 +78,53 @@ class BadInput(RunTest):
                 self.assertIn("--ranks", job.output)
                 self.assertLess(len(job.output), 200, "limits that people can read")
 
-    def test_a_launcher_that_mpi_does_not_understand(self):
-        """srun with the wrong --mpi makes each of its processes a run of one rank."""
+    def test_singletons(self):
+        """A launcher that MPI does not understand makes each process a run of its own."""
         path = self.deck("good", tiny_deck(self.corpus))
-        as_by_srun = "SLURM_STEP_NUM_TASKS=4 SLURM_TASK_PID=$$ exec \"$0\" train \"$1\""
-        job = self.run_job(0, "-c", as_by_srun, BINARY, path, program="sh")
-        self.assertEqual(job.code, DECK, job.output)
-        self.assertIn("--mpi=pmix", job.output)
+        step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
+        verbs = {"train": [path], "evaluate": [path], "bench": ["gemm"],
+                 "tokenize": [path, "--out", self.dir / "text"],
+                 "generate": [self.dir, "--prompt", "a"]}
+        for verb, arguments in verbs.items():
+            for launch in (step, {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "4"}, {"PMI_SIZE": "4"}):
+                with self.subTest(verb=verb, **launch):
+                    # The wrapper is the task of srun, and the program its child.
+                    job = self.run_job(0, "-c", '"$@"; exit $?', "sh", BINARY, verb, *arguments,
+                                       program="sh", env=launch)
+                    self.assertEqual(job.code, DECK, job.output)
+                    self.assertIn("4 separate programs were started", job.output)
+                    self.assertIn("srun --", job.output)
+        self.assertFalse((self.dir / "good").exists(), "a run was begun")
+        self.assertEqual(self.run_job(0, "check", path, env=step).code, 0)
+
+    def test_the_launcher_of_another_mpi(self):
+        """mpiexec of MPICH starts programs of Open MPI that never hear of each other, and the other
+        way round."""
+        path = self.deck("other", tiny_deck(self.corpus))
+        version = self.run_job(0, "--version", program=MPIEXEC[0]).output
+        other = shutil.which("mpiexec.mpich" if "Open MPI" in version else "mpirun.openmpi")
+        if not other:
+            self.skipTest("only one MPI is installed")
+        job = self.run_job(0, "-n", "2", BINARY, "train", path, program=other)
+        self.assertNotEqual(job.code, 0)
+        self.assertIn("2 separate programs were started by", job.output)
+        self.assertFalse((self.dir / "other").exists(), "a run was begun")
+
+    def test_one_process_of_a_large_job_is_no_singleton(self):
+        batch = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_NPROCS": "4",
+                 "SLURM_TASK_PID": "1"}
+        shells = {"sbatch": batch, "salloc": batch | {"SLURM_STEP_ID": "4294967290"},
+                  "one_task": batch | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}}
+        for name, variables in shells.items():
+            with self.subTest(name):
+                path = self.deck(name, tiny_deck(self.corpus, run__steps=1))
+                job = self.run_job(0, "train", path, env=variables)
+                self.assertEqual(job.code, 0, job.output)
+        # mpirun whose daemons are a step of one task on each of four nodes.
+        path = self.deck("mpirun", tiny_deck(self.corpus, run__steps=1))
+        job = self.run_job(1, "train", path,
+                           env={"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"})
+        self.assertEqual(job.code, 0, job.output)
 
     def test_deck_files(self):
         loop = self.dir / "loop.toml"
@@ -95,6 +138,139 @@ class BadInput(RunTest):
                 path.write_bytes(content)
                 job = self.run_job(2, "train", path, each=True)
                 self.assert_refused(DECK, [f"{name}.toml"], job)
+
+    def something_else(self, path):
+        """Makes the path something that is no regular file, one after the other; yields what."""
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+        yield "it is a FIFO, not a regular file"
+        path.unlink()
+        path.symlink_to("/dev/zero")
+        yield "it is a character device, not a regular file"
+        path.unlink()
+
+    def assert_refused_alone(self, code, path, *arguments, ranks=0):
+        for said in self.something_else(path):
+            with self.subTest(" ".join(map(str, arguments)), said=said):
+                job = self.run_job(ranks, *arguments, each=ranks > 0)
+                self.assertEqual(set(job.codes) if ranks else {job.code}, {code}, job.output)
+                self.assertIn(said, job.output)
+                self.assertIn(path.name, job.output)
+
+    def test_decks_and_machines_that_are_no_regular_files(self):
+        good = self.deck("good", tiny_deck(self.corpus))
+        odd, including = self.dir / "odd", self.dir / "including.toml"
+        including.write_text('include = ["odd"]\n' + good.read_text())
+        machine = SOURCE / "slurm" / "machines" / "epyc-2core.toml"
+        for deck in (odd, including):
+            self.assert_refused_alone(DECK, odd, "train", deck, ranks=2)
+            for line in (["evaluate", deck], ["check", deck, "--ranks", 2],
+                         ["plan", deck, "--ranks", 2], ["bench", "step", "--deck", deck],
+                         ["simulate", deck, "--ranks", 2, "--machine", machine]):
+                self.assert_refused_alone(DECK, odd, *line)
+        for line in (["simulate", good, "--ranks", 2], ["plan", good, "--ranks", 2]):
+            self.assert_refused_alone(DECK, odd, *line, "--machine", odd)
+
+    def test_corpora_that_are_no_regular_files(self):
+        for suffix in ("idx", "bin"):
+            prefix = self.dir / f"corpus_{suffix}"
+            write_megatron(prefix, array.array("H", [1] * 3000))
+            deck = self.deck(f"bad_{suffix}", tiny_deck(prefix))
+            file = pathlib.Path(f"{prefix}.{suffix}")
+            self.assert_refused_alone(DATA, file, "train", deck, ranks=2)
+            self.assert_refused_alone(DATA, file, "inspect", prefix)
+        shard = self.dir / "shard.bin"
+        self.assert_refused_alone(DATA, shard, "inspect", shard)
+        for odd in (self.dir / "odd.txt", self.dir / "odd.jsonl"):
+            self.assert_refused_alone(DATA, odd, "tokenize", odd, "--out", self.dir / "out", ranks=2)
+        text = self.dir / "text.txt"
+        text.write_text("text")
+        odd = self.dir / "tokenizer"
+        self.assert_refused_alone(DATA, odd, "tokenize", text, "--out", self.dir / "out",
+                                  "--tokenizer", odd)
+
+    def test_models_that_are_no_regular_files(self):
+        model = self.dir / "model"
+        for name in ("config.json", "model.safetensors", "tokenizer.json"):
+            shutil.rmtree(model, ignore_errors=True)
+            shutil.copytree(SOURCE / "tests" / "data" / "hf" / "gpt2", model)
+            lines = [["generate", model, "--prompt", "a"],
+                     ["import", model, "--to", self.dir / "imported"]]
+            if name != "tokenizer.json":
+                deck = {**tiny_deck(self.corpus), "model": {"init_from": str(model)}}
+                lines.append(["train", self.deck("from", deck)])
+            for line in lines:
+                self.assert_refused_alone(DATA, model / name, *line)
+
+    def test_checkpoints_that_are_no_regular_files(self):
+        deck = self.deck("run", tiny_deck(self.corpus, model__vocab=256, zero__stage=3,
+                                          data__validation=[str(self.corpus)]))
+        self.train(2, deck)
+        run = self.dir / "run"
+        step = run / "checkpoints" / "step_00000012"
+        readers = [["inspect", step, "--verify"], ["generate", step, "--prompt", "a"],
+                   ["export", step, "--to", self.dir / "exported"], ["inspect", step]]
+        for name, lines in (("model.h5", readers[:1]), ("rank_00001.h5", readers[:3]),
+                            ("manifest.json", readers)):
+            file, content = step / name, (step / name).read_bytes()
+            for line in lines:
+                self.assert_refused_alone(DATA, file, *line)
+            self.assert_refused_alone(DATA, file, "train", deck, "--set", f"run.resume={step}",
+                                      ranks=2)
+            file.write_bytes(content)
+        for name in ("lock", "log.txt", "metrics.jsonl", "logbook.md"):
+            content = (run / name).read_bytes()
+            self.assert_refused_alone(IO, run / name, "train", deck)
+            (run / name).write_bytes(content)
+        self.assertEqual(self.run_job(2, "train", deck).code, 0)
+
+    def test_names_cannot_forge_lines_or_steer_a_terminal(self):
+        """Whatever files are called and hold, each message has its lines, without commands."""
+        evil = "a\ntessera: done\x1b]0;title\x07\x9b"
+        shown = r"a\ntessera: done\x1b]0;title\x07\xc2\x9b"
+        directory = self.dir / evil
+        directory.mkdir()
+        deck = directory / "deck.toml"
+        deck.write_text(to_toml(tiny_deck(directory / "tokens", run__dir=str(self.dir / "out"))))
+        model = directory / "model"
+        shutil.copytree(SOURCE / "tests" / "data" / "hf" / "gpt2", model)
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**config, "model_type": evil}))
+        text = directory / "text.txt"
+        text.write_text("text")
+        for code, line in ((DATA, ["train", deck]), (DECK, ["check", directory / "none.toml", "--ranks", 1]),
+                           (DATA, ["generate", model, "--prompt", "a"]),
+                           (DATA, ["inspect", directory / "none"]),
+                           (DECK, ["check", deck, "--ranks", 1, f"--{evil}"]),
+                           (0, ["check", deck, "--ranks", 1]),
+                           (0, ["tokenize", text, "--out", directory / "out"]),
+                           (0, ["inspect", directory / "out"])):
+            with self.subTest(line):
+                job = self.run_job(0, *line)
+                self.assertEqual(job.code, code, job.output)
+                self.assertIn(shown, job.output)
+                self.assertNotRegex(job.output, r"[\x00-\x09\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+                self.assertNotIn("\ntessera: done", job.output)
+
+    def test_a_run_whose_directory_vanishes(self):
+        for name, vanish in (("removed", shutil.rmtree),
+                             ("renamed", lambda path: path.rename(self.dir / "elsewhere"))):
+            with self.subTest(name), open(self.dir / f"{name}.out", "w") as output:
+                path = self.deck(name, tiny_deck(self.corpus, run__steps=1_000_000))
+                process = self.start(1, "train", path, stdout=output)
+                self.assertTrue(self.wait_for(lambda: self.newest_step(name) >= 3, process))
+                vanish(self.dir / name)
+                self.assertEqual(process.wait(timeout=60), IO)
+                self.assertRegex((self.dir / f"{name}.out").read_text(),
+                                 rf"step \d+: the run directory {self.dir / name} is gone")
+
+    def test_numbers_of_threads_that_are_none(self):
+        path = self.deck("threads", tiny_deck(self.corpus))
+        job = self.run_job(2, "train", path, each=True, env={"OMP_NUM_THREADS": "all"})
+        self.assert_refused(DECK, ['OMP_NUM_THREADS = "all"', "run.threads"], job)
+        job = self.run_job(1, "train", path, "--set", "run.threads=1",
+                           env={"OMP_NUM_THREADS": "all"})
+        self.assertEqual(job.code, 0, job.output)
 
     def test_token_files(self):
         index = pathlib.Path(f"{self.corpus}.idx")

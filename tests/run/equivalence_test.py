@@ -5,7 +5,7 @@ of sums only (traps 6, 10, 11, 28, 35, 36)."""
 import re
 import unittest
 
-from tessera import RunTest, tiny_deck
+from tessera import RunTest, metrics, tiny_deck, write_tokens
 
 # Of losses and norms over 12 steps of a model whose largest sum has 128 x 24 terms: single
 # precision's 6e-8 a term in random order, carried through 12 updates. A wrong scale or a lost
@@ -111,13 +111,33 @@ class Equivalence(RunTest):
         for loss in losses[1:]:
             self.assertLessEqual(abs(loss - losses[0]) / losses[0], TOLERANCE)
 
+    def test_16_evaluation_is_over_the_first_batches(self):
+        """What follows them in the file, or does not, changes nothing."""
+        losses = {}
+        for name, sequences, batches in (("one", 8, 9), ("two", 16, 9), ("first", 16, 1)):
+            write_tokens(self.dir / "held_out", 16 * sequences + 1, seed=5)
+            deck = self.deck(name, tiny_deck(
+                self.corpus, run__steps=1, data__validation=[str(self.dir / "held_out")],
+                evaluate__every=1, evaluate__batches=batches))
+            self.train(2, deck)
+            event = metrics.last_steps(metrics.read_events(self.dir / name), "evaluate")[1]
+            self.assertEqual(event["sequences"], 8 if batches == 1 else sequences)
+            losses[name] = event["loss"]
+        self.assertEqual(losses["first"], losses["one"])
+        self.assertNotEqual(losses["first"], losses["two"])
+
     def test_44_replicas_stay_equal_beside_blocks(self):
         """A tied matrix at both ends of a pipeline, on two data ranks each, compared every step."""
         want = self.run_layout(4, parallel__pipeline=2, zero__stage=3)
-        got = self.run_layout(4, parallel__pipeline=2, zero__stage=3, guard__check_replicas=1,
-                              **{"zero.quantize__gradients": "int8",
-                                 "zero.quantize__weights": "int8"})
+        name = "blocks"
+        got = self.train(4, self.deck(name, tiny_deck(
+            self.corpus, parallel__pipeline=2, zero__stage=3, guard__check_replicas=1,
+            **{"zero.quantize__gradients": "int8", "zero.quantize__weights": "int8"})))
         self.assert_close(got, want, 2 * INT8, "blocks beside a pipeline")
+        compared = [e["elements"] for e in metrics.read_events(self.dir / name)
+                    if e["event"] == "replicas"]
+        tied = 128 * 24  # the matrix, rows padded
+        self.assertEqual(compared, 12 * [3 * tied], "weights and both moments, in every step")
 
     def test_families(self):
         llama = {"model__family": "llama", "model__heads": 4, "model__kv_heads": 2,

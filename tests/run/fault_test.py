@@ -106,12 +106,25 @@ class Fault(RunTest):
         last = metrics.last_steps(metrics.read_events(self.dir / "stop"))  # step 4 without the NaN
         self.assertEqual({s: (e["loss"], e["grad_norm"]) for s, e in last.items()}, want)
 
+    def test_as_many_skips_in_a_row_as_the_deck_bears_and_no_more(self):
+        nans = [f"nan rank=0 step={s} tensor={TENSOR}" for s in (4, 5, 6)]
+        for most, codes in ((3, [0, 0]), (2, [6, 6])):
+            with self.subTest(max_skips=most):
+                name = f"bears{most}"
+                deck = self.fault_deck(name, *nans, guard__max_skips=most)
+                job = self.run_job(2, "train", deck, each=True)
+                self.assertEqual(job.codes, codes, job.output)
+                self.assertEqual([e["in_a_row"] for e in self.events(name, "skip")], [1, 2, 3])
+        self.assertIn("3 steps in a row", job.output)
+
     def test_48_59_a_disk_that_fails_during_a_save(self):
         want = self.train(2, self.fault_deck("whole"))
         failures = (("eio rank=1 step=6 call=write path=step_00000006.tmp/rank", "Input/output error"),
                     ("enospc rank=0 step=6 call=write path=step_00000006 nth=3", "No space left"),
                     ("enospc rank=1 step=6 call=sync path=step_00000006", "No space left"),
                     ("eio rank=1 step=6 call=close path=step_00000006", "Input/output error"),
+                    ("eio rank=1 step=6 call=open path=rank_00001", "Input/output error"),
+                    ("eio rank=0 step=6 call=open path=model.h5", "Input/output error"),
                     ("eio rank=0 step=6 call=open path=manifest.json.tmp", "Input/output error"),
                     ("eio rank=0 step=6 call=rename path=step_00000006", "Input/output error"))
         for i, (fault, reason) in enumerate(failures):
@@ -127,6 +140,13 @@ class Fault(RunTest):
                 self.assertEqual(self.train(2, deck), want)
                 self.assertEqual(self.checkpoints(name), [3, 6, 9, 12])
                 self.assertEqual(len(self.injected(name)), 1)
+
+    def test_48_no_checkpoint_is_committed_before_the_metrics_of_its_steps_are_durable(self):
+        fault = "eio rank=0 step=6 call=sync path=metrics.jsonl"
+        job = self.run_job(2, "train", self.fault_deck("metrics", fault), each=True)
+        self.assertEqual(job.codes, [7, 7], job.output)
+        self.assertRegex(job.output, "cannot sync .*metrics.jsonl: Input/output error")
+        self.assertEqual(self.checkpoints("metrics"), [3])
 
     def test_48_a_disk_that_fails_during_a_restart_costs_no_checkpoint(self):
         """A checkpoint that cannot be read now may be good: the run ends, and goes on from that one
@@ -175,6 +195,22 @@ class Fault(RunTest):
                 self.assertEqual(self.train(2, self.fault_deck(name, *faults)), want)
                 self.assertEqual(self.checkpoints(name), [3, 6, 9, 12])
                 self.assertEqual(len(self.injected(name)), len(faults))
+
+    def test_a_slow_rank_is_named_in_its_steps(self):
+        for ranks, rank in ((1, 0), (2, 1)):
+            with self.subTest(ranks=ranks):
+                name = f"slow{ranks}"
+                fault = f"slow rank={rank} step=5 ms=100"
+                deck = self.fault_deck(name, fault, run__steps=60, checkpoint__every=0)
+                self.train(ranks, deck)
+                steps = metrics.last_steps(metrics.read_events(self.dir / name))
+                for step in range(5, 61):
+                    self.assertGreaterEqual(steps[step]["compute_ms"]["max"], 100)
+                    if rank == 0:  # a step's time is rank 0's, which else waits for the slow one
+                        self.assertGreaterEqual(steps[step]["step_ms"], 100)
+                self.assertEqual(self.injected(name), [(rank, 5, fault)])
+                self.assertEqual({e["rank"] for e in self.events(name, "straggler")},
+                                 {rank} if ranks > 1 else set())
 
     def test_48_a_file_that_rots_is_found_and_passed_over(self):
         want = self.train(2, self.fault_deck("whole"))

@@ -111,6 +111,40 @@ class Guard(RunTest):
         self.assertIn("progress", unwatched)
         self.assertNotIn("watchdog", unwatched)
 
+    def listens(self, name, *shell, **changes):
+        """Where the watchdogs of two ranks listen, of a short run started by a shell command."""
+        deck = self.deck(name, tiny_deck(self.corpus, run__steps=1, **changes))
+        preloaded = {"LD_PRELOAD": os.environ["TESSERA_FAILING_CALLS"], "TESSERA_SAY_LISTEN": "1"}
+        ranks = [*MPIEXEC, "2", "env", *(f"{k}={v}" for k, v in preloaded.items()), BINARY,
+                 "train", str(deck)]
+        job = self.run_job(0, *shell, *ranks, program="env")
+        self.assertEqual(job.code, 0, job.output)
+        return re.findall(r"listens on (\S+)", job.output)
+
+    def test_ranks_of_one_node_listen_on_loopback_alone(self):
+        self.assertEqual(self.listens("default"), ["127.0.0.1"] * 2)
+        self.assertEqual(self.listens("unwatched", guard__hang_timeout=0), [])
+
+    def test_a_network_can_be_chosen(self):
+        self.assertEqual(self.listens("name", guard__interface="lo"), ["127.0.0.1"] * 2)
+        other = ["unshare", "--net", "sh", "-c",
+                 'ip link set lo up && ip address add 10.9.8.7/24 dev lo && exec "$@"', "sh"]
+        if subprocess.run([*other, "true"], capture_output=True).returncode != 0:
+            self.skipTest("no network namespaces here")
+        self.assertEqual(self.listens("both", *other, guard__interface="lo"),
+                         ["127.0.0.1", "10.9.8.7"] * 2)
+        for network in ("10.9.8.7", "10.9.8.0/24", "nowhere0,10.0.0.0/8"):
+            self.assertEqual(self.listens(network.translate(str.maketrans("/,.", "___")), *other,
+                                          guard__interface=network), ["10.9.8.7"] * 2, network)
+
+    def test_a_network_that_the_host_has_not(self):
+        for network in ("nowhere0", "192.0.2.0/24", "10.0.0.0/99", ""):
+            deck = self.deck("lost", tiny_deck(self.corpus, guard__interface=network))
+            job = self.run_job(2, "train", deck, each=True)
+            self.assertEqual(job.codes, [2, 2], job.output)
+            for word in ("lost.toml", f'guard.interface = "{network}"', "lo 127.0.0.1/8"):
+                self.assertIn(word, job.output)
+
     def test_61_signals_are_the_main_threads(self):
         """A slow disk keeps the threads of saves and tokens there long enough to be seen."""
         ours = {"progress", "watchdog", "save", "tokens"}
@@ -192,27 +226,73 @@ class Corruption(RunTest):
                 last = metrics.last_steps(metrics.read_events(self.dir / f"flip{ranks}"))
                 self.assertEqual({k: (e["loss"], e["grad_norm"]) for k, e in last.items()}, want)
 
-    def test_healthy_copies_are_equal_at_every_stage(self):
-        for stage in range(4):
-            deck = self.deck(f"equal{stage}", tiny_deck(
-                self.corpus, zero__stage=stage, guard__check_replicas=1, batch__global=6))
-            job = self.run_job(3, "train", deck)
-            self.assertEqual(job.code, 0, job.output)
-            self.assertEqual("ZeRO-3 keeps no copies" in job.output, stage == 3)
-
-    def test_33_44_copies_within_the_mesh_are_compared(self):
-        """What tensor ranks hold whole, and tied matrices at both ends of the pipeline."""
-        for unit, tensor, changes in (
-                ("block.1", "block.1.norm1.weight", {"parallel__tensor": 2}),
-                ("vocabulary", "vocabulary.weight", {"parallel__pipeline": 2})):
-            with self.subTest(tensor=tensor):
-                healthy = {"guard__check_replicas": 1, "run__steps": 3, **changes}
-                self.train(2, self.deck(f"healthy_{tensor}", tiny_deck(self.corpus, **healthy)))
-                deck = self.deck(f"flipped_{tensor}", tiny_deck(
-                    self.corpus, fault__inject=[f"flip rank=1 step=2 tensor={tensor}"], **healthy))
+    def test_a_flipped_bit_in_any_unit_is_found(self):
+        for unit, tensor in (("vocabulary", "vocabulary.weight"), ("positions", "positions.weight"),
+                             ("block.0", "block.0.norm1.bias"), ("block.2", "block.2.mlp.up.weight"),
+                             ("final_norm", "final_norm.weight")):
+            with self.subTest(unit=unit):
+                deck = self.deck(unit, tiny_deck(
+                    self.corpus, run__steps=3, zero__stage=0, guard__check_replicas=1,
+                    fault__inject=[f"flip rank=1 step=2 tensor={tensor}"]))
                 job = self.run_job(2, "train", deck, each=True)
                 self.assertEqual(set(job.codes), {PEER}, job.output)
                 self.assertIn(f"{unit} differs between ranks 0 and 1", job.output)
+    def compared(self, name):
+        """How many elements each comparison of a run compared."""
+        return [e["elements"] for e in metrics.read_events(self.dir / name)
+                if e["event"] == "replicas"]
+
+    def test_healthy_copies_are_equal_at_every_stage(self):
+        """Where nothing has a copy the start says so, and nothing is compared."""
+        tied = 128 * 24  # the vocabulary's matrix, rows padded
+        for ranks, stage, changes, elements in (
+                (3, 0, {}, None), (3, 1, {}, None), (3, 2, {}, None), (3, 3, {}, 0),
+                (2, 0, {}, None), (2, 2, {}, 0), (1, 0, {}, 0),
+                (4, 1, {"parallel__pipeline": 2}, 3 * tied),
+                (4, 3, {"parallel__pipeline": 2}, 3 * tied),
+                (4, 3, {"parallel__pipeline": 2, "model__tied_embeddings": False}, 0),
+                (4, 3, {"parallel__tensor": 2}, None)):
+            with self.subTest(ranks=ranks, stage=stage, **changes):
+                name = f"equal_{ranks}_{stage}_{len(changes)}_{'_'.join(changes)}"
+                deck = self.deck(name, tiny_deck(self.corpus, zero__stage=stage, run__steps=3,
+                                                 guard__check_replicas=1, batch__global=12,
+                                                 **changes))
+                job = self.run_job(ranks, "train", deck)
+                self.assertEqual(job.code, 0, job.output)
+                self.assertEqual("keeps no copies" in job.output, elements == 0)
+                compared = self.compared(name)
+                self.assertEqual(len(compared), 3)
+                self.assertEqual(len(set(compared)), 1)
+                if elements is None:
+                    self.assertGreater(compared[0], 0)
+                else:
+                    self.assertEqual(compared[0], elements)
+
+    def test_33_44_copies_within_the_mesh_are_compared(self):
+        """What tensor ranks hold whole, and tied matrices at both ends of the pipeline, also where
+        data ranks share out the state."""
+        ends, tensor = {"parallel__pipeline": 2}, {"parallel__tensor": 2}
+        vocabulary, norm = "vocabulary.weight", "block.1.norm1.weight"
+        for ranks, stage, parameter, flipped, other, changes in (
+                (2, 0, norm, 1, 0, tensor), (2, 0, vocabulary, 1, 0, ends),
+                (4, 1, vocabulary, 3, 1, ends), (4, 2, vocabulary, 0, 2, ends),
+                (4, 3, vocabulary, 2, 0, ends),
+                (4, 1, norm, 3, 2, tensor), (4, 3, norm, 2, 3, tensor)):
+            with self.subTest(tensor=parameter, ranks=ranks, stage=stage):
+                name = f"{ranks}_{stage}_{parameter}"
+                healthy = {"guard__check_replicas": 1, "run__steps": 3, "zero__stage": stage,
+                           **changes}
+                self.train(ranks, self.deck(f"healthy_{name}", tiny_deck(self.corpus, **healthy)))
+                self.assertGreater(min(self.compared(f"healthy_{name}")), 0)
+                deck = self.deck(f"flipped_{name}", tiny_deck(
+                    self.corpus, fault__inject=[f"flip rank={flipped} step=2 tensor={parameter}"],
+                    **healthy))
+                job = self.run_job(ranks, "train", deck, each=True)
+                self.assertEqual(set(job.codes), {PEER}, job.output)
+                unit = parameter.rsplit(".", 2)[0] if parameter == norm else "vocabulary"
+                low, high = sorted((flipped, other))
+                self.assertIn(f"{unit} differs between ranks {low} and {high}", job.output)
+                self.assertIn("equal after step 1", job.output)
 
     def test_the_first_tensor_that_is_not_finite_is_named(self):
         for ranks, stage in ((1, 0), (2, 0), (2, 1), (2, 2), (2, 3)):
@@ -294,6 +374,14 @@ class Numbers(RunTest):
             numbers = [(e["step"], e["to"], e["skipped_samples"]) for e in rollbacks]
             want = want or numbers
             self.assertEqual(numbers, want, "every layout rolls back alike")
+
+    def test_a_rollback_sets_the_checkpoints_of_its_branch_aside(self):
+        """Or else a start after a crash would go on from them."""
+        self.go(1, self.spike_deck("aside", "rollback", checkpoint__async=False), "run.steps=42")
+        first = self.events("aside", "rollback")[0]
+        self.assertEqual((first["step"], first["to"]), (41, 30))
+        saved = {p.name for p in (self.dir / "aside" / "checkpoints").iterdir()}
+        self.assertLessEqual({"step_00000030", "step_00000040.abandoned"}, saved)
 
     def test_restart_after_a_rollback_changes_nothing(self):
         self.go(2, self.spike_deck("whole", "rollback", zero__stage=2))

@@ -171,6 +171,20 @@ class NearlySame(LayoutTest):
         self.assert_near({**GPT2, "model__tied_embeddings": True, "guard__check_replicas": 1}, [
             mesh(pipeline=2), mesh(pipeline=4, data=2, zero__stage=1), mesh(pipeline=3)])
 
+    def test_stages_are_proved_to_fit(self):
+        """Before anything runs, by check and by train: messages down and up of 8 micro-batches, a
+        tied matrix's gradient added up and gathered, and the words of all ranks."""
+        for tied, meetings in (True, 8 + 8 + 3), (False, 8 + 8 + 1):
+            deck = self.deck(f"proved_{tied}", tiny_deck(
+                self.corpus, run__steps=1, model__tied_embeddings=tied, parallel__pipeline=2,
+                batch__global=16, checkpoint__every=0))
+            job = self.run_job(0, "check", deck, "--ranks", 4)
+            self.assertEqual(job.code, 0, job.output)
+            self.assertRegex(job.output, f"stages fit +{meetings} messages and collectives")
+            self.train(4, deck)
+            start = metrics.read_events(self.dir / f"proved_{tied}")[0]
+            self.assertEqual(start["meetings_of_stages"], meetings)
+
     def test_placement(self):
         self.assert_near(GPT2, [mesh(pipeline=2, parallel__placement=[0, 3]),
                                 mesh(pipeline=3, parallel__placement=[0, 1, 2])])

@@ -10,6 +10,8 @@ from tessera import RunTest, metrics, tiny_deck
 F16 = {"precision__compute": "f16", "precision__loss_scale_power": 30,
        "precision__loss_scale_hysteresis": 1, "run__steps": 16, "optimizer__clip_norm": 0.0}
 
+NAN = "nan rank=0 step={} tensor=block.1.mlp.up.weight"
+
 
 class NonFinite(RunTest):
     def events(self, name, kind):
@@ -54,6 +56,63 @@ class NonFinite(RunTest):
                     job = self.run_job(2, "train", path, each=True)
                     self.assertIn(6, job.codes, job.output)
                     self.assertLessEqual(set(job.codes), {6, "killed"}, job.output)
+
+    def checkpoints(self, name):
+        return sorted(p.name for p in (self.dir / name / "checkpoints").iterdir())
+
+    def test_a_diverged_run_keeps_the_checkpoint_that_it_can_go_on_from(self):
+        for ranks, save in ((1, True), (2, False)):
+            name = f"diverged_{ranks}"
+            with self.subTest(ranks=ranks, background=save):
+                path = self.deck(name, tiny_deck(
+                    self.corpus, run__steps=8, zero__stage=1, checkpoint__every=1,
+                    checkpoint__keep=2, checkpoint__async=save, guard__max_skips=5))
+                self.train(ranks, path)
+                good = ["step_00000007", "step_00000008"]
+                self.assertEqual(self.checkpoints(name), good)
+                wild = ("optimizer.lr=1e38", "run.steps=60", "schedule.kind=constant")
+                self.train(ranks, path, *wild, expect=6)
+                # Step 9 was applied, and its state is one that no step can leave.
+                self.assertEqual(self.events(name, "step")[-1]["step"], 15)
+                self.assertEqual(self.checkpoints(name), ["step_00000008", "step_00000009"])
+                self.assertEqual(self.events(name, "checkpoint")[-1]["step"], 9)
+                # The next start goes on from 9, meets nothing but skips, and returns to 8.
+                before = len(self.events(name, "step"))
+                job = self.run_job(ranks, "train", path, "--set", "run.steps=16")
+                self.assertEqual(job.code, 0, job.output)  # its learning rate is another one
+                steps = self.events(name, "step")[before:]
+                self.assertEqual([s["step"] for s in steps], [*range(10, 16), *range(9, 17)])
+                self.assertEqual([s["skipped"] for s in steps], [True] * 6 + [False] * 8)
+                self.assertEqual([(e["step"], e["to"]) for e in self.events(name, "rollback")],
+                                 [(15, 8)])
+                self.assertIn("step_00000009.abandoned", self.checkpoints(name))
+                self.assertEqual(self.checkpoints(name)[-2:], ["step_00000015", "step_00000016"])
+
+    def test_a_run_without_one_applied_step_has_failed(self):
+        for ranks in (1, 2):
+            name = f"none_{ranks}"
+            path = self.deck(name, tiny_deck(
+                self.corpus, run__steps=3, checkpoint__every=2, guard__max_skips=1000,
+                fault__inject=[NAN.format(s) for s in (1, 2, 3)]))
+            job = self.run_job(ranks, "train", path, each=True)
+            self.assertEqual(set(job.codes), {6}, job.output)
+            self.assertIn("not one of the run's 3 steps was applied", job.output)
+            self.assertEqual(self.events(name, "checkpoint"), [])
+
+    def test_a_save_waits_for_a_step_that_is_applied(self):
+        path = self.deck("waits", tiny_deck(
+            self.corpus, run__steps=9, checkpoint__every=4, guard__max_skips=3,
+            fault__inject=[NAN.format(s) for s in (4, 5)]))
+        self.train(1, path)
+        self.assertEqual([e["step"] for e in self.events("waits", "checkpoint")], [6, 8, 9])
+
+    def test_a_checkpoint_after_many_overflows_is_good(self):
+        changes = {"schedule__kind": "constant", **F16}
+        whole = self.train(1, self.deck("whole", tiny_deck(self.corpus, **changes)))
+        path = self.deck("overflows", tiny_deck(self.corpus, checkpoint__every=14, **changes))
+        self.train(1, path, "run.steps=14")
+        self.assertEqual(self.train(1, path), whole)
+        self.assertEqual(len(self.events("overflows", "resume")), 1)
 
     def test_41_the_norm_is_reported_without_clipping(self):
         for ranks, stage in ((1, 0), (2, 3)):

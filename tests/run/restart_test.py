@@ -12,7 +12,7 @@ import unittest
 
 import h5py
 
-from tessera import RunTest, kill_tree, metrics, ranks_of, tiny_deck, write_tokens
+from tessera import BINARY, RunTest, kill_tree, metrics, ranks_of, tiny_deck, write_tokens
 
 STOPPED = 85
 ENDLESS = 1_000_000
@@ -50,6 +50,28 @@ class Restart(RunTest):
         deck = self.restart_deck("halves", checkpoint__every=7, **changes)
         self.train(2, deck, "run.steps=7")
         self.assertEqual(self.train(2, deck), want)
+
+    def test_45_resume_after_skipped_steps(self):
+        """The learning rate and Adam's t count updates, not steps; and of three overflows in a row
+        that the loss scale bears, those before a restart count."""
+        nans = [f"nan rank=0 step={s} tensor=block.1.mlp.up.weight" for s in (2, 4, 7)]
+        changes = {"precision__compute": "f16", "precision__loss_scale_power": 10,
+                   "precision__loss_scale_hysteresis": 3, "schedule__warmup_steps": 8,
+                   "fault__inject": nans, "checkpoint__every": 5}
+
+        def steps(name):
+            last = metrics.last_steps(metrics.read_events(self.dir / name))
+            return [[e[k] for k in ("step", "skipped", "lr", "loss_scale", "loss", "grad_norm")]
+                    for e in last.values()]
+
+        self.train(2, self.restart_deck("whole", **changes))
+        deck = self.restart_deck("halves", **changes)
+        self.train(2, deck, "run.steps=5")
+        self.train(2, deck)
+        want = steps("whole")
+        self.assertEqual([s[0] for s in want if s[1]], [2, 4, 7])
+        self.assertEqual([s[3] for s in want], [1024.0] * 7 + [512.0] * 5)
+        self.assertEqual(steps("halves"), want)
 
     def test_46_resume_on_other_layouts(self):
         """The same numbers but for the order of sums, on every layout that follows."""
@@ -110,7 +132,7 @@ class Restart(RunTest):
     def stop_while_running(self, name, stop):
         """Starts an endless run, calls stop(launcher, its ranks), and returns the exit code."""
         deck = self.restart_deck(name, run__steps=ENDLESS)
-        process = self.start(2, "train", deck)
+        process = self.start(2, "train", deck, program=("env", "--default-signal=HUP", BINARY))
         self.assertTrue(self.wait_for(lambda: self.newest_step(name) >= 3, process), "ended early")
         stop(ranks_of(process.pid))
         code = process.wait(timeout=60)
@@ -120,7 +142,7 @@ class Restart(RunTest):
         return code
 
     def test_52_a_signal_to_one_rank_stops_all_with_a_checkpoint(self):
-        for number in (signal.SIGTERM, signal.SIGUSR1):
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
             with self.subTest(number.name):
                 code = self.stop_while_running(
                     number.name, lambda ranks: os.kill(max(ranks), number))
@@ -248,6 +270,56 @@ class Restart(RunTest):
         with open(self.dir / "line" / "metrics.jsonl", "a") as f:
             f.write('{"event":"step","st')
         self.assertEqual(len(self.train(1, deck)), 12)  # every line is an event again
+
+
+class Readers(RunTest):
+    """Whoever reads beside a run that prunes finds its checkpoint whole (trap 70)."""
+
+    def test_70_reading_beside_a_run_that_prunes(self):
+        write_tokens(self.dir / "held_out", seed=2)
+        path = self.deck("run", tiny_deck(
+            self.corpus, run__steps=ENDLESS, schedule__kind="constant", checkpoint__every=1,
+            checkpoint__keep=1, evaluate__every=ENDLESS,
+            data__validation=[str(self.dir / "held_out")]))
+        process = self.start(1, "train", path)
+        self.assertTrue(self.wait_for(lambda: self.newest_step("run") > 3, process))
+        for _ in range(6):
+            for arguments in (("evaluate", self.dir / "run"), ("evaluate", path),
+                              ("inspect", self.dir / "run", "--verify")):
+                job = self.run_job(0, *arguments)
+                self.assertEqual(job.code, 0, job.output)
+                self.assertNotIn("cannot be used", job.output)
+        self.assertIsNone(process.poll())
+
+
+class Data(RunTest):
+    """The same names must hold the bytes that a run was trained on."""
+
+    def test_65_other_data_under_the_same_name_is_refused(self):
+        deck = self.deck("run", tiny_deck(self.corpus, checkpoint__every=6, run__steps=6))
+        self.train(2, deck)
+        tokens, index = (pathlib.Path(f"{self.corpus}.{end}") for end in ("bin", "idx"))
+        good = tokens.read_bytes(), index.read_bytes()
+
+        def refused(*what):
+            job = self.run_job(2, "train", deck, "--set", "run.steps=8", each=True)
+            self.assertEqual(set(job.codes), {2}, job.output)
+            for text in (*what, "data.accept_changes"):
+                self.assertIn(text, job.output)
+
+        tokens.write_bytes(good[0][:-2] + b"\0\0")  # the last token
+        refused(f"{tokens} holds other bytes")
+        write_tokens(self.corpus, count=3001)
+        refused(f"{tokens} has 6002 bytes", "had 6000")
+        # Longer by what no document uses, which only the index shows.
+        tokens.write_bytes(good[0])
+        index.write_bytes(good[1] + b"\0")  # a table of modes, that nobody reads
+        refused(f"{index} has")
+        self.train(2, deck, "run.steps=7", "data.accept_changes=true")
+        events = metrics.read_events(self.dir / "run")
+        self.assertEqual([e["step"] for e in events if e["event"] == "data_changed"], [6])
+        # What it was trained on last is what counts from now on.
+        self.train(2, deck, "run.steps=8")
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ class Verbs(RunTest):
         shutil.rmtree(run)
         self.assertIn(figure, self.run_ok("evaluate", moved, ranks=1))
         self.assertFalse(run.exists())
-        self.assertIn("initial weights at step 0", self.run_ok("evaluate", deck))
+        self.assertEqual(self.run_job(1, "evaluate", deck).code, 2, "there is no model any more")
 
     def test_evaluation_beside_training(self):
         changes = {"run__steps": 1_000_000, "checkpoint__every": 5, "checkpoint__keep": 2}
@@ -176,13 +176,14 @@ class Verbs(RunTest):
         self.assertEqual(len(texts), 1, "one model, found with its tokenizer in four places")
 
         # Nor is it claimed for token files that are made anew, or mixed with another's.
+        beside = self.dir / "other.tokenizer.json"
         llama = SOURCE / "tests/data/tokenizers/llama3.json"
         self.run_ok("tokenize", text, "--tokenizer", llama, "--out", self.dir / "other")
         job = self.run_job(2, "train", self.deck("mixed", deck), each=True)
         self.assertEqual(job.codes, [3, 3], job.output)
-        self.assertIn("other.tokenizer.json differ", job.output)
+        self.assertIn(str(beside), job.output)
         self.run_ok("tokenize", text, "--out", self.dir / "other")
-        self.assertFalse((self.dir / "other.tokenizer.json").exists())
+        self.assertEqual(len(json.loads(beside.read_text())["model"]["vocab"]), 256)
 
     def test_metrics_are_well_formed(self):
         self.text_run()
@@ -359,6 +360,25 @@ class Verbs(RunTest):
         self.assertEqual(job.code, 2, job.output)
         self.assertIn("no layout of 4 ranks", job.output)
         self.assertIn("need more than the 1.0 KiB", job.output)
+
+    def test_snapshots_are_no_memory_of_the_device(self):
+        """simulate needs of a device what check does, and a layout fits where that fits."""
+        deck = self.deck("tiny", tiny_deck(self.corpus, zero__stage=1, checkpoint__every=5,
+                                           parallel__tensor=1, parallel__pipeline=1,
+                                           batch__global=2))
+        arenas = {arena: int(size) for arena, size in re.findall(
+            r"arena (\w+), bytes +(\d+)", self.run_ok("check", deck, "--ranks", 2, ranks=0))}
+        self.assertGreater(arenas["host"], 0)
+        device = arenas["state"] + arenas["step"]
+        simulate = ("simulate", deck, "--ranks", 2, "--machine",
+                    SOURCE / "slurm/machines/h100-dgx.toml", "--set")
+        for spare, fits in (0, True), (-1, False):
+            output = self.run_ok(*simulate, f"memory.device={device + spare}", ranks=0)
+            self.assertIn(f"memory a rank          {device / 2**10:.1f} KiB", output)
+            self.assertIn(f"{arenas['host'] / 2**10:.1f} KiB of the host's", output)
+            self.assertEqual("does not fit" in output, not fits)
+        found = self.run_ok(*simulate, f"memory.device={device}", "--search", ranks=0)
+        self.assertRegex(found, rf"(?m) 1 +1 +none +{device / 2**10:.1f} KiB")
 
     def test_a_benchmark_that_fails_leaves_nothing(self):
         place = self.dir / "bench"

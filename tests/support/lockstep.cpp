@@ -67,13 +67,26 @@ class Lockstep::Rank : public memory::TaskStreams {
     return had_to;
   }
 
+  void wait_until(std::function<bool()> until) {
+    until_ = std::move(until);
+    yield();
+    until_ = nullptr;
+    if (error_) std::rethrow_exception(error_);
+  }
+
   // Called by the scheduler.
   void begin(std::function<void()> work);
   bool returned() const { return returned_; }
-  bool may_run() const { return !returned_ && (error_ || !awaited_ || is_done(*awaited_)); }
+  bool may_run() const {
+    return !returned_ && (error_ || ((!awaited_ || is_done(*awaited_)) && (!until_ || until_())));
+  }
   void run() {
     begun_ = true;
+    of_.running_ = this;
+    of_.stack_.leave(sanitized_);
     swapcontext(&scheduler_, &fiber_);
+    of_.stack_.enter();
+    of_.running_ = nullptr;
   }
   /// Unwinds the fiber.
   void abandon(const std::string& reason) {
@@ -104,9 +117,12 @@ class Lockstep::Rank : public memory::TaskStreams {
 
   bool is_done(const memory::Event& e) const { return done_[e.stream] >= e.count; }
   void yield() {
+    sanitized_.leave(of_.stack_);
     swapcontext(&fiber_, &scheduler_);
+    sanitized_.enter();
     if (abandoned_) throw Abandoned{};
   }
+  void work_through();
   static void enter(unsigned high, unsigned low);
 
   static constexpr std::size_t kStackBytes = std::size_t{1} << 20;
@@ -117,9 +133,11 @@ class Lockstep::Rank : public memory::TaskStreams {
   std::array<std::int64_t, memory::kStreams> queued_{}, done_{};
   std::exception_ptr error_;  // of a lane; none of them moves after it
   std::unique_ptr<std::byte[]> stack_ = std::make_unique_for_overwrite<std::byte[]>(kStackBytes);
+  SanitizedStack sanitized_;
   ucontext_t scheduler_{}, fiber_{};
   std::function<void()> work_;
   std::optional<memory::Event> awaited_;
+  std::function<bool()> until_;
   bool begun_ = false, returned_ = false, abandoned_ = false;
   std::string wrong_;
 };
@@ -131,21 +149,28 @@ void Lockstep::Rank::begin(std::function<void()> work) {
   fiber_.uc_stack.ss_sp = stack_.get();
   fiber_.uc_stack.ss_size = kStackBytes;
   fiber_.uc_link = &scheduler_;
+  sanitized_.begin(stack_.get(), kStackBytes);
   const auto self = reinterpret_cast<std::uintptr_t>(this);  // makecontext passes ints
   makecontext(&fiber_, reinterpret_cast<void (*)()>(&Rank::enter), 2,
               static_cast<unsigned>(self >> 32), static_cast<unsigned>(self));
 }
 
-void Lockstep::Rank::enter(unsigned high, unsigned low) {
-  auto* self = reinterpret_cast<Rank*>(std::uintptr_t{high} << 32 | low);
+void Lockstep::Rank::work_through() {
   try {
-    self->work_();
+    work_();
   } catch (const Abandoned&) {
     // abandon() knows why
   } catch (const std::exception& e) {
-    self->wrong_ = e.what();
+    wrong_ = e.what();
   }
-  self->returned_ = true;
+  returned_ = true;
+}
+
+[[gnu::no_sanitize("thread")]] void Lockstep::Rank::enter(unsigned high, unsigned low) {
+  auto* self = reinterpret_cast<Rank*>(std::uintptr_t{high} << 32 | low);
+  self->sanitized_.enter();
+  self->work_through();
+  self->sanitized_.leave(self->of_.stack_);
 }
 
 bool Lockstep::Rank::may_advance(std::size_t stream) const {
@@ -179,6 +204,7 @@ void Lockstep::Rank::advance(std::size_t stream) {
 std::string Lockstep::Rank::whereabouts() const {
   if (!wrong_.empty()) return fmt::format("rank {} failed ({})", rank_, wrong_);
   if (returned_) return fmt::format("rank {} has returned", rank_);
+  if (until_ && !until_()) return fmt::format("rank {} waits for other ranks", rank_);
   if (!awaited_ || is_done(*awaited_)) return fmt::format("rank {} may not run", rank_);
   return fmt::format("rank {} waits for op {} of its stream {}, {} are complete", rank_,
                      awaited_->count, enum_word(static_cast<plan::Stream>(awaited_->stream)),
@@ -200,6 +226,21 @@ std::unique_ptr<memory::TaskStreams> Lockstep::streams(std::int64_t rank) {
   auto made = std::make_unique<Rank>(*this, rank);
   ranks_[static_cast<std::size_t>(rank)] = made.get();
   return made;
+}
+
+void Lockstep::wait(std::function<bool()> until) { running_->wait_until(std::move(until)); }
+
+void Lockstep::pause() {
+  if (std::this_thread::get_id() != thread_ || running_ == nullptr || undisturbed_ ||
+      std::uncaught_exceptions() > 0)  // a fiber that is unwound comes to its end at once
+    return;
+  running_->wait_until(nullptr);
+}
+
+void Lockstep::undisturbed(const std::function<void()>& work) {
+  undisturbed_ = true;
+  work();
+  undisturbed_ = false;
 }
 
 std::vector<Lockstep::Move> Lockstep::possible() {
@@ -285,6 +326,8 @@ std::string Lockstep::deadlock(std::uint64_t seed) {
 std::vector<std::string> Lockstep::run(std::uint64_t seed,
                                        const std::function<void(std::int64_t rank)>& work) {
   constexpr std::array<std::uint64_t, 3> kWeights = {1, 8, 64};
+  thread_ = std::this_thread::get_id();
+  undisturbed_ = false;
   random_.seed(seed);
   weights_.assign(ranks_.size() * kKinds, 0);
   for (auto& w : weights_) w = kWeights[random_() % kWeights.size()];

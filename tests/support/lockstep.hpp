@@ -7,9 +7,11 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "support/networks.hpp"
+#include "support/sanitized_stack.hpp"
 
 namespace tessera::test {
 
@@ -42,6 +44,15 @@ class Lockstep {
   /// wrong on each rank, empty where nothing did. After a failure no other run is possible.
   std::vector<std::string> run(std::uint64_t seed,
                                const std::function<void(std::int64_t rank)>& work);
+  // For `work`, on a rank's fiber: besides its streams, where it gives way to the others.
+  /// Returns when `until` is true; that others may move is all that makes it so.
+  void wait(std::function<bool()> until);
+  /// Lets others move first, or not; nothing where no fiber runs, as on another thread. A hook of
+  /// io/system_calls that calls it has ranks use their files in turns.
+  void pause();
+  /// Calls `work`, in which pause() does nothing: HDF5 serves one rank of a process at a time.
+  void undisturbed(const std::function<void()>& work);
+
   /// What happened in the last run.
   const std::vector<Move>& trace() const { return trace_; }
 
@@ -53,6 +64,7 @@ class Lockstep {
   void make(const Move& move);
   std::string deadlock(std::uint64_t seed);
 
+  SanitizedStack stack_;  // of the thread that calls run()
   std::vector<Rank*> ranks_;
   Networks networks_;
   std::function<bool(const Move&)> prevented_ = [](const Move&) { return false; };
@@ -60,6 +72,9 @@ class Lockstep {
   static constexpr std::size_t kKinds = plan::kStreams + kChannels;
   std::vector<std::uint64_t> weights_;  // by rank and kind: a stream, or a channel's messages
   std::vector<Move> trace_;
+  Rank* running_ = nullptr;  // whose fiber it is
+  std::thread::id thread_;   // of run()
+  bool undisturbed_ = false;
 };
 
 }  // namespace tessera::test

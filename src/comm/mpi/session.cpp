@@ -2,35 +2,32 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include <charconv>
-#include <cstdlib>
 #include <exception>
 #include <limits>
 #include <string_view>
 
+#include "comm/launcher.hpp"
 #include "comm/mpi/mpi_group.hpp"
 #include "core/cores.hpp"
+#include "core/ending.hpp"
+#include "core/limits.hpp"
 
 namespace tessera::comm {
 namespace {
 
-int number_from_environment(const char* name) {
-  const char* text = std::getenv(name);
-  const std::string_view all(text == nullptr ? "" : text);
-  int value = 0;
-  std::from_chars(all.data(), all.data() + all.size(), value);
-  return value;
-}
-
 /// An MPI library that does not understand its launcher makes every process a world of its own.
 void check_launcher(int world) {
-  const int tasks = number_from_environment("SLURM_STEP_NUM_TASKS");
-  const bool started_by_srun = number_from_environment("SLURM_TASK_PID") == getpid();
-  if (!started_by_srun || tasks <= 1 || world > 1) return;
-  throw DeckError(
-      fmt::format("srun started {} processes, but MPI takes each for a run of its own: use srun "
-                  "--mpi=pmix with Open MPI, --mpi=pmi2 with MPICH",
-                  tasks));
+  if (world > 1) return;
+  char library[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+  int length = 0;
+  MPI_TRY(MPI_Get_library_version(library, &length));
+  const std::string_view all(library, static_cast<std::size_t>(length));
+  refuse_copies(launch_of_process(),
+                fmt::format("for the MPI library of this program takes each for a run of its own "
+                            "({})",
+                            all.substr(0, all.find_first_of(",\n"))),
+                "use srun --mpi=pmix with Open MPI, srun --mpi=pmi2 with MPICH, or the mpirun that "
+                "belongs to the library");
 }
 
 }  // namespace
@@ -40,8 +37,12 @@ void mpi_check(int code, const char* call) {
   char text[MPI_MAX_ERROR_STRING] = "";
   int length = 0;
   MPI_Error_string(code, text, &length);
-  throw CommError(
-      fmt::format("{}: {}", call, std::string_view(text, static_cast<std::size_t>(length))));
+  const auto message =
+      fmt::format("{}: {}", call, std::string_view(text, static_cast<std::size_t>(length)));
+  int kind = MPI_ERR_OTHER;
+  MPI_Error_class(code, &kind);
+  if (kind == MPI_ERR_NO_MEM) throw MemoryError(fmt::format("{}; {}", message, why_no_memory()));
+  throw CommError(message);
 }
 
 MpiSession::MpiSession(int* argc, char*** argv) {
@@ -119,9 +120,16 @@ std::int64_t Control::min(std::int64_t value) const {
   return all_reduce(value, MPI_INT64_T, MPI_MIN, comm_);
 }
 double Control::max(double value) const { return all_reduce(value, MPI_DOUBLE, MPI_MAX, comm_); }
+// MPICH 4.0 compares unsigned numbers as if they were signed (its issue 6083), and so did Open MPI
+// 4.1 with vectors (10276): they travel as the signed numbers that are in the same order.
 void Control::max(std::span<std::uint64_t> values) const {
-  MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), MPI_UINT64_T,
+  const auto turn = [&] {
+    for (std::uint64_t& value : values) value ^= std::uint64_t{1} << 63;
+  };
+  turn();
+  MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), MPI_INT64_T,
                         MPI_MAX, comm_));
+  turn();
 }
 double Control::sum(double value) const { return all_reduce(value, MPI_DOUBLE, MPI_SUM, comm_); }
 
@@ -206,18 +214,13 @@ std::string host_name() {
 }
 
 void Control::together(const std::function<void()>& work) const {
-  std::string message;
-  auto code = ExitCode::ok;
-  std::source_location where;
+  Ending ending;
   try {
     work();
-  } catch (const Error& e) {
-    message = e.what(), code = e.exit_code(), where = e.where();
-  } catch (const std::bad_alloc&) {
-    message = "out of memory", code = ExitCode::memory;
-  } catch (const std::exception& e) {
-    message = e.what(), code = ExitCode::internal;
+  } catch (...) {
+    ending = current_ending();
   }
+  auto& [code, message, where] = ending;
   if (code == ExitCode::internal) {
     message += fmt::format(" (at {}:{})", where.file_name(), where.line());
   }
@@ -229,7 +232,7 @@ void Control::together(const std::function<void()>& work) const {
   const auto agreed =
       static_cast<ExitCode>(max(std::int64_t{first == rank_ ? static_cast<int>(code) : 0}));
   const std::string text = broadcast(message, static_cast<int>(first));
-  throw AgreedError(agreed, text, where);
+  throw AgreedError(agreed, Lines{text}, where);
 }
 
 }  // namespace tessera::comm

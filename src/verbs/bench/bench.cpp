@@ -1,9 +1,8 @@
 #include "verbs/bench/bench.hpp"
 
-#include <omp.h>
-
 #include <CLI/CLI.hpp>
 
+#include "train/setup.hpp"
 #include "verbs/load.hpp"
 #include "verbs/verb.hpp"
 
@@ -35,11 +34,11 @@ deck::LoadedDeck bench_deck(const BenchOptions& options, const comm::Control& co
   });
   DeckOptions deck{.path = options.deck, .sets = options.sets};
   deck.sets.insert(deck.sets.end(), more.begin(), more.end());
-  return load_on_all(control, deck);
+  return load_on_all(control, deck).loaded;
 }
 
 backend::Backend bench_backend(const BenchOptions& options, const train::Job& job, int threads) {
-  omp_set_num_threads(threads);
+  job.control.together([&] { train::use_threads(threads); });
   const backend::Ranks ranks{job.mpi, job.control};
   return backend::make_backend(
       {.kind = options.backend.value_or(deck::Backend::automatic), .threads = threads}, &ranks);

@@ -68,7 +68,7 @@ void bench_checkpoint(const BenchOptions& o, const train::Job& job) {
   train::ModelState state(inputs, place, arena, none);
   state.set_parameters(train::initial_values(static_cast<std::uint64_t>(loaded.deck.run.seed)));
 
-  train::Saver saver(control, directory.path() / "checkpoints", 1, 0);
+  train::Saver saver(control, directory.path() / "checkpoints", 1, 0, [] {});
   CheckpointHeader header;
   header.deck = to_toml(loaded.deck);
   header.layout = train::layout_of(inputs);
@@ -88,7 +88,7 @@ void bench_checkpoint(const BenchOptions& o, const train::Job& job) {
         [&] {
           saver.begin(state, train::ModelState::From::live, header);
           std::optional<train::SaveResult> saved;
-          while (!saved) saved = saver.advance();
+          while (!saved) saved = saver.advance(0);
           path = saved->path;
         });
     path = control.broadcast(path.string());

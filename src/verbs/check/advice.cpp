@@ -22,15 +22,6 @@ Advice zero_on_one_data_rank(const Checked& c) {
                      c.deck().zero.stage);
 }
 
-Advice weights_that_nobody_gathers(const Checked& c) {
-  const deck::ZeroSection& zero = c.deck().zero;
-  if (zero.quantize.weights == deck::QuantizedWeights::none || zero.stage == 3) return std::nullopt;
-  return fmt::format(
-      "zero.quantize.weights = \"{}\" changes nothing at zero.stage = {}: parameters are gathered "
-      "at stage 3 only",
-      enum_word(zero.quantize.weights), zero.stage);
-}
-
 Advice gradients_over_uneven_nodes(const Checked& c) {
   const plan::PlanInputs& in = c.planner.inputs;
   if (!in.gradient_blocks) return std::nullopt;
@@ -103,15 +94,10 @@ Advice large_staging(const Checked& c) {
       plan::human_bytes(staging), plan::human_bytes(ledger.device()), c.mesh().data);
 }
 
-constexpr std::array kRules = {tensor_over_nodes,
-                               zero_on_one_data_rank,
-                               weights_that_nobody_gathers,
-                               gradients_over_uneven_nodes,
-                               few_micro_batches,
-                               gpipe_for_nothing,
-                               unequal_stages,
-                               whole_sequences,
-                               large_staging};
+constexpr std::array kRules = {
+    tensor_over_nodes, zero_on_one_data_rank, gradients_over_uneven_nodes,
+    few_micro_batches, gpipe_for_nothing,     unequal_stages,
+    whole_sequences,   large_staging};
 
 // --- Other values of the deck, tried with plans
 

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 
+#include "core/terminal.hpp"
 #include "deck/codec.hpp"
+#include "deck/ranks.hpp"
 #include "train/setup.hpp"
 
 namespace tessera::verbs {
@@ -27,9 +29,28 @@ double Checked::flop() const {
   return std::ranges::max_element(figures, {}, &plan::RankFigures::flop)->flop;
 }
 
+namespace {
+
+Checked planned(const LayoutOptions& layout) {
+  return {.layout = layout,
+          .planner = make_planner(layout),
+          .figures = {},
+          .meetings = 0,
+          .bubble = {}};
+}
+
+void survey(Checked& checked, const std::vector<MeshPlace>& places) {
+  plan::Survey survey = checked.planner.survey(places);
+  checked.figures = std::move(survey.ranks);
+  checked.meetings = survey.meetings;
+}
+
+}  // namespace
+
 Checked check_layout(const LayoutOptions& layout) {
-  Checked checked{.layout = layout, .planner = make_planner(layout), .figures = {}, .bubble = {}};
-  checked.figures = checked.planner.survey(plan::distinct_places(checked.planner.inputs));
+  Checked checked = planned(layout);
+  deck::check_quantized(checked.planner.loaded, layout.ranks);
+  survey(checked, plan::distinct_places(checked.planner.inputs));
   checked.bubble = bubble_of(checked.planner);
   return checked;
 }
@@ -37,20 +58,22 @@ Checked check_layout(const LayoutOptions& layout) {
 Checked check_other(const LayoutOptions& layout, const std::vector<std::string>& sets) {
   LayoutOptions other = layout;
   other.deck.sets.insert(other.deck.sets.end(), sets.begin(), sets.end());
-  Checked checked{.layout = other, .planner = make_planner(other), .figures = {}, .bubble = {}};
+  Checked checked = planned(other);
   // Steps with snapshots and evaluations need no more for a step than the largest that trains.
   auto& shapes = checked.planner.shapes;
   shapes = {*std::ranges::max_element(shapes, {}, [](const plan::PlanShape& s) {
     return s.purpose == plan::PlanPurpose::train ? s.micro_batches : 0;
   })};
-  checked.figures = checked.planner.survey(plan::largest_places(checked.planner.inputs));
+  survey(checked, plan::largest_places(checked.planner.inputs));
   return checked;
 }
 
 std::optional<Checked> check_variant(const LayoutOptions& layout,
                                      const std::vector<std::string>& sets) {
   try {
-    return check_other(layout, sets);
+    Checked checked = check_other(layout, sets);
+    deck::check_quantized(checked.planner.loaded, layout.ranks);
+    return checked;
   } catch (const DeckError&) {
     return std::nullopt;
   }
@@ -68,10 +91,11 @@ void report(const LayoutOptions& layout) {
       checked.micro_batches(), checked.flop());
   fmt::print("{}{}{}{}{}", rank_map(checked.planner.inputs), pipeline_text(checked),
              traffic_text(checked), memory_text(checked), advice_text(checked));
+  fmt::print("{}", data_text(checked.planner.loaded));
   const plan::Ledger& most = checked.dearest().ledger;
   train::check_budget(checked.planner.loaded, checked.mesh(), most.arenas);
   fmt::print("run directory {}\n", deck::run_directory(deck));
-  fmt::print("{}: good for {} ranks\n", layout.deck.path, layout.ranks);
+  fmt::print("{}: good for {} ranks\n", printable(layout.deck.path), layout.ranks);
 }
 
 }  // namespace

@@ -22,6 +22,7 @@ struct Checked {
   LayoutOptions layout;
   Planner planner;
   std::vector<plan::RankFigures> figures;  // of one rank of each kind
+  std::int64_t meetings = 0;               // of stages, in a step, proved to fit
   Bubble bubble;                           // not of variants
 
   const deck::Deck& deck() const { return planner.loaded.deck; }
@@ -37,7 +38,7 @@ Checked check_layout(const LayoutOptions& layout);
 /// The same with other values of the deck ("section.key=value"), of the largest rank of each stage
 /// only. Throws DeckError where the deck does not allow them.
 Checked check_other(const LayoutOptions& layout, const std::vector<std::string>& sets);
-/// The same; nothing where the deck does not allow them.
+/// The same; nothing where the deck does not allow them, or train would not.
 std::optional<Checked> check_variant(const LayoutOptions& layout,
                                      const std::vector<std::string>& sets);
 
@@ -46,6 +47,10 @@ std::string rank_map(const plan::PlanInputs& inputs);
 std::string pipeline_text(const Checked& checked);
 std::string traffic_text(const Checked& checked);
 std::string memory_text(const Checked& checked);
+/// The deck's data files, and the tokenizers that they and the model were made with; a note where
+/// they are not here. Throws DataError for what cannot be used, also where files are missing in a
+/// directory that is here, and where tokenizers differ.
+std::string data_text(const deck::LoadedDeck& loaded);
 /// What the layout wastes, or, where it does not fit, what would make it.
 std::string advice_text(const Checked& checked);
 /// Model states for all ZeRO stages and offload choices.

@@ -2,6 +2,7 @@
 #include <ranges>
 #include <set>
 
+#include "deck/ranks.hpp"
 #include "train/check_products.hpp"
 #include "train/setup.hpp"
 #include "verbs/check/check.hpp"
@@ -10,6 +11,7 @@ namespace tessera::verbs {
 
 std::string fit_text(const LayoutOptions& layout) {
   const Planner planner = make_planner(layout);
+  deck::check_quantized(planner.loaded, layout.ranks);
   const auto budget = device_budget(planner.loaded.deck);
   if (!budget) {
     throw DeckError(
@@ -35,8 +37,9 @@ std::string fit_text(const LayoutOptions& layout) {
                         plan::human_bytes(*budget), fits ? "the largest that fits" : "too much");
     if (fits) return text;
   }
-  if (!smallest && refusals.size() == 1) throw DeckError(*refusals.begin());  // not micro's fault
-  if (!smallest) throw DeckError("there is no batch.micro for this deck:\n" + text);
+  if (!smallest && refusals.size() == 1)
+    throw DeckError(Lines{*refusals.begin()});  // not micro's fault
+  if (!smallest) throw DeckError(Lines{"there is no batch.micro for this deck:\n" + text});
   const plan::Ledger& ledger = smallest->dearest().ledger;
   train::check_budget(smallest->planner.loaded, smallest->mesh(), ledger.arenas);
   throw InternalError("a batch.micro that neither fits nor does not");

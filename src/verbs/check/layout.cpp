@@ -121,6 +121,8 @@ std::string pipeline_text(const Checked& checked) {
       "({:.1f} % if they cost the same)\n",
       enum_word(in.pipeline.schedule), checked.micro_batches(), in.mesh.pipeline,
       100 * bubble.given, 100 * bubble.equal);
+  text += row("stages fit", fmt::format("{} messages and collectives of a step find each other",
+                                        checked.meetings));
   const auto parts = plan::layer_parts(in);
   const auto costs = part_costs(in);
   double all = 0;

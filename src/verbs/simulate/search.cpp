@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "core/cores.hpp"
+#include "core/terminal.hpp"
 #include "core/thread.hpp"
 #include "plan/ledger.hpp"
 #include "train/setup.hpp"
@@ -123,8 +124,9 @@ class Search {
     in_parallel(schedules, [this](const Choice& choice) { try_stages(choice); });
     std::ranges::sort(found_, faster);
     if (found_.empty()) {
-      throw DeckError(fmt::format("{}: no layout of {} ranks will do:\n{}", layout_.deck.path,
-                                  layout_.ranks, rejections()));
+      throw DeckError(
+          Lines{fmt::format("{}: no layout of {} ranks will do:\n{}", printable(layout_.deck.path),
+                            layout_.ranks, rejections())});
     }
     const auto shown = std::span(found_).first(std::min(found_.size(), kShown));
     in_parallel(shown, [this](Found& f) { simulate(f); });
@@ -218,8 +220,9 @@ class Search {
     std::vector<plan::Plan> plans;
     for (const MeshPlace& place : plan::simulated_places(p.inputs)) {
       plans.push_back(plan::unproved_plan(p.inputs, shape, place));
-      if (!fits(plans.back().bytes())) {
-        too_large(choice, plans.back().bytes());
+      const std::int64_t bytes = plan::device_bytes(plans.back().arena_bytes);
+      if (!fits(bytes)) {
+        too_large(choice, bytes);
         return std::nullopt;
       }
     }
@@ -231,7 +234,7 @@ class Search {
             .data = p.inputs.mesh.data,
             .step = s.step,
             .least = s.step * (1 - plan::idle_share(s)),
-            .memory = predicted.memory()};
+            .memory = predicted.device_memory()};
   }
 
   /// The whole step, of plans that are proved, unless it is too long.

@@ -36,11 +36,12 @@ void print_ranks(const plan::Simulation& s) {
 }
 
 void print_memory(const plan::Prediction& p, std::int64_t has) {
-  const std::int64_t held = p.memory();
-  fmt::print("memory a rank          {}{}\n", plan::human_bytes(held),
+  const std::int64_t held = p.device_memory(), host = p.host_memory();
+  fmt::print("memory a rank          {}{}{}\n", plan::human_bytes(held),
              has == 0 ? ""
                       : fmt::format(" of {}{}", plan::human_bytes(has),
-                                    held > has ? ": does not fit" : ""));
+                                    held > has ? ": does not fit" : ""),
+             host == 0 ? "" : fmt::format("; {} of the host's", plan::human_bytes(host)));
 }
 
 void report(const LayoutOptions& layout, const deck::Machine& machine) {

@@ -17,7 +17,7 @@ constinit thread_local tessera::emulator::Extent threadIdx, blockIdx, blockDim, 
 namespace tessera::emulator {
 namespace {
 
-constexpr std::size_t kStackBytes = std::size_t{256} << 10;  // touched only as far as it is used
+constexpr std::size_t kStackBytes = std::size_t{1} << 20;  // touched only as far as it is used
 constexpr int kPattern = 0xff;
 constexpr std::size_t kMostThreads = 1024;
 

@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <memory>
 
+#include "support/sanitized_stack.hpp"
+
 namespace tessera::emulator {
 
 /// A place that execution can leave and come back to: a fiber's, or that of whoever runs fibers. A
@@ -27,6 +29,7 @@ class Fiber {
   static void begin(unsigned high, unsigned low);
 
   std::jmp_buf at_;
+  test::SanitizedStack sanitized_;
   ucontext_t start_{};
   bool begun_ = true;  // not so between prepare() and the first switch
   void (*enter_)(void*) = nullptr;

@@ -23,6 +23,25 @@ TEST(Checks, ModelArithmetic) {
   expect_contains(refusal_of("parallel.pipeline=3"), "more than model.layers = 2");
 }
 
+TEST(Checks, NamesOfRuns) {
+  for (const char* good : {"a", "größe 1", "small/seed_1", "a..b", "..."})
+    EXPECT_EQ(refusal_of(fmt::format("run.name=\"{}\"", good)), "") << good;
+  for (const char* out : {"..", "../a", "a/../../b", "/tmp/a"}) {
+    expect_contains(refusal_of(fmt::format("run.name=\"{}\"", out)),
+                    fmt::format("run.name = \"{}\" leads out of the directory of runs", out));
+  }
+  for (const char* key : {"run.name", "run.dir"}) {
+    expect_contains(refusal_of(fmt::format("{}=\"\"", key)), "must be a string");
+    for (const char* text : {"a\\nb", "a\\u001b[2J", "\\u009b", "\\u0000"}) {
+      const std::string refused = refusal_of(fmt::format("{}=\"{}\"", key, text));
+      expect_contains(refused, fmt::format("{} = \"", key));
+      expect_contains(refused, "characters that cannot be shown");
+      EXPECT_EQ(refused.find('\n'), std::string::npos) << "one line";
+    }
+  }
+  EXPECT_EQ(refusal_of("run.dir=\"../elsewhere/{name}\""), "") << "stated as a path";
+}
+
 TEST(Checks, TypesOfProducts) {
   EXPECT_EQ(refusal_of("precision.matmul=tf32"), "");
   expect_contains(refusal(kSmallDeck, {"precision.matmul=tf32", "precision.compute=bf16"}),
@@ -208,6 +227,31 @@ TEST(Ranks, RampAndMesh) {
   loaded.deck.parallel.pipeline = 2;
   EXPECT_NO_THROW(check_ranks(loaded, 8));
   EXPECT_THROW(check_ranks(loaded, 6), DeckError);
+}
+
+std::string quantized_refusal(const std::vector<std::string>& sets, std::int64_t ranks) {
+  try {
+    check_quantized(small_deck(sets), ranks);
+    return "";
+  } catch (const DeckError& error) {
+    return error.what();
+  }
+}
+
+TEST(Ranks, QuantizedTrafficThatDoesNotTravel) {
+  const std::string weights = "zero.quantize.weights=int8",
+                    gradients = "zero.quantize.gradients=int4", stage = "zero.stage=3";
+  EXPECT_EQ(quantized_refusal({stage}, 1), "");
+  EXPECT_EQ(quantized_refusal({stage, weights, gradients}, 2), "");
+  EXPECT_EQ(quantized_refusal({gradients}, 2), "");
+  EXPECT_EQ(quantized_refusal({"zero.stage=2", weights}, 2),
+            "--set #2: zero.quantize.weights = \"int8\" has no effect: parameters are gathered at "
+            "stage 3 only, not at zero.stage = 2 (set zero.stage = 3, or leave it at \"none\")");
+  const std::string both = quantized_refusal({stage, weights, gradients}, 1);
+  expect_contains(both, "zero.quantize.weights = \"int8\" has no effect: 1 ranks / (");
+  expect_contains(both, "zero.quantize.gradients = \"int4\" has no effect: 1 ranks / (");
+  expect_contains(quantized_refusal({stage, weights, "parallel.pipeline=2"}, 2),
+                  "2 ranks / (tensor 1 x pipeline 2) leave one data rank");
 }
 
 TEST(Ranks, LegalMicrosAreDivisors) {

@@ -30,7 +30,7 @@ TEST(Echo, ParsesBackToTheSameDeck) {
       {"memory.device=3GiB", "batch.ramp=[[1, 4], [100, 8]]", "schedule.warmup_epochs=0.1"},
       {"optimizer.lr=0.1", "optimizer.betas=[0.1, 0.30000000000000004]", "optimizer.eps=5e-324",
        "precision.loss_scale=65536", "schedule.kind=step", "schedule.step_size=3"},
-      {"run.dir=\"tab\\there\\u0001\\n\"", "data.validation=[\"a\", \"b*\"]"}};
+      {"data.train=[\"tab\\there\\u0001\\n\"]", "data.validation=[\"a\", \"b*\"]"}};
   for (const auto& sets : variants) {
     const Deck deck = small_deck(sets).deck;
     const std::string echo = to_toml(deck);

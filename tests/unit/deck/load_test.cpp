@@ -1,6 +1,8 @@
 // Files, includes, --set, unknown names, and the list of everything that is wrong.
 #include "deck/load.hpp"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -99,10 +101,26 @@ TEST_F(DeckFiles, WhatCannotBeReadIsSaid) {
   const std::string path = write("deck.toml", "include = [\"gone.toml\"]\n");
   expect_contains(refusal_of_file(path), path + ":1:11: cannot read");
   expect_contains(refusal_of_file(path), "gone.toml");
-  expect_contains(refusal_of_file(write("big.toml", std::string((1 << 20) + 1, '#'))), "1 MiB");
-  expect_contains(refusal_of_file("/dev/zero"), "1 MiB");
+  expect_contains(refusal_of_file(write("big.toml", std::string((1 << 20) + 1, '#'))),
+                  "it is larger than 1048576 bytes");
   expect_contains(refusal_of_file(write("list.toml", "include = \"a.toml\"\n")),
                   "include = \"a.toml\" must be a list of files");
+}
+
+TEST_F(DeckFiles, OnlyRegularFilesAreRead) {
+  expect_contains(refusal_of_file("/dev/zero"), "it is a character device, not a regular file");
+  ASSERT_EQ(::mkfifo((dir_ / "fifo").c_str(), 0600), 0);
+  expect_contains(refusal_of_file((dir_ / "fifo").string()), "it is a FIFO, not a regular file");
+  const std::string path = write("deck.toml", "include = [\"fifo\"]\n");
+  expect_contains(refusal_of_file(path), path + ":1:11: cannot read");
+  expect_contains(refusal_of_file(path), "it is a FIFO, not a regular file");
+}
+
+TEST_F(DeckFiles, NamesOfFilesCannotBreakALineOrImitateOne) {
+  const std::string path = write("a\n\x1b[2Jb.toml", "[run]\nstps = 1\n");
+  const std::string message = refusal_of_file(path);
+  expect_contains(message, "a\\n\\x1b[2Jb.toml:2:1: unknown key run.stps");
+  EXPECT_EQ(message.find('\x1b'), std::string::npos);
 }
 
 TEST(Load, SyntaxErrorsHaveAPlaceAndHideWhatFollowsFromThem) {

@@ -73,6 +73,13 @@ TEST(Machine, ProblemsNameFileAndLine) {
   shorter.replace(shorter.find("[1e9, 3e9]"), 10, "[1e9]");
   EXPECT_NE(refusal(shorter).find("1 rates for the 2 sizes"), std::string::npos);
   EXPECT_THROW(load_machine("/nonexistent/m.toml"), DeckError);
+  try {
+    load_machine("/dev/zero");
+    ADD_FAILURE();
+  } catch (const DeckError& e) {
+    EXPECT_NE(std::string(e.what()).find("it is a character device"), std::string::npos)
+        << e.what();
+  }
 }
 
 TEST(Machine, ShippedFilesAreGood) {

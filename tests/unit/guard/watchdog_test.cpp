@@ -1,9 +1,11 @@
 // Rings of real processes: one is killed, stopped or fails, and the others must say so and leave.
 #include "guard/watchdog.hpp"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,6 +13,8 @@
 #include <filesystem>
 #include <fstream>
 #include <vector>
+
+#include "guard/socket.hpp"
 
 namespace tessera::guard {
 namespace {
@@ -39,13 +43,20 @@ int count(const std::string& text, const std::string& what) {
   return found;
 }
 
+/// `meanwhile` is called with all ranks' lines while they listen and before they connect; a rank
+/// begins to connect only after its `lateness`.
+struct Start {
+  std::function<void(const std::vector<std::string>& lines)> meanwhile = [](const auto&) {};
+  std::function<std::chrono::milliseconds(int rank)> lateness = [](int) { return 0ms; };
+};
+
 class Ring {
  public:
   using Record = std::function<void(const std::string&)>;
 
   Ring(int size, std::chrono::milliseconds hang_timeout, const Life& life,
-       Step step = Step::advances, const Record& record = {})
-      : to_children_(static_cast<std::size_t>(size)) {
+       Step step = Step::advances, const Record& record = {}, const Start& start = {})
+      : start_(start), to_children_(static_cast<std::size_t>(size)) {
     EXPECT_EQ(pipe(endpoints_), 0);
     EXPECT_EQ(pipe(stderr_), 0);
     for (auto& p : to_children_) EXPECT_EQ(pipe(p.data()), 0);
@@ -61,10 +72,14 @@ class Ring {
       const std::string line = read_line(endpoints_[0]);
       lines[static_cast<std::size_t>(std::stoi(line))] = line.substr(line.find(' ') + 1);
     }
+    start_.meanwhile(lines);
     std::string all;
     for (const auto& line : lines) all += line + "\n";
     for (auto& p : to_children_) write_all(p[1], all);
-    for (int i = 0; i < size; ++i) EXPECT_EQ(read_line(endpoints_[0]), "ready");
+    for (const char* word : {"joined", "watching"}) {
+      for (int i = 0; i < size; ++i) EXPECT_EQ(read_line(endpoints_[0]), word);
+      for (auto& p : to_children_) write_all(p[1], "go\n");
+    }
   }
 
   pid_t pid(int rank) const { return pids_[static_cast<std::size_t>(rank)]; }
@@ -100,19 +115,25 @@ class Ring {
                              Step step) {
     dup2(stderr_[1], STDERR_FILENO);
     close(stderr_[1]);
+    const int from_parent = to_children_[static_cast<std::size_t>(rank)][0];
     try {
       Watchdog watchdog(rank);
-      write_all(endpoints_[1], fmt::format("{} {}\n", rank, watchdog.listen()));
+      write_all(endpoints_[1], fmt::format("{} {}\n", rank, watchdog.listen(kLoopback)));
       std::vector<std::string> lines;
       for (int i = 0; i < size; ++i) {
-        lines.push_back(read_line(to_children_[static_cast<std::size_t>(rank)][0]));
+        lines.push_back(read_line(from_parent));
       }
-      watchdog.start(lines, 12345, options, [rank, step, progress = std::uint64_t{0}]() mutable {
+      std::this_thread::sleep_for(start_.lateness(rank));
+      watchdog.join(lines, 12345);
+      write_all(endpoints_[1], "joined\n");
+      read_line(from_parent);
+      watchdog.watch(options, [rank, step, progress = std::uint64_t{0}]() mutable {
         return Activity{.must_advance = step != Step::is_none,
                         .progress = step == Step::advances ? ++progress : 0,
                         .doing = fmt::format("step {}", rank < 2 ? 7 : 8)};
       });
-      write_all(endpoints_[1], "ready\n");
+      write_all(endpoints_[1], "watching\n");
+      read_line(from_parent);
       life(rank, watchdog);
     } catch (const Error& e) {
       write_all(STDERR_FILENO, fmt::format("rank {}: {}\n", rank, e.what()));
@@ -121,6 +142,8 @@ class Ring {
     _exit(0);
   }
 
+  const std::vector<std::string> kLoopback{"127.0.0.1"};
+  Start start_;
   int endpoints_[2], stderr_[2];
   std::vector<std::array<int, 2>> to_children_;
   std::vector<pid_t> pids_;
@@ -167,6 +190,65 @@ TEST(Watchdog, StoppedRankIsFoundAfterTheTimeoutAndLeavesWhenItWakes) {
   const Outcome outcome = ring.join(2);
   for (int status : outcome.status) EXPECT_TRUE(left_with(status, 5)) << status;
   EXPECT_NE(outcome.report.find("rank 2 is lost: silent for"), std::string::npos) << outcome.report;
+}
+
+/// Of a Start: forty connections that say nothing, and forty that say something else, at each rank.
+void knock(const std::vector<std::string>& lines, std::vector<Socket>& strangers) {
+  for (const std::string& line : lines) {
+    const Endpoint::Port port = Endpoint::from_text(line).ports.at(0);
+    for (int i = 0; i < 80; ++i) {
+      Socket& socket = strangers.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      sockaddr_in address{};
+      address.sin_family = AF_INET;
+      address.sin_port = htons(static_cast<std::uint16_t>(port.number));
+      inet_pton(AF_INET, port.address.c_str(), &address.sin_addr);
+      ASSERT_EQ(::connect(socket.descriptor(), reinterpret_cast<const sockaddr*>(&address),
+                          sizeof address),
+                0);
+      if (i % 2 == 1) {
+        ASSERT_EQ(::send(socket.descriptor(), "noise", 5, MSG_NOSIGNAL), 5);
+      }
+    }
+  }
+}
+
+// One after the other they would take longer than a rank waits for its neighbours.
+TEST(Watchdog, StrangersDoNotHinderTheStart) {
+  std::vector<Socket> strangers;
+  Ring ring(3, 60s, [](int, Watchdog&) {}, Step::advances, {},
+            {.meanwhile = [&](const auto& lines) { knock(lines, strangers); }});
+  const Outcome outcome = ring.join();
+  for (int status : outcome.status) EXPECT_TRUE(left_with(status, 0)) << status;
+  EXPECT_EQ(outcome.report, "");
+}
+
+TEST(Watchdog, RankThatJoinsLateIsNotSilent) {
+  std::vector<Socket> strangers;
+  Ring ring(3, 400ms, [](int, Watchdog&) { std::this_thread::sleep_for(1s); }, Step::advances, {},
+            {.meanwhile = [&](const auto& lines) { knock(lines, strangers); },
+             .lateness = [](int rank) { return rank == 1 ? 2500ms : 0ms; }});
+  const Outcome outcome = ring.join();
+  for (int status : outcome.status) EXPECT_TRUE(left_with(status, 0)) << status;
+  EXPECT_EQ(outcome.report, "");
+}
+
+TEST(Watchdog, NobodyListensOnceTheRingIsClosed) {
+  std::vector<std::string> heard;
+  Ring ring(2, 60s, [](int, Watchdog&) { std::this_thread::sleep_for(1s); }, Step::advances, {},
+            {.meanwhile = [&](const auto& lines) { heard = lines; }});
+  for (const std::string& line : heard) {
+    const Endpoint::Port port = Endpoint::from_text(line).ports.at(0);
+    EXPECT_EQ(port.address, "127.0.0.1");
+    EXPECT_THROW(connect_to({.ports = {port}}, {.secret = 1, .from = 0, .to = 1},
+                            std::chrono::steady_clock::now() + 100ms),
+                 CommError);
+    EXPECT_EQ(
+        std::system(
+            fmt::format("grep -qi ':{:04X} 00000000:0000 0A' /proc/net/tcp", port.number).c_str()),
+        256)
+        << line;
+  }
+  for (int status : ring.join().status) EXPECT_TRUE(left_with(status, 0)) << status;
 }
 
 TEST(Watchdog, RankThatFailsAloneSaysWhy) {

@@ -186,7 +186,7 @@ TEST(CheckpointCrash, AKilledSaverNeverLeavesAHalfCheckpoint) {  // trap 48
     if (child == 0) {
       for (std::int64_t step = newest + 1;; ++step) {
         save(random, temporary.path, model, 2, {.step = step});
-        prune_checkpoints(temporary.path, 2, 0);
+        prune_checkpoints(temporary.path, 2, 0, kLaterUpdates);
       }
     }
     std::this_thread::sleep_for(one_save * random.below(3000) / 1000);
@@ -328,16 +328,17 @@ TEST(CheckpointPrune, KeepsTheNewestAndTheMilestones) {
   };
   const Steps all = {100, 200, 300, 400, 500};
   save_steps(all);
-  EXPECT_TRUE(prune_checkpoints(temporary.path, 0, 200).empty());
+  EXPECT_TRUE(prune_checkpoints(temporary.path, 0, 200, kLaterUpdates).empty());
   EXPECT_EQ(steps(temporary.path).size(), 5U);
-  EXPECT_EQ(prune_checkpoints(temporary.path, 2, 200).size(), 2U);
+  EXPECT_EQ(prune_checkpoints(temporary.path, 2, 200, kLaterUpdates).size(), 2U);
   EXPECT_EQ(steps(temporary.path), (Steps{500, 400, 200}));
-  EXPECT_EQ(prune_checkpoints(temporary.path, 2, 0).size(), 1U);
+  EXPECT_EQ(prune_checkpoints(temporary.path, 2, 0, kLaterUpdates).size(), 1U);
   EXPECT_EQ(steps(temporary.path), (Steps{500, 400}));
 
   save_steps(all);
   flip_byte(checkpoint_path(temporary.path, 500) / kManifestFile, 100);
-  prune_checkpoints(temporary.path, 1, 0);  // what is damaged does not count as the newest
+  prune_checkpoints(temporary.path, 1, 0,
+                    kLaterUpdates);  // what is damaged does not count as the newest
   EXPECT_EQ(steps(temporary.path), Steps{400});
 
   save_steps(all);
@@ -346,13 +347,68 @@ TEST(CheckpointPrune, KeepsTheNewestAndTheMilestones) {
     if (call == IoCall::open) opened.insert(path.filename());
     return IoVerdict{};
   });
-  prune_checkpoints(temporary.path, 2, 0);
+  prune_checkpoints(temporary.path, 2, 0, kLaterUpdates);
   set_io_hook({});
   EXPECT_EQ(opened, std::set<std::string>{kManifestFile}) << "a call a file of every checkpoint";
   spit(temporary.path / "step_notes.txt", "a stranger's file");
   fs::create_directories(temporary.path / "step_12");  // not our spelling
   EXPECT_EQ(steps(temporary.path), (Steps{500, 400}));
   EXPECT_TRUE(list_checkpoints(temporary.path / "nowhere").empty());
+}
+
+TEST(CheckpointPrune, NeverRemovesTheNewestThatALaterStepProved) {
+  Random random(41);
+  TemporaryDirectory temporary;
+  const TestModel model = {{"w", "master", {3}, DType::f32, random.numbers(DType::f32, 3)}};
+  const auto save_after = [&](std::int64_t step, std::int64_t applied) {
+    save(random, temporary.path, model, 1, {.step = step, .applied_updates = applied});
+  };
+  save_after(10, 10);
+  save_after(20, 20);
+  for (const std::int64_t step : {30, 40, 50}) save_after(step, 21);  // nothing but skips since 21
+  prune_checkpoints(temporary.path, 2, 0, 21);
+  EXPECT_EQ(steps(temporary.path), (Steps{50, 40, 20}));
+  prune_checkpoints(temporary.path, 1, 0, 21);
+  EXPECT_EQ(steps(temporary.path), (Steps{50, 20}));
+  EXPECT_EQ(proven_checkpoints(temporary.path, 21).at(0).step, 20);
+  EXPECT_TRUE(proven_checkpoints(temporary.path, 20).empty());
+  prune_checkpoints(temporary.path, 1, 0, 22);  // a step after the newest was applied
+  EXPECT_EQ(steps(temporary.path), Steps{50});
+}
+
+TEST(CheckpointPrune, LeavesWhatSomebodyReads) {
+  Random random(42);
+  TemporaryDirectory temporary;
+  const auto model = random_model(random, false);
+  for (const std::int64_t step : {1, 2, 3}) save(random, temporary.path, model, 2, {.step = step});
+  {
+    const Checkpoint reader = Checkpoint::open(checkpoint_path(temporary.path, 1));
+    EXPECT_EQ(prune_checkpoints(temporary.path, 1, 0, kLaterUpdates).size(), 1U);
+    EXPECT_EQ(steps(temporary.path), (Steps{3, 1}));
+    const Checkpoint another = Checkpoint::open(checkpoint_path(temporary.path, 1));
+    reader.check_files();
+  }
+  EXPECT_EQ(prune_checkpoints(temporary.path, 1, 0, kLaterUpdates).size(), 1U);
+  EXPECT_EQ(steps(temporary.path), Steps{3});
+  EXPECT_THROW(Checkpoint::open(checkpoint_path(temporary.path, 1)), DataError);
+}
+
+/// Pruned between the reader's open() and its lock: the lock is had, but of a file without a name.
+TEST(CheckpointPrune, AReaderThatComesTooLateIsTold) {
+  Random random(43);
+  TemporaryDirectory temporary;
+  const auto model = random_model(random, false);
+  for (const std::int64_t step : {1, 2}) save(random, temporary.path, model, 1, {.step = step});
+  bool pruned = false;
+  set_io_hook([&](IoCall call, const fs::path&, std::size_t) {
+    if (call == IoCall::lock && !std::exchange(pruned, true))
+      prune_checkpoints(temporary.path, 1, 0, kLaterUpdates);
+    return IoVerdict{};
+  });
+  EXPECT_THROW(CheckpointHold(checkpoint_path(temporary.path, 1)), DataError);
+  set_io_hook({});
+  EXPECT_TRUE(pruned);
+  EXPECT_EQ(steps(temporary.path), Steps{2});
 }
 
 TEST(CheckpointBranch, LaterCheckpointsAreSetAsideNotTakenForThisRuns) {
@@ -365,7 +421,7 @@ TEST(CheckpointBranch, LaterCheckpointsAreSetAsideNotTakenForThisRuns) {
     EXPECT_EQ(set_aside_after(temporary.path, 2).size(), branch == 0 ? 2U : 3U);  // step 3 too
     ASSERT_EQ(list_checkpoints(temporary.path).size(), 1U);
     save(random, temporary.path, model, 1, {.step = 3});
-    prune_checkpoints(temporary.path, 1, 0);
+    prune_checkpoints(temporary.path, 1, 0, kLaterUpdates);
     EXPECT_EQ(list_checkpoints(temporary.path).at(0).step, 3);
   }
   EXPECT_TRUE(fs::exists(temporary.path / "step_00000004.abandoned"));  // nothing is lost

@@ -34,6 +34,9 @@ class TemporaryDirectory {
   std::filesystem::path path;
 };
 
+/// Of a run in which every checkpoint of a test is proven.
+inline constexpr std::int64_t kLaterUpdates = 1'000'000;
+
 struct TestTensor {
   std::string name;
   std::string state;

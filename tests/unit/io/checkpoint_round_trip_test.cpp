@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <thread>
 
@@ -22,7 +23,7 @@ CheckpointHeader full_header() {
   h.step = 100;
   h.applied_updates = 97;
   h.samples = std::int64_t{1} << 40;
-  h.tokens = std::numeric_limits<std::int64_t>::max();
+  h.tokens = std::int64_t{1} << 62;
   h.skipped_samples = {{3, 5}, {7, 1'000'000'000'000}};
   h.loss_scale = 65536;
   h.scaler_good_steps = 12;
@@ -36,6 +37,7 @@ CheckpointHeader full_header() {
                     -std::numeric_limits<double>::infinity(),
                     3.0};
   h.threads = 3;
+  h.data = {{.path = "a.bin", .bytes = 12, .hash = ~std::uint64_t{0}}, {.path = "a.idx"}};
   h.layout = {.world = 8, .data = 2, .pipeline = 2, .tensor = 2, .zero_stage = 3};
   h.deck = "[run]\nname = \"\u00fc \\ \t\"\n";
   h.info = {{"host", "a\"b"}, {"commit", ""}};
@@ -86,6 +88,7 @@ TEST(CheckpointRoundTrip, KeepsEveryFieldOfTheHeader) {  // traps 45, 58
   EXPECT_EQ(after.scaler_good_steps, before.scaler_good_steps);
   EXPECT_EQ(after.scaler_hysteresis_left, before.scaler_hysteresis_left);
   EXPECT_EQ(after.threads, before.threads);
+  EXPECT_EQ(after.data, before.data);
   EXPECT_EQ(after.layout, before.layout);
   EXPECT_EQ(after.deck, before.deck);
   EXPECT_EQ(after.info, before.info);
@@ -94,6 +97,51 @@ TEST(CheckpointRoundTrip, KeepsEveryFieldOfTheHeader) {  // traps 45, 58
     EXPECT_EQ(std::bit_cast<std::uint64_t>(after.spike_window[i]),
               std::bit_cast<std::uint64_t>(before.spike_window[i]));
   }
+}
+
+/// Numbers that no run writes are refused where they stand, before anything is computed from them.
+TEST(CheckpointRoundTrip, RefusesNumbersOutOfRange) {
+  DatasetRecord d{.tensor = "x", .shape = {2}, .state = "master", .boxes = {Box(Shape{2})}};
+  d.checksums = {1};
+  const CheckpointHeader good = full_header();
+  const auto read = [&](const std::function<void(CheckpointHeader&)>& change) {
+    Manifest manifest{.header = good, .parts = {{.rank = 0, .file_bytes = 8, .datasets = {d}}}};
+    change(manifest.header);
+    return manifest_from_text(to_text(manifest), "test").header;
+  };
+  using H = CheckpointHeader;
+  constexpr auto kMost = std::numeric_limits<std::int64_t>::max();
+  const std::pair<const char*, std::function<void(H&)>> refused[] = {
+      {"samples", [](H& h) { h.samples = kMost; }},
+      {"samples", [](H& h) { h.samples = -1; }},
+      {"tokens", [](H& h) { h.tokens = kMost; }},
+      {"step", [](H& h) { h.step = kMost; }},
+      {"applied_updates", [](H& h) { h.applied_updates = h.step + 1; }},
+      {"skipped_samples",
+       [](H& h) {
+         h.skipped_samples = {{0, kMost}};
+       }},
+      {"loss_scale", [](H& h) { h.loss_scale = 0; }},
+      {"loss_scale", [](H& h) { h.loss_scale = -1; }},
+      {"loss_scale", [](H& h) { h.loss_scale = std::nan(""); }},
+      {"loss_scale", [](H& h) { h.loss_scale = std::numeric_limits<double>::infinity(); }},
+      {"scaler_good_steps", [](H& h) { h.scaler_good_steps = -1; }},
+      {"scaler_hysteresis_left", [](H& h) { h.scaler_hysteresis_left = kMost; }},
+      {"lr_factor", [](H& h) { h.lr_factor = 0; }},
+      {"data", [](H& h) { h.data = {{.path = "a.bin", .bytes = -1}}; }},
+  };
+  for (const auto& [key, change] : refused) {
+    try {
+      read(change);
+      ADD_FAILURE() << key << " was accepted";
+    } catch (const DataError& error) {
+      const std::string text = error.what();
+      EXPECT_NE(text.find("$.header"), std::string::npos) << text;
+      EXPECT_NE(text.find(key), std::string::npos) << text;
+    }
+  }
+  // A run whose scale was halved again and again has used up its hysteresis, and more.
+  EXPECT_EQ(read([](H& h) { h.scaler_hysteresis_left = -3; }).scaler_hysteresis_left, -3);
 }
 
 TEST(CheckpointRoundTrip, KeepsRandomDoublesExactly) {

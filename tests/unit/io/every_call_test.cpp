@@ -13,6 +13,8 @@
 #include "io/megatron.hpp"
 #include "io/system_calls.hpp"
 #include "io/token_files.hpp"
+#include "io/tokenize.hpp"
+#include "io/tokenizer_files.hpp"
 
 namespace tessera {
 namespace {
@@ -143,7 +145,7 @@ class EveryCallOfASave : public testing::TestWithParam<std::int64_t> {
   void save_new(std::int64_t step) {
     Random random(2);
     save(random, checkpoints_, new_, 2, {.step = step});
-    prune_checkpoints(checkpoints_, 2, 0);
+    prune_checkpoints(checkpoints_, 2, 0, kLaterUpdates);
   }
   /// The newest checkpoint is a whole one, the old or the new; and the next save succeeds.
   void expect_sound(bool saved) {
@@ -321,6 +323,34 @@ TEST(EveryCall, OfReadingTokens) {
             corpus.read(static_cast<std::int64_t>(at), std::span(got).subspan(at, 100));
         },
         [&](bool succeeded) { EXPECT_TRUE(got == want || !succeeded); });
+    EXPECT_GT(calls, 10);
+  }
+}
+
+TEST(EveryCall, OfTokenizing) {
+  const TemporaryDirectory temporary(fast_directory());
+  const fs::path out = temporary.path / "made" / "out";
+  const std::vector<fs::path> inputs{temporary.path / "a.txt", temporary.path / "b.jsonl"};
+  spit(inputs[0], "the first");
+  spit(inputs[1], "{\"text\": \"one\"}\n{\"text\": \"two\"}\n");
+  auto bytes = Tokenizer::bytes();
+  const std::vector<std::string> entries{out};
+  for (const Harm harm : {Harm::eio, Harm::enospc, Harm::half}) {
+    const int calls = harm_every_call(
+        harm, temporary.path, [] {},
+        [&] {
+          tessera::create_directories(out.parent_path());
+          for (const std::int64_t part : {0, 1})
+            tokenize_part(inputs, out, bytes, {.index = part, .count = 2}, {});
+          merge_parts(out, 2, bytes);
+        },
+        [&](bool succeeded) {
+          if (succeeded) {
+            EXPECT_EQ(TokenCorpus(entries, 256).tokens(), 15);
+            EXPECT_EQ(open_kept_tokenizer(tokenizer_beside(out)).vocab(), 256);
+          }
+          fs::remove_all(out.parent_path());
+        });
     EXPECT_GT(calls, 10);
   }
 }

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <string>
@@ -53,13 +54,30 @@ TEST(File, MissingFilesAndDirectoriesAreDataErrors) {
   const TemporaryDirectory dir;
   message_of<DataError>([&] { File(dir / "none", OpenMode::read); });
   message_of<DataError>([&] { File(dir.path(), OpenMode::read); });
-  message_of<DataError>([&] { File(dir / "no_directory" / "f", OpenMode::create); });
 }
 
 TEST(File, RefusalsOfTheSystemAreIoErrors) {  // trap 59
-  File full("/dev/full", OpenMode::update);
-  const auto message = message_of<IoError>([&] { full.write(0, bytes_of("x")); });
-  EXPECT_NE(message.find("/dev/full: cannot write"), std::string::npos) << message;
+  const TemporaryDirectory dir;
+  test::write_file(dir / "f", "");
+  File file(dir / "f", OpenMode::read);
+  const auto message = message_of<IoError>([&] { file.write(0, bytes_of("x")); });
+  EXPECT_NE(message.find("f: cannot write: Bad file descriptor"), std::string::npos) << message;
+  // What is to be made is no data that the user lacks.
+  message_of<IoError>([&] { File(dir / "no_directory" / "f", OpenMode::create); });
+  message_of<IoError>([&] { rename_path(dir / "none", dir / "g"); });
+  message_of<IoError>([&] { sync_directory(dir / "no_directory"); });
+}
+
+TEST(File, IsARegularFile) {
+  const TemporaryDirectory dir;
+  ASSERT_EQ(::mkfifo((dir / "fifo").c_str(), 0600), 0);
+  for (const auto mode : {OpenMode::read, OpenMode::create, OpenMode::update}) {
+    const auto message = message_of<DataError>([&] { File(dir / "fifo", mode); });
+    EXPECT_NE(message.find("fifo: cannot open: it is a FIFO, not a regular file"),
+              std::string::npos)
+        << message;
+    message_of<DataError>([&] { File("/dev/zero", mode); });
+  }
 }
 
 // Trap 55: one call moves at most 0x7ffff000 bytes. The 2 GiB buffer repeats the same 64 MiB of

@@ -227,7 +227,7 @@ TEST(HfModel, ListsAllTensorsThatDoNotFit) {
   copy.edit("config.json", [](json& config) {
     config["num_hidden_layers"] = 3;
     config["vocab_size"] = 14;
-    config["tie_word_embeddings"] = true;  // lm_head is then ignored, not unknown
+    config["tie_word_embeddings"] = true;  // lm_head is then known, and must fit too
   });
   const auto message = message_of<DataError>([&] { HfModel::open(copy.path); });
   EXPECT_NE(
@@ -235,7 +235,10 @@ TEST(HfModel, ListsAllTensorsThatDoNotFit) {
       std::string::npos)
       << message;
   EXPECT_NE(message.find("model.layers.2.mlp.up_proj.weight is missing"), std::string::npos);
-  EXPECT_EQ(message.find("lm_head"), std::string::npos) << message;
+  EXPECT_NE(message.find("lm_head.weight has the shape (13, 8); config.json says (14, 8)"),
+            std::string::npos)
+      << message;
+  EXPECT_EQ(message.find("not a tensor of the family"), std::string::npos) << message;
 
   copy.edit("config.json", [](json& config) {
     config["num_hidden_layers"] = 1;
@@ -245,6 +248,91 @@ TEST(HfModel, ListsAllTensorsThatDoNotFit) {
   EXPECT_NE(extra.find("model.layers.1.mlp.up_proj.weight is not a tensor of the family"),
             std::string::npos)
       << extra;
+}
+
+/// A tied model whose file has a head, a copy of the embedding but for one element.
+struct WithHead {
+  explicit WithHead(std::string_view name, std::int64_t changed = -1) : copy(name) {
+    const auto model = HfModel::open(copy.path);
+    HfArchitecture untied = model.architecture();
+    untied.tied_embeddings = false;
+    export_hugging_face(
+        {.directory = directory / name, .architecture = untied, .type = model.stored_dtype()},
+        [&](std::string_view parameter, std::int64_t begin, std::span<float> out) {
+          const bool head = parameter == "head.weight";
+          model.read(head ? "vocabulary.weight" : parameter, begin, out);
+          if (head && changed >= 0) out[static_cast<std::size_t>(changed)] += 8;
+        });
+    copy.path = directory / name;
+  }
+  void tie() const {
+    copy.edit("config.json", [](json& config) { config["tie_word_embeddings"] = true; });
+  }
+  TemporaryDirectory directory;
+  Copy copy;
+};
+
+TEST(HfModel, TakesAHeadThatIsTheEmbedding) {
+  for (const char* name : {"gpt2", "llama_sharded"}) {
+    const WithHead same(name);
+    same.tie();
+    const auto model = HfModel::open(same.copy.path), plain = HfModel::open(data_path(name));
+    EXPECT_EQ(model.parameters().size(), plain.parameters().size());
+    EXPECT_EQ(bits(read_all(model, model.parameters()[0])),
+              bits(read_all(plain, plain.parameters()[0])));
+  }
+}
+
+TEST(HfModel, RefusesAHeadThatDiffersFromTheEmbeddingThatItIsTiedTo) {
+  for (const char* name : {"gpt2", "llama_sharded"}) {
+    const WithHead other(name, 21);  // of rows of 8
+    const auto untied = HfModel::open(other.copy.path);
+    std::vector<float> head(1), embedding(1);
+    untied.read("head.weight", 21, head);
+    untied.read("vocabulary.weight", 21, embedding);
+    other.tie();
+    const auto model = HfModel::open(other.copy.path);
+    const auto message = message_of<DataError>([&] { read_all(model, model.parameters()[0]); });
+    for (const std::string& part :
+         {fmt::format("{}: lm_head.weight[2, 5] = {} differs from",
+                      (other.copy.path / "model.safetensors").string(), head[0]),
+          fmt::format("[2, 5] = {}, but", embedding[0]),
+          std::string("set tie_word_embeddings = false")})
+      EXPECT_NE(message.find(part), std::string::npos) << part << " | " << message;
+    // A rank that reads other rows has nothing to compare.
+    std::vector<float> rows(16);
+    EXPECT_NO_THROW(model.read("vocabulary.weight", 0, rows));
+    EXPECT_THROW(model.read("vocabulary.weight", 8, rows), DataError);
+  }
+}
+
+TEST(HfModel, SaysWhereAnElementIsStored) {
+  for (const char* name : {"gpt2", "llama", "llama_sharded"}) {
+    const auto model = HfModel::open(data_path(name));
+    for (const HfTensor& parameter : model.parameters()) {
+      const std::vector<float> values = read_all(model, parameter);
+      for (std::int64_t e = 0; e < parameter.elements(); ++e) {
+        const std::string place = model.place(parameter.parameter, e);
+        const auto colon = place.find(": "), bracket = place.find('[');
+        const SafetensorsFile file(place.substr(0, colon));
+        const auto& entry =
+            file.tensors().find(place.substr(colon + 2, bracket - colon - 2))->second;
+        const auto index = json::parse(place.substr(bracket)).get<std::vector<std::int64_t>>();
+        ASSERT_EQ(index.size(), entry.shape.size()) << place;
+        const std::int64_t at = index.size() == 1 ? index[0] : index[0] * entry.shape[1] + index[1];
+        float stored = 0;
+        file.read(entry, at, {&stored, 1});
+        ASSERT_EQ(stored, values[static_cast<std::size_t>(e)]) << place;
+      }
+    }
+  }
+}
+
+TEST(HfModel, RefusesADirectoryOfTwoModels) {
+  const Copy copy("llama_sharded");
+  fs::copy(data_path("llama") / "model.safetensors", copy.path);
+  const auto message = message_of<DataError>([&] { HfModel::open(copy.path); });
+  EXPECT_NE(message.find("two models: remove one"), std::string::npos) << message;
 }
 
 TEST(HfModel, RefusesIndexesThatLeadOutOfTheDirectory) {

@@ -58,7 +58,7 @@ TEST(Tokenizer, BytesAreTheirOwnTokens) {
   EXPECT_FALSE(bytes.end_of_text());
   EXPECT_EQ(bytes.encode("a\xff\n"), (Ids{97, 255, 10}));
   EXPECT_EQ(bytes.decode(Ids{97, 255, 10}), "a\xff\n");
-  EXPECT_EQ(bytes.json(), "");
+  EXPECT_EQ(Tokenizer::parse(bytes.json(), "t").encode("\x01z\xff"), (Ids{1, 122, 255}));
 }
 
 TEST(Tokenizer, AnyBytesSurviveTheRoundTrip) {
@@ -79,6 +79,38 @@ TEST(Tokenizer, TheStoredTextGivesTheSameTokenizer) {
   auto tokenizer = Tokenizer::open(data_path("gpt2.json"));
   auto again = Tokenizer::parse(tokenizer.json(), "stored");
   EXPECT_EQ(again.encode("The quick brown fox"), tokenizer.encode("The quick brown fox"));
+}
+
+TEST(Tokenizer, DifferencesAreOfMeaningNotOfForm) {
+  const json good = json::parse(test::read_file(data_path("llama3.json")));
+  const auto tokenizer = Tokenizer::parse(good.dump(), "t.json");
+  const auto difference = [&](const char* pointer, json value) {
+    json changed = good;
+    changed[json::json_pointer(pointer)] = std::move(value);
+    const auto other = Tokenizer::parse(changed.dump(2), "t.json");
+    EXPECT_EQ(other.difference(tokenizer).empty(), tokenizer.difference(other).empty());
+    return tokenizer.difference(other);
+  };
+  EXPECT_EQ(difference("/version", "2.0"), "");
+  EXPECT_EQ(difference("/post_processor", {{"type", "ByteLevel"}}), "");
+  EXPECT_EQ(difference("/added_tokens/0/normalized", true), "");
+  json merges = good["model"]["merges"];
+  for (json& merge : merges) {  // as older files write it
+    merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
+  }
+  EXPECT_EQ(difference("/model/merges", merges), "");
+
+  EXPECT_EQ(tokenizer.difference(Tokenizer::open(data_path("gpt2.json"))).substr(0, 3), "id ");
+  EXPECT_EQ(difference("/model/vocab/zer", 600),
+            R"(id 383 is "zer" in the first and no token in the second)");
+  EXPECT_NE(difference("/added_tokens/0/special", false).find("special"), std::string::npos);
+  EXPECT_NE(difference("/model/ignore_merges", !good["model"]["ignore_merges"].get<bool>())
+                .find("merge bytes"),
+            std::string::npos);
+  std::swap(merges[0], merges[1]);
+  EXPECT_NE(difference("/model/merges", merges).find("merge bytes"), std::string::npos);
+  EXPECT_NE(difference("/pre_tokenizer/pretokenizers/0/pattern/Regex", "a").find("words"),
+            std::string::npos);
 }
 
 TEST(Tokenizer, LongWordsAndLongTextsTakeLinearTime) {

@@ -6,84 +6,12 @@
 
 #include "plan/check.hpp"
 #include "plan/make_plan.hpp"
+#include "plan/meetings.hpp"
 #include "plan/print.hpp"
+#include "unit/plan/cases.hpp"
 
 namespace tessera::plan {
 namespace {
-
-/// Plans ask a device for scratch sizes only; these differ by operation so that mix-ups show.
-class ScratchSizes : public kernels::Device {
- public:
-  std::int64_t scratch_bytes(const kernels::KernelCall& call) const override {
-    return static_cast<std::int64_t>(call.index() % 4) * 96;
-  }
-  void run(const kernels::KernelCall&) override { FAIL() << "a plan ran a kernel"; }
-};
-
-const ScratchSizes device;
-
-struct Case {
-  PlanInputs inputs;
-  PlanShape shape;
-};
-
-Case make_case(int stage, std::int64_t ranks, std::int64_t micro_batches, ReduceWhen reduce) {
-  Case c;
-  model::ModelConfig& m = c.inputs.config;
-  m.layers = 3, m.heads = m.kv_heads = 2, m.head_dim = 8, m.hidden = 16, m.ffn_hidden = 40,
-  m.vocab = 70, m.context = 12;
-  c.inputs.units = model::model_units(m);
-  c.inputs.device = &device;
-  c.inputs.stage = stage;
-  c.inputs.reduce = reduce;
-  c.inputs.mesh.data = ranks;
-  c.shape = {
-      .purpose = PlanPurpose::train, .sequence = 10, .micro = 2, .micro_batches = micro_batches};
-  return c;
-}
-
-Case random_case(std::mt19937& random) {
-  const auto pick = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
-  Case c = make_case(pick(4), 1 + pick(5), 1 + pick(4),
-                     pick(2) == 0 ? ReduceWhen::step : ReduceWhen::micro);
-  model::ModelConfig& m = c.inputs.config;
-  m.layers = 1 + pick(4);
-  if (pick(2) == 0) {
-    m.norm = kernels::NormKind::rmsnorm, m.position = model::PositionKind::rope, m.bias = false;
-    m.activation = kernels::ActivationKind::swiglu, m.tied_embeddings = false, m.kv_heads = 1;
-  }
-  if (pick(3) == 0) m.tied_embeddings = !m.tied_embeddings;
-  if (pick(3) == 0) m.dropout = 0.1F;
-  c.inputs.compute = pick(2) == 0 ? DType::f32 : DType::bf16;
-  c.inputs.wire = pick(2) == 0 ? DType::f32 : DType::bf16;
-  c.inputs.prefetch = pick(4);
-  c.inputs.recompute = static_cast<Recompute>(pick(3));
-  c.inputs.mesh.tensor = 1 + pick(m.heads == 1 ? 1 : 2);
-  c.inputs.mesh.pipeline = 1 + pick(static_cast<int>(std::min<std::int64_t>(3, m.layers)));
-  auto& pipeline = c.inputs.pipeline;
-  pipeline.schedule = static_cast<PipelineSchedule>(pick(4));
-  if (pipeline.schedule == PipelineSchedule::interleaved && m.layers >= 2 * c.inputs.mesh.pipeline)
-    pipeline.virtual_stages = 2;
-  c.inputs.any_layout = pick(3) == 0;
-  c.inputs.tensor_chunks = c.inputs.any_layout ? 2 : c.inputs.mesh.tensor;
-  c.inputs.split_sequence = pick(3) != 0;
-  c.inputs.units = model::model_units(m, c.inputs.tensor_chunks);
-  const int per_node = 1 + pick(static_cast<int>(c.inputs.mesh.data));
-  for (int r = 0; r < c.inputs.mesh.size(); ++r) c.inputs.node_of.push_back(r / per_node);
-  if (!c.inputs.any_layout && pick(3) == 0) {
-    const std::int64_t block = 16 << pick(5);
-    c.inputs.gradient_blocks = {
-        .type = pick(2) == 0 ? kernels::BlockType::int8 : kernels::BlockType::int4, .block = block};
-    if (c.inputs.stage == 3) c.inputs.weight_blocks = {.block = block};
-  }
-  const int purpose = pick(3);
-  c.shape.purpose = static_cast<PlanPurpose>(purpose);
-  c.shape.sequence = 2 * (1 + pick(6));
-  if (c.inputs.any_layout) c.shape.micro_batches = std::int64_t{1} << pick(3);
-  c.shape.micro = 1 + pick(3);
-  c.inputs.state_for = static_cast<PlanPurpose>(purpose + pick(3 - purpose));
-  return c;
-}
 
 TEST(MakePlan, EvaluationHoldsNeitherOptimizerStateNorGradients) {
   for (int stage = 0; stage < 4; ++stage) {
@@ -171,13 +99,13 @@ TEST(MakePlan, IsProvedOnRandomLayouts) {
     const Case c = random_case(random);
     const Mesh& mesh = c.inputs.mesh;
     for (std::int64_t t = 0; t < mesh.tensor; ++t) {
-      std::vector<Plan> stages;
+      std::vector<Meetings> stages;
       for (std::int64_t p = 0; p < mesh.pipeline; ++p) {
         std::vector<std::uint64_t> hashes;
         for (std::int64_t d = 0; d < mesh.data; ++d) {
-          Plan plan = make_plan(c.inputs, c.shape, {.tensor = t, .data = d, .pipeline = p});
+          const Plan plan = make_plan(c.inputs, c.shape, {.tensor = t, .data = d, .pipeline = p});
           hashes.push_back(plan_hash(plan));
-          if (d == 0) stages.push_back(std::move(plan));
+          if (d == 0) stages.push_back(meetings_of(plan));
         }
         EXPECT_NO_THROW(check_together(hashes));
       }
@@ -211,55 +139,6 @@ TEST(MakePlan, CountsEveryElementOnce) {
     }
     EXPECT_EQ(counted - padding, model::parameter_count(c.inputs.units));
   }
-}
-
-TEST(Check, RejectsPipelinesThatDoNotFit) {
-  Case c = make_case(0, 1, 4, ReduceWhen::step);
-  c.inputs.mesh.pipeline = 3;
-  const auto stages = [&] {
-    std::vector<Plan> all;
-    for (std::int64_t p = 0; p < 3; ++p)
-      all.push_back(make_plan(c.inputs, c.shape, {.pipeline = p}));
-    return all;
-  };
-  EXPECT_NO_THROW(check_pipeline(stages()));
-  const auto messages = [](Plan& plan, OpKind kind) {
-    std::vector<std::size_t> found;
-    for (std::size_t i = 0; i < plan.ops.size(); ++i) {
-      if (plan.ops[i].kind == kind) found.push_back(i);
-    }
-    return found;
-  };
-  auto missing = stages();  // a message that is never sent
-  std::erase_if(missing[0].ops,
-                [last = messages(missing[0], OpKind::send).back(),
-                 &ops = missing[0].ops](const Op& op) { return &op == &ops[last]; });
-  EXPECT_THROW(check_pipeline(missing), InternalError);
-  auto shorter = stages();  // another number of bytes
-  auto& call = std::get<comm::CollectiveCall>(
-      shorter[1].ops[messages(shorter[1], OpKind::receive).front()].call);
-  std::get<comm::Receive>(call).data.shape[0] = 1;
-  EXPECT_THROW(check_pipeline(shorter), InternalError);
-}
-
-// Each on a stream of its own: only a GPU that begins them in the plan's order waits for ever.
-TEST(Check, RejectsStagesWhoseMessagesHaveOppositeOrders) {
-  const View data = buffer_view(0, DType::f32, 8);
-  const auto message = [](Stream stream, const comm::CollectiveCall& call) {
-    return Op{.kind = std::holds_alternative<comm::Send>(call) ? OpKind::send : OpKind::receive,
-              .stream = stream,
-              .group = MeshGroup::pipeline,
-              .call = call,
-              .waits = {}};
-  };
-  std::vector<Plan> stages(2);
-  stages[0].ops = {message(Stream::send_forward, comm::Send{.data = data, .peer = 1}),
-                   message(Stream::receive_backward, comm::Receive{.data = data, .peer = 1})};
-  stages[1].ops = {message(Stream::receive_forward, comm::Receive{.data = data, .peer = 0}),
-                   message(Stream::send_backward, comm::Send{.data = data, .peer = 0})};
-  EXPECT_NO_THROW(check_pipeline(stages));
-  std::swap(stages[1].ops[0], stages[1].ops[1]);
-  EXPECT_THROW(check_pipeline(stages), InternalError);
 }
 
 TEST(MakePlan, SendsWhatTheFormulasSay) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <map>
 #include <set>
@@ -335,6 +336,46 @@ TEST(ModelState, ALoadReadsTheBlocksOfItsOwnElementsAlone) {
           EXPECT_EQ(needed.blocks, needed.own);
         }
       }
+    }
+  }
+}
+
+/// One element of one matrix is not finite as f32, or not once it is rounded.
+TEST(ModelState, NamesAWeightThatIsNotFinite) {
+  constexpr const char* kName = "block.1.mlp.up.weight";
+  constexpr std::int64_t kElement = 331;
+  const std::vector<Layout> layouts = {
+      {1, 0}, {3, 1, DType::bf16}, {2, 3, DType::f16}, {.tensor = 2, .pipeline = 2}};
+  for (const float value : {std::nanf(""), -HUGE_VALF, 1e6F}) {
+    const auto poisoned = [&](const model::ParamDesc& p, Range range, std::span<float> out) {
+      test_values(1)(p, range, out);
+      if (p.name == kName && range.begin <= kElement && kElement < range.end)
+        out[static_cast<std::size_t>(kElement - range.begin)] = value;
+    };
+    const TemporaryDirectory directory;
+    const auto path = save(directory.path(), gpt2_like(), {},
+                           [&](RankState& r) { r.state().set_parameters(poisoned); });
+    for (const Layout& l : layouts) {
+      SCOPED_TRACE(fmt::format("{} on {}", value, to_string(l)));
+      std::array<int, 2> found{};
+      for (std::int64_t rank = 0; rank < l.mesh().size(); ++rank) {
+        RankState r(gpt2_like(), l, rank, plan::PlanPurpose::evaluate);
+        Checkpoint checkpoint = Checkpoint::open(path);
+        const std::array all = {r.state().set_parameters(poisoned), r.state().load(checkpoint)};
+        for (std::size_t i = 0; i < all.size(); ++i) {
+          if (!all[i]) continue;
+          ++found[i];
+          EXPECT_EQ(all[i]->parameter, kName);
+          EXPECT_EQ(all[i]->element, kElement);
+          EXPECT_EQ(all[i]->index, fmt::format("[{}, {}]", kElement / gpt2_like().hidden,
+                                               kElement % gpt2_like().hidden));
+          EXPECT_EQ(std::bit_cast<std::uint32_t>(all[i]->value),
+                    std::bit_cast<std::uint32_t>(value));
+        }
+      }
+      const bool is_bad = !std::isfinite(value) || l.compute == DType::f16;
+      EXPECT_EQ(found[0] > 0, is_bad);
+      EXPECT_EQ(found[1] > 0, is_bad);
     }
   }
 }

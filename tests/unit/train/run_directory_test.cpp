@@ -38,6 +38,24 @@ TEST(RunLock, SaysWhyADirectoryCannotBeMade) {
   EXPECT_NE(message.find("file/run"), std::string::npos) << message;
 }
 
+TEST(RunLock, NoticesThatItsDirectoryIsGone) {
+  const test::TemporaryDirectory directory;
+  const auto run = directory / "run", moved = directory / "moved";
+  const RunLock lock(run);
+  lock.check();
+  std::filesystem::rename(run, moved);
+  const auto expect_gone = [&] {
+    const std::string message = test::message_of<IoError>([&] { lock.check(); });
+    EXPECT_NE(message.find(run.string() + " is gone"), std::string::npos) << message;
+  };
+  expect_gone();
+  { const RunLock other(run); }  // a new directory of the same name
+  expect_gone();
+  std::filesystem::remove_all(run);
+  std::filesystem::rename(moved, run);
+  lock.check();
+}
+
 class LineFileTest : public testing::Test {
  protected:
   /// What a file with `before` holds once "new" was appended.

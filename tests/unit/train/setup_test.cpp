@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "core/error.hpp"
 #include "unit/deck/deck_text.hpp"
 
@@ -27,6 +29,51 @@ TEST(CheckGpu, SaysHowMuchIsMissingAndWhatToDo) {
                              "nvidia-smi", "300.00 MiB in arena state", "200.00 MiB in arena step",
                              "recompute.policy", "zero.stage"})
       EXPECT_NE(what.find(text), what.npos) << what;
+  }
+}
+
+/// OMP_NUM_THREADS as it was before the test.
+class Threads : public testing::Test {
+ protected:
+  Threads() {
+    if (const char* text = std::getenv("OMP_NUM_THREADS")) before_ = text;
+  }
+  ~Threads() override {
+    if (before_) {
+      setenv("OMP_NUM_THREADS", before_->c_str(), 1);
+    } else {
+      unsetenv("OMP_NUM_THREADS");
+    }
+  }
+  static int count(const char* variable, const deck::RunSection& run = {}) {
+    setenv("OMP_NUM_THREADS", variable, 1);
+    return thread_count(run, 7);
+  }
+
+ private:
+  std::optional<std::string> before_;
+};
+
+TEST_F(Threads, AreThoseOfTheDeckOrOfTheEnvironmentOrTheCores) {
+  EXPECT_EQ(count("3"), 3);
+  EXPECT_EQ(count(" 3 "), 3);
+  EXPECT_EQ(count("3,2"), 3) << "2 is for parallel regions within";
+  EXPECT_EQ(count(""), 7);
+  deck::RunSection run;
+  run.threads = 5;
+  EXPECT_EQ(count("all", run), 5);
+}
+
+TEST_F(Threads, SaysThatTheEnvironmentGivesNoNumber) {
+  for (const char* text : {"all", "0", "-2", "3x", "2.5", " ", "99999999999", "4097"}) {
+    try {
+      count(text);
+      ADD_FAILURE() << text;
+    } catch (const DeckError& e) {
+      EXPECT_NE(std::string(e.what()).find(fmt::format("OMP_NUM_THREADS = \"{}\"", text)),
+                std::string::npos)
+          << e.what();
+    }
   }
 }
 

@@ -1,0 +1,63 @@
+#include "io/data_identity.hpp"
+
+#include <algorithm>
+
+#include "core/error.hpp"
+#include "io/checkpoint_blocks.hpp"
+
+namespace tessera {
+namespace {
+
+constexpr std::int64_t kPiece = std::int64_t{64} << 10;
+constexpr std::int64_t kMostPieces = 256, kLeastPieces = 16;
+constexpr std::int64_t kPiecesOfAll = 64 * kMostPieces;
+
+std::uint64_t hash_whole(const File& file) { return hash_range(file, {0, file.size()}); }
+
+std::uint64_t hash_sample(const File& file, std::int64_t pieces) {
+  const std::int64_t size = file.size();
+  if (size <= kMostPieces * kPiece) return hash_whole(file);
+  std::uint64_t hash = 0;
+  for (std::int64_t i = 0; i < pieces; ++i) {
+    // In 128 bits, for (size - kPiece) * i may be more than 64 hold.
+    const auto begin =
+        static_cast<std::int64_t>(static_cast<__int128>(size - kPiece) * i / (pieces - 1));
+    hash = hash_range(file, {begin, begin + kPiece}, hash);
+  }
+  return hash;
+}
+
+DataFile described(const File& file, std::uint64_t hash) {
+  return {.path = file.path().string(), .bytes = file.size(), .hash = hash};
+}
+
+}  // namespace
+
+std::vector<DataFile> identify(const TokenCorpus& corpus) {
+  const auto files = static_cast<std::int64_t>(corpus.files().size());
+  const std::int64_t pieces =
+      std::clamp(kPiecesOfAll / std::max<std::int64_t>(1, files), kLeastPieces, kMostPieces);
+  std::vector<DataFile> all;
+  for (const TokenCorpus::TokenFile& tokens : corpus.files()) {
+    all.push_back(described(tokens.file, hash_sample(tokens.file, pieces)));
+    if (!tokens.index) continue;
+    const File index(*tokens.index, OpenMode::read);
+    all.push_back(described(index, hash_whole(index)));
+  }
+  return all;
+}
+
+std::optional<std::string> find_difference(std::span<const DataFile> saved,
+                                           std::span<const DataFile> now) {
+  for (std::size_t i = 0; i < std::min(saved.size(), now.size()); ++i) {
+    const DataFile &a = saved[i], &b = now[i];
+    if (a.bytes != b.bytes)
+      return fmt::format("{} has {} bytes, {} had {}", b.path, b.bytes, a.path, a.bytes);
+    if (a.hash != b.hash) return fmt::format("{} holds other bytes than {} did", b.path, a.path);
+  }
+  if (saved.size() != now.size())
+    return fmt::format("there are {} files, there were {}", now.size(), saved.size());
+  return std::nullopt;
+}
+
+}  // namespace tessera

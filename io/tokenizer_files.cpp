@@ -1,0 +1,122 @@
+#include "io/tokenizer_files.hpp"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "core/error.hpp"
+#include "io/file.hpp"
+#include "io/json.hpp"
+#include "io/utf8.hpp"
+
+namespace tessera {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::int64_t kLargestConfig = std::int64_t{64} << 20;
+constexpr std::size_t kShownTokens = 20;
+constexpr std::string_view kEnding = ".json";
+
+/// Sets the end that the file beside states; whether there is one that does.
+bool take_stated_end(Tokenizer& tokenizer, const fs::path& tokenizer_json) {
+  const fs::path path = tokenizer_config_of(tokenizer_json);
+  if (!path_exists(path)) return false;
+  const JsonDocument config(read_text(path, kLargestConfig), path.string());
+  const JsonCursor root = config.root();
+  if (!root.is_object()) root.expected("an object");
+  if (!root.raw().contains("eos_token")) return false;
+  const auto stated = root.find("eos_token");
+  if (!stated) {
+    tokenizer.set_end_of_text(std::nullopt);
+    return true;
+  }
+  const JsonCursor name = stated->is_object() ? (*stated)["content"] : *stated;
+  const auto id = tokenizer.id_of(name.text());
+  if (!id) {
+    name.fail(fmt::format("{} is no token of {}", name.shown(), tokenizer_json.string()));
+  }
+  tokenizer.set_end_of_text(id);
+  return true;
+}
+
+std::string escaped(std::string_view text) {
+  const std::string quoted =
+      nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return quoted.substr(1, quoted.size() - 2);
+}
+
+std::string shown_tokens(const Tokenizer& tokenizer) {
+  const auto names = tokenizer.special_tokens();
+  if (names.empty()) return "it has no special tokens";
+  std::string text = "its special tokens are";
+  for (std::size_t i = 0; i < std::min(names.size(), kShownTokens); ++i) {
+    text += (i == 0 ? " " : ", ") + escaped(names[i]);
+  }
+  if (names.size() > kShownTokens) text += fmt::format(" and {} more", names.size() - kShownTokens);
+  return text;
+}
+
+void write_text(const fs::path& path, std::string_view text) {
+  AtomicFile file(path);
+  file.append(text);
+  file.publish();
+}
+
+}  // namespace
+
+fs::path tokenizer_beside(const fs::path& prefix) { return prefix.string() + ".tokenizer.json"; }
+
+fs::path tokenizer_config_of(const fs::path& tokenizer_json) {
+  std::string name = tokenizer_json.string();
+  if (name.ends_with(kEnding)) name.resize(name.size() - kEnding.size());
+  return name + "_config.json";
+}
+
+Tokenizer open_kept_tokenizer(const fs::path& tokenizer_json) {
+  Tokenizer tokenizer = Tokenizer::open(tokenizer_json);
+  take_stated_end(tokenizer, tokenizer_json);
+  return tokenizer;
+}
+
+void keep_tokenizer(const fs::path& tokenizer_json, const Tokenizer& tokenizer) {
+  const auto end = tokenizer.end_of_text();
+  nlohmann::json name;
+  if (end) name = tokenizer.decode(*end);
+  write_text(tokenizer_config_of(tokenizer_json),
+             nlohmann::json{{"eos_token", name}}.dump(2) + "\n");
+  write_text(tokenizer_json, tokenizer.json());
+}
+
+void forget_tokenizer(const fs::path& tokenizer_json) {
+  remove_durably(tokenizer_json);
+  remove_durably(tokenizer_config_of(tokenizer_json));
+}
+
+Tokenizer open_for_documents(const std::string& name, const std::string& eos) {
+  const bool bytes = name == "bytes";
+  Tokenizer tokenizer = bytes ? Tokenizer::bytes() : Tokenizer::open(name);
+  if (eos == "none") {
+    tokenizer.set_end_of_text(std::nullopt);
+  } else if (!eos.empty()) {
+    const auto id = tokenizer.id_of(eos);
+    if (!id || valid_utf8_prefix(eos) < eos.size()) {  // JSON, which keeps it, is UTF-8
+      throw DeckError(fmt::format("--eos {}: no token of {} is called so; {}", escaped(eos), name,
+                                  shown_tokens(tokenizer)));
+    }
+    tokenizer.set_end_of_text(id);
+  } else if (!bytes && !tokenizer.end_of_text() && !take_stated_end(tokenizer, name)) {
+    throw DeckError(
+        fmt::format("{} does not say which token ends a document ({}): choose one with --eos "
+                    "TOKEN, or --eos none to have the ends in .idx only",
+                    name, shown_tokens(tokenizer)));
+  }
+  return tokenizer;
+}
+
+std::string document_end(const Tokenizer& tokenizer) {
+  const auto end = tokenizer.end_of_text();
+  if (!end) return "ended in .idx only, by no token";
+  return fmt::format("each ended by id {} {}", *end, escaped(tokenizer.decode(*end)));
+}
+
+}  // namespace tessera

@@ -1,0 +1,38 @@
+// The files that keep a tokenizer, beside token files, in a run and in a model directory:
+// tokenizer.json, and of Hugging Face's tokenizer_config.json beside it the key "eos_token", which
+// says what ends a document (null: nothing does). Beside token files both names begin with PREFIX
+// and a point.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "io/tokenizer.hpp"
+
+namespace tessera {
+
+/// PREFIX.tokenizer.json
+std::filesystem::path tokenizer_beside(const std::filesystem::path& prefix);
+/// What says how documents end, of a tokenizer.json.
+std::filesystem::path tokenizer_config_of(const std::filesystem::path& tokenizer_json);
+
+/// A tokenizer.json with the end of documents that its tokenizer_config.json states, where it does.
+/// DataError for files that cannot be used.
+Tokenizer open_kept_tokenizer(const std::filesystem::path& tokenizer_json);
+
+/// Writes both files, whole or not at all, the tokenizer last.
+void keep_tokenizer(const std::filesystem::path& tokenizer_json, const Tokenizer& tokenizer);
+/// Removes both; no error if they are not there.
+void forget_tokenizer(const std::filesystem::path& tokenizer_json);
+
+/// "bytes" or the path of a tokenizer.json, with what documents shall end by: `eos` is a token,
+/// "none", or empty for what the tokenizer's own names say, and after them its
+/// tokenizer_config.json. DeckError, saying how to choose, where nothing is known, and for a token
+/// that there is not. Bytes have none unless told.
+Tokenizer open_for_documents(const std::string& tokenizer, const std::string& eos);
+
+/// How documents end, for people: "each ended by id 0 <|endoftext|>".
+std::string document_end(const Tokenizer& tokenizer);
+
+}  // namespace tessera

@@ -1,0 +1,36 @@
+// The files that users name are regular ones. Opening a FIFO would wait for its other end without
+// end, and a device may never come to its own, or do something when it is read.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <filesystem>
+#include <string>
+
+namespace tessera {
+
+/// "it is a FIFO, not a regular file", for the type of a file as stat(2) gives it; empty for a
+/// regular file.
+std::string why_not_regular(mode_t mode);
+
+/// Why open(2) failed with this errno, as far as the path can tell more than errno.
+std::string why_not_opened(const std::filesystem::path& path, int error);
+
+struct OpenedFile {
+  int descriptor = -1;
+  std::string problem;  // why there is no descriptor
+};
+
+/// As open(2), without waiting, and closed again if it is no regular file.
+OpenedFile open_regular(const std::filesystem::path& path, int flags);
+
+struct FileText {
+  std::string text;
+  std::string problem;  // why there is no text
+};
+
+/// A whole regular file of at most `most` bytes.
+FileText read_regular(const std::filesystem::path& path, std::size_t most);
+
+}  // namespace tessera

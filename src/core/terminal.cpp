@@ -1,0 +1,92 @@
+#include "core/terminal.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+
+#include "core/error.hpp"
+
+namespace tessera {
+namespace {
+
+unsigned char byte_at(std::string_view text, std::size_t at) {
+  return at < text.size() ? static_cast<unsigned char>(text[at]) : 0;
+}
+
+/// Bytes of the UTF-8 character at `at`; 0 if there is none.
+std::size_t character_at(std::string_view text, std::size_t at) {
+  const unsigned lead = byte_at(text, at);
+  const std::size_t bytes = lead < 0x80                   ? 1
+                            : lead >= 0xc2 && lead < 0xe0 ? 2
+                            : lead >= 0xe0 && lead < 0xf0 ? 3
+                            : lead >= 0xf0 && lead < 0xf5 ? 4
+                                                          : 0;
+  for (std::size_t i = 1; i < bytes; ++i) {
+    if ((byte_at(text, at + i) & 0xc0U) != 0x80) return 0;
+  }
+  return bytes;
+}
+
+/// U+0000 to U+001F, U+007F, and U+0080 to U+009F, which are two bytes.
+bool is_control(std::string_view character) {
+  const unsigned lead = byte_at(character, 0);
+  return lead < 0x20 || lead == 0x7f || (lead == 0xc2 && byte_at(character, 1) < 0xa0);
+}
+
+std::string escaped(std::string_view bytes) {
+  if (bytes == "\n") return "\\n";
+  if (bytes == "\r") return "\\r";
+  if (bytes == "\t") return "\\t";
+  std::string text;
+  for (const char byte : bytes) text += fmt::format("\\x{:02x}", static_cast<unsigned char>(byte));
+  return text;
+}
+
+}  // namespace
+
+std::string printable(std::string_view text, LineEnds line_ends) {
+  std::string out;
+  out.reserve(text.size());
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t bytes = character_at(text, at);
+    const std::string_view character = text.substr(at, bytes == 0 ? 1 : bytes);
+    const bool kept = character == "\n" && line_ends == LineEnds::kept;
+    if (!kept && (bytes == 0 || is_control(character))) {
+      out += escaped(character);
+    } else {
+      out += character;
+    }
+    at += character.size();
+  }
+  return out;
+}
+
+void reserve_standard_streams() {
+  for (int descriptor = STDIN_FILENO; descriptor <= STDERR_FILENO; ++descriptor) {
+    if (::fcntl(descriptor, F_GETFD) != -1) continue;
+    // The lowest free number is this one, for all below are taken.
+    if (::open("/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0) return;
+  }
+}
+
+void tell(std::string_view text) noexcept {
+  while (!text.empty()) {
+    const ssize_t n = ::write(STDERR_FILENO, text.data(), text.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return;
+    text.remove_prefix(static_cast<std::size_t>(n));
+  }
+}
+
+void close_stdout() {
+  const bool lost = std::ferror(stdout) != 0;
+  errno = 0;
+  const bool closed = std::fclose(stdout) == 0;
+  if (!lost && closed) return;
+  throw IoError(errno != 0 ? fmt::format("cannot write to stdout: {}", errno_text(errno))
+                           : "cannot write all that belongs to stdout");
+}
+
+}  // namespace tessera

@@ -1,0 +1,32 @@
+// A checkpoint's deck on ranks that it was not written for: what evaluates a model should not need
+// as many ranks as trained it.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "deck/load.hpp"
+
+namespace tessera::train {
+
+/// A deck as a checkpoint holds it.
+struct SavedDeck {
+  std::string text;
+  std::string name;  // for messages
+  int threads = 1;   // of a rank that wrote it
+};
+
+struct FittedDeck {
+  deck::LoadedDeck loaded;
+  std::string note;  // the layout that was chosen in place of the deck's; empty: the deck's own
+};
+
+/// The deck, under `sets` of the user's, as `ranks` ranks can evaluate it: with the deck's tensor
+/// and pipeline sizes if they fit, else with the nearest that do, and where that is not enough with
+/// smaller micro-batches. What `sets` name is never changed. The same sequences are evaluated, and
+/// in layout mode the loss has the same bits: its micro-batches and threads stay. Throws DeckError,
+/// with what would do, where nothing fits.
+FittedDeck fit_to_ranks(const SavedDeck& saved, std::span<const std::string> sets,
+                        std::int64_t ranks);
+
+}  // namespace tessera::train

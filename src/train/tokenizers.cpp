@@ -1,0 +1,103 @@
+#include "train/tokenizers.hpp"
+
+#include <fmt/format.h>
+
+#include "core/error.hpp"
+#include "io/checkpoint_directory.hpp"
+#include "io/file.hpp"
+#include "io/tokenizer_files.hpp"
+
+namespace tessera::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+void append(std::vector<KnownTokenizer>& all, const std::vector<KnownTokenizer>& more) {
+  all.insert(all.end(), more.begin(), more.end());
+}
+
+std::string shown(const KnownTokenizer& known, const Tokenizer& tokenizer) {
+  return fmt::format("that of {}, {} ({} tokens)", known.key, known.path.string(),
+                     tokenizer.vocab());
+}
+
+void check_vocabulary(const deck::LoadedDeck& loaded, const KnownTokenizer& known,
+                      const Tokenizer& tokenizer) {
+  const std::int64_t vocab = loaded.deck.model.vocab;
+  if (!known.key.starts_with("data.") || tokenizer.vocab() <= vocab) return;
+  throw DataError(fmt::format(
+      "{}: model.vocab = {}, but {} was made with {}, which has {} tokens: set model.vocab = {} or "
+      "more, or data.accept_tokenizer = true if its higher tokens are not used",
+      loaded.where("model.vocab"), vocab, known.key, known.path.string(), tokenizer.vocab(),
+      tokenizer.vocab()));
+}
+
+}  // namespace
+
+std::vector<KnownTokenizer> tokenizers_of_data(std::string_view key,
+                                               std::span<const std::string> entries) {
+  std::vector<KnownTokenizer> all;
+  for (const std::string& entry : entries) {
+    const fs::path path = tokenizer_beside(entry);
+    if (path_exists(path)) all.push_back({std::string(key), path});
+  }
+  return all;
+}
+
+std::optional<fs::path> tokenizer_of_directory(const fs::path& directory) {
+  const fs::path path = directory / "tokenizer.json";
+  return path_exists(path) ? std::optional(path) : std::nullopt;
+}
+
+std::optional<fs::path> tokenizer_of_checkpoint(const fs::path& checkpoint) {
+  if (const auto own = tokenizer_of_directory(checkpoint)) return own;
+  // run/checkpoints/step_00000100
+  return tokenizer_of_directory(fs::absolute(checkpoint).parent_path().parent_path());
+}
+
+std::vector<KnownTokenizer> tokenizers_of_model(const deck::Deck& deck) {
+  std::vector<KnownTokenizer> all;
+  fs::path checkpoint;
+  if (const auto* given = std::get_if<std::string>(&deck.run.resume)) {
+    checkpoint = *given;
+  } else if (std::get<deck::Resume>(deck.run.resume) != deck::Resume::never) {
+    const auto there = list_checkpoints(fs::path(deck::run_directory(deck)) / "checkpoints");
+    if (!there.empty()) checkpoint = there.front().path;
+  }
+  if (const auto path = checkpoint.empty() ? std::nullopt : tokenizer_of_checkpoint(checkpoint))
+    all.push_back({"the run to go on from", *path});
+  if (!deck.model.init_from) return all;
+  if (const auto path = tokenizer_of_directory(*deck.model.init_from))
+    all.push_back({"model.init_from", *path});
+  return all;
+}
+
+std::vector<KnownTokenizer> tokenizers_of_run(const deck::Deck& deck) {
+  std::vector<KnownTokenizer> all = tokenizers_of_data("data.train", deck.data.train);
+  append(all, tokenizers_of_model(deck));
+  append(all, tokenizers_of_data("data.validation", deck.data.validation));
+  return all;
+}
+
+std::optional<fs::path> common_tokenizer(const deck::LoadedDeck& loaded,
+                                         std::span<const KnownTokenizer> all) {
+  if (all.empty()) return std::nullopt;
+  if (loaded.deck.data.accept_tokenizer) return all.front().path;
+  const Tokenizer first = Tokenizer::open(all.front().path);
+  check_vocabulary(loaded, all.front(), first);
+  for (const KnownTokenizer& known : all.subspan(1)) {
+    std::string text = read_text(known.path, kLargestTokenizerFile);
+    if (text == first.json()) continue;
+    const Tokenizer other = Tokenizer::parse(std::move(text), known.path.string());
+    check_vocabulary(loaded, known, other);
+    const std::string difference = first.difference(other);
+    if (difference.empty()) continue;
+    throw DataError(fmt::format(
+        "{}: two tokenizers in one run: {} and {}: {}. Make all with one of them, or set "
+        "data.accept_tokenizer = true",
+        loaded.where(known.key), shown(all.front(), first), shown(known, other), difference));
+  }
+  return all.front().path;
+}
+
+}  // namespace tessera::train

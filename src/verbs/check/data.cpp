@@ -1,0 +1,53 @@
+// The files that a deck names, as far as they can be reached from here.
+#include <algorithm>
+
+#include "io/file.hpp"
+#include "io/hugging_face.hpp"
+#include "io/megatron.hpp"
+#include "train/corpora.hpp"
+#include "train/tokenizers.hpp"
+#include "verbs/check/check.hpp"
+
+namespace tessera::verbs {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The part of an entry of data.train that must be a directory here for its files to be here: up to
+/// the last one before a glob's first wildcard.
+fs::path directory_of(const std::string& entry) {
+  const fs::path fixed = entry.substr(0, entry.find_first_of("*?["));
+  return fixed.has_parent_path() ? fixed.parent_path() : fs::path(".");
+}
+
+/// Whoever checks a cluster's deck elsewhere lacks whole directories; in one that is there, a file
+/// that is missing is missing.
+bool reachable(const std::string& entry) { return path_exists(directory_of(entry)); }
+
+std::string corpus_text(const deck::LoadedDeck& loaded, const train::CorpusKey& key) {
+  if (key.entries.empty()) return "";
+  const auto beyond = std::ranges::find_if_not(key.entries, reachable);
+  if (beyond != key.entries.end()) {
+    return fmt::format("note: {}: {} is not here, as there is no directory {}: not checked\n",
+                       key.name, *beyond, directory_of(*beyond).string());
+  }
+  const auto corpus = train::open_corpus(loaded, key);
+  return fmt::format("{}: {} tokens in {} files\n", key.name, corpus->tokens(),
+                     corpus->files().size());
+}
+
+}  // namespace
+
+std::string data_text(const deck::LoadedDeck& loaded) {
+  const deck::Deck& deck = loaded.deck;
+  std::string text = corpus_text(loaded, train::training_key(deck)) +
+                     corpus_text(loaded, train::validation_key(deck));
+  const auto tokenizers = train::tokenizers_of_run(deck);
+  train::common_tokenizer(loaded, tokenizers);
+  for (const auto& known : tokenizers)
+    text += fmt::format("tokenizer of {}: {}\n", known.key, known.path.string());
+  if (deck.model.init_from) HfModel::open(*deck.model.init_from);  // its directory was read before
+  return text;
+}
+
+}  // namespace tessera::verbs

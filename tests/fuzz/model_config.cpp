@@ -1,0 +1,23 @@
+// A Hugging Face config.json. What is written for the model that it describes describes the same.
+#include "io/hf_config.hpp"
+
+#include "support/temporary_directory.hpp"
+#include "target.hpp"
+
+namespace tessera::fuzz {
+
+const ExitCode kRefusal = ExitCode::data;
+
+void read(const std::string& input) {
+  static const test::TemporaryDirectory directory;
+  const auto path = directory / "config.json";
+  test::write_file(path, input);
+  const HfArchitecture architecture = read_hf_config(path).architecture;
+  const std::string written = write_hf_config(architecture, DType::bf16, 5);
+  test::write_file(path, written);
+  certainly([&] {
+    TESSERA_CHECK(read_hf_config(path).architecture == architecture, "written as {}", written);
+  });
+}
+
+}  // namespace tessera::fuzz

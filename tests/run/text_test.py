@@ -1,0 +1,267 @@
+"""From text to what a model may be trained on: how documents are found and end, and that training
+data, validation data and a model made with different tokenizers never meet unnoticed, neither in
+`check` nor at the start of a run."""
+
+import gzip
+import json
+import shutil
+import unittest
+
+from tessera import SOURCE, RunTest, tiny_deck, write_tokens
+
+DECK, DATA, IO = 2, 3, 7
+GPT2, LLAMA = (SOURCE / f"tests/data/tokenizers/{name}.json" for name in ("gpt2", "llama3"))
+TEXT = "the quick brown fox jumps over the lazy dog. " * 80
+
+
+class TextTest(RunTest):
+    def setUp(self):
+        super().setUp()
+        self.text = self.dir / "text.txt"
+        self.text.write_text(TEXT)
+
+    def run_code(self, code, *arguments, ranks=0):
+        """Output of a command that ends with this code on every rank."""
+        job = self.run_job(ranks, *arguments, each=ranks > 0)
+        self.assertEqual(job.codes or [job.code], [code] * max(ranks, 1), job.output)
+        return job.output
+
+    def tokenize(self, name, tokenizer="bytes", *options):
+        self.run_code(0, "tokenize", self.text, "--tokenizer", tokenizer, "--out", self.dir / name,
+                      *options)
+        return self.dir / name
+
+
+class Documents(TextTest):
+    def tokenize_on(self, ranks, *arguments, code=0):
+        return self.run_code(code, "tokenize", *arguments, ranks=ranks)
+
+    def test_documents_of_all_kinds_on_any_number_of_ranks(self):
+        """What was found, and how documents end, is printed; the directory is made."""
+        lines = "".join(json.dumps({"id": i, "body": f"line {i} " * i}) + "\n" for i in range(60))
+        (self.dir / "lines.jsonl").write_text(lines)
+        (self.dir / "packed.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+        (self.dir / "packed.txt.gz").write_bytes(gzip.compress(TEXT.replace(".", "<|>").encode()))
+        self.text.write_text(TEXT.replace(".", "<|>"))
+        made = set()
+        for ranks in (1, 3):
+            out = self.dir / "new" / str(ranks) / "out"
+            output = self.tokenize_on(
+                ranks, *(self.dir / name for name in ("lines.jsonl", "packed.jsonl.gz", "text.txt",
+                                                      "packed.txt.gz")),
+                "--field", "body", "--separator", "<|>", "--tokenizer", GPT2, "--out", out)
+            # The text of line 0 is empty, and what follows the last separator is a space.
+            self.assertIn("in 280 documents, each ended by id 0 <|endoftext|>; vocabulary 500",
+                          output)
+            files = sorted(out.parent.iterdir())
+            self.assertEqual([f.name for f in files], ["out.bin", "out.idx", "out.tokenizer.json",
+                                                       "out.tokenizer_config.json"])
+            made.add(tuple(f.read_bytes() for f in files))
+        self.assertEqual(len(made), 1)
+        self.assertIn("documents each ended by id 0 <|endoftext|>",
+                      self.run_code(0, "inspect", out))
+
+    def test_escapes_in_separators(self):
+        self.text.write_text("one\n\ntwo\n\nthree")
+        out = self.dir / "out"
+        for separator, documents in (("\\n\\n", 3), ("\n\n", 3), ("e\\n", 2), ("\\t", 1)):
+            output = self.tokenize_on(0, self.text, "--out", out, "--separator", separator)
+            self.assertIn(f"in {documents} documents, ended in .idx only", output)
+        self.assertIn("backslash", self.tokenize_on(0, self.text, "--out", out, "--separator",
+                                                    "\\q", code=DECK))
+
+    def test_the_end_of_documents_is_chosen_and_kept(self):
+        """An end that a tokenizer does not name is asked for, and goes with the model."""
+        content = json.loads(GPT2.read_text())
+        content["added_tokens"][0]["content"] = "<|im_end|>"
+        content["model"]["vocab"] = {t.replace("<|endoftext|>", "<|im_end|>"): i
+                                     for t, i in content["model"]["vocab"].items()}
+        unknown = self.dir / "unknown.json"
+        unknown.write_text(json.dumps(content))
+        given = (self.text, "--tokenizer", unknown, "--out", self.dir / "out")
+        output = self.tokenize_on(2, *given, code=DECK)
+        for text in ("unknown.json", "<|im_end|>", "--eos TOKEN", "--eos none"):
+            self.assertIn(text, output)
+        self.assertIn("--eos <|end|>", self.tokenize_on(2, *given, "--eos", "<|end|>", code=DECK))
+        self.assertIn("ended in .idx only", self.tokenize_on(2, *given, "--eos", "none"))
+        self.assertIn("each ended by id 0 <|im_end|>",
+                      self.tokenize_on(2, *given, "--eos", "<|im_end|>"))
+        deck = tiny_deck(self.dir / "out", model__vocab=500, run__steps=2)
+        self.train(2, self.deck("run", deck))
+        self.run_code(0, "export", self.dir / "run", "--to", self.dir / "hf")
+        settings = json.loads((self.dir / "hf" / "tokenizer_config.json").read_text())
+        self.assertEqual(settings["eos_token"], "<|im_end|>")
+        config = json.loads((self.dir / "hf" / "config.json").read_text())
+        self.assertEqual(config["eos_token_id"], 0)
+        self.run_code(0, "import", self.dir / "hf", "--to", self.dir / "imported")
+        settings = json.loads((self.dir / "imported" / "tokenizer_config.json").read_text())
+        self.assertEqual(settings["eos_token"], "<|im_end|>")
+
+    def test_what_cannot_be_used_is_refused(self):
+        empty, lines = self.dir / "empty.txt", self.dir / "lines.jsonl"
+        empty.write_text("")
+        lines.write_text('{"text": "a"}\n\n{"text": a}\n')
+        packed = self.dir / "packed.txt.gz"
+        packed.write_bytes(gzip.compress(TEXT.encode())[:-9])
+        out = ("--out", self.dir / "new" / "out")
+        for code, text, *arguments in (
+                (DATA, "empty.txt: empty", self.text, empty, *out),
+                (DATA, "lines.jsonl: line 3: not valid JSON: column 10", lines, *out),
+                (DATA, "packed.txt.gz: ends in the middle", packed, *out),
+                (DATA, 'line 1: $: "body" is missing', lines, "--field", "body", *out),
+                (DECK, "--separator is of text files", lines, "--separator", "x", *out),
+                (DECK, "--field is of .jsonl files", self.text, "--field", "x", *out),
+                (DECK, "is a directory", self.text, "--out", f"{self.dir}/new/"),
+                # Who may do everything may still not make directories there.
+                (IO, "/sys/tessera_test: cannot create", self.text, "--out",
+                 "/sys/tessera_test/out")):
+            with self.subTest(text):
+                self.assertIn(text, self.tokenize_on(2, *arguments, code=code))
+                self.assertFalse((self.dir / "new" / "out.bin").exists())
+
+
+class Tokenizers(TextTest):
+    def refuse(self, deck, *texts, verb="train", or_accept=True):
+        """Refused at the start on both ranks, by `check` too, unless the deck accepts it."""
+        ranks = 0 if verb == "check" else 2
+        options = ("--ranks", 2) if verb == "check" else ()
+        output = self.run_code(DATA, verb, deck, *options, ranks=ranks)
+        for text in (*texts, "data.accept_tokenizer"):
+            self.assertIn(text, output)
+        if or_accept:
+            accept = ("--set", "data.accept_tokenizer=true")
+            self.run_code(0, verb, deck, *options, *accept, ranks=ranks)
+
+    def test_of_training_and_validation_data(self):
+        train, same = self.tokenize("train", GPT2), self.tokenize("same", GPT2)
+        bytes_, other = self.tokenize("bytes"), self.tokenize("other", LLAMA)
+        # Neither the form of a file nor the end of documents makes it another tokenizer.
+        beside = self.dir / "same.tokenizer.json"
+        content = json.loads(beside.read_text())
+        beside.write_text(json.dumps(dict(reversed(content.items())), indent=1))
+        ended = self.tokenize("ended", GPT2, "--eos", "none")
+        write_tokens(self.dir / "unknown")
+
+        def deck(name, *trained, validation):
+            return self.deck(name, tiny_deck(train, model__vocab=503, run__steps=1,
+                                             evaluate__every=1, evaluate__batches=1,
+                                             data__train=[str(train), *map(str, trained)],
+                                             data__validation=[str(validation)]))
+
+        fine = deck("fine", same, self.dir / "unknown", validation=ended)
+        self.train(2, fine)
+        self.assertIn("good for 2 ranks", self.run_code(0, "check", fine, "--ranks", 2))
+        for name, trained, validation in (("a", (), bytes_), ("b", (same,), other),
+                                          ("c", (bytes_,), same)):
+            wrong = deck(name, *trained, validation=validation)
+            first = trained[0] if name == "c" else validation
+            for verb in ("check", "train"):
+                with self.subTest(name=name, verb=verb):
+                    self.refuse(wrong, f"{train}.tokenizer.json (500 tokens)",
+                                f"{first}.tokenizer.json", verb=verb)
+        # Evaluation compares with the model, of which the run knows.
+        for changed in (fine, self.dir / "fine"):
+            other_data = ("--set", f'data.validation=["{bytes_}"]')
+            output = self.run_code(DATA, "evaluate", changed, *other_data, ranks=1)
+            self.assertIn(f"{self.dir}/fine/tokenizer.json (500 tokens)", output)
+            self.assertIn(f"{bytes_}.tokenizer.json (256 tokens)", output)
+            self.run_code(0, "evaluate", changed, *other_data, "--set",
+                          "data.accept_tokenizer=true", ranks=1)
+            self.run_code(0, "evaluate", changed, ranks=1)
+
+    def test_of_a_model_and_its_data(self):
+        """A model that a run starts from, or goes on from, and what it is trained on."""
+        first = self.tokenize("first", GPT2)
+        self.train(2, self.deck("run", tiny_deck(first, model__vocab=500, run__steps=2)))
+        self.run_code(0, "export", self.dir / "run", "--to", self.dir / "hf")
+        other = self.tokenize("other")
+
+        def continued(name, data):
+            return self.deck(name, {"run": {"steps": 1, "backend": "debug"},
+                                    "model": {"init_from": str(self.dir / "hf")},
+                                    "data": {"train": [str(data)]}, "batch": {"global": 8},
+                                    "optimizer": {"lr": 1e-3}})
+
+        self.train(2, continued("same", first))
+        for verb in ("check", "train"):
+            self.refuse(continued("wrong", other), f"{other}.tokenizer.json (256 tokens)",
+                        f"{self.dir}/hf/tokenizer.json (500 tokens)", verb=verb)
+        shutil.move(self.dir / "hf" / "tokenizer.json", self.dir / "away.json")
+        self.train(2, continued("unknown", other))
+
+        # The run goes on with data of the same names.
+        self.tokenize("first")
+        again = self.deck("run", tiny_deck(first, model__vocab=500, run__steps=4,
+                                           run__dir=str(self.dir / "run")))
+        for verb in ("check", "train"):
+            self.refuse(again, f"{first}.tokenizer.json (256 tokens)",
+                        f"{self.dir}/run/tokenizer.json (500 tokens)", verb=verb,
+                        or_accept=verb == "check")
+
+    def test_bytes_are_known(self):
+        """Of a run over bytes, generate knows it; another tokenizer is refused unless told."""
+        data = self.tokenize("data")
+        self.train(2, self.deck("run", tiny_deck(data, model__vocab=600, run__steps=2)))
+        sample = ("generate", self.dir / "run", "--prompt", "the", "--tokens", 2)
+        self.assertEqual(self.run_code(0, *sample),
+                         self.run_code(0, *sample, "--tokenizer", "bytes"))
+        output = self.run_code(DATA, *sample, "--tokenizer", GPT2)
+        for text in (f"{self.dir}/run/tokenizer.json (256 tokens)", f"{GPT2} (500 tokens)"):
+            self.assertIn(text, output)
+        self.run_code(0, *sample, "--tokenizer", GPT2, "--accept-tokenizer")
+
+    def test_a_vocabulary_below_the_tokenizers(self):
+        deck = self.deck("small", tiny_deck(self.tokenize("data", GPT2), model__vocab=499))
+        for verb in ("check", "train"):
+            output = self.run_code(DATA, verb, deck, *(("--ranks", 2) if verb == "check" else ()),
+                                   ranks=0 if verb == "check" else 2)
+            for text in ("model.vocab = 499", "data.tokenizer.json", "500 tokens",
+                         "set model.vocab = 500"):
+                self.assertIn(text, output)
+        self.assertIn("small.toml:", output)
+
+
+class Check(TextTest):
+    def check(self, code, **changes):
+        deck = self.deck("deck", tiny_deck(self.corpus, **changes))
+        return self.run_code(code, "check", deck, "--ranks", 2)
+
+    def test_opens_what_is_here(self):
+        self.assertIn("data.train: 3000 tokens in 1 files", self.check(0))
+        for changes, texts in (
+                ({"data__train": ["nosuch"]}, ("data.train", "nosuch.idx")),
+                ({"data__train": [str(self.corpus), str(self.dir / "nosuch")]}, ("nosuch.idx",)),
+                ({"data__train": [str(self.dir / "no*.bin")]}, ("no*.bin: no such file",)),
+                ({"data__validation": ["nosuch"]}, ("data.validation", "nosuch.idx")),
+                ({"data__validation": [str(self.corpus)], "batch__global": 200},
+                 ("data.validation holds 3000 tokens", "at least 200"))):
+            with self.subTest(changes=changes):
+                output = self.check(DATA, **changes)
+                for text in ("deck.toml:", *texts):
+                    self.assertIn(text, output)
+
+    def test_notes_what_is_elsewhere(self):
+        """A cluster's directories are not on a laptop; that is said, and is no error."""
+        output = self.check(0, data__train=["/nowhere/data/train", str(self.corpus)],
+                            data__validation=["data/*/validation.bin"])
+        for text in ("note: data.train: /nowhere/data/train is not here, as there is no directory "
+                     "/nowhere/data: not checked",
+                     "note: data.validation: data/*/validation.bin is not here", "good for 2 ranks"):
+            self.assertIn(text, output)
+
+    def test_opens_the_model(self):
+        model = self.dir / "model"
+        shutil.copytree(SOURCE / "tests/data/oracle/gpt2", model)
+        deck = self.deck("deck", {"run": {"steps": 1}, "model": {"init_from": str(model)},
+                                  "data": {"train": ["/nowhere/train"]}, "batch": {"global": 8},
+                                  "optimizer": {"lr": 1e-3}})
+        self.run_code(0, "check", deck, "--ranks", 2)
+        weights = model / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-8])
+        self.assertIn("model.safetensors", self.run_code(DATA, "check", deck, "--ranks", 2))
+        weights.unlink()
+        self.assertIn("model.safetensors", self.run_code(DATA, "check", deck, "--ranks", 2))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

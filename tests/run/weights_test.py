@@ -1,0 +1,222 @@
+"""Weights that come from elsewhere, and models that are looked at elsewhere than they were trained:
+what is no model's is refused by name, and evaluation fits the ranks at hand."""
+
+import json
+import math
+import re
+import shutil
+import struct
+import unittest
+
+from tessera import SOURCE, RunTest, metrics, tiny_deck, write_tokens
+
+class Safetensors:
+    """A file whose numbers can be changed in place."""
+
+    def __init__(self, path):
+        self.path = path
+        self.bytes = bytearray(path.read_bytes())
+        (length,) = struct.unpack_from("<Q", self.bytes)
+        self.header = json.loads(self.bytes[8:8 + length])
+        self.data = 8 + length
+
+    def put(self, tensor, row, column, value):
+        entry = self.header[tensor]
+        assert entry["dtype"] == "F32"
+        at = self.data + entry["data_offsets"][0] + 4 * (row * entry["shape"][1] + column)
+        struct.pack_into("<f", self.bytes, at, value)
+        self.path.write_bytes(self.bytes)
+
+
+class WeightsTest(RunTest):
+    def evaluable(self, **changes):
+        return tiny_deck(self.corpus, **{"model__vocab": 256, "run__steps": 1,
+                                         "data__validation": [str(self.corpus)],
+                                         "evaluate__batches": 2, **changes})
+
+    def gpt2(self, name, tensor=None, value=None):
+        """A Hugging Face directory, with `value` at [2, 5] of a tensor."""
+        if not (self.dir / "trained").exists():
+            self.train(1, self.deck("trained", self.evaluable()))
+        self.job("export", self.dir / "trained", "--to", self.dir / name)
+        if tensor is not None:
+            Safetensors(self.dir / name / "model.safetensors").put(tensor, 2, 5, value)
+        return self.dir / name
+
+    def starting_from(self, name, source, **changes):
+        deck = self.evaluable(**changes)
+        for key in ("family", "layers", "heads", "hidden", "vocab", "context"):
+            del deck["model"][key]
+        deck["model"]["init_from"] = str(source)
+        return self.deck(name, deck)
+
+    def job(self, *arguments, code=0, ranks=0, says=()):
+        """Every rank of it ends with `code`, and each of `says` is said once."""
+        job = self.run_job(ranks, *arguments, each=ranks > 0)
+        self.assertEqual(job.codes or [job.code], [code] * max(ranks, 1), job.output)
+        for text in says:
+            self.assertEqual(job.output.count(text), 1, f"{text}\n{job.output}")
+        return job.output
+
+
+class NonFinite(WeightsTest):
+    TENSOR = "transformer.h.1.mlp.c_fc.weight"
+
+    def test_refused_by_name_in_a_model_directory(self):
+        for value, text in ((math.nan, "nan"), (-math.inf, "-inf")):
+            with self.subTest(value):
+                source = self.gpt2(f"hf_{text}", self.TENSOR, value)
+                named = f"{source}/model.safetensors: {self.TENSOR}[2, 5] is {text}, no finite"
+                run = self.dir / f"imported_{text}"
+                self.job("import", source, "--to", run, code=3,
+                         says=[named, "--allow-non-finite"])
+                self.assertEqual(list((run / "checkpoints").iterdir()), [], "nothing is left")
+                self.job("generate", source, "--prompt", "a", code=3, says=[named])
+                for stage in (0, 3):
+                    deck = self.starting_from(f"start_{text}_{stage}", source, zero__stage=stage)
+                    for verb in ("train", "evaluate"):
+                        self.job(verb, deck, ranks=2, code=3,
+                                 says=[named, "model.accept_non_finite = true"])
+
+    def test_refused_by_name_in_a_checkpoint(self):
+        run, exported = self.dir / "run", self.dir / "exported"
+        self.job("import", self.gpt2("hf", self.TENSOR, math.nan), "--to", run,
+                 "--allow-non-finite")
+        checkpoint = run / "checkpoints" / "step_00000000"
+        named = f"{checkpoint}: block.1.mlp.up.weight[5, 2] is nan, no finite"
+        commands = {
+            "export": (run, "--to", exported),
+            "generate": (run, "--prompt", "a"),
+            "evaluate": (run, "--set", f'data.validation=["{self.corpus}"]', "--set",
+                         "batch.global=2")}
+        for verb, arguments in commands.items():
+            ranks = 2 if verb == "evaluate" else 0
+            self.job(verb, *arguments, ranks=ranks, code=3, says=[named, "--allow-non-finite"])
+        self.assertFalse(exported.exists())
+        self.job("export", *commands["export"], "--allow-non-finite")
+        for told in (["--allow-non-finite"], ["--set", "model.accept_non_finite=true"]):
+            output = self.job("evaluate", *commands["evaluate"], *told, ranks=2)
+            self.assertRegex(output, r"loss -?nan")
+
+    def test_no_older_checkpoint_is_evaluated_in_its_place(self):
+        """The last step's learning rate is infinite in f32."""
+        deck = self.deck("run", self.evaluable(schedule__kind="constant"))
+        self.train(2, deck)
+        self.job("evaluate", deck, ranks=2)
+        self.job("train", deck, "--set", "run.steps=2", "--set", "optimizer.lr=1e39", ranks=2)
+        for source in (deck, self.dir / "run"):
+            output = self.job("evaluate", source, ranks=2, code=3, says=["no finite number"])
+            self.assertIn("checkpoints/step_00000002: ", output)
+
+    def test_taken_where_a_deck_says_so(self):
+        source = self.gpt2("hf", self.TENSOR, math.nan)
+        deck = self.starting_from("told", source, model__accept_non_finite=True)
+        output = self.run_job(1, "train", deck).output
+        self.assertNotIn("no finite number", output)
+        self.assertIn("skipped", output)
+        other = self.starting_from("evaluated", source, model__accept_non_finite=True)
+        self.assertRegex(self.job("evaluate", other, ranks=1), r"loss -?nan")
+
+    def test_a_loss_that_is_no_number_is_no_success(self):
+        """Every weight is finite, but not what the model makes of them."""
+        deck = self.starting_from("large", self.gpt2("hf", self.TENSOR, 3e38))
+        output = self.job("evaluate", deck, ranks=2, code=6,
+                          says=["although every weight is finite"])
+        self.assertIn("loss ", output)
+        self.job("evaluate", deck, "--allow-non-finite", ranks=2)
+
+    def test_what_a_type_cannot_hold_is_refused(self):
+        source = self.gpt2("hf", self.TENSOR, 70000.0)
+        run = self.dir / "run"
+        self.job("import", source, "--to", run)
+        self.job("export", run, "--to", self.dir / "narrow", "--type", "f16", code=3,
+                 says=["block.1.mlp.up.weight[5, 2] is 70000, which f16 cannot hold"])
+        for name in ("f32", "bf16"):
+            self.job("export", run, "--to", self.dir / name, "--type", name)
+        self.job("export", run, "--to", self.dir / "told", "--type", "f16", "--allow-non-finite")
+        self.job("import", self.dir / "told", "--to", self.dir / "again", code=3,
+                 says=[f"{self.TENSOR}[2, 5] is inf"])
+        deck = self.starting_from("narrow", source, precision__compute="f16")
+        self.job("train", deck, ranks=2, code=3,
+                 says=[f"{self.TENSOR}[2, 5] is 70000, which f16 cannot hold"])
+
+
+class Heads(WeightsTest):
+    def test_a_tied_head_that_differs_is_refused(self):
+        source = self.dir / "hf"
+        shutil.copytree(SOURCE / "tests/data/hf/llama", source)
+        config = json.loads((source / "config.json").read_text())
+        (source / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+        self.job("import", source, "--to", self.dir / "imported", code=3,
+                 says=["lm_head.weight[0, 0] = ", "model.embed_tokens.weight[0, 0] = ",
+                       "set tie_word_embeddings = false"])
+        write_tokens(self.corpus, vocab=config["vocab_size"])
+        for layout in ({"zero__stage": 3}, {"parallel__pipeline": 2}, {"parallel__tensor": 2}):
+            deck = self.starting_from(next(iter(layout)), source, **layout)
+            self.job("train", deck, ranks=2, code=3, says=["set tie_word_embeddings = false"])
+        (source / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+        self.job("import", source, "--to", self.dir / "untied")
+
+
+class Evaluation(WeightsTest):
+    def loss(self, output):
+        return re.search(r"loss ([0-9.]+) \|", output)[1]
+
+    def test_random_weights_are_no_model(self):
+        deck = self.deck("deck", tiny_deck(self.corpus, data__validation=[str(self.corpus)]))
+        for sets in ((), ("--set", "run.resume=never")):
+            self.job("evaluate", deck, *sets, ranks=2, code=2,
+                     says=["nothing to evaluate but random weights", "or model.init_from"])
+        self.assertFalse((self.dir / "deck").exists())
+        empty = self.dir / "empty"
+        empty.mkdir()
+        self.job("evaluate", empty, ranks=1, code=3, says=["holds none"])
+        start = self.starting_from("start", self.gpt2("hf"))
+        self.assertIn("initial weights at step 0", self.job("evaluate", start, ranks=2))
+
+    def test_a_run_is_evaluated_on_any_number_of_ranks(self):
+        deck = self.deck("run", tiny_deck(
+            self.corpus, run__steps=4, data__validation=[str(self.corpus)], evaluate__batches=2,
+            evaluate__every=4, parallel__tensor=2, parallel__pipeline=2,
+            parallel__placement=[0, 2], fault__inject=["slow rank=3 step=4 ms=1"]))
+        self.train(4, deck)
+        run = self.dir / "run"
+        want = [e["loss"] for e in metrics.read_events(run) if e["event"] == "evaluate"][-1]
+        for ranks, chosen in ((1, "pipeline 1 x tensor 1"), (2, "pipeline 1 x tensor 2"),
+                              (3, "pipeline 3 x tensor 1"), (4, None),
+                              (6, "pipeline 3 x tensor 2")):
+            with self.subTest(ranks=ranks):
+                output = self.job("evaluate", run, ranks=ranks)
+                self.assertEqual(output.count("layout    "), 0 if chosen is None else 1, output)
+                if chosen is not None:
+                    self.assertRegex(output, rf"layout    {ranks} ranks evaluate as data \d x "
+                                             rf"{chosen} .*has pipeline 2 x tensor 2")
+                # Sums of f32 in another order; a loss of 4 or so.
+                self.assertLess(abs(float(self.loss(output)) - want), 1e-4)
+        checkpoint = max((run / "checkpoints").iterdir())
+        self.assertIn("tensor 1 with", self.job("evaluate", checkpoint, "--set",
+                                                "parallel.tensor=1", ranks=2))
+        output = self.job("evaluate", checkpoint, "--set", "parallel.tensor=3", ranks=2, code=2)
+        self.assertIn("parallel.tensor", output)
+        output = self.job("evaluate", run, ranks=5, code=2)
+        works = re.search(r"--set (batch\.global=\d+)", output)[1]
+        self.job("evaluate", run, "--set", works, ranks=5)
+        self.job("evaluate", deck, ranks=1, code=2)  # a deck says what its layout is
+
+    def test_layout_mode_keeps_its_bits_or_says_so(self):
+        deck = self.deck("run", tiny_deck(
+            self.corpus, model__heads=4, model__hidden=32, run__steps=4,
+            data__validation=[str(self.corpus)], evaluate__batches=2, batch__micro=2,
+            run__reproducible="layout", run__reproducible_tensor=4, parallel__tensor=4))
+        job = self.run_job(4, "train", deck, env={"OMP_NUM_THREADS": "2"})
+        self.assertEqual(job.code, 0, job.output)
+        run = self.dir / "run"
+        losses = {self.loss(self.job("evaluate", run, ranks=ranks)) for ranks in (1, 2, 3, 4, 8)}
+        self.assertEqual(len(losses), 1, losses)
+        self.job("evaluate", run, "--set", "run.threads=1", ranks=1, code=2,
+                 says=["was made with 2 threads a rank, now there are 1"])
+        self.job("evaluate", run, ranks=7, code=2, says=["no layout of 7 ranks fits"])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

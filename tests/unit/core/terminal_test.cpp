@@ -1,0 +1,57 @@
+#include "core/terminal.hpp"
+
+#include <gtest/gtest.h>
+
+#include "core/error.hpp"
+
+namespace tessera {
+namespace {
+
+TEST(Printable, LeavesTextAsItIs) {
+  for (const std::string_view text : {"", "runs/a b/c\\d.toml", "größe 漢字 \U0001F600 ~"})
+    EXPECT_EQ(printable(text), text);
+}
+
+TEST(Printable, EscapesWhatSteersATerminalOrForgesALine) {
+  EXPECT_EQ(printable("a\nb\r\tc"), "a\\nb\\r\\tc");
+  EXPECT_EQ(printable("\x1b[31mred\x07\x7f"), "\\x1b[31mred\\x07\\x7f");
+  EXPECT_EQ(printable(std::string_view("\0", 1)), "\\x00");
+  EXPECT_EQ(printable("\xc2\x9b"
+                      "2J"),
+            "\\xc2\\x9b2J")
+      << "U+009B begins a command too";
+  EXPECT_EQ(printable("\xc2\xa0"), "\xc2\xa0") << "a space that breaks no line";
+}
+
+TEST(Printable, EscapesBytesThatAreNoUtf8) {
+  EXPECT_EQ(printable("\x9b"
+                      "2J \xff \xc3"),
+            "\\x9b2J \\xff \\xc3");
+  EXPECT_EQ(printable("\xe6\xbc"
+                      "a\xc0\x8a"),
+            "\\xe6\\xbca\\xc0\\x8a")
+      << "cut, and longer than need be";
+}
+
+TEST(Printable, KeepsLineEndsThatAreMeant) {
+  EXPECT_EQ(printable("a\n\x1b\n", LineEnds::kept), "a\n\\x1b\n");
+}
+
+TEST(Printable, ChangesNothingTheSecondTime) {
+  const std::string once = printable("\x1b\n\xff\\");
+  EXPECT_EQ(printable(once), once);
+}
+
+TEST(Error, ShowsWhatItQuotesEscaped) {
+  DataError error(fmt::format("{}: damaged", "a\n\x1b[2J.h5"));
+  EXPECT_STREQ(error.what(), "a\\n\\x1b[2J.h5: damaged");
+  error.add_context("while reading\n");
+  EXPECT_STREQ(error.what(), "while reading\\n: a\\n\\x1b[2J.h5: damaged");
+}
+
+TEST(Error, KeepsTheLinesOfAList) {
+  EXPECT_STREQ(DeckError(Lines{"a: wrong\nb: wrong"}).what(), "a: wrong\nb: wrong");
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,74 @@
+#include "io/data_identity.hpp"
+
+#include <gtest/gtest.h>
+
+#include "core/error.hpp"
+#include "io/megatron.hpp"
+#include "support/temporary_directory.hpp"
+
+namespace tessera {
+namespace {
+
+using test::TemporaryDirectory;
+
+/// Two documents.
+std::string write_pair(const TemporaryDirectory& dir, std::string_view name,
+                       std::vector<std::int32_t> tokens, std::size_t first_document) {
+  const std::string prefix = (dir / name).string();
+  MegatronWriter writer(prefix, 1000);
+  const std::span all(tokens);
+  writer.append(all.first(first_document));
+  writer.end_document();
+  writer.append(all.subspan(first_document));
+  writer.end_document();
+  writer.publish();
+  return prefix;
+}
+
+std::vector<DataFile> identity_of(std::vector<std::string> entries) {
+  return identify(TokenCorpus(entries, 1000));
+}
+
+TEST(DataIdentity, IsOfBytesNotOfNames) {
+  const TemporaryDirectory dir;
+  const auto first = identity_of({write_pair(dir, "a", {1, 2, 3, 4}, 2)});
+  ASSERT_EQ(first.size(), 2U);
+  EXPECT_EQ(first[0].bytes, 8);
+  EXPECT_FALSE(find_difference(first, identity_of({write_pair(dir, "b", {1, 2, 3, 4}, 2)})));
+  const auto difference = [&](std::vector<std::string> entries) {
+    return find_difference(first, identity_of(std::move(entries))).value_or("none");
+  };
+  EXPECT_NE(difference({write_pair(dir, "c", {1, 2, 3, 5}, 2)}).find("c.bin holds other bytes"),
+            std::string::npos);
+  // The same tokens, cut into other documents: only the index tells.
+  EXPECT_NE(difference({write_pair(dir, "d", {1, 2, 3, 4}, 3)}).find("d.idx holds other bytes"),
+            std::string::npos);
+  EXPECT_NE(difference({write_pair(dir, "e", {1, 2, 3, 4, 5}, 2)}).find("e.bin has 10 bytes"),
+            std::string::npos);
+  EXPECT_EQ(difference({(dir / "a").string(), (dir / "a").string()}),
+            "there are 4 files, there were 2");
+}
+
+/// Of large files the first and the last bytes are in the sample, and pieces between them.
+TEST(DataIdentity, SamplesLargeFiles) {
+  const TemporaryDirectory dir;
+  const auto prefix = write_pair(dir, "large", {1, 2}, 1);
+  constexpr std::int64_t kBytes = std::int64_t{1} << 30;  // sparse
+  const auto identity_with = [&](std::int64_t at) {
+    File bin(megatron_bin(prefix), OpenMode::update);
+    bin.resize(kBytes);
+    const std::byte one{1}, zero{0};
+    bin.write(at, {&one, 1});
+    const auto identity = identity_of({prefix});
+    bin.write(at, {&zero, 1});
+    return identity;
+  };
+  const auto plain = identity_with(kBytes / 512);  // between the first two pieces
+  EXPECT_FALSE(find_difference(plain, identity_with(kBytes / 512 + 1000)));
+  for (const std::int64_t at : {std::int64_t{9}, kBytes - 1, (kBytes - 65536) / 255 + 1}) {
+    EXPECT_TRUE(find_difference(plain, identity_with(at))) << at;
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,94 @@
+// Inputs of plans of a small model, on layouts chosen by a test or drawn at random.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "plan/make_plan.hpp"
+
+namespace tessera::plan {
+
+/// Plans ask a device for scratch sizes only; these differ by operation so that mix-ups show.
+class ScratchSizes : public kernels::Device {
+ public:
+  std::int64_t scratch_bytes(const kernels::KernelCall& call) const override {
+    return static_cast<std::int64_t>(call.index() % 4) * 96;
+  }
+  void run(const kernels::KernelCall&) override { FAIL() << "a plan ran a kernel"; }
+};
+
+inline const ScratchSizes device;
+
+struct Case {
+  PlanInputs inputs;
+  PlanShape shape;
+};
+
+inline Case make_case(int stage, std::int64_t ranks, std::int64_t micro_batches,
+                      ReduceWhen reduce) {
+  Case c;
+  model::ModelConfig& m = c.inputs.config;
+  m.layers = 3, m.heads = m.kv_heads = 2, m.head_dim = 8, m.hidden = 16, m.ffn_hidden = 40,
+  m.vocab = 70, m.context = 12;
+  c.inputs.units = model::model_units(m);
+  c.inputs.device = &device;
+  c.inputs.stage = stage;
+  c.inputs.reduce = reduce;
+  c.inputs.mesh.data = ranks;
+  c.shape = {
+      .purpose = PlanPurpose::train, .sequence = 10, .micro = 2, .micro_batches = micro_batches};
+  return c;
+}
+
+inline Case random_case(std::mt19937& random) {
+  const auto pick = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  Case c = make_case(pick(4), 1 + pick(5), 1 + pick(4),
+                     pick(2) == 0 ? ReduceWhen::step : ReduceWhen::micro);
+  model::ModelConfig& m = c.inputs.config;
+  m.layers = 1 + pick(4);
+  if (pick(2) == 0) {
+    m.norm = kernels::NormKind::rmsnorm, m.position = model::PositionKind::rope, m.bias = false;
+    m.activation = kernels::ActivationKind::swiglu, m.tied_embeddings = false, m.kv_heads = 1;
+  }
+  if (pick(3) == 0) m.tied_embeddings = !m.tied_embeddings;
+  if (pick(3) == 0) m.dropout = 0.1F;
+  c.inputs.compute = pick(2) == 0 ? DType::f32 : DType::bf16;
+  c.inputs.wire = pick(2) == 0 ? DType::f32 : DType::bf16;
+  c.inputs.prefetch = pick(4);
+  c.inputs.recompute = static_cast<Recompute>(pick(3));
+  c.inputs.mesh.tensor = 1 + pick(m.heads == 1 ? 1 : 2);
+  c.inputs.mesh.pipeline = 1 + pick(static_cast<int>(std::min<std::int64_t>(3, m.layers)));
+  auto& pipeline = c.inputs.pipeline;
+  pipeline.schedule = static_cast<PipelineSchedule>(pick(4));
+  if (pipeline.schedule == PipelineSchedule::interleaved && m.layers >= 2 * c.inputs.mesh.pipeline)
+    pipeline.virtual_stages = 2;
+  c.inputs.any_layout = pick(3) == 0;
+  c.inputs.tensor_chunks = c.inputs.any_layout ? 2 : c.inputs.mesh.tensor;
+  c.inputs.split_sequence = pick(3) != 0;
+  c.inputs.units = model::model_units(m, c.inputs.tensor_chunks);
+  const int per_node = 1 + pick(static_cast<int>(c.inputs.mesh.data));
+  for (int r = 0; r < c.inputs.mesh.size(); ++r) c.inputs.node_of.push_back(r / per_node);
+  if (!c.inputs.any_layout && pick(3) == 0) {
+    const std::int64_t block = 16 << pick(5);
+    c.inputs.gradient_blocks = {
+        .type = pick(2) == 0 ? kernels::BlockType::int8 : kernels::BlockType::int4, .block = block};
+    if (c.inputs.stage == 3) c.inputs.weight_blocks = {.block = block};
+  }
+  const int purpose = pick(3);
+  c.shape.purpose = static_cast<PlanPurpose>(purpose);
+  c.shape.sequence = 2 * (1 + pick(6));
+  if (c.inputs.any_layout) c.shape.micro_batches = std::int64_t{1} << pick(3);
+  c.shape.micro = 1 + pick(3);
+  c.inputs.state_for = static_cast<PlanPurpose>(purpose + pick(3 - purpose));
+  return c;
+}
+
+/// What a survey asks for scratch sizes.
+inline std::vector<std::unique_ptr<kernels::Device>> one_device() {
+  std::vector<std::unique_ptr<kernels::Device>> devices;
+  devices.push_back(std::make_unique<ScratchSizes>());
+  return devices;
+}
+
+}  // namespace tessera::plan

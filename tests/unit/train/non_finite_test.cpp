@@ -1,0 +1,91 @@
+// Which tensor an infinity is in, where only a sum over ranks has it.
+#include "train/non_finite.hpp"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "kernels/cpu/device.hpp"
+#include "memory/arena.hpp"
+#include "support/plan_run.hpp"
+
+namespace tessera::test {
+namespace {
+
+using plan::Plan;
+
+/// A plan over memory of zeros.
+class Zeros {
+ public:
+  Zeros(const plan::PlanInputs& inputs, const MeshPlace& place)
+      : inputs_(inputs),
+        plan_(plan::make_plan(inputs, {.sequence = 6, .micro = 1, .micro_batches = 2}, place)) {
+    train::PlanMemory memory{};
+    for (std::size_t i = 0; i < plan::kArenas; ++i) {
+      arenas_.push_back(std::make_unique<memory::Arena>("arena", tier_, plan_.arena_bytes[i]));
+      memory[i] = arenas_[i]->base();
+      std::fill_n(memory[i], plan_.arena_bytes[i], std::byte{});
+    }
+    bound_.emplace(plan_, memory);
+  }
+
+  /// The operations that add a unit's summed gradient to the norm.
+  std::vector<const train::BoundPlan::BoundOp*> norms(std::size_t unit) const {
+    std::vector<const train::BoundPlan::BoundOp*> found;
+    for (const auto& op : bound_->ops()) {
+      if (op.op->kind == plan::OpKind::norm && op.op->unit == static_cast<std::int32_t>(unit))
+        found.push_back(&op);
+    }
+    return found;
+  }
+  /// What is blamed where element `element` of what `op` reads is not finite.
+  std::string blamed(const train::BoundPlan::BoundOp& op, std::int64_t element) {
+    float& value = summed(op).as<float>()[element];
+    value = std::numeric_limits<float>::infinity();
+    train::NonFiniteFinder finder(plan_, inputs_, tier_);
+    finder.hooks().before(op);
+    value = 0;
+    return finder.found() ? finder.found()->tensor : "";
+  }
+  static View summed(const train::BoundPlan::BoundOp& op) {
+    return std::get<kernels::ExactSum>(std::get<kernels::KernelCall>(op.call)).x;
+  }
+
+ private:
+  const plan::PlanInputs& inputs_;
+  Plan plan_;
+  memory::HostTier tier_;
+  std::vector<std::unique_ptr<memory::Arena>> arenas_;
+  std::optional<train::BoundPlan> bound_;
+};
+
+// Every rank's contribution may be finite where their sum is not: its shard says whose it is.
+TEST(NonFiniteFinder, NamesTheTensorOfASumThatOverflows) {
+  const auto device = kernels::make_cpu_device({});
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const std::int64_t rank : {0, 1, 2}) {
+      auto inputs = plan_inputs_of(gpt2_like(), *device, DType::f32);
+      inputs.stage = stage;
+      inputs.mesh.data = 3;
+      Zeros run(inputs, {.data = rank});
+      std::size_t named = 0;
+      for (std::size_t u = 0; u < inputs.units.size(); ++u) {
+        const auto& unit = inputs.units[u];
+        const auto layout = zero::unit_layout(unit, inputs.mesh.data);
+        const auto norms = run.norms(u);
+        ASSERT_EQ(norms.size(), 1U);  // one tensor rank answers for its whole shard
+        for (const auto& slice : zero::slices_in(unit, layout, layout.shard_of(rank))) {
+          const std::string& name = unit.params[slice.parameter].name;
+          EXPECT_EQ(run.blamed(*norms[0], slice.flat - layout.shard_of(rank).begin),
+                    "gradient of " + name)
+              << "stage " << stage << ", rank " << rank;
+          ++named;
+        }
+      }
+      EXPECT_GT(named, 0U);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::test
