@@ -369,7 +369,8 @@ constexpr SchemaRow kRows[] = {
         {.limits = at_least(0)}),
     row<&Deck::checkpoint, &CheckpointSection::keep>(
         "checkpoint.keep",
-        "newest checkpoints kept, beside the newest that a later step was applied to; 0 = all", {.limits = at_least(0)}),
+        "newest checkpoints kept, beside the newest that a later step was applied to; 0 = all",
+        {.limits = at_least(0)}),
     row<&Deck::checkpoint, &CheckpointSection::keep_every>(
         "checkpoint.keep_every", "checkpoints at multiples of this step are never pruned; 0 = none",
         {.limits = at_least(0)}),
