@@ -113,7 +113,7 @@ class Documents(TextTest):
                 (DECK, "--field is of .jsonl files", self.text, "--field", "x", *out),
                 (DECK, "is a directory", self.text, "--out", f"{self.dir}/new/"),
                 # Who may do everything may still not make directories there.
-                (IO, "/sys/tessera_test: cannot create", self.text, "--out",
+                (IO, "cannot create directory /sys/tessera_test", self.text, "--out",
                  "/sys/tessera_test/out")):
             with self.subTest(text):
                 self.assertIn(text, self.tokenize_on(2, *arguments, code=code))
