@@ -370,15 +370,20 @@ class Verbs(RunTest):
             r"arena (\w+), bytes +(\d+)", self.run_ok("check", deck, "--ranks", 2, ranks=0))}
         self.assertGreater(arenas["host"], 0)
         device = arenas["state"] + arenas["step"]
+
+        def human(count):
+            mib = count / 2**20
+            return f"{mib:.2f} MiB" if mib >= 1 else f"{count / 2**10:.1f} KiB"
+
         simulate = ("simulate", deck, "--ranks", 2, "--machine",
                     SOURCE / "slurm/machines/h100-dgx.toml", "--set")
         for spare, fits in (0, True), (-1, False):
             output = self.run_ok(*simulate, f"memory.device={device + spare}", ranks=0)
-            self.assertIn(f"memory a rank          {device / 2**10:.1f} KiB", output)
-            self.assertIn(f"{arenas['host'] / 2**10:.1f} KiB of the host's", output)
+            self.assertIn(f"memory a rank          {human(device)}", output)
+            self.assertIn(f"{human(arenas['host'])} of the host's", output)
             self.assertEqual("does not fit" in output, not fits)
         found = self.run_ok(*simulate, f"memory.device={device}", "--search", ranks=0)
-        self.assertRegex(found, rf"(?m) 1 +1 +none +{device / 2**10:.1f} KiB")
+        self.assertRegex(found, rf"(?m) 1 +1 +none +{human(device)}")
 
     def test_a_benchmark_that_fails_leaves_nothing(self):
         place = self.dir / "bench"
