@@ -95,6 +95,7 @@ int parse_and_run(int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
+  std::set_terminate(tessera::terminate_for_memory);
   try {
     return tessera::parse_and_run(argc, argv);
   } catch (...) {  // before there was a verb to run: for want of memory

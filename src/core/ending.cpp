@@ -1,6 +1,10 @@
 #include "core/ending.hpp"
 
+#include <unistd.h>
+
 #include <cstdio>
+#include <cstdlib>
+#include <exception>
 #include <new>
 #include <system_error>
 
@@ -61,6 +65,16 @@ Ending current_ending() noexcept {
     ending.message = "out of memory";  // short enough to need none
   }
   return ending;
+}
+
+void terminate_for_memory() noexcept {
+  if (!std::current_exception()) std::abort();
+  const Ending ending = current_ending();
+  if (ending.code != ExitCode::memory) std::abort();
+  tell("tessera: ");
+  tell(ending.message);
+  tell("\n");
+  ::_exit(static_cast<int>(ending.code));
 }
 
 }  // namespace tessera

@@ -20,4 +20,9 @@ struct Ending {
 /// ends as a MemoryError does; where there is no memory for a message, it is cut short.
 Ending current_ending() noexcept;
 
+/// For std::set_terminate: ends a process that memory has run out of where no exception may pass,
+/// as in destructors of libraries that allocate (nlohmann's JSON values do), with that exit code.
+/// Any other reason to terminate aborts, as ever.
+[[noreturn]] void terminate_for_memory() noexcept;
+
 }  // namespace tessera

@@ -142,6 +142,16 @@ void replace_places(Value& value, const Place& place) {
   }
 }
 
+/// toml++ reads numbers by streams, which keep a want of memory to themselves: such a number looks
+/// malformed. What is malformed is so a second time.
+toml::table parsed_twice(std::string_view text) {
+  try {
+    return toml::parse(text);
+  } catch (const toml::parse_error&) {
+    return toml::parse(text);
+  }
+}
+
 bool looks_like_word(std::string_view text) {
   constexpr std::string_view kOpeners = "[{\"'";
   return !text.empty() && kOpeners.find(text[0]) == std::string_view::npos &&
@@ -157,7 +167,7 @@ Table parse_toml(std::string_view text, const std::string& file, Problems& probl
     return {};
   }
   try {
-    return convert.table(toml::parse(text));
+    return convert.table(parsed_twice(text));
   } catch (const toml::parse_error& error) {
     problems.add(convert.place(error.source()), kUnreadable, one_line(error.description()));
   } catch (const BrokenText&) {
@@ -173,7 +183,7 @@ Value parse_set_value(std::string_view text, const Place& place, std::string_vie
     return {{}, place};
   }
   try {
-    const toml::table parsed = toml::parse(fmt::format("value = {}", text));
+    const toml::table parsed = parsed_twice(fmt::format("value = {}", text));
     const toml::node* node = parsed.size() == 1 ? parsed.get("value") : nullptr;
     if (node) {
       Value value = Converter{place.file}.value(*node);

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <optional>
 #include <sstream>
+#include <system_error>
 #include <thread>
 
 #include "core/error.hpp"
@@ -214,8 +215,10 @@ Endpoint Endpoint::from_text(const std::string& text) {
   for (std::string word; words >> word;) {
     const std::size_t colon = word.rfind(':');
     Port port{.address = word.substr(0, colon)};
-    const char* end = word.data() + word.size();
-    if (colon == word.npos || std::from_chars(word.data() + colon + 1, end, port.number).ptr != end)
+    const char *end = word.data() + word.size(),
+               *begin = colon == word.npos ? end : &word[colon + 1];
+    const auto [stop, error] = std::from_chars(begin, end, port.number);
+    if (error != std::errc() || stop != end)
       throw CommError("watchdog: no endpoint: \"" + text + "\"");
     endpoint.ports.push_back(std::move(port));
   }

@@ -51,7 +51,7 @@ struct Link {
 enum class Ending { no, goodbye, failure };
 
 /// What comes of the ring that is being made: until that is known, its thread waits.
-enum class Fate : std::uint8_t { open, watched, given_up };
+enum class Fate : std::uint8_t { open, joined, watched, given_up };
 
 }  // namespace
 
@@ -63,6 +63,9 @@ struct Watchdog::Ring {
   WatchdogOptions options;
   std::function<Activity()> look;
   std::atomic<Fate> fate{Fate::open};
+  Greeting expected;  // of the rank before, from Fate::joined on
+  Deadline accept_until;
+  std::promise<Socket> accepted;
 
   std::mutex mutex;  // what the rank's own threads tell the watchdog's
   Ending ending = Ending::no;
@@ -98,6 +101,8 @@ struct Watchdog::Ring {
     [[maybe_unused]] const ssize_t n = ::write(wake.descriptor(), &one, sizeof one);
   }
 
+  void live();
+  void accept();
   void run();
   void run_or_leave();
   void wait_for_news();
@@ -327,45 +332,54 @@ Watchdog::~Watchdog() {
 
 bool Watchdog::watching() const { return thread_.joinable() && ring_->fate == Fate::watched; }
 
+/// The watchdog's thread: accepts a neighbour once there are some, and watches when told so.
+void Watchdog::Ring::live() {
+  fate.wait(Fate::open);
+  if (fate == Fate::joined) accept();
+  fate.wait(Fate::joined);
+  if (fate == Fate::watched) run_or_leave();
+}
+
+void Watchdog::Ring::accept() {
+  try {
+    accepted.set_value(accept_from(listeners, expected, accept_until));
+  } catch (...) {
+    accepted.set_exception(std::current_exception());
+  }
+}
+
 std::string Watchdog::listen(std::span<const std::string> addresses) {
+  TESSERA_CHECK(!thread_.joinable(), "watchdog: listens already");
   auto [sockets, endpoint] = listen_on(addresses);
   ring_->listeners = std::move(sockets);
-  return endpoint.to_text();
+  ring_->wake = Socket(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!ring_->wake) throw CommError("watchdog: cannot make an eventfd: " + errno_text(errno));
+  std::string line = endpoint.to_text();
+  thread_ = start_thread("watchdog", [ring = ring_.get()] { ring->live(); });
+  return line;
 }
 
 void Watchdog::join(std::span<const std::string> endpoints, std::uint64_t secret) {
-  TESSERA_CHECK(!thread_.joinable(), "watchdog: joined twice");
   Ring& ring = *ring_;
-  const std::vector<Socket> listeners = std::move(ring.listeners);  // closed in the end
   const int size = static_cast<int>(endpoints.size());
-  if (size < 2) return;
+  TESSERA_CHECK(size > 1 && thread_.joinable() && ring.fate == Fate::open,
+                "watchdog: joins a ring of {} twice, or without listening", size);
   const int after = (rank_ + 1) % size, before = (rank_ + size - 1) % size;
   ring.size = size;
-  ring.wake = Socket(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!ring.wake) throw CommError("watchdog: cannot make an eventfd: " + errno_text(errno));
-  const auto until = Clock::now() + 20s;
-  std::promise<Socket> incoming;
-  auto accepted = incoming.get_future();
-  // The thread is there before any connection: without one, no neighbour has to be told.
-  thread_ = start_thread("watchdog", [&, incoming = std::move(incoming), own = &ring]() mutable {
-    try {
-      incoming.set_value(
-          accept_from(listeners, {.secret = secret, .from = before, .to = own->rank}, until));
-    } catch (...) {
-      incoming.set_exception(std::current_exception());
-    }
-    own->fate.wait(Fate::open);
-    if (own->fate == Fate::watched) own->run_or_leave();
-  });
+  ring.expected = {.secret = secret, .from = before, .to = rank_};
+  ring.accept_until = Clock::now() + 20s;
+  auto accepted = ring.accepted.get_future();
+  ring.decide(Fate::joined);
   std::exception_ptr not_connected;
   Socket outgoing;
   try {
     outgoing = connect_to(Endpoint::from_text(endpoints[static_cast<std::size_t>(after)]),
-                          {.secret = secret, .from = rank_, .to = after}, until);
+                          {.secret = secret, .from = rank_, .to = after}, ring.accept_until);
   } catch (...) {
     not_connected = std::current_exception();
   }
   accepted.wait();
+  ring.listeners.clear();
   if (not_connected) std::rethrow_exception(not_connected);
   ring.links[0].socket = accepted.get(), ring.links[0].peer = before;
   ring.links[1].socket = std::move(outgoing), ring.links[1].peer = after;
@@ -373,9 +387,8 @@ void Watchdog::join(std::span<const std::string> endpoints, std::uint64_t secret
 
 void Watchdog::watch(const WatchdogOptions& options, std::function<Activity()> look) {
   Ring& ring = *ring_;
-  TESSERA_CHECK(!watching() && options.hang_timeout.count() > 0,
-                "watchdog: started twice, or without a time limit");
-  if (!thread_.joinable()) return;
+  TESSERA_CHECK(ring.fate == Fate::joined && options.hang_timeout.count() > 0,
+                "watchdog: started twice, without a ring, or without a time limit");
   ring.options = options;
   ring.look = std::move(look);
   ring.progress_at = ring.looked_at = Clock::now();

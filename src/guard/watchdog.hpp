@@ -44,15 +44,17 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  /// Opens ports on these addresses of this host, on which the rank before will connect. Returns
-  /// what join() of every rank needs to know of this one: one line. Throws CommError.
+  /// Opens ports on these addresses of this host, on which the rank before will connect, and has a
+  /// thread wait there. Returns what join() of every rank needs to know of this one: one line.
+  /// Throws CommError, and MemoryError without a thread: before that would keep a neighbour
+  /// waiting.
   std::string listen(std::span<const std::string> addresses);
   /// Joins the ring, and closes the ports. `endpoints`: every rank's line, in rank order; `secret`:
-  /// a number that all ranks share and no stranger knows. Collective. Throws CommError when a
-  /// neighbour cannot be reached on any of its addresses, MemoryError without a thread.
+  /// a number that all ranks share and no stranger knows. Collective; at least two ranks. Throws
+  /// CommError when a neighbour cannot be reached on any of its addresses.
   void join(std::span<const std::string> endpoints, std::uint64_t secret);
   /// Starts watching, once all ranks have joined: before that, silence means nothing. `look` is
-  /// called by the watchdog's thread. Does nothing on a rank that is alone.
+  /// called by the watchdog's thread.
   void watch(const WatchdogOptions& options, std::function<Activity()> look);
   bool watching() const;
   /// The run is over on every rank: closing connections means nothing from here on.

@@ -128,17 +128,19 @@ class Guard(RunTest):
     def test_a_network_can_be_chosen(self):
         self.assertEqual(self.listens("name", guard__interface="lo"), ["127.0.0.1"] * 2)
         other = ["unshare", "--net", "sh", "-c",
-                 'ip link set lo up && ip address add 10.9.8.7/24 dev lo && exec "$@"', "sh"]
+                 'ip link set lo up && ip link add br7 type bridge && ip link set br7 up && '
+                 'ip address add 10.9.8.7/24 dev br7 && exec "$@"', "sh"]
         if subprocess.run([*other, "true"], capture_output=True).returncode != 0:
             self.skipTest("no network namespaces here")
-        self.assertEqual(self.listens("both", *other, guard__interface="lo"),
-                         ["127.0.0.1", "10.9.8.7"] * 2)
+        self.assertEqual(self.listens("several", *other), ["127.0.0.1"] * 2)
+        self.assertEqual(self.listens("both", *other, guard__interface="br7,lo"),
+                         ["10.9.8.7", "127.0.0.1"] * 2)
         for network in ("10.9.8.7", "10.9.8.0/24", "nowhere0,10.0.0.0/8"):
             self.assertEqual(self.listens(network.translate(str.maketrans("/,.", "___")), *other,
                                           guard__interface=network), ["10.9.8.7"] * 2, network)
 
     def test_a_network_that_the_host_has_not(self):
-        for network in ("nowhere0", "192.0.2.0/24", "10.0.0.0/99", ""):
+        for network in ("nowhere0", "240.0.0.0/24", "10.0.0.0/99"):
             deck = self.deck("lost", tiny_deck(self.corpus, guard__interface=network))
             job = self.run_job(2, "train", deck, each=True)
             self.assertEqual(job.codes, [2, 2], job.output)

@@ -39,10 +39,19 @@ class Calls {
 Calls allocations, threads;
 std::atomic<std::int64_t> live{0};
 
-/// A program that has this preloaded is told by TESSERA_REFUSE_NEW and TESSERA_REFUSE_THREAD.
-[[gnu::constructor]] void read_environment() {
+/// A program that has this preloaded is told by TESSERA_REFUSE_NEW and TESSERA_REFUSE_THREAD. What
+/// libraries allocate before main() is not counted.
+void read_environment() {
   if (const char* n = std::getenv("TESSERA_REFUSE_NEW")) allocations.refuse({.first = atoll(n)});
   if (const char* n = std::getenv("TESSERA_REFUSE_THREAD")) threads.refuse({.first = atoll(n)});
+}
+
+using Main = int(int, char**, char**);
+Main* main_of_program = nullptr;
+
+int counted_main(int count, char** words, char** environment) {
+  read_environment();
+  return main_of_program(count, words, environment);
 }
 
 /// Whether the code at `address` is of the file that ends so.
@@ -88,6 +97,7 @@ bool thread_was_refused() { return threads.refused(); }
 
 using tessera::test::allocate;
 using tessera::test::allocate_or_throw;
+using tessera::test::Main;
 using tessera::test::release;
 using Alignment = std::align_val_t;
 constexpr std::size_t kUsual = 1;
@@ -133,4 +143,14 @@ extern "C" [[gnu::visibility("default")]] int listen(int descriptor, int waiting
       ::inet_ntop(AF_INET, &at.sin_addr, text, sizeof text) != nullptr)
     std::fprintf(stderr, "listens on %s\n", text);
   return real(descriptor, waiting);
+}
+
+extern "C" [[gnu::visibility("default")]] int __libc_start_main(Main* main_of, int count,
+                                                                char** words, void (*init)(),
+                                                                void (*fini)(), void (*at_end)(),
+                                                                void* stack) {
+  using Start = int(Main*, int, char**, void (*)(), void (*)(), void (*)(), void*);
+  const auto real = reinterpret_cast<Start*>(::dlsym(RTLD_NEXT, "__libc_start_main"));
+  tessera::test::main_of_program = main_of;
+  return real(tessera::test::counted_main, count, words, init, fini, at_end, stack);
 }

@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <csignal>
 
@@ -89,10 +90,19 @@ const std::vector<std::string> kLoopback{"127.0.0.1"};
 
 TEST(Threads, WatchdogWithoutOneSaysSoBeforeItHasNeighbours) {
   guard::Watchdog watchdog(0);
-  const std::string own = watchdog.listen(kLoopback);
   const NoThreads none;
-  EXPECT_THROW(watchdog.join(std::vector<std::string>{own, own}, 1), MemoryError);
+  EXPECT_THROW(watchdog.listen(kLoopback), MemoryError);
   EXPECT_FALSE(watchdog.watching());
+}
+
+std::string read_line(int file) {
+  std::string line;
+  for (char c; ::read(file, &c, 1) == 1 && c != '\n';) line += c;
+  return line;
+}
+
+void write_all(int file, const std::string& text) {
+  EXPECT_EQ(::write(file, text.data(), text.size()), static_cast<ssize_t>(text.size()));
 }
 
 /// What becomes of a rank whose neighbour is killed when the system gives it no more of something.
@@ -102,33 +112,47 @@ struct Survivor {
 };
 
 Survivor lose_a_neighbour(const std::function<void()>& exhaust) {
-  guard::Watchdog first(0), second(1);
-  const std::vector<std::string> endpoints{first.listen(kLoopback), second.listen(kLoopback)};
-  int record[2];
-  EXPECT_EQ(::pipe(record), 0);
-  const auto life = [&](guard::Watchdog& watchdog, const std::function<void()>& then) {
-    const pid_t pid = ::fork();
-    if (pid != 0) return pid;
-    ::close(record[0]);
+  std::array<std::array<int, 2>, 2> to_parent{}, to_child{};
+  std::array<int, 2> record{};
+  for (auto* p : {&to_parent[0], &to_parent[1], &to_child[0], &to_child[1], &record})
+    EXPECT_EQ(::pipe(p->data()), 0);
+  const auto live = [&](int rank, const std::function<void()>& then) {
+    const auto r = static_cast<std::size_t>(rank);
+    guard::Watchdog watchdog(rank);
+    write_all(to_parent[r][1], watchdog.listen(kLoopback) + "\n");
+    const std::vector<std::string> endpoints{read_line(to_child[r][0]), read_line(to_child[r][0])};
     watchdog.join(endpoints, 1);
-    watchdog.watch({.hang_timeout = 60s,
-                    .record =
-                        [&](const std::string&) {
-                          [[maybe_unused]] const ssize_t n = ::write(record[1], "r", 1);
-                        }},
-                   [] { return guard::Activity{.doing = "a step that takes some time"}; });
-    std::this_thread::sleep_for(200ms);  // both watch
+    watchdog.watch(
+        {.hang_timeout = 60s, .record = [&](const std::string&) { write_all(record[1], "r"); }},
+        [] { return guard::Activity{.doing = "a step that takes some time"}; });
+    write_all(to_parent[r][1], "watching\n");
+    read_line(to_child[r][0]);
     then();
     while (true) ::pause();
   };
-  const pid_t killed = life(second, [] { std::raise(SIGKILL); });
-  const pid_t left = life(first, exhaust);
+  std::array<pid_t, 2> ranks{};
+  for (std::size_t r = 0; r < 2; ++r) {
+    ranks[r] = ::fork();
+    if (ranks[r] != 0) continue;
+    live(
+        static_cast<int>(r), r == 0 ? exhaust : [] {});
+  }
+  std::string lines;
+  for (const auto& from : to_parent) lines += read_line(from[0]) + "\n";
+  for (const auto& to : to_child) write_all(to[1], lines);
+  for (const auto& from : to_parent) EXPECT_EQ(read_line(from[0]), "watching");
+  write_all(to_child[0][1], "go\n");
+  std::this_thread::sleep_for(50ms);  // so that most often it is exhausted when it hears of it
+  ::kill(ranks[1], SIGKILL);
   int status = 0;
-  ::waitpid(killed, &status, 0);
-  ::waitpid(left, &status, 0);
+  ::waitpid(ranks[1], &status, 0);
+  ::waitpid(ranks[0], &status, 0);
   ::close(record[1]);
   char byte = 0;
   const bool recorded = ::read(record[0], &byte, 1) == 1;
+  for (const auto* p : {&to_parent[0], &to_parent[1], &to_child[0], &to_child[1]}) {
+    for (const int file : *p) ::close(file);
+  }
   ::close(record[0]);
   return {.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1, .recorded = recorded};
 }
