@@ -95,7 +95,7 @@ class BadInput(RunTest):
                     self.assertIn("4 separate programs were started", job.output)
                     self.assertIn("srun --", job.output)
         self.assertFalse((self.dir / "good").exists(), "a run was begun")
-        self.assertEqual(self.run_job(0, "check", path, env=step).code, 0)
+        self.assertEqual(self.run_job(0, "check", path, "--ranks", "1", env=step).code, 0)
 
     def test_the_launcher_of_another_mpi(self):
         """mpiexec of MPICH starts programs of Open MPI that never hear of each other, and the other
@@ -106,7 +106,6 @@ class BadInput(RunTest):
         if not other:
             self.skipTest("only one MPI is installed")
         job = self.run_job(0, "-n", "2", BINARY, "train", path, program=other)
-        self.assertNotEqual(job.code, 0)
         self.assertIn("2 separate programs were started by", job.output)
         self.assertFalse((self.dir / "other").exists(), "a run was begun")
 
