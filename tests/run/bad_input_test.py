@@ -102,7 +102,8 @@ class BadInput(RunTest):
         way round."""
         path = self.deck("other", tiny_deck(self.corpus))
         version = self.run_job(0, "--version", program=MPIEXEC[0]).output
-        other = shutil.which("mpiexec.mpich" if "Open MPI" in version else "mpirun.openmpi")
+        other = shutil.which("mpiexec.mpich" if re.search("Open MPI|OpenRTE", version)
+                             else "mpirun.openmpi")
         if not other:
             self.skipTest("only one MPI is installed")
         job = self.run_job(0, "-n", "2", BINARY, "train", path, program=other)
