@@ -4,6 +4,19 @@
 #include "io/checkpoint_manifest.hpp"
 
 namespace tessera {
+namespace {
+
+/// For an exclusive lock: NFS gives one only on what may be written, others on what may be read
+/// too.
+File open_to_lock(const std::filesystem::path& path) {
+  try {
+    return File(path, OpenMode::update);
+  } catch (const IoError&) {  // protected, or another user's
+    return File(path, OpenMode::read);
+  }
+}
+
+}  // namespace
 
 CheckpointHold::CheckpointHold(const std::filesystem::path& checkpoint)
     : manifest_(checkpoint / kManifestFile, OpenMode::read) {
@@ -14,8 +27,7 @@ CheckpointHold::CheckpointHold(const std::filesystem::path& checkpoint)
 }
 
 bool rename_unless_read(const std::filesystem::path& checkpoint, const std::filesystem::path& to) {
-  // NFS locks only what may be written.
-  const File manifest(checkpoint / kManifestFile, OpenMode::update);
+  const File manifest = open_to_lock(checkpoint / kManifestFile);
   if (!manifest.try_lock(FileLock::exclusive)) return false;
   rename_path(checkpoint, to);
   return true;

@@ -16,7 +16,7 @@ std::uint64_t hash_whole(const File& file) { return hash_range(file, {0, file.si
 
 std::uint64_t hash_sample(const File& file, std::int64_t pieces) {
   const std::int64_t size = file.size();
-  if (size <= kMostPieces * kPiece) return hash_whole(file);
+  if (size <= pieces * kPiece) return hash_whole(file);
   std::uint64_t hash = 0;
   for (std::int64_t i = 0; i < pieces; ++i) {
     // In 128 bits, for (size - kPiece) * i may be more than 64 hold.
@@ -49,14 +49,14 @@ std::vector<DataFile> identify(const TokenCorpus& corpus) {
 
 std::optional<std::string> find_difference(std::span<const DataFile> saved,
                                            std::span<const DataFile> now) {
-  for (std::size_t i = 0; i < std::min(saved.size(), now.size()); ++i) {
+  if (saved.size() != now.size())
+    return fmt::format("there are {} files, there were {}", now.size(), saved.size());
+  for (std::size_t i = 0; i < saved.size(); ++i) {
     const DataFile &a = saved[i], &b = now[i];
     if (a.bytes != b.bytes)
       return fmt::format("{} has {} bytes, {} had {}", b.path, b.bytes, a.path, a.bytes);
     if (a.hash != b.hash) return fmt::format("{} holds other bytes than {} did", b.path, a.path);
   }
-  if (saved.size() != now.size())
-    return fmt::format("there are {} files, there were {}", now.size(), saved.size());
   return std::nullopt;
 }
 

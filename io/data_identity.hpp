@@ -20,10 +20,10 @@ struct DataFile {
 };
 
 /// The files of a corpus, in its order: each token file, followed by its index if it has one.
-/// Indices and files of at most 16 MiB are hashed whole, of larger ones up to 256 pieces of 64 KiB
-/// at equal distances, the first and the last among them; fewer where there are more than 64 files,
-/// at least 16. So a corpus of any size costs about a gigabyte of reading, but a change of a few
-/// tokens in the midst of a large file may pass.
+/// Indices are hashed whole, and token files of at most 16 MiB; of larger ones 256 pieces of 64 KiB
+/// at equal distances, the first and the last among them. Where there are more than 64 files each
+/// has fewer pieces, at least 16: so tokens cost about a gigabyte of reading, or one MiB a file,
+/// but a change of a few of them in the midst of a large file may pass.
 std::vector<DataFile> identify(const TokenCorpus& corpus);
 
 /// What differs, naming file and both values; nothing if all is the same. Paths are not compared.

@@ -87,6 +87,12 @@ void keep_tokenizer(const fs::path& tokenizer_json, const Tokenizer& tokenizer) 
   write_text(tokenizer_json, tokenizer.json());
 }
 
+void copy_tokenizer(const fs::path& from, const fs::path& to) {
+  if (const fs::path config = tokenizer_config_of(from); path_exists(config))
+    write_text(tokenizer_config_of(to), read_text(config, kLargestConfig));
+  write_text(to, read_text(from, kLargestTokenizerFile));
+}
+
 void forget_tokenizer(const fs::path& tokenizer_json) {
   remove_durably(tokenizer_json);
   remove_durably(tokenizer_config_of(tokenizer_json));

@@ -23,6 +23,8 @@ Tokenizer open_kept_tokenizer(const std::filesystem::path& tokenizer_json);
 
 /// Writes both files, whole or not at all, the tokenizer last.
 void keep_tokenizer(const std::filesystem::path& tokenizer_json, const Tokenizer& tokenizer);
+/// Copies both, as they are and where they are: they need not be ones that can be used here.
+void copy_tokenizer(const std::filesystem::path& from, const std::filesystem::path& to);
 /// Removes both; no error if they are not there.
 void forget_tokenizer(const std::filesystem::path& tokenizer_json);
 

@@ -173,8 +173,8 @@ FittedDeck fit_to_ranks(const SavedDeck& saved, std::span<const std::string> set
   try {
     check_on_ranks(fitter.parse(), ranks);
   } catch (const DeckError& e) {
-    throw DeckError(fmt::format("{}\nno layout of {} rank{} fits; what would: {}", e.what(), ranks,
-                                ranks == 1 ? "" : "s", fitter.remedy(ranks)));
+    throw DeckError(Lines{fmt::format("{}\nno layout of {} rank{} fits; what would: {}", e.what(),
+                                      ranks, ranks == 1 ? "" : "s", fitter.remedy(ranks))});
   }
   throw InternalError(
       fmt::format("{}: the deck fits {} ranks, but was refused", saved.name, ranks));

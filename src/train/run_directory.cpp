@@ -47,6 +47,16 @@ void write_all(int fd, std::string_view text, const std::filesystem::path& path)
   }
 }
 
+/// To the terminal, which is no file of the run: no fault hits it, and its bytes are not counted.
+void print(std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t n = ::write(STDOUT_FILENO, text.data(), text.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) refuse("cannot write", "stdout");
+    text.remove_prefix(static_cast<std::size_t>(n));
+  }
+}
+
 /// Bytes up to and including the last line end before the first zero byte. No line has one: where a
 /// system went down before all that was written had come to the disk, zeros are in its place.
 std::int64_t complete_bytes(int fd, const std::filesystem::path& path) {
@@ -160,8 +170,7 @@ std::int64_t last_step_in(const std::filesystem::path& path) {
 }  // namespace
 
 void LineFile::sync() {
-  // A device or pipe in the file's place keeps nothing, and says so.
-  if (system_calls::sync(fd_, path_) != 0 && errno != EINVAL) refuse("cannot sync", path_);
+  if (system_calls::sync(fd_, path_) != 0) refuse("cannot sync", path_);
 }
 
 Reporter::Reporter(const std::filesystem::path& directory)
@@ -201,7 +210,7 @@ void Reporter::say(std::string_view line) {
   const std::string text = printable(line, LineEnds::kept);
   log_->write(text);
   try {
-    write_all(STDOUT_FILENO, text + '\n', "stdout");
+    print(text + '\n');
     terminal_ = true;
   } catch (const IoError& e) {  // gone, closed or full: the log is what counts
     if (std::exchange(terminal_, false))

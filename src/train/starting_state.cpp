@@ -1,6 +1,8 @@
 #include "train/starting_state.hpp"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "core/terminal.hpp"
 #include "io/checkpoint_directory.hpp"
@@ -46,12 +48,18 @@ std::vector<fs::path> before_step(const deck::Deck& deck, std::int64_t step) {
 
 /// Holds the checkpoint where it can be held; false if it has gone since it was listed.
 bool still_there(const fs::path& path, std::optional<CheckpointHold>& hold) {
-  try {
-    hold.emplace(path);
-  } catch (const DataError&) {
-    return path_exists(path);  // without a good manifest: to be reported
+  using namespace std::chrono_literals;
+  for (const auto until = std::chrono::steady_clock::now() + 1s;;) {
+    try {
+      hold.emplace(path);
+      return true;
+    } catch (const DataError&) {
+      if (!path_exists(path)) return false;
+      // Just being removed, or without a manifest, which is to be reported.
+      if (std::chrono::steady_clock::now() > until) return true;
+      std::this_thread::sleep_for(10ms);
+    }
   }
-  return true;
 }
 
 /// The best checkpoint that was not tried yet, the same on every rank; empty if there is none.

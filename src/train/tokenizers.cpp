@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "core/error.hpp"
 #include "io/checkpoint_directory.hpp"
 #include "io/file.hpp"
@@ -11,6 +13,8 @@ namespace tessera::train {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr const char* kValidation = "data.validation";
 
 void append(std::vector<KnownTokenizer>& all, const std::vector<KnownTokenizer>& more) {
   all.insert(all.end(), more.begin(), more.end());
@@ -30,6 +34,17 @@ void check_vocabulary(const deck::LoadedDeck& loaded, const KnownTokenizer& know
       "more, or data.accept_tokenizer = true if its higher tokens are not used",
       loaded.where("model.vocab"), vocab, known.key, known.path.string(), tokenizer.vocab(),
       tokenizer.vocab()));
+}
+
+/// Nothing for a model's tokenizer of a kind that is not read here: what is unknown is not
+/// compared.
+std::optional<Tokenizer> open_known(const KnownTokenizer& known) {
+  try {
+    return Tokenizer::open(known.path);
+  } catch (const DataError&) {
+    if (known.key.starts_with("data.")) throw;
+    return std::nullopt;
+  }
 }
 
 }  // namespace
@@ -75,28 +90,32 @@ std::vector<KnownTokenizer> tokenizers_of_model(const deck::Deck& deck) {
 std::vector<KnownTokenizer> tokenizers_of_run(const deck::Deck& deck) {
   std::vector<KnownTokenizer> all = tokenizers_of_data("data.train", deck.data.train);
   append(all, tokenizers_of_model(deck));
-  append(all, tokenizers_of_data("data.validation", deck.data.validation));
+  append(all, tokenizers_of_data(kValidation, deck.data.validation));
   return all;
 }
 
 std::optional<fs::path> common_tokenizer(const deck::LoadedDeck& loaded,
                                          std::span<const KnownTokenizer> all) {
-  if (all.empty()) return std::nullopt;
-  if (loaded.deck.data.accept_tokenizer) return all.front().path;
-  const Tokenizer first = Tokenizer::open(all.front().path);
-  check_vocabulary(loaded, all.front(), first);
-  for (const KnownTokenizer& known : all.subspan(1)) {
-    std::string text = read_text(known.path, kLargestTokenizerFile);
-    if (text == first.json()) continue;
-    const Tokenizer other = Tokenizer::parse(std::move(text), known.path.string());
-    check_vocabulary(loaded, known, other);
-    const std::string difference = first.difference(other);
+  const KnownTokenizer* reference = nullptr;
+  std::optional<Tokenizer> first;
+  for (const KnownTokenizer& known : all) {
+    if (loaded.deck.data.accept_tokenizer) break;
+    auto other = open_known(known);
+    if (!other) continue;
+    check_vocabulary(loaded, known, *other);
+    if (!first) {
+      reference = &known, first = std::move(other);
+      continue;
+    }
+    const std::string difference = first->difference(*other);
     if (difference.empty()) continue;
     throw DataError(fmt::format(
         "{}: two tokenizers in one run: {} and {}: {}. Make all with one of them, or set "
         "data.accept_tokenizer = true",
-        loaded.where(known.key), shown(all.front(), first), shown(known, other), difference));
+        loaded.where(known.key), shown(*reference, *first), shown(known, *other), difference));
   }
+  // Validation data say nothing of what the model knows.
+  if (all.empty() || all.front().key == kValidation) return std::nullopt;
   return all.front().path;
 }
 

@@ -90,7 +90,7 @@ void Trainer::start() {
     text.append(to_text(engine_->prepared(first).plan(), engine_->inputs()));
     text.publish();
     if (tokenizer)  // for generate and export
-      keep_tokenizer(directory_ / "tokenizer.json", open_kept_tokenizer(*tokenizer));
+      copy_tokenizer(*tokenizer, directory_ / "tokenizer.json");
   });
 }
 
@@ -293,7 +293,7 @@ void Trainer::save_or_evaluate() {
   const auto due = [&](std::int64_t every) {
     return every > 0 && (progress_.step % every == 0 || last);
   };
-  if (due(deck_.checkpoint.every) || save_late_) {
+  if (saved_step_ != progress_.step && (due(deck_.checkpoint.every) || save_late_)) {
     // A state that no step can leave is no place to go on from: it waits for a step that is
     // applied.
     save_late_ = consecutive_skips_ > 0 && !last;

@@ -21,7 +21,10 @@ CheckpointHeader Trainer::header() const {
   h.threads = engine_->threads();
   h.data = data_;
   h.layout = layout_of(engine_->inputs());
-  h.deck = to_toml(deck_);
+  // Once accepted is not accepted for ever.
+  deck::Deck deck = deck_;
+  deck.data.accept_changes = deck.data.accept_tokenizer = deck.model.accept_non_finite = false;
+  h.deck = to_toml(deck);
   h.info["version"] = kVersion;
   return h;
 }
@@ -79,9 +82,9 @@ void Trainer::check_data(const LoadedCheckpoint& from) {
                       "back, start a new run (run.dir), or set data.accept_changes = true",
                       loaded_.where("data.train"), from.path.string(), *difference));
     }
-    report_.record(
-        fmt::format("the training data is not what it was (data.accept_changes): {}", *difference),
-        {{"event", "data_changed"}, {"step", from.header.step}, {"what", *difference}});
+    report_.record(fmt::format("the training data is not what it was (data.accept_changes): {}",
+                               printable(*difference)),
+                   {{"event", "data_changed"}, {"step", from.header.step}, {"what", *difference}});
   });
 }
 

@@ -91,6 +91,9 @@ void Trainer::count_skip(double loss) {
 bool Trainer::return_to_proven() {
   if (!unproven_) return false;
   const CheckpointHeader from = *std::exchange(unproven_, std::nullopt);
+  save_due_ = save_late_ = false;  // of states that are given up
+  saver_->abandon();
+  job_.whereabouts.begin("going back from", progress_.step);
   const auto unusable = [&](const auto& path, std::string_view why) { pass_over(path, why); };
   const auto target =
       load_proven_checkpoint(from.applied_updates, loaded_, control_, engine_->state(), unusable);
@@ -138,7 +141,7 @@ void Trainer::roll_back(double loss, double z) {
           kMostRollbacks));
     });
   }
-  save_due_ = false;  // of a state that is given up
+  save_due_ = save_late_ = false;  // of a state that is given up
   const std::int64_t latest = from - deck_.guard.rollback_steps;
   if (saver_->step() <= latest) {
     finish_save();  // where to go back to must not depend on how fast a disk is

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "core/terminal.hpp"
 #include "core/version.hpp"
 #include "plan/blocks.hpp"
 #include "plan/ledger.hpp"
@@ -147,7 +148,7 @@ void Trainer::report_resume(const LoadedCheckpoint& from, std::int64_t bytes_rea
   const CheckpointHeader& h = from.header;
   const std::int64_t again = std::max<std::int64_t>(0, report_.last_step() - h.step);
   std::string text = fmt::format("resumed from {}: step {}, {} samples; {} steps are done again",
-                                 from.path.string(), h.step, progress_.samples, again);
+                                 printable(from.path.string()), h.step, progress_.samples, again);
   if (h.layout != layout_of(engine_->inputs())) {
     text += fmt::format("; the layout was {} data x {} pipeline x {} tensor with ZeRO-{}",
                         h.layout.data, h.layout.pipeline, h.layout.tensor, h.layout.zero_stage);

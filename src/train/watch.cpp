@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <iterator>
 #include <random>
@@ -74,13 +75,18 @@ std::vector<std::string> addresses_to_listen_on(const deck::LoadedDeck& loaded, 
       static_cast<std::size_t>((job.mpi.rank() + job.mpi.size() - 1) % job.mpi.size());
   const auto& node_of = job.mpi.node_of();
   if (node_of[before] == node_of[static_cast<std::size_t>(job.mpi.rank())]) return {"127.0.0.1"};
-  const char* of_mpi = "OMPI_MCA_btl_tcp_if_include";
-  if (const char* wanted = std::getenv(of_mpi)) return addresses_named(own, wanted, of_mpi);
+  if (const char* wanted = std::getenv("OMPI_MCA_btl_tcp_if_include")) {
+    if (auto addresses = guard::chosen_addresses(own, wanted); !addresses.empty()) return addresses;
+  }
   std::istringstream words(told[before]);
   words.exceptions(std::ios::badbit);  // for want of memory
   const std::vector<std::string> theirs{std::istream_iterator<std::string>(words), {}};
   auto addresses = guard::addresses_towards(own, theirs);
   if (!addresses.empty()) return addresses;
+  const auto is_own = [&](const std::string& address) {
+    return std::ranges::find(own, address, &guard::Network::address) != own.end();
+  };
+  if (std::ranges::all_of(theirs, is_own)) return {"127.0.0.1"};  // one host under two names
   throw CommError(fmt::format(
       "watchdog: no route to the node of rank {}, whose addresses are \"{}\", from this one, which "
       "has {}: name a network that all nodes share by guard.interface",

@@ -60,7 +60,7 @@ ExitCode run(const ImportOptions& o) {
     throw;
   }
   if (source.tokenizer) {
-    keep_tokenizer(o.to / "tokenizer.json", open_kept_tokenizer(*source.tokenizer));
+    copy_tokenizer(*source.tokenizer, o.to / "tokenizer.json");
   }
   CheckpointHeader header;
   header.deck = source.deck;

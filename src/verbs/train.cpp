@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 
+#include "core/terminal.hpp"
 #include "train/fit_ranks.hpp"
 #include "train/setup.hpp"
 #include "train/trainer.hpp"
@@ -51,7 +52,7 @@ DeckOnRanks load(const DeckOptions& options, Layout layout, std::int64_t ranks) 
     return {deck::parse_deck(header.deck, name, sets), std::move(checkpoint)};
   auto [loaded, note] = train::fit_to_ranks(
       {.text = header.deck, .name = name, .threads = header.threads}, sets, ranks);
-  if (!note.empty()) fmt::print(stderr, "{}\n", note);
+  if (!note.empty()) tell(note + "\n");
   return {std::move(loaded), std::move(checkpoint)};
 }
 
@@ -74,8 +75,10 @@ Verb train(CLI::App& app) {
   options->add_to(*verb);
   return {.launch = Launch::ranks, .run = {}, .run_on_ranks = [options](const train::Job& job) {
             train::catch_stop_signals();
-            const auto deck = load_on_all(job.control, *options);
-            return train::Trainer(deck.loaded, job).train();
+            auto deck = load_on_all(job.control, *options);
+            train::Trainer trainer(deck.loaded, job);
+            deck.checkpoint.reset();  // it is read, and may be pruned
+            return trainer.train();
           }};
 }
 

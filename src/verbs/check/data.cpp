@@ -1,9 +1,9 @@
 // The files that a deck names, as far as they can be reached from here.
 #include <algorithm>
 
+#include "core/terminal.hpp"
 #include "io/file.hpp"
 #include "io/hugging_face.hpp"
-#include "io/megatron.hpp"
 #include "train/corpora.hpp"
 #include "train/tokenizers.hpp"
 #include "verbs/check/check.hpp"
@@ -22,14 +22,17 @@ fs::path directory_of(const std::string& entry) {
 
 /// Whoever checks a cluster's deck elsewhere lacks whole directories; in one that is there, a file
 /// that is missing is missing.
-bool reachable(const std::string& entry) { return path_exists(directory_of(entry)); }
+bool reachable(const std::string& entry) {
+  std::error_code hidden;  // a directory that this user may not look into is not here either
+  return fs::exists(directory_of(entry), hidden);
+}
 
 std::string corpus_text(const deck::LoadedDeck& loaded, const train::CorpusKey& key) {
   if (key.entries.empty()) return "";
   const auto beyond = std::ranges::find_if_not(key.entries, reachable);
   if (beyond != key.entries.end()) {
     return fmt::format("note: {}: {} is not here, as there is no directory {}: not checked\n",
-                       key.name, *beyond, directory_of(*beyond).string());
+                       key.name, printable(*beyond), printable(directory_of(*beyond).string()));
   }
   const auto corpus = train::open_corpus(loaded, key);
   return fmt::format("{}: {} tokens in {} files\n", key.name, corpus->tokens(),
@@ -45,7 +48,7 @@ std::string data_text(const deck::LoadedDeck& loaded) {
   const auto tokenizers = train::tokenizers_of_run(deck);
   train::common_tokenizer(loaded, tokenizers);
   for (const auto& known : tokenizers)
-    text += fmt::format("tokenizer of {}: {}\n", known.key, known.path.string());
+    text += fmt::format("tokenizer of {}: {}\n", known.key, printable(known.path.string()));
   if (deck.model.init_from) HfModel::open(*deck.model.init_from);  // its directory was read before
   return text;
 }

@@ -12,6 +12,7 @@
 #include "core/cores.hpp"
 #include "core/terminal.hpp"
 #include "core/thread.hpp"
+#include "deck/ranks.hpp"
 #include "plan/ledger.hpp"
 #include "train/setup.hpp"
 #include "verbs/simulate/simulate.hpp"
@@ -187,6 +188,7 @@ class Search {
   bool try_choice(const Choice& choice) {
     try {
       const Planner p = planner(choice);
+      deck::check_quantized(p.loaded, layout_.ranks);
       if (const std::int64_t least = states(p); !fits(least)) return too_large(choice, least);
       const plan::PlanShape& whole = p.shapes.front();
       plan::check_length(p.inputs, whole);

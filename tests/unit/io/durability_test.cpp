@@ -9,11 +9,13 @@
 #include "core/error.hpp"
 #include "io/checkpoint_reader.hpp"
 #include "io/checkpoint_verify.hpp"
+#include "io/file.hpp"
 #include "io/hugging_face.hpp"
 #include "io/megatron.hpp"
 #include "io/system_calls.hpp"
 #include "io/token_files.hpp"
 #include "io/tokenize.hpp"
+#include "io/tokenizer_files.hpp"
 #include "support/crash_disk.hpp"
 
 namespace tessera {
@@ -235,9 +237,10 @@ struct Tokenized {
 std::optional<Tokenized> read_tokens(const fs::path& prefix) {
   if (!fs::exists(megatron_idx(prefix))) return std::nullopt;
   const std::vector<std::string> entries{prefix.string()};
+  const fs::path beside = tokenizer_beside(prefix);
   const TokenCorpus corpus(entries, 1 << 20);
   Tokenized found{.ids = std::vector<std::int32_t>(static_cast<std::size_t>(corpus.tokens())),
-                  .tokenizer = corpus_tokenizer(entries)};
+                  .tokenizer = path_exists(beside) ? Tokenizer::open(beside).json() : ""};
   corpus.read(0, found.ids);
   return found;
 }
