@@ -200,13 +200,12 @@ void Reporter::say(std::string_view line) {
   if (!log_) return;
   const std::string text = printable(line, LineEnds::kept);
   log_->write(text);
-  try {
-    write_all(STDOUT_FILENO, text + '\n', "stdout");
-    terminal_ = true;
-  } catch (const IoError& e) {  // gone, closed or full: the log is what counts
-    if (std::exchange(terminal_, false))
-      log_->write(fmt::format("note      {}; the run goes on, and says so here", e.what()));
-  }
+  // A terminal that is gone, closed or full is no failure: the log is what counts.
+  const int error = tell_stdout(text + '\n');
+  if (error != 0 && terminal_)
+    log_->write(fmt::format("note      cannot write stdout: {}; the run goes on, and says so here",
+                            errno_text(error)));
+  terminal_ = error == 0;
 }
 
 void Reporter::event(const nlohmann::ordered_json& object) {

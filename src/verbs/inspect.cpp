@@ -51,8 +51,8 @@ ExitCode inspect_tokens(const std::string& entry, bool verify) {
   fmt::print("{} tokens\n", corpus.tokens());
   if (const auto beside = tokenizer_beside(entry); path_exists(beside)) {
     const Tokenizer tokenizer = open_kept_tokenizer(beside);
-    fmt::print("tokenizer {}: {} tokens; documents {}\n", beside.string(), tokenizer.vocab(),
-               document_end(tokenizer));
+    fmt::print("tokenizer {}: {} tokens; documents {}\n", printable(beside.string()),
+               tokenizer.vocab(), printable(document_end(tokenizer)));
   }
   if (!verify) return ExitCode::ok;
   std::vector<std::int32_t> tokens(std::size_t{1} << 20);
