@@ -32,12 +32,16 @@ ExitCode after_output(ExitCode code) {
   return code;
 }
 
-/// Says what CLI11 has to say of the command line, which may hold anything.
-ExitCode refuse_usage(const CLI::App& app, const CLI::ParseError& error) {
+/// Says what CLI11 has to say: help, or what is wrong with a command line, which may hold anything.
+ExitCode answer_usage(CLI::App& app, const CLI::ParseError& error) {
+  app.failure_message([](const CLI::App* of, const CLI::Error& e) {
+    return CLI::FailureMessage::simple(
+        of, CLI::Error(e.get_name(), printable(e.what()), e.get_exit_code()));
+  });
   std::ostringstream out, err;
   const bool good = app.exit(error, out, err) == 0;
   std::fputs(out.str().c_str(), stdout);  // close_stdout() sees what becomes of it
-  tell(printable(err.str(), LineEnds::kept));
+  tell(err.str());
   return good ? ExitCode::ok : ExitCode::deck;
 }
 
@@ -86,7 +90,7 @@ int parse_and_run(int argc, char** argv) {
     app.parse(argc, argv);
     code = run(all, &argc, &argv);
   } catch (const CLI::ParseError& e) {
-    code = refuse_usage(app, e);
+    code = answer_usage(app, e);
   }
   return static_cast<int>(after_output(code));
 }

@@ -44,6 +44,16 @@ std::string escaped(std::string_view bytes) {
   return text;
 }
 
+/// 0, or the errno.
+int write_all(int descriptor, std::string_view text) noexcept {
+  while (!text.empty()) {
+    const ssize_t n = ::write(descriptor, text.data(), text.size());
+    if (n < 0 && errno != EINTR) return errno;
+    if (n > 0) text.remove_prefix(static_cast<std::size_t>(n));
+  }
+  return 0;
+}
+
 }  // namespace
 
 std::string printable(std::string_view text, LineEnds line_ends) {
@@ -71,14 +81,9 @@ void reserve_standard_streams() {
   }
 }
 
-void tell(std::string_view text) noexcept {
-  while (!text.empty()) {
-    const ssize_t n = ::write(STDERR_FILENO, text.data(), text.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return;
-    text.remove_prefix(static_cast<std::size_t>(n));
-  }
-}
+void tell(std::string_view text) noexcept { write_all(STDERR_FILENO, text); }
+
+int tell_stdout(std::string_view text) noexcept { return write_all(STDOUT_FILENO, text); }
 
 void close_stdout() {
   const bool lost = std::ferror(stdout) != 0;

@@ -21,6 +21,9 @@ void reserve_standard_streams();
 /// Writes to stderr as it is; that nobody can read it there is no reason to fail.
 void tell(std::string_view text) noexcept;
 
+/// Writes to stdout past its buffer, for whoever goes on where that fails: 0, or the errno.
+int tell_stdout(std::string_view text) noexcept;
+
 /// Writes what is left for stdout and closes it. Throws IoError if anything was lost, be it before.
 void close_stdout();
 

@@ -47,16 +47,6 @@ void write_all(int fd, std::string_view text, const std::filesystem::path& path)
   }
 }
 
-/// To the terminal, which is no file of the run: no fault hits it, and its bytes are not counted.
-void print(std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t n = ::write(STDOUT_FILENO, text.data(), text.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) refuse("cannot write", "stdout");
-    text.remove_prefix(static_cast<std::size_t>(n));
-  }
-}
-
 /// Bytes up to and including the last line end before the first zero byte. No line has one: where a
 /// system went down before all that was written had come to the disk, zeros are in its place.
 std::int64_t complete_bytes(int fd, const std::filesystem::path& path) {
@@ -209,13 +199,12 @@ void Reporter::say(std::string_view line) {
   if (!log_) return;
   const std::string text = printable(line, LineEnds::kept);
   log_->write(text);
-  try {
-    print(text + '\n');
-    terminal_ = true;
-  } catch (const IoError& e) {  // gone, closed or full: the log is what counts
-    if (std::exchange(terminal_, false))
-      log_->write(fmt::format("note      {}; the run goes on, and says so here", e.what()));
-  }
+  // A terminal that is gone, closed or full is no failure: the log is what counts.
+  const int error = tell_stdout(text + '\n');
+  if (error != 0 && terminal_)
+    log_->write(fmt::format("note      cannot write stdout: {}; the run goes on, and says so here",
+                            errno_text(error)));
+  terminal_ = error == 0;
 }
 
 void Reporter::event(const nlohmann::ordered_json& object) {

@@ -1,6 +1,7 @@
 #include <CLI/CLI.hpp>
 
 #include "core/terminal.hpp"
+#include "deck/value.hpp"
 #include "train/fit_ranks.hpp"
 #include "train/setup.hpp"
 #include "train/trainer.hpp"
@@ -45,14 +46,14 @@ DeckOnRanks load(const DeckOptions& options, Layout layout, std::int64_t ranks) 
         fmt::format("{} is neither a deck nor a checkpoint and holds none", options.path));
   }
   const std::string name = checkpoint->path.string();
-  std::vector<std::string> sets{fmt::format("run.resume=\"{}\"", name)};
+  std::vector<std::string> sets{"run.resume=" + deck::value_text({name, {}})};
   sets.insert(sets.end(), options.sets.begin(), options.sets.end());
   const CheckpointHeader header = read_manifest(checkpoint->path).header;
   if (layout == Layout::as_written)
     return {deck::parse_deck(header.deck, name, sets), std::move(checkpoint)};
   auto [loaded, note] = train::fit_to_ranks(
       {.text = header.deck, .name = name, .threads = header.threads}, sets, ranks);
-  if (!note.empty()) tell(note + "\n");
+  if (!note.empty()) tell(printable(note) + "\n");
   return {std::move(loaded), std::move(checkpoint)};
 }
 

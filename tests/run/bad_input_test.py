@@ -168,7 +168,8 @@ class BadInput(RunTest):
                          ["plan", deck, "--ranks", 2], ["bench", "step", "--deck", deck],
                          ["simulate", deck, "--ranks", 2, "--machine", machine]):
                 self.assert_refused_alone(DECK, odd, *line)
-        for line in (["simulate", good, "--ranks", 2], ["plan", good, "--ranks", 2]):
+        for line in (["simulate", good, "--ranks", 2],
+                     ["plan", good, "--ranks", 2, "--format", "svg"]):
             self.assert_refused_alone(DECK, odd, *line, "--machine", odd)
 
     def test_corpora_that_are_no_regular_files(self):
@@ -230,15 +231,17 @@ class BadInput(RunTest):
         shown = r"a\ntessera: done\x1b]0;title\x07\xc2\x9b"
         directory = self.dir / evil
         directory.mkdir()
-        deck = directory / "deck.toml"
-        deck.write_text(to_toml(tiny_deck(directory / "tokens", run__dir=str(self.dir / "out"))))
+        deck, empty = directory / "deck.toml", directory / "empty.toml"
+        for path, corpus in ((deck, self.corpus), (empty, directory / "tokens")):
+            path.write_text(to_toml(tiny_deck(corpus, run__dir=str(self.dir / "out"))))
         model = directory / "model"
         shutil.copytree(SOURCE / "tests" / "data" / "hf" / "gpt2", model)
         config = json.loads((model / "config.json").read_text())
         (model / "config.json").write_text(json.dumps({**config, "model_type": evil}))
         text = directory / "text.txt"
         text.write_text("text")
-        for code, line in ((DATA, ["train", deck]), (DECK, ["check", directory / "none.toml", "--ranks", 1]),
+        for code, line in ((DATA, ["train", empty]),
+                           (DECK, ["check", directory / "none.toml", "--ranks", 1]),
                            (DATA, ["generate", model, "--prompt", "a"]),
                            (DATA, ["inspect", directory / "none"]),
                            (DECK, ["check", deck, "--ranks", 1, f"--{evil}"]),

@@ -182,8 +182,9 @@ std::deque<Message> messages_of(const std::vector<std::vector<PipelineAction>>& 
     }
     const std::int64_t part = own[i].chunk * stages + stage;
     const auto needed = needed_by(own[i], part, parts);
-    if (needed && needed->part % stages != stage)
+    if (needed && needed->part % stages != stage) {
       EXPECT_EQ(std::ranges::count(received, own[i]), 1) << "action " << i << " has no input";
+    }
     const auto result = result_of(own[i], part);
     if (result && part != (result->backward ? 0 : parts - 1)) messages.push_back({*result, true});
   }
