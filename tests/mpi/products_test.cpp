@@ -77,7 +77,9 @@ TEST_F(Products, AreWithoutWhatAnyRankRefuses) {
     const bool last = control().rank() + 1 == session().size();
     for (const GemmKey& key : keys) {
       EXPECT_TRUE(matmul.table().chosen.contains(key)) << text_of(key);
-      if (last) EXPECT_TRUE(bias_too ? is_plain(key) : key.epilogue == Epilogue::none);
+      if (last) {
+        EXPECT_TRUE(bias_too ? is_plain(key) : key.epilogue == Epilogue::none);
+      }
     }
     // What one leaves out, all know.
     const auto refused = static_cast<double>(matmul.refused().size());
