@@ -2,6 +2,8 @@
 
 #include <omp.h>
 
+#include <future>
+#include <new>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <unordered_map>
 
@@ -36,6 +38,8 @@ template <typename F>
 auto with_shape(const Product& p, F&& f) {
   try {
     return f();
+  } catch (const std::future_error&) {  // of its cache, where memory ends while a product is made
+    throw std::bad_alloc();
   } catch (const dnnl::error& e) {
     if (e.status == dnnl_out_of_memory) throw std::bad_alloc();
     throw InternalError(fmt::format("oneDNN: {} (status {}) in ({}, {}) {} x ({}, {}) {} -> {}",
