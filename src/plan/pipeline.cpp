@@ -48,9 +48,6 @@ namespace {
 
 using Kind = PipelineAction::Kind;
 
-/// Of an action, where forward is 1 long.
-std::int64_t length_of(const PipelineAction& a) { return a.kind == Kind::backward ? 2 : 1; }
-
 /// Plays a schedule's rule on all stages at once.
 class Player {
  public:
@@ -155,7 +152,7 @@ class Player {
 
   void take(std::int64_t stage, const Choice& c) {
     Stage& s = stages_[static_cast<std::size_t>(stage)];
-    s.time = c.start + length_of(c.action);
+    s.time = c.start + (c.action.kind == Kind::backward ? 2 : 1);
     s.done.push_back(c.action);
     if (const auto result = result_of(c.action, part_of(stage, c.action)))
       finished_[*result] = s.time;
@@ -210,71 +207,6 @@ std::vector<std::vector<PipelineAction>> pipeline_actions(const PipelineRule& ru
   }
   throw InternalError(fmt::format("no {} schedule of {} micro-batches over {} stages",
                                   enum_word(rule.schedule), micro_batches, stages));
-}
-
-namespace {
-
-/// When each result is there if every stage does its actions as soon as it can.
-std::map<PipelineResult, std::int64_t> result_times(
-    std::span<const std::vector<PipelineAction>> actions, std::int64_t parts) {
-  const std::int64_t stages = std::ssize(actions);
-  std::map<PipelineResult, std::int64_t> there;
-  std::vector<std::size_t> next(actions.size());
-  std::vector<std::int64_t> time(actions.size());
-  for (bool moved = true; moved;) {
-    moved = false;
-    for (std::size_t s = 0; s < actions.size(); ++s) {
-      for (; next[s] < actions[s].size(); ++next[s], moved = true) {
-        const PipelineAction& a = actions[s][next[s]];
-        const std::int64_t part = a.chunk * stages + static_cast<std::int64_t>(s);
-        if (const auto needed = needed_by(a, part, parts)) {
-          const auto it = there.find(*needed);
-          if (it == there.end()) break;
-          time[s] = std::max(time[s], it->second);
-        }
-        time[s] += length_of(a);
-        if (const auto result = result_of(a, part)) there[*result] = time[s];
-      }
-    }
-  }
-  return there;
-}
-
-}  // namespace
-
-std::vector<std::vector<PipelineAction>> pipeline_receives(
-    std::span<const std::vector<PipelineAction>> actions, std::int64_t stage) {
-  const auto& own = actions[static_cast<std::size_t>(stage)];
-  const std::int64_t stages = std::ssize(actions);
-  std::int64_t parts = 0;
-  for (const PipelineAction& a : own) parts = std::max(parts, (a.chunk + 1) * stages);
-  const auto there = result_times(actions, parts);
-  // A stage sends one message at a time, so its number tells those of the same moment apart.
-  using Moment = std::pair<std::int64_t, std::int64_t>;
-  const auto moment_of = [&](const PipelineResult& r) {
-    return Moment{there.at(r), r.part % stages};
-  };
-  struct Message {
-    Moment sent;
-    std::size_t before = 0;
-    PipelineAction needed_by;
-  };
-  std::vector<Message> messages;
-  std::vector<Moment> ends;  // of each action, or of the last before it that has a result
-  for (const PipelineAction& a : own) {
-    const std::int64_t part = a.chunk * stages + stage;
-    const auto result = result_of(a, part);
-    ends.push_back(result ? moment_of(*result) : ends.empty() ? Moment{} : ends.back());
-    const auto needed = needed_by(a, part, parts);
-    if (!needed || needed->part % stages == stage) continue;
-    const Moment sent = moment_of(*needed);
-    const auto before = std::upper_bound(ends.begin(), ends.end(), sent) - ends.begin();
-    messages.push_back({sent, static_cast<std::size_t>(before), a});
-  }
-  std::ranges::sort(messages, {}, &Message::sent);
-  std::vector<std::vector<PipelineAction>> all(own.size());
-  for (const Message& m : messages) all[m.before].push_back(m.needed_by);
-  return all;
 }
 
 }  // namespace tessera::plan

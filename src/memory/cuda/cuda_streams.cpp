@@ -176,8 +176,7 @@ Times CudaStreams::finish() {
     const CudaHandle<cudaGraph_t> owned(graph);
     mode_ = Mode::queue;
     cudaGraphExec_t made = nullptr;
-    // Kernels keep their streams' priorities; else all have that of the stream of the launch.
-    CUDA_TRY(cudaGraphInstantiate(&made, graph, cudaGraphInstantiateFlagUseNodePriority));
+    CUDA_TRY(cudaGraphInstantiate(&made, graph, 0));
     now_->graph.reset(made);
     CUDA_TRY(cudaGraphLaunch(made, stream(kCompute)));
   }
