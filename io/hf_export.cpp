@@ -8,7 +8,7 @@ namespace tessera {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::int64_t kBatch = std::int64_t{1} << 20;  // elements asked for at a time
+constexpr std::int64_t kElementsAtOnce = std::int64_t{1} << 20;  // elements asked for at a time
 
 /// A tensor of the file and the parameters that make it up, adjacent in the table.
 struct Stored {
@@ -67,9 +67,9 @@ void write_transposed(SafetensorsWriter& file, const Stored& stored,
 
 void write_straight(SafetensorsWriter& file, const Stored& stored, const ParameterSource& source) {
   for (const HfTensor& part : stored.parts) {
-    std::vector<float> buffer(static_cast<std::size_t>(std::min(kBatch, part.elements())));
-    for (std::int64_t begin = 0; begin < part.elements(); begin += kBatch) {
-      const auto count = std::min(kBatch, part.elements() - begin);
+    std::vector<float> buffer(static_cast<std::size_t>(std::min(kElementsAtOnce, part.elements())));
+    for (std::int64_t begin = 0; begin < part.elements(); begin += kElementsAtOnce) {
+      const auto count = std::min(kElementsAtOnce, part.elements() - begin);
       const auto piece = std::span(buffer).first(static_cast<std::size_t>(count));
       source(part.parameter, begin, piece);
       file.append(piece);

@@ -330,7 +330,7 @@ bool answered(const std::vector<plan::Op>& ops, std::size_t at, const plan::Op& 
 // moves is wrong without them; but for sends that have been answered. Waits for the compute stream
 // cannot show on the CPU, where work is queued after the compute ops before it are done.
 TEST(Lockstep, ShowsAnyMissingWaitForBackgroundWork) {
-  constexpr std::uint64_t kSeeds = 100;
+  constexpr std::uint64_t kSeeds = 1000;
   std::vector<Case> cases = {{.mesh = {.tensor = 2}, .stage = 0},
                              {.mesh = {.pipeline = 2},
                               .pipeline = {.schedule = PipelineSchedule::zero_bubble},
