@@ -89,10 +89,11 @@ std::vector<MeshPlace> distinct_places(const PlanInputs& in) {
 
   const auto alike = first_with_same_shares(in);
   const auto lie = situations(in);
-  std::set<std::tuple<std::int64_t, std::int64_t, Situation>> kinds;
+  std::set<std::tuple<std::int64_t, bool, std::int64_t, Situation>> kinds;
   const auto is_new = [&](const MeshPlace& place) {
+    const bool sums_losses = place.tensor == 0;
     return kinds
-        .insert({place.pipeline, alike[static_cast<std::size_t>(place.tensor)],
+        .insert({place.pipeline, sums_losses, alike[static_cast<std::size_t>(place.tensor)],
                  lie[static_cast<std::size_t>(m.rank_of(place))]})
         .second;
   };

@@ -24,8 +24,8 @@ struct RankFigures {
 std::vector<MeshPlace> largest_places(const PlanInputs& inputs);
 
 /// These, the first, middle and last data rank of the first stage and a whole pipeline, which must
-/// fit together, and one rank of each kind beside: on each stage, of each size of tensor share, in
-/// each situation on the nodes.
+/// fit together, and one rank of each kind beside: on each stage, of each size of tensor share, the
+/// tensor rank that sums the losses and another, in each situation on the nodes.
 std::vector<MeshPlace> distinct_places(const PlanInputs& inputs);
 
 struct Survey {

@@ -4,13 +4,15 @@ ends a job early. Whatever ended it, it goes on with the very numbers of a run t
 Each test starts a Slurm of its own; see slurm.py."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import unittest
 
 import slurm
-from tessera import BINARY, SOURCE, RunTest, change, metrics, tiny_deck, to_toml
+from tessera import (BINARY, NO_LARGER_FILES, SOURCE, RunTest, change, fill, metrics, tiny_deck,
+                     to_toml)
 
 ENDLESS = 1_000_000
 TOLERANCE = 1e-5  # between numbers of ranks: see run/equivalence_test.py
@@ -173,11 +175,15 @@ class Cluster(RunTest):
         the signal that ended that one."""
         self.write_deck(ENDLESS, guard__hang_timeout=0)
         (self.dir / "run").mkdir()
-        (self.dir / "run" / "log.txt").symlink_to("/dev/full")
+        fill(self.dir / "run" / "log.txt")
+        limited = self.dir / "limited"
+        limited.write_text(f'#!/bin/sh\nexec sh -c {shlex.quote(NO_LARGER_FILES)} {BINARY} "$@"\n')
+        limited.chmod(0o755)
+        os.environ["TESSERA"] = str(limited)
         job = self.sbatch("--nodes=2", "--ntasks-per-node=1", "slurm/gpt2_124m.sbatch")
         log = self.finish(job, "FAILED")
         self.assertRegex(log, r"task 1: (Killed|Terminated)")
-        self.assertRegex(log, r"stopped: exit 7 \(I/O\): rank 0 on node\d: .*log.txt: No space left")
+        self.assertRegex(log, r"stopped: exit 7 \(I/O\): rank 0 on node\d: .*log.txt: File too large")
 
     def nodes_of(self, job):
         return slurm.run("scontrol", "show", "hostnames", self.slurm.job(job)["NodeList"]).split()
@@ -192,6 +198,10 @@ class Cluster(RunTest):
     def test_no_requeue(self):
         """Faults that starting again would not mend, and jobs that somebody ended."""
         self.write_deck(ENDLESS, data__train=["no_such_tokens"])
+        job = self.sbatch("--nodes=1", "--ntasks-per-node=1", "slurm/gpt2_124m.sbatch")
+        self.assertRegex(self.finish(job, "FAILED"), "stopped: tessera check refuses .*toml\n")
+
+        self.write_deck(ENDLESS, model__vocab=50)  # of which tokens of the corpus are not
         job = self.sbatch("--nodes=1", "--ntasks-per-node=1", "slurm/gpt2_124m.sbatch")
         log = self.finish(job, "FAILED")
         self.assertRegex(log, r"stopped: exit 3 \(data or checkpoint unusable\), ")
@@ -302,7 +312,7 @@ class Cluster(RunTest):
         self.assertRegex(train.stderr, f"{refusal}|direct launched using")
         self.assertFalse((self.dir / "alone").exists(), "a run was begun")
         job = self.sbatch("--nodes=2", "--ntasks-per-node=1", "--overcommit",
-                          f"--wrap={BINARY} check {deck} && {BINARY} train {deck}")
+                          f"--wrap={BINARY} check {deck} --ranks 1 && {BINARY} train {deck}")
         self.finish(job)
         self.assertEqual(list(self.numbers("alone")), [1])
 

@@ -124,6 +124,16 @@ class Job:
         self.code, self.codes, self.output = code, codes, output
 
 
+# For sh: no file can grow past LARGEST_FILE bytes, which is an error like a full disk's.
+LARGEST_FILE = 64 << 20
+NO_LARGER_FILES = f'trap "" XFSZ; ulimit -f {LARGEST_FILE // 512}; exec "$0" "$@"'
+
+
+def fill(path):
+    """A file of empty lines, as large as NO_LARGER_FILES lets any become."""
+    path.write_bytes(b"\n" * LARGEST_FILE)
+
+
 class RunTest(unittest.TestCase):
     """A temporary directory with a corpus, and jobs in it."""
 

@@ -12,23 +12,36 @@ namespace tessera::test {
 
 namespace {
 
-/// Makes what a gather or a message is about to overwrite NaN: a read that does not wait for it
-/// could otherwise find the same values from an earlier one into the same place.
+/// Makes all that a call says it writes NaN: a read that does not wait for it could otherwise find
+/// the same values from an earlier one into the same place, and an op that does not wait for a read
+/// of these bytes could leave just those alone.
 class Forgetful : public comm::Group {
  public:
   explicit Forgetful(std::unique_ptr<comm::Group> group) : group_(std::move(group)) {}
   std::int64_t rank() const override { return group_->rank(); }
   const comm::GroupShape& shape() const override { return group_->shape(); }
   std::unique_ptr<memory::Task> start(const comm::CollectiveCall& call) override {
-    if (const auto* gather = std::get_if<comm::AllGather>(&call)) {
-      const std::int64_t n = gather->shard.span_bytes();
-      for (std::int64_t r = 0; r < shape().size; ++r) {
-        std::byte* slot = gather->full.data + r * n;
-        if (slot != gather->shard.data) std::fill_n(slot, n, std::byte{0xff});
-      }
-    }
-    if (const auto* message = std::get_if<comm::Receive>(&call))
-      std::fill_n(message->data.data, message->data.span_bytes(), std::byte{0xff});
+    std::visit(
+        [](const auto& args) {
+          args.visit(args, [&args](const View& written, kernels::Access access) {
+            if (!written || access != kernels::Access::write) return;
+            std::vector<std::pair<std::byte*, std::byte*>> kept;
+            args.visit(args, [&kept](const View& other, kernels::Access of_other) {
+              if (other && of_other != kernels::Access::write)
+                kept.emplace_back(other.data, other.data + other.span_bytes());
+            });
+            std::ranges::sort(kept);
+            std::byte* from = written.data;
+            std::byte* const end = from + written.span_bytes();
+            for (const auto& [first, last] : kept) {
+              if (last <= from || first >= end) continue;
+              std::fill(from, std::max(from, first), std::byte{0xff});
+              from = last;
+            }
+            std::fill(std::min(from, end), end, std::byte{0xff});
+          });
+        },
+        call);
     return group_->start(call);
   }
 

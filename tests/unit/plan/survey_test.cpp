@@ -7,34 +7,48 @@
 namespace tessera::plan {
 namespace {
 
-comm::WireBytes most(comm::WireBytes a, const comm::WireBytes& b) {
-  return {.intra = std::max(a.intra, b.intra), .inter = std::max(a.inter, b.inter)};
-}
+/// The most of any rank, each by itself.
+struct Most {
+  comm::WireBytes sent;
+  ArenaBytes arenas{};
+  double flop = 0;
 
-comm::WireBytes most_of_all_ranks(const Case& c) {
-  comm::WireBytes all;
-  for (std::int64_t r = 0; r < c.inputs.mesh.size(); ++r)
-    all = most(all, total_wire_bytes(make_plan(c.inputs, c.shape, c.inputs.mesh.place_of(r))));
+  void add(const comm::WireBytes& of_rank, const ArenaBytes& arenas_of_rank, double flop_of_rank) {
+    sent = {.intra = std::max(sent.intra, of_rank.intra),
+            .inter = std::max(sent.inter, of_rank.inter)};
+    arenas = most_of(arenas, arenas_of_rank);
+    flop = std::max(flop, flop_of_rank);
+  }
+};
+
+Most most_of_all_ranks(const Case& c) {
+  Most all;
+  for (std::int64_t r = 0; r < c.inputs.mesh.size(); ++r) {
+    const Plan plan = make_plan(c.inputs, c.shape, c.inputs.mesh.place_of(r));
+    all.add(total_wire_bytes(plan), plan.arena_bytes, total_flop(plan));
+  }
   return all;
 }
 
-comm::WireBytes surveyed(const Case& c) {
-  comm::WireBytes all;
+Most surveyed(const Case& c) {
+  Most all;
   for (const RankFigures& f :
        survey(c.inputs, std::span(&c.shape, 1), distinct_places(c.inputs), one_device()).ranks)
-    all = most(all, f.sent());
+    all.add(f.sent(), f.ledger.arenas, f.flop);
   return all;
 }
 
 void expect_all_kinds(const Case& c) {
-  const comm::WireBytes got = surveyed(c), want = most_of_all_ranks(c);
-  EXPECT_EQ(got.intra, want.intra);
-  EXPECT_EQ(got.inter, want.inter);
+  const Most got = surveyed(c), want = most_of_all_ranks(c);
+  EXPECT_EQ(got.sent.intra, want.sent.intra);
+  EXPECT_EQ(got.sent.inter, want.sent.inter);
+  EXPECT_EQ(got.arenas, want.arenas);
+  EXPECT_EQ(got.flop, want.flop);
 }
 
 // On nodes of 3 ranks, of 8 data ranks with 2 tensor ranks each the third and the sixth are alone
 // on theirs: they send most to other nodes.
-TEST(Survey, FindsTheRankThatSendsMostOnUnevenNodes) {
+TEST(Survey, FindsWhatAnyRankNeedsMostOfOnUnevenNodes) {
   Case c = make_case(1, 8, 2, ReduceWhen::step);
   c.inputs.mesh.tensor = c.inputs.tensor_chunks = 2;
   c.inputs.units = model::model_units(c.inputs.config, 2);
@@ -42,7 +56,7 @@ TEST(Survey, FindsTheRankThatSendsMostOnUnevenNodes) {
   expect_all_kinds(c);
 }
 
-TEST(Survey, FindsTheRankThatSendsMostOnRandomLayouts) {
+TEST(Survey, FindsWhatAnyRankNeedsMostOfOnRandomLayouts) {
   std::mt19937 random(9);
   for (int i = 0; i < 60; ++i) {
     SCOPED_TRACE(i);
