@@ -19,15 +19,9 @@
 #include <thread>
 
 #include "core/error.hpp"
+#include "guard/ring_member.hpp"
 
 namespace tessera::guard {
-
-/// What the rank is doing, as its watchdog sees it: a heartbeat carries `doing` to the neighbours.
-struct Activity {
-  bool must_advance = false;   // in a step: `progress` may not stand still
-  std::uint64_t progress = 0;  // grows with everything that gets done
-  std::string doing;           // "step 12: forward block.3, micro-batch 0"
-};
 
 struct WatchdogOptions {
   std::chrono::milliseconds hang_timeout{0};  // > 0
