@@ -25,11 +25,13 @@ fs::path parent_of(const fs::path& path) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
 }
 
-[[noreturn]] void fail(std::string_view action, const fs::path& path, int error) {
-  const std::string message =
-      fmt::format("{}: cannot {}: {}", path.string(), action, errno_text(error));
+[[noreturn]] void fail_with(const std::string& message, int error) {
   if (error == ENOMEM) throw MemoryError(message);
   throw IoError(message);
+}
+
+[[noreturn]] void fail(std::string_view action, const fs::path& path, int error) {
+  fail_with(fmt::format("{}: cannot {}: {}", path.string(), action, errno_text(error)), error);
 }
 
 /// What should be there and is not, or is something else, is the user's data; what cannot be made
@@ -39,8 +41,7 @@ fs::path parent_of(const fs::path& path) {
       fmt::format("{}: cannot open: {}", path.string(), why_not_opened(path, error));
   const bool other = error == ENOENT || error == ENOTDIR || error == EISDIR || error == ENXIO;
   if (mode == OpenMode::read && other) throw DataError(message);
-  if (error == ENOMEM) throw MemoryError(message);
-  throw IoError(message);
+  fail_with(message, error);
 }
 
 int flags_of(OpenMode mode) {

@@ -24,7 +24,8 @@ bool starts_as_gzip(const File& file) {
   return magic == kGzipMagic;
 }
 
-/// Unpacks gzip's format: members, one after another, each with a checksum of its own.
+/// Unpacks gzip's format: members, one after another, each with a checksum of its own, and zeros
+/// that tapes and block devices leave behind them.
 class Inflater {
  public:
   Inflater() {
@@ -44,7 +45,11 @@ class Inflater {
 
   /// How much of `out` was filled. Throws what is wrong, as a text, for damaged input.
   std::size_t unpack(std::string& out) {
-    if (at_end_) inflateReset(&stream_);
+    if (at_end_) {
+      for (; stream_.avail_in > 0 && *stream_.next_in == 0; --stream_.avail_in) ++stream_.next_in;
+      if (hungry()) return 0;
+      inflateReset(&stream_);
+    }
     stream_.next_out = reinterpret_cast<Bytef*>(out.data());
     stream_.avail_out = static_cast<uInt>(out.size());
     const int result = inflate(&stream_, Z_NO_FLUSH);

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
 #include <string>
 #include <variant>
 #include <vector>
@@ -160,7 +159,6 @@ struct Plan {
   std::vector<UnitShare> shares;                     // by unit
   ArenaBytes arena_bytes{};
   std::int64_t arena(ArenaId id) const { return arena_bytes[static_cast<std::size_t>(id)]; }
-  std::int64_t bytes() const { return std::reduce(arena_bytes.begin(), arena_bytes.end()); }
   /// Views that the host touches between steps.
   View scalars, verdict, words;
 

@@ -59,7 +59,7 @@ void check_start(const deck::LoadedDeck& loaded, const std::optional<LoadedCheck
             : ""));
   }
   if (!start) return;
-  check_threads(loaded, *start, threads);
+  check_same_threads(loaded, *start, threads);
   if (const auto& bad = start->non_finite; bad && !deck.model.accept_non_finite) {
     throw non_finite_error(
         fmt::format("{}: {}{}", start->path.string(), bad->parameter, bad->index), bad->value,

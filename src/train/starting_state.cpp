@@ -228,7 +228,7 @@ std::string set_initial_state(const deck::Deck& deck, const comm::Control& contr
   return note;
 }
 
-void check_threads(const deck::LoadedDeck& loaded, const LoadedCheckpoint& from, int threads) {
+void check_same_threads(const deck::LoadedDeck& loaded, const LoadedCheckpoint& from, int threads) {
   const bool imported = from.header.step == 0,
              layout = loaded.deck.run.reproducible == deck::Reproducible::layout;
   if (imported || !layout || from.header.threads == threads) return;

@@ -54,7 +54,7 @@ std::optional<LoadedCheckpoint> load_proven_checkpoint(std::int64_t applied_upda
 
 /// The bits of products depend on the number of threads: in layout mode, throws DeckError where
 /// `threads` of a rank are not as many as the checkpoint was made with.
-void check_threads(const deck::LoadedDeck& loaded, const LoadedCheckpoint& from, int threads);
+void check_same_threads(const deck::LoadedDeck& loaded, const LoadedCheckpoint& from, int threads);
 
 /// model.init_from's weights, else random ones. Collective. Returns what the user should know of
 /// them, or nothing. Throws DataError on every rank for weights of init_from that are not finite,

@@ -54,7 +54,7 @@ void Trainer::start_or_resume() {
   const std::int64_t read_before = io_bytes().read;
   if (const auto from =
           load_checkpoint(loaded_, deck::OnResume::refused, control_, engine_->state(), unusable)) {
-    control_.together([&] { check_threads(loaded_, *from, engine_->threads()); });
+    control_.together([&] { check_same_threads(loaded_, *from, engine_->threads()); });
     check_data(*from);
     restore(*from);
     report_resume(*from, control_.max(io_bytes().read - read_before));

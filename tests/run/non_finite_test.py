@@ -60,7 +60,7 @@ class NonFinite(RunTest):
     def checkpoints(self, name):
         return sorted(p.name for p in (self.dir / name / "checkpoints").iterdir())
 
-    def test_a_diverged_run_keeps_the_checkpoint_that_it_can_go_on_from(self):
+    def test_64_a_diverged_run_keeps_the_checkpoint_that_it_can_go_on_from(self):
         for ranks, save in ((1, True), (2, False)):
             name = f"diverged_{ranks}"
             with self.subTest(ranks=ranks, background=save):

@@ -213,7 +213,8 @@ TEST(Tokenize, UnpacksWhatGzipHasMade) {
   }();
   test::write_file(dir / "a.jsonl.gz", gzipped({lines, lines.substr(0, 20), lines.substr(20)}));
   test::write_file(dir / "b.txt.gz", gzipped({random, "", "end"}));
-  test::write_file(dir / "c.txt", gzipped({"packed all the same"}));
+  const std::string tape(10000, '\0');  // a block's rest
+  test::write_file(dir / "c.txt", gzipped({"packed "}) + tape + gzipped({"all the same"}) + tape);
   auto bytes = Tokenizer::bytes();
   for (const std::int64_t parts : {1, 4}) {
     tokenize({dir / "a.jsonl.gz", dir / "b.txt.gz", dir / "c.txt"}, dir / "out", bytes, parts);
