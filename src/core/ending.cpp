@@ -20,8 +20,8 @@ bool is_exhaustion(const std::error_code& code) {
 
 /// Of the file system, of fmt for a stream, or of a thread.
 void describe(Ending& ending, const std::system_error& e) {
-  const bool of_stdout = std::ferror(stdout) != 0;
-  ending.code = is_exhaustion(e.code()) ? ExitCode::memory : ExitCode::io;
+  const bool of_stdout = std::ferror(stdout) != 0;  // also where a pipe has no room just now
+  ending.code = is_exhaustion(e.code()) && !of_stdout ? ExitCode::memory : ExitCode::io;
   if (ending.code == ExitCode::memory) {
     ending.message = fmt::format("{}; {}", printable(e.what()), why_no_memory());
   } else {

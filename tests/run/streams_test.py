@@ -75,6 +75,21 @@ class Streams(RunTest):
                 self.assertEqual(code, IO, error)
                 self.assertIn("cannot write to stdout: Broken pipe", error)
 
+    def test_a_pipe_without_room_is_no_want_of_memory(self):
+        """Its other end has made it non-blocking: what does not fit is refused with EAGAIN."""
+        deck = self.deck("run", tiny_deck(self.corpus))
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        try:
+            result = subprocess.run([BINARY, "plan", deck, "--ranks", "2", "--format", "json"],
+                                    stdout=writer, stderr=subprocess.PIPE, text=True,
+                                    timeout=TIMEOUT)
+        finally:
+            os.close(reader)
+            os.close(writer)
+        self.assertEqual(result.returncode, IO, result.stderr)
+        self.assertIn("cannot write to stdout: Resource temporarily unavailable", result.stderr)
+
     def test_a_failure_is_told_by_its_code_where_nobody_can_read_it(self):
         for redirect in ("2>/dev/full", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"):
             with self.subTest(redirect):
