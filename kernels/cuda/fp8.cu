@@ -45,12 +45,14 @@ void convert_to_fp8(const Fp8Operand& o, const char* operation, const Context& c
 }
 
 void add_bias(const View& y, const View& bias, const char* operation, const Context& context) {
-  with_type(bias.type, [&]<typename B>() {
-    using Run = AddBiasRun<B>;
-    const View rows = y.matrix();
-    const Run body{rows_of<float>(rows), reinterpret_cast<const B*>(bias.data),
-                   wide<Run::V>({rows, bias})};
-    map<Run::V>(context, operation, body, rows.extent(0), rows.extent(1));
+  with_type(y.type, [&]<typename T>() {
+    with_type(bias.type, [&]<typename B>() {
+      using Run = AddBiasRun<T, B>;
+      const View rows = y.matrix();
+      const Run body{rows_of<T>(rows), reinterpret_cast<const B*>(bias.data),
+                     wide<Run::V>({rows, bias})};
+      map<Run::V>(context, operation, body, rows.extent(0), rows.extent(1));
+    });
   });
 }
 

@@ -104,10 +104,10 @@ __global__ void __launch_bounds__(kFp8Threads)
 }
 
 /// y = y + bias.
-template <typename B>
+template <typename T, typename B>
 struct AddBiasRun {
-  static constexpr int V = kRun<float, B>;
-  Rows<float> y;
+  static constexpr int V = kRun<T, B>;
+  Rows<T> y;
   const B* bias;
   bool wide;
 

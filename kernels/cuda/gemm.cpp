@@ -1,7 +1,6 @@
 #include "kernels/cuda/gemm.hpp"
 
 #include <algorithm>
-#include <set>
 
 #include "kernels/common/contracts.hpp"
 #include "kernels/cuda/scratch.hpp"
@@ -128,18 +127,6 @@ Gemm gemm_of(const LinearBackwardWeight& call, const ProductRules& rules) {
   Gemm product = gemm(call, call.x, Turn::none, call.d_y, Turn::transpose, call.d_weight, rules);
   product.key.write = call.write;
   return product;
-}
-
-std::vector<GemmKey> gemm_keys(std::span<const KernelCall> calls, const ProductRules& rules) {
-  std::set<GemmKey> keys;
-  for (const KernelCall& call : calls) {
-    std::visit(
-        [&](const auto& args) {
-          if constexpr (requires { gemm_of(args, rules); }) keys.insert(gemm_of(args, rules).key);
-        },
-        call);
-  }
-  return {keys.begin(), keys.end()};
 }
 
 }  // namespace tessera::kernels::cuda

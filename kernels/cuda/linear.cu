@@ -61,20 +61,20 @@ void activate(const Call& a, const Gemm& product, const Context& context) {
 }  // namespace
 
 void run(const Linear& a, const Context& context) {
-  const Gemm product = gemm_of(a, context.rules);
+  const Gemm product = context.matmul.product_for(a, context.rules);
   multiply(a, product, product.key.bias ? prepared_bias(a, context) : nullptr, context);
   if (a.bias && !product.key.bias) add_bias(product_of(a).y, a.bias, a.kName, context);
   activate(a, product, context);
 }
 
 void run(const LinearBackwardInput& a, const Context& context) {
-  const Gemm product = gemm_of(a, context.rules);
+  const Gemm product = context.matmul.product_for(a, context.rules);
   multiply(a, product, nullptr, context);
   activate(a, product, context);
 }
 
 void run(const LinearBackwardWeight& a, const Context& context) {
-  multiply(a, gemm_of(a, context.rules), nullptr, context);
+  multiply(a, context.matmul.product_for(a, context.rules), nullptr, context);
   if (a.d_bias) sum_rows(a, context);
 }
 

@@ -46,16 +46,6 @@ constexpr std::int64_t kPlacement = kWorkspaceAlignment;  // of operands while t
 constexpr std::uint32_t kOrderedReductions =
     CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 
-std::string text_of(const GemmKey& key) {
-  return fmt::format(
-      "({}, {}) = ({}, {}) x ({}, {}), {} x {} -> {}, distances {} {} {}, alignments "
-      "{} {} {}{}{}{}",
-      key.m, key.n, key.m, key.k, key.k, key.n, to_string(key.type_a), to_string(key.type_b),
-      to_string(key.result), key.lda, key.ldb, key.ldd, key.align_a, key.align_b, key.align_d,
-      key.bias ? ", bias" : "", key.write == Write::add ? ", added" : "",
-      key.epilogue == Epilogue::none ? "" : fmt::format(", {}", enum_word(key.epilogue)));
-}
-
 cudaDataType_t type_of(DType type) {
   switch (type) {
     case DType::bf16: return CUDA_R_16BF;
@@ -210,7 +200,7 @@ struct Matmul::Library {
     return (scheme & ~kOrderedReductions) == 0;
   }
 
-  /// What the library proposes, the best guess first; never empty.
+  /// What the library proposes, the best guess first; nothing where it refuses the product.
   std::vector<Algorithm> proposals(const GemmKey& key, const Product& p) const {
     cublasLtMatmulPreference_t preference = nullptr;
     check(lt.cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
@@ -230,6 +220,7 @@ struct Matmul::Library {
     const cublasStatus_t status = lt.cublasLtMatmulAlgoGetHeuristic(
         handle, p.operation, p.a, p.b, p.d, p.d, preference, kProposals, results.data(), &count);
     lt.cublasLtMatmulPreferenceDestroy(preference);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return {};
     check(status, text_of(key));
     std::vector<Algorithm> usable;
     for (const auto& result : std::span(results).first(static_cast<std::size_t>(count))) {
@@ -238,11 +229,12 @@ struct Matmul::Library {
         usable.push_back(std::bit_cast<Algorithm>(result.algo));
       }
     }
-    if (usable.empty()) {
-      throw DeviceError(
-          fmt::format("cuBLASLt {} has no algorithm for {}", machine.library, text_of(key)));
-    }
     return usable;
+  }
+
+  std::optional<Algorithm> first(const GemmKey& key, const Product& p) const {
+    const auto all = proposals(key, p);
+    return all.empty() ? std::nullopt : std::optional(all.front());
   }
 
   /// Whether the library takes the algorithm for this product.
@@ -268,7 +260,8 @@ struct Matmul::Library {
                              queue.stream);
   }
 
-  Algorithm fastest(const GemmKey& key, const Product& p, std::byte* memory) const {
+  /// Nothing where the library refuses all that it proposes.
+  std::optional<Algorithm> fastest(const GemmKey& key, const Product& p, std::byte* memory) const {
     const TimingPlaces places(key);
     // A number of ordinary size whatever the type: products of zeros take less power.
     check_cuda(
@@ -285,10 +278,9 @@ struct Matmul::Library {
       return queue_product(key, p, algorithm, at, memory + places.bias, memory + places.workspace);
     };
     const auto begin = make_event(), end = make_event();
-    const std::vector<Algorithm> all = proposals(key, p);
-    Algorithm best = all.front();
+    std::optional<Algorithm> best;
     float least = std::numeric_limits<float>::infinity();
-    for (const Algorithm& algorithm : all) {
+    for (const Algorithm& algorithm : proposals(key, p)) {
       if (queue_one(algorithm) != CUBLAS_STATUS_SUCCESS) continue;  // refused after all
       std::vector<float> times;
       for (int sample = 0; sample < kSamples; ++sample) {
@@ -317,10 +309,16 @@ Matmul::~Matmul() = default;
 
 void Matmul::run(const Gemm& product, const std::byte* bias, const View& workspace) {
   Library::Product& p = library_->product(product.key);
-  if (!p.algorithm) p.algorithm = library_->proposals(product.key, p).front();
+  if (!p.algorithm) p.algorithm = library_->first(product.key, p);
+  if (!p.algorithm) refuse({&product.key, 1});
   library_->check(
       library_->queue_product(product.key, p, *p.algorithm, product, bias, workspace.data),
       text_of(product.key));
+}
+
+bool Matmul::takes(const GemmKey& key) {
+  const Library::Product& p = library_->product(key);
+  return p.algorithm || !library_->proposals(key, p).empty();
 }
 
 std::int64_t Matmul::timing_bytes(std::span<const GemmKey> keys) {
@@ -334,7 +332,7 @@ void Matmul::choose(std::span<const GemmKey> keys, AlgorithmChoice how, const Vi
                 "{} bytes of memory, timing needs {}", memory.span_bytes(), timing_bytes(keys));
   for (const GemmKey& key : keys) {
     Library::Product& p = library_->product(key);
-    p.algorithm = how == AlgorithmChoice::first ? library_->proposals(key, p).front()
+    p.algorithm = how == AlgorithmChoice::first ? library_->first(key, p)
                                                 : library_->fastest(key, p, memory.data);
   }
 }

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/algorithm_table.hpp"
 #include "kernels/cuda/context.hpp"
+#include "kernels/cuda/refusals.hpp"
 
 namespace tessera::kernels::cuda {
 
@@ -21,6 +22,23 @@ class Matmul {
   Matmul(const Matmul&) = delete;
   Matmul& operator=(const Matmul&) = delete;
 
+  /// The product of an operation, without what the library refuses. It is asked about a product
+  /// whose algorithm was neither chosen nor adopted.
+  template <typename Call>
+  Gemm product_for(const Call& call, const ProductRules& rules) {
+    Gemm product = gemm_of(call, rules, refused_);
+    while (!is_plain(product.key) && !takes(product.key)) {
+      refuse({&product.key, 1});
+      product = gemm_of(call, rules, refused_);
+    }
+    return product;
+  }
+  /// Whether the product has an algorithm, or the library proposes one.
+  bool takes(const GemmKey& key);
+  /// From here on operations do without these products. Throws DeviceError for a plain one.
+  void refuse(std::span<const GemmKey> keys) { add_refused(refused_, keys, machine().library); }
+  const Refusals& refused() const { return refused_; }
+
   /// Queues the product. `bias` (m) is of the result's type and on kOperandAlignment, absent where
   /// the key has none; `workspace` has kMatmulWorkspace bytes from a kWorkspaceAlignment on. A
   /// product whose algorithm was neither chosen nor adopted takes the library's first proposal.
@@ -28,8 +46,8 @@ class Matmul {
 
   /// Bytes of memory that timing these products takes.
   static std::int64_t timing_bytes(std::span<const GemmKey> keys);
-  /// Chooses the algorithm of each product. `memory` (timing_bytes, likewise aligned; only for
-  /// AlgorithmChoice::timed) is overwritten.
+  /// Chooses the algorithm of each product, none where the library refuses it. `memory`
+  /// (timing_bytes, likewise aligned; only for AlgorithmChoice::timed) is overwritten.
   void choose(std::span<const GemmKey> keys, AlgorithmChoice how, const View& memory);
   /// Takes over the choices of a table made on the same kind of machine; those of `keys` that it
   /// does not have, or that this machine's library refuses, are returned.
@@ -41,6 +59,7 @@ class Matmul {
  private:
   struct Library;
   std::unique_ptr<Library> library_;
+  Refusals refused_;
 };
 
 }  // namespace tessera::kernels::cuda

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "comm/mpi/mpi_group.hpp"
 #include "deck/words.hpp"
@@ -47,6 +48,8 @@ struct Backend {
   std::function<std::unique_ptr<comm::Group>(std::span<const int> members,
                                              const comm::GroupShape& shape, comm::Traffic traffic)>
       make_group;
+  /// What people should know of how groups are carried, a line each; may be absent.
+  std::function<std::vector<std::string>()> notes;
 };
 
 struct Settings {

@@ -1,18 +1,9 @@
 #include "plan/meetings.hpp"
 
-#include <algorithm>
 #include <cstring>
-#include <deque>
 
 namespace tessera::plan {
 namespace {
-
-/// Of each stream, how many meetings are over.
-using Counts = std::array<std::int32_t, kStreams>;
-
-void include(Counts& counts, const Counts& others) {
-  for (std::size_t s = 0; s < kStreams; ++s) counts[s] = std::max(counts[s], others[s]);
-}
 
 const View& data_of(const comm::CollectiveCall& call) {
   struct Data {
@@ -52,37 +43,21 @@ std::string text_of(const Meeting& m) {
 
 Meetings meetings_of(const Plan& plan) {
   Meetings meetings;
-  std::vector<Counts> over(plan.ops.size());  // once the op is
-  std::array<OpId, kStreams> last;            // op of each stream
-  last.fill(-1);
-  Counts met{};
-  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
-    const Op& op = plan.ops[i];
-    const auto stream = static_cast<std::size_t>(op.stream);
-    Counts needs{};
-    const auto wait_for = [&](OpId id) {
-      if (id >= 0) include(needs, over[static_cast<std::size_t>(id)]);
-    };
-    for (const OpId w : op.waits) wait_for(w);
-    wait_for(last[stream]);                                     // streams are queues, and
-    wait_for(last[static_cast<std::size_t>(Stream::compute)]);  // the host says ops in order
-    if (const auto* call = meeting_call(plan, op)) {
-      const View& data = data_of(*call);
-      const auto* send = std::get_if<comm::Send>(call);
-      const auto* receive = std::get_if<comm::Receive>(call);
-      meetings.push_back({.elements = data.elements(),
-                          .peer = send != nullptr      ? send->peer
-                                  : receive != nullptr ? receive->peer
-                                                       : -1,
-                          .needs = needs,
-                          .stream = op.stream,
-                          .group = op.group,
-                          .type = data.type,
-                          .call = static_cast<std::uint8_t>(call->index())});
-      needs[stream] = ++met[stream];
-    }
-    over[i] = needs;
-    last[stream] = static_cast<OpId>(i);
+  for (const Op& op : plan.ops) {
+    const auto* call = meeting_call(plan, op);
+    if (call == nullptr) continue;
+    const View& data = data_of(*call);
+    const auto* send = std::get_if<comm::Send>(call);
+    const auto* receive = std::get_if<comm::Receive>(call);
+    const std::int64_t peer = send != nullptr      ? send->peer
+                              : receive != nullptr ? receive->peer
+                                                   : -1;
+    meetings.push_back({.elements = data.elements(),
+                        .peer = static_cast<std::int32_t>(peer),
+                        .stream = op.stream,
+                        .group = op.group,
+                        .type = data.type,
+                        .call = static_cast<std::uint8_t>(call->index())});
   }
   return meetings;
 }
@@ -102,56 +77,32 @@ namespace {
 
 class PipelinePlay {
  public:
-  explicit PipelinePlay(std::span<const Meetings> stages) : stages_(stages.size()) {
-    for (std::size_t s = 0; s < stages.size(); ++s) {
-      for (const Meeting& m : stages[s])
-        stages_[s].queues[static_cast<std::size_t>(m.stream)].push_back(&m);
-    }
+  explicit PipelinePlay(std::span<const Meetings> stages) {
+    for (const Meetings& stage : stages) ahead_.emplace_back(stage);
   }
 
   std::int64_t run() {
     while (advance()) {
     }
-    for (std::size_t s = 0; s < stages_.size(); ++s) {
-      for (const auto& queue : stages_[s].queues) {
-        if (queue.empty()) continue;
-        throw InternalError(
-            fmt::format("broken plans: stage {} waits for ever, here or on another stream: {}", s,
-                        text_of(*queue.front())));
-      }
+    for (std::size_t s = 0; s < ahead_.size(); ++s) {
+      if (ahead_[s].empty()) continue;
+      throw InternalError(
+          fmt::format("broken plans: stage {} waits for ever: {}", s, text_of(ahead_[s].front())));
     }
     return met_;
   }
 
  private:
-  struct Stage {
-    std::array<std::deque<const Meeting*>, kStreams> queues;  // not over yet, by stream
-    Counts over{};
-  };
-
-  /// What is at the head of a stream, if it may begin.
-  const Meeting* head(std::size_t s, Stream stream) const {
-    const Stage& stage = stages_[s];
-    const auto& queue = stage.queues[static_cast<std::size_t>(stream)];
-    if (queue.empty()) return nullptr;
-    for (std::size_t i = 0; i < kStreams; ++i) {
-      if (stage.over[i] < queue.front()->needs[i]) return nullptr;
-    }
-    return queue.front();
+  const Meeting* next(std::size_t s) const {
+    return ahead_[s].empty() ? nullptr : ahead_[s].data();
   }
-  void finish(std::size_t s, Stream stream) {
-    stages_[s].queues[static_cast<std::size_t>(stream)].pop_front();
-    ++stages_[s].over[static_cast<std::size_t>(stream)];
-  }
+  void finish(std::size_t s) { ahead_[s] = ahead_[s].subspan(1); }
 
   bool advance() {
     bool moved = false;
-    for (std::size_t s = 0; s < stages_.size(); ++s) {
-      for (std::size_t q = 0; q < kStreams; ++q) {
-        const auto stream = static_cast<Stream>(q);
-        const Meeting* m = head(s, stream);
-        if (m != nullptr && meet(s, stream, *m)) moved = true;
-      }
+    for (std::size_t s = 0; s < ahead_.size(); ++s) {
+      const Meeting* m = next(s);
+      if (m != nullptr && meet(s, *m)) moved = true;
     }
     return moved;
   }
@@ -162,39 +113,41 @@ class PipelinePlay {
       check_stage(s, m);
       return {static_cast<std::size_t>(m.peer)};
     }
-    if (m.group == MeshGroup::ends) return {s == 0 ? stages_.size() - 1 : 0};
+    if (m.group == MeshGroup::ends) return {s == 0 ? ahead_.size() - 1 : 0};
     std::vector<std::size_t> all;
-    for (std::size_t o = 0; o < stages_.size(); ++o) {
+    for (std::size_t o = 0; o < ahead_.size(); ++o) {
       if (o != s) all.push_back(o);
     }
     return all;
   }
 
-  /// Completes it on all stages that take part, if they all are there. A receive waits for its
-  /// send.
-  bool meet(std::size_t s, Stream stream, const Meeting& m) {
+  /// Completes it on all stages that take part, if they all have come to it. A receive waits for
+  /// its send.
+  bool meet(std::size_t s, const Meeting& m) {
     if (is_receive(m)) return false;
-    Stream theirs = stream;
-    if (is_send(m))
-      theirs = stream == Stream::send_forward ? Stream::receive_forward : Stream::receive_backward;
     const auto with = others(s, m);
     for (const std::size_t o : with) {
-      const Meeting* other = head(o, theirs);
-      if (other == nullptr) return false;
-      if (!is_send(m) && (other->group != m.group || other->call != m.call))
-        return false;  // it may come to that
+      const Meeting* other = next(o);
+      if (other == nullptr || !is_counterpart(m, *other)) return false;  // it may come to that
       check_fit(s, m, o, *other);
     }
-    for (const std::size_t o : with) finish(o, theirs);
-    finish(s, stream);
+    for (const std::size_t o : with) finish(o);
+    finish(s);
     ++met_;
     return true;
   }
 
+  /// Whether the other stage has come to what `m` waits for there.
+  static bool is_counterpart(const Meeting& m, const Meeting& other) {
+    if (!is_send(m)) return other.group == m.group && other.call == m.call;
+    return other.stream ==
+           (m.stream == Stream::send_forward ? Stream::receive_forward : Stream::receive_backward);
+  }
+
   void check_stage(std::size_t s, const Meeting& m) const {
-    if (m.peer < 0 || m.peer >= std::ssize(stages_)) {
+    if (m.peer < 0 || m.peer >= std::ssize(ahead_)) {
       throw InternalError(
-          fmt::format("broken plans: stage {} sends to stage {} of {}", s, m.peer, stages_.size()));
+          fmt::format("broken plans: stage {} sends to stage {} of {}", s, m.peer, ahead_.size()));
     }
   }
   static void check_fit(std::size_t s, const Meeting& m, std::size_t o, const Meeting& other) {
@@ -205,7 +158,7 @@ class PipelinePlay {
                                     text_of(m), o, text_of(other)));
   }
 
-  std::vector<Stage> stages_;
+  std::vector<std::span<const Meeting>> ahead_;  // of each stage, those that are not over
   std::int64_t met_ = 0;
 };
 

@@ -48,6 +48,9 @@ namespace {
 
 using Kind = PipelineAction::Kind;
 
+/// Of an action, where forward is 1 long.
+std::int64_t length_of(const PipelineAction& a) { return a.kind == Kind::backward ? 2 : 1; }
+
 /// Plays a schedule's rule on all stages at once.
 class Player {
  public:
@@ -152,7 +155,7 @@ class Player {
 
   void take(std::int64_t stage, const Choice& c) {
     Stage& s = stages_[static_cast<std::size_t>(stage)];
-    s.time = c.start + (c.action.kind == Kind::backward ? 2 : 1);
+    s.time = c.start + length_of(c.action);
     s.done.push_back(c.action);
     if (const auto result = result_of(c.action, part_of(stage, c.action)))
       finished_[*result] = s.time;
@@ -207,6 +210,75 @@ std::vector<std::vector<PipelineAction>> pipeline_actions(const PipelineRule& ru
   }
   throw InternalError(fmt::format("no {} schedule of {} micro-batches over {} stages",
                                   enum_word(rule.schedule), micro_batches, stages));
+}
+
+namespace {
+
+/// When each result is there, and when each stage's actions end, if every stage does them as soon
+/// as it can.
+struct Times {
+  std::map<PipelineResult, std::int64_t> there;
+  std::vector<std::vector<std::int64_t>> ends;  // by stage and action
+};
+Times times_of(std::span<const std::vector<PipelineAction>> actions, std::int64_t parts) {
+  const std::int64_t stages = std::ssize(actions);
+  Times times{.there = {}, .ends = std::vector<std::vector<std::int64_t>>(actions.size())};
+  std::vector<std::size_t> next(actions.size());
+  std::vector<std::int64_t> time(actions.size());
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (std::size_t s = 0; s < actions.size(); ++s) {
+      for (; next[s] < actions[s].size(); ++next[s], moved = true) {
+        const PipelineAction& a = actions[s][next[s]];
+        const std::int64_t part = a.chunk * stages + static_cast<std::int64_t>(s);
+        if (const auto needed = needed_by(a, part, parts)) {
+          const auto it = times.there.find(*needed);
+          if (it == times.there.end()) break;
+          time[s] = std::max(time[s], it->second);
+        }
+        time[s] += length_of(a);
+        times.ends[s].push_back(time[s]);
+        if (const auto result = result_of(a, part)) times.there[*result] = time[s];
+      }
+    }
+  }
+  return times;
+}
+
+}  // namespace
+
+std::vector<std::vector<PipelineAction>> pipeline_receives(
+    std::span<const std::vector<PipelineAction>> actions, std::int64_t stage) {
+  const auto& own = actions[static_cast<std::size_t>(stage)];
+  const std::int64_t stages = std::ssize(actions);
+  std::int64_t parts = 0;
+  for (const PipelineAction& a : own) parts = std::max(parts, (a.chunk + 1) * stages);
+  const Times times = times_of(actions, parts);
+  // A stage sends one message at a time, so its number tells those of the same moment apart.
+  using Moment = std::pair<std::int64_t, std::int64_t>;
+  const auto moment_of = [&](const PipelineResult& r) {
+    return Moment{times.there.at(r), r.part % stages};
+  };
+  struct Message {
+    Moment sent;
+    std::size_t before = 0;
+    PipelineAction needed_by;
+  };
+  std::vector<Message> messages;
+  std::vector<Moment> ends;  // of each action
+  for (const PipelineAction& a : own) {
+    const std::int64_t part = a.chunk * stages + stage;
+    ends.push_back({times.ends[static_cast<std::size_t>(stage)][ends.size()], stage});
+    const auto needed = needed_by(a, part, parts);
+    if (!needed || needed->part == part) continue;  // the last part's own
+    const Moment sent = moment_of(*needed);
+    const auto before = std::upper_bound(ends.begin(), ends.end(), sent) - ends.begin();
+    messages.push_back({sent, static_cast<std::size_t>(before), a});
+  }
+  std::ranges::sort(messages, {}, &Message::sent);
+  std::vector<std::vector<PipelineAction>> all(own.size());
+  for (const Message& m : messages) all[m.before].push_back(m.needed_by);
+  return all;
 }
 
 }  // namespace tessera::plan

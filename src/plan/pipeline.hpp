@@ -63,6 +63,14 @@ std::vector<std::vector<PipelineAction>> pipeline_actions(const PipelineRule& ru
                                                           std::int64_t micro_batches,
                                                           bool training);
 
+/// When a stage receives: for each of its actions, those actions of the stage whose input is
+/// received just before it. All stages send and receive in one order, that in which messages are
+/// sent when forward takes 1 and backward 2: so a GPU that runs its messages one after another,
+/// each until its other end is there, comes to its end; and a message is on its way while its
+/// receiver computes.
+std::vector<std::vector<PipelineAction>> pipeline_receives(
+    std::span<const std::vector<PipelineAction>> actions, std::int64_t stage);
+
 }  // namespace tessera::plan
 
 template <>

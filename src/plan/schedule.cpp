@@ -43,13 +43,12 @@ class Scheduler {
     for (std::int64_t k = 0; k < plan_.shape.micro_batches; ++k) add_batch(k);
     const View sums = plan_.words.range(0, WordLayout::flags);
     add(OpKind::kernel, kernels::Fill{.out = sums});
-    const auto actions =
-        pipeline_actions(in_.pipeline, in_.mesh.pipeline, plan_.shape.micro_batches,
-                         training_)[static_cast<std::size_t>(plan_.place.pipeline)];
-    if (!actions.empty()) receive(actions.front());
+    const auto of_stages =
+        pipeline_actions(in_.pipeline, in_.mesh.pipeline, plan_.shape.micro_batches, training_);
+    const auto receives = pipeline_receives(of_stages, plan_.place.pipeline);
+    const auto& actions = of_stages[static_cast<std::size_t>(plan_.place.pipeline)];
     for (std::size_t i = 0; i < actions.size(); ++i) {
-      // What the next action needs travels while this one computes.
-      if (i + 1 < actions.size()) receive(actions[i + 1]);
+      for (const PipelineAction& a : receives[i]) receive(a);
       act(actions[i]);
       if (i == 0) plan_.ops.reserve(plan_.ops.size() * (actions.size() + 1));
     }

@@ -48,6 +48,10 @@ class Engine {
   /// What the ranks compute on, and the highest rate in flop/s that matrix products of the compute
   /// type reach there; 0 where that is not known.
   const std::string& device_name() const { return backend_.name; }
+  /// What people should know of how ranks talk, a line each.
+  std::vector<std::string> notes() const {
+    return backend_.notes ? backend_.notes() : std::vector<std::string>();
+  }
   double peak_rate() const;
   ModelState& state() { return *state_; }
 

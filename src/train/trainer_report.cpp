@@ -76,6 +76,7 @@ void Trainer::report_start() {
                           corpus_->sequences(deck_.batch.sequence)));
   report_.say(fmt::format("traffic   a rank sends {} in its node and {} across nodes a step",
                           plan::human_bytes(wire.intra), plan::human_bytes(wire.inter)));
+  for (const std::string& note : engine_->notes()) report_.say("          " + note);
   if (const auto blocks = plan::blocks_text(inputs, engine_->prepared(first).plan().place);
       !blocks.empty()) {
     report_.say("          " + blocks);

@@ -4,11 +4,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 
 #include "comm/nccl/nccl_group.hpp"
 #include "core/random.hpp"
 #include "kernels/cpu/device.hpp"
+#include "plan/groups.hpp"
 #include "support/nccl_over_mpi.hpp"
+#include "support/plan_run.hpp"
 #include "world.hpp"
 
 namespace tessera::test {
@@ -21,8 +24,10 @@ class NcclGroups : public testing::Test {
   void SetUp() override {
     const auto nccl = make_nccl_over_mpi();
     if (!nccl) GTEST_SKIP() << "no libnccl.so.2";
-    session_.emplace(nccl);
+    session_.emplace(nccl, kDriver);
   }
+
+  static constexpr int kDriver = 13000;
 
   static GroupShape shape(Carrier carrier) {
     const std::int64_t size = session().size();
@@ -30,6 +35,13 @@ class NcclGroups : public testing::Test {
   }
   std::unique_ptr<Group> make(Traffic traffic, Carrier carrier = Carrier::nccl) {
     return make_nccl_group(*session_, all_ranks(), shape(carrier), traffic, queue_, *device_);
+  }
+  /// Of data ranks, all of them on one node or each on its own.
+  std::unique_ptr<Group> make_replicas(std::int64_t nodes) {
+    const std::int64_t size = session().size();
+    return make_nccl_group(*session_, all_ranks(),
+                           {.size = size, .local = size / nodes, .nodes = nodes}, Traffic::replicas,
+                           queue_, *device_);
   }
   static void finish_queued(std::unique_ptr<memory::Task> task) {
     EXPECT_EQ(task, nullptr) << "it is queued";
@@ -216,8 +228,8 @@ TEST_F(NcclGroups, FindThatWhatIsQueuedWillNeverEnd) {
 // Of tensor ranks and of the pipeline's ends a buffer may lie elsewhere on each rank.
 TEST_F(NcclGroups, KnowMemoryWhereRanksHaveTheSame) {
   const auto before = session_->allocate(100);
-  const auto same = make(Traffic::replicas), other = make(Traffic::collectives);
-  auto more = make(Traffic::replicas);
+  const auto same = make_replicas(1), other = make(Traffic::collectives);
+  auto more = make_replicas(1);
   auto& calls = nccl_said().calls;
   calls.clear();
   std::byte* const memory = session_->allocate(1000);
@@ -229,6 +241,136 @@ TEST_F(NcclGroups, KnowMemoryWhereRanksHaveTheSame) {
   calls.clear();
   session_->release(before);
   EXPECT_EQ(calls, std::vector<std::string>{"release"});
+}
+
+// What travels over a network is registered only with versions that do not wait for ever then.
+TEST_F(NcclGroups, RegisterOverNetworksFromAVersionOn) {
+  const std::int64_t size = session().size();
+  if (size == 1) return;
+  const auto calls_of = [&](int version, std::int64_t nodes) {
+    const auto nccl = make_nccl_over_mpi();
+    nccl_said().version = version;
+    nccl_said().node = nodes == 1 ? 0 : session().rank();
+    session_.emplace(nccl, kDriver);
+    const auto group = make_replicas(nodes);
+    session_->release(session_->allocate(100));
+    return nccl_said().calls;
+  };
+  using Calls = std::vector<std::string>;
+  const Calls copied = {"allocate", "release"},
+              registered = {"allocate", "register", "deregister", "release"};
+  EXPECT_EQ(calls_of(NCCL_VERSION(2, 28, 9), 1), registered);
+  EXPECT_TRUE(session_->notes().empty());
+  EXPECT_EQ(calls_of(NCCL_VERSION(2, 28, 9), size), copied);
+  ASSERT_EQ(session_->notes().size(), 1U);
+  EXPECT_NE(session_->notes()[0].find("NCCL 2.28.9 copies what data ranks exchange between nodes"),
+            std::string::npos)
+      << session_->notes()[0];
+  EXPECT_EQ(calls_of(NCCL_VERSION(2, 32, 3), size), copied);
+  EXPECT_EQ(calls_of(NCCL_VERSION(2, 32, 4), size), registered);
+  EXPECT_TRUE(session_->notes().empty());
+  // Ranks that call themselves nodes of their own, to share a GPU.
+  setenv("NCCL_HOSTID", "somebody", 1);
+  EXPECT_EQ(calls_of(NCCL_VERSION(2, 28, 9), 1), copied);
+  unsetenv("NCCL_HOSTID");
+}
+
+TEST_F(NcclGroups, HaveTheSettingsThatPlansRelyOn) {
+  const auto value = [](const char* name) { return std::string(std::getenv(name)); };
+  EXPECT_EQ(value("NCCL_LAUNCH_ORDER_IMPLICIT"), "1");
+  EXPECT_EQ(value("NCCL_GRAPH_REGISTER"), "0");
+  EXPECT_EQ(value("NCCL_GRAPH_MIXING_SUPPORT"), "0");
+  setenv("NCCL_GRAPH_MIXING_SUPPORT", "1", 1);
+  session_.emplace(make_nccl_over_mpi(), kDriver);
+  EXPECT_EQ(value("NCCL_GRAPH_MIXING_SUPPORT"), "1") << "it is the user's own";
+  unsetenv("NCCL_GRAPH_MIXING_SUPPORT");
+}
+
+TEST_F(NcclGroups, LookAtTheVersionsOfNcclAndOfTheDriver) {
+  const auto nccl = make_nccl_over_mpi();
+  EXPECT_TRUE(NcclSession(nccl, 12090).notes().empty());
+  const auto notes = NcclSession(nccl, 12080).notes();
+  ASSERT_EQ(notes.size(), 1U);
+  EXPECT_NE(notes[0].find("the driver serves CUDA 12.8"), std::string::npos) << notes[0];
+  nccl_said().version = NCCL_VERSION(2, 26, 5);
+  EXPECT_THROW(NcclSession(nccl, kDriver), DeviceError);
+}
+
+/// A GPU whose operations follow one another: all work is done at once, in the order in which the
+/// host says it.
+class InTurn : public memory::Streams {
+ public:
+  bool begin(const Step&) override { return true; }
+  void enqueue(memory::Work, memory::Start start) override {
+    const auto task = start();
+    TESSERA_CHECK(!task, "work that is not queued");
+  }
+  void run(const memory::Work&, const std::function<void()>& f) override { f(); }
+  memory::Times finish() override { return {}; }
+};
+
+class NcclPipelines : public NcclGroups {
+ protected:
+  train::Groups groups_of(const plan::PlanInputs& in) {
+    const std::int64_t rank = session().rank();
+    const MeshPlace place = in.mesh.place_of(rank);
+    train::Groups groups = train::self_groups();
+    const auto make = [&](std::unique_ptr<Group>& group, MeshGroup ranks, Traffic traffic) {
+      if (!plan::has_several(in.mesh, ranks)) return;
+      group = make_nccl_group(*session_, in.mesh.members(rank, ranks),
+                              plan::group_shape(in, place, ranks), traffic, queue_, *device_);
+    };
+    make(groups.world, MeshGroup::world, Traffic::words);
+    make(groups.gather, MeshGroup::data, Traffic::replicas);
+    make(groups.reduce, MeshGroup::data, Traffic::replicas);
+    make(groups.tensor, MeshGroup::tensor, Traffic::collectives);
+    make(groups.forward, MeshGroup::pipeline, Traffic::messages);
+    make(groups.backward, MeshGroup::pipeline, Traffic::messages);
+    make(groups.ends, MeshGroup::ends, Traffic::collectives);
+    return groups;
+  }
+
+  /// Losses of two steps on a mesh.
+  std::vector<double> losses(const Mesh& mesh, const plan::PipelineRule& rule, bool nccl) {
+    model::ModelConfig config = gpt2_like();
+    config.layers = 8;
+    plan::PlanInputs in = plan_inputs_of(config, *device_, DType::f32);
+    in.mesh = mesh;
+    in.tensor_chunks = mesh.tensor;
+    in.units = model::model_units(config, mesh.tensor);
+    in.stage = mesh.data > 1 ? 3 : 0;
+    in.nccl = nccl;
+    in.pipeline = rule;
+    const plan::PlanShape shape{.sequence = 8, .micro = 1, .micro_batches = 6 / mesh.data};
+    const MeshPlace place = nccl ? mesh.place_of(session().rank()) : MeshPlace{};
+    PlanRun run(in, *device_, plan::make_plan(in, shape, place),
+                nccl ? groups_of(in) : train::self_groups(), std::make_unique<memory::HostTier>(),
+                std::make_unique<InTurn>());
+    run.state().set_parameters(test_values(11));
+    std::vector<double> all;
+    for (int step = 0; step < 2; ++step)
+      all.push_back(run.step(100 * step, {.lr = 1e-3, .update = 1.0 + step}).loss);
+    return all;
+  }
+};
+
+// Operations follow one another on every GPU, each begins when its other ends are there: so the
+// stages' orders of messages and collectives must fit together.
+TEST_F(NcclPipelines, ComeToTheirEndInOneOrder) {
+  const std::int64_t size = session().size();
+  std::vector<Mesh> meshes = {{1, 1, size}};
+  if (size == 4) meshes.insert(meshes.end(), {{1, 2, 2}, {2, 1, 2}});
+  const auto want = losses({}, {}, false);
+  for (const Mesh& mesh : meshes) {
+    for (const auto& [schedule, word] : EnumWords<plan::PipelineSchedule>::table) {
+      SCOPED_TRACE(fmt::format("{}, {} stages of {} ranks", word, mesh.pipeline, size));
+      const bool parts = schedule == plan::PipelineSchedule::interleaved;
+      const auto got = losses(mesh, {.schedule = schedule, .virtual_stages = parts ? 2 : 1}, true);
+      // Sums of some 60 terms, over ranks in another order.
+      for (std::size_t i = 0; i < want.size(); ++i)
+        EXPECT_NEAR(got[i], want[i], 200 * 0x1p-24 * want[i]);
+    }
+  }
 }
 
 TEST_F(NcclGroups, SayThatTheGpuIsFull) {

@@ -1,6 +1,7 @@
 """What tools/pack makes runs on a node that has glibc, a shell and nothing else, wherever it is."""
 
 import pathlib
+import re
 import shutil
 import subprocess
 import tarfile
@@ -76,11 +77,28 @@ class Pack(RunTest):
             tar.extractall(self.root / "opt")
         [folder] = (self.root / "opt").iterdir()
         self.assertRegex(folder.name, r"^tessera-\d")
+        self.find_libraries_as_the_readme_says(folder)
         first = self.train_inside("first", f"/opt/{folder.name}")
         folder.rename(self.root / "srv" / "moved")
         self.assertEqual(self.train_inside("second", "/srv/moved"), first)
         want = self.train(2, self.deck("here", tiny_deck(self.corpus, zero__stage=3)))
         self.assertEqual(first, [loss for loss, _ in want.values()])
+
+    def find_libraries_as_the_readme_says(self, folder):
+        """The tests' commands come after one that lets the loader find CUDA's libraries."""
+        readme = (folder / "README.md").read_text()
+        [export] = re.findall(r"^ +(export LD_LIBRARY_PATH=.*)$", readme, re.MULTILINE)
+        for command in ("./test_kernels_gpu", "python3 tests/run/gpu_test.py"):
+            self.assertLess(readme.index(export), readme.index(command))
+        library = self.dir / "site" / "nvidia" / "cublas" / "lib"
+        library.mkdir(parents=True)
+        job = subprocess.run(
+            ["sh", "-c", f"{export}; echo $LD_LIBRARY_PATH"], cwd=folder, capture_output=True,
+            text=True, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LD_LIBRARY_PATH": "/before",
+                            "PYTHONPATH": str(self.dir / "site")})
+        paths = job.stdout.strip().split(":")
+        self.assertEqual(paths[0], "/before", job.stderr)
+        self.assertIn(str(library), paths)
 
     def test_is_refused_when_it_is_too_large_or_there_is_nothing_to_pack(self):
         job = self.pack("--out", self.dir, "--limit", 1)

@@ -1,5 +1,7 @@
 #include "support/nccl_over_mpi.hpp"
 
+#include <array>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -9,7 +11,8 @@
 
 struct ncclComm {
   MPI_Comm mpi = MPI_COMM_NULL;
-  int unsettled = 0;  // answers that a call goes on in the background still
+  int unsettled = 0;     // answers that a call goes on in the background still
+  bool network = false;  // its ranks are on several nodes
 };
 
 namespace tessera::test {
@@ -18,6 +21,7 @@ namespace {
 using Messages = std::vector<MPI_Request>;
 
 std::vector<std::function<void(Messages&)>> grouped;  // calls, until their group's end
+int groups_ended = 0;
 
 std::size_t size_of(ncclDataType_t type) {
   switch (type) {
@@ -47,7 +51,16 @@ ncclResult_t unique_id(ncclUniqueId* id) {
   return ncclSuccess;
 }
 
+bool is_set(const char* name, std::string_view value) {
+  const char* found = std::getenv(name);
+  return found != nullptr && value == found;
+}
+
 ncclResult_t connect(ncclComm_t* comm, int size, ncclUniqueId id, int rank, ncclConfig_t* config) {
+  if (!is_set("NCCL_LAUNCH_ORDER_IMPLICIT", "1") || !is_set("NCCL_GRAPH_REGISTER", "0") ||
+      std::getenv("NCCL_GRAPH_MIXING_SUPPORT") == nullptr) {
+    throw InternalError("NCCL without the settings that plans rely on");
+  }
   int name = 0, found = 0;
   std::memcpy(&name, &id, sizeof name);
   *comm = new ncclComm{.mpi = MPI_COMM_NULL, .unsettled = 2};
@@ -55,6 +68,9 @@ ncclResult_t connect(ncclComm_t* comm, int size, ncclUniqueId id, int rank, nccl
   MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, name, rank, &(*comm)->mpi));
   MPI_TRY(MPI_Comm_size((*comm)->mpi, &found));
   if (found != size) throw InternalError("ranks of one group have different ids");
+  std::array<int, 2> ends = {nccl_said().node, -nccl_said().node};
+  MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, ends.data(), 2, MPI_INT, MPI_MAX, (*comm)->mpi));
+  (*comm)->network = ends[0] != -ends[1];
   nccl_said().configs.push_back(*config);
   return ncclInProgress;
 }
@@ -89,6 +105,8 @@ ncclResult_t release(void* memory) {
   return ncclSuccess;
 }
 ncclResult_t register_memory(ncclComm_t comm, void* memory, std::size_t bytes, void** handle) {
+  if (comm->network && nccl_said().version < NCCL_VERSION(2, 32, 4))
+    throw InternalError("memory that a network may wait for for ever is registered");
   *handle = comm;
   std::memset(memory, 1, bytes);  // it is all there
   return said("register");
@@ -108,6 +126,20 @@ ncclResult_t queue(std::function<void(Messages&)> call) {
   return nccl_said().state;
 }
 
+/// Until all have met their other ends.
+void wait_for(Messages& messages) {
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
+  for (int done = 0; done == 0;) {
+    MPI_TRY(MPI_Testall(int_of(messages.size()), messages.data(), &done, MPI_STATUSES_IGNORE));
+    if (Clock::now() - begin > std::chrono::seconds(20)) {
+      throw InternalError(
+          fmt::format("group of calls {} waits for ever: ranks have other orders", groups_ended));
+    }
+  }
+  ++groups_ended;
+}
+
 ncclResult_t group_start() {
   ++nccl_said().open_groups;
   return ncclSuccess;
@@ -117,7 +149,7 @@ ncclResult_t group_end() {
   if (--nccl_said().open_groups > 0) return ncclSuccess;
   Messages messages;
   for (const auto& call : std::exchange(grouped, {})) call(messages);
-  MPI_TRY(MPI_Waitall(int_of(messages.size()), messages.data(), MPI_STATUSES_IGNORE));
+  wait_for(messages);
   return ncclInProgress;
 }
 
@@ -154,8 +186,8 @@ ncclResult_t all_reduce(const void* from, void* to, std::size_t count, ncclDataT
 ncclResult_t send(const void* from, std::size_t count, ncclDataType_t type, int peer,
                   ncclComm_t comm, cudaStream_t) {
   return queue([=](auto& messages) {
-    MPI_TRY(MPI_Isend(from, int_of(count * size_of(type)), MPI_BYTE, peer, 0, comm->mpi,
-                      &messages.emplace_back()));
+    MPI_TRY(MPI_Issend(from, int_of(count * size_of(type)), MPI_BYTE, peer, 0, comm->mpi,
+                       &messages.emplace_back()));
   });
 }
 ncclResult_t receive(void* to, std::size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
@@ -181,6 +213,10 @@ std::shared_ptr<const comm::Nccl> make_nccl_over_mpi() {
   } catch (const DeviceError&) {
     return nullptr;
   }
+  nccl->ncclGetVersion = [](int* version) {
+    *version = nccl_said().version;
+    return ncclSuccess;
+  };
   nccl->ncclGetUniqueId = unique_id;
   nccl->ncclGetLastError = [](ncclComm_t) { return nccl_said().why.c_str(); };
   nccl->ncclCommInitRankConfig = connect;

@@ -1,6 +1,12 @@
 // NCCL's functions over MPI and the host's memory, in place of the library's: what a group of GPUs
 // asks of NCCL is done, by the end of its outermost group of calls, where there is no GPU. The
 // library must be there all the same, for its functions are replaced one by one.
+//
+// It is as strict as NCCL can be: an operation begins when all of those before it are done,
+// whatever their communicators, and a message leaves when its receiver is there, as in CUDA graphs
+// with drivers below 12.9. Ranks whose orders do not fit wait for each other, which is an error
+// that says where. It refuses to connect without the settings that plans rely on, and memory that a
+// version may not be told of.
 #pragma once
 
 #include <memory>
@@ -19,6 +25,8 @@ struct NcclSaid {
   std::string why = "none";           // the last error
   int open_groups = 0;                // of calls, one within another
   int communicators = 0;              // neither destroyed nor aborted
+  int version = NCCL_VERSION_CODE;    // that it pretends to be
+  int node = 0;                       // that this rank pretends to be on
 };
 NcclSaid& nccl_said();
 

@@ -4,13 +4,11 @@
 
 #include <cstdlib>
 #include <nlohmann/json.hpp>
-#include <set>
 
+#include "backend/cuda/tune_products.hpp"
 #include "backend/gpus.hpp"
 #include "comm/nccl/nccl_group.hpp"
-#include "io/file.hpp"
 #include "kernels/cuda/device.hpp"
-#include "memory/arena.hpp"
 #include "memory/cuda/cuda_streams.hpp"
 #include "memory/cuda/cuda_tier.hpp"
 
@@ -21,10 +19,17 @@ std::string version_text(int version) {
   return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }
 
+/// The CUDA version that the driver serves; 0 without one.
+int driver_version() {
+  int driver = 0;
+  CUDA_TRY(cudaDriverGetVersion(&driver));
+  return driver;
+}
+
 /// GPUs that this process may use.
 int visible_gpus() {
-  int driver = 0, count = 0;
-  CUDA_TRY(cudaDriverGetVersion(&driver));
+  int count = 0;
+  const int driver = driver_version();
   const std::string host = comm::host_name();
   if (driver == 0) {
     throw DeviceError(
@@ -117,72 +122,6 @@ GpuOfRank take_gpus_together(const Ranks* ranks, deck::Matmul products) {
 }
 
 using kernels::CudaLibraries;
-using kernels::cuda::AlgorithmTable;
-using kernels::cuda::GemmKey;
-
-constexpr std::int64_t kMostText = std::int64_t{64} << 20;  // of a table
-
-/// A table of keys alone, to send them.
-std::string keys_text(const kernels::cuda::GemmMachine& machine, std::span<const GemmKey> keys) {
-  AlgorithmTable table{.machine = machine, .chosen = {}};
-  for (const GemmKey& key : keys) table.chosen[key] = {};
-  return to_text(table);
-}
-
-/// The choices for all keys that `texts` name: those of the file, new ones for the others.
-std::string choose(kernels::cuda::Matmul& matmul, memory::Tier& tier,
-                   std::span<const std::string> texts, const Tuning& tuning) {
-  const auto machine = matmul.machine();
-  std::set<GemmKey> all;
-  for (const std::string& text : texts) {
-    const auto table = parse_algorithms(text, "a rank's products", machine);
-    TESSERA_CHECK(table, "ranks with other GPUs or libraries");
-    for (const auto& [key, none] : table->chosen) all.insert(key);
-  }
-  std::vector<GemmKey> missing(all.begin(), all.end());
-  if (std::filesystem::exists(tuning.file)) {
-    const auto kept =
-        parse_algorithms(read_text(tuning.file, kMostText), tuning.file.string(), machine);
-    if (kept) missing = matmul.adopt(*kept, missing);
-  }
-  if (missing.empty()) return to_text(matmul.table());
-  using kernels::cuda::AlgorithmChoice;
-  View memory = tuning.memory;
-  std::optional<memory::Arena> apart;
-  if (const auto needed = kernels::cuda::Matmul::timing_bytes(missing);
-      tuning.timed && memory.span_bytes() < needed) {
-    apart.emplace("timing of products", tier, needed);
-    memory = View(apart->base(), DType::u8, {needed});
-  }
-  if (tuning.timed) {
-    tuning.say(fmt::format("{} of {} matrix products are timed now, once for all starts of the run",
-                           missing.size(), all.size()));
-  }
-  matmul.choose(missing, tuning.timed ? AlgorithmChoice::timed : AlgorithmChoice::first, memory);
-  const std::string text = to_text(matmul.table());
-  if (!tuning.timed) return text;
-  AtomicFile file(tuning.file);
-  file.append(text);
-  file.publish();
-  return text;
-}
-
-void tune_products(kernels::cuda::Matmul& matmul, std::span<const GemmKey> keys, memory::Tier& tier,
-                   const comm::Control& control, const Tuning& tuning) {
-  const auto texts = control.gather(keys_text(matmul.machine(), keys));
-  std::string chosen;
-  control.together([&] {
-    if (control.rank() == 0) chosen = choose(matmul, tier, texts, tuning);
-  });
-  chosen = control.broadcast(chosen);
-  control.together([&] {
-    if (control.rank() == 0) return;
-    const auto table = parse_algorithms(chosen, "rank 0's choice", matmul.machine());
-    TESSERA_CHECK(table, "rank 0 has another GPU or library");
-    if (!matmul.adopt(*table, keys).empty())
-      throw DeviceError("a GPU refuses a matrix product that rank 0's does");
-  });
-}
 
 /// cuDNN and its answers, which must be the same everywhere.
 void agree_on_attention(kernels::cuda::Sdpa& sdpa, std::span<const kernels::KernelCall> calls,
@@ -231,7 +170,8 @@ Backend make_cuda_backend(const Settings& settings, const Ranks* ranks) {
   // A single rank needs no NCCL.
   std::shared_ptr<comm::NcclSession> nccl;
   if (ranks != nullptr && ranks->mpi.size() > 1) {
-    ranks->control.together([&] { nccl = std::make_shared<comm::NcclSession>(comm::open_nccl()); });
+    ranks->control.together(
+        [&] { nccl = std::make_shared<comm::NcclSession>(comm::open_nccl(), driver_version()); });
   }
   Backend b{.kind = deck::Backend::cuda,
             .name = "an " + gpu.name,
@@ -243,7 +183,8 @@ Backend make_cuda_backend(const Settings& settings, const Ranks* ranks) {
             .device = kernels::make_cuda_device(*queue, *libraries, rules),
             .tune = {},
             .make_streams = {},
-            .make_group = {}};
+            .make_group = {},
+            .notes = {}};
   b.start_beside = [device = b.device.get()](const kernels::KernelCall& call) {
     device->run(call);
     return std::unique_ptr<memory::Task>();
@@ -253,7 +194,7 @@ Backend make_cuda_backend(const Settings& settings, const Ranks* ranks) {
     b.tune = [libraries, rules, tier = std::make_shared<memory::CudaTier>(*queue),
               &control = ranks->control](std::span<const kernels::KernelCall> calls,
                                          const Tuning& tuning) {
-      tune_products(libraries->matmul, gemm_keys(calls, rules), *tier, control, tuning);
+      tune_products(libraries->matmul, calls, rules, *tier, control, tuning);
       agree_on_attention(libraries->sdpa, calls, control, tuning);
     };
   }
@@ -266,6 +207,7 @@ Backend make_cuda_backend(const Settings& settings, const Ranks* ranks) {
                                                         comm::Traffic traffic) {
     return comm::make_nccl_group(*nccl, members, shape, traffic, *queue, *device);
   };
+  if (nccl) b.notes = [nccl] { return nccl->notes(); };
   return b;
 }
 

@@ -1,6 +1,7 @@
 #include "comm/nccl/nccl_group.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <vector>
 
 #include "comm/mpi/mpi_group.hpp"
@@ -35,6 +36,11 @@ std::vector<ncclUniqueId> exchange_ids(const ncclUniqueId& own) {
   MPI_TRY(
       MPI_Allgather(&own, sizeof own, MPI_BYTE, all.data(), sizeof own, MPI_BYTE, MPI_COMM_WORLD));
   return all;
+}
+
+/// Ranks that call themselves nodes of their own talk over a network too.
+Reach reach_of(const GroupShape& shape) {
+  return shape.nodes > 1 || std::getenv("NCCL_HOSTID") != nullptr ? Reach::network : Reach::node;
 }
 
 class NcclGroup : public Group {
@@ -258,7 +264,7 @@ std::unique_ptr<Group> make_nccl_group(NcclSession& session, std::span<const int
     communicators.push_back(std::make_shared<Communicator>(
         nccl, ids[static_cast<std::size_t>(members.front())], static_cast<int>(mine),
         static_cast<int>(members.size()), traffic, patience));
-    session.add(communicators.back());
+    session.add(communicators.back(), reach_of(shape));
   }
   if (members.empty()) return nullptr;
   return std::make_unique<NcclGroup>(nccl, std::move(communicators), shape, mine, queue, device,

@@ -6,6 +6,22 @@
 #include "core/cuda.hpp"
 
 namespace tessera::comm {
+namespace {
+
+// Versions of NCCL, as ncclGetVersion has them.
+constexpr int kKeepsOrder = 22700;
+/// NCCL's issue 2389: a receiver's proxy takes back what the GPU has just told it, and both wait
+/// for ever. Mended after 2.32.3.
+constexpr int kRegistersForNetworks = 23204;
+/// Of CUDA, as cudaDriverGetVersion has it: the first driver with which NCCL lets an operation in a
+/// graph begin before the one before it has ended.
+constexpr int kOverlapsInGraphs = 12090;
+
+std::string version_text(int version) {
+  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
+
+}  // namespace
 
 void Nccl::check(ncclResult_t code, const char* call, ncclComm_t comm) const {
   if (code == ncclSuccess || code == ncclInProgress) return;
@@ -17,23 +33,45 @@ void Nccl::check(ncclResult_t code, const char* call, ncclComm_t comm) const {
                               ncclGetErrorString(code), cause));
 }
 
-std::shared_ptr<const Nccl> open_nccl() {
-  // Collectives of different groups begin in the order in which we queue them, on every rank alike;
-  // without that, stages that send to each other would wait for ever.
+std::shared_ptr<const Nccl> open_nccl() { return std::make_shared<const Nccl>(); }
+
+NcclSession::NcclSession(std::shared_ptr<const Nccl> nccl, int driver)
+    : nccl_(std::move(nccl)), driver_(driver) {
+  // Collectives of different groups begin in the order in which we queue them, which fits that of
+  // every other rank (plan/meetings); without that, stages that send to each other would wait for
+  // ever.
   setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 1);
   // Memory is made known by us, where that is right; NCCL would do it for whatever a CUDA graph's
   // collectives use, wherever that is on other ranks.
   setenv("NCCL_GRAPH_REGISTER", "0", 1);
-  auto nccl = std::make_shared<const Nccl>();
-  int version = 0;
-  nccl->check(nccl->ncclGetVersion(&version), "ncclGetVersion");
-  if (version < 22700) {
+  // A step ends before the next is queued or launched, so no graph is under way beside another one
+  // or beside collectives that are in none: NCCL need not order them, which takes time and has
+  // stopped launches for ever.
+  setenv("NCCL_GRAPH_MIXING_SUPPORT", "0", 0);
+  nccl_->check(nccl_->ncclGetVersion(&version_), "ncclGetVersion");
+  if (version_ < kKeepsOrder) {
     throw DeviceError(fmt::format(
-        "libnccl.so.2 is version {}.{}.{}, too old to keep the order of collectives: 2.27 or newer "
-        "is needed, built for CUDA 12.3 or newer",
-        version / 10000, version / 100 % 100, version % 100));
+        "libnccl.so.2 is version {}, too old to keep the order of collectives: 2.27 or newer is "
+        "needed, built for CUDA 12.3 or newer",
+        version_text(version_)));
   }
-  return nccl;
+}
+
+std::vector<std::string> NcclSession::notes() const {
+  std::vector<std::string> all;
+  if (driver_ < kOverlapsInGraphs) {
+    all.push_back(fmt::format(
+        "the driver serves CUDA {}.{}: NCCL runs messages and collectives of a step one after "
+        "another; with 12.9 or newer they overlap",
+        driver_ / 1000, driver_ % 1000 / 10));
+  }
+  if (unregistered_) {
+    all.push_back(
+        fmt::format("NCCL {} copies what data ranks exchange between nodes: before {}, sending it "
+                    "from where it lies may wait for ever",
+                    version_text(version_), version_text(kRegistersForNetworks)));
+  }
+  return all;
 }
 
 std::byte* NcclSession::allocate(std::int64_t bytes) {
@@ -43,9 +81,14 @@ std::byte* NcclSession::allocate(std::int64_t bytes) {
   auto* base = static_cast<std::byte*>(memory);
   auto& known = memory_[base];
   try {
-    for (const auto& communicator : all_) {
-      const auto one = communicator.lock();
-      if (one && one->takes_memory()) known.push_back({one, one->register_memory(base, bytes)});
+    for (const Member& member : all_) {
+      const auto one = member.communicator.lock();
+      if (!one || !one->takes_memory()) continue;
+      if (member.reach == Reach::network && version_ < kRegistersForNetworks) {
+        unregistered_ = true;
+      } else {
+        known.push_back({one, one->register_memory(base, bytes)});
+      }
     }
   } catch (...) {
     release(base);
@@ -62,14 +105,14 @@ void NcclSession::release(std::byte* base) {
   nccl_->ncclMemFree(base);
 }
 
-void NcclSession::add(const std::shared_ptr<Communicator>& communicator) {
-  std::erase_if(all_, [](const auto& c) { return c.expired(); });
-  all_.push_back(communicator);
+void NcclSession::add(const std::shared_ptr<Communicator>& communicator, Reach reach) {
+  std::erase_if(all_, [](const Member& m) { return m.communicator.expired(); });
+  all_.push_back({communicator, reach});
 }
 
 void NcclSession::look() const {
-  for (const auto& communicator : all_) {
-    if (const auto one = communicator.lock()) one->look();
+  for (const Member& member : all_) {
+    if (const auto one = member.communicator.lock()) one->look();
   }
 }
 

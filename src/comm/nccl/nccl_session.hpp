@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace tessera::comm {
@@ -12,24 +13,32 @@ namespace tessera::comm {
 struct Nccl;
 class Communicator;
 
-/// NCCL with the settings that a plan relies on; before any group is made. Throws DeviceError where
-/// the library is missing or too old.
+/// Throws DeviceError where the library is missing.
 std::shared_ptr<const Nccl> open_nccl();
+
+/// Whether ranks of a communicator talk over a network, as NCCL sees it.
+enum class Reach : std::uint8_t { node, network };
 
 class NcclSession {
  public:
-  explicit NcclSession(std::shared_ptr<const Nccl> nccl) : nccl_(std::move(nccl)) {}
+  /// Gives NCCL the settings that plans rely on; before anything else is asked of it. `driver`: the
+  /// CUDA version that it serves (cudaDriverGetVersion). Throws DeviceError where NCCL is too old.
+  NcclSession(std::shared_ptr<const Nccl> nccl, int driver);
   NcclSession(const NcclSession&) = delete;
   NcclSession& operator=(const NcclSession&) = delete;
 
   const std::shared_ptr<const Nccl>& nccl() const { return nccl_; }
-  /// Device memory, zeroed by nobody, that the communicators which may know memory are told of;
-  /// give it back with release(). Throws MemoryError.
+  /// Device memory, zeroed by nobody, that the communicators which may know memory are told of:
+  /// where they reach over a network only from the version on that can be trusted with it. Give it
+  /// back with release(). Throws MemoryError.
   std::byte* allocate(std::int64_t bytes);
   void release(std::byte* base);
 
   /// A communicator of a group's rank, from here on one of the session's until it ends.
-  void add(const std::shared_ptr<Communicator>& communicator);
+  void add(const std::shared_ptr<Communicator>& communicator, Reach reach);
+
+  /// What costs time here and need not, a line each, for people.
+  std::vector<std::string> notes() const;
 
   /// Throws CommError where a communicator has found that a rank is gone or a link is broken: what
   /// is queued will never end then.
@@ -41,7 +50,13 @@ class NcclSession {
     std::weak_ptr<Communicator> to;
     void* handle = nullptr;
   };
-  std::vector<std::weak_ptr<Communicator>> all_;
+  struct Member {
+    std::weak_ptr<Communicator> communicator;
+    Reach reach = Reach::node;
+  };
+  std::vector<Member> all_;
+  int version_ = 0, driver_ = 0;
+  bool unregistered_ = false;  // some memory is not known to communicators that might know it
   std::map<std::byte*, std::vector<Known>> memory_;
 };
 

@@ -176,7 +176,8 @@ Times CudaStreams::finish() {
     const CudaHandle<cudaGraph_t> owned(graph);
     mode_ = Mode::queue;
     cudaGraphExec_t made = nullptr;
-    CUDA_TRY(cudaGraphInstantiate(&made, graph, 0));
+    // Kernels keep their streams' priorities; else all have that of the stream of the launch.
+    CUDA_TRY(cudaGraphInstantiate(&made, graph, cudaGraphInstantiateFlagUseNodePriority));
     now_->graph.reset(made);
     CUDA_TRY(cudaGraphLaunch(made, stream(kCompute)));
   }

@@ -6,10 +6,32 @@
 #include "kernels/common/fp8.hpp"
 #include "kernels/common/types.hpp"
 #include "kernels/cuda/scratch.hpp"
+#include "support/emulator/products.hpp"
 #include "support/emulator/streams.hpp"
+
+namespace tessera::emulator {
+namespace {
+
+std::function<bool(const kernels::cuda::GemmKey&)>& refused() {
+  static std::function<bool(const kernels::cuda::GemmKey&)> which;
+  return which;
+}
+
+}  // namespace
+
+void refuse_products(std::function<bool(const kernels::cuda::GemmKey&)> which) {
+  refused() = std::move(which);
+}
+
+}  // namespace tessera::emulator
 
 namespace tessera::kernels::cuda {
 namespace {
+
+bool refuses(const GemmKey& key) {
+  const auto& which = emulator::refused();
+  return which && which(key);
+}
 
 /// A code of 8 bits: sign, exponent and kMantissa bits of mantissa.
 template <typename Format>
@@ -118,12 +140,36 @@ void check_gelu(const Gemm& product) {
 
 struct Matmul::Library {
   const Queue& queue;
+  AlgorithmTable table;
 };
-Matmul::Matmul(const Queue& queue) : library_(new Library{queue}) {}
+Matmul::Matmul(const Queue& queue)
+    : library_(new Library{queue, {.machine = {1, "emulated", 9, 0}, .chosen = {}}}) {}
 Matmul::~Matmul() = default;
+
+bool Matmul::takes(const GemmKey& key) { return !refuses(key); }
+std::int64_t Matmul::timing_bytes(std::span<const GemmKey>) { return 0; }
+void Matmul::choose(std::span<const GemmKey> keys, AlgorithmChoice, const View&) {
+  for (const GemmKey& key : keys) {
+    if (!refuses(key)) library_->table.chosen[key] = {};
+  }
+}
+std::vector<GemmKey> Matmul::adopt(const AlgorithmTable& table, std::span<const GemmKey> keys) {
+  std::vector<GemmKey> missing;
+  for (const GemmKey& key : keys) {
+    if (table.chosen.contains(key) && !refuses(key)) {
+      library_->table.chosen[key] = table.chosen.at(key);
+    } else {
+      missing.push_back(key);
+    }
+  }
+  return missing;
+}
+AlgorithmTable Matmul::table() const { return library_->table; }
+GemmMachine Matmul::machine() const { return library_->table.machine; }
 
 void Matmul::run(const Gemm& product, const std::byte* bias, const View& workspace) {
   const GemmKey& key = product.key;
+  TESSERA_CHECK(!refuses(key), "a product that is refused: {}", text_of(key));
   TESSERA_CHECK(
       workspace.span_bytes() == kMatmulWorkspace && aligned(workspace.data, kWorkspaceAlignment),
       "{} bytes of workspace", workspace.span_bytes());

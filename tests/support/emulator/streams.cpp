@@ -35,14 +35,17 @@ using Nodes = std::set<std::size_t>;
 struct CUgraph_st {
   struct Node {
     std::function<void()> run;
+    int priority = 0;  // of the stream that it was captured from
     Nodes after;
   };
   std::vector<Node> nodes;
 };
 struct CUgraphExec_st {
   CUgraph_st graph;
+  bool node_priorities = false;  // else all nodes have the priority of the stream of the launch
 };
 struct CUstream_st {
+  int priority = 0;
   std::deque<Work> queue;
   CUgraph_st* capture = nullptr;  // being taken down; owned by the stream that began it
   Nodes last;                     // nodes that the next one comes after
@@ -57,6 +60,8 @@ namespace {
 
 struct Device {
   std::set<cudaStream_t> streams;
+  int priority = 0;          // of the work that runs now
+  int graphs_under_way = 0;  // launched and not at their end
   std::mt19937 random{1};
 
   static Device& one() {
@@ -76,6 +81,7 @@ struct Device {
     cudaStream_t chosen = ready[draw(ready.size())];
     const Work work = std::move(chosen->queue.front());
     chosen->queue.pop_front();
+    priority = chosen->priority;
     if (work.run) work.run();
     return true;
   }
@@ -103,7 +109,8 @@ void reach(const PointRef& point) {
 }
 
 /// Nodes in an order that their edges allow.
-void run_graph(const CUgraph_st& graph) {
+void run_graph(const CUgraphExec_st& made, int launch_priority) {
+  const CUgraph_st& graph = made.graph;
   std::set<std::size_t> left;
   for (std::size_t i = 0; i < graph.nodes.size(); ++i) left.insert(i);
   while (!left.empty()) {
@@ -114,9 +121,11 @@ void run_graph(const CUgraph_st& graph) {
         ready.push_back(i);
     }
     const std::size_t chosen = ready[Device::one().draw(ready.size())];
+    Device::one().priority = made.node_priorities ? graph.nodes[chosen].priority : launch_priority;
     graph.nodes[chosen].run();
     left.erase(chosen);
   }
+  --Device::one().graphs_under_way;
 }
 
 }  // namespace
@@ -129,7 +138,7 @@ cudaError_t queue_work(cudaStream_t stream, std::function<void()> work) {
     Device::one().run_all();
     work();
   } else if (stream->capture != nullptr) {
-    stream->capture->nodes.push_back({std::move(work), stream->last});
+    stream->capture->nodes.push_back({std::move(work), stream->priority, stream->last});
     stream->last = {stream->capture->nodes.size() - 1};
   } else {
     stream->queue.push_back({std::move(work), nullptr, {}});
@@ -141,12 +150,15 @@ void queue_gate(cudaStream_t stream, std::function<bool()> open) {
   stream->queue.push_back({nullptr, nullptr, std::move(open)});
 }
 
+int running_priority() { return Device::one().priority; }
+int graphs_under_way() { return Device::one().graphs_under_way; }
+
 }  // namespace tessera::emulator
 
 using tessera::emulator::queue_work;
 
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
-  *stream = *Device::one().streams.insert(new CUstream_st).first;
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int priority) {
+  *stream = *Device::one().streams.insert(new CUstream_st{.priority = priority}).first;
   return cudaSuccess;
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
@@ -260,12 +272,14 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   *graph = nullptr;
   return cudaErrorStreamCaptureUnjoined;
 }
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph, unsigned long long) {
-  *made = new CUgraphExec_st{*graph};
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph,
+                                 unsigned long long flags) {
+  *made = new CUgraphExec_st{*graph, (flags & cudaGraphInstantiateFlagUseNodePriority) != 0};
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
-  return queue_work(stream, [graph] { run_graph(graph->graph); });
+  ++Device::one().graphs_under_way;
+  return queue_work(stream, [graph, priority = stream->priority] { run_graph(*graph, priority); });
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
   delete graph;

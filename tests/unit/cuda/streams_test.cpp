@@ -95,6 +95,68 @@ TEST(CudaStreams, KeepTheOrderQueuedRecordedAndRepeated) {
   }
 }
 
+/// A step of one piece of work on each stream, which notes the priority that it runs with.
+std::array<int, kStreams> priorities_of_step(CudaStreams& streams, CudaQueue& queue,
+                                             std::array<int, kStreams>& seen) {
+  if (streams.begin({.key = &seen, .works = kStreams})) {
+    for (std::size_t s = 0; s < kStreams; ++s) {
+      const auto put = [&, s] {
+        emulator::queue_work(queue.stream, [&seen, s] { seen[s] = emulator::running_priority(); });
+      };
+      if (s == kCompute) {
+        streams.run({.stream = s}, put);
+      } else {
+        streams.enqueue({.stream = s}, [&]() -> std::unique_ptr<Task> {
+          put();
+          return nullptr;
+        });
+      }
+    }
+  }
+  streams.finish();
+  return std::exchange(seen, {});
+}
+
+// In a graph too: what others wait for goes first.
+TEST(CudaStreams, KeepTheirPrioritiesInGraphs) {
+  int least = 0, greatest = 0;
+  ASSERT_EQ(cudaDeviceGetStreamPriorityRange(&least, &greatest), cudaSuccess);
+  ASSERT_NE(least, greatest);
+  std::array<int, kStreams> want{}, seen{};
+  want.fill(greatest);
+  want[kCompute] = least;
+  CudaQueue queue;
+  CudaStreams streams(queue);
+  for (int round = 0; round < 4; ++round)
+    EXPECT_EQ(priorities_of_step(streams, queue, seen), want) << "round " << round;
+}
+
+// NCCL is told that no graph is under way when something else is queued
+// (NCCL_GRAPH_MIXING_SUPPORT).
+TEST(CudaStreams, QueueNothingBesideAGraph) {
+  CudaQueue queue;
+  CudaStreams streams(queue);
+  RandomStep step(10), other(11);
+  for (int round = 0; round < 4; ++round) {
+    for (RandomStep* s : {&step, &other}) {
+      EXPECT_EQ(emulator::graphs_under_way(), 0);
+      if (streams.begin({.key = s, .works = s->size()})) {
+        EXPECT_EQ(emulator::graphs_under_way(), 0);
+        s->queue(streams, queue);
+      } else {
+        EXPECT_EQ(emulator::graphs_under_way(), 1);
+      }
+      streams.finish();
+      s->expect_all_happened();
+    }
+    ASSERT_TRUE(streams.begin({.key = &step, .works = step.size(), .repeatable = false}));
+    EXPECT_EQ(emulator::graphs_under_way(), 0) << "a profiled step";
+    step.queue(streams, queue);
+    streams.finish();
+    step.expect_all_happened();
+  }
+}
+
 TEST(CudaStreams, TimeEveryPieceOfWork) {
   CudaQueue queue;
   CudaStreams streams(queue);

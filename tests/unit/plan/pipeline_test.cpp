@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <random>
 
@@ -157,6 +158,65 @@ TEST(Schedule, HasTheBubbleOfThePapers) {
       EXPECT_EQ(idle(PipelineSchedule::zero_bubble, 1), p - 1) << p << ' ' << k;
       // In units of a chunk, which is 1 / V of the stage's work.
       EXPECT_EQ(idle(PipelineSchedule::interleaved, 2), 3 * (p - 1)) << p << ' ' << k;
+    }
+  }
+}
+
+/// What a stage sends and receives, in the order in which it says so.
+struct Message {
+  PipelineResult what;
+  bool sends = false;
+};
+std::deque<Message> messages_of(const std::vector<std::vector<PipelineAction>>& all,
+                                std::int64_t stage, std::int64_t parts) {
+  const std::int64_t stages = std::ssize(all);
+  const auto& own = all[static_cast<std::size_t>(stage)];
+  const auto receives = pipeline_receives(all, stage);
+  EXPECT_EQ(receives.size(), own.size());
+  std::deque<Message> messages;
+  std::vector<PipelineAction> received;
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    for (const PipelineAction& a : receives[i]) {
+      received.push_back(a);
+      messages.push_back({*needed_by(a, a.chunk * stages + stage, parts), false});
+    }
+    const std::int64_t part = own[i].chunk * stages + stage;
+    const auto needed = needed_by(own[i], part, parts);
+    if (needed && needed->part % stages != stage) {
+      EXPECT_EQ(std::ranges::count(received, own[i]), 1) << "action " << i << " has no input";
+    }
+    const auto result = result_of(own[i], part);
+    if (result && part != (result->backward ? 0 : parts - 1)) messages.push_back({*result, true});
+  }
+  return messages;
+}
+
+// Where each is done, at both ends, before a stage begins its next: as where a GPU runs what it
+// sends and receives one after another.
+TEST(Schedule, MessagesHaveOneOrderOnAllStages) {
+  for (std::int64_t p = 2; p <= 5; ++p) {
+    for (std::int64_t k = 1; k <= 9; ++k) {
+      for (const auto& [schedule, word] : EnumWords<PipelineSchedule>::table) {
+        const std::int64_t v = schedule == PipelineSchedule::interleaved ? 1 + k % 3 : 1;
+        SCOPED_TRACE(fmt::format("{} over {} stages x {}, {} micro-batches", word, p, v, k));
+        const auto actions =
+            pipeline_actions({.schedule = schedule, .virtual_stages = v}, p, k, k % 4 != 0);
+        std::vector<std::deque<Message>> left;
+        for (std::int64_t s = 0; s < p; ++s) left.push_back(messages_of(actions, s, p * v));
+        for (bool moved = true; moved;) {
+          moved = false;
+          for (auto& stage : left) {
+            if (stage.empty() || !stage.front().sends) continue;
+            const PipelineResult m = stage.front().what;
+            const std::int64_t to = (m.part % p + (m.backward ? p - 1 : 1)) % p;
+            auto& other = left[static_cast<std::size_t>(to)];
+            if (other.empty() || other.front().sends || other.front().what != m) continue;
+            stage.pop_front(), other.pop_front();
+            moved = true;
+          }
+        }
+        for (const auto& stage : left) EXPECT_TRUE(stage.empty()) << "it waits for ever";
+      }
     }
   }
 }
