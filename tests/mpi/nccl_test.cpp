@@ -39,9 +39,9 @@ class NcclGroups : public testing::Test {
   /// Of data ranks, all of them on one node or each on its own.
   std::unique_ptr<Group> make_replicas(std::int64_t nodes) {
     const std::int64_t size = session().size();
-    return make_nccl_group(*session_, all_ranks(),
-                           {.size = size, .local = size / nodes, .nodes = nodes}, Traffic::replicas,
-                           queue_, *device_);
+    const GroupShape on_nodes{
+        .size = size, .local = size / nodes, .nodes = nodes, .carrier = Carrier::nccl};
+    return make_nccl_group(*session_, all_ranks(), on_nodes, Traffic::replicas, queue_, *device_);
   }
   static void finish_queued(std::unique_ptr<memory::Task> task) {
     EXPECT_EQ(task, nullptr) << "it is queued";
