@@ -302,7 +302,7 @@ class InTurn : public memory::Streams {
  public:
   bool begin(const Step&) override { return true; }
   void enqueue(memory::Work, memory::Start start) override {
-    if (const auto task = start()) finish(*task);  // of a group of one
+    if (const auto task = start()) test::finish(*task);  // of a group of one
   }
   void run(const memory::Work&, const std::function<void()>& f) override { f(); }
   memory::Times finish() override { return {}; }
