@@ -357,6 +357,7 @@ class NcclPipelines : public NcclGroups {
 // stages' orders of messages and collectives must fit together.
 TEST_F(NcclPipelines, ComeToTheirEndInOneOrder) {
   const std::int64_t size = session().size();
+  if (size == 1) return;
   std::vector<Mesh> meshes = {{1, 1, size}};
   if (size == 4) meshes.insert(meshes.end(), {{1, 2, 2}, {2, 1, 2}});
   const auto want = losses({}, {}, false);

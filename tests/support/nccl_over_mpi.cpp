@@ -42,13 +42,56 @@ ncclResult_t said(const char* call) {
   return nccl_said().state;
 }
 
-ncclResult_t unique_id(ncclUniqueId* id) {
-  static int made = 0;
+/// Who made it, whom the ranks of a communicator find each other by, and how many it had made.
+struct Id {
+  int maker = 0, number = 0;
+};
+
+int world_rank() {
   int rank = 0;
   MPI_TRY(MPI_Comm_rank(MPI_COMM_WORLD, &rank));
-  const int name = 1000 * rank + ++made;
-  std::memcpy(id, &name, sizeof name);
+  return rank;
+}
+
+ncclResult_t unique_id(ncclUniqueId* id) {
+  static int made = 0;
+  const Id own{.maker = world_rank(), .number = ++made};
+  std::memcpy(id, &own, sizeof own);
   return ncclSuccess;
+}
+
+/// Of `size` ranks, the maker of the id among them, this one `rank`; others do not take part.
+MPI_Comm communicator_of(Id id, int size, int rank) {
+  struct Member {
+    int rank, world_rank;
+  };
+  constexpr int kWords = sizeof(Member) / sizeof(int);
+  const Member own{rank, world_rank()};
+  std::vector<int> all(static_cast<std::size_t>(size));
+  if (own.world_rank == id.maker) {
+    std::vector<Member> members = {own};
+    for (int i = 1; i < size; ++i) {
+      MPI_TRY(MPI_Recv(&members.emplace_back(), kWords, MPI_INT, MPI_ANY_SOURCE, id.number,
+                       MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+    }
+    for (const Member& m : members) all.at(static_cast<std::size_t>(m.rank)) = m.world_rank;
+    for (const Member& m : members) {
+      if (m.world_rank != id.maker)
+        MPI_TRY(MPI_Send(all.data(), size, MPI_INT, m.world_rank, id.number, MPI_COMM_WORLD));
+    }
+  } else {
+    MPI_TRY(MPI_Send(&own, kWords, MPI_INT, id.maker, id.number, MPI_COMM_WORLD));
+    MPI_TRY(MPI_Recv(all.data(), size, MPI_INT, id.maker, id.number, MPI_COMM_WORLD,
+                     MPI_STATUS_IGNORE));
+  }
+  MPI_Group world = MPI_GROUP_NULL, group = MPI_GROUP_NULL;
+  MPI_Comm communicator = MPI_COMM_NULL;
+  MPI_TRY(MPI_Comm_group(MPI_COMM_WORLD, &world));
+  MPI_TRY(MPI_Group_incl(world, size, all.data(), &group));
+  MPI_TRY(MPI_Comm_create_group(MPI_COMM_WORLD, group, id.number, &communicator));
+  MPI_TRY(MPI_Group_free(&group));
+  MPI_TRY(MPI_Group_free(&world));
+  return communicator;
 }
 
 bool is_set(const char* name, std::string_view value) {
@@ -61,13 +104,10 @@ ncclResult_t connect(ncclComm_t* comm, int size, ncclUniqueId id, int rank, nccl
       std::getenv("NCCL_GRAPH_MIXING_SUPPORT") == nullptr) {
     throw InternalError("NCCL without the settings that plans rely on");
   }
-  int name = 0, found = 0;
+  Id name;
   std::memcpy(&name, &id, sizeof name);
-  *comm = new ncclComm{.mpi = MPI_COMM_NULL, .unsettled = 2};
+  *comm = new ncclComm{.mpi = communicator_of(name, size, rank), .unsettled = 2};
   ++nccl_said().communicators;
-  MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, name, rank, &(*comm)->mpi));
-  MPI_TRY(MPI_Comm_size((*comm)->mpi, &found));
-  if (found != size) throw InternalError("ranks of one group have different ids");
   std::array<int, 2> ends = {nccl_said().node, -nccl_said().node};
   MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, ends.data(), 2, MPI_INT, MPI_MAX, (*comm)->mpi));
   (*comm)->network = ends[0] != -ends[1];
