@@ -44,7 +44,7 @@ ncclResult_t said(const char* call) {
 
 /// Who made it, whom the ranks of a communicator find each other by, and how many it had made.
 struct Id {
-  int maker = 0, number = 0;
+  int maker, number;
 };
 
 int world_rank() {
@@ -104,7 +104,7 @@ ncclResult_t connect(ncclComm_t* comm, int size, ncclUniqueId id, int rank, nccl
       std::getenv("NCCL_GRAPH_MIXING_SUPPORT") == nullptr) {
     throw InternalError("NCCL without the settings that plans rely on");
   }
-  Id name;
+  Id name{};
   std::memcpy(&name, &id, sizeof name);
   *comm = new ncclComm{.mpi = communicator_of(name, size, rank), .unsettled = 2};
   ++nccl_said().communicators;
