@@ -106,7 +106,8 @@ void Trainer::take_directory() {
     if (control_.rank() != 0) return;
     lock_ = std::make_unique<RunLock>(directory_);
     remove_ended(directory_);
-    const bool never = deck_.run.resume == decltype(deck_.run.resume){deck::Resume::never};
+    const auto* word = std::get_if<deck::Resume>(&deck_.run.resume);
+    const bool never = word != nullptr && *word == deck::Resume::never;
     if (never && holds_a_run(directory_)) {
       throw DeckError(fmt::format(
           "{}: run.resume = \"never\", but {} already holds a run: set another run.dir or "
