@@ -310,7 +310,10 @@ Matmul::~Matmul() = default;
 void Matmul::run(const Gemm& product, const std::byte* bias, const View& workspace) {
   Library::Product& p = library_->product(product.key);
   if (!p.algorithm) p.algorithm = library_->first(product.key, p);
-  if (!p.algorithm) refuse({&product.key, 1});
+  if (!p.algorithm) {
+    throw DeviceError(fmt::format("cuBLASLt {} has no algorithm for {}", machine().library,
+                                  text_of(product.key)));
+  }
   library_->check(
       library_->queue_product(product.key, p, *p.algorithm, product, bias, workspace.data),
       text_of(product.key));

@@ -23,10 +23,11 @@ std::vector<GemmKey> gemm_keys(std::span<const KernelCall> calls, const ProductR
 void add_refused(Refusals& all, std::span<const GemmKey> keys, std::int64_t library) {
   for (const GemmKey& key : keys) {
     if (is_plain(key)) {
-      throw DeviceError(fmt::format(
-          "cuBLASLt {} has no algorithm for {}: try sizes of the model and batch.micro that are "
-          "multiples of 8, or another version of it",
-          library, text_of(key)));
+      throw DeviceError(
+          fmt::format("cuBLASLt {} has no algorithm that all ranks' GPUs take for {}: try sizes of "
+                      "the model and batch.micro that are "
+                      "multiples of 8, or another version of it",
+                      library, text_of(key)));
     }
     all.insert(key);
   }

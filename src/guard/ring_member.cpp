@@ -47,6 +47,7 @@ void RingMember::send(Link& link, Kind kind, int about, std::string_view text) {
 }
 
 void RingMember::pass_on(const Link* from, Kind kind, int about, std::string_view text) {
+  if (is_draining()) return;  // all is said
   for (Link& l : links_) {
     if (&l != from) send(l, kind, about, text);
   }

@@ -266,8 +266,8 @@ TEST_F(NcclGroups, RegisterOverNetworksFromAVersionOn) {
   EXPECT_NE(session_->notes()[0].find("NCCL 2.28.9 copies what data ranks exchange between nodes"),
             std::string::npos)
       << session_->notes()[0];
-  EXPECT_EQ(calls_of(NCCL_VERSION(2, 32, 3), size), copied);
-  EXPECT_EQ(calls_of(NCCL_VERSION(2, 32, 4), size), registered);
+  EXPECT_EQ(calls_of(NCCL_VERSION(2, 32, 6), size), copied);
+  EXPECT_EQ(calls_of(NCCL_VERSION(2, 33, 0), size), registered);
   EXPECT_TRUE(session_->notes().empty());
   // Ranks that call themselves nodes of their own, to share a GPU.
   setenv("NCCL_HOSTID", "somebody", 1);
@@ -279,11 +279,18 @@ TEST_F(NcclGroups, HaveTheSettingsThatPlansRelyOn) {
   const auto value = [](const char* name) { return std::string(std::getenv(name)); };
   EXPECT_EQ(value("NCCL_LAUNCH_ORDER_IMPLICIT"), "1");
   EXPECT_EQ(value("NCCL_GRAPH_REGISTER"), "0");
-  EXPECT_EQ(value("NCCL_GRAPH_MIXING_SUPPORT"), "0");
-  setenv("NCCL_GRAPH_MIXING_SUPPORT", "1", 1);
-  session_.emplace(make_nccl_over_mpi(), kDriver);
-  EXPECT_EQ(value("NCCL_GRAPH_MIXING_SUPPORT"), "1") << "it is the user's own";
-  unsetenv("NCCL_GRAPH_MIXING_SUPPORT");
+  const auto mixing_with = [&](int version, const char* of_user) {
+    of_user == nullptr ? unsetenv("NCCL_GRAPH_MIXING_SUPPORT")
+                       : setenv("NCCL_GRAPH_MIXING_SUPPORT", of_user, 1);
+    const auto nccl = make_nccl_over_mpi();
+    nccl_said().version = version;
+    session_.emplace(nccl, kDriver);
+    const char* set = std::getenv("NCCL_GRAPH_MIXING_SUPPORT");
+    return std::string(set == nullptr ? "" : set);
+  };
+  EXPECT_EQ(mixing_with(NCCL_VERSION(2, 28, 9), nullptr), "0");
+  EXPECT_EQ(mixing_with(NCCL_VERSION(2, 28, 9), "1"), "1") << "it is the user's own";
+  EXPECT_EQ(mixing_with(NCCL_VERSION(2, 29, 2), nullptr), "") << "it has another meaning";
 }
 
 TEST_F(NcclGroups, LookAtTheVersionsOfNcclAndOfTheDriver) {

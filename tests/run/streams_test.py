@@ -80,6 +80,9 @@ class Streams(RunTest):
         deck = self.deck("run", tiny_deck(self.corpus))
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
+        with self.assertRaises(BlockingIOError):
+            while True:
+                os.write(writer, bytes(4096))
         try:
             result = subprocess.run([BINARY, "plan", deck, "--ranks", "2", "--format", "json"],
                                     stdout=writer, stderr=subprocess.PIPE, text=True,

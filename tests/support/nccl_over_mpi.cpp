@@ -100,8 +100,9 @@ bool is_set(const char* name, std::string_view value) {
 }
 
 ncclResult_t connect(ncclComm_t* comm, int size, ncclUniqueId id, int rank, ncclConfig_t* config) {
+  const bool knows_how_graphs_are_used = nccl_said().version >= NCCL_VERSION(2, 29, 0);
   if (!is_set("NCCL_LAUNCH_ORDER_IMPLICIT", "1") || !is_set("NCCL_GRAPH_REGISTER", "0") ||
-      std::getenv("NCCL_GRAPH_MIXING_SUPPORT") == nullptr) {
+      (!knows_how_graphs_are_used && std::getenv("NCCL_GRAPH_MIXING_SUPPORT") == nullptr)) {
     throw InternalError("NCCL without the settings that plans rely on");
   }
   Id name{};
@@ -145,7 +146,7 @@ ncclResult_t release(void* memory) {
   return ncclSuccess;
 }
 ncclResult_t register_memory(ncclComm_t comm, void* memory, std::size_t bytes, void** handle) {
-  if (comm->network && nccl_said().version < NCCL_VERSION(2, 32, 4))
+  if (comm->network && nccl_said().version < NCCL_VERSION(2, 33, 0))
     throw InternalError("memory that a network may wait for for ever is registered");
   *handle = comm;
   std::memset(memory, 1, bytes);  // it is all there

@@ -4,9 +4,9 @@
 //
 // It is as strict as NCCL can be: an operation begins when all of those before it are done,
 // whatever their communicators, and a message leaves when its receiver is there, as in CUDA graphs
-// with drivers below 12.9. Ranks whose orders do not fit wait for each other, which is an error
-// that says where. It refuses to connect without the settings that plans rely on, and memory that a
-// version may not be told of.
+// with drivers below 12.9. Ranks whose messages do not fit wait for each other, which is an error
+// that says where; collectives that do not fit wait for ever. It refuses to connect without the
+// settings that plans rely on, and memory that a version may not be told of.
 #pragma once
 
 #include <memory>

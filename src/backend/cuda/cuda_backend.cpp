@@ -170,8 +170,12 @@ Backend make_cuda_backend(const Settings& settings, const Ranks* ranks) {
   // A single rank needs no NCCL.
   std::shared_ptr<comm::NcclSession> nccl;
   if (ranks != nullptr && ranks->mpi.size() > 1) {
-    ranks->control.together(
-        [&] { nccl = std::make_shared<comm::NcclSession>(comm::open_nccl(), driver_version()); });
+    std::int64_t driver = 0;
+    ranks->control.together([&] { driver = driver_version(); });
+    driver = -ranks->control.max(-driver);  // the oldest holds all others up
+    ranks->control.together([&] {
+      nccl = std::make_shared<comm::NcclSession>(comm::open_nccl(), static_cast<int>(driver));
+    });
   }
   Backend b{.kind = deck::Backend::cuda,
             .name = "an " + gpu.name,

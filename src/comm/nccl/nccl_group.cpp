@@ -64,8 +64,8 @@ class NcclGroup : public Group {
     return nullptr;
   }
 
-  /// Messages of neighbours in a ring must not wait for each other: those that a rank sends and
-  /// those that it receives are on different communicators, also where the ring closes.
+  /// What a rank sends and what it receives are on different communicators, also where the ring
+  /// closes, so that they may be under way at once. The order of plans does not need it.
   static constexpr std::size_t kEdges = 3;
   static std::size_t edge(std::int64_t sender, std::int64_t size) {
     return sender + 1 == size ? 2 : static_cast<std::size_t>(sender % 2);

@@ -11,8 +11,10 @@ namespace {
 // Versions of NCCL, as ncclGetVersion has them.
 constexpr int kKeepsOrder = 22700;
 /// NCCL's issue 2389: a receiver's proxy takes back what the GPU has just told it, and both wait
-/// for ever. Mended after 2.32.3.
-constexpr int kRegistersForNetworks = 23204;
+/// for ever. The mend came when 2.32 had been cut.
+constexpr int kRegistersForNetworks = 23300;
+/// From here on the setting says how communicators are used, and its default allows what it must.
+constexpr int kKnowsHowGraphsAreUsed = 22900;
 /// Of CUDA, as cudaDriverGetVersion has it: the first driver with which NCCL lets an operation in a
 /// graph begin before the one before it has ended.
 constexpr int kOverlapsInGraphs = 12090;
@@ -44,11 +46,11 @@ NcclSession::NcclSession(std::shared_ptr<const Nccl> nccl, int driver)
   // Memory is made known by us, where that is right; NCCL would do it for whatever a CUDA graph's
   // collectives use, wherever that is on other ranks.
   setenv("NCCL_GRAPH_REGISTER", "0", 1);
+  nccl_->check(nccl_->ncclGetVersion(&version_), "ncclGetVersion");
   // A step ends before the next is queued or launched, so no graph is under way beside another one
   // or beside collectives that are in none: NCCL need not order them, which takes time and has
   // stopped launches for ever.
-  setenv("NCCL_GRAPH_MIXING_SUPPORT", "0", 0);
-  nccl_->check(nccl_->ncclGetVersion(&version_), "ncclGetVersion");
+  if (version_ < kKnowsHowGraphsAreUsed) setenv("NCCL_GRAPH_MIXING_SUPPORT", "0", 0);
   if (version_ < kKeepsOrder) {
     throw DeviceError(fmt::format(
         "libnccl.so.2 is version {}, too old to keep the order of collectives: 2.27 or newer is "

@@ -22,7 +22,8 @@ enum class Reach : std::uint8_t { node, network };
 class NcclSession {
  public:
   /// Gives NCCL the settings that plans rely on; before anything else is asked of it. `driver`: the
-  /// CUDA version that it serves (cudaDriverGetVersion). Throws DeviceError where NCCL is too old.
+  /// CUDA version that it serves (cudaDriverGetVersion), the least of all ranks. Throws DeviceError
+  /// where NCCL is too old.
   NcclSession(std::shared_ptr<const Nccl> nccl, int driver);
   NcclSession(const NcclSession&) = delete;
   NcclSession& operator=(const NcclSession&) = delete;

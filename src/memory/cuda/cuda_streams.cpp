@@ -179,6 +179,9 @@ Times CudaStreams::finish() {
     // Kernels keep their streams' priorities; else all have that of the stream of the launch.
     CUDA_TRY(cudaGraphInstantiate(&made, graph, cudaGraphInstantiateFlagUseNodePriority));
     now_->graph.reset(made);
+    // NCCL copies what large operations need to the GPU while they are recorded, on a stream of its
+    // own, for which a graph does not wait.
+    CUDA_TRY(cudaDeviceSynchronize());
     CUDA_TRY(cudaGraphLaunch(made, stream(kCompute)));
   }
   wait();

@@ -136,7 +136,11 @@ class Simulation {
         return;
       case Fate::Kind::stopped: p.stopped_until = now_ + f.for_so_long; return;
       case Fate::Kind::stuck: p.stuck = true; return;
-      case Fate::Kind::fails: p.member->fail(f.code, "its own reason"); return;
+      case Fate::Kind::fails:
+        if (p.member->phase() != Phase::watching) return;  // its run is over
+        p.member->fail(f.code, "its own reason");
+        p.parts_at = Milliseconds::max();
+        return;
     }
   }
 
@@ -164,8 +168,9 @@ class Simulation {
     if (now_ >= p.parts_at && !p.stuck) m.part();
     m.advance(time());
     for (const Side side : kSides) {
-      if (m.is_open(side)) send(rank, side, std::exchange(m.unsent(side), {}));
       bool& shut = p.shut[static_cast<std::size_t>(side)];
+      EXPECT_TRUE(!shut || m.unsent(side).empty()) << "rank " << rank << " has more to say";
+      if (m.is_open(side)) send(rank, side, std::exchange(m.unsent(side), {}));
       if (m.is_draining() && !std::exchange(shut, true))
         queue(inbox(neighbour(rank, side), other(side)), "");
     }
@@ -346,6 +351,36 @@ TEST(RingMember, ErrorsOfCommunicationThatFollowADeathAreNotBlamed) {
   }
 }
 
+// Ranks that have said goodbye wait for MPI's end together, which one that fails then never comes
+// to: whoever hears of it before its neighbours have closed leaves too.
+TEST(RingMember, ARankThatFailsWhileOthersPartIsSaidOrOver) {
+  int said = 0;
+  for (std::uint64_t seed = 0; seed < 3 * kSeeds; ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    std::mt19937_64 random(seed);
+    Simulation s(random_size(random), seed);
+    const int rank = static_cast<int>(random() % size_t(s.size()));
+    const Milliseconds at = kEnd - 30ms + Milliseconds(random() % 60);
+    const bool is_killed = random() % 2 == 0;
+    s.run({{.kind = is_killed ? Fate::Kind::killed : Fate::Kind::fails,
+            .rank = rank,
+            .at = at,
+            .code = ExitCode::io}},
+          kEnd);
+    for (int r = 0; r < s.size(); ++r) {
+      const Ended& e = s.ended(r);
+      EXPECT_LT(e.at, kEnd + 5s + news_round(s.size())) << "rank " << r;
+      if (r == rank) {
+        EXPECT_TRUE(is_killed || e.in_order || e.code == ExitCode::io) << "rank " << r;
+      } else {
+        EXPECT_TRUE(e.in_order || e.code == ExitCode::comm) << "rank " << r;
+        said += e.code == ExitCode::comm;
+      }
+    }
+  }
+  EXPECT_GT(said, 0);
+}
+
 // Whatever happens to however many: nobody stays, and nobody ends in order while a rank that did
 // not was known of. One of those that were there to the end writes a report.
 TEST(RingMember, NobodyStaysWhateverBecomesOfHoweverMany) {
@@ -354,7 +389,7 @@ TEST(RingMember, NobodyStaysWhateverBecomesOfHoweverMany) {
     std::mt19937_64 random(seed);
     Simulation s(random_size(random), seed);
     std::vector<Fate> fates;
-    std::vector<bool> struck(size_t(s.size()));
+    std::vector<bool> struck(size_t(s.size())), killed(size_t(s.size()));
     for (std::uint64_t i = 0; i <= random() % 3; ++i) {
       const int rank = static_cast<int>(random() % size_t(s.size()));
       fates.push_back({.kind = static_cast<Fate::Kind>(random() % 4),
@@ -363,11 +398,17 @@ TEST(RingMember, NobodyStaysWhateverBecomesOfHoweverMany) {
                        .for_so_long = 4s,
                        .code = random() % 2 == 0 ? ExitCode::io : ExitCode::comm});
       struck[size_t(rank)] = true;
+      if (fates.back().kind == Fate::Kind::killed) killed[size_t(rank)] = true;
     }
     s.run(fates, kEnd);
     bool a_survivor = false;
     for (int r = 0; r < s.size(); ++r) {
-      if (struck[size_t(r)]) continue;
+      if (struck[size_t(r)]) {
+        const Ended& e = s.ended(r);
+        EXPECT_TRUE(killed[size_t(r)] || e.code == ExitCode::comm || e.code == ExitCode::io)
+            << "rank " << r << " stays";
+        continue;
+      }
       a_survivor = true;
       EXPECT_EQ(s.ended(r).code, ExitCode::comm) << "rank " << r;
     }
