@@ -107,7 +107,7 @@ class Cluster(RunTest):
 
     def test_deadline(self):
         """Without a signal that anybody heeds."""
-        os.environ["TESSERA_MARGIN"] = "52"
+        os.environ["TESSERA_MARGIN"] = "40"
         job = self.submit_endless("--time=1", "--signal=B:CONT@1")
         self.assert_requeued(*self.check_restart(job), 85, "run.deadline")
 
