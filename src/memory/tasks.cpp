@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <exception>
 
 #include "core/thread.hpp"
@@ -16,7 +15,7 @@ class CopyTask : public Task {
       : from_(from), to_(to), left_(bytes) {}
   Progress advance() override {
     const std::int64_t n = std::min<std::int64_t>(left_, 1 << 20);
-    std::memcpy(to_, from_, static_cast<std::size_t>(n));
+    std::copy_n(from_, n, to_);  // of no bytes, too, which may be nowhere
     from_ += n, to_ += n, left_ -= n;
     return left_ == 0 ? Progress::done : Progress::some;
   }

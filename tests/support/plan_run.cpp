@@ -19,8 +19,8 @@ class PlanRun::Watching : public kernels::Device {
   void run(const kernels::KernelCall& call) override {
     const auto* update = std::get_if<kernels::AdamUpdate>(&call);
     if (update != nullptr && tier_.in_place(update->gradient.data) != nullptr) {
-      const float* g = update->gradient.as<float>();
-      gradients.insert(gradients.end(), g, g + update->gradient.elements());
+      const auto g = widened(update->gradient);
+      gradients.insert(gradients.end(), g.begin(), g.end());
     }
     device_.run(call);
     // The embedding's is the last gradient to be written.
