@@ -2,6 +2,10 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/lsan_interface.h>
+#endif
+
 #include <exception>
 #include <limits>
 #include <string_view>
@@ -81,7 +85,12 @@ MpiSession::MpiSession(int* argc, char*** argv) {
 MpiSession::~MpiSession() {
   // While an exception that others do not know of is on its way, they are not in MPI_Finalize and
   // never will be.
-  if (std::uncaught_exceptions() == 0) MPI_Finalize();
+  if (std::uncaught_exceptions() > 0) return;
+#ifdef __SANITIZE_ADDRESS__
+  // Once MPI has let go of its plugins, what they keep has no name by which it could be listed.
+  __lsan_do_leak_check();
+#endif
+  MPI_Finalize();
 }
 
 void leave_at_once(int exit_code) {
