@@ -77,7 +77,7 @@ ExitCode run(const GenerateOptions& o) {
     const std::int32_t id = train::sample_token(generator.advance(next), o.rule, i);
     if (tokenizer.end_of_text() == id) break;
     const std::string_view piece = tokenizer.decode(id);
-    std::fwrite(piece.data(), 1, piece.size(), stdout);
+    fmt::print("{}", piece);
     std::fflush(stdout);
     tokens.assign(1, id);
     next = tokens;
