@@ -42,11 +42,6 @@ void finish(memory::Task& task) {
 
 }  // namespace tessera::test
 
-#ifdef __SANITIZE_ADDRESS__
-// MPI's plugins stay loaded, so that what they leak is known to be theirs (leaks_of_libraries).
-extern "C" int dlclose(void*) { return 0; }
-#endif
-
 int main(int argc, char** argv) {
   using namespace tessera;
   testing::InitGoogleTest(&argc, argv);
