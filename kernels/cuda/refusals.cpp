@@ -25,8 +25,7 @@ void add_refused(Refusals& all, std::span<const GemmKey> keys, std::int64_t libr
     if (is_plain(key)) {
       throw DeviceError(
           fmt::format("cuBLASLt {} has no algorithm that all ranks' GPUs take for {}: try sizes of "
-                      "the model and batch.micro that are "
-                      "multiples of 8, or another version of it",
+                      "the model and batch.micro that are multiples of 8, or another version of it",
                       library, text_of(key)));
     }
     all.insert(key);

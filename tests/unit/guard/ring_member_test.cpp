@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <random>
 #include <vector>
@@ -199,27 +200,36 @@ constexpr Milliseconds kEnd = 20s;
 Milliseconds news_round(int size) { return size * 2 * kLongestDelay + 300ms + 500ms + 100ms; }
 
 int random_size(std::mt19937_64& random) { return 2 + static_cast<int>(random() % 7); }
+int random_rank(std::mt19937_64& random, const Simulation& s) {
+  return static_cast<int>(random() % static_cast<std::uint64_t>(s.size()));
+}
 Milliseconds random_moment(std::mt19937_64& random) { return 1s + Milliseconds(random() % 10000); }
 
-TEST(RingMember, AHealthyRingEndsInOrderWhateverTheNetworkDoes) {
-  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
-    std::mt19937_64 random(seed);
-    Simulation s(random_size(random), seed);
-    s.run({}, 3s);
-    for (int r = 0; r < s.size(); ++r) {
-      EXPECT_TRUE(s.ended(r).in_order) << "seed " << seed << ", rank " << r;
-      EXPECT_LT(s.ended(r).at, 4s);
-    }
-    EXPECT_TRUE(s.reports().empty());
-  }
-}
-
-TEST(RingMember, OfAKilledRankAllOthersSaySoAndLeaveWithCode5) {
-  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+/// Runs `test` with rings of random sizes, one for each seed.
+void for_seeds(std::uint64_t count,
+               const std::function<void(Simulation& s, std::mt19937_64& random)>& test) {
+  for (std::uint64_t seed = 0; seed < count; ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     std::mt19937_64 random(seed);
     Simulation s(random_size(random), seed);
-    const int lost = static_cast<int>(random() % size_t(s.size()));
+    test(s, random);
+  }
+}
+
+TEST(RingMember, AHealthyRingEndsInOrderWhateverTheNetworkDoes) {
+  for_seeds(kSeeds, [&](Simulation& s, std::mt19937_64&) {
+    s.run({}, 3s);
+    for (int r = 0; r < s.size(); ++r) {
+      EXPECT_TRUE(s.ended(r).in_order) << "rank " << r;
+      EXPECT_LT(s.ended(r).at, 4s);
+    }
+    EXPECT_TRUE(s.reports().empty());
+  });
+}
+
+TEST(RingMember, OfAKilledRankAllOthersSaySoAndLeaveWithCode5) {
+  for_seeds(kSeeds, [&](Simulation& s, std::mt19937_64& random) {
+    const int lost = random_rank(random, s);
     const Milliseconds at = random_moment(random);
     s.run({{.kind = Fate::Kind::killed, .rank = lost, .at = at}}, kEnd);
     for (int r = 0; r < s.size(); ++r) {
@@ -234,27 +244,22 @@ TEST(RingMember, OfAKilledRankAllOthersSaySoAndLeaveWithCode5) {
     EXPECT_EQ(report.casualties.begin()->first, lost);
     EXPECT_NE(report.casualties.begin()->second.find("connection closed"), std::string::npos);
     EXPECT_EQ(report.bystanders.size(), size_t(s.size() - 1));
-  }
+  });
 }
 
 TEST(RingMember, ARankStoppedForLessThanTheTimeoutIsNotMissed) {
-  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
-    std::mt19937_64 random(seed);
-    Simulation s(random_size(random), seed);
+  for_seeds(kSeeds, [&](Simulation& s, std::mt19937_64& random) {
     const Fate stop{.kind = Fate::Kind::stopped,
-                    .rank = static_cast<int>(random() % size_t(s.size())),
+                    .rank = random_rank(random, s),
                     .at = random_moment(random),
                     .for_so_long = Milliseconds(random() % size_t((kTimeout - 500ms).count()))};
     s.run({stop}, kEnd);
-    for (int r = 0; r < s.size(); ++r)
-      EXPECT_TRUE(s.ended(r).in_order) << "seed " << seed << ", rank " << r;
-  }
+    for (int r = 0; r < s.size(); ++r) EXPECT_TRUE(s.ended(r).in_order) << "rank " << r;
+  });
 }
 
 TEST(RingMember, AJobThatWasStoppedAsAWholeGoesOn) {
-  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
-    std::mt19937_64 random(seed);
-    Simulation s(random_size(random), seed);
+  for_seeds(kSeeds, [&](Simulation& s, std::mt19937_64& random) {
     const Milliseconds at = random_moment(random);
     std::vector<Fate> fates;
     for (int r = 0; r < s.size(); ++r) {
@@ -264,17 +269,13 @@ TEST(RingMember, AJobThatWasStoppedAsAWholeGoesOn) {
                        .for_so_long = 2 * kTimeout + Milliseconds(random() % 50)});
     }
     s.run(fates, kEnd);
-    for (int r = 0; r < s.size(); ++r)
-      EXPECT_TRUE(s.ended(r).in_order) << "seed " << seed << ", rank " << r;
-  }
+    for (int r = 0; r < s.size(); ++r) EXPECT_TRUE(s.ended(r).in_order) << "rank " << r;
+  });
 }
 
 TEST(RingMember, ARankStoppedForLongerIsSilentAndTheOthersLeave) {
-  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
-    SCOPED_TRACE(fmt::format("seed {}", seed));
-    std::mt19937_64 random(seed);
-    Simulation s(random_size(random), seed);
-    const int silent = static_cast<int>(random() % size_t(s.size()));
+  for_seeds(kSeeds, [&](Simulation& s, std::mt19937_64& random) {
+    const int silent = random_rank(random, s);
     const Milliseconds at = random_moment(random);
     const Milliseconds asleep = kTimeout + 5s;
     s.run({{.kind = Fate::Kind::stopped, .rank = silent, .at = at, .for_so_long = asleep}}, kEnd);
@@ -288,15 +289,12 @@ TEST(RingMember, ARankStoppedForLongerIsSilentAndTheOthersLeave) {
     ASSERT_EQ(casualties.size(), 1U);
     EXPECT_EQ(casualties.begin()->first, silent);
     EXPECT_NE(casualties.begin()->second.find("silent for 2 s"), std::string::npos);
-  }
+  });
 }
 
 TEST(RingMember, ARankWithoutProgressSaysSoItself) {
-  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
-    SCOPED_TRACE(fmt::format("seed {}", seed));
-    std::mt19937_64 random(seed);
-    Simulation s(random_size(random), seed);
-    const int stuck = static_cast<int>(random() % size_t(s.size()));
+  for_seeds(kSeeds, [&](Simulation& s, std::mt19937_64& random) {
+    const int stuck = random_rank(random, s);
     const Milliseconds at = random_moment(random);
     s.run({{.kind = Fate::Kind::stuck, .rank = stuck, .at = at}}, kEnd);
     for (int r = 0; r < s.size(); ++r) {
@@ -308,16 +306,13 @@ TEST(RingMember, ARankWithoutProgressSaysSoItself) {
       ASSERT_TRUE(report.casualties.contains(stuck));
       EXPECT_NE(report.casualties.at(stuck).find("no progress for 2 s"), std::string::npos);
     }
-  }
+  });
 }
 
 TEST(RingMember, ARankThatFailsAloneLeavesWithItsCodeAndTheOthersKnowWhy) {
-  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
-    SCOPED_TRACE(fmt::format("seed {}", seed));
-    std::mt19937_64 random(seed);
-    Simulation s(random_size(random), seed);
+  for_seeds(kSeeds, [&](Simulation& s, std::mt19937_64& random) {
     const Fate f{.kind = Fate::Kind::fails,
-                 .rank = static_cast<int>(random() % size_t(s.size())),
+                 .rank = random_rank(random, s),
                  .at = random_moment(random),
                  .code = ExitCode::io};
     s.run({f}, kEnd);
@@ -327,16 +322,13 @@ TEST(RingMember, ARankThatFailsAloneLeavesWithItsCodeAndTheOthersKnowWhy) {
     }
     ASSERT_EQ(s.reports().size(), 1U);
     EXPECT_EQ(s.reports()[0].second.casualties.at(f.rank), "left with exit code 7: its own reason");
-  }
+  });
 }
 
 // A collective that fails on all others is the echo of the one that was killed.
 TEST(RingMember, ErrorsOfCommunicationThatFollowADeathAreNotBlamed) {
-  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
-    SCOPED_TRACE(fmt::format("seed {}", seed));
-    std::mt19937_64 random(seed);
-    Simulation s(random_size(random), seed);
-    const int lost = static_cast<int>(random() % size_t(s.size()));
+  for_seeds(kSeeds, [&](Simulation& s, std::mt19937_64& random) {
+    const int lost = random_rank(random, s);
     const Milliseconds at = random_moment(random);
     std::vector<Fate> fates{{.kind = Fate::Kind::killed, .rank = lost, .at = at}};
     for (int r = 0; r < s.size(); ++r) {
@@ -354,18 +346,15 @@ TEST(RingMember, ErrorsOfCommunicationThatFollowADeathAreNotBlamed) {
     ASSERT_EQ(s.reports().size(), 1U);
     ASSERT_EQ(s.reports()[0].second.casualties.size(), 1U);
     EXPECT_TRUE(s.reports()[0].second.casualties.contains(lost));
-  }
+  });
 }
 
 // Ranks that have said goodbye come to MPI's end together, which one that fails then never comes
 // to. Who hears of it while it parts leaves too; others may have ended in order.
 TEST(RingMember, ARankThatFailsWhileOthersPartIsSaidOrOver) {
   int said = 0;
-  for (std::uint64_t seed = 0; seed < 3 * kSeeds; ++seed) {
-    SCOPED_TRACE(fmt::format("seed {}", seed));
-    std::mt19937_64 random(seed);
-    Simulation s(random_size(random), seed);
-    const int rank = static_cast<int>(random() % size_t(s.size()));
+  for_seeds(3 * kSeeds, [&](Simulation& s, std::mt19937_64& random) {
+    const int rank = random_rank(random, s);
     const Milliseconds at = kEnd - 30ms + Milliseconds(random() % 60);
     const bool is_killed = random() % 2 == 0;
     s.run({{.kind = is_killed ? Fate::Kind::killed : Fate::Kind::fails,
@@ -383,21 +372,18 @@ TEST(RingMember, ARankThatFailsWhileOthersPartIsSaidOrOver) {
         if (e.had_parted && e.code == ExitCode::comm) ++said;
       }
     }
-  }
+  });
   EXPECT_GT(said, 0);
 }
 
 // Whatever happens to however many: nobody stays, and nobody ends in order while a rank that did
 // not was known of. One of those that were there to the end writes a report.
 TEST(RingMember, NobodyStaysWhateverBecomesOfHoweverMany) {
-  for (std::uint64_t seed = 0; seed < 3 * kSeeds; ++seed) {
-    SCOPED_TRACE(fmt::format("seed {}", seed));
-    std::mt19937_64 random(seed);
-    Simulation s(random_size(random), seed);
+  for_seeds(3 * kSeeds, [&](Simulation& s, std::mt19937_64& random) {
     std::vector<Fate> fates;
     std::vector<bool> struck(size_t(s.size())), killed(size_t(s.size()));
     for (std::uint64_t i = 0; i <= random() % 3; ++i) {
-      const int rank = static_cast<int>(random() % size_t(s.size()));
+      const int rank = random_rank(random, s);
       fates.push_back({.kind = static_cast<Fate::Kind>(random() % 4),
                        .rank = rank,
                        .at = random_moment(random),
@@ -418,9 +404,9 @@ TEST(RingMember, NobodyStaysWhateverBecomesOfHoweverMany) {
       a_survivor = true;
       EXPECT_EQ(s.ended(r).code, ExitCode::comm) << "rank " << r;
     }
-    if (!a_survivor) continue;
+    if (!a_survivor) return;
     EXPECT_GE(s.reports().size(), 1U);
-  }
+  });
 }
 
 }  // namespace
