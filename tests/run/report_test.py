@@ -12,6 +12,7 @@ import unittest
 from tessera import BINARY, SOURCE, RunTest
 
 TOOL = SOURCE / "tools" / "gpu_report"
+TIMES_SLOWER = float(os.environ.get("TESSERA_TIMES_SLOWER", 1))  # of programs with sanitizers
 ROWS = (("copy", "268435456", 0.512, 4194.3, "GB/s", 100),
         ("linear bf16", "8192 x 8192 x 8192", 1.409, 780123.4, "GFLOP/s", 100),
         ("add_norm f32", "8 x 1024 x 1600", 0.1, 2000, "GB/s", 47.7))
@@ -70,11 +71,13 @@ class Report(RunTest):
 
     def run_tool(self, seconds):
         """(what it printed, report.json, report.md) of a run on the CPU."""
+        seconds *= TIMES_SLOWER
         out = self.dir / "report"
         job = subprocess.run(
             [sys.executable, TOOL, "--backend", "cpu", "--tiny", "--build",
              pathlib.Path(BINARY).parent, "--out", out, "--seconds", str(seconds), "--python",
-             sys.executable], capture_output=True, text=True, env=dict(os.environ), timeout=110)
+             sys.executable], capture_output=True, text=True, env=dict(os.environ),
+            timeout=110 * TIMES_SLOWER)
         self.assertEqual(job.returncode, 0, job.stdout + job.stderr)
         return (job.stdout, json.loads((out / "report.json").read_text()),
                 (out / "report.md").read_text())

@@ -83,7 +83,7 @@ class Machine {
   void choose();
   void leave();
   void make_ready(Thread& thread);
-  [[noreturn]] void fail(const std::string& what);
+  [[noreturn]] void fail(const char* what);
   static int lane_of(const Thread& t) { return static_cast<int>(t.index % kWarp); }
   Thread& lane(const Thread& of, int i) {
     return workers_[of.index / kWarp * kWarp + static_cast<std::size_t>(i)]->thread;
@@ -148,8 +148,9 @@ void Machine::make_ready(Thread& thread) {
   ready_.push_back(&thread);
 }
 
-/// Of the running thread; the block is given up.
-void Machine::fail(const std::string& what) {
+/// Of the running thread; the block is given up. Nobody comes back to this fiber, so nothing on its
+/// stack may own memory when it is left.
+void Machine::fail(const char* what) {
   const Extent& t = running_->place;
   wrong_ = "thread (" + std::to_string(t.x) + ", " + std::to_string(t.y) + ", " +
            std::to_string(t.z) + "): " + what;
