@@ -10,10 +10,8 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kAxes = kMaxAxes;
-
 Point right_aligned(std::span<const std::int64_t> values, std::int64_t fill) {
-  TESSERA_CHECK(!values.empty() && values.size() <= kAxes, "{} axes", values.size());
+  TESSERA_CHECK(!values.empty() && values.size() <= kMaxAxes, "{} axes", values.size());
   Point point;
   point.fill(fill);
   std::copy(values.begin(), values.end(), point.end() - static_cast<std::ptrdiff_t>(values.size()));
@@ -26,7 +24,7 @@ std::int64_t product(const Point& counts) { return counts[0] * counts[1] * count
 void append_boxes(const Shape& shape, std::size_t axis, Point start, Range range,
                   std::vector<Box>& boxes) {
   std::int64_t row = 1;  // elements of one index of this axis
-  for (std::size_t i = axis + 1; i < kAxes; ++i) row *= shape.extent[i];
+  for (std::size_t i = axis + 1; i < kMaxAxes; ++i) row *= shape.extent[i];
 
   const auto descend = [&](std::int64_t index, Range within) {
     start[axis] = index;
@@ -69,12 +67,12 @@ std::int64_t Box::elements() const { return product(count); }
 
 std::int64_t Box::index_of(const Point& point) const {
   std::int64_t index = 0;
-  for (std::size_t i = 0; i < kAxes; ++i) index = index * count[i] + (point[i] - start[i]);
+  for (std::size_t i = 0; i < kMaxAxes; ++i) index = index * count[i] + (point[i] - start[i]);
   return index;
 }
 
 bool inside(const Shape& shape, const Box& box) {
-  for (std::size_t i = 0; i < kAxes; ++i) {
+  for (std::size_t i = 0; i < kMaxAxes; ++i) {
     if (box.start[i] < 0 || box.count[i] < 1 || box.start[i] >= shape.extent[i] ||
         box.count[i] > shape.extent[i] - box.start[i])
       return false;
@@ -84,7 +82,7 @@ bool inside(const Shape& shape, const Box& box) {
 
 std::optional<Box> intersect(const Box& a, const Box& b) {
   Box both;
-  for (std::size_t i = 0; i < kAxes; ++i) {
+  for (std::size_t i = 0; i < kMaxAxes; ++i) {
     const Range r = intersect(Range{a.start[i], a.start[i] + a.count[i]},
                               Range{b.start[i], b.start[i] + b.count[i]});
     if (r.empty()) return std::nullopt;
@@ -104,7 +102,7 @@ std::vector<Box> boxes_of_range(const Shape& shape, Range range) {
 
 std::optional<Miscount> find_miscount(const Shape& shape, std::span<const Box> boxes) {
   std::vector<std::size_t> axes;  // those with more than one index
-  for (std::size_t i = 0; i < kAxes; ++i) {
+  for (std::size_t i = 0; i < kMaxAxes; ++i) {
     if (shape.extent[i] > 1) axes.push_back(i);
   }
   // A corner's key orders points as row-major order does; coordinates reach extent itself.

@@ -5,6 +5,7 @@
 
 #include "core/error.hpp"
 #include "core/hash.hpp"
+#include "core/sharding.hpp"
 #include "io/checkpoint_manifest.hpp"
 #include "io/file.hpp"
 #include "io/json.hpp"
@@ -166,6 +167,20 @@ double number_of(const JsonCursor& value) {
   value.expected("a number, nan, inf or -inf");
 }
 
+json json_of(const CheckpointLayout& layout) {
+  json all = {{"world", layout.world}};
+  for (const Axis& a : kAxes) all[a.name] = layout.mesh.*a.size;
+  all["zero_stage"] = layout.zero_stage;
+  return all;
+}
+
+CheckpointLayout layout_of(const JsonCursor& value) {
+  CheckpointLayout layout{.world = value["world"].integer(1, kMaxRanks)};
+  for (const Axis& a : kAxes) layout.mesh.*a.size = value[a.name].integer(1, kMaxRanks);
+  layout.zero_stage = static_cast<int>(value["zero_stage"].integer(0, kZeroStages - 1));
+  return layout;
+}
+
 json json_of(const CheckpointHeader& h) {
   json skipped = json::array(), window = json::array(), data = json::array();
   for (const Range& r : h.skipped_samples) skipped.push_back({r.begin, r.end});
@@ -184,12 +199,7 @@ json json_of(const CheckpointHeader& h) {
           {"lr_factor", h.lr_factor},
           {"threads", h.threads},
           {"data", std::move(data)},
-          {"layout",
-           {{"world", h.layout.world},
-            {"data", h.layout.data},
-            {"pipeline", h.layout.pipeline},
-            {"tensor", h.layout.tensor},
-            {"zero_stage", h.layout.zero_stage}}},
+          {"layout", json_of(h.layout)},
           {"deck", h.deck},
           {"info", h.info}};
 }
@@ -227,15 +237,7 @@ CheckpointHeader header_of(const JsonCursor& value) {
                         .hash = checksum_of(file["xxh3"])});
     });
   }
-  const JsonCursor layout = value["layout"];
-  const auto size = [&](const char* key) {
-    return static_cast<int>(layout[key].integer(1, kMaxRanks));
-  };
-  h.layout = {.world = size("world"),
-              .data = size("data"),
-              .pipeline = size("pipeline"),
-              .tensor = size("tensor"),
-              .zero_stage = static_cast<int>(layout["zero_stage"].integer(0, 3))};
+  h.layout = layout_of(value["layout"]);
   h.deck = value["deck"].text();
   value["info"].for_each_member(
       [&](const std::string& key, const JsonCursor& text) { h.info[key] = text.text(); });

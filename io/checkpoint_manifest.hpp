@@ -13,6 +13,7 @@
 
 #include "core/dtype.hpp"
 #include "core/math.hpp"
+#include "core/mesh.hpp"
 #include "io/box.hpp"
 #include "io/data_identity.hpp"
 
@@ -28,7 +29,9 @@ inline constexpr std::int64_t kMostBlockBytes = std::int64_t{4} << 20;
 
 /// The layout that wrote the checkpoint; for people only, since loading needs no layout.
 struct CheckpointLayout {
-  int world = 1, data = 1, pipeline = 1, tensor = 1, zero_stage = 0;
+  std::int64_t world = 1;  // ranks
+  Mesh mesh;
+  int zero_stage = 0;
   bool operator==(const CheckpointLayout&) const = default;
 };
 

@@ -46,9 +46,19 @@ void visit_views(Call& call, F&& f) {
       call);
 }
 
+/// What messages, machine files and profiles call an operation: its struct's kName, or what it says
+/// itself where one struct serves several.
+template <typename Args>
+std::string_view name_of_args(const Args& args) {
+  if constexpr (requires { args.name(); }) {
+    return args.name();
+  } else {
+    return args.kName;
+  }
+}
 template <typename Call>
 std::string_view name_of(const Call& call) {
-  return std::visit([](const auto& args) -> std::string_view { return args.kName; }, call);
+  return std::visit([](const auto& args) { return name_of_args(args); }, call);
 }
 
 }  // namespace tessera::kernels

@@ -1,13 +1,10 @@
 // Activations of the feed-forward layer.
 #pragma once
 
-#include "core/enums.hpp"
+#include "core/choices.hpp"
 #include "kernels/api/access.hpp"
 
 namespace tessera::kernels {
-
-/// gelu is the tanh form (Hendrycks and Gimpel 2016); swiglu(x) = silu(gate) * up (Shazeer 2020).
-enum class ActivationKind : std::uint8_t { gelu, relu, swiglu };
 
 /// y = f(x). For swiglu x is (..., 2 F), [gate | up], and y is (..., F).
 struct Activate {
@@ -40,11 +37,3 @@ struct ActivateBackward {
 };
 
 }  // namespace tessera::kernels
-
-template <>
-struct tessera::EnumWords<tessera::kernels::ActivationKind> {
-  static constexpr std::array table = {
-      std::pair{tessera::kernels::ActivationKind::gelu, "gelu"},
-      std::pair{tessera::kernels::ActivationKind::relu, "relu"},
-      std::pair{tessera::kernels::ActivationKind::swiglu, "swiglu"}};
-};

@@ -3,6 +3,7 @@
 // of a plan.
 #pragma once
 
+#include <set>
 #include <string_view>
 #include <variant>
 
@@ -18,12 +19,64 @@
 
 namespace tessera::kernels {
 
-using KernelCall =
-    std::variant<Embed, EmbedBackward, AddPositions, AddNorm, NormBackward, AddPending,
-                 ApplyDropout, Linear, LinearBackwardInput, LinearBackwardWeight, Attention,
-                 AttentionBackward, Rope, Activate, ActivateBackward, Classify, ClassifyPart,
-                 ClassifyLoss, ClassifyGradient, Verdict, AdamUpdate, Fill, Convert, TreeSum,
-                 ExactSum, Quantize, SumQuantized, RequantizeSum>;
+/// The list of operations: what every back end declares of each, and the variant of them all, come
+/// from it.
+// clang-format off
+#define TESSERA_EACH_OPERATION(F) \
+  F(Embed) \
+  F(EmbedBackward) \
+  F(AddPositions) \
+  F(AddNorm) \
+  F(NormBackward) \
+  F(AddPending) \
+  F(ApplyDropout) \
+  F(Linear) \
+  F(LinearBackwardInput) \
+  F(LinearBackwardWeight) \
+  F(Attention) \
+  F(AttentionBackward) \
+  F(Rope) \
+  F(Activate) \
+  F(ActivateBackward) \
+  F(Classify) \
+  F(ClassifyPart) \
+  F(ClassifyLoss) \
+  F(ClassifyGradient) \
+  F(Verdict) \
+  F(OptimizerUpdate) \
+  F(Fill) \
+  F(Convert) \
+  F(TreeSum) \
+  F(ExactSum) \
+  F(Quantize) \
+  F(SumQuantized) \
+  F(RequantizeSum)
+// clang-format on
+
+/// A variant of all but the first.
+template <typename First, typename... Rest>
+struct VariantAfter {
+  using type = std::variant<Rest...>;
+};
+#define TESSERA_COMMA_AND(Operation) , Operation
+using KernelCall = VariantAfter<void TESSERA_EACH_OPERATION(TESSERA_COMMA_AND)>::type;
+#undef TESSERA_COMMA_AND
+
+/// The names of all operations: what a machine file may give rates for.
+inline std::set<std::string_view> operation_names() {
+  std::set<std::string_view> names;
+  const auto add = [&]<typename Operation>() {
+    if constexpr (requires { Operation::kNames; }) {
+      for (const auto& [value, name] : Operation::kNames) names.insert(name);
+    } else {
+      names.insert(Operation::kName);
+    }
+  };
+#define TESSERA_ADD(Operation) add.template operator()<Operation>();
+  TESSERA_EACH_OPERATION(TESSERA_ADD)
+#undef TESSERA_ADD
+  return names;
+}
 
 /// Floating-point operations of the matrix work; elementwise work counts 0, as in published MFU
 /// figures.

@@ -1,12 +1,10 @@
 // Residual addition fused with layer norm (Ba et al. 2016) or RMS norm (Zhang and Sennrich 2019).
 #pragma once
 
-#include "core/enums.hpp"
+#include "core/choices.hpp"
 #include "kernels/api/access.hpp"
 
 namespace tessera::kernels {
-
-enum class NormKind : std::uint8_t { layernorm, rmsnorm };
 
 /// sum = round(resid + dropout(pending)); out = norm(sum) * weight + bias. The sum is written in
 /// the compute type first and the *written* value is normalised, so that a pipeline boundary or
@@ -95,10 +93,3 @@ struct ApplyDropout {
 };
 
 }  // namespace tessera::kernels
-
-template <>
-struct tessera::EnumWords<tessera::kernels::NormKind> {
-  static constexpr std::array table = {
-      std::pair{tessera::kernels::NormKind::layernorm, "layernorm"},
-      std::pair{tessera::kernels::NormKind::rmsnorm, "rmsnorm"}};
-};

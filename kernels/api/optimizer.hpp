@@ -1,6 +1,7 @@
 // The optimizer's update of a flat shard, and the scalars that rule a step.
 #pragma once
 
+#include "core/enums.hpp"
 #include "kernels/api/access.hpp"
 
 namespace tessera::kernels {
@@ -40,29 +41,57 @@ struct Verdict {
   }
 };
 
-/// Adam (Kingma and Ba 2015), or AdamW with decoupled decay (Loshchilov and Hutter 2019),
-/// bias-corrected as in PyTorch, one pass:  g = coefficient * gradient;  L2: g += decay * master;
-/// m, v moments of g;
-///   AdamW: master *= 1 - lr * decay;  master -= lr / c1 * m / (sqrt(v) / sqrt(c2) + eps);
-///   parameter = round(master).
-/// Elements are independent and round alike whatever the alignment and length (trap 54). apply = 0:
-/// nothing changes.
-struct AdamUpdate {
-  static constexpr const char* kName = "adam";
-  View gradient;   // (n) accumulation type
-  View master;     // (n) f32
-  View m, v;       // (n) f32
-  View parameter;  // (n) compute type; absent when master is what forward uses
-  View scalars;    // (StepScalar::count) f32
-  View verdict;    // (VerdictField::count) f32
+/// What an optimizer does to one element; kernels/common/optimizer_steps has the arithmetic.
+enum class UpdateRule : std::uint8_t {
+  /// Adam (Kingma and Ba 2015), or AdamW where decay is decoupled (Loshchilov and Hutter 2019),
+  /// bias-corrected as in PyTorch; m and v are moments of g:
+  ///   master -= lr / c1 * m / (sqrt(v) / sqrt(c2) + eps).
+  adam,
+};
+
+}  // namespace tessera::kernels
+
+template <>
+struct tessera::EnumWords<tessera::kernels::UpdateRule> {
+  using enum tessera::kernels::UpdateRule;
+  static constexpr std::array table = {std::pair{adam, "adam"}};
+};
+
+namespace tessera::kernels {
+
+/// Where weights decay: at once, master *= 1 - lr * decay, or by g += decay * master.
+enum class Decay : std::uint8_t { decoupled, l2 };
+
+/// What a rule multiplies with. A rule ignores what it does not know.
+struct UpdateSettings {
   float beta1 = 0.9F, beta2 = 0.95F, eps = 1e-8F, decay = 0;
-  enum class Decay : std::uint8_t { decoupled, l2 } decay_kind = Decay::decoupled;
+  Decay decay_kind = Decay::decoupled;
+};
+
+/// Of state tensors that a rule keeps for each element.
+inline constexpr std::size_t kMostStates = 2;
+
+/// The update of a flat range in one pass: g = coefficient * gradient, then the rule's step of
+/// master and state; parameter = round(master). Elements are independent and round alike whatever
+/// the alignment and length (trap 54). apply = 0: nothing changes.
+struct OptimizerUpdate {
+  static constexpr auto& kNames = EnumWords<UpdateRule>::table;
+  UpdateRule rule = UpdateRule::adam;
+  View gradient;                        // (n) accumulation type
+  View master;                          // (n) f32
+  std::array<View, kMostStates> state;  // (n) f32; as many as the rule keeps, then absent
+  View parameter;                       // (n) compute type; absent when master is what forward uses
+  View scalars;                         // (StepScalar::count) f32
+  View verdict;                         // (VerdictField::count) f32
+  UpdateSettings settings;
   View scratch;
 
+  std::string_view name() const { return enum_word(rule); }
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
     f(s.gradient, Access::read), f(s.scalars, Access::read), f(s.verdict, Access::read);
-    f(s.master, Access::update), f(s.m, Access::update), f(s.v, Access::update);
+    f(s.master, Access::update);
+    for (auto& state : s.state) f(state, Access::update);
     f(s.parameter, Access::write), f(s.scratch, Access::write);
   }
 };

@@ -4,6 +4,7 @@
 
 #include "core/exact_sum.hpp"
 #include "kernels/common/checks.hpp"
+#include "kernels/common/optimizer_steps.hpp"
 
 namespace tessera::kernels {
 namespace {
@@ -199,11 +200,19 @@ void check(const Verdict& a) {
   check_flat({a.verdict}, DType::f32, kVerdictFields);
 }
 
-void check(const AdamUpdate& a) {
+void check(const OptimizerUpdate& a) {
   const std::int64_t n = a.gradient.elements();
   check_floats({a.gradient, a.parameter});
   check_flat({a.gradient}, a.gradient.type, n);
-  check_flat({a.master, a.m, a.v}, DType::f32, n);
+  check_flat({a.master}, DType::f32, n);
+  const std::size_t states = state_count(a.rule);
+  for (std::size_t s = 0; s < kMostStates; ++s) {
+    if (s < states) {
+      check_flat({a.state[s]}, DType::f32, n);
+    } else {
+      TESSERA_CHECK(!a.state[s], "{} has state {}, which it does not keep", a.name(), s);
+    }
+  }
   if (a.parameter) check_flat({a.parameter}, a.parameter.type, n);
   check_flat({a.scalars}, DType::f32, kScalars);
   check_flat({a.verdict}, DType::f32, kVerdictFields);
@@ -254,7 +263,7 @@ void check_scratch(const KernelCall& call, std::int64_t needed) {
   std::visit(
       [&](const auto& args) {
         TESSERA_CHECK(args.scratch.span_bytes() >= needed, "{}: {} bytes of scratch, needs {}",
-                      args.kName, args.scratch.span_bytes(), needed);
+                      name_of_args(args), args.scratch.span_bytes(), needed);
       },
       call);
 }

@@ -18,10 +18,10 @@ void run(const Verdict& a, const Context&) {
   verdict[static_cast<int>(VerdictField::coefficient)] = v.coefficient;
 }
 
-void run(const AdamUpdate& a, const Context& context) {
+void run(const OptimizerUpdate& a, const Context& context) {
   check(a);
   parallel_ranges(context.threads, a.gradient.elements(), 4096,
-                  [&](Range elements) { context.hot.adam(a, elements); });
+                  [&](Range elements) { context.hot.update(a, elements); });
 }
 
 }  // namespace tessera::kernels::cpu

@@ -13,29 +13,35 @@ void run(const Verdict& a, const Context& context) {
          a.scalars.as<float>(), a.clip_norm, a.verdict.as<float>());
 }
 
-void run(const AdamUpdate& a, const Context& context) {
+void run(const OptimizerUpdate& a, const Context& context) {
   check(a);
-  with_type(a.gradient.type, [&]<typename G>() {
-    with_type(a.parameter.type, [&]<typename P>() {  // an absent one counts as f32
-      constexpr int V = kRun<G, P>;
-      const std::int64_t n = a.gradient.elements();
-      const auto flat = [&](const View& v) { return v ? v.range(0, n) : View(); };
-      const AdamArrays<G, P> arrays{.gradient = a.gradient.as<G>(),
-                                    .master = a.master.as<float>(),
-                                    .m = a.m.as<float>(),
-                                    .v = a.v.as<float>(),
-                                    .parameter = reinterpret_cast<P*>(a.parameter.data),
-                                    .scalars = a.scalars.as<float>(),
-                                    .verdict = a.verdict.as<float>(),
-                                    .settings = {a.beta1, a.beta2, a.eps, a.decay, a.decay_kind},
-                                    .n = n,
-                                    .wide = wide<V>({flat(a.gradient), flat(a.master), flat(a.m),
-                                                     flat(a.v), flat(a.parameter)})};
-      launch(on(context, a.kName,
-                std::min<std::int64_t>(ceil_div(ceil_div(n, V), kAdamThreads),
-                                       32 * context.multiprocessors),
-                kAdamThreads),
-             adam_kernel<G, P>, arrays);
+  const auto launched = [&]<typename Step, typename G, typename P>() {
+    constexpr int V = kRun<G, P>, S = Step::kStates;
+    const std::int64_t n = a.gradient.elements();
+    const auto flat = [&](const View& v) { return v ? v.range(0, n) : View(); };
+    bool alike = wide<V>({flat(a.gradient), flat(a.master), flat(a.parameter)});
+    for (const View& v : a.state) alike = alike && wide<V>({flat(v)});
+    UpdateArrays<G, P, S> arrays{.gradient = a.gradient.as<G>(),
+                                 .master = a.master.as<float>(),
+                                 .state = {},
+                                 .parameter = reinterpret_cast<P*>(a.parameter.data),
+                                 .scalars = a.scalars.as<float>(),
+                                 .verdict = a.verdict.as<float>(),
+                                 .settings = a.settings,
+                                 .n = n,
+                                 .wide = alike};
+    for (int s = 0; s < S; ++s) arrays.state[s] = a.state[static_cast<std::size_t>(s)].as<float>();
+    launch(on(context, a.name().data(),
+              std::min<std::int64_t>(ceil_div(ceil_div(n, V), kUpdateThreads),
+                                     32 * context.multiprocessors),
+              kUpdateThreads),
+           update_kernel<Step, G, P>, arrays);
+  };
+  with_step(a.rule, [&]<typename Step>() {
+    with_type(a.gradient.type, [&]<typename G>() {
+      with_type(a.parameter.type, [&]<typename P>() {  // an absent one counts as f32
+        launched.template operator()<Step, G, P>();
+      });
     });
   });
 }

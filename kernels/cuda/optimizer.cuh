@@ -1,7 +1,7 @@
-// The verdict on a step, and Adam's update in one pass.
+// The verdict on a step, and an optimizer's update in one pass.
 #pragma once
 
-#include "kernels/common/adam.hpp"
+#include "kernels/common/optimizer_steps.hpp"
 #include "kernels/common/verdict.hpp"
 #include "kernels/cuda/vec.cuh"
 
@@ -21,37 +21,47 @@ inline __global__ void __launch_bounds__(32)
   verdict[static_cast<int>(VerdictField::coefficient)] = v.coefficient;
 }
 
-template <typename G, typename P>
-struct AdamArrays {
+template <typename G, typename P, int S>
+struct UpdateArrays {
   const G* gradient;
-  float *master, *m, *v;
+  float* master;
+  float* state[S];
   P* parameter;  // null where master is what forward uses
   const float *scalars, *verdict;
-  AdamSettings settings;
+  UpdateSettings settings;
   std::int64_t n;
   bool wide;
 };
 
-inline constexpr int kAdamThreads = 256;
+inline constexpr int kUpdateThreads = 256;
 
-template <typename G, typename P>
-__global__ void __launch_bounds__(kAdamThreads) adam_kernel(AdamArrays<G, P> a) {
-  constexpr int V = kRun<G, P>;
+template <typename Step, typename G, typename P>
+__global__ void __launch_bounds__(kUpdateThreads)
+    update_kernel(UpdateArrays<G, P, Step::kStates> a) {
+  constexpr int V = kRun<G, P>, S = Step::kStates;
   if (a.verdict[static_cast<int>(VerdictField::apply)] == 0.0F) return;
-  const AdamNumbers numbers = adam_numbers(a.settings, a.scalars, a.verdict);
-  const std::int64_t step = std::int64_t{gridDim.x} * kAdamThreads * V;
-  for (std::int64_t i = (std::int64_t{blockIdx.x} * kAdamThreads + threadIdx.x) * V; i < a.n;
-       i += step) {
+  const float coefficient = a.verdict[static_cast<int>(VerdictField::coefficient)];
+  const Step step(a.settings, a.scalars);
+  const std::int64_t stride = std::int64_t{gridDim.x} * kUpdateThreads * V;
+  for (std::int64_t i = (std::int64_t{blockIdx.x} * kUpdateThreads + threadIdx.x) * V; i < a.n;
+       i += stride) {
     const int count = a.n - i < V ? static_cast<int>(a.n - i) : V;
-    float g[V], w[V], m[V], v[V];
+    float g[V], w[V], state[S][V];
     load(a.gradient + i, count, a.wide, g);
     load(a.master + i, count, a.wide, w);
-    load(a.m + i, count, a.wide, m);
-    load(a.v + i, count, a.wide, v);
 #pragma unroll
-    for (int j = 0; j < V; ++j) adam_step(numbers, g[j], w[j], m[j], v[j]);
-    store(a.m + i, count, a.wide, m);
-    store(a.v + i, count, a.wide, v);
+    for (int s = 0; s < S; ++s) load(a.state[s] + i, count, a.wide, state[s]);
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      float now[S];
+#pragma unroll
+      for (int s = 0; s < S; ++s) now[s] = state[s][j];
+      step(g[j] * coefficient, w[j], now);
+#pragma unroll
+      for (int s = 0; s < S; ++s) state[s][j] = now[s];
+    }
+#pragma unroll
+    for (int s = 0; s < S; ++s) store(a.state[s] + i, count, a.wide, state[s]);
     store(a.master + i, count, a.wide, w);
     if (a.parameter != nullptr) store(a.parameter + i, count, a.wide, w);
   }

@@ -6,9 +6,9 @@
 #endif
 #include "kernels/cpu/device.hpp"
 #include "kernels/cuda/scratch.hpp"
-#include "memory/background.hpp"
 #include "memory/hidden_tier.hpp"
-#include "memory/host_streams.hpp"
+#include "streams/background.hpp"
+#include "streams/host_streams.hpp"
 
 namespace tessera::backend {
 namespace {
@@ -40,7 +40,7 @@ class HiddenGroup : public comm::Group {
       : group_(std::move(group)), tier_(tier) {}
   std::int64_t rank() const override { return group_->rank(); }
   const comm::GroupShape& shape() const override { return group_->shape(); }
-  std::unique_ptr<memory::Task> start(const comm::CollectiveCall& call) override {
+  std::unique_ptr<streams::Task> start(const comm::CollectiveCall& call) override {
     return group_->start(reachable(call, tier_));
   }
 
@@ -51,7 +51,7 @@ class HiddenGroup : public comm::Group {
 
 auto on_a_thread(std::shared_ptr<kernels::Device> device) {
   return [device = std::move(device)](const kernels::KernelCall& call) {
-    return memory::make_thread_task([device, call] { device->run(call); });
+    return streams::make_thread_task([device, call] { device->run(call); });
   };
 }
 
@@ -64,8 +64,8 @@ Backend cpu_backend(int threads) {
           .start_beside = on_a_thread(kernels::make_cpu_device({.threads = 1})),
           .make_streams =
               [] {
-                return std::make_unique<memory::HostStreams>(
-                    std::make_unique<memory::BackgroundStreams>());
+                return std::make_unique<streams::HostStreams>(
+                    std::make_unique<streams::BackgroundStreams>());
               },
           .make_group = [](std::span<const int> members, const comm::GroupShape& shape,
                            comm::Traffic) { return comm::make_mpi_group(members, shape); }};

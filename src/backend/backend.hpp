@@ -11,8 +11,8 @@
 #include "comm/mpi/mpi_group.hpp"
 #include "deck/words.hpp"
 #include "kernels/api/device.hpp"
-#include "memory/streams.hpp"
 #include "memory/tier.hpp"
+#include "streams/streams.hpp"
 
 namespace tessera::backend {
 
@@ -38,12 +38,12 @@ struct Backend {
   std::unique_ptr<kernels::Device> device;
   /// Begins a kernel of a stream beside compute: on a CPU one thread computes it, so that messages
   /// go on; a GPU queues it.
-  std::function<std::unique_ptr<memory::Task>(const kernels::KernelCall& call)> start_beside;
+  std::function<std::unique_ptr<streams::Task>(const kernels::KernelCall& call)> start_beside;
   /// Chooses how the matrix products and attention of `calls` are computed, where there is a
   /// choice; see Tuning. Collective. Throws DataError for a file that is damaged, DeviceError where
   /// ranks would compute differently.
   std::function<void(std::span<const kernels::KernelCall> calls, const Tuning& tuning)> tune;
-  std::function<std::unique_ptr<memory::Streams>()> make_streams;
+  std::function<std::unique_ptr<streams::Streams>()> make_streams;
   /// As comm::make_mpi_group.
   std::function<std::unique_ptr<comm::Group>(std::span<const int> members,
                                              const comm::GroupShape& shape, comm::Traffic traffic)>

@@ -7,6 +7,7 @@
 
 #include "core/exact_sum.hpp"
 #include "core/random.hpp"
+#include "kernels/common/optimizer_steps.hpp"
 #include "kernels/cpu/triad.hpp"
 
 namespace tessera::backend {
@@ -173,8 +174,8 @@ class Bench {
     const double work = flop > 0 ? flop : bytes_of(call);
     const double rate = work / seconds * 1e-9;
     const auto type = operands_ == Operands::fp8 ? "fp8" : to_string(type_);
-    rows_.push_back({fmt::format("{} {}", call.kName, type), std::move(shape), seconds * 1e3, rate,
-                     flop > 0 ? RateUnit::gflops : RateUnit::gbytes,
+    rows_.push_back({fmt::format("{} {}", name_of_args(call), type), std::move(shape),
+                     seconds * 1e3, rate, flop > 0 ? RateUnit::gflops : RateUnit::gbytes,
                      rate / (flop > 0 ? square_ : memory_)});
     return rows_.back();
   }
@@ -305,14 +306,17 @@ class Bench {
                narrow = memory.floats(type_, {n}),
                scalars = memory.filled({static_cast<std::int64_t>(StepScalar::count)}, 1e-3F),
                verdict = memory.filled({static_cast<std::int64_t>(VerdictField::count)}, 1);
-    row(AdamUpdate{.gradient = x,
-                   .master = w,
-                   .m = m,
-                   .v = v,
-                   .parameter = type_ == DType::f32 ? View() : narrow,
-                   .scalars = scalars,
-                   .verdict = verdict},
-        text(x));
+    for (const auto& [rule, word] : EnumWords<UpdateRule>::table) {
+      OptimizerUpdate update{.rule = rule,
+                             .gradient = x,
+                             .master = w,
+                             .state = {m, v},
+                             .parameter = type_ == DType::f32 ? View() : narrow,
+                             .scalars = scalars,
+                             .verdict = verdict};
+      for (std::size_t s = state_count(rule); s < kMostStates; ++s) update.state[s] = {};
+      row(update, text(x));
+    }
     row(ExactSum{.x = narrow, .accumulator = memory.zeros(DType::i64, {kExactSumWords})}, text(x));
     row(Fill{.out = narrow}, text(x));
     row(Convert{.x = x, .out = narrow}, text(x));

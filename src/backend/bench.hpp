@@ -13,7 +13,7 @@ namespace tessera::backend {
 /// What the operations of a model's step have for sizes; GPT-2 124M by default.
 struct BenchModel {
   std::int64_t columns = 768, heads = 12, kv_heads = 12, head_dim = 64, ffn = 3072;
-  kernels::ActivationKind activation = kernels::ActivationKind::gelu;
+  ActivationKind activation = ActivationKind::gelu;
   std::int64_t vocab = 50304, samples = 4, tokens = 256;
 };
 

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "comm/collective.hpp"
-#include "memory/tasks.hpp"
+#include "streams/tasks.hpp"
 
 namespace tessera::comm {
 
@@ -24,7 +24,7 @@ class Group {
   /// Starts `call`; every rank of the group starts the same calls in the same order. The memory
   /// belongs to the task until it is done; nullptr: the call is done, or queued on a GPU's stream,
   /// which it belongs to then. Throws CommError.
-  virtual std::unique_ptr<memory::Task> start(const CollectiveCall& call) = 0;
+  virtual std::unique_ptr<streams::Task> start(const CollectiveCall& call) = 0;
 };
 
 }  // namespace tessera::comm

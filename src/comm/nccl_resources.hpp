@@ -12,7 +12,7 @@ namespace tessera::comm {
 /// buffers of its own. Nothing: as many as NCCL finds best.
 ///   messages: they have the time of a micro-batch's kernels to pass; NCCL itself takes two
 ///     channels for a peer across a network, four leave room for the faster links within a node
-///   words: hundreds of bytes need no second block
+///   words: hundreds of bytes need no second block (where they share no group of bulk data)
 std::optional<int> most_blocks(Traffic traffic);
 
 }  // namespace tessera::comm

@@ -10,8 +10,8 @@
 
 namespace tessera::comm {
 
-using memory::Progress;
-using memory::Task;
+using streams::Progress;
+using streams::Task;
 
 namespace {
 
@@ -32,7 +32,7 @@ class GatherTask : public Task {
         copied_ < call_.blocks) {  // a little at a time: other streams' tasks are served between
       const std::byte* from = shard(copied_);
       std::byte* to = slot(copied_, rank_);
-      own_ = memory::make_copy_task(from, to, from == to ? 0 : block_);
+      own_ = streams::make_copy_task(from, to, from == to ? 0 : block_);
     }
     if (own_) {
       if (own_->advance() == Progress::done) own_.reset(), ++copied_;
@@ -81,7 +81,7 @@ class AllToAllTask : public Task {
         exchange_(transport, flows(call.ranks.index(rank)), call.send.cols(),
                   call.remote == 0 ? kPieceIntra : kPieceInter) {
     const std::int64_t own = call.ranks.index(rank);
-    own_ = memory::make_copy_task(slot(call.send, own), slot(call.receive, own), call.send.cols());
+    own_ = streams::make_copy_task(slot(call.send, own), slot(call.receive, own), call.send.cols());
   }
   Progress advance() override {
     const bool moved = exchange_.advance(exchange_.pieces());

@@ -1,22 +1,95 @@
 #include "core/mesh.hpp"
 
+#include <fmt/format.h>
+
 namespace tessera {
+namespace {
+
+/// The axes along which a group's ranks differ, first to last in the order of the mesh; of `ends`
+/// only the first and the last rank.
+struct GroupRow {
+  MeshGroup group;
+  int first_axis, last_axis;
+  bool ends = false;
+};
+constexpr int order_of(std::int64_t Mesh::*size) {
+  for (const Axis& a : kAxes) {
+    if (a.size == size) return a.order;
+  }
+  return -1;
+}
+constexpr int kData = order_of(&Mesh::data), kTensor = order_of(&Mesh::tensor),
+              kPipeline = order_of(&Mesh::pipeline);
+constexpr std::array kGroups = {GroupRow{MeshGroup::world, 0, std::size(kAxes) - 1},
+                                GroupRow{MeshGroup::data, kData, kData},
+                                GroupRow{MeshGroup::tensor, kTensor, kTensor},
+                                GroupRow{MeshGroup::pipeline, kPipeline, kPipeline},
+                                GroupRow{MeshGroup::ends, kPipeline, kPipeline, true}};
+static_assert(kGroups.size() == kMeshGroups && [] {
+  for (std::size_t i = 0; i < kMeshGroups; ++i) {
+    if (static_cast<std::size_t>(kGroups[i].group) != i) return false;
+  }
+  return true;
+}());
+
+}  // namespace
+
+std::int64_t Mesh::size() const {
+  std::int64_t ranks = 1;
+  for (const Axis& a : kAxes) ranks *= this->*a.size;
+  return ranks;
+}
+
+MeshPlace Mesh::place_of(std::int64_t rank) const {
+  MeshPlace place;
+  for (const Axis& a : kAxesInOrder) {
+    place.*a.place = rank % (this->*a.size);
+    rank /= this->*a.size;
+  }
+  return place;
+}
+
+std::int64_t Mesh::rank_of(const MeshPlace& place) const {
+  std::int64_t rank = 0, stride = 1;
+  for (const Axis& a : kAxesInOrder) {
+    rank += stride * place.*a.place;
+    stride *= this->*a.size;
+  }
+  return rank;
+}
 
 RankGroup Mesh::group_of(std::int64_t rank, MeshGroup group) const {
-  const MeshPlace p = place_of(rank);
-  const std::int64_t stage = tensor * data;  // ranks of one
-  switch (group) {
-    case MeshGroup::world: return {0, size(), 1};
-    case MeshGroup::data: return {rank_of({p.tensor, 0, p.pipeline}), data, tensor};
-    case MeshGroup::tensor: return {rank_of({0, p.data, p.pipeline}), tensor, 1};
-    case MeshGroup::pipeline: return {rank_of({p.tensor, p.data, 0}), pipeline, stage};
-    case MeshGroup::ends: {
-      const std::int64_t last = pipeline - 1;
-      if (p.pipeline != 0 && p.pipeline != last) return {};
-      return {rank_of({p.tensor, p.data, 0}), last > 0 ? 2 : 1, last * stage};
+  const GroupRow& row = kGroups[static_cast<std::size_t>(group)];
+  RankGroup found{.first = rank, .count = 1, .stride = 1};
+  std::int64_t stride = 1;
+  for (const Axis& a : kAxesInOrder) {
+    const std::int64_t extent = this->*a.size;
+    if (a.order == row.first_axis) found.stride = stride;
+    if (a.order >= row.first_axis && a.order <= row.last_axis) {
+      found.first -= rank / stride % extent * stride;
+      found.count *= extent;
     }
+    stride *= extent;
   }
-  return {};
+  if (!row.ends || found.count == 1) return found;
+  const std::int64_t last = found.count - 1, at = found.index(rank);
+  if (at != 0 && at != last) return {};
+  return {.first = found.first, .count = 2, .stride = last * found.stride};
+}
+
+bool differ_along(MeshGroup group, std::int64_t MeshPlace::*axis) {
+  const GroupRow& row = kGroups[static_cast<std::size_t>(group)];
+  for (const Axis& a : kAxes) {
+    if (a.place == axis) return a.order >= row.first_axis && a.order <= row.last_axis;
+  }
+  return false;
+}
+
+MeshPlace first_of_group(MeshPlace place, MeshGroup group) {
+  for (const Axis& a : kAxes) {
+    if (differ_along(group, a.place)) place.*a.place = 0;
+  }
+  return place;
 }
 
 std::vector<int> Mesh::members(std::int64_t rank, MeshGroup group) const {
@@ -24,6 +97,13 @@ std::vector<int> Mesh::members(std::int64_t rank, MeshGroup group) const {
   std::vector<int> all;
   for (std::int64_t i = 0; i < g.count; ++i) all.push_back(static_cast<int>(g.rank(i)));
   return all;
+}
+
+std::string to_string(const Mesh& mesh) {
+  std::string text;
+  for (const Axis& a : kAxes)
+    text += fmt::format("{}{} {}", text.empty() ? "" : " x ", mesh.*a.size, a.name);
+  return text;
 }
 
 }  // namespace tessera

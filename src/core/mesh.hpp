@@ -1,14 +1,25 @@
 // The mesh of ranks: data x pipeline x tensor. Tensor ranks are neighbours, because they talk most,
-// then data ranks; pipeline stages are farthest apart.
+// then data ranks; pipeline stages are farthest apart. All that differs from axis to axis, and from
+// group to group, is in two tables.
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "core/enums.hpp"
 
 namespace tessera {
 
+/// Ranks first, first + stride, ..: `count` of them.
+struct RankGroup {
+  std::int64_t first = 0, count = 0, stride = 1;
+  std::int64_t rank(std::int64_t i) const { return first + i * stride; }
+  std::int64_t index(std::int64_t rank) const { return (rank - first) / stride; }
+  bool operator==(const RankGroup&) const = default;
+};
+
+/// Where a rank is on each axis.
 struct MeshPlace {
   std::int64_t tensor = 0, data = 0, pipeline = 0;
   auto operator<=>(const MeshPlace&) const = default;
@@ -25,29 +36,47 @@ enum class MeshGroup : std::uint8_t {
 };
 inline constexpr std::size_t kMeshGroups = 5;
 
-/// Ranks first, first + stride, ..: `count` of them.
-struct RankGroup {
-  std::int64_t first = 0, count = 0, stride = 1;
-  std::int64_t rank(std::int64_t i) const { return first + i * stride; }
-  std::int64_t index(std::int64_t rank) const { return (rank - first) / stride; }
-  bool operator==(const RankGroup&) const = default;
-};
-
+/// The size of each axis.
 struct Mesh {
   std::int64_t tensor = 1, data = 1, pipeline = 1;
+  bool operator==(const Mesh&) const = default;
 
-  std::int64_t size() const { return tensor * data * pipeline; }
-  MeshPlace place_of(std::int64_t rank) const {
-    return {rank % tensor, rank / tensor % data, rank / tensor / data};
-  }
-  std::int64_t rank_of(const MeshPlace& p) const {
-    return p.tensor + tensor * (p.data + data * p.pipeline);
-  }
+  std::int64_t size() const;
+  MeshPlace place_of(std::int64_t rank) const;
+  std::int64_t rank_of(const MeshPlace& place) const;
   /// The world ranks of the group of this kind that `rank` is in; of no ranks where it is in none.
   RankGroup group_of(std::int64_t rank, MeshGroup group) const;
   /// Its ranks, ascending.
   std::vector<int> members(std::int64_t rank, MeshGroup group) const;
 };
+
+struct Axis {
+  const char* name;
+  const char* member;  // what one of its ranks is called
+  int order;  // 0: its ranks are neighbours, 1: they are as far apart as axis 0 is long, ..
+  std::int64_t Mesh::*size;
+  std::int64_t MeshPlace::*place;
+};
+
+/// As people say them.
+inline constexpr std::array kAxes = {
+    Axis{"data", "data rank", 1, &Mesh::data, &MeshPlace::data},
+    Axis{"pipeline", "stage", 2, &Mesh::pipeline, &MeshPlace::pipeline},
+    Axis{"tensor", "tensor rank", 0, &Mesh::tensor, &MeshPlace::tensor}};
+/// Whether ranks of such a group differ along an axis.
+bool differ_along(MeshGroup group, std::int64_t MeshPlace::*axis);
+/// The place of a group's first rank, for any of its ranks.
+MeshPlace first_of_group(MeshPlace place, MeshGroup group);
+
+/// In the order of the mesh, neighbours first.
+inline constexpr auto kAxesInOrder = [] {
+  auto axes = kAxes;
+  for (const Axis& a : kAxes) axes[static_cast<std::size_t>(a.order)] = a;
+  return axes;
+}();
+
+/// "2 data x 1 pipeline x 4 tensor"
+std::string to_string(const Mesh& mesh);
 
 }  // namespace tessera
 

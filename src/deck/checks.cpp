@@ -53,14 +53,14 @@ class Checker {
       problem("model.kv_heads", fmt::format("model.kv_heads = {} does not divide model.heads = {}",
                                             m.kv_heads, m.heads));
     }
-    if (usable({"model.activation"}) && m.activation == Activation::swiglu &&
+    if (usable({"model.activation"}) && m.activation == ActivationKind::swiglu &&
         !set("model.ffn_hidden")) {
       problem("model.ffn_hidden",
               "model.ffn_hidden is missing: activation swiglu has no default width (8/3 of "
               "model.hidden, rounded up, keeps the size of a gelu layer)");
     }
     if (usable({"model.position", "model.head_dim", "model.hidden", "model.heads"}) &&
-        m.position == Position::rope && m.head_dim % 2 != 0) {
+        m.position == PositionKind::rope && m.head_dim % 2 != 0) {
       problem("model.head_dim",
               fmt::format("model.head_dim = {} is odd, but position rope turns pairs (give an even "
                           "one)",

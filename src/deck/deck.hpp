@@ -68,9 +68,9 @@ struct ModelSection {
   NormKind norm = NormKind::layernorm;
   NormPlaced norm_placed = NormPlaced::before;
   double norm_eps = 1e-5;
-  Position position = Position::learned;
+  PositionKind position = PositionKind::learned;
   double rope_theta = 10000;
-  Activation activation = Activation::gelu;
+  ActivationKind activation = ActivationKind::gelu;
   bool bias = true;
   bool tied_embeddings = true;
   double dropout = 0;
@@ -165,7 +165,7 @@ struct QuantizeSection {
 
 struct ZeroSection {
   std::int64_t stage = 0;
-  Reduce reduce = Reduce::step;  // loading replaces an unset one by the stage's default
+  ReduceWhen reduce = ReduceWhen::step;  // loading replaces an unset one by the stage's default
   std::int64_t prefetch = 1;
   std::variant<Secondary, std::int64_t> secondary = Secondary::none;
   QuantizeSection quantize;

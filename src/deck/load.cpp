@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/error.hpp"
+#include "core/sharding.hpp"
 #include "deck/checks.hpp"
 #include "deck/names.hpp"
 #include "deck/presets.hpp"
@@ -81,12 +82,15 @@ class Resolver {
     ModelSection& model = loaded_.deck.model;
     if (open("model.kv_heads")) model.kv_heads = model.heads;
     if (open("model.head_dim") && model.heads > 0) model.head_dim = model.hidden / model.heads;
-    if (open("model.ffn_hidden") && model.activation != Activation::swiglu) {
+    if (open("model.ffn_hidden") && model.activation != ActivationKind::swiglu) {
       model.ffn_hidden = 4 * model.hidden;
     }
     if (open("batch.sequence")) loaded_.deck.batch.sequence = model.context;
     ZeroSection& zero = loaded_.deck.zero;
-    if (open("zero.reduce")) zero.reduce = zero.stage >= 2 ? Reduce::micro : Reduce::step;
+    if (open("zero.reduce")) {
+      const bool sharded = zero.stage >= first_stage(&Sharding::gradients);
+      zero.reduce = sharded ? ReduceWhen::micro : ReduceWhen::step;
+    }
   }
 
   /// A warm-up of 0 is none: so a deck can drop the one it includes, and give it in another unit.

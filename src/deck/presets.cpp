@@ -32,14 +32,14 @@ constexpr PresetRow kPresets[] = {
 struct FamilyRow {
   Family family;
   NormKind norm;
-  Position position;
-  Activation activation;
+  PositionKind position;
+  ActivationKind activation;
   bool bias, tied;
 };
 
 constexpr FamilyRow kFamilies[] = {
-    {Family::gpt2, NormKind::layernorm, Position::learned, Activation::gelu, true, true},
-    {Family::llama, NormKind::rmsnorm, Position::rope, Activation::swiglu, false, false},
+    {Family::gpt2, NormKind::layernorm, PositionKind::learned, ActivationKind::gelu, true, true},
+    {Family::llama, NormKind::rmsnorm, PositionKind::rope, ActivationKind::swiglu, false, false},
 };
 
 template <typename T>

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "core/error.hpp"
+#include "core/sharding.hpp"
 #include "deck/problems.hpp"
 
 namespace tessera::deck {
@@ -117,12 +118,13 @@ void check_quantized(const LoadedDeck& loaded, std::int64_t ranks) {
       "{} ranks / (tensor {} x pipeline {}) leave one data rank, which has nobody to send to (use "
       "more ranks",
       ranks, parallel.tensor, parallel.pipeline);
-  if (q.weights != QuantizedWeights::none && (alone || loaded.deck.zero.stage < 3)) {
+  constexpr std::int64_t kGathers = first_stage(&Sharding::parameters);
+  if (q.weights != QuantizedWeights::none && (alone || loaded.deck.zero.stage < kGathers)) {
     refuse("zero.quantize.weights", enum_word(q.weights),
            alone ? one_rank
-                 : fmt::format("parameters are gathered at stage 3 only, not at zero.stage = {} "
-                               "(set zero.stage = 3",
-                               loaded.deck.zero.stage));
+                 : fmt::format("parameters are gathered at stage {} only, not at zero.stage = {} "
+                               "(set zero.stage = {}",
+                               kGathers, loaded.deck.zero.stage, kGathers));
   }
   if (q.gradients != QuantizedGradients::none && alone)
     refuse("zero.quantize.gradients", enum_word(q.gradients), one_rank);

@@ -1,4 +1,5 @@
 // The table itself; to make a value available, add its word to the row's `built`.
+#include "core/sharding.hpp"
 #include "deck/codec.hpp"
 #include "deck/schema.hpp"
 
@@ -314,7 +315,8 @@ constexpr SchemaRow kRows[] = {
                                                            {.limits = between(0, 1 << 24)}),
     row<&Deck::recompute, &RecomputeSection::policy>("recompute.policy",
                                                      "nothing, attention only, or whole blocks"),
-    row<&Deck::zero, &ZeroSection::stage>("zero.stage", "see above", {.limits = between(0, 3)}),
+    row<&Deck::zero, &ZeroSection::stage>("zero.stage", "see above",
+                                          {.limits = between(0, kZeroStages - 1)}),
     row<&Deck::zero, &ZeroSection::reduce>("zero.reduce",
                                            "gradients are reduced once a step or every micro-batch",
                                            {.unset = "step at stages 0-1, micro at 2-3"}),

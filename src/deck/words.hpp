@@ -1,7 +1,7 @@
 // The choices a deck offers: one enum a choice, with the word that decks, logs and messages use.
 #pragma once
 
-#include "core/enums.hpp"
+#include "core/choices.hpp"
 
 namespace tessera::deck {
 
@@ -19,10 +19,7 @@ enum class Preset {
   llama_8b,
   llama2_7b
 };
-enum class NormKind { layernorm, rmsnorm };
 enum class NormPlaced { before, after };
-enum class Position { learned, rope, sinusoidal, none };
-enum class Activation { gelu, relu, swiglu };
 enum class OptimizerName { adamw, adam };
 enum class ScheduleKind { constant, linear, cosine, wsd, step };
 enum class Warmup { linear, log };
@@ -30,10 +27,7 @@ enum class Precision { f32, bf16, f16 };
 enum class Matmul { same, tf32, fp8 };
 enum class SumPrecision { f32, bf16 };
 enum class LossScale { dynamic };
-enum class PipelineSchedule { one_f_one_b, gpipe, interleaved, zero_bubble };
 enum class Placement { balanced };
-enum class Recompute { none, selective, full };
-enum class Reduce { step, micro };
 enum class Secondary { none, node, automatic };
 enum class QuantizedWeights { none, int8, automatic };
 enum class QuantizedGradients { none, int4, int8, automatic };
@@ -91,28 +85,9 @@ struct EnumWords<deck::Preset> {
       std::pair{llama_8b, "llama_8b"},   std::pair{llama2_7b, "llama2_7b"}};
 };
 template <>
-struct EnumWords<deck::NormKind> {
-  using enum deck::NormKind;
-  static constexpr std::array table = {std::pair{layernorm, "layernorm"},
-                                       std::pair{rmsnorm, "rmsnorm"}};
-};
-template <>
 struct EnumWords<deck::NormPlaced> {
   using enum deck::NormPlaced;
   static constexpr std::array table = {std::pair{before, "before"}, std::pair{after, "after"}};
-};
-template <>
-struct EnumWords<deck::Position> {
-  using enum deck::Position;
-  static constexpr std::array table = {std::pair{learned, "learned"}, std::pair{rope, "rope"},
-                                       std::pair{sinusoidal, "sinusoidal"},
-                                       std::pair{none, "none"}};
-};
-template <>
-struct EnumWords<deck::Activation> {
-  using enum deck::Activation;
-  static constexpr std::array table = {std::pair{gelu, "gelu"}, std::pair{relu, "relu"},
-                                       std::pair{swiglu, "swiglu"}};
 };
 template <>
 struct EnumWords<deck::OptimizerName> {
@@ -153,26 +128,8 @@ struct EnumWords<deck::LossScale> {
   static constexpr std::array table = {std::pair{deck::LossScale::dynamic, "dynamic"}};
 };
 template <>
-struct EnumWords<deck::PipelineSchedule> {
-  using enum deck::PipelineSchedule;
-  static constexpr std::array table = {std::pair{one_f_one_b, "1f1b"}, std::pair{gpipe, "gpipe"},
-                                       std::pair{interleaved, "interleaved"},
-                                       std::pair{zero_bubble, "zero_bubble"}};
-};
-template <>
 struct EnumWords<deck::Placement> {
   static constexpr std::array table = {std::pair{deck::Placement::balanced, "balanced"}};
-};
-template <>
-struct EnumWords<deck::Recompute> {
-  using enum deck::Recompute;
-  static constexpr std::array table = {std::pair{none, "none"}, std::pair{selective, "selective"},
-                                       std::pair{full, "full"}};
-};
-template <>
-struct EnumWords<deck::Reduce> {
-  using enum deck::Reduce;
-  static constexpr std::array table = {std::pair{step, "step"}, std::pair{micro, "micro"}};
 };
 template <>
 struct EnumWords<deck::Secondary> {

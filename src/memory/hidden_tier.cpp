@@ -49,9 +49,9 @@ void HiddenTier::read(const std::byte* from, std::span<std::byte> to) {
   std::memcpy(to.data(), reach(from), to.size());
 }
 
-std::unique_ptr<Task> HiddenTier::start_copy(const std::byte* from, std::byte* to,
-                                             std::int64_t bytes) {
-  return make_copy_task(reach(from), reach(to), bytes);
+std::unique_ptr<streams::Task> HiddenTier::start_copy(const std::byte* from, std::byte* to,
+                                                      std::int64_t bytes) {
+  return streams::make_copy_task(reach(from), reach(to), bytes);
 }
 
 }  // namespace tessera::memory

@@ -15,8 +15,8 @@ class HiddenTier : public Tier {
   void release(std::byte* base, std::int64_t bytes) override;
   void write(std::byte* to, std::span<const std::byte> from) override;
   void read(const std::byte* from, std::span<std::byte> to) override;
-  std::unique_ptr<Task> start_copy(const std::byte* from, std::byte* to,
-                                   std::int64_t bytes) override;
+  std::unique_ptr<streams::Task> start_copy(const std::byte* from, std::byte* to,
+                                            std::int64_t bytes) override;
   std::byte* in_place(std::byte*) override { return nullptr; }
 
   /// Where work of the device finds what is at `address`; other addresses stay what they are.

@@ -47,9 +47,9 @@ void HostTier::read(const std::byte* from, std::span<std::byte> to) {
   std::memcpy(to.data(), from, to.size());
 }
 
-std::unique_ptr<Task> HostTier::start_copy(const std::byte* from, std::byte* to,
-                                           std::int64_t bytes) {
-  return make_copy_task(from, to, bytes);
+std::unique_ptr<streams::Task> HostTier::start_copy(const std::byte* from, std::byte* to,
+                                                    std::int64_t bytes) {
+  return streams::make_copy_task(from, to, bytes);
 }
 
 }  // namespace tessera::memory

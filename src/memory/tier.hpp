@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "memory/tasks.hpp"
+#include "streams/tasks.hpp"
 
 namespace tessera::memory {
 
@@ -25,8 +25,8 @@ class Tier {
   virtual void write(std::byte* to, std::span<const std::byte> from) = 0;
   virtual void read(const std::byte* from, std::span<std::byte> to) = 0;
   /// A copy from here to here or to the host's memory, as work of a stream.
-  virtual std::unique_ptr<Task> start_copy(const std::byte* from, std::byte* to,
-                                           std::int64_t bytes) = 0;
+  virtual std::unique_ptr<streams::Task> start_copy(const std::byte* from, std::byte* to,
+                                                    std::int64_t bytes) = 0;
   /// Whether its bytes are the host's memory, wherever they can be reached.
   virtual bool of_host() const { return true; }
   /// Returns once all work that was queued before on its device is done.
@@ -60,8 +60,8 @@ class HostTier : public Tier {
   void release(std::byte* base, std::int64_t bytes) override;
   void write(std::byte* to, std::span<const std::byte> from) override;
   void read(const std::byte* from, std::span<std::byte> to) override;
-  std::unique_ptr<Task> start_copy(const std::byte* from, std::byte* to,
-                                   std::int64_t bytes) override;
+  std::unique_ptr<streams::Task> start_copy(const std::byte* from, std::byte* to,
+                                            std::int64_t bytes) override;
   std::byte* in_place(std::byte* address) override { return address; }
 };
 

@@ -9,8 +9,6 @@
 
 namespace tessera::model {
 
-enum class PositionKind : std::uint8_t { learned, rope, none };
-
 struct ModelConfig {
   std::int64_t layers = 0;      // L
   std::int64_t heads = 0;       // H
@@ -20,11 +18,11 @@ struct ModelConfig {
   std::int64_t ffn_hidden = 0;  // F
   std::int64_t vocab = 0;       // V
   std::int64_t context = 0;     // longest sequence
-  kernels::NormKind norm = kernels::NormKind::layernorm;
+  NormKind norm = NormKind::layernorm;
   float norm_eps = 1e-5F;
   PositionKind position = PositionKind::learned;
   double rope_theta = 10000.0;
-  kernels::ActivationKind activation = kernels::ActivationKind::gelu;
+  ActivationKind activation = ActivationKind::gelu;
   bool bias = true;
   bool tied_embeddings = true;
   float dropout = 0;
@@ -35,7 +33,7 @@ struct ModelConfig {
   std::int64_t qkv_columns() const { return (heads + 2 * kv_heads) * head_dim; }
   /// Columns of the feed-forward layer's first product: gate and up for swiglu.
   std::int64_t up_columns() const {
-    return activation == kernels::ActivationKind::swiglu ? 2 * ffn_hidden : ffn_hidden;
+    return activation == ActivationKind::swiglu ? 2 * ffn_hidden : ffn_hidden;
   }
 };
 

@@ -32,8 +32,7 @@ ParamDesc joined(ParamDesc p) {
 
 void add_norm(std::vector<ParamDesc>& params, const ModelConfig& c, const std::string& prefix) {
   params.push_back(vector(prefix + ".weight", c.hidden, Init::ones));
-  if (c.norm == kernels::NormKind::layernorm && c.bias)
-    params.push_back(vector(prefix + ".bias", c.hidden));
+  if (c.norm == NormKind::layernorm && c.bias) params.push_back(vector(prefix + ".bias", c.hidden));
 }
 
 UnitDesc block(const ModelConfig& c, std::int64_t layer, std::int64_t chunks) {
@@ -52,7 +51,7 @@ UnitDesc block(const ModelConfig& c, std::int64_t layer, std::int64_t chunks) {
   p.push_back(key_or_value(matrix(attention + "v.weight", kv, c.hidden, c.init_std)));
   p.push_back(cut(matrix(attention + "out.weight", c.hidden, q, residual_std), 1, query));
   const auto up = cut(matrix(mlp + "up.weight", c.ffn_hidden, c.hidden, c.init_std), 0);
-  if (c.activation == kernels::ActivationKind::swiglu) {
+  if (c.activation == ActivationKind::swiglu) {
     p.push_back(cut(matrix(mlp + "gate.weight", c.ffn_hidden, c.hidden, c.init_std), 0));
     p.push_back(joined(up));
   } else {
@@ -67,7 +66,7 @@ UnitDesc block(const ModelConfig& c, std::int64_t layer, std::int64_t chunks) {
     p.push_back(key_or_value(vector(attention + "v.bias", kv)));
     p.push_back(vector(attention + "out.bias", c.hidden));
     const auto up_bias = cut(vector(mlp + "up.bias", c.ffn_hidden), 0);
-    if (c.activation == kernels::ActivationKind::swiglu) {
+    if (c.activation == ActivationKind::swiglu) {
       p.push_back(cut(vector(mlp + "gate.bias", c.ffn_hidden), 0));
       p.push_back(joined(up_bias));
     } else {

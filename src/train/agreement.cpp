@@ -4,7 +4,7 @@
 #include <set>
 
 #include "core/hash.hpp"
-#include "plan/meetings.hpp"
+#include "plan/proof/meetings.hpp"
 
 namespace tessera::train {
 namespace {
@@ -39,8 +39,9 @@ std::vector<MeshPlace> distinct_pipelines(const std::vector<std::uint64_t>& hash
                                           const Mesh& mesh) {
   std::set<std::vector<std::uint64_t>> kinds;
   std::vector<MeshPlace> distinct;
-  for (std::int64_t r = 0; r < mesh.tensor * mesh.data; ++r) {
+  for (std::int64_t r = 0; r < mesh.size(); ++r) {
     MeshPlace place = mesh.place_of(r);
+    if (place.pipeline > 0) continue;
     std::vector<std::uint64_t> kind;
     for (place.pipeline = 0; place.pipeline < mesh.pipeline; ++place.pipeline)
       kind.push_back(hashes[rank_index(mesh, place)]);

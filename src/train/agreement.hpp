@@ -5,7 +5,7 @@
 #include <map>
 
 #include "comm/mpi/mpi_group.hpp"
-#include "plan/make_plan.hpp"
+#include "plan/passes/make_plan.hpp"
 
 namespace tessera::train {
 

@@ -7,7 +7,7 @@
 
 #include "io/sampler.hpp"
 #include "io/token_files.hpp"
-#include "plan/make_plan.hpp"
+#include "plan/passes/make_plan.hpp"
 
 namespace tessera::train {
 
@@ -18,12 +18,12 @@ namespace tessera::train {
 struct BatchShare {
   std::int64_t data_ranks = 1, data_rank = 0;
   std::int64_t micro = 1, micro_batches = 1;
-  plan::ReduceWhen reduce = plan::ReduceWhen::step;
+  ReduceWhen reduce = ReduceWhen::step;
 
   /// Offset, within the step's global batch, of the first sample of micro-batch k.
   std::int64_t first_sample(std::int64_t k) const {
-    const std::int64_t leaf = reduce == plan::ReduceWhen::step ? data_rank * micro_batches + k
-                                                               : k * data_ranks + data_rank;
+    const std::int64_t leaf =
+        reduce == ReduceWhen::step ? data_rank * micro_batches + k : k * data_ranks + data_rank;
     return leaf * micro;
   }
 };

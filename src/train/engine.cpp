@@ -4,33 +4,11 @@
 
 #include "core/hash.hpp"
 #include "core/version.hpp"
-#include "plan/groups.hpp"
-#include "plan/print.hpp"
+#include "plan/ir/print.hpp"
 #include "train/agreement.hpp"
 #include "train/setup.hpp"
 
 namespace tessera::train {
-namespace {
-
-/// Of plan::kGroupUses, in its order.
-constexpr std::array kGroups = {&Groups::world,  &Groups::gather,  &Groups::reduce,
-                                &Groups::tensor, &Groups::forward, &Groups::backward,
-                                &Groups::ends};
-static_assert(kGroups.size() == plan::kGroupUses.size());
-
-Groups make_groups(const backend::Backend& backend, const plan::PlanInputs& in, std::int64_t rank) {
-  Groups groups = self_groups();
-  for (std::size_t i = 0; i < kGroups.size(); ++i) {
-    const auto& [ranks, traffic] = plan::kGroupUses[i];
-    if (!plan::has_several(in.mesh, ranks)) continue;
-    groups.*kGroups[i] = backend.make_group(
-        in.mesh.members(rank, ranks), group_shape(in, in.mesh.place_of(rank), ranks), traffic);
-  }
-  return groups;
-}
-
-}  // namespace
-
 Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
                std::span<const plan::PlanShape> shapes)
     : loaded_(loaded), control_(job.control) {
@@ -47,7 +25,7 @@ Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
   inputs_.nccl = backend_.kind == deck::Backend::cuda;
   place_ = inputs_.mesh.place_of(mpi.rank());
   apart_before_ = tier().apart().in_use;
-  groups_ = make_groups(backend_, inputs_, mpi.rank());
+  groups_ = make_groups(inputs_, mpi.rank(), backend_.make_group);
   make_plans(shapes);
   allocate(mpi);
   state_.emplace(inputs_, place_, *arenas_[static_cast<std::size_t>(plan::ArenaId::state)],
@@ -76,7 +54,7 @@ void Engine::allocate(const comm::MpiSession& mpi) {
   plan::ArenaBytes bytes{};
   for (const auto& [shape, plan] : plans_) bytes = plan::most_of(bytes, plan.arena_bytes);
   const auto tier_of = [&](plan::ArenaId id) -> memory::Tier& {
-    return id == plan::ArenaId::host ? *backend_.host_tier : *backend_.device_tier;
+    return plan::place_of(id) == plan::Place::host ? *backend_.host_tier : *backend_.device_tier;
   };
   std::int64_t of_host = 0;
   for (const auto& [id, word] : EnumWords<plan::ArenaId>::table)

@@ -9,7 +9,7 @@
 #include "backend/backend.hpp"
 #include "deck/load.hpp"
 #include "memory/arena.hpp"
-#include "plan/ledger.hpp"
+#include "plan/prediction/ledger.hpp"
 #include "train/batches.hpp"
 #include "train/executor.hpp"
 #include "train/job.hpp"
@@ -101,7 +101,7 @@ class Engine {
   plan::ArenaBytes high_water_{};
   std::optional<ModelState> state_;
   Groups groups_;  // they may know the arenas' memory: they end before it
-  std::unique_ptr<memory::Streams> streams_;  // likewise
+  std::unique_ptr<streams::Streams> streams_;  // likewise
   std::optional<Executor> executor_;
 };
 

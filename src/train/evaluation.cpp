@@ -28,10 +28,10 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
   std::array<std::int64_t, kExactSumWords> total{};
   for (std::int64_t round = 0; round < rounds; ++round) {
     StepInput input;
-    input.flags[0] = stop() ? 1 : 0;
+    input.set(plan::StepFlag::stop, stop());
     control.together([&] { batches.begin(round * global, engine.share(shape)); });
     const StepOutput output = engine.run(prepared, input, batches);
-    if (output.flag(0) > 0) return std::nullopt;
+    if (output.count(plan::StepFlag::stop) > 0) return std::nullopt;
     exact_merge(total,
                 ConstExactWords(output.words.data() + plan::WordLayout::loss, kExactSumWords));
   }

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "comm/self_group.hpp"
-#include "plan/print.hpp"
+#include "plan/ir/print.hpp"
 
 namespace tessera::train {
 namespace {
@@ -40,7 +40,7 @@ View BoundPlan::real(const View& symbolic) const {
 
 BoundPlan::BoundPlan(const plan::Plan& plan, const PlanMemory& memory)
     : plan_(plan), memory_(memory) {
-  std::array<std::int64_t, plan::kStreams> count{};
+  std::array<std::int64_t, kStreams> count{};
   std::vector<std::int64_t> position;
   for (const plan::Op& op : plan.ops) {
     BoundOp bound{.op = &op, .call = op.call, .waits = {}};
@@ -70,34 +70,38 @@ void StepTimes::add(const StepTimes& other) {
 }
 
 comm::Group& Groups::of(const plan::Op& op) const {
-  const auto& group = [&]() -> const std::unique_ptr<comm::Group>& {
-    switch (op.group) {
-      case MeshGroup::world: return world;
-      case MeshGroup::data: return op.stream == plan::Stream::gather ? gather : reduce;
-      case MeshGroup::tensor: return tensor;
-      case MeshGroup::ends: return ends;
-      case MeshGroup::pipeline: break;
-    }
-    const bool down =
-        op.stream == plan::Stream::send_forward || op.stream == plan::Stream::receive_forward;
-    return down ? forward : backward;
-  }();
-  TESSERA_CHECK(group, "an op of a group that this rank is not in");
-  return *group;
+  for (const plan::ChannelRow& row : plan::kChannelRows) {
+    if (!row.carries(op.group, op.stream)) continue;
+    const auto& group = groups_[static_cast<std::size_t>(row.channel)];
+    TESSERA_CHECK(group, "an op of channel {}, which this rank is not in", row.name);
+    return *group;
+  }
+  throw InternalError(fmt::format("no channel carries ops of group {} on stream {}",
+                                  enum_word(op.group), enum_word(op.stream)));
 }
 
 Groups self_groups() {
-  const auto self = [] { return comm::make_self_group(); };
-  return {.world = self(),
-          .gather = self(),
-          .reduce = self(),
-          .tensor = self(),
-          .forward = self(),
-          .backward = self(),
-          .ends = self()};
+  Groups groups;
+  for (const plan::ChannelRow& row : plan::kChannelRows)
+    groups[row.channel] = comm::make_self_group();
+  return groups;
 }
 
-std::unique_ptr<memory::Task> Executor::start(const plan::Op& op, const plan::Call& call) {
+Groups make_groups(const plan::PlanInputs& in, std::int64_t rank, const MakeGroup& make) {
+  Groups groups = self_groups();
+  for (const plan::ChannelRow& row : plan::kChannelRows) {
+    if (!has_several(in.mesh, row)) continue;
+    const plan::ChannelRow& shared = shared_with(in.mesh, row);
+    groups[row.channel] =
+        shared.channel != row.channel
+            ? groups[shared.channel]
+            : make(in.mesh.members(rank, row.ranks),
+                   group_shape(in, in.mesh.place_of(rank), row.ranks), row.traffic);
+  }
+  return groups;
+}
+
+std::unique_ptr<streams::Task> Executor::start(const plan::Op& op, const plan::Call& call) {
   if (const auto* copy = std::get_if<plan::Copy>(&call))
     return tier_.start_copy(copy->from.data, copy->to.data, copy->from.span_bytes());
   if (const auto* kernel = std::get_if<kernels::KernelCall>(&call)) return beside_(*kernel);
@@ -105,30 +109,30 @@ std::unique_ptr<memory::Task> Executor::start(const plan::Op& op, const plan::Ca
 }
 
 /// An op beside compute from its start on: what it throws names it.
-class Executor::Named : public memory::Task {
+class Executor::Named : public streams::Task {
  public:
   Named(Executor& executor, const BoundPlan::BoundOp& bound)
       : op_(*bound.op), inputs_(executor.inputs_) {
     task_ = within(op_, inputs_, [&] { return executor.start(op_, bound.call); });
   }
-  memory::Progress advance() override {
-    if (!task_) return memory::Progress::done;
+  streams::Progress advance() override {
+    if (!task_) return streams::Progress::done;
     return within(op_, inputs_, [&] { return task_->advance(); });
   }
 
  private:
   const plan::Op& op_;
   const plan::PlanInputs& inputs_;
-  std::unique_ptr<memory::Task> task_;
+  std::unique_ptr<streams::Task> task_;
 };
 
-std::vector<memory::Stretch> Executor::load_all(const BoundPlan& bound, const Loader& load,
-                                                Clock::time_point begin) {
-  std::vector<memory::Stretch> all;
+std::vector<streams::Stretch> Executor::load_all(const BoundPlan& bound, const Loader& load,
+                                                 Clock::time_point begin) {
+  std::vector<streams::Stretch> all;
   std::vector<std::byte> host;
   for (const auto& [op, call, waits] : bound.ops()) {
-    const auto* batch = std::get_if<plan::LoadBatch>(&call);
-    if (batch == nullptr) break;  // they come first
+    if (op->place != plan::Place::host) break;  // what the host does comes first
+    const auto* batch = &std::get<plan::LoadBatch>(call);
     all.push_back({.begin = seconds(begin, Clock::now())});
     within(*op, inputs_, [&, op = op] {
       std::int64_t bytes = 0;
@@ -155,11 +159,11 @@ void Executor::issue(const BoundPlan& bound, const Hooks& hooks, Whereabouts::Ru
     const auto& [op, call, waits] = bound_op;
     running.at(*op);
     if (hooks.before) hooks.before(bound_op);
-    memory::Work work{.stream = static_cast<std::size_t>(op->stream),
-                      .waits = waits,
-                      .part = static_cast<std::size_t>(op->unit + 1),
-                      .name = plan::call_name(call).data()};
-    if (op->stream != plan::Stream::compute) {
+    streams::Work work{.stream = static_cast<std::size_t>(op->stream),
+                       .waits = waits,
+                       .part = static_cast<std::size_t>(op->unit + 1),
+                       .name = plan::call_name(call).data()};
+    if (op->stream != Stream::compute) {
       streams_.enqueue(std::move(work),
                        [this, &bound_op] { return std::make_unique<Named>(*this, bound_op); });
       continue;
@@ -194,28 +198,30 @@ StepOutput Executor::run(const BoundPlan& bound, const StepInput& input, const L
   write(bound, input);
   const auto loads = load_all(bound, load, begin);
   const double before = seconds(begin, Clock::now());
-  if (streams_.begin({.key = &bound,
-                      .works = bound.ops().size(),
-                      .timing = profile != nullptr ? memory::Timing::works : memory::Timing::parts,
-                      .repeatable = !hooks.before && !hooks.after}))
+  if (streams_.begin(
+          {.key = &bound,
+           .works = bound.ops().size(),
+           .timing = profile != nullptr ? streams::Timing::works : streams::Timing::parts,
+           .repeatable = !hooks.before && !hooks.after}))
     issue(bound, hooks, running);
-  const memory::Times spent = streams_.finish();
+  const streams::Times spent = streams_.finish();
 
   StepOutput output;
   read(bound, output);
   StepTimes& times = output.times;
   times.compute = spent.parts;
-  for (std::size_t s = 0; s < plan::kStreams; ++s) {
-    const auto stream = static_cast<plan::Stream>(s);
-    (stream == plan::Stream::copy ? times.copy_exposed : times.comm_exposed) += spent.waited[s];
-    if (stream >= plan::Stream::send_forward) times.pipeline_exposed += spent.waited[s];
+  for (const StreamRow& row : kStreamRows) {
+    const double waited = spent.waited[index_of(row.stream)];
+    const bool transfers = row.counts == StreamCounts::transfer;
+    (transfers ? times.copy_exposed : times.comm_exposed) += waited;
+    if (row.counts == StreamCounts::pipeline) times.pipeline_exposed += waited;
   }
-  for (const memory::Stretch& l : loads) times.data_exposed += l.end - l.begin;
+  for (const streams::Stretch& l : loads) times.data_exposed += l.end - l.begin;
   times.total = seconds(begin, Clock::now());
   if (profile == nullptr) return output;
   *profile = {.begin = begin, .seconds = times.total, .ops = {}};
   for (std::size_t i = 0; i < spent.works.size(); ++i) {
-    const memory::Stretch& w = spent.works[i];
+    const streams::Stretch& w = spent.works[i];
     profile->ops.push_back(i < loads.size() ? plan::OpTime{loads[i].begin, loads[i].end}
                                             : plan::OpTime{before + w.begin, before + w.end});
   }

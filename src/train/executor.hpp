@@ -6,10 +6,11 @@
 
 #include "comm/group.hpp"
 #include "core/exact_sum.hpp"
-#include "memory/streams.hpp"
 #include "memory/tier.hpp"
-#include "plan/make_plan.hpp"
-#include "plan/simulate.hpp"
+#include "plan/ir/channels.hpp"
+#include "plan/passes/make_plan.hpp"
+#include "plan/prediction/simulate.hpp"
+#include "streams/streams.hpp"
 #include "train/whereabouts.hpp"
 
 namespace tessera::train {
@@ -24,8 +25,8 @@ class BoundPlan {
 
   struct BoundOp {
     const plan::Op* op = nullptr;
-    plan::Call call;                   // with real addresses
-    std::vector<memory::Event> waits;  // counts within the step
+    plan::Call call;                    // with real addresses
+    std::vector<streams::Event> waits;  // counts within the step
   };
   const plan::Plan& plan() const { return plan_; }
   const std::vector<BoundOp>& ops() const { return ops_; }
@@ -54,10 +55,11 @@ struct StepTimes {
 
 /// What the host gives a step, and what it learns of it.
 struct StepInput {
-  std::array<float, static_cast<std::size_t>(kernels::StepScalar::count)> scalars{};
+  optim::StepScalars scalars{};
   std::array<std::int64_t, plan::WordLayout::flag_count> flags{};
 
   float& operator[](kernels::StepScalar which) { return scalars[static_cast<std::size_t>(which)]; }
+  void set(plan::StepFlag flag, bool value) { flags[static_cast<std::size_t>(flag)] = value; }
 };
 struct StepOutput {
   StepTimes times;
@@ -67,7 +69,10 @@ struct StepOutput {
   double sum(std::int64_t first_word) const {
     return exact_value(ConstExactWords(words.data() + first_word, kExactSumWords));
   }
-  std::int64_t flag(std::size_t i) const { return words[plan::WordLayout::flags + i]; }
+  /// How many ranks have set it.
+  std::int64_t count(plan::StepFlag flag) const {
+    return words[plan::WordLayout::flags + static_cast<std::size_t>(flag)];
+  }
 };
 
 /// When each op of a step ran on this rank, seconds since the step's begin: an op beside compute
@@ -78,21 +83,32 @@ struct StepProfile {
   std::vector<plan::OpTime> ops;
 };
 
-/// The groups that a rank is in, the data group once for each stream: collectives of different
-/// streams are under way at the same time and must not take each other's messages. Messages down
-/// the pipeline and up again are apart for the same reason.
-struct Groups {
-  std::unique_ptr<comm::Group> world, gather, reduce, tensor, forward, backward, ends;
-
+/// The groups that a rank is in, by channel; nullptr where it is in none.
+class Groups {
+ public:
+  std::shared_ptr<comm::Group>& operator[](plan::Channel channel) {
+    return groups_[static_cast<std::size_t>(channel)];
+  }
   comm::Group& of(const plan::Op& op) const;
+
+ private:
+  std::array<std::shared_ptr<comm::Group>, plan::kChannels> groups_;
 };
 /// Those of a job of one rank.
 Groups self_groups();
 
+/// Makes the group of `members`, this rank among them; of no members, nothing.
+using MakeGroup = std::function<std::unique_ptr<comm::Group>(
+    std::span<const int> members, const comm::GroupShape& shape, comm::Traffic traffic)>;
+/// Those of rank `rank`: one for each channel that has several ranks, but channels of the same
+/// ranks and streams share theirs. Collective over all ranks of the job, as `make` may be.
+Groups make_groups(const plan::PlanInputs& inputs, std::int64_t rank, const MakeGroup& make);
+
 class Executor {
  public:
-  /// Begins a kernel beside compute; a memory::Start.
-  using StartKernel = std::function<std::unique_ptr<memory::Task>(const kernels::KernelCall& call)>;
+  /// Begins a kernel beside compute; a streams::Start.
+  using StartKernel =
+      std::function<std::unique_ptr<streams::Task>(const kernels::KernelCall& call)>;
   /// Provides micro-batch `micro_batch` of the step into `views`, which are host memory.
   using Loader = std::function<void(std::int64_t micro_batch, const plan::LoadBatch& views)>;
 
@@ -100,7 +116,7 @@ class Executor {
   /// `inputs` those of the plans that it will run: names for messages. `whereabouts` is told of
   /// each op.
   Executor(kernels::Device& device, StartKernel beside, memory::Tier& tier, Groups& groups,
-           memory::Streams& streams, const plan::PlanInputs& inputs, Whereabouts& whereabouts)
+           streams::Streams& streams, const plan::PlanInputs& inputs, Whereabouts& whereabouts)
       : device_(device),
         beside_(std::move(beside)),
         tier_(tier),
@@ -122,19 +138,19 @@ class Executor {
  private:
   class Named;
   /// Starts the work of an op beside compute.
-  std::unique_ptr<memory::Task> start(const plan::Op& op, const plan::Call& call);
+  std::unique_ptr<streams::Task> start(const plan::Op& op, const plan::Call& call);
   void write(const BoundPlan& bound, const StepInput& input);
   void read(const BoundPlan& bound, StepOutput& output);
   /// When each load_batch ran, seconds since `begin`.
-  std::vector<memory::Stretch> load_all(const BoundPlan& bound, const Loader& load,
-                                        std::chrono::steady_clock::time_point begin);
+  std::vector<streams::Stretch> load_all(const BoundPlan& bound, const Loader& load,
+                                         std::chrono::steady_clock::time_point begin);
   void issue(const BoundPlan& bound, const Hooks& hooks, Whereabouts::Running& running);
 
   kernels::Device& device_;
   StartKernel beside_;
   memory::Tier& tier_;
   Groups& groups_;
-  memory::Streams& streams_;
+  streams::Streams& streams_;
   const plan::PlanInputs& inputs_;
   Whereabouts& whereabouts_;
 };

@@ -7,24 +7,11 @@
 #include "core/random.hpp"
 #include "io/box.hpp"
 #include "io/finite.hpp"
+#include "plan/passes/place_buffers.hpp"
 
 namespace tessera::train {
 
-struct SavedState {
-  const char* name;
-  View plan::UnitState::*live;
-  View plan::UnitState::*rounded;  // to the compute type, for forward; nullptr: never
-  View plan::UnitState::*snapshot;
-};
-
 namespace {
-
-constexpr std::array kSavedStates = {
-    SavedState{"master", &plan::UnitState::master, &plan::UnitState::copy,
-               &plan::UnitState::snapshot_master},
-    SavedState{"adam_m", &plan::UnitState::m, nullptr, &plan::UnitState::snapshot_m},
-    SavedState{"adam_v", &plan::UnitState::v, nullptr, &plan::UnitState::snapshot_v},
-};
 
 constexpr std::int64_t kPiece = 1 << 20;  // elements that are read before they are converted
 
@@ -77,14 +64,13 @@ plan::ArenaBytes ModelState::arena_bytes(const plan::PlanInputs& inputs, const M
 
 ModelState::ModelState(const plan::PlanInputs& inputs, const MeshPlace& place,
                        const memory::Arena& state, const memory::Arena& host)
-    : inputs_(inputs), state_arena_(state), host_arena_(host) {
+    : inputs_(inputs), state_arena_(state), host_arena_(host), rows_(plan::kept_tensors(inputs)) {
   std::tie(layout_, states_) = state_layout(inputs, place);
 }
 
 ModelState::Held ModelState::held(const View& symbolic) const {
   const auto& buffer = layout_.buffers[static_cast<std::size_t>(plan::buffer_of(symbolic))];
-  const memory::Arena& arena =
-      plan::arena_of(buffer) == plan::ArenaId::host ? host_arena_ : state_arena_;
+  const memory::Arena& arena = buffer.place == plan::Place::host ? host_arena_ : state_arena_;
   View v = symbolic;
   v.data = arena.base() + buffer.offset + plan::offset_of(symbolic);
   return {v, &arena.tier()};
@@ -110,19 +96,24 @@ std::int64_t columns_of(const model::ParamDesc& p) { return p.elements() / p.sha
 
 }  // namespace
 
-void ModelState::each_held(const SavedState& state, const HeldPart& f) {
+Range ModelState::elements_of(const plan::UnitState& s, std::size_t row) const {
+  return rows_[row].extent == optim::Extent::owned ? s.owned
+                                                   : s.layout.shard_of(layout_.place.data);
+}
+
+void ModelState::each_held(std::size_t row, const HeldPart& f) {
   for (std::size_t u = 0; u < states_.size(); ++u) {
     const auto& s = states_[u];
     if (!s.held) continue;
     std::vector<Held> views;
-    for (const auto view : {state.live, state.rounded}) {
-      if (view != nullptr && s.*view) views.push_back(held(s.*view));
-    }
+    if (s.kept[row].live) views.push_back(held(s.kept[row].live));
+    if (row == plan::kMasterRow && s.copy) views.push_back(held(s.copy));
     if (views.empty()) continue;
-    for (const auto& slice : zero::slices_in(inputs_.units[u], s.layout, s.owned)) {
+    const Range elements = elements_of(s, row);
+    for (const auto& slice : zero::slices_in(inputs_.units[u], s.layout, elements)) {
       std::vector<Held> targets;
       for (const Held& view : views)
-        targets.push_back(view.range(slice.flat - s.owned.begin, slice.part.elements()));
+        targets.push_back(view.range(slice.flat - elements.begin, slice.part.elements()));
       f(inputs_.units[u].params[slice.parameter], slice.part, std::move(targets));
     }
   }
@@ -136,6 +127,11 @@ void ModelState::put(std::span<const float> values, const std::vector<Held>& tar
     target.tier->fill(to.data, to.span_bytes(),
                       [&](std::span<std::byte> bytes) { convert(values, to.type, bytes.data()); });
   }
+}
+
+void ModelState::put(std::span<const std::byte> bytes, const Held& target, std::int64_t first) {
+  const std::int64_t count = std::ssize(bytes) / size_of(target.view.type);
+  target.tier->write(target.view.range(first, count).data, bytes);
 }
 
 /// Among values that follow element `first` of a part: one that a target cannot hold.
@@ -159,18 +155,17 @@ std::optional<NonFiniteElement> ModelState::find_non_finite(std::span<const floa
   return std::nullopt;
 }
 
-std::optional<NonFiniteElement> ModelState::fill(const SavedState& state,
-                                                 const BlockSource& source) {
+std::optional<NonFiniteElement> ModelState::set_master(const BlockSource& source) {
   std::optional<NonFiniteElement> bad;
   std::vector<float> values;
-  each_held(state, [&](const model::ParamDesc& p, const MatrixRange& part,
-                       const std::vector<Held>& targets) {
+  each_held(plan::kMasterRow, [&](const model::ParamDesc& p, const MatrixRange& part,
+                                  const std::vector<Held>& targets) {
     for_pieces(part, [&](const MatrixRange& piece, std::int64_t at) {
       values.resize(static_cast<std::size_t>(piece.elements()));
       try {
         source(p, piece, values);
       } catch (Error& e) {
-        e.add_context(fmt::format("{} of {}", state.name, p.name));
+        e.add_context(fmt::format("{} of {}", rows_[plan::kMasterRow].name, p.name));
         throw;
       }
       if (!bad) bad = find_non_finite(values, targets, p, part, at);
@@ -180,10 +175,20 @@ std::optional<NonFiniteElement> ModelState::fill(const SavedState& state,
   return bad;
 }
 
+void ModelState::set_zero(std::size_t row) {
+  for (const auto& s : states_) {
+    if (!s.held || !s.kept[row].live) continue;
+    const Held all = held(s.kept[row].live);
+    const std::int64_t n = all.view.elements();
+    for (std::int64_t at = 0; at < n; at += kPiece) {
+      const View piece = all.view.range(at, std::min(kPiece, n - at));
+      all.tier->fill(piece.data, piece.span_bytes(),
+                     [](std::span<std::byte> bytes) { std::ranges::fill(bytes, std::byte{0}); });
+    }
+  }
+}
+
 std::optional<NonFiniteElement> ModelState::set_parameters(const ParameterSource& source) {
-  const BlockSource zeros = [](const auto&, const auto&, std::span<float> out) {
-    std::fill(out.begin(), out.end(), 0.0F);
-  };
   const BlockSource by_rows = [&](const model::ParamDesc& p, const MatrixRange& part,
                                   std::span<float> out) {
     const std::int64_t width = columns_of(p), own = part.columns.count();
@@ -194,10 +199,8 @@ std::optional<NonFiniteElement> ModelState::set_parameters(const ParameterSource
              out.first(static_cast<std::size_t>(own)));
     }
   };
-  const auto& [weights, m, v] = kSavedStates;
-  fill(m, zeros);
-  fill(v, zeros);
-  return fill(weights, by_rows);
+  for (std::size_t row = plan::kMasterRow + 1; row < rows_.size(); ++row) set_zero(row);
+  return set_master(by_rows);
 }
 
 /// In the parameter's global coordinates.
@@ -209,24 +212,35 @@ static Box box_of(const model::ParamDesc& p, const MatrixRange& part) {
 std::optional<NonFiniteElement> ModelState::load(Checkpoint& checkpoint) {
   std::optional<NonFiniteElement> bad;
   std::vector<Wanted> wanted;
-  for (const SavedState& state : kSavedStates) {
+  // A model that no step was applied to may have its weights alone.
+  const bool untrained = checkpoint.header().applied_updates == 0;
+  for (std::size_t row = 0; row < rows_.size(); ++row) {
+    const optim::StateTensor& kept = rows_[row];
+    const auto& any = inputs_.units.front().params.front();
+    const bool weights_alone =
+        row != plan::kMasterRow && untrained && !checkpoint.find(any.name, kept.name);
+    if (!kept.saved || weights_alone) {
+      set_zero(row);
+      continue;
+    }
     each_held(
-        state, [&](const model::ParamDesc& p, const MatrixRange& part, std::vector<Held> targets) {
-          const auto entry = checkpoint.find(p.name, state.name);
+        row, [&](const model::ParamDesc& p, const MatrixRange& part, std::vector<Held> targets) {
+          const auto entry = checkpoint.find(p.name, kept.name);
           if (!entry || entry->shape != Shape(p.shape)) {
             throw DataError(fmt::format(
-                "{} of {}: the checkpoint's tensor is {}, the deck's model wants {}", state.name,
+                "{} of {}: the checkpoint's tensor is {}, the deck's model wants {}", kept.name,
                 p.name, entry ? to_string(entry->shape.extents()) : "missing", to_string(p.shape)));
           }
-          wanted.push_back(
-              {p.name, state.name, box_of(p, part), DType::f32,
-               [&bad, &p, part, weights = state.rounded != nullptr, targets = std::move(targets)](
-                   std::int64_t first, std::span<const std::byte> bytes) {
-                 const std::span values(reinterpret_cast<const float*>(bytes.data()),
-                                        bytes.size() / sizeof(float));
-                 if (weights && !bad) bad = find_non_finite(values, targets, p, part, first);
-                 put(values, targets, first);
-               }});
+          wanted.push_back({p.name, kept.name, box_of(p, part), kept.type,
+                            [&bad, &p, part, row, targets = std::move(targets)](
+                                std::int64_t first, std::span<const std::byte> bytes) {
+                              if (row != plan::kMasterRow)
+                                return put(bytes, targets.front(), first);
+                              const std::span values(reinterpret_cast<const float*>(bytes.data()),
+                                                     bytes.size() / sizeof(float));
+                              if (!bad) bad = find_non_finite(values, targets, p, part, first);
+                              put(values, targets, first);
+                            }});
         });
   }
   checkpoint.read(wanted);
@@ -246,14 +260,19 @@ void ModelState::add_to(Copy& copy, const View& symbolic) const {
 
 namespace {
 
-/// The views of what a rank updates of a unit: parameters as forward reads them, if they are not
-/// the master weights, and the optimizer's state.
-constexpr std::array kOwnedViews = {&plan::UnitState::copy, &plan::UnitState::master,
-                                    &plan::UnitState::m, &plan::UnitState::v};
-
 bool owns_all(const plan::UnitState& s) { return s.owned.count() == s.layout.padded; }
 
 }  // namespace
+
+std::vector<View> ModelState::owned_views(const plan::UnitState& s) const {
+  std::vector<View> views;
+  if (s.copy) views.push_back(s.copy);
+  for (std::size_t row = 0; row < rows_.size(); ++row) {
+    if (rows_[row].extent == optim::Extent::owned && s.kept[row].live)
+      views.push_back(s.kept[row].live);
+  }
+  return views;
+}
 
 ModelState::Copy ModelState::slice_copy(std::size_t unit, std::int64_t owner) const {
   const auto& s = states_[unit];
@@ -261,9 +280,7 @@ ModelState::Copy ModelState::slice_copy(std::size_t unit, std::int64_t owner) co
   if (!s.held) return copy;
   const Range slice = s.layout.shard_of(owner);
   if (owns_all(s)) {
-    for (const auto view : kOwnedViews) {
-      if (s.*view) add_to(copy, (s.*view).range(slice.begin, slice.count()));
-    }
+    for (const View& view : owned_views(s)) add_to(copy, view.range(slice.begin, slice.count()));
   } else if (s.parameters && owner != layout_.place.data) {
     add_to(copy, s.parameters.range(slice.begin, slice.count()));
   }
@@ -299,9 +316,8 @@ ModelState::Copy ModelState::owned_copy(std::size_t unit, Part part) const {
   const auto ranges =
       part == Part::everything ? std::vector{s.owned} : owned_by_all_tensor_ranks(unit);
   for (const Range& range : ranges) {
-    for (const auto view : kOwnedViews) {
-      if (s.*view) add_to(copy, (s.*view).range(range.begin - s.owned.begin, range.count()));
-    }
+    for (const View& view : owned_views(s))
+      add_to(copy, view.range(range.begin - s.owned.begin, range.count()));
   }
   return copy;
 }
@@ -309,8 +325,9 @@ ModelState::Copy ModelState::owned_copy(std::size_t unit, Part part) const {
 struct ModelState::SavedPiece {
   Piece piece;
   std::size_t unit = 0;
-  const SavedState* state = nullptr;  // nullptr: parameters, rounded from master
-  std::int64_t flat = 0;              // first element in the unit's flat buffer
+  std::size_t row = plan::kMasterRow;
+  bool rounded = false;   // to the compute type: what forward reads
+  std::int64_t flat = 0;  // first element in the unit's flat buffer
 };
 
 std::vector<ModelState::SavedPiece> ModelState::saved_pieces() const {
@@ -323,10 +340,17 @@ std::vector<ModelState::SavedPiece> ModelState::saved_pieces() const {
         const auto& p = inputs_.units[u].params[slice.parameter];
         const Shape shape(p.shape);
         const Box box = box_of(p, slice.part);
-        for (const auto& state : kSavedStates)
-          all.push_back({{p.name, shape, state.name, DType::f32, box}, u, &state, slice.flat});
-        if (s.copy)
-          all.push_back({{p.name, shape, "parameters", s.copy.type, box}, u, nullptr, slice.flat});
+        for (std::size_t row = 0; row < rows_.size(); ++row) {
+          const auto& [name, type, extent, saved] = rows_[row];
+          if (saved) all.push_back({{p.name, shape, name, type, box}, u, row, false, slice.flat});
+        }
+        if (s.copy) {
+          all.push_back({{p.name, shape, "parameters", s.copy.type, box},
+                         u,
+                         plan::kMasterRow,
+                         true,
+                         slice.flat});
+        }
       }
     }
   }
@@ -355,17 +379,17 @@ void ModelState::save(CheckpointWriter& writer, From from) const {
   const auto pieces = saved_pieces();
   std::vector<std::byte> copy, rounded;
   for (std::size_t i = 0; i < pieces.size(); ++i) {
-    const auto& [piece, unit, state, flat] = pieces[i];
+    const auto& [piece, unit, row, round, flat] = pieces[i];
     const auto& s = states_[unit];
-    const auto& source = state != nullptr ? *state : kSavedStates[0];
     const bool live = from == From::live;
     // A snapshot holds this rank's shard, the live state what it owns, which at stage 0 is
     // everything.
-    const std::int64_t first = live ? s.owned.begin : s.layout.shard_of(layout_.place.data).begin;
-    const Held part =
-        held(s.*(live ? source.live : source.snapshot)).range(flat - first, piece.box.elements());
+    const std::int64_t first =
+        live ? elements_of(s, row).begin : s.layout.shard_of(layout_.place.data).begin;
+    const Held part = held(live ? s.kept[row].live : s.kept[row].snapshot)
+                          .range(flat - first, piece.box.elements());
     const auto bytes = part.tier->look(part.view.data, part.view.span_bytes(), copy);
-    if (state != nullptr) {
+    if (!round) {
       writer.write(i, bytes);
       continue;
     }

@@ -10,7 +10,7 @@
 #include "io/checkpoint_reader.hpp"
 #include "io/checkpoint_writer.hpp"
 #include "memory/arena.hpp"
-#include "plan/make_plan.hpp"
+#include "plan/passes/make_plan.hpp"
 
 namespace tessera::train {
 
@@ -21,8 +21,6 @@ using ParameterSource =
 /// Initial values: a pure function of (seed, parameter name, element), the same on every layout
 /// (trap 25).
 ParameterSource initial_values(std::uint64_t seed);
-
-struct SavedState;  // a state of every parameter, as checkpoints name it
 
 /// An element of a parameter that is NaN or infinite in a type that a state keeps it in.
 struct NonFiniteElement {
@@ -42,8 +40,8 @@ class ModelState {
   ModelState(const plan::PlanInputs& inputs, const MeshPlace& place, const memory::Arena& state,
              const memory::Arena& host);
 
-  /// Sets the weights from `source`, moments to zero. Returns a weight that is not finite, if there
-  /// is one among those of this rank.
+  /// Sets the weights from `source`, the optimizer's state to zero. Returns a weight that is not
+  /// finite, if there is one among those of this rank.
   std::optional<NonFiniteElement> set_parameters(const ParameterSource& source);
   /// What this state holds of a checkpoint made under any layout. Returns as set_parameters does.
   std::optional<NonFiniteElement> load(Checkpoint& checkpoint);
@@ -93,6 +91,7 @@ class ModelState {
   std::vector<Range> owned_by_all_tensor_ranks(std::size_t unit) const;
   static void put(std::span<const float> values, const std::vector<Held>& targets,
                   std::int64_t first);
+  static void put(std::span<const std::byte> bytes, const Held& target, std::int64_t first);
   static std::optional<NonFiniteElement> find_non_finite(std::span<const float> values,
                                                          const std::vector<Held>& targets,
                                                          const model::ParamDesc& p,
@@ -101,17 +100,24 @@ class ModelState {
   /// Fills `out` with a block of a parameter.
   using BlockSource =
       std::function<void(const model::ParamDesc&, const MatrixRange& part, std::span<float> out)>;
-  std::optional<NonFiniteElement> fill(const SavedState& state, const BlockSource& source);
-  /// Told of a part of a parameter of which this rank holds a state, and where: in the state's own
-  /// type, and rounded if it keeps that.
+  std::optional<NonFiniteElement> set_master(const BlockSource& source);
+  void set_zero(std::size_t row);
+  /// Told of a part of a parameter of which this rank keeps a row, and where: in the row's own
+  /// type, and, of the master weights, rounded if it keeps that.
   using HeldPart = std::function<void(const model::ParamDesc&, const MatrixRange& part,
                                       std::vector<Held> targets)>;
-  void each_held(const SavedState& state, const HeldPart& f);
+  void each_held(std::size_t row, const HeldPart& f);
+  /// The flat elements of a unit of which this rank keeps a row.
+  Range elements_of(const plan::UnitState& unit, std::size_t row) const;
+  /// What a rank updates of a unit: parameters as forward reads them, if they are not the master
+  /// weights, and what is kept beside them.
+  std::vector<View> owned_views(const plan::UnitState& unit) const;
 
   const plan::PlanInputs& inputs_;
   const memory::Arena& state_arena_;
   const memory::Arena& host_arena_;
-  plan::Plan layout_;  // the persistent buffers only
+  plan::Plan layout_;                     // the persistent buffers only
+  std::vector<optim::StateTensor> rows_;  // of what is kept of every unit
   std::vector<plan::UnitState> states_;
 };
 

@@ -38,8 +38,7 @@ std::string plan_key(const plan::Plan& plan) {
 
 /// Where a profile was made, as its lines say it.
 std::string layout_text(const Mesh& mesh, std::int64_t nodes) {
-  return fmt::format("{} ranks on {} nodes, {} data x {} pipeline x {} tensor", mesh.size(), nodes,
-                     mesh.data, mesh.pipeline, mesh.tensor);
+  return fmt::format("{} ranks on {} nodes, {}", mesh.size(), nodes, to_string(mesh));
 }
 
 std::int64_t nodes_of(const plan::PlanInputs& inputs) {
@@ -98,12 +97,14 @@ std::string profile_line(const ProfiledStep& p, const plan::Plan& plan,
     ends.push_back(microseconds(p.times.ops[i].end));
   }
   const Mesh& mesh = inputs.mesh;
+  Json sizes;
+  for (const Axis& a : kAxes) sizes[a.name] = mesh.*a.size;
   return Json{{"format", kFormat},
               {"step", p.step},
               {"id", p.id},
               {"rank", mesh.rank_of(plan.place)},
               {"nodes", nodes_of(inputs)},
-              {"mesh", {{"data", mesh.data}, {"pipeline", mesh.pipeline}, {"tensor", mesh.tensor}}},
+              {"mesh", std::move(sizes)},
               {"plan", plan_key(plan)},
               {"at_us", microseconds(at - p.clock.ahead)},
               {"us", microseconds(p.times.seconds)},
@@ -124,7 +125,7 @@ struct Record {
   std::int64_t step = 0;
   std::string id, layout, plan;
   double at = 0, seconds = 0, clock_error = 0;
-  std::vector<plan::Stream> streams;
+  std::vector<Stream> streams;
   std::vector<plan::OpTime> ops;  // since `at`
 };
 
@@ -142,10 +143,8 @@ Record record_of(std::string_view line, const std::string& place, std::int64_t r
   if (root["format"].integer() != kFormat)
     root["format"].expected(fmt::format("format {}, which this version knows", kFormat));
   root["rank"].integer(rank, rank);
-  const JsonCursor m = root["mesh"];
-  const Mesh mesh{.tensor = m["tensor"].integer(1, kMost),
-                  .data = m["data"].integer(1, kMost),
-                  .pipeline = m["pipeline"].integer(1, kMost)};
+  Mesh mesh;
+  for (const Axis& a : kAxes) mesh.*a.size = root["mesh"][a.name].integer(1, kMost);
   Record r{.place = place,
            .step = root["step"].integer(1),
            .id = root["id"].text(),
@@ -157,8 +156,8 @@ Record record_of(std::string_view line, const std::string& place, std::int64_t r
            .streams = {},
            .ops = {}};
   root["stream"].for_each_item([&](const JsonCursor& item) {
-    const auto stream = enum_from_word<plan::Stream>(item.text());
-    if (!stream) item.expected(enum_choices<plan::Stream>());
+    const auto stream = enum_from_word<Stream>(item.text());
+    if (!stream) item.expected(enum_choices<Stream>());
     r.streams.push_back(*stream);
   });
   const auto count = static_cast<std::int64_t>(r.streams.size());

@@ -18,7 +18,7 @@
 #include <span>
 
 #include "deck/deck.hpp"
-#include "plan/timeline.hpp"
+#include "plan/prediction/timeline.hpp"
 #include "train/executor.hpp"
 #include "train/job.hpp"
 #include "train/run_directory.hpp"

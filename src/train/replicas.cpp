@@ -4,7 +4,7 @@
 #include <map>
 
 #include "core/hash.hpp"
-#include "plan/layers.hpp"
+#include "plan/passes/layers.hpp"
 
 namespace tessera::train {
 namespace {
@@ -127,7 +127,9 @@ std::vector<int> minority(std::span<const std::optional<std::uint64_t>> hashes) 
 
 bool keeps_copies(const plan::PlanInputs& inputs) {
   const Mesh& mesh = inputs.mesh;
-  const bool data = inputs.stage == 0 ? mesh.data > 1 : inputs.stage < 3 && mesh.data > 2;
+  // Where states are in shards, a slice is compared among the ranks that do not own it.
+  const Sharding sharding = inputs.sharding();
+  const bool data = !sharding.parameters && mesh.data > (sharding.states ? 2 : 1);
   const bool ends = mesh.pipeline > 1 && inputs.config.tied_embeddings;
   return data || mesh.tensor > 1 || ends;
 }

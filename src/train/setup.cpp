@@ -10,38 +10,10 @@
 
 #include "core/thread.hpp"
 #include "io/hf_config.hpp"
-#include "plan/ledger.hpp"
+#include "plan/prediction/ledger.hpp"
 
 namespace tessera::train {
 namespace {
-
-kernels::ActivationKind activation(deck::Activation a) {
-  switch (a) {
-    case deck::Activation::gelu: return kernels::ActivationKind::gelu;
-    case deck::Activation::relu: return kernels::ActivationKind::relu;
-    case deck::Activation::swiglu: return kernels::ActivationKind::swiglu;
-  }
-  throw InternalError("activation without a kernel");
-}
-
-model::PositionKind position(deck::Position p) {
-  switch (p) {
-    case deck::Position::learned: return model::PositionKind::learned;
-    case deck::Position::rope: return model::PositionKind::rope;
-    case deck::Position::none: return model::PositionKind::none;
-    case deck::Position::sinusoidal: break;
-  }
-  throw InternalError("position kind without an implementation");
-}
-
-plan::Recompute recompute(deck::Recompute policy) {
-  switch (policy) {
-    case deck::Recompute::none: return plan::Recompute::none;
-    case deck::Recompute::selective: return plan::Recompute::selective;
-    case deck::Recompute::full: return plan::Recompute::full;
-  }
-  throw InternalError("recompute policy without a pass");
-}
 
 DType sum_type(deck::SumPrecision p) {
   return p == deck::SumPrecision::f32 ? DType::f32 : DType::bf16;
@@ -60,9 +32,7 @@ std::optional<kernels::BlockFormat> gradient_blocks(const deck::QuantizeSection&
 
 plan::PipelineRule pipeline_rule(const deck::ParallelSection& p) {
   plan::PipelineRule rule{
-      .schedule = *enum_from_word<plan::PipelineSchedule>(enum_word(p.schedule)),
-      .virtual_stages = p.virtual_stages,
-      .first_layers = {}};
+      .schedule = p.schedule, .virtual_stages = p.virtual_stages, .first_layers = {}};
   if (const auto* first = std::get_if<std::vector<std::int64_t>>(&p.placement))
     rule.first_layers = *first;
   return rule;
@@ -77,6 +47,7 @@ DType dtype_of(deck::Precision p) {
 }
 
 model::ModelConfig model_config(const deck::ModelSection& m) {
+  TESSERA_CHECK(m.position != PositionKind::sinusoidal, "sinusoidal positions are not built");
   return {.layers = m.layers,
           .heads = m.heads,
           .kv_heads = m.kv_heads,
@@ -85,12 +56,11 @@ model::ModelConfig model_config(const deck::ModelSection& m) {
           .ffn_hidden = m.ffn_hidden,
           .vocab = m.vocab,
           .context = m.context,
-          .norm = m.norm == deck::NormKind::layernorm ? kernels::NormKind::layernorm
-                                                      : kernels::NormKind::rmsnorm,
+          .norm = m.norm,
           .norm_eps = static_cast<float>(m.norm_eps),
-          .position = position(m.position),
+          .position = m.position,
           .rope_theta = m.rope_theta,
-          .activation = activation(m.activation),
+          .activation = m.activation,
           .bias = m.bias,
           .tied_embeddings = m.tied_embeddings,
           .dropout = static_cast<float>(m.dropout),
@@ -103,12 +73,7 @@ Mesh mesh_of(const deck::Deck& deck, std::int64_t ranks) {
 }
 
 CheckpointLayout layout_of(const plan::PlanInputs& inputs) {
-  const Mesh& mesh = inputs.mesh;
-  return {.world = static_cast<int>(mesh.size()),
-          .data = static_cast<int>(mesh.data),
-          .pipeline = static_cast<int>(mesh.pipeline),
-          .tensor = static_cast<int>(mesh.tensor),
-          .zero_stage = inputs.stage};
+  return {.world = inputs.mesh.size(), .mesh = inputs.mesh, .zero_stage = inputs.stage};
 }
 
 plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanShape> shapes,
@@ -136,18 +101,10 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.order = deck.run.reproducible == deck::Reproducible::off ? kernels::SumOrder::any
                                                               : kernels::SumOrder::fixed;
   in.stage = static_cast<int>(deck.zero.stage);
-  in.reduce =
-      deck.zero.reduce == deck::Reduce::step ? plan::ReduceWhen::step : plan::ReduceWhen::micro;
+  in.reduce = deck.zero.reduce;
   in.prefetch = deck.zero.prefetch;
-  in.recompute = recompute(deck.recompute.policy);
-  in.optimizer = {.beta1 = static_cast<float>(deck.optimizer.betas[0]),
-                  .beta2 = static_cast<float>(deck.optimizer.betas[1]),
-                  .eps = static_cast<float>(deck.optimizer.eps),
-                  .weight_decay = static_cast<float>(deck.optimizer.weight_decay),
-                  .decay_kind = deck.optimizer.name == deck::OptimizerName::adamw
-                                    ? kernels::AdamUpdate::Decay::decoupled
-                                    : kernels::AdamUpdate::Decay::l2,
-                  .clip_norm = deck.optimizer.clip_norm};
+  in.recompute = deck.recompute.policy;
+  in.optimizer = optim::make_optimizer(deck.optimizer);
   in.seed = static_cast<std::uint64_t>(deck.run.seed);
   in.state_for = std::ranges::max(shapes, {}, &plan::PlanShape::purpose).purpose;
   return in;
@@ -192,14 +149,14 @@ namespace {
 std::string remedies(const deck::Deck& deck, const Mesh& mesh, bool state_alone) {
   std::vector<std::string> all;
   if (!state_alone) {  // what lives within a step may be made smaller
-    if (deck.recompute.policy != deck::Recompute::full)
-      all.push_back("recompute.policy = \"full\"");
+    if (deck.recompute.policy != Recompute::full) all.push_back("recompute.policy = \"full\"");
     if (deck.batch.micro > 1) all.push_back(fmt::format("batch.micro below {}", deck.batch.micro));
   }
-  if (deck.zero.stage < 3 && mesh.data > 1)
-    all.push_back(fmt::format("zero.stage = {} to 3", deck.zero.stage + 1));
+  const std::int64_t last = kZeroStages - 1;
+  if (deck.zero.stage < last && mesh.data > 1)
+    all.push_back(fmt::format("zero.stage = {} to {}", deck.zero.stage + 1, last));
   if (mesh.data == 1 || deck.zero.stage > 0)
-    all.push_back("more data ranks with zero.stage 1 to 3");
+    all.push_back(fmt::format("more data ranks with zero.stage 1 to {}", last));
   all.push_back("a larger parallel.tensor or parallel.pipeline");
   return fmt::format("{} (check --options shows what each stage needs)", fmt::join(all, ", or "));
 }

@@ -7,7 +7,7 @@
 #include "io/checkpoint_manifest.hpp"
 #include "memory/tier.hpp"
 #include "optim/timeline.hpp"
-#include "plan/make_plan.hpp"
+#include "plan/passes/make_plan.hpp"
 
 namespace tessera::train {
 

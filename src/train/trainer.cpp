@@ -6,7 +6,7 @@
 #include "core/exact_sum.hpp"
 #include "deck/ranks.hpp"
 #include "io/tokenizer_files.hpp"
-#include "plan/print.hpp"
+#include "plan/ir/print.hpp"
 #include "train/check_products.hpp"
 #include "train/evaluation.hpp"
 #include "train/leave.hpp"
@@ -16,12 +16,6 @@
 
 namespace tessera::train {
 namespace {
-
-enum Flag : std::int64_t {
-  kSavePhaseDone,
-  kStop,
-  kNoTokens
-};  // words that the host sets before a step and reads summed after it
 
 bool holds_a_run(const std::filesystem::path& directory) {
   return std::filesystem::exists(directory / "metrics.jsonl") ||
@@ -123,7 +117,6 @@ plan::PlanShape Trainer::shape(plan::PlanPurpose purpose, std::int64_t global) c
 
 StepInput Trainer::step_input(std::int64_t global) const {
   const auto tokens = static_cast<double>(global * deck_.batch.sequence);
-  const auto t = static_cast<double>(progress_.applied + 1);
   StepInput input;
   const auto set = [&](kernels::StepScalar which, double value) {
     input[which] = static_cast<float>(value);
@@ -131,8 +124,7 @@ StepInput Trainer::step_input(std::int64_t global) const {
   set(kernels::StepScalar::loss_gradient, scaler_.scale() / tokens);
   set(kernels::StepScalar::unscale, 1.0 / scaler_.scale());
   set(kernels::StepScalar::lr, progress_.lr_factor * rate_->at(progress_.applied + 1));
-  set(kernels::StepScalar::bias_correction1, 1.0 - std::pow(deck_.optimizer.betas[0], t));
-  set(kernels::StepScalar::bias_correction2, 1.0 - std::pow(deck_.optimizer.betas[1], t));
+  engine_->inputs().optimizer.set_scalars(input.scalars, progress_.applied + 1);
   return input;
 }
 
@@ -156,7 +148,7 @@ std::exception_ptr Trainer::read_batch(const plan::PlanShape& now) {
 }
 
 StepResult Trainer::run_step() {
-  using plan::PlanPurpose;
+  using plan::PlanPurpose, plan::StepFlag;
   const double slowed = faults_->begin(progress_.step + 1);
   const std::int64_t global = timeline_.global(progress_.step + 1);
   const bool snapshot = std::exchange(save_due_, false);
@@ -166,14 +158,13 @@ StepResult Trainer::run_step() {
   const PreparedPlan& prepared =
       engine_->prepared(shape(snapshot ? PlanPurpose::train_snapshot : PlanPurpose::train, global));
   last_input_ = step_input(global);
-  auto& flags = last_input_.flags;
-  flags[kSavePhaseDone] = saver_->active() && saver_->phase_done() ? 1 : 0;
+  last_input_.set(StepFlag::saved, saver_->active() && saver_->phase_done());
   stop_reason_ = stop_.reason(slowest_step_s_ + slowest_save_s_);
-  flags[kStop] = stop_reason_ ? 1 : 0;
+  last_input_.set(StepFlag::stop, stop_reason_.has_value());
   const auto begin = Clock::now();
   const std::exception_ptr unreadable = read_batch(prepared.plan().shape);
   const double waited = seconds_since(begin);
-  flags[kNoTokens] = unreadable ? 1 : 0;
+  last_input_.set(StepFlag::no_tokens, unreadable != nullptr);
   StepProfile* profile = profiler_->begin(progress_.step + 1);
   const StepOutput output =
       engine_->run(prepared, last_input_, *batches_, faults_->hooks(prepared), profile);
@@ -183,7 +174,7 @@ StepResult Trainer::run_step() {
   times.compute.front() += slowed;
   slowest_step_s_ = std::max(slowest_step_s_, times.total);
   if (before) save_snapshot(*before, times);  // whatever became of the step
-  if (output.flag(kNoTokens) > 0) {
+  if (output.count(StepFlag::no_tokens) > 0) {
     control_.together([&] {
       if (unreadable) std::rethrow_exception(unreadable);
     });
@@ -203,8 +194,8 @@ StepResult Trainer::finish_step(const StepOutput& output, std::int64_t global,
   ++progress_.step;
   progress_.samples += global;
   if (result.applied) ++progress_.applied;
-  stop_agreed_ = output.flag(kStop) > 0;
-  if (saver_->active() && output.flag(kSavePhaseDone) == control_.size()) advance_save();
+  stop_agreed_ = output.count(plan::StepFlag::stop) > 0;
+  if (saver_->active() && output.count(plan::StepFlag::saved) == control_.size()) advance_save();
   return result;
 }
 

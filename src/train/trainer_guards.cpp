@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "plan/print.hpp"
+#include "plan/ir/print.hpp"
 #include "train/non_finite.hpp"
 #include "train/replicas.hpp"
 #include "train/trainer.hpp"

@@ -8,10 +8,10 @@
 
 #include "core/terminal.hpp"
 #include "core/version.hpp"
-#include "plan/blocks.hpp"
-#include "plan/ledger.hpp"
-#include "plan/print.hpp"
-#include "plan/spread.hpp"
+#include "plan/ir/print.hpp"
+#include "plan/passes/blocks.hpp"
+#include "plan/prediction/ledger.hpp"
+#include "plan/prediction/spread.hpp"
 #include "train/replicas.hpp"
 #include "train/setup.hpp"
 #include "train/trainer.hpp"
@@ -64,9 +64,9 @@ void Trainer::report_start() {
       "model     {} parameters: {} layers, hidden {}, {} heads, vocabulary {}, sequence {}",
       count_text(static_cast<double>(parameters)), inputs.config.layers, inputs.config.hidden,
       inputs.config.heads, inputs.config.vocab, deck_.batch.sequence));
-  report_.say(fmt::format(
-      "layout    {} data x {} pipeline x {} tensor, ZeRO-{}, {} ranks a node, each on {}", ranks,
-      inputs.mesh.pipeline, inputs.mesh.tensor, inputs.stage, world.local, engine_->device_name()));
+  report_.say(fmt::format("layout    {}, ZeRO-{}, {} ranks a node, each on {}",
+                          to_string(inputs.mesh), inputs.stage, world.local,
+                          engine_->device_name()));
   report_.say(fmt::format(
       "batch     {} sequences a step = {} data ranks x {} micro-batches x {}, {} tokens; {} steps",
       global, ranks, first.micro_batches, first.micro,
@@ -107,16 +107,15 @@ void Trainer::report_start() {
       "rank, run {}, {} sequences a step, {} steps",
       kVersion, kCommit, control_.size(), world.nodes, comm::host_name(), inputs.stage,
       engine_->threads(), deck_.run.name, global, run_steps_));
+  nlohmann::ordered_json mesh;
+  for (const Axis& a : kAxes) mesh[a.name] = inputs.mesh.*a.size;
+  mesh["nodes"] = world.nodes;
   report_.event({{"event", "start"},
                  {"version", kVersion},
                  {"commit", kCommit},
                  {"command", command_line()},
                  {"deck", deck_.run.name},
-                 {"mesh",
-                  {{"data", ranks},
-                   {"pipeline", inputs.mesh.pipeline},
-                   {"tensor", inputs.mesh.tensor},
-                   {"nodes", world.nodes}}},
+                 {"mesh", std::move(mesh)},
                  {"zero_stage", inputs.stage},
                  {"meetings_of_stages", engine_->meetings()},
                  {"parameters", parameters},
@@ -150,8 +149,8 @@ void Trainer::report_resume(const LoadedCheckpoint& from, std::int64_t bytes_rea
   std::string text = fmt::format("resumed from {}: step {}, {} samples; {} steps are done again",
                                  printable(from.path.string()), h.step, progress_.samples, again);
   if (h.layout != layout_of(engine_->inputs())) {
-    text += fmt::format("; the layout was {} data x {} pipeline x {} tensor with ZeRO-{}",
-                        h.layout.data, h.layout.pipeline, h.layout.tensor, h.layout.zero_stage);
+    text += fmt::format("; the layout was {} with ZeRO-{}", to_string(h.layout.mesh),
+                        h.layout.zero_stage);
   }
   auto changed = nlohmann::ordered_json::array();
   for (const auto& d : from.differences) {
@@ -263,7 +262,7 @@ void Trainer::report_end(std::string_view reason) {
         "zero.stage if memory allows, or zero.prefetch = 2 hide more of it");
   } else if (spent.data_exposed > 0.05 * total) {
     report_.say("  for more speed: steps wait for tokens; put the token files on a faster disk");
-  } else if (inputs.recompute == plan::Recompute::full) {
+  } else if (inputs.recompute == Recompute::full) {
     report_.say(
         "  for more speed: recompute.policy = \"selective\" computes less twice, if memory allows");
   } else {

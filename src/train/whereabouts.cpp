@@ -1,6 +1,6 @@
 #include "train/whereabouts.hpp"
 
-#include "plan/print.hpp"
+#include "plan/ir/print.hpp"
 
 namespace tessera::train {
 

@@ -6,7 +6,7 @@
 #include <mutex>
 
 #include "guard/watchdog.hpp"
-#include "plan/make_plan.hpp"
+#include "plan/passes/make_plan.hpp"
 
 namespace tessera::train {
 

@@ -20,7 +20,7 @@ struct ImportOptions {
   bool finite = true;  // the weights must be
 };
 
-/// A checkpoint at step 0: the model's weights as master weights, moments zero.
+/// A checkpoint at step 0: the model's weights as master weights, for any optimizer to begin with.
 ExitCode run(const ImportOptions& o) {
   if (!std::filesystem::exists(o.from / "config.json")) {
     throw DataError(
@@ -37,9 +37,7 @@ ExitCode run(const ImportOptions& o) {
   for (const auto& unit : units) {
     for (const auto& p : unit.params) {
       const Shape shape(p.shape);
-      for (const char* state : {"master", "adam_m", "adam_v"}) {
-        pieces.push_back({p.name, shape, state, DType::f32, Box(shape)});
-      }
+      pieces.push_back({p.name, shape, "master", DType::f32, Box(shape)});
     }
   }
   const auto directory = begin_checkpoint(checkpoints, 0);
@@ -49,9 +47,6 @@ ExitCode run(const ImportOptions& o) {
     std::vector<float> values(static_cast<std::size_t>(p.elements()));
     source.parameters(p, {0, p.elements()}, values);
     writer.write(piece++, std::as_bytes(std::span(values)));
-    std::fill(values.begin(), values.end(), 0.0F);
-    for (int moment = 0; moment < 2; ++moment)
-      writer.write(piece++, std::as_bytes(std::span(values)));
   };
   try {
     for (const auto& unit : units) std::ranges::for_each(unit.params, write);

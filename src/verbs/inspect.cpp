@@ -6,7 +6,7 @@
 #include "io/checkpoint_verify.hpp"
 #include "io/token_files.hpp"
 #include "io/tokenizer_files.hpp"
-#include "plan/ledger.hpp"
+#include "plan/prediction/ledger.hpp"
 #include "verbs/model_source.hpp"
 #include "verbs/verb.hpp"
 
@@ -17,10 +17,11 @@ ExitCode inspect_checkpoint(const std::filesystem::path& path, bool verify) {
   const CheckpointSummary s = describe_checkpoint(path);
   fmt::print("{}: step {}, {} updates, {} samples, {} tokens\n", printable(path.string()),
              s.header.step, s.header.applied_updates, s.header.samples, s.header.tokens);
-  fmt::print("written by {} ranks: data {} x pipeline {} x tensor {}, ZeRO-{}; {} files, {}\n",
-             s.header.layout.world, s.header.layout.data, s.header.layout.pipeline,
-             s.header.layout.tensor, s.header.layout.zero_stage, s.files,
-             plan::human_bytes(s.bytes));
+  const CheckpointLayout& layout = s.header.layout;
+  std::vector<std::string> axes;
+  for (const Axis& a : kAxes) axes.push_back(fmt::format("{} {}", a.name, layout.mesh.*a.size));
+  fmt::print("written by {} ranks: {}, ZeRO-{}; {} files, {}\n", layout.world,
+             fmt::join(axes, " x "), layout.zero_stage, s.files, plan::human_bytes(s.bytes));
   for (const auto& state : s.states) {
     fmt::print("  {:<12}{:<6}{:>6} tensors {:>14} elements {:>12}\n", state.state,
                to_string(state.type), state.tensors, state.elements,

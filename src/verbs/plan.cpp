@@ -2,8 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "plan/compare.hpp"
-#include "plan/print.hpp"
+#include "plan/ir/print.hpp"
+#include "plan/prediction/compare.hpp"
 #include "train/profile.hpp"
 #include "verbs/planner.hpp"
 #include "verbs/verb.hpp"

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "deck/load.hpp"
-#include "plan/survey.hpp"
+#include "plan/prediction/survey.hpp"
 #include "verbs/verb.hpp"
 
 namespace tessera::verbs {

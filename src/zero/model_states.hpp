@@ -14,7 +14,7 @@ enum class StateTier : std::uint8_t { device, host, disk };
 
 struct StateChoice {
   int stage = 0;
-  StateTier optimizer = StateTier::device;  // moments, and master weights where they are apart
+  StateTier optimizer = StateTier::device;  // its state, and master weights where they are apart
   StateTier gradients = StateTier::device;
   StateTier parameters = StateTier::device;
 };
@@ -30,11 +30,17 @@ struct StateBytes {
   }
 };
 
-/// For AdamW over `elements` parameters of a rank's share of the model, divided over `data` ranks
-/// as the stage says. Moments and master weights are f32; in f32 compute the parameters are the
-/// master weights. Shards are rounded up to whole elements.
-StateBytes model_states(std::int64_t elements, std::int64_t data, int stage, DType compute,
-                        DType accumulate);
+/// Of a model that trains.
+struct StateTypes {
+  DType compute = DType::f32;     // of parameters; master weights are f32, in f32 the same ones
+  DType accumulate = DType::f32;  // of gradients
+  std::int64_t optimizer = 0;     // bytes that it keeps for each element
+};
+
+/// For `elements` parameters of a rank's share of the model, divided over `data` ranks as the ZeRO
+/// stage says. Shards are rounded up to whole elements.
+StateBytes model_states(std::int64_t elements, std::int64_t data, int stage,
+                        const StateTypes& types);
 
 }  // namespace tessera::zero
 

@@ -8,7 +8,7 @@
 #include "comm/tree_sum.hpp"
 #include "core/math.hpp"
 #include "core/random.hpp"
-#include "memory/background.hpp"
+#include "streams/background.hpp"
 #include "world.hpp"
 
 namespace tessera::test {
@@ -269,7 +269,7 @@ TEST(Groups, CommunicateAtOnceWhileTheCallerComputes) {
   }
   volatile double computed = 0;
   {
-    memory::BackgroundStreams streams;
+    streams::BackgroundStreams streams;
     for (std::size_t i = 0; i < kRounds; ++i) {
       const auto n = static_cast<std::int64_t>(sums[i].size());
       streams.enqueue(1, {}, [&, i, n] {
@@ -317,7 +317,7 @@ TEST(Groups, AreIdleUntilPeersCome) {
     if (rank != 0) control().barrier();
     const auto task = group->start(call);
     if (rank == 0) {
-      while (task->advance() != memory::Progress::idle) {
+      while (task->advance() != streams::Progress::idle) {
       }
       control().barrier();
     }

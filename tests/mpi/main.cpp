@@ -36,8 +36,8 @@ std::vector<int> all_ranks() {
   return ranks;
 }
 
-void finish(memory::Task& task) {
-  while (task.advance() != memory::Progress::done) std::this_thread::yield();
+void finish(streams::Task& task) {
+  while (task.advance() != streams::Progress::done) std::this_thread::yield();
 }
 
 }  // namespace tessera::test

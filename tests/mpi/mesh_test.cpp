@@ -9,9 +9,6 @@
 namespace tessera::test {
 namespace {
 
-using plan::PipelineSchedule;
-using plan::ReduceWhen;
-
 struct Case {
   model::ModelConfig config;
   Mesh mesh;
@@ -19,7 +16,7 @@ struct Case {
   int stage = 0;
   bool any_layout = true, split_sequence = true;
   ReduceWhen reduce = ReduceWhen::step;
-  plan::Recompute recompute = plan::Recompute::none;
+  Recompute recompute = Recompute::none;
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   double clip_norm = 0;
 };
@@ -45,21 +42,10 @@ plan::PlanShape shape_of(const Mesh& mesh) {
   return {.sequence = kSequence, .micro = 1, .micro_batches = kMicroBatches / mesh.data};
 }
 
-train::Groups groups_of(const Mesh& mesh, std::int64_t rank) {
-  train::Groups groups;
-  const auto make = [&](MeshGroup kind) {
-    const auto members = mesh.members(rank, kind);
-    const auto n = static_cast<std::int64_t>(members.size());
-    return comm::make_mpi_group(members, {.size = n, .local = n, .nodes = 1});
-  };
-  groups.world = make(MeshGroup::world);
-  if (mesh.data > 1) groups.gather = make(MeshGroup::data), groups.reduce = make(MeshGroup::data);
-  if (mesh.tensor > 1) groups.tensor = make(MeshGroup::tensor);
-  if (mesh.pipeline > 1) {
-    groups.forward = make(MeshGroup::pipeline), groups.backward = make(MeshGroup::pipeline);
-    groups.ends = make(MeshGroup::ends);
-  }
-  return groups;
+train::Groups groups_of(const plan::PlanInputs& in, std::int64_t rank) {
+  return train::make_groups(in, rank, [](auto members, const auto& shape, comm::Traffic) {
+    return comm::make_mpi_group(members, shape);
+  });
 }
 
 class Gradients : public testing::Test {
@@ -110,12 +96,12 @@ class Gradients : public testing::Test {
     EXPECT_GT(compared, 0);
   }
 
-  /// What the run's rank holds of a state, in the order of its gradients.
-  static std::vector<float> held(PlanRun& run, View plan::UnitState::*state) {
+  /// What the run's rank keeps in a row, in the order of its gradients.
+  static std::vector<float> held(PlanRun& run, std::size_t row) {
     std::vector<float> all;
     for (const auto& s : run.state().units()) {
       if (!s.held) continue;
-      const auto part = widened(run.real(s.*state));
+      const auto part = widened(run.real(s.kept[row].live));
       all.insert(all.end(), part.begin(), part.end());
     }
     return all;
@@ -129,10 +115,11 @@ class Gradients : public testing::Test {
   Both step(const Case& c, double lr) {
     const MeshPlace place = c.mesh.place_of(session().rank());
     Case alone = c;
-    alone.mesh = {}, alone.stage = 0, alone.recompute = plan::Recompute::none;
+    alone.mesh = {}, alone.stage = 0, alone.recompute = Recompute::none;
     alone.schedule = PipelineSchedule::one_f_one_b;
-    Both both{.run = std::make_unique<PlanRun>(inputs_of(c, *device_), *device_, shape_of(c.mesh),
-                                               groups_of(c.mesh, session().rank()), place),
+    const auto in = inputs_of(c, *device_);
+    Both both{.run = std::make_unique<PlanRun>(in, *device_, shape_of(c.mesh),
+                                               groups_of(in, session().rank()), place),
               .one = std::make_unique<PlanRun>(inputs_of(alone, *device_), *device_, shape_of({}))};
     for (PlanRun* r : {both.run.get(), both.one.get()}) r->state().set_parameters(test_values(11));
     both.got = both.run->step(100, {.lr = lr});
@@ -194,7 +181,7 @@ TEST_F(Gradients, WithEverySchedule) {
       compare({.config = config,
                .mesh = mesh,
                .stage = 1,
-               .recompute = plan::Recompute::full,
+               .recompute = Recompute::full,
                .schedule = schedule});
     }
   }
@@ -207,7 +194,7 @@ TEST_F(Gradients, InBf16AndWithoutSplittingTheSequence) {
              .mesh = mesh,
              .compute = DType::bf16,
              .split_sequence = false,
-             .recompute = plan::Recompute::selective});
+             .recompute = Recompute::selective});
   }
 }
 
@@ -229,10 +216,9 @@ TEST_F(Gradients, AreClippedOnceByOneCoefficient) {
         const auto [run, one, got, want] =
             step({.config = config, .mesh = mesh, .stage = stage, .clip_norm = 0.1}, 1e-2);
         EXPECT_GT(want.norm, 0.2) << "nothing is clipped";
-        for (View plan::UnitState::*state :
-             {&plan::UnitState::master, &plan::UnitState::m, &plan::UnitState::v})
-          expect_near(*run, held(*run, state), *one, held(*one, state), 0);
-        const auto first_moment = held(*run, &plan::UnitState::m);
+        for (std::size_t row = 0; row < kept_tensors(run->inputs()).size(); ++row)
+          expect_near(*run, held(*run, row), *one, held(*one, row), 0);
+        const auto first_moment = held(*run, plan::kMasterRow + 1);
         const double scale = 0.1 / (want.norm + 1e-6) * (1 - static_cast<double>(0.9F));
         double worst = 0;  // beyond three roundings: the coefficient's, and of two products
         for (std::size_t i = 0; i < first_moment.size(); ++i) {

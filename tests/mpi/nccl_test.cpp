@@ -9,7 +9,7 @@
 #include "comm/nccl/nccl_group.hpp"
 #include "core/random.hpp"
 #include "kernels/cpu/device.hpp"
-#include "plan/groups.hpp"
+#include "plan/ir/channels.hpp"
 #include "support/nccl_over_mpi.hpp"
 #include "support/plan_run.hpp"
 #include "world.hpp"
@@ -43,7 +43,7 @@ class NcclGroups : public testing::Test {
         .size = size, .local = size / nodes, .nodes = nodes, .carrier = Carrier::nccl};
     return make_nccl_group(*session_, all_ranks(), on_nodes, Traffic::replicas, queue_, *device_);
   }
-  static void finish_queued(std::unique_ptr<memory::Task> task) {
+  static void finish_queued(std::unique_ptr<streams::Task> task) {
     EXPECT_EQ(task, nullptr) << "it is queued";
   }
 
@@ -305,35 +305,23 @@ TEST_F(NcclGroups, LookAtTheVersionsOfNcclAndOfTheDriver) {
 
 /// A GPU whose operations follow one another: all work is done at once, in the order in which the
 /// host says it.
-class InTurn : public memory::Streams {
+class InTurn : public streams::Streams {
  public:
   bool begin(const Step&) override { return true; }
-  void enqueue(memory::Work, memory::Start start) override {
+  void enqueue(streams::Work, streams::Start start) override {
     if (const auto task = start()) test::finish(*task);  // of a group of one
   }
-  void run(const memory::Work&, const std::function<void()>& f) override { f(); }
-  memory::Times finish() override { return {}; }
+  void run(const streams::Work&, const std::function<void()>& f) override { f(); }
+  streams::Times finish() override { return {}; }
 };
 
 class NcclPipelines : public NcclGroups {
  protected:
   train::Groups groups_of(const plan::PlanInputs& in) {
-    const std::int64_t rank = session().rank();
-    const MeshPlace place = in.mesh.place_of(rank);
-    train::Groups groups = train::self_groups();
-    const auto make = [&](std::unique_ptr<Group>& group, MeshGroup ranks, Traffic traffic) {
-      if (!plan::has_several(in.mesh, ranks)) return;
-      group = make_nccl_group(*session_, in.mesh.members(rank, ranks),
-                              plan::group_shape(in, place, ranks), traffic, queue_, *device_);
-    };
-    make(groups.world, MeshGroup::world, Traffic::words);
-    make(groups.gather, MeshGroup::data, Traffic::replicas);
-    make(groups.reduce, MeshGroup::data, Traffic::replicas);
-    make(groups.tensor, MeshGroup::tensor, Traffic::collectives);
-    make(groups.forward, MeshGroup::pipeline, Traffic::messages);
-    make(groups.backward, MeshGroup::pipeline, Traffic::messages);
-    make(groups.ends, MeshGroup::ends, Traffic::collectives);
-    return groups;
+    return train::make_groups(
+        in, session().rank(), [&](auto members, const GroupShape& shape, Traffic traffic) {
+          return make_nccl_group(*session_, members, shape, traffic, queue_, *device_);
+        });
   }
 
   /// Losses of two steps on a mesh.
@@ -355,7 +343,7 @@ class NcclPipelines : public NcclGroups {
     run.state().set_parameters(test_values(11));
     std::vector<double> all;
     for (int step = 0; step < 2; ++step)
-      all.push_back(run.step(100 * step, {.lr = 1e-3, .update = 1.0 + step}).loss);
+      all.push_back(run.step(100 * step, {.lr = 1e-3, .update = 1 + step}).loss);
     return all;
   }
 };
@@ -369,9 +357,9 @@ TEST_F(NcclPipelines, ComeToTheirEndInOneOrder) {
   if (size == 4) meshes.insert(meshes.end(), {{1, 2, 2}, {2, 1, 2}});
   const auto want = losses({}, {}, false);
   for (const Mesh& mesh : meshes) {
-    for (const auto& [schedule, word] : EnumWords<plan::PipelineSchedule>::table) {
+    for (const auto& [schedule, word] : EnumWords<PipelineSchedule>::table) {
       SCOPED_TRACE(fmt::format("{}, {} stages of {} ranks", word, mesh.pipeline, size));
-      const bool parts = schedule == plan::PipelineSchedule::interleaved;
+      const bool parts = schedule == PipelineSchedule::interleaved;
       const auto got = losses(mesh, {.schedule = schedule, .virtual_stages = parts ? 2 : 1}, true);
       // Sums of some 60 terms, over ranks in another order.
       for (std::size_t i = 0; i < want.size(); ++i)

@@ -17,6 +17,6 @@ const comm::Control& control();
 std::vector<int> all_ranks();
 
 /// Advances a collective to its end.
-void finish(memory::Task& task);
+void finish(streams::Task& task);
 
 }  // namespace tessera::test

@@ -12,8 +12,6 @@
 namespace tessera::test {
 namespace {
 
-using plan::ReduceWhen;
-
 struct Case {
   model::ModelConfig config;
   DType compute = DType::f32, wire = DType::f32;
@@ -44,8 +42,10 @@ class Zero : public testing::Test {
           static_cast<int>(c.dealt ? r % (session().size() / c.per_node) : r / c.per_node));
     train::Groups groups;
     if (session().size() > 1) {
-      const auto make = [] { return comm::make_mpi_group(all_ranks(), session().job()); };
-      groups.world = make(), groups.gather = make(), groups.reduce = make();
+      groups = train::make_groups(inputs, session().rank(),
+                                  [](auto members, const auto&, comm::Traffic) {
+                                    return comm::make_mpi_group(members, session().job());
+                                  });
     }
     auto run = std::make_unique<PlanRun>(
         inputs, *device_,
@@ -54,31 +54,6 @@ class Zero : public testing::Test {
         std::move(groups), MeshPlace{.data = session().rank()});
     run->state().set_parameters(test_values(11));
     return run;
-  }
-
-  /// What this rank's shard of every state holds, whatever else it holds at this stage.
-  static std::vector<float> shard(PlanRun& run) {
-    std::vector<float> all;
-    for (const auto& s : run.state().units()) {
-      const Range mine = s.layout.shard_of(run.place().data);
-      for (const View* v : {&s.master, &s.m, &s.v}) {
-        const auto part = widened(run.real(v->range(mine.begin - s.owned.begin, mine.count())));
-        all.insert(all.end(), part.begin(), part.end());
-      }
-    }
-    return all;
-  }
-
-  /// The same of the snapshot buffers.
-  static std::vector<float> snapshot(PlanRun& run) {
-    std::vector<float> all;
-    for (const auto& s : run.state().units()) {
-      for (const View* v : {&s.snapshot_master, &s.snapshot_m, &s.snapshot_v}) {
-        const auto part = widened(run.real(*v));
-        all.insert(all.end(), part.begin(), part.end());
-      }
-    }
-    return all;
   }
 
   static bool same_on_all_ranks(const std::vector<float>& values) {
@@ -113,7 +88,7 @@ TEST_F(Zero, EveryStageHasTheSameBits) {
     for (c.stage = 0; c.stage <= 3; ++c.stage) {
       const auto run = make(c);
       for (int t = 1; t <= 3; ++t) {
-        const StepShown step = run->step(100 * t, {.update = 1.0 * t});
+        const StepShown step = run->step(100 * t, {.update = t});
         EXPECT_TRUE(step.applied);
         EXPECT_TRUE(
             same_on_all_ranks({static_cast<float>(step.loss), static_cast<float>(step.norm)}));
@@ -126,11 +101,11 @@ TEST_F(Zero, EveryStageHasTheSameBits) {
         }
       }
       if (c.stage == 0) {
-        expected = shard(*run);
+        expected = slice_of_state(*run);
         for (const auto& s : run->state().units())
           EXPECT_TRUE(same_on_all_ranks(widened(run->real(s.parameters))));
       } else {
-        EXPECT_TRUE(same_bits(shard(*run), expected)) << "stage " << c.stage;
+        EXPECT_TRUE(same_bits(slice_of_state(*run), expected)) << "stage " << c.stage;
       }
     }
   }
@@ -313,15 +288,16 @@ TEST_F(Zero, OneRanksOverflowIsSkippedByAll) {
                        .gradient_blocks = blocks,
                        .per_node = blocks ? 2 : 8};
           const auto hit = make(c), spared = make(c);
-          const auto before = shard(*hit);
+          const auto before = slice_of_state(*hit);
           if (session().rank() == session().size() - 1) hit->spoil_next_gradient(bad);
           const StepShown step = hit->step(100, {});
           EXPECT_FALSE(step.applied) << "stage " << stage;
           EXPECT_FALSE(std::isfinite(step.norm));
-          EXPECT_TRUE(same_bits(shard(*hit), before)) << "stage " << stage;
+          EXPECT_TRUE(same_bits(slice_of_state(*hit), before)) << "stage " << stage;
           EXPECT_TRUE(hit->step(200, {}).applied);
           EXPECT_TRUE(spared->step(200, {}).applied);
-          EXPECT_TRUE(same_bits(shard(*hit), shard(*spared))) << "stage " << stage;
+          EXPECT_TRUE(same_bits(slice_of_state(*hit), slice_of_state(*spared)))
+              << "stage " << stage;
         }
       }
     }
@@ -337,10 +313,11 @@ TEST_F(Zero, SnapshotsAreTheStateOfTheStepBefore) {
                              .stage = stage,
                              .purpose = plan::PlanPurpose::train_snapshot});
       for (int t = 1; t <= 3; ++t) {
-        const auto before = shard(*run);
-        EXPECT_TRUE(run->step(100 * t, {.update = 1.0 * t}).applied);
-        EXPECT_TRUE(same_bits(snapshot(*run), before)) << "stage " << stage << ", step " << t;
-        EXPECT_FALSE(same_bits(shard(*run), before));
+        const auto before = slice_of_state(*run);
+        EXPECT_TRUE(run->step(100 * t, {.update = t}).applied);
+        EXPECT_TRUE(same_bits(slice_of_state(*run, Kept::snapshot), before))
+            << "stage " << stage << ", step " << t;
+        EXPECT_FALSE(same_bits(slice_of_state(*run), before));
       }
     }
   }

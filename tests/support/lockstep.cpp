@@ -17,10 +17,10 @@ namespace {
 /// of these bytes could leave just those alone.
 class Forgetful : public comm::Group {
  public:
-  explicit Forgetful(std::unique_ptr<comm::Group> group) : group_(std::move(group)) {}
+  explicit Forgetful(std::shared_ptr<comm::Group> group) : group_(std::move(group)) {}
   std::int64_t rank() const override { return group_->rank(); }
   const comm::GroupShape& shape() const override { return group_->shape(); }
-  std::unique_ptr<memory::Task> start(const comm::CollectiveCall& call) override {
+  std::unique_ptr<streams::Task> start(const comm::CollectiveCall& call) override {
     std::visit(
         [](const auto& args) {
           args.visit(args, [&args](const View& written, kernels::Access access) {
@@ -46,32 +46,32 @@ class Forgetful : public comm::Group {
   }
 
  private:
-  std::unique_ptr<comm::Group> group_;
+  std::shared_ptr<comm::Group> group_;
 };
 
 }  // namespace
 
 /// A rank's streams, and the fiber that its work runs on.
-class Lockstep::Rank : public memory::TaskStreams {
+class Lockstep::Rank : public streams::TaskStreams {
  public:
   Rank(Lockstep& of, std::int64_t rank) : of_(of), rank_(rank) {}
   ~Rank() override { of_.ranks_[static_cast<std::size_t>(rank_)] = nullptr; }
 
   // Called on the fiber. Others may move wherever a thread of its own would let them.
-  memory::Event enqueue(std::size_t stream, std::vector<memory::Event> waits,
-                        std::function<std::unique_ptr<memory::Task>()> start) override {
+  streams::Event enqueue(std::size_t stream, std::vector<streams::Event> waits,
+                         std::function<std::unique_ptr<streams::Task>()> start) override {
     lanes_[stream].queue.push_back({std::move(waits), std::move(start)});
-    const memory::Event event{stream, ++queued_[stream]};
+    const streams::Event event{stream, ++queued_[stream]};
     yield();
     return event;
   }
-  memory::Event complete(std::size_t stream) override {
-    const memory::Event event{stream, done_[stream] = ++queued_[stream]};
+  streams::Event complete(std::size_t stream) override {
+    const streams::Event event{stream, done_[stream] = ++queued_[stream]};
     yield();
     return event;
   }
-  memory::Event last(std::size_t stream) const override { return {stream, queued_[stream]}; }
-  bool wait(memory::Event event) override {
+  streams::Event last(std::size_t stream) const override { return {stream, queued_[stream]}; }
+  bool wait(streams::Event event) override {
     const bool had_to = !is_done(event);
     awaited_ = event;
     yield();
@@ -118,17 +118,17 @@ class Lockstep::Rank : public memory::TaskStreams {
 
  private:
   struct Item {
-    std::vector<memory::Event> waits;
-    std::function<std::unique_ptr<memory::Task>()> start;
+    std::vector<streams::Event> waits;
+    std::function<std::unique_ptr<streams::Task>()> start;
   };
   struct Lane {
     std::deque<Item> queue;
-    std::unique_ptr<memory::Task> task;
+    std::unique_ptr<streams::Task> task;
     bool idle = false;  // until a message moves
   };
   struct Abandoned {};
 
-  bool is_done(const memory::Event& e) const { return done_[e.stream] >= e.count; }
+  bool is_done(const streams::Event& e) const { return done_[e.stream] >= e.count; }
   void yield() {
     sanitized_.leave(of_.stack_);
     swapcontext(&fiber_, &scheduler_);
@@ -142,14 +142,14 @@ class Lockstep::Rank : public memory::TaskStreams {
 
   Lockstep& of_;
   std::int64_t rank_;
-  std::array<Lane, memory::kStreams> lanes_;
-  std::array<std::int64_t, memory::kStreams> queued_{}, done_{};
+  std::array<Lane, kStreams> lanes_;
+  std::array<std::int64_t, kStreams> queued_{}, done_{};
   std::exception_ptr error_;  // of a lane; none of them moves after it
   std::unique_ptr<std::byte[]> stack_ = std::make_unique_for_overwrite<std::byte[]>(kStackBytes);
   SanitizedStack sanitized_;
   ucontext_t scheduler_{}, fiber_{};
   std::function<void()> work_;
-  std::optional<memory::Event> awaited_;
+  std::optional<streams::Event> awaited_;
   std::function<bool()> until_;
   bool begun_ = false, returned_ = false, abandoned_ = false;
   std::string wrong_;
@@ -203,9 +203,9 @@ void Lockstep::Rank::advance(std::size_t stream) {
       lane.queue.pop_front();
     }
     if (lane.task) {
-      const memory::Progress progress = lane.task->advance();
-      lane.idle = progress == memory::Progress::idle;
-      if (progress != memory::Progress::done) return;
+      const streams::Progress progress = lane.task->advance();
+      lane.idle = progress == streams::Progress::idle;
+      if (progress != streams::Progress::done) return;
       lane.task.reset();
     }
     ++done_[stream];
@@ -220,7 +220,7 @@ std::string Lockstep::Rank::whereabouts() const {
   if (until_ && !until_()) return fmt::format("rank {} waits for other ranks", rank_);
   if (!awaited_ || is_done(*awaited_)) return fmt::format("rank {} may not run", rank_);
   return fmt::format("rank {} waits for op {} of its stream {}, {} are complete", rank_,
-                     awaited_->count, enum_word(static_cast<plan::Stream>(awaited_->stream)),
+                     awaited_->count, enum_word(static_cast<Stream>(awaited_->stream)),
                      done_[awaited_->stream]);
 }
 
@@ -229,13 +229,19 @@ Lockstep::Lockstep(std::int64_t ranks, comm::Sends sends)
 
 train::Groups Lockstep::groups(const plan::PlanInputs& inputs, std::int64_t rank) {
   train::Groups groups = networks_.groups(inputs, rank);
-  each_channel(groups, [](Channel, std::unique_ptr<comm::Group>& group) {
-    if (group) group = std::make_unique<Forgetful>(std::move(group));
-  });
+  for (const plan::ChannelRow& row : plan::kChannelRows) {
+    auto& group = groups[row.channel];
+    const plan::ChannelRow& shared = shared_with(inputs.mesh, row);
+    if (shared.channel != row.channel) {
+      group = groups[shared.channel];
+    } else if (group) {
+      group = std::make_shared<Forgetful>(std::move(group));
+    }
+  }
   return groups;
 }
 
-std::unique_ptr<memory::TaskStreams> Lockstep::streams(std::int64_t rank) {
+std::unique_ptr<streams::TaskStreams> Lockstep::streams(std::int64_t rank) {
   auto made = std::make_unique<Rank>(*this, rank);
   ranks_[static_cast<std::size_t>(rank)] = made.get();
   return made;
@@ -262,10 +268,10 @@ std::vector<Lockstep::Move> Lockstep::possible() {
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
     const auto rank = static_cast<std::int64_t>(r);
     if (ranks_[r]->may_run()) moves.push_back({.what = What::rank_runs, .rank = rank});
-    for (std::size_t s = 1; s < plan::kStreams; ++s) {
+    for (std::size_t s = 1; s < kStreams; ++s) {
       if (!ranks_[r]->may_advance(s)) continue;
       moves.push_back(
-          {.what = What::stream_advances, .rank = rank, .stream = static_cast<plan::Stream>(s)});
+          {.what = What::stream_advances, .rank = rank, .stream = static_cast<Stream>(s)});
     }
   }
   for (const auto& [channel, word] : EnumWords<Channel>::table) {
@@ -286,7 +292,7 @@ std::vector<Lockstep::Move> Lockstep::possible() {
 // one another, and rare orders rare.
 std::uint64_t Lockstep::weight(const Move& move) const {
   const bool message = move.what >= Move::What::message_leaves;
-  const std::size_t kind = message ? plan::kStreams + static_cast<std::size_t>(move.channel)
+  const std::size_t kind = message ? kStreams + static_cast<std::size_t>(move.channel)
                                    : static_cast<std::size_t>(move.stream);
   return weights_[static_cast<std::size_t>(move.rank) * kKinds + kind];
 }

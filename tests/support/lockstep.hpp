@@ -23,7 +23,7 @@ class Lockstep {
 
   /// What a rank's executor runs over; once for each rank. This object must outlive both.
   train::Groups groups(const plan::PlanInputs& inputs, std::int64_t rank);
-  std::unique_ptr<memory::TaskStreams> streams(std::int64_t rank);
+  std::unique_ptr<streams::TaskStreams> streams(std::int64_t rank);
 
   /// One thing that happens: to a rank, to a `stream` of it, or to the `number`-th message from
   /// `rank` to `peer` on a `channel`.
@@ -31,7 +31,7 @@ class Lockstep {
     enum class What : std::uint8_t { rank_runs, stream_advances, message_leaves, message_arrives };
     What what = What::rank_runs;
     std::int64_t rank = 0;
-    plan::Stream stream = plan::Stream::compute;
+    Stream stream = Stream::compute;
     Channel channel = Channel::world;
     std::int64_t peer = 0;
     std::int64_t number = 0;
@@ -69,7 +69,7 @@ class Lockstep {
   Networks networks_;
   std::function<bool(const Move&)> prevented_ = [](const Move&) { return false; };
   std::mt19937_64 random_;
-  static constexpr std::size_t kKinds = plan::kStreams + kChannels;
+  static constexpr std::size_t kKinds = kStreams + kChannels;
   std::vector<std::uint64_t> weights_;  // by rank and kind: a stream, or a channel's messages
   std::vector<Move> trace_;
   Rank* running_ = nullptr;  // whose fiber it is

@@ -19,9 +19,9 @@ model::ModelConfig gpt2_like() {
 model::ModelConfig llama_like() {
   model::ModelConfig c = gpt2_like();
   c.kv_heads = 2;
-  c.norm = kernels::NormKind::rmsnorm;
-  c.position = model::PositionKind::rope;
-  c.activation = kernels::ActivationKind::swiglu;
+  c.norm = NormKind::rmsnorm;
+  c.position = PositionKind::rope;
+  c.activation = ActivationKind::swiglu;
   c.bias = c.tied_embeddings = false;
   return c;
 }

@@ -8,19 +8,6 @@
 namespace tessera::test {
 namespace {
 
-MeshGroup members_of(Channel channel) {
-  switch (channel) {
-    case Channel::world: return MeshGroup::world;
-    case Channel::gather:
-    case Channel::reduce: return MeshGroup::data;
-    case Channel::tensor: return MeshGroup::tensor;
-    case Channel::forward:
-    case Channel::backward: return MeshGroup::pipeline;
-    case Channel::ends: return MeshGroup::ends;
-  }
-  throw InternalError("channel without members");
-}
-
 /// Peers are ranks of a group here, world ranks below.
 class OfMembers : public comm::Transport {
  public:
@@ -48,15 +35,18 @@ Networks::Networks(comm::Sends sends) {
 
 train::Groups Networks::groups(const plan::PlanInputs& inputs, std::int64_t rank) {
   train::Groups groups;
-  each_channel(groups, [&](Channel channel, std::unique_ptr<comm::Group>& group) {
-    const MeshGroup kind = members_of(channel);
-    const auto members = inputs.mesh.members(rank, kind);
-    if (members.empty()) return;
+  for (const plan::ChannelRow& row : plan::kChannelRows) {
+    const auto members = inputs.mesh.members(rank, row.ranks);
+    if (members.empty()) continue;
+    if (const auto& shared = shared_with(inputs.mesh, row); shared.channel != row.channel) {
+      groups[row.channel] = groups[shared.channel];
+      continue;
+    }
     const auto self = std::find(members.begin(), members.end(), static_cast<int>(rank));
-    group = comm::make_transport_group(
-        std::make_unique<OfMembers>(of(channel).transport(static_cast<int>(rank)), members),
-        group_shape(inputs, inputs.mesh.place_of(rank), kind), self - members.begin());
-  });
+    groups[row.channel] = comm::make_transport_group(
+        std::make_unique<OfMembers>(of(row.channel).transport(static_cast<int>(rank)), members),
+        group_shape(inputs, inputs.mesh.place_of(rank), row.ranks), self - members.begin());
+  }
   return groups;
 }
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "core/exact_sum.hpp"
-#include "memory/background.hpp"
+#include "streams/background.hpp"
 #include "train/batches.hpp"
 
 namespace tessera::test {
@@ -17,7 +17,7 @@ class PlanRun::Watching : public kernels::Device {
     return device_.scratch_bytes(call);
   }
   void run(const kernels::KernelCall& call) override {
-    const auto* update = std::get_if<kernels::AdamUpdate>(&call);
+    const auto* update = std::get_if<kernels::OptimizerUpdate>(&call);
     if (update != nullptr && tier_.in_place(update->gradient.data) != nullptr) {
       const auto g = widened(update->gradient);
       gradients.insert(gradients.end(), g.begin(), g.end());
@@ -41,10 +41,8 @@ namespace {
 
 train::Groups groups_or_self(train::Groups groups) {
   train::Groups self = train::self_groups();
-  for (auto group : {&train::Groups::world, &train::Groups::gather, &train::Groups::reduce,
-                     &train::Groups::tensor, &train::Groups::forward, &train::Groups::backward,
-                     &train::Groups::ends}) {
-    if (!(groups.*group)) groups.*group = std::move(self.*group);
+  for (const plan::ChannelRow& row : plan::kChannelRows) {
+    if (!groups[row.channel]) groups[row.channel] = std::move(self[row.channel]);
   }
   return groups;
 }
@@ -54,17 +52,17 @@ train::Groups groups_or_self(train::Groups groups) {
 PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device,
                  const plan::PlanShape& shape, train::Groups groups, const MeshPlace& place)
     : PlanRun(inputs, device, plan::make_plan(inputs, shape, place),
-              groups_or_self(std::move(groups)), std::make_unique<memory::BackgroundStreams>()) {}
+              groups_or_self(std::move(groups)), std::make_unique<streams::BackgroundStreams>()) {}
 
 PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::Plan plan,
-                 train::Groups groups, std::unique_ptr<memory::TaskStreams> tasks)
+                 train::Groups groups, std::unique_ptr<streams::TaskStreams> tasks)
     : PlanRun(inputs, device, std::move(plan), std::move(groups),
               std::make_unique<memory::HostTier>(),
-              std::make_unique<memory::HostStreams>(std::move(tasks))) {}
+              std::make_unique<streams::HostStreams>(std::move(tasks))) {}
 
 PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::Plan plan,
                  train::Groups groups, std::unique_ptr<memory::Tier> tier,
-                 std::unique_ptr<memory::Streams> streams)
+                 std::unique_ptr<streams::Streams> streams)
     : inputs_(inputs),
       device_(std::make_unique<Watching>(device, *tier)),
       groups_(std::move(groups)),
@@ -74,7 +72,7 @@ PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::
   train::PlanMemory memory{};
   for (const auto& [id, word] : EnumWords<plan::ArenaId>::table) {
     const auto i = static_cast<std::size_t>(id);
-    memory::Tier& of = id == plan::ArenaId::host ? host_tier_ : *tier_;
+    memory::Tier& of = plan::place_of(id) == plan::Place::host ? host_tier_ : *tier_;
     arenas_.push_back(std::make_unique<memory::Arena>(word, of, plan_.arena_bytes[i]));
     memory[i] = arenas_[i]->base();
   }
@@ -82,7 +80,7 @@ PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::
   bound_.emplace(plan_, memory);
   const auto beside = [&device](const kernels::KernelCall& call) {
     device.run(call);
-    return std::unique_ptr<memory::Task>();
+    return std::unique_ptr<streams::Task>();
   };
   executor_.emplace(*device_, beside, *tier_, groups_, *streams_, inputs_, whereabouts_);
 }
@@ -99,12 +97,10 @@ StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers,
   const auto set = [&](kernels::StepScalar which, double value) {
     input[which] = static_cast<float>(value);
   };
-  const auto& rule = inputs_.optimizer;
   set(kernels::StepScalar::loss_gradient, numbers.loss_scale / tokens);
   set(kernels::StepScalar::unscale, 1 / numbers.loss_scale);
   set(kernels::StepScalar::lr, numbers.lr);
-  set(kernels::StepScalar::bias_correction1, 1 - std::pow(rule.beta1, numbers.update));
-  set(kernels::StepScalar::bias_correction2, 1 - std::pow(rule.beta2, numbers.update));
+  inputs_.optimizer.set_scalars(input.scalars, numbers.update);
   const train::BatchShare share{.data_ranks = ranks,
                                 .data_rank = plan_.place.data,
                                 .micro = shape.micro,
@@ -128,6 +124,22 @@ StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers,
           .norm = std::sqrt(output.sum(plan::WordLayout::norm)) / numbers.loss_scale,
           .applied = output.applied,
           .gradients = device_->gradients};
+}
+
+std::vector<float> slice_of_state(PlanRun& run, Kept which) {
+  std::vector<float> all;
+  for (const auto& s : run.state().units()) {
+    if (!s.held) continue;
+    const Range mine = s.layout.shard_of(run.place().data);
+    for (const auto& kept : s.kept) {
+      const View part = which == Kept::live
+                            ? kept.live.range(mine.begin - s.owned.begin, mine.count())
+                            : kept.snapshot;
+      const auto values = widened(run.real(part));
+      all.insert(all.end(), values.begin(), values.end());
+    }
+  }
+  return all;
 }
 
 plan::PlanInputs plan_inputs_of(const model::ModelConfig& config, kernels::Device& device,

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "memory/arena.hpp"
-#include "memory/host_streams.hpp"
+#include "streams/host_streams.hpp"
 #include "support/models.hpp"
 #include "train/executor.hpp"
 
@@ -15,7 +15,7 @@ namespace tessera::test {
 struct StepNumbers {
   double lr = 1e-2;
   double loss_scale = 1;
-  double update = 1;                   // Adam's t
+  std::int64_t update = 1;             // applied updates, this one among them
   std::int64_t unknown_token_in = -1;  // micro-batch with a token that the model does not have
 };
 
@@ -34,11 +34,11 @@ class PlanRun {
           train::Groups groups = {}, const MeshPlace& place = {});
   /// Any plan of these inputs, over any streams of a CPU.
   PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::Plan plan,
-          train::Groups groups, std::unique_ptr<memory::TaskStreams> tasks);
+          train::Groups groups, std::unique_ptr<streams::TaskStreams> tasks);
   /// Any plan on any device: its memory and streams.
   PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::Plan plan,
           train::Groups groups, std::unique_ptr<memory::Tier> tier,
-          std::unique_ptr<memory::Streams> streams);
+          std::unique_ptr<streams::Streams> streams);
   ~PlanRun();
 
   train::ModelState& state() { return *state_; }
@@ -73,10 +73,15 @@ class PlanRun {
   std::vector<std::unique_ptr<memory::Arena>> arenas_;  // by plan::ArenaId
   std::optional<train::ModelState> state_;
   std::optional<train::BoundPlan> bound_;
-  std::unique_ptr<memory::Streams> streams_;
+  std::unique_ptr<streams::Streams> streams_;
   train::Whereabouts whereabouts_;
   std::optional<train::Executor> executor_;
 };
+
+/// This rank's slice of all that is kept of every unit, whatever else it holds at this stage; or
+/// the snapshot of it.
+enum class Kept : std::uint8_t { live, snapshot };
+std::vector<float> slice_of_state(PlanRun& run, Kept which = Kept::live);
 
 /// Inputs of a run of one rank without clipping.
 plan::PlanInputs plan_inputs_of(const model::ModelConfig& config, kernels::Device& device,

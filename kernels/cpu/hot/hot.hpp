@@ -6,6 +6,7 @@
 #pragma once
 
 #include <span>
+#include <type_traits>
 
 #include "core/math.hpp"
 #include "kernels/api/device.hpp"
@@ -16,50 +17,60 @@
 
 namespace tessera::kernels {
 
+/// The list of these functions, with their types: the table, what the files of hot/ define, and the
+/// table's values come from it.
+// clang-format off
+#define TESSERA_EACH_HOT_KERNEL(F) \
+  F(embed, void(const Embed&, const DropoutRule&, Range rows)) \
+  /* Places of the table's tokens, sorted by (token, place); runs of one token that begin in \
+     `entries` are added up. */ \
+  F(embed_backward_tokens, void(const EmbedBackward&, const DropoutRule&, std::span<const \
+    std::int64_t> places, Range entries)) \
+  F(embed_backward_positions, void(const EmbedBackward&, const DropoutRule&, Range positions)) \
+  F(add_positions, void(const AddPositions&, const DropoutRule&, Range rows)) \
+  F(add_norm, void(const AddNorm&, const DropoutRule&, Range rows)) \
+  /* d_weight and d_bias of these rows are added to the partial sums (C), f32; bias may be \
+     null. */ \
+  F(norm_backward, void(const NormBackward&, Range rows, float* d_weight, float* d_bias)) \
+  F(add_pending, void(const AddPending&, const DropoutRule&, Range rows)) \
+  F(apply_dropout, void(const ApplyDropout&, const DropoutRule&, Range rows)) \
+  F(attention, void(const Attention&, const DropoutRule&, const AttentionUnit&, float* scratch)) \
+  F(attention_backward, void(const AttentionBackward&, const DropoutRule&, const KvHead&, \
+    float* scratch)) \
+  /* `turns`: (T, 2, D / 2) f32, cosines, then sines. */ \
+  F(rope, void(const Rope&, const float* turns, Range rows)) \
+  F(activate, void(const Activate&, Range rows)) \
+  F(activate_backward, void(const ActivateBackward&, Range rows)) \
+  F(classify, void(const Classify&, Range rows)) \
+  F(classify_part, void(const ClassifyPart&, Range rows)) \
+  F(classify_gradient, void(const ClassifyGradient&, Range rows)) \
+  F(update, void(const OptimizerUpdate&, Range elements)) \
+  /* out (+)= x for matrices of equal shape. */ \
+  F(convert, void(const View& x, const View& out, Write, Range rows)) \
+  /* The parts as (parts, elements). */ \
+  F(tree_sum, void(const TreeSum&, Range elements)) \
+  /* out (+)= sum of x over its rows, in an order that rows alone decide. */ \
+  F(sum_rows, void(const View& x, const View& out, Write, Range columns)) \
+  /* The bits of the largest |x|; not-a-number's are larger than infinity's. */ \
+  F(largest_magnitude, std::uint32_t(const View& x, Range rows)) \
+  /* out = x times `scale`, rounded to a number of e4m3 or e5m2. */ \
+  F(round_to_fp8, void(const View& x, float scale, DType format, const View& out, Range rows)) \
+  /* out (+)= sums times `factor` + bias, which may be absent. */ \
+  F(scale_sums, void(const View& sums, float factor, const View& bias, const View& out, Write, \
+    Range rows)) \
+  /* words (not normalised) += sum of the elements of a flat view. */ \
+  F(exact_sum, void(const View& x, ExactSum::Of, Range elements, std::int64_t* words)) \
+  /* Blocks are counted over all slots: of x, of out, of the sum. */ \
+  F(quantize, void(const Quantize&, const SlotLayout&, Range blocks)) \
+  F(sum_quantized, void(const SumQuantized&, const SlotLayout&, Range blocks)) \
+  /* `sums` holds a block's. */ \
+  F(requantize_sum, void(const RequantizeSum&, const SlotLayout&, Range blocks, float* sums))
+// clang-format on
+
 struct HotKernels {
-  void (*embed)(const Embed&, const DropoutRule&, Range rows);
-  /// Places of the table's tokens, sorted by (token, place); runs of one token that begin in
-  /// `entries` are added up.
-  void (*embed_backward_tokens)(const EmbedBackward&, const DropoutRule&,
-                                std::span<const std::int64_t> places, Range entries);
-  void (*embed_backward_positions)(const EmbedBackward&, const DropoutRule&, Range positions);
-  void (*add_positions)(const AddPositions&, const DropoutRule&, Range rows);
-  void (*add_norm)(const AddNorm&, const DropoutRule&, Range rows);
-  /// d_weight and d_bias of these rows are added to the partial sums (C), f32; bias may be null.
-  void (*norm_backward)(const NormBackward&, Range rows, float* d_weight, float* d_bias);
-  void (*add_pending)(const AddPending&, const DropoutRule&, Range rows);
-  void (*apply_dropout)(const ApplyDropout&, const DropoutRule&, Range rows);
-  void (*attention)(const Attention&, const DropoutRule&, const AttentionUnit&, float* scratch);
-  void (*attention_backward)(const AttentionBackward&, const DropoutRule&, const KvHead&,
-                             float* scratch);
-  /// `turns`: (T, 2, D / 2) f32, cosines, then sines.
-  void (*rope)(const Rope&, const float* turns, Range rows);
-  void (*activate)(const Activate&, Range rows);
-  void (*activate_backward)(const ActivateBackward&, Range rows);
-  void (*classify)(const Classify&, Range rows);
-  void (*classify_part)(const ClassifyPart&, Range rows);
-  void (*classify_gradient)(const ClassifyGradient&, Range rows);
-  void (*adam)(const AdamUpdate&, Range elements);
-  /// out (+)= x for matrices of equal shape.
-  void (*convert)(const View& x, const View& out, Write, Range rows);
-  /// The parts as (parts, elements).
-  void (*tree_sum)(const TreeSum&, Range elements);
-  /// out (+)= sum of x over its rows, in an order that rows alone decide.
-  void (*sum_rows)(const View& x, const View& out, Write, Range columns);
-  /// The bits of the largest |x|; not-a-number's are larger than infinity's.
-  std::uint32_t (*largest_magnitude)(const View& x, Range rows);
-  /// out = x times `scale`, rounded to a number of e4m3 or e5m2.
-  void (*round_to_fp8)(const View& x, float scale, DType format, const View& out, Range rows);
-  /// out (+)= sums times `factor` + bias, which may be absent.
-  void (*scale_sums)(const View& sums, float factor, const View& bias, const View& out, Write,
-                     Range rows);
-  /// words (not normalised) += sum of the elements of a flat view.
-  void (*exact_sum)(const View& x, ExactSum::Of, Range elements, std::int64_t* words);
-  /// Blocks are counted over all slots: of x, of out, of the sum.
-  void (*quantize)(const Quantize&, const SlotLayout&, Range blocks);
-  void (*sum_quantized)(const SumQuantized&, const SlotLayout&, Range blocks);
-  /// `sums` holds a block's.
-  void (*requantize_sum)(const RequantizeSum&, const SlotLayout&, Range blocks, float* sums);
+#define TESSERA_POINTER(name, ...) std::add_pointer_t<__VA_ARGS__> name;
+  TESSERA_EACH_HOT_KERNEL(TESSERA_POINTER)
+#undef TESSERA_POINTER
 };
 
 const HotKernels& hot_kernels(Isa isa);

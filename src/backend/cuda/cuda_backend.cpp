@@ -9,8 +9,8 @@
 #include "backend/gpus.hpp"
 #include "comm/nccl/nccl_group.hpp"
 #include "kernels/cuda/device.hpp"
-#include "memory/cuda/cuda_streams.hpp"
 #include "memory/cuda/cuda_tier.hpp"
+#include "streams/cuda/cuda_streams.hpp"
 
 namespace tessera::backend {
 namespace {
@@ -191,7 +191,7 @@ Backend make_cuda_backend(const Settings& settings, const Ranks* ranks) {
             .notes = {}};
   b.start_beside = [device = b.device.get()](const kernels::KernelCall& call) {
     device->run(call);
-    return std::unique_ptr<memory::Task>();
+    return std::unique_ptr<streams::Task>();
   };
   if (ranks != nullptr) {
     // Not of NCCL's memory, which all ranks would have to have.
@@ -203,7 +203,7 @@ Backend make_cuda_backend(const Settings& settings, const Ranks* ranks) {
     };
   }
   b.make_streams = [queue, nccl] {
-    return std::make_unique<memory::CudaStreams>(
+    return std::make_unique<streams::CudaStreams>(
         *queue, nccl ? [nccl] { nccl->look(); } : std::function<void()>());
   };
   b.make_group = [queue, nccl, device = b.device.get()](std::span<const int> members,

@@ -59,7 +59,7 @@ class NcclGroup : public Group {
 
   std::int64_t rank() const override { return rank_; }
   const GroupShape& shape() const override { return shape_; }
-  std::unique_ptr<memory::Task> start(const CollectiveCall& call) override {
+  std::unique_ptr<streams::Task> start(const CollectiveCall& call) override {
     std::visit([this](const auto& c) { queue(c); }, call);
     return nullptr;
   }

@@ -40,8 +40,8 @@ std::shared_ptr<const Nccl> open_nccl() { return std::make_shared<const Nccl>();
 NcclSession::NcclSession(std::shared_ptr<const Nccl> nccl, int driver)
     : nccl_(std::move(nccl)), driver_(driver) {
   // Collectives of different groups begin in the order in which we queue them, which fits that of
-  // every other rank (plan/meetings); without that, stages that send to each other would wait for
-  // ever.
+  // every other rank (plan/proof/meetings); without that, stages that send to each other would wait
+  // for ever.
   setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 1);
   // Memory is made known by us, where that is right; NCCL would do it for whatever a CUDA graph's
   // collectives use, wherever that is on other ranks.

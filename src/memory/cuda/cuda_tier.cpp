@@ -63,8 +63,8 @@ void CudaTier::read(const std::byte* from, std::span<std::byte> to) {
   copy(to.data(), from, to.size());
 }
 
-std::unique_ptr<Task> CudaTier::start_copy(const std::byte* from, std::byte* to,
-                                           std::int64_t bytes) {
+std::unique_ptr<streams::Task> CudaTier::start_copy(const std::byte* from, std::byte* to,
+                                                    std::int64_t bytes) {
   CUDA_TRY(
       cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, queue_.stream));
   return nullptr;

@@ -24,8 +24,8 @@ class CudaTier : public Tier {
   void release(std::byte* base, std::int64_t bytes) override;
   void write(std::byte* to, std::span<const std::byte> from) override;
   void read(const std::byte* from, std::span<std::byte> to) override;
-  std::unique_ptr<Task> start_copy(const std::byte* from, std::byte* to,
-                                   std::int64_t bytes) override;
+  std::unique_ptr<streams::Task> start_copy(const std::byte* from, std::byte* to,
+                                            std::int64_t bytes) override;
   bool of_host() const override { return false; }
   void wait() override;
   Apart apart() override;

@@ -44,7 +44,7 @@ backend::Backend bench_backend(const BenchOptions& options, const train::Job& jo
       {.kind = options.backend.value_or(deck::Backend::automatic), .threads = threads}, &ranks);
 }
 
-void finish_alone(memory::Streams& streams, const memory::Start& start) {
+void finish_alone(streams::Streams& streams, const streams::Start& start) {
   streams.begin({.works = 1, .repeatable = false});
   streams.enqueue({.stream = 1}, start);
   streams.finish();

@@ -24,7 +24,7 @@ struct BenchOptions {
 backend::Backend bench_backend(const BenchOptions& options, const train::Job& job, int threads);
 
 /// Work that is none of a step's: done on return.
-void finish_alone(memory::Streams& streams, const memory::Start& start);
+void finish_alone(streams::Streams& streams, const streams::Start& start);
 
 /// The deck of --deck on all ranks; `more` comes after --set. DeckError without --deck.
 deck::LoadedDeck bench_deck(const BenchOptions& options, const comm::Control& control,

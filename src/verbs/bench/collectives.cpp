@@ -2,8 +2,8 @@
 #include <numeric>
 #include <optional>
 
-#include "plan/blocks.hpp"
-#include "plan/ledger.hpp"
+#include "plan/passes/blocks.hpp"
+#include "plan/prediction/ledger.hpp"
 #include "train/setup.hpp"
 #include "verbs/bench/bench.hpp"
 
@@ -91,7 +91,7 @@ void bench_collectives(const BenchOptions& o, const train::Job& job) {
       }
       const double seconds = best([&] {
         for (const plan::Call& call : calls) {
-          finish_alone(*streams, [&]() -> std::unique_ptr<memory::Task> {
+          finish_alone(*streams, [&]() -> std::unique_ptr<streams::Task> {
             if (const auto* collective = std::get_if<comm::CollectiveCall>(&call))
               return group->start(*collective);
             return backend.start_beside(std::get<kernels::KernelCall>(call));

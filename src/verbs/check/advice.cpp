@@ -2,7 +2,7 @@
 // tried with real plans.
 #include <algorithm>
 
-#include "plan/spread.hpp"
+#include "plan/prediction/spread.hpp"
 #include "train/check_products.hpp"
 #include "verbs/check/check.hpp"
 #include "zero/model_states.hpp"
@@ -59,7 +59,7 @@ Advice few_micro_batches(const Checked& c) {
 
 Advice gpipe_for_nothing(const Checked& c) {
   const std::int64_t stages = c.mesh().pipeline, count = c.micro_batches();
-  if (stages == 1 || c.deck().parallel.schedule != deck::PipelineSchedule::gpipe || count <= stages)
+  if (stages == 1 || c.deck().parallel.schedule != PipelineSchedule::gpipe || count <= stages)
     return std::nullopt;
   return fmt::format(
       "parallel.schedule = \"gpipe\" keeps activations of {} micro-batches; \"1f1b\" has the same "
@@ -123,10 +123,10 @@ std::vector<Variant> smaller(const Checked& c) {
     if (!all.empty()) v.name = "and " + v.name;
     all.push_back({v.name, so_far});
   };
-  if (d.recompute.policy == deck::Recompute::none) add(set_to("recompute.policy", "\"selective\""));
-  if (d.recompute.policy != deck::Recompute::full) add(set_to("recompute.policy", "\"full\""));
+  if (d.recompute.policy == Recompute::none) add(set_to("recompute.policy", "\"selective\""));
+  if (d.recompute.policy != Recompute::full) add(set_to("recompute.policy", "\"full\""));
   if (d.batch.micro > 1) add(set_to("batch.micro", "1"));
-  for (auto stage = d.zero.stage + 1; stage <= 3 && c.mesh().data > 1; ++stage)
+  for (auto stage = d.zero.stage + 1; stage < kZeroStages && c.mesh().data > 1; ++stage)
     add(set_to("zero.stage", std::to_string(stage)));
   return all;
 }
@@ -134,7 +134,7 @@ std::vector<Variant> smaller(const Checked& c) {
 std::string offload_outlook(const Checked& c, std::int64_t budget) {
   const plan::PlanInputs& in = c.planner.inputs;
   const auto states =
-      zero::model_states(c.dearest().elements, in.mesh.data, in.stage, in.compute, in.accumulate);
+      zero::model_states(c.dearest().elements, in.mesh.data, in.stage, in.state_types());
   const std::int64_t left = total(c) - states.optimizer;
   return fmt::format(
       "  offload.optimizer = \"host\" would leave {} on the device{}, but is not available in this "
@@ -183,17 +183,18 @@ std::string what_is_wasted(const Checked& c, std::int64_t budget) {
   const auto recompute = [&](const char* policy) {
     return try_out(set_to("recompute.policy", policy), computes_less);
   };
-  if (d.recompute.policy != deck::Recompute::none && !recompute("\"none\"") &&
-      d.recompute.policy == deck::Recompute::full) {
+  if (d.recompute.policy != Recompute::none && !recompute("\"none\"") &&
+      d.recompute.policy == Recompute::full) {
     recompute("\"selective\"");
   }
   if (c.mesh().data == 1) return text;
   for (std::int64_t stage = 1; stage < d.zero.stage; ++stage) {
     Variant v = set_to("zero.stage", std::to_string(stage));
-    v.sets.push_back(fmt::format("zero.reduce={}", stage == 1 ? "step" : "micro"));
+    const bool sharded = sharding_of(stage, c.mesh().data).gradients;
+    v.sets.push_back(fmt::format("zero.reduce={}", sharded ? "micro" : "step"));
     if (try_out(v, sends_less)) return text;
   }
-  if (d.zero.reduce == deck::Reduce::micro) try_out(set_to("zero.reduce", "\"step\""), sends_less);
+  if (d.zero.reduce == ReduceWhen::micro) try_out(set_to("zero.reduce", "\"step\""), sends_less);
   return text;
 }
 

@@ -1,9 +1,9 @@
 // Which ranks work together, and where they are.
 #include <array>
 
-#include "plan/bubble.hpp"
-#include "plan/layers.hpp"
-#include "plan/spread.hpp"
+#include "plan/passes/layers.hpp"
+#include "plan/prediction/bubble.hpp"
+#include "plan/prediction/spread.hpp"
 #include "verbs/check/check.hpp"
 
 namespace tessera::verbs {
@@ -87,7 +87,7 @@ Bubble bubble_of(const Planner& planner) {
   const plan::PlanInputs& in = planner.inputs;
   const auto costs = part_costs(in);
   const std::vector<double> equal(costs.size(), 1);
-  const double backward = in.recompute == plan::Recompute::full ? 3 : 2;
+  const double backward = in.recompute == Recompute::full ? 3 : 2;
   const auto of = [&](const std::vector<double>& c) {
     return plan::pipeline_bubble(in.pipeline, in.mesh.pipeline,
                                  planner.shapes.front().micro_batches, c, backward);
@@ -97,8 +97,7 @@ Bubble bubble_of(const Planner& planner) {
 
 std::string rank_map(const plan::PlanInputs& in) {
   const Mesh& m = in.mesh;
-  std::string text = fmt::format("ranks: {} data x {} pipeline x {} tensor = {}, ZeRO-{}\n", m.data,
-                                 m.pipeline, m.tensor, m.size(), in.stage);
+  std::string text = fmt::format("ranks: {} = {}, ZeRO-{}\n", to_string(m), m.size(), in.stage);
   for (const auto& [name, kind] : kKinds) {
     const auto groups = plan::groups_of(m, kind);
     if (groups.front().count == 1) continue;

@@ -1,7 +1,7 @@
 // What ranks send and hold.
 #include <algorithm>
 
-#include "plan/blocks.hpp"
+#include "plan/passes/blocks.hpp"
 #include "verbs/check/check.hpp"
 
 namespace tessera::verbs {

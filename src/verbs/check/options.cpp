@@ -52,24 +52,23 @@ std::int64_t device_bytes(const plan::PlanInputs& in, const plan::RankFigures& f
 
 std::string options_text(const LayoutOptions& layout) {
   std::string text;
-  for (int stage = 0; stage <= 3; ++stage) {
+  for (int stage = 0; stage < kZeroStages; ++stage) {
     const Checked checked = check_other(layout, {fmt::format("zero.stage={}", stage)});
     const plan::PlanInputs& in = checked.planner.inputs;
     const plan::RankFigures& f = checked.dearest();
     const auto budget = device_budget(checked.deck());
     if (stage == 0) {
       text += fmt::format(
-          "{} parameters on {} data x {} pipeline x {} tensor ranks; compute {}, gradients {}{}\n"
+          "{} parameters on {} ranks; compute {}, gradients {}{}\n"
           "model states of the rank that holds most, and its device's bytes with activations and "
           "all else\n"
           "{:<6}{:<11}{:<11}{:<11}{:>13}{:>13}{:>13}{:>13}  {:<13}{}\n",
-          model::parameter_count(in.units), in.mesh.data, in.mesh.pipeline, in.mesh.tensor,
-          to_string(in.compute), to_string(in.accumulate),
-          budget ? ", devices of " + plan::human_bytes(*budget) : "", "stage", "optimizer",
-          "gradients", "parameters", "device", "host", "disk", "device, all", "fits", "from");
+          model::parameter_count(in.units), to_string(in.mesh), to_string(in.compute),
+          to_string(in.accumulate), budget ? ", devices of " + plan::human_bytes(*budget) : "",
+          "stage", "optimizer", "gradients", "parameters", "device", "host", "disk", "device, all",
+          "fits", "from");
     }
-    const auto states =
-        zero::model_states(f.elements, in.mesh.data, stage, in.compute, in.accumulate);
+    const auto states = zero::model_states(f.elements, in.mesh.data, stage, in.state_types());
     for (StateChoice choice : kOffload) {
       choice.stage = stage;
       const bool built = choice.optimizer == StateTier::device;

@@ -13,7 +13,7 @@
 #include "core/terminal.hpp"
 #include "core/thread.hpp"
 #include "deck/ranks.hpp"
-#include "plan/ledger.hpp"
+#include "plan/prediction/ledger.hpp"
 #include "train/setup.hpp"
 #include "verbs/simulate/simulate.hpp"
 #include "zero/model_states.hpp"
@@ -27,10 +27,10 @@ constexpr std::int64_t kVirtualStages[] = {2, 4};
 /// What the search chooses; everything else is the deck's.
 struct Choice {
   std::int64_t tensor = 1, pipeline = 1, micro = 1;
-  plan::PipelineSchedule schedule = plan::PipelineSchedule::one_f_one_b;
+  PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   std::int64_t virtual_stages = 1;
   std::int64_t stage = 0;  // ZeRO
-  deck::Recompute recompute = deck::Recompute::none;
+  Recompute recompute = Recompute::none;
 
   std::vector<std::string> sets() const {
     return {fmt::format("parallel.tensor={}", tensor),
@@ -166,7 +166,7 @@ class Search {
         continue;
       }
       std::optional<std::int64_t> stage;
-      for (const auto& [recompute, word] : EnumWords<deck::Recompute>::table) {
+      for (const auto& [recompute, word] : EnumWords<Recompute>::table) {
         choice.recompute = recompute;
         stage = try_stages(choice);
         if (stage && *stage <= 1) break;
@@ -178,7 +178,8 @@ class Search {
   /// The lowest ZeRO stage that fits; nothing where none does.
   std::optional<std::int64_t> try_stages(Choice choice) {
     const bool several = layout_.ranks > choice.tensor * choice.pipeline;
-    for (choice.stage = several ? 1 : 0; choice.stage <= (several ? 3 : 0); ++choice.stage) {
+    const std::int64_t end = several ? kZeroStages : 1;
+    for (choice.stage = several ? 1 : 0; choice.stage < end; ++choice.stage) {
       if (try_choice(choice)) return choice.stage;
     }
     return std::nullopt;
@@ -265,15 +266,15 @@ class Search {
     const Mesh& mesh = p.inputs.mesh;
     return zero::model_states(
                model::parameter_count(p.inputs.units) / (mesh.tensor * mesh.pipeline), mesh.data,
-               p.inputs.stage, p.inputs.compute, p.inputs.accumulate)
+               p.inputs.stage, p.inputs.state_types())
         .total();
   }
 
   std::vector<Choice> other_schedules(Choice choice) const {
     std::vector<Choice> all;
-    choice.schedule = plan::PipelineSchedule::zero_bubble;
+    choice.schedule = PipelineSchedule::zero_bubble;
     all.push_back(choice);
-    choice.schedule = plan::PipelineSchedule::interleaved;
+    choice.schedule = PipelineSchedule::interleaved;
     for (const std::int64_t v : kVirtualStages) {
       choice.virtual_stages = v;
       if (choice.pipeline * v <= layers_) all.push_back(choice);
@@ -284,7 +285,7 @@ class Search {
   /// What later grids are measured by.
   void note_best() {
     for (const Found& f : found_) {
-      if (f.choice.recompute != deck::Recompute::none) continue;
+      if (f.choice.recompute != Recompute::none) continue;
       double& least =
           computes_.try_emplace({f.choice.tensor, f.choice.micro}, f.least).first->second;
       least = std::min(least, f.least);

@@ -2,8 +2,8 @@
 
 #include <CLI/CLI.hpp>
 
-#include "plan/ledger.hpp"
-#include "plan/print.hpp"
+#include "plan/ir/print.hpp"
+#include "plan/prediction/ledger.hpp"
 #include "train/setup.hpp"
 
 namespace tessera::verbs {
@@ -18,12 +18,12 @@ struct Options {
 /// A line for each simulated rank: what it computes and what it waits for.
 void print_ranks(const plan::Simulation& s) {
   std::vector<std::size_t> waits;
-  for (std::size_t i = 1; i < plan::kStreams; ++i) {
+  for (std::size_t i = 1; i < kStreams; ++i) {
     if (std::ranges::any_of(s.ranks, [&](const auto& r) { return r.exposed[i] > 0; }))
       waits.push_back(i);
   }
   fmt::print("{:<22}{:>10}", "ms, by stage", "compute");
-  for (const std::size_t i : waits) fmt::print("{:>18}", enum_word(static_cast<plan::Stream>(i)));
+  for (const std::size_t i : waits) fmt::print("{:>18}", enum_word(static_cast<Stream>(i)));
   fmt::print("   (waits by stream)\n");
   for (const plan::SimulatedRank& r : s.ranks) {
     fmt::print("{:<22}{:>10.1f}",
@@ -51,13 +51,10 @@ void report(const LayoutOptions& layout, const deck::Machine& machine) {
       plan::predict(plan::simulated_plans(p.inputs, shape), p.inputs, machine);
   const plan::Simulation& s = found.simulation;
   const Speed speed = speed_of(p, s.step, machine);
-  const Mesh& mesh = p.inputs.mesh;
   const deck::Deck& deck = p.loaded.deck;
-  fmt::print(
-      "{} on {} ranks of {}, {} nodes: {} data x {} pipeline x {} tensor, ZeRO-{}, "
-      "{} micro-batches of {}, {}\n",
-      deck.run.name, layout.ranks, machine.name, layout.nodes, mesh.data, mesh.pipeline,
-      mesh.tensor, p.inputs.stage, shape.micro_batches, shape.micro, to_string(p.inputs.compute));
+  fmt::print("{} on {} ranks of {}, {} nodes: {}, ZeRO-{}, {} micro-batches of {}, {}\n",
+             deck.run.name, layout.ranks, machine.name, layout.nodes, to_string(p.inputs.mesh),
+             p.inputs.stage, shape.micro_batches, shape.micro, to_string(p.inputs.compute));
   fmt::print("step                   {:.1f} ms\n", s.step * 1e3);
   fmt::print("speed                  {:.5g} tokens/s, {:.4g} TFLOP/s a rank, MFU {}\n",
              speed.tokens_per_s, speed.flop_rate / 1e12,
@@ -71,8 +68,10 @@ void report(const LayoutOptions& layout, const deck::Machine& machine) {
              plan::human_bytes(found.sent.intra), plan::human_bytes(found.sent.inter));
   print_memory(found, device_memory(deck, machine));
   if (machine.disk_write > 0) {
-    // Master weights and both moments, in f32.
-    const auto bytes = static_cast<double>(model::parameter_count(p.inputs.units)) * 12;
+    // Of master weights, in f32, and of what the optimizer keeps.
+    const std::int64_t each =
+        size_of(DType::f32) + optim::saved_bytes_per_element(p.inputs.optimizer);
+    const auto bytes = static_cast<double>(model::parameter_count(p.inputs.units) * each);
     const double rate_of_all = machine.disk_write * static_cast<double>(layout.nodes);
     fmt::print("a checkpoint           {:.1f} s to write, {:.1f} s to read\n", bytes / rate_of_all,
                bytes / rate_of_all * machine.disk_write / machine.disk_read);

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "deck/machine.hpp"
-#include "plan/simulate.hpp"
+#include "plan/prediction/simulate.hpp"
 #include "verbs/planner.hpp"
 
 namespace tessera::verbs {

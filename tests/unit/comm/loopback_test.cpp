@@ -30,7 +30,7 @@ class Ranks {
   }
   /// Runs one call of each rank to its end.
   void run(const std::function<CollectiveCall(std::int64_t rank)>& call_of) {
-    std::vector<std::unique_ptr<memory::Task>> tasks;
+    std::vector<std::unique_ptr<streams::Task>> tasks;
     for (const auto& group : groups_) tasks.push_back(group->start(call_of(group->rank())));
     std::size_t left = tasks.size();
     while (left > 0) {
@@ -38,7 +38,7 @@ class Ranks {
       const std::size_t choice = random_() % (tasks.size() + messages.size());
       if (choice < tasks.size()) {
         auto& task = tasks[choice];
-        if (!task || task->advance() != memory::Progress::done) continue;
+        if (!task || task->advance() != streams::Progress::done) continue;
         task.reset();
         --left;
       } else {

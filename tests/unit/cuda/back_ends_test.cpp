@@ -197,16 +197,14 @@ TEST_F(BackEnds, AgreeOnTheStep) {
                                   .scalars = scalars.view(),
                                   .verdict = out[1].view(),
                                   .clip_norm = 0.7});
-              for (auto decay : {AdamUpdate::Decay::decoupled, AdamUpdate::Decay::l2}) {
-                run(device, AdamUpdate{.gradient = gradient.view(),
-                                       .master = out[2].view(),
-                                       .m = out[3].view(),
-                                       .v = out[4].view(),
-                                       .parameter = out[5].view(),
-                                       .scalars = scalars.view(),
-                                       .verdict = out[1].view(),
-                                       .decay = 0.1F,
-                                       .decay_kind = decay});
+              for (auto decay : {Decay::decoupled, Decay::l2}) {
+                run(device, OptimizerUpdate{.gradient = gradient.view(),
+                                            .master = out[2].view(),
+                                            .state = {out[3].view(), out[4].view()},
+                                            .parameter = out[5].view(),
+                                            .scalars = scalars.view(),
+                                            .verdict = out[1].view(),
+                                            .settings = {.decay = 0.1F, .decay_kind = decay}});
               }
               return out;
             },

@@ -7,8 +7,8 @@
 
 #include "kernels/cpu/device.hpp"
 #include "kernels/cuda/device.hpp"
-#include "memory/cuda/cuda_streams.hpp"
 #include "memory/cuda/cuda_tier.hpp"
+#include "streams/cuda/cuda_streams.hpp"
 #include "support/cuda_test_device.hpp"
 #include "support/models.hpp"
 #include "support/plan_run.hpp"
@@ -25,12 +25,12 @@ struct Setting {
   const char* name;
   model::ModelConfig config;
   DType compute;
-  plan::Recompute recompute;
+  Recompute recompute;
   float dropout;
 };
 
 std::vector<Setting> settings() {
-  using enum plan::Recompute;
+  using enum Recompute;
   return {{"gpt2", gpt2_like(), DType::f32, none, 0},
           {"gpt2, dropout", gpt2_like(), DType::f32, full, 0.2F},
           {"llama", llama_like(), DType::f32, selective, 0},
@@ -48,7 +48,7 @@ struct Gpu {
   std::unique_ptr<PlanRun> run(const plan::PlanInputs& inputs, const plan::PlanShape& shape) {
     return std::make_unique<PlanRun>(
         inputs, *device, plan::make_plan(inputs, shape, {}), train::self_groups(),
-        std::make_unique<memory::CudaTier>(queue), std::make_unique<memory::CudaStreams>(queue));
+        std::make_unique<memory::CudaTier>(queue), std::make_unique<streams::CudaStreams>(queue));
   }
 };
 
@@ -67,7 +67,7 @@ std::vector<double> train(PlanRun& run) {
   run.state().set_parameters(test_values(11));
   std::vector<double> seen;
   for (int step = 0; step < 5; ++step) {
-    const StepShown shown = run.step(100 * step, {.lr = 1e-3, .update = 1.0 + step});
+    const StepShown shown = run.step(100 * step, {.lr = 1e-3, .update = 1 + step});
     EXPECT_TRUE(shown.applied);
     seen.push_back(shown.loss);
     seen.push_back(shown.norm);
@@ -109,7 +109,7 @@ TEST(CudaStep, TrainsAsTheCpuDoes) {
 TEST(CudaStep, TrainsAsTheCpuDoesWhereProductsAreRefused) {
   using kernels::cuda::Epilogue;
   using kernels::cuda::GemmKey;
-  const Setting& s = settings()[3];  // with gelu and biases within products
+  const Setting s = settings()[3];  // with gelu and biases within products
   int gelu = 0, biases = 0;
   emulator::refuse_products([&](const GemmKey& key) {
     const bool activated = key.epilogue != Epilogue::none;
@@ -162,8 +162,8 @@ TEST(CudaStep, ComputesInFp8AsTheCpuDoes) {
     EXPECT_NEAR(shown[1].norm, shown[0].norm, share * shown[0].norm);
     for (std::size_t u = 0; u < there.state().units().size(); ++u) {
       // After one step Adam's first moment is the gradient but for a factor.
-      const auto want = widened(there.real(there.state().units()[u].m)),
-                 got = widened(here->real(here->state().units()[u].m));
+      const auto want = widened(there.real(there.state().units()[u].kept[1].live)),
+                 got = widened(here->real(here->state().units()[u].kept[1].live));
       ASSERT_EQ(got.size(), want.size());
       double squares = 0, apart = 0;
       for (std::size_t i = 0; i < want.size(); ++i) {
@@ -179,10 +179,10 @@ TEST(CudaStep, ComputesInFp8AsTheCpuDoes) {
 // Trap 28. A product's gelu is of its f32 sum: what full recomputation repeats is the product, and
 // selective recomputation and layout mode keep the two apart.
 TEST(CudaStep, RecomputationChangesNoBit) {
-  using enum plan::Recompute;
+  using enum Recompute;
   Setting s = settings()[3];
   s.dropout = 0.2F;
-  const auto trained = [&](plan::Recompute policy, bool any_layout) {
+  const auto trained = [&](Recompute policy, bool any_layout) {
     Gpu gpu;
     plan::PlanInputs in = inputs_of(s, *gpu.device);
     in.recompute = policy, in.any_layout = any_layout;
@@ -202,7 +202,7 @@ TEST(CudaStep, HasTheSameBitsQueuedAndAsAGraph) {
   for (PlanRun* run : {once.get(), again.get()}) run->state().set_parameters(test_values(3));
   for (int step = 0; step < 4; ++step) {
     train::StepProfile profile;  // steps that are timed are never recorded
-    const StepNumbers numbers{.lr = 1e-2, .update = 1.0 + step};
+    const StepNumbers numbers{.lr = 1e-2, .update = 1 + step};
     const StepShown queued = once->step(50 * step, numbers, &profile);
     const StepShown graph = again->step(50 * step, numbers);
     EXPECT_EQ(queued.loss, graph.loss);

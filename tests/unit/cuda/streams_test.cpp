@@ -5,11 +5,11 @@
 #include <random>
 
 #include "memory/arena.hpp"
-#include "memory/cuda/cuda_streams.hpp"
 #include "memory/cuda/cuda_tier.hpp"
+#include "streams/cuda/cuda_streams.hpp"
 #include "support/emulator/streams.hpp"
 
-namespace tessera::memory {
+namespace tessera::streams {
 namespace {
 
 /// A step of random work and waits, and what happens in it.
@@ -228,6 +228,7 @@ TEST(CudaStreams, LookWhileTheyWait) {
 }
 
 TEST(CudaTier, CopiesAfterWhatIsQueued) {
+  using memory::Arena, memory::CudaTier, memory::PinnedTier;
   CudaQueue queue;
   CudaStreams streams(queue);
   CudaTier tier(queue);
@@ -249,4 +250,4 @@ TEST(CudaTier, CopiesAfterWhatIsQueued) {
 }
 
 }  // namespace
-}  // namespace tessera::memory
+}  // namespace tessera::streams

@@ -105,11 +105,11 @@ std::int64_t parameters(const ModelSection& m) {
   const std::int64_t kv = m.kv_heads * m.head_dim;
   const std::int64_t attention =
       m.hidden * (q + 2 * kv) + bias * (q + 2 * kv) + q * m.hidden + bias * m.hidden;
-  const std::int64_t matrices = m.activation == Activation::swiglu ? 3 : 2;
+  const std::int64_t matrices = m.activation == ActivationKind::swiglu ? 3 : 2;
   const std::int64_t ffn =
       matrices * m.hidden * m.ffn_hidden + bias * ((matrices - 1) * m.ffn_hidden + m.hidden);
   const std::int64_t ends = m.vocab * m.hidden * (m.tied_embeddings ? 1 : 2) +
-                            (m.position == Position::learned ? m.context * m.hidden : 0);
+                            (m.position == PositionKind::learned ? m.context * m.hidden : 0);
   return ends + m.layers * (2 * norm + attention + ffn) + norm;
 }
 

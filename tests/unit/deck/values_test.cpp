@@ -13,8 +13,8 @@ namespace {
 TEST(Values, DefaultsOfTheFamilyAreDefinite) {
   const Deck gpt2 = small_deck().deck;
   EXPECT_EQ(gpt2.model.norm, NormKind::layernorm);
-  EXPECT_EQ(gpt2.model.position, Position::learned);
-  EXPECT_EQ(gpt2.model.activation, Activation::gelu);
+  EXPECT_EQ(gpt2.model.position, PositionKind::learned);
+  EXPECT_EQ(gpt2.model.activation, ActivationKind::gelu);
   EXPECT_TRUE(gpt2.model.bias);
   EXPECT_TRUE(gpt2.model.tied_embeddings);
   EXPECT_EQ(gpt2.model.kv_heads, 4);
@@ -24,17 +24,17 @@ TEST(Values, DefaultsOfTheFamilyAreDefinite) {
 
   const Deck llama = small_deck({"model.family=llama", "model.ffn_hidden=96"}).deck;
   EXPECT_EQ(llama.model.norm, NormKind::rmsnorm);
-  EXPECT_EQ(llama.model.position, Position::rope);
-  EXPECT_EQ(llama.model.activation, Activation::swiglu);
+  EXPECT_EQ(llama.model.position, PositionKind::rope);
+  EXPECT_EQ(llama.model.activation, ActivationKind::swiglu);
   EXPECT_FALSE(llama.model.bias);
   EXPECT_FALSE(llama.model.tied_embeddings);
   EXPECT_EQ(llama.model.ffn_hidden, 96);
 }
 
 TEST(Values, ReduceFollowsTheStageUnlessSet) {
-  EXPECT_EQ(small_deck({"zero.stage=1"}).deck.zero.reduce, Reduce::step);
-  EXPECT_EQ(small_deck({"zero.stage=2"}).deck.zero.reduce, Reduce::micro);
-  EXPECT_EQ(small_deck({"zero.stage=3", "zero.reduce=step"}).deck.zero.reduce, Reduce::step);
+  EXPECT_EQ(small_deck({"zero.stage=1"}).deck.zero.reduce, ReduceWhen::step);
+  EXPECT_EQ(small_deck({"zero.stage=2"}).deck.zero.reduce, ReduceWhen::micro);
+  EXPECT_EQ(small_deck({"zero.stage=3", "zero.reduce=step"}).deck.zero.reduce, ReduceWhen::step);
 }
 
 TEST(Values, WordsOrValues) {

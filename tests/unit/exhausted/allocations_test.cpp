@@ -11,11 +11,11 @@
 #include "io/tokenizer.hpp"
 #include "kernels/cpu/device.hpp"
 #include "memory/arena.hpp"
-#include "memory/background.hpp"
 #include "memory/hidden_tier.hpp"
-#include "plan/check.hpp"
-#include "plan/make_plan.hpp"
-#include "plan/print.hpp"
+#include "plan/ir/print.hpp"
+#include "plan/passes/make_plan.hpp"
+#include "plan/proof/check.hpp"
+#include "streams/background.hpp"
 #include "support/plan_run.hpp"
 #include "train/setup.hpp"
 #include "unit/deck/deck_text.hpp"
@@ -133,12 +133,12 @@ TEST(EveryAllocation, OfWhatARankStartsWith) {
     memory::HiddenTier tier;
     const memory::Arena arena("step", tier, 1 << 12);
     std::vector<std::byte> from(100, std::byte{7}), to(100);
-    memory::BackgroundStreams streams;
-    const memory::Event copied =
-        streams.enqueue(1, {}, [&] { return memory::make_copy_task(from.data(), to.data(), 100); });
+    streams::BackgroundStreams streams;
+    const streams::Event copied = streams.enqueue(
+        1, {}, [&] { return streams::make_copy_task(from.data(), to.data(), 100); });
     streams.wait(copied);
-    const memory::Event done =
-        streams.enqueue(2, {copied}, [&] { return memory::make_thread_task([&] { to[0] = {}; }); });
+    const streams::Event done = streams.enqueue(
+        2, {copied}, [&] { return streams::make_thread_task([&] { to[0] = {}; }); });
     streams.wait(done);
     return std::string(to[1] == std::byte{7} && to[0] == std::byte{0} ? "right" : "wrong");
   });

@@ -11,7 +11,7 @@
 #include "core/thread.hpp"
 #include "guard/watchdog.hpp"
 #include "io/read_ahead.hpp"
-#include "memory/background.hpp"
+#include "streams/background.hpp"
 #include "support/failing_calls.hpp"
 
 namespace tessera::test {
@@ -30,8 +30,8 @@ class NoThreads {
 
 TEST(Threads, OfEveryKindAreRefusedInOneWay) {
   const std::pair<const char*, std::function<void()>> kinds[] = {
-      {"progress", [] { memory::BackgroundStreams streams; }},
-      {"beside", [] { memory::make_thread_task([] {}); }},
+      {"progress", [] { streams::BackgroundStreams streams; }},
+      {"beside", [] { streams::make_thread_task([] {}); }},
       {"read", [] { ReadAhead<int> items([](int&) { return false; }); }},
       {"team", [] { check_threads(2); }},
       {"worker", [] { in_turns(2, 2, [](std::size_t, std::size_t) {}); }}};

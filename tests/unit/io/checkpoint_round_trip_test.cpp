@@ -38,7 +38,7 @@ CheckpointHeader full_header() {
                     3.0};
   h.threads = 3;
   h.data = {{.path = "a.bin", .bytes = 12, .hash = ~std::uint64_t{0}}, {.path = "a.idx"}};
-  h.layout = {.world = 8, .data = 2, .pipeline = 2, .tensor = 2, .zero_stage = 3};
+  h.layout = {.world = 8, .mesh = {.tensor = 2, .data = 2, .pipeline = 2}, .zero_stage = 3};
   h.deck = "[run]\nname = \"\u00fc \\ \t\"\n";
   h.info = {{"host", "a\"b"}, {"commit", ""}};
   return h;

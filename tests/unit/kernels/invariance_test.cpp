@@ -229,14 +229,13 @@ TEST(Invariance, CutsAndAlignmentChangeNoBit) {
       run(device, ActivateBackward{.x = part(x), .d_y = part(d), .d_x = part(d_x)});
       const View v = state.view().range(n + begin, count),
                  m_part = state.view().range(begin, count);
-      run(device, AdamUpdate{.gradient = part(x),
-                             .master = state.view().range(2 * n + begin, count),
-                             .m = m_part,
-                             .v = v,
-                             .parameter = part(out),
-                             .scalars = scalars.view(),
-                             .verdict = verdict.view(),
-                             .decay = 0.1F});
+      run(device, OptimizerUpdate{.gradient = part(x),
+                                  .master = state.view().range(2 * n + begin, count),
+                                  .state = {m_part, v},
+                                  .parameter = part(out),
+                                  .scalars = scalars.view(),
+                                  .verdict = verdict.view(),
+                                  .settings = {.decay = 0.1F}});
       run(device, Convert{.x = m_part, .out = part(out), .write = Write::add});
     };
     const auto make = [&](auto f) {

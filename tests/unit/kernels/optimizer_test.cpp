@@ -28,20 +28,19 @@ State make_state(DType gradient, DType parameter, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) s.v.set(i, s.v[i] * s.v[i]);
   return s;
 }
-AdamUpdate call_of(const State& s, const Scalars& k) {
+OptimizerUpdate call_of(const State& s, const Scalars& k) {
   return {.gradient = s.gradient.view(),
           .master = s.master.view(),
-          .m = s.m.view(),
-          .v = s.v.view(),
+          .state = {s.m.view(), s.v.view()},
           .parameter = s.parameter.view(),
           .scalars = k.scalars.view(),
           .verdict = k.verdict.view(),
-          .decay = 0.1F};
+          .settings = {.decay = 0.1F}};
 }
 
-TEST(AdamUpdate, AgreesWithDouble) {
+TEST(OptimizerUpdate, AgreesWithDouble) {
   for_devices_and_types([](Device& device, DType type) {
-    for (auto decay : {AdamUpdate::Decay::decoupled, AdamUpdate::Decay::l2}) {
+    for (auto decay : {Decay::decoupled, Decay::l2}) {
       for (std::int64_t n : {1, 17, 10007}) {
         Scalars k;
         k.set(StepScalar::lr, 1e-2);
@@ -51,20 +50,20 @@ TEST(AdamUpdate, AgreesWithDouble) {
         k.set(VerdictField::coefficient, 0.5);
         const State s = make_state(type, type, n);
         const Numbers w0 = s.master.numbers(), m0 = s.m.numbers(), v0 = s.v.numbers();
-        AdamUpdate call = call_of(s, k);
-        call.decay_kind = decay;
+        OptimizerUpdate call = call_of(s, k);
+        call.settings.decay_kind = decay;
         run(device, call);
         Numbers want_w, want_m, want_v, g_size;
-        const double b1 = call.beta1, b2 = call.beta2, lr = k.get(StepScalar::lr);
+        const double b1 = call.settings.beta1, b2 = call.settings.beta2, lr = k.get(StepScalar::lr);
         for (std::size_t i = 0; i < w0.size(); ++i) {
-          const bool l2 = decay == AdamUpdate::Decay::l2;
-          const double d = call.decay;
+          const bool l2 = decay == Decay::l2;
+          const double d = call.settings.decay;
           const double g = 0.5 * s.gradient[static_cast<std::int64_t>(i)] + (l2 ? d * w0[i] : 0);
           want_m.push_back(b1 * m0[i] + (1 - b1) * g);
           want_v.push_back(b2 * v0[i] + (1 - b2) * g * g);
           const double denominator =
               std::sqrt(want_v[i]) / std::sqrt(k.get(StepScalar::bias_correction2)) +
-              static_cast<double>(call.eps);
+              static_cast<double>(call.settings.eps);
           want_w.push_back(w0[i] * (l2 ? 1 : 1 - lr * d) -
                            lr / k.get(StepScalar::bias_correction1) * want_m[i] / denominator);
           g_size.push_back(std::abs(g) + std::abs(0.1 * w0[i]));
@@ -97,7 +96,7 @@ TEST(AdamUpdate, AgreesWithDouble) {
   });
 }
 
-TEST(AdamUpdate, ASkippedStepChangesNothing) {
+TEST(OptimizerUpdate, ASkippedStepChangesNothing) {
   for_devices([](Device& device) {
     Scalars k;
     k.set(VerdictField::coefficient, std::numeric_limits<double>::quiet_NaN());

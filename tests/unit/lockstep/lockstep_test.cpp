@@ -8,15 +8,12 @@
 #include <thread>
 
 #include "kernels/cpu/device.hpp"
-#include "plan/check.hpp"
-#include "plan/print.hpp"
+#include "plan/ir/print.hpp"
+#include "plan/proof/check.hpp"
 #include "support/plan_run.hpp"
 
 namespace tessera::test {
 namespace {
-
-using plan::PipelineSchedule;
-using plan::ReduceWhen;
 
 struct Case {
   Mesh mesh{.data = 2};
@@ -101,14 +98,7 @@ Outcome train(PlanRun& run, const StepNumbers& numbers = {}) {
     const StepShown step = run.step(100 * t, of_step);
     outcome.numbers.insert(outcome.numbers.end(), {step.loss, step.norm});
   }
-  for (const auto& s : run.state().units()) {
-    if (!s.held) continue;
-    const Range mine = s.layout.shard_of(run.place().data);
-    for (const View* v : {&s.master, &s.m, &s.v}) {
-      const auto part = widened(run.real(v->range(mine.begin - s.owned.begin, mine.count())));
-      outcome.state.insert(outcome.state.end(), part.begin(), part.end());
-    }
-  }
+  outcome.state = slice_of_state(run);
   return outcome;
 }
 
@@ -313,24 +303,23 @@ TEST(Lockstep, ReportsARankThatStopped) {
 /// Whether op `at` comes after the gradient of the very activations that `sent` sends: their
 /// receiver has had them.
 bool answered(const std::vector<plan::Op>& ops, std::size_t at, const plan::Op& sent) {
-  if (sent.stream != plan::Stream::send_forward) return false;
-  return std::any_of(ops.begin(), ops.begin() + static_cast<std::ptrdiff_t>(at) + 1,
-                     [&](const plan::Op& op) {
-                       return op.stream == plan::Stream::compute &&
-                              std::ranges::any_of(op.waits, [&](plan::OpId w) {
-                                const plan::Op& awaited = ops[static_cast<std::size_t>(w)];
-                                return awaited.stream == plan::Stream::receive_backward &&
-                                       awaited.micro_batch == sent.micro_batch;
-                              });
-                     });
+  if (sent.stream != Stream::send_forward) return false;
+  return std::any_of(
+      ops.begin(), ops.begin() + static_cast<std::ptrdiff_t>(at) + 1, [&](const plan::Op& op) {
+        return op.stream == Stream::compute && std::ranges::any_of(op.waits, [&](plan::OpId w) {
+                 const plan::Op& awaited = ops[static_cast<std::size_t>(w)];
+                 return awaited.stream == Stream::receive_backward &&
+                        awaited.micro_batch == sent.micro_batch;
+               });
+      });
 }
 
 /// Whether op `awaited` is complete before op `at` is queued, whatever that one waits for: compute
 /// ops before it are, with all that they waited for.
 bool complete_before(const std::vector<plan::Op>& ops, std::size_t at, plan::OpId awaited) {
   std::vector<bool> complete(at);
-  std::array<bool, plan::kStreams> stream{};  // complete up to here
-  stream[static_cast<std::size_t>(plan::Stream::compute)] = true;
+  std::array<bool, kStreams> stream{};  // complete up to here
+  stream[static_cast<std::size_t>(Stream::compute)] = true;
   for (std::size_t i = at; i-- > 0;) {
     const auto s = static_cast<std::size_t>(ops[i].stream);
     stream[s] = complete[i] = complete[i] || stream[s];
@@ -366,7 +355,7 @@ TEST(Lockstep, ShowsAnyMissingWaitForBackgroundWork) {
       for (std::size_t o = 0; o < ops.size(); ++o) {
         for (std::size_t w = 0; w < ops[o].waits.size(); ++w) {
           const auto& awaited = ops[static_cast<std::size_t>(ops[o].waits[w])];
-          if (awaited.stream == plan::Stream::compute) continue;
+          if (awaited.stream == Stream::compute) continue;
           Job job(c, [&](plan::Plan& p) {
             if (p.place.tensor != rank.place().tensor ||
                 p.place.pipeline != rank.place().pipeline) {

@@ -34,19 +34,6 @@ struct Outcome {
   std::map<std::int64_t, std::vector<float>> state;
 };
 
-std::vector<float> slice_of(PlanRun& run) {
-  std::vector<float> all;
-  for (const auto& s : run.state().units()) {
-    if (!s.held) continue;
-    const Range mine = s.layout.shard_of(run.place().data);
-    for (const View* v : {&s.master, &s.m, &s.v}) {
-      const auto part = widened(run.real(v->range(mine.begin - s.owned.begin, mine.count())));
-      all.insert(all.end(), part.begin(), part.end());
-    }
-  }
-  return all;
-}
-
 /// A job that goes on from the newest checkpoint of a directory. Saves go as train/saver has them:
 /// every rank writes; when all have, rank 0 commits and prunes, while the others train on.
 class Job {
@@ -103,11 +90,11 @@ class Job {
       run.state().load(checkpoint);
     }
     for (std::int64_t t = began_after_ + 1; t <= kSteps; ++t) {
-      const StepShown step = run.step(100 * t, {.update = static_cast<double>(t)});
+      const StepShown step = run.step(100 * t, {.update = t});
       outcome_.steps[{rank, t}] = {step.loss, step.norm};
       if (t % kEvery == 0) save(rank, t, run);
     }
-    outcome_.state[rank] = slice_of(run);
+    outcome_.state[rank] = slice_of_state(run);
   }
 
   void choose_start() {

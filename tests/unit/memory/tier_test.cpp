@@ -18,8 +18,8 @@ std::vector<std::byte> pattern(std::size_t n) {
   return bytes;
 }
 
-void run(Task& task) {
-  while (task.advance() != Progress::done) {
+void run(streams::Task& task) {
+  while (task.advance() != streams::Progress::done) {
   }
 }
 

@@ -11,7 +11,6 @@ namespace tessera::test {
 namespace {
 
 using model::ModelConfig;
-using model::PositionKind;
 
 double mean(const std::vector<float>& losses) {
   double sum = 0;

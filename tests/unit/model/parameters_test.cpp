@@ -30,9 +30,9 @@ ModelConfig llama_8b() {
           .ffn_hidden = 14336,
           .vocab = 128256,
           .context = 8192,
-          .norm = kernels::NormKind::rmsnorm,
+          .norm = NormKind::rmsnorm,
           .position = PositionKind::rope,
-          .activation = kernels::ActivationKind::swiglu,
+          .activation = ActivationKind::swiglu,
           .bias = false,
           .tied_embeddings = false};
 }

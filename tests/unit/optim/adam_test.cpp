@@ -7,11 +7,12 @@
 
 #include "core/exact_sum.hpp"
 #include "kernels/cpu/device.hpp"
+#include "optim/optimizer.hpp"
 
 namespace tessera::kernels {
 namespace {
 
-using Decay = AdamUpdate::Decay;
+using optim::make_optimizer, optim::Optimizer, optim::StepScalars;
 
 constexpr std::int64_t kElements = 77;
 constexpr double kBeta1 = 0.9, kBeta2 = 0.95, kEps = 1e-8, kDecay = 0.1, kClip = 1.5;
@@ -66,33 +67,34 @@ class Trajectory : public testing::TestWithParam<Decay> {
     for (auto& g : gradient) g *= static_cast<float>(loss_scale);
     std::vector<std::int64_t> words(kExactSumWords);
     run(ExactSum{.x = view(gradient), .accumulator = view(words)});
-    std::vector<float> scalars(static_cast<std::size_t>(StepScalar::count));
-    scalars[static_cast<std::size_t>(StepScalar::unscale)] = static_cast<float>(1 / loss_scale);
-    scalars[static_cast<std::size_t>(StepScalar::lr)] = static_cast<float>(lr);
-    scalars[static_cast<std::size_t>(StepScalar::bias_correction1)] =
-        static_cast<float>(1 - std::pow(kBeta1, t));
-    scalars[static_cast<std::size_t>(StepScalar::bias_correction2)] =
-        static_cast<float>(1 - std::pow(kBeta2, t));
+    StepScalars numbers{};
+    numbers[static_cast<std::size_t>(StepScalar::unscale)] = static_cast<float>(1 / loss_scale);
+    numbers[static_cast<std::size_t>(StepScalar::lr)] = static_cast<float>(lr);
+    optimizer.set_scalars(numbers, t);
+    std::vector<float> scalars(numbers.begin(), numbers.end());
     run(Verdict{.squares = view(words),
                 .scalars = view(scalars),
                 .verdict = view(verdict),
-                .clip_norm = kClip});
-    run(AdamUpdate{.gradient = view(gradient),
-                   .master = view(master),
-                   .m = view(m),
-                   .v = view(v),
-                   .parameter = view(parameter),
-                   .scalars = view(scalars),
-                   .verdict = view(verdict),
-                   .beta1 = static_cast<float>(kBeta1),
-                   .beta2 = static_cast<float>(kBeta2),
-                   .eps = static_cast<float>(kEps),
-                   .decay = static_cast<float>(kDecay),
-                   .decay_kind = GetParam()});
+                .clip_norm = optimizer.clip_norm});
+    const std::array state{view(m), view(v)};
+    device->run(optimizer.update({.gradient = view(gradient),
+                                  .master = view(master),
+                                  .parameter = view(parameter),
+                                  .scalars = view(scalars),
+                                  .verdict = view(verdict),
+                                  .state = state},
+                                 optimizer.weight_decay));
   }
 
   std::mt19937 random{4};
   std::unique_ptr<Device> device = make_cpu_device({});
+  Optimizer optimizer =
+      make_optimizer({.name = GetParam() == Decay::decoupled ? deck::OptimizerName::adamw
+                                                             : deck::OptimizerName::adam,
+                      .betas = {kBeta1, kBeta2},
+                      .eps = kEps,
+                      .weight_decay = kDecay,
+                      .clip_norm = kClip});
   std::vector<float> master = std::vector<float>(kElements), m = master, v = master;
   std::vector<bf16> parameter = std::vector<bf16>(kElements);
   std::vector<float> verdict = std::vector<float>(static_cast<std::size_t>(VerdictField::count));

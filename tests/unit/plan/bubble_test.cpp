@@ -1,6 +1,6 @@
 // The bubble against closed forms: (p - 1) / (v m + p - 1) for stages that cost the same (Narayanan
 // et al. 2021, section 2.2).
-#include "plan/bubble.hpp"
+#include "plan/prediction/bubble.hpp"
 
 #include <gtest/gtest.h>
 

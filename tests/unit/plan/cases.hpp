@@ -5,7 +5,7 @@
 
 #include <random>
 
-#include "plan/make_plan.hpp"
+#include "plan/passes/make_plan.hpp"
 
 namespace tessera::plan {
 
@@ -48,8 +48,8 @@ inline Case random_case(std::mt19937& random) {
   model::ModelConfig& m = c.inputs.config;
   m.layers = 1 + pick(4);
   if (pick(2) == 0) {
-    m.norm = kernels::NormKind::rmsnorm, m.position = model::PositionKind::rope, m.bias = false;
-    m.activation = kernels::ActivationKind::swiglu, m.tied_embeddings = false, m.kv_heads = 1;
+    m.norm = NormKind::rmsnorm, m.position = PositionKind::rope, m.bias = false;
+    m.activation = ActivationKind::swiglu, m.tied_embeddings = false, m.kv_heads = 1;
   }
   if (pick(3) == 0) m.tied_embeddings = !m.tied_embeddings;
   if (pick(3) == 0) m.dropout = 0.1F;

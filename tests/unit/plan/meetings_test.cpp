@@ -1,7 +1,7 @@
 // Stages that must find each other: what their plans have in common, and plans that do not fit.
-#include "plan/meetings.hpp"
+#include "plan/proof/meetings.hpp"
 
-#include "plan/survey.hpp"
+#include "plan/prediction/survey.hpp"
 #include "unit/plan/cases.hpp"
 
 namespace tessera::plan {

@@ -1,4 +1,4 @@
-#include "plan/pipeline.hpp"
+#include "plan/passes/pipeline.hpp"
 
 #include <gtest/gtest.h>
 

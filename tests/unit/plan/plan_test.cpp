@@ -2,12 +2,17 @@
 // formulas, and plans that were broken on purpose are rejected.
 #include <gtest/gtest.h>
 
+#include <map>
 #include <random>
 
-#include "plan/check.hpp"
-#include "plan/make_plan.hpp"
-#include "plan/meetings.hpp"
-#include "plan/print.hpp"
+#include "plan/ir/print.hpp"
+#include "plan/passes/buffers.hpp"
+#include "plan/passes/layers.hpp"
+#include "plan/passes/make_plan.hpp"
+#include "plan/passes/place_buffers.hpp"
+#include "plan/passes/place_waits.hpp"
+#include "plan/proof/check.hpp"
+#include "plan/proof/meetings.hpp"
 #include "unit/plan/cases.hpp"
 
 namespace tessera::plan {
@@ -26,6 +31,52 @@ TEST(MakePlan, EvaluationHoldsNeitherOptimizerStateNorGradients) {
     }
     c.shape.purpose = PlanPurpose::train;
     EXPECT_THROW(make_plan(c.inputs, c.shape, {}), InternalError) << "there is no state to update";
+  }
+}
+
+// What is kept of a unit follows from the optimizer's rows alone: how many elements, of which type,
+// and what snapshots have; the update is given all of them.
+TEST(MakePlan, KeepsWhatTheOptimizerSays) {
+  using optim::Extent;
+  for (int stage = 0; stage <= 3; ++stage) {
+    Case c = make_case(stage, 2, 2, ReduceWhen::step);
+    c.inputs.state_for = c.shape.purpose = PlanPurpose::train_snapshot;
+    optim::Optimizer& optimizer = c.inputs.optimizer;
+    optimizer.state = {{.name = "moment"},
+                       {.name = "shard", .type = DType::bf16, .extent = Extent::shard},
+                       {.name = "ratio", .extent = Extent::tensor, .saved = false},
+                       {.name = "error", .extent = Extent::rank, .saved = false}};
+    std::vector<std::vector<View>> states;
+    optimizer.update = [&](const optim::UpdateViews& views, float) {
+      states.emplace_back(views.state.begin(), views.state.end());
+      return kernels::OptimizerUpdate{.gradient = views.gradient, .master = views.master};
+    };
+    const Plan plan = make_plan(c.inputs, c.shape, {});
+    std::map<std::string, const Buffer*> named;
+    for (const Buffer& b : plan.buffers) named[b.name] = &b;
+    for (std::size_t u = 0; u < c.inputs.units.size(); ++u) {
+      const auto& unit = c.inputs.units[u];
+      const std::int64_t shard = plan.shares[u].shard, owned = stage == 0 ? 2 * shard : shard;
+      const auto bytes = [&](const char* what) {
+        return named.at(fmt::format("{} {}", unit.name, what))->bytes;
+      };
+      EXPECT_EQ(bytes("moment"), 4 * owned);
+      EXPECT_EQ(bytes("shard"), 2 * shard);
+      EXPECT_EQ(bytes("ratio"), 4 * std::ssize(unit.params));
+      EXPECT_EQ(bytes("error"), 4 * 2 * shard);
+      EXPECT_EQ(bytes("snapshot of master"), 4 * shard);
+      EXPECT_EQ(bytes("snapshot of moment"), 4 * shard);
+      EXPECT_EQ(bytes("snapshot of shard"), 2 * shard);
+      EXPECT_EQ(named.count(unit.name + " snapshot of ratio"), 0u);
+      EXPECT_EQ(named.count(unit.name + " snapshot of error"), 0u);
+    }
+    ASSERT_FALSE(states.empty());
+    for (const auto& views : states) {
+      ASSERT_EQ(views.size(), 4u);
+      for (const View& v : views) EXPECT_TRUE(v);
+    }
+    optimizer.state.back().saved = true;
+    EXPECT_THROW(make_plan(c.inputs, c.shape, {}), InternalError);
   }
 }
 
@@ -249,6 +300,33 @@ TEST(Check, RejectsAPlanThatForgetsWork) {
     const auto broken = without_each(plan, kind);
     EXPECT_FALSE(broken.empty());
     for (const Plan& b : broken) EXPECT_THROW(check(b), InternalError) << enum_word(kind);
+  }
+}
+
+TEST(Check, RejectsWorkOfTheHostElsewhereOrLate) {
+  const Case c = make_case(3, 2, 2, ReduceWhen::micro);
+  const Plan plan = make_plan(c.inputs, c.shape, {});
+  Plan not_loaded = plan, loads_nothing = plan, late = plan;
+  not_loaded.ops[0].place = Place::device;
+  EXPECT_THROW(check(not_loaded), InternalError);
+  loads_nothing.ops.back().place = Place::host;
+  EXPECT_THROW(check(loads_nothing), InternalError);
+  std::swap(late.ops[1], late.ops[2]);
+  ASSERT_TRUE(std::holds_alternative<LoadBatch>(late.ops[2].call));
+  EXPECT_THROW(check(late), InternalError);
+}
+
+// An update under another name is an update.
+TEST(Check, RejectsAnElementThatIsUpdatedTwice) {
+  const Case c = make_case(1, 2, 1, ReduceWhen::step);
+  const Plan plan = make_plan(c.inputs, c.shape, {});
+  const auto update = std::ranges::find(plan.ops, OpKind::update, &Op::kind);
+  ASSERT_NE(update, plan.ops.end());
+  for (const OpKind kind : {OpKind::update, OpKind::kernel}) {
+    Plan broken = plan;
+    broken.ops.push_back(*update);
+    broken.ops.back().kind = kind;
+    EXPECT_THROW(check(broken), InternalError) << enum_word(kind);
   }
 }
 

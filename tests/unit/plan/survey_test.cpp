@@ -1,7 +1,7 @@
 // One rank of each kind stands for all.
-#include "plan/survey.hpp"
+#include "plan/prediction/survey.hpp"
 
-#include "plan/print.hpp"
+#include "plan/ir/print.hpp"
 #include "unit/plan/cases.hpp"
 
 namespace tessera::plan {

@@ -1,13 +1,15 @@
 // The simulator: plans whose times can be worked out by hand, the bubbles that papers state, and
 // what any real plan's simulation must obey.
-#include "plan/simulate.hpp"
+#include "plan/prediction/simulate.hpp"
 
 #include <gtest/gtest.h>
 
 #include <map>
 
-#include "plan/compare.hpp"
-#include "plan/print.hpp"
+#include "plan/ir/print.hpp"
+#include "plan/passes/make_plan.hpp"
+#include "plan/passes/pipeline.hpp"
+#include "plan/prediction/compare.hpp"
 
 namespace tessera::plan {
 namespace {
@@ -208,8 +210,9 @@ TEST(OpCosts, AreRooflineAndWireTimes) {
       ++gathers;
     }
     if (op.kind == OpKind::update) {  // reads gradient, master, m, v; writes the last three
-      const auto& adam = std::get<kernels::AdamUpdate>(std::get<kernels::KernelCall>(op.call));
-      EXPECT_NEAR(costs[i].seconds, 28e-9 * static_cast<double>(adam.master.elements()), 30e-9);
+      const auto& update =
+          std::get<kernels::OptimizerUpdate>(std::get<kernels::KernelCall>(op.call));
+      EXPECT_NEAR(costs[i].seconds, 28e-9 * static_cast<double>(update.master.elements()), 30e-9);
       ++updates;
     }
   }

@@ -10,8 +10,6 @@
 namespace tessera::train {
 namespace {
 
-using plan::ReduceWhen;
-
 constexpr std::int64_t kSequence = 4, kSequences = 10, kVocab = 1000;
 
 /// A corpus whose token i is i: 10 sequences of 4 tokens, and the last target.

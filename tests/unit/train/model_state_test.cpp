@@ -12,6 +12,7 @@
 #include "io/checkpoint_directory.hpp"
 #include "io/system_calls.hpp"
 #include "kernels/cpu/device.hpp"
+#include "plan/passes/place_buffers.hpp"
 #include "support/plan_run.hpp"
 #include "support/temporary_directory.hpp"
 
@@ -60,7 +61,7 @@ class RankState {
   }
   View real(View v) {
     const auto& buffer = layout_.buffers[static_cast<std::size_t>(plan::buffer_of(v))];
-    const auto& arena = plan::arena_of(buffer) == plan::ArenaId::host ? host_ : arena_;
+    const auto& arena = buffer.place == plan::Place::host ? host_ : arena_;
     v.data = arena->base() + buffer.offset + plan::offset_of(v);
     return v;
   }
@@ -68,11 +69,11 @@ class RankState {
   /// f(parameter, element, value) for each element of a state that this rank updates; what belongs
   /// to no parameter must be zero.
   template <typename F>
-  void each(const View plan::UnitState::*which, F&& f) {
+  void each(std::size_t row, F&& f) {
     for (std::size_t u = 0; u < inputs_.units.size(); ++u) {
       const auto& s = state_->units()[u];
       if (!s.held) continue;
-      const auto values = floats(s.*which);
+      const auto values = floats(s.kept[row].live);
       std::vector<bool> named(values.size());
       for (const auto& slice : zero::slices_in(inputs_.units[u], s.layout, s.owned)) {
         const auto& p = inputs_.units[u].params[slice.parameter];
@@ -105,7 +106,7 @@ float one_value(const train::ParameterSource& source, const model::ParamDesc& p,
   return x;
 }
 
-constexpr std::array kStates = {&plan::UnitState::master, &plan::UnitState::m, &plan::UnitState::v};
+constexpr std::array kRows = {"master", "adam_m", "adam_v"};
 
 /// Saves the state that `fill` makes of each rank's under a layout.
 template <typename Fill>
@@ -123,11 +124,7 @@ std::filesystem::path save(const std::filesystem::path& directory, const model::
   }
   CheckpointHeader header;
   header.step = 7;
-  header.layout = {.world = static_cast<int>(l.mesh().size()),
-                   .data = static_cast<int>(l.data),
-                   .pipeline = static_cast<int>(l.pipeline),
-                   .tensor = static_cast<int>(l.tensor),
-                   .zero_stage = l.stage};
+  header.layout = {.world = l.mesh().size(), .mesh = l.mesh(), .zero_stage = l.stage};
   return commit_checkpoint(temporary, header, parts);
 }
 
@@ -136,10 +133,9 @@ std::filesystem::path save(const std::filesystem::path& directory, const model::
                            const Layout& l) {
   return save(directory, config, l, [](RankState& r) {
     r.state().set_parameters(test_values(1));
-    for (std::size_t i = 1; i < kStates.size(); ++i) {
+    for (std::size_t i = 1; i < kRows.size(); ++i) {
       const auto source = test_values(i + 1);
-      r.each(kStates[i],
-             [&](const auto& p, std::int64_t e, float& x) { x = one_value(source, p, e); });
+      r.each(i, [&](const auto& p, std::int64_t e, float& x) { x = one_value(source, p, e); });
     }
   });
 }
@@ -151,17 +147,17 @@ void expect_loaded(const std::filesystem::path& path, const model::ModelConfig& 
     RankState r(config, l, rank);
     Checkpoint checkpoint = Checkpoint::open(path);
     r.state().load(checkpoint);
-    for (std::size_t i = 0; i < kStates.size(); ++i) {
+    for (std::size_t i = 0; i < kRows.size(); ++i) {
       const auto source = test_values(i + 1);
       std::int64_t wrong = 0;
-      r.each(kStates[i], [&](const auto& p, std::int64_t e, float& x) {
+      r.each(i, [&](const auto& p, std::int64_t e, float& x) {
         wrong += x != one_value(source, p, e);
       });
       EXPECT_EQ(wrong, 0) << "state " << i << " on rank " << rank;
     }
     for (const auto& s : r.state().units()) {
       if (!s.copy) continue;
-      const auto master = r.floats(s.master);
+      const auto master = r.floats(s.master());
       const View copy = r.real(s.copy);
       for (std::size_t i = 0; i < master.size(); ++i)
         ASSERT_EQ(copy.as<bf16>()[i].bits, bf16(master[i]).bits);
@@ -245,14 +241,13 @@ TEST(ModelState, ALoadOpensTheFilesOfItsOwnPiecesAlone) {
 using Elements = std::map<std::string, std::vector<bool>>;
 
 Elements held_by(RankState& rank) {
-  constexpr std::array names = {"master", "adam_m", "adam_v"};
   Elements held;
-  for (std::size_t i = 0; i < kStates.size(); ++i) {
+  for (std::size_t i = 0; i < kRows.size(); ++i) {
     const model::ParamDesc* last = nullptr;
     std::vector<bool>* elements = nullptr;
-    rank.each(kStates[i], [&](const model::ParamDesc& p, std::int64_t e, float&) {
+    rank.each(i, [&](const model::ParamDesc& p, std::int64_t e, float&) {
       if (&p != last) {
-        elements = &held[fmt::format("{}/{}", names[i], p.name)];
+        elements = &held[fmt::format("{}/{}", kRows[i], p.name)];
         elements->resize(static_cast<std::size_t>(p.elements()));
         last = &p;
       }
@@ -396,6 +391,39 @@ TEST(ModelState, RefusesACheckpointOfAnotherModel) {
   EXPECT_NE(missing.find("missing"), std::string::npos) << missing;
 }
 
+/// A checkpoint of a model with these updates behind it, of master weights alone.
+std::filesystem::path save_weights_alone(const std::filesystem::path& directory,
+                                         std::int64_t updates) {
+  RankState r(gpt2_like(), {}, 0);
+  std::vector<Piece> pieces;
+  for (const Piece& piece : r.state().pieces()) {
+    if (piece.state == "master") pieces.push_back(piece);
+  }
+  const auto temporary = begin_checkpoint(directory, updates);
+  CheckpointWriter writer(temporary, 0, pieces);
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const std::vector<float> ones(static_cast<std::size_t>(pieces[i].box.elements()), 1.0F);
+    writer.write(i, std::as_bytes(std::span(ones)));
+  }
+  const RankPart part = writer.finish();
+  return commit_checkpoint(temporary, {.step = updates, .applied_updates = updates},
+                           std::span(&part, 1));
+}
+
+TEST(ModelState, WeightsAreEnoughOfAModelThatWasNotTrained) {
+  const TemporaryDirectory directory;
+  RankState r(gpt2_like(), {}, 0);
+  for (std::size_t i = 0; i < kRows.size(); ++i)
+    r.each(i, [&](const auto&, std::int64_t, float& x) { x = 7; });
+  Checkpoint imported = Checkpoint::open(save_weights_alone(directory.path(), 0));
+  r.state().load(imported);
+  for (std::size_t i = 0; i < kRows.size(); ++i)
+    r.each(i, [&](const auto&, std::int64_t, float& x) { ASSERT_EQ(x, i == 0 ? 1 : 0); });
+  Checkpoint trained = Checkpoint::open(save_weights_alone(directory.path(), 5));
+  const std::string message = message_of<DataError>([&] { r.state().load(trained); });
+  EXPECT_NE(message.find("adam_m"), std::string::npos) << message;
+}
+
 // Trap 25: a rank's initial values are those that one rank would have there.
 TEST(ModelState, InitialValuesDoNotDependOnTheLayout) {
   const auto source = train::initial_values(9);
@@ -406,7 +434,7 @@ TEST(ModelState, InitialValuesDoNotDependOnTheLayout) {
       RankState r(gpt2_like(), l, rank);
       r.state().set_parameters(source);
       std::int64_t wrong = 0;
-      r.each(&plan::UnitState::master, [&](const auto& p, std::int64_t e, float& x) {
+      r.each(plan::kMasterRow, [&](const auto& p, std::int64_t e, float& x) {
         wrong += x != one_value(source, p, e);
       });
       EXPECT_EQ(wrong, 0) << rank;
@@ -446,11 +474,11 @@ TEST(ModelState, ParametersStayTheMasterRounded) {
   auto inputs = plan_inputs_of(llama_like(), *device, DType::bf16);
   PlanRun run(inputs, *device, {.sequence = 6, .micro = 2, .micro_batches = 2});
   run.state().set_parameters(test_values(11));
-  const auto before = widened(run.real(run.state().units()[0].master));
-  for (int t = 1; t <= 3; ++t) EXPECT_TRUE(run.step(4 * t, {.update = 1.0 * t}).applied);
-  EXPECT_NE(widened(run.real(run.state().units()[0].master)), before);
+  const auto before = widened(run.real(run.state().units()[0].master()));
+  for (int t = 1; t <= 3; ++t) EXPECT_TRUE(run.step(4 * t, {.update = t}).applied);
+  EXPECT_NE(widened(run.real(run.state().units()[0].master())), before);
   for (const auto& s : run.state().units()) {
-    const auto master = widened(run.real(s.master)), copy = widened(run.real(s.copy));
+    const auto master = widened(run.real(s.master())), copy = widened(run.real(s.copy));
     for (std::size_t i = 0; i < master.size(); ++i)
       EXPECT_EQ(copy[i], static_cast<float>(bf16(master[i])));
   }

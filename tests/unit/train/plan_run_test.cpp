@@ -12,7 +12,6 @@ namespace tessera::test {
 namespace {
 
 using model::ModelConfig;
-using plan::Recompute;
 
 struct Setting {
   const char* name;

@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "kernels/cpu/device.hpp"
-#include "plan/compare.hpp"
+#include "plan/prediction/compare.hpp"
 #include "support/plan_run.hpp"
 #include "support/temporary_directory.hpp"
 
@@ -186,7 +186,7 @@ TEST_F(ProfileTest, AnExecutorFillsItAndComputesTheSame) {
   double end = 0;
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     EXPECT_GE(profile.ops[i].end, profile.ops[i].begin);
-    if (plan.ops[i].stream == plan::Stream::compute) {
+    if (plan.ops[i].stream == Stream::compute) {
       EXPECT_GE(profile.ops[i].begin, end) << "op " << i;
       end = profile.ops[i].end;
     }

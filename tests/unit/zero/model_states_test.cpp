@@ -9,7 +9,8 @@ namespace {
 
 /// 16 bytes a parameter: 2 + 2 + 12.
 StateBytes mixed(std::int64_t elements, std::int64_t ranks, int stage) {
-  return model_states(elements, ranks, stage, DType::bf16, DType::bf16);
+  return model_states(elements, ranks, stage,
+                      {.compute = DType::bf16, .accumulate = DType::bf16, .optimizer = 8});
 }
 
 constexpr std::int64_t kBillion = 1'000'000'000;
@@ -46,7 +47,7 @@ TEST(ModelStates, OfThePublishedSizesFitDevicesOf32GB) {
 }
 
 TEST(ModelStates, HaveNoMasterWeightsApartInF32) {
-  const StateBytes s = model_states(1000, 4, 1, DType::f32, DType::f32);
+  const StateBytes s = model_states(1000, 4, 1, {.optimizer = 8});
   EXPECT_EQ(s.parameters, 4000);
   EXPECT_EQ(s.gradients, 4000);
   EXPECT_EQ(s.optimizer, 8 * 250);

@@ -19,8 +19,8 @@ model::ModelConfig config(bool llama) {
                        .context = 5};
   if (llama) {
     c.kv_heads = 1;
-    c.norm = kernels::NormKind::rmsnorm;
-    c.activation = kernels::ActivationKind::swiglu;
+    c.norm = NormKind::rmsnorm;
+    c.activation = ActivationKind::swiglu;
     c.bias = c.tied_embeddings = false;
   }
   return c;

@@ -1,0 +1,61 @@
+// What each rule of an optimizer does to one element, shared by every back end: their loops load a
+// gradient, master weight and state, call the step and store. A rule is a struct like AdamStep and
+// a line in with_step.
+#pragma once
+
+#include "kernels/api/optimizer.hpp"
+#include "kernels/common/math.hpp"
+
+namespace tessera::kernels {
+
+struct AdamStep {
+  static constexpr int kStates = 2;  // m, v
+  float one_minus_beta1, beta2, one_minus_beta2, eps, l2, keep, rate, scale2;
+
+  /// `scalars` are the step's, by StepScalar.
+  TESSERA_INLINE AdamStep(const UpdateSettings& a, const float* scalars) {
+    const float lr = scalars[static_cast<int>(StepScalar::lr)];
+    const bool decoupled = a.decay_kind == Decay::decoupled;
+    one_minus_beta1 = 1.0F - a.beta1;
+    beta2 = a.beta2;
+    one_minus_beta2 = 1.0F - a.beta2;
+    eps = a.eps;
+    l2 = decoupled ? 0.0F : a.decay;
+    keep = decoupled ? 1.0F - lr * a.decay : 1.0F;
+    rate = -lr / scalars[static_cast<int>(StepScalar::bias_correction1)];
+    scale2 = 1.0F / sqrt(scalars[static_cast<int>(StepScalar::bias_correction2)]);
+  }
+
+  /// `F` is a float or a vector of floats, as in math.hpp.
+  template <typename F>
+  TESSERA_INLINE void operator()(F gradient, F& master, F (&state)[kStates]) const {
+    F &m = state[0], &v = state[1];
+    const F g = fmadd(master, F(l2), gradient);
+    m = fmadd(g - m, F(one_minus_beta1), m);
+    v = fmadd(g * g, F(one_minus_beta2), v * F(beta2));
+    const F deviation = fmadd(sqrt(v), F(scale2), F(eps));
+    master = fmadd(m / deviation, F(rate), master * F(keep));
+  }
+};
+
+template <typename Step, typename F>
+[[gnu::always_inline]] inline void call_with(F&& f) {
+  static_assert(Step::kStates <= static_cast<int>(kMostStates), "raise kMostStates");
+  f.template operator()<Step>();
+}
+/// f.template operator()<Step>() for the rule's step.
+template <typename F>
+[[gnu::always_inline]] inline void with_step(UpdateRule rule, F&& f) {
+  switch (rule) {
+    case UpdateRule::adam: call_with<AdamStep>(f); break;
+  }
+}
+
+/// How many state tensors a rule keeps.
+inline std::size_t state_count(UpdateRule rule) {
+  std::size_t count = 0;
+  with_step(rule, [&]<typename Step>() { count = Step::kStates; });
+  return count;
+}
+
+}  // namespace tessera::kernels

@@ -1,0 +1,67 @@
+// Choices that a deck offers and other rooms act on: one enumeration each, for all of them.
+#pragma once
+
+#include <cstdint>
+
+#include "core/enums.hpp"
+
+namespace tessera {
+
+/// Ba et al. 2016; Zhang and Sennrich 2019.
+enum class NormKind : std::uint8_t { layernorm, rmsnorm };
+
+/// Of the feed-forward layer. gelu is the tanh form (Hendrycks and Gimpel 2016); swiglu(x) =
+/// silu(gate) * up (Shazeer 2020).
+enum class ActivationKind : std::uint8_t { gelu, relu, swiglu };
+
+/// How attention or the embedding knows positions.
+enum class PositionKind : std::uint8_t { learned, rope, sinusoidal, none };
+
+/// What backward computes again instead of keeping it: nothing, attention, whole blocks.
+enum class Recompute : std::uint8_t { none, selective, full };
+
+/// Order of micro-batches through a pipeline: see plan/passes/pipeline.
+enum class PipelineSchedule : std::uint8_t { one_f_one_b, gpipe, interleaved, zero_bubble };
+
+/// Gradients are summed over data ranks once a step, or every micro-batch.
+enum class ReduceWhen : std::uint8_t { step, micro };
+
+template <>
+struct EnumWords<NormKind> {
+  using enum NormKind;
+  static constexpr std::array table = {std::pair{layernorm, "layernorm"},
+                                       std::pair{rmsnorm, "rmsnorm"}};
+};
+template <>
+struct EnumWords<ActivationKind> {
+  using enum ActivationKind;
+  static constexpr std::array table = {std::pair{gelu, "gelu"}, std::pair{relu, "relu"},
+                                       std::pair{swiglu, "swiglu"}};
+};
+template <>
+struct EnumWords<PositionKind> {
+  using enum PositionKind;
+  static constexpr std::array table = {std::pair{learned, "learned"}, std::pair{rope, "rope"},
+                                       std::pair{sinusoidal, "sinusoidal"},
+                                       std::pair{none, "none"}};
+};
+template <>
+struct EnumWords<Recompute> {
+  using enum Recompute;
+  static constexpr std::array table = {std::pair{none, "none"}, std::pair{selective, "selective"},
+                                       std::pair{full, "full"}};
+};
+template <>
+struct EnumWords<PipelineSchedule> {
+  using enum PipelineSchedule;
+  static constexpr std::array table = {std::pair{one_f_one_b, "1f1b"}, std::pair{gpipe, "gpipe"},
+                                       std::pair{interleaved, "interleaved"},
+                                       std::pair{zero_bubble, "zero_bubble"}};
+};
+template <>
+struct EnumWords<ReduceWhen> {
+  using enum ReduceWhen;
+  static constexpr std::array table = {std::pair{step, "step"}, std::pair{micro, "micro"}};
+};
+
+}  // namespace tessera

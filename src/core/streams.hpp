@@ -1,0 +1,79 @@
+// The streams of a step: FIFO queues of work; work on different streams overlaps unless one waits
+// for the other. A row each: all that differs from stream to stream is said here.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "core/enums.hpp"
+
+namespace tessera {
+
+enum class Stream : std::uint8_t {
+  compute,
+  gather,
+  reduce,
+  copy,
+  tensor,
+  send_forward,
+  receive_forward,
+  send_backward,
+  receive_backward
+};
+
+/// What time is that a step spends waiting for a stream.
+enum class StreamCounts : std::uint8_t {
+  compute,        // none: the others are waited for
+  communication,  // exposed communication
+  pipeline,       // likewise, with other stages: the bubble and the messages
+  transfer,       // copies to memory that is not the device's
+};
+
+/// Which way the messages of a pipeline go: down with activations, up with their gradients.
+enum class Direction : std::uint8_t { none, down, up };
+
+struct StreamRow {
+  Stream stream;
+  const char* name;
+  StreamCounts counts;
+  Direction direction = Direction::none;
+  /// Takes away what compute has made: its buffers live on until the next visit is over, or reuse
+  /// of their bytes would make compute wait at once.
+  bool outgoing = false;
+};
+
+/// In the order of the enumeration, compute first.
+inline constexpr std::array kStreamRows = {
+    StreamRow{Stream::compute, "compute", StreamCounts::compute},
+    StreamRow{Stream::gather, "gather", StreamCounts::communication},
+    StreamRow{Stream::reduce, "reduce", StreamCounts::communication, Direction::none, true},
+    StreamRow{Stream::copy, "copy", StreamCounts::transfer},
+    StreamRow{Stream::tensor, "tensor", StreamCounts::communication},
+    StreamRow{Stream::send_forward, "send_forward", StreamCounts::pipeline, Direction::down, true},
+    StreamRow{Stream::receive_forward, "receive_forward", StreamCounts::pipeline, Direction::down},
+    StreamRow{Stream::send_backward, "send_backward", StreamCounts::pipeline, Direction::up, true},
+    StreamRow{Stream::receive_backward, "receive_backward", StreamCounts::pipeline, Direction::up}};
+inline constexpr std::size_t kStreams = kStreamRows.size();
+
+constexpr std::size_t index_of(Stream stream) { return static_cast<std::size_t>(stream); }
+constexpr const StreamRow& row_of(Stream stream) { return kStreamRows[index_of(stream)]; }
+inline constexpr std::size_t kCompute = index_of(Stream::compute);
+
+static_assert([] {
+  for (std::size_t i = 0; i < kStreams; ++i) {
+    if (index_of(kStreamRows[i].stream) != i) return false;
+  }
+  return true;
+}());
+
+}  // namespace tessera
+
+template <>
+struct tessera::EnumWords<tessera::Stream> {
+  static constexpr auto table = [] {
+    std::array<std::pair<Stream, const char*>, kStreams> words{};
+    for (std::size_t i = 0; i < kStreams; ++i)
+      words[i] = {kStreamRows[i].stream, kStreamRows[i].name};
+    return words;
+  }();
+};

@@ -1,0 +1,76 @@
+#include "optim/optimizer.hpp"
+
+#include <cmath>
+
+#include "core/error.hpp"
+
+namespace tessera::optim {
+
+Optimizer adam(const AdamRule& rule) {
+  return {.state = {{.name = "adam_m"}, {.name = "adam_v"}},
+          .update =
+              [rule](const UpdateViews& x, float decay) {
+                TESSERA_CHECK(x.state.size() == 2, "{} states for adam", x.state.size());
+                return kernels::OptimizerUpdate{
+                    .rule = kernels::UpdateRule::adam,
+                    .gradient = x.gradient,
+                    .master = x.master,
+                    .state = {x.state[0], x.state[1]},
+                    .parameter = x.parameter,
+                    .scalars = x.scalars,
+                    .verdict = x.verdict,
+                    .settings = {.beta1 = static_cast<float>(rule.beta1),
+                                 .beta2 = static_cast<float>(rule.beta2),
+                                 .eps = static_cast<float>(rule.eps),
+                                 .decay = decay,
+                                 .decay_kind = rule.decay}};
+              },
+          .set_scalars =
+              [rule](StepScalars& scalars, std::int64_t update) {
+                const auto t = static_cast<double>(update);
+                const auto set = [&](kernels::StepScalar which, double value) {
+                  scalars[static_cast<std::size_t>(which)] = static_cast<float>(value);
+                };
+                set(kernels::StepScalar::bias_correction1, 1.0 - std::pow(rule.beta1, t));
+                set(kernels::StepScalar::bias_correction2, 1.0 - std::pow(rule.beta2, t));
+              }};
+}
+
+Optimizer make_optimizer(const deck::OptimizerSection& section) {
+  AdamRule rule{.beta1 = section.betas[0], .beta2 = section.betas[1], .eps = section.eps};
+  Optimizer optimizer;
+  switch (section.name) {
+    case deck::OptimizerName::adamw: optimizer = adam(rule); break;
+    case deck::OptimizerName::adam:
+      rule.decay = kernels::Decay::l2;
+      optimizer = adam(rule);
+      break;
+  }
+  TESSERA_CHECK(optimizer.update, "optimizer {} is not built", enum_word(section.name));
+  optimizer.weight_decay = static_cast<float>(section.weight_decay);
+  optimizer.clip_norm = section.clip_norm;
+  return optimizer;
+}
+
+namespace {
+
+/// Whether a rank keeps as many as it has elements.
+bool of_elements(const StateTensor& row) {
+  return row.extent == Extent::owned || row.extent == Extent::shard;
+}
+
+}  // namespace
+
+std::int64_t bytes_per_element(const Optimizer& optimizer) {
+  std::int64_t bytes = 0;
+  for (const StateTensor& s : optimizer.state) bytes += of_elements(s) ? size_of(s.type) : 0;
+  return bytes;
+}
+
+std::int64_t saved_bytes_per_element(const Optimizer& optimizer) {
+  std::int64_t bytes = 0;
+  for (const StateTensor& s : optimizer.state) bytes += s.saved ? size_of(s.type) : 0;
+  return bytes;
+}
+
+}  // namespace tessera::optim

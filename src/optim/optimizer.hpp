@@ -1,0 +1,73 @@
+// An optimizer as data: what it keeps beside the weights, and the operation that is its update. All
+// that plans, the ledger, checkpoints and predictions know of the optimizer of a run is here.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/enums.hpp"
+#include "deck/deck.hpp"
+#include "kernels/api/device.hpp"
+
+namespace tessera::optim {
+
+/// How many elements of a state tensor a rank keeps for a unit.
+enum class Extent : std::uint8_t {
+  owned,   // one for each element that the rank updates
+  shard,   // one for each element of its slice of the unit, also where it updates everything
+  tensor,  // one for each parameter tensor of the unit
+  rank,    // one for each element of the unit, each rank its own
+};
+
+/// A tensor of numbers that stays from step to step: a row of what a run keeps for every unit.
+struct StateTensor {
+  std::string name;  // in plans and in checkpoints, which have one such tensor for each parameter
+  DType type = DType::f32;
+  Extent extent = Extent::owned;
+  /// In checkpoints, element by element, and in snapshots for those that are written beside the
+  /// step. What is not saved is zero after a restart.
+  bool saved = true;
+};
+
+/// What the update of some elements of one unit works on. All views have as many elements, but for
+/// state whose extent is another than owned, which comes whole.
+struct UpdateViews {
+  View gradient;                // accumulation type
+  View master;                  // f32
+  View parameter;               // compute type; absent where master is what forward reads
+  View scalars, verdict;        // kernels::StepScalar, kernels::VerdictField
+  std::span<const View> state;  // by row of Optimizer::state
+};
+
+using StepScalars = std::array<float, static_cast<std::size_t>(kernels::StepScalar::count)>;
+
+struct Optimizer {
+  std::vector<StateTensor> state;
+  float weight_decay = 0;  // of matrices
+  double clip_norm = 0;    // 0: none
+  /// The update of some elements whose weights decay by `decay`.
+  std::function<kernels::KernelCall(const UpdateViews& views, float decay)> update;
+  /// Sets the scalars that its update reads beside the learning rate, for applied update `t` (from
+  /// 1).
+  std::function<void(StepScalars& scalars, std::int64_t t)> set_scalars;
+};
+
+/// Adam (Kingma and Ba 2015): moments adam_m and adam_v. AdamW (Loshchilov and Hutter 2019) where
+/// decay is decoupled.
+struct AdamRule {
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+  kernels::Decay decay = kernels::Decay::decoupled;
+};
+Optimizer adam(const AdamRule& rule = {});
+
+/// The optimizer that a deck asks for.
+Optimizer make_optimizer(const deck::OptimizerSection& section);
+
+/// Bytes of state that an optimizer keeps for each element of the model, and those of them that a
+/// checkpoint has.
+std::int64_t bytes_per_element(const Optimizer& optimizer);
+std::int64_t saved_bytes_per_element(const Optimizer& optimizer);
+
+}  // namespace tessera::optim

@@ -1,0 +1,87 @@
+// What a rank's plans talk over: groups of ranks, for the operations of some streams.
+#pragma once
+
+#include <array>
+
+#include "comm/group.hpp"
+#include "core/mesh.hpp"
+#include "core/streams.hpp"
+
+namespace tessera::plan {
+
+enum class Channel : std::uint8_t { gather, reduce, tensor, forward, backward, ends, world };
+
+/// Operations of a channel follow one another on each rank. Those of different channels of the same
+/// ranks may be under way at the same time and must not take each other's messages.
+struct ChannelRow {
+  Channel channel;
+  const char* name;
+  MeshGroup ranks;
+  comm::Traffic traffic;
+  std::uint32_t streams;  // a bit each
+
+  constexpr bool carries(MeshGroup group, Stream stream) const {
+    return group == ranks && (streams >> index_of(stream) & 1) != 0;
+  }
+};
+
+template <typename... S>
+constexpr std::uint32_t bits_of(S... streams) {
+  return ((std::uint32_t{1} << index_of(streams)) | ...);
+}
+
+/// In the order in which every rank of the job makes them (trap 2).
+inline constexpr std::array kChannelRows = {
+    ChannelRow{Channel::gather, "gather", MeshGroup::data, comm::Traffic::replicas,
+               bits_of(Stream::gather)},
+    ChannelRow{Channel::reduce, "reduce", MeshGroup::data, comm::Traffic::replicas,
+               bits_of(Stream::reduce)},
+    ChannelRow{Channel::tensor, "tensor", MeshGroup::tensor, comm::Traffic::collectives,
+               bits_of(Stream::tensor)},
+    ChannelRow{Channel::forward, "forward", MeshGroup::pipeline, comm::Traffic::messages,
+               bits_of(Stream::send_forward, Stream::receive_forward)},
+    ChannelRow{Channel::backward, "backward", MeshGroup::pipeline, comm::Traffic::messages,
+               bits_of(Stream::send_backward, Stream::receive_backward)},
+    ChannelRow{Channel::ends, "ends", MeshGroup::ends, comm::Traffic::collectives,
+               bits_of(Stream::reduce)},
+    // Last: words may travel as bulk data does, but not the other way round.
+    ChannelRow{Channel::world, "world", MeshGroup::world, comm::Traffic::words,
+               bits_of(Stream::reduce)}};
+inline constexpr std::size_t kChannels = kChannelRows.size();
+static_assert([] {
+  for (std::size_t i = 0; i < kChannels; ++i) {
+    if (static_cast<std::size_t>(kChannelRows[i].channel) != i) return false;
+  }
+  return true;
+}());
+
+constexpr const ChannelRow& row_of(Channel channel) {
+  return kChannelRows[static_cast<std::size_t>(channel)];
+}
+
+/// Whether a channel has several ranks on this mesh; the others need no communicator.
+inline bool has_several(const Mesh& mesh, const ChannelRow& row) {
+  return mesh.group_of(0, row.ranks).count > 1;
+}
+
+/// An earlier channel of the same ranks whose operations are never under way beside this one's, for
+/// they share their streams; or the channel itself.
+inline const ChannelRow& shared_with(const Mesh& mesh, const ChannelRow& row) {
+  for (const ChannelRow& other : kChannelRows) {
+    const bool same = mesh.group_of(0, other.ranks) == mesh.group_of(0, row.ranks);
+    if (same && other.streams == row.streams) return other;
+  }
+  return row;
+}
+
+}  // namespace tessera::plan
+
+template <>
+struct tessera::EnumWords<tessera::plan::Channel> {
+  static constexpr auto table = [] {
+    std::array<std::pair<tessera::plan::Channel, const char*>, tessera::plan::kChannels> words{};
+    for (std::size_t i = 0; i < words.size(); ++i)
+      words[i] = {tessera::plan::kChannelRows[i].channel, tessera::plan::kChannelRows[i].name};
+    return words;
+  }();
+};

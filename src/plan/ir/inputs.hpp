@@ -1,0 +1,73 @@
+// What all plans of a run are made from: model, layout, numbers, sharding, the optimizer. A plan
+// made from the same inputs is the same on every machine.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "comm/route.hpp"
+#include "core/choices.hpp"
+#include "core/sharding.hpp"
+#include "model/tensor_parallel.hpp"
+#include "optim/optimizer.hpp"
+#include "plan/ir/plan.hpp"
+#include "zero/model_states.hpp"
+
+namespace tessera::plan {
+
+struct PipelineRule {
+  PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+  std::int64_t virtual_stages = 1;         // chunks of layers of each stage, V
+  std::vector<std::int64_t> first_layers;  // block that each chunk begins with; empty: balanced
+};
+
+/// What all plans of a run share.
+struct PlanInputs {
+  model::ModelConfig config;
+  std::vector<model::UnitDesc> units;
+  const kernels::Device* device = nullptr;  // asked for scratch sizes only
+  DType compute = DType::f32;
+  DType accumulate = DType::f32;  // of gradients, over micro-batches
+  DType wire = DType::f32;        // of gradients
+  /// Parameters that stage 3 gathers to train, and gradients, travel as blocks. Evaluation sees the
+  /// parameters as they are, whatever the layout.
+  std::optional<kernels::BlockFormat> weight_blocks, gradient_blocks;
+  kernels::Operands operands = kernels::Operands::stored;  // of the blocks' products
+  kernels::SumOrder order = kernels::SumOrder::fixed;
+  int stage = 0;  // ZeRO: a row of kShardings
+  ReduceWhen reduce = ReduceWhen::step;
+  std::int64_t prefetch = 1;
+  Recompute recompute = Recompute::none;
+  optim::Optimizer optimizer = optim::adam();
+  std::uint64_t seed = 0;
+  Mesh mesh;
+  std::vector<int> node_of;        // by world rank; empty: all are on one node
+  bool nccl = false;               // what carries between ranks; else our own exchange
+  std::int64_t tensor_chunks = 1;  // chunks of units, or what the tensor ranks need if that is more
+  bool split_sequence = true;      // over tensor ranks
+  /// The same bits on every mesh: gradients are added in a tree over micro-batches, sums over ranks
+  /// travel in f32.
+  bool any_layout = false;
+  PipelineRule pipeline;
+  PlanPurpose state_for = PlanPurpose::train;  // the last of the purposes of the run's plans
+
+  /// What data ranks keep in shards.
+  Sharding sharding() const { return sharding_of(stage, mesh.data); }
+  zero::StateTypes state_types() const {
+    return {.compute = compute,
+            .accumulate = accumulate,
+            .optimizer = optim::bytes_per_element(optimizer)};
+  }
+};
+
+/// What a run keeps of every unit beside the parameters in the compute type, a row each: the master
+/// weights, then the optimizer's state.
+std::vector<optim::StateTensor> kept_tensors(const PlanInputs& inputs);
+inline constexpr std::size_t kMasterRow = 0;
+
+model::TensorCut tensor_cut(const PlanInputs& inputs, const MeshPlace& place);
+comm::GroupShape group_shape(const PlanInputs& inputs, const MeshPlace& place, MeshGroup group);
+/// How quantised gradients reach the ranks of the data group of `place`.
+comm::Route gradient_route(const PlanInputs& inputs, const MeshPlace& place);
+
+}  // namespace tessera::plan

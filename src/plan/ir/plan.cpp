@@ -1,0 +1,55 @@
+#include "plan/ir/plan.hpp"
+
+#include "core/hash.hpp"
+
+namespace tessera::plan {
+
+std::string_view call_name(const Call& call) {
+  return visit_args(call, [](const auto& args) { return kernels::name_of_args(args); });
+}
+
+std::vector<BufferUse> uses_of(const Op& op) {
+  std::vector<BufferUse> uses;
+  uses.reserve(16);  // more than most ops have
+  each_view(op.call, [&](const View& v, kernels::Access access) {
+    const std::int64_t begin = offset_of(v);
+    uses.push_back({buffer_of(v), {begin, begin + v.span_bytes()}, access});
+  });
+  return uses;
+}
+
+comm::WireBytes wire_bytes_of(const Plan& plan, const Op& op) {
+  const auto* collective = std::get_if<comm::CollectiveCall>(&op.call);
+  return collective == nullptr ? comm::WireBytes{}
+                               : comm::wire_bytes(*collective, plan.group(op.group));
+}
+
+double flop_of(const Op& op) {
+  const auto* kernel = std::get_if<kernels::KernelCall>(&op.call);
+  return kernel == nullptr ? 0 : kernels::flop_of(*kernel);
+}
+
+std::uint64_t plan_hash(const Plan& plan) {
+  Hasher hash;
+  hash.add(plan.shape.purpose)
+      .add(plan.shape.sequence)
+      .add(plan.shape.micro)
+      .add(plan.shape.micro_batches);
+  for (const Op& op : plan.ops) {
+    if (!std::holds_alternative<comm::CollectiveCall>(op.call))
+      continue;  // the rest may differ with the shard
+    hash.add(op.kind).add(op.stream).add(op.group).add(op.unit).add(op.micro_batch);
+    hash.add(call_name(op.call));
+    visit_args(op.call, [&](const auto& args) {
+      const View* staging = nullptr;  // goes by the nodes that a group is on
+      if constexpr (requires { args.staging; }) staging = &args.staging;
+      args.visit(args, [&](const View& v, kernels::Access access) {
+        if (v && &v != staging) hash.add(v.elements()).add(v.type).add(access);
+      });
+      if constexpr (requires { args.ranks; }) hash.add(args.ranks.count).add(args.ranks.stride);
+    });
+  }
+  return hash.value();
+}
+
+}  // namespace tessera::plan

@@ -1,0 +1,298 @@
+// The step as data: buffers, and operations over them with the stream each runs on and what it
+// waits for. Plans are made without MPI or devices; the same plan is checked, printed, counted and
+// executed.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "comm/collective.hpp"
+#include "core/enums.hpp"
+#include "core/math.hpp"
+#include "core/mesh.hpp"
+#include "core/streams.hpp"
+#include "kernels/api/device.hpp"
+
+namespace tessera::plan {
+
+using BufferId = std::int32_t;
+using OpId = std::int32_t;
+
+/// What bytes are for: the rows of the memory ledger.
+enum class Purpose : std::uint8_t {
+  parameters,
+  master,
+  optimizer,
+  snapshot,  // live as long as the run
+  control,
+  batch,
+  gradients,
+  activations,
+  messages,
+  gather_window,
+  staging,
+  scratch,  // live within a step
+};
+
+/// Where bytes lie and operations run: where ranks compute, or in the host's memory also where that
+/// is a GPU.
+enum class Place : std::uint8_t { device, host };
+
+struct Buffer {
+  std::string name;
+  Purpose purpose = Purpose::scratch;
+  std::int64_t bytes = 0;
+  bool persistent = false;  // keeps its contents from step to step
+  Place place = Place::device;
+  std::int64_t offset = -1;  // within its arena, set by the buffers pass
+};
+
+enum class ArenaId : std::uint8_t { state, step, host };
+inline constexpr std::size_t kArenas = 3;
+using ArenaBytes = std::array<std::int64_t, kArenas>;  // by ArenaId
+inline ArenaBytes most_of(ArenaBytes a, const ArenaBytes& b) {
+  for (std::size_t i = 0; i < kArenas; ++i) a[i] = std::max(a[i], b[i]);
+  return a;
+}
+
+/// In which arenas a place has what persists and what lives within a step, and on how many bytes
+/// its buffers are aligned.
+struct PlaceRow {
+  Place place;
+  ArenaId state, step;
+  std::int64_t alignment;
+};
+/// 256 is a multiple of the cache line and of vector widths.
+inline constexpr std::array kPlaceRows = {
+    PlaceRow{Place::device, ArenaId::state, ArenaId::step, 256},
+    PlaceRow{Place::host, ArenaId::host, ArenaId::host, 256}};
+inline constexpr std::size_t kPlaces = kPlaceRows.size();
+static_assert(kPlaceRows[0].place == Place::device && kPlaceRows[1].place == Place::host);
+constexpr const PlaceRow& row_of(Place place) {
+  return kPlaceRows[static_cast<std::size_t>(place)];
+}
+inline ArenaId arena_of(const Buffer& b) {
+  return b.persistent ? row_of(b.place).state : row_of(b.place).step;
+}
+/// Whose memory an arena is of.
+constexpr Place place_of(ArenaId arena) {
+  for (const PlaceRow& row : kPlaceRows) {
+    if (row.state == arena || row.step == arena) return row.place;
+  }
+  return Place::device;
+}
+
+enum class OpKind : std::uint8_t {
+  load_batch,        // host: tokens of one micro-batch
+  kernel,            // one operation of a unit
+  tensor,            // a collective of the tensor ranks within a unit
+  send,              // activations, or their gradient, to the next or the previous stage
+  receive,           // from it
+  gather,            // a unit's parameters from all shards (ZeRO-3)
+  publish,           // updated parameters from all shards, just before first use (ZeRO-1, 2)
+  reduce_gradients,  // a unit's gradient, summed over data ranks, to its owners
+  sum_gradients,     // two sums of gradients become one
+  tie_gradients,     // the sums of tied embeddings at both ends of the pipeline
+  gather_gradients,  // the sums back to everybody (ZeRO-0)
+  norm,              // exact sums and flags over all ranks, and the verdict
+  update,            // the optimizer on one unit's owned range
+  snapshot,          // a copy of state for a checkpoint that is written beside the step
+};
+
+/// Fills the views with micro-batch `micro_batch` of this rank's part of the step.
+struct LoadBatch {
+  static constexpr const char* kName = "load_batch";
+  View tokens;   // (B, T) i32
+  View targets;  // (B T) i32
+  View samples;  // (B) i64
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.tokens, kernels::Access::write), f(s.targets, kernels::Access::write),
+        f(s.samples, kernels::Access::write);
+  }
+};
+
+struct Copy {
+  static constexpr const char* kName = "copy";
+  View from, to;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.from, kernels::Access::read), f(s.to, kernels::Access::write);
+  }
+};
+
+using Call = std::variant<kernels::KernelCall, comm::CollectiveCall, LoadBatch, Copy>;
+
+struct Op {
+  OpKind kind = OpKind::kernel;
+  Stream stream = Stream::compute;
+  Place place = Place::device;
+  MeshGroup group = MeshGroup::data;  // of a collective
+  std::int32_t unit =
+      -1;  // index of the unit whose parameters, gradients or activations it is about
+  std::int32_t micro_batch = -1;
+  std::int32_t visit =
+      -1;  // running number of the forward or backward of a layer that it belongs to
+  Call call;
+  std::vector<OpId> waits;  // ops of other streams; set by the streams pass
+};
+
+/// In the order of the state that they need: evaluation only parameters.
+enum class PlanPurpose : std::uint8_t { evaluate, train, train_snapshot };
+
+/// What a plan is keyed by.
+struct PlanShape {
+  PlanPurpose purpose = PlanPurpose::train;
+  std::int64_t sequence = 0;       // T
+  std::int64_t micro = 0;          // B of one micro-batch
+  std::int64_t micro_batches = 0;  // K of this data rank
+  auto operator<=>(const PlanShape&) const = default;
+};
+
+/// What a rank has of one unit: elements of its shard, and those of them that it answers for in the
+/// norm. All 0 where the unit is on other pipeline stages.
+struct UnitShare {
+  std::int64_t shard = 0, counted = 0;
+};
+
+struct Plan {
+  PlanShape shape;
+  std::vector<Buffer> buffers;
+  std::vector<Op> ops;
+  MeshPlace place;
+  std::array<comm::GroupShape, kMeshGroups> groups;  // by MeshGroup
+  std::vector<UnitShare> shares;                     // by unit
+  ArenaBytes arena_bytes{};
+  std::int64_t arena(ArenaId id) const { return arena_bytes[static_cast<std::size_t>(id)]; }
+  /// Views that the host touches between steps.
+  View scalars, verdict, words;
+
+  const comm::GroupShape& group(MeshGroup g) const { return groups[static_cast<std::size_t>(g)]; }
+};
+
+/// Words that the host sets before a step on each rank, and reads summed over all ranks after it.
+enum class StepFlag : std::uint8_t {
+  saved,      // this rank's phase of the save under way is done
+  stop,       // this rank was asked to stop
+  no_tokens,  // this rank could not read its tokens
+};
+
+/// The host's words: exact sums over all ranks, then the flags, by StepFlag.
+struct WordLayout {
+  static constexpr std::int64_t loss = 0;
+  static constexpr std::int64_t norm = 24;
+  static constexpr std::int64_t flags = 48;
+  static constexpr std::int64_t flag_count = 4;
+  static_assert(static_cast<std::int64_t>(StepFlag::no_tokens) < flag_count);
+  static constexpr std::int64_t count = flags + flag_count;
+};
+
+// --- Views into plan buffers: symbolic addresses
+// ---------------------------------------------------------------
+
+/// An address is 24 bits of buffer, 40 bits of offset: 16 million buffers of up to 1 TiB.
+inline constexpr int kOffsetBits = 40;
+inline constexpr std::int64_t kMostBuffers = (std::int64_t{1} << (64 - kOffsetBits)) - 2;
+
+/// The address of `offset` within buffer `id`; never dereferenced, resolved when the plan meets
+/// real memory.
+inline std::byte* symbolic(BufferId id, std::int64_t offset = 0) {
+  return reinterpret_cast<std::byte*>((static_cast<std::uintptr_t>(id) + 1) << kOffsetBits) +
+         offset;
+}
+inline BufferId buffer_of(const View& v) {
+  return static_cast<BufferId>((reinterpret_cast<std::uintptr_t>(v.data) >> kOffsetBits)) - 1;
+}
+inline std::int64_t offset_of(const View& v) {
+  return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(v.data) &
+                                   ((std::uintptr_t{1} << kOffsetBits) - 1));
+}
+
+/// f(args) for the argument struct of a call, in whichever variant it is.
+template <typename CallType, typename F>
+decltype(auto) visit_args(CallType& call, F&& f) {
+  return std::visit(
+      [&](auto& inner) -> decltype(auto) {
+        if constexpr (requires { std::variant_size<std::decay_t<decltype(inner)>>::value; }) {
+          return std::visit(f, inner);
+        } else {
+          return f(inner);
+        }
+      },
+      call);
+}
+
+/// f(view, access) for every present view of the call.
+template <typename CallType, typename F>
+void each_view(CallType& call, F&& f) {
+  visit_args(call, [&](auto& args) {
+    args.visit(args, [&](auto& view, kernels::Access access) {
+      if (view) f(view, access);
+    });
+  });
+}
+
+std::string_view call_name(const Call& call);
+
+struct BufferUse {
+  BufferId buffer = -1;
+  Range bytes;  // from the view's first to one past its last byte
+  kernels::Access access = kernels::Access::read;
+};
+std::vector<BufferUse> uses_of(const Op& op);
+
+/// Bytes the op sends, and its floating-point operations.
+comm::WireBytes wire_bytes_of(const Plan& plan, const Op& op);
+double flop_of(const Op& op);
+
+/// Everything that must agree over ranks for the plans to fit together, in order: kinds,
+/// collectives, sizes.
+std::uint64_t plan_hash(const Plan& plan);
+
+}  // namespace tessera::plan
+
+template <>
+struct tessera::EnumWords<tessera::plan::Purpose> {
+  using P = tessera::plan::Purpose;
+  static constexpr std::array table = {std::pair{P::parameters, "parameters"},
+                                       std::pair{P::master, "master weights"},
+                                       std::pair{P::optimizer, "optimizer"},
+                                       std::pair{P::snapshot, "snapshots"},
+                                       std::pair{P::control, "control"},
+                                       std::pair{P::batch, "batch"},
+                                       std::pair{P::gradients, "gradients"},
+                                       std::pair{P::activations, "activations"},
+                                       std::pair{P::messages, "messages between stages"},
+                                       std::pair{P::gather_window, "gather window"},
+                                       std::pair{P::staging, "communication staging"},
+                                       std::pair{P::scratch, "scratch"}};
+};
+template <>
+struct tessera::EnumWords<tessera::plan::ArenaId> {
+  using A = tessera::plan::ArenaId;
+  static constexpr std::array table = {std::pair{A::state, "state"}, std::pair{A::step, "step"},
+                                       std::pair{A::host, "host"}};
+};
+template <>
+struct tessera::EnumWords<tessera::plan::OpKind> {
+  using K = tessera::plan::OpKind;
+  static constexpr std::array table = {std::pair{K::load_batch, "load_batch"},
+                                       std::pair{K::kernel, "kernel"},
+                                       std::pair{K::tensor, "tensor"},
+                                       std::pair{K::send, "send"},
+                                       std::pair{K::receive, "receive"},
+                                       std::pair{K::gather, "gather"},
+                                       std::pair{K::publish, "publish"},
+                                       std::pair{K::reduce_gradients, "reduce_gradients"},
+                                       std::pair{K::sum_gradients, "sum_gradients"},
+                                       std::pair{K::tie_gradients, "tie_gradients"},
+                                       std::pair{K::gather_gradients, "gather_gradients"},
+                                       std::pair{K::norm, "norm"},
+                                       std::pair{K::update, "update"},
+                                       std::pair{K::snapshot, "snapshot"}};
+};

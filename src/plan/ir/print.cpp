@@ -1,0 +1,122 @@
+#include "plan/ir/print.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include "plan/prediction/ledger.hpp"
+
+namespace tessera::plan {
+namespace {
+
+std::string unit_name(const Op& op, const PlanInputs& inputs) {
+  return op.unit < 0 ? "" : inputs.units[static_cast<std::size_t>(op.unit)].name;
+}
+
+}  // namespace
+
+std::string op_name(const Op& op, const PlanInputs& inputs) {
+  std::string text = fmt::format("{} {}", enum_word(op.kind), call_name(op.call));
+  if (op.unit >= 0) text += " of " + unit_name(op, inputs);
+  if (op.micro_batch >= 0) text += fmt::format(", micro-batch {}", op.micro_batch);
+  return text;
+}
+
+comm::WireBytes total_wire_bytes(const Plan& plan) {
+  comm::WireBytes total;
+  for (const Op& op : plan.ops) {
+    const auto bytes = wire_bytes_of(plan, op);
+    total.intra += bytes.intra;
+    total.inter += bytes.inter;
+  }
+  return total;
+}
+
+double total_flop(const Plan& plan) {
+  double total = 0;
+  for (const Op& op : plan.ops) total += flop_of(op);
+  return total;
+}
+
+/// "tensor rank 0 of 2, data rank 1 of 4, stage 0 of 1"
+static std::string place_text(const MeshPlace& place, const Mesh& mesh) {
+  std::vector<std::string> all;
+  for (const Axis& a : kAxesInOrder)
+    all.push_back(fmt::format("{} {} of {}", a.member, place.*a.place, mesh.*a.size));
+  return fmt::format("{}", fmt::join(all, ", "));
+}
+
+std::string to_text(const Plan& plan, const PlanInputs& inputs) {
+  const auto wire = total_wire_bytes(plan);
+  std::string text = fmt::format(
+      "# plan of {}: sequence {}, "
+      "micro-batches {} x {}, {} ops, {:.3g} flop, "
+      "sends {} in the node and {} "
+      "across\n",
+      place_text(plan.place, inputs.mesh), plan.shape.sequence, plan.shape.micro_batches,
+      plan.shape.micro, plan.ops.size(), total_flop(plan), human_bytes(wire.intra),
+      human_bytes(wire.inter));
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    const Op& op = plan.ops[i];
+    std::string cost;
+    const auto bytes = wire_bytes_of(plan, op);
+    if (const double flop = flop_of(op); flop > 0) cost = fmt::format("{:.3g} flop", flop);
+    if (bytes.intra + bytes.inter > 0) cost = "sends " + human_bytes(bytes.intra + bytes.inter);
+    std::string waits;
+    for (OpId id : op.waits) waits += fmt::format(" {}", id);
+    text += fmt::format("{:>6}  {:<8}{:<17}{:<21}{:<12}{:<6}{:<18}{}\n", i, enum_word(op.stream),
+                        enum_word(op.kind), call_name(op.call), unit_name(op, inputs),
+                        op.micro_batch < 0 ? "" : fmt::format("m{}", op.micro_batch), cost,
+                        waits.empty() ? "" : "waits" + waits);
+  }
+  return text;
+}
+
+std::string to_json(const Plan& plan, const PlanInputs& inputs) {
+  using Json = nlohmann::ordered_json;
+  Json buffers = Json::array(), ops = Json::array();
+  for (const Buffer& b : plan.buffers) {
+    buffers.push_back({{"name", b.name},
+                       {"purpose", enum_word(b.purpose)},
+                       {"bytes", b.bytes},
+                       {"arena", b.persistent ? "state" : "step"},
+                       {"offset", b.offset}});
+  }
+  for (const Op& op : plan.ops) {
+    const auto wire = wire_bytes_of(plan, op);
+    Json uses = Json::array();
+    for (const BufferUse& use : uses_of(op)) {
+      const char* access = use.access == kernels::Access::read    ? "read"
+                           : use.access == kernels::Access::write ? "write"
+                                                                  : "update";
+      uses.push_back({{"buffer", use.buffer},
+                      {"begin", use.bytes.begin},
+                      {"end", use.bytes.end},
+                      {"access", access}});
+    }
+    ops.push_back({{"kind", enum_word(op.kind)},
+                   {"call", call_name(op.call)},
+                   {"stream", enum_word(op.stream)},
+                   {"unit", unit_name(op, inputs)},
+                   {"micro_batch", op.micro_batch},
+                   {"waits", op.waits},
+                   {"bytes_intra", wire.intra},
+                   {"bytes_inter", wire.inter},
+                   {"flop", flop_of(op)},
+                   {"uses", uses}});
+  }
+  Json place, mesh;
+  for (const Axis& a : kAxesInOrder)
+    place[a.name] = plan.place.*a.place, mesh[a.name] = inputs.mesh.*a.size;
+  return Json{{"sequence", plan.shape.sequence},
+              {"micro", plan.shape.micro},
+              {"micro_batches", plan.shape.micro_batches},
+              {"place", std::move(place)},
+              {"mesh", std::move(mesh)},
+              {"state_bytes", plan.arena(ArenaId::state)},
+              {"step_bytes", plan.arena(ArenaId::step)},
+              {"host_bytes", plan.arena(ArenaId::host)},
+              {"buffers", buffers},
+              {"ops", ops}}
+      .dump(1);
+}
+
+}  // namespace tessera::plan

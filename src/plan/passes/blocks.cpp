@@ -1,0 +1,82 @@
+#include "plan/passes/blocks.hpp"
+
+namespace tessera::plan {
+namespace {
+
+using kernels::KernelCall;
+
+View shaped(const View& staging, std::initializer_list<std::int64_t> extents) {
+  const View v(staging.data, DType::u8, extents);
+  TESSERA_CHECK(v.span_bytes() <= staging.span_bytes(), "staging of {} bytes, which needs {}",
+                staging.span_bytes(), v.span_bytes());
+  return v;
+}
+
+}  // namespace
+
+Calls gather_in_blocks(const comm::AllGather& gather, std::int64_t rank,
+                       const kernels::BlockFormat& format, const View& staging) {
+  const std::int64_t n = gather.shard.elements(), size = gather.full.elements() / n,
+                     slot = format.bytes(n);
+  const View code = shaped(staging, {1, size, slot}),
+             own = code.row_range(rank, 1).reshaped({1, 1, slot});
+  return {KernelCall{kernels::Quantize{
+              .x = gather.shard.reshaped({1, 1, n}), .code = own, .format = format}},
+          comm::CollectiveCall{comm::AllGather{.shard = own, .full = code}},
+          KernelCall{kernels::SumQuantized{
+              .code = code, .out = gather.full.reshaped({size, n}), .format = format}}};
+}
+
+Calls reduce_in_blocks(const comm::ReduceScatter& reduce, const comm::Route& route,
+                       const kernels::BlockFormat& format, const View& leaving,
+                       const View& arriving) {
+  const std::int64_t n = reduce.shard.elements(), slot = format.bytes(n);
+  Calls calls = {
+      KernelCall{kernels::Quantize{.x = reduce.full.reshaped({route.outer, route.inner, n}),
+                                   .code = shaped(leaving, {route.inner, route.outer, slot}),
+                                   .format = format}}};
+  std::int64_t slots = route.outer * route.inner;
+  for (const comm::Hop& hop : route.hops) {
+    const std::int64_t ranks = hop.ranks.count;
+    slots /= ranks;
+    calls.push_back(
+        comm::CollectiveCall{comm::AllToAll{.send = shaped(leaving, {ranks, slots * slot}),
+                                            .receive = shaped(arriving, {ranks, slots * slot}),
+                                            .ranks = hop.ranks,
+                                            .remote = hop.remote}});
+    const View arrived = shaped(arriving, {ranks, slots, slot});
+    if (&hop == &route.hops.back()) {
+      calls.push_back(KernelCall{kernels::SumQuantized{.code = arrived,
+                                                       .out = reduce.shard.reshaped({1, n}),
+                                                       .format = format,
+                                                       .write = reduce.write}});
+    } else {
+      calls.push_back(KernelCall{kernels::RequantizeSum{.code = arrived,
+                                                        .sum = shaped(leaving, {slots, slot}),
+                                                        .elements = n,
+                                                        .format = format}});
+    }
+  }
+  return calls;
+}
+
+std::string blocks_text(const PlanInputs& in, const MeshPlace& place) {
+  if (in.mesh.data == 1) return "";
+  std::vector<std::string> all;
+  const auto add = [&](const char* what, const kernels::BlockFormat& format,
+                       const std::string& way) {
+    all.push_back(
+        fmt::format("{} {} in blocks of {}{}", what, enum_word(format.type), format.block, way));
+  };
+  if (in.weight_blocks && in.sharding().parameters) add("parameters", *in.weight_blocks, "");
+  if (in.gradient_blocks) {
+    const auto hops = gradient_route(in, place).hops;
+    add("gradients", *in.gradient_blocks,
+        hops.size() == 1 ? fmt::format(", added over {} ranks at once", hops[0].ranks.count)
+                         : fmt::format(", added in nodes of {} ranks, then over {} nodes",
+                                       hops[0].ranks.count, hops[1].ranks.count));
+  }
+  return fmt::format("{}", fmt::join(all, "; "));
+}
+
+}  // namespace tessera::plan

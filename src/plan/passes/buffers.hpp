@@ -1,0 +1,48 @@
+// What passes add to a plan: buffers, staging, ops between those that are there.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/error.hpp"
+#include "plan/ir/plan.hpp"
+
+namespace tessera::plan {
+
+/// What is thrown of a step that one plan cannot hold.
+DeckError too_long(const PlanShape& shape);
+
+/// Inserts ops before given positions; keeps the rest in order.
+class Insertions {
+ public:
+  void before(std::size_t position, Op op) { inserted_.push_back({position, std::move(op)}); }
+  void apply(std::vector<Op>& ops);
+
+ private:
+  struct At {
+    std::size_t position;
+    Op op;
+  };
+  std::vector<At> inserted_;
+};
+
+BufferId add_buffer(Plan& plan, Buffer buffer);
+/// One of the device's that lives within the step.
+BufferId add_buffer(Plan& plan, std::string name, Purpose purpose, std::int64_t bytes);
+/// The buffer has at least so many bytes.
+void enlarge_buffer(Plan& plan, BufferId id, std::int64_t bytes);
+View buffer_view(BufferId id, DType type, std::int64_t elements);
+
+/// A buffer of bytes on their way that serves ops of one stream one after another, as large as the
+/// largest view of it.
+class Staging {
+ public:
+  explicit Staging(const char* name) : name_(name) {}
+  View view(Plan& plan, std::int64_t bytes);
+
+ private:
+  const char* name_;
+  BufferId id_ = -1;
+};
+
+}  // namespace tessera::plan

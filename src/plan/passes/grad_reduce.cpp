@@ -1,0 +1,267 @@
+#include "plan/passes/grad_reduce.hpp"
+
+#include <algorithm>
+#include <map>
+
+#include "plan/passes/blocks.hpp"
+#include "plan/passes/buffers.hpp"
+#include "plan/passes/layers.hpp"
+
+namespace tessera::plan {
+namespace {
+
+/// What no operation overwrites of [0, bytes): padding, gaps, rows that the sequence does not
+/// reach.
+std::vector<Range> complement(std::vector<Range> written, std::int64_t bytes) {
+  std::sort(written.begin(), written.end(), [](Range a, Range b) { return a.begin < b.begin; });
+  std::vector<Range> gaps;
+  std::int64_t end = 0;
+  for (const Range& r : written) {
+    if (r.begin > end) gaps.push_back({end, r.begin});
+    end = std::max(end, r.end);
+  }
+  if (end < bytes) gaps.push_back({end, bytes});
+  return gaps;
+}
+
+/// What the backward of one use of a unit fills, in one micro-batch or in the whole step.
+struct Instance {
+  GradientBuffer what;
+  std::size_t first_op = 0, last_op = 0;
+  std::vector<Range> written;
+};
+
+/// A use of a unit whose gradients are summed together, and how far that has come.
+struct Use {
+  std::size_t left = 0;  // instances to come
+  bool begun = false;
+  View sum;                                            // (shard) this rank's slice
+  View full;                                           // the last instance, whole
+  std::vector<std::pair<std::int64_t, View>> partial;  // of 2^level instances each, levels falling
+  std::size_t last_op = 0;
+};
+
+class Reducer {
+ public:
+  Reducer(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states)
+      : plan_(plan), in_(in), states_(states) {
+    if (in.gradient_blocks) route_ = gradient_route(in, plan.place);
+  }
+
+  std::vector<SummedGradient> run(const Scheduled& scheduled) {
+    for (const GradientBuffer& g : scheduled.gradients) ++use_of(g).left;
+    for (Instance& instance : in_order_of_completion(scheduled)) {
+      at_ = &plan_.ops[instance.last_op];
+      position_ = instance.last_op + 1;
+      unit_ = instance.what.unit;
+      fill_gaps(instance);
+      Use& use = use_of(instance.what);
+      --use.left;
+      use.last_op = instance.last_op;
+      use.full = buffer_view(instance.what.buffer, in_.accumulate, states_[unit_].layout.padded);
+      in_.any_layout ? add_in_tree(use) : add_in_turn(use);
+      if (use.left == 0 && !tied(unit_)) gather(use);
+    }
+    std::vector<SummedGradient> sums(states_.size());
+    for (std::size_t u = 0; u < states_.size(); ++u) {
+      if (states_[u].held) sums[u] = finish(u);
+    }
+    insertions_.apply(plan_.ops);
+    return sums;
+  }
+
+ private:
+  bool alone() const { return in_.mesh.data == 1; }
+  bool tied(std::size_t unit) const {
+    return tied_apart(in_) && in_.units[unit].kind == model::UnitKind::vocabulary;
+  }
+  Use& use_of(const GradientBuffer& g) { return uses_[{g.unit, g.head_use}]; }
+
+  std::vector<Instance> in_order_of_completion(const Scheduled& scheduled) const {
+    std::map<BufferId, Instance> instances;
+    for (const GradientBuffer& g : scheduled.gradients)
+      instances.emplace(g.buffer, Instance{.what = g, .written = {}});
+    for (std::size_t i = 0; i < plan_.ops.size(); ++i) {
+      for (const BufferUse& use : uses_of(plan_.ops[i])) {
+        const auto it = instances.find(use.buffer);
+        if (it == instances.end()) continue;
+        Instance& instance = it->second;
+        if (instance.written.empty()) instance.first_op = i;
+        instance.last_op = i;
+        if (use.access == kernels::Access::write) instance.written.push_back(use.bytes);
+      }
+    }
+    std::vector<Instance> all;
+    for (auto& [id, instance] : instances) all.push_back(std::move(instance));
+    std::sort(all.begin(), all.end(), [](const Instance& a, const Instance& b) {
+      return std::tie(a.last_op, a.what.buffer) < std::tie(b.last_op, b.what.buffer);
+    });
+    return all;
+  }
+
+  void fill_gaps(const Instance& instance) {
+    const BufferId id = instance.what.buffer;
+    const std::int64_t bytes = plan_.buffers[static_cast<std::size_t>(id)].bytes;
+    for (const Range& gap : complement(instance.written, bytes)) {
+      insertions_.before(instance.first_op,
+                         {.kind = OpKind::kernel,
+                          .unit = static_cast<std::int32_t>(unit_),
+                          .visit = plan_.ops[instance.first_op].visit,
+                          .call = kernels::KernelCall{kernels::Fill{
+                              .out = View(symbolic(id, gap.begin), DType::u8, {gap.count()})}},
+                          .waits = {}});
+    }
+  }
+
+  /// Instances are added to the sum one after another.
+  void add_in_turn(Use& use) {
+    if (alone()) {
+      use.sum = use.full;
+    } else {
+      if (!use.begun) use.sum = slice_for(use);
+      reduce(use.full, use.sum, use.begun ? kernels::Write::add : kernels::Write::overwrite);
+    }
+    use.begun = true;
+  }
+
+  /// Micro-batches are the leaves of an aligned binary tree, whoever has them: under "step" a
+  /// rank's own come first, under "micro" the ranks'.
+  void add_in_tree(Use& use) {
+    const bool reduce_each = in_.reduce == ReduceWhen::micro && !alone();
+    View sum = use.full;
+    if (reduce_each) {
+      sum = slice_for(use);
+      reduce(use.full, sum, kernels::Write::overwrite);
+    }
+    std::int64_t level = 0;
+    for (; !use.partial.empty() && use.partial.back().first == level; ++level) {
+      add_to(use.partial.back().second, sum);
+      sum = use.partial.back().second;
+      use.partial.pop_back();
+    }
+    use.partial.push_back({level, sum});
+    if (use.left > 0) return;
+    TESSERA_CHECK(use.partial.size() == 1, "micro-batches that are not a power of two");
+    use.sum = sum;
+    if (alone() || reduce_each) return;
+    use.full = sum;
+    use.sum = slice_for(use);
+    reduce(use.full, use.sum, kernels::Write::overwrite);
+  }
+
+  /// At stage 0 a gradient that is reduced once stays where it is; otherwise the slice outlives the
+  /// full buffer.
+  View slice_for(const Use& use) {
+    const zero::UnitLayout& layout = states_[unit_].layout;
+    const Range slice = layout.shard_of(plan_.place.data);
+    const bool once = use.left == 0 && !use.begun;
+    const bool in_place =
+        !in_.sharding().states && (in_.any_layout ? in_.reduce == ReduceWhen::step : once);
+    if (in_place) return use.full.range(slice.begin, slice.count());
+    const BufferId id = add_buffer(plan_, in_.units[unit_].name + " gradient shard",
+                                   Purpose::gradients, layout.shard * size_of(in_.accumulate));
+    return buffer_view(id, in_.accumulate, layout.shard);
+  }
+
+  void reduce(const View& full, const View& shard, kernels::Write write) {
+    comm::ReduceScatter call{.full = full, .shard = shard, .wire = in_.wire, .write = write};
+    const auto add = [&](Call c) {
+      insert(OpKind::reduce_gradients, Stream::reduce, MeshGroup::data, std::move(c));
+    };
+    if (!in_.gradient_blocks) {
+      call.staging = staging(MeshGroup::data, in_.wire);
+      return add(comm::CollectiveCall{call});
+    }
+    const auto& format = *in_.gradient_blocks;
+    const std::int64_t bytes =
+        block_staging(format, plan_.group(MeshGroup::data).size, shard.elements());
+    for (Call& c : reduce_in_blocks(call, route_, format, leaving_.view(plan_, bytes),
+                                    arriving_.view(plan_, bytes))) {
+      add(std::move(c));
+    }
+  }
+  void add_to(const View& sum, const View& part) {
+    insert(
+        OpKind::sum_gradients, Stream::compute, MeshGroup::data,
+        kernels::KernelCall{kernels::Convert{.x = part, .out = sum, .write = kernels::Write::add}});
+  }
+  void insert(OpKind kind, Stream stream, MeshGroup group, Call call) {
+    insertions_.before(position_, {.kind = kind,
+                                   .stream = stream,
+                                   .group = group,
+                                   .unit = static_cast<std::int32_t>(unit_),
+                                   .micro_batch = at_->micro_batch,
+                                   .visit = at_->visit,
+                                   .call = std::move(call),
+                                   .waits = {}});
+  }
+  /// Reductions follow one another on their stream, so one buffer serves all of a group.
+  View staging(MeshGroup group, DType wire) {
+    return staging_.try_emplace(group, "staging")
+        .first->second.view(plan_,
+                            comm::reduce_scatter_staging(plan_.group(group), wire, in_.accumulate));
+  }
+
+  /// At stage 0, everybody's slices to everybody.
+  void gather(const Use& use) {
+    if (alone() || in_.sharding().states) return;
+    insert(OpKind::gather_gradients, Stream::reduce, MeshGroup::data,
+           comm::CollectiveCall{comm::AllGather{.shard = use.sum, .full = use.full}});
+  }
+
+  /// What the update reads; for a tied matrix, once its two uses' sums are one.
+  SummedGradient finish(std::size_t unit) {
+    unit_ = unit;
+    const auto use_at = [&](bool head) {
+      const auto it = uses_.find({unit, head});
+      return it == uses_.end() ? nullptr : &it->second;
+    };
+    Use *embed = use_at(false), *head = use_at(true);
+    Use& use = embed != nullptr ? *embed : *head;
+    const bool whole = !in_.sharding().states && !alone();
+    const SummedGradient sum{.slice = use.sum, .owned = whole ? use.full : use.sum};
+    if (!tied(unit)) return sum;
+    at_ = &plan_.ops[use.last_op];
+    position_ = use.last_op + 1;
+    if (embed != nullptr && head != nullptr) {
+      add_to(embed->sum, head->sum);
+    } else {
+      position_ = plan_.ops.size();  // after all that does not wait for the other end
+      const std::int64_t end = plan_.place.pipeline == 0 ? 0 : 1, half = use.sum.elements() / 2;
+      const View own = use.sum.range(end * half, half);
+      insert(OpKind::tie_gradients, Stream::reduce, MeshGroup::ends,
+             comm::CollectiveCall{
+                 comm::ReduceScatter{.full = use.sum,
+                                     .shard = own,
+                                     .staging = staging(MeshGroup::ends, in_.accumulate),
+                                     .wire = in_.accumulate}});
+      insert(OpKind::tie_gradients, Stream::reduce, MeshGroup::ends,
+             comm::CollectiveCall{comm::AllGather{.shard = own, .full = use.sum}});
+    }
+    gather(use);
+    return sum;
+  }
+
+  Plan& plan_;
+  const PlanInputs& in_;
+  const std::vector<UnitState>& states_;
+  Insertions insertions_;
+  std::map<std::pair<std::size_t, bool>, Use> uses_;
+  std::map<MeshGroup, Staging> staging_;
+  comm::Route route_;  // of gradients in blocks
+  Staging leaving_{"gradients that leave"}, arriving_{"gradients that arrive"};
+  // What is being worked on: its unit, the op that completed it, and where what follows goes.
+  std::size_t unit_ = 0;
+  const Op* at_ = nullptr;
+  std::size_t position_ = 0;
+};
+
+}  // namespace
+
+std::vector<SummedGradient> grad_reduce(Plan& plan, const PlanInputs& in,
+                                        const std::vector<UnitState>& states,
+                                        const Scheduled& scheduled) {
+  return Reducer(plan, in, states).run(scheduled);
+}
+
+}  // namespace tessera::plan

@@ -1,0 +1,95 @@
+#include "plan/passes/layers.hpp"
+
+#include "plan/passes/pipeline.hpp"
+
+#include <map>
+
+namespace tessera::plan {
+
+std::vector<Layer> model_layers(const std::vector<model::UnitDesc>& units) {
+  using model::UnitKind;
+  const auto find = [&](UnitKind kind) {
+    std::vector<std::size_t> found;
+    for (std::size_t u = 0; u < units.size(); ++u) {
+      if (units[u].kind == kind) found.push_back(u);
+    }
+    return found;
+  };
+  Layer embed{LayerKind::embed, find(UnitKind::vocabulary)};
+  for (std::size_t u : find(UnitKind::positions)) embed.units.push_back(u);
+  std::vector<Layer> layers{embed};
+  for (std::size_t u : find(UnitKind::block)) layers.push_back({LayerKind::block, {u}});
+  Layer head{LayerKind::head, find(UnitKind::final_norm)};
+  const auto untied = find(UnitKind::head);
+  head.units.push_back(untied.empty() ? embed.units[0] : untied[0]);
+  layers.push_back(head);
+  return layers;
+}
+
+std::vector<double> layer_costs(const PlanInputs& in) {
+  std::vector<double> costs;
+  for (const Layer& layer : model_layers(in.units)) {
+    double flop = 0;
+    if (layer.kind == LayerKind::head)
+      flop = 2.0 * static_cast<double>(in.config.vocab * in.config.hidden);
+    if (layer.kind == LayerKind::block) {
+      flop = 2.0 * static_cast<double>(
+                       model::parameter_count(std::span(&in.units[layer.units[0]], 1))) +
+             2.0 * static_cast<double>(in.config.heads * in.config.head_dim * in.config.context);
+    }
+    costs.push_back(flop);
+  }
+  return costs;
+}
+
+std::vector<Range> layer_parts(const PlanInputs& in) {
+  const auto layers = model_layers(in.units);
+  const std::int64_t parts = in.mesh.pipeline * in.pipeline.virtual_stages;
+  const auto& first = in.pipeline.first_layers;
+  if (!first.empty()) {
+    std::vector<Range> given;
+    for (std::size_t i = 0; i < first.size(); ++i) {
+      const bool last = i + 1 == first.size();
+      given.push_back({i == 0 ? 0 : first[i] + 1,
+                       last ? static_cast<std::int64_t>(layers.size()) : first[i + 1] + 1});
+    }
+    return given;
+  }
+  return balanced_parts(layer_costs(in), parts);
+}
+
+std::vector<bool> held_units(const PlanInputs& in, std::int64_t stage) {
+  const auto layers = model_layers(in.units);
+  const auto parts = layer_parts(in);
+  std::vector<bool> held(in.units.size());
+  for (std::int64_t v = 0; v < in.pipeline.virtual_stages; ++v) {
+    const Range part = parts[static_cast<std::size_t>(v * in.mesh.pipeline + stage)];
+    for (std::int64_t l = part.begin; l < part.end; ++l) {
+      for (std::size_t u : layers[static_cast<std::size_t>(l)].units) held[u] = true;
+    }
+  }
+  return held;
+}
+
+bool tied_apart(const PlanInputs& in) {
+  return in.config.tied_embeddings && (in.mesh.pipeline > 1 || in.any_layout);
+}
+
+bool on_both_ends(const PlanInputs& in, std::size_t unit) {
+  return in.mesh.pipeline > 1 && in.config.tied_embeddings &&
+         in.units[unit].kind == model::UnitKind::vocabulary;
+}
+
+std::vector<std::int64_t> first_with_same_shares(const PlanInputs& in) {
+  std::map<std::vector<std::int64_t>, std::int64_t> first;
+  std::vector<std::int64_t> all;
+  for (std::int64_t t = 0; t < in.mesh.tensor; ++t) {
+    std::vector<std::int64_t> sizes;
+    for (const auto& unit : in.units)
+      sizes.push_back(zero::unit_layout(unit, in.mesh.data, tensor_cut(in, {.tensor = t})).used);
+    all.push_back(first.try_emplace(std::move(sizes), t).first->second);
+  }
+  return all;
+}
+
+}  // namespace tessera::plan

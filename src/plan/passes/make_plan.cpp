@@ -1,0 +1,88 @@
+#include "plan/passes/make_plan.hpp"
+
+#include "plan/passes/buffers.hpp"
+#include "plan/passes/grad_reduce.hpp"
+#include "plan/passes/optimizer_step.hpp"
+#include "plan/passes/place_buffers.hpp"
+#include "plan/passes/place_waits.hpp"
+#include "plan/passes/residency.hpp"
+#include "plan/passes/schedule.hpp"
+#include "plan/proof/check.hpp"
+
+namespace tessera::plan {
+
+namespace {
+
+/// A micro-batch's visit of a unit takes about 50 KB of plan.
+constexpr std::int64_t kMostVisits = 1 << 18;
+
+/// What the host gives a step comes first, so that nothing after it waits for the host.
+void load_batches(Plan& plan, const std::vector<LoadBatch>& batches) {
+  Insertions insertions;
+  for (std::size_t k = 0; k < batches.size(); ++k) {
+    insertions.before(0, {.kind = OpKind::load_batch,
+                          .place = Place::host,
+                          .micro_batch = static_cast<std::int32_t>(k),
+                          .call = batches[k],
+                          .waits = {}});
+  }
+  insertions.apply(plan.ops);
+}
+
+/// Recorded operations bring their scratch along; those that passes added get it here.
+void add_scratch(Plan& plan, const kernels::Device& device) {
+  for (Op& op : plan.ops) {
+    auto* kernel = std::get_if<kernels::KernelCall>(&op.call);
+    if (kernel == nullptr) continue;
+    std::visit(
+        [&](auto& args) {
+          const std::int64_t bytes = args.scratch ? 0 : device.scratch_bytes(args);
+          if (bytes == 0) return;
+          args.scratch =
+              buffer_view(add_buffer(plan, "scratch", Purpose::scratch, bytes), DType::u8, bytes);
+        },
+        *kernel);
+  }
+}
+
+}  // namespace
+
+void check_length(const PlanInputs& in, const PlanShape& shape) {
+  // Some stage has that many units.
+  if (shape.micro_batches * ceil_div(std::ssize(in.units), in.mesh.pipeline) > kMostVisits)
+    throw too_long(shape);
+}
+
+Plan unproved_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlace& place) {
+  TESSERA_CHECK(shape.purpose <= in.state_for, "a plan that needs more state than there is");
+  check_length(in, shape);
+  Plan plan;
+  plan.shape = shape;
+  set_place(plan, in, place);
+  const auto states = add_state(plan, in);
+  const Scheduled scheduled = schedule(plan, in, states);
+  residency(plan, in, states, scheduled);
+  if (shape.purpose != PlanPurpose::evaluate) {
+    const auto gradients = grad_reduce(plan, in, states, scheduled);
+    optimizer_step(plan, in, states, gradients);
+  } else {
+    plan.ops.push_back({.kind = OpKind::norm,
+                        .stream = Stream::reduce,
+                        .group = MeshGroup::world,
+                        .call = comm::CollectiveCall{comm::AllReduceWords{.words = plan.words}},
+                        .waits = {}});
+  }
+  load_batches(plan, scheduled.batches);
+  add_scratch(plan, *in.device);
+  place_buffers(plan);
+  place_waits(plan);
+  return plan;
+}
+
+Plan make_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlace& place) {
+  Plan plan = unproved_plan(in, shape, place);
+  check(plan);
+  return plan;
+}
+
+}  // namespace tessera::plan

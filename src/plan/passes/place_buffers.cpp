@@ -1,0 +1,129 @@
+#include "plan/passes/place_buffers.hpp"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+namespace tessera::plan {
+namespace {
+
+std::int64_t rounded(const Buffer& b) { return round_up(b.bytes, row_of(b.place).alignment); }
+
+}  // namespace
+
+std::vector<Life> buffer_lives(const Plan& plan) {
+  // Work of other streams is issued at its place in the plan but may run long after.
+  std::map<std::int32_t, std::int64_t> visit_end;
+  for (std::size_t i = 0; i < plan.ops.size(); ++i)
+    visit_end[plan.ops[i].visit] = static_cast<std::int64_t>(i);
+  std::vector<Life> all(plan.buffers.size());
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    const Op& op = plan.ops[i];
+    auto end = static_cast<std::int64_t>(i);
+    if (row_of(op.stream).outgoing) {
+      const auto next = visit_end.find(op.visit + 1);
+      if (next != visit_end.end()) end = std::max(end, next->second);
+    }
+    for (const BufferUse& use : uses_of(op)) {
+      Life& life = all[static_cast<std::size_t>(use.buffer)];
+      life.begin = std::min(life.begin, static_cast<std::int64_t>(i));
+      life.end = std::max(life.end, end);
+    }
+  }
+  return all;
+}
+
+namespace {
+
+/// Free bytes of an arena without end: best fit, neighbours merged.
+class FreeList {
+ public:
+  std::int64_t take(std::int64_t bytes) {
+    const auto best = by_size_.lower_bound({bytes, 0});
+    if (best == by_size_.end()) {
+      // Nothing fits: grow, starting in the last hole if it touches the end.
+      std::int64_t offset = end_;
+      if (!free_.empty()) {
+        const auto last = std::prev(free_.end());
+        if (last->first + last->second == end_) offset = remove(last).first;
+      }
+      end_ = offset + bytes;
+      return offset;
+    }
+    const auto [offset, size] = remove(free_.find(best->second));
+    if (size > bytes) add(offset + bytes, size - bytes);
+    return offset;
+  }
+  void give(std::int64_t offset, std::int64_t bytes) {
+    const auto next = free_.lower_bound(offset);
+    if (next != free_.begin()) {
+      const auto previous = std::prev(next);
+      if (previous->first + previous->second == offset) {
+        offset = previous->first;
+        bytes += remove(previous).second;
+      }
+    }
+    if (next != free_.end() && offset + bytes == next->first) bytes += remove(next).second;
+    add(offset, bytes);
+  }
+  std::int64_t end() const { return end_; }
+
+ private:
+  using Holes = std::map<std::int64_t, std::int64_t>;  // offset -> bytes
+  void add(std::int64_t offset, std::int64_t bytes) {
+    free_[offset] = bytes;
+    by_size_.insert({bytes, offset});
+  }
+  std::pair<std::int64_t, std::int64_t> remove(Holes::iterator hole) {
+    const auto [offset, bytes] = *hole;
+    by_size_.erase({bytes, offset});
+    free_.erase(hole);
+    return {offset, bytes};
+  }
+  Holes free_;
+  std::set<std::pair<std::int64_t, std::int64_t>> by_size_;  // {bytes, offset} of the same
+  std::int64_t end_ = 0;
+};
+
+}  // namespace
+
+void place_buffers(Plan& plan) {
+  const std::vector<Life> life = buffer_lives(plan);
+  ArenaBytes end{};  // of each arena, what persists first
+  std::vector<std::vector<std::size_t>> born(plan.ops.size()), dead(plan.ops.size());
+  for (std::size_t b = 0; b < plan.buffers.size(); ++b) {
+    Buffer& buffer = plan.buffers[b];
+    if (buffer.persistent) {
+      std::int64_t& arena_end = end[static_cast<std::size_t>(arena_of(buffer))];
+      buffer.offset = arena_end;
+      arena_end += rounded(buffer);
+    } else if (life[b].end >= 0) {
+      born[static_cast<std::size_t>(life[b].begin)].push_back(b);
+      dead[static_cast<std::size_t>(life[b].end)].push_back(b);
+    }
+  }
+  std::array<FreeList, kPlaces> free;
+  const auto free_of = [&](std::size_t b) -> FreeList& {
+    return free[static_cast<std::size_t>(plan.buffers[b].place)];
+  };
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    // Large ones first, so that small ones fill what is left.
+    std::stable_sort(born[i].begin(), born[i].end(), [&](std::size_t a, std::size_t b) {
+      return plan.buffers[a].bytes > plan.buffers[b].bytes;
+    });
+    for (std::size_t b : born[i])
+      plan.buffers[b].offset = free_of(b).take(rounded(plan.buffers[b]));
+    for (std::size_t b : dead[i]) free_of(b).give(plan.buffers[b].offset, rounded(plan.buffers[b]));
+  }
+  // Where an arena has both, what lives within a step comes after what persists.
+  for (std::size_t b = 0; b < plan.buffers.size(); ++b) {
+    Buffer& buffer = plan.buffers[b];
+    if (!buffer.persistent && life[b].end >= 0)
+      buffer.offset += end[static_cast<std::size_t>(arena_of(buffer))];
+  }
+  for (const PlaceRow& place : kPlaceRows)
+    end[static_cast<std::size_t>(place.step)] += free[static_cast<std::size_t>(place.place)].end();
+  plan.arena_bytes = end;
+}
+
+}  // namespace tessera::plan

@@ -1,0 +1,80 @@
+#include "plan/passes/place_waits.hpp"
+
+#include <algorithm>
+
+#include "core/range_map.hpp"
+
+namespace tessera::plan {
+namespace {
+
+constexpr OpId kNone = -1;
+using Clock = std::array<OpId, kStreams>;  // of each stream, the latest op known to be complete
+constexpr Clock nothing() {
+  Clock clock{};
+  clock.fill(kNone);
+  return clock;
+}
+
+/// Who wrote some bytes, and who has read them since.
+struct Accesses {
+  OpId writer = kNone;
+  Clock readers = nothing();
+};
+
+}  // namespace
+
+void place_waits(Plan& plan) {
+  std::array<RangeMap<Accesses>, kArenas> arenas;
+  std::vector<Clock> known(plan.ops.size());  // what is complete when the op starts
+  std::vector<OpId> before;
+  Clock last_on = nothing();
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    Op& op = plan.ops[i];
+    const auto stream = static_cast<std::size_t>(op.stream);
+    Clock clock = nothing();
+    if (last_on[stream] != kNone) {
+      clock = known[static_cast<std::size_t>(last_on[stream])];
+      clock[stream] = last_on[stream];
+    }
+    before.clear();
+    std::vector<std::pair<std::size_t, BufferUse>> uses;
+    for (BufferUse use : uses_of(op)) {
+      const Buffer& buffer = plan.buffers[static_cast<std::size_t>(use.buffer)];
+      use.bytes = {buffer.offset + use.bytes.begin, buffer.offset + use.bytes.end};
+      uses.push_back({static_cast<std::size_t>(arena_of(buffer)), use});
+    }
+    for (const auto& [arena, use] : uses) {
+      arenas[arena].each(use.bytes, [&](Accesses& s) {
+        if (s.writer != kNone) before.push_back(s.writer);
+        if (use.access == kernels::Access::read) return;
+        for (OpId reader : s.readers) {
+          if (reader != kNone) before.push_back(reader);
+        }
+      });
+    }
+    // Latest first: a wait for one op covers all that it waited for.
+    std::sort(before.begin(), before.end(), std::greater<>());
+    for (OpId other : before) {
+      const auto s = static_cast<std::size_t>(plan.ops[static_cast<std::size_t>(other)].stream);
+      if (s == stream || clock[s] >= other) continue;
+      op.waits.push_back(other);
+      const Clock& theirs = known[static_cast<std::size_t>(other)];
+      for (std::size_t k = 0; k < kStreams; ++k) clock[k] = std::max(clock[k], theirs[k]);
+      clock[s] = std::max(clock[s], other);
+    }
+    known[i] = clock;
+    last_on[stream] = static_cast<OpId>(i);
+    for (const auto& [arena, use] : uses) {
+      if (use.access == kernels::Access::read) {
+        arenas[arena].each(use.bytes,
+                           [&](Accesses& s) { s.readers[stream] = static_cast<OpId>(i); });
+      }
+    }
+    for (const auto& [arena, use] : uses) {
+      if (use.access != kernels::Access::read)
+        arenas[arena].assign(use.bytes, {.writer = static_cast<OpId>(i)});
+    }
+  }
+}
+
+}  // namespace tessera::plan

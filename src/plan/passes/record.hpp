@@ -1,0 +1,84 @@
+// Recording: a unit function run once against a device that computes nothing yields its operations
+// over local symbolic buffers. All blocks share one recording; a plan binds it to its own buffers,
+// visit by visit.
+#pragma once
+
+#include "model/block.hpp"
+#include "model/ends.hpp"
+#include "plan/ir/plan.hpp"
+#include "zero/unit_layout.hpp"
+
+namespace tessera::plan {
+
+/// Local buffers with a fixed meaning, bound by the plan; those that a recording makes follow from
+/// first_made on.
+enum class Local : BufferId {
+  weights0,
+  weights1,
+  grads0,
+  grads1,  // flat buffers of the visit's one or two units
+  resid,
+  pending,
+  d,  // carry in, and the gradient on the way back
+  tokens,
+  targets,
+  samples,
+  losses,
+  scalars,
+  first_made
+};
+
+struct LocalBuffer {
+  model::Keep keep = model::Keep::transient;
+  std::int64_t bytes = 0;
+};
+
+/// One visit of a layer: forward, and backward where there is one.
+struct Recording {
+  std::vector<LocalBuffer> made;  // local id first_made + index
+  std::vector<Call> forward;      // kernels, and collectives of the tensor ranks
+  std::vector<Call> backward;
+  std::vector<bool> only_weights;  // by op of backward: nothing but gradients of weights needs it
+  model::Carry out;                // local views
+  View d_out;                      // local view: gradient of the carry on the way in
+};
+
+/// What a recording is of; a handover adds up the carry that leaves for the next pipeline stage.
+enum class LayerKind : std::uint8_t { embed, block, head, handover };
+
+/// What a recording depends on; equal keys give equal recordings.
+struct RecordKey {
+  LayerKind layer = LayerKind::block;
+  bool pending_in = false;  // whether the carry in has a pending part
+  bool training = false;
+  kernels::Write write = kernels::Write::overwrite;  // of gradients
+  kernels::Write token_write =
+      kernels::Write::overwrite;  // of the embedding's gradient of the token matrix
+  auto operator<=>(const RecordKey&) const = default;
+};
+
+struct RecordInputs {
+  const model::ModelConfig& config;
+  const kernels::Device& device;  // says how much scratch each operation wants
+  DType compute = DType::f32;
+  DType accumulate = DType::f32;
+  Recompute recompute = Recompute::none;
+  model::Activations activations = model::Activations::apart;
+  kernels::Operands operands = kernels::Operands::stored;  // of the blocks' products
+  kernels::SumOrder order = kernels::SumOrder::fixed;
+  std::uint64_t seed = 0;
+  std::int64_t micro = 0, sequence = 0;
+  model::TensorRegion tensor;  // without run
+  /// The units whose parameters the layer uses, one or two.
+  std::vector<const model::UnitDesc*> units;
+  std::vector<const zero::UnitLayout*> layouts;
+};
+
+Recording record(const RecordKey& key, const RecordInputs& inputs);
+
+/// Drops saved tensors that the policy does not keep and puts the operations that make them again
+/// before backward: for each dropped tensor, the shortest part of forward that leads to it from
+/// what is kept.
+void recompute(Recording& recording, Recompute policy);
+
+}  // namespace tessera::plan

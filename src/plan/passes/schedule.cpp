@@ -1,0 +1,391 @@
+#include "plan/passes/schedule.hpp"
+
+#include <map>
+#include <optional>
+
+#include "core/exact_sum.hpp"
+#include "plan/passes/buffers.hpp"
+#include "plan/passes/layers.hpp"
+#include "plan/passes/pipeline.hpp"
+
+namespace tessera::plan {
+namespace {
+
+using kernels::KernelCall;
+using kernels::Write;
+using Kind = PipelineAction::Kind;
+
+/// Views of a carry in plan buffers.
+struct Flow {
+  View resid, pending;
+};
+
+/// Which of a recording's backward to issue: operations that only make gradients of weights can be
+/// put off.
+enum class Part : std::uint8_t { all, input, weight };
+
+class Scheduler {
+ public:
+  Scheduler(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states)
+      : plan_(plan),
+        in_(in),
+        states_(states),
+        layers_(model_layers(in.units)),
+        parts_(layer_parts(in)),
+        training_(plan.shape.purpose != PlanPurpose::evaluate) {}
+
+  Scheduled run() {
+    for (std::size_t u = 0; u < states_.size(); ++u) {
+      const bool window = states_[u].held && !states_[u].parameters;
+      out_.windows.push_back(window ? add_buffer(plan_, in_.units[u].name + " gathered",
+                                                 Purpose::gather_window,
+                                                 states_[u].layout.padded * size_of(in_.compute))
+                                    : -1);
+    }
+    for (std::int64_t k = 0; k < plan_.shape.micro_batches; ++k) add_batch(k);
+    const View sums = plan_.words.range(0, WordLayout::flags);
+    add(OpKind::kernel, kernels::Fill{.out = sums});
+    const auto of_stages =
+        pipeline_actions(in_.pipeline, in_.mesh.pipeline, plan_.shape.micro_batches, training_);
+    const auto receives = pipeline_receives(of_stages, plan_.place.pipeline);
+    const auto& actions = of_stages[static_cast<std::size_t>(plan_.place.pipeline)];
+    for (std::size_t i = 0; i < actions.size(); ++i) {
+      for (const PipelineAction& a : receives[i]) receive(a);
+      act(actions[i]);
+      if (i == 0) plan_.ops.reserve(plan_.ops.size() * (actions.size() + 1));
+    }
+    return std::move(out_);
+  }
+
+ private:
+  struct Visit {
+    const Recording* recording = nullptr;
+    std::map<BufferId, View> bound;  // local buffer -> start of its plan buffer
+  };
+  /// One chunk's layers over one micro-batch, from forward to the end of backward.
+  struct Passage {
+    std::vector<Visit> visits;
+    View incoming, incoming_gradient;  // from other stages
+    View gradient;                     // of the carry into the layer that backward has come to
+  };
+
+  std::int64_t stages() const { return in_.mesh.pipeline; }
+  std::int64_t part_of(const PipelineAction& a) const {
+    return a.chunk * stages() + plan_.place.pipeline;
+  }
+  bool first(const PipelineAction& a) const { return part_of(a) == 0; }
+  bool last(const PipelineAction& a) const {
+    return part_of(a) + 1 == static_cast<std::int64_t>(parts_.size());
+  }
+  Passage& passage(const PipelineAction& a) { return passages_[{a.chunk, a.micro_batch}]; }
+
+  /// A carry, or its gradient, on its way between stages.
+  View message(const char* what) {
+    const std::int64_t t = plan_.shape.sequence / (split_sequence() ? in_.mesh.tensor : 1);
+    const std::int64_t n = plan_.shape.micro * t * in_.config.hidden;
+    const BufferId id = add_buffer(plan_, fmt::format("{} of micro-batch {}", what, micro_batch_),
+                                   Purpose::messages, n * size_of(in_.compute));
+    return View(symbolic(id), in_.compute, {plan_.shape.micro, t, in_.config.hidden});
+  }
+  bool split_sequence() const { return in_.split_sequence && in_.mesh.tensor > 1; }
+
+  void receive(const PipelineAction& a) {
+    micro_batch_ = static_cast<std::int32_t>(a.micro_batch);
+    if (a.kind == Kind::forward && !first(a)) {
+      View& to = passage(a).incoming = message("activations");
+      travel(OpKind::receive, Stream::receive_forward,
+             comm::Receive{.data = to, .peer = stage(-1)});
+    }
+    if ((a.kind == Kind::backward || a.kind == Kind::backward_input) && !last(a)) {
+      View& to = passage(a).incoming_gradient = message("activations' gradient");
+      travel(OpKind::receive, Stream::receive_backward,
+             comm::Receive{.data = to, .peer = stage(1)});
+    }
+  }
+  std::int64_t stage(std::int64_t steps) const {
+    return (plan_.place.pipeline + steps + stages()) % stages();
+  }
+  bool crosses(std::int64_t peer) const {
+    if (in_.node_of.empty()) return false;
+    const auto node = [&](std::int64_t pipeline) {
+      MeshPlace p = plan_.place;
+      p.pipeline = pipeline;
+      return in_.node_of[static_cast<std::size_t>(in_.mesh.rank_of(p))];
+    };
+    return node(peer) != node(plan_.place.pipeline);
+  }
+  void send(Stream stream, const View& data, std::int64_t steps) {
+    const std::int64_t peer = stage(steps);
+    travel(OpKind::send, stream, comm::Send{.data = data, .peer = peer, .crosses = crosses(peer)});
+  }
+  void travel(OpKind kind, Stream stream, const comm::CollectiveCall& call) {
+    plan_.ops.push_back({.kind = kind,
+                         .stream = stream,
+                         .group = MeshGroup::pipeline,
+                         .micro_batch = micro_batch_,
+                         .visit = visit_,
+                         .call = call,
+                         .waits = {}});
+  }
+
+  void act(const PipelineAction& a) {
+    micro_batch_ = static_cast<std::int32_t>(a.micro_batch);
+    const Range layers = parts_[static_cast<std::size_t>(part_of(a))];
+    Passage& p = passage(a);
+    switch (a.kind) {
+      case Kind::forward: return forward(a, layers, p);
+      case Kind::backward: return backward(a, layers, p, Part::all);
+      case Kind::backward_input: return backward(a, layers, p, Part::input);
+      case Kind::backward_weight:
+        for (std::int64_t l = layers.end; l-- > layers.begin;) {
+          Visit& v = p.visits[static_cast<std::size_t>(l - layers.begin)];
+          issue(v, v.recording->backward, static_cast<std::size_t>(l), Part::weight);
+        }
+        passages_.erase({a.chunk, a.micro_batch});
+    }
+  }
+
+  void forward(const PipelineAction& a, Range layers, Passage& p) {
+    batch_ = out_.batches.at(static_cast<std::size_t>(a.micro_batch));
+    losses_ = all_losses_.at(static_cast<std::size_t>(a.micro_batch));
+    Flow flow{.resid = p.incoming, .pending = {}};
+    for (std::int64_t l = layers.begin; l < layers.end; ++l)
+      p.visits.push_back(forward(static_cast<std::size_t>(l), flow));
+    if (!last(a)) {
+      const auto next = static_cast<std::size_t>(layers.end);
+      const Recording& sum =
+          recording_of(LayerKind::handover, {}, static_cast<bool>(flow.pending), {});
+      Visit v{.recording = &sum, .bound = {}};
+      bind_carry(v, flow);
+      issue(v, sum.forward, next);
+      send(Stream::send_forward, resolve(v, sum.out.resid), 1);
+    }
+    if (!training_) passages_.erase({a.chunk, a.micro_batch});
+  }
+
+  void backward(const PipelineAction& a, Range layers, Passage& p, Part part) {
+    View d = p.incoming_gradient;
+    for (std::int64_t l = layers.end; l-- > layers.begin;) {
+      Visit& v = p.visits[static_cast<std::size_t>(l - layers.begin)];
+      // The head's backward ran with its forward.
+      if (layers_[static_cast<std::size_t>(l)].kind == LayerKind::head) {
+        d = resolve(v, v.recording->d_out);
+      } else {
+        d = backward(static_cast<std::size_t>(l), v, d, part);
+      }
+    }
+    if (!first(a)) send(Stream::send_backward, d, -1);
+    if (part == Part::all) passages_.erase({a.chunk, a.micro_batch});
+  }
+
+  /// The gradient buffer of a use of a unit in the current micro-batch, and how it is written.
+  View gradient_of(std::size_t unit, bool head_use, Write& write) {
+    const bool own = in_.any_layout || per_micro_batch();
+    const auto key = std::tuple{unit, head_use, own ? micro_batch_ : 0};
+    auto it = gradients_.find(key);
+    write = micro_batch_ == 0 || own ? Write::overwrite : Write::add;
+    if (it == gradients_.end()) {
+      const BufferId id = add_buffer(plan_, in_.units[unit].name + " gradient", Purpose::gradients,
+                                     states_[unit].layout.padded * size_of(in_.accumulate));
+      it = gradients_.emplace(key, id).first;
+      out_.gradients.push_back({.buffer = id, .unit = unit, .head_use = head_use});
+    }
+    return buffer_view(it->second, in_.accumulate, states_[unit].layout.padded);
+  }
+
+  void add_batch(std::int64_t k) {
+    const std::int64_t b = plan_.shape.micro, t = plan_.shape.sequence;
+    const auto make = [&](const char* name, DType type, std::int64_t n) {
+      return buffer_view(add_buffer(plan_, fmt::format("{} of micro-batch {}", name, k),
+                                    Purpose::batch, n * size_of(type)),
+                         type, n);
+    };
+    out_.batches.push_back({.tokens = make("tokens", DType::i32, b * t),
+                            .targets = make("targets", DType::i32, b * t),
+                            .samples = make("samples", DType::i64, b)});
+    const BufferId losses = add_buffer(plan_, fmt::format("losses of micro-batch {}", k),
+                                       Purpose::activations, b * t * 4);
+    all_losses_.push_back(buffer_view(losses, DType::f32, b * t));
+  }
+
+  /// Whether each micro-batch has a gradient of its own that is reduced at once.
+  bool per_micro_batch() const { return in_.reduce == ReduceWhen::micro && in_.mesh.data > 1; }
+
+  struct Writes {
+    Write gradients = Write::overwrite, tokens = Write::overwrite;
+  };
+  const Recording& recording_of(LayerKind kind, const std::vector<std::size_t>& units, bool pending,
+                                Writes writes) {
+    const RecordKey key{.layer = kind,
+                        .pending_in = pending,
+                        .training = training_,
+                        .write = writes.gradients,
+                        .token_write = writes.tokens};
+    auto it = recordings_.find(key);
+    if (it == recordings_.end()) {
+      RecordInputs inputs{.config = in_.config,
+                          .device = *in_.device,
+                          .compute = in_.compute,
+                          .accumulate = in_.accumulate,
+                          .recompute = in_.recompute,
+                          .activations = activations(),
+                          .operands = in_.operands,
+                          .order = in_.order,
+                          .seed = in_.seed,
+                          .micro = plan_.shape.micro,
+                          .sequence = plan_.shape.sequence,
+                          .tensor = tensor_region(),
+                          .units = {},
+                          .layouts = {}};
+      for (std::size_t u : units) {
+        inputs.units.push_back(&in_.units[u]);
+        inputs.layouts.push_back(&states_[u].layout);
+      }
+      it = recordings_.emplace(key, record(key, inputs)).first;
+    }
+    return it->second;
+  }
+  /// Selective recomputation makes activations again from what a product has written; layout mode
+  /// has the bits of every policy.
+  model::Activations activations() const {
+    using enum model::Activations;
+    return in_.any_layout || in_.recompute == Recompute::selective ? apart : in_products;
+  }
+  model::TensorRegion tensor_region() const {
+    model::TensorRegion tensor{
+        .cut = tensor_cut(in_, plan_.place),
+        .sequence = split_sequence(),
+        .wire = !in_.any_layout && in_.compute == DType::bf16 ? DType::bf16 : DType::f32,
+        .group = plan_.group(MeshGroup::tensor),
+        .run = {}};
+    if (in_.any_layout) tensor.position_groups = tensor.cut.chunks;
+    if (!in_.any_layout && tensor.sequence) tensor.position_groups = tensor.cut.ranks;
+    return tensor;
+  }
+
+  Visit forward(std::size_t layer, Flow& flow) {
+    const Layer& l = layers_[layer];
+    const bool apart = tied_apart(in_), is_head = l.kind == LayerKind::head;
+    Writes writes;
+    Visit v{.recording = nullptr, .bound = {}};
+    for (std::size_t i = 0; i < l.units.size(); ++i) {
+      const UnitState& state = states_[l.units[i]];
+      const auto n = static_cast<BufferId>(i);
+      v.bound[static_cast<BufferId>(Local::weights0) + n] =
+          state.parameters
+              ? state.parameters
+              : buffer_view(out_.windows[l.units[i]], in_.compute, state.layout.padded);
+      if (training_) {
+        v.bound[static_cast<BufferId>(Local::grads0) + n] =
+            gradient_of(l.units[i], apart && is_head && i == 1, writes.gradients);
+      }
+    }
+    writes.tokens = writes.gradients;
+    if (in_.config.tied_embeddings && !apart)
+      writes.tokens = Write::add;  // the head's part came first
+    v.recording = &recording_of(l.kind, l.units, static_cast<bool>(flow.pending), writes);
+    bind_carry(v, flow);
+    issue(v, v.recording->forward, layer);
+    if (!is_head) {
+      flow.resid = resolve(v, v.recording->out.resid);
+      flow.pending = v.recording->out.pending ? resolve(v, v.recording->out.pending) : View{};
+    } else if (plan_.place.tensor == 0) {  // every tensor rank has all losses
+      add(OpKind::kernel,
+          kernels::ExactSum{.x = losses_,
+                            .accumulator = plan_.words.range(WordLayout::loss, kExactSumWords),
+                            .of = kernels::ExactSum::Of::values});
+    }
+    return v;
+  }
+
+  View backward(std::size_t layer, Visit& v, const View& d, Part part) {
+    bind(v, Local::d, d);
+    issue(v, v.recording->backward, layer, part);
+    return v.recording->d_out ? resolve(v, v.recording->d_out) : View{};
+  }
+
+  void bind_carry(Visit& v, const Flow& flow) {
+    bind(v, Local::resid, flow.resid);
+    bind(v, Local::pending, flow.pending);
+    bind(v, Local::tokens, batch_.tokens);
+    bind(v, Local::targets, batch_.targets);
+    bind(v, Local::samples, batch_.samples);
+    bind(v, Local::losses, losses_);
+    bind(v, Local::scalars, plan_.scalars);
+  }
+  static void bind(Visit& v, Local id, const View& view) {
+    if (view) v.bound[static_cast<BufferId>(id)] = view;
+  }
+
+  /// A recording's view as one into plan buffers; buffers that the recording made get theirs at
+  /// first sight.
+  View resolve(Visit& v, View view) {
+    const BufferId id = buffer_of(view);
+    auto it = v.bound.find(id);
+    if (it == v.bound.end()) {
+      const auto index = static_cast<std::size_t>(id - static_cast<BufferId>(Local::first_made));
+      TESSERA_CHECK(id >= static_cast<BufferId>(Local::first_made), "local buffer {} is unbound",
+                    id);
+      const LocalBuffer& made = v.recording->made[index];
+      const Purpose purpose =
+          made.keep == model::Keep::transient ? Purpose::scratch : Purpose::activations;
+      const BufferId buffer =
+          add_buffer(plan_, fmt::format("visit {} tensor {}", visit_, index), purpose, made.bytes);
+      it = v.bound.emplace(id, buffer_view(buffer, DType::u8, made.bytes)).first;
+    }
+    view.data = it->second.data + offset_of(view);
+    return view;
+  }
+
+  void issue(Visit& v, const std::vector<Call>& calls, std::size_t layer, Part part = Part::all) {
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      if (part != Part::all && v.recording->only_weights[i] != (part == Part::weight)) continue;
+      Call call = calls[i];
+      visit_args(call, [&](auto& args) {
+        if constexpr (requires { args.dropout; })
+          args.dropout.site += layer * model::UnitContext::kDropoutSites;
+      });
+      each_view(call, [&](View& view, kernels::Access) { view = resolve(v, view); });
+      const bool kernel = std::holds_alternative<KernelCall>(call);
+      const std::size_t unit = layers_[std::min(layer, layers_.size() - 1)].units[0];
+      plan_.ops.push_back({.kind = kernel ? OpKind::kernel : OpKind::tensor,
+                           .stream = kernel ? Stream::compute : Stream::tensor,
+                           .group = MeshGroup::tensor,
+                           .unit = static_cast<std::int32_t>(unit),
+                           .micro_batch = micro_batch_,
+                           .visit = visit_,
+                           .call = std::move(call),
+                           .waits = {}});
+    }
+    ++visit_;
+  }
+
+  void add(OpKind kind, const KernelCall& call) {
+    plan_.ops.push_back(
+        {.kind = kind, .micro_batch = micro_batch_, .visit = visit_, .call = call, .waits = {}});
+  }
+
+  Plan& plan_;
+  const PlanInputs& in_;
+  const std::vector<UnitState>& states_;
+  std::vector<Layer> layers_;
+  std::vector<Range> parts_;
+  bool training_;
+  Scheduled out_;
+  std::map<RecordKey, Recording> recordings_;
+  std::map<std::pair<std::int64_t, std::int64_t>, Passage> passages_;  // by chunk and micro-batch
+  std::map<std::tuple<std::size_t, bool, std::int32_t>, BufferId> gradients_;
+  std::vector<View> all_losses_;  // by micro-batch
+  LoadBatch batch_;               // of the micro-batch under way
+  View losses_;
+  std::int32_t micro_batch_ = 0;
+  std::int32_t visit_ = 0;
+};
+
+}  // namespace
+
+Scheduled schedule(Plan& plan, const PlanInputs& inputs, const std::vector<UnitState>& states) {
+  return Scheduler(plan, inputs, states).run();
+}
+
+}  // namespace tessera::plan

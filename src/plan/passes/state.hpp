@@ -1,0 +1,43 @@
+// What stays from step to step: the parameters, what is kept beside them, the host's words.
+#pragma once
+
+#include <vector>
+
+#include "plan/ir/inputs.hpp"
+#include "zero/unit_layout.hpp"
+
+namespace tessera::plan {
+
+/// Symbolic views of one unit's state on one rank.
+struct UnitState {
+  /// Of a row of kept_tensors.
+  struct Kept {
+    View live;      // absent where nothing trains, but for the master weights in f32
+    View snapshot;  // (shard); absent where it is not saved, or never beside a step
+  };
+  bool held = false;  // by this rank's pipeline stage; nothing else is set where it is not
+  zero::UnitLayout layout;
+  Range owned;      // flat elements that this rank updates: its shard, or everything at stage 0
+  View parameters;  // (padded) compute type: what forward reads; absent at stage 3 with several
+                    // ranks
+  View own_shard;   // (shard) compute type: this rank's slice of the parameters
+  View copy;        // (owned) compute type, written beside the master weights; absent in f32
+  std::vector<Kept> kept;  // by row
+
+  /// The master weights, (owned) f32. Where compute is f32 they are the parameters themselves.
+  const View& master() const { return kept[kMasterRow].live; }
+};
+
+/// Sets what add_state wants: the plan's place and groups.
+void set_place(Plan& plan, const PlanInputs& inputs, const MeshPlace& place);
+
+/// Adds the persistent buffers that inputs.state_for needs, the same first ones in every plan of
+/// the run.
+std::vector<UnitState> add_state(Plan& plan, const PlanInputs& inputs);
+
+/// The parts of this rank's shard of a unit that it answers for: each element of the model has one
+/// rank that adds it to the norm and writes it to checkpoints.
+std::vector<Range> counted_ranges(const PlanInputs& inputs, const Plan& plan, std::size_t unit,
+                                  const zero::UnitLayout& layout);
+
+}  // namespace tessera::plan

@@ -1,0 +1,94 @@
+#include "plan/prediction/ledger.hpp"
+
+#include <algorithm>
+
+#include "plan/passes/place_buffers.hpp"
+
+namespace tessera::plan {
+
+std::int64_t Ledger::of(Place place, Purpose purpose) const {
+  std::int64_t bytes = 0;
+  for (const auto* rows : {&state, &peak}) {
+    const auto it = rows->find({place, purpose});
+    if (it != rows->end()) bytes += it->second;
+  }
+  return bytes;
+}
+
+std::int64_t Ledger::of(Purpose purpose) const {
+  std::int64_t bytes = 0;
+  for (const PlaceRow& row : kPlaceRows) bytes += of(row.place, purpose);
+  return bytes;
+}
+
+Ledger make_ledger(std::span<const Plan* const> plans) {
+  Ledger ledger;
+  const Plan* largest = nullptr;
+  for (const Plan* plan : plans) {
+    ledger.arenas = most_of(ledger.arenas, plan->arena_bytes);
+    if (largest == nullptr || plan->arena(ArenaId::step) > largest->arena(ArenaId::step))
+      largest = plan;
+  }
+  if (largest == nullptr) return ledger;
+  const auto lives = buffer_lives(*largest);
+  struct Change {
+    std::int64_t at;  // op before which it happens
+    std::int64_t bytes;
+    std::pair<Place, Purpose> row;
+  };
+  std::vector<Change> changes;
+  for (std::size_t b = 0; b < lives.size(); ++b) {
+    const Buffer& buffer = largest->buffers[b];
+    const std::pair row{buffer.place, buffer.purpose};
+    if (buffer.persistent) {
+      ledger.state[row] += buffer.bytes;
+    } else if (lives[b].end >= 0) {
+      changes.push_back({lives[b].begin, buffer.bytes, row});
+      changes.push_back({lives[b].end + 1, -buffer.bytes, row});
+    }
+  }
+  std::sort(changes.begin(), changes.end(), [](const Change& a, const Change& b) {
+    return a.at != b.at ? a.at < b.at : a.bytes < b.bytes;  // what ends makes room for what begins
+  });
+  BytesByRow live;
+  std::int64_t total = 0, most = -1;
+  for (const Change& change : changes) {
+    live[change.row] += change.bytes;
+    if (change.row.first == Place::device) total += change.bytes;
+    if (total > most) most = total, ledger.peak = live;
+  }
+  std::erase_if(ledger.peak, [](const auto& row) { return row.second == 0; });
+  ledger.gaps = ledger.arena(ArenaId::step) - std::max<std::int64_t>(most, 0);
+  return ledger;
+}
+
+std::string human_bytes(std::int64_t bytes) {
+  const auto b = static_cast<double>(bytes);
+  if (b >= 0x1p30) return fmt::format("{:.2f} GiB", b / 0x1p30);
+  if (b >= 0x1p20) return fmt::format("{:.2f} MiB", b / 0x1p20);
+  return fmt::format("{:.1f} KiB", b / 0x1p10);
+}
+
+std::string to_text(std::span<const Ledger* const> ledgers) {
+  std::string text;
+  const auto row = [&](std::string_view name, auto&& bytes) {
+    text += fmt::format("  {:<24}", name);
+    for (const Ledger* ledger : ledgers) text += fmt::format("{:>14}", human_bytes(bytes(*ledger)));
+    text += '\n';
+  };
+  const auto rows = [&](Place place) {
+    for (const auto& [purpose, word] : EnumWords<Purpose>::table) {
+      const auto of = [place, purpose = purpose](const Ledger& l) { return l.of(place, purpose); };
+      if (std::ranges::any_of(ledgers, [&](const Ledger* l) { return of(*l) > 0; })) row(word, of);
+    }
+  };
+  rows(Place::device);
+  row("gaps", [](const Ledger& l) { return l.gaps; });
+  row("on the device", [](const Ledger& l) { return l.device(); });
+  rows(Place::host);
+  if (std::ranges::any_of(ledgers, [](const Ledger* l) { return l->host() > 0; }))
+    row("device and host", [](const Ledger& l) { return l.device() + l.host(); });
+  return text;
+}
+
+}  // namespace tessera::plan

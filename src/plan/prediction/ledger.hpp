@@ -1,0 +1,54 @@
+// The memory ledger: every byte that a rank will hold, by purpose, known before anything is
+// allocated.
+#pragma once
+
+#include <map>
+#include <span>
+
+#include "plan/ir/plan.hpp"
+
+namespace tessera::plan {
+
+/// Of the arenas of a place.
+constexpr std::int64_t bytes_in(Place place, const ArenaBytes& arenas) {
+  std::int64_t bytes = 0;
+  for (std::size_t i = 0; i < kArenas; ++i)
+    bytes += place_of(static_cast<ArenaId>(i)) == place ? arenas[i] : 0;
+  return bytes;
+}
+/// Of those on the device, which memory.device limits; the others are the host's.
+constexpr std::int64_t device_bytes(const ArenaBytes& arenas) {
+  return bytes_in(Place::device, arenas);
+}
+constexpr std::int64_t host_bytes(const ArenaBytes& arenas) {
+  return bytes_in(Place::host, arenas);
+}
+
+/// Bytes by where they lie and what for.
+using BytesByRow = std::map<std::pair<Place, Purpose>, std::int64_t>;
+
+struct Ledger {
+  BytesByRow state;  // persistent buffers
+  BytesByRow peak;   // of what lives within a step, at the moment when most of the step arena is in
+                     // use
+  std::int64_t gaps = 0;  // of the step arena: what lies between buffers at that moment
+  ArenaBytes arenas{};
+  std::int64_t arena(ArenaId id) const { return arenas[static_cast<std::size_t>(id)]; }
+  std::int64_t device() const { return device_bytes(arenas); }
+  std::int64_t host() const { return host_bytes(arenas); }
+  std::int64_t of(Place place, Purpose purpose) const;
+  /// Of all arenas.
+  std::int64_t of(Purpose purpose) const;
+};
+
+/// Of a run that uses these plans in turn: arenas are as large as the largest plan wants them.
+Ledger make_ledger(std::span<const Plan* const> plans);
+
+/// Rows "name   bytes  bytes .." for people, a column for each ledger: what is on the device and
+/// its total, then what is on the host.
+std::string to_text(std::span<const Ledger* const> ledgers);
+
+/// "1.50 GiB"
+std::string human_bytes(std::int64_t bytes);
+
+}  // namespace tessera::plan

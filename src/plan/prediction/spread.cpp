@@ -1,0 +1,73 @@
+#include "plan/prediction/spread.hpp"
+
+#include <map>
+
+namespace tessera::plan {
+
+std::vector<RankGroup> groups_of(const Mesh& mesh, MeshGroup kind) {
+  std::vector<RankGroup> all;
+  for (std::int64_t r = 0; r < mesh.size(); ++r) {
+    const RankGroup group = mesh.group_of(r, kind);
+    if (group.first == r) all.push_back(group);
+  }
+  return all;
+}
+
+Spread widest(MeshGroup kind, const PlanInputs& in) {
+  Spread most;
+  for (const RankGroup& group : groups_of(in.mesh, kind)) {
+    const auto shape = group_shape(in, in.mesh.place_of(group.first), kind);
+    if (shape.nodes > most.nodes) most = {group.first, shape.nodes};
+  }
+  return most;
+}
+
+std::vector<Situation> situations(const PlanInputs& in) {
+  const Mesh& mesh = in.mesh;
+  const auto node = [&](std::int64_t r) {
+    return in.node_of.empty() ? 0 : in.node_of[static_cast<std::size_t>(r)];
+  };
+  std::vector<Situation> all(static_cast<std::size_t>(mesh.size()));
+  const auto count = [&](MeshGroup kind, Situation::Group Situation::*member) {
+    for (const RankGroup& group : groups_of(mesh, kind)) {
+      std::map<int, std::int64_t> on;
+      for (std::int64_t i = 0; i < group.count; ++i) ++on[node(group.rank(i))];
+      for (std::int64_t i = 0; i < group.count; ++i) {
+        all[static_cast<std::size_t>(group.rank(i))].*member = {
+            .local = on[node(group.rank(i))], .nodes = static_cast<std::int64_t>(on.size())};
+      }
+    }
+  };
+  if (in.gradient_blocks) {
+    for (const RankGroup& group : groups_of(mesh, MeshGroup::data)) {
+      const std::size_t hops = gradient_route(in, mesh.place_of(group.first)).hops.size();
+      for (std::int64_t i = 0; i < group.count; ++i)
+        all[static_cast<std::size_t>(group.rank(i))].hops = hops;
+    }
+  }
+  count(MeshGroup::data, &Situation::data);
+  count(MeshGroup::tensor, &Situation::tensor);
+  count(MeshGroup::ends, &Situation::ends);
+  for (std::int64_t r = 0; r < mesh.size(); ++r) {
+    const RankGroup pipeline = mesh.group_of(r, MeshGroup::pipeline);
+    const auto apart = [&](std::int64_t stages) {
+      const std::int64_t at = pipeline.index(r) + stages;
+      return node(pipeline.rank((at + pipeline.count) % pipeline.count)) != node(r);
+    };
+    Situation& s = all[static_cast<std::size_t>(r)];
+    s.next_apart = apart(1);
+    s.previous_apart = apart(-1);
+  }
+  return all;
+}
+
+std::optional<std::string> tensor_over_nodes(const PlanInputs& in) {
+  const Spread spread = widest(MeshGroup::tensor, in);
+  if (spread.nodes == 1) return std::nullopt;
+  return fmt::format(
+      "tensor ranks {}-{} are on {} nodes, but tensor ranks talk most: let parallel.tensor divide "
+      "the ranks of a node, and ranks fill nodes in order (srun --distribution=block)",
+      spread.first, spread.first + in.mesh.tensor - 1, spread.nodes);
+}
+
+}  // namespace tessera::plan

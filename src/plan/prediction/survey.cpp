@@ -1,0 +1,172 @@
+#include "plan/prediction/survey.hpp"
+
+#include <algorithm>
+#include <set>
+#include <tuple>
+
+#include "core/thread.hpp"
+#include "plan/ir/print.hpp"
+#include "plan/passes/layers.hpp"
+#include "plan/passes/make_plan.hpp"
+#include "plan/prediction/spread.hpp"
+#include "plan/proof/check.hpp"
+#include "plan/proof/meetings.hpp"
+
+namespace tessera::plan {
+namespace {
+
+/// Of the units of a stage, a tensor rank's share.
+std::int64_t share(const PlanInputs& in, const MeshPlace& place, const std::vector<bool>& held) {
+  std::int64_t elements = 0;
+  for (std::size_t u = 0; u < in.units.size(); ++u) {
+    if (held[u])
+      elements += zero::unit_layout(in.units[u], in.mesh.data, tensor_cut(in, place)).padded;
+  }
+  return elements;
+}
+
+struct Measured {
+  RankFigures figures;
+  std::vector<std::uint64_t> hashes;  // by shape
+  std::vector<Meetings> meetings;     // likewise
+};
+
+Measured measure(const PlanInputs& in, std::span<const PlanShape> shapes, const MeshPlace& place) {
+  Measured m{.figures = {.place = place}};
+  std::vector<Plan> plans;
+  for (const PlanShape& shape : shapes) {
+    plans.push_back(make_plan(in, shape, place));
+    m.hashes.push_back(plan_hash(plans.back()));
+    m.meetings.push_back(meetings_of(plans.back()));
+  }
+  std::vector<const Plan*> all;
+  for (const Plan& plan : plans) all.push_back(&plan);
+  m.figures.ledger = make_ledger(all);
+  const Plan& first = plans.front();
+  m.figures.flop = total_flop(first);
+  for (const Op& op : first.ops) {
+    const auto bytes = wire_bytes_of(first, op);
+    if (bytes.intra + bytes.inter == 0) continue;
+    auto& sum = m.figures.wire[op.kind];
+    sum.intra += bytes.intra, sum.inter += bytes.inter;
+  }
+  for (const UnitShare& share : first.shares) m.figures.elements += share.shard * in.mesh.data;
+  return m;
+}
+
+}  // namespace
+
+comm::WireBytes RankFigures::sent() const {
+  comm::WireBytes all;
+  for (const auto& [kind, bytes] : wire) all.intra += bytes.intra, all.inter += bytes.inter;
+  return all;
+}
+
+std::vector<MeshPlace> largest_places(const PlanInputs& in) {
+  std::vector<MeshPlace> places;
+  for (std::int64_t stage = 0; stage < in.mesh.pipeline; ++stage) {
+    const auto held = held_units(in, stage);
+    MeshPlace largest{.pipeline = stage};
+    std::int64_t most = 0;
+    for (std::int64_t t = 0; t < in.mesh.tensor; ++t) {
+      const MeshPlace place{.tensor = t, .pipeline = stage};
+      const std::int64_t elements = share(in, place, held);
+      if (elements > most) most = elements, largest = place;
+    }
+    places.push_back(largest);
+  }
+  return places;
+}
+
+std::vector<MeshPlace> distinct_places(const PlanInputs& in) {
+  const auto largest = largest_places(in);
+  std::set<MeshPlace> places(largest.begin(), largest.end());
+  const Mesh& m = in.mesh;
+  const std::int64_t tensor = largest[0].tensor;
+  for (const std::int64_t d : {std::int64_t{0}, m.data / 2, m.data - 1})
+    places.insert({.tensor = tensor, .data = d, .pipeline = 0});
+  for (std::int64_t stage = 0; stage < m.pipeline; ++stage)
+    places.insert({.tensor = tensor, .data = 0, .pipeline = stage});
+
+  const auto alike = first_with_same_shares(in);
+  const auto lie = situations(in);
+  std::set<std::tuple<std::int64_t, bool, std::int64_t, Situation>> kinds;
+  const auto is_new = [&](const MeshPlace& place) {
+    const bool sums_losses = place.tensor == 0;
+    return kinds
+        .insert({place.pipeline, sums_losses, alike[static_cast<std::size_t>(place.tensor)],
+                 lie[static_cast<std::size_t>(m.rank_of(place))]})
+        .second;
+  };
+  for (const MeshPlace& place : places) is_new(place);
+  for (std::int64_t r = 0; r < m.size(); ++r) {
+    if (is_new(m.place_of(r))) places.insert(m.place_of(r));
+  }
+  return {places.begin(), places.end()};
+}
+
+namespace {
+
+void check_data_ranks(std::span<const Measured> measured) {
+  std::map<MeshPlace, const Measured*> first;  // of a data group
+  for (const Measured& m : measured) {
+    MeshPlace group = m.figures.place;
+    group.data = 0;
+    const Measured& other = *first.try_emplace(group, &m).first->second;
+    for (std::size_t i = 0; i < m.hashes.size(); ++i)
+      check_together(std::array{other.hashes[i], m.hashes[i]});
+  }
+}
+
+/// Of every pipeline that is all there; the meetings of the first shape.
+std::int64_t check_pipelines(std::span<const Measured> measured, const Mesh& mesh) {
+  std::map<MeshPlace, std::vector<const Measured*>> pipelines;
+  for (const Measured& m : measured) {
+    MeshPlace pipeline = m.figures.place;
+    const auto stage = static_cast<std::size_t>(std::exchange(pipeline.pipeline, 0));
+    auto& stages = pipelines[pipeline];
+    stages.resize(static_cast<std::size_t>(mesh.pipeline));
+    stages[stage] = &m;
+  }
+  std::int64_t first = 0;
+  for (const auto& [at, stages] : pipelines) {
+    if (std::count(stages.begin(), stages.end(), nullptr) > 0) continue;
+    for (std::size_t shape = stages[0]->meetings.size(); shape-- > 0;) {
+      std::vector<Meetings> all;
+      for (const Measured* m : stages) all.push_back(m->meetings[shape]);
+      first = check_pipeline(all);
+    }
+  }
+  return first;
+}
+
+}  // namespace
+
+Survey survey(const PlanInputs& inputs, std::span<const PlanShape> shapes,
+              std::span<const MeshPlace> places,
+              std::span<const std::unique_ptr<kernels::Device>> devices) {
+  std::vector<Measured> measured(places.size());
+  std::vector<PlanInputs> own(devices.size(), inputs);
+  for (std::size_t w = 0; w < devices.size(); ++w)
+    own[w].device = devices[w].get();  // they are not shared between threads
+  in_turns(devices.size(), places.size(), [&](std::size_t worker, std::size_t i) {
+    measured[i] = measure(own[worker], shapes, places[i]);
+  });
+  check_data_ranks(measured);
+  Survey survey{.ranks = {}, .meetings = check_pipelines(measured, inputs.mesh)};
+  for (Measured& m : measured) survey.ranks.push_back(std::move(m.figures));
+  return survey;
+}
+
+std::vector<const RankFigures*> dearest(std::span<const RankFigures> figures) {
+  std::map<std::int64_t, const RankFigures*> most;
+  for (const RankFigures& f : figures) {
+    const RankFigures*& best = most.try_emplace(f.place.pipeline, &f).first->second;
+    if (f.ledger.device() > best->ledger.device()) best = &f;
+  }
+  std::vector<const RankFigures*> all;
+  for (const auto& [stage, best] : most) all.push_back(best);
+  return all;
+}
+
+}  // namespace tessera::plan

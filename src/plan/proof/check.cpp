@@ -1,0 +1,423 @@
+#include "plan/proof/check.hpp"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "core/range_map.hpp"
+
+namespace tessera::plan {
+namespace {
+
+using kernels::Access;
+
+[[noreturn]] void reject(const Plan& plan, std::size_t index, const std::string& why) {
+  const Op& op = plan.ops[index];
+  throw InternalError(fmt::format("broken plan: op {} ({} {}, unit {}, micro-batch {}): {}", index,
+                                  enum_word(op.kind), call_name(op.call), op.unit, op.micro_batch,
+                                  why));
+}
+
+constexpr std::array<OpId, kStreams> none() {
+  std::array<OpId, kStreams> all{};
+  all.fill(-1);
+  return all;
+}
+
+/// Happens-before by brute force: reach[i] is the set of ops complete when op i starts, as the
+/// latest of each stream.
+std::vector<std::array<OpId, kStreams>> reachable(const Plan& plan) {
+  std::vector<std::array<OpId, kStreams>> reach(plan.ops.size());
+  std::array<OpId, kStreams> last;
+  last.fill(-1);
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    const Op& op = plan.ops[i];
+    auto& mine = reach[i];
+    mine.fill(-1);
+    const auto include = [&](OpId id) {
+      const auto other = static_cast<std::size_t>(id);
+      for (std::size_t s = 0; s < kStreams; ++s) mine[s] = std::max(mine[s], reach[other][s]);
+      auto& slot = mine[static_cast<std::size_t>(plan.ops[other].stream)];
+      slot = std::max(slot, id);
+    };
+    if (const OpId previous = last[static_cast<std::size_t>(op.stream)]; previous >= 0)
+      include(previous);
+    for (OpId wait : op.waits) {
+      if (wait < 0 || static_cast<std::size_t>(wait) >= i)
+        reject(plan, i, fmt::format("waits for op {}", wait));
+      include(wait);
+    }
+    last[static_cast<std::size_t>(op.stream)] = static_cast<OpId>(i);
+  }
+  return reach;
+}
+
+void check_ranges(const Plan& plan) {
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    for (const BufferUse& use : uses_of(plan.ops[i])) {
+      if (use.buffer < 0 || static_cast<std::size_t>(use.buffer) >= plan.buffers.size())
+        reject(plan, i, "unknown buffer");
+      const Buffer& b = plan.buffers[static_cast<std::size_t>(use.buffer)];
+      const std::int64_t arena = plan.arena_bytes[static_cast<std::size_t>(arena_of(b))];
+      if (use.bytes.begin < 0 || use.bytes.end > b.bytes) {
+        reject(plan, i,
+               fmt::format("bytes {}..{} of {}, which has {}", use.bytes.begin, use.bytes.end,
+                           b.name, b.bytes));
+      }
+      if (b.offset < 0 || b.offset + b.bytes > arena)
+        reject(plan, i, fmt::format("{} lies outside its arena", b.name));
+    }
+  }
+}
+
+/// Conflicting accesses to the same physical bytes must be ordered, and a read must see bytes of
+/// its own buffer.
+void check_order(const Plan& plan) {
+  const auto reach = reachable(plan);
+  const auto stream_of = [&](OpId op) {
+    return static_cast<std::size_t>(plan.ops[static_cast<std::size_t>(op)].stream);
+  };
+  struct History {
+    OpId writer = -1;
+    BufferId buffer = -1;                         // as which it was written
+    std::array<OpId, kStreams> readers = none();  // since, the latest of each stream
+  };
+  std::array<RangeMap<History>, kArenas> arenas;
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    const auto uses = uses_of(plan.ops[i]);
+    const auto physical = [&](const BufferUse& use) {
+      const Buffer& b = plan.buffers[static_cast<std::size_t>(use.buffer)];
+      return Range{b.offset + use.bytes.begin, b.offset + use.bytes.end};
+    };
+    const auto arena = [&](const BufferUse& use) -> RangeMap<History>& {
+      return arenas[static_cast<std::size_t>(
+          arena_of(plan.buffers[static_cast<std::size_t>(use.buffer)]))];
+    };
+    for (const BufferUse& use : uses) {
+      const Buffer& b = plan.buffers[static_cast<std::size_t>(use.buffer)];
+      const auto after = [&](OpId other) {
+        if (other >= 0 && reach[i][stream_of(other)] < other)
+          reject(plan, i, fmt::format("races with op {} on {}", other, b.name));
+      };
+      arena(use).each(physical(use), [&](const History& h) {
+        after(h.writer);
+        if (use.access != Access::read) std::for_each(h.readers.begin(), h.readers.end(), after);
+        if (use.access == Access::write) return;
+        if (h.writer < 0 && !b.persistent)
+          reject(plan, i, fmt::format("reads {} before it is written", b.name));
+        if (h.writer >= 0 && h.buffer != use.buffer) {
+          reject(plan, i,
+                 fmt::format("reads {}, whose bytes hold {}", b.name,
+                             plan.buffers[static_cast<std::size_t>(h.buffer)].name));
+        }
+      });
+    }
+    const auto op = static_cast<OpId>(i);
+    for (const BufferUse& use : uses) {
+      if (use.access == Access::read)
+        arena(use).each(physical(use), [&](History& h) { h.readers[stream_of(op)] = op; });
+    }
+    for (const BufferUse& use : uses) {
+      if (use.access != Access::read)
+        arena(use).assign(physical(use), {.writer = op, .buffer = use.buffer});
+    }
+  }
+}
+
+/// Follows gradients that travel as blocks: which ranks' contributions are in the slots that are
+/// there, and whose slots they are. The ranks of a group do alike: what another has added is what
+/// this one has, as far away as the other is.
+class GradientBlocks {
+ public:
+  explicit GradientBlocks(const Plan& plan) : plan_(plan) {}
+
+  void set_out(std::size_t at, const kernels::Quantize& call) {
+    const std::int64_t outer = call.x.extent(0), inner = call.x.extent(1);
+    Slots slots{.format = call.format, .elements = call.x.cols(), .of = {plan_.place.data}};
+    for (std::int64_t b = 0; b < inner; ++b) {
+      for (std::int64_t a = 0; a < outer; ++a) slots.owners.push_back(a * inner + b);
+    }
+    put(at, call.code, std::move(slots));
+  }
+  void exchange(std::size_t at, const comm::AllToAll& call) {
+    Slots slots = take(at, call.send);
+    const RankGroup& ranks = call.ranks;
+    const std::int64_t own = plan_.place.data, place = ranks.index(own),
+                       part = std::ssize(slots.owners) / ranks.count;
+    if (slots.parts != 1 || part * ranks.count != std::ssize(slots.owners) ||
+        call.send.rows() != ranks.count || call.receive.rows() != ranks.count ||
+        call.send.cols() != part * slots.format.bytes(slots.elements) ||
+        call.receive.cols() != call.send.cols()) {
+      reject(plan_, at, "slots that do not divide over the ranks");
+    }
+    if (place < 0 || place >= ranks.count || ranks.rank(place) != own)
+      reject(plan_, at, "an exchange of others");
+    slots.owners = {slots.owners.begin() + place * part, slots.owners.begin() + (place + 1) * part};
+    std::set<std::int64_t> all;
+    for (std::int64_t p = 0; p < ranks.count; ++p) {
+      for (const std::int64_t r : slots.of) {
+        if (!all.insert(r + ranks.rank(p) - own).second)
+          reject(plan_, at, "adds a contribution twice");
+      }
+    }
+    slots.of = std::move(all);
+    slots.parts = ranks.count;
+    put(at, call.receive, std::move(slots));
+  }
+  void add(std::size_t at, const kernels::RequantizeSum& call) {
+    Slots slots = added(at, call.code, call.format);
+    if (call.elements != slots.elements) reject(plan_, at, "slots of another size");
+    put(at, call.sum, std::move(slots));
+  }
+  void arrive(std::size_t at, const kernels::SumQuantized& call) {
+    const Slots slots = added(at, call.code, call.format);
+    const std::int64_t size = plan_.group(MeshGroup::data).size;
+    if (slots.elements != call.out.elements() || std::ssize(slots.of) != size ||
+        *slots.of.begin() != 0 || *slots.of.rbegin() != size - 1 ||
+        slots.owners != std::vector{plan_.place.data}) {
+      reject(plan_, at, "not all ranks' contributions to the own slice");
+    }
+  }
+  void end() const {
+    if (!held_.empty()) throw InternalError("broken plan: blocks of gradients are never added");
+  }
+
+ private:
+  struct Slots {
+    kernels::BlockFormat format;
+    std::int64_t elements = 0;         // of a slot
+    std::vector<std::int64_t> owners;  // of each slot
+    std::set<std::int64_t> of;         // ranks whose contributions are in each
+    std::int64_t parts = 1;            // to be added
+  };
+  Slots take(std::size_t at, const View& v) {
+    const auto it = held_.find(buffer_of(v));
+    if (it == held_.end()) reject(plan_, at, "reads blocks that nobody made");
+    Slots slots = std::move(it->second);
+    held_.erase(it);
+    return slots;
+  }
+  void put(std::size_t at, const View& v, Slots slots) {
+    if (!held_.emplace(buffer_of(v), std::move(slots)).second)
+      reject(plan_, at, "overwrites blocks that nobody added");
+  }
+  Slots added(std::size_t at, const View& code, const kernels::BlockFormat& format) {
+    Slots slots = take(at, code);
+    if (code.extent(0) != slots.parts || code.extent(1) != std::ssize(slots.owners) ||
+        format != slots.format) {
+      reject(plan_, at, "adds other blocks than arrived");
+    }
+    slots.parts = 1;
+    return slots;
+  }
+
+  const Plan& plan_;
+  std::map<BufferId, Slots> held_;
+};
+
+/// Parameters that are gathered as blocks: the own shard, then all, then values, of one unit.
+void check_parameter_blocks(const Plan& plan) {
+  enum class Have { own, all };
+  std::map<BufferId, std::tuple<Have, std::int32_t, kernels::BlockFormat>> held;
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    const Op& op = plan.ops[i];
+    if (op.kind != OpKind::gather) continue;
+    const auto take = [&](const View& code, Have have, const kernels::BlockFormat* format) {
+      const auto it = held.find(buffer_of(code));
+      if (it == held.end() || std::get<0>(it->second) != have ||
+          std::get<1>(it->second) != op.unit ||
+          (format != nullptr && *format != std::get<2>(it->second))) {
+        reject(plan, i, "takes blocks of parameters that are not there");
+      }
+      const auto was = std::get<2>(it->second);
+      held.erase(it);
+      return was;
+    };
+    const auto put = [&](const View& code, Have have, const kernels::BlockFormat& format) {
+      if (!held.emplace(buffer_of(code), std::tuple{have, op.unit, format}).second)
+        reject(plan, i, "overwrites blocks of parameters that nobody took");
+    };
+    if (const auto* kernel = std::get_if<kernels::KernelCall>(&op.call)) {
+      if (const auto* own = std::get_if<kernels::Quantize>(kernel)) {
+        put(own->code, Have::own, own->format);
+      } else if (const auto* all = std::get_if<kernels::SumQuantized>(kernel)) {
+        take(all->code, Have::all, &all->format);
+      }
+    } else if (const auto* call = std::get_if<comm::CollectiveCall>(&op.call)) {
+      const auto* gather = std::get_if<comm::AllGather>(call);
+      if (gather != nullptr && gather->full.type == DType::u8)
+        put(gather->full, Have::all, take(gather->shard, Have::own, nullptr));
+    }
+  }
+  if (!held.empty()) throw InternalError("broken plan: blocks of parameters are never used");
+}
+
+/// Follows every gradient from the operations that make it, through sums over micro-batches, ranks
+/// and ends, to the norm and the update: nothing is lost on the way, nothing counted twice.
+class GradientCheck {
+ public:
+  explicit GradientCheck(const Plan& plan) : plan_(plan), blocks_(plan) {}
+
+  void run() {
+    for (std::size_t i = 0; i < plan_.ops.size(); ++i) {
+      const Op& op = plan_.ops[i];
+      at_ = i;
+      if (const auto* call = std::get_if<comm::CollectiveCall>(&op.call)) collective(op, *call);
+      if (const auto* call = std::get_if<kernels::KernelCall>(&op.call)) kernel(op, *call);
+    }
+    for (const auto& [id, made] : unsummed_)
+      reject(plan_, made, "makes a gradient that is never used");
+    blocks_.end();
+    for (std::size_t u = 0; u < plan_.shares.size(); ++u) {
+      const UnitShare& share = plan_.shares[u];
+      const Unit& unit = units_[static_cast<std::int32_t>(u)];
+      const std::int64_t whole = share.shard * plan_.group(MeshGroup::data).size;
+      if (unit.normed != share.counted || (unit.updated != share.shard && unit.updated != whole)) {
+        throw InternalError(
+            fmt::format("broken plan: unit {} has a shard of {} elements, {} of them its own to "
+                        "count; {} enter the norm, {} are updated",
+                        u, share.shard, share.counted, unit.normed, unit.updated));
+      }
+    }
+  }
+
+ private:
+  struct Unit {
+    std::int64_t normed = 0, updated = 0;
+  };
+  bool is_gradient(const View& v) const {
+    return plan_.buffers[static_cast<std::size_t>(buffer_of(v))].purpose == Purpose::gradients;
+  }
+  void use(const View& v, const char* otherwise) {
+    if (unsummed_.erase(buffer_of(v)) == 0) reject(plan_, at_, otherwise);
+  }
+
+  void collective(const Op& op, const comm::CollectiveCall& call) {
+    if (op.kind == OpKind::gather_gradients) {
+      const auto& gather = std::get<comm::AllGather>(call);
+      whole_[buffer_of(gather.full)] = buffer_of(gather.shard);
+      return;
+    }
+    if (const auto* slots = std::get_if<comm::AllToAll>(&call))
+      return blocks_.exchange(at_, *slots);
+    const auto* reduce = std::get_if<comm::ReduceScatter>(&call);
+    const bool ours = op.kind == OpKind::reduce_gradients || op.kind == OpKind::tie_gradients;
+    if (reduce == nullptr || !ours) return;
+    if (reduce->full.elements() != reduce->shard.elements() * plan_.group(op.group).size)
+      reject(plan_, at_, "shards do not make up the whole");
+    use(reduce->full, "sums a gradient that nobody made");
+    made_sum(reduce->shard, reduce->write);
+  }
+  void made_sum(const View& shard, kernels::Write write) {
+    const BufferId sum = buffer_of(shard);
+    const bool adds = write == kernels::Write::add;
+    if (adds != unsummed_.contains(sum)) reject(plan_, at_, "a sum is lost or starts from garbage");
+    unsummed_[sum] = at_;
+  }
+
+  /// Gradients that travel as blocks.
+  void blocks(const kernels::KernelCall& call) {
+    if (const auto* quantize = std::get_if<kernels::Quantize>(&call)) {
+      use(quantize->x, "sends a gradient that nobody made");
+      blocks_.set_out(at_, *quantize);
+    } else if (const auto* requantize = std::get_if<kernels::RequantizeSum>(&call)) {
+      blocks_.add(at_, *requantize);
+    } else if (const auto* sum = std::get_if<kernels::SumQuantized>(&call)) {
+      blocks_.arrive(at_, *sum);
+      made_sum(sum->out, sum->write);
+    } else {
+      reject(plan_, at_, "does not reduce gradients");
+    }
+  }
+
+  void kernel(const Op& op, const kernels::KernelCall& call) {
+    if (op.kind == OpKind::reduce_gradients) {
+      blocks(call);
+    } else if (op.kind == OpKind::sum_gradients) {
+      const auto& add = std::get<kernels::Convert>(call);
+      use(add.x, "adds a gradient that nobody made");
+      if (!unsummed_.contains(buffer_of(add.out))) reject(plan_, at_, "adds to garbage");
+    } else if (op.kind == OpKind::norm) {
+      verdict_ = verdict_ || std::holds_alternative<kernels::Verdict>(call);
+      const auto* sum = std::get_if<kernels::ExactSum>(&call);
+      if (sum == nullptr) return;
+      if (!unsummed_.contains(buffer_of(sum->x)))
+        reject(plan_, at_, "the norm of what nobody made");
+      units_[op.unit].normed += sum->x.elements();
+    } else if (op.kind == OpKind::update ||
+               std::holds_alternative<kernels::OptimizerUpdate>(call)) {
+      if (!verdict_) reject(plan_, at_, "updates before the norm is known");
+      std::visit([&](const auto& args) { updated(op, args); }, call);
+    } else if (op.kind == OpKind::kernel) {
+      kernels::visit_views(call, [&](const View& v, Access access) {
+        if (access == Access::read || !is_gradient(v)) return;
+        unsummed_[buffer_of(v)] = at_;
+      });
+    }
+  }
+
+  /// Any optimizer's update of some elements.
+  template <typename Update>
+  void updated(const Op& op, const Update& update) {
+    if constexpr (requires { update.gradient, update.master; }) {
+      units_[op.unit].updated += update.master.elements();
+      const Range elements{offset_of(update.master),
+                           offset_of(update.master) + update.master.span_bytes()};
+      for (const Range& other : updated_[buffer_of(update.master)]) {
+        if (!intersect(other, elements).empty()) reject(plan_, at_, "updates an element again");
+      }
+      updated_[buffer_of(update.master)].push_back(elements);
+      const BufferId from = buffer_of(update.gradient);
+      unsummed_.erase(whole_.contains(from) ? whole_.at(from) : from);
+    } else {
+      reject(plan_, at_, "updates nothing");
+    }
+  }
+
+  const Plan& plan_;
+  GradientBlocks blocks_;
+  std::size_t at_ = 0;
+  std::map<BufferId, std::size_t> unsummed_;  // gradient buffer -> op that made it
+  std::map<BufferId, BufferId> whole_;        // gathered from this rank's slice
+  std::map<std::int32_t, Unit> units_;
+  std::map<BufferId, std::vector<Range>> updated_;  // bytes of master weights
+  bool verdict_ = false;
+};
+
+}  // namespace
+
+namespace {
+
+/// What the host does is to load the step's tokens, before anything else.
+void check_places(const Plan& plan) {
+  bool loading = true;
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    const bool loads = std::holds_alternative<LoadBatch>(plan.ops[i].call);
+    if (loads != (plan.ops[i].place == Place::host))
+      reject(plan, i, "runs elsewhere than on the host what is the host's, or there what is not");
+    if (loads && !loading) reject(plan, i, "loads tokens after the step has begun");
+    loading = loads;
+  }
+}
+
+}  // namespace
+
+void check(const Plan& plan) {
+  check_places(plan);
+  check_ranges(plan);
+  check_order(plan);
+  check_parameter_blocks(plan);
+  if (plan.shape.purpose != PlanPurpose::evaluate) GradientCheck(plan).run();
+}
+
+void check_together(std::span<const std::uint64_t> plan_hashes) {
+  for (std::size_t r = 1; r < plan_hashes.size(); ++r) {
+    if (plan_hashes[r] != plan_hashes[0]) {
+      throw InternalError(fmt::format(
+          "broken plan: the first rank and number {} after it do not issue the same collectives",
+          r));
+    }
+  }
+}
+
+}  // namespace tessera::plan

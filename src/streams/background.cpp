@@ -1,0 +1,111 @@
+#include "streams/background.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+
+#include "core/thread.hpp"
+
+namespace tessera::streams {
+
+using namespace std::chrono_literals;
+
+BackgroundStreams::BackgroundStreams() : thread_(start_thread("progress", [this] { serve(); })) {}
+
+BackgroundStreams::~BackgroundStreams() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  work_.notify_one();
+  thread_.join();
+}
+
+Event BackgroundStreams::enqueue(std::size_t stream, std::vector<Event> waits, Start start) {
+  {
+    const std::lock_guard lock(mutex_);
+    lanes_[stream].queue.push_back({std::move(waits), std::move(start)});
+    ++outstanding_;
+  }
+  work_.notify_one();
+  return {stream, ++queued_[stream]};
+}
+
+Event BackgroundStreams::complete(std::size_t stream) {
+  done_[stream].store(++queued_[stream], std::memory_order_release);
+  return {stream, queued_[stream]};
+}
+
+bool BackgroundStreams::wait(Event event) {
+  auto& done = done_[event.stream];
+  std::int64_t seen = done.load(std::memory_order_acquire);
+  const bool had_to = seen < event.count;
+  while (seen < event.count) {
+    done.wait(seen, std::memory_order_acquire);
+    seen = done.load(std::memory_order_acquire);
+  }
+  if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(error_);
+  return had_to;
+}
+
+Progress BackgroundStreams::advance(Lane& lane, std::size_t stream) {
+  if (!lane.task) {
+    Item item;
+    {
+      const std::lock_guard lock(mutex_);
+      if (lane.queue.empty()) return Progress::idle;
+      for (const Event& e : lane.queue.front().waits) {
+        if (done_[e.stream].load(std::memory_order_acquire) < e.count) return Progress::idle;
+      }
+      item = std::move(lane.queue.front());
+      lane.queue.pop_front();
+    }
+    lane.task = item.start();
+  }
+  if (lane.task) {
+    if (const Progress progress = lane.task->advance(); progress != Progress::done) return progress;
+    lane.task.reset();
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    --outstanding_;
+  }
+  done_[stream].fetch_add(1, std::memory_order_release);
+  done_[stream].notify_all();
+  return Progress::done;
+}
+
+void BackgroundStreams::serve() {
+  // Polling beside a computing thread on the same core must be gentle: naps, which grow while no
+  // task gets on.
+  constexpr auto kShortest = 20us, kLongest = 200us;
+  auto nap = kShortest;
+  try {
+    while (true) {
+      {
+        std::unique_lock lock(mutex_);
+        work_.wait(lock, [this] { return stop_ || outstanding_ > 0; });
+        if (stop_) return;
+      }
+      bool idle = true;
+      for (std::size_t s = 0; s < kStreams; ++s) {
+        Progress progress{};
+        do {
+          progress = advance(lanes_[s], s);
+          idle = idle && progress == Progress::idle;
+        } while (progress == Progress::done);
+      }
+      if (idle) std::this_thread::sleep_for(nap);
+      nap = idle ? std::min(2 * nap, kLongest) : kShortest;
+    }
+  } catch (...) {
+    error_ = std::current_exception();
+    failed_.store(true, std::memory_order_release);
+    for (auto& done : done_) {
+      done.store(std::numeric_limits<std::int64_t>::max(), std::memory_order_release);
+      done.notify_all();
+    }
+  }
+}
+
+}  // namespace tessera::streams

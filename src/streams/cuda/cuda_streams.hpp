@@ -1,0 +1,72 @@
+// A step's streams as CUDA streams. A step that is the same work each time is queued as such the
+// first time, recorded as a CUDA graph the second, and launched as that from then on.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <optional>
+
+#include "core/cuda.hpp"
+#include "streams/streams.hpp"
+
+namespace tessera::streams {
+
+class CudaStreams : public Streams {
+ public:
+  /// `queue` is pointed at the stream of each piece of work while that is queued, within an NVTX
+  /// range of its name. `look` is called now and then while finish() waits for the GPU, and throws
+  /// where that would be for ever: a collective whose peer is gone has no end.
+  explicit CudaStreams(CudaQueue& queue, std::function<void()> look = {});
+  ~CudaStreams() override;
+  CudaStreams(const CudaStreams&) = delete;
+  CudaStreams& operator=(const CudaStreams&) = delete;
+
+  bool begin(const Step& step) override;
+  void enqueue(Work work, Start start) override;
+  void run(const Work& work, const std::function<void()>& f) override;
+  Times finish() override;
+
+ private:
+  /// What compute does from an event on: a part's work, or waiting for a stream.
+  struct Span {
+    enum class What : std::uint8_t { part, wait, end } what = What::end;
+    std::size_t index = 0;
+    cudaEvent_t from = nullptr;
+  };
+  /// Of one way to queue a step: events are used by no other.
+  struct Recording {
+    std::vector<CudaHandle<cudaEvent_t>> events;
+    std::size_t used = 0;
+    std::vector<Span> spans;
+    std::vector<std::pair<cudaEvent_t, cudaEvent_t>> works;  // begin and end, where asked for
+    CudaHandle<cudaGraphExec_t> graph;
+  };
+  enum class Mode : std::uint8_t { idle, queue, record, replay };
+
+  cudaStream_t stream(std::size_t index) const { return streams_[index].get(); }
+  cudaEvent_t new_event();
+  cudaEvent_t mark(std::size_t stream);
+  void note(Span::What what, std::size_t index);
+  void wait_for(std::size_t stream, const std::vector<Event>& waits);
+  void queue_on(const Work& work, const std::function<void()>& f);
+  void fork();
+  void join();
+  void wait();
+  Times times() const;
+
+  CudaQueue& queue_;
+  std::function<void()> look_;
+  std::array<CudaHandle<cudaStream_t>, kStreams> streams_;
+  /// By stream, of each piece of work of the step that is being queued: what other streams wait
+  /// for.
+  std::array<std::vector<CudaHandle<cudaEvent_t>>, kStreams> done_;
+  std::array<std::size_t, kStreams> queued_{};
+  std::map<const void*, Recording> graphs_;  // by key; without a graph until the step is recorded
+  Recording once_;                           // of steps that are not repeated
+  Recording* now_ = nullptr;
+  Mode mode_ = Mode::idle;
+  bool every_work_ = false;
+  std::chrono::steady_clock::time_point begin_;
+};
+
+}  // namespace tessera::streams

@@ -1,0 +1,56 @@
+// The streams of a device as a step sees them: work that keeps its order within a stream and waits
+// for work of others, one of them, `compute`, beside which the others go on.
+#pragma once
+
+#include <array>
+
+#include "streams/tasks.hpp"
+
+namespace tessera::streams {
+
+/// A piece of work of a step. Events count within the step.
+struct Work {
+  std::size_t stream = kCompute;
+  std::vector<Event> waits;
+  std::size_t part = 0;   // whose time it is, if it computes
+  const char* name = "";  // outlives the step; for profilers
+};
+
+/// Seconds since the step's begin.
+struct Stretch {
+  double begin = 0, end = 0;
+};
+
+/// Where the time of a step went.
+struct Times {
+  double total = 0;
+  std::vector<double> parts;              // computing, by Work::part
+  std::array<double, kStreams> waited{};  // of compute, for each stream
+  std::vector<Stretch> works;             // of each piece of work in order, if asked for
+};
+
+enum class Timing : std::uint8_t { parts, works };
+
+class Streams {
+ public:
+  struct Step {
+    const void* key = nullptr;  // steps of one key are the same work over the same memory
+    std::size_t works = 0;      // pieces of work that it will have
+    Timing timing = Timing::parts;
+    bool repeatable = true;  // nothing but the device's own work: no hooks between
+  };
+
+  virtual ~Streams() = default;
+  /// Begins a step. False: all of its work is queued already, recorded when it was queued before;
+  /// only finish() is left to call.
+  virtual bool begin(const Step& step) = 0;
+  /// Work beside compute; `start` is called once it may begin, or, where a device keeps the order,
+  /// at once to queue it.
+  virtual void enqueue(Work work, Start start) = 0;
+  /// Work on compute: `f` does it or queues it.
+  virtual void run(const Work& work, const std::function<void()>& f) = 0;
+  /// Waits until all is done. Rethrows what work threw.
+  virtual Times finish() = 0;
+};
+
+}  // namespace tessera::streams

@@ -1,0 +1,54 @@
+// Work that goes on beside the caller, on the CPU: FIFO queues of tasks, and events that count what
+// is complete.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "core/streams.hpp"
+
+namespace tessera::streams {
+
+/// What a call of Task::advance() achieved.
+enum class Progress : std::uint8_t { idle, some, done };
+
+/// Background work under way. advance() does a bounded amount of it and never blocks: `idle` when
+/// there was nothing to do yet, `done` once all is.
+class Task {
+ public:
+  virtual ~Task() = default;
+  virtual Progress advance() = 0;
+};
+
+/// Begins a piece of work; nullptr: it is done, or queued on a device that keeps its order itself.
+using Start = std::function<std::unique_ptr<Task>()>;
+
+/// "The `count`-th piece of work on `stream` is complete": ever, or since a step's begin.
+struct Event {
+  std::size_t stream = 0;
+  std::int64_t count = 0;
+};
+
+/// One thread queues, completes and waits; who does the queued work is the implementation's choice.
+class TaskStreams {
+ public:
+  virtual ~TaskStreams() = default;
+  /// Queues work: `start` is called once its stream's earlier work and `waits` are complete.
+  virtual Event enqueue(std::size_t stream, std::vector<Event> waits, Start start) = 0;
+  /// Work that the caller has done itself on a stream of its own.
+  virtual Event complete(std::size_t stream) = 0;
+  /// The event of what is queued so far.
+  virtual Event last(std::size_t stream) const = 0;
+  /// Blocks until the event; rethrows what background work threw. Returns whether it had to wait.
+  virtual bool wait(Event event) = 0;
+};
+
+/// Copies bytes in pieces, so that other streams' tasks are served between.
+std::unique_ptr<Task> make_copy_task(const std::byte* from, std::byte* to, std::int64_t bytes);
+
+/// `work`, on a thread of its own from now on; what it throws is the task's.
+std::unique_ptr<Task> make_thread_task(std::function<void()> work);
+
+}  // namespace tessera::streams
