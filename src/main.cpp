@@ -10,7 +10,7 @@
 #include "core/ending.hpp"
 #include "core/terminal.hpp"
 #include "core/version.hpp"
-#include "train/leave.hpp"
+#include "train/guards/leave.hpp"
 #include "verbs/verb.hpp"
 
 namespace tessera {

@@ -4,6 +4,7 @@
 #ifdef TESSERA_HAVE_CUDA
 #include "backend/cuda/cuda_backend.hpp"
 #endif
+#include "comm/mpi/mpi_group.hpp"
 #include "kernels/cpu/device.hpp"
 #include "kernels/cuda/scratch.hpp"
 #include "memory/hidden_tier.hpp"

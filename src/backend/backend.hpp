@@ -8,7 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/mpi/mpi_group.hpp"
+#include "comm/mpi/control.hpp"
+#include "comm/mpi/session.hpp"
 #include "deck/words.hpp"
 #include "kernels/api/device.hpp"
 #include "memory/tier.hpp"

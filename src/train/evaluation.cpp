@@ -6,12 +6,13 @@
 
 #include "core/exact_sum.hpp"
 #include "core/terminal.hpp"
+#include "data/corpora.hpp"
+#include "data/tokenizers.hpp"
 #include "io/finite.hpp"
-#include "train/check_products.hpp"
-#include "train/corpora.hpp"
-#include "train/setup.hpp"
-#include "train/starting_state.hpp"
-#include "train/tokenizers.hpp"
+#include "setup/inputs.hpp"
+#include "setup/products.hpp"
+#include "setup/shapes.hpp"
+#include "train/state/starting_state.hpp"
 
 namespace tessera::train {
 
@@ -19,12 +20,12 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
                                    const deck::Deck& deck, const TokenCorpus& validation,
                                    const std::function<bool()>& stop) {
   const auto begin = std::chrono::steady_clock::now();
-  const plan::PlanShape shape = evaluation_shape(deck.batch, engine.data_ranks());
+  const plan::PlanShape shape = setup::evaluation_shape(deck.batch, engine.data_ranks());
   const std::int64_t global = shape.micro_batches * shape.micro * engine.data_ranks();
   const std::int64_t have = validation.sequences(shape.sequence);
   const std::int64_t rounds = std::min(deck.evaluate.batches, have / global);
   const PreparedPlan& prepared = engine.prepared(shape);
-  Batches batches(validation, Sampler(have, 0, Shuffle::no), shape.sequence);
+  data::Batches batches(validation, Sampler(have, 0, Shuffle::no), shape.sequence);
   std::array<std::int64_t, kExactSumWords> total{};
   for (std::int64_t round = 0; round < rounds; ++round) {
     StepInput input;
@@ -73,7 +74,7 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job) {
   const comm::Control& control = job.control;
   const deck::Deck& deck = loaded.deck;
   control.together([&] {
-    check_on_ranks(loaded, control.size());
+    setup::check_on_ranks(loaded, control.size());
     if (deck.data.validation.empty()) {
       throw DeckError(
           fmt::format("{}: data.validation is empty: name token files, as by --set "
@@ -81,15 +82,16 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job) {
                       loaded.where("data.validation")));
     }
   });
-  const auto validation = open_validation(loaded, control);
+  const auto validation = data::open_validation(loaded, control);
   control.together([&] {
     if (control.rank() != 0) return;
-    auto known = tokenizers_of_model(deck);
-    for (auto& data : tokenizers_of_data("data.validation", deck.data.validation))
+    auto known = data::tokenizers_of_model(deck);
+    for (auto& data : data::tokenizers_of_data("data.validation", deck.data.validation))
       known.push_back(std::move(data));
-    common_tokenizer(loaded, known);
+    data::common_tokenizer(loaded, known);
   });
-  const plan::PlanShape shape = evaluation_shape(deck.batch, mesh_of(deck, control.size()).data);
+  const plan::PlanShape shape =
+      setup::evaluation_shape(deck.batch, setup::mesh_of(deck, control.size()).data);
   Engine engine(loaded, job, std::span(&shape, 1));
   const auto remark = [&](const std::string& line) {
     if (control.rank() == 0) tell(line + "\n");

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "io/token_files.hpp"
-#include "train/engine.hpp"
+#include "train/execution/engine.hpp"
 
 namespace tessera::train {
 

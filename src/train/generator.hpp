@@ -9,7 +9,7 @@
 #include "memory/arena.hpp"
 #include "model/block.hpp"
 #include "model/ends.hpp"
-#include "train/model_state.hpp"
+#include "train/state/model_state.hpp"
 #include "zero/unit_layout.hpp"
 
 namespace tessera::train {

@@ -1,9 +1,10 @@
 // What main() makes once and every part of a job may use.
 #pragma once
 
-#include "comm/mpi/mpi_group.hpp"
+#include "comm/mpi/control.hpp"
+#include "comm/mpi/session.hpp"
 #include "guard/watchdog.hpp"
-#include "train/whereabouts.hpp"
+#include "train/execution/whereabouts.hpp"
 
 namespace tessera::train {
 

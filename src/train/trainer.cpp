@@ -1,130 +1,157 @@
 #include "train/trainer.hpp"
 
+#include <chrono>
 #include <cmath>
 #include <utility>
 
-#include "core/exact_sum.hpp"
-#include "deck/ranks.hpp"
+#include "core/terminal.hpp"
+#include "core/version.hpp"
+#include "data/tokenizers.hpp"
 #include "io/tokenizer_files.hpp"
 #include "plan/ir/print.hpp"
-#include "train/check_products.hpp"
+#include "setup/inputs.hpp"
+#include "setup/shapes.hpp"
 #include "train/evaluation.hpp"
-#include "train/leave.hpp"
-#include "train/setup.hpp"
-#include "train/tokenizers.hpp"
-#include "train/watch.hpp"
+#include "train/guards/leave.hpp"
 
 namespace tessera::train {
 namespace {
 
-bool holds_a_run(const std::filesystem::path& directory) {
-  return std::filesystem::exists(directory / "metrics.jsonl") ||
-         !list_checkpoints(directory / "checkpoints").empty();
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
 }  // namespace
 
 Trainer::Trainer(const deck::LoadedDeck& loaded, const Job& job)
-    : loaded_(loaded),
-      deck_(loaded.deck),
-      job_(job),
-      control_(job.control),
-      directory_(deck::run_directory(deck_)),
-      timeline_(deck_.batch, 0),
-      scaler_(deck_.precision),
-      stop_(deck_.run, directory_, control_.rank() == 0),
-      spikes_(deck_.guard.spike_window, deck_.guard.spike_threshold) {
-  or_leave_alone(job_, directory_, [&] { start(); });
+    : run_(loaded, job),
+      report_(run_),
+      stop_(loaded.deck.run, run_.directory, job.control.rank() == 0) {
+  or_leave_alone(job, run_.directory, [&] { start(); });
 }
 
 void Trainer::start() {
-  control_.together([&] {
-    check_on_ranks(loaded_, control_.size());
-    deck::check_quantized(loaded_, control_.size());
-  });
-  watch_peers(loaded_, job_, directory_);
-  corpus_ = open_training(loaded_, control_);
-  validation_ = open_validation(loaded_, control_);
-  control_.together([&] {
-    if (control_.rank() == 0) data_ = identify(*corpus_);
-  });
-  const std::int64_t sequences = corpus_->sequences(deck_.batch.sequence);
-  timeline_ = optim::Timeline(deck_.batch, sequences);
-  set_run_length();
+  const deck::Deck& deck = run_.deck;
+  const comm::Control& control = run_.control;
+  run_.open_data();
   std::optional<std::filesystem::path> tokenizer;  // of the data, or else of the model
-  control_.together([&] {
-    if (control_.rank() == 0) tokenizer = common_tokenizer(loaded_, tokenizers_of_run(deck_));
+  control.together([&] {
+    if (control.rank() == 0)
+      tokenizer = data::common_tokenizer(run_.loaded, data::tokenizers_of_run(deck));
   });
-  take_directory();
-  engine_.emplace(loaded_, job_, training_shapes(deck_, mesh_of(deck_, control_.size()).data));
-  control_.together([&] { faults_.emplace(loaded_, control_.rank(), directory_, *engine_); });
-  profiler_.emplace(deck_.log, job_, engine_->inputs(), directory_);
-  control_.together([&] {
-    if (control_.rank() == 0) report_ = Reporter(directory_);
+  run_.take_directory();
+  run_.open_engine();
+  control.together(
+      [&] { faults_.emplace(run_.loaded, control.rank(), run_.directory, *run_.engine); });
+  profiler_.emplace(deck.log, run_.job, run_.engine->inputs(), run_.directory);
+  control.together([&] {
+    if (control.rank() == 0) run_.log = Reporter(run_.directory);
   });
-  const auto seed = static_cast<std::uint64_t>(deck_.run.seed);
-  batches_.emplace(*corpus_,
-                   Sampler(sequences, seed, deck_.data.shuffle ? Shuffle::yes : Shuffle::no),
-                   deck_.batch.sequence);
-  saver_.emplace(control_, directory_ / "checkpoints", deck_.checkpoint.keep,
-                 deck_.checkpoint.keep_every, [this] { report_.sync(); });
-  report_start();
-  report_clocks();
-  engine_->tune(directory_, true,
-                [&](const std::string& line) { report_.say("kernels   " + line); });
-  faults_->announce(report_);
+  batches_.emplace(*run_.corpus,
+                   Sampler(run_.corpus->sequences(deck.batch.sequence),
+                           static_cast<std::uint64_t>(deck.run.seed),
+                           deck.data.shuffle ? Shuffle::yes : Shuffle::no),
+                   deck.batch.sequence);
+  saves_.emplace(run_, *faults_);
+  guards_.emplace(run_, *saves_, *faults_, *batches_);
+  report_.start();
+  report_.clocks();
+  run_.engine->tune(run_.directory, true,
+                    [&](const std::string& line) { run_.log.say("kernels   " + line); });
+  faults_->announce(run_.log);
   start_or_resume();
-  set_run_length();
-  control_.together([&] {
-    if (control_.rank() != 0) return;
-    AtomicFile resolved(directory_ / "resolved.toml"), text(directory_ / "plan.txt");
-    resolved.append(to_toml(deck_));
+  run_.course.set_length();
+  control.together([&] {
+    if (control.rank() != 0) return;
+    AtomicFile resolved(run_.directory / "resolved.toml"), text(run_.directory / "plan.txt");
+    resolved.append(to_toml(deck));
     resolved.publish();
-    const auto first = shape(plan::PlanPurpose::train, timeline_.global(1));
-    text.append(to_text(engine_->prepared(first).plan(), engine_->inputs()));
+    auto first = shape(plan::PlanPurpose::train);
+    text.append(to_text(run_.engine->prepared(first).plan(), run_.engine->inputs()));
     text.publish();
     if (tokenizer)  // for generate and export
-      copy_tokenizer(*tokenizer, directory_ / "tokenizer.json");
+      copy_tokenizer(*tokenizer, run_.directory / "tokenizer.json");
   });
 }
 
-/// The rest of the run is as long as this deck says, whatever batches came before.
-void Trainer::set_run_length() {
-  run_steps_ =
-      timeline_.run_steps(deck_.run, {.step = progress_.step, .samples = progress_.samples});
-  rate_.emplace(deck_.schedule, deck_.optimizer.lr, timeline_, run_steps_);
+void Trainer::start_or_resume() {
+  const comm::Control& control = run_.control;
+  Engine& engine = *run_.engine;
+  const std::filesystem::path checkpoints = run_.directory / "checkpoints";
+  control.together([&] {
+    if (control.rank() == 0) clean_up_checkpoints(checkpoints);
+  });
+  const std::int64_t read_before = io_bytes().read;
+  const auto from = load_checkpoint(run_.loaded, deck::OnResume::refused, control, engine.state(),
+                                    run_.note_unusable());
+  if (!from) {
+    const std::string note = set_initial_state(run_.deck, control, engine.state());
+    if (!note.empty()) run_.log.say(note);
+    guards_->begin(nullptr, true);
+    return;
+  }
+  control.together([&] { check_same_threads(run_.loaded, *from, engine.threads()); });
+  check_data(*from);
+  const bool own = from->path.parent_path() == checkpoints;
+  guards_->begin(&*from, own);
+  report_.resume(*from, control.max(io_bytes().read - read_before));
+  if (own) saves_->set_saved_step(run_.course.progress.step);
 }
 
-void Trainer::take_directory() {
-  control_.together([&] {
-    if (control_.rank() != 0) return;
-    lock_ = std::make_unique<RunLock>(directory_);
-    remove_ended(directory_);
-    const auto* word = std::get_if<deck::Resume>(&deck_.run.resume);
-    const bool never = word != nullptr && *word == deck::Resume::never;
-    if (never && holds_a_run(directory_)) {
-      throw DeckError(fmt::format(
-          "{}: run.resume = \"never\", but {} already holds a run: set another run.dir or "
-          "run.name, or resume = \"auto\"",
-          loaded_.where("run.resume"), directory_.string()));
+/// The same names may hold other bytes, and the same sample would be another text.
+void Trainer::check_data(const LoadedCheckpoint& from) {
+  run_.control.together([&] {
+    if (run_.control.rank() != 0 || from.header.data.empty()) return;
+    const auto difference = find_difference(from.header.data, run_.data_files);
+    if (!difference) return;
+    if (!run_.deck.data.accept_changes) {
+      throw DeckError(
+          fmt::format("{}: cannot go on from {}: the training data is not what it was: {}: give "
+                      "the run its data "
+                      "back, start a new run (run.dir), or set data.accept_changes = true",
+                      run_.loaded.where("data.train"), from.path.string(), *difference));
     }
+    run_.log.record(fmt::format("the training data is not what it was (data.accept_changes): {}",
+                                printable(*difference)),
+                    {{"event", "data_changed"}, {"step", from.header.step}, {"what", *difference}});
   });
 }
 
-plan::PlanShape Trainer::shape(plan::PlanPurpose purpose, std::int64_t global) const {
-  return plan_shape(deck_.batch, purpose, global, engine_->data_ranks());
+CheckpointHeader Trainer::header() const {
+  CheckpointHeader h;
+  run_.course.save_to(h);
+  guards_->save_to(h);
+  h.threads = run_.engine->threads();
+  h.data = run_.data_files;
+  h.layout = setup::layout_of(run_.engine->inputs());
+  // Once accepted is not accepted for ever.
+  deck::Deck deck = run_.deck;
+  deck.data.accept_changes = deck.data.accept_tokenizer = deck.model.accept_non_finite = false;
+  h.deck = to_toml(deck);
+  h.info["version"] = kVersion;
+  return h;
 }
 
-StepInput Trainer::step_input(std::int64_t global) const {
-  const auto tokens = static_cast<double>(global * deck_.batch.sequence);
+plan::PlanShape Trainer::shape(plan::PlanPurpose purpose, std::int64_t later) const {
+  const std::int64_t step = run_.course.progress.step + 1 + later;
+  return setup::plan_shape(run_.deck.batch, purpose, run_.course.sequences(step),
+                           run_.engine->data_ranks());
+}
+
+StepInput Trainer::step_input() const {
+  const Course& course = run_.course;
+  const std::int64_t update = course.progress.applied + 1;
   StepInput input;
   const auto set = [&](kernels::StepScalar which, double value) {
     input[which] = static_cast<float>(value);
   };
-  set(kernels::StepScalar::loss_gradient, scaler_.scale() / tokens);
-  set(kernels::StepScalar::unscale, 1.0 / scaler_.scale());
-  set(kernels::StepScalar::lr, progress_.lr_factor * rate_->at(progress_.applied + 1));
-  engine_->inputs().optimizer.set_scalars(input.scalars, progress_.applied + 1);
+  set(kernels::StepScalar::loss_gradient,
+      course.scaler.scale() / course.tokens(course.progress.step + 1));
+  set(kernels::StepScalar::unscale, 1.0 / course.scaler.scale());
+  set(kernels::StepScalar::lr, course.lr(update));
+  run_.engine->inputs().optimizer.set_scalars(input.scalars, update);
   return input;
 }
 
@@ -132,109 +159,93 @@ StepInput Trainer::step_input(std::int64_t global) const {
 /// tokens takes part in the step all the same, with tokens of no meaning, so that no one waits for
 /// it; then all ranks leave together and the step counts for nothing.
 std::exception_ptr Trainer::read_batch(const plan::PlanShape& now) {
+  const Course& course = run_.course;
+  const Engine& engine = *run_.engine;
+  const std::int64_t samples = course.progress.samples, step = course.progress.step + 1;
   std::exception_ptr unreadable;
   try {
-    batches_->begin(progress_.samples, engine_->share(now));
+    batches_->begin(samples, engine.share(now));
   } catch (const Error&) {
     unreadable = std::current_exception();
-    batches_->begin_blank(engine_->share(now));
+    batches_->begin_blank(engine.share(now));
   }
-  const std::int64_t step = progress_.step + 1;
-  if (step < run_steps_) {
-    batches_->prefetch(progress_.samples + timeline_.global(step),
-                       engine_->share(shape(plan::PlanPurpose::train, timeline_.global(step + 1))));
+  if (step < course.steps()) {
+    batches_->prefetch(samples + course.sequences(step),
+                       engine.share(shape(plan::PlanPurpose::train, 1)));
   }
   return unreadable;
 }
 
 StepResult Trainer::run_step() {
   using plan::PlanPurpose, plan::StepFlag;
-  const double slowed = faults_->begin(progress_.step + 1);
-  const std::int64_t global = timeline_.global(progress_.step + 1);
-  const bool snapshot = std::exchange(save_due_, false);
-  if (snapshot) finish_save();  // its buffers are about to be overwritten
-  std::optional<CheckpointHeader> before;
-  if (snapshot) before = header();
+  const std::int64_t step = run_.course.progress.step + 1;
+  const double slowed = faults_->begin(step);
+  std::optional<CheckpointHeader> before;  // of the state that the step copies, if it does
+  if (saves_->take_snapshot_due()) before = header();
   const PreparedPlan& prepared =
-      engine_->prepared(shape(snapshot ? PlanPurpose::train_snapshot : PlanPurpose::train, global));
-  last_input_ = step_input(global);
-  last_input_.set(StepFlag::saved, saver_->active() && saver_->phase_done());
-  stop_reason_ = stop_.reason(slowest_step_s_ + slowest_save_s_);
-  last_input_.set(StepFlag::stop, stop_reason_.has_value());
+      run_.engine->prepared(shape(before ? PlanPurpose::train_snapshot : PlanPurpose::train));
+  StepInput input = step_input();
+  input.set(StepFlag::saved, saves_->phase_done());
+  stop_reason_ = stop_.reason(slowest_step_s_ + saves_->slowest());
+  input.set(StepFlag::stop, stop_reason_.has_value());
   const auto begin = Clock::now();
   const std::exception_ptr unreadable = read_batch(prepared.plan().shape);
   const double waited = seconds_since(begin);
-  last_input_.set(StepFlag::no_tokens, unreadable != nullptr);
-  StepProfile* profile = profiler_->begin(progress_.step + 1);
+  input.set(StepFlag::no_tokens, unreadable != nullptr);
+  StepProfile* profile = profiler_->begin(step);
   const StepOutput output =
-      engine_->run(prepared, last_input_, *batches_, faults_->hooks(prepared), profile);
+      run_.engine->run(prepared, input, *batches_, faults_->hooks(prepared), profile);
   StepTimes times = output.times;
   times.data_exposed += waited;
   times.total += waited + slowed;
   times.compute.front() += slowed;
   slowest_step_s_ = std::max(slowest_step_s_, times.total);
-  if (before) save_snapshot(*before, times);  // whatever became of the step
+  if (before) saves_->begin_snapshot(*before, times);  // whatever became of the step
   if (output.count(StepFlag::no_tokens) > 0) {
-    control_.together([&] {
+    run_.control.together([&] {
       if (unreadable) std::rethrow_exception(unreadable);
     });
   }
   if (profile != nullptr) profiler_->write(prepared.plan());
-  return finish_step(output, global, times);
+  return finish_step(output, input, times);
 }
 
-StepResult Trainer::finish_step(const StepOutput& output, std::int64_t global,
+StepResult Trainer::finish_step(const StepOutput& output, const StepInput& input,
                                 const StepTimes& times) {
+  Course& course = run_.course;
   const StepResult result{
-      .loss =
-          output.sum(plan::WordLayout::loss) / static_cast<double>(global * deck_.batch.sequence),
-      .grad_norm = std::sqrt(output.sum(plan::WordLayout::norm)) / scaler_.scale(),
+      .loss = output.sum(plan::WordLayout::loss) / course.tokens(course.progress.step + 1),
+      .grad_norm = std::sqrt(output.sum(plan::WordLayout::norm)) / course.scaler.scale(),
       .applied = output.applied,
-      .times = times};
-  ++progress_.step;
-  progress_.samples += global;
-  if (result.applied) ++progress_.applied;
+      .times = times,
+      .input = input};
+  course.count_step(result.applied);
   stop_agreed_ = output.count(plan::StepFlag::stop) > 0;
-  if (saver_->active() && output.count(plan::StepFlag::saved) == control_.size()) advance_save();
+  if (saves_->active() && output.count(plan::StepFlag::saved) == run_.control.size())
+    saves_->advance();
   return result;
 }
 
 void Trainer::after_step(const StepResult& result) {
-  if (lock_) lock_->check();
-  judge_speed(result.times);
-  report_step(result);
-  scaler_.update(!result.applied);
-  totals_.steps.add(result.times);
-  if (rates_.best_step_s == 0 || result.times.total < rates_.best_step_s) {
-    const auto tokens =
-        static_cast<double>(timeline_.global(progress_.step) * deck_.batch.sequence);
-    rates_.best_step_s = result.times.total;
-    rates_.best_tokens_per_s = tokens / result.times.total;
-    rates_.best_gflops = model::flop_per_token(engine_->inputs().config, deck_.batch.sequence) *
-                         rates_.best_tokens_per_s / 1e9;
-  }
-  if (!result.applied) return count_skip(result.loss);
-  consecutive_skips_ = 0;
-  unproven_.reset();
-  const std::int64_t every = deck_.guard.check_replicas;
-  if (every > 0 && progress_.step % every == 0) compare_replicas();
-  judge_loss(result.loss);
+  if (run_.lock) run_.lock->check();
+  report_.step(result, guards_->judge_speed(result.times));
+  run_.course.scaler.update(!result.applied);
+  guards_->judge(result);
 }
 
 ExitCode Trainer::train() {
-  return or_leave_alone(job_, directory_, [&] { return train_or_agree_to_fail(); });
+  return or_leave_alone(run_.job, run_.directory, [&] { return train_or_agree_to_fail(); });
 }
 
 ExitCode Trainer::train_or_agree_to_fail() {
-  replicas_equal_at_ = progress_.step;  // as far as this start can tell
-  set_checkpoints_aside_after(progress_.step);
+  saves_->set_aside_after(run_.course.progress.step);
   try {
     return train_steps();
   } catch (const AgreedError& e) {  // all ranks are here: what was saved before is worth keeping
-    if (save_due_) save_now();
-    finish_save();
+    saves_->save_if_due([&] { return header(); });
+    saves_->finish();
     try {
-      report_end(e.what());
+      report_.end(e.what(), saves_->waited());
     } catch (const IoError&) {  // on the disk that is full: the reason to leave is the other one
     }
     throw;
@@ -242,82 +253,61 @@ ExitCode Trainer::train_or_agree_to_fail() {
 }
 
 ExitCode Trainer::train_steps() {
-  const auto must_stop = [&] { return stop_agreed_ && progress_.step < run_steps_; };
   stop_reason_ = stop_.reason(0);  // starting may have taken long
-  stop_agreed_ = control_.max(std::int64_t{stop_reason_ ? 1 : 0}) > 0;
+  stop_agreed_ = run_.control.max(std::int64_t{stop_reason_ ? 1 : 0}) > 0;
   if (must_stop()) return stop_on_request();
-  while (progress_.step < run_steps_) {
-    const std::int64_t step = progress_.step + 1;
-    job_.whereabouts.begin("training", step);
+  while (!run_.course.over()) {
+    const std::int64_t step = run_.course.progress.step + 1;
+    run_.job.whereabouts.begin("training", step);
     try {
       after_step(run_step());
-      if (!must_stop()) save_or_evaluate();
+      if (!must_stop()) {
+        saves_->after_step(guards_->skipping(), [&] { return header(); });
+        evaluate_if_due();
+      }
       if (must_stop()) return stop_on_request();
     } catch (Error& e) {
       e.add_context(fmt::format("step {}", step));
       throw;
     }
   }
-  finish_save();
-  report_end("done");
-  if (control_.rank() == 0) stop_.obeyed();  // a request in the last step needs no other answer
+  saves_->finish();
+  report_.end("done", saves_->waited());
+  // A request in the last step needs no other answer.
+  if (run_.control.rank() == 0) stop_.obeyed();
   return ExitCode::ok;
 }
 
 ExitCode Trainer::stop_on_request() {
-  const auto who = control_.min(stop_reason_ ? control_.rank() : std::int64_t{control_.size() - 1});
+  const comm::Control& control = run_.control;
+  const std::int64_t step = run_.course.progress.step;
+  const auto who = control.min(stop_reason_ ? control.rank() : std::int64_t{control.size() - 1});
   const std::string why =
-      control_.broadcast(stop_reason_.value_or("a request taken back"), static_cast<int>(who));
-  report_.record("asked to stop: " + why,
-                 {{"event", "signal"}, {"step", progress_.step}, {"what", why}});
-  finish_save();
-  if (saved_step_ != progress_.step) save_now();
-  report_end("stopped on request: " + why);
-  control_.together([&] {
-    if (control_.rank() == 0 && stop_.obeyed())
-      write_ended(directory_, ExitCode::stopped, "stopped on request: the file stop");
+      control.broadcast(stop_reason_.value_or("a request taken back"), static_cast<int>(who));
+  run_.log.record("asked to stop: " + why, {{"event", "signal"}, {"step", step}, {"what", why}});
+  saves_->finish();
+  if (saves_->saved_step() != step) saves_->save_now(header());
+  report_.end("stopped on request: " + why, saves_->waited());
+  control.together([&] {
+    if (control.rank() == 0 && stop_.obeyed())
+      write_ended(run_.directory, ExitCode::stopped, "stopped on request: the file stop");
   });
   return ExitCode::stopped;
 }
 
-void Trainer::save_or_evaluate() {
-  const bool last = progress_.step == run_steps_;
-  const auto due = [&](std::int64_t every) {
-    return every > 0 && (progress_.step % every == 0 || last);
-  };
-  if (saved_step_ != progress_.step && (due(deck_.checkpoint.every) || save_late_)) {
-    // A state that no step can leave is no place to go on from: it waits for a step that is
-    // applied.
-    save_late_ = consecutive_skips_ > 0 && !last;
-    if (last || !(save_late_ || deck_.checkpoint.async)) {
-      save_now();
-    } else {
-      save_due_ = !save_late_;
-    }
-  }
-  if (validation_ && due(deck_.evaluate.every)) evaluate();
-}
-
-void Trainer::evaluate() {
-  job_.whereabouts.begin("evaluating after", progress_.step);
+void Trainer::evaluate_if_due() {
+  const std::int64_t step = run_.course.progress.step, every = run_.deck.evaluate.every;
+  if (!run_.validation || every == 0 || (step % every != 0 && !run_.course.over())) return;
+  run_.job.whereabouts.begin("evaluating after", step);
   const auto begin = Clock::now();
-  const auto result = train::evaluate(*engine_, control_, deck_, *validation_, [&] {
-    stop_reason_ = stop_.reason(slowest_save_s_);
-    return stop_reason_ && progress_.step < run_steps_;
+  const auto result = evaluate(*run_.engine, run_.control, run_.deck, *run_.validation, [&] {
+    stop_reason_ = stop_.reason(saves_->slowest());
+    return stop_reason_ && !run_.course.over();
   });
-  totals_.evaluation_s += seconds_since(begin);
-  if (!result) {
-    stop_agreed_ = true;
-    report_.say("evaluation given up: asked to stop");
-    return;
-  }
-  report_.record(fmt::format("evaluate at step {} | loss {:.6f} | {} sequences | {:.1f} s",
-                             progress_.step, result->loss, result->sequences, result->seconds),
-                 {{"event", "evaluate"},
-                  {"step", progress_.step},
-                  {"loss", result->loss},
-                  {"sequences", result->sequences},
-                  {"ms", result->seconds * 1e3}});
+  report_.add_evaluation(seconds_since(begin));
+  if (result) return report_.evaluated(result->loss, result->sequences, result->seconds);
+  stop_agreed_ = true;
+  run_.log.say("evaluation given up: asked to stop");
 }
 
 }  // namespace tessera::train

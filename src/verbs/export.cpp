@@ -3,7 +3,7 @@
 #include "core/terminal.hpp"
 #include "io/hugging_face.hpp"
 #include "io/tokenizer_files.hpp"
-#include "train/setup.hpp"
+#include "setup/inputs.hpp"
 #include "verbs/model_source.hpp"
 #include "verbs/verb.hpp"
 
@@ -20,7 +20,7 @@ ExitCode run(const ExportOptions& o) {
   const DType type = o.type == "f32" ? DType::f32 : o.type == "bf16" ? DType::bf16 : DType::f16;
   const ModelSource source =
       open_model(o.checkpoint, o.finite ? std::optional(type) : std::nullopt);
-  const auto units = model::model_units(train::model_config(source.model));
+  const auto units = model::model_units(setup::model_config(source.model));
   std::map<std::string, const model::ParamDesc*, std::less<>> by_name;
   for (const auto& unit : units) {
     for (const auto& p : unit.params) by_name[p.name] = &p;

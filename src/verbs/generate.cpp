@@ -6,8 +6,9 @@
 #include "comm/launcher.hpp"
 #include "core/cores.hpp"
 #include "io/tokenizer_files.hpp"
+#include "setup/inputs.hpp"
+#include "setup/threads.hpp"
 #include "train/generator.hpp"
-#include "train/setup.hpp"
 #include "verbs/model_source.hpp"
 #include "verbs/verb.hpp"
 
@@ -54,11 +55,11 @@ ExitCode run(const GenerateOptions& o) {
       open_model(o.model, o.finite ? std::optional(DType::f32) : std::nullopt);
   Tokenizer tokenizer = choose_tokenizer(o, source);
   check_tokenizer(tokenizer, source);
-  const int threads = train::thread_count({}, cores_each(std::array{own_cores()}));
-  train::use_threads(threads);
+  const int threads = setup::thread_count({}, cores_each(std::array{own_cores()}));
+  setup::use_threads(threads);
   const auto backend = backend::make_backend(
       {.kind = o.backend.value_or(deck::Backend::automatic), .threads = threads}, nullptr);
-  train::Generator generator(train::model_config(source.model), *backend.device,
+  train::Generator generator(setup::model_config(source.model), *backend.device,
                              *backend.device_tier, source.parameters);
 
   std::vector<std::int32_t> tokens = tokenizer.encode(o.prompt);

@@ -8,7 +8,7 @@
 #include "io/checkpoint_directory.hpp"
 #include "io/checkpoint_writer.hpp"
 #include "io/tokenizer_files.hpp"
-#include "train/setup.hpp"
+#include "setup/inputs.hpp"
 #include "verbs/model_source.hpp"
 #include "verbs/verb.hpp"
 
@@ -32,7 +32,7 @@ ExitCode run(const ImportOptions& o) {
   }
   const ModelSource source =
       open_model(o.from, o.finite ? std::optional(DType::f32) : std::nullopt);
-  const auto units = model::model_units(train::model_config(source.model));
+  const auto units = model::model_units(setup::model_config(source.model));
   std::vector<Piece> pieces;
   for (const auto& unit : units) {
     for (const auto& p : unit.params) {

@@ -1,7 +1,7 @@
 // Loading a deck on all ranks.
 #pragma once
 
-#include "comm/mpi/mpi_group.hpp"
+#include "comm/mpi/control.hpp"
 #include "deck/load.hpp"
 #include "io/checkpoint_directory.hpp"
 #include "verbs/verb.hpp"

@@ -2,11 +2,11 @@
 
 #include <nlohmann/json.hpp>
 
+#include "data/tokenizers.hpp"
 #include "deck/load.hpp"
 #include "deck/schema.hpp"
 #include "io/finite.hpp"
-#include "train/setup.hpp"
-#include "train/tokenizers.hpp"
+#include "setup/architecture.hpp"
 
 namespace tessera::verbs {
 namespace fs = std::filesystem;
@@ -20,7 +20,7 @@ deck::Deck deck_of(const fs::path& directory) {
       "run.steps = 1\nmodel.init_from = {}\ndata.train = [\"none\"]\nbatch.global = "
       "1\noptimizer.lr = 1.0\n",
       quoted);
-  return deck::parse_deck(text, directory.string(), {}, train::read_architecture).deck;
+  return deck::parse_deck(text, directory.string(), {}, setup::read_architecture).deck;
 }
 
 /// Says where an element of a parameter is stored.
@@ -62,7 +62,7 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as) {
             .model = deck.model,
             .name = path.string(),
             .parameters = checked(read, finite_as, place_of),
-            .tokenizer = train::tokenizer_of_directory(path)};
+            .tokenizer = data::tokenizer_of_directory(path)};
   }
   const auto found = find_checkpoint(path);
   if (!found) {
@@ -82,7 +82,7 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as) {
           .model = deck::parse_deck(text, found->path.string()).deck.model,
           .name = found->path.string(),
           .parameters = checked(read, finite_as, place_of),
-          .tokenizer = train::tokenizer_of_checkpoint(found->path)};
+          .tokenizer = data::tokenizer_of_checkpoint(found->path)};
 }
 
 void check_tokenizer(const Tokenizer& tokenizer, const ModelSource& source) {

@@ -9,7 +9,7 @@
 #include "io/checkpoint_directory.hpp"
 #include "io/checkpoint_reader.hpp"
 #include "io/hugging_face.hpp"
-#include "train/model_state.hpp"
+#include "train/state/model_state.hpp"
 
 namespace tessera::verbs {
 

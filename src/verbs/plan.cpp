@@ -4,7 +4,7 @@
 
 #include "plan/ir/print.hpp"
 #include "plan/prediction/compare.hpp"
-#include "train/profile.hpp"
+#include "train/execution/profile.hpp"
 #include "verbs/planner.hpp"
 #include "verbs/verb.hpp"
 

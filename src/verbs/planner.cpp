@@ -4,8 +4,11 @@
 
 #include "backend/backend.hpp"
 #include "core/cores.hpp"
-#include "train/check_products.hpp"
-#include "train/setup.hpp"
+#include "setup/architecture.hpp"
+#include "setup/inputs.hpp"
+#include "setup/products.hpp"
+#include "setup/shapes.hpp"
+#include "setup/threads.hpp"
 
 namespace tessera::verbs {
 
@@ -27,8 +30,8 @@ std::optional<std::int64_t> device_budget(const deck::Deck& deck) {
 
 Planner make_planner(const LayoutOptions& layout) {
   Planner p;
-  p.loaded = deck::load_deck(layout.deck.path, layout.deck.sets, train::read_architecture);
-  train::check_on_ranks(p.loaded, layout.ranks);
+  p.loaded = deck::load_deck(layout.deck.path, layout.deck.sets, setup::read_architecture);
+  setup::check_on_ranks(p.loaded, layout.ranks);
   if (layout.ranks % layout.nodes != 0) {
     throw DeckError(
         fmt::format("--ranks {} does not divide over --nodes {}", layout.ranks, layout.nodes));
@@ -37,7 +40,7 @@ Planner make_planner(const LayoutOptions& layout) {
   const std::vector<CoreMask> masks(static_cast<std::size_t>(local), own_cores());
   const int threads = layout.threads > 0
                           ? layout.threads
-                          : train::thread_count(p.loaded.deck.run, cores_each(masks));
+                          : setup::thread_count(p.loaded.deck.run, cores_each(masks));
   const std::array alone{own_cores()};
   bool nccl = false;
   for (int i = 0; i < cores_each(alone); ++i) {
@@ -47,11 +50,11 @@ Planner make_planner(const LayoutOptions& layout) {
     p.device_name = planning.name;
   }
   p.shapes =
-      train::training_shapes(p.loaded.deck, train::mesh_of(p.loaded.deck, layout.ranks).data);
+      setup::training_shapes(p.loaded.deck, setup::mesh_of(p.loaded.deck, layout.ranks).data);
   std::vector<int> node_of;
   for (std::int64_t r = 0; r < layout.ranks; ++r) node_of.push_back(static_cast<int>(r / local));
 
-  p.inputs = train::plan_inputs(p.loaded.deck, p.shapes, node_of, *p.devices.front());
+  p.inputs = setup::plan_inputs(p.loaded.deck, p.shapes, node_of, *p.devices.front());
   p.inputs.nccl = nccl;
   return p;
 }

@@ -2,8 +2,8 @@
 
 #include "core/terminal.hpp"
 #include "deck/value.hpp"
-#include "train/fit_ranks.hpp"
-#include "train/setup.hpp"
+#include "setup/architecture.hpp"
+#include "train/state/fit_ranks.hpp"
 #include "train/trainer.hpp"
 #include "verbs/load.hpp"
 #include "verbs/model_source.hpp"
@@ -37,7 +37,7 @@ namespace {
 
 DeckOnRanks load(const DeckOptions& options, Layout layout, std::int64_t ranks) {
   if (!std::filesystem::is_directory(options.path)) {
-    return {.loaded = deck::load_deck(options.path, options.sets, train::read_architecture),
+    return {.loaded = deck::load_deck(options.path, options.sets, setup::read_architecture),
             .checkpoint = {}};
   }
   auto checkpoint = find_checkpoint(options.path);

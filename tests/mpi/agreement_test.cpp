@@ -1,5 +1,5 @@
 // Ranks whose plans do not fit together find out before anything runs, all of them.
-#include "train/agreement.hpp"
+#include "train/execution/agreement.hpp"
 
 #include <gtest/gtest.h>
 

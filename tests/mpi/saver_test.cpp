@@ -1,12 +1,12 @@
 // A save as the trainer makes it, on a disk that loses power after every single call.
-#include "train/saver.hpp"
+#include "train/saves/saver.hpp"
 
 #include <gtest/gtest.h>
 
 #include "kernels/cpu/device.hpp"
 #include "support/crash_disk.hpp"
 #include "support/plan_run.hpp"
-#include "train/run_directory.hpp"
+#include "train/report/run_directory.hpp"
 #include "world.hpp"
 
 namespace tessera::test {

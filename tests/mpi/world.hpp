@@ -6,7 +6,9 @@
 
 #include <vector>
 
+#include "comm/mpi/control.hpp"
 #include "comm/mpi/mpi_group.hpp"
+#include "comm/mpi/session.hpp"
 
 namespace tessera::test {
 

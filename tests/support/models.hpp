@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "model/config.hpp"
-#include "train/model_state.hpp"
+#include "train/state/model_state.hpp"
 
 namespace tessera::test {
 

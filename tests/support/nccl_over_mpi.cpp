@@ -7,7 +7,7 @@
 #include <functional>
 #include <utility>
 
-#include "comm/mpi/mpi_group.hpp"
+#include "comm/mpi/calls.hpp"
 
 struct ncclComm {
   MPI_Comm mpi = MPI_COMM_NULL;

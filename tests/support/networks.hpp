@@ -5,7 +5,7 @@
 
 #include "comm/loopback.hpp"
 #include "plan/passes/make_plan.hpp"
-#include "train/executor.hpp"
+#include "train/execution/executor.hpp"
 
 namespace tessera::test {
 

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "core/exact_sum.hpp"
+#include "data/batches.hpp"
 #include "streams/background.hpp"
-#include "train/batches.hpp"
 
 namespace tessera::test {
 
@@ -101,11 +101,11 @@ StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers,
   set(kernels::StepScalar::unscale, 1 / numbers.loss_scale);
   set(kernels::StepScalar::lr, numbers.lr);
   inputs_.optimizer.set_scalars(input.scalars, numbers.update);
-  const train::BatchShare share{.data_ranks = ranks,
-                                .data_rank = plan_.place.data,
-                                .micro = shape.micro,
-                                .micro_batches = shape.micro_batches,
-                                .reduce = inputs_.reduce};
+  const data::BatchShare share{.data_ranks = ranks,
+                               .data_rank = plan_.place.data,
+                               .micro = shape.micro,
+                               .micro_batches = shape.micro_batches,
+                               .reduce = inputs_.reduce};
   device_->gradients.clear();
   // All bits set is NaN in every type: what nobody wrote in this step shows.
   const memory::Arena& step = arena(plan::ArenaId::step);

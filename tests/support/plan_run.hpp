@@ -7,7 +7,7 @@
 #include "memory/arena.hpp"
 #include "streams/host_streams.hpp"
 #include "support/models.hpp"
-#include "train/executor.hpp"
+#include "train/execution/executor.hpp"
 
 namespace tessera::test {
 
@@ -46,7 +46,7 @@ class PlanRun {
   const plan::PlanInputs& inputs() const { return inputs_; }
   const MeshPlace& place() const { return plan_.place; }
 
-  /// Trains on global samples first_sample .., which the ranks share as BatchShare says.
+  /// Trains on global samples first_sample .., which the ranks share as data::BatchShare says.
   StepShown step(std::int64_t first_sample, const StepNumbers& numbers,
                  train::StepProfile* profile = nullptr);
 

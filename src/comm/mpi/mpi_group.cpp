@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "comm/mpi/calls.hpp"
+#include "comm/mpi/session.hpp"
 #include "comm/transport_group.hpp"
 
 namespace tessera::comm {
@@ -63,9 +65,7 @@ class MpiTransport : public Transport {
 }  // namespace
 
 std::unique_ptr<Group> make_mpi_group(std::span<const int> members, const GroupShape& shape) {
-  int world_rank = 0;
-  MPI_TRY(MPI_Comm_rank(MPI_COMM_WORLD, &world_rank));
-  const auto mine = std::find(members.begin(), members.end(), world_rank);
+  const auto mine = std::find(members.begin(), members.end(), place_in_world().rank);
   TESSERA_CHECK(members.empty() || mine != members.end(), "a group without this rank");
   MPI_Comm comm = MPI_COMM_NULL;
   MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, members.empty() ? MPI_UNDEFINED : members.front(),

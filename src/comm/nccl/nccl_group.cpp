@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "comm/mpi/mpi_group.hpp"
+#include "comm/mpi/session.hpp"
 #include "comm/nccl/communicator.hpp"
 
 namespace tessera::comm {
@@ -30,11 +30,8 @@ std::size_t count_of(std::int64_t n) { return static_cast<std::size_t>(n); }
 
 /// Every rank's id, by world rank; who is not the first of a group gives none.
 std::vector<ncclUniqueId> exchange_ids(const ncclUniqueId& own) {
-  int size = 0;
-  MPI_TRY(MPI_Comm_size(MPI_COMM_WORLD, &size));
-  std::vector<ncclUniqueId> all(static_cast<std::size_t>(size));
-  MPI_TRY(
-      MPI_Allgather(&own, sizeof own, MPI_BYTE, all.data(), sizeof own, MPI_BYTE, MPI_COMM_WORLD));
+  std::vector<ncclUniqueId> all(static_cast<std::size_t>(place_in_world().size));
+  gather_in_world(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(all)));
   return all;
 }
 
@@ -250,9 +247,8 @@ std::unique_ptr<Group> make_nccl_group(NcclSession& session, std::span<const int
                                        const CudaQueue& queue, kernels::Device& device,
                                        double patience) {
   TESSERA_CHECK(shape.carrier != Carrier::exchange, "staging of another carrier");
-  int world_rank = 0;
-  MPI_TRY(MPI_Comm_rank(MPI_COMM_WORLD, &world_rank));
-  const auto mine = std::find(members.begin(), members.end(), world_rank) - members.begin();
+  const auto mine =
+      std::find(members.begin(), members.end(), place_in_world().rank) - members.begin();
   const auto& nccl = session.nccl();
   std::vector<std::shared_ptr<Communicator>> communicators;
   const std::size_t count = traffic == Traffic::messages ? NcclGroup::kEdges : 1;

@@ -2,7 +2,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "train/setup.hpp"
+#include "setup/threads.hpp"
 #include "verbs/load.hpp"
 #include "verbs/verb.hpp"
 
@@ -38,7 +38,7 @@ deck::LoadedDeck bench_deck(const BenchOptions& options, const comm::Control& co
 }
 
 backend::Backend bench_backend(const BenchOptions& options, const train::Job& job, int threads) {
-  job.control.together([&] { train::use_threads(threads); });
+  job.control.together([&] { setup::use_threads(threads); });
   const backend::Ranks ranks{job.mpi, job.control};
   return backend::make_backend(
       {.kind = options.backend.value_or(deck::Backend::automatic), .threads = threads}, &ranks);

@@ -1,8 +1,9 @@
 #include <algorithm>
 
 #include "kernels/cpu/device.hpp"
-#include "train/saver.hpp"
-#include "train/setup.hpp"
+#include "setup/inputs.hpp"
+#include "setup/shapes.hpp"
+#include "train/saves/saver.hpp"
 #include "verbs/bench/bench.hpp"
 
 namespace tessera::verbs {
@@ -55,10 +56,10 @@ void bench_checkpoint(const BenchOptions& o, const train::Job& job) {
   const BenchDirectory directory(o, control);
   const deck::LoadedDeck loaded = bench_deck(o, control);
   const auto device = kernels::make_cpu_device({.threads = 1});
-  const Mesh mesh = train::mesh_of(loaded.deck, job.mpi.size());
+  const Mesh mesh = setup::mesh_of(loaded.deck, job.mpi.size());
   const MeshPlace place = mesh.place_of(job.mpi.rank());
-  const auto shapes = train::training_shapes(loaded.deck, mesh.data);
-  auto inputs = train::plan_inputs(loaded.deck, shapes, job.mpi.node_of(), *device);
+  const auto shapes = setup::training_shapes(loaded.deck, mesh.data);
+  auto inputs = setup::plan_inputs(loaded.deck, shapes, job.mpi.node_of(), *device);
   inputs.state_for = plan::PlanPurpose::train;  // saved from the live state, not from snapshots
   const std::int64_t bytes =
       train::ModelState::arena_bytes(inputs, place)[static_cast<std::size_t>(plan::ArenaId::state)];
@@ -71,7 +72,7 @@ void bench_checkpoint(const BenchOptions& o, const train::Job& job) {
   train::Saver saver(control, directory.path() / "checkpoints", 1, 0, [] {});
   CheckpointHeader header;
   header.deck = to_toml(loaded.deck);
-  header.layout = train::layout_of(inputs);
+  header.layout = setup::layout_of(inputs);
   const auto raw = directory.path() / fmt::format("raw_{}", job.mpi.rank());
   const auto total = static_cast<std::int64_t>(control.sum(static_cast<double>(bytes_of(state))));
   const std::int64_t own = total / job.mpi.size();

@@ -4,7 +4,7 @@
 
 #include "plan/passes/blocks.hpp"
 #include "plan/prediction/ledger.hpp"
-#include "train/setup.hpp"
+#include "setup/threads.hpp"
 #include "verbs/bench/bench.hpp"
 
 namespace tessera::verbs {
@@ -39,7 +39,7 @@ void bench_collectives(const BenchOptions& o, const train::Job& job) {
   });
   std::vector<int> members(static_cast<std::size_t>(job.mpi.size()));
   std::iota(members.begin(), members.end(), 0);
-  const auto backend = bench_backend(o, job, train::thread_count({}, job.mpi.cores()));
+  const auto backend = bench_backend(o, job, setup::thread_count({}, job.mpi.cores()));
   comm::GroupShape shape = job.mpi.job();
   if (backend.kind == deck::Backend::cuda) shape.carrier = comm::Carrier::nccl;
   const auto group = backend.make_group(members, shape, comm::Traffic::collectives);

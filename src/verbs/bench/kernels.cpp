@@ -1,5 +1,5 @@
 #include "core/cores.hpp"
-#include "train/setup.hpp"
+#include "setup/threads.hpp"
 #include "verbs/bench/bench.hpp"
 
 namespace tessera::verbs {
@@ -9,7 +9,7 @@ using Rows = std::vector<backend::BenchRow>(const backend::Backend&, const backe
 
 /// On rank 0: its GPU, or all cores that it may use.
 void print_rows(const BenchOptions& o, const train::Job& job, Rows& rows, std::string_view shares) {
-  const int threads = train::thread_count({}, cores_each(std::array{own_cores()}));
+  const int threads = setup::thread_count({}, cores_each(std::array{own_cores()}));
   const auto backend = bench_backend(o, job, threads);
   if (job.mpi.rank() != 0) return;
   fmt::print("# {}; {}\n", backend.name, shares);

@@ -3,7 +3,7 @@
 
 #include "core/version.hpp"
 #include "deck/machine.hpp"
-#include "train/setup.hpp"
+#include "setup/threads.hpp"
 #include "verbs/bench/bench.hpp"
 
 namespace tessera::verbs {
@@ -88,7 +88,7 @@ DiskRates measure_disk(const BenchOptions& o, const train::Job& job) {
 void bench_machine(const BenchOptions& o, const train::Job& job) {
   const comm::Control& control = job.control;
   const comm::GroupShape& shape = job.mpi.job();
-  const int threads = train::thread_count({}, job.mpi.cores());
+  const int threads = setup::thread_count({}, job.mpi.cores());
   const auto backend = bench_backend(o, job, threads);
   const auto options = backend::usual_bench(backend, threads, o.repeats);
   const bool speaks = control.rank() == 0;

@@ -1,7 +1,8 @@
 #include <limits>
 
 #include "io/megatron.hpp"
-#include "train/setup.hpp"
+#include "setup/inputs.hpp"
+#include "setup/threads.hpp"
 #include "train/trainer.hpp"
 #include "verbs/bench/bench.hpp"
 
@@ -98,8 +99,8 @@ void bench_step(const BenchOptions& o, const train::Job& job) {
   control.together([&] {
     if (control.rank() == 0) write_tokens(tokens, loaded.deck, steps);
   });
-  const int threads = train::thread_count(loaded.deck.run, job.mpi.cores());
-  const DType type = train::dtype_of(loaded.deck.precision.compute);
+  const int threads = setup::thread_count(loaded.deck.run, job.mpi.cores());
+  const DType type = setup::dtype_of(loaded.deck.precision.compute);
   const backend::Ranks ranks{job.mpi, control};
   Product product(control,
                   backend::make_backend({.kind = loaded.deck.run.backend,

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "plan/prediction/spread.hpp"
-#include "train/check_products.hpp"
+#include "setup/products.hpp"
 #include "verbs/check/check.hpp"
 #include "zero/model_states.hpp"
 
@@ -36,7 +36,7 @@ Advice gradients_over_uneven_nodes(const Checked& c) {
 
 /// The largest smaller batch.micro with four micro-batches a stage, or the smallest there is.
 std::int64_t micro_for_stages(const Checked& c) {
-  const auto legal = train::runnable_micros(c.planner.loaded, c.mesh().size());
+  const auto legal = setup::runnable_micros(c.planner.loaded, c.mesh().size());
   const std::int64_t own = c.deck().batch.global / c.mesh().data;
   std::int64_t best = legal.front();
   for (const std::int64_t micro : legal) {

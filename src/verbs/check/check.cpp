@@ -7,7 +7,7 @@
 #include "core/terminal.hpp"
 #include "deck/codec.hpp"
 #include "deck/ranks.hpp"
-#include "train/setup.hpp"
+#include "setup/budget.hpp"
 
 namespace tessera::verbs {
 
@@ -93,7 +93,7 @@ void report(const LayoutOptions& layout) {
              traffic_text(checked), memory_text(checked), advice_text(checked));
   fmt::print("{}", data_text(checked.planner.loaded));
   const plan::Ledger& most = checked.dearest().ledger;
-  train::check_budget(checked.planner.loaded, checked.mesh(), most.arenas);
+  setup::check_budget(checked.planner.loaded, checked.mesh(), most.arenas);
   fmt::print("run directory {}\n", deck::run_directory(deck));
   fmt::print("{}: good for {} ranks\n", printable(layout.deck.path), layout.ranks);
 }

@@ -2,10 +2,10 @@
 #include <algorithm>
 
 #include "core/terminal.hpp"
+#include "data/corpora.hpp"
+#include "data/tokenizers.hpp"
 #include "io/file.hpp"
 #include "io/hugging_face.hpp"
-#include "train/corpora.hpp"
-#include "train/tokenizers.hpp"
 #include "verbs/check/check.hpp"
 
 namespace tessera::verbs {
@@ -27,14 +27,14 @@ bool reachable(const std::string& entry) {
   return fs::exists(directory_of(entry), hidden);
 }
 
-std::string corpus_text(const deck::LoadedDeck& loaded, const train::CorpusKey& key) {
+std::string corpus_text(const deck::LoadedDeck& loaded, const data::CorpusKey& key) {
   if (key.entries.empty()) return "";
   const auto beyond = std::ranges::find_if_not(key.entries, reachable);
   if (beyond != key.entries.end()) {
     return fmt::format("note: {}: {} is not here, as there is no directory {}: not checked\n",
                        key.name, printable(*beyond), printable(directory_of(*beyond).string()));
   }
-  const auto corpus = train::open_corpus(loaded, key);
+  const auto corpus = data::open_corpus(loaded, key);
   return fmt::format("{}: {} tokens in {} files\n", key.name, corpus->tokens(),
                      corpus->files().size());
 }
@@ -43,10 +43,10 @@ std::string corpus_text(const deck::LoadedDeck& loaded, const train::CorpusKey& 
 
 std::string data_text(const deck::LoadedDeck& loaded) {
   const deck::Deck& deck = loaded.deck;
-  std::string text = corpus_text(loaded, train::training_key(deck)) +
-                     corpus_text(loaded, train::validation_key(deck));
-  const auto tokenizers = train::tokenizers_of_run(deck);
-  train::common_tokenizer(loaded, tokenizers);
+  std::string text = corpus_text(loaded, data::training_key(deck)) +
+                     corpus_text(loaded, data::validation_key(deck));
+  const auto tokenizers = data::tokenizers_of_run(deck);
+  data::common_tokenizer(loaded, tokenizers);
   for (const auto& known : tokenizers)
     text += fmt::format("tokenizer of {}: {}\n", known.key, printable(known.path.string()));
   if (deck.model.init_from) HfModel::open(*deck.model.init_from);  // its directory was read before

@@ -3,8 +3,8 @@
 #include <set>
 
 #include "deck/ranks.hpp"
-#include "train/check_products.hpp"
-#include "train/setup.hpp"
+#include "setup/budget.hpp"
+#include "setup/products.hpp"
 #include "verbs/check/check.hpp"
 
 namespace tessera::verbs {
@@ -22,7 +22,7 @@ std::string fit_text(const LayoutOptions& layout) {
   std::optional<Checked> smallest;
   std::set<std::string> refusals;
   for (const std::int64_t micro :
-       std::views::reverse(train::runnable_micros(planner.loaded, layout.ranks))) {
+       std::views::reverse(setup::runnable_micros(planner.loaded, layout.ranks))) {
     try {
       smallest = check_other(layout, {fmt::format("batch.micro={}", micro)});
     } catch (const DeckError& e) {  // more than a plan can hold
@@ -41,7 +41,7 @@ std::string fit_text(const LayoutOptions& layout) {
     throw DeckError(Lines{*refusals.begin()});  // not micro's fault
   if (!smallest) throw DeckError(Lines{"there is no batch.micro for this deck:\n" + text});
   const plan::Ledger& ledger = smallest->dearest().ledger;
-  train::check_budget(smallest->planner.loaded, smallest->mesh(), ledger.arenas);
+  setup::check_budget(smallest->planner.loaded, smallest->mesh(), ledger.arenas);
   throw InternalError("a batch.micro that neither fits nor does not");
 }
 

@@ -14,7 +14,8 @@
 #include "core/thread.hpp"
 #include "deck/ranks.hpp"
 #include "plan/prediction/ledger.hpp"
-#include "train/setup.hpp"
+#include "setup/architecture.hpp"
+#include "setup/inputs.hpp"
 #include "verbs/simulate/simulate.hpp"
 #include "zero/model_states.hpp"
 
@@ -82,12 +83,12 @@ class Search {
     (void)plan::op_costs({}, machine);
     std::vector<std::string> sets = layout.deck.sets;
     for (const std::string& set : Choice{}.sets()) sets.push_back(set);
-    const deck::Deck deck = deck::load_deck(layout.deck.path, sets, train::read_architecture).deck;
+    const deck::Deck deck = deck::load_deck(layout.deck.path, sets, setup::read_architecture).deck;
     name_ = deck.run.name;
     global_ = deck.batch.global;
     sequence_ = deck.batch.sequence;
     layers_ = deck.model.layers;
-    const DType compute = train::dtype_of(deck.precision.compute);
+    const DType compute = setup::dtype_of(deck.precision.compute);
     const double tokens = static_cast<double>(global_) * static_cast<double>(sequence_);
     double rate = 0;
     std::vector<DType> types{compute};
@@ -98,7 +99,7 @@ class Search {
     }
     if (const auto it = machine.attention.find(compute); it != machine.attention.end())
       rate = std::max(rate, it->second);
-    products_ = model::flop_per_token(train::model_config(deck.model), sequence_) * tokens /
+    products_ = model::flop_per_token(setup::model_config(deck.model), sequence_) * tokens /
                 static_cast<double>(layout.ranks) / rate;
     budget_ = device_memory(deck, machine);
   }

@@ -4,7 +4,7 @@
 
 #include "plan/ir/print.hpp"
 #include "plan/prediction/ledger.hpp"
-#include "train/setup.hpp"
+#include "setup/inputs.hpp"
 
 namespace tessera::verbs {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "support/crash_disk.hpp"
 #include "support/temporary_directory.hpp"
-#include "train/run_directory.hpp"
+#include "train/report/run_directory.hpp"
 
 namespace tessera::train {
 namespace {

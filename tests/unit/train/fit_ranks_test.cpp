@@ -1,5 +1,5 @@
 // A checkpoint's deck on other numbers of ranks than it was written for.
-#include "train/fit_ranks.hpp"
+#include "train/state/fit_ranks.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // State in memory and in checkpoints, under many layouts in one process.
-#include "train/model_state.hpp"
+#include "train/state/model_state.hpp"
 
 #include <gtest/gtest.h>
 

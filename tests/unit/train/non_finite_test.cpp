@@ -1,5 +1,5 @@
 // Which tensor an infinity is in, where only a sum over ranks has it.
-#include "train/non_finite.hpp"
+#include "train/guards/non_finite.hpp"
 
 #include <gtest/gtest.h>
 

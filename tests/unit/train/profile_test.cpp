@@ -1,6 +1,6 @@
 // Profiles: what is written is read again, a median step is found over restarts, and what is
 // damaged or belongs to another plan is refused with its place.
-#include "train/profile.hpp"
+#include "train/execution/profile.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "train/stop.hpp"
+#include "train/guards/stop.hpp"
 
 #include <gtest/gtest.h>
 

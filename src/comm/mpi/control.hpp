@@ -1,0 +1,57 @@
+// Small blocking agreements between all ranks of a job, beside the collectives of steps.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace tessera::comm {
+
+/// How far a clock is ahead of rank 0's, and how wrong that may be; seconds.
+struct ClockOffset {
+  double ahead = 0, error = 0;
+};
+
+/// Small blocking agreements between all ranks, on a communicator of their own. Main thread only.
+class Control {
+ public:
+  Control();
+  ~Control();
+  Control(const Control&) = delete;
+  Control& operator=(const Control&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  void barrier() const;
+  std::int64_t max(std::int64_t value) const;
+  std::int64_t min(std::int64_t value) const;
+  double max(double value) const;
+  /// Each becomes the greatest of all ranks'.
+  void max(std::span<std::uint64_t> values) const;
+  double sum(double value) const;
+  /// Throws CommError with this message, on every rank, unless all have the same value.
+  void must_agree(std::uint64_t value, const std::string& otherwise) const;
+  /// Rank `root`'s text on every rank.
+  std::string broadcast(const std::string& text, int root = 0) const;
+  /// Every rank's text on rank 0, in rank order; empty elsewhere.
+  std::vector<std::string> gather(const std::string& text) const;
+  std::vector<double> gather(double value) const;
+  /// Of the clock that `now` reads, by the quickest of a few ping-pongs of this rank with rank 0:
+  /// its reading belongs to some moment of the round trip, so it is wrong by half of that at most
+  /// (Cristian 1989). Later on, what the clocks drift apart comes on top.
+  ClockOffset clock_offset(const std::function<double()>& now) const;
+  /// Runs `work` on every rank (or only on some: pass what does nothing); if it throws on any rank,
+  /// every rank throws the lowest such rank's error, with the same exit code. So all ranks leave
+  /// together.
+  void together(const std::function<void()>& work) const;
+
+ private:
+  struct Communicator;
+  std::unique_ptr<Communicator> communicator_;
+  int rank_ = 0, size_ = 1;
+};
+
+}  // namespace tessera::comm

@@ -1,0 +1,62 @@
+// The tokens of a step, read ahead by a thread of their own so that loading does not stall a step.
+#pragma once
+
+#include <future>
+#include <thread>
+#include <vector>
+
+#include "io/sampler.hpp"
+#include "io/token_files.hpp"
+#include "plan/passes/make_plan.hpp"
+
+namespace tessera::data {
+
+/// Which global samples a data rank's micro-batches are. The set and order of a step's samples
+/// never depend on the layout; only who computes them does. Under "step" a rank has a contiguous
+/// block of micro-batches, under "micro" every D-th, so that both add gradients in one order
+/// (aligned trees).
+struct BatchShare {
+  std::int64_t data_ranks = 1, data_rank = 0;
+  std::int64_t micro = 1, micro_batches = 1;
+  ReduceWhen reduce = ReduceWhen::step;
+
+  /// Offset, within the step's global batch, of the first sample of micro-batch k.
+  std::int64_t first_sample(std::int64_t k) const {
+    const std::int64_t leaf =
+        reduce == ReduceWhen::step ? data_rank * micro_batches + k : k * data_ranks + data_rank;
+    return leaf * micro;
+  }
+};
+
+class Batches {
+ public:
+  Batches(const TokenCorpus& corpus, Sampler sampler, std::int64_t sequence)
+      : corpus_(corpus), sampler_(sampler), sequence_(sequence) {}
+
+  /// Starts reading the step whose first global sample is `first`.
+  void prefetch(std::int64_t first, const BatchShare& share);
+  /// Makes that step current: waits until it was read. Rethrows DataError and IoError.
+  void begin(std::int64_t first, const BatchShare& share);
+  /// A step of zeros, for a rank whose tokens cannot be read.
+  void begin_blank(const BatchShare& share);
+  /// Copies micro-batch k of the current step into the plan's buffers.
+  void load(std::int64_t k, const plan::LoadBatch& views) const;
+
+ private:
+  struct Step {
+    std::int64_t first = -1;
+    BatchShare share;
+    std::vector<std::int32_t> tokens;   // per sequence T + 1
+    std::vector<std::int64_t> samples;  // per sequence
+  };
+  Step read(std::int64_t first, const BatchShare& share) const;
+
+  const TokenCorpus& corpus_;
+  Sampler sampler_;
+  std::int64_t sequence_;
+  Step current_;
+  std::future<Step> pending_;
+  std::jthread reader_;  // last: it uses the others
+};
+
+}  // namespace tessera::data

@@ -1,0 +1,55 @@
+#include "data/corpora.hpp"
+
+#include "core/error.hpp"
+
+#include "optim/timeline.hpp"
+
+namespace tessera::data {
+namespace {
+
+std::unique_ptr<TokenCorpus> open_on_all(const deck::LoadedDeck& loaded,
+                                         const comm::Control& control, const CorpusKey& key) {
+  std::unique_ptr<TokenCorpus> corpus;
+  control.together([&] { corpus = open_corpus(loaded, key); });
+  control.must_agree(static_cast<std::uint64_t>(corpus->tokens()),
+                     fmt::format("{}: ranks see different token files", key.name));
+  return corpus;
+}
+
+}  // namespace
+
+CorpusKey training_key(const deck::Deck& deck) { return {"data.train", deck.data.train, 1}; }
+
+CorpusKey validation_key(const deck::Deck& deck) {
+  return {"data.validation", deck.data.validation, optim::Timeline(deck.batch, 0).global(1)};
+}
+
+std::unique_ptr<TokenCorpus> open_corpus(const deck::LoadedDeck& loaded, const CorpusKey& key) {
+  std::unique_ptr<TokenCorpus> corpus;
+  try {
+    corpus = std::make_unique<TokenCorpus>(key.entries, loaded.deck.model.vocab);
+  } catch (Error& e) {
+    e.add_context(fmt::format("{}: {}", loaded.where(key.name), key.name));
+    throw;
+  }
+  const std::int64_t length = loaded.deck.batch.sequence;
+  if (const std::int64_t have = corpus->sequences(length); have < key.least) {
+    throw DataError(fmt::format(
+        "{}: {} holds {} tokens: {} sequences of {} and a target, at least {} are needed",
+        loaded.where(key.name), key.name, corpus->tokens(), have, length, key.least));
+  }
+  return corpus;
+}
+
+std::unique_ptr<TokenCorpus> open_training(const deck::LoadedDeck& loaded,
+                                           const comm::Control& control) {
+  return open_on_all(loaded, control, training_key(loaded.deck));
+}
+
+std::unique_ptr<TokenCorpus> open_validation(const deck::LoadedDeck& loaded,
+                                             const comm::Control& control) {
+  if (loaded.deck.data.validation.empty()) return nullptr;
+  return open_on_all(loaded, control, validation_key(loaded.deck));
+}
+
+}  // namespace tessera::data

@@ -1,0 +1,35 @@
+// The token files of a run.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "comm/mpi/control.hpp"
+#include "deck/load.hpp"
+#include "io/token_files.hpp"
+
+namespace tessera::data {
+
+/// A key of the deck that lists token files.
+struct CorpusKey {
+  const char* name = nullptr;
+  std::span<const std::string> entries;  // of the deck
+  std::int64_t least = 1;                // sequences that are needed
+};
+CorpusKey training_key(const deck::Deck& deck);
+CorpusKey validation_key(const deck::Deck& deck);
+
+/// Throws DataError for files that cannot be used and where there are too few tokens.
+std::unique_ptr<TokenCorpus> open_corpus(const deck::LoadedDeck& loaded, const CorpusKey& key);
+
+// Collective. Throw DataError where there are too few tokens, CommError if ranks see different
+// files, on every rank.
+/// data.train: at least one sequence.
+std::unique_ptr<TokenCorpus> open_training(const deck::LoadedDeck& loaded,
+                                           const comm::Control& control);
+/// data.validation: at least one batch; nullptr if the deck names none.
+std::unique_ptr<TokenCorpus> open_validation(const deck::LoadedDeck& loaded,
+                                             const comm::Control& control);
+
+}  // namespace tessera::data

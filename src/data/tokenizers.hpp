@@ -1,0 +1,44 @@
+// The tokenizers that a run's data and its model were made with, as far as the files beside them
+// say: whether they are one.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "deck/load.hpp"
+
+namespace tessera::data {
+
+/// The tokenizer.json of something that a key of the deck names.
+struct KnownTokenizer {
+  std::string key;  // "data.train"
+  std::filesystem::path path;
+};
+
+// Those that are there; who has none is not compared.
+/// Of a list of token files.
+std::vector<KnownTokenizer> tokenizers_of_data(std::string_view key,
+                                               std::span<const std::string> entries);
+/// Of the checkpoint that run.resume allows, or of its run, and of model.init_from.
+std::vector<KnownTokenizer> tokenizers_of_model(const deck::Deck& deck);
+/// Of the training data, the model and the validation data, in this order.
+std::vector<KnownTokenizer> tokenizers_of_run(const deck::Deck& deck);
+
+/// The tokenizer.json in a directory.
+std::optional<std::filesystem::path> tokenizer_of_directory(const std::filesystem::path& directory);
+/// The tokenizer.json of a checkpoint directory, or of the run that it lies in.
+std::optional<std::filesystem::path> tokenizer_of_checkpoint(
+    const std::filesystem::path& checkpoint);
+
+/// The first of all that training data or the model have; nothing if none is known. Throws
+/// DataError, naming both, where two of all differ (a model's that cannot be read here is not
+/// compared), and for data's that has more tokens than model.vocab, unless data.accept_tokenizer is
+/// true.
+std::optional<std::filesystem::path> common_tokenizer(const deck::LoadedDeck& loaded,
+                                                      std::span<const KnownTokenizer> all);
+
+}  // namespace tessera::data

@@ -1,0 +1,61 @@
+#include "setup/budget.hpp"
+
+#include "core/sharding.hpp"
+#include "plan/prediction/ledger.hpp"
+
+namespace tessera::setup {
+namespace {
+
+/// What makes a rank need less, in the order in which it costs least: arithmetic, then messages,
+/// then disks.
+std::string remedies(const deck::Deck& deck, const Mesh& mesh, bool state_alone) {
+  std::vector<std::string> all;
+  if (!state_alone) {  // what lives within a step may be made smaller
+    if (deck.recompute.policy != Recompute::full) all.push_back("recompute.policy = \"full\"");
+    if (deck.batch.micro > 1) all.push_back(fmt::format("batch.micro below {}", deck.batch.micro));
+  }
+  const std::int64_t last = kZeroStages - 1;
+  if (deck.zero.stage < last && mesh.data > 1)
+    all.push_back(fmt::format("zero.stage = {} to {}", deck.zero.stage + 1, last));
+  if (mesh.data == 1 || deck.zero.stage > 0)
+    all.push_back(fmt::format("more data ranks with zero.stage 1 to {}", last));
+  all.push_back("a larger parallel.tensor or parallel.pipeline");
+  return fmt::format("{} (check --options shows what each stage needs)", fmt::join(all, ", or "));
+}
+
+/// Throws MemoryError where a rank needs more than `most`, which is said by `limit`.
+void check_device(const deck::Deck& deck, const Mesh& mesh, const plan::ArenaBytes& bytes,
+                  std::int64_t most, const std::string& limit) {
+  if (plan::device_bytes(bytes) <= most) return;
+  const std::int64_t state = bytes[static_cast<std::size_t>(plan::ArenaId::state)],
+                     step = bytes[static_cast<std::size_t>(plan::ArenaId::step)];
+  const bool state_alone = state > most;
+  throw MemoryError(fmt::format(
+      "a rank needs {}, {} more than {}: {} in arena state (parameters and optimizer){} and {} in "
+      "arena step (activations, gradients, messages); try {}",
+      plan::human_bytes(state + step), plan::human_bytes(state + step - most), limit,
+      plan::human_bytes(state), state_alone ? ", too much by itself," : "", plan::human_bytes(step),
+      remedies(deck, mesh, state_alone)));
+}
+
+}  // namespace
+
+void check_budget(const deck::LoadedDeck& loaded, const Mesh& mesh, const plan::ArenaBytes& bytes) {
+  const auto* budget = std::get_if<deck::Bytes>(&loaded.deck.memory.device);
+  if (budget == nullptr) return;
+  check_device(loaded.deck, mesh, bytes, budget->count,
+               fmt::format("memory.device = {} ({})", plan::human_bytes(budget->count),
+                           loaded.where("memory.device")));
+}
+
+void check_gpu(const deck::Deck& deck, const Mesh& mesh, const plan::ArenaBytes& bytes,
+               const memory::Tier::Apart& gpu) {
+  if (gpu.total == 0) return;
+  const std::int64_t free = gpu.total - gpu.in_use;
+  check_device(
+      deck, mesh, bytes, free,
+      fmt::format("the {} that are free of its GPU's {} (nvidia-smi lists what runs there)",
+                  plan::human_bytes(free), plan::human_bytes(gpu.total)));
+}
+
+}  // namespace tessera::setup

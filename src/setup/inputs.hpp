@@ -1,0 +1,27 @@
+// What plans are made from, as a deck and the ranks at hand have it.
+#pragma once
+
+#include <span>
+
+#include "deck/deck.hpp"
+#include "io/checkpoint_manifest.hpp"
+#include "plan/ir/inputs.hpp"
+
+namespace tessera::setup {
+
+model::ModelConfig model_config(const deck::ModelSection& section);
+
+/// The mesh of so many ranks, which the deck's tensor x pipeline must divide.
+Mesh mesh_of(const deck::Deck& deck, std::int64_t ranks);
+
+/// As checkpoints say it.
+CheckpointLayout layout_of(const plan::PlanInputs& inputs);
+
+/// What plans of these shapes are made from. node_of[r] is rank r's node; parallel.ranks_per_node
+/// overrides it by nodes filled one after the other.
+plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanShape> shapes,
+                             std::span<const int> node_of, const kernels::Device& device);
+
+DType dtype_of(deck::Precision precision);
+
+}  // namespace tessera::setup

@@ -1,0 +1,94 @@
+#include "setup/products.hpp"
+
+#include <numeric>
+
+#include "deck/problems.hpp"
+#include "deck/ranks.hpp"
+#include "kernels/api/linear.hpp"
+#include "model/block.hpp"
+#include "setup/inputs.hpp"
+
+namespace tessera::setup {
+namespace {
+
+class ProductCheck {
+ public:
+  explicit ProductCheck(const deck::LoadedDeck& loaded)
+      : loaded_(loaded),
+        deck_(loaded.deck),
+        config_(model_config(deck_.model)),
+        any_layout_(deck_.run.reproducible == deck::Reproducible::layout),
+        chunks_(any_layout_ ? deck_.run.reproducible_tensor : deck_.parallel.tensor) {}
+
+  void run() {
+    const auto& [micro, sequence] = std::pair{deck_.batch.micro, deck_.batch.sequence};
+    check("batch.sequence", micro * sequence,
+          fmt::format("batch.micro x batch.sequence = {} x {}", micro, sequence),
+          kGranule / std::gcd(kGranule, micro));
+    check("model.hidden", config_.hidden, "model.hidden", kGranule);
+    for (std::int64_t i = 0; i < chunks_; ++i) check_chunk(i);
+    problems_.throw_if_any();
+  }
+
+ private:
+  static constexpr std::int64_t kGranule = kernels::kFp8Granule;
+
+  void check_chunk(std::int64_t chunk) {
+    const model::HeadPart part = model::heads_of(config_, chunk, chunks_);
+    const std::int64_t q = part.heads.count() * config_.head_dim,
+                       kv = part.kv_heads.count() * config_.head_dim;
+    const bool joined = config_.kv_heads >= chunks_;
+    const std::string heads =
+        fmt::format("{} heads and {} kv heads of model.head_dim = {}{}", part.heads.count(),
+                    part.kv_heads.count(), config_.head_dim, of_chunk(chunk));
+    check("model.head_dim", q, "the columns of " + heads, kGranule);
+    check("model.head_dim", joined ? q + 2 * kv : kv, "what is projected to " + heads, kGranule);
+    check("model.ffn_hidden", even_part(config_.ffn_hidden, chunk, chunks_).count(),
+          fmt::format("the part of model.ffn_hidden = {}{}", config_.ffn_hidden, of_chunk(chunk)),
+          kGranule * chunks_);
+  }
+  std::string of_chunk(std::int64_t chunk) const {
+    if (chunks_ == 1) return "";
+    return fmt::format(", part {} of {} = {},", chunk,
+                       any_layout_ ? "run.reproducible_tensor" : "parallel.tensor", chunks_);
+  }
+
+  void check(const char* key, std::int64_t extent, const std::string& what, std::int64_t multiple) {
+    if (extent % kGranule == 0 || problems_.about(key)) return;
+    problems_.add(
+        loaded_.place(key), key,
+        fmt::format("precision.matmul = \"fp8\" needs multiples of {}, but {} is {} (give "
+                    "a multiple of {} as {}, or precision.matmul = \"same\")",
+                    kGranule, what, extent, multiple, key));
+  }
+
+  const deck::LoadedDeck& loaded_;
+  const deck::Deck& deck_;
+  model::ModelConfig config_;
+  bool any_layout_;
+  std::int64_t chunks_;
+  deck::Problems problems_;
+};
+
+}  // namespace
+
+void check_products(const deck::LoadedDeck& loaded) {
+  if (loaded.deck.precision.matmul == deck::Matmul::fp8) ProductCheck(loaded).run();
+}
+
+std::vector<std::int64_t> runnable_micros(const deck::LoadedDeck& loaded, std::int64_t ranks) {
+  auto all = deck::legal_micros(loaded, ranks);
+  if (loaded.deck.precision.matmul == deck::Matmul::fp8) {
+    std::erase_if(all, [&](std::int64_t micro) {
+      return micro * loaded.deck.batch.sequence % kernels::kFp8Granule != 0;
+    });
+  }
+  return all;
+}
+
+void check_on_ranks(const deck::LoadedDeck& loaded, std::int64_t ranks) {
+  deck::check_ranks(loaded, ranks);
+  check_products(loaded);
+}
+
+}  // namespace tessera::setup

@@ -1,0 +1,41 @@
+#include "setup/shapes.hpp"
+
+#include <set>
+
+#include "optim/timeline.hpp"
+
+namespace tessera::setup {
+
+plan::PlanShape plan_shape(const deck::BatchSection& batch, plan::PlanPurpose purpose,
+                           std::int64_t global, std::int64_t data_ranks) {
+  return {.purpose = purpose,
+          .sequence = batch.sequence,
+          .micro = batch.micro,
+          .micro_batches = global / (batch.micro * data_ranks)};
+}
+
+plan::PlanShape evaluation_shape(const deck::BatchSection& batch, std::int64_t data_ranks) {
+  return plan_shape(batch, plan::PlanPurpose::evaluate, optim::Timeline(batch, 0).global(1),
+                    data_ranks);
+}
+
+std::vector<plan::PlanShape> training_shapes(const deck::Deck& deck, std::int64_t data_ranks) {
+  std::set<std::int64_t> ramp;
+  for (const auto& entry : deck.batch.ramp) ramp.insert(entry.global);
+  ramp.erase(deck.batch.global);
+  std::vector<std::int64_t> globals{deck.batch.global};
+  globals.insert(globals.end(), ramp.begin(), ramp.end());
+  std::vector<plan::PlanShape> shapes;
+  const auto add = [&](plan::PlanPurpose purpose, std::int64_t global) {
+    shapes.push_back(plan_shape(deck.batch, purpose, global, data_ranks));
+  };
+  for (std::int64_t global : globals) {
+    add(plan::PlanPurpose::train, global);
+    if (deck.checkpoint.every > 0 && deck.checkpoint.async)
+      add(plan::PlanPurpose::train_snapshot, global);
+  }
+  if (!deck.data.validation.empty()) shapes.push_back(evaluation_shape(deck.batch, data_ranks));
+  return shapes;
+}
+
+}  // namespace tessera::setup

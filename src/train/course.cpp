@@ -1,0 +1,54 @@
+#include "train/course.hpp"
+
+namespace tessera::train {
+
+Course::Course(const deck::Deck& deck)
+    : scaler(deck.precision), deck_(deck), timeline_(deck.batch, 0) {}
+
+void Course::set_data(std::int64_t sequences) {
+  timeline_ = optim::Timeline(deck_.batch, sequences);
+  set_length();
+}
+
+void Course::set_length() {
+  steps_ = timeline_.run_steps(deck_.run, {.step = progress.step, .samples = progress.samples});
+  rate_.emplace(deck_.schedule, deck_.optimizer.lr, timeline_, steps_);
+}
+
+void Course::restore(const CheckpointHeader& h, const deck::Deck& saved) {
+  progress = {.step = h.step,
+              .applied = h.applied_updates,
+              .samples = h.samples,
+              .skipped = h.skipped_samples,
+              .lr_factor = h.lr_factor};
+  // A scale found for another type, or before the deck fixed one, says nothing now.
+  if (saved.precision.compute == deck_.precision.compute &&
+      saved.precision.loss_scale == deck_.precision.loss_scale) {
+    scaler.restore({.scale = h.loss_scale,
+                    .good_steps = h.scaler_good_steps,
+                    .hysteresis = h.scaler_hysteresis_left});
+  }
+}
+
+void Course::save_to(CheckpointHeader& h) const {
+  h.step = progress.step;
+  h.applied_updates = progress.applied;
+  h.samples = progress.samples;
+  h.tokens = progress.samples * deck_.batch.sequence;
+  h.loss_scale = scaler.state().scale;
+  h.scaler_good_steps = scaler.state().good_steps;
+  h.scaler_hysteresis_left = scaler.state().hysteresis;
+  h.skipped_samples = progress.skipped;
+  h.lr_factor = progress.lr_factor;
+}
+
+void Course::count_step(bool applied) {
+  progress.samples += sequences(++progress.step);
+  if (applied) ++progress.applied;
+}
+
+double Course::tokens(std::int64_t step) const {
+  return static_cast<double>(sequences(step) * deck_.batch.sequence);
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,60 @@
+// How far a run has come, and how the rest of it goes: batches, learning rate, loss scale.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "core/math.hpp"
+#include "deck/deck.hpp"
+#include "io/checkpoint_manifest.hpp"
+#include "optim/learning_rate.hpp"
+#include "optim/loss_scaler.hpp"
+#include "optim/timeline.hpp"
+
+namespace tessera::train {
+
+/// How far a run has come; all of it is in every checkpoint's header.
+struct Progress {
+  std::int64_t step = 0;     // attempts
+  std::int64_t applied = 0;  // updates
+  std::int64_t samples = 0;
+  std::vector<Range> skipped;  // samples that rollbacks have passed over
+  double lr_factor = 1;        // what they have made of the learning rate
+};
+
+class Course {
+ public:
+  explicit Course(const deck::Deck& deck);
+
+  /// The training data has so many sequences.
+  void set_data(std::int64_t sequences);
+  /// The rest of the run is as long as the deck says, whatever batches came before: to be called
+  /// whenever progress was set.
+  void set_length();
+  /// Sets progress and loss scale to a checkpoint's; `saved` is the deck it was made with.
+  void restore(const CheckpointHeader& header, const deck::Deck& saved);
+  void save_to(CheckpointHeader& header) const;
+  /// The step that has just run: `applied` says whether it changed the state.
+  void count_step(bool applied);
+
+  /// Sequences and target tokens of a step.
+  std::int64_t sequences(std::int64_t step) const { return timeline_.global(step); }
+  double tokens(std::int64_t step) const;
+  /// Of the whole run.
+  std::int64_t steps() const { return steps_; }
+  bool over() const { return progress.step >= steps_; }
+  /// The learning rate of the nth update.
+  double lr(std::int64_t update) const { return progress.lr_factor * rate_->at(update); }
+
+  Progress progress;
+  optim::LossScaler scaler;
+
+ private:
+  const deck::Deck& deck_;
+  optim::Timeline timeline_;
+  std::int64_t steps_ = 0;
+  std::optional<optim::LearningRate> rate_;
+};
+
+}  // namespace tessera::train

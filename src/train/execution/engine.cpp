@@ -1,0 +1,173 @@
+#include "train/execution/engine.hpp"
+
+#include <numeric>
+
+#include "core/hash.hpp"
+#include "core/version.hpp"
+#include "plan/ir/print.hpp"
+#include "setup/budget.hpp"
+#include "setup/inputs.hpp"
+#include "setup/threads.hpp"
+#include "train/execution/agreement.hpp"
+
+namespace tessera::train {
+Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
+               std::span<const plan::PlanShape> shapes)
+    : loaded_(loaded), control_(job.control) {
+  const comm::MpiSession& mpi = job.mpi;
+  const deck::Deck& deck = loaded.deck;
+  control_.together([&] {
+    threads_ = setup::thread_count(deck.run, mpi.cores());
+    setup::use_threads(threads_);
+  });
+  const backend::Ranks ranks{mpi, job.control};
+  backend_ = backend::make_backend(
+      {.kind = deck.run.backend, .threads = threads_, .matmul = deck.precision.matmul}, &ranks);
+  inputs_ = setup::plan_inputs(deck, shapes, mpi.node_of(), *backend_.device);
+  inputs_.nccl = backend_.kind == deck::Backend::cuda;
+  place_ = inputs_.mesh.place_of(mpi.rank());
+  apart_before_ = tier().apart().in_use;
+  groups_ = make_groups(inputs_, mpi.rank(), backend_.make_group);
+  make_plans(shapes);
+  allocate(mpi);
+  state_.emplace(inputs_, place_, *arenas_[static_cast<std::size_t>(plan::ArenaId::state)],
+                 *arenas_[static_cast<std::size_t>(plan::ArenaId::host)]);
+  streams_ = backend_.make_streams();
+  executor_.emplace(*backend_.device, backend_.start_beside, tier(), groups_, *streams_, inputs_,
+                    job.whereabouts);
+}
+
+void Engine::make_plans(std::span<const plan::PlanShape> shapes) {
+  control_.together([&] {
+    for (const auto& shape : shapes) {
+      plans_.emplace(shape, plan::make_plan(inputs_, shape, place_));
+    }
+  });
+  // Ranks that were started with different decks or binaries would deadlock later; they learn it
+  // here.
+  Hasher hash;
+  hash.add(std::string_view(to_toml(loaded_.deck))).add(std::string_view(kVersion));
+  hash.add(std::string_view(kCommit));
+  control_.must_agree(hash.value(), kDifferentPlans);
+  meetings_ = prove_together(plans_, inputs_, control_);
+}
+
+void Engine::allocate(const comm::MpiSession& mpi) {
+  plan::ArenaBytes bytes{};
+  for (const auto& [shape, plan] : plans_) bytes = plan::most_of(bytes, plan.arena_bytes);
+  const auto tier_of = [&](plan::ArenaId id) -> memory::Tier& {
+    return plan::place_of(id) == plan::Place::host ? *backend_.host_tier : *backend_.device_tier;
+  };
+  std::int64_t of_host = 0;
+  for (const auto& [id, word] : EnumWords<plan::ArenaId>::table)
+    of_host += tier_of(id).of_host() ? bytes[static_cast<std::size_t>(id)] : 0;
+  const std::int64_t most = control_.max(of_host);  // pipeline stages differ
+  control_.together([&] {
+    setup::check_budget(loaded_, inputs_.mesh, bytes);
+    setup::check_gpu(loaded_.deck, inputs_.mesh, bytes, tier().apart());
+    // All ranks of the node take theirs at once: what one sees free must do for all.
+    memory::check_available(most, mpi.job().local);
+  });
+  control_.together([&] {  // once all have looked at what is free
+    in_use_before_ = memory_in_use();
+    for (const auto& [id, word] : EnumWords<plan::ArenaId>::table) {
+      arenas_.push_back(std::make_unique<memory::Arena>(std::string(word), tier_of(id),
+                                                        bytes[static_cast<std::size_t>(id)]));
+    }
+  });
+  PlanMemory memory{};
+  for (std::size_t i = 0; i < plan::kArenas; ++i) memory[i] = arenas_[i]->base();
+  for (const auto& [shape, plan] : plans_) {
+    const auto mine = total_wire_bytes(plan);
+    prepared_.try_emplace(shape, PreparedPlan{.bound = BoundPlan(plan, memory),
+                                              .wire = {.intra = control_.max(mine.intra),
+                                                       .inter = control_.max(mine.inter)}});
+  }
+}
+
+void Engine::tune(const std::filesystem::path& directory, bool timed,
+                  const std::function<void(const std::string&)>& say) {
+  if (!backend_.tune) return;
+  std::vector<kernels::KernelCall> calls;
+  for (const auto& [shape, prepared] : prepared_) {
+    for (const auto& op : prepared.bound.ops()) {
+      if (const auto* call = std::get_if<kernels::KernelCall>(&op.call)) calls.push_back(*call);
+    }
+  }
+  const memory::Arena& step = *arenas_[static_cast<std::size_t>(plan::ArenaId::step)];
+  backend_.tune(calls, {.file = directory / "matmul_algorithms.txt",
+                        .timed = timed && !inputs_.any_layout,
+                        .memory = View(step.base(), DType::u8, {step.bytes()}),
+                        .say = say});
+}
+
+data::BatchShare Engine::share(const plan::PlanShape& shape) const {
+  return {.data_ranks = data_ranks(),
+          .data_rank = place_.data,
+          .micro = shape.micro,
+          .micro_batches = shape.micro_batches,
+          .reduce = inputs_.reduce};
+}
+
+StepOutput Engine::run(const PreparedPlan& prepared, const StepInput& input,
+                       const data::Batches& batches, const Executor::Hooks& hooks,
+                       StepProfile* profile) {
+  high_water_ = plan::most_of(high_water_, prepared.bound.reach());
+  const auto load = [&](std::int64_t k, const plan::LoadBatch& views) { batches.load(k, views); };
+  return executor_->run(prepared.bound, input, load, hooks, profile);
+}
+
+double Engine::peak_rate() const { return inputs_.compute == DType::f32 ? 0 : backend_.peak_rate; }
+
+std::int64_t Engine::memory_in_use() const {
+  return memory::resident_bytes() + backend_.device_tier->apart().in_use;
+}
+
+std::int64_t Engine::library_bytes() const {
+  const auto [in_use, total] = backend_.device_tier->apart();
+  return total == 0 ? 0 : std::max<std::int64_t>(0, in_use - apart_before_ - device_bytes());
+}
+
+plan::ArenaBytes Engine::arenas() const {
+  plan::ArenaBytes bytes{};
+  for (std::size_t i = 0; i < plan::kArenas; ++i) bytes[i] = arenas_[i]->bytes();
+  return bytes;
+}
+
+std::int64_t Engine::bytes() const {
+  const plan::ArenaBytes all = arenas();
+  return std::reduce(all.begin(), all.end());
+}
+
+std::int64_t Engine::device_bytes() const {
+  std::int64_t bytes = 0;
+  for (const auto& arena : arenas_)
+    bytes += arena->tier().of_host() == backend_.device_tier->of_host() ? arena->bytes() : 0;
+  return bytes;
+}
+
+std::vector<plan::ArenaBytes> Engine::of_largest_ranks(const plan::ArenaBytes& own) const {
+  const auto stages = static_cast<std::size_t>(inputs_.mesh.pipeline);
+  std::vector<std::uint64_t> largest(stages);
+  auto& of_stage = largest[static_cast<std::size_t>(place_.pipeline)];
+  const auto mine = static_cast<std::uint64_t>(bytes());
+  of_stage = mine;
+  control_.max(largest);
+  constexpr std::size_t n = plan::kArenas;
+  std::vector<std::uint64_t> words(n * stages);
+  if (mine == of_stage)
+    std::ranges::copy(own, words.begin() + static_cast<std::ptrdiff_t>(n) * place_.pipeline);
+  control_.max(words);
+  std::vector<plan::ArenaBytes> all(words.size() / n);
+  for (std::size_t i = 0; i < words.size(); ++i)
+    all[i / n][i % n] = static_cast<std::int64_t>(words[i]);
+  return all;
+}
+
+plan::Ledger Engine::ledger() const {
+  std::vector<const plan::Plan*> plans;
+  for (const auto& [shape, plan] : plans_) plans.push_back(&plan);
+  return plan::make_ledger(plans);
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,108 @@
+// A rank's plans and all that runs them: device, data group, memory, model state, streams. What
+// training and evaluation have in common.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <span>
+
+#include "backend/backend.hpp"
+#include "data/batches.hpp"
+#include "deck/load.hpp"
+#include "memory/arena.hpp"
+#include "plan/prediction/ledger.hpp"
+#include "train/execution/executor.hpp"
+#include "train/job.hpp"
+#include "train/state/model_state.hpp"
+
+namespace tessera::train {
+
+/// A plan, ready to run.
+struct PreparedPlan {
+  BoundPlan bound;
+  comm::WireBytes wire;  // the most that any rank sends
+
+  const plan::Plan& plan() const { return bound.plan(); }
+};
+
+class Engine {
+ public:
+  /// Makes the plans of `shapes` and memory that serves each; the state holds what these plans
+  /// need, uninitialised. Collective over all ranks, with the same shapes. Throws MemoryError where
+  /// they do not fit, CommError if ranks made different plans, on every rank.
+  Engine(const deck::LoadedDeck& loaded, const Job& job, std::span<const plan::PlanShape> shapes);
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  /// Chooses how matrix products and attention are computed, or takes over what an earlier start of
+  /// the run in `directory` has chosen. `timed`: the fastest way, which is written there, unless
+  /// the promise is the same bits on every layout. `say` tells people what was chosen. Overwrites
+  /// what is in the step's arena. Collective.
+  void tune(const std::filesystem::path& directory, bool timed,
+            const std::function<void(const std::string&)>& say);
+
+  const plan::PlanInputs& inputs() const { return inputs_; }
+  const MeshPlace& place() const { return place_; }
+  std::int64_t data_ranks() const { return inputs_.mesh.data; }
+  int threads() const { return threads_; }
+  /// What the ranks compute on, and the highest rate in flop/s that matrix products of the compute
+  /// type reach there; 0 where that is not known.
+  const std::string& device_name() const { return backend_.name; }
+  /// What people should know of how ranks talk, a line each.
+  std::vector<std::string> notes() const {
+    return backend_.notes ? backend_.notes() : std::vector<std::string>();
+  }
+  double peak_rate() const;
+  ModelState& state() { return *state_; }
+
+  const PreparedPlan& prepared(const plan::PlanShape& shape) const { return prepared_.at(shape); }
+  /// This rank's part of a step of this shape.
+  data::BatchShare share(const plan::PlanShape& shape) const;
+  /// Runs the plan over the current step of `batches`.
+  StepOutput run(const PreparedPlan& prepared, const StepInput& input, const data::Batches& batches,
+                 const Executor::Hooks& hooks = {}, StepProfile* profile = nullptr);
+  /// Where the plans' buffers are.
+  memory::Tier& tier() { return *backend_.device_tier; }
+
+  plan::Ledger ledger() const;
+  /// On rank 0, how often stages meet in the plans of all shapes, all of it proved to fit.
+  std::int64_t meetings() const { return meetings_; }
+  /// Of this rank's arenas: what they have, and how far into them the operations that ran reached.
+  plan::ArenaBytes arenas() const;
+  const plan::ArenaBytes& high_water() const { return high_water_; }
+  /// By pipeline stage, what the rank gives whose arenas are the largest in all. Collective.
+  std::vector<plan::ArenaBytes> of_largest_ranks(const plan::ArenaBytes& own) const;
+  /// Of all arenas, and of those that are where the ranks compute: all of them on a CPU.
+  std::int64_t bytes() const;
+  std::int64_t device_bytes() const;
+  /// What more of a GPU is in use than before groups were made, beside the arenas: what libraries
+  /// and graphs have taken, if nobody else came or went. 0 on a CPU.
+  std::int64_t library_bytes() const;
+  /// How much more memory is in use than before the arenas were made, on the host and the device.
+  std::int64_t memory_growth() const { return memory_in_use() - in_use_before_; }
+
+ private:
+  std::int64_t memory_in_use() const;
+  void make_plans(std::span<const plan::PlanShape> shapes);
+  void allocate(const comm::MpiSession& mpi);
+
+  const deck::LoadedDeck& loaded_;
+  const comm::Control& control_;
+  int threads_ = 1;
+  backend::Backend backend_;
+  plan::PlanInputs inputs_;
+  MeshPlace place_;
+  std::map<plan::PlanShape, plan::Plan> plans_;
+  std::int64_t meetings_ = 0;
+  std::map<plan::PlanShape, PreparedPlan> prepared_;
+  std::vector<std::unique_ptr<memory::Arena>> arenas_;  // by plan::ArenaId
+  std::int64_t in_use_before_ = 0;
+  std::int64_t apart_before_ = 0;  // in use on a GPU before groups were made
+  plan::ArenaBytes high_water_{};
+  std::optional<ModelState> state_;
+  Groups groups_;  // they may know the arenas' memory: they end before it
+  std::unique_ptr<streams::Streams> streams_;  // likewise
+  std::optional<Executor> executor_;
+};
+
+}  // namespace tessera::train

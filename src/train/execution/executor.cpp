@@ -1,0 +1,231 @@
+#include "train/execution/executor.hpp"
+
+#include <algorithm>
+
+#include "comm/self_group.hpp"
+#include "plan/ir/print.hpp"
+
+namespace tessera::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double seconds(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+std::span<const std::byte> bytes_of(const View& v) {
+  return {v.data, static_cast<std::size_t>(v.span_bytes())};
+}
+
+/// Does a part of an op; what it throws names the op.
+template <typename Work>
+auto within(const plan::Op& op, const plan::PlanInputs& inputs, Work&& work) {
+  try {
+    return work();
+  } catch (Error& e) {
+    e.add_context(op_name(op, inputs));
+    throw;
+  }
+}
+
+}  // namespace
+
+View BoundPlan::real(const View& symbolic) const {
+  View v = symbolic;
+  const plan::Buffer& buffer = plan_.buffers[static_cast<std::size_t>(plan::buffer_of(symbolic))];
+  v.data = memory_[static_cast<std::size_t>(plan::arena_of(buffer))] + buffer.offset +
+           plan::offset_of(symbolic);
+  return v;
+}
+
+BoundPlan::BoundPlan(const plan::Plan& plan, const PlanMemory& memory)
+    : plan_(plan), memory_(memory) {
+  std::array<std::int64_t, kStreams> count{};
+  std::vector<std::int64_t> position;
+  for (const plan::Op& op : plan.ops) {
+    BoundOp bound{.op = &op, .call = op.call, .waits = {}};
+    plan::each_view(bound.call, [&](View& v, kernels::Access) {
+      const auto& buffer = plan.buffers[static_cast<std::size_t>(plan::buffer_of(v))];
+      v = real(v);
+      const auto arena = static_cast<std::size_t>(plan::arena_of(buffer));
+      reach_[arena] = std::max(reach_[arena], v.data + v.span_bytes() - memory[arena]);
+    });
+    for (plan::OpId id : op.waits) {
+      const auto other = static_cast<std::size_t>(id);
+      bound.waits.push_back({static_cast<std::size_t>(plan.ops[other].stream), position[other]});
+    }
+    position.push_back(++count[static_cast<std::size_t>(op.stream)]);
+    ops_.push_back(std::move(bound));
+  }
+}
+
+void StepTimes::add(const StepTimes& other) {
+  total += other.total;
+  compute.resize(std::max(compute.size(), other.compute.size()));
+  for (std::size_t i = 0; i < other.compute.size(); ++i) compute[i] += other.compute[i];
+  comm_exposed += other.comm_exposed;
+  pipeline_exposed += other.pipeline_exposed;
+  copy_exposed += other.copy_exposed;
+  data_exposed += other.data_exposed;
+}
+
+comm::Group& Groups::of(const plan::Op& op) const {
+  for (const plan::ChannelRow& row : plan::kChannelRows) {
+    if (!row.carries(op.group, op.stream)) continue;
+    const auto& group = groups_[static_cast<std::size_t>(row.channel)];
+    TESSERA_CHECK(group, "an op of channel {}, which this rank is not in", row.name);
+    return *group;
+  }
+  throw InternalError(fmt::format("no channel carries ops of group {} on stream {}",
+                                  enum_word(op.group), enum_word(op.stream)));
+}
+
+Groups self_groups() {
+  Groups groups;
+  for (const plan::ChannelRow& row : plan::kChannelRows)
+    groups[row.channel] = comm::make_self_group();
+  return groups;
+}
+
+Groups make_groups(const plan::PlanInputs& in, std::int64_t rank, const MakeGroup& make) {
+  Groups groups = self_groups();
+  for (const plan::ChannelRow& row : plan::kChannelRows) {
+    if (!has_several(in.mesh, row)) continue;
+    const plan::ChannelRow& shared = shared_with(in.mesh, row);
+    groups[row.channel] =
+        shared.channel != row.channel
+            ? groups[shared.channel]
+            : make(in.mesh.members(rank, row.ranks),
+                   group_shape(in, in.mesh.place_of(rank), row.ranks), row.traffic);
+  }
+  return groups;
+}
+
+std::unique_ptr<streams::Task> Executor::start(const plan::Op& op, const plan::Call& call) {
+  if (const auto* copy = std::get_if<plan::Copy>(&call))
+    return tier_.start_copy(copy->from.data, copy->to.data, copy->from.span_bytes());
+  if (const auto* kernel = std::get_if<kernels::KernelCall>(&call)) return beside_(*kernel);
+  return groups_.of(op).start(std::get<comm::CollectiveCall>(call));
+}
+
+/// An op beside compute from its start on: what it throws names it.
+class Executor::Named : public streams::Task {
+ public:
+  Named(Executor& executor, const BoundPlan::BoundOp& bound)
+      : op_(*bound.op), inputs_(executor.inputs_) {
+    task_ = within(op_, inputs_, [&] { return executor.start(op_, bound.call); });
+  }
+  streams::Progress advance() override {
+    if (!task_) return streams::Progress::done;
+    return within(op_, inputs_, [&] { return task_->advance(); });
+  }
+
+ private:
+  const plan::Op& op_;
+  const plan::PlanInputs& inputs_;
+  std::unique_ptr<streams::Task> task_;
+};
+
+std::vector<streams::Stretch> Executor::load_all(const BoundPlan& bound, const Loader& load,
+                                                 Clock::time_point begin) {
+  std::vector<streams::Stretch> all;
+  std::vector<std::byte> host;
+  for (const auto& [op, call, waits] : bound.ops()) {
+    if (op->place != plan::Place::host) break;  // what the host does comes first
+    const auto* batch = &std::get<plan::LoadBatch>(call);
+    all.push_back({.begin = seconds(begin, Clock::now())});
+    within(*op, inputs_, [&, op = op] {
+      std::int64_t bytes = 0;
+      plan::LoadBatch filled = *batch;
+      filled.visit(filled, [&](View& v, kernels::Access) { bytes += v.span_bytes(); });
+      host.resize(static_cast<std::size_t>(bytes));
+      std::byte* at = host.data();
+      filled.visit(filled, [&](View& v, kernels::Access) {
+        v.data = at;
+        at += v.span_bytes();
+      });
+      load(op->micro_batch, filled);
+      tier_.write(batch->tokens.data, bytes_of(filled.tokens));
+      tier_.write(batch->targets.data, bytes_of(filled.targets));
+      tier_.write(batch->samples.data, bytes_of(filled.samples));
+    });
+    all.back().end = seconds(begin, Clock::now());
+  }
+  return all;
+}
+
+void Executor::issue(const BoundPlan& bound, const Hooks& hooks, Whereabouts::Running& running) {
+  for (const BoundPlan::BoundOp& bound_op : bound.ops()) {
+    const auto& [op, call, waits] = bound_op;
+    running.at(*op);
+    if (hooks.before) hooks.before(bound_op);
+    streams::Work work{.stream = static_cast<std::size_t>(op->stream),
+                       .waits = waits,
+                       .part = static_cast<std::size_t>(op->unit + 1),
+                       .name = plan::call_name(call).data()};
+    if (op->stream != Stream::compute) {
+      streams_.enqueue(std::move(work),
+                       [this, &bound_op] { return std::make_unique<Named>(*this, bound_op); });
+      continue;
+    }
+    streams_.run(work, [&, op = op, &call = call] {
+      if (const auto* kernel = std::get_if<kernels::KernelCall>(&call))
+        within(*op, inputs_, [&] { device_.run(*kernel); });
+    });
+    if (hooks.after) hooks.after(bound_op);
+  }
+}
+
+void Executor::write(const BoundPlan& bound, const StepInput& input) {
+  const plan::Plan& plan = bound.plan();
+  const View flags = plan.words.range(plan::WordLayout::flags, plan::WordLayout::flag_count);
+  tier_.write(bound.real(plan.scalars).data, std::as_bytes(std::span(input.scalars)));
+  tier_.write(bound.real(flags).data, std::as_bytes(std::span(input.flags)));
+}
+
+void Executor::read(const BoundPlan& bound, StepOutput& output) {
+  const plan::Plan& plan = bound.plan();
+  tier_.read(bound.real(plan.words).data, std::as_writable_bytes(std::span(output.words)));
+  std::array<float, static_cast<std::size_t>(kernels::VerdictField::count)> verdict{};
+  tier_.read(bound.real(plan.verdict).data, std::as_writable_bytes(std::span(verdict)));
+  output.applied = verdict[static_cast<std::size_t>(kernels::VerdictField::apply)] != 0;
+}
+
+StepOutput Executor::run(const BoundPlan& bound, const StepInput& input, const Loader& load,
+                         const Hooks& hooks, StepProfile* profile) {
+  const auto begin = Clock::now();
+  Whereabouts::Running running(whereabouts_, inputs_);
+  write(bound, input);
+  const auto loads = load_all(bound, load, begin);
+  const double before = seconds(begin, Clock::now());
+  if (streams_.begin(
+          {.key = &bound,
+           .works = bound.ops().size(),
+           .timing = profile != nullptr ? streams::Timing::works : streams::Timing::parts,
+           .repeatable = !hooks.before && !hooks.after}))
+    issue(bound, hooks, running);
+  const streams::Times spent = streams_.finish();
+
+  StepOutput output;
+  read(bound, output);
+  StepTimes& times = output.times;
+  times.compute = spent.parts;
+  for (const StreamRow& row : kStreamRows) {
+    const double waited = spent.waited[index_of(row.stream)];
+    const bool transfers = row.counts == StreamCounts::transfer;
+    (transfers ? times.copy_exposed : times.comm_exposed) += waited;
+    if (row.counts == StreamCounts::pipeline) times.pipeline_exposed += waited;
+  }
+  for (const streams::Stretch& l : loads) times.data_exposed += l.end - l.begin;
+  times.total = seconds(begin, Clock::now());
+  if (profile == nullptr) return output;
+  *profile = {.begin = begin, .seconds = times.total, .ops = {}};
+  for (std::size_t i = 0; i < spent.works.size(); ++i) {
+    const streams::Stretch& w = spent.works[i];
+    profile->ops.push_back(i < loads.size() ? plan::OpTime{loads[i].begin, loads[i].end}
+                                            : plan::OpTime{before + w.begin, before + w.end});
+  }
+  return output;
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,158 @@
+// Runs a plan: what it says to the streams of a device, in its order.
+#pragma once
+
+#include <chrono>
+#include <functional>
+
+#include "comm/group.hpp"
+#include "core/exact_sum.hpp"
+#include "memory/tier.hpp"
+#include "plan/ir/channels.hpp"
+#include "plan/passes/make_plan.hpp"
+#include "plan/prediction/simulate.hpp"
+#include "streams/streams.hpp"
+#include "train/execution/whereabouts.hpp"
+
+namespace tessera::train {
+
+/// Where the bytes of a plan's arenas are, by plan::ArenaId.
+using PlanMemory = std::array<std::byte*, plan::kArenas>;
+
+/// A plan whose symbolic addresses have become real ones and whose waits have become events.
+class BoundPlan {
+ public:
+  BoundPlan(const plan::Plan& plan, const PlanMemory& memory);
+
+  struct BoundOp {
+    const plan::Op* op = nullptr;
+    plan::Call call;                    // with real addresses
+    std::vector<streams::Event> waits;  // counts within the step
+  };
+  const plan::Plan& plan() const { return plan_; }
+  const std::vector<BoundOp>& ops() const { return ops_; }
+  /// A view into the plan's buffers as one into memory.
+  View real(const View& symbolic) const;
+  /// The end of what operations use of each arena.
+  const plan::ArenaBytes& reach() const { return reach_; }
+
+ private:
+  const plan::Plan& plan_;
+  PlanMemory memory_;
+  std::vector<BoundOp> ops_;
+  plan::ArenaBytes reach_{};
+};
+
+/// Where the time of one or more steps went, in seconds of the compute stream.
+struct StepTimes {
+  double total = 0;
+  std::vector<double> compute;  // entry 0: what belongs to no unit; u + 1: unit u
+  double comm_exposed = 0;      // waiting for gathers, reductions and messages
+  double pipeline_exposed = 0;  // of it, waiting for other stages: the bubble and the messages
+  double copy_exposed = 0;      // waiting for snapshots
+  double data_exposed = 0;      // waiting for tokens
+  void add(const StepTimes& other);
+};
+
+/// What the host gives a step, and what it learns of it.
+struct StepInput {
+  optim::StepScalars scalars{};
+  std::array<std::int64_t, plan::WordLayout::flag_count> flags{};
+
+  float& operator[](kernels::StepScalar which) { return scalars[static_cast<std::size_t>(which)]; }
+  void set(plan::StepFlag flag, bool value) { flags[static_cast<std::size_t>(flag)] = value; }
+};
+struct StepOutput {
+  StepTimes times;
+  std::array<std::int64_t, plan::WordLayout::count> words{};  // summed over all ranks
+  bool applied = false;                                       // the verdict, of training
+
+  double sum(std::int64_t first_word) const {
+    return exact_value(ConstExactWords(words.data() + first_word, kExactSumWords));
+  }
+  /// How many ranks have set it.
+  std::int64_t count(plan::StepFlag flag) const {
+    return words[plan::WordLayout::flags + static_cast<std::size_t>(flag)];
+  }
+};
+
+/// When each op of a step ran on this rank, seconds since the step's begin: an op beside compute
+/// from its start, its waits over, until it was found complete.
+struct StepProfile {
+  std::chrono::steady_clock::time_point begin;
+  double seconds = 0;  // the whole step
+  std::vector<plan::OpTime> ops;
+};
+
+/// The groups that a rank is in, by channel; nullptr where it is in none.
+class Groups {
+ public:
+  std::shared_ptr<comm::Group>& operator[](plan::Channel channel) {
+    return groups_[static_cast<std::size_t>(channel)];
+  }
+  comm::Group& of(const plan::Op& op) const;
+
+ private:
+  std::array<std::shared_ptr<comm::Group>, plan::kChannels> groups_;
+};
+/// Those of a job of one rank.
+Groups self_groups();
+
+/// Makes the group of `members`, this rank among them; of no members, nothing.
+using MakeGroup = std::function<std::unique_ptr<comm::Group>(
+    std::span<const int> members, const comm::GroupShape& shape, comm::Traffic traffic)>;
+/// Those of rank `rank`: one for each channel that has several ranks, but channels of the same
+/// ranks and streams share theirs. Collective over all ranks of the job, as `make` may be.
+Groups make_groups(const plan::PlanInputs& inputs, std::int64_t rank, const MakeGroup& make);
+
+class Executor {
+ public:
+  /// Begins a kernel beside compute; a streams::Start.
+  using StartKernel =
+      std::function<std::unique_ptr<streams::Task>(const kernels::KernelCall& call)>;
+  /// Provides micro-batch `micro_batch` of the step into `views`, which are host memory.
+  using Loader = std::function<void(std::int64_t micro_batch, const plan::LoadBatch& views)>;
+
+  /// `beside` starts kernels of streams beside compute. `tier` is where the plans' buffers are;
+  /// `inputs` those of the plans that it will run: names for messages. `whereabouts` is told of
+  /// each op.
+  Executor(kernels::Device& device, StartKernel beside, memory::Tier& tier, Groups& groups,
+           streams::Streams& streams, const plan::PlanInputs& inputs, Whereabouts& whereabouts)
+      : device_(device),
+        beside_(std::move(beside)),
+        tier_(tier),
+        groups_(groups),
+        streams_(streams),
+        inputs_(inputs),
+        whereabouts_(whereabouts) {}
+
+  /// Called before each op is begun or queued, and after each op of the compute stream.
+  struct Hooks {
+    std::function<void(const BoundPlan::BoundOp&)> before, after;
+  };
+
+  /// One step; returns when all of it is done. Rethrows what an op threw, in the background or not,
+  /// with the op's name in front. Fills `profile` if there is one.
+  StepOutput run(const BoundPlan& bound, const StepInput& input, const Loader& load,
+                 const Hooks& hooks = {}, StepProfile* profile = nullptr);
+
+ private:
+  class Named;
+  /// Starts the work of an op beside compute.
+  std::unique_ptr<streams::Task> start(const plan::Op& op, const plan::Call& call);
+  void write(const BoundPlan& bound, const StepInput& input);
+  void read(const BoundPlan& bound, StepOutput& output);
+  /// When each load_batch ran, seconds since `begin`.
+  std::vector<streams::Stretch> load_all(const BoundPlan& bound, const Loader& load,
+                                         std::chrono::steady_clock::time_point begin);
+  void issue(const BoundPlan& bound, const Hooks& hooks, Whereabouts::Running& running);
+
+  kernels::Device& device_;
+  StartKernel beside_;
+  memory::Tier& tier_;
+  Groups& groups_;
+  streams::Streams& streams_;
+  const plan::PlanInputs& inputs_;
+  Whereabouts& whereabouts_;
+};
+
+}  // namespace tessera::train

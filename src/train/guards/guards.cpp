@@ -1,0 +1,278 @@
+#include "train/guards/guards.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "comm/mpi/session.hpp"
+#include "plan/ir/print.hpp"
+#include "setup/shapes.hpp"
+#include "train/guards/non_finite.hpp"
+#include "train/guards/replicas.hpp"
+
+namespace tessera::train {
+namespace {
+
+constexpr std::int64_t kMostRollbacks = 3;  // without getting beyond the step that they start from
+
+}  // namespace
+
+Guards::Guards(Run& run, Saves& saves, FaultInjection& faults, data::Batches& batches)
+    : run_(run),
+      saves_(saves),
+      faults_(faults),
+      batches_(batches),
+      spikes_(run.deck.guard.spike_window, run.deck.guard.spike_threshold) {}
+
+void Guards::begin(const LoadedCheckpoint* from, bool own) {
+  if (from != nullptr) {
+    go_on_from(*from);
+    if (own) unproven_ = from->header;
+  }
+  replicas_equal_at_ = run_.course.progress.step;  // as far as this start can tell
+}
+
+/// Progress, loss scale and the losses of before are a checkpoint's, as the state already is.
+void Guards::go_on_from(const LoadedCheckpoint& from) {
+  run_.course.restore(from.header, from.deck);
+  spikes_.restore(from.header.spike_window);
+}
+
+void Guards::judge(const StepResult& result) {
+  if (!result.applied) return count_skip(result);
+  consecutive_skips_ = 0;
+  unproven_.reset();
+  const std::int64_t every = run_.deck.guard.check_replicas;
+  if (every > 0 && run_.course.progress.step % every == 0) compare_replicas();
+  judge_loss(result.loss);
+}
+
+/// Which tensor of which rank first was not finite in the step that has just run: runs it again and
+/// looks at what each operation writes.
+std::string Guards::blame(const StepInput& ran) {
+  Engine& engine = *run_.engine;
+  const Progress& at = run_.course.progress;
+  const std::int64_t global = run_.course.sequences(at.step);
+  const PreparedPlan& prepared = engine.prepared(
+      setup::plan_shape(run_.deck.batch, plan::PlanPurpose::train, global, engine.data_ranks()));
+  NonFiniteFinder finder(prepared.plan(), engine.inputs(), engine.tier());
+  run_.control.together(
+      [&] { batches_.begin(at.samples - global, engine.share(prepared.plan().shape)); });
+  // Whatever comes out this time: the step stays skipped.
+  StepInput input = ran;
+  input[kernels::StepScalar::unscale] = std::numeric_limits<float>::quiet_NaN();
+  const Executor::Hooks again = faults_.hooks(prepared), looks = finder.hooks();
+  engine.run(prepared, input, batches_,
+             {.before =
+                  [&](const BoundPlan::BoundOp& op) {
+                    if (again.before) again.before(op);
+                    looks.before(op);
+                  },
+              .after = looks.after});
+  constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
+  const comm::Control& control = run_.control;
+  const auto& found = finder.found();
+  const std::int64_t op = found ? found->op : kNone, first = control.min(op);
+  if (first == kNone) return "all operations are finite when run again";
+  const std::int64_t rank =
+      control.min(op == first ? std::int64_t{control.rank()} : std::int64_t{control.size()});
+  const auto& plan_op = prepared.plan().ops[static_cast<std::size_t>(first)];
+  const std::string text =
+      rank == control.rank()
+          ? fmt::format("first in {} ({}), on rank {} of {}", found->tensor,
+                        plan::op_name(plan_op, engine.inputs()), rank, comm::host_name())
+          : "";
+  return control.broadcast(text, static_cast<int>(rank));
+}
+
+void Guards::count_skip(const StepResult& result) {
+  const Progress& at = run_.course.progress;
+  const optim::LossScaler& scaler = run_.course.scaler;
+  ++consecutive_skips_;
+  // Overflows while the loss scale can still fall are how it is found, not a fault.
+  const bool searching = scaler.searching();
+  const std::string where = !searching && consecutive_skips_ == 1 ? blame(result.input) : "";
+  run_.log.record(
+      fmt::format("step {} skipped: the gradient is not finite (loss {}, {} in a row){}", at.step,
+                  result.loss, consecutive_skips_, where.empty() ? "" : ": " + where),
+      {{"event", "skip"},
+       {"step", at.step},
+       {"in_a_row", consecutive_skips_},
+       {"loss_scale", scaler.scale()},
+       {"where", where}});
+  if (searching) consecutive_skips_ = 0;
+  run_.control.together([&] {
+    if (at.step < run_.course.steps() || at.applied > 0) return;
+    throw NonFiniteError(fmt::format(
+        "not one of the run's {} steps was applied: each had a gradient that is not finite, so the "
+        "model is what it was at the start: lower optimizer.lr or precision.loss_scale_power, or "
+        "look at the data and the initial weights",
+        at.step));
+  });
+  if (searching) return;
+  const bool stop = run_.deck.guard.non_finite == deck::NonFinite::stop;
+  if (stop || consecutive_skips_ > run_.deck.guard.max_skips) {
+    if (return_to_proven()) return;
+    run_.control.together([&] {  // every rank saw the same verdict: they leave in order
+      throw NonFiniteError(
+          fmt::format("the gradient is not finite, {} steps in a row (guard.non_finite = "
+                      "\"{}\", guard.max_skips = {}): lower "
+                      "optimizer.lr, or start from a checkpoint before step {}",
+                      consecutive_skips_, stop ? "stop" : "skip", run_.deck.guard.max_skips,
+                      at.step - consecutive_skips_ + 1));
+    });
+  }
+}
+
+/// A start that has met nothing but skips goes back to the newest checkpoint that a later step was
+/// applied to, once: the one that it went on from may hold a state that no step can leave.
+bool Guards::return_to_proven() {
+  if (!unproven_) return false;
+  const CheckpointHeader from = *std::exchange(unproven_, std::nullopt);
+  Progress& progress = run_.course.progress;
+  const std::int64_t step = progress.step;
+  saves_.abandon();
+  run_.job.whereabouts.begin("going back from", step);
+  const auto target = load_proven_checkpoint(from.applied_updates, run_.loaded, run_.control,
+                                             run_.engine->state(), run_.note_unusable());
+  if (!target) return false;
+  go_on_from(*target);
+  saves_.set_saved_step(progress.step);
+  consecutive_skips_ = 0;
+  replicas_equal_at_ = progress.step;
+  run_.course.set_length();
+  run_.log.record(
+      fmt::format("step {}: no step was applied since the checkpoint of step {}: back to "
+                  "{}, the newest that a later step was applied to",
+                  step, from.step, target->path.filename().string()),
+      {{"event", "rollback"},
+       {"step", step},
+       {"to", progress.step},
+       {"why", "no step was applied since the checkpoint that this start went on from"}});
+  saves_.set_aside_after(progress.step);
+  return true;
+}
+
+void Guards::judge_loss(double loss) {
+  const Progress& progress = run_.course.progress;
+  if (run_.deck.guard.spike == deck::Spike::off) return;
+  const auto z = spikes_.judge(loss);
+  if (!z) return;
+  if (run_.deck.guard.spike == deck::Spike::rollback) return roll_back(loss, *z);
+  run_.log.record(
+      fmt::format("step {}: the loss leaps to {:.6f}, {:.1f} deviations above its recent "
+                  "median (guard.spike = \"warn\")",
+                  progress.step, loss, *z),
+      {{"event", "spike"}, {"step", progress.step}, {"loss", loss}, {"z", *z}});
+}
+
+/// Returns to the state of a checkpoint, but not to its data: the samples since then, and as many
+/// that would have come next, are never used (Chowdhery et al. 2022, "PaLM", section 5.1).
+void Guards::roll_back(double loss, double z) {
+  Progress& progress = run_.course.progress;
+  const std::int64_t from = progress.step;
+  rollbacks_ = from <= rolled_back_from_ ? rollbacks_ + 1 : 1;
+  rolled_back_from_ = std::max(rolled_back_from_, from);
+  if (rollbacks_ > kMostRollbacks) {
+    run_.control.together([&] {
+      throw NonFiniteError(fmt::format(
+          "the loss leaps again after {} rollbacks: lower optimizer.lr, or set guard.spike",
+          kMostRollbacks));
+    });
+  }
+  saves_.forget_due();  // of a state that is given up
+  const std::int64_t latest = from - run_.deck.guard.rollback_steps;
+  if (saves_.step() <= latest) {
+    saves_.finish();  // where to go back to must not depend on how fast a disk is
+  } else {
+    saves_.abandon();
+  }
+  run_.job.whereabouts.begin("rolling back from", from);
+  const auto target = load_checkpoint_before(latest, run_.loaded, run_.control,
+                                             run_.engine->state(), run_.note_unusable());
+  if (!target) {
+    run_.log.record(fmt::format("step {}: the loss leaps to {:.6f}, {:.1f} deviations above its "
+                                "recent median, but there is no checkpoint to return to",
+                                from, loss, z),
+                    {{"event", "spike"}, {"step", from}, {"loss", loss}, {"z", z}});
+    return;
+  }
+  const Range skipped{target->header.samples,
+                      progress.samples + progress.samples - target->header.samples};
+  const double factor = progress.lr_factor * run_.deck.guard.rollback_lr_factor;
+  go_on_from(*target);
+  progress.samples = skipped.end;
+  progress.skipped.push_back(skipped);
+  progress.lr_factor = factor;
+  saves_.set_saved_step(-1);  // other samples follow
+  replicas_equal_at_ = std::min(replicas_equal_at_, progress.step);
+  run_.course.set_length();
+  saves_.set_aside_after(progress.step);
+  run_.log.record(
+      fmt::format("step {}: the loss leaps to {:.6f}, {:.1f} deviations above its recent median: "
+                  "back to {}; samples {} to {} are skipped; learning rate times {}",
+                  from, loss, z, target->path.filename().string(), skipped.begin, skipped.end - 1,
+                  factor),
+      {{"event", "rollback"},
+       {"step", from},
+       {"to", progress.step},
+       {"loss", loss},
+       {"z", z},
+       {"skipped_samples", {skipped.begin, skipped.end}},
+       {"lr_factor", factor}});
+}
+
+void Guards::compare_replicas() {
+  const Progress& progress = run_.course.progress;
+  const auto [elements, difference] =
+      compare_copies(run_.engine->state(), run_.engine->inputs(), run_.control);
+  run_.log.event({{"event", "replicas"},
+                  {"step", progress.step},
+                  {"elements", elements},
+                  {"equal", !difference}});
+  if (!difference) {
+    replicas_equal_at_ = progress.step;
+    return;
+  }
+  // What was saved since the last comparison may hold the wrong bits.
+  saves_.abandon();
+  saves_.set_aside_after(replicas_equal_at_);
+  run_.log.record(fmt::format("copies of the state differ: {}; they were equal after step {}",
+                              *difference, replicas_equal_at_),
+                  {{"event", "fault"},
+                   {"what", "replicas"},
+                   {"where", *difference},
+                   {"equal_at_step", replicas_equal_at_}});
+  run_.control.together([&] {
+    throw CommError(fmt::format(
+        "copies of the state differ: {}: memory or network of that node is not to be trusted; "
+        "later checkpoints than step {} are set aside",
+        *difference, replicas_equal_at_));
+  });
+}
+
+std::optional<guard::ComputeSpread> Guards::judge_speed(const StepTimes& times) {
+  double compute = 0;
+  for (const double s : times.compute) compute += s;
+  const auto all = run_.control.gather(compute);
+  if (!run_.log) return std::nullopt;
+  const std::int64_t step = run_.course.progress.step;
+  const guard::ComputeSpread spread = guard::compute_spread(all);
+  if (const auto rank = stragglers_.judge(spread)) {
+    run_.log.record(fmt::format("rank {} is slower than the others, step after step: it computes "
+                                "{:.1f} ms, the median rank {:.1f} ms",
+                                *rank, spread.most * 1e3, spread.median * 1e3),
+                    {{"event", "straggler"}, {"step", step}, {"rank", *rank}});
+  }
+  if (const auto change = pace_.judge(times.total / run_.course.tokens(step))) {
+    run_.log.record(fmt::format("the pace has changed at step {}: {:.0f} tokens/s, before {:.0f}",
+                                step, 1 / change->now, 1 / change->before),
+                    {{"event", "pace"},
+                     {"step", step},
+                     {"tokens_per_s", 1 / change->now},
+                     {"before", 1 / change->before}});
+  }
+  return spread;
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,38 @@
+// Where a NaN or an infinity came from: a step that failed is run again, each result looked at.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "train/execution/executor.hpp"
+
+namespace tessera::train {
+
+class NonFiniteFinder {
+ public:
+  /// `tier` is where the plan's buffers are.
+  NonFiniteFinder(const plan::Plan& plan, const plan::PlanInputs& inputs, memory::Tier& tier)
+      : plan_(plan), inputs_(inputs), tier_(tier) {}
+
+  /// Looks at everything that each op of the calling thread writes, until something is not finite.
+  Executor::Hooks hooks();
+
+  /// The first such op in the plan's order, and its tensor; nothing if all was finite.
+  struct Found {
+    std::int64_t op = 0;
+    std::string tensor;  // "gradient of block.0.q_w", or a buffer of the plan
+  };
+  const std::optional<Found>& found() const { return found_; }
+
+ private:
+  void look(const BoundPlan::BoundOp& op, bool written);
+
+  const plan::Plan& plan_;
+  const plan::PlanInputs& inputs_;
+  memory::Tier& tier_;
+  std::vector<std::byte> copy_;
+  std::optional<Found> found_;
+};
+
+}  // namespace tessera::train

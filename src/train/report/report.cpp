@@ -1,0 +1,359 @@
+#include "train/report/report.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <ctime>
+#include <fstream>
+#include <iterator>
+
+#include "comm/mpi/session.hpp"
+#include "core/terminal.hpp"
+#include "core/version.hpp"
+#include "plan/ir/print.hpp"
+#include "plan/passes/blocks.hpp"
+#include "plan/prediction/ledger.hpp"
+#include "plan/prediction/spread.hpp"
+#include "setup/inputs.hpp"
+#include "setup/shapes.hpp"
+#include "train/guards/replicas.hpp"
+
+namespace tessera::train {
+namespace {
+
+std::string count_text(double n) {
+  if (n >= 1e9) return fmt::format("{:.2f}B", n / 1e9);
+  if (n >= 1e6) return fmt::format("{:.1f}M", n / 1e6);
+  if (n >= 1e3) return fmt::format("{:.1f}k", n / 1e3);
+  return fmt::format("{:.0f}", n);
+}
+
+/// How this process was started, as the kernel knows it.
+std::string command_line() {
+  std::ifstream in("/proc/self/cmdline");
+  std::string text((std::istreambuf_iterator<char>(in)), {});
+  std::replace(text.begin(), text.end(), '\0', ' ');
+  if (!text.empty()) text.pop_back();
+  return text;
+}
+
+/// By pipeline stage, of the rank that has most.
+nlohmann::ordered_json stages_json(const std::vector<plan::ArenaBytes>& stages) {
+  auto all = nlohmann::ordered_json::array();
+  for (const plan::ArenaBytes& bytes : stages) {
+    auto& stage = all.emplace_back(nlohmann::ordered_json::object());
+    for (const auto& [id, word] : EnumWords<plan::ArenaId>::table)
+      stage[word] = bytes[static_cast<std::size_t>(id)];
+  }
+  return all;
+}
+
+/// The plan of a step of training of `global` sequences.
+const PreparedPlan& plan_of(const Run& run, std::int64_t global) {
+  return run.engine->prepared(setup::plan_shape(run.deck.batch, plan::PlanPurpose::train, global,
+                                                run.engine->data_ranks()));
+}
+
+/// What would make steps faster, by where their time went.
+std::string_view advice(const StepTimes& spent, double total, Recompute recompute) {
+  if (spent.comm_exposed > 0.1 * total) {
+    return "communication is exposed; a larger batch.micro or more micro-batches a step, a lower "
+           "zero.stage if memory allows, or zero.prefetch = 2 hide more of it";
+  }
+  if (spent.data_exposed > 0.05 * total)
+    return "steps wait for tokens; put the token files on a faster disk";
+  if (recompute == Recompute::full)
+    return "recompute.policy = \"selective\" computes less twice, if memory allows";
+  return "compute dominates; precision.compute = \"bf16\" is the next lever where it is not on";
+}
+
+double sum_of(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double v : values) sum += v;
+  return sum;
+}
+
+}  // namespace
+
+void Report::start() const {
+  const auto stages = run_.engine->of_largest_ranks(run_.engine->arenas());
+  if (!run_.log) return;
+  say_model_and_layout();
+  say_memory();
+  say_notes();
+  const Engine& engine = *run_.engine;
+  const std::int64_t global = run_.course.sequences(1);
+  const comm::GroupShape& world = plan_of(run_, global).plan().group(MeshGroup::world);
+  run_.log.note(fmt::format(
+      "started by tessera {} ({}) on {} ranks of {} nodes, rank 0 on {}: ZeRO-{}, {} threads a "
+      "rank, run {}, {} sequences a step, {} steps",
+      kVersion, kCommit, run_.control.size(), world.nodes, comm::host_name(), engine.inputs().stage,
+      engine.threads(), run_.deck.run.name, global, run_.course.steps()));
+  nlohmann::ordered_json mesh;
+  for (const Axis& a : kAxes) mesh[a.name] = engine.inputs().mesh.*a.size;
+  mesh["nodes"] = world.nodes;
+  run_.log.event({{"event", "start"},
+                  {"version", kVersion},
+                  {"commit", kCommit},
+                  {"command", command_line()},
+                  {"deck", run_.deck.run.name},
+                  {"mesh", std::move(mesh)},
+                  {"zero_stage", engine.inputs().stage},
+                  {"meetings_of_stages", engine.meetings()},
+                  {"parameters", model::parameter_count(engine.inputs().units)},
+                  {"predicted_bytes", engine.bytes()},
+                  {"arena_bytes", stages_json(stages)}});
+}
+
+void Report::say_model_and_layout() const {
+  const Engine& engine = *run_.engine;
+  const plan::PlanInputs& in = engine.inputs();
+  const std::int64_t global = run_.course.sequences(1), sequence = run_.deck.batch.sequence;
+  const PreparedPlan& prepared = plan_of(run_, global);
+  const plan::PlanShape& first = prepared.plan().shape;
+  run_.log.say(fmt::format("tessera {} | run {} in {}", kVersion, run_.deck.run.name,
+                           run_.directory.string()));
+  run_.log.say(fmt::format(
+      "model     {} parameters: {} layers, hidden {}, {} heads, vocabulary {}, sequence {}",
+      count_text(static_cast<double>(model::parameter_count(in.units))), in.config.layers,
+      in.config.hidden, in.config.heads, in.config.vocab, sequence));
+  run_.log.say(fmt::format("layout    {}, ZeRO-{}, {} ranks a node, each on {}", to_string(in.mesh),
+                           in.stage, prepared.plan().group(MeshGroup::world).local,
+                           engine.device_name()));
+  run_.log.say(fmt::format(
+      "batch     {} sequences a step = {} data ranks x {} micro-batches x {}, {} tokens; {} steps",
+      global, engine.data_ranks(), first.micro_batches, first.micro,
+      count_text(run_.course.tokens(1)), run_.course.steps()));
+  run_.log.say(fmt::format("data      {} tokens, {} sequences an epoch",
+                           count_text(static_cast<double>(run_.corpus->tokens())),
+                           run_.corpus->sequences(sequence)));
+  run_.log.say(fmt::format("traffic   a rank sends {} in its node and {} across nodes a step",
+                           plan::human_bytes(prepared.wire.intra),
+                           plan::human_bytes(prepared.wire.inter)));
+  for (const std::string& note : engine.notes()) run_.log.say("          " + note);
+  const auto blocks = plan::blocks_text(in, prepared.plan().place);
+  if (!blocks.empty()) run_.log.say("          " + blocks);
+}
+
+void Report::say_memory() const {
+  Engine& engine = *run_.engine;
+  run_.log.say(fmt::format("memory    {} a rank:", plan::human_bytes(engine.device_bytes())));
+  const plan::Ledger ledger = engine.ledger();
+  std::string rows = plan::to_text(std::array{&ledger});
+  rows.pop_back();
+  run_.log.say(rows);
+  const auto gpu = engine.tier().apart();
+  if (gpu.total == 0) return;
+  run_.log.say(fmt::format(
+      "          of the GPU's {}; {} are in use besides (driver, NCCL, others)",
+      plan::human_bytes(gpu.total), plan::human_bytes(gpu.in_use - engine.device_bytes())));
+}
+
+void Report::say_notes() const {
+  const plan::PlanInputs& in = run_.engine->inputs();
+  if (const auto apart = plan::tensor_over_nodes(in)) run_.log.say("note      " + *apart);
+  if (const auto& steps = run_.deck.log.profile) {
+    run_.log.say(fmt::format(
+        "profile   of steps {} to {} in {}: tessera plan --profile {} draws it", steps->front(),
+        steps->back(), (run_.directory / "profile").string(), run_.directory.string()));
+  }
+  if (run_.deck.guard.check_replicas > 0 && !keeps_copies(in)) {
+    run_.log.say(
+        fmt::format("note      guard.check_replicas has nothing to compare: ZeRO-{} on this layout "
+                    "keeps no copies between steps",
+                    in.stage));
+  }
+}
+
+void Report::clocks() const {
+  constexpr double kSameTime = 10;  // seconds
+  run_.control.barrier();
+  const auto now = static_cast<double>(std::time(nullptr));
+  if (run_.control.max(now) + run_.control.max(-now) < kSameTime) return;
+  const auto times = run_.control.gather(now);
+  const auto hosts = run_.control.gather(comm::host_name());
+  for (std::size_t rank = 1; rank < times.size(); ++rank) {
+    if (std::abs(times[rank] - times[0]) < kSameTime) continue;
+    run_.log.record(
+        fmt::format("clocks disagree: rank {} on {} is {:.0f} s {} rank 0 on {}, whose clock "
+                    "run.deadline goes by",
+                    rank, hosts[rank], std::abs(times[rank] - times[0]),
+                    times[rank] > times[0] ? "ahead of" : "behind", hosts[0]),
+        {{"event", "clocks"}, {"rank", rank}, {"ahead_s", times[rank] - times[0]}});
+    return;
+  }
+}
+
+void Report::resume(const LoadedCheckpoint& from, std::int64_t bytes_read) {
+  const CheckpointHeader& h = from.header;
+  first_step_ = h.step + 1;
+  const std::int64_t again = std::max<std::int64_t>(0, run_.log.last_step() - h.step);
+  std::string text =
+      fmt::format("resumed from {}: step {}, {} samples; {} steps are done again",
+                  printable(from.path.string()), h.step, run_.course.progress.samples, again);
+  if (h.layout != setup::layout_of(run_.engine->inputs())) {
+    text += fmt::format("; the layout was {} with ZeRO-{}", to_string(h.layout.mesh),
+                        h.layout.zero_stage);
+  }
+  auto changed = nlohmann::ordered_json::array();
+  for (const auto& d : from.differences) {
+    if (d.rule != deck::OnResume::event) continue;
+    text += fmt::format("; {} = {}, was {}", d.key, d.now, d.saved);
+    changed.push_back({{"key", d.key}, {"saved", d.saved}, {"now", d.now}});
+  }
+  run_.log.record(text, {{"event", "resume"},
+                         {"step", h.step},
+                         {"from", from.path.string()},
+                         {"done_again", again},
+                         {"bytes_read", bytes_read},
+                         {"changed", changed}});
+}
+
+double Report::tflops(const StepResult& r) const {
+  const double rate = run_.course.tokens(run_.course.progress.step) / r.times.total;
+  return model::flop_per_token(run_.engine->inputs().config, run_.deck.batch.sequence) * rate /
+         static_cast<double>(run_.control.size()) / 1e12;
+}
+
+/// Of the update that the step made, or would have made.
+double Report::lr(const StepResult& r) const {
+  return run_.course.lr(run_.course.progress.applied + (r.applied ? 0 : 1));
+}
+
+void Report::step(const StepResult& r, const std::optional<guard::ComputeSpread>& spread) {
+  const std::int64_t step = run_.course.progress.step;
+  if (spread) {
+    step_event(r, *spread);
+    if (step % std::max<std::int64_t>(1, run_.deck.log.every) == 0 || step == run_.course.steps())
+      step_line(r);
+  }
+  steps_.add(r.times);
+  if (!r.applied) ++skips_;
+  if (rates_.best_step_s > 0 && r.times.total >= rates_.best_step_s) return;
+  rates_.best_step_s = r.times.total;
+  rates_.best_tokens_per_s = run_.course.tokens(step) / r.times.total;
+  rates_.best_gflops =
+      model::flop_per_token(run_.engine->inputs().config, run_.deck.batch.sequence) *
+      rates_.best_tokens_per_s / 1e9;
+}
+
+void Report::step_event(const StepResult& r, const guard::ComputeSpread& spread) {
+  const Progress& at = run_.course.progress;
+  const double peak = run_.engine->peak_rate();
+  const auto& wire = plan_of(run_, run_.course.sequences(at.step)).wire;
+  const IoBytes io = io_bytes();
+  run_.log.event({{"event", "step"},
+                  {"step", at.step},
+                  {"loss", r.loss},
+                  {"grad_norm", r.grad_norm},
+                  {"lr", lr(r)},
+                  {"tokens", at.samples * run_.deck.batch.sequence},
+                  {"samples", at.samples},
+                  {"step_ms", r.times.total * 1e3},
+                  {"tokens_per_s", run_.course.tokens(at.step) / r.times.total},
+                  {"mfu", peak > 0 ? nlohmann::json(tflops(r) * 1e12 / peak) : nlohmann::json()},
+                  {"tflops_per_rank", tflops(r)},
+                  {"comm_exposed_ms", r.times.comm_exposed * 1e3},
+                  {"pipeline_exposed_ms", r.times.pipeline_exposed * 1e3},
+                  {"io_exposed_ms", r.times.copy_exposed * 1e3},
+                  {"data_exposed_ms", r.times.data_exposed * 1e3},
+                  {"wire_bytes", {{"intra", wire.intra}, {"inter", wire.inter}}},
+                  {"io_bytes", {{"read", io.read - io_.read}, {"write", io.written - io_.written}}},
+                  {"compute_ms",
+                   {{"min", spread.least * 1e3},
+                    {"median", spread.median * 1e3},
+                    {"max", spread.most * 1e3},
+                    {"slowest_rank", spread.slowest}}},
+                  {"skipped", !r.applied},
+                  {"loss_scale", run_.course.scaler.scale()}});
+  io_ = io;
+}
+
+void Report::step_line(const StepResult& r) const {
+  const std::int64_t step = run_.course.progress.step;
+  const double peak = run_.engine->peak_rate();
+  run_.log.say(fmt::format(
+      "step {}/{} | loss {:.6f} | norm {:.4f} | lr {:.1e} | {:.1f} ms (comm {:.1f}%, "
+      "io {:.1f}%) | {} MFU | {} tok/s | "
+      "{:.1f} GiB",
+      step, run_.course.steps(), r.loss, r.grad_norm, lr(r), r.times.total * 1e3,
+      100 * r.times.comm_exposed / r.times.total, 100 * r.times.copy_exposed / r.times.total,
+      peak > 0 ? fmt::format("{:.1f}%", 100 * tflops(r) * 1e12 / peak) : "n/a",
+      count_text(run_.course.tokens(step) / r.times.total),
+      static_cast<double>(run_.engine->device_bytes()) / 0x1p30));
+}
+
+void Report::evaluated(double loss, std::int64_t sequences, double seconds) {
+  const std::int64_t step = run_.course.progress.step;
+  run_.log.record(fmt::format("evaluate at step {} | loss {:.6f} | {} sequences | {:.1f} s", step,
+                              loss, sequences, seconds),
+                  {{"event", "evaluate"},
+                   {"step", step},
+                   {"loss", loss},
+                   {"sequences", sequences},
+                   {"ms", seconds * 1e3}});
+}
+
+void Report::end(std::string_view reason, double waited_for_saves) const {
+  const Engine& engine = *run_.engine;
+  const double slowest = run_.control.max(sum_of(steps_.compute));
+  const std::int64_t grown = run_.control.max(engine.memory_growth()),
+                     libraries = run_.control.max(engine.library_bytes());
+  const auto high_water = engine.of_largest_ranks(engine.high_water());
+  if (!run_.log) return;
+  const std::int64_t step = run_.course.progress.step;
+  const std::string summary = fmt::format("{} after step {} ({} steps, {} skipped)", reason, step,
+                                          step - first_step_ + 1, skips_);
+  run_.log.say(summary + ". Where rank 0's time went:");
+  run_.log.note(summary);
+  const double total = say_times(waited_for_saves, slowest);
+  run_.log.say(
+      fmt::format("  for more speed: {}", advice(steps_, total, engine.inputs().recompute)));
+  const std::int64_t predicted = engine.bytes();
+  run_.log.say(fmt::format("  memory: {} predicted for the arenas, memory in use grew by {}",
+                           plan::human_bytes(predicted), plan::human_bytes(grown)));
+  if (run_.engine->tier().apart().total > 0) {
+    run_.log.say(fmt::format(
+        "  beside the arenas {} more of the GPU are in use than at the start: libraries, graphs",
+        plan::human_bytes(libraries)));
+  }
+  run_.log.event({{"event", "end"},
+                  {"reason", reason},
+                  {"step", step},
+                  {"skipped", skips_},
+                  {"predicted_bytes", predicted},
+                  {"arena_high_water", stages_json(high_water)},
+                  {"resident_growth_bytes", grown},
+                  {"library_bytes", libraries}});
+}
+
+/// The table of this start's time, which is returned. The slowest rank's step is everyone's: what
+/// others spend waiting for it is part of their exposed communication.
+double Report::say_times(double waited_for_saves, double slowest_compute) const {
+  const plan::PlanInputs& in = run_.engine->inputs();
+  double blocks = 0, ends = 0;
+  for (std::size_t i = 0; i < steps_.compute.size(); ++i) {
+    const bool block = i > 0 && in.units[i - 1].kind == model::UnitKind::block;
+    (block ? blocks : ends) += steps_.compute[i];
+  }
+  const double compute = sum_of(steps_.compute);
+  const double total = std::max(1e-9, steps_.total + waited_for_saves + evaluation_s_);
+  const auto row = [&](std::string_view name, double seconds) {
+    run_.log.say(
+        fmt::format("  {:<36}{:>10.2f} s {:>6.1f} %", name, seconds, 100 * seconds / total));
+  };
+  row("compute: blocks", blocks);
+  row("compute: ends, norm, optimizer", ends);
+  row("waiting for communication", steps_.comm_exposed);
+  if (in.mesh.pipeline > 1) row("  of it, for other stages", steps_.pipeline_exposed);
+  row("  of it, for the slowest rank",
+      std::clamp(slowest_compute - compute, 0.0, steps_.comm_exposed));
+  row("waiting for snapshots", steps_.copy_exposed);
+  row("waiting for data", steps_.data_exposed);
+  row("checkpoints", waited_for_saves);
+  row("evaluation", evaluation_s_);
+  row("everything else", std::max(0.0, steps_.total - compute - steps_.comm_exposed -
+                                           steps_.copy_exposed - steps_.data_exposed));
+  return total;
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,64 @@
+// What a user sees of a run: the start-up block, the step lines, and where the time went; and the
+// same as events of metrics.jsonl for programs.
+#pragma once
+
+#include <optional>
+#include <string_view>
+
+#include "guard/stragglers.hpp"
+#include "io/system_calls.hpp"
+#include "train/run.hpp"
+#include "train/step_result.hpp"
+
+namespace tessera::train {
+
+/// The fastest step so far, over all ranks.
+struct StepRates {
+  double best_step_s = 0;
+  double best_gflops = 0;  // 6 N + 6 L C T a token
+  double best_tokens_per_s = 0;
+};
+
+class Report {
+ public:
+  explicit Report(Run& run) : run_(run) {}
+
+  // Collective:
+  /// The start-up block: what runs where, over which data, in how much memory.
+  void start() const;
+  /// Nodes' clocks matter to people who read logs of several, and to run.deadline: says where they
+  /// disagree.
+  void clocks() const;
+  /// `bytes_read` is the most that any rank read.
+  void resume(const LoadedCheckpoint& from, std::int64_t bytes_read);
+  /// Where this start's time went, `waited_for_saves` seconds of it for checkpoints.
+  void end(std::string_view reason, double waited_for_saves) const;
+
+  /// `spread`: of what the ranks computed, on rank 0.
+  void step(const StepResult& result, const std::optional<guard::ComputeSpread>& spread);
+  void evaluated(double loss, std::int64_t sequences, double seconds);
+  /// Seconds that evaluation took, also when it was given up.
+  void add_evaluation(double seconds) { evaluation_s_ += seconds; }
+  const StepRates& rates() const { return rates_; }
+
+ private:
+  void say_model_and_layout() const;
+  void say_memory() const;
+  void say_notes() const;
+  void start_event() const;
+  void step_event(const StepResult& result, const guard::ComputeSpread& spread);
+  void step_line(const StepResult& result) const;
+  double tflops(const StepResult& result) const;
+  double lr(const StepResult& result) const;
+  double say_times(double waited_for_saves, double slowest_compute) const;
+
+  Run& run_;
+  std::int64_t first_step_ = 1;  // of this start
+  StepTimes steps_;              // of this start, in all
+  std::int64_t skips_ = 0;
+  double evaluation_s_ = 0;
+  StepRates rates_;
+  IoBytes io_;  // until the last step that was reported
+};
+
+}  // namespace tessera::train

@@ -1,0 +1,215 @@
+#include "train/report/run_directory.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fmt/chrono.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <ctime>
+#include <sstream>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/regular_file.hpp"
+#include "core/terminal.hpp"
+#include "io/file.hpp"
+#include "io/system_calls.hpp"
+
+namespace tessera::train {
+namespace {
+
+[[noreturn]] void refuse(const std::string& what, const std::filesystem::path& path) {
+  const int error = errno;
+  const auto message = fmt::format("{} {}: {}", what, path.string(), errno_text(error));
+  if (error == ENOMEM) throw MemoryError(message);
+  throw IoError(message);
+}
+
+int open_own(const std::filesystem::path& path, int flags) {
+  const int descriptor = system_calls::open(path, flags);
+  const std::string problem = descriptor < 0 ? why_not_opened(path, errno)
+                                             : why_not_regular(system_calls::mode(descriptor));
+  if (problem.empty()) return descriptor;
+  if (descriptor >= 0) ::close(descriptor);
+  throw IoError(fmt::format("cannot open {}: {}", path.string(), problem));
+}
+
+void write_all(int fd, std::string_view text, const std::filesystem::path& path) {
+  while (!text.empty()) {
+    const ssize_t n = system_calls::append(fd, path, text.data(), text.size());
+    if (n < 0) refuse("cannot write", path);
+    text.remove_prefix(static_cast<std::size_t>(n));
+  }
+}
+
+/// Bytes up to and including the last line end before the first zero byte. No line has one: where a
+/// system went down before all that was written had come to the disk, zeros are in its place.
+std::int64_t complete_bytes(int fd, const std::filesystem::path& path) {
+  std::vector<char> buffer(std::size_t{1} << 20);
+  std::int64_t at = 0, complete = 0;
+  while (true) {
+    const ssize_t n = system_calls::read(fd, path, buffer.data(), buffer.size(), at);
+    if (n < 0) refuse("cannot read", path);
+    const std::string_view piece(buffer.data(), static_cast<std::size_t>(n));
+    const std::string_view whole = piece.substr(0, piece.find('\0'));
+    if (const auto end = whole.rfind('\n'); end != std::string_view::npos)
+      complete = at + static_cast<std::int64_t>(end) + 1;
+    if (piece.empty() || whole.size() < piece.size()) return complete;
+    at += n;
+  }
+}
+
+}  // namespace
+
+RunLock::RunLock(const std::filesystem::path& directory, std::chrono::milliseconds patience) {
+  tessera::create_directories(directory);
+  path_ = directory / "lock";
+  fd_ = open_own(path_, O_RDWR | O_CREAT);
+  const auto give_up = std::chrono::steady_clock::now() + patience;
+  while (flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK && errno != EINTR) refuse("cannot lock", path_);
+    if (std::chrono::steady_clock::now() > give_up) {
+      char holder[256] = "";
+      const ssize_t n = pread(fd_, holder, sizeof holder - 1, 0);
+      ::close(fd_);
+      throw DeckError(
+          fmt::format("run directory {} is in use by {}: wait for that job or set another run.dir",
+                      directory.string(), n > 0 ? holder : "another job"));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  char host[128] = "?";
+  gethostname(host, sizeof host - 1);
+  const char* job = std::getenv("SLURM_JOB_ID");
+  const std::string holder = fmt::format("process {} on {}{}", getpid(), host,
+                                         job != nullptr ? fmt::format(", Slurm job {}", job) : "");
+  if (system_calls::resize(fd_, path_, 0) != 0) refuse("cannot write", path_);
+  write_all(fd_, holder, path_);
+}
+
+RunLock::~RunLock() { ::close(fd_); }
+
+void RunLock::check() const {
+  struct stat held = {}, there = {};
+  if (::stat(path_.c_str(), &there) == 0) {
+    if (::fstat(fd_, &held) != 0) refuse("cannot examine", path_);
+    if (held.st_dev == there.st_dev && held.st_ino == there.st_ino) return;
+  } else if (errno != ENOENT && errno != ENOTDIR) {
+    refuse("cannot examine", path_);
+  }
+  throw IoError(
+      fmt::format("the run directory {} is gone: {} was removed or renamed while the run "
+                  "was at work",
+                  path_.parent_path().string(), path_.string()));
+}
+
+void write_ended(const std::filesystem::path& directory, ExitCode code, std::string_view why) {
+  std::string line = fmt::format("{} {}", static_cast<int>(code), why);
+  std::ranges::replace(line, '\n', ' ');
+  AtomicFile file(directory / "ended");
+  file.append(line + "\n");
+  file.publish();
+}
+
+void remove_ended(const std::filesystem::path& directory) { remove_durably(directory / "ended"); }
+
+LineFile::LineFile(const std::filesystem::path& path) : path_(path.string()) {
+  fd_ = open_own(path, O_RDWR | O_CREAT | O_APPEND);
+  const off_t size = ::lseek(fd_, 0, SEEK_END);
+  if (size <= 0) return;
+  const std::int64_t complete = complete_bytes(fd_, path);
+  if (complete == size) return;
+  if (system_calls::resize(fd_, path, complete) != 0)
+    refuse("cannot cut the incomplete last line of", path);
+  sync();  // or else what was cut could come back between the lines that follow
+}
+
+LineFile::~LineFile() { ::close(fd_); }
+
+void LineFile::write(std::string_view line) {
+  std::string whole(line);
+  whole += '\n';
+  write_all(fd_, whole, path_);
+}
+
+namespace {
+
+/// Of the last event "step" among a file's last lines; 0 if there is none.
+std::int64_t last_step_in(const std::filesystem::path& path) {
+  const File file(path, OpenMode::read);
+  constexpr std::int64_t kTail = 1 << 16;
+  const std::int64_t size = file.size(), begin = std::max<std::int64_t>(0, size - kTail);
+  std::string tail(static_cast<std::size_t>(size - begin), '\0');
+  file.read(begin, std::as_writable_bytes(std::span(tail)));
+  std::istringstream in(tail);
+  std::int64_t step = 0;
+  for (std::string line; std::getline(in, line);) {
+    const auto event = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!event.is_object() || event.value("event", nlohmann::json()) != "step") continue;
+    const auto at = event.value("step", nlohmann::json());
+    if (at.is_number_integer()) step = at.get<std::int64_t>();
+  }
+  return step;
+}
+
+}  // namespace
+
+void LineFile::sync() {
+  if (system_calls::sync(fd_, path_) != 0) refuse("cannot sync", path_);
+}
+
+Reporter::Reporter(const std::filesystem::path& directory)
+    : log_(std::make_unique<LineFile>(directory / "log.txt")),
+      metrics_(std::make_unique<LineFile>(directory / "metrics.jsonl")) {
+  const auto path = directory / "logbook.md";
+  last_step_ = last_step_in(directory / "metrics.jsonl");
+  const bool fresh = !std::filesystem::exists(path);
+  logbook_ = std::make_unique<LineFile>(path);
+  if (fresh) {
+    logbook_->write("# Logbook\n\nWhat happened to this run, by its own account; times are UTC.\n");
+  }
+  sync_directory(directory);  // the names, without which synced lines are nowhere
+}
+
+void Reporter::sync() {
+  if (!log_) return;
+  for (LineFile* file : {log_.get(), metrics_.get(), logbook_.get()}) file->sync();
+}
+
+std::string logbook_bullet() {
+  return fmt::format("- {:%Y-%m-%d %H:%M:%S}Z: ", fmt::gmtime(std::time(nullptr)));
+}
+
+void Reporter::note(std::string_view sentence) {
+  if (logbook_) logbook_->write(logbook_bullet().append(sentence));
+}
+
+void Reporter::record(std::string_view sentence, const nlohmann::ordered_json& object) {
+  say(sentence);
+  event(object);
+  note(sentence);
+}
+
+void Reporter::say(std::string_view line) {
+  if (!log_) return;
+  const std::string text = printable(line, LineEnds::kept);
+  log_->write(text);
+  // A terminal that is gone, closed or full is no failure: the log is what counts.
+  const int error = tell_stdout(text + '\n');
+  if (error != 0 && terminal_)
+    log_->write(fmt::format("note      cannot write stdout: {}; the run goes on, and says so here",
+                            errno_text(error)));
+  terminal_ = error == 0;
+}
+
+void Reporter::event(const nlohmann::ordered_json& object) {
+  if (metrics_)
+    metrics_->write(object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+}
+
+}  // namespace tessera::train

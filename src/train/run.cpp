@@ -1,0 +1,71 @@
+#include "train/run.hpp"
+
+#include "core/terminal.hpp"
+#include "deck/ranks.hpp"
+#include "io/checkpoint_directory.hpp"
+#include "setup/inputs.hpp"
+#include "setup/products.hpp"
+#include "setup/shapes.hpp"
+#include "train/guards/watch.hpp"
+
+namespace tessera::train {
+namespace {
+
+bool holds_a_run(const std::filesystem::path& directory) {
+  return std::filesystem::exists(directory / "metrics.jsonl") ||
+         !list_checkpoints(directory / "checkpoints").empty();
+}
+
+}  // namespace
+
+Run::Run(const deck::LoadedDeck& from, const Job& of)
+    : loaded(from),
+      deck(from.deck),
+      job(of),
+      control(of.control),
+      directory(deck::run_directory(deck)),
+      course(deck) {}
+
+void Run::open_data() {
+  control.together([&] {
+    setup::check_on_ranks(loaded, control.size());
+    deck::check_quantized(loaded, control.size());
+  });
+  watch_peers(loaded, job, directory);
+  corpus = data::open_training(loaded, control);
+  validation = data::open_validation(loaded, control);
+  control.together([&] {
+    if (control.rank() == 0) data_files = identify(*corpus);
+  });
+  course.set_data(corpus->sequences(deck.batch.sequence));
+}
+
+void Run::take_directory() {
+  control.together([&] {
+    if (control.rank() != 0) return;
+    lock = std::make_unique<RunLock>(directory);
+    remove_ended(directory);
+    const auto* word = std::get_if<deck::Resume>(&deck.run.resume);
+    const bool never = word != nullptr && *word == deck::Resume::never;
+    if (never && holds_a_run(directory)) {
+      throw DeckError(fmt::format(
+          "{}: run.resume = \"never\", but {} already holds a run: set another run.dir or "
+          "run.name, or resume = \"auto\"",
+          loaded.where("run.resume"), directory.string()));
+    }
+  });
+}
+
+void Run::open_engine() {
+  engine.emplace(loaded, job,
+                 setup::training_shapes(deck, setup::mesh_of(deck, control.size()).data));
+}
+
+UnusableCheckpoint Run::note_unusable() {
+  return [this](const std::filesystem::path& path, std::string_view why) {
+    log.record(fmt::format("checkpoint {} cannot be used: {}", printable(path.string()), why),
+               {{"event", "fault"}, {"what", "checkpoint"}, {"path", path.string()}, {"why", why}});
+  };
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,46 @@
+// What the parts of a training run share: its deck and job, data, directory, course and engine.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "data/corpora.hpp"
+#include "io/checkpoint_manifest.hpp"
+#include "train/course.hpp"
+#include "train/execution/engine.hpp"
+#include "train/report/run_directory.hpp"
+#include "train/state/starting_state.hpp"
+
+namespace tessera::train {
+
+struct Run {
+  Run(const deck::LoadedDeck& loaded, const Job& job);
+
+  // What a start opens, in this order. Collective; each throws on all ranks alike.
+  /// Checks the deck against the ranks, has them watch each other, and opens the token files.
+  void open_data();
+  /// Takes the directory for this job. Throws DeckError where another has it, or where it holds a
+  /// run that run.resume = "never" must not touch.
+  void take_directory();
+  /// Makes the plans, what executes them, and the log files.
+  void open_engine();
+
+  /// Says of a checkpoint in the log that it was passed over, and why.
+  UnusableCheckpoint note_unusable();
+
+  const deck::LoadedDeck& loaded;
+  const deck::Deck& deck;
+  const Job& job;
+  const comm::Control& control;
+  std::filesystem::path directory;
+  std::unique_ptr<RunLock> lock;                    // on rank 0
+  Reporter log;                                     // speaks on rank 0
+  std::unique_ptr<TokenCorpus> corpus, validation;  // the latter: if the deck names one
+  std::vector<DataFile> data_files;                 // of corpus, on rank 0
+  Course course;
+  std::optional<Engine> engine;
+};
+
+}  // namespace tessera::train

@@ -1,0 +1,93 @@
+#include "train/saves/saver.hpp"
+
+#include <unistd.h>
+
+#include <chrono>
+
+#include "core/thread.hpp"
+
+namespace tessera::train {
+namespace {
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// Linux keeps niceness by thread. Beside a step that needs all cores, a save takes the 3 % that
+/// are nice 15's share, and spreads over many; whoever waits for it leaves it a core.
+void give_way() { [[maybe_unused]] const int niceness = ::nice(15); }
+
+}  // namespace
+
+/// Does the work on a thread; ranks without any are done at once. A save of the live state has no
+/// step beside it.
+void Saver::start(Phase phase, std::function<void()> work) {
+  phase_ = phase;
+  error_ = nullptr;
+  done_ = !work;
+  if (!work) return;
+  thread_ = start_thread("save", [this, work = std::move(work)] {
+    if (from_ == ModelState::From::snapshot) give_way();
+    try {
+      work();
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+    done_.store(true, std::memory_order_release);
+  });
+}
+
+void Saver::begin(const ModelState& state, ModelState::From from, CheckpointHeader header) {
+  TESSERA_CHECK(!active(), "a save is still under way");
+  header_ = std::move(header);
+  from_ = from;
+  began_ = now();
+  std::string temporary;
+  control_.together([&] {
+    if (control_.rank() == 0) temporary = begin_checkpoint(directory_, header_.step).string();
+  });
+  temporary_ = control_.broadcast(temporary);
+  result_ = {.path = {}, .step = header_.step};
+  start(Phase::write, [this, &state] {
+    CheckpointWriter writer(temporary_, control_.rank(), state.pieces());
+    state.save(writer, from_);
+    part_ = writer.finish();
+  });
+}
+
+void Saver::abandon() {
+  if (thread_.joinable()) thread_.join();
+  phase_ = Phase::none;
+}
+
+void Saver::commit(const std::vector<std::string>& texts, std::int64_t applied_updates) {
+  std::vector<RankPart> parts;
+  for (const auto& text : texts) parts.push_back(rank_part_from_text(text));
+  for (const auto& part : parts) result_.bytes += part.file_bytes;
+  before_commit_();
+  result_.path = commit_checkpoint(temporary_, header_, parts);
+  result_.seconds = now() - began_;
+  try {
+    prune_checkpoints(directory_, keep_, keep_every_, applied_updates);
+  } catch (const Error& e) {
+    result_.not_pruned = e.what();
+  }
+}
+
+std::optional<SaveResult> Saver::advance(std::int64_t applied_updates) {
+  TESSERA_CHECK(active(), "no save is under way");
+  const Phase ended = std::exchange(phase_, Phase::none);
+  if (thread_.joinable()) thread_.join();
+  control_.together([&] {
+    if (error_) std::rethrow_exception(error_);
+  });
+  if (ended == Phase::commit) return result_;
+  auto parts = control_.gather(to_text(part_));
+  std::function<void()> work;
+  if (control_.rank() == 0)
+    work = [this, parts = std::move(parts), applied_updates] { commit(parts, applied_updates); };
+  start(Phase::commit, std::move(work));
+  return std::nullopt;
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,79 @@
+// Checkpoints written beside training, in two phases of which each has a thread of its own: every
+// rank writes its file; when all are done, rank 0 commits and prunes. Training meets the save only
+// where ranks agree that a phase is over. HDF5 is called by one thread at a time.
+#pragma once
+
+#include <atomic>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <thread>
+
+#include "comm/mpi/control.hpp"
+#include "io/checkpoint_commit.hpp"
+#include "io/checkpoint_directory.hpp"
+#include "train/state/model_state.hpp"
+
+namespace tessera::train {
+
+struct SaveResult {
+  std::filesystem::path path;
+  std::int64_t step = 0;
+  std::int64_t bytes = 0;  // of all ranks
+  double seconds = 0;      // from begin to commit
+  std::string not_pruned;  // on rank 0: why older checkpoints that may go are still there
+};
+
+class Saver {
+ public:
+  /// `before_commit` is called on rank 0, on the saver's thread: what must be durable with the
+  /// checkpoint.
+  Saver(const comm::Control& control, std::filesystem::path directory, std::int64_t keep,
+        std::int64_t keep_every, std::function<void()> before_commit)
+      : control_(control),
+        directory_(std::move(directory)),
+        keep_(keep),
+        keep_every_(keep_every),
+        before_commit_(std::move(before_commit)) {}
+
+  /// Starts writing; `state` (the live one or the snapshot) must not change until the write is
+  /// over: beside a snapshot training goes on, and the save has a low priority. Collective: every
+  /// rank calls it at the same point. Never while a save is under way.
+  void begin(const ModelState& state, ModelState::From from, CheckpointHeader header);
+  bool active() const { return phase_ != Phase::none; }
+  /// Of the save under way, or the last one.
+  std::int64_t step() const { return header_.step; }
+  /// Whether this rank's share of the phase under way is done, well or badly: once all ranks say
+  /// so, advance() waits for nothing.
+  bool phase_done() const { return done_.load(std::memory_order_acquire); }
+  /// Waits for the end of the phase on all ranks. After the first, begins the second and returns
+  /// nothing; after the second, there is a checkpoint. Collective. Throws the lowest failing rank's
+  /// error on every rank; but once there is a checkpoint, what fails is no more than reported.
+  /// `applied_updates` are the run's by now: they tell which older checkpoints may be pruned.
+  std::optional<SaveResult> advance(std::int64_t applied_updates);
+  /// Gives up the save under way, if there is one: the next begin() removes what it has written.
+  void abandon();
+
+ private:
+  enum class Phase : std::uint8_t { none, write, commit };
+
+  void start(Phase phase, std::function<void()> work);
+  void commit(const std::vector<std::string>& parts, std::int64_t applied_updates);
+
+  const comm::Control& control_;
+  std::filesystem::path directory_;
+  std::int64_t keep_, keep_every_;
+  std::function<void()> before_commit_;
+  Phase phase_ = Phase::none;
+  CheckpointHeader header_;
+  ModelState::From from_ = ModelState::From::live;
+  std::filesystem::path temporary_;
+  double began_ = 0;
+  std::atomic<bool> done_{false};
+  std::exception_ptr error_;  // of thread_
+  RankPart part_;             // of thread_, writing
+  SaveResult result_;         // of thread_, committing: but for the step, rank 0's
+  std::jthread thread_;       // last: it uses the others
+};
+
+}  // namespace tessera::train

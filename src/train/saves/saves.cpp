@@ -1,0 +1,111 @@
+#include "train/saves/saves.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+namespace tessera::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+}  // namespace
+
+Saves::Saves(Run& run, FaultInjection& faults)
+    : run_(run),
+      faults_(faults),
+      saver_(run.control, run.directory / "checkpoints", run.deck.checkpoint.keep,
+             run.deck.checkpoint.keep_every, [&run] { run.log.sync(); }) {}
+
+void Saves::after_step(bool in_skips, const MakeHeader& header) {
+  const std::int64_t step = run_.course.progress.step, every = run_.deck.checkpoint.every;
+  const bool last = step == run_.course.steps();
+  const bool due = every > 0 && (step % every == 0 || last);
+  if (saved_step_ == step || !(due || late_)) return;
+  late_ = in_skips && !last;
+  if (last || !(late_ || run_.deck.checkpoint.async)) {
+    save_now(header());
+  } else {
+    due_ = !late_;
+  }
+}
+
+bool Saves::take_snapshot_due() {
+  if (!std::exchange(due_, false)) return false;
+  finish();
+  return true;
+}
+
+void Saves::begin_snapshot(const CheckpointHeader& before, const StepTimes& times) {
+  const auto begin = Clock::now();
+  saver_.begin(run_.engine->state(), ModelState::From::snapshot, before);
+  const double waited = seconds_since(begin);
+  waited_ += waited;
+  stall_ = waited + times.copy_exposed;  // the latter is in the step's time already
+}
+
+void Saves::advance() {
+  run_.job.whereabouts.begin("saving, in", run_.course.progress.step);
+  const auto begin = Clock::now();
+  const auto saved = saver_.advance(run_.course.progress.applied);
+  const double waited = seconds_since(begin);
+  waited_ += waited;
+  stall_ += waited;
+  if (saved) note(*saved);
+}
+
+void Saves::finish() {
+  while (saver_.active()) advance();
+}
+
+void Saves::save_now(const CheckpointHeader& header) {
+  finish();
+  const auto begin = Clock::now();
+  saver_.begin(run_.engine->state(), ModelState::From::live, header);
+  stall_ = seconds_since(begin);
+  waited_ += stall_;
+  finish();
+}
+
+void Saves::save_if_due(const MakeHeader& header) {
+  if (due_) save_now(header());
+}
+
+void Saves::abandon() {
+  due_ = late_ = false;
+  saver_.abandon();
+}
+
+void Saves::set_aside_after(std::int64_t step) {
+  run_.control.together([&] {
+    if (run_.control.rank() != 0) return;
+    for (const auto& entry : tessera::set_aside_after(run_.directory / "checkpoints", step)) {
+      run_.log.say(fmt::format("a later checkpoint of another branch is set aside: {}",
+                               entry.path.string()));
+    }
+  });
+}
+
+void Saves::note(const SaveResult& saved) {
+  saved_step_ = saved.step;
+  faults_.committed(saved.step);
+  slowest_ = std::max(slowest_, saved.seconds);
+  run_.log.record(fmt::format("checkpoint {} | {:.1f} MiB in {:.2f} s", saved.path.string(),
+                              static_cast<double>(saved.bytes) / 0x1p20, saved.seconds),
+                  {{"event", "checkpoint"},
+                   {"step", saved.step},
+                   {"path", saved.path.string()},
+                   {"bytes", saved.bytes},
+                   {"ms", saved.seconds * 1e3},
+                   {"stall_ms", stall_ * 1e3}});
+  if (!saved.not_pruned.empty()) {
+    run_.log.record("warning: older checkpoints are still there: " + saved.not_pruned,
+                    {{"event", "fault"}, {"what", "prune"}, {"why", saved.not_pruned}});
+  }
+}
+
+}  // namespace tessera::train

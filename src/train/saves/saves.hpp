@@ -1,0 +1,69 @@
+// When a training run's state is saved, and what becomes of the saves under way.
+#pragma once
+
+#include <functional>
+
+#include "train/guards/fault_injection.hpp"
+#include "train/run.hpp"
+#include "train/saves/saver.hpp"
+
+namespace tessera::train {
+
+/// Every method is collective but for the questions.
+class Saves {
+ public:
+  Saves(Run& run, FaultInjection& faults);
+
+  /// What a checkpoint of the state now would say of itself.
+  using MakeHeader = std::function<CheckpointHeader()>;
+  /// Saves the state where the deck has it so after the step that has just run, or has the next
+  /// step's plan copy it. `in_skips`: that step and maybe some before it were skipped. A state that
+  /// no step can leave is no place to go on from: it waits for a step that is applied.
+  void after_step(bool in_skips, const MakeHeader& header);
+  /// Whether the next step's plan is to copy the state; asked once. Waits for the save under way,
+  /// whose copy it would overwrite.
+  bool take_snapshot_due();
+  /// Begins to write what the plan of the step that has just run has copied: the state before it.
+  void begin_snapshot(const CheckpointHeader& before, const StepTimes& times);
+  /// Begins the next phase of a save once all ranks have ended one.
+  void advance();
+  /// Waits for the save under way.
+  void finish();
+  /// Saves the state now, and waits for it.
+  void save_now(const CheckpointHeader& header);
+  /// Saves the state only if a step wanted that.
+  void save_if_due(const MakeHeader& header);
+
+  /// States that no checkpoint has yet are given up, and so is the save under way.
+  void abandon();
+  /// Forgets that a state was to be saved, while a save under way goes on.
+  void forget_due() { due_ = late_ = false; }
+  /// Puts checkpoints aside that this run has not come to, or has given up.
+  void set_aside_after(std::int64_t step);
+
+  bool active() const { return saver_.active(); }
+  /// Whether this rank's share of the phase under way is done.
+  bool phase_done() const { return saver_.active() && saver_.phase_done(); }
+  /// Of the save under way, or the last one.
+  std::int64_t step() const { return saver_.step(); }
+  /// The newest checkpoint of this run holds the state after this step; -1: that of no step.
+  std::int64_t saved_step() const { return saved_step_; }
+  void set_saved_step(std::int64_t step) { saved_step_ = step; }
+  /// Seconds of the slowest save, and those that saves have kept training waiting.
+  double slowest() const { return slowest_; }
+  double waited() const { return waited_; }
+
+ private:
+  void note(const SaveResult& saved);
+
+  Run& run_;
+  FaultInjection& faults_;
+  Saver saver_;
+  std::int64_t saved_step_ = -1;
+  bool due_ = false;   // of the state now, by the next step's snapshot
+  bool late_ = false;  // was due at a step that was skipped
+  double stall_ = 0;   // seconds that the save under way has kept training waiting
+  double slowest_ = 0, waited_ = 0;
+};
+
+}  // namespace tessera::train

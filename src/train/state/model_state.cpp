@@ -1,0 +1,404 @@
+#include "train/state/model_state.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "core/hash.hpp"
+#include "core/random.hpp"
+#include "io/box.hpp"
+#include "io/finite.hpp"
+#include "plan/passes/place_buffers.hpp"
+
+namespace tessera::train {
+
+namespace {
+
+constexpr std::int64_t kPiece = 1 << 20;  // elements that are read before they are converted
+
+template <typename T>
+void convert_to(std::span<const float> in, std::byte* out) {
+  auto* typed = reinterpret_cast<T*>(out);
+  for (std::size_t i = 0; i < in.size(); ++i) typed[i] = T(in[i]);
+}
+
+void convert(std::span<const float> in, DType type, std::byte* out) {
+  switch (type) {
+    case DType::f32: return convert_to<float>(in, out);
+    case DType::bf16: return convert_to<bf16>(in, out);
+    case DType::f16: return convert_to<f16>(in, out);
+    default: throw InternalError(fmt::format("parameters in {}", to_string(type)));
+  }
+}
+
+}  // namespace
+
+ParameterSource initial_values(std::uint64_t seed) {
+  return [seed](const model::ParamDesc& p, Range range, std::span<float> out) {
+    if (p.init != model::Init::normal) {
+      std::fill(out.begin(), out.end(), p.init == model::Init::ones ? 1.0F : 0.0F);
+      return;
+    }
+    const RandomKey key = random_key(seed, RandomPurpose::init, hash_text(p.name));
+    const auto n = static_cast<std::int64_t>(out.size());
+#pragma omp parallel for schedule(static)
+    for (std::int64_t i = 0; i < n; ++i) {
+      const double x = random_normal(key, 0, static_cast<std::uint64_t>(range.begin + i));
+      out[static_cast<std::size_t>(i)] = static_cast<float>(p.init_std * x);
+    }
+  };
+}
+
+/// A plan of the persistent buffers only, and the views of them.
+static std::pair<plan::Plan, std::vector<plan::UnitState>> state_layout(
+    const plan::PlanInputs& inputs, const MeshPlace& place) {
+  plan::Plan layout;
+  plan::set_place(layout, inputs, place);
+  auto states = plan::add_state(layout, inputs);
+  plan::place_buffers(layout);
+  return {std::move(layout), std::move(states)};
+}
+
+plan::ArenaBytes ModelState::arena_bytes(const plan::PlanInputs& inputs, const MeshPlace& place) {
+  return state_layout(inputs, place).first.arena_bytes;
+}
+
+ModelState::ModelState(const plan::PlanInputs& inputs, const MeshPlace& place,
+                       const memory::Arena& state, const memory::Arena& host)
+    : inputs_(inputs), state_arena_(state), host_arena_(host), rows_(plan::kept_tensors(inputs)) {
+  std::tie(layout_, states_) = state_layout(inputs, place);
+}
+
+ModelState::Held ModelState::held(const View& symbolic) const {
+  const auto& buffer = layout_.buffers[static_cast<std::size_t>(plan::buffer_of(symbolic))];
+  const memory::Arena& arena = buffer.place == plan::Place::host ? host_arena_ : state_arena_;
+  View v = symbolic;
+  v.data = arena.base() + buffer.offset + plan::offset_of(symbolic);
+  return {v, &arena.tier()};
+}
+
+namespace {
+
+/// The part in pieces that are converted at once, and where each begins in the part.
+template <typename F>
+void for_pieces(const MatrixRange& part, F&& f) {
+  const std::int64_t width = part.columns.count();
+  const std::int64_t rows = std::max<std::int64_t>(1, kPiece / width);
+  for (std::int64_t r = part.rows.begin; r < part.rows.end; r += rows) {
+    const Range of_rows{r, std::min(r + rows, part.rows.end)};
+    for (std::int64_t c = part.columns.begin; c < part.columns.end; c += kPiece) {
+      const Range of_columns{c, std::min(c + kPiece, part.columns.end)};
+      f(MatrixRange{of_rows, of_columns}, (r - part.rows.begin) * width + c - part.columns.begin);
+    }
+  }
+}
+
+std::int64_t columns_of(const model::ParamDesc& p) { return p.elements() / p.shape[0]; }
+
+}  // namespace
+
+Range ModelState::elements_of(const plan::UnitState& s, std::size_t row) const {
+  return rows_[row].extent == optim::Extent::owned ? s.owned
+                                                   : s.layout.shard_of(layout_.place.data);
+}
+
+void ModelState::each_held(std::size_t row, const HeldPart& f) {
+  for (std::size_t u = 0; u < states_.size(); ++u) {
+    const auto& s = states_[u];
+    if (!s.held) continue;
+    std::vector<Held> views;
+    if (s.kept[row].live) views.push_back(held(s.kept[row].live));
+    if (row == plan::kMasterRow && s.copy) views.push_back(held(s.copy));
+    if (views.empty()) continue;
+    const Range elements = elements_of(s, row);
+    for (const auto& slice : zero::slices_in(inputs_.units[u], s.layout, elements)) {
+      std::vector<Held> targets;
+      for (const Held& view : views)
+        targets.push_back(view.range(slice.flat - elements.begin, slice.part.elements()));
+      f(inputs_.units[u].params[slice.parameter], slice.part, std::move(targets));
+    }
+  }
+}
+
+/// Puts values at their place, from element `first` on.
+void ModelState::put(std::span<const float> values, const std::vector<Held>& targets,
+                     std::int64_t first) {
+  for (const Held& target : targets) {
+    const View to = target.view.range(first, std::ssize(values));
+    target.tier->fill(to.data, to.span_bytes(),
+                      [&](std::span<std::byte> bytes) { convert(values, to.type, bytes.data()); });
+  }
+}
+
+void ModelState::put(std::span<const std::byte> bytes, const Held& target, std::int64_t first) {
+  const std::int64_t count = std::ssize(bytes) / size_of(target.view.type);
+  target.tier->write(target.view.range(first, count).data, bytes);
+}
+
+/// Among values that follow element `first` of a part: one that a target cannot hold.
+std::optional<NonFiniteElement> ModelState::find_non_finite(std::span<const float> values,
+                                                            const std::vector<Held>& targets,
+                                                            const model::ParamDesc& p,
+                                                            const MatrixRange& part,
+                                                            std::int64_t first) {
+  for (const Held& target : targets) {
+    const auto at = tessera::find_non_finite(values, target.view.type);
+    if (!at) continue;
+    const std::int64_t width = part.columns.count(), in_part = first + *at;
+    const std::int64_t element =
+        (part.rows.begin + in_part / width) * columns_of(p) + part.columns.begin + in_part % width;
+    return NonFiniteElement{.parameter = p.name,
+                            .element = element,
+                            .index = index_text(p.shape, element),
+                            .value = values[static_cast<std::size_t>(*at)],
+                            .type = target.view.type};
+  }
+  return std::nullopt;
+}
+
+std::optional<NonFiniteElement> ModelState::set_master(const BlockSource& source) {
+  std::optional<NonFiniteElement> bad;
+  std::vector<float> values;
+  each_held(plan::kMasterRow, [&](const model::ParamDesc& p, const MatrixRange& part,
+                                  const std::vector<Held>& targets) {
+    for_pieces(part, [&](const MatrixRange& piece, std::int64_t at) {
+      values.resize(static_cast<std::size_t>(piece.elements()));
+      try {
+        source(p, piece, values);
+      } catch (Error& e) {
+        e.add_context(fmt::format("{} of {}", rows_[plan::kMasterRow].name, p.name));
+        throw;
+      }
+      if (!bad) bad = find_non_finite(values, targets, p, part, at);
+      put(values, targets, at);
+    });
+  });
+  return bad;
+}
+
+void ModelState::set_zero(std::size_t row) {
+  for (const auto& s : states_) {
+    if (!s.held || !s.kept[row].live) continue;
+    const Held all = held(s.kept[row].live);
+    const std::int64_t n = all.view.elements();
+    for (std::int64_t at = 0; at < n; at += kPiece) {
+      const View piece = all.view.range(at, std::min(kPiece, n - at));
+      all.tier->fill(piece.data, piece.span_bytes(),
+                     [](std::span<std::byte> bytes) { std::ranges::fill(bytes, std::byte{0}); });
+    }
+  }
+}
+
+std::optional<NonFiniteElement> ModelState::set_parameters(const ParameterSource& source) {
+  const BlockSource by_rows = [&](const model::ParamDesc& p, const MatrixRange& part,
+                                  std::span<float> out) {
+    const std::int64_t width = columns_of(p), own = part.columns.count();
+    if (own == width) return source(p, {part.rows.begin * width, part.rows.end * width}, out);
+    for (std::int64_t r = part.rows.begin; r < part.rows.end;
+         ++r, out = out.subspan(static_cast<std::size_t>(own))) {
+      source(p, {r * width + part.columns.begin, r * width + part.columns.end},
+             out.first(static_cast<std::size_t>(own)));
+    }
+  };
+  for (std::size_t row = plan::kMasterRow + 1; row < rows_.size(); ++row) set_zero(row);
+  return set_master(by_rows);
+}
+
+/// In the parameter's global coordinates.
+static Box box_of(const model::ParamDesc& p, const MatrixRange& part) {
+  if (p.shape.size() == 1) return Box({part.rows.begin}, {part.rows.count()});
+  return Box({part.rows.begin, part.columns.begin}, {part.rows.count(), part.columns.count()});
+}
+
+std::optional<NonFiniteElement> ModelState::load(Checkpoint& checkpoint) {
+  std::optional<NonFiniteElement> bad;
+  std::vector<Wanted> wanted;
+  // A model that no step was applied to may have its weights alone.
+  const bool untrained = checkpoint.header().applied_updates == 0;
+  for (std::size_t row = 0; row < rows_.size(); ++row) {
+    const optim::StateTensor& kept = rows_[row];
+    const auto& any = inputs_.units.front().params.front();
+    const bool weights_alone =
+        row != plan::kMasterRow && untrained && !checkpoint.find(any.name, kept.name);
+    if (!kept.saved || weights_alone) {
+      set_zero(row);
+      continue;
+    }
+    each_held(
+        row, [&](const model::ParamDesc& p, const MatrixRange& part, std::vector<Held> targets) {
+          const auto entry = checkpoint.find(p.name, kept.name);
+          if (!entry || entry->shape != Shape(p.shape)) {
+            throw DataError(fmt::format(
+                "{} of {}: the checkpoint's tensor is {}, the deck's model wants {}", kept.name,
+                p.name, entry ? to_string(entry->shape.extents()) : "missing", to_string(p.shape)));
+          }
+          wanted.push_back({p.name, kept.name, box_of(p, part), kept.type,
+                            [&bad, &p, part, row, targets = std::move(targets)](
+                                std::int64_t first, std::span<const std::byte> bytes) {
+                              if (row != plan::kMasterRow)
+                                return put(bytes, targets.front(), first);
+                              const std::span values(reinterpret_cast<const float*>(bytes.data()),
+                                                     bytes.size() / sizeof(float));
+                              if (!bad) bad = find_non_finite(values, targets, p, part, first);
+                              put(values, targets, first);
+                            }});
+        });
+  }
+  checkpoint.read(wanted);
+  return bad;
+}
+
+void ModelState::add_to(Copy& copy, const View& symbolic) const {
+  std::vector<std::byte> bytes;
+  const Held part = held(symbolic);
+  const std::int64_t n = part.view.elements();
+  for (std::int64_t at = 0; at < n; at += kPiece) {
+    const View piece = part.view.range(at, std::min(kPiece, n - at));
+    copy.hash = hash_bytes(part.tier->look(piece.data, piece.span_bytes(), bytes), copy.hash);
+  }
+  copy.elements += n;
+}
+
+namespace {
+
+bool owns_all(const plan::UnitState& s) { return s.owned.count() == s.layout.padded; }
+
+}  // namespace
+
+std::vector<View> ModelState::owned_views(const plan::UnitState& s) const {
+  std::vector<View> views;
+  if (s.copy) views.push_back(s.copy);
+  for (std::size_t row = 0; row < rows_.size(); ++row) {
+    if (rows_[row].extent == optim::Extent::owned && s.kept[row].live)
+      views.push_back(s.kept[row].live);
+  }
+  return views;
+}
+
+ModelState::Copy ModelState::slice_copy(std::size_t unit, std::int64_t owner) const {
+  const auto& s = states_[unit];
+  Copy copy;
+  if (!s.held) return copy;
+  const Range slice = s.layout.shard_of(owner);
+  if (owns_all(s)) {
+    for (const View& view : owned_views(s)) add_to(copy, view.range(slice.begin, slice.count()));
+  } else if (s.parameters && owner != layout_.place.data) {
+    add_to(copy, s.parameters.range(slice.begin, slice.count()));
+  }
+  return copy;
+}
+
+std::vector<Range> ModelState::owned_by_all_tensor_ranks(std::size_t unit) const {
+  const auto& s = states_[unit];
+  std::vector<zero::UnitLayout> layouts;
+  for (std::int64_t t = 0; t < inputs_.mesh.tensor; ++t) {
+    layouts.push_back(zero::unit_layout(inputs_.units[unit], inputs_.mesh.data,
+                                        plan::tensor_cut(inputs_, {.tensor = t})));
+  }
+  std::vector<Range> ranges;
+  for (const zero::LayoutPiece& piece : s.layout.pieces) {
+    if (!piece.whole) continue;
+    Range common{0, piece.part.elements()};
+    for (const zero::UnitLayout& layout : layouts) {
+      const Range owned =
+          owns_all(s) ? Range{0, layout.padded} : layout.shard_of(layout_.place.data);
+      const std::int64_t at = layout.offset_of(piece.parameter);
+      common = intersect(common, {owned.begin - at, owned.end - at});
+    }
+    if (!common.empty()) ranges.push_back({piece.offset + common.begin, piece.offset + common.end});
+  }
+  return ranges;
+}
+
+ModelState::Copy ModelState::owned_copy(std::size_t unit, Part part) const {
+  const auto& s = states_[unit];
+  Copy copy;
+  if (!s.held) return copy;
+  const auto ranges =
+      part == Part::everything ? std::vector{s.owned} : owned_by_all_tensor_ranks(unit);
+  for (const Range& range : ranges) {
+    for (const View& view : owned_views(s))
+      add_to(copy, view.range(range.begin - s.owned.begin, range.count()));
+  }
+  return copy;
+}
+
+struct ModelState::SavedPiece {
+  Piece piece;
+  std::size_t unit = 0;
+  std::size_t row = plan::kMasterRow;
+  bool rounded = false;   // to the compute type: what forward reads
+  std::int64_t flat = 0;  // first element in the unit's flat buffer
+};
+
+std::vector<ModelState::SavedPiece> ModelState::saved_pieces() const {
+  std::vector<SavedPiece> all;
+  for (std::size_t u = 0; u < states_.size(); ++u) {
+    const auto& s = states_[u];
+    if (!s.held) continue;
+    for (const Range& part : plan::counted_ranges(inputs_, layout_, u, s.layout)) {
+      for (const auto& slice : zero::slices_in(inputs_.units[u], s.layout, part)) {
+        const auto& p = inputs_.units[u].params[slice.parameter];
+        const Shape shape(p.shape);
+        const Box box = box_of(p, slice.part);
+        for (std::size_t row = 0; row < rows_.size(); ++row) {
+          const auto& [name, type, extent, saved] = rows_[row];
+          if (saved) all.push_back({{p.name, shape, name, type, box}, u, row, false, slice.flat});
+        }
+        if (s.copy) {
+          all.push_back({{p.name, shape, "parameters", s.copy.type, box},
+                         u,
+                         plan::kMasterRow,
+                         true,
+                         slice.flat});
+        }
+      }
+    }
+  }
+  return all;
+}
+
+std::vector<Piece> ModelState::pieces() const {
+  std::vector<Piece> all;
+  for (auto& saved : saved_pieces()) all.push_back(std::move(saved.piece));
+  return all;
+}
+
+View ModelState::owned_part(std::size_t unit, std::size_t parameter) const {
+  const auto& s = states_[unit];
+  if (!s.held) return {};
+  for (const auto& slice : zero::slices_in(inputs_.units[unit], s.layout, s.owned)) {
+    if (slice.parameter != parameter) continue;
+    const View all = held(s.parameters ? s.parameters : s.own_shard).view;
+    const std::int64_t first = s.parameters ? 0 : s.owned.begin;
+    return all.range(slice.flat - first, slice.part.elements());
+  }
+  return {};
+}
+
+void ModelState::save(CheckpointWriter& writer, From from) const {
+  const auto pieces = saved_pieces();
+  std::vector<std::byte> copy, rounded;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const auto& [piece, unit, row, round, flat] = pieces[i];
+    const auto& s = states_[unit];
+    const bool live = from == From::live;
+    // A snapshot holds this rank's shard, the live state what it owns, which at stage 0 is
+    // everything.
+    const std::int64_t first =
+        live ? elements_of(s, row).begin : s.layout.shard_of(layout_.place.data).begin;
+    const Held part = held(live ? s.kept[row].live : s.kept[row].snapshot)
+                          .range(flat - first, piece.box.elements());
+    const auto bytes = part.tier->look(part.view.data, part.view.span_bytes(), copy);
+    if (!round) {
+      writer.write(i, bytes);
+      continue;
+    }
+    const std::span values(reinterpret_cast<const float*>(bytes.data()),
+                           bytes.size() / sizeof(float));
+    rounded.resize(values.size() * static_cast<std::size_t>(size_of(piece.type)));
+    convert(values, piece.type, rounded.data());
+    writer.write(i, rounded);
+  }
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,242 @@
+#include "train/state/starting_state.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "core/terminal.hpp"
+#include "io/checkpoint_directory.hpp"
+#include "io/file.hpp"
+#include "io/finite.hpp"
+#include "io/hugging_face.hpp"
+#include "setup/inputs.hpp"
+
+namespace tessera::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path checkpoints_of(const deck::Deck& deck) {
+  return fs::path(deck::run_directory(deck)) / "checkpoints";
+}
+
+/// Checkpoints to try, the best first; made on rank 0.
+using Candidates = std::function<std::vector<fs::path>()>;
+
+std::vector<fs::path> paths(const std::vector<CheckpointEntry>& entries) {
+  std::vector<fs::path> all;
+  for (const auto& entry : entries) all.push_back(entry.path);
+  return all;
+}
+
+/// What run.resume allows.
+std::vector<fs::path> chosen_by_deck(const deck::Deck& deck) {
+  if (const auto* given = std::get_if<std::string>(&deck.run.resume)) return {*given};
+  if (std::get<deck::Resume>(deck.run.resume) == deck::Resume::never) return {};
+  return paths(committed_checkpoints(checkpoints_of(deck)));
+}
+
+/// Those at or before `step`, newest first, then the others, oldest first.
+std::vector<fs::path> before_step(const deck::Deck& deck, std::int64_t step) {
+  std::vector<fs::path> good, late;
+  for (const auto& entry : committed_checkpoints(checkpoints_of(deck))) {
+    (entry.step <= step ? good : late).push_back(entry.path);
+  }
+  good.insert(good.end(), late.rbegin(), late.rend());
+  return good;
+}
+
+/// Holds the checkpoint where it can be held; false if it has gone since it was listed.
+bool still_there(const fs::path& path, std::optional<CheckpointHold>& hold) {
+  using namespace std::chrono_literals;
+  for (const auto until = std::chrono::steady_clock::now() + 1s;;) {
+    try {
+      hold.emplace(path);
+      return true;
+    } catch (const DataError&) {
+      if (!path_exists(path)) return false;
+      // Just being removed, or without a manifest, which is to be reported.
+      if (std::chrono::steady_clock::now() > until) return true;
+      std::this_thread::sleep_for(10ms);
+    }
+  }
+}
+
+/// The best checkpoint that was not tried yet, the same on every rank; empty if there is none.
+/// Lists anew each time: a job at work in the directory makes new ones and removes old ones, but
+/// not the one that rank 0 holds.
+fs::path next_candidate(const Candidates& make, const comm::Control& control,
+                        const std::vector<fs::path>& tried, std::optional<CheckpointHold>& hold) {
+  fs::path best;
+  control.together([&] {
+    if (control.rank() != 0) return;
+    hold.reset();
+    for (const fs::path& path : make()) {
+      if (std::ranges::find(tried, path) != tried.end() || !still_there(path, hold)) continue;
+      best = path;
+      return;
+    }
+  });
+  return control.broadcast(best.string());
+}
+
+/// A manifest's numbers must fit each other: what follows is counted from them.
+void check_tokens(const LoadedCheckpoint& from) {
+  const std::int64_t samples = from.header.samples, length = from.deck.batch.sequence;
+  std::int64_t tokens = 0;
+  if (!__builtin_mul_overflow(samples, length, &tokens) && tokens == from.header.tokens) return;
+  throw DataError(fmt::format(
+      "{}/{}: header.tokens is {}, not {} samples of {} tokens: damaged, or not written by tessera",
+      from.path.string(), kManifestFile, from.header.tokens, samples, length));
+}
+
+/// Throws DeckError for differences that are not allowed.
+void check_differences(const deck::LoadedDeck& now, const LoadedCheckpoint& from,
+                       deck::OnResume fixed) {
+  std::string refused;
+  for (const auto& difference : from.differences) {
+    if (difference.rule < fixed) continue;
+    refused += "\n" + printable(fmt::format("{}: {} = {} differs from the checkpoint's {}",
+                                            now.where(difference.key), difference.key,
+                                            difference.now, difference.saved));
+  }
+  if (refused.empty()) return;
+  throw DeckError(Lines{fmt::format("cannot go on from {}: these keys may not change:{}",
+                                    printable(from.path.string()), refused)});
+}
+
+/// The first of the candidates that can be used; all that were tried are in `tried`.
+std::optional<LoadedCheckpoint> load_first(const Candidates& candidates,
+                                           const deck::LoadedDeck& loaded, deck::OnResume fixed,
+                                           const comm::Control& control, ModelState& state,
+                                           const UnusableCheckpoint& unusable,
+                                           std::vector<fs::path>& tried) {
+  std::optional<CheckpointHold> hold;
+  while (true) {
+    LoadedCheckpoint found{.path = next_candidate(candidates, control, tried, hold)};
+    if (found.path.empty()) return std::nullopt;
+    tried.push_back(found.path);
+    try {
+      control.together([&] {
+        Checkpoint checkpoint = Checkpoint::open(found.path);
+        if (control.rank() == 0) checkpoint.check_files();
+        found.header = checkpoint.header();
+        found.deck =
+            deck::parse_deck(found.header.deck, found.path.string() + "/manifest.json: deck").deck;
+        check_tokens(found);
+        found.differences = deck::compare_for_resume(found.deck, loaded.deck);
+        check_differences(loaded, found,
+                          found.header.step == 0 ? deck::OnResume::architecture : fixed);
+        found.non_finite = state.load(checkpoint);
+      });
+      return found;
+    } catch (const Error& e) {
+      // A disk that fails says nothing about the checkpoint: it may be good when it works again.
+      if (e.exit_code() != ExitCode::data) throw;
+      unusable(found.path, e.what());
+    }
+  }
+}
+
+/// As load_first(), for a run under way: what fails to load has overwritten a part of the state.
+std::optional<LoadedCheckpoint> load_earlier(const Candidates& candidates,
+                                             const deck::LoadedDeck& loaded,
+                                             const comm::Control& control, ModelState& state,
+                                             const UnusableCheckpoint& unusable) {
+  std::vector<fs::path> tried;
+  auto found =
+      load_first(candidates, loaded, deck::OnResume::refused, control, state, unusable, tried);
+  control.together([&] {
+    if (found || tried.empty()) return;
+    throw DataError(
+        fmt::format("none of the {} checkpoints can be used (see above)", tried.size()));
+  });
+  return found;
+}
+
+}  // namespace
+
+std::optional<LoadedCheckpoint> load_checkpoint_before(std::int64_t step,
+                                                       const deck::LoadedDeck& loaded,
+                                                       const comm::Control& control,
+                                                       ModelState& state,
+                                                       const UnusableCheckpoint& unusable) {
+  return load_earlier([&] { return before_step(loaded.deck, step); }, loaded, control, state,
+                      unusable);
+}
+
+std::optional<LoadedCheckpoint> load_proven_checkpoint(std::int64_t applied_updates,
+                                                       const deck::LoadedDeck& loaded,
+                                                       const comm::Control& control,
+                                                       ModelState& state,
+                                                       const UnusableCheckpoint& unusable) {
+  const auto proven = [&] {
+    return paths(proven_checkpoints(checkpoints_of(loaded.deck), applied_updates));
+  };
+  return load_earlier(proven, loaded, control, state, unusable);
+}
+
+std::optional<LoadedCheckpoint> load_checkpoint(const deck::LoadedDeck& loaded,
+                                                deck::OnResume fixed, const comm::Control& control,
+                                                ModelState& state,
+                                                const UnusableCheckpoint& unusable) {
+  std::vector<fs::path> tried;
+  if (auto found = load_first([&] { return chosen_by_deck(loaded.deck); }, loaded, fixed, control,
+                              state, unusable, tried)) {
+    return found;
+  }
+  control.together([&] {  // every rank comes to the same verdict: they leave in order
+    if (!tried.empty()) {
+      throw DataError(fmt::format(
+          "none of the {} checkpoints can be used (see above): repair or remove them, or set "
+          "another run.dir",
+          tried.size()));
+    }
+    const auto* rule = std::get_if<deck::Resume>(&loaded.deck.run.resume);
+    if (rule != nullptr && *rule == deck::Resume::must) {
+      throw DataError(fmt::format("{}: run.resume = \"must\", but {} holds no checkpoint",
+                                  loaded.where("run.resume"),
+                                  checkpoints_of(loaded.deck).string()));
+    }
+  });
+  return std::nullopt;
+}
+
+std::string set_initial_state(const deck::Deck& deck, const comm::Control& control,
+                              ModelState& state) {
+  std::string note;
+  control.together([&] {
+    if (!deck.model.init_from) {
+      state.set_parameters(initial_values(static_cast<std::uint64_t>(deck.run.seed)));
+      return;
+    }
+    const HfModel source = HfModel::open(*deck.model.init_from);
+    if (source.stored_dtype() == DType::bf16 && deck.precision.compute == deck::Precision::f16) {
+      note = fmt::format(
+          "note: {} holds bf16 weights; f16 has a smaller range, so large values may overflow",
+          printable(*deck.model.init_from));
+    }
+    const auto bad =
+        state.set_parameters([&](const model::ParamDesc& p, Range range, std::span<float> out) {
+          source.read(p.name, range.begin, out);
+        });
+    if (bad && !deck.model.accept_non_finite) {
+      throw non_finite_error(source.place(bad->parameter, bad->element), bad->value, bad->type,
+                             "model.accept_non_finite = true");
+    }
+  });
+  return note;
+}
+
+void check_same_threads(const deck::LoadedDeck& loaded, const LoadedCheckpoint& from, int threads) {
+  const bool imported = from.header.step == 0,
+             layout = loaded.deck.run.reproducible == deck::Reproducible::layout;
+  if (imported || !layout || from.header.threads == threads) return;
+  throw DeckError(
+      fmt::format("{}: {} was made with {} threads a rank, now there are {}, but "
+                  "run.reproducible = \"layout\" needs the same: set run.threads = {}",
+                  loaded.where("run.threads"), from.path.string(), from.header.threads, threads,
+                  from.header.threads));
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,65 @@
+// Where a model's state comes from: the checkpoint that run.resume chooses, or initial weights.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+
+#include "comm/mpi/control.hpp"
+#include "deck/load.hpp"
+#include "deck/resume.hpp"
+#include "train/state/model_state.hpp"
+
+namespace tessera::train {
+
+/// A checkpoint that was loaded.
+struct LoadedCheckpoint {
+  std::filesystem::path path;
+  CheckpointHeader header;
+  deck::Deck deck;                                  // that it was made with
+  std::vector<deck::ResumeDifference> differences;  // of the deck now: all of them allowed
+  std::optional<NonFiniteElement> non_finite;       // among this rank's weights
+};
+
+/// Told of every checkpoint that is passed over.
+using UnusableCheckpoint =
+    std::function<void(const std::filesystem::path& path, std::string_view why)>;
+
+/// Loads the newest usable of the checkpoints that run.resume allows into `state`; nothing if there
+/// are none. Keys whose rule is `fixed` or stricter must be as in the checkpoint; an imported model
+/// (step 0) has no past to be faithful to but its architecture. Collective; throws on every rank:
+/// DeckError for a key that may not differ, DataError when no checkpoint can be used or
+/// run.resume = "must" finds none.
+std::optional<LoadedCheckpoint> load_checkpoint(const deck::LoadedDeck& loaded,
+                                                deck::OnResume fixed, const comm::Control& control,
+                                                ModelState& state,
+                                                const UnusableCheckpoint& unusable);
+
+/// Loads the newest usable checkpoint of the run at or before `step`, or else the oldest there is;
+/// nothing if there are none. Collective. Throws DataError on every rank if there are some but none
+/// can be used.
+std::optional<LoadedCheckpoint> load_checkpoint_before(std::int64_t step,
+                                                       const deck::LoadedDeck& loaded,
+                                                       const comm::Control& control,
+                                                       ModelState& state,
+                                                       const UnusableCheckpoint& unusable);
+
+/// Loads the newest usable checkpoint of the run with fewer updates than `applied_updates`; nothing
+/// if there are none. Collective; throws as load_checkpoint_before().
+std::optional<LoadedCheckpoint> load_proven_checkpoint(std::int64_t applied_updates,
+                                                       const deck::LoadedDeck& loaded,
+                                                       const comm::Control& control,
+                                                       ModelState& state,
+                                                       const UnusableCheckpoint& unusable);
+
+/// The bits of products depend on the number of threads: in layout mode, throws DeckError where
+/// `threads` of a rank are not as many as the checkpoint was made with.
+void check_same_threads(const deck::LoadedDeck& loaded, const LoadedCheckpoint& from, int threads);
+
+/// model.init_from's weights, else random ones. Collective. Returns what the user should know of
+/// them, or nothing. Throws DataError on every rank for weights of init_from that are not finite,
+/// unless model.accept_non_finite.
+std::string set_initial_state(const deck::Deck& deck, const comm::Control& control,
+                              ModelState& state);
+
+}  // namespace tessera::train

@@ -1,0 +1,146 @@
+// Who computes which sample, and what a micro-batch holds.
+#include "data/batches.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "support/temporary_directory.hpp"
+
+namespace tessera::train {
+namespace {
+
+constexpr std::int64_t kSequence = 4, kSequences = 10, kVocab = 1000;
+
+/// A corpus whose token i is i: 10 sequences of 4 tokens, and the last target.
+class BatchesTest : public testing::Test {
+ protected:
+  BatchesTest() {
+    std::array<std::int32_t, 256> header{20240520, 1,
+                                         static_cast<std::int32_t>(kSequences * kSequence + 1)};
+    std::string bytes(reinterpret_cast<const char*>(header.data()), sizeof header);
+    for (std::uint16_t i = 0; i <= kSequences * kSequence; ++i)
+      bytes.append(reinterpret_cast<const char*>(&i), 2);
+    test::write_file(directory_ / "tokens.bin", bytes);
+    corpus_ = std::make_unique<TokenCorpus>(
+        std::vector<std::string>{(directory_ / "tokens.bin").string()}, kVocab);
+  }
+
+  struct Loaded {
+    std::vector<std::int32_t> tokens, targets;
+    std::vector<std::int64_t> samples;
+  };
+  static Loaded load(const data::Batches& batches, std::int64_t k, std::int64_t micro) {
+    Loaded l;
+    l.tokens.resize(static_cast<std::size_t>(micro * kSequence));
+    l.targets = l.tokens;
+    l.samples.resize(static_cast<std::size_t>(micro));
+    const auto bytes = [](auto& v) { return reinterpret_cast<std::byte*>(v.data()); };
+    batches.load(k, {.tokens = View(bytes(l.tokens), DType::i32, {micro, kSequence}),
+                     .targets = View(bytes(l.targets), DType::i32, {micro, kSequence}),
+                     .samples = View(bytes(l.samples), DType::i64, {micro})});
+    return l;
+  }
+
+  test::TemporaryDirectory directory_;
+  std::unique_ptr<TokenCorpus> corpus_;
+};
+
+// Trap 6, by brute force: on every layout the ranks' micro-batches are a partition of the step's
+// samples, and micro-batch m of the whole step is the same samples in the same order.
+TEST_F(BatchesTest, EveryLayoutHasTheSameSamples) {
+  const Sampler sampler(kSequences, 7, Shuffle::yes);
+  constexpr std::int64_t kGlobal = 72, kFirst = 53;  // over the ends of several epochs
+  for (std::int64_t ranks : {1, 2, 3, 4, 8}) {
+    for (std::int64_t micro : {1, 3}) {
+      for (auto reduce : {ReduceWhen::step, ReduceWhen::micro}) {
+        const std::int64_t count = kGlobal / (ranks * micro);
+        std::vector<int> seen(kGlobal);
+        for (std::int64_t rank = 0; rank < ranks; ++rank) {
+          const data::BatchShare share{.data_ranks = ranks,
+                                       .data_rank = rank,
+                                       .micro = micro,
+                                       .micro_batches = count,
+                                       .reduce = reduce};
+          data::Batches batches(*corpus_, sampler, kSequence);
+          batches.begin(kFirst, share);
+          for (std::int64_t k = 0; k < count; ++k) {
+            const Loaded l = load(batches, k, micro);
+            EXPECT_EQ(share.first_sample(k) % micro, 0);
+            for (std::int64_t b = 0; b < micro; ++b) {
+              const std::int64_t offset = share.first_sample(k) + b;
+              ++seen.at(static_cast<std::size_t>(offset));
+              EXPECT_EQ(l.samples[static_cast<std::size_t>(b)], kFirst + offset);
+              const std::int64_t begin = sampler.sequence_of(kFirst + offset) * kSequence;
+              for (std::int64_t t = 0; t < kSequence; ++t) {
+                const auto at = static_cast<std::size_t>(b * kSequence + t);
+                EXPECT_EQ(l.tokens[at], begin + t);
+                EXPECT_EQ(l.targets[at], begin + t + 1);  // trap 8
+              }
+            }
+          }
+        }
+        EXPECT_EQ(seen, std::vector<int>(kGlobal, 1)) << ranks << " ranks, micro " << micro;
+      }
+    }
+  }
+}
+
+// Under "step" a rank's gradient is a sum of neighbours, under "micro" each reduction is: both are
+// subtrees of one aligned tree over the micro-batches.
+TEST(BatchShare, IsABlockOrEveryDth) {
+  data::BatchShare share{.data_ranks = 4, .data_rank = 2, .micro = 3, .micro_batches = 5};
+  for (std::int64_t k = 0; k < 5; ++k) {
+    share.reduce = ReduceWhen::step;
+    EXPECT_EQ(share.first_sample(k), (2 * 5 + k) * 3);
+    share.reduce = ReduceWhen::micro;
+    EXPECT_EQ(share.first_sample(k), (k * 4 + 2) * 3);
+  }
+}
+
+// Each epoch is a permutation of all sequences: trap 9, nothing is left out at its end.
+TEST_F(BatchesTest, AnEpochHasEachSequenceOnce) {
+  data::Batches batches(*corpus_, Sampler(kSequences, 7, Shuffle::yes), kSequence);
+  const data::BatchShare share{.micro = 1, .micro_batches = kSequences};
+  std::vector<std::int32_t> first_epoch;
+  for (std::int64_t epoch = 0; epoch < 2; ++epoch) {
+    batches.begin(epoch * kSequences, share);
+    std::vector<int> seen(kSequences);
+    std::vector<std::int32_t> order;
+    for (std::int64_t k = 0; k < kSequences; ++k) {
+      order.push_back(load(batches, k, 1).tokens[0]);
+      ++seen.at(static_cast<std::size_t>(order.back() / kSequence));
+    }
+    EXPECT_EQ(seen, std::vector<int>(kSequences, 1));
+    EXPECT_NE(order, first_epoch);
+    first_epoch = order;
+  }
+}
+
+TEST_F(BatchesTest, ReadingAheadChangesNothing) {
+  const data::BatchShare share{.micro = 2, .micro_batches = 3};
+  data::Batches plain(*corpus_, Sampler(kSequences, 7, Shuffle::yes), kSequence),
+      ahead = data::Batches(*corpus_, Sampler(kSequences, 7, Shuffle::yes), kSequence);
+  for (std::int64_t step = 0; step < 5; ++step) {
+    plain.begin(step * 6, share);
+    ahead.begin(step * 6, share);
+    ahead.prefetch((step + 1) * 6, share);
+    for (std::int64_t k = 0; k < 3; ++k)
+      EXPECT_EQ(load(plain, k, 2).tokens, load(ahead, k, 2).tokens);
+  }
+  // What was read ahead is not what is wanted: after a rollback, or when the batch grows.
+  ahead.begin(6, share);
+  plain.begin(6, share);
+  EXPECT_EQ(load(plain, 2, 2).tokens, load(ahead, 2, 2).tokens);
+}
+
+TEST_F(BatchesTest, BadTokensSurfaceWhereTheStepBegins) {
+  const TokenCorpus small(std::vector<std::string>{(directory_ / "tokens.bin").string()}, 20);
+  data::Batches batches(small, Sampler(kSequences, 7, Shuffle::no), kSequence);
+  const data::BatchShare share{.micro = 1, .micro_batches = 2};
+  batches.prefetch(6, share);  // tokens 24 .. 32 of a vocabulary of 20
+  EXPECT_THROW(batches.begin(6, share), DataError);
+}
+
+}  // namespace
+}  // namespace tessera::train

@@ -1,0 +1,82 @@
+// What a rank must have is said before it is taken.
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "core/error.hpp"
+#include "setup/budget.hpp"
+#include "setup/threads.hpp"
+#include "unit/deck/deck_text.hpp"
+
+namespace tessera::train {
+namespace {
+
+constexpr std::int64_t kMiB = 1 << 20;
+
+TEST(CheckGpu, SaysHowMuchIsMissingAndWhatToDo) {
+  const deck::Deck deck = deck::small_deck().deck;
+  const Mesh mesh{.tensor = 1, .data = 2, .pipeline = 1};
+  const plan::ArenaBytes arenas{300 * kMiB, 200 * kMiB, 5000 * kMiB};  // the last is the host's
+  setup::check_gpu(deck, mesh, arenas, {.in_use = 1548 * kMiB, .total = 2048 * kMiB});
+  setup::check_gpu(deck, mesh, arenas, {});  // a CPU
+  try {
+    setup::check_gpu(deck, mesh, arenas, {.in_use = 1558 * kMiB, .total = 2048 * kMiB});
+    FAIL() << "10 MiB too much";
+  } catch (const MemoryError& e) {
+    const std::string what = e.what();
+    for (const char* text : {"needs 500.00 MiB, 10.00 MiB more than the 490.00 MiB that are free "
+                             "of its GPU's 2.00 GiB",
+                             "nvidia-smi", "300.00 MiB in arena state", "200.00 MiB in arena step",
+                             "recompute.policy", "zero.stage"})
+      EXPECT_NE(what.find(text), what.npos) << what;
+  }
+}
+
+/// OMP_NUM_THREADS as it was before the test.
+class Threads : public testing::Test {
+ protected:
+  Threads() {
+    if (const char* text = std::getenv("OMP_NUM_THREADS")) before_ = text;
+  }
+  ~Threads() override {
+    if (before_) {
+      setenv("OMP_NUM_THREADS", before_->c_str(), 1);
+    } else {
+      unsetenv("OMP_NUM_THREADS");
+    }
+  }
+  static int count(const char* variable, const deck::RunSection& run = {}) {
+    setenv("OMP_NUM_THREADS", variable, 1);
+    return setup::thread_count(run, 7);
+  }
+
+ private:
+  std::optional<std::string> before_;
+};
+
+TEST_F(Threads, AreThoseOfTheDeckOrOfTheEnvironmentOrTheCores) {
+  EXPECT_EQ(count("3"), 3);
+  EXPECT_EQ(count(" 3 "), 3);
+  EXPECT_EQ(count("3,2"), 3) << "2 is for parallel regions within";
+  EXPECT_EQ(count(""), 7);
+  deck::RunSection run;
+  run.threads = 5;
+  EXPECT_EQ(count("all", run), 5);
+}
+
+TEST_F(Threads, SaysThatTheEnvironmentGivesNoNumber) {
+  for (const char* text : {"all", "0", "-2", "3x", "2.5", " ", "99999999999", "4097"}) {
+    try {
+      count(text);
+      ADD_FAILURE() << text;
+    } catch (const DeckError& e) {
+      EXPECT_NE(std::string(e.what()).find(fmt::format("OMP_NUM_THREADS = \"{}\"", text)),
+                std::string::npos)
+          << e.what();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::train
