@@ -11,8 +11,8 @@ import sys
 import unittest
 
 import slurm
-from tessera import (BINARY, NO_LARGER_FILES, SOURCE, RunTest, change, fill, metrics, tiny_deck,
-                     to_toml)
+from tessera import (BINARY, NO_LARGER_FILES, SOURCE, TIMES_SLOWER, RunTest, change, fill, metrics,
+                     tiny_deck, to_toml)
 
 ENDLESS = 1_000_000
 TOLERANCE = 1e-5  # between numbers of ranks: see run/equivalence_test.py
@@ -69,7 +69,7 @@ class Cluster(RunTest):
         its time and changes no number."""
         deck = tiny_deck(self.corpus, run__steps=steps, run__dir=str(self.dir / "run"),
                          data__validation=[str(self.corpus)], evaluate__every=1,
-                         evaluate__batches=50, **self.CHANGES)
+                         evaluate__batches=50 // TIMES_SLOWER, **self.CHANGES)
         (self.dir / "inputs").mkdir(exist_ok=True)
         (self.dir / "inputs" / "gpt2_124m.toml").write_text(to_toml(change(deck, **changes)))
 

@@ -9,10 +9,9 @@ import subprocess
 import sys
 import unittest
 
-from tessera import BINARY, SOURCE, RunTest
+from tessera import BINARY, SOURCE, TIMES_SLOWER, RunTest
 
 TOOL = SOURCE / "tools" / "gpu_report"
-TIMES_SLOWER = float(os.environ.get("TESSERA_TIMES_SLOWER", 1))  # of programs with sanitizers
 ROWS = (("copy", "268435456", 0.512, 4194.3, "GB/s", 100),
         ("linear bf16", "8192 x 8192 x 8192", 1.409, 780123.4, "GFLOP/s", 100),
         ("add_norm f32", "8 x 1024 x 1600", 0.1, 2000, "GB/s", 47.7))

@@ -21,7 +21,8 @@ import unittest
 SOURCE = pathlib.Path(os.environ["TESSERA_SOURCE_DIR"])
 BINARY = os.environ["TESSERA_BINARY"]
 MPIEXEC = shlex.split(os.environ["TESSERA_MPIEXEC"])
-TIMEOUT = 120  # seconds; a job that takes longer hangs
+TIMES_SLOWER = int(os.environ.get("TESSERA_TIMES_SLOWER", 1))  # of programs with sanitizers
+TIMEOUT = 120 * TIMES_SLOWER  # seconds; a job that takes longer hangs
 
 sys.path.insert(0, str(SOURCE / "tools"))
 import metrics  # noqa: E402
