@@ -7,7 +7,7 @@
 
 #include "core/error.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace {
 
 Point right_aligned(std::span<const std::int64_t> values, std::int64_t fill) {
@@ -143,4 +143,4 @@ std::string to_string(std::span<const std::int64_t> values) {
   return fmt::format("({})", fmt::join(values, ", "));
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

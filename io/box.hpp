@@ -13,7 +13,7 @@
 
 #include "core/math.hpp"
 
-namespace tessera {
+namespace tessera::io {
 
 inline constexpr int kMaxAxes = 4;
 /// No tensor has more elements; keeps every product of coordinates far from overflow.
@@ -104,4 +104,4 @@ void for_each_run(const Box& part, const Box& a, const Box& b, Copy&& copy) {
   }
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -5,7 +5,7 @@
 
 #include "core/error.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace {
 
 constexpr std::size_t kCachedWords = std::size_t{1} << 17;
@@ -81,4 +81,4 @@ void BpeEncoder::merge(std::string_view word, std::vector<std::int32_t>& ids) {
   for (std::int32_t i = count > 0 ? 0 : -1; i >= 0; i = symbol(i).next) ids.push_back(symbol(i).id);
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-namespace tessera {
+namespace tessera::io {
 
 /// What a tokenizer file defines; ids are >= 0.
 struct BpeModel {
@@ -58,4 +58,4 @@ class BpeEncoder {
   std::unordered_map<std::string, std::vector<std::int32_t>> cache_;
 };
 
-}  // namespace tessera
+}  // namespace tessera::io

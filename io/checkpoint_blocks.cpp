@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace tessera {
+namespace tessera::io {
 
 std::uint64_t hash_range(const File& file, Range range, std::uint64_t seed) {
   std::vector<std::byte> piece(static_cast<std::size_t>(std::min(range.count(), kPieceBytes)));
@@ -27,4 +27,4 @@ std::uint64_t hash_rest(const File& file, const RankPart& part) {
   return hash_range(file, {begin, part.file_bytes}, hash);
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -5,7 +5,7 @@
 #include "io/checkpoint_manifest.hpp"
 #include "io/file.hpp"
 
-namespace tessera {
+namespace tessera::io {
 
 inline constexpr std::int64_t kPieceBytes = std::int64_t{4} << 20;
 
@@ -16,4 +16,4 @@ std::uint64_t hash_range(const File& file, Range range, std::uint64_t seed = 0);
 /// Everything in a rank file outside its datasets, in order: HDF5's own structures.
 std::uint64_t hash_rest(const File& file, const RankPart& part);
 
-}  // namespace tessera
+}  // namespace tessera::io

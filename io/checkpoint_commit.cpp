@@ -6,7 +6,7 @@
 #include "io/checkpoint_reader.hpp"
 #include "io/file.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace fs = std::filesystem;
 namespace {
 
@@ -63,4 +63,4 @@ fs::path commit_checkpoint(const fs::path& directory, const CheckpointHeader& he
   return final_path;
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -7,7 +7,7 @@
 
 #include "io/checkpoint_manifest.hpp"
 
-namespace tessera {
+namespace tessera::io {
 
 /// `directory` is that of begin_checkpoint, `parts` what CheckpointWriter::finish returned, by
 /// rank. Returns the final path; until then the directory is no checkpoint, and the ones before are
@@ -24,4 +24,4 @@ std::filesystem::path commit_checkpoint(const std::filesystem::path& directory,
 /// weights, which is when no rank holds parameters of their own.
 void write_model_file(const std::filesystem::path& path, std::span<const RankPart> parts);
 
-}  // namespace tessera
+}  // namespace tessera::io

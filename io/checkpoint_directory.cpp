@@ -9,7 +9,7 @@
 #include "io/checkpoint_reader.hpp"
 #include "io/file.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace fs = std::filesystem;
 namespace {
 
@@ -99,11 +99,11 @@ void clean_up_checkpoints(const fs::path& checkpoints) {
 }
 
 fs::path begin_checkpoint(const fs::path& checkpoints, std::int64_t step) {
-  tessera::create_directories(checkpoints);
+  io::create_directories(checkpoints);
   clean_up_checkpoints(checkpoints);
   fs::path fresh = checkpoint_path(checkpoints, step);
   fresh += kTemporary;
-  tessera::create_directories(fresh);
+  io::create_directories(fresh);
   return fresh;
 }
 
@@ -196,4 +196,4 @@ std::vector<CheckpointEntry> proven_checkpoints(const fs::path& checkpoints,
   return proven;
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -8,7 +8,7 @@
 
 #include "io/checkpoint_hold.hpp"
 
-namespace tessera {
+namespace tessera::io {
 
 struct CheckpointEntry {
   std::int64_t step;
@@ -69,4 +69,4 @@ std::vector<CheckpointEntry> prune_checkpoints(const std::filesystem::path& chec
 std::vector<CheckpointEntry> proven_checkpoints(const std::filesystem::path& checkpoints,
                                                 std::int64_t applied_updates);
 
-}  // namespace tessera
+}  // namespace tessera::io

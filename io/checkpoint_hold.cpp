@@ -3,7 +3,7 @@
 #include "core/error.hpp"
 #include "io/checkpoint_manifest.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace {
 
 /// For an exclusive lock: NFS gives one only on what may be written, others on what may be read
@@ -33,4 +33,4 @@ bool rename_unless_read(const std::filesystem::path& checkpoint, const std::file
   return true;
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

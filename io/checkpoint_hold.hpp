@@ -7,7 +7,7 @@
 
 #include "io/file.hpp"
 
-namespace tessera {
+namespace tessera::io {
 
 /// While it lives, prune_checkpoints() of any process leaves the checkpoint where it is.
 class CheckpointHold {
@@ -22,4 +22,4 @@ class CheckpointHold {
 /// Renames a checkpoint, after which no CheckpointHold can be had of it; false if somebody has one.
 bool rename_unless_read(const std::filesystem::path& checkpoint, const std::filesystem::path& to);
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -10,7 +10,7 @@
 #include "io/file.hpp"
 #include "io/json.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace {
 
 using nlohmann::json;
@@ -303,4 +303,4 @@ Manifest read_manifest(const std::filesystem::path& checkpoint) {
   return manifest_from_text(read_text(path, kMaxManifestBytes), path.string());
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

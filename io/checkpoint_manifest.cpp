@@ -5,7 +5,7 @@
 
 #include "core/error.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace {
 
 /// What is wrong with one dataset taken alone.
@@ -109,4 +109,4 @@ bool is_checkpoint_type(DType type) {
 
 std::string rank_file_name(int rank) { return fmt::format("rank_{:05}.h5", rank); }
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -17,7 +17,7 @@
 #include "io/box.hpp"
 #include "io/data_identity.hpp"
 
-namespace tessera {
+namespace tessera::io {
 
 inline constexpr int kCheckpointVersion = 1;
 /// Checksums are taken over blocks of this size, counted from the start of each dataset; they are
@@ -113,4 +113,4 @@ std::string rank_file_name(int rank);  // "rank_00012.h5"
 inline constexpr const char* kModelFile = "model.h5";
 inline constexpr const char* kManifestFile = "manifest.json";
 
-}  // namespace tessera
+}  // namespace tessera::io

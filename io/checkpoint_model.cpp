@@ -6,7 +6,7 @@
 #include "io/checkpoint_commit.hpp"
 #include "io/hdf5.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace {
 
 using Extent = std::vector<hsize_t>;
@@ -74,4 +74,4 @@ void write_model_file(const std::filesystem::path& path, std::span<const RankPar
   file.close();
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

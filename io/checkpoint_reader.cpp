@@ -7,7 +7,7 @@
 #include "core/hash.hpp"
 #include "io/read_ahead.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace {
 
 std::string name_of(std::string_view tensor, std::string_view state) {
@@ -261,4 +261,4 @@ void Checkpoint::verify(const Block& block) const {
                   dataset->offset + block.bytes().begin, block.data.size()));
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -16,7 +16,7 @@
 #include "io/checkpoint_manifest.hpp"
 #include "io/file.hpp"
 
-namespace tessera {
+namespace tessera::io {
 
 /// A part of a tensor to be read, and what becomes of its elements.
 struct Wanted {
@@ -96,4 +96,4 @@ class Checkpoint {
 /// Throws DataError unless the file has this many bytes.
 void check_file_size(const std::filesystem::path& path, std::int64_t bytes);
 
-}  // namespace tessera
+}  // namespace tessera::io

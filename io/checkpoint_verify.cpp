@@ -8,7 +8,7 @@
 #include "io/checkpoint_hold.hpp"
 #include "io/checkpoint_reader.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace {
 
 constexpr const char* kDiffers = "checksum differs from the manifest's";
@@ -120,4 +120,4 @@ CheckpointSummary describe_checkpoint(const std::filesystem::path& checkpoint) {
   return summary;
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

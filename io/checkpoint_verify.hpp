@@ -9,7 +9,7 @@
 
 #include "io/checkpoint_manifest.hpp"
 
-namespace tessera {
+namespace tessera::io {
 
 struct BadBlock {
   std::string file;
@@ -40,4 +40,4 @@ struct CheckpointSummary {
 
 CheckpointSummary describe_checkpoint(const std::filesystem::path& checkpoint);
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -8,7 +8,7 @@
 #include "io/checkpoint_blocks.hpp"
 #include "io/hdf5.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace {
 
 /// A contiguous dataset whose place in the file is fixed now and whose bytes HDF5 never touches.
@@ -149,4 +149,4 @@ RankPart CheckpointWriter::finish() {
   return std::move(part_);
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -10,7 +10,7 @@
 #include "io/checkpoint_manifest.hpp"
 #include "io/file.hpp"
 
-namespace tessera {
+namespace tessera::io {
 
 /// A box of one state of one tensor that this rank saves. Pieces with the same tensor and state
 /// form one dataset, in the order given.
@@ -64,4 +64,4 @@ class CheckpointWriter {
   File file_;  // last: create_file fills in the others
 };
 
-}  // namespace tessera
+}  // namespace tessera::io

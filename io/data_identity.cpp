@@ -5,7 +5,7 @@
 #include "core/error.hpp"
 #include "io/checkpoint_blocks.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace {
 
 constexpr std::int64_t kPiece = std::int64_t{64} << 10;
@@ -60,4 +60,4 @@ std::optional<std::string> find_difference(std::span<const DataFile> saved,
   return std::nullopt;
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

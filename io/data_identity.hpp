@@ -9,7 +9,7 @@
 
 #include "io/token_files.hpp"
 
-namespace tessera {
+namespace tessera::io {
 
 /// A token file, or the index of one.
 struct DataFile {
@@ -30,4 +30,4 @@ std::vector<DataFile> identify(const TokenCorpus& corpus);
 std::optional<std::string> find_difference(std::span<const DataFile> saved,
                                            std::span<const DataFile> now);
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -13,7 +13,7 @@
 #include "core/regular_file.hpp"
 #include "io/system_calls.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace fs = std::filesystem;
 namespace {
 
@@ -248,4 +248,4 @@ std::string read_text(const fs::path& path, std::int64_t max_bytes) {
   return text;
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

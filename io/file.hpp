@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-namespace tessera {
+namespace tessera::io {
 
 enum class OpenMode {
   read,    // must exist
@@ -108,4 +108,4 @@ std::vector<std::filesystem::path> subdirectories(const std::filesystem::path& d
 /// A whole small file (JSON and the like). More than `max_bytes` is a DataError.
 std::string read_text(const std::filesystem::path& path, std::int64_t max_bytes);
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -6,7 +6,7 @@
 #include <bit>
 #include <cmath>
 
-namespace tessera {
+namespace tessera::io {
 namespace {
 
 /// The magnitude, as bits of an f32, from which on a value rounds to infinity; NaNs lie above it.
@@ -58,4 +58,4 @@ DataError non_finite_error(const std::string& where, float value, DType type,
                   where, value, accept));
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

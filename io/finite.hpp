@@ -10,7 +10,7 @@
 #include "core/dtype.hpp"
 #include "core/error.hpp"
 
-namespace tessera {
+namespace tessera::io {
 
 /// Position of the first value that is NaN or infinite once it is rounded to `type`, which is f32,
 /// bf16 or f16.
@@ -24,4 +24,4 @@ std::string index_text(std::span<const std::int64_t> shape, std::int64_t element
 DataError non_finite_error(const std::string& where, float value, DType type,
                            std::string_view accept);
 
-}  // namespace tessera
+}  // namespace tessera::io

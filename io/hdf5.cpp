@@ -10,7 +10,7 @@
 #include "core/limits.hpp"
 #include "io/hdf5_driver.hpp"
 
-namespace tessera {
+namespace tessera::io {
 
 static_assert(std::endian::native == std::endian::little, "elements are written as they lie");
 
@@ -75,4 +75,4 @@ void hdf5_name_type(hid_t dataset, DType type) {
   H5_TRY(H5Awrite(attribute, text, word.data()));
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -9,7 +9,7 @@
 
 #include "core/dtype.hpp"
 
-namespace tessera {
+namespace tessera::io {
 
 /// Throws IoError with the failed call's text and HDF5's own explanation.
 [[noreturn]] void hdf5_failed(std::string_view call);
@@ -21,7 +21,7 @@ Result hdf5_checked(Result result, std::string_view call) {
 }
 
 /// H5_TRY(H5Fclose(id)): the call's result, or an IoError.
-#define H5_TRY(call) ::tessera::hdf5_checked((call), #call)
+#define H5_TRY(call) ::tessera::io::hdf5_checked((call), #call)
 
 /// Owns an identifier; kClose is the H5?close function of its kind.
 template <herr_t (*kClose)(hid_t)>
@@ -63,4 +63,4 @@ H5Type hdf5_type(DType type);
 /// Says in the attribute "dtype" what the elements are: f32, f16 or bf16.
 void hdf5_name_type(hid_t dataset, DType type);
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -8,7 +8,7 @@
 #include "io/file.hpp"
 #include "io/hdf5.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace {
 
 struct DriverFile {
@@ -124,4 +124,4 @@ void hdf5_use_file_driver(hid_t access) {
   H5_TRY(H5Pset_driver(access, id, nullptr));
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -4,9 +4,9 @@
 
 #include <hdf5.h>
 
-namespace tessera {
+namespace tessera::io {
 
 /// Sets the driver of a file-access property list.
 void hdf5_use_file_driver(hid_t access);
 
-}  // namespace tessera
+}  // namespace tessera::io

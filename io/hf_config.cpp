@@ -9,7 +9,7 @@
 #include "io/file.hpp"
 #include "io/json.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace {
 
 using nlohmann::json;
@@ -307,4 +307,4 @@ std::string write_hf_config(const HfArchitecture& a, DType type,
   return config.dump(2) + "\n";
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -13,7 +13,7 @@
 
 #include "core/dtype.hpp"
 
-namespace tessera {
+namespace tessera::io {
 
 /// Named as the keys of [model], with the words that decks use.
 struct HfArchitecture {
@@ -84,4 +84,4 @@ HfConfig read_hf_config(const std::filesystem::path& path);
 std::string write_hf_config(const HfArchitecture& architecture, DType type,
                             std::optional<std::int32_t> end_of_text);
 
-}  // namespace tessera
+}  // namespace tessera::io

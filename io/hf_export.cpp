@@ -4,7 +4,7 @@
 #include "core/error.hpp"
 #include "io/hugging_face.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace fs = std::filesystem;
 namespace {
 
@@ -106,7 +106,7 @@ class PartialDirectory {
       throw DataError(fmt::format(
           "{}: left over from an export that was interrupted: remove it first", path_.string()));
     }
-    tessera::create_directories(path_);
+    io::create_directories(path_);
   }
   PartialDirectory(const PartialDirectory&) = delete;
   PartialDirectory& operator=(const PartialDirectory&) = delete;
@@ -185,4 +185,4 @@ void export_hugging_face(const HfExport& options, const ParameterSource& source)
   partial.publish(directory);
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -8,7 +8,7 @@
 #include "io/hugging_face.hpp"
 #include "io/json.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace fs = std::filesystem;
 namespace {
 
@@ -196,4 +196,4 @@ void HfModel::read(std::string_view parameter, std::int64_t begin, std::span<flo
   }
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

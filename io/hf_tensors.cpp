@@ -5,7 +5,7 @@
 #include <array>
 #include <span>
 
-namespace tessera {
+namespace tessera::io {
 namespace {
 
 using A = HfArchitecture;
@@ -149,4 +149,4 @@ bool hf_ignored(std::string_view tensor) {
          tensor.ends_with(".rotary_emb.inv_freq");
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -9,7 +9,7 @@
 
 #include "io/hf_config.hpp"
 
-namespace tessera {
+namespace tessera::io {
 
 /// A parameter and its place in a tensor. GPT-2 stores (in, out) matrices, the transpose of ours,
 /// and q, k and v side by side in one tensor: ours is then the columns [first, first + rows).
@@ -40,4 +40,4 @@ HfTensor hf_head(const HfArchitecture& architecture);
 /// Tensors that files may hold and that are no parameters: masks and tables that are computed.
 bool hf_ignored(std::string_view tensor);
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -19,7 +19,7 @@
 #include "io/safetensors.hpp"
 #include "io/tokenizer.hpp"
 
-namespace tessera {
+namespace tessera::io {
 
 class HfModel {
  public:
@@ -77,4 +77,4 @@ struct HfExport {
 /// Writes a directory that transformers loads. It appears whole or not at all.
 void export_hugging_face(const HfExport& options, const ParameterSource& source);
 
-}  // namespace tessera
+}  // namespace tessera::io

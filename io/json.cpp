@@ -7,7 +7,7 @@
 
 #include "core/error.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace {
 
 using nlohmann::json;
@@ -159,4 +159,4 @@ std::vector<JsonCursor> JsonCursor::items(std::int64_t least, std::int64_t most)
   return all;
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

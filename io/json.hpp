@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-namespace tessera {
+namespace tessera::io {
 
 /// One value of a JsonDocument, which must outlive it.
 class JsonCursor {
@@ -69,4 +69,4 @@ class JsonDocument {
   std::unique_ptr<const nlohmann::json> value_;
 };
 
-}  // namespace tessera
+}  // namespace tessera::io

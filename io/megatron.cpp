@@ -9,7 +9,7 @@
 
 #include "core/error.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace fs = std::filesystem;
 
 static_assert(std::endian::native == std::endian::little, "the files are little-endian");
@@ -210,4 +210,4 @@ void MegatronWriter::publish() {
   idx.publish();
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -15,7 +15,7 @@
 #include "core/dtype.hpp"
 #include "io/file.hpp"
 
-namespace tessera {
+namespace tessera::io {
 
 std::filesystem::path megatron_bin(const std::filesystem::path& prefix);
 std::filesystem::path megatron_idx(const std::filesystem::path& prefix);
@@ -72,4 +72,4 @@ class MegatronWriter {
   std::int64_t open_length_ = 0;  // tokens of the sequence that is being written
 };
 
-}  // namespace tessera
+}  // namespace tessera::io

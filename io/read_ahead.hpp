@@ -12,7 +12,7 @@
 
 #include "core/thread.hpp"
 
-namespace tessera {
+namespace tessera::io {
 
 /// Items are used again, with the buffers they hold: at most kItems exist.
 template <typename Item>
@@ -83,4 +83,4 @@ class ReadAhead {
   std::jthread thread_;  // last: it uses the others
 };
 
-}  // namespace tessera
+}  // namespace tessera::io

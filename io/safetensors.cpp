@@ -9,7 +9,7 @@
 #include "core/math.hpp"
 #include "io/json.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace {
 
 constexpr std::int64_t kLengthBytes = 8;
@@ -209,4 +209,4 @@ void SafetensorsWriter::publish() {
   file_.publish();
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -14,7 +14,7 @@
 #include "core/dtype.hpp"
 #include "io/file.hpp"
 
-namespace tessera {
+namespace tessera::io {
 
 struct SafetensorsEntry {
   std::string dtype;                // as in the file: "F32", "BF16", ...
@@ -62,4 +62,4 @@ class SafetensorsWriter {
   std::int64_t expected_bytes_ = 0;
 };
 
-}  // namespace tessera
+}  // namespace tessera::io

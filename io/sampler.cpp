@@ -6,7 +6,7 @@
 #include "core/error.hpp"
 #include "core/random.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace {
 
 // Four rounds make a pseudo-random permutation of large words; small words need a few more.
@@ -48,4 +48,4 @@ std::int64_t Sampler::sequence_of(std::int64_t global_sample) const {
   return static_cast<std::int64_t>(value);
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace tessera {
+namespace tessera::io {
 
 enum class Shuffle : std::uint8_t { no, yes };
 
@@ -27,4 +27,4 @@ class Sampler {
   int half_bits_;  // of a Feistel word; the network permutes [0, 4^half_bits_)
 };
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -9,7 +9,7 @@
 #include "core/error.hpp"
 #include "io/utf8.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace {
 
 constexpr std::size_t kLongestPattern = 10000;
@@ -121,4 +121,4 @@ void SplitPattern::split_valid(std::string_view text,
   if (done < text.size()) piece(text.substr(done));
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace tessera {
+namespace tessera::io {
 
 /// A compiled Unicode pattern. Text need not be valid UTF-8: a broken byte is a piece of its own.
 /// Unicode's tables are those of the PCRE2 library: characters newer than it count as unassigned.
@@ -32,4 +32,4 @@ class SplitPattern {
   std::unique_ptr<Compiled> compiled_;
 };
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -11,7 +11,7 @@
 #include <cstdio>
 #include <thread>
 
-namespace tessera {
+namespace tessera::io {
 namespace fs = std::filesystem;
 namespace {
 
@@ -176,4 +176,4 @@ int create_directories(const fs::path& path) {
 int list(const fs::path& path) { return allowed(IoCall::list, path) ? 0 : -1; }
 
 }  // namespace system_calls
-}  // namespace tessera
+}  // namespace tessera::io

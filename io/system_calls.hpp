@@ -16,7 +16,7 @@
 
 #include "core/io_call.hpp"
 
-namespace tessera {
+namespace tessera::io {
 
 /// What a hook lets happen to one call.
 struct IoVerdict {
@@ -84,4 +84,4 @@ int create_directories(const std::filesystem::path& path);
 int list(const std::filesystem::path& path);
 }  // namespace system_calls
 
-}  // namespace tessera
+}  // namespace tessera::io

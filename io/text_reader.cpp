@@ -9,7 +9,7 @@
 #include "core/error.hpp"
 #include "io/file.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace fs = std::filesystem;
 namespace {
 
@@ -125,4 +125,4 @@ std::int64_t TextReader::position() const { return impl_->at; }
 
 bool is_gzip(const fs::path& path) { return starts_as_gzip(File(path, OpenMode::read)); }
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string_view>
 
-namespace tessera {
+namespace tessera::io {
 
 class TextReader {
  public:
@@ -30,4 +30,4 @@ class TextReader {
 /// Whether gzip has made it, by the file's first bytes.
 bool is_gzip(const std::filesystem::path& path);
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -10,7 +10,7 @@
 #include "core/error.hpp"
 #include "io/megatron.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace fs = std::filesystem;
 namespace {
 
@@ -180,4 +180,4 @@ void TokenCorpus::read_run(const Run& run, std::int64_t skip, std::span<std::int
   }
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

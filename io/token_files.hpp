@@ -13,7 +13,7 @@
 #include "core/dtype.hpp"
 #include "io/file.hpp"
 
-namespace tessera {
+namespace tessera::io {
 
 /// Tokens are read with pread when asked for: nothing is mapped, so resident memory stays what the
 /// ledger says. Adjacent documents are merged into runs; a corpus written in order is one run a
@@ -62,4 +62,4 @@ class TokenCorpus {
   std::vector<Run> runs_;  // ascending by first, none empty
 };
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -13,7 +13,7 @@
 #include "io/text_reader.hpp"
 #include "io/tokenizer_files.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace fs = std::filesystem;
 namespace {
 
@@ -247,4 +247,4 @@ TokenizeSummary merge_parts(const fs::path& prefix, std::int64_t parts,
   return {.documents = merged.documents(), .tokens = merged.tokens()};
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -10,7 +10,7 @@
 
 #include "io/tokenizer.hpp"
 
-namespace tessera {
+namespace tessera::io {
 
 struct TokenizePart {
   std::int64_t index = 0;
@@ -51,4 +51,4 @@ struct TokenizeSummary {
 TokenizeSummary merge_parts(const std::filesystem::path& prefix, std::int64_t parts,
                             const Tokenizer& tokenizer);
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -7,7 +7,7 @@
 #include "io/file.hpp"
 #include "io/tokenizer_json.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace {
 
 // The names that families give to the token that ends a document.
@@ -209,4 +209,4 @@ std::string Tokenizer::decode(std::span<const std::int32_t> ids) const {
   return text;
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-namespace tessera {
+namespace tessera::io {
 
 /// Large vocabularies reach 40 MB.
 constexpr std::int64_t kLargestTokenizerFile = std::int64_t{256} << 20;
@@ -69,4 +69,4 @@ class Tokenizer {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -6,7 +6,7 @@
 #include "core/error.hpp"
 #include "io/tokenizer_json.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace {
 
 using Vocabulary = std::unordered_map<std::int32_t, std::string>;
@@ -69,4 +69,4 @@ std::string difference_of(const TokenizerDefinition& one, const TokenizerDefinit
   return "";
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

@@ -9,7 +9,7 @@
 #include "io/json.hpp"
 #include "io/utf8.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace fs = std::filesystem;
 namespace {
 
@@ -125,4 +125,4 @@ std::string document_end(const Tokenizer& tokenizer) {
   return fmt::format("each ended by id {} {}", *end, escaped(tokenizer.decode(*end)));
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

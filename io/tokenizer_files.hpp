@@ -10,7 +10,7 @@
 
 #include "io/tokenizer.hpp"
 
-namespace tessera {
+namespace tessera::io {
 
 /// PREFIX.tokenizer.json
 std::filesystem::path tokenizer_beside(const std::filesystem::path& prefix);
@@ -37,4 +37,4 @@ Tokenizer open_for_documents(const std::string& tokenizer, const std::string& eo
 /// How documents end, for people: "each ended by id 0 <|endoftext|>".
 std::string document_end(const Tokenizer& tokenizer);
 
-}  // namespace tessera
+}  // namespace tessera::io

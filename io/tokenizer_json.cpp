@@ -10,7 +10,7 @@
 #include "io/json.hpp"
 #include "io/utf8.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace {
 
 // Radford et al. 2019; what ByteLevel means by use_regex.
@@ -268,4 +268,4 @@ std::string byte_tokenizer_json() {
   return file.dump() + "\n";
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

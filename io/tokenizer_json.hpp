@@ -10,7 +10,7 @@
 #include "io/bpe.hpp"
 #include "io/split_pattern.hpp"
 
-namespace tessera {
+namespace tessera::io {
 
 struct AddedToken {
   std::string content;
@@ -39,4 +39,4 @@ std::string byte_tokenizer_json();
 /// never do.
 std::string difference_of(const TokenizerDefinition& one, const TokenizerDefinition& other);
 
-}  // namespace tessera
+}  // namespace tessera::io

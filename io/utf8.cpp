@@ -1,6 +1,6 @@
 #include "io/utf8.hpp"
 
-namespace tessera {
+namespace tessera::io {
 namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
@@ -92,4 +92,4 @@ std::string Utf8Stream::finish() {
   return out;
 }
 
-}  // namespace tessera
+}  // namespace tessera::io

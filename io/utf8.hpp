@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace tessera {
+namespace tessera::io {
 
 struct Utf8Char {
   char32_t code_point = 0;
@@ -34,4 +34,4 @@ class Utf8Stream {
   std::string waiting_;
 };
 
-}  // namespace tessera
+}  // namespace tessera::io

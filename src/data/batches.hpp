@@ -30,7 +30,7 @@ struct BatchShare {
 
 class Batches {
  public:
-  Batches(const TokenCorpus& corpus, Sampler sampler, std::int64_t sequence)
+  Batches(const io::TokenCorpus& corpus, io::Sampler sampler, std::int64_t sequence)
       : corpus_(corpus), sampler_(sampler), sequence_(sequence) {}
 
   /// Starts reading the step whose first global sample is `first`.
@@ -51,8 +51,8 @@ class Batches {
   };
   Step read(std::int64_t first, const BatchShare& share) const;
 
-  const TokenCorpus& corpus_;
-  Sampler sampler_;
+  const io::TokenCorpus& corpus_;
+  io::Sampler sampler_;
   std::int64_t sequence_;
   Step current_;
   std::future<Step> pending_;

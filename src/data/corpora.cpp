@@ -7,9 +7,9 @@
 namespace tessera::data {
 namespace {
 
-std::unique_ptr<TokenCorpus> open_on_all(const deck::LoadedDeck& loaded,
-                                         const comm::Control& control, const CorpusKey& key) {
-  std::unique_ptr<TokenCorpus> corpus;
+std::unique_ptr<io::TokenCorpus> open_on_all(const deck::LoadedDeck& loaded,
+                                             const comm::Control& control, const CorpusKey& key) {
+  std::unique_ptr<io::TokenCorpus> corpus;
   control.together([&] { corpus = open_corpus(loaded, key); });
   control.must_agree(static_cast<std::uint64_t>(corpus->tokens()),
                      fmt::format("{}: ranks see different token files", key.name));
@@ -24,10 +24,10 @@ CorpusKey validation_key(const deck::Deck& deck) {
   return {"data.validation", deck.data.validation, optim::Timeline(deck.batch, 0).global(1)};
 }
 
-std::unique_ptr<TokenCorpus> open_corpus(const deck::LoadedDeck& loaded, const CorpusKey& key) {
-  std::unique_ptr<TokenCorpus> corpus;
+std::unique_ptr<io::TokenCorpus> open_corpus(const deck::LoadedDeck& loaded, const CorpusKey& key) {
+  std::unique_ptr<io::TokenCorpus> corpus;
   try {
-    corpus = std::make_unique<TokenCorpus>(key.entries, loaded.deck.model.vocab);
+    corpus = std::make_unique<io::TokenCorpus>(key.entries, loaded.deck.model.vocab);
   } catch (Error& e) {
     e.add_context(fmt::format("{}: {}", loaded.where(key.name), key.name));
     throw;
@@ -41,13 +41,13 @@ std::unique_ptr<TokenCorpus> open_corpus(const deck::LoadedDeck& loaded, const C
   return corpus;
 }
 
-std::unique_ptr<TokenCorpus> open_training(const deck::LoadedDeck& loaded,
-                                           const comm::Control& control) {
+std::unique_ptr<io::TokenCorpus> open_training(const deck::LoadedDeck& loaded,
+                                               const comm::Control& control) {
   return open_on_all(loaded, control, training_key(loaded.deck));
 }
 
-std::unique_ptr<TokenCorpus> open_validation(const deck::LoadedDeck& loaded,
-                                             const comm::Control& control) {
+std::unique_ptr<io::TokenCorpus> open_validation(const deck::LoadedDeck& loaded,
+                                                 const comm::Control& control) {
   if (loaded.deck.data.validation.empty()) return nullptr;
   return open_on_all(loaded, control, validation_key(loaded.deck));
 }

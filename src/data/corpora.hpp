@@ -21,15 +21,15 @@ CorpusKey training_key(const deck::Deck& deck);
 CorpusKey validation_key(const deck::Deck& deck);
 
 /// Throws DataError for files that cannot be used and where there are too few tokens.
-std::unique_ptr<TokenCorpus> open_corpus(const deck::LoadedDeck& loaded, const CorpusKey& key);
+std::unique_ptr<io::TokenCorpus> open_corpus(const deck::LoadedDeck& loaded, const CorpusKey& key);
 
 // Collective. Throw DataError where there are too few tokens, CommError if ranks see different
 // files, on every rank.
 /// data.train: at least one sequence.
-std::unique_ptr<TokenCorpus> open_training(const deck::LoadedDeck& loaded,
-                                           const comm::Control& control);
+std::unique_ptr<io::TokenCorpus> open_training(const deck::LoadedDeck& loaded,
+                                               const comm::Control& control);
 /// data.validation: at least one batch; nullptr if the deck names none.
-std::unique_ptr<TokenCorpus> open_validation(const deck::LoadedDeck& loaded,
-                                             const comm::Control& control);
+std::unique_ptr<io::TokenCorpus> open_validation(const deck::LoadedDeck& loaded,
+                                                 const comm::Control& control);
 
 }  // namespace tessera::data

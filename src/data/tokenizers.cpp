@@ -20,13 +20,13 @@ void append(std::vector<KnownTokenizer>& all, const std::vector<KnownTokenizer>&
   all.insert(all.end(), more.begin(), more.end());
 }
 
-std::string shown(const KnownTokenizer& known, const Tokenizer& tokenizer) {
+std::string shown(const KnownTokenizer& known, const io::Tokenizer& tokenizer) {
   return fmt::format("that of {}, {} ({} tokens)", known.key, known.path.string(),
                      tokenizer.vocab());
 }
 
 void check_vocabulary(const deck::LoadedDeck& loaded, const KnownTokenizer& known,
-                      const Tokenizer& tokenizer) {
+                      const io::Tokenizer& tokenizer) {
   const std::int64_t vocab = loaded.deck.model.vocab;
   if (!known.key.starts_with("data.") || tokenizer.vocab() <= vocab) return;
   throw DataError(fmt::format(
@@ -38,9 +38,9 @@ void check_vocabulary(const deck::LoadedDeck& loaded, const KnownTokenizer& know
 
 /// Nothing for a model's tokenizer of a kind that is not read here: what is unknown is not
 /// compared.
-std::optional<Tokenizer> open_known(const KnownTokenizer& known) {
+std::optional<io::Tokenizer> open_known(const KnownTokenizer& known) {
   try {
-    return Tokenizer::open(known.path);
+    return io::Tokenizer::open(known.path);
   } catch (const DataError&) {
     if (known.key.starts_with("data.")) throw;
     return std::nullopt;
@@ -53,15 +53,15 @@ std::vector<KnownTokenizer> tokenizers_of_data(std::string_view key,
                                                std::span<const std::string> entries) {
   std::vector<KnownTokenizer> all;
   for (const std::string& entry : entries) {
-    const fs::path path = tokenizer_beside(entry);
-    if (path_exists(path)) all.push_back({std::string(key), path});
+    const fs::path path = io::tokenizer_beside(entry);
+    if (io::path_exists(path)) all.push_back({std::string(key), path});
   }
   return all;
 }
 
 std::optional<fs::path> tokenizer_of_directory(const fs::path& directory) {
   const fs::path path = directory / "tokenizer.json";
-  return path_exists(path) ? std::optional(path) : std::nullopt;
+  return io::path_exists(path) ? std::optional(path) : std::nullopt;
 }
 
 std::optional<fs::path> tokenizer_of_checkpoint(const fs::path& checkpoint) {
@@ -76,7 +76,7 @@ std::vector<KnownTokenizer> tokenizers_of_model(const deck::Deck& deck) {
   if (const auto* given = std::get_if<std::string>(&deck.run.resume)) {
     checkpoint = *given;
   } else if (std::get<deck::Resume>(deck.run.resume) != deck::Resume::never) {
-    const auto there = list_checkpoints(fs::path(deck::run_directory(deck)) / "checkpoints");
+    const auto there = io::list_checkpoints(fs::path(deck::run_directory(deck)) / "checkpoints");
     if (!there.empty()) checkpoint = there.front().path;
   }
   if (const auto path = checkpoint.empty() ? std::nullopt : tokenizer_of_checkpoint(checkpoint))
@@ -97,7 +97,7 @@ std::vector<KnownTokenizer> tokenizers_of_run(const deck::Deck& deck) {
 std::optional<fs::path> common_tokenizer(const deck::LoadedDeck& loaded,
                                          std::span<const KnownTokenizer> all) {
   const KnownTokenizer* reference = nullptr;
-  std::optional<Tokenizer> first;
+  std::optional<io::Tokenizer> first;
   for (const KnownTokenizer& known : all) {
     if (loaded.deck.data.accept_tokenizer) break;
     auto other = open_known(known);

@@ -62,7 +62,7 @@ Mesh mesh_of(const deck::Deck& deck, std::int64_t ranks) {
   return {.tensor = p.tensor, .data = ranks / (p.tensor * p.pipeline), .pipeline = p.pipeline};
 }
 
-CheckpointLayout layout_of(const plan::PlanInputs& inputs) {
+io::CheckpointLayout layout_of(const plan::PlanInputs& inputs) {
   return {.world = inputs.mesh.size(), .mesh = inputs.mesh, .zero_stage = inputs.stage};
 }
 

@@ -15,7 +15,7 @@ model::ModelConfig model_config(const deck::ModelSection& section);
 Mesh mesh_of(const deck::Deck& deck, std::int64_t ranks);
 
 /// As checkpoints say it.
-CheckpointLayout layout_of(const plan::PlanInputs& inputs);
+io::CheckpointLayout layout_of(const plan::PlanInputs& inputs);
 
 /// What plans of these shapes are made from. node_of[r] is rank r's node; parallel.ranks_per_node
 /// overrides it by nodes filled one after the other.

@@ -15,7 +15,7 @@ void Course::set_length() {
   rate_.emplace(deck_.schedule, deck_.optimizer.lr, timeline_, steps_);
 }
 
-void Course::restore(const CheckpointHeader& h, const deck::Deck& saved) {
+void Course::restore(const io::CheckpointHeader& h, const deck::Deck& saved) {
   progress = {.step = h.step,
               .applied = h.applied_updates,
               .samples = h.samples,
@@ -30,7 +30,7 @@ void Course::restore(const CheckpointHeader& h, const deck::Deck& saved) {
   }
 }
 
-void Course::save_to(CheckpointHeader& h) const {
+void Course::save_to(io::CheckpointHeader& h) const {
   h.step = progress.step;
   h.applied_updates = progress.applied;
   h.samples = progress.samples;

@@ -33,8 +33,8 @@ class Course {
   /// whenever progress was set.
   void set_length();
   /// Sets progress and loss scale to a checkpoint's; `saved` is the deck it was made with.
-  void restore(const CheckpointHeader& header, const deck::Deck& saved);
-  void save_to(CheckpointHeader& header) const;
+  void restore(const io::CheckpointHeader& header, const deck::Deck& saved);
+  void save_to(io::CheckpointHeader& header) const;
   /// The step that has just run: `applied` says whether it changed the state.
   void count_step(bool applied);
 

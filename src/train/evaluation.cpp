@@ -17,7 +17,7 @@
 namespace tessera::train {
 
 std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
-                                   const deck::Deck& deck, const TokenCorpus& validation,
+                                   const deck::Deck& deck, const io::TokenCorpus& validation,
                                    const std::function<bool()>& stop) {
   const auto begin = std::chrono::steady_clock::now();
   const plan::PlanShape shape = setup::evaluation_shape(deck.batch, engine.data_ranks());
@@ -25,7 +25,7 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
   const std::int64_t have = validation.sequences(shape.sequence);
   const std::int64_t rounds = std::min(deck.evaluate.batches, have / global);
   const PreparedPlan& prepared = engine.prepared(shape);
-  data::Batches batches(validation, Sampler(have, 0, Shuffle::no), shape.sequence);
+  data::Batches batches(validation, io::Sampler(have, 0, io::Shuffle::no), shape.sequence);
   std::array<std::int64_t, kExactSumWords> total{};
   for (std::int64_t round = 0; round < rounds; ++round) {
     StepInput input;
@@ -62,7 +62,7 @@ void check_start(const deck::LoadedDeck& loaded, const std::optional<LoadedCheck
   if (!start) return;
   check_same_threads(loaded, *start, threads);
   if (const auto& bad = start->non_finite; bad && !deck.model.accept_non_finite) {
-    throw non_finite_error(
+    throw io::non_finite_error(
         fmt::format("{}: {}{}", start->path.string(), bad->parameter, bad->index), bad->value,
         bad->type, "--allow-non-finite");
   }

@@ -17,7 +17,7 @@ struct Evaluation {
 /// a plan of evaluation_shape. Nothing if some rank's `stop` says, before a batch, to give it up.
 /// Collective. Throws DataError and IoError on every rank.
 std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
-                                   const deck::Deck& deck, const TokenCorpus& validation,
+                                   const deck::Deck& deck, const io::TokenCorpus& validation,
                                    const std::function<bool()>& stop);
 
 /// Evaluates the state that run.resume names, a checkpoint whose model is the deck's, or else

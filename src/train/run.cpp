@@ -13,7 +13,7 @@ namespace {
 
 bool holds_a_run(const std::filesystem::path& directory) {
   return std::filesystem::exists(directory / "metrics.jsonl") ||
-         !list_checkpoints(directory / "checkpoints").empty();
+         !io::list_checkpoints(directory / "checkpoints").empty();
 }
 
 }  // namespace
@@ -35,7 +35,7 @@ void Run::open_data() {
   corpus = data::open_training(loaded, control);
   validation = data::open_validation(loaded, control);
   control.together([&] {
-    if (control.rank() == 0) data_files = identify(*corpus);
+    if (control.rank() == 0) data_files = io::identify(*corpus);
   });
   course.set_data(corpus->sequences(deck.batch.sequence));
 }

@@ -35,10 +35,10 @@ struct Run {
   const Job& job;
   const comm::Control& control;
   std::filesystem::path directory;
-  std::unique_ptr<RunLock> lock;                    // on rank 0
-  Reporter log;                                     // speaks on rank 0
-  std::unique_ptr<TokenCorpus> corpus, validation;  // the latter: if the deck names one
-  std::vector<DataFile> data_files;                 // of corpus, on rank 0
+  std::unique_ptr<RunLock> lock;                        // on rank 0
+  Reporter log;                                         // speaks on rank 0
+  std::unique_ptr<io::TokenCorpus> corpus, validation;  // the latter: if the deck names one
+  std::vector<io::DataFile> data_files;                 // of corpus, on rank 0
   Course course;
   std::optional<Engine> engine;
 };

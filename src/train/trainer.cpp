@@ -50,9 +50,9 @@ void Trainer::start() {
     if (control.rank() == 0) run_.log = Reporter(run_.directory);
   });
   batches_.emplace(*run_.corpus,
-                   Sampler(run_.corpus->sequences(deck.batch.sequence),
-                           static_cast<std::uint64_t>(deck.run.seed),
-                           deck.data.shuffle ? Shuffle::yes : Shuffle::no),
+                   io::Sampler(run_.corpus->sequences(deck.batch.sequence),
+                               static_cast<std::uint64_t>(deck.run.seed),
+                               deck.data.shuffle ? io::Shuffle::yes : io::Shuffle::no),
                    deck.batch.sequence);
   saves_.emplace(run_, *faults_);
   guards_.emplace(run_, *saves_, *faults_, *batches_);
@@ -65,14 +65,14 @@ void Trainer::start() {
   run_.course.set_length();
   control.together([&] {
     if (control.rank() != 0) return;
-    AtomicFile resolved(run_.directory / "resolved.toml"), text(run_.directory / "plan.txt");
+    io::AtomicFile resolved(run_.directory / "resolved.toml"), text(run_.directory / "plan.txt");
     resolved.append(to_toml(deck));
     resolved.publish();
     auto first = shape(plan::PlanPurpose::train);
     text.append(to_text(run_.engine->prepared(first).plan(), run_.engine->inputs()));
     text.publish();
     if (tokenizer)  // for generate and export
-      copy_tokenizer(*tokenizer, run_.directory / "tokenizer.json");
+      io::copy_tokenizer(*tokenizer, run_.directory / "tokenizer.json");
   });
 }
 
@@ -81,9 +81,9 @@ void Trainer::start_or_resume() {
   Engine& engine = *run_.engine;
   const std::filesystem::path checkpoints = run_.directory / "checkpoints";
   control.together([&] {
-    if (control.rank() == 0) clean_up_checkpoints(checkpoints);
+    if (control.rank() == 0) io::clean_up_checkpoints(checkpoints);
   });
-  const std::int64_t read_before = io_bytes().read;
+  const std::int64_t read_before = io::io_bytes().read;
   const auto from = load_checkpoint(run_.loaded, deck::OnResume::refused, control, engine.state(),
                                     run_.note_unusable());
   if (!from) {
@@ -96,7 +96,7 @@ void Trainer::start_or_resume() {
   check_data(*from);
   const bool own = from->path.parent_path() == checkpoints;
   guards_->begin(&*from, own);
-  report_.resume(*from, control.max(io_bytes().read - read_before));
+  report_.resume(*from, control.max(io::io_bytes().read - read_before));
   if (own) saves_->set_saved_step(run_.course.progress.step);
 }
 
@@ -104,7 +104,7 @@ void Trainer::start_or_resume() {
 void Trainer::check_data(const LoadedCheckpoint& from) {
   run_.control.together([&] {
     if (run_.control.rank() != 0 || from.header.data.empty()) return;
-    const auto difference = find_difference(from.header.data, run_.data_files);
+    const auto difference = io::find_difference(from.header.data, run_.data_files);
     if (!difference) return;
     if (!run_.deck.data.accept_changes) {
       throw DeckError(
@@ -119,8 +119,8 @@ void Trainer::check_data(const LoadedCheckpoint& from) {
   });
 }
 
-CheckpointHeader Trainer::header() const {
-  CheckpointHeader h;
+io::CheckpointHeader Trainer::header() const {
+  io::CheckpointHeader h;
   run_.course.save_to(h);
   guards_->save_to(h);
   h.threads = run_.engine->threads();
@@ -180,7 +180,7 @@ StepResult Trainer::run_step() {
   using plan::PlanPurpose, plan::StepFlag;
   const std::int64_t step = run_.course.progress.step + 1;
   const double slowed = faults_->begin(step);
-  std::optional<CheckpointHeader> before;  // of the state that the step copies, if it does
+  std::optional<io::CheckpointHeader> before;  // of the state that the step copies, if it does
   if (saves_->take_snapshot_due()) before = header();
   const PreparedPlan& prepared =
       run_.engine->prepared(shape(before ? PlanPurpose::train_snapshot : PlanPurpose::train));

@@ -40,7 +40,7 @@ class Trainer {
   void evaluate_if_due();
   /// The plan of the step that comes `later` than the next one.
   plan::PlanShape shape(plan::PlanPurpose purpose, std::int64_t later = 0) const;
-  CheckpointHeader header() const;
+  io::CheckpointHeader header() const;
 
   Run run_;
   Report report_;

@@ -25,12 +25,12 @@ ExitCode run(const ExportOptions& o) {
   for (const auto& unit : units) {
     for (const auto& p : unit.params) by_name[p.name] = &p;
   }
-  std::optional<Tokenizer> tokenizer;
+  std::optional<io::Tokenizer> tokenizer;
   if (source.tokenizer) {
-    tokenizer = open_kept_tokenizer(*source.tokenizer);
+    tokenizer = io::open_kept_tokenizer(*source.tokenizer);
     check_tokenizer(*tokenizer, source);
   }
-  export_hugging_face(
+  io::export_hugging_face(
       {.directory = o.to,
        .architecture = hf_architecture(source.model),
        .type = type,

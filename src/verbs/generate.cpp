@@ -25,17 +25,18 @@ struct GenerateOptions {
   bool finite = true;  // the weights must be
 };
 
-Tokenizer choose_tokenizer(const GenerateOptions& o, const ModelSource& source) {
-  std::optional<Tokenizer> own;
-  if (source.tokenizer) own = open_kept_tokenizer(*source.tokenizer);
+io::Tokenizer choose_tokenizer(const GenerateOptions& o, const ModelSource& source) {
+  std::optional<io::Tokenizer> own;
+  if (source.tokenizer) own = io::open_kept_tokenizer(*source.tokenizer);
   if (o.tokenizer.empty()) {
     if (own) return *std::move(own);
-    if (source.model.vocab == 256) return Tokenizer::bytes();
+    if (source.model.vocab == 256) return io::Tokenizer::bytes();
     throw DeckError(
         fmt::format("{} says nothing of its tokenizer: give --tokenizer bytes or a tokenizer.json",
                     source.name));
   }
-  Tokenizer given = o.tokenizer == "bytes" ? Tokenizer::bytes() : open_kept_tokenizer(o.tokenizer);
+  io::Tokenizer given =
+      o.tokenizer == "bytes" ? io::Tokenizer::bytes() : io::open_kept_tokenizer(o.tokenizer);
   if (!own || o.accept_tokenizer) return given;
   if (const std::string difference = own->difference(given); !difference.empty()) {
     throw DataError(
@@ -53,7 +54,7 @@ ExitCode run(const GenerateOptions& o) {
                       "start it once, as in srun --ntasks=1");
   const ModelSource source =
       open_model(o.model, o.finite ? std::optional(DType::f32) : std::nullopt);
-  Tokenizer tokenizer = choose_tokenizer(o, source);
+  io::Tokenizer tokenizer = choose_tokenizer(o, source);
   check_tokenizer(tokenizer, source);
   const int threads = setup::thread_count({}, cores_each(std::array{own_cores()}));
   setup::use_threads(threads);

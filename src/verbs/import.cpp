@@ -27,21 +27,21 @@ ExitCode run(const ImportOptions& o) {
         fmt::format("{} is no Hugging Face directory: it has no config.json", o.from.string()));
   }
   const auto checkpoints = o.to / "checkpoints";
-  if (!list_checkpoints(checkpoints).empty()) {
+  if (!io::list_checkpoints(checkpoints).empty()) {
     throw DeckError(fmt::format("{} already holds checkpoints: give another --to", o.to.string()));
   }
   const ModelSource source =
       open_model(o.from, o.finite ? std::optional(DType::f32) : std::nullopt);
   const auto units = model::model_units(setup::model_config(source.model));
-  std::vector<Piece> pieces;
+  std::vector<io::Piece> pieces;
   for (const auto& unit : units) {
     for (const auto& p : unit.params) {
-      const Shape shape(p.shape);
-      pieces.push_back({p.name, shape, "master", DType::f32, Box(shape)});
+      const io::Shape shape(p.shape);
+      pieces.push_back({p.name, shape, "master", DType::f32, io::Box(shape)});
     }
   }
-  const auto directory = begin_checkpoint(checkpoints, 0);
-  CheckpointWriter writer(directory, 0, pieces);
+  const auto directory = io::begin_checkpoint(checkpoints, 0);
+  io::CheckpointWriter writer(directory, 0, pieces);
   std::size_t piece = 0;
   const auto write = [&](const model::ParamDesc& p) {
     std::vector<float> values(static_cast<std::size_t>(p.elements()));
@@ -51,18 +51,18 @@ ExitCode run(const ImportOptions& o) {
   try {
     for (const auto& unit : units) std::ranges::for_each(unit.params, write);
   } catch (const Error&) {
-    clean_up_checkpoints(checkpoints);  // what was written is large and of no use
+    io::clean_up_checkpoints(checkpoints);  // what was written is large and of no use
     throw;
   }
   if (source.tokenizer) {
-    copy_tokenizer(*source.tokenizer, o.to / "tokenizer.json");
+    io::copy_tokenizer(*source.tokenizer, o.to / "tokenizer.json");
   }
-  CheckpointHeader header;
+  io::CheckpointHeader header;
   header.deck = source.deck;
   header.info["version"] = kVersion;
   header.info["imported from"] = o.from.string();
-  const RankPart part = writer.finish();
-  const auto checkpoint = commit_checkpoint(directory, header, std::span(&part, 1));
+  const io::RankPart part = writer.finish();
+  const auto checkpoint = io::commit_checkpoint(directory, header, std::span(&part, 1));
   fmt::print("{} -> {}\n", printable(source.name), printable(checkpoint.string()));
   return ExitCode::ok;
 }

@@ -14,10 +14,10 @@ namespace tessera::verbs {
 namespace {
 
 ExitCode inspect_checkpoint(const std::filesystem::path& path, bool verify) {
-  const CheckpointSummary s = describe_checkpoint(path);
+  const io::CheckpointSummary s = io::describe_checkpoint(path);
   fmt::print("{}: step {}, {} updates, {} samples, {} tokens\n", printable(path.string()),
              s.header.step, s.header.applied_updates, s.header.samples, s.header.tokens);
-  const CheckpointLayout& layout = s.header.layout;
+  const io::CheckpointLayout& layout = s.header.layout;
   std::vector<std::string> axes;
   for (const Axis& a : kAxes) axes.push_back(fmt::format("{} {}", a.name, layout.mesh.*a.size));
   fmt::print("written by {} ranks: {}, ZeRO-{}; {} files, {}\n", layout.world,
@@ -28,7 +28,7 @@ ExitCode inspect_checkpoint(const std::filesystem::path& path, bool verify) {
                plan::human_bytes(state.bytes));
   }
   if (!verify) return ExitCode::ok;
-  const auto bad = verify_checkpoint(path, [](std::int64_t done, std::int64_t total) {
+  const auto bad = io::verify_checkpoint(path, [](std::int64_t done, std::int64_t total) {
     const double part = total == 0 ? 1.0 : static_cast<double>(done) / static_cast<double>(total);
     tell(fmt::format("\rverify {:5.1f} %", 100 * part));
   });
@@ -43,17 +43,17 @@ ExitCode inspect_checkpoint(const std::filesystem::path& path, bool verify) {
 
 ExitCode inspect_tokens(const std::string& entry, bool verify) {
   constexpr std::int64_t kAnyVocab = std::int64_t{1} << 31;
-  const TokenCorpus corpus(std::span(&entry, 1), kAnyVocab);
+  const io::TokenCorpus corpus(std::span(&entry, 1), kAnyVocab);
   for (const auto& file : corpus.files()) {
     fmt::print("{}: {} tokens of {}", printable(file.file.path().string()), file.tokens,
                to_string(file.type));
     fmt::print("{}\n", file.documents > 0 ? fmt::format(", {} documents", file.documents) : "");
   }
   fmt::print("{} tokens\n", corpus.tokens());
-  if (const auto beside = tokenizer_beside(entry); path_exists(beside)) {
-    const Tokenizer tokenizer = open_kept_tokenizer(beside);
+  if (const auto beside = io::tokenizer_beside(entry); io::path_exists(beside)) {
+    const io::Tokenizer tokenizer = io::open_kept_tokenizer(beside);
     fmt::print("tokenizer {}: {} tokens; documents {}\n", printable(beside.string()),
-               tokenizer.vocab(), printable(document_end(tokenizer)));
+               tokenizer.vocab(), printable(io::document_end(tokenizer)));
   }
   if (!verify) return ExitCode::ok;
   std::vector<std::int32_t> tokens(std::size_t{1} << 20);

@@ -15,7 +15,7 @@ namespace tessera::verbs {
 enum class Layout : std::uint8_t { as_written, fitted };
 struct DeckOnRanks {
   deck::LoadedDeck loaded;
-  std::optional<HeldCheckpoint> checkpoint;  // on rank 0: that stands for the deck
+  std::optional<io::HeldCheckpoint> checkpoint;  // on rank 0: that stands for the deck
 };
 DeckOnRanks load_on_all(const comm::Control& control, const DeckOptions& options,
                         Layout layout = Layout::as_written);

@@ -31,26 +31,27 @@ train::ParameterSource checked(const train::ParameterSource& source, std::option
   if (!finite_as) return source;
   return [=, type = *finite_as](const model::ParamDesc& p, Range range, std::span<float> out) {
     source(p, range, out);
-    const auto bad = find_non_finite(out, type);
+    const auto bad = io::find_non_finite(out, type);
     if (!bad) return;
-    throw non_finite_error(place_of(p, range.begin + *bad), out[static_cast<std::size_t>(*bad)],
-                           type, "--allow-non-finite");
+    throw io::non_finite_error(place_of(p, range.begin + *bad), out[static_cast<std::size_t>(*bad)],
+                               type, "--allow-non-finite");
   };
 }
 
 }  // namespace
 
-std::optional<HeldCheckpoint> find_checkpoint(const fs::path& path) {
-  if (fs::exists(path / kManifestFile)) return HeldCheckpoint{path, CheckpointHold(path)};
+std::optional<io::HeldCheckpoint> find_checkpoint(const fs::path& path) {
+  if (fs::exists(path / io::kManifestFile))
+    return io::HeldCheckpoint{path, io::CheckpointHold(path)};
   for (const auto& candidate : {path, path / "checkpoints"}) {
-    if (auto newest = hold_newest(candidate)) return newest;
+    if (auto newest = io::hold_newest(candidate)) return newest;
   }
   return std::nullopt;
 }
 
 ModelSource open_model(const fs::path& path, std::optional<DType> finite_as) {
   if (fs::exists(path / "config.json")) {
-    auto model = std::make_shared<HfModel>(HfModel::open(path));
+    auto model = std::make_shared<io::HfModel>(io::HfModel::open(path));
     const deck::Deck deck = deck_of(path);
     const auto read = [model](const model::ParamDesc& p, Range range, std::span<float> out) {
       model->read(p.name, range.begin, out);
@@ -70,13 +71,13 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as) {
         "{} is no checkpoint, holds none, and is no Hugging Face directory (config.json)",
         path.string()));
   }
-  auto checkpoint = std::make_shared<Checkpoint>(Checkpoint::open(found->path));
+  auto checkpoint = std::make_shared<io::Checkpoint>(io::Checkpoint::open(found->path));
   const std::string& text = checkpoint->header().deck;
   const auto read = [checkpoint](const model::ParamDesc& p, Range range, std::span<float> out) {
     checkpoint->read(p.name, "master", range, DType::f32, std::as_writable_bytes(out));
   };
   const auto place_of = [path = found->path](const model::ParamDesc& p, std::int64_t element) {
-    return fmt::format("{}: {}{}", path.string(), p.name, index_text(p.shape, element));
+    return fmt::format("{}: {}{}", path.string(), p.name, io::index_text(p.shape, element));
   };
   return {.deck = text,
           .model = deck::parse_deck(text, found->path.string()).deck.model,
@@ -85,18 +86,18 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as) {
           .tokenizer = data::tokenizer_of_checkpoint(found->path)};
 }
 
-void check_tokenizer(const Tokenizer& tokenizer, const ModelSource& source) {
+void check_tokenizer(const io::Tokenizer& tokenizer, const ModelSource& source) {
   if (tokenizer.vocab() > source.model.vocab) {
     throw DataError(fmt::format("the tokenizer has {} tokens, {} {}: it is another model's",
                                 tokenizer.vocab(), source.name, source.model.vocab));
   }
 }
 
-HfArchitecture hf_architecture(const deck::ModelSection& model) {
+io::HfArchitecture hf_architecture(const deck::ModelSection& model) {
   deck::Deck deck;
   deck.model = model;
-  HfArchitecture architecture;
-  for (const HfField& field : kHfFields) {
+  io::HfArchitecture architecture;
+  for (const io::HfField& field : io::kHfFields) {
     const deck::Value value = deck::find_row(fmt::format("model.{}", field.key))->field.get(deck);
     std::visit(
         [&](auto member) {

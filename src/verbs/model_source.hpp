@@ -28,13 +28,13 @@ struct ModelSource {
 ModelSource open_model(const std::filesystem::path& path, std::optional<DType> finite_as);
 
 /// DataError for the tokenizer of another model: with more tokens.
-void check_tokenizer(const Tokenizer& tokenizer, const ModelSource& source);
+void check_tokenizer(const io::Tokenizer& tokenizer, const ModelSource& source);
 
 /// The checkpoint itself, or the newest of a run directory, held while it is read; nothing if
 /// `path` is neither.
-std::optional<HeldCheckpoint> find_checkpoint(const std::filesystem::path& path);
+std::optional<io::HeldCheckpoint> find_checkpoint(const std::filesystem::path& path);
 
 /// The architecture in the words of Hugging Face files.
-HfArchitecture hf_architecture(const deck::ModelSection& model);
+io::HfArchitecture hf_architecture(const deck::ModelSection& model);
 
 }  // namespace tessera::verbs

@@ -17,7 +17,7 @@ struct TokenizeOptions {
   std::vector<std::filesystem::path> inputs;
   std::filesystem::path prefix;
   std::string tokenizer = "bytes", eos;
-  DocumentRules rules;
+  io::DocumentRules rules;
 };
 
 /// Rank 0's progress stands for all: parts are of equal size.
@@ -50,11 +50,11 @@ std::string unescape(const std::string& text) {
 }
 
 void check_options(const TokenizeOptions& o) {
-  const auto lines = std::ranges::count_if(o.inputs, is_json_lines);
+  const auto lines = std::ranges::count_if(o.inputs, io::is_json_lines);
   if (!o.rules.separator.empty() && lines == std::ssize(o.inputs)) {
     throw DeckError("--separator is of text files, but all inputs are .jsonl files");
   }
-  if (o.rules.field != DocumentRules().field && lines == 0) {
+  if (o.rules.field != io::DocumentRules().field && lines == 0) {
     throw DeckError("--field is of .jsonl files, but no input is one");
   }
   if (!o.prefix.has_filename()) {
@@ -66,12 +66,12 @@ void check_options(const TokenizeOptions& o) {
 ExitCode run(const TokenizeOptions& o, const comm::Control& control) {
   control.together([&] {
     check_options(o);
-    Tokenizer tokenizer = open_for_documents(o.tokenizer, o.eos);
-    DocumentRules rules = o.rules;
+    io::Tokenizer tokenizer = io::open_for_documents(o.tokenizer, o.eos);
+    io::DocumentRules rules = o.rules;
     rules.separator = unescape(rules.separator);
-    if (o.prefix.has_parent_path()) tessera::create_directories(o.prefix.parent_path());
+    if (o.prefix.has_parent_path()) io::create_directories(o.prefix.parent_path());
     std::int64_t shown = -1;
-    tokenize_part(
+    io::tokenize_part(
         o.inputs, o.prefix, tokenizer, {.index = control.rank(), .count = control.size()},
         [&](std::int64_t done, std::int64_t total) {
           const std::int64_t permille = total == 0 ? 1000 : 1000 * done / total;
@@ -82,11 +82,11 @@ ExitCode run(const TokenizeOptions& o, const comm::Control& control) {
   });
   control.together([&] {
     if (control.rank() != 0) return;
-    const Tokenizer tokenizer = open_for_documents(o.tokenizer, o.eos);
-    const TokenizeSummary summary = merge_parts(o.prefix, control.size(), tokenizer);
+    const io::Tokenizer tokenizer = io::open_for_documents(o.tokenizer, o.eos);
+    const io::TokenizeSummary summary = io::merge_parts(o.prefix, control.size(), tokenizer);
     fmt::print("{}.bin: {} tokens in {} documents, {}; vocabulary {}\n",
                printable(o.prefix.string()), summary.tokens, summary.documents,
-               printable(document_end(tokenizer)), tokenizer.vocab());
+               printable(io::document_end(tokenizer)), tokenizer.vocab());
   });
   return ExitCode::ok;
 }

@@ -48,7 +48,7 @@ DeckOnRanks load(const DeckOptions& options, Layout layout, std::int64_t ranks) 
   const std::string name = checkpoint->path.string();
   std::vector<std::string> sets{"run.resume=" + deck::value_text({name, {}})};
   sets.insert(sets.end(), options.sets.begin(), options.sets.end());
-  const CheckpointHeader header = read_manifest(checkpoint->path).header;
+  const io::CheckpointHeader header = io::read_manifest(checkpoint->path).header;
   if (layout == Layout::as_written)
     return {deck::parse_deck(header.deck, name, sets), std::move(checkpoint)};
   auto [loaded, note] = train::fit_to_ranks(

@@ -13,15 +13,15 @@ std::string sealed(const std::string& input) {
 }
 
 /// What was accepted is whole, and says the same when it is written and read again.
-void read_again(const Manifest& manifest) {
-  const auto found = find_problem(manifest.parts);
+void read_again(const io::Manifest& manifest) {
+  const auto found = io::find_problem(manifest.parts);
   TESSERA_CHECK(!found, "{}", *found);
   const std::string written = to_text(manifest);
-  TESSERA_CHECK(to_text(manifest_from_text(written, "written")) == written, "{}", written);
-  for (const RankPart& part : manifest.parts) {
+  TESSERA_CHECK(to_text(io::manifest_from_text(written, "written")) == written, "{}", written);
+  for (const io::RankPart& part : manifest.parts) {
     const std::string sent = to_text(part);
-    TESSERA_CHECK(to_text(rank_part_from_text(sent)) == sent, "{}", sent);
-    for (const DatasetRecord& dataset : part.datasets) {
+    TESSERA_CHECK(to_text(io::rank_part_from_text(sent)) == sent, "{}", sent);
+    for (const io::DatasetRecord& dataset : part.datasets) {
       for (std::int64_t block = 0; block < dataset.blocks(); ++block)
         TESSERA_CHECK(!dataset.block_range(block).empty(), "{}", dataset.name());
     }
@@ -33,7 +33,7 @@ void read_again(const Manifest& manifest) {
 const ExitCode kRefusal = ExitCode::data;
 
 void read(const std::string& input) {
-  const Manifest manifest = manifest_from_text(sealed(input), "manifest.json");
+  const io::Manifest manifest = io::manifest_from_text(sealed(input), "manifest.json");
   certainly([&] { read_again(manifest); });
 }
 

@@ -24,7 +24,7 @@ const ExitCode kRefusal = ExitCode::data;
 
 void read(const std::string& input) {
   const auto prefix = directory() / "t";
-  test::write_file(megatron_idx(prefix), input);
+  test::write_file(io::megatron_idx(prefix), input);
   read_corpus(prefix.string());
 }
 

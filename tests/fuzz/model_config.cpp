@@ -12,11 +12,11 @@ void read(const std::string& input) {
   static const test::TemporaryDirectory directory;
   const auto path = directory / "config.json";
   test::write_file(path, input);
-  const HfArchitecture architecture = read_hf_config(path).architecture;
-  const std::string written = write_hf_config(architecture, DType::bf16, 5);
+  const io::HfArchitecture architecture = io::read_hf_config(path).architecture;
+  const std::string written = io::write_hf_config(architecture, DType::bf16, 5);
   test::write_file(path, written);
   certainly([&] {
-    TESSERA_CHECK(read_hf_config(path).architecture == architecture, "written as {}", written);
+    TESSERA_CHECK(io::read_hf_config(path).architecture == architecture, "written as {}", written);
   });
 }
 

@@ -12,7 +12,7 @@ namespace tessera::fuzz {
 inline void read_corpus(const std::string& entry) {
   constexpr std::int64_t kAtOnce = 1000;
   constexpr std::int64_t kMost = 100'000;  // sequences may overlap: a small file can have many
-  const TokenCorpus corpus(std::span(&entry, 1), 100);
+  const io::TokenCorpus corpus(std::span(&entry, 1), 100);
   std::vector<std::int32_t> tokens(kAtOnce);
   for (std::int64_t at = 0; at < std::min(corpus.tokens(), kMost); at += kAtOnce) {
     const std::int64_t count = std::min(kAtOnce, corpus.tokens() - at);

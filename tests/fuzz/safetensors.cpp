@@ -12,7 +12,7 @@ void read(const std::string& input) {
   static const test::TemporaryDirectory directory;
   const auto path = directory / "t.safetensors";
   test::write_file(path, input);
-  const SafetensorsFile file(path);
+  const io::SafetensorsFile file(path);
   certainly([&] {
     for (const auto& [name, tensor] : file.tensors()) {
       if (tensor.type != DType::f32 && tensor.type != DType::bf16 && tensor.type != DType::f16)

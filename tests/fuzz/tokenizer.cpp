@@ -17,7 +17,7 @@ std::string without_spaces(std::string text) {
 const ExitCode kRefusal = ExitCode::data;
 
 void read(const std::string& input) {
-  Tokenizer tokenizer = Tokenizer::parse(input, "tokenizer.json");
+  io::Tokenizer tokenizer = io::Tokenizer::parse(input, "tokenizer.json");
   for (const std::string_view text : {"It's 12345 \xf0\x9f\x98\x80<|endoftext|> \xff", "", "   \n",
                                       " the a\tb", "\xc3\xa9\xc3"}) {
     const std::vector<std::int32_t> ids = tokenizer.encode(text);  // a pattern may refuse it

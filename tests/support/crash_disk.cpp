@@ -332,15 +332,15 @@ class CrashDisk::Model {
 };
 
 CrashDisk::CrashDisk(fs::path root) : root_(std::move(root)), before_(read_tree(root_)) {
-  set_io_witness([this](const IoChange& change) { record(change); });
+  io::set_io_witness([this](const io::IoChange& change) { record(change); });
 }
 
 CrashDisk::~CrashDisk() {
-  if (recording_) set_io_witness({});
+  if (recording_) io::set_io_witness({});
 }
 
 void CrashDisk::stop() {
-  set_io_witness({});
+  io::set_io_witness({});
   recording_ = false;
   Model model(before_);
   for (const Change& change : changes_) model.apply(change);
@@ -373,7 +373,7 @@ std::optional<std::string> CrashDisk::below_root(const fs::path& path) const {
   return below == "." ? "" : below;
 }
 
-void CrashDisk::record(const IoChange& change) {
+void CrashDisk::record(const io::IoChange& change) {
   const auto path = below_root(change.path), to = below_root(change.to);
   if (!path || !to) return;
   TESSERA_CHECK(change.call != IoCall::rename || directory_of(*path) == directory_of(*to),

@@ -83,7 +83,7 @@ class CrashDisk {
   };
   class Model;
 
-  void record(const IoChange& change);
+  void record(const io::IoChange& change);
   std::optional<std::string> below_root(const std::filesystem::path& path) const;
 
   std::filesystem::path root_;

@@ -49,8 +49,8 @@ std::string choose(Matmul& matmul, memory::Tier& tier, std::span<const GemmKey> 
                    const Tuning& tuning) {
   std::vector<GemmKey> missing(all.begin(), all.end());
   if (std::filesystem::exists(tuning.file)) {
-    const auto kept =
-        parse_algorithms(read_text(tuning.file, kMostText), tuning.file.string(), matmul.machine());
+    const auto kept = parse_algorithms(io::read_text(tuning.file, kMostText), tuning.file.string(),
+                                       matmul.machine());
     if (kept) missing = matmul.adopt(*kept, missing);
   }
   std::erase_if(missing, [&](const GemmKey& key) { return !matmul.takes(key); });
@@ -70,7 +70,7 @@ std::string choose(Matmul& matmul, memory::Tier& tier, std::span<const GemmKey> 
   matmul.choose(missing, tuning.timed ? AlgorithmChoice::timed : AlgorithmChoice::first, memory);
   const std::string text = to_text(matmul.table());
   if (!tuning.timed) return text;
-  AtomicFile file(tuning.file);
+  io::AtomicFile file(tuning.file);
   file.append(text);
   file.publish();
   return text;

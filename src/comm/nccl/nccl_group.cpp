@@ -146,7 +146,7 @@ class NcclGroup : public Group {
         continue;
       }
       for (std::int64_t at = 0; at < block; at += most)
-        sum_in_order(c, Piece(*this, c, b * block, at, std::min(most, block - at)));
+        sum_in_order(c, io::Piece(*this, c, b * block, at, std::min(most, block - at)));
     }
   }
 
@@ -158,8 +158,8 @@ class NcclGroup : public Group {
     // In the staging: f32 by rank, what arrives, what is sent.
     View parts, received, sent;
 
-    Piece(const NcclGroup& g, const ReduceScatter& c, std::int64_t block, std::int64_t at,
-          std::int64_t n)
+    io::Piece(const NcclGroup& g, const ReduceScatter& c, std::int64_t block, std::int64_t at,
+              std::int64_t n)
         : count(n), shard(c.shard.range(block + at, n)) {
       const std::int64_t size = g.shape_.size, length = c.shard.elements() / c.blocks;
       for (std::int64_t r = 0; r < size; ++r)
@@ -183,7 +183,7 @@ class NcclGroup : public Group {
   }
 
   /// What goes to each rank, as the wire's type.
-  std::vector<View> outgoing(const ReduceScatter& c, const Piece& p) {
+  std::vector<View> outgoing(const ReduceScatter& c, const io::Piece& p) {
     if (c.wire == c.full.type) return p.full;
     std::vector<View> all;
     for (std::int64_t r = 0; r < shape_.size; ++r) {
@@ -193,7 +193,7 @@ class NcclGroup : public Group {
     return all;
   }
 
-  void sum_in_order(const ReduceScatter& c, const Piece& p) {
+  void sum_in_order(const ReduceScatter& c, const io::Piece& p) {
     const std::vector<View> out = outgoing(c, p);
     together([&] {
       for (std::int64_t k = 1; k < shape_.size; ++k) {  // each rank starts with another peer

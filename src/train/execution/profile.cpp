@@ -70,7 +70,7 @@ StepProfile* Profiler::begin(std::int64_t step) {
   if (!steps_ || step < steps_->front() || step > steps_->back()) return nullptr;
   if (!file_) {
     job_.control.together([&] {
-      if (job_.control.rank() == 0) tessera::create_directories(directory_ / "profile");
+      if (job_.control.rank() == 0) io::create_directories(directory_ / "profile");
     });
     job_.control.together([&] { file_.emplace(file_of(directory_, job_.control.rank())); });
   }
@@ -130,15 +130,15 @@ struct Record {
 };
 
 /// Seconds, of microseconds that are not negative and that a clock may show.
-double seconds_of(const JsonCursor& value) {
+double seconds_of(const io::JsonCursor& value) {
   const double us = value.number();
   if (!(us >= 0 && us < 1e16)) value.expected("microseconds, at least 0");
   return us / 1e6;
 }
 
 Record record_of(std::string_view line, const std::string& place, std::int64_t rank) {
-  const JsonDocument document(line, place);
-  const JsonCursor root = document.root();
+  const io::JsonDocument document(line, place);
+  const io::JsonCursor root = document.root();
   constexpr std::int64_t kMost = 1 << 20;
   if (root["format"].integer() != kFormat)
     root["format"].expected(fmt::format("format {}, which this version knows", kFormat));
@@ -155,7 +155,7 @@ Record record_of(std::string_view line, const std::string& place, std::int64_t r
            .clock_error = seconds_of(root["clock_error_us"]),
            .streams = {},
            .ops = {}};
-  root["stream"].for_each_item([&](const JsonCursor& item) {
+  root["stream"].for_each_item([&](const io::JsonCursor& item) {
     const auto stream = enum_from_word<Stream>(item.text());
     if (!stream) item.expected(enum_choices<Stream>());
     r.streams.push_back(*stream);
@@ -173,13 +173,13 @@ Record record_of(std::string_view line, const std::string& place, std::int64_t r
 
 /// A last line without its end is one that a killed run did not finish, and no part of the file.
 std::vector<Record> read_records(const std::filesystem::path& path, std::int64_t rank) {
-  if (!path_exists(path)) {
+  if (!io::path_exists(path)) {
     throw DeckError(fmt::format(
         "{} is not there: a run writes it where the deck says log.profile = [first, last]",
         path.string()));
   }
   constexpr std::int64_t kLargest = std::int64_t{1} << 31;
-  std::istringstream in(read_text(path, kLargest));
+  std::istringstream in(io::read_text(path, kLargest));
   std::vector<Record> records;
   std::int64_t number = 0;
   for (std::string line; std::getline(in, line) && !in.eof();)

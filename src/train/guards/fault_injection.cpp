@@ -33,9 +33,9 @@ fs::path spent_file(const fs::path& directory, std::int64_t rank) {
 std::set<std::string> spent_before(const fs::path& directory, std::int64_t rank) {
   const fs::path path = spent_file(directory, rank);
   std::set<std::string> lines;
-  if (!path_exists(path)) return lines;
+  if (!io::path_exists(path)) return lines;
   constexpr std::int64_t kLargest = 1 << 20;
-  std::istringstream file(read_text(path, kLargest));
+  std::istringstream file(io::read_text(path, kLargest));
   for (std::string line; std::getline(file, line);) lines.insert(line);
   return lines;
 }
@@ -92,18 +92,18 @@ FaultInjection::FaultInjection(const deck::LoadedDeck& loaded, int rank, const f
     any_of_files = any_of_files || (mine(planned_.back()) && is_of_files(fault.kind));
   }
   if (planned_.empty()) return;
-  tessera::create_directories(directory / "faults");
+  io::create_directories(directory / "faults");
   spent_.emplace(spent_file(directory, rank));
-  sync_directory(directory / "faults");
-  sync_directory(directory);
+  io::sync_directory(directory / "faults");
+  io::sync_directory(directory);
   report_ = Reporter(directory);
   if (!any_of_files) return;
-  set_io_hook([this](IoCall call, const fs::path& path, std::size_t bytes) {
+  io::set_io_hook([this](IoCall call, const fs::path& path, std::size_t bytes) {
     return on_call(call, path, bytes);
   });
 }
 
-FaultInjection::~FaultInjection() { set_io_hook({}); }
+FaultInjection::~FaultInjection() { io::set_io_hook({}); }
 
 FaultInjection::Tensor FaultInjection::find_tensor(const deck::LoadedDeck& loaded,
                                                    const deck::Fault& fault) const {
@@ -222,14 +222,14 @@ Executor::Hooks FaultInjection::hooks(const PreparedPlan& prepared) {
 }
 
 void FaultInjection::committed(std::int64_t step) {
-  const fs::path checkpoint = checkpoint_path(directory_ / "checkpoints", step);
+  const fs::path checkpoint = io::checkpoint_path(directory_ / "checkpoints", step);
   for (Planned& p : planned_) {
     if (p.fault.kind != FaultKind::flip_file || !mine(p) || p.spent || step < p.fault.step)
       continue;
     tell(p);
-    File file(checkpoint / rank_file_name(rank_), OpenMode::update);
-    const Manifest manifest = read_manifest(checkpoint);
-    const RankPart& part = manifest.parts[static_cast<std::size_t>(rank_)];
+    io::File file(checkpoint / io::rank_file_name(rank_), io::OpenMode::update);
+    const io::Manifest manifest = io::read_manifest(checkpoint);
+    const io::RankPart& part = manifest.parts[static_cast<std::size_t>(rank_)];
     const std::int64_t at = part.datasets.empty() ? file.size() / 2 : part.datasets.front().offset;
     std::byte byte{};
     file.read(at, {&byte, 1});
@@ -239,8 +239,8 @@ void FaultInjection::committed(std::int64_t step) {
   }
 }
 
-IoVerdict FaultInjection::on_call(IoCall call, const fs::path& path, std::size_t bytes) {
-  IoVerdict verdict;
+io::IoVerdict FaultInjection::on_call(IoCall call, const fs::path& path, std::size_t bytes) {
+  io::IoVerdict verdict;
   static thread_local bool under_way = false;
   if (under_way) return verdict;  // telling of a fault writes files too, which never fails
   const std::lock_guard lock(mutex_);

@@ -53,7 +53,7 @@ class FaultInjection {
   /// Before it happens.
   void tell(Planned& planned);
   void flip_parameter(const Planned& planned);
-  IoVerdict on_call(IoCall call, const std::filesystem::path& path, std::size_t bytes);
+  io::IoVerdict on_call(IoCall call, const std::filesystem::path& path, std::size_t bytes);
 
   int rank_;
   std::filesystem::path directory_;

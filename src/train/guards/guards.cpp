@@ -128,7 +128,7 @@ void Guards::count_skip(const StepResult& result) {
 /// applied to, once: the one that it went on from may hold a state that no step can leave.
 bool Guards::return_to_proven() {
   if (!unproven_) return false;
-  const CheckpointHeader from = *std::exchange(unproven_, std::nullopt);
+  const io::CheckpointHeader from = *std::exchange(unproven_, std::nullopt);
   Progress& progress = run_.course.progress;
   const std::int64_t step = progress.step;
   saves_.abandon();

@@ -31,7 +31,7 @@ class Guards {
   void judge(const StepResult& result);
   /// Whether the last step was skipped, and no loss scale is being searched.
   bool skipping() const { return consecutive_skips_ > 0; }
-  void save_to(CheckpointHeader& header) const { header.spike_window = spikes_.recent(); }
+  void save_to(io::CheckpointHeader& header) const { header.spike_window = spikes_.recent(); }
 
  private:
   void count_skip(const StepResult& result);
@@ -47,7 +47,7 @@ class Guards {
   FaultInjection& faults_;
   data::Batches& batches_;
   std::int64_t consecutive_skips_ = 0;
-  std::optional<CheckpointHeader> unproven_;  // resumed from, and no step was applied since
+  std::optional<io::CheckpointHeader> unproven_;  // resumed from, and no step was applied since
   guard::SpikeDetector spikes_;
   std::int64_t rollbacks_ = 0, rolled_back_from_ = 0;  // in a row, and the last step among them
   std::int64_t replicas_equal_at_ = 0;                 // the last step at which they were

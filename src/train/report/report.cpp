@@ -184,7 +184,7 @@ void Report::clocks() const {
 }
 
 void Report::resume(const LoadedCheckpoint& from, std::int64_t bytes_read) {
-  const CheckpointHeader& h = from.header;
+  const io::CheckpointHeader& h = from.header;
   first_step_ = h.step + 1;
   const std::int64_t again = std::max<std::int64_t>(0, run_.log.last_step() - h.step);
   std::string text =
@@ -240,7 +240,7 @@ void Report::step_event(const StepResult& r, const guard::ComputeSpread& spread)
   const Progress& at = run_.course.progress;
   const double peak = run_.engine->peak_rate();
   const auto& wire = plan_of(run_, run_.course.sequences(at.step)).wire;
-  const IoBytes io = io_bytes();
+  const io::IoBytes io = io::io_bytes();
   run_.log.event({{"event", "step"},
                   {"step", at.step},
                   {"loss", r.loss},

@@ -58,7 +58,7 @@ class Report {
   std::int64_t skips_ = 0;
   double evaluation_s_ = 0;
   StepRates rates_;
-  IoBytes io_;  // until the last step that was reported
+  io::IoBytes io_;  // until the last step that was reported
 };
 
 }  // namespace tessera::train

@@ -31,9 +31,9 @@ namespace {
 }
 
 int open_own(const std::filesystem::path& path, int flags) {
-  const int descriptor = system_calls::open(path, flags);
+  const int descriptor = io::system_calls::open(path, flags);
   const std::string problem = descriptor < 0 ? why_not_opened(path, errno)
-                                             : why_not_regular(system_calls::mode(descriptor));
+                                             : why_not_regular(io::system_calls::mode(descriptor));
   if (problem.empty()) return descriptor;
   if (descriptor >= 0) ::close(descriptor);
   throw IoError(fmt::format("cannot open {}: {}", path.string(), problem));
@@ -41,7 +41,7 @@ int open_own(const std::filesystem::path& path, int flags) {
 
 void write_all(int fd, std::string_view text, const std::filesystem::path& path) {
   while (!text.empty()) {
-    const ssize_t n = system_calls::append(fd, path, text.data(), text.size());
+    const ssize_t n = io::system_calls::append(fd, path, text.data(), text.size());
     if (n < 0) refuse("cannot write", path);
     text.remove_prefix(static_cast<std::size_t>(n));
   }
@@ -53,7 +53,7 @@ std::int64_t complete_bytes(int fd, const std::filesystem::path& path) {
   std::vector<char> buffer(std::size_t{1} << 20);
   std::int64_t at = 0, complete = 0;
   while (true) {
-    const ssize_t n = system_calls::read(fd, path, buffer.data(), buffer.size(), at);
+    const ssize_t n = io::system_calls::read(fd, path, buffer.data(), buffer.size(), at);
     if (n < 0) refuse("cannot read", path);
     const std::string_view piece(buffer.data(), static_cast<std::size_t>(n));
     const std::string_view whole = piece.substr(0, piece.find('\0'));
@@ -67,7 +67,7 @@ std::int64_t complete_bytes(int fd, const std::filesystem::path& path) {
 }  // namespace
 
 RunLock::RunLock(const std::filesystem::path& directory, std::chrono::milliseconds patience) {
-  tessera::create_directories(directory);
+  io::create_directories(directory);
   path_ = directory / "lock";
   fd_ = open_own(path_, O_RDWR | O_CREAT);
   const auto give_up = std::chrono::steady_clock::now() + patience;
@@ -88,7 +88,7 @@ RunLock::RunLock(const std::filesystem::path& directory, std::chrono::millisecon
   const char* job = std::getenv("SLURM_JOB_ID");
   const std::string holder = fmt::format("process {} on {}{}", getpid(), host,
                                          job != nullptr ? fmt::format(", Slurm job {}", job) : "");
-  if (system_calls::resize(fd_, path_, 0) != 0) refuse("cannot write", path_);
+  if (io::system_calls::resize(fd_, path_, 0) != 0) refuse("cannot write", path_);
   write_all(fd_, holder, path_);
 }
 
@@ -111,12 +111,14 @@ void RunLock::check() const {
 void write_ended(const std::filesystem::path& directory, ExitCode code, std::string_view why) {
   std::string line = fmt::format("{} {}", static_cast<int>(code), why);
   std::ranges::replace(line, '\n', ' ');
-  AtomicFile file(directory / "ended");
+  io::AtomicFile file(directory / "ended");
   file.append(line + "\n");
   file.publish();
 }
 
-void remove_ended(const std::filesystem::path& directory) { remove_durably(directory / "ended"); }
+void remove_ended(const std::filesystem::path& directory) {
+  io::remove_durably(directory / "ended");
+}
 
 LineFile::LineFile(const std::filesystem::path& path) : path_(path.string()) {
   fd_ = open_own(path, O_RDWR | O_CREAT | O_APPEND);
@@ -124,7 +126,7 @@ LineFile::LineFile(const std::filesystem::path& path) : path_(path.string()) {
   if (size <= 0) return;
   const std::int64_t complete = complete_bytes(fd_, path);
   if (complete == size) return;
-  if (system_calls::resize(fd_, path, complete) != 0)
+  if (io::system_calls::resize(fd_, path, complete) != 0)
     refuse("cannot cut the incomplete last line of", path);
   sync();  // or else what was cut could come back between the lines that follow
 }
@@ -141,7 +143,7 @@ namespace {
 
 /// Of the last event "step" among a file's last lines; 0 if there is none.
 std::int64_t last_step_in(const std::filesystem::path& path) {
-  const File file(path, OpenMode::read);
+  const io::File file(path, io::OpenMode::read);
   constexpr std::int64_t kTail = 1 << 16;
   const std::int64_t size = file.size(), begin = std::max<std::int64_t>(0, size - kTail);
   std::string tail(static_cast<std::size_t>(size - begin), '\0');
@@ -160,7 +162,7 @@ std::int64_t last_step_in(const std::filesystem::path& path) {
 }  // namespace
 
 void LineFile::sync() {
-  if (system_calls::sync(fd_, path_) != 0) refuse("cannot sync", path_);
+  if (io::system_calls::sync(fd_, path_) != 0) refuse("cannot sync", path_);
 }
 
 Reporter::Reporter(const std::filesystem::path& directory)
@@ -173,7 +175,7 @@ Reporter::Reporter(const std::filesystem::path& directory)
   if (fresh) {
     logbook_->write("# Logbook\n\nWhat happened to this run, by its own account; times are UTC.\n");
   }
-  sync_directory(directory);  // the names, without which synced lines are nowhere
+  io::sync_directory(directory);  // the names, without which synced lines are nowhere
 }
 
 void Reporter::sync() {

@@ -37,19 +37,19 @@ void Saver::start(Phase phase, std::function<void()> work) {
   });
 }
 
-void Saver::begin(const ModelState& state, ModelState::From from, CheckpointHeader header) {
+void Saver::begin(const ModelState& state, ModelState::From from, io::CheckpointHeader header) {
   TESSERA_CHECK(!active(), "a save is still under way");
   header_ = std::move(header);
   from_ = from;
   began_ = now();
   std::string temporary;
   control_.together([&] {
-    if (control_.rank() == 0) temporary = begin_checkpoint(directory_, header_.step).string();
+    if (control_.rank() == 0) temporary = io::begin_checkpoint(directory_, header_.step).string();
   });
   temporary_ = control_.broadcast(temporary);
   result_ = {.path = {}, .step = header_.step};
   start(Phase::write, [this, &state] {
-    CheckpointWriter writer(temporary_, control_.rank(), state.pieces());
+    io::CheckpointWriter writer(temporary_, control_.rank(), state.pieces());
     state.save(writer, from_);
     part_ = writer.finish();
   });
@@ -61,14 +61,14 @@ void Saver::abandon() {
 }
 
 void Saver::commit(const std::vector<std::string>& texts, std::int64_t applied_updates) {
-  std::vector<RankPart> parts;
-  for (const auto& text : texts) parts.push_back(rank_part_from_text(text));
+  std::vector<io::RankPart> parts;
+  for (const auto& text : texts) parts.push_back(io::rank_part_from_text(text));
   for (const auto& part : parts) result_.bytes += part.file_bytes;
   before_commit_();
-  result_.path = commit_checkpoint(temporary_, header_, parts);
+  result_.path = io::commit_checkpoint(temporary_, header_, parts);
   result_.seconds = now() - began_;
   try {
-    prune_checkpoints(directory_, keep_, keep_every_, applied_updates);
+    io::prune_checkpoints(directory_, keep_, keep_every_, applied_updates);
   } catch (const Error& e) {
     result_.not_pruned = e.what();
   }

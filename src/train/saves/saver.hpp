@@ -39,7 +39,7 @@ class Saver {
   /// Starts writing; `state` (the live one or the snapshot) must not change until the write is
   /// over: beside a snapshot training goes on, and the save has a low priority. Collective: every
   /// rank calls it at the same point. Never while a save is under way.
-  void begin(const ModelState& state, ModelState::From from, CheckpointHeader header);
+  void begin(const ModelState& state, ModelState::From from, io::CheckpointHeader header);
   bool active() const { return phase_ != Phase::none; }
   /// Of the save under way, or the last one.
   std::int64_t step() const { return header_.step; }
@@ -65,13 +65,13 @@ class Saver {
   std::int64_t keep_, keep_every_;
   std::function<void()> before_commit_;
   Phase phase_ = Phase::none;
-  CheckpointHeader header_;
+  io::CheckpointHeader header_;
   ModelState::From from_ = ModelState::From::live;
   std::filesystem::path temporary_;
   double began_ = 0;
   std::atomic<bool> done_{false};
   std::exception_ptr error_;  // of thread_
-  RankPart part_;             // of thread_, writing
+  io::RankPart part_;         // of thread_, writing
   SaveResult result_;         // of thread_, committing: but for the step, rank 0's
   std::jthread thread_;       // last: it uses the others
 };

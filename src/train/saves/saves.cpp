@@ -40,7 +40,7 @@ bool Saves::take_snapshot_due() {
   return true;
 }
 
-void Saves::begin_snapshot(const CheckpointHeader& before, const StepTimes& times) {
+void Saves::begin_snapshot(const io::CheckpointHeader& before, const StepTimes& times) {
   const auto begin = Clock::now();
   saver_.begin(run_.engine->state(), ModelState::From::snapshot, before);
   const double waited = seconds_since(begin);
@@ -62,7 +62,7 @@ void Saves::finish() {
   while (saver_.active()) advance();
 }
 
-void Saves::save_now(const CheckpointHeader& header) {
+void Saves::save_now(const io::CheckpointHeader& header) {
   finish();
   const auto begin = Clock::now();
   saver_.begin(run_.engine->state(), ModelState::From::live, header);
@@ -83,7 +83,7 @@ void Saves::abandon() {
 void Saves::set_aside_after(std::int64_t step) {
   run_.control.together([&] {
     if (run_.control.rank() != 0) return;
-    for (const auto& entry : tessera::set_aside_after(run_.directory / "checkpoints", step)) {
+    for (const auto& entry : io::set_aside_after(run_.directory / "checkpoints", step)) {
       run_.log.say(fmt::format("a later checkpoint of another branch is set aside: {}",
                                entry.path.string()));
     }

@@ -15,7 +15,7 @@ class Saves {
   Saves(Run& run, FaultInjection& faults);
 
   /// What a checkpoint of the state now would say of itself.
-  using MakeHeader = std::function<CheckpointHeader()>;
+  using MakeHeader = std::function<io::CheckpointHeader()>;
   /// Saves the state where the deck has it so after the step that has just run, or has the next
   /// step's plan copy it. `in_skips`: that step and maybe some before it were skipped. A state that
   /// no step can leave is no place to go on from: it waits for a step that is applied.
@@ -24,13 +24,13 @@ class Saves {
   /// whose copy it would overwrite.
   bool take_snapshot_due();
   /// Begins to write what the plan of the step that has just run has copied: the state before it.
-  void begin_snapshot(const CheckpointHeader& before, const StepTimes& times);
+  void begin_snapshot(const io::CheckpointHeader& before, const StepTimes& times);
   /// Begins the next phase of a save once all ranks have ended one.
   void advance();
   /// Waits for the save under way.
   void finish();
   /// Saves the state now, and waits for it.
-  void save_now(const CheckpointHeader& header);
+  void save_now(const io::CheckpointHeader& header);
   /// Saves the state only if a step wanted that.
   void save_if_due(const MakeHeader& header);
 

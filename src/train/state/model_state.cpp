@@ -141,14 +141,14 @@ std::optional<NonFiniteElement> ModelState::find_non_finite(std::span<const floa
                                                             const MatrixRange& part,
                                                             std::int64_t first) {
   for (const Held& target : targets) {
-    const auto at = tessera::find_non_finite(values, target.view.type);
+    const auto at = io::find_non_finite(values, target.view.type);
     if (!at) continue;
     const std::int64_t width = part.columns.count(), in_part = first + *at;
     const std::int64_t element =
         (part.rows.begin + in_part / width) * columns_of(p) + part.columns.begin + in_part % width;
     return NonFiniteElement{.parameter = p.name,
                             .element = element,
-                            .index = index_text(p.shape, element),
+                            .index = io::index_text(p.shape, element),
                             .value = values[static_cast<std::size_t>(*at)],
                             .type = target.view.type};
   }
@@ -204,14 +204,14 @@ std::optional<NonFiniteElement> ModelState::set_parameters(const ParameterSource
 }
 
 /// In the parameter's global coordinates.
-static Box box_of(const model::ParamDesc& p, const MatrixRange& part) {
-  if (p.shape.size() == 1) return Box({part.rows.begin}, {part.rows.count()});
-  return Box({part.rows.begin, part.columns.begin}, {part.rows.count(), part.columns.count()});
+static io::Box box_of(const model::ParamDesc& p, const MatrixRange& part) {
+  if (p.shape.size() == 1) return io::Box({part.rows.begin}, {part.rows.count()});
+  return io::Box({part.rows.begin, part.columns.begin}, {part.rows.count(), part.columns.count()});
 }
 
-std::optional<NonFiniteElement> ModelState::load(Checkpoint& checkpoint) {
+std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint) {
   std::optional<NonFiniteElement> bad;
-  std::vector<Wanted> wanted;
+  std::vector<io::Wanted> wanted;
   // A model that no step was applied to may have its weights alone.
   const bool untrained = checkpoint.header().applied_updates == 0;
   for (std::size_t row = 0; row < rows_.size(); ++row) {
@@ -223,25 +223,24 @@ std::optional<NonFiniteElement> ModelState::load(Checkpoint& checkpoint) {
       set_zero(row);
       continue;
     }
-    each_held(
-        row, [&](const model::ParamDesc& p, const MatrixRange& part, std::vector<Held> targets) {
-          const auto entry = checkpoint.find(p.name, kept.name);
-          if (!entry || entry->shape != Shape(p.shape)) {
-            throw DataError(fmt::format(
-                "{} of {}: the checkpoint's tensor is {}, the deck's model wants {}", kept.name,
-                p.name, entry ? to_string(entry->shape.extents()) : "missing", to_string(p.shape)));
-          }
-          wanted.push_back({p.name, kept.name, box_of(p, part), kept.type,
-                            [&bad, &p, part, row, targets = std::move(targets)](
-                                std::int64_t first, std::span<const std::byte> bytes) {
-                              if (row != plan::kMasterRow)
-                                return put(bytes, targets.front(), first);
-                              const std::span values(reinterpret_cast<const float*>(bytes.data()),
-                                                     bytes.size() / sizeof(float));
-                              if (!bad) bad = find_non_finite(values, targets, p, part, first);
-                              put(values, targets, first);
-                            }});
-        });
+    each_held(row, [&](const model::ParamDesc& p, const MatrixRange& part,
+                       std::vector<Held> targets) {
+      const auto entry = checkpoint.find(p.name, kept.name);
+      if (!entry || entry->shape != io::Shape(p.shape)) {
+        throw DataError(fmt::format(
+            "{} of {}: the checkpoint's tensor is {}, the deck's model wants {}", kept.name, p.name,
+            entry ? io::to_string(entry->shape.extents()) : "missing", io::to_string(p.shape)));
+      }
+      wanted.push_back({p.name, kept.name, box_of(p, part), kept.type,
+                        [&bad, &p, part, row, targets = std::move(targets)](
+                            std::int64_t first, std::span<const std::byte> bytes) {
+                          if (row != plan::kMasterRow) return put(bytes, targets.front(), first);
+                          const std::span values(reinterpret_cast<const float*>(bytes.data()),
+                                                 bytes.size() / sizeof(float));
+                          if (!bad) bad = find_non_finite(values, targets, p, part, first);
+                          put(values, targets, first);
+                        }});
+    });
   }
   checkpoint.read(wanted);
   return bad;
@@ -323,7 +322,7 @@ ModelState::Copy ModelState::owned_copy(std::size_t unit, Part part) const {
 }
 
 struct ModelState::SavedPiece {
-  Piece piece;
+  io::Piece piece;
   std::size_t unit = 0;
   std::size_t row = plan::kMasterRow;
   bool rounded = false;   // to the compute type: what forward reads
@@ -338,8 +337,8 @@ std::vector<ModelState::SavedPiece> ModelState::saved_pieces() const {
     for (const Range& part : plan::counted_ranges(inputs_, layout_, u, s.layout)) {
       for (const auto& slice : zero::slices_in(inputs_.units[u], s.layout, part)) {
         const auto& p = inputs_.units[u].params[slice.parameter];
-        const Shape shape(p.shape);
-        const Box box = box_of(p, slice.part);
+        const io::Shape shape(p.shape);
+        const io::Box box = box_of(p, slice.part);
         for (std::size_t row = 0; row < rows_.size(); ++row) {
           const auto& [name, type, extent, saved] = rows_[row];
           if (saved) all.push_back({{p.name, shape, name, type, box}, u, row, false, slice.flat});
@@ -357,8 +356,8 @@ std::vector<ModelState::SavedPiece> ModelState::saved_pieces() const {
   return all;
 }
 
-std::vector<Piece> ModelState::pieces() const {
-  std::vector<Piece> all;
+std::vector<io::Piece> ModelState::pieces() const {
+  std::vector<io::Piece> all;
   for (auto& saved : saved_pieces()) all.push_back(std::move(saved.piece));
   return all;
 }
@@ -375,7 +374,7 @@ View ModelState::owned_part(std::size_t unit, std::size_t parameter) const {
   return {};
 }
 
-void ModelState::save(CheckpointWriter& writer, From from) const {
+void ModelState::save(io::CheckpointWriter& writer, From from) const {
   const auto pieces = saved_pieces();
   std::vector<std::byte> copy, rounded;
   for (std::size_t i = 0; i < pieces.size(); ++i) {

@@ -44,13 +44,13 @@ class ModelState {
   /// finite, if there is one among those of this rank.
   std::optional<NonFiniteElement> set_parameters(const ParameterSource& source);
   /// What this state holds of a checkpoint made under any layout. Returns as set_parameters does.
-  std::optional<NonFiniteElement> load(Checkpoint& checkpoint);
+  std::optional<NonFiniteElement> load(io::Checkpoint& checkpoint);
 
   /// What this rank saves: each element of the model is in one rank's list.
-  std::vector<Piece> pieces() const;
+  std::vector<io::Piece> pieces() const;
   enum class From : std::uint8_t { live, snapshot };
   /// Writes the pieces' bytes from the live state or from the snapshot buffers.
-  void save(CheckpointWriter& writer, From from) const;
+  void save(io::CheckpointWriter& writer, From from) const;
 
   /// What this rank holds of something that other ranks hold alike; `elements` is 0 where it holds
   /// nothing of it.

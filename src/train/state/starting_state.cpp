@@ -23,7 +23,7 @@ fs::path checkpoints_of(const deck::Deck& deck) {
 /// Checkpoints to try, the best first; made on rank 0.
 using Candidates = std::function<std::vector<fs::path>()>;
 
-std::vector<fs::path> paths(const std::vector<CheckpointEntry>& entries) {
+std::vector<fs::path> paths(const std::vector<io::CheckpointEntry>& entries) {
   std::vector<fs::path> all;
   for (const auto& entry : entries) all.push_back(entry.path);
   return all;
@@ -33,13 +33,13 @@ std::vector<fs::path> paths(const std::vector<CheckpointEntry>& entries) {
 std::vector<fs::path> chosen_by_deck(const deck::Deck& deck) {
   if (const auto* given = std::get_if<std::string>(&deck.run.resume)) return {*given};
   if (std::get<deck::Resume>(deck.run.resume) == deck::Resume::never) return {};
-  return paths(committed_checkpoints(checkpoints_of(deck)));
+  return paths(io::committed_checkpoints(checkpoints_of(deck)));
 }
 
 /// Those at or before `step`, newest first, then the others, oldest first.
 std::vector<fs::path> before_step(const deck::Deck& deck, std::int64_t step) {
   std::vector<fs::path> good, late;
-  for (const auto& entry : committed_checkpoints(checkpoints_of(deck))) {
+  for (const auto& entry : io::committed_checkpoints(checkpoints_of(deck))) {
     (entry.step <= step ? good : late).push_back(entry.path);
   }
   good.insert(good.end(), late.rbegin(), late.rend());
@@ -47,14 +47,14 @@ std::vector<fs::path> before_step(const deck::Deck& deck, std::int64_t step) {
 }
 
 /// Holds the checkpoint where it can be held; false if it has gone since it was listed.
-bool still_there(const fs::path& path, std::optional<CheckpointHold>& hold) {
+bool still_there(const fs::path& path, std::optional<io::CheckpointHold>& hold) {
   using namespace std::chrono_literals;
   for (const auto until = std::chrono::steady_clock::now() + 1s;;) {
     try {
       hold.emplace(path);
       return true;
     } catch (const DataError&) {
-      if (!path_exists(path)) return false;
+      if (!io::path_exists(path)) return false;
       // Just being removed, or without a manifest, which is to be reported.
       if (std::chrono::steady_clock::now() > until) return true;
       std::this_thread::sleep_for(10ms);
@@ -66,7 +66,8 @@ bool still_there(const fs::path& path, std::optional<CheckpointHold>& hold) {
 /// Lists anew each time: a job at work in the directory makes new ones and removes old ones, but
 /// not the one that rank 0 holds.
 fs::path next_candidate(const Candidates& make, const comm::Control& control,
-                        const std::vector<fs::path>& tried, std::optional<CheckpointHold>& hold) {
+                        const std::vector<fs::path>& tried,
+                        std::optional<io::CheckpointHold>& hold) {
   fs::path best;
   control.together([&] {
     if (control.rank() != 0) return;
@@ -87,7 +88,7 @@ void check_tokens(const LoadedCheckpoint& from) {
   if (!__builtin_mul_overflow(samples, length, &tokens) && tokens == from.header.tokens) return;
   throw DataError(fmt::format(
       "{}/{}: header.tokens is {}, not {} samples of {} tokens: damaged, or not written by tessera",
-      from.path.string(), kManifestFile, from.header.tokens, samples, length));
+      from.path.string(), io::kManifestFile, from.header.tokens, samples, length));
 }
 
 /// Throws DeckError for differences that are not allowed.
@@ -111,14 +112,14 @@ std::optional<LoadedCheckpoint> load_first(const Candidates& candidates,
                                            const comm::Control& control, ModelState& state,
                                            const UnusableCheckpoint& unusable,
                                            std::vector<fs::path>& tried) {
-  std::optional<CheckpointHold> hold;
+  std::optional<io::CheckpointHold> hold;
   while (true) {
     LoadedCheckpoint found{.path = next_candidate(candidates, control, tried, hold)};
     if (found.path.empty()) return std::nullopt;
     tried.push_back(found.path);
     try {
       control.together([&] {
-        Checkpoint checkpoint = Checkpoint::open(found.path);
+        io::Checkpoint checkpoint = io::Checkpoint::open(found.path);
         if (control.rank() == 0) checkpoint.check_files();
         found.header = checkpoint.header();
         found.deck =
@@ -171,7 +172,7 @@ std::optional<LoadedCheckpoint> load_proven_checkpoint(std::int64_t applied_upda
                                                        ModelState& state,
                                                        const UnusableCheckpoint& unusable) {
   const auto proven = [&] {
-    return paths(proven_checkpoints(checkpoints_of(loaded.deck), applied_updates));
+    return paths(io::proven_checkpoints(checkpoints_of(loaded.deck), applied_updates));
   };
   return load_earlier(proven, loaded, control, state, unusable);
 }
@@ -210,7 +211,7 @@ std::string set_initial_state(const deck::Deck& deck, const comm::Control& contr
       state.set_parameters(initial_values(static_cast<std::uint64_t>(deck.run.seed)));
       return;
     }
-    const HfModel source = HfModel::open(*deck.model.init_from);
+    const io::HfModel source = io::HfModel::open(*deck.model.init_from);
     if (source.stored_dtype() == DType::bf16 && deck.precision.compute == deck::Precision::f16) {
       note = fmt::format(
           "note: {} holds bf16 weights; f16 has a smaller range, so large values may overflow",
@@ -221,8 +222,8 @@ std::string set_initial_state(const deck::Deck& deck, const comm::Control& contr
           source.read(p.name, range.begin, out);
         });
     if (bad && !deck.model.accept_non_finite) {
-      throw non_finite_error(source.place(bad->parameter, bad->element), bad->value, bad->type,
-                             "model.accept_non_finite = true");
+      throw io::non_finite_error(source.place(bad->parameter, bad->element), bad->value, bad->type,
+                                 "model.accept_non_finite = true");
     }
   });
   return note;

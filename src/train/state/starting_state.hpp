@@ -15,7 +15,7 @@ namespace tessera::train {
 /// A checkpoint that was loaded.
 struct LoadedCheckpoint {
   std::filesystem::path path;
-  CheckpointHeader header;
+  io::CheckpointHeader header;
   deck::Deck deck;                                  // that it was made with
   std::vector<deck::ResumeDifference> differences;  // of the deck now: all of them allowed
   std::optional<NonFiniteElement> non_finite;       // among this rank's weights

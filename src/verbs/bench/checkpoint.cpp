@@ -43,7 +43,7 @@ class Comparison {
 
 std::int64_t bytes_of(const train::ModelState& state) {
   std::int64_t bytes = 0;
-  for (const Piece& piece : state.pieces()) bytes += piece.box.elements() * size_of(piece.type);
+  for (const io::Piece& piece : state.pieces()) bytes += piece.box.elements() * size_of(piece.type);
   return bytes;
 }
 
@@ -70,7 +70,7 @@ void bench_checkpoint(const BenchOptions& o, const train::Job& job) {
   state.set_parameters(train::initial_values(static_cast<std::uint64_t>(loaded.deck.run.seed)));
 
   train::Saver saver(control, directory.path() / "checkpoints", 1, 0, [] {});
-  CheckpointHeader header;
+  io::CheckpointHeader header;
   header.deck = to_toml(loaded.deck);
   header.layout = setup::layout_of(inputs);
   const auto raw = directory.path() / fmt::format("raw_{}", job.mpi.rank());
@@ -80,9 +80,9 @@ void bench_checkpoint(const BenchOptions& o, const train::Job& job) {
   Comparison writes, reads;
   for (header.step = 0; header.step < o.repeats; ++header.step) {
     control.together([&] {  // freeing space is not timed
-      remove_tree(raw);
-      if (control.rank() == 0) remove_tree(path);
-      sync_directory(directory.path());
+      io::remove_tree(raw);
+      if (control.rank() == 0) io::remove_tree(path);
+      io::sync_directory(directory.path());
     });
     writes.add(
         control, [] {}, [&] { write_raw(raw, own); },
@@ -96,7 +96,7 @@ void bench_checkpoint(const BenchOptions& o, const train::Job& job) {
     reads.add(
         control, [&] { forget(directory.path()); }, [&] { read_raw(raw, own); },
         [&] {
-          Checkpoint checkpoint = Checkpoint::open(path);
+          io::Checkpoint checkpoint = io::Checkpoint::open(path);
           state.load(checkpoint);
         });
   }

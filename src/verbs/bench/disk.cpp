@@ -21,20 +21,20 @@ void in_blocks(std::int64_t bytes, Transfer&& transfer) {
 void forget(const std::filesystem::path& path) {
   for (const auto& entry : std::filesystem::recursive_directory_iterator(path)) {
     if (!entry.is_regular_file()) continue;
-    const File file(entry.path(), OpenMode::read);
+    const io::File file(entry.path(), io::OpenMode::read);
     posix_fadvise(file.descriptor(), 0, 0, POSIX_FADV_DONTNEED);  // advice: may be ignored
   }
 }
 
 void write_raw(const std::filesystem::path& path, std::int64_t bytes) {
-  File file(path, OpenMode::create);
+  io::File file(path, io::OpenMode::create);
   in_blocks(bytes, [&](std::int64_t at, std::span<std::byte> part) { file.write(at, part); });
   file.sync();
   file.close();
 }
 
 void read_raw(const std::filesystem::path& path, std::int64_t bytes) {
-  const File file(path, OpenMode::read);
+  const io::File file(path, io::OpenMode::read);
   in_blocks(bytes, [&](std::int64_t at, std::span<std::byte> part) { file.read(at, part); });
 }
 

@@ -58,7 +58,7 @@ class Product {
 
 /// Tokens for `steps` steps; any do, for their values cost the same.
 void write_tokens(const std::filesystem::path& prefix, const deck::Deck& deck, std::int64_t steps) {
-  MegatronWriter writer(prefix, deck.model.vocab);
+  io::MegatronWriter writer(prefix, deck.model.vocab);
   std::vector<std::int32_t> tokens(
       static_cast<std::size_t>(steps * deck.batch.sequence * deck.batch.global + 1));
   for (std::size_t i = 0; i < tokens.size(); ++i) {

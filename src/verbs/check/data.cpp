@@ -49,7 +49,8 @@ std::string data_text(const deck::LoadedDeck& loaded) {
   data::common_tokenizer(loaded, tokenizers);
   for (const auto& known : tokenizers)
     text += fmt::format("tokenizer of {}: {}\n", known.key, printable(known.path.string()));
-  if (deck.model.init_from) HfModel::open(*deck.model.init_from);  // its directory was read before
+  if (deck.model.init_from)
+    io::HfModel::open(*deck.model.init_from);  // its directory was read before
   return text;
 }
 

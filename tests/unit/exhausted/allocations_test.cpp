@@ -67,12 +67,12 @@ TEST(EveryAllocation, OfTokenFiles) {
   const TemporaryDirectory temporary;
   const std::string prefix = temporary.path / "tokens";
   const auto n = refuse_every_allocation([&] {
-    MegatronWriter writer(prefix, 100);
+    io::MegatronWriter writer(prefix, 100);
     const std::vector<std::int32_t> tokens{1, 2, 3, 4, 5};
     writer.append(tokens);
     writer.end_document();
     writer.publish();
-    const TokenCorpus corpus(std::vector{prefix}, 100);
+    const io::TokenCorpus corpus(std::vector{prefix}, 100);
     std::vector<std::int32_t> read(5);
     corpus.read(0, read);
     return fmt::format("{}", fmt::join(read, " "));
@@ -84,7 +84,7 @@ TEST(EveryAllocation, OfATokenizer) {
   const std::string json =
       slurp(std::filesystem::path(TESSERA_SOURCE_DIR) / "tests/data/tokenizers/prefix_space.json");
   const auto n = refuse_every_allocation_apart([&] {
-    Tokenizer tokenizer = Tokenizer::parse(json, "prefix_space.json");
+    io::Tokenizer tokenizer = io::Tokenizer::parse(json, "prefix_space.json");
     return fmt::format("{}", fmt::join(tokenizer.encode("The quick brown fox"), " "));
   });
   EXPECT_GT(n, 1);
@@ -103,10 +103,10 @@ class EveryAllocationOfACheckpoint : public testing::Test {
     return save(random, checkpoints_, model_, 1, {.step = 10});
   }
   std::string read(const std::filesystem::path& path) {
-    auto checkpoint = Checkpoint::open(path);
+    auto checkpoint = io::Checkpoint::open(path);
     checkpoint.check_files();
     std::vector<std::byte> got(model_[0].bytes.size());
-    checkpoint.read("matrix", "master", Box(model_[0].shape), DType::f32, got);
+    checkpoint.read("matrix", "master", io::Box(model_[0].shape), DType::f32, got);
     return got == model_[0].bytes ? "right" : "wrong";
   }
 

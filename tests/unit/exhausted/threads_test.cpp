@@ -32,7 +32,7 @@ TEST(Threads, OfEveryKindAreRefusedInOneWay) {
   const std::pair<const char*, std::function<void()>> kinds[] = {
       {"progress", [] { streams::BackgroundStreams streams; }},
       {"beside", [] { streams::make_thread_task([] {}); }},
-      {"read", [] { ReadAhead<int> items([](int&) { return false; }); }},
+      {"read", [] { io::ReadAhead<int> items([](int&) { return false; }); }},
       {"team", [] { check_threads(2); }},
       {"worker", [] { in_turns(2, 2, [](std::size_t, std::size_t) {}); }}};
   for (const auto& [name, start] : kinds) {

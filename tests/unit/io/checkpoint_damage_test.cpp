@@ -25,17 +25,17 @@ using namespace test;
 
 std::vector<std::int64_t> steps(const fs::path& checkpoints) {
   std::vector<std::int64_t> all;
-  for (const auto& entry : list_checkpoints(checkpoints)) all.push_back(entry.step);
+  for (const auto& entry : io::list_checkpoints(checkpoints)) all.push_back(entry.step);
   return all;
 }
 using Steps = std::vector<std::int64_t>;
 
 /// Reads every tensor and compares.
 void expect_holds(const fs::path& path, const TestModel& model) {
-  auto checkpoint = Checkpoint::open(path);
+  auto checkpoint = io::Checkpoint::open(path);
   for (const TestTensor& t : model) {
     std::vector<std::byte> got(t.bytes.size());
-    checkpoint.read(t.name, t.state, Box(t.shape), t.type, got);
+    checkpoint.read(t.name, t.state, io::Box(t.shape), t.type, got);
     ASSERT_EQ(got, t.bytes);
   }
 }
@@ -45,18 +45,18 @@ TEST(CheckpointDamage, EveryFlippedByteOfEveryFileIsFound) {
   TemporaryDirectory temporary;
   const auto model = random_model(random, false, DType::bf16);
   const auto path = save(random, temporary.path, model, 2, {.step = 5});
-  const auto manifest = read_manifest(path);
+  const auto manifest = io::read_manifest(path);
   for (const char* name : {"rank_00000.h5", "rank_00001.h5", "model.h5", "manifest.json"}) {
     const auto file = path / name;
     const auto size = static_cast<std::int64_t>(fs::file_size(file));
     for (int trial = 0; trial < 150; ++trial) {
       const auto at = trial == 0 ? 0 : trial == 1 ? size - 1 : random.below(size);
       flip_byte(file, at);
-      if (std::string_view(name) == kManifestFile) {
-        EXPECT_THROW(verify_checkpoint(path), DataError) << at;
-        EXPECT_TRUE(list_checkpoints(temporary.path).empty());
+      if (std::string_view(name) == io::kManifestFile) {
+        EXPECT_THROW(io::verify_checkpoint(path), DataError) << at;
+        EXPECT_TRUE(io::list_checkpoints(temporary.path).empty());
       } else {
-        const auto bad = verify_checkpoint(path);
+        const auto bad = io::verify_checkpoint(path);
         ASSERT_EQ(bad.size(), 1U) << name << " " << at;
         EXPECT_EQ(bad[0].file, name);
         EXPECT_LE(bad[0].offset, at);
@@ -65,7 +65,7 @@ TEST(CheckpointDamage, EveryFlippedByteOfEveryFileIsFound) {
       flip_byte(file, at);
     }
   }
-  EXPECT_TRUE(verify_checkpoint(path).empty());
+  EXPECT_TRUE(io::verify_checkpoint(path).empty());
 }
 
 TEST(CheckpointDamage, ReadingADamagedBlockThrowsAndTheOthersStayReadable) {
@@ -73,16 +73,16 @@ TEST(CheckpointDamage, ReadingADamagedBlockThrowsAndTheOthersStayReadable) {
   TemporaryDirectory temporary;
   const auto model = random_model(random, false);
   const auto path = save(random, temporary.path, model, 3, {.step = 5});
-  auto manifest = read_manifest(path);
-  const RankPart& part = manifest.parts[1];
-  const DatasetRecord& d = part.datasets[part.datasets.size() / 2];
-  flip_byte(path / rank_file_name(1), d.offset + d.bytes() / 2);
+  auto manifest = io::read_manifest(path);
+  const io::RankPart& part = manifest.parts[1];
+  const io::DatasetRecord& d = part.datasets[part.datasets.size() / 2];
+  flip_byte(path / io::rank_file_name(1), d.offset + d.bytes() / 2);
   int damaged = 0;
-  auto checkpoint = Checkpoint::open(path);
+  auto checkpoint = io::Checkpoint::open(path);
   for (const TestTensor& t : model) {
     std::vector<std::byte> got(t.bytes.size());
     try {
-      checkpoint.read(t.name, t.state, Box(t.shape), t.type, got);
+      checkpoint.read(t.name, t.state, io::Box(t.shape), t.type, got);
       EXPECT_EQ(got, t.bytes);
     } catch (const DataError& error) {
       ++damaged;
@@ -97,7 +97,7 @@ TEST(CheckpointDamage, TruncatedAndMissingFilesAreFound) {
   Random random(33);
   TemporaryDirectory temporary;
   const auto good = save(random, temporary.path, random_model(random, false), 2, {.step = 5});
-  const auto copy = checkpoint_path(temporary.path, 6);
+  const auto copy = io::checkpoint_path(temporary.path, 6);
   for (const char* name : {"rank_00000.h5", "rank_00001.h5", "model.h5", "manifest.json"}) {
     const auto size = static_cast<std::int64_t>(fs::file_size(good / name));
     for (const std::int64_t left : {std::int64_t{-1}, std::int64_t{0}, size / 2, size - 1}) {
@@ -106,12 +106,12 @@ TEST(CheckpointDamage, TruncatedAndMissingFilesAreFound) {
       fs::copy(good, path);
       left < 0 ? void(fs::remove(path / name))
                : fs::resize_file(path / name, static_cast<std::uintmax_t>(left));
-      EXPECT_THROW(Checkpoint::open(path).check_files(), DataError) << name << " " << left;
-      EXPECT_TRUE(list_checkpoints(path.parent_path()).empty());
-      if (std::string_view(name) == kManifestFile) {
-        EXPECT_THROW(verify_checkpoint(path), DataError);
+      EXPECT_THROW(io::Checkpoint::open(path).check_files(), DataError) << name << " " << left;
+      EXPECT_TRUE(io::list_checkpoints(path.parent_path()).empty());
+      if (std::string_view(name) == io::kManifestFile) {
+        EXPECT_THROW(io::verify_checkpoint(path), DataError);
       } else {
-        const auto bad = verify_checkpoint(path);
+        const auto bad = io::verify_checkpoint(path);
         ASSERT_EQ(bad.size(), 1U);
         EXPECT_EQ(bad[0].file, name);
       }
@@ -134,31 +134,32 @@ TEST(CheckpointCrash, AtAnyPointLeavesThePreviousOneNewest) {  // trap 48
   };
 
   // A save of step 20, looked at after each of its operations.
-  const auto directory = begin_checkpoint(checkpoints, 20);
+  const auto directory = io::begin_checkpoint(checkpoints, 20);
   expect_previous();
   const auto shards = random_shards(random, model, 2);
-  std::vector<RankPart> parts;
+  std::vector<io::RankPart> parts;
   for (int rank = 0; rank < 2; ++rank) {
     {
-      CheckpointWriter unfinished(directory, rank, shards[static_cast<std::size_t>(rank)].pieces);
+      io::CheckpointWriter unfinished(directory, rank,
+                                      shards[static_cast<std::size_t>(rank)].pieces);
       unfinished.write(0, shards[static_cast<std::size_t>(rank)].bytes[0]);
     }
     expect_previous();
     parts.push_back(write_shard(random, directory, rank, shards[static_cast<std::size_t>(rank)]));
     expect_previous();
   }
-  write_model_file(directory / kModelFile, parts);
+  io::write_model_file(directory / io::kModelFile, parts);
   expect_previous();
-  const auto committed = commit_checkpoint(directory, {.step = 20}, parts);
+  const auto committed = io::commit_checkpoint(directory, {.step = 20}, parts);
   EXPECT_EQ(steps(checkpoints), (Steps{20, 10}));
 
   // The instants inside commit: all but the rename done; the manifest only in part.
   const auto temporary_name = fs::path(committed.string() + ".tmp");
   fs::rename(committed, temporary_name);
   expect_previous();
-  const auto manifest = slurp(temporary_name / kManifestFile);
+  const auto manifest = slurp(temporary_name / io::kManifestFile);
   for (std::size_t cut = 0; cut < manifest.size(); cut += 1 + manifest.size() / 50) {
-    spit(temporary_name / kManifestFile, manifest.substr(0, cut));
+    spit(temporary_name / io::kManifestFile, manifest.substr(0, cut));
     expect_previous();
     // The same under the final name, as a disk that lost the last writes would show it.
     fs::rename(temporary_name, committed);
@@ -186,16 +187,16 @@ TEST(CheckpointCrash, AKilledSaverNeverLeavesAHalfCheckpoint) {  // trap 48
     if (child == 0) {
       for (std::int64_t step = newest + 1;; ++step) {
         save(random, temporary.path, model, 2, {.step = step});
-        prune_checkpoints(temporary.path, 2, 0, kLaterUpdates);
+        io::prune_checkpoints(temporary.path, 2, 0, kLaterUpdates);
       }
     }
     std::this_thread::sleep_for(one_save * random.below(3000) / 1000);
     ::kill(child, SIGKILL);
     ASSERT_EQ(::waitpid(child, nullptr, 0), child);
-    const auto entries = list_checkpoints(temporary.path);
+    const auto entries = io::list_checkpoints(temporary.path);
     ASSERT_FALSE(entries.empty());
     ASSERT_GE(entries[0].step, newest);
-    ASSERT_TRUE(verify_checkpoint(entries[0].path).empty());
+    ASSERT_TRUE(io::verify_checkpoint(entries[0].path).empty());
     expect_holds(entries[0].path, model);
     newest = entries[0].step;
   }
@@ -209,7 +210,7 @@ TEST(CheckpointCommit, ASavedStepCanBeSavedAgain) {
   save(random, temporary.path, before, 2, {.step = 7});
   const auto path = save(random, temporary.path, after, 3, {.step = 7});
   expect_holds(path, after);
-  clean_up_checkpoints(temporary.path);
+  io::clean_up_checkpoints(temporary.path);
   EXPECT_EQ(std::distance(fs::directory_iterator(temporary.path), {}), 1);
 }
 
@@ -217,20 +218,20 @@ TEST(CheckpointCommit, RefusesPartsThatAreNotAWhole) {  // trap 47
   Random random(37);
   TemporaryDirectory temporary;
   const auto model = random_model(random, false);
-  const auto directory = begin_checkpoint(temporary.path, 1);
+  const auto directory = io::begin_checkpoint(temporary.path, 1);
   const auto shards = random_shards(random, model, 2);
-  std::vector<RankPart> good;
+  std::vector<io::RankPart> good;
   for (int rank = 0; rank < 2; ++rank)
     good.push_back(write_shard(random, directory, rank, shards[static_cast<std::size_t>(rank)]));
 
-  const auto expect_refused = [&](const std::vector<RankPart>& parts, const std::string& says) {
+  const auto expect_refused = [&](const std::vector<io::RankPart>& parts, const std::string& says) {
     try {
-      commit_checkpoint(directory, {.step = 1}, parts);
+      io::commit_checkpoint(directory, {.step = 1}, parts);
       ADD_FAILURE() << "accepted";
     } catch (const InternalError& error) {
       EXPECT_NE(std::string(error.what()).find(says), std::string::npos) << error.what();
     }
-    EXPECT_TRUE(list_checkpoints(temporary.path).empty());
+    EXPECT_TRUE(io::list_checkpoints(temporary.path).empty());
   };
   expect_refused({}, "no tensors");
   expect_refused({good[1]}, "rank 1's part where rank 0's should be");
@@ -239,7 +240,7 @@ TEST(CheckpointCommit, RefusesPartsThatAreNotAWhole) {  // trap 47
   parts[0].datasets.erase(parts[0].datasets.begin());
   expect_refused(parts, "is held 0 times");
   parts = good;
-  parts[1].datasets[0].shape = Shape{100, 100, 100};
+  parts[1].datasets[0].shape = io::Shape{100, 100, 100};
   expect_refused(parts, "elsewhere");
   parts = good;
   parts[1].datasets[0].tensor = "a/b";
@@ -255,9 +256,9 @@ TEST(CheckpointCommit, RefusesPartsThatAreNotAWhole) {  // trap 47
   expect_refused(parts, "is outside shape");
 
   fs::rename(directory / "rank_00001.h5", directory / "elsewhere");  // on another node's disk
-  EXPECT_THROW(commit_checkpoint(directory, {.step = 1}, good), DataError);
+  EXPECT_THROW(io::commit_checkpoint(directory, {.step = 1}, good), DataError);
   fs::rename(directory / "elsewhere", directory / "rank_00001.h5");
-  expect_holds(commit_checkpoint(directory, {.step = 1}, good), model);
+  expect_holds(io::commit_checkpoint(directory, {.step = 1}, good), model);
 }
 
 /// A file system of a few megabytes over a directory; needs the right to mount.
@@ -283,11 +284,11 @@ TEST(CheckpointWriterErrors, AFullDiskIsAnIoErrorAndThePreviousStays) {  // trap
   Random random(38);
   const auto model = random_model(random, false);
   const auto previous = save(random, temporary.path, model, 2, {.step = 1});
-  const auto directory = begin_checkpoint(temporary.path, 2);
+  const auto directory = io::begin_checkpoint(temporary.path, 2);
   {
-    const Shape shape{6, 1 << 20};
-    CheckpointWriter writer(directory, 0,
-                            std::vector<Piece>{{"w", shape, "master", DType::f32, Box(shape)}});
+    const io::Shape shape{6, 1 << 20};
+    io::CheckpointWriter writer(
+        directory, 0, std::vector<io::Piece>{{"w", shape, "master", DType::f32, io::Box(shape)}});
     const auto bytes = random.bytes(6 << 22);
     try {
       writer.write(0, bytes);
@@ -296,7 +297,7 @@ TEST(CheckpointWriterErrors, AFullDiskIsAnIoErrorAndThePreviousStays) {  // trap
       const std::string text = error.what();
       for (const std::string& part :
            {std::string("rank_00000.h5"), std::string("master/w"),
-            fmt::format("{} bytes at byte", kBlockBytes), std::string("No space")})
+            fmt::format("{} bytes at byte", io::kBlockBytes), std::string("No space")})
         EXPECT_NE(text.find(part), std::string::npos) << text;
     }
   }
@@ -309,7 +310,7 @@ TEST(CheckpointWriterErrors, AFullDiskIsAnIoErrorAndThePreviousStays) {  // trap
 TEST(CheckpointWriterErrors, HDF5sOwnFailuresSayWhy) {
   TemporaryDirectory temporary;
   try {
-    CheckpointWriter(temporary.path / "nowhere", 0, {});
+    io::CheckpointWriter(temporary.path / "nowhere", 0, {});
     ADD_FAILURE() << "created a file in no directory";
   } catch (const IoError& error) {
     const std::string text = error.what();
@@ -328,33 +329,34 @@ TEST(CheckpointPrune, KeepsTheNewestAndTheMilestones) {
   };
   const Steps all = {100, 200, 300, 400, 500};
   save_steps(all);
-  EXPECT_TRUE(prune_checkpoints(temporary.path, 0, 200, kLaterUpdates).empty());
+  EXPECT_TRUE(io::prune_checkpoints(temporary.path, 0, 200, kLaterUpdates).empty());
   EXPECT_EQ(steps(temporary.path).size(), 5U);
-  EXPECT_EQ(prune_checkpoints(temporary.path, 2, 200, kLaterUpdates).size(), 2U);
+  EXPECT_EQ(io::prune_checkpoints(temporary.path, 2, 200, kLaterUpdates).size(), 2U);
   EXPECT_EQ(steps(temporary.path), (Steps{500, 400, 200}));
-  EXPECT_EQ(prune_checkpoints(temporary.path, 2, 0, kLaterUpdates).size(), 1U);
+  EXPECT_EQ(io::prune_checkpoints(temporary.path, 2, 0, kLaterUpdates).size(), 1U);
   EXPECT_EQ(steps(temporary.path), (Steps{500, 400}));
 
   save_steps(all);
-  flip_byte(checkpoint_path(temporary.path, 500) / kManifestFile, 100);
-  prune_checkpoints(temporary.path, 1, 0,
-                    kLaterUpdates);  // what is damaged does not count as the newest
+  flip_byte(io::checkpoint_path(temporary.path, 500) / io::kManifestFile, 100);
+  io::prune_checkpoints(temporary.path, 1, 0,
+                        kLaterUpdates);  // what is damaged does not count as the newest
   EXPECT_EQ(steps(temporary.path), Steps{400});
 
   save_steps(all);
   std::set<std::string> opened;
-  set_io_hook([&](IoCall call, const fs::path& path, std::size_t) {
+  io::set_io_hook([&](IoCall call, const fs::path& path, std::size_t) {
     if (call == IoCall::open) opened.insert(path.filename());
-    return IoVerdict{};
+    return io::IoVerdict{};
   });
-  prune_checkpoints(temporary.path, 2, 0, kLaterUpdates);
-  set_io_hook({});
+  io::prune_checkpoints(temporary.path, 2, 0, kLaterUpdates);
+  io::set_io_hook({});
   opened.erase(temporary.path.filename());  // to be synced
-  EXPECT_EQ(opened, std::set<std::string>{kManifestFile}) << "a call a file of every checkpoint";
+  EXPECT_EQ(opened, std::set<std::string>{io::kManifestFile})
+      << "a call a file of every checkpoint";
   spit(temporary.path / "step_notes.txt", "a stranger's file");
   fs::create_directories(temporary.path / "step_12");  // not our spelling
   EXPECT_EQ(steps(temporary.path), (Steps{500, 400}));
-  EXPECT_TRUE(list_checkpoints(temporary.path / "nowhere").empty());
+  EXPECT_TRUE(io::list_checkpoints(temporary.path / "nowhere").empty());
 }
 
 TEST(CheckpointPrune, NeverRemovesTheNewestThatALaterStepProved) {
@@ -367,13 +369,13 @@ TEST(CheckpointPrune, NeverRemovesTheNewestThatALaterStepProved) {
   save_after(10, 10);
   save_after(20, 20);
   for (const std::int64_t step : {30, 40, 50}) save_after(step, 21);  // nothing but skips since 21
-  prune_checkpoints(temporary.path, 2, 0, 21);
+  io::prune_checkpoints(temporary.path, 2, 0, 21);
   EXPECT_EQ(steps(temporary.path), (Steps{50, 40, 20}));
-  prune_checkpoints(temporary.path, 1, 0, 21);
+  io::prune_checkpoints(temporary.path, 1, 0, 21);
   EXPECT_EQ(steps(temporary.path), (Steps{50, 20}));
-  EXPECT_EQ(proven_checkpoints(temporary.path, 21).at(0).step, 20);
-  EXPECT_TRUE(proven_checkpoints(temporary.path, 20).empty());
-  prune_checkpoints(temporary.path, 1, 0, 22);  // a step after the newest was applied
+  EXPECT_EQ(io::proven_checkpoints(temporary.path, 21).at(0).step, 20);
+  EXPECT_TRUE(io::proven_checkpoints(temporary.path, 20).empty());
+  io::prune_checkpoints(temporary.path, 1, 0, 22);  // a step after the newest was applied
   EXPECT_EQ(steps(temporary.path), Steps{50});
 }
 
@@ -383,15 +385,15 @@ TEST(CheckpointPrune, LeavesWhatSomebodyReads) {
   const auto model = random_model(random, false);
   for (const std::int64_t step : {1, 2, 3}) save(random, temporary.path, model, 2, {.step = step});
   {
-    const Checkpoint reader = Checkpoint::open(checkpoint_path(temporary.path, 1));
-    EXPECT_EQ(prune_checkpoints(temporary.path, 1, 0, kLaterUpdates).size(), 1U);
+    const io::Checkpoint reader = io::Checkpoint::open(io::checkpoint_path(temporary.path, 1));
+    EXPECT_EQ(io::prune_checkpoints(temporary.path, 1, 0, kLaterUpdates).size(), 1U);
     EXPECT_EQ(steps(temporary.path), (Steps{3, 1}));
-    const Checkpoint another = Checkpoint::open(checkpoint_path(temporary.path, 1));
+    const io::Checkpoint another = io::Checkpoint::open(io::checkpoint_path(temporary.path, 1));
     reader.check_files();
   }
-  EXPECT_EQ(prune_checkpoints(temporary.path, 1, 0, kLaterUpdates).size(), 1U);
+  EXPECT_EQ(io::prune_checkpoints(temporary.path, 1, 0, kLaterUpdates).size(), 1U);
   EXPECT_EQ(steps(temporary.path), Steps{3});
-  EXPECT_THROW(Checkpoint::open(checkpoint_path(temporary.path, 1)), DataError);
+  EXPECT_THROW(io::Checkpoint::open(io::checkpoint_path(temporary.path, 1)), DataError);
 }
 
 /// Pruned between the reader's open() and its lock: the lock is had, but of a file without a name.
@@ -401,13 +403,13 @@ TEST(CheckpointPrune, AReaderThatComesTooLateIsTold) {
   const auto model = random_model(random, false);
   for (const std::int64_t step : {1, 2}) save(random, temporary.path, model, 1, {.step = step});
   bool pruned = false;
-  set_io_hook([&](IoCall call, const fs::path&, std::size_t) {
+  io::set_io_hook([&](IoCall call, const fs::path&, std::size_t) {
     if (call == IoCall::lock && !std::exchange(pruned, true))
-      prune_checkpoints(temporary.path, 1, 0, kLaterUpdates);
-    return IoVerdict{};
+      io::prune_checkpoints(temporary.path, 1, 0, kLaterUpdates);
+    return io::IoVerdict{};
   });
-  EXPECT_THROW(CheckpointHold(checkpoint_path(temporary.path, 1)), DataError);
-  set_io_hook({});
+  EXPECT_THROW(io::CheckpointHold(io::checkpoint_path(temporary.path, 1)), DataError);
+  io::set_io_hook({});
   EXPECT_TRUE(pruned);
   EXPECT_EQ(steps(temporary.path), Steps{2});
 }
@@ -419,11 +421,11 @@ TEST(CheckpointBranch, LaterCheckpointsAreSetAsideNotTakenForThisRuns) {
   for (int branch = 0; branch < 2; ++branch) {
     for (const std::int64_t step : {2, 4, 6})
       save(random, temporary.path, model, 1, {.step = step});
-    EXPECT_EQ(set_aside_after(temporary.path, 2).size(), branch == 0 ? 2U : 3U);  // step 3 too
-    ASSERT_EQ(list_checkpoints(temporary.path).size(), 1U);
+    EXPECT_EQ(io::set_aside_after(temporary.path, 2).size(), branch == 0 ? 2U : 3U);  // step 3 too
+    ASSERT_EQ(io::list_checkpoints(temporary.path).size(), 1U);
     save(random, temporary.path, model, 1, {.step = 3});
-    prune_checkpoints(temporary.path, 1, 0, kLaterUpdates);
-    EXPECT_EQ(list_checkpoints(temporary.path).at(0).step, 3);
+    io::prune_checkpoints(temporary.path, 1, 0, kLaterUpdates);
+    EXPECT_EQ(io::list_checkpoints(temporary.path).at(0).step, 3);
   }
   EXPECT_TRUE(fs::exists(temporary.path / "step_00000004.abandoned"));  // nothing is lost
   EXPECT_TRUE(fs::exists(temporary.path / "step_00000004.abandoned2"));

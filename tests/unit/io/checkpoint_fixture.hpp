@@ -40,17 +40,18 @@ inline constexpr std::int64_t kLaterUpdates = 1'000'000;
 struct TestTensor {
   std::string name;
   std::string state;
-  Shape shape;
+  io::Shape shape;
   DType type;
   std::vector<std::byte> bytes;
 
-  std::vector<std::byte> part(const Box& box) const {
+  std::vector<std::byte> part(const io::Box& box) const {
     const auto size = size_of(type);
     std::vector<std::byte> out(static_cast<std::size_t>(box.elements() * size));
-    for_each_run(box, Box(shape), box, [&](std::int64_t from, std::int64_t to, std::int64_t n) {
-      std::memcpy(out.data() + to * size, bytes.data() + from * size,
-                  static_cast<std::size_t>(n * size));
-    });
+    io::for_each_run(box, io::Box(shape), box,
+                     [&](std::int64_t from, std::int64_t to, std::int64_t n) {
+                       std::memcpy(out.data() + to * size, bytes.data() + from * size,
+                                   static_cast<std::size_t>(n * size));
+                     });
     return out;
   }
 };
@@ -85,8 +86,8 @@ class Random {
 
 /// Tensors of 1 to 4 axes; the matrix crosses a checksum block where `large`.
 inline TestModel random_model(Random& random, bool large, DType parameters = DType::f32) {
-  const std::vector<std::pair<std::string, Shape>> tensors = {
-      {"vocabulary.weight", large ? Shape{1201, 1303} : Shape{61, 33}},
+  const std::vector<std::pair<std::string, io::Shape>> tensors = {
+      {"vocabulary.weight", large ? io::Shape{1201, 1303} : io::Shape{61, 33}},
       {"block.0.attention.q.weight", {17, 19}},
       {"block.0.norm.bias", {1 + random.below(40)}},
       {"block.1.experts", {3, 1 + random.below(5), 7}},
@@ -103,24 +104,25 @@ inline TestModel random_model(Random& random, bool large, DType parameters = DTy
 
 /// Each element in exactly one box: a grid as of tensor parallelism, each cell of which is cut
 /// into flat ranges as by ZeRO where the cell is a whole range of the tensor, or else into rows.
-inline std::vector<Box> random_partition(Random& random, const Shape& shape, int pieces) {
+inline std::vector<io::Box> random_partition(Random& random, const io::Shape& shape, int pieces) {
   if (random.below(2) == 0) {  // flat ranges of the whole tensor
     std::vector<std::int64_t> cuts = {0, shape.elements()};
     for (int i = 1; i < pieces; ++i) cuts.push_back(random.below(shape.elements() + 1));
     std::sort(cuts.begin(), cuts.end());
-    std::vector<Box> boxes;
+    std::vector<io::Box> boxes;
     for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
-      for (const Box& box : boxes_of_range(shape, {cuts[i], cuts[i + 1]})) boxes.push_back(box);
+      for (const io::Box& box : io::boxes_of_range(shape, {cuts[i], cuts[i + 1]}))
+        boxes.push_back(box);
     }
     return boxes;
   }
-  std::vector<Box> boxes = {Box(shape)};
+  std::vector<io::Box> boxes = {io::Box(shape)};
   for (int i = 1; i < pieces; ++i) {  // cut a random box along a random axis
     const auto which = static_cast<std::size_t>(random.below(std::ssize(boxes)));
     const auto axis = static_cast<std::size_t>(random.below(4));
-    Box& box = boxes[which];
+    io::Box& box = boxes[which];
     if (box.count[axis] < 2) continue;
-    Box upper = box;
+    io::Box upper = box;
     const auto lower = 1 + random.below(box.count[axis] - 1);
     box.count[axis] = lower;
     upper.start[axis] += lower;
@@ -131,7 +133,7 @@ inline std::vector<Box> random_partition(Random& random, const Shape& shape, int
 }
 
 struct Shard {
-  std::vector<Piece> pieces;
+  std::vector<io::Piece> pieces;
   std::vector<std::vector<std::byte>> bytes;
 };
 
@@ -140,7 +142,7 @@ inline std::vector<Shard> random_shards(Random& random, const TestModel& model, 
   for (const TestTensor& t : model) {
     auto boxes = random_partition(random, t.shape, ranks + 1);
     std::shuffle(boxes.begin(), boxes.end(), random.engine);
-    for (const Box& box : boxes) {
+    for (const io::Box& box : boxes) {
       Shard& shard = shards[static_cast<std::size_t>(random.below(ranks))];
       shard.pieces.push_back({t.name, t.shape, t.state, t.type, box});
       shard.bytes.push_back(t.part(box));
@@ -150,9 +152,9 @@ inline std::vector<Shard> random_shards(Random& random, const TestModel& model, 
 }
 
 /// Writes all pieces of a rank in random order, in tiles of random size.
-inline RankPart write_shard(Random& random, const std::filesystem::path& directory, int rank,
-                            const Shard& shard) {
-  CheckpointWriter writer(directory, rank, shard.pieces);
+inline io::RankPart write_shard(Random& random, const std::filesystem::path& directory, int rank,
+                                const Shard& shard) {
+  io::CheckpointWriter writer(directory, rank, shard.pieces);
   struct Tile {
     std::size_t piece;
     std::int64_t offset, count;
@@ -173,18 +175,18 @@ inline RankPart write_shard(Random& random, const std::filesystem::path& directo
         std::span(shard.bytes[t.piece])
             .subspan(static_cast<std::size_t>(t.offset), static_cast<std::size_t>(t.count)));
   }
-  return rank_part_from_text(to_text(writer.finish()));
+  return io::rank_part_from_text(to_text(writer.finish()));
 }
 
 inline std::filesystem::path save(Random& random, const std::filesystem::path& checkpoints,
                                   const TestModel& model, int ranks,
-                                  const CheckpointHeader& header) {
-  const auto directory = begin_checkpoint(checkpoints, header.step);
+                                  const io::CheckpointHeader& header) {
+  const auto directory = io::begin_checkpoint(checkpoints, header.step);
   const auto shards = random_shards(random, model, ranks);
-  std::vector<RankPart> parts;
+  std::vector<io::RankPart> parts;
   for (int rank = 0; rank < ranks; ++rank)
     parts.push_back(write_shard(random, directory, rank, shards[static_cast<std::size_t>(rank)]));
-  return commit_checkpoint(directory, header, parts);
+  return io::commit_checkpoint(directory, header, parts);
 }
 
 inline std::string slurp(const std::filesystem::path& path) {

@@ -24,15 +24,15 @@ class CheckpointFuzz : public ::testing::Test {
   CheckpointFuzz() {
     checkpoint = save(random, temporary.path, random_model(random, false, DType::bf16), 2,
                       {.step = 3, .skipped_samples = {{1, 2}}, .spike_window = {1.5, 2}});
-    const auto text = slurp(checkpoint / kManifestFile);
+    const auto text = slurp(checkpoint / io::kManifestFile);
     body = text.substr(text.find('\n') + 1);
   }
 
   /// Whether the manifest was accepted; then everything it promises must be readable.
   bool accepts(const std::string& text) {
     try {
-      const auto manifest = manifest_from_text(text, "fuzz");
-      EXPECT_FALSE(find_problem(manifest.parts));
+      const auto manifest = io::manifest_from_text(text, "fuzz");
+      EXPECT_FALSE(io::find_problem(manifest.parts));
       return true;
     } catch (const DataError& error) {
       EXPECT_EQ(std::string_view(error.what()).substr(0, 6), "fuzz: ");
@@ -143,7 +143,7 @@ TEST_F(CheckpointFuzz, SaysWhereAndWhat) {
     auto mutated = document;
     mutated[nlohmann::json::json_pointer(place)] = value;
     try {
-      manifest_from_text(sealed(mutated.dump().substr(1)), "m");
+      io::manifest_from_text(sealed(mutated.dump().substr(1)), "m");
     } catch (const DataError& error) {
       return error.what();
     }

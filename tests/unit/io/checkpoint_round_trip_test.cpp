@@ -18,8 +18,8 @@ namespace {
 
 using namespace test;
 
-CheckpointHeader full_header() {
-  CheckpointHeader h;
+io::CheckpointHeader full_header() {
+  io::CheckpointHeader h;
   h.step = 100;
   h.applied_updates = 97;
   h.samples = std::int64_t{1} << 40;
@@ -52,11 +52,11 @@ TEST(CheckpointRoundTrip, AnyLayoutReadsAnyOther) {  // trap 46
     const auto model = random_model(random, trial % 4 == 0, types[trial % 3]);
     const int ranks = 1 + static_cast<int>(random.below(5));
     const auto path = save(random, temporary.path, model, ranks, {.step = trial});
-    EXPECT_TRUE(verify_checkpoint(path).empty());
+    EXPECT_TRUE(io::verify_checkpoint(path).empty());
 
-    Checkpoint checkpoint = Checkpoint::open(path);
+    io::Checkpoint checkpoint = io::Checkpoint::open(path);
     for (const TestTensor& t : model) {
-      for (const Box& box : random_partition(random, t.shape, 4)) {
+      for (const io::Box& box : random_partition(random, t.shape, 4)) {
         const auto expected = t.part(box);
         std::vector<std::byte> got(expected.size());
         checkpoint.read(t.name, t.state, box, t.type, got);
@@ -78,7 +78,7 @@ TEST(CheckpointRoundTrip, KeepsEveryFieldOfTheHeader) {  // traps 45, 58
   const auto before = full_header();
   const auto path = save(random, temporary.path, random_model(random, false), 2, before);
   EXPECT_EQ(path.filename(), "step_00000100");
-  const auto after = Checkpoint::open(path).header();
+  const auto after = io::Checkpoint::open(path).header();
   EXPECT_EQ(after.step, before.step);
   EXPECT_EQ(after.applied_updates, before.applied_updates);
   EXPECT_EQ(after.samples, before.samples);
@@ -101,15 +101,16 @@ TEST(CheckpointRoundTrip, KeepsEveryFieldOfTheHeader) {  // traps 45, 58
 
 /// Numbers that no run writes are refused where they stand, before anything is computed from them.
 TEST(CheckpointRoundTrip, RefusesNumbersOutOfRange) {
-  DatasetRecord d{.tensor = "x", .shape = {2}, .state = "master", .boxes = {Box(Shape{2})}};
+  io::DatasetRecord d{
+      .tensor = "x", .shape = {2}, .state = "master", .boxes = {io::Box(io::Shape{2})}};
   d.checksums = {1};
-  const CheckpointHeader good = full_header();
-  const auto read = [&](const std::function<void(CheckpointHeader&)>& change) {
-    Manifest manifest{.header = good, .parts = {{.rank = 0, .file_bytes = 8, .datasets = {d}}}};
+  const io::CheckpointHeader good = full_header();
+  const auto read = [&](const std::function<void(io::CheckpointHeader&)>& change) {
+    io::Manifest manifest{.header = good, .parts = {{.rank = 0, .file_bytes = 8, .datasets = {d}}}};
     change(manifest.header);
-    return manifest_from_text(to_text(manifest), "test").header;
+    return io::manifest_from_text(to_text(manifest), "test").header;
   };
-  using H = CheckpointHeader;
+  using H = io::CheckpointHeader;
   constexpr auto kMost = std::numeric_limits<std::int64_t>::max();
   const std::pair<const char*, std::function<void(H&)>> refused[] = {
       {"samples", [](H& h) { h.samples = kMost; }},
@@ -146,8 +147,9 @@ TEST(CheckpointRoundTrip, RefusesNumbersOutOfRange) {
 
 TEST(CheckpointRoundTrip, KeepsRandomDoublesExactly) {
   Random random(3);
-  Manifest manifest;
-  DatasetRecord d{.tensor = "x", .shape = {2}, .state = "master", .boxes = {Box(Shape{2})}};
+  io::Manifest manifest;
+  io::DatasetRecord d{
+      .tensor = "x", .shape = {2}, .state = "master", .boxes = {io::Box(io::Shape{2})}};
   d.checksums = {1};
   manifest.parts = {{.rank = 0, .file_bytes = 8, .datasets = {d}}};
   for (int i = 0; i < 20000; ++i) {
@@ -155,7 +157,7 @@ TEST(CheckpointRoundTrip, KeepsRandomDoublesExactly) {
         (static_cast<std::uint64_t>(random.engine()) << 32) | random.engine();
     manifest.header.spike_window.push_back(std::bit_cast<double>(bits));
   }
-  const auto again = manifest_from_text(to_text(manifest), "test").header.spike_window;
+  const auto again = io::manifest_from_text(to_text(manifest), "test").header.spike_window;
   ASSERT_EQ(again.size(), manifest.header.spike_window.size());
   for (std::size_t i = 0; i < again.size(); ++i) {
     const double was = manifest.header.spike_window[i];
@@ -171,65 +173,66 @@ TEST(CheckpointRoundTrip, ABackgroundThreadMayWriteAndARankMayHoldNothing) {
   Random random(8);
   TemporaryDirectory temporary;
   const TestTensor t{"w", "master", {3, 5}, DType::f32, random.numbers(DType::f32, 15)};
-  const auto directory = begin_checkpoint(temporary.path, 1);
-  CheckpointWriter idle(directory, 0, {});
-  CheckpointWriter busy(directory, 1,
-                        std::vector<Piece>{{"w", t.shape, "master", DType::f32, Box(t.shape)}});
-  std::vector<RankPart> parts(2);
+  const auto directory = io::begin_checkpoint(temporary.path, 1);
+  io::CheckpointWriter idle(directory, 0, {});
+  io::CheckpointWriter busy(
+      directory, 1, std::vector<io::Piece>{{"w", t.shape, "master", DType::f32, io::Box(t.shape)}});
+  std::vector<io::RankPart> parts(2);
   std::thread([&] {
     parts[0] = idle.finish();
     busy.write(0, t.bytes);
     parts[1] = busy.finish();
   }).join();
-  auto checkpoint = Checkpoint::open(commit_checkpoint(directory, {.step = 1}, parts));
+  auto checkpoint = io::Checkpoint::open(io::commit_checkpoint(directory, {.step = 1}, parts));
   std::vector<std::byte> got(t.bytes.size());
-  checkpoint.read("w", "master", Box(t.shape), DType::f32, got);
+  checkpoint.read("w", "master", io::Box(t.shape), DType::f32, got);
   EXPECT_EQ(got, t.bytes);
 }
 
 /// One tensor, saved by as many ranks as there are boxes.
 std::filesystem::path save_boxes(const std::filesystem::path& checkpoints, const TestTensor& t,
-                                 std::span<const Box> boxes) {
-  const auto directory = begin_checkpoint(checkpoints, 1);
-  std::vector<RankPart> parts;
-  for (const Box& box : boxes) {
-    CheckpointWriter writer(directory, static_cast<int>(parts.size()),
-                            std::vector<Piece>{{t.name, t.shape, t.state, t.type, box}});
+                                 std::span<const io::Box> boxes) {
+  const auto directory = io::begin_checkpoint(checkpoints, 1);
+  std::vector<io::RankPart> parts;
+  for (const io::Box& box : boxes) {
+    io::CheckpointWriter writer(directory, static_cast<int>(parts.size()),
+                                std::vector<io::Piece>{{t.name, t.shape, t.state, t.type, box}});
     writer.write(0, t.part(box));
     parts.push_back(writer.finish());
   }
-  return commit_checkpoint(directory, {.step = 1}, parts);
+  return io::commit_checkpoint(directory, {.step = 1}, parts);
 }
 
 /// 12 MiB: 12 blocks of 85 and 1/3 rows.
 TestTensor matrix_of_12_blocks(unsigned seed) {
   Random random(seed);
-  const Shape shape{1024, 3072};
+  const io::Shape shape{1024, 3072};
   return {"w", "master", shape, DType::f32, random.numbers(DType::f32, shape.elements())};
 }
 
 TEST(CheckpointRead, TouchesOnlyTheBlocksItNeeds) {
   const TemporaryDirectory temporary;
   const TestTensor t = matrix_of_12_blocks(4);
-  auto checkpoint = Checkpoint::open(save_boxes(temporary.path, t, std::array{Box(t.shape)}));
+  auto checkpoint =
+      io::Checkpoint::open(save_boxes(temporary.path, t, std::array{io::Box(t.shape)}));
 
   std::vector<std::byte> row(3072 * 4), column(1024 * 4);
-  checkpoint.read("w", "master", Box({400, 0}, {1, 3072}), DType::f32, row);
-  EXPECT_EQ(checkpoint.bytes_read(), kBlockBytes);  // the fifth block alone
-  checkpoint.read("w", "master", Box({401, 0}, {1, 3072}), DType::f32, row);
-  EXPECT_EQ(checkpoint.bytes_read(), kBlockBytes);  // still there
-  EXPECT_EQ(row, t.part(Box({401, 0}, {1, 3072})));
-  checkpoint.read("w", "master", Box({0, 5}, {1024, 1}), DType::f32, column);
-  EXPECT_EQ(checkpoint.bytes_read(), 13 * kBlockBytes);  // each block once, not once a row
-  EXPECT_EQ(column, t.part(Box({0, 5}, {1024, 1})));
+  checkpoint.read("w", "master", io::Box({400, 0}, {1, 3072}), DType::f32, row);
+  EXPECT_EQ(checkpoint.bytes_read(), io::kBlockBytes);  // the fifth block alone
+  checkpoint.read("w", "master", io::Box({401, 0}, {1, 3072}), DType::f32, row);
+  EXPECT_EQ(checkpoint.bytes_read(), io::kBlockBytes);  // still there
+  EXPECT_EQ(row, t.part(io::Box({401, 0}, {1, 3072})));
+  checkpoint.read("w", "master", io::Box({0, 5}, {1024, 1}), DType::f32, column);
+  EXPECT_EQ(checkpoint.bytes_read(), 13 * io::kBlockBytes);  // each block once, not once a row
+  EXPECT_EQ(column, t.part(io::Box({0, 5}, {1024, 1})));
 }
 
 /// Wants boxes, and puts them together.
 struct Wants {
-  std::vector<Wanted> wanted;
+  std::vector<io::Wanted> wanted;
   std::vector<std::vector<std::byte>> got;
 
-  Wants(const TestTensor& t, std::span<const Box> boxes) : got(boxes.size()) {
+  Wants(const TestTensor& t, std::span<const io::Box> boxes) : got(boxes.size()) {
     for (std::size_t i = 0; i < boxes.size(); ++i) {
       got[i].resize(static_cast<std::size_t>(boxes[i].elements() * size_of(t.type)));
       wanted.push_back(
@@ -244,19 +247,20 @@ struct Wants {
 TEST(CheckpointRead, ReadsEveryBlockOnceHoweverTheTensorWasCut) {
   const TemporaryDirectory temporary;
   const TestTensor t = matrix_of_12_blocks(9);
-  std::vector<Box> columns, rows;
+  std::vector<io::Box> columns, rows;
   for (std::int64_t i = 0; i < 8; ++i) {
-    columns.push_back(Box({0, 384 * i}, {1024, 384}));  // 1.5 MiB: a whole block and half of one
-    rows.push_back(Box({128 * i, 0}, {128, 3072}));
+    columns.push_back(
+        io::Box({0, 384 * i}, {1024, 384}));  // 1.5 MiB: a whole block and half of one
+    rows.push_back(io::Box({128 * i, 0}, {128, 3072}));
   }
   const auto by_columns = save_boxes(temporary.path / "columns", t, columns);
   const auto by_rows = save_boxes(temporary.path / "rows", t, rows);
   // What two boxes share is read once too.
-  const std::vector<Box> overlapping = {Box({100, 0}, {200, 3072}), Box({0, 7}, {1024, 9}),
-                                        Box({299, 5}, {2, 5})};
-  const auto expect = [&](const std::filesystem::path& path, std::span<const Box> boxes,
+  const std::vector<io::Box> overlapping = {io::Box({100, 0}, {200, 3072}),
+                                            io::Box({0, 7}, {1024, 9}), io::Box({299, 5}, {2, 5})};
+  const auto expect = [&](const std::filesystem::path& path, std::span<const io::Box> boxes,
                           std::int64_t bytes) {
-    auto checkpoint = Checkpoint::open(path);
+    auto checkpoint = io::Checkpoint::open(path);
     Wants wants(t, boxes);
     checkpoint.read(wants.wanted);
     EXPECT_EQ(checkpoint.bytes_read(), bytes);
@@ -269,17 +273,17 @@ TEST(CheckpointRead, ReadsEveryBlockOnceHoweverTheTensorWasCut) {
   expect(by_rows, std::span(rows).subspan(3, 2), all / 4);
   expect(by_rows, overlapping, all);
   // The first half of each rank's rows are in its first block, of two.
-  expect(by_rows, std::span(overlapping).last(1), kBlockBytes);
+  expect(by_rows, std::span(overlapping).last(1), io::kBlockBytes);
 }
 
 /// As versions before this one wrote them.
 TEST(CheckpointRead, KnowsBlocksOfAnotherSize) {
   const TemporaryDirectory temporary;
   const TestTensor t = matrix_of_12_blocks(10);
-  const auto path = save_boxes(temporary.path, t, std::array{Box(t.shape)});
-  Manifest manifest = read_manifest(path);
-  manifest.block_bytes = 4 * kBlockBytes;
-  DatasetRecord& d = manifest.parts[0].datasets[0];
+  const auto path = save_boxes(temporary.path, t, std::array{io::Box(t.shape)});
+  io::Manifest manifest = io::read_manifest(path);
+  manifest.block_bytes = 4 * io::kBlockBytes;
+  io::DatasetRecord& d = manifest.parts[0].datasets[0];
   ASSERT_NE(d.block_bytes, manifest.block_bytes);
   d.block_bytes = manifest.block_bytes;
   d.checksums.clear();
@@ -288,14 +292,14 @@ TEST(CheckpointRead, KnowsBlocksOfAnotherSize) {
     d.checksums.push_back(hash_bytes(std::span(t.bytes).subspan(
         static_cast<std::size_t>(block.begin), static_cast<std::size_t>(block.count()))));
   }
-  spit(path / kManifestFile, to_text(manifest));
-  EXPECT_TRUE(verify_checkpoint(path).empty());
-  auto checkpoint = Checkpoint::open(path);
+  spit(path / io::kManifestFile, to_text(manifest));
+  EXPECT_TRUE(io::verify_checkpoint(path).empty());
+  auto checkpoint = io::Checkpoint::open(path);
   std::vector<std::byte> got(t.bytes.size());
-  checkpoint.read("w", "master", Box({400, 0}, {1, 3072}), DType::f32,
+  checkpoint.read("w", "master", io::Box({400, 0}, {1, 3072}), DType::f32,
                   std::span(got).first(3072 * 4));
-  EXPECT_EQ(checkpoint.bytes_read(), 4 * kBlockBytes);
-  checkpoint.read("w", "master", Box(t.shape), DType::f32, got);
+  EXPECT_EQ(checkpoint.bytes_read(), 4 * io::kBlockBytes);
+  checkpoint.read("w", "master", io::Box(t.shape), DType::f32, got);
   EXPECT_EQ(got, t.bytes);
 }
 
@@ -303,26 +307,27 @@ TEST(CheckpointRead, RefusesWhatIsNotThere) {
   Random random(5);
   TemporaryDirectory temporary;
   const auto model = random_model(random, false);
-  auto checkpoint = Checkpoint::open(save(random, temporary.path, model, 3, {.step = 1}));
+  auto checkpoint = io::Checkpoint::open(save(random, temporary.path, model, 3, {.step = 1}));
   std::vector<std::byte> out(17 * 19 * 4);
-  const Box all({0, 0}, {17, 19});
+  const io::Box all({0, 0}, {17, 19});
   const std::string name = "block.0.attention.q.weight";
   checkpoint.read(name, "master", all, DType::f32, out);
   EXPECT_THROW(checkpoint.read(name, "parameters", all, DType::f32, out), DataError);
   EXPECT_THROW(checkpoint.read("block.7", "master", all, DType::f32, out), DataError);
   EXPECT_THROW(checkpoint.read(name, "master", all, DType::bf16, out), DataError);
-  EXPECT_THROW(checkpoint.read(name, "master", Box({0, 0}, {18, 19}), DType::f32, out), DataError);
+  EXPECT_THROW(checkpoint.read(name, "master", io::Box({0, 0}, {18, 19}), DType::f32, out),
+               DataError);
   EXPECT_THROW(checkpoint.read(name, "master", Range{0, 324}, DType::f32, out), DataError);
   EXPECT_FALSE(checkpoint.find(name, "adam_w"));
   ASSERT_TRUE(checkpoint.find(name, "adam_v"));
-  EXPECT_EQ(checkpoint.find(name, "adam_v")->shape, (Shape{17, 19}));
+  EXPECT_EQ(checkpoint.find(name, "adam_v")->shape, (io::Shape{17, 19}));
 }
 
 TEST(CheckpointDescribe, CountsWhatIsThere) {
   Random random(6);
   TemporaryDirectory temporary;
   const auto model = random_model(random, false, DType::bf16);
-  const auto summary = describe_checkpoint(save(random, temporary.path, model, 3, {.step = 9}));
+  const auto summary = io::describe_checkpoint(save(random, temporary.path, model, 3, {.step = 9}));
   EXPECT_EQ(summary.header.step, 9);
   EXPECT_EQ(summary.files, 3);
   std::int64_t elements = 0;
@@ -339,45 +344,45 @@ TEST(CheckpointDescribe, CountsWhatIsThere) {
 
 TEST(CheckpointLargeFile, ReadsAndWritesBeyond4GiB) {  // trap 55
   TemporaryDirectory temporary;
-  const Shape shape{5, 1 << 28};  // 5 GiB of f32; the file is sparse, only the end is written
-  const auto directory = begin_checkpoint(temporary.path, 1);
-  const std::vector<Piece> pieces = {{"w", shape, "master", DType::f32, Box(shape)}};
+  const io::Shape shape{5, 1 << 28};  // 5 GiB of f32; the file is sparse, only the end is written
+  const auto directory = io::begin_checkpoint(temporary.path, 1);
+  const std::vector<io::Piece> pieces = {{"w", shape, "master", DType::f32, io::Box(shape)}};
   {
-    CheckpointWriter writer(directory, 0, pieces);
+    io::CheckpointWriter writer(directory, 0, pieces);
     EXPECT_THROW(writer.finish(), InternalError);  // nothing written yet
   }
   Random random(7);
-  const auto tail = random.bytes(2 * kBlockBytes);
-  const std::int64_t bytes = shape.elements() * 4, begin = bytes - 2 * kBlockBytes;
-  DatasetRecord d{.tensor = "w", .shape = shape, .state = "master", .boxes = {Box(shape)}};
-  const std::vector<std::byte> zeros(kBlockBytes);
+  const auto tail = random.bytes(2 * io::kBlockBytes);
+  const std::int64_t bytes = shape.elements() * 4, begin = bytes - 2 * io::kBlockBytes;
+  io::DatasetRecord d{.tensor = "w", .shape = shape, .state = "master", .boxes = {io::Box(shape)}};
+  const std::vector<std::byte> zeros(io::kBlockBytes);
   d.checksums.assign(static_cast<std::size_t>(d.blocks()), hash_bytes(zeros));
   const std::span<const std::byte> written(tail);
-  d.checksums[d.checksums.size() - 2] = hash_bytes(written.first(kBlockBytes));
-  d.checksums[d.checksums.size() - 1] = hash_bytes(written.last(kBlockBytes));
+  d.checksums[d.checksums.size() - 2] = hash_bytes(written.first(io::kBlockBytes));
+  d.checksums[d.checksums.size() - 1] = hash_bytes(written.last(io::kBlockBytes));
   {
-    CheckpointWriter writer(directory, 0, pieces);
+    io::CheckpointWriter writer(directory, 0, pieces);
     writer.write(0, begin, tail);
     EXPECT_THROW(writer.write(0, begin, tail), InternalError);  // twice
     EXPECT_THROW(writer.write(0, bytes - 1, written.first(2)), InternalError);
   }
-  const auto file = directory / rank_file_name(0);
-  RankPart part{.rank = 0,
-                .file_bytes = static_cast<std::int64_t>(std::filesystem::file_size(file))};
+  const auto file = directory / io::rank_file_name(0);
+  io::RankPart part{.rank = 0,
+                    .file_bytes = static_cast<std::int64_t>(std::filesystem::file_size(file))};
   ASSERT_GT(part.file_bytes, bytes);
   {
-    const H5File opened(H5_TRY(H5Fopen(file.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT)));
-    const H5Dataset dataset(H5_TRY(H5Dopen2(opened, "/master/w", H5P_DEFAULT)));
+    const io::H5File opened(H5_TRY(H5Fopen(file.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT)));
+    const io::H5Dataset dataset(H5_TRY(H5Dopen2(opened, "/master/w", H5P_DEFAULT)));
     d.offset = static_cast<std::int64_t>(H5Dget_offset(dataset));
   }
   part.datasets = {d};
-  auto checkpoint =
-      Checkpoint::open(commit_checkpoint(directory, {.step = 1}, std::vector<RankPart>{part}));
-  std::vector<std::byte> got(static_cast<std::size_t>(kBlockBytes));
-  checkpoint.read("w", "master", Range{begin / 4 + 1000, begin / 4 + 1000 + kBlockBytes / 4},
+  auto checkpoint = io::Checkpoint::open(
+      io::commit_checkpoint(directory, {.step = 1}, std::vector<io::RankPart>{part}));
+  std::vector<std::byte> got(static_cast<std::size_t>(io::kBlockBytes));
+  checkpoint.read("w", "master", Range{begin / 4 + 1000, begin / 4 + 1000 + io::kBlockBytes / 4},
                   DType::f32, got);
   EXPECT_TRUE(std::equal(got.begin(), got.end(), tail.begin() + 4000));
-  EXPECT_EQ(checkpoint.bytes_read(), 2 * kBlockBytes);
+  EXPECT_EQ(checkpoint.bytes_read(), 2 * io::kBlockBytes);
 }
 
 }  // namespace

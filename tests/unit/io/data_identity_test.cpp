@@ -15,7 +15,7 @@ using test::TemporaryDirectory;
 std::string write_pair(const TemporaryDirectory& dir, std::string_view name,
                        std::vector<std::int32_t> tokens, std::size_t first_document) {
   const std::string prefix = (dir / name).string();
-  MegatronWriter writer(prefix, 1000);
+  io::MegatronWriter writer(prefix, 1000);
   const std::span all(tokens);
   writer.append(all.first(first_document));
   writer.end_document();
@@ -25,8 +25,8 @@ std::string write_pair(const TemporaryDirectory& dir, std::string_view name,
   return prefix;
 }
 
-std::vector<DataFile> identity_of(std::vector<std::string> entries) {
-  return identify(TokenCorpus(entries, 1000));
+std::vector<io::DataFile> identity_of(std::vector<std::string> entries) {
+  return io::identify(io::TokenCorpus(entries, 1000));
 }
 
 TEST(DataIdentity, IsOfBytesNotOfNames) {
@@ -34,9 +34,9 @@ TEST(DataIdentity, IsOfBytesNotOfNames) {
   const auto first = identity_of({write_pair(dir, "a", {1, 2, 3, 4}, 2)});
   ASSERT_EQ(first.size(), 2U);
   EXPECT_EQ(first[0].bytes, 8);
-  EXPECT_FALSE(find_difference(first, identity_of({write_pair(dir, "b", {1, 2, 3, 4}, 2)})));
+  EXPECT_FALSE(io::find_difference(first, identity_of({write_pair(dir, "b", {1, 2, 3, 4}, 2)})));
   const auto difference = [&](std::vector<std::string> entries) {
-    return find_difference(first, identity_of(std::move(entries))).value_or("none");
+    return io::find_difference(first, identity_of(std::move(entries))).value_or("none");
   };
   EXPECT_NE(difference({write_pair(dir, "c", {1, 2, 3, 5}, 2)}).find("c.bin holds other bytes"),
             std::string::npos);
@@ -55,7 +55,7 @@ TEST(DataIdentity, SamplesLargeFiles) {
   const auto prefix = write_pair(dir, "large", {1, 2}, 1);
   constexpr std::int64_t kBytes = std::int64_t{1} << 30;  // sparse
   const auto identity_with = [&](std::int64_t at) {
-    File bin(megatron_bin(prefix), OpenMode::update);
+    io::File bin(io::megatron_bin(prefix), io::OpenMode::update);
     bin.resize(kBytes);
     const std::byte one{1}, zero{0};
     bin.write(at, {&one, 1});
@@ -64,9 +64,9 @@ TEST(DataIdentity, SamplesLargeFiles) {
     return identity;
   };
   const auto plain = identity_with(kBytes / 512);  // between the first two pieces
-  EXPECT_FALSE(find_difference(plain, identity_with(kBytes / 512 + 1000)));
+  EXPECT_FALSE(io::find_difference(plain, identity_with(kBytes / 512 + 1000)));
   for (const std::int64_t at : {std::int64_t{9}, kBytes - 1, (kBytes - 65536) / 255 + 1}) {
-    EXPECT_TRUE(find_difference(plain, identity_with(at))) << at;
+    EXPECT_TRUE(io::find_difference(plain, identity_with(at))) << at;
   }
 }
 

@@ -29,7 +29,8 @@ TestModel small_model(unsigned seed) {
   TestModel model;
   for (const char* state : {"master", "adam_m"}) {
     for (const auto& [name, shape] :
-         {std::pair<const char*, Shape>{"vocabulary.weight", {37, 41}}, {"block.0.norm.bias", {9}}})
+         {std::pair<const char*, io::Shape>{"vocabulary.weight", {37, 41}},
+          {"block.0.norm.bias", {9}}})
       model.push_back(
           {name, state, shape, DType::f32, random.numbers(DType::f32, shape.elements())});
   }
@@ -37,10 +38,10 @@ TestModel small_model(unsigned seed) {
 }
 
 bool holds(const fs::path& path, const TestModel& model) {
-  auto checkpoint = Checkpoint::open(path);
+  auto checkpoint = io::Checkpoint::open(path);
   return std::all_of(model.begin(), model.end(), [&](const TestTensor& t) {
     std::vector<std::byte> got(t.bytes.size());
-    checkpoint.read(t.name, t.state, Box(t.shape), t.type, got);
+    checkpoint.read(t.name, t.state, io::Box(t.shape), t.type, got);
     return got == t.bytes;
   });
 }
@@ -59,18 +60,18 @@ class Crash : public testing::TestWithParam<SaveCase> {
     Random random(1);
     for (const std::int64_t step : {10, 20}) save(random, checkpoints_, old_, 2, {.step = step});
   }
-  ~Crash() override { set_io_hook({}); }
+  ~Crash() override { io::set_io_hook({}); }
 
   void save_and_prune(const fs::path& run, std::int64_t step) {
     Random random(2);
-    set_io_hook([](IoCall call, const fs::path&, std::size_t) {
+    io::set_io_hook([](IoCall call, const fs::path&, std::size_t) {
       const bool refused = call == IoCall::exchange && !GetParam().can_exchange;
-      return IoVerdict{.error = refused ? EINVAL : 0};
+      return io::IoVerdict{.error = refused ? EINVAL : 0};
     });
     save(random, run / "checkpoints", new_, 2, {.step = step});
-    set_io_hook({});
+    io::set_io_hook({});
     if (disk_) committed_ = disk_->changes();
-    prune_checkpoints(run / "checkpoints", 2, 0, kLaterUpdates);
+    io::prune_checkpoints(run / "checkpoints", 2, 0, kLaterUpdates);
   }
 
   /// What has a checkpoint's name and manifest is one, with all of its bytes; and what was
@@ -78,8 +79,8 @@ class Crash : public testing::TestWithParam<SaveCase> {
   void expect_kept(const fs::path& run, std::size_t changes) {
     const fs::path checkpoints = run / "checkpoints";
     std::map<std::int64_t, bool> is_new;
-    for (const auto& [step, path] : committed_checkpoints(checkpoints)) {
-      EXPECT_TRUE(verify_checkpoint(path).empty()) << path;
+    for (const auto& [step, path] : io::committed_checkpoints(checkpoints)) {
+      EXPECT_TRUE(io::verify_checkpoint(path).empty()) << path;
       is_new[step] = holds(path, new_);
       EXPECT_TRUE(is_new[step] || holds(path, old_)) << path;
     }
@@ -106,13 +107,13 @@ TEST_P(Crash, LosesNoCommittedCheckpoint) {
   recorded->each_crash(12, 5, [&](std::size_t changes, const fs::path& run) {
     if (HasFailure()) return;
     SCOPED_TRACE(recorded->describe(changes));
-    clean_up_checkpoints(run / "checkpoints");
+    io::clean_up_checkpoints(run / "checkpoints");
     expect_kept(run, changes);
     const std::size_t committed = committed_;
     save_and_prune(run, 40);
     committed_ = committed;
     EXPECT_EQ(std::distance(fs::directory_iterator(run / "checkpoints"), {}), 2) << "left-overs";
-    EXPECT_TRUE(holds(checkpoint_path(run / "checkpoints", 40), new_));
+    EXPECT_TRUE(holds(io::checkpoint_path(run / "checkpoints", 40), new_));
   });
 }
 
@@ -125,11 +126,11 @@ TEST_P(Crash, InTheRecoveryLosesNoneEither) {
   recorded->each_crash(1, 6, [&](std::size_t changes, const fs::path& run) {
     if (HasFailure()) return;
     CrashDisk recovery(run);
-    clean_up_checkpoints(run / "checkpoints");
+    io::clean_up_checkpoints(run / "checkpoints");
     recovery.stop();
     recovery.each_crash(2, changes, [&](std::size_t later, const fs::path& again) {
       SCOPED_TRACE(recorded->describe(changes) + "; then " + recovery.describe(later));
-      clean_up_checkpoints(again / "checkpoints");
+      io::clean_up_checkpoints(again / "checkpoints");
       expect_kept(again, changes);
     });
   });
@@ -153,7 +154,7 @@ TEST(Crash, LosesNoFirstCheckpointWithItsDirectories) {
   disk.each_crash(
       8, 7,
       [&](std::size_t, const fs::path& root) {
-        const auto found = list_checkpoints(root / "runs" / "first" / "checkpoints");
+        const auto found = io::list_checkpoints(root / "runs" / "first" / "checkpoints");
         ASSERT_EQ(found.size(), 1U);
         EXPECT_TRUE(holds(found[0].path, model));
       },
@@ -167,12 +168,12 @@ TEST(Crash, BringsBackNoCheckpointThatWasSetAside) {
   for (const std::int64_t step : {10, 20, 30})
     save(random, temporary.path(), small_model(9), 1, {.step = step});
   CrashDisk disk(temporary.path());
-  set_aside_after(temporary.path(), 10);
+  io::set_aside_after(temporary.path(), 10);
   disk.stop();
   disk.each_crash(
       8, 10,
       [&](std::size_t, const fs::path& root) {
-        const auto found = list_checkpoints(root);
+        const auto found = io::list_checkpoints(root);
         ASSERT_EQ(found.size(), 1U);
         EXPECT_EQ(found[0].step, 10);
         EXPECT_TRUE(fs::exists(root / "step_00000020.abandoned" / "manifest.json"));
@@ -189,7 +190,7 @@ TEST(Crash, LeavesOfAnAtomicFileTheOldOneOrTheNew) {
     fs::create_directory(root);
     if (replaces) spit(root / "file", "old");
     CrashDisk disk(root);
-    AtomicFile file(root / "file");
+    io::AtomicFile file(root / "file");
     file.append(text);
     file.publish();
     disk.stop();
@@ -216,15 +217,15 @@ TEST(Crash, BringsBackNothingThatWasRemovedDurably) {
   const FastDirectory temporary;
   spit(temporary.path() / "ended", "7");
   CrashDisk disk(temporary.path());
-  remove_durably(temporary.path() / "ended");
+  io::remove_durably(temporary.path() / "ended");
   disk.stop();
   disk.each_crash(
       4, 12, [](std::size_t, const fs::path& root) { EXPECT_FALSE(fs::exists(root / "ended")); },
       disk.changes());
 }
 
-Tokenizer tokenizer_of(const char* name) {
-  return Tokenizer::open(fs::path(TESSERA_SOURCE_DIR) / "tests/data/tokenizers" / name);
+io::Tokenizer tokenizer_of(const char* name) {
+  return io::Tokenizer::open(fs::path(TESSERA_SOURCE_DIR) / "tests/data/tokenizers" / name);
 }
 
 struct Tokenized {
@@ -235,21 +236,21 @@ struct Tokenized {
 
 /// What a reader finds; nothing where there is no index.
 std::optional<Tokenized> read_tokens(const fs::path& prefix) {
-  if (!fs::exists(megatron_idx(prefix))) return std::nullopt;
+  if (!fs::exists(io::megatron_idx(prefix))) return std::nullopt;
   const std::vector<std::string> entries{prefix.string()};
-  const fs::path beside = tokenizer_beside(prefix);
-  const TokenCorpus corpus(entries, 1 << 20);
+  const fs::path beside = io::tokenizer_beside(prefix);
+  const io::TokenCorpus corpus(entries, 1 << 20);
   Tokenized found{.ids = std::vector<std::int32_t>(static_cast<std::size_t>(corpus.tokens())),
-                  .tokenizer = path_exists(beside) ? Tokenizer::open(beside).json() : ""};
+                  .tokenizer = io::path_exists(beside) ? io::Tokenizer::open(beside).json() : ""};
   corpus.read(0, found.ids);
   return found;
 }
 
-void tokenize(const fs::path& input, const fs::path& prefix, Tokenizer tokenizer) {
+void tokenize(const fs::path& input, const fs::path& prefix, io::Tokenizer tokenizer) {
   const std::vector<fs::path> inputs{input};
   for (std::int64_t i = 0; i < 2; ++i)
-    tokenize_part(inputs, prefix, tokenizer, {.index = i, .count = 2}, {});
-  merge_parts(prefix, 2, tokenizer);
+    io::tokenize_part(inputs, prefix, tokenizer, {.index = i, .count = 2}, {});
+  io::merge_parts(prefix, 2, tokenizer);
 }
 
 // Tokens of one text and tokenizer, made anew from others: they are never mixed.
@@ -283,18 +284,18 @@ TEST(Crash, LeavesTokensOfOneTextWithTheirTokenizerOrNone) {
 
 TEST(Crash, LeavesAWholeExportOrNone) {
   const FastDirectory temporary;
-  const auto model = HfModel::open(fs::path(TESSERA_SOURCE_DIR) / "tests/data/hf/gpt2");
-  const Tokenizer tokenizer = tokenizer_of("gpt2.json");
+  const auto model = io::HfModel::open(fs::path(TESSERA_SOURCE_DIR) / "tests/data/hf/gpt2");
+  const io::Tokenizer tokenizer = tokenizer_of("gpt2.json");
   const fs::path root = temporary.path() / "exported";
   fs::create_directory(root);
   CrashDisk disk(root);
-  export_hugging_face({.directory = root / "to" / "model",
-                       .architecture = model.architecture(),
-                       .tokenizer = &tokenizer,
-                       .shard_bytes = 4000},
-                      [&](std::string_view name, std::int64_t begin, std::span<float> out) {
-                        model.read(name, begin, out);
-                      });
+  io::export_hugging_face({.directory = root / "to" / "model",
+                           .architecture = model.architecture(),
+                           .tokenizer = &tokenizer,
+                           .shard_bytes = 4000},
+                          [&](std::string_view name, std::int64_t begin, std::span<float> out) {
+                            model.read(name, begin, out);
+                          });
   disk.stop();
   const FileTree want = read_tree(root / "to" / "model");
   EXPECT_GT(want.size(), 5U);
@@ -314,14 +315,14 @@ TEST(CrashDisk, KeepsWhatWasSyncedAndAnyPartOfWhatWasNot) {
   const FastDirectory temporary;
   CrashDisk disk(temporary.path());
   {
-    File file(temporary.path() / "file", OpenMode::create);
+    io::File file(temporary.path() / "file", io::OpenMode::create);
     file.write(0, std::as_bytes(std::span("aaaa", 4)));
     file.sync();  // its bytes, and not its name
     const std::size_t nameless = disk.changes();
-    sync_directory(temporary.path());
+    io::sync_directory(temporary.path());
     file.write(4096, std::as_bytes(std::span("b", 1)));
     file.write(0, std::as_bytes(std::span("c", 1)));
-    rename_path(temporary.path() / "file", temporary.path() / "other");
+    io::rename_path(temporary.path() / "file", temporary.path() / "other");
     disk.stop();
     const std::vector<FileTree> unnamed = {{}, {{"file", "aaaa"}}};
     EXPECT_EQ(disk.after_crash(nameless, 64, 1), unnamed);
@@ -344,9 +345,9 @@ TEST(CrashDisk, OrdersChangesOfTheSameNameAndNoOthers) {
   const FastDirectory temporary;
   for (const char* name : {"a", "b"}) spit(temporary.path() / name, name);
   CrashDisk disk(temporary.path());
-  rename_path(temporary.path() / "a", temporary.path() / "c");
-  rename_path(temporary.path() / "c", temporary.path() / "d");
-  remove_tree(temporary.path() / "b");
+  io::rename_path(temporary.path() / "a", temporary.path() / "c");
+  io::rename_path(temporary.path() / "c", temporary.path() / "d");
+  io::remove_tree(temporary.path() / "b");
   disk.stop();
   std::set<std::string> left;
   for (const FileTree& tree : disk.after_crash(disk.changes(), 64, 1)) {

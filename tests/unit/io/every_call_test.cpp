@@ -47,9 +47,9 @@ bool applies(Harm harm, IoCall call, std::size_t bytes) {
 class Harmed {
  public:
   Harmed(Harm harm, int n, bool can_exchange = true) {
-    set_io_hook(
+    io::set_io_hook(
         [this, harm, n, can_exchange](IoCall call, const fs::path& path, std::size_t bytes) {
-          IoVerdict verdict;
+          io::IoVerdict verdict;
           if (call == IoCall::exchange && !can_exchange) verdict.error = EINVAL;
           if (!applies(harm, call, bytes) || calls_++ != n) return verdict;
           what_ = fmt::format("call {}, {} of {}", n, enum_word(call), path.string());
@@ -60,7 +60,7 @@ class Harmed {
           return verdict;
         });
   }
-  ~Harmed() { set_io_hook({}); }
+  ~Harmed() { io::set_io_hook({}); }
 
   /// Empty if there was no n-th call.
   const std::string& what() const { return what_; }
@@ -112,7 +112,8 @@ TestModel small_model(unsigned seed) {
   TestModel model;
   for (const char* state : {"master", "adam_m"}) {
     for (const auto& [name, shape] :
-         {std::pair<const char*, Shape>{"vocabulary.weight", {13, 7}}, {"block.0.norm.bias", {9}}})
+         {std::pair<const char*, io::Shape>{"vocabulary.weight", {13, 7}},
+          {"block.0.norm.bias", {9}}})
       model.push_back(
           {name, state, shape, DType::f32, random.numbers(DType::f32, shape.elements())});
   }
@@ -120,11 +121,11 @@ TestModel small_model(unsigned seed) {
 }
 
 bool holds(const fs::path& path, const TestModel& model) {
-  auto checkpoint = Checkpoint::open(path);
+  auto checkpoint = io::Checkpoint::open(path);
   checkpoint.check_files();
   return std::all_of(model.begin(), model.end(), [&](const TestTensor& t) {
     std::vector<std::byte> got(t.bytes.size());
-    checkpoint.read(t.name, t.state, Box(t.shape), t.type, got);
+    checkpoint.read(t.name, t.state, io::Box(t.shape), t.type, got);
     return got == t.bytes;
   });
 }
@@ -145,14 +146,14 @@ class EveryCallOfASave : public testing::TestWithParam<std::int64_t> {
   void save_new(std::int64_t step) {
     Random random(2);
     save(random, checkpoints_, new_, 2, {.step = step});
-    prune_checkpoints(checkpoints_, 2, 0, kLaterUpdates);
+    io::prune_checkpoints(checkpoints_, 2, 0, kLaterUpdates);
   }
   /// The newest checkpoint is a whole one, the old or the new; and the next save succeeds.
   void expect_sound(bool saved) {
-    const auto entries = list_checkpoints(checkpoints_);
+    const auto entries = io::list_checkpoints(checkpoints_);
     ASSERT_FALSE(entries.empty());
     const auto& [step, path] = entries.front();
-    EXPECT_TRUE(verify_checkpoint(path).empty());
+    EXPECT_TRUE(io::verify_checkpoint(path).empty());
     const bool is_new = step == GetParam() && holds(path, new_);
     if (saved) {
       EXPECT_TRUE(is_new);
@@ -166,7 +167,7 @@ class EveryCallOfASave : public testing::TestWithParam<std::int64_t> {
       names.push_back(entry.path().filename());
     std::sort(names.begin(), names.end());
     EXPECT_EQ(names.size(), 2U) << fmt::format("{}", fmt::join(names, " "));
-    EXPECT_TRUE(holds(checkpoint_path(checkpoints_, 40), new_));
+    EXPECT_TRUE(holds(io::checkpoint_path(checkpoints_, 40), new_));
   }
   void harm_a_save(Harm harm) {
     const int calls = harm_every_call(
@@ -231,10 +232,10 @@ class Replacing : public testing::Test {
     return saved;
   }
   void expect_sound(bool saved) {
-    clean_up_checkpoints(checkpoints_);
-    const auto entries = list_checkpoints(checkpoints_);
+    io::clean_up_checkpoints(checkpoints_);
+    const auto entries = io::list_checkpoints(checkpoints_);
     ASSERT_EQ(entries.size(), 2U);
-    EXPECT_TRUE(verify_checkpoint(entries[0].path).empty());
+    EXPECT_TRUE(io::verify_checkpoint(entries[0].path).empty());
     EXPECT_TRUE(holds(entries[0].path, new_) || (!saved && holds(entries[0].path, old_)));
     EXPECT_EQ(std::distance(fs::directory_iterator(checkpoints_), {}), 2) << "left-overs";
   }
@@ -267,7 +268,7 @@ TEST_F(Replacing, EveryCallIsTheLastBeforeACrash) {
     }
     ASSERT_EQ(::waitpid(child, &status, 0), child);
     SCOPED_TRACE(fmt::format("crash at call {}", n++));
-    restored += fs::exists(checkpoint_path(checkpoints_, 20)) ? 0 : 1;
+    restored += fs::exists(io::checkpoint_path(checkpoints_, 20)) ? 0 : 1;
     expect_sound(status == 0);
     ASSERT_FALSE(HasFatalFailure());
   } while (WEXITSTATUS(status) == kCrashed);
@@ -285,9 +286,9 @@ TEST(EveryCall, OfALoad) {
     const int calls = harm_every_call(
         harm, temporary.path, [&] { right = false; },
         [&] {
-          const auto entries = list_checkpoints(temporary.path);
+          const auto entries = io::list_checkpoints(temporary.path);
           ASSERT_EQ(entries.size(), 2U);
-          right = holds(entries[0].path, model) && verify_checkpoint(entries[0].path).empty();
+          right = holds(entries[0].path, model) && io::verify_checkpoint(entries[0].path).empty();
         },
         [&](bool succeeded) {
           // Verification reports what it cannot read instead of throwing.
@@ -295,7 +296,7 @@ TEST(EveryCall, OfALoad) {
         });
     EXPECT_GT(calls, 10);
   }
-  EXPECT_TRUE(holds(list_checkpoints(temporary.path)[0].path, model));
+  EXPECT_TRUE(holds(io::list_checkpoints(temporary.path)[0].path, model));
 }
 
 TEST(EveryCall, OfReadingTokens) {
@@ -303,7 +304,7 @@ TEST(EveryCall, OfReadingTokens) {
   const std::vector<std::string> entries{temporary.path / "a", temporary.path / "b"};
   std::vector<std::int32_t> want;
   for (const auto& entry : entries) {
-    MegatronWriter writer(entry, 1000);
+    io::MegatronWriter writer(entry, 1000);
     std::vector<std::int32_t> tokens(500);
     for (std::size_t i = 0; i < tokens.size(); ++i)
       tokens[i] = static_cast<std::int32_t>((i * 7 + want.size()) % 1000);
@@ -317,7 +318,7 @@ TEST(EveryCall, OfReadingTokens) {
     const int calls = harm_every_call(
         harm, temporary.path, [&] { got.clear(); },
         [&] {
-          const TokenCorpus corpus(entries, 1000);
+          const io::TokenCorpus corpus(entries, 1000);
           got.resize(static_cast<std::size_t>(corpus.tokens()));
           for (std::size_t at = 0; at < got.size(); at += 100)
             corpus.read(static_cast<std::int64_t>(at), std::span(got).subspan(at, 100));
@@ -333,21 +334,21 @@ TEST(EveryCall, OfTokenizing) {
   const std::vector<fs::path> inputs{temporary.path / "a.txt", temporary.path / "b.jsonl"};
   spit(inputs[0], "the first");
   spit(inputs[1], "{\"text\": \"one\"}\n{\"text\": \"two\"}\n");
-  auto bytes = Tokenizer::bytes();
+  auto bytes = io::Tokenizer::bytes();
   const std::vector<std::string> entries{out};
   for (const Harm harm : {Harm::eio, Harm::enospc, Harm::half}) {
     const int calls = harm_every_call(
         harm, temporary.path, [] {},
         [&] {
-          tessera::create_directories(out.parent_path());
+          io::create_directories(out.parent_path());
           for (const std::int64_t part : {0, 1})
-            tokenize_part(inputs, out, bytes, {.index = part, .count = 2}, {});
-          merge_parts(out, 2, bytes);
+            io::tokenize_part(inputs, out, bytes, {.index = part, .count = 2}, {});
+          io::merge_parts(out, 2, bytes);
         },
         [&](bool succeeded) {
           if (succeeded) {
-            EXPECT_EQ(TokenCorpus(entries, 256).tokens(), 15);
-            EXPECT_EQ(open_kept_tokenizer(tokenizer_beside(out)).vocab(), 256);
+            EXPECT_EQ(io::TokenCorpus(entries, 256).tokens(), 15);
+            EXPECT_EQ(io::open_kept_tokenizer(io::tokenizer_beside(out)).vocab(), 256);
           }
           fs::remove_all(out.parent_path());
         });
@@ -363,7 +364,7 @@ TEST(EveryCall, OfAnAtomicFileLeavesTheOldOneOrTheNew) {
     harm_every_call(
         harm, temporary.path, [&] { spit(path, "old"); },
         [&] {
-          AtomicFile file(path);
+          io::AtomicFile file(path);
           file.append("new");
           file.append(big);
           file.publish();

@@ -21,7 +21,7 @@ std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text));
 }
 
-std::string read_string(const File& file, std::int64_t offset, std::size_t count) {
+std::string read_string(const io::File& file, std::int64_t offset, std::size_t count) {
   std::string out(count, '?');
   file.read(offset, std::as_writable_bytes(std::span(out)));
   return out;
@@ -29,14 +29,14 @@ std::string read_string(const File& file, std::int64_t offset, std::size_t count
 
 TEST(File, ReadsBackWhatWasWritten) {
   const TemporaryDirectory dir;
-  File file(dir / "f", OpenMode::create);
+  io::File file(dir / "f", io::OpenMode::create);
   file.write(0, bytes_of("hello world"));
   file.write(6, bytes_of("there"));
   file.sync();
   EXPECT_EQ(file.size(), 11);
   EXPECT_EQ(read_string(file, 0, 11), "hello there");
   file.close();
-  File again(dir / "f", OpenMode::update);
+  io::File again(dir / "f", io::OpenMode::update);
   again.write(0, bytes_of("J"));
   EXPECT_EQ(read_string(again, 0, 5), "Jello");
 }
@@ -44,7 +44,7 @@ TEST(File, ReadsBackWhatWasWritten) {
 TEST(File, NamesTheFileAndThePlaceWhenItEndsEarly) {
   const TemporaryDirectory dir;
   test::write_file(dir / "short", "12345");
-  const File file(dir / "short", OpenMode::read);
+  const io::File file(dir / "short", io::OpenMode::read);
   const auto message = message_of<DataError>([&] { read_string(file, 2, 8); });
   EXPECT_NE(message.find("short"), std::string::npos) << message;
   EXPECT_NE(message.find("ends at byte 5"), std::string::npos) << message;
@@ -52,31 +52,31 @@ TEST(File, NamesTheFileAndThePlaceWhenItEndsEarly) {
 
 TEST(File, MissingFilesAndDirectoriesAreDataErrors) {
   const TemporaryDirectory dir;
-  message_of<DataError>([&] { File(dir / "none", OpenMode::read); });
-  message_of<DataError>([&] { File(dir.path(), OpenMode::read); });
+  message_of<DataError>([&] { io::File(dir / "none", io::OpenMode::read); });
+  message_of<DataError>([&] { io::File(dir.path(), io::OpenMode::read); });
 }
 
 TEST(File, RefusalsOfTheSystemAreIoErrors) {  // trap 59
   const TemporaryDirectory dir;
   test::write_file(dir / "f", "");
-  File file(dir / "f", OpenMode::read);
+  io::File file(dir / "f", io::OpenMode::read);
   const auto message = message_of<IoError>([&] { file.write(0, bytes_of("x")); });
   EXPECT_NE(message.find("f: cannot write: Bad file descriptor"), std::string::npos) << message;
   // What is to be made is no data that the user lacks.
-  message_of<IoError>([&] { File(dir / "no_directory" / "f", OpenMode::create); });
-  message_of<IoError>([&] { rename_path(dir / "none", dir / "g"); });
-  message_of<IoError>([&] { sync_directory(dir / "no_directory"); });
+  message_of<IoError>([&] { io::File(dir / "no_directory" / "f", io::OpenMode::create); });
+  message_of<IoError>([&] { io::rename_path(dir / "none", dir / "g"); });
+  message_of<IoError>([&] { io::sync_directory(dir / "no_directory"); });
 }
 
 TEST(File, IsARegularFile) {
   const TemporaryDirectory dir;
   ASSERT_EQ(::mkfifo((dir / "fifo").c_str(), 0600), 0);
-  for (const auto mode : {OpenMode::read, OpenMode::create, OpenMode::update}) {
-    const auto message = message_of<DataError>([&] { File(dir / "fifo", mode); });
+  for (const auto mode : {io::OpenMode::read, io::OpenMode::create, io::OpenMode::update}) {
+    const auto message = message_of<DataError>([&] { io::File(dir / "fifo", mode); });
     EXPECT_NE(message.find("fifo: cannot open: it is a FIFO, not a regular file"),
               std::string::npos)
         << message;
-    message_of<DataError>([&] { File("/dev/zero", mode); });
+    message_of<DataError>([&] { io::File("/dev/zero", mode); });
   }
 }
 
@@ -97,7 +97,7 @@ TEST(File, MovesMoreThanTwoGibibytesAndPastTheFourthGibibyte) {
         MAP_FAILED);
   }
   const std::int64_t start = std::int64_t{5} << 30;
-  File file(dir / "sparse", OpenMode::create);
+  io::File file(dir / "sparse", io::OpenMode::create);
   const std::string tail = "the end";
   file.write(start + static_cast<std::int64_t>(total - tail.size()), bytes_of(tail));
   file.read(start, {base, total});
@@ -111,7 +111,7 @@ TEST(AtomicFile, AppearsOnlyWhenPublished) {
   const TemporaryDirectory dir;
   const std::string big(3 << 20, 'b');
   {
-    AtomicFile file(dir / "out");
+    io::AtomicFile file(dir / "out");
     file.append("a");
     file.append(big);
     file.append_value(std::uint16_t{0x6463});  // "cd"
@@ -126,7 +126,7 @@ TEST(AtomicFile, AppearsOnlyWhenPublished) {
 TEST(AtomicFile, LeavesNothingBehindWhenAbandoned) {
   const TemporaryDirectory dir;
   test::write_file(dir / "out", "old");
-  { AtomicFile(dir / "out").append("new"); }
+  { io::AtomicFile(dir / "out").append("new"); }
   EXPECT_EQ(test::read_file(dir / "out"), "old");
   EXPECT_FALSE(fs::exists(dir / "out.tmp"));
 }
@@ -134,8 +134,8 @@ TEST(AtomicFile, LeavesNothingBehindWhenAbandoned) {
 TEST(ReadText, RefusesFilesThatAreTooLarge) {
   const TemporaryDirectory dir;
   test::write_file(dir / "t", "12345");
-  EXPECT_EQ(read_text(dir / "t", 5), "12345");
-  message_of<DataError>([&] { read_text(dir / "t", 4); });
+  EXPECT_EQ(io::read_text(dir / "t", 5), "12345");
+  message_of<DataError>([&] { io::read_text(dir / "t", 4); });
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ TEST(FindNonFinite, FindsWhatRoundsToNoFiniteNumber) {
   for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
     for (const float x : values) {
       for (const float signed_x : {x, -x}) {
-        EXPECT_EQ(find_non_finite(std::array{signed_x}, type).has_value(),
+        EXPECT_EQ(io::find_non_finite(std::array{signed_x}, type).has_value(),
                   !std::isfinite(rounded(signed_x, type)))
             << signed_x << " as " << to_string(type);
       }
@@ -38,23 +38,23 @@ TEST(FindNonFinite, FindsWhatRoundsToNoFiniteNumber) {
 }
 
 TEST(FindNonFinite, FindsTheFirstWhereverItIs) {
-  EXPECT_FALSE(find_non_finite({}, DType::f32));
+  EXPECT_FALSE(io::find_non_finite({}, DType::f32));
   std::vector<float> values(10000, 1.0F);
-  EXPECT_FALSE(find_non_finite(values, DType::f32));
+  EXPECT_FALSE(io::find_non_finite(values, DType::f32));
   for (const std::size_t at : {9999, 9998, 8192, 4097, 4096, 4095, 1, 0}) {
     values[at] = at % 2 == 0 ? kNaN : -kInfinity;
-    EXPECT_EQ(find_non_finite(values, DType::f32), static_cast<std::int64_t>(at));
+    EXPECT_EQ(io::find_non_finite(values, DType::f32), static_cast<std::int64_t>(at));
   }
 }
 
 TEST(NonFiniteError, SaysWhatAndWhere) {
-  EXPECT_EQ(index_text(std::vector<std::int64_t>{7}, 3), "[3]");
-  EXPECT_EQ(index_text(std::vector<std::int64_t>{7, 5}, 17), "[3, 2]");
-  EXPECT_EQ(index_text(std::vector<std::int64_t>{2, 3, 4}, 23), "[1, 2, 3]");
-  const std::string nan = non_finite_error("a: b[3]", kNaN, DType::f32, "--this").what();
+  EXPECT_EQ(io::index_text(std::vector<std::int64_t>{7}, 3), "[3]");
+  EXPECT_EQ(io::index_text(std::vector<std::int64_t>{7, 5}, 17), "[3, 2]");
+  EXPECT_EQ(io::index_text(std::vector<std::int64_t>{2, 3, 4}, 23), "[1, 2, 3]");
+  const std::string nan = io::non_finite_error("a: b[3]", kNaN, DType::f32, "--this").what();
   EXPECT_TRUE(nan.starts_with("a: b[3] is nan, no finite number")) << nan;
   EXPECT_NE(nan.find("--this"), std::string::npos) << nan;
-  const std::string large = non_finite_error("a: b[3]", 70000, DType::f16, "--this").what();
+  const std::string large = io::non_finite_error("a: b[3]", 70000, DType::f16, "--this").what();
   EXPECT_TRUE(large.starts_with("a: b[3] is 70000, which f16 cannot hold")) << large;
 }
 

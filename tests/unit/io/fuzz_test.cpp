@@ -111,15 +111,15 @@ void fuzz_file(const fs::path& path, const std::function<void()>& read) {
 
 void read_all(const std::string& entry) {
   const std::vector<std::string> entries{entry};
-  const TokenCorpus corpus(entries, 100);
+  const io::TokenCorpus corpus(entries, 100);
   std::vector<std::int32_t> tokens(
       static_cast<std::size_t>(std::min<std::int64_t>(corpus.tokens(), 5000)));
   corpus.read(0, tokens);
   if (corpus.tokens() > 0) corpus.read(corpus.tokens() - 1, std::span(tokens).first(1));
 }
 
-void read_all(const HfModel& model) {
-  for (const HfTensor& parameter : model.parameters()) {
+void read_all(const io::HfModel& model) {
+  for (const io::HfTensor& parameter : model.parameters()) {
     std::vector<float> values(static_cast<std::size_t>(parameter.elements()));
     model.read(parameter.parameter, 0, values);
   }
@@ -127,7 +127,7 @@ void read_all(const HfModel& model) {
 
 TEST(Fuzz, MegatronIndex) {
   const TemporaryDirectory dir;
-  MegatronWriter writer(dir / "t", 100);
+  io::MegatronWriter writer(dir / "t", 100);
   std::vector<std::int32_t> tokens{1, 2, 3, 4, 5, 6, 7, 99};
   for (int i = 0; i < 20; ++i) {
     writer.append(std::span(tokens).first(static_cast<std::size_t>(i % 8)));
@@ -167,7 +167,7 @@ TEST(Fuzz, SafetensorsOfAModel) {
       [&](const std::string& header) {
         test::write_file(dir / "m/model.safetensors", header + data);
       },
-      [&] { read_all(HfModel::open(dir / "m")); });
+      [&] { read_all(io::HfModel::open(dir / "m")); });
 }
 
 TEST(Fuzz, SafetensorsHeaderOfTheRightLength) {
@@ -183,7 +183,7 @@ TEST(Fuzz, SafetensorsHeaderOfTheRightLength) {
         test::write_file(dir / "t", bytes.append(h).append(16, 'x'));
       },
       [&] {
-        const SafetensorsFile file(dir / "t");
+        const io::SafetensorsFile file(dir / "t");
         for (const auto& [name, entry] : file.tensors()) {
           std::vector<float> values(static_cast<std::size_t>(entry.elements));
           if (entry.type == DType::f32 || entry.type == DType::bf16) file.read(entry, 0, values);
@@ -195,14 +195,15 @@ TEST(Fuzz, ConfigOfAModel) {
   for (const char* name : {"gpt2", "llama"}) {
     const TemporaryDirectory dir;
     fs::copy(data_path("hf") / name, dir / "m");
-    fuzz_file(dir / "m/config.json", [&] { read_all(HfModel::open(dir / "m")); });
+    fuzz_file(dir / "m/config.json", [&] { read_all(io::HfModel::open(dir / "m")); });
   }
 }
 
 TEST(Fuzz, IndexOfAShardedModel) {
   const TemporaryDirectory dir;
   fs::copy(data_path("hf/llama_sharded"), dir / "m");
-  fuzz_file(dir / "m/model.safetensors.index.json", [&] { read_all(HfModel::open(dir / "m")); });
+  fuzz_file(dir / "m/model.safetensors.index.json",
+            [&] { read_all(io::HfModel::open(dir / "m")); });
 }
 
 TEST(Fuzz, TokenizerJson) {
@@ -215,7 +216,7 @@ TEST(Fuzz, TokenizerJson) {
     fuzz(
         content.dump(), [&](const std::string& bytes) { text = bytes; },
         [&] {
-          auto tokenizer = Tokenizer::parse(text, "t.json");
+          auto tokenizer = io::Tokenizer::parse(text, "t.json");
           for (const char* sample :
                {"It's 12345 \xf0\x9f\x98\x80<|endoftext|> \xff", "", "   \n"}) {
             tokenizer.decode(tokenizer.encode(sample));
@@ -227,19 +228,19 @@ TEST(Fuzz, TokenizerJson) {
 TEST(Fuzz, JsonLines) {
   const TemporaryDirectory dir;
   test::write_file(dir / "l.jsonl", "{\"text\": \"one\\u00e9\", \"n\": 1}\n{\"text\":\"two\"}\n\n");
-  auto tokenizer = Tokenizer::open(data_path("tokenizers/gpt2.json"));
+  auto tokenizer = io::Tokenizer::open(data_path("tokenizers/gpt2.json"));
   const std::vector<fs::path> inputs{dir / "l.jsonl"};
-  fuzz_file(dir / "l.jsonl", [&] { tokenize_part(inputs, dir / "out", tokenizer, {}, {}); });
+  fuzz_file(dir / "l.jsonl", [&] { io::tokenize_part(inputs, dir / "out", tokenizer, {}, {}); });
 }
 
 TEST(Fuzz, DeepNestingIsNoProblem) {
   for (const char* open : {"[", "{\"a\":"}) {
     std::string text;
     for (int i = 0; i < 200000; ++i) text += open;
-    EXPECT_THROW(Tokenizer::parse(text, "deep.json"), DataError);
+    EXPECT_THROW(io::Tokenizer::parse(text, "deep.json"), DataError);
   }
   const std::string closed = std::string(200000, '[') + std::string(200000, ']');
-  EXPECT_THROW(Tokenizer::parse(closed, "deep.json"), DataError);
+  EXPECT_THROW(io::Tokenizer::parse(closed, "deep.json"), DataError);
 }
 
 }  // namespace

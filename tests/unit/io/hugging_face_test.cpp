@@ -27,13 +27,13 @@ std::vector<std::uint32_t> bits(std::span<const float> values) {
   return all;
 }
 
-std::vector<float> read_all(const HfModel& model, const HfTensor& parameter) {
+std::vector<float> read_all(const io::HfModel& model, const io::HfTensor& parameter) {
   std::vector<float> values(static_cast<std::size_t>(parameter.elements()));
   model.read(parameter.parameter, 0, values);
   return values;
 }
 
-ParameterSource source_of(const HfModel& model) {
+io::ParameterSource source_of(const io::HfModel& model) {
   return [&](std::string_view parameter, std::int64_t begin, std::span<float> out) {
     model.read(parameter, begin, out);
   };
@@ -54,10 +54,10 @@ struct Copy {
 class HfOracle : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(HfOracle, ReadsTheParametersOfTheReferenceInAnyRange) {
-  const auto model = HfModel::open(data_path(GetParam()));
-  const SafetensorsFile ours(data_path(std::string(GetParam()) + ".ours.safetensors"));
+  const auto model = io::HfModel::open(data_path(GetParam()));
+  const io::SafetensorsFile ours(data_path(std::string(GetParam()) + ".ours.safetensors"));
   EXPECT_EQ(model.parameters().size(), ours.tensors().size());
-  for (const HfTensor& parameter : model.parameters()) {
+  for (const io::HfTensor& parameter : model.parameters()) {
     const auto expected = ours.tensors().find(parameter.parameter);
     ASSERT_NE(expected, ours.tensors().end()) << parameter.parameter;
     EXPECT_EQ(parameter.shape, expected->second.shape) << parameter.parameter;
@@ -76,19 +76,19 @@ TEST_P(HfOracle, ReadsTheParametersOfTheReferenceInAnyRange) {
 
 TEST_P(HfOracle, ExportAndImportGiveTheSameBits) {
   const TemporaryDirectory dir;
-  const auto model = HfModel::open(data_path(GetParam()));
+  const auto model = io::HfModel::open(data_path(GetParam()));
   for (const std::int64_t shard_bytes : {std::int64_t{1} << 30, std::int64_t{1000}}) {
     const fs::path path = dir / std::to_string(shard_bytes);
-    export_hugging_face({.directory = path,
-                         .architecture = model.architecture(),
-                         .type = model.stored_dtype(),
-                         .shard_bytes = shard_bytes},
-                        source_of(model));
-    const auto again = HfModel::open(path);
+    io::export_hugging_face({.directory = path,
+                             .architecture = model.architecture(),
+                             .type = model.stored_dtype(),
+                             .shard_bytes = shard_bytes},
+                            source_of(model));
+    const auto again = io::HfModel::open(path);
     EXPECT_EQ(fs::exists(path / "model.safetensors"), shard_bytes > 1000);
     EXPECT_EQ(again.architecture(), model.architecture());
     EXPECT_EQ(again.stored_dtype(), model.stored_dtype());
-    for (const HfTensor& parameter : model.parameters()) {
+    for (const io::HfTensor& parameter : model.parameters()) {
       EXPECT_EQ(bits(read_all(again, parameter)), bits(read_all(model, parameter)));
     }
   }
@@ -101,38 +101,39 @@ TEST(HfExport, KeepsDirectoriesForTheReferenceCheck) {
   const char* kept = std::getenv("TESSERA_EXPORT_DIRECTORY");
   if (kept == nullptr) GTEST_SKIP() << "needs TESSERA_EXPORT_DIRECTORY: see check_hf.py";
   for (const char* name : {"gpt2", "llama", "llama_sharded"}) {
-    const auto model = HfModel::open(data_path(name));
-    export_hugging_face({.directory = fs::path(kept) / name,
-                         .architecture = model.architecture(),
-                         .type = model.stored_dtype(),
-                         .shard_bytes = name == std::string("llama_sharded") ? 1000 : 1 << 30},
-                        source_of(model));
+    const auto model = io::HfModel::open(data_path(name));
+    io::export_hugging_face({.directory = fs::path(kept) / name,
+                             .architecture = model.architecture(),
+                             .type = model.stored_dtype(),
+                             .shard_bytes = name == std::string("llama_sharded") ? 1000 : 1 << 30},
+                            source_of(model));
   }
 }
 
 TEST(HfModel, DescribesTheArchitectureAsDeckKeys) {
-  const auto model = HfModel::open(data_path("llama"));
-  const HfArchitecture expected{.family = "llama",
-                                .layers = 2,
-                                .heads = 4,
-                                .kv_heads = 2,
-                                .head_dim = 6,
-                                .hidden = 8,
-                                .ffn_hidden = 12,
-                                .vocab = 13,
-                                .context = 16,
-                                .norm_eps = 1e-6,
-                                .rope_theta = 50000,
-                                .norm = "rmsnorm",
-                                .position = "rope",
-                                .activation = "swiglu",
-                                .tied_embeddings = false,
-                                .bias = false};
+  const auto model = io::HfModel::open(data_path("llama"));
+  const io::HfArchitecture expected{.family = "llama",
+                                    .layers = 2,
+                                    .heads = 4,
+                                    .kv_heads = 2,
+                                    .head_dim = 6,
+                                    .hidden = 8,
+                                    .ffn_hidden = 12,
+                                    .vocab = 13,
+                                    .context = 16,
+                                    .norm_eps = 1e-6,
+                                    .rope_theta = 50000,
+                                    .norm = "rmsnorm",
+                                    .position = "rope",
+                                    .activation = "swiglu",
+                                    .tied_embeddings = false,
+                                    .bias = false};
   EXPECT_EQ(model.architecture(), expected);
   EXPECT_EQ(model.stored_dtype(), DType::f32);
-  EXPECT_EQ(HfModel::open(data_path("llama_sharded")).stored_dtype(), DType::bf16);
-  std::map<std::string, HfKey> keys;
-  for (const HfKey& key : model.keys()) EXPECT_TRUE(keys.emplace(key.key, key).second) << key.key;
+  EXPECT_EQ(io::HfModel::open(data_path("llama_sharded")).stored_dtype(), DType::bf16);
+  std::map<std::string, io::HfKey> keys;
+  for (const io::HfKey& key : model.keys())
+    EXPECT_TRUE(keys.emplace(key.key, key).second) << key.key;
   EXPECT_EQ(keys.size(), 16U);
   EXPECT_EQ(std::get<std::int64_t>(keys.at("kv_heads").value), 2);
   EXPECT_EQ(std::get<double>(keys.at("rope_theta").value), 50000.0);
@@ -140,7 +141,7 @@ TEST(HfModel, DescribesTheArchitectureAsDeckKeys) {
   EXPECT_EQ(keys.at("rope_theta").place,
             (data_path("llama") / "config.json").string() + ": $.rope_parameters.rope_theta");
 
-  const auto gpt2 = HfModel::open(data_path("gpt2")).architecture();
+  const auto gpt2 = io::HfModel::open(data_path("gpt2")).architecture();
   EXPECT_EQ(gpt2.ffn_hidden, 12);
   EXPECT_EQ(gpt2.kv_heads, 2);
   EXPECT_EQ(gpt2.head_dim, 4);
@@ -157,8 +158,8 @@ TEST(HfModel, ReadsWhatOlderVersionsWrote) {
     config["rope_scaling"] = nullptr;
     config["hidden_size"] = 24;
   });
-  EXPECT_EQ(read_hf_config(llama.path / "config.json").architecture.rope_theta, 50000);
-  EXPECT_EQ(read_hf_config(llama.path / "config.json").architecture.head_dim, 6);
+  EXPECT_EQ(io::read_hf_config(llama.path / "config.json").architecture.rope_theta, 50000);
+  EXPECT_EQ(io::read_hf_config(llama.path / "config.json").architecture.head_dim, 6);
 
   // GPT-2's first files have no "transformer." and carry the causal mask.
   const Copy gpt2("gpt2");
@@ -178,8 +179,8 @@ TEST(HfModel, ReadsWhatOlderVersionsWrote) {
   std::string file(reinterpret_cast<const char*>(&length), sizeof(length));
   test::write_file(gpt2.path / "model.safetensors",
                    file + text + bytes.substr(bytes.size() - data) + "mask");
-  const auto old = HfModel::open(gpt2.path), current = HfModel::open(data_path("gpt2"));
-  for (const HfTensor& parameter : current.parameters()) {
+  const auto old = io::HfModel::open(gpt2.path), current = io::HfModel::open(data_path("gpt2"));
+  for (const io::HfTensor& parameter : current.parameters()) {
     EXPECT_EQ(bits(read_all(old, parameter)), bits(read_all(current, parameter)));
   }
 }
@@ -216,7 +217,7 @@ TEST(HfModel, RefusesSettingsThatChangeTheComputation) {
     const Copy copy(c.model);
     copy.edit("config.json",
               [&](json& config) { config[json::json_pointer(c.pointer)] = c.value; });
-    const auto message = message_of<DataError>([&] { HfModel::open(copy.path); });
+    const auto message = message_of<DataError>([&] { io::HfModel::open(copy.path); });
     EXPECT_NE(message.find(c.expected), std::string::npos) << c.expected << " | " << message;
     EXPECT_NE(message.find("config.json"), std::string::npos) << message;
   }
@@ -229,7 +230,7 @@ TEST(HfModel, ListsAllTensorsThatDoNotFit) {
     config["vocab_size"] = 14;
     config["tie_word_embeddings"] = true;  // lm_head is then known, and must fit too
   });
-  const auto message = message_of<DataError>([&] { HfModel::open(copy.path); });
+  const auto message = message_of<DataError>([&] { io::HfModel::open(copy.path); });
   EXPECT_NE(
       message.find("model.embed_tokens.weight has the shape (13, 8); config.json says (14, 8)"),
       std::string::npos)
@@ -244,7 +245,7 @@ TEST(HfModel, ListsAllTensorsThatDoNotFit) {
     config["num_hidden_layers"] = 1;
     config["vocab_size"] = 13;
   });
-  const auto extra = message_of<DataError>([&] { HfModel::open(copy.path); });
+  const auto extra = message_of<DataError>([&] { io::HfModel::open(copy.path); });
   EXPECT_NE(extra.find("model.layers.1.mlp.up_proj.weight is not a tensor of the family"),
             std::string::npos)
       << extra;
@@ -253,10 +254,10 @@ TEST(HfModel, ListsAllTensorsThatDoNotFit) {
 /// A tied model whose file has a head, a copy of the embedding but for one element.
 struct WithHead {
   explicit WithHead(std::string_view name, std::int64_t changed = -1) : copy(name) {
-    const auto model = HfModel::open(copy.path);
-    HfArchitecture untied = model.architecture();
+    const auto model = io::HfModel::open(copy.path);
+    io::HfArchitecture untied = model.architecture();
     untied.tied_embeddings = false;
-    export_hugging_face(
+    io::export_hugging_face(
         {.directory = directory / name, .architecture = untied, .type = model.stored_dtype()},
         [&](std::string_view parameter, std::int64_t begin, std::span<float> out) {
           const bool head = parameter == "head.weight";
@@ -276,7 +277,8 @@ TEST(HfModel, TakesAHeadThatIsTheEmbedding) {
   for (const char* name : {"gpt2", "llama_sharded"}) {
     const WithHead same(name);
     same.tie();
-    const auto model = HfModel::open(same.copy.path), plain = HfModel::open(data_path(name));
+    const auto model = io::HfModel::open(same.copy.path),
+               plain = io::HfModel::open(data_path(name));
     EXPECT_EQ(model.parameters().size(), plain.parameters().size());
     EXPECT_EQ(bits(read_all(model, model.parameters()[0])),
               bits(read_all(plain, plain.parameters()[0])));
@@ -286,12 +288,12 @@ TEST(HfModel, TakesAHeadThatIsTheEmbedding) {
 TEST(HfModel, RefusesAHeadThatDiffersFromTheEmbeddingThatItIsTiedTo) {
   for (const char* name : {"gpt2", "llama_sharded"}) {
     const WithHead other(name, 21);  // of rows of 8
-    const auto untied = HfModel::open(other.copy.path);
+    const auto untied = io::HfModel::open(other.copy.path);
     std::vector<float> head(1), embedding(1);
     untied.read("head.weight", 21, head);
     untied.read("vocabulary.weight", 21, embedding);
     other.tie();
-    const auto model = HfModel::open(other.copy.path);
+    const auto model = io::HfModel::open(other.copy.path);
     const auto message = message_of<DataError>([&] { read_all(model, model.parameters()[0]); });
     for (const std::string& part :
          {fmt::format("{}: lm_head.weight[2, 5] = {} differs from",
@@ -308,13 +310,13 @@ TEST(HfModel, RefusesAHeadThatDiffersFromTheEmbeddingThatItIsTiedTo) {
 
 TEST(HfModel, SaysWhereAnElementIsStored) {
   for (const char* name : {"gpt2", "llama", "llama_sharded"}) {
-    const auto model = HfModel::open(data_path(name));
-    for (const HfTensor& parameter : model.parameters()) {
+    const auto model = io::HfModel::open(data_path(name));
+    for (const io::HfTensor& parameter : model.parameters()) {
       const std::vector<float> values = read_all(model, parameter);
       for (std::int64_t e = 0; e < parameter.elements(); ++e) {
         const std::string place = model.place(parameter.parameter, e);
         const auto colon = place.find(": "), bracket = place.find('[');
-        const SafetensorsFile file(place.substr(0, colon));
+        const io::SafetensorsFile file(place.substr(0, colon));
         const auto& entry =
             file.tensors().find(place.substr(colon + 2, bracket - colon - 2))->second;
         const auto index = json::parse(place.substr(bracket)).get<std::vector<std::int64_t>>();
@@ -331,7 +333,7 @@ TEST(HfModel, SaysWhereAnElementIsStored) {
 TEST(HfModel, RefusesADirectoryOfTwoModels) {
   const Copy copy("llama_sharded");
   fs::copy(data_path("llama") / "model.safetensors", copy.path);
-  const auto message = message_of<DataError>([&] { HfModel::open(copy.path); });
+  const auto message = message_of<DataError>([&] { io::HfModel::open(copy.path); });
   EXPECT_NE(message.find("two models: remove one"), std::string::npos) << message;
 }
 
@@ -340,44 +342,45 @@ TEST(HfModel, RefusesIndexesThatLeadOutOfTheDirectory) {
     const Copy copy("llama_sharded");
     copy.edit("model.safetensors.index.json",
               [&](json& index) { index["weight_map"]["model.norm.weight"] = name; });
-    EXPECT_THROW(HfModel::open(copy.path), DataError) << name;
+    EXPECT_THROW(io::HfModel::open(copy.path), DataError) << name;
   }
   const Copy copy("llama_sharded");
   fs::remove(copy.path / "model-00002-of-00003.safetensors");
-  EXPECT_THROW(HfModel::open(copy.path), DataError);
+  EXPECT_THROW(io::HfModel::open(copy.path), DataError);
 }
 
 TEST(HfExport, NeverOverwritesAndLeavesNothingBehind) {
   const TemporaryDirectory dir;
-  const auto model = HfModel::open(data_path("llama"));
-  HfExport options{.directory = dir / "out", .architecture = model.architecture()};
+  const auto model = io::HfModel::open(data_path("llama"));
+  io::HfExport options{.directory = dir / "out", .architecture = model.architecture()};
   const auto failing = [](std::string_view, std::int64_t, std::span<float>) {
     throw DataError("no more");
   };
-  EXPECT_THROW(export_hugging_face(options, failing), DataError);
+  EXPECT_THROW(io::export_hugging_face(options, failing), DataError);
   EXPECT_TRUE(fs::is_empty(dir.path()));
 
   fs::create_directory(dir / "out");  // an empty one may be there
-  export_hugging_face(options, source_of(model));
+  io::export_hugging_face(options, source_of(model));
   const auto message =
-      message_of<DataError>([&] { export_hugging_face(options, source_of(model)); });
+      message_of<DataError>([&] { io::export_hugging_face(options, source_of(model)); });
   EXPECT_NE(message.find("overwrites nothing"), std::string::npos) << message;
 
   fs::create_directory(dir / "other.partial");
   options.directory = dir / "other/";
-  EXPECT_THROW(export_hugging_face(options, source_of(model)), DataError);
+  EXPECT_THROW(io::export_hugging_face(options, source_of(model)), DataError);
   EXPECT_TRUE(fs::exists(dir / "other.partial"));  // not ours to remove
 }
 
 TEST(HfExport, RefusesWhatTheFamilyCannotExpress) {
   const TemporaryDirectory dir;
-  const auto llama = HfModel::open(data_path("llama")).architecture();
-  const auto gpt2 = HfModel::open(data_path("gpt2")).architecture();
-  const auto refusal = [&](HfArchitecture a, const std::function<void(HfArchitecture&)>& change) {
+  const auto llama = io::HfModel::open(data_path("llama")).architecture();
+  const auto gpt2 = io::HfModel::open(data_path("gpt2")).architecture();
+  const auto refusal = [&](io::HfArchitecture a,
+                           const std::function<void(io::HfArchitecture&)>& change) {
     change(a);
     const auto nothing = [](std::string_view, std::int64_t, std::span<float>) {};
     return message_of<DataError>(
-        [&] { export_hugging_face({.directory = dir / "x", .architecture = a}, nothing); });
+        [&] { io::export_hugging_face({.directory = dir / "x", .architecture = a}, nothing); });
   };
   EXPECT_NE(refusal(gpt2, [](auto& a) { a.bias = false; }).find("model.bias = false, needed: true"),
             std::string::npos);

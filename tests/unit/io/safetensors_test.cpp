@@ -19,8 +19,8 @@ std::string file_bytes(std::string_view header, std::string_view data) {
   return bytes.append(header).append(data);
 }
 
-std::vector<float> read_all(const SafetensorsFile& file, std::string_view name) {
-  const SafetensorsEntry& entry = file.tensors().find(name)->second;
+std::vector<float> read_all(const io::SafetensorsFile& file, std::string_view name) {
+  const io::SafetensorsEntry& entry = file.tensors().find(name)->second;
   std::vector<float> values(static_cast<std::size_t>(entry.elements));
   file.read(entry, 0, values);
   return values;
@@ -42,7 +42,7 @@ TEST(Safetensors, ReadsEveryFloatingType) {
           R"("shape":[0],"data_offsets":[16,16]},"h":{"dtype":"F16","shape":[1],)"
           R"("data_offsets":[14,16]},"m":{"dtype":"BOOL","shape":[1],"data_offsets":[16,17]}}   )",
           data));
-  const SafetensorsFile file(dir / "t");
+  const io::SafetensorsFile file(dir / "t");
   EXPECT_EQ(file.tensors().size(), 6U);
   EXPECT_EQ(read_all(file, "f"), std::vector<float>{1.5F});
   EXPECT_EQ(read_all(file, "d"), std::vector<float>{-0.25F});
@@ -56,13 +56,13 @@ TEST(Safetensors, WritesWhatItReads) {
   std::vector<float> values;
   for (int i = 0; i < 40000; ++i)
     values.push_back(std::ldexp(1.0F + static_cast<float>(i % 8) / 8, i % 29 - 14));
-  const std::vector<SafetensorsWriter::Tensor> tensors = {{"a", {100, 300}}, {"b", {10000}}};
+  const std::vector<io::SafetensorsWriter::Tensor> tensors = {{"a", {100, 300}}, {"b", {10000}}};
   for (const DType type : {DType::f32, DType::bf16, DType::f16}) {  // all values fit all types
-    SafetensorsWriter writer(dir / "t", type, tensors);
+    io::SafetensorsWriter writer(dir / "t", type, tensors);
     writer.append(std::span(values).first(12345));
     writer.append(std::span(values).subspan(12345));
     writer.publish();
-    const SafetensorsFile file(dir / "t");
+    const io::SafetensorsFile file(dir / "t");
     EXPECT_EQ(file.tensors().at("a").shape, (std::vector<std::int64_t>{100, 300}));
     EXPECT_EQ(read_all(file, "a"), std::vector<float>(values.begin(), values.begin() + 30000));
     EXPECT_EQ(read_all(file, "b"), std::vector<float>(values.begin() + 30000, values.end()));
@@ -74,8 +74,8 @@ TEST(Safetensors, WritesWhatItReads) {
 
 TEST(Safetensors, RefusesToPublishAnIncompleteFile) {
   const TemporaryDirectory dir;
-  const std::vector<SafetensorsWriter::Tensor> tensors = {{"a", {3}}};
-  SafetensorsWriter writer(dir / "t", DType::f32, tensors);
+  const std::vector<io::SafetensorsWriter::Tensor> tensors = {{"a", {3}}};
+  io::SafetensorsWriter writer(dir / "t", DType::f32, tensors);
   writer.append(std::vector<float>{1, 2});
   EXPECT_THROW(writer.publish(), InternalError);
 }
@@ -117,7 +117,7 @@ TEST(Safetensors, RefusesDamagedHeaders) {
        "overlap"}};
   for (const auto& [bytes, expected] : cases) {
     test::write_file(dir / "t", bytes);
-    const auto message = message_of<DataError>([&] { SafetensorsFile(dir / "t"); });
+    const auto message = message_of<DataError>([&] { io::SafetensorsFile(dir / "t"); });
     EXPECT_NE(message.find(expected), std::string::npos) << expected << " | " << message;
   }
 }

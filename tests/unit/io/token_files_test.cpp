@@ -41,11 +41,11 @@ std::string llmc_bytes(std::int32_t magic, std::int32_t version, std::int32_t co
   return packed(header) + tokens;
 }
 
-TokenCorpus open(std::vector<std::string> entries, std::int64_t vocab = 65536) {
-  return TokenCorpus(entries, vocab);
+io::TokenCorpus open(std::vector<std::string> entries, std::int64_t vocab = 65536) {
+  return io::TokenCorpus(entries, vocab);
 }
 
-Tokens all(const TokenCorpus& corpus) {
+Tokens all(const io::TokenCorpus& corpus) {
   Tokens out(static_cast<std::size_t>(corpus.tokens()));
   corpus.read(0, out);
   return out;
@@ -96,7 +96,7 @@ TEST(TokenCorpus, MergesAdjacentDocumentsAndFilesOfManyTokens) {
   const TemporaryDirectory dir;
   Tokens expected(100000);
   std::iota(expected.begin(), expected.end(), 0);
-  MegatronWriter writer(dir / "big", 100000);
+  io::MegatronWriter writer(dir / "big", 100000);
   for (std::size_t i = 0; i < expected.size(); i += 10) {
     writer.append(std::span(expected).subspan(i, 10));
     writer.end_document();
@@ -194,7 +194,7 @@ TEST(TokenCorpus, RefusesDamagedShards) {
 
 TEST(MegatronWriter, WritesTheDocumentedBytes) {
   const TemporaryDirectory dir;
-  MegatronWriter writer(dir / "w", 65536);
+  io::MegatronWriter writer(dir / "w", 65536);
   writer.append(Tokens{1, 2});
   writer.append(Tokens{65535});
   writer.end_document();
@@ -210,7 +210,7 @@ TEST(MegatronWriter, WritesTheDocumentedBytes) {
 TEST(MegatronWriter, AppendsWholePairs) {
   const TemporaryDirectory dir;
   const auto write = [&](const char* name, std::vector<Tokens> documents) {
-    MegatronWriter writer(dir / name, 1000);
+    io::MegatronWriter writer(dir / name, 1000);
     for (const auto& d : documents) {
       writer.append(d);
       writer.end_document();
@@ -220,7 +220,7 @@ TEST(MegatronWriter, AppendsWholePairs) {
   write("one", {{1, 2}, {3}});
   write("two", {});
   write("three", {{4, 5, 6}});
-  MegatronWriter merged(dir / "merged", 1000);
+  io::MegatronWriter merged(dir / "merged", 1000);
   for (const char* name : {"one", "two", "three"}) merged.append_pair(dir / name);
   merged.publish();
   write("direct", {{1, 2}, {3}, {4, 5, 6}});

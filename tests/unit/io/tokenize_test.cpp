@@ -20,16 +20,16 @@ using test::TemporaryDirectory;
 namespace fs = std::filesystem;
 using Ids = std::vector<std::int32_t>;
 
-Tokenizer gpt2() {
-  return Tokenizer::open(fs::path(TESSERA_SOURCE_DIR) / "tests/data/tokenizers/gpt2.json");
+io::Tokenizer gpt2() {
+  return io::Tokenizer::open(fs::path(TESSERA_SOURCE_DIR) / "tests/data/tokenizers/gpt2.json");
 }
 
-TokenizeSummary tokenize(const std::vector<fs::path>& inputs, const fs::path& prefix,
-                         Tokenizer& tokenizer, std::int64_t parts,
-                         const DocumentRules& rules = {}) {
+io::TokenizeSummary tokenize(const std::vector<fs::path>& inputs, const fs::path& prefix,
+                             io::Tokenizer& tokenizer, std::int64_t parts,
+                             const io::DocumentRules& rules = {}) {
   for (std::int64_t i = 0; i < parts; ++i) {
     std::int64_t last = 0, total = -1;
-    tokenize_part(
+    io::tokenize_part(
         inputs, prefix, tokenizer, {.index = i, .count = parts},
         [&](std::int64_t done, std::int64_t all) {
           EXPECT_LE(last, done);
@@ -38,7 +38,7 @@ TokenizeSummary tokenize(const std::vector<fs::path>& inputs, const fs::path& pr
         rules);
     EXPECT_EQ(last, total);
   }
-  return merge_parts(prefix, parts, tokenizer);
+  return io::merge_parts(prefix, parts, tokenizer);
 }
 
 /// As gzip makes it; several texts become as many members of one file.
@@ -116,7 +116,7 @@ TEST(Tokenize, DoesNotDependOnTheNumberOfParts) {
     if (parts == 1) {
       bin = test::read_file(dir / "out.bin"), idx = test::read_file(dir / "out.idx");
       const std::vector<std::string> entries{prefix.string()};
-      const TokenCorpus corpus(entries, tokenizer.vocab());
+      const io::TokenCorpus corpus(entries, tokenizer.vocab());
       Ids ids(static_cast<std::size_t>(corpus.tokens()));
       corpus.read(0, ids);
       EXPECT_EQ(ids, expected);
@@ -132,7 +132,7 @@ TEST(Tokenize, BytesHaveNoEndOfText) {
   const TemporaryDirectory dir;
   test::write_file(dir / "a.txt", "hi");
   test::write_file(dir / "b.txt", "\xff!");
-  auto bytes = Tokenizer::bytes();
+  auto bytes = io::Tokenizer::bytes();
   tokenize({dir / "a.txt", dir / "b.txt"}, dir / "out", bytes, 2);
   EXPECT_EQ(test::read_file(dir / "out.bin"), std::string("h\0i\0\xff\0!\0", 8));
 }
@@ -146,7 +146,7 @@ TEST(Tokenize, LinesLongerThanABlockAndCutByIt) {
     text += std::string(length, 'a');
   }
   test::write_file(dir / "l.jsonl", lines);
-  auto bytes = Tokenizer::bytes();
+  auto bytes = io::Tokenizer::bytes();
   for (const std::int64_t parts : {1, 5}) {
     const auto summary = tokenize({dir / "l.jsonl"}, dir / "out", bytes, parts);
     EXPECT_EQ(summary.documents, 4);
@@ -167,7 +167,7 @@ TEST(Tokenize, NamesFileAndLineOfBadLines) {
     test::write_file(dir / "l.jsonl.gz", gzipped({content}));
     for (const char* name : {"l.jsonl", "l.jsonl.gz"}) {
       for (const std::int64_t parts : {1, 3}) {
-        auto bytes = Tokenizer::bytes();
+        auto bytes = io::Tokenizer::bytes();
         const auto message =
             message_of<DataError>([&] { tokenize({dir / name}, dir / "out", bytes, parts); });
         EXPECT_NE(message.find(name + (": " + expected)), std::string::npos) << message;
@@ -176,7 +176,7 @@ TEST(Tokenize, NamesFileAndLineOfBadLines) {
       }
     }
   }
-  auto bytes = Tokenizer::bytes();
+  auto bytes = io::Tokenizer::bytes();
   message_of<DataError>([&] { tokenize({dir / "none.txt"}, dir / "out", bytes, 1); });
 }
 
@@ -189,7 +189,7 @@ TEST(Tokenize, ASeparatorCutsTextIntoDocuments) {
   }
   test::write_file(dir / "t.txt", text);
   test::write_file(dir / "u.txt.gz", gzipped({text, "\n\n\nlast"}));
-  auto bytes = Tokenizer::bytes();
+  auto bytes = io::Tokenizer::bytes();
   for (const std::string separator : {"<|>", "\n\n", "\n", "xaabx", "b", "<|>\n\nab"}) {
     std::vector<std::string> expected = split(text, separator);
     for (auto& more : split(text + "\n\n\nlast", separator)) expected.push_back(std::move(more));
@@ -215,7 +215,7 @@ TEST(Tokenize, UnpacksWhatGzipHasMade) {
   test::write_file(dir / "b.txt.gz", gzipped({random, "", "end"}));
   const std::string tape(10000, '\0');  // a block's rest
   test::write_file(dir / "c.txt", gzipped({"packed "}) + tape + gzipped({"all the same"}) + tape);
-  auto bytes = Tokenizer::bytes();
+  auto bytes = io::Tokenizer::bytes();
   for (const std::int64_t parts : {1, 4}) {
     tokenize({dir / "a.jsonl.gz", dir / "b.txt.gz", dir / "c.txt"}, dir / "out", bytes, parts);
     EXPECT_EQ(byte_documents(dir / "out"),
@@ -244,7 +244,7 @@ TEST(Tokenize, UnpacksWhatGzipHasMade) {
 TEST(Tokenize, TakesTheTextFromTheFieldThatIsAskedFor) {
   const TemporaryDirectory dir;
   test::write_file(dir / "l.jsonl", R"({"text": "a", "content": "b"})");
-  auto bytes = Tokenizer::bytes();
+  auto bytes = io::Tokenizer::bytes();
   tokenize({dir / "l.jsonl"}, dir / "out", bytes, 1, {.field = "content"});
   EXPECT_EQ(byte_documents(dir / "out"), std::vector<std::string>{"b"});
 }
@@ -254,7 +254,7 @@ TEST(Tokenize, RefusesInputsWithoutDocuments) {
   test::write_file(dir / "good.txt", "good");
   test::write_file(dir / "empty.txt", "");
   test::write_file(dir / "blank.jsonl", "\n{\"text\": \"\"}\n\n");
-  auto bytes = Tokenizer::bytes();
+  auto bytes = io::Tokenizer::bytes();
   const auto refusal = [&](const std::vector<fs::path>& inputs) {
     return message_of<DataError>([&] { tokenize(inputs, dir / "out", bytes, 2); });
   };
@@ -269,23 +269,24 @@ TEST(Tokenize, KeepsTheTokenizerAndTheEndOfDocuments) {
   test::write_file(dir / "t.txt", "the text");
   const std::string gpt2_json = (fs::path(TESSERA_SOURCE_DIR) / "tests/data/tokenizers/gpt2.json");
   const auto kept = [&](const std::string& name, const std::string& eos) {
-    Tokenizer tokenizer = open_for_documents(name, eos);
+    io::Tokenizer tokenizer = io::open_for_documents(name, eos);
     tokenize({dir / "t.txt"}, dir / "out", tokenizer, 1);
-    const Tokenizer beside = open_kept_tokenizer(tokenizer_beside(dir / "out"));
+    const io::Tokenizer beside = io::open_kept_tokenizer(io::tokenizer_beside(dir / "out"));
     EXPECT_EQ(beside.difference(tokenizer), "");
     const std::string bin = test::read_file(dir / "out.bin");
     const int last = static_cast<unsigned char>(bin[bin.size() - 2]);
     EXPECT_EQ(last == beside.end_of_text(), beside.end_of_text().has_value());
-    return document_end(beside);
+    return io::document_end(beside);
   };
   EXPECT_EQ(kept(gpt2_json, ""), "each ended by id 0 <|endoftext|>");
   EXPECT_EQ(kept(gpt2_json, "!"), "each ended by id 1 !");
   EXPECT_EQ(kept(gpt2_json, "none"), "ended in .idx only, by no token");
   EXPECT_EQ(kept("bytes", ""), "ended in .idx only, by no token");
   EXPECT_EQ(kept("bytes", "\n"), "each ended by id 10 \\n");
-  EXPECT_EQ(Tokenizer::open(gpt2_json).json(), open_for_documents(gpt2_json, "none").json());
+  EXPECT_EQ(io::Tokenizer::open(gpt2_json).json(),
+            io::open_for_documents(gpt2_json, "none").json());
   for (const char* eos : {"</s>", "\xff"}) {
-    const auto message = message_of<DeckError>([&] { open_for_documents(gpt2_json, eos); });
+    const auto message = message_of<DeckError>([&] { io::open_for_documents(gpt2_json, eos); });
     EXPECT_NE(message.find("its special tokens are <|endoftext|>"), std::string::npos) << message;
   }
 }
@@ -305,11 +306,13 @@ TEST(Tokenize, AnUnknownEndOfDocumentsIsToBeChosen) {
     }
     test::write_file(path, content.dump());
   };
-  const auto refusal = [&] { return message_of<DeckError>([&] { open_for_documents(path, ""); }); };
+  const auto refusal = [&] {
+    return message_of<DeckError>([&] { io::open_for_documents(path, ""); });
+  };
   for (const char* name : {"[EOS]", "<|eos|>", "<end_of_text>", "<eod>", "<|END-OF-DOCUMENT|>",
                            "<\uff5cend\u2581of\u2581sentence\uff5c>", "</s>"}) {
     name_them({"<pad>", name, "<|im_end|>"});
-    EXPECT_EQ(open_for_documents(path, "").end_of_text(), 501) << name;
+    EXPECT_EQ(io::open_for_documents(path, "").end_of_text(), 501) << name;
   }
   for (const auto& names : {std::vector<std::string>{"<pad>", "<|im_end|>"},
                             std::vector<std::string>{"[EOS]", "<eod>"}}) {
@@ -318,14 +321,14 @@ TEST(Tokenize, AnUnknownEndOfDocumentsIsToBeChosen) {
     EXPECT_NE(message.find("tokenizer.json does not say"), std::string::npos) << message;
     EXPECT_NE(message.find(names[0] + ", " + names[1]), std::string::npos) << message;
     EXPECT_NE(message.find("--eos none"), std::string::npos) << message;
-    EXPECT_EQ(open_for_documents(path, names[1]).end_of_text(), 501);
+    EXPECT_EQ(io::open_for_documents(path, names[1]).end_of_text(), 501);
     // Nor are names guessed at where Hugging Face's file beside says it.
     for (const json& stated : {json(names[1]), json{{"content", names[1]}}}) {
       test::write_file(dir / "tokenizer_config.json", json{{"eos_token", stated}}.dump());
-      EXPECT_EQ(open_for_documents(path, "").end_of_text(), 501);
+      EXPECT_EQ(io::open_for_documents(path, "").end_of_text(), 501);
     }
     test::write_file(dir / "tokenizer_config.json", R"({"eos_token": "<nosuch>"})");
-    EXPECT_NE(message_of<DataError>([&] { open_for_documents(path, ""); }).find("eos_token"),
+    EXPECT_NE(message_of<DataError>([&] { io::open_for_documents(path, ""); }).find("eos_token"),
               std::string::npos);
     fs::remove(dir / "tokenizer_config.json");
   }

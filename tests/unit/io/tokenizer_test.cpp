@@ -23,7 +23,7 @@ std::string data_path(const std::string& name) {
 class TokenizerOracle : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(TokenizerOracle, EncodesLikeTheReferenceAndDecodesToTheSameText) {
-  auto tokenizer = Tokenizer::open(data_path(std::string(GetParam()) + ".json"));
+  auto tokenizer = io::Tokenizer::open(data_path(std::string(GetParam()) + ".json"));
   const json cases =
       json::parse(test::read_file(data_path(std::string(GetParam()) + ".cases.json")));
   ASSERT_GT(cases.size(), 80U);
@@ -42,10 +42,10 @@ INSTANTIATE_TEST_SUITE_P(Files, TokenizerOracle,
                          ::testing::Values("gpt2", "llama3", "prefix_space"));
 
 TEST(Tokenizer, KnowsItsVocabularyAndTheEndOfText) {
-  const auto gpt2 = Tokenizer::open(data_path("gpt2.json"));
+  const auto gpt2 = io::Tokenizer::open(data_path("gpt2.json"));
   EXPECT_EQ(gpt2.vocab(), 500);
   EXPECT_EQ(gpt2.end_of_text(), 0);
-  const auto llama3 = Tokenizer::open(data_path("llama3.json"));
+  const auto llama3 = io::Tokenizer::open(data_path("llama3.json"));
   EXPECT_EQ(llama3.vocab(), 503);  // tokens added after the 501 of the model included
   EXPECT_EQ(llama3.decode(502), "tool_call_long");
   EXPECT_EQ(llama3.decode(503), "");
@@ -53,18 +53,18 @@ TEST(Tokenizer, KnowsItsVocabularyAndTheEndOfText) {
 }
 
 TEST(Tokenizer, BytesAreTheirOwnTokens) {
-  auto bytes = Tokenizer::bytes();
+  auto bytes = io::Tokenizer::bytes();
   EXPECT_EQ(bytes.vocab(), 256);
   EXPECT_FALSE(bytes.end_of_text());
   EXPECT_EQ(bytes.encode("a\xff\n"), (Ids{97, 255, 10}));
   EXPECT_EQ(bytes.decode(Ids{97, 255, 10}), "a\xff\n");
-  EXPECT_EQ(Tokenizer::parse(bytes.json(), "t").encode("\x01z\xff"), (Ids{1, 122, 255}));
+  EXPECT_EQ(io::Tokenizer::parse(bytes.json(), "t").encode("\x01z\xff"), (Ids{1, 122, 255}));
 }
 
 TEST(Tokenizer, AnyBytesSurviveTheRoundTrip) {
   std::mt19937 random(3);
   for (const char* name : {"gpt2.json", "llama3.json"}) {
-    auto tokenizer = Tokenizer::open(data_path(name));
+    auto tokenizer = io::Tokenizer::open(data_path(name));
     for (int i = 0; i < 300; ++i) {
       std::string text(random() % 40, '\0');
       // Lead bytes, continuation bytes and spaces are frequent, so that broken characters are too.
@@ -76,18 +76,18 @@ TEST(Tokenizer, AnyBytesSurviveTheRoundTrip) {
 }
 
 TEST(Tokenizer, TheStoredTextGivesTheSameTokenizer) {
-  auto tokenizer = Tokenizer::open(data_path("gpt2.json"));
-  auto again = Tokenizer::parse(tokenizer.json(), "stored");
+  auto tokenizer = io::Tokenizer::open(data_path("gpt2.json"));
+  auto again = io::Tokenizer::parse(tokenizer.json(), "stored");
   EXPECT_EQ(again.encode("The quick brown fox"), tokenizer.encode("The quick brown fox"));
 }
 
 TEST(Tokenizer, DifferencesAreOfMeaningNotOfForm) {
   const json good = json::parse(test::read_file(data_path("llama3.json")));
-  const auto tokenizer = Tokenizer::parse(good.dump(), "t.json");
+  const auto tokenizer = io::Tokenizer::parse(good.dump(), "t.json");
   const auto difference = [&](const char* pointer, json value) {
     json changed = good;
     changed[json::json_pointer(pointer)] = std::move(value);
-    const auto other = Tokenizer::parse(changed.dump(2), "t.json");
+    const auto other = io::Tokenizer::parse(changed.dump(2), "t.json");
     EXPECT_EQ(other.difference(tokenizer).empty(), tokenizer.difference(other).empty());
     return tokenizer.difference(other);
   };
@@ -100,7 +100,7 @@ TEST(Tokenizer, DifferencesAreOfMeaningNotOfForm) {
   }
   EXPECT_EQ(difference("/model/merges", merges), "");
 
-  EXPECT_EQ(tokenizer.difference(Tokenizer::open(data_path("gpt2.json"))).substr(0, 3), "id ");
+  EXPECT_EQ(tokenizer.difference(io::Tokenizer::open(data_path("gpt2.json"))).substr(0, 3), "id ");
   EXPECT_EQ(difference("/model/vocab/zer", 600),
             R"(id 383 is "zer" in the first and no token in the second)");
   EXPECT_NE(difference("/added_tokens/0/special", false).find("special"), std::string::npos);
@@ -115,7 +115,7 @@ TEST(Tokenizer, DifferencesAreOfMeaningNotOfForm) {
 
 TEST(Tokenizer, LongWordsAndLongTextsTakeLinearTime) {
   // Quadratic merging or matching of a megabyte would take hours, not a second.
-  auto tokenizer = Tokenizer::open(data_path("llama3.json"));
+  auto tokenizer = io::Tokenizer::open(data_path("llama3.json"));
   for (const std::string& unit :
        {std::string("a"), std::string(" "), std::string("\xf0\x9f\x98\x80"),
         std::string("the dog "), std::string("\xff")}) {
@@ -130,7 +130,7 @@ TEST(Tokenizer, RefusesWhatItDoesNotSupportByName) {
   const auto refusal = [&](const char* pointer, json value) {
     json changed = good;
     changed[json::json_pointer(pointer)] = std::move(value);
-    return message_of<DataError>([&] { Tokenizer::parse(changed.dump(), "t.json"); });
+    return message_of<DataError>([&] { io::Tokenizer::parse(changed.dump(), "t.json"); });
   };
   struct Case {
     const char* pointer;
@@ -171,7 +171,7 @@ TEST(Tokenizer, RefusesWhatItDoesNotSupportByName) {
 TEST(Tokenizer, RefusesPatternsThatNeverEnd) {
   json changed = json::parse(test::read_file(data_path("llama3.json")));
   changed["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(a+)+(a+)+(a+)+(a+)+[bc]";
-  auto tokenizer = Tokenizer::parse(changed.dump(), "t.json");
+  auto tokenizer = io::Tokenizer::parse(changed.dump(), "t.json");
   const auto message = message_of<DataError>([&] { tokenizer.encode(std::string(60, 'a')); });
   EXPECT_NE(message.find("match limit exceeded"), std::string::npos) << message;
 }
@@ -180,7 +180,7 @@ TEST(Tokenizer, PatternsThatMatchNothingCutNothing) {
   json changed = json::parse(test::read_file(data_path("llama3.json")));
   for (const char* pattern : {"", "x*", "(?=a)", "a\\Kb?", "(?<=a)"}) {
     changed["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = pattern;
-    auto tokenizer = Tokenizer::parse(changed.dump(), "t.json");
+    auto tokenizer = io::Tokenizer::parse(changed.dump(), "t.json");
     for (const std::string text : {"xxabaab\xf0\x9f\x98\x80 x", "", "a"}) {
       EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text) << pattern;
     }
@@ -189,17 +189,17 @@ TEST(Tokenizer, PatternsThatMatchNothingCutNothing) {
 
 TEST(Utf8Stream, HoldsBackIncompleteCharactersAndReplacesBrokenOnes) {
   const std::string text = "a\u00e9\u65e5\U0001F600z";
-  Utf8Stream by_byte;
+  io::Utf8Stream by_byte;
   std::string out;
   for (const char c : text) {
     const std::string piece = by_byte.push(std::string(1, c));
-    EXPECT_EQ(valid_utf8_prefix(piece), piece.size());
+    EXPECT_EQ(io::valid_utf8_prefix(piece), piece.size());
     out += piece;
   }
   EXPECT_EQ(out + by_byte.finish(), text);
 
   const std::string bad = "\xEF\xBF\xBD";
-  Utf8Stream broken;
+  io::Utf8Stream broken;
   EXPECT_EQ(broken.push("a\xff"
                         "b\xe6\x97"),
             "a" + bad + "b");
@@ -214,17 +214,17 @@ TEST(Utf8, AcceptsExactlyTheValidForms) {
   for (const char32_t c :
        {0x0, 0x7F, 0x80, 0x7FF, 0x800, 0xD7FF, 0xE000, 0xFFFF, 0x10000, 0x10FFFF}) {
     std::string text;
-    append_utf8(c, text);
-    const auto character = first_utf8_char(text);
+    io::append_utf8(c, text);
+    const auto character = io::first_utf8_char(text);
     ASSERT_TRUE(character) << std::hex << static_cast<std::uint32_t>(c);
     EXPECT_EQ(character->code_point, c);
     EXPECT_EQ(character->length, text.size());
-    EXPECT_FALSE(text.size() > 1 && first_utf8_char(text.substr(0, text.size() - 1)));
+    EXPECT_FALSE(text.size() > 1 && io::first_utf8_char(text.substr(0, text.size() - 1)));
   }
   for (const char* text :
        {"\x80", "\xC0\x80", "\xC1\xBF", "\xE0\x80\x80", "\xED\xA0\x80", "\xF0\x80\x80\x80",
         "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xC3(", ""}) {
-    EXPECT_FALSE(first_utf8_char(text));
+    EXPECT_FALSE(io::first_utf8_char(text));
   }
 }
 

@@ -61,12 +61,12 @@ class Job {
 
   /// Trains to the end. Returns what went wrong on each rank.
   std::vector<std::string> train(std::uint64_t seed) {
-    set_io_hook([this](IoCall, const fs::path&, std::size_t) {
+    io::set_io_hook([this](IoCall, const fs::path&, std::size_t) {
       lockstep_.pause();
-      return IoVerdict{};
+      return io::IoVerdict{};
     });
     auto wrong = lockstep_.run(seed, [this](std::int64_t rank) { train_rank(rank); });
-    set_io_hook({});
+    io::set_io_hook({});
     return wrong;
   }
   /// Told of each checkpoint once it is committed.
@@ -86,7 +86,7 @@ class Job {
     if (start_.empty()) {
       run.state().set_parameters(test_values(11));
     } else {
-      Checkpoint checkpoint = Checkpoint::open(start_);
+      io::Checkpoint checkpoint = io::Checkpoint::open(start_);
       run.state().load(checkpoint);
     }
     for (std::int64_t t = began_after_ + 1; t <= kSteps; ++t) {
@@ -98,8 +98,8 @@ class Job {
   }
 
   void choose_start() {
-    clean_up_checkpoints(checkpoints_);
-    const auto found = list_checkpoints(checkpoints_);
+    io::clean_up_checkpoints(checkpoints_);
+    const auto found = io::list_checkpoints(checkpoints_);
     if (!found.empty()) start_ = found.front().path;
     began_after_ = found.empty() ? 0 : found.front().step;
   }
@@ -107,23 +107,23 @@ class Job {
   void save(std::int64_t rank, std::int64_t step, PlanRun& run) {
     if (rank == 0) {
       parts_.clear();
-      temporary_ = begin_checkpoint(checkpoints_, step);
+      temporary_ = io::begin_checkpoint(checkpoints_, step);
       saving_ = step;
     }
     lockstep_.wait([this, step] { return saving_ == step; });
-    std::optional<CheckpointWriter> writer;
+    std::optional<io::CheckpointWriter> writer;
     lockstep_.undisturbed(
         [&] { writer.emplace(temporary_, static_cast<int>(rank), run.state().pieces()); });
     run.state().save(*writer, train::ModelState::From::live);
-    const RankPart part = writer->finish();
+    const io::RankPart part = writer->finish();
     parts_[rank] = part;
     if (rank != 0) return;
     lockstep_.wait([this] { return std::ssize(parts_) == ranks_; });
-    std::vector<RankPart> parts;
+    std::vector<io::RankPart> parts;
     for (const auto& [r, p] : parts_) parts.push_back(p);
-    lockstep_.undisturbed([&] { commit_checkpoint(temporary_, {.step = step}, parts); });
+    lockstep_.undisturbed([&] { io::commit_checkpoint(temporary_, {.step = step}, parts); });
     if (committed_) committed_(step);
-    prune_checkpoints(checkpoints_, kKeep, 0, step);
+    io::prune_checkpoints(checkpoints_, kKeep, 0, step);
   }
 
   fs::path checkpoints_;
@@ -135,7 +135,7 @@ class Job {
   Outcome outcome_;
   fs::path start_, temporary_;
   std::int64_t began_after_ = -1, saving_ = 0;
-  std::map<std::int64_t, RankPart> parts_;
+  std::map<std::int64_t, io::RankPart> parts_;
 };
 
 class Restart : public testing::TestWithParam<Case> {};

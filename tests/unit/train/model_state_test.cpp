@@ -112,20 +112,20 @@ constexpr std::array kRows = {"master", "adam_m", "adam_v"};
 template <typename Fill>
 std::filesystem::path save(const std::filesystem::path& directory, const model::ModelConfig& config,
                            const Layout& l, Fill&& fill) {
-  const auto temporary = begin_checkpoint(directory, 7);
-  std::vector<RankPart> parts;
+  const auto temporary = io::begin_checkpoint(directory, 7);
+  std::vector<io::RankPart> parts;
   for (std::int64_t rank = 0; rank < l.mesh().size(); ++rank) {
     RankState r(config, l, rank);
     fill(r);
     const auto pieces = r.state().pieces();
-    CheckpointWriter writer(temporary, static_cast<int>(rank), pieces);
+    io::CheckpointWriter writer(temporary, static_cast<int>(rank), pieces);
     r.state().save(writer, train::ModelState::From::live);
     parts.push_back(writer.finish());
   }
-  CheckpointHeader header;
+  io::CheckpointHeader header;
   header.step = 7;
   header.layout = {.world = l.mesh().size(), .mesh = l.mesh(), .zero_stage = l.stage};
-  return commit_checkpoint(temporary, header, parts);
+  return io::commit_checkpoint(temporary, header, parts);
 }
 
 /// Values of seeds 1, 2 and 3.
@@ -145,7 +145,7 @@ void expect_loaded(const std::filesystem::path& path, const model::ModelConfig& 
                    const Layout& l) {
   for (std::int64_t rank = 0; rank < l.mesh().size(); ++rank) {
     RankState r(config, l, rank);
-    Checkpoint checkpoint = Checkpoint::open(path);
+    io::Checkpoint checkpoint = io::Checkpoint::open(path);
     r.state().load(checkpoint);
     for (std::size_t i = 0; i < kRows.size(); ++i) {
       const auto source = test_values(i + 1);
@@ -203,7 +203,7 @@ TEST(ModelState, EvaluationHoldsTheWeightsAlone) {
       RankState evaluating(llama_like(), l, rank, plan::PlanPurpose::evaluate);
       std::int64_t weights = 0;
       for (RankState* r : {&training, &evaluating}) {
-        Checkpoint checkpoint = Checkpoint::open(path);
+        io::Checkpoint checkpoint = io::Checkpoint::open(path);
         r->state().load(checkpoint);
       }
       for (std::size_t u = 0; u < training.state().units().size(); ++u) {
@@ -224,16 +224,16 @@ TEST(ModelState, ALoadOpensTheFilesOfItsOwnPiecesAlone) {
   const auto path = save(directory.path(), gpt2_like(), l);
   for (std::int64_t rank = 0; rank < l.mesh().size(); ++rank) {
     std::set<std::string> opened;
-    set_io_hook([&](IoCall call, const std::filesystem::path& file, std::size_t) {
+    io::set_io_hook([&](IoCall call, const std::filesystem::path& file, std::size_t) {
       if (call == IoCall::open) opened.insert(file.filename());
-      return IoVerdict{};
+      return io::IoVerdict{};
     });
-    Checkpoint checkpoint = Checkpoint::open(path);
+    io::Checkpoint checkpoint = io::Checkpoint::open(path);
     RankState r(gpt2_like(), l, rank);
     r.state().load(checkpoint);
-    set_io_hook({});
-    EXPECT_EQ(opened,
-              (std::set<std::string>{kManifestFile, rank_file_name(static_cast<int>(rank))}));
+    io::set_io_hook({});
+    EXPECT_EQ(opened, (std::set<std::string>{io::kManifestFile,
+                                             io::rank_file_name(static_cast<int>(rank))}));
   }
 }
 
@@ -264,13 +264,14 @@ struct Needed {
 };
 
 /// Element by element: what a rank must read of a dataset.
-void add_needed(Needed& needed, const DatasetRecord& d, const std::vector<bool>& held) {
+void add_needed(Needed& needed, const io::DatasetRecord& d, const std::vector<bool>& held) {
   std::vector<bool> wanted;  // of the dataset's elements, in its order
-  for (const Box& box : d.boxes) {
-    for_each_run(box, Box(d.shape), box, [&](std::int64_t from, std::int64_t, std::int64_t n) {
-      const auto begin = held.begin() + from;
-      wanted.insert(wanted.end(), begin, begin + n);
-    });
+  for (const io::Box& box : d.boxes) {
+    io::for_each_run(box, io::Box(d.shape), box,
+                     [&](std::int64_t from, std::int64_t, std::int64_t n) {
+                       const auto begin = held.begin() + from;
+                       wanted.insert(wanted.end(), begin, begin + n);
+                     });
   }
   const std::int64_t size = size_of(d.type);
   for (std::int64_t i = 0; i < d.blocks(); ++i) {
@@ -310,23 +311,23 @@ TEST(ModelState, ALoadReadsTheBlocksOfItsOwnElementsAlone) {
       for (std::int64_t rank = 0; rank < to.mesh().size(); ++rank) {
         SCOPED_TRACE(fmt::format("from {} to rank {} of {}", to_string(from), rank, to_string(to)));
         RankState r(config, to, rank);
-        const std::int64_t before = io_bytes().read;
-        Checkpoint checkpoint = Checkpoint::open(path);
-        const std::int64_t manifest = io_bytes().read - before;
+        const std::int64_t before = io::io_bytes().read;
+        io::Checkpoint checkpoint = io::Checkpoint::open(path);
+        const std::int64_t manifest = io::io_bytes().read - before;
         r.state().load(checkpoint);
         const Elements held = held_by(r);
         Needed needed;
-        for (const RankPart& part : checkpoint.manifest().parts) {
-          for (const DatasetRecord& d : part.datasets) {
+        for (const io::RankPart& part : checkpoint.manifest().parts) {
+          for (const io::DatasetRecord& d : part.datasets) {
             if (const auto found = held.find(d.name()); found != held.end())
               add_needed(needed, d, found->second);
           }
         }
         EXPECT_EQ(checkpoint.bytes_read(), needed.blocks);
-        EXPECT_EQ(io_bytes().read - before, needed.blocks + manifest);
+        EXPECT_EQ(io::io_bytes().read - before, needed.blocks + manifest);
         EXPECT_EQ(manifest,
-                  static_cast<std::int64_t>(std::filesystem::file_size(path / kManifestFile)));
-        EXPECT_LE(needed.blocks, needed.own + needed.cuts * (kBlockBytes - 1));
+                  static_cast<std::int64_t>(std::filesystem::file_size(path / io::kManifestFile)));
+        EXPECT_LE(needed.blocks, needed.own + needed.cuts * (io::kBlockBytes - 1));
         if (to_string(from) == to_string(to) && to.stage > 0 && to.tensor == 1) {
           EXPECT_EQ(needed.blocks, needed.own);
         }
@@ -355,7 +356,7 @@ TEST(ModelState, NamesAWeightThatIsNotFinite) {
       std::array<int, 2> found{};
       for (std::int64_t rank = 0; rank < l.mesh().size(); ++rank) {
         RankState r(gpt2_like(), l, rank, plan::PlanPurpose::evaluate);
-        Checkpoint checkpoint = Checkpoint::open(path);
+        io::Checkpoint checkpoint = io::Checkpoint::open(path);
         const std::array all = {r.state().set_parameters(poisoned), r.state().load(checkpoint)};
         for (std::size_t i = 0; i < all.size(); ++i) {
           if (!all[i]) continue;
@@ -381,7 +382,7 @@ TEST(ModelState, RefusesACheckpointOfAnotherModel) {
   auto wider = gpt2_like();
   wider.ffn_hidden = 48;
   RankState r(wider, {}, 0);
-  Checkpoint checkpoint = Checkpoint::open(path);
+  io::Checkpoint checkpoint = io::Checkpoint::open(path);
   const std::string message = message_of<DataError>([&] { r.state().load(checkpoint); });
   EXPECT_NE(message.find("block.0.mlp.up.weight"), std::string::npos) << message;
   auto deeper = gpt2_like();
@@ -395,19 +396,19 @@ TEST(ModelState, RefusesACheckpointOfAnotherModel) {
 std::filesystem::path save_weights_alone(const std::filesystem::path& directory,
                                          std::int64_t updates) {
   RankState r(gpt2_like(), {}, 0);
-  std::vector<Piece> pieces;
-  for (const Piece& piece : r.state().pieces()) {
+  std::vector<io::Piece> pieces;
+  for (const io::Piece& piece : r.state().pieces()) {
     if (piece.state == "master") pieces.push_back(piece);
   }
-  const auto temporary = begin_checkpoint(directory, updates);
-  CheckpointWriter writer(temporary, 0, pieces);
+  const auto temporary = io::begin_checkpoint(directory, updates);
+  io::CheckpointWriter writer(temporary, 0, pieces);
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     const std::vector<float> ones(static_cast<std::size_t>(pieces[i].box.elements()), 1.0F);
     writer.write(i, std::as_bytes(std::span(ones)));
   }
-  const RankPart part = writer.finish();
-  return commit_checkpoint(temporary, {.step = updates, .applied_updates = updates},
-                           std::span(&part, 1));
+  const io::RankPart part = writer.finish();
+  return io::commit_checkpoint(temporary, {.step = updates, .applied_updates = updates},
+                               std::span(&part, 1));
 }
 
 TEST(ModelState, WeightsAreEnoughOfAModelThatWasNotTrained) {
@@ -415,11 +416,11 @@ TEST(ModelState, WeightsAreEnoughOfAModelThatWasNotTrained) {
   RankState r(gpt2_like(), {}, 0);
   for (std::size_t i = 0; i < kRows.size(); ++i)
     r.each(i, [&](const auto&, std::int64_t, float& x) { x = 7; });
-  Checkpoint imported = Checkpoint::open(save_weights_alone(directory.path(), 0));
+  io::Checkpoint imported = io::Checkpoint::open(save_weights_alone(directory.path(), 0));
   r.state().load(imported);
   for (std::size_t i = 0; i < kRows.size(); ++i)
     r.each(i, [&](const auto&, std::int64_t, float& x) { ASSERT_EQ(x, i == 0 ? 1 : 0); });
-  Checkpoint trained = Checkpoint::open(save_weights_alone(directory.path(), 5));
+  io::Checkpoint trained = io::Checkpoint::open(save_weights_alone(directory.path(), 5));
   const std::string message = message_of<DataError>([&] { r.state().load(trained); });
   EXPECT_NE(message.find("adam_m"), std::string::npos) << message;
 }
