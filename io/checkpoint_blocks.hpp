@@ -1,4 +1,4 @@
-// Checksums of parts of files.
+// Checksums of ranges of files.
 #pragma once
 
 #include "core/hash.hpp"

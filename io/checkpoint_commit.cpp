@@ -10,12 +10,14 @@ namespace tessera::io {
 namespace fs = std::filesystem;
 namespace {
 
-/// Gives `from` the name `to`, which another checkpoint of the step may have: then the two change
-/// places at once. What had it before is left for clean_up_checkpoints().
+/// Renames `from` to `to`. If another checkpoint of the step has that name, the two names are
+/// exchanged in one call, so that at every moment one of them has it; the old one is left for
+/// clean_up_checkpoints().
 void take_name(const fs::path& from, const fs::path& to) {
   if (!path_exists(to)) return rename_path(from, to);
   if (exchange_paths(from, to)) return;
-  // NFS and some others only rename. After a crash between the two, cleaning up undoes the first.
+  // NFS and some other file systems cannot exchange names. If a crash comes between these two
+  // renames, clean_up_checkpoints() undoes the first.
   const fs::path old = replaced_path(to);
   rename_path(to, old);
   try {

@@ -93,7 +93,8 @@ void clean_up_checkpoints(const fs::path& checkpoints) {
     return !name.starts_with(kPrefix) || !name.ends_with(kTemporary);
   });
   if (doomed.empty()) return;
-  // A crash must not give a good name back to what is half removed by then.
+  // Renames to these names must be durable before anything is removed: otherwise a crash could
+  // bring a good name back to a directory that is half removed.
   sync_directory(checkpoints);
   for (const fs::path& path : doomed) remove_tree(path);
 }
@@ -127,7 +128,8 @@ std::vector<CheckpointEntry> list_checkpoints(const fs::path& checkpoints) {
 }
 
 std::optional<HeldCheckpoint> hold_newest(const fs::path& checkpoints) {
-  // All that were listed may go while a newer one comes; then that one is there to be listed.
+  // All that were listed may be removed meanwhile, but only after a newer one was committed, which
+  // the next listing finds.
   for (int attempts = 0; attempts < 10; ++attempts) {
     const auto entries = list_checkpoints(checkpoints);
     if (entries.empty()) break;
@@ -169,7 +171,7 @@ std::vector<CheckpointEntry> prune_checkpoints(const fs::path& checkpoints, std:
   std::vector<CheckpointEntry> removed;
   clean_up_checkpoints(checkpoints);
   if (keep == 0) return removed;
-  bool proven = false;  // one that stays
+  bool proven = false;  // whether a proven checkpoint was found, which stays
   std::int64_t newer = 0;
   for (const Updated& checkpoint : with_updates(checkpoints)) {
     const auto& [step, path] = checkpoint.entry;
@@ -178,7 +180,7 @@ std::vector<CheckpointEntry> prune_checkpoints(const fs::path& checkpoints, std:
     const bool proves = !proven && checkpoint.applied_updates < applied_updates;
     proven = proven || proves;
     if (newest || milestone || proves) continue;
-    // Renamed first: a removal that is interrupted leaves no half checkpoint under a good name.
+    // Renamed first, so that an interrupted removal leaves no half checkpoint under a good name.
     fs::path doomed = path;
     doomed += kTemporary;
     if (rename_unless_read(path, doomed)) removed.push_back(checkpoint.entry);

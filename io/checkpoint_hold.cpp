@@ -6,8 +6,8 @@
 namespace tessera::io {
 namespace {
 
-/// For an exclusive lock: NFS gives one only on what may be written, others on what may be read
-/// too.
+/// Opens a file to be locked exclusively. NFS gives such a lock only on a file that is open for
+/// writing; other file systems also on one that may only be read.
 File open_to_lock(const std::filesystem::path& path) {
   try {
     return File(path, OpenMode::update);
@@ -20,7 +20,8 @@ File open_to_lock(const std::filesystem::path& path) {
 
 CheckpointHold::CheckpointHold(const std::filesystem::path& checkpoint)
     : manifest_(checkpoint / kManifestFile, OpenMode::read) {
-  // Whoever removes a checkpoint locks its manifest, then gives the directory another name.
+  // Whoever removes a checkpoint first locks its manifest, then renames the directory. So with the
+  // lock, and the old name still there, the checkpoint stays.
   if (manifest_.try_lock(FileLock::shared) && manifest_.has_its_name()) return;
   throw DataError(fmt::format("{}: was removed while it was being opened (checkpoint.keep)",
                               checkpoint.string()));

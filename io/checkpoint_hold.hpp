@@ -1,6 +1,7 @@
-// Readers beside a run that prunes: whoever reads a checkpoint holds a shared lock on its manifest,
-// and pruning leaves alone what it cannot lock for itself. Where the file system has no locks (some
-// network file systems say so), nothing is held, and a reader may find that a checkpoint has gone.
+// Keeps pruning away from a checkpoint that is being read. A reader holds a shared lock on its
+// manifest, and pruning leaves a checkpoint alone whose manifest it cannot lock exclusively. Where
+// the file system has no locks (some network file systems say so), nothing is held, and a reader
+// may find that a checkpoint has gone.
 #pragma once
 
 #include <filesystem>
@@ -9,7 +10,7 @@
 
 namespace tessera::io {
 
-/// While it lives, prune_checkpoints() of any process leaves the checkpoint where it is.
+/// While this object lives, prune_checkpoints() of any process leaves the checkpoint where it is.
 class CheckpointHold {
  public:
   /// Throws DataError if the directory has no manifest, or is just being removed.
@@ -19,7 +20,8 @@ class CheckpointHold {
   File manifest_;
 };
 
-/// Renames a checkpoint, after which no CheckpointHold can be had of it; false if somebody has one.
+/// Renames a checkpoint unless somebody holds it; returns whether it was renamed. Afterwards nobody
+/// can hold it under its old name.
 bool rename_unless_read(const std::filesystem::path& checkpoint, const std::filesystem::path& to);
 
 }  // namespace tessera::io

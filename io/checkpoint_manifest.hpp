@@ -20,9 +20,10 @@
 namespace tessera::io {
 
 inline constexpr int kCheckpointVersion = 1;
-/// Checksums are taken over blocks of this size, counted from the start of each dataset; they are
-/// what is written and read at once. Smaller ones let a rank read less that is not its own, but
-/// every rank reads all checksums.
+/// Checksums are taken over blocks of this size, counted from the start of each dataset. A block is
+/// written and read at once. With 1 MiB a rank reads little that is not its own, and a block is
+/// still in the cache when it is verified and placed; smaller blocks would mean more checksums,
+/// which every rank reads. The manifest says the size; other sizes can be read.
 inline constexpr std::int64_t kBlockBytes = std::int64_t{1} << 20;
 /// Of checkpoints that can be read.
 inline constexpr std::int64_t kMostBlockBytes = std::int64_t{4} << 20;
@@ -35,7 +36,7 @@ struct CheckpointLayout {
   bool operator==(const CheckpointLayout&) const = default;
 };
 
-/// Everything but tensors that a run needs to go on as if it had never stopped (trap 45).
+/// Everything but tensors that a run needs to go on as if it had never stopped.
 struct CheckpointHeader {
   std::int64_t step = 0;  // attempts; applied_updates drives the schedule and Adam's t
   std::int64_t applied_updates = 0;
@@ -43,7 +44,7 @@ struct CheckpointHeader {
   std::int64_t tokens = 0;
   std::vector<Range> skipped_samples;  // by a rollback: global sample indices not to be used
   double loss_scale = 1;
-  std::int64_t scaler_good_steps = 0;       // since the scale last changed
+  std::int64_t scaler_good_steps = 0;       // since the last overflow or doubling
   std::int64_t scaler_hysteresis_left = 0;  // overflows until the scale halves
   std::vector<double> spike_window;         // recent losses, oldest first
   double lr_factor = 1;                     // what rollbacks have made of the learning rate
@@ -100,8 +101,8 @@ std::string to_text(const Manifest& manifest);
 Manifest manifest_from_text(std::string_view text, std::string_view name);
 Manifest read_manifest(const std::filesystem::path& checkpoint);
 
-/// Why these parts are not a checkpoint: an element held twice or not at all (trap 47), ranks that
-/// disagree about a tensor, a dataset outside its file, ... Nothing if they are one.
+/// Why these parts are not a checkpoint: an element held twice or not at all, ranks that disagree
+/// about a tensor, a dataset outside its file, and so on. Nothing if they are one.
 std::optional<std::string> find_problem(std::span<const RankPart> parts);
 
 /// Letters, digits, '_', '-' and '.', so that a name is one link in HDF5, a part of a path on every

@@ -1,4 +1,5 @@
-// model.h5: the whole tensors, as if unsharded, without a byte of theirs.
+// model.h5: the whole tensors as virtual datasets over the rank files. It holds none of their
+// bytes.
 #include <algorithm>
 #include <map>
 

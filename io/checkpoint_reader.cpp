@@ -129,8 +129,8 @@ struct Checkpoint::Block {
   }
 };
 
-/// By rank and offset, so in the order of the bytes on the disk. The manifest was checked to hold
-/// each element once, so they make up everything wanted.
+/// Sorted by rank and offset, which is the order of the bytes on the disk. The manifest was checked
+/// to hold each element once, so these make up everything that is wanted.
 Checkpoint::Overlaps Checkpoint::overlaps_with(std::span<const Wanted> wanted) const {
   Overlaps overlaps;
   for (std::size_t i = 0; i < wanted.size(); ++i) {
@@ -225,7 +225,7 @@ void Checkpoint::read(std::span<const Wanted> wanted) {
   }
 }
 
-/// Those who read row by row come to the same block again and again.
+/// A caller that reads row by row comes to the same block again and again, so the last one is kept.
 void Checkpoint::read_serially(std::span<const Wanted> wanted) {
   Walk walk(overlaps_with(wanted));
   Block block;

@@ -1,5 +1,5 @@
-// Reading a checkpoint under any layout: what is asked for in global coordinates is put together
-// from whichever rank files hold it, and every block is verified as it is read.
+// Reads a checkpoint under any layout. What is asked for in global coordinates is put together from
+// whichever rank files hold it, and every block is verified as it is read.
 #pragma once
 
 #include <cstdint>
@@ -23,21 +23,21 @@ struct Wanted {
   std::string tensor, state;
   Box box;
   DType type = DType::f32;
-  /// Takes elements of the box, from element `first` in its row-major order; in time, each of them
-  /// once, in no order.
+  /// Called with elements of the box, from element `first` in its row-major order. By the end every
+  /// element was passed once, in no particular order.
   std::function<void(std::int64_t first, std::span<const std::byte> elements)> take;
 };
 
-/// Not for use by two threads at once. Keeps pruning away while it lives. Holds the last block of a
-/// small read, and of a large one a few blocks while it lasts.
+/// A checkpoint that is open for reading, and held against pruning. Not for use by two threads at
+/// once. Keeps the last block of a small read in memory, and during a large read a few blocks.
 class Checkpoint {
  public:
   /// Validates the manifest; files are opened when something of them is read. Throws DataError.
   static Checkpoint open(const std::filesystem::path& directory);
   Checkpoint(Checkpoint&& other) noexcept;
   ~Checkpoint();
-  /// Throws DataError unless every file is there at its size. It looks at all of them: of many
-  /// ranks, one does this for all.
+  /// Throws DataError unless every file is there at its size. It looks at all files, so with many
+  /// ranks one does this for all.
   void check_files() const;
 
   const CheckpointHeader& header() const { return manifest_.header; }
@@ -61,7 +61,7 @@ class Checkpoint {
   void read(std::string_view tensor, std::string_view state, Range elements, DType type,
             std::span<std::byte> out);
 
-  /// From the files, so far.
+  /// Bytes read from the files so far.
   std::int64_t bytes_read() const { return bytes_read_; }
 
  private:

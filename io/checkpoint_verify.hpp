@@ -1,4 +1,4 @@
-// Looking at a checkpoint without loading it: what it holds, and whether every byte is still right.
+// What a checkpoint holds, and whether every byte is still right, without loading it.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// One rank's part of a checkpoint being written. The pieces are known before their data exist, so
-// the file is laid out first; then bytes go straight to their place in any order, block by block,
-// each block's checksum taken on the way.
+// Writes one rank's part of a checkpoint. The pieces are known before their data exist, so the file
+// is laid out first; then bytes go straight to their place, in any order, and each block's checksum
+// is taken on the way.
 #pragma once
 
 #include <map>

@@ -1,4 +1,5 @@
-// Which bytes a run was trained on, so that a restart can tell when the same names hold others.
+// Identifies the bytes that a run was trained on, so that a restart notices when files of the same
+// names hold others.
 #pragma once
 
 #include <cstdint>

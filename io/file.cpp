@@ -34,8 +34,8 @@ fs::path parent_of(const fs::path& path) {
   fail_with(fmt::format("{}: cannot {}: {}", path.string(), action, errno_text(error)), error);
 }
 
-/// What should be there and is not, or is something else, is the user's data; what cannot be made
-/// is the system's refusal.
+/// A file to read that is missing, or is something else, is the user's data (DataError); what the
+/// system refuses to open or create is an IoError.
 [[noreturn]] void fail_to_open(const fs::path& path, OpenMode mode, int error) {
   const std::string message =
       fmt::format("{}: cannot open: {}", path.string(), why_not_opened(path, error));

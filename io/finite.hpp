@@ -1,4 +1,5 @@
-// Values that are no finite numbers: found while tensors pass through memory, and refused by name.
+// NaN and infinite values: found while tensors pass through memory, and refused with their name and
+// place.
 #pragma once
 
 #include <cstdint>

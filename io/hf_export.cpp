@@ -1,3 +1,4 @@
+// Writing a Hugging Face directory.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 

@@ -1,3 +1,4 @@
+// Reading a Hugging Face directory.
 #include <algorithm>
 #include <cstring>
 #include <set>

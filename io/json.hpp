@@ -38,7 +38,7 @@ class JsonCursor {
   void for_each_member(
       const std::function<void(const std::string& key, const JsonCursor&)>& visit) const;
   void for_each_item(const std::function<void(const JsonCursor&)>& visit) const;
-  /// Of an array of `least` to `most` items.
+  /// The items of an array that has `least` to `most` of them.
   std::vector<JsonCursor> items(std::int64_t least, std::int64_t most) const;
 
   /// The value as a message shows it: short and printable.

@@ -1,5 +1,5 @@
-// A thread that makes items a little ahead of the one that uses them: the disk works while what
-// came before it is checked and put in its place.
+// A thread that makes items a little ahead of the thread that uses them: the disk works while
+// earlier items are checked and put in their place.
 #pragma once
 
 #include <array>

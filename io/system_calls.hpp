@@ -1,7 +1,6 @@
-// The operating system's calls as io/ makes them, all of them and nowhere else: so that bytes are
-// counted, and so that tests and the deck's [fault] section can make any one of them fail as a real
-// disk does; and so that tests know what a disk that lost power might hold. Process-wide, as the
-// system itself is.
+// All calls of the operating system that io/ makes; it makes none elsewhere. So bytes are counted;
+// tests and the deck's [fault] section can make any call fail as a real disk does; and a test can
+// record what a disk that loses power might hold. One hook and one witness serve the whole process.
 #pragma once
 
 #include <sys/types.h>
@@ -18,7 +17,7 @@
 
 namespace tessera::io {
 
-/// What a hook lets happen to one call.
+/// What a hook decides about one call.
 struct IoVerdict {
   int error = 0;  // an errno: the call fails and does nothing
   std::size_t at_most =

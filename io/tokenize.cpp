@@ -166,7 +166,7 @@ class PartTokenizer {
     if (is_blank(line)) return;
     try {
       take_field(line, input.path.string());
-    } catch (const DataError&) {  // the same again, with a name that is dear to find
+    } catch (const DataError&) {  // the line's number is found only now, as that is slow
       take_field(line, fmt::format("{}: line {}", input.path.string(), line_at(input.path, at)));
       throw;
     }

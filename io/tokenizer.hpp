@@ -43,7 +43,7 @@ class Tokenizer {
 
   /// The id that stands for exactly this text; of several an added token's, then the lowest.
   std::optional<std::int32_t> id_of(std::string_view text) const;
-  /// By ascending id.
+  /// Sorted by id.
   std::vector<std::string> special_tokens() const;
 
   /// What makes the other give other ids, or give them another meaning, for people; empty if

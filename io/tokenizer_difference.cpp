@@ -1,3 +1,4 @@
+// Whether two tokenizers give the same ids, and for people what differs.
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>

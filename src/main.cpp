@@ -102,7 +102,7 @@ int main(int argc, char** argv) {
   std::set_terminate(tessera::terminate_for_memory);
   try {
     return tessera::parse_and_run(argc, argv);
-  } catch (...) {  // before there was a verb to run: for want of memory
+  } catch (...) {  // before a verb could run: memory has run out
     return static_cast<int>(tessera::report(tessera::current_ending()));
   }
 }

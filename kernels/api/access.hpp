@@ -1,6 +1,6 @@
-// Words that every operation's argument struct shares. Each struct lists its views with how they
-// are used
-// (`visit`), so that a recorder, a plan checker and an executor can handle all operations alike.
+// What the argument structs of all operations share. Each struct lists its views with how they are
+// used (`visit`), so that a recorder, a plan checker and an executor can handle all operations
+// alike.
 #pragma once
 
 #include <string_view>
@@ -46,8 +46,8 @@ void visit_views(Call& call, F&& f) {
       call);
 }
 
-/// What messages, machine files and profiles call an operation: its struct's kName, or what it says
-/// itself where one struct serves several.
+/// An operation's name in messages, machine files and profiles: its struct's kName, or its name()
+/// where one struct serves several operations.
 template <typename Args>
 std::string_view name_of_args(const Args& args) {
   if constexpr (requires { args.name(); }) {

@@ -11,10 +11,10 @@ namespace tessera::kernels {
 /// their gradient is 0. A target below 0 is ignored: loss 0, gradient 0.
 struct Classify {
   static constexpr const char* kName = "classify";
-  View logits;   // (rows, padded V), compute type, changed in place when scale is present
-  View targets;  // (rows) i32
-  View losses;   // (rows) f32
-  View scale;    // (1) f32: loss scale / valid tokens of the global batch; absent: losses only
+  View logits;             // (rows, padded V), compute type, changed in place when scale is present
+  View targets;            // (rows) i32
+  View losses;             // (rows) f32
+  View scale;              // (1) f32: loss scale / tokens of the global batch; absent: losses only
   std::int64_t vocab = 0;  // V, without padding
   View scratch;
 

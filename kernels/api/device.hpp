@@ -89,8 +89,8 @@ inline double flop_of(const KernelCall& call) {
       call);
 }
 
-/// Bytes that `args` moves: those of every view but scratch, twice where it is updated, or what the
-/// operation says itself.
+/// Bytes that `args` moves: those of every view but scratch, counted twice where it is updated; or
+/// what the operation itself says.
 template <typename Args>
 double bytes_of(const Args& args) {
   if constexpr (requires { args.bytes(); }) {
@@ -108,7 +108,8 @@ double bytes_of(const Args& args) {
   }
 }
 
-/// The narrowest floating-point type among its views, which its rate goes by; f32 without any.
+/// The narrowest floating-point type among the operation's views, on which its rate depends; f32
+/// without any.
 template <typename Args>
 DType element_type(const Args& args) {
   DType narrowest = DType::f32;

@@ -33,10 +33,10 @@ struct Embed {
   }
 };
 
-/// d_token_table[v] (+)= sum of d over the places where token v stands, in order of place
-/// (deterministic: trap 24); d_position_table[t] (+)= sum over b. `d` is the gradient of Embed's
-/// output; dropout is undone here. With Write::overwrite rows of unused tokens become 0. The table
-/// may hold a part of the vocabulary, as in Embed.
+/// d_token_table[v] (+)= sum of d over the places where token v stands, added in order of place and
+/// without atomics, so that runs repeat to the bit; d_position_table[t] (+)= sum over b. `d` is the
+/// gradient of Embed's output; dropout is undone here. With Write::overwrite rows of unused tokens
+/// become 0. The table may hold a part of the vocabulary, as in Embed.
 struct EmbedBackward {
   static constexpr const char* kName = "embed_backward";
   View tokens;            // (B, T) i32

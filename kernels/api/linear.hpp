@@ -1,6 +1,6 @@
 // Matrix products: y = x W^T + b and its two gradients. Weights are stored (out, in), as in
 // torch.nn.Linear. Products accumulate in f32; y and d_x may be f32 whatever x and d_y are, as
-// parts of a sum that is rounded once. A product may bring the gelu along that follows it.
+// summands of a sum that is rounded once. A product may include the gelu that follows it.
 #pragma once
 
 #include <utility>
@@ -61,7 +61,7 @@ struct LinearBackwardInput {
   }
 };
 
-/// A product without its gelu, and the gelu that makes them one: how they are computed apart.
+/// The two operations that a product with gelu consists of, for where they are computed separately.
 inline Linear product_of(Linear a) {
   if (a.preactivation) a.y = std::exchange(a.preactivation, {});
   return a;

@@ -1,4 +1,4 @@
-// The optimizer's update of a flat shard, and the scalars that rule a step.
+// The verdict on a step, the optimizer's update of a flat shard, and the scalars that both read.
 #pragma once
 
 #include "core/enums.hpp"
@@ -8,7 +8,7 @@ namespace tessera::kernels {
 
 /// Indices into the step's scalars, f32, written by the host before the step starts.
 enum class StepScalar : std::uint8_t {
-  loss_gradient,  // loss scale / valid tokens: Classify's scale
+  loss_gradient,  // loss scale / tokens of the global batch: Classify's scale
   unscale,        // 1 / loss scale
   lr,
   bias_correction1,  // 1 - beta1^t, t counts applied updates
@@ -59,21 +59,23 @@ struct tessera::EnumWords<tessera::kernels::UpdateRule> {
 
 namespace tessera::kernels {
 
-/// Where weights decay: at once, master *= 1 - lr * decay, or by g += decay * master.
+/// How weights decay: directly, master *= 1 - lr * decay (decoupled), or through the gradient, g +=
+/// decay * master.
 enum class Decay : std::uint8_t { decoupled, l2 };
 
-/// What a rule multiplies with. A rule ignores what it does not know.
+/// The constants of a rule. A rule ignores those that it has no use for.
 struct UpdateSettings {
   float beta1 = 0.9F, beta2 = 0.95F, eps = 1e-8F, decay = 0;
   Decay decay_kind = Decay::decoupled;
 };
 
-/// Of state tensors that a rule keeps for each element.
+/// The most state tensors that any rule keeps for each element.
 inline constexpr std::size_t kMostStates = 2;
 
 /// The update of a flat range in one pass: g = coefficient * gradient, then the rule's step of
-/// master and state; parameter = round(master). Elements are independent and round alike whatever
-/// the alignment and length (trap 54). apply = 0: nothing changes.
+/// master and state; parameter = round(master). Elements are independent, and an element's bits do
+/// not depend on alignment or length, because shard boundaries move with the number of ranks. apply
+/// = 0: nothing changes.
 struct OptimizerUpdate {
   static constexpr auto& kNames = EnumWords<UpdateRule>::table;
   UpdateRule rule = UpdateRule::adam;

@@ -10,12 +10,13 @@ namespace tessera::kernels {
 
 enum class BlockType : std::uint8_t { int8, int4 };
 
-/// How n elements, a slot, become bytes: values, int4 two a byte, the first in the low half; from
-/// the next multiple of 16 on, an f32 scale for each `block` elements, the last block may be short;
-/// padded to 16 bytes. What pads is 0. A value is q scale with |q| <= Q = 127 or 7; with m the
-/// block's largest magnitude, scale = m / Q and q = x (Q / m), each rounded to f32, then to the
-/// nearest even integer. A block whose scale would be below 2^-126 counts as zero. A block that
-/// holds an infinity or not-a-number is not-a-number throughout.
+/// How n elements (a slot) become bytes. First come the values, for int4 two a byte, the first in
+/// the low half; then, from the next multiple of 16 bytes on, an f32 scale for each `block`
+/// elements (the last block may be short); the end is padded to 16 bytes. Padding is 0. A value is
+/// q * scale with |q| <= Q = 127 or 7. With m the block's largest magnitude, scale = m / Q and q =
+/// x (Q / m), each rounded to f32, then q to the nearest even integer. A block whose scale would be
+/// below 2^-126 counts as zero. A block that holds an infinity or not-a-number is not-a-number
+/// throughout.
 struct BlockFormat {
   BlockType type = BlockType::int8;
   std::int64_t block = 256;  // even

@@ -1,4 +1,4 @@
-// A row's loss from what parts of the vocabulary say, shared by every back end.
+// A row's loss from the statistics of parts of the vocabulary, shared by every back end.
 #pragma once
 
 #include <cmath>

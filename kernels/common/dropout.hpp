@@ -1,4 +1,4 @@
-// The numbers behind a dropout mask, shared by every back end.
+// The random numbers of a dropout mask, shared by every back end.
 #pragma once
 
 #include <cmath>
@@ -8,7 +8,8 @@
 
 namespace tessera::kernels {
 
-/// What a mask needs besides sample and element: kept means random bits >= threshold.
+/// What decides a mask besides sample and element: an element is kept if its random bits >=
+/// threshold.
 struct DropoutRule {
   RandomKey key;
   std::uint32_t threshold = 0;

@@ -15,8 +15,8 @@ constexpr float two_to(int n) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(127 + n) << 23);
 }
 
-/// A sign, the exponent's bits and kMantissa more, denormals below 2^kLeast. E4m3 has no infinities
-/// and one not-a-number; E5m2 is the upper half of an IEEE binary16.
+/// An 8-bit format: a sign, the exponent's bits and kMantissa bits more, denormals below 2^kLeast.
+/// E4m3 has no infinities and one not-a-number; E5m2 is the upper half of an IEEE binary16.
 struct E4m3 {
   static constexpr int kMantissa = 3, kLeast = -6;
   static constexpr float kLargest = 448.0F;
@@ -32,8 +32,8 @@ TESSERA_INLINE void with_fp8(DType format, F&& f) {
   format == DType::e4m3 ? f.template operator()<E4m3>() : f.template operator()<E5m2>();
 }
 
-/// The format's number nearest to x, the even one of two, the largest for all beyond; NaN stays.
-/// What becomes zero loses its sign.
+/// The format's number nearest to x: of two equally near the even one, for all beyond the largest
+/// number that one; NaN stays. What becomes zero loses its sign.
 template <typename Format, typename F>
 TESSERA_INLINE F rounded_to_fp8(F x) {
   x = select(x > F(Format::kLargest), F(Format::kLargest), x);
@@ -58,7 +58,7 @@ TESSERA_INLINE std::uint8_t fp8_code(float rounded) {
       std::bit_cast<std::uint32_t>(rebased) >> (23 - Format::kMantissa) | (bits >> 24 & 0x80U));
 }
 
-/// What a tensor is multiplied by on its way to a format, and on its way back.
+/// The factors that a tensor is multiplied by on its way to a format and on its way back.
 struct Fp8Scale {
   float to = 1, back = 1;
 };

@@ -1,7 +1,6 @@
+// What every back end checks of the arguments of matrix operations.
 #include "kernels/common/checks.hpp"
 #include "kernels/common/contracts.hpp"
-
-// Contracts of the matrix operations.
 
 namespace tessera::kernels {
 namespace {

@@ -45,7 +45,7 @@ struct BlockScale {
   float scale, inverse;
 };
 
-/// Of a block from its largest magnitude().
+/// The scale of a block, from its largest magnitude().
 template <int kBits>
 TESSERA_INLINE BlockScale block_scale(std::int32_t largest) {
   constexpr auto kMost = static_cast<float>(kMostCode<kBits>);

@@ -9,10 +9,11 @@ namespace tessera::kernels {
 
 inline constexpr int kAnyLevels = 63;
 
-/// term(0) + .. + term(n - 1), 1 <= n < 2^kLevels, in an aligned binary tree, ((0+1)+(2+3))+...:
-/// whoever holds 2^k neighbours from a multiple of 2^k on holds one of its nodes. A binary counter
-/// of partial sums: level k has one where bit k of the number of terms so far is set. Device code
-/// asks for few levels, which stay in registers.
+/// term(0) + .. + term(n - 1), 1 <= n < 2^kLevels, in an aligned binary tree, ((0+1)+(2+3))+...: so
+/// the sum of 2^k neighbouring terms that begin at a multiple of 2^k is one of its nodes, and a
+/// rank that holds them can compute it alone. Works like a binary counter of partial sums: level k
+/// has one where bit k of the number of terms so far is set. Device code asks for few levels, which
+/// stay in registers.
 template <int kLevels = kAnyLevels, typename Term>
 TESSERA_INLINE auto tree_sum(std::int64_t n, Term&& term) {
   decltype(term(n)) partial[kLevels];

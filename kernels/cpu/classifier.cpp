@@ -1,3 +1,4 @@
+// Softmax and cross-entropy on the CPU: checks arguments, divides rows over the team.
 #include "kernels/common/classifier.hpp"
 #include "kernels/common/contracts.hpp"
 #include "kernels/cpu/operations.hpp"
@@ -6,7 +7,7 @@
 namespace tessera::kernels::cpu {
 namespace {
 
-/// What only a back end that reads the targets anyway can refuse.
+/// Refuses targets beyond the vocabulary. Only a back end that reads them on the host can.
 void check_targets(const View& targets, std::int64_t vocab) {
   const auto* target = targets.as<std::int32_t>();
   for (std::int64_t r = 0; r < targets.elements(); ++r) {

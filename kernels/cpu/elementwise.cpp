@@ -1,3 +1,4 @@
+// Fill, conversion and sums on the CPU: checks arguments, divides elements over the team.
 #include <cstring>
 
 #include "core/exact_sum.hpp"

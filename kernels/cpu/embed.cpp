@@ -1,3 +1,4 @@
+// Embedding on the CPU: checks arguments, divides rows over the team.
 #include <algorithm>
 
 #include "kernels/common/contracts.hpp"
@@ -8,7 +9,7 @@
 namespace tessera::kernels::cpu {
 namespace {
 
-/// What only a back end that reads the tokens anyway can refuse.
+/// Refuses tokens beyond the vocabulary. Only a back end that reads them on the host can.
 void check_tokens(const View& tokens, std::int64_t vocabulary) {
   const auto* id = tokens.as<std::int32_t>();
   for (std::int64_t i = 0; i < tokens.elements(); ++i) {

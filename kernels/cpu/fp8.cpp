@@ -15,7 +15,8 @@ struct Fp8Operand {
   DType format;
 };
 
-/// A call taken apart: `product` is of the operands' copies and into f32, all in scratch.
+/// A call and what it is made of: `product` multiplies copies of the operands into f32, all of them
+/// in scratch.
 template <typename Operation>
 struct Fp8Parts {
   Operation product;
@@ -63,7 +64,8 @@ Fp8Parts<LinearBackwardWeight> parts_of(const LinearBackwardWeight& a, ScratchCu
           .write = a.write};
 }
 
-/// Fills the copy; returns what takes it back. No number depends on how rows are divided.
+/// Fills the copy of an operand; returns the factor that undoes its scale. No number depends on how
+/// rows are divided over threads.
 float round_operand(const Fp8Operand& operand, const Context& context) {
   const View x = operand.x.matrix();
   std::atomic<std::uint32_t> largest = 0;

@@ -6,7 +6,8 @@
 
 namespace tessera::kernels::cpu {
 
-/// Of calls without a preactivation whose contract holds; a bias gradient is left out.
+/// For calls without a preactivation that have passed their contract; a bias gradient is not
+/// computed.
 void run_fp8(const Linear&, const Context&);
 void run_fp8(const LinearBackwardInput&, const Context&);
 void run_fp8(const LinearBackwardWeight&, const Context&);

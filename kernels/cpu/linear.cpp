@@ -1,3 +1,4 @@
+// Matrix operations on the CPU: which products of the library each is made of.
 #include <algorithm>
 
 #include "kernels/common/contracts.hpp"

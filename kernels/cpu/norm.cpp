@@ -1,3 +1,5 @@
+// Norms on the CPU: checks arguments, divides rows over the team; weights' gradients in fixed
+// chunks of rows.
 #include <algorithm>
 
 #include "kernels/common/contracts.hpp"

@@ -1,3 +1,5 @@
+// The verdict and the optimizer's update on the CPU: checks arguments, divides elements over the
+// team.
 #include <algorithm>
 
 #include "kernels/common/contracts.hpp"

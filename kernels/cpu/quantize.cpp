@@ -1,3 +1,4 @@
+// Quantised blocks on the CPU: checks arguments, divides blocks over the team.
 #include "kernels/common/contracts.hpp"
 #include "kernels/cpu/operations.hpp"
 #include "kernels/cpu/team.hpp"
@@ -5,7 +6,7 @@
 namespace tessera::kernels::cpu {
 namespace {
 
-/// Of the sums that a thread keeps between their two uses.
+/// Bytes of a block's sums, which a thread keeps between adding and quantising them.
 std::int64_t block_sum_bytes(const RequantizeSum& a) {
   return (a.elements < a.format.block ? a.elements : a.format.block) * size_of(DType::f32);
 }

@@ -1,4 +1,4 @@
-// Taking an operation's scratch apart.
+// Divides an operation's scratch into the pieces that it needs.
 #pragma once
 
 #include "core/math.hpp"

@@ -1,3 +1,4 @@
+// Activations on a GPU: checks arguments, launches the kernels.
 #include "kernels/cuda/activation.cuh"
 
 #include "kernels/common/contracts.hpp"

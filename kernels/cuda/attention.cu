@@ -1,3 +1,4 @@
+// Attention on a GPU by kernels of our own: checks arguments, chooses tiles, launches.
 #include "kernels/cuda/attention.cuh"
 
 #include "core/math.hpp"

@@ -52,7 +52,8 @@ struct Softmax {
 };
 inline constexpr float kMasked = -__builtin_inff();
 
-/// Of a block's tiles: what GPUs of 8.6 and 8.9 have, the least of all that we compute on.
+/// The most shared memory of a block's tiles: what GPUs of compute capability 8.6 and 8.9 have, the
+/// least of all that we compute on.
 inline constexpr int kMostSharedBytes = 99 << 10;
 /// Heads of more columns have smaller tiles.
 inline constexpr int kNarrowDim = 128;

@@ -60,7 +60,7 @@ struct DropoutMask {
   }
 };
 
-/// Of a tensor with `tokens` rows of `columns` elements a sample.
+/// The mask of a tensor with `tokens` rows of `columns` elements a sample.
 inline DropoutMask dropout_mask(const Dropout& dropout, std::int64_t tokens, std::int64_t columns) {
   if (!dropout) return {};
   return {.rule = dropout_rule(dropout),

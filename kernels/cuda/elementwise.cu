@@ -1,3 +1,4 @@
+// Fill, conversion and sums on a GPU: checks arguments, launches the kernels.
 #include "kernels/cuda/elementwise.cuh"
 
 #include "kernels/common/contracts.hpp"

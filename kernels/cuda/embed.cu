@@ -1,3 +1,4 @@
+// Embedding on a GPU: checks arguments, sorts places by token, launches the kernels.
 #include "kernels/cuda/embed.cuh"
 
 #include "kernels/common/contracts.hpp"

@@ -78,7 +78,7 @@ std::array<Fp8Operand, 2> placed(const Call& call, std::array<Fp8Operand, 2> ope
   return operands;
 }
 
-/// Of operands as they are stored, a and b turned as said, or of their codes.
+/// The product of operands as they are stored, transposed as `a` and `b` say, or of their codes.
 template <typename Call>
 Gemm gemm(const Call& call, const View& a, Turn turn_a, const View& b, Turn turn_b, const View& d,
           const ProductRules& rules) {

@@ -1,5 +1,5 @@
-// What each matrix operation is to a library that thinks in columns: plain numbers and addresses,
-// made and tested without a GPU.
+// Describes each matrix operation to a library of column-major matrices: plain numbers and
+// addresses, made and tested without a GPU.
 #pragma once
 
 #include <array>
@@ -44,7 +44,8 @@ struct GemmKey {
   auto operator<=>(const GemmKey&) const = default;
 };
 
-/// Alignments are told apart up to here: no instruction that loads an operand asks for more.
+/// Alignments are distinguished up to this many bytes: no instruction that loads an operand needs
+/// more.
 inline constexpr std::int64_t kOperandAlignment = 16;
 
 struct Gemm {

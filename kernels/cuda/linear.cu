@@ -1,3 +1,4 @@
+// Matrix operations on a GPU: the product by cuBLASLt, and what it leaves to kernels of our own.
 #include "kernels/cuda/linear.cuh"
 
 #include "core/math.hpp"

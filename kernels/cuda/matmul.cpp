@@ -260,7 +260,8 @@ struct Matmul::Library {
                              queue.stream);
   }
 
-  /// Nothing where the library refuses all that it proposes.
+  /// The fastest of the algorithms that the library proposes for the product; nothing where it
+  /// refuses all of them.
   std::optional<Algorithm> fastest(const GemmKey& key, const Product& p, std::byte* memory) const {
     const TimingPlaces places(key);
     // A number of ordinary size whatever the type: products of zeros take less power.

@@ -1,3 +1,4 @@
+// The verdict and the optimizer's update on a GPU: checks arguments, launches the kernels.
 #include "kernels/cuda/optimizer.cuh"
 
 #include "kernels/common/contracts.hpp"

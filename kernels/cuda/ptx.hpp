@@ -1,5 +1,6 @@
-// What kernels need that CUDA C++ has no word for, behind plain functions: the only place with
-// inline PTX, and with declarations that no other compiler understands. Tests have their own.
+// Instructions that CUDA C++ has no function for, behind plain functions: the only place with
+// inline PTX, and with declarations that no other compiler understands. Tests have their own
+// version.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,3 +1,4 @@
+// Quantised blocks on a GPU: checks arguments, launches the kernels.
 #include "kernels/cuda/quantize.cuh"
 
 #include "kernels/common/contracts.hpp"

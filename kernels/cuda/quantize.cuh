@@ -107,7 +107,7 @@ __device__ __forceinline__ std::int64_t quotient(std::int64_t a, std::int64_t b)
   return narrow ? static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b) : a / b;
 }
 
-/// Of block i, counted over all slots.
+/// Which block of which slot block i is, counted over all slots.
 __device__ __forceinline__ BlockPlace block_place(const SlotLayout& layout, std::int64_t i) {
   const std::int64_t slot = quotient(i, layout.blocks), block = i - slot * layout.blocks,
                      first = block * layout.block, rest = layout.elements - first;

@@ -1,6 +1,6 @@
 // What is computed in place of products that the library refuses, as it may refuse gelu or a bias
-// within a product on some GPU, version or alignment: the same product without it, which then is an
-// operation of its own.
+// within a product on some GPU, version or alignment: the same product without it, and an operation
+// of our own for it.
 #pragma once
 
 #include <set>
@@ -13,7 +13,7 @@ namespace tessera::kernels::cuda {
 /// Products that the library does not compute as they are.
 using Refusals = std::set<GemmKey>;
 
-/// Of nothing but operands: there is nothing to leave out.
+/// A product of operands alone: nothing can be left out of it.
 inline bool is_plain(const GemmKey& key) { return key.epilogue == Epilogue::none && !key.bias; }
 
 /// The product of an operation: as the rules say, without gelu where that is refused, without the
@@ -29,7 +29,7 @@ Gemm gemm_of(const Call& call, ProductRules rules, const Refusals& refused) {
   return product;
 }
 
-/// As gemm_keys of gemm.hpp.
+/// The same as gemm_keys of gemm.hpp.
 std::vector<GemmKey> gemm_keys(std::span<const KernelCall> calls, const ProductRules& rules,
                                const Refusals& refused);
 

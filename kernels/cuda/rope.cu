@@ -1,3 +1,4 @@
+// Rotary positions on a GPU: checks arguments, launches the kernels.
 #include "kernels/cuda/rope.cuh"
 
 #include "kernels/common/contracts.hpp"

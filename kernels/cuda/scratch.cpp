@@ -116,7 +116,7 @@ std::int64_t scratch_bytes(const Rope& a) {
   return a.x.extent(1) * a.head_dim * size_of(DType::f32);
 }
 
-/// Likewise.
+/// Refuses more parts than a GPU adds at once, here too, because plans are made of it.
 static void check_parts(const View& code) {
   if (code.extent(0) <= kMostCodeParts) return;
   throw DeckError(fmt::format(

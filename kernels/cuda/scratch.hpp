@@ -49,7 +49,7 @@ inline constexpr std::int64_t kWorkspaceAlignment = 256;
 View workspace_of(const View& scratch);
 std::byte* after_workspace(const View& scratch);
 
-/// Where an fp8 operand has what beside its codes, which come first; all in bytes.
+/// Where things lie in the scratch of an fp8 operand, in bytes; its codes come first.
 struct Fp8Scratch {
   std::int64_t magnitudes, scale, bytes;
 
@@ -57,7 +57,7 @@ struct Fp8Scratch {
 };
 /// Parts of an operand whose largest magnitudes are found at once.
 inline constexpr std::int64_t kFp8Parts = 256;
-/// Of both operands of a call; 0 where they are as stored.
+/// Bytes for both operands of a call; 0 where they are used as stored.
 std::int64_t fp8_bytes(const Linear&);
 std::int64_t fp8_bytes(const LinearBackwardInput&);
 std::int64_t fp8_bytes(const LinearBackwardWeight&);

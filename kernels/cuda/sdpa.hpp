@@ -18,9 +18,9 @@ class Sdpa {
   Sdpa(const Sdpa&) = delete;
   Sdpa& operator=(const Sdpa&) = delete;
 
-  /// Queues the operation, or does nothing and returns false: where sdpa_plan has nothing for
-  /// the call, an address is not a multiple of 16 bytes, or the library refuses the shape or wants
-  /// more workspace than that. What holds for one call holds for every one like it.
+  /// Queues the operation, or does nothing and returns false: where sdpa_plan has nothing for the
+  /// call, an address is not a multiple of 16 bytes, or the library refuses the shape or needs more
+  /// workspace than planned. Calls of equal shapes get equal answers.
   bool run(const Attention& call);
   bool run(const AttentionBackward& call);
 
@@ -28,12 +28,12 @@ class Sdpa {
   void prepare(const Attention& call);
   void prepare(const AttentionBackward& call);
 
-  /// Of each shape that was asked for, whether the library takes it, else why not.
+  /// For each shape that was asked for, whether the library takes it, else why not.
   struct Choice {
     std::string shape, refusal;
   };
   std::vector<Choice> choices() const;
-  /// Of the library.
+  /// The version of the library.
   std::uint64_t version() const;
 
  private:

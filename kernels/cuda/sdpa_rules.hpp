@@ -21,7 +21,8 @@ struct SdpaPlan {
 std::optional<SdpaPlan> sdpa_plan(const Attention& call);
 std::optional<SdpaPlan> sdpa_plan(const AttentionBackward& call);
 
-/// Of the workspace of a backward. A quarter of a GiB holds a sample of 32 heads of 2048 tokens.
+/// The most workspace of a backward, in bytes. A quarter of a GiB holds a sample of 32 heads of
+/// 2048 tokens.
 inline constexpr std::int64_t kMostScores = std::int64_t{256} << 20;
 
 }  // namespace tessera::kernels::cuda

@@ -25,7 +25,7 @@ __device__ __forceinline__ T warp_max(T x) {
   return x;
 }
 
-/// Of 32 threads, several teams to a block, or of all of a block's: 64, 128, 256 or 512.
+/// A team of 32 threads (several to a block), or of all threads of a block: 64, 128, 256 or 512.
 struct Team {
   static constexpr int kMostThreads = 512, kMostWarps = kMostThreads / 32;
   static constexpr int kWarpsABlock = 4;  // that are a team each

@@ -17,7 +17,8 @@
 
 namespace tessera::backend {
 
-/// One rank chooses for all, and what it has chosen is kept: another algorithm may round otherwise.
+/// How algorithms of matrix products are chosen. One rank chooses for all, and the choice is kept
+/// for restarts, because another algorithm may round otherwise.
 struct Tuning {
   /// What an earlier start has chosen is read from here.
   std::filesystem::path file;
@@ -45,7 +46,7 @@ struct Backend {
   /// ranks would compute differently.
   std::function<void(std::span<const kernels::KernelCall> calls, const Tuning& tuning)> tune;
   std::function<std::unique_ptr<streams::Streams>()> make_streams;
-  /// As comm::make_mpi_group.
+  /// Makes a group, as comm::make_mpi_group does.
   std::function<std::unique_ptr<comm::Group>(std::span<const int> members,
                                              const comm::GroupShape& shape, comm::Traffic traffic)>
       make_group;
@@ -65,8 +66,8 @@ struct Ranks {
   const comm::Control& control;
 };
 
-/// cpu: kernels of the CPU. debug: the same, in memory that the host cannot
-/// reach. cuda: a GPU of its own for every rank of a node, in their order. auto: cuda where there
+/// Makes a back end. cpu: kernels of the CPU. debug: the same, in memory that the host cannot
+/// reach. cuda: each rank of a node has a GPU of its own, in their order. auto: cuda where there
 /// are NVIDIA GPUs, cpu where there are none; never cpu because a GPU cannot be used. Collective
 /// over the ranks, if there are any: all get the same kind, or throw. Throws DeviceError, which
 /// says what to do, and DeckError for a setting that the device does not have.

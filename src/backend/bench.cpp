@@ -30,7 +30,7 @@ void write_each(memory::Tier& tier, const View& v, F&& f) {
   }
 }
 
-/// Of one call of `f`, which queues work on the tier's device or does it.
+/// Seconds of one call of `f`, which queues work on the tier's device or does it.
 template <typename F>
 double best_seconds(memory::Tier& tier, const BenchOptions& options, F&& f) {
   const auto seconds_of = [&](int calls) {

@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 std::string first_word(const fs::path& file) {
   std::ifstream in(file);
-  in.exceptions(std::ios::badbit);  // for want of memory
+  in.exceptions(std::ios::badbit);  // throws if memory runs out
   std::string word;
   in >> word;
   return word;

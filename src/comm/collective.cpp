@@ -5,12 +5,13 @@
 namespace tessera::comm {
 namespace {
 
-/// `bytes` to each other rank, split by whether it shares the node.
+/// The bytes sent when each other rank gets `bytes`, split by whether it is on the same node.
 WireBytes to_every_peer(std::int64_t bytes, const GroupShape& group) {
   return {.intra = (group.local - 1) * bytes, .inter = (group.size - group.local) * bytes};
 }
 
-/// As many rings as a node has ranks, each of which sends to the next node on one of them.
+/// The bytes sent in rings, as NCCL has them: as many rings as the node has ranks, each of which
+/// sends to the next node in one of them.
 WireBytes rings(std::int64_t bytes, const GroupShape& group) {
   const std::int64_t all = (group.size - 1) * bytes;
   const std::int64_t inter = group.nodes > 1 ? all / group.local : 0;

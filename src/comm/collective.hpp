@@ -1,5 +1,5 @@
-// The collectives of a plan as plain data: argument structs of views, like kernels, so that a plan
-// can hold, check and count them without MPI or NCCL.
+// The collectives of a plan as plain data: argument structs of views, as kernels have, so that a
+// plan can hold, check and count them without MPI or NCCL.
 #pragma once
 
 #include <algorithm>
@@ -17,9 +17,10 @@ using kernels::name_of;
 using kernels::visit_views;
 using kernels::Write;
 
-/// Every rank's `shard` ends up in slot `rank` of everyone's `full` (shards in rank order). With
-/// blocks > 1 both are so many equal blocks, each gathered like this: parts of a sequence, block by
-/// sample. `shard` may be the rank's own slot of `full` (of one block).
+/// Every rank's `shard` ends up in slot `rank` of every rank's `full`: shards in rank order. With
+/// blocks > 1, `shard` and `full` are cut into so many equal blocks and each is gathered like this;
+/// a sequence that is split over ranks is gathered so, sample by sample. `shard` may be the rank's
+/// own slot of `full` (with one block).
 struct AllGather {
   static constexpr const char* kName = "all_gather";
   View shard;  // (n)
@@ -63,7 +64,8 @@ struct AllReduceWords {
   }
 };
 
-/// The k-th Send from one rank to another is what the other's k-th Receive from it takes.
+/// Messages. The k-th Send from one rank to another is received by the other's k-th Receive from
+/// it.
 struct Send {
   static constexpr const char* kName = "send";
   View data;
@@ -86,9 +88,9 @@ struct Receive {
   }
 };
 
-/// Slot k of `send` goes to rank ranks.rank(k) of the group, and what that rank has for this one
-/// comes to slot k of `receive`. The ranks, this one among them, are some of the group; each of
-/// them calls with the same ones.
+/// Slot k of `send` goes to rank ranks.rank(k) of the group, and slot k of `receive` gets what that
+/// rank sends to this one. The ranks are some of the group, this one among them, and each of them
+/// makes the same call.
 struct AllToAll {
   static constexpr const char* kName = "all_to_all";
   View send;     // (ranks, bytes) u8
@@ -105,14 +107,16 @@ struct AllToAll {
 using CollectiveCall =
     std::variant<AllGather, ReduceScatter, AllReduceWords, Send, Receive, AllToAll>;
 
-/// What moves a group's bytes: our pairwise exchange in small pieces between hosts, or NCCL between
-/// GPUs. NCCL's own sums have an order, and for 16-bit elements a precision, of their own; so
-/// contributions are exchanged and added by our kernel (`nccl`), but where f32 crosses nodes and
-/// need not have the same bits on every layout (`nccl_sums`): there a ring sends least.
+/// Who moves a group's bytes and adds contributions: our pairwise exchange between hosts
+/// (`exchange`); NCCL between GPUs, with our kernel adding what it has exchanged, because NCCL's
+/// own sums have an order, and in 16 bits a precision, of their own (`nccl`); or NCCL alone, for
+/// f32 sums that cross nodes and need not have the same bits on every layout, where its ring sends
+/// least (`nccl_sums`).
 enum class Carrier : std::uint8_t { exchange, nccl, nccl_sums };
 
 /// Where the ranks of a group are, as one of them sees it: `size` ranks on `nodes` nodes, `local`
-/// of them on its own, itself among them. Nodes may hold different numbers, in any order of ranks.
+/// of them on this rank's node, itself included. Nodes may hold different numbers of ranks, in any
+/// order.
 struct GroupShape {
   std::int64_t size = 1;
   std::int64_t local = 1;
@@ -137,9 +141,9 @@ struct WireBytes {
 /// Bytes that this rank of the group sends in the call.
 WireBytes wire_bytes(const CollectiveCall& call, const GroupShape& group);
 
-/// Bulk data travels in pieces of this many bytes, `kPiecesInFlight` per peer and direction (FACTS:
-/// the only way to full-duplex rate over TCP is to stay below the eager limit; shared memory likes
-/// larger pieces).
+/// Bulk data travels in pieces of this many bytes, `kPiecesInFlight` per peer and direction.
+/// Between nodes a piece is below MPI's eager limit: measured over TCP, only such messages reach
+/// the full rate in both directions at once. Shared memory is faster with larger pieces.
 inline constexpr std::int64_t kPieceInter = 56 * 1024;
 inline constexpr std::int64_t kPieceIntra = 256 * 1024;
 inline constexpr std::int64_t kPiecesInFlight = 4;
@@ -147,17 +151,18 @@ inline std::int64_t piece_bytes(const GroupShape& group) {
   return group.local >= group.size ? kPieceIntra : kPieceInter;
 }
 
-/// NCCL likes long messages: elements of `full` that are exchanged at a time.
+/// Elements of `full` that are exchanged at a time over NCCL, which is fast with long messages
+/// only.
 inline constexpr std::int64_t kNcclPiece = std::int64_t{8} << 20;
-/// Elements of a shard among them; a multiple of what 128-bit accesses want.
+/// Elements of one shard in such a piece: a multiple of what 128-bit accesses need.
 inline std::int64_t nccl_piece(const GroupShape& group) {
   return std::max<std::int64_t>(kNcclPiece / group.size / 256, 1) * 256;
 }
 
-/// Bytes of ReduceScatter's staging: pieces in flight from each peer and, where the wire's type is
-/// not that of `full`, to each peer; and a piece of the own slot where that is not f32. Over NCCL,
-/// a piece of each rank as f32; as the wire's type, where that is another; and of what is sent,
-/// where that is another than `full`'s. Never 0.
+/// Bytes of ReduceScatter's staging, never 0. Over the exchange: received pieces in flight from
+/// each peer; as many outgoing ones where the wire's type is not that of `full`; a piece of the own
+/// slot where `full` is not f32. Over NCCL: a piece of each rank as f32; the same in the wire's
+/// type, where that is another; and what is sent, where `full` has another type.
 std::int64_t reduce_scatter_staging(const GroupShape& group, DType wire, DType full = DType::f32);
 
 }  // namespace tessera::comm

@@ -1,5 +1,5 @@
-// The chunked pairwise exchange that carries all traffic over a transport. For every peer, one
-// stream of pieces goes out and one comes in, a few pieces in flight each; nothing ever blocks.
+// The pairwise exchange that carries all data over a transport: bytes are cut into pieces, and for
+// every peer a few pieces are in flight each way at once. Nothing ever blocks.
 #pragma once
 
 #include <functional>
@@ -25,14 +25,14 @@ class Exchange {
   Exchange(Transport& transport, std::vector<PeerFlow> flows, std::int64_t bytes,
            std::int64_t piece, std::int64_t blocks = 1);
 
-  /// When something failed meanwhile: takes back what is under way, for its memory goes next.
+  /// Cancels what is still under way, after a failure: its memory may go next.
   ~Exchange();
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
 
-  /// Sends and receives what is possible; returns whether anything moved. A piece is received only
-  /// while it is less than kPiecesInFlight beyond `consumed` (the caller's count of pieces it is
-  /// done with), so staging of that many pieces suffices.
+  /// Starts and completes what sends and receives it can; returns whether anything moved. A piece
+  /// is received only while it is less than kPiecesInFlight beyond `consumed` (the number of pieces
+  /// that the caller is done with), so staging of that many pieces is enough.
   bool advance(std::int64_t consumed);
   /// Number of leading pieces that have arrived from every peer.
   std::int64_t arrived() const;
@@ -44,7 +44,7 @@ class Exchange {
   std::int64_t offset_of(std::int64_t piece) const { return piece % block_pieces_ * piece_; }
 
  private:
-  struct Lane {  // one direction of one peer
+  struct Lane {  // one direction of one peer, in pieces
     std::int64_t posted = 0, complete = 0;
   };
   Request& request(std::size_t flow, bool send, std::int64_t piece);

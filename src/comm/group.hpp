@@ -8,10 +8,10 @@
 
 namespace tessera::comm {
 
-/// What a group is made for.
+/// What a group is made for; NCCL's communicators differ by it.
 enum class Traffic : std::uint8_t {
   collectives,  // of bulk data
-  replicas,     // likewise, of ranks whose buffers lie at the same places of their memory
+  replicas,     // of bulk data, between ranks whose buffers have the same offsets in their arenas
   messages,     // Send and Receive between neighbours
   words         // AllReduceWords
 };
@@ -21,9 +21,9 @@ class Group {
   virtual ~Group() = default;
   virtual std::int64_t rank() const = 0;
   virtual const GroupShape& shape() const = 0;
-  /// Starts `call`; every rank of the group starts the same calls in the same order. The memory
-  /// belongs to the task until it is done; nullptr: the call is done, or queued on a GPU's stream,
-  /// which it belongs to then. Throws CommError.
+  /// Starts `call`; every rank of the group starts the same calls in the same order. Returns a
+  /// task, to which the call's memory belongs until it is done. nullptr: the call is done already,
+  /// or is queued on a GPU's stream and its memory belongs to that. Throws CommError.
   virtual std::unique_ptr<streams::Task> start(const CollectiveCall& call) = 0;
 };
 

@@ -1,4 +1,4 @@
-// What started this process, as the launcher says in its environment: srun and mpirun do so whether
+// What started this process, as its environment says: srun and mpirun set variables there, whether
 // or not the MPI library understands them.
 #pragma once
 
@@ -10,18 +10,18 @@
 namespace tessera::comm {
 
 struct Launch {
-  std::string launcher;        // "srun"; empty: none that says so
-  std::int64_t processes = 1;  // that it started, this one among them
+  std::string launcher;        // "srun"; empty: none is known
+  std::int64_t processes = 1;  // how many it started, this one included
 };
 
 using Environment = std::function<const char*(const char*)>;
 
-/// Of the launcher nearest to this process: that of MPI, else the Slurm job step. The shells of
-/// sbatch, salloc and srun --pty are no launch, though Slurm tells them of the job's tasks.
+/// By the launcher nearest to this process: that of MPI, else the Slurm job step. The shells of
+/// sbatch, salloc and srun --pty are no launch, though Slurm sets the job's number of tasks there.
 Launch launch_of_process(const Environment& variable = std::getenv);
 
-/// For a program that is all of its run: throws DeckError when it was launched several times.
-/// `because` says why each is a run of its own, and `instead` how to start it.
+/// For a program that runs as one process: throws DeckError if it was launched several times.
+/// `because` says why each process would be a run of its own, `instead` how to start it.
 void refuse_copies(const Launch& launch, const std::string& because, const std::string& instead);
 
 }  // namespace tessera::comm

@@ -1,5 +1,5 @@
-// A group whose ranks are in one process: messages move only when somebody says so, one by one and
-// in any order that a network might choose. So a test can try orders, and lose messages.
+// A transport between ranks of one process: a message moves only when a test says so, one at a
+// time, in any order that a network might choose. So tests can try orders, and lose messages.
 #pragma once
 
 #include <map>
@@ -11,7 +11,7 @@
 
 namespace tessera::comm {
 
-/// When a send is complete: both happen with MPI, by size and by chance.
+/// When a send is complete. With MPI both happen, depending on size and chance.
 enum class Sends : std::uint8_t {
   buffered,    // once its bytes are taken, whether or not the receiver is there
   synchronous  // not before the receiver is there
@@ -47,7 +47,7 @@ class Loopback {
 
  private:
   class End;
-  struct Half {  // what a request is about
+  struct Half {  // a request: one end of a message
     Message message;
     const std::byte* from = nullptr;  // of a send
     std::byte* to = nullptr;          // of a receive

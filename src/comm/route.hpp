@@ -1,5 +1,5 @@
-// The way of a sum's contributions over nodes: within each node first, so that what crosses is sums
-// (ZeRO++, Wang et al. 2023, section 3.3).
+// Hierarchical reduction (ZeRO++, Wang et al. 2023, section 3.3): contributions are added within
+// each node first, so that only sums cross between nodes.
 #pragma once
 
 #include <span>
@@ -9,25 +9,27 @@
 
 namespace tessera::comm {
 
-/// Ranks of a group that exchange with each other, this one among them; `remote` of them are on
-/// other nodes.
+/// One step of a route: the ranks that exchange with each other, this one among them. `remote` of
+/// them are on other nodes.
 struct Hop {
   RankGroup ranks;
   std::int64_t remote = 0;
 };
 
-/// One slot for each rank of the group sets out, in the order that transposing (outer, inner) slots
-/// in rank order gives. On each hop of P ranks the slots are cut into P equal parts, part k for
-/// the k-th; what P ranks sent is added, and a P-th of the slots goes on. After the last hop one is
-/// left, the rank's own.
+/// Each rank starts with one slot for each rank of the group, its contribution to that rank's
+/// shard. At each hop P ranks exchange equal shares of their slots, sum what they receive, and keep
+/// 1/P of the slots; the last slot left is this rank's reduced shard. `outer` and `inner`: slots in
+/// rank order, seen as (outer, inner), are transposed before the first hop, so that every exchange
+/// is of contiguous slots.
 struct Route {
   std::vector<Hop> hops;
   std::int64_t outer = 1, inner = 1;
 };
 
-/// Two hops, among the ranks of the node, then among those that have this rank's number on their
-/// nodes: where there are several nodes with as many ranks each, several, and ranks fill node after
-/// node or are dealt round. One hop among all ranks otherwise. `node_of` is by rank of the group.
+/// Two hops, first among the ranks of the node, then among the ranks that have this rank's number
+/// on their nodes, if there are several nodes, each has the same number of ranks, which is more
+/// than one, and ranks fill node after node or are dealt round. Otherwise one hop among all ranks.
+/// `node_of` is by rank of the group.
 Route route_of(std::span<const int> node_of, std::int64_t rank);
 
 }  // namespace tessera::comm

@@ -73,7 +73,7 @@ class GatherTask : public Task {
   std::int64_t copied_ = 0;
 };
 
-/// From slot to slot, with nothing between.
+/// AllToAll: bytes go from slot to slot, without staging.
 class AllToAllTask : public Task {
  public:
   AllToAllTask(Transport& transport, std::int64_t rank, const AllToAll& call)
@@ -230,8 +230,8 @@ class ReduceTask : public Task {
     }
     return part;
   }
-  /// The own contribution too is what the wire's type holds, so that the sum does not depend on who
-  /// adds.
+  /// The rank's own contribution, rounded to the wire's type as those of others are, so that the
+  /// sum does not depend on which rank adds it.
   float* own(std::int64_t piece) const {
     const std::int64_t n = count(piece);
     std::byte* mine = slot(rank_, piece);
@@ -264,9 +264,9 @@ class ReduceTask : public Task {
   std::int64_t summed_ = 0;
 };
 
-/// Recursive doubling (Thakur, Rabenseifner and Gropp 2005): what the ranks beyond the
-/// last power of two have is added first, and they are given the sums last. 64-bit sums are exact,
-/// so their order does not matter.
+/// Recursive doubling (Thakur, Rabenseifner and Gropp 2005). Ranks beyond the last power of two
+/// hand their words to a partner first and get the sums from it last. Sums of 64-bit integers are
+/// exact, so their order does not matter.
 class WordsTask : public Task {
  public:
   WordsTask(Transport& transport, const GroupShape& group, std::int64_t rank,
@@ -289,7 +289,7 @@ class WordsTask : public Task {
 
  private:
   enum class Use : std::uint8_t { ignore, add, replace };
-  struct Round {  // with this peer, words go both ways
+  struct Round {  // an exchange of all words with one peer
     std::int64_t peer;
     Use peers_words;
   };

@@ -1,4 +1,5 @@
-// Sums of one contribution a rank in an order that depends on the rank index alone.
+// Adds one contribution of each rank in an order that depends on the ranks' numbers alone: so sums
+// have the same bits whatever carried the contributions.
 #pragma once
 
 #include <span>

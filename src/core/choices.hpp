@@ -1,4 +1,4 @@
-// Choices that a deck offers and other rooms act on: one enumeration each, for all of them.
+// Choices that a deck offers and several folders act on: one enumeration for each.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,11 @@
 
 namespace tessera {
 
-/// Ba et al. 2016; Zhang and Sennrich 2019.
+/// Layer norm (Ba et al. 2016); RMS norm (Zhang and Sennrich 2019).
 enum class NormKind : std::uint8_t { layernorm, rmsnorm };
 
-/// Of the feed-forward layer. gelu is the tanh form (Hendrycks and Gimpel 2016); swiglu(x) =
-/// silu(gate) * up (Shazeer 2020).
+/// Activations of the feed-forward layer. gelu is the tanh form (Hendrycks and Gimpel 2016);
+/// swiglu(x) = silu(gate) * up (Shazeer 2020).
 enum class ActivationKind : std::uint8_t { gelu, relu, swiglu };
 
 /// How attention or the embedding knows positions.

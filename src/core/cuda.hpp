@@ -16,7 +16,7 @@ struct CudaQueue {
   cudaStream_t stream = nullptr;
 };
 
-/// Throws MemoryError: what could not be done for want of memory, what there is, and what to do.
+/// Throws MemoryError, which says what the GPU had no memory for, how much it has, and what to do.
 [[noreturn]] inline void gpu_is_full(std::string_view what,
                                      std::source_location where = std::source_location::current()) {
   std::size_t free = 0, total = 0;

@@ -18,7 +18,8 @@ bool is_exhaustion(const std::error_code& code) {
   return code == std::errc::not_enough_memory || code == std::errc::resource_unavailable_try_again;
 }
 
-/// Of the file system, of fmt for a stream, or of a thread.
+/// For a std::system_error, which the file system, fmt (for a stream) or std::thread may have
+/// thrown.
 void describe(Ending& ending, const std::system_error& e) {
   const bool of_stdout = std::ferror(stdout) != 0;  // also where a pipe has no room just now
   ending.code = is_exhaustion(e.code()) && !of_stdout ? ExitCode::memory : ExitCode::io;
@@ -30,7 +31,7 @@ void describe(Ending& ending, const std::system_error& e) {
   }
 }
 
-/// Says first which code it is: the words may need memory that there is not.
+/// Sets the exit code first: building the message may need memory that there is not.
 void describe(Ending& ending) {
   try {
     throw;

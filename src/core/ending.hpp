@@ -1,4 +1,4 @@
-// What an exception makes of a process: its exit code and last words.
+// How an exception ends a process: its exit code and last words.
 #pragma once
 
 #include <string>
@@ -16,13 +16,13 @@ struct Ending {
   std::string text() const;
 };
 
-/// Of the exception that is being handled. What the system refused for want of memory or threads
-/// ends as a MemoryError does; where there is no memory for a message, it is cut short.
+/// For the exception that is being handled. Memory or threads that the system refused end as a
+/// MemoryError does. Where there is no memory for a message, it is cut short.
 Ending current_ending() noexcept;
 
-/// For std::set_terminate: ends a process that memory has run out of where no exception may pass,
-/// as in destructors of libraries that allocate (nlohmann's JSON values do), with that exit code.
-/// Any other reason to terminate aborts, as ever.
+/// For std::set_terminate. Where memory runs out in code that no exception may leave (such as
+/// destructors that allocate; nlohmann's JSON values do), ends the process with the exit code for
+/// memory. Any other reason to terminate aborts, as usual.
 [[noreturn]] void terminate_for_memory() noexcept;
 
 }  // namespace tessera

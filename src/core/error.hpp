@@ -26,7 +26,7 @@ enum class ExitCode : int {
   stopped = 85,  // stopped on request, checkpoint written
 };
 
-/// A message whose line ends are meant: what it quotes in a line is printable() already.
+/// A message with line ends of its own; what it quotes is printable() already.
 struct Lines {
   std::string text;
 };
@@ -74,7 +74,7 @@ struct DeviceError : ErrorOf<ExitCode::comm> {
   using ErrorOf::ErrorOf;
 };
 
-/// An error that every rank has learnt of and throws alike: they can leave together.
+/// An error that every rank knows of and throws alike, so that all can leave together.
 struct AgreedError : Error {
   using Error::Error;
 };

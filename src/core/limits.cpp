@@ -12,7 +12,7 @@ namespace {
 
 double mebibytes(rlim_t bytes) { return static_cast<double>(bytes) / 0x1p20; }
 
-/// Of addresses, in bytes. Without a stream: there may be no memory for its buffer.
+/// The limit on addresses, in bytes. Does not use a stream: there may be no memory for its buffer.
 rlim_t addresses_in_use() {
   long pages = 0;
   if (std::FILE* file = std::fopen("/proc/self/statm", "r")) {

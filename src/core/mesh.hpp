@@ -1,6 +1,6 @@
-// The mesh of ranks: data x pipeline x tensor. Tensor ranks are neighbours, because they talk most,
-// then data ranks; pipeline stages are farthest apart. All that differs from axis to axis, and from
-// group to group, is in two tables.
+// The mesh of ranks: data x pipeline x tensor. Tensor ranks are neighbours, because they
+// communicate most; data ranks come next, and pipeline stages are farthest apart. What differs from
+// axis to axis and from group to group is in two tables.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +19,14 @@ struct RankGroup {
   bool operator==(const RankGroup&) const = default;
 };
 
-/// Where a rank is on each axis.
+/// A rank's index on each axis.
 struct MeshPlace {
   std::int64_t tensor = 0, data = 0, pipeline = 0;
   auto operator<=>(const MeshPlace&) const = default;
 };
 
-/// The groups of ranks that share collectives, each with one member or more of every kind of place
-/// that the rest of the mesh leaves open.
+/// Kinds of groups of ranks that share collectives. A group of a kind has the ranks that agree on
+/// the axes named here.
 enum class MeshGroup : std::uint8_t {
   world,
   data,      // same tensor rank and stage
@@ -44,7 +44,7 @@ struct Mesh {
   std::int64_t size() const;
   MeshPlace place_of(std::int64_t rank) const;
   std::int64_t rank_of(const MeshPlace& place) const;
-  /// The world ranks of the group of this kind that `rank` is in; of no ranks where it is in none.
+  /// The world ranks of the group of this kind that `rank` is in; count 0 where it is in none.
   RankGroup group_of(std::int64_t rank, MeshGroup group) const;
   /// Its ranks, ascending.
   std::vector<int> members(std::int64_t rank, MeshGroup group) const;
@@ -58,12 +58,12 @@ struct Axis {
   std::int64_t MeshPlace::*place;
 };
 
-/// As people say them.
+/// In the order in which people name them.
 inline constexpr std::array kAxes = {
     Axis{"data", "data rank", 1, &Mesh::data, &MeshPlace::data},
     Axis{"pipeline", "stage", 2, &Mesh::pipeline, &MeshPlace::pipeline},
     Axis{"tensor", "tensor rank", 0, &Mesh::tensor, &MeshPlace::tensor}};
-/// Whether ranks of such a group differ along an axis.
+/// Whether the ranks of such a group differ along an axis.
 bool differ_along(MeshGroup group, std::int64_t MeshPlace::*axis);
 /// The place of a group's first rank, for any of its ranks.
 MeshPlace first_of_group(MeshPlace place, MeshGroup group);

@@ -22,7 +22,7 @@ struct OpenedFile {
   std::string problem;  // why there is no descriptor
 };
 
-/// As open(2), without waiting, and closed again if it is no regular file.
+/// Opens a file as open(2) does, without waiting; closes it again if it is no regular file.
 OpenedFile open_regular(const std::filesystem::path& path, int flags);
 
 struct FileText {

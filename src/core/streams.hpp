@@ -1,5 +1,5 @@
-// The streams of a step: FIFO queues of work; work on different streams overlaps unless one waits
-// for the other. A row each: all that differs from stream to stream is said here.
+// The streams of a step: FIFO queues of work. Work on different streams overlaps unless one waits
+// for the other. All that differs from stream to stream is in the rows of this table.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@ enum class Stream : std::uint8_t {
   receive_backward
 };
 
-/// What time is that a step spends waiting for a stream.
+/// How the time that compute spends waiting for a stream is reported.
 enum class StreamCounts : std::uint8_t {
   compute,        // none: the others are waited for
   communication,  // exposed communication
@@ -29,7 +29,7 @@ enum class StreamCounts : std::uint8_t {
   transfer,       // copies to memory that is not the device's
 };
 
-/// Which way the messages of a pipeline go: down with activations, up with their gradients.
+/// Which way messages of a pipeline go: down with activations, up with their gradients.
 enum class Direction : std::uint8_t { none, down, up };
 
 struct StreamRow {
@@ -37,8 +37,8 @@ struct StreamRow {
   const char* name;
   StreamCounts counts;
   Direction direction = Direction::none;
-  /// Takes away what compute has made: its buffers live on until the next visit is over, or reuse
-  /// of their bytes would make compute wait at once.
+  /// Whether its ops carry away what compute has made. Their buffers live until the next visit is
+  /// over; otherwise compute would have to wait at once to reuse their bytes.
   bool outgoing = false;
 };
 

@@ -1,5 +1,4 @@
-// What people see of the program: text that cannot steer their terminal, and standard streams that
-// may be full, closed or gone.
+// The terminal: text that cannot steer it, and standard streams that may be full, closed or gone.
 #pragma once
 
 #include <string>
@@ -14,17 +13,19 @@ enum class LineEnds { escaped, kept };
 /// can neither forge a line of a log nor steer a terminal. Done twice it changes nothing more.
 std::string printable(std::string_view text, LineEnds line_ends = LineEnds::escaped);
 
-/// Gives descriptors 0 to 2 that are closed a file that refuses what the stream is for. Otherwise
-/// the next file that is opened gets the number, and what is printed goes into it.
+/// Opens descriptors 0 to 2 where they are closed, on a file that refuses to be used. Otherwise the
+/// next file that is opened would get such a number, and what is printed would be written into it.
 void reserve_standard_streams();
 
-/// Writes to stderr as it is; that nobody can read it there is no reason to fail.
+/// Writes to stderr as it is. That nobody can read it there is no reason to fail.
 void tell(std::string_view text) noexcept;
 
-/// Writes to stdout past its buffer, for whoever goes on where that fails: 0, or the errno.
+/// Writes to stdout without its buffer, for callers that go on when that fails. Returns 0, or the
+/// errno.
 int tell_stdout(std::string_view text) noexcept;
 
-/// Writes what is left for stdout and closes it. Throws IoError if anything was lost, be it before.
+/// Writes what is left in stdout's buffer and closes it. Throws IoError if anything was lost, now
+/// or earlier.
 void close_stdout();
 
 }  // namespace tessera

@@ -16,7 +16,7 @@ void try_within_a_second(std::function<void()> work) {
     const auto guarded = [done, work = std::move(work)] {
       try {
         work();
-      } catch (...) {  // the exit code must do
+      } catch (...) {  // the exit code must be enough
       }
       *done = true;
     };
@@ -27,7 +27,7 @@ void try_within_a_second(std::function<void()> work) {
     }
     const auto until = std::chrono::steady_clock::now() + 1s;
     while (!*done && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(2ms);
-  } catch (const std::bad_alloc&) {  // the exit code must do
+  } catch (const std::bad_alloc&) {  // the exit code must be enough
   }
 }
 

@@ -34,8 +34,8 @@ class SignalsBlocked {
 };
 
 /// Starts a thread that takes no signal: signals are the main thread's, and must not interrupt
-/// another within MPI or HDF5 (trap 61). `name`: at most 15 characters, for ps and debuggers.
-/// Throws MemoryError when the system has no thread to give.
+/// another within MPI or HDF5. `name`: at most 15 characters, for ps and debuggers. Throws
+/// MemoryError when the system has no thread to give.
 template <typename Work>
 std::jthread start_thread(const char* name, Work&& work) {
   const SignalsBlocked inherited;
@@ -78,9 +78,9 @@ void in_turns(std::size_t workers, std::size_t items, Work&& work) {
   }
 }
 
-/// Does `work` on a thread of its own and waits for it a second at most: for last words of a
-/// process that is about to end, where the file system may be what hangs. Without a thread to be
-/// had it does the work itself; what `work` throws is lost.
+/// Runs `work` on a thread of its own and waits for it, a second at most: for last words of a
+/// process that is about to end, whose file system may hang. If there is no thread to be had, runs
+/// it here; what `work` throws is lost.
 void try_within_a_second(std::function<void()> work);
 
 /// Throws MemoryError unless so many more threads can be there at once: for libraries that end the

@@ -1,6 +1,6 @@
 // A view: typed, shaped access to bytes that someone else owns. The address may be real (host or
-// device memory) or symbolic (a buffer of a plan that is being recorded); code that only passes
-// views on cannot tell and must not dereference them.
+// device memory) or symbolic (a buffer of a plan that is being made). Code that only passes views
+// on cannot tell which, and must not dereference them.
 #pragma once
 
 #include <array>

@@ -52,7 +52,7 @@ void Batches::load(std::int64_t k, const plan::LoadBatch& views) const {
     const std::int32_t* row = current_.tokens.data() + (k * micro + b) * (sequence_ + 1);
     std::copy_n(row, sequence_, tokens + b * sequence_);
     std::copy_n(row + 1, sequence_,
-                targets + b * sequence_);  // the shift comes before any split (trap 8)
+                targets + b * sequence_);  // targets are shifted before the sequence is split
     views.samples.as<std::int64_t>()[b] = current_.samples[static_cast<std::size_t>(k * micro + b)];
   }
 }

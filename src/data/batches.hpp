@@ -11,9 +11,9 @@
 
 namespace tessera::data {
 
-/// Which global samples a data rank's micro-batches are. The set and order of a step's samples
-/// never depend on the layout; only who computes them does. Under "step" a rank has a contiguous
-/// block of micro-batches, under "micro" every D-th, so that both add gradients in one order
+/// Which samples of a step a data rank's micro-batches have. The set and order of a step's samples
+/// never depend on the layout; only which rank computes them does. Under zero.reduce "step" a rank
+/// has consecutive micro-batches, under "micro" every D-th, so that both add gradients in one order
 /// (aligned trees).
 struct BatchShare {
   std::int64_t data_ranks = 1, data_rank = 0;

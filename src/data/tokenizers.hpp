@@ -20,12 +20,12 @@ struct KnownTokenizer {
 };
 
 // Those that are there; who has none is not compared.
-/// Of a list of token files.
+/// The tokenizer of a list of token files.
 std::vector<KnownTokenizer> tokenizers_of_data(std::string_view key,
                                                std::span<const std::string> entries);
-/// Of the checkpoint that run.resume allows, or of its run, and of model.init_from.
+/// The tokenizer of the checkpoint that run.resume allows, or of its run, and of model.init_from.
 std::vector<KnownTokenizer> tokenizers_of_model(const deck::Deck& deck);
-/// Of the training data, the model and the validation data, in this order.
+/// The tokenizers of the training data, the model and the validation data, in this order.
 std::vector<KnownTokenizer> tokenizers_of_run(const deck::Deck& deck);
 
 /// The tokenizer.json in a directory.

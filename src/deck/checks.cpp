@@ -194,7 +194,8 @@ class Checker {
                           "say how gradients travel (leave one out)",
                           enum_word(q.gradients), enum_word(deck_.precision.gradients)));
     }
-    // What tensor ranks hold alike lies in blocks with what each has of its own.
+    // With several tensor ranks, what all of them hold whole would share quantised blocks with what
+    // each has of its own, and be rounded differently on each.
     const auto alone = [&](std::string_view key, bool used) {
       if (usable({key, "parallel.tensor"}) && used && deck_.parallel.tensor > 1) {
         problem(key, fmt::format("{} needs parallel.tensor = 1, not {}: norm weights, which every "

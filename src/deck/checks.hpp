@@ -7,8 +7,8 @@
 
 namespace tessera::deck {
 
-/// Everything that can be said without knowing the number of ranks; values that this version cannot
-/// serve come last.
+/// All checks that do not need the number of ranks. Values that this version cannot serve are
+/// reported last.
 void check_deck(const LoadedDeck& loaded, Problems& problems);
 
 }  // namespace tessera::deck

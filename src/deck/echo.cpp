@@ -1,3 +1,4 @@
+// The resolved deck as TOML text.
 #include <fmt/format.h>
 
 #include "deck/deck.hpp"

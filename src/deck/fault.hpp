@@ -28,7 +28,7 @@ struct Fault {
 /// Throws DeckError that says what is wrong and what is allowed; it names no place.
 Fault parse_fault(std::string_view text);
 
-/// In canonical form: defaults left out. parse_fault() gives the same fault back.
+/// The fault in canonical form, without defaults. parse_fault() gives the same fault back.
 std::string to_text(const Fault& fault);
 
 /// What kinds there are, as a Markdown table.

@@ -17,7 +17,7 @@ namespace tessera::deck {
 
 namespace {
 
-/// How to mend a value that does not fit, where that is known or can be guessed.
+/// How to correct a value that does not fit, where that is known or can be guessed.
 std::string remedy(const SchemaRow& row, const Value& value) {
   if (const auto problem = row.field.problem(value); !problem.empty()) return ": " + problem;
   if (const auto* word = value.as<std::string>()) {

@@ -27,7 +27,8 @@ struct ArchitectureKey {
 /// the directory alone: resolved decks spell the architecture out.
 using ArchitectureReader = std::function<std::vector<ArchitectureKey>(const std::string& dir)>;
 
-/// A deck, and where its values come from, so that whoever uses one can throw a located DeckError.
+/// A deck, and where its values come from, so that code that uses one can throw a DeckError that
+/// names the place.
 struct LoadedDeck {
   struct Origin {
     Place place;

@@ -33,7 +33,7 @@ struct Machine {
   std::string file;
   std::int64_t ranks_per_node = 0;
   std::int64_t threads = 1;
-  Bytes memory;                          // of a rank's device; 0: not said
+  Bytes memory;                          // of a rank's device; 0: not given
   double memory_rate = 0;                // of a STREAM triad
   double kernel_start = 0;               // s that an operation takes beyond its work
   std::vector<std::int64_t> gemm_sizes;  // ascending
@@ -45,7 +45,7 @@ struct Machine {
   Collectives collectives = Collectives::direct;
   MachineActivations activations = MachineActivations::apart;
   std::optional<Link> intra, inter;      // within a node, between nodes
-  double disk_write = 0, disk_read = 0;  // of a node; 0: not said
+  double disk_write = 0, disk_read = 0;  // of a node; 0: not given
 
   /// flop/s of a matrix product of `flop`: that of the cube with as much work, linear between the
   /// sizes in their logarithm, constant beyond them. Throws DeckError for a type without rates.

@@ -1,3 +1,4 @@
+// The tables of inputs/README.md, from the schema.
 #include <fmt/format.h>
 
 #include "deck/schema.hpp"

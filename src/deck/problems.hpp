@@ -17,7 +17,7 @@ class Problems {
   /// `key` is the full name of the key at fault.
   void add(const Place& place, std::string_view key, std::string text);
 
-  /// Whether something was said about `key`: what depends on it is not worth checking.
+  /// Whether a problem with `key` was reported: then checks that depend on it are left out.
   bool about(std::string_view key) const;
 
   /// Throws one DeckError with a line a problem, in the order of the text; does nothing if empty.

@@ -31,7 +31,7 @@ std::string listed(std::vector<std::int64_t> all) {
   return fmt::format("{}{}", fmt::join(all, ", "), many ? ", ..." : "");
 }
 
-/// Trap: a global batch that does not divide must be refused, never rounded.
+/// A global batch that does not divide is refused, never rounded.
 void check_global(const LoadedDeck& loaded, std::string_view key, std::int64_t global,
                   std::int64_t data, Problems& problems) {
   const std::int64_t micro = loaded.deck.batch.micro;

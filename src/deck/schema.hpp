@@ -34,11 +34,11 @@ struct Limits {
   std::string text() const;  // ">= 1", "> 0", "0 to 3", ">= 0 and < 1"; "" for none
 };
 
-/// What becomes of a key that differs from the checkpoint's when a run resumes, from lenient to
-/// strict: `refused` within a run, `architecture` also for a model that starts a new one.
+/// What happens, when a run resumes, to a key that differs from the checkpoint's; from lenient to
+/// strict. `refused`: within a run; `architecture`: also where a model starts a new run.
 enum class OnResume { free, event, refused, architecture };
 
-/// The part of a row that most keys leave alone.
+/// The part of a row that most keys leave at its defaults.
 struct KeyRules {
   Limits limits = {};
   std::string_view unit = "";

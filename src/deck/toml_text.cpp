@@ -142,8 +142,8 @@ void replace_places(Value& value, const Place& place) {
   }
 }
 
-/// toml++ reads numbers by streams, which keep a want of memory to themselves: such a number looks
-/// malformed. What is malformed is so a second time.
+/// toml++ reads numbers with streams, which hide that memory has run out: such a number looks
+/// malformed. So what looks malformed is read again, and is malformed if it fails twice.
 toml::table parsed_twice(std::string_view text) {
   try {
     return toml::parse(text);

@@ -1,5 +1,5 @@
-// A deck's values before they have a type, and where they stand: the little that the rest of the
-// folder needs to know about TOML.
+// A deck's values before they have a type, and where in which file they are given: the little that
+// the rest of the folder needs to know about TOML.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,8 @@
 
 namespace tessera::deck {
 
-/// Where something was said. Column 0: the `line`-th --set; line 0: `file` alone says it.
+/// Where a value or a section was given. Column 0: by the `line`-th --set. Line 0: somewhere in
+/// `file`.
 struct Place {
   std::string file;
   int line = 1;
@@ -48,7 +49,7 @@ struct TableMember {
   Value value;
 };
 
-/// Compares what is said, not where.
+/// Compares values, not places.
 bool operator==(const Value& a, const Value& b);
 bool operator==(const TableMember& a, const TableMember& b);
 

@@ -46,7 +46,8 @@ bool names(const std::string& word, const Network& network) {
   return ((std::uint64_t{*wanted} ^ *own) >> (32 - prefix)) == 0;
 }
 
-/// Of this host, on the way to `address`; nothing is sent. Nothing where no route leads there.
+/// The address of this host that a route to `address` begins at; nothing is sent. Nothing where no
+/// route leads there.
 std::optional<std::string> source_towards(const std::string& address) {
   sockaddr_in peer{};
   peer.sin_family = AF_INET;

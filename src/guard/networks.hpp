@@ -15,7 +15,7 @@ struct Network {
   bool loopback = false;
 };
 
-/// Of this host. Throws CommError.
+/// The networks of this host. Throws CommError.
 std::vector<Network> own_networks();
 
 /// The addresses of those of `own` that `wanted` names: interfaces, addresses or networks, as in

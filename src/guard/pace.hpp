@@ -1,4 +1,4 @@
-// Whether a run has become slower than it was: what a team notes in its logbook.
+// Whether a run has become slower or faster than it was.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ class Pace {
   struct Change {
     double before = 0, now = 0;  // seconds a token, medians
   };
-  /// The time of a step, in seconds a token (batches may grow). A change is told once: from then
-  /// on, steps are compared with the new pace.
+  /// Takes the time of a step in seconds a token (because batches may grow). Returns a change once;
+  /// from then on, steps are compared with the new pace.
   std::optional<Change> judge(double seconds_a_token);
 
  private:

@@ -1,4 +1,4 @@
-// What the survivors know of a peer's failure, as its reader wants it.
+// What surviving ranks know of a failure, and how it is told to people.
 #pragma once
 
 #include <functional>
@@ -12,11 +12,11 @@ struct PeerReport {
   std::map<int, std::string> bystanders;  // rank -> what it was doing when it heard of them
 };
 
-/// One line a casualty, one for all ranks that were doing the same.
+/// One line for each casualty, and one for all ranks that were doing the same.
 std::string to_text(const PeerReport& report);
 
-/// Writes it to stderr and gives it to `record`, if there is one, which gets a second to keep it:
-/// the process is about to leave.
+/// Writes the report to stderr and gives it to `record`, if there is one. That gets a second to
+/// keep it, because the process is about to leave and its file system may hang.
 void publish(const PeerReport& report, const std::function<void(const std::string&)>& record);
 
 }  // namespace tessera::guard

@@ -47,7 +47,7 @@ void RingMember::send(Link& link, Kind kind, int about, std::string_view text) {
 }
 
 void RingMember::pass_on(const Link* from, Kind kind, int about, std::string_view text) {
-  if (is_draining()) return;  // all is said
+  if (is_draining()) return;  // this rank has said its last
   for (Link& l : links_) {
     if (&l != from) send(l, kind, about, text);
   }
@@ -85,7 +85,8 @@ void RingMember::closed(Side from, Time now) { close(link(from), now); }
 void RingMember::close(Link& link, Time now) {
   link.open = false;
   link.unsent.clear();
-  // Whoever leaves because of a casualty has told its neighbours so before.
+  // A neighbour that leaves because of a casualty has said so before it closed; one that has said
+  // goodbye is done.
   if (link.said_goodbye || leaving_at_ || phase_ == Phase::parting) return;
   learn_of(
       link.peer,
@@ -98,17 +99,17 @@ void RingMember::learn_of(int casualty, std::string text, const Link* from, Time
   if (!news) return;
   pass_on(from, Kind::casualty, casualty, entry->second);
   if (leaving_at_) return;
-  leaving_at_ = now + 300ms + size_ * 100us;  // the news go round, and all answer
+  leaving_at_ = now + 300ms + size_ * 100us;  // time for the news to go round and all to answer
   if (casualty == rank_) return;
   const std::string doing = look_().doing;
   report_.bystanders.emplace(rank_, doing);
   pass_on(nullptr, Kind::bystander, rank_, doing);
 }
 
-/// Heartbeats out, silences noticed.
+/// Sends heartbeats, and notices silent neighbours and a lack of progress.
 void RingMember::look_around(Time now) {
   const Activity activity = look_();
-  // Stopped itself and woken again, this process knows nothing of how long the others were silent.
+  // If this process itself was stopped for a while, it cannot tell how long the others were silent.
   const bool slept = now - looked_at_ > heartbeat() + hang_timeout_ / 2;
   looked_at_ = now;
   if (slept || activity.progress != progress_ || !activity.must_advance) {
@@ -175,11 +176,12 @@ void RingMember::advance(Time now) {
     }
     return;
   }
-  // From here on: before, who leaves has written the report, which may take its time.
+  // The time limit begins only now: a rank that leaves has written the report in between, which may
+  // take long.
   if (!drain_until_) drain_until_ = now + (phase_ == Phase::parting ? 5s : Milliseconds(500));
   const bool heard_out = !is_open(Side::before) && !is_open(Side::after);
   if (!heard_out && now < *drain_until_) return;
-  // Somebody failed alone while the others were done: it will not be there when MPI ends.
+  // A rank failed alone while the others were finishing: it will not be there when MPI ends.
   if (phase_ == Phase::parting && !report_.casualties.empty()) return leave(ExitCode::comm);
   phase_ = Phase::gone;
 }

@@ -1,5 +1,6 @@
-// What a rank's watchdog says and does, by what it hears and by the clock: without threads, sockets
-// or a clock of its own, so that a test can play a whole ring.
+// The rules of a rank's watchdog: what it sends and when it leaves, from what it hears and the time
+// that it is told. It has no threads, sockets or clock of its own, so that a test can play a whole
+// ring.
 #pragma once
 
 #include <array>
@@ -19,53 +20,54 @@ namespace tessera::guard {
 using Milliseconds = std::chrono::milliseconds;
 using Time = std::chrono::steady_clock::time_point;
 
-/// What the rank is doing, as its watchdog sees it: a heartbeat carries `doing` to the neighbours.
+/// What the rank is doing, as its watchdog sees it. Heartbeats carry `doing` to the neighbours.
 struct Activity {
   bool must_advance = false;   // in a step: `progress` may not stand still
   std::uint64_t progress = 0;  // grows with everything that gets done
   std::string doing;           // "step 12: forward block.3, micro-batch 0"
 };
 
-/// The neighbours of a rank: the ring goes from rank 0 upwards and back to it.
+/// The neighbours of a rank. The ring goes from rank 0 upwards and from the last rank back to 0.
 enum class Side : std::uint8_t { before, after };
 inline constexpr std::array kSides = {Side::before, Side::after};
 
 class RingMember {
  public:
-  /// Of its life: `leaving` once it knows of a casualty and the news have gone round, `parting`
-  /// once it has said goodbye; in both it sends what is unsent, hears its neighbours out, and is
-  /// `gone`.
+  /// `watching`; `leaving` once it knows of a casualty and the news has had time to go round the
+  /// ring; `parting` once it has said goodbye; `gone`. While leaving or parting it still sends what
+  /// is unsent and listens until its neighbours have closed their connections.
   enum class Phase : std::uint8_t { watching, leaving, parting, gone };
 
-  /// Of `size` ranks, at least two. `look` tells what the rank is doing.
+  /// `size`: ranks of the ring, at least two. `look` returns what the rank is doing.
   RingMember(int rank, int size, Milliseconds hang_timeout, std::function<Activity()> look,
              Time now);
 
-  /// What came from a neighbour, and the end of its connection.
+  /// Bytes that came from a neighbour, and the end of its connection.
   void receive(Side from, std::string_view bytes, Time now);
   void closed(Side from, Time now);
-  /// The rank itself failed: the others are told why, and it leaves with `code`. Before an error of
-  /// communication is told a peer's death is waited for, which may be behind it. What is said again
-  /// changes nothing.
+  /// This rank itself failed: it tells the others why and leaves with `code`. After an error of
+  /// communication it first waits a little for news of a peer's death, which is the likely cause.
+  /// Further calls change nothing.
   void fail(ExitCode code, std::string_view why);
   /// The run is over on every rank: connections that close mean nothing from here on.
   void part();
-  /// Does what the time demands. To be called once rest() has passed, or something was heard.
+  /// Does what is due at this time. To be called once rest() has passed, and whenever something was
+  /// heard.
   void advance(Time now);
 
   Phase phase() const { return phase_; }
-  /// What the process is to end with; nothing as long as, or because, there is no reason to.
+  /// The exit code that the process is to end with; nothing if it need not end.
   std::optional<ExitCode> exit_code() const { return exit_code_; }
-  /// Whether it is this rank that writes the report: the lowest that still hears others.
+  /// Whether this rank writes the report: it is the lowest of those that still hear one another.
   bool reports() const;
   const PeerReport& report() const { return report_; }
 
   bool is_open(Side side) const { return link(side).open; }
-  /// What a neighbour is still to be sent; who sends it erases it.
+  /// Bytes that are still to be sent to a neighbour; whoever sends them erases them.
   std::string& unsent(Side side) { return link(side).unsent; }
-  /// Whether nothing more will be sent than what is unsent.
+  /// Whether nothing will be sent any more beyond what is unsent.
   bool is_draining() const { return phase_ == Phase::leaving || phase_ == Phase::parting; }
-  /// How long advance() can wait.
+  /// How long until advance() must be called again.
   Milliseconds rest() const;
 
  private:

@@ -54,7 +54,7 @@ bool send_greeting(int descriptor, const Greeting& greeting) {
          static_cast<ssize_t>(sizeof greeting);
 }
 
-/// What has come of a greeting.
+/// The part of a greeting that has arrived.
 struct Heard {
   Greeting greeting;
   std::size_t bytes = 0;
@@ -121,7 +121,7 @@ Socket try_port(const Endpoint::Port& port, const Greeting& greeting, Deadline u
   return socket;
 }
 
-/// A connection of which is not known yet whose it is.
+/// A connection that has not proved yet whose it is.
 struct Stranger {
   Socket socket;
   Deadline until;
@@ -129,7 +129,8 @@ struct Stranger {
   bool answered = false;  // it greeted as expected, and has to confirm
 };
 
-/// Those that wait at the door, looked at together, so that none holds another up.
+/// Connections that have been accepted but are not known to be the peer's. All are watched
+/// together, so that none holds another up.
 class Strangers {
  public:
   Strangers(const Greeting& expected, Deadline until) : expected_(expected), until_(until) {}
@@ -210,7 +211,7 @@ std::string Endpoint::to_text() const {
 
 Endpoint Endpoint::from_text(const std::string& text) {
   std::istringstream words(text);
-  words.exceptions(std::ios::badbit);  // for want of memory
+  words.exceptions(std::ios::badbit);  // throws if memory runs out
   Endpoint endpoint;
   for (std::string word; words >> word;) {
     const std::size_t colon = word.rfind(':');

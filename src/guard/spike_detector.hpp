@@ -1,5 +1,6 @@
-// Losses that leap: a robust z-score over a window of recent losses, after the rule of Iglewicz and
-// Hoaglin (1993): median and median absolute deviation, which the spike itself cannot move.
+// Loss spikes: a robust z-score over a window of recent losses, after the rule of Iglewicz and
+// Hoaglin (1993). Median and median absolute deviation are used because a spike itself cannot move
+// them.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +15,9 @@ class SpikeDetector {
   /// when it lies `threshold` (> 0) scaled deviations above the median.
   SpikeDetector(std::int64_t window, double threshold) : window_(window), threshold_(threshold) {}
 
-  /// The z-score of `loss` if it is a spike. One that is not, joins the window, and so do losses
-  /// after half a window of spikes in a row. Every rank sees the
-  /// same losses and so comes to the same verdict. Losses that are not finite are no business of
-  /// this guard.
+  /// The z-score of `loss` if it is a spike. A loss that is no spike joins the window; so does any
+  /// loss after half a window of spikes in a row. Every rank sees the same losses, so all decide
+  /// alike. Losses that are not finite are not judged here.
   std::optional<double> judge(double loss);
 
   /// Recent losses, oldest first: in every checkpoint, so that a restart judges alike.

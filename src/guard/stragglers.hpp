@@ -21,8 +21,8 @@ class Stragglers {
  public:
   /// Judges the last `window` steps (> 0).
   explicit Stragglers(std::int64_t window = 50) : window_(window) {}
-  /// A rank that was the slowest, and 1.2 times the median or more, in four of five steps of the
-  /// window; told once, and again only after it was not one.
+  /// The rank that was the slowest, and took at least 1.2 times the median, in four of five steps
+  /// of the window. It is returned once, and again only after it had recovered.
   std::optional<int> judge(const ComputeSpread& step);
 
  private:

@@ -29,12 +29,12 @@ using Clock = std::chrono::steady_clock;
 
 enum class Ending { no, goodbye, failure };
 
-/// What comes of the ring that is being made: until that is known, its thread waits.
+/// How far the ring has come; the watchdog's thread waits for the next decision.
 enum class Fate : std::uint8_t { open, joined, watched, given_up };
 
 }  // namespace
 
-/// Moves the bytes of a RingMember, which has all the rules.
+/// Moves the bytes of a RingMember and keeps its time; all rules are RingMember's.
 struct Watchdog::Ring {
   int rank = 0, size = 0;
   std::vector<Socket> listeners;
@@ -64,7 +64,7 @@ struct Watchdog::Ring {
       try {
         why = text;
       } catch (const std::bad_alloc&) {
-        why.clear();  // the code must do
+        why.clear();  // no memory for words: the exit code must be enough
       }
     }
     const std::uint64_t one = 1;
@@ -88,7 +88,7 @@ void Watchdog::Ring::flush(Side side) {
   while (socket(side) && !unsent.empty()) {
     const ssize_t n = ::send(to, unsent.data(), unsent.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return;  // there is no room; or reading will say that it is closed
+    if (n < 0) return;  // the buffer is full, or the connection is closed, which receive() notices
     unsent.erase(0, static_cast<std::size_t>(n));
   }
   if (socket(side) && member->is_draining()) ::shutdown(to, SHUT_WR);
@@ -140,7 +140,8 @@ void Watchdog::Ring::run() {
   }
 }
 
-/// No exception may end this thread: what it throws is for want of memory, and this rank's own.
+/// No exception may leave this thread. What it throws means that memory has run out, an error of
+/// this rank alone.
 void Watchdog::Ring::run_or_leave() {
   try {
     run();
@@ -149,7 +150,7 @@ void Watchdog::Ring::run_or_leave() {
     if (!member->exit_code()) {
       try {
         tell(fmt::format("tessera: rank {}: watchdog: {}\n", rank, last.text()));
-      } catch (...) {  // the exit code must do
+      } catch (...) {  // no memory for words: the exit code must be enough
       }
     }
     ::_exit(static_cast<int>(member->exit_code().value_or(last.code)));
@@ -168,7 +169,8 @@ Watchdog::~Watchdog() {
 
 bool Watchdog::watching() const { return thread_.joinable() && ring_->fate == Fate::watched; }
 
-/// The watchdog's thread: accepts a neighbour once there are some, and watches when told so.
+/// What the watchdog's thread does: accepts the neighbour's connection once join() says who it is,
+/// and watches once watch() was called.
 void Watchdog::Ring::live() {
   fate.wait(Fate::open);
   if (fate == Fate::joined) accept();

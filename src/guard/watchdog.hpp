@@ -33,30 +33,31 @@ struct WatchdogOptions {
 class Watchdog {
  public:
   explicit Watchdog(int rank);
-  /// Says goodbye to the neighbours, unless an exception that they do not know of is on its way.
+  /// Says goodbye to the neighbours, unless an exception is on its way that they do not know of:
+  /// then the closed connection tells them.
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  /// Opens ports on these addresses of this host, on which the rank before will connect, and has a
-  /// thread wait there. Returns what join() of every rank needs to know of this one: one line.
-  /// Throws CommError, and MemoryError without a thread: before that would keep a neighbour
-  /// waiting.
+  /// Opens ports on these addresses of this host, to which the rank before will connect, and starts
+  /// a thread that waits there. Returns one line: what join() of every rank needs to know of this
+  /// one. Throws CommError, and MemoryError if there is no thread to be had. (Refused now, because
+  /// after join() a neighbour would be kept waiting.)
   std::string listen(std::span<const std::string> addresses);
   /// Joins the ring, and closes the ports. `endpoints`: every rank's line, in rank order; `secret`:
-  /// a number that all ranks share and no stranger knows. Collective; at least two ranks. Throws
-  /// CommError when a neighbour cannot be reached on any of its addresses.
+  /// a number that all ranks share and no stranger knows. Collective, over at least two ranks.
+  /// Throws CommError when a neighbour cannot be reached on any of its addresses.
   void join(std::span<const std::string> endpoints, std::uint64_t secret);
   /// Starts watching, once all ranks have joined: before that, silence means nothing. `look` is
   /// called by the watchdog's thread.
   void watch(const WatchdogOptions& options, std::function<Activity()> look);
   bool watching() const;
-  /// The run is over on every rank: closing connections means nothing from here on.
+  /// The run is over on every rank: from here on, a connection that closes means nothing.
   void stop();
 
-  /// For a rank that failed alone: tells the others why, so that their report does, and ends this
-  /// process with `code`. A communication error is mostly the echo of a peer's death, whose report
-  /// is the better one: that one is waited for, a little.
+  /// For a rank that failed alone: tells the others why, so that their report says it, and ends
+  /// this process with `code`. A communication error is mostly the consequence of a peer's death,
+  /// and the report of that death says more: so it is waited for a little.
   [[noreturn]] void leave(ExitCode code, std::string_view why);
 
  private:

@@ -15,7 +15,7 @@ constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
 /// The number after `key` in a file of keys and numbers, in its unit; -1 when there is none.
 std::int64_t value_after(const std::string& key, const fs::path& file) {
   std::ifstream in(file);
-  in.exceptions(std::ios::badbit);  // for want of memory
+  in.exceptions(std::ios::badbit);  // throws if memory runs out
   std::string word;
   while (in >> word) {
     std::int64_t value = 0;
@@ -40,8 +40,8 @@ constexpr CgroupVersion kVersions[] = {
      "total_inactive_file"},
     {"", "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"}};
 
-/// What the limits of group `path` and of all above it leave. In a container the path may be one
-/// that only the host sees; then the mount's own files are the container's.
+/// What the limits of cgroup `path` and of all groups above it leave. In a container the path may
+/// be one that only the host sees; then the mount's own files are the container's.
 std::int64_t left_in_cgroup(const fs::path& root, const CgroupVersion& version, fs::path path) {
   std::int64_t left = kNoLimit;
   for (path = path.relative_path();; path = path.parent_path()) {
@@ -81,7 +81,7 @@ std::int64_t available_bytes(const fs::path& root) {
   if (const std::int64_t kib = value_after("MemAvailable:", root / "proc/meminfo"); kib >= 0)
     free = kib * 1024;
   std::ifstream groups(root / "proc/self/cgroup");
-  groups.exceptions(std::ios::badbit);  // for want of memory
+  groups.exceptions(std::ios::badbit);  // throws if memory runs out
   std::string id, controllers, path;
   while (std::getline(groups, id, ':') && std::getline(groups, controllers, ':') &&
          std::getline(groups, path)) {

@@ -1,5 +1,5 @@
-// An arena: one allocation with a name, a tier and a budget, made and touched before the first
-// step. Plans place their buffers inside; nothing is allocated afterwards.
+// An arena: one allocation with a name, made in a tier before the first step. Plans place their
+// buffers inside it; nothing is allocated afterwards.
 #pragma once
 
 #include <cstddef>
@@ -13,9 +13,9 @@ namespace tessera::memory {
 
 class Arena {
  public:
-  /// Allocates `bytes` in the tier, which must outlive it; of the host's memory check_available()
-  /// first, for the kernel kills who touches more than there is. Throws MemoryError naming the
-  /// arena.
+  /// Allocates `bytes` in the tier, which must outlive the arena. Call check_available() first for
+  /// the host's memory, because the kernel kills a process that touches more than there is. Throws
+  /// MemoryError naming the arena.
   Arena(std::string name, Tier& tier, std::int64_t bytes);
   ~Arena();
   Arena(const Arena&) = delete;
@@ -33,7 +33,7 @@ class Arena {
   std::byte* base_ = nullptr;
 };
 
-/// Bytes of this process that are in memory (VmRSS).
+/// Resident bytes of this process (VmRSS).
 std::int64_t resident_bytes();
 
 /// Bytes that this node can still give to this process: MemAvailable, or less where its memory

@@ -1,6 +1,6 @@
-// Memory that the host cannot reach at the addresses that it is known by, as a GPU's is not:
-// whoever takes such an address for the host's dies of it at once, on any machine. Each allocation
-// is mapped nowhere at its own addresses and, for kernels and messages, once more at others.
+// Memory that the host cannot use at the addresses that it is given, as it cannot use a GPU's: code
+// that does so by mistake crashes at once, on any machine. Each allocation is inaccessible at its
+// own addresses and mapped once more, at others, for kernels and messages.
 #pragma once
 
 #include <map>
@@ -19,8 +19,9 @@ class HiddenTier : public Tier {
                                             std::int64_t bytes) override;
   std::byte* in_place(std::byte*) override { return nullptr; }
 
-  /// Where work of the device finds what is at `address`; other addresses stay what they are.
-  /// Safe from any thread between allocations.
+  /// The address at which kernels and messages find what is at `address`; addresses that are not of
+  /// this tier are returned as they are. May be called by any thread while nothing is allocated or
+  /// released.
   std::byte* reach(const std::byte* address) const;
 
  private:

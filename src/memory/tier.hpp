@@ -1,5 +1,6 @@
-// A tier: where bytes live, how they get there from the host and back. Addresses of a tier are for
-// the device that computes there; the host may use them only where in_place() says so.
+// A tier is a kind of memory: allocation, and copies between it and the host. The addresses it
+// gives are for the device that computes there; the host may use them only where in_place() says
+// so.
 #pragma once
 
 #include <cstddef>
@@ -16,33 +17,34 @@ namespace tessera::memory {
 class Tier {
  public:
   virtual ~Tier() = default;
-  /// Memory that is zero and present. Throws MemoryError. Its user gives it back with release().
+  /// Zeroed memory whose pages are present. Throws MemoryError. To be given back with release().
   virtual std::byte* allocate(std::int64_t bytes) = 0;
   virtual void release(std::byte* base, std::int64_t bytes) = 0;
 
   /// Copies between the host's memory and the tier's, after all work that was queued before on the
-  /// stream that computes; done on return.
+  /// compute stream; complete on return.
   virtual void write(std::byte* to, std::span<const std::byte> from) = 0;
   virtual void read(const std::byte* from, std::span<std::byte> to) = 0;
-  /// A copy from here to here or to the host's memory, as work of a stream.
+  /// A copy within this memory, or from it to the host's, as work of a stream.
   virtual std::unique_ptr<streams::Task> start_copy(const std::byte* from, std::byte* to,
                                                     std::int64_t bytes) = 0;
-  /// Whether its bytes are the host's memory, wherever they can be reached.
+  /// Whether its bytes are physically in the host's memory, at whatever addresses.
   virtual bool of_host() const { return true; }
-  /// Returns once all work that was queued before on its device is done.
+  /// Returns once all work that was queued before on the device's current stream is done.
   virtual void wait() {}
-  /// Memory that is not the host's: what there is, and what is in use, by anybody.
+  /// The device's own memory: its size, and how much of it anybody uses. 0 for memory of the host.
   struct Apart {
     std::int64_t in_use = 0, total = 0;
   };
   virtual Apart apart() { return {}; }
-  /// Where the host reaches what is at `address`; nullptr: nowhere.
+  /// The address at which the host can use what is at `address`; nullptr: there is none.
   virtual std::byte* in_place(std::byte* address) = 0;
 
-  /// Bytes for the host to look at: in place, or read into `copy`.
+  /// The tier's bytes for the host to read: in place where possible, else copied into `copy`.
   std::span<const std::byte> look(std::byte* from, std::int64_t bytes,
                                   std::vector<std::byte>& copy);
-  /// f(bytes) fills what then is at `to`.
+  /// Has f(bytes) write what `to` shall hold: in place where possible, else into memory that is
+  /// copied there.
   template <typename F>
   void fill(std::byte* to, std::int64_t bytes, F&& f) {
     const auto n = static_cast<std::size_t>(bytes);
@@ -53,7 +55,7 @@ class Tier {
   }
 };
 
-/// Memory of the host; kernels of the CPU compute there.
+/// Memory of the host, where kernels of the CPU compute.
 class HostTier : public Tier {
  public:
   std::byte* allocate(std::int64_t bytes) override;

@@ -74,7 +74,8 @@ BlockWeights block_weights(const UnitDesc& unit, const ParameterViews& params) {
 
 namespace {
 
-/// A block's matrix product, Linear or a backward of it: of the operands that all of them have.
+/// Runs one of a block's matrix products (Linear or a backward of it) with the operand format of
+/// the context.
 template <typename Product>
 void multiply(UnitContext& u, Product product) {
   product.operands = u.operands;
@@ -104,7 +105,7 @@ struct AttentionPart {
             .group = heads.group,
             .skip = heads.skip()};
   }
-  /// Probabilities are (H, T, T) of each sample.
+  /// Dropout of attention's probabilities, which are (H, T, T) for each sample.
   Dropout dropout(const UnitContext& u) const {
     const std::int64_t t = u.micro_batch().sequence;
     return u.dropout_from(heads.heads.begin * t * t, c, DropoutSite::inner);
@@ -272,7 +273,7 @@ View block_backward(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
   PartialGradients partial(u, write);
   const std::size_t chunks = w.chunks.size();
 
-  // Feed-forward; what it left pending was dropped out where it was added, in the next visit. Sums
+  // Feed-forward. Dropout of its pending output belongs to the next visit, where it was added. Sums
   // over ranks travel while gradients of weights are computed.
   const View d_mlp = output_gradient(u, c, d, u.dropout(c, DropoutSite::incoming, 1));
   ChunkSum d_h2(u, c.hidden);
@@ -331,7 +332,8 @@ View block_backward(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
     project_back(u, part, w, w.chunks[i], dx, d_h1.part(i));
   }
   d_h1.start();
-  // Of whole keys and values each chunk gives a part, zero but for the heads that it reads.
+  // Where keys and values are whole, each chunk gives a summand of their gradients that is zero
+  // except for the heads that it reads.
   const auto kv_parts = [&](const View& gradient) {
     const View all =
         partial.parts(gradient, static_cast<std::int64_t>(chunks), u.tensor_region().cut.ranks > 1);

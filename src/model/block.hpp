@@ -7,7 +7,7 @@
 
 namespace tessera::model {
 
-/// The heads of one chunk and where the kv heads that they read begin.
+/// The query heads of one chunk, and the kv heads that they read.
 struct HeadPart {
   Range heads, kv_heads;
   std::int64_t group = 1;  // query heads that share a kv head
@@ -15,9 +15,9 @@ struct HeadPart {
 };
 HeadPart heads_of(const ModelConfig& config, std::int64_t chunk, std::int64_t chunks);
 
-/// Views of a block's parameters, or of their gradients; where the bytes live is unknown here.
-/// Biases may be absent. Joined matrices are one view: qkv_w is (H D + 2 KV D, C), up_w is (F, C),
-/// or (2 F, C) = [gate; up] for swiglu; H, KV and F are the chunk's.
+/// Views of a block's parameters, or of their gradients. Biases may be absent. Joined matrices are
+/// one view: qkv_w is (H D + 2 KV D, C), up_w is (F, C), or (2 F, C) = [gate; up] for swiglu; H, KV
+/// and F are the chunk's.
 struct BlockChunk {
   View qkv_w, qkv_b;  // of q alone where keys and values are whole
   View out_w;

@@ -1,4 +1,5 @@
-// The architecture of a model: families are values of these fields, not code of their own.
+// The architecture of a model. Model families are values of these fields; they have no code of
+// their own.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,8 @@ struct ModelConfig {
   float dropout = 0;
   float init_std = 0.02F;
 
-  /// Rows of the token matrix as stored and multiplied: padded to 64 whatever the layout (trap 22).
+  /// Rows of the token matrix as stored and multiplied: padded to 64 whatever the layout, so that
+  /// the layout does not change the loss (trap 22 in tests/README.md).
   std::int64_t padded_vocab() const { return round_up(vocab, 64); }
   std::int64_t qkv_columns() const { return (heads + 2 * kv_heads) * head_dim; }
   /// Columns of the feed-forward layer's first product: gate and up for swiglu.

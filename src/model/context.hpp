@@ -1,6 +1,6 @@
-// What a unit function runs in: a device for its kernels, a workspace for its intermediate tensors,
-// and the tensor ranks that it works with. Against a real device and memory the function computes
-// at once; against a recording device and symbolic addresses it becomes ops.
+// What a unit function runs in: a device for its kernels, memory for its intermediate tensors, and
+// the tensor ranks that share the unit. With a real device and real memory the function computes at
+// once; with a recording device and symbolic addresses its calls become ops of a plan.
 #pragma once
 
 #include <functional>
@@ -11,8 +11,8 @@
 
 namespace tessera::model {
 
-/// How dear a tensor is to keep from forward to backward; each recomputation policy keeps the first
-/// so many.
+/// What a tensor of forward costs to compute again for backward. Each recomputation policy keeps
+/// the tensors up to one of these.
 enum class Keep : std::uint8_t {
   input,      // a block's input: kept always
   expensive,  // outputs of matrix products and attention: dropped by full recomputation
@@ -20,8 +20,9 @@ enum class Keep : std::uint8_t {
   transient,  // not needed beyond the function
 };
 
-/// Whether a gelu belongs to the product before it. On a GPU it then may see the product's f32
-/// sum, so what computes it again from the saved preactivation would change bits.
+/// Whether a gelu is fused into the matrix product before it. Fused, on a GPU, it may see the
+/// product's f32 sum; computed again from the saved preactivation, which is rounded, it may have
+/// other bits.
 enum class Activations : std::uint8_t { apart, in_products };
 
 /// Hands out memory for one intermediate tensor; who provides it decides how long it lives.
@@ -32,9 +33,10 @@ struct TensorRegion {
   TensorCut cut;
   /// Norms and residuals are split over the ranks too, by position (Korthikanti et al. 2022).
   bool sequence = false;
-  /// The equal parts of a sequence over which gradients of norm weights are summed apart.
+  /// Into how many equal parts of the sequence the sums of norm weights' gradients are divided;
+  /// the parts are added in a tree.
   std::int64_t position_groups = 1;
-  DType wire = DType::f32;  // of sums over ranks
+  DType wire = DType::f32;  // type in which sums over ranks travel
   comm::GroupShape group;
   std::function<void(const comm::CollectiveCall&)> run;  // over the tensor group
 
@@ -51,8 +53,8 @@ struct MicroBatch {
   View samples;               // (B) i64, global sample index of each sequence, keys dropout masks
 };
 
-/// Where a visit drops out: a block's probabilities (or the embedding's sum), its attention's
-/// output, and what the visit before left pending.
+/// Where a layer applies dropout: to attention's probabilities (or the embedding's sum), to
+/// attention's output, and to what the layer before left pending.
 enum class DropoutSite : std::uint64_t { inner = 0, attention_out = 1, incoming = 2 };
 
 class UnitContext {
@@ -88,7 +90,7 @@ class UnitContext {
     return tensor(keep, compute_, {micro_batch_.batch, positions().count(), columns});
   }
 
-  /// Runs one operation, with the scratch that the device wants for it.
+  /// Runs one operation with the scratch that the device needs for it.
   void run(kernels::KernelCall call) {
     const std::int64_t bytes = device_.scratch_bytes(call);
     if (bytes > 0) {
@@ -98,8 +100,9 @@ class UnitContext {
     device_.run(call);
   }
 
-  /// Dropout of a residual() at one of the model's sites, off in evaluation. `visit` counts from
-  /// this one: what a block leaves pending is dropped out where it is added, in visit 1.
+  /// Dropout of a residual() at one of the model's sites; off in evaluation. `visit` is relative to
+  /// this layer: what a block leaves pending is dropped out where it is added, in layer + 1, hence
+  /// 1.
   kernels::Dropout dropout(const ModelConfig& c, DropoutSite site, std::uint64_t visit = 0) const {
     return dropout_from(positions().begin * c.hidden, c, site, visit);
   }
@@ -120,7 +123,7 @@ class UnitContext {
   kernels::SumOrder order = kernels::SumOrder::fixed;
   bool training = false;
   std::uint64_t seed = 0;
-  std::uint64_t layer = 0;  // the visit: embedding 0, block i is i + 1, head L + 1
+  std::uint64_t layer = 0;  // of the visit: embedding 0, block i is i + 1, head L + 1
 
  private:
   kernels::Device& device_;
@@ -130,8 +133,9 @@ class UnitContext {
   TensorRegion tensor_;
 };
 
-/// What flows between units: the residual stream and the last sub-layer's output, not yet added to
-/// it (absent after the embedding), so that the addition fuses with the next norm.
+/// What flows between layers: the residual stream, and the last sub-layer's output, which is not
+/// yet added to it so that the addition is fused with the next norm. After the embedding nothing is
+/// pending.
 struct Carry {
   View resid;    // (B, T, C), T the rank's positions
   View pending;  // (B, T, C) or absent

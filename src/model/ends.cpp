@@ -8,7 +8,7 @@ using namespace kernels;
 
 namespace {
 
-/// First row of an own chunk of a token matrix.
+/// The first row of one of this rank's chunks of a token matrix.
 std::int64_t first_token(const UnitContext& u, const ModelConfig& c, std::size_t own_chunk) {
   const TensorCut& cut = u.tensor_region().cut;
   return even_part(c.padded_vocab(), cut.first() + static_cast<std::int64_t>(own_chunk), cut.chunks)
@@ -93,7 +93,7 @@ FinalNorm final_norm(UnitContext& u, const ModelConfig& c, const HeadWeights& w,
   return n;
 }
 
-/// Logits of each own chunk.
+/// Logits of each of this rank's chunks.
 std::vector<View> logits_of(UnitContext& u, const HeadWeights& w, const View& h) {
   std::vector<View> logits;
   for (const View& matrix : w.matrix) {
@@ -103,7 +103,7 @@ std::vector<View> logits_of(UnitContext& u, const HeadWeights& w, const View& h)
   return logits;
 }
 
-/// Losses; with a scale, logits become their gradient.
+/// Losses; if a scale is given, logits become their gradient.
 void classify(UnitContext& u, const ModelConfig& c, const std::vector<View>& logits,
               const View& losses, const View& scale) {
   const View& targets = u.micro_batch().targets;

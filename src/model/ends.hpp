@@ -34,8 +34,8 @@ View head_loss_backward(UnitContext& u, const ModelConfig& c, const HeadWeights&
                         const View& losses, const View& scale, const HeadWeights& grads,
                         kernels::Write write);
 
-/// Adds a carry up, for the next pipeline stage: (B, T, C), the bits that its first norm would
-/// make.
+/// The sum of a carry, for the next pipeline stage: (B, T, C), computed as the next norm would
+/// compute it, so that a stage boundary changes no bit.
 View carry_sum(UnitContext& u, const ModelConfig& c, Carry in);
 
 }  // namespace tessera::model

@@ -1,5 +1,5 @@
-// The table of parameters: the single source of truth from which initial values, flat layout,
-// shards, norm, weight decay, checkpoint pieces, counts and Hugging Face names are derived.
+// The table of parameters, the single source from which initial values, flat layout, shards, norm,
+// weight decay, checkpoint pieces, counts and Hugging Face names are derived.
 #pragma once
 
 #include <span>
@@ -14,8 +14,9 @@ namespace tessera::model {
 enum class Init : std::uint8_t { zeros, ones, normal };
 
 /// How units are cut over tensor ranks: into `chunks` parts, of which each of `ranks` (a divisor of
-/// chunks) holds as many, neighbours. One chunk a rank serves; more make what is computed, and in
-/// which order it is summed, independent of the number of ranks.
+/// chunks) holds the same number, consecutive ones. Normally a rank has one chunk. With a fixed
+/// larger number of chunks, what is computed, and in which order it is summed, does not depend on
+/// the number of ranks.
 struct TensorCut {
   std::int64_t chunks = 1, ranks = 1, rank = 0;
   std::int64_t own() const { return chunks / ranks; }
@@ -29,21 +30,21 @@ struct ParamDesc {
       0;  // shape[0], or more where rows are padded (token matrices); padding stays 0
   Init init = Init::zeros;
   double init_std = 0;   // of Init::normal
-  bool decay = false;    // two or more dimensions (trap 42)
+  bool decay = false;    // weight decay applies: two or more dimensions, of the parameter itself
   bool joined = false;   // follows the one before without a gap, so that one product serves both
   int tensor_axis = -1;  // the axis that is cut in chunks; -1: every tensor rank has the whole
   std::int64_t granule = 1;  // indices of that axis that stay together
 
   std::int64_t elements() const;         // without padding
   std::int64_t stored_elements() const;  // with padding
-  /// What chunk `chunk` of `chunks` holds: of U granules [floor(i U / n), floor((i + 1) U / n)).
-  /// Rows are stored rows.
+  /// What chunk `chunk` of `chunks` holds: of U granules the range [floor(i U / n), floor((i + 1) U
+  /// / n)). Rows are stored rows.
   MatrixRange part(std::int64_t chunk, std::int64_t chunks) const;
 };
 
 enum class UnitKind : std::uint8_t { vocabulary, positions, block, final_norm, head };
 
-/// The smallest piece that ZeRO gathers and pipelining places.
+/// The parameters that ZeRO gathers and pipelining places as one.
 struct UnitDesc {
   std::string name;  // "vocabulary", "block.3", ...
   UnitKind kind = UnitKind::block;
@@ -54,12 +55,13 @@ struct UnitDesc {
   bool has(std::string_view local) const;
 };
 
-/// All units in the order of forward: vocabulary, positions, blocks, final_norm, head (when
-/// untied), to be cut into `chunks`. With fewer kv heads than chunks, keys and values are whole on
+/// All units in the order of forward: vocabulary, positions, blocks, final_norm, and head if it is
+/// untied; to be cut into `chunks`. With fewer kv heads than chunks, keys and values are whole on
 /// every tensor rank, which computes those that its query heads read.
 std::vector<UnitDesc> model_units(const ModelConfig& config, std::int64_t chunks = 1);
 
-/// A unit's parameters as a rank holds them: [parameter][own chunk], one entry where it is whole.
+/// A unit's parameters as a rank holds them: [parameter][own chunk], with one entry for a parameter
+/// that is whole.
 using ParameterViews = std::vector<std::vector<View>>;
 
 /// Number of parameters without padding, tied ones once.

@@ -13,7 +13,7 @@ View staging(UnitContext& u, DType wire) {
                   {comm::reduce_scatter_staging(u.tensor_region().group, wire)});
 }
 
-/// Elements of `n`, padded so that every rank of the region has as many.
+/// The number of elements, padded so that it divides over the ranks of the region.
 std::int64_t padded(const TensorRegion& tensor, std::int64_t n) {
   return round_up(n, tensor.cut.ranks * 16);
 }

@@ -1,6 +1,6 @@
-// Tensor parallelism as the units see it: what is whole on every rank becomes parts, and sums over
-// parts become whole again (Shoeybi et al. 2019, Megatron-LM, section 3; by sequence: Korthikanti
-// et al. 2022). With one chunk all of it is nothing.
+// Tensor parallelism as unit functions see it: gathering what is split over ranks, and summing what
+// each has computed a part of (Shoeybi et al. 2019, Megatron-LM, section 3; split by sequence:
+// Korthikanti et al. 2022). With one chunk these calls do nothing.
 #pragma once
 
 #include <vector>
@@ -9,22 +9,23 @@
 
 namespace tessera::model {
 
-/// (B, T, C) from the ranks' (B, T / ranks, C) where the sequence is split; `local` itself
-/// elsewhere.
+/// All positions (B, T, C) from the ranks' (B, T / ranks, C), where the sequence is split; `local`
+/// itself elsewhere.
 View gather_positions(UnitContext& u, const View& local, Keep keep);
 
-/// A sum over all chunks, those of other ranks included, in an aligned binary tree in f32, rounded
-/// once: what a row-parallel product gives, or the input gradient of a column-parallel one.
+/// A sum over all chunks, other ranks' included, in an aligned binary tree in f32, rounded once. It
+/// makes the result of a row-parallel product, or the input gradient of a column-parallel one.
 class ChunkSum {
  public:
-  /// Of (B, T, columns); `bias` (columns) is added once, or absent.
+  /// A sum of shape (B, T, columns); `bias` (columns) is added once, and may be absent. `result`:
+  /// the sum's type; u8 stands for the compute type.
   ChunkSum(UnitContext& u, std::int64_t columns, const View& bias = {}, DType result = DType::u8);
 
-  /// Where own chunk i's part goes.
+  /// Where the summand of this rank's i-th chunk must be written.
   View part(std::size_t i) const;
-  /// The bias that whoever writes a part adds: only where it is the whole sum.
+  /// The bias that whoever writes a summand must add; absent unless the summand is the whole sum.
   const View& bias_of_part() const { return bias_of_part_; }
-  /// Hands the parts to the other ranks; what does not need the sum may be computed meanwhile.
+  /// Starts the sum over ranks; computation that does not need it may follow before finish().
   void start();
   /// (B, T of positions(), columns) in the compute type, or in the result type given.
   View finish();
@@ -38,20 +39,21 @@ class ChunkSum {
   DType result_;
 };
 
-/// Gradients of parameters that every tensor rank holds whole while each computes a part: the parts
-/// are summed over groups or chunks, then over ranks, and added to the gradient.
+/// Gradients of parameters that every tensor rank holds whole, while each computes only a part of
+/// the gradient. The parts are summed over chunks or position groups, then over ranks, and written
+/// or added to the gradient.
 class PartialGradients {
  public:
   PartialGradients(UnitContext& u, kernels::Write write) : u_(u), write_(write) {}
 
-  /// A place for `count` parts of `gradient`, (count, elements), to be overwritten: the gradient
-  /// itself where there is nothing to sum. Absent gradients give absent places.
+  /// Memory for `count` parts of `gradient`, (count, elements), to be overwritten; the gradient
+  /// itself where there is nothing to sum. Absent gradients give absent memory.
   View parts(const View& gradient, std::int64_t count, bool over_ranks);
-  /// How whoever fills the place of `gradient` must write.
+  /// How to write into the memory that parts() has returned for `gradient`.
   kernels::Write write_to(const View& place, const View& gradient) const {
     return place.data == gradient.data ? write_ : kernels::Write::overwrite;
   }
-  /// Sums all of them.
+  /// Sums the parts of all gradients that parts() was called for.
   void finish();
 
  private:
@@ -64,8 +66,8 @@ class PartialGradients {
   std::vector<Entry> entries_;
 };
 
-/// A norm's backward at this rank's positions; returns d_sum. `norm` has everything but d_sum, the
-/// groups and how to write; its gradients are the parameters'.
+/// A norm's backward at this rank's positions; returns d_sum. `norm` has every argument but d_sum,
+/// the position groups and how to write; its gradients are those of the parameters.
 View norm_backward(UnitContext& u, const ModelConfig& c, PartialGradients& partial,
                    kernels::NormBackward norm);
 

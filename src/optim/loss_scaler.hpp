@@ -21,7 +21,8 @@ class LossScaler {
   /// The outcome of a step: halve after `hysteresis` overflows since the last good window, and at
   /// each one that follows (not below the minimum); double after `window` good steps.
   void update(bool overflow);
-  /// Whether an overflow is answered by a smaller scale, now or soon.
+  /// Whether an overflow is no reason for concern: the scale is dynamic and can still become
+  /// smaller.
   bool searching() const { return dynamic_ && state_.scale > minimum_; }
 
   const LossScaleState& state() const { return state_; }

@@ -1,5 +1,5 @@
-// An optimizer as data: what it keeps beside the weights, and the operation that is its update. All
-// that plans, the ledger, checkpoints and predictions know of the optimizer of a run is here.
+// An optimizer as data: the tensors that it keeps beside the weights, and the operation that is its
+// update. Plans, the ledger, checkpoints and predictions know no more of an optimizer than this.
 #pragma once
 
 #include <functional>
@@ -21,18 +21,18 @@ enum class Extent : std::uint8_t {
   rank,    // one for each element of the unit, each rank its own
 };
 
-/// A tensor of numbers that stays from step to step: a row of what a run keeps for every unit.
+/// A tensor that persists from step to step: a row of what a run keeps for every unit.
 struct StateTensor {
   std::string name;  // in plans and in checkpoints, which have one such tensor for each parameter
   DType type = DType::f32;
   Extent extent = Extent::owned;
-  /// In checkpoints, element by element, and in snapshots for those that are written beside the
-  /// step. What is not saved is zero after a restart.
+  /// Whether it is in checkpoints, element by element, and in the snapshots that these are written
+  /// from. What is not saved is zero after a restart.
   bool saved = true;
 };
 
-/// What the update of some elements of one unit works on. All views have as many elements, but for
-/// state whose extent is another than owned, which comes whole.
+/// What an update of some elements of one unit works on. All views have the same number of
+/// elements, but for state whose extent is not `owned`, which is passed whole.
 struct UpdateViews {
   View gradient;                // accumulation type
   View master;                  // f32

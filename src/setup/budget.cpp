@@ -23,7 +23,7 @@ std::string remedies(const deck::Deck& deck, const Mesh& mesh, bool state_alone)
   return fmt::format("{} (check --options shows what each stage needs)", fmt::join(all, ", or "));
 }
 
-/// Throws MemoryError where a rank needs more than `most`, which is said by `limit`.
+/// Throws MemoryError where a rank needs more than `most`; `limit` names that limit.
 void check_device(const deck::Deck& deck, const Mesh& mesh, const plan::ArenaBytes& bytes,
                   std::int64_t most, const std::string& limit) {
   if (plan::device_bytes(bytes) <= most) return;

@@ -14,7 +14,7 @@ model::ModelConfig model_config(const deck::ModelSection& section);
 /// The mesh of so many ranks, which the deck's tensor x pipeline must divide.
 Mesh mesh_of(const deck::Deck& deck, std::int64_t ranks);
 
-/// As checkpoints say it.
+/// The layout as checkpoints describe it.
 io::CheckpointLayout layout_of(const plan::PlanInputs& inputs);
 
 /// What plans of these shapes are made from. node_of[r] is rank r's node; parallel.ranks_per_node

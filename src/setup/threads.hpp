@@ -5,8 +5,9 @@
 
 namespace tessera::setup {
 
-/// OpenMP threads of a rank: run.threads, else OMP_NUM_THREADS, else its `cores` (trap 62). Throws
-/// DeckError where OMP_NUM_THREADS counts and is no number.
+/// The count: run.threads, else OMP_NUM_THREADS, else the rank's `cores`, which are those that the
+/// launcher gave it, not the machine's. Throws DeckError where OMP_NUM_THREADS counts and is no
+/// number.
 int thread_count(const deck::RunSection& run, int cores);
 /// Has OpenMP work with so many threads from now on, and starts them. Throws MemoryError when the
 /// system does not give them: OpenMP itself would end the process.

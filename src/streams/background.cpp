@@ -76,8 +76,8 @@ Progress BackgroundStreams::advance(Lane& lane, std::size_t stream) {
 }
 
 void BackgroundStreams::serve() {
-  // Polling beside a computing thread on the same core must be gentle: naps, which grow while no
-  // task gets on.
+  // The computing thread may be on the same core, so polling must take little of it: the thread
+  // sleeps, for longer while no task advances.
   constexpr auto kShortest = 20us, kLongest = 200us;
   auto nap = kShortest;
   try {

@@ -2,7 +2,7 @@
 
 namespace tessera::streams {
 
-/// A task whose times are noted: from its start, its waits over, until it was found complete.
+/// A task whose times are recorded: from its start, after its waits, until it was found complete.
 class HostStreams::Timed : public Task {
  public:
   Timed(const HostStreams& streams, Stretch& stretch, const Start& start)

@@ -1,5 +1,5 @@
-// The streams of a device as a step sees them: work that keeps its order within a stream and waits
-// for work of others, one of them, `compute`, beside which the others go on.
+// The streams of a device, as the executor uses them. Work keeps its order within a stream and
+// waits for work of others; all other streams run beside `compute`.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@ namespace tessera::streams {
 struct Work {
   std::size_t stream = kCompute;
   std::vector<Event> waits;
-  std::size_t part = 0;   // whose time it is, if it computes
+  std::size_t part = 0;   // of compute: the index in Times::parts that its time is added to
   const char* name = "";  // outlives the step; for profilers
 };
 
@@ -41,13 +41,13 @@ class Streams {
   };
 
   virtual ~Streams() = default;
-  /// Begins a step. False: all of its work is queued already, recorded when it was queued before;
+  /// Begins a step. Returns false if the whole step was recorded before and is queued already: then
   /// only finish() is left to call.
   virtual bool begin(const Step& step) = 0;
-  /// Work beside compute; `start` is called once it may begin, or, where a device keeps the order,
-  /// at once to queue it.
+  /// Work beside compute. `start` is called once the work may begin or, on a device that keeps the
+  /// order itself, at once to queue it.
   virtual void enqueue(Work work, Start start) = 0;
-  /// Work on compute: `f` does it or queues it.
+  /// Work on the compute stream: `f` does it, or queues it.
   virtual void run(const Work& work, const std::function<void()>& f) = 0;
   /// Waits until all is done. Rethrows what work threw.
   virtual Times finish() = 0;

@@ -22,7 +22,8 @@ class Task {
   virtual Progress advance() = 0;
 };
 
-/// Begins a piece of work; nullptr: it is done, or queued on a device that keeps its order itself.
+/// Begins a piece of work. nullptr: it is done already, or queued on a device that keeps its order
+/// itself.
 using Start = std::function<std::unique_ptr<Task>()>;
 
 /// "The `count`-th piece of work on `stream` is complete": ever, or since a step's begin.
@@ -31,15 +32,16 @@ struct Event {
   std::int64_t count = 0;
 };
 
-/// One thread queues, completes and waits; who does the queued work is the implementation's choice.
+/// FIFO queues of tasks. One thread queues, completes and waits; which thread does the queued work
+/// is the implementation's choice.
 class TaskStreams {
  public:
   virtual ~TaskStreams() = default;
   /// Queues work: `start` is called once its stream's earlier work and `waits` are complete.
   virtual Event enqueue(std::size_t stream, std::vector<Event> waits, Start start) = 0;
-  /// Work that the caller has done itself on a stream of its own.
+  /// Records that the caller has done a piece of work itself, on a stream that only it uses.
   virtual Event complete(std::size_t stream) = 0;
-  /// The event of what is queued so far.
+  /// The event of the last piece of work that is queued on the stream.
   virtual Event last(std::size_t stream) const = 0;
   /// Blocks until the event; rethrows what background work threw. Returns whether it had to wait.
   virtual bool wait(Event event) = 0;
@@ -48,7 +50,7 @@ class TaskStreams {
 /// Copies bytes in pieces, so that other streams' tasks are served between.
 std::unique_ptr<Task> make_copy_task(const std::byte* from, std::byte* to, std::int64_t bytes);
 
-/// `work`, on a thread of its own from now on; what it throws is the task's.
+/// Runs `work` on a thread of its own, which starts now. What it throws, advance() rethrows.
 std::unique_ptr<Task> make_thread_task(std::function<void()> work);
 
 }  // namespace tessera::streams

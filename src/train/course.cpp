@@ -21,7 +21,7 @@ void Course::restore(const io::CheckpointHeader& h, const deck::Deck& saved) {
               .samples = h.samples,
               .skipped = h.skipped_samples,
               .lr_factor = h.lr_factor};
-  // A scale found for another type, or before the deck fixed one, says nothing now.
+  // A loss scale that was found for another type, or under another setting, means nothing now.
   if (saved.precision.compute == deck_.precision.compute &&
       saved.precision.loss_scale == deck_.precision.loss_scale) {
     scaler.restore({.scale = h.loss_scale,

@@ -100,7 +100,7 @@ void Trainer::start_or_resume() {
   if (own) saves_->set_saved_step(run_.course.progress.step);
 }
 
-/// The same names may hold other bytes, and the same sample would be another text.
+/// Refuses other data under the same names: the same sample would be another text.
 void Trainer::check_data(const LoadedCheckpoint& from) {
   run_.control.together([&] {
     if (run_.control.rank() != 0 || from.header.data.empty()) return;
@@ -126,7 +126,8 @@ io::CheckpointHeader Trainer::header() const {
   h.threads = run_.engine->threads();
   h.data = run_.data_files;
   h.layout = setup::layout_of(run_.engine->inputs());
-  // Once accepted is not accepted for ever.
+  // Exceptions that the user has accepted count for this start, not for those that resume from
+  // here.
   deck::Deck deck = run_.deck;
   deck.data.accept_changes = deck.data.accept_tokenizer = deck.model.accept_non_finite = false;
   h.deck = to_toml(deck);

@@ -1,3 +1,4 @@
+// tessera evaluate: the loss over validation data, of a deck, a run or a checkpoint.
 #include <CLI/CLI.hpp>
 
 #include "train/evaluation.hpp"

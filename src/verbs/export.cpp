@@ -1,3 +1,4 @@
+// tessera export: a Hugging Face directory from a checkpoint.
 #include <CLI/CLI.hpp>
 
 #include "core/terminal.hpp"

@@ -1,3 +1,4 @@
+// tessera generate: continues a text with a trained model.
 #include <CLI/CLI.hpp>
 
 #include <cstdio>

@@ -1,3 +1,4 @@
+// tessera import: a checkpoint from a Hugging Face directory.
 #include <CLI/CLI.hpp>
 
 #include <algorithm>

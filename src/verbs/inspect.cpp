@@ -1,3 +1,4 @@
+// tessera inspect: what a checkpoint or a token file holds, and whether it is damaged.
 #include <CLI/CLI.hpp>
 
 #include <cstdio>

@@ -1,3 +1,5 @@
+// tessera plan: the operations of one step as text or JSON; with a machine file or a profile, when
+// each of them runs.
 #include <CLI/CLI.hpp>
 
 #include <nlohmann/json.hpp>

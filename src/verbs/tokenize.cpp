@@ -1,3 +1,4 @@
+// tessera tokenize: text files to token files; each rank makes one part, and rank 0 merges them.
 #include "io/tokenize.hpp"
 #include "core/terminal.hpp"
 

@@ -1,3 +1,4 @@
+// tessera train, and the options that several verbs share.
 #include <CLI/CLI.hpp>
 
 #include "core/terminal.hpp"

@@ -1,6 +1,6 @@
-// Bytes of a model's states - parameters, gradients, optimizer - on one rank, by formula
-// (Rajbhandari et al. 2020, "ZeRO", section 3 and figure 1; 2021, "ZeRO-Infinity", section 3): what
-// is known of a choice before it has a plan, or where it cannot have one yet.
+// Bytes of a model's states (parameters, gradients, optimizer) on one rank, by formula (Rajbhandari
+// et al. 2020, "ZeRO", section 3 and figure 1; 2021, "ZeRO-Infinity", section 3): for choices that
+// have no plan yet, or cannot have one.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ enum class StateTier : std::uint8_t { device, host, disk };
 
 struct StateChoice {
   int stage = 0;
-  StateTier optimizer = StateTier::device;  // its state, and master weights where they are apart
+  StateTier optimizer = StateTier::device;  // its state, and master weights if they are separate
   StateTier gradients = StateTier::device;
   StateTier parameters = StateTier::device;
 };
@@ -23,14 +23,14 @@ struct StateChoice {
 struct StateBytes {
   std::int64_t parameters = 0, gradients = 0, optimizer = 0;
   std::int64_t total() const { return parameters + gradients + optimizer; }
-  /// Those that lie in `tier`.
+  /// The bytes that lie in `tier`.
   std::int64_t in(StateTier tier, const StateChoice& choice) const {
     return (choice.parameters == tier ? parameters : 0) +
            (choice.gradients == tier ? gradients : 0) + (choice.optimizer == tier ? optimizer : 0);
   }
 };
 
-/// Of a model that trains.
+/// Types and sizes of the states of a model that trains.
 struct StateTypes {
   DType compute = DType::f32;     // of parameters; master weights are f32, in f32 the same ones
   DType accumulate = DType::f32;  // of gradients

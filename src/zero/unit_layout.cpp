@@ -5,7 +5,7 @@
 namespace tessera::zero {
 namespace {
 
-/// Puts the matrices, or the vectors, of a unit after what is there.
+/// Appends the matrices, or the vectors, of a unit to the layout.
 class Placement {
  public:
   Placement(UnitLayout& layout, const model::UnitDesc& unit, const model::TensorCut& cut)

@@ -12,7 +12,8 @@
 
 namespace tessera::zero {
 
-/// A chunk of one parameter, or all of one that is not cut, as a dense matrix in the flat buffer.
+/// A chunk of one parameter, or a whole parameter that is not cut, as a dense matrix in the flat
+/// buffer.
 struct LayoutPiece {
   std::size_t parameter = 0;
   bool whole = false;       // every tensor rank holds the same
@@ -20,7 +21,8 @@ struct LayoutPiece {
   std::int64_t offset = 0;  // in the flat buffer
 };
 
-/// Elements; the same for parameters, gradients and every optimizer state of the unit.
+/// Where things are in a unit's flat buffer, in elements: the same for parameters, gradients and
+/// every optimizer state of the unit.
 struct UnitLayout {
   std::vector<LayoutPiece> pieces;                 // in flat order: matrices before vectors
   std::vector<std::vector<std::size_t>> piece_of;  // [parameter][own chunk], or [parameter][0]
@@ -37,12 +39,14 @@ struct UnitLayout {
 
 /// Shards start on multiples of this many elements.
 inline constexpr std::int64_t kShardGrain = 16;
-/// Pieces that are not joined to their predecessor start on multiples of this many: 64 bytes in
-/// every type, so that a product's operands lie alike whatever comes before them.
+/// Pieces that are not joined to the one before start on multiples of this many elements: at least
+/// 64 bytes in every type, so that the alignment of a product's operands does not depend on what
+/// lies before them.
 inline constexpr std::int64_t kPieceGrain = 32;
 
-/// Pieces are ordered by chunk within the matrices, and within the vectors, so that a rank's part
-/// is a range of what fewer ranks hold.
+/// Matrices come before vectors, so that weight decay applies to one leading range of every shard.
+/// Within each, pieces are ordered by chunk, so that what a rank holds is a range of what a rank
+/// holds when there are fewer of them.
 UnitLayout unit_layout(const model::UnitDesc& unit, std::int64_t data_ranks,
                        const model::TensorCut& cut = {});
 
@@ -51,19 +55,19 @@ UnitLayout unit_layout(const model::UnitDesc& unit, std::int64_t data_ranks,
 model::ParameterViews parameter_views(const model::UnitDesc& unit, const UnitLayout& layout,
                                       const View& flat);
 
-/// A part of one parameter that lies, dense, in a range of the flat buffer.
+/// A part of one parameter that lies densely in a range of the flat buffer.
 struct ParameterSlice {
   std::size_t parameter = 0;
   bool whole = false;     // every tensor rank holds the same
   MatrixRange part;       // padding rows excluded
   std::int64_t flat = 0;  // where its first element lies in the flat buffer
 };
-/// What of which parameter lies in [range), in flat order. Padding and gaps belong to nobody.
+/// The parts of parameters that lie in [range), in flat order. Padding and gaps are in none.
 std::vector<ParameterSlice> slices_in(const model::UnitDesc& unit, const UnitLayout& layout,
                                       Range range);
 
-/// The parts of [range) that tensor rank `cut.rank` answers for: what every tensor rank holds is
-/// rank 0's.
+/// The parts of [range) that tensor rank `cut.rank` counts: what every tensor rank holds whole is
+/// counted by rank 0 alone.
 std::vector<Range> counted(const UnitLayout& layout, Range range, const model::TensorCut& cut);
 
 }  // namespace tessera::zero

@@ -16,26 +16,26 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Where a file system may do one thing or another.
+/// The choices that a file system has after a crash.
 class Choices {
  public:
   virtual ~Choices() = default;
-  /// Whether a change of a directory came to the disk.
+  /// Whether a change of a directory has reached the disk.
   virtual bool name() = 0;
-  /// Whether a sector did.
+  /// Whether a sector has reached the disk.
   virtual bool sector() = 0;
-  /// Which of the sizes that a file has had, the durable one first.
+  /// Which of the sizes that a file has had is found; the durable one is the first.
   virtual std::size_t size(std::size_t sizes) = 0;
   virtual std::int64_t sector_bytes() const { return 4096; }
 };
 
-/// One sequence of choices after another, until all have been made.
+/// Makes one sequence of choices after another, until all have been made.
 class EveryChoice : public Choices {
  public:
   bool name() override { return pick(2) == 1; }
   bool sector() override { return pick(2) == 1; }
   std::size_t size(std::size_t sizes) override { return pick(sizes); }
-  /// False when there are no others.
+  /// Goes on to the next sequence; false when there are no more.
   bool next() {
     at_ = 0;
     while (!made_.empty() && made_.back().first + 1 == made_.back().second) made_.pop_back();
@@ -53,7 +53,7 @@ class EveryChoice : public Choices {
   std::size_t at_ = 0;
 };
 
-/// All or nothing, of names and of bytes.
+/// Keeps all names or none, and all bytes or none.
 class Extreme : public Choices {
  public:
   Extreme(bool names, bool bytes) : names_(names), bytes_(bytes) {}

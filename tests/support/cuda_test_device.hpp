@@ -1,4 +1,5 @@
-// The CUDA back end behind memory that tests can reach: an emulated GPU's, or a real one's.
+// The CUDA back end for tests that hold their data in host memory; the GPU is an emulated one or a
+// real one.
 #pragma once
 
 #include <memory>
@@ -10,12 +11,13 @@
 namespace tessera::test {
 
 /// A device whose calls take views of host memory. Each call's views are copied to device memory,
-/// with the alignment that they have, and back; overlapping views stay so. Throws InternalError
-/// when the operation writes beside its views, or into one that it says it reads.
+/// with the alignment that they have, and back; views that overlap still do there. Throws
+/// InternalError when the operation writes outside of its views, or into one that it declares as
+/// read.
 std::unique_ptr<kernels::Device> make_cuda_test_device();
 
-/// Why the GPU that is current multiplies no fp8 operands: it is older than compute capability 8.9.
-/// Nothing where it does, as an emulated one.
+/// Why the current GPU cannot multiply fp8 operands (it is older than compute capability 8.9);
+/// nothing where it can, as the emulated one does.
 std::optional<std::string> why_no_fp8();
 
 }  // namespace tessera::test

@@ -1,5 +1,5 @@
 // The whole model run eagerly: unit functions one after another on a real device, without a plan.
-// What the eager path computes is the reference that plans are held against.
+// Plans are compared with what it computes.
 #pragma once
 
 #include "kernels/api/device.hpp"

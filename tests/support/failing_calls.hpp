@@ -1,6 +1,6 @@
-// Allocations and threads that are refused where a test says so: of a test program that links this,
-// or of any program that has it preloaded and the environment TESSERA_REFUSE_NEW or
-// TESSERA_REFUSE_THREAD (numbers, from 0). With TESSERA_SAY_LISTEN, that says where it listens.
+// Refuses allocations and threads where a test says so: in a test program that links this, or in
+// any program that has it preloaded, by the environment TESSERA_REFUSE_NEW or TESSERA_REFUSE_THREAD
+// (numbers of calls, from 0). TESSERA_SAY_LISTEN makes the program say where it listens.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,14 @@ struct Refusal {
   bool all_from_there = false;
 };
 
-/// Of operator new, in all threads. Begins to count.
+/// Calls of operator new, in all threads. Begins to count.
 void refuse_allocation(Refusal refusal);
-/// Whether one was refused since.
+/// Whether an allocation was refused since.
 bool allocation_was_refused();
-/// Made by operator new and not deleted.
+/// How many allocations of operator new were not deleted.
 std::int64_t live_allocations();
 
-/// Of pthread_create as std::thread calls it. Begins to count.
+/// Calls of pthread_create, as std::thread makes them. Begins to count.
 void refuse_thread(Refusal refusal);
 bool thread_was_refused();
 

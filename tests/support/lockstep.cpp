@@ -12,9 +12,9 @@ namespace tessera::test {
 
 namespace {
 
-/// Makes all that a call says it writes NaN: a read that does not wait for it could otherwise find
-/// the same values from an earlier one into the same place, and an op that does not wait for a read
-/// of these bytes could leave just those alone.
+/// Fills everything that a call declares as written with NaN before it runs. Otherwise a read that
+/// does not wait for the call could find the same values there from an earlier one, and a write
+/// that does not wait for a read could happen to leave the bytes as they were.
 class Forgetful : public comm::Group {
  public:
   explicit Forgetful(std::shared_ptr<comm::Group> group) : group_(std::move(group)) {}
@@ -57,7 +57,7 @@ class Lockstep::Rank : public streams::TaskStreams {
   Rank(Lockstep& of, std::int64_t rank) : of_(of), rank_(rank) {}
   ~Rank() override { of_.ranks_[static_cast<std::size_t>(rank_)] = nullptr; }
 
-  // Called on the fiber. Others may move wherever a thread of its own would let them.
+  // Called on the fiber. Others may move wherever a thread of the rank's own would let them.
   streams::Event enqueue(std::size_t stream, std::vector<streams::Event> waits,
                          std::function<std::unique_ptr<streams::Task>()> start) override {
     lanes_[stream].queue.push_back({std::move(waits), std::move(start)});
@@ -288,8 +288,8 @@ std::vector<Lockstep::Move> Lockstep::possible() {
   return moves;
 }
 
-// Each seed has its own fast and slow ranks, streams and links: without them all would stay near
-// one another, and rare orders rare.
+// Each seed has its own fast and slow ranks, streams and links. Otherwise all would stay close
+// together, and rare orders would remain rare.
 std::uint64_t Lockstep::weight(const Move& move) const {
   const bool message = move.what >= Move::What::message_leaves;
   const std::size_t kind = message ? kStreams + static_cast<std::size_t>(move.channel)

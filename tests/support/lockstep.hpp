@@ -21,12 +21,13 @@ class Lockstep {
   Lockstep(const Lockstep&) = delete;
   Lockstep& operator=(const Lockstep&) = delete;
 
-  /// What a rank's executor runs over; once for each rank. This object must outlive both.
+  /// The streams and groups that a rank's executor uses; to be called once for each rank. This
+  /// object must outlive both.
   train::Groups groups(const plan::PlanInputs& inputs, std::int64_t rank);
   std::unique_ptr<streams::TaskStreams> streams(std::int64_t rank);
 
-  /// One thing that happens: to a rank, to a `stream` of it, or to the `number`-th message from
-  /// `rank` to `peer` on a `channel`.
+  /// A move: something that happens to a rank, to a `stream` of it, or to the `number`-th message
+  /// from `rank` to `peer` on a `channel`.
   struct Move {
     enum class What : std::uint8_t { rank_runs, stream_advances, message_leaves, message_arrives };
     What what = What::rank_runs;
@@ -37,7 +38,7 @@ class Lockstep {
     std::int64_t number = 0;
     bool operator==(const Move&) const = default;
   };
-  /// A failure: moves of which this is true never happen.
+  /// Injects a failure: moves for which this is true never happen.
   void prevent(std::function<bool(const Move&)> which) { prevented_ = std::move(which); }
 
   /// Runs `work` of every rank until all have returned, or nothing more can move. Returns what went
@@ -45,10 +46,10 @@ class Lockstep {
   std::vector<std::string> run(std::uint64_t seed,
                                const std::function<void(std::int64_t rank)>& work);
   // For `work`, on a rank's fiber: besides its streams, where it gives way to the others.
-  /// Returns when `until` is true; that others may move is all that makes it so.
+  /// Returns when `until` is true, which only moves of others can make so.
   void wait(std::function<bool()> until);
-  /// Lets others move first, or not; nothing where no fiber runs, as on another thread. A hook of
-  /// io/system_calls that calls it has ranks use their files in turns.
+  /// May let others move first. Does nothing where no fiber runs, as on another thread. A hook of
+  /// io/system_calls that calls it makes ranks use their files in turns.
   void pause();
   /// Calls `work`, in which pause() does nothing: HDF5 serves one rank of a process at a time.
   void undisturbed(const std::function<void()>& work);

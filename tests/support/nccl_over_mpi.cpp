@@ -42,7 +42,8 @@ ncclResult_t said(const char* call) {
   return nccl_said().state;
 }
 
-/// Who made it, whom the ranks of a communicator find each other by, and how many it had made.
+/// What a unique id holds: who made it, and the maker's count of ids, by which the ranks of a
+/// communicator find each other.
 struct Id {
   int maker, number;
 };
@@ -60,7 +61,8 @@ ncclResult_t unique_id(ncclUniqueId* id) {
   return ncclSuccess;
 }
 
-/// Of `size` ranks, the maker of the id among them, this one `rank`; others do not take part.
+/// The communicator of `size` ranks, the maker of the id among them, as their rank `rank`; other
+/// ranks of the job take no part.
 MPI_Comm communicator_of(Id id, int size, int rank) {
   struct Member {
     int rank, world_rank;
@@ -167,7 +169,7 @@ ncclResult_t queue(std::function<void(Messages&)> call) {
   return nccl_said().state;
 }
 
-/// Until all have met their other ends.
+/// Waits until all messages have met their other ends.
 void wait_for(Messages& messages) {
   using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();

@@ -11,7 +11,8 @@ namespace tessera::test {
 
 using plan::Channel, plan::kChannels;
 
-/// Messages of one channel are between world ranks: a pair of them is in one of its groups only.
+/// A channel's messages are between world ranks: a pair of ranks is together in one of its groups
+/// only.
 class Networks {
  public:
   explicit Networks(comm::Sends sends = comm::Sends::buffered);

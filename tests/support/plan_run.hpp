@@ -11,7 +11,7 @@
 
 namespace tessera::test {
 
-/// The host's numbers of a step.
+/// The numbers that the host gives a step.
 struct StepNumbers {
   double lr = 1e-2;
   double loss_scale = 1;
@@ -78,8 +78,8 @@ class PlanRun {
   std::optional<train::Executor> executor_;
 };
 
-/// This rank's slice of all that is kept of every unit, whatever else it holds at this stage; or
-/// the snapshot of it.
+/// This rank's slice of everything that is kept of every unit, whatever else the rank holds at this
+/// ZeRO stage; or the snapshot of it.
 enum class Kept : std::uint8_t { live, snapshot };
 std::vector<float> slice_of_state(PlanRun& run, Kept which = Kept::live);
 

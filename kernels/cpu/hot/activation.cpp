@@ -1,3 +1,4 @@
+// Loops of activations and their gradients.
 #include "kernels/cpu/hot/kernels.hpp"
 
 namespace tessera::kernels::TESSERA_ISA {

@@ -1,3 +1,5 @@
+// Loops of attention: tiles of scores with a running softmax, forward and backward, and rotary
+// positions.
 #include <cmath>
 
 #include "kernels/cpu/hot/dropout.hpp"

@@ -1,3 +1,4 @@
+// Loops of softmax and cross-entropy, of whole rows and of parts of the vocabulary.
 #include <cmath>
 
 #include "kernels/cpu/hot/kernels.hpp"

@@ -1,3 +1,4 @@
+// Loops of conversion, of sums over parts, and of exact sums.
 #include "core/exact_sum.hpp"
 #include "kernels/common/tree.hpp"
 #include "kernels/cpu/hot/kernels.hpp"

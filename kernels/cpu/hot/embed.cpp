@@ -1,3 +1,4 @@
+// Loops of the embedding and of its tables' gradients.
 #include "kernels/cpu/hot/dropout.hpp"
 #include "kernels/cpu/hot/kernels.hpp"
 

@@ -1,3 +1,4 @@
+// Loops that round a tensor to an 8-bit format.
 #include "kernels/common/fp8.hpp"
 
 #include "kernels/cpu/hot/kernels.hpp"

@@ -1,3 +1,4 @@
+// Loops of residual addition with norm, and of its gradients.
 #include "kernels/cpu/hot/dropout.hpp"
 #include "kernels/cpu/hot/kernels.hpp"
 

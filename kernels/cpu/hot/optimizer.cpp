@@ -1,3 +1,4 @@
+// The loop of an optimizer's update, for every rule.
 #include "kernels/common/optimizer_steps.hpp"
 #include "kernels/cpu/hot/kernels.hpp"
 

@@ -1,3 +1,4 @@
+// Loops of quantised blocks: to codes, and sums of codes.
 #include "kernels/common/tree.hpp"
 #include "kernels/cpu/hot/codes.hpp"
 #include "kernels/cpu/hot/kernels.hpp"

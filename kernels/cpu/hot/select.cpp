@@ -1,3 +1,4 @@
+// Chooses the loops of the best instruction set that this CPU has.
 #include "core/error.hpp"
 #include "kernels/cpu/hot/hot.hpp"
 

@@ -1,3 +1,4 @@
+// The table of the loops that are compiled for one instruction set.
 #include "kernels/cpu/hot/kernels.hpp"
 
 namespace tessera::kernels::TESSERA_ISA {

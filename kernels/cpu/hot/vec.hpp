@@ -1,7 +1,7 @@
 // Sixteen floats, whatever the instruction set: one register of AVX-512, two of AVX2, four of SSE.
 // Sums over lanes have one fixed shape, so instruction sets with fused multiply-add agree to the
-// bit. Loops run over whole vectors; a tail is padded to one, so that it goes through the very
-// same instructions (trap 54).
+// bit. Loops run over whole vectors. A tail is padded to a vector and goes through the same
+// instructions, so that an element has the same bits wherever a shard begins.
 //
 // Everything here lives in a namespace of the instruction set that the file is compiled for, or is
 // always inlined: no function compiled for one may be linked into another.

@@ -64,11 +64,11 @@ int local_rank(const Ranks* ranks) {
   return before;
 }
 
-/// Several ranks may use a GPU where each calls itself a node of its own, as tests do: NCCL refuses
-/// them otherwise.
+/// Whether several ranks may use one GPU: only where each calls itself a node of its own, as tests
+/// do, because NCCL refuses it otherwise.
 bool may_share() { return std::getenv("NCCL_HOSTID") != nullptr; }
 
-/// Threads stay near their GPU, unless somebody has bound them already.
+/// Binds this rank's threads to the cores near its GPU, unless they are bound already.
 void bind_near(const std::string& bus_id) {
   cpu_set_t allowed, near;
   if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
@@ -123,7 +123,8 @@ GpuOfRank take_gpus_together(const Ranks* ranks, deck::Matmul products) {
 
 using kernels::CudaLibraries;
 
-/// cuDNN and its answers, which must be the same everywhere.
+/// Asks cuDNN which attention calls it takes. Its version and its answers must be the same on all
+/// ranks.
 void agree_on_attention(kernels::cuda::Sdpa& sdpa, std::span<const kernels::KernelCall> calls,
                         const comm::Control& control, const Tuning& tuning) {
   control.together([&] {
@@ -147,7 +148,7 @@ void agree_on_attention(kernels::cuda::Sdpa& sdpa, std::span<const kernels::Kern
   });
 }
 
-/// NCCL's memory where there are groups of it.
+/// Allocates arenas from NCCL where there are groups of it, else by cudaMalloc.
 memory::CudaAllocator allocator(const std::shared_ptr<comm::NcclSession>& nccl) {
   if (!nccl) return memory::cuda_allocator();
   return {.allocate = [nccl](std::int64_t bytes) { return nccl->allocate(bytes); },
@@ -161,8 +162,8 @@ Backend make_cuda_backend(const Settings& settings, const Ranks* ranks) {
   auto queue = std::make_shared<CudaQueue>();
   auto libraries = std::make_shared<CudaLibraries>(*queue);
   const auto machine = libraries->matmul.machine();
-  // Older GPUs' gelu within a product is a second kernel of the library's, as llm.c's authors
-  // found.
+  // Before Hopper the library computes gelu within a product by a second, slow kernel, as llm.c's
+  // authors found.
   const kernels::cuda::ProductRules rules{.math = settings.matmul == deck::Matmul::tf32
                                                       ? kernels::cuda::MatmulMath::tf32
                                                       : kernels::cuda::MatmulMath::same,

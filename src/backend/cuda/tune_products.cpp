@@ -16,10 +16,10 @@ using kernels::cuda::Matmul;
 
 constexpr std::int64_t kMostText = std::int64_t{64} << 20;  // of a table
 
-/// Keys of any rank, known to all.
+/// The keys of all ranks' products, on every rank.
 std::vector<GemmKey> of_all_ranks(const Matmul& matmul, std::span<const GemmKey> own,
                                   const comm::Control& control) {
-  // As tables of keys alone.
+  // Keys travel as tables without algorithms.
   const auto text_of = [&](const auto& keys) {
     AlgorithmTable table{.machine = matmul.machine(), .chosen = {}};
     for (const GemmKey& key : keys) table.chosen[key] = {};
@@ -43,8 +43,8 @@ std::vector<GemmKey> of_all_ranks(const Matmul& matmul, std::span<const GemmKey>
   return {all.begin(), all.end()};
 }
 
-/// The choices for all keys but those that the library refuses: those of the file, new ones for the
-/// others.
+/// The choices for all keys that the library does not refuse: those of the file, and new ones for
+/// the others.
 std::string choose(Matmul& matmul, memory::Tier& tier, std::span<const GemmKey> all,
                    const Tuning& tuning) {
   std::vector<GemmKey> missing(all.begin(), all.end());
@@ -76,7 +76,7 @@ std::string choose(Matmul& matmul, memory::Tier& tier, std::span<const GemmKey> 
   return text;
 }
 
-/// Those of `keys` that this rank's library refuses, after all have what rank 0 has chosen.
+/// The keys that this rank's library refuses, after all ranks have adopted what rank 0 has chosen.
 std::vector<GemmKey> adopt_choice(Matmul& matmul, std::span<const GemmKey> keys, memory::Tier& tier,
                                   const comm::Control& control, const Tuning& tuning) {
   const auto all = of_all_ranks(matmul, keys, control);

@@ -76,7 +76,7 @@ std::string Control::broadcast(const std::string& text, int root) const {
 }
 
 std::vector<std::string> Control::gather(const std::string& text) const {
-  // One message a rank, in rank order: no 2^31 limit on the total (trap 55).
+  // One message a rank, in rank order: MPI counts in int, so the total may not be one message.
   if (rank_ != 0) {
     const auto length = static_cast<std::int64_t>(text.size());
     TESSERA_CHECK(length < (std::int64_t{1} << 31), "gather of {} bytes", length);

@@ -39,13 +39,13 @@ class Control {
   /// Every rank's text on rank 0, in rank order; empty elsewhere.
   std::vector<std::string> gather(const std::string& text) const;
   std::vector<double> gather(double value) const;
-  /// Of the clock that `now` reads, by the quickest of a few ping-pongs of this rank with rank 0:
-  /// its reading belongs to some moment of the round trip, so it is wrong by half of that at most
-  /// (Cristian 1989). Later on, what the clocks drift apart comes on top.
+  /// The offset of the clock that `now` reads, from the quickest of a few ping-pongs of this rank
+  /// with rank 0. Its reading belongs to some moment of the round trip, so it is wrong by half of
+  /// that at most (Cristian 1989). Drift adds to the error later on.
   ClockOffset clock_offset(const std::function<double()>& now) const;
-  /// Runs `work` on every rank (or only on some: pass what does nothing); if it throws on any rank,
-  /// every rank throws the lowest such rank's error, with the same exit code. So all ranks leave
-  /// together.
+  /// Runs `work` on every rank (on some only, if the others pass a function that does nothing). If
+  /// it throws on any rank, every rank throws the error of the lowest such rank as an AgreedError,
+  /// with its exit code. So all ranks leave together.
   void together(const std::function<void()>& work) const;
 
  private:

@@ -9,8 +9,9 @@
 namespace tessera::comm {
 
 /// The ranks of `members` (world ranks; this one among them) as a group with a communicator of its
-/// own. Every rank of the world must call this in the same order (trap 2), with groups that do not
-/// overlap; who has none gives no members and gets nullptr.
+/// own. Every rank of the world must call this in the same order, or creating communicators
+/// deadlocks; groups of one call must not overlap. A rank that is in no group gives no members and
+/// gets nullptr.
 std::unique_ptr<Group> make_mpi_group(std::span<const int> members, const GroupShape& shape);
 
 }  // namespace tessera::comm

@@ -13,14 +13,16 @@
 #include "core/error.hpp"
 
 #ifdef __SANITIZE_ADDRESS__
-/// MPI's plugins stay, or else what they have not freed would have no name by which it is known.
+/// Keeps MPI's plugins loaded after its end; otherwise leak checkers could not name what the
+/// plugins have not freed.
 extern "C" int dlclose(void* /*plugin*/) { return 0; }
 #endif
 
 namespace tessera::comm {
 namespace {
 
-/// An MPI library that does not understand its launcher makes every process a world of its own.
+/// Refuses a job in which an MPI library that does not understand its launcher has made every
+/// process a world of its own.
 void check_launcher(int world) {
   if (world > 1) return;
   char library[MPI_MAX_LIBRARY_VERSION_STRING] = "";
@@ -71,8 +73,7 @@ MpiSession::MpiSession(int* argc, char*** argv) {
 }
 
 MpiSession::~MpiSession() {
-  // While an exception that others do not know of is on its way, they are not in MPI_Finalize and
-  // never will be.
+  // With an exception on its way that other ranks do not know of, they never come to MPI_Finalize.
   if (std::uncaught_exceptions() == 0) MPI_Finalize();
 }
 

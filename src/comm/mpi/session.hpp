@@ -10,8 +10,8 @@
 
 namespace tessera::comm {
 
-/// MPI_Init_thread (MPI_THREAD_MULTIPLE: the progress thread and the control path both call MPI)
-/// and the world. From its begin on the process dies with its launcher.
+/// MPI's start and end. MPI_THREAD_MULTIPLE, because the progress thread and the main thread both
+/// call MPI. From the begin on, the process dies with its launcher.
 class MpiSession {
  public:
   MpiSession(int* argc, char*** argv);
@@ -45,8 +45,7 @@ void gather_in_world(std::span<const std::byte> own, std::span<std::byte> all);
 
 std::string host_name();
 
-/// Ends this process, and with MPI's help the job, without waiting for anybody: for a rank that
-/// failed alone.
+/// Ends this process at once and, through MPI, the job: for a rank that failed alone.
 [[noreturn]] void leave_at_once(int exit_code);
 
 }  // namespace tessera::comm

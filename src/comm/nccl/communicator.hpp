@@ -23,15 +23,16 @@ class Communicator {
 
   /// Waits until a call that goes on in the background has come to its end.
   void settle(ncclResult_t code, const char* call, double patience) const;
-  /// Throws CommError where what is queued will never end.
+  /// Throws CommError if a peer is gone or a link is broken: what is queued would never end.
   void look() const;
 
-  /// Makes memory known to NCCL, which then reads and writes it without buffers of its own; on all
-  /// ranks of the communicator. The handle is for deregister(), where the memory ends first.
+  /// Registers memory with NCCL, which then reads and writes it without buffers of its own. To be
+  /// called on all ranks of the communicator. The returned handle is for deregister(), if the
+  /// memory ends before the communicator.
   void* register_memory(std::byte* base, std::int64_t bytes);
   void deregister(void* handle);
-  /// Whether it may know memory: what NVLink's switches add up must lie at the same place of every
-  /// rank's.
+  /// Whether memory may be registered: only where it has the same layout on every rank, because
+  /// NVLink's switches add up what lies at the same place on each.
   bool takes_memory() const { return traffic_ == Traffic::replicas; }
 
  private:

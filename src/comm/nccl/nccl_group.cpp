@@ -28,14 +28,16 @@ ncclDataType_t nccl_type(DType type) {
 
 std::size_t count_of(std::int64_t n) { return static_cast<std::size_t>(n); }
 
-/// Every rank's id, by world rank; who is not the first of a group gives none.
+/// The NCCL ids of all groups, by the world rank of each group's first member, which alone makes
+/// one.
 std::vector<ncclUniqueId> exchange_ids(const ncclUniqueId& own) {
   std::vector<ncclUniqueId> all(static_cast<std::size_t>(place_in_world().size));
   gather_in_world(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(all)));
   return all;
 }
 
-/// Ranks that call themselves nodes of their own talk over a network too.
+/// Whether the group reaches over a network, as NCCL sees it: also ranks that call themselves nodes
+/// of their own do.
 Reach reach_of(const GroupShape& shape) {
   return shape.nodes > 1 || std::getenv("NCCL_HOSTID") != nullptr ? Reach::network : Reach::node;
 }
@@ -61,8 +63,9 @@ class NcclGroup : public Group {
     return nullptr;
   }
 
-  /// What a rank sends and what it receives are on different communicators, also where the ring
-  /// closes, so that they may be under way at once. The order of plans does not need it.
+  /// The communicator of a message, by its sender. What a rank sends and what it receives are on
+  /// different communicators, also where the ring of stages closes, so that they may be under way
+  /// at once. Correctness does not depend on it, because plans have all messages in one order.
   static constexpr std::size_t kEdges = 3;
   static std::size_t edge(std::int64_t sender, std::int64_t size) {
     return sender + 1 == size ? 2 : static_cast<std::size_t>(sender % 2);
@@ -71,7 +74,7 @@ class NcclGroup : public Group {
  private:
   ncclComm_t comm(std::size_t edge = 0) const { return communicators_[edge]->get(); }
 
-  /// Calls that are queued as one.
+  /// Queues the calls of `f` as one NCCL group call.
   template <typename F>
   void together(F&& f, std::size_t edge = 0) {
     NCCL_TRY(ncclGroupStart());
@@ -146,20 +149,20 @@ class NcclGroup : public Group {
         continue;
       }
       for (std::int64_t at = 0; at < block; at += most)
-        sum_in_order(c, io::Piece(*this, c, b * block, at, std::min(most, block - at)));
+        sum_in_order(c, Piece(*this, c, b * block, at, std::min(most, block - at)));
     }
   }
 
-  /// `count` elements of every slot of a block, from `at` on.
+  /// A piece of a reduction: `count` elements of every slot of a block, from element `at` on.
   struct Piece {
     std::int64_t count;
     std::vector<View> full;  // by rank
     View shard;
-    // In the staging: f32 by rank, what arrives, what is sent.
+    // Parts of the staging: contributions as f32 by rank, what arrives, what is sent.
     View parts, received, sent;
 
-    io::Piece(const NcclGroup& g, const ReduceScatter& c, std::int64_t block, std::int64_t at,
-              std::int64_t n)
+    Piece(const NcclGroup& g, const ReduceScatter& c, std::int64_t block, std::int64_t at,
+          std::int64_t n)
         : count(n), shard(c.shard.range(block + at, n)) {
       const std::int64_t size = g.shape_.size, length = c.shard.elements() / c.blocks;
       for (std::int64_t r = 0; r < size; ++r)
@@ -182,8 +185,8 @@ class NcclGroup : public Group {
     device_.run(Convert{.x = from, .out = to, .write = write});
   }
 
-  /// What goes to each rank, as the wire's type.
-  std::vector<View> outgoing(const ReduceScatter& c, const io::Piece& p) {
+  /// Converts what goes to each rank to the wire's type.
+  std::vector<View> outgoing(const ReduceScatter& c, const Piece& p) {
     if (c.wire == c.full.type) return p.full;
     std::vector<View> all;
     for (std::int64_t r = 0; r < shape_.size; ++r) {
@@ -193,7 +196,7 @@ class NcclGroup : public Group {
     return all;
   }
 
-  void sum_in_order(const ReduceScatter& c, const io::Piece& p) {
+  void sum_in_order(const ReduceScatter& c, const Piece& p) {
     const std::vector<View> out = outgoing(c, p);
     together([&] {
       for (std::int64_t k = 1; k < shape_.size; ++k) {  // each rank starts with another peer
@@ -206,7 +209,7 @@ class NcclGroup : public Group {
       }
     });
     for (std::int64_t r = 0; r < shape_.size; ++r) {
-      // The own contribution too is what the wire's type holds.
+      // The own contribution is rounded to the wire's type, as those of others are.
       if (r == rank_) {
         convert(out[static_cast<std::size_t>(r)], p.slot(p.parts, r));
       } else if (c.wire != DType::f32) {
@@ -219,7 +222,7 @@ class NcclGroup : public Group {
                 .write = c.write});
   }
 
-  /// Into the shard, or into the own slot first where it is to be added.
+  /// NCCL's own sum: into the shard, or first into the own slot if it is to be added to the shard.
   void sum_by_nccl(const ReduceScatter& c, std::int64_t block, std::int64_t length) {
     const View full = c.full.range(block * shape_.size, shape_.size * length),
                shard = c.shard.range(block, length), slot = full.range(rank_ * length, length);

@@ -10,8 +10,8 @@ namespace {
 
 // Versions of NCCL, as ncclGetVersion has them.
 constexpr int kKeepsOrder = 22700;
-/// NCCL's issue 2389: a receiver's proxy takes back what the GPU has just told it, and both wait
-/// for ever. The mend came when 2.32 had been cut.
+/// The first version without NCCL's issue 2389: before it, a receiver's proxy may take back what
+/// the GPU has just told it, and both wait for ever.
 constexpr int kRegistersForNetworks = 23300;
 /// From here on the setting says how communicators are used, and its default allows what it must.
 constexpr int kKnowsHowGraphsAreUsed = 22900;

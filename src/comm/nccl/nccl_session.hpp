@@ -29,16 +29,16 @@ class NcclSession {
   NcclSession& operator=(const NcclSession&) = delete;
 
   const std::shared_ptr<const Nccl>& nccl() const { return nccl_; }
-  /// Device memory, zeroed by nobody, that the communicators which may know memory are told of:
-  /// where they reach over a network only from the version on that can be trusted with it. Give it
-  /// back with release(). Throws MemoryError.
+  /// Device memory, not zeroed, which is registered with the communicators that take memory
+  /// (Communicator::takes_memory); with those that reach over a network only from the NCCL version
+  /// on that does not hang then. Give it back with release(). Throws MemoryError.
   std::byte* allocate(std::int64_t bytes);
   void release(std::byte* base);
 
-  /// A communicator of a group's rank, from here on one of the session's until it ends.
+  /// Adds a communicator, which is one of the session's until it ends.
   void add(const std::shared_ptr<Communicator>& communicator, Reach reach);
 
-  /// What costs time here and need not, a line each, for people.
+  /// What costs time on this machine and could be avoided, a line each, for people.
   std::vector<std::string> notes() const;
 
   /// Throws CommError where a communicator has found that a rank is gone or a link is broken: what

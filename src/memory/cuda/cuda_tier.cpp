@@ -45,7 +45,7 @@ void CudaTier::release(std::byte* base, std::int64_t) { allocator_.release(base)
 
 void CudaTier::wait() {
   CUDA_TRY(cudaSetDevice(gpu_));  // each thread has a current one
-  // Not for all streams: a receive may wait for a rank that is here too.
+  // Waits for this stream only: a receive on another may wait for a rank that waits here too.
   CUDA_TRY(cudaStreamSynchronize(queue_.stream));
 }
 
@@ -76,7 +76,7 @@ std::byte* PinnedTier::allocate(std::int64_t bytes) {
     const cudaError_t code =
         cudaHostRegister(base, static_cast<std::size_t>(bytes), cudaHostRegisterDefault);
     if (code == cudaErrorMemoryAllocation) {
-      cudaGetLastError();  // told of here
+      cudaGetLastError();  // forgotten, because it is reported here
       throw MemoryError(
           fmt::format("{:.2f} GiB of the host's memory cannot be page-locked: raise what a job may "
                       "lock (ulimit -l, Slurm's --mem), or set checkpoint.async = false",

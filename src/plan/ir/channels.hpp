@@ -1,4 +1,5 @@
-// What a rank's plans talk over: groups of ranks, for the operations of some streams.
+// The groups of ranks that a plan's operations communicate in. A channel is a group together with
+// the streams whose operations it carries.
 #pragma once
 
 #include <array>
@@ -11,8 +12,9 @@ namespace tessera::plan {
 
 enum class Channel : std::uint8_t { gather, reduce, tensor, forward, backward, ends, world };
 
-/// Operations of a channel follow one another on each rank. Those of different channels of the same
-/// ranks may be under way at the same time and must not take each other's messages.
+/// Operations of one channel follow one another on each rank. Operations of different channels may
+/// be under way at the same time, also when the ranks are the same: so each channel has messages of
+/// its own.
 struct ChannelRow {
   Channel channel;
   const char* name;
@@ -30,7 +32,8 @@ constexpr std::uint32_t bits_of(S... streams) {
   return ((std::uint32_t{1} << index_of(streams)) | ...);
 }
 
-/// In the order in which every rank of the job makes them (trap 2).
+/// In the order in which every rank of the job makes their communicators: another order on one rank
+/// would be a deadlock.
 inline constexpr std::array kChannelRows = {
     ChannelRow{Channel::gather, "gather", MeshGroup::data, comm::Traffic::replicas,
                bits_of(Stream::gather)},
@@ -64,8 +67,9 @@ inline bool has_several(const Mesh& mesh, const ChannelRow& row) {
   return mesh.group_of(0, row.ranks).count > 1;
 }
 
-/// An earlier channel of the same ranks whose operations are never under way beside this one's, for
-/// they share their streams; or the channel itself.
+/// A channel whose group this one can use: an earlier one of the same ranks and the same streams,
+/// whose operations are therefore never under way at the same time. The channel itself where there
+/// is none.
 inline const ChannelRow& shared_with(const Mesh& mesh, const ChannelRow& row) {
   for (const ChannelRow& other : kChannelRows) {
     const bool same = mesh.group_of(0, other.ranks) == mesh.group_of(0, row.ranks);

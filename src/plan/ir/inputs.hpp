@@ -29,8 +29,9 @@ struct PlanInputs {
   DType compute = DType::f32;
   DType accumulate = DType::f32;  // of gradients, over micro-batches
   DType wire = DType::f32;        // of gradients
-  /// Parameters that stage 3 gathers to train, and gradients, travel as blocks. Evaluation sees the
-  /// parameters as they are, whatever the layout.
+  /// In which blocks parameters that ZeRO-3 gathers for training, and gradients, travel; nothing:
+  /// as they are. Evaluation always gathers parameters as they are, so that its loss does not
+  /// depend on the layout.
   std::optional<kernels::BlockFormat> weight_blocks, gradient_blocks;
   kernels::Operands operands = kernels::Operands::stored;  // of the blocks' products
   kernels::SumOrder order = kernels::SumOrder::fixed;
@@ -42,11 +43,11 @@ struct PlanInputs {
   std::uint64_t seed = 0;
   Mesh mesh;
   std::vector<int> node_of;        // by world rank; empty: all are on one node
-  bool nccl = false;               // what carries between ranks; else our own exchange
+  bool nccl = false;               // NCCL carries messages and collectives; else our exchange
   std::int64_t tensor_chunks = 1;  // chunks of units, or what the tensor ranks need if that is more
   bool split_sequence = true;      // over tensor ranks
-  /// The same bits on every mesh: gradients are added in a tree over micro-batches, sums over ranks
-  /// travel in f32.
+  /// Layout mode: the same bits on every mesh. Gradients are added in a tree over micro-batches,
+  /// and sums over ranks travel in f32.
   bool any_layout = false;
   PipelineRule pipeline;
   PlanPurpose state_for = PlanPurpose::train;  // the last of the purposes of the run's plans
@@ -60,8 +61,8 @@ struct PlanInputs {
   }
 };
 
-/// What a run keeps of every unit beside the parameters in the compute type, a row each: the master
-/// weights, then the optimizer's state.
+/// The tensors that a run keeps of every unit beside the parameters in the compute type: row 0 is
+/// the master weights, the others are the optimizer's state.
 std::vector<optim::StateTensor> kept_tensors(const PlanInputs& inputs);
 inline constexpr std::size_t kMasterRow = 0;
 

@@ -41,7 +41,7 @@ std::uint64_t plan_hash(const Plan& plan) {
     hash.add(op.kind).add(op.stream).add(op.group).add(op.unit).add(op.micro_batch);
     hash.add(call_name(op.call));
     visit_args(op.call, [&](const auto& args) {
-      const View* staging = nullptr;  // goes by the nodes that a group is on
+      const View* staging = nullptr;  // its size may differ: it depends on a group's nodes
       if constexpr (requires { args.staging; }) staging = &args.staging;
       args.visit(args, [&](const View& v, kernels::Access access) {
         if (v && &v != staging) hash.add(v.elements()).add(v.type).add(access);

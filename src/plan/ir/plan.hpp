@@ -1,6 +1,6 @@
-// The step as data: buffers, and operations over them with the stream each runs on and what it
-// waits for. Plans are made without MPI or devices; the same plan is checked, printed, counted and
-// executed.
+// The step as data: buffers, and operations over them, each with the stream it runs on and the ops
+// it waits for. Plans are made without MPI or devices; the same plan is proved, printed, counted
+// and executed.
 #pragma once
 
 #include <algorithm>
@@ -37,8 +37,8 @@ enum class Purpose : std::uint8_t {
   scratch,  // live within a step
 };
 
-/// Where bytes lie and operations run: where ranks compute, or in the host's memory also where that
-/// is a GPU.
+/// Where a buffer lies and an op runs: on the device that the rank computes on, or on the host.
+/// Where that device is the CPU, both are the host's memory.
 enum class Place : std::uint8_t { device, host };
 
 struct Buffer {
@@ -53,13 +53,14 @@ struct Buffer {
 enum class ArenaId : std::uint8_t { state, step, host };
 inline constexpr std::size_t kArenas = 3;
 using ArenaBytes = std::array<std::int64_t, kArenas>;  // by ArenaId
+/// The larger of the two, arena by arena.
 inline ArenaBytes most_of(ArenaBytes a, const ArenaBytes& b) {
   for (std::size_t i = 0; i < kArenas; ++i) a[i] = std::max(a[i], b[i]);
   return a;
 }
 
-/// In which arenas a place has what persists and what lives within a step, and on how many bytes
-/// its buffers are aligned.
+/// Of a place: the arena of its persistent buffers, the arena of those that live within a step, and
+/// the alignment of its buffers in bytes.
 struct PlaceRow {
   Place place;
   ArenaId state, step;
@@ -77,7 +78,7 @@ constexpr const PlaceRow& row_of(Place place) {
 inline ArenaId arena_of(const Buffer& b) {
   return b.persistent ? row_of(b.place).state : row_of(b.place).step;
 }
-/// Whose memory an arena is of.
+/// The place whose memory an arena is.
 constexpr Place place_of(ArenaId arena) {
   for (const PlaceRow& row : kPlaceRows) {
     if (row.state == arena || row.step == arena) return row.place;
@@ -142,10 +143,10 @@ struct Op {
   std::vector<OpId> waits;  // ops of other streams; set by the streams pass
 };
 
-/// In the order of the state that they need: evaluation only parameters.
+/// What a plan is for, in the order of the state that it needs: evaluation needs parameters only.
 enum class PlanPurpose : std::uint8_t { evaluate, train, train_snapshot };
 
-/// What a plan is keyed by.
+/// By what the plans of one run differ: steps of one shape run one plan.
 struct PlanShape {
   PlanPurpose purpose = PlanPurpose::train;
   std::int64_t sequence = 0;       // T
@@ -154,8 +155,8 @@ struct PlanShape {
   auto operator<=>(const PlanShape&) const = default;
 };
 
-/// What a rank has of one unit: elements of its shard, and those of them that it answers for in the
-/// norm. All 0 where the unit is on other pipeline stages.
+/// What a rank has of one unit, in elements: its shard, and how many of these it counts, that is,
+/// adds to the norm and writes to checkpoints. All 0 where the unit is on other pipeline stages.
 struct UnitShare {
   std::int64_t shard = 0, counted = 0;
 };
@@ -169,20 +170,23 @@ struct Plan {
   std::vector<UnitShare> shares;                     // by unit
   ArenaBytes arena_bytes{};
   std::int64_t arena(ArenaId id) const { return arena_bytes[static_cast<std::size_t>(id)]; }
-  /// Views that the host touches between steps.
+  /// What the host reads and writes between steps: StepScalar, VerdictField, WordLayout.
   View scalars, verdict, words;
 
   const comm::GroupShape& group(MeshGroup g) const { return groups[static_cast<std::size_t>(g)]; }
 };
 
-/// Words that the host sets before a step on each rank, and reads summed over all ranks after it.
+/// What a rank tells all others in a step: the host sets its flags to 0 or 1 before the step, and
+/// after it reads how many ranks have set each.
 enum class StepFlag : std::uint8_t {
   saved,      // this rank's phase of the save under way is done
   stop,       // this rank was asked to stop
   no_tokens,  // this rank could not read its tokens
 };
 
-/// The host's words: exact sums over all ranks, then the flags, by StepFlag.
+/// Where things are in Plan::words, 64-bit integers that are summed over all ranks at the end of a
+/// step: the exact sums of loss and squared gradient norm (core/exact_sum), then the flags, by
+/// StepFlag.
 struct WordLayout {
   static constexpr std::int64_t loss = 0;
   static constexpr std::int64_t norm = 24;
@@ -213,7 +217,7 @@ inline std::int64_t offset_of(const View& v) {
                                    ((std::uintptr_t{1} << kOffsetBits) - 1));
 }
 
-/// f(args) for the argument struct of a call, in whichever variant it is.
+/// f(args) for the argument struct of a call, whichever of the variants holds it.
 template <typename CallType, typename F>
 decltype(auto) visit_args(CallType& call, F&& f) {
   return std::visit(
@@ -250,8 +254,9 @@ std::vector<BufferUse> uses_of(const Op& op);
 comm::WireBytes wire_bytes_of(const Plan& plan, const Op& op);
 double flop_of(const Op& op);
 
-/// Everything that must agree over ranks for the plans to fit together, in order: kinds,
-/// collectives, sizes.
+/// A hash of the plan's shape and of its collectives in order: kinds, streams, groups, sizes. All
+/// ranks of a data group must have the same. Kernels do not enter, as they may differ with the
+/// shard.
 std::uint64_t plan_hash(const Plan& plan);
 
 }  // namespace tessera::plan

@@ -7,8 +7,8 @@
 
 namespace tessera::plan {
 
-/// What an op is, for messages: "update adam_update of block.3", "kernel linear of block.0,
-/// micro-batch 2".
+/// What an op is, for messages: "update adam of block.3", "kernel linear of block.0, micro-batch
+/// 2".
 std::string op_name(const Op& op, const PlanInputs& inputs);
 
 /// One line an op: index, stream, what it does, bytes or flop, and what it waits for.

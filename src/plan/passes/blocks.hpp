@@ -1,5 +1,8 @@
-// ZeRO++ (Wang et al. 2023): what moves parameters and gradients as blocks of int8 or int4, in
-// place of one collective.
+// ZeRO++ (Wang et al. 2023): parameters and gradients that travel as blocks of int8 or int4. Each
+// function returns the ops that take the place of one collective: kernels that make and add blocks,
+// and exchanges between them. They are ops of the plan, not an encoding inside a collective: so the
+// proof follows each contribution to its sum, the ledger and the simulator count them, and no back
+// end has code of its own for them.
 #pragma once
 
 #include <string>
@@ -12,21 +15,21 @@ namespace tessera::plan {
 /// Calls that follow one another on one stream.
 using Calls = std::vector<Call>;
 
-/// Bytes of a staging, for a gather or for each of a reduction's two, of `size` shards of n
-/// elements.
+/// Bytes of a staging buffer for `size` shards of n elements. A gather needs one such buffer, a
+/// reduction two.
 inline std::int64_t block_staging(const kernels::BlockFormat& format, std::int64_t size,
                                   std::int64_t n) {
   return size * format.bytes(n);
 }
 
-/// comm::AllGather in blocks (section 3.1). What the rank itself holds is rounded like everybody
-/// else's, so that all have the same. `shard` must not lie in `full`.
+/// comm::AllGather in blocks (section 3.1). The rank's own shard is quantised too, so that all
+/// ranks get the same values. `shard` must not lie in `full`.
 Calls gather_in_blocks(const comm::AllGather& gather, std::int64_t rank,
                        const kernels::BlockFormat& format, const View& staging);
 
-/// comm::ReduceScatter in blocks (section 3.3): each rank's slots set out; on every hop of the
-/// route those that arrive are added in f32, and sums go on in blocks again. `leaving` and
-/// `arriving` are stagings.
+/// comm::ReduceScatter in blocks (section 3.3): each rank quantises its contributions, one slot for
+/// each rank. On every hop of the route the slots that arrive are added in f32; all but the last
+/// hop quantise the sums again. `leaving` and `arriving` are staging buffers.
 Calls reduce_in_blocks(const comm::ReduceScatter& reduce, const comm::Route& route,
                        const kernels::BlockFormat& format, const View& leaving,
                        const View& arriving);

@@ -1,4 +1,4 @@
-// What passes add to a plan: buffers, staging, ops between those that are there.
+// What passes use to add to a plan: buffers, staging, ops between those that are there.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace tessera::plan {
 
-/// What is thrown of a step that one plan cannot hold.
+/// The error for a step that one plan cannot hold.
 DeckError too_long(const PlanShape& shape);
 
 /// Inserts ops before given positions; keeps the rest in order.
@@ -27,14 +27,14 @@ class Insertions {
 };
 
 BufferId add_buffer(Plan& plan, Buffer buffer);
-/// One of the device's that lives within the step.
+/// A buffer on the device that lives within the step.
 BufferId add_buffer(Plan& plan, std::string name, Purpose purpose, std::int64_t bytes);
-/// The buffer has at least so many bytes.
+/// Makes the buffer at least so large.
 void enlarge_buffer(Plan& plan, BufferId id, std::int64_t bytes);
 View buffer_view(BufferId id, DType type, std::int64_t elements);
 
-/// A buffer of bytes on their way that serves ops of one stream one after another, as large as the
-/// largest view of it.
+/// A staging buffer. It serves ops of one stream one after another, and is as large as the largest
+/// view of it.
 class Staging {
  public:
   explicit Staging(const char* name) : name_(name) {}

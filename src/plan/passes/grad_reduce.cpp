@@ -10,8 +10,8 @@
 namespace tessera::plan {
 namespace {
 
-/// What no operation overwrites of [0, bytes): padding, gaps, rows that the sequence does not
-/// reach.
+/// The ranges of [0, bytes) that no operation overwrites: padding, gaps, and position rows beyond
+/// the sequence.
 std::vector<Range> complement(std::vector<Range> written, std::int64_t bytes) {
   std::sort(written.begin(), written.end(), [](Range a, Range b) { return a.begin < b.begin; });
   std::vector<Range> gaps;
@@ -24,14 +24,15 @@ std::vector<Range> complement(std::vector<Range> written, std::int64_t bytes) {
   return gaps;
 }
 
-/// What the backward of one use of a unit fills, in one micro-batch or in the whole step.
+/// A gradient buffer, and when and where it is written.
 struct Instance {
   GradientBuffer what;
   std::size_t first_op = 0, last_op = 0;
   std::vector<Range> written;
 };
 
-/// A use of a unit whose gradients are summed together, and how far that has come.
+/// One use of a unit and the sum of its gradients so far. A tied matrix whose uses are summed
+/// separately has two.
 struct Use {
   std::size_t left = 0;  // instances to come
   bool begun = false;
@@ -113,7 +114,7 @@ class Reducer {
     }
   }
 
-  /// Instances are added to the sum one after another.
+  /// Adds this instance to the sum of those before it.
   void add_in_turn(Use& use) {
     if (alone()) {
       use.sum = use.full;
@@ -124,8 +125,8 @@ class Reducer {
     use.begun = true;
   }
 
-  /// Micro-batches are the leaves of an aligned binary tree, whoever has them: under "step" a
-  /// rank's own come first, under "micro" the ranks'.
+  /// Layout mode: micro-batches are the leaves of an aligned binary tree, whichever rank has them.
+  /// Under zero.reduce "step" a rank's own are added first, under "micro" those of all ranks.
   void add_in_tree(Use& use) {
     const bool reduce_each = in_.reduce == ReduceWhen::micro && !alone();
     View sum = use.full;
@@ -149,8 +150,8 @@ class Reducer {
     reduce(use.full, use.sum, kernels::Write::overwrite);
   }
 
-  /// At stage 0 a gradient that is reduced once stays where it is; otherwise the slice outlives the
-  /// full buffer.
+  /// Where the sum goes. At ZeRO stage 0 a gradient that is reduced once stays where it is;
+  /// otherwise the slice must outlive the full buffer, so it has a buffer of its own.
   View slice_for(const Use& use) {
     const zero::UnitLayout& layout = states_[unit_].layout;
     const Range slice = layout.shard_of(plan_.place.data);
@@ -195,21 +196,22 @@ class Reducer {
                                    .call = std::move(call),
                                    .waits = {}});
   }
-  /// Reductions follow one another on their stream, so one buffer serves all of a group.
+  /// All reductions over a group run on one stream, one after another, so one staging buffer serves
+  /// them.
   View staging(MeshGroup group, DType wire) {
     return staging_.try_emplace(group, "staging")
         .first->second.view(plan_,
                             comm::reduce_scatter_staging(plan_.group(group), wire, in_.accumulate));
   }
 
-  /// At stage 0, everybody's slices to everybody.
+  /// ZeRO stage 0: every rank's slice of the sum goes to all ranks.
   void gather(const Use& use) {
     if (alone() || in_.sharding().states) return;
     insert(OpKind::gather_gradients, Stream::reduce, MeshGroup::data,
            comm::CollectiveCall{comm::AllGather{.shard = use.sum, .full = use.full}});
   }
 
-  /// What the update reads; for a tied matrix, once its two uses' sums are one.
+  /// What the norm and the update read. For a tied matrix the sums of its two uses are added here.
   SummedGradient finish(std::size_t unit) {
     unit_ = unit;
     const auto use_at = [&](bool head) {
@@ -250,7 +252,7 @@ class Reducer {
   std::map<MeshGroup, Staging> staging_;
   comm::Route route_;  // of gradients in blocks
   Staging leaving_{"gradients that leave"}, arriving_{"gradients that arrive"};
-  // What is being worked on: its unit, the op that completed it, and where what follows goes.
+  // The unit in hand, the op that completed its gradient, and where in the plan new ops go.
   std::size_t unit_ = 0;
   const Op* at_ = nullptr;
   std::size_t position_ = 0;

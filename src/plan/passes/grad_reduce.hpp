@@ -1,4 +1,6 @@
-// How gradients of micro-batches and ranks become one.
+// Gradients of micro-batches and data ranks become one sum. There is no all-reduce: ZeRO stage 0
+// too reduce-scatters into the rank's own slice, then gathers all slices. That sends the same
+// bytes, and at every stage the norm is summed over slices.
 #pragma once
 
 #include "plan/passes/schedule.hpp"
@@ -7,12 +9,13 @@ namespace tessera::plan {
 
 /// A unit's gradient, summed, in the type that gradients are accumulated in.
 struct SummedGradient {
-  View slice;  // (shard) this rank's
-  View owned;  // (owned) what it updates with
+  View slice;  // (shard) of this rank's shard: what enters the norm
+  View owned;  // (owned) of all elements that this rank updates
 };
 
-/// Sums each unit's gradient over data ranks as soon as it is complete, and over both ends where a
-/// tied matrix has two; zero-fills what no operation writes. Returns the sums, by unit.
+/// Sums each unit's gradient over data ranks as soon as it is complete, and that of a tied matrix
+/// over both ends of the pipeline. Zero-fills elements that no operation writes. Returns the sums,
+/// by unit.
 std::vector<SummedGradient> grad_reduce(Plan& plan, const PlanInputs& inputs,
                                         const std::vector<UnitState>& states,
                                         const Scheduled& scheduled);

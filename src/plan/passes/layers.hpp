@@ -1,4 +1,4 @@
-// The model as layers, which pipelining places: the embedding, the blocks, the head.
+// The model as layers (the embedding, the blocks, the head), and which pipeline stage has which.
 #pragma once
 
 #include "plan/ir/inputs.hpp"
@@ -13,24 +13,26 @@ struct Layer {
 };
 std::vector<Layer> model_layers(const std::vector<model::UnitDesc>& units);
 
-/// Flop of a forward of the model's longest sequence, a token, of each layer's products.
+/// Of each layer, the floating-point operations of its matrix products in a forward, for one token
+/// of the model's longest sequence.
 std::vector<double> layer_costs(const PlanInputs& inputs);
 
-/// Parts of the layers, one for each chunk of each stage: part v * stages + s is chunk v of stage
-/// s. Where the deck does not say, parts cost alike.
+/// The layers cut into contiguous parts, one for each chunk of each stage: part v * stages + s is
+/// chunk v of stage s. Where the deck does not say where parts begin, their costs are balanced.
 std::vector<Range> layer_parts(const PlanInputs& inputs);
 
-/// Whether stage `stage` uses each unit.
+/// By unit: whether pipeline stage `stage` uses it.
 std::vector<bool> held_units(const PlanInputs& inputs, std::int64_t stage);
 
-/// Whether the embedding's and the head's use of a tied matrix sum their gradients apart: at two
-/// ends of a pipeline, and wherever one stage must give the bits of two.
+/// Whether the gradients that the embedding and the head make of a tied matrix are summed
+/// separately and added at the end. They are where the two uses are on different stages, and in
+/// layout mode, where one stage must give the bits of several.
 bool tied_apart(const PlanInputs& inputs);
 
 /// Whether the unit is a tied matrix that both ends of the pipeline hold.
 bool on_both_ends(const PlanInputs& inputs, std::size_t unit);
 
-/// Of each tensor rank the first whose shares of all units are as large as its own.
+/// For each tensor rank, the first tensor rank whose shares of all units have the same sizes.
 std::vector<std::int64_t> first_with_same_shares(const PlanInputs& inputs);
 
 }  // namespace tessera::plan

@@ -16,7 +16,8 @@ namespace {
 /// A micro-batch's visit of a unit takes about 50 KB of plan.
 constexpr std::int64_t kMostVisits = 1 << 18;
 
-/// What the host gives a step comes first, so that nothing after it waits for the host.
+/// The host loads the tokens of all micro-batches, a few megabytes, before anything else: so no op
+/// of the step waits for the host.
 void load_batches(Plan& plan, const std::vector<LoadBatch>& batches) {
   Insertions insertions;
   for (std::size_t k = 0; k < batches.size(); ++k) {
@@ -29,7 +30,7 @@ void load_batches(Plan& plan, const std::vector<LoadBatch>& batches) {
   insertions.apply(plan.ops);
 }
 
-/// Recorded operations bring their scratch along; those that passes added get it here.
+/// Recorded operations have their scratch already; those that passes have added get it here.
 void add_scratch(Plan& plan, const kernels::Device& device) {
   for (Op& op : plan.ops) {
     auto* kernel = std::get_if<kernels::KernelCall>(&op.call);

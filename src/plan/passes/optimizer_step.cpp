@@ -14,8 +14,8 @@ void optimizer_step(Plan& plan, const PlanInputs& in, const std::vector<UnitStat
                         .call = std::move(call),
                         .waits = {}});
   };
-  // Every element of the gradient enters the norm once: each rank adds what it answers for,
-  // exactly, and the words are summed.
+  // Every element of the gradient enters the norm once: each rank adds the elements that it counts,
+  // exactly, and the words are summed over all ranks.
   for (std::size_t u = 0; u < states.size(); ++u) {
     if (!states[u].held) continue;
     const std::int64_t first = states[u].layout.shard_of(plan.place.data).begin;
@@ -63,8 +63,8 @@ void optimizer_step(Plan& plan, const PlanInputs& in, const std::vector<UnitStat
     update(intersect(s.owned, {s.layout.decay_end, s.layout.padded}), 0.0F);
   }
   if (plan.shape.purpose != PlanPurpose::train_snapshot) return;
-  // A save of the step before: copied while this step computes; the updates wait for the copies by
-  // themselves, because they write what the copies read.
+  // A checkpoint of the step before is copied while this step computes. Nothing need say that
+  // updates wait for the copies: they write what the copies read, so place_waits finds it.
   Insertions insertions;
   for (std::size_t u = 0; u < states.size(); ++u) {
     const UnitState& s = states[u];

@@ -5,7 +5,8 @@
 
 namespace tessera::plan {
 
-/// Norm, verdict, updates; snapshots of the state of the step before.
+/// Adds the norm, the verdict and the updates, and, where the shape asks for it, snapshots of the
+/// state as the step before left it.
 void optimizer_step(Plan& plan, const PlanInputs& inputs, const std::vector<UnitState>& states,
                     const std::vector<SummedGradient>& gradients);
 

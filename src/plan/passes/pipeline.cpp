@@ -17,7 +17,8 @@ std::vector<Range> balanced_parts(std::span<const double> costs, std::int64_t pa
   const auto cost = [&](std::int64_t begin, std::int64_t end) {
     return before[static_cast<std::size_t>(end)] - before[static_cast<std::size_t>(begin)];
   };
-  // dearest[p][i]: of the best cut of the first i layers into p parts; begin[p][i] its last part's.
+  // dearest[p][i]: the most expensive part's cost in the best cut of the first i layers into p
+  // parts; begin[p][i]: where the last part of that cut begins.
   const double never = std::numeric_limits<double>::infinity();
   const auto rows = static_cast<std::size_t>(parts) + 1;
   std::vector dearest(rows, std::vector<double>(costs.size() + 1, never));
@@ -48,10 +49,11 @@ namespace {
 
 using Kind = PipelineAction::Kind;
 
-/// Of an action, where forward is 1 long.
+/// How long an action takes, if a forward takes 1.
 std::int64_t length_of(const PipelineAction& a) { return a.kind == Kind::backward ? 2 : 1; }
 
-/// Plays a schedule's rule on all stages at once.
+/// Simulates a schedule's rule on all stages: again and again, takes the action that can start
+/// first.
 class Player {
  public:
   Player(const PipelineRule& rule, std::int64_t stages, std::int64_t micro_batches, bool training,
@@ -81,7 +83,7 @@ class Player {
     }
   }
 
-  /// Every stage's actions; nothing when the rule comes to a halt.
+  /// Every stage's actions; nothing when no stage may go on before all is done.
   std::optional<std::vector<std::vector<PipelineAction>>> play() {
     std::size_t left = static_cast<std::size_t>(p_) * forwards_.size();
     if (training_) left *= split_ ? 3 : 2;
@@ -96,7 +98,7 @@ class Player {
       }
       if (!first) return std::nullopt;
       take(who, *first);
-      // What a stage does matters to its neighbours only.
+      // An action changes what its own stage and the two neighbours may do next, and nothing else.
       for (const std::int64_t s : {who, (who + 1) % p_, (who + p_ - 1) % p_})
         choices[static_cast<std::size_t>(s)] = choice(s);
     }
@@ -121,7 +123,7 @@ class Player {
     return a.chunk * p_ + stage;
   }
 
-  /// When what the action needs of another is there; nothing while it is not.
+  /// When the result that the action waits for exists; nothing while it does not.
   std::optional<std::int64_t> ready(std::int64_t stage, const PipelineAction& a) const {
     const auto needed = needed_by(a, part_of(stage, a), p_ * v_);
     if (!needed) return 0;
@@ -137,7 +139,8 @@ class Player {
       const auto when = ready(stage, order[at]);
       return when ? std::optional(Choice{order[at], std::max(s.time, *when)}) : std::nullopt;
     };
-    // Some schedules go forward as long as they may, the others backward as soon as they can.
+    // GPipe, interleaved and zero bubble go forward as long as the limit on micro-batches in flight
+    // lets them; 1F1B goes backward as soon as it can.
     const bool eager = rule_.schedule == PipelineSchedule::gpipe || v_ > 1 || split_;
     const bool may_forward = s.next_forward < forwards_.size() && s.in_flight < s.most_in_flight;
     std::optional<Choice> forward, backward;
@@ -145,8 +148,9 @@ class Player {
     if (training_ && !(eager && may_forward)) backward = next(backwards_, s.next_backward);
     const auto best =
         backward && (!forward || backward->start <= forward->start) ? backward : forward;
-    // Later stages, which have fewer micro-batches in flight, put off as many more weights: all
-    // hold what the first stage does (ZB-H1). What is put off fills time that is left.
+    // Zero bubble: later stages, which have fewer micro-batches in flight, put off the weights'
+    // gradients of as many more of them, so that all stages hold as much as the first (ZB-H1). Work
+    // that was put off fills gaps.
     const auto put_off = static_cast<std::int64_t>(s.weights.size() - s.next_weight);
     if (put_off > stage || (put_off > 0 && (!best || best->start > s.time)))
       return Choice{s.weights[s.next_weight], s.time};
@@ -204,7 +208,8 @@ std::vector<std::vector<PipelineAction>> pipeline_actions(const PipelineRule& ru
                                                           std::int64_t stages,
                                                           std::int64_t micro_batches,
                                                           bool training) {
-  // A limit on micro-batches in flight that is too tight for an odd number of them is relaxed.
+  // With some numbers of micro-batches the rule's limit on those in flight is too tight for any
+  // order; then it is raised, one by one.
   for (std::int64_t slack = 0; slack <= rule.virtual_stages * micro_batches; ++slack) {
     if (auto actions = Player(rule, stages, micro_batches, training, slack).play()) return *actions;
   }
@@ -214,8 +219,8 @@ std::vector<std::vector<PipelineAction>> pipeline_actions(const PipelineRule& ru
 
 namespace {
 
-/// When each result is there, and when each stage's actions end, if every stage does them as soon
-/// as it can.
+/// When each result exists, and when each stage's actions end, if every stage runs each action as
+/// soon as it can.
 struct Times {
   std::map<PipelineResult, std::int64_t> there;
   std::vector<std::vector<std::int64_t>> ends;  // by stage and action
@@ -254,7 +259,7 @@ std::vector<std::vector<PipelineAction>> pipeline_receives(
   std::int64_t parts = 0;
   for (const PipelineAction& a : own) parts = std::max(parts, (a.chunk + 1) * stages);
   const Times times = times_of(actions, parts);
-  // A stage sends one message at a time, so its number tells those of the same moment apart.
+  // Messages of the same time are ordered by their sender: a stage sends one at a time.
   using Moment = std::pair<std::int64_t, std::int64_t>;
   const auto moment_of = [&](const PipelineResult& r) {
     return Moment{times.there.at(r), r.part % stages};

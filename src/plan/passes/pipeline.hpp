@@ -13,17 +13,17 @@
 
 namespace tessera::plan {
 
-/// Cuts layers of these costs into `parts` contiguous parts of one layer or more so that the
-/// dearest part is as cheap as can be.
+/// Cuts layers of these costs into `parts` contiguous parts of at least one layer, so that the cost
+/// of the most expensive part is as small as possible.
 std::vector<Range> balanced_parts(std::span<const double> costs, std::int64_t parts);
 
-/// What a stage does at once: one chunk's layers over one micro-batch.
+/// What a stage does without interruption: one chunk's layers over one micro-batch.
 struct PipelineAction {
   enum class Kind : std::uint8_t {
     forward,
     backward,         // gradients of the input and of the weights
-    backward_input,   // of the input, and of what is computed along with it
-    backward_weight,  // of the rest
+    backward_input,   // all of backward that the input's gradient needs
+    backward_weight,  // the rest: products that only make gradients of weights
   };
   Kind kind = Kind::forward;
   std::int64_t chunk = 0;
@@ -31,34 +31,35 @@ struct PipelineAction {
   bool operator==(const PipelineAction&) const = default;
 };
 
-/// What another action gives: forward of a part of the layers over a micro-batch, or its backward
-/// as far as the input's gradient.
+/// What an action makes for others: the forward of a part of the layers over a micro-batch, or its
+/// backward as far as the gradient of the part's input.
 struct PipelineResult {
   bool backward = false;
   std::int64_t part = 0;
   std::int64_t micro_batch = 0;
   auto operator<=>(const PipelineResult&) const = default;
 };
-/// What an action on part `part` of `parts` must wait for; nothing where it only needs what its own
-/// stage has done before.
+/// The result that an action on part `part` of `parts` waits for; nothing where it needs only what
+/// its own stage has done before.
 std::optional<PipelineResult> needed_by(const PipelineAction& action, std::int64_t part,
                                         std::int64_t parts);
-/// What it gives to others; nothing where nobody waits for it.
+/// The result of an action on part `part`; nothing where nobody waits for it.
 std::optional<PipelineResult> result_of(const PipelineAction& action, std::int64_t part);
 
 /// The actions of every stage, [stage], in order: chunk v of stage s has part v * stages + s of the
-/// layers. Found by playing the schedule's rule with forward 1 and backward 2 long; any number of
-/// micro-batches works. Forward only where nothing trains.
+/// layers. The order comes from simulating the schedule's rule with a forward that takes 1 and a
+/// backward that takes 2, so it exists for any number of micro-batches. Without training there are
+/// forwards only.
 std::vector<std::vector<PipelineAction>> pipeline_actions(const PipelineRule& rule,
                                                           std::int64_t stages,
                                                           std::int64_t micro_batches,
                                                           bool training);
 
-/// When a stage receives: for each of its actions, those actions of the stage whose input is
-/// received just before it. All stages send and receive in one order, that in which messages are
-/// sent when forward takes 1 and backward 2: so a GPU that runs its messages one after another,
-/// each until its other end is there, comes to its end; and a message is on its way while its
-/// receiver computes.
+/// Where a stage receives: for each of its actions, the actions of the same stage whose inputs are
+/// received just before it. All stages send and receive in one global order, that in which messages
+/// are sent when a forward takes 1 and a backward 2. So a GPU that runs its messages one after
+/// another, each until the other end is there, never deadlocks; and a message is on its way while
+/// its receiver still computes.
 std::vector<std::vector<PipelineAction>> pipeline_receives(
     std::span<const std::vector<PipelineAction>> actions, std::int64_t stage);
 

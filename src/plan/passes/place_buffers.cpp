@@ -12,7 +12,9 @@ std::int64_t rounded(const Buffer& b) { return round_up(b.bytes, row_of(b.place)
 }  // namespace
 
 std::vector<Life> buffer_lives(const Plan& plan) {
-  // Work of other streams is issued at its place in the plan but may run long after.
+  // An outgoing op (a send, a reduction) is issued at its place in the plan but may run long after.
+  // Its buffers live until the next visit is over: otherwise compute would reuse their bytes, and
+  // have to wait, at once.
   std::map<std::int32_t, std::int64_t> visit_end;
   for (std::size_t i = 0; i < plan.ops.size(); ++i)
     visit_end[plan.ops[i].visit] = static_cast<std::int64_t>(i);
@@ -35,7 +37,8 @@ std::vector<Life> buffer_lives(const Plan& plan) {
 
 namespace {
 
-/// Free bytes of an arena without end: best fit, neighbours merged.
+/// Allocates ranges of an arena that grows as needed: takes the smallest hole that is large enough,
+/// and joins neighbouring holes.
 class FreeList {
  public:
   std::int64_t take(std::int64_t bytes) {

@@ -1,7 +1,7 @@
-// Lifetimes to slots: which bytes of its arena each buffer occupies while it lives. Waits are
-// placed after that, from the bytes themselves: so a slot's next buffer is kept in order behind the
-// last by the very mechanism that orders producers and consumers, and no wait is added for a slot
-// that is not used again.
+// Gives every buffer an offset in its arena. Buffers that do not live at the same time may share
+// bytes. All that lives within a step (activations, gradients, gather windows, scratch) shares one
+// arena, so its size is the peak of the sum, not the sum of the peaks. Waits are derived afterwards
+// (place_waits), from the bytes that buffers got here.
 #pragma once
 
 #include <limits>
@@ -11,14 +11,14 @@
 
 namespace tessera::plan {
 
-/// The ops between which a buffer holds bytes that matter.
+/// The first and the last op during which a buffer's bytes must not be used for anything else.
 struct Life {
   std::int64_t begin = std::numeric_limits<std::int64_t>::max();
   std::int64_t end = -1;
 };
 std::vector<Life> buffer_lives(const Plan& plan);
-/// Fills offsets and arena sizes. What persists lies one after another; what lives within a step
-/// takes, in order of birth, the smallest free stretch that it fits.
+/// Sets Buffer::offset and Plan::arena_bytes. Persistent buffers lie one after another. The others,
+/// in the order of their first use, each take the smallest free range that is large enough.
 void place_buffers(Plan& plan);
 
 }  // namespace tessera::plan

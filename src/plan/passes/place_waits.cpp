@@ -8,7 +8,8 @@ namespace tessera::plan {
 namespace {
 
 constexpr OpId kNone = -1;
-using Clock = std::array<OpId, kStreams>;  // of each stream, the latest op known to be complete
+/// A vector clock: of each stream, the latest op known to be complete, and so all before it.
+using Clock = std::array<OpId, kStreams>;
 constexpr Clock nothing() {
   Clock clock{};
   clock.fill(kNone);
@@ -52,7 +53,8 @@ void place_waits(Plan& plan) {
         }
       });
     }
-    // Latest first: a wait for one op covers all that it waited for.
+    // Latest first: a wait for an op implies all that this op had waited for, so that earlier ones
+    // often need no wait of their own.
     std::sort(before.begin(), before.end(), std::greater<>());
     for (OpId other : before) {
       const auto s = static_cast<std::size_t>(plan.ops[static_cast<std::size_t>(other)].stream);

@@ -1,11 +1,15 @@
-// Which op waits for which: ops that touch the same bytes, at least one writing, keep their order.
+// Which op waits for which: ops that touch the same bytes, at least one of them writing, keep the
+// order that they have in the plan. Waits are derived after placement, from physical bytes: so the
+// next buffer in the same bytes is ordered behind the last one by the rule that orders producers
+// and consumers, and bytes that are not used again cost no wait.
 #pragma once
 
 #include "plan/ir/plan.hpp"
 
 namespace tessera::plan {
 
-/// The fewest waits that keep every pair of conflicting ops on different streams in order.
+/// Sets Op::waits. An op waits for a conflicting earlier op of another stream only if that is not
+/// implied by its own stream's order and the waits before it.
 void place_waits(Plan& plan);
 
 }  // namespace tessera::plan

@@ -19,8 +19,8 @@ bool keeps(Recompute policy, model::Keep keep) {
   return true;
 }
 
-/// The call that makes `needed` again when the sum it also wrote is still there: the norm of that
-/// sum.
+/// How to repeat a call. A fused addition and norm whose sum was kept is repeated as the norm of
+/// that sum alone.
 Call replayed(const Call& call, const std::set<BufferId>& needed) {
   const auto* kernel = std::get_if<kernels::KernelCall>(&call);
   const auto* norm = kernel == nullptr ? nullptr : std::get_if<kernels::AddNorm>(kernel);

@@ -37,7 +37,8 @@ model::HeadWeights head_weights(const RecordInputs& in, Local norm_id, Local mat
           .matrix = unit_views(in, 1, matrix_id, type)[0]};
 }
 
-/// Products that make gradients of weights, and what follows from their results.
+/// Marks the products that make gradients of weights, and operations that use nothing but their
+/// results.
 std::vector<bool> only_weights(const std::vector<Call>& backward) {
   std::vector<bool> marks;
   std::set<BufferId> results;
@@ -48,7 +49,7 @@ std::vector<bool> only_weights(const std::vector<Call>& backward) {
       mark = mark || (access != kernels::Access::write && results.contains(buffer_of(v)));
     });
     each_view(call, [&](const View& v, kernels::Access access) {
-      // Gradients are what all operations write side by side.
+      // The flat gradient buffers do not count: all operations write into them.
       if (mark && access != kernels::Access::read &&
           buffer_of(v) >= static_cast<BufferId>(Local::first_made))
         results.insert(buffer_of(v));

@@ -1,6 +1,6 @@
-// Recording: a unit function run once against a device that computes nothing yields its operations
-// over local symbolic buffers. All blocks share one recording; a plan binds it to its own buffers,
-// visit by visit.
+// Recording: a unit function is run once against a device that computes nothing, which yields its
+// operations over local symbolic buffers. All blocks share one recording; for each visit of a layer
+// the plan binds it to buffers of its own.
 #pragma once
 
 #include "model/block.hpp"
@@ -10,8 +10,8 @@
 
 namespace tessera::plan {
 
-/// Local buffers with a fixed meaning, bound by the plan; those that a recording makes follow from
-/// first_made on.
+/// Local buffers that the plan binds, with their fixed meanings. Those that a recording makes
+/// itself follow from first_made on.
 enum class Local : BufferId {
   weights0,
   weights1,
@@ -38,12 +38,12 @@ struct Recording {
   std::vector<LocalBuffer> made;  // local id first_made + index
   std::vector<Call> forward;      // kernels, and collectives of the tensor ranks
   std::vector<Call> backward;
-  std::vector<bool> only_weights;  // by op of backward: nothing but gradients of weights needs it
+  std::vector<bool> only_weights;  // by op of backward: only gradients of weights need it
   model::Carry out;                // local views
   View d_out;                      // local view: gradient of the carry on the way in
 };
 
-/// What a recording is of; a handover adds up the carry that leaves for the next pipeline stage.
+/// What a recording is of. A handover adds up the carry that leaves for the next pipeline stage.
 enum class LayerKind : std::uint8_t { embed, block, head, handover };
 
 /// What a recording depends on; equal keys give equal recordings.
@@ -76,9 +76,9 @@ struct RecordInputs {
 
 Recording record(const RecordKey& key, const RecordInputs& inputs);
 
-/// Drops saved tensors that the policy does not keep and puts the operations that make them again
-/// before backward: for each dropped tensor, the shortest part of forward that leads to it from
-/// what is kept.
+/// Drops saved tensors that the policy does not keep, and puts before backward the operations that
+/// make them again: the part of forward that leads from kept tensors to dropped ones that backward
+/// reads.
 void recompute(Recording& recording, Recompute policy);
 
 }  // namespace tessera::plan

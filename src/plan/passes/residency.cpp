@@ -17,7 +17,7 @@ Op gather_op(OpKind kind, std::size_t unit, Call call) {
           .waits = {}};
 }
 
-/// Consecutive uses of a unit that one gather serves.
+/// A run of uses of a unit that one gather, and one window, serves.
 struct Residence {
   std::int32_t first_visit = 0, last_visit = 0;
   BufferId buffer = -1;  // its window
@@ -30,8 +30,8 @@ void residency(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& s
   if (!in.sharding().states) return;
   Insertions insertions;
   if (in.sharding().publishes()) {
-    // All shards are ready when the step starts and the full buffers are there, so the gather
-    // stream runs through them while the first visits compute.
+    // Shards and full buffers are there when the step starts, so the gather stream publishes one
+    // unit after another while the first visits compute.
     std::vector<std::size_t> order;
     for (const Op& op : plan.ops) {
       for (const BufferUse& use : uses_of(op)) {
@@ -66,8 +66,8 @@ void residency(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& s
       const auto it = unit_of.find(use.buffer);
       if (it == unit_of.end()) continue;
       auto& list = residences[it->second];
-      // A use soon after the last costs no more memory than the window that would be gathered into
-      // meanwhile.
+      // Uses at most prefetch + 1 visits apart share a window. Keeping it costs no more memory than
+      // a second one, whose gather would begin as soon as the first use ends, or before.
       if (!list.empty() && op.visit - list.back().last_visit <= in.prefetch + 1) {
         list.back().last_visit = op.visit;
       } else {
@@ -75,7 +75,8 @@ void residency(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& s
       }
     }
   }
-  // One buffer and one gather a residence; in order of first use, so that the gather stream is too.
+  // One buffer and one gather for each residence, in order of first use: that is the order in which
+  // the gather stream runs them.
   struct Pending {
     std::int32_t first_visit;
     std::size_t unit;

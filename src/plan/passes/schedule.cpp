@@ -20,8 +20,8 @@ struct Flow {
   View resid, pending;
 };
 
-/// Which of a recording's backward to issue: operations that only make gradients of weights can be
-/// put off.
+/// Which ops of a recording's backward to issue: all, those that the input's gradient needs, or
+/// those that only make gradients of weights.
 enum class Part : std::uint8_t { all, input, weight };
 
 class Scheduler {
@@ -62,7 +62,8 @@ class Scheduler {
     const Recording* recording = nullptr;
     std::map<BufferId, View> bound;  // local buffer -> start of its plan buffer
   };
-  /// One chunk's layers over one micro-batch, from forward to the end of backward.
+  /// The state of one chunk's layers over one micro-batch, from its forward to the end of its
+  /// backward.
   struct Passage {
     std::vector<Visit> visits;
     View incoming, incoming_gradient;  // from other stages
@@ -167,7 +168,8 @@ class Scheduler {
     View d = p.incoming_gradient;
     for (std::int64_t l = layers.end; l-- > layers.begin;) {
       Visit& v = p.visits[static_cast<std::size_t>(l - layers.begin)];
-      // The head's backward ran with its forward.
+      // The head's backward ran in its forward: the scale of the loss is known then, so the logits
+      // become their gradient in place, and nothing of the head is saved.
       if (layers_[static_cast<std::size_t>(l)].kind == LayerKind::head) {
         d = resolve(v, v.recording->d_out);
       } else {
@@ -179,6 +181,8 @@ class Scheduler {
   }
 
   /// The gradient buffer of a use of a unit in the current micro-batch, and how it is written.
+  /// Gradients live within a step, also at ZeRO stage 0: before the first backward their bytes
+  /// serve activations.
   View gradient_of(std::size_t unit, bool head_use, Write& write) {
     const bool own = in_.any_layout || per_micro_batch();
     const auto key = std::tuple{unit, head_use, own ? micro_batch_ : 0};
@@ -208,7 +212,8 @@ class Scheduler {
     all_losses_.push_back(buffer_view(losses, DType::f32, b * t));
   }
 
-  /// Whether each micro-batch has a gradient of its own that is reduced at once.
+  /// Whether every micro-batch has gradient buffers of its own, which are reduced over data ranks
+  /// at once.
   bool per_micro_batch() const { return in_.reduce == ReduceWhen::micro && in_.mesh.data > 1; }
 
   struct Writes {
@@ -245,8 +250,9 @@ class Scheduler {
     }
     return it->second;
   }
-  /// Selective recomputation makes activations again from what a product has written; layout mode
-  /// has the bits of every policy.
+  /// Whether gelu is fused into the product before it. It is not where selective recomputation
+  /// repeats it from what the product has written, nor in layout mode, which has the same bits with
+  /// every recomputation policy.
   model::Activations activations() const {
     using enum model::Activations;
     return in_.any_layout || in_.recompute == Recompute::selective ? apart : in_products;
@@ -317,8 +323,8 @@ class Scheduler {
     if (view) v.bound[static_cast<BufferId>(id)] = view;
   }
 
-  /// A recording's view as one into plan buffers; buffers that the recording made get theirs at
-  /// first sight.
+  /// Turns a view of the recording into one of plan buffers. Buffers that the recording makes are
+  /// added to the plan when they are first met.
   View resolve(Visit& v, View view) {
     const BufferId id = buffer_of(view);
     auto it = v.bound.find(id);

@@ -1,5 +1,5 @@
-// The order of forward and backward over micro-batches and layers, and the binding of recordings to
-// buffers.
+// Forward and backward of every micro-batch: recordings are bound to buffers of the plan, in the
+// order of the pipeline schedule.
 #pragma once
 
 #include <vector>
@@ -8,23 +8,25 @@
 
 namespace tessera::plan {
 
-/// What one use of a unit fills in one micro-batch, or in the whole step.
+/// A gradient buffer: what the backward of one use of a unit fills, in one micro-batch or over the
+/// whole step.
 struct GradientBuffer {
   BufferId buffer = -1;
   std::size_t unit = 0;
-  bool head_use = false;  // of a tied matrix, where it is summed apart from the embedding's
+  bool head_use = false;  // of a tied matrix whose two gradients are summed separately (tied_apart)
 };
 
-/// What later passes are told.
+/// What the pass tells later ones.
 struct Scheduled {
-  /// By unit: the placeholder that its parameters are read from where they are in shards; or -1.
+  /// By unit: where parameters are in shards, the placeholder buffer that its ops read, which
+  /// residency() replaces by windows; -1 elsewhere.
   std::vector<BufferId> windows;
   std::vector<GradientBuffer> gradients;  // in the order of micro-batches
-  std::vector<LoadBatch> batches;         // by micro-batch; nothing fills them yet
+  std::vector<LoadBatch> batches;         // by micro-batch; ops that fill them are added later
 };
 
-/// Forward and backward of every micro-batch, layer by layer, from recordings, in the order of the
-/// pipeline; messages between stages and loss sums.
+/// Adds the ops of forward and backward of every micro-batch, the messages between stages, and the
+/// sums of losses.
 Scheduled schedule(Plan& plan, const PlanInputs& inputs, const std::vector<UnitState>& states);
 
 }  // namespace tessera::plan

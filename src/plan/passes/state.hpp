@@ -1,4 +1,5 @@
-// What stays from step to step: the parameters, what is kept beside them, the host's words.
+// The buffers that persist from step to step: parameters, master weights and optimizer state,
+// snapshots, and the words that the host reads and writes.
 #pragma once
 
 #include <vector>
@@ -10,12 +11,12 @@ namespace tessera::plan {
 
 /// Symbolic views of one unit's state on one rank.
 struct UnitState {
-  /// Of a row of kept_tensors.
+  /// One row of kept_tensors.
   struct Kept {
     View live;      // absent where nothing trains, but for the master weights in f32
     View snapshot;  // (shard); absent where it is not saved, or never beside a step
   };
-  bool held = false;  // by this rank's pipeline stage; nothing else is set where it is not
+  bool held = false;  // used by this rank's pipeline stage; otherwise nothing below is set
   zero::UnitLayout layout;
   Range owned;      // flat elements that this rank updates: its shard, or everything at stage 0
   View parameters;  // (padded) compute type: what forward reads; absent at stage 3 with several
@@ -28,15 +29,16 @@ struct UnitState {
   const View& master() const { return kept[kMasterRow].live; }
 };
 
-/// Sets what add_state wants: the plan's place and groups.
+/// Sets the plan's place and groups, which add_state reads.
 void set_place(Plan& plan, const PlanInputs& inputs, const MeshPlace& place);
 
-/// Adds the persistent buffers that inputs.state_for needs, the same first ones in every plan of
-/// the run.
+/// Adds the persistent buffers that inputs.state_for needs. They are the first buffers of the plan,
+/// in the same order in every plan of the run, so that all plans find the state at the same
+/// addresses.
 std::vector<UnitState> add_state(Plan& plan, const PlanInputs& inputs);
 
-/// The parts of this rank's shard of a unit that it answers for: each element of the model has one
-/// rank that adds it to the norm and writes it to checkpoints.
+/// The ranges of this rank's shard of a unit that it counts: each element of the model has one rank
+/// that adds it to the norm and writes it to checkpoints.
 std::vector<Range> counted_ranges(const PlanInputs& inputs, const Plan& plan, std::size_t unit,
                                   const zero::UnitLayout& layout);
 

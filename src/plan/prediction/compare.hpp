@@ -26,9 +26,9 @@ struct TimeRow {
   std::optional<double> predicted, measured;
 };
 
-/// Seconds that the compute stream stood still for ops of each other stream, by what the executor
-/// does: before an op it waits for those that the op waits for, in that order, and at the step's
-/// end for all streams.
+/// Seconds that the compute stream waited for ops of each other stream. The executor makes it wait
+/// before an op for those that the op waits for, in that order, and at the step's end for all
+/// streams.
 struct Waits {
   std::array<double, kStreams> seconds{};
   std::array<std::int64_t, kStreams> count{};

@@ -48,7 +48,7 @@ Ledger make_ledger(std::span<const Plan* const> plans) {
     }
   }
   std::sort(changes.begin(), changes.end(), [](const Change& a, const Change& b) {
-    return a.at != b.at ? a.at < b.at : a.bytes < b.bytes;  // what ends makes room for what begins
+    return a.at != b.at ? a.at < b.at : a.bytes < b.bytes;  // at one op, ends before begins
   });
   BytesByRow live;
   std::int64_t total = 0, most = -1;

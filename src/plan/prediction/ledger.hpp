@@ -9,14 +9,14 @@
 
 namespace tessera::plan {
 
-/// Of the arenas of a place.
+/// Bytes of the arenas of a place.
 constexpr std::int64_t bytes_in(Place place, const ArenaBytes& arenas) {
   std::int64_t bytes = 0;
   for (std::size_t i = 0; i < kArenas; ++i)
     bytes += place_of(static_cast<ArenaId>(i)) == place ? arenas[i] : 0;
   return bytes;
 }
-/// Of those on the device, which memory.device limits; the others are the host's.
+/// Bytes of the arenas on the device, which memory.device limits, and of those on the host.
 constexpr std::int64_t device_bytes(const ArenaBytes& arenas) {
   return bytes_in(Place::device, arenas);
 }
@@ -37,11 +37,12 @@ struct Ledger {
   std::int64_t device() const { return device_bytes(arenas); }
   std::int64_t host() const { return host_bytes(arenas); }
   std::int64_t of(Place place, Purpose purpose) const;
-  /// Of all arenas.
+  /// Bytes of a purpose, in all arenas.
   std::int64_t of(Purpose purpose) const;
 };
 
-/// Of a run that uses these plans in turn: arenas are as large as the largest plan wants them.
+/// The ledger of a run that uses these plans in turn: arenas are as large as the largest plan needs
+/// them.
 Ledger make_ledger(std::span<const Plan* const> plans);
 
 /// Rows "name   bytes  bytes .." for people, a column for each ledger: what is on the device and

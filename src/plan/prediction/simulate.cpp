@@ -125,8 +125,8 @@ struct CostOf {
 // --- The step
 // --------------------------------------------------------------------------------------
 
-/// What joins ops of several ranks: collectives of a group on a stream, messages between two ranks
-/// in one direction, each with a running number.
+/// Identifies the ops of several ranks that belong together: collectives of a group on a stream, or
+/// messages between two ranks in one direction, with a running number.
 using MeetingKey = std::tuple<MeshGroup, Stream, MeshPlace, std::int64_t, std::int64_t>;
 
 class Player {
@@ -177,7 +177,7 @@ class Player {
   };
   struct Rank {
     std::size_t next = 0;     // op that the host is at
-    std::size_t awaited = 0;  // of its waits, those that are over
+    std::size_t awaited = 0;  // how many of that op's waits are over
     double waits_since = -1;  // < 0: does not wait
     double kernel_ends = -1;  // < 0: no kernel runs
     std::array<Queue, kStreams> streams;
@@ -200,7 +200,8 @@ class Player {
   const Op& op(const Part& p) const { return plans_[p.rank].ops[static_cast<std::size_t>(p.op)]; }
   OpTime& time(const Part& p) { return ranks_[p.rank].out.ops[static_cast<std::size_t>(p.op)]; }
 
-  /// `done`; the host's wait for an op of `stream` ends, or begins if it has not yet.
+  /// Returns `done`. Records that the host's wait for an op of `stream` ends, or that it begins if
+  /// it has not yet.
   bool over(Rank& r, Stream stream, bool done) {
     if (done) {
       if (r.waits_since >= 0)
@@ -243,7 +244,7 @@ class Player {
     rank.out.end = now_;
   }
 
-  /// Starts what heads a stream once its waits are over.
+  /// Starts the first op of a stream once its waits are over.
   void stream(std::size_t r, std::size_t s) {
     Queue& queue = ranks_[r].streams[s];
     if (queue.under_way || queue.head == queue.issued.size()) return;
@@ -291,11 +292,11 @@ class Player {
     return where;
   }
 
-  /// Ranks of the same group have the same.
+  /// Identifies a group: equal for all of its ranks.
   MeshPlace group_of(const Part& part) const {
     return first_of_group(plans_[part.rank].place, op(part).group);
   }
-  /// How many of the ranks that are played take part in what an op is of.
+  /// How many of the simulated ranks take part in an op's message or collective.
   std::size_t members(const Part& part) const {
     const MeshGroup group = op(part).group;
     if (group == MeshGroup::pipeline) return 2;  // who sends and who receives

@@ -19,12 +19,12 @@ struct OpCost {
   comm::WireBytes sent;  // those who send over the same links at once share their rate
 };
 
-/// Of every op of a plan. Matrix products and attention take flop at the machine's rates, or the
-/// time of their bytes if that is more; other kernels and copies the time of their bytes, at the
-/// rate that the machine file gives for the kernel or at that of memory;
-/// collectives the latencies of their peers, or of a ring's hops, and the time of the bytes that a
-/// rank sends, links of both classes at once. A receive costs nothing beyond its send. Throws
-/// DeckError where the machine file does not say what the plan needs.
+/// The cost of every op of a plan. Matrix products and attention take their flop at the machine's
+/// rates, or the time of their bytes if that is more. Other kernels and copies take the time of
+/// their bytes, at the rate that the machine file gives for the kernel, or at that of memory.
+/// Collectives take the latencies of their peers, or of a ring's hops, and the time of the bytes
+/// that a rank sends, on links of both classes at once. A receive costs nothing beyond its send.
+/// Throws DeckError where the machine file does not say what the plan needs.
 std::vector<OpCost> op_costs(const Plan& plan, const deck::Machine& machine);
 
 /// Seconds since the step began.
@@ -46,8 +46,8 @@ struct Simulation {
   double step = 0;  // until the last rank is done
 };
 
-/// Plays the plans of ranks that stand for all: every pipeline stage once, and either one or all
-/// tensor ranks. A collective whose other members are not among them needs only those that are.
+/// Plays the plans of ranks that represent all others: every pipeline stage once, and either one or
+/// all tensor ranks. A collective whose other members are not among them needs only those that are.
 /// costs[r] are plan r's. Deterministic. Throws InternalError where the plans wait for each other
 /// for ever.
 Simulation simulate(std::span<const Plan> plans, std::span<const std::vector<OpCost>> costs);
@@ -55,8 +55,8 @@ Simulation simulate(std::span<const Plan> plans, std::span<const std::vector<OpC
 /// Share of the step that kernels stand still, over all ranks: with free links, the bubble.
 double idle_share(const Simulation& simulation);
 
-/// Places whose plans stand for those of all ranks: of data ranks the first, of tensor ranks the
-/// first where they have equal shares, all of them where not.
+/// Places whose plans represent those of all ranks: the first data rank; of tensor ranks the first
+/// if they have equal shares, all of them otherwise.
 std::vector<MeshPlace> simulated_places(const PlanInputs& inputs);
 
 /// A step of a layout on a machine.
@@ -66,7 +66,7 @@ struct Prediction {
   double bubble = 0;     // idle_share with links that take no time
   double flop = 0;       // of matrix work, recomputation included, of all ranks
   comm::WireBytes sent;  // the most that a rank sends, each class by itself
-  /// Of a rank's arenas on the device and on the host, the most of any rank.
+  /// Bytes of arenas on the device and on the host, the most of any rank.
   std::int64_t device_memory() const;
   std::int64_t host_memory() const;
 };

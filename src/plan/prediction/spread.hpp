@@ -10,17 +10,18 @@
 
 namespace tessera::plan {
 
-/// All groups of a kind, by their first ranks.
+/// All groups of one kind, in the order of their first ranks.
 std::vector<RankGroup> groups_of(const Mesh& mesh, MeshGroup kind);
 
-/// The group of a kind that is on most nodes.
+/// The group of one kind that lies on most nodes.
 struct Spread {
   std::int64_t first = 0;  // its first rank
   std::int64_t nodes = 1;
 };
 Spread widest(MeshGroup kind, const PlanInputs& inputs);
 
-/// How the groups of a rank lie on the nodes, as far as its traffic goes by it.
+/// How the groups of a rank lie on the nodes, as far as its traffic depends on it: ranks in the
+/// same situation send alike.
 struct Situation {
   struct Group {
     std::int64_t local = 0;  // of its ranks on this rank's node, this one among them
@@ -29,14 +30,14 @@ struct Situation {
   };
   Group data, tensor, ends;
   std::size_t hops = 1;  // of gradients that travel as blocks over the data ranks
-  bool next_apart = false, previous_apart = false;  // the stages beside it, round the pipeline
+  bool next_apart = false, previous_apart = false;  // the neighbouring stage is on another node
   auto operator<=>(const Situation&) const = default;
 };
-/// Of every rank.
+/// The situation of every rank.
 std::vector<Situation> situations(const PlanInputs& inputs);
 
-/// What is wrong, and how to mend it, where tensor ranks are on several nodes; nothing where each
-/// group is within one.
+/// What to tell the user, and what to do, where tensor ranks are on several nodes; nothing where
+/// each group is within one.
 std::optional<std::string> tensor_over_nodes(const PlanInputs& inputs);
 
 }  // namespace tessera::plan

@@ -15,7 +15,7 @@
 namespace tessera::plan {
 namespace {
 
-/// Of the units of a stage, a tensor rank's share.
+/// Elements of a tensor rank's share of a stage's units.
 std::int64_t share(const PlanInputs& in, const MeshPlace& place, const std::vector<bool>& held) {
   std::int64_t elements = 0;
   for (std::size_t u = 0; u < in.units.size(); ++u) {
@@ -118,7 +118,8 @@ void check_data_ranks(std::span<const Measured> measured) {
   }
 }
 
-/// Of every pipeline that is all there; the meetings of the first shape.
+/// Proves every pipeline all of whose stages are among the places; returns the meetings of the
+/// first shape.
 std::int64_t check_pipelines(std::span<const Measured> measured, const Mesh& mesh) {
   std::map<MeshPlace, std::vector<const Measured*>> pipelines;
   for (const Measured& m : measured) {

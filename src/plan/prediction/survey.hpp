@@ -30,7 +30,7 @@ std::vector<MeshPlace> distinct_places(const PlanInputs& inputs);
 
 struct Survey {
   std::vector<RankFigures> ranks;  // as the places
-  /// Of stages, in a step of the first shape: messages and collectives, proved to fit.
+  /// How many meetings stages have in a step of the first shape; all are proved to fit.
   std::int64_t meetings = 0;
 };
 /// Plans for `places`, made in turn on as many threads as there are devices and measured. Throws
@@ -40,7 +40,7 @@ Survey survey(const PlanInputs& inputs, std::span<const PlanShape> shapes,
               std::span<const MeshPlace> places,
               std::span<const std::unique_ptr<kernels::Device>> devices);
 
-/// Of each stage, the figures of the rank that holds most.
+/// Of each pipeline stage, the figures of the rank that holds most memory.
 std::vector<const RankFigures*> dearest(std::span<const RankFigures> figures);
 
 }  // namespace tessera::plan

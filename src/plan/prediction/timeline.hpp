@@ -34,7 +34,7 @@ struct RankTimeline {
   std::string name;
   std::vector<Span> spans;
 };
-/// One step: ranks that stand for all, or all of them.
+/// One step, of all ranks or of those that represent the others.
 struct Timeline {
   std::string title;
   std::vector<RankTimeline> ranks;

@@ -24,8 +24,8 @@ constexpr std::array<OpId, kStreams> none() {
   return all;
 }
 
-/// Happens-before by brute force: reach[i] is the set of ops complete when op i starts, as the
-/// latest of each stream.
+/// Happens-before: reach[i] says which ops are complete when op i starts. A stream keeps its order,
+/// so the latest such op of each stream stands for all before it.
 std::vector<std::array<OpId, kStreams>> reachable(const Plan& plan) {
   std::vector<std::array<OpId, kStreams>> reach(plan.ops.size());
   std::array<OpId, kStreams> last;
@@ -124,9 +124,10 @@ void check_order(const Plan& plan) {
   }
 }
 
-/// Follows gradients that travel as blocks: which ranks' contributions are in the slots that are
-/// there, and whose slots they are. The ranks of a group do alike: what another has added is what
-/// this one has, as far away as the other is.
+/// Follows gradients that travel as blocks: for the slots that this rank holds, which ranks'
+/// contributions they contain and which ranks they are for. All ranks of a group run the same
+/// calls, so the slots of another rank contain what this rank's do, shifted by the distance between
+/// the two ranks.
 class GradientBlocks {
  public:
   explicit GradientBlocks(const Plan& plan) : plan_(plan) {}
@@ -186,9 +187,9 @@ class GradientBlocks {
   struct Slots {
     kernels::BlockFormat format;
     std::int64_t elements = 0;         // of a slot
-    std::vector<std::int64_t> owners;  // of each slot
-    std::set<std::int64_t> of;         // ranks whose contributions are in each
-    std::int64_t parts = 1;            // to be added
+    std::vector<std::int64_t> owners;  // of each slot: the rank that it is for
+    std::set<std::int64_t> of;         // ranks whose contributions are in each slot
+    std::int64_t parts = 1;            // copies of each slot that wait to be added
   };
   Slots take(std::size_t at, const View& v) {
     const auto it = held_.find(buffer_of(v));
@@ -215,7 +216,8 @@ class GradientBlocks {
   std::map<BufferId, Slots> held_;
 };
 
-/// Parameters that are gathered as blocks: the own shard, then all, then values, of one unit.
+/// Parameters that are gathered as blocks: for each unit the own shard is quantised, then all
+/// shards are gathered, then dequantised, in this order and in one format.
 void check_parameter_blocks(const Plan& plan) {
   enum class Have { own, all };
   std::map<BufferId, std::tuple<Have, std::int32_t, kernels::BlockFormat>> held;
@@ -253,7 +255,8 @@ void check_parameter_blocks(const Plan& plan) {
 }
 
 /// Follows every gradient from the operations that make it, through sums over micro-batches, ranks
-/// and ends, to the norm and the update: nothing is lost on the way, nothing counted twice.
+/// and ends of the pipeline, to the norm and the update: none is lost on the way, none is counted
+/// twice.
 class GradientCheck {
  public:
   explicit GradientCheck(const Plan& plan) : plan_(plan), blocks_(plan) {}
@@ -378,7 +381,7 @@ class GradientCheck {
   GradientBlocks blocks_;
   std::size_t at_ = 0;
   std::map<BufferId, std::size_t> unsummed_;  // gradient buffer -> op that made it
-  std::map<BufferId, BufferId> whole_;        // gathered from this rank's slice
+  std::map<BufferId, BufferId> whole_;        // gathered gradient -> this rank's slice of it
   std::map<std::int32_t, Unit> units_;
   std::map<BufferId, std::vector<Range>> updated_;  // bytes of master weights
   bool verdict_ = false;
@@ -388,7 +391,7 @@ class GradientCheck {
 
 namespace {
 
-/// What the host does is to load the step's tokens, before anything else.
+/// The host loads the step's tokens before anything else, and does nothing else.
 void check_places(const Plan& plan) {
   bool loading = true;
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {

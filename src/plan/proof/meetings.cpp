@@ -105,7 +105,7 @@ class PipelinePlay {
     return moved;
   }
 
-  /// The other stages that take part.
+  /// The other stages that take part in stage s's meeting.
   std::vector<std::size_t> others(std::size_t s, const Meeting& m) const {
     if (is_send(m)) {
       check_stage(s, m);
@@ -119,14 +119,14 @@ class PipelinePlay {
     return all;
   }
 
-  /// Completes it on all stages that take part, if they all have come to it. A receive waits for
-  /// its send.
+  /// Completes the meeting on all stages that take part, if all have come to it. It is the send,
+  /// not the receive, that completes a message.
   bool meet(std::size_t s, const Meeting& m) {
     if (is_receive(m)) return false;
     const auto with = others(s, m);
     for (const std::size_t o : with) {
       const Meeting* other = next(o);
-      if (other == nullptr || !is_counterpart(m, *other)) return false;  // it may come to that
+      if (other == nullptr || !is_counterpart(m, *other)) return false;  // it may still come to it
       check_fit(s, m, o, *other);
     }
     for (const std::size_t o : with) finish(o);

@@ -1,6 +1,6 @@
-// Where the plans of a pipeline's stages touch: the messages and collectives for which ranks of
-// several stages must be there at once. They are all that one stage must know of another's plan to
-// prove that both fit, and small enough to be sent.
+// Meetings: the messages and collectives that need ranks of several pipeline stages at once. They
+// are all that one stage must know of another's plan to prove that both fit, and small enough to be
+// sent.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct Meeting {
 };
 static_assert(std::has_unique_object_representations_v<Meeting>);  // its bytes are sent and hashed
 
-/// In the plan's order, in which a stage comes to them.
+/// In the plan's order, which is the order in which the stage comes to them.
 using Meetings = std::vector<Meeting>;
 Meetings meetings_of(const Plan& plan);
 
@@ -32,13 +32,14 @@ Meetings meetings_of(const Plan& plan);
 std::string to_bytes(const Meetings& meetings);
 Meetings from_bytes(std::string_view bytes);
 
-/// Plays the meetings of all stages of one pipeline, first to last: every message has a receiver
-/// that expects as many elements of its type, collectives have the same members and elements on
-/// each stage, and nobody waits for ever, even if no message leaves before its receiver is there
-/// and a stage begins each of its meetings only when those before it are over, whatever their
-/// streams: as NCCL does in CUDA graphs with drivers below 12.9. So all stages have them in one
-/// order, and what a plan's ops wait for cannot hold any of them up. Returns how many meetings
-/// there were. Throws InternalError naming the stages, because plans that do not fit are a bug.
+/// Plays the meetings of all stages of one pipeline, first to last. Proves that every message has a
+/// receiver that expects as many elements of its type, that collectives have the same members and
+/// elements on each stage, and that nobody waits for ever, even if no message leaves before its
+/// receiver is there and a stage begins a meeting only when those before it are over, whatever
+/// their streams. (NCCL does so in CUDA graphs with drivers below 12.9.) It follows that all stages
+/// have their meetings in one order, and that nothing else that a plan's ops wait for can hold one
+/// up. Returns the number of meetings. Throws InternalError naming the stages, because plans that
+/// do not fit are a bug.
 std::int64_t check_pipeline(std::span<const Meetings> stages);
 
 }  // namespace tessera::plan

@@ -13,8 +13,8 @@ CudaStreams::CudaStreams(CudaQueue& queue, std::function<void()> look)
   CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest));
   for (std::size_t s = 0; s < kStreams; ++s) {
     cudaStream_t made = nullptr;
-    // What others wait for goes first: collectives, which take few multiprocessors, and the short
-    // kernels between them.
+    // Streams beside compute have priority, because compute waits for them: collectives take few
+    // multiprocessors, and the kernels between them are short.
     CUDA_TRY(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking,
                                           s == kCompute ? least : greatest));
     streams_[s].reset(made);
@@ -27,7 +27,8 @@ CudaStreams::~CudaStreams() {
     cudaGraph_t graph = nullptr;
     if (cudaStreamEndCapture(stream(kCompute), &graph) == cudaSuccess) cudaGraphDestroy(graph);
   }
-  // Nothing may use the memory any more; but what others have not joined would never end.
+  // After this nothing may use the memory, so wait for the GPU; but not after an exception, when
+  // collectives may wait for ranks that are gone.
   if (std::uncaught_exceptions() == 0) cudaDeviceSynchronize();
   queue_.stream = nullptr;
 }
@@ -42,7 +43,7 @@ cudaEvent_t CudaStreams::new_event() {
   return r.events[r.used++].get();
 }
 
-/// An event that tells the time when the stream comes here.
+/// An event that records the time at which the stream gets here.
 cudaEvent_t CudaStreams::mark(std::size_t s) {
   const cudaEvent_t event = new_event();
   CUDA_TRY(cudaEventRecordWithFlags(
@@ -63,7 +64,8 @@ bool CudaStreams::begin(const Step& step) {
   mode_ = Mode::queue;
   now_ = &once_;
   if (step.repeatable && !every_work_) {
-    // What is loaded or connected at its first use may not be recorded: the first time is queued.
+    // Things that load or connect at their first use must not happen during recording, so the first
+    // run is queued.
     const auto [at, first] = graphs_.try_emplace(step.key);
     if (at->second.graph) {
       now_ = &at->second;
@@ -85,7 +87,7 @@ bool CudaStreams::begin(const Step& step) {
   return true;
 }
 
-/// All streams begin where compute is.
+/// Makes all streams begin where compute is now.
 void CudaStreams::fork() {
   const cudaEvent_t here = new_event();
   CUDA_TRY(cudaEventRecord(here, stream(kCompute)));
@@ -94,7 +96,7 @@ void CudaStreams::fork() {
   }
 }
 
-/// Compute ends where all streams are.
+/// Makes compute wait for the end of all streams.
 void CudaStreams::join() {
   for (std::size_t s = 0; s < kStreams; ++s) {
     if (s == kCompute) continue;
@@ -147,10 +149,11 @@ void CudaStreams::enqueue(Work work, Start start) {
 
 void CudaStreams::run(const Work& work, const std::function<void()>& f) { queue_on(work, f); }
 
-/// Until compute has come to the end of what is queued.
+/// Waits until compute has come to the end of what is queued.
 void CudaStreams::wait() {
   using namespace std::chrono_literals;
-  // Naps are short beside what was waited already, so that they cost a step next to nothing.
+  // The thread sleeps for a small share of the time waited so far, so that sleeping adds next to
+  // nothing to a step.
   constexpr auto kShortest = 50us, kLongest = 500us;
   constexpr int kShare = 256;
   const auto begin = std::chrono::steady_clock::now();
@@ -176,10 +179,11 @@ Times CudaStreams::finish() {
     const CudaHandle<cudaGraph_t> owned(graph);
     mode_ = Mode::queue;
     cudaGraphExec_t made = nullptr;
-    // Kernels keep their streams' priorities; else all have that of the stream of the launch.
+    // With this flag kernels keep their streams' priorities; without it all have that of the stream
+    // of the launch.
     CUDA_TRY(cudaGraphInstantiate(&made, graph, cudaGraphInstantiateFlagUseNodePriority));
     now_->graph.reset(made);
-    // NCCL copies what large operations need to the GPU while they are recorded, on a stream of its
+    // While large operations are recorded, NCCL copies what they need to the GPU on a stream of its
     // own, for which a graph does not wait.
     CUDA_TRY(cudaDeviceSynchronize());
     CUDA_TRY(cudaGraphLaunch(made, stream(kCompute)));

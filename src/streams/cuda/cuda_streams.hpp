@@ -1,5 +1,6 @@
-// A step's streams as CUDA streams. A step that is the same work each time is queued as such the
-// first time, recorded as a CUDA graph the second, and launched as that from then on.
+// A step's streams as CUDA streams. Of a step that repeats the same work, the first run queues its
+// work piece by piece, the second records it as a CUDA graph, and the following ones launch that
+// graph.
 #pragma once
 
 #include <chrono>
@@ -13,9 +14,9 @@ namespace tessera::streams {
 
 class CudaStreams : public Streams {
  public:
-  /// `queue` is pointed at the stream of each piece of work while that is queued, within an NVTX
-  /// range of its name. `look` is called now and then while finish() waits for the GPU, and throws
-  /// where that would be for ever: a collective whose peer is gone has no end.
+  /// `queue` is set to the stream of each piece of work while that is queued, within an NVTX range
+  /// of its name. `look` is called now and then while finish() waits for the GPU. It throws where
+  /// the wait would never end, as for a collective whose peer is gone.
   explicit CudaStreams(CudaQueue& queue, std::function<void()> look = {});
   ~CudaStreams() override;
   CudaStreams(const CudaStreams&) = delete;
@@ -27,13 +28,13 @@ class CudaStreams : public Streams {
   Times finish() override;
 
  private:
-  /// What compute does from an event on: a part's work, or waiting for a stream.
+  /// What the compute stream does from an event on: the work of a part, or waiting for a stream.
   struct Span {
     enum class What : std::uint8_t { part, wait, end } what = What::end;
     std::size_t index = 0;
     cudaEvent_t from = nullptr;
   };
-  /// Of one way to queue a step: events are used by no other.
+  /// What one way of queueing a step needs: its own events, and the graph once there is one.
   struct Recording {
     std::vector<CudaHandle<cudaEvent_t>> events;
     std::size_t used = 0;

@@ -65,7 +65,8 @@ void Engine::allocate(const comm::MpiSession& mpi) {
   control_.together([&] {
     setup::check_budget(loaded_, inputs_.mesh, bytes);
     setup::check_gpu(loaded_.deck, inputs_.mesh, bytes, tier().apart());
-    // All ranks of the node take theirs at once: what one sees free must do for all.
+    // All ranks of the node allocate after this, so what each sees free must be enough for all of
+    // them.
     memory::check_available(most, mpi.job().local);
   });
   control_.together([&] {  // once all have looked at what is free

@@ -1,5 +1,5 @@
-// A rank's plans and all that runs them: device, data group, memory, model state, streams. What
-// training and evaluation have in common.
+// A rank's plans and everything that runs them: back end, groups, memory, model state, streams.
+// Training and evaluation each own one.
 #pragma once
 
 #include <map>
@@ -35,9 +35,9 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   /// Chooses how matrix products and attention are computed, or takes over what an earlier start of
-  /// the run in `directory` has chosen. `timed`: the fastest way, which is written there, unless
-  /// the promise is the same bits on every layout. `say` tells people what was chosen. Overwrites
-  /// what is in the step's arena. Collective.
+  /// the run in `directory` has chosen. `timed`: chooses the fastest way and writes it there,
+  /// unless layout mode promises the same bits everywhere. `say` tells people what was chosen.
+  /// Overwrites the step's arena. Collective.
   void tune(const std::filesystem::path& directory, bool timed,
             const std::function<void(const std::string&)>& say);
 
@@ -65,18 +65,20 @@ class Engine {
   memory::Tier& tier() { return *backend_.device_tier; }
 
   plan::Ledger ledger() const;
-  /// On rank 0, how often stages meet in the plans of all shapes, all of it proved to fit.
+  /// On rank 0, how many meetings of pipeline stages the plans of all shapes have; all were proved
+  /// to fit.
   std::int64_t meetings() const { return meetings_; }
-  /// Of this rank's arenas: what they have, and how far into them the operations that ran reached.
+  /// Of this rank's arenas: their sizes, and how far into them the operations that ran have
+  /// reached.
   plan::ArenaBytes arenas() const;
   const plan::ArenaBytes& high_water() const { return high_water_; }
-  /// By pipeline stage, what the rank gives whose arenas are the largest in all. Collective.
+  /// By pipeline stage, the `own` of the rank whose arenas are the largest in all. Collective.
   std::vector<plan::ArenaBytes> of_largest_ranks(const plan::ArenaBytes& own) const;
-  /// Of all arenas, and of those that are where the ranks compute: all of them on a CPU.
+  /// Bytes of all arenas, and of those where the rank computes: on a CPU, all of them.
   std::int64_t bytes() const;
   std::int64_t device_bytes() const;
-  /// What more of a GPU is in use than before groups were made, beside the arenas: what libraries
-  /// and graphs have taken, if nobody else came or went. 0 on a CPU.
+  /// How much more of the GPU is in use than before groups were made, arenas not counted: what
+  /// libraries and graphs have taken, if no other process came or went. 0 on a CPU.
   std::int64_t library_bytes() const;
   /// How much more memory is in use than before the arenas were made, on the host and the device.
   std::int64_t memory_growth() const { return memory_in_use() - in_use_before_; }

@@ -17,7 +17,7 @@ std::span<const std::byte> bytes_of(const View& v) {
   return {v.data, static_cast<std::size_t>(v.span_bytes())};
 }
 
-/// Does a part of an op; what it throws names the op.
+/// Runs `work`, a part of an op, and adds the op's name to what it throws.
 template <typename Work>
 auto within(const plan::Op& op, const plan::PlanInputs& inputs, Work&& work) {
   try {
@@ -108,7 +108,7 @@ std::unique_ptr<streams::Task> Executor::start(const plan::Op& op, const plan::C
   return groups_.of(op).start(std::get<comm::CollectiveCall>(call));
 }
 
-/// An op beside compute from its start on: what it throws names it.
+/// The task of an op beside compute; what it throws names the op.
 class Executor::Named : public streams::Task {
  public:
   Named(Executor& executor, const BoundPlan::BoundOp& bound)

@@ -1,4 +1,4 @@
-// Runs a plan: what it says to the streams of a device, in its order.
+// Runs a plan: hands its ops, in plan order, to the streams of a back end.
 #pragma once
 
 #include <chrono>
@@ -18,7 +18,7 @@ namespace tessera::train {
 /// Where the bytes of a plan's arenas are, by plan::ArenaId.
 using PlanMemory = std::array<std::byte*, plan::kArenas>;
 
-/// A plan whose symbolic addresses have become real ones and whose waits have become events.
+/// A plan with real addresses in place of symbolic ones, and events in place of waits.
 class BoundPlan {
  public:
   BoundPlan(const plan::Plan& plan, const PlanMemory& memory);
@@ -30,9 +30,9 @@ class BoundPlan {
   };
   const plan::Plan& plan() const { return plan_; }
   const std::vector<BoundOp>& ops() const { return ops_; }
-  /// A view into the plan's buffers as one into memory.
+  /// Turns a view of the plan's buffers into one of memory.
   View real(const View& symbolic) const;
-  /// The end of what operations use of each arena.
+  /// How far into each arena the operations reach, in bytes.
   const plan::ArenaBytes& reach() const { return reach_; }
 
  private:
@@ -45,7 +45,7 @@ class BoundPlan {
 /// Where the time of one or more steps went, in seconds of the compute stream.
 struct StepTimes {
   double total = 0;
-  std::vector<double> compute;  // entry 0: what belongs to no unit; u + 1: unit u
+  std::vector<double> compute;  // entry 0: ops of no unit; entry u + 1: ops of unit u
   double comm_exposed = 0;      // waiting for gathers, reductions and messages
   double pipeline_exposed = 0;  // of it, waiting for other stages: the bubble and the messages
   double copy_exposed = 0;      // waiting for snapshots
@@ -53,7 +53,7 @@ struct StepTimes {
   void add(const StepTimes& other);
 };
 
-/// What the host gives a step, and what it learns of it.
+/// What the host gives a step, and what the step gives back.
 struct StepInput {
   optim::StepScalars scalars{};
   std::array<std::int64_t, plan::WordLayout::flag_count> flags{};
@@ -69,14 +69,14 @@ struct StepOutput {
   double sum(std::int64_t first_word) const {
     return exact_value(ConstExactWords(words.data() + first_word, kExactSumWords));
   }
-  /// How many ranks have set it.
+  /// How many ranks have set the flag.
   std::int64_t count(plan::StepFlag flag) const {
     return words[plan::WordLayout::flags + static_cast<std::size_t>(flag)];
   }
 };
 
-/// When each op of a step ran on this rank, seconds since the step's begin: an op beside compute
-/// from its start, its waits over, until it was found complete.
+/// When each op of a step ran on this rank, in seconds since the step's begin. An op beside compute
+/// runs from its start, after its waits, until it was found complete.
 struct StepProfile {
   std::chrono::steady_clock::time_point begin;
   double seconds = 0;  // the whole step
@@ -94,14 +94,14 @@ class Groups {
  private:
   std::array<std::shared_ptr<comm::Group>, plan::kChannels> groups_;
 };
-/// Those of a job of one rank.
+/// The groups of a job of one rank.
 Groups self_groups();
 
-/// Makes the group of `members`, this rank among them; of no members, nothing.
+/// Makes the group of `members`, this rank among them; nothing if there are no members.
 using MakeGroup = std::function<std::unique_ptr<comm::Group>(
     std::span<const int> members, const comm::GroupShape& shape, comm::Traffic traffic)>;
-/// Those of rank `rank`: one for each channel that has several ranks, but channels of the same
-/// ranks and streams share theirs. Collective over all ranks of the job, as `make` may be.
+/// The groups of rank `rank`: one for each channel that has several ranks, but channels of the same
+/// ranks and the same streams share one. Collective over all ranks of the job, as `make` may be.
 Groups make_groups(const plan::PlanInputs& inputs, std::int64_t rank, const MakeGroup& make);
 
 class Executor {

@@ -21,8 +21,8 @@ std::filesystem::path file_of(const std::filesystem::path& run_directory, std::i
   return run_directory / "profile" / fmt::format("rank_{:05}.jsonl", rank);
 }
 
-/// What times belong to: every op with the shapes of its operands, but not of its scratch, which
-/// goes by threads.
+/// A hash of what times belong to: every op with the shapes of its operands. Scratch does not
+/// count, as its size depends on threads.
 std::string plan_key(const plan::Plan& plan) {
   Hasher hash;
   hash.add(plan_hash(plan));

@@ -1,4 +1,5 @@
-// Where this rank is in its work, written by the thread that works, read by the watchdog's.
+// What this rank is doing, for the report that is written when a rank dies or hangs. Written by the
+// thread that works, read by the watchdog's.
 #pragma once
 
 #include <atomic>
@@ -16,7 +17,8 @@ class Whereabouts {
   /// `step`: the one under way, 0 for none.
   void begin(const char* phase, std::int64_t step);
 
-  /// Marks the operations of a plan that is running; while it lives, they must follow one another.
+  /// Marks each op of a plan as it begins. While an object of this class lives, ops must keep
+  /// coming, or the watchdog takes the rank for stuck.
   class Running {
    public:
     Running(Whereabouts& of, const plan::PlanInputs& inputs);

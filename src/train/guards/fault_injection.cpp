@@ -18,7 +18,7 @@ namespace {
 using deck::FaultKind;
 namespace fs = std::filesystem;
 
-/// What it does lasts, so it happens in every start.
+/// Whether the fault goes on once it has begun. Such a fault happens again in every start.
 bool lasts(FaultKind kind) { return kind == FaultKind::slow || kind == FaultKind::slow_disk; }
 
 bool is_of_files(FaultKind kind) {
@@ -46,8 +46,8 @@ bool matches(const deck::Fault& fault, IoCall call, const fs::path& path, std::s
   return path.string().find(fault.path) != std::string::npos;
 }
 
-/// The first operation that sums a unit's gradient, over ranks or into the norm: backward has
-/// written all of it before, and nobody has seen it.
+/// The first operation that sums a unit's gradient, over ranks or into the norm. Backward has
+/// written all of the gradient before it, and nothing has read it yet.
 const plan::Op& first_sum(const plan::Plan& plan, std::size_t unit) {
   return *std::ranges::find_if(plan.ops, [&](const plan::Op& op) {
     return op.unit == static_cast<std::int32_t>(unit) &&
@@ -64,12 +64,13 @@ plan::BufferId gradient_of(const plan::Plan& plan, const plan::Op& sum) {
   throw InternalError("a sum of gradients that reads none");
 }
 
-/// The mantissa's highest bit, of which a number's magnitude and sign tell nothing.
+/// The mantissa's highest bit: flipping it changes a number by much, but neither its sign nor its
+/// exponent.
 int highest_mantissa_bit(DType type) {
   return type == DType::f32 ? 22 : type == DType::bf16 ? 6 : 9;
 }
 
-/// True while it lives.
+/// Keeps `mark` true while it lives.
 struct Marked {
   explicit Marked(bool& m) : mark(m) { mark = true; }
   ~Marked() { mark = false; }

@@ -27,13 +27,13 @@ class FaultInjection {
 
   /// Says loudly what is to come, for the start-up block.
   void announce(Reporter& report) const;
-  /// What happens at the begin of `step`; it may not return. Returns the seconds by which it has
-  /// slowed this rank: they are a part of the step, and of what the rank computes.
+  /// Does what is to happen at the begin of `step`; it may not return. Returns the seconds by which
+  /// it has slowed this rank, which count as part of the step and of the rank's computing time.
   double begin(std::int64_t step);
-  /// What goes between the operations of the step that has begun, also when it is run once more;
-  /// empty if nothing happens in it.
+  /// Hooks that do what is to happen between the operations of the step that has begun, also when
+  /// it is run once more; empty if nothing is.
   Executor::Hooks hooks(const PreparedPlan& prepared);
-  /// What happens to the checkpoint of `step`, which has just been committed.
+  /// Does what is to happen to the checkpoint of `step`, which has just been committed.
   void committed(std::int64_t step);
 
  private:

@@ -58,7 +58,7 @@ std::string Guards::blame(const StepInput& ran) {
   NonFiniteFinder finder(prepared.plan(), engine.inputs(), engine.tier());
   run_.control.together(
       [&] { batches_.begin(at.samples - global, engine.share(prepared.plan().shape)); });
-  // Whatever comes out this time: the step stays skipped.
+  // A factor of NaN, so that the step is skipped again, whatever comes out this time.
   StepInput input = ran;
   input[kernels::StepScalar::unscale] = std::numeric_limits<float>::quiet_NaN();
   const Executor::Hooks again = faults_.hooks(prepared), looks = finder.hooks();

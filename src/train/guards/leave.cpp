@@ -15,9 +15,10 @@ void say_why(const Job& job, ExitCode code, const std::string& reason,
       job.mpi.size() > 1 ? fmt::format("rank {} on {}: ", job.mpi.rank(), comm::host_name()) : "";
   const std::string why = who + reason;
   tell(fmt::format("tessera: {}\n", why));
-  // A communication error is an echo; the launcher's code says as much.
+  // A communication error is mostly the consequence of another rank's failure, and the launcher's
+  // exit code says as much.
   if (!run_directory || code == ExitCode::comm) return;
-  // On the disk that failed, perhaps: then the exit code must do.
+  // The disk may be what failed: then the exit code must be enough.
   try_within_a_second(
       [directory = *run_directory, code, why] { write_ended(directory, code, why); });
 }

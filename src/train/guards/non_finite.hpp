@@ -1,4 +1,5 @@
-// Where a NaN or an infinity came from: a step that failed is run again, each result looked at.
+// Finds where a NaN or an infinity came from: a step that failed is run again, and each op's
+// results are examined.
 #pragma once
 
 #include <cstdint>

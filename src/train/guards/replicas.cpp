@@ -9,9 +9,9 @@
 namespace tessera::train {
 namespace {
 
-/// Everything that ranks hold alike has a key: slices of data ranks by the world rank that owns
-/// them, then what tensor ranks hold whole by the first of them, then tied matrices by the first
-/// stage's rank. With several data ranks and a stage above 0, each of these has its shard.
+/// Each set of copies has a key: a data rank's slice has the world rank that owns it, what tensor
+/// ranks hold whole has the first of them, a tied matrix has the first stage's rank. With several
+/// data ranks and a ZeRO stage above 0, each data rank has a set of its own, for its shard.
 enum class Kind : std::int64_t { slice, whole, tied, count };
 
 struct Copies {
@@ -21,7 +21,7 @@ struct Copies {
 
   std::int64_t keys() const { return static_cast<std::int64_t>(Kind::count) * inputs.mesh.size(); }
 
-  /// This rank's copy of what the key stands for in a unit.
+  /// This rank's copy in the set that the key stands for, of one unit.
   ModelState::Copy of(std::size_t unit, std::int64_t key) const {
     const Mesh& mesh = inputs.mesh;
     const MeshPlace owner = mesh.place_of(key % mesh.size());
@@ -49,7 +49,7 @@ struct Copies {
     return {};
   }
 
-  /// Of all units.
+  /// The copies of all units together.
   ModelState::Copy of(std::int64_t key) const {
     ModelState::Copy all;
     for (std::size_t u = 0; u < inputs.units.size(); ++u) {
@@ -68,7 +68,8 @@ struct Compared {
 };
 
 Compared compare_all(const Copies& copies, const comm::Control& control) {
-  // Of the ranks that hold a copy: each word's greatest, by its complement the least.
+  // Reduced over the ranks that hold a copy: the greatest of each word and, through its complement,
+  // the least.
   struct Words {
     std::uint64_t hash, hash_complement, holder, holder_complement, elements;
   };
@@ -92,7 +93,7 @@ Compared compare_all(const Copies& copies, const comm::Control& control) {
   return result;
 }
 
-/// Every rank's hash on rank 0; nothing where a rank has no copy.
+/// Every rank's hash, on rank 0; nothing for a rank that has no copy.
 std::vector<std::optional<std::uint64_t>> gather(const ModelState::Copy& own,
                                                  const comm::Control& control) {
   std::vector<std::optional<std::uint64_t>> all;
@@ -102,7 +103,7 @@ std::vector<std::optional<std::uint64_t>> gather(const ModelState::Copy& own,
   return all;
 }
 
-/// Ranks whose hash is not that of the most; all that have one if there is no majority.
+/// Ranks whose hash differs from the majority's; all that have one if there is no majority.
 std::vector<int> minority(std::span<const std::optional<std::uint64_t>> hashes) {
   std::map<std::uint64_t, std::vector<int>> holders;
   for (std::size_t rank = 0; rank < hashes.size(); ++rank) {

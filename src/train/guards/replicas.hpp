@@ -1,5 +1,5 @@
-// Silent corruption: what several ranks hold copies of must be the same bits on all of them (traps
-// 33 and 44).
+// Finds silent corruption: copies of the same elements on several ranks must have the same bits
+// (traps 33 and 44 in tests/README.md).
 #pragma once
 
 #include <optional>
@@ -15,12 +15,13 @@ struct ReplicaComparison {
   std::optional<std::string> difference;  // who differs, and in which units
 };
 
-/// Compares all copies: of data ranks, slice by slice of the flat parameters; of tensor ranks, what
-/// each holds whole; of tied matrices at both ends of a pipeline. The result is the same on every
-/// rank. Of two copies that differ nobody knows which is right; of three or more, the few are
-/// named. Where data ranks share out the optimizer's state, tensor ranks and ends compare their
-/// shards. Data ranks themselves keep no copies between steps at stage 3; at stages 1 and 2 the
-/// owner of a slice is newer than its copies, so that there it takes three of them. Collective.
+/// Compares all copies: between data ranks, slice by slice of the flat parameters; between tensor
+/// ranks, what each holds whole; between the two ends of a pipeline, tied matrices. The result is
+/// the same on every rank. If two copies differ nobody knows which is right; of three or more,
+/// those that differ from the majority are named. At ZeRO stages 1 to 3, tensor ranks and ends
+/// compare their shards. Data ranks keep no copies between steps at stage 3; at stages 1 and 2 the
+/// owner of a slice is newer than its copies and is left out, so that at least three data ranks are
+/// needed. Collective.
 ReplicaComparison compare_copies(const ModelState& state, const plan::PlanInputs& inputs,
                                  const comm::Control& control);
 

@@ -38,13 +38,13 @@ std::vector<std::string> share_lines(const comm::Control& control, const std::st
   std::string all;
   for (const std::string& line : control.gather(own)) all += line + "\n";
   std::istringstream text(control.broadcast(all));
-  text.exceptions(std::ios::badbit);  // for want of memory
+  text.exceptions(std::ios::badbit);  // throws if memory runs out
   std::vector<std::string> lines;
   for (std::string line; std::getline(text, line);) lines.push_back(line);
   return lines;
 }
 
-/// Of the networks that `said_by` (a key or a variable) names.
+/// The addresses of the networks that `said_by` (a key or a variable) names.
 std::vector<std::string> addresses_named(const std::vector<guard::Network>& own,
                                          const std::string& wanted, const std::string& said_by) {
   auto addresses = guard::chosen_addresses(own, wanted);
@@ -64,8 +64,9 @@ std::string addresses_to_tell(const std::vector<guard::Network>& own) {
   return line;
 }
 
-/// Where this rank waits for the one before it, and nobody else: all that `guard.interface` does
-/// not say, MPI's own setting or the way to that rank's node does.
+/// The addresses on which this rank waits for the one before it, and for nobody else: by
+/// `guard.interface`; else loopback, if that rank is on this node; else by MPI's own setting; else
+/// by the route to that rank's node.
 std::vector<std::string> addresses_to_listen_on(const deck::LoadedDeck& loaded, const Job& job,
                                                 const std::vector<guard::Network>& own,
                                                 std::span<const std::string> told) {
@@ -79,7 +80,7 @@ std::vector<std::string> addresses_to_listen_on(const deck::LoadedDeck& loaded, 
     if (auto addresses = guard::chosen_addresses(own, wanted); !addresses.empty()) return addresses;
   }
   std::istringstream words(told[before]);
-  words.exceptions(std::ios::badbit);  // for want of memory
+  words.exceptions(std::ios::badbit);  // throws if memory runs out
   const std::vector<std::string> theirs{std::istream_iterator<std::string>(words), {}};
   auto addresses = guard::addresses_towards(own, theirs);
   if (!addresses.empty()) return addresses;

@@ -1,3 +1,4 @@
+// Starts the watchdog of a job.
 #pragma once
 
 #include <filesystem>

@@ -31,9 +31,9 @@ class RunLock {
   int fd_ = -1;
 };
 
-/// Leaves in the run directory's `ended` that starting again would not help, or is not wanted: the
-/// exit code, and why, in one line. A batch job that finds it is not requeued; the next start
-/// removes it. Throws IoError.
+/// Writes into the run directory's `ended`, in one line, the exit code and why starting again would
+/// not help or is not wanted. A batch job that finds it is not requeued; the next start removes it.
+/// Throws IoError.
 void write_ended(const std::filesystem::path& directory, ExitCode code, std::string_view why);
 void remove_ended(const std::filesystem::path& directory);
 
@@ -71,12 +71,12 @@ class Reporter {
   void event(const nlohmann::ordered_json& object);
   /// An entry of the logbook alone.
   void note(std::string_view sentence);
-  /// What belongs into all three: a sentence and its event.
+  /// Tells all three: the sentence to people, the event to metrics.jsonl.
   void record(std::string_view sentence, const nlohmann::ordered_json& object);
-  /// Returns when everything told so far is on the disk. Also beside another thread that tells
-  /// more.
+  /// Returns when everything reported so far is on the disk. May be called while another thread
+  /// reports more.
   void sync();
-  /// The last step that metrics.jsonl told of before this start; 0 if none.
+  /// The last step that metrics.jsonl held before this start; 0 if none.
   std::int64_t last_step() const { return last_step_; }
   explicit operator bool() const { return log_ != nullptr; }
 

@@ -13,14 +13,15 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// Linux keeps niceness by thread. Beside a step that needs all cores, a save takes the 3 % that
-/// are nice 15's share, and spreads over many; whoever waits for it leaves it a core.
+/// Lowers this thread's priority (on Linux, niceness is a thread's own). Beside a step that uses
+/// all cores, a save then takes about 3 % of them, the share of nice 15; where a core is free, it
+/// has that core.
 void give_way() { [[maybe_unused]] const int niceness = ::nice(15); }
 
 }  // namespace
 
-/// Does the work on a thread; ranks without any are done at once. A save of the live state has no
-/// step beside it.
+/// Runs the work on a thread; a rank that has none is done at once. The thread gives way to
+/// training only when it writes a snapshot: a save of the live state has no step beside it.
 void Saver::start(Phase phase, std::function<void()> work) {
   phase_ = phase;
   error_ = nullptr;

@@ -1,6 +1,6 @@
-// Checkpoints written beside training, in two phases of which each has a thread of its own: every
-// rank writes its file; when all are done, rank 0 commits and prunes. Training meets the save only
-// where ranks agree that a phase is over. HDF5 is called by one thread at a time.
+// Writes checkpoints beside training, in two phases with a thread each: every rank writes its file;
+// when all are done, rank 0 commits and prunes. Training waits for the save only where all ranks
+// agree that a phase is over. HDF5 is called by one thread at a time.
 #pragma once
 
 #include <atomic>
@@ -26,8 +26,8 @@ struct SaveResult {
 
 class Saver {
  public:
-  /// `before_commit` is called on rank 0, on the saver's thread: what must be durable with the
-  /// checkpoint.
+  /// `before_commit` is called on rank 0, on the saver's thread, before the commit: it makes
+  /// durable what must not be missing beside the checkpoint.
   Saver(const comm::Control& control, std::filesystem::path directory, std::int64_t keep,
         std::int64_t keep_every, std::function<void()> before_commit)
       : control_(control),
@@ -41,15 +41,15 @@ class Saver {
   /// rank calls it at the same point. Never while a save is under way.
   void begin(const ModelState& state, ModelState::From from, io::CheckpointHeader header);
   bool active() const { return phase_ != Phase::none; }
-  /// Of the save under way, or the last one.
+  /// The step of the save under way, or of the last one.
   std::int64_t step() const { return header_.step; }
-  /// Whether this rank's share of the phase under way is done, well or badly: once all ranks say
-  /// so, advance() waits for nothing.
+  /// Whether this rank's share of the phase is done, with or without an error. Once all ranks say
+  /// so, advance() does not wait.
   bool phase_done() const { return done_.load(std::memory_order_acquire); }
-  /// Waits for the end of the phase on all ranks. After the first, begins the second and returns
-  /// nothing; after the second, there is a checkpoint. Collective. Throws the lowest failing rank's
-  /// error on every rank; but once there is a checkpoint, what fails is no more than reported.
-  /// `applied_updates` are the run's by now: they tell which older checkpoints may be pruned.
+  /// Waits for the end of the phase on all ranks. After the first phase it begins the second and
+  /// returns nothing; after the second there is a checkpoint. Collective. Throws the lowest failing
+  /// rank's error on every rank, but what fails after the commit is only reported.
+  /// `applied_updates` of the run so far decide which older checkpoints may be pruned.
   std::optional<SaveResult> advance(std::int64_t applied_updates);
   /// Gives up the save under way, if there is one: the next begin() removes what it has written.
   void abandon();

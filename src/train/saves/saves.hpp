@@ -17,8 +17,8 @@ class Saves {
   /// What a checkpoint of the state now would say of itself.
   using MakeHeader = std::function<io::CheckpointHeader()>;
   /// Saves the state where the deck has it so after the step that has just run, or has the next
-  /// step's plan copy it. `in_skips`: that step and maybe some before it were skipped. A state that
-  /// no step can leave is no place to go on from: it waits for a step that is applied.
+  /// step's plan copy it. `in_skips`: that step was skipped. While steps are skipped, the state may
+  /// be one from which every step would be skipped: the save waits for a step that is applied.
   void after_step(bool in_skips, const MakeHeader& header);
   /// Whether the next step's plan is to copy the state; asked once. Waits for the save under way,
   /// whose copy it would overwrite.
@@ -38,7 +38,7 @@ class Saves {
   void abandon();
   /// Forgets that a state was to be saved, while a save under way goes on.
   void forget_due() { due_ = late_ = false; }
-  /// Puts checkpoints aside that this run has not come to, or has given up.
+  /// Renames checkpoints of later steps, which this run has not come to or has given up.
   void set_aside_after(std::int64_t step);
 
   bool active() const { return saver_.active(); }

@@ -38,7 +38,7 @@ class Fitter {
     add("batch.ramp", "[]");
   }
 
-  /// Nothing where no layout does.
+  /// The deck with the first layout that fits; nothing where none does.
   std::optional<deck::LoadedDeck> fit(std::int64_t ranks) const {
     for (const Grid& grid : grids(ranks)) {
       if (auto loaded = fit(ranks, grid)) return loaded;
@@ -46,10 +46,10 @@ class Fitter {
     return std::nullopt;
   }
 
-  /// The deck's own layout, or the user's.
+  /// The deck with its own layout, or the user's.
   deck::LoadedDeck parse() const { return deck::parse_deck(saved_.text, saved_.name, sets_); }
 
-  /// Says what is chosen in place of the deck's own; empty where that is kept.
+  /// Says which layout was chosen in place of the deck's own; empty where that is kept.
   std::string note(const deck::Deck& chosen, std::int64_t ranks) const {
     const auto text = [](const deck::Deck& d) {
       return fmt::format("pipeline {} x tensor {} with batch.micro = {}", d.parallel.pipeline,
@@ -61,7 +61,7 @@ class Fitter {
                        ranks, ranks / (p.tensor * p.pipeline), text(chosen), text(own_));
   }
 
-  /// What would do, for people.
+  /// What a user can do to make it fit.
   std::string remedy(std::int64_t ranks) const {
     std::vector<std::string> all;
     if (const auto global = fitting_global(ranks)) {
@@ -79,7 +79,8 @@ class Fitter {
   }
 
  private:
-  /// Without the user's changes. In layout mode a deck needs threads from somewhere to be one.
+  /// The deck without the user's changes. In layout mode a deck is valid only with a number of
+  /// threads, hence the checkpoint's.
   static deck::Deck own_deck(const SavedDeck& saved) {
     const std::array threads{fmt::format("run.threads={}", saved.threads)};
     return deck::parse_deck(saved.text, saved.name, threads).deck;
@@ -94,7 +95,7 @@ class Fitter {
     if (!users(key)) sets_.push_back(fmt::format("{}={}", key, value));
   }
 
-  /// All that many ranks can be cut in, the nearest to the deck's own first.
+  /// All layouts of that many ranks, the nearest to the deck's own first.
   std::vector<Grid> grids(std::int64_t ranks) const {
     const auto far = [this](const Grid& grid) {
       const auto ratio = [](std::int64_t a, std::int64_t b) {

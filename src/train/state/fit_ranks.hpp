@@ -1,5 +1,5 @@
-// A checkpoint's deck on ranks that it was not written for: what evaluates a model should not need
-// as many ranks as trained it.
+// A checkpoint's deck for another number of ranks: evaluating a model must not need as many ranks
+// as training it.
 #pragma once
 
 #include <span>

@@ -78,7 +78,8 @@ ModelState::Held ModelState::held(const View& symbolic) const {
 
 namespace {
 
-/// The part in pieces that are converted at once, and where each begins in the part.
+/// f(piece, first) for pieces of `part` that are converted at once; `first` is where the piece
+/// begins in the part.
 template <typename F>
 void for_pieces(const MatrixRange& part, F&& f) {
   const std::int64_t width = part.columns.count();
@@ -119,7 +120,7 @@ void ModelState::each_held(std::size_t row, const HeldPart& f) {
   }
 }
 
-/// Puts values at their place, from element `first` on.
+/// Writes values into each target, from its element `first` on, in the target's type.
 void ModelState::put(std::span<const float> values, const std::vector<Held>& targets,
                      std::int64_t first) {
   for (const Held& target : targets) {
@@ -134,7 +135,8 @@ void ModelState::put(std::span<const std::byte> bytes, const Held& target, std::
   target.tier->write(target.view.range(first, count).data, bytes);
 }
 
-/// Among values that follow element `first` of a part: one that a target cannot hold.
+/// The first of these values, which follow element `first` of a part, that a target's type cannot
+/// hold.
 std::optional<NonFiniteElement> ModelState::find_non_finite(std::span<const float> values,
                                                             const std::vector<Held>& targets,
                                                             const model::ParamDesc& p,

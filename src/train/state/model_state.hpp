@@ -18,8 +18,8 @@ namespace tessera::train {
 using ParameterSource =
     std::function<void(const model::ParamDesc& parameter, Range range, std::span<float> out)>;
 
-/// Initial values: a pure function of (seed, parameter name, element), the same on every layout
-/// (trap 25).
+/// Initial values: a pure function of (seed, parameter name, element), so that they are the same on
+/// every layout.
 ParameterSource initial_values(std::uint64_t seed);
 
 /// An element of a parameter that is NaN or infinite in a type that a state keeps it in.
@@ -33,38 +33,41 @@ struct NonFiniteElement {
 
 class ModelState {
  public:
-  /// What a rank's arenas of plans made from `inputs` need for it.
+  /// The arena bytes that a rank needs for its state alone, in plans made from `inputs`.
   static plan::ArenaBytes arena_bytes(const plan::PlanInputs& inputs, const MeshPlace& place);
 
-  /// It lies in these arenas, which outlive it.
+  /// The state lies in these arenas, which must outlive it.
   ModelState(const plan::PlanInputs& inputs, const MeshPlace& place, const memory::Arena& state,
              const memory::Arena& host);
 
   /// Sets the weights from `source`, the optimizer's state to zero. Returns a weight that is not
   /// finite, if there is one among those of this rank.
   std::optional<NonFiniteElement> set_parameters(const ParameterSource& source);
-  /// What this state holds of a checkpoint made under any layout. Returns as set_parameters does.
+  /// Reads from a checkpoint, made under any layout, what this state holds. Returns as
+  /// set_parameters does.
   std::optional<NonFiniteElement> load(io::Checkpoint& checkpoint);
 
-  /// What this rank saves: each element of the model is in one rank's list.
+  /// The pieces that this rank saves: each element of the model is in one rank's list.
   std::vector<io::Piece> pieces() const;
   enum class From : std::uint8_t { live, snapshot };
   /// Writes the pieces' bytes from the live state or from the snapshot buffers.
   void save(io::CheckpointWriter& writer, From from) const;
 
-  /// What this rank holds of something that other ranks hold alike; `elements` is 0 where it holds
-  /// nothing of it.
+  /// A hash of elements that other ranks hold too; `elements` is 0 where this rank holds none of
+  /// them.
   struct Copy {
     std::uint64_t hash = 0;
     std::int64_t elements = 0;
   };
-  /// Of data rank `owner`'s slice of a unit: the parameters, and the optimizer's state where it is
-  /// replicated too. At stages 1 and 2 the owner of a slice has no copy in this sense: its own is
-  /// newer than the others until it is published. At stage 3 nobody has.
+  /// The copy of data rank `owner`'s slice of a unit: the parameters, and the optimizer's state
+  /// where that is replicated too. At ZeRO stages 1 and 2 the owner itself gives none, because its
+  /// parameters are newer than the others' until they are published. At stage 3 there are no
+  /// copies.
   Copy slice_copy(std::size_t unit, std::int64_t owner) const;
-  /// Of what this rank updates of a unit: parameters and the optimizer's state, all of it or what
-  /// is in pieces that every tensor rank holds. Of those only elements that tensor ranks of the
-  /// same data rank all update: with uneven shares, shards do not begin at the same element.
+  /// The copy of what this rank updates of a unit (parameters and optimizer state): all of it, or
+  /// only what every tensor rank holds whole. Of the latter only elements that all tensor ranks of
+  /// the same data rank update, because with uneven shares their shards do not begin at the same
+  /// element.
   enum class Part : std::uint8_t { whole_pieces, everything };
   Copy owned_copy(std::size_t unit, Part part) const;
 
@@ -76,7 +79,7 @@ class ModelState {
  private:
   struct SavedPiece;
   std::vector<SavedPiece> saved_pieces() const;
-  /// A view of the state as one into memory, which `tier` reads and writes.
+  /// A view of the state in real memory, which `tier` reads and writes.
   struct Held {
     View view;
     memory::Tier* tier = nullptr;
@@ -85,7 +88,7 @@ class ModelState {
     }
   };
   Held held(const View& symbolic) const;
-  /// Adds the part of a view of the state to a copy.
+  /// Adds the elements of a view to the hash of a copy.
   void add_to(Copy& copy, const View& symbolic) const;
   /// Flat elements that every tensor rank of this data rank holds and updates.
   std::vector<Range> owned_by_all_tensor_ranks(std::size_t unit) const;
@@ -102,15 +105,16 @@ class ModelState {
       std::function<void(const model::ParamDesc&, const MatrixRange& part, std::span<float> out)>;
   std::optional<NonFiniteElement> set_master(const BlockSource& source);
   void set_zero(std::size_t row);
-  /// Told of a part of a parameter of which this rank keeps a row, and where: in the row's own
-  /// type, and, of the master weights, rounded if it keeps that.
+  /// Called with a part of a parameter of which this rank keeps a row, and with where it keeps it:
+  /// in the row's own type and, for master weights, also rounded to the compute type if the rank
+  /// keeps that.
   using HeldPart = std::function<void(const model::ParamDesc&, const MatrixRange& part,
                                       std::vector<Held> targets)>;
   void each_held(std::size_t row, const HeldPart& f);
-  /// The flat elements of a unit of which this rank keeps a row.
+  /// The flat elements of a unit that this rank keeps of a row.
   Range elements_of(const plan::UnitState& unit, std::size_t row) const;
-  /// What a rank updates of a unit: parameters as forward reads them, if they are not the master
-  /// weights, and what is kept beside them.
+  /// Views of what a rank updates of a unit: the parameters that forward reads, if they are not the
+  /// master weights, and the rows that are kept beside them.
   std::vector<View> owned_views(const plan::UnitState& unit) const;
 
   const plan::PlanInputs& inputs_;

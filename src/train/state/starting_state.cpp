@@ -81,7 +81,7 @@ fs::path next_candidate(const Candidates& make, const comm::Control& control,
   return control.broadcast(best.string());
 }
 
-/// A manifest's numbers must fit each other: what follows is counted from them.
+/// Refuses a manifest whose numbers do not fit each other, because the run counts on from them.
 void check_tokens(const LoadedCheckpoint& from) {
   const std::int64_t samples = from.header.samples, length = from.deck.batch.sequence;
   std::int64_t tokens = 0;

@@ -21,7 +21,7 @@ struct LoadedCheckpoint {
   std::optional<NonFiniteElement> non_finite;       // among this rank's weights
 };
 
-/// Told of every checkpoint that is passed over.
+/// Called for every checkpoint that is passed over.
 using UnusableCheckpoint =
     std::function<void(const std::filesystem::path& path, std::string_view why)>;
 

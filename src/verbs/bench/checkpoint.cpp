@@ -1,3 +1,4 @@
+// tessera bench checkpoint: saving and loading beside plain I/O of the same bytes.
 #include <algorithm>
 
 #include "kernels/cpu/device.hpp"
@@ -28,7 +29,7 @@ class Comparison {
   }
   double raw() const { return median(raw_); }
   double ours() const { return median(ours_); }
-  /// Of the pairs' shares.
+  /// The median of the pairs' shares.
   double share() const { return median(shares_); }
 
  private:

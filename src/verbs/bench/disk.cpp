@@ -1,3 +1,5 @@
+// Plain file I/O that benchmarks compare with: a file written, read, or dropped from the page
+// cache.
 #include <fcntl.h>
 
 #include "io/file.hpp"

@@ -1,3 +1,4 @@
+// tessera bench kernels, gemm and attention: the speed of operations on this rank's back end.
 #include "core/cores.hpp"
 #include "setup/threads.hpp"
 #include "verbs/bench/bench.hpp"

@@ -1,3 +1,4 @@
+// tessera bench machine: the rates of this machine, as a machine file.
 #include <limits>
 #include <optional>
 
@@ -14,9 +15,9 @@ constexpr std::int64_t kSamples = 1, kTokens = 512;                            /
 constexpr std::int64_t kDiskBytes = std::int64_t{256} << 20;                   // a rank
 constexpr std::int64_t kLongShard = std::int64_t{16} << 20, kShortShard = 64;  // bytes
 
-/// As collectives see it. Fitted to the time of a short and of a long all-gather, in which a rank
-/// sends to each other; all groups of a class at once, so that ranks that share a link share
-/// its rate.
+/// A link as collectives see it, fitted to the time of a short and of a long all-gather, in which a
+/// rank sends to every other. All groups of a class run at once, so that ranks that share a link
+/// share its rate.
 deck::Link measure_link(const BenchOptions& o, const comm::Control& control,
                         const backend::Backend& backend, comm::Group& group) {
   const auto streams = backend.make_streams();  // as in training
@@ -43,7 +44,8 @@ deck::Link measure_link(const BenchOptions& o, const comm::Control& control,
                   std::max(lengthy - brief, 1e-9)};
 }
 
-/// Ranks that are `stride` apart, `count` of them, for every `first`: this rank's such group.
+/// Groups of `count` ranks with a distance of `stride`, one for every `first`: the group of this
+/// rank.
 std::unique_ptr<comm::Group> own_group(const train::Job& job, const backend::Backend& backend,
                                        std::int64_t groups, std::int64_t first_step,
                                        std::int64_t count, std::int64_t stride,
@@ -67,7 +69,7 @@ struct DiskRates {
   double write = 0, read = 0;
 };
 
-/// Of a node: all its ranks at once, a file each.
+/// Rates of a node: all its ranks at once, a file each.
 DiskRates measure_disk(const BenchOptions& o, const train::Job& job) {
   const BenchDirectory directory(o, job.control);
   const auto path = directory.path() / fmt::format("raw_{}", job.mpi.rank());

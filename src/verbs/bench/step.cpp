@@ -1,3 +1,4 @@
+// tessera bench step: a few steps of a deck, as a share of the rate of a large product.
 #include <limits>
 
 #include "io/megatron.hpp"
@@ -69,7 +70,7 @@ void write_tokens(const std::filesystem::path& prefix, const deck::Deck& deck, s
   writer.publish();
 }
 
-/// Of a run's fastest step.
+/// The rate of a run's fastest step.
 train::StepRates rates_of(const deck::LoadedDeck& loaded, const train::Job& job) {
   train::Trainer trainer(loaded, job);
   trainer.train();

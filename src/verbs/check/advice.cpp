@@ -156,7 +156,7 @@ std::string what_would_fit(const Checked& c, std::int64_t budget) {
   return text + offload_outlook(c, budget) + "  more data, tensor or pipeline ranks\n";
 }
 
-/// There is room for what costs less time.
+/// What would cost less time and still fit.
 std::string what_is_wasted(const Checked& c, std::int64_t budget) {
   const deck::Deck& d = c.deck();
   std::string text;

@@ -1,4 +1,4 @@
-// The parts of `tessera check`: what a deck means on so many ranks, said before a job waits for
+// The parts of `tessera check`: what a deck means on a number of ranks, before a job is queued for
 // them.
 #pragma once
 
@@ -28,7 +28,7 @@ struct Checked {
   const deck::Deck& deck() const { return planner.loaded.deck; }
   const Mesh& mesh() const { return planner.inputs.mesh; }
   std::int64_t micro_batches() const { return planner.shapes.front().micro_batches; }
-  /// Of the rank that holds most.
+  /// The figures of the rank that holds most memory.
   const plan::RankFigures& dearest() const;
   /// The most of any rank, each class of links by itself.
   comm::WireBytes sent() const;

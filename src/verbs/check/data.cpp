@@ -20,8 +20,8 @@ fs::path directory_of(const std::string& entry) {
   return fixed.has_parent_path() ? fixed.parent_path() : fs::path(".");
 }
 
-/// Whoever checks a cluster's deck elsewhere lacks whole directories; in one that is there, a file
-/// that is missing is missing.
+/// A cluster's deck may be checked on another machine, where whole directories are missing: that is
+/// noted. A file that is missing in a directory that is there is an error.
 bool reachable(const std::string& entry) {
   std::error_code hidden;  // a directory that this user may not look into is not here either
   return fs::exists(directory_of(entry), hidden);

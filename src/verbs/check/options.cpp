@@ -20,7 +20,7 @@ constexpr std::array kOffload = {
         .optimizer = StateTier::disk, .gradients = StateTier::host, .parameters = StateTier::disk},
 };
 
-/// Of the largest unit's parameters, whole: what is on the device while it computes.
+/// Bytes of the largest unit's parameters in full: what must be on the device while it computes.
 std::int64_t largest_unit(const plan::PlanInputs& in, const MeshPlace& place) {
   std::int64_t most = 0;
   for (const auto& unit : in.units) {
@@ -30,8 +30,8 @@ std::int64_t largest_unit(const plan::PlanInputs& in, const MeshPlace& place) {
   return most;
 }
 
-/// What the plan of a step needs, less the states that are elsewhere, and, for parameters, with
-/// room for the unit that computes and those that are on their way.
+/// Bytes on the device: what the plan of a step needs, less the states that are kept elsewhere; if
+/// parameters are, plus the unit that computes and those that are on their way.
 std::int64_t device_bytes(const plan::PlanInputs& in, const plan::RankFigures& f,
                           const StateChoice& choice) {
   using plan::Purpose;

@@ -13,7 +13,7 @@ namespace tessera::verbs {
 struct Speed {
   double tokens_per_s = 0;
   double flop_rate = 0;       // of a rank, counted as 6 N + 6 L C T a token
-  std::optional<double> mfu;  // where the machine says its peak
+  std::optional<double> mfu;  // where the machine file gives a peak
 };
 Speed speed_of(const Planner& planner, double step_s, const deck::Machine& machine);
 

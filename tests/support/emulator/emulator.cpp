@@ -113,8 +113,8 @@ void Machine::work(void* machine) {
   }
 }
 
-/// Who runs next. In half of the blocks anyone, which mixes all; in the others one of the fastest
-/// warps among several candidates, so that some are far ahead of others.
+/// Which thread runs next. In half of the blocks any may, which mixes all; in the others one of the
+/// fastest warps among several candidates, so that some get far ahead of others.
 void Machine::choose() {
   std::size_t best = draw_.below(ready_.size());
   for (int i = 1; i < candidates_; ++i) {
@@ -127,7 +127,7 @@ void Machine::choose() {
   threadIdx = running_->place;
 }
 
-/// To any thread that may run, or outside: all have returned, or none may.
+/// Switches to any thread that may run, or, if all have returned or none may, out of the block.
 void Machine::leave() {
   Thread& from = *running_;
   if (ready_.empty() || !wrong_.empty()) {
@@ -148,8 +148,8 @@ void Machine::make_ready(Thread& thread) {
   ready_.push_back(&thread);
 }
 
-/// Of the running thread; the block is given up. Nobody comes back to this fiber, so nothing on its
-/// stack may own memory when it is left.
+/// Reports an error of the running thread; the block is given up. This fiber is never resumed, so
+/// nothing on its stack may own memory when it is left.
 void Machine::fail(const char* what) {
   const Extent& t = running_->place;
   wrong_ = "thread (" + std::to_string(t.x) + ", " + std::to_string(t.y) + ", " +

@@ -14,7 +14,7 @@
 namespace tessera::emulator {
 
 inline constexpr int kWarp = 32;
-/// Of shared memory: what a block may ask for, and how much of it without opting in.
+/// Bytes of shared memory: what a block may ask for, and how much of it without opting in.
 inline constexpr std::size_t kSharedBytes = 227 * 1024, kSharedBytesByDefault = 48 * 1024;
 
 struct Extent {

@@ -1,4 +1,4 @@
-// A stack of its own to run on, switched by hand.
+// A fiber: code that runs on a stack of its own and is switched to by hand.
 #pragma once
 
 #include <ucontext.h>

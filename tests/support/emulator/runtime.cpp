@@ -1,3 +1,4 @@
+// CUDA's runtime functions for memory and devices, on the host's memory.
 #include <cstdlib>
 #include <cstring>
 #include <map>

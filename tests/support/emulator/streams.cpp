@@ -108,7 +108,7 @@ void reach(const PointRef& point) {
   point->when = Clock::now();
 }
 
-/// Nodes in an order that their edges allow.
+/// A graph's nodes in an order that its edges allow.
 void run_graph(const CUgraphExec_st& made, int launch_priority) {
   const CUgraph_st& graph = made.graph;
   std::set<std::size_t> left;
@@ -181,7 +181,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   Device::one().run_until([&] { return stream->queue.empty(); });
   return cudaSuccess;
 }
-// The GPU gets on while it is asked.
+// Asking for the state of a stream lets the emulated GPU advance.
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   if (Device::one().capturing()) return cudaErrorStreamCaptureUnsupported;
   if (stream->queue.empty()) return cudaSuccess;
@@ -248,7 +248,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   if (stream->capture == nullptr) return cudaErrorInvalidValue;
   *graph = stream->capture;
-  // What the origin comes after, directly or not.
+  // The nodes that come before the origin, directly or not.
   Nodes joined = stream->last, next = joined;
   while (!next.empty()) {
     Nodes before;

@@ -13,11 +13,11 @@ namespace tessera::emulator {
 /// A stream that is being captured only takes it down.
 cudaError_t queue_work(cudaStream_t stream, std::function<void()> work);
 
-/// The stream goes no further until `open`: a collective that waits for its peer.
+/// Holds the stream until `open`, as a collective that waits for its peer does.
 void queue_gate(cudaStream_t stream, std::function<bool()> open);
 
-/// Of the work that calls this: its stream's; in a graph its node's where the graph was made to use
-/// those, else that of the stream of the launch. No order of work depends on it.
+/// The priority of the work that calls this: its stream's; in a graph its node's, if the graph was
+/// made to use those, else that of the stream of the launch. No order of work depends on it.
 int running_priority();
 
 /// Graphs that are launched and have not come to their end.
