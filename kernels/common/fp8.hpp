@@ -26,7 +26,7 @@ struct E5m2 {
   static constexpr float kLargest = 57344.0F;
 };
 
-/// f.operator()<Format>() for DType::e4m3 or e5m2.
+/// `f.operator()<Format>()` for DType::e4m3 or e5m2.
 template <typename F>
 TESSERA_INLINE void with_fp8(DType format, F&& f) {
   format == DType::e4m3 ? f.template operator()<E4m3>() : f.template operator()<E5m2>();

@@ -43,7 +43,7 @@ template <typename Step, typename F>
   static_assert(Step::kStates <= static_cast<int>(kMostStates), "raise kMostStates");
   f.template operator()<Step>();
 }
-/// f.template operator()<Step>() for the rule's step.
+/// `f.template operator()<Step>()` for the rule's step.
 template <typename F>
 [[gnu::always_inline]] inline void with_step(UpdateRule rule, F&& f) {
   switch (rule) {

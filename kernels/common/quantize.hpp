@@ -23,7 +23,7 @@ inline SlotLayout slot_layout(const BlockFormat& format, std::int64_t n) {
           .bytes = format.bytes(n)};
 }
 
-/// f.operator()<kBits>() for the bits of an element.
+/// `f.operator()<kBits>()` for the bits of an element.
 template <typename F>
 [[gnu::always_inline]] inline void with_bits(BlockType type, F&& f) {
   type == BlockType::int8 ? f.template operator()<8>() : f.template operator()<4>();

@@ -5,7 +5,7 @@
 
 namespace tessera::kernels {
 
-/// f.operator()<T>() for the C++ type of a floating-point view.
+/// `f.operator()<T>()` for the C++ type of a floating-point view.
 template <typename F>
 [[gnu::always_inline]] inline void with_type(DType type, F&& f) {
   switch (type) {
