@@ -16,9 +16,10 @@ inline constexpr int kAnyLevels = 63;
 /// stay in registers.
 template <int kLevels = kAnyLevels, typename Term>
 TESSERA_INLINE auto tree_sum(std::int64_t n, Term&& term) {
-  decltype(term(n)) partial[kLevels];
+  using Sum = decltype(term(n));
+  Sum partial[kLevels];
   if constexpr (kLevels < kAnyLevels) {
-    for (auto& p : partial) p = {};  // read, never used, where its level is empty
+    for (Sum& p : partial) p = Sum{};  // read, never used, where its level is empty
   }
   for (std::int64_t i = 0; i < n; ++i) {
     auto sum = term(i);

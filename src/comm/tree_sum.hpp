@@ -9,8 +9,7 @@
 namespace tessera::comm {
 
 /// out[i] (+)= tree sum over parts of part[i]: neighbours first, ((0+1)+(2+3))+..., each addition
-/// in f32. The parts are used up. For a power of two this is the aligned binary tree of
-/// reproducible sums.
+/// in f32 (kernels/common/tree). `out` may be one of the parts.
 void tree_sum(std::span<float* const> parts, std::int64_t count, float* out, bool add);
 
 void to_f32(const bf16* in, std::int64_t count, float* out);

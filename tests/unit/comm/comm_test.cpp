@@ -41,14 +41,14 @@ std::vector<float*> pointers(std::vector<std::vector<float>>& parts) {
 }
 
 TEST(TreeSum, AddsNeighboursFirst) {
-  for (std::size_t n : {1, 2, 3, 4, 5, 6, 7, 8, 13, 16}) {
+  for (std::size_t n : {1, 2, 3, 4, 5, 6, 7, 8, 13, 16, 63, 65, 200}) {
     const auto original = random_parts(n, 33);
     for (bool add : {false, true}) {
       auto parts = original;
       std::vector<float> out(33, 0.1F);
       tree_sum(pointers(parts), 33, out.data(), add);
       for (std::size_t e = 0; e < out.size(); ++e) {
-        const float sum = tree(original, e, 0, 16);
+        const float sum = tree(original, e, 0, 256);
         EXPECT_EQ(out[e], add ? 0.1F + sum : sum) << n << " parts";
       }
     }
