@@ -10,9 +10,11 @@
 namespace tessera::io {
 namespace {
 
-using Extent = std::vector<hsize_t>;
+using Hdf5Extent = std::vector<hsize_t>;
 
-Extent extent_of(std::span<const std::int64_t> values) { return {values.begin(), values.end()}; }
+Hdf5Extent extent_of(std::span<const std::int64_t> values) {
+  return {values.begin(), values.end()};
+}
 
 /// Where one rank holds boxes of a tensor.
 struct Source {
@@ -28,8 +30,8 @@ void map_boxes(hid_t creation, hid_t whole, const Source& source) {
   const std::string file = rank_file_name(source.rank), name = '/' + d.name();
   hsize_t first = 0;
   for (const Box& box : d.boxes) {
-    const Extent start = extent_of(d.shape.used(box.start));
-    const Extent count = extent_of(d.shape.used(box.count));
+    const Hdf5Extent start = extent_of(d.shape.used(box.start));
+    const Hdf5Extent count = extent_of(d.shape.used(box.count));
     const auto length = static_cast<hsize_t>(box.elements());
     H5_TRY(
         H5Sselect_hyperslab(whole, H5S_SELECT_SET, start.data(), nullptr, count.data(), nullptr));
@@ -41,7 +43,7 @@ void map_boxes(hid_t creation, hid_t whole, const Source& source) {
 
 void write_tensor(hid_t file, std::span<const Source> sources) {
   const DatasetRecord& any = *sources.front().dataset;
-  const Extent extent = extent_of(any.shape.extents());
+  const Hdf5Extent extent = extent_of(any.shape.extents());
   const H5Space whole(H5_TRY(H5Screate_simple(any.shape.axes, extent.data(), nullptr)));
   const H5List creation(H5_TRY(H5Pcreate(H5P_DATASET_CREATE)));
   for (const Source& source : sources) map_boxes(creation, whole, source);

@@ -8,21 +8,21 @@
 namespace tessera::io {
 namespace {
 
-constexpr std::int64_t kPiece = std::int64_t{64} << 10;
+constexpr std::int64_t kSample = std::int64_t{64} << 10;
 constexpr std::int64_t kMostPieces = 256, kLeastPieces = 16;
-constexpr std::int64_t kPiecesOfAll = 64 * kMostPieces;
+constexpr std::int64_t kSamplesOfAll = 64 * kMostPieces;
 
 std::uint64_t hash_whole(const File& file) { return hash_range(file, {0, file.size()}); }
 
 std::uint64_t hash_sample(const File& file, std::int64_t pieces) {
   const std::int64_t size = file.size();
-  if (size <= pieces * kPiece) return hash_whole(file);
+  if (size <= pieces * kSample) return hash_whole(file);
   std::uint64_t hash = 0;
   for (std::int64_t i = 0; i < pieces; ++i) {
-    // In 128 bits, for (size - kPiece) * i may be more than 64 hold.
+    // In 128 bits, for (size - kSample) * i may be more than 64 hold.
     const auto begin =
-        static_cast<std::int64_t>(static_cast<__int128>(size - kPiece) * i / (pieces - 1));
-    hash = hash_range(file, {begin, begin + kPiece}, hash);
+        static_cast<std::int64_t>(static_cast<__int128>(size - kSample) * i / (pieces - 1));
+    hash = hash_range(file, {begin, begin + kSample}, hash);
   }
   return hash;
 }
@@ -36,7 +36,7 @@ DataFile described(const File& file, std::uint64_t hash) {
 std::vector<DataFile> identify(const TokenCorpus& corpus) {
   const auto files = static_cast<std::int64_t>(corpus.files().size());
   const std::int64_t pieces =
-      std::clamp(kPiecesOfAll / std::max<std::int64_t>(1, files), kLeastPieces, kMostPieces);
+      std::clamp(kSamplesOfAll / std::max<std::int64_t>(1, files), kLeastPieces, kMostPieces);
   std::vector<DataFile> all;
   for (const TokenCorpus::TokenFile& tokens : corpus.files()) {
     all.push_back(described(tokens.file, hash_sample(tokens.file, pieces)));

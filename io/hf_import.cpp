@@ -16,7 +16,7 @@ namespace {
 constexpr std::int64_t kLargestIndex = std::int64_t{64} << 20;
 constexpr std::size_t kShownProblems = 20;
 constexpr std::string_view kEmbedding = "vocabulary.weight";
-constexpr std::size_t kPiece = 1 << 16;  // elements of the head that are compared at a time
+constexpr std::size_t kCompared = 1 << 16;  // elements of the head that are compared at a time
 
 /// The files that an index lists; DataError for names that lead out of the directory.
 std::vector<std::string> shards_of(const JsonDocument& index) {
@@ -149,10 +149,10 @@ std::string HfModel::place(std::string_view parameter, std::int64_t element) con
 
 /// The embedding is read, so no more is read of the head than the same elements.
 void HfModel::check_tied_head(std::int64_t begin, std::span<const float> embedding) const {
-  std::vector<float> head(std::min(kPiece, embedding.size()));
+  std::vector<float> head(std::min(kCompared, embedding.size()));
   for (; !embedding.empty();
        begin += std::ssize(head), embedding = embedding.subspan(head.size())) {
-    head.resize(std::min(kPiece, embedding.size()));
+    head.resize(std::min(kCompared, embedding.size()));
     shards_[tied_head_->shard].read(*tied_head_->entry, begin, head);
     if (std::memcmp(head.data(), embedding.data(), head.size() * sizeof(float)) == 0) continue;
     std::size_t i = 0;  // of the first whose bits differ

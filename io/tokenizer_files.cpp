@@ -13,7 +13,7 @@ namespace tessera::io {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::int64_t kLargestConfig = std::int64_t{64} << 20;
+constexpr std::int64_t kLargestTokenizerConfig = std::int64_t{64} << 20;
 constexpr std::size_t kShownTokens = 20;
 constexpr std::string_view kEnding = ".json";
 
@@ -21,7 +21,7 @@ constexpr std::string_view kEnding = ".json";
 bool take_stated_end(Tokenizer& tokenizer, const fs::path& tokenizer_json) {
   const fs::path path = tokenizer_config_of(tokenizer_json);
   if (!path_exists(path)) return false;
-  const JsonDocument config(read_text(path, kLargestConfig), path.string());
+  const JsonDocument config(read_text(path, kLargestTokenizerConfig), path.string());
   const JsonCursor root = config.root();
   if (!root.is_object()) root.expected("an object");
   if (!root.raw().contains("eos_token")) return false;
@@ -56,7 +56,7 @@ std::string shown_tokens(const Tokenizer& tokenizer) {
   return text;
 }
 
-void write_text(const fs::path& path, std::string_view text) {
+void replace_text(const fs::path& path, std::string_view text) {
   AtomicFile file(path);
   file.append(text);
   file.publish();
@@ -82,15 +82,15 @@ void keep_tokenizer(const fs::path& tokenizer_json, const Tokenizer& tokenizer) 
   const auto end = tokenizer.end_of_text();
   nlohmann::json name;
   if (end) name = tokenizer.decode(*end);
-  write_text(tokenizer_config_of(tokenizer_json),
-             nlohmann::json{{"eos_token", name}}.dump(2) + "\n");
-  write_text(tokenizer_json, tokenizer.json());
+  replace_text(tokenizer_config_of(tokenizer_json),
+               nlohmann::json{{"eos_token", name}}.dump(2) + "\n");
+  replace_text(tokenizer_json, tokenizer.json());
 }
 
 void copy_tokenizer(const fs::path& from, const fs::path& to) {
   if (const fs::path config = tokenizer_config_of(from); path_exists(config))
-    write_text(tokenizer_config_of(to), read_text(config, kLargestConfig));
-  write_text(to, read_text(from, kLargestTokenizerFile));
+    replace_text(tokenizer_config_of(to), read_text(config, kLargestTokenizerConfig));
+  replace_text(to, read_text(from, kLargestTokenizerFile));
 }
 
 void forget_tokenizer(const fs::path& tokenizer_json) {

@@ -102,11 +102,6 @@ struct BlockPlace {
   std::int64_t slot, block, first, count;
 };
 
-__device__ __forceinline__ std::int64_t quotient(std::int64_t a, std::int64_t b) {
-  const bool narrow = a <= 0xffffffff && b <= 0xffffffff;  // several times as fast
-  return narrow ? static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b) : a / b;
-}
-
 /// Which block of which slot block i is, counted over all slots.
 __device__ __forceinline__ BlockPlace block_place(const SlotLayout& layout, std::int64_t i) {
   const std::int64_t slot = quotient(i, layout.blocks), block = i - slot * layout.blocks,

@@ -13,6 +13,12 @@
 
 namespace tessera::kernels::cuda {
 
+/// a / b for 0 <= a, 0 < b; 32-bit division is several times as fast.
+__device__ __forceinline__ std::int64_t quotient(std::int64_t a, std::int64_t b) {
+  if (((a | b) >> 32) == 0) return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
+  return a / b;
+}
+
 /// Elements of a run: 16 bytes of the narrowest type.
 template <typename... T>
 inline constexpr int kRun = ((sizeof(T) == 2) || ...) ? 8 : 4;

@@ -1,9 +1,9 @@
 #include "train/evaluation.hpp"
 
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 
+#include "core/clock.hpp"
 #include "core/exact_sum.hpp"
 #include "core/terminal.hpp"
 #include "data/corpora.hpp"
@@ -19,7 +19,7 @@ namespace tessera::train {
 std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
                                    const deck::Deck& deck, const io::TokenCorpus& validation,
                                    const std::function<bool()>& stop) {
-  const auto begin = std::chrono::steady_clock::now();
+  const auto begin = SteadyClock::now();
   const plan::PlanShape shape = setup::evaluation_shape(deck.batch, engine.data_ranks());
   const std::int64_t global = shape.micro_batches * shape.micro * engine.data_ranks();
   const std::int64_t have = validation.sequences(shape.sequence);
@@ -37,10 +37,9 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
                 ConstExactWords(output.words.data() + plan::WordLayout::loss, kExactSumWords));
   }
   const std::int64_t sequences = rounds * global;
-  return Evaluation{
-      .loss = exact_value(total) / static_cast<double>(sequences * shape.sequence),
-      .sequences = sequences,
-      .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
+  return Evaluation{.loss = exact_value(total) / static_cast<double>(sequences * shape.sequence),
+                    .sequences = sequences,
+                    .seconds = seconds_since(begin)};
 }
 
 namespace {

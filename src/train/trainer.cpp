@@ -1,9 +1,9 @@
 #include "train/trainer.hpp"
 
-#include <chrono>
 #include <cmath>
 #include <utility>
 
+#include "core/clock.hpp"
 #include "core/terminal.hpp"
 #include "core/version.hpp"
 #include "data/tokenizers.hpp"
@@ -15,15 +15,6 @@
 #include "train/guards/leave.hpp"
 
 namespace tessera::train {
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-}  // namespace
 
 Trainer::Trainer(const deck::LoadedDeck& loaded, const Job& job)
     : run_(loaded, job),
@@ -189,7 +180,7 @@ StepResult Trainer::run_step() {
   input.set(StepFlag::saved, saves_->phase_done());
   stop_reason_ = stop_.reason(slowest_step_s_ + saves_->slowest());
   input.set(StepFlag::stop, stop_reason_.has_value());
-  const auto begin = Clock::now();
+  const auto begin = SteadyClock::now();
   const std::exception_ptr unreadable = read_batch(prepared.plan().shape);
   const double waited = seconds_since(begin);
   input.set(StepFlag::no_tokens, unreadable != nullptr);
@@ -300,7 +291,7 @@ void Trainer::evaluate_if_due() {
   const std::int64_t step = run_.course.progress.step, every = run_.deck.evaluate.every;
   if (!run_.validation || every == 0 || (step % every != 0 && !run_.course.over())) return;
   run_.job.whereabouts.begin("evaluating after", step);
-  const auto begin = Clock::now();
+  const auto begin = SteadyClock::now();
   const auto result = evaluate(*run_.engine, run_.control, run_.deck, *run_.validation, [&] {
     stop_reason_ = stop_.reason(saves_->slowest());
     return stop_reason_ && !run_.course.over();

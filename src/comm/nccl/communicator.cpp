@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "comm/nccl_resources.hpp"
+#include "core/clock.hpp"
 #include "core/error.hpp"
 
 namespace tessera::comm {
@@ -31,17 +32,16 @@ Communicator::~Communicator() {
 }
 
 void Communicator::settle(ncclResult_t code, const char* call, double patience) const {
-  using Clock = std::chrono::steady_clock;
-  const auto begin = Clock::now();
+  const auto begin = SteadyClock::now();
   while (code == ncclInProgress) {
-    if (std::chrono::duration<double>(Clock::now() - begin).count() > patience) {
+    if (seconds_since(begin) > patience) {
       throw CommError(fmt::format(
           "{}: GPUs have not connected within {:.0f} s: see that the nodes reach each other "
           "(NCCL_SOCKET_IFNAME names the network), NCCL_DEBUG=INFO tells more",
           call, patience));
     }
     // Queuing takes microseconds, connecting seconds.
-    if (Clock::now() - begin < std::chrono::milliseconds(5)) {
+    if (SteadyClock::now() - begin < std::chrono::milliseconds(5)) {
       std::this_thread::yield();
     } else {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -54,10 +54,10 @@ std::int64_t length_of(const PipelineAction& a) { return a.kind == Kind::backwar
 
 /// Simulates a schedule's rule on all stages: again and again, takes the action that can start
 /// first.
-class Player {
+class ScheduleRule {
  public:
-  Player(const PipelineRule& rule, std::int64_t stages, std::int64_t micro_batches, bool training,
-         std::int64_t slack)
+  ScheduleRule(const PipelineRule& rule, std::int64_t stages, std::int64_t micro_batches,
+               bool training, std::int64_t slack)
       : rule_(rule),
         p_(stages),
         v_(rule.virtual_stages),
@@ -211,46 +211,41 @@ std::vector<std::vector<PipelineAction>> pipeline_actions(const PipelineRule& ru
   // With some numbers of micro-batches the rule's limit on those in flight is too tight for any
   // order; then it is raised, one by one.
   for (std::int64_t slack = 0; slack <= rule.virtual_stages * micro_batches; ++slack) {
-    if (auto actions = Player(rule, stages, micro_batches, training, slack).play()) return *actions;
+    if (auto actions = ScheduleRule(rule, stages, micro_batches, training, slack).play())
+      return *actions;
   }
   throw InternalError(fmt::format("no {} schedule of {} micro-batches over {} stages",
                                   enum_word(rule.schedule), micro_batches, stages));
 }
 
-namespace {
-
-/// When each result exists, and when each stage's actions end, if every stage runs each action as
-/// soon as it can.
-struct Times {
-  std::map<PipelineResult, std::int64_t> there;
-  std::vector<std::vector<std::int64_t>> ends;  // by stage and action
-};
-Times times_of(std::span<const std::vector<PipelineAction>> actions, std::int64_t parts) {
+PipelineTimes play(std::span<const std::vector<PipelineAction>> actions, std::int64_t parts,
+                   const PipelineDuration& duration) {
   const std::int64_t stages = std::ssize(actions);
-  Times times{.there = {}, .ends = std::vector<std::vector<std::int64_t>>(actions.size())};
-  std::vector<std::size_t> next(actions.size());
-  std::vector<std::int64_t> time(actions.size());
+  PipelineTimes times{.there = {}, .ends = std::vector<std::vector<double>>(actions.size())};
+  std::vector<double> time(actions.size());
   for (bool moved = true; moved;) {
     moved = false;
     for (std::size_t s = 0; s < actions.size(); ++s) {
-      for (; next[s] < actions[s].size(); ++next[s], moved = true) {
-        const PipelineAction& a = actions[s][next[s]];
+      auto& ends = times.ends[s];
+      for (; ends.size() < actions[s].size(); moved = true) {
+        const PipelineAction& a = actions[s][ends.size()];
         const std::int64_t part = a.chunk * stages + static_cast<std::int64_t>(s);
         if (const auto needed = needed_by(a, part, parts)) {
           const auto it = times.there.find(*needed);
           if (it == times.there.end()) break;
           time[s] = std::max(time[s], it->second);
         }
-        time[s] += length_of(a);
-        times.ends[s].push_back(time[s]);
+        time[s] += duration(a, part);
+        ends.push_back(time[s]);
         if (const auto result = result_of(a, part)) times.there[*result] = time[s];
       }
     }
   }
+  for (std::size_t s = 0; s < actions.size(); ++s) {
+    TESSERA_CHECK(times.ends[s].size() == actions[s].size(), "stage {} of a pipeline halts", s);
+  }
   return times;
 }
-
-}  // namespace
 
 std::vector<std::vector<PipelineAction>> pipeline_receives(
     std::span<const std::vector<PipelineAction>> actions, std::int64_t stage) {
@@ -258,9 +253,11 @@ std::vector<std::vector<PipelineAction>> pipeline_receives(
   const std::int64_t stages = std::ssize(actions);
   std::int64_t parts = 0;
   for (const PipelineAction& a : own) parts = std::max(parts, (a.chunk + 1) * stages);
-  const Times times = times_of(actions, parts);
+  const PipelineTimes times = play(actions, parts, [](const PipelineAction& a, std::int64_t) {
+    return static_cast<double>(length_of(a));
+  });
   // Messages of the same time are ordered by their sender: a stage sends one at a time.
-  using Moment = std::pair<std::int64_t, std::int64_t>;
+  using Moment = std::pair<double, std::int64_t>;
   const auto moment_of = [&](const PipelineResult& r) {
     return Moment{times.there.at(r), r.part % stages};
   };

@@ -5,6 +5,8 @@
 
 #include <compare>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <vector>
@@ -54,6 +56,18 @@ std::vector<std::vector<PipelineAction>> pipeline_actions(const PipelineRule& ru
                                                           std::int64_t stages,
                                                           std::int64_t micro_batches,
                                                           bool training);
+
+/// When each result exists, and when each action ends, [stage][action].
+struct PipelineTimes {
+  std::map<PipelineResult, double> there;
+  std::vector<std::vector<double>> ends;
+};
+/// How long an action on a part takes.
+using PipelineDuration = std::function<double(const PipelineAction& action, std::int64_t part)>;
+/// The times when every stage does its actions in order, each as soon as what it needs is there.
+/// Throws InternalError where a stage waits for ever.
+PipelineTimes play(std::span<const std::vector<PipelineAction>> actions, std::int64_t parts,
+                   const PipelineDuration& duration);
 
 /// Where a stage receives: for each of its actions, the actions of the same stage whose inputs are
 /// received just before it. All stages send and receive in one global order, that in which messages

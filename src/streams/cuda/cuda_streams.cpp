@@ -5,6 +5,8 @@
 #include <nvtx3/nvtx3.hpp>
 #include <thread>
 
+#include "core/clock.hpp"
+
 namespace tessera::streams {
 
 CudaStreams::CudaStreams(CudaQueue& queue, std::function<void()> look)
@@ -58,7 +60,7 @@ void CudaStreams::note(Span::What what, std::size_t index) {
 }
 
 bool CudaStreams::begin(const Step& step) {
-  begin_ = std::chrono::steady_clock::now();
+  begin_ = SteadyClock::now();
   every_work_ = step.timing == Timing::works;
   queued_ = {};
   mode_ = Mode::queue;
@@ -156,12 +158,12 @@ void CudaStreams::wait() {
   // nothing to a step.
   constexpr auto kShortest = 50us, kLongest = 500us;
   constexpr int kShare = 256;
-  const auto begin = std::chrono::steady_clock::now();
+  const auto begin = SteadyClock::now();
   while (true) {
     const cudaError_t code = cudaStreamQuery(stream(kCompute));
     if (code != cudaErrorNotReady) return check_cuda(code, "a step on the GPU");
     cudaGetLastError();  // which remembers this too, though it is no error
-    const auto nap = (std::chrono::steady_clock::now() - begin) / kShare;
+    const auto nap = (SteadyClock::now() - begin) / kShare;
     if (nap < kShortest) {
       std::this_thread::yield();
       continue;
@@ -195,7 +197,7 @@ Times CudaStreams::finish() {
 
 Times CudaStreams::times() const {
   Times all;
-  all.total = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+  all.total = seconds_since(begin_);
   const auto between = [](cudaEvent_t from, cudaEvent_t to) {
     float ms = 0;
     CUDA_TRY(cudaEventElapsedTime(&ms, from, to));

@@ -1,19 +1,11 @@
 #include "train/saves/saves.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
+#include "core/clock.hpp"
+
 namespace tessera::train {
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-}  // namespace
 
 Saves::Saves(Run& run, FaultInjection& faults)
     : run_(run),
@@ -41,7 +33,7 @@ bool Saves::take_snapshot_due() {
 }
 
 void Saves::begin_snapshot(const io::CheckpointHeader& before, const StepTimes& times) {
-  const auto begin = Clock::now();
+  const auto begin = SteadyClock::now();
   saver_.begin(run_.engine->state(), ModelState::From::snapshot, before);
   const double waited = seconds_since(begin);
   waited_ += waited;
@@ -50,7 +42,7 @@ void Saves::begin_snapshot(const io::CheckpointHeader& before, const StepTimes& 
 
 void Saves::advance() {
   run_.job.whereabouts.begin("saving, in", run_.course.progress.step);
-  const auto begin = Clock::now();
+  const auto begin = SteadyClock::now();
   const auto saved = saver_.advance(run_.course.progress.applied);
   const double waited = seconds_since(begin);
   waited_ += waited;
@@ -64,7 +56,7 @@ void Saves::finish() {
 
 void Saves::save_now(const io::CheckpointHeader& header) {
   finish();
-  const auto begin = Clock::now();
+  const auto begin = SteadyClock::now();
   saver_.begin(run_.engine->state(), ModelState::From::live, header);
   stall_ = seconds_since(begin);
   waited_ += stall_;

@@ -3,10 +3,10 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
 
 #include "backend/bench.hpp"
+#include "core/clock.hpp"
 #include "deck/load.hpp"
 #include "train/job.hpp"
 
@@ -48,10 +48,9 @@ class BenchDirectory {
 template <typename Work>
 double seconds_together(const comm::Control& control, Work&& work) {
   control.barrier();
-  const auto begin = std::chrono::steady_clock::now();
+  const auto begin = SteadyClock::now();
   work();
-  return control.max(
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  return control.max(seconds_since(begin));
 }
 
 /// The same where `work` may fail on some ranks; `best` becomes the time if that is less.

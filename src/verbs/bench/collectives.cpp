@@ -21,7 +21,7 @@ struct Kind {
   bool reduce;
   Blocks blocks = {};  // in which elements travel
 };
-const Kind kKinds[] = {
+const Kind kMeasured[] = {
     {"all_gather", DType::f32, false},
     {"all_gather, int8", DType::f32, false, Blocks{{.type = kernels::BlockType::int8}}},
     {"reduce_scatter", DType::f32, true},
@@ -69,7 +69,7 @@ void bench_collectives(const BenchOptions& o, const train::Job& job) {
     print_row("memcpy", plan::human_bytes(most), copy_seconds, copy, "GB/s", 1);
   }
   const auto route = comm::route_of(job.mpi.node_of(), job.mpi.rank());
-  for (const Kind& kind : kKinds) {
+  for (const Kind& kind : kMeasured) {
     for (const std::int64_t bytes : kWholes) {
       const std::int64_t shard = bytes / 4 / job.mpi.size();
       const comm::AllGather gather{.shard = other.range(0, shard),
