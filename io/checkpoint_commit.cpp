@@ -55,9 +55,7 @@ fs::path commit_checkpoint(const fs::path& directory, const CheckpointHeader& he
   manifest.model_checksum = hash_range(model, {0, manifest.model_bytes});
   model.close();
 
-  AtomicFile file(directory / kManifestFile);
-  file.append(to_text(manifest));
-  file.publish();  // syncs the directory too
+  write_text(directory / kManifestFile, to_text(manifest));  // syncs the directory too
 
   const fs::path final_path = checkpoint_path(directory.parent_path(), header.step);
   take_name(directory, final_path);

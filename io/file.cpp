@@ -174,6 +174,12 @@ void AtomicFile::publish() {
   sync_directory(parent_of(path_));
 }
 
+void write_text(const fs::path& path, std::string_view text) {
+  AtomicFile file(path);
+  file.append(text);
+  file.publish();
+}
+
 void sync_directory(const fs::path& directory) {
   const int descriptor = system_calls::open(directory, O_RDONLY | O_DIRECTORY);
   if (descriptor < 0) fail("open", directory, errno);

@@ -82,6 +82,9 @@ class AtomicFile {
   bool published_ = false;
 };
 
+/// Makes a file of this text, or replaces one: an AtomicFile.
+void write_text(const std::filesystem::path& path, std::string_view text);
+
 /// Makes the names in a directory durable.
 void sync_directory(const std::filesystem::path& directory);
 

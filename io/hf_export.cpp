@@ -93,12 +93,6 @@ void write_shard(const fs::path& path, DType type, std::span<const Stored> shard
   file.publish();
 }
 
-void write_text(const fs::path& path, std::string_view text) {
-  AtomicFile file(path);
-  file.append(text);
-  file.publish();
-}
-
 /// A directory that gets its final name when it is complete, and is removed otherwise.
 class PartialDirectory {
  public:

@@ -56,12 +56,6 @@ std::string shown_tokens(const Tokenizer& tokenizer) {
   return text;
 }
 
-void replace_text(const fs::path& path, std::string_view text) {
-  AtomicFile file(path);
-  file.append(text);
-  file.publish();
-}
-
 }  // namespace
 
 fs::path tokenizer_beside(const fs::path& prefix) { return prefix.string() + ".tokenizer.json"; }
@@ -82,15 +76,15 @@ void keep_tokenizer(const fs::path& tokenizer_json, const Tokenizer& tokenizer) 
   const auto end = tokenizer.end_of_text();
   nlohmann::json name;
   if (end) name = tokenizer.decode(*end);
-  replace_text(tokenizer_config_of(tokenizer_json),
-               nlohmann::json{{"eos_token", name}}.dump(2) + "\n");
-  replace_text(tokenizer_json, tokenizer.json());
+  write_text(tokenizer_config_of(tokenizer_json),
+             nlohmann::json{{"eos_token", name}}.dump(2) + "\n");
+  write_text(tokenizer_json, tokenizer.json());
 }
 
 void copy_tokenizer(const fs::path& from, const fs::path& to) {
   if (const fs::path config = tokenizer_config_of(from); path_exists(config))
-    replace_text(tokenizer_config_of(to), read_text(config, kLargestTokenizerConfig));
-  replace_text(to, read_text(from, kLargestTokenizerFile));
+    write_text(tokenizer_config_of(to), read_text(config, kLargestTokenizerConfig));
+  write_text(to, read_text(from, kLargestTokenizerFile));
 }
 
 void forget_tokenizer(const fs::path& tokenizer_json) {

@@ -120,66 +120,61 @@ __device__ __forceinline__ float over_row(float x, F&& combine) {
   return combine(x, __shfl_xor_sync(kAllLanes, x, 2));
 }
 
-template <typename T>
-struct ForwardOperands {
-  HeadsView<const T> q, k, v;
-  HeadsView<T> out;
-  float* lse;  // or null
+/// The queries of one head that a block of the forward kernel has. The longest rows come first, so
+/// that no block of theirs is left alone at the end.
+struct ForwardBlock {
+  int sample, head, head_index;
+  int first_query;
+  int history;  // keys before the first query
+  int tiles;    // of keys
+
+  template <typename Tiles>
+  static __device__ __forceinline__ ForwardBlock of(const AttentionSetting& s) {
+    const int heads = s.samples * s.heads,
+              blocks = (s.queries + Tiles::kQueries - 1) / Tiles::kQueries;
+    const int head_index = static_cast<int>(blockIdx.x) % heads;
+    const int first_query = (blocks - 1 - static_cast<int>(blockIdx.x) / heads) * Tiles::kQueries;
+    const int history = s.keys - s.queries;
+    const int last_query = std::min(first_query + Tiles::kQueries, s.queries) - 1;
+    return {.sample = head_index / s.heads,
+            .head = head_index % s.heads,
+            .head_index = head_index,
+            .first_query = first_query,
+            .history = history,
+            .tiles = (history + last_query) / Tiles::kKeys + 1};
+  }
 };
 
-template <typename T, int kDim>
-__global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads, kLeastBlocks<T>)
-    attention_forward(AttentionSetting s, ForwardOperands<T> a) {
-  using Tiles = ForwardTiles<T, kDim>;
-  constexpr int kPitchT = kPitch<T, kDim>, kKeys = Tiles::kKeys;
-  T* const q_tile = dynamic_shared<T>();
-  T* const k_tile = q_tile + Tiles::kQueries * kPitchT;
-  T* const v_tile = k_tile + kKeys * kPitchT;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  float* const staging =
-      reinterpret_cast<float*>(v_tile + kKeys * kPitchT) + warp * kStaging<T, kKeys>;
-
-  // The longest rows first, so that no block of theirs is left alone at the end.
-  const int heads = s.samples * s.heads,
-            blocks = (s.queries + Tiles::kQueries - 1) / Tiles::kQueries;
-  const int head_index = static_cast<int>(blockIdx.x) % heads;
-  const int first_query = (blocks - 1 - static_cast<int>(blockIdx.x) / heads) * Tiles::kQueries;
-  const int sample = head_index / s.heads, head = head_index % s.heads;
-  const int history = s.keys - s.queries;
-  const int last_query = std::min(first_query + Tiles::kQueries, s.queries) - 1;
-  const int tiles = (history + last_query) / kKeys + 1;
-  const int first_row = first_query + warp * kWarpRows;
-  const auto k = a.k.matrix(s, sample, s.keys, s.kv_head_of(head));
-  const auto v = a.v.matrix(s, sample, s.keys, s.kv_head_of(head));
-
-  begin_tile<T, kDim, Tiles::kQueries>(q_tile, a.q.matrix(s, sample, s.queries, head), first_query);
-  begin_tile<T, kDim, kKeys>(k_tile, k, 0);
-  commit_copies();
-
-  const float scale = s.scale * Softmax<T>::kLog2E;
-  WarpTile<kDim> out;
-  float row_max[2] = {kMasked, kMasked}, row_sum[2] = {0, 0};  // the sum: this lane's part
-  for (int tile = 0; tile < tiles; ++tile) {
-    const int first_key = tile * kKeys;
-    wait_for_copies<0>();
-    __syncthreads();  // keys are there; nobody reads the last values any more
-    begin_tile<T, kDim, kKeys>(v_tile, v, first_key);
-    commit_copies();
-    WarpTile<kKeys> p =
-        product_of_rows<T, kDim, kKeys>(q_tile + warp * kWarpRows * kPitchT, k_tile);
-
-    const bool masked = first_key + kKeys > history + first_row + 1;
-    float tile_max[2] = {kMasked, kMasked};
+/// Scales a tile of scores and masks keys that a query does not see; the first row sees keys up to
+/// `last_seen`. Returns in `largest` what a lane has of each row's maximum.
+template <int kKeys>
+__device__ __forceinline__ void mask_scores(WarpTile<kKeys>& scores, const AttentionSetting& s,
+                                            float scale, int last_seen, int first_key,
+                                            float (&largest)[2]) {
+  const bool masked = first_key + kKeys > last_seen + 1;
 #pragma unroll
-    for (int j = 0; j < kKeys / 8; ++j) {
+  for (int j = 0; j < kKeys / 8; ++j) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        p.c[j][e] *= scale;
-        const int key = first_key + 8 * j + column_of(e);
-        if (masked && (key > history + first_row + row_of(e) || key >= s.keys)) p.c[j][e] = kMasked;
-        tile_max[e / 2] = fmaxf(tile_max[e / 2], p.c[j][e]);
-      }
+    for (int e = 0; e < 4; ++e) {
+      float& score = scores.c[j][e];
+      score *= scale;
+      const int key = first_key + 8 * j + column_of(e);
+      if (masked && (key > last_seen + row_of(e) || key >= s.keys)) score = kMasked;
+      largest[e / 2] = fmaxf(largest[e / 2], score);
     }
+  }
+}
+
+/// The running softmax of a warp's rows (section 3.1 of the paper): a lane has two of them.
+template <typename T>
+struct RunningSoftmax {
+  float row_max[2] = {kMasked, kMasked};
+  float row_sum[2] = {0, 0};  // this lane's part
+
+  /// Scores become probabilities relative to the new maximum; earlier output is rescaled.
+  template <int kKeys, int kDim>
+  __device__ __forceinline__ void add(WarpTile<kKeys>& scores, const float (&tile_max)[2],
+                                      WarpTile<kDim>& out) {
     float base[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -199,40 +194,93 @@ __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads, kLeastBlocks<
     for (int j = 0; j < kKeys / 8; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        p.c[j][e] = Softmax<T>::exp(p.c[j][e] - base[e / 2]);
-        row_sum[e / 2] += p.c[j][e];
+        scores.c[j][e] = Softmax<T>::exp(scores.c[j][e] - base[e / 2]);
+        row_sum[e / 2] += scores.c[j][e];
       }
     }
-    if (s.dropped) {
-      const std::uint32_t kept = kept_of<kKeys>(
-          s, sample, head, [&](int, int e) { return first_row + row_of(e); },
-          [&](int j, int e) { return first_key + 8 * j + column_of(e); });
+  }
+
+  /// What rows of the output are to be multiplied by; lse[query] = log(sum of e^score) of those
+  /// below `queries`, unless it is null.
+  __device__ __forceinline__ void finish(int first_row, int queries, float* lse,
+                                         float (&inverse)[2]) const {
 #pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          p.c[j][e] *= dropout_factor(s, kept, j, e);
-        }
-      }
+    for (int r = 0; r < 2; ++r) {
+      const float sum = over_row(row_sum[r], [](float x, float y) { return x + y; });
+      inverse[r] = 1.0F / sum;
+      const int query = first_row + row_of(2 * r);
+      if (lse != nullptr && lane_of_warp() % 4 == 0 && query < queries)
+        lse[query] = row_max[r] * Softmax<T>::kLn2 + logf(sum);
     }
+  }
+};
+
+template <int kKeys>
+__device__ __forceinline__ void drop_probabilities(WarpTile<kKeys>& p, const AttentionSetting& s,
+                                                   int sample, int head, int first_row,
+                                                   int first_key) {
+  const std::uint32_t kept = kept_of<kKeys>(
+      s, sample, head, [&](int, int e) { return first_row + row_of(e); },
+      [&](int j, int e) { return first_key + 8 * j + column_of(e); });
+#pragma unroll
+  for (int j = 0; j < kKeys / 8; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      p.c[j][e] *= dropout_factor(s, kept, j, e);
+    }
+  }
+}
+
+template <typename T>
+struct ForwardOperands {
+  HeadsView<const T> q, k, v;
+  HeadsView<T> out;
+  float* lse;  // or null
+};
+
+template <typename T, int kDim>
+__global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads, kLeastBlocks<T>)
+    attention_forward(AttentionSetting s, ForwardOperands<T> a) {
+  using Tiles = ForwardTiles<T, kDim>;
+  constexpr int kPitchT = kPitch<T, kDim>, kKeys = Tiles::kKeys;
+  T* const q_tile = dynamic_shared<T>();
+  T* const k_tile = q_tile + Tiles::kQueries * kPitchT;
+  T* const v_tile = k_tile + kKeys * kPitchT;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  float* const staging =
+      reinterpret_cast<float*>(v_tile + kKeys * kPitchT) + warp * kStaging<T, kKeys>;
+  const auto [sample, head, head_index, first_query, history, tiles] = ForwardBlock::of<Tiles>(s);
+  const int first_row = first_query + warp * kWarpRows;
+  const auto k = a.k.matrix(s, sample, s.keys, s.kv_head_of(head));
+  const auto v = a.v.matrix(s, sample, s.keys, s.kv_head_of(head));
+
+  begin_tile<T, kDim, Tiles::kQueries>(q_tile, a.q.matrix(s, sample, s.queries, head), first_query);
+  begin_tile<T, kDim, kKeys>(k_tile, k, 0);
+  commit_copies();
+  const float scale = s.scale * Softmax<T>::kLog2E;
+  WarpTile<kDim> out;
+  RunningSoftmax<T> softmax;
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int first_key = tile * kKeys;
+    wait_for_copies<0>();
+    __syncthreads();  // keys are there; nobody reads the last values any more
+    begin_tile<T, kDim, kKeys>(v_tile, v, first_key);
+    commit_copies();
+    WarpTile<kKeys> p =
+        product_of_rows<T, kDim, kKeys>(q_tile + warp * kWarpRows * kPitchT, k_tile);
+    float tile_max[2] = {kMasked, kMasked};
+    mask_scores(p, s, scale, history + first_row, first_key, tile_max);
+    softmax.add(p, tile_max, out);
+    if (s.dropped) drop_probabilities(p, s, sample, head, first_row, first_key);
     wait_for_copies<0>();
     __syncthreads();  // values are there; nobody reads these keys any more
     if (tile + 1 < tiles) begin_tile<T, kDim, kKeys>(k_tile, k, first_key + kKeys);
     commit_copies();
     add_product<T, kDim, kKeys, kDim>(out, p, v_tile, staging);
   }
-
   float inverse[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const float sum = over_row(row_sum[r], [](float x, float y) { return x + y; });
-    inverse[r] = 1.0F / sum;
-    const int query = first_row + row_of(2 * r);
-    if (a.lse != nullptr && lane_of_warp() % 4 == 0 && query < s.queries) {
-      a.lse[std::int64_t{head_index} * s.queries + query] =
-          row_max[r] * Softmax<T>::kLn2 + logf(sum);
-    }
-  }
+  float* const lse = a.lse == nullptr ? nullptr : a.lse + std::int64_t{head_index} * s.queries;
+  softmax.finish(first_row, s.queries, lse, inverse);
   store_tile(out, a.out.matrix(s, sample, s.queries, head), first_row, 0, inverse);
 }
 
@@ -289,6 +337,115 @@ struct BackwardTiles {
   static_assert(kSharedBytes <= kMostSharedBytes);
 };
 
+/// What a backward block owns, and the columns that it walks over: those of every query head that
+/// reads its kv head, one head after another; for queries, of the one. Queries and keys are equally
+/// many. The longest walks come first: of early keys, of late queries.
+template <typename T, int kDim, Side kSide>
+struct BackwardBlock {
+  using Tiles = BackwardTiles<T, kDim, kSide>;
+  static constexpr bool kByKeys = kSide == Side::keys;
+
+  int sample, own_head;  // a kv head, or a query head
+  int first_row, piece;
+  int first_head;  // of queries
+  int first_tile, tiles, steps;
+
+  static __device__ __forceinline__ BackwardBlock of(const AttentionSetting& s) {
+    constexpr int kRows = Tiles::kRows, kColumns = Tiles::kColumns;
+    const int own_heads = s.samples * (kByKeys ? s.kv_heads : s.heads);
+    const int blocks = (s.queries + kRows - 1) / kRows;
+    const int unit = static_cast<int>(blockIdx.x) / Tiles::kPieces;
+    const int order = unit / own_heads;
+    const int own_head = unit % own_heads % (kByKeys ? s.kv_heads : s.heads);
+    const int first_row = (kByKeys ? order : blocks - 1 - order) * kRows;
+    const int first_head = kByKeys ? std::max(own_head * s.group - s.skip, 0) : own_head;
+    const int end_head =
+        kByKeys ? std::min((own_head + 1) * s.group - s.skip, s.heads) : own_head + 1;
+    const int first_tile = kByKeys ? first_row / kColumns : 0;
+    const int end_tile =
+        ((kByKeys ? s.queries : std::min(first_row + kRows, s.queries)) + kColumns - 1) / kColumns;
+    const int tiles = end_tile - first_tile;
+    return {.sample = unit % own_heads / (kByKeys ? s.kv_heads : s.heads),
+            .own_head = own_head,
+            .first_row = first_row,
+            .piece = static_cast<int>(blockIdx.x) % Tiles::kPieces * Tiles::kPiece,
+            .first_head = first_head,
+            .first_tile = first_tile,
+            .tiles = tiles,
+            .steps = (end_head - first_head) * tiles};
+  }
+  __device__ __forceinline__ int head(int step) const { return first_head + step / tiles; }
+  __device__ __forceinline__ int first_column(int step) const {
+    return (first_tile + step % tiles) * Tiles::kColumns;
+  }
+
+  /// Begins to copy what the block owns.
+  __device__ __forceinline__ void begin_rows(const AttentionSetting& s,
+                                             const BackwardOperands<T>& a, T* score_rows,
+                                             T* value_rows) const {
+    const auto begin = [&](T* to, const HeadsView<const T>& x) {
+      begin_tile<T, kDim, Tiles::kRows>(to, x.matrix(s, sample, s.queries, own_head), first_row);
+    };
+    begin(score_rows, kByKeys ? a.k : a.q);
+    begin(value_rows, kByKeys ? a.v : a.d_out);
+  }
+  /// Begins to copy a step's columns: queries and d_out, or keys and values.
+  __device__ __forceinline__ void begin_columns(const AttentionSetting& s,
+                                                const BackwardOperands<T>& a, int step,
+                                                T* columns) const {
+    constexpr int kTile = Tiles::kColumns * kPitch<T, kDim>;
+    T* const to = columns + step % Tiles::kStages * 2 * kTile;
+    const int from_head = kByKeys ? head(step) : s.kv_head_of(head(step));
+    const auto begin = [&](T* tile, const HeadsView<const T>& x) {
+      begin_tile<T, kDim, Tiles::kColumns>(tile, x.matrix(s, sample, s.queries, from_head),
+                                           first_column(step));
+    };
+    begin(to, kByKeys ? a.q : a.k);
+    begin(to + kTile, kByKeys ? a.d_out : a.v);
+    commit_copies();
+  }
+
+  /// Where a warp's tile of scores is.
+  struct TilePlace {
+    int head, first_row, first_column;
+  };
+  /// Scores become probabilities, dropped ones 0, and `d` of them becomes d of the scores:
+  /// dS = P (dP - delta).
+  __device__ __forceinline__ void to_gradients(WarpTile<Tiles::kColumns>& p,
+                                               WarpTile<Tiles::kColumns>& d,
+                                               const AttentionSetting& s,
+                                               const BackwardOperands<T>& a,
+                                               const TilePlace& place) const {
+    const float scale = s.scale * Softmax<T>::kLog2E;
+    const float* const lse = a.lse + (std::int64_t{sample} * s.heads + place.head) * s.queries;
+    const float* const delta = a.delta + (std::int64_t{sample} * s.heads + place.head) * s.queries;
+    const auto row = [&](int, int e) { return place.first_row + row_of(e); };
+    const auto column = [&](int j, int e) { return place.first_column + 8 * j + column_of(e); };
+    std::uint32_t kept = ~0U;
+    if (s.dropped) {
+      if constexpr (kByKeys) {
+        kept = kept_of<Tiles::kColumns>(s, sample, place.head, column, row);
+      } else {
+        kept = kept_of<Tiles::kColumns>(s, sample, place.head, row, column);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < Tiles::kColumns / 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int query = kByKeys ? column(j, e) : row(j, e);
+        const int key = kByKeys ? row(j, e) : column(j, e);
+        const int at = std::min(query, s.queries - 1);
+        const float factor = dropout_factor(s, kept, j, e);
+        const float exact = Softmax<T>::exp(p.c[j][e] * scale - lse[at] * Softmax<T>::kLog2E);
+        const float probability = query < s.queries && key <= query ? exact : 0.0F;
+        p.c[j][e] = probability * factor;
+        d.c[j][e] = probability * (d.c[j][e] * factor - delta[at]);
+      }
+    }
+  }
+};
+
 template <typename T, int kDim, Side kSide>
 __global__ void __launch_bounds__(BackwardTiles<T, kDim, kSide>::kThreads, kLeastBlocks<T>)
     attention_gradient(AttentionSetting s, BackwardOperands<T> a) {
@@ -302,65 +459,17 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, kSide>::kThreads, kLeas
   float* const staging =
       reinterpret_cast<float*>(columns + 2 * Tiles::kStages * kColumns * kPitchT) +
       warp * kStaging<T, kColumns>;
+  const auto block = BackwardBlock<T, kDim, kSide>::of(s);
+  const int warp_row = block.first_row + warp * kWarpRows;
 
-  // Queries and keys are equally many. The longest walks first: of early keys, of late queries.
-  const int own_heads = s.samples * (kByKeys ? s.kv_heads : s.heads);
-  const int blocks = (s.queries + kRows - 1) / kRows;
-  const int piece = static_cast<int>(blockIdx.x) % Tiles::kPieces * Tiles::kPiece;
-  const int unit = static_cast<int>(blockIdx.x) / Tiles::kPieces;
-  const int order = unit / own_heads;
-  const int first_row = (kByKeys ? order : blocks - 1 - order) * kRows;
-  const int own_head = unit % own_heads % (kByKeys ? s.kv_heads : s.heads);
-  const int sample = unit % own_heads / (kByKeys ? s.kv_heads : s.heads);
-  const int warp_row = first_row + warp * kWarpRows;
-
-  // Query heads that read a kv head, one after another; for queries, the one.
-  const int first_head = kByKeys ? std::max(own_head * s.group - s.skip, 0) : own_head;
-  const int end_head =
-      kByKeys ? std::min((own_head + 1) * s.group - s.skip, s.heads) : own_head + 1;
-  const int first_tile = kByKeys ? first_row / kColumns : 0;
-  const int end_tile =
-      ((kByKeys ? s.queries : std::min(first_row + kRows, s.queries)) + kColumns - 1) / kColumns;
-  const int tiles = end_tile - first_tile, steps = (end_head - first_head) * tiles;
-
-  const auto head_of = [&](int step) { return first_head + step / tiles; };
-  const auto column_of_step = [&](int step) { return (first_tile + step % tiles) * kColumns; };
-  const auto begin_columns = [&](int step) {
-    T* const to = columns + step % Tiles::kStages * 2 * kColumns * kPitchT;
-    const int head = head_of(step);
-    if constexpr (kByKeys) {
-      begin_tile<T, kDim, kColumns>(to, a.q.matrix(s, sample, s.queries, head),
-                                    column_of_step(step));
-      begin_tile<T, kDim, kColumns>(to + kColumns * kPitchT,
-                                    a.d_out.matrix(s, sample, s.queries, head),
-                                    column_of_step(step));
-    } else {
-      begin_tile<T, kDim, kColumns>(to, a.k.matrix(s, sample, s.queries, s.kv_head_of(head)),
-                                    column_of_step(step));
-      begin_tile<T, kDim, kColumns>(to + kColumns * kPitchT,
-                                    a.v.matrix(s, sample, s.queries, s.kv_head_of(head)),
-                                    column_of_step(step));
-    }
-    commit_copies();
-  };
-
-  if constexpr (kByKeys) {
-    begin_tile<T, kDim, kRows>(score_rows, a.k.matrix(s, sample, s.queries, own_head), first_row);
-    begin_tile<T, kDim, kRows>(value_rows, a.v.matrix(s, sample, s.queries, own_head), first_row);
-  } else {
-    begin_tile<T, kDim, kRows>(score_rows, a.q.matrix(s, sample, s.queries, own_head), first_row);
-    begin_tile<T, kDim, kRows>(value_rows, a.d_out.matrix(s, sample, s.queries, own_head),
-                               first_row);
-  }
-  if (Tiles::kStages == 2 && steps > 0) begin_columns(0);
-
-  const float scale = s.scale * Softmax<T>::kLog2E;
+  block.begin_rows(s, a, score_rows, value_rows);
+  if (Tiles::kStages == 2 && block.steps > 0) block.begin_columns(s, a, 0, columns);
   WarpTile<Tiles::kPiece> d_score_rows;                                 // of keys, or queries
   [[maybe_unused]] WarpTile<kByKeys ? Tiles::kPiece : 8> d_value_rows;  // of values
-  for (int step = 0; step < steps; ++step) {
-    if constexpr (Tiles::kStages == 1) begin_columns(step);
-    if (Tiles::kStages == 2 && step + 1 < steps) {
-      begin_columns(step + 1);
+  for (int step = 0; step < block.steps; ++step) {
+    if constexpr (Tiles::kStages == 1) block.begin_columns(s, a, step, columns);
+    if (Tiles::kStages == 2 && step + 1 < block.steps) {
+      block.begin_columns(s, a, step + 1, columns);
       wait_for_copies<1>();
     } else {
       wait_for_copies<0>();
@@ -368,54 +477,29 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, kSide>::kThreads, kLeas
     __syncthreads();
     const T* const score_columns = columns + step % Tiles::kStages * 2 * kColumns * kPitchT;
     const T* const value_columns = score_columns + kColumns * kPitchT;
-    const int head = head_of(step), first_column = column_of_step(step);
-    const float* const lse = a.lse + (std::int64_t{sample} * s.heads + head) * s.queries;
-    const float* const delta = a.delta + (std::int64_t{sample} * s.heads + head) * s.queries;
-    const auto row = [&](int, int e) { return warp_row + row_of(e); };
-    const auto column = [&](int j, int e) { return first_column + 8 * j + column_of(e); };
-
+    const typename BackwardBlock<T, kDim, kSide>::TilePlace place{
+        .head = block.head(step), .first_row = warp_row, .first_column = block.first_column(step)};
     WarpTile<kColumns> p =
         product_of_rows<T, kDim, kColumns>(score_rows + warp * kWarpRows * kPitchT, score_columns);
     WarpTile<kColumns> d =
         product_of_rows<T, kDim, kColumns>(value_rows + warp * kWarpRows * kPitchT, value_columns);
-    std::uint32_t kept = ~0U;
-    if (s.dropped) {
-      if constexpr (kByKeys) {
-        kept = kept_of<kColumns>(s, sample, head, column, row);
-      } else {
-        kept = kept_of<kColumns>(s, sample, head, row, column);
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kColumns / 8; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int query = kByKeys ? column(j, e) : row(j, e);
-        const int key = kByKeys ? row(j, e) : column(j, e);
-        const int at = std::min(query, s.queries - 1);
-        const float factor = dropout_factor(s, kept, j, e);
-        const float exact = Softmax<T>::exp(p.c[j][e] * scale - lse[at] * Softmax<T>::kLog2E);
-        const float probability = query < s.queries && key <= query ? exact : 0.0F;
-        p.c[j][e] = probability * factor;
-        d.c[j][e] = probability * (d.c[j][e] * factor - delta[at]);
-      }
-    }
+    block.to_gradients(p, d, s, a, place);
     if constexpr (kByKeys) {
-      add_product<T, kDim, kColumns, Tiles::kPiece>(d_value_rows, p, value_columns + piece,
+      add_product<T, kDim, kColumns, Tiles::kPiece>(d_value_rows, p, value_columns + block.piece,
                                                     staging);
     }
-    add_product<T, kDim, kColumns, Tiles::kPiece>(d_score_rows, d, score_columns + piece, staging);
+    add_product<T, kDim, kColumns, Tiles::kPiece>(d_score_rows, d, score_columns + block.piece,
+                                                  staging);
     __syncthreads();  // nobody reads these columns any more
   }
 
-  const float scales[2] = {s.scale, s.scale};
-  if constexpr (kByKeys) {
-    const float ones[2] = {1, 1};
-    store_tile(d_score_rows, a.d_k.matrix(s, sample, s.queries, own_head), warp_row, piece, scales);
-    store_tile(d_value_rows, a.d_v.matrix(s, sample, s.queries, own_head), warp_row, piece, ones);
-  } else {
-    store_tile(d_score_rows, a.d_q.matrix(s, sample, s.queries, own_head), warp_row, piece, scales);
-  }
+  const auto store = [&](const auto& tile, const HeadsView<T>& to, float factor) {
+    const float factors[2] = {factor, factor};
+    store_tile(tile, to.matrix(s, block.sample, s.queries, block.own_head), warp_row, block.piece,
+               factors);
+  };
+  store(d_score_rows, kByKeys ? a.d_k : a.d_q, s.scale);
+  if constexpr (kByKeys) store(d_value_rows, a.d_v, 1);
 }
 
 }  // namespace tessera::kernels::cuda

@@ -76,72 +76,106 @@ __device__ __forceinline__ void norm_backward_row(const NormBackwardRows<T>& a, 
   });
 }
 
-template <typename T, int kRuns>
-__global__ void __launch_bounds__(Team::kMostThreads) norm_backward_kernel(NormBackwardRows<T> a) {
-  constexpr int V = kRun<T>;
-  __shared__ float partial[2][2 * Team::kMostWarps];
+/// Rows of one group that a block goes over, and where it leaves their sums: (C) each.
+struct NormBackwardPart {
+  std::int64_t group;
+  Range rows;
+  float *weights, *biases;  // biases null where none are asked for
+};
+
+/// Teams add theirs one after another: the order of a sum does not depend on who is first.
+template <typename T, int V, int kRuns>
+__device__ __forceinline__ void add_teams(const NormBackwardRows<T>& a,
+                                          const NormBackwardPart& part,
+                                          const ColumnGradients<V, kRuns>& own) {
   const Team& team = a.team;
-  const std::int64_t group = blockIdx.x / a.chunks, chunk = blockIdx.x % a.chunks;
-  const Range part = even_part(a.group_rows, chunk, a.chunks);
-  float* weights = a.weights + blockIdx.x * a.columns;
-  float* biases = a.biases == nullptr ? nullptr : a.biases + blockIdx.x * a.columns;
-  int turn = 0;
-  if constexpr (kRuns > 0) {
-    ColumnGradients<V, kRuns> own{};
-    for (std::int64_t i = part.begin + team.index(); i < part.end; i += team.per_block()) {
-      norm_backward_row<T, kRuns>(
-          a, a.row_of(group, i), partial[turn],
-          [&](int k, std::int64_t, int, const float(&unit)[V], const float(&d)[V]) {
-#pragma unroll
-            for (int j = 0; j < V; ++j) {
-              own.weight[k][j] = fmadd(d[j], unit[j], own.weight[k][j]);
-              own.bias[k][j] = own.bias[k][j] + d[j];
-            }
-          });
-      turn = 1 - turn;
-    }
-    // Teams add theirs one after another: the order of a sum does not depend on who is first.
-    float* total = dynamic_shared<float>();
+  float* total = dynamic_shared<float>();
 #pragma unroll 1
-    for (int turn_of = 0; turn_of < team.per_block(); ++turn_of) {
-      if (team.index() == turn_of) {
-        team.template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
+  for (int turn_of = 0; turn_of < team.per_block(); ++turn_of) {
+    if (team.index() == turn_of) {
+      team.template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          if (j >= count) continue;
+          float w = own.weight[k][j], b = own.bias[k][j];
+          if (turn_of > 0) w = total[c + j] + w, b = total[a.columns + c + j] + b;
+          if (turn_of + 1 < team.per_block()) {
+            total[c + j] = w, total[a.columns + c + j] = b;
+          } else {
+            part.weights[c + j] = w;
+            if (part.biases != nullptr) part.biases[c + j] = b;
+          }
+        }
+      });
+    }
+    if (team.per_block() > 1) __syncthreads();
+  }
+}
+
+/// Sums in registers, a part of each team's.
+template <typename T, int kRuns>
+__device__ __forceinline__ void add_in_registers(const NormBackwardRows<T>& a,
+                                                 const NormBackwardPart& part,
+                                                 float (&partial)[2][2 * Team::kMostWarps]) {
+  constexpr int V = kRun<T>;
+  ColumnGradients<V, kRuns> own{};
+  int turn = 0;
+  for (std::int64_t i = part.rows.begin + a.team.index(); i < part.rows.end;
+       i += a.team.per_block()) {
+    norm_backward_row<T, kRuns>(
+        a, a.row_of(part.group, i), partial[turn],
+        [&](int k, std::int64_t, int, const float(&unit)[V], const float(&d)[V]) {
+#pragma unroll
+          for (int j = 0; j < V; ++j) {
+            own.weight[k][j] = fmadd(d[j], unit[j], own.weight[k][j]);
+            own.bias[k][j] = own.bias[k][j] + d[j];
+          }
+        });
+    turn = 1 - turn;
+  }
+  add_teams(a, part, own);
+}
+
+/// Of more columns than registers hold: sums stay in memory, each thread's its own.
+template <typename T>
+__device__ __forceinline__ void add_in_memory(const NormBackwardRows<T>& a,
+                                              const NormBackwardPart& part,
+                                              float (&partial)[2][2 * Team::kMostWarps]) {
+  constexpr int V = kRun<T>;
+  a.team.template each_run<V, 0>(a.columns, [&](int, std::int64_t c, int count) {
+    for (int j = 0; j < count; ++j) {
+      part.weights[c + j] = 0;
+      if (part.biases != nullptr) part.biases[c + j] = 0;
+    }
+  });
+  int turn = 0;
+  for (std::int64_t i = part.rows.begin; i < part.rows.end; ++i) {
+    norm_backward_row<T, 0>(
+        a, a.row_of(part.group, i), partial[turn],
+        [&](int, std::int64_t c, int count, const float(&unit)[V], const float(&d)[V]) {
 #pragma unroll
           for (int j = 0; j < V; ++j) {
             if (j >= count) continue;
-            float w = own.weight[k][j], b = own.bias[k][j];
-            if (turn_of > 0) w = total[c + j] + w, b = total[a.columns + c + j] + b;
-            if (turn_of + 1 < team.per_block()) {
-              total[c + j] = w, total[a.columns + c + j] = b;
-            } else {
-              weights[c + j] = w;
-              if (biases != nullptr) biases[c + j] = b;
-            }
+            part.weights[c + j] = fmadd(d[j], unit[j], part.weights[c + j]);
+            if (part.biases != nullptr) part.biases[c + j] = part.biases[c + j] + d[j];
           }
         });
-      }
-      if (team.per_block() > 1) __syncthreads();
-    }
-  } else {  // more columns than registers: sums stay in memory, each thread's its own
-    team.template each_run<V, 0>(a.columns, [&](int, std::int64_t c, int count) {
-      for (int j = 0; j < count; ++j) {
-        weights[c + j] = 0;
-        if (biases != nullptr) biases[c + j] = 0;
-      }
-    });
-    for (std::int64_t i = part.begin; i < part.end; ++i) {
-      norm_backward_row<T, 0>(
-          a, a.row_of(group, i), partial[turn],
-          [&](int, std::int64_t c, int count, const float(&unit)[V], const float(&d)[V]) {
-#pragma unroll
-            for (int j = 0; j < V; ++j) {
-              if (j >= count) continue;
-              weights[c + j] = fmadd(d[j], unit[j], weights[c + j]);
-              if (biases != nullptr) biases[c + j] = biases[c + j] + d[j];
-            }
-          });
-      turn = 1 - turn;
-    }
+    turn = 1 - turn;
+  }
+}
+
+template <typename T, int kRuns>
+__global__ void __launch_bounds__(Team::kMostThreads) norm_backward_kernel(NormBackwardRows<T> a) {
+  __shared__ float partial[2][2 * Team::kMostWarps];  // of rows in turn
+  const NormBackwardPart part{
+      .group = blockIdx.x / a.chunks,
+      .rows = even_part(a.group_rows, blockIdx.x % a.chunks, a.chunks),
+      .weights = a.weights + blockIdx.x * a.columns,
+      .biases = a.biases == nullptr ? nullptr : a.biases + blockIdx.x * a.columns};
+  if constexpr (kRuns > 0) {
+    add_in_registers<T, kRuns>(a, part, partial);
+  } else {
+    add_in_memory(a, part, partial);
   }
 }
 

@@ -268,113 +268,170 @@ void block_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, 
   mlp_forward(u, c, w, {.resid = s.sum1, .pending = projected.finish()}, s, out);
 }
 
-View block_backward(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
-                    const BlockSaved& s, View d, const BlockWeights& g, Write write) {
-  PartialGradients partial(u, write);
-  const std::size_t chunks = w.chunks.size();
+namespace {
 
-  // Feed-forward. Dropout of its pending output belongs to the next visit, where it was added. Sums
-  // over ranks travel while gradients of weights are computed.
-  const View d_mlp = output_gradient(u, c, d, u.dropout(c, DropoutSite::incoming, 1));
-  ChunkSum d_h2(u, c.hidden);
-  std::vector<View> d_up;
-  for (std::size_t i = 0; i < chunks; ++i) {
-    d_up.push_back(project_down_back(u, c, w.chunks[i], d_mlp, s.chunks[i].up));
-    multiply(u, LinearBackwardInput{
-                    .d_y = d_up.back(), .weight = w.chunks[i].up_w, .d_x = d_h2.part(i)});
-  }
-  d_h2.start();
-  for (std::size_t i = 0; i < chunks; ++i) {
-    const BlockChunk& part = g.chunks[i];
-    multiply(u, LinearBackwardWeight{.d_y = d_mlp,
-                                     .x = s.chunks[i].act,
-                                     .d_weight = part.down_w,
-                                     .d_bias = i == 0 ? g.down_b : View{},
-                                     .write = write});
-    multiply(
-        u,
-        LinearBackwardWeight{
-            .d_y = d_up[i], .x = s.h2, .d_weight = part.up_w, .d_bias = part.up_b, .write = write});
-  }
-  const View d_sum2 = norm_backward(u, c, partial,
-                                    {.d_out = d_h2.finish(),
-                                     .d_resid = d,
-                                     .sum = s.sum2,
-                                     .weight = w.norm2_w,
-                                     .stats = s.norm2,
-                                     .d_weight = g.norm2_w,
-                                     .d_bias = g.norm2_b});
+/// Gradients of keys and values that are whole on every rank: each chunk gives a part, zero but for
+/// the heads that it reads, and the parts are summed.
+struct WholeKvGradients {
+  WholeKvGradients(UnitContext& u, PartialGradients& partial, const BlockWeights& gradients)
+      : g(gradients),
+        k_w(zeros(u, partial, g.k_w)),
+        v_w(zeros(u, partial, g.v_w)),
+        k_b(zeros(u, partial, g.k_b)),
+        v_b(zeros(u, partial, g.v_b)) {}
 
-  // Attention.
-  const View d_projected = output_gradient(u, c, d_sum2, u.dropout(c, DropoutSite::attention_out));
-  ChunkSum d_h1(u, c.hidden);
-  std::vector<View> d_qkv;
-  for (std::size_t i = 0; i < chunks; ++i) {
-    const AttentionPart part(c, u, i);
-    const auto& [qkv, att, lse, up, act] = s.chunks[i];
-    const View d_att = u.activation(Keep::transient, part.q_columns);
-    multiply(u, LinearBackwardInput{.d_y = d_projected, .weight = w.chunks[i].out_w, .d_x = d_att});
-    const View dx = u.activation(Keep::transient, part.columns());
-    u.run(AttentionBackward{.q = part.q(qkv),
-                            .k = part.k(qkv),
-                            .v = part.v(qkv),
-                            .out = att,
-                            .lse = lse,
-                            .d_out = d_att,
-                            .d_q = part.q(dx),
-                            .d_k = part.k(dx),
-                            .d_v = part.v(dx),
-                            .shape = part.shape(),
-                            .dropout = part.dropout(u),
-                            .order = u.order});
-    rotate(u, c, part.rotated(dx), 0, Rope::Direction::inverse);
-    d_qkv.push_back(dx);
-    project_back(u, part, w, w.chunks[i], dx, d_h1.part(i));
-  }
-  d_h1.start();
-  // Where keys and values are whole, each chunk gives a summand of their gradients that is zero
-  // except for the heads that it reads.
-  const auto kv_parts = [&](const View& gradient) {
-    const View all =
-        partial.parts(gradient, static_cast<std::int64_t>(chunks), u.tensor_region().cut.ranks > 1);
-    if (all) u.run(Fill{.out = all});
-    return all;
-  };
-  const View k_w = kv_parts(g.k_w), v_w = kv_parts(g.v_w);
-  const View k_b = kv_parts(g.k_b), v_b = kv_parts(g.v_b);
-  for (std::size_t i = 0; i < chunks; ++i) {
-    const AttentionPart part(c, u, i);
-    multiply(u, LinearBackwardWeight{.d_y = d_projected,
-                                     .x = s.chunks[i].att,
-                                     .d_weight = g.chunks[i].out_w,
-                                     .d_bias = i == 0 ? g.out_b : View{},
-                                     .write = write});
-    const auto own_part = [&](View gradient, const View& all) {
+  /// The block's gradients, with chunk i's parts in place of those of whole keys and values.
+  BlockWeights with_parts_of(std::size_t i) const {
+    const auto part = [&](View gradient, const View& all) {
       if (gradient) gradient.data = all.row_range(static_cast<std::int64_t>(i), 1).data;
       return gradient;
     };
     BlockWeights own = g;
-    own.k_w = own_part(g.k_w, k_w), own.v_w = own_part(g.v_w, v_w);
-    own.k_b = own_part(g.k_b, k_b), own.v_b = own_part(g.v_b, v_b);
-    part.each_product(own, g.chunks[i], d_qkv[i],
-                      [&](const View& d_weight, const View& d_bias, const View& d_y) {
-                        const bool of_part = d_weight.data != g.chunks[i].qkv_w.data;
-                        multiply(u, LinearBackwardWeight{.d_y = d_y,
-                                                         .x = s.h1,
-                                                         .d_weight = d_weight,
-                                                         .d_bias = d_bias,
-                                                         .write = of_part ? Write::add : write});
-                      });
+    own.k_w = part(g.k_w, k_w), own.v_w = part(g.v_w, v_w);
+    own.k_b = part(g.k_b, k_b), own.v_b = part(g.v_b, v_b);
+    return own;
   }
-  const View d_sum1 = norm_backward(u, c, partial,
-                                    {.d_out = d_h1.finish(),
-                                     .d_resid = d_sum2,
-                                     .sum = s.sum1,
-                                     .weight = w.norm1_w,
-                                     .stats = s.norm1,
-                                     .d_weight = g.norm1_w,
-                                     .d_bias = g.norm1_b});
-  partial.finish();
+
+  const BlockWeights& g;
+  View k_w, v_w, k_b, v_b;  // (chunks, elements), absent with the gradient
+
+ private:
+  View zeros(UnitContext& u, PartialGradients& partial, const View& gradient) const {
+    const View all = partial.parts(gradient, std::ssize(g.chunks), u.tensor_region().cut.ranks > 1);
+    if (all) u.run(Fill{.out = all});
+    return all;
+  }
+};
+
+/// The way back through a block, a sub-layer at a time: each takes the gradient of the sum that its
+/// output was added to and returns that of the sum it read. Sums over ranks travel while gradients
+/// of weights are computed.
+struct BlockBackward {
+  UnitContext& u;
+  const ModelConfig& c;
+  const BlockWeights& w;
+  const BlockSaved& s;
+  const BlockWeights& g;  // gradients of w
+  Write write;            // of g
+  PartialGradients partial{u, write};
+
+  View mlp(const View& d);
+  View attention(const View& d);
+
+ private:
+  View chunk_attention(const AttentionPart& part, std::size_t i, const View& d_out);
+  void projection_weights(const WholeKvGradients& kv, std::size_t i, const View& d_qkv);
+};
+
+View BlockBackward::mlp(const View& d) {
+  // The output stayed pending and was dropped out where it was added, in the next visit.
+  const View d_out = output_gradient(u, c, d, u.dropout(c, DropoutSite::incoming, 1));
+  ChunkSum d_h2(u, c.hidden);
+  std::vector<View> d_up;
+  for (std::size_t i = 0; i < w.chunks.size(); ++i) {
+    d_up.push_back(project_down_back(u, c, w.chunks[i], d_out, s.chunks[i].up));
+    multiply(u, LinearBackwardInput{
+                    .d_y = d_up.back(), .weight = w.chunks[i].up_w, .d_x = d_h2.part(i)});
+  }
+  d_h2.start();
+  for (std::size_t i = 0; i < w.chunks.size(); ++i) {
+    const BlockChunk& chunk = g.chunks[i];
+    multiply(u, LinearBackwardWeight{.d_y = d_out,
+                                     .x = s.chunks[i].act,
+                                     .d_weight = chunk.down_w,
+                                     .d_bias = i == 0 ? g.down_b : View{},
+                                     .write = write});
+    multiply(u, LinearBackwardWeight{.d_y = d_up[i],
+                                     .x = s.h2,
+                                     .d_weight = chunk.up_w,
+                                     .d_bias = chunk.up_b,
+                                     .write = write});
+  }
+  return norm_backward(u, c, partial,
+                       {.d_out = d_h2.finish(),
+                        .d_resid = d,
+                        .sum = s.sum2,
+                        .weight = w.norm2_w,
+                        .stats = s.norm2,
+                        .d_weight = g.norm2_w,
+                        .d_bias = g.norm2_b});
+}
+
+View BlockBackward::attention(const View& d) {
+  const View d_out = output_gradient(u, c, d, u.dropout(c, DropoutSite::attention_out));
+  ChunkSum d_h1(u, c.hidden);
+  std::vector<View> d_qkv;
+  for (std::size_t i = 0; i < w.chunks.size(); ++i) {
+    const AttentionPart part(c, u, i);
+    d_qkv.push_back(chunk_attention(part, i, d_out));
+    project_back(u, part, w, w.chunks[i], d_qkv.back(), d_h1.part(i));
+  }
+  d_h1.start();
+  const WholeKvGradients kv(u, partial, g);
+  for (std::size_t i = 0; i < w.chunks.size(); ++i) {
+    multiply(u, LinearBackwardWeight{.d_y = d_out,
+                                     .x = s.chunks[i].att,
+                                     .d_weight = g.chunks[i].out_w,
+                                     .d_bias = i == 0 ? g.out_b : View{},
+                                     .write = write});
+    projection_weights(kv, i, d_qkv[i]);
+  }
+  return norm_backward(u, c, partial,
+                       {.d_out = d_h1.finish(),
+                        .d_resid = d,
+                        .sum = s.sum1,
+                        .weight = w.norm1_w,
+                        .stats = s.norm1,
+                        .d_weight = g.norm1_w,
+                        .d_bias = g.norm1_b});
+}
+
+/// The gradient of chunk i's qkv from that of the output projection's sum.
+View BlockBackward::chunk_attention(const AttentionPart& part, std::size_t i, const View& d_out) {
+  const auto& [qkv, att, lse, up, act] = s.chunks[i];
+  const View d_att = u.activation(Keep::transient, part.q_columns);
+  multiply(u, LinearBackwardInput{.d_y = d_out, .weight = w.chunks[i].out_w, .d_x = d_att});
+  const View d_qkv = u.activation(Keep::transient, part.columns());
+  u.run(AttentionBackward{.q = part.q(qkv),
+                          .k = part.k(qkv),
+                          .v = part.v(qkv),
+                          .out = att,
+                          .lse = lse,
+                          .d_out = d_att,
+                          .d_q = part.q(d_qkv),
+                          .d_k = part.k(d_qkv),
+                          .d_v = part.v(d_qkv),
+                          .shape = part.shape(),
+                          .dropout = part.dropout(u),
+                          .order = u.order});
+  rotate(u, c, part.rotated(d_qkv), 0, Rope::Direction::inverse);
+  return d_qkv;
+}
+
+/// Gradients of the weights that make chunk i's qkv.
+void BlockBackward::projection_weights(const WholeKvGradients& kv, std::size_t i,
+                                       const View& d_qkv) {
+  const View& own = g.chunks[i].qkv_w;
+  AttentionPart(c, u, i).each_product(
+      kv.with_parts_of(i), g.chunks[i], d_qkv,
+      [&](const View& d_weight, const View& d_bias, const View& d_y) {
+        const bool of_part = d_weight.data != own.data;  // which zeros were written to
+        multiply(u, LinearBackwardWeight{.d_y = d_y,
+                                         .x = s.h1,
+                                         .d_weight = d_weight,
+                                         .d_bias = d_bias,
+                                         .write = of_part ? Write::add : write});
+      });
+}
+
+}  // namespace
+
+View block_backward(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
+                    const BlockSaved& s, View d, const BlockWeights& g, Write write) {
+  BlockBackward back{.u = u, .c = c, .w = w, .s = s, .g = g, .write = write};
+  const View d_sum2 = back.mlp(d);
+  const View d_sum1 = back.attention(d_sum2);
+  back.partial.finish();
   return d_sum1;
 }
 

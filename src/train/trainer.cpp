@@ -56,12 +56,9 @@ void Trainer::start() {
   run_.course.set_length();
   control.together([&] {
     if (control.rank() != 0) return;
-    io::AtomicFile resolved(run_.directory / "resolved.toml"), text(run_.directory / "plan.txt");
-    resolved.append(to_toml(deck));
-    resolved.publish();
-    auto first = shape(plan::PlanPurpose::train);
-    text.append(to_text(run_.engine->prepared(first).plan(), run_.engine->inputs()));
-    text.publish();
+    io::write_text(run_.directory / "resolved.toml", to_toml(deck));
+    const PreparedPlan& first = run_.engine->prepared(shape(plan::PlanPurpose::train));
+    io::write_text(run_.directory / "plan.txt", to_text(first.plan(), run_.engine->inputs()));
     if (tokenizer)  // for generate and export
       io::copy_tokenizer(*tokenizer, run_.directory / "tokenizer.json");
   });

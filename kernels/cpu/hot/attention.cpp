@@ -227,72 +227,108 @@ void backward_row(float* p, float* d, std::int64_t visible, float lse, float del
   }
 }
 
+/// What the backward of a kv head works in, Dp columns a row.
+struct BackwardScratch {
+  BackwardScratch(const AttentionShape& shape, std::int64_t heads, std::int64_t tokens,
+                  float* scratch)
+      : padded(padded_dim(shape)),
+        delta(scratch),
+        d_q(delta + round_up(heads * tokens, kLanes)),
+        k(d_q + heads * tokens * padded),
+        k_turned(k + kTile * padded),
+        v_turned(k_turned + kTile * padded),
+        d_k(v_turned + kTile * padded),
+        d_v(d_k + kTile * padded),
+        q(d_v + kTile * padded),
+        d_out(q + kTile * padded),
+        p(d_out + kTile * padded),
+        d_p(p + kTile * kTile) {}
+
+  std::int64_t padded;         // Dp
+  float* delta;                // (heads, T)
+  float* d_q;                  // (heads, T, Dp)
+  float* k;                    // (64, Dp)
+  float *k_turned, *v_turned;  // (Dp, 64)
+  float *d_k, *d_v;            // (64, Dp), of the same keys
+  float *q, *d_out;            // (64, Dp)
+  float *p, *d_p;              // (64, 64): scores, then probabilities; their gradients
+};
+
+/// What the backward knows and makes of all queries of one head.
+struct HeadBackward {
+  const float *lse, *delta;  // (T)
+  float* d_q;                // (T, Dp)
+};
+
+/// Takes keys and values [s, s + count) and clears their gradients.
+void begin_keys(const AttentionBackward& a, const KvHead& unit, std::int64_t s, std::int64_t count,
+                const BackwardScratch& x) {
+  const std::int64_t dim = a.shape.head_dim;
+  pack({&a.v, unit.sample, s, count, unit.kv_head, dim}, 1.0F, x.k, x.padded);
+  pack_transposed(x.k, count, dim, x.padded, x.v_turned);
+  pack({&a.k, unit.sample, s, count, unit.kv_head, dim}, 1.0F, x.k, x.padded);
+  pack_transposed(x.k, count, dim, x.padded, x.k_turned);
+  clear(x.d_k, kTile * x.padded);
+  clear(x.d_v, kTile * x.padded);
+}
+
+/// Adds to d_q, d_k and d_v what queries [t, t + rows) and keys [s, s + count) of one head give
+/// (Dao 2023, FlashAttention-2, the inner loop of algorithm 2).
+void backward_tile(const AttentionBackward& a, const TileDropout& drop, const HeadBackward& head,
+                   Range queries, Range keys, const BackwardScratch& x) {
+  const std::int64_t dim = a.shape.head_dim, padded = x.padded;
+  const std::int64_t t = queries.begin, rows = queries.count(), count = keys.count();
+  const int vecs = static_cast<int>(padded / kLanes);
+  const int key_vecs = static_cast<int>(ceil_div(count, kLanes));
+  pack({&a.q, drop.sample, t, rows, drop.head, dim}, a.shape.scale, x.q, padded);
+  pack({&a.d_out, drop.sample, t, rows, drop.head, dim}, 1.0F, x.d_out, padded);
+  tile_product(rows, key_vecs, dim, {x.q, padded, 1}, {x.k_turned, kTile}, {x.p, kTile},
+               Write::overwrite);
+  tile_product(rows, key_vecs, dim, {x.d_out, padded, 1}, {x.v_turned, kTile}, {x.d_p, kTile},
+               Write::overwrite);
+  for (std::int64_t i = 0; i < rows; ++i) {
+    float factors[kTile] = {};
+    if (drop) drop.factors(t + i, keys.begin, count, factors);
+    backward_row(x.p + i * kTile, x.d_p + i * kTile, at_most(count, t + i + 1 - keys.begin),
+                 head.lse[t + i], head.delta[t + i], drop ? factors : nullptr);
+  }
+  tile_product(count, vecs, rows, {x.p, 1, kTile}, {x.d_out, padded}, {x.d_v, padded}, Write::add);
+  tile_product(count, vecs, rows, {x.d_p, 1, kTile}, {x.q, padded}, {x.d_k, padded}, Write::add);
+  tile_product(rows, vecs, count, {x.d_p, kTile, 1}, {x.k, padded}, {head.d_q + t * padded, padded},
+               Write::add);
+}
+
 }  // namespace
 
 void attention_backward(const AttentionBackward& a, const DropoutRule& rule, const KvHead& unit,
                         float* scratch) {
-  const std::int64_t dim = a.shape.head_dim, padded = padded_dim(a.shape);
-  const std::int64_t tokens = a.q.shape[1];
+  const std::int64_t dim = a.shape.head_dim, tokens = a.q.shape[1], b = unit.sample;
   const Range heads = query_heads(a.shape, unit.kv_head);
-  const int vecs = static_cast<int>(padded / kLanes);
-  const std::int64_t b = unit.sample, panel = kTile * padded;
-  float* delta = scratch;
-  float* d_q = delta + round_up(heads.count() * tokens, kLanes);
-  float* k = d_q + heads.count() * tokens * padded;
-  float* k_turned = k + panel;
-  float* v_turned = k_turned + panel;
-  float* d_k = v_turned + panel;
-  float* d_v = d_k + panel;
-  float* q = d_v + panel;
-  float* d_out = q + panel;
-  float* p = d_out + panel;
-  float* d_p = p + kTile * kTile;
-
-  clear(d_q, heads.count() * tokens * padded);
+  const BackwardScratch x(a.shape, heads.count(), tokens, scratch);
+  clear(x.d_q, heads.count() * tokens * x.padded);
   for (std::int64_t h = heads.begin; h < heads.end; ++h) {
     row_products({&a.out, b, 0, tokens, h, dim}, {&a.d_out, b, 0, tokens, h, dim},
-                 delta + (h - heads.begin) * tokens);
+                 x.delta + (h - heads.begin) * tokens);
   }
   for (std::int64_t s = 0; s < tokens; s += kTile) {
     const std::int64_t count = at_most(kTile, tokens - s);
-    const int key_vecs = static_cast<int>(ceil_div(count, kLanes));
-    pack({&a.v, b, s, count, unit.kv_head, dim}, 1.0F, k, padded);
-    pack_transposed(k, count, dim, padded, v_turned);
-    pack({&a.k, b, s, count, unit.kv_head, dim}, 1.0F, k, padded);
-    pack_transposed(k, count, dim, padded, k_turned);
-    clear(d_k, panel);
-    clear(d_v, panel);
+    begin_keys(a, unit, s, count, x);
     for (std::int64_t h = heads.begin; h < heads.end; ++h) {
-      const TileDropout drop{a.dropout, rule, b, h, tokens, tokens};
-      const float* lse =
-          reinterpret_cast<const float*>(a.lse.data) + (b * a.shape.heads + h) * tokens;
-      const float* head_delta = delta + (h - heads.begin) * tokens;
-      float* head_d_q = d_q + (h - heads.begin) * tokens * padded;
+      const std::int64_t before = (h - heads.begin) * tokens;  // rows of earlier heads
+      const HeadBackward head{
+          .lse = reinterpret_cast<const float*>(a.lse.data) + (b * a.shape.heads + h) * tokens,
+          .delta = x.delta + before,
+          .d_q = x.d_q + before * x.padded};
       for (std::int64_t t = s; t < tokens; t += kTile) {
-        const std::int64_t rows = at_most(kTile, tokens - t);
-        pack({&a.q, b, t, rows, h, dim}, a.shape.scale, q, padded);
-        pack({&a.d_out, b, t, rows, h, dim}, 1.0F, d_out, padded);
-        tile_product(rows, key_vecs, dim, {q, padded, 1}, {k_turned, kTile}, {p, kTile},
-                     Write::overwrite);
-        tile_product(rows, key_vecs, dim, {d_out, padded, 1}, {v_turned, kTile}, {d_p, kTile},
-                     Write::overwrite);
-        for (std::int64_t i = 0; i < rows; ++i) {
-          float factors[kTile] = {};
-          if (drop) drop.factors(t + i, s, count, factors);
-          backward_row(p + i * kTile, d_p + i * kTile, at_most(count, t + i + 1 - s), lse[t + i],
-                       head_delta[t + i], drop ? factors : nullptr);
-        }
-        tile_product(count, vecs, rows, {p, 1, kTile}, {d_out, padded}, {d_v, padded}, Write::add);
-        tile_product(count, vecs, rows, {d_p, 1, kTile}, {q, padded}, {d_k, padded}, Write::add);
-        tile_product(rows, vecs, count, {d_p, kTile, 1}, {k, padded},
-                     {head_d_q + t * padded, padded}, Write::add);
+        backward_tile(a, {a.dropout, rule, b, h, tokens, tokens}, head,
+                      {t, at_most(t + kTile, tokens)}, {s, s + count}, x);
       }
     }
-    unpack(d_k, padded, 1.0F, {&a.d_k, b, s, count, unit.kv_head, dim});
-    unpack(d_v, padded, 1.0F, {&a.d_v, b, s, count, unit.kv_head, dim});
+    unpack(x.d_k, x.padded, 1.0F, {&a.d_k, b, s, count, unit.kv_head, dim});
+    unpack(x.d_v, x.padded, 1.0F, {&a.d_v, b, s, count, unit.kv_head, dim});
   }
   for (std::int64_t h = heads.begin; h < heads.end; ++h) {
-    unpack(d_q + (h - heads.begin) * tokens * padded, padded, a.shape.scale,
+    unpack(x.d_q + (h - heads.begin) * tokens * x.padded, x.padded, a.shape.scale,
            {&a.d_q, b, 0, tokens, h, dim});
   }
 }

@@ -69,10 +69,7 @@ std::string choose(Matmul& matmul, memory::Tier& tier, std::span<const GemmKey> 
   }
   matmul.choose(missing, tuning.timed ? AlgorithmChoice::timed : AlgorithmChoice::first, memory);
   const std::string text = to_text(matmul.table());
-  if (!tuning.timed) return text;
-  io::AtomicFile file(tuning.file);
-  file.append(text);
-  file.publish();
+  if (tuning.timed) io::write_text(tuning.file, text);
   return text;
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "comm/collective.hpp"
+#include "core/enum_array.hpp"
 #include "core/enums.hpp"
 #include "core/math.hpp"
 #include "core/mesh.hpp"
@@ -20,6 +21,8 @@ namespace tessera::plan {
 
 using BufferId = std::int32_t;
 using OpId = std::int32_t;
+template <typename T>
+using PerStream = EnumArray<Stream, T, kStreams>;
 
 /// What bytes are for: the rows of the memory ledger.
 enum class Purpose : std::uint8_t {
@@ -53,6 +56,8 @@ struct Buffer {
 enum class ArenaId : std::uint8_t { state, step, host };
 inline constexpr std::size_t kArenas = 3;
 using ArenaBytes = std::array<std::int64_t, kArenas>;  // by ArenaId
+template <typename T>
+using PerArena = EnumArray<ArenaId, T, kArenas>;
 /// The larger of the two, arena by arena.
 inline ArenaBytes most_of(ArenaBytes a, const ArenaBytes& b) {
   for (std::size_t i = 0; i < kArenas; ++i) a[i] = std::max(a[i], b[i]);
@@ -71,6 +76,8 @@ inline constexpr std::array kPlaceRows = {
     PlaceRow{Place::device, ArenaId::state, ArenaId::step, 256},
     PlaceRow{Place::host, ArenaId::host, ArenaId::host, 256}};
 inline constexpr std::size_t kPlaces = kPlaceRows.size();
+template <typename T>
+using PerPlace = EnumArray<Place, T, kPlaces>;
 static_assert(kPlaceRows[0].place == Place::device && kPlaceRows[1].place == Place::host);
 constexpr const PlaceRow& row_of(Place place) {
   return kPlaceRows[static_cast<std::size_t>(place)];
@@ -169,6 +176,9 @@ struct Plan {
   std::array<comm::GroupShape, kMeshGroups> groups;  // by MeshGroup
   std::vector<UnitShare> shares;                     // by unit
   ArenaBytes arena_bytes{};
+  Buffer& buffer(BufferId id) { return buffers[static_cast<std::size_t>(id)]; }
+  const Buffer& buffer(BufferId id) const { return buffers[static_cast<std::size_t>(id)]; }
+  const Op& op(OpId id) const { return ops[static_cast<std::size_t>(id)]; }
   std::int64_t arena(ArenaId id) const { return arena_bytes[static_cast<std::size_t>(id)]; }
   /// What the host reads and writes between steps: StepScalar, VerdictField, WordLayout.
   View scalars, verdict, words;

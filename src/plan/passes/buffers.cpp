@@ -27,7 +27,7 @@ BufferId add_buffer(Plan& plan, std::string name, Purpose purpose, std::int64_t 
 }
 
 void enlarge_buffer(Plan& plan, BufferId id, std::int64_t bytes) {
-  Buffer& b = plan.buffers[static_cast<std::size_t>(id)];
+  Buffer& b = plan.buffer(id);
   b.bytes = std::max(b.bytes, bytes);
   if (bytes >> kOffsetBits == 0) return;
   throw DeckError(fmt::format(

@@ -102,7 +102,7 @@ class Reducer {
 
   void fill_gaps(const Instance& instance) {
     const BufferId id = instance.what.buffer;
-    const std::int64_t bytes = plan_.buffers[static_cast<std::size_t>(id)].bytes;
+    const std::int64_t bytes = plan_.buffer(id).bytes;
     for (const Range& gap : complement(instance.written, bytes)) {
       insertions_.before(instance.first_op,
                          {.kind = OpKind::kernel,

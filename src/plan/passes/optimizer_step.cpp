@@ -5,66 +5,84 @@
 
 namespace tessera::plan {
 
-void optimizer_step(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
-                    const std::vector<SummedGradient>& gradients) {
-  const auto add = [&](OpKind kind, Stream stream, std::size_t unit, Call call) {
-    plan.ops.push_back({.kind = kind,
-                        .stream = stream,
-                        .unit = static_cast<std::int32_t>(unit),
-                        .call = std::move(call),
-                        .waits = {}});
-  };
-  // Every element of the gradient enters the norm once: each rank adds the elements that it counts,
-  // exactly, and the words are summed over all ranks.
+namespace {
+
+Op op_of(OpKind kind, Stream stream, std::size_t unit, Call call) {
+  return {.kind = kind,
+          .stream = stream,
+          .unit = static_cast<std::int32_t>(unit),
+          .call = std::move(call),
+          .waits = {}};
+}
+constexpr auto kAllUnits = static_cast<std::size_t>(-1);
+
+/// Every element of the gradient enters the norm once: each rank adds the elements that it counts,
+/// exactly, and the words are summed over all ranks.
+void add_norm(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
+              const std::vector<SummedGradient>& gradients) {
+  const View squares = plan.words.range(WordLayout::norm, kExactSumWords);
   for (std::size_t u = 0; u < states.size(); ++u) {
     if (!states[u].held) continue;
     const std::int64_t first = states[u].layout.shard_of(plan.place.data).begin;
     for (const Range& part : counted_ranges(in, plan, u, states[u].layout)) {
-      add(OpKind::norm, Stream::compute, u,
-          kernels::KernelCall{kernels::ExactSum{
-              .x = gradients[u].slice.range(part.begin - first, part.count()),
-              .accumulator = plan.words.range(WordLayout::norm, kExactSumWords)}});
+      plan.ops.push_back(op_of(OpKind::norm, Stream::compute, u,
+                               kernels::KernelCall{kernels::ExactSum{
+                                   .x = gradients[u].slice.range(part.begin - first, part.count()),
+                                   .accumulator = squares}}));
     }
   }
-  const auto all = static_cast<std::size_t>(-1);
-  add(OpKind::norm, Stream::reduce, all,
-      comm::CollectiveCall{comm::AllReduceWords{.words = plan.words}});
+  plan.ops.push_back(op_of(OpKind::norm, Stream::reduce, kAllUnits,
+                           comm::CollectiveCall{comm::AllReduceWords{.words = plan.words}}));
   plan.ops.back().group = MeshGroup::world;
-  add(OpKind::norm, Stream::compute, all,
-      kernels::KernelCall{
-          kernels::Verdict{.squares = plan.words.range(WordLayout::norm, kExactSumWords),
-                           .scalars = plan.scalars,
-                           .verdict = plan.verdict,
-                           .clip_norm = in.optimizer.clip_norm}});
+  plan.ops.push_back(
+      op_of(OpKind::norm, Stream::compute, kAllUnits,
+            kernels::KernelCall{kernels::Verdict{.squares = squares,
+                                                 .scalars = plan.scalars,
+                                                 .verdict = plan.verdict,
+                                                 .clip_norm = in.optimizer.clip_norm}}));
+}
+
+/// The optimizer's step on the owned elements in `part` of one unit.
+Call update_call(const Plan& plan, const PlanInputs& in, const UnitState& s,
+                 const SummedGradient& gradient, Range part, float decay) {
+  const auto slice = [&](const View& v) {
+    return v ? v.range(part.begin - s.owned.begin, part.count()) : View{};
+  };
   const auto rows = kept_tensors(in);
+  std::vector<View> state;
+  for (std::size_t r = kMasterRow + 1; r < rows.size(); ++r) {
+    const View& live = s.kept[r].live;
+    state.push_back(rows[r].extent == optim::Extent::owned ? slice(live) : live);
+  }
+  return in.optimizer.update({.gradient = slice(gradient.owned),
+                              .master = slice(s.master()),
+                              .parameter = slice(s.copy),
+                              .scalars = plan.scalars,
+                              .verdict = plan.verdict,
+                              .state = state},
+                             decay);
+}
+
+/// Of each unit, the elements whose weights decay, then the others.
+void add_updates(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
+                 const std::vector<SummedGradient>& gradients) {
   for (std::size_t u = 0; u < states.size(); ++u) {
     const UnitState& s = states[u];
     if (!s.held) continue;
-    const auto update = [&](Range part, float decay) {
+    const auto add = [&](Range part, float decay) {
       if (part.empty()) return;
-      const auto slice = [&](const View& v) {
-        return v ? v.range(part.begin - s.owned.begin, part.count()) : View{};
-      };
-      std::vector<View> state;
-      for (std::size_t r = kMasterRow + 1; r < rows.size(); ++r) {
-        const View& live = s.kept[r].live;
-        state.push_back(rows[r].extent == optim::Extent::owned ? slice(live) : live);
-      }
-      add(OpKind::update, Stream::compute, u,
-          in.optimizer.update({.gradient = slice(gradients[u].owned),
-                               .master = slice(s.master()),
-                               .parameter = slice(s.copy),
-                               .scalars = plan.scalars,
-                               .verdict = plan.verdict,
-                               .state = state},
-                              decay));
+      plan.ops.push_back(op_of(OpKind::update, Stream::compute, u,
+                               update_call(plan, in, s, gradients[u], part, decay)));
     };
-    update(intersect(s.owned, {0, s.layout.decay_end}), in.optimizer.weight_decay);
-    update(intersect(s.owned, {s.layout.decay_end, s.layout.padded}), 0.0F);
+    add(intersect(s.owned, {0, s.layout.decay_end}), in.optimizer.weight_decay);
+    add(intersect(s.owned, {s.layout.decay_end, s.layout.padded}), 0.0F);
   }
-  if (plan.shape.purpose != PlanPurpose::train_snapshot) return;
-  // A checkpoint of the step before is copied while this step computes. Nothing need say that
-  // updates wait for the copies: they write what the copies read, so place_waits finds it.
+}
+
+/// A checkpoint of the step before is copied while this step computes. Nothing need say that
+/// updates wait for the copies: they write what the copies read, so place_waits finds it.
+void add_snapshots(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states) {
+  const auto rows = kept_tensors(in);
   Insertions insertions;
   for (std::size_t u = 0; u < states.size(); ++u) {
     const UnitState& s = states[u];
@@ -75,14 +93,19 @@ void optimizer_step(Plan& plan, const PlanInputs& in, const std::vector<UnitStat
       if (!rows[r].saved) continue;
       const bool owned = rows[r].extent == optim::Extent::owned;
       const View from = live.range(owned ? slice.begin - s.owned.begin : 0, slice.count());
-      insertions.before(0, {.kind = OpKind::snapshot,
-                            .stream = Stream::copy,
-                            .unit = static_cast<std::int32_t>(u),
-                            .call = Copy{from, snapshot},
-                            .waits = {}});
+      insertions.before(0, op_of(OpKind::snapshot, Stream::copy, u, Copy{from, snapshot}));
     }
   }
   insertions.apply(plan.ops);
+}
+
+}  // namespace
+
+void optimizer_step(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
+                    const std::vector<SummedGradient>& gradients) {
+  add_norm(plan, in, states, gradients);
+  add_updates(plan, in, states, gradients);
+  if (plan.shape.purpose == PlanPurpose::train_snapshot) add_snapshots(plan, in, states);
 }
 
 }  // namespace tessera::plan

@@ -105,10 +105,8 @@ void place_buffers(Plan& plan) {
       dead[static_cast<std::size_t>(life[b].end)].push_back(b);
     }
   }
-  std::array<FreeList, kPlaces> free;
-  const auto free_of = [&](std::size_t b) -> FreeList& {
-    return free[static_cast<std::size_t>(plan.buffers[b].place)];
-  };
+  PerPlace<FreeList> free;
+  const auto free_of = [&](std::size_t b) -> FreeList& { return free[plan.buffers[b].place]; };
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     // Large ones first, so that small ones fill what is left.
     std::stable_sort(born[i].begin(), born[i].end(), [&](std::size_t a, std::size_t b) {
@@ -125,7 +123,7 @@ void place_buffers(Plan& plan) {
       buffer.offset += end[static_cast<std::size_t>(arena_of(buffer))];
   }
   for (const PlaceRow& place : kPlaceRows)
-    end[static_cast<std::size_t>(place.step)] += free[static_cast<std::size_t>(place.place)].end();
+    end[static_cast<std::size_t>(place.step)] += free[place.place].end();
   plan.arena_bytes = end;
 }
 

@@ -9,7 +9,7 @@ namespace {
 
 constexpr OpId kNone = -1;
 /// A vector clock: of each stream, the latest op known to be complete, and so all before it.
-using Clock = std::array<OpId, kStreams>;
+using Clock = PerStream<OpId>;
 constexpr Clock nothing() {
   Clock clock{};
   clock.fill(kNone);
@@ -25,24 +25,23 @@ struct Accesses {
 }  // namespace
 
 void place_waits(Plan& plan) {
-  std::array<RangeMap<Accesses>, kArenas> arenas;
+  PerArena<RangeMap<Accesses>> arenas;
   std::vector<Clock> known(plan.ops.size());  // what is complete when the op starts
   std::vector<OpId> before;
   Clock last_on = nothing();
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     Op& op = plan.ops[i];
-    const auto stream = static_cast<std::size_t>(op.stream);
     Clock clock = nothing();
-    if (last_on[stream] != kNone) {
-      clock = known[static_cast<std::size_t>(last_on[stream])];
-      clock[stream] = last_on[stream];
+    if (const OpId previous = last_on[op.stream]; previous != kNone) {
+      clock = known[static_cast<std::size_t>(previous)];
+      clock[op.stream] = previous;
     }
     before.clear();
-    std::vector<std::pair<std::size_t, BufferUse>> uses;
+    std::vector<std::pair<ArenaId, BufferUse>> uses;
     for (BufferUse use : uses_of(op)) {
-      const Buffer& buffer = plan.buffers[static_cast<std::size_t>(use.buffer)];
+      const Buffer& buffer = plan.buffer(use.buffer);
       use.bytes = {buffer.offset + use.bytes.begin, buffer.offset + use.bytes.end};
-      uses.push_back({static_cast<std::size_t>(arena_of(buffer)), use});
+      uses.push_back({arena_of(buffer), use});
     }
     for (const auto& [arena, use] : uses) {
       arenas[arena].each(use.bytes, [&](Accesses& s) {
@@ -57,19 +56,19 @@ void place_waits(Plan& plan) {
     // often need no wait of their own.
     std::sort(before.begin(), before.end(), std::greater<>());
     for (OpId other : before) {
-      const auto s = static_cast<std::size_t>(plan.ops[static_cast<std::size_t>(other)].stream);
-      if (s == stream || clock[s] >= other) continue;
+      const Stream of_other = plan.op(other).stream;
+      if (of_other == op.stream || clock[of_other] >= other) continue;
       op.waits.push_back(other);
       const Clock& theirs = known[static_cast<std::size_t>(other)];
-      for (std::size_t k = 0; k < kStreams; ++k) clock[k] = std::max(clock[k], theirs[k]);
-      clock[s] = std::max(clock[s], other);
+      std::ranges::transform(clock, theirs, clock.begin(), std::ranges::max);
+      clock[of_other] = std::max(clock[of_other], other);
     }
     known[i] = clock;
-    last_on[stream] = static_cast<OpId>(i);
+    last_on[op.stream] = static_cast<OpId>(i);
     for (const auto& [arena, use] : uses) {
       if (use.access == kernels::Access::read) {
         arenas[arena].each(use.bytes,
-                           [&](Accesses& s) { s.readers[stream] = static_cast<OpId>(i); });
+                           [&](Accesses& s) { s.readers[op.stream] = static_cast<OpId>(i); });
       }
     }
     for (const auto& [arena, use] : uses) {

@@ -10,6 +10,11 @@ namespace {
 
 using kernels::Access;
 
+constexpr auto kFirstMade = static_cast<BufferId>(Local::first_made);
+const LocalBuffer& made(const Recording& recording, BufferId id) {
+  return recording.made[static_cast<std::size_t>(id - kFirstMade)];
+}
+
 bool keeps(Recompute policy, model::Keep keep) {
   switch (policy) {
     case Recompute::none: return true;
@@ -32,29 +37,29 @@ Call replayed(const Call& call, const std::set<BufferId>& needed) {
   return kernels::KernelCall{again};
 }
 
-}  // namespace
-
-void recompute(Recording& recording, Recompute policy) {
-  if (policy == Recompute::none) return;
-  const auto first_made = static_cast<BufferId>(Local::first_made);
-  const auto kept = [&](BufferId id) {
-    return id < first_made ||
-           keeps(policy, recording.made[static_cast<std::size_t>(id - first_made)].keep);
-  };
-  std::set<BufferId> written;
-  for (const auto& call : recording.forward) {
+/// What forward makes and the policy does not keep.
+std::set<BufferId> dropped_tensors(const Recording& recording, Recompute policy) {
+  std::set<BufferId> dropped;
+  for (const Call& call : recording.forward) {
     each_view(call, [&](const View& v, Access a) {
-      if (a != Access::read) written.insert(buffer_of(v));
+      const BufferId id = buffer_of(v);
+      if (a == Access::read || id < kFirstMade) return;
+      if (!keeps(policy, made(recording, id).keep)) dropped.insert(id);
     });
   }
-  // Tensors of forward that backward reads and the policy drops...
+  return dropped;
+}
+
+/// The operations of forward, in their order, that make again those of `dropped` that backward
+/// reads.
+std::vector<Call> replay_of(const Recording& recording, const std::set<BufferId>& dropped) {
   std::set<BufferId> needed;
-  for (const auto& call : recording.backward) {
-    each_view(call, [&](const View& v, Access) {
-      if (const BufferId id = buffer_of(v); written.contains(id) && !kept(id)) needed.insert(id);
-    });
-  }
-  // ...and, going back through forward, every operation that leads to them.
+  const auto need = [&](const View& v) {
+    if (const BufferId id = buffer_of(v); dropped.contains(id)) needed.insert(id);
+  };
+  for (const Call& call : recording.backward)
+    each_view(call, [&](const View& v, Access) { need(v); });
+  // Going back through forward, every operation that leads to them.
   std::vector<Call> replay;
   for (auto call = recording.forward.rbegin(); call != recording.forward.rend(); ++call) {
     bool makes = false;
@@ -64,34 +69,50 @@ void recompute(Recording& recording, Recompute policy) {
     if (!makes) continue;
     replay.push_back(replayed(*call, needed));
     each_view(replay.back(), [&](const View& v, Access a) {
-      if (const BufferId id = buffer_of(v); a != Access::write && written.contains(id) && !kept(id))
-        needed.insert(id);
+      if (a != Access::write) need(v);
     });
   }
   std::reverse(replay.begin(), replay.end());
-  // What the replay writes gets buffers of its own; backward reads those instead of the dropped
-  // ones.
-  std::map<BufferId, BufferId> fresh;
-  for (auto& call : replay) {
+  return replay;
+}
+
+/// What a buffer is called instead.
+using Names = std::map<BufferId, BufferId>;
+
+/// Buffers of its own for what the replay writes.
+Names fresh_buffers(Recording& recording, const std::vector<Call>& replay) {
+  Names fresh;
+  for (const Call& call : replay) {
     each_view(call, [&](const View& v, Access a) {
       const BufferId id = buffer_of(v);
       if (a == Access::read || fresh.contains(id)) return;
-      recording.made.push_back({model::Keep::transient,
-                                recording.made[static_cast<std::size_t>(id - first_made)].bytes});
-      fresh[id] = first_made + static_cast<BufferId>(recording.made.size()) - 1;
+      recording.made.push_back({model::Keep::transient, made(recording, id).bytes});
+      fresh[id] = kFirstMade + static_cast<BufferId>(recording.made.size()) - 1;
     });
   }
-  const auto rename = [&](std::vector<Call>& calls, bool only_dropped) {
-    for (auto& call : calls) {
-      each_view(call, [&](View& v, Access) {
-        const auto it = fresh.find(buffer_of(v));
-        if (it != fresh.end() && !(only_dropped && kept(it->first)))
-          v.data = symbolic(it->second, offset_of(v));
-      });
-    }
-  };
-  rename(replay, false);
-  rename(recording.backward, true);
+  return fresh;
+}
+
+void rename(std::vector<Call>& calls, const Names& names) {
+  for (Call& call : calls) {
+    each_view(call, [&](View& v, Access) {
+      if (const auto it = names.find(buffer_of(v)); it != names.end())
+        v.data = symbolic(it->second, offset_of(v));
+    });
+  }
+}
+
+}  // namespace
+
+void recompute(Recording& recording, Recompute policy) {
+  if (policy == Recompute::none) return;
+  const std::set<BufferId> dropped = dropped_tensors(recording, policy);
+  std::vector<Call> replay = replay_of(recording, dropped);
+  Names fresh = fresh_buffers(recording, replay);
+  rename(replay, fresh);
+  // Backward reads from the replay what was dropped, and what was kept from where it is.
+  std::erase_if(fresh, [&](const auto& names) { return !dropped.contains(names.first); });
+  rename(recording.backward, fresh);
   recording.backward.insert(recording.backward.begin(), replay.begin(), replay.end());
 }
 

@@ -24,19 +24,6 @@ View local(Local id, DType type, std::initializer_list<std::int64_t> extents) {
   return View(symbolic(static_cast<BufferId>(id)), type, extents);
 }
 
-model::ParameterViews unit_views(const RecordInputs& in, std::size_t index, Local id, DType type) {
-  const View flat(symbolic(static_cast<BufferId>(id)), type, {in.layouts[index]->padded});
-  return zero::parameter_views(*in.units[index], *in.layouts[index], flat);
-}
-
-model::HeadWeights head_weights(const RecordInputs& in, Local norm_id, Local matrix_id,
-                                DType type) {
-  const auto norm = unit_views(in, 0, norm_id, type);
-  return {.norm_w = norm[0][0],
-          .norm_b = norm.size() > 1 ? norm[1][0] : View{},
-          .matrix = unit_views(in, 1, matrix_id, type)[0]};
-}
-
 /// Marks the products that make gradients of weights, and operations that use nothing but their
 /// results.
 std::vector<bool> only_weights(const std::vector<Call>& backward) {
@@ -59,83 +46,144 @@ std::vector<bool> only_weights(const std::vector<Call>& backward) {
   return marks;
 }
 
+/// One recording in the making: a layer's unit functions, run against a device that writes their
+/// calls down, over local buffers.
+class Recorder {
+ public:
+  Recorder(const RecordKey& key, const RecordInputs& in);
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+
+  Recording run();
+
+ private:
+  void embed();
+  void block();
+  void handover();
+  void head();
+  /// What runs from now on is backward.
+  void turn() { device_.list = &recording_.backward; }
+
+  std::byte* allocate(model::Keep keep, std::int64_t bytes);
+  model::MicroBatch micro_batch() const;
+  model::TensorRegion tensor_region();
+  /// Of the layer's unit `index`, in the flat buffer `id`.
+  model::ParameterViews parameters(std::size_t index, Local id, DType type) const;
+  model::HeadWeights head_weights(Local norm_id, Local matrix_id, DType type) const;
+
+  const RecordKey& key_;
+  const RecordInputs& in_;
+  Recording recording_;
+  RecordingDevice device_;
+  model::UnitContext u_;
+  model::Carry carry_;  // in
+  View d_;              // gradient of the carry on the way out
+};
+
+Recorder::Recorder(const RecordKey& key, const RecordInputs& in)
+    : key_(key),
+      in_(in),
+      device_(in.device),
+      u_(
+          device_, [this](model::Keep keep, std::int64_t bytes) { return allocate(keep, bytes); },
+          in.compute, micro_batch(), tensor_region()) {
+  device_.list = &recording_.forward;
+  u_.activations = in.activations;
+  u_.operands = in.operands;
+  u_.order = in.order;
+  u_.training = key.training;
+  u_.seed = in.seed;
+  const std::int64_t b = in.micro, own = u_.positions().count(), c = in.config.hidden;
+  carry_.resid = local(Local::resid, in.compute, {b, own, c});
+  if (key.pending_in) carry_.pending = local(Local::pending, in.compute, {b, own, c});
+  d_ = local(Local::d, in.compute, {b, own, c});
+}
+
+std::byte* Recorder::allocate(model::Keep keep, std::int64_t bytes) {
+  recording_.made.push_back({keep, bytes});
+  return symbolic(static_cast<BufferId>(Local::first_made) +
+                  static_cast<BufferId>(recording_.made.size()) - 1);
+}
+
+model::MicroBatch Recorder::micro_batch() const {
+  const std::int64_t b = in_.micro, t = in_.sequence;
+  return {.batch = b,
+          .sequence = t,
+          .tokens = local(Local::tokens, DType::i32, {b, t}),
+          .targets = local(Local::targets, DType::i32, {b * t}),
+          .samples = local(Local::samples, DType::i64, {b})};
+}
+
+model::TensorRegion Recorder::tensor_region() {
+  model::TensorRegion region = in_.tensor;
+  region.run = [this](const comm::CollectiveCall& call) { device_.list->push_back(call); };
+  return region;
+}
+
+model::ParameterViews Recorder::parameters(std::size_t index, Local id, DType type) const {
+  const View flat(symbolic(static_cast<BufferId>(id)), type, {in_.layouts[index]->padded});
+  return zero::parameter_views(*in_.units[index], *in_.layouts[index], flat);
+}
+
+model::HeadWeights Recorder::head_weights(Local norm_id, Local matrix_id, DType type) const {
+  const auto norm = parameters(0, norm_id, type);
+  return {.norm_w = norm[0][0],
+          .norm_b = norm.size() > 1 ? norm[1][0] : View{},
+          .matrix = parameters(1, matrix_id, type)[0]};
+}
+
+void Recorder::embed() {
+  const bool positions = in_.units.size() > 1;
+  const auto tokens = parameters(0, Local::weights0, in_.compute)[0];
+  const View table = positions ? parameters(1, Local::weights1, in_.compute)[0][0] : View{};
+  model::embed_forward(u_, in_.config, tokens, table, 0, recording_.out);
+  if (!key_.training) return;
+  turn();
+  model::embed_backward(u_, in_.config, d_, parameters(0, Local::grads0, in_.accumulate)[0],
+                        positions ? parameters(1, Local::grads1, in_.accumulate)[0][0] : View{},
+                        key_.token_write, key_.write);
+}
+
+void Recorder::block() {
+  const model::UnitDesc& unit = *in_.units[0];
+  const auto weights = model::block_weights(unit, parameters(0, Local::weights0, in_.compute));
+  const auto grads = model::block_weights(unit, parameters(0, Local::grads0, in_.accumulate));
+  model::BlockSaved saved;
+  model::block_forward(u_, in_.config, weights, carry_, saved, recording_.out);
+  if (!key_.training) return;
+  turn();
+  recording_.d_out = model::block_backward(u_, in_.config, weights, saved, d_, grads, key_.write);
+  recompute(recording_, in_.recompute);
+}
+
+void Recorder::handover() {
+  recording_.out = {.resid = model::carry_sum(u_, in_.config, carry_), .pending = {}};
+}
+
+/// The loss's backward runs in the head's forward.
+void Recorder::head() {
+  const auto weights = head_weights(Local::weights0, Local::weights1, in_.compute);
+  const View losses = local(Local::losses, DType::f32, {in_.micro * in_.sequence});
+  if (!key_.training) return model::head_loss(u_, in_.config, weights, carry_, losses);
+  const View scale = local(Local::scalars, DType::f32, {std::int64_t{1}});
+  recording_.d_out = model::head_loss_backward(
+      u_, in_.config, weights, carry_, losses, scale,
+      head_weights(Local::grads0, Local::grads1, in_.accumulate), key_.write);
+}
+
+Recording Recorder::run() {
+  switch (key_.layer) {
+    case LayerKind::embed: embed(); break;
+    case LayerKind::block: block(); break;
+    case LayerKind::handover: handover(); break;
+    case LayerKind::head: head(); break;
+  }
+  recording_.only_weights = only_weights(recording_.backward);
+  return std::move(recording_);
+}
+
 }  // namespace
 
-Recording record(const RecordKey& key, const RecordInputs& in) {
-  Recording recording;
-  RecordingDevice device(in.device);
-  device.list = &recording.forward;
-  const auto allocate = [&](model::Keep keep, std::int64_t bytes) {
-    recording.made.push_back({keep, bytes});
-    return symbolic(static_cast<BufferId>(Local::first_made) +
-                    static_cast<BufferId>(recording.made.size()) - 1);
-  };
-  const std::int64_t b = in.micro, t = in.sequence, c = in.config.hidden;
-  model::TensorRegion tensor = in.tensor;
-  tensor.run = [&](const comm::CollectiveCall& call) { device.list->push_back(call); };
-  model::UnitContext u(device, allocate, in.compute,
-                       {.batch = b,
-                        .sequence = t,
-                        .tokens = local(Local::tokens, DType::i32, {b, t}),
-                        .targets = local(Local::targets, DType::i32, {b * t}),
-                        .samples = local(Local::samples, DType::i64, {b})},
-                       tensor);
-  u.activations = in.activations;
-  u.operands = in.operands;
-  u.order = in.order;
-  u.training = key.training;
-  u.seed = in.seed;
-  const std::int64_t own = u.positions().count();
-  model::Carry carry{.resid = local(Local::resid, in.compute, {b, own, c}), .pending = {}};
-  if (key.pending_in) carry.pending = local(Local::pending, in.compute, {b, own, c});
-  const View d = local(Local::d, in.compute, {b, own, c});
-
-  switch (key.layer) {
-    case LayerKind::embed: {
-      const bool positions = in.units.size() > 1;
-      const auto tokens = unit_views(in, 0, Local::weights0, in.compute)[0];
-      const View table = positions ? unit_views(in, 1, Local::weights1, in.compute)[0][0] : View{};
-      model::embed_forward(u, in.config, tokens, table, 0, recording.out);
-      if (!key.training) break;
-      device.list = &recording.backward;
-      model::embed_backward(
-          u, in.config, d, unit_views(in, 0, Local::grads0, in.accumulate)[0],
-          positions ? unit_views(in, 1, Local::grads1, in.accumulate)[0][0] : View{},
-          key.token_write, key.write);
-      break;
-    }
-    case LayerKind::block: {
-      const auto weights =
-          model::block_weights(*in.units[0], unit_views(in, 0, Local::weights0, in.compute));
-      const auto grads =
-          model::block_weights(*in.units[0], unit_views(in, 0, Local::grads0, in.accumulate));
-      model::BlockSaved saved;
-      model::block_forward(u, in.config, weights, carry, saved, recording.out);
-      if (!key.training) break;
-      device.list = &recording.backward;
-      recording.d_out = model::block_backward(u, in.config, weights, saved, d, grads, key.write);
-      recompute(recording, in.recompute);
-      break;
-    }
-    case LayerKind::handover:
-      recording.out = {.resid = model::carry_sum(u, in.config, carry), .pending = {}};
-      break;
-    case LayerKind::head: {
-      const auto weights = head_weights(in, Local::weights0, Local::weights1, in.compute);
-      const View losses = local(Local::losses, DType::f32, {b * t});
-      if (key.training) {
-        const View scale = local(Local::scalars, DType::f32, {std::int64_t{1}});
-        recording.d_out = model::head_loss_backward(
-            u, in.config, weights, carry, losses, scale,
-            head_weights(in, Local::grads0, Local::grads1, in.accumulate), key.write);
-      } else {
-        model::head_loss(u, in.config, weights, carry, losses);
-      }
-      break;
-    }
-  }
-  recording.only_weights = only_weights(recording.backward);
-  return recording;
-}
+Recording record(const RecordKey& key, const RecordInputs& in) { return Recorder(key, in).run(); }
 
 }  // namespace tessera::plan

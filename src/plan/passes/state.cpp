@@ -33,66 +33,85 @@ std::vector<Range> counted_ranges(const PlanInputs& in, const Plan& plan, std::s
   return zero::counted(layout, layout.shard_of(plan.place.data), tensor_cut(in, plan.place));
 }
 
-std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
-  const auto persistent = [&](std::string name, Purpose purpose, DType type, std::int64_t elements,
-                              Place place = Place::device) {
-    return buffer_view(add_buffer(plan, {.name = std::move(name),
-                                         .purpose = purpose,
-                                         .bytes = elements * size_of(type),
-                                         .persistent = true,
-                                         .place = place}),
-                       type, elements);
-  };
-  static_assert(WordLayout::norm == kExactSumWords && WordLayout::flags == 2 * kExactSumWords);
-  plan.words = persistent("words", Purpose::control, DType::i64, WordLayout::count);
-  plan.scalars = persistent("scalars", Purpose::control, DType::f32,
-                            static_cast<std::int64_t>(kernels::StepScalar::count));
-  plan.verdict = persistent("verdict", Purpose::control, DType::f32,
-                            static_cast<std::int64_t>(kernels::VerdictField::count));
+namespace {
 
-  const std::int64_t data = in.mesh.data;
-  const Sharding sharding = in.sharding();
+View add_persistent(Plan& plan, std::string name, Purpose purpose, DType type,
+                    std::int64_t elements, Place place = Place::device) {
+  return buffer_view(add_buffer(plan, {.name = std::move(name),
+                                       .purpose = purpose,
+                                       .bytes = elements * size_of(type),
+                                       .persistent = true,
+                                       .place = place}),
+                     type, elements);
+}
+
+/// What the host and a step tell each other.
+void add_control(Plan& plan) {
+  static_assert(WordLayout::norm == kExactSumWords && WordLayout::flags == 2 * kExactSumWords);
+  plan.words = add_persistent(plan, "words", Purpose::control, DType::i64, WordLayout::count);
+  plan.scalars = add_persistent(plan, "scalars", Purpose::control, DType::f32,
+                                static_cast<std::int64_t>(kernels::StepScalar::count));
+  plan.verdict = add_persistent(plan, "verdict", Purpose::control, DType::f32,
+                                static_cast<std::int64_t>(kernels::VerdictField::count));
+}
+
+/// The parameters in the compute type: a shard where they are gathered for use, else whole.
+void add_parameters(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, UnitState& s) {
+  const auto add = [&](std::int64_t elements) {
+    return add_persistent(plan, unit.name + " parameters", Purpose::parameters, in.compute,
+                          elements);
+  };
+  if (in.sharding().parameters) {
+    s.own_shard = add(s.layout.shard);
+  } else {
+    const Range slice = s.layout.shard_of(plan.place.data);
+    s.parameters = add(s.layout.padded);
+    s.own_shard = s.parameters.range(slice.begin, slice.count());
+  }
+}
+
+/// The master weights and the optimizer's state, which training needs, and their snapshots. The
+/// owned parameters are the master weights in f32; else they are a copy of them.
+void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, UnitState& s) {
   const auto rows = kept_tensors(in);
+  s.kept.resize(rows.size());
+  (in.compute == DType::f32 ? s.kept[kMasterRow].live : s.copy) =
+      s.owned == s.layout.shard_of(plan.place.data) ? s.own_shard : s.parameters;
+  for (std::size_t r = 0; r < rows.size() && in.state_for >= PlanPurpose::train; ++r) {
+    const Purpose purpose = r == kMasterRow ? Purpose::master : Purpose::optimizer;
+    if (View& live = s.kept[r].live; !live) {
+      live = add_persistent(plan, fmt::format("{} {}", unit.name, rows[r].name), purpose,
+                            rows[r].type, count_of(rows[r].extent, s, unit));
+    }
+  }
+  for (std::size_t r = 0; r < rows.size() && in.state_for >= PlanPurpose::train_snapshot; ++r) {
+    if (!rows[r].saved) continue;
+    s.kept[r].snapshot =
+        add_persistent(plan, fmt::format("{} snapshot of {}", unit.name, rows[r].name),
+                       Purpose::snapshot, rows[r].type, s.layout.shard, Place::host);
+  }
+}
+
+}  // namespace
+
+std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
+  add_control(plan);
   const model::TensorCut cut = tensor_cut(in, plan.place);
   const auto held = held_units(in, plan.place.pipeline);
   std::vector<UnitState> states(in.units.size());
   plan.shares.resize(in.units.size());
   for (std::size_t u = 0; u < states.size(); ++u) {
     if (!held[u]) continue;
-    const auto& unit = in.units[u];
+    const model::UnitDesc& unit = in.units[u];
     UnitState& s = states[u];
     s.held = true;
-    s.layout = zero::unit_layout(unit, data, cut);
-    const Range slice = s.layout.shard_of(plan.place.data);
+    s.layout = zero::unit_layout(unit, in.mesh.data, cut);
+    s.owned = in.sharding().states ? s.layout.shard_of(plan.place.data) : Range{0, s.layout.padded};
     plan.shares[u].shard = s.layout.shard;
     for (const Range& part : counted_ranges(in, plan, u, s.layout))
       plan.shares[u].counted += part.count();
-    s.owned = sharding.states ? slice : Range{0, s.layout.padded};
-    const auto name = [&](std::string_view what) { return fmt::format("{} {}", unit.name, what); };
-    const auto parameters = [&](std::int64_t elements) {
-      return persistent(name("parameters"), Purpose::parameters, in.compute, elements);
-    };
-    if (sharding.parameters) {
-      s.own_shard = parameters(s.layout.shard);
-    } else {
-      s.parameters = parameters(s.layout.padded);
-      s.own_shard = s.parameters.range(slice.begin, slice.count());
-    }
-    s.kept.resize(rows.size());
-    (in.compute == DType::f32 ? s.kept[kMasterRow].live : s.copy) =
-        s.owned == slice ? s.own_shard : s.parameters;
-    for (std::size_t r = 0; r < rows.size() && in.state_for >= PlanPurpose::train; ++r) {
-      const Purpose purpose = r == kMasterRow ? Purpose::master : Purpose::optimizer;
-      if (View& live = s.kept[r].live; !live) {
-        live = persistent(name(rows[r].name), purpose, rows[r].type,
-                          count_of(rows[r].extent, s, unit));
-      }
-    }
-    for (std::size_t r = 0; r < rows.size() && in.state_for >= PlanPurpose::train_snapshot; ++r) {
-      if (!rows[r].saved) continue;
-      s.kept[r].snapshot = persistent(name("snapshot of " + rows[r].name), Purpose::snapshot,
-                                      rows[r].type, s.layout.shard, Place::host);
-    }
+    add_parameters(plan, in, unit, s);
+    add_kept(plan, in, unit, s);
   }
   return states;
 }

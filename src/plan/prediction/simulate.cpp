@@ -197,7 +197,7 @@ class Player {
     double ends = 0;
   };
 
-  const Op& op(const Part& p) const { return plans_[p.rank].ops[static_cast<std::size_t>(p.op)]; }
+  const Op& op(const Part& p) const { return plans_[p.rank].op(p.op); }
   OpTime& time(const Part& p) { return ranks_[p.rank].out.ops[static_cast<std::size_t>(p.op)]; }
 
   /// Returns `done`. Records that the host's wait for an op of `stream` ends, or that it begins if

@@ -18,36 +18,33 @@ using kernels::Access;
                                   why));
 }
 
-constexpr std::array<OpId, kStreams> none() {
-  std::array<OpId, kStreams> all{};
+constexpr PerStream<OpId> none() {
+  PerStream<OpId> all{};
   all.fill(-1);
   return all;
 }
 
 /// Happens-before: reach[i] says which ops are complete when op i starts. A stream keeps its order,
 /// so the latest such op of each stream stands for all before it.
-std::vector<std::array<OpId, kStreams>> reachable(const Plan& plan) {
-  std::vector<std::array<OpId, kStreams>> reach(plan.ops.size());
-  std::array<OpId, kStreams> last;
-  last.fill(-1);
+std::vector<PerStream<OpId>> reachable(const Plan& plan) {
+  std::vector<PerStream<OpId>> reach(plan.ops.size());
+  PerStream<OpId> last = none();
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     const Op& op = plan.ops[i];
-    auto& mine = reach[i];
-    mine.fill(-1);
+    auto& mine = reach[i] = none();
     const auto include = [&](OpId id) {
-      const auto other = static_cast<std::size_t>(id);
-      for (std::size_t s = 0; s < kStreams; ++s) mine[s] = std::max(mine[s], reach[other][s]);
-      auto& slot = mine[static_cast<std::size_t>(plan.ops[other].stream)];
+      const PerStream<OpId>& theirs = reach[static_cast<std::size_t>(id)];
+      std::ranges::transform(mine, theirs, mine.begin(), std::ranges::max);
+      OpId& slot = mine[plan.op(id).stream];
       slot = std::max(slot, id);
     };
-    if (const OpId previous = last[static_cast<std::size_t>(op.stream)]; previous >= 0)
-      include(previous);
+    if (const OpId previous = last[op.stream]; previous >= 0) include(previous);
     for (OpId wait : op.waits) {
       if (wait < 0 || static_cast<std::size_t>(wait) >= i)
         reject(plan, i, fmt::format("waits for op {}", wait));
       include(wait);
     }
-    last[static_cast<std::size_t>(op.stream)] = static_cast<OpId>(i);
+    last[op.stream] = static_cast<OpId>(i);
   }
   return reach;
 }
@@ -57,8 +54,8 @@ void check_ranges(const Plan& plan) {
     for (const BufferUse& use : uses_of(plan.ops[i])) {
       if (use.buffer < 0 || static_cast<std::size_t>(use.buffer) >= plan.buffers.size())
         reject(plan, i, "unknown buffer");
-      const Buffer& b = plan.buffers[static_cast<std::size_t>(use.buffer)];
-      const std::int64_t arena = plan.arena_bytes[static_cast<std::size_t>(arena_of(b))];
+      const Buffer& b = plan.buffer(use.buffer);
+      const std::int64_t arena = plan.arena(arena_of(b));
       if (use.bytes.begin < 0 || use.bytes.end > b.bytes) {
         reject(plan, i,
                fmt::format("bytes {}..{} of {}, which has {}", use.bytes.begin, use.bytes.end,
@@ -74,29 +71,25 @@ void check_ranges(const Plan& plan) {
 /// its own buffer.
 void check_order(const Plan& plan) {
   const auto reach = reachable(plan);
-  const auto stream_of = [&](OpId op) {
-    return static_cast<std::size_t>(plan.ops[static_cast<std::size_t>(op)].stream);
-  };
   struct History {
     OpId writer = -1;
-    BufferId buffer = -1;                         // as which it was written
-    std::array<OpId, kStreams> readers = none();  // since, the latest of each stream
+    BufferId buffer = -1;              // as which it was written
+    PerStream<OpId> readers = none();  // since, the latest of each stream
   };
-  std::array<RangeMap<History>, kArenas> arenas;
+  PerArena<RangeMap<History>> arenas;
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     const auto uses = uses_of(plan.ops[i]);
     const auto physical = [&](const BufferUse& use) {
-      const Buffer& b = plan.buffers[static_cast<std::size_t>(use.buffer)];
+      const Buffer& b = plan.buffer(use.buffer);
       return Range{b.offset + use.bytes.begin, b.offset + use.bytes.end};
     };
     const auto arena = [&](const BufferUse& use) -> RangeMap<History>& {
-      return arenas[static_cast<std::size_t>(
-          arena_of(plan.buffers[static_cast<std::size_t>(use.buffer)]))];
+      return arenas[arena_of(plan.buffer(use.buffer))];
     };
     for (const BufferUse& use : uses) {
-      const Buffer& b = plan.buffers[static_cast<std::size_t>(use.buffer)];
+      const Buffer& b = plan.buffer(use.buffer);
       const auto after = [&](OpId other) {
-        if (other >= 0 && reach[i][stream_of(other)] < other)
+        if (other >= 0 && reach[i][plan.op(other).stream] < other)
           reject(plan, i, fmt::format("races with op {} on {}", other, b.name));
       };
       arena(use).each(physical(use), [&](const History& h) {
@@ -107,15 +100,14 @@ void check_order(const Plan& plan) {
           reject(plan, i, fmt::format("reads {} before it is written", b.name));
         if (h.writer >= 0 && h.buffer != use.buffer) {
           reject(plan, i,
-                 fmt::format("reads {}, whose bytes hold {}", b.name,
-                             plan.buffers[static_cast<std::size_t>(h.buffer)].name));
+                 fmt::format("reads {}, whose bytes hold {}", b.name, plan.buffer(h.buffer).name));
         }
       });
     }
     const auto op = static_cast<OpId>(i);
     for (const BufferUse& use : uses) {
       if (use.access == Access::read)
-        arena(use).each(physical(use), [&](History& h) { h.readers[stream_of(op)] = op; });
+        arena(use).each(physical(use), [&](History& h) { h.readers[plan.op(op).stream] = op; });
     }
     for (const BufferUse& use : uses) {
       if (use.access != Access::read)
@@ -289,7 +281,7 @@ class GradientCheck {
     std::int64_t normed = 0, updated = 0;
   };
   bool is_gradient(const View& v) const {
-    return plan_.buffers[static_cast<std::size_t>(buffer_of(v))].purpose == Purpose::gradients;
+    return plan_.buffer(buffer_of(v)).purpose == Purpose::gradients;
   }
   void use(const View& v, const char* otherwise) {
     if (unsummed_.erase(buffer_of(v)) == 0) reject(plan_, at_, otherwise);

@@ -111,9 +111,7 @@ void RunLock::check() const {
 void write_ended(const std::filesystem::path& directory, ExitCode code, std::string_view why) {
   std::string line = fmt::format("{} {}", static_cast<int>(code), why);
   std::ranges::replace(line, '\n', ' ');
-  io::AtomicFile file(directory / "ended");
-  file.append(line + "\n");
-  file.publish();
+  io::write_text(directory / "ended", line + "\n");
 }
 
 void remove_ended(const std::filesystem::path& directory) {

@@ -48,6 +48,55 @@ std::int64_t bytes_of(const train::ModelState& state) {
   return bytes;
 }
 
+struct Comparisons {
+  Comparison writes, reads;
+};
+
+/// Saves the state and loads it again, each time beside a file of `own` bytes.
+Comparisons compare(const BenchOptions& o, const train::Job& job,
+                    const std::filesystem::path& directory, train::ModelState& state,
+                    io::CheckpointHeader header, std::int64_t own) {
+  const comm::Control& control = job.control;
+  train::Saver saver(control, directory / "checkpoints", 1, 0, [] {});
+  const auto raw = directory / fmt::format("raw_{}", job.mpi.rank());
+  std::filesystem::path path;
+  Comparisons all;
+  for (header.step = 0; header.step < o.repeats; ++header.step) {
+    control.together([&] {  // freeing space is not timed
+      io::remove_tree(raw);
+      if (control.rank() == 0) io::remove_tree(path);
+      io::sync_directory(directory);
+    });
+    all.writes.add(
+        control, [] {}, [&] { write_raw(raw, own); },
+        [&] {
+          saver.begin(state, train::ModelState::From::live, header);
+          std::optional<train::SaveResult> saved;
+          while (!saved) saved = saver.advance(0);
+          path = saved->path;
+        });
+    path = control.broadcast(path.string());
+    all.reads.add(
+        control, [&] { forget(directory); }, [&] { read_raw(raw, own); },
+        [&] {
+          io::Checkpoint checkpoint = io::Checkpoint::open(path);
+          state.load(checkpoint);
+        });
+  }
+  control.barrier();  // nobody uses the directory any more
+  return all;
+}
+
+void print_rows(const Comparisons& all, std::string_view run, std::int64_t total) {
+  const auto row = [&](const char* name, double seconds, double share) {
+    print_row(name, run, seconds, static_cast<double>(total) / seconds / 1e9, "GB/s", share);
+  };
+  row("sequential write", all.writes.raw(), 1);
+  row("save", all.writes.ours(), all.writes.share());
+  row("sequential read", all.reads.raw(), 1);
+  row("load", all.reads.ours(), all.reads.share());
+}
+
 }  // namespace
 
 /// Saves and loads the state of a deck, against plain sequential writes and reads of as many bytes,
@@ -70,49 +119,15 @@ void bench_checkpoint(const BenchOptions& o, const train::Job& job) {
   train::ModelState state(inputs, place, arena, none);
   state.set_parameters(train::initial_values(static_cast<std::uint64_t>(loaded.deck.run.seed)));
 
-  train::Saver saver(control, directory.path() / "checkpoints", 1, 0, [] {});
   io::CheckpointHeader header;
   header.deck = to_toml(loaded.deck);
   header.layout = setup::layout_of(inputs);
-  const auto raw = directory.path() / fmt::format("raw_{}", job.mpi.rank());
   const auto total = static_cast<std::int64_t>(control.sum(static_cast<double>(bytes_of(state))));
-  const std::int64_t own = total / job.mpi.size();
-  std::filesystem::path path;
-  Comparison writes, reads;
-  for (header.step = 0; header.step < o.repeats; ++header.step) {
-    control.together([&] {  // freeing space is not timed
-      io::remove_tree(raw);
-      if (control.rank() == 0) io::remove_tree(path);
-      io::sync_directory(directory.path());
-    });
-    writes.add(
-        control, [] {}, [&] { write_raw(raw, own); },
-        [&] {
-          saver.begin(state, train::ModelState::From::live, header);
-          std::optional<train::SaveResult> saved;
-          while (!saved) saved = saver.advance(0);
-          path = saved->path;
-        });
-    path = control.broadcast(path.string());
-    reads.add(
-        control, [&] { forget(directory.path()); }, [&] { read_raw(raw, own); },
-        [&] {
-          io::Checkpoint checkpoint = io::Checkpoint::open(path);
-          state.load(checkpoint);
-        });
-  }
-  control.barrier();  // nobody uses the directory any more
+  const Comparisons all = compare(o, job, directory.path(), state, header, total / job.mpi.size());
   if (control.rank() != 0) return;
-  const auto row = [&](const char* name, double seconds, double share) {
-    print_row(name, loaded.deck.run.name, seconds, static_cast<double>(total) / seconds / 1e9,
-              "GB/s", share);
-  };
   fmt::print("# {} ranks; {:.2f} GB, fsync included; medians of {}\n", job.mpi.size(),
              static_cast<double>(total) / 1e9, o.repeats);
-  row("sequential write", writes.raw(), 1);
-  row("save", writes.ours(), writes.share());
-  row("sequential read", reads.raw(), 1);
-  row("load", reads.ours(), reads.share());
+  print_rows(all, loaded.deck.run.name, total);
 }
 
 }  // namespace tessera::verbs
