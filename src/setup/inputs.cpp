@@ -63,36 +63,39 @@ Mesh mesh_of(const deck::Deck& deck, std::int64_t ranks) {
 }
 
 io::CheckpointLayout layout_of(const plan::PlanInputs& inputs) {
-  return {.world = inputs.mesh.size(), .mesh = inputs.mesh, .zero_stage = inputs.stage};
+  return {.world = inputs.layout.mesh.size(),
+          .mesh = inputs.layout.mesh,
+          .zero_stage = inputs.sharding.stage};
 }
 
 plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanShape> shapes,
                              std::span<const int> node_of, const kernels::Device& device) {
   plan::PlanInputs in;
-  in.config = model_config(deck.model);
-  in.mesh = mesh_of(deck, static_cast<std::int64_t>(node_of.size()));
-  in.any_layout = deck.run.reproducible == deck::Reproducible::layout;
-  in.tensor_chunks = in.any_layout ? deck.run.reproducible_tensor : in.mesh.tensor;
-  in.units = model::model_units(in.config, in.tensor_chunks);
-  in.split_sequence = deck.parallel.sequence;
-  in.pipeline = pipeline_rule(deck.parallel);
-  in.node_of.assign(node_of.begin(), node_of.end());
+  in.model.config = model_config(deck.model);
+  in.layout.mesh = mesh_of(deck, static_cast<std::int64_t>(node_of.size()));
+  in.numerics.layout_mode = deck.run.reproducible == deck::Reproducible::layout;
+  in.layout.tensor_chunks =
+      in.numerics.layout_mode ? deck.run.reproducible_tensor : in.layout.mesh.tensor;
+  in.model.units = model::model_units(in.model.config, in.layout.tensor_chunks);
+  in.layout.split_sequence = deck.parallel.sequence;
+  in.layout.pipeline = pipeline_rule(deck.parallel);
+  in.layout.node_of.assign(node_of.begin(), node_of.end());
   const auto per_node = static_cast<std::size_t>(deck.parallel.ranks_per_node);
   for (std::size_t r = 0; per_node > 0 && r < node_of.size(); ++r)
-    in.node_of[r] = static_cast<int>(r / per_node);
+    in.layout.node_of[r] = static_cast<int>(r / per_node);
   in.device = &device;
-  in.compute = dtype_of(deck.precision.compute);
-  in.accumulate = sum_type(deck.precision.accumulate);
-  in.wire = sum_type(deck.precision.gradients);
-  in.weight_blocks = weight_blocks(deck.zero.quantize);
-  in.gradient_blocks = gradient_blocks(deck.zero.quantize);
-  in.operands = deck.precision.matmul == deck::Matmul::fp8 ? kernels::Operands::fp8
-                                                           : kernels::Operands::stored;
-  in.order = deck.run.reproducible == deck::Reproducible::off ? kernels::SumOrder::any
-                                                              : kernels::SumOrder::fixed;
-  in.stage = static_cast<int>(deck.zero.stage);
-  in.reduce = deck.zero.reduce;
-  in.prefetch = deck.zero.prefetch;
+  in.numerics.compute = dtype_of(deck.precision.compute);
+  in.numerics.accumulate = sum_type(deck.precision.accumulate);
+  in.numerics.wire = sum_type(deck.precision.gradients);
+  in.numerics.weight_blocks = weight_blocks(deck.zero.quantize);
+  in.numerics.gradient_blocks = gradient_blocks(deck.zero.quantize);
+  in.numerics.operands = deck.precision.matmul == deck::Matmul::fp8 ? kernels::Operands::fp8
+                                                                    : kernels::Operands::stored;
+  in.numerics.order = deck.run.reproducible == deck::Reproducible::off ? kernels::SumOrder::any
+                                                                       : kernels::SumOrder::fixed;
+  in.sharding.stage = static_cast<int>(deck.zero.stage);
+  in.sharding.reduce = deck.zero.reduce;
+  in.sharding.prefetch = deck.zero.prefetch;
   in.recompute = deck.recompute.policy;
   in.optimizer = optim::make_optimizer(deck.optimizer);
   in.seed = static_cast<std::uint64_t>(deck.run.seed);

@@ -17,8 +17,8 @@ class ProductCheck {
       : loaded_(loaded),
         deck_(loaded.deck),
         config_(model_config(deck_.model)),
-        any_layout_(deck_.run.reproducible == deck::Reproducible::layout),
-        chunks_(any_layout_ ? deck_.run.reproducible_tensor : deck_.parallel.tensor) {}
+        layout_mode_(deck_.run.reproducible == deck::Reproducible::layout),
+        chunks_(layout_mode_ ? deck_.run.reproducible_tensor : deck_.parallel.tensor) {}
 
   void run() {
     const auto& [micro, sequence] = std::pair{deck_.batch.micro, deck_.batch.sequence};
@@ -50,7 +50,7 @@ class ProductCheck {
   std::string of_chunk(std::int64_t chunk) const {
     if (chunks_ == 1) return "";
     return fmt::format(", part {} of {} = {},", chunk,
-                       any_layout_ ? "run.reproducible_tensor" : "parallel.tensor", chunks_);
+                       layout_mode_ ? "run.reproducible_tensor" : "parallel.tensor", chunks_);
   }
 
   void check(const char* key, std::int64_t extent, const std::string& what, std::int64_t multiple) {
@@ -65,7 +65,7 @@ class ProductCheck {
   const deck::LoadedDeck& loaded_;
   const deck::Deck& deck_;
   model::ModelConfig config_;
-  bool any_layout_;
+  bool layout_mode_;
   std::int64_t chunks_;
   deck::Problems problems_;
 };

@@ -60,7 +60,7 @@ Times times_of(const PlanOptions& o, const Planner& p) {
 /// The step as a picture: predicted above measured, on one scale of time.
 std::string picture(const PlanOptions& o, const Planner& p, const Times& t) {
   const std::string run =
-      fmt::format("{} on {} ranks, ", p.loaded.deck.run.name, p.inputs.mesh.size());
+      fmt::format("{} on {} ranks, ", p.loaded.deck.run.name, p.inputs.layout.mesh.size());
   std::vector<plan::Timeline> timelines;
   if (t.found) timelines.push_back(timeline_of(t.predicted, p.inputs, run + t.predicted_title()));
   if (t.measured)
@@ -92,7 +92,7 @@ std::string comparison(const PlanOptions& o, const Planner& p, const Times& t) {
   const auto rows = plan::compare(t.found ? &t.predicted : nullptr, &t.measured->ranks);
   if (o.format == "json") return to_json(rows, t.found ? &t.predicted : nullptr, *t.measured);
   std::string text = fmt::format("{} on {} ranks\n{}\n", p.loaded.deck.run.name,
-                                 p.inputs.mesh.size(), t.measured_title());
+                                 p.inputs.layout.mesh.size(), t.measured_title());
   if (t.found) text += t.predicted_title() + "\n";
   return text +
          fmt::format(
@@ -127,7 +127,7 @@ ExitCode print_plan(const PlanOptions& o) {
     return ExitCode::ok;
   }
   const plan::Plan plan =
-      plan::make_plan(p.inputs, p.shapes.front(), p.inputs.mesh.place_of(o.rank));
+      plan::make_plan(p.inputs, p.shapes.front(), p.inputs.layout.mesh.place_of(o.rank));
   fmt::print("{}\n", o.format == "json" ? to_json(plan, p.inputs) : to_text(plan, p.inputs));
   return ExitCode::ok;
 }

@@ -55,7 +55,7 @@ Planner make_planner(const LayoutOptions& layout) {
   for (std::int64_t r = 0; r < layout.ranks; ++r) node_of.push_back(static_cast<int>(r / local));
 
   p.inputs = setup::plan_inputs(p.loaded.deck, p.shapes, node_of, *p.devices.front());
-  p.inputs.nccl = nccl;
+  p.inputs.layout.nccl = nccl;
   return p;
 }
 

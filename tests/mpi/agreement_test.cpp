@@ -17,14 +17,14 @@ class Agreement : public testing::Test {
     auto config = gpt2_like();
     config.tied_embeddings = tied;
     auto in = plan_inputs_of(config, *device_, DType::f32);
-    in.mesh = {.tensor = 1, .data = session().size() / 2, .pipeline = 2};
+    in.layout.mesh = {.tensor = 1, .data = session().size() / 2, .pipeline = 2};
     return in;
   }
   train::Plans plans(const plan::PlanInputs& in) const {
     train::Plans all;
     for (const std::int64_t micro_batches : {2, 3}) {
       const plan::PlanShape shape{.sequence = 6, .micro = 1, .micro_batches = micro_batches};
-      all.emplace(shape, plan::make_plan(in, shape, in.mesh.place_of(session().rank())));
+      all.emplace(shape, plan::make_plan(in, shape, in.layout.mesh.place_of(session().rank())));
     }
     return all;
   }
@@ -60,8 +60,8 @@ TEST_F(Agreement, OfPlansThatFit) {
 TEST_F(Agreement, EveryRankIsToldOfAMessageThatNobodyExpects) {
   if (session().size() < 2) GTEST_SKIP() << "needs 2 ranks";
   const auto in = inputs(true);
-  const MeshPlace place = in.mesh.place_of(session().rank());
-  for (const std::int64_t first : {std::int64_t{0}, in.mesh.data - 1}) {
+  const MeshPlace place = in.layout.mesh.place_of(session().rank());
+  for (const std::int64_t first : {std::int64_t{0}, in.layout.mesh.data - 1}) {
     auto mine = plans(in);
     if (place.pipeline == 0 && place.data >= first) {
       auto& call = std::get<comm::CollectiveCall>(first_of(mine, plan::OpKind::send).call);

@@ -14,7 +14,7 @@ struct Case {
   Mesh mesh;
   DType compute = DType::f32;
   int stage = 0;
-  bool any_layout = true, split_sequence = true;
+  bool layout_mode = true, split_sequence = true;
   ReduceWhen reduce = ReduceWhen::step;
   Recompute recompute = Recompute::none;
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
@@ -25,15 +25,15 @@ constexpr std::int64_t kChunks = 4, kSequence = 8, kMicroBatches = 8;  // of all
 
 plan::PlanInputs inputs_of(const Case& c, kernels::Device& device) {
   auto in = plan_inputs_of(c.config, device, c.compute);
-  in.mesh = c.mesh;
-  in.any_layout = c.any_layout;
-  in.tensor_chunks = c.any_layout ? kChunks : c.mesh.tensor;
-  in.split_sequence = c.split_sequence;
-  in.units = model::model_units(c.config, in.tensor_chunks);
-  in.stage = c.stage;
-  in.reduce = c.reduce;
+  in.layout.mesh = c.mesh;
+  in.numerics.layout_mode = c.layout_mode;
+  in.layout.tensor_chunks = c.layout_mode ? kChunks : c.mesh.tensor;
+  in.layout.split_sequence = c.split_sequence;
+  in.model.units = model::model_units(c.config, in.layout.tensor_chunks);
+  in.sharding.stage = c.stage;
+  in.sharding.reduce = c.reduce;
   in.recompute = c.recompute;
-  in.pipeline.schedule = c.schedule;
+  in.layout.pipeline.schedule = c.schedule;
   in.optimizer.clip_norm = c.clip_norm;
   return in;
 }
@@ -55,7 +55,7 @@ class Gradients : public testing::Test {
   template <typename F>
   static void each(PlanRun& run, std::span<const float> values, F&& f) {
     std::int64_t at = 0;
-    const auto& units = run.inputs().units;
+    const auto& units = run.inputs().model.units;
     for (std::size_t u = 0; u < units.size(); ++u) {
       const auto& s = run.state().units()[u];
       if (!s.held) continue;
@@ -90,7 +90,7 @@ class Gradients : public testing::Test {
       ++compared;
       if (off <= worst) return;
       worst = off;
-      where = fmt::format("{}[{}]", run.inputs().units[u].params[p].name, e);
+      where = fmt::format("{}[{}]", run.inputs().model.units[u].params[p].name, e);
     });
     EXPECT_LE(worst, tolerance) << where;
     EXPECT_GT(compared, 0);
@@ -132,13 +132,13 @@ class Gradients : public testing::Test {
     SCOPED_TRACE(fmt::format("data {} x pipeline {} x tensor {}, stage {}, {}, {}, {}, {}",
                              c.mesh.data, c.mesh.pipeline, c.mesh.tensor, c.stage,
                              tessera::to_string(c.compute), enum_word(c.schedule),
-                             enum_word(c.reduce), c.any_layout ? "layout mode" : "run mode"));
+                             enum_word(c.reduce), c.layout_mode ? "layout mode" : "run mode"));
     const auto [run, one, got, want] = step(c, 0);
     EXPECT_GT(want.norm, 0.1);
     // Some 200 roundings of the compute type along the longest path.
     const double unit = c.compute == DType::f32 ? 0x1p-24 : 0x1p-8;
-    const double tolerance = c.any_layout ? 0 : 200 * unit * want.norm;
-    EXPECT_LE(std::abs(got.loss - want.loss), c.any_layout ? 0 : 200 * unit * want.loss);
+    const double tolerance = c.layout_mode ? 0 : 200 * unit * want.norm;
+    EXPECT_LE(std::abs(got.loss - want.loss), c.layout_mode ? 0 : 200 * unit * want.loss);
     EXPECT_LE(std::abs(got.norm - want.norm), tolerance);
     expect_near(*run, got.gradients, *one, want.gradients, tolerance);
   }
@@ -235,8 +235,8 @@ TEST_F(Gradients, AreClippedOnceByOneCoefficient) {
 TEST_F(Gradients, InRunModeUpToTheOrderOfSums) {
   for (const auto& config : {gpt2_like(), llama_like()}) {
     for (const Mesh& mesh : meshes(config)) {
-      compare({.config = config, .mesh = mesh, .any_layout = false});
-      compare({.config = config, .mesh = mesh, .any_layout = false, .split_sequence = false});
+      compare({.config = config, .mesh = mesh, .layout_mode = false});
+      compare({.config = config, .mesh = mesh, .layout_mode = false, .split_sequence = false});
     }
   }
 }

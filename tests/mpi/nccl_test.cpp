@@ -329,12 +329,12 @@ class NcclPipelines : public NcclGroups {
     model::ModelConfig config = gpt2_like();
     config.layers = 8;
     plan::PlanInputs in = plan_inputs_of(config, *device_, DType::f32);
-    in.mesh = mesh;
-    in.tensor_chunks = mesh.tensor;
-    in.units = model::model_units(config, mesh.tensor);
-    in.stage = mesh.data > 1 ? 3 : 0;
-    in.nccl = nccl;
-    in.pipeline = rule;
+    in.layout.mesh = mesh;
+    in.layout.tensor_chunks = mesh.tensor;
+    in.model.units = model::model_units(config, mesh.tensor);
+    in.sharding.stage = mesh.data > 1 ? 3 : 0;
+    in.layout.nccl = nccl;
+    in.layout.pipeline = rule;
     const plan::PlanShape shape{.sequence = 8, .micro = 1, .micro_batches = 6 / mesh.data};
     const MeshPlace place = nccl ? mesh.place_of(session().rank()) : MeshPlace{};
     PlanRun run(in, *device_, plan::make_plan(in, shape, place),

@@ -33,7 +33,7 @@ TEST(Saver, NoCheckpointOutlivesACrashWithoutTheMetricsOfItsSteps) {
   disk.stop();
   disk.each_crash(6, 1, [&](std::size_t changes, const std::filesystem::path& root) {
     SCOPED_TRACE(disk.describe(changes));
-    const auto found = list_checkpoints(root / "checkpoints");
+    const auto found = io::list_checkpoints(root / "checkpoints");
     const std::int64_t newest = found.empty() ? 0 : found.front().step;
     EXPECT_GE(train::Reporter(root).last_step(), newest);
     for (const auto& [step, by] : committed) EXPECT_TRUE(changes < by || newest >= step);

@@ -28,17 +28,17 @@ class Zero : public testing::Test {
  protected:
   std::unique_ptr<PlanRun> make(const Case& c) {
     auto inputs = plan_inputs_of(c.config, *device_, c.compute);
-    inputs.stage = c.stage;
-    inputs.reduce = c.reduce;
-    inputs.wire = c.wire;
+    inputs.sharding.stage = c.stage;
+    inputs.sharding.reduce = c.reduce;
+    inputs.numerics.wire = c.wire;
     inputs.state_for = c.purpose;
     inputs.optimizer.clip_norm = 0.5;
     inputs.optimizer.weight_decay = 0.1F;
-    inputs.mesh.data = session().size();
-    inputs.weight_blocks = c.weight_blocks;
-    inputs.gradient_blocks = c.gradient_blocks;
+    inputs.layout.mesh.data = session().size();
+    inputs.numerics.weight_blocks = c.weight_blocks;
+    inputs.numerics.gradient_blocks = c.gradient_blocks;
     for (std::int64_t r = 0; r < session().size(); ++r)
-      inputs.node_of.push_back(
+      inputs.layout.node_of.push_back(
           static_cast<int>(c.dealt ? r % (session().size() / c.per_node) : r / c.per_node));
     train::Groups groups;
     if (session().size() > 1) {

@@ -231,7 +231,7 @@ train::Groups Lockstep::groups(const plan::PlanInputs& inputs, std::int64_t rank
   train::Groups groups = networks_.groups(inputs, rank);
   for (const plan::ChannelRow& row : plan::kChannelRows) {
     auto& group = groups[row.channel];
-    const plan::ChannelRow& shared = shared_with(inputs.mesh, row);
+    const plan::ChannelRow& shared = shared_with(inputs.layout.mesh, row);
     if (shared.channel != row.channel) {
       group = groups[shared.channel];
     } else if (group) {

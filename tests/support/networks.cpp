@@ -36,16 +36,16 @@ Networks::Networks(comm::Sends sends) {
 train::Groups Networks::groups(const plan::PlanInputs& inputs, std::int64_t rank) {
   train::Groups groups;
   for (const plan::ChannelRow& row : plan::kChannelRows) {
-    const auto members = inputs.mesh.members(rank, row.ranks);
+    const auto members = inputs.layout.mesh.members(rank, row.ranks);
     if (members.empty()) continue;
-    if (const auto& shared = shared_with(inputs.mesh, row); shared.channel != row.channel) {
+    if (const auto& shared = shared_with(inputs.layout.mesh, row); shared.channel != row.channel) {
       groups[row.channel] = groups[shared.channel];
       continue;
     }
     const auto self = std::find(members.begin(), members.end(), static_cast<int>(rank));
     groups[row.channel] = comm::make_transport_group(
         std::make_unique<OfMembers>(of(row.channel).transport(static_cast<int>(rank)), members),
-        group_shape(inputs, inputs.mesh.place_of(rank), row.ranks), self - members.begin());
+        group_shape(inputs, inputs.layout.mesh.place_of(rank), row.ranks), self - members.begin());
   }
   return groups;
 }

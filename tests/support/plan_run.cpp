@@ -90,7 +90,7 @@ void PlanRun::spoil_next_gradient(float value) { device_->spoil = value; }
 StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers,
                         train::StepProfile* profile) {
   const auto& shape = plan_.shape;
-  const std::int64_t ranks = inputs_.mesh.data;
+  const std::int64_t ranks = inputs_.layout.mesh.data;
   const auto tokens =
       static_cast<double>(ranks * shape.micro_batches * shape.micro * shape.sequence);
   train::StepInput input;
@@ -105,15 +105,15 @@ StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers,
                                .data_rank = plan_.place.data,
                                .micro = shape.micro,
                                .micro_batches = shape.micro_batches,
-                               .reduce = inputs_.reduce};
+                               .reduce = inputs_.sharding.reduce};
   device_->gradients.clear();
   // All bits set is NaN in every type: what nobody wrote in this step shows.
   const memory::Arena& step = arena(plan::ArenaId::step);
   tier_->fill(step.base(), step.bytes(),
               [](std::span<std::byte> bytes) { std::ranges::fill(bytes, std::byte{0xff}); });
   const auto load = [&](std::int64_t k, const plan::LoadBatch& views) {
-    TokenBatch b =
-        batch_of(inputs_.config, first_sample + share.first_sample(k), shape.micro, shape.sequence);
+    TokenBatch b = batch_of(inputs_.model.config, first_sample + share.first_sample(k), shape.micro,
+                            shape.sequence);
     if (k == numbers.unknown_token_in) b.tokens.back() = 1 << 20;
     std::copy(b.tokens.begin(), b.tokens.end(), views.tokens.as<std::int32_t>());
     std::copy(b.targets.begin(), b.targets.end(), views.targets.as<std::int32_t>());
@@ -145,10 +145,10 @@ std::vector<float> slice_of_state(PlanRun& run, Kept which) {
 plan::PlanInputs plan_inputs_of(const model::ModelConfig& config, kernels::Device& device,
                                 DType compute) {
   plan::PlanInputs in;
-  in.config = config;
-  in.units = model::model_units(config);
+  in.model.config = config;
+  in.model.units = model::model_units(config);
   in.device = &device;
-  in.compute = compute;
+  in.numerics.compute = compute;
   in.seed = 5;
   return in;
 }

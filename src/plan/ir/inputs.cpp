@@ -5,28 +5,29 @@
 namespace tessera::plan {
 
 model::TensorCut tensor_cut(const PlanInputs& in, const MeshPlace& place) {
-  return {.chunks = std::max(in.tensor_chunks, in.mesh.tensor),
-          .ranks = in.mesh.tensor,
+  return {.chunks = std::max(in.layout.tensor_chunks, in.layout.mesh.tensor),
+          .ranks = in.layout.mesh.tensor,
           .rank = place.tensor};
 }
 
 comm::GroupShape group_shape(const PlanInputs& in, const MeshPlace& place, MeshGroup group) {
-  const std::int64_t rank = in.mesh.rank_of(place);
-  const auto members = in.mesh.members(rank, group);
+  const std::int64_t rank = in.layout.mesh.rank_of(place);
+  const auto members = in.layout.mesh.members(rank, group);
   const auto size = static_cast<std::int64_t>(members.size());
   comm::GroupShape shape{.size = size, .local = size, .nodes = 1};
-  if (!in.node_of.empty()) shape = comm::group_shape(members, in.node_of, static_cast<int>(rank));
-  if (in.nccl) {
-    shape.carrier =
-        shape.nodes > 1 && !in.any_layout ? comm::Carrier::nccl_sums : comm::Carrier::nccl;
+  if (!in.layout.node_of.empty())
+    shape = comm::group_shape(members, in.layout.node_of, static_cast<int>(rank));
+  if (in.layout.nccl) {
+    shape.carrier = shape.nodes > 1 && !in.numerics.layout_mode ? comm::Carrier::nccl_sums
+                                                                : comm::Carrier::nccl;
   }
   return shape;
 }
 
 comm::Route gradient_route(const PlanInputs& in, const MeshPlace& place) {
   std::vector<int> nodes;
-  for (const int r : in.mesh.members(in.mesh.rank_of(place), MeshGroup::data))
-    nodes.push_back(in.node_of.empty() ? 0 : in.node_of[static_cast<std::size_t>(r)]);
+  for (const int r : in.layout.mesh.members(in.layout.mesh.rank_of(place), MeshGroup::data))
+    nodes.push_back(in.layout.node_of.empty() ? 0 : in.layout.node_of[static_cast<std::size_t>(r)]);
   return comm::route_of(nodes, place.data);
 }
 

@@ -21,11 +21,23 @@ struct PipelineRule {
   std::vector<std::int64_t> first_layers;  // block that each chunk begins with; empty: balanced
 };
 
-/// What all plans of a run share.
-struct PlanInputs {
+struct ModelInputs {
   model::ModelConfig config;
   std::vector<model::UnitDesc> units;
-  const kernels::Device* device = nullptr;  // asked for scratch sizes only
+};
+
+/// Which rank does what.
+struct LayoutInputs {
+  Mesh mesh;
+  std::vector<int> node_of;        // by world rank; empty: all are on one node
+  bool nccl = false;               // NCCL carries messages and collectives; else our exchange
+  std::int64_t tensor_chunks = 1;  // chunks of units, or what the tensor ranks need if that is more
+  bool split_sequence = true;      // over tensor ranks
+  PipelineRule pipeline;
+};
+
+/// Element types, formats of what travels, and the order of sums.
+struct NumericsInputs {
   DType compute = DType::f32;
   DType accumulate = DType::f32;  // of gradients, over micro-batches
   DType wire = DType::f32;        // of gradients
@@ -35,28 +47,35 @@ struct PlanInputs {
   std::optional<kernels::BlockFormat> weight_blocks, gradient_blocks;
   kernels::Operands operands = kernels::Operands::stored;  // of the blocks' products
   kernels::SumOrder order = kernels::SumOrder::fixed;
-  int stage = 0;  // ZeRO: a row of kShardings
-  ReduceWhen reduce = ReduceWhen::step;
-  std::int64_t prefetch = 1;
-  Recompute recompute = Recompute::none;
-  optim::Optimizer optimizer = optim::adam();
-  std::uint64_t seed = 0;
-  Mesh mesh;
-  std::vector<int> node_of;        // by world rank; empty: all are on one node
-  bool nccl = false;               // NCCL carries messages and collectives; else our exchange
-  std::int64_t tensor_chunks = 1;  // chunks of units, or what the tensor ranks need if that is more
-  bool split_sequence = true;      // over tensor ranks
   /// Layout mode: the same bits on every mesh. Gradients are added in a tree over micro-batches,
   /// and sums over ranks travel in f32.
-  bool any_layout = false;
-  PipelineRule pipeline;
+  bool layout_mode = false;
+};
+
+/// ZeRO.
+struct ShardingInputs {
+  int stage = 0;  // a row of kShardings
+  ReduceWhen reduce = ReduceWhen::step;
+  std::int64_t prefetch = 1;
+};
+
+/// What all plans of a run share.
+struct PlanInputs {
+  ModelInputs model;
+  LayoutInputs layout;
+  NumericsInputs numerics;
+  ShardingInputs sharding;
+  Recompute recompute = Recompute::none;
+  optim::Optimizer optimizer = optim::adam();
+  const kernels::Device* device = nullptr;  // asked for scratch sizes only
+  std::uint64_t seed = 0;
   PlanPurpose state_for = PlanPurpose::train;  // the last of the purposes of the run's plans
 
   /// What data ranks keep in shards.
-  Sharding sharding() const { return sharding_of(stage, mesh.data); }
+  Sharding sharded() const { return sharding_of(sharding.stage, layout.mesh.data); }
   zero::StateTypes state_types() const {
-    return {.compute = compute,
-            .accumulate = accumulate,
+    return {.compute = numerics.compute,
+            .accumulate = numerics.accumulate,
             .optimizer = optim::bytes_per_element(optimizer)};
   }
 };

@@ -8,7 +8,7 @@ namespace tessera::plan {
 namespace {
 
 std::string unit_name(const Op& op, const PlanInputs& inputs) {
-  return op.unit < 0 ? "" : inputs.units[static_cast<std::size_t>(op.unit)].name;
+  return op.unit < 0 ? "" : inputs.model.units[static_cast<std::size_t>(op.unit)].name;
 }
 
 }  // namespace
@@ -51,7 +51,7 @@ std::string to_text(const Plan& plan, const PlanInputs& inputs) {
       "micro-batches {} x {}, {} ops, {:.3g} flop, "
       "sends {} in the node and {} "
       "across\n",
-      place_text(plan.place, inputs.mesh), plan.shape.sequence, plan.shape.micro_batches,
+      place_text(plan.place, inputs.layout.mesh), plan.shape.sequence, plan.shape.micro_batches,
       plan.shape.micro, plan.ops.size(), total_flop(plan), human_bytes(wire.intra),
       human_bytes(wire.inter));
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
@@ -105,7 +105,7 @@ std::string to_json(const Plan& plan, const PlanInputs& inputs) {
   }
   Json place, mesh;
   for (const Axis& a : kAxesInOrder)
-    place[a.name] = plan.place.*a.place, mesh[a.name] = inputs.mesh.*a.size;
+    place[a.name] = plan.place.*a.place, mesh[a.name] = inputs.layout.mesh.*a.size;
   return Json{{"sequence", plan.shape.sequence},
               {"micro", plan.shape.micro},
               {"micro_batches", plan.shape.micro_batches},

@@ -61,17 +61,18 @@ Calls reduce_in_blocks(const comm::ReduceScatter& reduce, const comm::Route& rou
 }
 
 std::string blocks_text(const PlanInputs& in, const MeshPlace& place) {
-  if (in.mesh.data == 1) return "";
+  if (in.layout.mesh.data == 1) return "";
   std::vector<std::string> all;
   const auto add = [&](const char* what, const kernels::BlockFormat& format,
                        const std::string& way) {
     all.push_back(
         fmt::format("{} {} in blocks of {}{}", what, enum_word(format.type), format.block, way));
   };
-  if (in.weight_blocks && in.sharding().parameters) add("parameters", *in.weight_blocks, "");
-  if (in.gradient_blocks) {
+  if (in.numerics.weight_blocks && in.sharded().parameters)
+    add("parameters", *in.numerics.weight_blocks, "");
+  if (in.numerics.gradient_blocks) {
     const auto hops = gradient_route(in, place).hops;
-    add("gradients", *in.gradient_blocks,
+    add("gradients", *in.numerics.gradient_blocks,
         hops.size() == 1 ? fmt::format(", added over {} ranks at once", hops[0].ranks.count)
                          : fmt::format(", added in nodes of {} ranks, then over {} nodes",
                                        hops[0].ranks.count, hops[1].ranks.count));

@@ -46,7 +46,7 @@ class Reducer {
  public:
   Reducer(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states)
       : plan_(plan), in_(in), states_(states) {
-    if (in.gradient_blocks) route_ = gradient_route(in, plan.place);
+    if (in.numerics.gradient_blocks) route_ = gradient_route(in, plan.place);
   }
 
   std::vector<SummedGradient> run(const Scheduled& scheduled) {
@@ -59,8 +59,9 @@ class Reducer {
       Use& use = use_of(instance.what);
       --use.left;
       use.last_op = instance.last_op;
-      use.full = buffer_view(instance.what.buffer, in_.accumulate, states_[unit_].layout.padded);
-      in_.any_layout ? add_in_tree(use) : add_in_turn(use);
+      use.full =
+          buffer_view(instance.what.buffer, in_.numerics.accumulate, states_[unit_].layout.padded);
+      in_.numerics.layout_mode ? add_in_tree(use) : add_in_turn(use);
       if (use.left == 0 && !tied(unit_)) gather(use);
     }
     std::vector<SummedGradient> sums(states_.size());
@@ -72,9 +73,9 @@ class Reducer {
   }
 
  private:
-  bool alone() const { return in_.mesh.data == 1; }
+  bool alone() const { return in_.layout.mesh.data == 1; }
   bool tied(std::size_t unit) const {
-    return tied_apart(in_) && in_.units[unit].kind == model::UnitKind::vocabulary;
+    return tied_apart(in_) && in_.model.units[unit].kind == model::UnitKind::vocabulary;
   }
   Use& use_of(const GradientBuffer& g) { return uses_[{g.unit, g.head_use}]; }
 
@@ -128,7 +129,7 @@ class Reducer {
   /// Layout mode: micro-batches are the leaves of an aligned binary tree, whichever rank has them.
   /// Under zero.reduce "step" a rank's own are added first, under "micro" those of all ranks.
   void add_in_tree(Use& use) {
-    const bool reduce_each = in_.reduce == ReduceWhen::micro && !alone();
+    const bool reduce_each = in_.sharding.reduce == ReduceWhen::micro && !alone();
     View sum = use.full;
     if (reduce_each) {
       sum = slice_for(use);
@@ -157,23 +158,26 @@ class Reducer {
     const Range slice = layout.shard_of(plan_.place.data);
     const bool once = use.left == 0 && !use.begun;
     const bool in_place =
-        !in_.sharding().states && (in_.any_layout ? in_.reduce == ReduceWhen::step : once);
+        !in_.sharded().states &&
+        (in_.numerics.layout_mode ? in_.sharding.reduce == ReduceWhen::step : once);
     if (in_place) return use.full.range(slice.begin, slice.count());
-    const BufferId id = add_buffer(plan_, in_.units[unit_].name + " gradient shard",
-                                   Purpose::gradients, layout.shard * size_of(in_.accumulate));
-    return buffer_view(id, in_.accumulate, layout.shard);
+    const BufferId id =
+        add_buffer(plan_, in_.model.units[unit_].name + " gradient shard", Purpose::gradients,
+                   layout.shard * size_of(in_.numerics.accumulate));
+    return buffer_view(id, in_.numerics.accumulate, layout.shard);
   }
 
   void reduce(const View& full, const View& shard, kernels::Write write) {
-    comm::ReduceScatter call{.full = full, .shard = shard, .wire = in_.wire, .write = write};
+    comm::ReduceScatter call{
+        .full = full, .shard = shard, .wire = in_.numerics.wire, .write = write};
     const auto add = [&](Call c) {
       insert(OpKind::reduce_gradients, Stream::reduce, MeshGroup::data, std::move(c));
     };
-    if (!in_.gradient_blocks) {
-      call.staging = staging(MeshGroup::data, in_.wire);
+    if (!in_.numerics.gradient_blocks) {
+      call.staging = staging(MeshGroup::data, in_.numerics.wire);
       return add(comm::CollectiveCall{call});
     }
-    const auto& format = *in_.gradient_blocks;
+    const auto& format = *in_.numerics.gradient_blocks;
     const std::int64_t bytes =
         block_staging(format, plan_.group(MeshGroup::data).size, shard.elements());
     for (Call& c : reduce_in_blocks(call, route_, format, leaving_.view(plan_, bytes),
@@ -200,13 +204,13 @@ class Reducer {
   /// them.
   View staging(MeshGroup group, DType wire) {
     return staging_.try_emplace(group, "staging")
-        .first->second.view(plan_,
-                            comm::reduce_scatter_staging(plan_.group(group), wire, in_.accumulate));
+        .first->second.view(
+            plan_, comm::reduce_scatter_staging(plan_.group(group), wire, in_.numerics.accumulate));
   }
 
   /// ZeRO stage 0: every rank's slice of the sum goes to all ranks.
   void gather(const Use& use) {
-    if (alone() || in_.sharding().states) return;
+    if (alone() || in_.sharded().states) return;
     insert(OpKind::gather_gradients, Stream::reduce, MeshGroup::data,
            comm::CollectiveCall{comm::AllGather{.shard = use.sum, .full = use.full}});
   }
@@ -220,7 +224,7 @@ class Reducer {
     };
     Use *embed = use_at(false), *head = use_at(true);
     Use& use = embed != nullptr ? *embed : *head;
-    const bool whole = !in_.sharding().states && !alone();
+    const bool whole = !in_.sharded().states && !alone();
     const SummedGradient sum{.slice = use.sum, .owned = whole ? use.full : use.sum};
     if (!tied(unit)) return sum;
     at_ = &plan_.ops[use.last_op];
@@ -235,8 +239,8 @@ class Reducer {
              comm::CollectiveCall{
                  comm::ReduceScatter{.full = use.sum,
                                      .shard = own,
-                                     .staging = staging(MeshGroup::ends, in_.accumulate),
-                                     .wire = in_.accumulate}});
+                                     .staging = staging(MeshGroup::ends, in_.numerics.accumulate),
+                                     .wire = in_.numerics.accumulate}});
       insert(OpKind::tie_gradients, Stream::reduce, MeshGroup::ends,
              comm::CollectiveCall{comm::AllGather{.shard = own, .full = use.sum}});
     }

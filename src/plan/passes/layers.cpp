@@ -28,14 +28,15 @@ std::vector<Layer> model_layers(const std::vector<model::UnitDesc>& units) {
 
 std::vector<double> layer_costs(const PlanInputs& in) {
   std::vector<double> costs;
-  for (const Layer& layer : model_layers(in.units)) {
+  for (const Layer& layer : model_layers(in.model.units)) {
     double flop = 0;
     if (layer.kind == LayerKind::head)
-      flop = 2.0 * static_cast<double>(in.config.vocab * in.config.hidden);
+      flop = 2.0 * static_cast<double>(in.model.config.vocab * in.model.config.hidden);
     if (layer.kind == LayerKind::block) {
       flop = 2.0 * static_cast<double>(
-                       model::parameter_count(std::span(&in.units[layer.units[0]], 1))) +
-             2.0 * static_cast<double>(in.config.heads * in.config.head_dim * in.config.context);
+                       model::parameter_count(std::span(&in.model.units[layer.units[0]], 1))) +
+             2.0 * static_cast<double>(in.model.config.heads * in.model.config.head_dim *
+                                       in.model.config.context);
     }
     costs.push_back(flop);
   }
@@ -43,9 +44,9 @@ std::vector<double> layer_costs(const PlanInputs& in) {
 }
 
 std::vector<Range> layer_parts(const PlanInputs& in) {
-  const auto layers = model_layers(in.units);
-  const std::int64_t parts = in.mesh.pipeline * in.pipeline.virtual_stages;
-  const auto& first = in.pipeline.first_layers;
+  const auto layers = model_layers(in.model.units);
+  const std::int64_t parts = in.layout.mesh.pipeline * in.layout.pipeline.virtual_stages;
+  const auto& first = in.layout.pipeline.first_layers;
   if (!first.empty()) {
     std::vector<Range> given;
     for (std::size_t i = 0; i < first.size(); ++i) {
@@ -59,11 +60,11 @@ std::vector<Range> layer_parts(const PlanInputs& in) {
 }
 
 std::vector<bool> held_units(const PlanInputs& in, std::int64_t stage) {
-  const auto layers = model_layers(in.units);
+  const auto layers = model_layers(in.model.units);
   const auto parts = layer_parts(in);
-  std::vector<bool> held(in.units.size());
-  for (std::int64_t v = 0; v < in.pipeline.virtual_stages; ++v) {
-    const Range part = parts[static_cast<std::size_t>(v * in.mesh.pipeline + stage)];
+  std::vector<bool> held(in.model.units.size());
+  for (std::int64_t v = 0; v < in.layout.pipeline.virtual_stages; ++v) {
+    const Range part = parts[static_cast<std::size_t>(v * in.layout.mesh.pipeline + stage)];
     for (std::int64_t l = part.begin; l < part.end; ++l) {
       for (std::size_t u : layers[static_cast<std::size_t>(l)].units) held[u] = true;
     }
@@ -72,21 +73,23 @@ std::vector<bool> held_units(const PlanInputs& in, std::int64_t stage) {
 }
 
 bool tied_apart(const PlanInputs& in) {
-  return in.config.tied_embeddings && (in.mesh.pipeline > 1 || in.any_layout);
+  return in.model.config.tied_embeddings &&
+         (in.layout.mesh.pipeline > 1 || in.numerics.layout_mode);
 }
 
 bool on_both_ends(const PlanInputs& in, std::size_t unit) {
-  return in.mesh.pipeline > 1 && in.config.tied_embeddings &&
-         in.units[unit].kind == model::UnitKind::vocabulary;
+  return in.layout.mesh.pipeline > 1 && in.model.config.tied_embeddings &&
+         in.model.units[unit].kind == model::UnitKind::vocabulary;
 }
 
 std::vector<std::int64_t> first_with_same_shares(const PlanInputs& in) {
   std::map<std::vector<std::int64_t>, std::int64_t> first;
   std::vector<std::int64_t> all;
-  for (std::int64_t t = 0; t < in.mesh.tensor; ++t) {
+  for (std::int64_t t = 0; t < in.layout.mesh.tensor; ++t) {
     std::vector<std::int64_t> sizes;
-    for (const auto& unit : in.units)
-      sizes.push_back(zero::unit_layout(unit, in.mesh.data, tensor_cut(in, {.tensor = t})).used);
+    for (const auto& unit : in.model.units)
+      sizes.push_back(
+          zero::unit_layout(unit, in.layout.mesh.data, tensor_cut(in, {.tensor = t})).used);
     all.push_back(first.try_emplace(std::move(sizes), t).first->second);
   }
   return all;

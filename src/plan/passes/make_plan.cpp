@@ -50,7 +50,8 @@ void add_scratch(Plan& plan, const kernels::Device& device) {
 
 void check_length(const PlanInputs& in, const PlanShape& shape) {
   // Some stage has that many units.
-  if (shape.micro_batches * ceil_div(std::ssize(in.units), in.mesh.pipeline) > kMostVisits)
+  if (shape.micro_batches * ceil_div(std::ssize(in.model.units), in.layout.mesh.pipeline) >
+      kMostVisits)
     throw too_long(shape);
 }
 

@@ -113,12 +113,15 @@ void read_windows(Plan& plan, const UnitOfWindow& unit_of, const Residences& res
 /// What fills one window.
 Calls gather_calls(Plan& plan, const PlanInputs& in, const UnitState& state, const Residence& r,
                    Staging& staging) {
-  const comm::AllGather gather{.shard = state.own_shard,
-                               .full = buffer_view(r.window, in.compute, state.layout.padded)};
-  if (!in.weight_blocks || plan.shape.purpose == PlanPurpose::evaluate)
+  const comm::AllGather gather{
+      .shard = state.own_shard,
+      .full = buffer_view(r.window, in.numerics.compute, state.layout.padded)};
+  if (!in.numerics.weight_blocks || plan.shape.purpose == PlanPurpose::evaluate)
     return {comm::CollectiveCall{gather}};
-  const std::int64_t bytes = block_staging(*in.weight_blocks, in.mesh.data, state.layout.shard);
-  return gather_in_blocks(gather, plan.place.data, *in.weight_blocks, staging.view(plan, bytes));
+  const std::int64_t bytes =
+      block_staging(*in.numerics.weight_blocks, in.layout.mesh.data, state.layout.shard);
+  return gather_in_blocks(gather, plan.place.data, *in.numerics.weight_blocks,
+                          staging.view(plan, bytes));
 }
 
 /// One gather a residence, `prefetch` visits ahead; in order of first use, so that the gather
@@ -135,7 +138,7 @@ void add_gathers(Plan& plan, const PlanInputs& in, const std::vector<UnitState>&
   Insertions insertions;
   for (const Residence& r : in_order) {
     const auto visit =
-        static_cast<std::int32_t>(std::max<std::int64_t>(0, r.first_visit - in.prefetch));
+        static_cast<std::int32_t>(std::max<std::int64_t>(0, r.first_visit - in.sharding.prefetch));
     const std::size_t at = visit_start.lower_bound(visit)->second;
     for (Call& call : gather_calls(plan, in, states[r.unit], r, staging))
       insertions.before(at, gather_op(OpKind::gather, r.unit, std::move(call)));
@@ -147,10 +150,10 @@ void add_gathers(Plan& plan, const PlanInputs& in, const std::vector<UnitState>&
 
 void residency(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
                const Scheduled& scheduled) {
-  if (!in.sharding().states) return;
-  if (in.sharding().publishes()) return publish(plan, states);
+  if (!in.sharded().states) return;
+  if (in.sharded().publishes()) return publish(plan, states);
   const UnitOfWindow unit_of = units_of_windows(states, scheduled);
-  Residences residences = residences_of(plan, unit_of, states.size(), in.prefetch);
+  Residences residences = residences_of(plan, unit_of, states.size(), in.sharding.prefetch);
   add_windows(plan, scheduled, residences);
   read_windows(plan, unit_of, residences);
   add_gathers(plan, in, states, residences);

@@ -30,23 +30,23 @@ class Scheduler {
       : plan_(plan),
         in_(in),
         states_(states),
-        layers_(model_layers(in.units)),
+        layers_(model_layers(in.model.units)),
         parts_(layer_parts(in)),
         training_(plan.shape.purpose != PlanPurpose::evaluate) {}
 
   Scheduled run() {
     for (std::size_t u = 0; u < states_.size(); ++u) {
       const bool window = states_[u].held && !states_[u].parameters;
-      out_.windows.push_back(window ? add_buffer(plan_, in_.units[u].name + " gathered",
-                                                 Purpose::gather_window,
-                                                 states_[u].layout.padded * size_of(in_.compute))
-                                    : -1);
+      out_.windows.push_back(
+          window ? add_buffer(plan_, in_.model.units[u].name + " gathered", Purpose::gather_window,
+                              states_[u].layout.padded * size_of(in_.numerics.compute))
+                 : -1);
     }
     for (std::int64_t k = 0; k < plan_.shape.micro_batches; ++k) add_batch(k);
     const View sums = plan_.words.range(0, WordLayout::flags);
     add(OpKind::kernel, kernels::Fill{.out = sums});
-    const auto of_stages =
-        pipeline_actions(in_.pipeline, in_.mesh.pipeline, plan_.shape.micro_batches, training_);
+    const auto of_stages = pipeline_actions(in_.layout.pipeline, in_.layout.mesh.pipeline,
+                                            plan_.shape.micro_batches, training_);
     const auto receives = pipeline_receives(of_stages, plan_.place.pipeline);
     const auto& actions = of_stages[static_cast<std::size_t>(plan_.place.pipeline)];
     for (std::size_t i = 0; i < actions.size(); ++i) {
@@ -70,7 +70,7 @@ class Scheduler {
     View gradient;                     // of the carry into the layer that backward has come to
   };
 
-  std::int64_t stages() const { return in_.mesh.pipeline; }
+  std::int64_t stages() const { return in_.layout.mesh.pipeline; }
   std::int64_t part_of(const PipelineAction& a) const {
     return a.chunk * stages() + plan_.place.pipeline;
   }
@@ -82,13 +82,14 @@ class Scheduler {
 
   /// A carry, or its gradient, on its way between stages.
   View message(const char* what) {
-    const std::int64_t t = plan_.shape.sequence / (split_sequence() ? in_.mesh.tensor : 1);
-    const std::int64_t n = plan_.shape.micro * t * in_.config.hidden;
+    const std::int64_t t = plan_.shape.sequence / (split_sequence() ? in_.layout.mesh.tensor : 1);
+    const std::int64_t n = plan_.shape.micro * t * in_.model.config.hidden;
     const BufferId id = add_buffer(plan_, fmt::format("{} of micro-batch {}", what, micro_batch_),
-                                   Purpose::messages, n * size_of(in_.compute));
-    return View(symbolic(id), in_.compute, {plan_.shape.micro, t, in_.config.hidden});
+                                   Purpose::messages, n * size_of(in_.numerics.compute));
+    return View(symbolic(id), in_.numerics.compute,
+                {plan_.shape.micro, t, in_.model.config.hidden});
   }
-  bool split_sequence() const { return in_.split_sequence && in_.mesh.tensor > 1; }
+  bool split_sequence() const { return in_.layout.split_sequence && in_.layout.mesh.tensor > 1; }
 
   void receive(const PipelineAction& a) {
     micro_batch_ = static_cast<std::int32_t>(a.micro_batch);
@@ -107,11 +108,11 @@ class Scheduler {
     return (plan_.place.pipeline + steps + stages()) % stages();
   }
   bool crosses(std::int64_t peer) const {
-    if (in_.node_of.empty()) return false;
+    if (in_.layout.node_of.empty()) return false;
     const auto node = [&](std::int64_t pipeline) {
       MeshPlace p = plan_.place;
       p.pipeline = pipeline;
-      return in_.node_of[static_cast<std::size_t>(in_.mesh.rank_of(p))];
+      return in_.layout.node_of[static_cast<std::size_t>(in_.layout.mesh.rank_of(p))];
     };
     return node(peer) != node(plan_.place.pipeline);
   }
@@ -184,17 +185,18 @@ class Scheduler {
   /// Gradients live within a step, also at ZeRO stage 0: before the first backward their bytes
   /// serve activations.
   View gradient_of(std::size_t unit, bool head_use, Write& write) {
-    const bool own = in_.any_layout || per_micro_batch();
+    const bool own = in_.numerics.layout_mode || per_micro_batch();
     const auto key = std::tuple{unit, head_use, own ? micro_batch_ : 0};
     auto it = gradients_.find(key);
     write = micro_batch_ == 0 || own ? Write::overwrite : Write::add;
     if (it == gradients_.end()) {
-      const BufferId id = add_buffer(plan_, in_.units[unit].name + " gradient", Purpose::gradients,
-                                     states_[unit].layout.padded * size_of(in_.accumulate));
+      const BufferId id =
+          add_buffer(plan_, in_.model.units[unit].name + " gradient", Purpose::gradients,
+                     states_[unit].layout.padded * size_of(in_.numerics.accumulate));
       it = gradients_.emplace(key, id).first;
       out_.gradients.push_back({.buffer = id, .unit = unit, .head_use = head_use});
     }
-    return buffer_view(it->second, in_.accumulate, states_[unit].layout.padded);
+    return buffer_view(it->second, in_.numerics.accumulate, states_[unit].layout.padded);
   }
 
   void add_batch(std::int64_t k) {
@@ -214,7 +216,9 @@ class Scheduler {
 
   /// Whether every micro-batch has gradient buffers of its own, which are reduced over data ranks
   /// at once.
-  bool per_micro_batch() const { return in_.reduce == ReduceWhen::micro && in_.mesh.data > 1; }
+  bool per_micro_batch() const {
+    return in_.sharding.reduce == ReduceWhen::micro && in_.layout.mesh.data > 1;
+  }
 
   struct Writes {
     Write gradients = Write::overwrite, tokens = Write::overwrite;
@@ -228,14 +232,14 @@ class Scheduler {
                         .token_write = writes.tokens};
     auto it = recordings_.find(key);
     if (it == recordings_.end()) {
-      RecordInputs inputs{.config = in_.config,
+      RecordInputs inputs{.config = in_.model.config,
                           .device = *in_.device,
-                          .compute = in_.compute,
-                          .accumulate = in_.accumulate,
+                          .compute = in_.numerics.compute,
+                          .accumulate = in_.numerics.accumulate,
                           .recompute = in_.recompute,
                           .activations = activations(),
-                          .operands = in_.operands,
-                          .order = in_.order,
+                          .operands = in_.numerics.operands,
+                          .order = in_.numerics.order,
                           .seed = in_.seed,
                           .micro = plan_.shape.micro,
                           .sequence = plan_.shape.sequence,
@@ -243,7 +247,7 @@ class Scheduler {
                           .units = {},
                           .layouts = {}};
       for (std::size_t u : units) {
-        inputs.units.push_back(&in_.units[u]);
+        inputs.units.push_back(&in_.model.units[u]);
         inputs.layouts.push_back(&states_[u].layout);
       }
       it = recordings_.emplace(key, record(key, inputs)).first;
@@ -255,17 +259,18 @@ class Scheduler {
   /// every recomputation policy.
   model::Activations activations() const {
     using enum model::Activations;
-    return in_.any_layout || in_.recompute == Recompute::selective ? apart : in_products;
+    return in_.numerics.layout_mode || in_.recompute == Recompute::selective ? apart : in_products;
   }
   model::TensorRegion tensor_region() const {
     model::TensorRegion tensor{
         .cut = tensor_cut(in_, plan_.place),
         .sequence = split_sequence(),
-        .wire = !in_.any_layout && in_.compute == DType::bf16 ? DType::bf16 : DType::f32,
+        .wire = !in_.numerics.layout_mode && in_.numerics.compute == DType::bf16 ? DType::bf16
+                                                                                 : DType::f32,
         .group = plan_.group(MeshGroup::tensor),
         .run = {}};
-    if (in_.any_layout) tensor.position_groups = tensor.cut.chunks;
-    if (!in_.any_layout && tensor.sequence) tensor.position_groups = tensor.cut.ranks;
+    if (in_.numerics.layout_mode) tensor.position_groups = tensor.cut.chunks;
+    if (!in_.numerics.layout_mode && tensor.sequence) tensor.position_groups = tensor.cut.ranks;
     return tensor;
   }
 
@@ -280,14 +285,14 @@ class Scheduler {
       v.bound[static_cast<BufferId>(Local::weights0) + n] =
           state.parameters
               ? state.parameters
-              : buffer_view(out_.windows[l.units[i]], in_.compute, state.layout.padded);
+              : buffer_view(out_.windows[l.units[i]], in_.numerics.compute, state.layout.padded);
       if (training_) {
         v.bound[static_cast<BufferId>(Local::grads0) + n] =
             gradient_of(l.units[i], apart && is_head && i == 1, writes.gradients);
       }
     }
     writes.tokens = writes.gradients;
-    if (in_.config.tied_embeddings && !apart)
+    if (in_.model.config.tied_embeddings && !apart)
       writes.tokens = Write::add;  // the head's part came first
     v.recording = &recording_of(l.kind, l.units, static_cast<bool>(flow.pending), writes);
     bind_carry(v, flow);

@@ -58,10 +58,10 @@ void add_control(Plan& plan) {
 /// The parameters in the compute type: a shard where they are gathered for use, else whole.
 void add_parameters(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, UnitState& s) {
   const auto add = [&](std::int64_t elements) {
-    return add_persistent(plan, unit.name + " parameters", Purpose::parameters, in.compute,
+    return add_persistent(plan, unit.name + " parameters", Purpose::parameters, in.numerics.compute,
                           elements);
   };
-  if (in.sharding().parameters) {
+  if (in.sharded().parameters) {
     s.own_shard = add(s.layout.shard);
   } else {
     const Range slice = s.layout.shard_of(plan.place.data);
@@ -75,7 +75,7 @@ void add_parameters(Plan& plan, const PlanInputs& in, const model::UnitDesc& uni
 void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, UnitState& s) {
   const auto rows = kept_tensors(in);
   s.kept.resize(rows.size());
-  (in.compute == DType::f32 ? s.kept[kMasterRow].live : s.copy) =
+  (in.numerics.compute == DType::f32 ? s.kept[kMasterRow].live : s.copy) =
       s.owned == s.layout.shard_of(plan.place.data) ? s.own_shard : s.parameters;
   for (std::size_t r = 0; r < rows.size() && in.state_for >= PlanPurpose::train; ++r) {
     const Purpose purpose = r == kMasterRow ? Purpose::master : Purpose::optimizer;
@@ -98,15 +98,15 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
   add_control(plan);
   const model::TensorCut cut = tensor_cut(in, plan.place);
   const auto held = held_units(in, plan.place.pipeline);
-  std::vector<UnitState> states(in.units.size());
-  plan.shares.resize(in.units.size());
+  std::vector<UnitState> states(in.model.units.size());
+  plan.shares.resize(in.model.units.size());
   for (std::size_t u = 0; u < states.size(); ++u) {
     if (!held[u]) continue;
-    const model::UnitDesc& unit = in.units[u];
+    const model::UnitDesc& unit = in.model.units[u];
     UnitState& s = states[u];
     s.held = true;
-    s.layout = zero::unit_layout(unit, in.mesh.data, cut);
-    s.owned = in.sharding().states ? s.layout.shard_of(plan.place.data) : Range{0, s.layout.padded};
+    s.layout = zero::unit_layout(unit, in.layout.mesh.data, cut);
+    s.owned = in.sharded().states ? s.layout.shard_of(plan.place.data) : Range{0, s.layout.padded};
     plan.shares[u].shard = s.layout.shard;
     for (const Range& part : counted_ranges(in, plan, u, s.layout))
       plan.shares[u].counted += part.count();

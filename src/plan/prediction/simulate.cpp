@@ -409,10 +409,10 @@ double idle_share(const Simulation& simulation) {
 
 std::vector<MeshPlace> simulated_places(const PlanInputs& in) {
   const auto alike = first_with_same_shares(in);
-  const bool even = std::ranges::count(alike, 0) == in.mesh.tensor;
+  const bool even = std::ranges::count(alike, 0) == in.layout.mesh.tensor;
   std::vector<MeshPlace> places;
-  for (std::int64_t p = 0; p < in.mesh.pipeline; ++p) {
-    for (std::int64_t t = 0; t < (even ? 1 : in.mesh.tensor); ++t)
+  for (std::int64_t p = 0; p < in.layout.mesh.pipeline; ++p) {
+    for (std::int64_t t = 0; t < (even ? 1 : in.layout.mesh.tensor); ++t)
       places.push_back({.tensor = t, .data = 0, .pipeline = p});
   }
   return places;
@@ -452,7 +452,7 @@ Prediction predict(std::vector<Plan> plans, const PlanInputs& in, const deck::Ma
               .inter = std::max(p.sent.inter, sent.inter)};
     p.flop += total_flop(plan);
   }
-  p.flop *= static_cast<double>(in.mesh.size()) / static_cast<double>(p.plans.size());
+  p.flop *= static_cast<double>(in.layout.mesh.size()) / static_cast<double>(p.plans.size());
   p.simulation = simulate(p.plans, costs);
   p.bubble = idle_share(simulate(p.plans, free));
   return p;

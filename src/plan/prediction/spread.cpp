@@ -15,17 +15,17 @@ std::vector<RankGroup> groups_of(const Mesh& mesh, MeshGroup kind) {
 
 Spread widest(MeshGroup kind, const PlanInputs& in) {
   Spread most;
-  for (const RankGroup& group : groups_of(in.mesh, kind)) {
-    const auto shape = group_shape(in, in.mesh.place_of(group.first), kind);
+  for (const RankGroup& group : groups_of(in.layout.mesh, kind)) {
+    const auto shape = group_shape(in, in.layout.mesh.place_of(group.first), kind);
     if (shape.nodes > most.nodes) most = {group.first, shape.nodes};
   }
   return most;
 }
 
 std::vector<Situation> situations(const PlanInputs& in) {
-  const Mesh& mesh = in.mesh;
+  const Mesh& mesh = in.layout.mesh;
   const auto node = [&](std::int64_t r) {
-    return in.node_of.empty() ? 0 : in.node_of[static_cast<std::size_t>(r)];
+    return in.layout.node_of.empty() ? 0 : in.layout.node_of[static_cast<std::size_t>(r)];
   };
   std::vector<Situation> all(static_cast<std::size_t>(mesh.size()));
   const auto count = [&](MeshGroup kind, Situation::Group Situation::*member) {
@@ -38,7 +38,7 @@ std::vector<Situation> situations(const PlanInputs& in) {
       }
     }
   };
-  if (in.gradient_blocks) {
+  if (in.numerics.gradient_blocks) {
     for (const RankGroup& group : groups_of(mesh, MeshGroup::data)) {
       const std::size_t hops = gradient_route(in, mesh.place_of(group.first)).hops.size();
       for (std::int64_t i = 0; i < group.count; ++i)
@@ -67,7 +67,7 @@ std::optional<std::string> tensor_over_nodes(const PlanInputs& in) {
   return fmt::format(
       "tensor ranks {}-{} are on {} nodes, but tensor ranks talk most: let parallel.tensor divide "
       "the ranks of a node, and ranks fill nodes in order (srun --distribution=block)",
-      spread.first, spread.first + in.mesh.tensor - 1, spread.nodes);
+      spread.first, spread.first + in.layout.mesh.tensor - 1, spread.nodes);
 }
 
 }  // namespace tessera::plan

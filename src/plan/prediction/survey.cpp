@@ -18,9 +18,10 @@ namespace {
 /// Elements of a tensor rank's share of a stage's units.
 std::int64_t share(const PlanInputs& in, const MeshPlace& place, const std::vector<bool>& held) {
   std::int64_t elements = 0;
-  for (std::size_t u = 0; u < in.units.size(); ++u) {
+  for (std::size_t u = 0; u < in.model.units.size(); ++u) {
     if (held[u])
-      elements += zero::unit_layout(in.units[u], in.mesh.data, tensor_cut(in, place)).padded;
+      elements +=
+          zero::unit_layout(in.model.units[u], in.layout.mesh.data, tensor_cut(in, place)).padded;
   }
   return elements;
 }
@@ -50,7 +51,8 @@ Measured measure(const PlanInputs& in, std::span<const PlanShape> shapes, const 
     auto& sum = m.figures.wire[op.kind];
     sum.intra += bytes.intra, sum.inter += bytes.inter;
   }
-  for (const UnitShare& share : first.shares) m.figures.elements += share.shard * in.mesh.data;
+  for (const UnitShare& share : first.shares)
+    m.figures.elements += share.shard * in.layout.mesh.data;
   return m;
 }
 
@@ -64,11 +66,11 @@ comm::WireBytes RankFigures::sent() const {
 
 std::vector<MeshPlace> largest_places(const PlanInputs& in) {
   std::vector<MeshPlace> places;
-  for (std::int64_t stage = 0; stage < in.mesh.pipeline; ++stage) {
+  for (std::int64_t stage = 0; stage < in.layout.mesh.pipeline; ++stage) {
     const auto held = held_units(in, stage);
     MeshPlace largest{.pipeline = stage};
     std::int64_t most = 0;
-    for (std::int64_t t = 0; t < in.mesh.tensor; ++t) {
+    for (std::int64_t t = 0; t < in.layout.mesh.tensor; ++t) {
       const MeshPlace place{.tensor = t, .pipeline = stage};
       const std::int64_t elements = share(in, place, held);
       if (elements > most) most = elements, largest = place;
@@ -81,7 +83,7 @@ std::vector<MeshPlace> largest_places(const PlanInputs& in) {
 std::vector<MeshPlace> distinct_places(const PlanInputs& in) {
   const auto largest = largest_places(in);
   std::set<MeshPlace> places(largest.begin(), largest.end());
-  const Mesh& m = in.mesh;
+  const Mesh& m = in.layout.mesh;
   const std::int64_t tensor = largest[0].tensor;
   for (const std::int64_t d : {std::int64_t{0}, m.data / 2, m.data - 1})
     places.insert({.tensor = tensor, .data = d, .pipeline = 0});
@@ -154,7 +156,7 @@ Survey survey(const PlanInputs& inputs, std::span<const PlanShape> shapes,
     measured[i] = measure(own[worker], shapes, places[i]);
   });
   check_data_ranks(measured);
-  Survey survey{.ranks = {}, .meetings = check_pipelines(measured, inputs.mesh)};
+  Survey survey{.ranks = {}, .meetings = check_pipelines(measured, inputs.layout.mesh)};
   for (Measured& m : measured) survey.ranks.push_back(std::move(m.figures));
   return survey;
 }

@@ -54,7 +54,7 @@ std::vector<MeshPlace> distinct_pipelines(const std::vector<std::uint64_t>& hash
 
 std::int64_t prove_together(const Plans& plans, const plan::PlanInputs& inputs,
                             const comm::Control& control) {
-  const Mesh& mesh = inputs.mesh;
+  const Mesh& mesh = inputs.layout.mesh;
   check_data_groups(plans, mesh, control);
   if (mesh.pipeline == 1) return 0;
   Hasher hash;

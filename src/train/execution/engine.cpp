@@ -24,8 +24,8 @@ Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
   backend_ = backend::make_backend(
       {.kind = deck.run.backend, .threads = threads_, .matmul = deck.precision.matmul}, &ranks);
   inputs_ = setup::plan_inputs(deck, shapes, mpi.node_of(), *backend_.device);
-  inputs_.nccl = backend_.kind == deck::Backend::cuda;
-  place_ = inputs_.mesh.place_of(mpi.rank());
+  inputs_.layout.nccl = backend_.kind == deck::Backend::cuda;
+  place_ = inputs_.layout.mesh.place_of(mpi.rank());
   apart_before_ = tier().apart().in_use;
   groups_ = make_groups(inputs_, mpi.rank(), backend_.make_group);
   make_plans(shapes);
@@ -63,8 +63,8 @@ void Engine::allocate(const comm::MpiSession& mpi) {
     of_host += tier_of(id).of_host() ? bytes[static_cast<std::size_t>(id)] : 0;
   const std::int64_t most = control_.max(of_host);  // pipeline stages differ
   control_.together([&] {
-    setup::check_budget(loaded_, inputs_.mesh, bytes);
-    setup::check_gpu(loaded_.deck, inputs_.mesh, bytes, tier().apart());
+    setup::check_budget(loaded_, inputs_.layout.mesh, bytes);
+    setup::check_gpu(loaded_.deck, inputs_.layout.mesh, bytes, tier().apart());
     // All ranks of the node allocate after this, so what each sees free must be enough for all of
     // them.
     memory::check_available(most, mpi.job().local);
@@ -97,7 +97,7 @@ void Engine::tune(const std::filesystem::path& directory, bool timed,
   }
   const memory::Arena& step = *arenas_[static_cast<std::size_t>(plan::ArenaId::step)];
   backend_.tune(calls, {.file = directory / "matmul_algorithms.txt",
-                        .timed = timed && !inputs_.any_layout,
+                        .timed = timed && !inputs_.numerics.layout_mode,
                         .memory = View(step.base(), DType::u8, {step.bytes()}),
                         .say = say});
 }
@@ -107,7 +107,7 @@ data::BatchShare Engine::share(const plan::PlanShape& shape) const {
           .data_rank = place_.data,
           .micro = shape.micro,
           .micro_batches = shape.micro_batches,
-          .reduce = inputs_.reduce};
+          .reduce = inputs_.sharding.reduce};
 }
 
 StepOutput Engine::run(const PreparedPlan& prepared, const StepInput& input,
@@ -118,7 +118,9 @@ StepOutput Engine::run(const PreparedPlan& prepared, const StepInput& input,
   return executor_->run(prepared.bound, input, load, hooks, profile);
 }
 
-double Engine::peak_rate() const { return inputs_.compute == DType::f32 ? 0 : backend_.peak_rate; }
+double Engine::peak_rate() const {
+  return inputs_.numerics.compute == DType::f32 ? 0 : backend_.peak_rate;
+}
 
 std::int64_t Engine::memory_in_use() const {
   return memory::resident_bytes() + backend_.device_tier->apart().in_use;
@@ -148,7 +150,7 @@ std::int64_t Engine::device_bytes() const {
 }
 
 std::vector<plan::ArenaBytes> Engine::of_largest_ranks(const plan::ArenaBytes& own) const {
-  const auto stages = static_cast<std::size_t>(inputs_.mesh.pipeline);
+  const auto stages = static_cast<std::size_t>(inputs_.layout.mesh.pipeline);
   std::vector<std::uint64_t> largest(stages);
   auto& of_stage = largest[static_cast<std::size_t>(place_.pipeline)];
   const auto mine = static_cast<std::uint64_t>(bytes());

@@ -90,13 +90,13 @@ Groups self_groups() {
 Groups make_groups(const plan::PlanInputs& in, std::int64_t rank, const MakeGroup& make) {
   Groups groups = self_groups();
   for (const plan::ChannelRow& row : plan::kChannelRows) {
-    if (!has_several(in.mesh, row)) continue;
-    const plan::ChannelRow& shared = shared_with(in.mesh, row);
+    if (!has_several(in.layout.mesh, row)) continue;
+    const plan::ChannelRow& shared = shared_with(in.layout.mesh, row);
     groups[row.channel] =
         shared.channel != row.channel
             ? groups[shared.channel]
-            : make(in.mesh.members(rank, row.ranks),
-                   group_shape(in, in.mesh.place_of(rank), row.ranks), row.traffic);
+            : make(in.layout.mesh.members(rank, row.ranks),
+                   group_shape(in, in.layout.mesh.place_of(rank), row.ranks), row.traffic);
   }
   return groups;
 }

@@ -96,7 +96,7 @@ std::string profile_line(const ProfiledStep& p, const plan::Plan& plan,
     begins.push_back(microseconds(p.times.ops[i].begin));
     ends.push_back(microseconds(p.times.ops[i].end));
   }
-  const Mesh& mesh = inputs.mesh;
+  const Mesh& mesh = inputs.layout.mesh;
   Json sizes;
   for (const Axis& a : kAxes) sizes[a.name] = mesh.*a.size;
   return Json{{"format", kFormat},
@@ -241,7 +241,7 @@ plan::TimedStep timed(const Step& step, std::vector<plan::Plan> plans) {
 
 [[noreturn]] void refuse(const std::vector<Record>& records, const std::filesystem::path& path,
                          const plan::PlanInputs& inputs) {
-  const std::string here = layout_text(inputs.mesh, nodes_of(inputs));
+  const std::string here = layout_text(inputs.layout.mesh, nodes_of(inputs));
   if (records.empty()) throw DeckError(fmt::format("{}: has no finished step", path.string()));
   const Record& last = records.back();
   if (last.layout != here) {
@@ -260,17 +260,17 @@ plan::TimedStep timed(const Step& step, std::vector<plan::Plan> plans) {
 
 MeasuredStep read_profile(const std::filesystem::path& run_directory,
                           const plan::PlanInputs& inputs, std::span<const plan::PlanShape> shapes) {
-  const auto place_of = [&](std::int64_t rank) { return inputs.mesh.place_of(rank); };
+  const auto place_of = [&](std::int64_t rank) { return inputs.layout.mesh.place_of(rank); };
   std::vector<MeshPlace> places;
-  if (inputs.mesh.size() > kFewRanks) {
+  if (inputs.layout.mesh.size() > kFewRanks) {
     places = simulated_places(inputs);
   } else {
-    for (std::int64_t r = 0; r < inputs.mesh.size(); ++r) places.push_back(place_of(r));
+    for (std::int64_t r = 0; r < inputs.layout.mesh.size(); ++r) places.push_back(place_of(r));
   }
-  const std::string here = layout_text(inputs.mesh, nodes_of(inputs));
+  const std::string here = layout_text(inputs.layout.mesh, nodes_of(inputs));
   std::vector<std::vector<Record>> records;
   for (const MeshPlace& place : places) {
-    const std::int64_t rank = inputs.mesh.rank_of(place);
+    const std::int64_t rank = inputs.layout.mesh.rank_of(place);
     const auto path = file_of(run_directory, rank);
     records.push_back(read_records(path, rank));
     const auto elsewhere = [&](const Record& r) { return r.layout != here; };
@@ -300,7 +300,8 @@ MeasuredStep read_profile(const std::filesystem::path& run_directory,
     result.ranks = timed(median, std::move(plans));
     return result;
   }
-  refuse(records.front(), file_of(run_directory, inputs.mesh.rank_of(places.front())), inputs);
+  refuse(records.front(), file_of(run_directory, inputs.layout.mesh.rank_of(places.front())),
+         inputs);
 }
 
 }  // namespace tessera::train

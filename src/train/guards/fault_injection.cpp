@@ -112,7 +112,7 @@ FaultInjection::Tensor FaultInjection::find_tensor(const deck::LoadedDeck& loade
     return DeckError(fmt::format("{}: fault.inject has \"{}\", but {}",
                                  loaded.where("fault.inject"), to_text(fault), why));
   };
-  const auto& units = engine_.inputs().units;
+  const auto& units = engine_.inputs().model.units;
   std::vector<std::string_view> names;
   for (std::size_t u = 0; u < units.size(); ++u) {
     for (std::size_t p = 0; p < units[u].params.size(); ++p) {
@@ -202,7 +202,7 @@ Executor::Hooks FaultInjection::hooks(const PreparedPlan& prepared) {
     const bool again = p.spent && p.step == step_;
     if (!mine(p) || (p.spent && !again)) continue;
     const plan::Op& sum = first_sum(prepared.plan(), p.tensor.unit);
-    const DType type = engine_.inputs().accumulate;
+    const DType type = engine_.inputs().numerics.accumulate;
     const std::int64_t at =
         engine_.state().units()[p.tensor.unit].layout.offset_of(p.tensor.parameter) * size_of(type);
     const View element(plan::symbolic(gradient_of(prepared.plan(), sum), at), type, {1});

@@ -34,8 +34,9 @@ std::string tensor_name(const plan::Plan& plan, const plan::PlanInputs& inputs, 
                         const View& symbolic, std::int64_t element) {
   const auto& buffer = plan.buffers[static_cast<std::size_t>(plan::buffer_of(symbolic))];
   if (buffer.purpose == plan::Purpose::gradients && op.unit >= 0) {
-    const auto& unit = inputs.units[static_cast<std::size_t>(op.unit)];
-    const auto layout = zero::unit_layout(unit, inputs.mesh.data, tensor_cut(inputs, plan.place));
+    const auto& unit = inputs.model.units[static_cast<std::size_t>(op.unit)];
+    const auto layout =
+        zero::unit_layout(unit, inputs.layout.mesh.data, tensor_cut(inputs, plan.place));
     // A buffer of the unit's whole gradient, or of the shard that this rank sums.
     const std::int64_t held = buffer.bytes / size_of(symbolic.type);
     const std::int64_t first = held == layout.padded ? 0 : layout.shard_of(plan.place.data).begin;

@@ -19,11 +19,13 @@ struct Copies {
   const plan::PlanInputs& inputs;
   std::int64_t rank;
 
-  std::int64_t keys() const { return static_cast<std::int64_t>(Kind::count) * inputs.mesh.size(); }
+  std::int64_t keys() const {
+    return static_cast<std::int64_t>(Kind::count) * inputs.layout.mesh.size();
+  }
 
   /// This rank's copy in the set that the key stands for, of one unit.
   ModelState::Copy of(std::size_t unit, std::int64_t key) const {
-    const Mesh& mesh = inputs.mesh;
+    const Mesh& mesh = inputs.layout.mesh;
     const MeshPlace owner = mesh.place_of(key % mesh.size());
     MeshPlace own = mesh.place_of(rank);
     switch (static_cast<Kind>(key / mesh.size())) {
@@ -52,7 +54,7 @@ struct Copies {
   /// The copies of all units together.
   ModelState::Copy of(std::int64_t key) const {
     ModelState::Copy all;
-    for (std::size_t u = 0; u < inputs.units.size(); ++u) {
+    for (std::size_t u = 0; u < inputs.model.units.size(); ++u) {
       const ModelState::Copy copy = of(u, key);
       if (copy.elements == 0) continue;
       all.elements += copy.elements;
@@ -127,11 +129,11 @@ std::vector<int> minority(std::span<const std::optional<std::uint64_t>> hashes) 
 }  // namespace
 
 bool keeps_copies(const plan::PlanInputs& inputs) {
-  const Mesh& mesh = inputs.mesh;
+  const Mesh& mesh = inputs.layout.mesh;
   // Where states are in shards, a slice is compared among the ranks that do not own it.
-  const Sharding sharding = inputs.sharding();
+  const Sharding sharding = inputs.sharded();
   const bool data = !sharding.parameters && mesh.data > (sharding.states ? 2 : 1);
-  const bool ends = mesh.pipeline > 1 && inputs.config.tied_embeddings;
+  const bool ends = mesh.pipeline > 1 && inputs.model.config.tied_embeddings;
   return data || mesh.tensor > 1 || ends;
 }
 
@@ -142,14 +144,14 @@ ReplicaComparison compare_copies(const ModelState& state, const plan::PlanInputs
   if (!compared.different) return {.elements = compared.elements, .difference = std::nullopt};
 
   std::string text;
-  for (std::size_t u = 0; u < inputs.units.size(); ++u) {
+  for (std::size_t u = 0; u < inputs.model.units.size(); ++u) {
     const auto of_unit = gather(copies.of(u, *compared.different), control);
     const auto who = minority(of_unit);
     if (who.empty()) continue;
     const auto holders =
         std::ranges::count_if(of_unit, [](const auto& h) { return h.has_value(); });
     const bool certain = std::ssize(who) < holders;
-    text += fmt::format("{}{} {} {}", text.empty() ? "" : "; ", inputs.units[u].name,
+    text += fmt::format("{}{} {} {}", text.empty() ? "" : "; ", inputs.model.units[u].name,
                         certain ? "differs on rank" : "differs between ranks",
                         fmt::join(who, certain ? ", " : " and "));
   }

@@ -86,10 +86,11 @@ void Report::start() const {
   run_.log.note(fmt::format(
       "started by tessera {} ({}) on {} ranks of {} nodes, rank 0 on {}: ZeRO-{}, {} threads a "
       "rank, run {}, {} sequences a step, {} steps",
-      kVersion, kCommit, run_.control.size(), world.nodes, comm::host_name(), engine.inputs().stage,
-      engine.threads(), run_.deck.run.name, global, run_.course.steps()));
+      kVersion, kCommit, run_.control.size(), world.nodes, comm::host_name(),
+      engine.inputs().sharding.stage, engine.threads(), run_.deck.run.name, global,
+      run_.course.steps()));
   nlohmann::ordered_json mesh;
-  for (const Axis& a : kAxes) mesh[a.name] = engine.inputs().mesh.*a.size;
+  for (const Axis& a : kAxes) mesh[a.name] = engine.inputs().layout.mesh.*a.size;
   mesh["nodes"] = world.nodes;
   run_.log.event({{"event", "start"},
                   {"version", kVersion},
@@ -97,9 +98,9 @@ void Report::start() const {
                   {"command", command_line()},
                   {"deck", run_.deck.run.name},
                   {"mesh", std::move(mesh)},
-                  {"zero_stage", engine.inputs().stage},
+                  {"zero_stage", engine.inputs().sharding.stage},
                   {"meetings_of_stages", engine.meetings()},
-                  {"parameters", model::parameter_count(engine.inputs().units)},
+                  {"parameters", model::parameter_count(engine.inputs().model.units)},
                   {"predicted_bytes", engine.bytes()},
                   {"arena_bytes", stages_json(stages)}});
 }
@@ -114,11 +115,12 @@ void Report::say_model_and_layout() const {
                            run_.directory.string()));
   run_.log.say(fmt::format(
       "model     {} parameters: {} layers, hidden {}, {} heads, vocabulary {}, sequence {}",
-      count_text(static_cast<double>(model::parameter_count(in.units))), in.config.layers,
-      in.config.hidden, in.config.heads, in.config.vocab, sequence));
-  run_.log.say(fmt::format("layout    {}, ZeRO-{}, {} ranks a node, each on {}", to_string(in.mesh),
-                           in.stage, prepared.plan().group(MeshGroup::world).local,
-                           engine.device_name()));
+      count_text(static_cast<double>(model::parameter_count(in.model.units))),
+      in.model.config.layers, in.model.config.hidden, in.model.config.heads, in.model.config.vocab,
+      sequence));
+  run_.log.say(fmt::format("layout    {}, ZeRO-{}, {} ranks a node, each on {}",
+                           to_string(in.layout.mesh), in.sharding.stage,
+                           prepared.plan().group(MeshGroup::world).local, engine.device_name()));
   run_.log.say(fmt::format(
       "batch     {} sequences a step = {} data ranks x {} micro-batches x {}, {} tokens; {} steps",
       global, engine.data_ranks(), first.micro_batches, first.micro,
@@ -160,7 +162,7 @@ void Report::say_notes() const {
     run_.log.say(
         fmt::format("note      guard.check_replicas has nothing to compare: ZeRO-{} on this layout "
                     "keeps no copies between steps",
-                    in.stage));
+                    in.sharding.stage));
   }
 }
 
@@ -210,8 +212,8 @@ void Report::resume(const LoadedCheckpoint& from, std::int64_t bytes_read) {
 
 double Report::tflops(const StepResult& r) const {
   const double rate = run_.course.tokens(run_.course.progress.step) / r.times.total;
-  return model::flop_per_token(run_.engine->inputs().config, run_.deck.batch.sequence) * rate /
-         static_cast<double>(run_.control.size()) / 1e12;
+  return model::flop_per_token(run_.engine->inputs().model.config, run_.deck.batch.sequence) *
+         rate / static_cast<double>(run_.control.size()) / 1e12;
 }
 
 /// Of the update that the step made, or would have made.
@@ -232,7 +234,7 @@ void Report::step(const StepResult& r, const std::optional<guard::ComputeSpread>
   rates_.best_step_s = r.times.total;
   rates_.best_tokens_per_s = run_.course.tokens(step) / r.times.total;
   rates_.best_gflops =
-      model::flop_per_token(run_.engine->inputs().config, run_.deck.batch.sequence) *
+      model::flop_per_token(run_.engine->inputs().model.config, run_.deck.batch.sequence) *
       rates_.best_tokens_per_s / 1e9;
 }
 
@@ -332,7 +334,7 @@ double Report::say_times(double waited_for_saves, double slowest_compute) const 
   const plan::PlanInputs& in = run_.engine->inputs();
   double blocks = 0, ends = 0;
   for (std::size_t i = 0; i < steps_.compute.size(); ++i) {
-    const bool block = i > 0 && in.units[i - 1].kind == model::UnitKind::block;
+    const bool block = i > 0 && in.model.units[i - 1].kind == model::UnitKind::block;
     (block ? blocks : ends) += steps_.compute[i];
   }
   const double compute = sum_of(steps_.compute);
@@ -344,7 +346,7 @@ double Report::say_times(double waited_for_saves, double slowest_compute) const 
   row("compute: blocks", blocks);
   row("compute: ends, norm, optimizer", ends);
   row("waiting for communication", steps_.comm_exposed);
-  if (in.mesh.pipeline > 1) row("  of it, for other stages", steps_.pipeline_exposed);
+  if (in.layout.mesh.pipeline > 1) row("  of it, for other stages", steps_.pipeline_exposed);
   row("  of it, for the slowest rank",
       std::clamp(slowest_compute - compute, 0.0, steps_.comm_exposed));
   row("waiting for snapshots", steps_.copy_exposed);

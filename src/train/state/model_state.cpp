@@ -111,11 +111,11 @@ void ModelState::each_held(std::size_t row, const HeldPart& f) {
     if (row == plan::kMasterRow && s.copy) views.push_back(held(s.copy));
     if (views.empty()) continue;
     const Range elements = elements_of(s, row);
-    for (const auto& slice : zero::slices_in(inputs_.units[u], s.layout, elements)) {
+    for (const auto& slice : zero::slices_in(inputs_.model.units[u], s.layout, elements)) {
       std::vector<Held> targets;
       for (const Held& view : views)
         targets.push_back(view.range(slice.flat - elements.begin, slice.part.elements()));
-      f(inputs_.units[u].params[slice.parameter], slice.part, std::move(targets));
+      f(inputs_.model.units[u].params[slice.parameter], slice.part, std::move(targets));
     }
   }
 }
@@ -218,7 +218,7 @@ std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint) {
   const bool untrained = checkpoint.header().applied_updates == 0;
   for (std::size_t row = 0; row < rows_.size(); ++row) {
     const optim::StateTensor& kept = rows_[row];
-    const auto& any = inputs_.units.front().params.front();
+    const auto& any = inputs_.model.units.front().params.front();
     const bool weights_alone =
         row != plan::kMasterRow && untrained && !checkpoint.find(any.name, kept.name);
     if (!kept.saved || weights_alone) {
@@ -291,8 +291,8 @@ ModelState::Copy ModelState::slice_copy(std::size_t unit, std::int64_t owner) co
 std::vector<Range> ModelState::owned_by_all_tensor_ranks(std::size_t unit) const {
   const auto& s = states_[unit];
   std::vector<zero::UnitLayout> layouts;
-  for (std::int64_t t = 0; t < inputs_.mesh.tensor; ++t) {
-    layouts.push_back(zero::unit_layout(inputs_.units[unit], inputs_.mesh.data,
+  for (std::int64_t t = 0; t < inputs_.layout.mesh.tensor; ++t) {
+    layouts.push_back(zero::unit_layout(inputs_.model.units[unit], inputs_.layout.mesh.data,
                                         plan::tensor_cut(inputs_, {.tensor = t})));
   }
   std::vector<Range> ranges;
@@ -337,8 +337,8 @@ std::vector<ModelState::SavedPiece> ModelState::saved_pieces() const {
     const auto& s = states_[u];
     if (!s.held) continue;
     for (const Range& part : plan::counted_ranges(inputs_, layout_, u, s.layout)) {
-      for (const auto& slice : zero::slices_in(inputs_.units[u], s.layout, part)) {
-        const auto& p = inputs_.units[u].params[slice.parameter];
+      for (const auto& slice : zero::slices_in(inputs_.model.units[u], s.layout, part)) {
+        const auto& p = inputs_.model.units[u].params[slice.parameter];
         const io::Shape shape(p.shape);
         const io::Box box = box_of(p, slice.part);
         for (std::size_t row = 0; row < rows_.size(); ++row) {
@@ -367,7 +367,7 @@ std::vector<io::Piece> ModelState::pieces() const {
 View ModelState::owned_part(std::size_t unit, std::size_t parameter) const {
   const auto& s = states_[unit];
   if (!s.held) return {};
-  for (const auto& slice : zero::slices_in(inputs_.units[unit], s.layout, s.owned)) {
+  for (const auto& slice : zero::slices_in(inputs_.model.units[unit], s.layout, s.owned)) {
     if (slice.parameter != parameter) continue;
     const View all = held(s.parameters ? s.parameters : s.own_shard).view;
     const std::int64_t first = s.parameters ? 0 : s.owned.begin;

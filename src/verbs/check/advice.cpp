@@ -24,7 +24,7 @@ Advice zero_on_one_data_rank(const Checked& c) {
 
 Advice gradients_over_uneven_nodes(const Checked& c) {
   const plan::PlanInputs& in = c.planner.inputs;
-  if (!in.gradient_blocks) return std::nullopt;
+  if (!in.numerics.gradient_blocks) return std::nullopt;
   const comm::GroupShape group = group_shape(in, c.dearest().place, MeshGroup::data);
   const bool one_hop = gradient_route(in, c.dearest().place).hops.size() == 1;
   if (!one_hop || group.nodes == 1 || group.nodes == group.size) return std::nullopt;
@@ -133,8 +133,8 @@ std::vector<Variant> smaller(const Checked& c) {
 
 std::string offload_outlook(const Checked& c, std::int64_t budget) {
   const plan::PlanInputs& in = c.planner.inputs;
-  const auto states =
-      zero::model_states(c.dearest().elements, in.mesh.data, in.stage, in.state_types());
+  const auto states = zero::model_states(c.dearest().elements, in.layout.mesh.data,
+                                         in.sharding.stage, in.state_types());
   const std::int64_t left = total(c) - states.optimizer;
   return fmt::format(
       "  offload.optimizer = \"host\" would leave {} on the device{}, but is not available in this "

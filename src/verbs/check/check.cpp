@@ -87,8 +87,8 @@ void report(const LayoutOptions& layout) {
   fmt::print(
       "parameters {}; a step: {} sequences of {}, {} micro-batches a rank, {:.4g} flop a "
       "rank\n",
-      model::parameter_count(checked.planner.inputs.units), deck.batch.global, deck.batch.sequence,
-      checked.micro_batches(), checked.flop());
+      model::parameter_count(checked.planner.inputs.model.units), deck.batch.global,
+      deck.batch.sequence, checked.micro_batches(), checked.flop());
   fmt::print("{}{}{}{}{}", rank_map(checked.planner.inputs), pipeline_text(checked),
              traffic_text(checked), memory_text(checked), advice_text(checked));
   fmt::print("{}", data_text(checked.planner.loaded));

@@ -26,7 +26,7 @@ struct Checked {
   Bubble bubble;                           // not of variants
 
   const deck::Deck& deck() const { return planner.loaded.deck; }
-  const Mesh& mesh() const { return planner.inputs.mesh; }
+  const Mesh& mesh() const { return planner.inputs.layout.mesh; }
   std::int64_t micro_batches() const { return planner.shapes.front().micro_batches; }
   /// The figures of the rank that holds most memory.
   const plan::RankFigures& dearest() const;

@@ -89,15 +89,16 @@ Bubble bubble_of(const Planner& planner) {
   const std::vector<double> equal(costs.size(), 1);
   const double backward = in.recompute == Recompute::full ? 3 : 2;
   const auto of = [&](const std::vector<double>& c) {
-    return plan::pipeline_bubble(in.pipeline, in.mesh.pipeline,
+    return plan::pipeline_bubble(in.layout.pipeline, in.layout.mesh.pipeline,
                                  planner.shapes.front().micro_batches, c, backward);
   };
   return {.given = of(costs), .equal = of(equal)};
 }
 
 std::string rank_map(const plan::PlanInputs& in) {
-  const Mesh& m = in.mesh;
-  std::string text = fmt::format("ranks: {} = {}, ZeRO-{}\n", to_string(m), m.size(), in.stage);
+  const Mesh& m = in.layout.mesh;
+  std::string text =
+      fmt::format("ranks: {} = {}, ZeRO-{}\n", to_string(m), m.size(), in.sharding.stage);
   for (const auto& [name, kind] : kKinds) {
     const auto groups = plan::groups_of(m, kind);
     if (groups.front().count == 1) continue;
@@ -108,17 +109,17 @@ std::string rank_map(const plan::PlanInputs& in) {
                                             : fmt::format("over up to {} nodes", spread.nodes),
                           shortened(groups.size(), [&](auto i) { return ranks_text(groups[i]); })));
   }
-  return text + nodes_row(in.node_of);
+  return text + nodes_row(in.layout.node_of);
 }
 
 std::string pipeline_text(const Checked& checked) {
   const plan::PlanInputs& in = checked.planner.inputs;
-  if (in.mesh.pipeline == 1) return "";
+  if (in.layout.mesh.pipeline == 1) return "";
   const Bubble& bubble = checked.bubble;
   std::string text = fmt::format(
       "pipeline: {} of {} micro-batches over {} stages: {:.1f} % of the stages' time is bubble "
       "({:.1f} % if they cost the same)\n",
-      enum_word(in.pipeline.schedule), checked.micro_batches(), in.mesh.pipeline,
+      enum_word(in.layout.pipeline.schedule), checked.micro_batches(), in.layout.mesh.pipeline,
       100 * bubble.given, 100 * bubble.equal);
   text += row("stages fit", fmt::format("{} messages and collectives of a step find each other",
                                         checked.meetings));
@@ -126,7 +127,7 @@ std::string pipeline_text(const Checked& checked) {
   const auto costs = part_costs(in);
   double all = 0;
   for (const double cost : costs) all += cost;
-  const auto stages = static_cast<std::size_t>(in.mesh.pipeline);
+  const auto stages = static_cast<std::size_t>(in.layout.mesh.pipeline);
   constexpr std::size_t kShown = 8;
   for (std::size_t s = 0; s < stages; ++s) {
     if (stages > kShown && s == kShown - 1) {
@@ -136,7 +137,7 @@ std::string pipeline_text(const Checked& checked) {
     std::vector<std::string> chunks;
     double own = 0;
     for (std::size_t part = s; part < parts.size(); part += stages) {
-      chunks.push_back(layers_text(parts[part], in.config.layers));
+      chunks.push_back(layers_text(parts[part], in.model.config.layers));
       own += costs[part];
     }
     text += row(fmt::format("stage {}", s),

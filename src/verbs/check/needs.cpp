@@ -87,7 +87,7 @@ std::string memory_text(const Checked& checked) {
     row(fmt::format("arena {}, bytes", word),
         [id = id](const RankFigures& f) { return f.ledger.arena(id); });
   }
-  if (checked.planner.inputs.nccl) {
+  if (checked.planner.inputs.layout.nccl) {
     text +=
         "  and what the driver, NCCL, cuDNN and CUDA graphs take of the GPU, which a run "
         "measures\n";

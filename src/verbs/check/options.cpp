@@ -23,9 +23,9 @@ constexpr std::array kOffload = {
 /// Bytes of the largest unit's parameters in full: what must be on the device while it computes.
 std::int64_t largest_unit(const plan::PlanInputs& in, const MeshPlace& place) {
   std::int64_t most = 0;
-  for (const auto& unit : in.units) {
-    const auto layout = zero::unit_layout(unit, in.mesh.data, plan::tensor_cut(in, place));
-    most = std::max(most, layout.padded * size_of(in.compute));
+  for (const auto& unit : in.model.units) {
+    const auto layout = zero::unit_layout(unit, in.layout.mesh.data, plan::tensor_cut(in, place));
+    most = std::max(most, layout.padded * size_of(in.numerics.compute));
   }
   return most;
 }
@@ -43,7 +43,7 @@ std::int64_t device_bytes(const plan::PlanInputs& in, const plan::RankFigures& f
   if (choice.parameters != StateTier::device) {
     bytes -= f.ledger.of(Purpose::parameters);
     const bool has_window = f.ledger.of(Purpose::gather_window) > 0;
-    if (!has_window) bytes += (1 + in.prefetch) * largest_unit(in, f.place);
+    if (!has_window) bytes += (1 + in.sharding.prefetch) * largest_unit(in, f.place);
   }
   return bytes;
 }
@@ -63,12 +63,13 @@ std::string options_text(const LayoutOptions& layout) {
           "model states of the rank that holds most, and its device's bytes with activations and "
           "all else\n"
           "{:<6}{:<11}{:<11}{:<11}{:>13}{:>13}{:>13}{:>13}  {:<13}{}\n",
-          model::parameter_count(in.units), to_string(in.mesh), to_string(in.compute),
-          to_string(in.accumulate), budget ? ", devices of " + plan::human_bytes(*budget) : "",
-          "stage", "optimizer", "gradients", "parameters", "device", "host", "disk", "device, all",
-          "fits", "from");
+          model::parameter_count(in.model.units), to_string(in.layout.mesh),
+          to_string(in.numerics.compute), to_string(in.numerics.accumulate),
+          budget ? ", devices of " + plan::human_bytes(*budget) : "", "stage", "optimizer",
+          "gradients", "parameters", "device", "host", "disk", "device, all", "fits", "from");
     }
-    const auto states = zero::model_states(f.elements, in.mesh.data, stage, in.state_types());
+    const auto states =
+        zero::model_states(f.elements, in.layout.mesh.data, stage, in.state_types());
     for (StateChoice choice : kOffload) {
       choice.stage = stage;
       const bool built = choice.optimizer == StateTier::device;

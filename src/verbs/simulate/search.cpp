@@ -235,7 +235,7 @@ class Search {
   static Found found(const Planner& p, const Choice& choice, const plan::Prediction& predicted) {
     const plan::Simulation& s = predicted.simulation;
     return {.choice = choice,
-            .data = p.inputs.mesh.data,
+            .data = p.inputs.layout.mesh.data,
             .step = s.step,
             .least = s.step * (1 - plan::idle_share(s)),
             .memory = predicted.device_memory()};
@@ -264,10 +264,10 @@ class Search {
 
   /// Model states of an even share: known without a plan.
   static std::int64_t states(const Planner& p) {
-    const Mesh& mesh = p.inputs.mesh;
+    const Mesh& mesh = p.inputs.layout.mesh;
     return zero::model_states(
-               model::parameter_count(p.inputs.units) / (mesh.tensor * mesh.pipeline), mesh.data,
-               p.inputs.stage, p.inputs.state_types())
+               model::parameter_count(p.inputs.model.units) / (mesh.tensor * mesh.pipeline),
+               mesh.data, p.inputs.sharding.stage, p.inputs.state_types())
         .total();
   }
 

@@ -53,8 +53,9 @@ void report(const LayoutOptions& layout, const deck::Machine& machine) {
   const Speed speed = speed_of(p, s.step, machine);
   const deck::Deck& deck = p.loaded.deck;
   fmt::print("{} on {} ranks of {}, {} nodes: {}, ZeRO-{}, {} micro-batches of {}, {}\n",
-             deck.run.name, layout.ranks, machine.name, layout.nodes, to_string(p.inputs.mesh),
-             p.inputs.stage, shape.micro_batches, shape.micro, to_string(p.inputs.compute));
+             deck.run.name, layout.ranks, machine.name, layout.nodes,
+             to_string(p.inputs.layout.mesh), p.inputs.sharding.stage, shape.micro_batches,
+             shape.micro, to_string(p.inputs.numerics.compute));
   fmt::print("step                   {:.1f} ms\n", s.step * 1e3);
   fmt::print("speed                  {:.5g} tokens/s, {:.4g} TFLOP/s a rank, MFU {}\n",
              speed.tokens_per_s, speed.flop_rate / 1e12,
@@ -71,7 +72,7 @@ void report(const LayoutOptions& layout, const deck::Machine& machine) {
     // Of master weights, in f32, and of what the optimizer keeps.
     const std::int64_t each =
         size_of(DType::f32) + optim::saved_bytes_per_element(p.inputs.optimizer);
-    const auto bytes = static_cast<double>(model::parameter_count(p.inputs.units) * each);
+    const auto bytes = static_cast<double>(model::parameter_count(p.inputs.model.units) * each);
     const double rate_of_all = machine.disk_write * static_cast<double>(layout.nodes);
     fmt::print("a checkpoint           {:.1f} s to write, {:.1f} s to read\n", bytes / rate_of_all,
                bytes / rate_of_all * machine.disk_write / machine.disk_read);
@@ -107,12 +108,12 @@ std::int64_t device_memory(const deck::Deck& deck, const deck::Machine& machine)
 
 Speed speed_of(const Planner& p, double step, const deck::Machine& machine) {
   const plan::PlanShape& shape = p.shapes.front();
-  const auto tokens =
-      static_cast<double>(shape.micro_batches * shape.micro * p.inputs.mesh.data * shape.sequence);
-  const double flop = model::flop_per_token(p.inputs.config, shape.sequence) * tokens;
+  const auto tokens = static_cast<double>(shape.micro_batches * shape.micro *
+                                          p.inputs.layout.mesh.data * shape.sequence);
+  const double flop = model::flop_per_token(p.inputs.model.config, shape.sequence) * tokens;
   Speed speed{.tokens_per_s = tokens / step,
-              .flop_rate = flop / step / static_cast<double>(p.inputs.mesh.size())};
-  if (const auto peak = machine.peak.find(p.inputs.compute); peak != machine.peak.end())
+              .flop_rate = flop / step / static_cast<double>(p.inputs.layout.mesh.size())};
+  if (const auto peak = machine.peak.find(p.inputs.numerics.compute); peak != machine.peak.end())
     speed.mfu = speed.flop_rate / peak->second;
   return speed;
 }

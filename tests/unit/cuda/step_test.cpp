@@ -54,7 +54,7 @@ struct Gpu {
 
 plan::PlanInputs inputs_of(const Setting& s, kernels::Device& device) {
   plan::PlanInputs in = plan_inputs_of(s.config, device, s.compute);
-  in.config.dropout = s.dropout;
+  in.model.config.dropout = s.dropout;
   in.recompute = s.recompute;
   in.state_for = plan::PlanPurpose::train;
   return in;
@@ -142,7 +142,7 @@ TEST(CudaStep, ComputesInFp8AsTheCpuDoes) {
       model::ModelConfig config = gpt2_like();
       config.ffn_hidden = 48;
       plan::PlanInputs in = plan_inputs_of(config, device, compute);
-      in.operands = kernels::Operands::fp8;
+      in.numerics.operands = kernels::Operands::fp8;
       in.state_for = plan::PlanPurpose::train;
       return in;
     };
@@ -182,10 +182,10 @@ TEST(CudaStep, RecomputationChangesNoBit) {
   using enum Recompute;
   Setting s = settings()[3];
   s.dropout = 0.2F;
-  const auto trained = [&](Recompute policy, bool any_layout) {
+  const auto trained = [&](Recompute policy, bool layout_mode) {
     Gpu gpu;
     plan::PlanInputs in = inputs_of(s, *gpu.device);
-    in.recompute = policy, in.any_layout = any_layout;
+    in.recompute = policy, in.numerics.layout_mode = layout_mode;
     return train(*gpu.run(in, kShape));
   };
   EXPECT_EQ(trained(full, false), trained(none, false));

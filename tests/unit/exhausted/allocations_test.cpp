@@ -52,8 +52,8 @@ TEST(EveryAllocation, OfADeckThatIsWrong) {
 TEST(EveryAllocation, OfAPlan) {
   const auto device = kernels::make_cpu_device({.threads = 1});
   auto inputs = plan_inputs_of(gpt2_like(), *device, DType::f32);
-  inputs.config.layers = 1;
-  inputs.units = model::model_units(inputs.config);
+  inputs.model.config.layers = 1;
+  inputs.model.units = model::model_units(inputs.model.config);
   const plan::PlanShape shape{
       .purpose = plan::PlanPurpose::train, .sequence = 4, .micro = 1, .micro_batches = 1};
   const auto n = refuse_every_allocation([&] {

@@ -40,21 +40,21 @@ std::string name_of(const Case& c) {
 
 plan::PlanInputs inputs_of(const Case& c, kernels::Device& device) {
   auto inputs = plan_inputs_of(c.config, device, c.compute);
-  inputs.stage = c.stage;
-  inputs.reduce = c.reduce;
-  inputs.prefetch = c.prefetch;
+  inputs.sharding.stage = c.stage;
+  inputs.sharding.reduce = c.reduce;
+  inputs.sharding.prefetch = c.prefetch;
   inputs.optimizer.clip_norm = 0.5;
-  inputs.mesh = c.mesh;
-  inputs.tensor_chunks = c.mesh.tensor;
-  inputs.units = model::model_units(c.config, c.mesh.tensor);
-  inputs.pipeline = c.pipeline;
-  inputs.gradient_blocks = c.gradient_blocks;
+  inputs.layout.mesh = c.mesh;
+  inputs.layout.tensor_chunks = c.mesh.tensor;
+  inputs.model.units = model::model_units(c.config, c.mesh.tensor);
+  inputs.layout.pipeline = c.pipeline;
+  inputs.numerics.gradient_blocks = c.gradient_blocks;
   // Each rank on a node of its own, which makes staging small; but blocks go over nodes of two.
   const int per_node = c.gradient_blocks ? 2 : 1,
             nodes = static_cast<int>(c.mesh.size()) / per_node;
   for (int r = 0; r < c.mesh.size(); ++r)
-    inputs.node_of.push_back(c.dealt ? r % nodes : r / per_node);
-  inputs.accumulate = c.accumulate;
+    inputs.layout.node_of.push_back(c.dealt ? r % nodes : r / per_node);
+  inputs.numerics.accumulate = c.accumulate;
   return inputs;
 }
 

@@ -44,12 +44,12 @@ class Job {
         lockstep_(ranks_, comm::Sends::buffered),
         device_(kernels::make_cpu_device({})) {
     auto inputs = plan_inputs_of(gpt2_like(), *device_, c.compute);
-    inputs.stage = c.stage;
-    inputs.mesh = c.mesh;
-    inputs.tensor_chunks = c.mesh.tensor;
-    inputs.units = model::model_units(inputs.config, c.mesh.tensor);
+    inputs.sharding.stage = c.stage;
+    inputs.layout.mesh = c.mesh;
+    inputs.layout.tensor_chunks = c.mesh.tensor;
+    inputs.model.units = model::model_units(inputs.model.config, c.mesh.tensor);
     inputs.optimizer.clip_norm = 0.5;
-    for (std::int64_t r = 0; r < ranks_; ++r) inputs.node_of.push_back(static_cast<int>(r));
+    for (std::int64_t r = 0; r < ranks_; ++r) inputs.layout.node_of.push_back(static_cast<int>(r));
     const plan::PlanShape shape{
         .purpose = plan::PlanPurpose::train, .sequence = 6, .micro = 1, .micro_batches = 2};
     for (std::int64_t r = 0; r < ranks_; ++r) {

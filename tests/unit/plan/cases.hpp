@@ -28,14 +28,14 @@ struct Case {
 inline Case make_case(int stage, std::int64_t ranks, std::int64_t micro_batches,
                       ReduceWhen reduce) {
   Case c;
-  model::ModelConfig& m = c.inputs.config;
+  model::ModelConfig& m = c.inputs.model.config;
   m.layers = 3, m.heads = m.kv_heads = 2, m.head_dim = 8, m.hidden = 16, m.ffn_hidden = 40,
   m.vocab = 70, m.context = 12;
-  c.inputs.units = model::model_units(m);
+  c.inputs.model.units = model::model_units(m);
   c.inputs.device = &device;
-  c.inputs.stage = stage;
-  c.inputs.reduce = reduce;
-  c.inputs.mesh.data = ranks;
+  c.inputs.sharding.stage = stage;
+  c.inputs.sharding.reduce = reduce;
+  c.inputs.layout.mesh.data = ranks;
   c.shape = {
       .purpose = PlanPurpose::train, .sequence = 10, .micro = 2, .micro_batches = micro_batches};
   return c;
@@ -45,7 +45,7 @@ inline Case random_case(std::mt19937& random) {
   const auto pick = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
   Case c = make_case(pick(4), 1 + pick(5), 1 + pick(4),
                      pick(2) == 0 ? ReduceWhen::step : ReduceWhen::micro);
-  model::ModelConfig& m = c.inputs.config;
+  model::ModelConfig& m = c.inputs.model.config;
   m.layers = 1 + pick(4);
   if (pick(2) == 0) {
     m.norm = NormKind::rmsnorm, m.position = PositionKind::rope, m.bias = false;
@@ -53,32 +53,34 @@ inline Case random_case(std::mt19937& random) {
   }
   if (pick(3) == 0) m.tied_embeddings = !m.tied_embeddings;
   if (pick(3) == 0) m.dropout = 0.1F;
-  c.inputs.compute = pick(2) == 0 ? DType::f32 : DType::bf16;
-  c.inputs.wire = pick(2) == 0 ? DType::f32 : DType::bf16;
-  c.inputs.prefetch = pick(4);
+  c.inputs.numerics.compute = pick(2) == 0 ? DType::f32 : DType::bf16;
+  c.inputs.numerics.wire = pick(2) == 0 ? DType::f32 : DType::bf16;
+  c.inputs.sharding.prefetch = pick(4);
   c.inputs.recompute = static_cast<Recompute>(pick(3));
-  c.inputs.mesh.tensor = 1 + pick(m.heads == 1 ? 1 : 2);
-  c.inputs.mesh.pipeline = 1 + pick(static_cast<int>(std::min<std::int64_t>(3, m.layers)));
-  auto& pipeline = c.inputs.pipeline;
+  c.inputs.layout.mesh.tensor = 1 + pick(m.heads == 1 ? 1 : 2);
+  c.inputs.layout.mesh.pipeline = 1 + pick(static_cast<int>(std::min<std::int64_t>(3, m.layers)));
+  auto& pipeline = c.inputs.layout.pipeline;
   pipeline.schedule = static_cast<PipelineSchedule>(pick(4));
-  if (pipeline.schedule == PipelineSchedule::interleaved && m.layers >= 2 * c.inputs.mesh.pipeline)
+  if (pipeline.schedule == PipelineSchedule::interleaved &&
+      m.layers >= 2 * c.inputs.layout.mesh.pipeline)
     pipeline.virtual_stages = 2;
-  c.inputs.any_layout = pick(3) == 0;
-  c.inputs.tensor_chunks = c.inputs.any_layout ? 2 : c.inputs.mesh.tensor;
-  c.inputs.split_sequence = pick(3) != 0;
-  c.inputs.units = model::model_units(m, c.inputs.tensor_chunks);
-  const int per_node = 1 + pick(static_cast<int>(c.inputs.mesh.data));
-  for (int r = 0; r < c.inputs.mesh.size(); ++r) c.inputs.node_of.push_back(r / per_node);
-  if (!c.inputs.any_layout && pick(3) == 0) {
+  c.inputs.numerics.layout_mode = pick(3) == 0;
+  c.inputs.layout.tensor_chunks = c.inputs.numerics.layout_mode ? 2 : c.inputs.layout.mesh.tensor;
+  c.inputs.layout.split_sequence = pick(3) != 0;
+  c.inputs.model.units = model::model_units(m, c.inputs.layout.tensor_chunks);
+  const int per_node = 1 + pick(static_cast<int>(c.inputs.layout.mesh.data));
+  for (int r = 0; r < c.inputs.layout.mesh.size(); ++r)
+    c.inputs.layout.node_of.push_back(r / per_node);
+  if (!c.inputs.numerics.layout_mode && pick(3) == 0) {
     const std::int64_t block = 16 << pick(5);
-    c.inputs.gradient_blocks = {
+    c.inputs.numerics.gradient_blocks = {
         .type = pick(2) == 0 ? kernels::BlockType::int8 : kernels::BlockType::int4, .block = block};
-    if (c.inputs.stage == 3) c.inputs.weight_blocks = {.block = block};
+    if (c.inputs.sharding.stage == 3) c.inputs.numerics.weight_blocks = {.block = block};
   }
   const int purpose = pick(3);
   c.shape.purpose = static_cast<PlanPurpose>(purpose);
   c.shape.sequence = 2 * (1 + pick(6));
-  if (c.inputs.any_layout) c.shape.micro_batches = std::int64_t{1} << pick(3);
+  if (c.inputs.numerics.layout_mode) c.shape.micro_batches = std::int64_t{1} << pick(3);
   c.shape.micro = 1 + pick(3);
   c.inputs.state_for = static_cast<PlanPurpose>(purpose + pick(3 - purpose));
   return c;

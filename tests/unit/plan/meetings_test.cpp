@@ -9,13 +9,13 @@ namespace {
 
 Case three_stages() {
   Case c = make_case(0, 1, 4, ReduceWhen::step);
-  c.inputs.mesh.pipeline = 3;
+  c.inputs.layout.mesh.pipeline = 3;
   return c;
 }
 
 std::vector<Plan> stages_of(const Case& c) {
   std::vector<Plan> all;
-  for (std::int64_t p = 0; p < c.inputs.mesh.pipeline; ++p)
+  for (std::int64_t p = 0; p < c.inputs.layout.mesh.pipeline; ++p)
     all.push_back(make_plan(c.inputs, c.shape, {.pipeline = p}));
   return all;
 }

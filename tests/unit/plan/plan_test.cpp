@@ -21,7 +21,7 @@ namespace {
 TEST(MakePlan, EvaluationHoldsNeitherOptimizerStateNorGradients) {
   for (int stage = 0; stage < 4; ++stage) {
     Case c = make_case(stage, 2, 2, ReduceWhen::step);
-    c.inputs.compute = DType::bf16;
+    c.inputs.numerics.compute = DType::bf16;
     c.inputs.state_for = c.shape.purpose = PlanPurpose::evaluate;
     for (const Buffer& b : make_plan(c.inputs, c.shape, {}).buffers) {
       EXPECT_NE(b.purpose, Purpose::gradients) << b.name;
@@ -54,8 +54,8 @@ TEST(MakePlan, KeepsWhatTheOptimizerSays) {
     const Plan plan = make_plan(c.inputs, c.shape, {});
     std::map<std::string, const Buffer*> named;
     for (const Buffer& b : plan.buffers) named[b.name] = &b;
-    for (std::size_t u = 0; u < c.inputs.units.size(); ++u) {
-      const auto& unit = c.inputs.units[u];
+    for (std::size_t u = 0; u < c.inputs.model.units.size(); ++u) {
+      const auto& unit = c.inputs.model.units[u];
       const std::int64_t shard = plan.shares[u].shard, owned = stage == 0 ? 2 * shard : shard;
       const auto bytes = [&](const char* what) {
         return named.at(fmt::format("{} {}", unit.name, what))->bytes;
@@ -97,14 +97,14 @@ TEST(MakePlan, PutsGeluInProductsUnlessItIsReplayed) {
     return std::is_same_v<Args, kernels::Activate> ||
            std::is_same_v<Args, kernels::ActivateBackward>;
   };
-  for (const bool any_layout : {false, true}) {
+  for (const bool layout_mode : {false, true}) {
     for (const auto policy : {Recompute::none, Recompute::selective, Recompute::full}) {
       Case c = make_case(0, 1, 1, ReduceWhen::step);
-      c.inputs.recompute = policy, c.inputs.any_layout = any_layout;
+      c.inputs.recompute = policy, c.inputs.numerics.layout_mode = layout_mode;
       const Plan plan = make_plan(c.inputs, c.shape, {});
       const std::int64_t forwards = policy == Recompute::none ? 1 : 2;
-      const std::int64_t all = c.inputs.config.layers * (forwards + 1);
-      const bool apart = any_layout || policy == Recompute::selective;
+      const std::int64_t all = c.inputs.model.config.layers * (forwards + 1);
+      const bool apart = layout_mode || policy == Recompute::selective;
       EXPECT_EQ(count(plan, brings_gelu), apart ? 0 : all) << enum_word(policy);
       EXPECT_EQ(count(plan, is_activation), apart ? all : 0) << enum_word(policy);
     }
@@ -115,7 +115,7 @@ TEST(MakePlan, PutsGeluInProductsUnlessItIsReplayed) {
 TEST(MakePlan, HasFp8OperandsInBlocksOnly) {
   for (const auto policy : {Recompute::none, Recompute::selective, Recompute::full}) {
     Case c = make_case(0, 1, 1, ReduceWhen::step);
-    c.inputs.recompute = policy, c.inputs.operands = kernels::Operands::fp8;
+    c.inputs.recompute = policy, c.inputs.numerics.operands = kernels::Operands::fp8;
     int others = 0;
     for (const Op& op : make_plan(c.inputs, c.shape, {}).ops) {
       const auto* kernel = std::get_if<kernels::KernelCall>(&op.call);
@@ -123,7 +123,7 @@ TEST(MakePlan, HasFp8OperandsInBlocksOnly) {
       std::visit(
           [&](const auto& args) {
             if constexpr (requires { args.operands; }) {
-              const auto kind = c.inputs.units[static_cast<std::size_t>(op.unit)].kind;
+              const auto kind = c.inputs.model.units[static_cast<std::size_t>(op.unit)].kind;
               const bool block = kind == model::UnitKind::block;
               EXPECT_EQ(args.operands == kernels::Operands::fp8, block) << args.kName;
               others += block ? 0 : 1;
@@ -139,7 +139,7 @@ TEST(MakePlan, HasFp8OperandsInBlocksOnly) {
 TEST(MakePlan, RefusesStepsThatAreTooLong) {
   for (const std::int64_t stages : {1, 3}) {
     Case c = make_case(0, 1, std::int64_t{1} << 32, ReduceWhen::step);
-    c.inputs.mesh.pipeline = stages;
+    c.inputs.layout.mesh.pipeline = stages;
     EXPECT_THROW(make_plan(c.inputs, c.shape, {}), DeckError) << stages;
   }
 }
@@ -148,7 +148,7 @@ TEST(MakePlan, IsProvedOnRandomLayouts) {
   std::mt19937 random(1);
   for (int i = 0; i < 300; ++i) {
     const Case c = random_case(random);
-    const Mesh& mesh = c.inputs.mesh;
+    const Mesh& mesh = c.inputs.layout.mesh;
     for (std::int64_t t = 0; t < mesh.tensor; ++t) {
       std::vector<Meetings> stages;
       for (std::int64_t p = 0; p < mesh.pipeline; ++p) {
@@ -172,23 +172,23 @@ TEST(MakePlan, CountsEveryElementOnce) {
     Case c = random_case(random);
     c.shape.purpose = c.inputs.state_for = PlanPurpose::train;
     std::int64_t counted = 0, padding = 0;
-    for (std::int64_t r = 0; r < c.inputs.mesh.size(); ++r) {
-      const MeshPlace place = c.inputs.mesh.place_of(r);
+    for (std::int64_t r = 0; r < c.inputs.layout.mesh.size(); ++r) {
+      const MeshPlace place = c.inputs.layout.mesh.place_of(r);
       const Plan plan = make_plan(c.inputs, c.shape, place);
       for (std::size_t u = 0; u < plan.shares.size(); ++u) {
         if (plan.shares[u].shard == 0) continue;
-        const auto layout =
-            zero::unit_layout(c.inputs.units[u], c.inputs.mesh.data, tensor_cut(c.inputs, place));
+        const auto layout = zero::unit_layout(c.inputs.model.units[u], c.inputs.layout.mesh.data,
+                                              tensor_cut(c.inputs, place));
         for (const Range& part : counted_ranges(c.inputs, plan, u, layout)) {
           counted += part.count();
           std::int64_t named = 0;
-          for (const auto& slice : zero::slices_in(c.inputs.units[u], layout, part))
+          for (const auto& slice : zero::slices_in(c.inputs.model.units[u], layout, part))
             named += slice.part.elements();
           padding += part.count() - named;
         }
       }
     }
-    EXPECT_EQ(counted - padding, model::parameter_count(c.inputs.units));
+    EXPECT_EQ(counted - padding, model::parameter_count(c.inputs.model.units));
   }
 }
 
@@ -199,7 +199,8 @@ TEST(MakePlan, SendsWhatTheFormulasSay) {
         for (const ReduceWhen reduce : {ReduceWhen::step, ReduceWhen::micro}) {
           const Case c = make_case(stage, ranks, k, reduce);
           std::int64_t padded = 0;
-          for (const auto& unit : c.inputs.units) padded += zero::unit_layout(unit, ranks).padded;
+          for (const auto& unit : c.inputs.model.units)
+            padded += zero::unit_layout(unit, ranks).padded;
           const std::int64_t once =
               padded * 4 / ranks * (ranks - 1);  // one reduce-scatter or all-gather, f32
           const std::int64_t reductions = reduce == ReduceWhen::micro ? k : 1;
@@ -223,9 +224,9 @@ TEST(MakePlan, SendsBlocksWithinNodesThenAcross) {
   for (const auto type : {kernels::BlockType::int8, kernels::BlockType::int4}) {
     for (const ReduceWhen reduce : {ReduceWhen::step, ReduceWhen::micro}) {
       Case c = make_case(3, 6, 2, reduce);
-      c.inputs.node_of = {0, 0, 0, 1, 1, 1};
-      c.inputs.gradient_blocks = {.type = type, .block = 32};
-      c.inputs.weight_blocks = {.type = kernels::BlockType::int8, .block = 32};
+      c.inputs.layout.node_of = {0, 0, 0, 1, 1, 1};
+      c.inputs.numerics.gradient_blocks = {.type = type, .block = 32};
+      c.inputs.numerics.weight_blocks = {.type = kernels::BlockType::int8, .block = 32};
       const Plan plan = make_plan(c.inputs, c.shape, {.data = 4});
       comm::WireBytes sums, gathers;
       std::int64_t slots = 0, least = 0;
@@ -235,10 +236,10 @@ TEST(MakePlan, SendsBlocksWithinNodesThenAcross) {
         if (op.kind == OpKind::reduce_gradients || op.kind == OpKind::gather)
           of.intra += bytes.intra, of.inter += bytes.inter;
       }
-      for (const auto& unit : c.inputs.units) {
+      for (const auto& unit : c.inputs.model.units) {
         const std::int64_t n = zero::unit_layout(unit, 6).shard;
-        slots += c.inputs.gradient_blocks->bytes(n);
-        least += c.inputs.weight_blocks->bytes(n);
+        slots += c.inputs.numerics.gradient_blocks->bytes(n);
+        least += c.inputs.numerics.weight_blocks->bytes(n);
       }
       const std::int64_t times = reduce == ReduceWhen::micro ? 2 : 1;
       EXPECT_EQ(sums.intra, times * 2 * 2 * slots);  // to 2 peers, for 2 nodes
@@ -252,7 +253,7 @@ TEST(MakePlan, SendsBlocksWithinNodesThenAcross) {
 
 TEST(MakePlan, SplitsTrafficByNode) {
   Case c = make_case(1, 6, 1, ReduceWhen::step);
-  c.inputs.node_of = {0, 0, 0, 1, 1, 1};
+  c.inputs.layout.node_of = {0, 0, 0, 1, 1, 1};
   const auto sent = total_wire_bytes(make_plan(c.inputs, c.shape, {.data = 4}));
   EXPECT_EQ(sent.intra * 3, sent.inter * 2);  // 2 peers on the node, 3 elsewhere
 }
@@ -357,8 +358,8 @@ TEST(Check, RejectsBlocksThatGoAstray) {
   using kernels::Quantize, kernels::RequantizeSum, kernels::SumQuantized;
   for (const std::vector<int>& nodes : {std::vector{0, 0, 1, 1}, {0, 1, 0, 1}}) {
     Case c = make_case(2, 4, 2, ReduceWhen::micro);
-    c.inputs.node_of = nodes;
-    c.inputs.gradient_blocks = {.type = kernels::BlockType::int4, .block = 32};
+    c.inputs.layout.node_of = nodes;
+    c.inputs.numerics.gradient_blocks = {.type = kernels::BlockType::int4, .block = 32};
     const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
     const auto without = without_each(plan, OpKind::reduce_gradients);
     EXPECT_EQ(without.size() % 5, 0U);
@@ -386,7 +387,7 @@ TEST(Check, RejectsBlocksThatGoAstray) {
 
 TEST(Check, RejectsParametersThatAreNotGathered) {
   Case c = make_case(3, 4, 2, ReduceWhen::micro);
-  c.inputs.weight_blocks = {.block = 32};
+  c.inputs.numerics.weight_blocks = {.block = 32};
   const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
   expect_rejected(without_each(plan, OpKind::gather), "without an op");
   expect_rejected(
@@ -423,19 +424,19 @@ TEST(Check, RejectsBuffersThatShareBytesWhileBothAreAlive) {
 // What travels as blocks has the same bytes, and goes the same way, on all ranks.
 TEST(Check, RejectsRanksWithOtherBlocks) {
   Case c = make_case(3, 4, 1, ReduceWhen::micro);
-  c.inputs.node_of = {0, 0, 1, 1};
-  c.inputs.weight_blocks = {.block = 32};
-  c.inputs.gradient_blocks = {.block = 32};
+  c.inputs.layout.node_of = {0, 0, 1, 1};
+  c.inputs.numerics.weight_blocks = {.block = 32};
+  c.inputs.numerics.gradient_blocks = {.block = 32};
   const auto hash = [&] { return plan_hash(make_plan(c.inputs, c.shape, {})); };
   const Case same = c;
   const auto first = hash();
-  c.inputs.weight_blocks->block = 256;
+  c.inputs.numerics.weight_blocks->block = 256;
   EXPECT_THROW(check_together(std::array{first, hash()}), InternalError);
   c = same;
-  c.inputs.gradient_blocks->type = kernels::BlockType::int4;
+  c.inputs.numerics.gradient_blocks->type = kernels::BlockType::int4;
   EXPECT_THROW(check_together(std::array{first, hash()}), InternalError);
   c = same;
-  c.inputs.node_of = {0, 1, 0, 1};
+  c.inputs.layout.node_of = {0, 1, 0, 1};
   EXPECT_THROW(check_together(std::array{first, hash()}), InternalError);
   c = same;
   EXPECT_NO_THROW(check_together(std::array{first, hash()}));
@@ -444,7 +445,7 @@ TEST(Check, RejectsRanksWithOtherBlocks) {
 TEST(Check, RejectsRanksThatDisagree) {
   const Case a = make_case(3, 2, 1, ReduceWhen::micro);
   Case b = a;
-  b.inputs.prefetch = 3;
+  b.inputs.sharding.prefetch = 3;
   const std::vector<std::uint64_t> hashes{plan_hash(make_plan(a.inputs, a.shape, {})),
                                           plan_hash(make_plan(b.inputs, b.shape, {.data = 1}))};
   // Another prefetch distance merges other residences, so the collectives differ.
@@ -456,8 +457,8 @@ TEST(Recompute, NeedsLessMemoryTheMoreItDrops) {
   for (const Recompute policy : {Recompute::none, Recompute::selective, Recompute::full}) {
     Case c = make_case(0, 1, 1, ReduceWhen::step);
     c.inputs.recompute = policy;
-    c.inputs.config.layers = 8;
-    c.inputs.units = model::model_units(c.inputs.config);
+    c.inputs.model.config.layers = 8;
+    c.inputs.model.units = model::model_units(c.inputs.model.config);
     bytes.push_back(make_plan(c.inputs, c.shape, {}).arena(ArenaId::step));
   }
   EXPECT_LT(bytes[1], bytes[0]);

@@ -23,8 +23,8 @@ struct Most {
 
 Most most_of_all_ranks(const Case& c) {
   Most all;
-  for (std::int64_t r = 0; r < c.inputs.mesh.size(); ++r) {
-    const Plan plan = make_plan(c.inputs, c.shape, c.inputs.mesh.place_of(r));
+  for (std::int64_t r = 0; r < c.inputs.layout.mesh.size(); ++r) {
+    const Plan plan = make_plan(c.inputs, c.shape, c.inputs.layout.mesh.place_of(r));
     all.add(total_wire_bytes(plan), plan.arena_bytes, total_flop(plan));
   }
   return all;
@@ -50,9 +50,9 @@ void expect_all_kinds(const Case& c) {
 // on theirs: they send most to other nodes.
 TEST(Survey, FindsWhatAnyRankNeedsMostOfOnUnevenNodes) {
   Case c = make_case(1, 8, 2, ReduceWhen::step);
-  c.inputs.mesh.tensor = c.inputs.tensor_chunks = 2;
-  c.inputs.units = model::model_units(c.inputs.config, 2);
-  for (int r = 0; r < 16; ++r) c.inputs.node_of.push_back(r / 3);
+  c.inputs.layout.mesh.tensor = c.inputs.layout.tensor_chunks = 2;
+  c.inputs.model.units = model::model_units(c.inputs.model.config, 2);
+  for (int r = 0; r < 16; ++r) c.inputs.layout.node_of.push_back(r / 3);
   expect_all_kinds(c);
 }
 
@@ -61,9 +61,9 @@ TEST(Survey, FindsWhatAnyRankNeedsMostOfOnRandomLayouts) {
   for (int i = 0; i < 60; ++i) {
     SCOPED_TRACE(i);
     Case c = random_case(random);
-    c.inputs.nccl = random() % 3 == 0;
+    c.inputs.layout.nccl = random() % 3 == 0;
     if (random() % 2 == 0) {  // ranks on nodes in no order
-      for (int& node : c.inputs.node_of) node = static_cast<int>(random() % 3);
+      for (int& node : c.inputs.layout.node_of) node = static_cast<int>(random() % 3);
     }
     expect_all_kinds(c);
   }
@@ -71,7 +71,7 @@ TEST(Survey, FindsWhatAnyRankNeedsMostOfOnRandomLayouts) {
 
 TEST(Survey, PlansFewOfManyRanks) {
   Case c = make_case(3, 4096, 1, ReduceWhen::step);
-  for (int r = 0; r < 4096; ++r) c.inputs.node_of.push_back(r / 8);
+  for (int r = 0; r < 4096; ++r) c.inputs.layout.node_of.push_back(r / 8);
   EXPECT_LE(distinct_places(c.inputs).size(), 3U);
 }
 

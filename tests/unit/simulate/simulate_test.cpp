@@ -162,14 +162,14 @@ TEST(Bubble, IsWhatThePapersSay) {
 
 PlanInputs inputs(const Mesh& mesh, int stage) {
   PlanInputs in;
-  model::ModelConfig& m = in.config;
+  model::ModelConfig& m = in.model.config;
   m.layers = 4, m.heads = m.kv_heads = 4, m.head_dim = 8, m.hidden = 32, m.ffn_hidden = 128,
   m.vocab = 128, m.context = 16;
-  in.mesh = mesh;
-  in.tensor_chunks = mesh.tensor;
-  in.units = model::model_units(m, mesh.tensor);
+  in.layout.mesh = mesh;
+  in.layout.tensor_chunks = mesh.tensor;
+  in.model.units = model::model_units(m, mesh.tensor);
   in.device = &device;
-  in.stage = stage;
+  in.sharding.stage = stage;
   return in;
 }
 const PlanShape shape{.sequence = 16, .micro = 2, .micro_batches = 4};
@@ -246,10 +246,10 @@ TEST(OpCosts, GeluInProductsIsAnOperationOfItsOwnUnlessTheMachineSaysOtherwise) 
   m.gemm[DType::bf16] = m.gemm[DType::f32];
   m.kernel[DType::f32] =
       m.kernel[DType::bf16] = {{"activation", 3e8}, {"activation_backward", 5e8}};
-  const auto seconds = [&](bool any_layout, DType compute = DType::bf16) {
+  const auto seconds = [&](bool layout_mode, DType compute = DType::bf16) {
     PlanInputs in = inputs({}, 0);
-    in.compute = compute;
-    in.any_layout = any_layout;  // keeps the two apart
+    in.numerics.compute = compute;
+    in.numerics.layout_mode = layout_mode;  // keeps the two apart
     const Plan plan = make_plan(in, shape, {});
     const auto costs = op_costs(plan, m);
     std::array<double, 2> all{};  // matrix work, activations
@@ -274,7 +274,7 @@ TEST(OpCosts, GeluInProductsIsAnOperationOfItsOwnUnlessTheMachineSaysOtherwise) 
 TEST(OpCosts, Fp8ProductsHaveTheirOwnRates) {
   deck::Machine m = machine();
   PlanInputs in = inputs({}, 0);
-  in.operands = kernels::Operands::fp8;
+  in.numerics.operands = kernels::Operands::fp8;
   const Plan plan = make_plan(in, shape, {});
   EXPECT_THROW(op_costs(plan, m), DeckError);
   m.memory_rate = 1e15;
@@ -284,7 +284,8 @@ TEST(OpCosts, Fp8ProductsHaveTheirOwnRates) {
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     const Op& op = plan.ops[i];
     if (!std::string_view(call_name(op.call)).starts_with("linear")) continue;
-    const bool block = in.units[static_cast<std::size_t>(op.unit)].kind == model::UnitKind::block;
+    const bool block =
+        in.model.units[static_cast<std::size_t>(op.unit)].kind == model::UnitKind::block;
     ++(block ? blocks : heads);
     EXPECT_NEAR(costs[i].seconds, flop_of(op) / (block ? 4e9 : 1e9), 1e-9) << call_name(op.call);
   }
@@ -296,7 +297,7 @@ TEST(OpCosts, RingsShareTheNodesLinks) {
   deck::Machine m = machine();
   m.collectives = deck::Collectives::ring;
   PlanInputs in = inputs({.data = 8}, 3);
-  in.node_of = {0, 0, 0, 0, 1, 1, 1, 1};
+  in.layout.node_of = {0, 0, 0, 0, 1, 1, 1, 1};
   const Plan plan = make_plan(in, shape, {});
   const auto costs = op_costs(plan, m);
   int gathers = 0;
@@ -320,8 +321,8 @@ TEST(OpCosts, SlotsGoPairwiseAlsoBesideRings) {
   deck::Machine m = machine();
   m.collectives = deck::Collectives::ring;
   PlanInputs in = inputs({.data = 8}, 2);
-  in.node_of = {0, 0, 0, 0, 1, 1, 1, 1};
-  in.gradient_blocks = kernels::BlockFormat{.type = kernels::BlockType::int4};
+  in.layout.node_of = {0, 0, 0, 0, 1, 1, 1, 1};
+  in.numerics.gradient_blocks = kernels::BlockFormat{.type = kernels::BlockType::int4};
   const Plan plan = make_plan(in, shape, {});
   const auto costs = op_costs(plan, m);
   int hops[2] = {};
@@ -342,7 +343,7 @@ TEST(OpCosts, AMissingLinkIsAnError) {
   deck::Machine m = machine();
   m.inter.reset();
   PlanInputs in = inputs({.data = 2}, 0);
-  in.node_of = {0, 1};
+  in.layout.node_of = {0, 1};
   const Plan plan = make_plan(in, shape, {});
   EXPECT_THROW(op_costs(plan, m), DeckError);
 }
@@ -356,9 +357,9 @@ TEST(Predict, ObeysPlansOfEveryKind) {
             std::pair{PipelineSchedule::interleaved, 2},
             std::pair{PipelineSchedule::zero_bubble, 1}}) {
         PlanInputs in = inputs(mesh, stage);
-        in.pipeline.schedule = schedule;
-        in.pipeline.virtual_stages = mesh.pipeline > 1 ? chunks : 1;
-        if (mesh.tensor == 3) in.split_sequence = false;
+        in.layout.pipeline.schedule = schedule;
+        in.layout.pipeline.virtual_stages = mesh.pipeline > 1 ? chunks : 1;
+        if (mesh.tensor == 3) in.layout.split_sequence = false;
         SCOPED_TRACE(fmt::format("{} x {} x {}, stage {}, {}", mesh.tensor, mesh.data,
                                  mesh.pipeline, stage, enum_word(schedule)));
         Prediction p;
@@ -443,7 +444,7 @@ TEST(Compare, AMissingWaitIsNone) {
 
 TEST(Predict, ABusierNetworkTakesLonger) {
   PlanInputs near = inputs({.data = 4}, 2), far = near;
-  far.node_of = {0, 0, 1, 1};
+  far.layout.node_of = {0, 0, 1, 1};
   EXPECT_GT(predict(simulated_plans(far, shape), far, machine()).simulation.step,
             predict(simulated_plans(near, shape), near, machine()).simulation.step);
 }

@@ -39,13 +39,13 @@ class RankState {
   RankState(const model::ModelConfig& config, const Layout& l, std::int64_t rank,
             plan::PlanPurpose state_for = plan::PlanPurpose::train) {
     inputs_.state_for = state_for;
-    inputs_.config = config;
-    inputs_.tensor_chunks = l.tensor;
-    inputs_.units = model::model_units(config, l.tensor);
-    inputs_.compute = l.compute;
-    inputs_.stage = l.stage;
-    inputs_.mesh = l.mesh();
-    const MeshPlace place = inputs_.mesh.place_of(rank);
+    inputs_.model.config = config;
+    inputs_.layout.tensor_chunks = l.tensor;
+    inputs_.model.units = model::model_units(config, l.tensor);
+    inputs_.numerics.compute = l.compute;
+    inputs_.sharding.stage = l.stage;
+    inputs_.layout.mesh = l.mesh();
+    const MeshPlace place = inputs_.layout.mesh.place_of(rank);
     plan::set_place(layout_, inputs_, place);
     plan::add_state(layout_, inputs_);
     plan::place_buffers(layout_);
@@ -70,13 +70,13 @@ class RankState {
   /// to no parameter must be zero.
   template <typename F>
   void each(std::size_t row, F&& f) {
-    for (std::size_t u = 0; u < inputs_.units.size(); ++u) {
+    for (std::size_t u = 0; u < inputs_.model.units.size(); ++u) {
       const auto& s = state_->units()[u];
       if (!s.held) continue;
       const auto values = floats(s.kept[row].live);
       std::vector<bool> named(values.size());
-      for (const auto& slice : zero::slices_in(inputs_.units[u], s.layout, s.owned)) {
-        const auto& p = inputs_.units[u].params[slice.parameter];
+      for (const auto& slice : zero::slices_in(inputs_.model.units[u], s.layout, s.owned)) {
+        const auto& p = inputs_.model.units[u].params[slice.parameter];
         auto at = static_cast<std::size_t>(slice.flat - s.owned.begin);
         for (std::int64_t r = slice.part.rows.begin; r < slice.part.rows.end; ++r) {
           for (std::int64_t c = slice.part.columns.begin; c < slice.part.columns.end; ++c) {
@@ -87,7 +87,7 @@ class RankState {
       }
       for (std::size_t i = 0; i < values.size(); ++i) {
         if (named[i]) continue;
-        EXPECT_EQ(values[i], 0) << "padding of " << inputs_.units[u].name;
+        EXPECT_EQ(values[i], 0) << "padding of " << inputs_.model.units[u].name;
       }
     }
   }

@@ -65,13 +65,13 @@ TEST(NonFiniteFinder, NamesTheTensorOfASumThatOverflows) {
   for (const int stage : {0, 1, 2, 3}) {
     for (const std::int64_t rank : {0, 1, 2}) {
       auto inputs = plan_inputs_of(gpt2_like(), *device, DType::f32);
-      inputs.stage = stage;
-      inputs.mesh.data = 3;
+      inputs.sharding.stage = stage;
+      inputs.layout.mesh.data = 3;
       Zeros run(inputs, {.data = rank});
       std::size_t named = 0;
-      for (std::size_t u = 0; u < inputs.units.size(); ++u) {
-        const auto& unit = inputs.units[u];
-        const auto layout = zero::unit_layout(unit, inputs.mesh.data);
+      for (std::size_t u = 0; u < inputs.model.units.size(); ++u) {
+        const auto& unit = inputs.model.units[u];
+        const auto layout = zero::unit_layout(unit, inputs.layout.mesh.data);
         const auto norms = run.norms(u);
         ASSERT_EQ(norms.size(), 1U);  // one tensor rank answers for its whole shard
         for (const auto& slice : zero::slices_in(unit, layout, layout.shard_of(rank))) {

@@ -22,12 +22,12 @@ class ProfileTest : public testing::Test {
 
   plan::PlanInputs inputs(DType compute = DType::f32, std::int64_t data = 2) {
     auto in = test::plan_inputs_of(test::gpt2_like(), *device_, compute);
-    in.mesh.data = data;
+    in.layout.mesh.data = data;
     return in;
   }
   plan::Plan plan_of(std::int64_t rank, const plan::PlanShape& shape) {
     const auto in = inputs();
-    return make_plan(in, shape, in.mesh.place_of(rank));
+    return make_plan(in, shape, in.layout.mesh.place_of(rank));
   }
   /// A line of a step that begins at `at` and whose op i takes from i to i + 1 microseconds, the
   /// step two microseconds more.
@@ -130,7 +130,7 @@ TEST_F(ProfileTest, OfAnotherLayoutDeckOrNoneIsRefused) {
             std::string::npos)
       << alone;
   auto nodes = inputs();
-  nodes.node_of = {0, 1};
+  nodes.layout.node_of = {0, 1};
   EXPECT_NE(with(nodes).find("--nodes"), std::string::npos);
 }
 
