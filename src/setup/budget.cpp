@@ -1,5 +1,6 @@
 #include "setup/budget.hpp"
 
+#include "core/bytes.hpp"
 #include "core/sharding.hpp"
 #include "plan/prediction/ledger.hpp"
 
@@ -33,8 +34,8 @@ void check_device(const deck::Deck& deck, const Mesh& mesh, const plan::ArenaByt
   throw MemoryError(fmt::format(
       "a rank needs {}, {} more than {}: {} in arena state (parameters and optimizer){} and {} in "
       "arena step (activations, gradients, messages); try {}",
-      plan::human_bytes(state + step), plan::human_bytes(state + step - most), limit,
-      plan::human_bytes(state), state_alone ? ", too much by itself," : "", plan::human_bytes(step),
+      human_bytes(state + step), human_bytes(state + step - most), limit, human_bytes(state),
+      state_alone ? ", too much by itself," : "", human_bytes(step),
       remedies(deck, mesh, state_alone)));
 }
 
@@ -44,7 +45,7 @@ void check_budget(const deck::LoadedDeck& loaded, const Mesh& mesh, const plan::
   const auto* budget = std::get_if<deck::Bytes>(&loaded.deck.memory.device);
   if (budget == nullptr) return;
   check_device(loaded.deck, mesh, bytes, budget->count,
-               fmt::format("memory.device = {} ({})", plan::human_bytes(budget->count),
+               fmt::format("memory.device = {} ({})", human_bytes(budget->count),
                            loaded.where("memory.device")));
 }
 
@@ -55,7 +56,7 @@ void check_gpu(const deck::Deck& deck, const Mesh& mesh, const plan::ArenaBytes&
   check_device(
       deck, mesh, bytes, free,
       fmt::format("the {} that are free of its GPU's {} (nvidia-smi lists what runs there)",
-                  plan::human_bytes(free), plan::human_bytes(gpu.total)));
+                  human_bytes(free), human_bytes(gpu.total)));
 }
 
 }  // namespace tessera::setup

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 
+#include "core/bytes.hpp"
 #include "core/terminal.hpp"
 #include "io/checkpoint_verify.hpp"
 #include "io/token_files.hpp"
@@ -22,11 +23,10 @@ ExitCode inspect_checkpoint(const std::filesystem::path& path, bool verify) {
   std::vector<std::string> axes;
   for (const Axis& a : kAxes) axes.push_back(fmt::format("{} {}", a.name, layout.mesh.*a.size));
   fmt::print("written by {} ranks: {}, ZeRO-{}; {} files, {}\n", layout.world,
-             fmt::join(axes, " x "), layout.zero_stage, s.files, plan::human_bytes(s.bytes));
+             fmt::join(axes, " x "), layout.zero_stage, s.files, human_bytes(s.bytes));
   for (const auto& state : s.states) {
     fmt::print("  {:<12}{:<6}{:>6} tensors {:>14} elements {:>12}\n", state.state,
-               to_string(state.type), state.tensors, state.elements,
-               plan::human_bytes(state.bytes));
+               to_string(state.type), state.tensors, state.elements, human_bytes(state.bytes));
   }
   if (!verify) return ExitCode::ok;
   const auto bad = io::verify_checkpoint(path, [](std::int64_t done, std::int64_t total) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "comm/mpi/calls.hpp"
+#include "core/error.hpp"
 
 struct ncclComm {
   MPI_Comm mpi = MPI_COMM_NULL;

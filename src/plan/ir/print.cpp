@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "plan/prediction/ledger.hpp"
+#include "core/bytes.hpp"
 
 namespace tessera::plan {
 namespace {

@@ -4,19 +4,10 @@
 // (place_waits), from the bytes that buffers got here.
 #pragma once
 
-#include <limits>
-#include <vector>
-
 #include "plan/ir/plan.hpp"
 
 namespace tessera::plan {
 
-/// The first and the last op during which a buffer's bytes must not be used for anything else.
-struct Life {
-  std::int64_t begin = std::numeric_limits<std::int64_t>::max();
-  std::int64_t end = -1;
-};
-std::vector<Life> buffer_lives(const Plan& plan);
 /// Sets Buffer::offset and Plan::arena_bytes. Persistent buffers lie one after another. The others,
 /// in the order of their first use, each take the smallest free range that is large enough.
 void place_buffers(Plan& plan);

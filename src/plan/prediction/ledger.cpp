@@ -2,7 +2,8 @@
 
 #include <algorithm>
 
-#include "plan/passes/place_buffers.hpp"
+#include "core/bytes.hpp"
+#include "plan/ir/lives.hpp"
 
 namespace tessera::plan {
 
@@ -60,13 +61,6 @@ Ledger make_ledger(std::span<const Plan* const> plans) {
   std::erase_if(ledger.peak, [](const auto& row) { return row.second == 0; });
   ledger.gaps = ledger.arena(ArenaId::step) - std::max<std::int64_t>(most, 0);
   return ledger;
-}
-
-std::string human_bytes(std::int64_t bytes) {
-  const auto b = static_cast<double>(bytes);
-  if (b >= 0x1p30) return fmt::format("{:.2f} GiB", b / 0x1p30);
-  if (b >= 0x1p20) return fmt::format("{:.2f} MiB", b / 0x1p20);
-  return fmt::format("{:.1f} KiB", b / 0x1p10);
 }
 
 std::string to_text(std::span<const Ledger* const> ledgers) {

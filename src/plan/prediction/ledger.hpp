@@ -49,7 +49,4 @@ Ledger make_ledger(std::span<const Plan* const> plans);
 /// its total, then what is on the host.
 std::string to_text(std::span<const Ledger* const> ledgers);
 
-/// "1.50 GiB"
-std::string human_bytes(std::int64_t bytes);
-
 }  // namespace tessera::plan

@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "comm/mpi/session.hpp"
+#include "core/bytes.hpp"
 #include "core/terminal.hpp"
 #include "core/version.hpp"
 #include "plan/ir/print.hpp"
@@ -129,8 +130,7 @@ void Report::say_model_and_layout() const {
                            count_text(static_cast<double>(run_.corpus->tokens())),
                            run_.corpus->sequences(sequence)));
   run_.log.say(fmt::format("traffic   a rank sends {} in its node and {} across nodes a step",
-                           plan::human_bytes(prepared.wire.intra),
-                           plan::human_bytes(prepared.wire.inter)));
+                           human_bytes(prepared.wire.intra), human_bytes(prepared.wire.inter)));
   for (const std::string& note : engine.notes()) run_.log.say("          " + note);
   const auto blocks = plan::blocks_text(in, prepared.plan().place);
   if (!blocks.empty()) run_.log.say("          " + blocks);
@@ -138,16 +138,16 @@ void Report::say_model_and_layout() const {
 
 void Report::say_memory() const {
   Engine& engine = *run_.engine;
-  run_.log.say(fmt::format("memory    {} a rank:", plan::human_bytes(engine.device_bytes())));
+  run_.log.say(fmt::format("memory    {} a rank:", human_bytes(engine.device_bytes())));
   const plan::Ledger ledger = engine.ledger();
   std::string rows = plan::to_text(std::array{&ledger});
   rows.pop_back();
   run_.log.say(rows);
   const auto gpu = engine.tier().apart();
   if (gpu.total == 0) return;
-  run_.log.say(fmt::format(
-      "          of the GPU's {}; {} are in use besides (driver, NCCL, others)",
-      plan::human_bytes(gpu.total), plan::human_bytes(gpu.in_use - engine.device_bytes())));
+  run_.log.say(
+      fmt::format("          of the GPU's {}; {} are in use besides (driver, NCCL, others)",
+                  human_bytes(gpu.total), human_bytes(gpu.in_use - engine.device_bytes())));
 }
 
 void Report::say_notes() const {
@@ -312,11 +312,11 @@ void Report::end(std::string_view reason, double waited_for_saves) const {
       fmt::format("  for more speed: {}", advice(steps_, total, engine.inputs().recompute)));
   const std::int64_t predicted = engine.bytes();
   run_.log.say(fmt::format("  memory: {} predicted for the arenas, memory in use grew by {}",
-                           plan::human_bytes(predicted), plan::human_bytes(grown)));
+                           human_bytes(predicted), human_bytes(grown)));
   if (run_.engine->tier().apart().total > 0) {
     run_.log.say(fmt::format(
         "  beside the arenas {} more of the GPU are in use than at the start: libraries, graphs",
-        plan::human_bytes(libraries)));
+        human_bytes(libraries)));
   }
   run_.log.event({{"event", "end"},
                   {"reason", reason},

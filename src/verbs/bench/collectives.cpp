@@ -4,6 +4,7 @@
 #include <numeric>
 #include <optional>
 
+#include "core/bytes.hpp"
 #include "plan/passes/blocks.hpp"
 #include "plan/prediction/ledger.hpp"
 #include "setup/threads.hpp"
@@ -101,7 +102,7 @@ void bench_collectives(const BenchOptions& o, const train::Job& job) {
   if (control.rank() == 0) {
     fmt::print("# {} ranks on {} nodes; GB/s of f32 that a rank receives, as a share of memcpy's\n",
                job.mpi.size(), job.mpi.job().nodes);
-    print_row("memcpy", plan::human_bytes(most), copy_seconds, copy, "GB/s", 1);
+    print_row("memcpy", human_bytes(most), copy_seconds, copy, "GB/s", 1);
   }
   const auto route = comm::route_of(job.mpi.node_of(), job.mpi.rank());
   for (const Kind& kind : kMeasured) {
@@ -116,7 +117,7 @@ void bench_collectives(const BenchOptions& o, const train::Job& job) {
       const std::int64_t received = (job.mpi.size() - 1) * shard * size_of(DType::f32);
       const double rate = static_cast<double>(received) / seconds / 1e9;
       if (control.rank() == 0)
-        print_row(kind.name, plan::human_bytes(bytes), seconds, rate, "GB/s", rate / copy);
+        print_row(kind.name, human_bytes(bytes), seconds, rate, "GB/s", rate / copy);
     }
   }
 }

@@ -2,6 +2,7 @@
 // tried with real plans.
 #include <algorithm>
 
+#include "core/bytes.hpp"
 #include "plan/prediction/spread.hpp"
 #include "setup/products.hpp"
 #include "verbs/check/check.hpp"
@@ -91,7 +92,7 @@ Advice large_staging(const Checked& c) {
   return fmt::format(
       "communication staging takes {} of {}: it grows with the {} data ranks, of which tensor or "
       "pipeline ranks would leave fewer",
-      plan::human_bytes(staging), plan::human_bytes(ledger.device()), c.mesh().data);
+      human_bytes(staging), human_bytes(ledger.device()), c.mesh().data);
 }
 
 constexpr std::array kRules = {
@@ -139,17 +140,17 @@ std::string offload_outlook(const Checked& c, std::int64_t budget) {
   return fmt::format(
       "  offload.optimizer = \"host\" would leave {} on the device{}, but is not available in this "
       "version; parameters come after it, nvme last\n",
-      plan::human_bytes(left), left <= budget ? ", which fits" : "");
+      human_bytes(left), left <= budget ? ", which fits" : "");
 }
 
 std::string what_would_fit(const Checked& c, std::int64_t budget) {
   std::string text = fmt::format("a rank needs {} of {}. In the order that costs least:\n",
-                                 plan::human_bytes(total(c)), plan::human_bytes(budget));
+                                 human_bytes(total(c)), human_bytes(budget));
   for (const Variant& v : smaller(c)) {
     const auto other = check_variant(c.layout, v.sets);
     if (!other) continue;
     const bool fits = total(*other) <= budget;
-    text += fmt::format("  {}: {}, {}\n", v.name, plan::human_bytes(total(*other)),
+    text += fmt::format("  {}: {}, {}\n", v.name, human_bytes(total(*other)),
                         fits ? "which fits" : "too much");
     if (fits) return text;
   }
@@ -165,8 +166,8 @@ std::string what_is_wasted(const Checked& c, std::int64_t budget) {
     if (!other || total(*other) > budget) return false;
     const std::string what = gain(*other);
     if (what.empty()) return false;
-    text += fmt::format("  {} fits too ({} of {}) and {}\n", v.name,
-                        plan::human_bytes(total(*other)), plan::human_bytes(budget), what);
+    text += fmt::format("  {} fits too ({} of {}) and {}\n", v.name, human_bytes(total(*other)),
+                        human_bytes(budget), what);
     return true;
   };
   const auto computes_less = [&](const Checked& other) {
@@ -175,10 +176,9 @@ std::string what_is_wasted(const Checked& c, std::int64_t budget) {
                : fmt::format("computes {:.0f} % less", 100 * (1 - other.flop() / c.flop()));
   };
   const auto sends_less = [&](const Checked& other) {
-    return sent(other) >= sent(c)
-               ? ""
-               : fmt::format("sends {} instead of {}", plan::human_bytes(sent(other)),
-                             plan::human_bytes(sent(c)));
+    return sent(other) >= sent(c) ? ""
+                                  : fmt::format("sends {} instead of {}", human_bytes(sent(other)),
+                                                human_bytes(sent(c)));
   };
   const auto recompute = [&](const char* policy) {
     return try_out(set_to("recompute.policy", policy), computes_less);

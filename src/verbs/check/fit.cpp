@@ -2,6 +2,7 @@
 #include <ranges>
 #include <set>
 
+#include "core/bytes.hpp"
 #include "deck/ranks.hpp"
 #include "setup/budget.hpp"
 #include "setup/products.hpp"
@@ -33,8 +34,8 @@ std::string fit_text(const LayoutOptions& layout) {
     const plan::Ledger& ledger = smallest->dearest().ledger;
     const bool fits = ledger.device() <= *budget;
     text += fmt::format("batch.micro = {} ({} micro-batches): {} of {}, {}\n", micro,
-                        smallest->micro_batches(), plan::human_bytes(ledger.device()),
-                        plan::human_bytes(*budget), fits ? "the largest that fits" : "too much");
+                        smallest->micro_batches(), human_bytes(ledger.device()),
+                        human_bytes(*budget), fits ? "the largest that fits" : "too much");
     if (fits) return text;
   }
   if (!smallest && refusals.size() == 1)

@@ -1,6 +1,7 @@
 // What ranks send and hold.
 #include <algorithm>
 
+#include "core/bytes.hpp"
 #include "plan/passes/blocks.hpp"
 #include "verbs/check/check.hpp"
 
@@ -57,12 +58,12 @@ std::vector<const RankFigures*> columns_of(const Checked& checked) {
 std::string traffic_text(const Checked& checked) {
   const auto sent = checked.sent();
   std::string text = fmt::format("a rank sends {} in its node and {} across nodes a step\n",
-                                 plan::human_bytes(sent.intra), plan::human_bytes(sent.inter));
+                                 human_bytes(sent.intra), human_bytes(sent.inter));
   for (const TrafficRow& row : traffic_rows()) {
     const auto most = most_of(checked.figures, row.kinds);
     if (most.intra + most.inter == 0) continue;
     text += fmt::format("  {:<24}{:>14} in its node {:>14} across\n", row.name,
-                        plan::human_bytes(most.intra), plan::human_bytes(most.inter));
+                        human_bytes(most.intra), human_bytes(most.inter));
   }
   const auto blocks = plan::blocks_text(checked.planner.inputs, checked.dearest().place);
   if (!blocks.empty()) text += fmt::format("  travel as               {}\n", blocks);

@@ -1,4 +1,5 @@
 // The table of ZeRO's estimators: every stage and offload choice, and what fits.
+#include "core/bytes.hpp"
 #include "verbs/check/check.hpp"
 #include "zero/model_states.hpp"
 
@@ -65,8 +66,8 @@ std::string options_text(const LayoutOptions& layout) {
           "{:<6}{:<11}{:<11}{:<11}{:>13}{:>13}{:>13}{:>13}  {:<13}{}\n",
           model::parameter_count(in.model.units), to_string(in.layout.mesh),
           to_string(in.numerics.compute), to_string(in.numerics.accumulate),
-          budget ? ", devices of " + plan::human_bytes(*budget) : "", "stage", "optimizer",
-          "gradients", "parameters", "device", "host", "disk", "device, all", "fits", "from");
+          budget ? ", devices of " + human_bytes(*budget) : "", "stage", "optimizer", "gradients",
+          "parameters", "device", "host", "disk", "device, all", "fits", "from");
     }
     const auto states =
         zero::model_states(f.elements, in.layout.mesh.data, stage, in.state_types());
@@ -79,12 +80,12 @@ std::string options_text(const LayoutOptions& layout) {
                          : all <= *budget       ? "yes"
                          : on_device <= *budget ? "states only"
                                                 : "no";
-      text += fmt::format(
-          "{:<6}{:<11}{:<11}{:<11}{:>13}{:>13}{:>13}{:>13}  {:<13}{}\n", stage,
-          enum_word(choice.optimizer), enum_word(choice.gradients), enum_word(choice.parameters),
-          plan::human_bytes(on_device), plan::human_bytes(states.in(StateTier::host, choice)),
-          plan::human_bytes(states.in(StateTier::disk, choice)), plan::human_bytes(all), fits,
-          built ? "a plan" : "formula (offload: not available in this version)");
+      text += fmt::format("{:<6}{:<11}{:<11}{:<11}{:>13}{:>13}{:>13}{:>13}  {:<13}{}\n", stage,
+                          enum_word(choice.optimizer), enum_word(choice.gradients),
+                          enum_word(choice.parameters), human_bytes(on_device),
+                          human_bytes(states.in(StateTier::host, choice)),
+                          human_bytes(states.in(StateTier::disk, choice)), human_bytes(all), fits,
+                          built ? "a plan" : "formula (offload: not available in this version)");
     }
   }
   return text;

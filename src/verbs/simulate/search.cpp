@@ -9,6 +9,7 @@
 #include <set>
 #include <tuple>
 
+#include "core/bytes.hpp"
 #include "core/cores.hpp"
 #include "core/terminal.hpp"
 #include "core/thread.hpp"
@@ -338,7 +339,7 @@ class Search {
           fmt::format("{}{:.1f}", f.exact ? "" : "~", f.step * 1e3), f.speed.tokens_per_s,
           f.speed.mfu ? fmt::format("{:.1f}%", 100 * *f.speed.mfu) : "n/a", grid(f.data, f.choice),
           schedule(f.choice), f.choice.micro, f.choice.stage, enum_word(f.choice.recompute),
-          plan::human_bytes(f.memory), 100 * (1 - f.least / f.step));
+          human_bytes(f.memory), 100 * (1 - f.least / f.step));
     }
     text += "the first:";
     for (const std::string& set : shown.front().choice.sets())
@@ -363,9 +364,8 @@ class Search {
       text += fmt::format(
           "  {} need more than the {} of a rank's device; the nearest needs {}: tensor {}, "
           "pipeline {}, batch.micro {}, ZeRO-{}, recompute {}\n",
-          too_large_, plan::human_bytes(budget_), plan::human_bytes(least_too_large_),
-          smallest_.tensor, smallest_.pipeline, smallest_.micro, smallest_.stage,
-          enum_word(smallest_.recompute));
+          too_large_, human_bytes(budget_), human_bytes(least_too_large_), smallest_.tensor,
+          smallest_.pipeline, smallest_.micro, smallest_.stage, enum_word(smallest_.recompute));
     }
     for (const auto& [reason, choices] : rejected_) {
       const Choice& first = *std::ranges::min_element(choices, {}, [](const Choice& c) {

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "core/bytes.hpp"
 #include "plan/ir/print.hpp"
 #include "plan/prediction/ledger.hpp"
 #include "setup/inputs.hpp"
@@ -37,11 +38,10 @@ void print_ranks(const plan::Simulation& s) {
 
 void print_memory(const plan::Prediction& p, std::int64_t has) {
   const std::int64_t held = p.device_memory(), host = p.host_memory();
-  fmt::print("memory a rank          {}{}{}\n", plan::human_bytes(held),
-             has == 0 ? ""
-                      : fmt::format(" of {}{}", plan::human_bytes(has),
-                                    held > has ? ": does not fit" : ""),
-             host == 0 ? "" : fmt::format("; {} of the host's", plan::human_bytes(host)));
+  fmt::print(
+      "memory a rank          {}{}{}\n", human_bytes(held),
+      has == 0 ? "" : fmt::format(" of {}{}", human_bytes(has), held > has ? ": does not fit" : ""),
+      host == 0 ? "" : fmt::format("; {} of the host's", human_bytes(host)));
 }
 
 void report(const LayoutOptions& layout, const deck::Machine& machine) {
@@ -66,7 +66,7 @@ void report(const LayoutOptions& layout, const deck::Machine& machine) {
       100 * plan::idle_share(s), 100 * found.bubble);
   print_ranks(s);
   fmt::print("a rank sends           {} in its node, {} across nodes\n",
-             plan::human_bytes(found.sent.intra), plan::human_bytes(found.sent.inter));
+             human_bytes(found.sent.intra), human_bytes(found.sent.inter));
   print_memory(found, device_memory(deck, machine));
   if (machine.disk_write > 0) {
     // Of master weights, in f32, and of what the optimizer keeps.

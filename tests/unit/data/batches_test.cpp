@@ -22,7 +22,7 @@ class BatchesTest : public testing::Test {
     for (std::uint16_t i = 0; i <= kSequences * kSequence; ++i)
       bytes.append(reinterpret_cast<const char*>(&i), 2);
     test::write_file(directory_ / "tokens.bin", bytes);
-    corpus_ = std::make_unique<TokenCorpus>(
+    corpus_ = std::make_unique<io::TokenCorpus>(
         std::vector<std::string>{(directory_ / "tokens.bin").string()}, kVocab);
   }
 
@@ -43,13 +43,13 @@ class BatchesTest : public testing::Test {
   }
 
   test::TemporaryDirectory directory_;
-  std::unique_ptr<TokenCorpus> corpus_;
+  std::unique_ptr<io::TokenCorpus> corpus_;
 };
 
 // Trap 6, by brute force: on every layout the ranks' micro-batches are a partition of the step's
 // samples, and micro-batch m of the whole step is the same samples in the same order.
 TEST_F(BatchesTest, EveryLayoutHasTheSameSamples) {
-  const Sampler sampler(kSequences, 7, Shuffle::yes);
+  const io::Sampler sampler(kSequences, 7, io::Shuffle::yes);
   constexpr std::int64_t kGlobal = 72, kFirst = 53;  // over the ends of several epochs
   for (std::int64_t ranks : {1, 2, 3, 4, 8}) {
     for (std::int64_t micro : {1, 3}) {
@@ -100,7 +100,7 @@ TEST(BatchShare, IsABlockOrEveryDth) {
 
 // Each epoch is a permutation of all sequences: trap 9, nothing is left out at its end.
 TEST_F(BatchesTest, AnEpochHasEachSequenceOnce) {
-  data::Batches batches(*corpus_, Sampler(kSequences, 7, Shuffle::yes), kSequence);
+  data::Batches batches(*corpus_, io::Sampler(kSequences, 7, io::Shuffle::yes), kSequence);
   const data::BatchShare share{.micro = 1, .micro_batches = kSequences};
   std::vector<std::int32_t> first_epoch;
   for (std::int64_t epoch = 0; epoch < 2; ++epoch) {
@@ -119,8 +119,8 @@ TEST_F(BatchesTest, AnEpochHasEachSequenceOnce) {
 
 TEST_F(BatchesTest, ReadingAheadChangesNothing) {
   const data::BatchShare share{.micro = 2, .micro_batches = 3};
-  data::Batches plain(*corpus_, Sampler(kSequences, 7, Shuffle::yes), kSequence),
-      ahead = data::Batches(*corpus_, Sampler(kSequences, 7, Shuffle::yes), kSequence);
+  data::Batches plain(*corpus_, io::Sampler(kSequences, 7, io::Shuffle::yes), kSequence),
+      ahead = data::Batches(*corpus_, io::Sampler(kSequences, 7, io::Shuffle::yes), kSequence);
   for (std::int64_t step = 0; step < 5; ++step) {
     plain.begin(step * 6, share);
     ahead.begin(step * 6, share);
@@ -135,8 +135,8 @@ TEST_F(BatchesTest, ReadingAheadChangesNothing) {
 }
 
 TEST_F(BatchesTest, BadTokensSurfaceWhereTheStepBegins) {
-  const TokenCorpus small(std::vector<std::string>{(directory_ / "tokens.bin").string()}, 20);
-  data::Batches batches(small, Sampler(kSequences, 7, Shuffle::no), kSequence);
+  const io::TokenCorpus small(std::vector<std::string>{(directory_ / "tokens.bin").string()}, 20);
+  data::Batches batches(small, io::Sampler(kSequences, 7, io::Shuffle::no), kSequence);
   const data::BatchShare share{.micro = 1, .micro_batches = 2};
   batches.prefetch(6, share);  // tokens 24 .. 32 of a vocabulary of 20
   EXPECT_THROW(batches.begin(6, share), DataError);

@@ -9,6 +9,7 @@
 #include "plan/passes/buffers.hpp"
 #include "plan/passes/layers.hpp"
 #include "plan/passes/make_plan.hpp"
+#include "plan/ir/lives.hpp"
 #include "plan/passes/place_buffers.hpp"
 #include "plan/passes/place_waits.hpp"
 #include "plan/proof/check.hpp"

@@ -1,0 +1,12 @@
+// Sizes for people.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace tessera {
+
+/// "1.50 GiB", "12.00 MiB" or "0.4 KiB".
+std::string human_bytes(std::int64_t bytes);
+
+}  // namespace tessera
