@@ -1,7 +1,6 @@
 #include "data/corpora.hpp"
 
 #include "core/error.hpp"
-
 #include "optim/timeline.hpp"
 
 namespace tessera::data {

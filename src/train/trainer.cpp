@@ -57,7 +57,8 @@ void Trainer::start() {
   control.together([&] {
     if (control.rank() != 0) return;
     io::write_text(run_.directory / "resolved.toml", to_toml(deck));
-    const PreparedPlan& first = run_.engine->prepared(shape(plan::PlanPurpose::train));
+    const PreparedPlan& first = run_.engine->prepared(setup::plan_shape(
+        deck.batch, plan::PlanPurpose::train, run_.course.sequences(1), run_.engine->data_ranks()));
     io::write_text(run_.directory / "plan.txt", to_text(first.plan(), run_.engine->inputs()));
     if (tokenizer)  // for generate and export
       io::copy_tokenizer(*tokenizer, run_.directory / "tokenizer.json");

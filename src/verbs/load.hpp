@@ -11,7 +11,7 @@ namespace tessera::verbs {
 /// How a deck is read on all ranks: rank 0 reads it, the others get the resolved text, so that all
 /// agree even if the file changes meanwhile. A checkpoint or run directory may be given instead:
 /// then it is the deck that made it, resumed from there. Layout::fitted: on these ranks, whatever
-/// layout that was (train/fit_ranks).
+/// layout that was (train/state/fit_ranks).
 enum class Layout : std::uint8_t { as_written, fitted };
 struct DeckOnRanks {
   deck::LoadedDeck loaded;

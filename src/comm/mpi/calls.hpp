@@ -1,4 +1,4 @@
-// Calls of MPI's library, whose header nothing outside of this folder includes.
+// Calls of MPI's library, whose header no other folder of the program includes.
 #pragma once
 
 #include <mpi.h>

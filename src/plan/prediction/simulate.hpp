@@ -1,7 +1,7 @@
 // What a step will take on a machine that is not at hand: a discrete-event model over the very
-// plans that run. The host issues ops in plan order and computes itself, as train/executor does;
-// other streams are FIFO queues; messages and collectives begin when all who take part have come to
-// them.
+// plans that run. The host issues ops in plan order and computes itself, as
+// train/execution/executor does; other streams are FIFO queues; messages and collectives begin when
+// all who take part have come to them.
 #pragma once
 
 #include <array>

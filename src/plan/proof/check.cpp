@@ -293,11 +293,14 @@ class GradientCheck {
       whole_[buffer_of(gather.full)] = buffer_of(gather.shard);
       return;
     }
-    if (op.kind != OpKind::reduce_gradients && op.kind != OpKind::tie_gradients) return;
-    if (const auto* slots = std::get_if<comm::AllToAll>(&call))
+    if (const auto* slots = std::get_if<comm::AllToAll>(&call)) {
+      if (op.kind != OpKind::reduce_gradients)
+        reject(plan_, at_, "an exchange that reduces no gradients");
       return blocks_.exchange(at_, *slots);
+    }
     const auto* reduce = std::get_if<comm::ReduceScatter>(&call);
-    if (reduce == nullptr) return;
+    const bool ours = op.kind == OpKind::reduce_gradients || op.kind == OpKind::tie_gradients;
+    if (reduce == nullptr || !ours) return;
     if (reduce->full.elements() != reduce->shard.elements() * plan_.group(op.group).size)
       reject(plan_, at_, "shards do not make up the whole");
     use(reduce->full, "sums a gradient that nobody made");

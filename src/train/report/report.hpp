@@ -23,7 +23,7 @@ class Report {
  public:
   explicit Report(Run& run) : run_(run) {}
 
-  // Collective:
+  // Collective, but for resume():
   /// The start-up block: what runs where, over which data, in how much memory.
   void start() const;
   /// Nodes' clocks matter to people who read logs of several, and to run.deadline: says where they
@@ -45,7 +45,6 @@ class Report {
   void say_model_and_layout() const;
   void say_memory() const;
   void say_notes() const;
-  void start_event() const;
   void step_event(const StepResult& result, const guard::ComputeSpread& spread);
   void step_line(const StepResult& result) const;
   double tflops(const StepResult& result) const;

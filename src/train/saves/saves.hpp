@@ -9,7 +9,7 @@
 
 namespace tessera::train {
 
-/// Every method is collective but for the questions.
+/// What begins, goes on with, ends or puts aside a save is collective.
 class Saves {
  public:
   Saves(Run& run, FaultInjection& faults);

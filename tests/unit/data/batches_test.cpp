@@ -7,7 +7,7 @@
 
 #include "support/temporary_directory.hpp"
 
-namespace tessera::train {
+namespace tessera::data {
 namespace {
 
 constexpr std::int64_t kSequence = 4, kSequences = 10, kVocab = 1000;
@@ -143,4 +143,4 @@ TEST_F(BatchesTest, BadTokensSurfaceWhereTheStepBegins) {
 }
 
 }  // namespace
-}  // namespace tessera::train
+}  // namespace tessera::data

@@ -34,8 +34,8 @@ struct Outcome {
   std::map<std::int64_t, std::vector<float>> state;
 };
 
-/// A job that goes on from the newest checkpoint of a directory. Saves go as train/saver has them:
-/// every rank writes; when all have, rank 0 commits and prunes, while the others train on.
+/// A job that goes on from the newest checkpoint of a directory. Saves go as train/saves/saver has
+/// them: every rank writes; when all have, rank 0 commits and prunes, while the others train on.
 class Job {
  public:
   Job(const Case& c, fs::path checkpoints)

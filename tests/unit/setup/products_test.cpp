@@ -5,7 +5,7 @@
 #include "core/error.hpp"
 #include "setup/products.hpp"
 
-namespace tessera::train {
+namespace tessera::setup {
 namespace {
 
 constexpr const char* kDeck = R"([run]
@@ -94,4 +94,4 @@ TEST(CheckProducts, LooksAtEveryShare) {
 }
 
 }  // namespace
-}  // namespace tessera::train
+}  // namespace tessera::setup

@@ -9,7 +9,7 @@
 #include "setup/threads.hpp"
 #include "unit/deck/deck_text.hpp"
 
-namespace tessera::train {
+namespace tessera::setup {
 namespace {
 
 constexpr std::int64_t kMiB = 1 << 20;
@@ -79,4 +79,4 @@ TEST_F(Threads, SaysThatTheEnvironmentGivesNoNumber) {
 }
 
 }  // namespace
-}  // namespace tessera::train
+}  // namespace tessera::setup
