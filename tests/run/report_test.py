@@ -86,7 +86,8 @@ class Report(RunTest):
         for name in ("tiny GPT", "tiny Llama", "tiny GPT, fp8"):
             self.assertEqual(found["models"][name]["tessera"].get("steps"), 25, printed)
             self.assertGreater(found["models"][name]["tessera"]["tokens_per_s"], 0)
-        self.assertTrue(found["bench"], printed)
+        if TIMES_SLOWER == 1:  # a row of kernels with sanitizers takes minutes
+            self.assertTrue(found["bench"], printed)
         self.assertRegex(found["tests"]["said"], "^Kernel tests: (not built|skipped|[0-9]+)")
         self.assertIn("| tiny GPT |", page)
         self.assertTrue(printed.endswith(page + "\n"), printed)
