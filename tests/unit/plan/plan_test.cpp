@@ -5,11 +5,11 @@
 #include <map>
 #include <random>
 
+#include "plan/ir/lives.hpp"
 #include "plan/ir/print.hpp"
 #include "plan/passes/buffers.hpp"
 #include "plan/passes/layers.hpp"
 #include "plan/passes/make_plan.hpp"
-#include "plan/ir/lives.hpp"
 #include "plan/passes/place_buffers.hpp"
 #include "plan/passes/place_waits.hpp"
 #include "plan/proof/check.hpp"
