@@ -44,6 +44,8 @@ class Course {
   /// Of the whole run.
   std::int64_t steps() const { return steps_; }
   bool over() const { return progress.step >= steps_; }
+  /// Whether what is done every so many steps, and after the last, is due now; 0: never.
+  bool due(std::int64_t every) const { return every > 0 && (progress.step % every == 0 || over()); }
   /// The learning rate of the nth update.
   double lr(std::int64_t update) const { return progress.lr_factor * rate_->at(update); }
 

@@ -61,6 +61,10 @@ void Run::open_engine() {
                  setup::training_shapes(deck, setup::mesh_of(deck, control.size()).data));
 }
 
+plan::PlanShape Run::shape(plan::PlanPurpose purpose, std::int64_t step) const {
+  return setup::plan_shape(deck.batch, purpose, course.sequences(step), engine->data_ranks());
+}
+
 UnusableCheckpoint Run::note_unusable() {
   return [this](const std::filesystem::path& path, std::string_view why) {
     log.record(fmt::format("checkpoint {} cannot be used: {}", printable(path.string()), why),

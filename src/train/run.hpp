@@ -27,6 +27,13 @@ struct Run {
   /// Makes the plans, what executes them, and the log files.
   void open_engine();
 
+  /// The shape of a step of the run.
+  plan::PlanShape shape(plan::PlanPurpose purpose, std::int64_t step) const;
+  /// The plan of training's step, when it saves nothing.
+  const PreparedPlan& plan_of(std::int64_t step) const {
+    return engine->prepared(shape(plan::PlanPurpose::train, step));
+  }
+
   /// Says of a checkpoint in the log that it was passed over, and why.
   UnusableCheckpoint note_unusable();
 

@@ -10,7 +10,6 @@
 #include "io/tokenizer_files.hpp"
 #include "plan/ir/print.hpp"
 #include "setup/inputs.hpp"
-#include "setup/shapes.hpp"
 #include "train/evaluation.hpp"
 #include "train/guards/leave.hpp"
 
@@ -57,9 +56,8 @@ void Trainer::start() {
   control.together([&] {
     if (control.rank() != 0) return;
     io::write_text(run_.directory / "resolved.toml", to_toml(deck));
-    const PreparedPlan& first = run_.engine->prepared(setup::plan_shape(
-        deck.batch, plan::PlanPurpose::train, run_.course.sequences(1), run_.engine->data_ranks()));
-    io::write_text(run_.directory / "plan.txt", to_text(first.plan(), run_.engine->inputs()));
+    io::write_text(run_.directory / "plan.txt",
+                   to_text(run_.plan_of(1).plan(), run_.engine->inputs()));
     if (tokenizer)  // for generate and export
       io::copy_tokenizer(*tokenizer, run_.directory / "tokenizer.json");
   });
@@ -124,12 +122,6 @@ io::CheckpointHeader Trainer::header() const {
   return h;
 }
 
-plan::PlanShape Trainer::shape(plan::PlanPurpose purpose, std::int64_t later) const {
-  const std::int64_t step = run_.course.progress.step + 1 + later;
-  return setup::plan_shape(run_.deck.batch, purpose, run_.course.sequences(step),
-                           run_.engine->data_ranks());
-}
-
 StepInput Trainer::step_input() const {
   const Course& course = run_.course;
   const std::int64_t update = course.progress.applied + 1;
@@ -161,7 +153,7 @@ std::exception_ptr Trainer::read_batch(const plan::PlanShape& now) {
   }
   if (step < course.steps()) {
     batches_->prefetch(samples + course.sequences(step),
-                       engine.share(shape(plan::PlanPurpose::train, 1)));
+                       engine.share(run_.shape(plan::PlanPurpose::train, step + 1)));
   }
   return unreadable;
 }
@@ -172,8 +164,8 @@ StepResult Trainer::run_step() {
   const double slowed = faults_->begin(step);
   std::optional<io::CheckpointHeader> before;  // of the state that the step copies, if it does
   if (saves_->take_snapshot_due()) before = header();
-  const PreparedPlan& prepared =
-      run_.engine->prepared(shape(before ? PlanPurpose::train_snapshot : PlanPurpose::train));
+  const PreparedPlan& prepared = run_.engine->prepared(
+      run_.shape(before ? PlanPurpose::train_snapshot : PlanPurpose::train, step));
   StepInput input = step_input();
   input.set(StepFlag::saved, saves_->phase_done());
   stop_reason_ = stop_.reason(slowest_step_s_ + saves_->slowest());
@@ -286,9 +278,8 @@ ExitCode Trainer::stop_on_request() {
 }
 
 void Trainer::evaluate_if_due() {
-  const std::int64_t step = run_.course.progress.step, every = run_.deck.evaluate.every;
-  if (!run_.validation || every == 0 || (step % every != 0 && !run_.course.over())) return;
-  run_.job.whereabouts.begin("evaluating after", step);
+  if (!run_.validation || !run_.course.due(run_.deck.evaluate.every)) return;
+  run_.job.whereabouts.begin("evaluating after", run_.course.progress.step);
   const auto begin = SteadyClock::now();
   const auto result = evaluate(*run_.engine, run_.control, run_.deck, *run_.validation, [&] {
     stop_reason_ = stop_.reason(saves_->slowest());

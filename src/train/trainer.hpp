@@ -38,8 +38,6 @@ class Trainer {
   StepResult finish_step(const StepOutput& output, const StepInput& input, const StepTimes& times);
   void after_step(const StepResult& result);
   void evaluate_if_due();
-  /// The plan of the step that comes `later` than the next one.
-  plan::PlanShape shape(plan::PlanPurpose purpose, std::int64_t later = 0) const;
   io::CheckpointHeader header() const;
 
   Run run_;

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <functional>
+#include <numeric>
 
 #include "comm/group.hpp"
 #include "core/exact_sum.hpp"
@@ -50,6 +51,7 @@ struct StepTimes {
   double pipeline_exposed = 0;  // of it, waiting for other stages: the bubble and the messages
   double copy_exposed = 0;      // waiting for snapshots
   double data_exposed = 0;      // waiting for tokens
+  double computed() const { return std::accumulate(compute.begin(), compute.end(), 0.0); }
   void add(const StepTimes& other);
 };
 

@@ -6,7 +6,6 @@
 
 #include "comm/mpi/session.hpp"
 #include "plan/ir/print.hpp"
-#include "setup/shapes.hpp"
 #include "train/guards/non_finite.hpp"
 #include "train/guards/replicas.hpp"
 
@@ -52,12 +51,12 @@ void Guards::judge(const StepResult& result) {
 std::string Guards::blame(const StepInput& ran) {
   Engine& engine = *run_.engine;
   const Progress& at = run_.course.progress;
-  const std::int64_t global = run_.course.sequences(at.step);
-  const PreparedPlan& prepared = engine.prepared(
-      setup::plan_shape(run_.deck.batch, plan::PlanPurpose::train, global, engine.data_ranks()));
+  const PreparedPlan& prepared = run_.plan_of(at.step);
   NonFiniteFinder finder(prepared.plan(), engine.inputs(), engine.tier());
-  run_.control.together(
-      [&] { batches_.begin(at.samples - global, engine.share(prepared.plan().shape)); });
+  run_.control.together([&] {
+    batches_.begin(at.samples - run_.course.sequences(at.step),
+                   engine.share(prepared.plan().shape));
+  });
   // A factor of NaN, so that the step is skipped again, whatever comes out this time.
   StepInput input = ran;
   input[kernels::StepScalar::unscale] = std::numeric_limits<float>::quiet_NaN();
@@ -252,9 +251,7 @@ void Guards::compare_replicas() {
 }
 
 std::optional<guard::ComputeSpread> Guards::judge_speed(const StepTimes& times) {
-  double compute = 0;
-  for (const double s : times.compute) compute += s;
-  const auto all = run_.control.gather(compute);
+  const auto all = run_.control.gather(times.computed());
   if (!run_.log) return std::nullopt;
   const std::int64_t step = run_.course.progress.step;
   const guard::ComputeSpread spread = guard::compute_spread(all);

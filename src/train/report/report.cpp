@@ -15,7 +15,6 @@
 #include "plan/prediction/ledger.hpp"
 #include "plan/prediction/spread.hpp"
 #include "setup/inputs.hpp"
-#include "setup/shapes.hpp"
 #include "train/guards/replicas.hpp"
 
 namespace tessera::train {
@@ -48,12 +47,6 @@ nlohmann::ordered_json stages_json(const std::vector<plan::ArenaBytes>& stages) 
   return all;
 }
 
-/// The plan of a step of training of `global` sequences.
-const PreparedPlan& plan_of(const Run& run, std::int64_t global) {
-  return run.engine->prepared(setup::plan_shape(run.deck.batch, plan::PlanPurpose::train, global,
-                                                run.engine->data_ranks()));
-}
-
 /// What would make steps faster, by where their time went.
 std::string_view advice(const StepTimes& spent, double total, Recompute recompute) {
   if (spent.comm_exposed > 0.1 * total) {
@@ -67,12 +60,6 @@ std::string_view advice(const StepTimes& spent, double total, Recompute recomput
   return "compute dominates; precision.compute = \"bf16\" is the next lever where it is not on";
 }
 
-double sum_of(const std::vector<double>& values) {
-  double sum = 0;
-  for (const double v : values) sum += v;
-  return sum;
-}
-
 }  // namespace
 
 void Report::start() const {
@@ -83,7 +70,7 @@ void Report::start() const {
   say_notes();
   const Engine& engine = *run_.engine;
   const std::int64_t global = run_.course.sequences(1);
-  const comm::GroupShape& world = plan_of(run_, global).plan().group(MeshGroup::world);
+  const comm::GroupShape& world = run_.plan_of(1).plan().group(MeshGroup::world);
   run_.log.note(fmt::format(
       "started by tessera {} ({}) on {} ranks of {} nodes, rank 0 on {}: ZeRO-{}, {} threads a "
       "rank, run {}, {} sequences a step, {} steps",
@@ -110,7 +97,7 @@ void Report::say_model_and_layout() const {
   const Engine& engine = *run_.engine;
   const plan::PlanInputs& in = engine.inputs();
   const std::int64_t global = run_.course.sequences(1), sequence = run_.deck.batch.sequence;
-  const PreparedPlan& prepared = plan_of(run_, global);
+  const PreparedPlan& prepared = run_.plan_of(1);
   const plan::PlanShape& first = prepared.plan().shape;
   run_.log.say(fmt::format("tessera {} | run {} in {}", kVersion, run_.deck.run.name,
                            run_.directory.string()));
@@ -241,7 +228,7 @@ void Report::step(const StepResult& r, const std::optional<guard::ComputeSpread>
 void Report::step_event(const StepResult& r, const guard::ComputeSpread& spread) {
   const Progress& at = run_.course.progress;
   const double peak = run_.engine->peak_rate();
-  const auto& wire = plan_of(run_, run_.course.sequences(at.step)).wire;
+  const auto& wire = run_.plan_of(at.step).wire;
   const io::IoBytes io = io::io_bytes();
   run_.log.event({{"event", "step"},
                   {"step", at.step},
@@ -297,7 +284,7 @@ void Report::evaluated(double loss, std::int64_t sequences, double seconds) {
 
 void Report::end(std::string_view reason, double waited_for_saves) const {
   const Engine& engine = *run_.engine;
-  const double slowest = run_.control.max(sum_of(steps_.compute));
+  const double slowest = run_.control.max(steps_.computed());
   const std::int64_t grown = run_.control.max(engine.memory_growth()),
                      libraries = run_.control.max(engine.library_bytes());
   const auto high_water = engine.of_largest_ranks(engine.high_water());
@@ -337,7 +324,7 @@ double Report::say_times(double waited_for_saves, double slowest_compute) const 
     const bool block = i > 0 && in.model.units[i - 1].kind == model::UnitKind::block;
     (block ? blocks : ends) += steps_.compute[i];
   }
-  const double compute = sum_of(steps_.compute);
+  const double compute = steps_.computed();
   const double total = std::max(1e-9, steps_.total + waited_for_saves + evaluation_s_);
   const auto row = [&](std::string_view name, double seconds) {
     run_.log.say(

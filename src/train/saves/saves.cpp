@@ -14,10 +14,8 @@ Saves::Saves(Run& run, FaultInjection& faults)
              run.deck.checkpoint.keep_every, [&run] { run.log.sync(); }) {}
 
 void Saves::after_step(bool in_skips, const MakeHeader& header) {
-  const std::int64_t step = run_.course.progress.step, every = run_.deck.checkpoint.every;
-  const bool last = step == run_.course.steps();
-  const bool due = every > 0 && (step % every == 0 || last);
-  if (saved_step_ == step || !(due || late_)) return;
+  const bool last = run_.course.over(), due = run_.course.due(run_.deck.checkpoint.every);
+  if (saved_step_ == run_.course.progress.step || !(due || late_)) return;
   late_ = in_skips && !last;
   if (last || !(late_ || run_.deck.checkpoint.async)) {
     save_now(header());
