@@ -11,8 +11,7 @@ ParamDesc matrix(std::string name, std::int64_t rows, std::int64_t cols, double 
           .shape = {rows, cols},
           .stored_rows = rows,
           .init = Init::normal,
-          .init_std = std,
-          .decay = true};
+          .init_std = std};
 }
 
 ParamDesc vector(std::string name, std::int64_t size, Init init = Init::zeros) {

@@ -2,10 +2,12 @@
 // weight decay, checkpoint pieces, counts and Hugging Face names are derived.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "core/mesh.hpp"
 #include "core/view.hpp"
 #include "model/config.hpp"
 
@@ -30,11 +32,13 @@ struct ParamDesc {
       0;  // shape[0], or more where rows are padded (token matrices); padding stays 0
   Init init = Init::zeros;
   double init_std = 0;   // of Init::normal
-  bool decay = false;    // weight decay applies: two or more dimensions, of the parameter itself
   bool joined = false;   // follows the one before without a gap, so that one product serves both
   int tensor_axis = -1;  // the axis that is cut in chunks; -1: every tensor rank has the whole
   std::int64_t granule = 1;  // indices of that axis that stay together
 
+  /// Whether it has two or more dimensions of its own: optimizers treat matrices and vectors
+  /// differently.
+  bool is_matrix() const { return shape.size() >= 2; }
   std::int64_t elements() const;         // without padding
   std::int64_t stored_elements() const;  // with padding
   /// What chunk `chunk` of `chunks` holds: of U granules the range [floor(i U / n), floor((i + 1) U
@@ -44,11 +48,23 @@ struct ParamDesc {
 
 enum class UnitKind : std::uint8_t { vocabulary, positions, block, final_norm, head };
 
+/// In what a unit may differ from others.
+struct UnitTraits {
+  bool trained = true;  // else frozen: no gradient, no optimizer's state, no update
+  /// The type that a frozen unit's parameters are kept in; nothing: the run's compute type. They
+  /// are converted before each use if it is another.
+  std::optional<DType> stored;
+  /// Ranks of such a group use the same parameters for different samples: gradients are summed over
+  /// them, and ZeRO divides the unit among them.
+  MeshGroup shared_by = MeshGroup::data;
+};
+
 /// The parameters that ZeRO gathers and pipelining places as one.
 struct UnitDesc {
   std::string name;  // "vocabulary", "block.3", ...
   UnitKind kind = UnitKind::block;
-  std::vector<ParamDesc> params;  // matrices first, so that weight decay is one leading range
+  std::vector<ParamDesc> params;
+  UnitTraits traits;
 
   /// Index of the parameter "<unit>.<local>"; throws InternalError when there is none.
   std::size_t index_of(std::string_view local) const;

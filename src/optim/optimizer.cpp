@@ -9,7 +9,7 @@ namespace tessera::optim {
 Optimizer adam(const AdamRule& rule) {
   return {.state = {{.name = "adam_m"}, {.name = "adam_v"}},
           .update =
-              [rule](const UpdateViews& x, float decay) {
+              [rule](const UpdateViews& x, UpdatePart part) {
                 TESSERA_CHECK(x.state.size() == 2, "{} states for adam", x.state.size());
                 return kernels::OptimizerUpdate{
                     .rule = kernels::UpdateRule::adam,
@@ -22,7 +22,9 @@ Optimizer adam(const AdamRule& rule) {
                     .settings = {.beta1 = static_cast<float>(rule.beta1),
                                  .beta2 = static_cast<float>(rule.beta2),
                                  .eps = static_cast<float>(rule.eps),
-                                 .decay = decay,
+                                 .decay = part == UpdatePart::matrices
+                                              ? static_cast<float>(rule.weight_decay)
+                                              : 0.0F,
                                  .decay_kind = rule.decay}};
               },
           .set_scalars =
@@ -37,7 +39,10 @@ Optimizer adam(const AdamRule& rule) {
 }
 
 Optimizer make_optimizer(const deck::OptimizerSection& section) {
-  AdamRule rule{.beta1 = section.betas[0], .beta2 = section.betas[1], .eps = section.eps};
+  AdamRule rule{.beta1 = section.betas[0],
+                .beta2 = section.betas[1],
+                .eps = section.eps,
+                .weight_decay = section.weight_decay};
   Optimizer optimizer;
   switch (section.name) {
     case deck::OptimizerName::adamw: optimizer = adam(rule); break;
@@ -47,7 +52,6 @@ Optimizer make_optimizer(const deck::OptimizerSection& section) {
       break;
   }
   TESSERA_CHECK(optimizer.update, "optimizer {} is not built", enum_word(section.name));
-  optimizer.weight_decay = static_cast<float>(section.weight_decay);
   optimizer.clip_norm = section.clip_norm;
   return optimizer;
 }

@@ -41,14 +41,16 @@ struct UpdateViews {
   std::span<const View> state;  // by row of Optimizer::state
 };
 
+/// What an update changes: matrices, whose weights decay, or vectors (biases, gains of norms).
+enum class UpdatePart : std::uint8_t { matrices, vectors };
+
 using StepScalars = std::array<float, static_cast<std::size_t>(kernels::StepScalar::count)>;
 
 struct Optimizer {
   std::vector<StateTensor> state;
-  float weight_decay = 0;  // of matrices
-  double clip_norm = 0;    // 0: none
-  /// The update of some elements whose weights decay by `decay`.
-  std::function<kernels::KernelCall(const UpdateViews& views, float decay)> update;
+  double clip_norm = 0;  // 0: none
+  /// The update of some elements of one unit's matrices or of its vectors.
+  std::function<kernels::KernelCall(const UpdateViews& views, UpdatePart part)> update;
   /// Sets the scalars that its update reads beside the learning rate, for applied update `t` (from
   /// 1).
   std::function<void(StepScalars& scalars, std::int64_t t)> set_scalars;
@@ -58,6 +60,7 @@ struct Optimizer {
 /// decay is decoupled.
 struct AdamRule {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+  double weight_decay = 0;  // of matrices
   kernels::Decay decay = kernels::Decay::decoupled;
 };
 Optimizer adam(const AdamRule& rule = {});

@@ -5,12 +5,16 @@
 
 namespace tessera::zero {
 
-StateBytes model_states(std::int64_t elements, std::int64_t data, int stage,
+StateBytes model_states(const StateElements& elements, std::int64_t data, int stage,
                         const StateTypes& types) {
   const Sharding sharding = sharding_of(stage, data);
-  const auto kept = [&](bool sharded) { return sharded ? ceil_div(elements, data) : elements; };
+  const auto part = [&](std::int64_t n, bool sharded) { return sharded ? ceil_div(n, data) : n; };
+  const auto kept = [&](bool sharded) { return part(elements.trained, sharded); };
   const std::int64_t master = types.compute == DType::f32 ? 0 : size_of(DType::f32);
-  return {.parameters = kept(sharding.parameters) * size_of(types.compute),
+  std::int64_t frozen = 0;
+  for (const auto& [type, n] : elements.frozen)
+    frozen += part(n, sharding.parameters) * size_of(type);
+  return {.parameters = kept(sharding.parameters) * size_of(types.compute) + frozen,
           .gradients = kept(sharding.gradients) * size_of(types.accumulate),
           .optimizer = kept(sharding.states) * (types.optimizer + master)};
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 
 #include "core/dtype.hpp"
 #include "core/enums.hpp"
@@ -30,6 +31,16 @@ struct StateBytes {
   }
 };
 
+/// Elements of a rank's share of the model, before ZeRO divides them.
+struct StateElements {
+  std::int64_t trained = 0;
+  std::map<DType, std::int64_t> frozen;  // by the type that they are kept in
+
+  void add(bool is_trained, DType stored, std::int64_t elements) {
+    (is_trained ? trained : frozen[stored]) += elements;
+  }
+};
+
 /// Types and sizes of the states of a model that trains.
 struct StateTypes {
   DType compute = DType::f32;     // of parameters; master weights are f32, in f32 the same ones
@@ -37,9 +48,9 @@ struct StateTypes {
   std::int64_t optimizer = 0;     // bytes that it keeps for each element
 };
 
-/// For `elements` parameters of a rank's share of the model, divided over `data` ranks as the ZeRO
-/// stage says. Shards are rounded up to whole elements.
-StateBytes model_states(std::int64_t elements, std::int64_t data, int stage,
+/// The states of these elements, divided over `data` ranks as the ZeRO stage says. Shards are
+/// rounded up to whole elements. What is frozen has parameters only.
+StateBytes model_states(const StateElements& elements, std::int64_t data, int stage,
                         const StateTypes& types);
 
 }  // namespace tessera::zero

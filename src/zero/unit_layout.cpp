@@ -17,7 +17,7 @@ class Placement {
     const auto each = [&](bool whole, auto&& f) {
       for (std::size_t i = 0; i < unit_.params.size(); ++i) {
         const auto& p = unit_.params[i];
-        if (p.decay == matrices && (p.tensor_axis < 0) == whole) f(i);
+        if (p.is_matrix() == matrices && (p.tensor_axis < 0) == whole) f(i);
       }
     };
     for (std::int64_t chunk = cut_.first(); chunk < cut_.first() + cut_.own(); ++chunk)
@@ -54,7 +54,7 @@ UnitLayout unit_layout(const model::UnitDesc& unit, std::int64_t data_ranks,
   UnitLayout layout;
   Placement placement(layout, unit, cut);
   placement.place(true);
-  layout.decay_end = layout.used;
+  layout.matrices_end = layout.used;
   placement.place(false);
   layout.padded = round_up(layout.used, data_ranks * kShardGrain);
   layout.shard = layout.padded / data_ranks;

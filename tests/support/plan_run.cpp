@@ -71,12 +71,11 @@ PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::
       streams_(std::move(streams)) {
   train::PlanMemory memory{};
   for (const auto& [id, word] : EnumWords<plan::ArenaId>::table) {
-    const auto i = static_cast<std::size_t>(id);
     memory::Tier& of = plan::place_of(id) == plan::Place::host ? host_tier_ : *tier_;
-    arenas_.push_back(std::make_unique<memory::Arena>(word, of, plan_.arena_bytes[i]));
-    memory[i] = arenas_[i]->base();
+    arenas_[id] = std::make_unique<memory::Arena>(word, of, plan_.arena(id));
+    memory[id] = arenas_[id]->base();
   }
-  state_.emplace(inputs_, plan_.place, arena(plan::ArenaId::state), arena(plan::ArenaId::host));
+  state_.emplace(inputs_, plan_.place, arenas_);
   bound_.emplace(plan_, memory);
   const auto beside = [&device](const kernels::KernelCall& call) {
     device.run(call);
@@ -130,8 +129,9 @@ std::vector<float> slice_of_state(PlanRun& run, Kept which) {
   std::vector<float> all;
   for (const auto& s : run.state().units()) {
     if (!s.held) continue;
-    const Range mine = s.layout.shard_of(run.place().data);
+    const Range mine = s.slice;
     for (const auto& kept : s.kept) {
+      if (!kept.live) continue;  // of a frozen unit
       const View part = which == Kept::live
                             ? kept.live.range(mine.begin - s.owned.begin, mine.count())
                             : kept.snapshot;

@@ -58,9 +58,7 @@ class PlanRun {
   View real(const View& symbolic) const { return bound_->real(symbolic); }
 
  private:
-  const memory::Arena& arena(plan::ArenaId id) const {
-    return *arenas_[static_cast<std::size_t>(id)];
-  }
+  const memory::Arena& arena(plan::ArenaId id) const { return *arenas_[id]; }
   /// Runs everything and keeps a copy of the gradients that updates read.
   class Watching;
 
@@ -70,7 +68,7 @@ class PlanRun {
   plan::Plan plan_;
   std::unique_ptr<memory::Tier> tier_;
   memory::HostTier host_tier_;
-  std::vector<std::unique_ptr<memory::Arena>> arenas_;  // by plan::ArenaId
+  train::Arenas arenas_;
   std::optional<train::ModelState> state_;
   std::optional<train::BoundPlan> bound_;
   std::unique_ptr<streams::Streams> streams_;

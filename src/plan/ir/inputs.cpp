@@ -10,6 +10,22 @@ model::TensorCut tensor_cut(const PlanInputs& in, const MeshPlace& place) {
           .rank = place.tensor};
 }
 
+/// The ranks that the unit is divided among.
+static RankGroup sharers(const PlanInputs& in, const model::UnitDesc& unit,
+                         const MeshPlace& place) {
+  return in.layout.mesh.group_of(in.layout.mesh.rank_of(place), unit.traits.shared_by);
+}
+
+zero::UnitLayout unit_layout(const PlanInputs& in, const model::UnitDesc& unit,
+                             const MeshPlace& place) {
+  return zero::unit_layout(unit, sharers(in, unit, place).count, tensor_cut(in, place));
+}
+
+Range slice_of(const PlanInputs& in, const model::UnitDesc& unit, const zero::UnitLayout& layout,
+               const MeshPlace& place) {
+  return layout.shard_of(sharers(in, unit, place).index(in.layout.mesh.rank_of(place)));
+}
+
 comm::GroupShape group_shape(const PlanInputs& in, const MeshPlace& place, MeshGroup group) {
   const std::int64_t rank = in.layout.mesh.rank_of(place);
   const auto members = in.layout.mesh.members(rank, group);

@@ -12,6 +12,7 @@
 #include "optim/optimizer.hpp"
 #include "plan/ir/plan.hpp"
 #include "zero/model_states.hpp"
+#include "zero/unit_layout.hpp"
 
 namespace tessera::plan {
 
@@ -73,6 +74,10 @@ struct PlanInputs {
 
   /// What data ranks keep in shards.
   Sharding sharded() const { return sharding_of(sharding.stage, layout.mesh.data); }
+  /// The type that a unit's parameters are kept in, and sent in.
+  DType stored(const model::UnitDesc& unit) const {
+    return unit.traits.stored.value_or(numerics.compute);
+  }
   zero::StateTypes state_types() const {
     return {.compute = numerics.compute,
             .accumulate = numerics.accumulate,
@@ -84,6 +89,13 @@ struct PlanInputs {
 /// the master weights, the others are the optimizer's state.
 std::vector<optim::StateTensor> kept_tensors(const PlanInputs& inputs);
 inline constexpr std::size_t kMasterRow = 0;
+
+/// A unit in the flat buffer of a rank at `place`.
+zero::UnitLayout unit_layout(const PlanInputs& inputs, const model::UnitDesc& unit,
+                             const MeshPlace& place);
+/// That rank's shard of it.
+Range slice_of(const PlanInputs& inputs, const model::UnitDesc& unit,
+               const zero::UnitLayout& layout, const MeshPlace& place);
 
 model::TensorCut tensor_cut(const PlanInputs& inputs, const MeshPlace& place);
 comm::GroupShape group_shape(const PlanInputs& inputs, const MeshPlace& place, MeshGroup group);

@@ -55,9 +55,9 @@ struct Buffer {
 
 enum class ArenaId : std::uint8_t { state, step, host };
 inline constexpr std::size_t kArenas = 3;
-using ArenaBytes = std::array<std::int64_t, kArenas>;  // by ArenaId
 template <typename T>
 using PerArena = EnumArray<ArenaId, T, kArenas>;
+using ArenaBytes = PerArena<std::int64_t>;
 /// The larger of the two, arena by arena.
 inline ArenaBytes most_of(ArenaBytes a, const ArenaBytes& b) {
   for (std::size_t i = 0; i < kArenas; ++i) a[i] = std::max(a[i], b[i]);
@@ -165,6 +165,7 @@ struct PlanShape {
 /// What a rank has of one unit, in elements: its shard, and how many of these it counts, that is,
 /// adds to the norm and writes to checkpoints. All 0 where the unit is on other pipeline stages.
 struct UnitShare {
+  bool trained = false;  // its gradient enters the norm and updates it
   std::int64_t shard = 0, counted = 0;
 };
 
@@ -179,7 +180,7 @@ struct Plan {
   Buffer& buffer(BufferId id) { return buffers[static_cast<std::size_t>(id)]; }
   const Buffer& buffer(BufferId id) const { return buffers[static_cast<std::size_t>(id)]; }
   const Op& op(OpId id) const { return ops[static_cast<std::size_t>(id)]; }
-  std::int64_t arena(ArenaId id) const { return arena_bytes[static_cast<std::size_t>(id)]; }
+  std::int64_t arena(ArenaId id) const { return arena_bytes[id]; }
   /// What the host reads and writes between steps: StepScalar, VerdictField, WordLayout.
   View scalars, verdict, words;
 

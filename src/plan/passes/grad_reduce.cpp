@@ -59,21 +59,23 @@ class Reducer {
       Use& use = use_of(instance.what);
       --use.left;
       use.last_op = instance.last_op;
-      use.full =
-          buffer_view(instance.what.buffer, in_.numerics.accumulate, states_[unit_].layout.padded);
+      use.full = buffer_view(instance.what.buffer, in_.numerics.accumulate, state().layout.padded);
       in_.numerics.layout_mode ? add_in_tree(use) : add_in_turn(use);
       if (use.left == 0 && !tied(unit_)) gather(use);
     }
     std::vector<SummedGradient> sums(states_.size());
     for (std::size_t u = 0; u < states_.size(); ++u) {
-      if (states_[u].held) sums[u] = finish(u);
+      if (states_[u].trained) sums[u] = finish(u);
     }
     insertions_.apply(plan_.ops);
     return sums;
   }
 
  private:
-  bool alone() const { return in_.layout.mesh.data == 1; }
+  const UnitState& state() const { return states_[unit_]; }
+  /// The ranks over which the unit's gradients are summed.
+  MeshGroup sharers() const { return in_.model.units[unit_].traits.shared_by; }
+  bool alone() const { return plan_.group(sharers()).size == 1; }
   bool tied(std::size_t unit) const {
     return tied_apart(in_) && in_.model.units[unit].kind == model::UnitKind::vocabulary;
   }
@@ -154,32 +156,30 @@ class Reducer {
   /// Where the sum goes. At ZeRO stage 0 a gradient that is reduced once stays where it is;
   /// otherwise the slice must outlive the full buffer, so it has a buffer of its own.
   View slice_for(const Use& use) {
-    const zero::UnitLayout& layout = states_[unit_].layout;
-    const Range slice = layout.shard_of(plan_.place.data);
+    const Range slice = state().slice;
     const bool once = use.left == 0 && !use.begun;
     const bool in_place =
-        !in_.sharded().states &&
+        !state().sharding.states &&
         (in_.numerics.layout_mode ? in_.sharding.reduce == ReduceWhen::step : once);
     if (in_place) return use.full.range(slice.begin, slice.count());
     const BufferId id =
         add_buffer(plan_, in_.model.units[unit_].name + " gradient shard", Purpose::gradients,
-                   layout.shard * size_of(in_.numerics.accumulate));
-    return buffer_view(id, in_.numerics.accumulate, layout.shard);
+                   slice.count() * size_of(in_.numerics.accumulate));
+    return buffer_view(id, in_.numerics.accumulate, slice.count());
   }
 
   void reduce(const View& full, const View& shard, kernels::Write write) {
     comm::ReduceScatter call{
         .full = full, .shard = shard, .wire = in_.numerics.wire, .write = write};
     const auto add = [&](Call c) {
-      insert(OpKind::reduce_gradients, Stream::reduce, MeshGroup::data, std::move(c));
+      insert(OpKind::reduce_gradients, Stream::reduce, sharers(), std::move(c));
     };
     if (!in_.numerics.gradient_blocks) {
-      call.staging = staging(MeshGroup::data, in_.numerics.wire);
+      call.staging = staging(sharers(), in_.numerics.wire);
       return add(comm::CollectiveCall{call});
     }
     const auto& format = *in_.numerics.gradient_blocks;
-    const std::int64_t bytes =
-        block_staging(format, plan_.group(MeshGroup::data).size, shard.elements());
+    const std::int64_t bytes = block_staging(format, plan_.group(sharers()).size, shard.elements());
     for (Call& c : reduce_in_blocks(call, route_, format, leaving_.view(plan_, bytes),
                                     arriving_.view(plan_, bytes))) {
       add(std::move(c));
@@ -187,7 +187,7 @@ class Reducer {
   }
   void add_to(const View& sum, const View& part) {
     insert(
-        OpKind::sum_gradients, Stream::compute, MeshGroup::data,
+        OpKind::sum_gradients, Stream::compute, sharers(),
         kernels::KernelCall{kernels::Convert{.x = part, .out = sum, .write = kernels::Write::add}});
   }
   void insert(OpKind kind, Stream stream, MeshGroup group, Call call) {
@@ -210,8 +210,8 @@ class Reducer {
 
   /// ZeRO stage 0: every rank's slice of the sum goes to all ranks.
   void gather(const Use& use) {
-    if (alone() || in_.sharded().states) return;
-    insert(OpKind::gather_gradients, Stream::reduce, MeshGroup::data,
+    if (alone() || state().sharding.states) return;
+    insert(OpKind::gather_gradients, Stream::reduce, sharers(),
            comm::CollectiveCall{comm::AllGather{.shard = use.sum, .full = use.full}});
   }
 
@@ -224,7 +224,7 @@ class Reducer {
     };
     Use *embed = use_at(false), *head = use_at(true);
     Use& use = embed != nullptr ? *embed : *head;
-    const bool whole = !in_.sharded().states && !alone();
+    const bool whole = !state().sharding.states && !alone();
     const SummedGradient sum{.slice = use.sum, .owned = whole ? use.full : use.sum};
     if (!tied(unit)) return sum;
     at_ = &plan_.ops[use.last_op];

@@ -88,8 +88,7 @@ std::vector<std::int64_t> first_with_same_shares(const PlanInputs& in) {
   for (std::int64_t t = 0; t < in.layout.mesh.tensor; ++t) {
     std::vector<std::int64_t> sizes;
     for (const auto& unit : in.model.units)
-      sizes.push_back(
-          zero::unit_layout(unit, in.layout.mesh.data, tensor_cut(in, {.tensor = t})).used);
+      sizes.push_back(unit_layout(in, unit, {.tensor = t}).used);
     all.push_back(first.try_emplace(std::move(sizes), t).first->second);
   }
   return all;

@@ -22,8 +22,8 @@ void add_norm(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& st
               const std::vector<SummedGradient>& gradients) {
   const View squares = plan.words.range(WordLayout::norm, kExactSumWords);
   for (std::size_t u = 0; u < states.size(); ++u) {
-    if (!states[u].held) continue;
-    const std::int64_t first = states[u].layout.shard_of(plan.place.data).begin;
+    if (!states[u].trained) continue;
+    const std::int64_t first = states[u].slice.begin;
     for (const Range& part : counted_ranges(in, plan, u, states[u].layout)) {
       plan.ops.push_back(op_of(OpKind::norm, Stream::compute, u,
                                kernels::KernelCall{kernels::ExactSum{
@@ -44,7 +44,7 @@ void add_norm(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& st
 
 /// The optimizer's step on the owned elements in `part` of one unit.
 Call update_call(const Plan& plan, const PlanInputs& in, const UnitState& s,
-                 const SummedGradient& gradient, Range part, float decay) {
+                 const SummedGradient& gradient, Range part, optim::UpdatePart of) {
   const auto slice = [&](const View& v) {
     return v ? v.range(part.begin - s.owned.begin, part.count()) : View{};
   };
@@ -60,22 +60,22 @@ Call update_call(const Plan& plan, const PlanInputs& in, const UnitState& s,
                               .scalars = plan.scalars,
                               .verdict = plan.verdict,
                               .state = state},
-                             decay);
+                             of);
 }
 
-/// Of each unit, the elements whose weights decay, then the others.
+/// Of each trained unit, matrices, then vectors.
 void add_updates(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
                  const std::vector<SummedGradient>& gradients) {
   for (std::size_t u = 0; u < states.size(); ++u) {
     const UnitState& s = states[u];
-    if (!s.held) continue;
-    const auto add = [&](Range part, float decay) {
+    if (!s.trained) continue;
+    const auto add = [&](Range part, optim::UpdatePart of) {
       if (part.empty()) return;
       plan.ops.push_back(op_of(OpKind::update, Stream::compute, u,
-                               update_call(plan, in, s, gradients[u], part, decay)));
+                               update_call(plan, in, s, gradients[u], part, of)));
     };
-    add(intersect(s.owned, {0, s.layout.decay_end}), in.optimizer.weight_decay);
-    add(intersect(s.owned, {s.layout.decay_end, s.layout.padded}), 0.0F);
+    add(intersect(s.owned, {0, s.layout.matrices_end}), optim::UpdatePart::matrices);
+    add(intersect(s.owned, {s.layout.matrices_end, s.layout.padded}), optim::UpdatePart::vectors);
   }
 }
 
@@ -86,13 +86,11 @@ void add_snapshots(Plan& plan, const PlanInputs& in, const std::vector<UnitState
   Insertions insertions;
   for (std::size_t u = 0; u < states.size(); ++u) {
     const UnitState& s = states[u];
-    if (!s.held) continue;
-    const Range slice = s.layout.shard_of(plan.place.data);
     for (std::size_t r = 0; r < rows.size(); ++r) {
+      if (!s.trained || !rows[r].saved) continue;
       const auto& [live, snapshot] = s.kept[r];
-      if (!rows[r].saved) continue;
       const bool owned = rows[r].extent == optim::Extent::owned;
-      const View from = live.range(owned ? slice.begin - s.owned.begin : 0, slice.count());
+      const View from = live.range(owned ? s.slice.begin - s.owned.begin : 0, s.slice.count());
       insertions.before(0, op_of(OpKind::snapshot, Stream::copy, u, Copy{from, snapshot}));
     }
   }

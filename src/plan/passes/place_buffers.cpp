@@ -71,7 +71,7 @@ void place_buffers(Plan& plan) {
   for (std::size_t b = 0; b < plan.buffers.size(); ++b) {
     Buffer& buffer = plan.buffers[b];
     if (buffer.persistent) {
-      std::int64_t& arena_end = end[static_cast<std::size_t>(arena_of(buffer))];
+      std::int64_t& arena_end = end[arena_of(buffer)];
       buffer.offset = arena_end;
       arena_end += rounded(buffer);
     } else if (life[b].end >= 0) {
@@ -93,11 +93,9 @@ void place_buffers(Plan& plan) {
   // Where an arena has both, what lives within a step comes after what persists.
   for (std::size_t b = 0; b < plan.buffers.size(); ++b) {
     Buffer& buffer = plan.buffers[b];
-    if (!buffer.persistent && life[b].end >= 0)
-      buffer.offset += end[static_cast<std::size_t>(arena_of(buffer))];
+    if (!buffer.persistent && life[b].end >= 0) buffer.offset += end[arena_of(buffer)];
   }
-  for (const PlaceRow& place : kPlaceRows)
-    end[static_cast<std::size_t>(place.step)] += free[place.place].end();
+  for (const PlaceRow& place : kPlaceRows) end[place.step] += free[place.place].end();
   plan.arena_bytes = end;
 }
 

@@ -153,7 +153,6 @@ void Recorder::block() {
   if (!key_.training) return;
   turn();
   recording_.d_out = model::block_backward(u_, in_.config, weights, saved, d_, grads, key_.write);
-  recompute(recording_, in_.recompute);
 }
 
 void Recorder::handover() {
@@ -178,6 +177,8 @@ Recording Recorder::run() {
     case LayerKind::handover: handover(); break;
     case LayerKind::head: head(); break;
   }
+  drop_unwanted(recording_, key_);
+  if (key_.layer == LayerKind::block && key_.training) recompute(recording_, in_.recompute);
   recording_.only_weights = only_weights(recording_.backward);
   return std::move(recording_);
 }

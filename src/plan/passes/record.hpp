@@ -3,6 +3,8 @@
 // the plan binds it to buffers of its own.
 #pragma once
 
+#include <array>
+
 #include "model/block.hpp"
 #include "model/ends.hpp"
 #include "plan/ir/plan.hpp"
@@ -54,6 +56,8 @@ struct RecordKey {
   kernels::Write write = kernels::Write::overwrite;  // of gradients
   kernels::Write token_write =
       kernels::Write::overwrite;  // of the embedding's gradient of the token matrix
+  std::array<bool, 2> frozen{};   // by unit of the layer
+  bool carry_gradient = true;     // whether the gradient of the carry in is wanted
   auto operator<=>(const RecordKey&) const = default;
 };
 
@@ -75,6 +79,11 @@ struct RecordInputs {
 };
 
 Recording record(const RecordKey& key, const RecordInputs& inputs);
+
+/// Takes out what nobody wants: the operations that only lead to gradients of frozen units or, if
+/// that is not wanted, of the carry in. An operation that makes such a gradient of a unit beside
+/// something else writes it where it is forgotten.
+void drop_unwanted(Recording& recording, const RecordKey& key);
 
 /// Drops saved tensors that the policy does not keep, and puts before backward the operations that
 /// make them again: the part of forward that leads from kept tensors to dropped ones that backward

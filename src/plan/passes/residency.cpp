@@ -17,14 +17,17 @@ Op gather_op(OpKind kind, std::size_t unit, Call call) {
           .waits = {}};
 }
 
-/// Units in the order of their first use in the step.
+/// Whether other ranks update parts of these parameters.
+bool publishes(const UnitState& s) { return s.trained && s.sharding.publishes(); }
+
+/// Units that publish, in the order of their first use in the step.
 std::vector<std::size_t> order_of_first_use(const Plan& plan,
                                             const std::vector<UnitState>& states) {
   std::vector<std::size_t> order;
   for (const Op& op : plan.ops) {
     for (const BufferUse& use : uses_of(op)) {
       for (std::size_t u = 0; u < states.size(); ++u) {
-        if (states[u].held && use.buffer == buffer_of(states[u].parameters) &&
+        if (publishes(states[u]) && use.buffer == buffer_of(states[u].parameters) &&
             std::find(order.begin(), order.end(), u) == order.end()) {
           order.push_back(u);
         }
@@ -37,6 +40,7 @@ std::vector<std::size_t> order_of_first_use(const Plan& plan,
 /// ZeRO-1, 2. Shards and full buffers are there when the step starts, so the gather stream
 /// publishes one unit after another while the first visits compute.
 void publish(Plan& plan, const std::vector<UnitState>& states) {
+  if (std::ranges::none_of(states, publishes)) return;
   Insertions insertions;
   for (std::size_t u : order_of_first_use(plan, states)) {
     insertions.before(
@@ -49,10 +53,10 @@ void publish(Plan& plan, const std::vector<UnitState>& states) {
 
 /// Units by the placeholders that scheduled ops read them from.
 using UnitOfWindow = std::map<BufferId, std::size_t>;
-UnitOfWindow units_of_windows(const std::vector<UnitState>& states, const Scheduled& scheduled) {
+UnitOfWindow units_of_windows(const Scheduled& scheduled) {
   UnitOfWindow unit_of;
-  for (std::size_t u = 0; u < states.size(); ++u) {
-    if (states[u].held) unit_of[scheduled.windows[u]] = u;
+  for (std::size_t u = 0; u < scheduled.windows.size(); ++u) {
+    if (scheduled.windows[u] >= 0) unit_of[scheduled.windows[u]] = u;
   }
   return unit_of;
 }
@@ -110,17 +114,26 @@ void read_windows(Plan& plan, const UnitOfWindow& unit_of, const Residences& res
   }
 }
 
-/// What fills one window.
+/// What fills one window. Parameters that are kept in another type than they are used in are
+/// converted as the last thing.
 Calls gather_calls(Plan& plan, const PlanInputs& in, const UnitState& state, const Residence& r,
                    Staging& staging) {
-  const comm::AllGather gather{
-      .shard = state.own_shard,
-      .full = buffer_view(r.window, in.numerics.compute, state.layout.padded)};
+  const View window = buffer_view(r.window, in.numerics.compute, state.layout.padded);
+  comm::AllGather gather{.shard = state.own_shard, .full = window};
+  if (const DType stored = state.own_shard.type; stored != in.numerics.compute) {
+    const auto converted = [&](const View& whole) {
+      return kernels::KernelCall{kernels::Convert{.x = whole, .out = window}};
+    };
+    if (state.parameters) return {converted(state.parameters)};
+    const std::int64_t bytes = state.layout.padded * size_of(stored);
+    gather.full = View(staging.view(plan, bytes).data, stored, {state.layout.padded});
+    return {comm::CollectiveCall{gather}, converted(gather.full)};
+  }
   if (!in.numerics.weight_blocks || plan.shape.purpose == PlanPurpose::evaluate)
     return {comm::CollectiveCall{gather}};
-  const std::int64_t bytes =
-      block_staging(*in.numerics.weight_blocks, in.layout.mesh.data, state.layout.shard);
-  return gather_in_blocks(gather, plan.place.data, *in.numerics.weight_blocks,
+  const std::int64_t bytes = block_staging(
+      *in.numerics.weight_blocks, state.layout.padded / state.layout.shard, state.layout.shard);
+  return gather_in_blocks(gather, state.index(), *in.numerics.weight_blocks,
                           staging.view(plan, bytes));
 }
 
@@ -150,13 +163,14 @@ void add_gathers(Plan& plan, const PlanInputs& in, const std::vector<UnitState>&
 
 void residency(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
                const Scheduled& scheduled) {
-  if (!in.sharded().states) return;
-  if (in.sharded().publishes()) return publish(plan, states);
-  const UnitOfWindow unit_of = units_of_windows(states, scheduled);
-  Residences residences = residences_of(plan, unit_of, states.size(), in.sharding.prefetch);
-  add_windows(plan, scheduled, residences);
-  read_windows(plan, unit_of, residences);
-  add_gathers(plan, in, states, residences);
+  const UnitOfWindow unit_of = units_of_windows(scheduled);
+  if (!unit_of.empty()) {
+    Residences residences = residences_of(plan, unit_of, states.size(), in.sharding.prefetch);
+    add_windows(plan, scheduled, residences);
+    read_windows(plan, unit_of, residences);
+    add_gathers(plan, in, states, residences);
+  }
+  publish(plan, states);
 }
 
 }  // namespace tessera::plan

@@ -36,7 +36,7 @@ class Scheduler {
 
   Scheduled run() {
     for (std::size_t u = 0; u < states_.size(); ++u) {
-      const bool window = states_[u].held && !states_[u].parameters;
+      const bool window = states_[u].in_windows(in_.numerics.compute);
       out_.windows.push_back(
           window ? add_buffer(plan_, in_.model.units[u].name + " gathered", Purpose::gather_window,
                               states_[u].layout.padded * size_of(in_.numerics.compute))
@@ -78,6 +78,19 @@ class Scheduler {
   bool last(const PipelineAction& a) const {
     return part_of(a) + 1 == static_cast<std::int64_t>(parts_.size());
   }
+  Range layers_of(const PipelineAction& a) const {
+    return parts_[static_cast<std::size_t>(part_of(a))];
+  }
+  bool trained(std::size_t unit) const { return in_.model.units[unit].traits.trained; }
+  /// Whether somebody needs the gradient of the carry into a layer: a unit before it is trained.
+  bool carry_gradient_wanted(std::int64_t layer) const {
+    for (std::int64_t l = 0; l < layer; ++l) {
+      for (const std::size_t u : layers_[static_cast<std::size_t>(l)].units) {
+        if (trained(u)) return true;
+      }
+    }
+    return false;
+  }
   Passage& passage(const PipelineAction& a) { return passages_[{a.chunk, a.micro_batch}]; }
 
   /// A carry, or its gradient, on its way between stages.
@@ -98,7 +111,8 @@ class Scheduler {
       travel(OpKind::receive, Stream::receive_forward,
              comm::Receive{.data = to, .peer = stage(-1)});
     }
-    if ((a.kind == Kind::backward || a.kind == Kind::backward_input) && !last(a)) {
+    if ((a.kind == Kind::backward || a.kind == Kind::backward_input) && !last(a) &&
+        carry_gradient_wanted(layers_of(a).end)) {
       View& to = passage(a).incoming_gradient = message("activations' gradient");
       travel(OpKind::receive, Stream::receive_backward,
              comm::Receive{.data = to, .peer = stage(1)});
@@ -132,7 +146,7 @@ class Scheduler {
 
   void act(const PipelineAction& a) {
     micro_batch_ = static_cast<std::int32_t>(a.micro_batch);
-    const Range layers = parts_[static_cast<std::size_t>(part_of(a))];
+    const Range layers = layers_of(a);
     Passage& p = passage(a);
     switch (a.kind) {
       case Kind::forward: return forward(a, layers, p);
@@ -156,7 +170,7 @@ class Scheduler {
     if (!last(a)) {
       const auto next = static_cast<std::size_t>(layers.end);
       const Recording& sum =
-          recording_of(LayerKind::handover, {}, static_cast<bool>(flow.pending), {});
+          recording_of(LayerKind::handover, {}, static_cast<bool>(flow.pending), {}, false);
       Visit v{.recording = &sum, .bound = {}};
       bind_carry(v, flow);
       issue(v, sum.forward, next);
@@ -172,12 +186,12 @@ class Scheduler {
       // The head's backward ran in its forward: the scale of the loss is known then, so the logits
       // become their gradient in place, and nothing of the head is saved.
       if (layers_[static_cast<std::size_t>(l)].kind == LayerKind::head) {
-        d = resolve(v, v.recording->d_out);
+        d = gradient_out(v);
       } else {
         d = backward(static_cast<std::size_t>(l), v, d, part);
       }
     }
-    if (!first(a)) send(Stream::send_backward, d, -1);
+    if (!first(a) && carry_gradient_wanted(layers.begin)) send(Stream::send_backward, d, -1);
     if (part == Part::all) passages_.erase({a.chunk, a.micro_batch});
   }
 
@@ -185,7 +199,7 @@ class Scheduler {
   /// Gradients live within a step, also at ZeRO stage 0: before the first backward their bytes
   /// serve activations.
   View gradient_of(std::size_t unit, bool head_use, Write& write) {
-    const bool own = in_.numerics.layout_mode || per_micro_batch();
+    const bool own = in_.numerics.layout_mode || per_micro_batch(unit);
     const auto key = std::tuple{unit, head_use, own ? micro_batch_ : 0};
     auto it = gradients_.find(key);
     write = micro_batch_ == 0 || own ? Write::overwrite : Write::add;
@@ -214,22 +228,25 @@ class Scheduler {
     all_losses_.push_back(buffer_view(losses, DType::f32, b * t));
   }
 
-  /// Whether every micro-batch has gradient buffers of its own, which are reduced over data ranks
-  /// at once.
-  bool per_micro_batch() const {
-    return in_.sharding.reduce == ReduceWhen::micro && in_.layout.mesh.data > 1;
+  /// Whether every micro-batch has gradient buffers of its own for a unit, which are summed over
+  /// ranks at once.
+  bool per_micro_batch(std::size_t unit) const {
+    return in_.sharding.reduce == ReduceWhen::micro &&
+           plan_.group(in_.model.units[unit].traits.shared_by).size > 1;
   }
 
   struct Writes {
     Write gradients = Write::overwrite, tokens = Write::overwrite;
   };
   const Recording& recording_of(LayerKind kind, const std::vector<std::size_t>& units, bool pending,
-                                Writes writes) {
-    const RecordKey key{.layer = kind,
-                        .pending_in = pending,
-                        .training = training_,
-                        .write = writes.gradients,
-                        .token_write = writes.tokens};
+                                Writes writes, bool carry_gradient) {
+    RecordKey key{.layer = kind,
+                  .pending_in = pending,
+                  .training = training_,
+                  .write = writes.gradients,
+                  .token_write = writes.tokens,
+                  .carry_gradient = carry_gradient};
+    for (std::size_t i = 0; i < units.size(); ++i) key.frozen.at(i) = !trained(units[i]);
     auto it = recordings_.find(key);
     if (it == recordings_.end()) {
       RecordInputs inputs{.config = in_.model.config,
@@ -283,10 +300,10 @@ class Scheduler {
       const UnitState& state = states_[l.units[i]];
       const auto n = static_cast<BufferId>(i);
       v.bound[static_cast<BufferId>(Local::weights0) + n] =
-          state.parameters
+          out_.windows[l.units[i]] < 0
               ? state.parameters
               : buffer_view(out_.windows[l.units[i]], in_.numerics.compute, state.layout.padded);
-      if (training_) {
+      if (training_ && state.trained) {
         v.bound[static_cast<BufferId>(Local::grads0) + n] =
             gradient_of(l.units[i], apart && is_head && i == 1, writes.gradients);
       }
@@ -294,7 +311,8 @@ class Scheduler {
     writes.tokens = writes.gradients;
     if (in_.model.config.tied_embeddings && !apart)
       writes.tokens = Write::add;  // the head's part came first
-    v.recording = &recording_of(l.kind, l.units, static_cast<bool>(flow.pending), writes);
+    v.recording = &recording_of(l.kind, l.units, static_cast<bool>(flow.pending), writes,
+                                carry_gradient_wanted(static_cast<std::int64_t>(layer)));
     bind_carry(v, flow);
     issue(v, v.recording->forward, layer);
     if (!is_head) {
@@ -312,6 +330,9 @@ class Scheduler {
   View backward(std::size_t layer, Visit& v, const View& d, Part part) {
     bind(v, Local::d, d);
     issue(v, v.recording->backward, layer, part);
+    return gradient_out(v);
+  }
+  View gradient_out(Visit& v) {
     return v.recording->d_out ? resolve(v, v.recording->d_out) : View{};
   }
 

@@ -18,10 +18,10 @@ struct GradientBuffer {
 
 /// What the pass tells later ones.
 struct Scheduled {
-  /// By unit: where parameters are in shards, the placeholder buffer that its ops read, which
-  /// residency() replaces by windows; -1 elsewhere.
+  /// By unit: where parameters are brought into windows, the placeholder buffer that its ops read,
+  /// which residency() replaces by them; -1 elsewhere.
   std::vector<BufferId> windows;
-  std::vector<GradientBuffer> gradients;  // in the order of micro-batches
+  std::vector<GradientBuffer> gradients;  // of trained units, in the order of micro-batches
   std::vector<LoadBatch> batches;         // by micro-batch; ops that fill them are added later
 };
 

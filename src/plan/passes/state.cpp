@@ -30,7 +30,8 @@ std::vector<Range> counted_ranges(const PlanInputs& in, const Plan& plan, std::s
                                   const zero::UnitLayout& layout) {
   // The last stage's copy of a tied matrix is the first stage's.
   if (on_both_ends(in, unit) && plan.place.pipeline > 0) return {};
-  return zero::counted(layout, layout.shard_of(plan.place.data), tensor_cut(in, plan.place));
+  return zero::counted(layout, slice_of(in, in.model.units[unit], layout, plan.place),
+                       tensor_cut(in, plan.place));
 }
 
 namespace {
@@ -55,28 +56,30 @@ void add_control(Plan& plan) {
                                 static_cast<std::int64_t>(kernels::VerdictField::count));
 }
 
-/// The parameters in the compute type: a shard where they are gathered for use, else whole.
+/// The parameters in the type that they are kept in: a shard where they are gathered for use, else
+/// whole.
 void add_parameters(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, UnitState& s) {
   const auto add = [&](std::int64_t elements) {
-    return add_persistent(plan, unit.name + " parameters", Purpose::parameters, in.numerics.compute,
+    return add_persistent(plan, unit.name + " parameters", Purpose::parameters, in.stored(unit),
                           elements);
   };
-  if (in.sharded().parameters) {
+  if (s.sharding.parameters) {
     s.own_shard = add(s.layout.shard);
   } else {
-    const Range slice = s.layout.shard_of(plan.place.data);
     s.parameters = add(s.layout.padded);
-    s.own_shard = s.parameters.range(slice.begin, slice.count());
+    s.own_shard = s.parameters.range(s.slice.begin, s.slice.count());
   }
 }
 
 /// The master weights and the optimizer's state, which training needs, and their snapshots. The
-/// owned parameters are the master weights in f32; else they are a copy of them.
+/// owned parameters are the master weights in f32; else they are a copy of them. A frozen unit has
+/// its parameters alone.
 void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, UnitState& s) {
   const auto rows = kept_tensors(in);
   s.kept.resize(rows.size());
-  (in.numerics.compute == DType::f32 ? s.kept[kMasterRow].live : s.copy) =
-      s.owned == s.layout.shard_of(plan.place.data) ? s.own_shard : s.parameters;
+  (in.numerics.compute == DType::f32 || !s.trained ? s.kept[kMasterRow].live : s.copy) =
+      s.owned == s.slice ? s.own_shard : s.parameters;
+  if (!s.trained) return;
   for (std::size_t r = 0; r < rows.size() && in.state_for >= PlanPurpose::train; ++r) {
     const Purpose purpose = r == kMasterRow ? Purpose::master : Purpose::optimizer;
     if (View& live = s.kept[r].live; !live) {
@@ -96,7 +99,6 @@ void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, Uni
 
 std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
   add_control(plan);
-  const model::TensorCut cut = tensor_cut(in, plan.place);
   const auto held = held_units(in, plan.place.pipeline);
   std::vector<UnitState> states(in.model.units.size());
   plan.shares.resize(in.model.units.size());
@@ -104,10 +106,16 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
     if (!held[u]) continue;
     const model::UnitDesc& unit = in.model.units[u];
     UnitState& s = states[u];
+    TESSERA_CHECK(!unit.traits.trained || in.stored(unit) == in.numerics.compute,
+                  "{} is trained, but kept in another type than it is used in", unit.name);
     s.held = true;
-    s.layout = zero::unit_layout(unit, in.layout.mesh.data, cut);
-    s.owned = in.sharded().states ? s.layout.shard_of(plan.place.data) : Range{0, s.layout.padded};
-    plan.shares[u].shard = s.layout.shard;
+    s.trained = unit.traits.trained;
+    s.layout = unit_layout(in, unit, plan.place);
+    s.sharding = sharding_of(in.sharding.stage, s.layout.padded / s.layout.shard);
+    s.slice = slice_of(in, unit, s.layout, plan.place);
+    s.owned = (s.trained ? s.sharding.states : s.sharding.parameters) ? s.slice
+                                                                      : Range{0, s.layout.padded};
+    plan.shares[u] = {.trained = s.trained, .shard = s.layout.shard};
     for (const Range& part : counted_ranges(in, plan, u, s.layout))
       plan.shares[u].counted += part.count();
     add_parameters(plan, in, unit, s);

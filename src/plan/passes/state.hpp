@@ -16,17 +16,27 @@ struct UnitState {
     View live;      // absent where nothing trains, but for the master weights in f32
     View snapshot;  // (shard); absent where it is not saved, or never beside a step
   };
-  bool held = false;  // used by this rank's pipeline stage; otherwise nothing below is set
+  bool held = false;     // used by this rank's pipeline stage; otherwise nothing below is set
+  bool trained = false;  // held, and not frozen
+  Sharding sharding;     // what this rank keeps a shard of only
   zero::UnitLayout layout;
-  Range owned;      // flat elements that this rank updates: its shard, or everything at stage 0
-  View parameters;  // (padded) compute type: what forward reads; absent at stage 3 with several
-                    // ranks
-  View own_shard;   // (shard) compute type: this rank's slice of the parameters
+  Range slice;      // flat elements of this rank's shard
+  Range owned;      // flat elements that this rank updates: its shard, or everything at stage 0. Of
+                    // a frozen unit those that it keeps
+  View parameters;  // (padded) stored type; absent at stage 3 with several ranks
+  View own_shard;   // (shard) stored type: this rank's slice of the parameters
   View copy;        // (owned) compute type, written beside the master weights; absent in f32
   std::vector<Kept> kept;  // by row
 
-  /// The master weights, (owned) f32. Where compute is f32 they are the parameters themselves.
+  /// The master weights, (owned) f32. Where compute is f32 they are the parameters themselves, and
+  /// so they are, in the stored type, of a frozen unit.
   const View& master() const { return kept[kMasterRow].live; }
+  /// Of the ranks that the unit is divided among, which this one is.
+  std::int64_t index() const { return slice.begin / layout.shard; }
+  /// Whether parameters are brought into a window before they are used.
+  bool in_windows(DType compute) const {
+    return held && (!parameters || parameters.type != compute);
+  }
 };
 
 /// Sets the plan's place and groups, which add_state reads.

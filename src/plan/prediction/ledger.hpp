@@ -12,8 +12,8 @@ namespace tessera::plan {
 /// Bytes of the arenas of a place.
 constexpr std::int64_t bytes_in(Place place, const ArenaBytes& arenas) {
   std::int64_t bytes = 0;
-  for (std::size_t i = 0; i < kArenas; ++i)
-    bytes += place_of(static_cast<ArenaId>(i)) == place ? arenas[i] : 0;
+  for (const auto& [id, word] : EnumWords<ArenaId>::table)
+    bytes += place_of(id) == place ? arenas[id] : 0;
   return bytes;
 }
 /// Bytes of the arenas on the device, which memory.device limits, and of those on the host.
@@ -33,7 +33,7 @@ struct Ledger {
                      // use
   std::int64_t gaps = 0;  // of the step arena: what lies between buffers at that moment
   ArenaBytes arenas{};
-  std::int64_t arena(ArenaId id) const { return arenas[static_cast<std::size_t>(id)]; }
+  std::int64_t arena(ArenaId id) const { return arenas[id]; }
   std::int64_t device() const { return device_bytes(arenas); }
   std::int64_t host() const { return host_bytes(arenas); }
   std::int64_t of(Place place, Purpose purpose) const;

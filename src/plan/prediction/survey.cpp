@@ -19,9 +19,7 @@ namespace {
 std::int64_t share(const PlanInputs& in, const MeshPlace& place, const std::vector<bool>& held) {
   std::int64_t elements = 0;
   for (std::size_t u = 0; u < in.model.units.size(); ++u) {
-    if (held[u])
-      elements +=
-          zero::unit_layout(in.model.units[u], in.layout.mesh.data, tensor_cut(in, place)).padded;
+    if (held[u]) elements += unit_layout(in, in.model.units[u], place).padded;
   }
   return elements;
 }
@@ -51,8 +49,11 @@ Measured measure(const PlanInputs& in, std::span<const PlanShape> shapes, const 
     auto& sum = m.figures.wire[op.kind];
     sum.intra += bytes.intra, sum.inter += bytes.inter;
   }
-  for (const UnitShare& share : first.shares)
-    m.figures.elements += share.shard * in.layout.mesh.data;
+  for (std::size_t u = 0; u < first.shares.size(); ++u) {
+    const model::UnitDesc& unit = in.model.units[u];
+    const std::int64_t parts = first.group(unit.traits.shared_by).size;
+    m.figures.elements.add(unit.traits.trained, in.stored(unit), first.shares[u].shard * parts);
+  }
   return m;
 }
 

@@ -15,7 +15,7 @@ struct RankFigures {
   Ledger ledger;                           // of all shapes
   double flop = 0;                         // of a step of the first shape
   std::map<OpKind, comm::WireBytes> wire;  // likewise, by what is sent
-  std::int64_t elements = 0;               // of the units that the rank's stage holds, its share
+  zero::StateElements elements;            // of the units that the rank's stage holds, its share
   comm::WireBytes sent() const;
 };
 

@@ -267,11 +267,15 @@ class GradientCheck {
       const UnitShare& share = plan_.shares[u];
       const Unit& unit = units_[static_cast<std::int32_t>(u)];
       const std::int64_t whole = share.shard * plan_.group(MeshGroup::data).size;
-      if (unit.normed != share.counted || (unit.updated != share.shard && unit.updated != whole)) {
+      const bool right = share.trained ? unit.normed == share.counted &&
+                                             (unit.updated == share.shard || unit.updated == whole)
+                                       : unit.normed == 0 && unit.updated == 0;
+      if (!right) {
         throw InternalError(
             fmt::format("broken plan: unit {} has a shard of {} elements, {} of them its own to "
-                        "count; {} enter the norm, {} are updated",
-                        u, share.shard, share.counted, unit.normed, unit.updated));
+                        "count{}; {} enter the norm, {} are updated",
+                        u, share.shard, share.counted, share.trained ? "" : ", and is frozen",
+                        unit.normed, unit.updated));
       }
     }
   }

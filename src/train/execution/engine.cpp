@@ -30,8 +30,7 @@ Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
   groups_ = make_groups(inputs_, mpi.rank(), backend_.make_group);
   make_plans(shapes);
   allocate(mpi);
-  state_.emplace(inputs_, place_, *arenas_[static_cast<std::size_t>(plan::ArenaId::state)],
-                 *arenas_[static_cast<std::size_t>(plan::ArenaId::host)]);
+  state_.emplace(inputs_, place_, arenas_);
   streams_ = backend_.make_streams();
   executor_.emplace(*backend_.device, backend_.start_beside, tier(), groups_, *streams_, inputs_,
                     job.whereabouts);
@@ -60,7 +59,7 @@ void Engine::allocate(const comm::MpiSession& mpi) {
   };
   std::int64_t of_host = 0;
   for (const auto& [id, word] : EnumWords<plan::ArenaId>::table)
-    of_host += tier_of(id).of_host() ? bytes[static_cast<std::size_t>(id)] : 0;
+    of_host += tier_of(id).of_host() ? bytes[id] : 0;
   const std::int64_t most = control_.max(of_host);  // pipeline stages differ
   control_.together([&] {
     setup::check_budget(loaded_, inputs_.layout.mesh, bytes);
@@ -72,8 +71,7 @@ void Engine::allocate(const comm::MpiSession& mpi) {
   control_.together([&] {  // once all have looked at what is free
     in_use_before_ = memory_in_use();
     for (const auto& [id, word] : EnumWords<plan::ArenaId>::table) {
-      arenas_.push_back(std::make_unique<memory::Arena>(std::string(word), tier_of(id),
-                                                        bytes[static_cast<std::size_t>(id)]));
+      arenas_[id] = std::make_unique<memory::Arena>(std::string(word), tier_of(id), bytes[id]);
     }
   });
   PlanMemory memory{};
@@ -95,7 +93,7 @@ void Engine::tune(const std::filesystem::path& directory, bool timed,
       if (const auto* call = std::get_if<kernels::KernelCall>(&op.call)) calls.push_back(*call);
     }
   }
-  const memory::Arena& step = *arenas_[static_cast<std::size_t>(plan::ArenaId::step)];
+  const memory::Arena& step = *arenas_[plan::ArenaId::step];
   backend_.tune(calls, {.file = directory / "matmul_algorithms.txt",
                         .timed = timed && !inputs_.numerics.layout_mode,
                         .memory = View(step.base(), DType::u8, {step.bytes()}),

@@ -97,7 +97,7 @@ class Engine {
   std::map<plan::PlanShape, plan::Plan> plans_;
   std::int64_t meetings_ = 0;
   std::map<plan::PlanShape, PreparedPlan> prepared_;
-  std::vector<std::unique_ptr<memory::Arena>> arenas_;  // by plan::ArenaId
+  Arenas arenas_;
   std::int64_t in_use_before_ = 0;
   std::int64_t apart_before_ = 0;  // in use on a GPU before groups were made
   plan::ArenaBytes high_water_{};

@@ -32,9 +32,8 @@ auto within(const plan::Op& op, const plan::PlanInputs& inputs, Work&& work) {
 
 View BoundPlan::real(const View& symbolic) const {
   View v = symbolic;
-  const plan::Buffer& buffer = plan_.buffers[static_cast<std::size_t>(plan::buffer_of(symbolic))];
-  v.data = memory_[static_cast<std::size_t>(plan::arena_of(buffer))] + buffer.offset +
-           plan::offset_of(symbolic);
+  const plan::Buffer& buffer = plan_.buffer(plan::buffer_of(symbolic));
+  v.data = memory_[plan::arena_of(buffer)] + buffer.offset + plan::offset_of(symbolic);
   return v;
 }
 
@@ -45,9 +44,9 @@ BoundPlan::BoundPlan(const plan::Plan& plan, const PlanMemory& memory)
   for (const plan::Op& op : plan.ops) {
     BoundOp bound{.op = &op, .call = op.call, .waits = {}};
     plan::each_view(bound.call, [&](View& v, kernels::Access) {
-      const auto& buffer = plan.buffers[static_cast<std::size_t>(plan::buffer_of(v))];
+      const auto& buffer = plan.buffer(plan::buffer_of(v));
       v = real(v);
-      const auto arena = static_cast<std::size_t>(plan::arena_of(buffer));
+      const plan::ArenaId arena = plan::arena_of(buffer);
       reach_[arena] = std::max(reach_[arena], v.data + v.span_bytes() - memory[arena]);
     });
     for (plan::OpId id : op.waits) {

@@ -17,7 +17,7 @@
 namespace tessera::train {
 
 /// Where the bytes of a plan's arenas are, by plan::ArenaId.
-using PlanMemory = std::array<std::byte*, plan::kArenas>;
+using PlanMemory = plan::PerArena<std::byte*>;
 
 /// A plan with real addresses in place of symbolic ones, and events in place of waits.
 class BoundPlan {

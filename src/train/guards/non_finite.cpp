@@ -35,11 +35,11 @@ std::string tensor_name(const plan::Plan& plan, const plan::PlanInputs& inputs, 
   const auto& buffer = plan.buffers[static_cast<std::size_t>(plan::buffer_of(symbolic))];
   if (buffer.purpose == plan::Purpose::gradients && op.unit >= 0) {
     const auto& unit = inputs.model.units[static_cast<std::size_t>(op.unit)];
-    const auto layout =
-        zero::unit_layout(unit, inputs.layout.mesh.data, tensor_cut(inputs, plan.place));
+    const auto layout = plan::unit_layout(inputs, unit, plan.place);
     // A buffer of the unit's whole gradient, or of the shard that this rank sums.
     const std::int64_t held = buffer.bytes / size_of(symbolic.type);
-    const std::int64_t first = held == layout.padded ? 0 : layout.shard_of(plan.place.data).begin;
+    const std::int64_t first =
+        held == layout.padded ? 0 : slice_of(inputs, unit, layout, plan.place).begin;
     const std::int64_t at = first + plan::offset_of(symbolic) / size_of(symbolic.type) + element;
     for (const auto& slice : zero::slices_in(unit, layout, {at, layout.padded})) {
       return "gradient of " + unit.params[slice.parameter].name;

@@ -41,8 +41,7 @@ nlohmann::ordered_json stages_json(const std::vector<plan::ArenaBytes>& stages) 
   auto all = nlohmann::ordered_json::array();
   for (const plan::ArenaBytes& bytes : stages) {
     auto& stage = all.emplace_back(nlohmann::ordered_json::object());
-    for (const auto& [id, word] : EnumWords<plan::ArenaId>::table)
-      stage[word] = bytes[static_cast<std::size_t>(id)];
+    for (const auto& [id, word] : EnumWords<plan::ArenaId>::table) stage[word] = bytes[id];
   }
   return all;
 }

@@ -30,6 +30,22 @@ void convert(std::span<const float> in, DType type, std::byte* out) {
   }
 }
 
+void convert(std::span<const std::byte> in, DType from, DType to, std::byte* out) {
+  const auto n = static_cast<std::size_t>(std::ssize(in) / size_of(from));
+  std::vector<float> values(n);
+  const auto widen = [&](auto type) {
+    const auto* typed = reinterpret_cast<const decltype(type)*>(in.data());
+    for (std::size_t i = 0; i < n; ++i) values[i] = static_cast<float>(typed[i]);
+  };
+  switch (from) {
+    case DType::f32: widen(float{}); break;
+    case DType::bf16: widen(bf16{}); break;
+    case DType::f16: widen(f16{}); break;
+    default: throw InternalError(fmt::format("parameters in {}", to_string(from)));
+  }
+  convert(values, to, out);
+}
+
 }  // namespace
 
 ParameterSource initial_values(std::uint64_t seed) {
@@ -62,15 +78,14 @@ plan::ArenaBytes ModelState::arena_bytes(const plan::PlanInputs& inputs, const M
   return state_layout(inputs, place).first.arena_bytes;
 }
 
-ModelState::ModelState(const plan::PlanInputs& inputs, const MeshPlace& place,
-                       const memory::Arena& state, const memory::Arena& host)
-    : inputs_(inputs), state_arena_(state), host_arena_(host), rows_(plan::kept_tensors(inputs)) {
+ModelState::ModelState(const plan::PlanInputs& inputs, const MeshPlace& place, const Arenas& arenas)
+    : inputs_(inputs), arenas_(arenas), rows_(plan::kept_tensors(inputs)) {
   std::tie(layout_, states_) = state_layout(inputs, place);
 }
 
 ModelState::Held ModelState::held(const View& symbolic) const {
-  const auto& buffer = layout_.buffers[static_cast<std::size_t>(plan::buffer_of(symbolic))];
-  const memory::Arena& arena = buffer.place == plan::Place::host ? host_arena_ : state_arena_;
+  const plan::Buffer& buffer = layout_.buffer(plan::buffer_of(symbolic));
+  const memory::Arena& arena = *arenas_[plan::arena_of(buffer)];
   View v = symbolic;
   v.data = arena.base() + buffer.offset + plan::offset_of(symbolic);
   return {v, &arena.tier()};
@@ -98,8 +113,7 @@ std::int64_t columns_of(const model::ParamDesc& p) { return p.elements() / p.sha
 }  // namespace
 
 Range ModelState::elements_of(const plan::UnitState& s, std::size_t row) const {
-  return rows_[row].extent == optim::Extent::owned ? s.owned
-                                                   : s.layout.shard_of(layout_.place.data);
+  return rows_[row].extent == optim::Extent::owned ? s.owned : s.slice;
 }
 
 void ModelState::each_held(std::size_t row, const HeldPart& f) {
@@ -282,7 +296,7 @@ ModelState::Copy ModelState::slice_copy(std::size_t unit, std::int64_t owner) co
   const Range slice = s.layout.shard_of(owner);
   if (owns_all(s)) {
     for (const View& view : owned_views(s)) add_to(copy, view.range(slice.begin, slice.count()));
-  } else if (s.parameters && owner != layout_.place.data) {
+  } else if (s.parameters && owner != s.index()) {
     add_to(copy, s.parameters.range(slice.begin, slice.count()));
   }
   return copy;
@@ -292,16 +306,16 @@ std::vector<Range> ModelState::owned_by_all_tensor_ranks(std::size_t unit) const
   const auto& s = states_[unit];
   std::vector<zero::UnitLayout> layouts;
   for (std::int64_t t = 0; t < inputs_.layout.mesh.tensor; ++t) {
-    layouts.push_back(zero::unit_layout(inputs_.model.units[unit], inputs_.layout.mesh.data,
-                                        plan::tensor_cut(inputs_, {.tensor = t})));
+    MeshPlace place = layout_.place;
+    place.tensor = t;
+    layouts.push_back(plan::unit_layout(inputs_, inputs_.model.units[unit], place));
   }
   std::vector<Range> ranges;
   for (const zero::LayoutPiece& piece : s.layout.pieces) {
     if (!piece.whole) continue;
     Range common{0, piece.part.elements()};
     for (const zero::UnitLayout& layout : layouts) {
-      const Range owned =
-          owns_all(s) ? Range{0, layout.padded} : layout.shard_of(layout_.place.data);
+      const Range owned = owns_all(s) ? Range{0, layout.padded} : layout.shard_of(s.index());
       const std::int64_t at = layout.offset_of(piece.parameter);
       common = intersect(common, {owned.begin - at, owned.end - at});
     }
@@ -324,10 +338,9 @@ ModelState::Copy ModelState::owned_copy(std::size_t unit, Part part) const {
 }
 
 struct ModelState::SavedPiece {
-  io::Piece piece;
+  io::Piece piece;  // of the row's values, which it may want in another type
   std::size_t unit = 0;
   std::size_t row = plan::kMasterRow;
-  bool rounded = false;   // to the compute type: what forward reads
   std::int64_t flat = 0;  // first element in the unit's flat buffer
 };
 
@@ -343,14 +356,12 @@ std::vector<ModelState::SavedPiece> ModelState::saved_pieces() const {
         const io::Box box = box_of(p, slice.part);
         for (std::size_t row = 0; row < rows_.size(); ++row) {
           const auto& [name, type, extent, saved] = rows_[row];
-          if (saved) all.push_back({{p.name, shape, name, type, box}, u, row, false, slice.flat});
+          if (saved && s.kept[row].live)
+            all.push_back({{p.name, shape, name, type, box}, u, row, slice.flat});
         }
-        if (s.copy) {
-          all.push_back({{p.name, shape, "parameters", s.copy.type, box},
-                         u,
-                         plan::kMasterRow,
-                         true,
-                         slice.flat});
+        if (s.copy) {  // what forward reads
+          all.push_back(
+              {{p.name, shape, "parameters", s.copy.type, box}, u, plan::kMasterRow, slice.flat});
         }
       }
     }
@@ -378,27 +389,25 @@ View ModelState::owned_part(std::size_t unit, std::size_t parameter) const {
 
 void ModelState::save(io::CheckpointWriter& writer, From from) const {
   const auto pieces = saved_pieces();
-  std::vector<std::byte> copy, rounded;
+  std::vector<std::byte> copy, converted;
   for (std::size_t i = 0; i < pieces.size(); ++i) {
-    const auto& [piece, unit, row, round, flat] = pieces[i];
+    const auto& [piece, unit, row, flat] = pieces[i];
     const auto& s = states_[unit];
-    const bool live = from == From::live;
+    // What is frozen has no snapshot, because no step changes it.
+    const bool live = from == From::live || !s.trained;
     // A snapshot holds this rank's shard, the live state what it owns, which at stage 0 is
     // everything.
-    const std::int64_t first =
-        live ? elements_of(s, row).begin : s.layout.shard_of(layout_.place.data).begin;
+    const std::int64_t first = live ? elements_of(s, row).begin : s.slice.begin;
     const Held part = held(live ? s.kept[row].live : s.kept[row].snapshot)
                           .range(flat - first, piece.box.elements());
     const auto bytes = part.tier->look(part.view.data, part.view.span_bytes(), copy);
-    if (!round) {
+    if (part.view.type == piece.type) {
       writer.write(i, bytes);
       continue;
     }
-    const std::span values(reinterpret_cast<const float*>(bytes.data()),
-                           bytes.size() / sizeof(float));
-    rounded.resize(values.size() * static_cast<std::size_t>(size_of(piece.type)));
-    convert(values, piece.type, rounded.data());
-    writer.write(i, rounded);
+    converted.resize(static_cast<std::size_t>(part.view.elements() * size_of(piece.type)));
+    convert(bytes, part.view.type, piece.type, converted.data());
+    writer.write(i, converted);
   }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -13,6 +14,9 @@
 #include "plan/passes/make_plan.hpp"
 
 namespace tessera::train {
+
+/// The allocations of a run.
+using Arenas = plan::PerArena<std::unique_ptr<memory::Arena>>;
 
 /// Fills `out` with elements [range) of a parameter.
 using ParameterSource =
@@ -36,9 +40,9 @@ class ModelState {
   /// The arena bytes that a rank needs for its state alone, in plans made from `inputs`.
   static plan::ArenaBytes arena_bytes(const plan::PlanInputs& inputs, const MeshPlace& place);
 
-  /// The state lies in these arenas, which must outlive it.
-  ModelState(const plan::PlanInputs& inputs, const MeshPlace& place, const memory::Arena& state,
-             const memory::Arena& host);
+  /// The state lies in these arenas, which must outlive it; those that it does not need may be
+  /// absent.
+  ModelState(const plan::PlanInputs& inputs, const MeshPlace& place, const Arenas& arenas);
 
   /// Sets the weights from `source`, the optimizer's state to zero. Returns a weight that is not
   /// finite, if there is one among those of this rank.
@@ -118,8 +122,7 @@ class ModelState {
   std::vector<View> owned_views(const plan::UnitState& unit) const;
 
   const plan::PlanInputs& inputs_;
-  const memory::Arena& state_arena_;
-  const memory::Arena& host_arena_;
+  const Arenas& arenas_;
   plan::Plan layout_;                     // the persistent buffers only
   std::vector<optim::StateTensor> rows_;  // of what is kept of every unit
   std::vector<plan::UnitState> states_;

@@ -111,12 +111,12 @@ void bench_checkpoint(const BenchOptions& o, const train::Job& job) {
   const auto shapes = setup::training_shapes(loaded.deck, mesh.data);
   auto inputs = setup::plan_inputs(loaded.deck, shapes, job.mpi.node_of(), *device);
   inputs.state_for = plan::PlanPurpose::train;  // saved from the live state, not from snapshots
-  const std::int64_t bytes =
-      train::ModelState::arena_bytes(inputs, place)[static_cast<std::size_t>(plan::ArenaId::state)];
+  const std::int64_t bytes = train::ModelState::arena_bytes(inputs, place)[plan::ArenaId::state];
   control.together([&] { memory::check_available(bytes, job.mpi.job().local); });
   memory::HostTier tier;
-  const memory::Arena arena("state", tier, bytes), none("host", tier, 0);
-  train::ModelState state(inputs, place, arena, none);
+  train::Arenas arenas;
+  arenas[plan::ArenaId::state] = std::make_unique<memory::Arena>("state", tier, bytes);
+  train::ModelState state(inputs, place, arenas);
   state.set_parameters(train::initial_values(static_cast<std::uint64_t>(loaded.deck.run.seed)));
 
   io::CheckpointHeader header;

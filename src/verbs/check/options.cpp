@@ -25,7 +25,7 @@ constexpr std::array kOffload = {
 std::int64_t largest_unit(const plan::PlanInputs& in, const MeshPlace& place) {
   std::int64_t most = 0;
   for (const auto& unit : in.model.units) {
-    const auto layout = zero::unit_layout(unit, in.layout.mesh.data, plan::tensor_cut(in, place));
+    const auto layout = plan::unit_layout(in, unit, place);
     most = std::max(most, layout.padded * size_of(in.numerics.compute));
   }
   return most;

@@ -266,9 +266,14 @@ class Search {
   /// Model states of an even share: known without a plan.
   static std::int64_t states(const Planner& p) {
     const Mesh& mesh = p.inputs.layout.mesh;
-    return zero::model_states(
-               model::parameter_count(p.inputs.model.units) / (mesh.tensor * mesh.pipeline),
-               mesh.data, p.inputs.sharding.stage, p.inputs.state_types())
+    zero::StateElements share;
+    for (const model::UnitDesc& unit : p.inputs.model.units)
+      share.add(unit.traits.trained, p.inputs.stored(unit),
+                model::parameter_count(std::span(&unit, 1)));
+    const std::int64_t parts = mesh.tensor * mesh.pipeline;
+    share.trained /= parts;
+    for (auto& [type, n] : share.frozen) n /= parts;
+    return zero::model_states(share, mesh.data, p.inputs.sharding.stage, p.inputs.state_types())
         .total();
   }
 

@@ -27,6 +27,8 @@ struct Case {
   ReduceWhen reduce = ReduceWhen::step;
   std::int64_t prefetch = 1, micro_batches = 2;
   comm::Sends sends = comm::Sends::buffered;
+  std::vector<std::string> frozen = {};  // units
+  std::optional<DType> stored = {};      // their type
 };
 
 std::string name_of(const Case& c) {
@@ -47,6 +49,10 @@ plan::PlanInputs inputs_of(const Case& c, kernels::Device& device) {
   inputs.layout.mesh = c.mesh;
   inputs.layout.tensor_chunks = c.mesh.tensor;
   inputs.model.units = model::model_units(c.config, c.mesh.tensor);
+  for (model::UnitDesc& unit : inputs.model.units) {
+    if (std::ranges::count(c.frozen, unit.name) > 0)
+      unit.traits = {.trained = false, .stored = c.stored};
+  }
   inputs.layout.pipeline = c.pipeline;
   inputs.numerics.gradient_blocks = c.gradient_blocks;
   // Each rank on a node of its own, which makes staging small; but blocks go over nodes of two.
@@ -211,6 +217,17 @@ std::vector<Layout> layouts() {
        15},
       {"Pipeline4", {.mesh = {.pipeline = 4}, .config = deep}, 15},
       {"Tensor2Pipeline2", {.mesh = {.tensor = 2, .pipeline = 2}}, 6},
+      {"Data2Tensor2FrozenBf16KeptInF32",
+       {.mesh = {.tensor = 2, .data = 2},
+        .compute = DType::bf16,
+        .frozen = {"vocabulary", "block.1"},
+        .stored = DType::f32},
+       1},
+      {"Pipeline2Data2FrozenFirstStage",
+       {.mesh = {.data = 2, .pipeline = 2},
+        .config = llama_like(),
+        .frozen = {"vocabulary", "block.0", "final_norm"}},
+       1},
   };
 }
 

@@ -66,17 +66,6 @@ TEST(ParameterTable, TyingChangesTheCountByTheHead) {
   }
 }
 
-// Trap 42: what decays is decided by the parameter, whatever flat buffer it lies in.
-TEST(ParameterTable, OnlyMatricesDecay) {
-  for (const ModelConfig& c : {test::gpt2_like(), test::llama_like()}) {
-    for (const auto& unit : model_units(c)) {
-      for (const auto& p : unit.params) {
-        EXPECT_EQ(p.decay, p.shape.size() >= 2) << p.name;
-      }
-    }
-  }
-}
-
 TEST(ParameterTable, NamesAreUniqueAndFound) {
   std::set<std::string> names;
   for (const auto& unit : model_units(test::gpt2_like())) {

@@ -11,10 +11,22 @@ TEST(Optimizer, AdamKeepsTwoMoments) {
   ASSERT_EQ(o.state.size(), 2u);
   EXPECT_EQ(o.state[0].name, "adam_m");
   EXPECT_EQ(o.state[1].name, "adam_v");
-  EXPECT_EQ(o.weight_decay, 0.25F);
   EXPECT_EQ(o.clip_norm, 3);
   EXPECT_EQ(bytes_per_element(o), 8);
   EXPECT_EQ(saved_bytes_per_element(o), 8);
+}
+
+// Trap 42: what decays is decided by the parameter, whatever flat buffer it lies in.
+TEST(Optimizer, OnlyMatricesDecay) {
+  for (const deck::OptimizerName name : {deck::OptimizerName::adamw, deck::OptimizerName::adam}) {
+    const Optimizer o = make_optimizer({.name = name, .weight_decay = 0.25});
+    const std::array<View, 2> state{};
+    const auto decay = [&](UpdatePart part) {
+      return std::get<kernels::OptimizerUpdate>(o.update({.state = state}, part)).settings.decay;
+    };
+    EXPECT_EQ(decay(UpdatePart::matrices), 0.25F);
+    EXPECT_EQ(decay(UpdatePart::vectors), 0);
+  }
 }
 
 TEST(Optimizer, AdamCorrectsTheBiasOfBothMoments) {

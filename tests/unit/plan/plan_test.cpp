@@ -48,7 +48,7 @@ TEST(MakePlan, KeepsWhatTheOptimizerSays) {
                        {.name = "ratio", .extent = Extent::tensor, .saved = false},
                        {.name = "error", .extent = Extent::rank, .saved = false}};
     std::vector<std::vector<View>> states;
-    optimizer.update = [&](const optim::UpdateViews& views, float) {
+    optimizer.update = [&](const optim::UpdateViews& views, optim::UpdatePart) {
       states.emplace_back(views.state.begin(), views.state.end());
       return kernels::OptimizerUpdate{.gradient = views.gradient, .master = views.master};
     };
@@ -145,25 +145,88 @@ TEST(MakePlan, RefusesStepsThatAreTooLong) {
   }
 }
 
+/// The plans of all ranks, each alone and together.
+void expect_proved(const Case& c) {
+  const Mesh& mesh = c.inputs.layout.mesh;
+  for (std::int64_t t = 0; t < mesh.tensor; ++t) {
+    std::vector<Meetings> stages;
+    for (std::int64_t p = 0; p < mesh.pipeline; ++p) {
+      std::vector<std::uint64_t> hashes;
+      for (std::int64_t d = 0; d < mesh.data; ++d) {
+        const Plan plan = make_plan(c.inputs, c.shape, {.tensor = t, .data = d, .pipeline = p});
+        hashes.push_back(plan_hash(plan));
+        if (d == 0) stages.push_back(meetings_of(plan));
+      }
+      EXPECT_NO_THROW(check_together(hashes));
+    }
+    EXPECT_NO_THROW(check_pipeline(stages));
+  }
+}
+
 TEST(MakePlan, IsProvedOnRandomLayouts) {
   std::mt19937 random(1);
-  for (int i = 0; i < 300; ++i) {
-    const Case c = random_case(random);
-    const Mesh& mesh = c.inputs.layout.mesh;
-    for (std::int64_t t = 0; t < mesh.tensor; ++t) {
-      std::vector<Meetings> stages;
-      for (std::int64_t p = 0; p < mesh.pipeline; ++p) {
-        std::vector<std::uint64_t> hashes;
-        for (std::int64_t d = 0; d < mesh.data; ++d) {
-          const Plan plan = make_plan(c.inputs, c.shape, {.tensor = t, .data = d, .pipeline = p});
-          hashes.push_back(plan_hash(plan));
-          if (d == 0) stages.push_back(meetings_of(plan));
-        }
-        EXPECT_NO_THROW(check_together(hashes));
-      }
-      EXPECT_NO_THROW(check_pipeline(stages));
+  for (int i = 0; i < 300; ++i) expect_proved(random_case(random));
+}
+
+TEST(MakePlan, IsProvedWithAnyUnitsFrozen) {
+  std::mt19937 random(2);
+  for (int i = 0; i < 200; ++i) {
+    Case c = random_case(random);
+    for (model::UnitDesc& unit : c.inputs.model.units) {
+      if (random() % 2 == 0) continue;
+      unit.traits.trained = false;
+      if (random() % 2 == 0) unit.traits.stored = DType::f32;
     }
+    expect_proved(c);
   }
+}
+
+/// Names of what a plan's ops on a unit are, and of its buffers.
+std::set<std::string> about(const Plan& plan, std::size_t unit, const std::string& name) {
+  std::set<std::string> all;
+  for (const Op& op : plan.ops) {
+    if (op.unit == static_cast<std::int32_t>(unit) && op.kind != OpKind::kernel)
+      all.emplace(enum_word(op.kind));
+    if (op.unit == static_cast<std::int32_t>(unit) && op.kind == OpKind::kernel &&
+        call_name(op.call) == "linear_wgrad")
+      all.insert("linear_wgrad");
+  }
+  for (const Buffer& b : plan.buffers) {
+    if (b.name.starts_with(name + " ")) all.insert(b.name.substr(name.size() + 1));
+  }
+  return all;
+}
+
+TEST(MakePlan, KeepsParametersAloneOfAFrozenUnit) {
+  constexpr std::size_t kBlock = 3;  // block.1
+  Case c = make_case(1, 2, 2, ReduceWhen::step);
+  c.shape.purpose = c.inputs.state_for = PlanPurpose::train_snapshot;
+  const std::set<std::string> kept = {"parameters"};
+  const Plan trained = make_plan(c.inputs, c.shape, {});
+  EXPECT_TRUE(std::ranges::includes(
+      about(trained, kBlock, "block.1"),
+      std::set<std::string>{"gradient", "gradient shard", "linear_wgrad", "norm", "parameters",
+                            "publish", "reduce_gradients", "snapshot", "update"}));
+  c.inputs.model.units[kBlock].traits.trained = false;
+  EXPECT_EQ(about(make_plan(c.inputs, c.shape, {}), kBlock, "block.1"), kept);
+}
+
+TEST(MakePlan, SendsNoGradientToStagesWithNothingTrained) {
+  Case c = make_case(0, 1, 2, ReduceWhen::step);
+  c.inputs.model.config.tied_embeddings = false;
+  c.inputs.model.units = model::model_units(c.inputs.model.config);
+  c.inputs.layout.mesh.pipeline = 2;
+  const auto sends = [&] {
+    const Plan plan = make_plan(c.inputs, c.shape, {.pipeline = 1});
+    return std::ranges::count_if(plan.ops,
+                                 [](const Op& op) { return op.stream == Stream::send_backward; });
+  };
+  EXPECT_EQ(sends(), 2);
+  for (const char* name : {"vocabulary", "positions", "block.0", "block.1"}) {
+    EXPECT_EQ(sends(), 2);
+    std::ranges::find(c.inputs.model.units, name, &model::UnitDesc::name)->traits.trained = false;
+  }
+  EXPECT_EQ(sends(), 0);
 }
 
 // Trap 36: over all ranks each element of the model enters the norm once, whoever holds copies.

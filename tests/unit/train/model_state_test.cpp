@@ -24,13 +24,15 @@ struct Layout {
   int stage = 0;
   DType compute = DType::f32;
   std::int64_t tensor = 1, pipeline = 1;
+  bool frozen = false;  // all blocks
 
   Mesh mesh() const { return {.tensor = tensor, .data = data, .pipeline = pipeline}; }
 };
 
 std::string to_string(const Layout& l) {
-  return fmt::format("{} data x {} pipeline x {} tensor, stage {}, {}", l.data, l.pipeline,
-                     l.tensor, l.stage, tessera::to_string(l.compute));
+  return fmt::format("{} data x {} pipeline x {} tensor, stage {}, {}{}", l.data, l.pipeline,
+                     l.tensor, l.stage, tessera::to_string(l.compute),
+                     l.frozen ? ", blocks frozen" : "");
 }
 
 /// One rank's state with memory of its own.
@@ -42,6 +44,8 @@ class RankState {
     inputs_.model.config = config;
     inputs_.layout.tensor_chunks = l.tensor;
     inputs_.model.units = model::model_units(config, l.tensor);
+    for (model::UnitDesc& unit : inputs_.model.units)
+      unit.traits.trained = !l.frozen || unit.kind != model::UnitKind::block;
     inputs_.numerics.compute = l.compute;
     inputs_.sharding.stage = l.stage;
     inputs_.layout.mesh = l.mesh();
@@ -49,20 +53,20 @@ class RankState {
     plan::set_place(layout_, inputs_, place);
     plan::add_state(layout_, inputs_);
     plan::place_buffers(layout_);
-    arena_.emplace("state", tier_, layout_.arena(plan::ArenaId::state));
-    host_.emplace("host", tier_, layout_.arena(plan::ArenaId::host));
-    state_.emplace(inputs_, place, *arena_, *host_);
+    for (const auto& [id, word] : EnumWords<plan::ArenaId>::table)
+      arenas_[id] = std::make_unique<memory::Arena>(word, tier_, layout_.arena(id));
+    state_.emplace(inputs_, place, arenas_);
   }
   train::ModelState& state() { return *state_; }
+  const plan::PlanInputs& inputs() const { return inputs_; }
   std::int64_t bytes() const { return layout_.arena(plan::ArenaId::state); }
   std::span<float> floats(const View& symbolic) {
     const View v = real(symbolic);
     return {v.as<float>(), static_cast<std::size_t>(v.elements())};
   }
   View real(View v) {
-    const auto& buffer = layout_.buffers[static_cast<std::size_t>(plan::buffer_of(v))];
-    const auto& arena = buffer.place == plan::Place::host ? host_ : arena_;
-    v.data = arena->base() + buffer.offset + plan::offset_of(v);
+    const plan::Buffer& buffer = layout_.buffer(plan::buffer_of(v));
+    v.data = arenas_[plan::arena_of(buffer)]->base() + buffer.offset + plan::offset_of(v);
     return v;
   }
 
@@ -72,7 +76,7 @@ class RankState {
   void each(std::size_t row, F&& f) {
     for (std::size_t u = 0; u < inputs_.model.units.size(); ++u) {
       const auto& s = state_->units()[u];
-      if (!s.held) continue;
+      if (!s.held || !s.kept[row].live) continue;
       const auto values = floats(s.kept[row].live);
       std::vector<bool> named(values.size());
       for (const auto& slice : zero::slices_in(inputs_.model.units[u], s.layout, s.owned)) {
@@ -96,7 +100,7 @@ class RankState {
   plan::PlanInputs inputs_;
   plan::Plan layout_;
   memory::HostTier tier_;
-  std::optional<memory::Arena> arena_, host_;
+  train::Arenas arenas_;
   std::optional<train::ModelState> state_;
 };
 
@@ -187,6 +191,52 @@ TEST(ModelState, MovesBetweenLayouts) {
         SCOPED_TRACE("from " + to_string(from) + " to " + to_string(to));
         expect_loaded(path, config, to);
       }
+    }
+  }
+}
+
+/// Every rank of a layout has the weights of seed 1 where they are frozen, in its own type.
+void expect_frozen(const std::filesystem::path& path, const Layout& l, DType rounded) {
+  const auto source = test_values(1);
+  for (std::int64_t rank = 0; rank < l.mesh().size(); ++rank) {
+    RankState r(llama_like(), l, rank);
+    io::Checkpoint checkpoint = io::Checkpoint::open(path);
+    r.state().load(checkpoint);
+    for (std::size_t u = 0; u < r.inputs().model.units.size(); ++u) {
+      const auto& s = r.state().units()[u];
+      if (!s.held || r.inputs().model.units[u].kind != model::UnitKind::block) continue;
+      const std::vector<float> values = widened(r.real(s.own_shard));
+      for (const auto& slice : zero::slices_in(r.inputs().model.units[u], s.layout, s.slice)) {
+        const auto& p = r.inputs().model.units[u].params[slice.parameter];
+        auto at = static_cast<std::size_t>(slice.flat - s.slice.begin);
+        for (std::int64_t row = slice.part.rows.begin; row < slice.part.rows.end; ++row) {
+          for (std::int64_t c = slice.part.columns.begin; c < slice.part.columns.end; ++c) {
+            const float x = one_value(source, p, row * (p.elements() / p.shape[0]) + c);
+            ASSERT_EQ(values[at++], rounded == DType::bf16 ? static_cast<float>(bf16(x)) : x)
+                << p.name;
+          }
+        }
+      }
+    }
+  }
+}
+
+// A checkpoint has what is frozen as it has all weights, in f32, so that another run may train it.
+TEST(ModelState, FrozenUnitsMoveBetweenLayoutsToo) {
+  const std::vector<Layout> layouts = {
+      {.compute = DType::bf16, .frozen = true},
+      {.data = 2, .stage = 1, .compute = DType::bf16, .frozen = true},
+      {.data = 3, .stage = 3, .compute = DType::bf16, .tensor = 2, .pipeline = 2, .frozen = true}};
+  for (const Layout& from : layouts) {
+    const TemporaryDirectory directory;
+    const auto path = save(directory.path(), llama_like(), from, [](RankState& r) {
+      r.state().set_parameters(test_values(1));
+      for (std::size_t i = 1; i < kRows.size(); ++i)
+        r.each(i, [](const auto&, std::int64_t, float& x) { x = 7; });
+    });
+    for (const Layout& to : layouts) {
+      SCOPED_TRACE("from " + to_string(from) + " to " + to_string(to));
+      expect_frozen(path, to, DType::bf16);
     }
   }
 }

@@ -87,6 +87,92 @@ TEST(PlanRun, RecomputationChangesNoBit) {
   }
 }
 
+/// The gradient of each unit, in turn, out of what updates read of those that are trained.
+std::vector<std::vector<float>> by_unit(PlanRun& run, const std::vector<float>& gradients) {
+  std::vector<std::vector<float>> units;
+  auto at = gradients.begin();
+  for (const auto& s : run.state().units()) {
+    const auto n = s.trained ? s.layout.padded : 0;
+    units.emplace_back(at, at + n);
+    at += n;
+  }
+  EXPECT_EQ(at, gradients.end());
+  return units;
+}
+
+/// One step of a model in which some units are frozen.
+struct Frozen {
+  Frozen(const Setting& s, kernels::Device& device, Recompute policy,
+         const std::vector<std::size_t>& units, std::optional<DType> stored = {}) {
+    auto inputs = plan_inputs_of(s.config, device, s.compute);
+    inputs.recompute = policy;
+    for (const std::size_t u : units)
+      inputs.model.units[u].traits = {.trained = false, .stored = stored};
+    PlanRun run(inputs, device, {.sequence = kSequence, .micro = kMicro, .micro_batches = 2});
+    run.state().set_parameters(test_values(11));
+    const StepShown step = run.step(40, {.lr = 0.1});
+    loss = step.loss;
+    gradients = by_unit(run, step.gradients);
+    for (const auto& unit : run.state().units())
+      parameters.push_back(widened(run.real(unit.parameters)));
+  }
+  double loss = 0;
+  std::vector<std::vector<float>> gradients, parameters;  // after the step
+};
+
+TEST(PlanRun, AFrozenUnitStaysAndChangesNoBitOfTheOthers) {
+  const auto device = kernels::make_cpu_device({});
+  for (const Setting& s : settings()) {
+    if (s.compute == DType::f16) continue;
+    const Frozen none(s, *device, Recompute::none, {});
+    auto untouched = plan_inputs_of(s.config, *device, s.compute);
+    const std::size_t units = untouched.model.units.size();
+    PlanRun initial(untouched, *device,
+                    {.sequence = kSequence, .micro = kMicro, .micro_batches = 1});
+    initial.state().set_parameters(test_values(11));
+    std::vector<std::vector<std::size_t>> choices{{}};  // the last: all
+    for (std::size_t u = 0; u < units; ++u) {
+      choices.push_back({u});
+      choices[0].push_back(u);
+      choices.push_back({});
+      for (std::size_t other = 0; other < units; ++other) {
+        if (other != u) choices.back().push_back(other);
+      }
+    }
+    for (const Recompute policy : {Recompute::none, Recompute::selective, Recompute::full}) {
+      for (const auto& choice : choices) {
+        SCOPED_TRACE(fmt::format("{} in {}, {}, frozen {}", s.name, to_string(s.compute),
+                                 enum_word(policy), fmt::join(choice, " ")));
+        const Frozen some(s, *device, policy, choice);
+        EXPECT_EQ(some.loss, none.loss);
+        for (std::size_t u = 0; u < units; ++u) {
+          const bool frozen = std::ranges::count(choice, u) > 0;
+          EXPECT_TRUE(
+              same_bits(some.gradients[u], frozen ? std::vector<float>() : none.gradients[u]))
+              << u;
+          const auto& unit = initial.state().units()[u];
+          EXPECT_TRUE(same_bits(some.parameters[u], frozen ? widened(initial.real(unit.parameters))
+                                                           : none.parameters[u]))
+              << u;
+        }
+      }
+    }
+  }
+}
+
+// What bf16 reads of parameters that are kept in f32 is what it keeps of them itself.
+TEST(PlanRun, FrozenParametersAreConvertedFromTheTypeThatTheyAreKeptIn) {
+  const auto device = kernels::make_cpu_device({});
+  const Setting s{"gpt2", gpt2_like(), DType::bf16};
+  const std::vector<std::size_t> block{2};
+  const Frozen own(s, *device, Recompute::none, block);
+  const Frozen wider(s, *device, Recompute::none, block, DType::f32);
+  EXPECT_EQ(wider.loss, own.loss);
+  for (std::size_t u = 0; u < own.gradients.size(); ++u)
+    EXPECT_TRUE(same_bits(wider.gradients[u], own.gradients[u])) << u;
+  EXPECT_FALSE(same_bits(wider.parameters[2], own.parameters[2])) << "nothing was rounded";
+}
+
 // Dropout that does nothing would pass the tests above.
 TEST(PlanRun, DropoutChangesTheLoss) {
   const auto device = kernels::make_cpu_device({});

@@ -9,7 +9,7 @@ namespace {
 
 /// 16 bytes a parameter: 2 + 2 + 12.
 StateBytes mixed(std::int64_t elements, std::int64_t ranks, int stage) {
-  return model_states(elements, ranks, stage,
+  return model_states({.trained = elements}, ranks, stage,
                       {.compute = DType::bf16, .accumulate = DType::bf16, .optimizer = 8});
 }
 
@@ -47,10 +47,20 @@ TEST(ModelStates, OfThePublishedSizesFitDevicesOf32GB) {
 }
 
 TEST(ModelStates, HaveNoMasterWeightsApartInF32) {
-  const StateBytes s = model_states(1000, 4, 1, {.optimizer = 8});
+  const StateBytes s = model_states({.trained = 1000}, 4, 1, {.optimizer = 8});
   EXPECT_EQ(s.parameters, 4000);
   EXPECT_EQ(s.gradients, 4000);
   EXPECT_EQ(s.optimizer, 8 * 250);
+}
+
+TEST(ModelStates, OfFrozenElementsAreParametersInTheirOwnType) {
+  const StateElements elements{.trained = 1000, .frozen = {{DType::bf16, 6000}, {DType::f32, 200}}};
+  const StateTypes types{.compute = DType::bf16, .optimizer = 8};
+  const StateBytes s = model_states(elements, 4, 3, types);
+  EXPECT_EQ(s.parameters, 2 * 250 + 2 * 1500 + 4 * 50);
+  EXPECT_EQ(s.gradients, 4 * 250);
+  EXPECT_EQ(s.optimizer, 12 * 250);
+  EXPECT_EQ(model_states(elements, 4, 2, types).parameters, 2 * 7000 + 4 * 200);
 }
 
 TEST(ModelStates, LieWhereTheyArePut) {

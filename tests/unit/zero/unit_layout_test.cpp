@@ -69,7 +69,7 @@ TEST(UnitLayout, OffsetsDoNotDependOnRanks) {
     for (std::size_t i = 0; i < unit.params.size(); ++i)
       EXPECT_EQ(l.offset_of(i), one.offset_of(i)) << unit.params[i].name;
     EXPECT_EQ(l.used, one.used);
-    EXPECT_EQ(l.decay_end, one.decay_end);
+    EXPECT_EQ(l.matrices_end, one.matrices_end);
   });
 }
 
@@ -151,8 +151,8 @@ TEST(UnitLayout, DecayCoversMatricesAndNothingElse) {
     for (const auto& s : slices_in(unit, l, {0, l.padded})) {
       const auto& p = unit.params[s.parameter];
       const bool matrix = p.shape.size() >= 2;
-      EXPECT_EQ(s.flat < l.decay_end, matrix) << p.name;
-      EXPECT_EQ(s.flat + s.part.elements() <= l.decay_end, matrix) << p.name;
+      EXPECT_EQ(s.flat < l.matrices_end, matrix) << p.name;
+      EXPECT_EQ(s.flat + s.part.elements() <= l.matrices_end, matrix) << p.name;
     }
   });
 }

@@ -1,0 +1,94 @@
+// Gradients that nobody wants: dead code of a recording, as compilers call it.
+#include <algorithm>
+#include <functional>
+#include <set>
+
+#include "plan/passes/record.hpp"
+
+namespace tessera::plan {
+namespace {
+
+using kernels::Access;
+
+constexpr std::array kGradients = {Local::grads0, Local::grads1};
+
+/// Which buffers of a recording somebody reads, as seen going back through it.
+class Wanted {
+ public:
+  explicit Wanted(const Recording& recording) {
+    add(recording.out.resid), add(recording.out.pending), add(recording.d_out);
+  }
+  /// Whether an operation writes something that is wanted.
+  bool needs(const Call& call) const {
+    bool any = false;
+    each_view(call, [&](const View& v, Access access) {
+      any = any || (access != Access::read && buffers_.contains(buffer_of(v)));
+    });
+    return any;
+  }
+  void add_reads(const Call& call) {
+    each_view(call, [&](const View& v, Access access) {
+      if (access != Access::write) add(v);
+    });
+  }
+  void add(const View& v) {
+    if (v) buffers_.insert(buffer_of(v));
+  }
+  void add(Local id) { buffers_.insert(static_cast<BufferId>(id)); }
+
+ private:
+  std::set<BufferId> buffers_;
+};
+
+void keep_wanted(std::vector<Call>& calls, Wanted& wanted) {
+  std::vector<Call> kept;
+  for (auto call = calls.rbegin(); call != calls.rend(); ++call) {
+    if (!wanted.needs(*call)) continue;
+    wanted.add_reads(*call);
+    kept.push_back(std::move(*call));
+  }
+  std::reverse(kept.begin(), kept.end());
+  calls = std::move(kept);
+}
+
+/// What is still written into these gradients goes into buffers of its own, which are cleared first
+/// where it is added.
+void forget(Recording& recording, std::vector<Call>& calls, const std::set<BufferId>& gradients) {
+  std::vector<Call> all;
+  for (Call& call : calls) {
+    each_view(call, [&](View& v, Access access) {
+      if (access == Access::read || !gradients.contains(buffer_of(v))) return;
+      recording.made.push_back({model::Keep::transient, v.span_bytes()});
+      v.data = symbolic(static_cast<BufferId>(Local::first_made) +
+                        static_cast<BufferId>(recording.made.size()) - 1);
+      if (access == Access::write) return;
+      const View bytes(v.data, DType::u8, {v.span_bytes()});
+      all.push_back(kernels::KernelCall{kernels::Fill{.out = bytes}});
+    });
+    all.push_back(std::move(call));
+  }
+  calls = std::move(all);
+}
+
+}  // namespace
+
+void drop_unwanted(Recording& recording, const RecordKey& key) {
+  const bool all_trained = std::ranges::none_of(key.frozen, std::identity());
+  if (!key.training || (all_trained && key.carry_gradient)) return;
+  if (!key.carry_gradient) recording.d_out = {};
+  Wanted wanted(recording);
+  wanted.add(Local::losses);
+  std::set<BufferId> gradients;  // of frozen units
+  for (std::size_t i = 0; i < key.frozen.size(); ++i) {
+    if (key.frozen[i])
+      gradients.insert(static_cast<BufferId>(kGradients[i]));
+    else
+      wanted.add(kGradients[i]);
+  }
+  keep_wanted(recording.backward, wanted);
+  keep_wanted(recording.forward, wanted);
+  forget(recording, recording.backward, gradients);
+  forget(recording, recording.forward, gradients);
+}
+
+}  // namespace tessera::plan
