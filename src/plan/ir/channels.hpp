@@ -5,6 +5,7 @@
 #include <array>
 
 #include "comm/group.hpp"
+#include "core/at.hpp"
 #include "core/mesh.hpp"
 #include "core/streams.hpp"
 
@@ -58,9 +59,7 @@ static_assert([] {
   return true;
 }());
 
-constexpr const ChannelRow& row_of(Channel channel) {
-  return kChannelRows[static_cast<std::size_t>(channel)];
-}
+constexpr const ChannelRow& row_of(Channel channel) { return at(kChannelRows, channel); }
 
 /// Whether a channel has several ranks on this mesh; the others need no communicator.
 inline bool has_several(const Mesh& mesh, const ChannelRow& row) {

@@ -29,7 +29,7 @@ Range slice_of(const PlanInputs& in, const model::UnitDesc& unit, const zero::Un
 comm::GroupShape group_shape(const PlanInputs& in, const MeshPlace& place, MeshGroup group) {
   const std::int64_t rank = in.layout.mesh.rank_of(place);
   const auto members = in.layout.mesh.members(rank, group);
-  const auto size = static_cast<std::int64_t>(members.size());
+  const auto size = std::ssize(members);
   comm::GroupShape shape{.size = size, .local = size, .nodes = 1};
   if (!in.layout.node_of.empty())
     shape = comm::group_shape(members, in.layout.node_of, static_cast<int>(rank));
@@ -43,7 +43,7 @@ comm::GroupShape group_shape(const PlanInputs& in, const MeshPlace& place, MeshG
 comm::Route gradient_route(const PlanInputs& in, const MeshPlace& place) {
   std::vector<int> nodes;
   for (const int r : in.layout.mesh.members(in.layout.mesh.rank_of(place), MeshGroup::data))
-    nodes.push_back(in.layout.node_of.empty() ? 0 : in.layout.node_of[static_cast<std::size_t>(r)]);
+    nodes.push_back(in.layout.node_of.empty() ? 0 : at(in.layout.node_of, r));
   return comm::route_of(nodes, place.data);
 }
 

@@ -21,7 +21,7 @@ std::vector<Life> buffer_lives(const Plan& plan) {
       if (next != visit_end.end()) end = std::max(end, next->second);
     }
     for (const BufferUse& use : uses_of(op)) {
-      Life& life = all[static_cast<std::size_t>(use.buffer)];
+      Life& life = at(all, use.buffer);
       life.begin = std::min(life.begin, static_cast<std::int64_t>(i));
       life.end = std::max(life.end, end);
     }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "comm/collective.hpp"
+#include "core/at.hpp"
 #include "core/enum_array.hpp"
 #include "core/enums.hpp"
 #include "core/math.hpp"
@@ -79,9 +80,7 @@ inline constexpr std::size_t kPlaces = kPlaceRows.size();
 template <typename T>
 using PerPlace = EnumArray<Place, T, kPlaces>;
 static_assert(kPlaceRows[0].place == Place::device && kPlaceRows[1].place == Place::host);
-constexpr const PlaceRow& row_of(Place place) {
-  return kPlaceRows[static_cast<std::size_t>(place)];
-}
+constexpr const PlaceRow& row_of(Place place) { return at(kPlaceRows, place); }
 inline ArenaId arena_of(const Buffer& b) {
   return b.persistent ? row_of(b.place).state : row_of(b.place).step;
 }
@@ -177,14 +176,14 @@ struct Plan {
   std::array<comm::GroupShape, kMeshGroups> groups;  // by MeshGroup
   std::vector<UnitShare> shares;                     // by unit
   ArenaBytes arena_bytes{};
-  Buffer& buffer(BufferId id) { return buffers[static_cast<std::size_t>(id)]; }
-  const Buffer& buffer(BufferId id) const { return buffers[static_cast<std::size_t>(id)]; }
-  const Op& op(OpId id) const { return ops[static_cast<std::size_t>(id)]; }
+  Buffer& buffer(BufferId id) { return at(buffers, id); }
+  const Buffer& buffer(BufferId id) const { return at(buffers, id); }
+  const Op& op(OpId id) const { return at(ops, id); }
   std::int64_t arena(ArenaId id) const { return arena_bytes[id]; }
   /// What the host reads and writes between steps: StepScalar, VerdictField, WordLayout.
   View scalars, verdict, words;
 
-  const comm::GroupShape& group(MeshGroup g) const { return groups[static_cast<std::size_t>(g)]; }
+  const comm::GroupShape& group(MeshGroup g) const { return at(groups, g); }
 };
 
 /// What a rank tells all others in a step: the host sets its flags to 0 or 1 before the step, and

@@ -8,7 +8,7 @@ namespace tessera::plan {
 namespace {
 
 std::string unit_name(const Op& op, const PlanInputs& inputs) {
-  return op.unit < 0 ? "" : inputs.model.units[static_cast<std::size_t>(op.unit)].name;
+  return op.unit < 0 ? "" : at(inputs.model.units, op.unit).name;
 }
 
 }  // namespace

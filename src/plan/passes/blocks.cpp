@@ -39,22 +39,22 @@ Calls reduce_in_blocks(const comm::ReduceScatter& reduce, const comm::Route& rou
   for (const comm::Hop& hop : route.hops) {
     const std::int64_t ranks = hop.ranks.count;
     slots /= ranks;
-    calls.push_back(
+    calls.emplace_back(
         comm::CollectiveCall{comm::AllToAll{.send = shaped(leaving, {ranks, slots * slot}),
                                             .receive = shaped(arriving, {ranks, slots * slot}),
                                             .ranks = hop.ranks,
                                             .remote = hop.remote}});
     const View arrived = shaped(arriving, {ranks, slots, slot});
     if (&hop == &route.hops.back()) {
-      calls.push_back(KernelCall{kernels::SumQuantized{.code = arrived,
-                                                       .out = reduce.shard.reshaped({1, n}),
-                                                       .format = format,
-                                                       .write = reduce.write}});
+      calls.emplace_back(KernelCall{kernels::SumQuantized{.code = arrived,
+                                                          .out = reduce.shard.reshaped({1, n}),
+                                                          .format = format,
+                                                          .write = reduce.write}});
     } else {
-      calls.push_back(KernelCall{kernels::RequantizeSum{.code = arrived,
-                                                        .sum = shaped(leaving, {slots, slot}),
-                                                        .elements = n,
-                                                        .format = format}});
+      calls.emplace_back(KernelCall{kernels::RequantizeSum{.code = arrived,
+                                                           .sum = shaped(leaving, {slots, slot}),
+                                                           .elements = n,
+                                                           .format = format}});
     }
   }
   return calls;

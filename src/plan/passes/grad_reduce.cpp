@@ -143,7 +143,7 @@ class Reducer {
       sum = use.partial.back().second;
       use.partial.pop_back();
     }
-    use.partial.push_back({level, sum});
+    use.partial.emplace_back(level, sum);
     if (use.left > 0) return;
     TESSERA_CHECK(use.partial.size() == 1, "micro-batches that are not a power of two");
     use.sum = sum;

@@ -51,8 +51,7 @@ std::vector<Range> layer_parts(const PlanInputs& in) {
     std::vector<Range> given;
     for (std::size_t i = 0; i < first.size(); ++i) {
       const bool last = i + 1 == first.size();
-      given.push_back({i == 0 ? 0 : first[i] + 1,
-                       last ? static_cast<std::int64_t>(layers.size()) : first[i + 1] + 1});
+      given.push_back({i == 0 ? 0 : first[i] + 1, last ? std::ssize(layers) : first[i + 1] + 1});
     }
     return given;
   }
@@ -64,9 +63,9 @@ std::vector<bool> held_units(const PlanInputs& in, std::int64_t stage) {
   const auto parts = layer_parts(in);
   std::vector<bool> held(in.model.units.size());
   for (std::int64_t v = 0; v < in.layout.pipeline.virtual_stages; ++v) {
-    const Range part = parts[static_cast<std::size_t>(v * in.layout.mesh.pipeline + stage)];
+    const Range part = at(parts, v * in.layout.mesh.pipeline + stage);
     for (std::int64_t l = part.begin; l < part.end; ++l) {
-      for (std::size_t u : layers[static_cast<std::size_t>(l)].units) held[u] = true;
+      for (std::size_t u : at(layers, l).units) held[u] = true;
     }
   }
   return held;

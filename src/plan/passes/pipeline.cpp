@@ -10,12 +10,12 @@
 namespace tessera::plan {
 
 std::vector<Range> balanced_parts(std::span<const double> costs, std::int64_t parts) {
-  const auto n = static_cast<std::int64_t>(costs.size());
+  const auto n = std::ssize(costs);
   TESSERA_CHECK(parts >= 1 && parts <= n, "{} parts of {} layers", parts, n);
   std::vector<double> before(costs.size() + 1);
   for (std::size_t i = 0; i < costs.size(); ++i) before[i + 1] = before[i] + costs[i];
   const auto cost = [&](std::int64_t begin, std::int64_t end) {
-    return before[static_cast<std::size_t>(end)] - before[static_cast<std::size_t>(begin)];
+    return at(before, end) - at(before, begin);
   };
   // dearest[p][i]: the most expensive part's cost in the best cut of the first i layers into p
   // parts; begin[p][i]: where the last part of that cut begins.
@@ -27,18 +27,18 @@ std::vector<Range> balanced_parts(std::span<const double> costs, std::int64_t pa
   for (std::size_t p = 1; p < rows; ++p) {
     for (std::int64_t i = static_cast<std::int64_t>(p); i <= n; ++i) {
       for (std::int64_t j = i - 1; j >= static_cast<std::int64_t>(p) - 1; --j) {
-        if (cost(j, i) >= dearest[p][static_cast<std::size_t>(i)]) break;  // it only grows
-        const double worst = std::max(dearest[p - 1][static_cast<std::size_t>(j)], cost(j, i));
-        if (worst < dearest[p][static_cast<std::size_t>(i)]) {
-          dearest[p][static_cast<std::size_t>(i)] = worst;
-          begin[p][static_cast<std::size_t>(i)] = j;
+        if (cost(j, i) >= at(dearest[p], i)) break;  // it only grows
+        const double worst = std::max(at(dearest[p - 1], j), cost(j, i));
+        if (worst < at(dearest[p], i)) {
+          at(dearest[p], i) = worst;
+          at(begin[p], i) = j;
         }
       }
     }
   }
   std::vector<Range> result(static_cast<std::size_t>(parts));
   for (std::int64_t p = parts, end = n; p > 0; --p) {
-    const std::int64_t first = begin[static_cast<std::size_t>(p)][static_cast<std::size_t>(end)];
+    const std::int64_t first = at(at(begin, p), end);
     result[static_cast<std::size_t>(p) - 1] = {first, end};
     end = first;
   }
@@ -76,7 +76,7 @@ class ScheduleRule {
       }
     }
     for (std::int64_t s = 0; s < p_; ++s) {
-      auto& most = stages_[static_cast<std::size_t>(s)].most_in_flight;
+      auto& most = at(stages_, s).most_in_flight;
       most = v_ == 1 ? p_ - s : 2 * (p_ - s - 1) + (v_ - 1) * p_ + 1;
       most += slack;
       if (rule.schedule == PipelineSchedule::gpipe || !training) most = v_ * k_;
@@ -93,14 +93,14 @@ class ScheduleRule {
       std::optional<Choice> first;
       std::int64_t who = 0;
       for (std::int64_t s = 0; s < p_; ++s) {
-        const auto& c = choices[static_cast<std::size_t>(s)];
+        const auto& c = at(choices, s);
         if (c && (!first || c->start < first->start)) first = c, who = s;
       }
       if (!first) return std::nullopt;
       take(who, *first);
       // An action changes what its own stage and the two neighbours may do next, and nothing else.
       for (const std::int64_t s : {who, (who + 1) % p_, (who + p_ - 1) % p_})
-        choices[static_cast<std::size_t>(s)] = choice(s);
+        at(choices, s) = choice(s);
     }
     std::vector<std::vector<PipelineAction>> all;
     for (auto& s : stages_) all.push_back(std::move(s.done));
@@ -132,7 +132,7 @@ class ScheduleRule {
   }
 
   std::optional<Choice> choice(std::int64_t stage) const {
-    const Stage& s = stages_[static_cast<std::size_t>(stage)];
+    const Stage& s = at(stages_, stage);
     const auto next = [&](const std::vector<PipelineAction>& order,
                           std::size_t at) -> std::optional<Choice> {
       if (at == order.size()) return std::nullopt;
@@ -158,7 +158,7 @@ class ScheduleRule {
   }
 
   void take(std::int64_t stage, const Choice& c) {
-    Stage& s = stages_[static_cast<std::size_t>(stage)];
+    Stage& s = at(stages_, stage);
     s.time = c.start + length_of(c.action);
     s.done.push_back(c.action);
     if (const auto result = result_of(c.action, part_of(stage, c.action)))
@@ -249,7 +249,7 @@ PipelineTimes play(std::span<const std::vector<PipelineAction>> actions, std::in
 
 std::vector<std::vector<PipelineAction>> pipeline_receives(
     std::span<const std::vector<PipelineAction>> actions, std::int64_t stage) {
-  const auto& own = actions[static_cast<std::size_t>(stage)];
+  const auto& own = at(actions, stage);
   const std::int64_t stages = std::ssize(actions);
   std::int64_t parts = 0;
   for (const PipelineAction& a : own) parts = std::max(parts, (a.chunk + 1) * stages);
@@ -270,7 +270,7 @@ std::vector<std::vector<PipelineAction>> pipeline_receives(
   std::vector<Moment> ends;  // of each action
   for (const PipelineAction& a : own) {
     const std::int64_t part = a.chunk * stages + stage;
-    ends.push_back({times.ends[static_cast<std::size_t>(stage)][ends.size()], stage});
+    ends.emplace_back(at(times.ends, stage)[ends.size()], stage);
     const auto needed = needed_by(a, part, parts);
     if (!needed || needed->part == part) continue;  // the last part's own
     const Moment sent = moment_of(*needed);

@@ -75,8 +75,8 @@ void place_buffers(Plan& plan) {
       buffer.offset = arena_end;
       arena_end += rounded(buffer);
     } else if (life[b].end >= 0) {
-      born[static_cast<std::size_t>(life[b].begin)].push_back(b);
-      dead[static_cast<std::size_t>(life[b].end)].push_back(b);
+      at(born, life[b].begin).push_back(b);
+      at(dead, life[b].end).push_back(b);
     }
   }
   PerPlace<FreeList> free;

@@ -33,7 +33,7 @@ void place_waits(Plan& plan) {
     Op& op = plan.ops[i];
     Clock clock = nothing();
     if (const OpId previous = last_on[op.stream]; previous != kNone) {
-      clock = known[static_cast<std::size_t>(previous)];
+      clock = at(known, previous);
       clock[op.stream] = previous;
     }
     before.clear();
@@ -41,7 +41,7 @@ void place_waits(Plan& plan) {
     for (BufferUse use : uses_of(op)) {
       const Buffer& buffer = plan.buffer(use.buffer);
       use.bytes = {buffer.offset + use.bytes.begin, buffer.offset + use.bytes.end};
-      uses.push_back({arena_of(buffer), use});
+      uses.emplace_back(arena_of(buffer), use);
     }
     for (const auto& [arena, use] : uses) {
       arenas[arena].each(use.bytes, [&](Accesses& s) {
@@ -59,7 +59,7 @@ void place_waits(Plan& plan) {
       const Stream of_other = plan.op(other).stream;
       if (of_other == op.stream || clock[of_other] >= other) continue;
       op.waits.push_back(other);
-      const Clock& theirs = known[static_cast<std::size_t>(other)];
+      const Clock& theirs = at(known, other);
       std::ranges::transform(clock, theirs, clock.begin(), std::ranges::max);
       clock[of_other] = std::max(clock[of_other], other);
     }

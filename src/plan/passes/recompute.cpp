@@ -12,7 +12,7 @@ using kernels::Access;
 
 constexpr auto kFirstMade = static_cast<BufferId>(Local::first_made);
 const LocalBuffer& made(const Recording& recording, BufferId id) {
-  return recording.made[static_cast<std::size_t>(id - kFirstMade)];
+  return at(recording.made, id - kFirstMade);
 }
 
 bool keeps(Recompute policy, model::Keep keep) {

@@ -12,7 +12,7 @@ class RecordingDevice : public kernels::Device {
   std::int64_t scratch_bytes(const kernels::KernelCall& call) const override {
     return target_.scratch_bytes(call);
   }
-  void run(const kernels::KernelCall& call) override { list->push_back(call); }
+  void run(const kernels::KernelCall& call) override { list->emplace_back(call); }
 
   std::vector<Call>* list = nullptr;
 
@@ -116,7 +116,7 @@ model::MicroBatch Recorder::micro_batch() const {
 
 model::TensorRegion Recorder::tensor_region() {
   model::TensorRegion region = in_.tensor;
-  region.run = [this](const comm::CollectiveCall& call) { device_.list->push_back(call); };
+  region.run = [this](const comm::CollectiveCall& call) { device_.list->emplace_back(call); };
   return region;
 }
 

@@ -48,7 +48,7 @@ class Scheduler {
     const auto of_stages = pipeline_actions(in_.layout.pipeline, in_.layout.mesh.pipeline,
                                             plan_.shape.micro_batches, training_);
     const auto receives = pipeline_receives(of_stages, plan_.place.pipeline);
-    const auto& actions = of_stages[static_cast<std::size_t>(plan_.place.pipeline)];
+    const auto& actions = at(of_stages, plan_.place.pipeline);
     for (std::size_t i = 0; i < actions.size(); ++i) {
       for (const PipelineAction& a : receives[i]) receive(a);
       act(actions[i]);
@@ -75,17 +75,13 @@ class Scheduler {
     return a.chunk * stages() + plan_.place.pipeline;
   }
   bool first(const PipelineAction& a) const { return part_of(a) == 0; }
-  bool last(const PipelineAction& a) const {
-    return part_of(a) + 1 == static_cast<std::int64_t>(parts_.size());
-  }
-  Range layers_of(const PipelineAction& a) const {
-    return parts_[static_cast<std::size_t>(part_of(a))];
-  }
+  bool last(const PipelineAction& a) const { return part_of(a) + 1 == std::ssize(parts_); }
+  Range layers_of(const PipelineAction& a) const { return at(parts_, part_of(a)); }
   bool trained(std::size_t unit) const { return in_.model.units[unit].traits.trained; }
   /// Whether somebody needs the gradient of the carry into a layer: a unit before it is trained.
   bool carry_gradient_wanted(std::int64_t layer) const {
     for (std::int64_t l = 0; l < layer; ++l) {
-      for (const std::size_t u : layers_[static_cast<std::size_t>(l)].units) {
+      for (const std::size_t u : at(layers_, l).units) {
         if (trained(u)) return true;
       }
     }
@@ -126,7 +122,7 @@ class Scheduler {
     const auto node = [&](std::int64_t pipeline) {
       MeshPlace p = plan_.place;
       p.pipeline = pipeline;
-      return in_.layout.node_of[static_cast<std::size_t>(in_.layout.mesh.rank_of(p))];
+      return at(in_.layout.node_of, in_.layout.mesh.rank_of(p));
     };
     return node(peer) != node(plan_.place.pipeline);
   }
@@ -154,7 +150,7 @@ class Scheduler {
       case Kind::backward_input: return backward(a, layers, p, Part::input);
       case Kind::backward_weight:
         for (std::int64_t l = layers.end; l-- > layers.begin;) {
-          Visit& v = p.visits[static_cast<std::size_t>(l - layers.begin)];
+          Visit& v = at(p.visits, l - layers.begin);
           issue(v, v.recording->backward, static_cast<std::size_t>(l), Part::weight);
         }
         passages_.erase({a.chunk, a.micro_batch});
@@ -182,10 +178,10 @@ class Scheduler {
   void backward(const PipelineAction& a, Range layers, Passage& p, Part part) {
     View d = p.incoming_gradient;
     for (std::int64_t l = layers.end; l-- > layers.begin;) {
-      Visit& v = p.visits[static_cast<std::size_t>(l - layers.begin)];
+      Visit& v = at(p.visits, l - layers.begin);
       // The head's backward ran in its forward: the scale of the loss is known then, so the logits
       // become their gradient in place, and nothing of the head is saved.
-      if (layers_[static_cast<std::size_t>(l)].kind == LayerKind::head) {
+      if (at(layers_, l).kind == LayerKind::head) {
         d = gradient_out(v);
       } else {
         d = backward(static_cast<std::size_t>(l), v, d, part);

@@ -63,7 +63,7 @@ void forget(Recording& recording, std::vector<Call>& calls, const std::set<Buffe
                         static_cast<BufferId>(recording.made.size()) - 1);
       if (access == Access::write) return;
       const View bytes(v.data, DType::u8, {v.span_bytes()});
-      all.push_back(kernels::KernelCall{kernels::Fill{.out = bytes}});
+      all.emplace_back(kernels::KernelCall{kernels::Fill{.out = bytes}});
     });
     all.push_back(std::move(call));
   }

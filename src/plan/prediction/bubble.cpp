@@ -8,15 +8,14 @@ namespace tessera::plan {
 
 double pipeline_bubble(const PipelineRule& rule, std::int64_t stages, std::int64_t micro_batches,
                        std::span<const double> costs, double backward) {
-  TESSERA_CHECK(static_cast<std::int64_t>(costs.size()) == stages * rule.virtual_stages,
-                "{} costs of {} x {} parts", costs.size(), stages, rule.virtual_stages);
+  TESSERA_CHECK(std::ssize(costs) == stages * rule.virtual_stages, "{} costs of {} x {} parts",
+                costs.size(), stages, rule.virtual_stages);
   using Kind = PipelineAction::Kind;
   double busy = 0, length = 0;
   const auto duration = [&](const PipelineAction& a, std::int64_t part) {
-    const double cost =
-        costs[static_cast<std::size_t>(part)] * (a.kind == Kind::backward         ? backward
-                                                 : a.kind == Kind::backward_input ? backward - 1
-                                                                                  : 1);
+    const double cost = at(costs, part) * (a.kind == Kind::backward         ? backward
+                                           : a.kind == Kind::backward_input ? backward - 1
+                                                                            : 1);
     busy += cost;
     return cost;
   };

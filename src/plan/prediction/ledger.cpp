@@ -72,7 +72,7 @@ std::string to_text(std::span<const Ledger* const> ledgers) {
   };
   const auto rows = [&](Place place) {
     for (const auto& [purpose, word] : EnumWords<Purpose>::table) {
-      const auto of = [place, purpose = purpose](const Ledger& l) { return l.of(place, purpose); };
+      const auto of = [&](const Ledger& l) { return l.of(place, purpose); };
       if (std::ranges::any_of(ledgers, [&](const Ledger* l) { return of(*l) > 0; })) row(word, of);
     }
   };

@@ -47,7 +47,8 @@ struct CostOf {
     if (group.size == 1) return {};
     if (std::holds_alternative<comm::Receive>(call)) return {};
     if (std::holds_alternative<comm::AllReduceWords>(call)) {
-      const auto rounds = std::bit_width(static_cast<std::uint64_t>(group.size - 1));
+      const auto rounds =
+          static_cast<double>(std::bit_width(static_cast<std::uint64_t>(group.size - 1)));
       const bool far = group.nodes > 1;
       return {.seconds = rounds * link(far).latency};
     }
@@ -198,14 +199,13 @@ class Player {
   };
 
   const Op& op(const Part& p) const { return plans_[p.rank].op(p.op); }
-  OpTime& time(const Part& p) { return ranks_[p.rank].out.ops[static_cast<std::size_t>(p.op)]; }
+  OpTime& time(const Part& p) { return at(ranks_[p.rank].out.ops, p.op); }
 
   /// Returns `done`. Records that the host's wait for an op of `stream` ends, or that it begins if
   /// it has not yet.
   bool over(Rank& r, Stream stream, bool done) {
     if (done) {
-      if (r.waits_since >= 0)
-        r.out.exposed[static_cast<std::size_t>(stream)] += now_ - r.waits_since;
+      if (r.waits_since >= 0) at(r.out.exposed, stream) += now_ - r.waits_since;
       r.waits_since = -1;
     } else if (r.waits_since < 0) {
       r.waits_since = now_;
@@ -222,7 +222,7 @@ class Player {
       const Op& o = ops[rank.next];
       const auto id = static_cast<OpId>(rank.next);
       if (o.stream != Stream::compute) {
-        rank.streams[static_cast<std::size_t>(o.stream)].issued.push_back(id);
+        at(rank.streams, o.stream).issued.push_back(id);
         continue;
       }
       for (; rank.awaited < o.waits.size(); ++rank.awaited) {
@@ -250,7 +250,7 @@ class Player {
     if (queue.under_way || queue.head == queue.issued.size()) return;
     const Part part{r, queue.issued[queue.head]};
     for (const OpId w : op(part).waits) {
-      if (ranks_[r].done[static_cast<std::size_t>(w)] == 0) return;
+      if (at(ranks_[r].done, w) == 0) return;
     }
     queue.under_way = true;
     const auto* call = std::get_if<comm::CollectiveCall>(&op(part).call);
@@ -310,7 +310,7 @@ class Player {
     Transfer t{.parts = parts, .links = {}};
     bool intra = false, inter = false;
     for (const Part& p : parts) {
-      const OpCost& cost = costs_[p.rank][static_cast<std::size_t>(p.op)];
+      const OpCost& cost = at(costs_[p.rank], p.op);
       t.left = std::max(t.left, cost.seconds);
       intra |= cost.sent.intra > 0, inter |= cost.sent.inter > 0;
       time(p).begin = now_;
@@ -331,8 +331,8 @@ class Player {
   void finish(const Part& p) {
     Rank& rank = ranks_[p.rank];
     time(p).end = now_;
-    rank.done[static_cast<std::size_t>(p.op)] = 1;
-    Queue& queue = rank.streams[static_cast<std::size_t>(op(p).stream)];
+    at(rank.done, p.op) = 1;
+    Queue& queue = at(rank.streams, op(p).stream);
     ++queue.head;
     queue.under_way = false;
     changed_.push_back(p.rank);

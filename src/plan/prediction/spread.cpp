@@ -25,7 +25,7 @@ Spread widest(MeshGroup kind, const PlanInputs& in) {
 std::vector<Situation> situations(const PlanInputs& in) {
   const Mesh& mesh = in.layout.mesh;
   const auto node = [&](std::int64_t r) {
-    return in.layout.node_of.empty() ? 0 : in.layout.node_of[static_cast<std::size_t>(r)];
+    return in.layout.node_of.empty() ? 0 : at(in.layout.node_of, r);
   };
   std::vector<Situation> all(static_cast<std::size_t>(mesh.size()));
   const auto count = [&](MeshGroup kind, Situation::Group Situation::*member) {
@@ -33,16 +33,15 @@ std::vector<Situation> situations(const PlanInputs& in) {
       std::map<int, std::int64_t> on;
       for (std::int64_t i = 0; i < group.count; ++i) ++on[node(group.rank(i))];
       for (std::int64_t i = 0; i < group.count; ++i) {
-        all[static_cast<std::size_t>(group.rank(i))].*member = {
-            .local = on[node(group.rank(i))], .nodes = static_cast<std::int64_t>(on.size())};
+        at(all, group.rank(i)).*
+            member = {.local = on[node(group.rank(i))], .nodes = std::ssize(on)};
       }
     }
   };
   if (in.numerics.gradient_blocks) {
     for (const RankGroup& group : groups_of(mesh, MeshGroup::data)) {
       const std::size_t hops = gradient_route(in, mesh.place_of(group.first)).hops.size();
-      for (std::int64_t i = 0; i < group.count; ++i)
-        all[static_cast<std::size_t>(group.rank(i))].hops = hops;
+      for (std::int64_t i = 0; i < group.count; ++i) at(all, group.rank(i)).hops = hops;
     }
   }
   count(MeshGroup::data, &Situation::data);
@@ -54,7 +53,7 @@ std::vector<Situation> situations(const PlanInputs& in) {
       const std::int64_t at = pipeline.index(r) + stages;
       return node(pipeline.rank((at + pipeline.count) % pipeline.count)) != node(r);
     };
-    Situation& s = all[static_cast<std::size_t>(r)];
+    Situation& s = at(all, r);
     s.next_apart = apart(1);
     s.previous_apart = apart(-1);
   }

@@ -97,8 +97,7 @@ std::vector<MeshPlace> distinct_places(const PlanInputs& in) {
   const auto is_new = [&](const MeshPlace& place) {
     const bool sums_losses = place.tensor == 0;
     return kinds
-        .insert({place.pipeline, sums_losses, alike[static_cast<std::size_t>(place.tensor)],
-                 lie[static_cast<std::size_t>(m.rank_of(place))]})
+        .insert({place.pipeline, sums_losses, at(alike, place.tensor), at(lie, m.rank_of(place))})
         .second;
   };
   for (const MeshPlace& place : places) is_new(place);

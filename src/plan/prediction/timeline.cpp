@@ -99,7 +99,7 @@ std::string legend(double y) {
   std::string out;
   double x = kLeft;
   for (const auto& [activity, word] : EnumWords<Activity>::table) {
-    out += rectangle(x, y, 12, 12, kColours[static_cast<std::size_t>(activity)]);
+    out += rectangle(x, y, 12, 12, at(kColours, activity));
     out += words(x + 16, y + 10, word);
     x += 34 + 6.5 * static_cast<double>(std::string_view(word).size());
   }
@@ -171,7 +171,7 @@ std::string to_svg(std::span<const Timeline> timelines) {
         const double height = s == 0 ? kComputeHeight : kStreamHeight;
         for (const Span& span : spans) {
           bars += rectangle(kLeft + span.begin / point, y, (span.end - span.begin) / point,
-                            height - 1, kColours[static_cast<std::size_t>(span.activity)]);
+                            height - 1, at(kColours, span.activity));
         }
         y += height;
       }

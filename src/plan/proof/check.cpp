@@ -33,7 +33,7 @@ std::vector<PerStream<OpId>> reachable(const Plan& plan) {
     const Op& op = plan.ops[i];
     auto& mine = reach[i] = none();
     const auto include = [&](OpId id) {
-      const PerStream<OpId>& theirs = reach[static_cast<std::size_t>(id)];
+      const PerStream<OpId>& theirs = at(reach, id);
       std::ranges::transform(mine, theirs, mine.begin(), std::ranges::max);
       OpId& slot = mine[plan.op(id).stream];
       slot = std::max(slot, id);
