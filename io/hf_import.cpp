@@ -1,5 +1,6 @@
 // Reading a Hugging Face directory.
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <set>
 
@@ -155,8 +156,9 @@ void HfModel::check_tied_head(std::int64_t begin, std::span<const float> embeddi
     head.resize(std::min(kCompared, embedding.size()));
     shards_[tied_head_->shard].read(*tied_head_->entry, begin, head);
     if (std::memcmp(head.data(), embedding.data(), head.size() * sizeof(float)) == 0) continue;
+    const auto bits = [](float number) { return std::bit_cast<std::uint32_t>(number); };
     std::size_t i = 0;  // of the first whose bits differ
-    while (std::memcmp(&head[i], &embedding[i], sizeof(float)) == 0) ++i;
+    while (bits(head[i]) == bits(embedding[i])) ++i;
     const std::int64_t element = begin + static_cast<std::int64_t>(i);
     throw DataError(fmt::format(
         "{} = {} differs from {} = {}, but config.json ties the two: set tie_word_embeddings = "

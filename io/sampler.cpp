@@ -31,7 +31,7 @@ Sampler::Sampler(std::int64_t sequences, std::uint64_t seed, Shuffle shuffle)
   if (sequences < 1) {
     throw DataError("the token files hold not even one sequence and its shifted targets");
   }
-  const int bits = std::bit_width(static_cast<std::uint64_t>(sequences - 1));
+  const auto bits = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(sequences - 1)));
   half_bits_ = std::max(1, (bits + 1) / 2);
 }
 

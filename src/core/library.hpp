@@ -38,4 +38,5 @@ class Library {
 ///       Library library{"libnccl.so.2"};
 ///       TESSERA_SYMBOL(ncclAllGather)
 ///     };
+// NOLINTNEXTLINE(bugprone-macro-parentheses): the name of a member has none
 #define TESSERA_SYMBOL(name) decltype(&::name) name = library.symbol<decltype(&::name)>(#name);

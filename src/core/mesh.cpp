@@ -25,7 +25,8 @@ constexpr std::array kGroups = {GroupRow{MeshGroup::world, 0, std::size(kAxes) -
                                 GroupRow{MeshGroup::tensor, kTensor, kTensor},
                                 GroupRow{MeshGroup::pipeline, kPipeline, kPipeline},
                                 GroupRow{MeshGroup::ends, kPipeline, kPipeline, true}};
-static_assert(kGroups.size() == kMeshGroups && [] {
+static_assert(kGroups.size() == kMeshGroups);
+static_assert([] {
   for (std::size_t i = 0; i < kMeshGroups; ++i) {
     if (static_cast<std::size_t>(kGroups[i].group) != i) return false;
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "deck/codec.hpp"
 #include "deck/names.hpp"
 
 namespace tessera::deck {
@@ -131,12 +132,10 @@ std::string hint(std::string_view name, std::span<const std::string_view> candid
 }
 
 const KindRow& parse_kind(std::string_view word) {
-  std::vector<std::string_view> names;
-  for (const auto& [kind, name] : EnumWords<FaultKind>::table) names.push_back(name);
   const auto kind = enum_from_word<FaultKind>(word);
   if (!kind) {
     throw DeckError(fmt::format("\"{}\" is no kind of fault{}; there are {}", word,
-                                hint(word, names), enum_choices<FaultKind>()));
+                                hint(word, Words<FaultKind>::list()), enum_choices<FaultKind>()));
   }
   return row_of(*kind);
 }

@@ -38,7 +38,7 @@ bool Limits::allow(double number) const {
 std::string Limits::text() const {
   const auto number = [](double x) { return fmt::format("{:.0f}", x); };
   if (low == -std::numeric_limits<double>::infinity()) return "";
-  const std::string floor = (above_low ? "> " : ">= ") + number(low);
+  std::string floor = (above_low ? "> " : ">= ") + number(low);
   if (high == std::numeric_limits<double>::infinity()) return floor;
   if (above_low || below_high) return floor + (below_high ? " and < " : " and <= ") + number(high);
   return number(low) + " to " + number(high);

@@ -25,8 +25,9 @@ constexpr Field field() {
           .set =
               [](Deck& deck, const Value& value) {
                 auto read = Codec<T>::read(value);
-                if (read) member_of<kPath...>(deck) = *std::move(read);
-                return read.has_value();
+                if (!read) return false;
+                member_of<kPath...>(deck) = *std::move(read);
+                return true;
               },
           .problem = &Problem<T>::of,
           .get = [](const Deck& deck) { return Codec<T>::write(member_of<kPath...>(deck)); }};

@@ -137,9 +137,7 @@ void RingMember::look_around(Time now) {
 
 void RingMember::fail(ExitCode code, std::string_view why) {
   if (failure_) return;
-  failure_.emplace();
-  failure_->code = code;
-  failure_->why = why;
+  failure_ = Failure{.code = code, .why = std::string(why)};
 }
 
 void RingMember::part() {

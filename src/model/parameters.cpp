@@ -43,7 +43,9 @@ UnitDesc block(const ModelConfig& c, std::int64_t layer, std::int64_t chunks) {
   const double residual_std = c.init_std / std::sqrt(2.0 * static_cast<double>(c.layers));
   const bool few_kv = c.kv_heads < chunks;
   const std::int64_t query = (few_kv ? 1 : c.heads / c.kv_heads) * c.head_dim;
-  const auto key_or_value = [&](ParamDesc d) { return few_kv ? d : joined(cut(d, 0, c.head_dim)); };
+  const auto key_or_value = [&](const ParamDesc& d) {
+    return few_kv ? d : joined(cut(d, 0, c.head_dim));
+  };
   auto& p = unit.params;
   p.push_back(cut(matrix(attention + "q.weight", q, c.hidden, c.init_std), 0, query));
   p.push_back(key_or_value(matrix(attention + "k.weight", kv, c.hidden, c.init_std)));
@@ -76,7 +78,7 @@ UnitDesc block(const ModelConfig& c, std::int64_t layer, std::int64_t chunks) {
   return unit;
 }
 
-UnitDesc token_matrix(const ModelConfig& c, std::string name, UnitKind kind) {
+UnitDesc token_matrix(const ModelConfig& c, const std::string& name, UnitKind kind) {
   UnitDesc unit{.name = name,
                 .kind = kind,
                 .params = {cut(matrix(name + ".weight", c.vocab, c.hidden, c.init_std), 0)}};

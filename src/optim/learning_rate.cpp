@@ -61,7 +61,7 @@ double LearningRate::at(std::int64_t update) const {
     case deck::ScheduleKind::wsd: return lr_ - span * decayed(std::max(warmup_, run_ - decay_));
     case deck::ScheduleKind::step: {
       const std::int64_t size = schedule_.step_size.value_or(1);
-      const auto drops = static_cast<double>((update - warmup_) / size);
+      const std::int64_t drops = (update - warmup_) / size;
       return std::max(schedule_.min_lr, lr_ * std::pow(schedule_.gamma, drops));
     }
   }

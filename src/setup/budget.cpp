@@ -12,7 +12,7 @@ namespace {
 std::string remedies(const deck::Deck& deck, const Mesh& mesh, bool state_alone) {
   std::vector<std::string> all;
   if (!state_alone) {  // what lives within a step may be made smaller
-    if (deck.recompute.policy != Recompute::full) all.push_back("recompute.policy = \"full\"");
+    if (deck.recompute.policy != Recompute::full) all.emplace_back("recompute.policy = \"full\"");
     if (deck.batch.micro > 1) all.push_back(fmt::format("batch.micro below {}", deck.batch.micro));
   }
   const std::int64_t last = kZeroStages - 1;
@@ -20,7 +20,7 @@ std::string remedies(const deck::Deck& deck, const Mesh& mesh, bool state_alone)
     all.push_back(fmt::format("zero.stage = {} to {}", deck.zero.stage + 1, last));
   if (mesh.data == 1 || deck.zero.stage > 0)
     all.push_back(fmt::format("more data ranks with zero.stage 1 to {}", last));
-  all.push_back("a larger parallel.tensor or parallel.pipeline");
+  all.emplace_back("a larger parallel.tensor or parallel.pipeline");
   return fmt::format("{} (check --options shows what each stage needs)", fmt::join(all, ", or "));
 }
 

@@ -23,8 +23,9 @@ int thread_count(const deck::RunSection& run, int cores) {
   first.remove_prefix(std::min(first.find_first_not_of(kBlank), first.size()));
   first = first.substr(0, first.find_last_not_of(kBlank) + 1);
   int threads = 0;
-  const char* end = first.data() + first.size();
-  const auto [stop, error] = std::from_chars(first.data(), end, threads);
+  const char* const begin = first.data();
+  const char* const end = begin + first.size();
+  const auto [stop, error] = std::from_chars(begin, end, threads);
   if (error == std::errc() && stop == end && threads >= 1 && threads <= kMost) return threads;
   throw DeckError(fmt::format(
       "OMP_NUM_THREADS = \"{}\" in the environment is no number of threads: give 1 to {}, or "

@@ -24,9 +24,10 @@ std::int32_t sample_token(std::span<const float> logits, const SamplingRule& rul
   if (rule.top_k > 0 && static_cast<std::size_t>(rule.top_k) < order.size())
     order.resize(static_cast<std::size_t>(rule.top_k));
   const double top = logits[static_cast<std::size_t>(order[0])];
-  std::vector<double> weights;
-  for (std::int32_t id : order)
-    weights.push_back(std::exp((logits[static_cast<std::size_t>(id)] - top) / rule.temperature));
+  std::vector<double> weights(order.size());
+  std::ranges::transform(order, weights.begin(), [&](std::int32_t id) {
+    return std::exp((logits[static_cast<std::size_t>(id)] - top) / rule.temperature);
+  });
   const double all = std::accumulate(weights.begin(), weights.end(), 0.0);
   double kept = 0;
   std::size_t count = 0;

@@ -50,12 +50,12 @@ class MpiTransport : public Transport {
   static_assert(sizeof(MPI_Request) <= sizeof(Request::handle));
   static Request packed(MPI_Request r) {
     Request request;
-    std::memcpy(&request.handle, &r, sizeof r);
+    std::memcpy(&request.handle, static_cast<const void*>(&r), sizeof(MPI_Request));
     return request;
   }
   static MPI_Request unpacked(const Request& request) {
     MPI_Request r = MPI_REQUEST_NULL;
-    std::memcpy(&r, &request.handle, sizeof r);
+    std::memcpy(static_cast<void*>(&r), &request.handle, sizeof(MPI_Request));
     return r;
   }
 

@@ -133,7 +133,7 @@ std::vector<streams::Stretch> Executor::load_all(const BoundPlan& bound, const L
     if (op->place != plan::Place::host) break;  // what the host does comes first
     const auto* batch = &std::get<plan::LoadBatch>(call);
     all.push_back({.begin = seconds(begin, Clock::now())});
-    within(*op, inputs_, [&, op = op] {
+    within(*op, inputs_, [&] {
       std::int64_t bytes = 0;
       plan::LoadBatch filled = *batch;
       filled.visit(filled, [&](View& v, kernels::Access) { bytes += v.span_bytes(); });
@@ -161,13 +161,14 @@ void Executor::issue(const BoundPlan& bound, const Hooks& hooks, Whereabouts::Ru
     streams::Work work{.stream = static_cast<std::size_t>(op->stream),
                        .waits = waits,
                        .part = static_cast<std::size_t>(op->unit + 1),
+                       // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): a literal
                        .name = plan::call_name(call).data()};
     if (op->stream != Stream::compute) {
       streams_.enqueue(std::move(work),
                        [this, &bound_op] { return std::make_unique<Named>(*this, bound_op); });
       continue;
     }
-    streams_.run(work, [&, op = op, &call = call] {
+    streams_.run(work, [&] {
       if (const auto* kernel = std::get_if<kernels::KernelCall>(&call))
         within(*op, inputs_, [&] { device_.run(*kernel); });
     });

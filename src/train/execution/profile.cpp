@@ -290,7 +290,7 @@ MeasuredStep read_profile(const std::filesystem::path& run_directory,
     std::vector<std::pair<double, const Step*>> lengths;
     for (const auto& [number, step] : steps) {
       result.of.push_back(number);
-      lengths.push_back({length_of(step), &step});
+      lengths.emplace_back(length_of(step), &step);
     }
     std::ranges::sort(lengths, {}, &std::pair<double, const Step*>::first);
     const Step& median = *lengths[(lengths.size() - 1) / 2].second;

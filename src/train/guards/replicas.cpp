@@ -101,7 +101,7 @@ std::vector<std::optional<std::uint64_t>> gather(const ModelState::Copy& own,
   std::vector<std::optional<std::uint64_t>> all;
   const std::string mine = own.elements > 0 ? fmt::to_string(own.hash) : "";
   for (const std::string& text : control.gather(mine))
-    all.push_back(text.empty() ? std::nullopt : std::optional(std::stoull(text)));
+    all.emplace_back(text.empty() ? std::nullopt : std::optional(std::stoull(text)));
   return all;
 }
 

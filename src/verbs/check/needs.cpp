@@ -42,7 +42,7 @@ comm::WireBytes most_of(const std::vector<RankFigures>& figures, const std::vect
 /// All stages, or the first, the dearest and the last of many.
 std::vector<const RankFigures*> columns_of(const Checked& checked) {
   constexpr std::size_t kColumns = 6;
-  const auto all = plan::dearest(checked.figures);
+  auto all = plan::dearest(checked.figures);
   if (all.size() <= kColumns) return all;
   std::vector<const RankFigures*> shown{all.front()};
   const auto dearest = std::max_element(all.begin(), all.end(), [](const auto* a, const auto* b) {
@@ -86,7 +86,7 @@ std::string memory_text(const Checked& checked) {
   text += plan::to_text(ledgers);
   for (const auto& [id, word] : EnumWords<plan::ArenaId>::table) {
     row(fmt::format("arena {}, bytes", word),
-        [id = id](const RankFigures& f) { return f.ledger.arena(id); });
+        [&](const RankFigures& f) { return f.ledger.arena(id); });
   }
   if (checked.planner.inputs.layout.nccl) {
     text +=

@@ -209,7 +209,7 @@ class Search {
         all->step = std::max(all->step + more * (two->step - all->step), all->least);
       }
       all->speed = speed_of(p, all->step, machine_);
-      add(*std::move(all));
+      add(*all);
       return true;
     } catch (const DeckError& error) {
       reject(choice, reason_of(error, layout_.deck.path));
@@ -299,9 +299,9 @@ class Search {
     }
     if (found_.size() >= kShown) worst_shown_ = found_[kShown - 1].step;
   }
-  void add(Found f) {
+  void add(const Found& f) {
     const std::lock_guard lock(mutex_);
-    found_.push_back(std::move(f));
+    found_.push_back(f);
   }
   void reject(const Choice& choice, const std::string& reason) {
     const std::lock_guard lock(mutex_);
