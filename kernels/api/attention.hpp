@@ -2,7 +2,7 @@
 // softmax (Dao et al. 2022, FlashAttention): the (T, S) matrix of scores never exists in memory.
 #pragma once
 
-#include "kernels/api/access.hpp"
+#include "kernels/api/checks.hpp"
 
 namespace tessera::kernels {
 
@@ -47,6 +47,31 @@ struct Attention {
   }
 };
 
+inline void check_heads(const AttentionShape& s, const View& q, const View& k, const View& v) {
+  TESSERA_CHECK(s.heads > 0 && s.kv_heads > 0 && s.head_dim > 0 && s.skip >= 0 &&
+                    (s.group > 0 || (s.group == 0 && s.heads % s.kv_heads == 0)) &&
+                    s.kv_head_of(s.heads - 1) < s.kv_heads,
+                "{} heads of {} columns in groups of {} after {}, {} kv heads", s.heads, s.head_dim,
+                s.group, s.skip, s.kv_heads);
+  check_floats({q});
+  check_same_matrix({k, v});
+  TESSERA_CHECK(q.rank == 3 && k.rank == 3 && q.extent(0) == k.extent(0) &&
+                    q.extent(1) <= k.extent(1) && q.cols() == s.heads * s.head_dim &&
+                    k.cols() == s.kv_heads * s.head_dim,
+                "queries ({}, {}, {}), keys ({}, {}, {}) for {} heads, {} kv heads of {}",
+                q.extent(0), q.extent(1), q.extent(2), k.extent(0), k.extent(1), k.extent(2),
+                s.heads, s.kv_heads, s.head_dim);
+}
+
+inline void check(const Attention& a) {
+  check_heads(a.shape, a.q, a.k, a.v);
+  check_same_type({a.q, a.k, a.v, a.out});
+  check_same_matrix({a.q, a.out});
+  const std::int64_t samples = a.q.extent(0);
+  if (a.lse) check_flat({a.lse}, DType::f32, samples * a.shape.heads * a.q.extent(1));
+  check_dropout(a.dropout, samples);
+}
+
 /// Whether an operation's sums must have the same bits each time, or may be added in whatever order
 /// is fastest, where a device has such a way.
 enum class SumOrder : std::uint8_t { fixed, any };
@@ -76,6 +101,17 @@ struct AttentionBackward {
   }
 };
 
+inline void check(const AttentionBackward& a) {
+  check_heads(a.shape, a.q, a.k, a.v);
+  check_same_type({a.q, a.k, a.v, a.out, a.d_out, a.d_q, a.d_k, a.d_v});
+  check_same_matrix({a.q, a.out, a.d_out, a.d_q});
+  check_same_matrix({a.k, a.v, a.d_k, a.d_v});
+  const std::int64_t samples = a.q.extent(0), tokens = a.q.extent(1);
+  TESSERA_CHECK(a.k.extent(1) == tokens, "{} queries, {} keys", tokens, a.k.extent(1));
+  check_flat({a.lse}, DType::f32, samples * a.shape.heads * tokens);
+  check_dropout(a.dropout, samples);
+}
+
 /// Rotary positions (Su et al. 2021), in place, "rotate half" pairing (element i with i + D/2),
 /// angle (first_position + t) theta^(-2 i / D). Direction::inverse turns the gradient back.
 struct Rope {
@@ -93,5 +129,13 @@ struct Rope {
     f(s.x, Access::update), f(s.scratch, Access::write);
   }
 };
+
+inline void check(const Rope& a) {
+  check_floats({a.x});
+  TESSERA_CHECK(a.x.rank == 3 && a.head_dim > 0 && a.head_dim % 2 == 0 &&
+                    a.x.cols() % a.head_dim == 0 && a.first_position >= 0,
+                "{} columns of heads of {} from position {}", a.x.cols(), a.head_dim,
+                a.first_position);
+}
 
 }  // namespace tessera::kernels

@@ -2,7 +2,7 @@
 // ranks hold parts of the vocabulary (Shoeybi et al. 2019, Megatron-LM, section 3).
 #pragma once
 
-#include "kernels/api/access.hpp"
+#include "kernels/api/checks.hpp"
 
 namespace tessera::kernels {
 
@@ -25,6 +25,15 @@ struct Classify {
   }
 };
 
+inline void check(const Classify& a) {
+  check_floats({a.logits});
+  check_flat({a.losses}, DType::f32, a.logits.rows());
+  if (a.scale) check_flat({a.scale}, DType::f32, 1);
+  TESSERA_CHECK(a.vocab > 0 && a.vocab <= a.logits.cols(), "vocabulary {} of {} columns", a.vocab,
+                a.logits.cols());
+  check_flat({a.targets}, DType::i32, a.logits.rows());
+}
+
 /// What a part of the vocabulary, tokens [first_token, first_token + Vp), says of a row: its
 /// largest logit m, the sum of exp(logit - m), and the target's logit (0 where the target is
 /// elsewhere). Tokens from `vocab` on are padding: -inf. A part of padding alone gives {-inf, 0,
@@ -45,6 +54,19 @@ struct ClassifyPart {
   }
 };
 
+template <typename Operation>
+void check_part(const Operation& a) {
+  check_floats({a.logits});
+  TESSERA_CHECK(a.first_token >= 0 && a.vocab > 0, "tokens from {} on of a vocabulary of {}",
+                a.first_token, a.vocab);
+  check_flat({a.targets}, DType::i32, a.logits.rows());
+}
+
+inline void check(const ClassifyPart& a) {
+  check_part(a);
+  check_flat({a.stats}, DType::f32, 3 * a.logits.rows());
+}
+
 /// From the stats of all parts: losses[i] = lse[i] - target's logit, lse = logsumexp over the
 /// vocabulary, its sum over parts an aligned binary tree. A target below 0 is ignored: loss 0.
 struct ClassifyLoss {
@@ -61,6 +83,15 @@ struct ClassifyLoss {
         f(s.lse, Access::write), f(s.scratch, Access::write);
   }
 };
+
+inline void check(const ClassifyLoss& a) {
+  TESSERA_CHECK(a.stats.rank == 3 && a.stats.extent(0) >= 1 && a.stats.cols() == 3,
+                "stats are (parts, rows, 3)");
+  const std::int64_t parts = a.stats.extent(0), rows = a.stats.extent(1);
+  check_flat({a.stats}, DType::f32, 3 * parts * rows);
+  check_flat({a.targets}, DType::i32, rows);
+  check_flat({a.losses, a.lse}, DType::f32, rows);
+}
 
 /// A part's logits become their gradient, (exp(logit - lse) - onehot) * scale; 0 in padding and in
 /// rows whose target is ignored.
@@ -80,5 +111,11 @@ struct ClassifyGradient {
         f(s.scale, Access::read), f(s.scratch, Access::write);
   }
 };
+
+inline void check(const ClassifyGradient& a) {
+  check_part(a);
+  check_flat({a.lse}, DType::f32, a.logits.rows());
+  check_flat({a.scale}, DType::f32, 1);
+}
 
 }  // namespace tessera::kernels

@@ -129,4 +129,14 @@ class Device {
   virtual void run(const KernelCall& call) = 0;
 };
 
+/// Whether the call has as many bytes of scratch as it needs.
+inline void check_scratch(const KernelCall& call, std::int64_t needed) {
+  std::visit(
+      [&](const auto& args) {
+        TESSERA_CHECK(args.scratch.span_bytes() >= needed, "{}: {} bytes of scratch, needs {}",
+                      name_of_args(args), args.scratch.span_bytes(), needed);
+      },
+      call);
+}
+
 }  // namespace tessera::kernels

@@ -1,7 +1,8 @@
 // Plain data movement and sums over flat views.
 #pragma once
 
-#include "kernels/api/access.hpp"
+#include "core/exact_sum.hpp"
+#include "kernels/api/checks.hpp"
 
 namespace tessera::kernels {
 
@@ -17,6 +18,8 @@ struct Fill {
   }
 };
 
+inline void check(const Fill& a) { TESSERA_CHECK(a.out.dense(), "fill of a strided view"); }
+
 /// out (+)= x, converted to out's type; sums in f32. f32, bf16 and f16 in any pairing; dense, equal
 /// counts.
 struct Convert {
@@ -31,6 +34,12 @@ struct Convert {
     f(s.x, Access::read), f(s.out, access_of(s.write)), f(s.scratch, Access::write);
   }
 };
+
+inline void check(const Convert& a) {
+  check_floats({a.x, a.out});
+  check_flat({a.x}, a.x.type, a.x.elements());
+  check_flat({a.out}, a.out.type, a.x.elements());
+}
 
 /// out (+)= the sum of the parts, added in f32 in an aligned binary tree, ((0+1)+(2+3))+..., plus
 /// bias, rounded once. With Write::add the sum is added to out as a whole.
@@ -49,6 +58,15 @@ struct TreeSum {
   }
 };
 
+inline void check(const TreeSum& a) {
+  check_floats({a.bias, a.out});
+  const std::int64_t n = a.out.elements(), parts = a.parts.extent(0);
+  TESSERA_CHECK(a.parts.rank >= 2 && parts >= 1, "sum of {} parts of {} axes", parts, a.parts.rank);
+  check_flat({a.parts}, DType::f32, parts * n);
+  check_flat({a.out}, a.out.type, n);
+  if (a.bias) check_flat({a.bias}, a.bias.type, a.out.cols());
+}
+
 /// accumulator += exact sum of x or of x^2 (core/exact_sum.hpp): no rounding, hence no order.
 /// Not-a-numbers and infinities are counted there instead.
 struct ExactSum {
@@ -64,5 +82,11 @@ struct ExactSum {
     f(s.x, Access::read), f(s.accumulator, Access::update), f(s.scratch, Access::write);
   }
 };
+
+inline void check(const ExactSum& a) {
+  check_floats({a.x});
+  check_flat({a.x}, a.x.type, a.x.elements());
+  check_flat({a.accumulator}, DType::i64, kExactSumWords);
+}
 
 }  // namespace tessera::kernels

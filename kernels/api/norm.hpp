@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/choices.hpp"
-#include "kernels/api/access.hpp"
+#include "kernels/api/checks.hpp"
 
 namespace tessera::kernels {
 
@@ -32,6 +32,18 @@ struct AddNorm {
   }
 };
 
+inline void check(const AddNorm& a) {
+  check_floats({a.resid});
+  check_same_type({a.resid, a.pending, a.weight, a.bias, a.sum, a.out});
+  check_same_matrix({a.resid, a.pending, a.sum, a.out});
+  check_same_matrix({a.weight, a.bias});
+  TESSERA_CHECK(static_cast<bool>(a.sum) == static_cast<bool>(a.pending),
+                "a sum is written when there is something pending, and only then");
+  check_flat({a.weight}, a.resid.type, a.resid.cols());
+  check_flat({a.stats}, DType::f32, 2 * a.resid.rows());
+  if (a.pending) check_dropout(a.dropout, a.pending.extent(0));
+}
+
 /// d_sum = d_resid + gradient through the norm; d_weight, d_bias (+)= sums over rows, in an order
 /// that does not depend on the number of threads. The T positions form `groups` equal parts, each
 /// with sums of its own, whose bits do not depend on the other parts. d_resid may be absent (0) and
@@ -60,6 +72,24 @@ struct NormBackward {
   }
 };
 
+/// The part of the contract that scratch needs.
+inline void check_groups(const NormBackward& a) {
+  TESSERA_CHECK(a.groups >= 1 && a.sum.rank == 3 && a.sum.extent(1) % a.groups == 0,
+                "{} groups of {} positions", a.groups, a.sum.rank == 3 ? a.sum.extent(1) : 0);
+}
+
+inline void check(const NormBackward& a) {
+  check_groups(a);
+  check_floats({a.sum, a.d_weight, a.d_bias});
+  check_same_type({a.sum, a.d_out, a.d_resid, a.weight, a.d_sum});
+  check_same_matrix({a.sum, a.d_out, a.d_resid, a.d_sum});
+  check_same_matrix({a.d_weight, a.d_bias});
+  check_flat({a.weight}, a.sum.type, a.sum.cols());
+  check_flat({a.d_weight}, a.d_weight.type, a.groups * a.sum.cols());
+  if (a.d_bias) check_flat({a.d_bias}, a.d_bias.type, a.groups * a.sum.cols());
+  check_flat({a.stats}, DType::f32, 2 * a.sum.rows());
+}
+
 /// sum = round(resid + dropout(pending)), the bits of AddNorm's sum: what goes from one pipeline
 /// stage to the next.
 struct AddPending {
@@ -77,6 +107,13 @@ struct AddPending {
   }
 };
 
+inline void check(const AddPending& a) {
+  check_floats({a.resid});
+  check_same_type({a.resid, a.pending, a.sum});
+  check_same_matrix({a.resid, a.pending, a.sum});
+  check_dropout(a.dropout, a.pending.extent(0));
+}
+
 /// out = dropout(x): the gradient of a dropped-out pending from the gradient of the sum.
 struct ApplyDropout {
   static constexpr const char* kName = "dropout";
@@ -91,5 +128,13 @@ struct ApplyDropout {
         f(s.scratch, Access::write);
   }
 };
+
+inline void check(const ApplyDropout& a) {
+  check_floats({a.x});
+  check_same_type({a.x, a.out});
+  check_same_matrix({a.x, a.out});
+  check_dropout(a.dropout, a.x.extent(0));
+  check_flat({a.dropout.samples}, DType::i64, a.x.extent(0));
+}
 
 }  // namespace tessera::kernels

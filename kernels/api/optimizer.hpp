@@ -2,7 +2,8 @@
 #pragma once
 
 #include "core/enums.hpp"
-#include "kernels/api/access.hpp"
+#include "core/exact_sum.hpp"
+#include "kernels/api/checks.hpp"
 
 namespace tessera::kernels {
 
@@ -23,6 +24,10 @@ enum class VerdictField : std::uint8_t {
   count
 };
 
+/// How many of each there are.
+inline constexpr auto kScalars = static_cast<std::int64_t>(StepScalar::count);
+inline constexpr auto kVerdictFields = static_cast<std::int64_t>(VerdictField::count);
+
 /// Decides the step from the norm's exact sum (Pascanu et al. 2013 for clipping): norm = sqrt(sum)
 /// * unscale; apply = norm is finite; coefficient = unscale * min(1, clip_norm / (norm + 1e-6)), no
 /// clipping at clip_norm 0.
@@ -40,6 +45,12 @@ struct Verdict {
         f(s.scratch, Access::write);
   }
 };
+
+inline void check(const Verdict& a) {
+  check_flat({a.squares}, DType::i64, kExactSumWords);
+  check_flat({a.scalars}, DType::f32, kScalars);
+  check_flat({a.verdict}, DType::f32, kVerdictFields);
+}
 
 /// What an optimizer does to one element; kernels/common/optimizer_steps has the arithmetic.
 enum class UpdateRule : std::uint8_t {
@@ -75,7 +86,8 @@ inline constexpr std::size_t kMostStates = 2;
 /// The update of a flat range in one pass: g = coefficient * gradient, then the rule's step of
 /// master and state; parameter = round(master). Elements are independent, and an element's bits do
 /// not depend on alignment or length, because shard boundaries move with the number of ranks. apply
-/// = 0: nothing changes.
+/// = 0: nothing changes. Its `check` is in kernels/common/optimizer_steps, which knows what a rule
+/// keeps.
 struct OptimizerUpdate {
   static constexpr auto& kNames = EnumWords<UpdateRule>::table;
   UpdateRule rule = UpdateRule::adam;

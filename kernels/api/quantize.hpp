@@ -2,13 +2,25 @@
 // (Wang et al. 2023, sections 3.1 and 3.3).
 #pragma once
 
+#include <algorithm>
+
 #include "core/enums.hpp"
 #include "core/math.hpp"
-#include "kernels/api/access.hpp"
+#include "kernels/api/checks.hpp"
 
 namespace tessera::kernels {
 
 enum class BlockType : std::uint8_t { int8, int4 };
+
+}  // namespace tessera::kernels
+
+template <>
+struct tessera::EnumWords<tessera::kernels::BlockType> {
+  static constexpr std::array table = {std::pair{tessera::kernels::BlockType::int8, "int8"},
+                                       std::pair{tessera::kernels::BlockType::int4, "int4"}};
+};
+
+namespace tessera::kernels {
 
 /// How n elements (a slot) become bytes. First come the values, for int4 two a byte, the first in
 /// the low half; then, from the next multiple of 16 bytes on, an f32 scale for each `block`
@@ -44,6 +56,27 @@ struct Quantize {
   }
 };
 
+/// Dense codes of `extents` slots of n elements.
+inline void check_codes(const View& code, std::initializer_list<std::int64_t> extents,
+                        const BlockFormat& format, std::int64_t n) {
+  TESSERA_CHECK(format.block > 0 && format.block % 2 == 0, "blocks of {} elements", format.block);
+  std::int64_t slots = 1;
+  for (std::int64_t extent : extents) slots *= extent;
+  check_flat({code}, DType::u8, slots * format.bytes(n));
+  TESSERA_CHECK(std::equal(extents.begin(), extents.end(), code.shape.begin()) &&
+                    code.rank == static_cast<int>(extents.size()) + 1,
+                "{} codes of {} elements: slots of other extents", enum_word(format.type), n);
+  TESSERA_CHECK(reinterpret_cast<std::uintptr_t>(code.data) % 16 == 0, "codes begin at {}",
+                static_cast<const void*>(code.data));
+}
+
+inline void check(const Quantize& a) {
+  check_floats({a.x});
+  TESSERA_CHECK(a.x.rank == 3, "x is (A, B, n), not of {} axes", a.x.rank);
+  check_flat({a.x}, a.x.type, a.x.elements());
+  check_codes(a.code, {a.x.extent(1), a.x.extent(0)}, a.format, a.x.cols());
+}
+
 /// out (S, n) (+)= the sum over parts of the values of code[part][s], added in f32 in an aligned
 /// binary tree over the parts, rounded once. One part: dequantisation.
 struct SumQuantized {
@@ -59,6 +92,18 @@ struct SumQuantized {
     f(s.code, Access::read), f(s.out, access_of(s.write)), f(s.scratch, Access::write);
   }
 };
+
+/// (parts, S, bytes) codes of n elements a slot.
+inline void check_parts(const View& code, const BlockFormat& format, std::int64_t n) {
+  TESSERA_CHECK(code.rank == 3 && code.extent(0) >= 1, "codes are (parts, S, bytes)");
+  check_codes(code, {code.extent(0), code.extent(1)}, format, n);
+}
+
+inline void check(const SumQuantized& a) {
+  check_floats({a.out});
+  check_parts(a.code, a.format, a.out.cols());
+  check_flat({a.out}, a.out.type, a.code.extent(1) * a.out.cols());
+}
 
 /// sum[s] = the bytes of the sum over parts of code[part][s], added like SumQuantized; the f32 sum
 /// is never stored.
@@ -76,10 +121,9 @@ struct RequantizeSum {
   }
 };
 
-}  // namespace tessera::kernels
+inline void check(const RequantizeSum& a) {
+  check_parts(a.code, a.format, a.elements);
+  check_codes(a.sum, {a.code.extent(1)}, a.format, a.elements);
+}
 
-template <>
-struct tessera::EnumWords<tessera::kernels::BlockType> {
-  static constexpr std::array table = {std::pair{tessera::kernels::BlockType::int8, "int8"},
-                                       std::pair{tessera::kernels::BlockType::int4, "int4"}};
-};
+}  // namespace tessera::kernels

@@ -58,4 +58,22 @@ inline std::size_t state_count(UpdateRule rule) {
   return count;
 }
 
+inline void check(const OptimizerUpdate& a) {
+  const std::int64_t n = a.gradient.elements();
+  check_floats({a.gradient, a.parameter});
+  check_flat({a.gradient}, a.gradient.type, n);
+  check_flat({a.master}, DType::f32, n);
+  const std::size_t states = state_count(a.rule);
+  for (std::size_t s = 0; s < kMostStates; ++s) {
+    if (s < states) {
+      check_flat({a.state[s]}, DType::f32, n);
+    } else {
+      TESSERA_CHECK(!a.state[s], "{} has state {}, which it does not keep", a.name(), s);
+    }
+  }
+  if (a.parameter) check_flat({a.parameter}, a.parameter.type, n);
+  check_flat({a.scalars}, DType::f32, kScalars);
+  check_flat({a.verdict}, DType::f32, kVerdictFields);
+}
+
 }  // namespace tessera::kernels

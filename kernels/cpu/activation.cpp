@@ -1,5 +1,4 @@
 // Activations on the CPU: checks arguments, divides elements over the team.
-#include "kernels/common/contracts.hpp"
 #include "kernels/cpu/operations.hpp"
 #include "kernels/cpu/team.hpp"
 

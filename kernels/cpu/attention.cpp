@@ -1,5 +1,4 @@
 // Attention on the CPU: checks arguments, divides heads over the team; rotary positions.
-#include "kernels/common/contracts.hpp"
 #include "kernels/common/rope.hpp"
 #include "kernels/cpu/operations.hpp"
 #include "kernels/cpu/team.hpp"

@@ -1,6 +1,5 @@
 // Softmax and cross-entropy on the CPU: checks arguments, divides rows over the team.
 #include "kernels/common/classifier.hpp"
-#include "kernels/common/contracts.hpp"
 #include "kernels/cpu/operations.hpp"
 #include "kernels/cpu/team.hpp"
 

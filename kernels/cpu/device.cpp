@@ -1,6 +1,5 @@
 #include "kernels/cpu/device.hpp"
 
-#include "kernels/common/contracts.hpp"
 #include "kernels/cpu/operations.hpp"
 
 namespace tessera::kernels {

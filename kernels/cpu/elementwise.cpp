@@ -2,7 +2,6 @@
 #include <cstring>
 
 #include "core/exact_sum.hpp"
-#include "kernels/common/contracts.hpp"
 #include "kernels/cpu/clear.hpp"
 #include "kernels/cpu/operations.hpp"
 #include "kernels/cpu/team.hpp"

@@ -1,7 +1,6 @@
 // Embedding on the CPU: checks arguments, divides rows over the team.
 #include <algorithm>
 
-#include "kernels/common/contracts.hpp"
 #include "kernels/cpu/clear.hpp"
 #include "kernels/cpu/operations.hpp"
 #include "kernels/cpu/team.hpp"

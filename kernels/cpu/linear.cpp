@@ -1,7 +1,6 @@
 // Matrix operations on the CPU: which products of the library each is made of.
 #include <algorithm>
 
-#include "kernels/common/contracts.hpp"
 #include "kernels/cpu/fp8.hpp"
 #include "kernels/cpu/operations.hpp"
 #include "kernels/cpu/scratch_cursor.hpp"

@@ -2,7 +2,6 @@
 // chunks of rows.
 #include <algorithm>
 
-#include "kernels/common/contracts.hpp"
 #include "kernels/cpu/operations.hpp"
 #include "kernels/cpu/team.hpp"
 

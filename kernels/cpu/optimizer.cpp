@@ -2,7 +2,7 @@
 // team.
 #include <algorithm>
 
-#include "kernels/common/contracts.hpp"
+#include "kernels/common/optimizer_steps.hpp"
 #include "kernels/common/verdict.hpp"
 #include "kernels/cpu/operations.hpp"
 #include "kernels/cpu/team.hpp"

@@ -1,5 +1,4 @@
 // Quantised blocks on the CPU: checks arguments, divides blocks over the team.
-#include "kernels/common/contracts.hpp"
 #include "kernels/cpu/operations.hpp"
 #include "kernels/cpu/team.hpp"
 

@@ -1,7 +1,6 @@
 // Activations on a GPU: checks arguments, launches the kernels.
 #include "kernels/cuda/activation.cuh"
 
-#include "kernels/common/contracts.hpp"
 #include "kernels/common/types.hpp"
 #include "kernels/cuda/map.cuh"
 #include "kernels/cuda/operations.hpp"

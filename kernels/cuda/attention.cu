@@ -2,7 +2,6 @@
 #include "kernels/cuda/attention.cuh"
 
 #include "core/math.hpp"
-#include "kernels/common/contracts.hpp"
 #include "kernels/common/types.hpp"
 #include "kernels/cuda/launch.hpp"
 #include "kernels/cuda/operations.hpp"

@@ -1,5 +1,4 @@
 // Softmax and cross-entropy on a GPU: checks arguments, launches the kernels.
-#include "kernels/common/contracts.hpp"
 #include "kernels/common/types.hpp"
 #include "kernels/cuda/classify.cuh"
 #include "kernels/cuda/map.cuh"

@@ -1,6 +1,5 @@
 #include "kernels/cuda/device.hpp"
 
-#include "kernels/common/contracts.hpp"
 #include "kernels/cuda/operations.hpp"
 #include "kernels/cuda/scratch.hpp"
 

@@ -1,7 +1,6 @@
 // Fill, conversion and sums on a GPU: checks arguments, launches the kernels.
 #include "kernels/cuda/elementwise.cuh"
 
-#include "kernels/common/contracts.hpp"
 #include "kernels/common/types.hpp"
 #include "kernels/cuda/exact_sum.cuh"
 #include "kernels/cuda/map.cuh"

@@ -1,7 +1,6 @@
 // Embedding on a GPU: checks arguments, sorts places by token, launches the kernels.
 #include "kernels/cuda/embed.cuh"
 
-#include "kernels/common/contracts.hpp"
 #include "kernels/common/types.hpp"
 #include "kernels/cuda/embed_backward.cuh"
 #include "kernels/cuda/map.cuh"

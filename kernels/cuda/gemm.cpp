@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/common/contracts.hpp"
 #include "kernels/cuda/scratch.hpp"
 
 // A row-major matrix is the transpose of the column-major one in the same place. So y = x W^T, row

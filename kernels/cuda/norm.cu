@@ -1,5 +1,4 @@
 // Norms on a GPU: checks arguments, launches the kernels.
-#include "kernels/common/contracts.hpp"
 #include "kernels/common/types.hpp"
 #include "kernels/cuda/add_norm.cuh"
 #include "kernels/cuda/column_sum.cuh"

@@ -1,7 +1,7 @@
 // The verdict and the optimizer's update on a GPU: checks arguments, launches the kernels.
 #include "kernels/cuda/optimizer.cuh"
 
-#include "kernels/common/contracts.hpp"
+#include "kernels/common/optimizer_steps.hpp"
 #include "kernels/common/types.hpp"
 #include "kernels/cuda/map.cuh"
 #include "kernels/cuda/operations.hpp"

@@ -1,7 +1,6 @@
 // Quantised blocks on a GPU: checks arguments, launches the kernels.
 #include "kernels/cuda/quantize.cuh"
 
-#include "kernels/common/contracts.hpp"
 #include "kernels/common/types.hpp"
 #include "kernels/cuda/operations.hpp"
 

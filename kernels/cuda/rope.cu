@@ -1,7 +1,6 @@
 // Rotary positions on a GPU: checks arguments, launches the kernels.
 #include "kernels/cuda/rope.cuh"
 
-#include "kernels/common/contracts.hpp"
 #include "kernels/common/types.hpp"
 #include "kernels/cuda/map.cuh"
 #include "kernels/cuda/operations.hpp"

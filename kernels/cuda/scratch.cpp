@@ -4,7 +4,6 @@
 #include <bit>
 
 #include "core/math.hpp"
-#include "kernels/common/contracts.hpp"
 #include "kernels/cuda/sdpa_rules.hpp"
 
 namespace tessera::kernels {

@@ -3,7 +3,6 @@
 #include <limits>
 
 #include "comm/tree_sum.hpp"
-#include "kernels/common/contracts.hpp"
 #include "tests/unit/kernels/support.hpp"
 
 namespace tessera::kernels::test {

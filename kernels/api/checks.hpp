@@ -1,22 +1,32 @@
-#include "kernels/common/checks.hpp"
+// What every back end checks of an operation's arguments before it runs: types, shapes and ranges
+// of settings, not what memory holds. An operation's `check` stands with its struct and throws
+// InternalError; these are the checks that several of them share.
+#pragma once
+
+#include <initializer_list>
+
+#include "kernels/api/access.hpp"
 
 namespace tessera::kernels {
 
-void check_floats(std::initializer_list<View> views) {
+/// Absent views pass; the others must be f32, bf16 or f16.
+inline void check_floats(std::initializer_list<View> views) {
   for (const View& v : views) {
     TESSERA_CHECK(!v || v.type == DType::f32 || v.type == DType::bf16 || v.type == DType::f16,
                   "type {}", to_string(v.type));
   }
 }
 
-void check_same_type(std::initializer_list<View> views) {
+/// All present views have the first one's type.
+inline void check_same_type(std::initializer_list<View> views) {
   const DType type = views.begin()->type;
   for (const View& v : views) {
     TESSERA_CHECK(!v || v.type == type, "{} beside {}", to_string(v.type), to_string(type));
   }
 }
 
-void check_same_matrix(std::initializer_list<View> views) {
+/// All present views have the first one's rows and columns.
+inline void check_same_matrix(std::initializer_list<View> views) {
   const View& first = *views.begin();
   for (const View& v : views) {
     TESSERA_CHECK(!v || (v.rows() == first.rows() && v.cols() == first.cols()),
@@ -24,7 +34,8 @@ void check_same_matrix(std::initializer_list<View> views) {
   }
 }
 
-void check_flat(std::initializer_list<View> views, DType type, std::int64_t count) {
+/// All are present, dense, and hold `count` elements of `type`.
+inline void check_flat(std::initializer_list<View> views, DType type, std::int64_t count) {
   for (const View& v : views) {
     TESSERA_CHECK(v && v.dense() && v.type == type && v.elements() == count,
                   "{} elements of {}, expected {} of {}", v.elements(), to_string(v.type), count,
@@ -32,7 +43,8 @@ void check_flat(std::initializer_list<View> views, DType type, std::int64_t coun
   }
 }
 
-void check_dropout(const Dropout& dropout, std::int64_t samples) {
+/// 0 <= p < 1, first >= 0, and when p > 0 one i64 index a sample.
+inline void check_dropout(const Dropout& dropout, std::int64_t samples) {
   TESSERA_CHECK(dropout.p >= 0 && dropout.p < 1 && dropout.first >= 0, "dropout {} from element {}",
                 dropout.p, dropout.first);
   if (dropout) check_flat({dropout.samples}, DType::i64, samples);
