@@ -62,19 +62,34 @@ struct VariantAfter {
 using KernelCall = VariantAfter<void TESSERA_EACH_OPERATION(TESSERA_COMMA_AND)>::type;
 #undef TESSERA_COMMA_AND
 
+/// f.template operator()<Operation>() for each operation, in the order of the list.
+template <typename F>
+void for_each_operation(F&& f) {
+#define TESSERA_APPLY(Operation) f.template operator()<Operation>();
+  TESSERA_EACH_OPERATION(TESSERA_APPLY)
+#undef TESSERA_APPLY
+}
+
+/// f(call) for the example of each operation that has one: a call whose views are all made by
+/// `tensor()`, of one shape and one type. A pointwise operation has an example, and with it a row
+/// of `tessera bench` and its place in the tests that are alike for all such operations.
+template <typename Tensor, typename F>
+void for_each_example(Tensor&& tensor, F&& f) {
+  for_each_operation([&]<typename Operation>() {
+    if constexpr (requires { Operation::example(tensor); }) f(Operation::example(tensor));
+  });
+}
+
 /// The names of all operations: what a machine file may give rates for.
 inline std::set<std::string_view> operation_names() {
   std::set<std::string_view> names;
-  const auto add = [&]<typename Operation>() {
+  for_each_operation([&]<typename Operation>() {
     if constexpr (requires { Operation::kNames; }) {
       for (const auto& [value, name] : Operation::kNames) names.insert(name);
     } else {
       names.insert(Operation::kName);
     }
-  };
-#define TESSERA_ADD(Operation) add.template operator()<Operation>();
-  TESSERA_EACH_OPERATION(TESSERA_ADD)
-#undef TESSERA_ADD
+  });
   return names;
 }
 

@@ -105,6 +105,11 @@ struct AddPending {
     f(s.resid, Access::read), f(s.pending, Access::read), f(s.dropout.samples, Access::read);
     f(s.sum, Access::write), f(s.scratch, Access::write);
   }
+  /// A call whose views `tensor()` makes.
+  template <typename Tensor>
+  static AddPending example(Tensor&& tensor) {
+    return {.resid = tensor(), .pending = tensor(), .sum = tensor()};
+  }
 };
 
 inline void check(const AddPending& a) {

@@ -153,6 +153,8 @@ class Bench {
     for (const BenchModel& m : options_.models) {
       rope(m);
       norms(m);
+      examples(m);
+      dropout(m);
       activations(m);
       ends(m);
     }
@@ -219,13 +221,11 @@ class Bench {
     const View w = memory.floats(type_, {columns}), b = memory.floats(type_, {columns}),
                stats = memory.floats(DType::f32, {samples * tokens, 2}),
                d_w = memory.floats(DType::f32, {columns}),
-               d_b = memory.floats(DType::f32, {columns}),
-               index = memory.zeros(DType::i64, {samples});
-    const Dropout dropout{.p = 0.1F, .samples = index};
+               d_b = memory.floats(DType::f32, {columns});
     AddNorm call{
         .resid = x, .pending = y, .weight = w, .bias = b, .sum = sum, .out = out, .stats = stats};
     row(call, text(x));
-    call.dropout = dropout;
+    call.dropout = {.p = 0.1F, .samples = memory.zeros(DType::i64, {samples})};
     row(call, text(x) + ", dropout");
     row(NormBackward{.d_out = y,
                      .d_resid = x,
@@ -236,8 +236,20 @@ class Bench {
                      .d_weight = d_w,
                      .d_bias = d_b},
         text(x));
-    row(AddPending{.resid = x, .pending = y, .sum = sum}, text(x));
-    row(ApplyDropout{.x = x, .out = y, .dropout = dropout}, text(x));
+  }
+
+  void examples(const BenchModel& m) {
+    BenchMemory memory(tier_);
+    const auto tensor = [&] { return memory.floats(type_, {m.samples, m.tokens, m.columns}); };
+    const std::string shape = fmt::format("{} x {} x {}", m.samples, m.tokens, m.columns);
+    for_each_example(tensor, [&](const auto& call) { row(call, shape); });
+  }
+
+  void dropout(const BenchModel& m) {
+    BenchMemory memory(tier_);
+    const auto tensor = [&] { return memory.floats(type_, {m.samples, m.tokens, m.columns}); };
+    const View x = tensor(), out = tensor(), index = memory.zeros(DType::i64, {m.samples});
+    row(ApplyDropout{.x = x, .out = out, .dropout = {.p = 0.1F, .samples = index}}, text(x));
   }
 
   void activations(const BenchModel& m) {

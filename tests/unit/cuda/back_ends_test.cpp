@@ -71,6 +71,22 @@ TEST_F(BackEnds, AgreeOnDropoutAndSums) {
   });
 }
 
+TEST_F(BackEnds, AgreeOnExamples) {
+  for_shapes([](DType type, const Shape& s, const std::string& what) {
+    expect_same_bits(
+        [&](Device& device) {
+          Outputs all;
+          const auto tensor = [&] {
+            all.push_back(random(type, s, static_cast<unsigned>(all.size())));
+            return all.back().view();
+          };
+          for_each_example(tensor, [&](const auto& call) { run(device, call); });
+          return all;
+        },
+        what);
+  });
+}
+
 TEST_F(BackEnds, AgreeOnEmbedding) {
   for_shapes([](DType type, const Shape& s, const std::string& what) {
     const std::int64_t vocabulary = 5, n = s.samples * s.tokens;

@@ -165,6 +165,11 @@ std::vector<Tensor> run_all(Device& device, DType type, Products products = Prod
       TreeSum{.parts = wide.view(), .bias = bias.view(), .out = output(type, {tokens, columns})});
   run(device, Convert{.x = x.view().reshaped({rows * columns}),
                       .out = output(DType::bf16, {rows * columns})});
+  const auto random = [&] {
+    all.push_back(Tensor::random(type, shape, static_cast<unsigned>(all.size())));
+    return all.back().view();
+  };
+  for_each_example(random, [&](const auto& call) { run(device, call); });
   run(device, ExactSum{.x = x.view().reshaped({rows * columns}),
                        .accumulator = output(DType::i64, {kExactSumWords})});
   run_quantized(device, x, all);
@@ -256,6 +261,26 @@ TEST(Invariance, CutsAndAlignmentChangeNoBit) {
                   }),
                   whole, "cut");
     }
+  });
+}
+
+TEST(Invariance, CutsAndAlignmentChangeNoBitOfAnExample) {
+  const std::int64_t n = 1009;
+  for_devices_and_types([&](Device& device, DType type) {
+    const auto run_cut_at = [&](std::int64_t cut) {
+      std::vector<Tensor> all;
+      for (const Range part : {Range{0, cut}, Range{cut, n}}) {
+        unsigned next = 0;
+        const auto tensor = [&] {
+          if (next == all.size()) all.push_back(Tensor::random(type, {n}, next));
+          return all[next++].view().range(part.begin, part.count()).reshaped({1, 1, part.count()});
+        };
+        for_each_example(tensor, [&](const auto& call) { run(device, call); });
+      }
+      return all;
+    };
+    const auto whole = run_cut_at(n);
+    for (std::int64_t cut : {1, 15, 16, 17, 500, 1008}) expect_same(run_cut_at(cut), whole, "cut");
   });
 }
 
