@@ -8,6 +8,15 @@
 namespace tessera::kernels::cuda {
 namespace {
 
+struct Gelu {
+  static __device__ __forceinline__ float value(float x) { return gelu(x); }
+  static __device__ __forceinline__ float slope(float x) { return gelu_slope(x); }
+};
+struct Relu {
+  static __device__ __forceinline__ float value(float x) { return relu(x); }
+  static __device__ __forceinline__ float slope(float x) { return relu_slope(x); }
+};
+
 template <typename T, typename F>
 void run_as(const Activate& a, const Context& context) {
   using Run = ActivateRun<T, F>;

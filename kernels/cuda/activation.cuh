@@ -5,15 +5,7 @@
 
 namespace tessera::kernels::cuda {
 
-struct Gelu {
-  static __device__ __forceinline__ float value(float x) { return gelu(x); }
-  static __device__ __forceinline__ float slope(float x) { return gelu_slope(x); }
-};
-struct Relu {
-  static __device__ __forceinline__ float value(float x) { return relu(x); }
-  static __device__ __forceinline__ float slope(float x) { return relu_slope(x); }
-};
-
+/// F::value(x) is the activation, F::slope(x) its derivative.
 template <typename T, typename F>
 struct ActivateRun {
   static constexpr int V = kRun<T>;
