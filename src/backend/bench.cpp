@@ -459,13 +459,13 @@ const char* memory_test(const Backend& backend) {
 
 double memory_rate(const Backend& backend, const BenchOptions& options) {
   const std::int64_t n = options.elements;
-  const bool apart = backend.kind == deck::Backend::cuda;
-  memory::Tier& tier = apart ? *backend.device_tier : *backend.host_tier;
+  const bool on_gpu = backend.kind == deck::Backend::cuda;
+  memory::Tier& tier = on_gpu ? *backend.device_tier : *backend.host_tier;
   BenchMemory memory(tier);
   const View a = memory.floats(DType::f32, {n}), b = memory.floats(DType::f32, {n}),
-             c = apart ? View() : memory.floats(DType::f32, {n});
+             c = on_gpu ? View() : memory.floats(DType::f32, {n});
   const double seconds = best_seconds(tier, options, [&] {
-    if (apart) {
+    if (on_gpu) {
       tier.start_copy(b.data, a.data, b.span_bytes());
     } else {
       cpu::triad(options.threads, n, b.as<float>(), c.as<float>(), a.as<float>());

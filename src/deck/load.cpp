@@ -65,7 +65,7 @@ class Resolver {
       TESSERA_CHECK(find_row(name), "{} gives unknown key {}", key.place, name);
       Value value;
       std::visit([&](const auto& held) { value.data = held; }, key.value);
-      value.place = Place{key.place, 0, 0};
+      value.place = SourceLocation{key.place, 0, 0};
       if (loaded_.origins.contains(name)) check_agreement(name, value);
       assign(name, value, false);
     }
@@ -105,7 +105,7 @@ class Resolver {
     for (const SchemaRow& row : schema_rows()) {
       if (!row.rules.required || !open(row.name)) continue;
       const auto section = sources.sections.find(row.section);
-      const Place place =
+      const SourceLocation place =
           section == sources.sections.end() ? loaded_.place(row.name) : section->second;
       problems_.add(place, row.name,
                     fmt::format("{} is missing ({}: {})", row.name, row.meaning, row.allowed()));
@@ -189,9 +189,9 @@ bool LoadedDeck::explicitly_set(std::string_view key) const {
   return found != origins.end() && found->second.explicitly_set;
 }
 
-Place LoadedDeck::place(std::string_view key) const {
+SourceLocation LoadedDeck::place(std::string_view key) const {
   const auto found = origins.find(key);
-  return found == origins.end() ? Place{name, 1, 1} : found->second.place;
+  return found == origins.end() ? SourceLocation{name, 1, 1} : found->second.place;
 }
 
 LoadedDeck load_deck(const std::string& path, std::span<const std::string> sets,

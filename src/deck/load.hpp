@@ -31,7 +31,7 @@ using ArchitectureReader = std::function<std::vector<ArchitectureKey>(const std:
 /// names the place.
 struct LoadedDeck {
   struct Origin {
-    Place place;
+    SourceLocation place;
     bool explicitly_set = false;  // by the user, not by a preset, a model directory or a family
   };
 
@@ -41,7 +41,7 @@ struct LoadedDeck {
 
   /// Keys are full names like "zero.stage".
   bool explicitly_set(std::string_view key) const;
-  Place place(std::string_view key) const;
+  SourceLocation place(std::string_view key) const;
   /// "deck.toml:12:10"; the deck's first line for a key that nothing sets.
   std::string where(std::string_view key) const { return place(key).text(); }
 };

@@ -162,7 +162,7 @@ void read_table(const Table& table, const std::string& prefix, Machine& machine,
 
 /// Conditions over several keys.
 void check(const Machine& m, const std::vector<std::string>& given, Problems& problems) {
-  const Place whole{m.file, 0, 0};
+  const SourceLocation whole{m.file, 0, 0};
   const auto has = [&](std::string_view name) {
     return std::ranges::find(given, name) != given.end() || problems.about(name);
   };

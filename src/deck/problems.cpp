@@ -8,7 +8,7 @@
 
 namespace tessera::deck {
 
-void Problems::add(const Place& place, std::string_view key, std::string text) {
+void Problems::add(const SourceLocation& place, std::string_view key, std::string text) {
   all_.push_back({place, std::string(key), std::move(text)});
 }
 

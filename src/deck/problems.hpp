@@ -15,7 +15,7 @@ inline constexpr std::string_view kUnreadable = "(file)";
 class Problems {
  public:
   /// `key` is the full name of the key at fault.
-  void add(const Place& place, std::string_view key, std::string text);
+  void add(const SourceLocation& place, std::string_view key, std::string text);
 
   /// Whether a problem with `key` was reported: then checks that depend on it are left out.
   bool about(std::string_view key) const;
@@ -25,7 +25,7 @@ class Problems {
 
  private:
   struct Problem {
-    Place place;
+    SourceLocation place;
     std::string key;
     std::string text;
   };

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 constexpr std::size_t kLargestDeck = std::size_t{1} << 20;
 constexpr std::size_t kMostFiles = 64;  // bounds includes that multiply
 
-void add_unknown_key(const Place& place, std::string_view section, std::string_view key,
+void add_unknown_key(const SourceLocation& place, std::string_view section, std::string_view key,
                      Problems& problems) {
   const std::string name =
       section.empty() ? key_text(key) : fmt::format("{}.{}", section, key_text(key));
@@ -74,7 +74,7 @@ class FileReader {
  public:
   FileReader(Sources& sources, Problems& problems) : sources_(sources), problems_(problems) {}
 
-  void add(const std::string& path, const Place& asked_at) {
+  void add(const std::string& path, const SourceLocation& asked_at) {
     std::error_code error;
     const std::string identity = fs::weakly_canonical(path, error).string();
     for (const std::string& open : open_) {
@@ -119,7 +119,7 @@ class FileReader {
     }
   }
 
-  std::optional<std::string> read(const std::string& path, const Place& asked_at) {
+  std::optional<std::string> read(const std::string& path, const SourceLocation& asked_at) {
     FileText file = read_regular(path, kLargestDeck);
     if (file.problem.empty()) return std::move(file.text);
     problems_.add(asked_at, kUnreadable, fmt::format("cannot read {}: {}", path, file.problem));
@@ -138,7 +138,8 @@ std::string_view trimmed(std::string_view text) {
   return text;
 }
 
-void add_set(std::string_view text, const Place& place, Sources& sources, Problems& problems) {
+void add_set(std::string_view text, const SourceLocation& place, Sources& sources,
+             Problems& problems) {
   const std::size_t equals = text.find('=');
   const std::string name(trimmed(text.substr(0, equals)));
   if (equals == std::string_view::npos || name.empty()) {
@@ -166,7 +167,7 @@ void add_set(std::string_view text, const Place& place, Sources& sources, Proble
 }  // namespace
 
 void add_file(const std::string& path, Sources& sources, Problems& problems) {
-  FileReader(sources, problems).add(path, Place{path, 0, 0});
+  FileReader(sources, problems).add(path, SourceLocation{path, 0, 0});
 }
 
 void add_text(std::string_view text, const std::string& name, Sources& sources,
@@ -176,7 +177,8 @@ void add_text(std::string_view text, const std::string& name, Sources& sources,
 
 void add_sets(std::span<const std::string> sets, Sources& sources, Problems& problems) {
   int number = 0;
-  for (const std::string& set : sets) add_set(set, Place{"--set", ++number, 0}, sources, problems);
+  for (const std::string& set : sets)
+    add_set(set, SourceLocation{"--set", ++number, 0}, sources, problems);
 }
 
 }  // namespace tessera::deck

@@ -13,7 +13,7 @@ namespace tessera::deck {
 /// The known keys that the user wrote, each with its last value, and the sections' headers.
 struct Sources {
   std::map<std::string, Value, std::less<>> keys;  // by full name
-  std::map<std::string, Place, std::less<>> sections;
+  std::map<std::string, SourceLocation, std::less<>> sections;
 };
 
 /// Reads the file at `path` and what it includes. Unknown names become problems.

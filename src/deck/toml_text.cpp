@@ -75,7 +75,7 @@ constexpr std::string_view kTooManyDots = "too many dotted keys for a deck";
 struct Converter {
   const std::string& file;
 
-  Place place(const toml::source_region& source) const {
+  SourceLocation place(const toml::source_region& source) const {
     return {file, static_cast<int>(source.begin.line), static_cast<int>(source.begin.column)};
   }
 
@@ -135,7 +135,7 @@ int broken_line(std::string_view text) {
   return static_cast<int>(std::partition_point(ends.begin(), ends.end(), whole) - ends.begin()) + 1;
 }
 
-void replace_places(Value& value, const Place& place) {
+void replace_places(Value& value, const SourceLocation& place) {
   value.place = place;
   if (auto* list = std::get_if<List>(&value.data)) {
     for (Value& item : *list) replace_places(item, place);
@@ -176,7 +176,7 @@ Table parse_toml(std::string_view text, const std::string& file, Problems& probl
   return {};
 }
 
-Value parse_set_value(std::string_view text, const Place& place, std::string_view key,
+Value parse_set_value(std::string_view text, const SourceLocation& place, std::string_view key,
                       Problems& problems) {
   if (too_many_dots(text)) {
     problems.add(place, key, fmt::format("{}: {}", key, kTooManyDots));

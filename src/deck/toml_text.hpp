@@ -13,7 +13,7 @@ namespace tessera::deck {
 Table parse_toml(std::string_view text, const std::string& file, Problems& problems);
 
 /// The value of one --set: a TOML value, or else a bare word, which is a string.
-Value parse_set_value(std::string_view text, const Place& place, std::string_view key,
+Value parse_set_value(std::string_view text, const SourceLocation& place, std::string_view key,
                       Problems& problems);
 
 }  // namespace tessera::deck

@@ -61,7 +61,7 @@ struct Writer {
 
 }  // namespace
 
-std::string Place::text() const {
+std::string SourceLocation::text() const {
   if (line == 0) return file;
   if (column == 0) return fmt::format("{} #{}", file, line);
   return fmt::format("{}:{}:{}", file, line, column);

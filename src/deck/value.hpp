@@ -12,7 +12,7 @@ namespace tessera::deck {
 
 /// Where a value or a section was given. Column 0: by the `line`-th --set. Line 0: somewhere in
 /// `file`.
-struct Place {
+struct SourceLocation {
   std::string file;
   int line = 1;
   int column = 1;
@@ -34,7 +34,7 @@ struct Date {
 /// An empty value (monostate) is an unset key.
 struct Value {
   std::variant<std::monostate, bool, std::int64_t, double, std::string, Date, List, Table> data;
-  Place place;
+  SourceLocation place;
 
   bool unset() const { return std::holds_alternative<std::monostate>(data); }
   template <typename T>
@@ -45,7 +45,7 @@ struct Value {
 
 struct TableMember {
   std::string key;
-  Place key_place;
+  SourceLocation key_place;
   Value value;
 };
 

@@ -16,8 +16,8 @@ constexpr std::int64_t kHuge = 2 << 20;
 
 }  // namespace
 
-std::span<const std::byte> Tier::look(std::byte* from, std::int64_t bytes,
-                                      std::vector<std::byte>& copy) {
+std::span<const std::byte> Tier::host_bytes(std::byte* from, std::int64_t bytes,
+                                            std::vector<std::byte>& copy) {
   const auto n = static_cast<std::size_t>(bytes);
   if (const std::byte* there = in_place(from)) return {there, n};
   copy.resize(n);

@@ -33,16 +33,16 @@ class Tier {
   /// Returns once all work that was queued before on the device's current stream is done.
   virtual void wait() {}
   /// The device's own memory: its size, and how much of it anybody uses. 0 for memory of the host.
-  struct Apart {
+  struct DeviceMemory {
     std::int64_t in_use = 0, total = 0;
   };
-  virtual Apart apart() { return {}; }
+  virtual DeviceMemory device_memory() { return {}; }
   /// The address at which the host can use what is at `address`; nullptr: there is none.
   virtual std::byte* in_place(std::byte* address) = 0;
 
   /// The tier's bytes for the host to read: in place where possible, else copied into `copy`.
-  std::span<const std::byte> look(std::byte* from, std::int64_t bytes,
-                                  std::vector<std::byte>& copy);
+  std::span<const std::byte> host_bytes(std::byte* from, std::int64_t bytes,
+                                        std::vector<std::byte>& copy);
   /// Has f(bytes) write what `to` shall hold: in place where possible, else into memory that is
   /// copied there.
   template <typename F>

@@ -23,7 +23,7 @@ enum class Keep : std::uint8_t {
 /// Whether a gelu is fused into the matrix product before it. Fused, on a GPU, it may see the
 /// product's f32 sum; computed again from the saved preactivation, which is rounded, it may have
 /// other bits.
-enum class Activations : std::uint8_t { apart, in_products };
+enum class Activations : std::uint8_t { separate, in_products };
 
 /// Hands out memory for one intermediate tensor; who provides it decides how long it lives.
 using Allocate = std::function<std::byte*(Keep keep, std::int64_t bytes)>;
@@ -118,7 +118,7 @@ class UnitContext {
   }
 
   static constexpr std::uint64_t kDropoutSites = 3;
-  Activations activations = Activations::apart;
+  Activations activations = Activations::separate;
   kernels::Operands operands = kernels::Operands::stored;  // of the blocks' products
   kernels::SumOrder order = kernels::SumOrder::fixed;
   bool training = false;

@@ -50,7 +50,7 @@ void check_budget(const deck::LoadedDeck& loaded, const Mesh& mesh, const plan::
 }
 
 void check_gpu(const deck::Deck& deck, const Mesh& mesh, const plan::ArenaBytes& bytes,
-               const memory::Tier::Apart& gpu) {
+               const memory::Tier::DeviceMemory& gpu) {
   if (gpu.total == 0) return;
   const std::int64_t free = gpu.total - gpu.in_use;
   check_device(

@@ -13,6 +13,6 @@ void check_budget(const deck::LoadedDeck& loaded, const Mesh& mesh, const plan::
 /// Throws MemoryError where the rank does not fit what is free on its GPU, if it has one (total >
 /// 0).
 void check_gpu(const deck::Deck& deck, const Mesh& mesh, const plan::ArenaBytes& bytes,
-               const memory::Tier::Apart& gpu);
+               const memory::Tier::DeviceMemory& gpu);
 
 }  // namespace tessera::setup

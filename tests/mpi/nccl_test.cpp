@@ -212,11 +212,11 @@ TEST_F(NcclGroups, TakeFewBlocksForMessagesAndWords) {
 
 TEST_F(NcclGroups, FindThatWhatIsQueuedWillNeverEnd) {
   const auto group = make(Traffic::collectives);
-  session_->look();
+  session_->throw_if_peer_is_gone();
   nccl_said().state = ncclRemoteError;
   nccl_said().why = "connection closed by peer 10.0.0.7";
   try {
-    session_->look();
+    session_->throw_if_peer_is_gone();
     ADD_FAILURE() << "went on";
   } catch (const Error& e) {
     EXPECT_EQ(e.exit_code(), ExitCode::comm);
@@ -395,7 +395,7 @@ TEST_F(NcclGroups, LookAtNoGroupThatHasEnded) {
   make(Traffic::collectives);
   EXPECT_EQ(nccl_said().calls, std::vector<std::string>{"destroy"});
   nccl_said().state = ncclRemoteError;
-  session_->look();
+  session_->throw_if_peer_is_gone();
 }
 
 // Destroying a communicator waits for what is queued, which may never end.

@@ -71,7 +71,7 @@ PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::
       streams_(std::move(streams)) {
   train::PlanMemory memory{};
   for (const auto& [id, word] : EnumWords<plan::ArenaId>::table) {
-    memory::Tier& of = plan::place_of(id) == plan::Place::host ? host_tier_ : *tier_;
+    memory::Tier& of = plan::location_of(id) == plan::Location::host ? host_tier_ : *tier_;
     arenas_[id] = std::make_unique<memory::Arena>(word, of, plan_.arena(id));
     memory[id] = arenas_[id]->base();
   }

@@ -205,7 +205,7 @@ Backend make_cuda_backend(const Settings& settings, const Ranks* ranks) {
   }
   b.make_streams = [queue, nccl] {
     return std::make_unique<streams::CudaStreams>(
-        *queue, nccl ? [nccl] { nccl->look(); } : std::function<void()>());
+        *queue, nccl ? [nccl] { nccl->throw_if_peer_is_gone(); } : std::function<void()>());
   };
   b.make_group = [queue, nccl, device = b.device.get()](std::span<const int> members,
                                                         const comm::GroupShape& shape,

@@ -57,11 +57,11 @@ std::string choose(Matmul& matmul, memory::Tier& tier, std::span<const GemmKey> 
   if (missing.empty()) return to_text(matmul.table());
   using kernels::cuda::AlgorithmChoice;
   View memory = tuning.memory;
-  std::optional<memory::Arena> apart;
+  std::optional<memory::Arena> own;
   if (const auto needed = Matmul::timing_bytes(missing);
       tuning.timed && memory.span_bytes() < needed) {
-    apart.emplace("timing of products", tier, needed);
-    memory = View(apart->base(), DType::u8, {needed});
+    own.emplace("timing of products", tier, needed);
+    memory = View(own->base(), DType::u8, {needed});
   }
   if (tuning.timed) {
     tuning.say(fmt::format("{} of {} matrix products are timed now, once for all starts of the run",

@@ -51,7 +51,7 @@ void Communicator::settle(ncclResult_t code, const char* call, double patience) 
   nccl_->check(code, call, comm_);
 }
 
-void Communicator::look() const {
+void Communicator::throw_if_peer_is_gone() const {
   ncclResult_t state = ncclSuccess;
   nccl_->check(nccl_->ncclCommGetAsyncError(comm_, &state), "ncclCommGetAsyncError", comm_);
   nccl_->check(state, "a collective under way", comm_);

@@ -24,7 +24,7 @@ class Communicator {
   /// Waits until a call that goes on in the background has come to its end.
   void settle(ncclResult_t code, const char* call, double patience) const;
   /// Throws CommError if a peer is gone or a link is broken: what is queued would never end.
-  void look() const;
+  void throw_if_peer_is_gone() const;
 
   /// Registers memory with NCCL, which then reads and writes it without buffers of its own. To be
   /// called on all ranks of the communicator. The returned handle is for deregister(), if the

@@ -85,7 +85,7 @@ class NcclGroup : public Group {
       throw;
     }
     communicators_[edge]->settle(nccl_->ncclGroupEnd(), "ncclGroupEnd", patience_);
-    for (const auto& c : communicators_) c->look();
+    for (const auto& c : communicators_) c->throw_if_peer_is_gone();
   }
 
   void queue(const AllGather& c) {

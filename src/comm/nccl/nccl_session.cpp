@@ -112,9 +112,9 @@ void NcclSession::add(const std::shared_ptr<Communicator>& communicator, Reach r
   all_.push_back({communicator, reach});
 }
 
-void NcclSession::look() const {
+void NcclSession::throw_if_peer_is_gone() const {
   for (const Member& member : all_) {
-    if (const auto one = member.communicator.lock()) one->look();
+    if (const auto one = member.communicator.lock()) one->throw_if_peer_is_gone();
   }
 }
 

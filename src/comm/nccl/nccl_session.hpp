@@ -43,7 +43,7 @@ class NcclSession {
 
   /// Throws CommError where a communicator has found that a rank is gone or a link is broken: what
   /// is queued will never end then.
-  void look() const;
+  void throw_if_peer_is_gone() const;
 
  private:
   std::shared_ptr<const Nccl> nccl_;

@@ -34,7 +34,7 @@ std::byte* CudaTier::allocate(std::int64_t bytes) {
   return p;
 }
 
-Tier::Apart CudaTier::apart() {
+Tier::DeviceMemory CudaTier::device_memory() {
   std::size_t free = 0, total = 0;
   CUDA_TRY(cudaMemGetInfo(&free, &total));
   return {.in_use = static_cast<std::int64_t>(total - free),

@@ -28,7 +28,7 @@ class CudaTier : public Tier {
                                             std::int64_t bytes) override;
   bool of_host() const override { return false; }
   void wait() override;
-  Apart apart() override;
+  DeviceMemory device_memory() override;
   std::byte* in_place(std::byte*) override { return nullptr; }
 
  private:

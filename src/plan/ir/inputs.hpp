@@ -18,8 +18,8 @@ namespace tessera::plan {
 
 struct PipelineRule {
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
-  std::int64_t virtual_stages = 1;         // chunks of layers of each stage, V
-  std::vector<std::int64_t> first_layers;  // block that each chunk begins with; empty: balanced
+  std::int64_t virtual_stages = 1;         // runs of layers of each stage, V
+  std::vector<std::int64_t> first_layers;  // block that each run begins with; empty: balanced
 };
 
 struct ModelInputs {

@@ -26,7 +26,7 @@ template <typename T>
 using PerStream = EnumArray<Stream, T, kStreams>;
 
 /// What bytes are for: the rows of the memory ledger.
-enum class Purpose : std::uint8_t {
+enum class BufferPurpose : std::uint8_t {
   parameters,
   master,
   optimizer,
@@ -43,14 +43,14 @@ enum class Purpose : std::uint8_t {
 
 /// Where a buffer lies and an op runs: on the device that the rank computes on, or on the host.
 /// Where that device is the CPU, both are the host's memory.
-enum class Place : std::uint8_t { device, host };
+enum class Location : std::uint8_t { device, host };
 
 struct Buffer {
   std::string name;
-  Purpose purpose = Purpose::scratch;
+  BufferPurpose purpose = BufferPurpose::scratch;
   std::int64_t bytes = 0;
   bool persistent = false;  // keeps its contents from step to step
-  Place place = Place::device;
+  Location location = Location::device;
   std::int64_t offset = -1;  // within its arena, set by the buffers pass
 };
 
@@ -65,31 +65,32 @@ inline ArenaBytes most_of(ArenaBytes a, const ArenaBytes& b) {
   return a;
 }
 
-/// Of a place: the arena of its persistent buffers, the arena of those that live within a step, and
-/// the alignment of its buffers in bytes.
-struct PlaceRow {
-  Place place;
+/// Of a location: the arena of its persistent buffers, the arena of those that live within a step,
+/// and the alignment of its buffers in bytes.
+struct LocationRow {
+  Location location;
   ArenaId state, step;
   std::int64_t alignment;
 };
 /// 256 is a multiple of the cache line and of vector widths.
-inline constexpr std::array kPlaceRows = {
-    PlaceRow{Place::device, ArenaId::state, ArenaId::step, 256},
-    PlaceRow{Place::host, ArenaId::host, ArenaId::host, 256}};
-inline constexpr std::size_t kPlaces = kPlaceRows.size();
+inline constexpr std::array kLocationRows = {
+    LocationRow{Location::device, ArenaId::state, ArenaId::step, 256},
+    LocationRow{Location::host, ArenaId::host, ArenaId::host, 256}};
+inline constexpr std::size_t kLocations = kLocationRows.size();
 template <typename T>
-using PerPlace = EnumArray<Place, T, kPlaces>;
-static_assert(kPlaceRows[0].place == Place::device && kPlaceRows[1].place == Place::host);
-constexpr const PlaceRow& row_of(Place place) { return at(kPlaceRows, place); }
+using PerLocation = EnumArray<Location, T, kLocations>;
+static_assert(kLocationRows[0].location == Location::device &&
+              kLocationRows[1].location == Location::host);
+constexpr const LocationRow& row_of(Location location) { return at(kLocationRows, location); }
 inline ArenaId arena_of(const Buffer& b) {
-  return b.persistent ? row_of(b.place).state : row_of(b.place).step;
+  return b.persistent ? row_of(b.location).state : row_of(b.location).step;
 }
-/// The place whose memory an arena is.
-constexpr Place place_of(ArenaId arena) {
-  for (const PlaceRow& row : kPlaceRows) {
-    if (row.state == arena || row.step == arena) return row.place;
+/// The location whose memory an arena is.
+constexpr Location location_of(ArenaId arena) {
+  for (const LocationRow& row : kLocationRows) {
+    if (row.state == arena || row.step == arena) return row.location;
   }
-  return Place::device;
+  return Location::device;
 }
 
 enum class OpKind : std::uint8_t {
@@ -138,7 +139,7 @@ using Call = std::variant<kernels::KernelCall, comm::CollectiveCall, LoadBatch, 
 struct Op {
   OpKind kind = OpKind::kernel;
   Stream stream = Stream::compute;
-  Place place = Place::device;
+  Location location = Location::device;
   MeshGroup group = MeshGroup::data;  // of a collective
   std::int32_t unit =
       -1;  // index of the unit whose parameters, gradients or activations it is about
@@ -272,8 +273,8 @@ std::uint64_t plan_hash(const Plan& plan);
 }  // namespace tessera::plan
 
 template <>
-struct tessera::EnumWords<tessera::plan::Purpose> {
-  using P = tessera::plan::Purpose;
+struct tessera::EnumWords<tessera::plan::BufferPurpose> {
+  using P = tessera::plan::BufferPurpose;
   static constexpr std::array table = {std::pair{P::parameters, "parameters"},
                                        std::pair{P::master, "master weights"},
                                        std::pair{P::optimizer, "optimizer"},

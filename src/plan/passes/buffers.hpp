@@ -28,7 +28,7 @@ class Insertions {
 
 BufferId add_buffer(Plan& plan, Buffer buffer);
 /// A buffer on the device that lives within the step.
-BufferId add_buffer(Plan& plan, std::string name, Purpose purpose, std::int64_t bytes);
+BufferId add_buffer(Plan& plan, std::string name, BufferPurpose purpose, std::int64_t bytes);
 /// Makes the buffer at least so large.
 void enlarge_buffer(Plan& plan, BufferId id, std::int64_t bytes);
 View buffer_view(BufferId id, DType type, std::int64_t elements);

@@ -77,7 +77,7 @@ class Reducer {
   MeshGroup sharers() const { return in_.model.units[unit_].traits.shared_by; }
   bool alone() const { return plan_.group(sharers()).size == 1; }
   bool tied(std::size_t unit) const {
-    return tied_apart(in_) && in_.model.units[unit].kind == model::UnitKind::vocabulary;
+    return tied_uses_separate(in_) && in_.model.units[unit].kind == model::UnitKind::vocabulary;
   }
   Use& use_of(const GradientBuffer& g) { return uses_[{g.unit, g.head_use}]; }
 
@@ -163,7 +163,7 @@ class Reducer {
         (in_.numerics.layout_mode ? in_.sharding.reduce == ReduceWhen::step : once);
     if (in_place) return use.full.range(slice.begin, slice.count());
     const BufferId id =
-        add_buffer(plan_, in_.model.units[unit_].name + " gradient shard", Purpose::gradients,
+        add_buffer(plan_, in_.model.units[unit_].name + " gradient shard", BufferPurpose::gradients,
                    slice.count() * size_of(in_.numerics.accumulate));
     return buffer_view(id, in_.numerics.accumulate, slice.count());
   }

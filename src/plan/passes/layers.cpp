@@ -71,7 +71,7 @@ std::vector<bool> held_units(const PlanInputs& in, std::int64_t stage) {
   return held;
 }
 
-bool tied_apart(const PlanInputs& in) {
+bool tied_uses_separate(const PlanInputs& in) {
   return in.model.config.tied_embeddings &&
          (in.layout.mesh.pipeline > 1 || in.numerics.layout_mode);
 }

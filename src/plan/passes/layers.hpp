@@ -27,7 +27,7 @@ std::vector<bool> held_units(const PlanInputs& inputs, std::int64_t stage);
 /// Whether the gradients that the embedding and the head make of a tied matrix are summed
 /// separately and added at the end. They are where the two uses are on different stages, and in
 /// layout mode, where one stage must give the bits of several.
-bool tied_apart(const PlanInputs& inputs);
+bool tied_uses_separate(const PlanInputs& inputs);
 
 /// Whether the unit is a tied matrix that both ends of the pipeline hold.
 bool on_both_ends(const PlanInputs& inputs, std::size_t unit);

@@ -22,7 +22,7 @@ void load_batches(Plan& plan, const std::vector<LoadBatch>& batches) {
   Insertions insertions;
   for (std::size_t k = 0; k < batches.size(); ++k) {
     insertions.before(0, {.kind = OpKind::load_batch,
-                          .place = Place::host,
+                          .location = Location::host,
                           .micro_batch = static_cast<std::int32_t>(k),
                           .call = batches[k],
                           .waits = {}});
@@ -39,8 +39,8 @@ void add_scratch(Plan& plan, const kernels::Device& device) {
         [&](auto& args) {
           const std::int64_t bytes = args.scratch ? 0 : device.scratch_bytes(args);
           if (bytes == 0) return;
-          args.scratch =
-              buffer_view(add_buffer(plan, "scratch", Purpose::scratch, bytes), DType::u8, bytes);
+          args.scratch = buffer_view(add_buffer(plan, "scratch", BufferPurpose::scratch, bytes),
+                                     DType::u8, bytes);
         },
         *kernel);
   }

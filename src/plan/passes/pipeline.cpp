@@ -17,20 +17,20 @@ std::vector<Range> balanced_parts(std::span<const double> costs, std::int64_t pa
   const auto cost = [&](std::int64_t begin, std::int64_t end) {
     return at(before, end) - at(before, begin);
   };
-  // dearest[p][i]: the most expensive part's cost in the best cut of the first i layers into p
+  // best[p][i]: the most expensive part's cost in the best cut of the first i layers into p
   // parts; begin[p][i]: where the last part of that cut begins.
   const double never = std::numeric_limits<double>::infinity();
   const auto rows = static_cast<std::size_t>(parts) + 1;
-  std::vector dearest(rows, std::vector<double>(costs.size() + 1, never));
+  std::vector best(rows, std::vector<double>(costs.size() + 1, never));
   std::vector begin(rows, std::vector<std::int64_t>(costs.size() + 1, 0));
-  dearest[0][0] = 0;
+  best[0][0] = 0;
   for (std::size_t p = 1; p < rows; ++p) {
     for (std::int64_t i = static_cast<std::int64_t>(p); i <= n; ++i) {
       for (std::int64_t j = i - 1; j >= static_cast<std::int64_t>(p) - 1; --j) {
-        if (cost(j, i) >= at(dearest[p], i)) break;  // it only grows
-        const double worst = std::max(at(dearest[p - 1], j), cost(j, i));
-        if (worst < at(dearest[p], i)) {
-          at(dearest[p], i) = worst;
+        if (cost(j, i) >= at(best[p], i)) break;  // it only grows
+        const double worst = std::max(at(best[p - 1], j), cost(j, i));
+        if (worst < at(best[p], i)) {
+          at(best[p], i) = worst;
           at(begin[p], i) = j;
         }
       }
@@ -65,7 +65,8 @@ class ScheduleRule {
         training_(training),
         split_(rule.schedule == PipelineSchedule::zero_bubble),
         stages_(static_cast<std::size_t>(stages)) {
-    // Micro-batches pass a stage in groups as large as the pipeline is deep, chunk by chunk.
+    // Micro-batches pass a stage in groups as large as the pipeline is deep, virtual stage by
+    // virtual stage.
     const std::int64_t group = v_ == 1 ? k_ : p_;
     for (std::int64_t g = 0; g < k_; g += group) {
       for (std::int64_t c = 0; c < v_; ++c) {
@@ -120,7 +121,7 @@ class ScheduleRule {
     std::vector<PipelineAction> done;
   };
   std::int64_t part_of(std::int64_t stage, const PipelineAction& a) const {
-    return a.chunk * p_ + stage;
+    return a.virtual_stage * p_ + stage;
   }
 
   /// When the result that the action waits for exists; nothing while it does not.
@@ -168,7 +169,7 @@ class ScheduleRule {
       case Kind::backward: ++s.next_backward, --s.in_flight; break;
       case Kind::backward_input:
         ++s.next_backward, --s.in_flight;
-        s.weights.push_back({Kind::backward_weight, c.action.chunk, c.action.micro_batch});
+        s.weights.push_back({Kind::backward_weight, c.action.virtual_stage, c.action.micro_batch});
         break;
       case Kind::backward_weight: ++s.next_weight; break;
     }
@@ -229,7 +230,7 @@ PipelineTimes play(std::span<const std::vector<PipelineAction>> actions, std::in
       auto& ends = times.ends[s];
       for (; ends.size() < actions[s].size(); moved = true) {
         const PipelineAction& a = actions[s][ends.size()];
-        const std::int64_t part = a.chunk * stages + static_cast<std::int64_t>(s);
+        const std::int64_t part = a.virtual_stage * stages + static_cast<std::int64_t>(s);
         if (const auto needed = needed_by(a, part, parts)) {
           const auto it = times.there.find(*needed);
           if (it == times.there.end()) break;
@@ -252,7 +253,7 @@ std::vector<std::vector<PipelineAction>> pipeline_receives(
   const auto& own = at(actions, stage);
   const std::int64_t stages = std::ssize(actions);
   std::int64_t parts = 0;
-  for (const PipelineAction& a : own) parts = std::max(parts, (a.chunk + 1) * stages);
+  for (const PipelineAction& a : own) parts = std::max(parts, (a.virtual_stage + 1) * stages);
   const PipelineTimes times = play(actions, parts, [](const PipelineAction& a, std::int64_t) {
     return static_cast<double>(length_of(a));
   });
@@ -269,7 +270,7 @@ std::vector<std::vector<PipelineAction>> pipeline_receives(
   std::vector<Message> messages;
   std::vector<Moment> ends;  // of each action
   for (const PipelineAction& a : own) {
-    const std::int64_t part = a.chunk * stages + stage;
+    const std::int64_t part = a.virtual_stage * stages + stage;
     ends.emplace_back(at(times.ends, stage)[ends.size()], stage);
     const auto needed = needed_by(a, part, parts);
     if (!needed || needed->part == part) continue;  // the last part's own

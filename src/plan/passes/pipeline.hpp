@@ -19,7 +19,7 @@ namespace tessera::plan {
 /// of the most expensive part is as small as possible.
 std::vector<Range> balanced_parts(std::span<const double> costs, std::int64_t parts);
 
-/// What a stage does without interruption: one chunk's layers over one micro-batch.
+/// What a stage does without interruption: one virtual stage's layers over one micro-batch.
 struct PipelineAction {
   enum class Kind : std::uint8_t {
     forward,
@@ -28,7 +28,7 @@ struct PipelineAction {
     backward_weight,  // the rest: products that only make gradients of weights
   };
   Kind kind = Kind::forward;
-  std::int64_t chunk = 0;
+  std::int64_t virtual_stage = 0;
   std::int64_t micro_batch = 0;
   bool operator==(const PipelineAction&) const = default;
 };
@@ -48,10 +48,10 @@ std::optional<PipelineResult> needed_by(const PipelineAction& action, std::int64
 /// The result of an action on part `part`; nothing where nobody waits for it.
 std::optional<PipelineResult> result_of(const PipelineAction& action, std::int64_t part);
 
-/// The actions of every stage, [stage], in order: chunk v of stage s has part v * stages + s of the
-/// layers. The order comes from simulating the schedule's rule with a forward that takes 1 and a
-/// backward that takes 2, so it exists for any number of micro-batches. Without training there are
-/// forwards only.
+/// The actions of every stage, [stage], in order: virtual stage v of stage s has part v * stages +
+/// s of the layers. The order comes from simulating the schedule's rule with a forward that takes 1
+/// and a backward that takes 2, so it exists for any number of micro-batches. Without training
+/// there are forwards only.
 std::vector<std::vector<PipelineAction>> pipeline_actions(const PipelineRule& rule,
                                                           std::int64_t stages,
                                                           std::int64_t micro_batches,

@@ -9,7 +9,7 @@
 namespace tessera::plan {
 namespace {
 
-std::int64_t rounded(const Buffer& b) { return round_up(b.bytes, row_of(b.place).alignment); }
+std::int64_t rounded(const Buffer& b) { return round_up(b.bytes, row_of(b.location).alignment); }
 
 /// Allocates ranges of an arena that grows as needed: takes the smallest hole that is large enough,
 /// and joins neighbouring holes.
@@ -79,8 +79,8 @@ void place_buffers(Plan& plan) {
       at(dead, life[b].end).push_back(b);
     }
   }
-  PerPlace<FreeList> free;
-  const auto free_of = [&](std::size_t b) -> FreeList& { return free[plan.buffers[b].place]; };
+  PerLocation<FreeList> free;
+  const auto free_of = [&](std::size_t b) -> FreeList& { return free[plan.buffers[b].location]; };
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     // Large ones first, so that small ones fill what is left.
     std::stable_sort(born[i].begin(), born[i].end(), [&](std::size_t a, std::size_t b) {
@@ -95,7 +95,7 @@ void place_buffers(Plan& plan) {
     Buffer& buffer = plan.buffers[b];
     if (!buffer.persistent && life[b].end >= 0) buffer.offset += end[arena_of(buffer)];
   }
-  for (const PlaceRow& place : kPlaceRows) end[place.step] += free[place.place].end();
+  for (const LocationRow& row : kLocationRows) end[row.step] += free[row.location].end();
   plan.arena_bytes = end;
 }
 

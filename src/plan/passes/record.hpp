@@ -67,7 +67,7 @@ struct RecordInputs {
   DType compute = DType::f32;
   DType accumulate = DType::f32;
   Recompute recompute = Recompute::none;
-  model::Activations activations = model::Activations::apart;
+  model::Activations activations = model::Activations::separate;
   kernels::Operands operands = kernels::Operands::stored;  // of the blocks' products
   kernels::SumOrder order = kernels::SumOrder::fixed;
   std::uint64_t seed = 0;

@@ -95,7 +95,8 @@ void add_windows(Plan& plan, const Scheduled& scheduled, Residences& residences)
   for (std::vector<Residence>& of_unit : residences) {
     for (Residence& r : of_unit) {
       const Buffer& placeholder = plan.buffer(scheduled.windows[r.unit]);
-      r.window = add_buffer(plan, placeholder.name, Purpose::gather_window, placeholder.bytes);
+      r.window =
+          add_buffer(plan, placeholder.name, BufferPurpose::gather_window, placeholder.bytes);
     }
   }
 }

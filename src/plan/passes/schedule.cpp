@@ -38,7 +38,8 @@ class Scheduler {
     for (std::size_t u = 0; u < states_.size(); ++u) {
       const bool window = states_[u].in_windows(in_.numerics.compute);
       out_.windows.push_back(
-          window ? add_buffer(plan_, in_.model.units[u].name + " gathered", Purpose::gather_window,
+          window ? add_buffer(plan_, in_.model.units[u].name + " gathered",
+                              BufferPurpose::gather_window,
                               states_[u].layout.padded * size_of(in_.numerics.compute))
                  : -1);
     }
@@ -62,8 +63,8 @@ class Scheduler {
     const Recording* recording = nullptr;
     std::map<BufferId, View> bound;  // local buffer -> start of its plan buffer
   };
-  /// The state of one chunk's layers over one micro-batch, from its forward to the end of its
-  /// backward.
+  /// The state of one virtual stage's layers over one micro-batch, from its forward to the end of
+  /// its backward.
   struct Passage {
     std::vector<Visit> visits;
     View incoming, incoming_gradient;  // from other stages
@@ -72,7 +73,7 @@ class Scheduler {
 
   std::int64_t stages() const { return in_.layout.mesh.pipeline; }
   std::int64_t part_of(const PipelineAction& a) const {
-    return a.chunk * stages() + plan_.place.pipeline;
+    return a.virtual_stage * stages() + plan_.place.pipeline;
   }
   bool first(const PipelineAction& a) const { return part_of(a) == 0; }
   bool last(const PipelineAction& a) const { return part_of(a) + 1 == std::ssize(parts_); }
@@ -87,14 +88,14 @@ class Scheduler {
     }
     return false;
   }
-  Passage& passage(const PipelineAction& a) { return passages_[{a.chunk, a.micro_batch}]; }
+  Passage& passage(const PipelineAction& a) { return passages_[{a.virtual_stage, a.micro_batch}]; }
 
   /// A carry, or its gradient, on its way between stages.
   View message(const char* what) {
     const std::int64_t t = plan_.shape.sequence / (split_sequence() ? in_.layout.mesh.tensor : 1);
     const std::int64_t n = plan_.shape.micro * t * in_.model.config.hidden;
     const BufferId id = add_buffer(plan_, fmt::format("{} of micro-batch {}", what, micro_batch_),
-                                   Purpose::messages, n * size_of(in_.numerics.compute));
+                                   BufferPurpose::messages, n * size_of(in_.numerics.compute));
     return View(symbolic(id), in_.numerics.compute,
                 {plan_.shape.micro, t, in_.model.config.hidden});
   }
@@ -153,7 +154,7 @@ class Scheduler {
           Visit& v = at(p.visits, l - layers.begin);
           issue(v, v.recording->backward, static_cast<std::size_t>(l), Part::weight);
         }
-        passages_.erase({a.chunk, a.micro_batch});
+        passages_.erase({a.virtual_stage, a.micro_batch});
     }
   }
 
@@ -172,7 +173,7 @@ class Scheduler {
       issue(v, sum.forward, next);
       send(Stream::send_forward, resolve(v, sum.out.resid), 1);
     }
-    if (!training_) passages_.erase({a.chunk, a.micro_batch});
+    if (!training_) passages_.erase({a.virtual_stage, a.micro_batch});
   }
 
   void backward(const PipelineAction& a, Range layers, Passage& p, Part part) {
@@ -188,7 +189,7 @@ class Scheduler {
       }
     }
     if (!first(a) && carry_gradient_wanted(layers.begin)) send(Stream::send_backward, d, -1);
-    if (part == Part::all) passages_.erase({a.chunk, a.micro_batch});
+    if (part == Part::all) passages_.erase({a.virtual_stage, a.micro_batch});
   }
 
   /// The gradient buffer of a use of a unit in the current micro-batch, and how it is written.
@@ -201,7 +202,7 @@ class Scheduler {
     write = micro_batch_ == 0 || own ? Write::overwrite : Write::add;
     if (it == gradients_.end()) {
       const BufferId id =
-          add_buffer(plan_, in_.model.units[unit].name + " gradient", Purpose::gradients,
+          add_buffer(plan_, in_.model.units[unit].name + " gradient", BufferPurpose::gradients,
                      states_[unit].layout.padded * size_of(in_.numerics.accumulate));
       it = gradients_.emplace(key, id).first;
       out_.gradients.push_back({.buffer = id, .unit = unit, .head_use = head_use});
@@ -213,14 +214,14 @@ class Scheduler {
     const std::int64_t b = plan_.shape.micro, t = plan_.shape.sequence;
     const auto make = [&](const char* name, DType type, std::int64_t n) {
       return buffer_view(add_buffer(plan_, fmt::format("{} of micro-batch {}", name, k),
-                                    Purpose::batch, n * size_of(type)),
+                                    BufferPurpose::batch, n * size_of(type)),
                          type, n);
     };
     out_.batches.push_back({.tokens = make("tokens", DType::i32, b * t),
                             .targets = make("targets", DType::i32, b * t),
                             .samples = make("samples", DType::i64, b)});
     const BufferId losses = add_buffer(plan_, fmt::format("losses of micro-batch {}", k),
-                                       Purpose::activations, b * t * 4);
+                                       BufferPurpose::activations, b * t * 4);
     all_losses_.push_back(buffer_view(losses, DType::f32, b * t));
   }
 
@@ -272,7 +273,8 @@ class Scheduler {
   /// every recomputation policy.
   model::Activations activations() const {
     using enum model::Activations;
-    return in_.numerics.layout_mode || in_.recompute == Recompute::selective ? apart : in_products;
+    return in_.numerics.layout_mode || in_.recompute == Recompute::selective ? separate
+                                                                             : in_products;
   }
   model::TensorRegion tensor_region() const {
     model::TensorRegion tensor{
@@ -289,7 +291,7 @@ class Scheduler {
 
   Visit forward(std::size_t layer, Flow& flow) {
     const Layer& l = layers_[layer];
-    const bool apart = tied_apart(in_), is_head = l.kind == LayerKind::head;
+    const bool separate = tied_uses_separate(in_), is_head = l.kind == LayerKind::head;
     Writes writes;
     Visit v{.recording = nullptr, .bound = {}};
     for (std::size_t i = 0; i < l.units.size(); ++i) {
@@ -301,11 +303,11 @@ class Scheduler {
               : buffer_view(out_.windows[l.units[i]], in_.numerics.compute, state.layout.padded);
       if (training_ && state.trained) {
         v.bound[static_cast<BufferId>(Local::grads0) + n] =
-            gradient_of(l.units[i], apart && is_head && i == 1, writes.gradients);
+            gradient_of(l.units[i], separate && is_head && i == 1, writes.gradients);
       }
     }
     writes.tokens = writes.gradients;
-    if (in_.model.config.tied_embeddings && !apart)
+    if (in_.model.config.tied_embeddings && !separate)
       writes.tokens = Write::add;  // the head's part came first
     v.recording = &recording_of(l.kind, l.units, static_cast<bool>(flow.pending), writes,
                                 carry_gradient_wanted(static_cast<std::int64_t>(layer)));
@@ -355,8 +357,8 @@ class Scheduler {
       TESSERA_CHECK(id >= static_cast<BufferId>(Local::first_made), "local buffer {} is unbound",
                     id);
       const LocalBuffer& made = v.recording->made[index];
-      const Purpose purpose =
-          made.keep == model::Keep::transient ? Purpose::scratch : Purpose::activations;
+      const BufferPurpose purpose =
+          made.keep == model::Keep::transient ? BufferPurpose::scratch : BufferPurpose::activations;
       const BufferId buffer =
           add_buffer(plan_, fmt::format("visit {} tensor {}", visit_, index), purpose, made.bytes);
       it = v.bound.emplace(id, buffer_view(buffer, DType::u8, made.bytes)).first;
@@ -401,7 +403,8 @@ class Scheduler {
   bool training_;
   Scheduled out_;
   std::map<RecordKey, Recording> recordings_;
-  std::map<std::pair<std::int64_t, std::int64_t>, Passage> passages_;  // by chunk and micro-batch
+  std::map<std::pair<std::int64_t, std::int64_t>, Passage>
+      passages_;  // by virtual stage and micro-batch
   std::map<std::tuple<std::size_t, bool, std::int32_t>, BufferId> gradients_;
   std::vector<View> all_losses_;  // by micro-batch
   LoadBatch batch_;               // of the micro-batch under way

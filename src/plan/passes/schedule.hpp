@@ -13,7 +13,8 @@ namespace tessera::plan {
 struct GradientBuffer {
   BufferId buffer = -1;
   std::size_t unit = 0;
-  bool head_use = false;  // of a tied matrix whose two gradients are summed separately (tied_apart)
+  bool head_use =
+      false;  // of a tied matrix whose two gradients are summed separately (tied_uses_separate)
 };
 
 /// What the pass tells later ones.

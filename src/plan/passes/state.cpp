@@ -36,23 +36,23 @@ std::vector<Range> counted_ranges(const PlanInputs& in, const Plan& plan, std::s
 
 namespace {
 
-View add_persistent(Plan& plan, std::string name, Purpose purpose, DType type,
-                    std::int64_t elements, Place place = Place::device) {
+View add_persistent(Plan& plan, std::string name, BufferPurpose purpose, DType type,
+                    std::int64_t elements, Location location = Location::device) {
   return buffer_view(add_buffer(plan, {.name = std::move(name),
                                        .purpose = purpose,
                                        .bytes = elements * size_of(type),
                                        .persistent = true,
-                                       .place = place}),
+                                       .location = location}),
                      type, elements);
 }
 
 /// What the host and a step tell each other.
 void add_control(Plan& plan) {
   static_assert(WordLayout::norm == kExactSumWords && WordLayout::flags == 2 * kExactSumWords);
-  plan.words = add_persistent(plan, "words", Purpose::control, DType::i64, WordLayout::count);
-  plan.scalars = add_persistent(plan, "scalars", Purpose::control, DType::f32,
+  plan.words = add_persistent(plan, "words", BufferPurpose::control, DType::i64, WordLayout::count);
+  plan.scalars = add_persistent(plan, "scalars", BufferPurpose::control, DType::f32,
                                 static_cast<std::int64_t>(kernels::StepScalar::count));
-  plan.verdict = add_persistent(plan, "verdict", Purpose::control, DType::f32,
+  plan.verdict = add_persistent(plan, "verdict", BufferPurpose::control, DType::f32,
                                 static_cast<std::int64_t>(kernels::VerdictField::count));
 }
 
@@ -60,8 +60,8 @@ void add_control(Plan& plan) {
 /// whole.
 void add_parameters(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, UnitState& s) {
   const auto add = [&](std::int64_t elements) {
-    return add_persistent(plan, unit.name + " parameters", Purpose::parameters, in.stored(unit),
-                          elements);
+    return add_persistent(plan, unit.name + " parameters", BufferPurpose::parameters,
+                          in.stored(unit), elements);
   };
   if (s.sharding.parameters) {
     s.own_shard = add(s.layout.shard);
@@ -81,7 +81,8 @@ void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, Uni
       s.owned == s.slice ? s.own_shard : s.parameters;
   if (!s.trained) return;
   for (std::size_t r = 0; r < rows.size() && in.state_for >= PlanPurpose::train; ++r) {
-    const Purpose purpose = r == kMasterRow ? Purpose::master : Purpose::optimizer;
+    const BufferPurpose purpose =
+        r == kMasterRow ? BufferPurpose::master : BufferPurpose::optimizer;
     if (View& live = s.kept[r].live; !live) {
       live = add_persistent(plan, fmt::format("{} {}", unit.name, rows[r].name), purpose,
                             rows[r].type, count_of(rows[r].extent, s, unit));
@@ -91,7 +92,7 @@ void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, Uni
     if (!rows[r].saved) continue;
     s.kept[r].snapshot =
         add_persistent(plan, fmt::format("{} snapshot of {}", unit.name, rows[r].name),
-                       Purpose::snapshot, rows[r].type, s.layout.shard, Place::host);
+                       BufferPurpose::snapshot, rows[r].type, s.layout.shard, Location::host);
   }
 }
 

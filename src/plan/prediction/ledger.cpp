@@ -7,18 +7,18 @@
 
 namespace tessera::plan {
 
-std::int64_t Ledger::of(Place place, Purpose purpose) const {
+std::int64_t Ledger::of(Location location, BufferPurpose purpose) const {
   std::int64_t bytes = 0;
   for (const auto* rows : {&state, &peak}) {
-    const auto it = rows->find({place, purpose});
+    const auto it = rows->find({location, purpose});
     if (it != rows->end()) bytes += it->second;
   }
   return bytes;
 }
 
-std::int64_t Ledger::of(Purpose purpose) const {
+std::int64_t Ledger::of(BufferPurpose purpose) const {
   std::int64_t bytes = 0;
-  for (const PlaceRow& row : kPlaceRows) bytes += of(row.place, purpose);
+  for (const LocationRow& row : kLocationRows) bytes += of(row.location, purpose);
   return bytes;
 }
 
@@ -35,12 +35,12 @@ Ledger make_ledger(std::span<const Plan* const> plans) {
   struct Change {
     std::int64_t at;  // op before which it happens
     std::int64_t bytes;
-    std::pair<Place, Purpose> row;
+    std::pair<Location, BufferPurpose> row;
   };
   std::vector<Change> changes;
   for (std::size_t b = 0; b < lives.size(); ++b) {
     const Buffer& buffer = largest->buffers[b];
-    const std::pair row{buffer.place, buffer.purpose};
+    const std::pair row{buffer.location, buffer.purpose};
     if (buffer.persistent) {
       ledger.state[row] += buffer.bytes;
     } else if (lives[b].end >= 0) {
@@ -55,7 +55,7 @@ Ledger make_ledger(std::span<const Plan* const> plans) {
   std::int64_t total = 0, most = -1;
   for (const Change& change : changes) {
     live[change.row] += change.bytes;
-    if (change.row.first == Place::device) total += change.bytes;
+    if (change.row.first == Location::device) total += change.bytes;
     if (total > most) most = total, ledger.peak = live;
   }
   std::erase_if(ledger.peak, [](const auto& row) { return row.second == 0; });
@@ -70,16 +70,16 @@ std::string to_text(std::span<const Ledger* const> ledgers) {
     for (const Ledger* ledger : ledgers) text += fmt::format("{:>14}", human_bytes(bytes(*ledger)));
     text += '\n';
   };
-  const auto rows = [&](Place place) {
-    for (const auto& [purpose, word] : EnumWords<Purpose>::table) {
-      const auto of = [&](const Ledger& l) { return l.of(place, purpose); };
+  const auto rows = [&](Location location) {
+    for (const auto& [purpose, word] : EnumWords<BufferPurpose>::table) {
+      const auto of = [&](const Ledger& l) { return l.of(location, purpose); };
       if (std::ranges::any_of(ledgers, [&](const Ledger* l) { return of(*l) > 0; })) row(word, of);
     }
   };
-  rows(Place::device);
+  rows(Location::device);
   row("gaps", [](const Ledger& l) { return l.gaps; });
   row("on the device", [](const Ledger& l) { return l.device(); });
-  rows(Place::host);
+  rows(Location::host);
   if (std::ranges::any_of(ledgers, [](const Ledger* l) { return l->host() > 0; }))
     row("device and host", [](const Ledger& l) { return l.device() + l.host(); });
   return text;

@@ -10,22 +10,22 @@
 namespace tessera::plan {
 
 /// Bytes of the arenas of a place.
-constexpr std::int64_t bytes_in(Place place, const ArenaBytes& arenas) {
+constexpr std::int64_t bytes_in(Location location, const ArenaBytes& arenas) {
   std::int64_t bytes = 0;
   for (const auto& [id, word] : EnumWords<ArenaId>::table)
-    bytes += place_of(id) == place ? arenas[id] : 0;
+    bytes += location_of(id) == location ? arenas[id] : 0;
   return bytes;
 }
 /// Bytes of the arenas on the device, which memory.device limits, and of those on the host.
 constexpr std::int64_t device_bytes(const ArenaBytes& arenas) {
-  return bytes_in(Place::device, arenas);
+  return bytes_in(Location::device, arenas);
 }
 constexpr std::int64_t host_bytes(const ArenaBytes& arenas) {
-  return bytes_in(Place::host, arenas);
+  return bytes_in(Location::host, arenas);
 }
 
 /// Bytes by where they lie and what for.
-using BytesByRow = std::map<std::pair<Place, Purpose>, std::int64_t>;
+using BytesByRow = std::map<std::pair<Location, BufferPurpose>, std::int64_t>;
 
 struct Ledger {
   BytesByRow state;  // persistent buffers
@@ -36,9 +36,9 @@ struct Ledger {
   std::int64_t arena(ArenaId id) const { return arenas[id]; }
   std::int64_t device() const { return device_bytes(arenas); }
   std::int64_t host() const { return host_bytes(arenas); }
-  std::int64_t of(Place place, Purpose purpose) const;
+  std::int64_t of(Location location, BufferPurpose purpose) const;
   /// Bytes of a purpose, in all arenas.
-  std::int64_t of(Purpose purpose) const;
+  std::int64_t of(BufferPurpose purpose) const;
 };
 
 /// The ledger of a run that uses these plans in turn: arenas are as large as the largest plan needs

@@ -54,8 +54,8 @@ std::vector<Situation> situations(const PlanInputs& in) {
       return node(pipeline.rank((at + pipeline.count) % pipeline.count)) != node(r);
     };
     Situation& s = at(all, r);
-    s.next_apart = apart(1);
-    s.previous_apart = apart(-1);
+    s.next_on_other_node = apart(1);
+    s.previous_on_other_node = apart(-1);
   }
   return all;
 }

@@ -30,7 +30,8 @@ struct Situation {
   };
   Group data, tensor, ends;
   std::size_t hops = 1;  // of gradients that travel as blocks over the data ranks
-  bool next_apart = false, previous_apart = false;  // the neighbouring stage is on another node
+  bool next_on_other_node = false,
+       previous_on_other_node = false;  // the neighbouring stage is on another node
   auto operator<=>(const Situation&) const = default;
 };
 /// The situation of every rank.

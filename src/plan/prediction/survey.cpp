@@ -161,7 +161,7 @@ Survey survey(const PlanInputs& inputs, std::span<const PlanShape> shapes,
   return survey;
 }
 
-std::vector<const RankFigures*> dearest(std::span<const RankFigures> figures) {
+std::vector<const RankFigures*> largest_of_stages(std::span<const RankFigures> figures) {
   std::map<std::int64_t, const RankFigures*> most;
   for (const RankFigures& f : figures) {
     const RankFigures*& best = most.try_emplace(f.place.pipeline, &f).first->second;

@@ -41,6 +41,6 @@ Survey survey(const PlanInputs& inputs, std::span<const PlanShape> shapes,
               std::span<const std::unique_ptr<kernels::Device>> devices);
 
 /// Of each pipeline stage, the figures of the rank that holds most memory.
-std::vector<const RankFigures*> dearest(std::span<const RankFigures> figures);
+std::vector<const RankFigures*> largest_of_stages(std::span<const RankFigures> figures);
 
 }  // namespace tessera::plan

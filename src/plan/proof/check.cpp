@@ -285,7 +285,7 @@ class GradientCheck {
     std::int64_t normed = 0, updated = 0;
   };
   bool is_gradient(const View& v) const {
-    return plan_.buffer(buffer_of(v)).purpose == Purpose::gradients;
+    return plan_.buffer(buffer_of(v)).purpose == BufferPurpose::gradients;
   }
   void use(const View& v, const char* otherwise) {
     if (unsummed_.erase(buffer_of(v)) == 0) reject(plan_, at_, otherwise);
@@ -395,7 +395,7 @@ void check_places(const Plan& plan) {
   bool loading = true;
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     const bool loads = std::holds_alternative<LoadBatch>(plan.ops[i].call);
-    if (loads != (plan.ops[i].place == Place::host))
+    if (loads != (plan.ops[i].location == Location::host))
       reject(plan, i, "runs elsewhere than on the host what is the host's, or there what is not");
     if (loads && !loading) reject(plan, i, "loads tokens after the step has begun");
     loading = loads;

@@ -36,7 +36,7 @@ CudaStreams::~CudaStreams() {
 }
 
 cudaEvent_t CudaStreams::new_event() {
-  Recording& r = *now_;
+  StepGraph& r = *now_;
   if (r.used == r.events.size()) {
     cudaEvent_t made = nullptr;
     CUDA_TRY(cudaEventCreate(&made));

@@ -35,7 +35,7 @@ class CudaStreams : public Streams {
     cudaEvent_t from = nullptr;
   };
   /// What one way of queueing a step needs: its own events, and the graph once there is one.
-  struct Recording {
+  struct StepGraph {
     std::vector<CudaHandle<cudaEvent_t>> events;
     std::size_t used = 0;
     std::vector<Span> spans;
@@ -62,9 +62,9 @@ class CudaStreams : public Streams {
   /// for.
   std::array<std::vector<CudaHandle<cudaEvent_t>>, kStreams> done_;
   std::array<std::size_t, kStreams> queued_{};
-  std::map<const void*, Recording> graphs_;  // by key; without a graph until the step is recorded
-  Recording once_;                           // of steps that are not repeated
-  Recording* now_ = nullptr;
+  std::map<const void*, StepGraph> graphs_;  // by key; without a graph until the step is recorded
+  StepGraph once_;                           // of steps that are not repeated
+  StepGraph* now_ = nullptr;
   Mode mode_ = Mode::idle;
   bool every_work_ = false;
   std::chrono::steady_clock::time_point begin_;

@@ -26,7 +26,7 @@ Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
   inputs_ = setup::plan_inputs(deck, shapes, mpi.node_of(), *backend_.device);
   inputs_.layout.nccl = backend_.kind == deck::Backend::cuda;
   place_ = inputs_.layout.mesh.place_of(mpi.rank());
-  apart_before_ = tier().apart().in_use;
+  device_memory_before_ = tier().device_memory().in_use;
   groups_ = make_groups(inputs_, mpi.rank(), backend_.make_group);
   make_plans(shapes);
   allocate(mpi);
@@ -55,7 +55,8 @@ void Engine::allocate(const comm::MpiSession& mpi) {
   plan::ArenaBytes bytes{};
   for (const auto& [shape, plan] : plans_) bytes = plan::most_of(bytes, plan.arena_bytes);
   const auto tier_of = [&](plan::ArenaId id) -> memory::Tier& {
-    return plan::place_of(id) == plan::Place::host ? *backend_.host_tier : *backend_.device_tier;
+    return plan::location_of(id) == plan::Location::host ? *backend_.host_tier
+                                                         : *backend_.device_tier;
   };
   std::int64_t of_host = 0;
   for (const auto& [id, word] : EnumWords<plan::ArenaId>::table)
@@ -63,7 +64,7 @@ void Engine::allocate(const comm::MpiSession& mpi) {
   const std::int64_t most = control_.max(of_host);  // pipeline stages differ
   control_.together([&] {
     setup::check_budget(loaded_, inputs_.layout.mesh, bytes);
-    setup::check_gpu(loaded_.deck, inputs_.layout.mesh, bytes, tier().apart());
+    setup::check_gpu(loaded_.deck, inputs_.layout.mesh, bytes, tier().device_memory());
     // All ranks of the node allocate after this, so what each sees free must be enough for all of
     // them.
     memory::check_available(most, mpi.job().local);
@@ -121,12 +122,13 @@ double Engine::peak_rate() const {
 }
 
 std::int64_t Engine::memory_in_use() const {
-  return memory::resident_bytes() + backend_.device_tier->apart().in_use;
+  return memory::resident_bytes() + backend_.device_tier->device_memory().in_use;
 }
 
 std::int64_t Engine::library_bytes() const {
-  const auto [in_use, total] = backend_.device_tier->apart();
-  return total == 0 ? 0 : std::max<std::int64_t>(0, in_use - apart_before_ - device_bytes());
+  const auto [in_use, total] = backend_.device_tier->device_memory();
+  return total == 0 ? 0
+                    : std::max<std::int64_t>(0, in_use - device_memory_before_ - device_bytes());
 }
 
 plan::ArenaBytes Engine::arenas() const {

@@ -99,7 +99,7 @@ class Engine {
   std::map<plan::PlanShape, PreparedPlan> prepared_;
   Arenas arenas_;
   std::int64_t in_use_before_ = 0;
-  std::int64_t apart_before_ = 0;  // in use on a GPU before groups were made
+  std::int64_t device_memory_before_ = 0;  // in use on a GPU before groups were made
   plan::ArenaBytes high_water_{};
   std::optional<ModelState> state_;
   Groups groups_;  // they may know the arenas' memory: they end before it

@@ -130,7 +130,7 @@ std::vector<streams::Stretch> Executor::load_all(const BoundPlan& bound, const L
   std::vector<streams::Stretch> all;
   std::vector<std::byte> host;
   for (const auto& [op, call, waits] : bound.ops()) {
-    if (op->place != plan::Place::host) break;  // what the host does comes first
+    if (op->location != plan::Location::host) break;  // what the host does comes first
     const auto* batch = &std::get<plan::LoadBatch>(call);
     all.push_back({.begin = seconds(begin, Clock::now())});
     within(*op, inputs_, [&] {

@@ -21,7 +21,7 @@ Whereabouts::Running::~Running() {
   of_.op_.store(nullptr, std::memory_order_relaxed);
 }
 
-guard::Activity Whereabouts::look() const {
+guard::Activity Whereabouts::activity() const {
   const std::lock_guard lock(mutex_);
   const auto step = step_.load(std::memory_order_relaxed);
   guard::Activity activity{.must_advance = inputs_ != nullptr,

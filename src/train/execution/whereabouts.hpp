@@ -34,7 +34,7 @@ class Whereabouts {
     Whereabouts& of_;
   };
 
-  guard::Activity look() const;
+  guard::Activity activity() const;
 
  private:
   mutable std::mutex mutex_;  // what `op_` and `inputs_` point to stays while it is held

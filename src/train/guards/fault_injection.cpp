@@ -59,7 +59,7 @@ const plan::Op& first_sum(const plan::Plan& plan, std::size_t unit) {
 plan::BufferId gradient_of(const plan::Plan& plan, const plan::Op& sum) {
   for (const plan::BufferUse& use : plan::uses_of(sum)) {
     const plan::Buffer& buffer = plan.buffers[static_cast<std::size_t>(use.buffer)];
-    if (buffer.purpose == plan::Purpose::gradients) return use.buffer;
+    if (buffer.purpose == plan::BufferPurpose::gradients) return use.buffer;
   }
   throw InternalError("a sum of gradients that reads none");
 }

@@ -33,7 +33,7 @@ std::optional<std::int64_t> first_non_finite(const View& view) {
 std::string tensor_name(const plan::Plan& plan, const plan::PlanInputs& inputs, const plan::Op& op,
                         const View& symbolic, std::int64_t element) {
   const auto& buffer = plan.buffers[static_cast<std::size_t>(plan::buffer_of(symbolic))];
-  if (buffer.purpose == plan::Purpose::gradients && op.unit >= 0) {
+  if (buffer.purpose == plan::BufferPurpose::gradients && op.unit >= 0) {
     const auto& unit = inputs.model.units[static_cast<std::size_t>(op.unit)];
     const auto layout = plan::unit_layout(inputs, unit, plan.place);
     // A buffer of the unit's whole gradient, or of the shard that this rank sums.
@@ -51,13 +51,13 @@ std::string tensor_name(const plan::Plan& plan, const plan::PlanInputs& inputs, 
 }  // namespace
 
 Executor::Hooks NonFiniteFinder::hooks() {
-  return {.before = [this](const auto& op) { look(op, false); },
-          .after = [this](const auto& op) { look(op, true); }};
+  return {.before = [this](const auto& op) { examine(op, false); },
+          .after = [this](const auto& op) { examine(op, true); }};
 }
 
 /// What an op of the calling thread has written; or, before ops that sum gradients over ranks, what
 /// they are about to read: the last chance to see whose it was.
-void NonFiniteFinder::look(const BoundPlan::BoundOp& bound, bool written) {
+void NonFiniteFinder::examine(const BoundPlan::BoundOp& bound, bool written) {
   const plan::Op& op = *bound.op;
   const bool consumes_gradients =
       op.kind == plan::OpKind::reduce_gradients || op.kind == plan::OpKind::norm;
@@ -73,7 +73,7 @@ void NonFiniteFinder::look(const BoundPlan::BoundOp& bound, bool written) {
         written ? access != kernels::Access::read : access != kernels::Access::write;
     if (found_ || !v || !wanted) return;
     View seen = v;
-    seen.data = const_cast<std::byte*>(tier_.look(v.data, v.span_bytes(), copy_).data());
+    seen.data = const_cast<std::byte*>(tier_.host_bytes(v.data, v.span_bytes(), copy_).data());
     const auto at = first_non_finite(seen);
     if (!at) return;
     found_ = {.op = &op - plan_.ops.data(), .tensor = tensor_name(plan_, inputs_, op, name, *at)};

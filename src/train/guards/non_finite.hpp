@@ -27,7 +27,7 @@ class NonFiniteFinder {
   const std::optional<Found>& found() const { return found_; }
 
  private:
-  void look(const BoundPlan::BoundOp& op, bool written);
+  void examine(const BoundPlan::BoundOp& op, bool written);
 
   const plan::Plan& plan_;
   const plan::PlanInputs& inputs_;

@@ -113,7 +113,7 @@ void watch_peers(const deck::LoadedDeck& loaded, const Job& job,
   const std::uint64_t secret = std::stoull(control.broadcast(std::to_string(dice)));
   control.together([&] { job.watchdog.join(endpoints, secret); });
   job.watchdog.watch({.hang_timeout = hang_timeout, .record = keep_report(directory)},
-                     [&whereabouts = job.whereabouts] { return whereabouts.look(); });
+                     [&whereabouts = job.whereabouts] { return whereabouts.activity(); });
 }
 
 }  // namespace tessera::train

@@ -129,7 +129,7 @@ void Report::say_memory() const {
   std::string rows = plan::to_text(std::array{&ledger});
   rows.pop_back();
   run_.log.say(rows);
-  const auto gpu = engine.tier().apart();
+  const auto gpu = engine.tier().device_memory();
   if (gpu.total == 0) return;
   run_.log.say(
       fmt::format("          of the GPU's {}; {} are in use besides (driver, NCCL, others)",
@@ -138,7 +138,7 @@ void Report::say_memory() const {
 
 void Report::say_notes() const {
   const plan::PlanInputs& in = run_.engine->inputs();
-  if (const auto apart = plan::tensor_over_nodes(in)) run_.log.say("note      " + *apart);
+  if (const auto note = plan::tensor_over_nodes(in)) run_.log.say("note      " + *note);
   if (const auto& steps = run_.deck.log.profile) {
     run_.log.say(fmt::format(
         "profile   of steps {} to {} in {}: tessera plan --profile {} draws it", steps->front(),
@@ -299,7 +299,7 @@ void Report::end(std::string_view reason, double waited_for_saves) const {
   const std::int64_t predicted = engine.bytes();
   run_.log.say(fmt::format("  memory: {} predicted for the arenas, memory in use grew by {}",
                            human_bytes(predicted), human_bytes(grown)));
-  if (run_.engine->tier().apart().total > 0) {
+  if (run_.engine->tier().device_memory().total > 0) {
     run_.log.say(fmt::format(
         "  beside the arenas {} more of the GPU are in use than at the start: libraries, graphs",
         human_bytes(libraries)));

@@ -83,7 +83,7 @@ ModelState::ModelState(const plan::PlanInputs& inputs, const MeshPlace& place, c
   std::tie(layout_, states_) = state_layout(inputs, place);
 }
 
-ModelState::Held ModelState::held(const View& symbolic) const {
+ModelState::RealView ModelState::real(const View& symbolic) const {
   const plan::Buffer& buffer = layout_.buffer(plan::buffer_of(symbolic));
   const memory::Arena& arena = *arenas_[plan::arena_of(buffer)];
   View v = symbolic;
@@ -120,14 +120,14 @@ void ModelState::each_held(std::size_t row, const HeldPart& f) {
   for (std::size_t u = 0; u < states_.size(); ++u) {
     const auto& s = states_[u];
     if (!s.held) continue;
-    std::vector<Held> views;
-    if (s.kept[row].live) views.push_back(held(s.kept[row].live));
-    if (row == plan::kMasterRow && s.copy) views.push_back(held(s.copy));
+    std::vector<RealView> views;
+    if (s.kept[row].live) views.push_back(real(s.kept[row].live));
+    if (row == plan::kMasterRow && s.copy) views.push_back(real(s.copy));
     if (views.empty()) continue;
     const Range elements = elements_of(s, row);
     for (const auto& slice : zero::slices_in(inputs_.model.units[u], s.layout, elements)) {
-      std::vector<Held> targets;
-      for (const Held& view : views)
+      std::vector<RealView> targets;
+      for (const RealView& view : views)
         targets.push_back(view.range(slice.flat - elements.begin, slice.part.elements()));
       f(inputs_.model.units[u].params[slice.parameter], slice.part, std::move(targets));
     }
@@ -135,16 +135,16 @@ void ModelState::each_held(std::size_t row, const HeldPart& f) {
 }
 
 /// Writes values into each target, from its element `first` on, in the target's type.
-void ModelState::put(std::span<const float> values, const std::vector<Held>& targets,
+void ModelState::put(std::span<const float> values, const std::vector<RealView>& targets,
                      std::int64_t first) {
-  for (const Held& target : targets) {
+  for (const RealView& target : targets) {
     const View to = target.view.range(first, std::ssize(values));
     target.tier->fill(to.data, to.span_bytes(),
                       [&](std::span<std::byte> bytes) { convert(values, to.type, bytes.data()); });
   }
 }
 
-void ModelState::put(std::span<const std::byte> bytes, const Held& target, std::int64_t first) {
+void ModelState::put(std::span<const std::byte> bytes, const RealView& target, std::int64_t first) {
   const std::int64_t count = std::ssize(bytes) / size_of(target.view.type);
   target.tier->write(target.view.range(first, count).data, bytes);
 }
@@ -152,11 +152,11 @@ void ModelState::put(std::span<const std::byte> bytes, const Held& target, std::
 /// The first of these values, which follow element `first` of a part, that a target's type cannot
 /// hold.
 std::optional<NonFiniteElement> ModelState::find_non_finite(std::span<const float> values,
-                                                            const std::vector<Held>& targets,
+                                                            const std::vector<RealView>& targets,
                                                             const model::ParamDesc& p,
                                                             const MatrixRange& part,
                                                             std::int64_t first) {
-  for (const Held& target : targets) {
+  for (const RealView& target : targets) {
     const auto at = io::find_non_finite(values, target.view.type);
     if (!at) continue;
     const std::int64_t width = part.columns.count(), in_part = first + *at;
@@ -175,7 +175,7 @@ std::optional<NonFiniteElement> ModelState::set_master(const BlockSource& source
   std::optional<NonFiniteElement> bad;
   std::vector<float> values;
   each_held(plan::kMasterRow, [&](const model::ParamDesc& p, const MatrixRange& part,
-                                  const std::vector<Held>& targets) {
+                                  const std::vector<RealView>& targets) {
     for_pieces(part, [&](const MatrixRange& piece, std::int64_t at) {
       values.resize(static_cast<std::size_t>(piece.elements()));
       try {
@@ -194,7 +194,7 @@ std::optional<NonFiniteElement> ModelState::set_master(const BlockSource& source
 void ModelState::set_zero(std::size_t row) {
   for (const auto& s : states_) {
     if (!s.held || !s.kept[row].live) continue;
-    const Held all = held(s.kept[row].live);
+    const RealView all = real(s.kept[row].live);
     const std::int64_t n = all.view.elements();
     for (std::int64_t at = 0; at < n; at += kPiece) {
       const View piece = all.view.range(at, std::min(kPiece, n - at));
@@ -240,7 +240,7 @@ std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint) {
       continue;
     }
     each_held(row, [&](const model::ParamDesc& p, const MatrixRange& part,
-                       std::vector<Held> targets) {
+                       std::vector<RealView> targets) {
       const auto entry = checkpoint.find(p.name, kept.name);
       if (!entry || entry->shape != io::Shape(p.shape)) {
         throw DataError(fmt::format(
@@ -264,11 +264,11 @@ std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint) {
 
 void ModelState::add_to(Copy& copy, const View& symbolic) const {
   std::vector<std::byte> bytes;
-  const Held part = held(symbolic);
+  const RealView part = real(symbolic);
   const std::int64_t n = part.view.elements();
   for (std::int64_t at = 0; at < n; at += kPiece) {
     const View piece = part.view.range(at, std::min(kPiece, n - at));
-    copy.hash = hash_bytes(part.tier->look(piece.data, piece.span_bytes(), bytes), copy.hash);
+    copy.hash = hash_bytes(part.tier->host_bytes(piece.data, piece.span_bytes(), bytes), copy.hash);
   }
   copy.elements += n;
 }
@@ -380,7 +380,7 @@ View ModelState::owned_part(std::size_t unit, std::size_t parameter) const {
   if (!s.held) return {};
   for (const auto& slice : zero::slices_in(inputs_.model.units[unit], s.layout, s.owned)) {
     if (slice.parameter != parameter) continue;
-    const View all = held(s.parameters ? s.parameters : s.own_shard).view;
+    const View all = real(s.parameters ? s.parameters : s.own_shard).view;
     const std::int64_t first = s.parameters ? 0 : s.owned.begin;
     return all.range(slice.flat - first, slice.part.elements());
   }
@@ -398,9 +398,9 @@ void ModelState::save(io::CheckpointWriter& writer, From from) const {
     // A snapshot holds this rank's shard, the live state what it owns, which at stage 0 is
     // everything.
     const std::int64_t first = live ? elements_of(s, row).begin : s.slice.begin;
-    const Held part = held(live ? s.kept[row].live : s.kept[row].snapshot)
-                          .range(flat - first, piece.box.elements());
-    const auto bytes = part.tier->look(part.view.data, part.view.span_bytes(), copy);
+    const RealView part = real(live ? s.kept[row].live : s.kept[row].snapshot)
+                              .range(flat - first, piece.box.elements());
+    const auto bytes = part.tier->host_bytes(part.view.data, part.view.span_bytes(), copy);
     if (part.view.type == piece.type) {
       writer.write(i, bytes);
       continue;

@@ -84,23 +84,23 @@ class ModelState {
   struct SavedPiece;
   std::vector<SavedPiece> saved_pieces() const;
   /// A view of the state in real memory, which `tier` reads and writes.
-  struct Held {
+  struct RealView {
     View view;
     memory::Tier* tier = nullptr;
-    Held range(std::int64_t begin, std::int64_t count) const {
+    RealView range(std::int64_t begin, std::int64_t count) const {
       return {view.range(begin, count), tier};
     }
   };
-  Held held(const View& symbolic) const;
+  RealView real(const View& symbolic) const;
   /// Adds the elements of a view to the hash of a copy.
   void add_to(Copy& copy, const View& symbolic) const;
   /// Flat elements that every tensor rank of this data rank holds and updates.
   std::vector<Range> owned_by_all_tensor_ranks(std::size_t unit) const;
-  static void put(std::span<const float> values, const std::vector<Held>& targets,
+  static void put(std::span<const float> values, const std::vector<RealView>& targets,
                   std::int64_t first);
-  static void put(std::span<const std::byte> bytes, const Held& target, std::int64_t first);
+  static void put(std::span<const std::byte> bytes, const RealView& target, std::int64_t first);
   static std::optional<NonFiniteElement> find_non_finite(std::span<const float> values,
-                                                         const std::vector<Held>& targets,
+                                                         const std::vector<RealView>& targets,
                                                          const model::ParamDesc& p,
                                                          const MatrixRange& part,
                                                          std::int64_t first);
@@ -113,7 +113,7 @@ class ModelState {
   /// in the row's own type and, for master weights, also rounded to the compute type if the rank
   /// keeps that.
   using HeldPart = std::function<void(const model::ParamDesc&, const MatrixRange& part,
-                                      std::vector<Held> targets)>;
+                                      std::vector<RealView> targets)>;
   void each_held(std::size_t row, const HeldPart& f);
   /// The flat elements of a unit that this rank keeps of a row.
   Range elements_of(const plan::UnitState& unit, std::size_t row) const;

@@ -26,8 +26,8 @@ Advice zero_on_one_data_rank(const Checked& c) {
 Advice gradients_over_uneven_nodes(const Checked& c) {
   const plan::PlanInputs& in = c.planner.inputs;
   if (!in.numerics.gradient_blocks) return std::nullopt;
-  const comm::GroupShape group = group_shape(in, c.dearest().place, MeshGroup::data);
-  const bool one_hop = gradient_route(in, c.dearest().place).hops.size() == 1;
+  const comm::GroupShape group = group_shape(in, c.largest_rank().place, MeshGroup::data);
+  const bool one_hop = gradient_route(in, c.largest_rank().place).hops.size() == 1;
   if (!one_hop || group.nodes == 1 || group.nodes == group.size) return std::nullopt;
   return fmt::format(
       "gradients cross nodes before they are added: zero.quantize.gradients adds them within nodes "
@@ -85,8 +85,8 @@ Advice whole_sequences(const Checked& c) {
 }
 
 Advice large_staging(const Checked& c) {
-  const plan::Ledger& ledger = c.dearest().ledger;
-  const std::int64_t staging = ledger.of(plan::Purpose::staging);
+  const plan::Ledger& ledger = c.largest_rank().ledger;
+  const std::int64_t staging = ledger.of(plan::BufferPurpose::staging);
   constexpr std::int64_t kMuch = std::int64_t{1} << 30;
   if (staging < std::max(kMuch, ledger.device() / 10)) return std::nullopt;
   return fmt::format(
@@ -107,7 +107,7 @@ struct Variant {
   std::vector<std::string> sets;
 };
 
-std::int64_t total(const Checked& c) { return c.dearest().ledger.device(); }
+std::int64_t total(const Checked& c) { return c.largest_rank().ledger.device(); }
 std::int64_t sent(const Checked& c) { return c.sent().intra + c.sent().inter; }
 
 Variant set_to(const std::string& key, const std::string& value) {
@@ -134,7 +134,7 @@ std::vector<Variant> smaller(const Checked& c) {
 
 std::string offload_outlook(const Checked& c, std::int64_t budget) {
   const plan::PlanInputs& in = c.planner.inputs;
-  const auto states = zero::model_states(c.dearest().elements, in.layout.mesh.data,
+  const auto states = zero::model_states(c.largest_rank().elements, in.layout.mesh.data,
                                          in.sharding.stage, in.state_types());
   const std::int64_t left = total(c) - states.optimizer;
   return fmt::format(

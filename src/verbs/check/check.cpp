@@ -11,7 +11,7 @@
 
 namespace tessera::verbs {
 
-const plan::RankFigures& Checked::dearest() const {
+const plan::RankFigures& Checked::largest_rank() const {
   return *std::ranges::max_element(figures, {},
                                    [](const plan::RankFigures& f) { return f.ledger.device(); });
 }
@@ -92,7 +92,7 @@ void report(const LayoutOptions& layout) {
   fmt::print("{}{}{}{}{}", rank_map(checked.planner.inputs), pipeline_text(checked),
              traffic_text(checked), memory_text(checked), advice_text(checked));
   fmt::print("{}", data_text(checked.planner.loaded));
-  const plan::Ledger& most = checked.dearest().ledger;
+  const plan::Ledger& most = checked.largest_rank().ledger;
   setup::check_budget(checked.planner.loaded, checked.mesh(), most.arenas);
   fmt::print("run directory {}\n", deck::run_directory(deck));
   fmt::print("{}: good for {} ranks\n", printable(layout.deck.path), layout.ranks);

@@ -29,7 +29,7 @@ struct Checked {
   const Mesh& mesh() const { return planner.inputs.layout.mesh; }
   std::int64_t micro_batches() const { return planner.shapes.front().micro_batches; }
   /// The figures of the rank that holds most memory.
-  const plan::RankFigures& dearest() const;
+  const plan::RankFigures& largest_rank() const;
   /// The most of any rank, each class of links by itself.
   comm::WireBytes sent() const;
   double flop() const;

@@ -31,7 +31,7 @@ std::string fit_text(const LayoutOptions& layout) {
       text += fmt::format("batch.micro = {}: {}\n", micro, e.what());
       continue;
     }
-    const plan::Ledger& ledger = smallest->dearest().ledger;
+    const plan::Ledger& ledger = smallest->largest_rank().ledger;
     const bool fits = ledger.device() <= *budget;
     text += fmt::format("batch.micro = {} ({} micro-batches): {} of {}, {}\n", micro,
                         smallest->micro_batches(), human_bytes(ledger.device()),
@@ -41,7 +41,7 @@ std::string fit_text(const LayoutOptions& layout) {
   if (!smallest && refusals.size() == 1)
     throw DeckError(Lines{*refusals.begin()});  // not micro's fault
   if (!smallest) throw DeckError(Lines{"there is no batch.micro for this deck:\n" + text});
-  const plan::Ledger& ledger = smallest->dearest().ledger;
+  const plan::Ledger& ledger = smallest->largest_rank().ledger;
   setup::check_budget(smallest->planner.loaded, smallest->mesh(), ledger.arenas);
   throw InternalError("a batch.micro that neither fits nor does not");
 }

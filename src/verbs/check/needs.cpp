@@ -39,16 +39,16 @@ comm::WireBytes most_of(const std::vector<RankFigures>& figures, const std::vect
   return most;
 }
 
-/// All stages, or the first, the dearest and the last of many.
+/// All stages, or the first, the largest and the last of many.
 std::vector<const RankFigures*> columns_of(const Checked& checked) {
   constexpr std::size_t kColumns = 6;
-  auto all = plan::dearest(checked.figures);
+  auto all = plan::largest_of_stages(checked.figures);
   if (all.size() <= kColumns) return all;
   std::vector<const RankFigures*> shown{all.front()};
-  const auto dearest = std::max_element(all.begin(), all.end(), [](const auto* a, const auto* b) {
+  const auto largest = std::max_element(all.begin(), all.end(), [](const auto* a, const auto* b) {
     return a->ledger.device() < b->ledger.device();
   });
-  if (*dearest != all.front() && *dearest != all.back()) shown.push_back(*dearest);
+  if (*largest != all.front() && *largest != all.back()) shown.push_back(*largest);
   shown.push_back(all.back());
   return shown;
 }
@@ -65,7 +65,7 @@ std::string traffic_text(const Checked& checked) {
     text += fmt::format("  {:<24}{:>14} in its node {:>14} across\n", row.name,
                         human_bytes(most.intra), human_bytes(most.inter));
   }
-  const auto blocks = plan::blocks_text(checked.planner.inputs, checked.dearest().place);
+  const auto blocks = plan::blocks_text(checked.planner.inputs, checked.largest_rank().place);
   if (!blocks.empty()) text += fmt::format("  travel as               {}\n", blocks);
   return text;
 }

@@ -35,15 +35,15 @@ std::int64_t largest_unit(const plan::PlanInputs& in, const MeshPlace& place) {
 /// parameters are, plus the unit that computes and those that are on their way.
 std::int64_t device_bytes(const plan::PlanInputs& in, const plan::RankFigures& f,
                           const StateChoice& choice) {
-  using plan::Purpose;
+  using plan::BufferPurpose;
   std::int64_t bytes = f.ledger.device();
   if (choice.optimizer != StateTier::device) {
-    bytes -= f.ledger.of(Purpose::optimizer) + f.ledger.of(Purpose::master);
+    bytes -= f.ledger.of(BufferPurpose::optimizer) + f.ledger.of(BufferPurpose::master);
   }
-  if (choice.gradients != StateTier::device) bytes -= f.ledger.of(Purpose::gradients);
+  if (choice.gradients != StateTier::device) bytes -= f.ledger.of(BufferPurpose::gradients);
   if (choice.parameters != StateTier::device) {
-    bytes -= f.ledger.of(Purpose::parameters);
-    const bool has_window = f.ledger.of(Purpose::gather_window) > 0;
+    bytes -= f.ledger.of(BufferPurpose::parameters);
+    const bool has_window = f.ledger.of(BufferPurpose::gather_window) > 0;
     if (!has_window) bytes += (1 + in.sharding.prefetch) * largest_unit(in, f.place);
   }
   return bytes;
@@ -56,7 +56,7 @@ std::string options_text(const LayoutOptions& layout) {
   for (int stage = 0; stage < kZeroStages; ++stage) {
     const Checked checked = check_other(layout, {fmt::format("zero.stage={}", stage)});
     const plan::PlanInputs& in = checked.planner.inputs;
-    const plan::RankFigures& f = checked.dearest();
+    const plan::RankFigures& f = checked.largest_rank();
     const auto budget = device_budget(checked.deck());
     if (stage == 0) {
       text += fmt::format(

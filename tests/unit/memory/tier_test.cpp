@@ -38,7 +38,7 @@ TYPED_TEST(Tiers, HoldWhatIsWritten) {
   tier.write(arena.base() + 17, bytes);
   tier.read(arena.base() + 17, std::span(seen).first(5000));
   EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), seen.begin()));
-  EXPECT_TRUE(std::ranges::equal(tier.look(arena.base() + 17, 5000, copy), bytes));
+  EXPECT_TRUE(std::ranges::equal(tier.host_bytes(arena.base() + 17, 5000, copy), bytes));
   tier.fill(arena.base(), 4,
             [](std::span<std::byte> out) { std::ranges::fill(out, std::byte{9}); });
   tier.read(arena.base(), std::span(seen).first(5));

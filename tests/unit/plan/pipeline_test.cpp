@@ -74,7 +74,7 @@ Play play(const PipelineRule& rule, std::int64_t stages, std::int64_t k,
     for (std::size_t s = 0; s < all.size(); ++s) {
       if (next[s] == all[s].size()) continue;
       const PipelineAction& a = all[s][next[s]];
-      const std::int64_t part = a.chunk * stages + static_cast<std::int64_t>(s);
+      const std::int64_t part = a.virtual_stage * stages + static_cast<std::int64_t>(s);
       std::int64_t ready = 0;
       const auto needs = [&](bool back, std::int64_t of) {
         const auto it = done.find({back, of, a.micro_batch});
@@ -127,7 +127,8 @@ TEST(Schedule, EveryActionOnceAndNoHalt) {
             for (const PipelineAction& a : actions[s]) {
               if (a.kind == Kind::forward) continue;
               const bool weight = a.kind == Kind::backward_weight;
-              auto& before = latest.try_emplace({s, 2 * a.chunk + weight}, -1).first->second;
+              auto& before =
+                  latest.try_emplace({s, 2 * a.virtual_stage + weight}, -1).first->second;
               EXPECT_EQ(a.micro_batch, before + 1);
               before = a.micro_batch;
             }
@@ -180,9 +181,9 @@ std::deque<Message> messages_of(const std::vector<std::vector<PipelineAction>>& 
     for (const PipelineAction& a : receives[i]) {
       received.push_back(a);
       ++ahead;
-      messages.push_back({*needed_by(a, a.chunk * stages + stage, parts), false});
+      messages.push_back({*needed_by(a, a.virtual_stage * stages + stage, parts), false});
     }
-    const std::int64_t part = own[i].chunk * stages + stage;
+    const std::int64_t part = own[i].virtual_stage * stages + stage;
     const auto needed = needed_by(own[i], part, parts);
     if (needed && needed->part % stages != stage) {
       EXPECT_EQ(std::ranges::count(received, own[i]), 1) << "action " << i << " has no input";

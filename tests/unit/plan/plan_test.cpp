@@ -25,9 +25,9 @@ TEST(MakePlan, EvaluationHoldsNeitherOptimizerStateNorGradients) {
     c.inputs.numerics.compute = DType::bf16;
     c.inputs.state_for = c.shape.purpose = PlanPurpose::evaluate;
     for (const Buffer& b : make_plan(c.inputs, c.shape, {}).buffers) {
-      EXPECT_NE(b.purpose, Purpose::gradients) << b.name;
-      EXPECT_TRUE(!b.persistent || b.purpose == Purpose::parameters ||
-                  b.purpose == Purpose::control)
+      EXPECT_NE(b.purpose, BufferPurpose::gradients) << b.name;
+      EXPECT_TRUE(!b.persistent || b.purpose == BufferPurpose::parameters ||
+                  b.purpose == BufferPurpose::control)
           << b.name;
     }
     c.shape.purpose = PlanPurpose::train;
@@ -372,9 +372,9 @@ TEST(Check, RejectsWorkOfTheHostElsewhereOrLate) {
   const Case c = make_case(3, 2, 2, ReduceWhen::micro);
   const Plan plan = make_plan(c.inputs, c.shape, {});
   Plan not_loaded = plan, loads_nothing = plan, late = plan;
-  not_loaded.ops[0].place = Place::device;
+  not_loaded.ops[0].location = Location::device;
   EXPECT_THROW(check(not_loaded), InternalError);
-  loads_nothing.ops.back().place = Place::host;
+  loads_nothing.ops.back().location = Location::host;
   EXPECT_THROW(check(loads_nothing), InternalError);
   std::swap(late.ops[1], late.ops[2]);
   ASSERT_TRUE(std::holds_alternative<LoadBatch>(late.ops[2].call));
@@ -471,8 +471,8 @@ TEST(Check, RejectsBuffersThatShareBytesWhileBothAreAlive) {
       const bool both = !plan.buffers[a].persistent && !plan.buffers[b].persistent &&
                         lives[b].end >= 0 && lives[a].begin < lives[b].begin &&
                         lives[b].begin < lives[a].end &&
-                        plan.buffers[a].purpose == Purpose::activations &&
-                        plan.buffers[b].purpose != Purpose::gradients;
+                        plan.buffers[a].purpose == BufferPurpose::activations &&
+                        plan.buffers[b].purpose != BufferPurpose::gradients;
       if (!both || plan.buffers[a].offset + plan.buffers[b].bytes > plan.arena(ArenaId::step))
         continue;
       Plan broken = plan;
