@@ -10,6 +10,7 @@
 #include <initializer_list>
 
 #include "core/terminal.hpp"
+#include "deck/presets.hpp"
 #include "deck/schema.hpp"
 
 namespace tessera::deck {
@@ -65,6 +66,17 @@ class Checker {
               fmt::format("model.head_dim = {} is odd, but position rope turns pairs (give an even "
                           "one)",
                           m.head_dim));
+    }
+  }
+
+  void optimizer() {
+    if (!usable({"optimizer.name"})) return;
+    for (const std::string& key : unused_optimizer_keys(deck_.optimizer.name)) {
+      if (set(key)) {
+        problem(key, fmt::format("{} has no effect: optimizer.name = \"{}\" does not use it (leave "
+                                 "it out)",
+                                 key, enum_word(deck_.optimizer.name)));
+      }
     }
   }
 
@@ -326,6 +338,7 @@ void check_deck(const LoadedDeck& loaded, Problems& problems) {
   Checker checker(loaded, problems);
   checker.names();
   checker.model();
+  checker.optimizer();
   checker.layout();
   checker.precision();
   checker.quantization();

@@ -100,8 +100,9 @@ struct BatchSection {
 struct OptimizerSection {
   OptimizerName name = OptimizerName::adamw;
   double lr = 0;
-  std::array<double, 2> betas = {0.9, 0.95};
-  double eps = 1e-8;
+  /// Set by the loader where the optimizer uses them (deck/presets).
+  std::optional<std::array<double, 2>> betas;
+  std::optional<double> eps;
   double weight_decay = 0;
   double clip_norm = 1;
   bool operator==(const OptimizerSection&) const = default;

@@ -77,6 +77,12 @@ class Resolver {
     }
   }
 
+  void take_optimizer() {
+    for (const ImpliedKey& key : optimizer_keys(loaded_.deck.optimizer.name)) {
+      if (open(key.name)) find_row(key.name)->field.set(loaded_.deck, key.value);
+    }
+  }
+
   /// Defaults that follow from other keys.
   void derive() {
     ModelSection& model = loaded_.deck.model;
@@ -166,6 +172,7 @@ LoadedDeck resolve(const Sources& sources, const std::string& name,
   resolver.take_preset();
   resolver.take_model_directory(reader);
   resolver.take_family();
+  resolver.take_optimizer();
   resolver.derive();
   resolver.drop_empty_warmups();
   resolver.require_keys(sources);

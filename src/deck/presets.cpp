@@ -1,5 +1,8 @@
 #include "deck/presets.hpp"
 
+#include <array>
+#include <optional>
+
 #include "deck/codec.hpp"
 
 namespace tessera::deck {
@@ -42,9 +45,31 @@ constexpr FamilyRow kFamilies[] = {
     {Family::llama, NormKind::rmsnorm, PositionKind::rope, ActivationKind::swiglu, false, false},
 };
 
+/// An absent value: the optimizer does not use the key.
+struct OptimizerRow {
+  OptimizerName name;
+  std::optional<std::array<double, 2>> betas;
+  std::optional<double> eps;
+};
+
+constexpr OptimizerRow kOptimizers[] = {
+    {OptimizerName::adamw, {{0.9, 0.95}}, 1e-8},
+    {OptimizerName::adam, {{0.9, 0.95}}, 1e-8},
+};
+
 template <typename T>
 ImpliedKey implied(const char* key, T value) {
   return {std::string("model.") + key, Codec<T>::write(value)};
+}
+
+/// All keys of the table; unset values for those that the optimizer does not use.
+std::vector<ImpliedKey> all_optimizer_keys(OptimizerName optimizer) {
+  for (const OptimizerRow& row : kOptimizers) {
+    if (row.name != optimizer) continue;
+    return {{"optimizer.betas", Codec<decltype(row.betas)>::write(row.betas)},
+            {"optimizer.eps", Codec<decltype(row.eps)>::write(row.eps)}};
+  }
+  return {};
 }
 
 }  // namespace
@@ -72,6 +97,20 @@ std::vector<ImpliedKey> family_keys(Family family) {
             implied("tied_embeddings", row.tied)};
   }
   return {};
+}
+
+std::vector<ImpliedKey> optimizer_keys(OptimizerName optimizer) {
+  auto keys = all_optimizer_keys(optimizer);
+  std::erase_if(keys, [](const ImpliedKey& key) { return key.value.unset(); });
+  return keys;
+}
+
+std::vector<std::string> unused_optimizer_keys(OptimizerName optimizer) {
+  std::vector<std::string> unused;
+  for (const ImpliedKey& key : all_optimizer_keys(optimizer)) {
+    if (key.value.unset()) unused.push_back(key.name);
+  }
+  return unused;
 }
 
 }  // namespace tessera::deck

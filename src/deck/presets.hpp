@@ -1,4 +1,5 @@
-// What a family and a preset say about the model keys that a deck leaves out.
+// What a preset and a family say about the model keys that a deck leaves out, and an optimizer
+// about its own.
 #pragma once
 
 #include <string>
@@ -17,5 +18,9 @@ struct ImpliedKey {
 
 std::vector<ImpliedKey> preset_keys(Preset preset);
 std::vector<ImpliedKey> family_keys(Family family);
+/// The keys that not every optimizer uses: those that this one does, with its defaults.
+std::vector<ImpliedKey> optimizer_keys(OptimizerName optimizer);
+/// Those that it does not use.
+std::vector<std::string> unused_optimizer_keys(OptimizerName optimizer);
 
 }  // namespace tessera::deck

@@ -226,9 +226,11 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::optimizer, &OptimizerSection::lr>("optimizer.lr", "peak learning rate",
                                                  {.limits = above(0), .required = true}),
     row<&Deck::optimizer, &OptimizerSection::betas>(
-        "optimizer.betas", "decay of the first and second moments", {.limits = fraction()}),
+        "optimizer.betas", "decay of the first and second moments",
+        {.limits = fraction(), .unset = "adamw, adam: [0.9, 0.95]"}),
     row<&Deck::optimizer, &OptimizerSection::eps>(
-        "optimizer.eps", "added to the root of the second moment", {.limits = above(0)}),
+        "optimizer.eps", "added to the root of the second moment",
+        {.limits = above(0), .unset = "adamw, adam: 1e-08"}),
     row<&Deck::optimizer, &OptimizerSection::weight_decay>(
         "optimizer.weight_decay", "of parameters with two or more dimensions",
         {.limits = at_least(0)}),

@@ -39,9 +39,10 @@ Optimizer adam(const AdamRule& rule) {
 }
 
 Optimizer make_optimizer(const deck::OptimizerSection& section) {
-  AdamRule rule{.beta1 = section.betas[0],
-                .beta2 = section.betas[1],
-                .eps = section.eps,
+  const auto& betas = section.betas.value();
+  AdamRule rule{.beta1 = betas[0],
+                .beta2 = betas[1],
+                .eps = section.eps.value(),
                 .weight_decay = section.weight_decay};
   Optimizer optimizer;
   switch (section.name) {

@@ -91,7 +91,7 @@ class Trajectory : public testing::TestWithParam<Decay> {
   Optimizer optimizer =
       make_optimizer({.name = GetParam() == Decay::decoupled ? deck::OptimizerName::adamw
                                                              : deck::OptimizerName::adam,
-                      .betas = {kBeta1, kBeta2},
+                      .betas = {{kBeta1, kBeta2}},
                       .eps = kEps,
                       .weight_decay = kDecay,
                       .clip_norm = kClip});

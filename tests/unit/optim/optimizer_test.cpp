@@ -7,7 +7,7 @@ namespace tessera::optim {
 namespace {
 
 TEST(Optimizer, AdamKeepsTwoMoments) {
-  const Optimizer o = make_optimizer({.weight_decay = 0.25, .clip_norm = 3});
+  const Optimizer o = make_optimizer({.betas = {{0.9, 0.95}}, .eps = 1e-8, .clip_norm = 3});
   ASSERT_EQ(o.state.size(), 2u);
   EXPECT_EQ(o.state[0].name, "adam_m");
   EXPECT_EQ(o.state[1].name, "adam_v");
@@ -19,7 +19,8 @@ TEST(Optimizer, AdamKeepsTwoMoments) {
 // Trap 42: what decays is decided by the parameter, whatever flat buffer it lies in.
 TEST(Optimizer, OnlyMatricesDecay) {
   for (const deck::OptimizerName name : {deck::OptimizerName::adamw, deck::OptimizerName::adam}) {
-    const Optimizer o = make_optimizer({.name = name, .weight_decay = 0.25});
+    const Optimizer o =
+        make_optimizer({.name = name, .betas = {{0.9, 0.95}}, .eps = 1e-8, .weight_decay = 0.25});
     const std::array<View, 2> state{};
     const auto decay = [&](UpdatePart part) {
       return std::get<kernels::OptimizerUpdate>(o.update({.state = state}, part)).settings.decay;
