@@ -165,7 +165,8 @@ struct PlanShape {
 /// What a rank has of one unit, in elements: its shard, and how many of these it counts, that is,
 /// adds to the norm and writes to checkpoints. All 0 where the unit is on other pipeline stages.
 struct UnitShare {
-  bool trained = false;  // its gradient enters the norm and updates it
+  bool trained = false;    // its gradient enters the norm and updates it
+  std::int64_t parts = 0;  // ranks that it is divided among
   std::int64_t shard = 0, counted = 0;
 };
 

@@ -178,6 +178,7 @@ class Reducer {
       call.staging = staging(sharers(), in_.numerics.wire);
       return add(comm::CollectiveCall{call});
     }
+    TESSERA_CHECK(sharers() == MeshGroup::data, "a route of blocks for another group than data");
     const auto& format = *in_.numerics.gradient_blocks;
     const std::int64_t bytes = block_staging(format, plan_.group(sharers()).size, shard.elements());
     for (Call& c : reduce_in_blocks(call, route_, format, leaving_.view(plan_, bytes),

@@ -17,8 +17,9 @@ std::vector<Layer> model_layers(const std::vector<model::UnitDesc>& units);
 /// of the model's longest sequence.
 std::vector<double> layer_costs(const PlanInputs& inputs);
 
-/// The layers cut into contiguous parts, one for each chunk of each stage: part v * stages + s is
-/// chunk v of stage s. Where the deck does not say where parts begin, their costs are balanced.
+/// The layers cut into contiguous parts, one for each virtual stage: part v * stages + s is
+/// virtual stage v of stage s. Where the deck does not say where parts begin, their costs are
+/// balanced.
 std::vector<Range> layer_parts(const PlanInputs& inputs);
 
 /// By unit: whether pipeline stage `stage` uses it.

@@ -87,7 +87,7 @@ void add_snapshots(Plan& plan, const PlanInputs& in, const std::vector<UnitState
   for (std::size_t u = 0; u < states.size(); ++u) {
     const UnitState& s = states[u];
     for (std::size_t r = 0; r < rows.size(); ++r) {
-      if (!s.trained || !rows[r].saved) continue;
+      if (s.kept.empty() || !s.kept[r].snapshot) continue;
       const auto& [live, snapshot] = s.kept[r];
       const bool owned = rows[r].extent == optim::Extent::owned;
       const View from = live.range(owned ? s.slice.begin - s.owned.begin : 0, s.slice.count());

@@ -82,7 +82,7 @@ Recording record(const RecordKey& key, const RecordInputs& inputs);
 
 /// Takes out what nobody wants: the operations that only lead to gradients of frozen units or, if
 /// that is not wanted, of the carry in. An operation that makes such a gradient of a unit beside
-/// something else writes it where it is forgotten.
+/// something else still makes it, in a buffer of its own that nobody reads.
 void drop_unwanted(Recording& recording, const RecordKey& key);
 
 /// Drops saved tensors that the policy does not keep, and puts before backward the operations that

@@ -9,9 +9,10 @@
 namespace tessera::plan {
 namespace {
 
-Op gather_op(OpKind kind, std::size_t unit, Call call) {
+Op gather_op(OpKind kind, std::size_t unit, const PlanInputs& in, Call call) {
   return {.kind = kind,
           .stream = Stream::gather,
+          .group = in.model.units[unit].traits.shared_by,
           .unit = static_cast<std::int32_t>(unit),
           .call = std::move(call),
           .waits = {}};
@@ -39,12 +40,12 @@ std::vector<std::size_t> order_of_first_use(const Plan& plan,
 
 /// ZeRO-1, 2. Shards and full buffers are there when the step starts, so the gather stream
 /// publishes one unit after another while the first visits compute.
-void publish(Plan& plan, const std::vector<UnitState>& states) {
+void publish(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states) {
   if (std::ranges::none_of(states, publishes)) return;
   Insertions insertions;
   for (std::size_t u : order_of_first_use(plan, states)) {
     insertions.before(
-        0, gather_op(OpKind::publish, u,
+        0, gather_op(OpKind::publish, u, in,
                      comm::CollectiveCall{comm::AllGather{.shard = states[u].own_shard,
                                                           .full = states[u].parameters}}));
   }
@@ -155,7 +156,7 @@ void add_gathers(Plan& plan, const PlanInputs& in, const std::vector<UnitState>&
         static_cast<std::int32_t>(std::max<std::int64_t>(0, r.first_visit - in.sharding.prefetch));
     const std::size_t at = visit_start.lower_bound(visit)->second;
     for (Call& call : gather_calls(plan, in, states[r.unit], r, staging))
-      insertions.before(at, gather_op(OpKind::gather, r.unit, std::move(call)));
+      insertions.before(at, gather_op(OpKind::gather, r.unit, in, std::move(call)));
   }
   insertions.apply(plan.ops);
 }
@@ -171,7 +172,7 @@ void residency(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& s
     read_windows(plan, unit_of, residences);
     add_gathers(plan, in, states, residences);
   }
-  publish(plan, states);
+  publish(plan, in, states);
 }
 
 }  // namespace tessera::plan

@@ -78,6 +78,7 @@ class Scheduler {
   bool first(const PipelineAction& a) const { return part_of(a) == 0; }
   bool last(const PipelineAction& a) const { return part_of(a) + 1 == std::ssize(parts_); }
   Range layers_of(const PipelineAction& a) const { return at(parts_, part_of(a)); }
+  MeshGroup shared_by(std::size_t unit) const { return in_.model.units[unit].traits.shared_by; }
   bool trained(std::size_t unit) const { return in_.model.units[unit].traits.trained; }
   /// Whether somebody needs the gradient of the carry into a layer: a unit before it is trained.
   bool carry_gradient_wanted(std::int64_t layer) const {
@@ -228,8 +229,7 @@ class Scheduler {
   /// Whether every micro-batch has gradient buffers of its own for a unit, which are summed over
   /// ranks at once.
   bool per_micro_batch(std::size_t unit) const {
-    return in_.sharding.reduce == ReduceWhen::micro &&
-           plan_.group(in_.model.units[unit].traits.shared_by).size > 1;
+    return in_.sharding.reduce == ReduceWhen::micro && plan_.group(shared_by(unit)).size > 1;
   }
 
   struct Writes {
@@ -296,6 +296,8 @@ class Scheduler {
     Visit v{.recording = nullptr, .bound = {}};
     for (std::size_t i = 0; i < l.units.size(); ++i) {
       const UnitState& state = states_[l.units[i]];
+      TESSERA_CHECK(shared_by(l.units[i]) == shared_by(l.units[0]),
+                    "units of one layer whose gradients are summed over different groups");
       const auto n = static_cast<BufferId>(i);
       v.bound[static_cast<BufferId>(Local::weights0) + n] =
           out_.windows[l.units[i]] < 0

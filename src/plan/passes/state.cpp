@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/exact_sum.hpp"
+#include "plan/ir/channels.hpp"
 #include "plan/passes/buffers.hpp"
 #include "plan/passes/layers.hpp"
 
@@ -79,8 +80,8 @@ void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, Uni
   s.kept.resize(rows.size());
   (in.numerics.compute == DType::f32 || !s.trained ? s.kept[kMasterRow].live : s.copy) =
       s.owned == s.slice ? s.own_shard : s.parameters;
-  if (!s.trained) return;
   for (std::size_t r = 0; r < rows.size() && in.state_for >= PlanPurpose::train; ++r) {
+    if (!s.trained && r != kMasterRow) continue;
     const BufferPurpose purpose =
         r == kMasterRow ? BufferPurpose::master : BufferPurpose::optimizer;
     if (View& live = s.kept[r].live; !live) {
@@ -89,10 +90,10 @@ void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, Uni
     }
   }
   for (std::size_t r = 0; r < rows.size() && in.state_for >= PlanPurpose::train_snapshot; ++r) {
-    if (!rows[r].saved) continue;
-    s.kept[r].snapshot =
-        add_persistent(plan, fmt::format("{} snapshot of {}", unit.name, rows[r].name),
-                       BufferPurpose::snapshot, rows[r].type, s.layout.shard, Location::host);
+    if (!rows[r].saved || !s.kept[r].live) continue;
+    s.kept[r].snapshot = add_persistent(
+        plan, fmt::format("{} snapshot of {}", unit.name, rows[r].name), BufferPurpose::snapshot,
+        s.kept[r].live.type, s.layout.shard, Location::host);
   }
 }
 
@@ -107,6 +108,12 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
     if (!held[u]) continue;
     const model::UnitDesc& unit = in.model.units[u];
     UnitState& s = states[u];
+    TESSERA_CHECK(std::ranges::any_of(kChannelRows,
+                                      [&](const ChannelRow& row) {
+                                        return row.carries(unit.traits.shared_by, Stream::reduce);
+                                      }),
+                  "no channel for gradients that are summed over the group {}",
+                  enum_word(unit.traits.shared_by));
     TESSERA_CHECK(!unit.traits.trained || in.stored(unit) == in.numerics.compute,
                   "{} is trained, but kept in another type than it is used in", unit.name);
     s.held = true;
@@ -116,7 +123,8 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
     s.slice = slice_of(in, unit, s.layout, plan.place);
     s.owned = (s.trained ? s.sharding.states : s.sharding.parameters) ? s.slice
                                                                       : Range{0, s.layout.padded};
-    plan.shares[u] = {.trained = s.trained, .shard = s.layout.shard};
+    plan.shares[u] = {
+        .trained = s.trained, .parts = s.layout.padded / s.layout.shard, .shard = s.layout.shard};
     for (const Range& part : counted_ranges(in, plan, u, s.layout))
       plan.shares[u].counted += part.count();
     add_parameters(plan, in, unit, s);

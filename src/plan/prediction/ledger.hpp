@@ -9,7 +9,7 @@
 
 namespace tessera::plan {
 
-/// Bytes of the arenas of a place.
+/// Bytes of the arenas of a location.
 constexpr std::int64_t bytes_in(Location location, const ArenaBytes& arenas) {
   std::int64_t bytes = 0;
   for (const auto& [id, word] : EnumWords<ArenaId>::table)

@@ -49,13 +49,13 @@ std::vector<Situation> situations(const PlanInputs& in) {
   count(MeshGroup::ends, &Situation::ends);
   for (std::int64_t r = 0; r < mesh.size(); ++r) {
     const RankGroup pipeline = mesh.group_of(r, MeshGroup::pipeline);
-    const auto apart = [&](std::int64_t stages) {
+    const auto on_other_node = [&](std::int64_t stages) {
       const std::int64_t at = pipeline.index(r) + stages;
       return node(pipeline.rank((at + pipeline.count) % pipeline.count)) != node(r);
     };
     Situation& s = at(all, r);
-    s.next_on_other_node = apart(1);
-    s.previous_on_other_node = apart(-1);
+    s.next_on_other_node = on_other_node(1);
+    s.previous_on_other_node = on_other_node(-1);
   }
   return all;
 }

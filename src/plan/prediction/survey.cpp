@@ -51,8 +51,8 @@ Measured measure(const PlanInputs& in, std::span<const PlanShape> shapes, const 
   }
   for (std::size_t u = 0; u < first.shares.size(); ++u) {
     const model::UnitDesc& unit = in.model.units[u];
-    const std::int64_t parts = first.group(unit.traits.shared_by).size;
-    m.figures.elements.add(unit.traits.trained, in.stored(unit), first.shares[u].shard * parts);
+    const UnitShare& share = first.shares[u];
+    m.figures.elements.add(unit.traits.trained, in.stored(unit), share.shard * share.parts);
   }
   return m;
 }

@@ -266,7 +266,7 @@ class GradientCheck {
     for (std::size_t u = 0; u < plan_.shares.size(); ++u) {
       const UnitShare& share = plan_.shares[u];
       const Unit& unit = units_[static_cast<std::int32_t>(u)];
-      const std::int64_t whole = share.shard * plan_.group(MeshGroup::data).size;
+      const std::int64_t whole = share.shard * share.parts;
       const bool right = share.trained ? unit.normed == share.counted &&
                                              (unit.updated == share.shard || unit.updated == whole)
                                        : unit.normed == 0 && unit.updated == 0;
@@ -391,7 +391,7 @@ class GradientCheck {
 namespace {
 
 /// The host loads the step's tokens before anything else, and does nothing else.
-void check_places(const Plan& plan) {
+void check_locations(const Plan& plan) {
   bool loading = true;
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     const bool loads = std::holds_alternative<LoadBatch>(plan.ops[i].call);
@@ -405,7 +405,7 @@ void check_places(const Plan& plan) {
 }  // namespace
 
 void check(const Plan& plan) {
-  check_places(plan);
+  check_locations(plan);
   check_ranges(plan);
   check_order(plan);
   check_parameter_blocks(plan);

@@ -122,6 +122,8 @@ FaultInjection::Tensor FaultInjection::find_tensor(const deck::LoadedDeck& loade
         throw refuse("the rank updates nothing of that tensor: name another rank");
       if (fault.rank == rank_ && !engine_.state().units()[u].held)
         throw refuse("that tensor is on another pipeline stage: name a rank of it");
+      if (fault.kind == FaultKind::nan && !units[u].traits.trained)
+        throw refuse("that tensor is frozen: it has no gradient");
       return {u, p};
     }
   }

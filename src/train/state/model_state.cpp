@@ -232,16 +232,13 @@ std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint) {
   const bool untrained = checkpoint.header().applied_updates == 0;
   for (std::size_t row = 0; row < rows_.size(); ++row) {
     const optim::StateTensor& kept = rows_[row];
-    const auto& any = inputs_.model.units.front().params.front();
-    const bool weights_alone =
-        row != plan::kMasterRow && untrained && !checkpoint.find(any.name, kept.name);
-    if (!kept.saved || weights_alone) {
-      set_zero(row);
-      continue;
-    }
+    const bool may_miss = row != plan::kMasterRow && untrained;
+    if (!kept.saved || may_miss) set_zero(row);
+    if (!kept.saved) continue;
     each_held(row, [&](const model::ParamDesc& p, const MatrixRange& part,
                        std::vector<RealView> targets) {
       const auto entry = checkpoint.find(p.name, kept.name);
+      if (!entry && may_miss) return;
       if (!entry || entry->shape != io::Shape(p.shape)) {
         throw DataError(fmt::format(
             "{} of {}: the checkpoint's tensor is {}, the deck's model wants {}", kept.name, p.name,
@@ -359,9 +356,10 @@ std::vector<ModelState::SavedPiece> ModelState::saved_pieces() const {
           if (saved && s.kept[row].live)
             all.push_back({{p.name, shape, name, type, box}, u, row, slice.flat});
         }
-        if (s.copy) {  // what forward reads
+        if (const DType type = inputs_.numerics.compute;
+            type != DType::f32) {  // as forward reads it
           all.push_back(
-              {{p.name, shape, "parameters", s.copy.type, box}, u, plan::kMasterRow, slice.flat});
+              {{p.name, shape, "parameters", type, box}, u, plan::kMasterRow, slice.flat});
         }
       }
     }
@@ -393,8 +391,7 @@ void ModelState::save(io::CheckpointWriter& writer, From from) const {
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     const auto& [piece, unit, row, flat] = pieces[i];
     const auto& s = states_[unit];
-    // What is frozen has no snapshot, because no step changes it.
-    const bool live = from == From::live || !s.trained;
+    const bool live = from == From::live;
     // A snapshot holds this rank's shard, the live state what it owns, which at stage 0 is
     // everything.
     const std::int64_t first = live ? elements_of(s, row).begin : s.slice.begin;

@@ -4,6 +4,7 @@
 #include <random>
 #include <sstream>
 
+#include "deck/presets.hpp"
 #include "deck/ranks.hpp"
 #include "deck/schema.hpp"
 #include "deck_text.hpp"
@@ -50,6 +51,20 @@ TEST(Echo, NamesEveryKey) {
 TEST(Echo, RunDirectorySubstitutesTheName) {
   EXPECT_EQ(run_directory(small_deck({"run.name=a", "run.dir=\"x/{name}/{name}\""}).deck), "x/a/a");
   EXPECT_EQ(run_directory(small_deck({"run.name=\"{name}\""}).deck), "runs/{name}");
+}
+
+// The reference says the defaults of each optimizer in words.
+TEST(Reference, NamesTheDefaultsOfOptimizers) {
+  for (const SchemaRow& row : schema_rows()) {
+    if (row.name != "optimizer.betas" && row.name != "optimizer.eps") continue;
+    for (const auto& [optimizer, word] : EnumWords<OptimizerName>::table) {
+      EXPECT_NE(row.rules.unset.find(word), std::string::npos) << row.name << " of " << word;
+      for (const ImpliedKey& key : optimizer_keys(optimizer)) {
+        if (key.name != row.name) continue;
+        EXPECT_NE(row.rules.unset.find(value_text(key.value)), std::string::npos) << row.name;
+      }
+    }
+  }
 }
 
 TEST(Reference, IsWhatTheSchemaSays) {

@@ -226,6 +226,7 @@ std::vector<Layout> layouts() {
       {"Pipeline2Data2FrozenFirstStage",
        {.mesh = {.data = 2, .pipeline = 2},
         .config = llama_like(),
+        .pipeline = zero_bubble,
         .frozen = {"vocabulary", "block.0", "final_norm"}},
        1},
   };

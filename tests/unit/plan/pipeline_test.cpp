@@ -14,7 +14,7 @@ namespace {
 
 using Kind = PipelineAction::Kind;
 
-double dearest(const std::vector<double>& costs, const std::vector<Range>& parts) {
+double most_expensive(const std::vector<double>& costs, const std::vector<Range>& parts) {
   double worst = 0;
   for (const Range& part : parts) {
     double sum = 0;
@@ -27,11 +27,11 @@ double dearest(const std::vector<double>& costs, const std::vector<Range>& parts
 /// The best cut, by trying all.
 double best_by_trying(const std::vector<double>& costs, std::int64_t first, std::int64_t parts) {
   const auto n = static_cast<std::int64_t>(costs.size());
-  if (parts == 1) return dearest(costs, {{first, n}});
+  if (parts == 1) return most_expensive(costs, {{first, n}});
   double best = 1e300;
   for (std::int64_t end = first + 1; end <= n - parts + 1; ++end) {
-    best = std::min(
-        best, std::max(dearest(costs, {{first, end}}), best_by_trying(costs, end, parts - 1)));
+    best = std::min(best, std::max(most_expensive(costs, {{first, end}}),
+                                   best_by_trying(costs, end, parts - 1)));
   }
   return best;
 }
@@ -50,7 +50,7 @@ TEST(Placement, IsAsBalancedAsCanBe) {
       at = part.end;
     }
     EXPECT_EQ(at, static_cast<std::int64_t>(costs.size()));
-    EXPECT_EQ(dearest(costs, cut), best_by_trying(costs, 0, parts));
+    EXPECT_EQ(most_expensive(costs, cut), best_by_trying(costs, 0, parts));
   }
 }
 

@@ -201,7 +201,7 @@ TEST(MakePlan, KeepsParametersAloneOfAFrozenUnit) {
   constexpr std::size_t kBlock = 3;  // block.1
   Case c = make_case(1, 2, 2, ReduceWhen::step);
   c.shape.purpose = c.inputs.state_for = PlanPurpose::train_snapshot;
-  const std::set<std::string> kept = {"parameters"};
+  const std::set<std::string> kept = {"parameters", "snapshot", "snapshot of master"};
   const Plan trained = make_plan(c.inputs, c.shape, {});
   EXPECT_TRUE(std::ranges::includes(
       about(trained, kBlock, "block.1"),
@@ -209,6 +209,16 @@ TEST(MakePlan, KeepsParametersAloneOfAFrozenUnit) {
                             "publish", "reduce_gradients", "snapshot", "update"}));
   c.inputs.model.units[kBlock].traits.trained = false;
   EXPECT_EQ(about(make_plan(c.inputs, c.shape, {}), kBlock, "block.1"), kept);
+}
+
+TEST(Check, RejectsAFrozenUnitThatIsUpdatedAndATrainedOneThatIsNot) {
+  for (const bool trained : {true, false}) {
+    Case c = make_case(1, 2, 2, ReduceWhen::step);
+    c.inputs.model.units[3].traits.trained = trained;
+    Plan plan = make_plan(c.inputs, c.shape, {});
+    plan.shares[3].trained = !trained;
+    EXPECT_THROW(check(plan), InternalError);
+  }
 }
 
 TEST(MakePlan, SendsNoGradientToStagesWithNothingTrained) {

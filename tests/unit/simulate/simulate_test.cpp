@@ -116,7 +116,7 @@ double bubble(PipelineSchedule schedule, std::int64_t stages, std::int64_t k, st
     };
     for (const PipelineAction& a : actions[static_cast<std::size_t>(s)]) {
       const bool forward = a.kind == Kind::forward, weight = a.kind == Kind::backward_weight;
-      const std::int64_t part = a.chunk * stages + s, step = forward ? 1 : -1;
+      const std::int64_t part = a.virtual_stage * stages + s, step = forward ? 1 : -1;
       const bool starts = part == (forward ? 0 : stages * chunks - 1);
       const bool ends = part == (forward ? stages * chunks - 1 : 0);
       std::vector<OpId> waits;

@@ -221,7 +221,7 @@ void expect_frozen(const std::filesystem::path& path, const Layout& l, DType rou
   }
 }
 
-// A checkpoint has what is frozen as it has all weights, in f32, so that another run may train it.
+// A checkpoint has what is frozen as it has all weights, in f32.
 TEST(ModelState, FrozenUnitsMoveBetweenLayoutsToo) {
   const std::vector<Layout> layouts = {
       {.compute = DType::bf16, .frozen = true},

@@ -160,6 +160,24 @@ TEST(PlanRun, AFrozenUnitStaysAndChangesNoBitOfTheOthers) {
   }
 }
 
+// A checkpoint is written from snapshots, also of what no step changes.
+TEST(PlanRun, FrozenUnitsAreInSnapshots) {
+  const auto device = kernels::make_cpu_device({});
+  auto inputs = plan_inputs_of(gpt2_like(), *device, DType::bf16);
+  inputs.state_for = plan::PlanPurpose::train_snapshot;
+  inputs.model.units[2].traits.trained = false;
+  PlanRun run(inputs, *device,
+              {.purpose = plan::PlanPurpose::train_snapshot,
+               .sequence = kSequence,
+               .micro = kMicro,
+               .micro_batches = 1});
+  run.state().set_parameters(test_values(11));
+  const std::vector<float> before = slice_of_state(run);
+  run.step(40, {.lr = 0.1});
+  EXPECT_TRUE(same_bits(slice_of_state(run, Kept::snapshot), before));
+  EXPECT_FALSE(same_bits(slice_of_state(run), before));
+}
+
 // What bf16 reads of parameters that are kept in f32 is what it keeps of them itself.
 TEST(PlanRun, FrozenParametersAreConvertedFromTheTypeThatTheyAreKeptIn) {
   const auto device = kernels::make_cpu_device({});
