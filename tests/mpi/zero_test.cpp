@@ -32,8 +32,8 @@ class Zero : public testing::Test {
     inputs.sharding.reduce = c.reduce;
     inputs.numerics.wire = c.wire;
     inputs.state_for = c.purpose;
+    inputs.optimizer = optim::adam({.weight_decay = 0.1F});
     inputs.optimizer.clip_norm = 0.5;
-    inputs.optimizer.weight_decay = 0.1F;
     inputs.layout.mesh.data = session().size();
     inputs.numerics.weight_blocks = c.weight_blocks;
     inputs.numerics.gradient_blocks = c.gradient_blocks;
