@@ -43,7 +43,9 @@ std::int64_t device_bytes(const plan::PlanInputs& in, const plan::RankFigures& f
   if (choice.gradients != StateTier::device) bytes -= f.ledger.of(BufferPurpose::gradients);
   if (choice.parameters != StateTier::device) {
     bytes -= f.ledger.of(BufferPurpose::parameters);
-    if (!in.sharded().parameters) bytes += (1 + in.sharding.prefetch) * largest_unit(in, f.place);
+    const bool has_window =
+        in.sharded().parameters && f.ledger.of(BufferPurpose::gather_window) > 0;
+    if (!has_window) bytes += (1 + in.sharding.prefetch) * largest_unit(in, f.place);
   }
   return bytes;
 }
