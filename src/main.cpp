@@ -1,7 +1,6 @@
 // tessera: the verbs, the last catch, the exit code.
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <exception>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -99,7 +98,7 @@ int parse_and_run(int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  std::set_terminate(tessera::terminate_for_memory);
+  tessera::end_where_memory_runs_out();
   try {
     return tessera::parse_and_run(argc, argv);
   } catch (...) {  // before a verb could run: memory has run out

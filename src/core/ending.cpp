@@ -50,6 +50,34 @@ void describe(Ending& ending) {
   }
 }
 
+/// Of this thread. Code that GCC makes of a noexcept function may terminate without an exception
+/// that is being handled: then this alone tells why.
+thread_local bool memory_was_refused = false;
+
+[[noreturn]] void refuse_memory() {
+  memory_was_refused = true;
+  throw std::bad_alloc();
+}
+
+Ending ending_of_termination() noexcept {
+  if (std::current_exception()) return current_ending();
+  try {
+    throw std::bad_alloc();
+  } catch (const std::bad_alloc&) {
+    return current_ending();
+  }
+}
+
+[[noreturn]] void terminate() noexcept {
+  if (!std::current_exception() && !memory_was_refused) std::abort();
+  const Ending ending = ending_of_termination();
+  if (ending.code != ExitCode::memory) std::abort();
+  tell("tessera: ");
+  tell(ending.message);
+  tell("\n");
+  ::_exit(static_cast<int>(ending.code));
+}
+
 }  // namespace
 
 std::string Ending::text() const {
@@ -68,14 +96,9 @@ Ending current_ending() noexcept {
   return ending;
 }
 
-void terminate_for_memory() noexcept {
-  if (!std::current_exception()) std::abort();
-  const Ending ending = current_ending();
-  if (ending.code != ExitCode::memory) std::abort();
-  tell("tessera: ");
-  tell(ending.message);
-  tell("\n");
-  ::_exit(static_cast<int>(ending.code));
+void end_where_memory_runs_out() {
+  std::set_new_handler(refuse_memory);
+  std::set_terminate(terminate);
 }
 
 }  // namespace tessera

@@ -20,9 +20,10 @@ struct Ending {
 /// MemoryError does. Where there is no memory for a message, it is cut short.
 Ending current_ending() noexcept;
 
-/// For std::set_terminate. Where memory runs out in code that no exception may leave (such as
-/// destructors that allocate; nlohmann's JSON values do), ends the process with the exit code for
-/// memory. Any other reason to terminate aborts, as usual.
-[[noreturn]] void terminate_for_memory() noexcept;
+/// From here on, memory that runs out in code that no exception may leave (destructors that
+/// allocate, as of nlohmann's JSON values; noexcept functions of libstdc++ and other libraries)
+/// ends the process with the exit code for memory. Any other reason to terminate aborts, as usual.
+/// Once for a process.
+void end_where_memory_runs_out();
 
 }  // namespace tessera

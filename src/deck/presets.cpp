@@ -58,18 +58,19 @@ constexpr OptimizerRow kOptimizers[] = {
 };
 
 template <typename T>
-ImpliedKey implied(const char* key, T value) {
-  return {std::string("model.") + key, Codec<T>::write(value)};
+ImpliedKey implied(const char* key, const T& value) {
+  return {key, Codec<T>::write(value)};
 }
 
 /// All keys of the table; unset values for those that the optimizer does not use.
 std::vector<ImpliedKey> all_optimizer_keys(OptimizerName optimizer) {
+  std::vector<ImpliedKey> keys;
   for (const OptimizerRow& row : kOptimizers) {
     if (row.name != optimizer) continue;
-    return {{"optimizer.betas", Codec<decltype(row.betas)>::write(row.betas)},
-            {"optimizer.eps", Codec<decltype(row.eps)>::write(row.eps)}};
+    keys.push_back(implied("optimizer.betas", row.betas));
+    keys.push_back(implied("optimizer.eps", row.eps));
   }
-  return {};
+  return keys;
 }
 
 }  // namespace
@@ -78,12 +79,12 @@ std::vector<ImpliedKey> preset_keys(Preset preset) {
   for (const PresetRow& row : kPresets) {
     if (row.preset != preset) continue;
     std::vector<ImpliedKey> keys = {
-        implied("family", row.family),        implied("layers", row.layers),
-        implied("heads", row.heads),          implied("hidden", row.hidden),
-        implied("vocab", row.vocab),          implied("context", row.context),
-        implied("tied_embeddings", row.tied), implied("rope_theta", row.rope_theta)};
-    if (row.kv_heads > 0) keys.push_back(implied("kv_heads", row.kv_heads));
-    if (row.ffn_hidden > 0) keys.push_back(implied("ffn_hidden", row.ffn_hidden));
+        implied("model.family", row.family),        implied("model.layers", row.layers),
+        implied("model.heads", row.heads),          implied("model.hidden", row.hidden),
+        implied("model.vocab", row.vocab),          implied("model.context", row.context),
+        implied("model.tied_embeddings", row.tied), implied("model.rope_theta", row.rope_theta)};
+    if (row.kv_heads > 0) keys.push_back(implied("model.kv_heads", row.kv_heads));
+    if (row.ffn_hidden > 0) keys.push_back(implied("model.ffn_hidden", row.ffn_hidden));
     return keys;
   }
   return {};
@@ -92,9 +93,9 @@ std::vector<ImpliedKey> preset_keys(Preset preset) {
 std::vector<ImpliedKey> family_keys(Family family) {
   for (const FamilyRow& row : kFamilies) {
     if (row.family != family) continue;
-    return {implied("norm", row.norm), implied("position", row.position),
-            implied("activation", row.activation), implied("bias", row.bias),
-            implied("tied_embeddings", row.tied)};
+    return {implied("model.norm", row.norm), implied("model.position", row.position),
+            implied("model.activation", row.activation), implied("model.bias", row.bias),
+            implied("model.tied_embeddings", row.tied)};
   }
   return {};
 }

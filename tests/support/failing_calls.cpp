@@ -76,6 +76,7 @@ void* allocate(std::size_t bytes, std::size_t alignment) noexcept {
 
 void* allocate_or_throw(std::size_t bytes, std::size_t alignment) {
   if (void* memory = allocate(bytes, alignment)) return memory;
+  if (const std::new_handler handler = std::get_new_handler()) handler();  // throws, as tessera's
   throw std::bad_alloc();
 }
 

@@ -1,6 +1,7 @@
 // Memory that runs out, at every allocation that there is: exit code 4, nothing lost, nothing left.
 #include <gtest/gtest.h>
 
+#include "backend/gpus.hpp"
 #include "core/thread.hpp"
 #include "deck/load.hpp"
 #include "io/checkpoint_reader.hpp"
@@ -88,6 +89,18 @@ TEST(EveryAllocation, OfATokenizer) {
     return fmt::format("{}", fmt::join(tokenizer.encode("The quick brown fox"), " "));
   });
   EXPECT_GT(n, 1);
+}
+
+/// libstdc++ lists directories in noexcept functions that allocate.
+TEST(EveryAllocation, OfADirectoryThatIsListed) {
+  const TemporaryDirectory temporary;
+  const auto devices = std::filesystem::path(temporary.path) / "sys/bus/pci/devices";
+  std::filesystem::create_directories(devices / "0000:17:00.0");
+  spit(devices / "0000:17:00.0/vendor", "0x10de");
+  spit(devices / "0000:17:00.0/class", "0x030200");
+  const auto n = refuse_every_allocation_apart(
+      [&] { return std::to_string(backend::nvidia_gpus(std::filesystem::path(temporary.path))); });
+  EXPECT_GT(n, 5);
 }
 
 /// Files are synced each time: in memory, where there is such a directory, that costs nothing.

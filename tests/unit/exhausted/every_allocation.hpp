@@ -61,7 +61,7 @@ inline std::int64_t refuse_every_allocation_apart(const std::function<std::strin
     if (child == 0) {
       [[maybe_unused]] const int silent = ::open("/dev/null", O_WRONLY);
       ::dup2(silent, STDERR_FILENO);
-      std::set_terminate(terminate_for_memory);
+      end_where_memory_runs_out();
       int code = 1;  // a wrong result
       refuse_allocation({.first = n});
       try {
