@@ -77,6 +77,13 @@ File::~File() {
   if (descriptor_ >= 0) ::close(descriptor_);
 }
 
+std::optional<File> File::past_page_cache() const {
+  const int descriptor = system_calls::open(path_, O_RDWR | O_DIRECT);
+  if (descriptor >= 0) return File(path_, descriptor);
+  if (errno == EINVAL) return std::nullopt;
+  fail_to_open(path_, OpenMode::update, errno);
+}
+
 std::int64_t File::size() const {
   const std::int64_t bytes = system_calls::size(descriptor_, path_);
   if (bytes < 0) fail("examine", path_, errno);
@@ -85,6 +92,17 @@ std::int64_t File::size() const {
 
 void File::resize(std::int64_t bytes) {
   if (system_calls::resize(descriptor_, path_, bytes) != 0) fail("resize", path_, errno);
+}
+
+void File::allocate(std::int64_t bytes) {
+  if (bytes == 0) return resize(0);
+  if (system_calls::allocate(descriptor_, path_, bytes) == 0) return;
+  if (errno != EOPNOTSUPP) fail(fmt::format("reserve {} bytes", bytes), path_, errno);
+  std::error_code error;
+  const auto free = fs::space(parent_of(path_), error).available;
+  if (!error && free < static_cast<std::uintmax_t>(bytes))
+    fail(fmt::format("reserve {} bytes ({} are free)", bytes, free), path_, ENOSPC);
+  resize(bytes);
 }
 
 void File::read(std::int64_t offset, std::span<std::byte> out) const {

@@ -7,9 +7,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace tessera::io {
@@ -19,6 +21,9 @@ enum class OpenMode {
   create,  // created, or cut to nothing; readable too
   update,  // must exist; read and write
 };
+
+/// A multiple of the sectors of all usual disks.
+inline constexpr std::int64_t kSector = 4096;
 
 enum class FileLock { shared, exclusive };
 
@@ -31,10 +36,17 @@ class File {
   File& operator=(File&& other) noexcept;
   ~File();
 
+  /// The same file past the page cache, for transfers whose memory, offset and length are multiples
+  /// of kSector; nothing where the file system has no such access.
+  std::optional<File> past_page_cache() const;
+
   const std::filesystem::path& path() const { return path_; }
   int descriptor() const { return descriptor_; }
   std::int64_t size() const;
   void resize(std::int64_t bytes);
+  /// Makes the file so long, with room on the disk for all of it, as far as the file system can
+  /// promise that. IoError if the disk has less.
+  void allocate(std::int64_t bytes);
 
   /// Fills `out` from [offset, offset + out.size()); DataError if the file ends before.
   void read(std::int64_t offset, std::span<std::byte> out) const;
@@ -50,6 +62,9 @@ class File {
   void close();
 
  private:
+  File(std::filesystem::path path, int descriptor)
+      : path_(std::move(path)), descriptor_(descriptor) {}
+
   std::filesystem::path path_;
   int descriptor_ = -1;
 };

@@ -106,6 +106,12 @@ int resize(int descriptor, const fs::path& path, std::int64_t bytes) {
               {.call = IoCall::resize, .path = path, .at = bytes});
 }
 
+int allocate(int descriptor, const fs::path& path, std::int64_t bytes) {
+  if (!allowed(IoCall::allocate, path)) return -1;
+  return told(uninterrupted([&] { return ::fallocate(descriptor, 0, 0, bytes); }),
+              {.call = IoCall::resize, .path = path, .at = bytes});
+}
+
 ssize_t read(int descriptor, const fs::path& path, void* out, std::size_t bytes,
              std::int64_t offset) {
   if (!allowed(IoCall::read, path, bytes)) return -1;
@@ -174,6 +180,18 @@ int create_directories(const fs::path& path) {
 }
 
 int list(const fs::path& path) { return allowed(IoCall::list, path) ? 0 : -1; }
+
+bool may_begin(IoCall call, const fs::path& path, std::size_t& bytes) {
+  return allowed(call, path, bytes);
+}
+
+void has_moved(IoCall call, const fs::path& path, const void* data, ssize_t n, std::int64_t at) {
+  if (call == IoCall::write) {
+    written(n, path, data, at);
+  } else {
+    bytes_read.fetch_add(n, std::memory_order_relaxed);
+  }
+}
 
 }  // namespace system_calls
 }  // namespace tessera::io

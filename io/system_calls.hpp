@@ -63,6 +63,8 @@ int open(const std::filesystem::path& path, int flags);
 mode_t mode(int descriptor);
 std::int64_t size(int descriptor, const std::filesystem::path& path);
 int resize(int descriptor, const std::filesystem::path& path, std::int64_t bytes);
+/// Room on the disk for so many bytes; EOPNOTSUPP where the file system cannot promise that.
+int allocate(int descriptor, const std::filesystem::path& path, std::int64_t bytes);
 ssize_t read(int descriptor, const std::filesystem::path& path, void* out, std::size_t bytes,
              std::int64_t offset);
 ssize_t write(int descriptor, const std::filesystem::path& path, const void* data,
@@ -81,6 +83,13 @@ int remove_tree(const std::filesystem::path& path);
 int create_directories(const std::filesystem::path& path);
 /// Before a directory is listed by std::filesystem.
 int list(const std::filesystem::path& path);
+
+// Of asynchronous calls (async_queue), which begin in one place and end in another.
+/// Whether one may begin, with at most `bytes` of those given; else false, with errno set.
+bool may_begin(IoCall call, const std::filesystem::path& path, std::size_t& bytes);
+/// It has moved `n` > 0 bytes between `data` and the place `at` in the file.
+void has_moved(IoCall call, const std::filesystem::path& path, const void* data, ssize_t n,
+               std::int64_t at);
 }  // namespace system_calls
 
 }  // namespace tessera::io

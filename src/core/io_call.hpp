@@ -9,6 +9,8 @@ enum class IoCall {
   open,
   size,
   resize,
+  allocate,
+  queue,
   read,
   write,
   lock,
@@ -26,7 +28,8 @@ struct EnumWords<IoCall> {
   using enum IoCall;
   static constexpr std::array table = {
       std::pair{open, "open"},     std::pair{size, "size"},
-      std::pair{resize, "resize"}, std::pair{read, "read"},
+      std::pair{resize, "resize"}, std::pair{allocate, "allocate"},
+      std::pair{queue, "queue"},   std::pair{read, "read"},
       std::pair{write, "write"},   std::pair{lock, "lock"},
       std::pair{sync, "sync"},     std::pair{close, "close"},
       std::pair{rename, "rename"}, std::pair{exchange, "exchange"},

@@ -246,7 +246,9 @@ class Verbs(RunTest):
                 ({"memcpy", "all_gather"}, ["collectives", "--backend", "debug"]),
                 ({"sequential write", "save", "sequential read", "load"},
                  ["checkpoint", "--deck", deck]),
-                ({"product n = 2048", "training step"}, ["step", "--deck", deck])):
+                ({"product n = 2048", "training step"}, ["step", "--deck", deck]),
+                ({"write", "read", "half of each"},
+                 ["nvme", "--bytes", 10 << 20, "--block", 1 << 20, "--depth", 4])):
             with self.subTest(arguments):
                 shares = self.bench(*arguments)
                 self.assertLessEqual(rows, set(shares))
@@ -384,6 +386,27 @@ class Verbs(RunTest):
             self.assertEqual("does not fit" in output, not fits)
         found = self.run_ok(*simulate, f"memory.device={device}", "--search", ranks=0)
         self.assertRegex(found, rf"(?m) 1 +1 +none +{human(device)}")
+
+    def test_the_benchmark_of_disks(self):
+        """Prints a deck's two lines; uses every disk; refuses what it cannot do, and leaves nothing."""
+        disks = [self.dir / name for name in ("one", "two")]
+        for disk in disks:
+            disk.mkdir()
+        where = [word for disk in disks for word in ("--dir", disk)]
+        text = self.run_ok("bench", "nvme", *where, "--bytes", 1 << 20, "--repeats", 1, ranks=1)
+        lines = text[text.index("[offload]"):]
+        self.assertRegex(lines, r"\A\[offload\]\nblock = \d+\ndepth = \d+\n\Z")
+        for code, words, arguments in (
+                (2, "not a multiple of 4096", ["nvme", "--block", 5000]),
+                (2, "is of bench nvme", ["gemm", "--depth", 3]),
+                (2, "several --dir", ["machine", *where]),
+                (7, "cannot create", ["nvme", "--dir", self.dir / "none"]),
+                (7, "cannot reserve", ["nvme", *where, "--bytes", 1 << 50])):
+            with self.subTest(words):
+                job = self.run_job(2, "bench", *arguments)
+                self.assertEqual(job.code, code, job.output)
+                self.assertIn(words, job.output)
+        self.assertEqual([list(disk.iterdir()) for disk in disks], [[], []])
 
     def test_a_benchmark_that_fails_leaves_nothing(self):
         place = self.dir / "bench"

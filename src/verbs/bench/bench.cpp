@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "io/file.hpp"
 #include "setup/threads.hpp"
 #include "verbs/load.hpp"
 #include "verbs/verb.hpp"
@@ -9,7 +10,7 @@
 namespace tessera::verbs {
 namespace {
 
-enum class Needs { backend, deck };
+enum class Needs { backend, deck, disks };
 
 struct Benchmark {
   const char *name, *what;
@@ -23,7 +24,21 @@ constexpr Benchmark kBenchmarks[] = {
     {"attention", "attention by length, on one rank", Needs::backend, bench_attention},
     {"step", "a deck's training step", Needs::deck, bench_step},
     {"collectives", "gathers and reductions between the ranks", Needs::backend, bench_collectives},
-    {"checkpoint", "saving and loading a deck's state", Needs::deck, bench_checkpoint}};
+    {"checkpoint", "saving and loading a deck's state", Needs::deck, bench_checkpoint},
+    {"nvme", "disks for offloaded state", Needs::disks, bench_nvme}};
+
+/// Options that only some benchmarks have.
+void check_options(const Benchmark& benchmark, const BenchOptions& o, const CLI::App& verb) {
+  if (benchmark.needs == Needs::deck && o.backend)
+    throw DeckError("this benchmark's deck says run.backend, not --backend");
+  if (o.block && *o.block % io::kSector != 0)
+    throw DeckError(fmt::format("--block {}: not a multiple of {}", *o.block, io::kSector));
+  if (benchmark.needs == Needs::disks) return;
+  for (const char* option : {"--bytes", "--block", "--depth"}) {
+    if (verb.count(option) > 0) throw DeckError(fmt::format("{} is of bench nvme", option));
+  }
+  if (o.directories.size() > 1) throw DeckError("several --dir are of bench nvme");
+}
 
 }  // namespace
 
@@ -55,9 +70,7 @@ BenchDirectory::BenchDirectory(const BenchOptions& options, const comm::Control&
   std::string name;
   control.together([&] {
     if (!owner_) return;
-    const std::filesystem::path parent = options.directory.empty()
-                                             ? std::filesystem::temp_directory_path()
-                                             : std::filesystem::path(options.directory);
+    const std::filesystem::path parent = options.directories.front();
     name = (parent / "tessera_bench_XXXXXX").string();
     if (mkdtemp(name.data()) == nullptr)
       throw IoError(fmt::format("cannot create {}: {}", name, errno_text(errno)));
@@ -92,21 +105,30 @@ Verb bench(CLI::App& app) {
   verb->add_option("--repeats", o->repeats, "the fastest counts; of checkpoint, the median")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  verb->add_option("--dir", o->directory,
-                   "where temporary files go, seen by all ranks (default: the system's directory "
-                   "for them)");
+  o->directories = {std::filesystem::temp_directory_path().string()};
+  verb->add_option(
+          "--dir", o->directories,
+          "where temporary files go; seen by all ranks, but for nvme, whose ranks may each "
+          "have disks of their own: one a --dir, or several --dir for a fast one")
+      ->allow_extra_args(false)
+      ->capture_default_str();
+  verb->add_option("--bytes", o->bytes, "nvme: of each rank, written and read")
+      ->capture_default_str()
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 50));
+  verb->add_option("--block", o->block, "nvme: of one request (default: what is usual)")
+      ->check(CLI::Range(std::int64_t{4096}, std::int64_t{1} << 30));
+  verb->add_option("--depth", o->depth, "nvme: requests under way (default: what is usual)")
+      ->check(CLI::Range(1, 4096));
   add_backend(*verb, o->backend, "of benchmarks without a deck, as run.backend (auto)");
-  return {.launch = Launch::ranks, .run = {}, .run_on_ranks = [which, o](const train::Job& job) {
-            for (const auto& b : kBenchmarks) {
-              if (*which != b.name) continue;
-              job.control.together([&] {
-                if (b.needs == Needs::deck && o->backend)
-                  throw DeckError("this benchmark's deck says run.backend, not --backend");
-              });
-              b.run(*o, job);
-            }
-            return ExitCode::ok;
-          }};
+  return {
+      .launch = Launch::ranks, .run = {}, .run_on_ranks = [which, o, verb](const train::Job& job) {
+        for (const auto& b : kBenchmarks) {
+          if (*which != b.name) continue;
+          job.control.together([&] { check_options(b, *o, *verb); });
+          b.run(*o, job);
+        }
+        return ExitCode::ok;
+      }};
 }
 
 }  // namespace tessera::verbs

@@ -16,8 +16,11 @@ struct BenchOptions {
   std::string deck;
   std::vector<std::string> sets;
   std::int64_t repeats = 5;
-  std::string directory;                 // for temporary files
-  std::optional<deck::Backend> backend;  // of benchmarks without a deck
+  std::vector<std::string> directories;        // for temporary files; several of nvme alone
+  std::optional<deck::Backend> backend;        // of benchmarks without a deck
+  std::int64_t bytes = std::int64_t{1} << 30;  // of nvme, as what follows: a rank's files together
+  std::optional<std::int64_t> block;           // unset: all that are usual
+  std::optional<int> depth;
 };
 
 /// The back end of a benchmark without a deck, on all ranks together.
@@ -78,5 +81,6 @@ void bench_attention(const BenchOptions&, const train::Job&);
 void bench_step(const BenchOptions&, const train::Job&);
 void bench_collectives(const BenchOptions&, const train::Job&);
 void bench_checkpoint(const BenchOptions&, const train::Job&);
+void bench_nvme(const BenchOptions&, const train::Job&);
 
 }  // namespace tessera::verbs

@@ -159,7 +159,7 @@ TEST(Values, BadFaultsAreRefusedWithWhatIsAllowed) {
   expect_contains(refused("kill rank=99999999999999999999 step=5"), "rank must be a number");
   expect_contains(refused("nan rank=1 step=5 tensor="), "tensor must be a parameter's name");
   expect_contains(refused("kill rank=1 step=5 ms=3"), "kill takes key=value with rank, step");
-  expect_contains(refused("eio rank=1 step=5 call=wirte"), "call must be open|size|resize|read");
+  expect_contains(refused("eio rank=1 step=5 call=wirte"), "call must be open|size|resize|allocate|queue|read");
   expect_contains(refused(""), "is no kind of fault");
   expect_contains(refused("kill  step=1 rank=0"), "has \"kill rank=0 step=1\" twice");
   expect_contains(refusal_of("fault.inject=[3]"), "must be a list, each a fault like");
