@@ -197,6 +197,12 @@ class Checker {
     }
   }
 
+  void offload() {
+    if (usable({"offload.ahead", "offload.activations"}) && set("offload.ahead") &&
+        deck_.offload.activations == OffloadTier::none)
+      problem("offload.ahead", "offload.ahead has no effect: nothing is offloaded (leave it out)");
+  }
+
   void quantization() {
     const QuantizeSection& q = deck_.zero.quantize;
     if (usable({"zero.quantize.gradients", "precision.gradients"}) &&
@@ -342,6 +348,7 @@ void check_deck(const LoadedDeck& loaded, Problems& problems) {
   checker.layout();
   checker.precision();
   checker.quantization();
+  checker.offload();
   checker.data_and_batch();
   checker.lengths();
   checker.faults();

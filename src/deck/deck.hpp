@@ -178,6 +178,7 @@ struct OffloadSection {
   OffloadTier gradients = OffloadTier::none;
   OffloadTier optimizer = OffloadTier::none;
   OffloadTier activations = OffloadTier::none;
+  std::optional<std::int64_t> ahead;  // set by the loader where something is offloaded
   double optimizer_share = 1;
   std::vector<std::string> nvme;
   Bytes block = {std::int64_t{8} << 20};

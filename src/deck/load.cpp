@@ -97,6 +97,8 @@ class Resolver {
       const bool sharded = zero.stage >= first_stage(&Sharding::gradients);
       zero.reduce = sharded ? ReduceWhen::micro : ReduceWhen::step;
     }
+    OffloadSection& offload = loaded_.deck.offload;
+    if (open("offload.ahead") && offload.activations != OffloadTier::none) offload.ahead = 2;
   }
 
   /// A warm-up of 0 is none: so a deck can drop the one it includes, and give it in another unit.

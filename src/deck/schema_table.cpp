@@ -350,7 +350,11 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::offload, &OffloadSection::optimizer>(
         "offload.optimizer", "where optimizer state lives", {.built = "none"}),
     row<&Deck::offload, &OffloadSection::activations>(
-        "offload.activations", "where saved activations live", {.built = "none"}),
+        "offload.activations", "where activations live between forward and backward",
+        {.built = "none host"}),
+    row<&Deck::offload, &OffloadSection::ahead>(
+        "offload.ahead", "visits of layers between the begin of a fetch and the use of its bytes",
+        {.limits = between(0, 1000), .unset = "2 where something is offloaded"}),
     row<&Deck::offload, &OffloadSection::optimizer_share>(
         "offload.optimizer_share", "share of the optimizer state that is offloaded",
         {.limits = between(0, 1), .built = "1.0"}),

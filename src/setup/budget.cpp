@@ -13,6 +13,8 @@ std::string remedies(const deck::Deck& deck, const Mesh& mesh, bool state_alone)
   std::vector<std::string> all;
   if (!state_alone) {  // what lives within a step may be made smaller
     if (deck.recompute.policy != Recompute::full) all.emplace_back("recompute.policy = \"full\"");
+    if (deck.offload.activations == deck::OffloadTier::none)
+      all.emplace_back("offload.activations = \"host\"");
     if (deck.batch.micro > 1) all.push_back(fmt::format("batch.micro below {}", deck.batch.micro));
   }
   const std::int64_t last = kZeroStages - 1;

@@ -20,6 +20,11 @@ std::optional<kernels::BlockFormat> gradient_blocks(const deck::QuantizeSection&
                               .block = q.block};
 }
 
+plan::Location location_of(deck::OffloadTier tier) {
+  TESSERA_CHECK(tier != deck::OffloadTier::nvme, "a tier that is not built");
+  return tier == deck::OffloadTier::none ? plan::Location::device : plan::Location::host;
+}
+
 plan::PipelineRule pipeline_rule(const deck::ParallelSection& p) {
   plan::PipelineRule rule{
       .schedule = p.schedule, .virtual_stages = p.virtual_stages, .first_layers = {}};
@@ -96,6 +101,8 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.sharding.stage = static_cast<int>(deck.zero.stage);
   in.sharding.reduce = deck.zero.reduce;
   in.sharding.prefetch = deck.zero.prefetch;
+  in.offload.activations = location_of(deck.offload.activations);
+  in.offload.ahead = deck.offload.ahead.value_or(0);
   in.recompute = deck.recompute.policy;
   in.optimizer = optim::make_optimizer(deck.optimizer);
   in.seed = static_cast<std::uint64_t>(deck.run.seed);

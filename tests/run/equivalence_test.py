@@ -49,6 +49,19 @@ class Equivalence(RunTest):
                                           zero__reduce=reduce)
                     self.assert_close(got, want, TOLERANCE, "another cut of the batch")
 
+    def test_activations_on_the_host_change_no_bit(self):
+        for compute, stage, schedule in (("f32", 0, "1f1b"), ("bf16", 3, "1f1b"),
+                                         ("bf16", 1, "zero_bubble")):
+            fixed = {"model__dropout": 0.2, "model__layers": 4, "precision__compute": compute,
+                     "zero__stage": stage, "parallel__schedule": schedule,
+                     "parallel__pipeline": 1 if schedule == "1f1b" else 2}
+            want = self.run_layout(2, **fixed)
+            for policy in ("none", "full"):
+                with self.subTest(compute=compute, policy=policy, schedule=schedule):
+                    got = self.run_layout(2, offload__activations="host", offload__ahead=0,
+                                          recompute__policy=policy, **fixed)
+                    self.assertEqual(got, want)
+
     def test_28_recomputation_changes_no_bit(self):
         """Dropout masks are drawn again exactly."""
         for compute in ("f32", "bf16"):

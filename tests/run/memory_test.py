@@ -27,12 +27,14 @@ LAYOUTS = {
                       "precision__accumulate": "bf16", "precision__gradients": "bf16"}),
     "fp8": (2, {"parallel__tensor": 2, "precision__matmul": "fp8", "model__heads": 4,
                 "model__hidden": 64, "recompute__policy": "full"}),
+    "activations_on_host": (2, {"parallel__pipeline": 2, "model__layers": 6, "batch__micro": 1,
+                                "offload__activations": "host", "offload__ahead": 1}),
     "all": (8, {"parallel__tensor": 2, "parallel__pipeline": 2, "zero__stage": 3}),
 }
 
 
 def on_device(arenas):
-    """Bytes that memory.device limits: snapshots are the host's."""
+    """Bytes that memory.device limits: snapshots and what is offloaded are the host's."""
     return arenas["state"] + arenas["step"]
 
 

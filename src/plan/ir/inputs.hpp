@@ -60,12 +60,19 @@ struct ShardingInputs {
   std::int64_t prefetch = 1;
 };
 
+/// What lives elsewhere than on the device while nothing uses it.
+struct OffloadInputs {
+  Location activations = Location::device;  // those that backward needs
+  std::int64_t ahead = 2;                   // visits between the begin of a fetch and its use
+};
+
 /// What all plans of a run share.
 struct PlanInputs {
   ModelInputs model;
   LayoutInputs layout;
   NumericsInputs numerics;
   ShardingInputs sharding;
+  OffloadInputs offload;
   Recompute recompute = Recompute::none;
   optim::Optimizer optimizer = optim::adam();
   const kernels::Device* device = nullptr;  // asked for scratch sizes only

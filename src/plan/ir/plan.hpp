@@ -107,6 +107,8 @@ enum class OpKind : std::uint8_t {
   gather_gradients,  // the sums back to everybody (ZeRO-0)
   norm,              // exact sums and flags over all ranks, and the verdict
   update,            // the optimizer on one unit's owned range
+  fetch,             // what lives elsewhere, to where it is used
+  evict,             // back to where it lives
   snapshot,          // a copy of state for a checkpoint that is written beside the step
 };
 
@@ -311,5 +313,7 @@ struct tessera::EnumWords<tessera::plan::OpKind> {
                                        std::pair{K::gather_gradients, "gather_gradients"},
                                        std::pair{K::norm, "norm"},
                                        std::pair{K::update, "update"},
+                                       std::pair{K::fetch, "fetch"},
+                                       std::pair{K::evict, "evict"},
                                        std::pair{K::snapshot, "snapshot"}};
 };

@@ -111,6 +111,8 @@ std::string legend(double y) {
 Activity activity_of(const Op& op) {
   switch (op.kind) {
     case OpKind::load_batch:
+    case OpKind::fetch:
+    case OpKind::evict:
     case OpKind::snapshot: return Activity::input_output;
     case OpKind::tensor: return Activity::tensor;
     case OpKind::send:

@@ -129,6 +129,8 @@ std::vector<Variant> smaller(const Checked& c) {
   if (d.batch.micro > 1) add(set_to("batch.micro", "1"));
   for (auto stage = d.zero.stage + 1; stage < kZeroStages && c.mesh().data > 1; ++stage)
     add(set_to("zero.stage", std::to_string(stage)));
+  if (d.offload.activations == deck::OffloadTier::none)
+    add(set_to("offload.activations", "\"host\""));
   return all;
 }
 

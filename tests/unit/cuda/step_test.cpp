@@ -194,6 +194,19 @@ TEST(CudaStep, RecomputationChangesNoBit) {
   EXPECT_EQ(trained(full, true), layout);
 }
 
+TEST(CudaStep, ActivationsThatLeaveChangeNoBit) {
+  for (const std::size_t which : {std::size_t{1}, std::size_t{3}}) {
+    const Setting s = settings()[which];
+    const auto trained = [&](const plan::OffloadInputs& offload) {
+      Gpu gpu;
+      plan::PlanInputs in = inputs_of(s, *gpu.device);
+      in.offload = offload;
+      return train(*gpu.run(in, kShape));
+    };
+    EXPECT_EQ(trained({.activations = plan::Location::host, .ahead = 0}), trained({}));
+  }
+}
+
 TEST(CudaStep, HasTheSameBitsQueuedAndAsAGraph) {
   const Setting s = settings()[1];
   Gpu gpu;

@@ -80,6 +80,11 @@ TEST(Checks, LengthsAndUnits) {
       "");
 }
 
+TEST(Checks, WhatIsOffloaded) {
+  EXPECT_EQ(refusal(kSmallDeck, {"offload.activations=host", "offload.ahead=0"}), "");
+  expect_contains(refusal_of("offload.ahead=3"), "nothing is offloaded");
+}
+
 TEST(Checks, HowGradientsAndParametersTravel) {
   EXPECT_EQ(refusal(kSmallDeck, {"zero.stage=3", "zero.quantize.weights=int8"}), "");
   for (const char* gradients : {"zero.quantize.gradients=int8", "zero.quantize.gradients=int4"}) {

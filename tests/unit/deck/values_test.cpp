@@ -112,9 +112,10 @@ TEST(Values, WrongTypesAndRanges) {
 TEST(Values, WhatIsNotBuiltIsSaid) {
   EXPECT_EQ(refusal_of("offload.optimizer=host"),
             "--set #1: offload.optimizer = \"host\" is not available in this version (only none)");
-  for (const char* set : {"model.norm_placed=after", "model.position=sinusoidal",
-                          "zero.secondary=node", "zero.secondary=4", "zero.quantize.weights=auto",
-                          "offload.optimizer=host", "offload.nvme=[\"/tmp\"]"}) {
+  for (const char* set :
+       {"model.norm_placed=after", "model.position=sinusoidal", "zero.secondary=node",
+        "zero.secondary=4", "zero.quantize.weights=auto", "offload.optimizer=host",
+        "offload.activations=nvme", "offload.nvme=[\"/tmp\"]"}) {
     expect_contains(refusal_of(set), "not available in this version");
   }
 }
@@ -159,7 +160,8 @@ TEST(Values, BadFaultsAreRefusedWithWhatIsAllowed) {
   expect_contains(refused("kill rank=99999999999999999999 step=5"), "rank must be a number");
   expect_contains(refused("nan rank=1 step=5 tensor="), "tensor must be a parameter's name");
   expect_contains(refused("kill rank=1 step=5 ms=3"), "kill takes key=value with rank, step");
-  expect_contains(refused("eio rank=1 step=5 call=wirte"), "call must be open|size|resize|allocate|queue|read");
+  expect_contains(refused("eio rank=1 step=5 call=wirte"),
+                  "call must be open|size|resize|allocate|queue|read");
   expect_contains(refused(""), "is no kind of fault");
   expect_contains(refused("kill  step=1 rank=0"), "has \"kill rank=0 step=1\" twice");
   expect_contains(refusal_of("fault.inject=[3]"), "must be a list, each a fault like");

@@ -29,6 +29,7 @@ struct Case {
   comm::Sends sends = comm::Sends::buffered;
   std::vector<std::string> frozen = {};  // units
   std::optional<DType> stored = {};      // their type
+  plan::OffloadInputs offload = {};
 };
 
 std::string name_of(const Case& c) {
@@ -45,6 +46,7 @@ plan::PlanInputs inputs_of(const Case& c, kernels::Device& device) {
   inputs.sharding.stage = c.stage;
   inputs.sharding.reduce = c.reduce;
   inputs.sharding.prefetch = c.prefetch;
+  inputs.offload = c.offload;
   inputs.optimizer.clip_norm = 0.5;
   inputs.layout.mesh = c.mesh;
   inputs.layout.tensor_chunks = c.mesh.tensor;
@@ -229,6 +231,18 @@ std::vector<Layout> layouts() {
         .pipeline = zero_bubble,
         .frozen = {"vocabulary", "block.0", "final_norm"}},
        1},
+      {"Data2ActivationsOnHost",
+       {.mesh = {.data = 2},
+        .config = deep,
+        .compute = DType::bf16,
+        .offload = {.activations = plan::Location::host, .ahead = 1}},
+       1},
+      {"Pipeline2Data2ZeroBubbleActivationsOnHost",
+       {.mesh = {.data = 2, .pipeline = 2},
+        .config = deep,
+        .pipeline = zero_bubble,
+        .offload = {.activations = plan::Location::host, .ahead = 0}},
+       1},
   };
 }
 
@@ -244,7 +258,9 @@ TEST_P(Layouts, HaveTheBitsOfAPlainRunInAnyOrder) {
     c.reduce = reduce;
     for (c.micro_batches = 2; c.micro_batches <= 3; ++c.micro_batches) {
       c.stage = 0;
-      const auto expected = plain_run(c);
+      Case stays = c;
+      stays.offload = {};
+      const auto expected = plain_run(stays);
       for (; c.stage <= stages; ++c.stage) {
         const int farthest = c.stage == 3 ? 2 : 0;  // only stage 3 gathers ahead
         for (c.prefetch = 0; c.prefetch <= farthest; ++c.prefetch) {

@@ -56,6 +56,7 @@ inline Case random_case(std::mt19937& random) {
   c.inputs.numerics.compute = pick(2) == 0 ? DType::f32 : DType::bf16;
   c.inputs.numerics.wire = pick(2) == 0 ? DType::f32 : DType::bf16;
   c.inputs.sharding.prefetch = pick(4);
+  c.inputs.offload = {.activations = static_cast<plan::Location>(pick(2)), .ahead = pick(4)};
   c.inputs.recompute = static_cast<Recompute>(pick(3));
   c.inputs.layout.mesh.tensor = 1 + pick(m.heads == 1 ? 1 : 2);
   c.inputs.layout.mesh.pipeline = 1 + pick(static_cast<int>(std::min<std::int64_t>(3, m.layers)));

@@ -539,6 +539,38 @@ TEST(Recompute, NeedsLessMemoryTheMoreItDrops) {
   EXPECT_LT(bytes[2], bytes[1]);
 }
 
+TEST(Offload, SavedActivationsLeaveTheDevice) {
+  Case c = make_case(0, 1, 1, ReduceWhen::step);
+  c.inputs.model.config.layers = 16;
+  c.inputs.model.units = model::model_units(c.inputs.model.config);
+  const Plan stay = make_plan(c.inputs, c.shape, {});
+  c.inputs.offload = {.activations = Location::host, .ahead = 1};
+  const Plan leave = make_plan(c.inputs, c.shape, {});
+  EXPECT_EQ(stay.arena(ArenaId::host), 0);
+  EXPECT_EQ(leave.arena(ArenaId::state), stay.arena(ArenaId::state));
+  // What is saved of a layer is on the host for all but the last few: those that backward comes to
+  // before their bytes could be back.
+  const std::int64_t saved = stay.arena(ArenaId::step) - leave.arena(ArenaId::step);
+  EXPECT_GT(saved, 0);
+  EXPECT_GE(leave.arena(ArenaId::host), saved);
+  std::map<BufferId, int> away;  // by buffer of the host
+  for (const Op& op : leave.ops) {
+    if (const auto* copy = std::get_if<Copy>(&op.call)) {
+      if (op.kind == OpKind::evict) ++away[buffer_of(copy->to)];
+      if (op.kind == OpKind::fetch) {
+        EXPECT_EQ(away[buffer_of(copy->from)], 1);
+      }
+    }
+  }
+  for (const auto& [buffer, times] : away) {
+    EXPECT_EQ(leave.buffer(buffer).location, Location::host);
+    EXPECT_EQ(leave.buffer(buffer).purpose, BufferPurpose::activations);
+  }
+  // With the whole step between, nothing leaves.
+  c.inputs.offload.ahead = 1000;
+  EXPECT_EQ(make_plan(c.inputs, c.shape, {}).arena_bytes, stay.arena_bytes);
+}
+
 TEST(Zero, ShardsStateByStage) {
   const auto state = [](int stage) {
     const Case c = make_case(stage, 4, 1, ReduceWhen::step);

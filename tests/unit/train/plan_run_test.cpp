@@ -47,9 +47,10 @@ testing::AssertionResult same_bits(const std::vector<float>& a, const std::vecto
 constexpr std::int64_t kMicro = 2, kSequence = 7;
 
 StepShown planned(const Setting& s, kernels::Device& device, Recompute policy,
-                  std::int64_t micro_batches = 1) {
+                  std::int64_t micro_batches = 1, const plan::OffloadInputs& offload = {}) {
   auto inputs = plan_inputs_of(s.config, device, s.compute);
   inputs.recompute = policy;
+  inputs.offload = offload;
   PlanRun run(inputs, device,
               {.sequence = kSequence, .micro = kMicro, .micro_batches = micro_batches});
   run.state().set_parameters(test_values(11));
@@ -83,6 +84,24 @@ TEST(PlanRun, RecomputationChangesNoBit) {
       EXPECT_EQ(again.loss, none.loss);
       EXPECT_EQ(again.norm, none.norm);
       EXPECT_TRUE(same_bits(again.gradients, none.gradients)) << enum_word(policy);
+    }
+  }
+}
+
+// ZeRO-Infinity, activations: whatever is away when, and for how long.
+TEST(PlanRun, ActivationsThatLeaveChangeNoBit) {
+  const auto device = kernels::make_cpu_device({});
+  for (const Setting& s : settings()) {
+    SCOPED_TRACE(fmt::format("{} in {}", s.name, to_string(s.compute)));
+    for (const Recompute policy : {Recompute::none, Recompute::selective, Recompute::full}) {
+      const StepShown stay = planned(s, *device, policy, 2);
+      for (const std::int64_t ahead : {0, 1, 3}) {
+        const StepShown leave =
+            planned(s, *device, policy, 2, {.activations = plan::Location::host, .ahead = ahead});
+        EXPECT_EQ(leave.loss, stay.loss);
+        EXPECT_EQ(leave.norm, stay.norm);
+        EXPECT_TRUE(same_bits(leave.gradients, stay.gradients)) << enum_word(policy) << ahead;
+      }
     }
   }
 }
