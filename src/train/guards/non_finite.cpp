@@ -20,6 +20,10 @@ std::optional<std::int64_t> first_non_finite(const View& view) {
   return std::nullopt;
 }
 
+bool may_be_non_finite(DType type) {
+  return type == DType::f32 || type == DType::bf16 || type == DType::f16;
+}
+
 std::optional<std::int64_t> first_non_finite(const View& view) {
   switch (view.type) {
     case DType::f32: return first_non_finite<float>(view);
@@ -48,36 +52,51 @@ std::string tensor_name(const plan::Plan& plan, const plan::PlanInputs& inputs, 
   return buffer.name;
 }
 
+/// Before a gradient is summed over ranks: this rank's part, which is the last chance to see whose
+/// it was.
+std::vector<View> about_to_be_summed(const plan::Op& op, const plan::Call& call) {
+  if (op.kind != plan::OpKind::reduce_gradients) return {};
+  if (const auto* collective = std::get_if<comm::CollectiveCall>(&call)) {
+    if (const auto* reduce = std::get_if<comm::ReduceScatter>(collective)) return {reduce->full};
+  } else if (const auto* kernel = std::get_if<kernels::KernelCall>(&call)) {
+    if (const auto* quantize = std::get_if<kernels::Quantize>(kernel)) return {quantize->x};
+  }
+  return {};
+}
+
+/// After an op of the calling thread: what it has written or, of gradients that ranks have summed,
+/// what it has read. (What it waits for is there after it, not before it.)
+std::vector<View> made_or_met(const plan::Op& op, const plan::Call& call) {
+  const auto* kernel = std::get_if<kernels::KernelCall>(&call);
+  const auto* squares = kernel != nullptr ? std::get_if<kernels::ExactSum>(kernel) : nullptr;
+  if (op.kind == plan::OpKind::norm && squares != nullptr) return {squares->x};
+  std::vector<View> written;
+  plan::each_view(call, [&](const View& v, kernels::Access access) {
+    if (access != kernels::Access::read) written.push_back(v);
+  });
+  return written;
+}
+
 }  // namespace
 
 Executor::Hooks NonFiniteFinder::hooks() {
-  return {.before = [this](const auto& op) { examine(op, false); },
-          .after = [this](const auto& op) { examine(op, true); }};
+  return {.before = [this](const auto& op) { examine(op, about_to_be_summed); },
+          .after = [this](const auto& op) { examine(op, made_or_met); }};
 }
 
-/// What an op of the calling thread has written; or, before ops that sum gradients over ranks, what
-/// they are about to read: the last chance to see whose it was.
-void NonFiniteFinder::examine(const BoundPlan::BoundOp& bound, bool written) {
+void NonFiniteFinder::examine(const BoundPlan::BoundOp& bound, Looks looks) {
   const plan::Op& op = *bound.op;
-  const bool consumes_gradients =
-      op.kind == plan::OpKind::reduce_gradients || op.kind == plan::OpKind::norm;
-  if (found_ || (!written && !consumes_gradients)) return;
-  std::vector<View> symbolic;
-  plan::Call names = op.call;
-  plan::each_view(names, [&](View& v, kernels::Access) { symbolic.push_back(v); });
-  std::size_t i = 0;
-  plan::Call real = bound.call;
-  plan::each_view(real, [&](View& v, kernels::Access access) {
-    const View& name = symbolic[i++];
-    const bool wanted =
-        written ? access != kernels::Access::read : access != kernels::Access::write;
-    if (found_ || !v || !wanted) return;
-    View seen = v;
-    seen.data = const_cast<std::byte*>(tier_.host_bytes(v.data, v.span_bytes(), copy_).data());
-    const auto at = first_non_finite(seen);
-    if (!at) return;
-    found_ = {.op = &op - plan_.ops.data(), .tensor = tensor_name(plan_, inputs_, op, name, *at)};
-  });
+  const std::vector<View> symbolic = looks(op, op.call), real = looks(op, bound.call);
+  for (std::size_t i = 0; i < real.size() && !found_; ++i) {
+    View seen = real[i];
+    if (!may_be_non_finite(seen.type)) continue;
+    seen.data =
+        const_cast<std::byte*>(tier_.host_bytes(seen.data, seen.span_bytes(), copy_).data());
+    if (const auto at = first_non_finite(seen)) {
+      found_ = {.op = &op - plan_.ops.data(),
+                .tensor = tensor_name(plan_, inputs_, op, symbolic[i], *at)};
+    }
+  }
 }
 
 }  // namespace tessera::train

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "train/execution/executor.hpp"
 
@@ -16,7 +17,8 @@ class NonFiniteFinder {
   NonFiniteFinder(const plan::Plan& plan, const plan::PlanInputs& inputs, memory::Tier& tier)
       : plan_(plan), inputs_(inputs), tier_(tier) {}
 
-  /// Looks at everything that each op of the calling thread writes, until something is not finite.
+  /// Looks at everything that each op of the calling thread writes, and at gradients before and
+  /// after they are summed over ranks, until something is not finite.
   Executor::Hooks hooks();
 
   /// The first such op in the plan's order, and its tensor; nothing if all was finite.
@@ -27,7 +29,9 @@ class NonFiniteFinder {
   const std::optional<Found>& found() const { return found_; }
 
  private:
-  void examine(const BoundPlan::BoundOp& op, bool written);
+  /// What to look at of a call of an op.
+  using Looks = std::vector<View> (*)(const plan::Op& op, const plan::Call& call);
+  void examine(const BoundPlan::BoundOp& op, Looks looks);
 
   const plan::Plan& plan_;
   const plan::PlanInputs& inputs_;
