@@ -26,11 +26,16 @@ namespace fs = std::filesystem;
 struct Transfer::State {
   explicit State(std::int64_t bytes) : left(bytes) {}
 
-  /// The first message stays.
-  void fail(const std::string& message, ExitCode code) {
+  /// The first error stays.
+  void fail(const std::string& message, ExitCode code) noexcept {
     const std::lock_guard lock(mutex);
-    if (!failed) error = message, exit_code = code;
-    failed = true;
+    if (failed.exchange(true)) return;
+    exit_code = code;
+    try {
+      error = message;
+    } catch (const std::bad_alloc&) {
+      error = "out of memory", exit_code = ExitCode::memory;  // short enough to need none
+    }
   }
   void finished(std::int64_t bytes) {
     if (left.fetch_sub(bytes) == bytes) left.notify_all();
@@ -119,7 +124,7 @@ class AsyncFile::Stripe {
     file_.allocate(bytes);
     direct_ = file_.past_page_cache();
     for (std::size_t i = 0; i < slots_.size(); ++i) free_.push_back(i);
-    again_.reserve(slots_.size() + 1);
+    again_.reserve(slots_.size() + 2);
     thread_ = start_thread("disk", [this] { serve(); });
   }
   ~Stripe() {
@@ -157,11 +162,8 @@ class AsyncFile::Stripe {
     try {
       while (!stop_ || in_flight() > 0) {
         begin_more();
-        if (in_flight() == 0 && !again_.empty()) {
-          std::this_thread::sleep_for(kPause);
-        } else {
-          for (const AsyncRequest* request : queue_.wait()) finish(*request);
-        }
+        if (in_flight() == 0 && !again_.empty()) continue;  // nothing would wake it
+        for (const AsyncRequest* request : queue_.wait()) finish(*request);
       }
     } catch (...) {
       give_up(current_ending());
@@ -175,12 +177,28 @@ class AsyncFile::Stripe {
     std::size_t old = again_.size();
     while (!free_.empty()) {
       std::optional<Part> part = old > 0 ? take_again(old) : next();
-      if (!part || !go_on(*std::move(part))) return;
+      if (!part) return;
+      bool more = true;
+      settle(*std::move(part), [&](Part& p) { more = go_on(p); });
+      if (!more) return;
+    }
+  }
+
+  /// work(part), which may leave something of it. Where it throws, what is left is among those that
+  /// give_up() ends.
+  template <typename Work>
+  void settle(Part part, Work&& work) {
+    try {
+      work(part);
+    } catch (...) {
+      again_.push_back(std::move(part));
+      throw;
     }
   }
 
   std::optional<Part> take_again(std::size_t& old) {
     --old;
+    if (again_.front().attempts > 0) std::this_thread::sleep_for(kPause);
     Part part = std::move(again_.front());
     again_.erase(again_.begin());
     return part;
@@ -214,21 +232,21 @@ class AsyncFile::Stripe {
   }
 
   /// Moves what is left of a part, or begins to. False where the system takes no more just now.
-  bool go_on(Part part) {
+  bool go_on(Part& part) {
     while (part.bytes > 0 && !part.transfer->failed) {
       if (direct_ && in_sectors(part.memory, part.offset) && part.bytes >= kSector)
-        return begin(std::move(part));
+        return begin(part);
       if (const int error = move_now(part); error != 0) {
-        try_again(std::move(part), error);
+        try_again(part, error);
         return error != EAGAIN;
       }
     }
-    if (part.bytes > 0) part.transfer->finished(part.bytes);
+    if (part.bytes > 0) part.transfer->finished(std::exchange(part.bytes, 0));
     return true;
   }
 
   /// Begins to move as many whole sectors as there are.
-  bool begin(Part part) {
+  bool begin(Part& part) {
     const std::size_t i = free_.back();
     Slot& slot = slots_[i];
     slot.request = {.call = part.write ? IoCall::write : IoCall::read,
@@ -239,7 +257,7 @@ class AsyncFile::Stripe {
                     .slot = i};
     const int error = queue_.begin(slot.request);
     if (error != 0) {
-      try_again(std::move(part), error);
+      try_again(part, error);
       return error != EAGAIN;
     }
     slot.part = std::move(part);
@@ -248,11 +266,12 @@ class AsyncFile::Stripe {
   }
 
   void finish(const AsyncRequest& request) {
-    Part part = std::move(slots_[request.slot].part);
     free_.push_back(request.slot);
-    if (request.moved == 0) return try_again(std::move(part), request.error);
-    advance(part, request.moved);
-    if (part.bytes > 0) again_.push_back(std::move(part));
+    settle(std::move(slots_[request.slot].part), [&](Part& part) {
+      if (request.moved == 0) return try_again(part, request.error);
+      advance(part, request.moved);
+      if (part.bytes > 0) again_.push_back(std::move(part));
+    });
   }
 
   /// What is less than a sector, or not aligned to one, through the page cache by one call. Returns
@@ -284,7 +303,7 @@ class AsyncFile::Stripe {
   }
 
   /// Later, where the system had too much to do (EAGAIN); any other error is final.
-  void try_again(Part part, int error) {
+  void try_again(Part& part, int error) {
     if (error == EAGAIN && ++part.attempts < kMostAttempts) {
       again_.push_back(std::move(part));
     } else {
@@ -314,7 +333,7 @@ class AsyncFile::Stripe {
     give_up_lanes();
   }
   void give_up(Part& part) const {
-    if (!part.transfer || part.bytes == 0) return;
+    if (!part.transfer || part.bytes == 0) return;  // moved elsewhere, or done
     part.transfer->fail(broken_->message, broken_->code);
     part.transfer->finished(std::exchange(part.bytes, 0));
   }

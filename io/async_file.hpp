@@ -22,8 +22,8 @@ struct AsyncFileOptions {
   int depth = 16;                              // requests of each file under way at once
 };
 
-/// A read or write under way. Its bytes are the caller's again once it is complete; the destructor
-/// waits for that.
+/// A read or write under way. Its bytes are the caller's again once it is complete. The destructor
+/// gives up what of it has not begun, and waits for the rest.
 class Transfer {
  public:
   struct State;
@@ -51,11 +51,11 @@ class AsyncFile {
   AsyncFile& operator=(const AsyncFile&) = delete;
 
   /// Begin to move bytes from or to [offset, offset + size), of any alignment and length. What is
-  /// not in whole sectors, in memory as in the file, goes through the page cache, a request at a
-  /// time. Transfers that overlap, of which one writes, are the caller's to put in order. The file
-  /// must outlive them.
-  Transfer read(std::int64_t offset, std::span<std::byte> out);
-  Transfer write(std::int64_t offset, std::span<const std::byte> bytes);
+  /// not in whole sectors (kSector bytes), in memory as in the file, goes through the page cache, a
+  /// request at a time. Transfers that have bytes of the same sector, of which one writes, are the
+  /// caller's to put in order. The file must outlive them. Nothing is made durable.
+  [[nodiscard]] Transfer read(std::int64_t offset, std::span<std::byte> out);
+  [[nodiscard]] Transfer write(std::int64_t offset, std::span<const std::byte> bytes);
 
   std::int64_t bytes() const { return bytes_; }
   /// The files whose file system has no access past the page cache.

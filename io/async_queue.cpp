@@ -23,8 +23,11 @@ std::size_t whole_sectors(std::size_t bytes, std::size_t at_most) {
   const char* remedy = error == EAGAIN ? " (fs.aio-max-nr is what the whole node may have: sysctl "
                                          "-w fs.aio-max-nr=1048576, or a smaller offload.depth)"
                                        : "";
-  throw IoError(fmt::format("{}: cannot have {} asynchronous requests at a time: {}{}",
-                            file.string(), depth, errno_text(error), remedy));
+  const std::string message =
+      fmt::format("{}: cannot have {} asynchronous requests at a time: {}{}", file.string(), depth,
+                  errno_text(error), remedy);
+  if (error == ENOMEM) throw MemoryError(message);
+  throw IoError(message);
 }
 
 }  // namespace
@@ -97,7 +100,7 @@ std::span<AsyncRequest* const> AsyncQueue::wait() {
 
 void AsyncQueue::wake() {
   const std::uint64_t one = 1;
-  [[maybe_unused]] const auto written = ::write(event_, &one, sizeof one);  // fails when it is full
+  [[maybe_unused]] const auto written = ::write(event_, &one, sizeof one);  // 2^64 fit
 }
 
 }  // namespace tessera::io

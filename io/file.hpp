@@ -44,7 +44,7 @@ class File {
   int descriptor() const { return descriptor_; }
   std::int64_t size() const;
   void resize(std::int64_t bytes);
-  /// Makes the file so long, with room on the disk for all of it, as far as the file system can
+  /// Makes a new file so long, with room on the disk for all of it, as far as the file system can
   /// promise that. IoError if the disk has less.
   void allocate(std::int64_t bytes);
 

@@ -1,6 +1,7 @@
-// All calls of the operating system that io/ makes; it makes none elsewhere. So bytes are counted;
-// tests and the deck's [fault] section can make any call fail as a real disk does; and a test can
-// record what a disk that loses power might hold. One hook and one witness serve the whole process.
+// All calls of the operating system that io/ makes on files; those of asynchronous requests are
+// made in async_queue, but asked about and counted here. So bytes are counted; tests and the deck's
+// [fault] section can make any call fail as a real disk does; and a test can record what a disk
+// that loses power might hold. One hook and one witness serve the whole process.
 #pragma once
 
 #include <sys/types.h>

@@ -99,7 +99,8 @@ void check_available(std::int64_t bytes, std::int64_t processes, const fs::path&
   if (bytes <= free / processes) return;
   throw MemoryError(fmt::format(
       "{} ranks on this node need {:.2f} GiB each, but it has {:.2f} GiB left: use fewer ranks a "
-      "node, a higher zero.stage, a smaller batch.micro, or recompute.policy = \"full\"",
+      "node, a higher zero.stage, a smaller batch.micro, or recompute.policy = \"full\" (snapshots "
+      "for checkpoint.async and what is offloaded to the host count too)",
       processes, static_cast<double>(bytes) / 0x1p30, static_cast<double>(free) / 0x1p30));
 }
 

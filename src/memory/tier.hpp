@@ -25,7 +25,7 @@ class Tier {
   /// compute stream; complete on return.
   virtual void write(std::byte* to, std::span<const std::byte> from) = 0;
   virtual void read(const std::byte* from, std::span<std::byte> to) = 0;
-  /// A copy within this memory, or from it to the host's, as work of a stream.
+  /// A copy within this memory, or between it and the host's, as work of a stream.
   virtual std::unique_ptr<streams::Task> start_copy(const std::byte* from, std::byte* to,
                                                     std::int64_t bytes) = 0;
   /// Whether its bytes are physically in the host's memory, at whatever addresses.

@@ -13,8 +13,6 @@ std::string remedies(const deck::Deck& deck, const Mesh& mesh, bool state_alone)
   std::vector<std::string> all;
   if (!state_alone) {  // what lives within a step may be made smaller
     if (deck.recompute.policy != Recompute::full) all.emplace_back("recompute.policy = \"full\"");
-    if (deck.offload.activations == deck::OffloadTier::none)
-      all.emplace_back("offload.activations = \"host\"");
     if (deck.batch.micro > 1) all.push_back(fmt::format("batch.micro below {}", deck.batch.micro));
   }
   const std::int64_t last = kZeroStages - 1;
@@ -22,6 +20,8 @@ std::string remedies(const deck::Deck& deck, const Mesh& mesh, bool state_alone)
     all.push_back(fmt::format("zero.stage = {} to {}", deck.zero.stage + 1, last));
   if (mesh.data == 1 || deck.zero.stage > 0)
     all.push_back(fmt::format("more data ranks with zero.stage 1 to {}", last));
+  if (!state_alone && deck.offload.activations == deck::OffloadTier::none)
+    all.emplace_back("offload.activations = \"host\"");
   all.emplace_back("a larger parallel.tensor or parallel.pipeline");
   return fmt::format("{} (check --options shows what each stage needs)", fmt::join(all, ", or "));
 }

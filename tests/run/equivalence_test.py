@@ -51,10 +51,11 @@ class Equivalence(RunTest):
 
     def test_activations_on_the_host_change_no_bit(self):
         for compute, stage, schedule in (("f32", 0, "1f1b"), ("bf16", 3, "1f1b"),
-                                         ("bf16", 1, "zero_bubble")):
+                                         ("bf16", 1, "zero_bubble"), ("f32", 0, "interleaved")):
             fixed = {"model__dropout": 0.2, "model__layers": 4, "precision__compute": compute,
                      "zero__stage": stage, "parallel__schedule": schedule,
-                     "parallel__pipeline": 1 if schedule == "1f1b" else 2}
+                     "parallel__pipeline": 1 if schedule == "1f1b" else 2,
+                     "parallel__virtual_stages": 2 if schedule == "interleaved" else 1}
             want = self.run_layout(2, **fixed)
             for policy in ("none", "full"):
                 with self.subTest(compute=compute, policy=policy, schedule=schedule):

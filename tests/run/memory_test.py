@@ -58,6 +58,8 @@ class Memory(RunTest):
                 self.train(ranks, deck)
                 events = {e["event"]: e for e in metrics.read_events(self.dir / name)}
                 self.assertEqual(events["start"]["arena_bytes"], predicted)
+                if name == "activations_on_host":
+                    self.assertGreater(min(arenas["host"] for arenas in predicted), 0)
                 for used, had in zip(events["end"]["arena_high_water"], predicted, strict=True):
                     for arena in ARENAS:
                         self.assertIn(had[arena] - used[arena], range(ALIGNMENT), arena)

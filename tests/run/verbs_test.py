@@ -400,7 +400,7 @@ class Verbs(RunTest):
                 (2, "not a multiple of 4096", ["nvme", "--block", 5000]),
                 (2, "is of bench nvme", ["gemm", "--depth", 3]),
                 (2, "several --dir", ["machine", *where]),
-                (7, "cannot create", ["nvme", "--dir", self.dir / "none"]),
+                (7, "cannot create", ["nvme", *where, "--dir", self.dir / "none"]),
                 (7, "cannot reserve", ["nvme", *where, "--bytes", 1 << 50])):
             with self.subTest(words):
                 job = self.run_job(2, "bench", *arguments)

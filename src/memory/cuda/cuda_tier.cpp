@@ -79,7 +79,8 @@ std::byte* PinnedTier::allocate(std::int64_t bytes) {
       cudaGetLastError();  // forgotten, because it is reported here
       throw MemoryError(
           fmt::format("{:.2f} GiB of the host's memory cannot be page-locked: raise what a job may "
-                      "lock (ulimit -l, Slurm's --mem), or set checkpoint.async = false",
+                      "lock (ulimit -l, Slurm's --mem), or set checkpoint.async = false and "
+                      "offload.activations = \"none\"",
                       static_cast<double>(bytes) / 0x1p30));
     }
     check_cuda(code, "cudaHostRegister");

@@ -13,7 +13,7 @@ using kernels::Access;
 
 /// A run of uses of a buffer between which it stays on the device.
 struct Stay {
-  std::size_t last_op = 0;
+  std::size_t first_op = 0, last_op = 0;
   std::int32_t first_visit = 0, last_visit = 0;
   std::int32_t unit = -1, micro_batch = -1;  // of the first use
   bool writes = false;
@@ -26,8 +26,11 @@ struct Saved {
   Range read{std::numeric_limits<std::int64_t>::max(), 0};  // bytes that later stays read
 };
 
+/// Messages too: what a stage has received is what its first layer saves.
 bool may_leave(const Buffer& b) {
-  return b.purpose == BufferPurpose::activations && !b.persistent && b.location == Location::device;
+  const bool saved =
+      b.purpose == BufferPurpose::activations || b.purpose == BufferPurpose::messages;
+  return saved && !b.persistent && b.location == Location::device;
 }
 
 std::vector<Saved> stays_of(const Plan& plan, std::int64_t ahead) {
@@ -39,7 +42,8 @@ std::vector<Saved> stays_of(const Plan& plan, std::int64_t ahead) {
       auto& [stays, read] = at(all, use.buffer);
       // It would come back before, or as soon as, it has left.
       if (stays.empty() || op.visit - stays.back().last_visit > ahead + 1) {
-        stays.push_back({.first_visit = op.visit,
+        stays.push_back({.first_op = i,
+                         .first_visit = op.visit,
                          .unit = op.unit,
                          .micro_batch = op.micro_batch,
                          .buffer = use.buffer});
@@ -89,6 +93,7 @@ void offload_activations(Plan& plan, const PlanInputs& in) {
   std::map<std::int32_t, std::size_t> visit_start;  // the first op of each visit
   for (std::size_t i = 0; i < plan.ops.size(); ++i) visit_start.try_emplace(plan.ops[i].visit, i);
   Insertions insertions;
+  std::vector<std::pair<std::size_t, Op>> fetches;  // by the op that first reads what comes back
   for (Saved& saved : all) {
     if (saved.stays.size() < 2 || saved.read.empty()) continue;
     const Buffer on_device = plan.buffer(saved.stays[0].buffer);
@@ -104,9 +109,8 @@ void offload_activations(Plan& plan, const PlanInputs& in) {
       if (s > 0) {
         stay.buffer = add_buffer(plan, on_device);
         const auto visit = static_cast<std::int32_t>(stay.first_visit - in.offload.ahead);
-        insertions.before(
-            visit_start.lower_bound(visit)->second,
-            copy_op(OpKind::fetch, Stream::read, stay, visit, bytes(home), bytes(stay.buffer)));
+        fetches.emplace_back(stay.first_op, copy_op(OpKind::fetch, Stream::read, stay, visit,
+                                                    bytes(home), bytes(stay.buffer)));
       }
       if (s + 1 < saved.stays.size() && (s == 0 || stay.writes)) {
         insertions.before(stay.last_op + 1,
@@ -114,6 +118,11 @@ void offload_activations(Plan& plan, const PlanInputs& in) {
                                   bytes(stay.buffer), bytes(home)));
       }
     }
+  }
+  std::ranges::stable_sort(fetches, {}, [](const auto& f) { return f.first; });
+  for (auto& [first_op, fetch] : fetches) {
+    const std::size_t at = visit_start.lower_bound(fetch.visit)->second;
+    insertions.before(at, std::move(fetch));
   }
   use_buffers_of_stays(plan, all);
   insertions.apply(plan.ops);

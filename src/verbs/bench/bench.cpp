@@ -65,12 +65,17 @@ void finish_alone(streams::Streams& streams, const streams::Start& start) {
   streams.finish();
 }
 
+std::vector<std::string> bench_directories(const BenchOptions& options) {
+  if (!options.directories.empty()) return options.directories;
+  return {std::filesystem::temp_directory_path().string()};
+}
+
 BenchDirectory::BenchDirectory(const BenchOptions& options, const comm::Control& control)
     : owner_(control.rank() == 0) {
   std::string name;
   control.together([&] {
     if (!owner_) return;
-    const std::filesystem::path parent = options.directories.front();
+    const std::filesystem::path parent = bench_directories(options).front();
     name = (parent / "tessera_bench_XXXXXX").string();
     if (mkdtemp(name.data()) == nullptr)
       throw IoError(fmt::format("cannot create {}: {}", name, errno_text(errno)));
@@ -105,13 +110,12 @@ Verb bench(CLI::App& app) {
   verb->add_option("--repeats", o->repeats, "the fastest counts; of checkpoint, the median")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  o->directories = {std::filesystem::temp_directory_path().string()};
   verb->add_option(
           "--dir", o->directories,
-          "where temporary files go; seen by all ranks, but for nvme, whose ranks may each "
-          "have disks of their own: one a --dir, or several --dir for a fast one")
-      ->allow_extra_args(false)
-      ->capture_default_str();
+          "where temporary files go, seen by all ranks, but for nvme, whose ranks may each have "
+          "disks of their own: a --dir for each, two for one that is twice as fast (default: the "
+          "system's directory for them)")
+      ->allow_extra_args(false);
   verb->add_option("--bytes", o->bytes, "nvme: of each rank, written and read")
       ->capture_default_str()
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 50));

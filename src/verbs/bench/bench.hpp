@@ -33,6 +33,9 @@ void finish_alone(streams::Streams& streams, const streams::Start& start);
 deck::LoadedDeck bench_deck(const BenchOptions& options, const comm::Control& control,
                             const std::vector<std::string>& more = {});
 
+/// Those of --dir, or the system's for temporary files.
+std::vector<std::string> bench_directories(const BenchOptions& options);
+
 /// A new directory that all ranks see; rank 0 removes it, also when something failed.
 class BenchDirectory {
  public:

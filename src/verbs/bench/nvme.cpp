@@ -19,16 +19,15 @@ namespace {
 
 namespace fs = std::filesystem;
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
-constexpr std::int64_t kMemory = 256 * kMiB;  // of a rank, from and to which bytes move
-constexpr std::int64_t kPieces = 8;           // of that memory: transfers under way
-constexpr std::int64_t kPiece = kMemory / kPieces;
+constexpr std::int64_t kMostMemory =
+    1024 * kMiB;  // that a rank uses unless it is told the requests
 
 /// This rank's files, each in a new directory, which goes with them.
 class Files {
  public:
-  Files(const std::vector<std::string>& parents, const comm::Control& control) {
-    control.together([&] {
-      for (const std::string& parent : parents) {
+  Files(const BenchOptions& options, const comm::Control& control) : Files() {
+    control.together([&] {  // where that throws, the destructor removes what is there
+      for (const std::string& parent : bench_directories(options)) {
         std::string name = (fs::path(parent) / "tessera_bench_XXXXXX").string();
         if (mkdtemp(name.data()) == nullptr)
           throw IoError(fmt::format("cannot create {}: {}", name, errno_text(errno)));
@@ -46,34 +45,45 @@ class Files {
   const std::vector<fs::path>& paths() const { return paths_; }
 
  private:
+  Files() = default;
   std::vector<fs::path> directories_, paths_;
-};
-
-/// Page-aligned memory of random numbers: some disks are faster with zeros.
-class Memory {
- public:
-  Memory() : base_(tier_.allocate(kMemory)) {
-    std::minstd_rand numbers;
-    for (std::int64_t i = 0; i < kMemory; i += 4) {
-      const auto number = static_cast<std::uint32_t>(numbers());
-      std::memcpy(base_ + i, &number, 4);
-    }
-  }
-  ~Memory() { tier_.release(base_, kMemory); }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-  std::span<std::byte> piece(std::int64_t i) {
-    return {base_ + i % kPieces * kPiece, static_cast<std::size_t>(kPiece)};
-  }
-
- private:
-  memory::HostTier tier_;
-  std::byte* base_;
 };
 
 struct Requests {
   std::int64_t block;
   int depth;
+};
+
+/// Page-aligned memory of random numbers: some disks are faster with zeros. A piece has a request
+/// for each file; there are twice as many as are under way, so that no queue runs empty.
+class Memory {
+ public:
+  static std::int64_t bytes_of(const Requests& r, std::size_t files) {
+    return 2 * r.depth * r.block * static_cast<std::int64_t>(files);
+  }
+  Memory(const Requests& r, std::size_t files, std::int64_t ranks_of_node)
+      : piece_(r.block * static_cast<std::int64_t>(files)), pieces_(2 * std::int64_t{r.depth}) {
+    memory::check_available(piece_ * pieces_, ranks_of_node);
+    base_ = tier_.allocate(piece_ * pieces_);
+    std::minstd_rand numbers;
+    for (std::int64_t i = 0; i < piece_ * pieces_; i += 4) {
+      const auto number = static_cast<std::uint32_t>(numbers());
+      std::memcpy(base_ + i, &number, 4);
+    }
+  }
+  ~Memory() { tier_.release(base_, piece_ * pieces_); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  std::int64_t piece() const { return piece_; }
+  std::int64_t pieces() const { return pieces_; }
+  std::span<std::byte> piece(std::int64_t i) {
+    return {base_ + i % pieces_ * piece_, static_cast<std::size_t>(piece_)};
+  }
+
+ private:
+  std::int64_t piece_, pieces_;
+  memory::HostTier tier_;
+  std::byte* base_ = nullptr;
 };
 
 enum class Pattern : std::uint8_t { write, read, mixed };
@@ -84,15 +94,15 @@ using Rates = std::array<double, kPatterns.size()>;  // bytes a second of all ra
 /// Moves as many bytes as the file has; mixed: every second piece is written, the others are read.
 void move(io::AsyncFile& file, Memory& memory, Pattern pattern) {
   std::deque<io::Transfer> under_way;
-  for (std::int64_t i = 0; i * kPiece < file.bytes(); ++i) {
-    if (std::ssize(under_way) == kPieces) {  // the oldest, whose memory is next
+  for (std::int64_t i = 0; i * memory.piece() < file.bytes(); ++i) {
+    if (std::ssize(under_way) == memory.pieces()) {  // the oldest, whose memory is next
       under_way.front().wait();
       under_way.pop_front();
     }
-    const std::int64_t left = file.bytes() - i * kPiece;
-    const auto part = memory.piece(i).first(static_cast<std::size_t>(std::min(kPiece, left)));
+    const std::int64_t at = i * memory.piece(), n = std::min(memory.piece(), file.bytes() - at);
+    const auto part = memory.piece(i).first(static_cast<std::size_t>(n));
     const bool write = pattern == Pattern::write || (pattern == Pattern::mixed && i % 2 == 0);
-    under_way.push_back(write ? file.write(i * kPiece, part) : file.read(i * kPiece, part));
+    under_way.push_back(write ? file.write(at, part) : file.read(at, part));
   }
   for (const io::Transfer& transfer : under_way) transfer.wait();
 }
@@ -100,24 +110,26 @@ void move(io::AsyncFile& file, Memory& memory, Pattern pattern) {
 class DiskBenchmark {
  public:
   DiskBenchmark(const BenchOptions& o, const train::Job& job)
-      : o_(o), job_(job), files_(o.directories, job.control) {}
+      : o_(o), job_(job), files_(o, job.control) {}
 
   /// The rates of one kind of requests, each the best of several: printed and returned.
   Rates measure(Requests requests) {
+    std::optional<Memory> memory;
     std::optional<io::AsyncFile> file;
     job_.control.together([&] {
+      memory.emplace(requests, files_.paths().size(), job_.mpi.job().local);
       file.emplace(io::AsyncFileOptions{.files = files_.paths(),
                                         .bytes = o_.bytes,
                                         .block = requests.block,
                                         .depth = requests.depth});
-      move(*file, memory_, Pattern::write);  // room that is only reserved may be read faster
+      move(*file, *memory, Pattern::write);  // room that is only reserved may be read faster
     });
     tell_of_page_cache(*file);
     Rates rates{};
     for (std::size_t p = 0; p < kPatterns.size(); ++p) {
       double seconds = std::numeric_limits<double>::infinity();
       for (std::int64_t i = 0; i < o_.repeats; ++i)
-        keep_fastest(seconds, job_.control, [&] { move(*file, memory_, kPatterns[p]); });
+        keep_fastest(seconds, job_.control, [&] { move(*file, *memory, kPatterns[p]); });
       rates[p] = static_cast<double>(o_.bytes * job_.mpi.size()) / seconds;
       if (job_.control.rank() != 0) continue;
       print_row(kPatternNames[p],
@@ -144,7 +156,6 @@ class DiskBenchmark {
   const BenchOptions& o_;
   const train::Job& job_;
   Files files_;
-  Memory memory_;
   Rates fastest_{};
   bool told_ = false;
 };
@@ -173,13 +184,19 @@ void bench_nvme(const BenchOptions& o, const train::Job& job) {
   if (o.depth) depths = {*o.depth};
   if (job.control.rank() == 0)
     fmt::print("# {} ranks; {} of each in {}; the fastest of {}; shares of the best so far\n",
-               job.mpi.size(), human_bytes(o.bytes), fmt::join(o.directories, " and "), o.repeats);
+               job.mpi.size(), human_bytes(o.bytes), fmt::join(bench_directories(o), " and "),
+               o.repeats);
   DiskBenchmark benchmark(o, job);
   Requests best{.block = blocks.front(), .depth = depths[depths.size() / 2]};
   if (blocks.size() > 1)
     best.block = best_of(benchmark, blocks, [&](std::int64_t block) {
       return Requests{.block = block, .depth = best.depth};
     });
+  if (!o.depth) {
+    std::erase_if(depths, [&](int depth) {
+      return Memory::bytes_of({best.block, depth}, bench_directories(o).size()) > kMostMemory;
+    });
+  }
   best.depth = best_of(benchmark, depths,
                        [&](int depth) { return Requests{.block = best.block, .depth = depth}; });
   if (job.control.rank() == 0)

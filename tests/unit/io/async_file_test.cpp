@@ -71,8 +71,8 @@ class Files {
 class AsyncFile : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Striped, AsyncFile, testing::Values(1, 2, 3));
 
-/// In pieces of random lengths and alignments, all under way at once: some are written, the others
-/// read.
+/// In pieces of random lengths, whole units: some are written, the others read. All are under way
+/// at once unless they share sectors.
 void move_pieces(io::AsyncFile& file, Sectors& model, std::int64_t unit, std::mt19937& random) {
   Sectors other(file.bytes());
   std::deque<io::Transfer> under_way;
@@ -87,6 +87,7 @@ void move_pieces(io::AsyncFile& file, Sectors& model, std::int64_t unit, std::mt
       under_way.push_back(file.read(r.begin, other.part(r)));
       read.push_back(r);
     }
+    if (unit < io::kSector) under_way.back().wait();
   }
   for (const io::Transfer& transfer : under_way) transfer.wait();
   for (const Range r : read) ASSERT_TRUE(same(other.part(r), model.part(r))) << r.begin;
@@ -261,9 +262,31 @@ TEST(AsyncFile, IsUsableAfterAnError) {
   Sectors model(8 * kBlock), back(8 * kBlock, 2);
   EXPECT_THROW(file.write(0, model.all()).wait(), IoError);
   { const io::Transfer unwanted = file.write(0, model.all()); }
+  model.fill({0, 8 * kBlock}, 3);
   file.write(0, model.all()).wait();
   file.read(0, back.all()).wait();
   EXPECT_TRUE(same(back.all(), model.all()));
+}
+
+/// On the thread of the file, whether the request is for the disk or for the page cache: whoever
+/// waits learns of it, and so does whoever comes after.
+TEST(AsyncFile, TellsOfMemoryThatRunsOut) {
+  for (const std::int64_t bytes : {8 * kBlock, kBlock - 100}) {
+    for (int n = 0; n < 4; ++n) {
+      const Files files(bytes, 2);
+      io::AsyncFile file(files.options);
+      std::atomic<int> calls = 0;
+      io::set_io_hook([&](IoCall call, const fs::path&, std::size_t) {
+        if (call == IoCall::write && calls++ == n % 2) throw std::bad_alloc();
+        return io::IoVerdict{};
+      });
+      Sectors model(bytes);
+      const Range part{n < 2 ? 0 : 100, bytes};
+      EXPECT_THROW(file.write(part.begin, model.part(part)).wait(), MemoryError);
+      EXPECT_THROW(file.write(0, model.all()).wait(), MemoryError);
+      { const io::Transfer unwanted = file.write(0, model.all()); }
+    }
+  }
 }
 
 TEST(AsyncFile, CountsTheBytes) {

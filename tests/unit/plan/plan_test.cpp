@@ -543,16 +543,25 @@ TEST(Offload, SavedActivationsLeaveTheDevice) {
   Case c = make_case(0, 1, 1, ReduceWhen::step);
   c.inputs.model.config.layers = 16;
   c.inputs.model.units = model::model_units(c.inputs.model.config);
+  c.shape.micro = 20;  // so that activations are far more than gradients
   const Plan stay = make_plan(c.inputs, c.shape, {});
   c.inputs.offload = {.activations = Location::host, .ahead = 1};
   const Plan leave = make_plan(c.inputs, c.shape, {});
   EXPECT_EQ(stay.arena(ArenaId::host), 0);
   EXPECT_EQ(leave.arena(ArenaId::state), stay.arena(ArenaId::state));
-  // What is saved of a layer is on the host for all but the last few: those that backward comes to
-  // before their bytes could be back.
-  const std::int64_t saved = stay.arena(ArenaId::step) - leave.arena(ArenaId::step);
-  EXPECT_GT(saved, 0);
-  EXPECT_GE(leave.arena(ArenaId::host), saved);
+  // What is saved of a layer stays for the last three visits before backward turns and, meanwhile,
+  // of one layer that leaves and two that come back.
+  const auto saved_of = [](const Plan& plan, Location location) {
+    std::int64_t bytes = 0;
+    for (const Buffer& b : plan.buffers) {
+      const bool counts = b.purpose == BufferPurpose::activations && b.location == location;
+      bytes += counts && !b.persistent ? b.bytes : 0;
+    }
+    return bytes;
+  };
+  const std::int64_t saved = saved_of(stay, Location::device);
+  EXPECT_GT(saved_of(leave, Location::host), saved * 12 / 16);
+  EXPECT_LT(leave.arena(ArenaId::step), stay.arena(ArenaId::step) - saved * 9 / 16);
   std::map<BufferId, int> away;  // by buffer of the host
   for (const Op& op : leave.ops) {
     if (const auto* copy = std::get_if<Copy>(&op.call)) {
@@ -562,10 +571,7 @@ TEST(Offload, SavedActivationsLeaveTheDevice) {
       }
     }
   }
-  for (const auto& [buffer, times] : away) {
-    EXPECT_EQ(leave.buffer(buffer).location, Location::host);
-    EXPECT_EQ(leave.buffer(buffer).purpose, BufferPurpose::activations);
-  }
+  EXPECT_FALSE(away.empty());
   // With the whole step between, nothing leaves.
   c.inputs.offload.ahead = 1000;
   EXPECT_EQ(make_plan(c.inputs, c.shape, {}).arena_bytes, stay.arena_bytes);
