@@ -61,6 +61,7 @@ Backend cpu_backend(int threads) {
           .name = fmt::format("{} CPU thread{}", threads, threads == 1 ? "" : "s"),
           .device_tier = std::make_unique<memory::HostTier>(),
           .host_tier = std::make_unique<memory::HostTier>(),
+          .disk_reaches_device = true,
           .device = kernels::make_cpu_device({.threads = threads}),
           .start_beside = on_a_thread(kernels::make_cpu_device({.threads = 1})),
           .make_streams =
@@ -88,6 +89,7 @@ Backend debug_backend(int threads) {
     return std::make_unique<HiddenGroup>(std::move(group), hidden);
   };
   b.device_tier = std::move(tier);
+  b.disk_reaches_device = false;
   return b;
 }
 
@@ -130,7 +132,8 @@ PlanningDevice make_planning_device(deck::Backend kind, int threads) {
   return {.name = by_machine ? "a CPU (no NVIDIA GPU is here; --set run.backend=cuda plans for one)"
                              : "a CPU",
           .device = kernels::make_cpu_device({.threads = threads}),
-          .nccl = false};
+          .nccl = false,
+          .disk_reaches_device = kind != deck::Backend::debug};
 }
 
 }  // namespace tessera::backend

@@ -36,6 +36,7 @@ struct Backend {
   bool multiplies_fp8 = false;                // at a rate of its own; others compute the same
   std::unique_ptr<memory::Tier> device_tier;  // where kernels compute
   std::unique_ptr<memory::Tier> host_tier;    // what the host reads beside steps
+  bool disk_reaches_device = false;           // disks read and write device memory themselves
   std::shared_ptr<void> libraries;            // that the device uses
   std::unique_ptr<kernels::Device> device;
   /// Begins a kernel of a stream beside compute: on a CPU one thread computes it, so that messages
@@ -78,6 +79,7 @@ struct PlanningDevice {
   std::string name;                         // for people, and why where `auto` chose it
   std::unique_ptr<kernels::Device> device;  // for sizes of scratch
   bool nccl = false;                        // carries between ranks
+  bool disk_reaches_device = false;         // as in Backend
 };
 PlanningDevice make_planning_device(deck::Backend kind, int threads);
 

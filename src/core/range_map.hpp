@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <type_traits>
 
 #include "core/math.hpp"
 
@@ -11,8 +12,8 @@ namespace tessera {
 template <typename T>
 class RangeMap {
  public:
-  /// f(value) for the values that make up `range`: at its ends they are split, where there was none
-  /// yet it is T{}.
+  /// f(value), or f(its range, value), for the values that make up `range`: at its ends they are
+  /// split, where there was none yet it is T{}.
   template <typename F>
   void each(Range range, F&& f) {
     if (range.empty()) return;
@@ -24,7 +25,11 @@ class RangeMap {
         const std::int64_t end = it == parts_.end() ? range.end : std::min(range.end, it->first);
         it = parts_.emplace_hint(it, at, Part{end, T{}});
       }
-      f(it->second.value);
+      if constexpr (std::is_invocable_v<F, Range, T&>) {
+        f(Range{it->first, it->second.end}, it->second.value);
+      } else {
+        f(it->second.value);
+      }
     }
   }
   /// The whole range has one value.

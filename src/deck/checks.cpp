@@ -198,9 +198,18 @@ class Checker {
   }
 
   void offload() {
-    if (usable({"offload.ahead", "offload.activations"}) && set("offload.ahead") &&
-        deck_.offload.activations == OffloadTier::none)
+    const OffloadSection& o = deck_.offload;
+    if (!usable({"offload.parameters", "offload.gradients", "offload.optimizer",
+                 "offload.activations"}))
+      return;
+    if (usable({"offload.ahead"}) && set("offload.ahead") && !o.anything())
       problem("offload.ahead", "offload.ahead has no effect: nothing is offloaded (leave it out)");
+    if (usable({"offload.nvme"}) && o.uses(OffloadTier::nvme) && o.nvme.empty())
+      problem("offload.nvme",
+              "what lives on \"nvme\" needs offload.nvme = [\"DIRECTORY\", ...] on local disks");
+    if (usable({"offload.block"}) && o.block.count % 4096 != 0)
+      problem("offload.block", fmt::format("offload.block = {} must be a multiple of 4096",
+                                           o.block.count));
   }
 
   void quantization() {

@@ -184,6 +184,10 @@ struct OffloadSection {
   Bytes block = {std::int64_t{8} << 20};
   std::int64_t depth = 16;
   bool keep = false;
+  bool uses(OffloadTier tier) const {
+    return parameters == tier || gradients == tier || optimizer == tier || activations == tier;
+  }
+  bool anything() const { return uses(OffloadTier::host) || uses(OffloadTier::nvme); }
   bool operator==(const OffloadSection&) const = default;
 };
 

@@ -98,7 +98,7 @@ class Resolver {
       zero.reduce = sharded ? ReduceWhen::micro : ReduceWhen::step;
     }
     OffloadSection& offload = loaded_.deck.offload;
-    if (open("offload.ahead") && offload.activations != OffloadTier::none) offload.ahead = 2;
+    if (open("offload.ahead") && offload.anything()) offload.ahead = 2;
   }
 
   /// A warm-up of 0 is none: so a deck can drop the one it includes, and give it in another unit.

@@ -343,30 +343,31 @@ constexpr SchemaRow kRows[] = {
         {.built = "false"}),
     row<&Deck::zero, &ZeroSection::quantize, &QuantizeSection::stochastic>(
         "zero.quantize.stochastic", "round at random in proportion", {.built = "false"}),
-    row<&Deck::offload, &OffloadSection::parameters>("offload.parameters", "where parameters live",
-                                                     {.built = "none"}),
+    row<&Deck::offload, &OffloadSection::parameters>(
+        "offload.parameters", "where parameters live while no layer uses them"),
     row<&Deck::offload, &OffloadSection::gradients>(
-        "offload.gradients", "where reduced gradients live", {.built = "none"}),
+        "offload.gradients", "where summed gradients live until the update"),
     row<&Deck::offload, &OffloadSection::optimizer>(
-        "offload.optimizer", "where optimizer state lives", {.built = "none"}),
+        "offload.optimizer",
+        "where optimizer state lives, and master weights where they are not the parameters"),
     row<&Deck::offload, &OffloadSection::activations>(
-        "offload.activations", "where activations live between forward and backward",
-        {.built = "none host"}),
+        "offload.activations", "where activations live between forward and backward"),
     row<&Deck::offload, &OffloadSection::ahead>(
         "offload.ahead", "visits of layers between the begin of a fetch and the use of its bytes",
         {.limits = between(0, 1000), .unset = "2 where something is offloaded"}),
     row<&Deck::offload, &OffloadSection::optimizer_share>(
         "offload.optimizer_share", "share of the optimizer state that is offloaded",
         {.limits = between(0, 1), .built = "1.0"}),
-    row<&Deck::offload, &OffloadSection::nvme>("offload.nvme", "directories on local disks",
-                                               {.built = "[]"}),
+    row<&Deck::offload, &OffloadSection::nvme>(
+        "offload.nvme", "directories on local disks, for what lives on \"nvme\""),
     row<&Deck::offload, &OffloadSection::block>(
         "offload.block", "size of one disk request",
-        {.limits = between(4096, 1 << 30), .unit = "bytes", .built = "8388608"}),
-    row<&Deck::offload, &OffloadSection::depth>("offload.depth", "disk requests in flight",
-                                                {.limits = between(1, 4096), .built = "16"}),
-    row<&Deck::offload, &OffloadSection::keep>("offload.keep", "swap files survive the run",
-                                               {.built = "false"}),
+        {.limits = between(4096, 1 << 30), .unit = "bytes"}),
+    row<&Deck::offload, &OffloadSection::depth>("offload.depth",
+                                                "requests to a file that are under way at once",
+                                                {.limits = between(1, 4096)}),
+    row<&Deck::offload, &OffloadSection::keep>(
+        "offload.keep", "files in offload.nvme stay when the run ends"),
     row<&Deck::memory, &MemorySection::device>(
         "memory.device", "budget of the device tier; auto: what the device has free",
         {.limits = at_least(1), .unit = "bytes"}),

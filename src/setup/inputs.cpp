@@ -21,8 +21,12 @@ std::optional<kernels::BlockFormat> gradient_blocks(const deck::QuantizeSection&
 }
 
 plan::Location location_of(deck::OffloadTier tier) {
-  TESSERA_CHECK(tier != deck::OffloadTier::nvme, "a tier that is not built");
-  return tier == deck::OffloadTier::none ? plan::Location::device : plan::Location::host;
+  switch (tier) {
+    case deck::OffloadTier::none: return plan::Location::device;
+    case deck::OffloadTier::host: return plan::Location::host;
+    case deck::OffloadTier::nvme: return plan::Location::disk;
+  }
+  throw InternalError("a tier without a location");
 }
 
 plan::PipelineRule pipeline_rule(const deck::ParallelSection& p) {
@@ -101,8 +105,11 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.sharding.stage = static_cast<int>(deck.zero.stage);
   in.sharding.reduce = deck.zero.reduce;
   in.sharding.prefetch = deck.zero.prefetch;
-  in.offload.activations = location_of(deck.offload.activations);
-  in.offload.ahead = deck.offload.ahead.value_or(0);
+  in.offload = {.parameters = location_of(deck.offload.parameters),
+                .gradients = location_of(deck.offload.gradients),
+                .optimizer = location_of(deck.offload.optimizer),
+                .activations = location_of(deck.offload.activations),
+                .ahead = deck.offload.ahead.value_or(0)};
   in.recompute = deck.recompute.policy;
   in.optimizer = optim::make_optimizer(deck.optimizer);
   in.seed = static_cast<std::uint64_t>(deck.run.seed);

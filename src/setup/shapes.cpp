@@ -19,6 +19,11 @@ plan::PlanShape evaluation_shape(const deck::BatchSection& batch, std::int64_t d
                     data_ranks);
 }
 
+bool saves_beside_steps(const deck::Deck& deck) {
+  return deck.checkpoint.async && deck.offload.parameters != deck::OffloadTier::nvme &&
+         deck.offload.optimizer != deck::OffloadTier::nvme;
+}
+
 std::vector<plan::PlanShape> training_shapes(const deck::Deck& deck, std::int64_t data_ranks) {
   std::set<std::int64_t> ramp;
   for (const auto& entry : deck.batch.ramp) ramp.insert(entry.global);
@@ -31,7 +36,7 @@ std::vector<plan::PlanShape> training_shapes(const deck::Deck& deck, std::int64_
   };
   for (std::int64_t global : globals) {
     add(plan::PlanPurpose::train, global);
-    if (deck.checkpoint.every > 0 && deck.checkpoint.async)
+    if (deck.checkpoint.every > 0 && saves_beside_steps(deck))
       add(plan::PlanPurpose::train_snapshot, global);
   }
   if (!deck.data.validation.empty()) shapes.push_back(evaluation_shape(deck.batch, data_ranks));

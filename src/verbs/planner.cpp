@@ -42,11 +42,12 @@ Planner make_planner(const LayoutOptions& layout) {
                           ? layout.threads
                           : setup::thread_count(p.loaded.deck.run, cores_each(masks));
   const std::array alone{own_cores()};
-  bool nccl = false;
+  bool nccl = false, disk_reaches_device = false;
   for (int i = 0; i < cores_each(alone); ++i) {
     auto planning = backend::make_planning_device(p.loaded.deck.run.backend, threads);
     p.devices.push_back(std::move(planning.device));
     nccl = planning.nccl;
+    disk_reaches_device = planning.disk_reaches_device;
     p.device_name = planning.name;
   }
   p.shapes =
@@ -56,6 +57,7 @@ Planner make_planner(const LayoutOptions& layout) {
 
   p.inputs = setup::plan_inputs(p.loaded.deck, p.shapes, node_of, *p.devices.front());
   p.inputs.layout.nccl = nccl;
+  p.inputs.offload.disk_reaches_device = disk_reaches_device;
   return p;
 }
 

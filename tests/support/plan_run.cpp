@@ -69,10 +69,17 @@ PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::
       plan_(std::move(plan)),
       tier_(std::move(tier)),
       streams_(std::move(streams)) {
+  if (plan_.arena(plan::ArenaId::disk) > 0) {
+    disk_.emplace();
+    disk_tier_ = std::make_unique<memory::DiskTier>(memory::DiskTierOptions{
+        .directories = {disk_->path(), disk_->path()}, .block = 4096, .depth = 2});
+  }
+  const train::Tiers tiers{{tier_.get(), &host_tier_, disk_tier_.get()}};
   train::PlanMemory memory{};
   for (const auto& [id, word] : EnumWords<plan::ArenaId>::table) {
-    memory::Tier& of = plan::location_of(id) == plan::Location::host ? host_tier_ : *tier_;
-    arenas_[id] = std::make_unique<memory::Arena>(word, of, plan_.arena(id));
+    memory::Tier* of = tiers[plan::location_of(id)];
+    arenas_[id] =
+        std::make_unique<memory::Arena>(word, of == nullptr ? host_tier_ : *of, plan_.arena(id));
     memory[id] = arenas_[id]->base();
   }
   state_.emplace(inputs_, plan_.place, arenas_);
@@ -81,7 +88,16 @@ PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::
     device.run(call);
     return std::unique_ptr<streams::Task>();
   };
-  executor_.emplace(*device_, beside, *tier_, groups_, *streams_, inputs_, whereabouts_);
+  executor_.emplace(*device_, beside, tiers, groups_, *streams_, inputs_, whereabouts_);
+}
+
+std::vector<float> PlanRun::values(const View& symbolic) {
+  View v = bound_->real(symbolic);
+  std::vector<std::byte> copy;
+  const plan::Buffer& buffer = plan_.buffer(plan::buffer_of(symbolic));
+  memory::Tier& tier = arenas_[plan::arena_of(buffer)]->tier();
+  v.data = const_cast<std::byte*>(tier.host_bytes(v.data, v.span_bytes(), copy).data());
+  return widened(v);
 }
 
 void PlanRun::spoil_next_gradient(float value) { device_->spoil = value; }
@@ -135,7 +151,7 @@ std::vector<float> slice_of_state(PlanRun& run, Kept which) {
       const View part = which == Kept::live
                             ? kept.live.range(mine.begin - s.owned.begin, mine.count())
                             : kept.snapshot;
-      const auto values = widened(run.real(part));
+      const auto values = run.values(part);
       all.insert(all.end(), values.begin(), values.end());
     }
   }

@@ -5,8 +5,10 @@
 #include <optional>
 
 #include "memory/arena.hpp"
+#include "memory/disk_tier.hpp"
 #include "streams/host_streams.hpp"
 #include "support/models.hpp"
+#include "support/temporary_directory.hpp"
 #include "train/execution/executor.hpp"
 
 namespace tessera::test {
@@ -56,6 +58,8 @@ class PlanRun {
 
   /// The real memory of a view of state().units().
   View real(const View& symbolic) const { return bound_->real(symbolic); }
+  /// What it holds, widened to f32, wherever it lives.
+  std::vector<float> values(const View& symbolic);
 
  private:
   const memory::Arena& arena(plan::ArenaId id) const { return *arenas_[id]; }
@@ -68,6 +72,8 @@ class PlanRun {
   plan::Plan plan_;
   std::unique_ptr<memory::Tier> tier_;
   memory::HostTier host_tier_;
+  std::optional<TemporaryDirectory> disk_;
+  std::unique_ptr<memory::DiskTier> disk_tier_;  // where the plan has something on disks
   train::Arenas arenas_;
   std::optional<train::ModelState> state_;
   std::optional<train::BoundPlan> bound_;

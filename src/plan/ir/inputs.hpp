@@ -60,10 +60,25 @@ struct ShardingInputs {
   std::int64_t prefetch = 1;
 };
 
-/// What lives elsewhere than on the device while nothing uses it.
+/// Where things live while nothing uses them.
 struct OffloadInputs {
+  Location parameters = Location::device;  // in the type that they are kept in
+  Location gradients = Location::device;   // summed
+  Location optimizer = Location::device;   // its state, and master weights if they are separate
   Location activations = Location::device;  // those that backward needs
   std::int64_t ahead = 2;                   // visits between the begin of a fetch and its use
+  std::int64_t tile = 1 << 22;  // elements that one update has of a unit whose state is elsewhere
+  bool disk_reaches_device = true;  // else what goes between them goes through host memory
+
+  bool uses(Location location) const {
+    return parameters == location || gradients == location || optimizer == location ||
+           activations == location;
+  }
+  /// Whether updates use what lives elsewhere.
+  bool updates() const {
+    return parameters != Location::device || gradients != Location::device ||
+           optimizer != Location::device;
+  }
 };
 
 /// What all plans of a run share.

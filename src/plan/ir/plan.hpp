@@ -41,9 +41,9 @@ enum class BufferPurpose : std::uint8_t {
   scratch,  // live within a step
 };
 
-/// Where a buffer lies and an op runs: on the device that the rank computes on, or on the host.
-/// Where that device is the CPU, both are the host's memory.
-enum class Location : std::uint8_t { device, host };
+/// Where a buffer lies: on the device that the rank computes on, on the host, or on disks. Ops run
+/// on the device or on the host. Where that device is the CPU, both are the host's memory.
+enum class Location : std::uint8_t { device, host, disk };
 
 struct Buffer {
   std::string name;
@@ -54,8 +54,8 @@ struct Buffer {
   std::int64_t offset = -1;  // within its arena, set by the buffers pass
 };
 
-enum class ArenaId : std::uint8_t { state, step, host };
-inline constexpr std::size_t kArenas = 3;
+enum class ArenaId : std::uint8_t { state, step, host, disk };
+inline constexpr std::size_t kArenas = 4;
 template <typename T>
 using PerArena = EnumArray<ArenaId, T, kArenas>;
 using ArenaBytes = PerArena<std::int64_t>;
@@ -65,22 +65,25 @@ inline ArenaBytes most_of(ArenaBytes a, const ArenaBytes& b) {
   return a;
 }
 
-/// Of a location: the arena of its persistent buffers, the arena of those that live within a step,
-/// and the alignment of its buffers in bytes.
+/// Of a location: the arena of its persistent buffers, and the arena of those that live within a
+/// step.
 struct LocationRow {
   Location location;
   ArenaId state, step;
-  std::int64_t alignment;
 };
-/// 256 is a multiple of the cache line and of vector widths.
 inline constexpr std::array kLocationRows = {
-    LocationRow{Location::device, ArenaId::state, ArenaId::step, 256},
-    LocationRow{Location::host, ArenaId::host, ArenaId::host, 256}};
+    LocationRow{Location::device, ArenaId::state, ArenaId::step},
+    LocationRow{Location::host, ArenaId::host, ArenaId::host},
+    LocationRow{Location::disk, ArenaId::disk, ArenaId::disk}};
 inline constexpr std::size_t kLocations = kLocationRows.size();
 template <typename T>
 using PerLocation = EnumArray<Location, T, kLocations>;
-static_assert(kLocationRows[0].location == Location::device &&
-              kLocationRows[1].location == Location::host);
+static_assert([] {
+  for (std::size_t i = 0; i < kLocations; ++i) {
+    if (static_cast<std::size_t>(kLocationRows[i].location) != i) return false;
+  }
+  return true;
+}());
 constexpr const LocationRow& row_of(Location location) { return at(kLocationRows, location); }
 inline ArenaId arena_of(const Buffer& b) {
   return b.persistent ? row_of(b.location).state : row_of(b.location).step;
@@ -92,6 +95,10 @@ constexpr Location location_of(ArenaId arena) {
   }
   return Location::device;
 }
+
+/// Of buffers in their arenas, in bytes: a multiple of the cache line and of vector widths; and, in
+/// all arenas of a plan that has any on disks, what disks transfer at once.
+inline constexpr std::int64_t kBufferAlignment = 256, kDiskAlignment = 4096;
 
 enum class OpKind : std::uint8_t {
   load_batch,        // host: tokens of one micro-batch
@@ -180,6 +187,7 @@ struct Plan {
   std::array<comm::GroupShape, kMeshGroups> groups;  // by MeshGroup
   std::vector<UnitShare> shares;                     // by unit
   ArenaBytes arena_bytes{};
+  std::int64_t alignment = kBufferAlignment;  // of buffers; the same in all plans of a run
   Buffer& buffer(BufferId id) { return at(buffers, id); }
   const Buffer& buffer(BufferId id) const { return at(buffers, id); }
   const Op& op(OpId id) const { return at(ops, id); }
@@ -295,7 +303,13 @@ template <>
 struct tessera::EnumWords<tessera::plan::ArenaId> {
   using A = tessera::plan::ArenaId;
   static constexpr std::array table = {std::pair{A::state, "state"}, std::pair{A::step, "step"},
-                                       std::pair{A::host, "host"}};
+                                       std::pair{A::host, "host"}, std::pair{A::disk, "disk"}};
+};
+template <>
+struct tessera::EnumWords<tessera::plan::Location> {
+  using L = tessera::plan::Location;
+  static constexpr std::array table = {std::pair{L::device, "device"}, std::pair{L::host, "host"},
+                                       std::pair{L::disk, "disk"}};
 };
 template <>
 struct tessera::EnumWords<tessera::plan::OpKind> {

@@ -77,7 +77,7 @@ std::string to_json(const Plan& plan, const PlanInputs& inputs) {
     buffers.push_back({{"name", b.name},
                        {"purpose", enum_word(b.purpose)},
                        {"bytes", b.bytes},
-                       {"arena", b.persistent ? "state" : "step"},
+                       {"arena", enum_word(arena_of(b))},
                        {"offset", b.offset}});
   }
   for (const Op& op : plan.ops) {
@@ -114,6 +114,7 @@ std::string to_json(const Plan& plan, const PlanInputs& inputs) {
               {"state_bytes", plan.arena(ArenaId::state)},
               {"step_bytes", plan.arena(ArenaId::step)},
               {"host_bytes", plan.arena(ArenaId::host)},
+              {"disk_bytes", plan.arena(ArenaId::disk)},
               {"buffers", buffers},
               {"ops", ops}}
       .dump(1);

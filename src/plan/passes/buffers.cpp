@@ -45,6 +45,17 @@ View buffer_view(BufferId id, DType type, std::int64_t elements) {
   return View(symbolic(id), type, {elements});
 }
 
+Op copy_op(const Plan& plan, Op about, const Copy& copy) {
+  const Buffer &from = plan.buffer(buffer_of(copy.from)), &to = plan.buffer(buffer_of(copy.to));
+  about.kind = to.location < from.location ? OpKind::fetch : OpKind::evict;
+  about.stream = from.location == Location::disk   ? Stream::disk_read
+                 : to.location == Location::disk   ? Stream::disk_write
+                 : to.location == Location::device ? Stream::read
+                                                   : Stream::write;
+  about.call = copy;
+  return about;
+}
+
 void Insertions::apply(std::vector<Op>& ops) {
   std::vector<At*> order;  // an op is hundreds of bytes: sort where they are
   for (At& at : inserted_) order.push_back(&at);

@@ -65,7 +65,10 @@ class Reducer {
     }
     std::vector<SummedGradient> sums(states_.size());
     for (std::size_t u = 0; u < states_.size(); ++u) {
-      if (states_[u].trained) sums[u] = finish(u);
+      if (!states_[u].trained) continue;
+      sums[u] = finish(u);
+      for (const View& sum : {sums[u].slice, sums[u].owned})
+        plan_.buffer(buffer_of(sum)).location = in_.offload.gradients;
     }
     insertions_.apply(plan_.ops);
     return sums;

@@ -2,12 +2,12 @@
 
 #include "plan/passes/buffers.hpp"
 #include "plan/passes/grad_reduce.hpp"
-#include "plan/passes/offload.hpp"
 #include "plan/passes/optimizer_step.hpp"
 #include "plan/passes/place_buffers.hpp"
 #include "plan/passes/place_waits.hpp"
 #include "plan/passes/residency.hpp"
 #include "plan/passes/schedule.hpp"
+#include "plan/passes/tiers.hpp"
 #include "plan/proof/check.hpp"
 
 namespace tessera::plan {
@@ -75,7 +75,7 @@ Plan unproved_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlace
                         .call = comm::CollectiveCall{comm::AllReduceWords{.words = plan.words}},
                         .waits = {}});
   }
-  offload_activations(plan, in);
+  tiers(plan, in);
   load_batches(plan, scheduled.batches);
   add_scratch(plan, *in.device);
   place_buffers(plan);

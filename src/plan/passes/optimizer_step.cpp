@@ -16,21 +16,47 @@ Op op_of(OpKind kind, Stream stream, std::size_t unit, Call call) {
 }
 constexpr auto kAllUnits = static_cast<std::size_t>(-1);
 
+/// A gradient that is to leave the device enters the norm before it does: where in the plan, and in
+/// which visit. Compute goes on for a visit, so that it need not wait for the reduction.
+std::pair<std::size_t, std::int32_t> before_it_leaves(const Plan& plan, const PlanInputs& in,
+                                                      const View& gradient) {
+  std::size_t position = 0;
+  std::int32_t visit = 0;
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    for (const BufferUse& use : uses_of(plan.ops[i])) {
+      if (use.buffer != buffer_of(gradient) || use.access == kernels::Access::read) continue;
+      position = i + 1;
+      visit = plan.ops[i].visit;
+    }
+  }
+  visit += static_cast<std::int32_t>(std::min<std::int64_t>(1, in.offload.ahead));
+  while (position < plan.ops.size() && plan.ops[position].visit <= visit) ++position;
+  return {position, visit};
+}
+
 /// Every element of the gradient enters the norm once: each rank adds the elements that it counts,
 /// exactly, and the words are summed over all ranks.
 void add_norm(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
               const std::vector<SummedGradient>& gradients) {
   const View squares = plan.words.range(WordLayout::norm, kExactSumWords);
+  Insertions insertions;
   for (std::size_t u = 0; u < states.size(); ++u) {
     if (!states[u].trained) continue;
+    const View& slice = gradients[u].slice;
+    const bool leaves = plan.buffer(buffer_of(slice)).location != Location::device;
+    const auto [position, visit] =
+        leaves ? before_it_leaves(plan, in, slice) : std::pair{plan.ops.size(), -1};
     const std::int64_t first = states[u].slice.begin;
     for (const Range& part : counted_ranges(in, plan, u, states[u].layout)) {
-      plan.ops.push_back(op_of(OpKind::norm, Stream::compute, u,
-                               kernels::KernelCall{kernels::ExactSum{
-                                   .x = gradients[u].slice.range(part.begin - first, part.count()),
-                                   .accumulator = squares}}));
+      Op norm = op_of(OpKind::norm, Stream::compute, u,
+                      kernels::KernelCall{kernels::ExactSum{
+                          .x = slice.range(part.begin - first, part.count()),
+                          .accumulator = squares}});
+      norm.visit = visit;
+      insertions.before(position, std::move(norm));
     }
   }
+  insertions.apply(plan.ops);
   plan.ops.push_back(op_of(OpKind::norm, Stream::reduce, kAllUnits,
                            comm::CollectiveCall{comm::AllReduceWords{.words = plan.words}}));
   plan.ops.back().group = MeshGroup::world;
@@ -63,16 +89,19 @@ Call update_call(const Plan& plan, const PlanInputs& in, const UnitState& s,
                              of);
 }
 
-/// Of each trained unit, matrices, then vectors.
+/// Of each trained unit, matrices, then vectors; in tiles, where what they use lives elsewhere.
 void add_updates(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
                  const std::vector<SummedGradient>& gradients) {
   for (std::size_t u = 0; u < states.size(); ++u) {
     const UnitState& s = states[u];
     if (!s.trained) continue;
     const auto add = [&](Range part, optim::UpdatePart of) {
-      if (part.empty()) return;
-      plan.ops.push_back(op_of(OpKind::update, Stream::compute, u,
-                               update_call(plan, in, s, gradients[u], part, of)));
+      const std::int64_t tile = in.offload.updates() ? in.offload.tile : s.layout.padded;
+      for (; !part.empty(); part.begin += tile) {
+        const Range now{part.begin, std::min(part.end, part.begin + tile)};
+        plan.ops.push_back(op_of(OpKind::update, Stream::compute, u,
+                                 update_call(plan, in, s, gradients[u], now, of)));
+      }
     };
     add(intersect(s.owned, {0, s.layout.matrices_end}), optim::UpdatePart::matrices);
     add(intersect(s.owned, {s.layout.matrices_end, s.layout.padded}), optim::UpdatePart::vectors);

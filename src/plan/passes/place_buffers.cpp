@@ -9,8 +9,6 @@
 namespace tessera::plan {
 namespace {
 
-std::int64_t rounded(const Buffer& b) { return round_up(b.bytes, row_of(b.location).alignment); }
-
 /// Allocates ranges of an arena that grows as needed: takes the smallest hole that is large enough,
 /// and joins neighbouring holes.
 class FreeList {
@@ -66,6 +64,7 @@ class FreeList {
 
 void place_buffers(Plan& plan) {
   const std::vector<Life> life = buffer_lives(plan);
+  const auto rounded = [&](const Buffer& b) { return round_up(b.bytes, plan.alignment); };
   ArenaBytes end{};  // of each arena, what persists first
   std::vector<std::vector<std::size_t>> born(plan.ops.size()), dead(plan.ops.size());
   for (std::size_t b = 0; b < plan.buffers.size(); ++b) {

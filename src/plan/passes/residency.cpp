@@ -20,6 +20,10 @@ Op gather_op(OpKind kind, std::size_t unit, const PlanInputs& in, Call call) {
 
 /// Whether other ranks update parts of these parameters.
 bool publishes(const UnitState& s) { return s.trained && s.sharding.publishes(); }
+/// Whether they are published on the device where they live. Others are when they first come there.
+bool publishes_in_place(const UnitState& s) {
+  return publishes(s) && s.home == Location::device;
+}
 
 /// Units that publish, in the order of their first use in the step.
 std::vector<std::size_t> order_of_first_use(const Plan& plan,
@@ -28,7 +32,7 @@ std::vector<std::size_t> order_of_first_use(const Plan& plan,
   for (const Op& op : plan.ops) {
     for (const BufferUse& use : uses_of(op)) {
       for (std::size_t u = 0; u < states.size(); ++u) {
-        if (publishes(states[u]) && use.buffer == buffer_of(states[u].parameters) &&
+        if (publishes_in_place(states[u]) && use.buffer == buffer_of(states[u].parameters) &&
             std::find(order.begin(), order.end(), u) == order.end()) {
           order.push_back(u);
         }
@@ -41,7 +45,7 @@ std::vector<std::size_t> order_of_first_use(const Plan& plan,
 /// ZeRO-1, 2. Shards and full buffers are there when the step starts, so the gather stream
 /// publishes one unit after another while the first visits compute.
 void publish(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states) {
-  if (std::ranges::none_of(states, publishes)) return;
+  if (std::ranges::none_of(states, publishes_in_place)) return;
   Insertions insertions;
   for (std::size_t u : order_of_first_use(plan, states)) {
     insertions.before(
@@ -66,25 +70,36 @@ UnitOfWindow units_of_windows(const Scheduled& scheduled) {
 struct Residence {
   std::size_t unit = 0;
   std::int32_t first_visit = 0, last_visit = 0;
+  bool first_of_unit = true;
   BufferId window = -1;
 };
 
+/// How many visits before its first use a window begins to be filled. What no other rank has a part
+/// of comes from where it lives; else the shard does (tiers), and is gathered.
+std::int64_t prefetch_of(const PlanInputs& in, const UnitState& s) {
+  return s.parameters && s.home != Location::device ? in.offload.ahead : in.sharding.prefetch;
+}
+
 /// By unit, in the order of visits.
 using Residences = std::vector<std::vector<Residence>>;
-Residences residences_of(const Plan& plan, const UnitOfWindow& unit_of, std::size_t units,
-                         std::int64_t prefetch) {
-  Residences residences(units);
+Residences residences_of(const Plan& plan, const PlanInputs& in,
+                         const std::vector<UnitState>& states, const UnitOfWindow& unit_of) {
+  Residences residences(states.size());
   for (const Op& op : plan.ops) {
     for (const BufferUse& use : uses_of(op)) {
       const auto it = unit_of.find(use.buffer);
       if (it == unit_of.end()) continue;
       auto& list = residences[it->second];
+      const std::int64_t prefetch = prefetch_of(in, states[it->second]);
       // Uses at most prefetch + 1 visits apart share a window. Keeping it costs no more memory than
       // a second one, whose gather would begin as soon as the first use ends, or before.
       if (!list.empty() && op.visit - list.back().last_visit <= prefetch + 1) {
         list.back().last_visit = op.visit;
       } else {
-        list.push_back({.unit = it->second, .first_visit = op.visit, .last_visit = op.visit});
+        list.push_back({.unit = it->second,
+                        .first_visit = op.visit,
+                        .last_visit = op.visit,
+                        .first_of_unit = list.empty()});
       }
     }
   }
@@ -122,6 +137,10 @@ Calls gather_calls(Plan& plan, const PlanInputs& in, const UnitState& state, con
                    Staging& staging) {
   const View window = buffer_view(r.window, in.numerics.compute, state.layout.padded);
   comm::AllGather gather{.shard = state.own_shard, .full = window};
+  if (state.parameters && state.parameters.type == in.numerics.compute) {  // they live elsewhere
+    if (!publishes(state) || !r.first_of_unit) return {Copy{state.parameters, window}};
+    return {comm::CollectiveCall{gather}, Copy{window, state.parameters}};
+  }
   if (const DType stored = state.own_shard.type; stored != in.numerics.compute) {
     const auto converted = [&](const View& whole) {
       return kernels::KernelCall{kernels::Convert{.x = whole, .out = window}};
@@ -152,11 +171,17 @@ void add_gathers(Plan& plan, const PlanInputs& in, const std::vector<UnitState>&
   Staging staging("parameters on their way");
   Insertions insertions;
   for (const Residence& r : in_order) {
-    const auto visit =
-        static_cast<std::int32_t>(std::max<std::int64_t>(0, r.first_visit - in.sharding.prefetch));
+    const auto visit = static_cast<std::int32_t>(
+        std::max<std::int64_t>(0, r.first_visit - prefetch_of(in, states[r.unit])));
     const std::size_t at = visit_start.lower_bound(visit)->second;
-    for (Call& call : gather_calls(plan, in, states[r.unit], r, staging))
-      insertions.before(at, gather_op(OpKind::gather, r.unit, in, std::move(call)));
+    for (Call& call : gather_calls(plan, in, states[r.unit], r, staging)) {
+      const auto* copy = std::get_if<Copy>(&call);
+      insertions.before(
+          at, copy == nullptr
+                  ? gather_op(OpKind::gather, r.unit, in, std::move(call))
+                  : copy_op(plan, {.unit = static_cast<std::int32_t>(r.unit), .visit = visit},
+                            *copy));
+    }
   }
   insertions.apply(plan.ops);
 }
@@ -167,7 +192,7 @@ void residency(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& s
                const Scheduled& scheduled) {
   const UnitOfWindow unit_of = units_of_windows(scheduled);
   if (!unit_of.empty()) {
-    Residences residences = residences_of(plan, unit_of, states.size(), in.sharding.prefetch);
+    Residences residences = residences_of(plan, in, states, unit_of);
     add_windows(plan, scheduled, residences);
     read_windows(plan, unit_of, residences);
     add_gathers(plan, in, states, residences);

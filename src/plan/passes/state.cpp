@@ -11,6 +11,7 @@ namespace tessera::plan {
 
 void set_place(Plan& plan, const PlanInputs& in, const MeshPlace& place) {
   plan.place = place;
+  if (in.offload.uses(Location::disk)) plan.alignment = kDiskAlignment;
   for (std::size_t g = 0; g < kMeshGroups; ++g)
     plan.groups[g] = group_shape(in, place, static_cast<MeshGroup>(g));
 }
@@ -62,8 +63,9 @@ void add_control(Plan& plan) {
 void add_parameters(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, UnitState& s) {
   const auto add = [&](std::int64_t elements) {
     return add_persistent(plan, unit.name + " parameters", BufferPurpose::parameters,
-                          in.stored(unit), elements);
+                          in.stored(unit), elements, in.offload.parameters);
   };
+  s.home = in.offload.parameters;
   if (s.sharding.parameters) {
     s.own_shard = add(s.layout.shard);
   } else {
@@ -86,11 +88,13 @@ void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, Uni
         r == kMasterRow ? BufferPurpose::master : BufferPurpose::optimizer;
     if (View& live = s.kept[r].live; !live) {
       live = add_persistent(plan, fmt::format("{} {}", unit.name, rows[r].name), purpose,
-                            rows[r].type, count_of(rows[r].extent, s, unit));
+                            rows[r].type, count_of(rows[r].extent, s, unit), in.offload.optimizer);
     }
   }
   for (std::size_t r = 0; r < rows.size() && in.state_for >= PlanPurpose::train_snapshot; ++r) {
     if (!rows[r].saved || !s.kept[r].live) continue;
+    TESSERA_CHECK(plan.buffer(buffer_of(s.kept[r].live)).location != Location::disk,
+                  "a snapshot in memory of what is on disks");
     s.kept[r].snapshot = add_persistent(
         plan, fmt::format("{} snapshot of {}", unit.name, rows[r].name), BufferPurpose::snapshot,
         s.kept[r].live.type, s.layout.shard, Location::host);

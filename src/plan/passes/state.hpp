@@ -20,6 +20,7 @@ struct UnitState {
   bool trained = false;  // held, and not frozen
   Sharding sharding;     // what this rank keeps a shard of only
   zero::UnitLayout layout;
+  Location home = Location::device;  // of the parameters
   Range slice;      // flat elements of this rank's shard
   Range owned;      // flat elements that this rank updates: its shard, or everything at stage 0. Of
                     // a frozen unit those that it keeps
@@ -35,7 +36,7 @@ struct UnitState {
   std::int64_t index() const { return slice.begin / layout.shard; }
   /// Whether parameters are brought into a window before they are used.
   bool in_windows(DType compute) const {
-    return held && (!parameters || parameters.type != compute);
+    return held && (!parameters || parameters.type != compute || home != Location::device);
   }
 };
 

@@ -82,6 +82,9 @@ std::string to_text(std::span<const Ledger* const> ledgers) {
   rows(Location::host);
   if (std::ranges::any_of(ledgers, [](const Ledger* l) { return l->host() > 0; }))
     row("device and host", [](const Ledger& l) { return l.device() + l.host(); });
+  rows(Location::disk);
+  if (std::ranges::any_of(ledgers, [](const Ledger* l) { return l->disk() > 0; }))
+    row("on disks", [](const Ledger& l) { return l.disk(); });
   return text;
 }
 

@@ -23,6 +23,10 @@ constexpr std::int64_t device_bytes(const ArenaBytes& arenas) {
 constexpr std::int64_t host_bytes(const ArenaBytes& arenas) {
   return bytes_in(Location::host, arenas);
 }
+/// And of those on disks.
+constexpr std::int64_t disk_bytes(const ArenaBytes& arenas) {
+  return bytes_in(Location::disk, arenas);
+}
 
 /// Bytes by where they lie and what for.
 using BytesByRow = std::map<std::pair<Location, BufferPurpose>, std::int64_t>;
@@ -36,6 +40,7 @@ struct Ledger {
   std::int64_t arena(ArenaId id) const { return arenas[id]; }
   std::int64_t device() const { return device_bytes(arenas); }
   std::int64_t host() const { return host_bytes(arenas); }
+  std::int64_t disk() const { return disk_bytes(arenas); }
   std::int64_t of(Location location, BufferPurpose purpose) const;
   /// Bytes of a purpose, in all arenas.
   std::int64_t of(BufferPurpose purpose) const;
@@ -46,7 +51,7 @@ struct Ledger {
 Ledger make_ledger(std::span<const Plan* const> plans);
 
 /// Rows "name   bytes  bytes .." for people, a column for each ledger: what is on the device and
-/// its total, then what is on the host.
+/// its total, then what is on the host, then on disks.
 std::string to_text(std::span<const Ledger* const> ledgers);
 
 }  // namespace tessera::plan

@@ -116,6 +116,102 @@ void check_order(const Plan& plan) {
   }
 }
 
+/// Where the bytes of buffers belong that stand in for others: what is copied there and back by
+/// fetches and evictions, perhaps in several hops.
+class Homes {
+ public:
+  explicit Homes(const Plan& plan) : plan_(plan) {
+    for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+      const Copy* copy = copy_of(i, OpKind::fetch);
+      if (copy != nullptr) set_home(i, copy->to, copy->from);
+    }
+    for (std::size_t i = plan.ops.size(); i-- > 0;) {
+      const Copy* copy = copy_of(i, OpKind::evict);
+      if (copy != nullptr) set_home(i, copy->from, copy->to);
+    }
+  }
+  /// The buffer that a use is of in the end, and which of its bytes.
+  BufferUse home_of(BufferUse use) const {
+    const auto it = homes_.find(use.buffer);
+    if (it == homes_.end()) return use;
+    const auto [home, distance] = it->second;
+    return {home, {use.bytes.begin + distance, use.bytes.end + distance}, use.access};
+  }
+  BufferUse home_of(const View& v) const {
+    return home_of({buffer_of(v), {offset_of(v), offset_of(v) + v.span_bytes()}, Access::read});
+  }
+
+  /// Ops read the newest version of bytes, in whichever stand-in they look for it; and what persists
+  /// has it at home when the step ends.
+  void check_versions() const {
+    if (homes_.empty()) return;
+    using Versions = RangeMap<std::int64_t>;
+    std::vector<Versions> newest(plan_.buffers.size()), held(plan_.buffers.size());
+    const auto is_newest = [&](const BufferUse& use) {
+      const BufferUse home = home_of(use);
+      const std::int64_t distance = home.bytes.begin - use.bytes.begin;
+      bool all = true;
+      at(newest, home.buffer).each(home.bytes, [&](Range range, std::int64_t version) {
+        at(held, use.buffer).each({range.begin - distance, range.end - distance},
+                                  [&](std::int64_t v) { all = all && v == version; });
+      });
+      return all;
+    };
+    for (std::size_t i = 0; i < plan_.ops.size(); ++i) {
+      const Op& op = plan_.ops[i];
+      const bool moves = op.kind == OpKind::fetch || op.kind == OpKind::evict;
+      for (const BufferUse& use : uses_of(op)) {
+        if (use.access != Access::write && !is_newest(use)) {
+          reject(plan_, i, fmt::format("reads {}, of which there is a newer version",
+                                       plan_.buffer(use.buffer).name));
+        }
+      }
+      for (const BufferUse& use : uses_of(op)) {
+        if (use.access == Access::read) continue;
+        const BufferUse home = home_of(use);
+        const std::int64_t distance = home.bytes.begin - use.bytes.begin;
+        if (!moves) at(newest, home.buffer).assign(home.bytes, static_cast<std::int64_t>(i) + 1);
+        at(newest, home.buffer).each(home.bytes, [&](Range range, std::int64_t version) {
+          at(held, use.buffer).assign({range.begin - distance, range.end - distance}, version);
+        });
+      }
+    }
+    for (std::size_t b = 0; b < plan_.buffers.size(); ++b) {
+      const Buffer& buffer = plan_.buffers[b];
+      if (buffer.persistent &&
+          !is_newest({static_cast<BufferId>(b), {0, buffer.bytes}, Access::read})) {
+        throw InternalError(fmt::format(
+            "broken plan: {} is changed, but never where it lives", buffer.name));
+      }
+    }
+  }
+
+ private:
+  struct Home {
+    BufferId buffer = -1;
+    std::int64_t distance = 0;  // of bytes there from those of the stand-in
+    bool operator==(const Home&) const = default;
+  };
+  const Copy* copy_of(std::size_t at, OpKind kind) const {
+    const Op& op = plan_.ops[at];
+    if (op.kind != kind) return nullptr;
+    const auto* copy = std::get_if<Copy>(&op.call);
+    if (copy == nullptr || copy->from.span_bytes() != copy->to.span_bytes())
+      reject(plan_, at, "is no copy of bytes");
+    return copy;
+  }
+  void set_home(std::size_t at, const View& stand_in, const View& towards) {
+    const BufferUse home = home_of(towards);
+    const Home found{home.buffer, home.bytes.begin - offset_of(stand_in)};
+    const BufferId id = buffer_of(stand_in);
+    if (id == home.buffer || homes_.try_emplace(id, found).first->second != found)
+      reject(plan_, at, fmt::format("{} belongs elsewhere", plan_.buffer(id).name));
+  }
+
+  const Plan& plan_;
+  std::map<BufferId, Home> homes_;
+};
+
 /// Follows gradients that travel as blocks: for the slots that this rank holds, which ranks'
 /// contributions they contain and which ranks they are for. All ranks of a group run the same
 /// calls, so the slots of another rank contain what this rank's do, shifted by the distance between
@@ -251,7 +347,8 @@ void check_parameter_blocks(const Plan& plan) {
 /// twice.
 class GradientCheck {
  public:
-  explicit GradientCheck(const Plan& plan) : plan_(plan), blocks_(plan) {}
+  GradientCheck(const Plan& plan, const Homes& homes)
+      : plan_(plan), homes_(homes), blocks_(plan) {}
 
   void run() {
     for (std::size_t i = 0; i < plan_.ops.size(); ++i) {
@@ -284,17 +381,18 @@ class GradientCheck {
   struct Unit {
     std::int64_t normed = 0, updated = 0;
   };
+  BufferId home_of(const View& v) const { return homes_.home_of(v).buffer; }
   bool is_gradient(const View& v) const {
-    return plan_.buffer(buffer_of(v)).purpose == BufferPurpose::gradients;
+    return plan_.buffer(home_of(v)).purpose == BufferPurpose::gradients;
   }
   void use(const View& v, const char* otherwise) {
-    if (unsummed_.erase(buffer_of(v)) == 0) reject(plan_, at_, otherwise);
+    if (unsummed_.erase(home_of(v)) == 0) reject(plan_, at_, otherwise);
   }
 
   void collective(const Op& op, const comm::CollectiveCall& call) {
     if (op.kind == OpKind::gather_gradients) {
       const auto& gather = std::get<comm::AllGather>(call);
-      whole_[buffer_of(gather.full)] = buffer_of(gather.shard);
+      whole_[home_of(gather.full)] = home_of(gather.shard);
       return;
     }
     if (const auto* slots = std::get_if<comm::AllToAll>(&call)) {
@@ -311,7 +409,7 @@ class GradientCheck {
     made_sum(reduce->shard, reduce->write);
   }
   void made_sum(const View& shard, kernels::Write write) {
-    const BufferId sum = buffer_of(shard);
+    const BufferId sum = home_of(shard);
     const bool adds = write == kernels::Write::add;
     if (adds != unsummed_.contains(sum)) reject(plan_, at_, "a sum is lost or starts from garbage");
     unsummed_[sum] = at_;
@@ -338,12 +436,12 @@ class GradientCheck {
     } else if (op.kind == OpKind::sum_gradients) {
       const auto& add = std::get<kernels::Convert>(call);
       use(add.x, "adds a gradient that nobody made");
-      if (!unsummed_.contains(buffer_of(add.out))) reject(plan_, at_, "adds to garbage");
+      if (!unsummed_.contains(home_of(add.out))) reject(plan_, at_, "adds to garbage");
     } else if (op.kind == OpKind::norm) {
       verdict_ = verdict_ || std::holds_alternative<kernels::Verdict>(call);
       const auto* sum = std::get_if<kernels::ExactSum>(&call);
       if (sum == nullptr) return;
-      if (!unsummed_.contains(buffer_of(sum->x)))
+      if (!unsummed_.contains(home_of(sum->x)))
         reject(plan_, at_, "the norm of what nobody made");
       units_[op.unit].normed += sum->x.elements();
     } else if (op.kind == OpKind::update ||
@@ -353,7 +451,7 @@ class GradientCheck {
     } else if (op.kind == OpKind::kernel) {
       kernels::visit_views(call, [&](const View& v, Access access) {
         if (access == Access::read || !is_gradient(v)) return;
-        unsummed_[buffer_of(v)] = at_;
+        unsummed_[home_of(v)] = at_;
       });
     }
   }
@@ -363,13 +461,12 @@ class GradientCheck {
   void updated(const Op& op, const Update& update) {
     if constexpr (requires { update.gradient, update.master; }) {
       units_[op.unit].updated += update.master.elements();
-      const Range elements{offset_of(update.master),
-                           offset_of(update.master) + update.master.span_bytes()};
-      for (const Range& other : updated_[buffer_of(update.master)]) {
+      const Range elements = homes_.home_of(update.master).bytes;
+      for (const Range& other : updated_[home_of(update.master)]) {
         if (!intersect(other, elements).empty()) reject(plan_, at_, "updates an element again");
       }
-      updated_[buffer_of(update.master)].push_back(elements);
-      const BufferId from = buffer_of(update.gradient);
+      updated_[home_of(update.master)].push_back(elements);
+      const BufferId from = home_of(update.gradient);
       unsummed_.erase(whole_.contains(from) ? whole_.at(from) : from);
     } else {
       reject(plan_, at_, "updates nothing");
@@ -377,6 +474,7 @@ class GradientCheck {
   }
 
   const Plan& plan_;
+  const Homes& homes_;
   GradientBlocks blocks_;
   std::size_t at_ = 0;
   std::map<BufferId, std::size_t> unsummed_;  // gradient buffer -> op that made it
@@ -390,26 +488,36 @@ class GradientCheck {
 
 namespace {
 
-/// The host loads the step's tokens before anything else, and does nothing else.
+/// The host loads the step's tokens before anything else, and does nothing else. All other ops but
+/// copies find their buffers where they run.
 void check_locations(const Plan& plan) {
   bool loading = true;
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
-    const bool loads = std::holds_alternative<LoadBatch>(plan.ops[i].call);
-    if (loads != (plan.ops[i].location == Location::host))
+    const Op& op = plan.ops[i];
+    const bool loads = std::holds_alternative<LoadBatch>(op.call);
+    if (loads != (op.location == Location::host))
       reject(plan, i, "runs elsewhere than on the host what is the host's, or there what is not");
     if (loads && !loading) reject(plan, i, "loads tokens after the step has begun");
     loading = loads;
+    if (loads || std::holds_alternative<Copy>(op.call)) continue;
+    for (const BufferUse& use : uses_of(op)) {
+      const Buffer& b = plan.buffer(use.buffer);
+      if (b.location != op.location)
+        reject(plan, i, fmt::format("uses {} on the {}", b.name, enum_word(b.location)));
+    }
   }
 }
 
 }  // namespace
 
 void check(const Plan& plan) {
-  check_locations(plan);
   check_ranges(plan);
+  check_locations(plan);
   check_order(plan);
+  const Homes homes(plan);
+  homes.check_versions();
   check_parameter_blocks(plan);
-  if (plan.shape.purpose != PlanPurpose::evaluate) GradientCheck(plan).run();
+  if (plan.shape.purpose != PlanPurpose::evaluate) GradientCheck(plan, homes).run();
 }
 
 void check_together(std::span<const std::uint64_t> plan_hashes) {

@@ -1,7 +1,5 @@
 #include "train/execution/engine.hpp"
 
-#include <numeric>
-
 #include "core/hash.hpp"
 #include "core/version.hpp"
 #include "plan/ir/print.hpp"
@@ -25,6 +23,7 @@ Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
       {.kind = deck.run.backend, .threads = threads_, .matmul = deck.precision.matmul}, &ranks);
   inputs_ = setup::plan_inputs(deck, shapes, mpi.node_of(), *backend_.device);
   inputs_.layout.nccl = backend_.kind == deck::Backend::cuda;
+  inputs_.offload.disk_reaches_device = backend_.disk_reaches_device;
   place_ = inputs_.layout.mesh.place_of(mpi.rank());
   device_memory_before_ = tier().device_memory().in_use;
   groups_ = make_groups(inputs_, mpi.rank(), backend_.make_group);
@@ -32,7 +31,7 @@ Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
   allocate(mpi);
   state_.emplace(inputs_, place_, arenas_);
   streams_ = backend_.make_streams();
-  executor_.emplace(*backend_.device, backend_.start_beside, tier(), groups_, *streams_, inputs_,
+  executor_.emplace(*backend_.device, backend_.start_beside, tiers(), groups_, *streams_, inputs_,
                     job.whereabouts);
 }
 
@@ -54,13 +53,22 @@ void Engine::make_plans(std::span<const plan::PlanShape> shapes) {
 void Engine::allocate(const comm::MpiSession& mpi) {
   plan::ArenaBytes bytes{};
   for (const auto& [shape, plan] : plans_) bytes = plan::most_of(bytes, plan.arena_bytes);
-  const auto tier_of = [&](plan::ArenaId id) -> memory::Tier& {
-    return plan::location_of(id) == plan::Location::host ? *backend_.host_tier
-                                                         : *backend_.device_tier;
+  const deck::OffloadSection& offload = loaded_.deck.offload;
+  control_.together([&] {
+    if (bytes[plan::ArenaId::disk] == 0) return;
+    disk_tier_ = std::make_unique<memory::DiskTier>(memory::DiskTierOptions{
+        .directories = {offload.nvme.begin(), offload.nvme.end()},
+        .block = offload.block.count,
+        .depth = static_cast<int>(offload.depth),
+        .keep = offload.keep});
+  });
+  const auto tier_of = [&](plan::ArenaId id) {
+    memory::Tier* tier = tiers()[plan::location_of(id)];
+    return tier == nullptr ? backend_.host_tier.get() : tier;  // of nothing
   };
   std::int64_t of_host = 0;
   for (const auto& [id, word] : EnumWords<plan::ArenaId>::table)
-    of_host += tier_of(id).of_host() ? bytes[id] : 0;
+    of_host += tier_of(id)->of_host() ? bytes[id] : 0;
   const std::int64_t most = control_.max(of_host);  // pipeline stages differ
   control_.together([&] {
     setup::check_budget(loaded_, inputs_.layout.mesh, bytes);
@@ -72,7 +80,7 @@ void Engine::allocate(const comm::MpiSession& mpi) {
   control_.together([&] {  // once all have looked at what is free
     in_use_before_ = memory_in_use();
     for (const auto& [id, word] : EnumWords<plan::ArenaId>::table) {
-      arenas_[id] = std::make_unique<memory::Arena>(std::string(word), tier_of(id), bytes[id]);
+      arenas_[id] = std::make_unique<memory::Arena>(std::string(word), *tier_of(id), bytes[id]);
     }
   });
   PlanMemory memory{};
@@ -139,14 +147,11 @@ plan::ArenaBytes Engine::arenas() const {
 
 std::int64_t Engine::bytes() const {
   const plan::ArenaBytes all = arenas();
-  return std::reduce(all.begin(), all.end());
+  return plan::device_bytes(all) + plan::host_bytes(all);
 }
 
 std::int64_t Engine::device_bytes() const {
-  std::int64_t bytes = 0;
-  for (const auto& arena : arenas_)
-    bytes += arena->tier().of_host() == backend_.device_tier->of_host() ? arena->bytes() : 0;
-  return bytes;
+  return backend_.device_tier->of_host() ? bytes() : plan::device_bytes(arenas());
 }
 
 std::vector<plan::ArenaBytes> Engine::of_largest_ranks(const plan::ArenaBytes& own) const {

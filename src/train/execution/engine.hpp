@@ -10,6 +10,7 @@
 #include "data/batches.hpp"
 #include "deck/load.hpp"
 #include "memory/arena.hpp"
+#include "memory/disk_tier.hpp"
 #include "plan/prediction/ledger.hpp"
 #include "train/execution/executor.hpp"
 #include "train/job.hpp"
@@ -61,8 +62,14 @@ class Engine {
   /// Runs the plan over the current step of `batches`.
   StepOutput run(const PreparedPlan& prepared, const StepInput& input, const data::Batches& batches,
                  const Executor::Hooks& hooks = {}, StepProfile* profile = nullptr);
-  /// Where the plans' buffers are.
+  /// The memory of the device.
   memory::Tier& tier() { return *backend_.device_tier; }
+  /// Where the plans' buffers are.
+  Tiers tiers() const {
+    return {{backend_.device_tier.get(), backend_.host_tier.get(), disk_tier_.get()}};
+  }
+  /// The disks of what lives there; nullptr where nothing does.
+  const memory::DiskTier* disks() const { return disk_tier_.get(); }
 
   plan::Ledger ledger() const;
   /// On rank 0, how many meetings of pipeline stages the plans of all shapes have; all were proved
@@ -74,7 +81,7 @@ class Engine {
   const plan::ArenaBytes& high_water() const { return high_water_; }
   /// By pipeline stage, the `own` of the rank whose arenas are the largest in all. Collective.
   std::vector<plan::ArenaBytes> of_largest_ranks(const plan::ArenaBytes& own) const;
-  /// Bytes of all arenas, and of those where the rank computes: on a CPU, all of them.
+  /// Bytes of all arenas in memory, and of those where the rank computes: on a CPU, all of them.
   std::int64_t bytes() const;
   std::int64_t device_bytes() const;
   /// How much more of the GPU is in use than before groups were made, arenas not counted: what
@@ -97,6 +104,7 @@ class Engine {
   std::map<plan::PlanShape, plan::Plan> plans_;
   std::int64_t meetings_ = 0;
   std::map<plan::PlanShape, PreparedPlan> prepared_;
+  std::unique_ptr<memory::DiskTier> disk_tier_;  // absent where nothing is on disks
   Arenas arenas_;
   std::int64_t in_use_before_ = 0;
   std::int64_t device_memory_before_ = 0;  // in use on a GPU before groups were made

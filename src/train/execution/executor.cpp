@@ -49,6 +49,11 @@ BoundPlan::BoundPlan(const plan::Plan& plan, const PlanMemory& memory)
       const plan::ArenaId arena = plan::arena_of(buffer);
       reach_[arena] = std::max(reach_[arena], v.data + v.span_bytes() - memory[arena]);
     });
+    if (const auto* copy = std::get_if<plan::Copy>(&op.call)) {
+      const auto location = [&](const View& v) { return plan.buffer(plan::buffer_of(v)).location; };
+      if (location(copy->from) == plan::Location::disk || location(copy->to) == plan::Location::disk)
+        bound.carrier = plan::Location::disk;
+    }
     for (plan::OpId id : op.waits) {
       const auto other = static_cast<std::size_t>(id);
       bound.waits.push_back({static_cast<std::size_t>(plan.ops[other].stream), position[other]});
@@ -100,9 +105,13 @@ Groups make_groups(const plan::PlanInputs& in, std::int64_t rank, const MakeGrou
   return groups;
 }
 
-std::unique_ptr<streams::Task> Executor::start(const plan::Op& op, const plan::Call& call) {
-  if (const auto* copy = std::get_if<plan::Copy>(&call))
-    return tier_.start_copy(copy->from.data, copy->to.data, copy->from.span_bytes());
+std::unique_ptr<streams::Task> Executor::start(const BoundPlan::BoundOp& bound) {
+  const plan::Op& op = *bound.op;
+  const plan::Call& call = bound.call;
+  if (const auto* copy = std::get_if<plan::Copy>(&call)) {
+    return tiers_[bound.carrier]->start_copy(copy->from.data, copy->to.data,
+                                             copy->from.span_bytes());
+  }
   if (const auto* kernel = std::get_if<kernels::KernelCall>(&call)) return beside_(*kernel);
   return groups_.of(op).start(std::get<comm::CollectiveCall>(call));
 }
@@ -112,7 +121,7 @@ class Executor::Named : public streams::Task {
  public:
   Named(Executor& executor, const BoundPlan::BoundOp& bound)
       : op_(*bound.op), inputs_(executor.inputs_) {
-    task_ = within(op_, inputs_, [&] { return executor.start(op_, bound.call); });
+    task_ = within(op_, inputs_, [&] { return executor.start(bound); });
   }
   streams::Progress advance() override {
     if (!task_) return streams::Progress::done;
@@ -129,7 +138,7 @@ std::vector<streams::Stretch> Executor::load_all(const BoundPlan& bound, const L
                                                  Clock::time_point begin) {
   std::vector<streams::Stretch> all;
   std::vector<std::byte> host;
-  for (const auto& [op, call, waits] : bound.ops()) {
+  for (const auto& [op, call, carrier, waits] : bound.ops()) {
     if (op->location != plan::Location::host) break;  // what the host does comes first
     const auto* batch = &std::get<plan::LoadBatch>(call);
     all.push_back({.begin = seconds(begin, Clock::now())});
@@ -155,7 +164,7 @@ std::vector<streams::Stretch> Executor::load_all(const BoundPlan& bound, const L
 
 void Executor::issue(const BoundPlan& bound, const Hooks& hooks, Whereabouts::Running& running) {
   for (const BoundPlan::BoundOp& bound_op : bound.ops()) {
-    const auto& [op, call, waits] = bound_op;
+    const auto& [op, call, carrier, waits] = bound_op;
     running.at(*op);
     if (hooks.before) hooks.before(bound_op);
     streams::Work work{.stream = static_cast<std::size_t>(op->stream),

@@ -18,6 +18,8 @@ namespace tessera::train {
 
 /// Where the bytes of a plan's arenas are, by plan::ArenaId.
 using PlanMemory = plan::PerArena<std::byte*>;
+/// The memory of each location; nullptr where plans have nothing there.
+using Tiers = plan::PerLocation<memory::Tier*>;
 
 /// A plan with real addresses in place of symbolic ones, and events in place of waits.
 class BoundPlan {
@@ -27,6 +29,7 @@ class BoundPlan {
   struct BoundOp {
     const plan::Op* op = nullptr;
     plan::Call call;                    // with real addresses
+    plan::Location carrier = plan::Location::device;  // of a copy: the tier that carries it out
     std::vector<streams::Event> waits;  // counts within the step
   };
   const plan::Plan& plan() const { return plan_; }
@@ -114,14 +117,15 @@ class Executor {
   /// Provides micro-batch `micro_batch` of the step into `views`, which are host memory.
   using Loader = std::function<void(std::int64_t micro_batch, const plan::LoadBatch& views)>;
 
-  /// `beside` starts kernels of streams beside compute. `tier` is where the plans' buffers are;
+  /// `beside` starts kernels of streams beside compute. `tiers` are where the plans' buffers are;
   /// `inputs` those of the plans that it will run: names for messages. `whereabouts` is told of
   /// each op.
-  Executor(kernels::Device& device, StartKernel beside, memory::Tier& tier, Groups& groups,
+  Executor(kernels::Device& device, StartKernel beside, const Tiers& tiers, Groups& groups,
            streams::Streams& streams, const plan::PlanInputs& inputs, Whereabouts& whereabouts)
       : device_(device),
         beside_(std::move(beside)),
-        tier_(tier),
+        tiers_(tiers),
+        tier_(*tiers[plan::Location::device]),
         groups_(groups),
         streams_(streams),
         inputs_(inputs),
@@ -140,7 +144,7 @@ class Executor {
  private:
   class Named;
   /// Starts the work of an op beside compute.
-  std::unique_ptr<streams::Task> start(const plan::Op& op, const plan::Call& call);
+  std::unique_ptr<streams::Task> start(const BoundPlan::BoundOp& bound);
   void write(const BoundPlan& bound, const StepInput& input);
   void read(const BoundPlan& bound, StepOutput& output);
   /// When each load_batch ran, seconds since `begin`.
@@ -150,7 +154,8 @@ class Executor {
 
   kernels::Device& device_;
   StartKernel beside_;
-  memory::Tier& tier_;
+  Tiers tiers_;
+  memory::Tier& tier_;  // of the device
   Groups& groups_;
   streams::Streams& streams_;
   const plan::PlanInputs& inputs_;

@@ -118,7 +118,7 @@ FaultInjection::Tensor FaultInjection::find_tensor(const deck::LoadedDeck& loade
     for (std::size_t p = 0; p < units[u].params.size(); ++p) {
       names.push_back(units[u].params[p].name);
       if (names.back() != fault.tensor) continue;
-      if (fault.kind == FaultKind::flip && fault.rank == rank_ && !engine_.state().owned_part(u, p))
+      if (fault.kind == FaultKind::flip && fault.rank == rank_ && !engine_.state().owned_part(u, p).view)
         throw refuse("the rank updates nothing of that tensor: name another rank");
       if (fault.rank == rank_ && !engine_.state().units()[u].held)
         throw refuse("that tensor is on another pipeline stage: name a rank of it");
@@ -182,12 +182,12 @@ double FaultInjection::begin(std::int64_t step) {
 }
 
 void FaultInjection::flip_parameter(const Planned& p) {
-  const View part = engine_.state().owned_part(p.tensor.unit, p.tensor.parameter);
+  const auto [part, tier] = engine_.state().owned_part(p.tensor.unit, p.tensor.parameter);
   const int bit = highest_mantissa_bit(part.type);
   std::byte byte{};
-  engine_.tier().read(part.data + bit / 8, {&byte, 1});
+  tier->read(part.data + bit / 8, {&byte, 1});
   flip_bit(byte, bit % 8);
-  engine_.tier().write(part.data + bit / 8, {&byte, 1});
+  tier->write(part.data + bit / 8, {&byte, 1});
 }
 
 Executor::Hooks FaultInjection::hooks(const PreparedPlan& prepared) {

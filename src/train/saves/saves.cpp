@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/clock.hpp"
+#include "setup/shapes.hpp"
 
 namespace tessera::train {
 
@@ -17,7 +18,7 @@ void Saves::after_step(bool in_skips, const MakeHeader& header) {
   const bool last = run_.course.over(), due = run_.course.due(run_.deck.checkpoint.every);
   if (saved_step_ == run_.course.progress.step || !(due || late_)) return;
   late_ = in_skips && !last;
-  if (last || !(late_ || run_.deck.checkpoint.async)) {
+  if (last || !(late_ || setup::saves_beside_steps(run_.deck))) {
     save_now(header());
   } else {
     due_ = !late_;

@@ -373,12 +373,12 @@ std::vector<io::Piece> ModelState::pieces() const {
   return all;
 }
 
-View ModelState::owned_part(std::size_t unit, std::size_t parameter) const {
+ModelState::RealView ModelState::owned_part(std::size_t unit, std::size_t parameter) const {
   const auto& s = states_[unit];
   if (!s.held) return {};
   for (const auto& slice : zero::slices_in(inputs_.model.units[unit], s.layout, s.owned)) {
     if (slice.parameter != parameter) continue;
-    const View all = real(s.parameters ? s.parameters : s.own_shard).view;
+    const RealView all = real(s.parameters ? s.parameters : s.own_shard);
     const std::int64_t first = s.parameters ? 0 : s.owned.begin;
     return all.range(slice.flat - first, slice.part.elements());
   }

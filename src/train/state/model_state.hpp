@@ -75,14 +75,6 @@ class ModelState {
   enum class Part : std::uint8_t { whole_pieces, everything };
   Copy owned_copy(std::size_t unit, Part part) const;
 
-  /// What forward reads of those elements of a parameter that this rank updates; absent if none.
-  View owned_part(std::size_t unit, std::size_t parameter) const;
-
-  const std::vector<plan::UnitState>& units() const { return states_; }
-
- private:
-  struct SavedPiece;
-  std::vector<SavedPiece> saved_pieces() const;
   /// A view of the state in real memory, which `tier` reads and writes.
   struct RealView {
     View view;
@@ -91,6 +83,14 @@ class ModelState {
       return {view.range(begin, count), tier};
     }
   };
+  /// What forward reads of those elements of a parameter that this rank updates; absent if none.
+  RealView owned_part(std::size_t unit, std::size_t parameter) const;
+
+  const std::vector<plan::UnitState>& units() const { return states_; }
+
+ private:
+  struct SavedPiece;
+  std::vector<SavedPiece> saved_pieces() const;
   RealView real(const View& symbolic) const;
   /// Adds the elements of a view to the hash of a copy.
   void add_to(Copy& copy, const View& symbolic) const;

@@ -28,8 +28,8 @@ namespace {
 
 TEST(EveryAllocation, OfADeck) {
   const TemporaryDirectory temporary;
-  const std::string path = temporary.path / "deck.toml";
-  spit(temporary.path / "base.toml", deck::kSmallDeck);
+  const std::string path = temporary.path() / "deck.toml";
+  spit(temporary.path() / "base.toml", deck::kSmallDeck);
   spit(path, "include = [\"base.toml\"]\n[zero]\nstage = 2\n");
   const auto load = [&] {
     return to_toml(deck::load_deck(path, std::vector<std::string>{"run.name=\"a\""}).deck);
@@ -66,7 +66,7 @@ TEST(EveryAllocation, OfAPlan) {
 
 TEST(EveryAllocation, OfTokenFiles) {
   const TemporaryDirectory temporary;
-  const std::string prefix = temporary.path / "tokens";
+  const std::string prefix = temporary.path() / "tokens";
   const auto n = refuse_every_allocation([&] {
     io::MegatronWriter writer(prefix, 100);
     const std::vector<std::int32_t> tokens{1, 2, 3, 4, 5};
@@ -94,12 +94,12 @@ TEST(EveryAllocation, OfATokenizer) {
 /// libstdc++ lists directories in noexcept functions that allocate.
 TEST(EveryAllocation, OfADirectoryThatIsListed) {
   const TemporaryDirectory temporary;
-  const auto devices = std::filesystem::path(temporary.path) / "sys/bus/pci/devices";
+  const auto devices = std::filesystem::path(temporary.path()) / "sys/bus/pci/devices";
   std::filesystem::create_directories(devices / "0000:17:00.0");
   spit(devices / "0000:17:00.0/vendor", "0x10de");
   spit(devices / "0000:17:00.0/class", "0x030200");
   const auto n = refuse_every_allocation_apart(
-      [&] { return std::to_string(backend::nvidia_gpus(std::filesystem::path(temporary.path))); });
+      [&] { return std::to_string(backend::nvidia_gpus(std::filesystem::path(temporary.path()))); });
   EXPECT_GT(n, 5);
 }
 
@@ -126,7 +126,7 @@ class EveryAllocationOfACheckpoint : public testing::Test {
   TemporaryDirectory temporary_{std::filesystem::is_directory("/dev/shm")
                                     ? std::filesystem::path("/dev/shm")
                                     : std::filesystem::temp_directory_path()};
-  std::filesystem::path checkpoints_ = temporary_.path / "checkpoints";
+  std::filesystem::path checkpoints_ = temporary_.path() / "checkpoints";
   TestModel model_;
 };
 

@@ -44,7 +44,7 @@ TEST(CheckpointDamage, EveryFlippedByteOfEveryFileIsFound) {
   Random random(31);
   TemporaryDirectory temporary;
   const auto model = random_model(random, false, DType::bf16);
-  const auto path = save(random, temporary.path, model, 2, {.step = 5});
+  const auto path = save(random, temporary.path(), model, 2, {.step = 5});
   const auto manifest = io::read_manifest(path);
   for (const char* name : {"rank_00000.h5", "rank_00001.h5", "model.h5", "manifest.json"}) {
     const auto file = path / name;
@@ -54,7 +54,7 @@ TEST(CheckpointDamage, EveryFlippedByteOfEveryFileIsFound) {
       flip_byte(file, at);
       if (std::string_view(name) == io::kManifestFile) {
         EXPECT_THROW(io::verify_checkpoint(path), DataError) << at;
-        EXPECT_TRUE(io::list_checkpoints(temporary.path).empty());
+        EXPECT_TRUE(io::list_checkpoints(temporary.path()).empty());
       } else {
         const auto bad = io::verify_checkpoint(path);
         ASSERT_EQ(bad.size(), 1U) << name << " " << at;
@@ -72,7 +72,7 @@ TEST(CheckpointDamage, ReadingADamagedBlockThrowsAndTheOthersStayReadable) {
   Random random(32);
   TemporaryDirectory temporary;
   const auto model = random_model(random, false);
-  const auto path = save(random, temporary.path, model, 3, {.step = 5});
+  const auto path = save(random, temporary.path(), model, 3, {.step = 5});
   auto manifest = io::read_manifest(path);
   const io::RankPart& part = manifest.parts[1];
   const io::DatasetRecord& d = part.datasets[part.datasets.size() / 2];
@@ -96,12 +96,12 @@ TEST(CheckpointDamage, ReadingADamagedBlockThrowsAndTheOthersStayReadable) {
 TEST(CheckpointDamage, TruncatedAndMissingFilesAreFound) {
   Random random(33);
   TemporaryDirectory temporary;
-  const auto good = save(random, temporary.path, random_model(random, false), 2, {.step = 5});
-  const auto copy = io::checkpoint_path(temporary.path, 6);
+  const auto good = save(random, temporary.path(), random_model(random, false), 2, {.step = 5});
+  const auto copy = io::checkpoint_path(temporary.path(), 6);
   for (const char* name : {"rank_00000.h5", "rank_00001.h5", "model.h5", "manifest.json"}) {
     const auto size = static_cast<std::int64_t>(fs::file_size(good / name));
     for (const std::int64_t left : {std::int64_t{-1}, std::int64_t{0}, size / 2, size - 1}) {
-      const auto path = temporary.path / "damaged" / "step_00000005";
+      const auto path = temporary.path() / "damaged" / "step_00000005";
       fs::create_directories(path.parent_path());
       fs::copy(good, path);
       left < 0 ? void(fs::remove(path / name))
@@ -119,13 +119,13 @@ TEST(CheckpointDamage, TruncatedAndMissingFilesAreFound) {
     }
   }
   fs::copy(good, copy);  // under a name that does not fit its manifest: step 5 is not step 6
-  EXPECT_EQ(steps(temporary.path), Steps{5});
+  EXPECT_EQ(steps(temporary.path()), Steps{5});
 }
 
 TEST(CheckpointCrash, AtAnyPointLeavesThePreviousOneNewest) {  // trap 48
   Random random(34);
   TemporaryDirectory temporary;
-  const auto& checkpoints = temporary.path;
+  const auto& checkpoints = temporary.path();
   const auto model = random_model(random, false);
   const auto previous = save(random, checkpoints, model, 2, {.step = 10});
   const auto expect_previous = [&] {
@@ -177,7 +177,7 @@ TEST(CheckpointCrash, AKilledSaverNeverLeavesAHalfCheckpoint) {  // trap 48
   TemporaryDirectory temporary;
   const auto model = random_model(random, false);
   const auto begin = std::chrono::steady_clock::now();
-  save(random, temporary.path, model, 2, {.step = 1});
+  save(random, temporary.path(), model, 2, {.step = 1});
   const std::chrono::microseconds one_save =
       duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin);
   std::int64_t newest = 1;
@@ -186,14 +186,14 @@ TEST(CheckpointCrash, AKilledSaverNeverLeavesAHalfCheckpoint) {  // trap 48
     ASSERT_GE(child, 0);
     if (child == 0) {
       for (std::int64_t step = newest + 1;; ++step) {
-        save(random, temporary.path, model, 2, {.step = step});
-        io::prune_checkpoints(temporary.path, 2, 0, kLaterUpdates);
+        save(random, temporary.path(), model, 2, {.step = step});
+        io::prune_checkpoints(temporary.path(), 2, 0, kLaterUpdates);
       }
     }
     std::this_thread::sleep_for(one_save * random.below(3000) / 1000);
     ::kill(child, SIGKILL);
     ASSERT_EQ(::waitpid(child, nullptr, 0), child);
-    const auto entries = io::list_checkpoints(temporary.path);
+    const auto entries = io::list_checkpoints(temporary.path());
     ASSERT_FALSE(entries.empty());
     ASSERT_GE(entries[0].step, newest);
     ASSERT_TRUE(io::verify_checkpoint(entries[0].path).empty());
@@ -207,18 +207,18 @@ TEST(CheckpointCommit, ASavedStepCanBeSavedAgain) {
   Random random(36);
   TemporaryDirectory temporary;
   const auto before = random_model(random, false), after = random_model(random, false);
-  save(random, temporary.path, before, 2, {.step = 7});
-  const auto path = save(random, temporary.path, after, 3, {.step = 7});
+  save(random, temporary.path(), before, 2, {.step = 7});
+  const auto path = save(random, temporary.path(), after, 3, {.step = 7});
   expect_holds(path, after);
-  io::clean_up_checkpoints(temporary.path);
-  EXPECT_EQ(std::distance(fs::directory_iterator(temporary.path), {}), 1);
+  io::clean_up_checkpoints(temporary.path());
+  EXPECT_EQ(std::distance(fs::directory_iterator(temporary.path()), {}), 1);
 }
 
 TEST(CheckpointCommit, RefusesPartsThatAreNotAWhole) {  // trap 47
   Random random(37);
   TemporaryDirectory temporary;
   const auto model = random_model(random, false);
-  const auto directory = io::begin_checkpoint(temporary.path, 1);
+  const auto directory = io::begin_checkpoint(temporary.path(), 1);
   const auto shards = random_shards(random, model, 2);
   std::vector<io::RankPart> good;
   for (int rank = 0; rank < 2; ++rank)
@@ -231,7 +231,7 @@ TEST(CheckpointCommit, RefusesPartsThatAreNotAWhole) {  // trap 47
     } catch (const InternalError& error) {
       EXPECT_NE(std::string(error.what()).find(says), std::string::npos) << error.what();
     }
-    EXPECT_TRUE(io::list_checkpoints(temporary.path).empty());
+    EXPECT_TRUE(io::list_checkpoints(temporary.path()).empty());
   };
   expect_refused({}, "no tensors");
   expect_refused({good[1]}, "rank 1's part where rank 0's should be");
@@ -279,12 +279,12 @@ class SmallFileSystem {
 
 TEST(CheckpointWriterErrors, AFullDiskIsAnIoErrorAndThePreviousStays) {  // trap 59
   TemporaryDirectory temporary;
-  const SmallFileSystem disk(temporary.path);
+  const SmallFileSystem disk(temporary.path());
   if (disk.error != 0) GTEST_SKIP() << "cannot mount a small tmpfs: " << errno_text(disk.error);
   Random random(38);
   const auto model = random_model(random, false);
-  const auto previous = save(random, temporary.path, model, 2, {.step = 1});
-  const auto directory = io::begin_checkpoint(temporary.path, 2);
+  const auto previous = save(random, temporary.path(), model, 2, {.step = 1});
+  const auto directory = io::begin_checkpoint(temporary.path(), 2);
   {
     const io::Shape shape{6, 1 << 20};
     io::CheckpointWriter writer(
@@ -301,16 +301,16 @@ TEST(CheckpointWriterErrors, AFullDiskIsAnIoErrorAndThePreviousStays) {  // trap
         EXPECT_NE(text.find(part), std::string::npos) << text;
     }
   }
-  EXPECT_EQ(steps(temporary.path), Steps{1});
+  EXPECT_EQ(steps(temporary.path()), Steps{1});
   expect_holds(previous, model);
-  save(random, temporary.path, model, 2, {.step = 3});  // removing the partial one makes room
-  EXPECT_EQ(steps(temporary.path), (Steps{3, 1}));
+  save(random, temporary.path(), model, 2, {.step = 3});  // removing the partial one makes room
+  EXPECT_EQ(steps(temporary.path()), (Steps{3, 1}));
 }
 
 TEST(CheckpointWriterErrors, HDF5sOwnFailuresSayWhy) {
   TemporaryDirectory temporary;
   try {
-    io::CheckpointWriter(temporary.path / "nowhere", 0, {});
+    io::CheckpointWriter(temporary.path() / "nowhere", 0, {});
     ADD_FAILURE() << "created a file in no directory";
   } catch (const IoError& error) {
     const std::string text = error.what();
@@ -324,23 +324,23 @@ TEST(CheckpointPrune, KeepsTheNewestAndTheMilestones) {
   TemporaryDirectory temporary;
   const TestModel model = {{"w", "master", {3}, DType::f32, random.numbers(DType::f32, 3)}};
   const auto save_steps = [&](const Steps& wanted) {
-    fs::remove_all(temporary.path);
-    for (const auto step : wanted) save(random, temporary.path, model, 1, {.step = step});
+    fs::remove_all(temporary.path());
+    for (const auto step : wanted) save(random, temporary.path(), model, 1, {.step = step});
   };
   const Steps all = {100, 200, 300, 400, 500};
   save_steps(all);
-  EXPECT_TRUE(io::prune_checkpoints(temporary.path, 0, 200, kLaterUpdates).empty());
-  EXPECT_EQ(steps(temporary.path).size(), 5U);
-  EXPECT_EQ(io::prune_checkpoints(temporary.path, 2, 200, kLaterUpdates).size(), 2U);
-  EXPECT_EQ(steps(temporary.path), (Steps{500, 400, 200}));
-  EXPECT_EQ(io::prune_checkpoints(temporary.path, 2, 0, kLaterUpdates).size(), 1U);
-  EXPECT_EQ(steps(temporary.path), (Steps{500, 400}));
+  EXPECT_TRUE(io::prune_checkpoints(temporary.path(), 0, 200, kLaterUpdates).empty());
+  EXPECT_EQ(steps(temporary.path()).size(), 5U);
+  EXPECT_EQ(io::prune_checkpoints(temporary.path(), 2, 200, kLaterUpdates).size(), 2U);
+  EXPECT_EQ(steps(temporary.path()), (Steps{500, 400, 200}));
+  EXPECT_EQ(io::prune_checkpoints(temporary.path(), 2, 0, kLaterUpdates).size(), 1U);
+  EXPECT_EQ(steps(temporary.path()), (Steps{500, 400}));
 
   save_steps(all);
-  flip_byte(io::checkpoint_path(temporary.path, 500) / io::kManifestFile, 100);
-  io::prune_checkpoints(temporary.path, 1, 0,
+  flip_byte(io::checkpoint_path(temporary.path(), 500) / io::kManifestFile, 100);
+  io::prune_checkpoints(temporary.path(), 1, 0,
                         kLaterUpdates);  // what is damaged does not count as the newest
-  EXPECT_EQ(steps(temporary.path), Steps{400});
+  EXPECT_EQ(steps(temporary.path()), Steps{400});
 
   save_steps(all);
   std::set<std::string> opened;
@@ -348,15 +348,15 @@ TEST(CheckpointPrune, KeepsTheNewestAndTheMilestones) {
     if (call == IoCall::open) opened.insert(path.filename());
     return io::IoVerdict{};
   });
-  io::prune_checkpoints(temporary.path, 2, 0, kLaterUpdates);
+  io::prune_checkpoints(temporary.path(), 2, 0, kLaterUpdates);
   io::set_io_hook({});
-  opened.erase(temporary.path.filename());  // to be synced
+  opened.erase(temporary.path().filename());  // to be synced
   EXPECT_EQ(opened, std::set<std::string>{io::kManifestFile})
       << "a call a file of every checkpoint";
-  spit(temporary.path / "step_notes.txt", "a stranger's file");
-  fs::create_directories(temporary.path / "step_12");  // not our spelling
-  EXPECT_EQ(steps(temporary.path), (Steps{500, 400}));
-  EXPECT_TRUE(io::list_checkpoints(temporary.path / "nowhere").empty());
+  spit(temporary.path() / "step_notes.txt", "a stranger's file");
+  fs::create_directories(temporary.path() / "step_12");  // not our spelling
+  EXPECT_EQ(steps(temporary.path()), (Steps{500, 400}));
+  EXPECT_TRUE(io::list_checkpoints(temporary.path() / "nowhere").empty());
 }
 
 TEST(CheckpointPrune, NeverRemovesTheNewestThatALaterStepProved) {
@@ -364,36 +364,36 @@ TEST(CheckpointPrune, NeverRemovesTheNewestThatALaterStepProved) {
   TemporaryDirectory temporary;
   const TestModel model = {{"w", "master", {3}, DType::f32, random.numbers(DType::f32, 3)}};
   const auto save_after = [&](std::int64_t step, std::int64_t applied) {
-    save(random, temporary.path, model, 1, {.step = step, .applied_updates = applied});
+    save(random, temporary.path(), model, 1, {.step = step, .applied_updates = applied});
   };
   save_after(10, 10);
   save_after(20, 20);
   for (const std::int64_t step : {30, 40, 50}) save_after(step, 21);  // nothing but skips since 21
-  io::prune_checkpoints(temporary.path, 2, 0, 21);
-  EXPECT_EQ(steps(temporary.path), (Steps{50, 40, 20}));
-  io::prune_checkpoints(temporary.path, 1, 0, 21);
-  EXPECT_EQ(steps(temporary.path), (Steps{50, 20}));
-  EXPECT_EQ(io::proven_checkpoints(temporary.path, 21).at(0).step, 20);
-  EXPECT_TRUE(io::proven_checkpoints(temporary.path, 20).empty());
-  io::prune_checkpoints(temporary.path, 1, 0, 22);  // a step after the newest was applied
-  EXPECT_EQ(steps(temporary.path), Steps{50});
+  io::prune_checkpoints(temporary.path(), 2, 0, 21);
+  EXPECT_EQ(steps(temporary.path()), (Steps{50, 40, 20}));
+  io::prune_checkpoints(temporary.path(), 1, 0, 21);
+  EXPECT_EQ(steps(temporary.path()), (Steps{50, 20}));
+  EXPECT_EQ(io::proven_checkpoints(temporary.path(), 21).at(0).step, 20);
+  EXPECT_TRUE(io::proven_checkpoints(temporary.path(), 20).empty());
+  io::prune_checkpoints(temporary.path(), 1, 0, 22);  // a step after the newest was applied
+  EXPECT_EQ(steps(temporary.path()), Steps{50});
 }
 
 TEST(CheckpointPrune, LeavesWhatSomebodyReads) {
   Random random(42);
   TemporaryDirectory temporary;
   const auto model = random_model(random, false);
-  for (const std::int64_t step : {1, 2, 3}) save(random, temporary.path, model, 2, {.step = step});
+  for (const std::int64_t step : {1, 2, 3}) save(random, temporary.path(), model, 2, {.step = step});
   {
-    const io::Checkpoint reader = io::Checkpoint::open(io::checkpoint_path(temporary.path, 1));
-    EXPECT_EQ(io::prune_checkpoints(temporary.path, 1, 0, kLaterUpdates).size(), 1U);
-    EXPECT_EQ(steps(temporary.path), (Steps{3, 1}));
-    const io::Checkpoint another = io::Checkpoint::open(io::checkpoint_path(temporary.path, 1));
+    const io::Checkpoint reader = io::Checkpoint::open(io::checkpoint_path(temporary.path(), 1));
+    EXPECT_EQ(io::prune_checkpoints(temporary.path(), 1, 0, kLaterUpdates).size(), 1U);
+    EXPECT_EQ(steps(temporary.path()), (Steps{3, 1}));
+    const io::Checkpoint another = io::Checkpoint::open(io::checkpoint_path(temporary.path(), 1));
     reader.check_files();
   }
-  EXPECT_EQ(io::prune_checkpoints(temporary.path, 1, 0, kLaterUpdates).size(), 1U);
-  EXPECT_EQ(steps(temporary.path), Steps{3});
-  EXPECT_THROW(io::Checkpoint::open(io::checkpoint_path(temporary.path, 1)), DataError);
+  EXPECT_EQ(io::prune_checkpoints(temporary.path(), 1, 0, kLaterUpdates).size(), 1U);
+  EXPECT_EQ(steps(temporary.path()), Steps{3});
+  EXPECT_THROW(io::Checkpoint::open(io::checkpoint_path(temporary.path(), 1)), DataError);
 }
 
 /// Pruned between the reader's open() and its lock: the lock is had, but of a file without a name.
@@ -401,17 +401,17 @@ TEST(CheckpointPrune, AReaderThatComesTooLateIsTold) {
   Random random(43);
   TemporaryDirectory temporary;
   const auto model = random_model(random, false);
-  for (const std::int64_t step : {1, 2}) save(random, temporary.path, model, 1, {.step = step});
+  for (const std::int64_t step : {1, 2}) save(random, temporary.path(), model, 1, {.step = step});
   bool pruned = false;
   io::set_io_hook([&](IoCall call, const fs::path&, std::size_t) {
     if (call == IoCall::lock && !std::exchange(pruned, true))
-      io::prune_checkpoints(temporary.path, 1, 0, kLaterUpdates);
+      io::prune_checkpoints(temporary.path(), 1, 0, kLaterUpdates);
     return io::IoVerdict{};
   });
-  EXPECT_THROW(io::CheckpointHold(io::checkpoint_path(temporary.path, 1)), DataError);
+  EXPECT_THROW(io::CheckpointHold(io::checkpoint_path(temporary.path(), 1)), DataError);
   io::set_io_hook({});
   EXPECT_TRUE(pruned);
-  EXPECT_EQ(steps(temporary.path), Steps{2});
+  EXPECT_EQ(steps(temporary.path()), Steps{2});
 }
 
 TEST(CheckpointBranch, LaterCheckpointsAreSetAsideNotTakenForThisRuns) {
@@ -420,15 +420,15 @@ TEST(CheckpointBranch, LaterCheckpointsAreSetAsideNotTakenForThisRuns) {
   const auto model = random_model(random, false);
   for (int branch = 0; branch < 2; ++branch) {
     for (const std::int64_t step : {2, 4, 6})
-      save(random, temporary.path, model, 1, {.step = step});
-    EXPECT_EQ(io::set_aside_after(temporary.path, 2).size(), branch == 0 ? 2U : 3U);  // step 3 too
-    ASSERT_EQ(io::list_checkpoints(temporary.path).size(), 1U);
-    save(random, temporary.path, model, 1, {.step = 3});
-    io::prune_checkpoints(temporary.path, 1, 0, kLaterUpdates);
-    EXPECT_EQ(io::list_checkpoints(temporary.path).at(0).step, 3);
+      save(random, temporary.path(), model, 1, {.step = step});
+    EXPECT_EQ(io::set_aside_after(temporary.path(), 2).size(), branch == 0 ? 2U : 3U);  // step 3 too
+    ASSERT_EQ(io::list_checkpoints(temporary.path()).size(), 1U);
+    save(random, temporary.path(), model, 1, {.step = 3});
+    io::prune_checkpoints(temporary.path(), 1, 0, kLaterUpdates);
+    EXPECT_EQ(io::list_checkpoints(temporary.path()).at(0).step, 3);
   }
-  EXPECT_TRUE(fs::exists(temporary.path / "step_00000004.abandoned"));  // nothing is lost
-  EXPECT_TRUE(fs::exists(temporary.path / "step_00000004.abandoned2"));
+  EXPECT_TRUE(fs::exists(temporary.path() / "step_00000004.abandoned"));  // nothing is lost
+  EXPECT_TRUE(fs::exists(temporary.path() / "step_00000004.abandoned2"));
 }
 
 }  // namespace

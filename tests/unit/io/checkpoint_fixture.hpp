@@ -15,24 +15,9 @@
 #include "io/checkpoint_commit.hpp"
 #include "io/checkpoint_directory.hpp"
 #include "io/checkpoint_writer.hpp"
+#include "support/temporary_directory.hpp"
 
 namespace tessera::test {
-
-class TemporaryDirectory {
- public:
-  explicit TemporaryDirectory(
-      const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
-    std::string name = (parent / "tessera_XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
-    path = name;
-  }
-  TemporaryDirectory(const TemporaryDirectory&) = delete;
-  ~TemporaryDirectory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);
-  }
-  std::filesystem::path path;
-};
 
 /// Of a run in which every checkpoint of a test is proven.
 inline constexpr std::int64_t kLaterUpdates = 1'000'000;

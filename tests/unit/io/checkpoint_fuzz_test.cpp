@@ -22,7 +22,7 @@ std::string sealed(std::string_view body) {
 class CheckpointFuzz : public ::testing::Test {
  protected:
   CheckpointFuzz() {
-    checkpoint = save(random, temporary.path, random_model(random, false, DType::bf16), 2,
+    checkpoint = save(random, temporary.path(), random_model(random, false, DType::bf16), 2,
                       {.step = 3, .skipped_samples = {{1, 2}}, .spike_window = {1.5, 2}});
     const auto text = slurp(checkpoint / io::kManifestFile);
     body = text.substr(text.find('\n') + 1);

@@ -47,8 +47,8 @@ TEST_F(CheckpointH5py, SeesWholeTensorsForRandomShardings) {
     TemporaryDirectory temporary;
     const auto model = random_model(random, type == DType::bf16, type);
     const int ranks = 1 + static_cast<int>(random.below(6));
-    const auto path = save(random, temporary.path / "checkpoints", model, ranks, {.step = 1});
-    const auto expected = temporary.path / "expected";
+    const auto path = save(random, temporary.path() / "checkpoints", model, ranks, {.step = 1});
+    const auto expected = temporary.path() / "expected";
     for (TestTensor t : model) {
       write_expected(expected, t);
       if (type == DType::f32 && t.state == "master") {  // seen under both names
@@ -56,7 +56,7 @@ TEST_F(CheckpointH5py, SeesWholeTensorsForRandomShardings) {
         write_expected(expected, t);
       }
     }
-    const auto out = run_script(path, expected.string(), temporary.path / "log");
+    const auto out = run_script(path, expected.string(), temporary.path() / "log");
     EXPECT_EQ(std::count(out.begin(), out.end(), '\n'), 20) << out;  // 5 tensors of 4 states
     EXPECT_NE(out.find(fmt::format("parameters/block.0.attention.q.weight {} (17, 19) ",
                                    to_string(type))),
@@ -69,13 +69,13 @@ TEST_F(CheckpointH5py, NoticesAWrongElement) {  // that the test above can fail
   Random random(22);
   TemporaryDirectory temporary;
   TestTensor t{"w", "master", {3, 5}, DType::f32, random.numbers(DType::f32, 15)};
-  const auto path = save(random, temporary.path / "checkpoints", {t}, 2, {.step = 1});
+  const auto path = save(random, temporary.path() / "checkpoints", {t}, 2, {.step = 1});
   t.bytes[33] ^= std::byte{1};
-  write_expected(temporary.path / "expected", t);
-  const auto log = temporary.path / "log";
+  write_expected(temporary.path() / "expected", t);
+  const auto log = temporary.path() / "log";
   EXPECT_NE(
       run(fmt::format("{} {}/tests/checkpoint_h5py.py {} {} > {}", kPython, TESSERA_SOURCE_DIR,
-                      path.string(), (temporary.path / "expected").string(), log.string())),
+                      path.string(), (temporary.path() / "expected").string(), log.string())),
       0);
   EXPECT_NE(slurp(log).find("/master/w differs"), std::string::npos) << slurp(log);
 }

@@ -51,7 +51,7 @@ TEST(CheckpointRoundTrip, AnyLayoutReadsAnyOther) {  // trap 46
     const DType types[] = {DType::f32, DType::bf16, DType::f16};
     const auto model = random_model(random, trial % 4 == 0, types[trial % 3]);
     const int ranks = 1 + static_cast<int>(random.below(5));
-    const auto path = save(random, temporary.path, model, ranks, {.step = trial});
+    const auto path = save(random, temporary.path(), model, ranks, {.step = trial});
     EXPECT_TRUE(io::verify_checkpoint(path).empty());
 
     io::Checkpoint checkpoint = io::Checkpoint::open(path);
@@ -76,7 +76,7 @@ TEST(CheckpointRoundTrip, KeepsEveryFieldOfTheHeader) {  // traps 45, 58
   Random random(2);
   TemporaryDirectory temporary;
   const auto before = full_header();
-  const auto path = save(random, temporary.path, random_model(random, false), 2, before);
+  const auto path = save(random, temporary.path(), random_model(random, false), 2, before);
   EXPECT_EQ(path.filename(), "step_00000100");
   const auto after = io::Checkpoint::open(path).header();
   EXPECT_EQ(after.step, before.step);
@@ -173,7 +173,7 @@ TEST(CheckpointRoundTrip, ABackgroundThreadMayWriteAndARankMayHoldNothing) {
   Random random(8);
   TemporaryDirectory temporary;
   const TestTensor t{"w", "master", {3, 5}, DType::f32, random.numbers(DType::f32, 15)};
-  const auto directory = io::begin_checkpoint(temporary.path, 1);
+  const auto directory = io::begin_checkpoint(temporary.path(), 1);
   io::CheckpointWriter idle(directory, 0, {});
   io::CheckpointWriter busy(
       directory, 1, std::vector<io::Piece>{{"w", t.shape, "master", DType::f32, io::Box(t.shape)}});
@@ -214,7 +214,7 @@ TEST(CheckpointRead, TouchesOnlyTheBlocksItNeeds) {
   const TemporaryDirectory temporary;
   const TestTensor t = matrix_of_12_blocks(4);
   auto checkpoint =
-      io::Checkpoint::open(save_boxes(temporary.path, t, std::array{io::Box(t.shape)}));
+      io::Checkpoint::open(save_boxes(temporary.path(), t, std::array{io::Box(t.shape)}));
 
   std::vector<std::byte> row(3072 * 4), column(1024 * 4);
   checkpoint.read("w", "master", io::Box({400, 0}, {1, 3072}), DType::f32, row);
@@ -253,8 +253,8 @@ TEST(CheckpointRead, ReadsEveryBlockOnceHoweverTheTensorWasCut) {
         io::Box({0, 384 * i}, {1024, 384}));  // 1.5 MiB: a whole block and half of one
     rows.push_back(io::Box({128 * i, 0}, {128, 3072}));
   }
-  const auto by_columns = save_boxes(temporary.path / "columns", t, columns);
-  const auto by_rows = save_boxes(temporary.path / "rows", t, rows);
+  const auto by_columns = save_boxes(temporary.path() / "columns", t, columns);
+  const auto by_rows = save_boxes(temporary.path() / "rows", t, rows);
   // What two boxes share is read once too.
   const std::vector<io::Box> overlapping = {io::Box({100, 0}, {200, 3072}),
                                             io::Box({0, 7}, {1024, 9}), io::Box({299, 5}, {2, 5})};
@@ -280,7 +280,7 @@ TEST(CheckpointRead, ReadsEveryBlockOnceHoweverTheTensorWasCut) {
 TEST(CheckpointRead, KnowsBlocksOfAnotherSize) {
   const TemporaryDirectory temporary;
   const TestTensor t = matrix_of_12_blocks(10);
-  const auto path = save_boxes(temporary.path, t, std::array{io::Box(t.shape)});
+  const auto path = save_boxes(temporary.path(), t, std::array{io::Box(t.shape)});
   io::Manifest manifest = io::read_manifest(path);
   manifest.block_bytes = 4 * io::kBlockBytes;
   io::DatasetRecord& d = manifest.parts[0].datasets[0];
@@ -307,7 +307,7 @@ TEST(CheckpointRead, RefusesWhatIsNotThere) {
   Random random(5);
   TemporaryDirectory temporary;
   const auto model = random_model(random, false);
-  auto checkpoint = io::Checkpoint::open(save(random, temporary.path, model, 3, {.step = 1}));
+  auto checkpoint = io::Checkpoint::open(save(random, temporary.path(), model, 3, {.step = 1}));
   std::vector<std::byte> out(17 * 19 * 4);
   const io::Box all({0, 0}, {17, 19});
   const std::string name = "block.0.attention.q.weight";
@@ -327,7 +327,7 @@ TEST(CheckpointDescribe, CountsWhatIsThere) {
   Random random(6);
   TemporaryDirectory temporary;
   const auto model = random_model(random, false, DType::bf16);
-  const auto summary = io::describe_checkpoint(save(random, temporary.path, model, 3, {.step = 9}));
+  const auto summary = io::describe_checkpoint(save(random, temporary.path(), model, 3, {.step = 9}));
   EXPECT_EQ(summary.header.step, 9);
   EXPECT_EQ(summary.files, 3);
   std::int64_t elements = 0;
@@ -345,7 +345,7 @@ TEST(CheckpointDescribe, CountsWhatIsThere) {
 TEST(CheckpointLargeFile, ReadsAndWritesBeyond4GiB) {  // trap 55
   TemporaryDirectory temporary;
   const io::Shape shape{5, 1 << 28};  // 5 GiB of f32; the file is sparse, only the end is written
-  const auto directory = io::begin_checkpoint(temporary.path, 1);
+  const auto directory = io::begin_checkpoint(temporary.path(), 1);
   const std::vector<io::Piece> pieces = {{"w", shape, "master", DType::f32, io::Box(shape)}};
   {
     io::CheckpointWriter writer(directory, 0, pieces);

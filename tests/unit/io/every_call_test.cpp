@@ -171,14 +171,14 @@ class EveryCallOfASave : public testing::TestWithParam<std::int64_t> {
   }
   void harm_a_save(Harm harm) {
     const int calls = harm_every_call(
-        harm, temporary_.path, [&] { start_afresh(); }, [&] { save_new(GetParam()); },
+        harm, temporary_.path(), [&] { start_afresh(); }, [&] { save_new(GetParam()); },
         [&](bool succeeded) { expect_sound(succeeded); });
     EXPECT_GT(calls, 10);
     RecordProperty("calls", calls);
   }
 
   TemporaryDirectory temporary_{fast_directory()};
-  fs::path pristine_ = temporary_.path / "pristine", checkpoints_ = temporary_.path / "checkpoints";
+  fs::path pristine_ = temporary_.path() / "pristine", checkpoints_ = temporary_.path() / "checkpoints";
   TestModel old_ = small_model(3), new_ = small_model(4);
 };
 
@@ -241,7 +241,7 @@ class Replacing : public testing::Test {
   }
 
   TemporaryDirectory temporary_{fast_directory()};
-  fs::path checkpoints_ = temporary_.path / "checkpoints";
+  fs::path checkpoints_ = temporary_.path() / "checkpoints";
   TestModel old_ = small_model(5), new_ = small_model(6);
 };
 
@@ -280,13 +280,13 @@ TEST(EveryCall, OfALoad) {
   const TemporaryDirectory temporary(fast_directory());
   const auto model = small_model(8);
   Random random(9);
-  for (const std::int64_t step : {10, 20}) save(random, temporary.path, model, 2, {.step = step});
+  for (const std::int64_t step : {10, 20}) save(random, temporary.path(), model, 2, {.step = step});
   for (const Harm harm : {Harm::eio, Harm::half}) {
     bool right = false;
     const int calls = harm_every_call(
-        harm, temporary.path, [&] { right = false; },
+        harm, temporary.path(), [&] { right = false; },
         [&] {
-          const auto entries = io::list_checkpoints(temporary.path);
+          const auto entries = io::list_checkpoints(temporary.path());
           ASSERT_EQ(entries.size(), 2U);
           right = holds(entries[0].path, model) && io::verify_checkpoint(entries[0].path).empty();
         },
@@ -296,12 +296,12 @@ TEST(EveryCall, OfALoad) {
         });
     EXPECT_GT(calls, 10);
   }
-  EXPECT_TRUE(holds(io::list_checkpoints(temporary.path)[0].path, model));
+  EXPECT_TRUE(holds(io::list_checkpoints(temporary.path())[0].path, model));
 }
 
 TEST(EveryCall, OfReadingTokens) {
   const TemporaryDirectory temporary(fast_directory());
-  const std::vector<std::string> entries{temporary.path / "a", temporary.path / "b"};
+  const std::vector<std::string> entries{temporary.path() / "a", temporary.path() / "b"};
   std::vector<std::int32_t> want;
   for (const auto& entry : entries) {
     io::MegatronWriter writer(entry, 1000);
@@ -316,7 +316,7 @@ TEST(EveryCall, OfReadingTokens) {
   for (const Harm harm : {Harm::eio, Harm::half}) {
     std::vector<std::int32_t> got;
     const int calls = harm_every_call(
-        harm, temporary.path, [&] { got.clear(); },
+        harm, temporary.path(), [&] { got.clear(); },
         [&] {
           const io::TokenCorpus corpus(entries, 1000);
           got.resize(static_cast<std::size_t>(corpus.tokens()));
@@ -330,15 +330,15 @@ TEST(EveryCall, OfReadingTokens) {
 
 TEST(EveryCall, OfTokenizing) {
   const TemporaryDirectory temporary(fast_directory());
-  const fs::path out = temporary.path / "made" / "out";
-  const std::vector<fs::path> inputs{temporary.path / "a.txt", temporary.path / "b.jsonl"};
+  const fs::path out = temporary.path() / "made" / "out";
+  const std::vector<fs::path> inputs{temporary.path() / "a.txt", temporary.path() / "b.jsonl"};
   spit(inputs[0], "the first");
   spit(inputs[1], "{\"text\": \"one\"}\n{\"text\": \"two\"}\n");
   auto bytes = io::Tokenizer::bytes();
   const std::vector<std::string> entries{out};
   for (const Harm harm : {Harm::eio, Harm::enospc, Harm::half}) {
     const int calls = harm_every_call(
-        harm, temporary.path, [] {},
+        harm, temporary.path(), [] {},
         [&] {
           io::create_directories(out.parent_path());
           for (const std::int64_t part : {0, 1})
@@ -358,11 +358,11 @@ TEST(EveryCall, OfTokenizing) {
 
 TEST(EveryCall, OfAnAtomicFileLeavesTheOldOneOrTheNew) {
   const TemporaryDirectory temporary(fast_directory());
-  const auto path = temporary.path / "file";
+  const auto path = temporary.path() / "file";
   const std::string big(std::size_t{3} << 20, 'n');
   for (const Harm harm : {Harm::eio, Harm::enospc, Harm::half}) {
     harm_every_call(
-        harm, temporary.path, [&] { spit(path, "old"); },
+        harm, temporary.path(), [&] { spit(path, "old"); },
         [&] {
           io::AtomicFile file(path);
           file.append("new");
@@ -372,7 +372,7 @@ TEST(EveryCall, OfAnAtomicFileLeavesTheOldOneOrTheNew) {
         [&](bool succeeded) {
           const auto now = slurp(path);
           EXPECT_TRUE(now == "new" + big || (!succeeded && now == "old"));
-          EXPECT_EQ(std::distance(fs::directory_iterator(temporary.path), {}), 1) << "left-overs";
+          EXPECT_EQ(std::distance(fs::directory_iterator(temporary.path()), {}), 1) << "left-overs";
         });
   }
 }

@@ -106,6 +106,63 @@ TEST(PlanRun, ActivationsThatLeaveChangeNoBit) {
   }
 }
 
+/// Steps of a run whose states live somewhere, and its state after them.
+struct Trained {
+  std::vector<StepShown> steps;
+  std::vector<float> state;
+};
+Trained trained(const Setting& s, kernels::Device& device, const plan::OffloadInputs& offload) {
+  plan::PlanInputs in = plan_inputs_of(s.config, device, s.compute);
+  in.offload = offload;
+  in.offload.tile = 1024;
+  PlanRun run(in, device, plan::PlanShape{plan::PlanPurpose::train, kSequence, kMicro, 2});
+  run.state().set_parameters(test_values(11));
+  Trained t;
+  for (std::int64_t k = 0; k < 3; ++k)
+    t.steps.push_back(run.step(40 + 2 * kMicro * k, {.update = k + 1}));
+  t.state = slice_of_state(run);
+  return t;
+}
+
+// ZeRO-Offload and ZeRO-Infinity: wherever states live, and however early they are fetched.
+TEST(PlanRun, StatesThatLiveElsewhereChangeNoBit) {
+  using plan::Location;
+  const auto device = kernels::make_cpu_device({});
+  for (const Setting& s : settings()) {
+    SCOPED_TRACE(fmt::format("{} in {}", s.name, to_string(s.compute)));
+    const Trained stay = trained(s, *device, {});
+    const auto expect_same = [&](const plan::OffloadInputs& offload) {
+      SCOPED_TRACE(fmt::format("parameters {}, gradients {}, optimizer {}, activations {}, ahead {}",
+                               enum_word(offload.parameters), enum_word(offload.gradients),
+                               enum_word(offload.optimizer), enum_word(offload.activations),
+                               offload.ahead));
+      const Trained leave = trained(s, *device, offload);
+      EXPECT_TRUE(same_bits(leave.state, stay.state));
+      for (std::size_t k = 0; k < stay.steps.size(); ++k) {
+        EXPECT_EQ(leave.steps[k].loss, stay.steps[k].loss);
+        EXPECT_EQ(leave.steps[k].norm, stay.steps[k].norm);
+        EXPECT_TRUE(same_bits(leave.steps[k].gradients, stay.steps[k].gradients));
+      }
+    };
+    for (const Location tier : {Location::host, Location::disk}) {
+      for (const std::int64_t ahead : {0, 1, 3}) {
+        expect_same({.parameters = tier, .ahead = ahead});
+        expect_same({.gradients = tier, .ahead = ahead});
+        expect_same({.optimizer = tier, .ahead = ahead});
+        expect_same({.activations = tier, .ahead = ahead});
+        expect_same({.parameters = tier,
+                     .gradients = tier,
+                     .optimizer = tier,
+                     .activations = tier,
+                     .ahead = ahead,
+                     .disk_reaches_device = ahead != 1});
+      }
+    }
+    expect_same({.gradients = Location::host, .optimizer = Location::disk});
+    expect_same({.parameters = Location::disk, .optimizer = Location::host});
+  }
+}
+
 /// The gradient of each unit, in turn, out of what updates read of those that are trained.
 std::vector<std::vector<float>> by_unit(PlanRun& run, const std::vector<float>& gradients) {
   std::vector<std::vector<float>> units;
@@ -133,7 +190,7 @@ struct Frozen {
     loss = step.loss;
     gradients = by_unit(run, step.gradients);
     for (const auto& unit : run.state().units())
-      parameters.push_back(widened(run.real(unit.parameters)));
+      parameters.push_back(run.values(unit.parameters));
   }
   double loss = 0;
   std::vector<std::vector<float>> gradients, parameters;  // after the step
