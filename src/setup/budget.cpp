@@ -22,6 +22,8 @@ std::string remedies(const deck::Deck& deck, const Mesh& mesh, bool state_alone)
     all.push_back(fmt::format("more data ranks with zero.stage 1 to {}", last));
   if (!state_alone && deck.offload.activations == deck::OffloadTier::none)
     all.emplace_back("offload.activations = \"host\"");
+  if (deck.offload.optimizer == deck::OffloadTier::none)
+    all.emplace_back("offload.optimizer = \"host\" or \"nvme\", then gradients and parameters");
   all.emplace_back("a larger parallel.tensor or parallel.pipeline");
   return fmt::format("{} (check --options shows what each stage needs)", fmt::join(all, ", or "));
 }
@@ -49,6 +51,14 @@ void check_budget(const deck::LoadedDeck& loaded, const Mesh& mesh, const plan::
   check_device(loaded.deck, mesh, bytes, budget->count,
                fmt::format("memory.device = {} ({})", human_bytes(budget->count),
                            loaded.where("memory.device")));
+}
+
+void check_disks(const deck::LoadedDeck& loaded, bool on_gpus) {
+  if (!on_gpus || !loaded.deck.offload.uses(deck::OffloadTier::nvme)) return;
+  throw DeckError(
+      fmt::format("{}: what a GPU uses cannot live on \"nvme\" in this version: offload it to "
+                  "\"host\", or set run.backend = \"cpu\"",
+                  loaded.where("offload.nvme")));
 }
 
 void check_gpu(const deck::Deck& deck, const Mesh& mesh, const plan::ArenaBytes& bytes,

@@ -5,6 +5,7 @@
 #include "backend/backend.hpp"
 #include "core/cores.hpp"
 #include "setup/architecture.hpp"
+#include "setup/budget.hpp"
 #include "setup/inputs.hpp"
 #include "setup/products.hpp"
 #include "setup/shapes.hpp"
@@ -58,6 +59,7 @@ Planner make_planner(const LayoutOptions& layout) {
   p.inputs = setup::plan_inputs(p.loaded.deck, p.shapes, node_of, *p.devices.front());
   p.inputs.layout.nccl = nccl;
   p.inputs.offload.disk_reaches_device = disk_reaches_device;
+  setup::check_disks(p.loaded, nccl);
   return p;
 }
 

@@ -230,7 +230,17 @@ class Memory(RunTest):
             # Each of 6 units is padded to a multiple of 4 x 16; figures have two decimals of a MiB.
             slack = share * 6 * 64 + 0.005 * 2**20
             self.assertLess(abs(plain[stage] - share * parameters), slack)
-        self.assertTrue(all("not available" in " ".join(r) for r in rows if r[1] != "device"))
+        # What lives elsewhere is not on the device: of all that a plan has there, less is left.
+        on = {(*r[:4],): [float(n) * {"B": 1, "KiB": 2**10, "MiB": 2**20}[u]
+                          for n, u in zip(r[10:16:2], r[11:16:2])] for r in rows}
+        for stage in "0123":
+            device, host, disk = on[stage, "device", "device", "device"]
+            self.assertEqual(disk, 0)
+            everything = on[stage, "host", "host", "host"]
+            self.assertLess(everything[0], on[stage, "host", "device", "device"][0])
+            self.assertLess(on[stage, "host", "device", "device"][0], device)
+            self.assertGreater(everything[1], host)
+            self.assertGreater(on[stage, "nvme", "host", "nvme"][2], 0)
 
     def test_fit(self):
         deck = self.deck("deck", tiny_deck(self.corpus, batch__global=16))

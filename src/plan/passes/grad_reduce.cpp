@@ -65,12 +65,13 @@ class Reducer {
     }
     std::vector<SummedGradient> sums(states_.size());
     for (std::size_t u = 0; u < states_.size(); ++u) {
-      if (!states_[u].trained) continue;
-      sums[u] = finish(u);
-      for (const View& sum : {sums[u].slice, sums[u].owned})
-        plan_.buffer(buffer_of(sum)).location = in_.offload.gradients;
+      if (states_[u].trained) sums[u] = finish(u);
     }
     insertions_.apply(plan_.ops);
+    // Those of one micro-batch that are added to no other are never brought there (tiers).
+    for (Buffer& b : plan_.buffers) {
+      if (b.purpose == BufferPurpose::gradients) b.location = in_.offload.gradients;
+    }
     return sums;
   }
 

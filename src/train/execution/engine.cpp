@@ -55,6 +55,7 @@ void Engine::allocate(const comm::MpiSession& mpi) {
   for (const auto& [shape, plan] : plans_) bytes = plan::most_of(bytes, plan.arena_bytes);
   const deck::OffloadSection& offload = loaded_.deck.offload;
   control_.together([&] {
+    setup::check_disks(loaded_, inputs_.layout.nccl);
     if (bytes[plan::ArenaId::disk] == 0) return;
     disk_tier_ = std::make_unique<memory::DiskTier>(memory::DiskTierOptions{
         .directories = {offload.nvme.begin(), offload.nvme.end()},

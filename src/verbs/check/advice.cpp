@@ -6,7 +6,6 @@
 #include "plan/prediction/spread.hpp"
 #include "setup/products.hpp"
 #include "verbs/check/check.hpp"
-#include "zero/model_states.hpp"
 
 namespace tessera::verbs {
 namespace {
@@ -129,20 +128,14 @@ std::vector<Variant> smaller(const Checked& c) {
   if (d.batch.micro > 1) add(set_to("batch.micro", "1"));
   for (auto stage = d.zero.stage + 1; stage < kZeroStages && c.mesh().data > 1; ++stage)
     add(set_to("zero.stage", std::to_string(stage)));
-  if (d.offload.activations == deck::OffloadTier::none)
-    add(set_to("offload.activations", "\"host\""));
+  const auto offload = [&](const char* key, deck::OffloadTier now) {
+    if (now == deck::OffloadTier::none) add(set_to(key, "\"host\""));
+  };
+  offload("offload.activations", d.offload.activations);
+  offload("offload.optimizer", d.offload.optimizer);
+  offload("offload.gradients", d.offload.gradients);
+  offload("offload.parameters", d.offload.parameters);
   return all;
-}
-
-std::string offload_outlook(const Checked& c, std::int64_t budget) {
-  const plan::PlanInputs& in = c.planner.inputs;
-  const auto states = zero::model_states(c.largest_rank().elements, in.layout.mesh.data,
-                                         in.sharding.stage, in.state_types());
-  const std::int64_t left = total(c) - states.optimizer;
-  return fmt::format(
-      "  offload.optimizer = \"host\" would leave {} on the device{}, but is not available in this "
-      "version; parameters come after it, nvme last\n",
-      human_bytes(left), left <= budget ? ", which fits" : "");
 }
 
 std::string what_would_fit(const Checked& c, std::int64_t budget) {
@@ -156,7 +149,7 @@ std::string what_would_fit(const Checked& c, std::int64_t budget) {
                         fits ? "which fits" : "too much");
     if (fits) return text;
   }
-  return text + offload_outlook(c, budget) + "  more data, tensor or pipeline ranks\n";
+  return text + "  more data, tensor or pipeline ranks\n";
 }
 
 /// What would cost less time and still fit.

@@ -21,33 +21,24 @@ constexpr std::array kOffload = {
         .optimizer = StateTier::disk, .gradients = StateTier::host, .parameters = StateTier::disk},
 };
 
-/// Bytes of the largest unit's parameters in full: what must be on the device while it computes.
-std::int64_t largest_unit(const plan::PlanInputs& in, const MeshPlace& place) {
-  std::int64_t most = 0;
-  for (const auto& unit : in.model.units) {
-    const auto layout = plan::unit_layout(in, unit, place);
-    most = std::max(most, layout.padded * size_of(in.numerics.compute));
-  }
-  return most;
+std::string_view word_of(StateTier tier) {
+  return tier == StateTier::device ? "none" : enum_word(tier);
 }
 
-/// Bytes on the device: what the plan of a step needs, less the states that are kept elsewhere; if
-/// parameters are, plus the unit that computes and those that are on their way.
-std::int64_t device_bytes(const plan::PlanInputs& in, const plan::RankFigures& f,
-                          const StateChoice& choice) {
-  using plan::BufferPurpose;
-  std::int64_t bytes = f.ledger.device();
-  if (choice.optimizer != StateTier::device) {
-    bytes -= f.ledger.of(BufferPurpose::optimizer) + f.ledger.of(BufferPurpose::master);
-  }
-  if (choice.gradients != StateTier::device) bytes -= f.ledger.of(BufferPurpose::gradients);
-  if (choice.parameters != StateTier::device) {
-    bytes -= f.ledger.of(BufferPurpose::parameters);
-    const bool has_window =
-        in.sharded().parameters && f.ledger.of(BufferPurpose::gather_window) > 0;
-    if (!has_window) bytes += (1 + in.sharding.prefetch) * largest_unit(in, f.place);
-  }
-  return bytes;
+bool on_disks(const StateChoice& choice) {
+  return choice.optimizer == StateTier::disk || choice.gradients == StateTier::disk ||
+         choice.parameters == StateTier::disk;
+}
+
+/// The deck's keys for a choice.
+std::vector<std::string> sets_of(const StateChoice& choice) {
+  std::vector<std::string> sets = {
+      fmt::format("zero.stage={}", choice.stage),
+      fmt::format("offload.optimizer={}", word_of(choice.optimizer)),
+      fmt::format("offload.gradients={}", word_of(choice.gradients)),
+      fmt::format("offload.parameters={}", word_of(choice.parameters))};
+  if (on_disks(choice)) sets.emplace_back("offload.nvme=[\"DIRECTORY\"]");
+  return sets;
 }
 
 }  // namespace
@@ -55,38 +46,41 @@ std::int64_t device_bytes(const plan::PlanInputs& in, const plan::RankFigures& f
 std::string options_text(const LayoutOptions& layout) {
   std::string text;
   for (int stage = 0; stage < kZeroStages; ++stage) {
-    const Checked checked = check_other(layout, {fmt::format("zero.stage={}", stage)});
-    const plan::PlanInputs& in = checked.planner.inputs;
-    const plan::RankFigures& f = checked.largest_rank();
-    const auto budget = device_budget(checked.deck());
-    if (stage == 0) {
-      text += fmt::format(
-          "{} parameters on {} ranks; compute {}, gradients {}{}\n"
-          "model states of the rank that holds most, and its device's bytes with activations and "
-          "all else\n"
-          "{:<6}{:<11}{:<11}{:<11}{:>13}{:>13}{:>13}{:>13}  {:<13}{}\n",
-          model::parameter_count(in.model.units), to_string(in.layout.mesh),
-          to_string(in.numerics.compute), to_string(in.numerics.accumulate),
-          budget ? ", devices of " + human_bytes(*budget) : "", "stage", "optimizer", "gradients",
-          "parameters", "device", "host", "disk", "device, all", "fits", "from");
-    }
-    const auto states =
-        zero::model_states(f.elements, in.layout.mesh.data, stage, in.state_types());
     for (StateChoice choice : kOffload) {
       choice.stage = stage;
-      const bool built = choice.optimizer == StateTier::device;
-      const std::int64_t on_device = states.in(StateTier::device, choice);
-      const std::int64_t all = device_bytes(in, f, choice);
+      std::optional<Checked> found = check_variant(layout, sets_of(choice));
+      if (!found && on_disks(choice)) continue;  // GPUs do not reach disks
+      if (!found) found = check_other(layout, sets_of(choice));
+      const Checked& checked = *found;
+      const plan::PlanInputs& in = checked.planner.inputs;
+      const plan::RankFigures& f = checked.largest_rank();
+      const auto budget = device_budget(checked.deck());
+      if (text.empty()) {
+        text += fmt::format(
+            "{} parameters on {} ranks; compute {}, gradients {}{}\n"
+            "model states of the rank that holds most, by formula; and all bytes of its plans, with "
+            "activations and all else\n"
+            "{:<6}{:<11}{:<11}{:<11}{:>13}{:>13}{:>13}{:>13}{:>13}{:>13}  {}\n",
+            model::parameter_count(in.model.units), to_string(in.layout.mesh),
+            to_string(in.numerics.compute), to_string(in.numerics.accumulate),
+            budget ? ", devices of " + human_bytes(*budget) : "", "stage", "optimizer", "gradients",
+            "parameters", "device", "host", "disk", "device, all", "host, all", "disk, all",
+            "fits");
+      }
+      const auto states =
+          zero::model_states(f.elements, in.layout.mesh.data, stage, in.state_types());
+      const std::int64_t on_device = states.in(StateTier::device, choice),
+                         all = f.ledger.device();
       const char* fits = !budget                ? "-"
                          : all <= *budget       ? "yes"
                          : on_device <= *budget ? "states only"
                                                 : "no";
-      text += fmt::format("{:<6}{:<11}{:<11}{:<11}{:>13}{:>13}{:>13}{:>13}  {:<13}{}\n", stage,
-                          enum_word(choice.optimizer), enum_word(choice.gradients),
+      text += fmt::format("{:<6}{:<11}{:<11}{:<11}{:>13}{:>13}{:>13}{:>13}{:>13}{:>13}  {}\n",
+                          stage, enum_word(choice.optimizer), enum_word(choice.gradients),
                           enum_word(choice.parameters), human_bytes(on_device),
                           human_bytes(states.in(StateTier::host, choice)),
-                          human_bytes(states.in(StateTier::disk, choice)), human_bytes(all), fits,
-                          built ? "a plan" : "formula (offload: not available in this version)");
+                          human_bytes(states.in(StateTier::disk, choice)), human_bytes(all),
+                          human_bytes(f.ledger.host()), human_bytes(f.ledger.disk()), fits);
     }
   }
   return text;

@@ -83,6 +83,13 @@ TEST(Checks, LengthsAndUnits) {
 TEST(Checks, WhatIsOffloaded) {
   EXPECT_EQ(refusal(kSmallDeck, {"offload.activations=host", "offload.ahead=0"}), "");
   expect_contains(refusal_of("offload.ahead=3"), "nothing is offloaded");
+  for (const char* key : {"parameters", "gradients", "optimizer", "activations"}) {
+    const std::string set = fmt::format("offload.{}=nvme", key);
+    expect_contains(refusal_of(set), "needs offload.nvme");
+    EXPECT_EQ(refusal(kSmallDeck, {set, "offload.nvme=[\"/disk\"]"}), "");
+  }
+  EXPECT_EQ(refusal(kSmallDeck, {"offload.nvme=[\"/disk\"]"}), "");
+  expect_contains(refusal_of("offload.block=5000"), "a multiple of 4096");
 }
 
 TEST(Checks, HowGradientsAndParametersTravel) {
