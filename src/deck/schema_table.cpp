@@ -372,8 +372,8 @@ constexpr SchemaRow kRows[] = {
         "memory.device", "budget of the device tier; auto: what the device has free",
         {.limits = at_least(1), .unit = "bytes"}),
     row<&Deck::memory, &MemorySection::host>(
-        "memory.host", "budget of the host tier; auto: what the node has free",
-        {.limits = at_least(1), .unit = "bytes", .built = "auto"}),
+        "memory.host", "budget of a rank's part of the host tier; auto: what the node has free",
+        {.limits = at_least(1), .unit = "bytes"}),
     row<&Deck::checkpoint, &CheckpointSection::every>(
         "checkpoint.every", "steps between checkpoints; 0 = none, also not at the end",
         {.limits = at_least(0)}),

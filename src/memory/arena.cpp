@@ -76,6 +76,8 @@ Arena::~Arena() {
 
 std::int64_t resident_bytes() { return value_after("VmRSS:", "/proc/self/status") * 1024; }
 
+std::int64_t peak_resident_bytes() { return value_after("VmHWM:", "/proc/self/status") * 1024; }
+
 std::int64_t available_bytes(const fs::path& root) {
   std::int64_t free = kNoLimit;
   if (const std::int64_t kib = value_after("MemAvailable:", root / "proc/meminfo"); kib >= 0)

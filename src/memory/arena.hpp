@@ -35,6 +35,8 @@ class Arena {
 
 /// Resident bytes of this process (VmRSS).
 std::int64_t resident_bytes();
+/// The most that it has ever had.
+std::int64_t peak_resident_bytes();
 
 /// Bytes that this node can still give to this process: MemAvailable, or less where its memory
 /// cgroup (version 1 or 2) or one above it has a limit; file cache that the kernel would drop

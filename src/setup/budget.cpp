@@ -3,6 +3,7 @@
 #include "core/bytes.hpp"
 #include "core/sharding.hpp"
 #include "plan/prediction/ledger.hpp"
+#include "setup/shapes.hpp"
 
 namespace tessera::setup {
 namespace {
@@ -45,7 +46,25 @@ void check_device(const deck::Deck& deck, const Mesh& mesh, const plan::ArenaByt
 
 }  // namespace
 
+/// Throws MemoryError where a rank needs more of the host's memory than memory.host.
+static void check_host(const deck::LoadedDeck& loaded, const plan::ArenaBytes& bytes) {
+  const auto* budget = std::get_if<deck::Bytes>(&loaded.deck.memory.host);
+  const std::int64_t host = plan::host_bytes(bytes);
+  if (budget == nullptr || host <= budget->count) return;
+  std::vector<std::string> remedies;
+  if (saves_beside_steps(loaded.deck)) remedies.emplace_back("checkpoint.async = false");
+  if (loaded.deck.offload.uses(deck::OffloadTier::host))
+    remedies.emplace_back("\"nvme\" in place of \"host\" in [offload]");
+  remedies.emplace_back("more data ranks with zero.stage 1 to 3");
+  throw MemoryError(fmt::format(
+      "a rank needs {} in arena host (snapshots for checkpoints, what is offloaded), {} more than "
+      "memory.host = {} ({}): try {}",
+      human_bytes(host), human_bytes(host - budget->count), human_bytes(budget->count),
+      loaded.where("memory.host"), fmt::join(remedies, ", or ")));
+}
+
 void check_budget(const deck::LoadedDeck& loaded, const Mesh& mesh, const plan::ArenaBytes& bytes) {
+  check_host(loaded, bytes);
   const auto* budget = std::get_if<deck::Bytes>(&loaded.deck.memory.device);
   if (budget == nullptr) return;
   check_device(loaded.deck, mesh, bytes, budget->count,

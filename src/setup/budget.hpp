@@ -8,7 +8,8 @@
 namespace tessera::setup {
 
 /// Throws MemoryError when a rank of the run that needs so much in its arenas does not fit
-/// memory.device: which arena, by how much, and what to change, in practice's order.
+/// memory.device or memory.host: which arena, by how much, and what to change, in practice's
+/// order.
 void check_budget(const deck::LoadedDeck& loaded, const Mesh& mesh, const plan::ArenaBytes& bytes);
 /// Throws DeckError where a run on GPUs wants something on disks, which they do not reach in this
 /// version.

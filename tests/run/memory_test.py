@@ -7,8 +7,9 @@ import unittest
 
 from tessera import RunTest, metrics, tiny_deck
 
-ARENAS = ("state", "step", "host")
-ALIGNMENT = 256  # of buffers: the last one's bytes end that much before its arena's at most
+ARENAS = ("state", "step", "host", "disk")
+# Of buffers: the last one's bytes end that much before its arena's at most. With disks: sectors.
+ALIGNMENT, DISK_ALIGNMENT = 256, 4096
 
 # Each with what makes its ranks differ: tensor shards of 3 heads over 2 ranks, stages with the
 # embedding and with the head, data shards.
@@ -29,6 +30,10 @@ LAYOUTS = {
                 "model__hidden": 64, "recompute__policy": "full"}),
     "activations_on_host": (2, {"parallel__pipeline": 2, "model__layers": 6, "batch__micro": 1,
                                 "offload__activations": "host", "offload__ahead": 1}),
+    "all_on_disks": (2, {"zero__stage": 1, "offload__parameters": "nvme",
+                         "offload__gradients": "nvme", "offload__optimizer": "nvme",
+                         "offload__activations": "nvme", "offload__ahead": 1,
+                         "offload__nvme": ["DISK"]}),
     "all": (8, {"parallel__tensor": 2, "parallel__pipeline": 2, "zero__stage": 3}),
 }
 
@@ -52,6 +57,8 @@ class Memory(RunTest):
     def test_predicted_is_measured(self):
         for name, (ranks, changes) in LAYOUTS.items():
             with self.subTest(name):
+                if "offload__nvme" in changes:
+                    changes = {**changes, "offload__nvme": [str(self.dir)]}
                 deck = self.deck(name, tiny_deck(self.corpus, run__steps=2, checkpoint__every=0,
                                                  **changes))
                 predicted = self.arenas(self.check(deck, ranks))
@@ -60,9 +67,11 @@ class Memory(RunTest):
                 self.assertEqual(events["start"]["arena_bytes"], predicted)
                 if name == "activations_on_host":
                     self.assertGreater(min(arenas["host"] for arenas in predicted), 0)
+                alignment = DISK_ALIGNMENT if predicted[0]["disk"] > 0 else ALIGNMENT
+                self.assertEqual(alignment == DISK_ALIGNMENT, name == "all_on_disks")
                 for used, had in zip(events["end"]["arena_high_water"], predicted, strict=True):
                     for arena in ARENAS:
-                        self.assertIn(had[arena] - used[arena], range(ALIGNMENT), arena)
+                        self.assertIn(had[arena] - used[arena], range(alignment), arena)
 
     def test_bf16_sums_of_gradients_over_stages(self):
         """The same bits at every stage, and near f32 sums: in the first step, before any update, a
@@ -213,6 +222,19 @@ class Memory(RunTest):
         self.assertIn("too much by itself", output)
         self.assertIn("offload.optimizer", output)
 
+    def test_the_hosts_budget(self):
+        """Snapshots for checkpoints and what is offloaded to the host are what memory.host limits."""
+        deck = self.deck("deck", tiny_deck(self.corpus, offload__optimizer="host",
+                                           checkpoint__every=2))
+        host = self.arenas(self.check(deck, 2))[0]["host"]
+        self.check(deck, 2, "--set", f"memory.host={host}")
+        output = self.check(deck, 2, "--set", f"memory.host={host - 1024}", code=4)
+        for text in ("arena host", "1.0 KiB more than memory.host", "checkpoint.async = false", "nvme"):
+            self.assertIn(text, output)
+        job = self.run_job(2, "train", deck, "--set", f"memory.host={host - 1024}", each=True)
+        self.assertEqual(job.codes, [4, 4])
+        self.assertIn("more than memory.host", job.output)
+
     def test_options(self):
         """The states are ZeRO's 16 bytes a parameter: 2 + 2 + 12."""
         changes = {"model__hidden": 96, "model__vocab": 128}  # nothing is padded but shards
@@ -236,10 +258,10 @@ class Memory(RunTest):
         for stage in "0123":
             device, host, disk = on[stage, "device", "device", "device"]
             self.assertEqual(disk, 0)
-            everything = on[stage, "host", "host", "host"]
-            self.assertLess(everything[0], on[stage, "host", "device", "device"][0])
             self.assertLess(on[stage, "host", "device", "device"][0], device)
-            self.assertGreater(everything[1], host)
+            self.assertGreater(on[stage, "host", "device", "device"][1], host)
+            self.assertGreater(on[stage, "host", "host", "host"][1],
+                               on[stage, "host", "device", "device"][1])
             self.assertGreater(on[stage, "nvme", "host", "nvme"][2], 0)
 
     def test_fit(self):

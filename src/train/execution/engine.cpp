@@ -79,6 +79,7 @@ void Engine::allocate(const comm::MpiSession& mpi) {
     memory::check_available(most, mpi.job().local);
   });
   control_.together([&] {  // once all have looked at what is free
+    resident_before_ = memory::resident_bytes();
     in_use_before_ = memory_in_use();
     for (const auto& [id, word] : EnumWords<plan::ArenaId>::table) {
       arenas_[id] = std::make_unique<memory::Arena>(std::string(word), *tier_of(id), bytes[id]);

@@ -89,6 +89,8 @@ class Engine {
   std::int64_t library_bytes() const;
   /// How much more memory is in use than before the arenas were made, on the host and the device.
   std::int64_t memory_growth() const { return memory_in_use() - in_use_before_; }
+  /// What the process had in the host's memory before the arenas were made: libraries, code, tokens.
+  std::int64_t resident_before() const { return resident_before_; }
 
  private:
   std::int64_t memory_in_use() const;
@@ -106,7 +108,7 @@ class Engine {
   std::map<plan::PlanShape, PreparedPlan> prepared_;
   std::unique_ptr<memory::DiskTier> disk_tier_;  // absent where nothing is on disks
   Arenas arenas_;
-  std::int64_t in_use_before_ = 0;
+  std::int64_t in_use_before_ = 0, resident_before_ = 0;
   std::int64_t device_memory_before_ = 0;  // in use on a GPU before groups were made
   plan::ArenaBytes high_water_{};
   std::optional<ModelState> state_;

@@ -52,7 +52,7 @@ struct StepTimes {
   std::vector<double> compute;  // entry 0: ops of no unit; entry u + 1: ops of unit u
   double comm_exposed = 0;      // waiting for gathers, reductions and messages
   double pipeline_exposed = 0;  // of it, waiting for other stages: the bubble and the messages
-  double copy_exposed = 0;      // waiting for snapshots
+  double copy_exposed = 0;      // waiting for what is offloaded, and for snapshots
   double data_exposed = 0;      // waiting for tokens
   double computed() const { return std::accumulate(compute.begin(), compute.end(), 0.0); }
   void add(const StepTimes& other);

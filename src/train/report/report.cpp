@@ -129,6 +129,13 @@ void Report::say_memory() const {
   std::string rows = plan::to_text(std::array{&ledger});
   rows.pop_back();
   run_.log.say(rows);
+  if (const memory::DiskTier* disks = engine.disks()) {
+    for (const auto& path : disks->removed())
+      run_.log.say("          removed, as a job that was killed had left it: " + path.string());
+    for (const auto& path : disks->buffered())
+      run_.log.say("          through the page cache, as its file system has no other way: " +
+                   path.string());
+  }
   const auto gpu = engine.tier().device_memory();
   if (gpu.total == 0) return;
   run_.log.say(
@@ -285,7 +292,9 @@ void Report::end(std::string_view reason, double waited_for_saves) const {
   const Engine& engine = *run_.engine;
   const double slowest = run_.control.max(steps_.computed());
   const std::int64_t grown = run_.control.max(engine.memory_growth()),
-                     libraries = run_.control.max(engine.library_bytes());
+                     libraries = run_.control.max(engine.library_bytes()),
+                     peak = run_.control.max(memory::peak_resident_bytes()),
+                     before = run_.control.max(engine.resident_before());
   const auto high_water = engine.of_largest_ranks(engine.high_water());
   if (!run_.log) return;
   const std::int64_t step = run_.course.progress.step;
@@ -299,6 +308,9 @@ void Report::end(std::string_view reason, double waited_for_saves) const {
   const std::int64_t predicted = engine.bytes();
   run_.log.say(fmt::format("  memory: {} predicted for the arenas, memory in use grew by {}",
                            human_bytes(predicted), human_bytes(grown)));
+  run_.log.say(
+      fmt::format("  the process had at most {} of the host's memory, {} of them before the arenas",
+                  human_bytes(peak), human_bytes(before)));
   if (run_.engine->tier().device_memory().total > 0) {
     run_.log.say(fmt::format(
         "  beside the arenas {} more of the GPU are in use than at the start: libraries, graphs",
@@ -311,6 +323,8 @@ void Report::end(std::string_view reason, double waited_for_saves) const {
                   {"predicted_bytes", predicted},
                   {"arena_high_water", stages_json(high_water)},
                   {"resident_growth_bytes", grown},
+                  {"peak_resident_bytes", peak},
+                  {"resident_before_bytes", before},
                   {"library_bytes", libraries}});
 }
 
@@ -335,7 +349,7 @@ double Report::say_times(double waited_for_saves, double slowest_compute) const 
   if (in.layout.mesh.pipeline > 1) row("  of it, for other stages", steps_.pipeline_exposed);
   row("  of it, for the slowest rank",
       std::clamp(slowest_compute - compute, 0.0, steps_.comm_exposed));
-  row("waiting for snapshots", steps_.copy_exposed);
+  row("waiting for offloads, snapshots", steps_.copy_exposed);
   row("waiting for data", steps_.data_exposed);
   row("checkpoints", waited_for_saves);
   row("evaluation", evaluation_s_);
