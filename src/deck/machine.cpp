@@ -93,6 +93,10 @@ const std::vector<Row>& rows() {
         row(
             "link.inter.rate", false, [](Machine & m) -> auto& { return made(m.inter).rate; }),
         row(
+            "link.host.latency", false, [](Machine & m) -> auto& { return made(m.host).latency; }),
+        row(
+            "link.host.rate", false, [](Machine & m) -> auto& { return made(m.host).rate; }),
+        row(
             "disk.write", false, [](Machine & m) -> auto& { return m.disk_write; }),
         row(
             "disk.read", false, [](Machine & m) -> auto& { return m.disk_read; }),
@@ -170,7 +174,7 @@ void check(const Machine& m, const std::vector<std::string>& given, Problems& pr
     if (r.required && !has(r.name))
       problems.add(whole, r.name, fmt::format("{} is missing ({})", r.name, r.type));
   }
-  for (const std::string link : {"link.intra", "link.inter"}) {
+  for (const std::string link : {"link.intra", "link.inter", "link.host"}) {
     if (has(link + ".latency") != has(link + ".rate"))
       problems.add(whole, link, fmt::format("{} needs both latency and rate", link));
   }

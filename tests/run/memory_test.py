@@ -5,7 +5,7 @@ something."""
 import re
 import unittest
 
-from tessera import RunTest, metrics, tiny_deck
+from tessera import SOURCE, RunTest, metrics, tiny_deck
 
 ARENAS = ("state", "step", "host", "disk")
 # Of buffers: the last one's bytes end that much before its arena's at most. With disks: sectors.
@@ -221,6 +221,19 @@ class Memory(RunTest):
         output = self.check(deck, 2, "--device-memory", "1KiB", code=4)
         self.assertIn("too much by itself", output)
         self.assertIn("offload.optimizer", output)
+
+    def test_models_of_the_papers_fit_their_devices(self):
+        """1.5 and 10 billion parameters on devices of 32 GB by data ranks alone (ZeRO); a trillion
+        where state lives on the host (ZeRO-Infinity), and not without that."""
+        def fits(name, ranks, nodes, *sets, code=0):
+            options = [o for s in (*sets, "memory.device=32GB") for o in ("--set", s)]
+            return self.check(SOURCE / "inputs" / f"{name}.toml", ranks, "--nodes", nodes,
+                              *options, code=code)
+        fits("gpt2_1.5b", 8, 1, "zero.stage=1")
+        fits("gpt_10b", 32, 4)
+        fits("gpt_1t", 512, 32)
+        output = fits("gpt_1t", 512, 32, "offload.optimizer=none", "offload.gradients=none", code=4)
+        self.assertIn("and offload.optimizer = \"host\"", output)
 
     def test_the_hosts_budget(self):
         """Snapshots for checkpoints and what is offloaded to the host are what memory.host limits."""

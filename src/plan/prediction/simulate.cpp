@@ -37,6 +37,11 @@ struct CostOf {
 
   OpCost operator()(const LoadBatch&) const { return {}; }  // read ahead, during the step before
   OpCost operator()(const Copy& copy) const {
+    const Location from = where(copy.from), to = where(copy.to);
+    const auto bytes = static_cast<double>(copy.from.span_bytes());
+    if (from == Location::disk) return {bytes / disk_rate(machine.disk_read)};
+    if (to == Location::disk) return {bytes / disk_rate(machine.disk_write)};
+    if (from != to && machine.host) return {machine.host->latency + bytes / machine.host->rate};
     return {kernels::bytes_of(copy) / machine.memory_rate};
   }
   OpCost operator()(const kernels::KernelCall& call) const {
@@ -69,6 +74,17 @@ struct CostOf {
   }
 
  private:
+  Location where(const View& v) const { return plan.buffer(buffer_of(v)).location; }
+  /// A rank's share of a node's disks, bytes/s.
+  double disk_rate(double of_node) const {
+    if (of_node == 0) {
+      throw DeckError(
+          fmt::format("{}: disk.read and disk.write are not given, but the deck keeps things on "
+                      "disks: measure them (tessera bench nvme)",
+                      machine.file));
+    }
+    return of_node / static_cast<double>(plan.group(MeshGroup::world).local);
+  }
   template <typename Args>
   double seconds(const Args& args) const {
     if constexpr (requires { args.preactivation; }) {

@@ -339,6 +339,32 @@ TEST(OpCosts, SlotsGoPairwiseAlsoBesideRings) {
   EXPECT_EQ(hops[0], hops[1]);
 }
 
+TEST(OpCosts, WhatIsElsewhereComesOverItsLink) {
+  deck::Machine m = machine();
+  m.host = deck::Link{.latency = 1e-3, .rate = 1e6};
+  m.disk_read = 4e5, m.disk_write = 2e5;
+  PlanInputs in = inputs({.data = 2}, 1);
+  in.offload = {.gradients = Location::host, .optimizer = Location::disk};
+  const Plan plan = make_plan(in, shape, {});
+  const auto costs = op_costs(plan, m);
+  std::map<Stream, int> seen;
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    const auto* copy = std::get_if<Copy>(&plan.ops[i].call);
+    if (copy == nullptr) continue;
+    const auto bytes = static_cast<double>(copy->from.span_bytes());
+    const Stream stream = plan.ops[i].stream;
+    ++seen[stream];
+    EXPECT_DOUBLE_EQ(costs[i].seconds,  // two ranks share the disks of their node
+                     stream == Stream::disk_read    ? bytes / 2e5
+                     : stream == Stream::disk_write ? bytes / 1e5
+                                                    : 1e-3 + bytes / 1e6);
+  }
+  for (const Stream stream : {Stream::read, Stream::write, Stream::disk_read, Stream::disk_write})
+    EXPECT_GT(seen[stream], 0) << enum_word(stream);
+  m.disk_read = m.disk_write = 0;
+  EXPECT_THROW(op_costs(plan, m), DeckError);
+}
+
 TEST(OpCosts, AMissingLinkIsAnError) {
   deck::Machine m = machine();
   m.inter.reset();
