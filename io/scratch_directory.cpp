@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
+#include <optional>
 
 #include "core/error.hpp"
 #include "io/system_calls.hpp"
@@ -32,32 +33,46 @@ fs::path make_unlocked(const fs::path& parent) {
   std::string path = (parent / (std::string(kUnlocked) + prefix() + "XXXXXX")).string();
   if (::mkdtemp(path.data()) == nullptr) {
     const int error = errno;
-    throw IoError(fmt::format("{}: no directory can be made there: {}", parent.string(),
-                              errno_text(error)));
+    throw IoError(
+        fmt::format("{}: no directory can be made there: {}", parent.string(), errno_text(error)));
   }
   return path;
 }
 
-/// Whether the one who made the directory has gone.
-bool is_abandoned(const fs::path& directory) {
+/// The lock of a directory whose maker has gone, so that nobody else removes it too.
+std::optional<File> lock_if_abandoned(const fs::path& directory) {
   if (directory.filename().string().starts_with(kUnlocked)) {  // its maker may be about to lock it
     std::error_code error;
     const auto age = fs::file_time_type::clock::now() - fs::last_write_time(directory, error);
-    if (error || age < kYoung) return false;
+    if (error || age < kYoung) return std::nullopt;
   }
   try {
-    return File(lock_file(directory), OpenMode::update).try_lock(FileLock::exclusive);
-  } catch (const Error&) {  // its maker is removing it
-    return false;
+    File lock(lock_file(directory), OpenMode::update);
+    if (lock.try_lock(FileLock::exclusive) && lock.has_its_name()) return lock;
+  } catch (const Error&) {  // somebody is removing it
+  }
+  return std::nullopt;
+}
+
+/// Removes all but the lock, as far as possible. The lock goes last: what is left by a process that
+/// is killed meanwhile will be found.
+void remove_contents(const fs::path& directory) {
+  std::error_code error;
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
+    if (it->path() != lock_file(directory)) system_calls::remove_tree(it->path());
   }
 }
 
 std::vector<fs::path> remove_abandoned(const fs::path& parent) {
   std::vector<fs::path> removed;
   for (const fs::path& directory : subdirectories(parent)) {
-    std::string_view name = directory.filename().native();
+    const std::string whole = directory.filename().string();
+    std::string_view name = whole;
     if (name.starts_with(kUnlocked)) name.remove_prefix(kUnlocked.size());
-    if (!name.starts_with(prefix()) || !is_abandoned(directory)) continue;
+    if (!name.starts_with(prefix())) continue;
+    const std::optional<File> lock = lock_if_abandoned(directory);
+    if (!lock) continue;
+    remove_contents(directory);
     remove_tree(directory);
     removed.push_back(directory);
   }
@@ -74,8 +89,7 @@ ScratchDirectory::ScratchDirectory(const fs::path& parent, bool keep)
     const fs::path locked = parent / path_.filename().string().substr(kUnlocked.size());
     rename_path(path_, locked);
     path_ = locked;
-    const bool locks_work =
-        !File(lock_file(path_), OpenMode::update).try_lock(FileLock::exclusive);
+    const bool locks_work = !File(lock_file(path_), OpenMode::update).try_lock(FileLock::exclusive);
     if (locks_work) removed_ = remove_abandoned(parent);
   } catch (...) {
     system_calls::remove_tree(path_);
@@ -88,6 +102,7 @@ ScratchDirectory::~ScratchDirectory() {
   if (keep_) {
     system_calls::rename(path_, path_.parent_path() / ("kept_" + path_.filename().string()));
   } else {
+    remove_contents(path_);
     system_calls::remove_tree(path_);
   }
 }
