@@ -141,8 +141,8 @@ class Homes {
     return home_of({buffer_of(v), {offset_of(v), offset_of(v) + v.span_bytes()}, Access::read});
   }
 
-  /// Ops read the newest version of bytes, in whichever stand-in they look for it; and what persists
-  /// has it at home when the step ends.
+  /// Ops read the newest version of bytes, in whichever stand-in they look for it; and what
+  /// persists has it at home when the step ends.
   void check_versions() const {
     if (homes_.empty()) return;
     using Versions = RangeMap<std::int64_t>;
@@ -152,8 +152,9 @@ class Homes {
       const std::int64_t distance = home.bytes.begin - use.bytes.begin;
       bool all = true;
       at(newest, home.buffer).each(home.bytes, [&](Range range, std::int64_t version) {
-        at(held, use.buffer).each({range.begin - distance, range.end - distance},
-                                  [&](std::int64_t v) { all = all && v == version; });
+        at(held, use.buffer)
+            .each({range.begin - distance, range.end - distance},
+                  [&](std::int64_t v) { all = all && v == version; });
       });
       return all;
     };
@@ -162,8 +163,9 @@ class Homes {
       const bool moves = op.kind == OpKind::fetch || op.kind == OpKind::evict;
       for (const BufferUse& use : uses_of(op)) {
         if (use.access != Access::write && !is_newest(use)) {
-          reject(plan_, i, fmt::format("reads {}, of which there is a newer version",
-                                       plan_.buffer(use.buffer).name));
+          reject(plan_, i,
+                 fmt::format("reads {}, of which there is a newer version",
+                             plan_.buffer(use.buffer).name));
         }
       }
       for (const BufferUse& use : uses_of(op)) {
@@ -180,8 +182,8 @@ class Homes {
       const Buffer& buffer = plan_.buffers[b];
       if (buffer.persistent &&
           !is_newest({static_cast<BufferId>(b), {0, buffer.bytes}, Access::read})) {
-        throw InternalError(fmt::format(
-            "broken plan: {} is changed, but never where it lives", buffer.name));
+        throw InternalError(
+            fmt::format("broken plan: {} is changed, but never where it lives", buffer.name));
       }
     }
   }
@@ -347,8 +349,7 @@ void check_parameter_blocks(const Plan& plan) {
 /// twice.
 class GradientCheck {
  public:
-  GradientCheck(const Plan& plan, const Homes& homes)
-      : plan_(plan), homes_(homes), blocks_(plan) {}
+  GradientCheck(const Plan& plan, const Homes& homes) : plan_(plan), homes_(homes), blocks_(plan) {}
 
   void run() {
     for (std::size_t i = 0; i < plan_.ops.size(); ++i) {
@@ -441,8 +442,7 @@ class GradientCheck {
       verdict_ = verdict_ || std::holds_alternative<kernels::Verdict>(call);
       const auto* sum = std::get_if<kernels::ExactSum>(&call);
       if (sum == nullptr) return;
-      if (!unsummed_.contains(home_of(sum->x)))
-        reject(plan_, at_, "the norm of what nobody made");
+      if (!unsummed_.contains(home_of(sum->x))) reject(plan_, at_, "the norm of what nobody made");
       units_[op.unit].normed += sum->x.elements();
     } else if (op.kind == OpKind::update ||
                std::holds_alternative<kernels::OptimizerUpdate>(call)) {
