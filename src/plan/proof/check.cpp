@@ -386,6 +386,10 @@ class GradientCheck {
   bool is_gradient(const View& v) const {
     return plan_.buffer(home_of(v)).purpose == BufferPurpose::gradients;
   }
+  static bool is_state(const Buffer& b) {
+    return b.purpose == BufferPurpose::parameters || b.purpose == BufferPurpose::master ||
+           b.purpose == BufferPurpose::optimizer;
+  }
   void use(const View& v, const char* otherwise) {
     if (unsummed_.erase(home_of(v)) == 0) reject(plan_, at_, otherwise);
   }
@@ -447,6 +451,12 @@ class GradientCheck {
     } else if (op.kind == OpKind::update ||
                std::holds_alternative<kernels::OptimizerUpdate>(call)) {
       if (!verdict_) reject(plan_, at_, "updates before the norm is known");
+      kernels::visit_views(call, [&](const View& v, Access access) {
+        const Buffer& home = plan_.buffer(home_of(v));
+        if (access != Access::read && is_state(home) && !home.persistent) {
+          reject(plan_, at_, fmt::format("{} is changed, but never where it lives", home.name));
+        }
+      });
       std::visit([&](const auto& args) { updated(op, args); }, call);
     } else if (op.kind == OpKind::kernel) {
       kernels::visit_views(call, [&](const View& v, Access access) {
@@ -466,11 +476,24 @@ class GradientCheck {
         if (!intersect(other, elements).empty()) reject(plan_, at_, "updates an element again");
       }
       updated_[home_of(update.master)].push_back(elements);
+      if (update.parameter) same_elements(op, update.parameter, update.master);
       const BufferId from = home_of(update.gradient);
       unsummed_.erase(whole_.contains(from) ? whole_.at(from) : from);
     } else {
       reject(plan_, at_, "updates nothing");
     }
+  }
+
+  /// The parameters of a unit are all as far from their master weights: by no shard or by whole
+  /// ones.
+  void same_elements(const Op& op, const View& parameter, const View& master) {
+    const std::int64_t of_one = size_of(parameter.type), of_other = size_of(master.type),
+                       distance = homes_.home_of(parameter).bytes.begin * of_other -
+                                  homes_.home_of(master).bytes.begin * of_one,
+                       shard = at(plan_.shares, op.unit).shard * of_one * of_other;
+    if (distance % shard != 0 ||
+        distances_.try_emplace(op.unit, distance).first->second != distance)
+      reject(plan_, at_, "updates the parameters of other elements");
   }
 
   const Plan& plan_;
@@ -481,6 +504,7 @@ class GradientCheck {
   std::map<BufferId, BufferId> whole_;        // gathered gradient -> this rank's slice of it
   std::map<std::int32_t, Unit> units_;
   std::map<BufferId, std::vector<Range>> updated_;  // bytes of master weights
+  std::map<std::int32_t, std::int64_t> distances_;  // by unit, of parameters from master weights
   bool verdict_ = false;
 };
 
@@ -508,6 +532,20 @@ void check_locations(const Plan& plan) {
   }
 }
 
+/// What is gathered out of shards of a whole that persists is that whole from then on.
+void check_published(const Plan& plan, const Homes& homes) {
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    const auto* call = std::get_if<comm::CollectiveCall>(&plan.ops[i].call);
+    const auto* gather = call == nullptr ? nullptr : std::get_if<comm::AllGather>(call);
+    if (gather == nullptr || plan.ops[i].kind == OpKind::gather_gradients) continue;
+    const BufferUse shard = homes.home_of(gather->shard), full = homes.home_of(gather->full);
+    const Buffer& home = plan.buffer(shard.buffer);
+    if (!home.persistent || home.bytes == shard.bytes.count()) continue;
+    if (full.buffer != shard.buffer || full.bytes != Range{0, home.bytes})
+      reject(plan, i, fmt::format("{} is changed, but never where it lives", home.name));
+  }
+}
+
 }  // namespace
 
 void check(const Plan& plan) {
@@ -517,6 +555,7 @@ void check(const Plan& plan) {
   const Homes homes(plan);
   homes.check_versions();
   check_parameter_blocks(plan);
+  check_published(plan, homes);
   if (plan.shape.purpose != PlanPurpose::evaluate) GradientCheck(plan, homes).run();
 }
 

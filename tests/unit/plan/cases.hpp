@@ -5,7 +5,10 @@
 
 #include <random>
 
+#include "plan/ir/print.hpp"
 #include "plan/passes/make_plan.hpp"
+#include "plan/proof/check.hpp"
+#include "plan/proof/meetings.hpp"
 
 namespace tessera::plan {
 
@@ -85,6 +88,40 @@ inline Case random_case(std::mt19937& random) {
   c.shape.micro = 1 + pick(3);
   c.inputs.state_for = static_cast<PlanPurpose>(purpose + pick(3 - purpose));
   return c;
+}
+
+/// The plans of all ranks, each alone and together.
+inline void expect_proved(const Case& c) {
+  const Mesh& mesh = c.inputs.layout.mesh;
+  for (std::int64_t t = 0; t < mesh.tensor; ++t) {
+    std::vector<Meetings> stages;
+    for (std::int64_t p = 0; p < mesh.pipeline; ++p) {
+      std::vector<std::uint64_t> hashes;
+      for (std::int64_t d = 0; d < mesh.data; ++d) {
+        const Plan plan = make_plan(c.inputs, c.shape, {.tensor = t, .data = d, .pipeline = p});
+        hashes.push_back(plan_hash(plan));
+        if (d == 0) stages.push_back(meetings_of(plan));
+      }
+      EXPECT_NO_THROW(check_together(hashes));
+    }
+    EXPECT_NO_THROW(check_pipeline(stages));
+  }
+}
+
+/// Takes out the ops of one kind, one at a time, and keeps all waits valid.
+inline std::vector<Plan> without_each(const Plan& plan, OpKind kind) {
+  std::vector<Plan> all;
+  for (std::size_t o = 0; o < plan.ops.size(); ++o) {
+    if (plan.ops[o].kind != kind) continue;
+    Plan broken = plan;
+    broken.ops.erase(broken.ops.begin() + static_cast<std::ptrdiff_t>(o));
+    for (Op& op : broken.ops) {
+      std::erase(op.waits, static_cast<OpId>(o));
+      for (OpId& id : op.waits) id -= id > static_cast<OpId>(o) ? 1 : 0;
+    }
+    all.push_back(std::move(broken));
+  }
+  return all;
 }
 
 /// What a survey asks for scratch sizes.

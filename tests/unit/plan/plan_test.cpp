@@ -145,24 +145,6 @@ TEST(MakePlan, RefusesStepsThatAreTooLong) {
   }
 }
 
-/// The plans of all ranks, each alone and together.
-void expect_proved(const Case& c) {
-  const Mesh& mesh = c.inputs.layout.mesh;
-  for (std::int64_t t = 0; t < mesh.tensor; ++t) {
-    std::vector<Meetings> stages;
-    for (std::int64_t p = 0; p < mesh.pipeline; ++p) {
-      std::vector<std::uint64_t> hashes;
-      for (std::int64_t d = 0; d < mesh.data; ++d) {
-        const Plan plan = make_plan(c.inputs, c.shape, {.tensor = t, .data = d, .pipeline = p});
-        hashes.push_back(plan_hash(plan));
-        if (d == 0) stages.push_back(meetings_of(plan));
-      }
-      EXPECT_NO_THROW(check_together(hashes));
-    }
-    EXPECT_NO_THROW(check_pipeline(stages));
-  }
-}
-
 TEST(MakePlan, IsProvedOnRandomLayouts) {
   std::mt19937 random(1);
   for (int i = 0; i < 300; ++i) expect_proved(random_case(random));
@@ -349,22 +331,6 @@ TEST(Check, RejectsAPlanWithAnyWaitTakenAway) {
     }
   }
   EXPECT_GT(removed, 100);
-}
-
-/// Takes out the ops of one kind, one at a time, and keeps all waits valid.
-std::vector<Plan> without_each(const Plan& plan, OpKind kind) {
-  std::vector<Plan> all;
-  for (std::size_t o = 0; o < plan.ops.size(); ++o) {
-    if (plan.ops[o].kind != kind) continue;
-    Plan broken = plan;
-    broken.ops.erase(broken.ops.begin() + static_cast<std::ptrdiff_t>(o));
-    for (Op& op : broken.ops) {
-      std::erase(op.waits, static_cast<OpId>(o));
-      for (OpId& id : op.waits) id -= id > static_cast<OpId>(o) ? 1 : 0;
-    }
-    all.push_back(std::move(broken));
-  }
-  return all;
 }
 
 TEST(Check, RejectsAPlanThatForgetsWork) {

@@ -1,0 +1,375 @@
+// Plans of which parameters, gradients, optimizer state and activations live on the host or on
+// disks: they are proved, have what they need on the device for as long as they use it, and are
+// rejected when bytes are looked for where they are not.
+#include "plan/passes/tiers.hpp"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "plan/passes/place_buffers.hpp"
+#include "plan/passes/place_waits.hpp"
+#include "unit/plan/cases.hpp"
+
+namespace tessera::plan {
+namespace {
+
+constexpr std::int64_t kTile = 64;
+
+OffloadInputs all_on(Location tier) {
+  return {
+      .parameters = tier, .gradients = tier, .optimizer = tier, .activations = tier, .tile = kTile};
+}
+
+Case offloaded(const OffloadInputs& offload, int stage, std::int64_t ranks) {
+  Case c = make_case(stage, ranks, 2, ReduceWhen::micro);
+  c.inputs.offload = offload;
+  c.inputs.offload.tile = kTile;
+  return c;
+}
+
+/// One kind of thing elsewhere, or all of them.
+std::vector<OffloadInputs> one_or_all_on(Location tier) {
+  return {{.parameters = tier},
+          {.gradients = tier},
+          {.optimizer = tier},
+          {.activations = tier},
+          all_on(tier)};
+}
+
+TEST(Tiers, AreProvedWhateverLivesThere) {
+  for (const Location tier : {Location::host, Location::disk}) {
+    for (const OffloadInputs& offload : one_or_all_on(tier)) {
+      for (int stage = 0; stage <= 3; ++stage) {
+        for (const std::int64_t ranks : {1, 4}) {
+          for (const std::int64_t ahead : {0, 2}) {
+            Case c = offloaded(offload, stage, ranks);
+            c.inputs.numerics.compute = ahead == 0 ? DType::f32 : DType::bf16;
+            c.inputs.offload.ahead = ahead;
+            c.inputs.offload.disk_reaches_device = ahead == 0;
+            expect_proved(c);
+            c.shape.purpose = PlanPurpose::evaluate;
+            expect_proved(c);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Tiers, AreProvedOnRandomLayouts) {
+  std::mt19937 random(7);
+  for (int i = 0; i < 150; ++i) {
+    Case c = random_case(random);
+    // Snapshots in memory are of what is in memory.
+    const unsigned tiers = c.inputs.state_for == PlanPurpose::train_snapshot ? 2 : 3;
+    const auto pick = [&] { return static_cast<Location>(random() % tiers); };
+    c.inputs.offload = {.parameters = pick(),
+                        .gradients = pick(),
+                        .optimizer = pick(),
+                        .activations = pick(),
+                        .ahead = static_cast<std::int64_t>(random() % 4),
+                        .tile = kTile,
+                        .disk_reaches_device = random() % 2 == 0};
+    for (model::UnitDesc& unit : c.inputs.model.units) unit.traits.trained = random() % 4 != 0;
+    SCOPED_TRACE(i);
+    expect_proved(c);
+  }
+}
+
+std::int64_t bytes_of(const Plan& plan, Location location, BufferPurpose purpose) {
+  std::int64_t bytes = 0;
+  for (const Buffer& b : plan.buffers)
+    bytes += b.persistent && b.location == location && b.purpose == purpose ? b.bytes : 0;
+  return bytes;
+}
+
+// What persists moves as it is; the device keeps what the host and a step tell each other.
+TEST(Tiers, HaveWhatTheDeviceHadNot) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const std::int64_t ranks : {1, 4}) {
+      SCOPED_TRACE(testing::Message() << "stage " << stage << ", " << ranks << " ranks");
+      const auto plan_of = [&](const OffloadInputs& offload) {
+        const Case c = offloaded(offload, stage, ranks);
+        return make_plan(c.inputs, c.shape, {});
+      };
+      const Plan stay = plan_of({});
+      EXPECT_EQ(stay.arena(ArenaId::host), 0);
+      EXPECT_EQ(stay.arena(ArenaId::disk), 0);
+      for (const Location tier : {Location::host, Location::disk}) {
+        const Plan leave = plan_of(all_on(tier));
+        std::int64_t control = 0;
+        for (const Buffer& b : leave.buffers) {
+          if (!b.persistent || b.location != Location::device) continue;
+          EXPECT_EQ(b.purpose, BufferPurpose::control) << b.name;
+          control += round_up(b.bytes, leave.alignment);
+        }
+        EXPECT_GT(control, 0);
+        EXPECT_EQ(leave.arena(ArenaId::state), control);
+        std::int64_t moved = 0;
+        for (const BufferPurpose what :
+             {BufferPurpose::parameters, BufferPurpose::master, BufferPurpose::optimizer}) {
+          EXPECT_EQ(bytes_of(leave, tier, what), bytes_of(stay, Location::device, what));
+          moved += bytes_of(leave, tier, what);
+        }
+        const bool disk = tier == Location::disk;
+        EXPECT_GT(leave.arena(row_of(tier).state), moved) << "activations and gradients too";
+        EXPECT_EQ(leave.arena(disk ? ArenaId::host : ArenaId::disk), 0);
+      }
+    }
+  }
+}
+
+// Disks move whole sectors: of all arenas, as what is on disks is copied from and to them.
+TEST(Tiers, AlignBuffersAsDisksWantThem) {
+  for (const bool reaches : {true, false}) {
+    Case c = offloaded(all_on(Location::disk), 3, 4);
+    c.inputs.offload.disk_reaches_device = reaches;
+    const Plan plan = make_plan(c.inputs, c.shape, {.data = 3});
+    std::set<Location> locations;
+    for (const Buffer& b : plan.buffers) {
+      if (b.offset < 0) continue;  // nobody uses it
+      EXPECT_EQ(b.offset % 4096, 0) << b.name;
+      locations.insert(b.location);
+    }
+    EXPECT_EQ(locations.size(), reaches ? 2U : 3U);
+    // Memory and disk are aligned alike, so that all but the ends needs no other way.
+    int copies = 0;
+    for (const Op& op : plan.ops) {
+      const auto* copy = std::get_if<Copy>(&op.call);
+      if (copy == nullptr) continue;
+      EXPECT_EQ(offset_of(copy->from) % 4096, offset_of(copy->to) % 4096);
+      ++copies;
+    }
+    EXPECT_GT(copies, 100);
+  }
+  for (const Buffer& b : make_plan(offloaded(all_on(Location::host), 3, 4).inputs,
+                                   offloaded(all_on(Location::host), 3, 4).shape, {})
+                             .buffers)
+    EXPECT_EQ(b.offset < 0 ? 0 : b.offset % kBufferAlignment, 0) << b.name;
+}
+
+// The device needs no more of the optimizer's state than tiles of it.
+TEST(Tiers, UpdateInTiles) {
+  const Case c = offloaded({.optimizer = Location::disk}, 1, 4);
+  const Plan plan = make_plan(c.inputs, c.shape, {});
+  std::vector<std::int64_t> updates(plan.shares.size());
+  for (const Op& op : plan.ops) {
+    if (op.kind != OpKind::update) continue;
+    ++updates[static_cast<std::size_t>(op.unit)];
+    for (const BufferUse& use : uses_of(op)) {
+      const Buffer& b = plan.buffer(use.buffer);
+      if (b.purpose != BufferPurpose::optimizer && b.purpose != BufferPurpose::master) continue;
+      EXPECT_FALSE(b.persistent) << b.name;
+      EXPECT_LE(b.bytes, 4 * kTile + plan.alignment) << b.name;
+    }
+  }
+  for (std::size_t u = 0; u < updates.size(); ++u) {
+    // Matrices and vectors each end in a tile that is not full.
+    const std::int64_t tiles = ceil_div(plan.shares[u].shard, kTile);
+    EXPECT_GE(updates[u], tiles);
+    EXPECT_LE(updates[u], tiles + 1);
+  }
+}
+
+// What goes between disks and a device that they do not reach goes through the host.
+TEST(Tiers, GoThroughTheHostWhereDisksReachNoFurther) {
+  Case c = offloaded(all_on(Location::disk), 3, 4);
+  for (const bool reaches : {true, false}) {
+    c.inputs.offload.disk_reaches_device = reaches;
+    const Plan plan = make_plan(c.inputs, c.shape, {});
+    EXPECT_EQ(plan.arena(ArenaId::host) > 0, !reaches);
+    int across = 0;
+    for (const Op& op : plan.ops) {
+      const auto* copy = std::get_if<Copy>(&op.call);
+      if (copy == nullptr) continue;
+      const std::set<Location> ends = {plan.buffer(buffer_of(copy->from)).location,
+                                       plan.buffer(buffer_of(copy->to)).location};
+      across += ends == std::set{Location::device, Location::disk} ? 1 : 0;
+    }
+    EXPECT_EQ(across > 0, reaches);
+  }
+}
+
+// --- Plans that look for bytes where they are not ------------------------------------------------
+
+/// What check() says of a plan; "" if nothing.
+std::string verdict(const Plan& plan) {
+  try {
+    check(plan);
+    return "";
+  } catch (const InternalError& error) {
+    return error.what();
+  }
+}
+
+/// The waits that its order needs, and no more races than there were.
+void order_again(Plan& plan) {
+  for (Op& op : plan.ops) op.waits.clear();
+  place_waits(plan);
+}
+
+std::vector<Plan> plans_to_break() {
+  struct Broken {
+    Location tier;
+    int stage;
+    DType compute;
+  };
+  std::vector<Plan> plans;
+  for (const Broken& b :
+       {Broken{Location::disk, 0, DType::bf16}, Broken{Location::disk, 1, DType::f32},
+        Broken{Location::host, 2, DType::bf16}, Broken{Location::disk, 3, DType::bf16}}) {
+    Case c = offloaded(all_on(b.tier), b.stage, 4);
+    c.inputs.model.config.layers = 2;
+    c.inputs.model.units = model::model_units(c.inputs.model.config);
+    c.inputs.numerics.compute = b.compute;
+    c.inputs.offload.tile = b.stage == 0 ? 512 : 128;
+    plans.push_back(make_plan(c.inputs, c.shape, {.data = 1}));
+  }
+  return plans;
+}
+
+/// Of a copy between two places: the buffer at the place that is not the device.
+const Buffer& home_of(const Plan& plan, const Op& op) {
+  const Copy& copy = std::get<Copy>(op.call);
+  return plan.buffer(buffer_of(op.kind == OpKind::evict ? copy.to : copy.from));
+}
+
+TEST(Check, RejectsStateThatIsUpdatedButNeverWhereItLives) {
+  int broken = 0;
+  for (const Plan& plan : plans_to_break()) {
+    std::vector<const Buffer*> homes;
+    for (const Op& op : plan.ops) {
+      if (op.kind == OpKind::evict) homes.push_back(&home_of(plan, op));
+    }
+    std::vector<Plan> without = without_each(plan, OpKind::evict);
+    ASSERT_EQ(without.size(), homes.size());
+    for (std::size_t i = 0; i < homes.size(); ++i) {
+      order_again(without[i]);
+      const std::string said = verdict(without[i]);
+      EXPECT_NE(said, "") << homes[i]->name << " " << i;
+      if (!homes[i]->persistent) continue;
+      EXPECT_NE(said.find("changed, but never where it lives"), std::string::npos)
+          << homes[i]->name << ": " << said;
+      ++broken;
+    }
+  }
+  EXPECT_GT(broken, 100);
+}
+
+TEST(Check, RejectsAPlanWithoutAnyOneOfItsFetches) {
+  int broken = 0;
+  for (const Plan& plan : plans_to_break()) {
+    for (Plan& without : without_each(plan, OpKind::fetch)) {
+      order_again(without);
+      EXPECT_NE(verdict(without), "") << broken;
+      ++broken;
+    }
+  }
+  EXPECT_GT(broken, 100);
+}
+
+/// Whether two copies have bytes of the same buffer elsewhere.
+bool meet(const Op& evict, const Op& fetch) {
+  const View &to = std::get<Copy>(evict.call).to, &from = std::get<Copy>(fetch.call).from;
+  return buffer_of(to) == buffer_of(from) && offset_of(to) < offset_of(from) + from.span_bytes() &&
+         offset_of(from) < offset_of(to) + to.span_bytes();
+}
+
+// Waits that fit the new order make it a proper plan, but for what it reads.
+TEST(Check, RejectsAFetchBeforeTheEvictionThatItIsToFollow) {
+  int broken = 0;
+  for (const Plan& plan : plans_to_break()) {
+    for (std::size_t f = 0; f < plan.ops.size(); ++f) {
+      if (plan.ops[f].kind != OpKind::fetch) continue;
+      std::size_t e = f;
+      while (e > 0 && !(plan.ops[e].kind == OpKind::evict && meet(plan.ops[e], plan.ops[f]))) --e;
+      if (plan.ops[e].kind != OpKind::evict || !meet(plan.ops[e], plan.ops[f])) continue;
+      Plan early = plan;
+      const auto ops = early.ops.begin();
+      std::rotate(ops + static_cast<std::ptrdiff_t>(e), ops + static_cast<std::ptrdiff_t>(f),
+                  ops + static_cast<std::ptrdiff_t>(f) + 1);
+      order_again(early);
+      EXPECT_NE(verdict(early), "") << home_of(plan, plan.ops[f]).name;
+      place_buffers(early);  // where it disturbs nothing else
+      order_again(early);
+      const std::string said = verdict(early);
+      const auto says = [&](const char* what) { return said.find(what) != std::string::npos; };
+      EXPECT_TRUE(says("newer version") || says("before it is written") || says("bytes hold"))
+          << home_of(plan, plan.ops[f]).name << ": " << said;
+      ++broken;
+    }
+  }
+  EXPECT_GT(broken, 100);
+}
+
+// Any op that uses what is elsewhere than it runs, and any buffer of its.
+TEST(Check, RejectsAnOpThatRunsElsewhereThanItsBuffersAre) {
+  for (const Plan& plan : plans_to_break()) {
+    int broken = 0;
+    for (std::size_t o = 0; o < plan.ops.size(); o += 7) {
+      const Op& op = plan.ops[o];
+      if (op.location == Location::host || std::holds_alternative<Copy>(op.call)) continue;
+      for (const BufferUse& use : uses_of(op)) {
+        for (const Location other : {Location::host, Location::disk}) {
+          Plan moved = plan;
+          const ArenaId from = arena_of(moved.buffer(use.buffer));
+          moved.buffer(use.buffer).location = other;
+          const ArenaId to = arena_of(moved.buffer(use.buffer));
+          moved.arena_bytes[to] = std::max(moved.arena_bytes[to], plan.arena_bytes[from]);
+          EXPECT_NE(verdict(moved).find(std::string("on the ") + std::string(enum_word(other))),
+                    std::string::npos)
+              << verdict(moved);
+          ++broken;
+        }
+      }
+    }
+    EXPECT_GT(broken, 100);
+  }
+}
+
+// An op that reaches for the home of its operand.
+TEST(Check, RejectsAnUpdateOfStateWhereItLives) {
+  int broken = 0;
+  for (const Plan& plan : plans_to_break()) {
+    for (std::size_t o = 0; o < plan.ops.size(); ++o) {
+      if (plan.ops[o].kind != OpKind::fetch || !home_of(plan, plan.ops[o]).persistent) continue;
+      const Copy& copy = std::get<Copy>(plan.ops[o].call);
+      Plan direct = plan;
+      int uses = 0;
+      for (Op& op : direct.ops) {
+        if (std::holds_alternative<Copy>(op.call)) continue;
+        each_view(op.call, [&](View& v, kernels::Access) {
+          if (buffer_of(v) != buffer_of(copy.to)) return;
+          v.data = copy.from.data + (offset_of(v) - offset_of(copy.to));
+          ++uses;
+        });
+      }
+      if (uses == 0) continue;
+      EXPECT_NE(verdict(direct).find("on the "), std::string::npos) << verdict(direct);
+      ++broken;
+    }
+  }
+  EXPECT_GT(broken, 100);
+}
+
+// Bytes of a stand-in that go home, or came from there, to or from other bytes.
+TEST(Check, RejectsBytesThatGoHomeToAnotherPlace) {
+  int broken = 0;
+  for (const Plan& plan : plans_to_break()) {
+    for (std::size_t o = 0; o < plan.ops.size(); ++o) {
+      if (plan.ops[o].kind != OpKind::evict) continue;
+      Plan astray = plan;
+      View& to = std::get<Copy>(astray.ops[o].call).to;
+      to.data += offset_of(to) > 0 ? -1 : 1;
+      if (offset_of(to) + to.span_bytes() > plan.buffer(buffer_of(to)).bytes) continue;
+      order_again(astray);
+      EXPECT_NE(verdict(astray), "") << home_of(plan, plan.ops[o]).name;
+      ++broken;
+    }
+  }
+  EXPECT_GT(broken, 100);
+}
+
+}  // namespace
+}  // namespace tessera::plan
