@@ -1,0 +1,242 @@
+"""What lives on disks between its uses: the bits of a run that has it all in memory, nothing left when
+the run ends, and an error that names the file where a disk fails."""
+
+import os
+import subprocess
+import unittest
+
+import h5py
+
+from tessera import BINARY, NOTE_CODE, TIMEOUT, RunTest, kill_tree, metrics, tiny_deck
+
+ENDLESS = 1_000_000
+DECK, PEER, IO = 2, 5, 7
+TIERS = ("parameters", "gradients", "optimizer", "activations")
+
+
+def tensors_of(checkpoint):
+    """All datasets of a checkpoint's files, by file and name."""
+    found = {}
+    for path in sorted(checkpoint.glob("*.h5")):
+        with h5py.File(path) as file:
+            file.visititems(lambda name, item: found.update({f"{path.name}/{name}": item[()].tobytes()})
+                            if isinstance(item, h5py.Dataset) else None)
+    return found
+
+
+class Offload(RunTest):
+    def setUp(self):
+        super().setUp()
+        self.disks = [self.dir / "disk0", self.dir / "disk1"]
+        for disk in self.disks:
+            disk.mkdir()
+
+    def offload_deck(self, name, tier="nvme", **changes):
+        """The learning rate is constant, so that numbers do not depend on when a run ends. tier: of
+        all that can live elsewhere."""
+        changes = {"schedule__kind": "constant", "zero__stage": 3, "run__backend": "cpu",
+                   "run__steps": 6, "model__layers": 2,
+                   **{f"offload__{what}": tier for what in TIERS},
+                   "offload__nvme": [str(disk) for disk in self.disks], "offload__block": 4096,
+                   **changes}
+        return self.deck(name, tiny_deck(self.corpus, **changes))
+
+    def left(self):
+        """What there is in the directories."""
+        return sorted(path for disk in self.disks for path in disk.iterdir())
+
+    def state_files(self):
+        return sorted(path for disk in self.disks for path in disk.glob("tessera_*/state.*"))
+
+    def checkpoints(self, name):
+        """The steps of a run's checkpoints, each of them verified."""
+        paths = sorted((self.dir / name / "checkpoints").glob("step_*[0-9]"))
+        for path in paths:
+            job = self.run_job(0, "inspect", path, "--verify")
+            self.assertEqual(job.code, 0, job.output)
+        return [int(path.name[5:]) for path in paths]
+
+    def resumed(self, name):
+        return [e["step"] for e in metrics.read_events(self.dir / name) if e["event"] == "resume"]
+
+    def start_and_wait(self, deck, step, **options):
+        """A job of two ranks that trains and has reported a step."""
+        process = self.start(2, "train", deck, **options)
+        self.assertTrue(self.wait_for(lambda: self.newest_step(deck.stem) >= step, process))
+        return process
+
+    def test_everything_on_disks_changes_no_bit_and_leaves_nothing(self):
+        for stage, compute in ((1, "f32"), (3, "bf16")):
+            with self.subTest(stage=stage, compute=compute):
+                fixed = {"zero__stage": stage, "precision__compute": compute,
+                         "checkpoint__every": 6}
+                name = f"{stage}_{compute}"
+                want = self.train(2, self.offload_deck(f"memory_{name}", tier="none", **fixed))
+                self.assertEqual(len(want), 6)
+                got = self.train(2, self.offload_deck(f"disks_{name}", **fixed))
+                self.assertEqual(got, want)
+                self.assertEqual(self.left(), [])
+                steps = [f"{run}_{name}/checkpoints/step_00000006" for run in ("memory", "disks")]
+                memory, disks = (tensors_of(self.dir / step) for step in steps)
+                self.assertGreater(len(memory), 20)
+                self.assertEqual(disks, memory)
+
+    def test_memory_that_the_host_cannot_reach(self):
+        """What goes between it and the disks goes through the host's."""
+        for stage in (1, 3):
+            with self.subTest(stage=stage):
+                want = self.train(2, self.offload_deck(f"memory{stage}", tier="none",
+                                                       zero__stage=stage))
+                deck = self.offload_deck(f"hidden{stage}", zero__stage=stage)
+                self.assertEqual(self.train(2, deck, 'run.backend="debug"'), want)
+                self.assertEqual(self.left(), [])
+
+    def test_one_thing_alone(self):
+        want = self.train(2, self.offload_deck("memory", tier="none"))
+        for what in TIERS:
+            with self.subTest(what):
+                others = {f"offload__{other}": "none" for other in TIERS if other != what}
+                self.assertEqual(self.train(2, self.offload_deck(what, **others)), want)
+                self.assertEqual(self.left(), [])
+
+    def test_45_a_restart_from_disks_to_memory_and_back(self):
+        saves = {"checkpoint__every": 2, "checkpoint__keep": 9, "run__steps": 8}
+        want = self.train(2, self.offload_deck("whole", tier="none", **saves))
+        deck = self.offload_deck("moving", **saves)
+        memory = [f'offload.{what}="none"' for what in TIERS]
+        for steps, sets in ((2, []), (4, []), (6, memory), (8, [])):
+            got = self.train(2, deck, f"run.steps={steps}", *sets)
+        self.assertEqual(got, want)
+        self.assertEqual(self.resumed("moving"), [2, 4, 6])
+        self.assertEqual(self.checkpoints("moving"), [2, 4, 6, 8])
+        for step in (4, 8):
+            moved, stayed = (tensors_of(self.dir / name / "checkpoints" / f"step_{step:08}")
+                             for name in ("moving", "whole"))
+            self.assertEqual(moved, stayed)
+        self.assertEqual(self.left(), [])
+
+    def test_48_killed_ranks_leave_files_that_the_next_start_removes(self):
+        deck = self.offload_deck("killed", run__steps=ENDLESS, checkpoint__every=2)
+        process = self.start_and_wait(deck, 3)
+        kill_tree(process.pid)
+        process.wait()
+        left = self.left()
+        self.assertEqual(len(left), 4, "a directory of each rank on each disk")
+        self.assertEqual(len(self.state_files()), 4)
+        steps = self.newest_step("killed") + 2
+        got = self.train(2, deck, f"run.steps={steps}")
+        self.assertEqual(got, self.train(2, self.offload_deck("whole", tier="none",
+                                                              run__steps=steps)))
+        self.assertEqual(self.left(), [])
+        self.assertEqual(self.resumed("killed"), [max(self.resumed("killed"))])
+
+    def test_two_runs_on_one_disk_at_once(self):
+        want = self.train(2, self.offload_deck("memory", tier="none"))
+        endless = self.start_and_wait(self.offload_deck("one", run__steps=ENDLESS), 2)
+        files = self.state_files()
+        self.assertEqual(self.train(2, self.offload_deck("other")), want)
+        self.assertEqual(self.state_files(), files, "another run's files are its own")
+        (self.dir / "one" / "stop").touch()
+        self.assertEqual(endless.wait(timeout=60), 85)
+        got = self.numbers("one")
+        self.assertEqual({step: got[step] for step in list(want)[:2]},
+                         {step: want[step] for step in list(want)[:2]})
+        self.assertEqual(self.left(), [])
+
+    def test_what_is_wrong_with_a_deck_is_said(self):
+        none = {f"offload__{what}": "none" for what in TIERS}
+        for name, changes, code, said in (
+                ("nowhere", {"offload__nvme": None}, DECK, "offload.nvme"),
+                ("one", {**none, "offload__optimizer": "nvme", "offload__nvme": []}, DECK,
+                 "offload.nvme"),
+                ("block", {"offload__block": 5000}, DECK, "offload.block = 5000 must be a multiple"),
+                ("missing", {"offload__nvme": [str(self.dir / "no_disk")]}, IO,
+                 f"{self.dir / 'no_disk'}: no directory can be made there: No such file"),
+                ("file", {"offload__nvme": [f"{self.corpus}.bin"]}, IO, f"{self.corpus}.bin: ")):
+            with self.subTest(name):
+                job = self.run_job(2, "train", self.offload_deck(name, **changes), each=True)
+                self.assertEqual(job.codes, [code, code], job.output)
+                self.assertIn(said, job.output)
+                self.assertEqual(self.left(), [])
+        # Directories that nothing lives in are no error, not even missing ones.
+        unused = self.offload_deck("unused", tier="none", offload__nvme=[str(self.dir / "no_disk")])
+        self.assertEqual(len(self.train(2, unused)), 6)
+
+    def test_a_disk_without_room(self):
+        """Before the first step, on all ranks; what a start before it had saved stays."""
+        small = self.dir / "small"
+        small.mkdir()
+        mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small],
+                               capture_output=True, text=True)
+        if mount.returncode != 0:
+            self.skipTest(f"no small disk can be had: {mount.stderr.strip()}")
+        self.addCleanup(lambda: subprocess.run(["umount", small], check=True))
+        want = self.train(2, self.offload_deck("whole", tier="none"))
+        deck = self.offload_deck("room", checkpoint__every=3)
+        self.train(2, deck, "run.steps=3")
+        full = f'offload.nvme=["{self.disks[0]}", "{small}"]'
+        job = self.run_job(2, "train", deck, "--set", full, each=True)
+        self.assertEqual(job.codes, [IO, IO], job.output)
+        self.assertIn(f"{small}/tessera_", job.output)
+        self.assertEqual(self.newest_step("room"), 3)
+        self.assertEqual(self.checkpoints("room"), [3])
+        self.assertEqual(self.left() + list(small.iterdir()), [])
+        self.assertEqual(self.train(2, deck), want)
+
+    def test_a_disk_that_fails_in_a_step(self):
+        """The rank leaves at once, and so do the others; what has been saved is good."""
+        want = self.train(2, self.offload_deck("whole", tier="none"))
+        for rank, fault, said in (
+                (1, "eio rank=1 step=5 call=read path=state. nth=20", "cannot read bytes"),
+                (0, "eio rank=0 step=5 call=write path=disk1 nth=7", "cannot write bytes"),
+                (1, "enospc rank=1 step=4 call=write path=state.", "No space left on device")):
+            with self.subTest(fault):
+                name = fault.replace(" ", "_")
+                deck = self.offload_deck(name, fault__inject=[fault], checkpoint__every=3)
+                job = self.run_job(2, "train", deck, each=True)
+                self.assertEqual(job.codes[rank], IO, job.output)
+                self.assertIn(job.codes[1 - rank], (IO, PEER), job.output)
+                self.assertRegex(job.output, f"rank {rank} on .*/disk[01]/tessera_.*/state.0: .*{said}")
+                self.assertEqual(self.checkpoints(name), [3])
+                self.assertEqual(self.train(2, deck), want)
+                self.assertEqual(self.resumed(name), [3])
+                self.assertEqual(self.left(), [])
+
+    def test_short_and_slow_transfers_change_nothing(self):
+        want = self.train(2, self.offload_deck("whole", tier="none"))
+        faults = ["short_transfer rank=0 step=2 call=read path=state. count=500",
+                  "short_transfer rank=1 step=1 call=write path=state. count=500",
+                  "slow_disk rank=1 step=5 ms=1 path=disk0"]
+        deck = self.offload_deck("short", fault__inject=faults, offload__block=65536)
+        self.assertEqual(self.train(2, deck), want)
+        injected = [e["fault"] for e in metrics.read_events(self.dir / "short")
+                    if e["event"] == "fault" and e["what"] == "injected"]
+        self.assertEqual(len(injected), 3)
+
+    def test_a_file_that_is_cut_under_a_run(self):
+        deck = self.offload_deck("cut", run__steps=ENDLESS, checkpoint__every=3, checkpoint__keep=1)
+        codes = self.dir / "codes"
+        codes.mkdir()
+        with open(self.dir / "out", "w") as out:
+            process = self.start_and_wait(
+                deck, 4, stdout=out,
+                program=("env", f"CODES={codes}", "sh", "-c", NOTE_CODE, "sh", BINARY))
+            cut = self.state_files()[0]
+            os.truncate(cut, 0)
+            process.wait(timeout=TIMEOUT)
+        output = (self.dir / "out").read_text()
+        self.assertIn(f"{cut}: cannot read bytes", output)
+        self.assertIn("did another program cut it?", output)
+        of_ranks = sorted(int((codes / str(rank)).read_text()) for rank in range(2))
+        self.assertIn(of_ranks, ([PEER, IO], [IO, IO]), output)
+        saved = max(self.checkpoints("cut"))
+        steps = saved + 3
+        got = self.train(2, deck, f"run.steps={steps}")
+        self.assertEqual(got, self.train(2, self.offload_deck("whole", tier="none",
+                                                              run__steps=steps)))
+        self.assertEqual(self.resumed("cut"), [saved])
+        self.assertEqual(self.left(), [])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
