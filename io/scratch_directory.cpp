@@ -15,7 +15,7 @@ namespace tessera::io {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr std::chrono::minutes kYoung{1};
+constexpr std::chrono::minutes kYoung{10};
 
 /// "tessera_HOST_": other hosts' directories on a disk that they share are theirs.
 std::string prefix() {
@@ -39,13 +39,15 @@ fs::path make_unlocked(const fs::path& parent) {
   return path;
 }
 
+/// Of a directory without a lock: whether its maker may be about to lock it.
+bool is_young(const fs::path& directory) {
+  std::error_code error;
+  const auto age = fs::file_time_type::clock::now() - fs::last_write_time(directory, error);
+  return error || age < kYoung;
+}
+
 /// The lock of a directory whose maker has gone, so that nobody else removes it too.
 std::optional<File> lock_if_abandoned(const fs::path& directory) {
-  if (directory.filename().string().starts_with(kUnlocked)) {  // its maker may be about to lock it
-    std::error_code error;
-    const auto age = fs::file_time_type::clock::now() - fs::last_write_time(directory, error);
-    if (error || age < kYoung) return std::nullopt;
-  }
   try {
     File lock(lock_file(directory), OpenMode::update);
     if (lock.try_lock(FileLock::exclusive) && lock.has_its_name()) return lock;
@@ -68,8 +70,13 @@ std::vector<fs::path> remove_abandoned(const fs::path& parent) {
   for (const fs::path& directory : subdirectories(parent)) {
     const std::string whole = directory.filename().string();
     std::string_view name = whole;
-    if (name.starts_with(kUnlocked)) name.remove_prefix(kUnlocked.size());
-    if (!name.starts_with(prefix())) continue;
+    const bool unlocked = name.starts_with(kUnlocked);
+    if (unlocked) name.remove_prefix(kUnlocked.size());
+    if (!name.starts_with(prefix()) || (unlocked && is_young(directory))) continue;
+    if (unlocked && !path_exists(lock_file(directory))) {
+      system_calls::remove_tree(directory);  // its maker was killed before it made a lock
+      continue;
+    }
     const std::optional<File> lock = lock_if_abandoned(directory);
     if (!lock) continue;
     remove_contents(directory);

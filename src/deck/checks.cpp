@@ -208,8 +208,8 @@ class Checker {
       problem("offload.nvme",
               "what lives on \"nvme\" needs offload.nvme = [\"DIRECTORY\", ...] on local disks");
     if (usable({"offload.block"}) && o.block.count % 4096 != 0)
-      problem("offload.block", fmt::format("offload.block = {} must be a multiple of 4096",
-                                           o.block.count));
+      problem("offload.block",
+              fmt::format("offload.block = {} must be a multiple of 4096", o.block.count));
   }
 
   void quantization() {

@@ -366,8 +366,8 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::offload, &OffloadSection::depth>("offload.depth",
                                                 "requests to a file that are under way at once",
                                                 {.limits = between(1, 4096)}),
-    row<&Deck::offload, &OffloadSection::keep>(
-        "offload.keep", "files in offload.nvme stay when the run ends"),
+    row<&Deck::offload, &OffloadSection::keep>("offload.keep",
+                                               "files in offload.nvme stay when the run ends"),
     row<&Deck::memory, &MemorySection::device>(
         "memory.device", "budget of the device tier; auto: what the device has free",
         {.limits = at_least(1), .unit = "bytes"}),

@@ -24,7 +24,9 @@ std::string remedies(const deck::Deck& deck, const Mesh& mesh, bool state_alone)
   if (!state_alone && deck.offload.activations == deck::OffloadTier::none)
     all.emplace_back("offload.activations = \"host\"");
   if (deck.offload.optimizer == deck::OffloadTier::none)
-    all.emplace_back("offload.optimizer = \"host\" or \"nvme\", then gradients and parameters");
+    all.emplace_back(
+        "offload.optimizer, then gradients and parameters, to the \"host\" of a GPU or the "
+        "\"nvme\" of a CPU");
   all.emplace_back("a larger parallel.tensor or parallel.pipeline");
   return fmt::format("{} (check --options shows what each stage needs)", fmt::join(all, ", or "));
 }
@@ -52,7 +54,8 @@ static void check_host(const deck::LoadedDeck& loaded, const plan::ArenaBytes& b
   const std::int64_t host = plan::host_bytes(bytes);
   if (budget == nullptr || host <= budget->count) return;
   std::vector<std::string> remedies;
-  if (saves_beside_steps(loaded.deck)) remedies.emplace_back("checkpoint.async = false");
+  if (loaded.deck.checkpoint.every > 0 && saves_beside_steps(loaded.deck))
+    remedies.emplace_back("checkpoint.async = false");
   if (loaded.deck.offload.uses(deck::OffloadTier::host))
     remedies.emplace_back("\"nvme\" in place of \"host\" in [offload]");
   remedies.emplace_back("more data ranks with zero.stage 1 to 3");

@@ -62,9 +62,9 @@ struct ShardingInputs {
 
 /// Where things live while nothing uses them.
 struct OffloadInputs {
-  Location parameters = Location::device;  // in the type that they are kept in
-  Location gradients = Location::device;   // summed
-  Location optimizer = Location::device;   // its state, and master weights if they are separate
+  Location parameters = Location::device;   // in the type that they are kept in
+  Location gradients = Location::device;    // summed
+  Location optimizer = Location::device;    // its state, and master weights if they are separate
   Location activations = Location::device;  // those that backward needs
   std::int64_t ahead = 2;                   // visits between the begin of a fetch and its use
   std::int64_t tile = 1 << 22;  // elements that one update has of a unit whose state is elsewhere

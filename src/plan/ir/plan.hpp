@@ -52,6 +52,8 @@ struct Buffer {
   bool persistent = false;  // keeps its contents from step to step
   Location location = Location::device;
   std::int64_t offset = -1;  // within its arena, set by the buffers pass
+  /// Of a stand-in: which byte of its home it begins with, and how many its home has; else 0.
+  std::int64_t home_byte = 0, home_bytes = 0;
 };
 
 enum class ArenaId : std::uint8_t { state, step, host, disk };

@@ -62,7 +62,7 @@ std::string to_text(const Plan& plan, const PlanInputs& inputs) {
     if (bytes.intra + bytes.inter > 0) cost = "sends " + human_bytes(bytes.intra + bytes.inter);
     std::string waits;
     for (OpId id : op.waits) waits += fmt::format(" {}", id);
-    text += fmt::format("{:>6}  {:<8}{:<17}{:<21}{:<12}{:<6}{:<18}{}\n", i, enum_word(op.stream),
+    text += fmt::format("{:>6}  {:<17}{:<17}{:<21}{:<12}{:<6}{:<18}{}\n", i, enum_word(op.stream),
                         enum_word(op.kind), call_name(op.call), unit_name(op, inputs),
                         op.micro_batch < 0 ? "" : fmt::format("m{}", op.micro_batch), cost,
                         waits.empty() ? "" : "waits" + waits);

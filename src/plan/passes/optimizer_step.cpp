@@ -48,10 +48,10 @@ void add_norm(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& st
         leaves ? before_it_leaves(plan, in, slice) : std::pair{plan.ops.size(), -1};
     const std::int64_t first = states[u].slice.begin;
     for (const Range& part : counted_ranges(in, plan, u, states[u].layout)) {
-      Op norm = op_of(OpKind::norm, Stream::compute, u,
-                      kernels::KernelCall{kernels::ExactSum{
-                          .x = slice.range(part.begin - first, part.count()),
-                          .accumulator = squares}});
+      Op norm =
+          op_of(OpKind::norm, Stream::compute, u,
+                kernels::KernelCall{kernels::ExactSum{
+                    .x = slice.range(part.begin - first, part.count()), .accumulator = squares}});
       norm.visit = visit;
       insertions.before(position, std::move(norm));
     }

@@ -21,9 +21,7 @@ Op gather_op(OpKind kind, std::size_t unit, const PlanInputs& in, Call call) {
 /// Whether other ranks update parts of these parameters.
 bool publishes(const UnitState& s) { return s.trained && s.sharding.publishes(); }
 /// Whether they are published on the device where they live. Others are when they first come there.
-bool publishes_in_place(const UnitState& s) {
-  return publishes(s) && s.home == Location::device;
-}
+bool publishes_in_place(const UnitState& s) { return publishes(s) && s.home == Location::device; }
 
 /// Units that publish, in the order of their first use in the step.
 std::vector<std::size_t> order_of_first_use(const Plan& plan,
@@ -177,10 +175,10 @@ void add_gathers(Plan& plan, const PlanInputs& in, const std::vector<UnitState>&
     for (Call& call : gather_calls(plan, in, states[r.unit], r, staging)) {
       const auto* copy = std::get_if<Copy>(&call);
       insertions.before(
-          at, copy == nullptr
-                  ? gather_op(OpKind::gather, r.unit, in, std::move(call))
-                  : copy_op(plan, {.unit = static_cast<std::int32_t>(r.unit), .visit = visit},
-                            *copy));
+          at,
+          copy == nullptr
+              ? gather_op(OpKind::gather, r.unit, in, std::move(call))
+              : copy_op(plan, {.unit = static_cast<std::int32_t>(r.unit), .visit = visit}, *copy));
     }
   }
   insertions.apply(plan.ops);

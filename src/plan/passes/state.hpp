@@ -21,7 +21,7 @@ struct UnitState {
   Sharding sharding;     // what this rank keeps a shard of only
   zero::UnitLayout layout;
   Location home = Location::device;  // of the parameters
-  Range slice;      // flat elements of this rank's shard
+  Range slice;                       // flat elements of this rank's shard
   Range owned;      // flat elements that this rank updates: its shard, or everything at stage 0. Of
                     // a frozen unit those that it keeps
   View parameters;  // (padded) stored type; absent at stage 3 with several ranks

@@ -47,9 +47,7 @@ bool is_saved(const Buffer& b) {
 }
 
 bool overlap(Range a, Range b) { return !intersect(a, b).empty(); }
-bool contains(Range all, Range part) {
-  return all.begin <= part.begin && part.end <= all.end;
-}
+bool contains(Range all, Range part) { return all.begin <= part.begin && part.end <= all.end; }
 Range hull(Range a, Range b) { return {std::min(a.begin, b.begin), std::max(a.end, b.end)}; }
 
 /// By op, the visit that it belongs to or comes before. After the last visit each update is counted
@@ -130,7 +128,8 @@ class Movement {
   }
 
   /// The stay that a use of an op belongs to: one within whose bytes it is, or one of the same
-  /// visit, which grows; else a new one. A stay ends where another begins that has bytes of it.
+  /// visit or with some of its bytes, which grows if it can; else a new one. A stay ends where
+  /// another begins that has bytes of it.
   std::size_t stay_of(std::size_t i, const BufferUse& use) {
     Traveller& t = at(travellers_, use.buffer);
     const std::int32_t time = times_[i];
@@ -140,7 +139,12 @@ class Movement {
       // It would come back before, or as soon as, it has left.
       s.over = s.over || time - s.last_time > in_.offload.ahead + 1;
       if (s.over || s.location != plan_.ops[i].location) continue;
-      if (contains(s.bytes, use.bytes) || (s.last_time == time && s.first_time == time)) found = k;
+      if (contains(s.bytes, use.bytes)) {
+        found = k;
+        break;
+      }
+      const bool near = overlap(s.bytes, use.bytes) || s.first_time == time;
+      if (near && may_have(t, s, hull(s.bytes, use.bytes))) found = k;
     }
     if (found == t.stays.size()) {
       t.stays.push_back({.location = plan_.ops[i].location,
@@ -164,6 +168,16 @@ class Movement {
       s.over = s.over || other;
     }
     return found;
+  }
+
+  /// Whether a stay may have these bytes too, from its begin: nobody else has had them since.
+  static bool may_have(const Traveller& t, const Stay& stay, Range bytes) {
+    const bool alone = std::ranges::all_of(t.stays, [&](const Stay& s) {
+      return &s == &stay || s.last_op < stay.first_op || !overlap(s.bytes, bytes);
+    });
+    return alone && std::ranges::all_of(t.written_at_home, [&](const auto& written) {
+             return written.first < stay.first_op || !overlap(written.second, bytes);
+           });
   }
 
   /// Whether a buffer goes anywhere: its home is elsewhere, or a later stay reads what it holds.
@@ -194,32 +208,36 @@ class Movement {
       Stay& s = t.stays[k];
       if (t.home == id || k > 0) add_stand_in(s, id);
       evict(s, id, t.home, wanted);
-      each_part(s, [](const Handling& h) { return h.fetched; }, [&](Range part) {
-        wanted.assign(part, true);
-        fetch(t, k, id, part);
-      });
+      each_part(
+          s, [](const Handling& h) { return h.fetched; },
+          [&](Range part) {
+            wanted.assign(part, true);
+            fetch(t, k, id, part);
+          });
     }
   }
 
   /// What the stay has written goes home after it, as far as anybody wants it.
   void evict(Stay& s, BufferId id, BufferId home, RangeMap<bool>& wanted) {
-    each_part(s, [](const Handling& h) { return h.written; }, [&](Range part) {
-      Range wanted_part;
-      wanted.each(part, [&](Range range, bool w) {
-        if (w) wanted_part = wanted_part.empty() ? range : hull(wanted_part, range);
-      });
-      wanted_part = intersect(wanted_part, part);
-      if (wanted_part.empty()) return;
-      insertions_.before(s.last_op + 1,
-                         copy_op(plan_, about(s, s.last_time),
-                                 {in_stay(s, id, wanted_part), at_home(home, wanted_part)}));
-    });
+    each_part(
+        s, [](const Handling& h) { return h.written; },
+        [&](Range part) {
+          Range wanted_part;
+          wanted.each(part, [&](Range range, bool w) {
+            if (w) wanted_part = wanted_part.empty() ? range : hull(wanted_part, range);
+          });
+          wanted_part = intersect(wanted_part, part);
+          if (wanted_part.empty()) return;
+          insertions_.before(s.last_op + 1,
+                             copy_op(plan_, about(s, s.last_time),
+                                     {in_stay(s, id, wanted_part), at_home(home, wanted_part)}));
+        });
   }
 
   void fetch(Traveller& t, std::size_t k, BufferId id, Range part) {
     const Stay& s = t.stays[k];
-    const auto time = static_cast<std::int32_t>(
-        std::max<std::int64_t>(0, s.first_time - in_.offload.ahead));
+    const auto time =
+        static_cast<std::int32_t>(std::max<std::int64_t>(0, s.first_time - in_.offload.ahead));
     std::size_t position = first_of_time_.lower_bound(time)->second;
     for (std::size_t j = 0; j < t.stays.size(); ++j) {  // once it is there
       const Stay& earlier = t.stays[j];
@@ -232,9 +250,9 @@ class Movement {
     }
     TESSERA_CHECK(position <= s.first_op, "{} is used in two places at once",
                   plan_.buffer(id).name);
-    fetches_.push_back({s.first_op, position,
-                        copy_op(plan_, about(s, time), {at_home(t.home, part),
-                                                        in_stay(s, id, part)})});
+    fetches_.push_back(
+        {s.first_op, position,
+         copy_op(plan_, about(s, time), {at_home(t.home, part), in_stay(s, id, part)})});
   }
 
   void use_stand_in(const UseOfStay& use) {
@@ -256,6 +274,8 @@ class Movement {
     b.persistent = false;
     b.location = s.location;
     s.first_at = s.bytes.begin % plan_.alignment;  // aligned alike on both sides
+    b.home_byte = s.bytes.begin - s.first_at;
+    b.home_bytes = b.bytes;
     b.bytes = s.first_at + s.bytes.count();
     s.stand_in = add_buffer(plan_, std::move(b));
   }

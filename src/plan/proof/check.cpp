@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "core/range_map.hpp"
@@ -357,6 +358,7 @@ class GradientCheck {
       at_ = i;
       if (const auto* call = std::get_if<comm::CollectiveCall>(&op.call)) collective(op, *call);
       if (const auto* call = std::get_if<kernels::KernelCall>(&op.call)) kernel(op, *call);
+      if (const auto* copy = std::get_if<Copy>(&op.call)) follow_parameters(op, *copy);
     }
     for (const auto& [id, made] : unsummed_)
       reject(plan_, made, "makes a gradient that is never used");
@@ -375,13 +377,37 @@ class GradientCheck {
                         u, share.shard, share.counted, share.trained ? "" : ", and is frozen",
                         unit.normed, unit.updated));
       }
+      if (share.trained && unit.updated < whole && unit.read_unpublished)
+        reject(plan_, *unit.read_unpublished, "reads parameters that other ranks have updated");
     }
   }
 
  private:
   struct Unit {
     std::int64_t normed = 0, updated = 0;
+    bool published = false;  // where parameters live elsewhere than on the device
+    std::optional<std::size_t> read_unpublished;  // the op
   };
+  bool are_parameters_at_home(BufferId id) const {
+    const Buffer& b = plan_.buffer(id);
+    return b.persistent && b.purpose == BufferPurpose::parameters && b.location != Location::device;
+  }
+  /// What other ranks have updated of parameters that live elsewhere is gathered, and goes where
+  /// they live, before they are read there.
+  void follow_parameters(const Op& op, const Copy& copy) {
+    const UnitShare& share = at(plan_.shares, op.unit);
+    const bool whole = copy.from.elements() == share.shard * share.parts &&
+                       copy.from.type != DType::u8 && are_parameters_at_home(buffer_of(copy.from));
+    Unit& unit = units_[op.unit];
+    if (op.kind == OpKind::fetch && whole && !unit.published && !unit.read_unpublished)
+      unit.read_unpublished = at_;
+  }
+  void publish(const Op& op, const comm::AllGather& gather) {
+    const BufferId home = home_of(gather.full);
+    if (!are_parameters_at_home(home)) return;
+    if (home_of(gather.shard) != home) reject(plan_, at_, "gathers parameters of another unit");
+    units_[op.unit].published = true;
+  }
   BufferId home_of(const View& v) const { return homes_.home_of(v).buffer; }
   bool is_gradient(const View& v) const {
     return plan_.buffer(home_of(v)).purpose == BufferPurpose::gradients;
@@ -405,6 +431,7 @@ class GradientCheck {
         reject(plan_, at_, "an exchange that reduces no gradients");
       return blocks_.exchange(at_, *slots);
     }
+    if (const auto* gather = std::get_if<comm::AllGather>(&call)) publish(op, *gather);
     const auto* reduce = std::get_if<comm::ReduceScatter>(&call);
     const bool ours = op.kind == OpKind::reduce_gradients || op.kind == OpKind::tie_gradients;
     if (reduce == nullptr || !ours) return;

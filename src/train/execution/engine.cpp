@@ -57,11 +57,16 @@ void Engine::allocate(const comm::MpiSession& mpi) {
   control_.together([&] {
     setup::check_disks(loaded_, inputs_.layout.nccl);
     if (bytes[plan::ArenaId::disk] == 0) return;
-    disk_tier_ = std::make_unique<memory::DiskTier>(memory::DiskTierOptions{
-        .directories = {offload.nvme.begin(), offload.nvme.end()},
-        .block = offload.block.count,
-        .depth = static_cast<int>(offload.depth),
-        .keep = offload.keep});
+    try {
+      disk_tier_ = std::make_unique<memory::DiskTier>(
+          memory::DiskTierOptions{.directories = {offload.nvme.begin(), offload.nvme.end()},
+                                  .block = offload.block.count,
+                                  .depth = static_cast<int>(offload.depth),
+                                  .keep = offload.keep});
+    } catch (Error& e) {
+      e.add_context("offload.nvme");
+      throw;
+    }
   });
   const auto tier_of = [&](plan::ArenaId id) {
     memory::Tier* tier = tiers()[plan::location_of(id)];

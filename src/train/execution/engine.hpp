@@ -89,7 +89,8 @@ class Engine {
   std::int64_t library_bytes() const;
   /// How much more memory is in use than before the arenas were made, on the host and the device.
   std::int64_t memory_growth() const { return memory_in_use() - in_use_before_; }
-  /// What the process had in the host's memory before the arenas were made: libraries, code, tokens.
+  /// What the process had in the host's memory before the arenas were made: libraries, code,
+  /// tokens.
   std::int64_t resident_before() const { return resident_before_; }
 
  private:

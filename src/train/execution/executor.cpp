@@ -51,7 +51,8 @@ BoundPlan::BoundPlan(const plan::Plan& plan, const PlanMemory& memory)
     });
     if (const auto* copy = std::get_if<plan::Copy>(&op.call)) {
       const auto location = [&](const View& v) { return plan.buffer(plan::buffer_of(v)).location; };
-      if (location(copy->from) == plan::Location::disk || location(copy->to) == plan::Location::disk)
+      if (location(copy->from) == plan::Location::disk ||
+          location(copy->to) == plan::Location::disk)
         bound.carrier = plan::Location::disk;
     }
     for (plan::OpId id : op.waits) {

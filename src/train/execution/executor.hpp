@@ -28,9 +28,9 @@ class BoundPlan {
 
   struct BoundOp {
     const plan::Op* op = nullptr;
-    plan::Call call;                    // with real addresses
+    plan::Call call;                                  // with real addresses
     plan::Location carrier = plan::Location::device;  // of a copy: the tier that carries it out
-    std::vector<streams::Event> waits;  // counts within the step
+    std::vector<streams::Event> waits;                // counts within the step
   };
   const plan::Plan& plan() const { return plan_; }
   const std::vector<BoundOp>& ops() const { return ops_; }

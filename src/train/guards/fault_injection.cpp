@@ -118,7 +118,8 @@ FaultInjection::Tensor FaultInjection::find_tensor(const deck::LoadedDeck& loade
     for (std::size_t p = 0; p < units[u].params.size(); ++p) {
       names.push_back(units[u].params[p].name);
       if (names.back() != fault.tensor) continue;
-      if (fault.kind == FaultKind::flip && fault.rank == rank_ && !engine_.state().owned_part(u, p).view)
+      if (fault.kind == FaultKind::flip && fault.rank == rank_ &&
+          !engine_.state().owned_part(u, p).view)
         throw refuse("the rank updates nothing of that tensor: name another rank");
       if (fault.rank == rank_ && !engine_.state().units()[u].held)
         throw refuse("that tensor is on another pipeline stage: name a rank of it");
@@ -205,9 +206,12 @@ Executor::Hooks FaultInjection::hooks(const PreparedPlan& prepared) {
     if (!mine(p) || (p.spent && !again)) continue;
     const plan::Op& sum = first_sum(prepared.plan(), p.tensor.unit);
     const DType type = engine_.inputs().numerics.accumulate;
+    const plan::BufferId gradient = gradient_of(prepared.plan(), sum);
     const std::int64_t at =
-        engine_.state().units()[p.tensor.unit].layout.offset_of(p.tensor.parameter) * size_of(type);
-    const View element(plan::symbolic(gradient_of(prepared.plan(), sum), at), type, {1});
+        engine_.state().units()[p.tensor.unit].layout.offset_of(p.tensor.parameter) *
+            size_of(type) -
+        prepared.plan().buffer(gradient).home_byte;
+    const View element(plan::symbolic(gradient, at), type, {1});
     poisons.push_back({&p, &sum, prepared.bound.real(element)});
   }
   if (!any) return {};

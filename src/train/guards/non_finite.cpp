@@ -41,10 +41,12 @@ std::string tensor_name(const plan::Plan& plan, const plan::PlanInputs& inputs, 
     const auto& unit = inputs.model.units[static_cast<std::size_t>(op.unit)];
     const auto layout = plan::unit_layout(inputs, unit, plan.place);
     // A buffer of the unit's whole gradient, or of the shard that this rank sums.
-    const std::int64_t held = buffer.bytes / size_of(symbolic.type);
+    const std::int64_t bytes = buffer.home_bytes > 0 ? buffer.home_bytes : buffer.bytes,
+                       held = bytes / size_of(symbolic.type);
     const std::int64_t first =
         held == layout.padded ? 0 : slice_of(inputs, unit, layout, plan.place).begin;
-    const std::int64_t at = first + plan::offset_of(symbolic) / size_of(symbolic.type) + element;
+    const std::int64_t offset = buffer.home_byte + plan::offset_of(symbolic),
+                       at = first + offset / size_of(symbolic.type) + element;
     for (const auto& slice : zero::slices_in(unit, layout, {at, layout.padded})) {
       return "gradient of " + unit.params[slice.parameter].name;
     }

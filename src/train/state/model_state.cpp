@@ -395,16 +395,18 @@ void ModelState::save(io::CheckpointWriter& writer, From from) const {
     // A snapshot holds this rank's shard, the live state what it owns, which at stage 0 is
     // everything.
     const std::int64_t first = live ? elements_of(s, row).begin : s.slice.begin;
-    const RealView part = real(live ? s.kept[row].live : s.kept[row].snapshot)
-                              .range(flat - first, piece.box.elements());
-    const auto bytes = part.tier->host_bytes(part.view.data, part.view.span_bytes(), copy);
-    if (part.view.type == piece.type) {
-      writer.write(i, bytes);
-      continue;
+    const RealView all = real(live ? s.kept[row].live : s.kept[row].snapshot)
+                             .range(flat - first, piece.box.elements());
+    for (std::int64_t at = 0; at < all.view.elements(); at += kPiece) {
+      const View part = all.view.range(at, std::min(kPiece, all.view.elements() - at));
+      auto bytes = all.tier->host_bytes(part.data, part.span_bytes(), copy);
+      if (part.type != piece.type) {
+        converted.resize(static_cast<std::size_t>(part.elements() * size_of(piece.type)));
+        convert(bytes, part.type, piece.type, converted.data());
+        bytes = converted;
+      }
+      writer.write(i, at * size_of(piece.type), bytes);
     }
-    converted.resize(static_cast<std::size_t>(part.view.elements() * size_of(piece.type)));
-    convert(bytes, part.view.type, piece.type, converted.data());
-    writer.write(i, converted);
   }
 }
 

@@ -110,6 +110,7 @@ void bench_checkpoint(const BenchOptions& o, const train::Job& job) {
   const MeshPlace place = mesh.place_of(job.mpi.rank());
   const auto shapes = setup::training_shapes(loaded.deck, mesh.data);
   auto inputs = setup::plan_inputs(loaded.deck, shapes, job.mpi.node_of(), *device);
+  inputs.offload = {};                          // checkpoints know nothing of it
   inputs.state_for = plan::PlanPurpose::train;  // saved from the live state, not from snapshots
   const std::int64_t bytes = train::ModelState::arena_bytes(inputs, place)[plan::ArenaId::state];
   control.together([&] { memory::check_available(bytes, job.mpi.job().local); });

@@ -58,7 +58,8 @@ std::string options_text(const LayoutOptions& layout) {
       if (text.empty()) {
         text += fmt::format(
             "{} parameters on {} ranks; compute {}, gradients {}{}\n"
-            "model states of the rank that holds most, by formula; and all bytes of its plans, with "
+            "model states of the rank that holds most, by formula; and all bytes of its plans, "
+            "with "
             "activations and all else\n"
             "{:<6}{:<11}{:<11}{:<11}{:>13}{:>13}{:>13}{:>13}{:>13}{:>13}  {}\n",
             model::parameter_count(in.model.units), to_string(in.layout.mesh),
@@ -69,8 +70,7 @@ std::string options_text(const LayoutOptions& layout) {
       }
       const auto states =
           zero::model_states(f.elements, in.layout.mesh.data, stage, in.state_types());
-      const std::int64_t on_device = states.in(StateTier::device, choice),
-                         all = f.ledger.device();
+      const std::int64_t on_device = states.in(StateTier::device, choice), all = f.ledger.device();
       const char* fits = !budget                ? "-"
                          : all <= *budget       ? "yes"
                          : on_device <= *budget ? "states only"

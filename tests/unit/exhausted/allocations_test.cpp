@@ -98,8 +98,9 @@ TEST(EveryAllocation, OfADirectoryThatIsListed) {
   std::filesystem::create_directories(devices / "0000:17:00.0");
   spit(devices / "0000:17:00.0/vendor", "0x10de");
   spit(devices / "0000:17:00.0/class", "0x030200");
-  const auto n = refuse_every_allocation_apart(
-      [&] { return std::to_string(backend::nvidia_gpus(std::filesystem::path(temporary.path()))); });
+  const auto n = refuse_every_allocation_apart([&] {
+    return std::to_string(backend::nvidia_gpus(std::filesystem::path(temporary.path())));
+  });
   EXPECT_GT(n, 5);
 }
 

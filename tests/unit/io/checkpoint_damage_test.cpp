@@ -383,7 +383,8 @@ TEST(CheckpointPrune, LeavesWhatSomebodyReads) {
   Random random(42);
   TemporaryDirectory temporary;
   const auto model = random_model(random, false);
-  for (const std::int64_t step : {1, 2, 3}) save(random, temporary.path(), model, 2, {.step = step});
+  for (const std::int64_t step : {1, 2, 3})
+    save(random, temporary.path(), model, 2, {.step = step});
   {
     const io::Checkpoint reader = io::Checkpoint::open(io::checkpoint_path(temporary.path(), 1));
     EXPECT_EQ(io::prune_checkpoints(temporary.path(), 1, 0, kLaterUpdates).size(), 1U);
@@ -421,7 +422,8 @@ TEST(CheckpointBranch, LaterCheckpointsAreSetAsideNotTakenForThisRuns) {
   for (int branch = 0; branch < 2; ++branch) {
     for (const std::int64_t step : {2, 4, 6})
       save(random, temporary.path(), model, 1, {.step = step});
-    EXPECT_EQ(io::set_aside_after(temporary.path(), 2).size(), branch == 0 ? 2U : 3U);  // step 3 too
+    EXPECT_EQ(io::set_aside_after(temporary.path(), 2).size(),
+              branch == 0 ? 2U : 3U);  // step 3 too
     ASSERT_EQ(io::list_checkpoints(temporary.path()).size(), 1U);
     save(random, temporary.path(), model, 1, {.step = 3});
     io::prune_checkpoints(temporary.path(), 1, 0, kLaterUpdates);

@@ -327,7 +327,8 @@ TEST(CheckpointDescribe, CountsWhatIsThere) {
   Random random(6);
   TemporaryDirectory temporary;
   const auto model = random_model(random, false, DType::bf16);
-  const auto summary = io::describe_checkpoint(save(random, temporary.path(), model, 3, {.step = 9}));
+  const auto summary =
+      io::describe_checkpoint(save(random, temporary.path(), model, 3, {.step = 9}));
   EXPECT_EQ(summary.header.step, 9);
   EXPECT_EQ(summary.files, 3);
   std::int64_t elements = 0;

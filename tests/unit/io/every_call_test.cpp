@@ -178,7 +178,8 @@ class EveryCallOfASave : public testing::TestWithParam<std::int64_t> {
   }
 
   TemporaryDirectory temporary_{fast_directory()};
-  fs::path pristine_ = temporary_.path() / "pristine", checkpoints_ = temporary_.path() / "checkpoints";
+  fs::path pristine_ = temporary_.path() / "pristine",
+           checkpoints_ = temporary_.path() / "checkpoints";
   TestModel old_ = small_model(3), new_ = small_model(4);
 };
 

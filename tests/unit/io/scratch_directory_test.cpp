@@ -162,7 +162,7 @@ TEST_F(ScratchDirectory, LeavesOthersAlone) {
 TEST_F(ScratchDirectory, IsGivenTimeToBeLocked) {
   const fs::path young = abandoned(parent.path(), ".tessera_" + host() + "_aaaaaa");
   const fs::path old = abandoned(parent.path(), ".tessera_" + host() + "_bbbbbb");
-  fs::last_write_time(old, fs::file_time_type::clock::now() - std::chrono::minutes(10));
+  fs::last_write_time(old, fs::file_time_type::clock::now() - std::chrono::hours(1));
   const io::ScratchDirectory made(parent.path());
   EXPECT_EQ(made.removed(), std::vector{old});
   EXPECT_TRUE(fs::exists(young / "state.0"));

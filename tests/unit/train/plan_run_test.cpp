@@ -132,10 +132,10 @@ TEST(PlanRun, StatesThatLiveElsewhereChangeNoBit) {
     SCOPED_TRACE(fmt::format("{} in {}", s.name, to_string(s.compute)));
     const Trained stay = trained(s, *device, {});
     const auto expect_same = [&](const plan::OffloadInputs& offload) {
-      SCOPED_TRACE(fmt::format("parameters {}, gradients {}, optimizer {}, activations {}, ahead {}",
-                               enum_word(offload.parameters), enum_word(offload.gradients),
-                               enum_word(offload.optimizer), enum_word(offload.activations),
-                               offload.ahead));
+      SCOPED_TRACE(
+          fmt::format("parameters {}, gradients {}, optimizer {}, activations {}, ahead {}",
+                      enum_word(offload.parameters), enum_word(offload.gradients),
+                      enum_word(offload.optimizer), enum_word(offload.activations), offload.ahead));
       const Trained leave = trained(s, *device, offload);
       EXPECT_TRUE(same_bits(leave.state, stay.state));
       for (std::size_t k = 0; k < stay.steps.size(); ++k) {
@@ -189,8 +189,7 @@ struct Frozen {
     const StepShown step = run.step(40, {.lr = 0.1});
     loss = step.loss;
     gradients = by_unit(run, step.gradients);
-    for (const auto& unit : run.state().units())
-      parameters.push_back(run.values(unit.parameters));
+    for (const auto& unit : run.state().units()) parameters.push_back(run.values(unit.parameters));
   }
   double loss = 0;
   std::vector<std::vector<float>> gradients, parameters;  // after the step
