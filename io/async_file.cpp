@@ -67,6 +67,11 @@ std::string disk_of(const File& file) {
   return error ? numbers : device.filename().string();
 }
 
+std::int64_t length_of(const File& file) {
+  struct stat status {};
+  return ::fstat(file.descriptor(), &status) == 0 ? status.st_size : 0;
+}
+
 bool in_sectors(const std::byte* memory, std::int64_t offset) {
   return offset % kSector == 0 && reinterpret_cast<std::uintptr_t>(memory) % kSector == 0;
 }
@@ -122,6 +127,7 @@ class AsyncFile::Stripe {
         queue_(options.depth, path),
         slots_(static_cast<std::size_t>(options.depth)) {
     file_.allocate(bytes);
+    length_ = length_of(file_);
     direct_ = file_.past_page_cache();
     for (std::size_t i = 0; i < slots_.size(); ++i) free_.push_back(i);
     again_.reserve(slots_.size() + 2);
@@ -231,8 +237,10 @@ class AsyncFile::Stripe {
     return part;
   }
 
-  /// Moves what is left of a part, or begins to. False where the system takes no more just now.
+  /// Moves what is left of a part, or begins to. False where the system takes no more just now. A
+  /// write would make a file that was cut as long as before, with zeros where the bytes have been.
   bool go_on(Part& part) {
+    if (part.write && part.bytes > 0 && length_of(file_) < length_) fail(part, 0);
     while (part.bytes > 0 && !part.transfer->failed) {
       if (direct_ && in_sectors(part.memory, part.offset) && part.bytes >= kSector)
         return begin(part);
@@ -311,10 +319,11 @@ class AsyncFile::Stripe {
     }
   }
 
-  /// `error`: an errno, or 0 where there was nothing to read.
+  /// `error`: an errno, or 0 where the file has been cut.
   void fail(Part& part, int error) {
-    const std::string why =
-        error != 0 ? errno_text(error) : "the file ends there: did another program cut it?";
+    const std::string why = error != 0
+                                ? errno_text(error)
+                                : "the file is shorter than it was: did another program cut it?";
     part.transfer->fail(fmt::format("{}: cannot {} bytes {} to {} (disk {}): {}", path().string(),
                                     part.write ? "write" : "read", part.offset,
                                     part.offset + part.bytes, disk_of(file_), why),
@@ -349,6 +358,7 @@ class AsyncFile::Stripe {
   File file_;
   std::optional<File> direct_;  // the same, past the page cache
   std::int64_t index_, stripes_, block_;
+  std::int64_t length_ = 0;  // that it has been made with
   AsyncQueue queue_;
   std::vector<Slot> slots_;
   std::vector<std::size_t> free_;  // of slots_; the thread's, like all up to here

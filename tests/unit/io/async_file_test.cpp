@@ -251,6 +251,22 @@ TEST(AsyncFile, SaysThatAnotherProgramHasCutTheFile) {
   EXPECT_NE(message.find(files.options.files[0].string()), std::string::npos) << message;
 }
 
+/// A write behind the end would make the file as long as before, with zeros in it.
+TEST(AsyncFile, DoesNotMendAFileThatWasCut) {
+  for (const std::int64_t begin : {std::int64_t{0}, 3 * kBlock, 3 * kBlock + 1}) {
+    const Files files(4 * kBlock);
+    io::AsyncFile file(files.options);
+    Sectors model(4 * kBlock);
+    file.write(0, model.all()).wait();
+    fs::resize_file(files.options.files[0], 0);
+    const std::string message = message_of<IoError>([&] {
+      file.write(begin, model.part({begin, 4 * kBlock})).wait();
+    });
+    EXPECT_NE(message.find("cut"), std::string::npos) << message;
+    EXPECT_EQ(fs::file_size(files.options.files[0]), 0U);
+  }
+}
+
 /// Of a failed transfer nothing is left that moves; the next one is as good as any.
 TEST(AsyncFile, IsUsableAfterAnError) {
   const Files files(8 * kBlock, 2);
