@@ -27,14 +27,6 @@ class Fault(RunTest):
         return [(e["rank"], e["step"], e["fault"]) for e in self.events(name, "fault")
                 if e["what"] == "injected"]
 
-    def checkpoints(self, name):
-        """The steps of a run's checkpoints, each of them verified."""
-        paths = sorted((self.dir / name / "checkpoints").glob("step_*[0-9]"))
-        for path in paths:
-            job = self.run_job(0, "inspect", path, "--verify")
-            self.assertEqual(job.code, 0, job.output)
-        return [int(path.name[5:]) for path in paths]
-
     def test_what_is_wrong_with_a_fault_is_said(self):
         for fault, said in (("kil rank=0 step=1", "did you mean kill?"),
                             ("kill rank=2 step=1", "there are only ranks 0 to 1"),

@@ -51,14 +51,6 @@ class Offload(RunTest):
     def state_files(self):
         return sorted(path for disk in self.disks for path in disk.glob("tessera_*/state.*"))
 
-    def checkpoints(self, name):
-        """The steps of a run's checkpoints, each of them verified."""
-        paths = sorted((self.dir / name / "checkpoints").glob("step_*[0-9]"))
-        for path in paths:
-            job = self.run_job(0, "inspect", path, "--verify")
-            self.assertEqual(job.code, 0, job.output)
-        return [int(path.name[5:]) for path in paths]
-
     def resumed(self, name):
         return [e["step"] for e in metrics.read_events(self.dir / name) if e["event"] == "resume"]
 

@@ -208,6 +208,14 @@ class RunTest(unittest.TestCase):
         except metrics.MetricsError:
             return 0
 
+    def checkpoints(self, name):
+        """The steps of a run's checkpoints, each of them verified."""
+        paths = sorted((self.dir / name / "checkpoints").glob("step_*[0-9]"))
+        for path in paths:
+            job = self.run_job(0, "inspect", path, "--verify")
+            self.assertEqual(job.code, 0, job.output)
+        return [int(path.name[5:]) for path in paths]
+
     def wait_for(self, condition, process):
         """Waits until condition() holds; False when the job ended first."""
         end = time.monotonic() + TIMEOUT

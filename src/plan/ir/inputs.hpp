@@ -74,6 +74,8 @@ struct OffloadInputs {
     return parameters == location || gradients == location || optimizer == location ||
            activations == location;
   }
+  /// Whether anything lives elsewhere than on the device.
+  bool anything() const { return uses(Location::host) || uses(Location::disk); }
   /// Whether updates use what lives elsewhere.
   bool updates() const {
     return parameters != Location::device || gradients != Location::device ||

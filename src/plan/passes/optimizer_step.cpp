@@ -16,19 +16,25 @@ Op op_of(OpKind kind, Stream stream, std::size_t unit, Call call) {
 }
 constexpr auto kAllUnits = static_cast<std::size_t>(-1);
 
-/// A gradient that is to leave the device enters the norm before it does: where in the plan, and in
-/// which visit. Compute goes on for a visit, so that it need not wait for the reduction.
-std::pair<std::size_t, std::int32_t> before_it_leaves(const Plan& plan, const PlanInputs& in,
-                                                      const View& gradient) {
-  std::size_t position = 0;
-  std::int32_t visit = 0;
+/// By buffer, the position behind the last op that writes gradients there; 0: none does.
+std::vector<std::size_t> ends_of_gradients(const Plan& plan) {
+  std::vector<std::size_t> ends(plan.buffers.size());
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     for (const BufferUse& use : uses_of(plan.ops[i])) {
-      if (use.buffer != buffer_of(gradient) || use.access == kernels::Access::read) continue;
-      position = i + 1;
-      visit = plan.ops[i].visit;
+      const bool gradients = plan.buffer(use.buffer).purpose == BufferPurpose::gradients;
+      if (gradients && use.access != kernels::Access::read) at(ends, use.buffer) = i + 1;
     }
   }
+  return ends;
+}
+
+/// A gradient that is to leave the device enters the norm before it does: where in the plan, and in
+/// which visit. `end`: the position behind the op that completes it. Compute goes on for a visit,
+/// so that it need not wait for the reduction.
+std::pair<std::size_t, std::int32_t> before_it_leaves(const Plan& plan, const PlanInputs& in,
+                                                      std::size_t end) {
+  std::size_t position = end;
+  std::int32_t visit = position > 0 ? plan.ops[position - 1].visit : 0;
   visit += static_cast<std::int32_t>(std::min<std::int64_t>(1, in.offload.ahead));
   while (position < plan.ops.size() && plan.ops[position].visit <= visit) ++position;
   return {position, visit};
@@ -40,12 +46,13 @@ void add_norm(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& st
               const std::vector<SummedGradient>& gradients) {
   const View squares = plan.words.range(WordLayout::norm, kExactSumWords);
   Insertions insertions;
+  const bool leave = in.offload.gradients != Location::device;
+  const auto ends = leave ? ends_of_gradients(plan) : std::vector<std::size_t>();
   for (std::size_t u = 0; u < states.size(); ++u) {
     if (!states[u].trained) continue;
     const View& slice = gradients[u].slice;
-    const bool leaves = plan.buffer(buffer_of(slice)).location != Location::device;
-    const auto [position, visit] =
-        leaves ? before_it_leaves(plan, in, slice) : std::pair{plan.ops.size(), -1};
+    const auto [position, visit] = leave ? before_it_leaves(plan, in, at(ends, buffer_of(slice)))
+                                         : std::pair{plan.ops.size(), -1};
     const std::int64_t first = states[u].slice.begin;
     for (const Range& part : counted_ranges(in, plan, u, states[u].layout)) {
       Op norm =

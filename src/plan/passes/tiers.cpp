@@ -350,6 +350,7 @@ void go_through_host(Plan& plan) {
 }  // namespace
 
 void tiers(Plan& plan, const PlanInputs& in) {
+  if (!in.offload.anything()) return;
   Movement(plan, in).run();
   if (!in.offload.disk_reaches_device) go_through_host(plan);
 }
