@@ -86,8 +86,8 @@ inline constexpr std::size_t kMostStates = 2;
 /// The update of a flat range in one pass: g = coefficient * gradient, then the rule's step of
 /// master and state; parameter = round(master). Elements are independent, and an element's bits do
 /// not depend on alignment or length, because shard boundaries move with the number of ranks. apply
-/// = 0: nothing changes. Its `check` is in kernels/common/optimizer_steps, which knows what a rule
-/// keeps.
+/// = 0: master and state stay, and parameter = round(master) all the same. Its `check` is in
+/// kernels/common/optimizer_steps, which knows what a rule keeps.
 struct OptimizerUpdate {
   static constexpr auto& kNames = EnumWords<UpdateRule>::table;
   UpdateRule rule = UpdateRule::adam;

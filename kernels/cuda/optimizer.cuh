@@ -39,7 +39,8 @@ template <typename Step, typename G, typename P>
 __global__ void __launch_bounds__(kUpdateThreads)
     update_kernel(UpdateArrays<G, P, Step::kStates> a) {
   constexpr int V = kRun<G, P>, S = Step::kStates;
-  if (a.verdict[static_cast<int>(VerdictField::apply)] == 0.0F) return;
+  const bool apply = a.verdict[static_cast<int>(VerdictField::apply)] != 0.0F;
+  if (!apply && a.parameter == nullptr) return;
   const float coefficient = a.verdict[static_cast<int>(VerdictField::coefficient)];
   const Step step(a.settings, a.scalars);
   const std::int64_t stride = std::int64_t{gridDim.x} * kUpdateThreads * V;
@@ -47,8 +48,12 @@ __global__ void __launch_bounds__(kUpdateThreads)
        i += stride) {
     const int count = a.n - i < V ? static_cast<int>(a.n - i) : V;
     float g[V], w[V], state[S][V];
-    load(a.gradient + i, count, a.wide, g);
     load(a.master + i, count, a.wide, w);
+    if (!apply) {
+      store(a.parameter + i, count, a.wide, w);
+      continue;
+    }
+    load(a.gradient + i, count, a.wide, g);
 #pragma unroll
     for (int s = 0; s < S; ++s) load(a.state[s] + i, count, a.wide, state[s]);
 #pragma unroll

@@ -346,7 +346,8 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::offload, &OffloadSection::parameters>(
         "offload.parameters", "where parameters live while no layer uses them"),
     row<&Deck::offload, &OffloadSection::gradients>(
-        "offload.gradients", "where gradients live between visits of layers, and until the update"),
+        "offload.gradients",
+        "where gradients live between visits of layers, and until their update in the next step"),
     row<&Deck::offload, &OffloadSection::optimizer>(
         "offload.optimizer",
         "where optimizer state lives, and master weights where they are not the parameters"),

@@ -77,6 +77,14 @@ io::CheckpointLayout layout_of(const plan::PlanInputs& inputs) {
           .zero_stage = inputs.sharding.stage};
 }
 
+plan::OffloadInputs offload_inputs(const deck::OffloadSection& section) {
+  return {.parameters = location_of(section.parameters),
+          .gradients = location_of(section.gradients),
+          .optimizer = location_of(section.optimizer),
+          .activations = location_of(section.activations),
+          .ahead = section.ahead.value_or(0)};
+}
+
 plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanShape> shapes,
                              std::span<const int> node_of, const kernels::Device& device) {
   plan::PlanInputs in;
@@ -105,11 +113,7 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.sharding.stage = static_cast<int>(deck.zero.stage);
   in.sharding.reduce = deck.zero.reduce;
   in.sharding.prefetch = deck.zero.prefetch;
-  in.offload = {.parameters = location_of(deck.offload.parameters),
-                .gradients = location_of(deck.offload.gradients),
-                .optimizer = location_of(deck.offload.optimizer),
-                .activations = location_of(deck.offload.activations),
-                .ahead = deck.offload.ahead.value_or(0)};
+  in.offload = offload_inputs(deck.offload);
   in.recompute = deck.recompute.policy;
   in.optimizer = optim::make_optimizer(deck.optimizer);
   in.seed = static_cast<std::uint64_t>(deck.run.seed);

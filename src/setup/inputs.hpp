@@ -17,6 +17,9 @@ Mesh mesh_of(const deck::Deck& deck, std::int64_t ranks);
 /// The layout as checkpoints describe it.
 io::CheckpointLayout layout_of(const plan::PlanInputs& inputs);
 
+/// What lives where.
+plan::OffloadInputs offload_inputs(const deck::OffloadSection& section);
+
 /// What plans of these shapes are made from. node_of[r] is rank r's node; parallel.ranks_per_node
 /// overrides it by nodes filled one after the other.
 plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanShape> shapes,

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "optim/timeline.hpp"
+#include "setup/inputs.hpp"
 
 namespace tessera::setup {
 
@@ -39,6 +40,7 @@ std::vector<plan::PlanShape> training_shapes(const deck::Deck& deck, std::int64_
     if (deck.checkpoint.every > 0 && saves_beside_steps(deck))
       add(plan::PlanPurpose::train_snapshot, global);
   }
+  if (offload_inputs(deck.offload).updates()) shapes.push_back(plan::kFlush);
   if (!deck.data.validation.empty()) shapes.push_back(evaluation_shape(deck.batch, data_ranks));
   return shapes;
 }

@@ -76,6 +76,33 @@ class Offload(RunTest):
                 self.assertGreater(len(memory), 20)
                 self.assertEqual(disks, memory)
 
+    def test_40_a_skipped_step_evaluations_and_saves_between_updates(self):
+        """A step leaves its update to the next one. What looks at the state in between finds it
+        done, also where the step is skipped."""
+        fixed = {"precision__compute": "bf16", "checkpoint__every": 2, "checkpoint__keep": 9,
+                 "data__validation": [str(self.corpus)], "evaluate__every": 3,
+                 "evaluate__batches": 1, "guard__check_replicas": 2,
+                 "fault__inject": ["nan rank=0 step=4 tensor=final_norm.weight"]}
+        for stage in (0, 2, 3):
+            runs = {}
+            for tier in ("none", "host", "nvme"):
+                name = f"{tier}{stage}"
+                numbers = self.train(2, self.offload_deck(name, tier, zero__stage=stage, **fixed))
+                events = metrics.read_events(self.dir / name)
+                steps = metrics.last_steps(events)
+                self.assertEqual([s for s, e in steps.items() if e["skipped"]], [4])
+                self.assertTrue(all(e["equal"] for e in events if e["event"] == "replicas"))
+                losses = [e["loss"] for e in events if e["event"] == "evaluate"]
+                self.assertEqual(len(losses), 2)
+                saved = [tensors_of(self.dir / name / "checkpoints" / f"step_{step:08}")
+                         for step in self.checkpoints(name)]
+                self.assertEqual(len(saved), 3)
+                self.assertNotEqual(saved[1], saved[2])
+                runs[tier] = (str(numbers), losses, saved)
+            for tier in ("host", "nvme"):
+                with self.subTest(stage=stage, tier=tier):
+                    self.assertEqual(runs[tier], runs["none"])
+
     def test_memory_that_the_host_cannot_reach(self):
         """What goes between it and the disks goes through the host's."""
         for stage in (1, 3):

@@ -69,6 +69,11 @@ PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::
       plan_(std::move(plan)),
       tier_(std::move(tier)),
       streams_(std::move(streams)) {
+  plan::ArenaBytes bytes = plan_.arena_bytes;
+  if (inputs_.offload.updates() && plan_.shape.purpose != plan::PlanPurpose::evaluate) {
+    flush_ = plan::make_plan(inputs_, plan::kFlush, plan_.place);
+    bytes = plan::most_of(bytes, flush_->arena_bytes);
+  }
   if (plan_.arena(plan::ArenaId::disk) > 0) {
     disk_.emplace();
     disk_tier_ = std::make_unique<memory::DiskTier>(memory::DiskTierOptions{
@@ -79,11 +84,12 @@ PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::
   for (const auto& [id, word] : EnumWords<plan::ArenaId>::table) {
     memory::Tier* of = tiers[plan::location_of(id)];
     arenas_[id] =
-        std::make_unique<memory::Arena>(word, of == nullptr ? host_tier_ : *of, plan_.arena(id));
+        std::make_unique<memory::Arena>(word, of == nullptr ? host_tier_ : *of, bytes[id]);
     memory[id] = arenas_[id]->base();
   }
   state_.emplace(inputs_, plan_.place, arenas_);
   bound_.emplace(plan_, memory);
+  if (flush_) bound_flush_.emplace(*flush_, memory);
   const auto beside = [&device](const kernels::KernelCall& call) {
     device.run(call);
     return std::unique_ptr<streams::Task>();
@@ -91,7 +97,11 @@ PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::
   executor_.emplace(*device_, beside, tiers, groups_, *streams_, inputs_, whereabouts_);
 }
 
-std::vector<float> PlanRun::values(const View& symbolic) {
+void PlanRun::settle() {
+  if (std::exchange(left_, false)) executor_->run(*bound_flush_, {}, {});
+}
+
+std::vector<float> PlanRun::held(const View& symbolic) {
   View v = bound_->real(symbolic);
   std::vector<std::byte> copy;
   const plan::Buffer& buffer = plan_.buffer(plan::buffer_of(symbolic));
@@ -135,6 +145,15 @@ StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers,
     std::copy(b.samples.begin(), b.samples.end(), views.samples.as<std::int64_t>());
   };
   const train::StepOutput output = executor_->run(*bound_, input, load, {}, profile);
+  left_ = flush_.has_value();
+  if (left_) {
+    device_->gradients.clear();  // of the step before
+    for (const plan::UnitState& s : state_->units()) {
+      if (!s.gradient) continue;
+      const auto g = held(s.gradient);
+      device_->gradients.insert(device_->gradients.end(), g.begin(), g.end());
+    }
+  }
   return {.loss = output.sum(plan::WordLayout::loss),
           .norm = std::sqrt(output.sum(plan::WordLayout::norm)) / numbers.loss_scale,
           .applied = output.applied,

@@ -43,7 +43,11 @@ class PlanRun {
           std::unique_ptr<streams::Streams> streams);
   ~PlanRun();
 
-  train::ModelState& state() { return *state_; }
+  /// With what the last step has left to do.
+  train::ModelState& state() {
+    settle();
+    return *state_;
+  }
   const plan::Plan& plan() const { return plan_; }
   const plan::PlanInputs& inputs() const { return inputs_; }
   const MeshPlace& place() const { return plan_.place; }
@@ -57,11 +61,20 @@ class PlanRun {
   void spoil_next_gradient(float value);
 
   /// The real memory of a view of state().units().
-  View real(const View& symbolic) const { return bound_->real(symbolic); }
+  View real(const View& symbolic) {
+    settle();
+    return bound_->real(symbolic);
+  }
   /// What it holds, widened to f32, wherever it lives.
-  std::vector<float> values(const View& symbolic);
+  std::vector<float> values(const View& symbolic) {
+    settle();
+    return held(symbolic);
+  }
 
  private:
+  /// Does the update that the last step has left to the next one.
+  void settle();
+  std::vector<float> held(const View& symbolic);
   const memory::Arena& arena(plan::ArenaId id) const { return *arenas_[id]; }
   /// Runs everything and keeps a copy of the gradients that updates read.
   class Watching;
@@ -70,13 +83,15 @@ class PlanRun {
   std::unique_ptr<Watching> device_;
   train::Groups groups_;
   plan::Plan plan_;
+  std::optional<plan::Plan> flush_;  // where steps leave their updates to the next
   std::unique_ptr<memory::Tier> tier_;
   memory::HostTier host_tier_;
   std::optional<TemporaryDirectory> disk_;
   std::unique_ptr<memory::DiskTier> disk_tier_;  // where the plan has something on disks
   train::Arenas arenas_;
   std::optional<train::ModelState> state_;
-  std::optional<train::BoundPlan> bound_;
+  std::optional<train::BoundPlan> bound_, bound_flush_;
+  bool left_ = false;  // an update
   std::unique_ptr<streams::Streams> streams_;
   train::Whereabouts whereabouts_;
   std::optional<train::Executor> executor_;

@@ -27,11 +27,24 @@ void update(const OptimizerUpdate& a, Range elements) {
   });
 }
 
+/// Of a step that is skipped: what forward reads is the rounded master weights all the same.
+template <typename P>
+void round_master(const OptimizerUpdate& a, Range elements) {
+  const float* master = row_of<float>(a.master, 0) + elements.begin;
+  P* parameter = row_of<P>(a.parameter, 0) + elements.begin;
+  for_vectors(elements.end - elements.begin, [&](std::int64_t i, std::int64_t count) {
+    store(parameter + i, load(master + i, count), count);
+  });
+}
+
 }  // namespace
 
 void update(const OptimizerUpdate& a, Range elements) {
   const auto* verdict = reinterpret_cast<const float*>(a.verdict.data);
-  if (verdict[static_cast<int>(VerdictField::apply)] == 0.0F) return;
+  if (verdict[static_cast<int>(VerdictField::apply)] == 0.0F) {
+    if (!a.parameter) return;
+    return with_type(a.parameter.type, [&]<typename P>() { round_master<P>(a, elements); });
+  }
   with_step(a.rule, [&]<typename Step>() {
     with_type(a.gradient.type, [&]<typename G>() {
       with_type(a.parameter.type, [&]<typename P>() { update<Step, G, P>(a, elements); });

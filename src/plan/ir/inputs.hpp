@@ -76,7 +76,8 @@ struct OffloadInputs {
   }
   /// Whether anything lives elsewhere than on the device.
   bool anything() const { return uses(Location::host) || uses(Location::disk); }
-  /// Whether updates use what lives elsewhere.
+  /// Whether updates use what lives elsewhere. Then the update of a step is at the head of the next
+  /// step's plan, where it goes on beside forward.
   bool updates() const {
     return parameters != Location::device || gradients != Location::device ||
            optimizer != Location::device;
@@ -108,6 +109,9 @@ struct PlanInputs {
             .optimizer = optim::bytes_per_element(optimizer)};
   }
 };
+
+/// The plan of what a step leaves to the next one, if it does: run where none follows.
+inline constexpr PlanShape kFlush{.purpose = PlanPurpose::flush};
 
 /// The tensors that a run keeps of every unit beside the parameters in the compute type: row 0 is
 /// the master weights, the others are the optimizer's state.

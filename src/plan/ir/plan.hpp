@@ -161,8 +161,9 @@ struct Op {
   std::vector<OpId> waits;  // ops of other streams; set by the streams pass
 };
 
-/// What a plan is for, in the order of the state that it needs: evaluation needs parameters only.
-enum class PlanPurpose : std::uint8_t { evaluate, train, train_snapshot };
+/// What a plan is for, in the order of the state that it needs: evaluation needs parameters only. A
+/// flush is the update that the last step has left to do, and nothing else.
+enum class PlanPurpose : std::uint8_t { evaluate, flush, train, train_snapshot };
 
 /// By what the plans of one run differ: steps of one shape run one plan.
 struct PlanShape {
@@ -196,6 +197,8 @@ struct Plan {
   std::int64_t arena(ArenaId id) const { return arena_bytes[id]; }
   /// What the host reads and writes between steps: StepScalar, VerdictField, WordLayout.
   View scalars, verdict, words;
+  /// The scalars that updates read: those of their step, which may be the step before.
+  View update_scalars;
 
   const comm::GroupShape& group(MeshGroup g) const { return at(groups, g); }
 };

@@ -68,6 +68,7 @@ class Reducer {
       if (states_[u].trained) sums[u] = finish(u);
     }
     insertions_.apply(plan_.ops);
+    keep(sums);
     // Those of one micro-batch that are added to no other are never brought there (tiers).
     for (Buffer& b : plan_.buffers) {
       if (b.purpose == BufferPurpose::gradients) b.location = in_.offload.gradients;
@@ -251,6 +252,26 @@ class Reducer {
     }
     gather(use);
     return sum;
+  }
+
+  /// Sums that outlive the step are where its state is.
+  void keep(std::vector<SummedGradient>& sums) {
+    std::map<BufferId, BufferId> kept;
+    for (std::size_t u = 0; u < sums.size(); ++u) {
+      const View& to = states_[u].gradient;
+      if (!to) continue;
+      TESSERA_CHECK(sums[u].owned.span_bytes() == plan_.buffer(buffer_of(to)).bytes &&
+                        offset_of(sums[u].owned) == 0,
+                    "a gradient is only a part of a buffer");
+      kept.emplace(buffer_of(sums[u].owned), buffer_of(to));
+    }
+    if (kept.empty()) return;
+    const auto move = [&](View& v, kernels::Access = kernels::Access::read) {
+      const auto it = kept.find(buffer_of(v));
+      if (it != kept.end()) v.data = symbolic(it->second, offset_of(v));
+    };
+    for (Op& op : plan_.ops) each_view(op.call, move);
+    for (SummedGradient& sum : sums) move(sum.slice), move(sum.owned);
   }
 
   Plan& plan_;

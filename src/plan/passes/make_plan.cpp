@@ -47,6 +47,24 @@ void add_scratch(Plan& plan, const kernels::Device& device) {
   }
 }
 
+/// What trains or evaluates. Returns what the host loads for it.
+std::vector<LoadBatch> add_step(Plan& plan, const PlanInputs& in,
+                                const std::vector<UnitState>& states) {
+  Scheduled scheduled = schedule(plan, in, states);
+  residency(plan, in, states, scheduled);
+  if (plan.shape.purpose != PlanPurpose::evaluate) {
+    const auto gradients = grad_reduce(plan, in, states, scheduled);
+    optimizer_step(plan, in, states, gradients);
+  } else {
+    plan.ops.push_back({.kind = OpKind::norm,
+                        .stream = Stream::reduce,
+                        .group = MeshGroup::world,
+                        .call = comm::CollectiveCall{comm::AllReduceWords{.words = plan.words}},
+                        .waits = {}});
+  }
+  return std::move(scheduled.batches);
+}
+
 }  // namespace
 
 void check_length(const PlanInputs& in, const PlanShape& shape) {
@@ -63,20 +81,14 @@ Plan unproved_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlace
   plan.shape = shape;
   set_place(plan, in, place);
   const auto states = add_state(plan, in);
-  const Scheduled scheduled = schedule(plan, in, states);
-  residency(plan, in, states, scheduled);
-  if (shape.purpose != PlanPurpose::evaluate) {
-    const auto gradients = grad_reduce(plan, in, states, scheduled);
-    optimizer_step(plan, in, states, gradients);
+  std::vector<LoadBatch> batches;
+  if (shape.purpose == PlanPurpose::flush) {
+    flush(plan, in, states);
   } else {
-    plan.ops.push_back({.kind = OpKind::norm,
-                        .stream = Stream::reduce,
-                        .group = MeshGroup::world,
-                        .call = comm::CollectiveCall{comm::AllReduceWords{.words = plan.words}},
-                        .waits = {}});
+    batches = add_step(plan, in, states);
   }
   tiers(plan, in);
-  load_batches(plan, scheduled.batches);
+  load_batches(plan, batches);
   add_scratch(plan, *in.device);
   place_buffers(plan);
   place_waits(plan);

@@ -1,5 +1,7 @@
 #include "plan/passes/optimizer_step.hpp"
 
+#include <map>
+
 #include "core/exact_sum.hpp"
 #include "plan/passes/buffers.hpp"
 
@@ -76,8 +78,8 @@ void add_norm(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& st
 }
 
 /// The optimizer's step on the owned elements in `part` of one unit.
-Call update_call(const Plan& plan, const PlanInputs& in, const UnitState& s,
-                 const SummedGradient& gradient, Range part, optim::UpdatePart of) {
+Op update_op(const Plan& plan, const PlanInputs& in, std::size_t unit, const UnitState& s,
+             const View& gradient, Range part, optim::UpdatePart of) {
   const auto slice = [&](const View& v) {
     return v ? v.range(part.begin - s.owned.begin, part.count()) : View{};
   };
@@ -87,37 +89,118 @@ Call update_call(const Plan& plan, const PlanInputs& in, const UnitState& s,
     const View& live = s.kept[r].live;
     state.push_back(rows[r].extent == optim::Extent::owned ? slice(live) : live);
   }
-  return in.optimizer.update({.gradient = slice(gradient.owned),
-                              .master = slice(s.master()),
-                              .parameter = slice(s.copy),
-                              .scalars = plan.scalars,
-                              .verdict = plan.verdict,
-                              .state = state},
-                             of);
+  return op_of(OpKind::update, Stream::compute, unit,
+               in.optimizer.update({.gradient = slice(gradient),
+                                    .master = slice(s.master()),
+                                    .parameter = slice(s.copy),
+                                    .scalars = plan.update_scalars,
+                                    .verdict = plan.verdict,
+                                    .state = state},
+                                   of));
 }
 
-/// Of each trained unit, matrices, then vectors; in tiles, where what they use lives elsewhere.
+/// The updates of a trained unit: of matrices, then of vectors; in tiles, where what they use lives
+/// elsewhere.
+std::vector<Op> updates_of(const Plan& plan, const PlanInputs& in, std::size_t unit,
+                           const UnitState& s, const View& gradient) {
+  std::vector<Op> ops;
+  const auto add = [&](Range part, optim::UpdatePart of) {
+    const std::int64_t tile = in.offload.updates() ? in.offload.tile : s.layout.padded;
+    for (; !part.empty(); part.begin += tile) {
+      const Range now{part.begin, std::min(part.end, part.begin + tile)};
+      ops.push_back(update_op(plan, in, unit, s, gradient, now, of));
+    }
+  };
+  add(intersect(s.owned, {0, s.layout.matrices_end}), optim::UpdatePart::matrices);
+  add(intersect(s.owned, {s.layout.matrices_end, s.layout.padded}), optim::UpdatePart::vectors);
+  return ops;
+}
+
 void add_updates(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
                  const std::vector<SummedGradient>& gradients) {
   for (std::size_t u = 0; u < states.size(); ++u) {
-    const UnitState& s = states[u];
-    if (!s.trained) continue;
-    const auto add = [&](Range part, optim::UpdatePart of) {
-      const std::int64_t tile = in.offload.updates() ? in.offload.tile : s.layout.padded;
-      for (; !part.empty(); part.begin += tile) {
-        const Range now{part.begin, std::min(part.end, part.begin + tile)};
-        plan.ops.push_back(op_of(OpKind::update, Stream::compute, u,
-                                 update_call(plan, in, s, gradients[u], now, of)));
-      }
-    };
-    add(intersect(s.owned, {0, s.layout.matrices_end}), optim::UpdatePart::matrices);
-    add(intersect(s.owned, {s.layout.matrices_end, s.layout.padded}), optim::UpdatePart::vectors);
+    if (!states[u].trained) continue;
+    std::ranges::move(updates_of(plan, in, u, states[u], gradients[u].owned),
+                      std::back_inserter(plan.ops));
   }
 }
 
-/// A checkpoint of the step before is copied while this step computes. Nothing need say that
+/// Where a unit's parameters are first wanted: before which op.
+struct FirstUse {
+  std::size_t unit, op;
+};
+
+/// Of trained units, in their order.
+std::vector<FirstUse> first_uses(const Plan& plan, const std::vector<UnitState>& states) {
+  std::map<BufferId, std::size_t> unit_of;
+  for (std::size_t u = 0; u < states.size(); ++u) {
+    if (states[u].trained) unit_of[buffer_of(states[u].own_shard)] = u;
+  }
+  std::vector<FirstUse> uses;
+  for (std::size_t i = 0; i < plan.ops.size() && !unit_of.empty(); ++i) {
+    for (const BufferUse& use : uses_of(plan.ops[i])) {
+      const auto it = unit_of.find(use.buffer);
+      if (it == unit_of.end()) continue;
+      uses.push_back({it->second, i});
+      unit_of.erase(it);
+    }
+  }
+  for (const auto& [buffer, unit] : unit_of) uses.push_back({unit, plan.ops.size()});
+  return uses;
+}
+
+/// Before which ops of [begin, end] to do `count` things, so that as much is computed before each.
+std::vector<std::size_t> spread(const Plan& plan, std::size_t begin, std::size_t end,
+                                std::size_t count) {
+  double all = 0, done = 0;
+  for (std::size_t i = begin; i < end; ++i) all += flop_of(plan.ops[i]);
+  std::vector<std::size_t> positions;
+  std::size_t at = begin;
+  for (std::size_t k = 0; k < count; ++k) {
+    const double wanted = all * static_cast<double>(k + 1) / static_cast<double>(count);
+    while (at < end && done < wanted) done += flop_of(plan.ops[at++]);
+    positions.push_back(at);
+  }
+  return positions;
+}
+
+/// The updates of the step before, each unit's before its parameters are first wanted, beside the
+/// forward of the layers before it. Each is a visit of its own, numbered after those of layers, and
+/// so far from them that nothing stays from one to the other.
+void add_deferred_updates(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states) {
+  std::int32_t visit = 0;
+  for (const Op& op : plan.ops) visit = std::max(visit, op.visit);
+  visit += static_cast<std::int32_t>(in.offload.ahead) + 2;
+  Insertions insertions;
+  std::size_t begin = 0;
+  for (const FirstUse& first : first_uses(plan, states)) {
+    auto updates =
+        updates_of(plan, in, first.unit, states[first.unit], states[first.unit].gradient);
+    const auto positions = spread(plan, begin, first.op, updates.size());
+    for (std::size_t k = 0; k < updates.size(); ++k) {
+      updates[k].visit = visit++;
+      insertions.before(positions[k], std::move(updates[k]));
+    }
+    begin = first.op;
+  }
+  insertions.apply(plan.ops);
+}
+
+/// What the next step needs to do this step's update.
+void keep_scalars(Plan& plan) {
+  plan.ops.push_back(
+      op_of(OpKind::norm, Stream::compute, kAllUnits,
+            kernels::KernelCall{kernels::Convert{.x = plan.scalars, .out = plan.update_scalars}}));
+}
+
+/// A checkpoint of the state that the step before has left is copied while this step computes:
+/// behind the updates that belong to it, if they are in this plan. Nothing need say that later
 /// updates wait for the copies: they write what the copies read, so place_waits finds it.
 void add_snapshots(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states) {
+  std::vector<std::size_t> updated(states.size());  // behind which op
+  for (std::size_t i = 0; i < plan.ops.size() && in.offload.updates(); ++i) {
+    if (plan.ops[i].kind == OpKind::update) at(updated, plan.ops[i].unit) = i + 1;
+  }
   const auto rows = kept_tensors(in);
   Insertions insertions;
   for (std::size_t u = 0; u < states.size(); ++u) {
@@ -127,7 +210,7 @@ void add_snapshots(Plan& plan, const PlanInputs& in, const std::vector<UnitState
       const auto& [live, snapshot] = s.kept[r];
       const bool owned = rows[r].extent == optim::Extent::owned;
       const View from = live.range(owned ? s.slice.begin - s.owned.begin : 0, s.slice.count());
-      insertions.before(0, op_of(OpKind::snapshot, Stream::copy, u, Copy{from, snapshot}));
+      insertions.before(updated[u], op_of(OpKind::snapshot, Stream::copy, u, Copy{from, snapshot}));
     }
   }
   insertions.apply(plan.ops);
@@ -138,8 +221,20 @@ void add_snapshots(Plan& plan, const PlanInputs& in, const std::vector<UnitState
 void optimizer_step(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
                     const std::vector<SummedGradient>& gradients) {
   add_norm(plan, in, states, gradients);
-  add_updates(plan, in, states, gradients);
+  if (in.offload.updates()) {
+    add_deferred_updates(plan, in, states);
+    keep_scalars(plan);
+  } else {
+    add_updates(plan, in, states, gradients);
+  }
   if (plan.shape.purpose == PlanPurpose::train_snapshot) add_snapshots(plan, in, states);
+}
+
+void flush(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states) {
+  if (!in.offload.updates()) return;
+  add_deferred_updates(plan, in, states);
+  plan.ops.push_back(op_of(OpKind::norm, Stream::compute, kAllUnits,
+                           kernels::KernelCall{kernels::Fill{.out = plan.verdict}}));
 }
 
 }  // namespace tessera::plan

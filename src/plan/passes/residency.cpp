@@ -23,16 +23,19 @@ bool publishes(const UnitState& s) { return s.trained && s.sharding.publishes();
 /// Whether they are published on the device where they live. Others are when they first come there.
 bool publishes_in_place(const UnitState& s) { return publishes(s) && s.home == Location::device; }
 
+struct FirstUse {
+  std::size_t unit;
+  std::int32_t visit;
+};
 /// Units that publish, in the order of their first use in the step.
-std::vector<std::size_t> order_of_first_use(const Plan& plan,
-                                            const std::vector<UnitState>& states) {
-  std::vector<std::size_t> order;
+std::vector<FirstUse> order_of_first_use(const Plan& plan, const std::vector<UnitState>& states) {
+  std::vector<FirstUse> order;
   for (const Op& op : plan.ops) {
     for (const BufferUse& use : uses_of(op)) {
       for (std::size_t u = 0; u < states.size(); ++u) {
         if (publishes_in_place(states[u]) && use.buffer == buffer_of(states[u].parameters) &&
-            std::find(order.begin(), order.end(), u) == order.end()) {
-          order.push_back(u);
+            std::ranges::find(order, u, &FirstUse::unit) == order.end()) {
+          order.push_back({u, op.visit});
         }
       }
     }
@@ -40,16 +43,28 @@ std::vector<std::size_t> order_of_first_use(const Plan& plan,
   return order;
 }
 
+/// The first op of each visit that has any.
+std::map<std::int32_t, std::size_t> visit_starts(const Plan& plan) {
+  std::map<std::int32_t, std::size_t> starts;
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) starts.try_emplace(plan.ops[i].visit, i);
+  return starts;
+}
+
 /// ZeRO-1, 2. Shards and full buffers are there when the step starts, so the gather stream
-/// publishes one unit after another while the first visits compute.
+/// publishes one unit after another while the first visits compute; unless the shards are updated
+/// beside them: then each is published a few visits before its use.
 void publish(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states) {
   if (std::ranges::none_of(states, publishes_in_place)) return;
+  const auto starts = visit_starts(plan);
   Insertions insertions;
-  for (std::size_t u : order_of_first_use(plan, states)) {
-    insertions.before(
-        0, gather_op(OpKind::publish, u, in,
-                     comm::CollectiveCall{comm::AllGather{.shard = states[u].own_shard,
-                                                          .full = states[u].parameters}}));
+  for (const FirstUse& first : order_of_first_use(plan, states)) {
+    const UnitState& s = states[first.unit];
+    const std::int64_t visit =
+        in.offload.updates() ? first.visit - std::max<std::int64_t>(1, in.sharding.prefetch) : 0;
+    insertions.before(visit <= 0 ? 0 : starts.lower_bound(static_cast<std::int32_t>(visit))->second,
+                      gather_op(OpKind::publish, first.unit, in,
+                                comm::CollectiveCall{
+                                    comm::AllGather{.shard = s.own_shard, .full = s.parameters}}));
   }
   insertions.apply(plan.ops);
 }
@@ -164,14 +179,13 @@ void add_gathers(Plan& plan, const PlanInputs& in, const std::vector<UnitState>&
   for (const auto& of_unit : residences)
     in_order.insert(in_order.end(), of_unit.begin(), of_unit.end());
   std::ranges::stable_sort(in_order, {}, &Residence::first_visit);
-  std::map<std::int32_t, std::size_t> visit_start;  // the first op of each visit that has any
-  for (std::size_t i = 0; i < plan.ops.size(); ++i) visit_start.try_emplace(plan.ops[i].visit, i);
+  const auto starts = visit_starts(plan);
   Staging staging("parameters on their way");
   Insertions insertions;
   for (const Residence& r : in_order) {
     const auto visit = static_cast<std::int32_t>(
         std::max<std::int64_t>(0, r.first_visit - prefetch_of(in, states[r.unit])));
-    const std::size_t at = visit_start.lower_bound(visit)->second;
+    const std::size_t at = starts.lower_bound(visit)->second;
     for (Call& call : gather_calls(plan, in, states[r.unit], r, staging)) {
       const auto* copy = std::get_if<Copy>(&call);
       insertions.before(

@@ -49,13 +49,17 @@ View add_persistent(Plan& plan, std::string name, BufferPurpose purpose, DType t
 }
 
 /// What the host and a step tell each other.
-void add_control(Plan& plan) {
+void add_control(Plan& plan, const PlanInputs& in) {
   static_assert(WordLayout::norm == kExactSumWords && WordLayout::flags == 2 * kExactSumWords);
   plan.words = add_persistent(plan, "words", BufferPurpose::control, DType::i64, WordLayout::count);
   plan.scalars = add_persistent(plan, "scalars", BufferPurpose::control, DType::f32,
                                 static_cast<std::int64_t>(kernels::StepScalar::count));
   plan.verdict = add_persistent(plan, "verdict", BufferPurpose::control, DType::f32,
                                 static_cast<std::int64_t>(kernels::VerdictField::count));
+  plan.update_scalars = in.offload.updates()
+                            ? add_persistent(plan, "scalars of the update", BufferPurpose::control,
+                                             DType::f32, plan.scalars.elements())
+                            : plan.scalars;
 }
 
 /// The parameters in the type that they are kept in: a shard where they are gathered for use, else
@@ -74,7 +78,8 @@ void add_parameters(Plan& plan, const PlanInputs& in, const model::UnitDesc& uni
   }
 }
 
-/// The master weights and the optimizer's state, which training needs, and their snapshots. The
+/// The master weights and the optimizer's state, which training needs, gradients that the next step
+/// updates by, and snapshots. The
 /// owned parameters are the master weights in f32; else they are a copy of them. A frozen unit has
 /// its parameters alone.
 void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, UnitState& s) {
@@ -82,7 +87,7 @@ void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, Uni
   s.kept.resize(rows.size());
   (in.numerics.compute == DType::f32 || !s.trained ? s.kept[kMasterRow].live : s.copy) =
       s.owned == s.slice ? s.own_shard : s.parameters;
-  for (std::size_t r = 0; r < rows.size() && in.state_for >= PlanPurpose::train; ++r) {
+  for (std::size_t r = 0; r < rows.size() && in.state_for > PlanPurpose::evaluate; ++r) {
     if (!s.trained && r != kMasterRow) continue;
     const BufferPurpose purpose =
         r == kMasterRow ? BufferPurpose::master : BufferPurpose::optimizer;
@@ -90,6 +95,10 @@ void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, Uni
       live = add_persistent(plan, fmt::format("{} {}", unit.name, rows[r].name), purpose,
                             rows[r].type, count_of(rows[r].extent, s, unit), in.offload.optimizer);
     }
+  }
+  if (s.trained && in.offload.updates() && in.state_for > PlanPurpose::evaluate) {
+    s.gradient = add_persistent(plan, unit.name + " gradient", BufferPurpose::gradients,
+                                in.numerics.accumulate, s.owned.count(), in.offload.gradients);
   }
   for (std::size_t r = 0; r < rows.size() && in.state_for >= PlanPurpose::train_snapshot; ++r) {
     if (!rows[r].saved || !s.kept[r].live) continue;
@@ -104,7 +113,7 @@ void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, Uni
 }  // namespace
 
 std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
-  add_control(plan);
+  add_control(plan, in);
   const auto held = held_units(in, plan.place.pipeline);
   std::vector<UnitState> states(in.model.units.size());
   plan.shares.resize(in.model.units.size());

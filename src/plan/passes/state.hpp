@@ -27,6 +27,7 @@ struct UnitState {
   View parameters;  // (padded) stored type; absent at stage 3 with several ranks
   View own_shard;   // (shard) stored type: this rank's slice of the parameters
   View copy;        // (owned) compute type, written beside the master weights; absent in f32
+  View gradient;    // (owned) of the step before, where the next one updates by it; else absent
   std::vector<Kept> kept;  // by row
 
   /// The master weights, (owned) f32. Where compute is f32 they are the parameters themselves, and

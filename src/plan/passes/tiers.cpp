@@ -50,22 +50,23 @@ bool overlap(Range a, Range b) { return !intersect(a, b).empty(); }
 bool contains(Range all, Range part) { return all.begin <= part.begin && part.end <= all.end; }
 Range hull(Range a, Range b) { return {std::min(a.begin, b.begin), std::max(a.end, b.end)}; }
 
-/// By op, the visit that it belongs to or comes before. After the last visit each update is counted
-/// as one.
+/// By op, the visit that it belongs to or comes before; behind the last visit of a layer, one more.
 std::vector<std::int32_t> times_of(const Plan& plan) {
   std::vector<std::int32_t> times(plan.ops.size());
+  const auto of_layer = [&](std::size_t i) {
+    return plan.ops[i].visit >= 0 && plan.ops[i].kind != OpKind::update;
+  };
   std::int32_t next = -1;  // visit of the ops that follow; -1: there are none
   for (std::size_t i = plan.ops.size(); i-- > 0;) {
-    if (plan.ops[i].visit >= 0) next = plan.ops[i].visit;
+    if (of_layer(i)) next = plan.ops[i].visit;
     times[i] = next;
   }
   std::int32_t time = 0;  // it never goes back, as visits of what is added at the end may
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
-    if (times[i] >= 0) {
-      time = times[i] = std::max(time, times[i]);
-    } else {
-      times[i] = plan.ops[i].kind == OpKind::update ? ++time : time + 1;
-    }
+    if (times[i] >= 0) time = std::max(time, times[i]);
+    times[i] = plan.ops[i].kind == OpKind::update ? plan.ops[i].visit
+               : times[i] >= 0                    ? time
+                                                  : time + 1;
   }
   return times;
 }
@@ -137,7 +138,7 @@ class Movement {
     for (std::size_t k = 0; k < t.stays.size(); ++k) {
       Stay& s = t.stays[k];
       // It would come back before, or as soon as, it has left.
-      s.over = s.over || time - s.last_time > in_.offload.ahead + 1;
+      s.over = s.over || std::abs(time - s.last_time) > in_.offload.ahead + 1;
       if (s.over || s.location != plan_.ops[i].location) continue;
       if (contains(s.bytes, use.bytes)) {
         found = k;
@@ -259,11 +260,9 @@ class Movement {
     const Traveller& t = at(travellers_, use.buffer);
     if (t.home < 0) return;
     const Stay& s = t.stays[use.stay];
-    Op& op = plan_.ops[use.op];
-    if (op.visit < 0 && op.kind == OpKind::update) op.visit = times_[use.op];
     if (s.stand_in < 0) return;
     std::size_t view = 0;
-    each_view(op.call, [&](View& v, Access) {
+    each_view(plan_.ops[use.op].call, [&](View& v, Access) {
       if (view++ != use.view) return;
       v.data = symbolic(s.stand_in, s.first_at + offset_of(v) - s.bytes.begin);
     });

@@ -347,7 +347,8 @@ void check_parameter_blocks(const Plan& plan) {
 
 /// Follows every gradient from the operations that make it, through sums over micro-batches, ranks
 /// and ends of the pipeline, to the norm and the update: none is lost on the way, none is counted
-/// twice.
+/// twice. Updates before the verdict are deferred ones: they are by the gradients, the verdict and
+/// the scalars that the step before has left, and the plan leaves the same to the next step.
 class GradientCheck {
  public:
   GradientCheck(const Plan& plan, const Homes& homes) : plan_(plan), homes_(homes), blocks_(plan) {}
@@ -359,7 +360,9 @@ class GradientCheck {
       if (const auto* call = std::get_if<comm::CollectiveCall>(&op.call)) collective(op, *call);
       if (const auto* call = std::get_if<kernels::KernelCall>(&op.call)) kernel(op, *call);
       if (const auto* copy = std::get_if<Copy>(&op.call)) follow_parameters(op, *copy);
+      note_reads(op);
     }
+    end_deferred();
     for (const auto& [id, made] : unsummed_)
       reject(plan_, made, "makes a gradient that is never used");
     blocks_.end();
@@ -367,9 +370,10 @@ class GradientCheck {
       const UnitShare& share = plan_.shares[u];
       const Unit& unit = units_[static_cast<std::int32_t>(u)];
       const std::int64_t whole = share.shard * share.parts;
-      const bool right = share.trained ? unit.normed == share.counted &&
-                                             (unit.updated == share.shard || unit.updated == whole)
-                                       : unit.normed == 0 && unit.updated == 0;
+      const std::int64_t counted = plan_.shape.purpose == PlanPurpose::flush ? 0 : share.counted;
+      const bool all = unit.updated == share.shard || unit.updated == whole || is_empty_flush();
+      const bool right =
+          share.trained ? unit.normed == counted && all : unit.normed == 0 && unit.updated == 0;
       if (!right) {
         throw InternalError(
             fmt::format("broken plan: unit {} has a shard of {} elements, {} of them its own to "
@@ -468,13 +472,18 @@ class GradientCheck {
       if (!unsummed_.contains(home_of(add.out))) reject(plan_, at_, "adds to garbage");
     } else if (op.kind == OpKind::norm) {
       verdict_ = verdict_ || std::holds_alternative<kernels::Verdict>(call);
+      if (const auto* kept = std::get_if<kernels::Convert>(&call); kept != nullptr)
+        keeps_scalars_ = keeps_scalars_ || (kept->x.data == plan_.scalars.data &&
+                                            kept->out.data == plan_.update_scalars.data);
+      if (const auto* fill = std::get_if<kernels::Fill>(&call); fill != nullptr)
+        nothing_left_ = nothing_left_ || fill->out.data == plan_.verdict.data;
       const auto* sum = std::get_if<kernels::ExactSum>(&call);
       if (sum == nullptr) return;
       if (!unsummed_.contains(home_of(sum->x))) reject(plan_, at_, "the norm of what nobody made");
       units_[op.unit].normed += sum->x.elements();
     } else if (op.kind == OpKind::update ||
                std::holds_alternative<kernels::OptimizerUpdate>(call)) {
-      if (!verdict_) reject(plan_, at_, "updates before the norm is known");
+      if (keeps_scalars_ || nothing_left_) reject(plan_, at_, "updates by what is the next step's");
       kernels::visit_views(call, [&](const View& v, Access access) {
         const Buffer& home = plan_.buffer(home_of(v));
         if (access != Access::read && is_state(home) && !home.persistent) {
@@ -501,11 +510,66 @@ class GradientCheck {
       }
       updated_[home_of(update.master)].push_back(elements);
       if (update.parameter) same_elements(op, update.parameter, update.master);
+      if (update.scalars.data != plan_.update_scalars.data ||
+          update.verdict.data != plan_.verdict.data)
+        reject(plan_, at_, "updates by what is no step's");
       const BufferId from = home_of(update.gradient);
-      unsummed_.erase(whole_.contains(from) ? whole_.at(from) : from);
+      if (verdict_) {
+        if (has_deferred_) reject(plan_, at_, "updates by gradients of two steps");
+        unsummed_.erase(whole_.contains(from) ? whole_.at(from) : from);
+      } else {
+        defer(op, update, from);
+      }
     } else {
       reject(plan_, at_, "updates nothing");
     }
+  }
+
+  /// An update by what the step before has left: nothing has changed that or looked at what it
+  /// updates, but to bring it there.
+  template <typename Update>
+  void defer(const Op& op, const Update& update, BufferId gradient) {
+    has_deferred_ = true;
+    if (!plan_.buffer(gradient).persistent || !plan_.buffer(buffer_of(update.scalars)).persistent ||
+        update.scalars.data == plan_.scalars.data)
+      reject(plan_, at_, "updates before the norm is known");
+    if (unsummed_.contains(gradient) || whole_.contains(gradient))
+      reject(plan_, at_, "updates by a gradient without a norm");
+    left_[gradient] = op.unit;
+    bool read = false;
+    for (const View* v : {&update.master, &update.parameter}) {
+      if (!*v) continue;
+      const BufferUse home = homes_.home_of(*v);
+      read_[home.buffer].each(home.bytes, [&](bool r) { read = read || r; });
+    }
+    if (read) reject(plan_, at_, "updates what the step has used");
+  }
+  /// What of the state ops of the step have read, other than to bring it elsewhere.
+  void note_reads(const Op& op) {
+    if (op.kind == OpKind::update || op.kind == OpKind::fetch || op.kind == OpKind::evict) return;
+    for (const BufferUse& use : uses_of(op)) {
+      const BufferUse home = homes_.home_of(use);
+      if (use.access != Access::write && is_state(plan_.buffer(home.buffer)))
+        read_[home.buffer].assign(home.bytes, true);
+    }
+  }
+  /// The step leaves to the next one what it has taken from the one before; a flush leaves nothing.
+  void end_deferred() {
+    const bool flushes = plan_.shape.purpose == PlanPurpose::flush;
+    if (flushes && (verdict_ || (has_deferred_ && !nothing_left_)))
+      throw InternalError("broken plan: a flush that leaves something to do");
+    if (flushes || !has_deferred_) return;
+    if (!keeps_scalars_ || !verdict_)
+      throw InternalError("broken plan: the next step cannot do the update of this one");
+    for (const auto& [gradient, unit] : left_) {
+      if (unsummed_.erase(whole_.contains(gradient) ? whole_.at(gradient) : gradient) == 0)
+        throw InternalError(fmt::format("broken plan: unit {} leaves no gradient", unit));
+    }
+  }
+  /// Where nothing is deferred there is nothing to flush.
+  bool is_empty_flush() const {
+    return plan_.shape.purpose == PlanPurpose::flush &&
+           plan_.update_scalars.data == plan_.scalars.data && !has_deferred_;
   }
 
   /// The parameters of a unit are all as far from their master weights: by no shard or by whole
@@ -530,6 +594,10 @@ class GradientCheck {
   std::map<BufferId, std::vector<Range>> updated_;  // bytes of master weights
   std::map<std::int32_t, std::int64_t> distances_;  // by unit, of parameters from master weights
   bool verdict_ = false;
+  // Of deferred updates.
+  bool has_deferred_ = false, keeps_scalars_ = false, nothing_left_ = false;
+  std::map<BufferId, std::int32_t> left_;    // gradients of the step before, and of which unit
+  std::map<BufferId, RangeMap<bool>> read_;  // bytes of state
 };
 
 }  // namespace
@@ -556,15 +624,17 @@ void check_locations(const Plan& plan) {
   }
 }
 
-/// What is gathered out of shards of a whole that persists is that whole from then on.
+/// Parameters that are gathered out of shards of a whole that persists are that whole from then on.
 void check_published(const Plan& plan, const Homes& homes) {
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     const auto* call = std::get_if<comm::CollectiveCall>(&plan.ops[i].call);
     const auto* gather = call == nullptr ? nullptr : std::get_if<comm::AllGather>(call);
-    if (gather == nullptr || plan.ops[i].kind == OpKind::gather_gradients) continue;
+    if (gather == nullptr) continue;
     const BufferUse shard = homes.home_of(gather->shard), full = homes.home_of(gather->full);
     const Buffer& home = plan.buffer(shard.buffer);
-    if (!home.persistent || home.bytes == shard.bytes.count()) continue;
+    if (!home.persistent || home.purpose == BufferPurpose::gradients ||
+        home.bytes == shard.bytes.count())
+      continue;
     if (full.buffer != shard.buffer || full.bytes != Range{0, home.bytes})
       reject(plan, i, fmt::format("{} is changed, but never where it lives", home.name));
   }

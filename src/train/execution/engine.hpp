@@ -54,7 +54,13 @@ class Engine {
     return backend_.notes ? backend_.notes() : std::vector<std::string>();
   }
   double peak_rate() const;
-  ModelState& state() { return *state_; }
+  /// The state, with the update that the last step has left to the next one.
+  ModelState& state() {
+    settle();
+    return *state_;
+  }
+  /// Snapshots that the last step has made.
+  const ModelState& snapshots() const { return *state_; }
 
   const PreparedPlan& prepared(const plan::PlanShape& shape) const { return prepared_.at(shape); }
   /// This rank's part of a step of this shape.
@@ -94,6 +100,7 @@ class Engine {
   std::int64_t resident_before() const { return resident_before_; }
 
  private:
+  void settle();
   std::int64_t memory_in_use() const;
   void make_plans(std::span<const plan::PlanShape> shapes);
   void allocate(const comm::MpiSession& mpi);
@@ -113,7 +120,8 @@ class Engine {
   std::int64_t device_memory_before_ = 0;  // in use on a GPU before groups were made
   plan::ArenaBytes high_water_{};
   std::optional<ModelState> state_;
-  Groups groups_;  // they may know the arenas' memory: they end before it
+  bool update_left_ = false;  // by the last step
+  Groups groups_;             // they may know the arenas' memory: they end before it
   std::unique_ptr<streams::Streams> streams_;  // likewise
   std::optional<Executor> executor_;
 };

@@ -33,7 +33,7 @@ bool Saves::take_snapshot_due() {
 
 void Saves::begin_snapshot(const io::CheckpointHeader& before, const StepTimes& times) {
   const auto begin = SteadyClock::now();
-  saver_.begin(run_.engine->state(), ModelState::From::snapshot, before);
+  saver_.begin(run_.engine->snapshots(), ModelState::From::snapshot, before);
   const double waited = seconds_since(begin);
   waited_ += waited;
   stall_ = waited + times.copy_exposed;  // the latter is in the step's time already

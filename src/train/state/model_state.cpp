@@ -191,6 +191,12 @@ std::optional<NonFiniteElement> ModelState::set_master(const BlockSource& source
   return bad;
 }
 
+void ModelState::forget_update() {
+  const RealView verdict = real(layout_.verdict);
+  verdict.tier->fill(verdict.view.data, verdict.view.span_bytes(),
+                     [](std::span<std::byte> bytes) { std::ranges::fill(bytes, std::byte{0}); });
+}
+
 void ModelState::set_zero(std::size_t row) {
   for (const auto& s : states_) {
     if (!s.held || !s.kept[row].live) continue;
@@ -215,6 +221,7 @@ std::optional<NonFiniteElement> ModelState::set_parameters(const ParameterSource
              out.first(static_cast<std::size_t>(own)));
     }
   };
+  forget_update();
   for (std::size_t row = plan::kMasterRow + 1; row < rows_.size(); ++row) set_zero(row);
   return set_master(by_rows);
 }
@@ -226,6 +233,7 @@ static io::Box box_of(const model::ParamDesc& p, const MatrixRange& part) {
 }
 
 std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint) {
+  forget_update();
   std::optional<NonFiniteElement> bad;
   std::vector<io::Wanted> wanted;
   // A model that no step was applied to may have its weights alone.

@@ -109,6 +109,8 @@ class ModelState {
       std::function<void(const model::ParamDesc&, const MatrixRange& part, std::span<float> out)>;
   std::optional<NonFiniteElement> set_master(const BlockSource& source);
   void set_zero(std::size_t row);
+  /// Of the step before, which was not of this state.
+  void forget_update();
   /// Called with a part of a parameter of which this rank keeps a row, and with where it keeps it:
   /// in the row's own type and, for master weights, also rounded to the compute type if the rank
   /// keeps that.

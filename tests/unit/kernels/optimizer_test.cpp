@@ -96,12 +96,14 @@ TEST(OptimizerUpdate, AgreesWithDouble) {
   });
 }
 
+// What forward reads may be elsewhere than where it lives, so it is written in a skipped step too.
 TEST(OptimizerUpdate, ASkippedStepChangesNothing) {
   for_devices([](Device& device) {
     Scalars k;
     k.set(VerdictField::coefficient, std::numeric_limits<double>::quiet_NaN());
-    const State s = make_state(DType::f32, DType::bf16, 1003),
-                before = make_state(DType::f32, DType::bf16, 1003);
+    const State s = make_state(DType::f32, DType::bf16, 1003);
+    State before = make_state(DType::f32, DType::bf16, 1003);
+    for (std::int64_t i = 0; i < 1003; ++i) before.parameter.set(i, before.master[i]);
     run(device, call_of(s, k));
     EXPECT_TRUE(s.master.same_bits(before.master));
     EXPECT_TRUE(s.m.same_bits(before.m));

@@ -50,7 +50,10 @@ TEST(MakePlan, KeepsWhatTheOptimizerSays) {
     std::vector<std::vector<View>> states;
     optimizer.update = [&](const optim::UpdateViews& views, optim::UpdatePart) {
       states.emplace_back(views.state.begin(), views.state.end());
-      return kernels::OptimizerUpdate{.gradient = views.gradient, .master = views.master};
+      return kernels::OptimizerUpdate{.gradient = views.gradient,
+                                      .master = views.master,
+                                      .scalars = views.scalars,
+                                      .verdict = views.verdict};
     };
     const Plan plan = make_plan(c.inputs, c.shape, {});
     std::map<std::string, const Buffer*> named;
