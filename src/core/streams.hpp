@@ -51,7 +51,7 @@ inline constexpr std::array kStreamRows = {
     StreamRow{Stream::compute, "compute", StreamCounts::compute},
     StreamRow{Stream::gather, "gather", StreamCounts::communication},
     StreamRow{Stream::reduce, "reduce", StreamCounts::communication, Direction::none, true},
-    StreamRow{Stream::copy, "copy", StreamCounts::transfer},
+    StreamRow{Stream::copy, "copy", StreamCounts::transfer, Direction::none, true},
     StreamRow{Stream::read, "read", StreamCounts::transfer},
     StreamRow{Stream::write, "write", StreamCounts::transfer, Direction::none, true},
     StreamRow{Stream::disk_read, "disk_read", StreamCounts::transfer},

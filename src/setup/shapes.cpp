@@ -20,9 +20,11 @@ plan::PlanShape evaluation_shape(const deck::BatchSection& batch, std::int64_t d
                     data_ranks);
 }
 
-bool saves_beside_steps(const deck::Deck& deck) {
-  return deck.checkpoint.async && deck.offload.parameters != deck::OffloadTier::nvme &&
-         deck.offload.optimizer != deck::OffloadTier::nvme;
+bool saves_beside_steps(const deck::Deck& deck) { return deck.checkpoint.async; }
+
+bool saves_with_updates(const deck::Deck& deck) {
+  return saves_beside_steps(deck) && (deck.offload.parameters == deck::OffloadTier::nvme ||
+                                      deck.offload.optimizer == deck::OffloadTier::nvme);
 }
 
 std::vector<plan::PlanShape> training_shapes(const deck::Deck& deck, std::int64_t data_ranks) {

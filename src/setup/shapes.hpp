@@ -14,8 +14,10 @@ plan::PlanShape plan_shape(const deck::BatchSection& batch, plan::PlanPurpose pu
 /// Evaluation cuts the first step's batch.
 plan::PlanShape evaluation_shape(const deck::BatchSection& batch, std::int64_t data_ranks);
 /// Whether a step's plan copies the state for a checkpoint that is written beside the next ones.
-/// What lives on disks has no room in memory: it is saved between steps.
 bool saves_beside_steps(const deck::Deck& deck);
+/// Whether the plan itself writes some of it: what lives on disks, for which there is no room in
+/// memory, goes into the checkpoint as its updates leave it.
+bool saves_with_updates(const deck::Deck& deck);
 
 /// The shapes of all plans that a training run will use, those of training first.
 std::vector<plan::PlanShape> training_shapes(const deck::Deck& deck, std::int64_t data_ranks);

@@ -175,8 +175,9 @@ StepResult Trainer::run_step() {
   const double waited = seconds_since(begin);
   input.set(StepFlag::no_tokens, unreadable != nullptr);
   StepProfile* profile = profiler_->begin(step);
-  const StepOutput output =
-      run_.engine->run(prepared, input, *batches_, faults_->hooks(prepared), profile);
+  Executor::Hooks hooks = faults_->hooks(prepared);
+  if (before) hooks.save = saves_->open(*before);
+  const StepOutput output = run_.engine->run(prepared, input, *batches_, hooks, profile);
   StepTimes times = output.times;
   times.data_exposed += waited;
   times.total += waited + slowed;

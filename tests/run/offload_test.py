@@ -138,7 +138,8 @@ class Offload(RunTest):
         self.assertEqual(self.left(), [])
 
     def test_48_killed_ranks_leave_files_that_the_next_start_removes(self):
-        deck = self.offload_deck("killed", run__steps=ENDLESS, checkpoint__every=2)
+        deck = self.offload_deck("killed", run__steps=ENDLESS, checkpoint__every=2,
+                                 checkpoint__async=False)
         process = self.start_and_wait(deck, 3)
         kill_tree(process.pid)
         process.wait()
@@ -215,7 +216,8 @@ class Offload(RunTest):
                 (1, "enospc rank=1 step=4 call=write path=state.", "No space left on device")):
             with self.subTest(fault):
                 name = fault.replace(" ", "_")
-                deck = self.offload_deck(name, fault__inject=[fault], checkpoint__every=3)
+                deck = self.offload_deck(name, fault__inject=[fault], checkpoint__every=3,
+                                         checkpoint__async=False)
                 job = self.run_job(2, "train", deck, each=True)
                 self.assertEqual(job.codes[rank], IO, job.output)
                 self.assertIn(job.codes[1 - rank], (IO, PEER), job.output)
@@ -224,6 +226,23 @@ class Offload(RunTest):
                 self.assertEqual(self.checkpoints(name), [3])
                 self.assertEqual(self.train(2, deck), want)
                 self.assertEqual(self.resumed(name), [3])
+                self.assertEqual(self.left(), [])
+
+    def test_59_a_save_beside_updates_that_fails(self):
+        """The step goes on, and all ranks leave together; the checkpoint before is good."""
+        want = self.train(2, self.offload_deck("whole", tier="none"))
+        for nth in (1, 12):  # while the file is made, and in the middle of the tiles
+            with self.subTest(nth=nth):
+                name = f"full{nth}"
+                deck = self.offload_deck(
+                    name, checkpoint__every=2,
+                    fault__inject=[f"enospc rank=1 step=5 call=write path=rank_00001 nth={nth}"])
+                job = self.run_job(2, "train", deck, each=True)
+                self.assertEqual(job.codes, [IO, IO], job.output)
+                self.assertRegex(job.output, "rank_00001.h5.*No space left on device")
+                self.assertEqual(self.checkpoints(name), [2])
+                self.assertEqual(self.train(2, deck), want)
+                self.assertEqual(self.resumed(name), [2])
                 self.assertEqual(self.left(), [])
 
     def test_short_and_slow_transfers_change_nothing(self):
@@ -238,7 +257,8 @@ class Offload(RunTest):
         self.assertEqual(len(injected), 3)
 
     def test_a_file_that_is_cut_under_a_run(self):
-        deck = self.offload_deck("cut", run__steps=ENDLESS, checkpoint__every=3, checkpoint__keep=1)
+        deck = self.offload_deck("cut", run__steps=ENDLESS, checkpoint__every=3, checkpoint__keep=1,
+                                 checkpoint__async=False)
         codes = self.dir / "codes"
         codes.mkdir()
         with open(self.dir / "out", "w") as out:

@@ -118,7 +118,8 @@ enum class OpKind : std::uint8_t {
   update,            // the optimizer on one unit's owned range
   fetch,             // what lives elsewhere, to where it is used
   evict,             // back to where it lives
-  snapshot,          // a copy of state for a checkpoint that is written beside the step
+  snapshot,          // state for a checkpoint that is written beside the step: a copy, or a tile of
+                     // what lives on disks, as its update leaves it
 };
 
 /// Fills the views with micro-batch `micro_batch` of this rank's part of the step.
@@ -145,7 +146,21 @@ struct Copy {
   }
 };
 
-using Call = std::variant<kernels::KernelCall, comm::CollectiveCall, LoadBatch, Copy>;
+/// A range of a row of what is kept of the op's unit goes into the checkpoint that is being
+/// written.
+struct SaveTile {
+  static constexpr const char* kName = "save_tile";
+  View from;
+  std::size_t row = 0;     // of kept_tensors
+  std::int64_t first = 0;  // element of the unit's flat buffer
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.from, kernels::Access::read);
+  }
+};
+
+using Call = std::variant<kernels::KernelCall, comm::CollectiveCall, LoadBatch, Copy, SaveTile>;
 
 struct Op {
   OpKind kind = OpKind::kernel;

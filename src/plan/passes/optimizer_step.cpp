@@ -99,20 +99,50 @@ Op update_op(const Plan& plan, const PlanInputs& in, std::size_t unit, const Uni
                                    of));
 }
 
-/// The updates of a trained unit: of matrices, then of vectors; in tiles, where what they use lives
-/// elsewhere.
-std::vector<Op> updates_of(const Plan& plan, const PlanInputs& in, std::size_t unit,
-                           const UnitState& s, const View& gradient) {
-  std::vector<Op> ops;
+/// An update, and of which flat elements.
+struct Update {
+  Op op;
+  Range elements;
+};
+
+/// In tiles, where what updates use lives elsewhere.
+std::vector<Range> tiles_of(const PlanInputs& in, const UnitState& s, Range part) {
+  std::vector<Range> tiles;
+  const std::int64_t tile = in.offload.updates() ? in.offload.tile : s.layout.padded;
+  for (; !part.empty(); part.begin += tile)
+    tiles.push_back({part.begin, std::min(part.end, part.begin + tile)});
+  return tiles;
+}
+
+/// The updates of a trained unit: of matrices, then of vectors.
+std::vector<Update> updates_of(const Plan& plan, const PlanInputs& in, std::size_t unit,
+                               const UnitState& s, const View& gradient) {
+  std::vector<Update> updates;
   const auto add = [&](Range part, optim::UpdatePart of) {
-    const std::int64_t tile = in.offload.updates() ? in.offload.tile : s.layout.padded;
-    for (; !part.empty(); part.begin += tile) {
-      const Range now{part.begin, std::min(part.end, part.begin + tile)};
-      ops.push_back(update_op(plan, in, unit, s, gradient, now, of));
-    }
+    for (const Range& tile : tiles_of(in, s, part))
+      updates.push_back({update_op(plan, in, unit, s, gradient, tile, of), tile});
   };
   add(intersect(s.owned, {0, s.layout.matrices_end}), optim::UpdatePart::matrices);
   add(intersect(s.owned, {s.layout.matrices_end, s.layout.padded}), optim::UpdatePart::vectors);
+  return updates;
+}
+
+/// What a checkpoint takes of a tile: of rows that are saved so, this rank's elements.
+std::vector<Op> saves_of(const Plan& plan, const PlanInputs& in, std::size_t unit,
+                         const UnitState& s, Range tile) {
+  std::vector<Op> ops;
+  const Range mine = intersect(tile, s.slice);
+  if (mine.empty() || plan.shape.purpose != PlanPurpose::train_snapshot) return ops;
+  const auto rows = kept_tensors(in);
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    if (!rows[r].saved || !saved_in_tiles(plan, s.kept[r])) continue;
+    const std::int64_t first =
+        rows[r].extent == optim::Extent::owned ? s.owned.begin : s.slice.begin;
+    ops.push_back(op_of(OpKind::snapshot, Stream::copy, unit,
+                        SaveTile{.from = s.kept[r].live.range(mine.begin - first, mine.count()),
+                                 .row = r,
+                                 .first = mine.begin}));
+  }
   return ops;
 }
 
@@ -120,8 +150,8 @@ void add_updates(Plan& plan, const PlanInputs& in, const std::vector<UnitState>&
                  const std::vector<SummedGradient>& gradients) {
   for (std::size_t u = 0; u < states.size(); ++u) {
     if (!states[u].trained) continue;
-    std::ranges::move(updates_of(plan, in, u, states[u], gradients[u].owned),
-                      std::back_inserter(plan.ops));
+    for (Update& update : updates_of(plan, in, u, states[u], gradients[u].owned))
+      plan.ops.push_back(std::move(update.op));
   }
 }
 
@@ -165,23 +195,37 @@ std::vector<std::size_t> spread(const Plan& plan, std::size_t begin, std::size_t
 }
 
 /// The updates of the step before, each unit's before its parameters are first wanted, beside the
-/// forward of the layers before it. Each is a visit of its own, numbered after those of layers, and
-/// so far from them that nothing stays from one to the other.
+/// forward of the layers before it; behind each what a checkpoint takes of it. Each is a visit of
+/// its own, numbered after those of layers, and so far from them that nothing stays from one to the
+/// other.
 void add_deferred_updates(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states) {
   std::int32_t visit = 0;
   for (const Op& op : plan.ops) visit = std::max(visit, op.visit);
   visit += static_cast<std::int32_t>(in.offload.ahead) + 2;
   Insertions insertions;
-  std::size_t begin = 0;
-  for (const FirstUse& first : first_uses(plan, states)) {
-    auto updates =
-        updates_of(plan, in, first.unit, states[first.unit], states[first.unit].gradient);
-    const auto positions = spread(plan, begin, first.op, updates.size());
-    for (std::size_t k = 0; k < updates.size(); ++k) {
-      updates[k].visit = visit++;
-      insertions.before(positions[k], std::move(updates[k]));
+  const auto add = [&](std::size_t position, std::vector<Op> ops) {
+    for (Op& op : ops) {
+      op.visit = visit;
+      insertions.before(position, std::move(op));
     }
-    begin = first.op;
+    visit += ops.empty() ? 0 : 1;
+  };
+  for (std::size_t u = 0; u < states.size(); ++u) {  // what is frozen is saved at once
+    const UnitState& s = states[u];
+    if (!s.held || s.trained) continue;
+    for (const Range& tile : tiles_of(in, s, s.slice)) add(0, saves_of(plan, in, u, s, tile));
+  }
+  std::size_t begin = 0;
+  for (const auto& [unit, end] : first_uses(plan, states)) {
+    const UnitState& s = states[unit];
+    auto updates = updates_of(plan, in, unit, s, s.gradient);
+    const auto positions = spread(plan, begin, end, updates.size());
+    for (std::size_t k = 0; k < updates.size(); ++k) {
+      std::vector<Op> ops = saves_of(plan, in, unit, s, updates[k].elements);
+      ops.insert(ops.begin(), std::move(updates[k].op));
+      add(positions[k], std::move(ops));
+    }
+    begin = end;
   }
   insertions.apply(plan.ops);
 }

@@ -101,9 +101,7 @@ void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, Uni
                                 in.numerics.accumulate, s.owned.count(), in.offload.gradients);
   }
   for (std::size_t r = 0; r < rows.size() && in.state_for >= PlanPurpose::train_snapshot; ++r) {
-    if (!rows[r].saved || !s.kept[r].live) continue;
-    TESSERA_CHECK(plan.buffer(buffer_of(s.kept[r].live)).location != Location::disk,
-                  "a snapshot in memory of what is on disks");
+    if (!rows[r].saved || !s.kept[r].live || saved_in_tiles(plan, s.kept[r])) continue;
     s.kept[r].snapshot = add_persistent(
         plan, fmt::format("{} snapshot of {}", unit.name, rows[r].name), BufferPurpose::snapshot,
         s.kept[r].live.type, s.layout.shard, Location::host);

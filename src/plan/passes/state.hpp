@@ -14,7 +14,7 @@ struct UnitState {
   /// One row of kept_tensors.
   struct Kept {
     View live;      // absent where nothing trains, but for the master weights in f32
-    View snapshot;  // (shard); absent where it is not saved, or never beside a step
+    View snapshot;  // (shard); absent where it is not saved, never beside a step, or in tiles
   };
   bool held = false;     // used by this rank's pipeline stage; otherwise nothing below is set
   bool trained = false;  // held, and not frozen
@@ -40,6 +40,12 @@ struct UnitState {
     return held && (!parameters || parameters.type != compute || home != Location::device);
   }
 };
+
+/// Whether a checkpoint beside a step takes tiles of a row, as their updates leave them: there is
+/// no room in memory for a copy of what lives on disks.
+inline bool saved_in_tiles(const Plan& plan, const UnitState::Kept& kept) {
+  return kept.live && plan.buffer(buffer_of(kept.live)).location == Location::disk;
+}
 
 /// Sets the plan's place and groups, which add_state reads.
 void set_place(Plan& plan, const PlanInputs& inputs, const MeshPlace& place);

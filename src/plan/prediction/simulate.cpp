@@ -36,6 +36,10 @@ struct CostOf {
   const deck::Machine& machine;
 
   OpCost operator()(const LoadBatch&) const { return {}; }  // read ahead, during the step before
+  /// The disk that checkpoints go to is not among what a machine file says.
+  OpCost operator()(const SaveTile& save) const {
+    return {kernels::bytes_of(save) / machine.memory_rate};
+  }
   OpCost operator()(const Copy& copy) const {
     const Location from = where(copy.from), to = where(copy.to);
     const auto bytes = static_cast<double>(copy.from.span_bytes());

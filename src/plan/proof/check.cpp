@@ -640,6 +640,29 @@ void check_published(const Plan& plan, const Homes& homes) {
   }
 }
 
+/// Of a row that is saved in tiles, each element of the shard is in one of them.
+void check_tiles(const Plan& plan) {
+  std::map<std::pair<std::int32_t, std::size_t>, std::vector<Range>> rows;
+  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+    const auto* tile = std::get_if<SaveTile>(&plan.ops[i].call);
+    if (tile == nullptr) continue;
+    auto& ranges = rows[{plan.ops[i].unit, tile->row}];
+    const Range elements{tile->first, tile->first + tile->from.elements()};
+    for (const Range& other : ranges) {
+      if (!intersect(other, elements).empty()) reject(plan, i, "saves an element again");
+    }
+    ranges.push_back(elements);
+  }
+  for (const auto& [row, ranges] : rows) {
+    std::int64_t saved = 0;
+    for (const Range& r : ranges) saved += r.count();
+    if (saved != at(plan.shares, row.first).shard)
+      throw InternalError(
+          fmt::format("broken plan: {} elements of unit {}, row {} are saved, of {}", saved,
+                      row.first, row.second, at(plan.shares, row.first).shard));
+  }
+}
+
 }  // namespace
 
 void check(const Plan& plan) {
@@ -650,6 +673,7 @@ void check(const Plan& plan) {
   homes.check_versions();
   check_parameter_blocks(plan);
   check_published(plan, homes);
+  check_tiles(plan);
   if (plan.shape.purpose != PlanPurpose::evaluate) GradientCheck(plan, homes).run();
 }
 

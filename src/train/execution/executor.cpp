@@ -114,6 +114,7 @@ std::unique_ptr<streams::Task> Executor::start(const BoundPlan::BoundOp& bound) 
                                              copy->from.span_bytes());
   }
   if (const auto* kernel = std::get_if<kernels::KernelCall>(&call)) return beside_(*kernel);
+  if (const auto* tile = std::get_if<plan::SaveTile>(&call)) return hooks_->save(op, *tile);
   return groups_.of(op).start(std::get<comm::CollectiveCall>(call));
 }
 
@@ -204,6 +205,7 @@ void Executor::read(const BoundPlan& bound, StepOutput& output) {
 StepOutput Executor::run(const BoundPlan& bound, const StepInput& input, const Loader& load,
                          const Hooks& hooks, StepProfile* profile) {
   const auto begin = Clock::now();
+  hooks_ = &hooks;
   Whereabouts::Running running(whereabouts_, inputs_);
   write(bound, input);
   const auto loads = load_all(bound, load, begin);

@@ -131,9 +131,14 @@ class Executor {
         inputs_(inputs),
         whereabouts_(whereabouts) {}
 
-  /// Called before each op is begun or queued, and after each op of the compute stream.
+  /// Begins to write a tile, in real memory, into the checkpoint.
+  using SaveTile =
+      std::function<std::unique_ptr<streams::Task>(const plan::Op& op, const plan::SaveTile& tile)>;
+  /// Called before each op is begun or queued, and after each op of the compute stream; and for the
+  /// tiles that a plan saves.
   struct Hooks {
     std::function<void(const BoundPlan::BoundOp&)> before, after;
+    SaveTile save;
   };
 
   /// One step; returns when all of it is done. Rethrows what an op threw, in the background or not,
@@ -145,6 +150,7 @@ class Executor {
   class Named;
   /// Starts the work of an op beside compute.
   std::unique_ptr<streams::Task> start(const BoundPlan::BoundOp& bound);
+  const Hooks* hooks_ = nullptr;  // of the step under way
   void write(const BoundPlan& bound, const StepInput& input);
   void read(const BoundPlan& bound, StepOutput& output);
   /// When each load_batch ran, seconds since `begin`.

@@ -15,7 +15,6 @@
 #include "plan/prediction/ledger.hpp"
 #include "plan/prediction/spread.hpp"
 #include "setup/inputs.hpp"
-#include "setup/shapes.hpp"
 #include "train/guards/replicas.hpp"
 
 namespace tessera::train {
@@ -130,12 +129,6 @@ void Report::say_memory() const {
   std::string rows = plan::to_text(std::array{&ledger});
   rows.pop_back();
   run_.log.say(rows);
-  if (run_.deck.checkpoint.every > 0 && run_.deck.checkpoint.async &&
-      !setup::saves_beside_steps(run_.deck)) {
-    run_.log.say(
-        "          checkpoints are written between steps, not beside them (checkpoint.async): "
-        "there is no copy in memory of what lives on disks");
-  }
   if (const memory::DiskTier* disks = engine.disks()) {
     for (const auto& path : disks->removed())
       run_.log.say("          removed, as a job that was killed had left it: " + path.string());

@@ -38,26 +38,57 @@ void Saver::start(Phase phase, std::function<void()> work) {
   });
 }
 
-void Saver::begin(const ModelState& state, ModelState::From from, io::CheckpointHeader header) {
+void Saver::make_directory(io::CheckpointHeader header) {
   TESSERA_CHECK(!active(), "a save is still under way");
   header_ = std::move(header);
-  from_ = from;
   began_ = now();
   std::string temporary;
   control_.together([&] {
     if (control_.rank() == 0) temporary = io::begin_checkpoint(directory_, header_.step).string();
   });
   temporary_ = control_.broadcast(temporary);
-  result_ = {.path = {}, .step = header_.step};
-  start(Phase::write, [this, &state] {
-    io::CheckpointWriter writer(temporary_, control_.rank(), state.pieces());
-    state.save(writer, from_);
-    part_ = writer.finish();
+}
+
+void Saver::open(const ModelState& state, io::CheckpointHeader header) {
+  writer_.reset();
+  make_directory(std::move(header));
+  tile_error_ = nullptr;
+  control_.together([&] { writer_.emplace(temporary_, control_.rank(), state.pieces()); });
+}
+
+std::unique_ptr<streams::Task> Saver::save_tile(const ModelState& state, std::size_t unit,
+                                                const plan::SaveTile& tile) {
+  TESSERA_CHECK(writer_, "a tile without a checkpoint");
+  if (tile_error_) return nullptr;
+  return streams::make_thread_task([this, &state, unit, tile] {
+    try {
+      state.save(*writer_, unit, tile);
+    } catch (...) {
+      tile_error_ = std::current_exception();
+    }
   });
 }
 
-void Saver::abandon() {
+void Saver::begin(const ModelState& state, ModelState::From from, io::CheckpointHeader header) {
+  if (!writer_) make_directory(std::move(header));
+  from_ = from;
+  result_ = {.path = {}, .step = header_.step};
+  start(Phase::write, [this, &state] {
+    if (tile_error_) std::rethrow_exception(tile_error_);
+    if (!writer_) writer_.emplace(temporary_, control_.rank(), state.pieces());
+    state.save(*writer_, from_);
+    part_ = writer_->finish();
+  });
+}
+
+void Saver::end_thread() {
   if (thread_.joinable()) thread_.join();
+  writer_.reset();
+  tile_error_ = nullptr;
+}
+
+void Saver::abandon() {
+  end_thread();
   phase_ = Phase::none;
 }
 
@@ -78,7 +109,7 @@ void Saver::commit(const std::vector<std::string>& texts, std::int64_t applied_u
 std::optional<SaveResult> Saver::advance(std::int64_t applied_updates) {
   TESSERA_CHECK(active(), "no save is under way");
   const Phase ended = std::exchange(phase_, Phase::none);
-  if (thread_.joinable()) thread_.join();
+  end_thread();
   control_.together([&] {
     if (error_) std::rethrow_exception(error_);
   });

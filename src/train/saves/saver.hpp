@@ -12,6 +12,7 @@
 #include "comm/mpi/control.hpp"
 #include "io/checkpoint_commit.hpp"
 #include "io/checkpoint_directory.hpp"
+#include "streams/tasks.hpp"
 #include "train/state/model_state.hpp"
 
 namespace tessera::train {
@@ -36,6 +37,13 @@ class Saver {
         keep_every_(keep_every),
         before_commit_(std::move(before_commit)) {}
 
+  /// Opens the checkpoint before the step whose plan saves tiles. Collective, as begin() is, which
+  /// follows the step with the same header.
+  void open(const ModelState& state, io::CheckpointHeader header);
+  /// Begins to write a tile into the checkpoint that is open. What fails shows when the phase ends:
+  /// the step goes on.
+  std::unique_ptr<streams::Task> save_tile(const ModelState& state, std::size_t unit,
+                                           const plan::SaveTile& tile);
   /// Starts writing; `state` (the live one or the snapshot) must not change until the write is
   /// over: beside a snapshot training goes on, and the save has a low priority. Collective: every
   /// rank calls it at the same point. Never while a save is under way.
@@ -57,7 +65,9 @@ class Saver {
  private:
   enum class Phase : std::uint8_t { none, write, commit };
 
+  void make_directory(io::CheckpointHeader header);
   void start(Phase phase, std::function<void()> work);
+  void end_thread();
   void commit(const std::vector<std::string>& parts, std::int64_t applied_updates);
 
   const comm::Control& control_;
@@ -70,10 +80,12 @@ class Saver {
   std::filesystem::path temporary_;
   double began_ = 0;
   std::atomic<bool> done_{false};
-  std::exception_ptr error_;  // of thread_
-  io::RankPart part_;         // of thread_, writing
-  SaveResult result_;         // of thread_, committing: but for the step, rank 0's
-  std::jthread thread_;       // last: it uses the others
+  std::exception_ptr error_;                    // of thread_
+  std::optional<io::CheckpointWriter> writer_;  // open
+  std::exception_ptr tile_error_;               // of the writer, before thread_ has it
+  io::RankPart part_;                           // of thread_, writing
+  SaveResult result_;    // of thread_, committing: but for the step, rank 0's
+  std::jthread thread_;  // last: it uses the others
 };
 
 }  // namespace tessera::train

@@ -31,6 +31,17 @@ bool Saves::take_snapshot_due() {
   return true;
 }
 
+Executor::SaveTile Saves::open(const io::CheckpointHeader& before) {
+  if (!setup::saves_with_updates(run_.deck)) return {};
+  const auto begin = SteadyClock::now();
+  const ModelState& state = run_.engine->snapshots();
+  saver_.open(state, before);
+  waited_ += seconds_since(begin);
+  return [this, &state](const plan::Op& op, const plan::SaveTile& tile) {
+    return saver_.save_tile(state, static_cast<std::size_t>(op.unit), tile);
+  };
+}
+
 void Saves::begin_snapshot(const io::CheckpointHeader& before, const StepTimes& times) {
   const auto begin = SteadyClock::now();
   saver_.begin(run_.engine->snapshots(), ModelState::From::snapshot, before);

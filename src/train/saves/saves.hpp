@@ -23,6 +23,8 @@ class Saves {
   /// Whether the next step's plan is to copy the state; asked once. Waits for the save under way,
   /// whose copy it would overwrite.
   bool take_snapshot_due();
+  /// What is to save the tiles of the step that comes, if its plan has any, of the state before it.
+  Executor::SaveTile open(const io::CheckpointHeader& before);
   /// Begins to write what the plan of the step that has just run has copied: the state before it.
   void begin_snapshot(const io::CheckpointHeader& before, const StepTimes& times);
   /// Begins the next phase of a save once all ranks have ended one.

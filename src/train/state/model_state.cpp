@@ -81,6 +81,7 @@ plan::ArenaBytes ModelState::arena_bytes(const plan::PlanInputs& inputs, const M
 ModelState::ModelState(const plan::PlanInputs& inputs, const MeshPlace& place, const Arenas& arenas)
     : inputs_(inputs), arenas_(arenas), rows_(plan::kept_tensors(inputs)) {
   std::tie(layout_, states_) = state_layout(inputs, place);
+  saved_ = saved_pieces();
 }
 
 ModelState::RealView ModelState::real(const View& symbolic) const {
@@ -342,13 +343,6 @@ ModelState::Copy ModelState::owned_copy(std::size_t unit, Part part) const {
   return copy;
 }
 
-struct ModelState::SavedPiece {
-  io::Piece piece;  // of the row's values, which it may want in another type
-  std::size_t unit = 0;
-  std::size_t row = plan::kMasterRow;
-  std::int64_t flat = 0;  // first element in the unit's flat buffer
-};
-
 std::vector<ModelState::SavedPiece> ModelState::saved_pieces() const {
   std::vector<SavedPiece> all;
   for (std::size_t u = 0; u < states_.size(); ++u) {
@@ -377,7 +371,7 @@ std::vector<ModelState::SavedPiece> ModelState::saved_pieces() const {
 
 std::vector<io::Piece> ModelState::pieces() const {
   std::vector<io::Piece> all;
-  for (auto& saved : saved_pieces()) all.push_back(std::move(saved.piece));
+  for (const SavedPiece& saved : saved_) all.push_back(saved.piece);
   return all;
 }
 
@@ -393,28 +387,49 @@ ModelState::RealView ModelState::owned_part(std::size_t unit, std::size_t parame
   return {};
 }
 
-void ModelState::save(io::CheckpointWriter& writer, From from) const {
-  const auto pieces = saved_pieces();
+void ModelState::save(io::CheckpointWriter& writer, std::size_t index, const SavedPiece& saved,
+                      const RealView& elements, std::int64_t first) {
   std::vector<std::byte> copy, converted;
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    const auto& [piece, unit, row, flat] = pieces[i];
+  const DType type = saved.piece.type;
+  for (std::int64_t at = 0; at < elements.view.elements(); at += kPiece) {
+    const View part = elements.view.range(at, std::min(kPiece, elements.view.elements() - at));
+    auto bytes = elements.tier->host_bytes(part.data, part.span_bytes(), copy);
+    if (part.type != type) {
+      converted.resize(static_cast<std::size_t>(part.elements() * size_of(type)));
+      convert(bytes, part.type, type, converted.data());
+      bytes = converted;
+    }
+    writer.write(index, (first + at) * size_of(type), bytes);
+  }
+}
+
+void ModelState::save(io::CheckpointWriter& writer, std::size_t unit,
+                      const plan::SaveTile& tile) const {
+  const Range elements{tile.first, tile.first + tile.from.elements()};
+  for (std::size_t i = 0; i < saved_.size(); ++i) {
+    const SavedPiece& saved = saved_[i];
+    if (saved.unit != unit || saved.row != tile.row) continue;
+    const Range part = intersect(elements, {saved.flat, saved.flat + saved.piece.box.elements()});
+    if (part.empty()) continue;
+    save(writer, i, saved,
+         {tile.from.range(part.begin - tile.first, part.count()),
+          &arenas_[plan::ArenaId::step]->tier()},
+         part.begin - saved.flat);
+  }
+}
+
+void ModelState::save(io::CheckpointWriter& writer, From from) const {
+  for (std::size_t i = 0; i < saved_.size(); ++i) {
+    const auto& [piece, unit, row, flat] = saved_[i];
     const auto& s = states_[unit];
     const bool live = from == From::live;
+    if (!live && plan::saved_in_tiles(layout_, s.kept[row])) continue;
     // A snapshot holds this rank's shard, the live state what it owns, which at stage 0 is
     // everything.
     const std::int64_t first = live ? elements_of(s, row).begin : s.slice.begin;
     const RealView all = real(live ? s.kept[row].live : s.kept[row].snapshot)
                              .range(flat - first, piece.box.elements());
-    for (std::int64_t at = 0; at < all.view.elements(); at += kPiece) {
-      const View part = all.view.range(at, std::min(kPiece, all.view.elements() - at));
-      auto bytes = all.tier->host_bytes(part.data, part.span_bytes(), copy);
-      if (part.type != piece.type) {
-        converted.resize(static_cast<std::size_t>(part.elements() * size_of(piece.type)));
-        convert(bytes, part.type, piece.type, converted.data());
-        bytes = converted;
-      }
-      writer.write(i, at * size_of(piece.type), bytes);
-    }
+    save(writer, i, saved_[i], all, 0);
   }
 }
 

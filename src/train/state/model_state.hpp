@@ -54,8 +54,11 @@ class ModelState {
   /// The pieces that this rank saves: each element of the model is in one rank's list.
   std::vector<io::Piece> pieces() const;
   enum class From : std::uint8_t { live, snapshot };
-  /// Writes the pieces' bytes from the live state or from the snapshot buffers.
+  /// Writes the pieces' bytes from the live state or from the snapshot buffers; of the latter, but
+  /// for what tiles bring.
   void save(io::CheckpointWriter& writer, From from) const;
+  /// Writes what a checkpoint has of a tile of a unit; its bytes are in real memory.
+  void save(io::CheckpointWriter& writer, std::size_t unit, const plan::SaveTile& tile) const;
 
   /// A hash of elements that other ranks hold too; `elements` is 0 where this rank holds none of
   /// them.
@@ -89,8 +92,16 @@ class ModelState {
   const std::vector<plan::UnitState>& units() const { return states_; }
 
  private:
-  struct SavedPiece;
+  struct SavedPiece {
+    io::Piece piece;  // of the row's values, which it may want in another type
+    std::size_t unit = 0;
+    std::size_t row = plan::kMasterRow;
+    std::int64_t flat = 0;  // first element in the unit's flat buffer
+  };
   std::vector<SavedPiece> saved_pieces() const;
+  /// Writes `elements` as the elements from `first` on of piece number `index`.
+  static void save(io::CheckpointWriter& writer, std::size_t index, const SavedPiece& saved,
+                   const RealView& elements, std::int64_t first);
   RealView real(const View& symbolic) const;
   /// Adds the elements of a view to the hash of a copy.
   void add_to(Copy& copy, const View& symbolic) const;
@@ -128,6 +139,7 @@ class ModelState {
   plan::Plan layout_;                     // the persistent buffers only
   std::vector<optim::StateTensor> rows_;  // of what is kept of every unit
   std::vector<plan::UnitState> states_;
+  std::vector<SavedPiece> saved_;
 };
 
 }  // namespace tessera::train

@@ -59,11 +59,10 @@ Checked check_other(const LayoutOptions& layout, const std::vector<std::string>&
   LayoutOptions other = layout;
   other.deck.sets.insert(other.deck.sets.end(), sets.begin(), sets.end());
   Checked checked = planned(other);
-  // Steps with snapshots and evaluations need no more for a step than the largest that trains.
+  // Nothing needs more than the largest step that trains and saves.
   auto& shapes = checked.planner.shapes;
-  shapes = {*std::ranges::max_element(shapes, {}, [](const plan::PlanShape& s) {
-    return s.purpose == plan::PlanPurpose::train ? s.micro_batches : 0;
-  })};
+  shapes = {*std::ranges::max_element(
+      shapes, {}, [](const plan::PlanShape& s) { return std::pair(s.micro_batches, s.purpose); })};
   survey(checked, plan::largest_places(checked.planner.inputs));
   return checked;
 }

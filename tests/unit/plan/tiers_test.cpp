@@ -63,9 +63,7 @@ TEST(Tiers, AreProvedOnRandomLayouts) {
   std::mt19937 random(7);
   for (int i = 0; i < 150; ++i) {
     Case c = random_case(random);
-    // Snapshots in memory are of what is in memory.
-    const unsigned tiers = c.inputs.state_for == PlanPurpose::train_snapshot ? 2 : 3;
-    const auto pick = [&] { return static_cast<Location>(random() % tiers); };
+    const auto pick = [&] { return static_cast<Location>(random() % 3); };
     c.inputs.offload = {.parameters = pick(),
                         .gradients = pick(),
                         .optimizer = pick(),
@@ -336,6 +334,63 @@ TEST(Check, RejectsParametersThatAreUsedBeforeTheirUpdate) {
     ++broken;
   }
   EXPECT_GT(broken, 0);
+}
+
+/// A plan that saves everything in tiles, of which some units are frozen.
+Plan saving_plan(int stage, DType compute) {
+  Case c = offloaded(all_on(Location::disk), stage, 4);
+  c.inputs.numerics.compute = compute;
+  c.inputs.state_for = c.shape.purpose = PlanPurpose::train_snapshot;
+  c.inputs.model.units[1].traits.trained = false;
+  return make_plan(c.inputs, c.shape, {.data = 1});
+}
+
+TEST(Tiers, AreSavedAsTheirUpdatesLeaveThem) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const DType compute : {DType::f32, DType::bf16}) {
+      const Plan plan = saving_plan(stage, compute);
+      std::map<std::pair<std::int32_t, std::size_t>, std::int64_t> saved;
+      for (const Op& op : plan.ops) {
+        if (const auto* tile = std::get_if<SaveTile>(&op.call))
+          saved[{op.unit, tile->row}] += tile->from.elements();
+        EXPECT_FALSE(op.kind == OpKind::snapshot && std::holds_alternative<Copy>(op.call));
+      }
+      for (const Buffer& b : plan.buffers) EXPECT_NE(b.purpose, BufferPurpose::snapshot) << b.name;
+      for (std::size_t u = 0; u < plan.shares.size(); ++u) {
+        const UnitShare& share = plan.shares[u];
+        for (std::size_t row = 0; row < (share.trained ? 3U : 1U); ++row)
+          EXPECT_EQ((saved[{static_cast<std::int32_t>(u), row}]), share.shard) << u << " " << row;
+      }
+      EXPECT_EQ(std::ssize(saved), 3 * (std::ssize(plan.shares) - 1) + 1);
+    }
+  }
+}
+
+TEST(Check, RejectsTilesThatAreNotWhatACheckpointWants) {
+  const auto is_tile = [](const Op& op) { return std::holds_alternative<SaveTile>(op.call); };
+  for (int stage = 0; stage <= 3; ++stage) {
+    const Plan plan = saving_plan(stage, DType::bf16);
+    const auto tile_at = [&](Plan& p) {
+      return std::ranges::find_if(p.ops, [&](const Op& op) { return is_tile(op) && op.unit == 0; });
+    };
+    Plan lacks = plan;
+    lacks.ops.erase(tile_at(lacks));
+    order_again(lacks);
+    EXPECT_NE(verdict(lacks).find("are saved, of"), std::string::npos);
+    Plan twice = plan;
+    twice.ops.insert(tile_at(twice), *tile_at(twice));
+    order_again(twice);
+    EXPECT_NE(verdict(twice).find("saves an element again"), std::string::npos);
+    // As the step before that has left it: behind the fetch, before the update.
+    Plan early = plan;
+    const auto tile = tile_at(early);
+    auto update = tile;
+    while (update->kind != OpKind::update) --update;
+    std::rotate(update, tile, tile + 1);
+    order_again(early);
+    EXPECT_NE(verdict(early).find("updates what the step has used"), std::string::npos)
+        << verdict(early);
+  }
 }
 
 TEST(Check, RejectsAFlushThatLeavesAnUpdateForTheNextStep) {
