@@ -399,6 +399,7 @@ class GradientCheck {
   /// What other ranks have updated of parameters that live elsewhere is gathered, and goes where
   /// they live, before they are read there.
   void follow_parameters(const Op& op, const Copy& copy) {
+    if (op.unit < 0) return;  // of no unit's parameters
     const UnitShare& share = at(plan_.shares, op.unit);
     const bool whole = copy.from.elements() == share.shard * share.parts &&
                        copy.from.type != DType::u8 && are_parameters_at_home(buffer_of(copy.from));
