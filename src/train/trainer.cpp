@@ -168,7 +168,9 @@ StepResult Trainer::run_step() {
       run_.shape(before ? PlanPurpose::train_snapshot : PlanPurpose::train, step));
   StepInput input = step_input();
   input.set(StepFlag::saved, saves_->phase_done());
-  stop_reason_ = stop_.reason(slowest_step_s_ + saves_->slowest());
+  // A flush before the last save does a part of what a step does.
+  const int steps = run_.engine->inputs().offload.updates() ? 2 : 1;
+  stop_reason_ = stop_.reason(steps * slowest_step_s_ + saves_->slowest());
   input.set(StepFlag::stop, stop_reason_.has_value());
   const auto begin = SteadyClock::now();
   const std::exception_ptr unreadable = read_batch(prepared.plan().shape);

@@ -360,9 +360,11 @@ class GradientCheck {
       if (const auto* call = std::get_if<comm::CollectiveCall>(&op.call)) collective(op, *call);
       if (const auto* call = std::get_if<kernels::KernelCall>(&op.call)) kernel(op, *call);
       if (const auto* copy = std::get_if<Copy>(&op.call)) follow_parameters(op, *copy);
+      if (const auto* tile = std::get_if<SaveTile>(&op.call)) follow_tile(op, *tile);
       note_reads(op);
     }
     end_deferred();
+    end_tiles();
     for (const auto& [id, made] : unsummed_)
       reject(plan_, made, "makes a gradient that is never used");
     blocks_.end();
@@ -381,8 +383,14 @@ class GradientCheck {
                         u, share.shard, share.counted, share.trained ? "" : ", and is frozen",
                         unit.normed, unit.updated));
       }
-      if (share.trained && unit.updated < whole && unit.read_unpublished)
+      if (!share.trained || unit.updated == whole) continue;
+      if (unit.read_unpublished)
         reject(plan_, *unit.read_unpublished, "reads parameters that other ranks have updated");
+      const auto parameters = parameters_.find(static_cast<std::int32_t>(u));
+      if (parameters == parameters_.end()) continue;
+      if (const auto read = read_unpublished_.find(parameters->second);
+          read != read_unpublished_.end())
+        reject(plan_, read->second, "reads parameters that other ranks have updated");
     }
   }
 
@@ -408,11 +416,15 @@ class GradientCheck {
       unit.read_unpublished = at_;
   }
   void publish(const Op& op, const comm::AllGather& gather) {
+    published_.insert(home_of(gather.full));
     if (are_parameters_at_home(home_of(gather.full))) units_[op.unit].published = true;
   }
   BufferId home_of(const View& v) const { return homes_.home_of(v).buffer; }
   bool is_gradient(const View& v) const {
     return plan_.buffer(home_of(v)).purpose == BufferPurpose::gradients;
+  }
+  static bool is_all_of(const View& v, const View& all) {
+    return v.data == all.data && v.elements() == all.elements();
   }
   static bool is_state(const Buffer& b) {
     return b.purpose == BufferPurpose::parameters || b.purpose == BufferPurpose::master ||
@@ -474,10 +486,10 @@ class GradientCheck {
     } else if (op.kind == OpKind::norm) {
       verdict_ = verdict_ || std::holds_alternative<kernels::Verdict>(call);
       if (const auto* kept = std::get_if<kernels::Convert>(&call); kept != nullptr)
-        keeps_scalars_ = keeps_scalars_ || (kept->x.data == plan_.scalars.data &&
-                                            kept->out.data == plan_.update_scalars.data);
+        keeps_scalars_ = keeps_scalars_ || (is_all_of(kept->x, plan_.scalars) &&
+                                            is_all_of(kept->out, plan_.update_scalars));
       if (const auto* fill = std::get_if<kernels::Fill>(&call); fill != nullptr)
-        nothing_left_ = nothing_left_ || fill->out.data == plan_.verdict.data;
+        nothing_left_ = nothing_left_ || is_all_of(fill->out, plan_.verdict);
       const auto* sum = std::get_if<kernels::ExactSum>(&call);
       if (sum == nullptr) return;
       if (!unsummed_.contains(home_of(sum->x))) reject(plan_, at_, "the norm of what nobody made");
@@ -515,8 +527,11 @@ class GradientCheck {
           update.verdict.data != plan_.verdict.data)
         reject(plan_, at_, "updates by what is no step's");
       const BufferId from = home_of(update.gradient);
+      note_rows(op, update);
       if (verdict_) {
         if (has_deferred_) reject(plan_, at_, "updates by gradients of two steps");
+        if (update.scalars.data != plan_.scalars.data)
+          reject(plan_, at_, "updates by what is no step's");
         unsummed_.erase(whole_.contains(from) ? whole_.at(from) : from);
       } else {
         defer(op, update, from);
@@ -538,20 +553,47 @@ class GradientCheck {
       reject(plan_, at_, "updates by a gradient without a norm");
     left_[gradient] = op.unit;
     bool read = false;
-    for (const View* v : {&update.master, &update.parameter}) {
-      if (!*v) continue;
-      const BufferUse home = homes_.home_of(*v);
+    update.visit(update, [&](const View& v, Access access) {
+      if (!v || access == Access::read) return;
+      const BufferUse home = homes_.home_of(v);
       read_[home.buffer].each(home.bytes, [&](bool r) { read = read || r; });
-    }
+    });
     if (read) reject(plan_, at_, "updates what the step has used");
+  }
+  /// Where a unit's rows and parameters are, as its updates have it.
+  template <typename Update>
+  void note_rows(const Op& op, const Update& update) {
+    std::vector<BufferId> rows{home_of(update.master)};
+    for (const View& v : update.state) rows.push_back(v ? home_of(v) : -1);
+    rows_[op.unit] = std::move(rows);
+    parameters_[op.unit] = home_of(update.parameter ? update.parameter : update.master);
+  }
+  /// Tiles are of the rows that they say, and of elements that are as far apart there.
+  void follow_tile(const Op& op, const SaveTile& tile) {
+    const BufferUse home = homes_.home_of(tile.from);
+    const std::int64_t distance = home.bytes.begin - tile.first * size_of(tile.from.type);
+    const auto [found, added] =
+        tiles_.try_emplace({op.unit, tile.row}, std::pair{home.buffer, distance});
+    if (!added && found->second != std::pair{home.buffer, distance})
+      reject(plan_, at_, "saves other elements than it says");
+  }
+  void end_tiles() {
+    for (const auto& [row, home] : tiles_) {
+      const auto rows = rows_.find(row.first);
+      if (rows != rows_.end() && rows->second.at(row.second) != home.first)
+        throw InternalError(fmt::format("broken plan: row {} of unit {} is saved as another",
+                                        row.second, row.first));
+    }
   }
   /// What of the state ops of the step have read, other than to bring it elsewhere.
   void note_reads(const Op& op) {
     if (op.kind == OpKind::update || op.kind == OpKind::fetch || op.kind == OpKind::evict) return;
     for (const BufferUse& use : uses_of(op)) {
       const BufferUse home = homes_.home_of(use);
-      if (use.access != Access::write && is_state(plan_.buffer(home.buffer)))
-        read_[home.buffer].assign(home.bytes, true);
+      if (use.access == Access::write || !is_state(plan_.buffer(home.buffer))) continue;
+      read_[home.buffer].assign(home.bytes, true);
+      if (op.kind == OpKind::kernel && !published_.contains(home.buffer))
+        read_unpublished_.try_emplace(home.buffer, at_);
     }
   }
   /// The step leaves to the next one what it has taken from the one before; a flush leaves nothing.
@@ -597,7 +639,14 @@ class GradientCheck {
   bool verdict_ = false;
   // Of deferred updates.
   bool has_deferred_ = false, keeps_scalars_ = false, nothing_left_ = false;
-  std::map<BufferId, std::int32_t> left_;    // gradients of the step before, and of which unit
+  std::map<BufferId, std::int32_t> left_;  // gradients of the step before, and of which unit
+  // Where rows (by unit) and tiles of them (by unit and row) are, and parameters; those of which
+  // all is there, and the op that has read others first.
+  std::map<std::int32_t, std::vector<BufferId>> rows_;
+  std::map<std::pair<std::int32_t, std::size_t>, std::pair<BufferId, std::int64_t>> tiles_;
+  std::map<std::int32_t, BufferId> parameters_;
+  std::set<BufferId> published_;
+  std::map<BufferId, std::size_t> read_unpublished_;
   std::map<BufferId, RangeMap<bool>> read_;  // bytes of state
 };
 

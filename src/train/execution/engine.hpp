@@ -59,8 +59,8 @@ class Engine {
     settle();
     return *state_;
   }
-  /// Snapshots that the last step has made.
-  const ModelState& snapshots() const { return *state_; }
+  /// The state as it is, perhaps without that update: its layout, and snapshots of it.
+  const ModelState& unsettled_state() const { return *state_; }
 
   const PreparedPlan& prepared(const plan::PlanShape& shape) const { return prepared_.at(shape); }
   /// This rank's part of a step of this shape.

@@ -71,6 +71,7 @@ void StepTimes::add(const StepTimes& other) {
   comm_exposed += other.comm_exposed;
   pipeline_exposed += other.pipeline_exposed;
   copy_exposed += other.copy_exposed;
+  save_exposed += other.save_exposed;
   data_exposed += other.data_exposed;
 }
 
@@ -114,7 +115,7 @@ std::unique_ptr<streams::Task> Executor::start(const BoundPlan::BoundOp& bound) 
                                              copy->from.span_bytes());
   }
   if (const auto* kernel = std::get_if<kernels::KernelCall>(&call)) return beside_(*kernel);
-  if (const auto* tile = std::get_if<plan::SaveTile>(&call)) return hooks_->save(op, *tile);
+  if (const auto* tile = std::get_if<plan::SaveTile>(&call)) return save_(op, *tile);
   return groups_.of(op).start(std::get<comm::CollectiveCall>(call));
 }
 
@@ -205,7 +206,7 @@ void Executor::read(const BoundPlan& bound, StepOutput& output) {
 StepOutput Executor::run(const BoundPlan& bound, const StepInput& input, const Loader& load,
                          const Hooks& hooks, StepProfile* profile) {
   const auto begin = Clock::now();
-  hooks_ = &hooks;
+  save_ = hooks.save;
   Whereabouts::Running running(whereabouts_, inputs_);
   write(bound, input);
   const auto loads = load_all(bound, load, begin);
@@ -228,6 +229,7 @@ StepOutput Executor::run(const BoundPlan& bound, const StepInput& input, const L
     (transfers ? times.copy_exposed : times.comm_exposed) += waited;
     if (row.counts == StreamCounts::pipeline) times.pipeline_exposed += waited;
   }
+  times.save_exposed = spent.waited[index_of(Stream::copy)];
   for (const streams::Stretch& l : loads) times.data_exposed += l.end - l.begin;
   times.total = seconds(begin, Clock::now());
   if (profile == nullptr) return output;

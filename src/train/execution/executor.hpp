@@ -53,6 +53,7 @@ struct StepTimes {
   double comm_exposed = 0;      // waiting for gathers, reductions and messages
   double pipeline_exposed = 0;  // of it, waiting for other stages: the bubble and the messages
   double copy_exposed = 0;      // waiting for what is offloaded, and for snapshots
+  double save_exposed = 0;      // of it, for snapshots
   double data_exposed = 0;      // waiting for tokens
   double computed() const { return std::accumulate(compute.begin(), compute.end(), 0.0); }
   void add(const StepTimes& other);
@@ -150,7 +151,7 @@ class Executor {
   class Named;
   /// Starts the work of an op beside compute.
   std::unique_ptr<streams::Task> start(const BoundPlan::BoundOp& bound);
-  const Hooks* hooks_ = nullptr;  // of the step under way
+  SaveTile save_;  // of the step under way
   void write(const BoundPlan& bound, const StepInput& input);
   void read(const BoundPlan& bound, StepOutput& output);
   /// When each load_batch ran, seconds since `begin`.

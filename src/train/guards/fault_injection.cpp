@@ -119,9 +119,9 @@ FaultInjection::Tensor FaultInjection::find_tensor(const deck::LoadedDeck& loade
       names.push_back(units[u].params[p].name);
       if (names.back() != fault.tensor) continue;
       if (fault.kind == FaultKind::flip && fault.rank == rank_ &&
-          !engine_.state().owned_part(u, p).view)
+          !engine_.unsettled_state().owned_part(u, p).view)
         throw refuse("the rank updates nothing of that tensor: name another rank");
-      if (fault.rank == rank_ && !engine_.state().units()[u].held)
+      if (fault.rank == rank_ && !engine_.unsettled_state().units()[u].held)
         throw refuse("that tensor is on another pipeline stage: name a rank of it");
       if (fault.kind == FaultKind::nan && !units[u].traits.trained)
         throw refuse("that tensor is frozen: it has no gradient");
@@ -165,7 +165,7 @@ double FaultInjection::begin(std::int64_t step) {
   step_ = step;
   double slowed = 0;
   for (Planned& p : planned_) {
-    if (!mine(p)) continue;
+    if (!mine(p) || is_of_files(p.fault.kind)) continue;  // those are of any thread
     if (p.fault.kind == FaultKind::slow && step >= p.fault.step) {
       if (!p.spent) tell(p);
       std::this_thread::sleep_for(std::chrono::milliseconds(p.fault.ms));
@@ -208,7 +208,7 @@ Executor::Hooks FaultInjection::hooks(const PreparedPlan& prepared) {
     const DType type = engine_.inputs().numerics.accumulate;
     const plan::BufferId gradient = gradient_of(prepared.plan(), sum);
     const std::int64_t at =
-        engine_.state().units()[p.tensor.unit].layout.offset_of(p.tensor.parameter) *
+        engine_.unsettled_state().units()[p.tensor.unit].layout.offset_of(p.tensor.parameter) *
             size_of(type) -
         prepared.plan().buffer(gradient).home_byte;
     const View element(plan::symbolic(gradient, at), type, {1});

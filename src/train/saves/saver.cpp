@@ -60,13 +60,18 @@ std::unique_ptr<streams::Task> Saver::save_tile(const ModelState& state, std::si
                                                 const plan::SaveTile& tile) {
   TESSERA_CHECK(writer_, "a tile without a checkpoint");
   if (tile_error_) return nullptr;
-  return streams::make_thread_task([this, &state, unit, tile] {
-    try {
-      state.save(*writer_, unit, tile);
-    } catch (...) {
-      tile_error_ = std::current_exception();
-    }
-  });
+  try {
+    return streams::make_thread_task([this, &state, unit, tile] {
+      try {
+        state.save(*writer_, unit, tile);
+      } catch (...) {
+        tile_error_ = std::current_exception();
+      }
+    });
+  } catch (const Error&) {  // no thread is to be had
+    tile_error_ = std::current_exception();
+    return nullptr;
+  }
 }
 
 void Saver::begin(const ModelState& state, ModelState::From from, io::CheckpointHeader header) {

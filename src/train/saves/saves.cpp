@@ -28,15 +28,17 @@ void Saves::after_step(bool in_skips, const MakeHeader& header) {
 bool Saves::take_snapshot_due() {
   if (!std::exchange(due_, false)) return false;
   finish();
+  stall_ = 0;
   return true;
 }
 
 Executor::SaveTile Saves::open(const io::CheckpointHeader& before) {
   if (!setup::saves_with_updates(run_.deck)) return {};
   const auto begin = SteadyClock::now();
-  const ModelState& state = run_.engine->snapshots();
+  const ModelState& state = run_.engine->unsettled_state();
   saver_.open(state, before);
-  waited_ += seconds_since(begin);
+  stall_ = seconds_since(begin);
+  waited_ += stall_;
   return [this, &state](const plan::Op& op, const plan::SaveTile& tile) {
     return saver_.save_tile(state, static_cast<std::size_t>(op.unit), tile);
   };
@@ -44,10 +46,10 @@ Executor::SaveTile Saves::open(const io::CheckpointHeader& before) {
 
 void Saves::begin_snapshot(const io::CheckpointHeader& before, const StepTimes& times) {
   const auto begin = SteadyClock::now();
-  saver_.begin(run_.engine->snapshots(), ModelState::From::snapshot, before);
+  saver_.begin(run_.engine->unsettled_state(), ModelState::From::snapshot, before);
   const double waited = seconds_since(begin);
   waited_ += waited;
-  stall_ = waited + times.copy_exposed;  // the latter is in the step's time already
+  stall_ += waited + times.save_exposed;  // the latter is in the step's time already
 }
 
 void Saves::advance() {
@@ -71,6 +73,7 @@ void Saves::save_now(const io::CheckpointHeader& header) {
   stall_ = seconds_since(begin);
   waited_ += stall_;
   finish();
+  slowest_ = std::max(slowest_, seconds_since(begin));  // the last update may have been left to do
 }
 
 void Saves::save_if_due(const MakeHeader& header) {

@@ -81,12 +81,14 @@ inline Case random_case(std::mt19937& random) {
         .type = pick(2) == 0 ? kernels::BlockType::int8 : kernels::BlockType::int4, .block = block};
     if (c.inputs.sharding.stage == 3) c.inputs.numerics.weight_blocks = {.block = block};
   }
+  constexpr std::array purposes = {PlanPurpose::evaluate, PlanPurpose::train,
+                                   PlanPurpose::train_snapshot};
   const int purpose = pick(3);
-  c.shape.purpose = static_cast<PlanPurpose>(purpose);
+  c.shape.purpose = at(purposes, purpose);
   c.shape.sequence = 2 * (1 + pick(6));
   if (c.inputs.numerics.layout_mode) c.shape.micro_batches = std::int64_t{1} << pick(3);
   c.shape.micro = 1 + pick(3);
-  c.inputs.state_for = static_cast<PlanPurpose>(purpose + pick(3 - purpose));
+  c.inputs.state_for = at(purposes, purpose + pick(3 - purpose));
   return c;
 }
 

@@ -273,6 +273,7 @@ TEST(Check, RejectsDeferredUpdatesThatAreNotThoseOfTheStepBefore) {
     const auto said_of = [&](auto&& change) {
       Plan broken = plan;
       change(broken);
+      place_buffers(broken);
       order_again(broken);
       return verdict(broken);
     };
@@ -297,15 +298,15 @@ TEST(Check, RejectsDeferredUpdatesThatAreNotThoseOfTheStepBefore) {
            p.ops.erase(op);
          }),
          "broken plan");
-    // Verdict and scalars are already those of this step when the next update comes.
+    // The scalars are already those of this step when updates come.
     says(said_of([&](Plan& p) {
-           const auto last = std::ranges::find_if(p.ops.rbegin(), p.ops.rend(), [](const Op& op) {
-             return op.kind == OpKind::update;
+           const auto kept = std::ranges::find_if(p.ops, [](const Op& op) {
+             return op.kind == OpKind::norm && is_kernel<kernels::Convert>(op);
            });
-           const auto position = std::distance(p.ops.begin(), last.base()) - 1;
-           std::rotate(p.ops.begin() + position, p.ops.begin() + position + 1, p.ops.end());
+           const auto update = std::ranges::find(p.ops, OpKind::update, &Op::kind);
+           std::rotate(update, kept, kept + 1);
          }),
-         "broken plan");
+         "updates by what is the next step's");
   }
 }
 
@@ -381,16 +382,59 @@ TEST(Check, RejectsTilesThatAreNotWhatACheckpointWants) {
     twice.ops.insert(tile_at(twice), *tile_at(twice));
     order_again(twice);
     EXPECT_NE(verdict(twice).find("saves an element again"), std::string::npos);
+    Plan other = plan;
+    auto& tile = std::get<SaveTile>(tile_at(other)->call);
+    tile.row = 1;
+    EXPECT_NE(verdict(other), "");
     // As the step before that has left it: behind the fetch, before the update.
-    Plan early = plan;
-    const auto tile = tile_at(early);
-    auto update = tile;
-    while (update->kind != OpKind::update) --update;
-    std::rotate(update, tile, tile + 1);
-    order_again(early);
-    EXPECT_NE(verdict(early).find("updates what the step has used"), std::string::npos)
-        << verdict(early);
+    for (std::size_t row = 0; row < 3; ++row) {
+      Plan early = plan;
+      const auto saved = std::ranges::find_if(early.ops, [&](const Op& op) {
+        return is_tile(op) && op.unit == 0 && std::get<SaveTile>(op.call).row == row;
+      });
+      auto update = saved;
+      while (update->kind != OpKind::update) --update;
+      std::rotate(update, saved, saved + 1);
+      order_again(early);
+      EXPECT_NE(verdict(early).find("updates what the step has used"), std::string::npos)
+          << row << ": " << verdict(early);
+    }
   }
+}
+
+TEST(Check, RejectsTilesOfAnotherRow) {
+  Plan plan = saving_plan(2, DType::bf16);
+  for (Op& op : plan.ops) {
+    if (auto* tile = std::get_if<SaveTile>(&op.call); tile != nullptr && tile->row > 0)
+      tile->row = 3 - tile->row;
+  }
+  EXPECT_NE(verdict(plan).find("is saved as another"), std::string::npos) << verdict(plan);
+}
+
+TEST(Check, RejectsShardsThatAreNotPublishedBeforeTheirUse) {
+  int broken = 0;
+  for (int stage = 1; stage <= 2; ++stage) {
+    for (const Location optimizer : {Location::device, Location::host}) {
+      const Case c = offloaded({.optimizer = optimizer}, stage, 4);
+      const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
+      for (Plan& without : without_each(plan, OpKind::publish)) {
+        order_again(without);
+        EXPECT_NE(verdict(without).find("that other ranks have updated"), std::string::npos)
+            << verdict(without);
+        ++broken;
+      }
+      for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+        if (plan.ops[i].kind != OpKind::publish) continue;
+        Plan late = plan;
+        const auto ops = late.ops.begin() + static_cast<std::ptrdiff_t>(i);
+        std::rotate(ops, ops + 1, late.ops.end());
+        order_again(late);
+        EXPECT_NE(verdict(late).find("that other ranks have updated"), std::string::npos)
+            << verdict(late);
+      }
+    }
+  }
+  EXPECT_GT(broken, 10);
 }
 
 TEST(Check, RejectsAFlushThatLeavesAnUpdateForTheNextStep) {
