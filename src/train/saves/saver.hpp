@@ -45,9 +45,9 @@ class Saver {
   std::unique_ptr<streams::Task> save_tile(const ModelState& state, std::size_t unit,
                                            const plan::SaveTile& tile);
   /// Starts writing; `state` (the live one or the snapshot) must not change until the write is
-  /// over: beside a snapshot training goes on, and the save has a low priority (but tiles, for which
-  /// the step may wait). Collective: every
-  /// rank calls it at the same point. Never while a save is under way.
+  /// over: beside a snapshot training goes on, and the save has a low priority (but tiles, for
+  /// which the step may wait). Collective: every rank calls it at the same point. Never while a
+  /// save is under way.
   void begin(const ModelState& state, ModelState::From from, io::CheckpointHeader header);
   bool active() const { return phase_ != Phase::none; }
   /// The step of the save under way, or of the last one.
