@@ -1,7 +1,5 @@
 #include "plan/passes/optimizer_step.hpp"
 
-#include <map>
-
 #include "core/exact_sum.hpp"
 #include "plan/passes/buffers.hpp"
 
@@ -153,30 +151,6 @@ void add_updates(Plan& plan, const PlanInputs& in, const std::vector<UnitState>&
     for (Update& update : updates_of(plan, in, u, states[u], gradients[u].owned))
       plan.ops.push_back(std::move(update.op));
   }
-}
-
-/// Where a unit's parameters are first wanted: before which op.
-struct FirstUse {
-  std::size_t unit, op;
-};
-
-/// Of trained units, in their order.
-std::vector<FirstUse> first_uses(const Plan& plan, const std::vector<UnitState>& states) {
-  std::map<BufferId, std::size_t> unit_of;
-  for (std::size_t u = 0; u < states.size(); ++u) {
-    if (states[u].trained) unit_of[buffer_of(states[u].own_shard)] = u;
-  }
-  std::vector<FirstUse> uses;
-  for (std::size_t i = 0; i < plan.ops.size() && !unit_of.empty(); ++i) {
-    for (const BufferUse& use : uses_of(plan.ops[i])) {
-      const auto it = unit_of.find(use.buffer);
-      if (it == unit_of.end()) continue;
-      uses.push_back({it->second, i});
-      unit_of.erase(it);
-    }
-  }
-  for (const auto& [buffer, unit] : unit_of) uses.push_back({unit, plan.ops.size()});
-  return uses;
 }
 
 /// Before which ops of [begin, end] to do `count` things, so that as much is computed before each.

@@ -23,26 +23,6 @@ bool publishes(const UnitState& s) { return s.trained && s.sharding.publishes();
 /// Whether they are published on the device where they live. Others are when they first come there.
 bool publishes_in_place(const UnitState& s) { return publishes(s) && s.home == Location::device; }
 
-struct FirstUse {
-  std::size_t unit;
-  std::int32_t visit;
-};
-/// Units that publish, in the order of their first use in the step.
-std::vector<FirstUse> order_of_first_use(const Plan& plan, const std::vector<UnitState>& states) {
-  std::vector<FirstUse> order;
-  for (const Op& op : plan.ops) {
-    for (const BufferUse& use : uses_of(op)) {
-      for (std::size_t u = 0; u < states.size(); ++u) {
-        if (publishes_in_place(states[u]) && use.buffer == buffer_of(states[u].parameters) &&
-            std::ranges::find(order, u, &FirstUse::unit) == order.end()) {
-          order.push_back({u, op.visit});
-        }
-      }
-    }
-  }
-  return order;
-}
-
 /// The first op of each visit that has any.
 std::map<std::int32_t, std::size_t> visit_starts(const Plan& plan) {
   std::map<std::int32_t, std::size_t> starts;
@@ -57,12 +37,13 @@ void publish(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& sta
   if (std::ranges::none_of(states, publishes_in_place)) return;
   const auto starts = visit_starts(plan);
   Insertions insertions;
-  for (const FirstUse& first : order_of_first_use(plan, states)) {
-    const UnitState& s = states[first.unit];
-    const std::int64_t visit =
-        in.offload.updates() ? first.visit - std::max<std::int64_t>(1, in.sharding.prefetch) : 0;
+  for (const auto& [unit, op] : first_uses(plan, states)) {
+    const UnitState& s = states[unit];
+    if (!publishes_in_place(s) || op == plan.ops.size()) continue;
+    const std::int64_t ahead = std::max<std::int64_t>(1, in.sharding.prefetch),
+                       visit = in.offload.updates() ? plan.ops[op].visit - ahead : 0;
     insertions.before(visit <= 0 ? 0 : starts.lower_bound(static_cast<std::int32_t>(visit))->second,
-                      gather_op(OpKind::publish, first.unit, in,
+                      gather_op(OpKind::publish, unit, in,
                                 comm::CollectiveCall{
                                     comm::AllGather{.shard = s.own_shard, .full = s.parameters}}));
   }

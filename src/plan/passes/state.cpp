@@ -1,6 +1,7 @@
 #include "plan/passes/state.hpp"
 
 #include <algorithm>
+#include <map>
 
 #include "core/exact_sum.hpp"
 #include "plan/ir/channels.hpp"
@@ -142,6 +143,24 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
     add_kept(plan, in, unit, s);
   }
   return states;
+}
+
+std::vector<FirstUse> first_uses(const Plan& plan, const std::vector<UnitState>& states) {
+  std::map<BufferId, std::size_t> unit_of;
+  for (std::size_t u = 0; u < states.size(); ++u) {
+    if (states[u].trained) unit_of[buffer_of(states[u].own_shard)] = u;
+  }
+  std::vector<FirstUse> uses;
+  for (std::size_t i = 0; i < plan.ops.size() && !unit_of.empty(); ++i) {
+    for (const BufferUse& use : uses_of(plan.ops[i])) {
+      const auto it = unit_of.find(use.buffer);
+      if (it == unit_of.end()) continue;
+      uses.push_back({it->second, i});
+      unit_of.erase(it);
+    }
+  }
+  for (const auto& [buffer, unit] : unit_of) uses.push_back({unit, plan.ops.size()});
+  return uses;
 }
 
 }  // namespace tessera::plan

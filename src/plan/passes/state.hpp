@@ -55,6 +55,13 @@ void set_place(Plan& plan, const PlanInputs& inputs, const MeshPlace& place);
 /// addresses.
 std::vector<UnitState> add_state(Plan& plan, const PlanInputs& inputs);
 
+/// Where a unit's parameters are first wanted, at home: by which op.
+struct FirstUse {
+  std::size_t unit, op;
+};
+/// Of all trained units, in their order; those that no op wants come last, at the plan's end.
+std::vector<FirstUse> first_uses(const Plan& plan, const std::vector<UnitState>& states);
+
 /// The ranges of this rank's shard of a unit that it counts: each element of the model has one rank
 /// that adds it to the norm and writes it to checkpoints.
 std::vector<Range> counted_ranges(const PlanInputs& inputs, const Plan& plan, std::size_t unit,
