@@ -57,7 +57,7 @@ class NonFinite(RunTest):
                     self.assertIn(6, job.codes, job.output)
                     self.assertLessEqual(set(job.codes), {6, "killed"}, job.output)
 
-    def checkpoints(self, name):
+    def saved_names(self, name):
         return sorted(p.name for p in (self.dir / name / "checkpoints").iterdir())
 
     def test_64_a_diverged_run_keeps_the_checkpoint_that_it_can_go_on_from(self):
@@ -69,12 +69,12 @@ class NonFinite(RunTest):
                     checkpoint__keep=2, checkpoint__async=save, guard__max_skips=5))
                 self.train(ranks, path)
                 good = ["step_00000007", "step_00000008"]
-                self.assertEqual(self.checkpoints(name), good)
+                self.assertEqual(self.saved_names(name), good)
                 wild = ("optimizer.lr=1e38", "run.steps=60", "schedule.kind=constant")
                 self.train(ranks, path, *wild, expect=6)
                 # Step 9 was applied, and its state is one that no step can leave.
                 self.assertEqual(self.events(name, "step")[-1]["step"], 15)
-                self.assertEqual(self.checkpoints(name), ["step_00000008", "step_00000009"])
+                self.assertEqual(self.saved_names(name), ["step_00000008", "step_00000009"])
                 self.assertEqual(self.events(name, "checkpoint")[-1]["step"], 9)
                 # The next start goes on from 9, meets nothing but skips, and returns to 8.
                 before = len(self.events(name, "step"))
@@ -85,8 +85,8 @@ class NonFinite(RunTest):
                 self.assertEqual([s["skipped"] for s in steps], [True] * 6 + [False] * 8)
                 self.assertEqual([(e["step"], e["to"]) for e in self.events(name, "rollback")],
                                  [(15, 8)])
-                self.assertIn("step_00000009.abandoned", self.checkpoints(name))
-                self.assertEqual(self.checkpoints(name)[-2:], ["step_00000015", "step_00000016"])
+                self.assertIn("step_00000009.abandoned", self.saved_names(name))
+                self.assertEqual(self.saved_names(name)[-2:], ["step_00000015", "step_00000016"])
 
     def test_a_run_without_one_applied_step_has_failed(self):
         for ranks in (1, 2):

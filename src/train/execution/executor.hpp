@@ -151,7 +151,6 @@ class Executor {
   class Named;
   /// Starts the work of an op beside compute.
   std::unique_ptr<streams::Task> start(const BoundPlan::BoundOp& bound);
-  SaveTile save_;  // of the step under way
   void write(const BoundPlan& bound, const StepInput& input);
   void read(const BoundPlan& bound, StepOutput& output);
   /// When each load_batch ran, seconds since `begin`.
@@ -167,6 +166,7 @@ class Executor {
   streams::Streams& streams_;
   const plan::PlanInputs& inputs_;
   Whereabouts& whereabouts_;
+  SaveTile save_;  // of the step under way
 };
 
 }  // namespace tessera::train
