@@ -10,6 +10,7 @@
 #include "memory/hidden_tier.hpp"
 #include "streams/background.hpp"
 #include "streams/host_streams.hpp"
+#include "streams/workers.hpp"
 
 namespace tessera::backend {
 namespace {
@@ -50,20 +51,15 @@ class HiddenGroup : public comm::Group {
   const memory::HiddenTier& tier_;
 };
 
-auto on_a_thread(std::shared_ptr<kernels::Device> device) {
-  return [device = std::move(device)](const kernels::KernelCall& call) {
-    return streams::make_thread_task([device, call] { device->run(call); });
-  };
-}
-
 Backend cpu_backend(int threads) {
   return {.kind = deck::Backend::cpu,
           .name = fmt::format("{} CPU thread{}", threads, threads == 1 ? "" : "s"),
           .device_tier = std::make_unique<memory::HostTier>(),
           .host_tier = std::make_unique<memory::HostTier>(),
-          .disk_reaches_device = true,
+          .device_is_host = true,
           .device = kernels::make_cpu_device({.threads = threads}),
-          .start_beside = on_a_thread(kernels::make_cpu_device({.threads = 1})),
+          .start_beside = on_host_threads(1),
+          .start_on_host = on_host_threads(threads),
           .make_streams =
               [] {
                 return std::make_unique<streams::HostStreams>(
@@ -89,11 +85,20 @@ Backend debug_backend(int threads) {
     return std::make_unique<HiddenGroup>(std::move(group), hidden);
   };
   b.device_tier = std::move(tier);
-  b.disk_reaches_device = false;
+  b.device_is_host = false;
   return b;
 }
 
 }  // namespace
+
+std::function<std::unique_ptr<streams::Task>(const kernels::KernelCall&)> on_host_threads(
+    int threads) {
+  return [workers = std::make_shared<streams::Workers>(),
+          device = std::shared_ptr(kernels::make_cpu_device({.threads = threads}))](
+             const kernels::KernelCall& call) {
+    return workers->start([device, call] { device->run(call); });
+  };
+}
 
 #ifndef TESSERA_HAVE_CUDA
 [[noreturn]] static Backend make_cuda_backend(const Settings&, const Ranks*) {
@@ -133,7 +138,7 @@ PlanningDevice make_planning_device(deck::Backend kind, int threads) {
                              : "a CPU",
           .device = kernels::make_cpu_device({.threads = threads}),
           .nccl = false,
-          .disk_reaches_device = kind != deck::Backend::debug};
+          .device_is_host = kind != deck::Backend::debug};
 }
 
 }  // namespace tessera::backend

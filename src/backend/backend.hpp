@@ -36,12 +36,14 @@ struct Backend {
   bool multiplies_fp8 = false;                // at a rate of its own; others compute the same
   std::unique_ptr<memory::Tier> device_tier;  // where kernels compute
   std::unique_ptr<memory::Tier> host_tier;    // what the host reads beside steps
-  bool disk_reaches_device = false;           // disks read and write device memory themselves
-  std::shared_ptr<void> libraries;            // that the device uses
+  bool device_is_host = false;      // its memory is the host's: disks and updates reach it
+  std::shared_ptr<void> libraries;  // that the device uses
   std::unique_ptr<kernels::Device> device;
   /// Begins a kernel of a stream beside compute: on a CPU one thread computes it, so that messages
   /// go on; a GPU queues it.
   std::function<std::unique_ptr<streams::Task>(const kernels::KernelCall& call)> start_beside;
+  /// Begins a kernel that the host computes in its own memory, with all threads of the rank.
+  std::function<std::unique_ptr<streams::Task>(const kernels::KernelCall& call)> start_on_host;
   /// Chooses how the matrix products and attention of `calls` are computed, where there is a
   /// choice; see Tuning. Collective. Throws DataError for a file that is damaged, DeviceError where
   /// ranks would compute differently.
@@ -74,12 +76,16 @@ struct Ranks {
 /// says what to do, and DeckError for a setting that the device does not have.
 Backend make_backend(const Settings& settings, const Ranks* ranks);
 
+/// Begins kernels on threads of the host, each with a team of `threads`.
+std::function<std::unique_ptr<streams::Task>(const kernels::KernelCall& call)> on_host_threads(
+    int threads);
+
 /// What a run with this backend would compute on, as far as plans must know it: without a GPU.
 struct PlanningDevice {
   std::string name;                         // for people, and why where `auto` chose it
   std::unique_ptr<kernels::Device> device;  // for sizes of scratch
   bool nccl = false;                        // carries between ranks
-  bool disk_reaches_device = false;         // as in Backend
+  bool device_is_host = false;              // as in Backend
 };
 PlanningDevice make_planning_device(deck::Backend kind, int threads);
 

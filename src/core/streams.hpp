@@ -18,6 +18,7 @@ enum class Stream : std::uint8_t {
   write,
   disk_read,
   disk_write,
+  host,
   tensor,
   send_forward,
   receive_forward,
@@ -30,7 +31,7 @@ enum class StreamCounts : std::uint8_t {
   compute,        // none: the others are waited for
   communication,  // exposed communication
   pipeline,       // likewise, with other stages: the bubble and the messages
-  transfer,       // copies to memory that is not the device's
+  transfer,       // memory that is not the device's: copies, and updates there
 };
 
 /// Which way messages of a pipeline go: down with activations, up with their gradients.
@@ -56,6 +57,7 @@ inline constexpr std::array kStreamRows = {
     StreamRow{Stream::write, "write", StreamCounts::transfer, Direction::none, true},
     StreamRow{Stream::disk_read, "disk_read", StreamCounts::transfer},
     StreamRow{Stream::disk_write, "disk_write", StreamCounts::transfer, Direction::none, true},
+    StreamRow{Stream::host, "host", StreamCounts::transfer, Direction::none, true},
     StreamRow{Stream::tensor, "tensor", StreamCounts::communication},
     StreamRow{Stream::send_forward, "send_forward", StreamCounts::pipeline, Direction::down, true},
     StreamRow{Stream::receive_forward, "receive_forward", StreamCounts::pipeline, Direction::down},

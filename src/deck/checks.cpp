@@ -204,6 +204,11 @@ class Checker {
       return;
     if (usable({"offload.ahead"}) && set("offload.ahead") && !o.anything())
       problem("offload.ahead", "offload.ahead has no effect: nothing is offloaded (leave it out)");
+    if (usable({"offload.optimizer_share"}) && o.optimizer_share != 1 &&
+        o.optimizer == OffloadTier::none)
+      problem(
+          "offload.optimizer_share",
+          "offload.optimizer_share has no effect: offload.optimizer is \"none\" (leave it out)");
     if (usable({"offload.nvme"}) && o.uses(OffloadTier::nvme) && o.nvme.empty())
       problem("offload.nvme",
               "what lives on \"nvme\" needs offload.nvme = [\"DIRECTORY\", ...] on local disks");

@@ -97,6 +97,8 @@ const std::vector<Row>& rows() {
         row(
             "link.host.rate", false, [](Machine & m) -> auto& { return made(m.host).rate; }),
         row(
+            "host_memory_rate", false, [](Machine & m) -> auto& { return m.host_memory_rate; }),
+        row(
             "disk.write", false, [](Machine & m) -> auto& { return m.disk_write; }),
         row(
             "disk.read", false, [](Machine & m) -> auto& { return m.disk_read; }),

@@ -46,6 +46,7 @@ struct Machine {
   MachineActivations activations = MachineActivations::apart;
   std::optional<Link> intra, inter;      // within a node, between nodes
   std::optional<Link> host;              // between a rank's device and its host's memory
+  double host_memory_rate = 0;           // of a node's host, of a STREAM triad; 0: not given
   double disk_write = 0, disk_read = 0;  // of a node; 0: not given
 
   /// flop/s of a matrix product of `flop`: that of the cube with as much work, linear between the

@@ -357,8 +357,10 @@ constexpr SchemaRow kRows[] = {
         "offload.ahead", "visits of layers between the begin of a fetch and the use of its bytes",
         {.limits = between(0, 1000), .unset = "2 where something is offloaded"}),
     row<&Deck::offload, &OffloadSection::optimizer_share>(
-        "offload.optimizer_share", "share of the optimizer state that is offloaded",
-        {.limits = between(0, 1), .built = "1.0"}),
+        "offload.optimizer_share",
+        "share of a rank's optimizer state that is offloaded, in whole units (embedding, layer, "
+        "...), the last ones first; the others' stays on the device, which updates them",
+        {.limits = {.low = 0, .high = 1, .above_low = true}}),
     row<&Deck::offload, &OffloadSection::nvme>(
         "offload.nvme", "directories on local disks, for what lives on \"nvme\""),
     row<&Deck::offload, &OffloadSection::block>(

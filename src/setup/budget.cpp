@@ -75,14 +75,6 @@ void check_budget(const deck::LoadedDeck& loaded, const Mesh& mesh, const plan::
                            loaded.where("memory.device")));
 }
 
-void check_disks(const deck::LoadedDeck& loaded, bool on_gpus) {
-  if (!on_gpus || !loaded.deck.offload.uses(deck::OffloadTier::nvme)) return;
-  throw DeckError(
-      fmt::format("{}: what a GPU uses cannot live on \"nvme\" in this version: offload it to "
-                  "\"host\", or set run.backend = \"cpu\"",
-                  loaded.where("offload.nvme")));
-}
-
 void check_gpu(const deck::Deck& deck, const Mesh& mesh, const plan::ArenaBytes& bytes,
                const memory::Tier::DeviceMemory& gpu) {
   if (gpu.total == 0) return;

@@ -11,9 +11,6 @@ namespace tessera::setup {
 /// memory.device or memory.host: which arena, by how much, and what to change, in practice's
 /// order.
 void check_budget(const deck::LoadedDeck& loaded, const Mesh& mesh, const plan::ArenaBytes& bytes);
-/// Throws DeckError where a run on GPUs wants something on disks, which they do not reach in this
-/// version.
-void check_disks(const deck::LoadedDeck& loaded, bool on_gpus);
 /// Throws MemoryError where the rank does not fit what is free on its GPU, if it has one (total >
 /// 0).
 void check_gpu(const deck::Deck& deck, const Mesh& mesh, const plan::ArenaBytes& bytes,

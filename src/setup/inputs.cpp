@@ -82,6 +82,7 @@ plan::OffloadInputs offload_inputs(const deck::OffloadSection& section) {
           .gradients = location_of(section.gradients),
           .optimizer = location_of(section.optimizer),
           .activations = location_of(section.activations),
+          .optimizer_share = section.optimizer_share,
           .ahead = section.ahead.value_or(0)};
 }
 

@@ -12,6 +12,7 @@ namespace tessera::streams {
 struct Work {
   std::size_t stream = kCompute;
   std::vector<Event> waits;
+  bool by_host = false;   // the host does it, whatever the device is
   std::size_t part = 0;   // of compute: the index in Times::parts that its time is added to
   const char* name = "";  // outlives the step; for profilers
 };

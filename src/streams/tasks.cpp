@@ -1,10 +1,6 @@
 #include "streams/tasks.hpp"
 
 #include <algorithm>
-#include <atomic>
-#include <exception>
-
-#include "core/thread.hpp"
 
 namespace tessera::streams {
 namespace {
@@ -26,38 +22,10 @@ class CopyTask : public Task {
   std::int64_t left_;
 };
 
-/// Work of another thread, which is waited for when the task goes early.
-class ThreadTask : public Task {
- public:
-  explicit ThreadTask(std::function<void()> work)
-      : thread_(start_thread("beside", [this, work = std::move(work)] {
-          try {
-            work();
-          } catch (...) {
-            error_ = std::current_exception();
-          }
-          done_.store(true, std::memory_order_release);
-        })) {}
-  Progress advance() override {
-    if (!done_.load(std::memory_order_acquire)) return Progress::idle;
-    if (error_) std::rethrow_exception(error_);
-    return Progress::done;
-  }
-
- private:
-  std::exception_ptr error_;
-  std::atomic<bool> done_ = false;
-  std::jthread thread_;  // the last: it uses the others
-};
-
 }  // namespace
 
 std::unique_ptr<Task> make_copy_task(const std::byte* from, std::byte* to, std::int64_t bytes) {
   return std::make_unique<CopyTask>(from, to, bytes);
-}
-
-std::unique_ptr<Task> make_thread_task(std::function<void()> work) {
-  return std::make_unique<ThreadTask>(std::move(work));
 }
 
 }  // namespace tessera::streams

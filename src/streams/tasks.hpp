@@ -50,7 +50,4 @@ class TaskStreams {
 /// Copies bytes in pieces, so that other streams' tasks are served between.
 std::unique_ptr<Task> make_copy_task(const std::byte* from, std::byte* to, std::int64_t bytes);
 
-/// Runs `work` on a thread of its own, which starts now. What it throws, advance() rethrows.
-std::unique_ptr<Task> make_thread_task(std::function<void()> work);
-
 }  // namespace tessera::streams

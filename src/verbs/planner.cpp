@@ -43,12 +43,12 @@ Planner make_planner(const LayoutOptions& layout) {
                           ? layout.threads
                           : setup::thread_count(p.loaded.deck.run, cores_each(masks));
   const std::array alone{own_cores()};
-  bool nccl = false, disk_reaches_device = false;
+  bool nccl = false, device_is_host = false;
   for (int i = 0; i < cores_each(alone); ++i) {
     auto planning = backend::make_planning_device(p.loaded.deck.run.backend, threads);
     p.devices.push_back(std::move(planning.device));
     nccl = planning.nccl;
-    disk_reaches_device = planning.disk_reaches_device;
+    device_is_host = planning.device_is_host;
     p.device_name = planning.name;
   }
   p.shapes =
@@ -58,8 +58,7 @@ Planner make_planner(const LayoutOptions& layout) {
 
   p.inputs = setup::plan_inputs(p.loaded.deck, p.shapes, node_of, *p.devices.front());
   p.inputs.layout.nccl = nccl;
-  p.inputs.offload.disk_reaches_device = disk_reaches_device;
-  setup::check_disks(p.loaded, nccl);
+  p.inputs.offload.device_is_host = device_is_host;
   return p;
 }
 

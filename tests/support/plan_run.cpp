@@ -6,6 +6,7 @@
 
 #include "core/exact_sum.hpp"
 #include "data/batches.hpp"
+#include "kernels/cpu/device.hpp"
 #include "streams/background.hpp"
 
 namespace tessera::test {
@@ -94,7 +95,13 @@ PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::
     device.run(call);
     return std::unique_ptr<streams::Task>();
   };
-  executor_.emplace(*device_, beside, tiers, groups_, *streams_, inputs_, whereabouts_);
+  const auto on_host =
+      [cpu = std::shared_ptr(kernels::make_cpu_device({}))](const kernels::KernelCall& call) {
+        cpu->run(call);
+        return std::unique_ptr<streams::Task>();
+      };
+  executor_.emplace(*device_, train::Executor::StartKernels{beside, on_host}, tiers, groups_,
+                    *streams_, inputs_, whereabouts_);
 }
 
 void PlanRun::settle() {

@@ -10,6 +10,7 @@
 #include "comm/nccl/nccl_group.hpp"
 #include "kernels/cuda/device.hpp"
 #include "memory/cuda/cuda_tier.hpp"
+#include "streams/background.hpp"
 #include "streams/cuda/cuda_streams.hpp"
 
 namespace tessera::backend {
@@ -194,6 +195,7 @@ Backend make_cuda_backend(const Settings& settings, const Ranks* ranks) {
     device->run(call);
     return std::unique_ptr<streams::Task>();
   };
+  b.start_on_host = on_host_threads(settings.threads);
   if (ranks != nullptr) {
     // Not of NCCL's memory, which all ranks would have to have.
     b.tune = [libraries, rules, tier = std::make_shared<memory::CudaTier>(*queue),
@@ -205,7 +207,8 @@ Backend make_cuda_backend(const Settings& settings, const Ranks* ranks) {
   }
   b.make_streams = [queue, nccl] {
     return std::make_unique<streams::CudaStreams>(
-        *queue, nccl ? [nccl] { nccl->throw_if_peer_is_gone(); } : std::function<void()>());
+        *queue, std::make_unique<streams::BackgroundStreams>(),
+        nccl ? [nccl] { nccl->throw_if_peer_is_gone(); } : std::function<void()>());
   };
   b.make_group = [queue, nccl, device = b.device.get()](std::span<const int> members,
                                                         const comm::GroupShape& shape,

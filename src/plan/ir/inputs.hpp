@@ -66,9 +66,12 @@ struct OffloadInputs {
   Location gradients = Location::device;    // summed
   Location optimizer = Location::device;    // its state, and master weights if they are separate
   Location activations = Location::device;  // those that backward needs
+  double optimizer_share = 1;               // of a rank's state that lives there, in whole units
   std::int64_t ahead = 2;                   // visits between the begin of a fetch and its use
   std::int64_t tile = 1 << 22;  // elements that one update has of a unit whose state is elsewhere
-  bool disk_reaches_device = true;  // else what goes between them goes through host memory
+  /// Whether the device's memory is the host's, which disks reach. Else what goes between disks and
+  /// the device goes through the host's memory, and the host updates what lives there or on disks.
+  bool device_is_host = true;
 
   bool uses(Location location) const {
     return parameters == location || gradients == location || optimizer == location ||
@@ -76,6 +79,12 @@ struct OffloadInputs {
   }
   /// Whether anything lives elsewhere than on the device.
   bool anything() const { return uses(Location::host) || uses(Location::disk); }
+  /// Where updates of a unit are computed whose state is at `state`.
+  Location updates_at(Location state) const {
+    return device_is_host || state == Location::device ? Location::device : Location::host;
+  }
+  /// Where checkpoints find what they take of updates.
+  Location saves_at() const { return device_is_host ? Location::device : Location::host; }
   /// Whether updates use what lives elsewhere. Then the update of a step is at the head of the next
   /// step's plan, where it goes on beside forward.
   bool updates() const {

@@ -33,8 +33,8 @@ BufferId add_buffer(Plan& plan, std::string name, BufferPurpose purpose, std::in
 void enlarge_buffer(Plan& plan, BufferId id, std::int64_t bytes);
 View buffer_view(BufferId id, DType type, std::int64_t elements);
 
-/// A copy between locations: a fetch to where ops run, or an evict to where things live, on the
-/// stream for its way. `about`: its unit, micro-batch and visit.
+/// A copy between locations, on the stream for its way: a fetch to the device, or an evict from it.
+/// `about`: its unit, micro-batch and visit.
 Op copy_op(const Plan& plan, Op about, const Copy& copy);
 
 /// A staging buffer. It serves ops of one stream one after another, and is as large as the largest

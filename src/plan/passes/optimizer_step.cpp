@@ -87,14 +87,17 @@ Op update_op(const Plan& plan, const PlanInputs& in, std::size_t unit, const Uni
     const View& live = s.kept[r].live;
     state.push_back(rows[r].extent == optim::Extent::owned ? slice(live) : live);
   }
-  return op_of(OpKind::update, Stream::compute, unit,
-               in.optimizer.update({.gradient = slice(gradient),
-                                    .master = slice(s.master()),
-                                    .parameter = slice(s.copy),
-                                    .scalars = plan.update_scalars,
-                                    .verdict = plan.verdict,
-                                    .state = state},
-                                   of));
+  const Location at = in.offload.updates_at(s.optimizer);
+  Op op = op_of(OpKind::update, at == Location::device ? Stream::compute : Stream::host, unit,
+                in.optimizer.update({.gradient = slice(gradient),
+                                     .master = slice(s.master()),
+                                     .parameter = slice(s.copy),
+                                     .scalars = plan.update_scalars,
+                                     .verdict = plan.verdict,
+                                     .state = state},
+                                    of));
+  op.location = at;
+  return op;
 }
 
 /// An update, and of which flat elements.
@@ -140,6 +143,7 @@ std::vector<Op> saves_of(const Plan& plan, const PlanInputs& in, std::size_t uni
                         SaveTile{.from = s.kept[r].live.range(mine.begin - first, mine.count()),
                                  .row = r,
                                  .first = mine.begin}));
+    ops.back().location = in.offload.saves_at();
   }
   return ops;
 }

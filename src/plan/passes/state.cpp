@@ -94,7 +94,7 @@ void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, Uni
         r == kMasterRow ? BufferPurpose::master : BufferPurpose::optimizer;
     if (View& live = s.kept[r].live; !live) {
       live = add_persistent(plan, fmt::format("{} {}", unit.name, rows[r].name), purpose,
-                            rows[r].type, count_of(rows[r].extent, s, unit), in.offload.optimizer);
+                            rows[r].type, count_of(rows[r].extent, s, unit), s.optimizer);
     }
   }
   if (s.trained && in.offload.updates() && in.state_for > PlanPurpose::evaluate) {
@@ -106,6 +106,20 @@ void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, Uni
     s.kept[r].snapshot = add_persistent(
         plan, fmt::format("{} snapshot of {}", unit.name, rows[r].name), BufferPurpose::snapshot,
         s.kept[r].live.type, s.layout.shard, Location::host);
+  }
+}
+
+/// Says which units' optimizer state is offloaded: the last ones, which have longest until forward
+/// wants what their updates make, until they are the share that is asked for (Twin-Flow of
+/// DeepSpeed's ZeRO-Offload++, 2023).
+void offload_optimizer(const PlanInputs& in, std::vector<UnitState>& states) {
+  double all = 0, elsewhere = 0;
+  for (const UnitState& s : states) all += s.trained ? static_cast<double>(s.owned.count()) : 0;
+  for (std::size_t u = states.size(); u-- > 0;) {
+    UnitState& s = states[u];
+    if (!s.trained || elsewhere >= in.offload.optimizer_share * all) continue;
+    s.optimizer = in.offload.optimizer;
+    elsewhere += static_cast<double>(s.owned.count());
   }
 }
 
@@ -139,8 +153,12 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
         .trained = s.trained, .parts = s.layout.padded / s.layout.shard, .shard = s.layout.shard};
     for (const Range& part : counted_ranges(in, plan, u, s.layout))
       plan.shares[u].counted += part.count();
-    add_parameters(plan, in, unit, s);
-    add_kept(plan, in, unit, s);
+  }
+  offload_optimizer(in, states);
+  for (std::size_t u = 0; u < states.size(); ++u) {
+    if (!states[u].held) continue;
+    add_parameters(plan, in, in.model.units[u], states[u]);
+    add_kept(plan, in, in.model.units[u], states[u]);
   }
   return states;
 }

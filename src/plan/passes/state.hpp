@@ -20,8 +20,9 @@ struct UnitState {
   bool trained = false;  // held, and not frozen
   Sharding sharding;     // what this rank keeps a shard of only
   zero::UnitLayout layout;
-  Location home = Location::device;  // of the parameters
-  Range slice;                       // flat elements of this rank's shard
+  Location home = Location::device;       // of the parameters
+  Location optimizer = Location::device;  // of the optimizer's state
+  Range slice;                            // flat elements of this rank's shard
   Range owned;      // flat elements that this rank updates: its shard, or everything at stage 0. Of
                     // a frozen unit those that it keeps
   View parameters;  // (padded) stored type; absent at stage 3 with several ranks

@@ -107,21 +107,22 @@ class Movement {
 
   void look_at(std::size_t i) {
     const Op& op = plan_.ops[i];
-    if (std::holds_alternative<LoadBatch>(op.call)) return;  // the host reaches the device
-    const bool copies = std::holds_alternative<Copy>(op.call);
+    // Tokens reach the device by themselves.
+    const bool reaches_all =
+        std::holds_alternative<Copy>(op.call) || std::holds_alternative<LoadBatch>(op.call);
     std::size_t view = 0;
     for (const BufferUse& use : uses_of(op)) {
       const Buffer& b = plan_.buffer(use.buffer);
-      if (copies && b.location != Location::device) {
+      if (reaches_all || (b.location == op.location && !leaves(b))) {
         use_home(i, use);
-      } else if (!copies && (b.location != op.location || leaves(b))) {
+      } else {
         uses_.push_back({i, view, use.buffer, stay_of(i, use)});
       }
       ++view;
     }
   }
 
-  /// A copy from or to a buffer where it lives.
+  /// A use of a buffer where it lives.
   void use_home(std::size_t i, const BufferUse& use) {
     Traveller& t = at(travellers_, use.buffer);
     for (Stay& s : t.stays) s.over = s.over || overlap(s.bytes, use.bytes);
@@ -229,9 +230,10 @@ class Movement {
           });
           wanted_part = intersect(wanted_part, part);
           if (wanted_part.empty()) return;
-          insertions_.before(s.last_op + 1,
-                             copy_op(plan_, about(s, s.last_time),
-                                     {in_stay(s, id, wanted_part), at_home(home, wanted_part)}));
+          Op op = copy_op(plan_, about(s, s.last_time),
+                          {in_stay(s, id, wanted_part), at_home(home, wanted_part)});
+          op.kind = OpKind::evict;
+          insertions_.before(s.last_op + 1, std::move(op));
         });
   }
 
@@ -251,9 +253,9 @@ class Movement {
     }
     TESSERA_CHECK(position <= s.first_op, "{} is used in two places at once",
                   plan_.buffer(id).name);
-    fetches_.push_back(
-        {s.first_op, position,
-         copy_op(plan_, about(s, time), {at_home(t.home, part), in_stay(s, id, part)})});
+    Op op = copy_op(plan_, about(s, time), {at_home(t.home, part), in_stay(s, id, part)});
+    op.kind = OpKind::fetch;
+    fetches_.push_back({s.first_op, position, std::move(op)});
   }
 
   void use_stand_in(const UseOfStay& use) {
@@ -351,7 +353,7 @@ void go_through_host(Plan& plan) {
 void tiers(Plan& plan, const PlanInputs& in) {
   if (!in.offload.anything()) return;
   Movement(plan, in).run();
-  if (!in.offload.disk_reaches_device) go_through_host(plan);
+  if (!in.offload.device_is_host) go_through_host(plan);
 }
 
 }  // namespace tessera::plan

@@ -49,7 +49,12 @@ struct CostOf {
     return {kernels::bytes_of(copy) / machine.memory_rate};
   }
   OpCost operator()(const kernels::KernelCall& call) const {
-    return {std::visit([&](const auto& args) { return seconds(args); }, call)};
+    return {std::visit(
+        [&](const auto& args) {
+          return op.location == Location::host ? kernels::bytes_of(args) / host_memory_rate()
+                                               : seconds(args);
+        },
+        call)};
   }
   OpCost operator()(const comm::CollectiveCall& call) const {
     const comm::GroupShape& group = plan.group(op.group);
@@ -81,12 +86,18 @@ struct CostOf {
   Location where(const View& v) const { return plan.buffer(buffer_of(v)).location; }
   /// A rank's share of a node's disks, bytes/s.
   double disk_rate(double of_node) const {
-    if (of_node == 0) {
-      throw DeckError(
-          fmt::format("{}: disk.read and disk.write are not given, but the deck keeps things on "
-                      "disks: measure them (tessera bench nvme)",
-                      machine.file));
-    }
+    return share(of_node,
+                 "disk.read and disk.write are not given, but the deck keeps things on disks: "
+                 "measure them (tessera bench nvme)");
+  }
+  /// A rank's share of the host's memory, bytes/s.
+  double host_memory_rate() const {
+    return share(machine.host_memory_rate,
+                 "host_memory_rate is not given, but the host computes updates: measure it "
+                 "(tessera bench kernels)");
+  }
+  double share(double of_node, std::string_view missing) const {
+    if (of_node == 0) throw DeckError(fmt::format("{}: {}", machine.file, missing));
     return of_node / static_cast<double>(plan.group(MeshGroup::world).local);
   }
   template <typename Args>

@@ -430,6 +430,11 @@ class GradientCheck {
     return b.purpose == BufferPurpose::parameters || b.purpose == BufferPurpose::master ||
            b.purpose == BufferPurpose::optimizer;
   }
+  /// Whether `v` is `all`, or stands in for it.
+  bool is_at(const View& v, const View& all) const {
+    const BufferUse at = homes_.home_of(v), wanted = homes_.home_of(all);
+    return at.buffer == wanted.buffer && at.bytes == wanted.bytes;
+  }
   void use(const View& v, const char* otherwise) {
     if (unsummed_.erase(home_of(v)) == 0) reject(plan_, at_, otherwise);
   }
@@ -523,14 +528,13 @@ class GradientCheck {
       }
       updated_[home_of(update.master)].push_back(elements);
       if (update.parameter) same_elements(op, update.parameter, update.master);
-      if (update.scalars.data != plan_.update_scalars.data ||
-          update.verdict.data != plan_.verdict.data)
+      if (!is_at(update.scalars, plan_.update_scalars) || !is_at(update.verdict, plan_.verdict))
         reject(plan_, at_, "updates by what is no step's");
       const BufferId from = home_of(update.gradient);
       note_rows(op, update);
       if (verdict_) {
         if (has_deferred_) reject(plan_, at_, "updates by gradients of two steps");
-        if (update.scalars.data != plan_.scalars.data)
+        if (!is_at(update.scalars, plan_.scalars))
           reject(plan_, at_, "updates by what is no step's");
         unsummed_.erase(whole_.contains(from) ? whole_.at(from) : from);
       } else {
@@ -546,8 +550,8 @@ class GradientCheck {
   template <typename Update>
   void defer(const Op& op, const Update& update, BufferId gradient) {
     has_deferred_ = true;
-    if (!plan_.buffer(gradient).persistent || !plan_.buffer(buffer_of(update.scalars)).persistent ||
-        update.scalars.data == plan_.scalars.data)
+    if (!plan_.buffer(gradient).persistent || !plan_.buffer(home_of(update.scalars)).persistent ||
+        is_at(update.scalars, plan_.scalars))
       reject(plan_, at_, "updates before the norm is known");
     if (unsummed_.contains(gradient) || whole_.contains(gradient))
       reject(plan_, at_, "updates by a gradient without a norm");
@@ -654,14 +658,16 @@ class GradientCheck {
 
 namespace {
 
-/// The host loads the step's tokens before anything else, and does nothing else. All other ops but
-/// copies find their buffers where they run.
+/// The host loads the step's tokens before anything else; what it computes is on its own stream.
+/// All ops but copies find their buffers where they run.
 void check_locations(const Plan& plan) {
   bool loading = true;
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     const Op& op = plan.ops[i];
     const bool loads = std::holds_alternative<LoadBatch>(op.call);
-    if (loads != (op.location == Location::host))
+    const bool saves = std::holds_alternative<SaveTile>(op.call);
+    const bool by_host = loads || op.stream == Stream::host;
+    if (!saves && by_host != (op.location == Location::host))
       reject(plan, i, "runs elsewhere than on the host what is the host's, or there what is not");
     if (loads && !loading) reject(plan, i, "loads tokens after the step has begun");
     loading = loads;

@@ -9,8 +9,101 @@
 
 namespace tessera::streams {
 
-CudaStreams::CudaStreams(CudaQueue& queue, std::function<void()> look)
-    : queue_(queue), look_(std::move(look)) {
+CudaStreams::Counters::Counters() {
+  void* memory = nullptr;
+  CUDA_TRY(cudaHostAlloc(&memory, kStreams * sizeof(Word), cudaHostAllocPortable));
+  words_ = static_cast<Word*>(memory);
+  std::uninitialized_value_construct_n(words_, kStreams);
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  constexpr unsigned kVersion = 11070;  // in which the function became what it is
+  const cudaError_t code = cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &found, kVersion,
+                                                            cudaEnableDefault, &result);
+  if (code == cudaSuccess && result == cudaDriverEntryPointSuccess)
+    wait_value_ = reinterpret_cast<PFN_cuStreamWaitValue32_v11070>(found);
+}
+
+CudaStreams::Counters::~Counters() { cudaFreeHost(words_); }
+
+void CudaStreams::Counters::open_all() {
+  // The GPU compares modulo 2^32: this is ahead of whatever is waited for.
+  for (std::size_t s = 0; s < kStreams; ++s)
+    set(s, std::int64_t{words_[s].load(std::memory_order_relaxed)} + (1 << 30));
+}
+
+void CudaStreams::Counters::wait(cudaStream_t stream, std::size_t of, std::int64_t count) {
+  if (wait_value_ == nullptr) {
+    throw DeviceError(
+        "the NVIDIA driver has no cuStreamWaitValue32, by which a GPU waits for disks and for "
+        "updates on the host: have the driver updated, or offload nothing");
+  }
+  const CUresult code =
+      wait_value_(stream, static_cast<CUdeviceptr>(reinterpret_cast<std::uintptr_t>(words_ + of)),
+                  static_cast<std::uint32_t>(count), CU_STREAM_WAIT_VALUE_GEQ);
+  if (code != CUDA_SUCCESS)
+    throw DeviceError(fmt::format("cuStreamWaitValue32: CUDA error {}", static_cast<int>(code)));
+}
+
+/// A piece of the host's work: begins once the GPU has come to the events, and counts when done.
+class CudaStreams::HostWork : public Task {
+ public:
+  HostWork(CudaStreams& streams, const Done& own, std::size_t stream,
+           std::vector<cudaEvent_t> after, Start start, Stretch* stretch)
+      : streams_(streams),
+        number_(own.number),
+        stream_(stream),
+        after_(std::move(after)),
+        start_(std::move(start)),
+        stretch_(stretch) {}
+
+  Progress advance() override {
+    try {
+      return go_on();
+    } catch (...) {  // nobody shall wait for what never comes
+      streams_.counters_.open_all();
+      throw;
+    }
+  }
+
+ private:
+  Progress go_on() {
+    if (!begun_) {
+      CUDA_TRY(cudaSetDevice(streams_.gpu_));  // each thread has a current one
+      for (; !after_.empty(); after_.pop_back()) {
+        const cudaError_t code = cudaEventQuery(after_.back());
+        if (code == cudaErrorNotReady) {
+          cudaGetLastError();  // which remembers this too, though it is no error
+          return Progress::idle;
+        }
+        check_cuda(code, "a step on the GPU");
+      }
+      begun_ = true;
+      if (stretch_ != nullptr) stretch_->begin = seconds_since(streams_.begin_);
+      task_ = start_();
+    }
+    if (task_) {
+      if (const Progress progress = task_->advance(); progress != Progress::done) return progress;
+      task_.reset();
+    }
+    if (stretch_ != nullptr) stretch_->end = seconds_since(streams_.begin_);
+    streams_.counters_.set(stream_, number_);
+    return Progress::done;
+  }
+
+  CudaStreams& streams_;
+  std::int64_t number_;
+  std::size_t stream_;
+  std::vector<cudaEvent_t> after_;
+  Start start_;
+  Stretch* stretch_;
+  bool begun_ = false;
+  std::unique_ptr<Task> task_;
+};
+
+CudaStreams::CudaStreams(CudaQueue& queue, std::unique_ptr<TaskStreams> tasks,
+                         std::function<void()> look)
+    : queue_(queue), look_(std::move(look)), tasks_(std::move(tasks)) {
+  CUDA_TRY(cudaGetDevice(&gpu_));
   int least = 0, greatest = 0;
   CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest));
   for (std::size_t s = 0; s < kStreams; ++s) {
@@ -25,7 +118,9 @@ CudaStreams::CudaStreams(CudaQueue& queue, std::function<void()> look)
 }
 
 CudaStreams::~CudaStreams() {
-  if (mode_ == Mode::record) {  // an exception ended the step
+  tasks_.reset();
+  if (std::uncaught_exceptions() > 0) counters_.open_all();  // or the GPU would wait for them
+  if (mode_ == Mode::record) {                               // an exception ended the step
     cudaGraph_t graph = nullptr;
     if (cudaStreamEndCapture(stream(kCompute), &graph) == cudaSuccess) cudaGraphDestroy(graph);
   }
@@ -62,7 +157,8 @@ void CudaStreams::note(Span::What what, std::size_t index) {
 bool CudaStreams::begin(const Step& step) {
   begin_ = SteadyClock::now();
   every_work_ = step.timing == Timing::works;
-  queued_ = {};
+  for (auto& done : done_) done.clear();
+  used_events_ = 0;
   mode_ = Mode::queue;
   now_ = &once_;
   if (step.repeatable && !every_work_) {
@@ -102,7 +198,10 @@ void CudaStreams::fork() {
 void CudaStreams::join() {
   for (std::size_t s = 0; s < kStreams; ++s) {
     if (s == kCompute) continue;
-    if (queued_[s] > 0) note(Span::What::wait, s);
+    if (!done_[s].empty()) {
+      note(Span::What::wait, s);
+      if (done_[s].back().by_host) wait_for(s, s, done_[s].back());
+    }
     const cudaEvent_t there = new_event();
     CUDA_TRY(cudaEventRecord(there, stream(s)));
     CUDA_TRY(cudaStreamWaitEvent(stream(kCompute), there));
@@ -110,20 +209,31 @@ void CudaStreams::join() {
   note(Span::What::end, 0);
 }
 
-void CudaStreams::wait_for(std::size_t s, const std::vector<Event>& waits) {
-  for (const Event& e : waits) {
-    TESSERA_CHECK(e.count >= 1 && static_cast<std::size_t>(e.count) <= queued_[e.stream],
-                  "a wait for work {} of stream {}, which has {}", e.count, e.stream,
-                  queued_[e.stream]);
-    if (s == kCompute && e.stream != kCompute) note(Span::What::wait, e.stream);
-    const auto& event = done_[e.stream][static_cast<std::size_t>(e.count) - 1];
-    CUDA_TRY(cudaStreamWaitEvent(stream(s), event.get()));
+const CudaStreams::Done& CudaStreams::done(const Event& event) const {
+  const auto& of_stream = done_[event.stream];
+  TESSERA_CHECK(event.count >= 1 && static_cast<std::size_t>(event.count) <= of_stream.size(),
+                "a wait for work {} of stream {}, which has {}", event.count, event.stream,
+                of_stream.size());
+  return of_stream[static_cast<std::size_t>(event.count) - 1];
+}
+
+/// Makes a stream wait for a piece of work of `of`.
+void CudaStreams::wait_for(std::size_t s, std::size_t of, const Done& work) {
+  if (work.by_host) {
+    counters_.wait(stream(s), of, work.number);
+  } else {
+    CUDA_TRY(cudaStreamWaitEvent(stream(s), work.event));
   }
 }
 
 void CudaStreams::queue_on(const Work& work, const std::function<void()>& f) {
   const std::size_t s = work.stream;
-  wait_for(s, work.waits);
+  for (const Event& e : work.waits) {
+    const Done& other = done(e);
+    if (s == kCompute && e.stream != kCompute) note(Span::What::wait, e.stream);
+    wait_for(s, e.stream, other);
+  }
+  if (!done_[s].empty() && done_[s].back().by_host) wait_for(s, s, done_[s].back());
   if (s == kCompute) note(Span::What::part, work.part);
   const cudaEvent_t from = every_work_ ? mark(s) : nullptr;
   queue_.stream = stream(s);
@@ -132,16 +242,44 @@ void CudaStreams::queue_on(const Work& work, const std::function<void()>& f) {
     f();
   }
   queue_.stream = stream(kCompute);
-  if (every_work_) now_->works.emplace_back(from, mark(s));
-  if (queued_[s] == done_[s].size()) {
+  if (every_work_) now_->works.push_back({.from = from, .to = mark(s)});
+  if (used_events_ == done_events_.size()) {
     cudaEvent_t made = nullptr;
     CUDA_TRY(cudaEventCreateWithFlags(&made, cudaEventDisableTiming));
-    done_[s].emplace_back(made);
+    done_events_.emplace_back(made);
   }
-  CUDA_TRY(cudaEventRecord(done_[s][queued_[s]++].get(), stream(s)));
+  const cudaEvent_t event = done_events_[used_events_++].get();
+  CUDA_TRY(cudaEventRecord(event, stream(s)));
+  done_[s].push_back({.event = event});
+}
+
+/// Work that the host does once the GPU's work before it is done. What the GPU does then waits for
+/// it.
+void CudaStreams::queue_by_host(const Work& work, Start start) {
+  const std::size_t s = work.stream;
+  TESSERA_CHECK(mode_ == Mode::queue && s != kCompute, "work of the host in a graph");
+  std::vector<Event> of_host;
+  std::vector<cudaEvent_t> of_gpu;
+  const auto after = [&](std::size_t stream, const Done& other) {
+    if (other.by_host) {
+      of_host.push_back({stream, other.number});
+    } else {
+      of_gpu.push_back(other.event);
+    }
+  };
+  for (const Event& e : work.waits) after(e.stream, done(e));
+  if (!done_[s].empty()) after(s, done_[s].back());
+  const Done own{.by_host = true, .number = tasks_->last(s).count + 1};
+  done_[s].push_back(own);
+  Stretch* stretch = every_work_ ? &now_->works.emplace_back().by_host : nullptr;
+  tasks_->enqueue(s, std::move(of_host),
+                  [this, own, s, stretch, of_gpu = std::move(of_gpu), start = std::move(start)] {
+                    return std::make_unique<HostWork>(*this, own, s, of_gpu, start, stretch);
+                  });
 }
 
 void CudaStreams::enqueue(Work work, Start start) {
+  if (work.by_host) return queue_by_host(work, std::move(start));
   queue_on(work, [&] {
     const auto task = start();
     const bool queued = !task || task->advance() == Progress::done;
@@ -191,6 +329,7 @@ Times CudaStreams::finish() {
     CUDA_TRY(cudaGraphLaunch(made, stream(kCompute)));
   }
   wait();
+  for (std::size_t s = 0; s < kStreams; ++s) tasks_->wait(tasks_->last(s));  // for what they threw
   mode_ = Mode::idle;
   return times();
 }
@@ -213,8 +352,11 @@ Times CudaStreams::times() const {
       all.parts[spans[i].index] += s;
     }
   }
-  for (const auto& [from, to] : now_->works)
-    all.works.push_back({between(spans.front().from, from), between(spans.front().from, to)});
+  for (const Timed& t : now_->works) {
+    all.works.push_back(t.from == nullptr ? t.by_host
+                                          : Stretch{.begin = between(spans.front().from, t.from),
+                                                    .end = between(spans.front().from, t.to)});
+  }
   return all;
 }
 

@@ -1,9 +1,14 @@
 // A step's streams as CUDA streams. Of a step that repeats the same work, the first run queues its
 // work piece by piece, the second records it as a CUDA graph, and the following ones launch that
-// graph.
+// graph. A step in which the host does some of the work is queued each time: the host's work asks
+// for CUDA's events, and the GPU waits for numbers that the host writes.
 #pragma once
 
+#include <cudaTypedefs.h>
+
+#include <atomic>
 #include <chrono>
+#include <deque>
 #include <map>
 #include <optional>
 
@@ -17,7 +22,9 @@ class CudaStreams : public Streams {
   /// `queue` is set to the stream of each piece of work while that is queued, within an NVTX range
   /// of its name. `look` is called now and then while finish() waits for the GPU. It throws where
   /// the wait would never end, as for a collective whose peer is gone.
-  explicit CudaStreams(CudaQueue& queue, std::function<void()> look = {});
+  /// `tasks` carry out the host's work, and may do so on another thread.
+  CudaStreams(CudaQueue& queue, std::unique_ptr<TaskStreams> tasks,
+              std::function<void()> look = {});
   ~CudaStreams() override;
   CudaStreams(const CudaStreams&) = delete;
   CudaStreams& operator=(const CudaStreams&) = delete;
@@ -28,18 +35,53 @@ class CudaStreams : public Streams {
   Times finish() override;
 
  private:
+  /// How many pieces of the host's work are complete, by stream, for the GPU to wait for: memory
+  /// that both reach.
+  class Counters {
+   public:
+    Counters();
+    ~Counters();
+    Counters(const Counters&) = delete;
+    Counters& operator=(const Counters&) = delete;
+
+    void set(std::size_t stream, std::int64_t count) {
+      words_[stream].store(static_cast<std::uint32_t>(count), std::memory_order_release);
+    }
+    /// Lets all go on that waits, now or later.
+    void open_all();
+    /// Makes `stream` wait until the counter of `of` is at least `count`.
+    void wait(cudaStream_t stream, std::size_t of, std::int64_t count);
+
+   private:
+    using Word = std::atomic<std::uint32_t>;
+    static_assert(sizeof(Word) == sizeof(std::uint32_t) && Word::is_always_lock_free);
+    Word* words_ = nullptr;
+    PFN_cuStreamWaitValue32_v11070 wait_value_ = nullptr;
+  };
+  /// Where a piece of work is done: how others wait for it.
+  struct Done {
+    bool by_host = false;
+    std::int64_t number = 0;      // of the host's work of its stream, ever
+    cudaEvent_t event = nullptr;  // of the GPU's
+  };
+  class HostWork;
   /// What the compute stream does from an event on: the work of a part, or waiting for a stream.
   struct Span {
     enum class What : std::uint8_t { part, wait, end } what = What::end;
     std::size_t index = 0;
     cudaEvent_t from = nullptr;
   };
+  /// Begin and end of a piece of work: events of the GPU's, times of the host's.
+  struct Timed {
+    cudaEvent_t from = nullptr, to = nullptr;
+    Stretch by_host;
+  };
   /// What one way of queueing a step needs: its own events, and the graph once there is one.
   struct StepGraph {
     std::vector<CudaHandle<cudaEvent_t>> events;
     std::size_t used = 0;
     std::vector<Span> spans;
-    std::vector<std::pair<cudaEvent_t, cudaEvent_t>> works;  // begin and end, where asked for
+    std::deque<Timed> works;  // where asked for
     CudaHandle<cudaGraphExec_t> graph;
   };
   enum class Mode : std::uint8_t { idle, queue, record, replay };
@@ -48,8 +90,10 @@ class CudaStreams : public Streams {
   cudaEvent_t new_event();
   cudaEvent_t mark(std::size_t stream);
   void note(Span::What what, std::size_t index);
-  void wait_for(std::size_t stream, const std::vector<Event>& waits);
+  const Done& done(const Event& event) const;
+  void wait_for(std::size_t stream, std::size_t of, const Done& work);
   void queue_on(const Work& work, const std::function<void()>& f);
+  void queue_by_host(const Work& work, Start start);
   void fork();
   void join();
   void wait();
@@ -58,16 +102,19 @@ class CudaStreams : public Streams {
   CudaQueue& queue_;
   std::function<void()> look_;
   std::array<CudaHandle<cudaStream_t>, kStreams> streams_;
-  /// By stream, of each piece of work of the step that is being queued: what other streams wait
-  /// for.
-  std::array<std::vector<CudaHandle<cudaEvent_t>>, kStreams> done_;
-  std::array<std::size_t, kStreams> queued_{};
+  /// By stream, of each piece of work of the step that is being queued: what others wait for.
+  std::array<std::vector<Done>, kStreams> done_;
+  std::vector<CudaHandle<cudaEvent_t>> done_events_;  // for done_, of which the step uses so many:
+  std::size_t used_events_ = 0;
   std::map<const void*, StepGraph> graphs_;  // by key; without a graph until the step is recorded
   StepGraph once_;                           // of steps that are not repeated
   StepGraph* now_ = nullptr;
   Mode mode_ = Mode::idle;
   bool every_work_ = false;
   std::chrono::steady_clock::time_point begin_;
+  int gpu_ = 0;
+  Counters counters_;
+  std::unique_ptr<TaskStreams> tasks_;  // last: the host's work uses the others
 };
 
 }  // namespace tessera::streams

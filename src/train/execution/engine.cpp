@@ -23,7 +23,7 @@ Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
       {.kind = deck.run.backend, .threads = threads_, .matmul = deck.precision.matmul}, &ranks);
   inputs_ = setup::plan_inputs(deck, shapes, mpi.node_of(), *backend_.device);
   inputs_.layout.nccl = backend_.kind == deck::Backend::cuda;
-  inputs_.offload.disk_reaches_device = backend_.disk_reaches_device;
+  inputs_.offload.device_is_host = backend_.device_is_host;
   place_ = inputs_.layout.mesh.place_of(mpi.rank());
   device_memory_before_ = tier().device_memory().in_use;
   groups_ = make_groups(inputs_, mpi.rank(), backend_.make_group);
@@ -31,8 +31,10 @@ Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
   allocate(mpi);
   state_.emplace(inputs_, place_, arenas_);
   streams_ = backend_.make_streams();
-  executor_.emplace(*backend_.device, backend_.start_beside, tiers(), groups_, *streams_, inputs_,
-                    job.whereabouts);
+  executor_.emplace(
+      *backend_.device,
+      Executor::StartKernels{.on_device = backend_.start_beside, .on_host = backend_.start_on_host},
+      tiers(), groups_, *streams_, inputs_, job.whereabouts);
 }
 
 void Engine::make_plans(std::span<const plan::PlanShape> shapes) {
@@ -55,7 +57,6 @@ void Engine::allocate(const comm::MpiSession& mpi) {
   for (const auto& [shape, plan] : plans_) bytes = plan::most_of(bytes, plan.arena_bytes);
   const deck::OffloadSection& offload = loaded_.deck.offload;
   control_.together([&] {
-    setup::check_disks(loaded_, inputs_.layout.nccl);
     if (bytes[plan::ArenaId::disk] == 0) return;
     try {
       disk_tier_ = std::make_unique<memory::DiskTier>(

@@ -55,6 +55,9 @@ BoundPlan::BoundPlan(const plan::Plan& plan, const PlanMemory& memory)
           location(copy->to) == plan::Location::disk)
         bound.carrier = plan::Location::disk;
     }
+    bound.by_host = bound.carrier == plan::Location::disk || op.location == plan::Location::host;
+    // Tokens are loaded before the device begins.
+    of_device_ = of_device_ && (!bound.by_host || std::holds_alternative<plan::LoadBatch>(op.call));
     for (plan::OpId id : op.waits) {
       const auto other = static_cast<std::size_t>(id);
       bound.waits.push_back({static_cast<std::size_t>(plan.ops[other].stream), position[other]});
@@ -114,7 +117,8 @@ std::unique_ptr<streams::Task> Executor::start(const BoundPlan::BoundOp& bound) 
     return tiers_[bound.carrier]->start_copy(copy->from.data, copy->to.data,
                                              copy->from.span_bytes());
   }
-  if (const auto* kernel = std::get_if<kernels::KernelCall>(&call)) return beside_(*kernel);
+  if (const auto* kernel = std::get_if<kernels::KernelCall>(&call))
+    return (bound.by_host ? beside_.on_host : beside_.on_device)(*kernel);
   if (const auto* tile = std::get_if<plan::SaveTile>(&call)) return save_(op, *tile);
   return groups_.of(op).start(std::get<comm::CollectiveCall>(call));
 }
@@ -141,9 +145,10 @@ std::vector<streams::Stretch> Executor::load_all(const BoundPlan& bound, const L
                                                  Clock::time_point begin) {
   std::vector<streams::Stretch> all;
   std::vector<std::byte> host;
-  for (const auto& [op, call, carrier, waits] : bound.ops()) {
-    if (op->location != plan::Location::host) break;  // what the host does comes first
-    const auto* batch = &std::get<plan::LoadBatch>(call);
+  for (const BoundPlan::BoundOp& first : bound.ops()) {
+    const plan::Op* op = first.op;
+    const auto* batch = std::get_if<plan::LoadBatch>(&first.call);
+    if (batch == nullptr) break;  // loads come first
     all.push_back({.begin = seconds(begin, Clock::now())});
     within(*op, inputs_, [&] {
       std::int64_t bytes = 0;
@@ -167,11 +172,13 @@ std::vector<streams::Stretch> Executor::load_all(const BoundPlan& bound, const L
 
 void Executor::issue(const BoundPlan& bound, const Hooks& hooks, Whereabouts::Running& running) {
   for (const BoundPlan::BoundOp& bound_op : bound.ops()) {
-    const auto& [op, call, carrier, waits] = bound_op;
+    const plan::Op* op = bound_op.op;
+    const plan::Call& call = bound_op.call;
     running.at(*op);
     if (hooks.before) hooks.before(bound_op);
     streams::Work work{.stream = static_cast<std::size_t>(op->stream),
-                       .waits = waits,
+                       .waits = bound_op.waits,
+                       .by_host = bound_op.by_host,
                        .part = static_cast<std::size_t>(op->unit + 1),
                        // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): a literal
                        .name = plan::call_name(call).data()};
@@ -215,7 +222,7 @@ StepOutput Executor::run(const BoundPlan& bound, const StepInput& input, const L
           {.key = &bound,
            .works = bound.ops().size(),
            .timing = profile != nullptr ? streams::Timing::works : streams::Timing::parts,
-           .repeatable = !hooks.before && !hooks.after}))
+           .repeatable = bound.of_device() && !hooks.before && !hooks.after}))
     issue(bound, hooks, running);
   const streams::Times spent = streams_.finish();
 

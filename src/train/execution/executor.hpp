@@ -30,6 +30,7 @@ class BoundPlan {
     const plan::Op* op = nullptr;
     plan::Call call;                                  // with real addresses
     plan::Location carrier = plan::Location::device;  // of a copy: the tier that carries it out
+    bool by_host = false;                             // not by the device
     std::vector<streams::Event> waits;                // counts within the step
   };
   const plan::Plan& plan() const { return plan_; }
@@ -38,12 +39,15 @@ class BoundPlan {
   View real(const View& symbolic) const;
   /// How far into each arena the operations reach, in bytes.
   const plan::ArenaBytes& reach() const { return reach_; }
+  /// Whether all is the device's own work.
+  bool of_device() const { return of_device_; }
 
  private:
   const plan::Plan& plan_;
   PlanMemory memory_;
   std::vector<BoundOp> ops_;
   plan::ArenaBytes reach_{};
+  bool of_device_ = true;
 };
 
 /// Where the time of one or more steps went, in seconds of the compute stream.
@@ -112,16 +116,20 @@ Groups make_groups(const plan::PlanInputs& inputs, std::int64_t rank, const Make
 
 class Executor {
  public:
-  /// Begins a kernel beside compute; a streams::Start.
+  /// Begins a kernel beside compute.
   using StartKernel =
       std::function<std::unique_ptr<streams::Task>(const kernels::KernelCall& call)>;
+  /// By where it runs: on the device, or on the host.
+  struct StartKernels {
+    StartKernel on_device, on_host;
+  };
   /// Provides micro-batch `micro_batch` of the step into `views`, which are host memory.
   using Loader = std::function<void(std::int64_t micro_batch, const plan::LoadBatch& views)>;
 
-  /// `beside` starts kernels of streams beside compute. `tiers` are where the plans' buffers are;
+  /// `beside` starts kernels of streams beside compute; `tiers` are where the plans' buffers are;
   /// `inputs` those of the plans that it will run: names for messages. `whereabouts` is told of
   /// each op.
-  Executor(kernels::Device& device, StartKernel beside, const Tiers& tiers, Groups& groups,
+  Executor(kernels::Device& device, StartKernels beside, const Tiers& tiers, Groups& groups,
            streams::Streams& streams, const plan::PlanInputs& inputs, Whereabouts& whereabouts)
       : device_(device),
         beside_(std::move(beside)),
@@ -159,7 +167,7 @@ class Executor {
   void issue(const BoundPlan& bound, const Hooks& hooks, Whereabouts::Running& running);
 
   kernels::Device& device_;
-  StartKernel beside_;
+  StartKernels beside_;
   Tiers tiers_;
   memory::Tier& tier_;  // of the device
   Groups& groups_;

@@ -56,14 +56,14 @@ void Saver::open(const ModelState& state, io::CheckpointHeader header) {
   control_.together([&] { writer_.emplace(temporary_, control_.rank(), state.pieces()); });
 }
 
-std::unique_ptr<streams::Task> Saver::save_tile(const ModelState& state, std::size_t unit,
+std::unique_ptr<streams::Task> Saver::save_tile(const ModelState& state, const plan::Op& op,
                                                 const plan::SaveTile& tile) {
   TESSERA_CHECK(writer_, "a tile without a checkpoint");
   if (tile_error_) return nullptr;
   try {
-    return streams::make_thread_task([this, &state, unit, tile] {
+    return writers_.start([this, &state, &op, tile] {
       try {
-        state.save(*writer_, unit, tile);
+        state.save(*writer_, op, tile);
       } catch (...) {
         tile_error_ = std::current_exception();
       }

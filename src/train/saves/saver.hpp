@@ -12,7 +12,7 @@
 #include "comm/mpi/control.hpp"
 #include "io/checkpoint_commit.hpp"
 #include "io/checkpoint_directory.hpp"
-#include "streams/tasks.hpp"
+#include "streams/workers.hpp"
 #include "train/state/model_state.hpp"
 
 namespace tessera::train {
@@ -42,7 +42,7 @@ class Saver {
   void open(const ModelState& state, io::CheckpointHeader header);
   /// Begins to write a tile into the checkpoint that is open. What fails shows when the phase ends:
   /// the step goes on.
-  std::unique_ptr<streams::Task> save_tile(const ModelState& state, std::size_t unit,
+  std::unique_ptr<streams::Task> save_tile(const ModelState& state, const plan::Op& op,
                                            const plan::SaveTile& tile);
   /// Starts writing; `state` (the live one or the snapshot) must not change until the write is
   /// over: beside a snapshot training goes on, and the save has a low priority (but tiles, for
@@ -85,8 +85,9 @@ class Saver {
   std::optional<io::CheckpointWriter> writer_;  // open
   std::exception_ptr tile_error_;               // of the writer, before thread_ has it
   io::RankPart part_;                           // of thread_, writing
-  SaveResult result_;    // of thread_, committing: but for the step, rank 0's
-  std::jthread thread_;  // last: it uses the others
+  SaveResult result_;         // of thread_, committing: but for the step, rank 0's
+  streams::Workers writers_;  // of tiles
+  std::jthread thread_;       // last: it uses the others
 };
 
 }  // namespace tessera::train

@@ -40,7 +40,7 @@ Executor::SaveTile Saves::open(const io::CheckpointHeader& before) {
   stall_ = seconds_since(begin);
   waited_ += stall_;
   return [this, &state](const plan::Op& op, const plan::SaveTile& tile) {
-    return saver_.save_tile(state, static_cast<std::size_t>(op.unit), tile);
+    return saver_.save_tile(state, op, tile);
   };
 }
 

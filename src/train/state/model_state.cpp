@@ -403,17 +403,17 @@ void ModelState::save(io::CheckpointWriter& writer, std::size_t index, const Sav
   }
 }
 
-void ModelState::save(io::CheckpointWriter& writer, std::size_t unit,
+void ModelState::save(io::CheckpointWriter& writer, const plan::Op& op,
                       const plan::SaveTile& tile) const {
+  memory::Tier& tier = arenas_[plan::row_of(op.location).step]->tier();
+  const auto unit = static_cast<std::size_t>(op.unit);
   const Range elements{tile.first, tile.first + tile.from.elements()};
   for (std::size_t i = 0; i < saved_.size(); ++i) {
     const SavedPiece& saved = saved_[i];
     if (saved.unit != unit || saved.row != tile.row) continue;
     const Range part = intersect(elements, {saved.flat, saved.flat + saved.piece.box.elements()});
     if (part.empty()) continue;
-    save(writer, i, saved,
-         {tile.from.range(part.begin - tile.first, part.count()),
-          &arenas_[plan::ArenaId::step]->tier()},
+    save(writer, i, saved, {tile.from.range(part.begin - tile.first, part.count()), &tier},
          part.begin - saved.flat);
   }
 }

@@ -57,8 +57,8 @@ class ModelState {
   /// Writes the pieces' bytes from the live state or from the snapshot buffers; of the latter, but
   /// for what tiles bring.
   void save(io::CheckpointWriter& writer, From from) const;
-  /// Writes what a checkpoint has of a tile of a unit; its bytes are in real memory.
-  void save(io::CheckpointWriter& writer, std::size_t unit, const plan::SaveTile& tile) const;
+  /// Writes what a checkpoint has of a tile that `op` saves; its bytes are in real memory.
+  void save(io::CheckpointWriter& writer, const plan::Op& op, const plan::SaveTile& tile) const;
 
   /// A hash of elements that other ranks hold too; `elements` is 0 where this rank holds none of
   /// them.

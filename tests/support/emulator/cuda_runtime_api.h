@@ -105,3 +105,15 @@ namespace tessera::emulator {
 /// Bytes of dynamic shared memory that the kernel may be launched with.
 std::size_t shared_limit(const void* kernel);
 }  // namespace tessera::emulator
+
+inline constexpr unsigned cudaHostAllocPortable = 1;
+cudaError_t cudaHostAlloc(void** p, std::size_t bytes, unsigned flags);
+cudaError_t cudaFreeHost(void* p);
+inline constexpr unsigned long long cudaEnableDefault = 0;
+enum cudaDriverEntryPointQueryResult {
+  cudaDriverEntryPointSuccess = 0,
+  cudaDriverEntryPointSymbolNotFound = 1
+};
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned version,
+                                             unsigned long long flags,
+                                             cudaDriverEntryPointQueryResult* result);

@@ -95,6 +95,8 @@ cudaError_t cudaMemset2DAsync(void* p, std::size_t pitch, int value, std::size_t
       std::memset(static_cast<char*>(p) + row * pitch, value, width);
   });
 }
+cudaError_t cudaHostAlloc(void** p, std::size_t bytes, unsigned) { return cudaMalloc(p, bytes); }
+cudaError_t cudaFreeHost(void* p) { return cudaFree(p); }
 cudaError_t cudaHostRegister(void*, std::size_t, unsigned) { return cudaSuccess; }
 cudaError_t cudaHostUnregister(void*) { return cudaSuccess; }
 cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidValue; }

@@ -1,13 +1,17 @@
 #include "support/emulator/streams.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <deque>
 #include <memory>
 #include <random>
 #include <set>
 #include <stdexcept>
+#include <string_view>
 #include <vector>
+
+#include "cudaTypedefs.h"
 
 namespace {
 
@@ -63,6 +67,7 @@ struct Device {
   int priority = 0;          // of the work that runs now
   int graphs_under_way = 0;  // launched and not at their end
   std::mt19937 random{1};
+  std::set<tessera::emulator::HostTasks*> hosts;
 
   static Device& one() {
     static Device device;
@@ -71,13 +76,20 @@ struct Device {
 
   std::size_t draw(std::size_t n) { return random() % n; }
 
-  /// Runs a piece of work of any stream that may go on; false where none may.
+  /// A little of the host's work beside; false where there is none that can go on.
+  bool run_host() {
+    return std::any_of(hosts.begin(), hosts.end(), [](auto* h) { return h->go_on(); });
+  }
+
+  /// Runs a piece of work of any stream that may go on, or of the host beside it; false where none
+  /// may.
   bool run_one() {
+    if (!hosts.empty() && draw(2) == 0 && run_host()) return true;
     std::vector<cudaStream_t> ready;
     for (cudaStream_t s : streams) {
       if (!s->queue.empty() && s->queue.front().ready()) ready.push_back(s);
     }
-    if (ready.empty()) return false;
+    if (ready.empty()) return run_host();
     cudaStream_t chosen = ready[draw(ready.size())];
     const Work work = std::move(chosen->queue.front());
     chosen->queue.pop_front();
@@ -150,6 +162,62 @@ void queue_gate(cudaStream_t stream, std::function<bool()> open) {
   stream->queue.push_back({nullptr, nullptr, std::move(open)});
 }
 
+HostTasks::HostTasks() { Device::one().hosts.insert(this); }
+HostTasks::~HostTasks() { Device::one().hosts.erase(this); }
+
+streams::Event HostTasks::enqueue(std::size_t stream, std::vector<streams::Event> waits,
+                                  streams::Start start) {
+  lanes_[stream].queue.push_back({std::move(waits), std::move(start)});
+  return {stream, ++lanes_[stream].queued};
+}
+
+streams::Event HostTasks::complete(std::size_t stream) {
+  ++lanes_[stream].done;
+  return {stream, ++lanes_[stream].queued};
+}
+
+bool HostTasks::wait(streams::Event event) {
+  const bool had_to = lanes_[event.stream].done < event.count && !error_;
+  while (lanes_[event.stream].done < event.count && !error_) {
+    if (!go_on() && !Device::one().run_one())
+      throw std::runtime_error("the host waits for what never comes");
+  }
+  if (error_) std::rethrow_exception(error_);
+  return had_to;
+}
+
+bool HostTasks::go_on() {
+  if (std::exchange(going_on_, true)) return false;  // its work asks the GPU, which asks here
+  const std::size_t first = Device::one().draw(kStreams);
+  bool went_on = false;
+  for (std::size_t k = 0; k < kStreams && !went_on && !error_; ++k) {
+    try {
+      went_on = go_on(lanes_[(first + k) % kStreams]);
+    } catch (...) {
+      error_ = std::current_exception();
+      went_on = true;
+    }
+  }
+  going_on_ = false;
+  return went_on;
+}
+
+bool HostTasks::go_on(Lane& lane) {
+  if (!lane.task) {
+    if (lane.queue.empty()) return false;
+    const auto over = [&](const streams::Event& e) { return lanes_[e.stream].done >= e.count; };
+    if (!std::ranges::all_of(lane.queue.front().waits, over)) return false;
+    const auto start = std::move(lane.queue.front().start);
+    lane.queue.pop_front();
+    lane.task = start();
+  }
+  const auto progress = lane.task ? lane.task->advance() : streams::Progress::done;
+  if (progress != streams::Progress::done) return progress == streams::Progress::some;
+  lane.task.reset();
+  ++lane.done;
+  return true;
+}
+
 int running_priority() { return Device::one().priority; }
 int graphs_under_way() { return Device::one().graphs_under_way; }
 
@@ -218,6 +286,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return cudaEventRecordWithFlags(event, stream, 0);
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
+  if (event->point && !event->point->reached) Device::one().run_one();
   return event->point && !event->point->reached ? cudaErrorNotReady : cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
@@ -236,6 +305,24 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   }
   if (stream->capture != nullptr && event->point) return cudaErrorStreamCaptureIsolation;
   if (event->point) stream->queue.push_back({nullptr, event->point, {}});
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  const auto wait_value = [](cudaStream_t stream, CUdeviceptr address, std::uint32_t value,
+                             unsigned flags) {
+    if (flags != CU_STREAM_WAIT_VALUE_GEQ || stream->capture != nullptr)
+      return CUDA_ERROR_INVALID_VALUE;
+    const auto* word = reinterpret_cast<const std::atomic<std::uint32_t>*>(address);
+    tessera::emulator::queue_gate(
+        stream, [=] { return static_cast<std::int32_t>(word->load() - value) >= 0; });
+    return CUDA_SUCCESS;
+  };
+  const bool known = std::string_view(symbol) == "cuStreamWaitValue32";
+  *function = known ? reinterpret_cast<void*>(PFN_cuStreamWaitValue32_v11070(wait_value)) : nullptr;
+  *result = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }
 

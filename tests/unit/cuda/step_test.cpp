@@ -12,12 +12,21 @@
 #include "support/cuda_test_device.hpp"
 #include "support/models.hpp"
 #include "support/plan_run.hpp"
-#ifndef TESSERA_REAL_CUDA
+#ifdef TESSERA_REAL_CUDA
+#include "streams/background.hpp"
+#else
 #include "support/emulator/products.hpp"
+#include "support/emulator/streams.hpp"
 #endif
 
 namespace tessera::test {
 namespace {
+
+#ifdef TESSERA_REAL_CUDA
+using HostTasks = streams::BackgroundStreams;
+#else
+using emulator::HostTasks;
+#endif
 
 constexpr std::int64_t kSequence = 7, kMicro = 2;
 
@@ -48,7 +57,8 @@ struct Gpu {
   std::unique_ptr<PlanRun> run(const plan::PlanInputs& inputs, const plan::PlanShape& shape) {
     return std::make_unique<PlanRun>(
         inputs, *device, plan::make_plan(inputs, shape, {}), train::self_groups(),
-        std::make_unique<memory::CudaTier>(queue), std::make_unique<streams::CudaStreams>(queue));
+        std::make_unique<memory::CudaTier>(queue),
+        std::make_unique<streams::CudaStreams>(queue, std::make_unique<HostTasks>()));
   }
 };
 
@@ -73,7 +83,7 @@ std::vector<double> train(PlanRun& run) {
     seen.push_back(shown.norm);
   }
   for (const auto& unit : run.state().units()) {
-    for (const float x : widened(run.real(unit.parameters))) seen.push_back(x);
+    for (const float x : run.values(unit.parameters)) seen.push_back(x);
   }
   return seen;
 }
@@ -194,16 +204,32 @@ TEST(CudaStep, RecomputationChangesNoBit) {
   EXPECT_EQ(trained(full, true), layout);
 }
 
-TEST(CudaStep, ActivationsThatLeaveChangeNoBit) {
+TEST(CudaStep, WhatLivesElsewhereChangesNoBit) {
+  using enum plan::Location;
   for (const std::size_t which : {std::size_t{1}, std::size_t{3}}) {
     const Setting s = settings()[which];
-    const auto trained = [&](const plan::OffloadInputs& offload) {
+    const auto trained = [&](plan::OffloadInputs offload) {
       Gpu gpu;
       plan::PlanInputs in = inputs_of(s, *gpu.device);
+      offload.device_is_host = false;
+      offload.tile = 1000;
       in.offload = offload;
       return train(*gpu.run(in, kShape));
     };
-    EXPECT_EQ(trained({.activations = plan::Location::host, .ahead = 0}), trained({}));
+    const auto want = trained({});
+    EXPECT_EQ(trained({.activations = host, .ahead = 0}), want);
+    for (const plan::Location tier : {host, disk}) {
+      const plan::OffloadInputs all{.parameters = tier,
+                                    .gradients = tier,
+                                    .optimizer = tier,
+                                    .activations = tier,
+                                    .ahead = 1};
+      EXPECT_EQ(trained(all), want);
+      if (s.compute == DType::f32) continue;
+      EXPECT_EQ(trained({.parameters = tier, .ahead = 1}), want);
+      EXPECT_EQ(trained({.gradients = tier}), want);
+      EXPECT_EQ(trained({.optimizer = tier, .optimizer_share = 0.5}), want);
+    }
   }
 }
 

@@ -15,10 +15,12 @@ namespace {
 /// A step of random work and waits, and what happens in it.
 class RandomStep {
  public:
-  explicit RandomStep(unsigned seed) : random_(seed) {
+  /// With work of the host's, if so.
+  explicit RandomStep(unsigned seed, bool by_host = false) : random_(seed) {
     std::array<std::int64_t, kStreams> queued{};
     for (int i = 0; i < 120; ++i) {
       Work work{.stream = pick(3) == 0 ? kCompute : pick(kStreams), .part = pick(4)};
+      work.by_host = by_host && work.stream != kCompute && pick(2) == 0;
       for (std::size_t k = pick(3); k > 0; --k) {
         const std::size_t s = pick(kStreams);
         if (s == work.stream || queued[s] == 0) continue;
@@ -41,6 +43,11 @@ class RandomStep {
       };
       if (work.stream == kCompute) {
         streams.run(work, put);
+      } else if (work.by_host) {
+        streams.enqueue(work, [this, work, own] {
+          ++by_host_;
+          return std::make_unique<Turns>(pick(4), [this, work, own] { happen(work, own); });
+        });
       } else {
         streams.enqueue(work, [&]() -> std::unique_ptr<Task> {
           put();
@@ -58,8 +65,24 @@ class RandomStep {
     happened_ = {};
   }
   std::size_t size() const { return works_.size(); }
+  /// Pieces of work that the host has begun.
+  int by_host() const { return by_host_; }
 
  private:
+  /// Work that takes some turns.
+  class Turns : public Task {
+   public:
+    Turns(std::size_t turns, std::function<void()> work) : left_(turns), work_(std::move(work)) {}
+    Progress advance() override {
+      if (left_-- > 0) return left_ % 2 == 0 ? Progress::idle : Progress::some;
+      work_();
+      return Progress::done;
+    }
+
+   private:
+    std::size_t left_;
+    std::function<void()> work_;
+  };
   std::size_t pick(std::size_t n) { return random_() % n; }
   void happen(const Work& work, std::int64_t own) {
     too_early_ += happened_[work.stream]++ != own - 1 ? 1 : 0;
@@ -69,13 +92,13 @@ class RandomStep {
   std::mt19937 random_;
   std::vector<Work> works_;
   std::array<std::int64_t, kStreams> happened_{};
-  int too_early_ = 0;
+  int too_early_ = 0, by_host_ = 0;
 };
 
 TEST(CudaStreams, KeepTheOrderQueuedRecordedAndRepeated) {
   for (unsigned seed = 0; seed < 30; ++seed) {
     CudaQueue queue;
-    CudaStreams streams(queue);
+    CudaStreams streams(queue, std::make_unique<emulator::HostTasks>());
     RandomStep one(seed), other(seed + 1000);
     for (int round = 0; round < 4; ++round) {
       for (RandomStep* step : {&one, &other}) {
@@ -92,6 +115,51 @@ TEST(CudaStreams, KeepTheOrderQueuedRecordedAndRepeated) {
         EXPECT_TRUE(t.works.empty());
       }
     }
+  }
+}
+
+TEST(CudaStreams, KeepTheOrderWithTheHostsWorkAmongIt) {
+  for (unsigned seed = 0; seed < 30; ++seed) {
+    CudaQueue queue;
+    CudaStreams streams(queue, std::make_unique<emulator::HostTasks>());
+    RandomStep step(seed, true), of_gpu(seed + 1000);
+    for (int round = 0; round < 4; ++round) {
+      const Timing timing = round % 2 == 0 ? Timing::parts : Timing::works;
+      ASSERT_TRUE(streams.begin(
+          {.key = &step, .works = step.size(), .timing = timing, .repeatable = false}));
+      step.queue(streams, queue);
+      const Times t = streams.finish();
+      step.expect_all_happened();
+      EXPECT_EQ(t.works.size(), timing == Timing::works ? step.size() : 0);
+      for (const Stretch& w : t.works) {
+        EXPECT_GE(w.begin, 0);
+        EXPECT_GE(w.end, w.begin);
+        EXPECT_LE(w.end, t.total);
+      }
+      if (streams.begin({.key = &of_gpu, .works = of_gpu.size()})) of_gpu.queue(streams, queue);
+      streams.finish();
+      of_gpu.expect_all_happened();
+    }
+    EXPECT_GT(step.by_host(), 40);
+  }
+}
+
+// The GPU's work that waits for the host's ends all the same, and the error comes out.
+TEST(CudaStreams, EndWhereTheHostsWorkFails) {
+  for (int round = 0; round < 20; ++round) {
+    CudaQueue queue;
+    CudaStreams streams(queue, std::make_unique<emulator::HostTasks>());
+    ASSERT_TRUE(streams.begin({.works = 4, .repeatable = false}));
+    streams.run({}, [] {});
+    streams.enqueue({.stream = 2, .waits = {{.stream = kCompute, .count = 1}}, .by_host = true},
+                    []() -> std::unique_ptr<Task> { throw IoError("a disk is broken"); });
+    streams.enqueue({.stream = 3, .waits = {{.stream = 2, .count = 1}}, .by_host = true},
+                    []() -> std::unique_ptr<Task> {
+                      ADD_FAILURE() << "goes on without what it waits for";
+                      return nullptr;
+                    });
+    streams.run({.waits = {{.stream = 3, .count = 1}}}, [] {});
+    EXPECT_THROW(streams.finish(), IoError);
   }
 }
 
@@ -126,7 +194,7 @@ TEST(CudaStreams, KeepTheirPrioritiesInGraphs) {
   want.fill(greatest);
   want[kCompute] = least;
   CudaQueue queue;
-  CudaStreams streams(queue);
+  CudaStreams streams(queue, std::make_unique<emulator::HostTasks>());
   for (int round = 0; round < 4; ++round)
     EXPECT_EQ(priorities_of_step(streams, queue, seen), want) << "round " << round;
 }
@@ -135,7 +203,7 @@ TEST(CudaStreams, KeepTheirPrioritiesInGraphs) {
 // (NCCL_GRAPH_MIXING_SUPPORT).
 TEST(CudaStreams, QueueNothingBesideAGraph) {
   CudaQueue queue;
-  CudaStreams streams(queue);
+  CudaStreams streams(queue, std::make_unique<emulator::HostTasks>());
   RandomStep step(10), other(11);
   for (int round = 0; round < 4; ++round) {
     for (RandomStep* s : {&step, &other}) {
@@ -159,7 +227,7 @@ TEST(CudaStreams, QueueNothingBesideAGraph) {
 
 TEST(CudaStreams, TimeEveryPieceOfWork) {
   CudaQueue queue;
-  CudaStreams streams(queue);
+  CudaStreams streams(queue, std::make_unique<emulator::HostTasks>());
   RandomStep step(7);
   for (int round = 0; round < 3; ++round) {
     ASSERT_TRUE(streams.begin({.key = &step, .works = step.size(), .timing = Timing::works}));
@@ -177,7 +245,7 @@ TEST(CudaStreams, TimeEveryPieceOfWork) {
 
 TEST(CudaStreams, QueueStepsWithHooksEachTime) {
   CudaQueue queue;
-  CudaStreams streams(queue);
+  CudaStreams streams(queue, std::make_unique<emulator::HostTasks>());
   RandomStep step(8);
   for (int round = 0; round < 4; ++round) {
     ASSERT_TRUE(streams.begin({.key = &step, .works = step.size(), .repeatable = false}));
@@ -191,7 +259,7 @@ TEST(CudaStreams, EndAfterAnExceptionWhileRecording) {
   CudaQueue queue;
   RandomStep step(9);
   {
-    CudaStreams streams(queue);
+    CudaStreams streams(queue, std::make_unique<emulator::HostTasks>());
     for (int round = 0; round < 2; ++round) {
       ASSERT_TRUE(streams.begin({.key = &step, .works = step.size()}));
       if (round == 0) step.queue(streams, queue), streams.finish();
@@ -204,7 +272,7 @@ TEST(CudaStreams, EndAfterAnExceptionWhileRecording) {
 TEST(CudaStreams, LookWhileTheyWait) {
   CudaQueue queue;
   int looks = 0, open_at = 3;
-  CudaStreams streams(queue, [&] {
+  CudaStreams streams(queue, std::make_unique<emulator::HostTasks>(), [&] {
     if (++looks == 60) throw CommError("a peer is gone");
   });
   bool happened = false;
@@ -230,7 +298,7 @@ TEST(CudaStreams, LookWhileTheyWait) {
 TEST(CudaTier, CopiesAfterWhatIsQueued) {
   using memory::Arena, memory::CudaTier, memory::PinnedTier;
   CudaQueue queue;
-  CudaStreams streams(queue);
+  CudaStreams streams(queue, std::make_unique<emulator::HostTasks>());
   CudaTier tier(queue);
   PinnedTier pinned;
   const Arena device("device", tier, 1000), host("host", pinned, 1000);

@@ -114,7 +114,7 @@ TEST(Values, WhatIsNotBuiltIsSaid) {
             "--set #1: zero.secondary = \"node\" is not available in this version (only none)");
   for (const char* set :
        {"model.norm_placed=after", "model.position=sinusoidal", "zero.secondary=node",
-        "zero.secondary=4", "zero.quantize.weights=auto", "offload.optimizer_share=0.5"}) {
+        "zero.secondary=4", "zero.quantize.weights=auto"}) {
     expect_contains(refusal_of(set), "not available in this version");
   }
 }

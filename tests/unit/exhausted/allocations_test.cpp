@@ -18,6 +18,7 @@
 #include "plan/proof/check.hpp"
 #include "setup/inputs.hpp"
 #include "streams/background.hpp"
+#include "streams/workers.hpp"
 #include "support/plan_run.hpp"
 #include "unit/deck/deck_text.hpp"
 #include "unit/exhausted/every_allocation.hpp"
@@ -147,12 +148,13 @@ TEST(EveryAllocation, OfWhatARankStartsWith) {
     memory::HiddenTier tier;
     const memory::Arena arena("step", tier, 1 << 12);
     std::vector<std::byte> from(100, std::byte{7}), to(100);
+    streams::Workers workers;
     streams::BackgroundStreams streams;
     const streams::Event copied = streams.enqueue(
         1, {}, [&] { return streams::make_copy_task(from.data(), to.data(), 100); });
     streams.wait(copied);
-    const streams::Event done = streams.enqueue(
-        2, {copied}, [&] { return streams::make_thread_task([&] { to[0] = {}; }); });
+    const streams::Event done =
+        streams.enqueue(2, {copied}, [&] { return workers.start([&] { to[0] = {}; }); });
     streams.wait(done);
     return std::string(to[1] == std::byte{7} && to[0] == std::byte{0} ? "right" : "wrong");
   });

@@ -12,6 +12,7 @@
 #include "guard/watchdog.hpp"
 #include "io/read_ahead.hpp"
 #include "streams/background.hpp"
+#include "streams/workers.hpp"
 #include "support/failing_calls.hpp"
 
 namespace tessera::test {
@@ -31,7 +32,7 @@ class NoThreads {
 TEST(Threads, OfEveryKindAreRefusedInOneWay) {
   const std::pair<const char*, std::function<void()>> kinds[] = {
       {"progress", [] { streams::BackgroundStreams streams; }},
-      {"beside", [] { streams::make_thread_task([] {}); }},
+      {"beside", [] { streams::Workers().start([] {}); }},
       {"read", [] { io::ReadAhead<int> items([](int&) { return false; }); }},
       {"team", [] { check_threads(2); }},
       {"worker", [] { in_turns(2, 2, [](std::size_t, std::size_t) {}); }}};

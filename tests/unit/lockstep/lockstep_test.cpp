@@ -195,7 +195,7 @@ std::vector<Layout> layouts() {
                                .activations = tier,
                                .ahead = ahead,
                                .tile = 64,
-                               .disk_reaches_device = ahead > 0};
+                               .device_is_host = ahead > 0};
   };
   const plan::PipelineRule interleaved{.schedule = PipelineSchedule::interleaved,
                                        .virtual_stages = 2},

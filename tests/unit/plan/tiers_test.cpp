@@ -46,7 +46,7 @@ TEST(Tiers, AreProvedWhateverLivesThere) {
             Case c = offloaded(offload, stage, ranks);
             c.inputs.numerics.compute = ahead == 0 ? DType::f32 : DType::bf16;
             c.inputs.offload.ahead = ahead;
-            c.inputs.offload.disk_reaches_device = ahead == 0;
+            c.inputs.offload.device_is_host = ahead == 0;
             expect_proved(c);
             c.shape.purpose = PlanPurpose::evaluate;
             expect_proved(c);
@@ -68,9 +68,10 @@ TEST(Tiers, AreProvedOnRandomLayouts) {
                         .gradients = pick(),
                         .optimizer = pick(),
                         .activations = pick(),
+                        .optimizer_share = 1 - 0.3 * static_cast<double>(random() % 3),
                         .ahead = static_cast<std::int64_t>(random() % 4),
                         .tile = kTile,
-                        .disk_reaches_device = random() % 2 == 0};
+                        .device_is_host = random() % 2 == 0};
     for (model::UnitDesc& unit : c.inputs.model.units) unit.traits.trained = random() % 4 != 0;
     SCOPED_TRACE(i);
     expect_proved(c);
@@ -127,7 +128,7 @@ TEST(Tiers, HaveWhatTheDeviceHadNot) {
 TEST(Tiers, AlignBuffersAsDisksWantThem) {
   for (const bool reaches : {true, false}) {
     Case c = offloaded(all_on(Location::disk), 3, 4);
-    c.inputs.offload.disk_reaches_device = reaches;
+    c.inputs.offload.device_is_host = reaches;
     const Plan plan = make_plan(c.inputs, c.shape, {.data = 3});
     std::set<Location> locations;
     for (const Buffer& b : plan.buffers) {
@@ -179,7 +180,7 @@ TEST(Tiers, UpdateInTiles) {
 TEST(Tiers, GoThroughTheHostWhereDisksReachNoFurther) {
   Case c = offloaded(all_on(Location::disk), 3, 4);
   for (const bool reaches : {true, false}) {
-    c.inputs.offload.disk_reaches_device = reaches;
+    c.inputs.offload.device_is_host = reaches;
     const Plan plan = make_plan(c.inputs, c.shape, {});
     EXPECT_EQ(plan.arena(ArenaId::host) > 0, !reaches);
     int across = 0;
@@ -192,6 +193,71 @@ TEST(Tiers, GoThroughTheHostWhereDisksReachNoFurther) {
     }
     EXPECT_EQ(across > 0, reaches);
   }
+}
+
+// Where the host has memory of its own it updates what lives there: gradients come once, parameters
+// go once, and of the optimizer's state nothing moves, or only between disks and the host.
+TEST(Tiers, AreUpdatedByTheHostThatHasThem) {
+  for (const Location tier : {Location::host, Location::disk}) {
+    for (const bool same : {false, true}) {
+      Case c = offloaded({.optimizer = tier}, 1, 4);
+      c.inputs.numerics.compute = DType::bf16;
+      c.inputs.offload.device_is_host = same;
+      const Plan plan = make_plan(c.inputs, c.shape, {});
+      const Location updates_at = same ? Location::device : Location::host;
+      std::int64_t elements = 0, gradients = 0, parameters = 0;
+      for (const UnitShare& share : plan.shares) elements += share.shard;
+      for (const Op& op : plan.ops) {
+        if (op.kind == OpKind::update) {
+          EXPECT_EQ(op.location, updates_at);
+          EXPECT_EQ(op.stream, same ? Stream::compute : Stream::host);
+        }
+        const auto* copy = std::get_if<Copy>(&op.call);
+        if (copy == nullptr || same) continue;
+        const Buffer &from = plan.buffer(buffer_of(copy->from)),
+                     &to = plan.buffer(buffer_of(copy->to));
+        const std::int64_t bytes = copy->from.span_bytes();
+        gradients += from.purpose == BufferPurpose::gradients ? bytes : 0;
+        parameters += from.purpose == BufferPurpose::parameters ? bytes : 0;
+        if (from.purpose == BufferPurpose::master || from.purpose == BufferPurpose::optimizer) {
+          EXPECT_EQ(tier, Location::disk) << from.name;
+          EXPECT_NE(from.location, Location::device) << from.name;
+          EXPECT_NE(to.location, Location::device) << from.name;
+        }
+      }
+      if (same) continue;
+      EXPECT_EQ(gradients, elements * size_of(c.inputs.numerics.accumulate));
+      EXPECT_EQ(parameters, elements * size_of(DType::bf16));
+    }
+  }
+}
+
+TEST(Tiers, HaveAShareOfTheOptimizerState) {
+  const auto on_host = [](double share) {
+    Case c = offloaded({.optimizer = Location::host, .optimizer_share = share}, 2, 4);
+    c.inputs.numerics.compute = DType::bf16;
+    c.inputs.offload.device_is_host = false;
+    expect_proved(c);
+    const Plan plan = make_plan(c.inputs, c.shape, {});
+    std::set<std::int32_t> units;
+    std::int64_t there = 0, all = 0, largest = 0;
+    for (const Op& op : plan.ops) {
+      if (op.kind != OpKind::update) continue;
+      const std::int64_t shard = at(plan.shares, op.unit).shard;
+      if (!units.insert(op.unit).second) continue;
+      there += op.location == Location::host ? shard : 0;
+      all += shard;
+      largest = std::max(largest, shard);
+    }
+    const double exact = share * static_cast<double>(all);
+    EXPECT_GE(static_cast<double>(there), exact);
+    EXPECT_LT(static_cast<double>(there), exact + static_cast<double>(largest));
+    EXPECT_EQ(bytes_of(plan, Location::host, BufferPurpose::master), 4 * there);
+    EXPECT_EQ(bytes_of(plan, Location::device, BufferPurpose::master), 4 * (all - there));
+    return there;
+  };
+  EXPECT_GT(on_host(1), on_host(0.6));
+  EXPECT_GT(on_host(0.6), on_host(0.01));
 }
 
 // --- Plans that look for bytes where they are not ------------------------------------------------
@@ -217,15 +283,18 @@ std::vector<Plan> plans_to_break() {
     Location tier;
     int stage;
     DType compute;
+    bool device_is_host = true;
   };
   std::vector<Plan> plans;
   for (const Broken& b :
        {Broken{Location::disk, 0, DType::bf16}, Broken{Location::disk, 1, DType::f32},
-        Broken{Location::host, 2, DType::bf16}, Broken{Location::disk, 3, DType::bf16}}) {
+        Broken{Location::host, 2, DType::bf16}, Broken{Location::disk, 3, DType::bf16},
+        Broken{Location::disk, 2, DType::bf16, false}}) {
     Case c = offloaded(all_on(b.tier), b.stage, 4);
     c.inputs.model.config.layers = 2;
     c.inputs.model.units = model::model_units(c.inputs.model.config);
     c.inputs.numerics.compute = b.compute;
+    c.inputs.offload.device_is_host = b.device_is_host;
     c.inputs.offload.tile = b.stage == 0 ? 512 : 128;
     plans.push_back(make_plan(c.inputs, c.shape, {.data = 1}));
   }
@@ -281,9 +350,19 @@ TEST(Check, RejectsDeferredUpdatesThatAreNotThoseOfTheStepBefore) {
       EXPECT_NE(said.find(what), std::string::npos) << said;
     };
     const auto remove = [](Plan& p, auto&& is) { EXPECT_EQ(std::erase_if(p.ops, is), 1u); };
-    const auto first_update = [](Plan& p) -> kernels::OptimizerUpdate& {
+    // The first update finds `other` where it looks for one of its arguments, or what it looks at
+    // is brought from there.
+    const auto replace = [](Plan& p, View kernels::OptimizerUpdate::*argument, const View& other) {
       const auto op = std::ranges::find(p.ops, OpKind::update, &Op::kind);
-      return std::get<kernels::OptimizerUpdate>(std::get<kernels::KernelCall>(op->call));
+      View& v =
+          std::get<kernels::OptimizerUpdate>(std::get<kernels::KernelCall>(op->call)).*argument;
+      for (Op& fetch : p.ops) {
+        auto* copy = std::get_if<Copy>(&fetch.call);
+        if (copy == nullptr || buffer_of(copy->to) != buffer_of(v)) continue;
+        copy->from = View(other.data, DType::u8, {copy->from.span_bytes()});
+        return;
+      }
+      v = other;
     };
     says(said_of([&](Plan& p) {
            remove(p, [](const Op& op) {
@@ -291,8 +370,10 @@ TEST(Check, RejectsDeferredUpdatesThatAreNotThoseOfTheStepBefore) {
            });
          }),
          "the next step cannot do the update of this one");
-    says(said_of([&](Plan& p) { first_update(p).scalars = p.scalars; }), "by what is no step's");
-    says(said_of([&](Plan& p) { first_update(p).verdict = p.words; }), "by what is no step's");
+    using Update = kernels::OptimizerUpdate;
+    says(said_of([&](Plan& p) { replace(p, &Update::scalars, p.scalars); }),
+         "by what is no step's");
+    says(said_of([&](Plan& p) { replace(p, &Update::verdict, p.words); }), "by what is no step's");
     says(said_of([&](Plan& p) {
            const auto op = std::ranges::find(p.ops, OpKind::update, &Op::kind);
            p.ops.erase(op);
@@ -303,8 +384,12 @@ TEST(Check, RejectsDeferredUpdatesThatAreNotThoseOfTheStepBefore) {
            const auto kept = std::ranges::find_if(p.ops, [](const Op& op) {
              return op.kind == OpKind::norm && is_kernel<kernels::Convert>(op);
            });
-           const auto update = std::ranges::find(p.ops, OpKind::update, &Op::kind);
-           std::rotate(update, kept, kept + 1);
+           const auto first = std::ranges::find_if(p.ops, [&](const Op& op) {  // that uses them
+             return std::ranges::any_of(uses_of(op), [&](const BufferUse& use) {
+               return use.buffer == buffer_of(p.update_scalars);
+             });
+           });
+           std::rotate(first, kept, kept + 1);
          }),
          "updates by what is the next step's");
   }

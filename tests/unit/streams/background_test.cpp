@@ -6,8 +6,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <barrier>
+#include <mutex>
 #include <random>
+#include <set>
 #include <stdexcept>
+#include <thread>
+
+#include "streams/workers.hpp"
 
 namespace tessera::streams {
 namespace {
@@ -109,12 +115,13 @@ TEST(BackgroundStreams, ThrowInWaitWhatAStartThrew) {
 }
 
 // A stream whose work another thread does waits for it; the others go on meanwhile.
-TEST(ThreadTask, LeavesOtherStreamsAlone) {
+TEST(Workers, LeaveOtherStreamsAlone) {
+  Workers workers;
   std::atomic<bool> go = false;
   int order = 0, of_thread = 0, of_other = 0;
   BackgroundStreams streams;
   streams.enqueue(1, {}, [&] {
-    return make_thread_task([&] {
+    return workers.start([&] {
       go.wait(false);
       of_thread = 1;
     });
@@ -129,10 +136,45 @@ TEST(ThreadTask, LeavesOtherStreamsAlone) {
   EXPECT_EQ(order, 1);
 }
 
-TEST(ThreadTask, ThrowsWhatTheThreadThrew) {
+TEST(Workers, ThrowInWaitWhatTheirWorkThrew) {
+  Workers workers;
   BackgroundStreams streams;
-  streams.enqueue(1, {}, [] { return make_thread_task([] { throw std::runtime_error("here"); }); });
+  streams.enqueue(1, {}, [&] { return workers.start([] { throw std::runtime_error("here"); }); });
   EXPECT_THROW(streams.wait(streams.last(1)), std::runtime_error);
+}
+
+// A team that a library keeps for a thread is there for the next work.
+TEST(Workers, AreTheSameThreadsAgain) {
+  Workers workers;
+  std::set<std::thread::id> one_by_one, at_once;
+  for (int i = 0; i < 20; ++i) {
+    const auto task = workers.start([&] { one_by_one.insert(std::this_thread::get_id()); });
+    while (task->advance() != Progress::done) std::this_thread::yield();
+  }
+  EXPECT_EQ(one_by_one.size(), 1);
+  std::mutex mutex;
+  std::barrier all(4);
+  for (int i = 0; i < 20; ++i) {
+    std::vector<std::unique_ptr<Task>> tasks;
+    for (int k = 0; k < 4; ++k) {
+      tasks.push_back(workers.start([&] {
+        all.arrive_and_wait();  // each has a thread
+        const std::lock_guard lock(mutex);
+        at_once.insert(std::this_thread::get_id());
+      }));
+    }
+  }
+  EXPECT_EQ(at_once.size(), 4);
+}
+
+TEST(Workers, EndTheirWorkBeforeItsTaskGoes) {
+  Workers workers;
+  bool ended = false;
+  workers.start([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    ended = true;
+  });
+  EXPECT_TRUE(ended);
 }
 
 TEST(BackgroundStreams, EndWithWorkStillQueued) {

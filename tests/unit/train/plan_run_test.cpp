@@ -155,7 +155,7 @@ TEST(PlanRun, StatesThatLiveElsewhereChangeNoBit) {
                      .optimizer = tier,
                      .activations = tier,
                      .ahead = ahead,
-                     .disk_reaches_device = ahead != 1});
+                     .device_is_host = ahead != 1});
       }
     }
     expect_same({.gradients = Location::host, .optimizer = Location::disk});
