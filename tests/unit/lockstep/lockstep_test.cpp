@@ -185,18 +185,19 @@ struct Layout {
   int seeds;  // of each variant
 };
 
+plan::OffloadInputs all_on(plan::Location tier, std::int64_t ahead) {
+  return {.parameters = tier,
+          .gradients = tier,
+          .optimizer = tier,
+          .activations = tier,
+          .ahead = ahead,
+          .tile = 64,
+          .device_is_host = ahead > 0};
+}
+
 std::vector<Layout> layouts() {
   model::ModelConfig deep = llama_like();
   deep.layers = 4;
-  const auto all_on = [](plan::Location tier, std::int64_t ahead) {
-    return plan::OffloadInputs{.parameters = tier,
-                               .gradients = tier,
-                               .optimizer = tier,
-                               .activations = tier,
-                               .ahead = ahead,
-                               .tile = 64,
-                               .device_is_host = ahead > 0};
-  };
   const plan::PipelineRule interleaved{.schedule = PipelineSchedule::interleaved,
                                        .virtual_stages = 2},
       zero_bubble{.schedule = PipelineSchedule::zero_bubble};
@@ -324,6 +325,29 @@ TEST_P(Layouts, HaveTheBitsOfAPlainRunInAnyOrder) {
 
 INSTANTIATE_TEST_SUITE_P(Lockstep, Layouts, testing::ValuesIn(layouts()),
                          [](const auto& layout) { return std::string(layout.param.name); });
+
+/// Every layout that keeps everything on the device, with everything elsewhere.
+std::vector<Layout> offloaded_layouts() {
+  std::vector<Layout> all;
+  for (const Layout& layout : layouts()) {
+    if (layout.c.offload.anything()) continue;
+    for (const plan::Location tier : {plan::Location::host, plan::Location::disk}) {
+      for (const std::int64_t ahead : {0, 1}) {
+        all.push_back(layout);
+        all.back().c.offload = all_on(tier, ahead);
+        all.back().seeds = 1;
+      }
+    }
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Matrix, Layouts, testing::ValuesIn(offloaded_layouts()),
+                         [](const auto& layout) {
+                           const plan::OffloadInputs& offload = layout.param.c.offload;
+                           return fmt::format("{}_{}_{}", layout.param.name,
+                                              enum_word(offload.parameters), offload.ahead);
+                         });
 
 TEST(Lockstep, MakesTheMovesOfItsSeed) {
   const Case c{.mesh = {.data = 3}};
