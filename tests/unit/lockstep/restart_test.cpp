@@ -13,6 +13,7 @@
 #include "support/crash_disk.hpp"
 #include "support/lockstep.hpp"
 #include "support/plan_run.hpp"
+#include "support/sanitized.hpp"
 
 namespace tessera::test {
 namespace {
@@ -146,7 +147,8 @@ TEST_P(Restart, AfterAnyCrashGoesOnToTheSameBits) {
   ASSERT_EQ(undisturbed.train(1), undisturbed.nothing_wrong());
   const Outcome& want = undisturbed.outcome();
   std::mt19937_64 random(2);
-  std::map<std::int64_t, int> starts;  // by the step that a restart began after
+  std::map<std::int64_t, int> starts;                 // by the step that a restart began after
+  const std::size_t between = kSanitized ? 120 : 40;  // crashes, at most
   for (const std::uint64_t seed : {3, 4}) {
     const fs::path root = temporary / fmt::format("run{}", seed);
     fs::create_directory(root);
@@ -159,7 +161,8 @@ TEST_P(Restart, AfterAnyCrashGoesOnToTheSameBits) {
     EXPECT_EQ(job.outcome().steps, want.steps);
     const std::size_t last = disk.changes();
     for (std::size_t changes = 0, next = 0; next <= last; changes = next) {
-      next = changes == last ? last + 1 : std::min<std::size_t>(last, changes + 1 + random() % 40);
+      next = changes == last ? last + 1
+                             : std::min<std::size_t>(last, changes + 1 + random() % between);
       const auto trees = disk.after_crash(changes, 4, random());
       const fs::path place = temporary / "crashed";
       fs::remove_all(place);
