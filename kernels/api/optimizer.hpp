@@ -91,12 +91,13 @@ inline constexpr std::size_t kMostStates = 2;
 struct OptimizerUpdate {
   static constexpr auto& kNames = EnumWords<UpdateRule>::table;
   UpdateRule rule = UpdateRule::adam;
-  View gradient;                        // (n) accumulation type
-  View master;                          // (n) f32
-  std::array<View, kMostStates> state;  // (n) f32; as many as the rule keeps, then absent
-  View parameter;                       // (n) compute type; absent when master is what forward uses
-  View scalars;                         // (StepScalar::count) f32
-  View verdict;                         // (VerdictField::count) f32
+  View gradient;  // (n) accumulation type
+  View master;    // (n) f32
+  /// (n) f32, or all of them bf16; as many as the rule keeps, then absent.
+  std::array<View, kMostStates> state;
+  View parameter;  // (n) compute type; absent when master is what forward uses
+  View scalars;    // (StepScalar::count) f32
+  View verdict;    // (VerdictField::count) f32
   UpdateSettings settings;
   View scratch;
 

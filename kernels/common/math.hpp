@@ -39,6 +39,31 @@ TESSERA_INLINE float power_of(float x) {
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(x) & 0x7f800000U);
 }
 
+/// Bits that all depend on all bits of x (the finalizer of MurmurHash3, Appleby 2011). `U`:
+/// std::uint32_t or a vector of them.
+template <typename U>
+TESSERA_INLINE U mixed(U x) {
+  x ^= x >> 16;
+  x *= 0x85ebca6bU;
+  x ^= x >> 13;
+  x *= 0xc2b2ae35U;
+  return x ^ (x >> 16);
+}
+
+/// The bits of x rounded to one of the two bf16 beside it, up or down at random in proportion, so
+/// that the rounding is right on average (stochastic rounding: Gupta et al. 2015). Chance comes
+/// from the bits of `key` and of x, and so is the same wherever and whenever an element is
+/// computed.
+template <typename U>
+TESSERA_INLINE U bits_rounded_at_random(U x, U key, std::uint32_t salt) {
+  return (x + (mixed(mixed(key + salt * 0x9e3779b9U) ^ x) & 0xffffU)) & 0xffff0000U;
+}
+TESSERA_INLINE float rounded_at_random(float x, float key, std::uint32_t salt) {
+  const std::uint32_t bits = bits_rounded_at_random(std::bit_cast<std::uint32_t>(x),
+                                                    std::bit_cast<std::uint32_t>(key), salt);
+  return x != x ? x : std::bit_cast<float>(bits);
+}
+
 /// e^x, at most 2 ulp, denormal results included; overflows to infinity, NaN stays NaN.
 /// x = n ln 2 + r with |r| <= ln(2) / 2; e^r by a polynomial of degree 6 (interpolated at Chebyshev
 /// nodes, relative error 2^-26.5); 2^n in two factors because n reaches -150 and 128.

@@ -3,6 +3,8 @@
 // a line in with_step.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/api/optimizer.hpp"
 #include "kernels/common/math.hpp"
 
@@ -58,6 +60,27 @@ inline std::size_t state_count(UpdateRule rule) {
   return count;
 }
 
+/// What state becomes when it is kept as an `M`: bf16 is rounded at random, for what a step adds to
+/// a moment is mostly less than half of the distance to the next bf16. `F` as above; `master` is
+/// the weight after the step.
+template <typename M, int S, typename F>
+TESSERA_INLINE void round_state(F (&state)[S], F master) {
+  if constexpr (!std::is_same_v<M, float>) {
+    for (int s = 0; s < S; ++s)
+      state[s] = rounded_at_random(state[s], master, static_cast<std::uint32_t>(s));
+  }
+}
+
+/// `f.template operator()<M>()` for the type that state is kept in.
+template <typename F>
+[[gnu::always_inline]] inline void with_state_type(DType type, F&& f) {
+  if (type == DType::bf16) {
+    f.template operator()<bf16>();
+  } else {
+    f.template operator()<float>();
+  }
+}
+
 inline void check(const OptimizerUpdate& a) {
   const std::int64_t n = a.gradient.elements();
   check_floats({a.gradient, a.parameter});
@@ -66,7 +89,7 @@ inline void check(const OptimizerUpdate& a) {
   const std::size_t states = state_count(a.rule);
   for (std::size_t s = 0; s < kMostStates; ++s) {
     if (s < states) {
-      check_flat({a.state[s]}, DType::f32, n);
+      check_flat({a.state[s]}, a.state[0].type == DType::bf16 ? DType::bf16 : DType::f32, n);
     } else {
       TESSERA_CHECK(!a.state[s], "{} has state {}, which it does not keep", a.name(), s);
     }

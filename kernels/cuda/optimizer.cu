@@ -16,32 +16,34 @@ void run(const Verdict& a, const Context& context) {
 
 void run(const OptimizerUpdate& a, const Context& context) {
   check(a);
-  const auto launched = [&]<typename Step, typename G, typename P>() {
+  const auto launched = [&]<typename Step, typename M, typename G, typename P>() {
     constexpr int V = kRun<G, P>, S = Step::kStates;
     const std::int64_t n = a.gradient.elements();
     const auto flat = [&](const View& v) { return v ? v.range(0, n) : View(); };
     bool alike = wide<V>({flat(a.gradient), flat(a.master), flat(a.parameter)});
     for (const View& v : a.state) alike = alike && wide<V>({flat(v)});
-    UpdateArrays<G, P, S> arrays{.gradient = a.gradient.as<G>(),
-                                 .master = a.master.as<float>(),
-                                 .state = {},
-                                 .parameter = reinterpret_cast<P*>(a.parameter.data),
-                                 .scalars = a.scalars.as<float>(),
-                                 .verdict = a.verdict.as<float>(),
-                                 .settings = a.settings,
-                                 .n = n,
-                                 .wide = alike};
-    for (int s = 0; s < S; ++s) arrays.state[s] = a.state[static_cast<std::size_t>(s)].as<float>();
+    UpdateArrays<M, G, P, S> arrays{.gradient = a.gradient.as<G>(),
+                                    .master = a.master.as<float>(),
+                                    .state = {},
+                                    .parameter = reinterpret_cast<P*>(a.parameter.data),
+                                    .scalars = a.scalars.as<float>(),
+                                    .verdict = a.verdict.as<float>(),
+                                    .settings = a.settings,
+                                    .n = n,
+                                    .wide = alike};
+    for (int s = 0; s < S; ++s) arrays.state[s] = a.state[static_cast<std::size_t>(s)].as<M>();
     launch(on(context, a.name().data(),
               std::min<std::int64_t>(ceil_div(ceil_div(n, V), kUpdateThreads),
                                      32 * context.multiprocessors),
               kUpdateThreads),
-           update_kernel<Step, G, P>, arrays);
+           update_kernel<Step, M, G, P>, arrays);
   };
   with_step(a.rule, [&]<typename Step>() {
-    with_type(a.gradient.type, [&]<typename G>() {
-      with_type(a.parameter.type, [&]<typename P>() {  // an absent one counts as f32
-        launched.template operator()<Step, G, P>();
+    with_state_type(a.state[0].type, [&]<typename M>() {
+      with_type(a.gradient.type, [&]<typename G>() {
+        with_type(a.parameter.type, [&]<typename P>() {  // an absent one counts as f32
+          launched.template operator()<Step, M, G, P>();
+        });
       });
     });
   });

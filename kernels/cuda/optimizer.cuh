@@ -21,11 +21,11 @@ inline __global__ void __launch_bounds__(32)
   verdict[static_cast<int>(VerdictField::coefficient)] = v.coefficient;
 }
 
-template <typename G, typename P, int S>
+template <typename M, typename G, typename P, int S>
 struct UpdateArrays {
   const G* gradient;
   float* master;
-  float* state[S];
+  M* state[S];
   P* parameter;  // null where master is what forward uses
   const float *scalars, *verdict;
   UpdateSettings settings;
@@ -35,9 +35,9 @@ struct UpdateArrays {
 
 inline constexpr int kUpdateThreads = 256;
 
-template <typename Step, typename G, typename P>
+template <typename Step, typename M, typename G, typename P>
 __global__ void __launch_bounds__(kUpdateThreads)
-    update_kernel(UpdateArrays<G, P, Step::kStates> a) {
+    update_kernel(UpdateArrays<M, G, P, Step::kStates> a) {
   constexpr int V = kRun<G, P>, S = Step::kStates;
   const bool apply = a.verdict[static_cast<int>(VerdictField::apply)] != 0.0F;
   if (!apply && a.parameter == nullptr) return;
@@ -62,6 +62,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
 #pragma unroll
       for (int s = 0; s < S; ++s) now[s] = state[s][j];
       step(g[j] * coefficient, w[j], now);
+      round_state<M>(now, w[j]);
 #pragma unroll
       for (int s = 0; s < S; ++s) state[s][j] = now[s];
     }

@@ -95,6 +95,19 @@ class Checker {
       pipeline();
     }
     if (usable({"run.reproducible", "run.reproducible_tensor"})) reproducible();
+    if (usable({"parallel.tensor", "zero.tiles", "model.heads"})) tiles();
+  }
+
+  /// Each tile has whole heads.
+  void tiles() {
+    const std::int64_t tensor = deck_.parallel.tensor, tiles = deck_.zero.tiles;
+    if (tiles == 1 || tensor > deck_.model.heads) return;
+    if (tiles > deck_.model.heads / tensor) {
+      problem("zero.tiles",
+              fmt::format("parallel.tensor x zero.tiles = {} x {} is more than model.heads = {}: "
+                          "each tile has at least one head (give {} or less)",
+                          tensor, tiles, deck_.model.heads, deck_.model.heads / tensor));
+    }
   }
 
   void pipeline() {
@@ -154,6 +167,12 @@ class Checker {
     needs("parallel.tensor", most % deck_.parallel.tensor == 0,
           fmt::format("a divisor of run.reproducible_tensor = {} as parallel.tensor, which is {}",
                       most, deck_.parallel.tensor));
+    if (usable({"zero.tiles"}) && most % deck_.parallel.tensor == 0) {
+      needs("zero.tiles", most / deck_.parallel.tensor % deck_.zero.tiles == 0,
+            fmt::format("a divisor of run.reproducible_tensor / parallel.tensor = {} / {} as "
+                        "zero.tiles, which is {}",
+                        most, deck_.parallel.tensor, deck_.zero.tiles));
+    }
     needs("batch.sequence", deck_.batch.sequence % most == 0,
           fmt::format("a multiple of run.reproducible_tensor = {} as batch.sequence, which is {}",
                       most, deck_.batch.sequence));

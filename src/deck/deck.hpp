@@ -103,6 +103,7 @@ struct OptimizerSection {
   /// Set by the loader where the optimizer uses them (deck/presets).
   std::optional<std::array<double, 2>> betas;
   std::optional<double> eps;
+  SumPrecision moments = SumPrecision::f32;
   double weight_decay = 0;
   double clip_norm = 1;
   bool operator==(const OptimizerSection&) const = default;
@@ -168,6 +169,7 @@ struct ZeroSection {
   std::int64_t stage = 0;
   ReduceWhen reduce = ReduceWhen::step;  // loading replaces an unset one by the stage's default
   std::int64_t prefetch = 1;
+  std::int64_t tiles = 1;
   std::variant<Secondary, std::int64_t> secondary = Secondary::none;
   QuantizeSection quantize;
   bool operator==(const ZeroSection&) const = default;

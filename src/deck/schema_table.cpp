@@ -231,6 +231,12 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::optimizer, &OptimizerSection::eps>(
         "optimizer.eps", "added to the root of the second moment",
         {.limits = above(0), .unset = "adamw, adam: 1e-08"}),
+    row<&Deck::optimizer, &OptimizerSection::moments>(
+        "optimizer.moments",
+        "type in which moments are kept: bf16 takes half of the memory and is rounded at random, "
+        "up "
+        "or down in proportion",
+        {.on_resume = event}),
     row<&Deck::optimizer, &OptimizerSection::weight_decay>(
         "optimizer.weight_decay", "of parameters with two or more dimensions",
         {.limits = at_least(0)}),
@@ -325,6 +331,11 @@ constexpr SchemaRow kRows[] = {
                                            {.unset = "step at stages 0-1, micro at 2-3"}),
     row<&Deck::zero, &ZeroSection::prefetch>("zero.prefetch", "units gathered ahead of use",
                                              {.limits = between(0, 1 << 24)}),
+    row<&Deck::zero, &ZeroSection::tiles>(
+        "zero.tiles",
+        "parts in which the matrices of each layer are gathered and used, one after another: the "
+        "window of a layer is that much smaller, and results differ as with so many tensor ranks",
+        {.limits = between(1, 1 << 16)}),
     row<&Deck::zero, &ZeroSection::secondary>(
         "zero.secondary", "second copy of parameters within a node, or within so many ranks",
         {.limits = kRanks, .built = "none"}),

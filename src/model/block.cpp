@@ -1,5 +1,6 @@
 #include "model/block.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "model/tensor_parallel.hpp"
@@ -22,53 +23,81 @@ HeadPart heads_of(const ModelConfig& c, std::int64_t chunk, std::int64_t chunks)
 
 namespace {
 
-/// The view of `count` joined parameters starting at the one called `first`.
-View joined_view(const UnitDesc& unit, const ParameterViews& params, std::string_view first,
-                 std::size_t count, std::size_t chunk) {
-  if (!unit.has(first)) return {};
-  const std::size_t begin = unit.index_of(first);
-  View all = params[begin][chunk];
-  for (std::size_t i = begin + 1; i < begin + count; ++i) all.shape[0] += params[i][chunk].shape[0];
-  if (all.rank == 1) all.ld = all.shape[0];
-  return all;
-}
+/// The parameters of a block by name, without its own, wherever its units have them.
+class BlockParameters {
+ public:
+  explicit BlockParameters(std::span<const UnitViews> units) : units_(units) {}
+
+  bool has(std::string_view name) const { return !unit_of(name).empty(); }
+  /// Whether every tensor rank has the whole of it.
+  bool whole(std::string_view name) const {
+    const UnitViews& unit = unit_of(name).front();
+    return unit.unit->params[unit.unit->index_of(name)].tensor_axis < 0;
+  }
+  /// By chunk, the view of `count` joined parameters of which the first is called so; empty if
+  /// there is none.
+  std::vector<View> chunks(std::string_view first, std::size_t count = 1) const {
+    std::vector<View> all;
+    for (const UnitViews& tile : unit_of(first)) {
+      if (!tile.unit->has(first)) break;
+      const auto* params = &tile.params[tile.unit->index_of(first)];
+      for (std::size_t chunk = 0; chunk < params->size(); ++chunk) {
+        View joined = params[0][chunk];
+        for (std::size_t i = 1; i < count; ++i) joined.shape[0] += params[i][chunk].shape[0];
+        if (joined.rank == 1) joined.ld = joined.shape[0];
+        all.push_back(joined);
+      }
+    }
+    return all;
+  }
+  /// One that is whole, or absent.
+  View one(std::string_view name) const { return has(name) ? chunks(name).front() : View{}; }
+
+ private:
+  /// The first unit that has the parameter and those behind it: its tiles come first.
+  std::span<const UnitViews> unit_of(std::string_view name) const {
+    std::size_t i = 0;
+    while (i < units_.size() && !units_[i].unit->has(name)) ++i;
+    return units_.subspan(i);
+  }
+
+  std::span<const UnitViews> units_;
+};
 
 }  // namespace
 
-BlockWeights block_weights(const UnitDesc& unit, const ParameterViews& params) {
-  const auto pick = [&](std::string_view name) { return joined_view(unit, params, name, 1, 0); };
-  const bool gated = unit.has("mlp.gate.weight");
+BlockWeights block_weights(std::span<const UnitViews> units) {
+  const BlockParameters params(units);
+  const bool gated = params.has("mlp.gate.weight");
   const std::string up = gated ? "mlp.gate" : "mlp.up";
   const std::size_t ups = gated ? 2 : 1;
-  const bool whole_kv = unit.params[unit.index_of("attention.k.weight")].tensor_axis < 0;
-  BlockWeights w{.norm1_w = pick("norm1.weight"),
-                 .norm1_b = pick("norm1.bias"),
-                 .norm2_w = pick("norm2.weight"),
-                 .norm2_b = pick("norm2.bias"),
-                 .out_b = pick("attention.out.bias"),
-                 .down_b = pick("mlp.down.bias"),
+  const bool whole_kv = params.whole("attention.k.weight");
+  BlockWeights w{.norm1_w = params.one("norm1.weight"),
+                 .norm1_b = params.one("norm1.bias"),
+                 .norm2_w = params.one("norm2.weight"),
+                 .norm2_b = params.one("norm2.bias"),
+                 .out_b = params.one("attention.out.bias"),
+                 .down_b = params.one("mlp.down.bias"),
                  .k_w = {},
                  .k_b = {},
                  .v_w = {},
                  .v_b = {},
                  .chunks = {}};
   if (whole_kv) {
-    w.k_w = pick("attention.k.weight"), w.k_b = pick("attention.k.bias");
-    w.v_w = pick("attention.v.weight"), w.v_b = pick("attention.v.bias");
+    w.k_w = params.one("attention.k.weight"), w.k_b = params.one("attention.k.bias");
+    w.v_w = params.one("attention.v.weight"), w.v_b = params.one("attention.v.bias");
   }
   const std::size_t joined = whole_kv ? 1 : 3;
-  const std::size_t chunks = params[unit.index_of("attention.q.weight")].size();
-  for (std::size_t i = 0; i < chunks; ++i) {
-    const auto of_chunk = [&](std::string_view name, std::size_t count = 1) {
-      return joined_view(unit, params, name, count, i);
-    };
-    w.chunks.push_back({.qkv_w = of_chunk("attention.q.weight", joined),
-                        .qkv_b = of_chunk("attention.q.bias", joined),
-                        .out_w = of_chunk("attention.out.weight"),
-                        .up_w = of_chunk(up + ".weight", ups),
-                        .up_b = of_chunk(up + ".bias", ups),
-                        .down_w = of_chunk("mlp.down.weight")});
-  }
+  const auto fill = [&](View BlockChunk::*member, const std::vector<View>& views) {
+    w.chunks.resize(std::max(w.chunks.size(), views.size()));
+    for (std::size_t i = 0; i < views.size(); ++i) w.chunks[i].*member = views[i];
+  };
+  fill(&BlockChunk::qkv_w, params.chunks("attention.q.weight", joined));
+  fill(&BlockChunk::qkv_b, params.chunks("attention.q.bias", joined));
+  fill(&BlockChunk::out_w, params.chunks("attention.out.weight"));
+  fill(&BlockChunk::up_w, params.chunks(up + ".weight", ups));
+  fill(&BlockChunk::up_b, params.chunks(up + ".bias", ups));
+  fill(&BlockChunk::down_w, params.chunks("mlp.down.weight"));
   return w;
 }
 

@@ -29,8 +29,8 @@ struct BlockWeights {
   View k_w, k_b, v_w, v_b;         // where fewer kv heads than chunks make them whole on every rank
   std::vector<BlockChunk> chunks;  // this rank's
 };
-/// Picks the views out of a unit's parameters.
-BlockWeights block_weights(const UnitDesc& unit, const ParameterViews& params);
+/// Picks the views out of the parameters of a block's units.
+BlockWeights block_weights(std::span<const UnitViews> units);
 
 /// What backward needs from forward. sum1 and sum2 are the inputs of the two norms; h1 and h2 their
 /// outputs at all positions.

@@ -86,6 +86,34 @@ UnitDesc token_matrix(const ModelConfig& c, const std::string& name, UnitKind ki
   return unit;
 }
 
+/// Adds a unit as `tiles` units, each with a part of the chunks of all its parameters.
+void add_tiles(std::vector<UnitDesc>& units, UnitDesc unit, std::int64_t tiles) {
+  if (tiles == 1) return units.push_back(std::move(unit));
+  const std::string name = unit.name;
+  for (std::int64_t i = 0; i < tiles; ++i) {
+    unit.name = fmt::format("{}.{}", name, i);
+    unit.tile = {.index = i, .count = tiles};
+    units.push_back(unit);
+  }
+}
+
+/// Adds a block: what is whole on every tensor rank, then the tiles of each sub-layer.
+void add_block(std::vector<UnitDesc>& units, UnitDesc block, std::int64_t tiles) {
+  if (tiles == 1) return units.push_back(std::move(block));
+  UnitDesc whole = block;
+  std::erase_if(whole.params, [](const ParamDesc& p) { return p.tensor_axis >= 0; });
+  units.push_back(std::move(whole));
+  for (const char* sub : {"attention", "mlp"}) {
+    UnitDesc part = block;
+    part.name = fmt::format("{}.{}", block.name, sub);
+    part.kind = UnitKind::block_tile;
+    std::erase_if(part.params, [&](const ParamDesc& p) {
+      return p.tensor_axis < 0 || !p.name.starts_with(part.name + ".");
+    });
+    add_tiles(units, std::move(part), tiles);
+  }
+}
+
 }  // namespace
 
 std::int64_t ParamDesc::elements() const {
@@ -107,35 +135,44 @@ MatrixRange ParamDesc::part(std::int64_t chunk, std::int64_t chunks) const {
 
 bool UnitDesc::has(std::string_view local) const {
   return std::any_of(params.begin(), params.end(), [&](const ParamDesc& p) {
-    return p.name == fmt::format("{}.{}", name, local);
+    return p.name == fmt::format("{}.{}", layer, local);
   });
 }
 
 std::size_t UnitDesc::index_of(std::string_view local) const {
   for (std::size_t i = 0; i < params.size(); ++i) {
-    if (params[i].name == fmt::format("{}.{}", name, local)) return i;
+    if (params[i].name == fmt::format("{}.{}", layer, local)) return i;
   }
   throw InternalError(fmt::format("unit {} has no parameter {}", name, local));
 }
 
-std::vector<UnitDesc> model_units(const ModelConfig& c, std::int64_t chunks) {
-  std::vector<UnitDesc> units{token_matrix(c, "vocabulary", UnitKind::vocabulary)};
+std::vector<UnitDesc> model_units(const ModelConfig& c, std::int64_t chunks, std::int64_t tiles) {
+  std::vector<UnitDesc> units;
+  add_tiles(units, token_matrix(c, "vocabulary", UnitKind::vocabulary), tiles);
   if (c.position == PositionKind::learned) {
     units.push_back({.name = "positions",
                      .kind = UnitKind::positions,
                      .params = {matrix("positions.weight", c.context, c.hidden, c.init_std)}});
   }
-  for (std::int64_t i = 0; i < c.layers; ++i) units.push_back(block(c, i, chunks));
+  for (std::int64_t i = 0; i < c.layers; ++i) add_block(units, block(c, i, chunks), tiles);
   units.push_back({.name = "final_norm", .kind = UnitKind::final_norm, .params = {}});
   add_norm(units.back().params, c, "final_norm");
-  if (!c.tied_embeddings) units.push_back(token_matrix(c, "head", UnitKind::head));
+  if (!c.tied_embeddings) add_tiles(units, token_matrix(c, "head", UnitKind::head), tiles);
   return units;
+}
+
+Range own_chunks(const UnitDesc& unit, const TensorCut& cut) {
+  const Range own = even_part(cut.own(), unit.tile.index, unit.tile.count);
+  return {cut.first() + own.begin, cut.first() + own.end};
 }
 
 std::int64_t parameter_count(std::span<const UnitDesc> units) {
   std::int64_t n = 0;
   for (const auto& unit : units) {
-    for (const auto& p : unit.params) n += p.elements();
+    for (const auto& p : unit.params) {
+      n += p.tensor_axis < 0 ? p.elements()
+                             : even_part(p.elements(), unit.tile.index, unit.tile.count).count();
+    }
   }
   return n;
 }

@@ -46,7 +46,12 @@ struct ParamDesc {
   MatrixRange part(std::int64_t chunk, std::int64_t chunks) const;
 };
 
-enum class UnitKind : std::uint8_t { vocabulary, positions, block, final_norm, head };
+enum class UnitKind : std::uint8_t { vocabulary, positions, block, block_tile, final_norm, head };
+
+/// Which part of each rank's chunks a unit has: part `index` of `count` equal ones.
+struct Tile {
+  std::int64_t index = 0, count = 1;
+};
 
 /// In what a unit may differ from others.
 struct UnitTraits {
@@ -65,8 +70,10 @@ struct UnitDesc {
   UnitKind kind = UnitKind::block;
   std::vector<ParamDesc> params;
   UnitTraits traits;
+  std::string layer = name;  // what the names of its parameters begin with
+  Tile tile;                 // of those parameters that are cut in chunks
 
-  /// Index of the parameter "<unit>.<local>"; throws InternalError when there is none.
+  /// Index of the parameter "<layer>.<local>"; throws InternalError when there is none.
   std::size_t index_of(std::string_view local) const;
   bool has(std::string_view local) const;
 };
@@ -74,13 +81,29 @@ struct UnitDesc {
 /// All units in the order of forward: vocabulary, positions, blocks, final_norm, and head if it is
 /// untied; to be cut into `chunks`. With fewer kv heads than chunks, keys and values are whole on
 /// every tensor rank, which computes those that its query heads read.
-std::vector<UnitDesc> model_units(const ModelConfig& config, std::int64_t chunks = 1);
+///
+/// With several `tiles`, a divisor of the chunks of each tensor rank, token matrices are so many
+/// units, and so are the cut parameters of each block's attention and of its feed-forward: they are
+/// gathered one after another, and what is in memory at once is that much smaller (memory-centric
+/// tiling: Rajbhandari et al. 2021, ZeRO-Infinity, section 5.1.3). A block's other parameters are a
+/// unit before them.
+std::vector<UnitDesc> model_units(const ModelConfig& config, std::int64_t chunks = 1,
+                                  std::int64_t tiles = 1);
+
+/// The chunks that a rank holds of a unit's parameters.
+Range own_chunks(const UnitDesc& unit, const TensorCut& cut);
 
 /// A unit's parameters as a rank holds them: [parameter][own chunk], with one entry for a parameter
 /// that is whole.
 using ParameterViews = std::vector<std::vector<View>>;
 
-/// Number of parameters without padding, tied ones once.
+/// A unit and the views of its parameters.
+struct UnitViews {
+  const UnitDesc* unit = nullptr;
+  ParameterViews params;
+};
+
+/// Number of parameters without padding, tied ones once. Of one of several tiles, its share.
 std::int64_t parameter_count(std::span<const UnitDesc> units);
 
 /// Floating-point operations a token of one training step: 6 N + 6 L C T (causal attention; N

@@ -7,35 +7,36 @@
 namespace tessera::optim {
 
 Optimizer adam(const AdamRule& rule) {
-  return {.state = {{.name = "adam_m"}, {.name = "adam_v"}},
-          .update =
-              [rule](const UpdateViews& x, UpdatePart part) {
-                TESSERA_CHECK(x.state.size() == 2, "{} states for adam", x.state.size());
-                return kernels::OptimizerUpdate{
-                    .rule = kernels::UpdateRule::adam,
-                    .gradient = x.gradient,
-                    .master = x.master,
-                    .state = {x.state[0], x.state[1]},
-                    .parameter = x.parameter,
-                    .scalars = x.scalars,
-                    .verdict = x.verdict,
-                    .settings = {.beta1 = static_cast<float>(rule.beta1),
-                                 .beta2 = static_cast<float>(rule.beta2),
-                                 .eps = static_cast<float>(rule.eps),
-                                 .decay = part == UpdatePart::matrices
-                                              ? static_cast<float>(rule.weight_decay)
-                                              : 0.0F,
-                                 .decay_kind = rule.decay}};
-              },
-          .set_scalars =
-              [rule](StepScalars& scalars, std::int64_t update) {
-                const auto t = static_cast<double>(update);
-                const auto set = [&](kernels::StepScalar which, double value) {
-                  scalars[static_cast<std::size_t>(which)] = static_cast<float>(value);
-                };
-                set(kernels::StepScalar::bias_correction1, 1.0 - std::pow(rule.beta1, t));
-                set(kernels::StepScalar::bias_correction2, 1.0 - std::pow(rule.beta2, t));
-              }};
+  return {
+      .state = {{.name = "adam_m", .type = rule.moments}, {.name = "adam_v", .type = rule.moments}},
+      .update =
+          [rule](const UpdateViews& x, UpdatePart part) {
+            TESSERA_CHECK(x.state.size() == 2, "{} states for adam", x.state.size());
+            return kernels::OptimizerUpdate{
+                .rule = kernels::UpdateRule::adam,
+                .gradient = x.gradient,
+                .master = x.master,
+                .state = {x.state[0], x.state[1]},
+                .parameter = x.parameter,
+                .scalars = x.scalars,
+                .verdict = x.verdict,
+                .settings = {.beta1 = static_cast<float>(rule.beta1),
+                             .beta2 = static_cast<float>(rule.beta2),
+                             .eps = static_cast<float>(rule.eps),
+                             .decay = part == UpdatePart::matrices
+                                          ? static_cast<float>(rule.weight_decay)
+                                          : 0.0F,
+                             .decay_kind = rule.decay}};
+          },
+      .set_scalars =
+          [rule](StepScalars& scalars, std::int64_t update) {
+            const auto t = static_cast<double>(update);
+            const auto set = [&](kernels::StepScalar which, double value) {
+              scalars[static_cast<std::size_t>(which)] = static_cast<float>(value);
+            };
+            set(kernels::StepScalar::bias_correction1, 1.0 - std::pow(rule.beta1, t));
+            set(kernels::StepScalar::bias_correction2, 1.0 - std::pow(rule.beta2, t));
+          }};
 }
 
 Optimizer make_optimizer(const deck::OptimizerSection& section) {
@@ -43,7 +44,8 @@ Optimizer make_optimizer(const deck::OptimizerSection& section) {
   AdamRule rule{.beta1 = betas[0],
                 .beta2 = betas[1],
                 .eps = section.eps.value(),
-                .weight_decay = section.weight_decay};
+                .weight_decay = section.weight_decay,
+                .moments = section.moments == deck::SumPrecision::bf16 ? DType::bf16 : DType::f32};
   Optimizer optimizer;
   switch (section.name) {
     case deck::OptimizerName::adamw: optimizer = adam(rule); break;

@@ -62,6 +62,7 @@ struct AdamRule {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
   double weight_decay = 0;  // of matrices
   kernels::Decay decay = kernels::Decay::decoupled;
+  DType moments = DType::f32;  // or bf16, rounded at random
 };
 Optimizer adam(const AdamRule& rule = {});
 

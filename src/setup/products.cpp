@@ -18,7 +18,7 @@ class ProductCheck {
         deck_(loaded.deck),
         config_(model_config(deck_.model)),
         layout_mode_(deck_.run.reproducible == deck::Reproducible::layout),
-        chunks_(layout_mode_ ? deck_.run.reproducible_tensor : deck_.parallel.tensor) {}
+        chunks_(tensor_chunks(deck_)) {}
 
   void run() {
     const auto& [micro, sequence] = std::pair{deck_.batch.micro, deck_.batch.sequence};
@@ -50,7 +50,10 @@ class ProductCheck {
   std::string of_chunk(std::int64_t chunk) const {
     if (chunks_ == 1) return "";
     return fmt::format(", part {} of {} = {},", chunk,
-                       layout_mode_ ? "run.reproducible_tensor" : "parallel.tensor", chunks_);
+                       layout_mode_            ? "run.reproducible_tensor"
+                       : deck_.zero.tiles == 1 ? "parallel.tensor"
+                                               : "parallel.tensor x zero.tiles",
+                       chunks_);
   }
 
   void check(const char* key, std::int64_t extent, const std::string& what, std::int64_t multiple) {

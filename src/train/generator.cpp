@@ -124,8 +124,8 @@ std::span<const float> Generator::advance(std::span<const std::int32_t> tokens) 
     if (descs_[i].kind != model::UnitKind::block) continue;
     model::KvCache& cache = caches_[layer++];
     model::Carry next;
-    model::block_generate(u, config_, model::block_weights(descs_[i], units_[i].parameters), carry,
-                          cache, next);
+    const std::array units{model::UnitViews{&descs_[i], units_[i].parameters}};
+    model::block_generate(u, config_, model::block_weights(units), carry, cache, next);
     cache.length += count;
     carry = next;
   }

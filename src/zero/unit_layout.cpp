@@ -20,7 +20,8 @@ class Placement {
         if (p.is_matrix() == matrices && (p.tensor_axis < 0) == whole) f(i);
       }
     };
-    for (std::int64_t chunk = cut_.first(); chunk < cut_.first() + cut_.own(); ++chunk)
+    const Range chunks = own_chunks(unit_, cut_);
+    for (std::int64_t chunk = chunks.begin; chunk < chunks.end; ++chunk)
       each(false, [&](std::size_t i) { add(i, chunk); });
     each(true, [&](std::size_t i) { add(i, 0); });
   }

@@ -89,6 +89,15 @@ class SameBits(LayoutTest):
             mesh(data=2, zero__stage=stage, zero__reduce=reduce)
             for stage in range(4) for reduce in ("step", "micro")])
 
+    def test_tiles(self):
+        """What is gathered in parts is summed in the order of chunks, as over tensor ranks."""
+        for family in (GPT2, {**LLAMA, "model__kv_heads": 1, "model__tied_embeddings": False}):
+            self.assert_same({**family, **ANY_LAYOUT}, [
+                mesh(zero__tiles=4), mesh(tensor=2, zero__tiles=2, recompute__policy="full"),
+                mesh(data=2, zero__stage=3, zero__tiles=2, offload__parameters="host"),
+                mesh(data=2, pipeline=2, zero__stage=3, zero__tiles=4,
+                     parallel__schedule="zero_bubble")])
+
     def test_uneven_chunks(self):
         """Heads, ffn columns and vocabulary rows that four chunks do not divide."""
         self.assert_same({**GPT2, **ANY_LAYOUT, "model__heads": 6, "model__hidden": 36,
@@ -100,6 +109,7 @@ class SameBits(LayoutTest):
         for key, changes in {
             "run.reproducible_tensor": {"run__reproducible_tensor": 3},
             "parallel.tensor": {"run__reproducible_tensor": 2, "parallel__tensor": 4},
+            "zero.tiles": {"zero__tiles": 3},
             "batch.sequence": {"batch__sequence": 14},
             "precision.compute": {"precision__compute": "f16"},
             "precision.gradients": {"precision__gradients": "bf16"},
@@ -125,6 +135,11 @@ class SameBits(LayoutTest):
 
 
 class NearlySame(LayoutTest):
+    def test_tiles(self):
+        self.assert_near({**GPT2, "model__dropout": 0.1}, [
+            mesh(zero__tiles=4), mesh(data=2, zero__tiles=3, zero__stage=3),
+            mesh(tensor=2, zero__tiles=2, zero__stage=2)])
+
     def test_tensor(self):
         """Three heads on two ranks, five ranks' worth of nothing even, with and without splitting
         the sequence."""

@@ -56,6 +56,46 @@ class Offload(OffloadTest):
                 with self.subTest(stage=stage, tier=tier):
                     self.assertEqual(runs[tier], runs["none"])
 
+    def test_tiles_and_moments_of_16_bits(self):
+        """The same bits in memory and on disks; a run may go on with other tiles and moments."""
+        fixed = {"zero__tiles": 3, "optimizer__moments": "bf16", "checkpoint__every": 3,
+                 "checkpoint__keep": 9}
+        runs = {}
+        for tier in ("none", "nvme"):
+            numbers = self.train(2, self.offload_deck(tier, tier, **fixed))
+            saved = [tensors_of(self.dir / tier / "checkpoints" / f"step_{step:08}")
+                     for step in self.checkpoints(tier)]
+            self.assertEqual(len(saved), 2)
+            moments = [v for k, v in saved[0].items() if "adam_m" in k]
+            master = [v for k, v in saved[0].items() if "master" in k]
+            self.assertEqual(2 * sum(map(len, moments)), sum(map(len, master)))
+            runs[tier] = str(numbers), saved
+        self.assertEqual(runs["nvme"], runs["none"])
+        deck = self.dir / "nvme.toml"
+        job = self.run_job(1, "train", deck, "--set", "run.steps=9", "--set", "zero.tiles=1",
+                           "--set", "optimizer.moments=f32")
+        self.assertEqual(job.code, 0, job.output)
+        self.assertIn("optimizer.moments", job.output)
+        self.assertEqual(len(self.numbers("nvme")), 9)
+
+    def test_a_share_of_the_optimizer_state(self):
+        """Half of it elsewhere takes about half of the memory there, and changes no bit; all of
+        the choices of a deck that has a share can be compared."""
+        def held(deck, *sets):
+            options = [x for s in sets for x in ("--set", s)]
+            job = self.run_job(0, "check", deck, "--ranks", 2, *options)
+            self.assertEqual(job.code, 0, job.output)
+            return job.output
+
+        deck = self.offload_deck("share", "none", offload__optimizer="nvme",
+                                 offload__optimizer_share=0.5)
+        self.assertNotEqual(held(deck), held(deck, "offload.optimizer_share=1"))
+        self.assertEqual(self.train(2, deck), self.train(2, self.offload_deck("none", "none")))
+        held(deck, "offload.optimizer=none")
+        job = self.run_job(0, "check", deck, "--ranks", 2, "--options")
+        self.assertEqual(job.code, 0, job.output)
+        self.assertIn("nvme", job.output)
+
     def test_memory_that_the_host_cannot_reach(self):
         """What goes between it and the disks goes through the host's."""
         for stage in (1, 3):

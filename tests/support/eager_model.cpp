@@ -108,6 +108,12 @@ struct EagerModel::Pass {
             .matrix = find(model, views, matrix)[0]};
   }
 
+  /// Parameters, or gradients, of the block that is unit `i`.
+  model::BlockWeights block(const std::vector<model::ParameterViews>& views, std::size_t i) const {
+    const std::array units{model::UnitViews{&model.units_[i], views[i]}};
+    return model::block_weights(units);
+  }
+
   /// Up to the head's input.
   void forward() {
     const auto& c = model.config_;
@@ -119,8 +125,7 @@ struct EagerModel::Pass {
       auto b = context(saved.size() + 1);
       model::Carry out;
       saved.emplace_back();
-      model::block_forward(b, c, model::block_weights(model.units_[i], weights[i]), carry,
-                           saved.back(), out);
+      model::block_forward(b, c, block(weights, i), carry, saved.back(), out);
       carry = out;
     }
   }
@@ -136,8 +141,7 @@ struct EagerModel::Pass {
     for (std::size_t i = model.units_.size(); i-- > 0;) {
       if (model.units_[i].kind != UnitKind::block) continue;
       auto b = context(layer);
-      d = model::block_backward(b, c, model::block_weights(model.units_[i], weights[i]),
-                                saved[--layer], d, model::block_weights(model.units_[i], grads[i]),
+      d = model::block_backward(b, c, block(weights, i), saved[--layer], d, block(grads, i),
                                 Write::overwrite);
     }
     auto u = context(0);

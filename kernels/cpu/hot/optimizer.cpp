@@ -5,7 +5,7 @@
 namespace tessera::kernels::TESSERA_ISA {
 namespace {
 
-template <typename Step, typename G, typename P>
+template <typename Step, typename M, typename G, typename P>
 void update(const OptimizerUpdate& a, Range elements) {
   constexpr int S = Step::kStates;
   const Step step(a.settings, row_of<float>(a.scalars, 0));
@@ -13,14 +13,14 @@ void update(const OptimizerUpdate& a, Range elements) {
   const std::int64_t first = elements.begin;
   const G* gradient = row_of<G>(a.gradient, 0) + first;
   float* master = row_of<float>(a.master, 0) + first;
-  float* state[S];
-  for (int s = 0; s < S; ++s)
-    state[s] = row_of<float>(a.state[static_cast<std::size_t>(s)], 0) + first;
+  M* state[S];
+  for (int s = 0; s < S; ++s) state[s] = row_of<M>(a.state[static_cast<std::size_t>(s)], 0) + first;
   P* parameter = a.parameter.data == nullptr ? nullptr : row_of<P>(a.parameter, 0) + first;
   for_vectors(elements.end - first, [&](std::int64_t i, std::int64_t count) {
     Vec w = load(master + i, count), now[S];
     for (int s = 0; s < S; ++s) now[s] = load(state[s] + i, count);
     step(load(gradient + i, count) * coefficient, w, now);
+    round_state<M>(now, w);
     for (int s = 0; s < S; ++s) store(state[s] + i, now[s], count);
     store(master + i, w, count);
     if (parameter != nullptr) store(parameter + i, w, count);
@@ -46,8 +46,10 @@ void update(const OptimizerUpdate& a, Range elements) {
     return with_type(a.parameter.type, [&]<typename P>() { round_master<P>(a, elements); });
   }
   with_step(a.rule, [&]<typename Step>() {
-    with_type(a.gradient.type, [&]<typename G>() {
-      with_type(a.parameter.type, [&]<typename P>() { update<Step, G, P>(a, elements); });
+    with_state_type(a.state[0].type, [&]<typename M>() {
+      with_type(a.gradient.type, [&]<typename G>() {
+        with_type(a.parameter.type, [&]<typename P>() { update<Step, M, G, P>(a, elements); });
+      });
     });
   });
 }

@@ -112,6 +112,16 @@ TESSERA_INLINE Vec power_of_two(const Vec& n) {
   return r;
 }
 
+TESSERA_INLINE Vec rounded_at_random(const Vec& x, const Vec& key, std::uint32_t salt) {
+  Vec r;
+  for (int i = 0; i < kParts; ++i) {
+    const NativeUint bits =
+        bits_rounded_at_random((NativeUint)x.part[i], (NativeUint)key.part[i], salt);
+    r.part[i] = x.part[i] != x.part[i] ? x.part[i] : (NativeFloat)bits;
+  }
+  return r;
+}
+
 TESSERA_INLINE Vec power_of(const Vec& v) {
   Vec r;
   for (int i = 0; i < kParts; ++i) r.part[i] = (NativeFloat)((NativeUint)v.part[i] & 0x7f800000U);

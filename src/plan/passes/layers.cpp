@@ -18,10 +18,15 @@ std::vector<Layer> model_layers(const std::vector<model::UnitDesc>& units) {
   Layer embed{LayerKind::embed, find(UnitKind::vocabulary)};
   for (std::size_t u : find(UnitKind::positions)) embed.units.push_back(u);
   std::vector<Layer> layers{embed};
-  for (std::size_t u : find(UnitKind::block)) layers.push_back({LayerKind::block, {u}});
+  for (std::size_t u : find(UnitKind::block)) {
+    layers.push_back({LayerKind::block, {u}});
+    while (++u < units.size() && units[u].kind == UnitKind::block_tile)
+      layers.back().units.push_back(u);
+  }
   Layer head{LayerKind::head, find(UnitKind::final_norm)};
   const auto untied = find(UnitKind::head);
-  head.units.push_back(untied.empty() ? embed.units[0] : untied[0]);
+  for (std::size_t u : untied.empty() ? find(UnitKind::vocabulary) : untied)
+    head.units.push_back(u);
   layers.push_back(head);
   return layers;
 }
@@ -33,8 +38,8 @@ std::vector<double> layer_costs(const PlanInputs& in) {
     if (layer.kind == LayerKind::head)
       flop = 2.0 * static_cast<double>(in.model.config.vocab * in.model.config.hidden);
     if (layer.kind == LayerKind::block) {
-      flop = 2.0 * static_cast<double>(
-                       model::parameter_count(std::span(&in.model.units[layer.units[0]], 1))) +
+      const std::span units(&in.model.units[layer.units[0]], layer.units.size());
+      flop = 2.0 * static_cast<double>(model::parameter_count(units)) +
              2.0 * static_cast<double>(in.model.config.heads * in.model.config.head_dim *
                                        in.model.config.context);
     }

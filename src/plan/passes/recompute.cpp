@@ -10,9 +10,8 @@ namespace {
 
 using kernels::Access;
 
-constexpr auto kFirstMade = static_cast<BufferId>(Local::first_made);
 const LocalBuffer& made(const Recording& recording, BufferId id) {
-  return at(recording.made, id - kFirstMade);
+  return at(recording.made, id - recording.first_made);
 }
 
 bool keeps(Recompute policy, model::Keep keep) {
@@ -43,7 +42,7 @@ std::set<BufferId> dropped_tensors(const Recording& recording, Recompute policy)
   for (const Call& call : recording.forward) {
     each_view(call, [&](const View& v, Access a) {
       const BufferId id = buffer_of(v);
-      if (a == Access::read || id < kFirstMade) return;
+      if (a == Access::read || id < recording.first_made) return;
       if (!keeps(policy, made(recording, id).keep)) dropped.insert(id);
     });
   }
@@ -86,8 +85,7 @@ Names fresh_buffers(Recording& recording, const std::vector<Call>& replay) {
     each_view(call, [&](const View& v, Access a) {
       const BufferId id = buffer_of(v);
       if (a == Access::read || fresh.contains(id)) return;
-      recording.made.push_back({model::Keep::transient, made(recording, id).bytes});
-      fresh[id] = kFirstMade + static_cast<BufferId>(recording.made.size()) - 1;
+      fresh[id] = recording.make({model::Keep::transient, made(recording, id).bytes});
     });
   }
   return fresh;

@@ -26,10 +26,10 @@ View local(Local id, DType type, std::initializer_list<std::int64_t> extents) {
 
 /// Marks the products that make gradients of weights, and operations that use nothing but their
 /// results.
-std::vector<bool> only_weights(const std::vector<Call>& backward) {
+std::vector<bool> only_weights(const Recording& recording) {
   std::vector<bool> marks;
   std::set<BufferId> results;
-  for (const Call& call : backward) {
+  for (const Call& call : recording.backward) {
     const auto* kernel = std::get_if<kernels::KernelCall>(&call);
     bool mark = kernel != nullptr && std::holds_alternative<kernels::LinearBackwardWeight>(*kernel);
     each_view(call, [&](const View& v, kernels::Access access) {
@@ -37,8 +37,7 @@ std::vector<bool> only_weights(const std::vector<Call>& backward) {
     });
     each_view(call, [&](const View& v, kernels::Access access) {
       // The flat gradient buffers do not count: all operations write into them.
-      if (mark && access != kernels::Access::read &&
-          buffer_of(v) >= static_cast<BufferId>(Local::first_made))
+      if (mark && access != kernels::Access::read && buffer_of(v) >= recording.first_made)
         results.insert(buffer_of(v));
     });
     marks.push_back(mark);
@@ -67,9 +66,18 @@ class Recorder {
   std::byte* allocate(model::Keep keep, std::int64_t bytes);
   model::MicroBatch micro_batch() const;
   model::TensorRegion tensor_region();
-  /// Of the layer's unit `index`, in the flat buffer `id`.
-  model::ParameterViews parameters(std::size_t index, Local id, DType type) const;
-  model::HeadWeights head_weights(Local norm_id, Local matrix_id, DType type) const;
+  /// Which flat buffer of each unit, and its type.
+  struct Flat {
+    BufferId (*of)(std::size_t unit);
+    DType type;
+  };
+  Flat weights() const { return {local_weights, in_.compute}; }
+  Flat gradients() const { return {local_gradients, in_.accumulate}; }
+  model::ParameterViews parameters(std::size_t unit, const Flat& flat) const;
+  model::BlockWeights block_weights(const Flat& flat) const;
+  /// The chunks of the token matrix that units `first` to `last` have.
+  std::vector<View> token_matrix(std::size_t first, std::size_t last, const Flat& flat) const;
+  model::HeadWeights head_weights(const Flat& flat) const;
 
   const RecordKey& key_;
   const RecordInputs& in_;
@@ -88,6 +96,7 @@ Recorder::Recorder(const RecordKey& key, const RecordInputs& in)
           device_, [this](model::Keep keep, std::int64_t bytes) { return allocate(keep, bytes); },
           in.compute, micro_batch(), tensor_region()) {
   device_.list = &recording_.forward;
+  recording_.first_made = local_weights(in.units.size());
   u_.activations = in.activations;
   u_.operands = in.operands;
   u_.order = in.order;
@@ -100,9 +109,7 @@ Recorder::Recorder(const RecordKey& key, const RecordInputs& in)
 }
 
 std::byte* Recorder::allocate(model::Keep keep, std::int64_t bytes) {
-  recording_.made.push_back({keep, bytes});
-  return symbolic(static_cast<BufferId>(Local::first_made) +
-                  static_cast<BufferId>(recording_.made.size()) - 1);
+  return symbolic(recording_.make({keep, bytes}));
 }
 
 model::MicroBatch Recorder::micro_batch() const {
@@ -120,34 +127,51 @@ model::TensorRegion Recorder::tensor_region() {
   return region;
 }
 
-model::ParameterViews Recorder::parameters(std::size_t index, Local id, DType type) const {
-  const View flat(symbolic(static_cast<BufferId>(id)), type, {in_.layouts[index]->padded});
-  return zero::parameter_views(*in_.units[index], *in_.layouts[index], flat);
+model::ParameterViews Recorder::parameters(std::size_t unit, const Flat& flat) const {
+  const View all(symbolic(flat.of(unit)), flat.type, {in_.layouts[unit]->padded});
+  return zero::parameter_views(*in_.units[unit], *in_.layouts[unit], all);
 }
 
-model::HeadWeights Recorder::head_weights(Local norm_id, Local matrix_id, DType type) const {
-  const auto norm = parameters(0, norm_id, type);
+model::BlockWeights Recorder::block_weights(const Flat& flat) const {
+  std::vector<model::UnitViews> units;
+  for (std::size_t i = 0; i < in_.units.size(); ++i)
+    units.push_back({in_.units[i], parameters(i, flat)});
+  return model::block_weights(units);
+}
+
+std::vector<View> Recorder::token_matrix(std::size_t first, std::size_t last,
+                                         const Flat& flat) const {
+  std::vector<View> chunks;
+  for (std::size_t i = first; i < last; ++i) {
+    const auto of_unit = parameters(i, flat)[0];
+    chunks.insert(chunks.end(), of_unit.begin(), of_unit.end());
+  }
+  return chunks;
+}
+
+model::HeadWeights Recorder::head_weights(const Flat& flat) const {
+  const auto norm = parameters(0, flat);
   return {.norm_w = norm[0][0],
           .norm_b = norm.size() > 1 ? norm[1][0] : View{},
-          .matrix = parameters(1, matrix_id, type)[0]};
+          .matrix = token_matrix(1, in_.units.size(), flat)};
 }
 
 void Recorder::embed() {
-  const bool positions = in_.units.size() > 1;
-  const auto tokens = parameters(0, Local::weights0, in_.compute)[0];
-  const View table = positions ? parameters(1, Local::weights1, in_.compute)[0][0] : View{};
-  model::embed_forward(u_, in_.config, tokens, table, 0, recording_.out);
+  const bool positions = in_.units.back()->kind == model::UnitKind::positions;
+  const std::size_t matrices = in_.units.size() - (positions ? 1 : 0);
+  const auto table = [&](const Flat& flat) {
+    return positions ? parameters(matrices, flat)[0][0] : View{};
+  };
+  model::embed_forward(u_, in_.config, token_matrix(0, matrices, weights()), table(weights()), 0,
+                       recording_.out);
   if (!key_.training) return;
   turn();
-  model::embed_backward(u_, in_.config, d_, parameters(0, Local::grads0, in_.accumulate)[0],
-                        positions ? parameters(1, Local::grads1, in_.accumulate)[0][0] : View{},
-                        key_.token_write, key_.write);
+  model::embed_backward(u_, in_.config, d_, token_matrix(0, matrices, gradients()),
+                        table(gradients()), key_.token_write, key_.write);
 }
 
 void Recorder::block() {
-  const model::UnitDesc& unit = *in_.units[0];
-  const auto weights = model::block_weights(unit, parameters(0, Local::weights0, in_.compute));
-  const auto grads = model::block_weights(unit, parameters(0, Local::grads0, in_.accumulate));
+  const auto weights = block_weights(this->weights()), grads = block_weights(gradients());
   model::BlockSaved saved;
   model::block_forward(u_, in_.config, weights, carry_, saved, recording_.out);
   if (!key_.training) return;
@@ -161,13 +185,12 @@ void Recorder::handover() {
 
 /// The loss's backward runs in the head's forward.
 void Recorder::head() {
-  const auto weights = head_weights(Local::weights0, Local::weights1, in_.compute);
+  const auto weights = head_weights(this->weights());
   const View losses = local(Local::losses, DType::f32, {in_.micro * in_.sequence});
   if (!key_.training) return model::head_loss(u_, in_.config, weights, carry_, losses);
   const View scale = local(Local::scalars, DType::f32, {std::int64_t{1}});
-  recording_.d_out = model::head_loss_backward(
-      u_, in_.config, weights, carry_, losses, scale,
-      head_weights(Local::grads0, Local::grads1, in_.accumulate), key_.write);
+  recording_.d_out = model::head_loss_backward(u_, in_.config, weights, carry_, losses, scale,
+                                               head_weights(gradients()), key_.write);
 }
 
 Recording Recorder::run() {
@@ -179,7 +202,7 @@ Recording Recorder::run() {
   }
   drop_unwanted(recording_, key_);
   if (key_.layer == LayerKind::block && key_.training) recompute(recording_, in_.recompute);
-  recording_.only_weights = only_weights(recording_.backward);
+  recording_.only_weights = only_weights(recording_);
   return std::move(recording_);
 }
 

@@ -3,7 +3,7 @@
 // the plan binds it to buffers of its own.
 #pragma once
 
-#include <array>
+#include <vector>
 
 #include "model/block.hpp"
 #include "model/ends.hpp"
@@ -13,12 +13,8 @@
 namespace tessera::plan {
 
 /// Local buffers that the plan binds, with their fixed meanings. Those that a recording makes
-/// itself follow from first_made on.
+/// itself follow behind them.
 enum class Local : BufferId {
-  weights0,
-  weights1,
-  grads0,
-  grads1,  // flat buffers of the visit's one or two units
   resid,
   pending,
   d,  // carry in, and the gradient on the way back
@@ -27,8 +23,13 @@ enum class Local : BufferId {
   samples,
   losses,
   scalars,
-  first_made
+  first_unit
 };
+/// The flat buffers of the layer's units.
+constexpr BufferId local_weights(std::size_t unit) {
+  return static_cast<BufferId>(Local::first_unit) + 2 * static_cast<BufferId>(unit);
+}
+constexpr BufferId local_gradients(std::size_t unit) { return local_weights(unit) + 1; }
 
 struct LocalBuffer {
   model::Keep keep = model::Keep::transient;
@@ -37,12 +38,19 @@ struct LocalBuffer {
 
 /// One visit of a layer: forward, and backward where there is one.
 struct Recording {
+  BufferId first_made = 0;        // local id of what it makes first
   std::vector<LocalBuffer> made;  // local id first_made + index
   std::vector<Call> forward;      // kernels, and collectives of the tensor ranks
   std::vector<Call> backward;
   std::vector<bool> only_weights;  // by op of backward: only gradients of weights need it
   model::Carry out;                // local views
   View d_out;                      // local view: gradient of the carry on the way in
+
+  /// The local id of a new buffer.
+  BufferId make(LocalBuffer buffer) {
+    made.push_back(buffer);
+    return first_made + static_cast<BufferId>(made.size()) - 1;
+  }
 };
 
 /// What a recording is of. A handover adds up the carry that leaves for the next pipeline stage.
@@ -56,7 +64,7 @@ struct RecordKey {
   kernels::Write write = kernels::Write::overwrite;  // of gradients
   kernels::Write token_write =
       kernels::Write::overwrite;  // of the embedding's gradient of the token matrix
-  std::array<bool, 2> frozen{};   // by unit of the layer
+  std::vector<bool> frozen;       // by unit of the layer
   bool carry_gradient = true;     // whether the gradient of the carry in is wanted
   auto operator<=>(const RecordKey&) const = default;
 };
@@ -72,9 +80,8 @@ struct RecordInputs {
   kernels::SumOrder order = kernels::SumOrder::fixed;
   std::uint64_t seed = 0;
   std::int64_t micro = 0, sequence = 0;
-  model::TensorRegion tensor;  // without run
-  /// The units whose parameters the layer uses, one or two.
-  std::vector<const model::UnitDesc*> units;
+  model::TensorRegion tensor;                 // without run
+  std::vector<const model::UnitDesc*> units;  // whose parameters the layer uses
   std::vector<const zero::UnitLayout*> layouts;
 };
 

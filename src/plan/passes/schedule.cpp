@@ -243,7 +243,7 @@ class Scheduler {
                   .write = writes.gradients,
                   .token_write = writes.tokens,
                   .carry_gradient = carry_gradient};
-    for (std::size_t i = 0; i < units.size(); ++i) key.frozen.at(i) = !trained(units[i]);
+    for (const std::size_t u : units) key.frozen.push_back(!trained(u));
     auto it = recordings_.find(key);
     if (it == recordings_.end()) {
       RecordInputs inputs{.config = in_.model.config,
@@ -298,14 +298,13 @@ class Scheduler {
       const UnitState& state = states_[l.units[i]];
       TESSERA_CHECK(shared_by(l.units[i]) == shared_by(l.units[0]),
                     "units of one layer whose gradients are summed over different groups");
-      const auto n = static_cast<BufferId>(i);
-      v.bound[static_cast<BufferId>(Local::weights0) + n] =
+      v.bound[local_weights(i)] =
           out_.windows[l.units[i]] < 0
               ? state.parameters
               : buffer_view(out_.windows[l.units[i]], in_.numerics.compute, state.layout.padded);
       if (training_ && state.trained) {
-        v.bound[static_cast<BufferId>(Local::grads0) + n] =
-            gradient_of(l.units[i], separate && is_head && i == 1, writes.gradients);
+        v.bound[local_gradients(i)] =
+            gradient_of(l.units[i], separate && is_head && i > 0, writes.gradients);
       }
     }
     writes.tokens = writes.gradients;
@@ -355,9 +354,8 @@ class Scheduler {
     const BufferId id = buffer_of(view);
     auto it = v.bound.find(id);
     if (it == v.bound.end()) {
-      const auto index = static_cast<std::size_t>(id - static_cast<BufferId>(Local::first_made));
-      TESSERA_CHECK(id >= static_cast<BufferId>(Local::first_made), "local buffer {} is unbound",
-                    id);
+      TESSERA_CHECK(id >= v.recording->first_made, "local buffer {} is unbound", id);
+      const auto index = static_cast<std::size_t>(id - v.recording->first_made);
       const LocalBuffer& made = v.recording->made[index];
       const BufferPurpose purpose =
           made.keep == model::Keep::transient ? BufferPurpose::scratch : BufferPurpose::activations;
@@ -369,17 +367,38 @@ class Scheduler {
     return view;
   }
 
+  /// The tile of the layer whose parameters the call reads, by its place among the layer's units;
+  /// nothing if it reads none.
+  std::optional<std::size_t> tile_of(const Call& call, const Layer& layer) const {
+    std::optional<std::size_t> tile;
+    each_view(call, [&](const View& view, kernels::Access) {
+      for (std::size_t i = 0; i < layer.units.size(); ++i) {
+        if (in_.model.units[layer.units[i]].tile.count > 1 && buffer_of(view) == local_weights(i))
+          tile = i;
+      }
+    });
+    return tile;
+  }
+
+  /// A visit ends where the calls have come to another tile, so that its parameters need to be
+  /// there only then.
   void issue(Visit& v, const std::vector<Call>& calls, std::size_t layer, Part part = Part::all) {
+    const Layer& units_of = layers_[std::min(layer, layers_.size() - 1)];
+    std::optional<std::size_t> tile;
     for (std::size_t i = 0; i < calls.size(); ++i) {
       if (part != Part::all && v.recording->only_weights[i] != (part == Part::weight)) continue;
       Call call = calls[i];
+      if (const auto reads = tile_of(call, units_of)) {
+        if (tile && tile != reads) ++visit_;
+        tile = reads;
+      }
       visit_args(call, [&](auto& args) {
         if constexpr (requires { args.dropout; })
           args.dropout.site += layer * model::UnitContext::kDropoutSites;
       });
       each_view(call, [&](View& view, kernels::Access) { view = resolve(v, view); });
       const bool kernel = std::holds_alternative<KernelCall>(call);
-      const std::size_t unit = layers_[std::min(layer, layers_.size() - 1)].units[0];
+      const std::size_t unit = units_of.units[0];
       plan_.ops.push_back({.kind = kernel ? OpKind::kernel : OpKind::tensor,
                            .stream = kernel ? Stream::compute : Stream::tensor,
                            .group = MeshGroup::tensor,

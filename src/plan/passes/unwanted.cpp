@@ -10,8 +10,6 @@ namespace {
 
 using kernels::Access;
 
-constexpr std::array kGradients = {Local::grads0, Local::grads1};
-
 /// Which buffers of a recording somebody reads, as seen going back through it.
 class Wanted {
  public:
@@ -34,7 +32,7 @@ class Wanted {
   void add(const View& v) {
     if (v) buffers_.insert(buffer_of(v));
   }
-  void add(Local id) { buffers_.insert(static_cast<BufferId>(id)); }
+  void add(BufferId id) { buffers_.insert(id); }
 
  private:
   std::set<BufferId> buffers_;
@@ -58,9 +56,7 @@ void forget(Recording& recording, std::vector<Call>& calls, const std::set<Buffe
   for (Call& call : calls) {
     each_view(call, [&](View& v, Access access) {
       if (access == Access::read || !gradients.contains(buffer_of(v))) return;
-      recording.made.push_back({model::Keep::transient, v.span_bytes()});
-      v.data = symbolic(static_cast<BufferId>(Local::first_made) +
-                        static_cast<BufferId>(recording.made.size()) - 1);
+      v.data = symbolic(recording.make({model::Keep::transient, v.span_bytes()}));
       if (access == Access::write) return;
       const View bytes(v.data, DType::u8, {v.span_bytes()});
       all.emplace_back(kernels::KernelCall{kernels::Fill{.out = bytes}});
@@ -77,13 +73,13 @@ void drop_unwanted(Recording& recording, const RecordKey& key) {
   if (!key.training || (all_trained && key.carry_gradient)) return;
   if (!key.carry_gradient) recording.d_out = {};
   Wanted wanted(recording);
-  wanted.add(Local::losses);
+  wanted.add(static_cast<BufferId>(Local::losses));
   std::set<BufferId> gradients;  // of frozen units
   for (std::size_t i = 0; i < key.frozen.size(); ++i) {
     if (key.frozen[i])
-      gradients.insert(static_cast<BufferId>(kGradients[i]));
+      gradients.insert(local_gradients(i));
     else
-      wanted.add(kGradients[i]);
+      wanted.add(local_gradients(i));
   }
   keep_wanted(recording.backward, wanted);
   keep_wanted(recording.forward, wanted);

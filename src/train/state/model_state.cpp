@@ -253,10 +253,28 @@ std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint) {
             "{} of {}: the checkpoint's tensor is {}, the deck's model wants {}", kept.name, p.name,
             entry ? io::to_string(entry->shape.extents()) : "missing", io::to_string(p.shape)));
       }
+      if (row != plan::kMasterRow) {
+        // Whether the optimizer keeps it in 16 bits may change at a restart.
+        const bool known = entry->type == DType::f32 || entry->type == DType::bf16;
+        const DType type = known ? entry->type : kept.type;
+        wanted.push_back({p.name, kept.name, box_of(p, part), type,
+                          [type, to = kept.type, target = targets.front()](
+                              std::int64_t first, std::span<const std::byte> bytes) {
+                            std::vector<std::byte> converted;
+                            if (type != to) {
+                              converted.resize(bytes.size() /
+                                               static_cast<std::size_t>(size_of(type)) *
+                                               static_cast<std::size_t>(size_of(to)));
+                              convert(bytes, type, to, converted.data());
+                              bytes = converted;
+                            }
+                            put(bytes, target, first);
+                          }});
+        return;
+      }
       wanted.push_back({p.name, kept.name, box_of(p, part), kept.type,
-                        [&bad, &p, part, row, targets = std::move(targets)](
+                        [&bad, &p, part, targets = std::move(targets)](
                             std::int64_t first, std::span<const std::byte> bytes) {
-                          if (row != plan::kMasterRow) return put(bytes, targets.front(), first);
                           const std::span values(reinterpret_cast<const float*>(bytes.data()),
                                                  bytes.size() / sizeof(float));
                           if (!bad) bad = find_non_finite(values, targets, p, part, first);

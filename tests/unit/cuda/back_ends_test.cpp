@@ -208,6 +208,7 @@ TEST_F(BackEnds, AgreeOnTheStep) {
               out.push_back(Tensor::random(DType::f32, {n}, 3));
               out.push_back(Tensor(DType::f32, {n}));
               out.push_back(Tensor(parameter_type, {n}));
+              for (int s = 0; s < 2; ++s) out.push_back(Tensor(DType::bf16, {n}));
               run(device, ExactSum{.x = gradient.view(), .accumulator = out[0].view()});
               run(device, Verdict{.squares = out[0].view(),
                                   .scalars = scalars.view(),
@@ -217,6 +218,13 @@ TEST_F(BackEnds, AgreeOnTheStep) {
                 run(device, OptimizerUpdate{.gradient = gradient.view(),
                                             .master = out[2].view(),
                                             .state = {out[3].view(), out[4].view()},
+                                            .parameter = out[5].view(),
+                                            .scalars = scalars.view(),
+                                            .verdict = out[1].view(),
+                                            .settings = {.decay = 0.1F, .decay_kind = decay}});
+                run(device, OptimizerUpdate{.gradient = gradient.view(),
+                                            .master = out[2].view(),
+                                            .state = {out[6].view(), out[7].view()},
                                             .parameter = out[5].view(),
                                             .scalars = scalars.view(),
                                             .verdict = out[1].view(),

@@ -83,6 +83,16 @@ TEST(Checks, LengthsAndUnits) {
 TEST(Checks, WhatIsOffloaded) {
   EXPECT_EQ(refusal(kSmallDeck, {"offload.activations=host", "offload.ahead=0"}), "");
   expect_contains(refusal_of("offload.ahead=3"), "nothing is offloaded");
+  expect_contains(refusal_of("offload.optimizer_share=0.5"), "offload.optimizer is \"none\"");
+  EXPECT_EQ(refusal(kSmallDeck, {"offload.optimizer=host", "offload.optimizer_share=0.5"}), "");
+  // A deck that offloads may be tried without.
+  const std::string offloads =
+      std::string(kSmallDeck) +
+      "[offload]\noptimizer = \"host\"\noptimizer_share = 0.5\nahead = 3\n";
+  EXPECT_EQ(refusal(offloads, {"offload.optimizer=none"}), "");
+  expect_contains(refusal(offloads, {"offload.optimizer=none", "offload.ahead=2"}),
+                  "nothing is offloaded");
+  expect_contains(refusal(kSmallDeck, {"zero.tiles=5"}), "is more than model.heads");
   for (const char* key : {"parameters", "gradients", "optimizer", "activations"}) {
     const std::string set = fmt::format("offload.{}=nvme", key);
     expect_contains(refusal_of(set), "needs offload.nvme");

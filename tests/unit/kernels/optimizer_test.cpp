@@ -96,6 +96,76 @@ TEST(OptimizerUpdate, AgreesWithDouble) {
   });
 }
 
+/// After `steps` updates by a gradient of 1 with m = v = 0 at first, on average over n elements.
+std::pair<double, double> means_after(Device& device, DType type, int steps, std::int64_t n) {
+  Scalars k;
+  for (const StepScalar s : {StepScalar::bias_correction1, StepScalar::bias_correction2})
+    k.set(s, 1);
+  k.set(StepScalar::lr, 1e-4);
+  k.set(VerdictField::apply, 1);
+  k.set(VerdictField::coefficient, 1);
+  const State s = make_state(DType::f32, DType::f32, n);
+  Tensor ones(DType::f32, {n}), m(type, {n}), v(type, {n});
+  for (std::int64_t i = 0; i < n; ++i) ones.set(i, 1);
+  OptimizerUpdate call = call_of(s, k);
+  call.gradient = ones.view();
+  call.state = {m.view(), v.view()};
+  call.settings.beta1 = 0.99F, call.settings.beta2 = 0.999F;
+  for (int i = 0; i < steps; ++i) run(device, call);
+  double of_m = 0, of_v = 0;
+  for (std::int64_t i = 0; i < n; ++i) of_m += m[i], of_v += v[i];
+  return {of_m / static_cast<double>(n), of_v / static_cast<double>(n)};
+}
+
+// Rounding at random is right on average. Rounded to nearest, v would stop at 0.25, from where on a
+// step adds less than half of a unit in the last place (2^-10 at a beta2 of 0.999).
+TEST(OptimizerUpdate, RoundsMomentsOf16BitsAtRandom) {
+  for_devices([](Device& device) {
+    constexpr int kSteps = 1000;
+    constexpr std::int64_t kElements = 4096;
+    const auto [m, v] = means_after(device, DType::bf16, kSteps, kElements);
+    // Each rounding is wrong by less than 2^-8 of the moment, at most 1, with mean 0; those of the
+    // last 1 / (1 - beta) steps count: 10 and 32 roundings' worth in the root of the sum of
+    // squares. Five standard deviations of the mean over the elements.
+    const double deviation = 5 * 0x1p-8 / std::sqrt(static_cast<double>(kElements));
+    EXPECT_NEAR(m, 1 - std::pow(0.99, kSteps), 10 * deviation);
+    EXPECT_NEAR(v, 1 - std::pow(0.999, kSteps), 32 * deviation);
+  });
+}
+
+// A moment is rounded to one of its two neighbours, in proportion to how near they are.
+TEST(OptimizerUpdate, RoundsToANeighbour) {
+  for_devices([](Device& device) {
+    constexpr std::int64_t kElements = 20000;
+    Scalars k;
+    for (const StepScalar s : {StepScalar::bias_correction1, StepScalar::bias_correction2})
+      k.set(s, 1);
+    k.set(StepScalar::lr, 1e-3);
+    k.set(VerdictField::apply, 1);
+    k.set(VerdictField::coefficient, 1);
+    State s = make_state(DType::f32, DType::f32, kElements);
+    Tensor m(DType::bf16, {kElements}), v(DType::bf16, {kElements});
+    for (std::int64_t i = 0; i < kElements; ++i) m.set(i, 1), v.set(i, 1), s.gradient.set(i, 1.25);
+    OptimizerUpdate call = call_of(s, k);
+    call.state = {m.view(), v.view()};
+    call.settings.beta1 = 0.99F, call.settings.beta2 = 0.999F;
+    run(device, call);
+    // m becomes 1.0025 and v 1.0005625, between 1 and 1 + 2^-7.
+    int m_up = 0, v_up = 0;
+    for (std::int64_t i = 0; i < kElements; ++i) {
+      ASSERT_TRUE(m[i] == 1 || m[i] == 1 + 0x1p-7) << m[i];
+      ASSERT_TRUE(v[i] == 1 || v[i] == 1 + 0x1p-7) << v[i];
+      m_up += m[i] > 1 ? 1 : 0, v_up += v[i] > 1 ? 1 : 0;
+    }
+    const auto expect_share = [](int up, double share) {
+      const double mean = kElements * share, deviation = std::sqrt(mean * (1 - share));
+      EXPECT_NEAR(up, mean, 5 * deviation);
+    };
+    expect_share(m_up, 0.0025 * 128);
+    expect_share(v_up, 0.0005625 * 128);
+  });
+}
+
 // What forward reads may be elsewhere than where it lives, so it is written in a skipped step too.
 TEST(OptimizerUpdate, ASkippedStepChangesNothing) {
   for_devices([](Device& device) {

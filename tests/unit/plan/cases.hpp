@@ -69,9 +69,11 @@ inline Case random_case(std::mt19937& random) {
       m.layers >= 2 * c.inputs.layout.mesh.pipeline)
     pipeline.virtual_stages = 2;
   c.inputs.numerics.layout_mode = pick(3) == 0;
-  c.inputs.layout.tensor_chunks = c.inputs.numerics.layout_mode ? 2 : c.inputs.layout.mesh.tensor;
+  const std::int64_t tiles = c.inputs.layout.mesh.tensor == 1 ? 1 + pick(2) : 1;
+  c.inputs.layout.tensor_chunks =
+      c.inputs.numerics.layout_mode ? 2 : c.inputs.layout.mesh.tensor * tiles;
   c.inputs.layout.split_sequence = pick(3) != 0;
-  c.inputs.model.units = model::model_units(m, c.inputs.layout.tensor_chunks);
+  c.inputs.model.units = model::model_units(m, c.inputs.layout.tensor_chunks, tiles);
   const int per_node = 1 + pick(static_cast<int>(c.inputs.layout.mesh.data));
   for (int r = 0; r < c.inputs.layout.mesh.size(); ++r)
     c.inputs.layout.node_of.push_back(r / per_node);

@@ -139,6 +139,38 @@ TEST(MakePlan, HasFp8OperandsInBlocksOnly) {
   }
 }
 
+// What is gathered of a layer at once is a tile, beside the one that is used: the largest window of
+// a block is a fourth of the matrices of its feed-forward.
+TEST(MakePlan, GathersTilesOneAfterAnother) {
+  const auto windows = [](std::int64_t tiles) {
+    Case c = make_case(3, 2, 2, ReduceWhen::micro);
+    model::ModelConfig& m = c.inputs.model.config;
+    m.heads = m.kv_heads = 4, m.head_dim = 16, m.hidden = 64, m.ffn_hidden = 256;
+    c.inputs.layout.tensor_chunks = tiles;
+    c.inputs.model.units = model::model_units(m, tiles, tiles);
+    const Plan plan = make_plan(c.inputs, c.shape, {});
+    check(plan);
+    const auto lives = buffer_lives(plan);
+    std::int64_t most = 0, largest = 0;
+    for (std::int64_t i = 0; i < std::ssize(plan.ops); ++i) {
+      std::int64_t now = 0;
+      for (std::size_t b = 0; b < plan.buffers.size(); ++b) {
+        if (plan.buffers[b].purpose != BufferPurpose::gather_window) continue;
+        largest = std::max(largest, plan.buffers[b].bytes);
+        if (lives[b].begin <= i && i <= lives[b].end) now += plan.buffers[b].bytes;
+      }
+      most = std::max(most, now);
+    }
+    return std::pair{most, largest};
+  };
+  const auto [whole, block] = windows(1);
+  const auto [tiled, tile] = windows(4);
+  EXPECT_GT(block, 4 * 12 * 64 * 64);
+  EXPECT_GE(tile, 4 * 2 * 64 * 64);
+  EXPECT_LT(tile, 4 * 2 * 64 * 64 + 4 * 2 * 256);
+  EXPECT_LT(tiled, whole / 3);
+}
+
 // Before its order of micro-batches takes all memory there is.
 TEST(MakePlan, RefusesStepsThatAreTooLong) {
   for (const std::int64_t stages : {1, 3}) {

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <map>
 #include <set>
 
 namespace tessera::zero {
@@ -120,6 +122,42 @@ TEST(UnitLayout, EveryElementHasOneOwner) {
     }
     EXPECT_EQ(owned, elements);
   });
+}
+
+// However a model is cut into chunks and tiles, over however many ranks of both kinds.
+TEST(UnitLayout, EveryElementHasOneOwnerAmongTiles) {
+  for (const auto& [tensor, tiles, more] :
+       {std::array<std::int64_t, 3>{1, 3, 1}, {1, 2, 2}, {2, 2, 1}, {3, 1, 1}, {2, 2, 2}}) {
+    const std::int64_t chunks = tensor * tiles * more;
+    model::ModelConfig c = config(false);
+    c.heads = c.kv_heads = 9, c.hidden = 18;
+    const auto units = model::model_units(c, chunks, tiles);
+    EXPECT_EQ(model::parameter_count(units), model::parameter_count(model::model_units(c)));
+    std::map<std::string, std::vector<int>> owners;
+    for (const auto& unit : model::model_units(c)) {
+      for (const auto& p : unit.params)
+        owners[p.name].assign(static_cast<std::size_t>(p.elements()), 0);
+    }
+    for (std::int64_t t = 0; t < tensor; ++t) {
+      const model::TensorCut cut{.chunks = chunks, .ranks = tensor, .rank = t};
+      for (const auto& unit : units) {
+        const UnitLayout l = unit_layout(unit, 2, cut);
+        for (const auto& s : slices_in(unit, l, {0, l.padded})) {
+          if (s.whole && t > 0) continue;
+          const auto& p = unit.params[s.parameter];
+          const std::int64_t width = p.elements() / p.shape[0];
+          for (std::int64_t row = s.part.rows.begin; row < s.part.rows.end; ++row) {
+            for (std::int64_t x = s.part.columns.begin; x < s.part.columns.end; ++x)
+              ++owners.at(p.name)[static_cast<std::size_t>(row * width + x)];
+          }
+        }
+      }
+    }
+    for (const auto& [name, counts] : owners) {
+      for (const int n : counts)
+        ASSERT_EQ(n, 1) << name << " in " << tiles << " tiles on " << tensor << " ranks";
+    }
+  }
 }
 
 TEST(UnitLayout, SlicesOfAnyRangeAreItsElements) {
