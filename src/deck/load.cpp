@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <initializer_list>
 
 #include "core/error.hpp"
 #include "core/sharding.hpp"
@@ -120,6 +122,25 @@ class Resolver {
     }
   }
 
+  /// --set may take away what a key of a file is about; then the key goes too. Who tries a deck in
+  /// another way need not change what it says of the first.
+  void drop_what_sets_made_idle() {
+    OffloadSection& o = loaded_.deck.offload;
+    const auto by_set = [&](std::string_view key) {
+      return !open(key) && loaded_.place(key).column == 0;
+    };
+    const auto idle = [&](std::string_view key, std::initializer_list<std::string_view> meaning) {
+      const bool drop = !open(key) && !by_set(key) && std::ranges::any_of(meaning, by_set);
+      if (drop) loaded_.origins.erase(loaded_.origins.find(key));
+      return drop;
+    };
+    if (!o.anything() && idle("offload.ahead", {"offload.parameters", "offload.gradients",
+                                                "offload.optimizer", "offload.activations"}))
+      o.ahead.reset();
+    if (o.optimizer == OffloadTier::none && idle("offload.optimizer_share", {"offload.optimizer"}))
+      o.optimizer_share = OffloadSection{}.optimizer_share;
+  }
+
  private:
   bool open(std::string_view name) const { return !loaded_.origins.contains(name); }
 
@@ -177,6 +198,7 @@ LoadedDeck resolve(const Sources& sources, const std::string& name,
   resolver.take_optimizer();
   resolver.derive();
   resolver.drop_empty_warmups();
+  resolver.drop_what_sets_made_idle();
   resolver.require_keys(sources);
   check_deck(loaded, problems);
   problems.throw_if_any();

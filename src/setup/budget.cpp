@@ -25,8 +25,10 @@ std::string remedies(const deck::Deck& deck, const Mesh& mesh, bool state_alone)
     all.emplace_back("offload.activations = \"host\"");
   if (deck.offload.optimizer == deck::OffloadTier::none)
     all.emplace_back(
-        "offload.optimizer, then gradients and parameters, to the \"host\" of a GPU or the "
-        "\"nvme\" of a CPU");
+        "offload.optimizer, then gradients and parameters, to \"nvme\" or, of a GPU, to the "
+        "\"host\"");
+  else if (deck.offload.optimizer_share < 1)
+    all.emplace_back("a larger offload.optimizer_share");
   all.emplace_back("a larger parallel.tensor or parallel.pipeline");
   return fmt::format("{} (check --options shows what each stage needs)", fmt::join(all, ", or "));
 }

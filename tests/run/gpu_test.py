@@ -130,6 +130,25 @@ class Gpu(RunTest):
             self.corpus, zero__stage=3, **{**fixed, "zero.quantize__weights": "int8"})))
         self.assert_close(both, want, TOLERANCE_BF16, "parameters in blocks too")
 
+    def test_what_lives_elsewhere(self):
+        """The host updates beside the GPU, and disks read and write: the same bits."""
+        fixed = {"zero__stage": 3, "schedule__kind": "constant", "offload__nvme": [str(self.dir)],
+                 "offload__block": 4096}
+        tiers = {word: {f"offload__{what}": word for what in (
+            "parameters", "gradients", "optimizer", "activations")} for word in ("host", "nvme")}
+        choices = {**tiers, "share": {"offload__optimizer": "host",
+                                      "offload__optimizer_share": 0.5}}
+        for compute in ("f32", "bf16"):
+            fixed["precision__compute"] = compute
+            for ranks in (1, 2):
+                want = self.share(ranks, self.deck(f"{compute}_{ranks}", gpu_deck(
+                    self.corpus, **fixed)))
+                for name, choice in choices.items():
+                    with self.subTest(name, compute=compute, ranks=ranks):
+                        deck = self.deck(f"{compute}_{ranks}_{name}", gpu_deck(
+                            self.corpus, **fixed, **choice))
+                        self.assertEqual(self.share(ranks, deck), want)
+
     def test_the_same_bits_again(self):
         for compute in ("f32", "bf16", "f16"):
             with self.subTest(compute):

@@ -159,6 +159,9 @@ memory::CudaAllocator allocator(const std::shared_ptr<comm::NcclSession>& nccl) 
 }  // namespace
 
 Backend make_cuda_backend(const Settings& settings, const Ranks* ranks) {
+  // Read when the GPU is first used. Streams that share one of the default 8 queues to it would
+  // wait for each other's work.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   const GpuOfRank gpu = take_gpus_together(ranks, settings.matmul);
   auto queue = std::make_shared<CudaQueue>();
   auto libraries = std::make_shared<CudaLibraries>(*queue);

@@ -38,7 +38,7 @@ struct CostOf {
   OpCost operator()(const LoadBatch&) const { return {}; }  // read ahead, during the step before
   /// The disk that checkpoints go to is not among what a machine file says.
   OpCost operator()(const SaveTile& save) const {
-    return {kernels::bytes_of(save) / machine.memory_rate};
+    return {kernels::bytes_of(save) / memory_rate(op.location)};
   }
   OpCost operator()(const Copy& copy) const {
     const Location from = where(copy.from), to = where(copy.to);
@@ -46,7 +46,7 @@ struct CostOf {
     if (from == Location::disk) return {bytes / disk_rate(machine.disk_read)};
     if (to == Location::disk) return {bytes / disk_rate(machine.disk_write)};
     if (from != to && machine.host) return {machine.host->latency + bytes / machine.host->rate};
-    return {kernels::bytes_of(copy) / machine.memory_rate};
+    return {kernels::bytes_of(copy) / memory_rate(from)};
   }
   OpCost operator()(const kernels::KernelCall& call) const {
     return {std::visit(
@@ -94,7 +94,12 @@ struct CostOf {
   double host_memory_rate() const {
     return share(machine.host_memory_rate,
                  "host_memory_rate is not given, but the host computes updates: measure it "
-                 "(tessera bench kernels)");
+                 "(tessera bench machine)");
+  }
+  /// Of copies within a location. Where no rate is given of the host, it is the device.
+  double memory_rate(Location location) const {
+    return location == Location::host && machine.host_memory_rate > 0 ? host_memory_rate()
+                                                                      : machine.memory_rate;
   }
   double share(double of_node, std::string_view missing) const {
     if (of_node == 0) throw DeckError(fmt::format("{}: {}", machine.file, missing));

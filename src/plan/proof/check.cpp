@@ -667,8 +667,10 @@ void check_locations(const Plan& plan) {
     const bool loads = std::holds_alternative<LoadBatch>(op.call);
     const bool saves = std::holds_alternative<SaveTile>(op.call);
     const bool by_host = loads || op.stream == Stream::host;
-    if (!saves && by_host != (op.location == Location::host))
+    if (saves ? op.location == Location::disk : by_host != (op.location == Location::host))
       reject(plan, i, "runs elsewhere than on the host what is the host's, or there what is not");
+    if (op.stream == Stream::host && !std::holds_alternative<kernels::KernelCall>(op.call))
+      reject(plan, i, "is on the stream of what the host computes, and computes nothing");
     if (loads && !loading) reject(plan, i, "loads tokens after the step has begun");
     loading = loads;
     if (loads || std::holds_alternative<Copy>(op.call)) continue;

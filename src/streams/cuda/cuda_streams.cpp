@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <memory>
 #include <nvtx3/nvtx3.hpp>
 #include <thread>
 
@@ -23,9 +24,13 @@ CudaStreams::Counters::Counters() {
     wait_value_ = reinterpret_cast<PFN_cuStreamWaitValue32_v11070>(found);
 }
 
-CudaStreams::Counters::~Counters() { cudaFreeHost(words_); }
+CudaStreams::Counters::~Counters() {
+  // After an exception the GPU may wait still, for a rank that is gone, and come to them later.
+  if (std::uncaught_exceptions() == 0) cudaFreeHost(words_);
+}
 
 void CudaStreams::Counters::open_all() {
+  if (open_.exchange(true)) return;
   // The GPU compares modulo 2^32: this is ahead of whatever is waited for.
   for (std::size_t s = 0; s < kStreams; ++s)
     set(s, std::int64_t{words_[s].load(std::memory_order_relaxed)} + (1 << 30));
@@ -44,25 +49,32 @@ void CudaStreams::Counters::wait(cudaStream_t stream, std::size_t of, std::int64
     throw DeviceError(fmt::format("cuStreamWaitValue32: CUDA error {}", static_cast<int>(code)));
 }
 
+/// f(), on the thread of the host's work. Where it throws, the GPU waits for no work of the host
+/// any more: nobody shall wait for what never comes.
+template <typename F>
+auto CudaStreams::or_open(F&& f) {
+  try {
+    return f();
+  } catch (...) {
+    counters_.open_all();
+    throw;
+  }
+}
+
 /// A piece of the host's work: begins once the GPU has come to the events, and counts when done.
 class CudaStreams::HostWork : public Task {
  public:
-  HostWork(CudaStreams& streams, const Done& own, std::size_t stream,
+  HostWork(CudaStreams& streams, std::int64_t number, std::size_t stream,
            std::vector<cudaEvent_t> after, Start start, Stretch* stretch)
       : streams_(streams),
-        number_(own.number),
+        number_(number),
         stream_(stream),
         after_(std::move(after)),
         start_(std::move(start)),
         stretch_(stretch) {}
 
   Progress advance() override {
-    try {
-      return go_on();
-    } catch (...) {  // nobody shall wait for what never comes
-      streams_.counters_.open_all();
-      throw;
-    }
+    return streams_.or_open([this] { return go_on(); });
   }
 
  private:
@@ -217,9 +229,15 @@ const CudaStreams::Done& CudaStreams::done(const Event& event) const {
   return of_stream[static_cast<std::size_t>(event.count) - 1];
 }
 
-/// Makes a stream wait for a piece of work of `of`.
+/// Makes a stream wait for a piece of work of `of`. CUDA must know by events of its own what work
+/// of the GPU comes before what else (CUDA Driver API, "Stream memory operations"), also where the
+/// host stands between them.
 void CudaStreams::wait_for(std::size_t s, std::size_t of, const Done& work) {
   if (work.by_host) {
+    for (std::size_t g = 0; g < kStreams; ++g) {
+      const cudaEvent_t event = (*work.after)[g].event;
+      if (g != s && event != nullptr) CUDA_TRY(cudaStreamWaitEvent(stream(s), event));
+    }
     counters_.wait(stream(s), of, work.number);
   } else {
     CUDA_TRY(cudaStreamWaitEvent(stream(s), work.event));
@@ -260,21 +278,31 @@ void CudaStreams::queue_by_host(const Work& work, Start start) {
   TESSERA_CHECK(mode_ == Mode::queue && s != kCompute, "work of the host in a graph");
   std::vector<Event> of_host;
   std::vector<cudaEvent_t> of_gpu;
-  const auto after = [&](std::size_t stream, const Done& other) {
-    if (other.by_host) {
-      of_host.push_back({stream, other.number});
-    } else {
-      of_gpu.push_back(other.event);
-    }
+  const auto all = std::make_shared<AfterGpu>();
+  const auto come_after = [&](std::size_t stream, const OnGpu& work_of_gpu) {
+    OnGpu& last = (*all)[stream];
+    if (work_of_gpu.count > last.count) last = work_of_gpu;
   };
-  for (const Event& e : work.waits) after(e.stream, done(e));
-  if (!done_[s].empty()) after(s, done_[s].back());
-  const Done own{.by_host = true, .number = tasks_->last(s).count + 1};
+  const auto after = [&](const Event& event) {
+    const Done& other = done(event);
+    if (!other.by_host) {
+      of_gpu.push_back(other.event);
+      return come_after(event.stream, {event.count, other.event});
+    }
+    of_host.push_back({event.stream, other.number});
+    for (std::size_t g = 0; g < kStreams; ++g) come_after(g, (*other.after)[g]);
+  };
+  for (const Event& e : work.waits) after(e);
+  if (!done_[s].empty()) after({s, std::ssize(done_[s])});
+  const Done own{.by_host = true, .number = tasks_->last(s).count + 1, .after = all};
   done_[s].push_back(own);
   Stretch* stretch = every_work_ ? &now_->works.emplace_back().by_host : nullptr;
   tasks_->enqueue(s, std::move(of_host),
-                  [this, own, s, stretch, of_gpu = std::move(of_gpu), start = std::move(start)] {
-                    return std::make_unique<HostWork>(*this, own, s, of_gpu, start, stretch);
+                  [this, number = own.number, s, stretch, of_gpu = std::move(of_gpu),
+                   start = std::move(start)]() -> std::unique_ptr<Task> {
+                    return or_open([&] {
+                      return std::make_unique<HostWork>(*this, number, s, of_gpu, start, stretch);
+                    });
                   });
 }
 

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <deque>
 #include <map>
+#include <memory>
 #include <optional>
 
 #include "core/cuda.hpp"
@@ -47,7 +48,7 @@ class CudaStreams : public Streams {
     void set(std::size_t stream, std::int64_t count) {
       words_[stream].store(static_cast<std::uint32_t>(count), std::memory_order_release);
     }
-    /// Lets all go on that waits, now or later.
+    /// Lets all go on that waits, now or later; for good.
     void open_all();
     /// Makes `stream` wait until the counter of `of` is at least `count`.
     void wait(cudaStream_t stream, std::size_t of, std::int64_t count);
@@ -56,13 +57,22 @@ class CudaStreams : public Streams {
     using Word = std::atomic<std::uint32_t>;
     static_assert(sizeof(Word) == sizeof(std::uint32_t) && Word::is_always_lock_free);
     Word* words_ = nullptr;
+    std::atomic<bool> open_ = false;
     PFN_cuStreamWaitValue32_v11070 wait_value_ = nullptr;
   };
+  /// A piece of the GPU's work: its place in its stream, and its end.
+  struct OnGpu {
+    std::int64_t count = 0;
+    cudaEvent_t event = nullptr;
+  };
+  /// By stream, the last that something comes after.
+  using AfterGpu = std::array<OnGpu, kStreams>;
   /// Where a piece of work is done: how others wait for it.
   struct Done {
     bool by_host = false;
-    std::int64_t number = 0;      // of the host's work of its stream, ever
-    cudaEvent_t event = nullptr;  // of the GPU's
+    std::int64_t number = 0;                // of the host's work of its stream, ever
+    std::shared_ptr<const AfterGpu> after;  // of the host's, also by way of other work of the host
+    cudaEvent_t event = nullptr;            // of the GPU's
   };
   class HostWork;
   /// What the compute stream does from an event on: the work of a part, or waiting for a stream.
@@ -94,6 +104,8 @@ class CudaStreams : public Streams {
   void wait_for(std::size_t stream, std::size_t of, const Done& work);
   void queue_on(const Work& work, const std::function<void()>& f);
   void queue_by_host(const Work& work, Start start);
+  template <typename F>
+  auto or_open(F&& f);
   void fork();
   void join();
   void wait();

@@ -1,6 +1,10 @@
 #include "train/execution/engine.hpp"
 
+#include <algorithm>
+#include <thread>
+
 #include "core/hash.hpp"
+#include "core/thread.hpp"
 #include "core/version.hpp"
 #include "plan/ir/print.hpp"
 #include "setup/budget.hpp"
@@ -31,6 +35,7 @@ Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
   allocate(mpi);
   state_.emplace(inputs_, place_, arenas_);
   streams_ = backend_.make_streams();
+  control_.together([&] { start_host_team(); });
   executor_.emplace(
       *backend_.device,
       Executor::StartKernels{.on_device = backend_.start_beside, .on_host = backend_.start_on_host},
@@ -50,6 +55,21 @@ void Engine::make_plans(std::span<const plan::PlanShape> shapes) {
   hash.add(std::string_view(kCommit));
   control_.must_agree(hash.value(), kDifferentPlans);
   meetings_ = prove_together(plans_, inputs_, control_);
+}
+
+/// Where the host computes beside the device it does so with a team of threads of its own, which is
+/// made now: OpenMP ends the process where there are none to be had.
+void Engine::start_host_team() {
+  const auto has_host_work = [](const auto& plan) {
+    return std::ranges::any_of(plan.second.ops,
+                               [](const plan::Op& op) { return op.stream == Stream::host; });
+  };
+  if (std::ranges::none_of(plans_, has_host_work)) return;
+  check_threads(threads_);
+  std::vector<std::byte> bytes(std::size_t{1} << 20);  // for all of the team
+  const auto task = backend_.start_on_host(
+      kernels::Fill{.out = View(bytes.data(), DType::u8, {std::ssize(bytes)})});
+  while (task->advance() != streams::Progress::done) std::this_thread::yield();
 }
 
 void Engine::allocate(const comm::MpiSession& mpi) {

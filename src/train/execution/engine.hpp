@@ -103,6 +103,7 @@ class Engine {
   void settle();
   std::int64_t memory_in_use() const;
   void make_plans(std::span<const plan::PlanShape> shapes);
+  void start_host_team();
   void allocate(const comm::MpiSession& mpi);
 
   const deck::LoadedDeck& loaded_;
@@ -122,8 +123,8 @@ class Engine {
   std::optional<ModelState> state_;
   bool update_left_ = false;  // by the last step
   Groups groups_;             // they may know the arenas' memory: they end before it
-  std::unique_ptr<streams::Streams> streams_;  // likewise
   std::optional<Executor> executor_;
+  std::unique_ptr<streams::Streams> streams_;  // last: its threads use the others
 };
 
 }  // namespace tessera::train

@@ -51,11 +51,14 @@ BoundPlan::BoundPlan(const plan::Plan& plan, const PlanMemory& memory)
     });
     if (const auto* copy = std::get_if<plan::Copy>(&op.call)) {
       const auto location = [&](const View& v) { return plan.buffer(plan::buffer_of(v)).location; };
-      if (location(copy->from) == plan::Location::disk ||
-          location(copy->to) == plan::Location::disk)
+      const plan::Location from = location(copy->from), to = location(copy->to);
+      if (from == plan::Location::disk || to == plan::Location::disk) {
         bound.carrier = plan::Location::disk;
+      } else if (from == plan::Location::host && to == plan::Location::host) {
+        bound.carrier = plan::Location::host;
+      }
     }
-    bound.by_host = bound.carrier == plan::Location::disk || op.location == plan::Location::host;
+    bound.by_host = bound.carrier != plan::Location::device || op.location == plan::Location::host;
     // Tokens are loaded before the device begins.
     of_device_ = of_device_ && (!bound.by_host || std::holds_alternative<plan::LoadBatch>(op.call));
     for (plan::OpId id : op.waits) {

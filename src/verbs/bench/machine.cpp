@@ -65,6 +65,32 @@ std::unique_ptr<comm::Group> own_group(const train::Job& job, const backend::Bac
                             comm::Traffic::collectives);
 }
 
+/// Copies between a rank's device and its host's memory, there and back in turns, by short and by
+/// long ones.
+deck::Link measure_host_link(const BenchOptions& o, const comm::Control& control,
+                             const backend::Backend& backend) {
+  const auto streams = backend.make_streams();
+  backend::BenchMemory device(*backend.device_tier), host(*backend.host_tier);
+  const View here = device.zeros(DType::u8, {kLongShard}),
+             there = host.zeros(DType::u8, {kLongShard});
+  const auto copy = [&](std::int64_t bytes) {
+    double best = std::numeric_limits<double>::max();
+    for (std::int64_t i = 0; i <= o.repeats; ++i) {
+      keep_fastest(best, control, [&] {
+        for (const auto& [from, to] : {std::pair{here, there}, {there, here}}) {
+          finish_alone(*streams, [&, from = from, to = to] {
+            return backend.device_tier->start_copy(from.data, to.data, bytes);
+          });
+        }
+      });
+    }
+    return best / 2;
+  };
+  const double brief = copy(kShortShard), lengthy = copy(kLongShard);
+  return {.latency = brief,
+          .rate = static_cast<double>(kLongShard - kShortShard) / std::max(lengthy - brief, 1e-9)};
+}
+
 struct DiskRates {
   double write = 0, read = 0;
 };
@@ -106,6 +132,13 @@ void bench_machine(const BenchOptions& o, const train::Job& job) {
                   comm::host_name(), backend.name));
   say(fmt::format("ranks_per_node = {}\nthreads = {}", shape.local, threads));
   say(fmt::format("memory_rate = {:.4g}", slowest([&] { return memory_rate(backend, options); })));
+  if (!backend.device_is_host) {
+    const auto host =
+        backend::make_backend({.kind = deck::Backend::cpu, .threads = threads}, nullptr);
+    const double share =
+        slowest([&] { return memory_rate(host, backend::usual_bench(host, threads, o.repeats)); });
+    say(fmt::format("host_memory_rate = {:.4g}", share * static_cast<double>(shape.local)));
+  }
   if (backend.kind == deck::Backend::cuda) say("activations = \"in_products\"");
   say("\n[gemm]");
   std::vector<std::int64_t> squares;
@@ -135,15 +168,19 @@ void bench_machine(const BenchOptions& o, const train::Job& job) {
     for (const auto& [name, rate] : kernel_rates(backend, type, usual))
       say(fmt::format("{} = {:.4g}", name, -control.max(-rate)));
   }
-  const auto link = [&](std::string_view name, const std::unique_ptr<comm::Group>& group) {
-    const deck::Link measured = measure_link(o, control, backend, *group);
+  const auto link = [&](std::string_view name, const deck::Link& measured) {
     say(fmt::format("\n[link.{}]\nlatency = {:.4g}\nrate = {:.4g}", name, measured.latency,
                     measured.rate));
   };
+  const auto between = [&](std::string_view name, const std::unique_ptr<comm::Group>& group) {
+    link(name, measure_link(o, control, backend, *group));
+  };
   if (shape.local > 1)
-    link("intra", own_group(job, backend, shape.nodes, shape.local, shape.local, 1, shape.local));
+    between("intra",
+            own_group(job, backend, shape.nodes, shape.local, shape.local, 1, shape.local));
   if (shape.nodes > 1)
-    link("inter", own_group(job, backend, shape.local, 1, shape.nodes, shape.local, 1));
+    between("inter", own_group(job, backend, shape.local, 1, shape.nodes, shape.local, 1));
+  if (!backend.device_is_host) link("host", measure_host_link(o, control, backend));
   const DiskRates disk = measure_disk(o, job);
   say(fmt::format("\n[disk]\nwrite = {:.4g}\nread = {:.4g}", disk.write, disk.read));
 }

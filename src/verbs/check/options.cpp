@@ -32,11 +32,11 @@ bool on_disks(const StateChoice& choice) {
 
 /// The deck's keys for a choice.
 std::vector<std::string> sets_of(const StateChoice& choice) {
-  std::vector<std::string> sets = {
-      fmt::format("zero.stage={}", choice.stage),
-      fmt::format("offload.optimizer={}", word_of(choice.optimizer)),
-      fmt::format("offload.gradients={}", word_of(choice.gradients)),
-      fmt::format("offload.parameters={}", word_of(choice.parameters))};
+  std::vector<std::string> sets = {fmt::format("zero.stage={}", choice.stage),
+                                   fmt::format("offload.optimizer={}", word_of(choice.optimizer)),
+                                   fmt::format("offload.gradients={}", word_of(choice.gradients)),
+                                   fmt::format("offload.parameters={}", word_of(choice.parameters)),
+                                   "offload.optimizer_share=1"};  // as in the formulas
   if (on_disks(choice)) sets.emplace_back("offload.nvme=[\"DIRECTORY\"]");
   return sets;
 }
@@ -48,10 +48,7 @@ std::string options_text(const LayoutOptions& layout) {
   for (int stage = 0; stage < kZeroStages; ++stage) {
     for (StateChoice choice : kOffload) {
       choice.stage = stage;
-      std::optional<Checked> found = check_variant(layout, sets_of(choice));
-      if (!found && on_disks(choice)) continue;  // GPUs do not reach disks
-      if (!found) found = check_other(layout, sets_of(choice));
-      const Checked& checked = *found;
+      const Checked checked = check_other(layout, sets_of(choice));
       const plan::PlanInputs& in = checked.planner.inputs;
       const plan::RankFigures& f = checked.largest_rank();
       const auto budget = device_budget(checked.deck());

@@ -530,6 +530,28 @@ TEST(Check, RejectsAFlushThatLeavesAnUpdateForTheNextStep) {
   EXPECT_NE(verdict(plan).find("leaves something to do"), std::string::npos);
 }
 
+// What the host computes has a stream of its own, and only kernels are computed; saved tiles are
+// where the host or the device reaches them.
+TEST(Check, RejectsWhatIsAtAPlaceWhereNothingCanDoIt) {
+  int broken = 0;
+  for (const Plan& plan : plans_to_break()) {
+    for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+      Plan wrong = plan;
+      Op& op = wrong.ops[i];
+      if (op.kind == OpKind::fetch) {
+        op.stream = Stream::host, op.location = Location::host;
+      } else if (std::holds_alternative<SaveTile>(op.call)) {
+        op.location = Location::disk;
+      } else {
+        continue;
+      }
+      EXPECT_NE(verdict(wrong), "") << i;
+      ++broken;
+    }
+  }
+  EXPECT_GT(broken, 100);
+}
+
 TEST(Check, RejectsAPlanWithoutAnyOneOfItsFetches) {
   int broken = 0;
   for (const Plan& plan : plans_to_break()) {

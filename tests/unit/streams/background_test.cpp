@@ -143,12 +143,19 @@ TEST(Workers, ThrowInWaitWhatTheirWorkThrew) {
   EXPECT_THROW(streams.wait(streams.last(1)), std::runtime_error);
 }
 
+/// A number that no other thread has had or gets.
+int number_of_thread() {
+  static std::atomic<int> next{0};
+  thread_local const int own = next++;
+  return own;
+}
+
 // A team that a library keeps for a thread is there for the next work.
 TEST(Workers, AreTheSameThreadsAgain) {
   Workers workers;
-  std::set<std::thread::id> one_by_one, at_once;
+  std::set<int> one_by_one, at_once;
   for (int i = 0; i < 20; ++i) {
-    const auto task = workers.start([&] { one_by_one.insert(std::this_thread::get_id()); });
+    const auto task = workers.start([&] { one_by_one.insert(number_of_thread()); });
     while (task->advance() != Progress::done) std::this_thread::yield();
   }
   EXPECT_EQ(one_by_one.size(), 1);
@@ -160,7 +167,7 @@ TEST(Workers, AreTheSameThreadsAgain) {
       tasks.push_back(workers.start([&] {
         all.arrive_and_wait();  // each has a thread
         const std::lock_guard lock(mutex);
-        at_once.insert(std::this_thread::get_id());
+        at_once.insert(number_of_thread());
       }));
     }
   }
