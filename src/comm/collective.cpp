@@ -2,6 +2,8 @@
 
 #include <set>
 
+#include "core/math.hpp"
+
 namespace tessera::comm {
 namespace {
 
@@ -32,17 +34,42 @@ GroupShape group_shape(std::span<const int> members, std::span<const int> node_o
   return shape;
 }
 
+Hop among_of(const CollectiveCall& call) {
+  return std::visit(
+      [](const auto& c) -> Hop {
+        if constexpr (requires { c.among; }) return c.among;
+        if constexpr (requires { c.ranks; }) return {c.ranks, c.remote};
+        return {};
+      },
+      call);
+}
+
+RankGroup ranks_of(const Hop& among, const GroupShape& group) {
+  return among ? among.ranks : RankGroup{.first = 0, .count = group.size};
+}
+
+GroupShape shape_of(const Hop& among, const GroupShape& group) {
+  if (!among) return group;
+  const std::int64_t local = among.ranks.count - among.remote;
+  return {.size = among.ranks.count,
+          .local = local,
+          .nodes = ceil_div(among.ranks.count, local),
+          .carrier = group.carrier == Carrier::exchange ? Carrier::exchange : Carrier::nccl};
+}
+
 WireBytes wire_bytes(const CollectiveCall& call, const GroupShape& group) {
   struct Count {
     const GroupShape& group;
     WireBytes operator()(const AllGather& c) const {
       const std::int64_t bytes = c.shard.elements() * size_of(c.shard.type);
-      return group.carrier == Carrier::exchange ? to_every_peer(bytes, group) : rings(bytes, group);
+      if (group.carrier != Carrier::exchange && !c.among) return rings(bytes, group);
+      return to_every_peer(bytes, shape_of(c.among, group));
     }
     WireBytes operator()(const ReduceScatter& c) const {
       const std::int64_t bytes = c.shard.elements() * size_of(c.wire);
-      return group.nccl_sums(c.wire, c.full.type) ? rings(bytes, group)
-                                                  : to_every_peer(bytes, group);
+      const GroupShape shape = shape_of(c.among, group);
+      return shape.nccl_sums(c.wire, c.full.type) ? rings(bytes, shape)
+                                                  : to_every_peer(bytes, shape);
     }
     WireBytes operator()(const Send& c) const {
       const std::int64_t bytes = c.data.elements() * size_of(c.data.type);

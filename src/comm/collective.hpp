@@ -17,6 +17,14 @@ using kernels::name_of;
 using kernels::visit_views;
 using kernels::Write;
 
+/// Some ranks of a group, this one among them; `remote` of them are on other nodes. Each of them
+/// makes the same call, in which its rank is its place among them. Without ranks: all of the group.
+struct Hop {
+  RankGroup ranks;
+  std::int64_t remote = 0;
+  explicit operator bool() const { return ranks.count > 0; }
+};
+
 /// Every rank's `shard` ends up in slot `rank` of every rank's `full`: shards in rank order. With
 /// blocks > 1, `shard` and `full` are cut into so many equal blocks and each is gathered like this;
 /// a sequence that is split over ranks is gathered so, sample by sample. `shard` may be the rank's
@@ -26,6 +34,7 @@ struct AllGather {
   View shard;  // (n)
   View full;   // (size n)
   std::int64_t blocks = 1;
+  Hop among;
 
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
@@ -46,6 +55,7 @@ struct ReduceScatter {
   DType wire = DType::f32;  // f32 or bf16
   Write write = Write::overwrite;
   std::int64_t blocks = 1;
+  Hop among;
 
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
@@ -107,6 +117,9 @@ struct AllToAll {
 using CollectiveCall =
     std::variant<AllGather, ReduceScatter, AllReduceWords, Send, Receive, AllToAll>;
 
+/// The ranks of a call among some of a group; without any where all take part, and of messages.
+Hop among_of(const CollectiveCall& call);
+
 /// Who moves a group's bytes and adds contributions: our pairwise exchange between hosts
 /// (`exchange`); NCCL between GPUs, with our kernel adding what it has exchanged, because NCCL's
 /// own sums have an order, and in 16 bits a precision, of their own (`nccl`); or NCCL alone, for
@@ -132,6 +145,10 @@ struct GroupShape {
 /// The shape of the group of `members` (world ranks) for one of them; node_of[r] is world rank r's
 /// node.
 GroupShape group_shape(std::span<const int> members, std::span<const int> node_of, int member);
+
+/// The ranks of a call among some of a group, and where those are, as one of them sees it.
+RankGroup ranks_of(const Hop& among, const GroupShape& group);
+GroupShape shape_of(const Hop& among, const GroupShape& group);
 
 struct WireBytes {
   std::int64_t intra = 0;

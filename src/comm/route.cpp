@@ -15,6 +15,14 @@ Hop hop(std::span<const int> node_of, std::int64_t rank, const RankGroup& ranks)
 
 }  // namespace
 
+Route route_over(std::int64_t size, std::span<const int> node_of, std::int64_t rank) {
+  const std::int64_t parts = std::ssize(node_of) / size;
+  return {.hops = {hop(node_of, rank, {.first = rank / size * size, .count = size}),
+                   hop(node_of, rank, {.first = rank % size, .count = parts, .stride = size})},
+          .outer = parts,
+          .inner = size};
+}
+
 Route route_of(std::span<const int> node_of, std::int64_t rank) {
   const auto size = std::ssize(node_of);
   const auto nodes =
@@ -29,11 +37,7 @@ Route route_of(std::span<const int> node_of, std::int64_t rank) {
   };
   if (nodes > 1 && local > 1 && local * nodes == size) {
     if (all([&](std::int64_t r) { return node(r) == node(r / local * local); })) {
-      return {
-          .hops = {hop(node_of, rank, {.first = rank / local * local, .count = local}),
-                   hop(node_of, rank, {.first = rank % local, .count = nodes, .stride = local})},
-          .outer = nodes,
-          .inner = local};
+      return route_over(local, node_of, rank);
     }
     if (all([&](std::int64_t r) { return node(r) == node(r % nodes); })) {
       return {.hops = {hop(node_of, rank, {.first = rank % nodes, .count = local, .stride = nodes}),

@@ -5,16 +5,9 @@
 #include <span>
 #include <vector>
 
-#include "core/mesh.hpp"
+#include "comm/collective.hpp"
 
 namespace tessera::comm {
-
-/// One step of a route: the ranks that exchange with each other, this one among them. `remote` of
-/// them are on other nodes.
-struct Hop {
-  RankGroup ranks;
-  std::int64_t remote = 0;
-};
 
 /// Each rank starts with one slot for each rank of the group, its contribution to that rank's
 /// shard. At each hop P ranks exchange equal shares of their slots, sum what they receive, and keep
@@ -31,5 +24,9 @@ struct Route {
 /// than one, and ranks fill node after node or are dealt round. Otherwise one hop among all ranks.
 /// `node_of` is by rank of the group.
 Route route_of(std::span<const int> node_of, std::int64_t rank);
+
+/// Two hops, first among `size` neighbours, a divisor of the ranks, then among those that have this
+/// rank's place among theirs.
+Route route_over(std::int64_t size, std::span<const int> node_of, std::int64_t rank);
 
 }  // namespace tessera::comm

@@ -21,11 +21,12 @@ class GatherTask : public Task {
  public:
   GatherTask(Transport& transport, const GroupShape& group, std::int64_t rank,
              const AllGather& call)
-      : group_(group),
-        rank_(rank),
+      : ranks_(ranks_of(call.among, group)),
+        rank_(ranks_.index(rank)),
         call_(call),
         block_(bytes_of(call.shard) / call.blocks),
-        exchange_(transport, flows(), block_, piece_bytes(group), call.blocks) {}
+        exchange_(transport, flows(), block_, piece_bytes(shape_of(call.among, group)),
+                  call.blocks) {}
   Progress advance() override {
     const bool moved = exchange_.advance(exchange_.pieces());
     if (!own_ &&
@@ -45,13 +46,13 @@ class GatherTask : public Task {
  private:
   std::byte* shard(std::int64_t block) const { return call_.shard.data + block * block_; }
   std::byte* slot(std::int64_t block, std::int64_t rank) const {
-    return call_.full.data + (block * group_.size + rank) * block_;
+    return call_.full.data + (block * ranks_.count + rank) * block_;
   }
   std::vector<PeerFlow> flows() {
     std::vector<PeerFlow> all;
-    for (std::int64_t k = 1; k < group_.size; ++k) {  // each rank starts with another peer
-      const std::int64_t peer = (rank_ + k) % group_.size;
-      all.push_back({.peer = static_cast<int>(peer),
+    for (std::int64_t k = 1; k < ranks_.count; ++k) {  // each rank starts with another peer
+      const std::int64_t peer = (rank_ + k) % ranks_.count;
+      all.push_back({.peer = static_cast<int>(ranks_.rank(peer)),
                      .outgoing =
                          [this](std::int64_t i) {
                            return shard(exchange_.block_of(i)) + exchange_.offset_of(i);
@@ -64,8 +65,8 @@ class GatherTask : public Task {
     return all;
   }
 
-  GroupShape group_;
-  std::int64_t rank_;
+  RankGroup ranks_;
+  std::int64_t rank_;  // among them
   AllGather call_;
   std::int64_t block_;  // bytes
   Exchange exchange_;
@@ -143,16 +144,17 @@ class ReduceTask : public Task {
  public:
   ReduceTask(Transport& transport, const GroupShape& group, std::int64_t rank,
              const ReduceScatter& call)
-      : group_(group),
-        rank_(rank),
+      : group_(shape_of(call.among, group)),
+        ranks_(ranks_of(call.among, group)),
+        rank_(ranks_.index(rank)),
         call_(call),
-        piece_(piece_bytes(group) / 4),
+        piece_(piece_bytes(group_) / 4),
         block_(call.shard.elements() / call.blocks),
         exchange_(transport, flows(), block_ * size_of(call.wire), piece_ * size_of(call.wire),
                   call.blocks),
-        parts_(static_cast<std::size_t>(group.size)) {
+        parts_(static_cast<std::size_t>(group_.size)) {
     TESSERA_CHECK(
-        call.staging.span_bytes() >= reduce_scatter_staging(group, call.wire, call.full.type),
+        call.staging.span_bytes() >= reduce_scatter_staging(group_, call.wire, call.full.type),
         "staging of {} bytes", call.staging.span_bytes());
   }
   Progress advance() override {
@@ -196,7 +198,7 @@ class ReduceTask : public Task {
     std::vector<PeerFlow> all;
     for (std::int64_t k = 1; k < group_.size; ++k) {
       const std::int64_t peer = (rank_ + k) % group_.size;
-      all.push_back({.peer = static_cast<int>(peer),
+      all.push_back({.peer = static_cast<int>(ranks_.rank(peer)),
                      .outgoing = [this, peer](std::int64_t i) { return outgoing(peer, i); },
                      .incoming =
                          [this, peer](std::int64_t i) {
@@ -255,8 +257,9 @@ class ReduceTask : public Task {
     }
   }
 
-  GroupShape group_;
-  std::int64_t rank_;
+  GroupShape group_;  // of those that take part
+  RankGroup ranks_;
+  std::int64_t rank_;  // among them
   ReduceScatter call_;
   std::int64_t piece_, block_;  // elements
   Exchange exchange_;

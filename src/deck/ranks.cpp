@@ -128,6 +128,26 @@ void check_quantized(const LoadedDeck& loaded, std::int64_t ranks) {
   }
   if (q.gradients != QuantizedGradients::none && alone)
     refuse("zero.quantize.gradients", enum_word(q.gradients), one_rank);
+  const auto& secondary = loaded.deck.zero.secondary;
+  const auto* neighbours = std::get_if<std::int64_t>(&secondary);
+  const bool none = neighbours == nullptr && std::get<Secondary>(secondary) == Secondary::none;
+  const std::int64_t data = ranks / (parallel.tensor * parallel.pipeline);
+  if (!none && (alone || loaded.deck.zero.stage < kGathers)) {
+    refuse("zero.secondary",
+           neighbours != nullptr ? std::to_string(*neighbours)
+                                 : enum_word(std::get<Secondary>(secondary)),
+           alone ? one_rank
+                 : fmt::format("parameters are gathered at stage {} only, not at zero.stage = {} "
+                               "(set zero.stage = {}",
+                               kGathers, loaded.deck.zero.stage, kGathers));
+  } else if (neighbours != nullptr && (*neighbours >= data || data % *neighbours != 0)) {
+    std::vector<std::int64_t> legal = divisors(data);
+    legal.pop_back();  // all of them: what is gathered once comes from as far
+    problems.add(loaded.place("zero.secondary"), "zero.secondary",
+                 fmt::format("zero.secondary = {} must divide the {} data ranks into several parts "
+                             "(give {})",
+                             *neighbours, data, listed(std::move(legal))));
+  }
   problems.throw_if_any();
 }
 

@@ -12,9 +12,9 @@ namespace tessera::deck {
 /// over it.
 void check_ranks(const LoadedDeck& loaded, std::int64_t ranks);
 
-/// Throws DeckError where zero.quantize asks for something that has no effect on a training run of
-/// `ranks` ranks, which form the deck's mesh: nothing of that kind travels there. Those who only
-/// read a model do not ask.
+/// Throws DeckError where zero.quantize or zero.secondary ask for something that has no effect on a
+/// training run of `ranks` ranks, which form the deck's mesh: nothing of that kind travels there.
+/// Those who only read a model do not ask.
 void check_quantized(const LoadedDeck& loaded, std::int64_t ranks);
 
 /// All values of batch.micro with which a deck that fits `ranks` ranks still does, ascending.

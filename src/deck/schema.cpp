@@ -66,6 +66,7 @@ bool SchemaRow::is_built(const Deck& deck) const {
   const auto* word = value.as<std::string>();
   const std::string wanted = word ? *word : value_text(value);
   const std::string words = fmt::format(" {} ", rules.built);
+  if (!word && words.find(" numbers ") != std::string::npos) return true;
   return words.find(fmt::format(" {} ", wanted)) != std::string::npos;
 }
 

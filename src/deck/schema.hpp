@@ -43,7 +43,8 @@ struct KeyRules {
   Limits limits = {};
   std::string_view unit = "";
   std::string_view unset = "";  // what a key left out means, where no constant says it
-  std::string_view built = "";  // the values available in this version; empty: all
+  /// The values available in this version, of which "numbers" are all of them; empty: all.
+  std::string_view built = "";
   bool required = false;
   OnResume on_resume = OnResume::free;
 };

@@ -337,8 +337,10 @@ constexpr SchemaRow kRows[] = {
         "window of a layer is that much smaller, and results differ as with so many tensor ranks",
         {.limits = between(1, 1 << 16)}),
     row<&Deck::zero, &ZeroSection::secondary>(
-        "zero.secondary", "second copy of parameters within a node, or within so many ranks",
-        {.limits = kRanks, .built = "none"}),
+        "zero.secondary",
+        "what stage 3 gathers again within a step comes from copies within a node, or within so "
+        "many neighbouring data ranks",
+        {.limits = kRanks, .built = "none node numbers"}),
     row<&Deck::zero, &ZeroSection::quantize, &QuantizeSection::weights>(
         "zero.quantize.weights", "type in which stage 3 gathers parameters to train",
         {.built = "none int8", .on_resume = event}),

@@ -92,6 +92,51 @@ plan::OffloadInputs offload_inputs(const deck::OffloadSection& section) {
           .ahead = section.ahead.value_or(0)};
 }
 
+/// By rank; parallel.ranks_per_node overrides what is found.
+static std::vector<int> nodes_of(const deck::Deck& deck, std::span<const int> found) {
+  std::vector<int> node_of(found.begin(), found.end());
+  const auto per_node = static_cast<std::size_t>(deck.parallel.ranks_per_node);
+  for (std::size_t r = 0; per_node > 0 && r < node_of.size(); ++r)
+    node_of[r] = static_cast<int>(r / per_node);
+  return node_of;
+}
+
+/// Nothing where it would have no effect.
+static std::optional<plan::ShardingInputs::Secondary> secondary_of(const deck::ZeroSection& zero,
+                                                                   std::int64_t data) {
+  if (zero.stage < first_stage(&Sharding::parameters)) return std::nullopt;
+  if (const auto* ranks = std::get_if<std::int64_t>(&zero.secondary)) {
+    if (*ranks >= data || data % *ranks != 0) return std::nullopt;
+    return plan::ShardingInputs::Secondary{*ranks};
+  }
+  if (std::get<deck::Secondary>(zero.secondary) != deck::Secondary::node) return std::nullopt;
+  return plan::ShardingInputs::Secondary{};
+}
+
+void check_nodes(const deck::LoadedDeck& loaded, std::span<const int> found) {
+  const auto* secondary = std::get_if<deck::Secondary>(&loaded.deck.zero.secondary);
+  if (secondary == nullptr || *secondary != deck::Secondary::node) return;
+  plan::PlanInputs in;
+  in.layout.mesh = mesh_of(loaded.deck, std::ssize(found));
+  in.layout.node_of = nodes_of(loaded.deck, found);
+  const std::int64_t data = in.layout.mesh.data;
+  const auto refuse = [&](const std::string& why) {
+    throw DeckError(
+        fmt::format("{}: zero.secondary = \"node\" {} (give a number of neighbouring "
+                    "data ranks that divides {}, or leave it at \"none\")",
+                    loaded.where("zero.secondary"), why, data));
+  };
+  for (std::int64_t r = 0; r < in.layout.mesh.size(); ++r) {
+    const MeshPlace place = in.layout.mesh.place_of(r);
+    if (place.data > 0) continue;
+    const comm::GroupShape group = group_shape(in, place, MeshGroup::data);
+    if (group.nodes == 1)
+      refuse(fmt::format("has no effect: the {} data ranks of a group are on one node", data));
+    if (group.nodes < group.size && gradient_route(in, place).hops.size() == 1)
+      refuse("needs as many data ranks on every node, in order");
+  }
+}
+
 plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanShape> shapes,
                              std::span<const int> node_of, const kernels::Device& device) {
   plan::PlanInputs in;
@@ -102,10 +147,7 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.model.units = model::model_units(in.model.config, in.layout.tensor_chunks, deck.zero.tiles);
   in.layout.split_sequence = deck.parallel.sequence;
   in.layout.pipeline = pipeline_rule(deck.parallel);
-  in.layout.node_of.assign(node_of.begin(), node_of.end());
-  const auto per_node = static_cast<std::size_t>(deck.parallel.ranks_per_node);
-  for (std::size_t r = 0; per_node > 0 && r < node_of.size(); ++r)
-    in.layout.node_of[r] = static_cast<int>(r / per_node);
+  in.layout.node_of = nodes_of(deck, node_of);
   in.device = &device;
   in.numerics.compute = dtype_of(deck.precision.compute);
   in.numerics.accumulate = sum_type(deck.precision.accumulate);
@@ -119,6 +161,7 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.sharding.stage = static_cast<int>(deck.zero.stage);
   in.sharding.reduce = deck.zero.reduce;
   in.sharding.prefetch = deck.zero.prefetch;
+  in.sharding.secondary = secondary_of(deck.zero, in.layout.mesh.data);
   in.offload = offload_inputs(deck.offload);
   in.recompute = deck.recompute.policy;
   in.optimizer = optim::make_optimizer(deck.optimizer);

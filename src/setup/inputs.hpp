@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "deck/deck.hpp"
+#include "deck/load.hpp"
 #include "io/checkpoint_manifest.hpp"
 #include "plan/ir/inputs.hpp"
 
@@ -26,6 +26,10 @@ plan::OffloadInputs offload_inputs(const deck::OffloadSection& section);
 /// overrides it by nodes filled one after the other.
 plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanShape> shapes,
                              std::span<const int> node_of, const kernels::Device& device);
+
+/// Throws DeckError where zero.secondary = "node", but not all groups of data ranks are on several
+/// nodes, as many ranks of each on every node.
+void check_nodes(const deck::LoadedDeck& loaded, std::span<const int> node_of);
 
 DType dtype_of(deck::Precision precision);
 

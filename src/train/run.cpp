@@ -30,6 +30,7 @@ void Run::open_data() {
   control.together([&] {
     setup::check_on_ranks(loaded, control.size());
     deck::check_quantized(loaded, control.size());
+    setup::check_nodes(loaded, job.mpi.node_of());
   });
   watch_peers(loaded, job, directory);
   corpus = data::open_training(loaded, control);

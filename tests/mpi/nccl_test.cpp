@@ -325,7 +325,9 @@ class NcclPipelines : public NcclGroups {
   }
 
   /// Losses of two steps on a mesh.
-  std::vector<double> losses(const Mesh& mesh, const plan::PipelineRule& rule, bool nccl) {
+  std::vector<double> losses(
+      const Mesh& mesh, const plan::PipelineRule& rule, bool nccl, std::int64_t micro_batches = 6,
+      const std::function<void(plan::PlanInputs&)>& change = [](plan::PlanInputs&) {}) {
     model::ModelConfig config = gpt2_like();
     config.layers = 8;
     plan::PlanInputs in = plan_inputs_of(config, *device_, DType::f32);
@@ -335,7 +337,9 @@ class NcclPipelines : public NcclGroups {
     in.sharding.stage = mesh.data > 1 ? 3 : 0;
     in.layout.nccl = nccl;
     in.layout.pipeline = rule;
-    const plan::PlanShape shape{.sequence = 8, .micro = 1, .micro_batches = 6 / mesh.data};
+    change(in);
+    const plan::PlanShape shape{
+        .sequence = 8, .micro = 1, .micro_batches = micro_batches / mesh.data};
     const MeshPlace place = nccl ? mesh.place_of(session().rank()) : MeshPlace{};
     PlanRun run(in, *device_, plan::make_plan(in, shape, place),
                 nccl ? groups_of(in) : train::self_groups(), std::make_unique<memory::HostTier>(),
@@ -365,6 +369,23 @@ TEST_F(NcclPipelines, ComeToTheirEndInOneOrder) {
       for (std::size_t i = 0; i < want.size(); ++i)
         EXPECT_NEAR(got[i], want[i], 200 * 0x1p-24 * want[i]);
     }
+  }
+}
+
+// Two nodes of two: gathers come from secondary shards, and sums in layout mode are added within
+// nodes first.
+TEST_F(NcclPipelines, GoOverNodesInHops) {
+  if (session().size() != 4) return;
+  const auto layout_mode = [](plan::PlanInputs& in) { in.numerics.layout_mode = true; };
+  const auto want = losses({}, {}, false, 4, layout_mode);
+  for (const std::int64_t neighbours : {0, 1, 2}) {
+    const auto got = losses({.data = 4}, {}, true, 4, [&](plan::PlanInputs& in) {
+      layout_mode(in);
+      in.layout.node_of = {0, 0, 1, 1};
+      in.sharding.prefetch = 0;
+      in.sharding.secondary = {.ranks = neighbours};
+    });
+    EXPECT_EQ(got, want) << neighbours;
   }
 }
 

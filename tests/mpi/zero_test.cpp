@@ -22,6 +22,7 @@ struct Case {
   std::optional<kernels::BlockFormat> weight_blocks = {}, gradient_blocks = {};
   std::int64_t per_node = 8;
   bool dealt = false;  // ranks go to nodes in turns, not as many as fill one
+  std::optional<plan::ShardingInputs::Secondary> secondary = {};
 };
 
 class Zero : public testing::Test {
@@ -30,6 +31,8 @@ class Zero : public testing::Test {
     auto inputs = plan_inputs_of(c.config, *device_, c.compute);
     inputs.sharding.stage = c.stage;
     inputs.sharding.reduce = c.reduce;
+    inputs.sharding.secondary = c.secondary;
+    inputs.sharding.prefetch = c.secondary ? 0 : inputs.sharding.prefetch;  // gathers again
     inputs.numerics.wire = c.wire;
     inputs.state_for = c.purpose;
     inputs.optimizer = optim::adam({.weight_decay = 0.1F});
@@ -109,6 +112,59 @@ TEST_F(Zero, EveryStageHasTheSameBits) {
       }
     }
   }
+}
+
+// Bytes that cross between nodes once, and shards that the ranks of a node keep for the rest of the
+// step: neighbours' sums are a subtree of the sum over all, where there are two to the power of
+// something of them.
+TEST_F(Zero, NodesAndSecondaryShardsChangeNoBit) {
+  const std::int64_t size = session().size();
+  if (size != 4 && size != 8) GTEST_SKIP() << "needs several nodes of several ranks";
+  for (const bool blocks : {false, true}) {
+    for (const auto reduce : {ReduceWhen::step, ReduceWhen::micro}) {
+      Case c{.config = llama_like(), .stage = 3, .reduce = reduce};
+      if (blocks) c.weight_blocks = kernels::BlockFormat{.block = 32};
+      const auto outcome = [&] {
+        const auto run = make(c);
+        std::vector<float> all;
+        for (int t = 1; t <= 2; ++t) {
+          const StepShown step = run->step(100 * t, {.update = t});
+          all.push_back(static_cast<float>(step.loss));
+          all.push_back(static_cast<float>(step.norm));
+        }
+        const auto state = slice_of_state(*run);
+        all.insert(all.end(), state.begin(), state.end());
+        return all;
+      };
+      const auto want = outcome();
+      for (const std::int64_t per_node : {2, 4}) {
+        if (per_node == size) continue;
+        c.per_node = per_node;
+        c.secondary = {};
+        EXPECT_TRUE(same_bits(outcome(), want)) << per_node << " ranks a node";
+        for (std::int64_t ranks = 0; ranks < size; ranks = std::max<std::int64_t>(1, 2 * ranks)) {
+          c.secondary = {.ranks = ranks};
+          EXPECT_TRUE(same_bits(outcome(), want))
+              << per_node << " ranks a node, secondary shards over " << ranks;
+        }
+      }
+      c.per_node = 8;
+    }
+  }
+}
+
+// The same where ranks are dealt to nodes, but for the order of sums.
+TEST_F(Zero, DealtRanksHaveSecondaryShardsToo) {
+  if (session().size() != 4 && session().size() != 8)
+    GTEST_SKIP() << "needs several nodes of several ranks";
+  Case c{.config = gpt2_like(), .compute = DType::bf16, .stage = 3, .per_node = 2, .dealt = true};
+  const auto one = make(c);
+  c.secondary.emplace();
+  const auto other = make(c);
+  for (int t = 1; t <= 2; ++t) {
+    EXPECT_EQ(one->step(100 * t, {.update = t}).loss, other->step(100 * t, {.update = t}).loss);
+  }
+  EXPECT_TRUE(same_bits(slice_of_state(*one), slice_of_state(*other)));
 }
 
 // Traps 10, 35 and 36: raw gradients and their norm against one rank that computes all

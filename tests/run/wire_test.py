@@ -70,8 +70,35 @@ class Wire(RunTest):
                 shard = next(e["parameters"] for e in events if e["event"] == "start") / 4
                 wire = metrics.last_steps(events)[2]["wire_bytes"]
                 slot = shard * (width + 4 / 256)
-                self.check(1, wire["intra"], 2 * slot + 4 * shard)  # and the publish in f32
-                self.check(1, wire["inter"], slot + 2 * 4 * shard)
+                self.check(1, wire["intra"], 2 * slot + 2 * 4 * shard)  # and the publish in f32
+                self.check(1, wire["inter"], slot + 4 * shard)
+
+    def test_secondary_shards_spare_the_backward_gather_between_nodes(self):
+        """hpZ: of two nodes of two ranks only the first gather of a step crosses, as it is or in
+        blocks, and the numbers stay."""
+        def sent(name, **changes):
+            deck = tiny_deck(self.corpus, run__steps=2, model__hidden=96, model__layers=4,
+                             zero__stage=3, zero__reduce="step", zero__prefetch=0,
+                             parallel__ranks_per_node=2, batch__micro=2, batch__global=8,
+                             **changes)
+            numbers = self.train(4, self.deck(name, deck))
+            events = metrics.read_events(self.dir / name)
+            shard = next(e["parameters"] for e in events if e["event"] == "start") / 4
+            return numbers, metrics.last_steps(events)[2]["wire_bytes"], shard
+
+        for blocks, width in ((False, 4), (True, 1 + 4 / 256)):
+            more = {"zero.quantize__weights": "int8"} if blocks else {}
+            want, plain, shard = sent(f"plain_{blocks}", **more)
+            for secondary in ("node", 2, 1):
+                with self.subTest(secondary=secondary, blocks=blocks):
+                    got, wire, _ = sent(f"{secondary}_{blocks}", zero__secondary=secondary, **more)
+                    self.assertEqual(got, want)
+                    # The embedding is gathered again too; the final norm is not.
+                    if secondary != 1:
+                        self.check(1, plain["inter"] - wire["inter"], width * shard)
+                        self.assertEqual(wire["intra"], plain["intra"])
+                    else:
+                        self.check(1, wire["inter"], 2 * width * shard + 4 * shard)
 
     def test_ranks_per_node_splits_the_bytes_and_changes_no_number(self):
         want = self.train(4, self.deck("asked", tiny_deck(self.corpus, zero__stage=3)))
@@ -83,7 +110,8 @@ class Wire(RunTest):
                 self.assertEqual(got, want)
                 wire = metrics.last_steps(metrics.read_events(self.dir / name))[1]["wire_bytes"]
                 total = wire["intra"] + wire["inter"]
-                self.assertEqual(wire["intra"] * 3, total * (per_node - 1))
+                nodes = 4 // per_node  # to each other one each byte goes once
+                self.assertEqual(wire["inter"] * 3, total * (nodes - 1))
 
 
 if __name__ == "__main__":

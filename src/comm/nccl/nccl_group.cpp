@@ -90,10 +90,30 @@ class NcclGroup : public Group {
 
   void queue(const AllGather& c) {
     const std::int64_t bytes = c.shard.elements() / c.blocks * size_of(c.shard.type);
+    if (c.among) return exchange(c, bytes);
     together([&] {
       for (std::int64_t b = 0; b < c.blocks; ++b) {
         NCCL_TRY(ncclAllGather(c.shard.data + b * bytes, c.full.data + b * shape_.size * bytes,
                                count_of(bytes), ncclUint8, comm(), queue_.stream));
+      }
+    });
+  }
+
+  /// A gather among some ranks, of blocks of so many bytes.
+  void exchange(const AllGather& c, std::int64_t bytes) {
+    const RankGroup& ranks = c.among.ranks;
+    const std::int64_t own = ranks.index(rank_);
+    together([&] {
+      for (std::int64_t b = 0; b < c.blocks; ++b) {
+        std::byte* full = c.full.data + b * ranks.count * bytes;
+        for (std::int64_t i = 0; i < ranks.count; ++i) {
+          const std::int64_t k = (own + i) % ranks.count;  // each starts with itself
+          const auto peer = static_cast<int>(ranks.rank(k));
+          NCCL_TRY(ncclSend(c.shard.data + b * bytes, count_of(bytes), ncclUint8, peer, comm(),
+                            queue_.stream));
+          NCCL_TRY(
+              ncclRecv(full + k * bytes, count_of(bytes), ncclUint8, peer, comm(), queue_.stream));
+        }
       }
     });
   }
@@ -140,16 +160,17 @@ class NcclGroup : public Group {
   }
 
   void queue(const ReduceScatter& c) {
-    TESSERA_CHECK(c.staging.span_bytes() >= reduce_scatter_staging(shape_, c.wire, c.full.type),
+    const GroupShape shape = shape_of(c.among, shape_);
+    TESSERA_CHECK(c.staging.span_bytes() >= reduce_scatter_staging(shape, c.wire, c.full.type),
                   "staging of {} bytes", c.staging.span_bytes());
-    const std::int64_t block = c.shard.elements() / c.blocks, most = nccl_piece(shape_);
+    const std::int64_t block = c.shard.elements() / c.blocks, most = nccl_piece(shape);
     for (std::int64_t b = 0; b < c.blocks; ++b) {
-      if (shape_.nccl_sums(c.wire, c.full.type)) {
+      if (shape.nccl_sums(c.wire, c.full.type)) {
         sum_by_nccl(c, b * block, block);
         continue;
       }
       for (std::int64_t at = 0; at < block; at += most)
-        sum_in_order(c, Piece(*this, c, b * block, at, std::min(most, block - at)));
+        sum_in_order(c, Piece(shape, c, b * block, at, std::min(most, block - at)));
     }
   }
 
@@ -161,10 +182,10 @@ class NcclGroup : public Group {
     // Parts of the staging: contributions as f32 by rank, what arrives, what is sent.
     View parts, received, sent;
 
-    Piece(const NcclGroup& g, const ReduceScatter& c, std::int64_t block, std::int64_t at,
+    Piece(const GroupShape& shape, const ReduceScatter& c, std::int64_t block, std::int64_t at,
           std::int64_t n)
         : count(n), shard(c.shard.range(block + at, n)) {
-      const std::int64_t size = g.shape_.size, length = c.shard.elements() / c.blocks;
+      const std::int64_t size = shape.size, length = c.shard.elements() / c.blocks;
       for (std::int64_t r = 0; r < size; ++r)
         full.push_back(c.full.range(block * size + r * length + at, n));
       std::byte* next = c.staging.data;
@@ -173,7 +194,7 @@ class NcclGroup : public Group {
         next += elements * size_of(type);
         return v;
       };
-      const std::int64_t whole = size * nccl_piece(g.shape_);
+      const std::int64_t whole = size * nccl_piece(shape);
       parts = take(DType::f32, whole);
       received = c.wire == DType::f32 ? parts : take(c.wire, whole);
       if (c.wire != c.full.type) sent = take(c.wire, whole);
@@ -189,7 +210,7 @@ class NcclGroup : public Group {
   std::vector<View> outgoing(const ReduceScatter& c, const Piece& p) {
     if (c.wire == c.full.type) return p.full;
     std::vector<View> all;
-    for (std::int64_t r = 0; r < shape_.size; ++r) {
+    for (std::int64_t r = 0; r < std::ssize(p.full); ++r) {
       all.push_back(p.slot(p.sent, r));
       convert(p.full[static_cast<std::size_t>(r)], all.back());
     }
@@ -198,28 +219,29 @@ class NcclGroup : public Group {
 
   void sum_in_order(const ReduceScatter& c, const Piece& p) {
     const std::vector<View> out = outgoing(c, p);
+    const RankGroup ranks = ranks_of(c.among, shape_);
+    const std::int64_t size = ranks.count, own = ranks.index(rank_);
     together([&] {
-      for (std::int64_t k = 1; k < shape_.size; ++k) {  // each rank starts with another peer
-        const std::int64_t to = (rank_ + k) % shape_.size,
-                           from = (rank_ - k + shape_.size) % shape_.size;
+      for (std::int64_t k = 1; k < size; ++k) {  // each rank starts with another peer
+        const std::int64_t to = (own + k) % size, from = (own - k + size) % size;
         NCCL_TRY(ncclSend(out[static_cast<std::size_t>(to)].data, count_of(p.count),
-                          nccl_type(c.wire), static_cast<int>(to), comm(), queue_.stream));
+                          nccl_type(c.wire), static_cast<int>(ranks.rank(to)), comm(),
+                          queue_.stream));
         NCCL_TRY(ncclRecv(p.slot(p.received, from).data, count_of(p.count), nccl_type(c.wire),
-                          static_cast<int>(from), comm(), queue_.stream));
+                          static_cast<int>(ranks.rank(from)), comm(), queue_.stream));
       }
     });
-    for (std::int64_t r = 0; r < shape_.size; ++r) {
+    for (std::int64_t r = 0; r < size; ++r) {
       // The own contribution is rounded to the wire's type, as those of others are.
-      if (r == rank_) {
+      if (r == own) {
         convert(out[static_cast<std::size_t>(r)], p.slot(p.parts, r));
       } else if (c.wire != DType::f32) {
         convert(p.slot(p.received, r), p.slot(p.parts, r));
       }
     }
-    device_.run(
-        TreeSum{.parts = p.parts.range(0, shape_.size * p.count).reshaped({shape_.size, p.count}),
-                .out = p.shard,
-                .write = c.write});
+    device_.run(TreeSum{.parts = p.parts.range(0, size * p.count).reshaped({size, p.count}),
+                        .out = p.shard,
+                        .write = c.write});
   }
 
   /// NCCL's own sum: into the shard, or first into the own slot if it is to be added to the shard.

@@ -40,11 +40,40 @@ comm::GroupShape group_shape(const PlanInputs& in, const MeshPlace& place, MeshG
   return shape;
 }
 
-comm::Route gradient_route(const PlanInputs& in, const MeshPlace& place) {
+/// By rank of the data group.
+static std::vector<int> nodes_of(const PlanInputs& in, const MeshPlace& place) {
   std::vector<int> nodes;
   for (const int r : in.layout.mesh.members(in.layout.mesh.rank_of(place), MeshGroup::data))
     nodes.push_back(in.layout.node_of.empty() ? 0 : at(in.layout.node_of, r));
-  return comm::route_of(nodes, place.data);
+  return nodes;
+}
+
+comm::Route gradient_route(const PlanInputs& in, const MeshPlace& place) {
+  return comm::route_of(nodes_of(in, place), place.data);
+}
+
+comm::Route gather_route(const PlanInputs& in, const MeshPlace& place) {
+  const std::vector<int> nodes = nodes_of(in, place);
+  const comm::GroupShape group = group_shape(in, place, MeshGroup::data);
+  if (in.sharding.secondary) {
+    const std::int64_t ranks = in.sharding.secondary->ranks;
+    if (ranks > 0 || group.nodes == group.size)
+      return comm::route_over(std::max<std::int64_t>(1, ranks), nodes, place.data);
+    return comm::route_of(nodes, place.data);
+  }
+  // NCCL's rings cross between nodes once anyway.
+  const bool rings = group.carrier != comm::Carrier::exchange;
+  return comm::route_of(rings ? std::vector<int>(nodes.size()) : nodes, place.data);
+}
+
+comm::Route sum_route(const PlanInputs& in, const MeshPlace& place) {
+  const std::vector<int> nodes = nodes_of(in, place);
+  const comm::Route route = comm::route_of(nodes, place.data);
+  const bool rings =
+      group_shape(in, place, MeshGroup::data).nccl_sums(in.numerics.wire, in.numerics.accumulate);
+  // In layout mode sums are those of the tree over all ranks: its subtrees are neighbours.
+  const bool other_tree = in.numerics.layout_mode && route.outer == 1;
+  return rings || other_tree ? comm::route_of(std::vector<int>(nodes.size()), place.data) : route;
 }
 
 std::vector<optim::StateTensor> kept_tensors(const PlanInputs& in) {

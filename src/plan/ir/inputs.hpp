@@ -58,6 +58,12 @@ struct ShardingInputs {
   int stage = 0;  // a row of kShardings
   ReduceWhen reduce = ReduceWhen::step;
   std::int64_t prefetch = 1;
+  /// Neighbouring data ranks among which what stage 3 gathers a second time within a step is
+  /// divided: those of a node, or so many (hpZ of ZeRO++, Wang et al. 2023, section 3.2).
+  struct Secondary {
+    std::int64_t ranks = 0;  // 0: those of a node
+  };
+  std::optional<Secondary> secondary;
 };
 
 /// Where things live while nothing uses them.
@@ -138,5 +144,9 @@ model::TensorCut tensor_cut(const PlanInputs& inputs, const MeshPlace& place);
 comm::GroupShape group_shape(const PlanInputs& inputs, const MeshPlace& place, MeshGroup group);
 /// How quantised gradients reach the ranks of the data group of `place`.
 comm::Route gradient_route(const PlanInputs& inputs, const MeshPlace& place);
+/// How parameters and gradients that are gathered reach them, and how those are summed that are not
+/// quantised.
+comm::Route gather_route(const PlanInputs& inputs, const MeshPlace& place);
+comm::Route sum_route(const PlanInputs& inputs, const MeshPlace& place);
 
 }  // namespace tessera::plan

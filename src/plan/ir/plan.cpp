@@ -47,6 +47,8 @@ std::uint64_t plan_hash(const Plan& plan) {
         if (v && &v != staging) hash.add(v.elements()).add(v.type).add(access);
       });
       if constexpr (requires { args.ranks; }) hash.add(args.ranks.count).add(args.ranks.stride);
+      if constexpr (requires { args.among; })
+        hash.add(args.among.ranks.count).add(args.among.ranks.stride);
     });
   }
   return hash.value();

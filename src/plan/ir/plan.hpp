@@ -37,6 +37,7 @@ enum class BufferPurpose : std::uint8_t {
   activations,
   messages,
   gather_window,
+  secondary,
   staging,
   scratch,  // live within a step
 };
@@ -316,6 +317,7 @@ struct tessera::EnumWords<tessera::plan::BufferPurpose> {
                                        std::pair{P::activations, "activations"},
                                        std::pair{P::messages, "messages between stages"},
                                        std::pair{P::gather_window, "gather window"},
+                                       std::pair{P::secondary, "secondary shards"},
                                        std::pair{P::staging, "communication staging"},
                                        std::pair{P::scratch, "scratch"}};
 };

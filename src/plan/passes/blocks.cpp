@@ -14,17 +14,18 @@ View shaped(const View& staging, std::initializer_list<std::int64_t> extents) {
 
 }  // namespace
 
-Calls gather_in_blocks(const comm::AllGather& gather, std::int64_t rank,
-                       const kernels::BlockFormat& format, const View& staging) {
+GatherInBlocks gather_in_blocks(const comm::AllGather& gather, std::int64_t rank,
+                                const kernels::BlockFormat& format, const View& staging,
+                                const View& own) {
   const std::int64_t n = gather.shard.elements(), size = gather.full.elements() / n,
                      slot = format.bytes(n);
-  const View code = shaped(staging, {1, size, slot}),
-             own = code.row_range(rank, 1).reshaped({1, 1, slot});
-  return {KernelCall{kernels::Quantize{
-              .x = gather.shard.reshaped({1, 1, n}), .code = own, .format = format}},
-          comm::CollectiveCall{comm::AllGather{.shard = own, .full = code}},
-          KernelCall{kernels::SumQuantized{
-              .code = code, .out = gather.full.reshaped({size, n}), .format = format}}};
+  const View all = shaped(staging, {1, size, slot}),
+             code = own ? shaped(own, {1, 1, slot}) : all.row_range(rank, 1).reshaped({1, 1, slot});
+  return {.quantize = KernelCall{kernels::Quantize{
+              .x = gather.shard.reshaped({1, 1, n}), .code = code, .format = format}},
+          .codes = {.shard = code, .full = all},
+          .dequantize = KernelCall{kernels::SumQuantized{
+              .code = all, .out = gather.full.reshaped({size, n}), .format = format}}};
 }
 
 Calls reduce_in_blocks(const comm::ReduceScatter& reduce, const comm::Route& route,

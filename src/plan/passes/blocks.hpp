@@ -9,11 +9,9 @@
 #include <vector>
 
 #include "plan/ir/inputs.hpp"
+#include "plan/passes/hops.hpp"
 
 namespace tessera::plan {
-
-/// Calls that follow one another on one stream.
-using Calls = std::vector<Call>;
 
 /// Bytes of a staging buffer for `size` shards of n elements. A gather needs one such buffer, a
 /// reduction two.
@@ -22,10 +20,19 @@ inline std::int64_t block_staging(const kernels::BlockFormat& format, std::int64
   return size * format.bytes(n);
 }
 
-/// comm::AllGather in blocks (section 3.1). The rank's own shard is quantised too, so that all
-/// ranks get the same values. `shard` must not lie in `full`.
-Calls gather_in_blocks(const comm::AllGather& gather, std::int64_t rank,
-                       const kernels::BlockFormat& format, const View& staging);
+/// comm::AllGather in blocks (section 3.1): the shard becomes codes, whose gather is a gather of
+/// bytes, and all codes become the whole. The rank's own shard is quantised too, so that all ranks
+/// get the same values. `shard` must not lie in `full`.
+struct GatherInBlocks {
+  Call quantize;
+  comm::AllGather codes;
+  Call dequantize;
+};
+/// `staging` has the codes of all ranks; `own` those of this one, or is absent: then they are
+/// there too.
+GatherInBlocks gather_in_blocks(const comm::AllGather& gather, std::int64_t rank,
+                                const kernels::BlockFormat& format, const View& staging,
+                                const View& own = {});
 
 /// comm::ReduceScatter in blocks (section 3.3): each rank quantises its contributions, one slot for
 /// each rank. On every hop of the route the slots that arrive are added in f32; all but the last

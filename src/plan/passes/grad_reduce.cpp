@@ -45,9 +45,12 @@ struct Use {
 class Reducer {
  public:
   Reducer(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states)
-      : plan_(plan), in_(in), states_(states) {
-    if (in.numerics.gradient_blocks) route_ = gradient_route(in, plan.place);
-  }
+      : plan_(plan),
+        in_(in),
+        states_(states),
+        route_(in.numerics.gradient_blocks ? gradient_route(in, plan.place)
+                                           : sum_route(in, plan.place)),
+        gather_route_(gather_route(in, plan.place)) {}
 
   std::vector<SummedGradient> run(const Scheduled& scheduled) {
     for (const GradientBuffer& g : scheduled.gradients) ++use_of(g).left;
@@ -179,11 +182,15 @@ class Reducer {
     const auto add = [&](Call c) {
       insert(OpKind::reduce_gradients, Stream::reduce, sharers(), std::move(c));
     };
+    TESSERA_CHECK(sharers() == MeshGroup::data, "a route for another group than data");
     if (!in_.numerics.gradient_blocks) {
+      View sums;
+      if (const std::int64_t n = shards_between(route_) * shard.elements(); n > 0)
+        sums = View(sums_.view(plan_, n * size_of(DType::f32)).data, DType::f32, {n});
       call.staging = staging(sharers(), in_.numerics.wire);
-      return add(comm::CollectiveCall{call});
+      for (Call& c : reduce_over(route_, call, sums)) add(std::move(c));
+      return;
     }
-    TESSERA_CHECK(sharers() == MeshGroup::data, "a route of blocks for another group than data");
     const auto& format = *in_.numerics.gradient_blocks;
     const std::int64_t bytes = block_staging(format, plan_.group(sharers()).size, shard.elements());
     for (Call& c : reduce_in_blocks(call, route_, format, leaving_.view(plan_, bytes),
@@ -206,19 +213,25 @@ class Reducer {
                                    .call = std::move(call),
                                    .waits = {}});
   }
-  /// All reductions over a group run on one stream, one after another, so one staging buffer serves
-  /// them.
+  /// All reductions over a group, and their hops, run on one stream, one after another, so one
+  /// staging buffer serves them.
   View staging(MeshGroup group, DType wire) {
-    return staging_.try_emplace(group, "staging")
-        .first->second.view(
-            plan_, comm::reduce_scatter_staging(plan_.group(group), wire, in_.numerics.accumulate));
+    const auto bytes = [&](const comm::Hop& among, DType full) {
+      return comm::reduce_scatter_staging(shape_of(among, plan_.group(group)), wire, full);
+    };
+    std::int64_t most = bytes({}, in_.numerics.accumulate);
+    if (group == MeshGroup::data && route_.hops.size() > 1)
+      most = std::max(bytes(route_.hops.front(), in_.numerics.accumulate),
+                      bytes(route_.hops.back(), DType::f32));
+    return staging_.try_emplace(group, "staging").first->second.view(plan_, most);
   }
 
   /// ZeRO stage 0: every rank's slice of the sum goes to all ranks.
   void gather(const Use& use) {
     if (alone() || state().sharding.states) return;
-    insert(OpKind::gather_gradients, Stream::reduce, sharers(),
-           comm::CollectiveCall{comm::AllGather{.shard = use.sum, .full = use.full}});
+    for (Call& call :
+         gather_over(plan_, gather_route_, {.shard = use.sum, .full = use.full}, gathered_))
+      insert(OpKind::gather_gradients, Stream::reduce, sharers(), std::move(call));
   }
 
   /// What the norm and the update read. For a tied matrix the sums of its two uses are added here.
@@ -280,8 +293,10 @@ class Reducer {
   Insertions insertions_;
   std::map<std::pair<std::size_t, bool>, Use> uses_;
   std::map<MeshGroup, Staging> staging_;
-  comm::Route route_;  // of gradients in blocks
+  comm::Route route_;  // of gradients, in blocks or as they are
+  comm::Route gather_route_;
   Staging leaving_{"gradients that leave"}, arriving_{"gradients that arrive"};
+  Staging sums_{"sums of nodes"}, gathered_{"gradients between nodes"};
   // The unit in hand, the op that completed its gradient, and where in the plan new ops go.
   std::size_t unit_ = 0;
   const Op* at_ = nullptr;

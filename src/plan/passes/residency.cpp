@@ -36,16 +36,19 @@ std::map<std::int32_t, std::size_t> visit_starts(const Plan& plan) {
 void publish(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states) {
   if (std::ranges::none_of(states, publishes_in_place)) return;
   const auto starts = visit_starts(plan);
+  const comm::Route route = gather_route(in, plan.place);
+  Staging between("parameters between nodes");
   Insertions insertions;
   for (const auto& [unit, op] : first_uses(plan, states)) {
     const UnitState& s = states[unit];
     if (!publishes_in_place(s) || op == plan.ops.size()) continue;
     const std::int64_t ahead = std::max<std::int64_t>(1, in.sharding.prefetch),
                        visit = in.offload.updates() ? plan.ops[op].visit - ahead : 0;
-    insertions.before(visit <= 0 ? 0 : starts.lower_bound(static_cast<std::int32_t>(visit))->second,
-                      gather_op(OpKind::publish, unit, in,
-                                comm::CollectiveCall{
-                                    comm::AllGather{.shard = s.own_shard, .full = s.parameters}}));
+    const std::size_t at =
+        visit <= 0 ? 0 : starts.lower_bound(static_cast<std::int32_t>(visit))->second;
+    for (Call& call :
+         gather_over(plan, route, {.shard = s.own_shard, .full = s.parameters}, between))
+      insertions.before(at, gather_op(OpKind::publish, unit, in, std::move(call)));
   }
   insertions.apply(plan.ops);
 }
@@ -125,32 +128,108 @@ void read_windows(Plan& plan, const UnitOfWindow& unit_of, const Residences& res
   }
 }
 
-/// What fills one window. Parameters that are kept in another type than they are used in are
-/// converted as the last thing.
-Calls gather_calls(Plan& plan, const PlanInputs& in, const UnitState& state, const Residence& r,
-                   Staging& staging) {
-  const View window = buffer_view(r.window, in.numerics.compute, state.layout.padded);
-  comm::AllGather gather{.shard = state.own_shard, .full = window};
-  if (state.parameters && state.parameters.type == in.numerics.compute) {  // they live elsewhere
-    if (!publishes(state) || !r.first_of_unit) return {Copy{state.parameters, window}};
-    return {comm::CollectiveCall{gather}, Copy{window, state.parameters}};
+/// What fills windows. Of a unit that is gathered several times within a step the ranks of a node
+/// keep what the first gather has brought from other nodes, if that is asked for (secondary
+/// shards), and each rank the blocks of its own shard.
+class Gathers {
+ public:
+  Gathers(Plan& plan, const PlanInputs& in, const Residences& residences)
+      : plan_(plan),
+        in_(in),
+        residences_(residences),
+        route_(gather_route(in, plan.place)),
+        kept_(residences.size()) {}
+
+  /// Parameters that are kept in another type than they are used in are converted as the last
+  /// thing.
+  Calls calls(const UnitState& state, const Residence& r) {
+    const View window = buffer_view(r.window, in_.numerics.compute, state.layout.padded);
+    const comm::AllGather gather{.shard = state.own_shard, .full = window};
+    if (state.parameters && state.parameters.type == in_.numerics.compute) {  // they live elsewhere
+      if (!publishes(state) || !r.first_of_unit) return {Copy{state.parameters, window}};
+      Calls calls = travel(gather, r);
+      calls.emplace_back(Copy{window, state.parameters});
+      return calls;
+    }
+    if (const DType stored = state.own_shard.type; stored != in_.numerics.compute)
+      return converted(state, gather, r, stored);
+    if (!in_.numerics.weight_blocks || plan_.shape.purpose == PlanPurpose::evaluate)
+      return travel(gather, r);
+    return in_blocks(state, gather, r, *in_.numerics.weight_blocks);
   }
-  if (const DType stored = state.own_shard.type; stored != in.numerics.compute) {
-    const auto converted = [&](const View& whole) {
-      return kernels::KernelCall{kernels::Convert{.x = whole, .out = window}};
+
+ private:
+  struct Kept {
+    BufferId own = -1, of_node = -1;
+  };
+
+  Calls converted(const UnitState& state, comm::AllGather gather, const Residence& r,
+                  DType stored) {
+    const auto convert = [&](const View& whole) {
+      return kernels::KernelCall{kernels::Convert{.x = whole, .out = gather.full}};
     };
-    if (state.parameters) return {converted(state.parameters)};
-    const std::int64_t bytes = state.layout.padded * size_of(stored);
-    gather.full = View(staging.view(plan, bytes).data, stored, {state.layout.padded});
-    return {comm::CollectiveCall{gather}, converted(gather.full)};
+    if (state.parameters) return {convert(state.parameters)};
+    const View whole(arriving_.view(plan_, state.layout.padded * size_of(stored)).data, stored,
+                     {state.layout.padded});
+    const auto last = convert(whole);
+    gather.full = whole;
+    Calls calls = travel(gather, r);
+    calls.emplace_back(last);
+    return calls;
   }
-  if (!in.numerics.weight_blocks || plan.shape.purpose == PlanPurpose::evaluate)
-    return {comm::CollectiveCall{gather}};
-  const std::int64_t bytes = block_staging(
-      *in.numerics.weight_blocks, state.layout.padded / state.layout.shard, state.layout.shard);
-  return gather_in_blocks(gather, state.index(), *in.numerics.weight_blocks,
-                          staging.view(plan, bytes));
-}
+
+  Calls in_blocks(const UnitState& state, const comm::AllGather& gather, const Residence& r,
+                  const kernels::BlockFormat& format) {
+    const std::int64_t n = state.layout.shard, ranks = state.layout.padded / n;
+    View own;  // codes, which later gathers read again unless they read those of the node
+    if (again(r) && !keeps_of_node(r))
+      own = keep(kept_[r.unit].own, r, "blocks of the own shard", BufferPurpose::staging,
+                 format.bytes(n));
+    const GatherInBlocks blocks = gather_in_blocks(
+        gather, state.index(), format, arriving_.view(plan_, block_staging(format, ranks, n)), own);
+    Calls calls;
+    if (r.first_of_unit || !(own || keeps_of_node(r))) calls.push_back(blocks.quantize);
+    for (Call& call : travel(blocks.codes, r)) calls.push_back(std::move(call));
+    calls.push_back(blocks.dequantize);
+    return calls;
+  }
+
+  /// A gather over the route. What was kept need not cross between nodes again.
+  Calls travel(const comm::AllGather& gather, const Residence& r) {
+    const std::int64_t bytes = shards_between(route_) * gather.shard.span_bytes();
+    View middle;
+    if (bytes > 0) {
+      const View room = keeps_of_node(r) ? keep(kept_[r.unit].of_node, r, "secondary shard",
+                                                BufferPurpose::secondary, bytes)
+                                         : between_.view(plan_, bytes);
+      middle = View(room.data, gather.shard.type, {bytes / size_of(gather.shard.type)});
+    }
+    Calls calls;
+    if (r.first_of_unit || !keeps_of_node(r)) calls = gather_across(route_, gather, middle);
+    for (Call& call : gather_within(route_, gather, middle)) calls.push_back(std::move(call));
+    return calls;
+  }
+
+  /// Whether the unit is gathered several times within the step.
+  bool again(const Residence& r) const { return residences_[r.unit].size() > 1; }
+  bool keeps_of_node(const Residence& r) const {
+    return in_.sharding.secondary && route_.hops.size() > 1 && again(r);
+  }
+  View keep(BufferId& id, const Residence& r, const char* what, BufferPurpose purpose,
+            std::int64_t bytes) {
+    if (id < 0)
+      id = add_buffer(plan_, fmt::format("{} {}", in_.model.units[r.unit].name, what), purpose,
+                      bytes);
+    return buffer_view(id, DType::u8, bytes);
+  }
+
+  Plan& plan_;
+  const PlanInputs& in_;
+  const Residences& residences_;
+  comm::Route route_;
+  std::vector<Kept> kept_;  // by unit
+  Staging arriving_{"parameters on their way"}, between_{"parameters between nodes"};
+};
 
 /// One gather a residence, `prefetch` visits ahead; in order of first use, so that the gather
 /// stream is too.
@@ -161,13 +240,13 @@ void add_gathers(Plan& plan, const PlanInputs& in, const std::vector<UnitState>&
     in_order.insert(in_order.end(), of_unit.begin(), of_unit.end());
   std::ranges::stable_sort(in_order, {}, &Residence::first_visit);
   const auto starts = visit_starts(plan);
-  Staging staging("parameters on their way");
+  Gathers gathers(plan, in, residences);
   Insertions insertions;
   for (const Residence& r : in_order) {
     const auto visit = static_cast<std::int32_t>(
         std::max<std::int64_t>(0, r.first_visit - prefetch_of(in, states[r.unit])));
     const std::size_t at = starts.lower_bound(visit)->second;
-    for (Call& call : gather_calls(plan, in, states[r.unit], r, staging)) {
+    for (Call& call : gathers.calls(states[r.unit], r)) {
       const auto* copy = std::get_if<Copy>(&call);
       insertions.before(
           at,

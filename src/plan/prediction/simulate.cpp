@@ -68,10 +68,9 @@ struct CostOf {
     }
     const comm::WireBytes bytes = wire_bytes_of(plan, op);
     if (std::holds_alternative<comm::Send>(call)) return transfer(bytes, {.intra = 1, .inter = 1});
-    if (const auto* slots = std::get_if<comm::AllToAll>(&call)) {
+    if (const comm::Hop among = among_of(call))
       return transfer(bytes,
-                      {.intra = slots->ranks.count - 1 - slots->remote, .inter = slots->remote});
-    }
+                      {.intra = among.ranks.count - 1 - among.remote, .inter = among.remote});
     if (machine.collectives == deck::Collectives::direct)
       return transfer(bytes, {.intra = group.local - 1, .inter = group.size - group.local});
     // Of the ring's hops, one a node leads to another node; each rank of a node begins one ring.

@@ -38,10 +38,14 @@ std::vector<Situation> situations(const PlanInputs& in) {
       }
     }
   };
-  if (in.numerics.gradient_blocks) {
-    for (const RankGroup& group : groups_of(mesh, MeshGroup::data)) {
-      const std::size_t hops = gradient_route(in, mesh.place_of(group.first)).hops.size();
-      for (std::int64_t i = 0; i < group.count; ++i) at(all, group.rank(i)).hops = hops;
+  for (const RankGroup& group : groups_of(mesh, MeshGroup::data)) {
+    const MeshPlace first = mesh.place_of(group.first);
+    const std::size_t sums = (in.numerics.gradient_blocks ? gradient_route : sum_route)(in, first)
+                                 .hops.size(),
+                      gathers = gather_route(in, first).hops.size();
+    for (std::int64_t i = 0; i < group.count; ++i) {
+      Situation& s = at(all, group.rank(i));
+      s.sum_hops = sums, s.gather_hops = gathers;
     }
   }
   count(MeshGroup::data, &Situation::data);

@@ -29,7 +29,7 @@ struct Situation {
     auto operator<=>(const Group&) const = default;
   };
   Group data, tensor, ends;
-  std::size_t hops = 1;  // of gradients that travel as blocks over the data ranks
+  std::size_t sum_hops = 1, gather_hops = 1;  // of what travels over the data ranks
   bool next_on_other_node = false,
        previous_on_other_node = false;  // the neighbouring stage is on another node
   auto operator<=>(const Situation&) const = default;

@@ -245,17 +245,49 @@ class GradientBlocks {
     if (place < 0 || place >= ranks.count || ranks.rank(place) != own)
       reject(plan_, at, "an exchange of others");
     slots.owners = {slots.owners.begin() + place * part, slots.owners.begin() + (place + 1) * part};
-    std::set<std::int64_t> all;
-    for (std::int64_t p = 0; p < ranks.count; ++p) {
-      for (const std::int64_t r : slots.of) {
-        if (!all.insert(r + ranks.rank(p) - own).second)
-          reject(plan_, at, "adds a contribution twice");
-      }
-    }
-    slots.of = std::move(all);
+    slots.of = shifted(at, slots.of, ranks);
     slots.parts = ranks.count;
     put(at, call.receive, std::move(slots));
   }
+  /// One hop of a reduction of gradients that are not quantised. True at the last, where the own
+  /// slice has all contributions.
+  bool reduce(std::size_t at, const comm::ReduceScatter& call, std::int64_t size) {
+    const RankGroup ranks = ranks_of(call.among, plan_.group(MeshGroup::data));
+    const std::int64_t own = plan_.place.data, place = ranks.index(own);
+    Slots slots{.of = {own}};
+    if (held_.contains(buffer_of(call.full))) {
+      slots = take(at, call.full);
+      if (call.full.type != DType::f32) reject(plan_, at, "rounds sums of nodes");
+    } else {
+      slots.elements = call.full.elements() / size;
+      for (std::int64_t r = 0; r < size; ++r) slots.owners.push_back(r);
+    }
+    const std::int64_t count = std::ssize(slots.owners), part = count / call.blocks / ranks.count;
+    if (slots.format != kernels::BlockFormat{} || part * call.blocks * ranks.count != count ||
+        call.full.elements() != count * slots.elements ||
+        call.shard.elements() * ranks.count != call.full.elements())
+      reject(plan_, at, "slots that do not divide over the ranks");
+    if (place < 0 || place >= ranks.count || ranks.rank(place) != own)
+      reject(plan_, at, "a sum of others");
+    std::vector<std::int64_t> owners;
+    for (std::int64_t b = 0; b < call.blocks; ++b) {
+      for (std::int64_t i = 0; i < part; ++i)
+        owners.push_back(tessera::at(slots.owners, (b * ranks.count + place) * part + i));
+    }
+    slots.owners = std::move(owners);
+    slots.of = shifted(at, slots.of, ranks);
+    if (std::ssize(slots.owners) > 1) {
+      if (call.write != kernels::Write::overwrite) reject(plan_, at, "adds sums of nodes twice");
+      put(at, call.shard, std::move(slots));
+      return false;
+    }
+    if (slots.owners[0] != own || std::ssize(slots.of) != size || *slots.of.begin() != 0 ||
+        *slots.of.rbegin() != size - 1)
+      reject(plan_, at, "not all ranks' contributions to the own slice");
+    return true;
+  }
+  /// Whether these are sums of nodes that are on their way.
+  bool holds(const View& v) const { return held_.contains(buffer_of(v)); }
   void add(std::size_t at, const kernels::RequantizeSum& call) {
     Slots slots = added(at, call.code, call.format);
     if (call.elements != slots.elements) reject(plan_, at, "slots of another size");
@@ -282,6 +314,18 @@ class GradientBlocks {
     std::set<std::int64_t> of;         // ranks whose contributions are in each slot
     std::int64_t parts = 1;            // copies of each slot that wait to be added
   };
+  /// The contributions that all of these ranks have, which differ by the distances between them.
+  std::set<std::int64_t> shifted(std::size_t at, const std::set<std::int64_t>& of,
+                                 const RankGroup& ranks) const {
+    std::set<std::int64_t> all;
+    for (std::int64_t p = 0; p < ranks.count; ++p) {
+      for (const std::int64_t r : of) {
+        if (!all.insert(r + ranks.rank(p) - plan_.place.data).second)
+          reject(plan_, at, "adds a contribution twice");
+      }
+    }
+    return all;
+  }
   Slots take(std::size_t at, const View& v) {
     const auto it = held_.find(buffer_of(v));
     if (it == held_.end()) reject(plan_, at, "reads blocks that nobody made");
@@ -307,43 +351,105 @@ class GradientBlocks {
   std::map<BufferId, Slots> held_;
 };
 
-/// Parameters that are gathered as blocks: for each unit the own shard is quantised, then all
-/// shards are gathered, then dequantised, in this order and in one format.
-void check_parameter_blocks(const Plan& plan) {
-  enum class Have { own, all };
-  std::map<BufferId, std::tuple<Have, std::int32_t, kernels::BlockFormat>> held;
-  for (std::size_t i = 0; i < plan.ops.size(); ++i) {
-    const Op& op = plan.ops[i];
-    if (op.kind != OpKind::gather) continue;
-    const auto take = [&](const View& code, Have have, const kernels::BlockFormat* format) {
-      const auto it = held.find(buffer_of(code));
-      if (it == held.end() || std::get<0>(it->second) != have ||
-          std::get<1>(it->second) != op.unit ||
-          (format != nullptr && *format != std::get<2>(it->second))) {
-        reject(plan, i, "takes blocks of parameters that are not there");
+/// Follows what is gathered over the ranks that share a unit, as it is or in blocks and perhaps in
+/// several hops: whose shards a buffer has, and in which order. A whole has all of them in the
+/// order of ranks, in one format. All ranks run the same calls, so those of another rank are this
+/// one's, shifted by the distance between the two.
+class GatherCheck {
+ public:
+  explicit GatherCheck(const Plan& plan) : plan_(plan) {}
+
+  void run() {
+    for (at_ = 0; at_ < plan_.ops.size(); ++at_) {
+      const Op& op = plan_.ops[at_];
+      if (op.kind != OpKind::gather && op.kind != OpKind::publish &&
+          op.kind != OpKind::gather_gradients)
+        continue;
+      if (const auto* kernel = std::get_if<kernels::KernelCall>(&op.call)) {
+        if (const auto* own = std::get_if<kernels::Quantize>(kernel)) {
+          put(op, own->code, {.format = own->format, .owners = {plan_.place.data}});
+        } else if (const auto* all = std::get_if<kernels::SumQuantized>(kernel)) {
+          const Shards* shards = taken(op, all->code);
+          if (shards == nullptr || shards->format != all->format || !whole(op, *shards))
+            reject(plan_, at_, "takes blocks of parameters that are not there");
+        }
+      } else if (const auto* call = std::get_if<comm::CollectiveCall>(&op.call)) {
+        if (const auto* gather = std::get_if<comm::AllGather>(call)) follow(op, *gather);
       }
-      const auto was = std::get<2>(it->second);
-      held.erase(it);
-      return was;
-    };
-    const auto put = [&](const View& code, Have have, const kernels::BlockFormat& format) {
-      if (!held.emplace(buffer_of(code), std::tuple{have, op.unit, format}).second)
-        reject(plan, i, "overwrites blocks of parameters that nobody took");
-    };
-    if (const auto* kernel = std::get_if<kernels::KernelCall>(&op.call)) {
-      if (const auto* own = std::get_if<kernels::Quantize>(kernel)) {
-        put(own->code, Have::own, own->format);
-      } else if (const auto* all = std::get_if<kernels::SumQuantized>(kernel)) {
-        take(all->code, Have::all, &all->format);
-      }
-    } else if (const auto* call = std::get_if<comm::CollectiveCall>(&op.call)) {
-      const auto* gather = std::get_if<comm::AllGather>(call);
-      if (gather != nullptr && gather->full.type == DType::u8)
-        put(gather->full, Have::all, take(gather->shard, Have::own, nullptr));
+    }
+    for (const auto& [buffer, shards] : held_) {
+      if (!shards.used) throw InternalError("broken plan: gathered shards are never used");
     }
   }
-  if (!held.empty()) throw InternalError("broken plan: blocks of parameters are never used");
-}
+
+ private:
+  struct Shards {
+    std::int32_t unit = -1;
+    std::optional<kernels::BlockFormat> format;
+    std::vector<std::int64_t> owners;
+    bool used = false;
+  };
+  void follow(const Op& op, const comm::AllGather& gather) {
+    const RankGroup ranks = ranks_of(gather.among, plan_.group(op.group));
+    const std::int64_t own = plan_.place.data, place = ranks.index(own);
+    if (place < 0 || place >= ranks.count || ranks.rank(place) != own)
+      reject(plan_, at_, "a gather of others");
+    Shards shards{.owners = {own}};
+    const bool codes = gather.full.type == DType::u8;
+    if (const Shards* held = taken(op, gather.shard); held != nullptr) {
+      shards = *held;
+    } else if (codes) {
+      reject(plan_, at_, "takes blocks of parameters that are not there");
+    }
+    if (codes != shards.format.has_value()) reject(plan_, at_, "gathers in another format");
+    const std::int64_t part = std::ssize(shards.owners) / gather.blocks;
+    if (part * gather.blocks != std::ssize(shards.owners) ||
+        gather.full.elements() != gather.shard.elements() * ranks.count)
+      reject(plan_, at_, "shards do not make up the whole");
+    std::vector<std::int64_t> all;
+    for (std::int64_t b = 0; b < gather.blocks; ++b) {
+      for (std::int64_t p = 0; p < ranks.count; ++p) {
+        for (std::int64_t i = 0; i < part; ++i)
+          all.push_back(at(shards.owners, b * part + i) + ranks.rank(p) - own);
+      }
+    }
+    shards.owners = std::move(all);
+    const bool done = !codes && whole(op, shards);  // though it may be on its way still
+    if (codes || gather.among) {
+      put(op, gather.full, std::move(shards), done);
+    } else if (!done) {
+      reject(plan_, at_, "shards do not make up the whole");
+    }
+  }
+  bool whole(const Op& op, const Shards& shards) const {
+    if (std::ssize(shards.owners) != plan_.group(op.group).size) return false;
+    for (std::int64_t r = 0; r < std::ssize(shards.owners); ++r) {
+      if (at(shards.owners, r) != r) return false;
+    }
+    return true;
+  }
+  /// What is held in a buffer of this op's unit; nullptr if it is no such buffer.
+  const Shards* taken(const Op& op, const View& v) {
+    const auto it = held_.find(buffer_of(v));
+    if (it == held_.end()) return nullptr;
+    if (it->second.unit != op.unit) reject(plan_, at_, "gathers shards of another unit");
+    it->second.used = true;
+    return &it->second;
+  }
+  void put(const Op& op, const View& v, Shards shards, bool used = false) {
+    shards.unit = op.unit;
+    shards.used = used;
+    const auto [it, added] = held_.try_emplace(buffer_of(v), shards);
+    if (added) return;
+    // The own blocks may lie among those of all ranks, which take their place.
+    if (!it->second.used) reject(plan_, at_, "overwrites shards that nobody took");
+    it->second = std::move(shards);
+  }
+
+  const Plan& plan_;
+  std::size_t at_ = 0;
+  std::map<BufferId, Shards> held_;
+};
 
 /// Follows every gradient from the operations that make it, through sums over micro-batches, ranks
 /// and ends of the pipeline, to the norm and the update: none is lost on the way, none is counted
@@ -442,7 +548,8 @@ class GradientCheck {
   void collective(const Op& op, const comm::CollectiveCall& call) {
     if (op.kind == OpKind::gather_gradients) {
       const auto& gather = std::get<comm::AllGather>(call);
-      whole_[home_of(gather.full)] = home_of(gather.shard);
+      const auto hop = whole_.find(home_of(gather.shard));  // what came over other nodes
+      whole_[home_of(gather.full)] = hop == whole_.end() ? home_of(gather.shard) : hop->second;
       return;
     }
     if (const auto* slots = std::get_if<comm::AllToAll>(&call)) {
@@ -454,10 +561,15 @@ class GradientCheck {
     const auto* reduce = std::get_if<comm::ReduceScatter>(&call);
     const bool ours = op.kind == OpKind::reduce_gradients || op.kind == OpKind::tie_gradients;
     if (reduce == nullptr || !ours) return;
-    if (reduce->full.elements() != reduce->shard.elements() * plan_.group(op.group).size)
-      reject(plan_, at_, "shards do not make up the whole");
-    use(reduce->full, "sums a gradient that nobody made");
-    made_sum(reduce->shard, reduce->write);
+    const std::int64_t size = plan_.group(op.group).size;
+    if (op.kind == OpKind::tie_gradients) {
+      if (reduce->full.elements() != reduce->shard.elements() * size)
+        reject(plan_, at_, "shards do not make up the whole");
+      use(reduce->full, "sums a gradient that nobody made");
+      return made_sum(reduce->shard, reduce->write);
+    }
+    if (!blocks_.holds(reduce->full)) use(reduce->full, "sums a gradient that nobody made");
+    if (blocks_.reduce(at_, *reduce, size)) made_sum(reduce->shard, reduce->write);
   }
   void made_sum(const View& shard, kernels::Write write) {
     const BufferId sum = home_of(shard);
@@ -684,11 +796,19 @@ void check_locations(const Plan& plan) {
 
 /// Parameters that are gathered out of shards of a whole that persists are that whole from then on.
 void check_published(const Plan& plan, const Homes& homes) {
+  std::map<BufferId, BufferUse> on_the_way;  // what shards of other nodes are beside
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     const auto* call = std::get_if<comm::CollectiveCall>(&plan.ops[i].call);
     const auto* gather = call == nullptr ? nullptr : std::get_if<comm::AllGather>(call);
     if (gather == nullptr) continue;
-    const BufferUse shard = homes.home_of(gather->shard), full = homes.home_of(gather->full);
+    BufferUse shard = homes.home_of(gather->shard);
+    const BufferUse full = homes.home_of(gather->full);
+    if (const auto it = on_the_way.find(shard.buffer); it != on_the_way.end()) {
+      shard = it->second;
+    } else if (gather->among) {
+      on_the_way[full.buffer] = shard;
+      continue;
+    }
     const Buffer& home = plan.buffer(shard.buffer);
     if (!home.persistent || home.purpose == BufferPurpose::gradients ||
         home.bytes == shard.bytes.count())
@@ -729,7 +849,7 @@ void check(const Plan& plan) {
   check_order(plan);
   const Homes homes(plan);
   homes.check_versions();
-  check_parameter_blocks(plan);
+  GatherCheck(plan).run();
   check_published(plan, homes);
   check_tiles(plan);
   if (plan.shape.purpose != PlanPurpose::evaluate) GradientCheck(plan, homes).run();

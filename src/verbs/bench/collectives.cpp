@@ -53,8 +53,10 @@ plan::Calls calls_of(const Kind& kind, const comm::AllGather& gather, const comm
     return staging.zeros(DType::u8, {plan::block_staging(*kind.blocks, group.shape().size,
                                                          gather.shard.elements())});
   };
-  if (!kind.reduce)
-    return plan::gather_in_blocks(gather, group.rank(), *kind.blocks, block_staging());
+  if (!kind.reduce) {
+    const auto blocks = plan::gather_in_blocks(gather, group.rank(), *kind.blocks, block_staging());
+    return {blocks.quantize, comm::CollectiveCall{blocks.codes}, blocks.dequantize};
+  }
   return plan::reduce_in_blocks(reduce, route, *kind.blocks, block_staging(), block_staging());
 }
 

@@ -8,6 +8,7 @@
 #include "deck/codec.hpp"
 #include "deck/ranks.hpp"
 #include "setup/budget.hpp"
+#include "setup/inputs.hpp"
 
 namespace tessera::verbs {
 
@@ -50,6 +51,7 @@ void survey(Checked& checked, const std::vector<MeshPlace>& places) {
 Checked check_layout(const LayoutOptions& layout) {
   Checked checked = planned(layout);
   deck::check_quantized(checked.planner.loaded, layout.ranks);
+  setup::check_nodes(checked.planner.loaded, checked.planner.inputs.layout.node_of);
   survey(checked, plan::distinct_places(checked.planner.inputs));
   checked.bubble = bubble_of(checked.planner);
   return checked;

@@ -276,6 +276,17 @@ TEST(Ranks, QuantizedTrafficThatDoesNotTravel) {
                   "2 ranks / (tensor 1 x pipeline 2) leave one data rank");
 }
 
+TEST(Ranks, SecondaryShardsThatNobodyReads) {
+  const std::string stage = "zero.stage=3", node = "zero.secondary=node";
+  EXPECT_EQ(quantized_refusal({stage, node}, 4), "");
+  EXPECT_EQ(quantized_refusal({stage, "zero.secondary=2"}, 4), "");
+  EXPECT_EQ(quantized_refusal({stage, "zero.secondary=1"}, 4), "");
+  expect_contains(quantized_refusal({"zero.stage=2", node}, 4), "gathered at stage 3 only");
+  expect_contains(quantized_refusal({stage, node}, 1), "leave one data rank");
+  expect_contains(quantized_refusal({stage, "zero.secondary=3"}, 8), "(give 1, 2, 4)");
+  expect_contains(quantized_refusal({stage, "zero.secondary=8"}, 8), "(give 1, 2, 4)");
+}
+
 TEST(Ranks, LegalMicrosAreDivisors) {
   LoadedDeck loaded = small_deck({"batch.global=24"});
   EXPECT_EQ(legal_micros(loaded, 2), (std::vector<std::int64_t>{1, 2, 3, 4, 6, 12}));

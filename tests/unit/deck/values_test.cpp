@@ -110,11 +110,12 @@ TEST(Values, WrongTypesAndRanges) {
 }
 
 TEST(Values, WhatIsNotBuiltIsSaid) {
-  EXPECT_EQ(refusal_of("zero.secondary=node"),
-            "--set #1: zero.secondary = \"node\" is not available in this version (only none)");
+  EXPECT_EQ(refusal_of("zero.secondary=auto"),
+            "--set #1: zero.secondary = \"auto\" is not available in this version (only none, "
+            "node, numbers)");
+  EXPECT_EQ(refusal(kSmallDeck, {"zero.secondary=4"}), "");
   for (const char* set :
-       {"model.norm_placed=after", "model.position=sinusoidal", "zero.secondary=node",
-        "zero.secondary=4", "zero.quantize.weights=auto"}) {
+       {"model.norm_placed=after", "model.position=sinusoidal", "zero.quantize.weights=auto"}) {
     expect_contains(refusal_of(set), "not available in this version");
   }
 }

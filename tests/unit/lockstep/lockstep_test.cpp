@@ -32,6 +32,8 @@ struct Case {
   std::optional<DType> stored = {};      // their type
   plan::OffloadInputs offload = {};
   std::int64_t tiles = 1;
+  int per_node = 0;  // ranks; 0: one, or two of those whose gradients travel as blocks
+  std::optional<std::int64_t> secondary = {};
 };
 
 std::string name_of(const Case& c) {
@@ -60,11 +62,14 @@ plan::PlanInputs inputs_of(const Case& c, kernels::Device& device) {
   inputs.layout.pipeline = c.pipeline;
   inputs.numerics.gradient_blocks = c.gradient_blocks;
   // Each rank on a node of its own, which makes staging small; but blocks go over nodes of two.
-  const int per_node = c.gradient_blocks ? 2 : 1,
+  const int per_node = c.per_node > 0      ? c.per_node
+                       : c.gradient_blocks ? 2
+                                           : 1,
             nodes = static_cast<int>(c.mesh.size()) / per_node;
   for (int r = 0; r < c.mesh.size(); ++r)
     inputs.layout.node_of.push_back(c.dealt ? r % nodes : r / per_node);
   inputs.numerics.accumulate = c.accumulate;
+  if (c.stage == 3 && c.secondary) inputs.sharding.secondary = {.ranks = *c.secondary};
   return inputs;
 }
 
@@ -280,6 +285,19 @@ std::vector<Layout> layouts() {
         .accumulate = DType::bf16,
         .offload = all_on(plan::Location::disk, 0)},
        1},
+      {"Data4NodesOf2Secondary",
+       {.mesh = {.data = 4}, .config = deep, .per_node = 2, .secondary = 0},
+       1},
+      {"Data4DealtToNodesSecondaryBf16AllOnHost",
+       {.mesh = {.data = 4},
+        .config = deep,
+        .compute = DType::bf16,
+        .dealt = true,
+        .offload = all_on(plan::Location::host, 1),
+        .per_node = 2,
+        .secondary = 0},
+       1},
+      {"Data3SecondaryOfOne", {.mesh = {.data = 3}, .secondary = 1}, 1},
       {"Data2Tiles2Bf16", {.mesh = {.data = 2}, .compute = DType::bf16, .tiles = 2}, 1},
       {"Pipeline2Tensor2LlamaTiles2AllOnDisk",
        {.mesh = {.tensor = 2, .pipeline = 2},

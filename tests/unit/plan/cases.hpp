@@ -83,6 +83,12 @@ inline Case random_case(std::mt19937& random) {
         .type = pick(2) == 0 ? kernels::BlockType::int8 : kernels::BlockType::int4, .block = block};
     if (c.inputs.sharding.stage == 3) c.inputs.numerics.weight_blocks = {.block = block};
   }
+  if (c.inputs.sharding.stage == 3 && pick(2) == 0) {
+    c.inputs.sharding.secondary.emplace();
+    const std::int64_t data = c.inputs.layout.mesh.data;
+    if (const std::int64_t ranks = 1 + pick(3); data % ranks == 0 && ranks < data)
+      c.inputs.sharding.secondary->ranks = ranks;
+  }
   constexpr std::array purposes = {PlanPurpose::evaluate, PlanPurpose::train,
                                    PlanPurpose::train_snapshot};
   const int purpose = pick(3);

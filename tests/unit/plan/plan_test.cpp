@@ -335,7 +335,7 @@ TEST(MakePlan, SendsBlocksWithinNodesThenAcross) {
       const std::int64_t times = reduce == ReduceWhen::micro ? 2 : 1;
       EXPECT_EQ(sums.intra, times * 2 * 2 * slots);  // to 2 peers, for 2 nodes
       EXPECT_EQ(sums.inter, times * slots);
-      EXPECT_EQ(gathers.intra * 3, gathers.inter * 2);  // as of whole shards
+      EXPECT_EQ(gathers.intra, 4 * gathers.inter);  // two nodes' shards, to 2 peers
       EXPECT_GE(gathers.intra + gathers.inter, 5 * least);
       EXPECT_LE(gathers.intra + gathers.inter, 5 * 4 * least);
     }
@@ -346,7 +346,82 @@ TEST(MakePlan, SplitsTrafficByNode) {
   Case c = make_case(1, 6, 1, ReduceWhen::step);
   c.inputs.layout.node_of = {0, 0, 0, 1, 1, 1};
   const auto sent = total_wire_bytes(make_plan(c.inputs, c.shape, {.data = 4}));
-  EXPECT_EQ(sent.intra * 3, sent.inter * 2);  // 2 peers on the node, 3 elsewhere
+  EXPECT_EQ(sent.intra, 4 * sent.inter);  // to 2 peers on the node, of 2 nodes; to one elsewhere
+}
+
+// ZeRO++, section 3.2: however often a unit is gathered within a step, its shards cross between
+// nodes once, and are quantised once.
+TEST(MakePlan, GathersAcrossNodesOnceAStepWithSecondaryShards) {
+  for (const bool blocks : {false, true}) {
+    for (const std::int64_t neighbours : {0, 3, 2}) {
+      Case c = make_case(3, 6, 3, ReduceWhen::step);
+      c.inputs.sharding.prefetch = 0;
+      c.inputs.layout.node_of = {0, 0, 0, 1, 1, 1};
+      if (blocks) c.inputs.numerics.weight_blocks = {.block = 32};
+      std::int64_t slots = 0;
+      for (const auto& unit : c.inputs.model.units) {
+        const std::int64_t n = zero::unit_layout(unit, 6).shard;
+        slots += blocks ? c.inputs.numerics.weight_blocks->bytes(n) : 4 * n;
+      }
+      const auto of_gathers = [&] {
+        const Plan plan = make_plan(c.inputs, c.shape, {.data = 4});
+        check(plan);
+        std::int64_t inter = 0, quantised = 0;
+        for (const Op& op : plan.ops) {
+          if (op.kind != OpKind::gather) continue;
+          inter += wire_bytes_of(plan, op).inter;
+          const auto* kernel = std::get_if<kernels::KernelCall>(&op.call);
+          quantised +=
+              kernel != nullptr && std::holds_alternative<kernels::Quantize>(*kernel) ? 1 : 0;
+        }
+        return std::pair{inter, quantised};
+      };
+      const std::int64_t units = blocks ? std::ssize(c.inputs.model.units) : 0;
+      const auto [plain, once] = of_gathers();
+      EXPECT_GT(plain, 3 * slots);
+      EXPECT_EQ(once, units);
+      c.inputs.sharding.secondary = {.ranks = neighbours};
+      const auto [spared, still_once] = of_gathers();
+      EXPECT_EQ(still_once, units);
+      EXPECT_EQ(spared, (neighbours == 2 ? 2 : 1) * slots);  // twos are from three, two elsewhere
+    }
+  }
+}
+
+// A hop that is missing, or that is among others, makes no whole.
+TEST(Check, RejectsHopsThatMakeNoWhole) {
+  int broken = 0;
+  for (const bool dealt : {false, true}) {
+    for (const int stage : {0, 2, 3}) {
+      Case c = make_case(stage, 6, 2, ReduceWhen::micro);
+      c.inputs.layout.node_of = {0, 0, 0, 1, 1, 1};
+      if (dealt) c.inputs.layout.node_of = {0, 1, 0, 1, 0, 1};
+      const Plan plan = make_plan(c.inputs, c.shape, {.data = 2});
+      EXPECT_NO_THROW(check(plan));
+      for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+        const auto* call = std::get_if<comm::CollectiveCall>(&plan.ops[i].call);
+        if (call == nullptr || !among_of(*call)) continue;
+        const auto expect_broken = [&](auto&& change) {
+          Plan wrong = plan;
+          std::visit(
+              [&](auto& collective) {
+                if constexpr (requires { collective.among; }) change(collective);
+              },
+              std::get<comm::CollectiveCall>(wrong.ops[i].call));
+          EXPECT_THROW(check(wrong), InternalError) << i;
+          ++broken;
+        };
+        expect_broken([](auto& x) { x.among = {}; });
+        expect_broken([](auto& x) { x.among.ranks.first += 1; });
+        expect_broken([](auto& x) {
+          x.among.ranks.stride = x.among.ranks.stride == 1 ? 2 : 1;
+          x.among.ranks.first = 2;
+        });
+        expect_broken([](auto& x) { x.blocks = x.blocks == 1 ? 2 : 1; });
+      }
+    }
+  }
+  EXPECT_GT(broken, 100);
 }
 
 TEST(Check, RejectsAPlanWithAnyWaitTakenAway) {
