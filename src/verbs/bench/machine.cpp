@@ -1,4 +1,5 @@
 // tessera bench machine: the rates of this machine, as a machine file.
+#include <functional>
 #include <limits>
 #include <optional>
 
@@ -77,9 +78,10 @@ deck::Link measure_host_link(const BenchOptions& o, const comm::Control& control
     double best = std::numeric_limits<double>::max();
     for (std::int64_t i = 0; i <= o.repeats; ++i) {
       keep_fastest(best, control, [&] {
-        for (const auto& [from, to] : {std::pair{here, there}, {there, here}}) {
-          finish_alone(*streams, [&, from = from, to = to] {
-            return backend.device_tier->start_copy(from.data, to.data, bytes);
+        for (const bool out : {true, false}) {
+          finish_alone(*streams, [&] {
+            return backend.device_tier->start_copy((out ? here : there).data,
+                                                   (out ? there : here).data, bytes);
           });
         }
       });
@@ -108,6 +110,29 @@ DiskRates measure_disk(const BenchOptions& o, const train::Job& job) {
   job.control.barrier();  // nobody uses the directory any more
   const auto bytes = static_cast<double>(kDiskBytes * job.mpi.job().local);
   return {.write = bytes / write, .read = bytes / read};
+}
+
+using Say = std::function<void(std::string_view line)>;
+
+/// The links between the ranks of a node, between nodes, and to the host's memory, as far as there
+/// are any.
+void say_links(const BenchOptions& o, const train::Job& job, const backend::Backend& backend,
+               const Say& say) {
+  const comm::Control& control = job.control;
+  const comm::GroupShape& shape = job.mpi.job();
+  const auto link = [&](std::string_view name, const deck::Link& measured) {
+    say(fmt::format("\n[link.{}]\nlatency = {:.4g}\nrate = {:.4g}", name, measured.latency,
+                    measured.rate));
+  };
+  const auto between = [&](std::string_view name, const std::unique_ptr<comm::Group>& group) {
+    link(name, measure_link(o, control, backend, *group));
+  };
+  if (shape.local > 1)
+    between("intra",
+            own_group(job, backend, shape.nodes, shape.local, shape.local, 1, shape.local));
+  if (shape.nodes > 1)
+    between("inter", own_group(job, backend, shape.local, 1, shape.nodes, shape.local, 1));
+  if (!backend.device_is_host) link("host", measure_host_link(o, control, backend));
 }
 
 }  // namespace
@@ -168,19 +193,7 @@ void bench_machine(const BenchOptions& o, const train::Job& job) {
     for (const auto& [name, rate] : kernel_rates(backend, type, usual))
       say(fmt::format("{} = {:.4g}", name, -control.max(-rate)));
   }
-  const auto link = [&](std::string_view name, const deck::Link& measured) {
-    say(fmt::format("\n[link.{}]\nlatency = {:.4g}\nrate = {:.4g}", name, measured.latency,
-                    measured.rate));
-  };
-  const auto between = [&](std::string_view name, const std::unique_ptr<comm::Group>& group) {
-    link(name, measure_link(o, control, backend, *group));
-  };
-  if (shape.local > 1)
-    between("intra",
-            own_group(job, backend, shape.nodes, shape.local, shape.local, 1, shape.local));
-  if (shape.nodes > 1)
-    between("inter", own_group(job, backend, shape.local, 1, shape.nodes, shape.local, 1));
-  if (!backend.device_is_host) link("host", measure_host_link(o, control, backend));
+  say_links(o, job, backend, say);
   const DiskRates disk = measure_disk(o, job);
   say(fmt::format("\n[disk]\nwrite = {:.4g}\nread = {:.4g}", disk.write, disk.read));
 }
