@@ -14,6 +14,7 @@ enum class StepScalar : std::uint8_t {
   lr,
   bias_correction1,  // 1 - beta1^t, t counts applied updates
   bias_correction2,  // 1 - beta2^t
+  chance,            // another number for each t, of which roundings at random depend
   count
 };
 

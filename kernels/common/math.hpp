@@ -52,7 +52,7 @@ TESSERA_INLINE U mixed(U x) {
 
 /// The bits of x rounded to one of the two bf16 beside it, up or down at random in proportion, so
 /// that the rounding is right on average (stochastic rounding: Gupta et al. 2015). Chance comes
-/// from the bits of `key` and of x, and so is the same wherever and whenever an element is
+/// from the bits of `key`, of x and of the salt, and so is the same wherever an element is
 /// computed.
 template <typename U>
 TESSERA_INLINE U bits_rounded_at_random(U x, U key, std::uint32_t salt) {

@@ -64,11 +64,16 @@ inline std::size_t state_count(UpdateRule rule) {
 /// a moment is mostly less than half of the distance to the next bf16. `F` as above; `master` is
 /// the weight after the step.
 template <typename M, int S, typename F>
-TESSERA_INLINE void round_state(F (&state)[S], F master) {
+TESSERA_INLINE void round_state(F (&state)[S], F master, std::uint32_t salt) {
   if constexpr (!std::is_same_v<M, float>) {
     for (int s = 0; s < S; ++s)
-      state[s] = rounded_at_random(state[s], master, static_cast<std::uint32_t>(s));
+      state[s] = rounded_at_random(state[s], master, salt + static_cast<std::uint32_t>(s));
   }
+}
+
+/// The step's salt of round_state: an element that nothing moves is rounded anew in each.
+TESSERA_INLINE std::uint32_t salt_of(const float* scalars) {
+  return mixed(std::bit_cast<std::uint32_t>(scalars[static_cast<int>(StepScalar::chance)]));
 }
 
 /// `f.template operator()<M>()` for the type that state is kept in.

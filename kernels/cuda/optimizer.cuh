@@ -43,6 +43,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
   if (!apply && a.parameter == nullptr) return;
   const float coefficient = a.verdict[static_cast<int>(VerdictField::coefficient)];
   const Step step(a.settings, a.scalars);
+  const std::uint32_t salt = salt_of(a.scalars);
   const std::int64_t stride = std::int64_t{gridDim.x} * kUpdateThreads * V;
   for (std::int64_t i = (std::int64_t{blockIdx.x} * kUpdateThreads + threadIdx.x) * V; i < a.n;
        i += stride) {
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
 #pragma unroll
       for (int s = 0; s < S; ++s) now[s] = state[s][j];
       step(g[j] * coefficient, w[j], now);
-      round_state<M>(now, w[j]);
+      round_state<M>(now, w[j], salt);
 #pragma unroll
       for (int s = 0; s < S; ++s) state[s][j] = now[s];
     }

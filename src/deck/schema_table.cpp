@@ -339,7 +339,7 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::zero, &ZeroSection::secondary>(
         "zero.secondary",
         "what stage 3 gathers again within a step comes from copies within a node, or within so "
-        "many neighbouring data ranks",
+        "many neighbouring data ranks; a rank alone among them keeps whole layers",
         {.limits = kRanks, .built = "none node numbers"}),
     row<&Deck::zero, &ZeroSection::quantize, &QuantizeSection::weights>(
         "zero.quantize.weights", "type in which stage 3 gathers parameters to train",

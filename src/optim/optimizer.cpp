@@ -36,6 +36,7 @@ Optimizer adam(const AdamRule& rule) {
             };
             set(kernels::StepScalar::bias_correction1, 1.0 - std::pow(rule.beta1, t));
             set(kernels::StepScalar::bias_correction2, 1.0 - std::pow(rule.beta2, t));
+            set(kernels::StepScalar::chance, static_cast<double>(update % (1 << 24)));
           }};
 }
 

@@ -1,5 +1,7 @@
 #include "setup/inputs.hpp"
 
+#include "deck/ranks.hpp"
+
 #include <algorithm>
 
 namespace tessera::setup {
@@ -113,7 +115,8 @@ static std::optional<plan::ShardingInputs::Secondary> secondary_of(const deck::Z
   return plan::ShardingInputs::Secondary{};
 }
 
-void check_nodes(const deck::LoadedDeck& loaded, std::span<const int> found) {
+void check_traffic(const deck::LoadedDeck& loaded, std::span<const int> found) {
+  deck::check_quantized(loaded, std::ssize(found));
   const auto* secondary = std::get_if<deck::Secondary>(&loaded.deck.zero.secondary);
   if (secondary == nullptr || *secondary != deck::Secondary::node) return;
   plan::PlanInputs in;
@@ -123,7 +126,7 @@ void check_nodes(const deck::LoadedDeck& loaded, std::span<const int> found) {
   const auto refuse = [&](const std::string& why) {
     throw DeckError(
         fmt::format("{}: zero.secondary = \"node\" {} (give a number of neighbouring "
-                    "data ranks that divides {}, or leave it at \"none\")",
+                    "data ranks below {} that divides it, or leave it at \"none\")",
                     loaded.where("zero.secondary"), why, data));
   };
   for (std::int64_t r = 0; r < in.layout.mesh.size(); ++r) {

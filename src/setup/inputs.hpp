@@ -27,9 +27,10 @@ plan::OffloadInputs offload_inputs(const deck::OffloadSection& section);
 plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanShape> shapes,
                              std::span<const int> node_of, const kernels::Device& device);
 
-/// Throws DeckError where zero.secondary = "node", but not all groups of data ranks are on several
-/// nodes, as many ranks of each on every node.
-void check_nodes(const deck::LoadedDeck& loaded, std::span<const int> node_of);
+/// Throws DeckError where training on ranks on these nodes has no effect of a key about traffic
+/// (deck::check_quantized), or where zero.secondary = "node", but not all groups of data ranks are
+/// on several nodes, as many ranks of each on every node.
+void check_traffic(const deck::LoadedDeck& loaded, std::span<const int> node_of);
 
 DType dtype_of(deck::Precision precision);
 

@@ -29,8 +29,7 @@ Run::Run(const deck::LoadedDeck& from, const Job& of)
 void Run::open_data() {
   control.together([&] {
     setup::check_on_ranks(loaded, control.size());
-    deck::check_quantized(loaded, control.size());
-    setup::check_nodes(loaded, job.mpi.node_of());
+    setup::check_traffic(loaded, job.mpi.node_of());
   });
   watch_peers(loaded, job, directory);
   corpus = data::open_training(loaded, control);

@@ -300,11 +300,12 @@ class Corruption(RunTest):
                 self.assertIn("equal after step 1", job.output)
 
     def test_the_first_tensor_that_is_not_finite_is_named(self):
-        for ranks, stage in ((1, 0), (2, 0), (2, 1), (2, 2), (2, 3)):
+        for ranks, stage in ((1, 0), (2, 0), (2, 1), (2, 2), (2, 3), (4, 2)):
             with self.subTest(ranks=ranks, stage=stage):
                 name = f"nan_{ranks}_{stage}"
+                nodes = {"parallel__ranks_per_node": 2} if ranks == 4 else {}  # sums in two hops
                 deck = self.deck(name, tiny_deck(
-                    self.corpus, zero__stage=stage,
+                    self.corpus, zero__stage=stage, **nodes,
                     fault__inject=[f"nan rank={ranks - 1} step=4 tensor=block.1.attention.k.weight"]))
                 self.train(ranks, deck)
                 skip, = [e for e in metrics.read_events(self.dir / name) if e["event"] == "skip"]

@@ -10,6 +10,7 @@ void update(const OptimizerUpdate& a, Range elements) {
   constexpr int S = Step::kStates;
   const Step step(a.settings, row_of<float>(a.scalars, 0));
   const Vec coefficient(row_of<float>(a.verdict, 0)[static_cast<int>(VerdictField::coefficient)]);
+  const std::uint32_t salt = salt_of(row_of<float>(a.scalars, 0));
   const std::int64_t first = elements.begin;
   const G* gradient = row_of<G>(a.gradient, 0) + first;
   float* master = row_of<float>(a.master, 0) + first;
@@ -20,7 +21,7 @@ void update(const OptimizerUpdate& a, Range elements) {
     Vec w = load(master + i, count), now[S];
     for (int s = 0; s < S; ++s) now[s] = load(state[s] + i, count);
     step(load(gradient + i, count) * coefficient, w, now);
-    round_state<M>(now, w);
+    round_state<M>(now, w, salt);
     for (int s = 0; s < S; ++s) store(state[s] + i, now[s], count);
     store(master + i, w, count);
     if (parameter != nullptr) store(parameter + i, w, count);

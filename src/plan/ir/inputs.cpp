@@ -1,6 +1,7 @@
 #include "plan/ir/inputs.hpp"
 
 #include <algorithm>
+#include <bit>
 
 namespace tessera::plan {
 
@@ -71,8 +72,12 @@ comm::Route sum_route(const PlanInputs& in, const MeshPlace& place) {
   const comm::Route route = comm::route_of(nodes, place.data);
   const bool rings =
       group_shape(in, place, MeshGroup::data).nccl_sums(in.numerics.wire, in.numerics.accumulate);
-  // In layout mode sums are those of the tree over all ranks: its subtrees are neighbours.
-  const bool other_tree = in.numerics.layout_mode && route.outer == 1;
+  // f32 sums are those of the tree over all ranks, wherever they are: its subtrees are as many
+  // neighbours as a power of two. Sums that travel as bf16 are rounded on each hop.
+  const auto neighbours = static_cast<std::uint64_t>(route.inner);
+  const bool other_tree = in.numerics.order == kernels::SumOrder::fixed &&
+                          in.numerics.wire == DType::f32 &&
+                          (route.outer == 1 || !std::has_single_bit(neighbours));
   return rings || other_tree ? comm::route_of(std::vector<int>(nodes.size()), place.data) : route;
 }
 

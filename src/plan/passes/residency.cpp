@@ -10,6 +10,8 @@ namespace tessera::plan {
 namespace {
 
 Op gather_op(OpKind kind, std::size_t unit, const PlanInputs& in, Call call) {
+  TESSERA_CHECK(in.model.units[unit].traits.shared_by == MeshGroup::data,
+                "a route for another group than data");
   return {.kind = kind,
           .stream = Stream::gather,
           .group = in.model.units[unit].traits.shared_by,

@@ -38,14 +38,21 @@ std::vector<Situation> situations(const PlanInputs& in) {
       }
     }
   };
+  // Ranks of a group have as many, but where secondary shards are divided over numbers of ranks
+  // that nodes know nothing of.
+  const bool alike = !in.sharding.secondary || in.sharding.secondary->ranks == 0;
   for (const RankGroup& group : groups_of(mesh, MeshGroup::data)) {
-    const MeshPlace first = mesh.place_of(group.first);
-    const std::size_t sums = (in.numerics.gradient_blocks ? gradient_route : sum_route)(in, first)
-                                 .hops.size(),
-                      gathers = gather_route(in, first).hops.size();
     for (std::int64_t i = 0; i < group.count; ++i) {
-      Situation& s = at(all, group.rank(i));
-      s.sum_hops = sums, s.gather_hops = gathers;
+      std::vector<std::int64_t>& remote = at(all, group.rank(i)).remote;
+      if (alike && i > 0) {
+        remote = at(all, group.first).remote;
+        continue;
+      }
+      const MeshPlace place = mesh.place_of(group.rank(i));
+      for (const auto route :
+           {in.numerics.gradient_blocks ? gradient_route : sum_route, gather_route}) {
+        for (const comm::Hop& hop : route(in, place).hops) remote.push_back(hop.remote);
+      }
     }
   }
   count(MeshGroup::data, &Situation::data);

@@ -29,7 +29,9 @@ struct Situation {
     auto operator<=>(const Group&) const = default;
   };
   Group data, tensor, ends;
-  std::size_t sum_hops = 1, gather_hops = 1;  // of what travels over the data ranks
+  /// Peers on other nodes in each hop of what is summed, then of what is gathered, over the data
+  /// ranks.
+  std::vector<std::int64_t> remote;
   bool next_on_other_node = false,
        previous_on_other_node = false;  // the neighbouring stage is on another node
   auto operator<=>(const Situation&) const = default;

@@ -313,6 +313,7 @@ class GradientBlocks {
     std::vector<std::int64_t> owners;  // of each slot: the rank that it is for
     std::set<std::int64_t> of;         // ranks whose contributions are in each slot
     std::int64_t parts = 1;            // copies of each slot that wait to be added
+    const std::byte* where = nullptr;  // symbolic
   };
   /// The contributions that all of these ranks have, which differ by the distances between them.
   std::set<std::int64_t> shifted(std::size_t at, const std::set<std::int64_t>& of,
@@ -328,12 +329,14 @@ class GradientBlocks {
   }
   Slots take(std::size_t at, const View& v) {
     const auto it = held_.find(buffer_of(v));
-    if (it == held_.end()) reject(plan_, at, "reads blocks that nobody made");
+    if (it == held_.end() || it->second.where != v.data)
+      reject(plan_, at, "reads blocks that nobody made");
     Slots slots = std::move(it->second);
     held_.erase(it);
     return slots;
   }
   void put(std::size_t at, const View& v, Slots slots) {
+    slots.where = v.data;
     if (!held_.emplace(buffer_of(v), std::move(slots)).second)
       reject(plan_, at, "overwrites blocks that nobody added");
   }
@@ -357,24 +360,32 @@ class GradientBlocks {
 /// one's, shifted by the distance between the two.
 class GatherCheck {
  public:
-  explicit GatherCheck(const Plan& plan) : plan_(plan) {}
+  GatherCheck(const Plan& plan, const Homes& homes) : plan_(plan), homes_(homes) {}
 
   void run() {
     for (at_ = 0; at_ < plan_.ops.size(); ++at_) {
       const Op& op = plan_.ops[at_];
       if (op.kind != OpKind::gather && op.kind != OpKind::publish &&
-          op.kind != OpKind::gather_gradients)
+          op.kind != OpKind::gather_gradients) {
+        forget_written(op);
         continue;
+      }
       if (const auto* kernel = std::get_if<kernels::KernelCall>(&op.call)) {
         if (const auto* own = std::get_if<kernels::Quantize>(kernel)) {
+          is_own_shard(op, own->x);
           put(op, own->code, {.format = own->format, .owners = {plan_.place.data}});
         } else if (const auto* all = std::get_if<kernels::SumQuantized>(kernel)) {
           const Shards* shards = taken(op, all->code);
           if (shards == nullptr || shards->format != all->format || !whole(op, *shards))
             reject(plan_, at_, "takes blocks of parameters that are not there");
+          forget_written(op);
+        } else {
+          forget_written(op);
         }
       } else if (const auto* call = std::get_if<comm::CollectiveCall>(&op.call)) {
         if (const auto* gather = std::get_if<comm::AllGather>(call)) follow(op, *gather);
+      } else {
+        forget_written(op);
       }
     }
     for (const auto& [buffer, shards] : held_) {
@@ -388,7 +399,24 @@ class GatherCheck {
     std::optional<kernels::BlockFormat> format;
     std::vector<std::int64_t> owners;
     bool used = false;
+    View where;
   };
+  /// What other ops have written is no shards any more.
+  void forget_written(const Op& op) {
+    for (const BufferUse& use : uses_of(op)) {
+      if (use.access != Access::read) held_.erase(use.buffer);
+    }
+  }
+  /// Parameters that this rank has for all, where they live.
+  void is_own_shard(const Op& op, const View& v) const {
+    const BufferUse home = homes_.home_of(v);
+    const Buffer& buffer = plan_.buffer(home.buffer);
+    const std::int64_t bytes = at(plan_.shares, op.unit).shard * size_of(v.type),
+                       first = buffer.bytes > bytes ? plan_.place.data * bytes : 0;
+    if (buffer.purpose != BufferPurpose::parameters || !buffer.persistent ||
+        home.bytes != Range{first, first + bytes})
+      reject(plan_, at_, "gathers what is not the own shard");
+  }
   void follow(const Op& op, const comm::AllGather& gather) {
     const RankGroup ranks = ranks_of(gather.among, plan_.group(op.group));
     const std::int64_t own = plan_.place.data, place = ranks.index(own);
@@ -400,6 +428,8 @@ class GatherCheck {
       shards = *held;
     } else if (codes) {
       reject(plan_, at_, "takes blocks of parameters that are not there");
+    } else if (op.kind != OpKind::gather_gradients) {
+      is_own_shard(op, gather.shard);
     }
     if (codes != shards.format.has_value()) reject(plan_, at_, "gathers in another format");
     const std::int64_t part = std::ssize(shards.owners) / gather.blocks;
@@ -433,12 +463,15 @@ class GatherCheck {
     const auto it = held_.find(buffer_of(v));
     if (it == held_.end()) return nullptr;
     if (it->second.unit != op.unit) reject(plan_, at_, "gathers shards of another unit");
+    if (it->second.where.data != v.data || it->second.where.span_bytes() != v.span_bytes())
+      reject(plan_, at_, "gathers other bytes than the shards'");
     it->second.used = true;
     return &it->second;
   }
   void put(const Op& op, const View& v, Shards shards, bool used = false) {
     shards.unit = op.unit;
     shards.used = used;
+    shards.where = v;
     const auto [it, added] = held_.try_emplace(buffer_of(v), shards);
     if (added) return;
     // The own blocks may lie among those of all ranks, which take their place.
@@ -447,6 +480,7 @@ class GatherCheck {
   }
 
   const Plan& plan_;
+  const Homes& homes_;
   std::size_t at_ = 0;
   std::map<BufferId, Shards> held_;
 };
@@ -849,7 +883,7 @@ void check(const Plan& plan) {
   check_order(plan);
   const Homes homes(plan);
   homes.check_versions();
-  GatherCheck(plan).run();
+  GatherCheck(plan, homes).run();
   check_published(plan, homes);
   check_tiles(plan);
   if (plan.shape.purpose != PlanPurpose::evaluate) GradientCheck(plan, homes).run();

@@ -86,12 +86,18 @@ Executor::Hooks NonFiniteFinder::hooks() {
           .after = [this](const auto& op) { examine(op, made_or_met); }};
 }
 
+/// Whether these are sums of nodes, which the op will have when it begins, and not yet now.
+bool NonFiniteFinder::on_its_way(const plan::Op& op, const View& symbolic) const {
+  return op.kind == plan::OpKind::reduce_gradients &&
+         plan_.buffer(plan::buffer_of(symbolic)).purpose != plan::BufferPurpose::gradients;
+}
+
 void NonFiniteFinder::examine(const BoundPlan::BoundOp& bound, Looks looks) {
   const plan::Op& op = *bound.op;
   const std::vector<View> symbolic = looks(op, op.call), real = looks(op, bound.call);
   for (std::size_t i = 0; i < real.size() && !found_; ++i) {
     View seen = real[i];
-    if (!may_be_non_finite(seen.type)) continue;
+    if (!may_be_non_finite(seen.type) || on_its_way(op, symbolic[i])) continue;
     seen.data =
         const_cast<std::byte*>(tier_.host_bytes(seen.data, seen.span_bytes(), copy_).data());
     if (const auto at = first_non_finite(seen)) {

@@ -31,6 +31,7 @@ class NonFiniteFinder {
  private:
   /// What to look at of a call of an op.
   using Looks = std::vector<View> (*)(const plan::Op& op, const plan::Call& call);
+  bool on_its_way(const plan::Op& op, const View& symbolic) const;
   void examine(const BoundPlan::BoundOp& op, Looks looks);
 
   const plan::Plan& plan_;

@@ -334,7 +334,10 @@ double Report::say_times(double waited_for_saves, double slowest_compute) const 
   const plan::PlanInputs& in = run_.engine->inputs();
   double blocks = 0, ends = 0;
   for (std::size_t i = 0; i < steps_.compute.size(); ++i) {
-    const bool block = i > 0 && in.model.units[i - 1].kind == model::UnitKind::block;
+    const auto of = [&](model::UnitKind kind) {
+      return i > 0 && in.model.units[i - 1].kind == kind;
+    };
+    const bool block = of(model::UnitKind::block) || of(model::UnitKind::block_tile);
     (block ? blocks : ends) += steps_.compute[i];
   }
   const double compute = steps_.computed();

@@ -94,10 +94,19 @@ Advice large_staging(const Checked& c) {
       human_bytes(staging), human_bytes(ledger.device()), c.mesh().data);
 }
 
+Advice tiles_for_nothing(const Checked& c) {
+  const deck::Deck& d = c.deck();
+  const bool windows = d.offload.parameters != deck::OffloadTier::none ||
+                       (d.zero.stage == kZeroStages - 1 && c.mesh().data > 1);
+  if (d.zero.tiles == 1 || windows) return std::nullopt;
+  return fmt::format("zero.tiles = {} makes nothing smaller: parameters stay whole on the device",
+                     d.zero.tiles);
+}
+
 constexpr std::array kRules = {
     tensor_over_nodes, zero_on_one_data_rank, gradients_over_uneven_nodes,
     few_micro_batches, gpipe_for_nothing,     unequal_stages,
-    whole_sequences,   large_staging};
+    whole_sequences,   large_staging,         tiles_for_nothing};
 
 // --- Other values of the deck, tried with plans
 

@@ -50,8 +50,7 @@ void survey(Checked& checked, const std::vector<MeshPlace>& places) {
 
 Checked check_layout(const LayoutOptions& layout) {
   Checked checked = planned(layout);
-  deck::check_quantized(checked.planner.loaded, layout.ranks);
-  setup::check_nodes(checked.planner.loaded, checked.planner.inputs.layout.node_of);
+  setup::check_traffic(checked.planner.loaded, checked.planner.inputs.layout.node_of);
   survey(checked, plan::distinct_places(checked.planner.inputs));
   checked.bubble = bubble_of(checked.planner);
   return checked;
@@ -73,7 +72,7 @@ std::optional<Checked> check_variant(const LayoutOptions& layout,
                                      const std::vector<std::string>& sets) {
   try {
     Checked checked = check_other(layout, sets);
-    deck::check_quantized(checked.planner.loaded, layout.ranks);
+    setup::check_traffic(checked.planner.loaded, checked.planner.inputs.layout.node_of);
     return checked;
   } catch (const DeckError&) {
     return std::nullopt;

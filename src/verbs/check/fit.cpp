@@ -5,6 +5,7 @@
 #include "core/bytes.hpp"
 #include "deck/ranks.hpp"
 #include "setup/budget.hpp"
+#include "setup/inputs.hpp"
 #include "setup/products.hpp"
 #include "verbs/check/check.hpp"
 
@@ -12,7 +13,7 @@ namespace tessera::verbs {
 
 std::string fit_text(const LayoutOptions& layout) {
   const Planner planner = make_planner(layout);
-  deck::check_quantized(planner.loaded, layout.ranks);
+  setup::check_traffic(planner.loaded, planner.inputs.layout.node_of);
   const auto budget = device_budget(planner.loaded.deck);
   if (!budget) {
     throw DeckError(

@@ -191,7 +191,7 @@ class Search {
   bool try_choice(const Choice& choice) {
     try {
       const Planner p = planner(choice);
-      deck::check_quantized(p.loaded, layout_.ranks);
+      setup::check_traffic(p.loaded, p.inputs.layout.node_of);
       if (const std::int64_t least = states(p); !fits(least)) return too_large(choice, least);
       const plan::PlanShape& whole = p.shapes.front();
       plan::check_length(p.inputs, whole);

@@ -133,6 +133,34 @@ TEST(OptimizerUpdate, RoundsMomentsOf16BitsAtRandom) {
   });
 }
 
+// What nothing moves any more decays all the same: chance is another one in each step.
+TEST(OptimizerUpdate, RoundsWhatStandsStillAnewInEachStep) {
+  for_devices([](Device& device) {
+    constexpr std::int64_t kElements = 4096;
+    constexpr int kSteps = 2000;
+    Scalars k;
+    for (const StepScalar s : {StepScalar::bias_correction1, StepScalar::bias_correction2})
+      k.set(s, 1);
+    k.set(VerdictField::apply, 1);
+    State s = make_state(DType::f32, DType::f32, kElements);
+    Tensor m(DType::bf16, {kElements}), v(DType::bf16, {kElements});
+    for (std::int64_t i = 0; i < kElements; ++i) m.set(i, 0), v.set(i, 1), s.gradient.set(i, 0);
+    OptimizerUpdate call = call_of(s, k);
+    call.state = {m.view(), v.view()};
+    call.settings.beta2 = 0.999F, call.settings.decay = 0;
+    for (int t = 1; t <= kSteps; ++t) {
+      k.set(StepScalar::chance, t);
+      run(device, call);
+    }
+    double mean = 0;
+    for (std::int64_t i = 0; i < kElements; ++i) mean += v[i] / kElements;
+    // Each of the roundings is wrong by less than 2^-7 of v, at most 1, with mean 0; what they add
+    // up to decays too. Five standard deviations of the mean.
+    EXPECT_NEAR(mean, std::pow(0.999, kSteps),
+                5 * 0x1p-7 * std::sqrt(kSteps) / std::sqrt(kElements));
+  });
+}
+
 // A moment is rounded to one of its two neighbours, in proportion to how near they are.
 TEST(OptimizerUpdate, RoundsToANeighbour) {
   for_devices([](Device& device) {
