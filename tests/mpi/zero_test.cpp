@@ -46,8 +46,8 @@ class Zero : public testing::Test {
     train::Groups groups;
     if (session().size() > 1) {
       groups = train::make_groups(inputs, session().rank(),
-                                  [](auto members, const auto&, comm::Traffic) {
-                                    return comm::make_mpi_group(members, session().job());
+                                  [](auto members, const auto& shape, comm::Traffic) {
+                                    return comm::make_mpi_group(members, shape);
                                   });
     }
     auto run = std::make_unique<PlanRun>(

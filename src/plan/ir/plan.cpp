@@ -48,7 +48,7 @@ std::uint64_t plan_hash(const Plan& plan) {
       });
       if constexpr (requires { args.ranks; }) hash.add(args.ranks.count).add(args.ranks.stride);
       if constexpr (requires { args.among; })
-        hash.add(args.among.ranks.count).add(args.among.ranks.stride).add(args.among.remote == 0);
+        hash.add(args.among.ranks.count).add(args.among.ranks.stride);
       if constexpr (requires { args.blocks; }) hash.add(args.blocks);
     });
   }

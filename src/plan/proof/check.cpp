@@ -404,7 +404,11 @@ class GatherCheck {
   /// What other ops have written is no shards any more.
   void forget_written(const Op& op) {
     for (const BufferUse& use : uses_of(op)) {
-      if (use.access != Access::read) held_.erase(use.buffer);
+      if (use.access == Access::read) continue;
+      const auto it = held_.find(use.buffer);
+      if (it == held_.end()) continue;
+      if (!it->second.used) reject(plan_, at_, "overwrites shards that nobody took");
+      held_.erase(it);
     }
   }
   /// Parameters that this rank has for all, where they live.

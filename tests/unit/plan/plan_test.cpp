@@ -343,10 +343,17 @@ TEST(MakePlan, SendsBlocksWithinNodesThenAcross) {
 }
 
 TEST(MakePlan, SplitsTrafficByNode) {
-  Case c = make_case(1, 6, 1, ReduceWhen::step);
-  c.inputs.layout.node_of = {0, 0, 0, 1, 1, 1};
-  const auto sent = total_wire_bytes(make_plan(c.inputs, c.shape, {.data = 4}));
-  EXPECT_EQ(sent.intra, 4 * sent.inter);  // to 2 peers on the node, of 2 nodes; to one elsewhere
+  Case two = make_case(1, 4, 1, ReduceWhen::step);
+  two.inputs.layout.node_of = {0, 0, 1, 1};
+  const auto sent = total_wire_bytes(make_plan(two.inputs, two.shape, {.data = 2}));
+  EXPECT_EQ(sent.intra, 2 * sent.inter);  // to a peer on the node, of 2 nodes; to one elsewhere
+
+  // Sums of three are no subtrees of the sum of six: to 2 peers on the node and to 3 elsewhere.
+  // Gathers have two hops: to 2 peers on the node, of 2 nodes; to one elsewhere.
+  Case three = make_case(1, 6, 1, ReduceWhen::step);
+  three.inputs.layout.node_of = {0, 0, 0, 1, 1, 1};
+  const auto flat = total_wire_bytes(make_plan(three.inputs, three.shape, {.data = 4}));
+  EXPECT_EQ(flat.intra * (3 + 1), flat.inter * (2 + 4));
 }
 
 // ZeRO++, section 3.2: however often a unit is gathered within a step, its shards cross between
@@ -408,7 +415,9 @@ TEST(Check, RejectsHopsThatMakeNoWhole) {
                 if constexpr (requires { collective.among; }) change(collective);
               },
               std::get<comm::CollectiveCall>(wrong.ops[i].call));
-          EXPECT_THROW(check(wrong), InternalError) << i;
+          EXPECT_THROW(check(wrong), InternalError)
+              << "stage " << stage << ", " << call_name(plan.ops[i].call) << " " << i << " of "
+              << plan.ops.size();
           ++broken;
         };
         expect_broken([](auto& x) { x.among = {}; });
