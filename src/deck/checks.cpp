@@ -245,17 +245,6 @@ class Checker {
                           "say how gradients travel (leave one out)",
                           enum_word(q.gradients), enum_word(deck_.precision.gradients)));
     }
-    // With several tensor ranks, what all of them hold whole would share quantised blocks with what
-    // each has of its own, and be rounded differently on each.
-    const auto alone = [&](std::string_view key, bool used) {
-      if (usable({key, "parallel.tensor"}) && used && deck_.parallel.tensor > 1) {
-        problem(key, fmt::format("{} needs parallel.tensor = 1, not {}: norm weights, which every "
-                                 "tensor rank holds, would be rounded differently on each",
-                                 key, deck_.parallel.tensor));
-      }
-    };
-    alone("zero.quantize.weights", q.weights != QuantizedWeights::none);
-    alone("zero.quantize.gradients", q.gradients != QuantizedGradients::none);
     if (usable({"zero.quantize.block"}) && q.block % 2 != 0) {
       problem("zero.quantize.block",
               fmt::format("zero.quantize.block = {} is odd (two int4 share a byte)", q.block));

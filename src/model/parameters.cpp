@@ -97,21 +97,33 @@ void add_tiles(std::vector<UnitDesc>& units, UnitDesc unit, std::int64_t tiles) 
   }
 }
 
-/// Adds a block: what is whole on every tensor rank, then the tiles of each sub-layer.
-void add_block(std::vector<UnitDesc>& units, UnitDesc block, std::int64_t tiles) {
-  if (tiles == 1) return units.push_back(std::move(block));
-  UnitDesc whole = block;
-  std::erase_if(whole.params, [](const ParamDesc& p) { return p.tensor_axis >= 0; });
-  units.push_back(std::move(whole));
-  for (const char* sub : {"attention", "mlp"}) {
+/// Whether it may travel quantised.
+bool in_blocks(const ParamDesc& p, std::int64_t chunks) {
+  return p.is_matrix() && (p.tensor_axis >= 0 || chunks == 1);
+}
+
+/// Adds a block: what is in no tile and not quantised, then the tiles of each sub-layer, or all
+/// that is quantised.
+void add_block(std::vector<UnitDesc>& units, const UnitDesc& block, std::int64_t chunks,
+               const UnitDivision& division) {
+  const bool tiled = division.tiles > 1;
+  if (!tiled && division.block == 0) return units.push_back(block);
+  const auto apart = [&](const ParamDesc& p) {
+    return (!tiled || p.tensor_axis >= 0) && (division.block == 0 || in_blocks(p, chunks));
+  };
+  UnitDesc rest = block;
+  std::erase_if(rest.params, apart);
+  units.push_back(std::move(rest));
+  const auto add = [&](const char* name, const std::string& of) {
     UnitDesc part = block;
-    part.name = fmt::format("{}.{}", block.name, sub);
-    part.kind = UnitKind::block_tile;
-    std::erase_if(part.params, [&](const ParamDesc& p) {
-      return p.tensor_axis < 0 || !p.name.starts_with(part.name + ".");
-    });
-    add_tiles(units, std::move(part), tiles);
-  }
+    part.name = fmt::format("{}.{}", block.name, name);
+    part.kind = UnitKind::block_part;
+    std::erase_if(part.params,
+                  [&](const ParamDesc& p) { return !apart(p) || !p.name.starts_with(of); });
+    add_tiles(units, std::move(part), division.tiles);
+  };
+  if (!tiled) return add("matrices", block.name + ".");
+  for (const char* sub : {"attention", "mlp"}) add(sub, fmt::format("{}.{}.", block.name, sub));
 }
 
 }  // namespace
@@ -146,18 +158,24 @@ std::size_t UnitDesc::index_of(std::string_view local) const {
   throw InternalError(fmt::format("unit {} has no parameter {}", name, local));
 }
 
-std::vector<UnitDesc> model_units(const ModelConfig& c, std::int64_t chunks, std::int64_t tiles) {
+std::vector<UnitDesc> model_units(const ModelConfig& c, std::int64_t chunks,
+                                  const UnitDivision& division) {
   std::vector<UnitDesc> units;
-  add_tiles(units, token_matrix(c, "vocabulary", UnitKind::vocabulary), tiles);
+  add_tiles(units, token_matrix(c, "vocabulary", UnitKind::vocabulary), division.tiles);
   if (c.position == PositionKind::learned) {
     units.push_back({.name = "positions",
                      .kind = UnitKind::positions,
                      .params = {matrix("positions.weight", c.context, c.hidden, c.init_std)}});
   }
-  for (std::int64_t i = 0; i < c.layers; ++i) add_block(units, block(c, i, chunks), tiles);
+  for (std::int64_t i = 0; i < c.layers; ++i)
+    add_block(units, block(c, i, chunks), chunks, division);
   units.push_back({.name = "final_norm", .kind = UnitKind::final_norm, .params = {}});
   add_norm(units.back().params, c, "final_norm");
-  if (!c.tied_embeddings) add_tiles(units, token_matrix(c, "head", UnitKind::head), tiles);
+  if (!c.tied_embeddings) add_tiles(units, token_matrix(c, "head", UnitKind::head), division.tiles);
+  for (UnitDesc& unit : units) {
+    const auto travels = [&](const ParamDesc& p) { return in_blocks(p, chunks); };
+    if (std::ranges::all_of(unit.params, travels)) unit.traits.block = division.block;
+  }
   return units;
 }
 

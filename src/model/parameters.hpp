@@ -46,7 +46,7 @@ struct ParamDesc {
   MatrixRange part(std::int64_t chunk, std::int64_t chunks) const;
 };
 
-enum class UnitKind : std::uint8_t { vocabulary, positions, block, block_tile, final_norm, head };
+enum class UnitKind : std::uint8_t { vocabulary, positions, block, block_part, final_norm, head };
 
 /// Which part of each rank's chunks a unit has: part `index` of `count` equal ones.
 struct Tile {
@@ -62,6 +62,9 @@ struct UnitTraits {
   /// Ranks of such a group use the same parameters for different samples: gradients are summed over
   /// them, and ZeRO divides the unit among them.
   MeshGroup shared_by = MeshGroup::data;
+  /// The unit may travel quantised in blocks of so many elements, on whose multiples its parameters
+  /// and shards begin; 0: it always travels as it is.
+  std::int64_t block = 0;
 };
 
 /// The parameters that ZeRO gathers and pipelining places as one.
@@ -78,17 +81,26 @@ struct UnitDesc {
   bool has(std::string_view local) const;
 };
 
+/// What parts of a layer are units of their own.
+struct UnitDivision {
+  /// A divisor of the chunks of each tensor rank: token matrices are so many units, and so are the
+  /// cut parameters of each block's attention and of its feed-forward. They are gathered one after
+  /// another, and what is in memory at once is that much smaller (memory-centric tiling:
+  /// Rajbhandari et al. 2021, ZeRO-Infinity, section 5.1.3).
+  std::int64_t tiles = 1;
+  /// Elements of a block of quantisation; 0: there is none. Matrices that each tensor rank has a
+  /// part of are apart from what travels as it is: vectors, and what all tensor ranks have whole
+  /// and must go on having alike.
+  std::int64_t block = 0;
+};
+
 /// All units in the order of forward: vocabulary, positions, blocks, final_norm, and head if it is
 /// untied; to be cut into `chunks`. With fewer kv heads than chunks, keys and values are whole on
 /// every tensor rank, which computes those that its query heads read.
 ///
-/// With several `tiles`, a divisor of the chunks of each tensor rank, token matrices are so many
-/// units, and so are the cut parameters of each block's attention and of its feed-forward: they are
-/// gathered one after another, and what is in memory at once is that much smaller (memory-centric
-/// tiling: Rajbhandari et al. 2021, ZeRO-Infinity, section 5.1.3). A block's other parameters are a
-/// unit before them.
+/// A block's parameters are one unit, or several where `division` says so.
 std::vector<UnitDesc> model_units(const ModelConfig& config, std::int64_t chunks = 1,
-                                  std::int64_t tiles = 1);
+                                  const UnitDivision& division = {});
 
 /// The chunks that a rank holds of a unit's parameters.
 Range own_chunks(const UnitDesc& unit, const TensorCut& cut);

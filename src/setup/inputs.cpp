@@ -147,7 +147,6 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.layout.mesh = mesh_of(deck, static_cast<std::int64_t>(node_of.size()));
   in.numerics.layout_mode = deck.run.reproducible == deck::Reproducible::layout;
   in.layout.tensor_chunks = tensor_chunks(deck);
-  in.model.units = model::model_units(in.model.config, in.layout.tensor_chunks, deck.zero.tiles);
   in.layout.split_sequence = deck.parallel.sequence;
   in.layout.pipeline = pipeline_rule(deck.parallel);
   in.layout.node_of = nodes_of(deck, node_of);
@@ -157,6 +156,10 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.numerics.wire = sum_type(deck.precision.gradients);
   in.numerics.weight_blocks = weight_blocks(deck.zero.quantize);
   in.numerics.gradient_blocks = gradient_blocks(deck.zero.quantize);
+  const bool blocks = in.numerics.weight_blocks || in.numerics.gradient_blocks;
+  in.model.units = model::model_units(
+      in.model.config, in.layout.tensor_chunks,
+      {.tiles = deck.zero.tiles, .block = blocks ? deck.zero.quantize.block : 0});
   in.numerics.operands = deck.precision.matmul == deck::Matmul::fp8 ? kernels::Operands::fp8
                                                                     : kernels::Operands::stored;
   in.numerics.order = deck.run.reproducible == deck::Reproducible::off ? kernels::SumOrder::any

@@ -1,9 +1,16 @@
 #include "zero/unit_layout.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 namespace tessera::zero {
+
 namespace {
+
+/// The grain, or where the unit travels quantised the next one on which its blocks begin too.
+std::int64_t on_blocks(std::int64_t grain, const model::UnitDesc& unit) {
+  return unit.traits.block > 0 ? std::lcm(grain, unit.traits.block) : grain;
+}
 
 /// Appends the matrices, or the vectors, of a unit to the layout.
 class Placement {
@@ -33,7 +40,7 @@ class Placement {
         .parameter = parameter,
         .whole = p.tensor_axis < 0,
         .part = p.part(chunk, cut_.chunks),
-        .offset = p.joined ? layout_.used : round_up(layout_.used, kPieceGrain)};
+        .offset = p.joined ? layout_.used : round_up(layout_.used, on_blocks(kPieceGrain, unit_))};
     layout_.used = piece.offset + piece.part.elements();
     layout_.piece_of[parameter].push_back(layout_.pieces.size());
     layout_.pieces.push_back(piece);
@@ -57,7 +64,7 @@ UnitLayout unit_layout(const model::UnitDesc& unit, std::int64_t data_ranks,
   placement.place(true);
   layout.matrices_end = layout.used;
   placement.place(false);
-  layout.padded = round_up(layout.used, data_ranks * kShardGrain);
+  layout.padded = round_up(layout.used, data_ranks * on_blocks(kShardGrain, unit));
   layout.shard = layout.padded / data_ranks;
   return layout;
 }

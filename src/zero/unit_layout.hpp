@@ -27,7 +27,7 @@ struct UnitLayout {
   std::vector<LayoutPiece> pieces;                 // in flat order: matrices before vectors
   std::vector<std::vector<std::size_t>> piece_of;  // [parameter][own chunk], or [parameter][0]
   std::int64_t used = 0;                           // end of the last piece
-  std::int64_t padded = 0;        // used, padded to a multiple of (data ranks x kShardGrain)
+  std::int64_t padded = 0;        // used, padded to a multiple of (data ranks x shards' grain)
   std::int64_t matrices_end = 0;  // matrices lie in [0, matrices_end), vectors behind them
   std::int64_t shard = 0;         // padded / data ranks
 
@@ -37,7 +37,9 @@ struct UnitLayout {
   std::int64_t offset_of(std::size_t parameter, std::int64_t chunk = 0) const;
 };
 
-/// Shards start on multiples of this many elements.
+/// Shards start on multiples of this many elements, and of a block's where a unit may travel
+/// quantised. So do pieces: which elements share a scale depends on no number of data ranks, and
+/// none do that are of two matrices which are not joined.
 inline constexpr std::int64_t kShardGrain = 16;
 /// Pieces that are not joined to the one before start on multiples of this many elements: at least
 /// 64 bytes in every type, so that the alignment of a product's operands does not depend on what

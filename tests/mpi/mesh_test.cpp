@@ -2,7 +2,9 @@
 // against one rank that computes all micro-batches itself.
 #include <gtest/gtest.h>
 
+#include "core/hash.hpp"
 #include "kernels/cpu/device.hpp"
+#include "support/blocks.hpp"
 #include "support/plan_run.hpp"
 #include "world.hpp"
 
@@ -203,6 +205,43 @@ TEST_F(Gradients, OfAKvHeadThatSeveralRanksRead) {
   auto config = llama_like();
   config.kv_heads = 1;
   for (const Mesh& mesh : meshes(config)) compare({.config = config, .mesh = mesh, .stage = 1});
+}
+
+// What every tensor rank has whole stays alike where gradients travel in blocks, also if the data
+// ranks of one are on other nodes than those of another.
+TEST_F(Gradients, InBlocksLeaveTensorRanksAlike) {
+  auto few_kv = llama_like();
+  few_kv.kv_heads = 1;
+  for (const auto& config : {gpt2_like(), few_kv}) {
+    for (const Mesh& mesh : meshes(config)) {
+      if (mesh.tensor == 1 || mesh.pipeline > 1) continue;
+      const Case c{.config = config, .mesh = mesh};
+      auto in = inputs_of(c, *device_);
+      for (std::int64_t r = 0; r < mesh.size(); ++r)
+        in.layout.node_of.push_back(static_cast<int>(r / 3));
+      travel_in_blocks(in, {}, {{.type = kernels::BlockType::int4, .block = 32}});
+      const auto run =
+          std::make_unique<PlanRun>(in, *device_, shape_of(mesh), groups_of(in, session().rank()),
+                                    mesh.place_of(session().rank()));
+      run->state().set_parameters(test_values(11));
+      for (int t = 1; t <= 3; ++t) EXPECT_TRUE(run->step(100 * t, {.update = t}).applied);
+      Hasher hash;
+      std::int64_t pieces = 0;
+      for (std::size_t u = 0; u < in.model.units.size(); ++u) {
+        const auto& s = run->state().units()[u];
+        for (const auto& piece : s.layout.pieces) {
+          if (!piece.whole) continue;
+          ++pieces;
+          for (const float x :
+               widened(run->real(s.parameters.range(piece.offset, piece.part.elements()))))
+            hash.add(std::bit_cast<std::uint32_t>(x));
+        }
+      }
+      EXPECT_GT(pieces, 0);
+      const auto word = static_cast<std::int64_t>(hash.value() >> 1);
+      EXPECT_EQ(control().min(word), control().max(word)) << mesh.tensor << " tensor ranks";
+    }
+  }
 }
 
 // Trap 38: after all reductions and once, by one coefficient on all ranks. Adam hides the scale of

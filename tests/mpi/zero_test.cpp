@@ -6,6 +6,7 @@
 
 #include "core/hash.hpp"
 #include "kernels/cpu/device.hpp"
+#include "support/blocks.hpp"
 #include "support/plan_run.hpp"
 #include "world.hpp"
 
@@ -20,6 +21,7 @@ struct Case {
   std::int64_t micro_batches = 2;
   plan::PlanPurpose purpose = plan::PlanPurpose::train;
   std::optional<kernels::BlockFormat> weight_blocks = {}, gradient_blocks = {};
+  std::int64_t block = 0;  // what travels in blocks is apart, even if nothing does
   std::int64_t per_node = 8;
   bool dealt = false;  // ranks go to nodes in turns, not as many as fill one
   std::optional<plan::ShardingInputs::Secondary> secondary = {};
@@ -38,8 +40,8 @@ class Zero : public testing::Test {
     inputs.optimizer = optim::adam({.weight_decay = 0.1F});
     inputs.optimizer.clip_norm = 0.5;
     inputs.layout.mesh.data = session().size();
-    inputs.numerics.weight_blocks = c.weight_blocks;
-    inputs.numerics.gradient_blocks = c.gradient_blocks;
+    travel_in_blocks(inputs, c.weight_blocks, c.gradient_blocks);
+    if (c.block > 0) inputs.model.units = model::model_units(c.config, 1, {.block = c.block});
     for (std::int64_t r = 0; r < session().size(); ++r)
       inputs.layout.node_of.push_back(
           static_cast<int>(c.dealt ? r % (session().size() / c.per_node) : r / c.per_node));
@@ -225,6 +227,7 @@ TEST_F(Zero, GradientsInBlocksAreWithinTheirRounding) {
   const std::int64_t size = session().size();
   if (size == 1) GTEST_SKIP() << "needs two ranks";
   auto one_inputs = plan_inputs_of(gpt2_like(), *device_, DType::f32);
+  one_inputs.model.units = model::model_units(gpt2_like(), 1, {.block = 32});
   PlanRun one(one_inputs, *device_, {.sequence = 6, .micro = 1, .micro_batches = 1});
   std::vector<std::vector<float>> of_rank;  // of each, as if alone
   for (std::int64_t r = 0; r < size; ++r) {
@@ -253,6 +256,7 @@ TEST_F(Zero, GradientsInBlocksAreWithinTheirRounding) {
           double rounded = 0;
           for (std::size_t u = 0; u < run->state().units().size(); ++u) {
             const auto& s = run->state().units()[u];
+            const bool in_blocks = run->inputs().model.units[u].traits.block > 0;
             const auto n = static_cast<std::size_t>(s.layout.padded);
             const auto alone = static_cast<std::size_t>(one.state().units()[u].layout.padded);
             std::vector<double> sum(n), bound(n), of_node(n), largest(n);
@@ -262,14 +266,15 @@ TEST_F(Zero, GradientsInBlocksAreWithinTheirRounding) {
               for (std::size_t i = 0; i < std::min(n, alone); ++i)
                 part[i] =
                     of_rank[static_cast<std::size_t>(r)][begin + i] / static_cast<double>(size);
-              const auto off = half_steps(part, s.layout.shard, format);
+              const auto off =
+                  in_blocks ? half_steps(part, s.layout.shard, format) : std::vector<double>(n);
               for (std::size_t i = 0; i < n; ++i) {
                 sum[i] += part[i];
                 bound[i] += off[i];
                 of_node[i] += part[i];
                 largest[i] += off[i];
               }
-              if (!two_hops || (k + 1) % per_node != 0) continue;
+              if (!two_hops || !in_blocks || (k + 1) % per_node != 0) continue;
               for (std::size_t i = 0; i < n; ++i) largest[i] += std::abs(of_node[i]);
               const auto again = half_steps(largest, s.layout.shard, format);
               for (std::size_t i = 0; i < n; ++i) bound[i] += again[i];
@@ -295,8 +300,9 @@ TEST_F(Zero, GradientsInBlocksAreWithinTheirRounding) {
   }
 }
 
-// All ranks compute with the parameters that blocks give, their own too: one rank with parameters
-// rounded like that computes the same losses.
+// All ranks compute with the parameters that blocks give, their own too: with whole parameters
+// rounded like that losses are the same. Blocks are those of the whole, however many ranks have
+// parts of it.
 TEST_F(Zero, ParametersInBlocksAreTheSameOnAllRanks) {
   if (session().size() == 1) GTEST_SKIP() << "needs two ranks";
   const kernels::BlockFormat format{.type = kernels::BlockType::int8, .block = 32};
@@ -305,21 +311,19 @@ TEST_F(Zero, ParametersInBlocksAreTheSameOnAllRanks) {
     const auto plain = make(c);
     c.weight_blocks = format;
     const auto run = make(c);
-    c.stage = 0, c.weight_blocks.reset();
+    c.stage = 0, c.weight_blocks.reset(), c.block = format.block;
     const auto rounded = make(c);  // whole parameters, which are rounded here
     for (std::size_t u = 0; u < rounded->state().units().size(); ++u) {
-      const auto& s = rounded->state().units()[u];
-      const View all = rounded->real(s.parameters);
-      for (std::int64_t r = 0; r < session().size(); ++r) {
-        const View shard = all.range(r * s.layout.shard, s.layout.shard);
-        std::vector<std::uint8_t> code(static_cast<std::size_t>(format.bytes(s.layout.shard)));
-        const View bytes(reinterpret_cast<std::byte*>(code.data()), DType::u8,
-                         {1, 1, std::ssize(code)});
-        device_->run(kernels::Quantize{
-            .x = shard.reshaped({1, 1, s.layout.shard}), .code = bytes, .format = format});
-        device_->run(kernels::SumQuantized{
-            .code = bytes, .out = shard.reshaped({1, s.layout.shard}), .format = format});
-      }
+      if (rounded->inputs().model.units[u].traits.block == 0) continue;
+      const View all = rounded->real(rounded->state().units()[u].parameters);
+      const std::int64_t n = all.elements();
+      std::vector<std::uint8_t> code(static_cast<std::size_t>(format.bytes(n)));
+      const View bytes(reinterpret_cast<std::byte*>(code.data()), DType::u8,
+                       {1, 1, std::ssize(code)});
+      device_->run(
+          kernels::Quantize{.x = all.reshaped({1, 1, n}), .code = bytes, .format = format});
+      device_->run(
+          kernels::SumQuantized{.code = bytes, .out = all.reshaped({1, n}), .format = format});
     }
     const StepShown exact = plain->step(100, {.lr = 0}), got = run->step(100, {.lr = 0}),
                     want = rounded->step(100, {.lr = 0});

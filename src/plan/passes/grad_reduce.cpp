@@ -48,8 +48,8 @@ class Reducer {
       : plan_(plan),
         in_(in),
         states_(states),
-        route_(in.numerics.gradient_blocks ? gradient_route(in, plan.place)
-                                           : sum_route(in, plan.place)),
+        route_(sum_route(in, plan.place)),
+        block_route_(gradient_route(in, plan.place)),
         gather_route_(gather_route(in, plan.place)) {}
 
   std::vector<SummedGradient> run(const Scheduled& scheduled) {
@@ -183,7 +183,7 @@ class Reducer {
       insert(OpKind::reduce_gradients, Stream::reduce, sharers(), std::move(c));
     };
     TESSERA_CHECK(sharers() == MeshGroup::data, "a route for another group than data");
-    if (!in_.numerics.gradient_blocks) {
+    if (!in_.numerics.gradient_blocks || in_.model.units[unit_].traits.block == 0) {
       View sums;
       if (const std::int64_t n = shards_between(route_) * shard.elements(); n > 0)
         sums = View(sums_.view(plan_, n * size_of(DType::f32)).data, DType::f32, {n});
@@ -193,7 +193,7 @@ class Reducer {
     }
     const auto& format = *in_.numerics.gradient_blocks;
     const std::int64_t bytes = block_staging(format, plan_.group(sharers()).size, shard.elements());
-    for (Call& c : reduce_in_blocks(call, route_, format, leaving_.view(plan_, bytes),
+    for (Call& c : reduce_in_blocks(call, block_route_, format, leaving_.view(plan_, bytes),
                                     arriving_.view(plan_, bytes))) {
       add(std::move(c));
     }
@@ -293,7 +293,7 @@ class Reducer {
   Insertions insertions_;
   std::map<std::pair<std::size_t, bool>, Use> uses_;
   std::map<MeshGroup, Staging> staging_;
-  comm::Route route_;  // of gradients, in blocks or as they are
+  comm::Route route_, block_route_;  // of gradients as they are, and in blocks
   comm::Route gather_route_;
   Staging leaving_{"gradients that leave"}, arriving_{"gradients that arrive"};
   Staging sums_{"sums of nodes"}, gathered_{"gradients between nodes"};

@@ -20,7 +20,7 @@ std::vector<Layer> model_layers(const std::vector<model::UnitDesc>& units) {
   std::vector<Layer> layers{embed};
   for (std::size_t u : find(UnitKind::block)) {
     layers.push_back({LayerKind::block, {u}});
-    for (std::size_t t = u + 1; t < units.size() && units[t].kind == UnitKind::block_tile; ++t)
+    for (std::size_t t = u + 1; t < units.size() && units[t].kind == UnitKind::block_part; ++t)
       layers.back().units.push_back(t);
   }
   Layer head{LayerKind::head, find(UnitKind::final_norm)};

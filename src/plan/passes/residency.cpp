@@ -155,8 +155,9 @@ class Gathers {
     }
     if (const DType stored = state.own_shard.type; stored != in_.numerics.compute)
       return converted(state, gather, r, stored);
-    if (!in_.numerics.weight_blocks || plan_.shape.purpose == PlanPurpose::evaluate)
-      return travel(gather, r);
+    const bool in_blocks_of =
+        in_.numerics.weight_blocks && in_.model.units[r.unit].traits.block > 0;
+    if (!in_blocks_of || plan_.shape.purpose == PlanPurpose::evaluate) return travel(gather, r);
     return in_blocks(state, gather, r, *in_.numerics.weight_blocks);
   }
 

@@ -49,8 +49,7 @@ std::vector<Situation> situations(const PlanInputs& in) {
         continue;
       }
       const MeshPlace place = mesh.place_of(group.rank(i));
-      for (const auto route :
-           {in.numerics.gradient_blocks ? gradient_route : sum_route, gather_route}) {
+      for (const auto route : {sum_route, gradient_route, gather_route}) {
         for (const comm::Hop& hop : route(in, place).hops) remote.push_back(hop.remote);
       }
     }

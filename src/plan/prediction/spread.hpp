@@ -29,8 +29,8 @@ struct Situation {
     auto operator<=>(const Group&) const = default;
   };
   Group data, tensor, ends;
-  /// Peers on other nodes in each hop of what is summed, then of what is gathered, over the data
-  /// ranks.
+  /// Peers on other nodes in each hop of what is summed, as it is and in blocks, then of what is
+  /// gathered, over the data ranks.
   std::vector<std::int64_t> remote;
   bool next_on_other_node = false,
        previous_on_other_node = false;  // the neighbouring stage is on another node

@@ -337,7 +337,7 @@ double Report::say_times(double waited_for_saves, double slowest_compute) const 
     const auto of = [&](model::UnitKind kind) {
       return i > 0 && in.model.units[i - 1].kind == kind;
     };
-    const bool block = of(model::UnitKind::block) || of(model::UnitKind::block_tile);
+    const bool block = of(model::UnitKind::block) || of(model::UnitKind::block_part);
     (block ? blocks : ends) += steps_.compute[i];
   }
   const double compute = steps_.computed();

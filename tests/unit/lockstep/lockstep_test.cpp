@@ -10,6 +10,7 @@
 #include "kernels/cpu/device.hpp"
 #include "plan/ir/print.hpp"
 #include "plan/proof/check.hpp"
+#include "support/blocks.hpp"
 #include "support/plan_run.hpp"
 #include "support/sanitized.hpp"
 
@@ -54,13 +55,12 @@ plan::PlanInputs inputs_of(const Case& c, kernels::Device& device) {
   inputs.optimizer.clip_norm = 0.5;
   inputs.layout.mesh = c.mesh;
   inputs.layout.tensor_chunks = c.mesh.tensor * c.tiles;
-  inputs.model.units = model::model_units(c.config, inputs.layout.tensor_chunks, c.tiles);
+  travel_in_blocks(inputs, {}, c.gradient_blocks, c.tiles);
   for (model::UnitDesc& unit : inputs.model.units) {
     if (std::ranges::count(c.frozen, unit.name) > 0)
-      unit.traits = {.trained = false, .stored = c.stored};
+      unit.traits.trained = false, unit.traits.stored = c.stored;
   }
   inputs.layout.pipeline = c.pipeline;
-  inputs.numerics.gradient_blocks = c.gradient_blocks;
   // Each rank on a node of its own, which makes staging small; but blocks go over nodes of two.
   const int per_node = c.per_node > 0      ? c.per_node
                        : c.gradient_blocks ? 2
@@ -216,6 +216,11 @@ std::vector<Layout> layouts() {
        {.mesh = {.data = 4},
         .gradient_blocks = kernels::BlockFormat{.type = kernels::BlockType::int4, .block = 32}},
        3},
+      {"Tensor2Data2LlamaInt4",
+       {.mesh = {.tensor = 2, .data = 2},
+        .config = llama_like(),
+        .gradient_blocks = kernels::BlockFormat{.type = kernels::BlockType::int4, .block = 32}},
+       1},
       {"Data4Int8Bf16SumsDealt",
        {.mesh = {.data = 4},
         .compute = DType::bf16,

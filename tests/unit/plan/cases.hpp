@@ -9,6 +9,7 @@
 #include "plan/passes/make_plan.hpp"
 #include "plan/proof/check.hpp"
 #include "plan/proof/meetings.hpp"
+#include "support/blocks.hpp"
 
 namespace tessera::plan {
 
@@ -73,15 +74,16 @@ inline Case random_case(std::mt19937& random) {
   c.inputs.layout.tensor_chunks =
       c.inputs.numerics.layout_mode ? 2 : c.inputs.layout.mesh.tensor * tiles;
   c.inputs.layout.split_sequence = pick(3) != 0;
-  c.inputs.model.units = model::model_units(m, c.inputs.layout.tensor_chunks, tiles);
+  c.inputs.model.units = model::model_units(m, c.inputs.layout.tensor_chunks, {.tiles = tiles});
   const int per_node = 1 + pick(static_cast<int>(c.inputs.layout.mesh.data));
   for (int r = 0; r < c.inputs.layout.mesh.size(); ++r)
     c.inputs.layout.node_of.push_back(r / per_node);
   if (!c.inputs.numerics.layout_mode && pick(3) == 0) {
     const std::int64_t block = 16 << pick(5);
-    c.inputs.numerics.gradient_blocks = {
-        .type = pick(2) == 0 ? kernels::BlockType::int8 : kernels::BlockType::int4, .block = block};
-    if (c.inputs.sharding.stage == 3) c.inputs.numerics.weight_blocks = {.block = block};
+    const auto type = pick(2) == 0 ? kernels::BlockType::int8 : kernels::BlockType::int4;
+    std::optional<kernels::BlockFormat> weights;
+    if (c.inputs.sharding.stage == 3) weights = {.block = block};
+    test::travel_in_blocks(c.inputs, weights, {{.type = type, .block = block}}, tiles);
   }
   if (c.inputs.sharding.stage == 3 && pick(2) == 0) {
     c.inputs.sharding.secondary.emplace();

@@ -147,7 +147,7 @@ TEST(MakePlan, GathersTilesOneAfterAnother) {
     model::ModelConfig& m = c.inputs.model.config;
     m.heads = m.kv_heads = 4, m.head_dim = 16, m.hidden = 64, m.ffn_hidden = 256;
     c.inputs.layout.tensor_chunks = tiles;
-    c.inputs.model.units = model::model_units(m, tiles, tiles);
+    c.inputs.model.units = model::model_units(m, tiles, {.tiles = tiles});
     const Plan plan = make_plan(c.inputs, c.shape, {});
     check(plan);
     const auto lives = buffer_lives(plan);
@@ -316,18 +316,22 @@ TEST(MakePlan, SendsBlocksWithinNodesThenAcross) {
     for (const ReduceWhen reduce : {ReduceWhen::step, ReduceWhen::micro}) {
       Case c = make_case(3, 6, 2, reduce);
       c.inputs.layout.node_of = {0, 0, 0, 1, 1, 1};
-      c.inputs.numerics.gradient_blocks = {.type = type, .block = 32};
-      c.inputs.numerics.weight_blocks = {.type = kernels::BlockType::int8, .block = 32};
+      test::travel_in_blocks(c.inputs, {{.block = 32}}, {{.type = type, .block = 32}});
+      const auto in_blocks = [&](std::int32_t u) {
+        return c.inputs.model.units[static_cast<std::size_t>(u)].traits.block > 0;
+      };
       const Plan plan = make_plan(c.inputs, c.shape, {.data = 4});
       comm::WireBytes sums, gathers;
       std::int64_t slots = 0, least = 0;
       for (const Op& op : plan.ops) {
         const auto bytes = wire_bytes_of(plan, op);
         auto& of = op.kind == OpKind::reduce_gradients ? sums : gathers;
+        if (op.unit < 0 || !in_blocks(op.unit)) continue;
         if (op.kind == OpKind::reduce_gradients || op.kind == OpKind::gather)
           of.intra += bytes.intra, of.inter += bytes.inter;
       }
       for (const auto& unit : c.inputs.model.units) {
+        if (unit.traits.block == 0) continue;
         const std::int64_t n = zero::unit_layout(unit, 6).shard;
         slots += c.inputs.numerics.gradient_blocks->bytes(n);
         least += c.inputs.numerics.weight_blocks->bytes(n);
@@ -364,11 +368,13 @@ TEST(MakePlan, GathersAcrossNodesOnceAStepWithSecondaryShards) {
       Case c = make_case(3, 6, 3, ReduceWhen::step);
       c.inputs.sharding.prefetch = 0;
       c.inputs.layout.node_of = {0, 0, 0, 1, 1, 1};
-      if (blocks) c.inputs.numerics.weight_blocks = {.block = 32};
-      std::int64_t slots = 0;
+      if (blocks) test::travel_in_blocks(c.inputs, {{.block = 32}}, {});
+      std::int64_t slots = 0, units = 0;  // those in blocks
       for (const auto& unit : c.inputs.model.units) {
         const std::int64_t n = zero::unit_layout(unit, 6).shard;
-        slots += blocks ? c.inputs.numerics.weight_blocks->bytes(n) : 4 * n;
+        const bool in_blocks = unit.traits.block > 0;
+        slots += in_blocks ? c.inputs.numerics.weight_blocks->bytes(n) : 4 * n;
+        units += in_blocks ? 1 : 0;
       }
       const auto of_gathers = [&] {
         const Plan plan = make_plan(c.inputs, c.shape, {.data = 4});
@@ -383,7 +389,6 @@ TEST(MakePlan, GathersAcrossNodesOnceAStepWithSecondaryShards) {
         }
         return std::pair{inter, quantised};
       };
-      const std::int64_t units = blocks ? std::ssize(c.inputs.model.units) : 0;
       const auto [plain, once] = of_gathers();
       EXPECT_GT(plain, 3 * slots);
       EXPECT_EQ(once, units);
@@ -518,11 +523,9 @@ TEST(Check, RejectsBlocksThatGoAstray) {
   for (const std::vector<int>& nodes : {std::vector{0, 0, 1, 1}, {0, 1, 0, 1}}) {
     Case c = make_case(2, 4, 2, ReduceWhen::micro);
     c.inputs.layout.node_of = nodes;
-    c.inputs.numerics.gradient_blocks = {.type = kernels::BlockType::int4, .block = 32};
+    test::travel_in_blocks(c.inputs, {}, {{.type = kernels::BlockType::int4, .block = 32}});
     const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
-    const auto without = without_each(plan, OpKind::reduce_gradients);
-    EXPECT_EQ(without.size() % 5, 0U);
-    expect_rejected(without, "without an op");
+    expect_rejected(without_each(plan, OpKind::reduce_gradients), "without an op");
     expect_rejected(with_each<AllToAll>(plan, [](AllToAll& a) { --a.ranks.count; }), "fewer ranks");
     expect_rejected(
         with_each<AllToAll>(plan, [](AllToAll& a) { a.ranks.stride = 3 - a.ranks.stride; }),
@@ -546,7 +549,7 @@ TEST(Check, RejectsBlocksThatGoAstray) {
 
 TEST(Check, RejectsParametersThatAreNotGathered) {
   Case c = make_case(3, 4, 2, ReduceWhen::micro);
-  c.inputs.numerics.weight_blocks = {.block = 32};
+  test::travel_in_blocks(c.inputs, {{.block = 32}}, {});
   const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
   expect_rejected(without_each(plan, OpKind::gather), "without an op");
   expect_rejected(
@@ -584,8 +587,7 @@ TEST(Check, RejectsBuffersThatShareBytesWhileBothAreAlive) {
 TEST(Check, RejectsRanksWithOtherBlocks) {
   Case c = make_case(3, 4, 1, ReduceWhen::micro);
   c.inputs.layout.node_of = {0, 0, 1, 1};
-  c.inputs.numerics.weight_blocks = {.block = 32};
-  c.inputs.numerics.gradient_blocks = {.block = 32};
+  test::travel_in_blocks(c.inputs, {{.block = 32}}, {{.block = 32}});
   const auto hash = [&] { return plan_hash(make_plan(c.inputs, c.shape, {})); };
   const Case same = c;
   const auto first = hash();

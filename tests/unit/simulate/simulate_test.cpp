@@ -10,6 +10,7 @@
 #include "plan/passes/make_plan.hpp"
 #include "plan/passes/pipeline.hpp"
 #include "plan/prediction/compare.hpp"
+#include "support/blocks.hpp"
 
 namespace tessera::plan {
 namespace {
@@ -325,7 +326,7 @@ TEST(OpCosts, SlotsGoPairwiseAlsoBesideRings) {
   m.collectives = deck::Collectives::ring;
   PlanInputs in = inputs({.data = 8}, 2);
   in.layout.node_of = {0, 0, 0, 0, 1, 1, 1, 1};
-  in.numerics.gradient_blocks = kernels::BlockFormat{.type = kernels::BlockType::int4};
+  test::travel_in_blocks(in, {}, kernels::BlockFormat{.type = kernels::BlockType::int4});
   const Plan plan = make_plan(in, shape, {});
   const auto costs = op_costs(plan, m);
   int hops[2] = {};

@@ -124,14 +124,22 @@ TEST(UnitLayout, EveryElementHasOneOwner) {
   });
 }
 
-// However a model is cut into chunks and tiles, over however many ranks of both kinds.
+// However a model is cut into chunks, tiles and what travels in blocks, over however many ranks of
+// both kinds.
 TEST(UnitLayout, EveryElementHasOneOwnerAmongTiles) {
-  for (const auto& [tensor, tiles, more] :
-       {std::array<std::int64_t, 3>{1, 3, 1}, {1, 2, 2}, {2, 2, 1}, {3, 1, 1}, {2, 2, 2}}) {
+  for (const auto& [tensor, tiles, more, block] : {std::array<std::int64_t, 4>{1, 3, 1, 0},
+                                                   {1, 2, 2, 0},
+                                                   {2, 2, 1, 0},
+                                                   {3, 1, 1, 0},
+                                                   {2, 2, 2, 0},
+                                                   {1, 1, 1, 64},
+                                                   {2, 1, 1, 6},
+                                                   {1, 2, 1, 64},
+                                                   {2, 2, 1, 2}}) {
     const std::int64_t chunks = tensor * tiles * more;
     model::ModelConfig c = config(false);
     c.heads = c.kv_heads = 9, c.hidden = 18;
-    const auto units = model::model_units(c, chunks, tiles);
+    const auto units = model::model_units(c, chunks, {.tiles = tiles, .block = block});
     EXPECT_EQ(model::parameter_count(units), model::parameter_count(model::model_units(c)));
     std::map<std::string, std::vector<int>> owners;
     for (const auto& unit : model::model_units(c)) {
@@ -156,6 +164,45 @@ TEST(UnitLayout, EveryElementHasOneOwnerAmongTiles) {
     for (const auto& [name, counts] : owners) {
       for (const int n : counts)
         ASSERT_EQ(n, 1) << name << " in " << tiles << " tiles on " << tensor << " ranks";
+    }
+  }
+}
+
+// ZeRO++: which elements share a scale depends on no number of data ranks, and no two matrices have
+// a share in one block but those that one product serves. Vectors, and what every tensor rank must
+// have alike, travel as they are.
+TEST(UnitLayout, BlocksAreOfOneMatrixWhateverTheRanks) {
+  for (const bool llama : {false, true}) {
+    for (const std::int64_t block : {2, 6, 64, 256}) {
+      for (const std::int64_t tensor : {1, 2, 4}) {
+        model::ModelConfig c = config(llama);
+        c.heads = 4, c.kv_heads = llama ? 2 : 4;
+        std::int64_t in_blocks = 0;
+        for (const auto& unit : model::model_units(c, tensor, {.block = block})) {
+          const bool travels = unit.traits.block > 0;
+          in_blocks += travels ? 1 : 0;
+          for (const auto& p : unit.params) {
+            const bool part = p.is_matrix() && (p.tensor_axis >= 0 || tensor == 1);
+            EXPECT_EQ(travels, part) << p.name;
+          }
+          const model::TensorCut cut{.chunks = tensor, .ranks = tensor, .rank = tensor - 1};
+          const UnitLayout one = unit_layout(unit, 1, cut);
+          for (const std::int64_t data : {2, 3, 4}) {
+            const UnitLayout l = unit_layout(unit, data, cut);
+            for (std::size_t i = 0; i < l.pieces.size(); ++i) {
+              EXPECT_EQ(l.pieces[i].offset, one.pieces[i].offset);
+              const bool joined = unit.params[l.pieces[i].parameter].joined;
+              if (travels && !joined) {
+                EXPECT_EQ(l.pieces[i].offset % block, 0);
+              }
+            }
+            if (travels) {
+              EXPECT_EQ(l.shard % block, 0);
+            }
+          }
+        }
+        EXPECT_GT(in_blocks, c.layers);
+      }
     }
   }
 }
