@@ -3,6 +3,7 @@
 
 #include "core/exact_sum.hpp"
 #include "kernels/api/checks.hpp"
+#include "kernels/api/optimizer.hpp"
 
 namespace tessera::kernels {
 
@@ -21,17 +22,19 @@ struct Fill {
 inline void check(const Fill& a) { TESSERA_CHECK(a.out.dense(), "fill of a strided view"); }
 
 /// out (+)= x, converted to out's type; sums in f32. f32, bf16 and f16 in any pairing; dense, equal
-/// counts.
+/// counts. With a verdict (VerdictField::count f32): only where it applies the step.
 struct Convert {
   static constexpr const char* kName = "convert";
   View x;
   View out;
   Write write = Write::overwrite;
+  View verdict;
   View scratch;
 
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
-    f(s.x, Access::read), f(s.out, access_of(s.write)), f(s.scratch, Access::write);
+    f(s.x, Access::read), f(s.verdict, Access::read),
+        f(s.out, s.verdict ? Access::update : access_of(s.write)), f(s.scratch, Access::write);
   }
 };
 
@@ -39,6 +42,7 @@ inline void check(const Convert& a) {
   check_floats({a.x, a.out});
   check_flat({a.x}, a.x.type, a.x.elements());
   check_flat({a.out}, a.out.type, a.x.elements());
+  if (a.verdict) check_flat({a.verdict}, DType::f32, kVerdictFields);
 }
 
 /// out (+)= the sum of the parts, added in f32 in an aligned binary tree, ((0+1)+(2+3))+..., plus

@@ -6,7 +6,9 @@
 
 #include "core/enums.hpp"
 #include "core/math.hpp"
+#include "core/random.hpp"
 #include "kernels/api/checks.hpp"
+#include "kernels/api/optimizer.hpp"
 
 namespace tessera::kernels {
 
@@ -42,17 +44,41 @@ struct BlockFormat {
   }
 };
 
+/// Codes that are rounded up or down at random in proportion, which is right on average (stochastic
+/// rounding: Gupta et al. 2015): q = x (Q / m) + r before it is rounded, then at most Q either way,
+/// where r is uniform in (-1/2, 1/2). For element i of slot s it comes from random_bits(key(),
+/// samples[0], first + s stride + i). Absent without samples: rounding is to nearest.
+struct Chance {
+  std::uint64_t seed = 0;
+  std::uint64_t site = 0;  // what is rounded
+  std::int64_t first = 0, stride = 0;
+  View samples;  // i64; the first is another one in each step, micro-batch and data rank
+
+  explicit operator bool() const { return static_cast<bool>(samples); }
+  RandomKey key() const { return random_key(seed, RandomPurpose::rounding, site); }
+};
+
 /// code[b][a] = the bytes of x[a][b].
+///
+/// With error feedback (Seide et al. 2014; for sums of ZeRO in 4 bits: Xie et al. 2024, "LoCo")
+/// what is rounded is y = x + loss scale e, and what that loses, (y - its value) / loss scale,
+/// becomes `lost`. e is `error`, or where that is absent what `lost` had before. In a block that is
+/// not-a-number so is what it loses.
 struct Quantize {
   static constexpr const char* kName = "quantize";
-  View x;     // (A, B, n) f32, bf16 or f16, dense
+  View x;     // (A, B, n) f32, bf16 or f16, dense; slots count as a B + b
   View code;  // (B, A, format.bytes(n)) u8, on 16 bytes
   BlockFormat format;
+  Chance chance;
+  View error, lost;  // like x, bf16; both absent without error feedback
+  View scalars;      // (StepScalar::count) f32; present with `lost`
   View scratch;
 
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
-    f(s.x, Access::read), f(s.code, Access::write), f(s.scratch, Access::write);
+    f(s.x, Access::read), f(s.chance.samples, Access::read), f(s.error, Access::read),
+        f(s.scalars, Access::read), f(s.code, Access::write),
+        f(s.lost, s.error ? Access::write : Access::update), f(s.scratch, Access::write);
   }
 };
 
@@ -70,11 +96,23 @@ inline void check_codes(const View& code, std::initializer_list<std::int64_t> ex
                 static_cast<const void*>(code.data));
 }
 
+inline void check_chance(const Chance& chance) {
+  TESSERA_CHECK(!chance || (chance.samples.type == DType::i64 && chance.samples.elements() >= 1),
+                "samples of {}", to_string(chance.samples.type));
+}
+
 inline void check(const Quantize& a) {
   check_floats({a.x});
   TESSERA_CHECK(a.x.rank == 3, "x is (A, B, n), not of {} axes", a.x.rank);
   check_flat({a.x}, a.x.type, a.x.elements());
   check_codes(a.code, {a.x.extent(1), a.x.extent(0)}, a.format, a.x.cols());
+  check_chance(a.chance);
+  TESSERA_CHECK(static_cast<bool>(a.lost) == static_cast<bool>(a.scalars) && (a.lost || !a.error),
+                "error feedback that keeps no error, or has no loss scale");
+  for (const View& v : {a.error, a.lost}) {
+    if (v) check_flat({v}, DType::bf16, a.x.elements());
+  }
+  if (a.scalars) check_flat({a.scalars}, DType::f32, kScalars);
 }
 
 /// out (S, n) (+)= the sum over parts of the values of code[part][s], added in f32 in an aligned
@@ -113,17 +151,20 @@ struct RequantizeSum {
   View sum;                   // (S, format.bytes(elements)) u8, on 16 bytes
   std::int64_t elements = 0;  // n of a slot
   BlockFormat format;
+  Chance chance;
   View scratch;
 
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
-    f(s.code, Access::read), f(s.sum, Access::write), f(s.scratch, Access::write);
+    f(s.code, Access::read), f(s.chance.samples, Access::read), f(s.sum, Access::write),
+        f(s.scratch, Access::write);
   }
 };
 
 inline void check(const RequantizeSum& a) {
   check_parts(a.code, a.format, a.elements);
   check_codes(a.sum, {a.code.extent(1)}, a.format, a.elements);
+  check_chance(a.chance);
 }
 
 }  // namespace tessera::kernels

@@ -61,5 +61,37 @@ template <typename F>
 TESSERA_INLINE F shifted_code(F x, F inverse) {
   return x * inverse + F(kRoundToInt);
 }
+/// The same with a random offset, which could lead beyond the largest code.
+template <int kBits, typename F>
+TESSERA_INLINE F shifted_code(F x, F inverse, F offset) {
+  constexpr auto kMost = static_cast<float>(kMostCode<kBits>);
+  F q = x * inverse + offset;
+  q = select(q > F(kMost), F(kMost), q);
+  q = select(q < F(-kMost), F(-kMost), q);
+  return q + F(kRoundToInt);
+}
+
+/// In (-1/2, 1/2), as often positive as negative.
+TESSERA_INLINE float random_offset(std::uint32_t bits) {
+  return (static_cast<float>(static_cast<std::int32_t>(bits) >> 8) + 0.5F) * 0x1p-24F;
+}
+
+/// Where a Chance's numbers are for an element; the sample is read when the kernel runs.
+struct ChanceRule {
+  RandomKey key;
+  std::int64_t first, stride;
+  TESSERA_INLINE std::uint64_t index(std::int64_t slot, std::int64_t element) const {
+    return static_cast<std::uint64_t>(first + slot * stride + element);
+  }
+};
+inline ChanceRule chance_rule(const Chance& chance) {
+  return {.key = chance.key(), .first = chance.first, .stride = chance.stride};
+}
+
+/// What a block loses of y, whose code's shifted_code is given, in units without the loss scale.
+template <typename F>
+TESSERA_INLINE F lost_of(F y, F shifted, F scale, F unscale) {
+  return (y - (shifted - F(kRoundToInt)) * scale) * unscale;
+}
 
 }  // namespace tessera::kernels

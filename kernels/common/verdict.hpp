@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/exact_words.hpp"
+#include "kernels/api/optimizer.hpp"
 #include "kernels/common/math.hpp"
 
 namespace tessera::kernels {
@@ -20,6 +21,11 @@ TESSERA_INLINE VerdictNumbers verdict_of(std::int64_t* squares, float unscale, d
   if (apply && clip_norm > 0 && clip_norm / (norm + 1e-6) < 1) clip = clip_norm / (norm + 1e-6);
   return {.apply = apply ? 1.0F : 0.0F,
           .coefficient = static_cast<float>(static_cast<double>(unscale) * clip)};
+}
+
+/// Whether a verdict, read where the kernel runs, lets something happen; one that is absent does.
+TESSERA_INLINE bool applies(const float* verdict) {
+  return verdict == nullptr || verdict[static_cast<int>(VerdictField::apply)] != 0.0F;
 }
 
 }  // namespace tessera::kernels

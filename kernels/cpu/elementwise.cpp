@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "core/exact_sum.hpp"
+#include "kernels/common/verdict.hpp"
 #include "kernels/cpu/clear.hpp"
 #include "kernels/cpu/operations.hpp"
 #include "kernels/cpu/team.hpp"
@@ -15,6 +16,7 @@ void run(const Fill& a, const Context& context) {
 
 void run(const Convert& a, const Context& context) {
   check(a);
+  if (!applies(reinterpret_cast<const float*>(a.verdict.data))) return;
   const std::int64_t n = a.x.elements();
   parallel_ranges(context.threads, n, 4096, [&](Range part) {
     context.hot.convert(a.x.range(part.begin, part.count()), a.out.range(part.begin, part.count()),

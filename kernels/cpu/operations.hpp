@@ -26,6 +26,7 @@ std::int64_t scratch_bytes(const Attention&, const Context&);
 std::int64_t scratch_bytes(const AttentionBackward&, const Context&);
 std::int64_t scratch_bytes(const Rope&, const Context&);
 std::int64_t scratch_bytes(const ExactSum&, const Context&);
+std::int64_t scratch_bytes(const Quantize&, const Context&);
 std::int64_t scratch_bytes(const RequantizeSum&, const Context&);
 
 #define TESSERA_DECLARE(Operation) void run(const Operation&, const Context&);

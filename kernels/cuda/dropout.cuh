@@ -6,6 +6,31 @@
 
 namespace tessera::kernels::cuda {
 
+/// random_bits of V consecutive indices: four come from one block of Philox. Registers have no
+/// indices, so that a run which begins within a block is shifted by selecting.
+template <int V>
+__device__ __forceinline__ void random_run(RandomKey key, std::uint64_t stream, std::uint64_t index,
+                                           std::uint32_t (&bits)[V]) {
+  const auto skip = static_cast<int>(index % 4);
+  std::uint32_t all[V + 4];
+#pragma unroll
+  for (int b = 0; b < V / 4 + 1; ++b) {
+    const std::uint64_t at = index / 4 + static_cast<std::uint64_t>(b);
+    std::array<std::uint32_t, 4> four{};
+    if (b < V / 4 || skip != 0) {
+      four =
+          philox4x32({static_cast<std::uint32_t>(at), static_cast<std::uint32_t>(at >> 32),
+                      static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(stream >> 32)},
+                     key);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) all[4 * b + i] = four[static_cast<std::size_t>(i)];
+  }
+#pragma unroll
+  for (int i = 0; i < V; ++i)
+    bits[i] = skip == 0 ? all[i] : skip == 1 ? all[i + 1] : skip == 2 ? all[i + 2] : all[i + 3];
+}
+
 /// `samples` is null where nothing is dropped.
 struct DropoutMask {
   DropoutRule rule;
@@ -19,38 +44,10 @@ struct DropoutMask {
     const std::int64_t sample = quotient(row, tokens);
     const std::int64_t element = rule.first + (row - sample * tokens) * columns + c;
     std::uint32_t bits[V];
-    random_run(static_cast<std::uint64_t>(samples[sample]), static_cast<std::uint64_t>(element),
-               bits);
+    random_run(rule.key, static_cast<std::uint64_t>(samples[sample]),
+               static_cast<std::uint64_t>(element), bits);
 #pragma unroll
     for (int i = 0; i < V; ++i) x[i] = x[i] * (bits[i] >= rule.threshold ? rule.factor : 0.0F);
-  }
-
- private:
-  /// random_bits of V consecutive indices: four come from one block of Philox. Registers have no
-  /// indices, so that a run which begins within a block is shifted by selecting.
-  template <int V>
-  __device__ __forceinline__ void random_run(std::uint64_t stream, std::uint64_t index,
-                                             std::uint32_t (&bits)[V]) const {
-    const auto skip = static_cast<int>(index % 4);
-    std::uint32_t all[V + 4];
-#pragma unroll
-    for (int b = 0; b < V / 4 + 1; ++b) {
-      std::array<std::uint32_t, 4> four{};
-      if (b < V / 4 || skip != 0) four = block(stream, index / 4 + static_cast<std::uint64_t>(b));
-#pragma unroll
-      for (int i = 0; i < 4; ++i) all[4 * b + i] = four[static_cast<std::size_t>(i)];
-    }
-#pragma unroll
-    for (int i = 0; i < V; ++i) {
-      bits[i] = skip == 0 ? all[i] : skip == 1 ? all[i + 1] : skip == 2 ? all[i + 2] : all[i + 3];
-    }
-  }
-  __device__ __forceinline__ std::array<std::uint32_t, 4> block(std::uint64_t stream,
-                                                                std::uint64_t index) const {
-    return philox4x32(
-        {static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(index >> 32),
-         static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(stream >> 32)},
-        rule.key);
   }
 };
 

@@ -22,7 +22,8 @@ void run(const Convert& a, const Context& context) {
     with_type(a.out.type, [&]<typename G>() {
       using Run = ConvertRun<T, G>;
       const View x = a.x.range(0, a.x.elements()), out = a.out.range(0, a.x.elements());
-      const Run body{x.as<T>(), out.as<G>(), a.write == Write::add, wide<Run::V>({x, out})};
+      const Run body{x.as<T>(), out.as<G>(), reinterpret_cast<const float*>(a.verdict.data),
+                     a.write == Write::add, wide<Run::V>({x, out})};
       map<Run::V>(context, a.kName, body, 1, x.cols());
     });
   });

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/common/tree.hpp"
+#include "kernels/common/verdict.hpp"
 #include "kernels/cuda/vec.cuh"
 
 namespace tessera::kernels::cuda {
@@ -11,9 +12,11 @@ struct ConvertRun {
   static constexpr int V = kRun<T, G>;
   const T* x;
   G* out;
+  const float* verdict;
   bool add, wide;
 
   __device__ __forceinline__ void operator()(std::int64_t, std::int64_t i, int count) const {
+    if (!applies(verdict)) return;
     float v[V], before[V];
     load(x + i, count, wide, v);
     if (add) {

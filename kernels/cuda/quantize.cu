@@ -44,6 +44,13 @@ void with_parts(std::int64_t parts, F&& f) {
   }
 }
 
+Errors errors_of(const Quantize& a) {
+  if (!a.lost) return {};
+  return {.error = (a.error ? a.error : a.lost).as<bf16>(),
+          .lost = a.lost.as<bf16>(),
+          .scalars = a.scalars.as<float>()};
+}
+
 }  // namespace
 
 void run(const Quantize& a, const Context& context) {
@@ -54,10 +61,12 @@ void run(const Quantize& a, const Context& context) {
     constexpr int V = kRun<T>;
     QuantizeSlots<T> slots{.x = a.x.as<T>(),
                            .code = a.code.data,
+                           .errors = errors_of(a),
+                           .offsets = offsets_of(a.chance),
                            .a_slots = a.x.extent(0),
                            .b_slots = a.x.extent(1),
                            .layout = layout,
-                           .wide = blocks_on_runs(layout, V) && wide<V>({a.x})};
+                           .wide = blocks_on_runs(layout, V) && wide<V>({a.x, a.error, a.lost})};
     with_bits(a.format.type, [&]<int kBits>() {
       with_block_team<V>(layout.block, [&]<int kRuns>(Team team) {
         slots.team = team;
@@ -98,7 +107,8 @@ void run(const RequantizeSum& a, const Context& context) {
   constexpr int V = RequantizeSlots::V;
   const SlotLayout layout = slot_layout(a.format, a.elements);
   const std::int64_t blocks = a.code.extent(1) * layout.blocks;
-  RequantizeSlots slots{.parts = code_parts(a.code, layout, V), .sum = a.sum.data};
+  RequantizeSlots slots{
+      .parts = code_parts(a.code, layout, V), .sum = a.sum.data, .offsets = offsets_of(a.chance)};
   with_bits(a.format.type, [&]<int kBits>() {
     with_parts(a.code.extent(0), [&]<int kMost>() {
       with_block_team<V>(layout.block, [&]<int kRuns>(Team team) {

@@ -5,6 +5,7 @@
 
 #include "kernels/common/quantize.hpp"
 #include "kernels/common/tree.hpp"
+#include "kernels/cuda/dropout.cuh"
 #include "kernels/cuda/scratch.hpp"
 #include "kernels/cuda/team.cuh"
 
@@ -63,16 +64,14 @@ struct CodeRun {
       p[i] = static_cast<std::byte>(all & 0xffU);
   }
 
-  /// The codes of x, whose elements beyond the block's end are 0.
-  __device__ __forceinline__ void set(const float (&x)[V], float inverse) {
+  /// The codes of shifted_code's numbers.
+  __device__ __forceinline__ void set(const float (&shifted)[V]) {
     constexpr std::uint32_t kMask = (1U << kBits) - 1;
     fill(0);
 #pragma unroll
-    for (int i = 0; i < V; ++i) {
-      const auto bits = std::bit_cast<std::uint32_t>(shifted_code(x[i], inverse));
-      const std::uint32_t code = inverse == 0.0F ? 0U : bits & kMask;
-      word[i / kPerWord] |= code << i % kPerWord * kBits;
-    }
+    for (int i = 0; i < V; ++i)
+      word[i / kPerWord] |= (std::bit_cast<std::uint32_t>(shifted[i]) & kMask)
+                            << i % kPerWord * kBits;
   }
   /// Code i as a number: its byte is moved into the mantissa of 2^23 by one instruction, where an
   /// integer's conversion would take one of the slow ones.
@@ -128,10 +127,52 @@ __device__ __forceinline__ std::int32_t largest_of(const float (&x)[V], std::int
   return most;
 }
 
+/// Random numbers of roundings; `samples` is null where nothing is left to chance.
+struct Offsets {
+  ChanceRule rule;
+  const std::int64_t* samples = nullptr;
+};
+inline Offsets offsets_of(const Chance& chance) {
+  if (!chance) return {};
+  return {.rule = chance_rule(chance),
+          .samples = reinterpret_cast<const std::int64_t*>(chance.samples.data)};
+}
+
+/// shifted_code of elements c .. c + V of a slot.
+template <int kBits, int V>
+__device__ __forceinline__ void shifted_codes(const Offsets& offsets, std::int64_t slot,
+                                              std::int64_t c, const float (&x)[V], float inverse,
+                                              float (&shifted)[V]) {
+  std::uint32_t bits[V] = {};
+  if (offsets.samples != nullptr && inverse != 0.0F) {
+    random_run(offsets.rule.key, static_cast<std::uint64_t>(*offsets.samples),
+               offsets.rule.index(slot, c), bits);
+  }
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    shifted[i] = inverse == 0.0F ? kRoundToInt
+                 : offsets.samples == nullptr
+                     ? shifted_code(x[i], inverse)
+                     : shifted_code<kBits>(x[i], inverse, random_offset(bits[i]));
+  }
+}
+
+/// What roundings lose; `lost` is null without error feedback.
+struct Errors {
+  const bf16* error = nullptr;  // (A, B, elements), of earlier roundings
+  bf16* lost = nullptr;
+  const float* scalars = nullptr;
+  __device__ __forceinline__ float unscale() const {
+    return scalars[static_cast<int>(StepScalar::unscale)];
+  }
+};
+
 template <typename T>
 struct QuantizeSlots {
   const T* x;  // (A, B, elements)
   std::byte* code;
+  Errors errors;
+  Offsets offsets;
   std::int64_t a_slots, b_slots;
   SlotLayout layout;
   Team team;  // of a block of elements
@@ -152,17 +193,34 @@ __global__ void __launch_bounds__(kBlockThreads) quantize_kernel(QuantizeSlots<T
   std::byte* codes = slot + at.first * kBits / 8;
 
   float x[kRuns > 0 ? kRuns : 1][V];
+  const std::int64_t element = at.slot * a.layout.elements + at.first;
+  const auto numbers = [&](int k, std::int64_t c, int count) {
+    load(from + c, count, a.wide, x[k]);
+    if (a.errors.lost == nullptr) return;
+    const float scale = 1.0F / a.errors.unscale();
+    float error[V];
+    load(a.errors.error + element + c, count, a.wide, error);
+#pragma unroll
+    for (int i = 0; i < V; ++i) x[k][i] = x[k][i] + error[i] * scale;
+  };
   std::int32_t largest = 0;
   team.template each_run<V, kRuns>(at.count, [&](int k, std::int64_t c, int count) {
-    load(from + c, count, a.wide, x[k]);
+    numbers(k, c, count);
     largest = largest_of(x[k], largest);
   });
   const BlockScale s = block_scale<kBits>(team.max(largest, partial));
   team.template each_run<V, kRuns>(at.count, [&](int k, std::int64_t c, int count) {
-    if (kRuns == 0) load(from + c, count, a.wide, x[k]);
+    if (kRuns == 0) numbers(k, c, count);
+    float shifted[V];
+    shifted_codes<kBits>(a.offsets, at.slot, at.first + c, x[k], s.inverse, shifted);
     CodeRun<kBits, V> run;
-    run.set(x[k], s.inverse);
+    run.set(shifted);
     run.write(codes + c * kBits / 8, count, a.wide);
+    if (a.errors.lost == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < V; ++i)
+      shifted[i] = lost_of(x[k][i], shifted[i], s.scale, a.errors.unscale());
+    store(a.errors.lost + element + c, count, a.wide, shifted);
   });
   finish_block<kBits>(team, a.layout, at, s.scale, slot);
 }
@@ -278,7 +336,8 @@ struct RequantizeSlots {
   static constexpr int V = 8;
   CodeParts parts;
   std::byte* sum;  // (slots, bytes)
-  Team team;       // of a block of elements
+  Offsets offsets;
+  Team team;  // of a block of elements
 };
 
 template <int kBits, int kMost, int kRuns>
@@ -304,8 +363,10 @@ __global__ void __launch_bounds__(kBlockThreads, (kSumBlocks<kMost, kBlockThread
   const BlockScale s = block_scale<kBits>(team.max(largest, partial));
   team.template each_run<V, kRuns>(at.count, [&](int k, std::int64_t c, int count) {
     if (kRuns == 0) sum[k] = sum_of_parts<kBits, V, kMost>(parts, c, count);
+    float shifted[V];
+    shifted_codes<kBits>(a.offsets, at.slot, at.first + c, sum[k].v, s.inverse, shifted);
     CodeRun<kBits, V> run;
-    run.set(sum[k].v, s.inverse);
+    run.set(shifted);
     run.write(codes + c * kBits / 8, count, parts.wide);
   });
   finish_block<kBits>(team, layout, at, s.scale, slot);

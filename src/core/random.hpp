@@ -10,7 +10,13 @@
 namespace tessera {
 
 /// What a random number is for; part of the key, so that no two purposes share numbers.
-enum class RandomPurpose : std::uint32_t { init = 1, dropout = 2, data_order = 3, sampling = 4 };
+enum class RandomPurpose : std::uint32_t {
+  init = 1,
+  dropout = 2,
+  data_order = 3,
+  sampling = 4,
+  rounding = 5
+};
 
 struct RandomKey {
   std::uint32_t k0 = 0;

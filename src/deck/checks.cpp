@@ -245,6 +245,16 @@ class Checker {
                           "say how gradients travel (leave one out)",
                           enum_word(q.gradients), enum_word(deck_.precision.gradients)));
     }
+    const auto of_gradients = [&](std::string_view key, bool used) {
+      if (usable({key, "zero.quantize.gradients"}) && used &&
+          q.gradients == QuantizedGradients::none) {
+        problem(key, fmt::format("{} has no effect: zero.quantize.gradients is \"none\" (set it to "
+                                 "\"int4\" or \"int8\", or leave {} out)",
+                                 key, key));
+      }
+    };
+    of_gradients("zero.quantize.error_feedback", q.error_feedback);
+    of_gradients("zero.quantize.stochastic", q.stochastic);
     if (usable({"zero.quantize.block"}) && q.block % 2 != 0) {
       problem("zero.quantize.block",
               fmt::format("zero.quantize.block = {} is odd (two int4 share a byte)", q.block));

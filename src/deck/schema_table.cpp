@@ -352,10 +352,16 @@ constexpr SchemaRow kRows[] = {
         "zero.quantize.block", "elements that share a scale, an even number",
         {.limits = between(16, 1 << 20), .on_resume = event}),
     row<&Deck::zero, &ZeroSection::quantize, &QuantizeSection::error_feedback>(
-        "zero.quantize.error_feedback", "what rounding lost is added to the next step's gradient",
-        {.built = "false"}),
+        "zero.quantize.error_feedback",
+        "what the first rounding of a gradient to its blocks loses is added to that of the next "
+        "step: 4 bytes for each parameter on each rank, and 4 for each of its shards; zero where a "
+        "checkpoint has none",
+        {.on_resume = event}),
     row<&Deck::zero, &ZeroSection::quantize, &QuantizeSection::stochastic>(
-        "zero.quantize.stochastic", "round at random in proportion", {.built = "false"}),
+        "zero.quantize.stochastic",
+        "gradients become blocks by rounding up or down at random in proportion, which is right on "
+        "average",
+        {.on_resume = event}),
     row<&Deck::offload, &OffloadSection::parameters>(
         "offload.parameters", "where parameters live while no layer uses them"),
     row<&Deck::offload, &OffloadSection::gradients>(

@@ -29,6 +29,8 @@ struct StateTensor {
   /// Whether it is in checkpoints, element by element, and in the snapshots that these are written
   /// from. What is not saved is zero after a restart.
   bool saved = true;
+  /// Whether a checkpoint that lacks it is refused; else it is zero after a restart from there.
+  bool required = true;
 };
 
 /// What an update of some elements of one unit works on. All views have the same number of

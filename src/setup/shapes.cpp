@@ -42,7 +42,8 @@ std::vector<plan::PlanShape> training_shapes(const deck::Deck& deck, std::int64_
     if (deck.checkpoint.every > 0 && saves_beside_steps(deck))
       add(plan::PlanPurpose::train_snapshot, global);
   }
-  if (offload_inputs(deck.offload).updates()) shapes.push_back(plan::kFlush);
+  if (offload_inputs(deck.offload).updates() || deck.zero.quantize.error_feedback)
+    shapes.push_back(plan::kFlush);
   if (!deck.data.validation.empty()) shapes.push_back(evaluation_shape(deck.batch, data_ranks));
   return shapes;
 }

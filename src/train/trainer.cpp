@@ -169,7 +169,7 @@ StepResult Trainer::run_step() {
   StepInput input = step_input();
   input.set(StepFlag::saved, saves_->phase_done());
   // A flush before the last save does a part of what a step does.
-  const int steps = run_.engine->inputs().offload.updates() ? 2 : 1;
+  const int steps = plan::leaves_work(run_.engine->inputs()) ? 2 : 1;
   stop_reason_ = stop_.reason(steps * slowest_step_s_ + saves_->slowest());
   input.set(StepFlag::stop, stop_reason_.has_value());
   const auto begin = SteadyClock::now();

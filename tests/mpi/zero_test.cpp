@@ -24,6 +24,7 @@ struct Case {
   std::int64_t block = 0;  // what travels in blocks is apart, even if nothing does
   std::int64_t per_node = 8;
   bool dealt = false;  // ranks go to nodes in turns, not as many as fill one
+  bool error_feedback = false, stochastic = false;
   std::optional<plan::ShardingInputs::Secondary> secondary = {};
 };
 
@@ -41,6 +42,8 @@ class Zero : public testing::Test {
     inputs.optimizer.clip_norm = 0.5;
     inputs.layout.mesh.data = session().size();
     travel_in_blocks(inputs, c.weight_blocks, c.gradient_blocks);
+    inputs.numerics.error_feedback = c.error_feedback;
+    inputs.numerics.stochastic = c.stochastic;
     if (c.block > 0) inputs.model.units = model::model_units(c.config, 1, {.block = c.block});
     for (std::int64_t r = 0; r < session().size(); ++r)
       inputs.layout.node_of.push_back(
@@ -59,6 +62,25 @@ class Zero : public testing::Test {
         std::move(groups), MeshPlace{.data = session().rank()});
     run->state().set_parameters(test_values(11));
     return run;
+  }
+
+  /// Of gpt2_like() in blocks of 32: the gradient of each rank's sample, as if it were alone, unit
+  /// by unit.
+  std::vector<std::vector<float>> gradients_of_ranks() {
+    auto inputs = plan_inputs_of(gpt2_like(), *device_, DType::f32);
+    inputs.model.units = model::model_units(gpt2_like(), 1, {.block = 32});
+    PlanRun one(inputs, *device_, {.sequence = 6, .micro = 1, .micro_batches = 1});
+    std::vector<std::vector<float>> all;
+    for (std::int64_t r = 0; r < session().size(); ++r) {
+      one.state().set_parameters(test_values(11));
+      all.push_back(one.step(100 + r, {.lr = 0}).gradients);
+    }
+    return all;
+  }
+  /// How many of them are a unit's.
+  static std::size_t elements_alone(std::size_t unit) {
+    const auto units = model::model_units(gpt2_like(), 1, {.block = 32});
+    return static_cast<std::size_t>(zero::unit_layout(units[unit], 1).padded);
   }
 
   static bool same_on_all_ranks(const std::vector<float>& values) {
@@ -226,14 +248,7 @@ std::vector<double> half_steps(const std::vector<double>& values, std::int64_t n
 TEST_F(Zero, GradientsInBlocksAreWithinTheirRounding) {
   const std::int64_t size = session().size();
   if (size == 1) GTEST_SKIP() << "needs two ranks";
-  auto one_inputs = plan_inputs_of(gpt2_like(), *device_, DType::f32);
-  one_inputs.model.units = model::model_units(gpt2_like(), 1, {.block = 32});
-  PlanRun one(one_inputs, *device_, {.sequence = 6, .micro = 1, .micro_batches = 1});
-  std::vector<std::vector<float>> of_rank;  // of each, as if alone
-  for (std::int64_t r = 0; r < size; ++r) {
-    one.state().set_parameters(test_values(11));
-    of_rank.push_back(one.step(100 + r, {.lr = 0}).gradients);
-  }
+  const auto of_rank = gradients_of_ranks();
   for (const auto type : {kernels::BlockType::int8, kernels::BlockType::int4}) {
     const kernels::BlockFormat format{.type = type, .block = 32};
     for (const auto& [per_node, dealt] : std::vector<std::pair<std::int64_t, bool>>{
@@ -258,7 +273,7 @@ TEST_F(Zero, GradientsInBlocksAreWithinTheirRounding) {
             const auto& s = run->state().units()[u];
             const bool in_blocks = run->inputs().model.units[u].traits.block > 0;
             const auto n = static_cast<std::size_t>(s.layout.padded);
-            const auto alone = static_cast<std::size_t>(one.state().units()[u].layout.padded);
+            const auto alone = elements_alone(u);
             std::vector<double> sum(n), bound(n), of_node(n), largest(n);
             for (std::int64_t k = 0; k < size; ++k) {  // node by node
               const std::int64_t r = dealt ? k % per_node * nodes + k / per_node : k;
@@ -295,6 +310,75 @@ TEST_F(Zero, GradientsInBlocksAreWithinTheirRounding) {
           EXPECT_GT(control().max(static_cast<std::int64_t>(rounded * 0x1p40)), 0)
               << "nothing was rounded";
         }
+      }
+    }
+  }
+}
+
+// Error feedback: of gradients that do not change, what all steps so far have lost is what the last
+// one has. That is half a scale of each rank's numbers at most, which are its gradient's and as
+// much again: h <= (m + h) / 14 of int4, so h <= m / 13; and bf16 has rounded it in each step.
+// Without feedback roundings to the nearest lose the same each time.
+TEST_F(Zero, ErrorsComeBackInTheNextStep) {
+  const std::int64_t size = session().size();
+  if (size == 1) GTEST_SKIP() << "needs two ranks";
+  constexpr int kSteps = 12;
+  const auto of_rank = gradients_of_ranks();
+  const kernels::BlockFormat format{.type = kernels::BlockType::int4, .block = 32};
+  for (const auto reduce : {ReduceWhen::step, ReduceWhen::micro}) {
+    for (const int stage : {0, 3}) {
+      for (const bool feedback : {false, true}) {
+        const auto run = make({.config = gpt2_like(),
+                               .stage = stage,
+                               .reduce = reduce,
+                               .micro_batches = 1,
+                               .gradient_blocks = format,
+                               .per_node = 1,
+                               .error_feedback = feedback});
+        std::vector<double> sum;
+        double tolerance = 0;  // of a step, for other orders of sums
+        for (int t = 1; t <= kSteps; ++t) {
+          const StepShown step = run->step(100, {.lr = 0, .update = t});
+          tolerance = 200 * 0x1p-24 * step.norm;
+          sum.resize(step.gradients.size());
+          for (std::size_t i = 0; i < sum.size(); ++i)
+            sum[i] += static_cast<double>(step.gradients[i]);
+        }
+        if (feedback) {  // checkpoints have the sum of all ranks' errors
+          double of_ranks = 0, summed = 0, size_of_all = 0;
+          for (const auto& s : run->state().units()) {
+            if (!s.errors) continue;
+            for (const float x : run->values(s.errors)) of_ranks += x, size_of_all += std::abs(x);
+            for (const float x : run->values(s.error_sum)) summed += x;
+          }
+          const double all = control().sum(size_of_all);
+          EXPECT_GT(all, 0);
+          EXPECT_NEAR(control().sum(summed), control().sum(of_ranks), all * 0x1p-22);
+        }
+        std::size_t at = 0, begin = 0;
+        double beyond = 0;  // of what it may be
+        for (std::size_t u = 0; u < run->state().units().size(); ++u) {
+          const auto& s = run->state().units()[u];
+          const auto n = static_cast<std::size_t>(s.layout.padded), alone = elements_alone(u);
+          std::vector<double> exact(n), bound(n);
+          for (const auto& gradient : of_rank) {
+            std::vector<double> part(n);
+            for (std::size_t i = 0; i < std::min(n, alone); ++i)
+              part[i] = gradient[begin + i] / static_cast<double>(size);
+            const auto half = half_steps(part, s.layout.shard, format);
+            for (std::size_t i = 0; i < n; ++i)
+              exact[i] += part[i], bound[i] += half[i] * 14 / 13 * (1 + kSteps * 0x1p-8);
+          }
+          const bool in_blocks = run->inputs().model.units[u].traits.block > 0;
+          for (auto i = static_cast<std::size_t>(s.owned.begin);
+               i < static_cast<std::size_t>(s.owned.end); ++i, ++at) {
+            const double off = std::abs(sum[at] - kSteps * exact[i]) - kSteps * tolerance;
+            if (in_blocks) beyond = std::max(beyond, off - bound[i]);
+          }
+          begin += alone;
+        }
+        const bool any = control().max(static_cast<std::int64_t>(beyond * 0x1p40)) > 0;
+        EXPECT_NE(any, feedback) << "stage " << stage << ", off by " << beyond;
       }
     }
   }
@@ -337,7 +421,8 @@ TEST_F(Zero, ParametersInBlocksAreTheSameOnAllRanks) {
 // next step is as if it had never been.
 TEST_F(Zero, OneRanksOverflowIsSkippedByAll) {
   using Blocks = std::optional<kernels::BlockFormat>;
-  for (const Blocks& blocks : {Blocks{}, Blocks{{.type = kernels::BlockType::int4, .block = 32}}}) {
+  const Blocks int4{{.type = kernels::BlockType::int4, .block = 32}};
+  for (const auto& [blocks, feedback] : {std::pair{Blocks{}, false}, {int4, false}, {int4, true}}) {
     for (DType compute : {DType::f32, DType::bf16, DType::f16}) {
       for (int stage = 0; stage <= 3; ++stage) {
         for (float bad :
@@ -346,7 +431,9 @@ TEST_F(Zero, OneRanksOverflowIsSkippedByAll) {
                        .compute = compute,
                        .stage = stage,
                        .gradient_blocks = blocks,
-                       .per_node = blocks ? 2 : 8};
+                       .per_node = blocks ? 2 : 8,
+                       .error_feedback = feedback,
+                       .stochastic = feedback};
           const auto hit = make(c), spared = make(c);
           const auto before = slice_of_state(*hit);
           if (session().rank() == session().size() - 1) hit->spoil_next_gradient(bad);

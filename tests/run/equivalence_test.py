@@ -12,9 +12,10 @@ from tessera import RunTest, metrics, tiny_deck, write_tokens
 # gradient is off by 1e-2 and more.
 TOLERANCE = 1e-5
 # Of gradients in blocks: on each of two hops rounding is noise of 1/sqrt(12) of a step, a step 1/127 or
-# 1/7 of a block's largest element, and that about 3 times the block's root mean square. Parameters in
-# blocks are off by as much again.
-INT8, INT4 = (3 * (2 / 12) ** 0.5 / steps for steps in (127, 7))
+# 1/7 of a block's largest element, and that about 4 times the block's root mean square (3.8 of trained
+# gradients, by tools/quantization_error: 0.87 % = 3.8 / 127 / sqrt(12)). Parameters in blocks are off by
+# as much again.
+INT8, INT4 = (4 * (2 / 12) ** 0.5 / steps for steps in (127, 7))
 
 
 class Equivalence(RunTest):

@@ -103,7 +103,7 @@ class Exhausted(RunTest):
         deck = self.deck("small", tiny_deck(self.corpus))
         for verb in ("check", "plan"):
             codes = []
-            for mebibytes in (*range(40, 140, 5), 4000):
+            for mebibytes in (*range(40, 56, 5), *range(56, 80), *range(80, 140, 5), 4000):
                 limited = f'ulimit -v {mebibytes * 1024}; exec "$@"'
                 job = self.run_job(0, "-c", limited, "sh", BINARY, verb, deck, "--ranks", "2",
                                    program="sh")

@@ -223,12 +223,14 @@ class Fault(RunTest):
         self.assertIn(str(path), [e.get("path") for e in self.events("rot", "fault")])
 
     def test_a_flipped_bit_changes_the_numbers_from_its_step_on(self):
-        for stage in range(4):
-            with self.subTest(stage=stage):
-                changes = {"zero__stage": stage, "checkpoint__every": 0, "run__steps": 5}
-                want = self.train(2, self.fault_deck(f"whole{stage}", **changes))
+        feedback = {"zero.quantize__gradients": "int4", "zero.quantize__error_feedback": True}
+        for name, more in (*((stage, {"zero__stage": stage}) for stage in range(4)),
+                           ("feedback", {"zero__stage": 2, **feedback})):
+            with self.subTest(name):
+                changes = {"checkpoint__every": 0, "run__steps": 5, **more}
+                want = self.train(2, self.fault_deck(f"whole{name}", **changes))
                 fault = f"flip rank=1 step=4 tensor={TENSOR}"
-                got = self.train(2, self.fault_deck(f"flip{stage}", fault, **changes))
+                got = self.train(2, self.fault_deck(f"flip{name}", fault, **changes))
                 self.assertEqual([s for s in want if got[s] != want[s]], [4, 5])
 
 

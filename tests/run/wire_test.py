@@ -1,7 +1,9 @@
 """The bytes a rank sends in a step, as a run reports them, against ZeRO's formulas."""
 
+import shutil
 import unittest
 
+from offload_runs import tensors_of
 from tessera import RunTest, metrics, tiny_deck
 
 # One block dominates its padding (to 16 elements a rank) and the scalars of the norm and the loss.
@@ -102,6 +104,34 @@ class Wire(RunTest):
                         self.assertEqual(wire["intra"], plain["intra"])
                     else:
                         self.check(1, wire["inter"], 2 * gather + 4 * shard)
+
+    def test_errors_go_on_in_another_layout(self):
+        """Error feedback and rounding at random, with gradients on the host or not: two runs are
+        the same to the bit, checkpoints have the errors in the tensors' own coordinates, and
+        other layouts go on from there, also without them."""
+        quantize = {"zero.quantize__gradients": "int4", "zero.quantize__error_feedback": True,
+                    "zero.quantize__stochastic": True}
+        def deck(name, **changes):
+            return self.deck(name, tiny_deck(
+                self.corpus, run__steps=8, checkpoint__every=4, parallel__ranks_per_node=2,
+                zero__stage=2, zero__reduce="micro", **changes))
+        plain = self.train(4, deck("plain"))
+        first = self.train(4, deck("first", **quantize))
+        self.assertEqual(self.train(4, deck("second", **quantize)), first)
+        self.assertEqual(self.train(4, deck("host", offload__gradients="host", **quantize)), first)
+        self.assertNotEqual(first, plain)
+        self.assertAlmostEqual(first[8][0], plain[8][0], delta=0.02 * plain[8][0])
+        saved = tensors_of(sorted((self.dir / "first").glob("**/step_*"))[-1])
+        errors = [name for name in saved if "gradient_error" in name]
+        self.assertTrue(any(any(saved[name]) for name in errors), "no errors in the checkpoint")
+        self.assertFalse([name for name in errors if "of_rank" in name])
+        for ranks, changes in ((2, quantize), (4, {}), (4, {**quantize, "parallel__tensor": 2})):
+            with self.subTest(ranks=ranks, **changes):
+                name = f"on_{ranks}_{len(changes)}"
+                shutil.copytree(self.dir / "first", self.dir / name)
+                more = self.train(ranks, deck(name, **changes), "run.steps=10")
+                self.assertEqual(sorted(more)[-1], 10)
+                self.assertLess(more[10][0], first[1][0])
 
     def test_ranks_per_node_splits_the_bytes_and_changes_no_number(self):
         want = self.train(4, self.deck("asked", tiny_deck(self.corpus, zero__stage=3)))

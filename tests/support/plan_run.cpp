@@ -71,7 +71,7 @@ PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::
       tier_(std::move(tier)),
       streams_(std::move(streams)) {
   plan::ArenaBytes bytes = plan_.arena_bytes;
-  if (inputs_.offload.updates() && plan_.shape.purpose != plan::PlanPurpose::evaluate) {
+  if (plan::leaves_work(inputs_) && plan_.shape.purpose != plan::PlanPurpose::evaluate) {
     flush_ = plan::make_plan(inputs_, plan::kFlush, plan_.place);
     bytes = plan::most_of(bytes, flush_->arena_bytes);
   }
@@ -153,7 +153,7 @@ StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers,
   };
   const train::StepOutput output = executor_->run(*bound_, input, load, {}, profile);
   left_ = flush_.has_value();
-  if (left_) {
+  if (inputs_.offload.updates() && left_) {
     device_->gradients.clear();  // of the step before
     for (const plan::UnitState& s : state_->units()) {
       if (!s.gradient) continue;
@@ -173,10 +173,11 @@ std::vector<float> slice_of_state(PlanRun& run, Kept which) {
     if (!s.held) continue;
     const Range mine = s.slice;
     for (const auto& kept : s.kept) {
-      if (!kept.live) continue;  // of a frozen unit
-      const View part = which == Kept::live
-                            ? kept.live.range(mine.begin - s.owned.begin, mine.count())
-                            : kept.snapshot;
+      const View& row = which == Kept::live ? kept.live : kept.snapshot;
+      if (!row) continue;                          // of a frozen unit, or not saved
+      if (row.data == s.error_sum.data) continue;  // as old as the last checkpoint
+      const bool owned = which == Kept::live && row.data != s.errors.data;
+      const View part = owned ? row.range(mine.begin - s.owned.begin, mine.count()) : row;
       const auto values = run.values(part);
       all.insert(all.end(), values.begin(), values.end());
     }

@@ -60,11 +60,11 @@ namespace tessera::kernels {
     Range rows)) \
   /* words (not normalised) += sum of the elements of a flat view. */ \
   F(exact_sum, void(const View& x, ExactSum::Of, Range elements, std::int64_t* words)) \
-  /* Blocks are counted over all slots: of x, of out, of the sum. */ \
-  F(quantize, void(const Quantize&, const SlotLayout&, Range blocks)) \
+  /* Blocks are counted over all slots: of x, of out, of the sum. `numbers` holds two blocks', or \
+   * one's without chance. */ \
+  F(quantize, void(const Quantize&, const SlotLayout&, Range blocks, float* numbers)) \
   F(sum_quantized, void(const SumQuantized&, const SlotLayout&, Range blocks)) \
-  /* `sums` holds a block's. */ \
-  F(requantize_sum, void(const RequantizeSum&, const SlotLayout&, Range blocks, float* sums))
+  F(requantize_sum, void(const RequantizeSum&, const SlotLayout&, Range blocks, float* numbers))
 // clang-format on
 
 struct HotKernels {

@@ -1,6 +1,7 @@
 // Loops of quantised blocks: to codes, and sums of codes.
 #include "kernels/common/tree.hpp"
 #include "kernels/cpu/hot/codes.hpp"
+#include "kernels/cpu/hot/dropout.hpp"
 #include "kernels/cpu/hot/kernels.hpp"
 
 namespace tessera::kernels::TESSERA_ISA {
@@ -13,17 +14,77 @@ std::int32_t largest_magnitude(const T* x, std::int64_t n) {
   return largest.bits();
 }
 
+/// What error feedback keeps of a block; `values` is null without it.
+struct Lost {
+  bf16* values = nullptr;
+  float unscale = 1;
+};
+
+/// `offsets` are of rounding at random, or null.
 template <int kBits, typename T>
-void quantize_block(const T* x, std::int64_t n, std::byte* codes, float* scale) {
+void quantize_block(const T* x, std::int64_t n, std::byte* codes, float* scale,
+                    const float* offsets = nullptr, const Lost& lost = {}) {
   const BlockScale s = block_scale<kBits>(largest_magnitude(x, n));
   *scale = s.scale;
+  const auto keep = [&](std::int64_t i, std::int64_t count, const Vec& shifted)
+      __attribute__((always_inline)) {
+    if (lost.values == nullptr) return;
+    store(lost.values + i, lost_of(load(x + i, count), shifted, Vec(s.scale), Vec(lost.unscale)),
+          count);
+  };
   if (s.inverse == 0.0F) {
     std::memset(codes, 0, static_cast<std::size_t>(code_bytes<kBits>(n)));
+    for_vectors(n, [&](std::int64_t i, std::int64_t count) { keep(i, count, Vec(kRoundToInt)); });
     return;
   }
   for_vectors(n, [&](std::int64_t i, std::int64_t count) {
-    store_codes<kBits>(codes + i * kBits / 8, shifted_code(load(x + i, count), Vec(s.inverse)),
-                       count);
+    const Vec v = load(x + i, count), inverse(s.inverse);
+    const Vec shifted = offsets == nullptr
+                            ? shifted_code(v, inverse)
+                            : shifted_code<kBits>(v, inverse, load(offsets + i, count));
+    store_codes<kBits>(codes + i * kBits / 8, shifted, count);
+    keep(i, count, shifted);
+  });
+}
+
+/// The random numbers of a call, block by block.
+class Offsets {
+ public:
+  /// `numbers` holds a block's numbers, and behind them what chance adds to them.
+  Offsets(const Chance& chance, std::int64_t block, float* numbers)
+      : rule_(chance ? chance_rule(chance) : ChanceRule{}),
+        sample_(chance ? *chance.samples.as<std::int64_t>() : 0),
+        room_(chance ? numbers + block : nullptr) {}
+
+  /// Of elements first .. first + n of a slot; null where nothing is left to chance.
+  const float* of(std::int64_t slot, std::int64_t first, std::int64_t n) const {
+    if (room_ == nullptr) return nullptr;
+    std::uint32_t bits[4 * kLanes];
+    for (std::int64_t i = 0; i < n;) {
+      const std::uint64_t index = rule_.index(slot, first + i);
+      philox_block(rule_.key, static_cast<std::uint64_t>(sample_), index / 4, bits);
+      const auto skip = static_cast<std::int64_t>(index % 4);
+      const std::int64_t count = n - i < 4 * kLanes - skip ? n - i : 4 * kLanes - skip;
+      for (std::int64_t k = 0; k < count; ++k) room_[i + k] = random_offset(bits[skip + k]);
+      i += count;
+    }
+    return room_;
+  }
+
+ private:
+  ChanceRule rule_;
+  std::int64_t sample_;
+  float* room_;
+};
+
+/// Numbers first .. first + n of all slots with what earlier roundings lost of them, in `out`.
+template <typename T>
+void add_error(const Quantize& a, std::int64_t first, std::int64_t n, float unscale, float* out) {
+  const T* x = row_of<T>(a.x, 0) + first;
+  const bf16* error = row_of<bf16>(a.error ? a.error : a.lost, 0) + first;
+  const Vec scale(1.0F / unscale);
+  for_vectors(n, [&](std::int64_t i, std::int64_t count) {
+    store(out + i, load(x + i, count) + load(error + i, count) * scale, count);
   });
 }
 
@@ -119,16 +180,28 @@ TESSERA_INLINE BlockParts parts_of(const View& code, const SlotLayout& layout, s
 
 }  // namespace
 
-void quantize(const Quantize& a, const SlotLayout& layout, Range blocks) {
+void quantize(const Quantize& a, const SlotLayout& layout, Range blocks, float* numbers) {
   const std::int64_t a_slots = a.x.shape[0], b_slots = a.x.shape[1];
+  const Offsets offsets(a.chance, layout.block, numbers);
+  const float unscale =
+      a.lost ? row_of<float>(a.scalars, 0)[static_cast<int>(StepScalar::unscale)] : 1.0F;
   with_type(a.x.type, [&]<typename T>() {
     with_bits(a.format.type, [&]<int kBits>() {
       const T* x = row_of<T>(a.x, 0);
       for_blocks(
           layout, blocks, [&](std::int64_t s, std::int64_t k, std::int64_t first, std::int64_t n) {
             std::byte* slot = a.code.data + (s % b_slots * a_slots + s / b_slots) * layout.bytes;
-            quantize_block<kBits>(x + s * layout.elements + first, n, slot + first * kBits / 8,
-                                  scales_of(layout, slot) + k);
+            std::byte* codes = slot + first * kBits / 8;
+            float* scale = scales_of(layout, slot) + k;
+            const std::int64_t at = s * layout.elements + first;
+            const float* by_chance = offsets.of(s, first, n);
+            if (a.lost) {
+              add_error<T>(a, at, n, unscale, numbers);
+              quantize_block<kBits>(numbers, n, codes, scale, by_chance,
+                                    {row_of<bf16>(a.lost, 0) + at, unscale});
+            } else {
+              quantize_block<kBits>(x + at, n, codes, scale, by_chance);
+            }
             clear_padding<kBits>(layout, k, slot);
           });
     });
@@ -150,17 +223,20 @@ void sum_quantized(const SumQuantized& a, const SlotLayout& layout, Range blocks
   });
 }
 
-void requantize_sum(const RequantizeSum& a, const SlotLayout& layout, Range blocks, float* sums) {
+void requantize_sum(const RequantizeSum& a, const SlotLayout& layout, Range blocks,
+                    float* numbers) {
+  const Offsets offsets(a.chance, layout.block, numbers);
   with_bits(a.format.type, [&]<int kBits>() {
     with_parts(a.code.shape[0], [&]<int kMost>() {
-      for_blocks(
-          layout, blocks, [&](std::int64_t s, std::int64_t k, std::int64_t first, std::int64_t n) {
-            std::byte* slot = a.sum.data + s * layout.bytes;
-            sum_block<kBits, kMost>(parts_of<kBits>(a.code, layout, s, k), n, sums,
-                                    Write::overwrite);
-            quantize_block<kBits>(sums, n, slot + first * kBits / 8, scales_of(layout, slot) + k);
-            clear_padding<kBits>(layout, k, slot);
-          });
+      for_blocks(layout, blocks,
+                 [&](std::int64_t s, std::int64_t k, std::int64_t first, std::int64_t n) {
+                   std::byte* slot = a.sum.data + s * layout.bytes;
+                   sum_block<kBits, kMost>(parts_of<kBits>(a.code, layout, s, k), n, numbers,
+                                           Write::overwrite);
+                   quantize_block<kBits>(numbers, n, slot + first * kBits / 8,
+                                         scales_of(layout, slot) + k, offsets.of(s, first, n));
+                   clear_padding<kBits>(layout, k, slot);
+                 });
     });
   });
 }

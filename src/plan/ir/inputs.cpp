@@ -17,6 +17,14 @@ static RankGroup sharers(const PlanInputs& in, const model::UnitDesc& unit,
   return in.layout.mesh.group_of(in.layout.mesh.rank_of(place), unit.traits.shared_by);
 }
 
+bool gradient_in_blocks(const PlanInputs& in, const model::UnitDesc& unit) {
+  return in.numerics.gradient_blocks && unit.traits.block > 0 && unit.traits.trained &&
+         in.layout.mesh.data > 1;
+}
+bool keeps_errors(const PlanInputs& in, const model::UnitDesc& unit) {
+  return in.numerics.error_feedback && gradient_in_blocks(in, unit);
+}
+
 zero::UnitLayout unit_layout(const PlanInputs& in, const model::UnitDesc& unit,
                              const MeshPlace& place) {
   return zero::unit_layout(unit, sharers(in, unit, place).count, tensor_cut(in, place));
@@ -88,6 +96,13 @@ std::vector<optim::StateTensor> kept_tensors(const PlanInputs& in) {
         row.extent == optim::Extent::owned || row.extent == optim::Extent::shard;
     TESSERA_CHECK(of_elements || !row.saved, "{} is saved, but not of elements", row.name);
     rows.push_back(row);
+  }
+  if (in.numerics.error_feedback) {
+    rows.push_back({.name = "gradient_error", .extent = optim::Extent::shard, .required = false});
+    rows.push_back({.name = "gradient_error_of_rank",
+                    .type = DType::bf16,
+                    .extent = optim::Extent::rank,
+                    .saved = false});
   }
   return rows;
 }

@@ -46,6 +46,10 @@ struct NumericsInputs {
   /// as they are. Evaluation always gathers parameters as they are, so that its loss does not
   /// depend on the layout.
   std::optional<kernels::BlockFormat> weight_blocks, gradient_blocks;
+  /// What the first rounding of a gradient to its blocks loses is added to the gradient of the next
+  /// step (error feedback).
+  bool error_feedback = false;
+  bool stochastic = false;  // gradients become blocks by rounding at random
   kernels::Operands operands = kernels::Operands::stored;  // of the blocks' products
   kernels::SumOrder order = kernels::SumOrder::fixed;
   /// Layout mode: the same bits on every mesh. Gradients are added in a tree over micro-batches,
@@ -125,13 +129,22 @@ struct PlanInputs {
   }
 };
 
+/// Whether a step leaves something to do that its state has to wait for.
+inline bool leaves_work(const PlanInputs& in) {
+  return in.offload.updates() || in.numerics.error_feedback;
+}
 /// The plan of what a step leaves to the next one, if it does: run where none follows.
 inline constexpr PlanShape kFlush{.purpose = PlanPurpose::flush};
 
 /// The tensors that a run keeps of every unit beside the parameters in the compute type: row 0 is
-/// the master weights, the others are the optimizer's state.
+/// the master weights, then comes the optimizer's state. With error feedback the last two are the
+/// errors' sum over data ranks, which is up to date where checkpoints take it, and each rank's own.
 std::vector<optim::StateTensor> kept_tensors(const PlanInputs& inputs);
 inline constexpr std::size_t kMasterRow = 0;
+
+/// Whether gradients of the unit travel as blocks, and whether their errors are kept.
+bool gradient_in_blocks(const PlanInputs& inputs, const model::UnitDesc& unit);
+bool keeps_errors(const PlanInputs& inputs, const model::UnitDesc& unit);
 
 /// A unit in the flat buffer of a rank at `place`.
 zero::UnitLayout unit_layout(const PlanInputs& inputs, const model::UnitDesc& unit,

@@ -30,6 +30,7 @@ enum class BufferPurpose : std::uint8_t {
   parameters,
   master,
   optimizer,
+  errors,    // what rounding has lost (error feedback)
   snapshot,  // live as long as the run
   control,
   batch,
@@ -119,6 +120,7 @@ enum class OpKind : std::uint8_t {
   update,            // the optimizer on one unit's owned range
   fetch,             // what lives elsewhere, to where it is used
   evict,             // back to where it lives
+  errors,            // what rounding has lost is kept for the next step, or summed for a checkpoint
   snapshot,          // state for a checkpoint that is written beside the step: a copy, or a tile of
                      // what lives on disks, as its update leaves it
 };
@@ -194,6 +196,7 @@ struct PlanShape {
 /// adds to the norm and writes to checkpoints. All 0 where the unit is on other pipeline stages.
 struct UnitShare {
   bool trained = false;    // its gradient enters the norm and updates it
+  bool errors = false;     // what rounding its gradient loses is kept (error feedback)
   std::int64_t parts = 0;  // ranks that it is divided among
   std::int64_t shard = 0, counted = 0;
 };
@@ -310,6 +313,7 @@ struct tessera::EnumWords<tessera::plan::BufferPurpose> {
   static constexpr std::array table = {std::pair{P::parameters, "parameters"},
                                        std::pair{P::master, "master weights"},
                                        std::pair{P::optimizer, "optimizer"},
+                                       std::pair{P::errors, "error feedback"},
                                        std::pair{P::snapshot, "snapshots"},
                                        std::pair{P::control, "control"},
                                        std::pair{P::batch, "batch"},
@@ -351,5 +355,6 @@ struct tessera::EnumWords<tessera::plan::OpKind> {
                                        std::pair{K::update, "update"},
                                        std::pair{K::fetch, "fetch"},
                                        std::pair{K::evict, "evict"},
+                                       std::pair{K::errors, "errors"},
                                        std::pair{K::snapshot, "snapshot"}};
 };

@@ -30,16 +30,32 @@ GatherInBlocks gather_in_blocks(const comm::AllGather& gather, std::int64_t rank
 
 Calls reduce_in_blocks(const comm::ReduceScatter& reduce, const comm::Route& route,
                        const kernels::BlockFormat& format, const View& leaving,
-                       const View& arriving) {
+                       const View& arriving, const BlockRounding& rounding) {
   const std::int64_t n = reduce.shard.elements(), slot = format.bytes(n);
+  // Slots that leave are in this order: number i is of a rank's shard.
+  const auto rank_of_slot = [&](std::int64_t i) {
+    return i % route.outer * route.inner + i / route.outer;
+  };
+  // Numbers that no other hop and no other unit has.
+  const auto chance_of = [&](std::uint64_t hop, std::int64_t first, std::int64_t stride) {
+    kernels::Chance chance = rounding.chance;
+    chance.site = chance.site * 2 + hop;
+    chance.first = first * n, chance.stride = stride * n;
+    return chance;
+  };
   Calls calls = {
       KernelCall{kernels::Quantize{.x = reduce.full.reshaped({route.outer, route.inner, n}),
                                    .code = shaped(leaving, {route.inner, route.outer, slot}),
-                                   .format = format}}};
-  std::int64_t slots = route.outer * route.inner;
+                                   .format = format,
+                                   .chance = chance_of(0, 0, 1),
+                                   .error = rounding.error,
+                                   .lost = rounding.lost,
+                                   .scalars = rounding.scalars}}};
+  std::int64_t slots = route.outer * route.inner, first = 0;
   for (const comm::Hop& hop : route.hops) {
     const std::int64_t ranks = hop.ranks.count;
     slots /= ranks;
+    first += hop.ranks.index(rounding.rank) * slots;
     calls.emplace_back(
         comm::CollectiveCall{comm::AllToAll{.send = shaped(leaving, {ranks, slots * slot}),
                                             .receive = shaped(arriving, {ranks, slots * slot}),
@@ -52,10 +68,13 @@ Calls reduce_in_blocks(const comm::ReduceScatter& reduce, const comm::Route& rou
                                                           .format = format,
                                                           .write = reduce.write}});
     } else {
+      const std::int64_t own = rank_of_slot(first),
+                         stride = slots > 1 ? rank_of_slot(first + 1) - own : 1;
       calls.emplace_back(KernelCall{kernels::RequantizeSum{.code = arrived,
                                                            .sum = shaped(leaving, {slots, slot}),
                                                            .elements = n,
-                                                           .format = format}});
+                                                           .format = format,
+                                                           .chance = chance_of(1, own, stride)}});
     }
   }
   return calls;

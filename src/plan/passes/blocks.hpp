@@ -34,12 +34,19 @@ GatherInBlocks gather_in_blocks(const comm::AllGather& gather, std::int64_t rank
                                 const kernels::BlockFormat& format, const View& staging,
                                 const View& own = {});
 
+/// How contributions become blocks; by default to the nearest code, and what that loses is lost.
+struct BlockRounding {
+  std::int64_t rank = 0;   // in the group
+  kernels::Chance chance;  // of the whole gradient's elements; its site, of a unit
+  View error = {}, lost = {}, scalars = {};  // of kernels::Quantize
+};
+
 /// comm::ReduceScatter in blocks (section 3.3): each rank quantises its contributions, one slot for
 /// each rank. On every hop of the route the slots that arrive are added in f32; all but the last
 /// hop quantise the sums again. `leaving` and `arriving` are staging buffers.
 Calls reduce_in_blocks(const comm::ReduceScatter& reduce, const comm::Route& route,
                        const kernels::BlockFormat& format, const View& leaving,
-                       const View& arriving);
+                       const View& arriving, const BlockRounding& rounding);
 
 /// "parameters int8 in blocks of 256; gradients int4 in blocks of 256, added in nodes of 8 ranks,
 /// then over 2 nodes" for the data group of `place`; "" without blocks.

@@ -44,20 +44,23 @@ struct Use {
 
 class Reducer {
  public:
-  Reducer(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states)
+  Reducer(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
+          const Scheduled& scheduled)
       : plan_(plan),
         in_(in),
         states_(states),
+        scheduled_(scheduled),
         route_(sum_route(in, plan.place)),
         block_route_(gradient_route(in, plan.place)),
         gather_route_(gather_route(in, plan.place)) {}
 
-  std::vector<SummedGradient> run(const Scheduled& scheduled) {
-    for (const GradientBuffer& g : scheduled.gradients) ++use_of(g).left;
-    for (Instance& instance : in_order_of_completion(scheduled)) {
+  std::vector<SummedGradient> run() {
+    for (const GradientBuffer& g : scheduled_.gradients) ++use_of(g).left;
+    for (Instance& instance : in_order_of_completion()) {
       at_ = &plan_.ops[instance.last_op];
       position_ = instance.last_op + 1;
       unit_ = instance.what.unit;
+      head_use_ = instance.what.head_use;
       fill_gaps(instance);
       Use& use = use_of(instance.what);
       --use.left;
@@ -68,7 +71,9 @@ class Reducer {
     }
     std::vector<SummedGradient> sums(states_.size());
     for (std::size_t u = 0; u < states_.size(); ++u) {
-      if (states_[u].trained) sums[u] = finish(u);
+      if (!states_[u].trained) continue;
+      sums[u] = finish(u);
+      sums[u].lost = lost_[u];
     }
     insertions_.apply(plan_.ops);
     keep(sums);
@@ -89,9 +94,9 @@ class Reducer {
   }
   Use& use_of(const GradientBuffer& g) { return uses_[{g.unit, g.head_use}]; }
 
-  std::vector<Instance> in_order_of_completion(const Scheduled& scheduled) const {
+  std::vector<Instance> in_order_of_completion() const {
     std::map<BufferId, Instance> instances;
-    for (const GradientBuffer& g : scheduled.gradients)
+    for (const GradientBuffer& g : scheduled_.gradients)
       instances.emplace(g.buffer, Instance{.what = g, .written = {}});
     for (std::size_t i = 0; i < plan_.ops.size(); ++i) {
       for (const BufferUse& use : uses_of(plan_.ops[i])) {
@@ -183,7 +188,7 @@ class Reducer {
       insert(OpKind::reduce_gradients, Stream::reduce, sharers(), std::move(c));
     };
     TESSERA_CHECK(sharers() == MeshGroup::data, "a route for another group than data");
-    if (!in_.numerics.gradient_blocks || in_.model.units[unit_].traits.block == 0) {
+    if (!gradient_in_blocks(in_, in_.model.units[unit_])) {
       View sums;
       if (const std::int64_t n = shards_between(route_) * shard.elements(); n > 0)
         sums = View(sums_.view(plan_, n * size_of(DType::f32)).data, DType::f32, {n});
@@ -194,9 +199,39 @@ class Reducer {
     const auto& format = *in_.numerics.gradient_blocks;
     const std::int64_t bytes = block_staging(format, plan_.group(sharers()).size, shard.elements());
     for (Call& c : reduce_in_blocks(call, block_route_, format, leaving_.view(plan_, bytes),
-                                    arriving_.view(plan_, bytes))) {
+                                    arriving_.view(plan_, bytes), rounding())) {
       add(std::move(c));
     }
+  }
+  /// How the unit's gradient is rounded to blocks.
+  BlockRounding rounding() {
+    BlockRounding rounding{.rank = plan_.place.data};
+    if (in_.numerics.stochastic) {
+      const auto tensor = static_cast<std::uint64_t>(in_.layout.mesh.tensor),
+                 of = static_cast<std::uint64_t>(plan_.place.tensor);
+      rounding.chance = {.seed = in_.seed,
+                         .site = 2 * (unit_ * tensor + of) + (head_use_ ? 1 : 0),
+                         .samples = samples_of(*at_)};
+    }
+    if (!state().errors) return rounding;
+    View& lost = lost_[unit_];
+    if (!lost) {
+      const std::int64_t n = state().layout.padded;
+      lost = buffer_view(
+          add_buffer(plan_, {.name = in_.model.units[unit_].name + " errors of the step",
+                             .purpose = BufferPurpose::errors,
+                             .bytes = n * size_of(DType::bf16),
+                             .location = in_.offload.gradients}),
+          DType::bf16, n);
+      rounding.error = state().errors;
+    }
+    rounding.lost = lost;
+    rounding.scalars = plan_.scalars;
+    return rounding;
+  }
+  /// The samples of the micro-batch that an op is of.
+  View samples_of(const Op& op) const {
+    return at(scheduled_.batches, std::max(0, op.micro_batch)).samples;
   }
   void add_to(const View& sum, const View& part) {
     insert(
@@ -290,15 +325,18 @@ class Reducer {
   Plan& plan_;
   const PlanInputs& in_;
   const std::vector<UnitState>& states_;
+  const Scheduled& scheduled_;
   Insertions insertions_;
   std::map<std::pair<std::size_t, bool>, Use> uses_;
   std::map<MeshGroup, Staging> staging_;
   comm::Route route_, block_route_;  // of gradients as they are, and in blocks
   comm::Route gather_route_;
+  std::map<std::size_t, View> lost_;  // by unit, with error feedback
   Staging leaving_{"gradients that leave"}, arriving_{"gradients that arrive"};
   Staging sums_{"sums of nodes"}, gathered_{"gradients between nodes"};
   // The unit in hand, the op that completed its gradient, and where in the plan new ops go.
   std::size_t unit_ = 0;
+  bool head_use_ = false;
   const Op* at_ = nullptr;
   std::size_t position_ = 0;
 };
@@ -308,7 +346,7 @@ class Reducer {
 std::vector<SummedGradient> grad_reduce(Plan& plan, const PlanInputs& in,
                                         const std::vector<UnitState>& states,
                                         const Scheduled& scheduled) {
-  return Reducer(plan, in, states).run(scheduled);
+  return Reducer(plan, in, states, scheduled).run();
 }
 
 }  // namespace tessera::plan

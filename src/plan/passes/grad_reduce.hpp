@@ -11,6 +11,7 @@ namespace tessera::plan {
 struct SummedGradient {
   View slice;  // (shard) of this rank's shard: what enters the norm
   View owned;  // (owned) of all elements that this rank updates
+  View lost;   // (padded) bf16, with error feedback: by this step's roundings
 };
 
 /// Sums each unit's gradient over data ranks as soon as it is complete, and that of a tied matrix

@@ -2,6 +2,7 @@
 
 #include "core/exact_sum.hpp"
 #include "plan/passes/buffers.hpp"
+#include "plan/passes/hops.hpp"
 
 namespace tessera::plan {
 
@@ -81,11 +82,10 @@ Op update_op(const Plan& plan, const PlanInputs& in, std::size_t unit, const Uni
   const auto slice = [&](const View& v) {
     return v ? v.range(part.begin - s.owned.begin, part.count()) : View{};
   };
-  const auto rows = kept_tensors(in);
   std::vector<View> state;
-  for (std::size_t r = kMasterRow + 1; r < rows.size(); ++r) {
-    const View& live = s.kept[r].live;
-    state.push_back(rows[r].extent == optim::Extent::owned ? slice(live) : live);
+  for (std::size_t r = 0; r < in.optimizer.state.size(); ++r) {
+    const View& live = s.kept[kMasterRow + 1 + r].live;
+    state.push_back(in.optimizer.state[r].extent == optim::Extent::owned ? slice(live) : live);
   }
   const Location at = in.offload.updates_at(s.optimizer);
   Op op = op_of(OpKind::update, at == Location::device ? Stream::compute : Stream::host, unit,
@@ -238,6 +238,38 @@ void add_snapshots(Plan& plan, const PlanInputs& in, const std::vector<UnitState
   insertions.apply(plan.ops);
 }
 
+/// A step that is applied leaves what its roundings have lost to the next one.
+void keep_errors(Plan& plan, const std::vector<UnitState>& states,
+                 const std::vector<SummedGradient>& gradients) {
+  for (std::size_t u = 0; u < states.size(); ++u) {
+    if (!gradients[u].lost) continue;
+    plan.ops.push_back(
+        op_of(OpKind::errors, Stream::compute, u,
+              kernels::KernelCall{kernels::Convert{
+                  .x = gradients[u].lost, .out = states[u].errors, .verdict = plan.verdict}}));
+  }
+}
+
+/// What checkpoints have of errors: their sums over data ranks, as the step before has left them.
+void sum_errors(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states) {
+  Staging whole("errors on their way"), staging("staging of errors");
+  Insertions insertions;
+  for (std::size_t u = 0; u < states.size(); ++u) {
+    const UnitState& s = states[u];
+    if (!s.errors) continue;
+    const std::int64_t n = s.layout.padded;
+    const comm::GroupShape& group = plan.group(in.model.units[u].traits.shared_by);
+    const View full(whole.view(plan, n * size_of(DType::f32)).data, DType::f32, {n}),
+        room = staging.view(plan, comm::reduce_scatter_staging(group, DType::f32));
+    for (Call call : Calls{kernels::KernelCall{kernels::Convert{.x = s.errors, .out = full}},
+                           comm::CollectiveCall{comm::ReduceScatter{
+                               .full = full, .shard = s.error_sum, .staging = room}}}) {
+      insertions.before(0, op_of(OpKind::errors, Stream::reduce, u, std::move(call)));
+    }
+  }
+  insertions.apply(plan.ops);
+}
+
 }  // namespace
 
 void optimizer_step(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
@@ -249,10 +281,15 @@ void optimizer_step(Plan& plan, const PlanInputs& in, const std::vector<UnitStat
   } else {
     add_updates(plan, in, states, gradients);
   }
-  if (plan.shape.purpose == PlanPurpose::train_snapshot) add_snapshots(plan, in, states);
+  keep_errors(plan, states, gradients);
+  if (plan.shape.purpose == PlanPurpose::train_snapshot) {
+    add_snapshots(plan, in, states);
+    sum_errors(plan, in, states);
+  }
 }
 
 void flush(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states) {
+  sum_errors(plan, in, states);
   if (!in.offload.updates()) return;
   add_deferred_updates(plan, in, states);
   plan.ops.push_back(op_of(OpKind::norm, Stream::compute, kAllUnits,

@@ -88,14 +88,22 @@ void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, Uni
   s.kept.resize(rows.size());
   (in.numerics.compute == DType::f32 || !s.trained ? s.kept[kMasterRow].live : s.copy) =
       s.owned == s.slice ? s.own_shard : s.parameters;
+  const std::size_t errors = kMasterRow + 1 + in.optimizer.state.size();  // the first row of them
   for (std::size_t r = 0; r < rows.size() && in.state_for > PlanPurpose::evaluate; ++r) {
     if (!s.trained && r != kMasterRow) continue;
-    const BufferPurpose purpose =
-        r == kMasterRow ? BufferPurpose::master : BufferPurpose::optimizer;
+    if (r >= errors && !keeps_errors(in, unit)) continue;
+    const bool of_rank = rows[r].extent == optim::Extent::rank;
+    const BufferPurpose purpose = r == kMasterRow ? BufferPurpose::master
+                                  : r < errors    ? BufferPurpose::optimizer
+                                                  : BufferPurpose::errors;
+    const Location location = r < errors ? s.optimizer
+                              : of_rank  ? in.offload.gradients
+                                         : Location::device;
     if (View& live = s.kept[r].live; !live) {
       live = add_persistent(plan, fmt::format("{} {}", unit.name, rows[r].name), purpose,
-                            rows[r].type, count_of(rows[r].extent, s, unit), s.optimizer);
+                            rows[r].type, count_of(rows[r].extent, s, unit), location);
     }
+    if (r >= errors) (of_rank ? s.errors : s.error_sum) = s.kept[r].live;
   }
   if (s.trained && in.offload.updates() && in.state_for > PlanPurpose::evaluate) {
     s.gradient = add_persistent(plan, unit.name + " gradient", BufferPurpose::gradients,
@@ -149,8 +157,10 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
     s.slice = slice_of(in, unit, s.layout, plan.place);
     s.owned = (s.trained ? s.sharding.states : s.sharding.parameters) ? s.slice
                                                                       : Range{0, s.layout.padded};
-    plan.shares[u] = {
-        .trained = s.trained, .parts = s.layout.padded / s.layout.shard, .shard = s.layout.shard};
+    plan.shares[u] = {.trained = s.trained,
+                      .errors = keeps_errors(in, unit),
+                      .parts = s.layout.padded / s.layout.shard,
+                      .shard = s.layout.shard};
     for (const Range& part : counted_ranges(in, plan, u, s.layout))
       plan.shares[u].counted += part.count();
   }

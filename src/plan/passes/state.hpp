@@ -30,6 +30,9 @@ struct UnitState {
   View copy;        // (owned) compute type, written beside the master weights; absent in f32
   View gradient;    // (owned) of the step before, where the next one updates by it; else absent
   std::vector<Kept> kept;  // by row
+  /// With error feedback: what earlier steps' roundings have lost of this rank's gradient, (padded)
+  /// bf16, and the sum of that over data ranks, (shard) f32.
+  View errors, error_sum;
 
   /// The master weights, (owned) f32. Where compute is f32 they are the parameters themselves, and
   /// so they are, in the stored type, of a frozen unit.

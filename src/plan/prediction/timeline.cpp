@@ -121,6 +121,7 @@ Activity activity_of(const Op& op) {
     case OpKind::publish: return Activity::parameters;
     case OpKind::reduce_gradients:
     case OpKind::tie_gradients:
+    case OpKind::errors:
     case OpKind::gather_gradients: return Activity::gradients;
     case OpKind::sum_gradients:
     case OpKind::norm:

@@ -354,6 +354,75 @@ class GradientBlocks {
   std::map<BufferId, Slots> held_;
 };
 
+/// Follows error feedback: the first rounding of a unit's gradient in a step takes what the step
+/// before has left, the others what those before them have lost; and that is left to the next step,
+/// once, where this one is applied.
+class ErrorFeedback {
+ public:
+  ErrorFeedback(const Plan& plan, const Homes& homes) : plan_(plan), homes_(homes) {}
+
+  void rounds(std::size_t at, const Op& op, const kernels::Quantize& call) {
+    Errors& errors = of_[op.unit];
+    ++errors.roundings;
+    errors.with += call.lost ? 1 : 0;
+    if (errors.with != 0 && errors.with != errors.roundings)
+      reject(plan_, at, "forgets what other roundings have lost");
+    if (!call.lost) return;
+    const BufferUse lost = homes_.home_of(call.lost);
+    if (!same(homes_.home_of(call.scalars), homes_.home_of(plan_.scalars)))
+      reject(plan_, at, "rounds by what is no step's");
+    if (errors.roundings == 1) {
+      if (!call.error) reject(plan_, at, "rounds without the errors of the step before");
+      errors.error = homes_.home_of(call.error), errors.lost = lost;
+      const Buffer& kept = plan_.buffer(errors.error.buffer);
+      if (!kept.persistent || kept.purpose != BufferPurpose::errors ||
+          !taken_.insert(lost.buffer).second || !taken_.insert(errors.error.buffer).second)
+        reject(plan_, at, "takes errors from elsewhere");
+    } else if (call.error || !same(lost, errors.lost)) {
+      reject(plan_, at, "rounds without the errors of this step");
+    }
+  }
+  void keeps(std::size_t at, const Op& op, const kernels::Convert& call, bool verdict) {
+    Errors& errors = of_[op.unit];
+    if (!call.verdict) {  // of the step before, to be summed
+      if (plan_.buffer(homes_.home_of(call.x).buffer).purpose != BufferPurpose::errors ||
+          errors.kept)
+        reject(plan_, at, "sums what is no error of the step before");
+      return;
+    }
+    if (!verdict || !same(homes_.home_of(call.verdict), homes_.home_of(plan_.verdict)))
+      reject(plan_, at, "keeps errors of a step that may not be applied");
+    if (errors.with == 0 || errors.kept || call.write != kernels::Write::overwrite ||
+        !same(homes_.home_of(call.x), errors.lost) || !same(homes_.home_of(call.out), errors.error))
+      reject(plan_, at, "keeps other errors than the step's");
+    errors.kept = true;
+  }
+  void end() const {
+    for (std::size_t u = 0; u < plan_.shares.size(); ++u) {
+      const auto it = of_.find(static_cast<std::int32_t>(u));
+      const bool trains = plan_.shape.purpose >= PlanPurpose::train && plan_.shares[u].errors,
+                 kept = it != of_.end() && it->second.kept;
+      if (kept != trains)
+        throw InternalError(fmt::format("broken plan: unit {} loses its errors", u));
+    }
+  }
+
+ private:
+  struct Errors {
+    BufferUse error, lost;
+    int roundings = 0, with = 0;
+    bool kept = false;
+  };
+  static bool same(const BufferUse& a, const BufferUse& b) {
+    return a.buffer == b.buffer && a.bytes == b.bytes;
+  }
+
+  const Plan& plan_;
+  const Homes& homes_;
+  std::map<std::int32_t, Errors> of_;  // by unit
+  std::set<BufferId> taken_;           // whose errors these are
+};
+
 /// Follows what is gathered over the ranks that share a unit, as it is or in blocks and perhaps in
 /// several hops: whose shards a buffer has, and in which order. A whole has all of them in the
 /// order of ranks, in one format. All ranks run the same calls, so those of another rank are this
@@ -495,7 +564,8 @@ class GatherCheck {
 /// the scalars that the step before has left, and the plan leaves the same to the next step.
 class GradientCheck {
  public:
-  GradientCheck(const Plan& plan, const Homes& homes) : plan_(plan), homes_(homes), blocks_(plan) {}
+  GradientCheck(const Plan& plan, const Homes& homes)
+      : plan_(plan), homes_(homes), blocks_(plan), errors_(plan, homes) {}
 
   void run() {
     for (std::size_t i = 0; i < plan_.ops.size(); ++i) {
@@ -509,6 +579,7 @@ class GradientCheck {
     }
     end_deferred();
     end_tiles();
+    errors_.end();
     for (const auto& [id, made] : unsummed_)
       reject(plan_, made, "makes a gradient that is never used");
     blocks_.end();
@@ -617,9 +688,10 @@ class GradientCheck {
   }
 
   /// Gradients that travel as blocks.
-  void blocks(const kernels::KernelCall& call) {
+  void blocks(const Op& op, const kernels::KernelCall& call) {
     if (const auto* quantize = std::get_if<kernels::Quantize>(&call)) {
       use(quantize->x, "sends a gradient that nobody made");
+      errors_.rounds(at_, op, *quantize);
       blocks_.set_out(at_, *quantize);
     } else if (const auto* requantize = std::get_if<kernels::RequantizeSum>(&call)) {
       blocks_.add(at_, *requantize);
@@ -633,7 +705,9 @@ class GradientCheck {
 
   void kernel(const Op& op, const kernels::KernelCall& call) {
     if (op.kind == OpKind::reduce_gradients) {
-      blocks(call);
+      blocks(op, call);
+    } else if (op.kind == OpKind::errors) {
+      errors_.keeps(at_, op, std::get<kernels::Convert>(call), verdict_);
     } else if (op.kind == OpKind::sum_gradients) {
       const auto& add = std::get<kernels::Convert>(call);
       use(add.x, "adds a gradient that nobody made");
@@ -784,6 +858,7 @@ class GradientCheck {
   const Plan& plan_;
   const Homes& homes_;
   GradientBlocks blocks_;
+  ErrorFeedback errors_;
   std::size_t at_ = 0;
   std::map<BufferId, std::size_t> unsummed_;  // gradient buffer -> op that made it
   std::map<BufferId, BufferId> whole_;        // gathered gradient -> this rank's slice of it

@@ -149,16 +149,16 @@ StepOutput Engine::run(const PreparedPlan& prepared, const StepInput& input,
                        const data::Batches& batches, const Executor::Hooks& hooks,
                        StepProfile* profile) {
   const bool trains = prepared.plan().shape.purpose >= plan::PlanPurpose::train;
-  if (!trains) settle();
+  if (!trains && inputs_.offload.updates()) settle();
   high_water_ = plan::most_of(high_water_, prepared.bound.reach());
   const auto load = [&](std::int64_t k, const plan::LoadBatch& views) { batches.load(k, views); };
   const StepOutput output = executor_->run(prepared.bound, input, load, hooks, profile);
-  update_left_ = trains && inputs_.offload.updates();
+  work_left_ = trains ? plan::leaves_work(inputs_) : work_left_;
   return output;
 }
 
 void Engine::settle() {
-  if (!std::exchange(update_left_, false)) return;
+  if (!std::exchange(work_left_, false)) return;
   const PreparedPlan& flush = prepared(plan::kFlush);
   high_water_ = plan::most_of(high_water_, flush.bound.reach());
   executor_->run(flush.bound, {}, {});

@@ -54,7 +54,7 @@ class Engine {
     return backend_.notes ? backend_.notes() : std::vector<std::string>();
   }
   double peak_rate() const;
-  /// The state, with the update that the last step has left to the next one.
+  /// The state, with what the last step has left to do. Collective.
   ModelState& state() {
     settle();
     return *state_;
@@ -121,8 +121,8 @@ class Engine {
   std::int64_t device_memory_before_ = 0;  // in use on a GPU before groups were made
   plan::ArenaBytes high_water_{};
   std::optional<ModelState> state_;
-  bool update_left_ = false;  // by the last step
-  Groups groups_;             // they may know the arenas' memory: they end before it
+  bool work_left_ = false;  // by the last step
+  Groups groups_;           // they may know the arenas' memory: they end before it
   std::optional<Executor> executor_;
   std::unique_ptr<streams::Streams> streams_;  // last: its threads use the others
 };

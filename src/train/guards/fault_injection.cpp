@@ -165,6 +165,8 @@ double FaultInjection::begin(std::int64_t step) {
   step_ = step;
   double slowed = 0;
   for (Planned& p : planned_) {
+    // What a step has left is done by all ranks together.
+    if (p.fault.kind == FaultKind::flip && step == p.fault.step) engine_.state();
     if (!mine(p) || is_of_files(p.fault.kind)) continue;  // those are of any thread
     if (p.fault.kind == FaultKind::slow && step >= p.fault.step) {
       if (!p.spent) tell(p);

@@ -57,9 +57,10 @@ std::string Guards::blame(const StepInput& ran) {
     batches_.begin(at.samples - run_.course.sequences(at.step),
                    engine.share(prepared.plan().shape));
   });
-  // A factor of NaN, so that the step is skipped again, whatever comes out this time.
+  // An infinite factor, so that the step is skipped again, whatever comes out this time; and error
+  // feedback, which divides by it, leaves gradients alone.
   StepInput input = ran;
-  input[kernels::StepScalar::unscale] = std::numeric_limits<float>::quiet_NaN();
+  input[kernels::StepScalar::unscale] = std::numeric_limits<float>::infinity();
   const Executor::Hooks again = faults_.hooks(prepared), looks = finder.hooks();
   engine.run(prepared, input, batches_,
              {.before =

@@ -7,6 +7,7 @@
 #include "core/random.hpp"
 #include "io/box.hpp"
 #include "io/finite.hpp"
+#include "plan/passes/layers.hpp"
 #include "plan/passes/place_buffers.hpp"
 
 namespace tessera::train {
@@ -237,11 +238,11 @@ std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint) {
   forget_update();
   std::optional<NonFiniteElement> bad;
   std::vector<io::Wanted> wanted;
-  // A model that no step was applied to may have its weights alone.
+  // A model that no step was applied to may have its weights alone; and what is kept may change.
   const bool untrained = checkpoint.header().applied_updates == 0;
   for (std::size_t row = 0; row < rows_.size(); ++row) {
     const optim::StateTensor& kept = rows_[row];
-    const bool may_miss = row != plan::kMasterRow && untrained;
+    const bool may_miss = row != plan::kMasterRow && (untrained || !kept.required);
     if (!kept.saved || may_miss) set_zero(row);
     if (!kept.saved) continue;
     each_held(row, [&](const model::ParamDesc& p, const MatrixRange& part,
@@ -283,7 +284,29 @@ std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint) {
     });
   }
   checkpoint.read(wanted);
+  divide_errors();
   return bad;
+}
+
+void ModelState::divide_errors() {
+  std::vector<std::byte> copy;
+  for (std::size_t u = 0; u < states_.size(); ++u) {
+    const auto& s = states_[u];
+    // Of what both ends of a pipeline have, the first stage takes them: gradients are added up.
+    const bool of_first = plan::on_both_ends(inputs_, u) && layout_.place.pipeline > 0;
+    if (!s.held || !s.errors || of_first) continue;
+    const RealView sum = real(s.error_sum),
+                   own = real(s.errors.range(s.slice.begin, s.slice.count()));
+    const std::int64_t n = s.slice.count();
+    for (std::int64_t at = 0; at < n; at += kPiece) {
+      const View from = sum.view.range(at, std::min(kPiece, n - at)),
+                 to = own.view.range(at, from.elements());
+      const auto bytes = sum.tier->host_bytes(from.data, from.span_bytes(), copy);
+      own.tier->fill(to.data, to.span_bytes(), [&](std::span<std::byte> out) {
+        convert(bytes, from.type, to.type, out.data());
+      });
+    }
+  }
 }
 
 void ModelState::add_to(Copy& copy, const View& symbolic) const {
@@ -372,9 +395,9 @@ std::vector<ModelState::SavedPiece> ModelState::saved_pieces() const {
         const io::Shape shape(p.shape);
         const io::Box box = box_of(p, slice.part);
         for (std::size_t row = 0; row < rows_.size(); ++row) {
-          const auto& [name, type, extent, saved] = rows_[row];
-          if (saved && s.kept[row].live)
-            all.push_back({{p.name, shape, name, type, box}, u, row, slice.flat});
+          const optim::StateTensor& kept = rows_[row];
+          if (kept.saved && s.kept[row].live)
+            all.push_back({{p.name, shape, kept.name, kept.type, box}, u, row, slice.flat});
         }
         if (const DType type = inputs_.numerics.compute;
             type != DType::f32) {  // as forward reads it

@@ -120,6 +120,8 @@ class ModelState {
       std::function<void(const model::ParamDesc&, const MatrixRange& part, std::span<float> out)>;
   std::optional<NonFiniteElement> set_master(const BlockSource& source);
   void set_zero(std::size_t row);
+  /// With error feedback: of errors that were summed each rank takes its shard's.
+  void divide_errors();
   /// Of the step before, which was not of this state.
   void forget_update();
   /// Called with a part of a parameter of which this rank keeps a row, and with where it keeps it:

@@ -57,7 +57,8 @@ plan::Calls calls_of(const Kind& kind, const comm::AllGather& gather, const comm
     const auto blocks = plan::gather_in_blocks(gather, group.rank(), *kind.blocks, block_staging());
     return {blocks.quantize, comm::CollectiveCall{blocks.codes}, blocks.dequantize};
   }
-  return plan::reduce_in_blocks(reduce, route, *kind.blocks, block_staging(), block_staging());
+  return plan::reduce_in_blocks(reduce, route, *kind.blocks, block_staging(), block_staging(),
+                                {.rank = group.rank()});
 }
 
 void run(const plan::Calls& calls, const backend::Backend& backend, streams::Streams& streams,

@@ -20,7 +20,7 @@ const std::vector<TrafficRow>& traffic_rows() {
       {"between tensor ranks", {OpKind::tensor}},
       {"between stages", {OpKind::send}},
       {"parameters", {OpKind::gather, OpKind::publish}},
-      {"gradients", {OpKind::reduce_gradients, OpKind::gather_gradients}},
+      {"gradients", {OpKind::reduce_gradients, OpKind::gather_gradients, OpKind::errors}},
       {"tied embeddings", {OpKind::tie_gradients}},
   };
   return rows;

@@ -115,6 +115,11 @@ TEST(Checks, HowGradientsAndParametersTravel) {
     EXPECT_EQ(refusal(kSmallDeck, {"zero.stage=3", "parallel.tensor=2", set}), "");
     EXPECT_EQ(refusal(kSmallDeck, {"zero.stage=3", "parallel.pipeline=2", set}), "");
   }
+  for (const char* key : {"zero.quantize.error_feedback", "zero.quantize.stochastic"}) {
+    const std::string set = std::string(key) + "=true";
+    EXPECT_EQ(refusal(kSmallDeck, {"zero.quantize.gradients=int4", set.c_str()}), "");
+    expect_contains(refusal_of(set.c_str()), std::string(key) + " has no effect");
+  }
   expect_contains(refusal_of("zero.quantize.block=33"), "is odd");
 }
 

@@ -18,8 +18,10 @@ using Bytes = std::vector<std::uint8_t>;
 
 std::int64_t bits_of(BlockType type) { return type == BlockType::int8 ? 8 : 4; }
 
-/// A slot's bytes by the definition, one element after another.
-Bytes bytes_of_slot(const std::vector<float>& x, const BlockFormat& format) {
+/// A slot's bytes by the definition, one element after another. `offset` is what chance adds.
+Bytes bytes_of_slot(
+    const std::vector<float>& x, const BlockFormat& format,
+    const std::function<float(std::int64_t)>& offset = [](std::int64_t) { return 0.0F; }) {
   const auto n = static_cast<std::int64_t>(x.size());
   const float most = most_of(format.type);
   Bytes bytes(static_cast<std::size_t>(format.bytes(n)));
@@ -36,7 +38,8 @@ Bytes bytes_of_slot(const std::vector<float>& x, const BlockFormat& format) {
     if (scale < std::numeric_limits<float>::min()) scale = inverse = 0;
     if (!finite) scale = kNan, inverse = 0;
     for (std::int64_t i = first; i < end && inverse > 0; ++i) {
-      const auto q = static_cast<int>(std::nearbyint(x[static_cast<std::size_t>(i)] * inverse));
+      const float exact = x[static_cast<std::size_t>(i)] * inverse + offset(i);
+      const auto q = static_cast<int>(std::nearbyint(std::clamp(exact, -most, most)));
       const std::int64_t bits = bits_of(format.type), mask = (1 << bits) - 1;
       bytes[static_cast<std::size_t>(i * bits / 8)] |=
           static_cast<std::uint8_t>((q & mask) << i * bits % 8);
@@ -110,6 +113,128 @@ TEST(Quantize, BytesAreThoseOfTheDefinition) {
           EXPECT_EQ(bytes_in(code.view(), (b * a_slots + a) * format.bytes(n), format.bytes(n)),
                     bytes_of_slot(floats_of(x, (a * b_slots + b) * n, n), format))
               << "slot " << a << ", " << b;
+        }
+      }
+    });
+  });
+}
+
+/// What chance adds to an element: uniform in (-1/2, 1/2).
+float offset_of(const Chance& chance, std::int64_t sample, std::int64_t slot, std::int64_t i) {
+  const auto bits =
+      random_bits(chance.key(), static_cast<std::uint64_t>(sample),
+                  static_cast<std::uint64_t>(chance.first + slot * chance.stride + i));
+  return (static_cast<float>(static_cast<std::int32_t>(bits) >> 8) + 0.5F) * 0x1p-24F;
+}
+
+Tensor sample_number(std::int64_t number) {
+  Tensor samples(DType::i64, {1});
+  *samples.view().as<std::int64_t>() = number;
+  return samples;
+}
+
+TEST(Quantize, BytesByChanceAreThoseOfTheDefinition) {
+  for_devices_and_types([](Device& device, DType type) {
+    const Tensor samples = sample_number(12345678901);
+    for_formats([&](const BlockFormat& format, std::int64_t n) {
+      const Chance chance{
+          .seed = 7, .site = 3, .first = 5 * n, .stride = 3 * n, .samples = samples.view()};
+      const auto x = Tensor::random(type, {2, 3, n}, static_cast<unsigned>(n));
+      Tensor code(DType::u8, {3, 2, format.bytes(n)}), sum(DType::u8, {3, format.bytes(n)});
+      run(device, Quantize{.x = x.view(), .code = code.view(), .format = format, .chance = chance});
+      for (std::int64_t s = 0; s < 6; ++s) {
+        EXPECT_EQ(
+            bytes_in(code.view(), (s % 3 * 2 + s / 3) * format.bytes(n), format.bytes(n)),
+            bytes_of_slot(floats_of(x, s * n, n), format,
+                          [&](std::int64_t i) { return offset_of(chance, 12345678901, s, i); }))
+            << "slot " << s;
+      }
+      run(device, RequantizeSum{.code = code.view().reshaped({2, 3, format.bytes(n)}),
+                                .sum = sum.view(),
+                                .elements = n,
+                                .format = format,
+                                .chance = chance});
+      for (std::int64_t s = 0; s < 3; ++s) {
+        std::vector<float> total;
+        for (std::int64_t i = 0; i < n; ++i) {
+          total.push_back(number(code.view().data + s * format.bytes(n), i, n, format) +
+                          number(code.view().data + (3 + s) * format.bytes(n), i, n, format));
+        }
+        EXPECT_EQ(
+            bytes_in(sum.view(), s * format.bytes(n), format.bytes(n)),
+            bytes_of_slot(total, format,
+                          [&](std::int64_t i) { return offset_of(chance, 12345678901, s, i); }))
+            << "sum " << s;
+      }
+    });
+  });
+}
+
+// The mean over samples is x: what one rounding errs by is bounded by a scale and so deviates by
+// half of one at most, the mean of N by that over sqrt(N). Eight elements of six deviations each.
+TEST(Quantize, IsRightOnAverageByChance) {
+  for_devices([](Device& device) {
+    constexpr int kSamples = 4096;
+    for (BlockType type : kBlockTypes) {
+      const BlockFormat format{.type = type, .block = 8};
+      Tensor x(DType::f32, {1, 1, 8});
+      for (std::int64_t i = 0; i < 8; ++i) x.set(i, (i + 1) * 0.1237);
+      const double scale = 8 * 0.1237 / static_cast<double>(most_of(type));
+      std::vector<double> mean(8);
+      Tensor code(DType::u8, {1, 1, format.bytes(8)});
+      for (int s = 0; s < kSamples; ++s) {
+        const Tensor samples = sample_number(s);
+        run(device, Quantize{.x = x.view(),
+                             .code = code.view(),
+                             .format = format,
+                             .chance = {.seed = 1, .samples = samples.view()}});
+        for (std::int64_t i = 0; i < 8; ++i) {
+          const auto value = static_cast<double>(number(code.view().data, i, 8, format));
+          EXPECT_LE(std::abs(value - x[i]), scale * 1.0001);
+          mean[static_cast<std::size_t>(i)] += value / kSamples;
+        }
+      }
+      for (std::int64_t i = 0; i < 8; ++i)
+        EXPECT_NEAR(mean[static_cast<std::size_t>(i)], x[i], 6 * scale / 2 / std::sqrt(kSamples));
+    }
+  });
+}
+
+// What rounding loses, kept in 16 bits, is what is missing: values and loss make up x and the loss
+// before it, up to half a unit of bf16 of the loss and to f32's roundings.
+TEST(Quantize, KeepsWhatItLoses) {
+  for_devices_and_types([](Device& device, DType type) {
+    for_formats([&](const BlockFormat& format, std::int64_t n) {
+      for (const bool by_chance : {false, true}) {
+        const float unscale = 0x1p-10F;
+        Tensor scalars(DType::f32, {kScalars});
+        scalars.set(static_cast<std::int64_t>(StepScalar::unscale), static_cast<double>(unscale));
+        const Tensor samples = sample_number(5);
+        const auto x = Tensor::random(type, {2, 1, n}, static_cast<unsigned>(n)),
+                   error = Tensor::random(DType::bf16, {2, 1, n}, 3, 0x1p-10 / 16);
+        Tensor code(DType::u8, {1, 2, format.bytes(n)}), lost(DType::bf16, {2, 1, n});
+        Quantize call{.x = x.view(), .code = code.view(), .format = format};
+        if (by_chance) call.chance = {.seed = 1, .stride = n, .samples = samples.view()};
+        call.error = error.view(), call.lost = lost.view(), call.scalars = scalars.view();
+        run(device, call);
+        const Tensor first = lost.copy();
+        for (std::int64_t i = 0; i < 2 * n; ++i) {
+          const auto value = static_cast<double>(
+              number(code.view().data + i / n * format.bytes(n), i % n, n, format));
+          const double y = x[i] + error[i] / static_cast<double>(unscale),
+                       missing = (y - value) * static_cast<double>(unscale);
+          EXPECT_NEAR(lost[i], missing,
+                      std::abs(missing) * 0x1p-8 + 4 * 0x1p-24 * std::abs(y) * 0x1p-10);
+        }
+        call.error = {};  // again, with what the first has lost
+        run(device, call);
+        for (std::int64_t i = 0; i < 2 * n; ++i) {
+          const auto value = static_cast<double>(
+              number(code.view().data + i / n * format.bytes(n), i % n, n, format));
+          const double y = x[i] + first[i] / static_cast<double>(unscale),
+                       missing = (y - value) * static_cast<double>(unscale);
+          EXPECT_NEAR(lost[i], missing,
+                      std::abs(missing) * 0x1p-8 + 4 * 0x1p-24 * std::abs(y) * 0x1p-10);
         }
       }
     });
@@ -370,6 +495,13 @@ TEST(Quantize, RefusesWhatBreaksItsContract) {
     refused(x.view(), code.view().reshaped({2, 3, format.bytes(40)}), format);
     refused(x.view().reshaped({6, 40}), code.view(), format);
     refused(x.view(), x.view(), format);
+    const Tensor errors(DType::bf16, {2, 3, 40}), scalars(DType::f32, {kScalars});
+    Quantize feedback{.x = x.view(), .code = code.view(), .format = format, .lost = errors.view()};
+    EXPECT_THROW(run(device, feedback), InternalError) << "without a loss scale";
+    feedback.scalars = scalars.view(), feedback.lost = x.view();
+    EXPECT_THROW(run(device, feedback), InternalError) << "errors in f32";
+    feedback.lost = {}, feedback.error = errors.view();
+    EXPECT_THROW(run(device, feedback), InternalError) << "errors that are not kept";
     const Tensor bytes(DType::u8, {code.size() + 16});
     View odd = bytes.view().range(4, code.size()).reshaped({3, 2, format.bytes(40)});
     refused(x.view(), odd, format);

@@ -35,6 +35,7 @@ struct Case {
   std::int64_t tiles = 1;
   int per_node = 0;  // ranks; 0: one, or two of those whose gradients travel as blocks
   std::optional<std::int64_t> secondary = {};
+  bool error_feedback = false;  // and rounding at random
 };
 
 std::string name_of(const Case& c) {
@@ -56,6 +57,7 @@ plan::PlanInputs inputs_of(const Case& c, kernels::Device& device) {
   inputs.layout.mesh = c.mesh;
   inputs.layout.tensor_chunks = c.mesh.tensor * c.tiles;
   travel_in_blocks(inputs, {}, c.gradient_blocks, c.tiles);
+  inputs.numerics.error_feedback = inputs.numerics.stochastic = c.error_feedback;
   for (model::UnitDesc& unit : inputs.model.units) {
     if (std::ranges::count(c.frozen, unit.name) > 0)
       unit.traits.trained = false, unit.traits.stored = c.stored;
@@ -219,7 +221,8 @@ std::vector<Layout> layouts() {
       {"Tensor2Data2LlamaInt4",
        {.mesh = {.tensor = 2, .data = 2},
         .config = llama_like(),
-        .gradient_blocks = kernels::BlockFormat{.type = kernels::BlockType::int4, .block = 32}},
+        .gradient_blocks = kernels::BlockFormat{.type = kernels::BlockType::int4, .block = 32},
+        .error_feedback = true},
        1},
       {"Data4Int8Bf16SumsDealt",
        {.mesh = {.data = 4},
@@ -288,7 +291,8 @@ std::vector<Layout> layouts() {
         .compute = DType::bf16,
         .gradient_blocks = kernels::BlockFormat{.type = kernels::BlockType::int8, .block = 32},
         .accumulate = DType::bf16,
-        .offload = all_on(plan::Location::disk, 0)},
+        .offload = all_on(plan::Location::disk, 0),
+        .error_feedback = true},
        1},
       {"Data4NodesOf2Secondary",
        {.mesh = {.data = 4}, .config = deep, .per_node = 2, .secondary = 0},

@@ -84,6 +84,8 @@ inline Case random_case(std::mt19937& random) {
     std::optional<kernels::BlockFormat> weights;
     if (c.inputs.sharding.stage == 3) weights = {.block = block};
     test::travel_in_blocks(c.inputs, weights, {{.type = type, .block = block}}, tiles);
+    c.inputs.numerics.error_feedback = pick(2) == 0;
+    c.inputs.numerics.stochastic = pick(2) == 0;
   }
   if (c.inputs.sharding.stage == 3 && pick(2) == 0) {
     c.inputs.sharding.secondary.emplace();

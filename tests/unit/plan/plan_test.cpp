@@ -547,6 +547,50 @@ TEST(Check, RejectsBlocksThatGoAstray) {
   }
 }
 
+// What the first rounding of each gradient loses goes into that of the next step, if this one is
+// applied; whatever of that a plan lacks is noticed.
+TEST(Check, RejectsErrorsThatAreLost) {
+  using kernels::Convert, kernels::Quantize;
+  for (const ReduceWhen reduce : {ReduceWhen::step, ReduceWhen::micro}) {
+    Case c = make_case(2, 4, 2, reduce);
+    c.inputs.layout.node_of = {0, 0, 1, 1};
+    test::travel_in_blocks(c.inputs, {}, {{.type = kernels::BlockType::int4, .block = 32}});
+    c.inputs.numerics.error_feedback = true;
+    const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
+    const auto units = std::ranges::count_if(
+        c.inputs.model.units, [](const auto& unit) { return unit.traits.block > 0; });
+    EXPECT_EQ(std::ranges::count(plan.ops, OpKind::errors, &Op::kind), units);
+    expect_rejected(without_each(plan, OpKind::errors), "without an op");
+    const auto without_feedback = [](Quantize& q) { q.error = q.lost = q.scalars = {}; };
+    expect_rejected(with_each<Quantize>(plan, without_feedback), "without feedback");
+    expect_rejected(with_each<Quantize>(plan, [&](Quantize& q) { q.scalars = plan.verdict; }),
+                    "another loss scale");
+    Plan none = plan;
+    std::erase_if(none.ops, [](const Op& op) { return op.kind == OpKind::errors; });
+    for (Op& op : none.ops) {
+      auto* call = std::get_if<kernels::KernelCall>(&op.call);
+      if (auto* q = call == nullptr ? nullptr : std::get_if<Quantize>(call)) without_feedback(*q);
+    }
+    expect_rejected({none}, "without any");
+    expect_rejected(with_each<Quantize>(plan,
+                                        [](Quantize& q) {
+                                          if (q.error)
+                                            q.error = {};
+                                          else
+                                            q.error = q.lost;
+                                        }),
+                    "errors of another step");
+    std::vector<Plan> early;
+    for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+      if (plan.ops[i].kind != OpKind::errors) continue;
+      early.push_back(plan);
+      auto& call = std::get<kernels::KernelCall>(early.back().ops[i].call);
+      std::get<Convert>(call).verdict = {};
+    }
+    expect_rejected(early, "whether or not the step is applied");
+  }
+}
+
 TEST(Check, RejectsParametersThatAreNotGathered) {
   Case c = make_case(3, 4, 2, ReduceWhen::micro);
   test::travel_in_blocks(c.inputs, {{.block = 32}}, {});

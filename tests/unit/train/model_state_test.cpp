@@ -13,6 +13,7 @@
 #include "io/system_calls.hpp"
 #include "kernels/cpu/device.hpp"
 #include "plan/passes/place_buffers.hpp"
+#include "support/blocks.hpp"
 #include "support/plan_run.hpp"
 #include "support/temporary_directory.hpp"
 
@@ -25,6 +26,7 @@ struct Layout {
   DType compute = DType::f32;
   std::int64_t tensor = 1, pipeline = 1;
   bool frozen = false;  // all blocks
+  bool error_feedback = false;
 
   Mesh mesh() const { return {.tensor = tensor, .data = data, .pipeline = pipeline}; }
 };
@@ -43,12 +45,14 @@ class RankState {
     inputs_.state_for = state_for;
     inputs_.model.config = config;
     inputs_.layout.tensor_chunks = l.tensor;
+    inputs_.layout.mesh = l.mesh();
     inputs_.model.units = model::model_units(config, l.tensor);
+    if (l.error_feedback) travel_in_blocks(inputs_, {}, {{.block = 32}});
+    inputs_.numerics.error_feedback = l.error_feedback;
     for (model::UnitDesc& unit : inputs_.model.units)
       unit.traits.trained = !l.frozen || unit.kind != model::UnitKind::block;
     inputs_.numerics.compute = l.compute;
     inputs_.sharding.stage = l.stage;
-    inputs_.layout.mesh = l.mesh();
     const MeshPlace place = inputs_.layout.mesh.place_of(rank);
     plan::set_place(layout_, inputs_, place);
     plan::add_state(layout_, inputs_);
@@ -242,6 +246,65 @@ TEST(ModelState, FrozenUnitsMoveBetweenLayoutsToo) {
 }
 
 /// What evaluation keeps: the weights as forward reads them, with the bits that training has.
+// Checkpoints have the errors' sum over data ranks; wherever it is loaded, the ranks' errors make
+// it up again, but for what bf16 rounds. A checkpoint without errors starts from none.
+TEST(ModelState, ErrorsMoveBetweenLayoutsAsTheirSum) {
+  const TemporaryDirectory directory;
+  const auto config = gpt2_like();
+  constexpr std::size_t kSum = 3;  // behind master, adam_m and adam_v
+  const auto source = test_values(4);
+  const Layout from{.data = 4, .stage = 1, .error_feedback = true};
+  const auto saved = save(directory.path() / "with", config, from, [&](RankState& r) {
+    r.state().set_parameters(test_values(1));
+    r.each(kSum, [&](const auto& p, std::int64_t e, float& x) { x = one_value(source, p, e); });
+  });
+  const auto plain = save(directory.path() / "without", config, {.data = 2});
+  for (const Layout& to : {Layout{.data = 2, .stage = 3, .error_feedback = true},
+                           Layout{.data = 2, .stage = 0, .tensor = 2, .error_feedback = true},
+                           Layout{.data = 2, .stage = 1, .pipeline = 2, .error_feedback = true},
+                           Layout{.data = 3, .stage = 2, .error_feedback = true}}) {
+    SCOPED_TRACE(to_string(to));
+    for (const bool any : {true, false}) {
+      std::map<std::pair<std::string, std::int64_t>, float> sums;
+      std::int64_t units = 0;
+      for (std::int64_t rank = 0; rank < to.mesh().size(); ++rank) {
+        RankState r(config, to, rank);
+        io::Checkpoint checkpoint = io::Checkpoint::open(any ? saved : plain);
+        EXPECT_FALSE(r.state().load(checkpoint));
+        for (std::size_t u = 0; u < r.inputs().model.units.size(); ++u) {
+          const auto& s = r.state().units()[u];
+          if (!s.held) continue;
+          EXPECT_EQ(static_cast<bool>(s.errors), r.inputs().model.units[u].traits.block > 0);
+          if (!s.errors) continue;
+          ++units;
+          const auto errors = widened(r.real(s.errors));
+          for (const auto& slice :
+               zero::slices_in(r.inputs().model.units[u], s.layout, {0, s.layout.padded})) {
+            const auto& p = r.inputs().model.units[u].params[slice.parameter];
+            auto at = static_cast<std::size_t>(slice.flat);
+            for (std::int64_t row = slice.part.rows.begin; row < slice.part.rows.end; ++row) {
+              for (std::int64_t c = slice.part.columns.begin; c < slice.part.columns.end; ++c)
+                sums[{p.name, row * (p.elements() / p.shape[0]) + c}] += errors[at++];
+            }
+          }
+        }
+      }
+      EXPECT_GT(units, 0);
+      for (const auto& unit : model::model_units(config, to.tensor, {.block = 32})) {
+        for (const auto& p : unit.params) {
+          for (std::int64_t e = 0; unit.traits.block > 0 && e < p.elements(); ++e) {
+            const auto found = sums.find({p.name, e});
+            ASSERT_NE(found, sums.end()) << p.name;
+            // Whole on several tensor ranks of the writer, whose data alone was divided.
+            const float want = any ? static_cast<float>(bf16(one_value(source, p, e))) : 0.0F;
+            ASSERT_EQ(found->second, want) << p.name << ", element " << e;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(ModelState, EvaluationHoldsTheWeightsAlone) {
   for (const Layout& l : {Layout{1, 0}, Layout{1, 0, DType::bf16}, Layout{3, 0, DType::f16},
                           Layout{3, 1, DType::bf16}, Layout{3, 3, DType::bf16}, Layout{3, 3}}) {

@@ -1,0 +1,162 @@
+"""ZeRO++'s exchanges against a simulation of the whole in NumPy: the same bits, for several numbers
+of nodes and of ranks on them (Wang et al. 2023, sections 3.1 and 3.3), with error feedback and
+rounding at random."""
+
+import os
+import unittest
+
+import numpy as np
+
+from tessera import RunTest
+
+PROGRAM = os.environ["TESSERA_EXCHANGE"]
+F32 = np.float32
+MOST = {"int8": F32(127), "int4": F32(7)}
+NODES = {"2x2": [0, 0, 1, 1], "2x3": [0, 0, 0, 1, 1, 1], "4x2": [0, 0, 1, 1, 2, 2, 3, 3],
+         "3x1": [0, 1, 2], "2x2 dealt": [0, 1, 0, 1], "1x4": [0, 0, 0, 0],
+         "uneven": [0, 0, 0, 1, 1]}
+ELEMENTS, BLOCK = 3 * 64 + 26, 64
+
+
+def to_bf16(x):
+    """Rounded to nearest even, as f32."""
+    bits = x.astype(F32).view(np.uint32).astype(np.uint64)
+    bits = (bits + 0x7fff + (bits >> np.uint64(16) & np.uint64(1))) & np.uint64(0xffff0000)
+    return bits.astype(np.uint32).view(F32)
+
+
+def philox(counter, key):
+    """Philox4x32-10 (Salmon et al. 2011) of arrays of counters."""
+    c = [np.asarray(x, np.uint64) for x in counter]
+    k = [np.uint64(x) for x in key]
+    low = np.uint64(0xffffffff)
+    for _ in range(10):
+        p0, p1 = np.uint64(0xD2511F53) * c[0], np.uint64(0xCD9E8D57) * c[2]
+        c = [(p1 >> np.uint64(32)) ^ c[1] ^ k[0], p1 & low,
+             (p0 >> np.uint64(32)) ^ c[3] ^ k[1], p0 & low]
+        k = [(k[0] + np.uint64(0x9E3779B9)) & low, (k[1] + np.uint64(0xBB67AE85)) & low]
+    return c
+
+
+def offsets(seed, site, sample, elements):
+    """What chance adds to these elements, in (-1/2, 1/2)."""
+    if seed == 0:
+        return np.zeros(len(elements), F32)
+    one = np.zeros(1, np.uint64)
+    key = [int(w[0]) for w in philox([one + site, one, one + 5, one + 0x7e55e4a],
+                                     [seed & 0xffffffff, seed >> 32])][:2]
+    index = np.asarray(elements, np.uint64)
+    block = index // np.uint64(4)
+    words = philox([block & np.uint64(0xffffffff), block >> np.uint64(32),
+                    np.full_like(index, sample & 0xffffffff), np.full_like(index, sample >> 32)],
+                   key)
+    bits = np.choose((index % np.uint64(4)).astype(int), words).astype(np.uint32)
+    return ((bits.view(np.int32) >> 8).astype(F32) + F32(0.5)) * F32(2.0 ** -24)
+
+
+def rounded(x, kind, chance):
+    """The values that x (n) has in blocks."""
+    out = np.empty_like(x)
+    for first in range(0, len(x), BLOCK):
+        part = slice(first, min(first + BLOCK, len(x)))
+        most = np.max(np.abs(x[part]))
+        scale, inverse = F32(most / MOST[kind]), F32(MOST[kind] / most)
+        q = x[part] * inverse + chance[part]
+        code = np.rint(np.clip(q, -MOST[kind], MOST[kind])) + F32(0)  # codes have no -0
+        out[part] = code * scale
+    return out
+
+
+def tree_sum(parts):
+    """((0 + 1) + (2 + 3)) + ..., each sum in f32."""
+    parts = list(parts)
+    while len(parts) > 1:
+        pairs = [a + b for a, b in zip(parts[::2], parts[1::2])]
+        parts = pairs + ([parts[-1]] if len(parts) % 2 else [])
+    return parts[0]
+
+
+class Exchange(RunTest):
+    def simulate(self, nodes, kind, gradients, errors, seed):
+        """(sums by rank, errors by rank) of gradients[rank][micro-batch]."""
+        size = len(nodes)
+        local = size // len(set(nodes))
+        hops = len(set(nodes)) > 1 and local > 1 and \
+            all(nodes.count(node) == local for node in nodes)
+        sums, lost = [None] * size, list(errors)
+        for k in range(len(gradients[0])):
+            values = []  # of each rank's slots
+            for rank in range(size):
+                elements = np.arange(size * ELEMENTS)
+                y = gradients[rank][k] + (0 if errors[0] is None else lost[rank])
+                chance = offsets(seed, 10, 1000 * rank + k, elements)
+                value = np.concatenate([
+                    rounded(y[s * ELEMENTS:][:ELEMENTS], kind, chance[s * ELEMENTS:][:ELEMENTS])
+                    for s in range(size)])
+                values.append(value.reshape(size, ELEMENTS))
+                if errors[0] is not None:
+                    lost[rank] = to_bf16(y - value)
+            for owner in range(size):
+                if hops:
+                    parts = []
+                    # In the node's rank that has the owner's place: it rounds the node's sum again.
+                    place = [r for r in range(size) if nodes[r] == nodes[owner]].index(owner)
+                    for node in sorted(set(nodes), key=nodes.index):
+                        ranks = [r for r in range(size) if nodes[r] == node]
+                        total = tree_sum(values[r][owner] for r in ranks)
+                        at = np.arange(ELEMENTS) + owner * ELEMENTS
+                        chance = offsets(seed, 11, 1000 * ranks[place] + k, at)
+                        parts.append(rounded(total, kind, chance))
+                else:
+                    parts = [values[r][owner] for r in range(size)]
+                total = tree_sum(parts)
+                sums[owner] = total if k == 0 else sums[owner] + total
+        return sums, lost
+
+    def exchange(self, name, nodes, kind, micro_batches, seed, feedback):
+        size, random = len(nodes), np.random.default_rng(len(nodes))
+        directory = self.dir / name.replace(" ", "_")
+        directory.mkdir()
+        scales = np.exp2(random.integers(-8, 8, size * ELEMENTS)).astype(F32)
+        gradients = [[random.standard_normal(size * ELEMENTS).astype(F32) * scales
+                      for _ in range(micro_batches)] for _ in range(size)]
+        weights = [random.standard_normal(ELEMENTS).astype(F32) for _ in range(size)]
+        errors = [None] * size
+        for rank in range(size):
+            for k, gradient in enumerate(gradients[rank]):
+                gradient.tofile(directory / f"gradient.{rank}.{k}")
+            weights[rank].tofile(directory / f"weights.{rank}")
+            if feedback:
+                errors[rank] = to_bf16(random.standard_normal(size * ELEMENTS) * scales / 20)
+                (errors[rank].view(np.uint32) >> 16).astype(np.uint16).tofile(
+                    directory / f"error.{rank}")
+        job = self.run_job(size, directory, ",".join(map(str, nodes)), kind, BLOCK, ELEMENTS,
+                           micro_batches, seed, program=PROGRAM)
+        self.assertEqual(job.code, 0, job.output)
+        sums, lost = self.simulate(nodes, kind, gradients, errors, seed)
+        whole = np.concatenate([rounded(w, kind, np.zeros(ELEMENTS, F32)) for w in weights])
+        for rank in range(size):
+            def got(what, dtype=F32):
+                return np.fromfile(directory / f"{what}.{rank}", dtype)
+            np.testing.assert_array_equal(got("sum").view(np.uint32), sums[rank].view(np.uint32))
+            np.testing.assert_array_equal(got("gathered").view(np.uint32), whole.view(np.uint32))
+            if feedback:
+                np.testing.assert_array_equal(got("lost", np.uint16),
+                                              lost[rank].view(np.uint32) >> 16)
+
+    def test_sums_and_gathers_are_those_of_the_simulation(self):
+        for name, nodes in NODES.items():
+            for kind in MOST:
+                with self.subTest(nodes=name, kind=kind):
+                    self.exchange(f"{name} {kind}", nodes, kind, 2, 0, False)
+
+    def test_errors_and_chance_are_too(self):
+        for name in ("2x2", "2x3", "2x2 dealt", "3x1"):
+            for seed, feedback in ((0, True), (77, False), ((1 << 40) + 3, True)):
+                with self.subTest(nodes=name, seed=seed, feedback=feedback):
+                    self.exchange(f"{name} {seed} {feedback}", NODES[name], "int4", 3, seed,
+                                  feedback)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
