@@ -80,8 +80,9 @@ TESSERA_INLINE float random_offset(std::uint32_t bits) {
 struct ChanceRule {
   RandomKey key;
   std::int64_t first, stride;
-  TESSERA_INLINE std::uint64_t index(std::int64_t slot, std::int64_t element) const {
-    return static_cast<std::uint64_t>(first + slot * stride + element);
+  /// Of element i of a slot, which random number.
+  TESSERA_INLINE std::int64_t element(std::int64_t slot, std::int64_t i) const {
+    return first + slot * stride + i;
   }
 };
 inline ChanceRule chance_rule(const Chance& chance) {

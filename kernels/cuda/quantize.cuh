@@ -146,7 +146,7 @@ __device__ __forceinline__ void shifted_codes(const Offsets& offsets, std::int64
   std::uint32_t bits[V] = {};
   if (offsets.samples != nullptr && inverse != 0.0F) {
     random_run(offsets.rule.key, static_cast<std::uint64_t>(*offsets.samples),
-               offsets.rule.index(slot, c), bits);
+               static_cast<std::uint64_t>(offsets.rule.element(slot, c)), bits);
   }
 #pragma unroll
   for (int i = 0; i < V; ++i) {

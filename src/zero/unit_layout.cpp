@@ -4,7 +4,6 @@
 #include <numeric>
 
 namespace tessera::zero {
-
 namespace {
 
 /// The grain, or where the unit travels quantised the next one on which its blocks begin too.

@@ -59,21 +59,26 @@ TESSERA_INLINE void philox_block(RandomKey key, std::uint64_t stream, std::uint6
   }
 }
 
+/// f(i, random_bits(key, stream, first + i)) for i in [0, n), in order.
+template <typename F>
+TESSERA_INLINE void for_random_bits(RandomKey key, std::uint64_t stream, std::int64_t first,
+                                    std::int64_t n, F&& f) {
+  std::uint32_t bits[4 * kLanes];
+  for (std::int64_t i = 0; i < n;) {
+    const std::int64_t element = first + i, skip = element % 4;
+    philox_block(key, stream, static_cast<std::uint64_t>(element / 4), bits);
+    const std::int64_t count = n - i < 4 * kLanes - skip ? n - i : 4 * kLanes - skip;
+    for (std::int64_t j = 0; j < count; ++j) f(i + j, bits[skip + j]);
+    i += count;
+  }
+}
+
 /// factors[i] = 0 or the rule's factor for elements first .. first + n of the view of a sample.
 inline void dropout_factors(const DropoutRule& rule, std::uint64_t sample, std::int64_t first,
                             std::int64_t n, float* factors) {
-  std::uint32_t bits[4 * kLanes];
-  std::int64_t i = 0;
-  while (i < n) {
-    const std::int64_t element = rule.first + first + i;
-    philox_block(rule.key, sample, static_cast<std::uint64_t>(element / 4), bits);
-    const std::int64_t skip = element % 4;
-    const std::int64_t count = n - i < 4 * kLanes - skip ? n - i : 4 * kLanes - skip;
-    for (std::int64_t j = 0; j < count; ++j) {
-      factors[i + j] = bits[skip + j] >= rule.threshold ? rule.factor : 0.0F;
-    }
-    i += count;
-  }
+  for_random_bits(rule.key, sample, rule.first + first, n, [&](std::int64_t i, std::uint32_t bits) {
+    factors[i] = bits >= rule.threshold ? rule.factor : 0.0F;
+  });
 }
 
 /// Row r of a (B, T, C) tensor under dropout, in pieces whose factors fit the stack:

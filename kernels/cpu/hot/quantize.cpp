@@ -59,15 +59,8 @@ class Offsets {
   /// Of elements first .. first + n of a slot; null where nothing is left to chance.
   const float* of(std::int64_t slot, std::int64_t first, std::int64_t n) const {
     if (room_ == nullptr) return nullptr;
-    std::uint32_t bits[4 * kLanes];
-    for (std::int64_t i = 0; i < n;) {
-      const std::uint64_t index = rule_.index(slot, first + i);
-      philox_block(rule_.key, static_cast<std::uint64_t>(sample_), index / 4, bits);
-      const auto skip = static_cast<std::int64_t>(index % 4);
-      const std::int64_t count = n - i < 4 * kLanes - skip ? n - i : 4 * kLanes - skip;
-      for (std::int64_t k = 0; k < count; ++k) room_[i + k] = random_offset(bits[skip + k]);
-      i += count;
-    }
+    for_random_bits(rule_.key, static_cast<std::uint64_t>(sample_), rule_.element(slot, first), n,
+                    [&](std::int64_t i, std::uint32_t bits) { room_[i] = random_offset(bits); });
     return room_;
   }
 

@@ -153,7 +153,7 @@ StepOutput Engine::run(const PreparedPlan& prepared, const StepInput& input,
   high_water_ = plan::most_of(high_water_, prepared.bound.reach());
   const auto load = [&](std::int64_t k, const plan::LoadBatch& views) { batches.load(k, views); };
   const StepOutput output = executor_->run(prepared.bound, input, load, hooks, profile);
-  work_left_ = trains ? plan::leaves_work(inputs_) : work_left_;
+  if (trains) work_left_ = plan::leaves_work(inputs_);
   return output;
 }
 

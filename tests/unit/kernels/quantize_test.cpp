@@ -216,26 +216,20 @@ TEST(Quantize, KeepsWhatItLoses) {
         Quantize call{.x = x.view(), .code = code.view(), .format = format};
         if (by_chance) call.chance = {.seed = 1, .stride = n, .samples = samples.view()};
         call.error = error.view(), call.lost = lost.view(), call.scalars = scalars.view();
-        run(device, call);
-        const Tensor first = lost.copy();
-        for (std::int64_t i = 0; i < 2 * n; ++i) {
-          const auto value = static_cast<double>(
-              number(code.view().data + i / n * format.bytes(n), i % n, n, format));
-          const double y = x[i] + error[i] / static_cast<double>(unscale),
-                       missing = (y - value) * static_cast<double>(unscale);
-          EXPECT_NEAR(lost[i], missing,
-                      std::abs(missing) * 0x1p-8 + 4 * 0x1p-24 * std::abs(y) * 0x1p-10);
-        }
+        const auto expect_kept = [&](const Tensor& before) {
+          run(device, call);
+          for (std::int64_t i = 0; i < 2 * n; ++i) {
+            const auto value = static_cast<double>(
+                number(code.view().data + i / n * format.bytes(n), i % n, n, format));
+            const double y = x[i] + before[i] / static_cast<double>(unscale),
+                         missing = (y - value) * static_cast<double>(unscale);
+            EXPECT_NEAR(lost[i], missing,
+                        std::abs(missing) * 0x1p-8 + 4 * 0x1p-24 * std::abs(y) * 0x1p-10);
+          }
+        };
+        expect_kept(error);
         call.error = {};  // again, with what the first has lost
-        run(device, call);
-        for (std::int64_t i = 0; i < 2 * n; ++i) {
-          const auto value = static_cast<double>(
-              number(code.view().data + i / n * format.bytes(n), i % n, n, format));
-          const double y = x[i] + first[i] / static_cast<double>(unscale),
-                       missing = (y - value) * static_cast<double>(unscale);
-          EXPECT_NEAR(lost[i], missing,
-                      std::abs(missing) * 0x1p-8 + 4 * 0x1p-24 * std::abs(y) * 0x1p-10);
-        }
+        expect_kept(lost.copy());
       }
     });
   });

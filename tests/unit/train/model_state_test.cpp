@@ -245,7 +245,6 @@ TEST(ModelState, FrozenUnitsMoveBetweenLayoutsToo) {
   }
 }
 
-/// What evaluation keeps: the weights as forward reads them, with the bits that training has.
 // Checkpoints have the errors' sum over data ranks; wherever it is loaded, the ranks' errors make
 // it up again, but for what bf16 rounds. A checkpoint without errors starts from none.
 TEST(ModelState, ErrorsMoveBetweenLayoutsAsTheirSum) {
@@ -295,7 +294,6 @@ TEST(ModelState, ErrorsMoveBetweenLayoutsAsTheirSum) {
           for (std::int64_t e = 0; unit.traits.block > 0 && e < p.elements(); ++e) {
             const auto found = sums.find({p.name, e});
             ASSERT_NE(found, sums.end()) << p.name;
-            // Whole on several tensor ranks of the writer, whose data alone was divided.
             const float want = any ? static_cast<float>(bf16(one_value(source, p, e))) : 0.0F;
             ASSERT_EQ(found->second, want) << p.name << ", element " << e;
           }
@@ -305,6 +303,7 @@ TEST(ModelState, ErrorsMoveBetweenLayoutsAsTheirSum) {
   }
 }
 
+/// What evaluation keeps: the weights as forward reads them, with the bits that training has.
 TEST(ModelState, EvaluationHoldsTheWeightsAlone) {
   for (const Layout& l : {Layout{1, 0}, Layout{1, 0, DType::bf16}, Layout{3, 0, DType::f16},
                           Layout{3, 1, DType::bf16}, Layout{3, 3, DType::bf16}, Layout{3, 3}}) {
