@@ -66,7 +66,7 @@ struct Chance {
 /// not-a-number so is what it loses.
 struct Quantize {
   static constexpr const char* kName = "quantize";
-  View x;     // (A, B, n) f32, bf16 or f16, dense; slots count as a B + b
+  View x;     // (A, B, n) f32, bf16 or f16; slots count as a B + b
   View code;  // (B, A, format.bytes(n)) u8, on 16 bytes
   BlockFormat format;
   Chance chance;
@@ -104,14 +104,13 @@ inline void check_chance(const Chance& chance) {
 inline void check(const Quantize& a) {
   check_floats({a.x});
   TESSERA_CHECK(a.x.rank == 3, "x is (A, B, n), not of {} axes", a.x.rank);
-  check_flat({a.x}, a.x.type, a.x.elements());
   check_codes(a.code, {a.x.extent(1), a.x.extent(0)}, a.format, a.x.cols());
   check_chance(a.chance);
   TESSERA_CHECK(static_cast<bool>(a.lost) == static_cast<bool>(a.scalars) && (a.lost || !a.error),
                 "error feedback that keeps no error, or has no loss scale");
-  for (const View& v : {a.error, a.lost}) {
-    if (v) check_flat({v}, DType::bf16, a.x.elements());
-  }
+  for (const View& v : {a.error, a.lost})
+    TESSERA_CHECK(!v || v.type == DType::bf16, "errors of {}", to_string(v.type));
+  check_same_matrix({a.x, a.error, a.lost});
   if (a.scalars) check_flat({a.scalars}, DType::f32, kScalars);
 }
 
@@ -120,7 +119,7 @@ inline void check(const Quantize& a) {
 struct SumQuantized {
   static constexpr const char* kName = "sum_quantized";
   View code;  // (parts, S, format.bytes(n)) u8, on 16 bytes
-  View out;   // (S, n) f32, bf16 or f16, dense
+  View out;   // (S, n) f32, bf16 or f16
   BlockFormat format;
   Write write = Write::overwrite;
   View scratch;
@@ -140,7 +139,8 @@ inline void check_parts(const View& code, const BlockFormat& format, std::int64_
 inline void check(const SumQuantized& a) {
   check_floats({a.out});
   check_parts(a.code, a.format, a.out.cols());
-  check_flat({a.out}, a.out.type, a.code.extent(1) * a.out.cols());
+  TESSERA_CHECK(a.out.rows() == a.code.extent(1), "{} slots for {} rows", a.code.extent(1),
+                a.out.rows());
 }
 
 /// sum[s] = the bytes of the sum over parts of code[part][s], added like SumQuantized; the f32 sum

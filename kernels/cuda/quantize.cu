@@ -46,8 +46,8 @@ void with_parts(std::int64_t parts, F&& f) {
 
 Errors errors_of(const Quantize& a) {
   if (!a.lost) return {};
-  return {.error = (a.error ? a.error : a.lost).as<bf16>(),
-          .lost = a.lost.as<bf16>(),
+  return {.error = rows_of<const bf16>(a.error ? a.error : a.lost),
+          .lost = rows_of<bf16>(a.lost),
           .scalars = a.scalars.as<float>()};
 }
 
@@ -59,7 +59,7 @@ void run(const Quantize& a, const Context& context) {
   const std::int64_t blocks = a.x.rows() * layout.blocks;
   with_type(a.x.type, [&]<typename T>() {
     constexpr int V = kRun<T>;
-    QuantizeSlots<T> slots{.x = a.x.as<T>(),
+    QuantizeSlots<T> slots{.x = rows_of<const T>(a.x),
                            .code = a.code.data,
                            .errors = errors_of(a),
                            .offsets = offsets_of(a.chance),
@@ -83,11 +83,10 @@ void run(const SumQuantized& a, const Context& context) {
   const std::int64_t blocks = a.code.extent(1) * layout.blocks;
   with_type(a.out.type, [&]<typename T>() {
     constexpr int V = kRun<T>;
-    const View out = a.out.reshaped({a.code.extent(1), layout.elements});
     const SumQuantizedSlots<T> slots{.parts = code_parts(a.code, layout, V),
-                                     .out = out.as<T>(),
+                                     .out = rows_of<T>(a.out),
                                      .add = a.write == Write::add,
-                                     .wide = blocks_on_runs(layout, V) && wide<V>({out})};
+                                     .wide = blocks_on_runs(layout, V) && wide<V>({a.out})};
     with_bits(a.format.type, [&]<int kBits>() {
       const auto queue = [&]<int kMost>() {
         launch(on(context, a.kName, ceil_div(blocks, kWarpTeam.per_block()), kWarpTeam.block()),

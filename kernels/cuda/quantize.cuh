@@ -157,11 +157,12 @@ __device__ __forceinline__ void shifted_codes(const Offsets& offsets, std::int64
   }
 }
 
-/// What roundings lose; `lost` is null without error feedback.
+/// What roundings lose; absent without error feedback.
 struct Errors {
-  const bf16* error = nullptr;  // (A, B, elements), of earlier roundings
-  bf16* lost = nullptr;
+  Rows<const bf16> error;  // (A, B, elements), of earlier roundings
+  Rows<bf16> lost;
   const float* scalars = nullptr;
+  __device__ __forceinline__ bool kept() const { return lost.data != nullptr; }
   __device__ __forceinline__ float unscale() const {
     return scalars[static_cast<int>(StepScalar::unscale)];
   }
@@ -169,7 +170,7 @@ struct Errors {
 
 template <typename T>
 struct QuantizeSlots {
-  const T* x;  // (A, B, elements)
+  Rows<const T> x;  // (A, B, elements)
   std::byte* code;
   Errors errors;
   Offsets offsets;
@@ -188,18 +189,17 @@ __global__ void __launch_bounds__(kBlockThreads) quantize_kernel(QuantizeSlots<T
   if (index >= a.a_slots * a.b_slots * a.layout.blocks) return;  // a whole warp
   const BlockPlace at = block_place(a.layout, index);
   const std::int64_t of_a = quotient(at.slot, a.b_slots), of_b = at.slot - of_a * a.b_slots;
-  const T* from = a.x + at.slot * a.layout.elements + at.first;
+  const T* from = a.x[at.slot] + at.first;
   std::byte* slot = a.code + (of_b * a.a_slots + of_a) * a.layout.bytes;
   std::byte* codes = slot + at.first * kBits / 8;
 
   float x[kRuns > 0 ? kRuns : 1][V];
-  const std::int64_t element = at.slot * a.layout.elements + at.first;
   const auto numbers = [&](int k, std::int64_t c, int count) {
     load(from + c, count, a.wide, x[k]);
-    if (a.errors.lost == nullptr) return;
+    if (!a.errors.kept()) return;
     const float scale = 1.0F / a.errors.unscale();
     float error[V];
-    load(a.errors.error + element + c, count, a.wide, error);
+    load(a.errors.error[at.slot] + at.first + c, count, a.wide, error);
 #pragma unroll
     for (int i = 0; i < V; ++i) x[k][i] = x[k][i] + error[i] * scale;
   };
@@ -216,11 +216,11 @@ __global__ void __launch_bounds__(kBlockThreads) quantize_kernel(QuantizeSlots<T
     CodeRun<kBits, V> run;
     run.set(shifted);
     run.write(codes + c * kBits / 8, count, a.wide);
-    if (a.errors.lost == nullptr) return;
+    if (!a.errors.kept()) return;
 #pragma unroll
     for (int i = 0; i < V; ++i)
       shifted[i] = lost_of(x[k][i], shifted[i], s.scale, a.errors.unscale());
-    store(a.errors.lost + element + c, count, a.wide, shifted);
+    store(a.errors.lost[at.slot] + at.first + c, count, a.wide, shifted);
   });
   finish_block<kBits>(team, a.layout, at, s.scale, slot);
 }
@@ -306,7 +306,7 @@ __device__ __forceinline__ Floats<V> sum_of_parts(const BlockParts& a, std::int6
 template <typename T>
 struct SumQuantizedSlots {
   CodeParts parts;
-  T* out;  // (slots, elements)
+  Rows<T> out;  // (slots, elements)
   bool add, wide;
 };
 
@@ -320,7 +320,7 @@ __global__ void __launch_bounds__(kWarpTeam.block(), (kSumBlocks<kMost, kWarpTea
   if (index >= a.parts.slots * layout.blocks) return;
   const BlockPlace at = block_place(layout, index);
   const BlockParts parts = block_parts<kBits>(a.parts, at);
-  T* out = a.out + at.slot * layout.elements + at.first;
+  T* out = a.out[at.slot] + at.first;
   team.each_run<V, 0>(at.count, [&](int, std::int64_t c, int count) {
     Floats<V> sum = sum_of_parts<kBits, V, kMost>(parts, c, count);
     if (a.add) {

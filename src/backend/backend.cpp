@@ -5,6 +5,7 @@
 #include "backend/cuda/cuda_backend.hpp"
 #endif
 #include "comm/mpi/mpi_group.hpp"
+#include "core/thread.hpp"
 #include "kernels/cpu/device.hpp"
 #include "kernels/cuda/scratch.hpp"
 #include "memory/hidden_tier.hpp"
@@ -58,7 +59,7 @@ Backend cpu_backend(int threads) {
           .host_tier = std::make_unique<memory::HostTier>(),
           .device_is_host = true,
           .device = kernels::make_cpu_device({.threads = threads}),
-          .start_beside = on_host_threads(1),
+          .start_beside = on_host_threads(threads),
           .start_on_host = on_host_threads(threads),
           .make_streams =
               [] {
@@ -89,14 +90,23 @@ Backend debug_backend(int threads) {
   return b;
 }
 
+/// A team beside the one that computes: a kernel has all of it, and the next waits.
+struct Team {
+  explicit Team(int threads)
+      : size(threads), device(kernels::make_cpu_device({.threads = threads})) {}
+  int size;
+  std::unique_ptr<kernels::Device> device;
+  std::once_flag begun;
+  streams::Workers workers{1};  // last: work uses the others
+};
+
 }  // namespace
 
 std::function<std::unique_ptr<streams::Task>(const kernels::KernelCall&)> on_host_threads(
     int threads) {
-  return [workers = std::make_shared<streams::Workers>(),
-          device = std::shared_ptr(kernels::make_cpu_device({.threads = threads}))](
-             const kernels::KernelCall& call) {
-    return workers->start([device, call] { device->run(call); });
+  return [team = std::make_shared<Team>(threads)](const kernels::KernelCall& call) {
+    std::call_once(team->begun, [&] { check_threads(team->size - 1); });
+    return team->workers.start([device = team->device.get(), call] { device->run(call); });
   };
 }
 

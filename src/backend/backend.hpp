@@ -39,8 +39,9 @@ struct Backend {
   bool device_is_host = false;      // its memory is the host's: disks and updates reach it
   std::shared_ptr<void> libraries;  // that the device uses
   std::unique_ptr<kernels::Device> device;
-  /// Begins a kernel of a stream beside compute: on a CPU one thread computes it, so that messages
-  /// go on; a GPU queues it.
+  /// Begins a kernel of a stream beside compute: a GPU queues it; on a CPU so many threads compute
+  /// it as the rank has, one kernel at a time, and the system divides the cores between them and
+  /// compute's.
   std::function<std::unique_ptr<streams::Task>(const kernels::KernelCall& call)> start_beside;
   /// Begins a kernel that the host computes in its own memory, with all threads of the rank.
   std::function<std::unique_ptr<streams::Task>(const kernels::KernelCall& call)> start_on_host;

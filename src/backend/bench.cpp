@@ -87,6 +87,7 @@ class Bench {
       for (std::int64_t times : {1, 4}) attention(m, times * m.tokens);
     }
     others();
+    for (const BlockType type : {BlockType::int8, BlockType::int4}) sum_in_blocks({.type = type});
   }
 
   void layers() {
@@ -356,6 +357,41 @@ class Bench {
     row(RequantizeSum{.code = code, .sum = sum, .elements = n, .format = format}, shape);
   }
 
+  /// What a rank computes on the first of two hops of a sum in blocks, from its contributions to
+  /// sums that go on: slots are reordered and quantised; those that arrive are dequantised, added
+  /// and quantised again. By kernels that do several of these at once, and by one for each.
+  void sum_in_blocks(const BlockFormat& format) {
+    BenchMemory memory(tier_);
+    constexpr std::int64_t kParts = 4;
+    const std::int64_t n = options_.elements / kParts, bytes = format.bytes(n);
+    const View x = memory.floats(type_, {kParts, 1, n}),
+               ordered = memory.zeros(type_, {kParts, 1, n}),
+               code = memory.zeros(DType::u8, {1, kParts, bytes}),
+               arrived = code.reshaped({kParts, 1, bytes}),
+               parts = memory.zeros(DType::f32, {kParts, n}),
+               sum = memory.zeros(DType::f32, {1, 1, n}),
+               sums = memory.zeros(DType::u8, {1, 1, bytes});
+    const auto run = [&](const char* how, std::vector<KernelCall> calls) {
+      for (KernelCall& call : calls) memory.add_scratch(call, device_);
+      const double seconds = best_seconds(tier_, options_, [&] {
+        for (const KernelCall& call : calls) device_.run(call);
+      });
+      const double rate = static_cast<double>(x.span_bytes()) / seconds * 1e-9;
+      rows_.push_back({fmt::format("sum in blocks, {} {}", how, to_string(type_)),
+                       fmt::format("{}, {}", text(x), enum_word(format.type)), seconds * 1e3, rate,
+                       RateUnit::gbytes, rate / memory_});
+    };
+    run("fused",
+        {Quantize{.x = x, .code = code, .format = format},
+         RequantizeSum{
+             .code = arrived, .sum = sums.reshaped({1, bytes}), .elements = n, .format = format}});
+    run("apart",
+        {Convert{.x = x, .out = ordered}, Quantize{.x = ordered, .code = code, .format = format},
+         SumQuantized{.code = code, .out = parts, .format = format},
+         TreeSum{.parts = parts, .out = sum.reshaped({1, n})},
+         Quantize{.x = sum, .code = sums, .format = format}});
+  }
+
   Device& device_;
   memory::Tier& tier_;
   BenchOptions options_;
@@ -374,6 +410,11 @@ View BenchMemory::zeros(DType type, std::initializer_list<std::int64_t> shape) {
                                                    std::max<std::int64_t>(v.span_bytes(), 1)));
   v.data = owned_.back()->base();
   return v;
+}
+
+void BenchMemory::add_scratch(KernelCall& call, const Device& device) {
+  const std::int64_t bytes = device.scratch_bytes(call);
+  std::visit([&](auto& args) { args.scratch = zeros(DType::u8, {bytes}); }, call);
 }
 
 View BenchMemory::floats(DType type, std::initializer_list<std::int64_t> shape) {

@@ -82,6 +82,8 @@ class BenchMemory {
   View integers(std::initializer_list<std::int64_t> shape, std::int64_t below);
   View zeros(DType type, std::initializer_list<std::int64_t> shape);
   View filled(std::initializer_list<std::int64_t> shape, float value);
+  /// Gives the call the scratch that it needs on the device.
+  void add_scratch(kernels::KernelCall& call, const kernels::Device& device);
 
  private:
   memory::Tier& tier_;

@@ -12,7 +12,14 @@ namespace tessera {
 enum class Stream : std::uint8_t {
   compute,
   gather,
+  gather_pack,
+  gather_across,
+  gather_unpack,
   reduce,
+  reduce_pack,
+  reduce_sum,
+  reduce_across,
+  reduce_unpack,
   copy,
   read,
   write,
@@ -50,8 +57,20 @@ struct StreamRow {
 /// In the order of the enumeration, compute first.
 inline constexpr std::array kStreamRows = {
     StreamRow{Stream::compute, "compute", StreamCounts::compute},
+    // Of collectives: among all ranks or those of a node (gather, reduce), across nodes, and
+    // kernels of blocks before, between and after these. Chunks follow one another through them.
     StreamRow{Stream::gather, "gather", StreamCounts::communication},
+    StreamRow{Stream::gather_pack, "gather_pack", StreamCounts::communication},
+    StreamRow{Stream::gather_across, "gather_across", StreamCounts::communication},
+    StreamRow{Stream::gather_unpack, "gather_unpack", StreamCounts::communication},
     StreamRow{Stream::reduce, "reduce", StreamCounts::communication, Direction::none, true},
+    StreamRow{Stream::reduce_pack, "reduce_pack", StreamCounts::communication, Direction::none,
+              true},
+    StreamRow{Stream::reduce_sum, "reduce_sum", StreamCounts::communication, Direction::none, true},
+    StreamRow{Stream::reduce_across, "reduce_across", StreamCounts::communication, Direction::none,
+              true},
+    StreamRow{Stream::reduce_unpack, "reduce_unpack", StreamCounts::communication, Direction::none,
+              true},
     StreamRow{Stream::copy, "copy", StreamCounts::transfer, Direction::none, true},
     StreamRow{Stream::read, "read", StreamCounts::transfer},
     StreamRow{Stream::write, "write", StreamCounts::transfer, Direction::none, true},

@@ -255,6 +255,16 @@ class Checker {
     };
     of_gradients("zero.quantize.error_feedback", q.error_feedback);
     of_gradients("zero.quantize.stochastic", q.stochastic);
+    const auto of_blocks = [&](std::string_view key, bool used) {
+      if (usable({key, "zero.quantize.weights", "zero.quantize.gradients"}) && used &&
+          q.weights == QuantizedWeights::none && q.gradients == QuantizedGradients::none) {
+        problem(key, fmt::format("{} has no effect: zero.quantize.weights and .gradients are "
+                                 "\"none\" (leave it out)",
+                                 key));
+      }
+    };
+    of_blocks("zero.quantize.chunk", q.chunk != QuantizeSection{}.chunk);
+    of_blocks("zero.quantize.block", q.block != QuantizeSection{}.block);
     if (usable({"zero.quantize.block"}) && q.block % 2 != 0) {
       problem("zero.quantize.block",
               fmt::format("zero.quantize.block = {} is odd (two int4 share a byte)", q.block));

@@ -160,6 +160,7 @@ struct QuantizeSection {
   QuantizedWeights weights = QuantizedWeights::none;
   QuantizedGradients gradients = QuantizedGradients::none;
   std::int64_t block = 256;
+  Bytes chunk = {std::int64_t{1} << 20};
   bool error_feedback = false;
   bool stochastic = false;
   bool operator==(const QuantizeSection&) const = default;

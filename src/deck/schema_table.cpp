@@ -351,6 +351,11 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::zero, &ZeroSection::quantize, &QuantizeSection::block>(
         "zero.quantize.block", "elements that share a scale, an even number",
         {.limits = between(16, 1 << 20), .on_resume = event}),
+    row<&Deck::zero, &ZeroSection::quantize, &QuantizeSection::chunk>(
+        "zero.quantize.chunk",
+        "what of each rank's shard of a layer's parameters or gradients becomes blocks, and "
+        "travels, at once; no result depends on it",
+        {.limits = between(4096, 1 << 30), .unit = "bytes"}),
     row<&Deck::zero, &ZeroSection::quantize, &QuantizeSection::error_feedback>(
         "zero.quantize.error_feedback",
         "what the first rounding of a gradient to its blocks loses is added to that of the next "

@@ -156,6 +156,7 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.numerics.wire = sum_type(deck.precision.gradients);
   in.numerics.weight_blocks = weight_blocks(deck.zero.quantize);
   in.numerics.gradient_blocks = gradient_blocks(deck.zero.quantize);
+  in.numerics.chunk_bytes = deck.zero.quantize.chunk.count;
   in.numerics.error_feedback = deck.zero.quantize.error_feedback;
   in.numerics.stochastic = deck.zero.quantize.stochastic;
   const bool blocks = in.numerics.weight_blocks || in.numerics.gradient_blocks;

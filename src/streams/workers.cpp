@@ -34,7 +34,7 @@ std::unique_ptr<Task> Workers::start(std::function<void()> work) {
   try {
     queue_.push_back(job);
     threads_.reserve(threads_.size() + 1);
-    if (threads_.size() - busy_ < queue_.size())
+    if (threads_.size() - busy_ < queue_.size() && threads_.size() < most_)
       threads_.push_back(start_thread("beside", [this] { serve(); }));
   } catch (...) {
     if (!queue_.empty() && queue_.back() == job) queue_.pop_back();

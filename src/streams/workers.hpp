@@ -6,6 +6,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -15,16 +16,17 @@
 
 namespace tessera::streams {
 
-/// There are as many threads as there was ever work at once. They stay: what a thread has of its
-/// own, such as a team of OpenMP, is there for its next work.
+/// There are as many threads as there was ever work at once, `most` at most: further work waits for
+/// one of them. They stay: what a thread has of its own, such as a team of OpenMP, is there for its
+/// next work.
 class Workers {
  public:
-  Workers() = default;
+  explicit Workers(std::size_t most = std::numeric_limits<std::size_t>::max()) : most_(most) {}
   ~Workers();
   Workers(const Workers&) = delete;
   Workers& operator=(const Workers&) = delete;
 
-  /// Begins `work` on a thread at once. What it throws, advance() rethrows; where the task goes
+  /// Begins `work` on a thread. What it throws, advance() rethrows; where the task goes
   /// before it is done, the work is waited for. Throws MemoryError when the system has no thread to
   /// give.
   std::unique_ptr<Task> start(std::function<void()> work);
@@ -38,6 +40,7 @@ class Workers {
   class Waiting;
   void serve();
 
+  const std::size_t most_;
   std::mutex mutex_;
   std::condition_variable work_;
   std::deque<std::shared_ptr<Job>> queue_;  // guarded by mutex_

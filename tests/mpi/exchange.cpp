@@ -62,13 +62,21 @@ class Exchange {
     const auto route = comm::route_of(node_of_, rank_);
     for (std::int64_t k = 0; k < micro_batches_; ++k) {
       *view(sample, DType::i64, 1).as<std::int64_t>() = 1000 * rank_ + k;
-      Bytes gradient = read("gradient", k), leaving = staging(), arriving = staging();
-      run(plan::reduce_in_blocks(
-          {.full = view(gradient, DType::f32, all),
-           .shard = view(sum, DType::f32, n_),
-           .write = k == 0 ? kernels::Write::overwrite : kernels::Write::add},
-          route, format_, view(leaving, DType::u8, std::ssize(leaving)),
-          view(arriving, DType::u8, std::ssize(arriving)), rounding));
+      Bytes gradient = read("gradient", k);
+      for (const Range& chunk : chunks()) {
+        std::vector<Bytes> bytes;
+        for (const std::int64_t of_hop : plan::hop_staging(route, format_, chunk.count()))
+          bytes.insert(bytes.end(), 2, Bytes(static_cast<std::size_t>(of_hop)));
+        std::vector<plan::HopStaging> staging;
+        for (std::size_t i = 0; i < bytes.size(); i += 2)
+          staging.push_back({.leaving = view(bytes[i], DType::u8, std::ssize(bytes[i])),
+                             .arriving = view(bytes[i + 1], DType::u8, std::ssize(bytes[i + 1]))});
+        run(plan::reduce_in_blocks(
+            {.full = view(gradient, DType::f32, all),
+             .shard = view(sum, DType::f32, n_),
+             .write = k == 0 ? kernels::Write::overwrite : kernels::Write::add},
+            route, format_, chunk, staging, rounding));
+      }
       rounding.error = {};  // what earlier micro-batches have lost is there
     }
     write("sum", sum);
@@ -76,12 +84,16 @@ class Exchange {
   }
 
   void weights() {
-    Bytes shard = read("weights"), whole(static_cast<std::size_t>(4 * size() * n_)),
-          codes = staging();
-    const auto gather = plan::gather_in_blocks(
-        {.shard = view(shard, DType::f32, n_), .full = view(whole, DType::f32, size() * n_)}, rank_,
-        format_, view(codes, DType::u8, std::ssize(codes)));
-    run({gather.quantize, comm::CollectiveCall{gather.codes}, gather.dequantize});
+    Bytes shard = read("weights"), whole(static_cast<std::size_t>(4 * size() * n_));
+    for (const Range& chunk : chunks()) {
+      Bytes codes(static_cast<std::size_t>(plan::block_staging(format_, size(), chunk.count())));
+      const auto gather = plan::gather_in_blocks(
+          {.shard = view(shard, DType::f32, n_), .full = view(whole, DType::f32, size() * n_)},
+          rank_, format_, chunk, view(codes, DType::u8, std::ssize(codes)));
+      run({{plan::Leg::pack, gather.quantize},
+           {plan::Leg::within, comm::CollectiveCall{gather.codes}},
+           {plan::Leg::unpack, gather.dequantize}});
+    }
     write("gathered", whole);
   }
 
@@ -102,9 +114,8 @@ class Exchange {
     return View(reinterpret_cast<std::byte*>(bytes.data()), type, {elements});
   }
   std::int64_t size() const { return std::ssize(node_of_); }
-  Bytes staging() const {
-    return Bytes(static_cast<std::size_t>(plan::block_staging(format_, size(), n_)));
-  }
+  /// Two or more.
+  std::vector<Range> chunks() const { return plan::chunks_of(n_, DType::f32, format_, 2 * n_); }
   std::filesystem::path file(const std::string& name) const {
     return directory_ / fmt::format("{}.{}", name, rank_);
   }
@@ -118,7 +129,7 @@ class Exchange {
     std::ofstream(file(name), std::ios::binary).write(bytes.data(), std::ssize(bytes));
   }
   void run(plan::Calls calls) {
-    for (plan::Call& call : calls) {
+    for (auto& [leg, call] : calls) {
       if (auto* kernel = std::get_if<kernels::KernelCall>(&call)) {
         const std::int64_t bytes = device_->scratch_bytes(*kernel);
         Bytes scratch(static_cast<std::size_t>(bytes));

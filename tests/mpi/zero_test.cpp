@@ -25,6 +25,7 @@ struct Case {
   std::int64_t per_node = 8;
   bool dealt = false;  // ranks go to nodes in turns, not as many as fill one
   bool error_feedback = false, stochastic = false;
+  std::int64_t chunk_bytes = 1 << 20;
   std::optional<plan::ShardingInputs::Secondary> secondary = {};
 };
 
@@ -44,6 +45,7 @@ class Zero : public testing::Test {
     travel_in_blocks(inputs, c.weight_blocks, c.gradient_blocks);
     inputs.numerics.error_feedback = c.error_feedback;
     inputs.numerics.stochastic = c.stochastic;
+    inputs.numerics.chunk_bytes = c.chunk_bytes;
     if (c.block > 0) inputs.model.units = model::model_units(c.config, 1, {.block = c.block});
     for (std::int64_t r = 0; r < session().size(); ++r)
       inputs.layout.node_of.push_back(
@@ -183,7 +185,7 @@ TEST_F(Zero, DealtRanksHaveSecondaryShardsToo) {
     GTEST_SKIP() << "needs several nodes of several ranks";
   Case c{.config = gpt2_like(), .compute = DType::bf16, .stage = 3, .per_node = 2, .dealt = true};
   const auto one = make(c);
-  c.secondary.emplace();
+  c.secondary = plan::ShardingInputs::Secondary{};
   const auto other = make(c);
   for (int t = 1; t <= 2; ++t) {
     EXPECT_EQ(one->step(100 * t, {.update = t}).loss, other->step(100 * t, {.update = t}).loss);
@@ -311,6 +313,36 @@ TEST_F(Zero, GradientsInBlocksAreWithinTheirRounding) {
               << "nothing was rounded";
         }
       }
+    }
+  }
+}
+
+// In whatever chunks: blocks, their errors and their random numbers are those of the whole.
+TEST_F(Zero, ChunksChangeNoBits) {
+  const kernels::BlockFormat int8{.block = 32}, int4{.type = kernels::BlockType::int4, .block = 32};
+  for (const int stage : {0, 1, 3}) {
+    for (const int per_node : {1, 2}) {
+      const auto steps_with = [&](std::int64_t bytes) {
+        const auto run = make({.config = gpt2_like(),
+                               .stage = stage,
+                               .reduce = stage < 3 ? ReduceWhen::step : ReduceWhen::micro,
+                               .weight_blocks = stage == 3 ? std::optional(int8) : std::nullopt,
+                               .gradient_blocks = int4,
+                               .per_node = per_node,
+                               .error_feedback = true,
+                               .stochastic = true,
+                               .chunk_bytes = bytes});
+        std::vector<float> all;
+        for (int t = 1; t <= 3; ++t) {
+          const StepShown step = run->step(100 * t, {.lr = 1e-2, .update = t});
+          all.push_back(static_cast<float>(step.loss));
+          all.insert(all.end(), step.gradients.begin(), step.gradients.end());
+        }
+        return all;
+      };
+      const auto whole = steps_with(1 << 20);
+      for (const std::int64_t bytes : {1, 1024, 5000})
+        EXPECT_EQ(steps_with(bytes), whole) << "stage " << stage << ", chunks of " << bytes;
     }
   }
 }

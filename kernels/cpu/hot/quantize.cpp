@@ -70,11 +70,12 @@ class Offsets {
   float* room_;
 };
 
-/// Numbers first .. first + n of all slots with what earlier roundings lost of them, in `out`.
+/// Numbers first .. first + n of a slot with what earlier roundings lost of them, in `out`.
 template <typename T>
-void add_error(const Quantize& a, std::int64_t first, std::int64_t n, float unscale, float* out) {
-  const T* x = row_of<T>(a.x, 0) + first;
-  const bf16* error = row_of<bf16>(a.error ? a.error : a.lost, 0) + first;
+void add_error(const Quantize& a, std::int64_t slot, std::int64_t first, std::int64_t n,
+               float unscale, float* out) {
+  const T* x = row_of<T>(a.x, slot) + first;
+  const bf16* error = row_of<bf16>(a.error ? a.error : a.lost, slot) + first;
   const Vec scale(1.0F / unscale);
   for_vectors(n, [&](std::int64_t i, std::int64_t count) {
     store(out + i, load(x + i, count) + load(error + i, count) * scale, count);
@@ -180,20 +181,18 @@ void quantize(const Quantize& a, const SlotLayout& layout, Range blocks, float* 
       a.lost ? row_of<float>(a.scalars, 0)[static_cast<int>(StepScalar::unscale)] : 1.0F;
   with_type(a.x.type, [&]<typename T>() {
     with_bits(a.format.type, [&]<int kBits>() {
-      const T* x = row_of<T>(a.x, 0);
       for_blocks(
           layout, blocks, [&](std::int64_t s, std::int64_t k, std::int64_t first, std::int64_t n) {
             std::byte* slot = a.code.data + (s % b_slots * a_slots + s / b_slots) * layout.bytes;
             std::byte* codes = slot + first * kBits / 8;
             float* scale = scales_of(layout, slot) + k;
-            const std::int64_t at = s * layout.elements + first;
             const float* by_chance = offsets.of(s, first, n);
             if (a.lost) {
-              add_error<T>(a, at, n, unscale, numbers);
+              add_error<T>(a, s, first, n, unscale, numbers);
               quantize_block<kBits>(numbers, n, codes, scale, by_chance,
-                                    {row_of<bf16>(a.lost, 0) + at, unscale});
+                                    {row_of<bf16>(a.lost, s) + first, unscale});
             } else {
-              quantize_block<kBits>(x + at, n, codes, scale, by_chance);
+              quantize_block<kBits>(row_of<T>(a.x, s) + first, n, codes, scale, by_chance);
             }
             clear_padding<kBits>(layout, k, slot);
           });
@@ -205,11 +204,10 @@ void sum_quantized(const SumQuantized& a, const SlotLayout& layout, Range blocks
   with_type(a.out.type, [&]<typename T>() {
     with_bits(a.format.type, [&]<int kBits>() {
       with_parts(a.code.shape[0], [&]<int kMost>() {
-        T* out = row_of<T>(a.out, 0);
         for_blocks(layout, blocks,
                    [&](std::int64_t s, std::int64_t k, std::int64_t first, std::int64_t n) {
                      sum_block<kBits, kMost>(parts_of<kBits>(a.code, layout, s, k), n,
-                                             out + s * layout.elements + first, a.write);
+                                             row_of<T>(a.out, s) + first, a.write);
                    });
       });
     });

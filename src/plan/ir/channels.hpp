@@ -11,7 +11,17 @@
 
 namespace tessera::plan {
 
-enum class Channel : std::uint8_t { gather, reduce, tensor, forward, backward, ends, world };
+enum class Channel : std::uint8_t {
+  gather,
+  gather_across,
+  reduce,
+  reduce_across,
+  tensor,
+  forward,
+  backward,
+  ends,
+  world
+};
 
 /// Operations of one channel follow one another on each rank. Operations of different channels may
 /// be under way at the same time, also when the ranks are the same: so each channel has messages of
@@ -22,6 +32,7 @@ struct ChannelRow {
   MeshGroup ranks;
   comm::Traffic traffic;
   std::uint32_t streams;  // a bit each
+  bool across = false;    // of hops across nodes: unused where collectives go in one hop
 
   constexpr bool carries(MeshGroup group, Stream stream) const {
     return group == ranks && (streams >> index_of(stream) & 1) != 0;
@@ -38,8 +49,12 @@ constexpr std::uint32_t bits_of(S... streams) {
 inline constexpr std::array kChannelRows = {
     ChannelRow{Channel::gather, "gather", MeshGroup::data, comm::Traffic::replicas,
                bits_of(Stream::gather)},
+    ChannelRow{Channel::gather_across, "gather_across", MeshGroup::data, comm::Traffic::replicas,
+               bits_of(Stream::gather_across), true},
     ChannelRow{Channel::reduce, "reduce", MeshGroup::data, comm::Traffic::replicas,
                bits_of(Stream::reduce)},
+    ChannelRow{Channel::reduce_across, "reduce_across", MeshGroup::data, comm::Traffic::replicas,
+               bits_of(Stream::reduce_across), true},
     ChannelRow{Channel::tensor, "tensor", MeshGroup::tensor, comm::Traffic::collectives,
                bits_of(Stream::tensor)},
     ChannelRow{Channel::forward, "forward", MeshGroup::pipeline, comm::Traffic::messages,

@@ -89,6 +89,20 @@ comm::Route sum_route(const PlanInputs& in, const MeshPlace& place) {
   return rings || other_tree ? comm::route_of(std::vector<int>(nodes.size()), place.data) : route;
 }
 
+bool is_used(const PlanInputs& in, const ChannelRow& channel) {
+  const Mesh& mesh = in.layout.mesh;
+  if (!has_several(mesh, channel) || !channel.across) return has_several(mesh, channel);
+  for (std::int64_t r = 0; r < mesh.size(); ++r) {
+    const MeshPlace place = mesh.place_of(r);
+    if (place.data > 0) continue;
+    const bool blocks = in.numerics.gradient_blocks.has_value();
+    if (gather_route(in, place).hops.size() > 1 || sum_route(in, place).hops.size() > 1 ||
+        (blocks && gradient_route(in, place).hops.size() > 1))
+      return true;
+  }
+  return false;
+}
+
 std::vector<optim::StateTensor> kept_tensors(const PlanInputs& in) {
   std::vector<optim::StateTensor> rows{{.name = "master"}};
   for (const optim::StateTensor& row : in.optimizer.state) {

@@ -10,6 +10,7 @@
 #include "core/sharding.hpp"
 #include "model/tensor_parallel.hpp"
 #include "optim/optimizer.hpp"
+#include "plan/ir/channels.hpp"
 #include "plan/ir/plan.hpp"
 #include "zero/model_states.hpp"
 #include "zero/unit_layout.hpp"
@@ -46,6 +47,9 @@ struct NumericsInputs {
   /// as they are. Evaluation always gathers parameters as they are, so that its loss does not
   /// depend on the layout.
   std::optional<kernels::BlockFormat> weight_blocks, gradient_blocks;
+  /// Bytes of each shard of a unit's parameters or gradients that become blocks at once. The bits
+  /// do not depend on it.
+  std::int64_t chunk_bytes = 1 << 20;
   /// What the first rounding of a gradient to its blocks loses is added to the gradient of the next
   /// step (error feedback).
   bool error_feedback = false;
@@ -161,5 +165,8 @@ comm::Route gradient_route(const PlanInputs& inputs, const MeshPlace& place);
 /// quantised.
 comm::Route gather_route(const PlanInputs& inputs, const MeshPlace& place);
 comm::Route sum_route(const PlanInputs& inputs, const MeshPlace& place);
+/// Whether a channel needs a group: it has several ranks and, if it is for hops across nodes, there
+/// are such hops. The same on all ranks.
+bool is_used(const PlanInputs& inputs, const ChannelRow& channel);
 
 }  // namespace tessera::plan

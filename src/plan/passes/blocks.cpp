@@ -14,70 +14,149 @@ View shaped(const View& staging, std::initializer_list<std::int64_t> extents) {
 
 }  // namespace
 
+std::vector<Range> chunks_of(std::int64_t n, DType type, const kernels::BlockFormat& format,
+                             std::int64_t bytes) {
+  const std::int64_t blocks = ceil_div(n, format.block),
+                     most = std::max<std::int64_t>(1, bytes / (format.block * size_of(type)));
+  std::vector<Range> chunks;
+  const std::int64_t count = ceil_div(blocks, most);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const Range part = even_part(blocks, i, count);
+    chunks.push_back({part.begin * format.block, std::min(n, part.end * format.block)});
+  }
+  return chunks;
+}
+
 GatherInBlocks gather_in_blocks(const comm::AllGather& gather, std::int64_t rank,
-                                const kernels::BlockFormat& format, const View& staging,
-                                const View& own) {
+                                const kernels::BlockFormat& format, const Range& chunk,
+                                const View& staging, const View& own) {
   const std::int64_t n = gather.shard.elements(), size = gather.full.elements() / n,
-                     slot = format.bytes(n);
+                     slot = format.bytes(chunk.count());
   const View all = shaped(staging, {1, size, slot}),
              code = own ? shaped(own, {1, 1, slot}) : all.row_range(rank, 1).reshaped({1, 1, slot});
   return {.quantize = KernelCall{kernels::Quantize{
-              .x = gather.shard.reshaped({1, 1, n}), .code = code, .format = format}},
+              .x = gather.shard.reshaped({1, 1, n}).col_range(chunk.begin, chunk.count()),
+              .code = code,
+              .format = format}},
           .codes = {.shard = code, .full = all},
           .dequantize = KernelCall{kernels::SumQuantized{
-              .code = all, .out = gather.full.reshaped({size, n}), .format = format}}};
+              .code = all,
+              .out = gather.full.reshaped({size, n}).col_range(chunk.begin, chunk.count()),
+              .format = format}}};
 }
 
-Calls reduce_in_blocks(const comm::ReduceScatter& reduce, const comm::Route& route,
-                       const kernels::BlockFormat& format, const View& leaving,
-                       const View& arriving, const BlockRounding& rounding) {
-  const std::int64_t n = reduce.shard.elements(), slot = format.bytes(n);
-  // Slots that leave are in this order: number i is of a rank's shard.
-  const auto rank_of_slot = [&](std::int64_t i) {
-    return i % route.outer * route.inner + i / route.outer;
-  };
-  // Numbers that no other hop and no other unit has.
-  const auto chance_of = [&](std::uint64_t hop, std::int64_t first, std::int64_t stride) {
-    kernels::Chance chance = rounding.chance;
-    chance.site = chance.site * 2 + hop;
-    chance.first = first * n, chance.stride = stride * n;
-    return chance;
-  };
-  Calls calls = {
-      KernelCall{kernels::Quantize{.x = reduce.full.reshaped({route.outer, route.inner, n}),
-                                   .code = shaped(leaving, {route.inner, route.outer, slot}),
-                                   .format = format,
-                                   .chance = chance_of(0, 0, 1),
-                                   .error = rounding.error,
-                                   .lost = rounding.lost,
-                                   .scalars = rounding.scalars}}};
-  std::int64_t slots = route.outer * route.inner, first = 0;
+std::vector<std::int64_t> hop_staging(const comm::Route& route, const kernels::BlockFormat& format,
+                                      std::int64_t n) {
+  std::vector<std::int64_t> bytes;
+  std::int64_t slots = route.outer * route.inner;
   for (const comm::Hop& hop : route.hops) {
-    const std::int64_t ranks = hop.ranks.count;
-    slots /= ranks;
-    first += hop.ranks.index(rounding.rank) * slots;
-    calls.emplace_back(
-        comm::CollectiveCall{comm::AllToAll{.send = shaped(leaving, {ranks, slots * slot}),
-                                            .receive = shaped(arriving, {ranks, slots * slot}),
-                                            .ranks = hop.ranks,
-                                            .remote = hop.remote}});
-    const View arrived = shaped(arriving, {ranks, slots, slot});
-    if (&hop == &route.hops.back()) {
-      calls.emplace_back(KernelCall{kernels::SumQuantized{.code = arrived,
-                                                          .out = reduce.shard.reshaped({1, n}),
-                                                          .format = format,
-                                                          .write = reduce.write}});
-    } else {
-      const std::int64_t own = rank_of_slot(first),
-                         stride = slots > 1 ? rank_of_slot(first + 1) - own : 1;
-      calls.emplace_back(KernelCall{kernels::RequantizeSum{.code = arrived,
-                                                           .sum = shaped(leaving, {slots, slot}),
-                                                           .elements = n,
-                                                           .format = format,
-                                                           .chance = chance_of(1, own, stride)}});
-    }
+    bytes.push_back(block_staging(format, slots, n));
+    slots /= hop.ranks.count;
   }
-  return calls;
+  return bytes;
+}
+
+namespace {
+
+/// One chunk of a reduction.
+class ChunkReduction {
+ public:
+  ChunkReduction(const comm::ReduceScatter& reduce, const comm::Route& route,
+                 const kernels::BlockFormat& format, const Range& chunk,
+                 const BlockRounding& rounding)
+      : reduce_(reduce),
+        route_(route),
+        format_(format),
+        chunk_(chunk),
+        rounding_(rounding),
+        slot_(format.bytes(chunk.count())) {}
+
+  Calls calls(std::span<const HopStaging> staging) const {
+    TESSERA_CHECK(staging.size() == route_.hops.size(), "staging of {} hops", staging.size());
+    Calls calls = {{Leg::pack, quantize(staging[0].leaving)}};
+    std::int64_t slots = route_.outer * route_.inner, first = 0;  // that this rank keeps
+    for (std::size_t h = 0; h < route_.hops.size(); ++h) {
+      const comm::Hop& hop = route_.hops[h];
+      const std::int64_t ranks = hop.ranks.count;
+      slots /= ranks;
+      first += hop.ranks.index(rounding_.rank) * slots;
+      const View arriving = shaped(staging[h].arriving, {ranks, slots * slot_}),
+                 arrived = shaped(staging[h].arriving, {ranks, slots, slot_});
+      calls.push_back({h == 0 ? Leg::within : Leg::across,
+                       comm::CollectiveCall{comm::AllToAll{
+                           .send = shaped(staging[h].leaving, {ranks, slots * slot_}),
+                           .receive = arriving,
+                           .ranks = hop.ranks,
+                           .remote = hop.remote}}});
+      if (h + 1 == route_.hops.size())
+        calls.push_back({Leg::unpack, sum(arrived)});
+      else
+        calls.push_back({Leg::sum, requantize(arrived, staging[h + 1].leaving, first, slots)});
+    }
+    return calls;
+  }
+
+ private:
+  KernelCall quantize(const View& leaving) const {
+    return kernels::Quantize{.x = of_chunk(reduce_.full),
+                             .code = shaped(leaving, {route_.inner, route_.outer, slot_}),
+                             .format = format_,
+                             .chance = chance_of(0, 0, 1),
+                             .error = of_chunk(rounding_.error),
+                             .lost = of_chunk(rounding_.lost),
+                             .scalars = rounding_.scalars};
+  }
+  /// Of slots first .. first + slots, as they leave.
+  KernelCall requantize(const View& arrived, const View& leaving, std::int64_t first,
+                        std::int64_t slots) const {
+    const std::int64_t own = rank_of_slot(first),
+                       stride = slots > 1 ? rank_of_slot(first + 1) - own : 1;
+    return kernels::RequantizeSum{.code = arrived,
+                                  .sum = shaped(leaving, {slots, slot_}),
+                                  .elements = chunk_.count(),
+                                  .format = format_,
+                                  .chance = chance_of(1, own, stride)};
+  }
+  KernelCall sum(const View& arrived) const {
+    return kernels::SumQuantized{
+        .code = arrived,
+        .out = reduce_.shard.range(chunk_.begin, chunk_.count()).reshaped({1, chunk_.count()}),
+        .format = format_,
+        .write = reduce_.write};
+  }
+
+  /// Slots that leave are in this order: number i is of a rank's shard.
+  std::int64_t rank_of_slot(std::int64_t i) const {
+    return i % route_.outer * route_.inner + i / route_.outer;
+  }
+  std::int64_t elements() const { return reduce_.shard.elements(); }
+  /// Numbers that no other hop and no other unit has, for shards `first`, `first` + stride, ...
+  kernels::Chance chance_of(std::uint64_t hop, std::int64_t first, std::int64_t stride) const {
+    kernels::Chance chance = rounding_.chance;
+    chance.site = chance.site * 2 + hop;
+    chance.first = first * elements() + chunk_.begin, chance.stride = stride * elements();
+    return chance;
+  }
+  View of_chunk(const View& whole) const {
+    if (!whole) return {};
+    return whole.reshaped({route_.outer, route_.inner, elements()})
+        .col_range(chunk_.begin, chunk_.count());
+  }
+
+  const comm::ReduceScatter& reduce_;
+  const comm::Route& route_;
+  const kernels::BlockFormat& format_;
+  const Range& chunk_;
+  const BlockRounding& rounding_;
+  std::int64_t slot_;  // bytes
+};
+
+}  // namespace
+
+Calls reduce_in_blocks(const comm::ReduceScatter& reduce, const comm::Route& route,
+                       const kernels::BlockFormat& format, const Range& chunk,
+                       std::span<const HopStaging> staging, const BlockRounding& rounding) {
+  return ChunkReduction(reduce, route, format, chunk, rounding).calls(staging);
 }
 
 std::string blocks_text(const PlanInputs& in, const MeshPlace& place) {

@@ -13,26 +13,31 @@
 
 namespace tessera::plan {
 
-/// Bytes of a staging buffer for `size` shards of n elements. A gather needs one such buffer, a
-/// reduction two.
-inline std::int64_t block_staging(const kernels::BlockFormat& format, std::int64_t size,
+/// The chunks in which shards of n elements go, all of them at once, as ranges of a shard: of whole
+/// blocks, as even as that allows, and of at most `bytes` before they become blocks, or of one
+/// block. So messages are as long among many ranks as among few.
+std::vector<Range> chunks_of(std::int64_t n, DType type, const kernels::BlockFormat& format,
+                             std::int64_t bytes);
+
+/// Bytes of so many slots of n elements.
+inline std::int64_t block_staging(const kernels::BlockFormat& format, std::int64_t slots,
                                   std::int64_t n) {
-  return size * format.bytes(n);
+  return slots * format.bytes(n);
 }
 
-/// comm::AllGather in blocks (section 3.1): the shard becomes codes, whose gather is a gather of
-/// bytes, and all codes become the whole. The rank's own shard is quantised too, so that all ranks
-/// get the same values. `shard` must not lie in `full`.
+/// A chunk of comm::AllGather in blocks (section 3.1): that of the shard becomes codes, whose
+/// gather is a gather of bytes, and all codes become that of the whole. The rank's own shard is
+/// quantised too, so that all ranks get the same values. `shard` must not lie in `full`.
 struct GatherInBlocks {
   Call quantize;
   comm::AllGather codes;
   Call dequantize;
 };
-/// `staging` has the codes of all ranks; `own` those of this one, or is absent: then they are
-/// there too.
+/// `chunk`: elements of a shard. `staging` has the codes of all ranks, block_staging() bytes; `own`
+/// those of this one, or is absent: then they are there too.
 GatherInBlocks gather_in_blocks(const comm::AllGather& gather, std::int64_t rank,
-                                const kernels::BlockFormat& format, const View& staging,
-                                const View& own = {});
+                                const kernels::BlockFormat& format, const Range& chunk,
+                                const View& staging, const View& own = {});
 
 /// How contributions become blocks; by default to the nearest code, and what that loses is lost.
 struct BlockRounding {
@@ -41,12 +46,20 @@ struct BlockRounding {
   View error = {}, lost = {}, scalars = {};  // of kernels::Quantize
 };
 
-/// comm::ReduceScatter in blocks (section 3.3): each rank quantises its contributions, one slot for
-/// each rank. On every hop of the route the slots that arrive are added in f32; all but the last
-/// hop quantise the sums again. `leaving` and `arriving` are staging buffers.
+/// What leaves on a hop of a reduction, and what arrives.
+struct HopStaging {
+  View leaving, arriving;
+};
+/// Bytes of either on each hop.
+std::vector<std::int64_t> hop_staging(const comm::Route& route, const kernels::BlockFormat& format,
+                                      std::int64_t n);
+
+/// A chunk of comm::ReduceScatter in blocks (section 3.3): each rank quantises its contributions,
+/// one slot for each rank. On every hop of the route the slots that arrive are added in f32; all
+/// but the last hop quantise the sums again. `chunk`: elements of a shard; `staging`: of each hop.
 Calls reduce_in_blocks(const comm::ReduceScatter& reduce, const comm::Route& route,
-                       const kernels::BlockFormat& format, const View& leaving,
-                       const View& arriving, const BlockRounding& rounding);
+                       const kernels::BlockFormat& format, const Range& chunk,
+                       std::span<const HopStaging> staging, const BlockRounding& rounding);
 
 /// "parameters int8 in blocks of 256; gradients int4 in blocks of 256, added in nodes of 8 ranks,
 /// then over 2 nodes" for the data group of `place`; "" without blocks.

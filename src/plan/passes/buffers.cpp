@@ -36,7 +36,7 @@ void enlarge_buffer(Plan& plan, BufferId id, std::int64_t bytes) {
 }
 
 View Staging::view(Plan& plan, std::int64_t bytes) {
-  if (id_ < 0) id_ = add_buffer(plan, name_, BufferPurpose::staging, 0);
+  if (id_ < 0) id_ = add_buffer(plan, name_, purpose_, 0);
   enlarge_buffer(plan, id_, bytes);
   return buffer_view(id_, DType::u8, bytes);
 }

@@ -41,12 +41,28 @@ Op copy_op(const Plan& plan, Op about, const Copy& copy);
 /// view of it.
 class Staging {
  public:
-  explicit Staging(const char* name) : name_(name) {}
+  explicit Staging(const char* name, BufferPurpose purpose = BufferPurpose::staging)
+      : name_(name), purpose_(purpose) {}
   View view(Plan& plan, std::int64_t bytes);
 
  private:
   const char* name_;
+  BufferPurpose purpose_;
   BufferId id_ = -1;
+};
+
+/// Two staging buffers in turns, between two streams: the one fills one of them while the other
+/// empties the other.
+class TurnStaging {
+ public:
+  explicit TurnStaging(const char* name) : turns_{Staging(name), Staging(name)} {}
+  View next(Plan& plan, std::int64_t bytes) {
+    std::swap(turns_[0], turns_[1]);
+    return turns_[0].view(plan, bytes);
+  }
+
+ private:
+  std::array<Staging, 2> turns_;
 };
 
 }  // namespace tessera::plan

@@ -167,12 +167,13 @@ class Reducer {
   }
 
   /// Where the sum goes. At ZeRO stage 0 a gradient that is reduced once stays where it is;
-  /// otherwise the slice must outlive the full buffer, so it has a buffer of its own.
+  /// otherwise the slice must outlive the full buffer, so it has a buffer of its own. So it has
+  /// where some chunks arrive before others leave.
   View slice_for(const Use& use) {
     const Range slice = state().slice;
     const bool once = use.left == 0 && !use.begun;
     const bool in_place =
-        !state().sharding.states &&
+        !state().sharding.states && !gradient_in_blocks(in_, in_.model.units[unit_]) &&
         (in_.numerics.layout_mode ? in_.sharding.reduce == ReduceWhen::step : once);
     if (in_place) return use.full.range(slice.begin, slice.count());
     const BufferId id =
@@ -184,23 +185,33 @@ class Reducer {
   void reduce(const View& full, const View& shard, kernels::Write write) {
     comm::ReduceScatter call{
         .full = full, .shard = shard, .wire = in_.numerics.wire, .write = write};
-    const auto add = [&](Call c) {
-      insert(OpKind::reduce_gradients, Stream::reduce, sharers(), std::move(c));
+    const auto add = [&](Calls calls) {
+      for (LegCall& c : calls)
+        insert(OpKind::reduce_gradients, row_of(c.leg).of_reductions, sharers(), std::move(c.call));
     };
     TESSERA_CHECK(sharers() == MeshGroup::data, "a route for another group than data");
     if (!gradient_in_blocks(in_, in_.model.units[unit_])) {
       View sums;
       if (const std::int64_t n = shards_between(route_) * shard.elements(); n > 0)
-        sums = View(sums_.view(plan_, n * size_of(DType::f32)).data, DType::f32, {n});
-      call.staging = staging(sharers(), in_.numerics.wire);
-      for (Call& c : reduce_over(route_, call, sums)) add(std::move(c));
-      return;
+        sums = View(sums_.next(plan_, n * size_of(DType::f32)).data, DType::f32, {n});
+      const auto staging =
+          sum_staging(route_, plan_.group(sharers()), in_.numerics.wire, in_.numerics.accumulate);
+      call.staging = staging_.view(plan_, staging.front());
+      return add(
+          reduce_over(route_, call, sums,
+                      staging.size() > 1 ? staging_across_.view(plan_, staging.back()) : View{}));
     }
     const auto& format = *in_.numerics.gradient_blocks;
-    const std::int64_t bytes = block_staging(format, plan_.group(sharers()).size, shard.elements());
-    for (Call& c : reduce_in_blocks(call, block_route_, format, leaving_.view(plan_, bytes),
-                                    arriving_.view(plan_, bytes), rounding())) {
-      add(std::move(c));
+    const BlockRounding rounding = this->rounding();
+    for (const Range& chunk :
+         chunks_of(shard.elements(), full.type, format, in_.numerics.chunk_bytes)) {
+      std::vector<HopStaging> staging;
+      for (const std::int64_t bytes : hop_staging(block_route_, format, chunk.count())) {
+        const auto hop = staging.size();
+        staging.push_back(
+            {leaving_.at(hop).next(plan_, bytes), arriving_.at(hop).next(plan_, bytes)});
+      }
+      add(reduce_in_blocks(call, block_route_, format, chunk, staging, rounding));
     }
   }
   /// How the unit's gradient is rounded to blocks.
@@ -248,25 +259,12 @@ class Reducer {
                                    .call = std::move(call),
                                    .waits = {}});
   }
-  /// All reductions over a group, and their hops, run on one stream, one after another, so one
-  /// staging buffer serves them.
-  View staging(MeshGroup group, DType wire) {
-    const auto bytes = [&](const comm::Hop& among, DType full) {
-      return comm::reduce_scatter_staging(shape_of(among, plan_.group(group)), wire, full);
-    };
-    std::int64_t most = bytes({}, in_.numerics.accumulate);
-    if (group == MeshGroup::data && route_.hops.size() > 1)
-      most = std::max(bytes(route_.hops.front(), in_.numerics.accumulate),
-                      bytes(route_.hops.back(), DType::f32));
-    return staging_.try_emplace(group, "staging").first->second.view(plan_, most);
-  }
-
   /// ZeRO stage 0: every rank's slice of the sum goes to all ranks.
   void gather(const Use& use) {
     if (alone() || state().sharding.states) return;
-    for (Call& call :
+    for (LegCall& c :
          gather_over(plan_, gather_route_, {.shard = use.sum, .full = use.full}, gathered_))
-      insert(OpKind::gather_gradients, Stream::reduce, sharers(), std::move(call));
+      insert(OpKind::gather_gradients, row_of(c.leg).of_reductions, sharers(), std::move(c.call));
   }
 
   /// What the norm and the update read. For a tied matrix the sums of its two uses are added here.
@@ -289,12 +287,14 @@ class Reducer {
       position_ = plan_.ops.size();  // after all that does not wait for the other end
       const std::int64_t end = plan_.place.pipeline == 0 ? 0 : 1, half = use.sum.elements() / 2;
       const View own = use.sum.range(end * half, half);
+      const DType type = in_.numerics.accumulate;
+      const std::int64_t bytes =
+          comm::reduce_scatter_staging(plan_.group(MeshGroup::ends), type, type);
       insert(OpKind::tie_gradients, Stream::reduce, MeshGroup::ends,
-             comm::CollectiveCall{
-                 comm::ReduceScatter{.full = use.sum,
-                                     .shard = own,
-                                     .staging = staging(MeshGroup::ends, in_.numerics.accumulate),
-                                     .wire = in_.numerics.accumulate}});
+             comm::CollectiveCall{comm::ReduceScatter{.full = use.sum,
+                                                      .shard = own,
+                                                      .staging = staging_ends_.view(plan_, bytes),
+                                                      .wire = in_.numerics.accumulate}});
       insert(OpKind::tie_gradients, Stream::reduce, MeshGroup::ends,
              comm::CollectiveCall{comm::AllGather{.shard = own, .full = use.sum}});
     }
@@ -328,12 +328,17 @@ class Reducer {
   const Scheduled& scheduled_;
   Insertions insertions_;
   std::map<std::pair<std::size_t, bool>, Use> uses_;
-  std::map<MeshGroup, Staging> staging_;
   comm::Route route_, block_route_;  // of gradients as they are, and in blocks
   comm::Route gather_route_;
   std::map<std::size_t, View> lost_;  // by unit, with error feedback
-  Staging leaving_{"gradients that leave"}, arriving_{"gradients that arrive"};
-  Staging sums_{"sums of nodes"}, gathered_{"gradients between nodes"};
+  // All reductions over a group run on one stream, one after another, so one staging buffer serves
+  // them; those across nodes on another.
+  Staging staging_{"staging"}, staging_across_{"staging between nodes"}, staging_ends_{"staging"};
+  // Of both hops.
+  std::array<TurnStaging, 2> leaving_{TurnStaging{"gradients that leave"},
+                                      TurnStaging{"sums of nodes that leave"}},
+      arriving_{TurnStaging{"gradients that arrive"}, TurnStaging{"sums of nodes that arrive"}};
+  TurnStaging sums_{"sums of nodes"}, gathered_{"gradients between nodes"};
   // The unit in hand, the op that completed its gradient, and where in the plan new ops go.
   std::size_t unit_ = 0;
   bool head_use_ = false;

@@ -9,8 +9,38 @@
 
 namespace tessera::plan {
 
-/// Calls that follow one another on one stream.
-using Calls = std::vector<Call>;
+/// What a call does on the way of elements from rank to rank. The calls of a leg are on a stream of
+/// their own, so that those of one chunk, or unit, go on beside other legs of the next.
+enum class Leg : std::uint8_t {
+  pack,    // a kernel: elements become blocks
+  within,  // an exchange within nodes, or the only one
+  sum,     // a kernel: blocks of a node are added up, and become blocks again
+  across,  // an exchange between nodes
+  unpack   // a kernel: what arrived becomes elements
+};
+struct LegRow {
+  Leg leg;
+  Stream of_gathers, of_reductions;
+};
+inline constexpr std::array kLegRows = {
+    LegRow{Leg::pack, Stream::gather_pack, Stream::reduce_pack},
+    LegRow{Leg::within, Stream::gather, Stream::reduce},
+    LegRow{Leg::sum, Stream::gather_unpack, Stream::reduce_sum},  // gathers have none
+    LegRow{Leg::across, Stream::gather_across, Stream::reduce_across},
+    LegRow{Leg::unpack, Stream::gather_unpack, Stream::reduce_unpack}};
+static_assert([] {
+  for (std::size_t i = 0; i < kLegRows.size(); ++i) {
+    if (static_cast<std::size_t>(kLegRows[i].leg) != i) return false;
+  }
+  return true;
+}());
+constexpr const LegRow& row_of(Leg leg) { return at(kLegRows, leg); }
+
+struct LegCall {
+  Leg leg;
+  Call call;
+};
+using Calls = std::vector<LegCall>;
 
 /// How many shards a rank has between the two hops.
 inline std::int64_t shards_between(const comm::Route& route) {
@@ -22,11 +52,17 @@ inline std::int64_t shards_between(const comm::Route& route) {
 Calls gather_across(const comm::Route& route, const comm::AllGather& gather, const View& middle);
 Calls gather_within(const comm::Route& route, const comm::AllGather& gather, const View& middle);
 
-/// Both, by way of a staging buffer.
+/// Both, by way of staging.
 Calls gather_over(Plan& plan, const comm::Route& route, const comm::AllGather& gather,
-                  Staging& between);
+                  TurnStaging& between);
 
-/// A reduction over a route: sums of nodes, f32, are in `middle`. `staging` is for either hop.
-Calls reduce_over(const comm::Route& route, const comm::ReduceScatter& reduce, const View& middle);
+/// Bytes of staging of a sum on each hop: of `full` that travels as `wire`, then of f32 sums.
+std::vector<std::int64_t> sum_staging(const comm::Route& route, const comm::GroupShape& group,
+                                      DType wire, DType full = DType::f32);
+
+/// A reduction over a route: sums of nodes, f32, are in `middle`. `staging` is for the hop within
+/// nodes, or the only one; the hop between them has `staging_across`.
+Calls reduce_over(const comm::Route& route, const comm::ReduceScatter& reduce, const View& middle,
+                  const View& staging_across);
 
 }  // namespace tessera::plan

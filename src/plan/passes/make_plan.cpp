@@ -1,5 +1,7 @@
 #include "plan/passes/make_plan.hpp"
 
+#include <map>
+
 #include "plan/passes/buffers.hpp"
 #include "plan/passes/grad_reduce.hpp"
 #include "plan/passes/optimizer_step.hpp"
@@ -31,8 +33,18 @@ void load_batches(Plan& plan, const std::vector<LoadBatch>& batches) {
   insertions.apply(plan.ops);
 }
 
-/// Recorded operations have their scratch already; those that passes have added get it here.
+/// Recorded operations have their scratch already; those that passes have added get it here. Ops of
+/// compute have scratch of their own, whose bytes serve for other things before and after. Each
+/// other stream has one for all of its ops: so none waits for an op of another stream to be done
+/// with it.
 void add_scratch(Plan& plan, const kernels::Device& device) {
+  std::map<Stream, Staging> beside;
+  const auto scratch = [&](Stream stream, std::int64_t bytes) {
+    if (stream == Stream::compute)
+      return Staging("scratch", BufferPurpose::scratch).view(plan, bytes);
+    return beside.try_emplace(stream, "scratch", BufferPurpose::scratch)
+        .first->second.view(plan, bytes);
+  };
   for (Op& op : plan.ops) {
     auto* kernel = std::get_if<kernels::KernelCall>(&op.call);
     if (kernel == nullptr) continue;
@@ -40,8 +52,7 @@ void add_scratch(Plan& plan, const kernels::Device& device) {
         [&](auto& args) {
           const std::int64_t bytes = args.scratch ? 0 : device.scratch_bytes(args);
           if (bytes == 0) return;
-          args.scratch = buffer_view(add_buffer(plan, "scratch", BufferPurpose::scratch, bytes),
-                                     DType::u8, bytes);
+          args.scratch = scratch(op.stream, bytes);
         },
         *kernel);
   }

@@ -252,20 +252,29 @@ void keep_errors(Plan& plan, const std::vector<UnitState>& states,
 
 /// What checkpoints have of errors: their sums over data ranks, as the step before has left them.
 void sum_errors(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states) {
-  Staging whole("errors on their way"), staging("staging of errors");
+  const comm::Route route = sum_route(in, plan.place);
+  Staging whole("errors on their way"), sums("sums of errors in nodes"),
+      of_hops[] = {Staging("staging of errors"), Staging("staging of errors between nodes")};
   Insertions insertions;
   for (std::size_t u = 0; u < states.size(); ++u) {
     const UnitState& s = states[u];
     if (!s.errors) continue;
-    const std::int64_t n = s.layout.padded;
-    const comm::GroupShape& group = plan.group(in.model.units[u].traits.shared_by);
-    const View full(whole.view(plan, n * size_of(DType::f32)).data, DType::f32, {n}),
-        room = staging.view(plan, comm::reduce_scatter_staging(group, DType::f32));
-    for (Call call : Calls{kernels::KernelCall{kernels::Convert{.x = s.errors, .out = full}},
-                           comm::CollectiveCall{comm::ReduceScatter{
-                               .full = full, .shard = s.error_sum, .staging = room}}}) {
-      insertions.before(0, op_of(OpKind::errors, Stream::reduce, u, std::move(call)));
-    }
+    const auto floats = [&](Staging& staging, std::int64_t n) {
+      return View(staging.view(plan, n * size_of(DType::f32)).data, DType::f32, {n});
+    };
+    const auto bytes =
+        sum_staging(route, plan.group(in.model.units[u].traits.shared_by), DType::f32);
+    const auto room = [&](std::size_t hop) { return of_hops[hop].view(plan, bytes[hop]); };
+    const View full = floats(whole, s.layout.padded);
+    const bool hops = bytes.size() > 1;
+    insertions.before(0, op_of(OpKind::errors, Stream::reduce, u,
+                               kernels::KernelCall{kernels::Convert{.x = s.errors, .out = full}}));
+    for (LegCall& call :
+         reduce_over(route, {.full = full, .shard = s.error_sum, .staging = room(0)},
+                     hops ? floats(sums, shards_between(route) * s.layout.shard) : View{},
+                     hops ? room(1) : View{}))
+      insertions.before(
+          0, op_of(OpKind::errors, row_of(call.leg).of_reductions, u, std::move(call.call)));
   }
   insertions.apply(plan.ops);
 }

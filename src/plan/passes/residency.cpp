@@ -9,14 +9,14 @@
 namespace tessera::plan {
 namespace {
 
-Op gather_op(OpKind kind, std::size_t unit, const PlanInputs& in, Call call) {
+Op gather_op(OpKind kind, std::size_t unit, const PlanInputs& in, LegCall call) {
   TESSERA_CHECK(in.model.units[unit].traits.shared_by == MeshGroup::data,
                 "a route for another group than data");
   return {.kind = kind,
-          .stream = Stream::gather,
+          .stream = row_of(call.leg).of_gathers,
           .group = in.model.units[unit].traits.shared_by,
           .unit = static_cast<std::int32_t>(unit),
-          .call = std::move(call),
+          .call = std::move(call.call),
           .waits = {}};
 }
 
@@ -39,7 +39,7 @@ void publish(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& sta
   if (std::ranges::none_of(states, publishes_in_place)) return;
   const auto starts = visit_starts(plan);
   const comm::Route route = gather_route(in, plan.place);
-  Staging between("parameters between nodes");
+  TurnStaging between("parameters between nodes");
   Insertions insertions;
   for (const auto& [unit, op] : first_uses(plan, states)) {
     const UnitState& s = states[unit];
@@ -48,7 +48,7 @@ void publish(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& sta
                        visit = in.offload.updates() ? plan.ops[op].visit - ahead : 0;
     const std::size_t at =
         visit <= 0 ? 0 : starts.lower_bound(static_cast<std::int32_t>(visit))->second;
-    for (Call& call :
+    for (LegCall& call :
          gather_over(plan, route, {.shard = s.own_shard, .full = s.parameters}, between))
       insertions.before(at, gather_op(OpKind::publish, unit, in, std::move(call)));
   }
@@ -148,9 +148,10 @@ class Gathers {
     const View window = buffer_view(r.window, in_.numerics.compute, state.layout.padded);
     const comm::AllGather gather{.shard = state.own_shard, .full = window};
     if (state.parameters && state.parameters.type == in_.numerics.compute) {  // they live elsewhere
-      if (!publishes(state) || !r.first_of_unit) return {Copy{state.parameters, window}};
+      if (!publishes(state) || !r.first_of_unit)
+        return {{Leg::unpack, Copy{state.parameters, window}}};
       Calls calls = travel(gather, r);
-      calls.emplace_back(Copy{window, state.parameters});
+      calls.push_back({Leg::unpack, Copy{window, state.parameters}});
       return calls;
     }
     if (const DType stored = state.own_shard.type; stored != in_.numerics.compute)
@@ -169,47 +170,56 @@ class Gathers {
   Calls converted(const UnitState& state, comm::AllGather gather, const Residence& r,
                   DType stored) {
     const auto convert = [&](const View& whole) {
-      return kernels::KernelCall{kernels::Convert{.x = whole, .out = gather.full}};
+      return LegCall{Leg::unpack,
+                     kernels::KernelCall{kernels::Convert{.x = whole, .out = gather.full}}};
     };
     if (state.parameters) return {convert(state.parameters)};
-    const View whole(arriving_.view(plan_, state.layout.padded * size_of(stored)).data, stored,
+    const View whole(arriving_.next(plan_, state.layout.padded * size_of(stored)).data, stored,
                      {state.layout.padded});
     const auto last = convert(whole);
     gather.full = whole;
     Calls calls = travel(gather, r);
-    calls.emplace_back(last);
+    calls.push_back(last);
     return calls;
   }
 
   Calls in_blocks(const UnitState& state, const comm::AllGather& gather, const Residence& r,
                   const kernels::BlockFormat& format) {
     const std::int64_t n = state.layout.shard, ranks = state.layout.padded / n;
-    View own;  // codes, which later gathers read again unless they read those of the node
-    if (again(r) && !keeps_of_node(r))
-      own = keep(kept_[r.unit].own, r, "blocks of the own shard", BufferPurpose::staging,
-                 format.bytes(n));
-    const GatherInBlocks blocks = gather_in_blocks(
-        gather, state.index(), format, arriving_.view(plan_, block_staging(format, ranks, n)), own);
     Calls calls;
-    if (r.first_of_unit || !(own || keeps_of_node(r))) calls.push_back(blocks.quantize);
-    for (Call& call : travel(blocks.codes, r)) calls.push_back(std::move(call));
-    calls.push_back(blocks.dequantize);
+    std::int64_t at = 0;  // byte of what is kept of a shard
+    for (const Range& chunk : chunks_of(n, gather.full.type, format, in_.numerics.chunk_bytes)) {
+      const std::int64_t bytes = format.bytes(chunk.count());
+      View own;  // codes, which later gathers read again unless they read those of the node
+      if (again(r) && !keeps_of_node(r))
+        own = keep(kept_[r.unit].own, r, "blocks of the own shard", BufferPurpose::staging,
+                   {at, at + bytes});
+      const GatherInBlocks blocks =
+          gather_in_blocks(gather, state.index(), format, chunk,
+                           arriving_.next(plan_, block_staging(format, ranks, chunk.count())), own);
+      if (r.first_of_unit) calls.push_back({Leg::pack, blocks.quantize});
+      for (LegCall& call : travel(blocks.codes, r, at)) calls.push_back(std::move(call));
+      calls.push_back({Leg::unpack, blocks.dequantize});
+      at += bytes;
+    }
     return calls;
   }
 
-  /// A gather over the route. What was kept need not cross between nodes again.
-  Calls travel(const comm::AllGather& gather, const Residence& r) {
-    const std::int64_t bytes = shards_between(route_) * gather.shard.span_bytes();
+  /// A gather over the route. What was kept need not cross between nodes again; it begins with byte
+  /// `at` of each shard.
+  Calls travel(const comm::AllGather& gather, const Residence& r, std::int64_t at = 0) {
+    const std::int64_t shards = shards_between(route_), bytes = shards * gather.shard.span_bytes();
     View middle;
     if (bytes > 0) {
-      const View room = keeps_of_node(r) ? keep(kept_[r.unit].of_node, r, "secondary shard",
-                                                BufferPurpose::secondary, bytes)
-                                         : between_.view(plan_, bytes);
+      const View room = keeps_of_node(r)
+                            ? keep(kept_[r.unit].of_node, r, "secondary shard",
+                                   BufferPurpose::secondary, {shards * at, shards * at + bytes})
+                            : between_.next(plan_, bytes);
       middle = View(room.data, gather.shard.type, {bytes / size_of(gather.shard.type)});
     }
     Calls calls;
     if (r.first_of_unit || !keeps_of_node(r)) calls = gather_across(route_, gather, middle);
-    for (Call& call : gather_within(route_, gather, middle)) calls.push_back(std::move(call));
+    for (LegCall& call : gather_within(route_, gather, middle)) calls.push_back(std::move(call));
     return calls;
   }
 
@@ -219,11 +229,11 @@ class Gathers {
     return in_.sharding.secondary && route_.hops.size() > 1 && again(r);
   }
   View keep(BufferId& id, const Residence& r, const char* what, BufferPurpose purpose,
-            std::int64_t bytes) {
+            const Range& bytes) {
     if (id < 0)
-      id = add_buffer(plan_, fmt::format("{} {}", in_.model.units[r.unit].name, what), purpose,
-                      bytes);
-    return buffer_view(id, DType::u8, bytes);
+      id = add_buffer(plan_, fmt::format("{} {}", in_.model.units[r.unit].name, what), purpose, 0);
+    enlarge_buffer(plan_, id, bytes.end);
+    return View(symbolic(id, bytes.begin), DType::u8, {bytes.count()});
   }
 
   Plan& plan_;
@@ -231,7 +241,7 @@ class Gathers {
   const Residences& residences_;
   comm::Route route_;
   std::vector<Kept> kept_;  // by unit
-  Staging arriving_{"parameters on their way"}, between_{"parameters between nodes"};
+  TurnStaging arriving_{"parameters on their way"}, between_{"parameters between nodes"};
 };
 
 /// One gather a residence, `prefetch` visits ahead; in order of first use, so that the gather
@@ -249,8 +259,8 @@ void add_gathers(Plan& plan, const PlanInputs& in, const std::vector<UnitState>&
     const auto visit = static_cast<std::int32_t>(
         std::max<std::int64_t>(0, r.first_visit - prefetch_of(in, states[r.unit])));
     const std::size_t at = starts.lower_bound(visit)->second;
-    for (Call& call : gathers.calls(states[r.unit], r)) {
-      const auto* copy = std::get_if<Copy>(&call);
+    for (LegCall& call : gathers.calls(states[r.unit], r)) {
+      const auto* copy = std::get_if<Copy>(&call.call);
       insertions.before(
           at,
           copy == nullptr

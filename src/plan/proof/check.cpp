@@ -6,18 +6,17 @@
 #include <set>
 
 #include "core/range_map.hpp"
+#include "plan/proof/error_feedback.hpp"
+#include "plan/proof/gathers.hpp"
+#include "plan/proof/gradient_blocks.hpp"
+#include "plan/proof/homes.hpp"
+#include "plan/proof/in_turn.hpp"
+#include "plan/proof/reject.hpp"
 
 namespace tessera::plan {
 namespace {
 
 using kernels::Access;
-
-[[noreturn]] void reject(const Plan& plan, std::size_t index, const std::string& why) {
-  const Op& op = plan.ops[index];
-  throw InternalError(fmt::format("broken plan: op {} ({} {}, unit {}, micro-batch {}): {}", index,
-                                  enum_word(op.kind), call_name(op.call), op.unit, op.micro_batch,
-                                  why));
-}
 
 constexpr PerStream<OpId> none() {
   PerStream<OpId> all{};
@@ -117,447 +116,6 @@ void check_order(const Plan& plan) {
   }
 }
 
-/// Where the bytes of buffers belong that stand in for others: what is copied there and back by
-/// fetches and evictions, perhaps in several hops.
-class Homes {
- public:
-  explicit Homes(const Plan& plan) : plan_(plan) {
-    for (std::size_t i = 0; i < plan.ops.size(); ++i) {
-      const Copy* copy = copy_of(i, OpKind::fetch);
-      if (copy != nullptr) set_home(i, copy->to, copy->from);
-    }
-    for (std::size_t i = plan.ops.size(); i-- > 0;) {
-      const Copy* copy = copy_of(i, OpKind::evict);
-      if (copy != nullptr) set_home(i, copy->from, copy->to);
-    }
-  }
-  /// The buffer that a use is of in the end, and which of its bytes.
-  BufferUse home_of(BufferUse use) const {
-    const auto it = homes_.find(use.buffer);
-    if (it == homes_.end()) return use;
-    const auto [home, distance] = it->second;
-    return {home, {use.bytes.begin + distance, use.bytes.end + distance}, use.access};
-  }
-  BufferUse home_of(const View& v) const {
-    return home_of({buffer_of(v), {offset_of(v), offset_of(v) + v.span_bytes()}, Access::read});
-  }
-
-  /// Ops read the newest version of bytes, in whichever stand-in they look for it; and what
-  /// persists has it at home when the step ends.
-  void check_versions() const {
-    if (homes_.empty()) return;
-    using Versions = RangeMap<std::int64_t>;
-    std::vector<Versions> newest(plan_.buffers.size()), held(plan_.buffers.size());
-    const auto is_newest = [&](const BufferUse& use) {
-      const BufferUse home = home_of(use);
-      const std::int64_t distance = home.bytes.begin - use.bytes.begin;
-      bool all = true;
-      at(newest, home.buffer).each(home.bytes, [&](Range range, std::int64_t version) {
-        at(held, use.buffer)
-            .each({range.begin - distance, range.end - distance},
-                  [&](std::int64_t v) { all = all && v == version; });
-      });
-      return all;
-    };
-    for (std::size_t i = 0; i < plan_.ops.size(); ++i) {
-      const Op& op = plan_.ops[i];
-      const bool moves = op.kind == OpKind::fetch || op.kind == OpKind::evict;
-      for (const BufferUse& use : uses_of(op)) {
-        if (use.access != Access::write && !is_newest(use)) {
-          reject(plan_, i,
-                 fmt::format("reads {}, of which there is a newer version",
-                             plan_.buffer(use.buffer).name));
-        }
-      }
-      for (const BufferUse& use : uses_of(op)) {
-        if (use.access == Access::read) continue;
-        const BufferUse home = home_of(use);
-        const std::int64_t distance = home.bytes.begin - use.bytes.begin;
-        if (!moves) at(newest, home.buffer).assign(home.bytes, static_cast<std::int64_t>(i) + 1);
-        at(newest, home.buffer).each(home.bytes, [&](Range range, std::int64_t version) {
-          at(held, use.buffer).assign({range.begin - distance, range.end - distance}, version);
-        });
-      }
-    }
-    for (std::size_t b = 0; b < plan_.buffers.size(); ++b) {
-      const Buffer& buffer = plan_.buffers[b];
-      if (buffer.persistent &&
-          !is_newest({static_cast<BufferId>(b), {0, buffer.bytes}, Access::read})) {
-        throw InternalError(
-            fmt::format("broken plan: {} is changed, but never where it lives", buffer.name));
-      }
-    }
-  }
-
- private:
-  struct Home {
-    BufferId buffer = -1;
-    std::int64_t distance = 0;  // of bytes there from those of the stand-in
-    bool operator==(const Home&) const = default;
-  };
-  const Copy* copy_of(std::size_t at, OpKind kind) const {
-    const Op& op = plan_.ops[at];
-    if (op.kind != kind) return nullptr;
-    const auto* copy = std::get_if<Copy>(&op.call);
-    if (copy == nullptr || copy->from.span_bytes() != copy->to.span_bytes())
-      reject(plan_, at, "is no copy of bytes");
-    return copy;
-  }
-  void set_home(std::size_t at, const View& stand_in, const View& towards) {
-    const BufferUse home = home_of(towards);
-    const Home found{home.buffer, home.bytes.begin - offset_of(stand_in)};
-    const BufferId id = buffer_of(stand_in);
-    if (id == home.buffer || homes_.try_emplace(id, found).first->second != found)
-      reject(plan_, at, fmt::format("{} belongs elsewhere", plan_.buffer(id).name));
-  }
-
-  const Plan& plan_;
-  std::map<BufferId, Home> homes_;
-};
-
-/// Follows gradients that travel as blocks: for the slots that this rank holds, which ranks'
-/// contributions they contain and which ranks they are for. All ranks of a group run the same
-/// calls, so the slots of another rank contain what this rank's do, shifted by the distance between
-/// the two ranks.
-class GradientBlocks {
- public:
-  explicit GradientBlocks(const Plan& plan) : plan_(plan) {}
-
-  void set_out(std::size_t at, const kernels::Quantize& call) {
-    const std::int64_t outer = call.x.extent(0), inner = call.x.extent(1);
-    Slots slots{.format = call.format, .elements = call.x.cols(), .of = {plan_.place.data}};
-    for (std::int64_t b = 0; b < inner; ++b) {
-      for (std::int64_t a = 0; a < outer; ++a) slots.owners.push_back(a * inner + b);
-    }
-    put(at, call.code, std::move(slots));
-  }
-  void exchange(std::size_t at, const comm::AllToAll& call) {
-    Slots slots = take(at, call.send);
-    const RankGroup& ranks = call.ranks;
-    const std::int64_t own = plan_.place.data, place = ranks.index(own),
-                       part = std::ssize(slots.owners) / ranks.count;
-    if (slots.parts != 1 || part * ranks.count != std::ssize(slots.owners) ||
-        call.send.rows() != ranks.count || call.receive.rows() != ranks.count ||
-        call.send.cols() != part * slots.format.bytes(slots.elements) ||
-        call.receive.cols() != call.send.cols()) {
-      reject(plan_, at, "slots that do not divide over the ranks");
-    }
-    if (place < 0 || place >= ranks.count || ranks.rank(place) != own)
-      reject(plan_, at, "an exchange of others");
-    slots.owners = {slots.owners.begin() + place * part, slots.owners.begin() + (place + 1) * part};
-    slots.of = shifted(at, slots.of, ranks);
-    slots.parts = ranks.count;
-    put(at, call.receive, std::move(slots));
-  }
-  /// One hop of a reduction of gradients that are not quantised. True at the last, where the own
-  /// slice has all contributions.
-  bool reduce(std::size_t at, const comm::ReduceScatter& call, std::int64_t size) {
-    const RankGroup ranks = ranks_of(call.among, plan_.group(MeshGroup::data));
-    const std::int64_t own = plan_.place.data, place = ranks.index(own);
-    Slots slots{.of = {own}};
-    if (held_.contains(buffer_of(call.full))) {
-      slots = take(at, call.full);
-      if (call.full.type != DType::f32) reject(plan_, at, "rounds sums of nodes");
-    } else {
-      slots.elements = call.full.elements() / size;
-      for (std::int64_t r = 0; r < size; ++r) slots.owners.push_back(r);
-    }
-    const std::int64_t count = std::ssize(slots.owners), part = count / call.blocks / ranks.count;
-    if (slots.format != kernels::BlockFormat{} || part * call.blocks * ranks.count != count ||
-        call.full.elements() != count * slots.elements ||
-        call.shard.elements() * ranks.count != call.full.elements())
-      reject(plan_, at, "slots that do not divide over the ranks");
-    if (place < 0 || place >= ranks.count || ranks.rank(place) != own)
-      reject(plan_, at, "a sum of others");
-    std::vector<std::int64_t> owners;
-    for (std::int64_t b = 0; b < call.blocks; ++b) {
-      for (std::int64_t i = 0; i < part; ++i)
-        owners.push_back(tessera::at(slots.owners, (b * ranks.count + place) * part + i));
-    }
-    slots.owners = std::move(owners);
-    slots.of = shifted(at, slots.of, ranks);
-    if (std::ssize(slots.owners) > 1) {
-      if (call.write != kernels::Write::overwrite) reject(plan_, at, "adds sums of nodes twice");
-      put(at, call.shard, std::move(slots));
-      return false;
-    }
-    if (slots.owners[0] != own || std::ssize(slots.of) != size || *slots.of.begin() != 0 ||
-        *slots.of.rbegin() != size - 1)
-      reject(plan_, at, "not all ranks' contributions to the own slice");
-    return true;
-  }
-  /// Whether these are sums of nodes that are on their way.
-  bool holds(const View& v) const { return held_.contains(buffer_of(v)); }
-  void add(std::size_t at, const kernels::RequantizeSum& call) {
-    Slots slots = added(at, call.code, call.format);
-    if (call.elements != slots.elements) reject(plan_, at, "slots of another size");
-    put(at, call.sum, std::move(slots));
-  }
-  void arrive(std::size_t at, const kernels::SumQuantized& call) {
-    const Slots slots = added(at, call.code, call.format);
-    const std::int64_t size = plan_.group(MeshGroup::data).size;
-    if (slots.elements != call.out.elements() || std::ssize(slots.of) != size ||
-        *slots.of.begin() != 0 || *slots.of.rbegin() != size - 1 ||
-        slots.owners != std::vector{plan_.place.data}) {
-      reject(plan_, at, "not all ranks' contributions to the own slice");
-    }
-  }
-  void end() const {
-    if (!held_.empty()) throw InternalError("broken plan: blocks of gradients are never added");
-  }
-
- private:
-  struct Slots {
-    kernels::BlockFormat format;
-    std::int64_t elements = 0;         // of a slot
-    std::vector<std::int64_t> owners;  // of each slot: the rank that it is for
-    std::set<std::int64_t> of;         // ranks whose contributions are in each slot
-    std::int64_t parts = 1;            // copies of each slot that wait to be added
-    const std::byte* where = nullptr;  // symbolic
-  };
-  /// The contributions that all of these ranks have, which differ by the distances between them.
-  std::set<std::int64_t> shifted(std::size_t at, const std::set<std::int64_t>& of,
-                                 const RankGroup& ranks) const {
-    std::set<std::int64_t> all;
-    for (std::int64_t p = 0; p < ranks.count; ++p) {
-      for (const std::int64_t r : of) {
-        if (!all.insert(r + ranks.rank(p) - plan_.place.data).second)
-          reject(plan_, at, "adds a contribution twice");
-      }
-    }
-    return all;
-  }
-  Slots take(std::size_t at, const View& v) {
-    const auto it = held_.find(buffer_of(v));
-    if (it == held_.end() || it->second.where != v.data)
-      reject(plan_, at, "reads blocks that nobody made");
-    Slots slots = std::move(it->second);
-    held_.erase(it);
-    return slots;
-  }
-  void put(std::size_t at, const View& v, Slots slots) {
-    slots.where = v.data;
-    if (!held_.emplace(buffer_of(v), std::move(slots)).second)
-      reject(plan_, at, "overwrites blocks that nobody added");
-  }
-  Slots added(std::size_t at, const View& code, const kernels::BlockFormat& format) {
-    Slots slots = take(at, code);
-    if (code.extent(0) != slots.parts || code.extent(1) != std::ssize(slots.owners) ||
-        format != slots.format) {
-      reject(plan_, at, "adds other blocks than arrived");
-    }
-    slots.parts = 1;
-    return slots;
-  }
-
-  const Plan& plan_;
-  std::map<BufferId, Slots> held_;
-};
-
-/// Follows error feedback: the first rounding of a unit's gradient in a step takes what the step
-/// before has left, the others what those before them have lost; and that is left to the next step,
-/// once, where this one is applied.
-class ErrorFeedback {
- public:
-  ErrorFeedback(const Plan& plan, const Homes& homes) : plan_(plan), homes_(homes) {}
-
-  void rounds(std::size_t at, const Op& op, const kernels::Quantize& call) {
-    Errors& errors = of_[op.unit];
-    ++errors.roundings;
-    errors.with += call.lost ? 1 : 0;
-    if (errors.with != 0 && errors.with != errors.roundings)
-      reject(plan_, at, "forgets what other roundings have lost");
-    if (!call.lost) return;
-    const BufferUse lost = homes_.home_of(call.lost);
-    if (!same(homes_.home_of(call.scalars), homes_.home_of(plan_.scalars)))
-      reject(plan_, at, "rounds by what is no step's");
-    if (errors.roundings == 1) {
-      if (!call.error) reject(plan_, at, "rounds without the errors of the step before");
-      errors.error = homes_.home_of(call.error), errors.lost = lost;
-      const Buffer& kept = plan_.buffer(errors.error.buffer);
-      if (!kept.persistent || kept.purpose != BufferPurpose::errors ||
-          !taken_.insert(lost.buffer).second || !taken_.insert(errors.error.buffer).second)
-        reject(plan_, at, "takes errors from elsewhere");
-    } else if (call.error || !same(lost, errors.lost)) {
-      reject(plan_, at, "rounds without the errors of this step");
-    }
-  }
-  void keeps(std::size_t at, const Op& op, const kernels::Convert& call, bool verdict) {
-    Errors& errors = of_[op.unit];
-    if (!call.verdict) {  // of the step before, to be summed
-      if (plan_.buffer(homes_.home_of(call.x).buffer).purpose != BufferPurpose::errors ||
-          errors.kept)
-        reject(plan_, at, "sums what is no error of the step before");
-      return;
-    }
-    if (!verdict || !same(homes_.home_of(call.verdict), homes_.home_of(plan_.verdict)))
-      reject(plan_, at, "keeps errors of a step that may not be applied");
-    if (errors.with == 0 || errors.kept || call.write != kernels::Write::overwrite ||
-        !same(homes_.home_of(call.x), errors.lost) || !same(homes_.home_of(call.out), errors.error))
-      reject(plan_, at, "keeps other errors than the step's");
-    errors.kept = true;
-  }
-  void end() const {
-    for (std::size_t u = 0; u < plan_.shares.size(); ++u) {
-      const auto it = of_.find(static_cast<std::int32_t>(u));
-      const bool trains = plan_.shape.purpose >= PlanPurpose::train && plan_.shares[u].errors,
-                 kept = it != of_.end() && it->second.kept;
-      if (kept != trains)
-        throw InternalError(fmt::format("broken plan: unit {} loses its errors", u));
-    }
-  }
-
- private:
-  struct Errors {
-    BufferUse error, lost;
-    int roundings = 0, with = 0;
-    bool kept = false;
-  };
-  static bool same(const BufferUse& a, const BufferUse& b) {
-    return a.buffer == b.buffer && a.bytes == b.bytes;
-  }
-
-  const Plan& plan_;
-  const Homes& homes_;
-  std::map<std::int32_t, Errors> of_;  // by unit
-  std::set<BufferId> taken_;           // whose errors these are
-};
-
-/// Follows what is gathered over the ranks that share a unit, as it is or in blocks and perhaps in
-/// several hops: whose shards a buffer has, and in which order. A whole has all of them in the
-/// order of ranks, in one format. All ranks run the same calls, so those of another rank are this
-/// one's, shifted by the distance between the two.
-class GatherCheck {
- public:
-  GatherCheck(const Plan& plan, const Homes& homes) : plan_(plan), homes_(homes) {}
-
-  void run() {
-    for (at_ = 0; at_ < plan_.ops.size(); ++at_) {
-      const Op& op = plan_.ops[at_];
-      if (op.kind != OpKind::gather && op.kind != OpKind::publish &&
-          op.kind != OpKind::gather_gradients) {
-        forget_written(op);
-        continue;
-      }
-      if (const auto* kernel = std::get_if<kernels::KernelCall>(&op.call)) {
-        if (const auto* own = std::get_if<kernels::Quantize>(kernel)) {
-          is_own_shard(op, own->x);
-          put(op, own->code, {.format = own->format, .owners = {plan_.place.data}});
-        } else if (const auto* all = std::get_if<kernels::SumQuantized>(kernel)) {
-          const Shards* shards = taken(op, all->code);
-          if (shards == nullptr || shards->format != all->format || !whole(op, *shards))
-            reject(plan_, at_, "takes blocks of parameters that are not there");
-          forget_written(op);
-        } else {
-          forget_written(op);
-        }
-      } else if (const auto* call = std::get_if<comm::CollectiveCall>(&op.call)) {
-        if (const auto* gather = std::get_if<comm::AllGather>(call)) follow(op, *gather);
-      } else {
-        forget_written(op);
-      }
-    }
-    for (const auto& [buffer, shards] : held_) {
-      if (!shards.used) throw InternalError("broken plan: gathered shards are never used");
-    }
-  }
-
- private:
-  struct Shards {
-    std::int32_t unit = -1;
-    std::optional<kernels::BlockFormat> format;
-    std::vector<std::int64_t> owners;
-    bool used = false;
-    View where;
-  };
-  /// What other ops have written is no shards any more.
-  void forget_written(const Op& op) {
-    for (const BufferUse& use : uses_of(op)) {
-      if (use.access == Access::read) continue;
-      const auto it = held_.find(use.buffer);
-      if (it == held_.end()) continue;
-      if (!it->second.used) reject(plan_, at_, "overwrites shards that nobody took");
-      held_.erase(it);
-    }
-  }
-  /// Parameters that this rank has for all, where they live.
-  void is_own_shard(const Op& op, const View& v) const {
-    const BufferUse home = homes_.home_of(v);
-    const Buffer& buffer = plan_.buffer(home.buffer);
-    const std::int64_t bytes = at(plan_.shares, op.unit).shard * size_of(v.type),
-                       first = buffer.bytes > bytes ? plan_.place.data * bytes : 0;
-    if (buffer.purpose != BufferPurpose::parameters || !buffer.persistent ||
-        home.bytes != Range{first, first + bytes})
-      reject(plan_, at_, "gathers what is not the own shard");
-  }
-  void follow(const Op& op, const comm::AllGather& gather) {
-    const RankGroup ranks = ranks_of(gather.among, plan_.group(op.group));
-    const std::int64_t own = plan_.place.data, place = ranks.index(own);
-    if (place < 0 || place >= ranks.count || ranks.rank(place) != own)
-      reject(plan_, at_, "a gather of others");
-    Shards shards{.owners = {own}};
-    const bool codes = gather.full.type == DType::u8;
-    if (const Shards* held = taken(op, gather.shard); held != nullptr) {
-      shards = *held;
-    } else if (codes) {
-      reject(plan_, at_, "takes blocks of parameters that are not there");
-    } else if (op.kind != OpKind::gather_gradients) {
-      is_own_shard(op, gather.shard);
-    }
-    if (codes != shards.format.has_value()) reject(plan_, at_, "gathers in another format");
-    const std::int64_t part = std::ssize(shards.owners) / gather.blocks;
-    if (part * gather.blocks != std::ssize(shards.owners) ||
-        gather.full.elements() != gather.shard.elements() * ranks.count)
-      reject(plan_, at_, "shards do not make up the whole");
-    std::vector<std::int64_t> all;
-    for (std::int64_t b = 0; b < gather.blocks; ++b) {
-      for (std::int64_t p = 0; p < ranks.count; ++p) {
-        for (std::int64_t i = 0; i < part; ++i)
-          all.push_back(at(shards.owners, b * part + i) + ranks.rank(p) - own);
-      }
-    }
-    shards.owners = std::move(all);
-    const bool done = !codes && whole(op, shards);  // though it may be on its way still
-    if (codes || gather.among) {
-      put(op, gather.full, std::move(shards), done);
-    } else if (!done) {
-      reject(plan_, at_, "shards do not make up the whole");
-    }
-  }
-  bool whole(const Op& op, const Shards& shards) const {
-    if (std::ssize(shards.owners) != plan_.group(op.group).size) return false;
-    for (std::int64_t r = 0; r < std::ssize(shards.owners); ++r) {
-      if (at(shards.owners, r) != r) return false;
-    }
-    return true;
-  }
-  /// What is held in a buffer of this op's unit; nullptr if it is no such buffer.
-  const Shards* taken(const Op& op, const View& v) {
-    const auto it = held_.find(buffer_of(v));
-    if (it == held_.end()) return nullptr;
-    if (it->second.unit != op.unit) reject(plan_, at_, "gathers shards of another unit");
-    if (it->second.where.data != v.data || it->second.where.span_bytes() != v.span_bytes())
-      reject(plan_, at_, "gathers other bytes than the shards'");
-    it->second.used = true;
-    return &it->second;
-  }
-  void put(const Op& op, const View& v, Shards shards, bool used = false) {
-    shards.unit = op.unit;
-    shards.used = used;
-    shards.where = v;
-    const auto [it, added] = held_.try_emplace(buffer_of(v), shards);
-    if (added) return;
-    // The own blocks may lie among those of all ranks, which take their place.
-    if (!it->second.used) reject(plan_, at_, "overwrites shards that nobody took");
-    it->second = std::move(shards);
-  }
-
-  const Plan& plan_;
-  const Homes& homes_;
-  std::size_t at_ = 0;
-  std::map<BufferId, Shards> held_;
-};
-
 /// Follows every gradient from the operations that make it, through sums over micro-batches, ranks
 /// and ends of the pipeline, to the norm and the update: none is lost on the way, none is counted
 /// twice. Updates before the verdict are deferred ones: they are by the gradients, the verdict and
@@ -565,7 +123,12 @@ class GatherCheck {
 class GradientCheck {
  public:
   GradientCheck(const Plan& plan, const Homes& homes)
-      : plan_(plan), homes_(homes), blocks_(plan), errors_(plan, homes) {}
+      : plan_(plan),
+        homes_(homes),
+        blocks_(plan),
+        leaving_(plan),
+        arriving_(plan),
+        errors_(plan, homes) {}
 
   void run() {
     for (std::size_t i = 0; i < plan_.ops.size(); ++i) {
@@ -583,6 +146,8 @@ class GradientCheck {
     for (const auto& [id, made] : unsummed_)
       reject(plan_, made, "makes a gradient that is never used");
     blocks_.end();
+    leaving_.end();
+    arriving_.end();
     for (std::size_t u = 0; u < plan_.shares.size(); ++u) {
       const UnitShare& share = plan_.shares[u];
       const Unit& unit = units_[static_cast<std::int32_t>(u)];
@@ -650,8 +215,13 @@ class GradientCheck {
     const BufferUse at = homes_.home_of(v), wanted = homes_.home_of(all);
     return at.buffer == wanted.buffer && at.bytes == wanted.bytes;
   }
+  /// Whether there is a gradient, all of it.
+  bool is_made(BufferId gradient) const {
+    return unsummed_.contains(gradient) && !arriving_.partly(gradient);
+  }
   void use(const View& v, const char* otherwise) {
-    if (unsummed_.erase(home_of(v)) == 0) reject(plan_, at_, otherwise);
+    if (!is_made(home_of(v))) reject(plan_, at_, otherwise);
+    unsummed_.erase(home_of(v));
   }
 
   void collective(const Op& op, const comm::CollectiveCall& call) {
@@ -668,6 +238,7 @@ class GradientCheck {
     }
     if (const auto* gather = std::get_if<comm::AllGather>(&call)) publish(op, *gather);
     const auto* reduce = std::get_if<comm::ReduceScatter>(&call);
+    if (reduce != nullptr && op.kind == OpKind::errors) return errors_.sums(at_, op, *reduce);
     const bool ours = op.kind == OpKind::reduce_gradients || op.kind == OpKind::tie_gradients;
     if (reduce == nullptr || !ours) return;
     const std::int64_t size = plan_.group(op.group).size;
@@ -681,23 +252,44 @@ class GradientCheck {
     if (blocks_.reduce(at_, *reduce, size)) made_sum(reduce->shard, reduce->write);
   }
   void made_sum(const View& shard, kernels::Write write) {
-    const BufferId sum = home_of(shard);
+    if (arriving_.partly(home_of(shard))) reject(plan_, at_, "two sums in one place");
+    made_sum(home_of(shard), write);
+  }
+  void made_sum(BufferId sum, kernels::Write write) {
     const bool adds = write == kernels::Write::add;
     if (adds != unsummed_.contains(sum)) reject(plan_, at_, "a sum is lost or starts from garbage");
     unsummed_[sum] = at_;
+  }
+  /// A chunk of a gradient leaves as blocks. After the last one it is used up.
+  void leave(const Op& op, const kernels::Quantize& quantize) {
+    const BufferId full = home_of(quantize.x);
+    if (!is_made(full)) reject(plan_, at_, "sends a gradient that nobody made");
+    const Range chunk = blocks_.set_out(at_, quantize);
+    errors_.rounds(at_, op, quantize, chunk);
+    if (leaving_.take(at_, full, chunk, at(plan_.shares, op.unit).shard)) unsummed_.erase(full);
+  }
+  /// A chunk of a sum is there: as far from the sum's begin as from the shard's.
+  void arrive(const Op& op, const kernels::SumQuantized& sum) {
+    const Range chunk = blocks_.arrive(at_, sum);
+    const BufferUse home = homes_.home_of(sum.out);
+    const std::int64_t begin = home.bytes.begin - chunk.begin * size_of(sum.out.type);
+    const std::pair how{begin, sum.write};
+    if (chunk.begin == 0) sums_[home.buffer] = how;
+    if (sums_[home.buffer] != how) reject(plan_, at_, "puts a sum where another belongs");
+    if ((sum.write == kernels::Write::add) != unsummed_.contains(home.buffer))
+      reject(plan_, at_, "a sum is lost or starts from garbage");
+    if (arriving_.take(at_, home.buffer, chunk, at(plan_.shares, op.unit).shard))
+      made_sum(home.buffer, sum.write);
   }
 
   /// Gradients that travel as blocks.
   void blocks(const Op& op, const kernels::KernelCall& call) {
     if (const auto* quantize = std::get_if<kernels::Quantize>(&call)) {
-      use(quantize->x, "sends a gradient that nobody made");
-      errors_.rounds(at_, op, *quantize);
-      blocks_.set_out(at_, *quantize);
+      leave(op, *quantize);
     } else if (const auto* requantize = std::get_if<kernels::RequantizeSum>(&call)) {
       blocks_.add(at_, *requantize);
     } else if (const auto* sum = std::get_if<kernels::SumQuantized>(&call)) {
-      blocks_.arrive(at_, *sum);
-      made_sum(sum->out, sum->write);
+      arrive(op, *sum);
     } else {
       reject(plan_, at_, "does not reduce gradients");
     }
@@ -711,7 +303,7 @@ class GradientCheck {
     } else if (op.kind == OpKind::sum_gradients) {
       const auto& add = std::get<kernels::Convert>(call);
       use(add.x, "adds a gradient that nobody made");
-      if (!unsummed_.contains(home_of(add.out))) reject(plan_, at_, "adds to garbage");
+      if (!is_made(home_of(add.out))) reject(plan_, at_, "adds to garbage");
     } else if (op.kind == OpKind::norm) {
       verdict_ = verdict_ || std::holds_alternative<kernels::Verdict>(call);
       if (const auto* kept = std::get_if<kernels::Convert>(&call); kept != nullptr)
@@ -721,7 +313,7 @@ class GradientCheck {
         nothing_left_ = nothing_left_ || is_all_of(fill->out, plan_.verdict);
       const auto* sum = std::get_if<kernels::ExactSum>(&call);
       if (sum == nullptr) return;
-      if (!unsummed_.contains(home_of(sum->x))) reject(plan_, at_, "the norm of what nobody made");
+      if (!is_made(home_of(sum->x))) reject(plan_, at_, "the norm of what nobody made");
       units_[op.unit].normed += sum->x.elements();
     } else if (op.kind == OpKind::update ||
                std::holds_alternative<kernels::OptimizerUpdate>(call)) {
@@ -736,6 +328,8 @@ class GradientCheck {
     } else if (op.kind == OpKind::kernel) {
       kernels::visit_views(call, [&](const View& v, Access access) {
         if (access == Access::read || !is_gradient(v)) return;
+        if (leaving_.partly(home_of(v)) || arriving_.partly(home_of(v)))
+          reject(plan_, at_, "changes a gradient that is on its way");
         unsummed_[home_of(v)] = at_;
       });
     }
@@ -858,6 +452,9 @@ class GradientCheck {
   const Plan& plan_;
   const Homes& homes_;
   GradientBlocks blocks_;
+  InTurn leaving_, arriving_;  // gradients and sums whose chunks leave and arrive as blocks
+  std::map<BufferId, std::pair<std::int64_t, kernels::Write>>
+      sums_;  // byte, and how, of the latter
   ErrorFeedback errors_;
   std::size_t at_ = 0;
   std::map<BufferId, std::size_t> unsummed_;  // gradient buffer -> op that made it

@@ -102,7 +102,7 @@ Groups self_groups() {
 Groups make_groups(const plan::PlanInputs& in, std::int64_t rank, const MakeGroup& make) {
   Groups groups = self_groups();
   for (const plan::ChannelRow& row : plan::kChannelRows) {
-    if (!has_several(in.layout.mesh, row)) continue;
+    if (!is_used(in, row)) continue;
     const plan::ChannelRow& shared = shared_with(in.layout.mesh, row);
     groups[row.channel] =
         shared.channel != row.channel

@@ -26,6 +26,8 @@ void expect_rows(const std::vector<BenchRow>& rows) {
       EXPECT_GE(count(fmt::format("{} {}", name, to_string(type))), 1) << name;
     }
   }
+  for (const char* how : {"fused", "apart"})
+    EXPECT_EQ(count(fmt::format("sum in blocks, {}", how)), 4) << "of int8 and int4, in both types";
 }
 
 TEST(Bench, HasARowForEveryOperationInBothTypes) {

@@ -120,7 +120,13 @@ TEST(Checks, HowGradientsAndParametersTravel) {
     EXPECT_EQ(refusal(kSmallDeck, {"zero.quantize.gradients=int4", set.c_str()}), "");
     expect_contains(refusal_of(set.c_str()), std::string(key) + " has no effect");
   }
-  expect_contains(refusal_of("zero.quantize.block=33"), "is odd");
+  for (const char* set : {"zero.quantize.chunk=2MiB", "zero.quantize.block=64"}) {
+    EXPECT_EQ(refusal(kSmallDeck, {"zero.quantize.gradients=int4", set}), "");
+    EXPECT_EQ(refusal(kSmallDeck, {"zero.stage=3", "zero.quantize.weights=int8", set}), "");
+    expect_contains(refusal_of(set), " has no effect");
+  }
+  expect_contains(refusal(kSmallDeck, {"zero.quantize.gradients=int4", "zero.quantize.block=33"}),
+                  "is odd");
 }
 
 /// Parameters by hand: embeddings, then norms, attention and feed-forward of each block.

@@ -235,6 +235,49 @@ TEST(Quantize, KeepsWhatItLoses) {
   });
 }
 
+// Columns of all slots that begin on a block, one range after another, are rounded, kept and added
+// as in the whole.
+TEST(Quantize, RangesOfColumnsAreAsTheWhole) {
+  for_devices_and_types([](Device& device, DType type) {
+    constexpr std::int64_t kAll = 101;
+    const Tensor samples = sample_number(5);
+    Tensor scalars(DType::f32, {kScalars});
+    scalars.set(static_cast<std::int64_t>(StepScalar::unscale), 0x1p-4);
+    const auto x = Tensor::random(type, {2, 3, kAll}, 1),
+               error = Tensor::random(DType::bf16, {2, 3, kAll}, 2);
+    for (BlockType of : kBlockTypes) {
+      const BlockFormat format{.type = of, .block = 32};
+      struct Result {
+        Tensor lost, sum;
+      };
+      const auto result = [&](std::initializer_list<Range> ranges) {
+        Result r{.lost = Tensor(DType::bf16, {2, 3, kAll}), .sum = Tensor(type, {3, kAll})};
+        for (const Range& columns : ranges) {
+          const std::int64_t n = columns.count(), bytes = format.bytes(n);
+          const Tensor code(DType::u8, {3, 2, bytes});
+          const auto of_whole = [&](const View& v) { return v.col_range(columns.begin, n); };
+          run(device,
+              Quantize{
+                  .x = of_whole(x.view()),
+                  .code = code.view(),
+                  .format = format,
+                  .chance = {.first = columns.begin, .stride = kAll, .samples = samples.view()},
+                  .error = of_whole(error.view()),
+                  .lost = of_whole(r.lost.view()),
+                  .scalars = scalars.view()});
+          run(device, SumQuantized{.code = code.view().reshaped({2, 3, bytes}),
+                                   .out = of_whole(r.sum.view()),
+                                   .format = format});
+        }
+        return r;
+      };
+      const Result whole = result({{0, kAll}}), ranges = result({{0, 64}, {64, 96}, {96, kAll}});
+      for (std::int64_t i = 0; i < 6 * kAll; ++i) ASSERT_EQ(ranges.lost[i], whole.lost[i]) << i;
+      for (std::int64_t i = 0; i < 3 * kAll; ++i) ASSERT_EQ(ranges.sum[i], whole.sum[i]) << i;
+    }
+  });
+}
+
 // A fused multiply-add would decide what rounding to f32 makes a tie.
 TEST(Quantize, RoundsTheProductBeforeTheCode) {
   for_devices([](Device& device) {

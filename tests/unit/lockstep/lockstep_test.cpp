@@ -58,6 +58,7 @@ plan::PlanInputs inputs_of(const Case& c, kernels::Device& device) {
   inputs.layout.tensor_chunks = c.mesh.tensor * c.tiles;
   travel_in_blocks(inputs, {}, c.gradient_blocks, c.tiles);
   inputs.numerics.error_feedback = inputs.numerics.stochastic = c.error_feedback;
+  inputs.numerics.chunk_bytes = 1024;  // several a unit
   for (model::UnitDesc& unit : inputs.model.units) {
     if (std::ranges::count(c.frozen, unit.name) > 0)
       unit.traits.trained = false, unit.traits.stored = c.stored;

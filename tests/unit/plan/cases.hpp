@@ -86,9 +86,10 @@ inline Case random_case(std::mt19937& random) {
     test::travel_in_blocks(c.inputs, weights, {{.type = type, .block = block}}, tiles);
     c.inputs.numerics.error_feedback = pick(2) == 0;
     c.inputs.numerics.stochastic = pick(2) == 0;
+    c.inputs.numerics.chunk_bytes = 64 << pick(8);
   }
   if (c.inputs.sharding.stage == 3 && pick(2) == 0) {
-    c.inputs.sharding.secondary.emplace();
+    c.inputs.sharding.secondary = ShardingInputs::Secondary{};
     const std::int64_t data = c.inputs.layout.mesh.data;
     if (const std::int64_t ranks = 1 + pick(3); data % ranks == 0 && ranks < data)
       c.inputs.sharding.secondary->ranks = ranks;

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <random>
+#include <set>
 
 #include "plan/ir/lives.hpp"
 #include "plan/ir/print.hpp"
@@ -182,7 +183,16 @@ TEST(MakePlan, RefusesStepsThatAreTooLong) {
 
 TEST(MakePlan, IsProvedOnRandomLayouts) {
   std::mt19937 random(1);
-  for (int i = 0; i < 300; ++i) expect_proved(random_case(random));
+  int left = 0;  // for a plan that completes what the last step has left
+  for (int i = 0; i < 300; ++i) {
+    Case c = random_case(random);
+    expect_proved(c);
+    if (!leaves_work(c.inputs) || c.inputs.state_for < PlanPurpose::flush) continue;
+    c.shape = kFlush;
+    expect_proved(c);
+    ++left;
+  }
+  EXPECT_GT(left, 20);
 }
 
 TEST(MakePlan, IsProvedWithAnyUnitsFrozen) {
@@ -515,6 +525,22 @@ void expect_rejected(const std::vector<Plan>& plans, const char* what) {
   for (const Plan& plan : plans) EXPECT_THROW(check(plan), InternalError) << what;
 }
 
+/// So many bytes of a shard that the units of make_case() have several chunks.
+constexpr std::int64_t kSmallChunk = 4 * 64;
+
+/// What each of these calls has of a whole is where it belongs: not a block further, or before.
+template <typename Args>
+void expect_chunks_in_place(const Plan& plan, View Args::*of) {
+  for (const std::int64_t elements : {-32, 32}) {
+    expect_rejected(with_each<Args>(plan,
+                                    [&](Args& a) {
+                                      View& v = a.*of;
+                                      v.data += elements * size_of(v.type);
+                                    }),
+                    "a chunk elsewhere");
+  }
+}
+
 // Slots that nobody sent, that go to the wrong ranks or owners, are added twice or read as what
 // they are not.
 TEST(Check, RejectsBlocksThatGoAstray) {
@@ -524,6 +550,7 @@ TEST(Check, RejectsBlocksThatGoAstray) {
     Case c = make_case(2, 4, 2, ReduceWhen::micro);
     c.inputs.layout.node_of = nodes;
     test::travel_in_blocks(c.inputs, {}, {{.type = kernels::BlockType::int4, .block = 32}});
+    c.inputs.numerics.chunk_bytes = kSmallChunk;
     const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
     expect_rejected(without_each(plan, OpKind::reduce_gradients), "without an op");
     expect_rejected(with_each<AllToAll>(plan, [](AllToAll& a) { --a.ranks.count; }), "fewer ranks");
@@ -539,11 +566,13 @@ TEST(Check, RejectsBlocksThatGoAstray) {
     if (nodes[1] == 0) {
       expect_rejected(with_each<Quantize>(plan,
                                           [](Quantize& a) {
-                                            a.x = a.x.reshaped({1, 4, a.x.cols()});
+                                            a.x.shape = {1, 4, a.x.cols()};
                                             a.code = a.code.reshaped({4, 1, a.code.cols()});
                                           }),
                       "slots in rank order");
     }
+    expect_chunks_in_place<Quantize>(plan, &Quantize::x);
+    expect_chunks_in_place<SumQuantized>(plan, &SumQuantized::out);
   }
 }
 
@@ -556,7 +585,9 @@ TEST(Check, RejectsErrorsThatAreLost) {
     c.inputs.layout.node_of = {0, 0, 1, 1};
     test::travel_in_blocks(c.inputs, {}, {{.type = kernels::BlockType::int4, .block = 32}});
     c.inputs.numerics.error_feedback = true;
+    c.inputs.numerics.chunk_bytes = kSmallChunk;
     const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
+    expect_chunks_in_place<Quantize>(plan, &Quantize::lost);
     const auto units = std::ranges::count_if(
         c.inputs.model.units, [](const auto& unit) { return unit.traits.block > 0; });
     EXPECT_EQ(std::ranges::count(plan.ops, OpKind::errors, &Op::kind), units);
@@ -591,14 +622,122 @@ TEST(Check, RejectsErrorsThatAreLost) {
   }
 }
 
+// Checkpoints, and what completes the last step, have the sums of all ranks' errors.
+TEST(Check, RejectsErrorsThatAreNotSummed) {
+  for (const PlanPurpose purpose : {PlanPurpose::train_snapshot, PlanPurpose::flush}) {
+    for (const std::vector<int>& nodes : {std::vector<int>{}, {0, 0, 1, 1}}) {
+      Case c = make_case(2, 4, 2, ReduceWhen::step);
+      c.inputs.layout.node_of = nodes;
+      test::travel_in_blocks(c.inputs, {}, {{.type = kernels::BlockType::int4, .block = 32}});
+      c.inputs.numerics.error_feedback = true;
+      c.inputs.state_for = PlanPurpose::train_snapshot;
+      c.shape = purpose == PlanPurpose::flush ? kFlush : c.shape;
+      c.shape.purpose = purpose;
+      const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
+      const auto of_sums = [&](auto&& spoil) {  // each sum of errors, spoilt
+        std::vector<Plan> all;
+        for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+          const auto* call = std::get_if<comm::CollectiveCall>(&plan.ops[i].call);
+          if (plan.ops[i].kind != OpKind::errors || call == nullptr) continue;
+          all.push_back(plan);
+          auto& spoilt = std::get<comm::CollectiveCall>(all.back().ops[i].call);
+          spoil(std::get<comm::ReduceScatter>(spoilt));
+        }
+        EXPECT_FALSE(all.empty());
+        return all;
+      };
+      expect_rejected(without_each(plan, OpKind::errors), "without an op");
+      expect_rejected(of_sums([](auto& r) { r.write = kernels::Write::add; }), "added");
+      expect_rejected(of_sums([](auto& r) { r.shard = r.shard.range(0, r.shard.elements() / 2); }),
+                      "half");
+      expect_rejected(of_sums([](auto& r) { r.full = r.full.range(0, r.full.elements() / 2); }),
+                      "of half");
+      if (!nodes.empty()) {
+        expect_rejected(of_sums([](auto& r) { r.among.ranks.first ^= 1; }), "of other ranks");
+      }
+    }
+  }
+}
+
 TEST(Check, RejectsParametersThatAreNotGathered) {
   Case c = make_case(3, 4, 2, ReduceWhen::micro);
   test::travel_in_blocks(c.inputs, {{.block = 32}}, {});
+  c.inputs.numerics.chunk_bytes = kSmallChunk;
   const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
   expect_rejected(without_each(plan, OpKind::gather), "without an op");
   expect_rejected(
       with_each<kernels::SumQuantized>(plan, [](kernels::SumQuantized& a) { a.format.block = 64; }),
       "another block");
+  expect_chunks_in_place<kernels::Quantize>(plan, &kernels::Quantize::x);
+  expect_chunks_in_place<kernels::SumQuantized>(plan, &kernels::SumQuantized::out);
+}
+
+/// Whether op `last` waits for `first` to be complete, perhaps by way of others.
+bool comes_after(const Plan& plan, OpId last, OpId first) {
+  std::vector<OpId> next{last};
+  std::set<OpId> seen;
+  while (!next.empty()) {
+    const OpId id = next.back();
+    next.pop_back();
+    if (id == first) return true;
+    if (id < first || !seen.insert(id).second) continue;
+    next.insert(next.end(), plan.op(id).waits.begin(), plan.op(id).waits.end());
+    for (OpId before = id; before-- > 0;) {
+      if (plan.op(before).stream != plan.op(id).stream) continue;
+      next.push_back(before);
+      break;
+    }
+  }
+  return false;
+}
+
+// Each leg of a chunk goes on beside the leg before it of the next chunk; of what is staged there
+// are two chunks on each leg, however large units are.
+TEST(MakePlan, LegsOfChunksOverlap) {
+  Case c = make_case(3, 4, 1, ReduceWhen::micro);
+  c.inputs.layout.node_of = {0, 0, 1, 1};
+  const kernels::BlockFormat format{.block = 32};
+  test::travel_in_blocks(c.inputs, format, format);
+  c.inputs.numerics.chunk_bytes = kSmallChunk;
+  const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
+  check(plan);
+  using Legs = std::vector<Stream>;
+  const Legs gathers = {Stream::gather_pack, Stream::gather_across, Stream::gather,
+                        Stream::gather_unpack},
+             reductions = {Stream::reduce_pack, Stream::reduce, Stream::reduce_sum,
+                           Stream::reduce_across, Stream::reduce_unpack};
+  int overlaps = 0;
+  for (std::size_t u = 0; u < c.inputs.model.units.size(); ++u) {
+    if (c.inputs.model.units[u].traits.block == 0) continue;
+    for (const auto& [kind, legs] :
+         {std::pair{OpKind::gather, gathers}, {OpKind::reduce_gradients, reductions}}) {
+      std::vector<std::vector<OpId>> chunks(legs.size());  // of the first gather or sum first
+      for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+        const Op& op = plan.ops[i];
+        const auto leg = std::ranges::find(legs, op.stream) - legs.begin();
+        if (op.unit != static_cast<std::int32_t>(u) || op.kind != kind) continue;
+        ASSERT_LT(leg, std::ssize(legs));
+        chunks[static_cast<std::size_t>(leg)].push_back(static_cast<OpId>(i));
+      }
+      for (std::size_t leg = 0; leg + 1 < legs.size(); ++leg) {
+        ASSERT_GE(chunks[leg].size(), chunks[0].size());
+        for (std::size_t k = 0; k + 1 < chunks[0].size(); ++k, ++overlaps) {
+          EXPECT_TRUE(comes_after(plan, chunks[leg + 1][k], chunks[leg][k]));
+          EXPECT_FALSE(comes_after(plan, chunks[leg][k + 1], chunks[leg + 1][k]))
+              << enum_word(legs[leg]) << " of chunk " << k + 1 << " of unit " << u;
+        }
+      }
+    }
+  }
+  EXPECT_GT(overlaps, 20);
+  for (const Buffer& b : plan.buffers) {
+    const bool staged = b.name.starts_with("parameters on") ||
+                        b.name.starts_with("parameters be") ||
+                        b.name.starts_with("gradients that") || b.name.starts_with("sums of nodes");
+    if (staged && b.purpose == BufferPurpose::staging) {
+      EXPECT_LE(b.bytes, 4 * kSmallChunk) << b.name;  // of four shards
+    }
+  }
 }
 
 TEST(Check, RejectsBuffersThatShareBytesWhileBothAreAlive) {

@@ -174,6 +174,24 @@ TEST(Workers, AreTheSameThreadsAgain) {
   EXPECT_EQ(at_once.size(), 4);
 }
 
+TEST(Workers, AreNoMoreThanAllowed) {
+  Workers workers(2);
+  std::atomic<int> now = 0, most = 0, done = 0;
+  std::vector<std::unique_ptr<Task>> tasks;
+  for (int i = 0; i < 12; ++i) {
+    tasks.push_back(workers.start([&] {
+      const int at_once = ++now;
+      for (int seen = most; seen < at_once && !most.compare_exchange_weak(seen, at_once);) {
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      --now, ++done;
+    }));
+  }
+  tasks.clear();  // waits
+  EXPECT_EQ(done, 12);
+  EXPECT_EQ(most, 2);
+}
+
 TEST(Workers, EndTheirWorkBeforeItsTaskGoes) {
   Workers workers;
   bool ended = false;

@@ -1,0 +1,154 @@
+#include "plan/proof/gathers.hpp"
+
+#include "plan/proof/gradient_blocks.hpp"
+
+namespace tessera::plan {
+
+using kernels::Access;
+
+void GatherCheck::run() {
+  for (at_ = 0; at_ < plan_.ops.size(); ++at_) {
+    const Op& op = plan_.ops[at_];
+    check_arrived(op);
+    const bool gathers = op.kind == OpKind::gather || op.kind == OpKind::publish ||
+                         op.kind == OpKind::gather_gradients;
+    const auto* kernel = std::get_if<kernels::KernelCall>(&op.call);
+    const auto* call = std::get_if<comm::CollectiveCall>(&op.call);
+    const auto* own = gathers && kernel ? std::get_if<kernels::Quantize>(kernel) : nullptr;
+    const auto* all = gathers && kernel ? std::get_if<kernels::SumQuantized>(kernel) : nullptr;
+    const auto* gather = gathers && call ? std::get_if<comm::AllGather>(call) : nullptr;
+    if (own != nullptr) {
+      put(op, own->code,
+          {.format = own->format,
+           .chunk = chunk_of_own_shard(op, own->x),
+           .owners = {plan_.place.data}});
+    } else if (gather != nullptr) {
+      follow(op, *gather);
+    } else {
+      if (all != nullptr) arrive(op, *all);
+      forget_written(op);
+    }
+  }
+  arriving_.end();
+  for (const auto& [buffer, all] : held_) {
+    for (const Shards& shards : all) {
+      if (!shards.used) throw InternalError("broken plan: gathered shards are never used");
+    }
+  }
+}
+
+/// Nothing reads what has come in part only.
+void GatherCheck::check_arrived(const Op& op) const {
+  for (const BufferUse& use : uses_of(op)) {
+    if (use.access != Access::write && arriving_.partly(use.buffer))
+      reject(plan_, at_, "reads parameters of which not all have come");
+  }
+}
+
+/// What other ops have written is no shards any more.
+void GatherCheck::forget_written(const Op& op) {
+  for (const BufferUse& use : uses_of(op)) {
+    if (use.access == Access::read) continue;
+    const auto it = held_.find(use.buffer);
+    if (it == held_.end()) continue;
+    std::erase_if(it->second, [&](const Shards& shards) {
+      if (intersect(shards.bytes(), use.bytes).empty()) return false;
+      if (!shards.used) reject(plan_, at_, "overwrites shards that nobody took");
+      return true;
+    });
+  }
+}
+
+/// Which elements these are of the parameters that this rank has for all, where they live.
+Range GatherCheck::chunk_of_own_shard(const Op& op, const View& v) const {
+  const BufferUse home = homes_.home_of(v);
+  const Buffer& buffer = plan_.buffer(home.buffer);
+  const std::int64_t size = size_of(v.type), n = at(plan_.shares, op.unit).shard,
+                     first = buffer.bytes > n * size ? plan_.place.data * n * size : 0;
+  const Range bytes{home.bytes.begin - first, home.bytes.end - first};
+  if (buffer.purpose != BufferPurpose::parameters || !buffer.persistent || bytes.begin < 0 ||
+      bytes.begin % size != 0 || bytes.end > n * size || bytes.count() != v.elements() * size)
+    reject(plan_, at_, "gathers what is not the own shard");
+  return {bytes.begin / size, bytes.end / size};
+}
+
+void GatherCheck::follow(const Op& op, const comm::AllGather& gather) {
+  const RankGroup ranks = ranks_of(gather.among, plan_.group(op.group));
+  const std::int64_t own = plan_.place.data, place = ranks.index(own);
+  if (place < 0 || place >= ranks.count || ranks.rank(place) != own)
+    reject(plan_, at_, "a gather of others");
+  Shards shards{.owners = {own}};
+  const bool codes = gather.full.type == DType::u8;
+  if (const Shards* held = taken(op, gather.shard); held != nullptr) {
+    shards = *held;
+  } else if (codes) {
+    reject(plan_, at_, "takes blocks of parameters that are not there");
+  } else if (op.kind != OpKind::gather_gradients) {
+    shards.chunk = chunk_of_own_shard(op, gather.shard);
+    if (shards.chunk != Range{0, at(plan_.shares, op.unit).shard})
+      reject(plan_, at_, "gathers what is not the own shard");
+  }
+  if (codes != shards.format.has_value()) reject(plan_, at_, "gathers in another format");
+  const std::int64_t part = std::ssize(shards.owners) / gather.blocks;
+  if (part * gather.blocks != std::ssize(shards.owners) ||
+      gather.full.elements() != gather.shard.elements() * ranks.count)
+    reject(plan_, at_, "shards do not make up the whole");
+  std::vector<std::int64_t> all;
+  for (std::int64_t b = 0; b < gather.blocks; ++b) {
+    for (std::int64_t p = 0; p < ranks.count; ++p) {
+      for (std::int64_t i = 0; i < part; ++i)
+        all.push_back(at(shards.owners, b * part + i) + ranks.rank(p) - own);
+    }
+  }
+  shards.owners = std::move(all);
+  const bool done = !codes && whole(op, shards);  // though it may be on its way still
+  if (codes || gather.among) {
+    put(op, gather.full, std::move(shards), done);
+  } else if (!done) {
+    reject(plan_, at_, "shards do not make up the whole");
+  }
+}
+
+/// The chunk's codes of all ranks become elements of the whole.
+void GatherCheck::arrive(const Op& op, const kernels::SumQuantized& all) {
+  const Shards* shards = taken(op, all.code);
+  if (shards == nullptr || shards->format != all.format || !whole(op, *shards))
+    reject(plan_, at_, "takes blocks of parameters that are not there");
+  const std::int64_t n = at(plan_.shares, op.unit).shard;
+  if (all.write != kernels::Write::overwrite ||
+      chunk_of(plan_, at_, all.out, std::ssize(shards->owners), n) != shards->chunk)
+    reject(plan_, at_, "puts parameters where others belong");
+  arriving_.take(at_, buffer_of(all.out), shards->chunk, n);
+}
+
+bool GatherCheck::whole(const Op& op, const Shards& shards) const {
+  if (std::ssize(shards.owners) != plan_.group(op.group).size) return false;
+  for (std::int64_t r = 0; r < std::ssize(shards.owners); ++r) {
+    if (at(shards.owners, r) != r) return false;
+  }
+  return true;
+}
+
+/// What is held there of this op's unit; nullptr if nothing is held in that buffer.
+const GatherCheck::Shards* GatherCheck::taken(const Op& op, const View& v) {
+  const auto it = held_.find(buffer_of(v));
+  if (it == held_.end() || it->second.empty()) return nullptr;
+  for (Shards& shards : it->second) {
+    if (shards.where.data != v.data || shards.where.span_bytes() != v.span_bytes()) continue;
+    if (shards.unit != op.unit) reject(plan_, at_, "gathers shards of another unit");
+    shards.used = true;
+    return &shards;
+  }
+  reject(plan_, at_, "gathers other bytes than the shards'");
+}
+
+/// The own blocks may lie among those of all ranks, which take their place.
+void GatherCheck::put(const Op& op, const View& v, Shards shards, bool used) {
+  forget_written(op);
+  shards.unit = op.unit;
+  shards.used = used;
+  shards.where = v;
+  held_[buffer_of(v)].push_back(std::move(shards));
+}
+
+}  // namespace tessera::plan
