@@ -296,6 +296,22 @@ class Cluster(RunTest):
         self.assert_close(two, self.srun(1, 1, "one_rank", zero__stage=3), TOLERANCE,
                           "two nodes against one rank")
 
+    def test_benchmark_of_links(self):
+        """Each collective, and the MPI library's where there is one, as a share of the link."""
+        text = slurm.run("srun", "--nodes=2", "--ntasks=4", "--mpi=pmix", "--overcommit", BINARY,
+                         "bench", "collectives", "--repeats", 1)
+        self.assertIn("4 ranks on 2 nodes", text)
+        rows = [(line[:28].strip(), float(line.split()[-2])) for line in text.splitlines()
+                if line.endswith(" %")]
+        names = {name for name, share in rows}
+        self.assertEqual(rows[0], ("link, one way", 100))
+        for ours, library in (("all_gather", "MPI_Allgather"), ("all_to_all", "MPI_Alltoall"),
+                              ("reduce_scatter", "MPI_Reduce_scatter")):
+            self.assertLessEqual({ours, library}, names)
+        self.assertLessEqual({"all_gather, int8", "reduce_scatter, int8", "reduce_scatter, int4"},
+                             names)
+        self.assertTrue(all(share > 0 for _, share in rows), text)
+
     def test_singletons(self):
         """A step whose tasks know nothing of each other is refused; one process of a job is not."""
         deck = self.deck("alone", tiny_deck(self.corpus, run__steps=1))
@@ -341,7 +357,9 @@ class Cluster(RunTest):
         counted, reported = {}, {}
         for steps in (short, long):
             before = self.slurm.sent_bytes("node2")
-            self.srun(2, ranks, f"{name}_{steps}", zero__stage=3, run__steps=steps, **changes)
+            # Any two that are idle would do for Slurm, and others than those whose bytes count.
+            self.srun(2, ranks, f"{name}_{steps}", "--nodelist=node1,node2", zero__stage=3,
+                      run__steps=steps, **changes)
             counted[steps] = self.slurm.sent_bytes("node2") - before
             events = metrics.last_steps(metrics.read_events(self.dir / f"{name}_{steps}"))
             reported[steps] = sum(e["wire_bytes"]["inter"] * ranks / 2 for e in events.values())

@@ -242,7 +242,8 @@ class Verbs(RunTest):
         deck = self.deck("deck", tiny_deck(self.corpus, run__steps=None, run__epochs=1,
                                            run__resume="must", batch__ramp=[[1, 2], [2, 4]]))
         for rows, arguments in (
-                ({"memcpy", "all_gather", "reduce_scatter"}, ["collectives"]),
+                ({"memcpy", "all_gather", "MPI_Allgather", "reduce_scatter", "MPI_Reduce_scatter",
+                  "all_to_all", "MPI_Alltoall"}, ["collectives"]),
                 ({"memcpy", "all_gather"}, ["collectives", "--backend", "debug"]),
                 ({"sequential write", "save", "sequential read", "load"},
                  ["checkpoint", "--deck", deck]),
