@@ -498,6 +498,12 @@ const char* memory_test(const Backend& backend) {
   return backend.kind == deck::Backend::cuda ? "copy" : "triad";
 }
 
+void finish_alone(streams::Streams& streams, const streams::Start& start) {
+  streams.begin({.works = 1, .repeatable = false});
+  streams.enqueue({.stream = 1}, start);
+  streams.finish();
+}
+
 double memory_rate(const Backend& backend, const BenchOptions& options) {
   const std::int64_t n = options.elements;
   const bool on_gpu = backend.kind == deck::Backend::cuda;

@@ -2,10 +2,12 @@
 // matrix work against a square product, the rest against its memory, measured in the same run.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "backend/backend.hpp"
+#include "core/clock.hpp"
 #include "memory/arena.hpp"
 
 namespace tessera::backend {
@@ -73,6 +75,24 @@ std::vector<KernelRate> kernel_rates(const Backend& backend, DType type,
 
 /// flop a second of the first model's causal attention, forward and backward together.
 double attention_rate(const Backend& backend, DType type, const BenchOptions& options);
+
+/// Work that is none of a step's: done on return.
+void finish_alone(streams::Streams& streams, const streams::Start& start);
+
+/// Seconds from when all ranks begin `work` until the last is done.
+template <typename Work>
+double seconds_together(const comm::Control& control, Work&& work) {
+  control.barrier();
+  const auto begin = SteadyClock::now();
+  work();
+  return control.max(seconds_since(begin));
+}
+
+/// The same where `work` may fail on some ranks; `best` becomes the time if that is less.
+template <typename Work>
+void keep_fastest(double& best, const comm::Control& control, Work&& work) {
+  best = std::min(best, seconds_together(control, [&] { control.together(work); }));
+}
 
 /// Device memory of a benchmark, filled with small numbers.
 class BenchMemory {

@@ -183,9 +183,11 @@ class Checker {
     needs("precision.gradients", deck_.precision.gradients == SumPrecision::f32,
           "precision.gradients = \"f32\"");
     const QuantizeSection& q = deck_.zero.quantize;
-    needs("zero.quantize.weights", q.weights == QuantizedWeights::none,
+    needs("zero.quantize.weights",
+          q.weights == QuantizedWeights::none || q.weights == QuantizedWeights::automatic,
           "zero.quantize.weights = \"none\"");
-    needs("zero.quantize.gradients", q.gradients == QuantizedGradients::none,
+    needs("zero.quantize.gradients",
+          q.gradients == QuantizedGradients::none || q.gradients == QuantizedGradients::automatic,
           "zero.quantize.gradients = \"none\"");
     needs("run.threads", deck_.run.threads || std::getenv("OMP_NUM_THREADS") != nullptr,
           "run.threads in the deck, or OMP_NUM_THREADS in the environment");
@@ -239,7 +241,8 @@ class Checker {
   void quantization() {
     const QuantizeSection& q = deck_.zero.quantize;
     if (usable({"zero.quantize.gradients", "precision.gradients"}) &&
-        q.gradients != QuantizedGradients::none && deck_.precision.gradients != SumPrecision::f32) {
+        q.gradients != QuantizedGradients::none && q.gradients != QuantizedGradients::automatic &&
+        deck_.precision.gradients != SumPrecision::f32) {
       problem("zero.quantize.gradients",
               fmt::format("zero.quantize.gradients = \"{}\" and precision.gradients = \"{}\" both "
                           "say how gradients travel (leave one out)",

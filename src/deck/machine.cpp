@@ -245,6 +245,58 @@ Machine parse_machine(std::string_view text, const std::string& path) {
   return machine;
 }
 
+std::string to_text(const Machine& m) {
+  std::string text;
+  const auto number = [](double x) { return fmt::format("{:.4g}", x); };
+  const auto line = [&](std::string_view key, const auto& value) {
+    text += fmt::format("{} = {}\n", key, value);
+  };
+  const auto table = [&](std::string_view name) { text += fmt::format("\n[{}]\n", name); };
+  line("ranks_per_node", m.ranks_per_node);
+  line("threads", m.threads);
+  if (m.memory.count > 0) line("memory", m.memory.count);
+  line("memory_rate", number(m.memory_rate));
+  if (m.host_memory_rate > 0) line("host_memory_rate", number(m.host_memory_rate));
+  if (m.kernel_start > 0) line("kernel_start", number(m.kernel_start));
+  const auto word = [&](std::string_view key, auto value, auto usual) {
+    if (value != usual) line(key, fmt::format("\"{}\"", enum_word(value)));
+  };
+  word("collectives", m.collectives, Machine{}.collectives);
+  word("activations", m.activations, Machine{}.activations);
+  table("gemm");
+  line("n", fmt::format("[{}]", fmt::join(m.gemm_sizes, ", ")));
+  for (const auto& [type, rates] : m.gemm) {
+    std::vector<std::string> numbers;
+    for (const double rate : rates) numbers.push_back(number(rate));
+    line(gemm_word(type), fmt::format("[{}]", fmt::join(numbers, ", ")));
+  }
+  const auto typed = [&](std::string_view name, const std::map<DType, double>& rates) {
+    if (!rates.empty()) table(name);
+    for (const auto& [type, rate] : rates) line(to_string(type), number(rate));
+  };
+  typed("attention", m.attention);
+  for (const auto& [type, rates] : m.kernel) {
+    table(fmt::format("kernel.{}", to_string(type)));
+    for (const auto& [operation, rate] : rates) line(operation, number(rate));
+  }
+  typed("peak", m.peak);
+  const auto link = [&](std::string_view name, const std::optional<Link>& of) {
+    if (!of) return;
+    table(fmt::format("link.{}", name));
+    line("latency", number(of->latency));
+    line("rate", number(of->rate));
+  };
+  link("intra", m.intra);
+  link("inter", m.inter);
+  link("host", m.host);
+  if (m.disk_write > 0) {
+    table("disk");
+    line("write", number(m.disk_write));
+    line("read", number(m.disk_read));
+  }
+  return text;
+}
+
 Machine load_machine(const std::string& path) {
   constexpr std::size_t kLargest = std::size_t{1} << 20;
   const FileText file = read_regular(path, kLargest);

@@ -61,6 +61,8 @@ struct Machine {
 /// Throws DeckError that names file and line of everything that is wrong.
 Machine load_machine(const std::string& path);
 Machine parse_machine(std::string_view text, const std::string& path);
+/// A machine as a machine file, numbers with four digits.
+std::string to_text(const Machine& machine);
 
 /// The key of a type's rates in [gemm].
 std::string_view gemm_word(DType type);

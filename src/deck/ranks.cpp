@@ -119,18 +119,19 @@ void check_quantized(const LoadedDeck& loaded, std::int64_t ranks) {
       "more ranks",
       ranks, parallel.tensor, parallel.pipeline);
   constexpr std::int64_t kGathers = first_stage(&Sharding::parameters);
-  if (q.weights != QuantizedWeights::none && (alone || loaded.deck.zero.stage < kGathers)) {
+  if (q.weights == QuantizedWeights::int8 && (alone || loaded.deck.zero.stage < kGathers)) {
     refuse("zero.quantize.weights", enum_word(q.weights),
            alone ? one_rank
                  : fmt::format("parameters are gathered at stage {} only, not at zero.stage = {} "
                                "(set zero.stage = {}",
                                kGathers, loaded.deck.zero.stage, kGathers));
   }
-  if (q.gradients != QuantizedGradients::none && alone)
+  const bool open = q.gradients == QuantizedGradients::automatic;
+  if (q.gradients != QuantizedGradients::none && !open && alone)
     refuse("zero.quantize.gradients", enum_word(q.gradients), one_rank);
   const auto& secondary = loaded.deck.zero.secondary;
   const auto* neighbours = std::get_if<std::int64_t>(&secondary);
-  const bool none = neighbours == nullptr && std::get<Secondary>(secondary) == Secondary::none;
+  const bool none = neighbours == nullptr && std::get<Secondary>(secondary) != Secondary::node;
   const std::int64_t data = ranks / (parallel.tensor * parallel.pipeline);
   if (!none && (alone || loaded.deck.zero.stage < kGathers)) {
     refuse("zero.secondary",

@@ -339,15 +339,19 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::zero, &ZeroSection::secondary>(
         "zero.secondary",
         "what stage 3 gathers again within a step comes from copies within a node, or within so "
-        "many neighbouring data ranks; a rank alone among them keeps whole layers",
-        {.limits = kRanks, .built = "none node numbers"}),
+        "many neighbouring data ranks; a rank alone among them keeps whole layers; auto: where the "
+        "run's start measures that a step is shorter with it",
+        {.limits = kRanks}),
     row<&Deck::zero, &ZeroSection::quantize, &QuantizeSection::weights>(
-        "zero.quantize.weights", "type in which stage 3 gathers parameters to train",
-        {.built = "none int8", .on_resume = event}),
+        "zero.quantize.weights",
+        "type in which stage 3 gathers parameters to train; auto: int8 where the run's start "
+        "measures that a step is shorter with it",
+        {.on_resume = event}),
     row<&Deck::zero, &ZeroSection::quantize, &QuantizeSection::gradients>(
         "zero.quantize.gradients",
-        "type in which gradients travel to be added, within nodes, then across them",
-        {.built = "none int8 int4", .on_resume = event}),
+        "type in which gradients travel to be added, within nodes, then across them; auto: int4 "
+        "where the run's start measures that a step is shorter with it",
+        {.on_resume = event}),
     row<&Deck::zero, &ZeroSection::quantize, &QuantizeSection::block>(
         "zero.quantize.block", "elements that share a scale, an even number",
         {.limits = between(16, 1 << 20), .on_resume = event}),

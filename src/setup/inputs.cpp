@@ -12,14 +12,20 @@ DType sum_type(deck::SumPrecision p) {
 }
 
 std::optional<kernels::BlockFormat> weight_blocks(const deck::QuantizeSection& q) {
-  if (q.weights == deck::QuantizedWeights::none) return std::nullopt;
+  if (q.weights != deck::QuantizedWeights::int8) return std::nullopt;
   return kernels::BlockFormat{.type = kernels::BlockType::int8, .block = q.block};
 }
 std::optional<kernels::BlockFormat> gradient_blocks(const deck::QuantizeSection& q) {
-  if (q.gradients == deck::QuantizedGradients::none) return std::nullopt;
-  const bool int4 = q.gradients == deck::QuantizedGradients::int4;
-  return kernels::BlockFormat{.type = int4 ? kernels::BlockType::int4 : kernels::BlockType::int8,
-                              .block = q.block};
+  const auto of = [&](kernels::BlockType type) {
+    return kernels::BlockFormat{.type = type, .block = q.block};
+  };
+  switch (q.gradients) {
+    case deck::QuantizedGradients::none:
+    case deck::QuantizedGradients::automatic: return std::nullopt;
+    case deck::QuantizedGradients::int4: return of(kernels::BlockType::int4);
+    case deck::QuantizedGradients::int8: return of(kernels::BlockType::int8);
+  }
+  throw InternalError("blocks without a type");
 }
 
 plan::Location location_of(deck::OffloadTier tier) {
@@ -94,8 +100,7 @@ plan::OffloadInputs offload_inputs(const deck::OffloadSection& section) {
           .ahead = section.ahead.value_or(0)};
 }
 
-/// By rank; parallel.ranks_per_node overrides what is found.
-static std::vector<int> nodes_of(const deck::Deck& deck, std::span<const int> found) {
+std::vector<int> nodes_of(const deck::Deck& deck, std::span<const int> found) {
   std::vector<int> node_of(found.begin(), found.end());
   const auto per_node = static_cast<std::size_t>(deck.parallel.ranks_per_node);
   for (std::size_t r = 0; per_node > 0 && r < node_of.size(); ++r)
@@ -113,31 +118,6 @@ static std::optional<plan::ShardingInputs::Secondary> secondary_of(const deck::Z
   }
   if (std::get<deck::Secondary>(zero.secondary) != deck::Secondary::node) return std::nullopt;
   return plan::ShardingInputs::Secondary{};
-}
-
-void check_traffic(const deck::LoadedDeck& loaded, std::span<const int> found) {
-  deck::check_quantized(loaded, std::ssize(found));
-  const auto* secondary = std::get_if<deck::Secondary>(&loaded.deck.zero.secondary);
-  if (secondary == nullptr || *secondary != deck::Secondary::node) return;
-  plan::PlanInputs in;
-  in.layout.mesh = mesh_of(loaded.deck, std::ssize(found));
-  in.layout.node_of = nodes_of(loaded.deck, found);
-  const std::int64_t data = in.layout.mesh.data;
-  const auto refuse = [&](const std::string& why) {
-    throw DeckError(
-        fmt::format("{}: zero.secondary = \"node\" {} (give a number of neighbouring "
-                    "data ranks below {} that divides it, or leave it at \"none\")",
-                    loaded.where("zero.secondary"), why, data));
-  };
-  for (std::int64_t r = 0; r < in.layout.mesh.size(); ++r) {
-    const MeshPlace place = in.layout.mesh.place_of(r);
-    if (place.data > 0) continue;
-    const comm::GroupShape group = group_shape(in, place, MeshGroup::data);
-    if (group.nodes == 1)
-      refuse(fmt::format("has no effect: the {} data ranks of a group are on one node", data));
-    if (group.nodes < group.size && gradient_route(in, place).hops.size() == 1)
-      refuse("needs as many data ranks on every node, in order");
-  }
 }
 
 plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanShape> shapes,

@@ -19,18 +19,17 @@ std::int64_t tensor_chunks(const deck::Deck& deck);
 /// The layout as checkpoints describe it.
 io::CheckpointLayout layout_of(const plan::PlanInputs& inputs);
 
+/// Each rank's node: parallel.ranks_per_node overrides what is found.
+std::vector<int> nodes_of(const deck::Deck& deck, std::span<const int> found);
+
 /// What lives where.
 plan::OffloadInputs offload_inputs(const deck::OffloadSection& section);
 
 /// What plans of these shapes are made from. node_of[r] is rank r's node; parallel.ranks_per_node
-/// overrides it by nodes filled one after the other.
+/// overrides it by nodes filled one after the other. What the deck leaves open about
+/// traffic (setup/traffic.hpp) is as if it were "none".
 plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanShape> shapes,
                              std::span<const int> node_of, const kernels::Device& device);
-
-/// Throws DeckError where training on ranks on these nodes has no effect of a key about traffic
-/// (deck::check_quantized), or where zero.secondary = "node", but not all groups of data ranks are
-/// on several nodes, as many ranks of each on every node.
-void check_traffic(const deck::LoadedDeck& loaded, std::span<const int> node_of);
 
 DType dtype_of(deck::Precision precision);
 

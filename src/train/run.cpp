@@ -6,7 +6,9 @@
 #include "setup/inputs.hpp"
 #include "setup/products.hpp"
 #include "setup/shapes.hpp"
+#include "setup/traffic.hpp"
 #include "train/guards/watch.hpp"
+#include "train/traffic.hpp"
 
 namespace tessera::train {
 namespace {
@@ -20,7 +22,6 @@ bool holds_a_run(const std::filesystem::path& directory) {
 
 Run::Run(const deck::LoadedDeck& from, const Job& of)
     : loaded(from),
-      deck(from.deck),
       job(of),
       control(of.control),
       directory(deck::run_directory(deck)),
@@ -57,8 +58,11 @@ void Run::take_directory() {
 }
 
 void Run::open_engine() {
+  Hardware hardware(deck, job);
+  traffic = settle_traffic(loaded, job, hardware, directory);
   engine.emplace(loaded, job,
-                 setup::training_shapes(deck, setup::mesh_of(deck, control.size()).data));
+                 setup::training_shapes(deck, setup::mesh_of(deck, control.size()).data),
+                 std::move(hardware));
 }
 
 plan::PlanShape Run::shape(plan::PlanPurpose purpose, std::int64_t step) const {

@@ -24,7 +24,7 @@ struct Run {
   /// Takes the directory for this job. Throws DeckError where another has it, or where it holds a
   /// run that run.resume = "never" must not touch.
   void take_directory();
-  /// Makes the plans, what executes them, and the log files.
+  /// Settles what the deck leaves open; makes the plans, and what executes them.
   void open_engine();
 
   /// The shape of a step of the run.
@@ -37,8 +37,8 @@ struct Run {
   /// Says of a checkpoint in the log that it was passed over, and why.
   UnusableCheckpoint note_unusable();
 
-  const deck::LoadedDeck& loaded;
-  const deck::Deck& deck;
+  deck::LoadedDeck loaded;
+  const deck::Deck& deck = loaded.deck;
   const Job& job;
   const comm::Control& control;
   std::filesystem::path directory;
@@ -47,6 +47,7 @@ struct Run {
   std::unique_ptr<io::TokenCorpus> corpus, validation;  // the latter: if the deck names one
   std::vector<io::DataFile> data_files;                 // of corpus, on rank 0
   Course course;
+  std::string traffic;  // how what the deck left open was settled, for people; on rank 0
   std::optional<Engine> engine;
 };
 

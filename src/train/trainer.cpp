@@ -47,6 +47,8 @@ void Trainer::start() {
   saves_.emplace(run_, *faults_);
   guards_.emplace(run_, *saves_, *faults_, *batches_);
   report_.start();
+  if (!run_.traffic.empty())
+    run_.log.record("traffic   " + run_.traffic, {{"event", "traffic"}, {"what", run_.traffic}});
   report_.clocks();
   run_.engine->tune(run_.directory, true,
                     [&](const std::string& line) { run_.log.say("kernels   " + line); });

@@ -24,6 +24,19 @@ plan::Survey Planner::survey(std::span<const MeshPlace> places) const {
   return plan::survey(inputs, shapes, places, devices);
 }
 
+plan::PlanInputs Planner::inputs_of(const deck::Deck& deck) const {
+  plan::PlanInputs made = setup::plan_inputs(deck, shapes, node_of, *devices.front());
+  made.layout.nccl = nccl;
+  made.offload.device_is_host = device_is_host;
+  return made;
+}
+
+void Planner::set(const setup::Traffic& traffic) {
+  loaded.deck = as_given;
+  setup::set_traffic(loaded.deck, traffic);
+  inputs = inputs_of(loaded.deck);
+}
+
 std::optional<std::int64_t> device_budget(const deck::Deck& deck) {
   const auto* bytes = std::get_if<deck::Bytes>(&deck.memory.device);
   return bytes == nullptr ? std::nullopt : std::optional(bytes->count);
@@ -43,22 +56,22 @@ Planner make_planner(const LayoutOptions& layout) {
                           ? layout.threads
                           : setup::thread_count(p.loaded.deck.run, cores_each(masks));
   const std::array alone{own_cores()};
-  bool nccl = false, device_is_host = false;
   for (int i = 0; i < cores_each(alone); ++i) {
     auto planning = backend::make_planning_device(p.loaded.deck.run.backend, threads);
     p.devices.push_back(std::move(planning.device));
-    nccl = planning.nccl;
-    device_is_host = planning.device_is_host;
+    p.nccl = planning.nccl;
+    p.device_is_host = planning.device_is_host;
     p.device_name = planning.name;
   }
   p.shapes =
       setup::training_shapes(p.loaded.deck, setup::mesh_of(p.loaded.deck, layout.ranks).data);
-  std::vector<int> node_of;
-  for (std::int64_t r = 0; r < layout.ranks; ++r) node_of.push_back(static_cast<int>(r / local));
-
-  p.inputs = setup::plan_inputs(p.loaded.deck, p.shapes, node_of, *p.devices.front());
-  p.inputs.layout.nccl = nccl;
-  p.inputs.offload.device_is_host = device_is_host;
+  for (std::int64_t r = 0; r < layout.ranks; ++r) p.node_of.push_back(static_cast<int>(r / local));
+  p.as_given = p.loaded.deck;
+  if (setup::leaves_traffic_open(p.as_given)) {
+    p.open = setup::open_traffic(p.loaded, p.node_of);
+    setup::set_traffic(p.loaded.deck, p.open.back());
+  }
+  p.inputs = p.inputs_of(p.loaded.deck);
   return p;
 }
 

@@ -4,6 +4,7 @@ ends a job early. Whatever ended it, it goes on with the very numbers of a run t
 Each test starts a Slurm of its own; see slurm.py."""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -311,6 +312,17 @@ class Cluster(RunTest):
         self.assertLessEqual({"all_gather, int8", "reduce_scatter, int8", "reduce_scatter, int4"},
                              names)
         self.assertTrue(all(share > 0 for _, share in rows), text)
+
+    def test_auto_where_links_are_slow(self):
+        self.slurm.limit(0.02)
+        auto = {"zero.quantize__weights": "auto", "zero.quantize__gradients": "auto",
+                "zero__secondary": "auto"}
+        self.srun(2, 4, "auto", zero__stage=3, run__steps=2, model__hidden=96, **auto)
+        log = (self.dir / "auto" / "log.txt").read_text()
+        self.assertIn('"auto" makes zero.secondary = "node", zero.quantize.weights = "int8", '
+                      'zero.quantize.gradients = "int4"', log)
+        rate = float(re.search(r"([0-9.e-]+) GB/s a rank between nodes", log)[1])
+        self.assertLess(rate, 0.02 / 8, "all that a node may send")
 
     def test_singletons(self):
         """A step whose tasks know nothing of each other is refused; one process of a job is not."""

@@ -1,6 +1,8 @@
 """The bytes a rank sends in a step, as a run reports them, against ZeRO's formulas."""
 
+import json
 import shutil
+import tomllib
 import unittest
 
 from offload_runs import tensors_of
@@ -132,6 +134,46 @@ class Wire(RunTest):
                 more = self.train(ranks, deck(name, **changes), "run.steps=10")
                 self.assertEqual(sorted(more)[-1], 10)
                 self.assertLess(more[10][0], first[1][0])
+
+    def test_auto_is_chosen_once(self):
+        """A run keeps what its first start has chosen, for its layout."""
+        keys = {"zero.quantize__weights": "auto", "zero.quantize__gradients": "auto",
+                "zero__secondary": "auto"}
+        deck = self.deck("auto", tiny_deck(self.corpus, run__steps=4, zero__stage=3,
+                                           checkpoint__every=1, parallel__ranks_per_node=2, **keys))
+        directory = self.dir / "auto"
+
+        def start(ranks, step):
+            self.train(ranks, deck, f"run.steps={step}", "schedule.decay_steps=4")
+            resolved = tomllib.loads((directory / "resolved.toml").read_text())["zero"]
+            told = [e["what"] for e in metrics.read_events(directory) if e["event"] == "traffic"]
+            quantize = resolved.get("quantize", {})
+            return told[-1], (resolved.get("secondary", "none"), quantize.get("weights", "none"),
+                              quantize.get("gradients", "none"))
+
+        told, first = start(4, 1)
+        self.assertIn("a step is predicted to take", told)
+        self.assertNotIn("auto", first)
+        told, again = start(4, 2)
+        self.assertIn("as when the run began", told)
+        self.assertEqual(again, first)
+        kept = directory / "traffic.json"
+        choice = json.loads(kept.read_text())
+        self.assertEqual(len(choice["tried"]), 8)
+        kept.write_text(json.dumps(choice | {"chosen": choice["tried"][-1]["keys"]}))
+        told, last = start(4, 3)
+        self.assertEqual(last, ("node", "int8", "int4"))
+        told, _ = start(2, 4)  # one node: the links are others
+        self.assertNotIn("as when the run began", told)
+        kept.write_text("{}")
+        job = self.run_job(2, "train", deck, "--set", "run.steps=5")
+        self.assertEqual(job.code, 3, job.output)
+        self.assertIn("traffic.json: $", job.output)
+
+    def test_auto_with_one_rank(self):
+        deck = self.deck("alone", tiny_deck(self.corpus, run__steps=1, zero__secondary="auto"))
+        self.train(1, deck)
+        self.assertIn("nothing else has an effect here", (self.dir / "alone/log.txt").read_text())
 
     def test_ranks_per_node_splits_the_bytes_and_changes_no_number(self):
         want = self.train(4, self.deck("asked", tiny_deck(self.corpus, zero__stage=3)))

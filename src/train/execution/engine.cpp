@@ -13,18 +13,25 @@
 #include "train/execution/agreement.hpp"
 
 namespace tessera::train {
+
+Hardware::Hardware(const deck::Deck& deck, const Job& job) {
+  job.control.together([&] {
+    threads = setup::thread_count(deck.run, job.mpi.cores());
+    setup::use_threads(threads);
+  });
+  const backend::Ranks ranks{job.mpi, job.control};
+  backend = backend::make_backend(
+      {.kind = deck.run.backend, .threads = threads, .matmul = deck.precision.matmul}, &ranks);
+}
+
 Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
-               std::span<const plan::PlanShape> shapes)
-    : loaded_(loaded), control_(job.control) {
+               std::span<const plan::PlanShape> shapes, Hardware hardware)
+    : loaded_(loaded),
+      control_(job.control),
+      threads_(hardware.threads),
+      backend_(std::move(hardware.backend)) {
   const comm::MpiSession& mpi = job.mpi;
   const deck::Deck& deck = loaded.deck;
-  control_.together([&] {
-    threads_ = setup::thread_count(deck.run, mpi.cores());
-    setup::use_threads(threads_);
-  });
-  const backend::Ranks ranks{mpi, job.control};
-  backend_ = backend::make_backend(
-      {.kind = deck.run.backend, .threads = threads_, .matmul = deck.precision.matmul}, &ranks);
   inputs_ = setup::plan_inputs(deck, shapes, mpi.node_of(), *backend_.device);
   inputs_.layout.nccl = backend_.kind == deck::Backend::cuda;
   inputs_.offload.device_is_host = backend_.device_is_host;

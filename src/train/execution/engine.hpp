@@ -26,12 +26,22 @@ struct PreparedPlan {
   const plan::Plan& plan() const { return bound.plan(); }
 };
 
+/// What a rank of a run computes on, and with how many threads. Collective.
+struct Hardware {
+  Hardware(const deck::Deck& deck, const Job& job);
+  int threads = 1;
+  backend::Backend backend;
+};
+
 class Engine {
  public:
   /// Makes the plans of `shapes` and memory that serves each; the state holds what these plans
   /// need, uninitialised. Collective over all ranks, with the same shapes. Throws MemoryError where
   /// they do not fit, CommError if ranks made different plans, on every rank.
-  Engine(const deck::LoadedDeck& loaded, const Job& job, std::span<const plan::PlanShape> shapes);
+  Engine(const deck::LoadedDeck& loaded, const Job& job, std::span<const plan::PlanShape> shapes)
+      : Engine(loaded, job, shapes, Hardware(loaded.deck, job)) {}
+  Engine(const deck::LoadedDeck& loaded, const Job& job, std::span<const plan::PlanShape> shapes,
+         Hardware hardware);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 

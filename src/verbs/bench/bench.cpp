@@ -59,12 +59,6 @@ backend::Backend bench_backend(const BenchOptions& options, const train::Job& jo
       {.kind = options.backend.value_or(deck::Backend::automatic), .threads = threads}, &ranks);
 }
 
-void finish_alone(streams::Streams& streams, const streams::Start& start) {
-  streams.begin({.works = 1, .repeatable = false});
-  streams.enqueue({.stream = 1}, start);
-  streams.finish();
-}
-
 std::vector<std::string> bench_directories(const BenchOptions& options) {
   if (!options.directories.empty()) return options.directories;
   return {std::filesystem::temp_directory_path().string()};

@@ -2,11 +2,9 @@
 // prints it as a share of that limit: only ratios mean anything on machines of different speed.
 #pragma once
 
-#include <algorithm>
 #include <filesystem>
 
 #include "backend/bench.hpp"
-#include "core/clock.hpp"
 #include "deck/load.hpp"
 #include "train/job.hpp"
 
@@ -26,8 +24,7 @@ struct BenchOptions {
 /// The back end of a benchmark without a deck, on all ranks together.
 backend::Backend bench_backend(const BenchOptions& options, const train::Job& job, int threads);
 
-/// Work that is none of a step's: done on return.
-void finish_alone(streams::Streams& streams, const streams::Start& start);
+using backend::finish_alone, backend::keep_fastest, backend::seconds_together;
 
 /// The deck of --deck on all ranks; `more` comes after --set. DeckError without --deck.
 deck::LoadedDeck bench_deck(const BenchOptions& options, const comm::Control& control,
@@ -49,21 +46,6 @@ class BenchDirectory {
   bool owner_;
   std::filesystem::path path_;
 };
-
-/// Seconds from when all ranks begin `work` until the last is done.
-template <typename Work>
-double seconds_together(const comm::Control& control, Work&& work) {
-  control.barrier();
-  const auto begin = SteadyClock::now();
-  work();
-  return control.max(seconds_since(begin));
-}
-
-/// The same where `work` may fail on some ranks; `best` becomes the time if that is less.
-template <typename Work>
-void keep_fastest(double& best, const comm::Control& control, Work&& work) {
-  best = std::min(best, seconds_together(control, [&] { control.together(work); }));
-}
 
 // What checkpoints are compared with: one file, sequential blocks of 4 MiB, fsync included. Throw
 // IoError.

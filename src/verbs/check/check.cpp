@@ -9,6 +9,7 @@
 #include "deck/ranks.hpp"
 #include "setup/budget.hpp"
 #include "setup/inputs.hpp"
+#include "setup/traffic.hpp"
 
 namespace tessera::verbs {
 
@@ -89,6 +90,12 @@ void report(const LayoutOptions& layout) {
       "rank\n",
       model::parameter_count(checked.planner.inputs.model.units), deck.batch.global,
       deck.batch.sequence, checked.micro_batches(), checked.flop());
+  if (const Planner& p = checked.planner; !p.open.empty()) {
+    fmt::print(
+        "planned with {}; a run measures its links when it starts, and \"auto\" takes what makes "
+        "steps shorter\n",
+        setup::open_keys(p.as_given, p.open.back()));
+  }
   fmt::print("{}{}{}{}{}", rank_map(checked.planner.inputs), pipeline_text(checked),
              traffic_text(checked), memory_text(checked), advice_text(checked));
   fmt::print("{}", data_text(checked.planner.loaded));

@@ -7,6 +7,7 @@
 #include "setup/budget.hpp"
 #include "setup/inputs.hpp"
 #include "setup/products.hpp"
+#include "setup/traffic.hpp"
 #include "verbs/check/check.hpp"
 
 namespace tessera::verbs {

@@ -17,6 +17,7 @@
 #include "plan/prediction/ledger.hpp"
 #include "setup/architecture.hpp"
 #include "setup/inputs.hpp"
+#include "setup/traffic.hpp"
 #include "verbs/simulate/simulate.hpp"
 #include "zero/model_states.hpp"
 

@@ -45,7 +45,15 @@ void print_memory(const plan::Prediction& p, std::int64_t has) {
 }
 
 void report(const LayoutOptions& layout, const deck::Machine& machine) {
-  const Planner p = make_planner(layout);
+  Planner p = make_planner(layout);
+  std::string settled;
+  if (!p.open.empty()) {
+    const auto choice = setup::choose_traffic(
+        p.as_given, p.open, [&](const deck::Deck& deck) { return p.inputs_of(deck); }, machine,
+        device_memory(p.as_given, machine));
+    p.set(choice.chosen);
+    settled = setup::explain(p.as_given, choice, machine);
+  }
   const plan::PlanShape& shape = p.shapes.front();
   const plan::Prediction found =
       plan::predict(plan::simulated_plans(p.inputs, shape), p.inputs, machine);
@@ -56,6 +64,7 @@ void report(const LayoutOptions& layout, const deck::Machine& machine) {
              deck.run.name, layout.ranks, machine.name, layout.nodes,
              to_string(p.inputs.layout.mesh), p.inputs.sharding.stage, shape.micro_batches,
              shape.micro, to_string(p.inputs.numerics.compute));
+  if (!settled.empty()) fmt::print("{}\n", settled);
   fmt::print("step                   {:.1f} ms\n", s.step * 1e3);
   fmt::print("speed                  {:.5g} tokens/s, {:.4g} TFLOP/s a rank, MFU {}\n",
              speed.tokens_per_s, speed.flop_rate / 1e12,

@@ -44,6 +44,60 @@ TEST(Machine, RatesAreLinearInTheLogarithmOfTheSizeAndConstantBeyond) {
   EXPECT_THROW(m.gemm_rate(DType::bf16, 1), DeckError);
 }
 
+TEST(Machine, ItsTextSaysAllOfIt) {
+  const Machine m = parse_machine(R"(ranks_per_node = 4
+threads = 3
+memory = 2000000000
+memory_rate = 2e9
+host_memory_rate = 1.5e10
+kernel_start = 3e-06
+collectives = "ring"
+activations = "in_products"
+[gemm]
+n = [100, 1000]
+f32 = [1e9, 3e9]
+bf16 = [2e9, 6e9]
+fp8 = [3e9, 9e9]
+[attention]
+bf16 = 5e8
+[kernel.f32]
+add = 4e9
+norm = 3e9
+[peak]
+bf16 = 1e15
+[link.intra]
+latency = 1e-06
+rate = 1e11
+[link.inter]
+latency = 1e-05
+rate = 1e8
+[link.host]
+latency = 2e-06
+rate = 2e10
+[disk]
+write = 1e9
+read = 2e9
+)",
+                                  "m.toml");
+  const std::string text = to_text(m);
+  const Machine again = parse_machine(text, "m.toml");
+  EXPECT_EQ(to_text(again), text);
+  EXPECT_EQ(again.threads, 3);
+  EXPECT_EQ(again.memory.count, 2'000'000'000);
+  EXPECT_EQ(again.host_memory_rate, 1.5e10);
+  EXPECT_EQ(again.kernel_start, 3e-6);
+  EXPECT_EQ(again.collectives, Collectives::ring);
+  EXPECT_EQ(again.activations, MachineActivations::in_products);
+  EXPECT_EQ(again.gemm, m.gemm);
+  EXPECT_EQ(again.attention, m.attention);
+  EXPECT_EQ(again.kernel, m.kernel);
+  EXPECT_EQ(again.peak, m.peak);
+  EXPECT_EQ(again.intra->rate, 1e11);
+  EXPECT_EQ(again.inter->latency, 1e-5);
+  EXPECT_EQ(again.host->rate, 2e10);
+  EXPECT_EQ(again.disk_read, 2e9);
+}
+
 TEST(Machine, AttentionHasARateOfItsOwnWhereTheFileSaysSo) {
   const Machine m = parse_machine(std::string(kGood) + "[attention]\nf32 = 5e8\n", "m.toml");
   EXPECT_DOUBLE_EQ(m.attention_rate(DType::f32, 64), 5e8);

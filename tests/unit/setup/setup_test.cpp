@@ -6,7 +6,6 @@
 
 #include "core/error.hpp"
 #include "setup/budget.hpp"
-#include "setup/inputs.hpp"
 #include "setup/threads.hpp"
 #include "unit/deck/deck_text.hpp"
 
@@ -32,28 +31,6 @@ TEST(CheckGpu, SaysHowMuchIsMissingAndWhatToDo) {
                              "recompute.policy", "zero.stage"})
       EXPECT_NE(what.find(text), what.npos) << what;
   }
-}
-
-TEST(CheckTraffic, SaysWhereNodesHaveNoSecondaryShards) {
-  const auto refusal = [](const std::vector<std::string>& sets, const std::vector<int>& node_of) {
-    std::vector<std::string> all = {"zero.stage=3", "zero.secondary=node"};
-    all.insert(all.end(), sets.begin(), sets.end());
-    try {
-      check_traffic(deck::small_deck(all), node_of);
-      return std::string();
-    } catch (const DeckError& e) {
-      return std::string(e.what());
-    }
-  };
-  EXPECT_EQ(refusal({}, {0, 0, 1, 1}), "");
-  EXPECT_EQ(refusal({}, {0, 1, 0, 1}), "");
-  EXPECT_EQ(refusal({}, {0, 1, 2, 3}), "");  // one rank a node
-  EXPECT_EQ(refusal({"parallel.ranks_per_node=2"}, {0, 0, 0, 0}), "");
-  EXPECT_NE(refusal({}, {0, 0, 0, 0}).find("are on one node (give a number"), std::string::npos);
-  EXPECT_NE(refusal({}, {0, 0, 0, 1}).find("as many data ranks on every node"), std::string::npos);
-  EXPECT_NE(refusal({"parallel.pipeline=2"}, {0, 0, 1, 1}).find("the 2 data ranks of a group"),
-            std::string::npos);
-  EXPECT_NE(refusal({"zero.stage=2"}, {0, 0, 1, 1}).find("at stage 3 only"), std::string::npos);
 }
 
 /// OMP_NUM_THREADS as it was before the test.

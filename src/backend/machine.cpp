@@ -1,0 +1,188 @@
+#include "backend/machine.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "backend/bench.hpp"
+
+namespace tessera::backend {
+namespace {
+
+constexpr std::int64_t kSmallest = 128;                                        // square product
+constexpr std::int64_t kSamples = 1, kTokens = 512;                            // of a micro-batch
+constexpr std::int64_t kLongShard = std::int64_t{16} << 20, kShortShard = 64;  // bytes
+constexpr double kLongEnough = 0.1;                                            // s
+
+class Meter {
+ public:
+  Meter(const Backend& backend, const Ranks& ranks, const MachineOptions& options)
+      : backend_(backend),
+        mpi_(ranks.mpi),
+        control_(ranks.control),
+        options_(options),
+        node_of_(options.node_of.empty() ? ranks.mpi.node_of() : options.node_of),
+        streams_(backend.make_streams()) {}  // as in training
+
+  std::int64_t ranks_of_first_node() const { return std::ssize(of_node(node_of_.front())); }
+
+  /// The rate of the slowest rank, all at once.
+  template <typename Rate>
+  double slowest(Rate&& rate) const {
+    control_.barrier();
+    return -control_.max(-rate());
+  }
+
+  /// The link between the ranks of a node.
+  std::optional<deck::Link> within_nodes() const { return link_among(of_node(own_node())); }
+
+  /// The link between nodes: of each rank with those that have its number on their nodes.
+  std::optional<deck::Link> across_nodes() const {
+    std::vector<int> nodes;
+    for (const int node : node_of_) {
+      if (std::ranges::find(nodes, node) == nodes.end()) nodes.push_back(node);
+    }
+    const int own = own_node();
+    nodes.resize(std::min(nodes.size(), options_.nodes.value_or(nodes.size())));
+    const std::vector<int> mates = of_node(own);
+    const auto number =
+        static_cast<std::size_t>(std::ranges::find(mates, mpi_.rank()) - mates.begin());
+    std::vector<int> members;
+    for (const int node : nodes) {
+      const std::vector<int> there = of_node(node);
+      if (number < there.size()) members.push_back(there[number]);
+    }
+    if (std::ranges::find(nodes, own) == nodes.end()) members.clear();
+    return link_among(members);
+  }
+
+  /// Copies between a rank's device and its host's memory, there and back in turns.
+  deck::Link to_host() const {
+    BenchMemory device(*backend_.device_tier), host(*backend_.host_tier);
+    const View here = device.zeros(DType::u8, {kLongShard}),
+               there = host.zeros(DType::u8, {kLongShard});
+    const auto copy = [&](std::int64_t bytes) {
+      return best([&] {
+               for (const bool out : {true, false}) {
+                 finish_alone(*streams_, [&] {
+                   return backend_.device_tier->start_copy((out ? here : there).data,
+                                                           (out ? there : here).data, bytes);
+                 });
+               }
+             }) /
+             2;
+    };
+    return fitted(1, copy);
+  }
+
+ private:
+  int own_node() const { return node_of_[static_cast<std::size_t>(mpi_.rank())]; }
+
+  /// World ranks.
+  std::vector<int> of_node(int node) const {
+    std::vector<int> ranks;
+    for (int r = 0; r < mpi_.size(); ++r) {
+      if (node_of_[static_cast<std::size_t>(r)] == node) ranks.push_back(r);
+    }
+    return ranks;
+  }
+
+  /// Seconds on all ranks together; the first call opens connections.
+  template <typename Work>
+  double best(Work&& work) const {
+    double best = std::numeric_limits<double>::max();
+    for (std::int64_t i = 0; i <= options_.repeats; ++i) keep_fastest(best, control_, work);
+    return best;
+  }
+
+  /// To so many peers, from what a short shard takes and what a long one takes.
+  template <typename Gather>
+  deck::Link fitted(double peers, Gather&& seconds_of) const {
+    const double brief = seconds_of(kShortShard);
+    std::int64_t bytes = options_.brief ? kLongShard / 64 : kLongShard;
+    double lengthy = seconds_of(bytes);
+    while (bytes < kLongShard && 4 * lengthy < kLongEnough) bytes *= 4, lengthy = seconds_of(bytes);
+    return {
+        .latency = brief / peers,
+        .rate = peers * static_cast<double>(bytes - kShortShard) / std::max(lengthy - brief, 1e-9)};
+  }
+
+  /// The link between these, each of whom sends to every other; nothing where rank 0's are alone.
+  /// Collective over all ranks: those with no `members` wait.
+  std::optional<deck::Link> link_among(const std::vector<int>& members) const {
+    const auto size = std::ssize(members);
+    if (control_.broadcast(size > 1 ? "several" : "").empty()) return std::nullopt;
+    std::unique_ptr<comm::Group> group;
+    BenchMemory memory(*backend_.device_tier);
+    View shard, whole;
+    if (size > 1) {
+      comm::GroupShape shape = comm::group_shape(members, node_of_, mpi_.rank());
+      shape.carrier =
+          backend_.kind == deck::Backend::cuda ? comm::Carrier::nccl : comm::Carrier::exchange;
+      group = backend_.make_group(members, shape, comm::Traffic::collectives);
+      shard = memory.zeros(DType::u8, {kLongShard});
+      whole = memory.zeros(DType::u8, {kLongShard * size});
+    }
+    const auto gather = [&](std::int64_t bytes) {
+      return best([&] {
+        if (!group) return;
+        const comm::AllGather call{.shard = shard.range(0, bytes),
+                                   .full = whole.range(0, bytes * size)};
+        finish_alone(*streams_, [&] { return group->start(call); });
+      });
+    };
+    return fitted(std::max(1.0, static_cast<double>(size - 1)), gather);
+  }
+
+  const Backend& backend_;
+  const comm::MpiSession& mpi_;
+  const comm::Control& control_;
+  const MachineOptions& options_;
+  std::vector<int> node_of_;
+  std::unique_ptr<streams::Streams> streams_;
+};
+
+}  // namespace
+
+deck::Machine measure_machine(const Backend& backend, const Ranks& ranks,
+                              const MachineOptions& options) {
+  const Meter meter(backend, ranks, options);
+  const bool gpu = backend.kind == deck::Backend::cuda;
+  BenchOptions bench = usual_bench(backend, options.threads, options.repeats);
+  if (options.brief) bench.square /= 2, bench.elements /= 8;
+  deck::Machine m{.name = "this machine", .file = "this machine", .memory = {}};
+  m.ranks_per_node = meter.ranks_of_first_node();
+  m.threads = options.threads;
+  m.memory.count = backend.device_tier->device_memory().total;
+  m.memory_rate = meter.slowest([&] { return memory_rate(backend, bench); });
+  if (!backend.device_is_host) {
+    const auto host =
+        make_backend({.kind = deck::Backend::cpu, .threads = options.threads}, nullptr);
+    BenchOptions of_host = usual_bench(host, options.threads, options.repeats);
+    if (options.brief) of_host.elements /= 8;
+    m.host_memory_rate = meter.slowest([&] { return memory_rate(host, of_host); }) *
+                         static_cast<double>(m.ranks_per_node);
+  }
+  if (gpu) m.activations = deck::MachineActivations::in_products;
+  for (std::int64_t n = kSmallest; n <= bench.square; n *= 2) m.gemm_sizes.push_back(n);
+  std::vector<DType> of_products = options.types;
+  if (backend.multiplies_fp8) of_products.push_back(DType::e4m3);
+  for (const DType type : of_products) {
+    for (const std::int64_t n : m.gemm_sizes) {
+      m.gemm[type].push_back(meter.slowest([&] { return gemm_rate(backend, type, n, bench); }));
+    }
+  }
+  if (!gpu) bench.models.front().samples = kSamples, bench.models.front().tokens = kTokens;
+  bench.models.resize(1);
+  for (const DType type : options.types) {
+    m.attention[type] = meter.slowest([&] { return attention_rate(backend, type, bench); });
+    ranks.control.barrier();
+    for (const auto& [name, rate] : kernel_rates(backend, type, bench))
+      m.kernel[type][name] = -ranks.control.max(-rate);
+  }
+  m.intra = meter.within_nodes();
+  m.inter = meter.across_nodes();
+  if (!backend.device_is_host) m.host = meter.to_host();
+  return m;
+}
+
+}  // namespace tessera::backend

@@ -1,0 +1,184 @@
+#include "setup/traffic.hpp"
+
+#include <algorithm>
+
+#include "deck/ranks.hpp"
+#include "plan/prediction/simulate.hpp"
+#include "setup/inputs.hpp"
+#include "setup/shapes.hpp"
+
+namespace tessera::setup {
+namespace {
+
+using deck::QuantizedGradients, deck::QuantizedWeights, deck::Secondary;
+
+constexpr double kWorth = 0.02;  // of a step: gains below it are not worth rounding or memory
+
+/// Why zero.secondary = "node" would do nothing on ranks on these nodes; empty where it would.
+std::string why_no_secondary(const deck::Deck& deck, std::span<const int> found) {
+  plan::PlanInputs in;
+  in.layout.mesh = mesh_of(deck, std::ssize(found));
+  in.layout.node_of = nodes_of(deck, found);
+  const std::int64_t data = in.layout.mesh.data;
+  for (std::int64_t r = 0; r < in.layout.mesh.size(); ++r) {
+    const MeshPlace place = in.layout.mesh.place_of(r);
+    if (place.data > 0) continue;
+    const comm::GroupShape group = group_shape(in, place, MeshGroup::data);
+    if (group.nodes == 1)
+      return fmt::format("has no effect: the {} data ranks of a group are on one node", data);
+    if (group.nodes < group.size && gradient_route(in, place).hops.size() == 1)
+      return "needs as many data ranks on every node, in order";
+  }
+  return "";
+}
+
+bool says(const deck::ZeroSection& zero, Secondary word) {
+  const auto* secondary = std::get_if<Secondary>(&zero.secondary);
+  return secondary != nullptr && *secondary == word;
+}
+
+std::string word_of(const std::variant<Secondary, std::int64_t>& secondary) {
+  const auto* ranks = std::get_if<std::int64_t>(&secondary);
+  return ranks != nullptr ? std::to_string(*ranks)
+                          : std::string(enum_word(std::get<Secondary>(secondary)));
+}
+
+/// In how many keys two forms differ.
+int distance(const Traffic& a, const Traffic& b) {
+  return int{a.secondary != b.secondary} + int{a.weights != b.weights} +
+         int{a.gradients != b.gradients};
+}
+
+}  // namespace
+
+void check_traffic(const deck::LoadedDeck& loaded, std::span<const int> found) {
+  deck::check_quantized(loaded, std::ssize(found));
+  if (!says(loaded.deck.zero, Secondary::node)) return;
+  const std::string why = why_no_secondary(loaded.deck, found);
+  if (why.empty()) return;
+  throw DeckError(fmt::format(
+      "{}: zero.secondary = \"node\" {} (give a number of neighbouring data ranks below {} that "
+      "divides it, or leave it at \"none\")",
+      loaded.where("zero.secondary"), why, mesh_of(loaded.deck, std::ssize(found)).data));
+}
+
+bool leaves_traffic_open(const deck::Deck& deck) {
+  const deck::QuantizeSection& q = deck.zero.quantize;
+  return says(deck.zero, Secondary::automatic) || q.weights == QuantizedWeights::automatic ||
+         q.gradients == QuantizedGradients::automatic;
+}
+
+std::vector<Traffic> open_traffic(const deck::LoadedDeck& loaded, std::span<const int> found) {
+  const deck::Deck& deck = loaded.deck;
+  const deck::QuantizeSection& q = deck.zero.quantize;
+  const bool several = mesh_of(deck, std::ssize(found)).data > 1;
+  const bool gathers = several && deck.zero.stage >= first_stage(&Sharding::parameters);
+  const bool rounds = deck.run.reproducible != deck::Reproducible::layout;
+  std::vector<std::variant<Secondary, std::int64_t>> secondaries{deck.zero.secondary};
+  if (says(deck.zero, Secondary::automatic)) {
+    secondaries = {Secondary::none};
+    if (gathers && why_no_secondary(deck, found).empty()) secondaries.emplace_back(Secondary::node);
+  }
+  std::vector<QuantizedWeights> weights{q.weights};
+  if (q.weights == QuantizedWeights::automatic) {
+    weights = {QuantizedWeights::none};
+    if (gathers && rounds) weights.push_back(QuantizedWeights::int8);
+  }
+  std::vector<QuantizedGradients> gradients{q.gradients};
+  if (q.gradients == QuantizedGradients::automatic) {
+    gradients = {QuantizedGradients::none};
+    const bool theirs = deck.precision.gradients == deck::SumPrecision::f32;
+    if (several && rounds && theirs) gradients.push_back(QuantizedGradients::int4);
+  }
+  std::vector<Traffic> forms;
+  for (const auto& s : secondaries) {
+    for (const auto w : weights) {
+      for (const auto g : gradients)
+        forms.push_back({.secondary = s, .weights = w, .gradients = g});
+    }
+  }
+  return forms;
+}
+
+void set_traffic(deck::Deck& deck, const Traffic& traffic) {
+  deck.zero.secondary = traffic.secondary;
+  deck::QuantizeSection& q = deck.zero.quantize;
+  q.weights = traffic.weights;
+  q.gradients = traffic.gradients;
+  const bool reduces = q.gradients != QuantizedGradients::none;
+  if (!reduces) q.error_feedback = q.stochastic = false;
+  if (!reduces && q.weights == QuantizedWeights::none) q = {};
+}
+
+std::string open_keys(const deck::Deck& deck, const Traffic& traffic) {
+  const deck::QuantizeSection& q = deck.zero.quantize;
+  std::vector<std::string> keys;
+  const auto add = [&](std::string_view key, std::string_view word) {
+    keys.push_back(fmt::format("{} = \"{}\"", key, word));
+  };
+  if (says(deck.zero, Secondary::automatic)) add("zero.secondary", word_of(traffic.secondary));
+  if (q.weights == QuantizedWeights::automatic)
+    add("zero.quantize.weights", enum_word(traffic.weights));
+  if (q.gradients == QuantizedGradients::automatic)
+    add("zero.quantize.gradients", enum_word(traffic.gradients));
+  return fmt::format("{}", fmt::join(keys, ", "));
+}
+
+TrafficChoice choose_traffic(const deck::Deck& deck, std::span<const Traffic> forms,
+                             const std::function<plan::PlanInputs(const deck::Deck&)>& inputs_of,
+                             const deck::Machine& machine, std::int64_t memory) {
+  TrafficChoice choice;
+  for (const Traffic& form : forms) {
+    deck::Deck settled = deck;
+    set_traffic(settled, form);
+    const plan::PlanInputs inputs = inputs_of(settled);
+    const plan::PlanShape shape = training_shapes(settled, inputs.layout.mesh.data).front();
+    const auto found = plan::predict(plan::simulated_plans(inputs, shape), inputs, machine);
+    choice.tried.push_back({.traffic = form,
+                            .step = found.simulation.step,
+                            .fits = memory == 0 || found.device_memory() <= memory});
+  }
+  const TrafficChoice::Tried& first = choice.tried.front();
+  double shortest = first.step;
+  for (const auto& t : choice.tried) shortest = std::min(shortest, t.fits ? t.step : shortest);
+  const TrafficChoice::Tried* best = nullptr;
+  for (const auto& t : choice.tried) {
+    const bool good = t.step <= shortest * (1 + kWorth) && (t.fits || &t == &first);
+    const auto order = [&](const TrafficChoice::Tried& of) {
+      return std::pair(distance(of.traffic, first.traffic), of.step);
+    };
+    if (good && (best == nullptr || order(t) < order(*best))) best = &t;
+  }
+  choice.chosen = best->traffic;
+  return choice;
+}
+
+std::string explain(const deck::Deck& open, const TrafficChoice& choice,
+                    const deck::Machine& machine) {
+  const std::string keys = open_keys(open, choice.chosen);
+  if (choice.tried.size() == 1)
+    return fmt::format("\"auto\" makes {}: nothing else has an effect here", keys);
+  const auto& first = choice.tried.front();
+  const auto at = [&](const Traffic& traffic) {
+    return std::ranges::find(choice.tried, traffic, &TrafficChoice::Tried::traffic);
+  };
+  const auto ms = [](double seconds) { return fmt::format("{:.4g} ms", seconds * 1e3); };
+  std::string links;
+  const auto link = [&](std::string_view where, const std::optional<deck::Link>& of) {
+    if (of)
+      links +=
+          fmt::format("{}{:.3g} GB/s a rank {}", links.empty() ? "" : ", ", of->rate / 1e9, where);
+  };
+  link("within nodes", machine.intra);
+  link("between nodes", machine.inter);
+  std::string text = fmt::format("\"auto\" makes {}: at {}, a step is predicted to take {}", keys,
+                                 links, ms(at(choice.chosen)->step));
+  if (choice.chosen != first.traffic)
+    return fmt::format("{}, and {} with {}", text, ms(first.step), open_keys(open, first.traffic));
+  const auto& last = choice.tried.back();
+  return fmt::format("{}, and {} with {}{}; nothing that fits is {:.0f} % shorter", text,
+                     ms(last.step), open_keys(open, last.traffic),
+                     last.fits ? "" : ", which needs more memory than there is", 100 * kWorth);
+}
+
+}  // namespace tessera::setup

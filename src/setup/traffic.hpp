@@ -1,0 +1,61 @@
+// What a deck says of ZeRO's traffic, and what it leaves open with "auto": zero.secondary,
+// zero.quantize.weights and zero.quantize.gradients (ZeRO++, Wang et al. 2023).
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "deck/load.hpp"
+#include "deck/machine.hpp"
+#include "plan/ir/inputs.hpp"
+
+namespace tessera::setup {
+
+/// Throws DeckError where training on ranks on these nodes has no effect of a key about traffic
+/// (deck::check_quantized), or where zero.secondary = "node", but not all groups of data ranks are
+/// on several nodes, as many ranks of each on every node.
+void check_traffic(const deck::LoadedDeck& loaded, std::span<const int> node_of);
+
+/// A form of the traffic: what the three keys may say.
+struct Traffic {
+  std::variant<deck::Secondary, std::int64_t> secondary = deck::Secondary::none;
+  deck::QuantizedWeights weights = deck::QuantizedWeights::none;
+  deck::QuantizedGradients gradients = deck::QuantizedGradients::none;
+  bool operator==(const Traffic&) const = default;
+};
+/// Whether one of the three keys is "auto".
+bool leaves_traffic_open(const deck::Deck& deck);
+/// The forms that a deck which leaves some open can have on ranks on these nodes: each open key
+/// "none" or what "auto" stands for, where that has an effect and nothing else in the deck is
+/// against it. First the one with "none" for all, last the one with "none" for none.
+std::vector<Traffic> open_traffic(const deck::LoadedDeck& loaded, std::span<const int> node_of);
+/// Lets the deck say so; keys that then have no effect have their defaults.
+void set_traffic(deck::Deck& deck, const Traffic& traffic);
+/// "zero.secondary = "none", zero.quantize.weights = "int8", ...": the keys that `deck` leaves
+/// open.
+std::string open_keys(const deck::Deck& deck, const Traffic& traffic);
+
+/// What a step takes in each of some forms, in seconds, as simulated; of those within 2 % of the
+/// shortest the one that differs least from the first.
+struct TrafficChoice {
+  struct Tried {
+    Traffic traffic;
+    double step = 0;
+    bool fits = true;
+  };
+  std::vector<Tried> tried;  // as the forms given
+  Traffic chosen;
+};
+/// `inputs_of` makes a plan's inputs from a deck in which nothing is open. Forms that need more
+/// than `memory` bytes on a device (0: not known) are passed over, but for the first.
+TrafficChoice choose_traffic(const deck::Deck& deck, std::span<const Traffic> forms,
+                             const std::function<plan::PlanInputs(const deck::Deck&)>& inputs_of,
+                             const deck::Machine& machine, std::int64_t memory);
+/// The choice for people, and why: a sentence without its end.
+std::string explain(const deck::Deck& open, const TrafficChoice& choice,
+                    const deck::Machine& machine);
+
+}  // namespace tessera::setup

@@ -1,0 +1,166 @@
+// What decks say of ZeRO's traffic and what they leave open.
+#include "setup/traffic.hpp"
+
+#include <gtest/gtest.h>
+
+#include "core/error.hpp"
+#include "setup/inputs.hpp"
+#include "setup/shapes.hpp"
+#include "unit/deck/deck_text.hpp"
+
+namespace tessera::setup {
+namespace {
+
+using deck::QuantizedGradients, deck::QuantizedWeights, deck::Secondary;
+
+TEST(CheckTraffic, SaysWhereNodesHaveNoSecondaryShards) {
+  const auto refusal = [](const std::vector<std::string>& sets, const std::vector<int>& node_of) {
+    std::vector<std::string> all = {"zero.stage=3", "zero.secondary=node"};
+    all.insert(all.end(), sets.begin(), sets.end());
+    try {
+      check_traffic(deck::small_deck(all), node_of);
+      return std::string();
+    } catch (const DeckError& e) {
+      return std::string(e.what());
+    }
+  };
+  EXPECT_EQ(refusal({}, {0, 0, 1, 1}), "");
+  EXPECT_EQ(refusal({}, {0, 1, 0, 1}), "");
+  EXPECT_EQ(refusal({}, {0, 1, 2, 3}), "");  // one rank a node
+  EXPECT_EQ(refusal({"parallel.ranks_per_node=2"}, {0, 0, 0, 0}), "");
+  EXPECT_NE(refusal({}, {0, 0, 0, 0}).find("are on one node (give a number"), std::string::npos);
+  EXPECT_NE(refusal({}, {0, 0, 0, 1}).find("as many data ranks on every node"), std::string::npos);
+  EXPECT_NE(refusal({"parallel.pipeline=2"}, {0, 0, 1, 1}).find("the 2 data ranks of a group"),
+            std::string::npos);
+  EXPECT_NE(refusal({"zero.stage=2"}, {0, 0, 1, 1}).find("at stage 3 only"), std::string::npos);
+}
+
+const std::vector<std::string> kAllOpen = {"zero.stage=3", "zero.secondary=auto",
+                                           "zero.quantize.weights=auto",
+                                           "zero.quantize.gradients=auto"};
+const std::vector<int> kTwoNodes = {0, 0, 1, 1};
+
+std::vector<std::string> with(std::vector<std::string> more) {
+  std::vector<std::string> all = kAllOpen;
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+TEST(OpenTraffic, HasEveryFormThatHasAnEffect) {
+  const auto forms = [](const std::vector<std::string>& sets, const std::vector<int>& node_of) {
+    return open_traffic(deck::small_deck(sets), node_of);
+  };
+  const auto all = forms(kAllOpen, kTwoNodes);
+  ASSERT_EQ(all.size(), 8);
+  EXPECT_EQ(all.front(), Traffic{});
+  const Traffic most{.secondary = Secondary::node,
+                     .weights = QuantizedWeights::int8,
+                     .gradients = QuantizedGradients::int4};
+  EXPECT_EQ(all.back(), most);
+  EXPECT_EQ(forms(kAllOpen, {0, 0, 0, 0}).size(), 4) << "no secondary shards on one node";
+  EXPECT_EQ(forms(kAllOpen, {0, 0, 0, 1}).size(), 4) << "nor on uneven ones";
+  EXPECT_EQ(forms(kAllOpen, {0}).size(), 1) << "one rank sends nothing";
+  EXPECT_EQ(forms(with({"zero.stage=2"}), kTwoNodes).size(), 2) << "gradients alone";
+  EXPECT_EQ(forms(with({"precision.gradients=bf16"}), kTwoNodes).size(), 4)
+      << "gradients travel as the deck says";
+  EXPECT_EQ(forms(with({"run.reproducible=layout", "run.threads=1"}), kTwoNodes).size(), 2)
+      << "nothing is rounded";
+  for (const Traffic& form : forms(with({"zero.quantize.weights=int8"}), kTwoNodes))
+    EXPECT_EQ(form.weights, QuantizedWeights::int8) << "is not open";
+}
+
+TEST(OpenTraffic, IsNoError) {
+  for (const auto& more : std::vector<std::vector<std::string>>{
+           {}, {"zero.stage=0"}, {"precision.gradients=bf16"}, {"zero.quantize.chunk=8192"}}) {
+    for (const std::vector<int>& node_of : std::vector<std::vector<int>>{{0}, {0, 0}, {0, 0, 1}})
+      check_traffic(deck::small_deck(with(more)), node_of);
+  }
+}
+
+TEST(SetTraffic, LeavesADeckThatCanBeReadAgain) {
+  const auto loaded =
+      deck::small_deck(with({"zero.quantize.error_feedback=true", "zero.quantize.block=128"}));
+  for (const Traffic& form : open_traffic(loaded, kTwoNodes)) {
+    deck::Deck settled = loaded.deck;
+    set_traffic(settled, form);
+    EXPECT_FALSE(leaves_traffic_open(settled));
+    const deck::Deck again = deck::parse_deck(to_toml(settled), "settled").deck;
+    EXPECT_EQ(again, settled);
+    const bool rounds = form.gradients != QuantizedGradients::none;
+    EXPECT_EQ(again.zero.quantize.error_feedback, rounds);
+    const bool blocks = rounds || form.weights != QuantizedWeights::none;
+    EXPECT_EQ(again.zero.quantize.block, blocks ? 128 : 256);
+  }
+}
+
+class NoScratch : public kernels::Device {
+ public:
+  std::int64_t scratch_bytes(const kernels::KernelCall&) const override { return 0; }
+  void run(const kernels::KernelCall&) override { FAIL() << "a simulation ran a kernel"; }
+};
+
+/// Of a machine whose nodes are joined by links of so many bytes/s, and whose kernels for blocks
+/// take so many.
+TrafficChoice chosen(double link, double blocks, std::int64_t memory = 0) {
+  const auto loaded = deck::small_deck(with({"model.hidden=96", "batch.global=4"}));
+  const NoScratch device;
+  const deck::Machine machine = deck::parse_machine(fmt::format(R"(ranks_per_node = 2
+memory_rate = 1e10
+[gemm]
+n = [64]
+f32 = [1e11]
+[kernel.f32]
+quantize = {0}
+sum_quantized = {0}
+requantize_sum = {0}
+[link.intra]
+latency = 1e-6
+rate = 1e10
+[link.inter]
+latency = 1e-6
+rate = {1}
+)",
+                                                                blocks, link),
+                                                    "m.toml");
+  const auto inputs_of = [&](const deck::Deck& settled) {
+    EXPECT_FALSE(leaves_traffic_open(settled));
+    return plan_inputs(settled, training_shapes(settled, 4), kTwoNodes, device);
+  };
+  return choose_traffic(loaded.deck, open_traffic(loaded, kTwoNodes), inputs_of, machine, memory);
+}
+
+TEST(ChooseTraffic, SwitchesOnWhatPays) {
+  const TrafficChoice slow = chosen(1e6, 1e10);
+  ASSERT_EQ(slow.tried.size(), 8);
+  EXPECT_EQ(slow.chosen, slow.tried.back().traffic) << "all of it, where links are slow";
+  EXPECT_LT(slow.tried.back().step, 0.4 * slow.tried.front().step) << "a quarter of the bytes";
+  EXPECT_EQ(chosen(1e12, 1e6).chosen, Traffic{}) << "nothing, where kernels are";
+  EXPECT_EQ(chosen(1e12, 1e10).chosen, Traffic{}) << "nothing, where both are fast";
+}
+
+TEST(ChooseTraffic, PassesOverWhatDoesNotFit) {
+  const TrafficChoice slow = chosen(1e6, 1e10, 1);
+  EXPECT_EQ(slow.chosen, Traffic{}) << "no form fits a byte: it is said later, of the plainest";
+  for (const auto& t : slow.tried) EXPECT_FALSE(t.fits);
+}
+
+TEST(ExplainTraffic, NamesKeysAndTimes) {
+  const auto loaded = deck::small_deck(kAllOpen);
+  deck::Machine machine;
+  machine.inter = deck::Link{.latency = 1e-5, .rate = 1.25e8};
+  const auto forms = open_traffic(loaded, kTwoNodes);
+  TrafficChoice choice{
+      .tried = {{.traffic = forms.front(), .step = 2}, {.traffic = forms.back(), .step = 0.5}},
+      .chosen = forms.back()};
+  EXPECT_EQ(explain(loaded.deck, choice, machine),
+            "\"auto\" makes zero.secondary = \"node\", zero.quantize.weights = \"int8\", "
+            "zero.quantize.gradients = \"int4\": at 0.125 GB/s a rank between nodes, a step is "
+            "predicted to take 500 ms, and 2000 ms with zero.secondary = \"none\", "
+            "zero.quantize.weights = \"none\", zero.quantize.gradients = \"none\"");
+  choice = {.tried = {{.traffic = forms.front(), .step = 2}}, .chosen = forms.front()};
+  EXPECT_NE(explain(loaded.deck, choice, machine).find("nothing else has an effect here"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace tessera::setup
