@@ -534,6 +534,13 @@ double attention_rate(const Backend& backend, DType type, const BenchOptions& op
   return flop / seconds;
 }
 
+double kernel_start(const Backend& backend) {
+  BenchMemory memory(*backend.device_tier);
+  const KernelCall nothing = Fill{.out = memory.zeros(DType::u8, {1})};
+  const BenchOptions options{.at_least = 1e-3};
+  return best_seconds(*backend.device_tier, options, [&] { backend.device->run(nothing); });
+}
+
 std::vector<KernelRate> kernel_rates(const Backend& backend, DType type,
                                      const BenchOptions& options) {
   Bench bench(backend, options, type);

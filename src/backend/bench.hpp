@@ -64,6 +64,9 @@ const char* memory_test(const Backend& backend);  // "triad", "copy"
 /// flop a second of the product of two n x n matrices; e4m3: of bf16 ones as fp8 operands.
 double gemm_rate(const Backend& backend, DType type, std::int64_t n, const BenchOptions& options);
 
+/// Seconds from one kernel to the next, beyond its work: of many that have none, queued together.
+double kernel_start(const Backend& backend);
+
 /// Bytes a second of every operation that is no matrix work, by its name, in its usual form: of the
 /// first model, and over options.elements where it is flat.
 struct KernelRate {

@@ -11,7 +11,8 @@ namespace {
 constexpr std::int64_t kSmallest = 128;                                        // square product
 constexpr std::int64_t kSamples = 1, kTokens = 512;                            // of a micro-batch
 constexpr std::int64_t kLongShard = std::int64_t{16} << 20, kShortShard = 64;  // bytes
-constexpr double kLongEnough = 0.1;                                            // s
+constexpr std::int64_t kLongWhole = std::int64_t{256} << 20;
+constexpr double kLongEnough = 0.1;  // s
 
 class Meter {
  public:
@@ -28,8 +29,10 @@ class Meter {
   /// The rate of the slowest rank, all at once.
   template <typename Rate>
   double slowest(Rate&& rate) const {
+    double own = 0;
     control_.barrier();
-    return -control_.max(-rate());
+    control_.together([&] { own = rate(); });
+    return -control_.max(-own);
   }
 
   /// The link between the ranks of a node.
@@ -71,7 +74,7 @@ class Meter {
              }) /
              2;
     };
-    return fitted(1, copy);
+    return fitted(1, kLongShard, copy);
   }
 
  private:
@@ -96,32 +99,36 @@ class Meter {
 
   /// To so many peers, from what a short shard takes and what a long one takes.
   template <typename Gather>
-  deck::Link fitted(double peers, Gather&& seconds_of) const {
+  deck::Link fitted(double peers, std::int64_t most, Gather&& seconds_of) const {
     const double brief = seconds_of(kShortShard);
-    std::int64_t bytes = options_.brief ? kLongShard / 64 : kLongShard;
+    std::int64_t bytes = options_.brief ? most / 64 : most;
     double lengthy = seconds_of(bytes);
-    while (bytes < kLongShard && 4 * lengthy < kLongEnough) bytes *= 4, lengthy = seconds_of(bytes);
+    while (4 * bytes <= most && 4 * lengthy < kLongEnough) bytes *= 4, lengthy = seconds_of(bytes);
     return {
         .latency = brief / peers,
         .rate = peers * static_cast<double>(bytes - kShortShard) / std::max(lengthy - brief, 1e-9)};
   }
 
-  /// The link between these, each of whom sends to every other; nothing where rank 0's are alone.
-  /// Collective over all ranks: those with no `members` wait.
-  std::optional<deck::Link> link_among(const std::vector<int>& members) const {
+  /// The slowest link of all such groups, in which each rank sends to every other; nothing where
+  /// all ranks are alone. Groups measure together, those without others wait for them.
+  std::optional<deck::Link> link_among(std::vector<int> members) const {
+    if (members.size() < 2) members.clear();
     const auto size = std::ssize(members);
-    if (control_.broadcast(size > 1 ? "several" : "").empty()) return std::nullopt;
-    std::unique_ptr<comm::Group> group;
+    const std::int64_t largest = control_.max(size);
+    if (largest == 0) return std::nullopt;
+    comm::GroupShape shape;
+    if (size > 0) shape = comm::group_shape(members, node_of_, mpi_.rank());
+    shape.carrier =
+        backend_.kind == deck::Backend::cuda ? comm::Carrier::nccl : comm::Carrier::exchange;
+    const auto group = backend_.make_group(members, shape, comm::Traffic::collectives);
+    const std::int64_t most = std::min(kLongShard, kLongWhole / largest);
     BenchMemory memory(*backend_.device_tier);
     View shard, whole;
-    if (size > 1) {
-      comm::GroupShape shape = comm::group_shape(members, node_of_, mpi_.rank());
-      shape.carrier =
-          backend_.kind == deck::Backend::cuda ? comm::Carrier::nccl : comm::Carrier::exchange;
-      group = backend_.make_group(members, shape, comm::Traffic::collectives);
-      shard = memory.zeros(DType::u8, {kLongShard});
-      whole = memory.zeros(DType::u8, {kLongShard * size});
-    }
+    control_.together([&] {
+      if (!group) return;
+      shard = memory.zeros(DType::u8, {most});
+      whole = memory.zeros(DType::u8, {most * size});
+    });
     const auto gather = [&](std::int64_t bytes) {
       return best([&] {
         if (!group) return;
@@ -130,7 +137,7 @@ class Meter {
         finish_alone(*streams_, [&] { return group->start(call); });
       });
     };
-    return fitted(std::max(1.0, static_cast<double>(size - 1)), gather);
+    return fitted(static_cast<double>(largest - 1), most, gather);
   }
 
   const Backend& backend_;
@@ -162,10 +169,14 @@ deck::Machine measure_machine(const Backend& backend, const Ranks& ranks,
     m.host_memory_rate = meter.slowest([&] { return memory_rate(host, of_host); }) *
                          static_cast<double>(m.ranks_per_node);
   }
-  if (gpu) m.activations = deck::MachineActivations::in_products;
+  if (gpu) {
+    m.activations = deck::MachineActivations::in_products;
+    m.collectives = deck::Collectives::ring;
+    m.kernel_start = -meter.slowest([&] { return -kernel_start(backend); });
+  }
   for (std::int64_t n = kSmallest; n <= bench.square; n *= 2) m.gemm_sizes.push_back(n);
   std::vector<DType> of_products = options.types;
-  if (backend.multiplies_fp8) of_products.push_back(DType::e4m3);
+  if (backend.multiplies_fp8 || options.fp8) of_products.push_back(DType::e4m3);
   for (const DType type : of_products) {
     for (const std::int64_t n : m.gemm_sizes) {
       m.gemm[type].push_back(meter.slowest([&] { return gemm_rate(backend, type, n, bench); }));
@@ -176,8 +187,9 @@ deck::Machine measure_machine(const Backend& backend, const Ranks& ranks,
   for (const DType type : options.types) {
     m.attention[type] = meter.slowest([&] { return attention_rate(backend, type, bench); });
     ranks.control.barrier();
-    for (const auto& [name, rate] : kernel_rates(backend, type, bench))
-      m.kernel[type][name] = -ranks.control.max(-rate);
+    std::vector<KernelRate> rates;
+    ranks.control.together([&] { rates = kernel_rates(backend, type, bench); });
+    for (const auto& [name, rate] : rates) m.kernel[type][name] = -ranks.control.max(-rate);
   }
   m.intra = meter.within_nodes();
   m.inter = meter.across_nodes();

@@ -16,4 +16,13 @@ struct EnumArray : std::array<T, kCount> {
   }
 };
 
+/// Whether row i of a table is that of the enum's value i, so that values are places in it.
+template <typename Rows, typename Row, typename Enum>
+constexpr bool indexed_by(Enum Row::*value, const Rows& rows) {
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (static_cast<std::size_t>(rows[i].*value) != i) return false;
+  }
+  return true;
+}
+
 }  // namespace tessera

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "core/enum_array.hpp"
+
 namespace tessera {
 namespace {
 
@@ -26,12 +28,7 @@ constexpr std::array kGroups = {GroupRow{MeshGroup::world, 0, std::size(kAxes) -
                                 GroupRow{MeshGroup::pipeline, kPipeline, kPipeline},
                                 GroupRow{MeshGroup::ends, kPipeline, kPipeline, true}};
 static_assert(kGroups.size() == kMeshGroups);
-static_assert([] {
-  for (std::size_t i = 0; i < kMeshGroups; ++i) {
-    if (static_cast<std::size_t>(kGroups[i].group) != i) return false;
-  }
-  return true;
-}());
+static_assert(indexed_by(&GroupRow::group, kGroups));
 
 }  // namespace
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 
+#include "core/enum_array.hpp"
 #include "core/enums.hpp"
 
 namespace tessera {
@@ -88,12 +89,7 @@ constexpr std::size_t index_of(Stream stream) { return static_cast<std::size_t>(
 constexpr const StreamRow& row_of(Stream stream) { return kStreamRows[index_of(stream)]; }
 inline constexpr std::size_t kCompute = index_of(Stream::compute);
 
-static_assert([] {
-  for (std::size_t i = 0; i < kStreams; ++i) {
-    if (index_of(kStreamRows[i].stream) != i) return false;
-  }
-  return true;
-}());
+static_assert(indexed_by(&StreamRow::stream, kStreamRows));
 
 }  // namespace tessera
 

@@ -121,7 +121,7 @@ static std::optional<plan::ShardingInputs::Secondary> secondary_of(const deck::Z
 }
 
 plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanShape> shapes,
-                             std::span<const int> node_of, const kernels::Device& device) {
+                             std::span<const int> node_of, const ComputesOn& on) {
   plan::PlanInputs in;
   in.model.config = model_config(deck.model);
   in.layout.mesh = mesh_of(deck, static_cast<std::int64_t>(node_of.size()));
@@ -130,7 +130,8 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.layout.split_sequence = deck.parallel.sequence;
   in.layout.pipeline = pipeline_rule(deck.parallel);
   in.layout.node_of = nodes_of(deck, node_of);
-  in.device = &device;
+  in.device = &on.device;
+  in.layout.nccl = on.nccl;
   in.numerics.compute = dtype_of(deck.precision.compute);
   in.numerics.accumulate = sum_type(deck.precision.accumulate);
   in.numerics.wire = sum_type(deck.precision.gradients);
@@ -152,6 +153,7 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.sharding.prefetch = deck.zero.prefetch;
   in.sharding.secondary = secondary_of(deck.zero, in.layout.mesh.data);
   in.offload = offload_inputs(deck.offload);
+  in.offload.device_is_host = on.device_is_host;
   in.recompute = deck.recompute.policy;
   in.optimizer = optim::make_optimizer(deck.optimizer);
   in.seed = static_cast<std::uint64_t>(deck.run.seed);

@@ -25,11 +25,18 @@ std::vector<int> nodes_of(const deck::Deck& deck, std::span<const int> found);
 /// What lives where.
 plan::OffloadInputs offload_inputs(const deck::OffloadSection& section);
 
+/// What ranks compute on, as far as plans must know it.
+struct ComputesOn {
+  const kernels::Device& device;
+  bool nccl = false;            // carries between ranks
+  bool device_is_host = false;  // as of a back end
+};
+
 /// What plans of these shapes are made from. node_of[r] is rank r's node; parallel.ranks_per_node
 /// overrides it by nodes filled one after the other. What the deck leaves open about
 /// traffic (setup/traffic.hpp) is as if it were "none".
 plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanShape> shapes,
-                             std::span<const int> node_of, const kernels::Device& device);
+                             std::span<const int> node_of, const ComputesOn& on);
 
 DType dtype_of(deck::Precision precision);
 

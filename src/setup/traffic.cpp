@@ -1,9 +1,12 @@
 #include "setup/traffic.hpp"
 
 #include <algorithm>
+#include <limits>
 
 #include "deck/ranks.hpp"
+#include "plan/passes/make_plan.hpp"
 #include "plan/prediction/simulate.hpp"
+#include "plan/prediction/survey.hpp"
 #include "setup/inputs.hpp"
 #include "setup/shapes.hpp"
 
@@ -100,6 +103,12 @@ std::vector<Traffic> open_traffic(const deck::LoadedDeck& loaded, std::span<cons
   return forms;
 }
 
+Traffic traffic_of(const deck::Deck& deck) {
+  return {.secondary = deck.zero.secondary,
+          .weights = deck.zero.quantize.weights,
+          .gradients = deck.zero.quantize.gradients};
+}
+
 void set_traffic(deck::Deck& deck, const Traffic& traffic) {
   deck.zero.secondary = traffic.secondary;
   deck::QuantizeSection& q = deck.zero.quantize;
@@ -124,61 +133,81 @@ std::string open_keys(const deck::Deck& deck, const Traffic& traffic) {
   return fmt::format("{}", fmt::join(keys, ", "));
 }
 
+plan::ArenaBytes largest_arenas(const plan::PlanInputs& inputs,
+                                std::span<const plan::PlanShape> shapes) {
+  const plan::PlanShape& largest = *std::ranges::max_element(
+      shapes, {}, [](const plan::PlanShape& s) { return std::pair(s.micro_batches, s.purpose); });
+  plan::ArenaBytes most{};
+  for (const MeshPlace& place : plan::largest_places(inputs))
+    most = plan::most_of(most, plan::unproved_plan(inputs, largest, place).arena_bytes);
+  return most;
+}
+
 TrafficChoice choose_traffic(const deck::Deck& deck, std::span<const Traffic> forms,
                              const std::function<plan::PlanInputs(const deck::Deck&)>& inputs_of,
-                             const deck::Machine& machine, std::int64_t memory) {
-  TrafficChoice choice;
+                             const std::function<bool(const plan::ArenaBytes&)>& fits,
+                             const deck::Machine& machine) {
+  const auto settled = [&](const Traffic& form) {
+    deck::Deck as = deck;
+    set_traffic(as, form);
+    return as;
+  };
+  TrafficChoice choice{.tried = {}, .chosen = forms.front()};
   for (const Traffic& form : forms) {
-    deck::Deck settled = deck;
-    set_traffic(settled, form);
-    const plan::PlanInputs inputs = inputs_of(settled);
-    const plan::PlanShape shape = training_shapes(settled, inputs.layout.mesh.data).front();
-    const auto found = plan::predict(plan::simulated_plans(inputs, shape), inputs, machine);
-    choice.tried.push_back({.traffic = form,
-                            .step = found.simulation.step,
-                            .fits = memory == 0 || found.device_memory() <= memory});
+    const deck::Deck as = settled(form);
+    const plan::PlanInputs inputs = inputs_of(as);
+    const auto shapes = training_shapes(as, inputs.layout.mesh.data);
+    choice.tried.push_back(
+        {.traffic = form, .step = plan::estimate_step(inputs, shapes.front(), machine)});
   }
-  const TrafficChoice::Tried& first = choice.tried.front();
-  double shortest = first.step;
-  for (const auto& t : choice.tried) shortest = std::min(shortest, t.fits ? t.step : shortest);
-  const TrafficChoice::Tried* best = nullptr;
-  for (const auto& t : choice.tried) {
-    const bool good = t.step <= shortest * (1 + kWorth) && (t.fits || &t == &first);
+  for (;;) {  // until the best of those that may fit does
+    double shortest = std::numeric_limits<double>::max();
+    for (const auto& t : choice.tried) shortest = t.fits ? std::min(shortest, t.step) : shortest;
     const auto order = [&](const TrafficChoice::Tried& of) {
-      return std::pair(distance(of.traffic, first.traffic), of.step);
+      return std::pair(distance(of.traffic, forms.front()), of.step);
     };
-    if (good && (best == nullptr || order(t) < order(*best))) best = &t;
+    TrafficChoice::Tried* best = nullptr;
+    for (auto& t : choice.tried) {
+      const bool good = t.fits && t.step <= shortest * (1 + kWorth);
+      if (good && (best == nullptr || order(t) < order(*best))) best = &t;
+    }
+    if (best == nullptr) return choice;
+    const deck::Deck as = settled(best->traffic);
+    const plan::PlanInputs inputs = inputs_of(as);
+    best->fits = fits(largest_arenas(inputs, training_shapes(as, inputs.layout.mesh.data)));
+    if (!best->fits) continue;
+    choice.chosen = best->traffic;
+    return choice;
   }
-  choice.chosen = best->traffic;
-  return choice;
 }
 
 std::string explain(const deck::Deck& open, const TrafficChoice& choice,
                     const deck::Machine& machine) {
   const std::string keys = open_keys(open, choice.chosen);
   if (choice.tried.size() == 1)
-    return fmt::format("\"auto\" makes {}: nothing else has an effect here", keys);
+    return fmt::format("\"auto\" makes {}: nothing else can be used with this deck on these ranks",
+                       keys);
   const auto& first = choice.tried.front();
-  const auto at = [&](const Traffic& traffic) {
-    return std::ranges::find(choice.tried, traffic, &TrafficChoice::Tried::traffic);
-  };
+  const auto& last = choice.tried.back();
+  const auto at = std::ranges::find(choice.tried, choice.chosen, &TrafficChoice::Tried::traffic);
   const auto ms = [](double seconds) { return fmt::format("{:.4g} ms", seconds * 1e3); };
-  std::string links;
+  std::vector<std::string> links;
   const auto link = [&](std::string_view where, const std::optional<deck::Link>& of) {
-    if (of)
-      links +=
-          fmt::format("{}{:.3g} GB/s a rank {}", links.empty() ? "" : ", ", of->rate / 1e9, where);
+    if (of) links.push_back(fmt::format("{:.3g} GB/s a rank {}", of->rate / 1e9, where));
   };
   link("within nodes", machine.intra);
   link("between nodes", machine.inter);
-  std::string text = fmt::format("\"auto\" makes {}: at {}, a step is predicted to take {}", keys,
-                                 links, ms(at(choice.chosen)->step));
-  if (choice.chosen != first.traffic)
-    return fmt::format("{}, and {} with {}", text, ms(first.step), open_keys(open, first.traffic));
-  const auto& last = choice.tried.back();
-  return fmt::format("{}, and {} with {}{}; nothing that fits is {:.0f} % shorter", text,
-                     ms(last.step), open_keys(open, last.traffic),
-                     last.fits ? "" : ", which needs more memory than there is", 100 * kWorth);
+  const auto& other = choice.chosen == first.traffic ? last : first;
+  std::string text = fmt::format(
+      "\"auto\" makes {}: at {}, a step is predicted to take {}, and {} with {}", keys,
+      fmt::join(links, ", "), ms(at->step), ms(other.step), open_keys(open, other.traffic));
+  const auto misfit = std::ranges::find(choice.tried, false, &TrafficChoice::Tried::fits);
+  if (misfit != choice.tried.end())
+    return fmt::format("{}; with {} it would not fit memory", text,
+                       open_keys(open, misfit->traffic));
+  if (choice.chosen == first.traffic)
+    return fmt::format("{}; no form is {:.0f} % shorter", text, 100 * kWorth);
+  return text;
 }
 
 }  // namespace tessera::setup

@@ -32,28 +32,34 @@ bool leaves_traffic_open(const deck::Deck& deck);
 /// "none" or what "auto" stands for, where that has an effect and nothing else in the deck is
 /// against it. First the one with "none" for all, last the one with "none" for none.
 std::vector<Traffic> open_traffic(const deck::LoadedDeck& loaded, std::span<const int> node_of);
+/// What a deck says.
+Traffic traffic_of(const deck::Deck& deck);
 /// Lets the deck say so; keys that then have no effect have their defaults.
 void set_traffic(deck::Deck& deck, const Traffic& traffic);
 /// "zero.secondary = "none", zero.quantize.weights = "int8", ...": the keys that `deck` leaves
 /// open.
 std::string open_keys(const deck::Deck& deck, const Traffic& traffic);
 
-/// What a step takes in each of some forms, in seconds, as simulated; of those within 2 % of the
-/// shortest the one that differs least from the first.
+/// What a step takes in each of some forms, in seconds, as simulated (plan::estimate_step); of
+/// those that fit and are within 2 % of the shortest the one that differs least from the first.
 struct TrafficChoice {
   struct Tried {
     Traffic traffic;
     double step = 0;
-    bool fits = true;
+    bool fits = true;  // as far as it was looked at
   };
   std::vector<Tried> tried;  // as the forms given
   Traffic chosen;
 };
-/// `inputs_of` makes a plan's inputs from a deck in which nothing is open. Forms that need more
-/// than `memory` bytes on a device (0: not known) are passed over, but for the first.
+/// `inputs_of` makes a plan's inputs from a deck in which nothing is open; `fits` says whether a
+/// rank whose arenas are so large can be. Where no form fits the first is chosen.
 TrafficChoice choose_traffic(const deck::Deck& deck, std::span<const Traffic> forms,
                              const std::function<plan::PlanInputs(const deck::Deck&)>& inputs_of,
-                             const deck::Machine& machine, std::int64_t memory);
+                             const std::function<bool(const plan::ArenaBytes&)>& fits,
+                             const deck::Machine& machine);
+/// The most that any rank has in its arenas, in the largest step that trains and saves.
+plan::ArenaBytes largest_arenas(const plan::PlanInputs& inputs,
+                                std::span<const plan::PlanShape> shapes);
 /// The choice for people, and why: a sentence without its end.
 std::string explain(const deck::Deck& open, const TrafficChoice& choice,
                     const deck::Machine& machine);

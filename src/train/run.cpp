@@ -59,10 +59,19 @@ void Run::take_directory() {
 
 void Run::open_engine() {
   Hardware hardware(deck, job);
-  traffic = settle_traffic(loaded, job, hardware, directory);
-  engine.emplace(loaded, job,
-                 setup::training_shapes(deck, setup::mesh_of(deck, control.size()).data),
-                 std::move(hardware));
+  const SettledTraffic settled = settle_traffic(loaded, job, hardware, directory);
+  traffic = settled.what;
+  try {
+    engine.emplace(loaded, job,
+                   setup::training_shapes(deck, setup::mesh_of(deck, control.size()).data),
+                   std::move(hardware));
+  } catch (Error& e) {
+    if (!traffic.empty()) e.add_context(traffic);
+    throw;
+  }
+  control.together([&] {
+    if (control.rank() == 0) keep_traffic(settled, directory);
+  });
 }
 
 plan::PlanShape Run::shape(plan::PlanPurpose purpose, std::int64_t step) const {

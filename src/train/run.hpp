@@ -47,7 +47,7 @@ struct Run {
   std::unique_ptr<io::TokenCorpus> corpus, validation;  // the latter: if the deck names one
   std::vector<io::DataFile> data_files;                 // of corpus, on rank 0
   Course course;
-  std::string traffic;  // how what the deck left open was settled, for people; on rank 0
+  std::string traffic;  // how what the deck left open was settled, for people
   std::optional<Engine> engine;
 };
 

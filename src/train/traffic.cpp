@@ -3,12 +3,13 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <set>
+#include <map>
 
 #include "backend/machine.hpp"
+#include "core/terminal.hpp"
 #include "io/file.hpp"
 #include "io/json.hpp"
-#include "setup/inputs.hpp"
+#include "setup/budget.hpp"
 #include "setup/shapes.hpp"
 #include "setup/traffic.hpp"
 
@@ -21,118 +22,165 @@ using setup::Traffic;
 constexpr std::size_t kNodes = 2;  // whose link is measured
 constexpr std::int64_t kRepeats = 2;
 constexpr const char* kFile = "traffic.json";
+/// Of a node, in bytes/s: what goes to disks is the same in all forms, and nothing is measured of
+/// it.
+constexpr double kDiskRate = 2e9;
 
-/// What the choice depends on beyond the deck, as it stands in the file.
-std::string layout_text(const deck::Deck& deck, const comm::MpiSession& mpi) {
-  const std::vector<int> node_of = setup::nodes_of(deck, mpi.node_of());
-  return fmt::format("{}, nodes {}", to_string(setup::mesh_of(deck, mpi.size())),
-                     std::set(node_of.begin(), node_of.end()).size());
+/// What a choice hangs on, for which it is kept.
+std::string situation(const deck::Deck& deck, const comm::MpiSession& mpi) {
+  std::map<int, int> ranks;  // by node, which is its lowest rank
+  for (const int node : setup::nodes_of(deck, mpi.node_of())) ++ranks[node];
+  std::vector<int> counts;
+  for (const auto& [node, count] : ranks) counts.push_back(count);
+  return fmt::format("{}, {} ranks a node, ZeRO-{}, {} sequences of {} in micro-batches of {}, {}",
+                     to_string(setup::mesh_of(deck, mpi.size())), fmt::join(counts, "+"),
+                     deck.zero.stage, deck.batch.global, deck.batch.sequence, deck.batch.micro,
+                     enum_word(deck.precision.compute));
 }
 
-std::vector<DType> measured_types(const deck::Deck& deck) {
+deck::Machine measure(const deck::Deck& deck, const Job& job, const Hardware& hardware) {
+  std::vector<DType> types = {DType::f32};  // the optimizer's, and of sums
   const DType compute = setup::dtype_of(deck.precision.compute);
-  if (compute == DType::f32) return {DType::f32};
-  return {DType::f32, compute};  // the optimizer's, and sums
+  if (compute != DType::f32) types.push_back(compute);
+  deck::Machine machine =
+      backend::measure_machine(hardware.backend, {job.mpi, job.control},
+                               {.threads = hardware.threads,
+                                .repeats = kRepeats,
+                                .types = types,
+                                .fp8 = deck.precision.matmul == deck::Matmul::fp8,
+                                .node_of = setup::nodes_of(deck, job.mpi.node_of()),
+                                .nodes = kNodes,
+                                .brief = true});
+  machine.disk_read = machine.disk_write = kDiskRate;
+  return machine;
 }
 
-/// Simulates a step in each form, on the machine that all ranks measure together. Rank 0's result
-/// is the choice.
-std::pair<Traffic, Json> measure_and_choose(const deck::Deck& deck, const Job& job,
-                                            const Hardware& hardware,
-                                            std::span<const Traffic> forms) {
-  const backend::Backend& backend = hardware.backend;
-  deck::Machine machine;
-  if (forms.size() > 1) {
-    machine = backend::measure_machine(backend, {job.mpi, job.control},
-                                       {.threads = hardware.threads,
-                                        .repeats = kRepeats,
-                                        .types = measured_types(deck),
-                                        .node_of = setup::nodes_of(deck, job.mpi.node_of()),
-                                        .nodes = kNodes,
-                                        .brief = true});
+/// What is free, the least of all ranks'.
+struct Free {
+  Free(const Job& job, const backend::Backend& backend)
+      : device(backend.device_tier->device_memory()),
+        host(job.control.min(memory::available_bytes()) / job.mpi.job().local) {
+    device.in_use = device.total - job.control.min(device.total - device.in_use);
   }
-  std::pair<Traffic, Json> found{forms.front(), {}};
-  job.control.together([&] {
-    if (job.control.rank() != 0) return;
-    const auto* budget = std::get_if<deck::Bytes>(&deck.memory.device);
-    const auto gpu = backend.device_tier->device_memory();
-    setup::TrafficChoice choice{.tried = {{.traffic = forms.front()}}, .chosen = forms.front()};
+  /// Whether the engine would find room for a rank of the run.
+  bool has_room_for(const deck::LoadedDeck& loaded, const Mesh& mesh, bool device_is_host,
+                    const plan::ArenaBytes& bytes) const {
+    try {
+      setup::check_budget(loaded, mesh, bytes);
+      setup::check_gpu(loaded.deck, mesh, bytes, device);
+    } catch (const MemoryError&) {
+      return false;
+    }
+    return plan::host_bytes(bytes) + (device_is_host ? plan::device_bytes(bytes) : 0) <= host;
+  }
+  memory::Tier::DeviceMemory device;
+  std::int64_t host;
+};
+
+struct Chosen {
+  Traffic traffic;
+  Json json;  // what is kept
+};
+
+Chosen choose(const deck::LoadedDeck& loaded, const Job& job, const Hardware& hardware,
+              std::span<const Traffic> forms, const deck::Machine& machine, const Free& free) {
+  const deck::Deck& deck = loaded.deck;
+  const auto on = computes_on(hardware.backend);
+  const Mesh mesh = setup::mesh_of(deck, job.mpi.size());
+  setup::TrafficChoice choice{.tried = {{.traffic = forms.front()}}, .chosen = forms.front()};
+  std::string why;
+  try {
     if (forms.size() > 1) {
-      const auto inputs_of = [&](const deck::Deck& settled) {
-        const auto shapes =
-            setup::training_shapes(settled, setup::mesh_of(settled, job.control.size()).data);
-        plan::PlanInputs inputs =
-            setup::plan_inputs(settled, shapes, job.mpi.node_of(), *backend.device);
-        inputs.layout.nccl = backend.kind == deck::Backend::cuda;
-        inputs.offload.device_is_host = backend.device_is_host;
-        return inputs;
-      };
-      choice = setup::choose_traffic(deck, forms, inputs_of, machine,
-                                     budget != nullptr ? budget->count : gpu.total - gpu.in_use);
+      choice = setup::choose_traffic(
+          deck, forms,
+          [&](const deck::Deck& settled) {
+            return setup::plan_inputs(settled, setup::training_shapes(settled, mesh.data),
+                                      job.mpi.node_of(), on);
+          },
+          [&](const plan::ArenaBytes& bytes) {
+            return free.has_room_for(loaded, mesh, on.device_is_host, bytes);
+          },
+          machine);
     }
-    found.first = choice.chosen;
-    found.second = {{"layout", layout_text(deck, job.mpi)},
-                    {"chosen", setup::open_keys(deck, choice.chosen)},
-                    {"why", setup::explain(deck, choice, machine)}};
-    if (machine.inter) found.second["link_bytes_per_s"] = machine.inter->rate;
-    for (const auto& t : choice.tried) {
-      found.second["tried"].push_back({{"keys", setup::open_keys(deck, t.traffic)},
-                                       {"step_ms", t.step * 1e3},
-                                       {"fits", t.fits}});
-    }
-  });
-  return found;
+    why = setup::explain(deck, choice, machine);
+  } catch (const DeckError& e) {
+    why = fmt::format("\"auto\" makes {}: its step cannot be simulated ({})",
+                      setup::open_keys(deck, choice.chosen), e.what());
+  }
+  Json json{{"for", situation(deck, job.mpi)},
+            {"chosen", setup::open_keys(deck, choice.chosen)},
+            {"why", why},
+            {"tried", Json::array()}};
+  for (const auto& t : choice.tried) {
+    json["tried"].push_back(
+        {{"keys", setup::open_keys(deck, t.traffic)}, {"step_ms", t.step * 1e3}, {"fits", t.fits}});
+  }
+  if (machine.inter) json["bytes_per_s_between_nodes"] = machine.inter->rate;
+  return {choice.chosen, json};
 }
 
-/// The form that an earlier start with this layout has kept, as its place among `forms`; nothing
-/// where there is none, or it is none of them.
-std::optional<std::size_t> kept(const std::filesystem::path& file, const deck::Deck& deck,
-                                const comm::MpiSession& mpi, std::span<const Traffic> forms) {
+/// The form that an earlier start has kept, as its place among `forms`; nothing where there is none
+/// or what it hung on has changed.
+std::optional<std::int64_t> kept(const std::filesystem::path& file, const deck::Deck& deck,
+                                 const comm::MpiSession& mpi, std::span<const Traffic> forms) {
   if (!std::filesystem::exists(file)) return std::nullopt;
   constexpr std::int64_t kMost = 1 << 20;
-  const io::JsonDocument document(io::read_text(file, kMost), file.string());
-  const std::string layout = document.root()["layout"].text(),
-                    chosen = document.root()["chosen"].text();
-  if (layout != layout_text(deck, mpi)) return std::nullopt;
-  const auto at = std::ranges::find_if(
-      forms, [&](const Traffic& form) { return setup::open_keys(deck, form) == chosen; });
-  if (at == forms.end()) return std::nullopt;
-  return static_cast<std::size_t>(at - forms.begin());
+  try {
+    const io::JsonDocument document(io::read_text(file, kMost), file.string());
+    if (document.root()["for"].text() != situation(deck, mpi)) return std::nullopt;
+    const std::string& chosen = document.root()["chosen"].text();
+    const auto at = std::ranges::find_if(
+        forms, [&](const Traffic& form) { return setup::open_keys(deck, form) == chosen; });
+    if (at == forms.end()) return std::nullopt;
+    return at - forms.begin();
+  } catch (const DataError& e) {
+    throw DataError(fmt::format("{} (remove the file to have \"auto\" choose again)", e.what()));
+  }
 }
 
 }  // namespace
 
-std::string settle_traffic(deck::LoadedDeck& loaded, const Job& job, const Hardware& hardware,
-                           const std::filesystem::path& directory) {
-  if (!setup::leaves_traffic_open(loaded.deck)) return "";
+SettledTraffic settle_traffic(deck::LoadedDeck& loaded, const Job& job, const Hardware& hardware,
+                              const std::filesystem::path& directory) {
+  if (!setup::leaves_traffic_open(loaded.deck)) return {};
   const comm::Control& control = job.control;
+  const bool first = control.rank() == 0;
   const std::vector<Traffic> forms = setup::open_traffic(loaded, job.mpi.node_of());
   const std::filesystem::path file = directory / kFile;
   constexpr std::int64_t kNone = -1;
   std::int64_t which = kNone;
+  SettledTraffic settled;
   control.together([&] {
-    if (control.rank() != 0) return;
-    if (const auto found = kept(file, loaded.deck, job.mpi, forms))
-      which = static_cast<std::int64_t>(*found);
+    if (first) which = kept(file, loaded.deck, job.mpi, forms).value_or(kNone);
   });
   which = control.max(which);
-  std::string told;
   if (which != kNone) {
-    told = fmt::format(
+    settled.what = fmt::format(
         "\"auto\" makes {}, as when the run began (remove {} to have it chosen again)",
         setup::open_keys(loaded.deck, forms[static_cast<std::size_t>(which)]), file.string());
   } else {
-    const auto [traffic, json] = measure_and_choose(loaded.deck, job, hardware, forms);
+    deck::Machine machine;
+    if (forms.size() > 1) {
+      if (first) tell("measuring kernels and links, for what the deck leaves \"auto\"\n");
+      machine = measure(loaded.deck, job, hardware);
+    }
+    const Free free(job, hardware.backend);
     control.together([&] {
-      if (control.rank() != 0) return;
-      io::write_text(file, json.dump(1) + "\n");
-      told = json["why"].get<std::string>();
-      which = std::ranges::find(forms, traffic) - forms.begin();
+      if (!first) return;
+      const Chosen chosen = choose(loaded, job, hardware, forms, machine, free);
+      which = std::ranges::find(forms, chosen.traffic) - forms.begin();
+      settled = {.what = chosen.json["why"].get<std::string>(), .file = chosen.json.dump(1) + "\n"};
     });
     which = control.max(which);
+    settled.what = control.broadcast(settled.what);
+    settled.file = control.broadcast(settled.file);
   }
   setup::set_traffic(loaded.deck, forms[static_cast<std::size_t>(which)]);
-  return control.rank() == 0 ? told : "";
+  return settled;
+}
+
+void keep_traffic(const SettledTraffic& settled, const std::filesystem::path& directory) {
+  if (!settled.file.empty()) io::write_text(directory / kFile, settled.file);
 }
 
 }  // namespace tessera::train

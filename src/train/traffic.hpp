@@ -8,12 +8,20 @@
 
 namespace tessera::train {
 
+struct SettledTraffic {
+  std::string what;  // for people, what is chosen and why; empty where nothing is open
+  std::string file;  // what to keep for later starts; empty where an earlier one has
+};
+
 /// Settles what is "auto" (setup/traffic.hpp) in the deck of a run in `directory`: as an earlier
-/// start has, which is kept there in traffic.json, if ranks and nodes are as they were; else the
-/// ranks measure their rates, and the links between rank 0's node and the next, and rank 0
-/// simulates a step in each form and keeps the choice. Returns what to tell people, on rank 0;
-/// empty where nothing is open. Collective. Throws DataError for a file that cannot be understood.
-std::string settle_traffic(deck::LoadedDeck& loaded, const Job& job, const Hardware& hardware,
-                           const std::filesystem::path& directory);
+/// start has, which is kept there, if the layout and what else the choice hangs on are as they
+/// were; else the ranks measure their rates, and the links of rank 0's node and the next, and rank
+/// 0 simulates a step in each form. Collective; all ranks get the same. Throws DataError for a file
+/// that cannot be understood.
+SettledTraffic settle_traffic(deck::LoadedDeck& loaded, const Job& job, const Hardware& hardware,
+                              const std::filesystem::path& directory);
+
+/// Keeps the choice for later starts, once the run has its memory. One rank calls it.
+void keep_traffic(const SettledTraffic& settled, const std::filesystem::path& directory);
 
 }  // namespace tessera::train

@@ -7,7 +7,7 @@
 #include "plan/ir/print.hpp"
 #include "plan/prediction/compare.hpp"
 #include "train/execution/profile.hpp"
-#include "verbs/planner.hpp"
+#include "verbs/simulate/simulate.hpp"
 #include "verbs/verb.hpp"
 
 namespace tessera::verbs {
@@ -120,7 +120,8 @@ void check_options(const PlanOptions& o) {
 
 ExitCode print_plan(const PlanOptions& o) {
   check_options(o);
-  const Planner p = make_planner(o.layout);
+  Planner p = make_planner(o.layout);
+  if (!o.machine.empty()) settle_traffic(p, deck::load_machine(o.machine));
   if (is_drawn(o.format) || !o.profile.empty()) {
     const Times t = times_of(o, p);
     fmt::print("{}\n", is_drawn(o.format) ? picture(o, p, t) : comparison(o, p, t));

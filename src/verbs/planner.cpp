@@ -25,10 +25,9 @@ plan::Survey Planner::survey(std::span<const MeshPlace> places) const {
 }
 
 plan::PlanInputs Planner::inputs_of(const deck::Deck& deck) const {
-  plan::PlanInputs made = setup::plan_inputs(deck, shapes, node_of, *devices.front());
-  made.layout.nccl = nccl;
-  made.offload.device_is_host = device_is_host;
-  return made;
+  return setup::plan_inputs(
+      deck, shapes, node_of,
+      {.device = *devices.front(), .nccl = nccl, .device_is_host = device_is_host});
 }
 
 void Planner::set(const setup::Traffic& traffic) {

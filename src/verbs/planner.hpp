@@ -23,20 +23,19 @@ struct Planner {
   std::vector<plan::PlanShape> shapes;
   plan::PlanInputs inputs;  // with the first of the devices
   std::string device_name;  // what the plans are for
-  /// Where the deck leaves traffic open: the deck as it stands, and the forms (setup/traffic.hpp).
-  /// `loaded` has the last, which needs most memory, until another is set.
-  deck::Deck as_given;
-  std::vector<setup::Traffic> open;
   /// They say how much scratch kernels want; one for each thread that makes plans.
   std::vector<std::unique_ptr<kernels::Device>> devices;
 
   plan::Survey survey(std::span<const MeshPlace> places) const;
+
+  // Where the deck leaves traffic open (setup/traffic.hpp):
+  deck::Deck as_given;
+  std::vector<setup::Traffic> open;  // the forms; `loaded` has the last until another is set
   void set(const setup::Traffic& traffic);
   /// What the plans are made from if this is the deck.
   plan::PlanInputs inputs_of(const deck::Deck& deck) const;
-
   std::vector<int> node_of;
-  bool nccl = false, device_is_host = false;
+  bool nccl = false, device_is_host = false;  // as setup::ComputesOn has them
 };
 
 /// Bytes of memory.device; nothing where the deck does not give a number.

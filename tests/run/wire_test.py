@@ -6,7 +6,7 @@ import tomllib
 import unittest
 
 from offload_runs import tensors_of
-from tessera import RunTest, metrics, tiny_deck
+from tessera import SOURCE, RunTest, metrics, tiny_deck
 
 # One block dominates its padding (to 16 elements a rank) and the scalars of the norm and the loss.
 PADDING = 0.03
@@ -168,12 +168,46 @@ class Wire(RunTest):
         kept.write_text("{}")
         job = self.run_job(2, "train", deck, "--set", "run.steps=5")
         self.assertEqual(job.code, 3, job.output)
-        self.assertIn("traffic.json: $", job.output)
+        self.assertRegex(job.output, r'traffic.json: \$.*\(remove the file to have "auto" choose')
+
+    def test_auto_on_any_nodes(self):
+        """Ranks with nobody to measure a link with wait for the others; what the machine's rates
+        do not say is no error."""
+        auto = {"zero.quantize__weights": "auto", "zero.quantize__gradients": "auto",
+                "zero__secondary": "auto", "zero__stage": 3}
+        for ranks, per_node, changes in (
+                (3, 1, {}), (3, 2, {}), (4, 1, {"parallel__tensor": 2}),
+                (4, 3, {"parallel__pipeline": 2}), (2, 1, {"precision__matmul": "fp8", "model__hidden": 48}),
+                (2, 1, {"precision__compute": "f16"}), (2, 1, {"recompute__policy": "full"}),
+                (2, 1, {"offload__optimizer": "nvme", "offload__nvme": [str(self.dir)]})):
+            with self.subTest(ranks=ranks, per_node=per_node, **changes):
+                name = f"auto_{ranks}_{per_node}_" + "_".join(map(str, changes))
+                deck = tiny_deck(self.corpus, run__steps=1, parallel__ranks_per_node=per_node,
+                                 **{"batch__global": 12, **auto, **changes})
+                self.train(ranks, self.deck(name, deck))
+                log = (self.dir / name / "log.txt").read_text()
+                self.assertIn("a step is predicted to take", log)
+
+    def test_auto_of_what_is_not_there(self):
+        """check and simulate plan decks that leave traffic open."""
+        deck = self.deck("open", tiny_deck(
+            self.corpus, zero__stage=3, zero__secondary="auto",
+            **{"zero.quantize__gradients": "auto"}))
+        check = self.run_job(0, "check", deck, "--ranks", 4, "--nodes", 2)
+        self.assertEqual(check.code, 0, check.output)
+        self.assertIn('planned with zero.secondary = "', check.output)
+        machine = SOURCE / "slurm/machines/v100-infiniband-100g.toml"
+        for options in ([], ["--search"]):
+            told = self.run_job(0, "simulate", deck, "--ranks", 4, "--nodes", 2, "--machine", machine,
+                                *options)
+            self.assertEqual(told.code, 0, told.output)
+            if not options:
+                self.assertIn('"auto" makes zero.secondary = "', told.output)
 
     def test_auto_with_one_rank(self):
         deck = self.deck("alone", tiny_deck(self.corpus, run__steps=1, zero__secondary="auto"))
         self.train(1, deck)
-        self.assertIn("nothing else has an effect here", (self.dir / "alone/log.txt").read_text())
+        self.assertIn("nothing else can be used with this deck", (self.dir / "alone/log.txt").read_text())
 
     def test_ranks_per_node_splits_the_bytes_and_changes_no_number(self):
         want = self.train(4, self.deck("asked", tiny_deck(self.corpus, zero__stage=3)))

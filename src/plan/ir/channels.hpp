@@ -6,6 +6,7 @@
 
 #include "comm/group.hpp"
 #include "core/at.hpp"
+#include "core/enum_array.hpp"
 #include "core/mesh.hpp"
 #include "core/streams.hpp"
 
@@ -67,12 +68,7 @@ inline constexpr std::array kChannelRows = {
     ChannelRow{Channel::world, "world", MeshGroup::world, comm::Traffic::words,
                bits_of(Stream::reduce)}};
 inline constexpr std::size_t kChannels = kChannelRows.size();
-static_assert([] {
-  for (std::size_t i = 0; i < kChannels; ++i) {
-    if (static_cast<std::size_t>(kChannelRows[i].channel) != i) return false;
-  }
-  return true;
-}());
+static_assert(indexed_by(&ChannelRow::channel, kChannelRows));
 
 constexpr const ChannelRow& row_of(Channel channel) { return at(kChannelRows, channel); }
 

@@ -82,12 +82,7 @@ inline constexpr std::array kLocationRows = {
 inline constexpr std::size_t kLocations = kLocationRows.size();
 template <typename T>
 using PerLocation = EnumArray<Location, T, kLocations>;
-static_assert([] {
-  for (std::size_t i = 0; i < kLocations; ++i) {
-    if (static_cast<std::size_t>(kLocationRows[i].location) != i) return false;
-  }
-  return true;
-}());
+static_assert(indexed_by(&LocationRow::location, kLocationRows));
 constexpr const LocationRow& row_of(Location location) { return at(kLocationRows, location); }
 inline ArenaId arena_of(const Buffer& b) {
   return b.persistent ? row_of(b.location).state : row_of(b.location).step;

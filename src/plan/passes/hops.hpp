@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "comm/route.hpp"
+#include "core/enum_array.hpp"
 #include "plan/passes/buffers.hpp"
 
 namespace tessera::plan {
@@ -28,12 +29,7 @@ inline constexpr std::array kLegRows = {
     LegRow{Leg::sum, Stream::gather_unpack, Stream::reduce_sum},  // gathers have none
     LegRow{Leg::across, Stream::gather_across, Stream::reduce_across},
     LegRow{Leg::unpack, Stream::gather_unpack, Stream::reduce_unpack}};
-static_assert([] {
-  for (std::size_t i = 0; i < kLegRows.size(); ++i) {
-    if (static_cast<std::size_t>(kLegRows[i].leg) != i) return false;
-  }
-  return true;
-}());
+static_assert(indexed_by(&LegRow::leg, kLegRows));
 constexpr const LegRow& row_of(Leg leg) { return at(kLegRows, leg); }
 
 struct LegCall {

@@ -172,14 +172,19 @@ std::vector<std::size_t> spread(const Plan& plan, std::size_t begin, std::size_t
   return positions;
 }
 
+/// The first of visits that are numbered after all there are, and so far from them that nothing
+/// stays from one to the other.
+std::int32_t visits_apart(const Plan& plan, const PlanInputs& in) {
+  std::int32_t last = 0;
+  for (const Op& op : plan.ops) last = std::max(last, op.visit);
+  return last + static_cast<std::int32_t>(in.offload.ahead) + 2;
+}
+
 /// The updates of the step before, each unit's before its parameters are first wanted, beside the
 /// forward of the layers before it; behind each what a checkpoint takes of it. Each is a visit of
-/// its own, numbered after those of layers, and so far from them that nothing stays from one to the
-/// other.
+/// its own.
 void add_deferred_updates(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states) {
-  std::int32_t visit = 0;
-  for (const Op& op : plan.ops) visit = std::max(visit, op.visit);
-  visit += static_cast<std::int32_t>(in.offload.ahead) + 2;
+  std::int32_t visit = visits_apart(plan, in);
   Insertions insertions;
   const auto add = [&](std::size_t position, std::vector<Op> ops) {
     for (Op& op : ops) {
@@ -238,24 +243,33 @@ void add_snapshots(Plan& plan, const PlanInputs& in, const std::vector<UnitState
   insertions.apply(plan.ops);
 }
 
-/// A step that is applied leaves what its roundings have lost to the next one.
-void keep_errors(Plan& plan, const std::vector<UnitState>& states,
+/// A step that is applied leaves what its roundings have lost to the next one; a visit for each
+/// unit.
+void keep_errors(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
                  const std::vector<SummedGradient>& gradients) {
+  std::int32_t visit = visits_apart(plan, in);
   for (std::size_t u = 0; u < states.size(); ++u) {
     if (!gradients[u].lost) continue;
     plan.ops.push_back(
         op_of(OpKind::errors, Stream::compute, u,
               kernels::KernelCall{kernels::Convert{
                   .x = gradients[u].lost, .out = states[u].errors, .verdict = plan.verdict}}));
+    plan.ops.back().visit = visit++;
   }
 }
 
-/// What checkpoints have of errors: their sums over data ranks, as the step before has left them.
+/// What checkpoints have of errors: their sums over data ranks, as the step before has left them; a
+/// visit for each unit.
 void sum_errors(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states) {
   const comm::Route route = sum_route(in, plan.place);
   Staging whole("errors on their way"), sums("sums of errors in nodes"),
       of_hops[] = {Staging("staging of errors"), Staging("staging of errors between nodes")};
   Insertions insertions;
+  std::int32_t visit = visits_apart(plan, in);
+  const auto add = [&](Op op) {
+    op.visit = visit;
+    insertions.before(0, std::move(op));
+  };
   for (std::size_t u = 0; u < states.size(); ++u) {
     const UnitState& s = states[u];
     if (!s.errors) continue;
@@ -267,14 +281,14 @@ void sum_errors(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& 
     const auto room = [&](std::size_t hop) { return of_hops[hop].view(plan, bytes[hop]); };
     const View full = floats(whole, s.layout.padded);
     const bool hops = bytes.size() > 1;
-    insertions.before(0, op_of(OpKind::errors, Stream::reduce, u,
-                               kernels::KernelCall{kernels::Convert{.x = s.errors, .out = full}}));
+    add(op_of(OpKind::errors, Stream::reduce, u,
+              kernels::KernelCall{kernels::Convert{.x = s.errors, .out = full}}));
     for (LegCall& call :
          reduce_over(route, {.full = full, .shard = s.error_sum, .staging = room(0)},
                      hops ? floats(sums, shards_between(route) * s.layout.shard) : View{},
                      hops ? room(1) : View{}))
-      insertions.before(
-          0, op_of(OpKind::errors, row_of(call.leg).of_reductions, u, std::move(call.call)));
+      add(op_of(OpKind::errors, row_of(call.leg).of_reductions, u, std::move(call.call)));
+    ++visit;
   }
   insertions.apply(plan.ops);
 }
@@ -290,7 +304,7 @@ void optimizer_step(Plan& plan, const PlanInputs& in, const std::vector<UnitStat
   } else {
     add_updates(plan, in, states, gradients);
   }
-  keep_errors(plan, states, gradients);
+  keep_errors(plan, in, states, gradients);
   if (plan.shape.purpose == PlanPurpose::train_snapshot) {
     add_snapshots(plan, in, states);
     sum_errors(plan, in, states);

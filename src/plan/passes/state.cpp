@@ -96,9 +96,9 @@ void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, Uni
     const BufferPurpose purpose = r == kMasterRow ? BufferPurpose::master
                                   : r < errors    ? BufferPurpose::optimizer
                                                   : BufferPurpose::errors;
-    const Location location = r < errors ? s.optimizer
-                              : of_rank  ? in.offload.gradients
-                                         : Location::device;
+    // Sums of errors become snapshots whole, which what is on disks does not (saved_in_tiles).
+    const Location sums = std::min(in.offload.gradients, Location::host);
+    const Location location = r < errors ? s.optimizer : of_rank ? in.offload.gradients : sums;
     if (View& live = s.kept[r].live; !live) {
       live = add_persistent(plan, fmt::format("{} {}", unit.name, rows[r].name), purpose,
                             rows[r].type, count_of(rows[r].extent, s, unit), location);

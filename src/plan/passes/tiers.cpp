@@ -53,11 +53,12 @@ Range hull(Range a, Range b) { return {std::min(a.begin, b.begin), std::max(a.en
 /// By op, the visit that it belongs to or comes before; behind the last visit of a layer, one more.
 std::vector<std::int32_t> times_of(const Plan& plan) {
   std::vector<std::int32_t> times(plan.ops.size());
-  const auto of_tile = [&](std::size_t i) {
+  const auto apart = [&](std::size_t i) {  // visits of their own
     const Op& op = plan.ops[i];
-    return op.kind == OpKind::update || std::holds_alternative<SaveTile>(op.call);
+    return op.kind == OpKind::update || op.kind == OpKind::errors ||
+           std::holds_alternative<SaveTile>(op.call);
   };
-  const auto of_layer = [&](std::size_t i) { return plan.ops[i].visit >= 0 && !of_tile(i); };
+  const auto of_layer = [&](std::size_t i) { return plan.ops[i].visit >= 0 && !apart(i); };
   std::int32_t next = -1;  // visit of the ops that follow; -1: there are none
   for (std::size_t i = plan.ops.size(); i-- > 0;) {
     if (of_layer(i)) next = plan.ops[i].visit;
@@ -66,7 +67,7 @@ std::vector<std::int32_t> times_of(const Plan& plan) {
   std::int32_t time = 0;  // it never goes back, as visits of what is added at the end may
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     if (times[i] >= 0) time = std::max(time, times[i]);
-    times[i] = of_tile(i) ? plan.ops[i].visit : times[i] >= 0 ? time : time + 1;
+    times[i] = apart(i) ? plan.ops[i].visit : times[i] >= 0 ? time : time + 1;
   }
   return times;
 }

@@ -24,6 +24,12 @@ Hardware::Hardware(const deck::Deck& deck, const Job& job) {
       {.kind = deck.run.backend, .threads = threads, .matmul = deck.precision.matmul}, &ranks);
 }
 
+setup::ComputesOn computes_on(const backend::Backend& backend) {
+  return {.device = *backend.device,
+          .nccl = backend.kind == deck::Backend::cuda,
+          .device_is_host = backend.device_is_host};
+}
+
 Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
                std::span<const plan::PlanShape> shapes, Hardware hardware)
     : loaded_(loaded),
@@ -31,10 +37,7 @@ Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
       threads_(hardware.threads),
       backend_(std::move(hardware.backend)) {
   const comm::MpiSession& mpi = job.mpi;
-  const deck::Deck& deck = loaded.deck;
-  inputs_ = setup::plan_inputs(deck, shapes, mpi.node_of(), *backend_.device);
-  inputs_.layout.nccl = backend_.kind == deck::Backend::cuda;
-  inputs_.offload.device_is_host = backend_.device_is_host;
+  inputs_ = setup::plan_inputs(loaded.deck, shapes, mpi.node_of(), computes_on(backend_));
   place_ = inputs_.layout.mesh.place_of(mpi.rank());
   device_memory_before_ = tier().device_memory().in_use;
   groups_ = make_groups(inputs_, mpi.rank(), backend_.make_group);

@@ -12,6 +12,7 @@
 #include "memory/arena.hpp"
 #include "memory/disk_tier.hpp"
 #include "plan/prediction/ledger.hpp"
+#include "setup/inputs.hpp"
 #include "train/execution/executor.hpp"
 #include "train/job.hpp"
 #include "train/state/model_state.hpp"
@@ -32,6 +33,7 @@ struct Hardware {
   int threads = 1;
   backend::Backend backend;
 };
+setup::ComputesOn computes_on(const backend::Backend& backend);
 
 class Engine {
  public:

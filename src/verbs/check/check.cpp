@@ -33,12 +33,23 @@ double Checked::flop() const {
 
 namespace {
 
+/// Of what the deck leaves open, as what needs most memory.
 Checked planned(const LayoutOptions& layout) {
-  return {.layout = layout,
-          .planner = make_planner(layout),
-          .figures = {},
-          .meetings = 0,
-          .bubble = {}};
+  Checked checked{.layout = layout,
+                  .planner = make_planner(layout),
+                  .figures = {},
+                  .meetings = 0,
+                  .bubble = {}};
+  Planner& p = checked.planner;
+  std::int64_t most = -1;
+  setup::Traffic largest;
+  for (const setup::Traffic& form : p.open) {
+    p.set(form);
+    const std::int64_t bytes = plan::device_bytes(setup::largest_arenas(p.inputs, p.shapes));
+    if (bytes > most) most = bytes, largest = form;
+  }
+  if (!p.open.empty()) p.set(largest);
+  return checked;
 }
 
 void survey(Checked& checked, const std::vector<MeshPlace>& places) {
@@ -92,9 +103,9 @@ void report(const LayoutOptions& layout) {
       deck.batch.sequence, checked.micro_batches(), checked.flop());
   if (const Planner& p = checked.planner; !p.open.empty()) {
     fmt::print(
-        "planned with {}; a run measures its links when it starts, and \"auto\" takes what makes "
-        "steps shorter\n",
-        setup::open_keys(p.as_given, p.open.back()));
+        "planned with {}, which needs most memory; a run measures its links when it starts, and "
+        "\"auto\" takes what makes steps shorter\n",
+        setup::open_keys(p.as_given, setup::traffic_of(p.loaded.deck)));
   }
   fmt::print("{}{}{}{}{}", rank_map(checked.planner.inputs), pipeline_text(checked),
              traffic_text(checked), memory_text(checked), advice_text(checked));

@@ -246,7 +246,8 @@ class Search {
   /// The whole step, of plans that are proved, unless it is too long.
   void simulate(Found& f) const {
     if (global_ / f.data / f.choice.micro * layers_ > kMostVisits) return;
-    const Planner p = planner(f.choice);
+    Planner p = planner(f.choice);
+    settle_traffic(p, machine_);
     f = found(p, f.choice,
               plan::predict(plan::simulated_plans(p.inputs, p.shapes.front()), p.inputs, machine_));
     f.speed = speed_of(p, f.step, machine_);

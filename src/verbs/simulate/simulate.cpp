@@ -46,14 +46,7 @@ void print_memory(const plan::Prediction& p, std::int64_t has) {
 
 void report(const LayoutOptions& layout, const deck::Machine& machine) {
   Planner p = make_planner(layout);
-  std::string settled;
-  if (!p.open.empty()) {
-    const auto choice = setup::choose_traffic(
-        p.as_given, p.open, [&](const deck::Deck& deck) { return p.inputs_of(deck); }, machine,
-        device_memory(p.as_given, machine));
-    p.set(choice.chosen);
-    settled = setup::explain(p.as_given, choice, machine);
-  }
+  const std::string settled = settle_traffic(p, machine);
   const plan::PlanShape& shape = p.shapes.front();
   const plan::Prediction found =
       plan::predict(plan::simulated_plans(p.inputs, shape), p.inputs, machine);
@@ -113,6 +106,19 @@ ExitCode run(const Options& o) {
 
 std::int64_t device_memory(const deck::Deck& deck, const deck::Machine& machine) {
   return device_budget(deck).value_or(machine.memory.count);
+}
+
+std::string settle_traffic(Planner& p, const deck::Machine& machine) {
+  if (p.open.empty()) return "";
+  const std::int64_t budget = device_memory(p.as_given, machine);
+  const auto choice = setup::choose_traffic(
+      p.as_given, p.open, [&](const deck::Deck& deck) { return p.inputs_of(deck); },
+      [&](const plan::ArenaBytes& bytes) {
+        return budget == 0 || plan::device_bytes(bytes) <= budget;
+      },
+      machine);
+  p.set(choice.chosen);
+  return setup::explain(p.as_given, choice, machine);
 }
 
 Speed speed_of(const Planner& p, double step, const deck::Machine& machine) {

@@ -20,6 +20,10 @@ Speed speed_of(const Planner& planner, double step_s, const deck::Machine& machi
 /// Bytes of a rank's device: what the deck allows, or what the machine has; 0: neither says.
 std::int64_t device_memory(const deck::Deck& deck, const deck::Machine& machine);
 
+/// Where the deck leaves traffic open: plans for what a run would choose on the machine. Returns
+/// what and why, for people; empty where nothing is open.
+std::string settle_traffic(Planner& planner, const deck::Machine& machine);
+
 /// The layouts of the deck's model and batch on these ranks that take least time, with the reasons
 /// that others are not among them. Throws DeckError where none is possible.
 std::string search_text(const LayoutOptions& layout, const deck::Machine& machine);

@@ -123,6 +123,9 @@ inline void expect_proved(const Case& c) {
   }
 }
 
+/// So many bytes of a shard that the units of make_case() have several chunks.
+inline constexpr std::int64_t kSmallChunk = 4 * 64;
+
 /// Takes out the ops of one kind, one at a time, and keeps all waits valid.
 inline std::vector<Plan> without_each(const Plan& plan, OpKind kind) {
   std::vector<Plan> all;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "core/error.hpp"
+#include "plan/prediction/ledger.hpp"
 #include "setup/inputs.hpp"
 #include "setup/shapes.hpp"
 #include "unit/deck/deck_text.hpp"
@@ -101,7 +102,9 @@ class NoScratch : public kernels::Device {
 
 /// Of a machine whose nodes are joined by links of so many bytes/s, and whose kernels for blocks
 /// take so many.
-TrafficChoice chosen(double link, double blocks, std::int64_t memory = 0) {
+using Fits = std::function<bool(const plan::ArenaBytes&)>;
+TrafficChoice chosen(
+    double link, double blocks, const Fits& fits = [](const plan::ArenaBytes&) { return true; }) {
   const auto loaded = deck::small_deck(with({"model.hidden=96", "batch.global=4"}));
   const NoScratch device;
   const deck::Machine machine = deck::parse_machine(fmt::format(R"(ranks_per_node = 2
@@ -124,9 +127,9 @@ rate = {1}
                                                     "m.toml");
   const auto inputs_of = [&](const deck::Deck& settled) {
     EXPECT_FALSE(leaves_traffic_open(settled));
-    return plan_inputs(settled, training_shapes(settled, 4), kTwoNodes, device);
+    return plan_inputs(settled, training_shapes(settled, 4), kTwoNodes, {.device = device});
   };
-  return choose_traffic(loaded.deck, open_traffic(loaded, kTwoNodes), inputs_of, machine, memory);
+  return choose_traffic(loaded.deck, open_traffic(loaded, kTwoNodes), inputs_of, fits, machine);
 }
 
 TEST(ChooseTraffic, SwitchesOnWhatPays) {
@@ -139,9 +142,22 @@ TEST(ChooseTraffic, SwitchesOnWhatPays) {
 }
 
 TEST(ChooseTraffic, PassesOverWhatDoesNotFit) {
-  const TrafficChoice slow = chosen(1e6, 1e10, 1);
-  EXPECT_EQ(slow.chosen, Traffic{}) << "no form fits a byte: it is said later, of the plainest";
-  for (const auto& t : slow.tried) EXPECT_FALSE(t.fits);
+  // Secondary shards need more; all else is as good with them as without.
+  std::vector<std::int64_t> asked;
+  const auto all = chosen(1e6, 1e10, [&](const plan::ArenaBytes& bytes) {
+    asked.push_back(plan::device_bytes(bytes));
+    return true;
+  });
+  ASSERT_EQ(asked.size(), 1) << "of the best alone";
+  const std::int64_t most = asked.front();
+  const TrafficChoice less = chosen(
+      1e6, 1e10, [&](const plan::ArenaBytes& bytes) { return plan::device_bytes(bytes) < most; });
+  EXPECT_NE(less.chosen, all.chosen);
+  EXPECT_NE(less.chosen, Traffic{});
+  EXPECT_FALSE(less.tried.back().fits);
+  const TrafficChoice none = chosen(1e6, 1e10, [](const plan::ArenaBytes&) { return false; });
+  EXPECT_EQ(none.chosen, Traffic{}) << "what it lacks is said when memory is taken";
+  for (const auto& t : none.tried) EXPECT_FALSE(t.fits);
 }
 
 TEST(ExplainTraffic, NamesKeysAndTimes) {
@@ -157,9 +173,20 @@ TEST(ExplainTraffic, NamesKeysAndTimes) {
             "zero.quantize.gradients = \"int4\": at 0.125 GB/s a rank between nodes, a step is "
             "predicted to take 500 ms, and 2000 ms with zero.secondary = \"none\", "
             "zero.quantize.weights = \"none\", zero.quantize.gradients = \"none\"");
-  choice = {.tried = {{.traffic = forms.front(), .step = 2}}, .chosen = forms.front()};
-  EXPECT_NE(explain(loaded.deck, choice, machine).find("nothing else has an effect here"),
-            std::string::npos);
+  const auto says = [&](const std::string& text) {
+    const std::string told = explain(loaded.deck, choice, machine);
+    EXPECT_NE(told.find(text), std::string::npos) << told;
+  };
+  choice.tried.back().step = 1.99;
+  choice.chosen = forms.front();
+  says("take 2000 ms, and 1990 ms with zero.secondary = \"node\"");
+  says("no form is 2 % shorter");
+  choice.tried.back().fits = false;
+  says(
+      "; with zero.secondary = \"node\", zero.quantize.weights = \"int8\", "
+      "zero.quantize.gradients = \"int4\" it would not fit memory");
+  choice.tried.pop_back();
+  says("nothing else can be used with this deck on these ranks");
 }
 
 }  // namespace

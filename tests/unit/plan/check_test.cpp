@@ -1,0 +1,341 @@
+// Plans that were broken on purpose are rejected.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "plan/ir/lives.hpp"
+#include "plan/passes/make_plan.hpp"
+#include "plan/proof/check.hpp"
+#include "plan/proof/meetings.hpp"
+#include "unit/plan/cases.hpp"
+
+namespace tessera::plan {
+namespace {
+
+TEST(Check, RejectsAFrozenUnitThatIsUpdatedAndATrainedOneThatIsNot) {
+  for (const bool trained : {true, false}) {
+    Case c = make_case(1, 2, 2, ReduceWhen::step);
+    c.inputs.model.units[3].traits.trained = trained;
+    Plan plan = make_plan(c.inputs, c.shape, {});
+    plan.shares[3].trained = !trained;
+    EXPECT_THROW(check(plan), InternalError);
+  }
+}
+
+// A hop that is missing, or that is among others, makes no whole.
+TEST(Check, RejectsHopsThatMakeNoWhole) {
+  int broken = 0;
+  for (const bool dealt : {false, true}) {
+    for (const int stage : {0, 2, 3}) {
+      Case c = make_case(stage, 6, 2, ReduceWhen::micro);
+      c.inputs.layout.node_of = {0, 0, 0, 1, 1, 1};
+      if (dealt) c.inputs.layout.node_of = {0, 1, 0, 1, 0, 1};
+      const Plan plan = make_plan(c.inputs, c.shape, {.data = 2});
+      EXPECT_NO_THROW(check(plan));
+      for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+        const auto* call = std::get_if<comm::CollectiveCall>(&plan.ops[i].call);
+        if (call == nullptr || !among_of(*call)) continue;
+        const auto expect_broken = [&](auto&& change) {
+          Plan wrong = plan;
+          std::visit(
+              [&](auto& collective) {
+                if constexpr (requires { collective.among; }) change(collective);
+              },
+              std::get<comm::CollectiveCall>(wrong.ops[i].call));
+          EXPECT_THROW(check(wrong), InternalError)
+              << "stage " << stage << ", " << call_name(plan.ops[i].call) << " " << i << " of "
+              << plan.ops.size();
+          ++broken;
+        };
+        expect_broken([](auto& x) { x.among = {}; });
+        expect_broken([](auto& x) { x.among.ranks.first += 1; });
+        expect_broken([](auto& x) {
+          x.among.ranks.stride = x.among.ranks.stride == 1 ? 2 : 1;
+          x.among.ranks.first = 2;
+        });
+        expect_broken([](auto& x) { x.blocks = x.blocks == 1 ? 2 : 1; });
+      }
+    }
+  }
+  EXPECT_GT(broken, 100);
+}
+
+TEST(Check, RejectsAPlanWithAnyWaitTakenAway) {
+  // The waits are the fewest: each one is needed, so without it two operations race.
+  std::mt19937 random(2);
+  int removed = 0;
+  for (int i = 0; i < 12; ++i) {
+    const Case c = random_case(random);
+    const Plan plan = make_plan(c.inputs, c.shape, {});
+    for (std::size_t o = 0; o < plan.ops.size(); ++o) {
+      for (std::size_t w = 0; w < plan.ops[o].waits.size(); ++w) {
+        Plan broken = plan;
+        broken.ops[o].waits.erase(broken.ops[o].waits.begin() + static_cast<std::ptrdiff_t>(w));
+        EXPECT_THROW(check(broken), InternalError) << "op " << o << " wait " << w;
+        ++removed;
+      }
+    }
+  }
+  EXPECT_GT(removed, 100);
+}
+
+TEST(Check, RejectsAPlanThatForgetsWork) {
+  const Case c = make_case(3, 2, 2, ReduceWhen::micro);
+  const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
+  for (const OpKind kind :
+       {OpKind::gather, OpKind::reduce_gradients, OpKind::load_batch, OpKind::update}) {
+    const auto broken = without_each(plan, kind);
+    EXPECT_FALSE(broken.empty());
+    for (const Plan& b : broken) EXPECT_THROW(check(b), InternalError) << enum_word(kind);
+  }
+}
+
+TEST(Check, RejectsWorkOfTheHostElsewhereOrLate) {
+  const Case c = make_case(3, 2, 2, ReduceWhen::micro);
+  const Plan plan = make_plan(c.inputs, c.shape, {});
+  Plan not_loaded = plan, loads_nothing = plan, late = plan;
+  not_loaded.ops[0].location = Location::device;
+  EXPECT_THROW(check(not_loaded), InternalError);
+  loads_nothing.ops.back().location = Location::host;
+  EXPECT_THROW(check(loads_nothing), InternalError);
+  std::swap(late.ops[1], late.ops[2]);
+  ASSERT_TRUE(std::holds_alternative<LoadBatch>(late.ops[2].call));
+  EXPECT_THROW(check(late), InternalError);
+}
+
+// An update under another name is an update.
+TEST(Check, RejectsAnElementThatIsUpdatedTwice) {
+  const Case c = make_case(1, 2, 1, ReduceWhen::step);
+  const Plan plan = make_plan(c.inputs, c.shape, {});
+  const auto update = std::ranges::find(plan.ops, OpKind::update, &Op::kind);
+  ASSERT_NE(update, plan.ops.end());
+  for (const OpKind kind : {OpKind::update, OpKind::kernel}) {
+    Plan broken = plan;
+    broken.ops.push_back(*update);
+    broken.ops.back().kind = kind;
+    EXPECT_THROW(check(broken), InternalError) << enum_word(kind);
+  }
+}
+
+/// Changes an argument struct of the plan's calls, one call at a time.
+template <typename Args, typename F>
+std::vector<Plan> with_each(const Plan& plan, F&& change) {
+  std::vector<Plan> all;
+  for (std::size_t o = 0; o < plan.ops.size(); ++o) {
+    Plan other = plan;
+    visit_args(other.ops[o].call, [&](auto& args) {
+      if constexpr (std::is_same_v<std::decay_t<decltype(args)>, Args>) {
+        change(args);
+        all.push_back(other);
+      }
+    });
+  }
+  return all;
+}
+void expect_rejected(const std::vector<Plan>& plans, const char* what) {
+  EXPECT_FALSE(plans.empty()) << what;
+  for (const Plan& plan : plans) EXPECT_THROW(check(plan), InternalError) << what;
+}
+
+/// What each of these calls has of a whole is where it belongs: not a block further, or before.
+template <typename Args>
+void expect_chunks_in_place(const Plan& plan, View Args::*of) {
+  for (const std::int64_t elements : {-32, 32}) {
+    expect_rejected(with_each<Args>(plan,
+                                    [&](Args& a) {
+                                      View& v = a.*of;
+                                      v.data += elements * size_of(v.type);
+                                    }),
+                    "a chunk elsewhere");
+  }
+}
+
+// Slots that nobody sent, that go to the wrong ranks or owners, are added twice or read as what
+// they are not.
+TEST(Check, RejectsBlocksThatGoAstray) {
+  using comm::AllToAll;
+  using kernels::Quantize, kernels::RequantizeSum, kernels::SumQuantized;
+  for (const std::vector<int>& nodes : {std::vector{0, 0, 1, 1}, {0, 1, 0, 1}}) {
+    Case c = make_case(2, 4, 2, ReduceWhen::micro);
+    c.inputs.layout.node_of = nodes;
+    test::travel_in_blocks(c.inputs, {}, {{.type = kernels::BlockType::int4, .block = 32}});
+    c.inputs.numerics.chunk_bytes = kSmallChunk;
+    const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
+    expect_rejected(without_each(plan, OpKind::reduce_gradients), "without an op");
+    expect_rejected(with_each<AllToAll>(plan, [](AllToAll& a) { --a.ranks.count; }), "fewer ranks");
+    expect_rejected(
+        with_each<AllToAll>(plan, [](AllToAll& a) { a.ranks.stride = 3 - a.ranks.stride; }),
+        "other ranks");
+    expect_rejected(with_each<AllToAll>(plan, [](AllToAll& a) { a.ranks = {2, 2, 1}; }), "others");
+    expect_rejected(with_each<RequantizeSum>(plan, [](RequantizeSum& a) { a.format.block = 64; }),
+                    "another block");
+    expect_rejected(with_each<SumQuantized>(
+                        plan, [](SumQuantized& a) { a.format.type = kernels::BlockType::int8; }),
+                    "another type");
+    if (nodes[1] == 0) {
+      expect_rejected(with_each<Quantize>(plan,
+                                          [](Quantize& a) {
+                                            a.x.shape = {1, 4, a.x.cols()};
+                                            a.code = a.code.reshaped({4, 1, a.code.cols()});
+                                          }),
+                      "slots in rank order");
+    }
+    expect_chunks_in_place<Quantize>(plan, &Quantize::x);
+    expect_chunks_in_place<SumQuantized>(plan, &SumQuantized::out);
+  }
+}
+
+// What the first rounding of each gradient loses goes into that of the next step, if this one is
+// applied; whatever of that a plan lacks is noticed.
+TEST(Check, RejectsErrorsThatAreLost) {
+  using kernels::Convert, kernels::Quantize;
+  for (const ReduceWhen reduce : {ReduceWhen::step, ReduceWhen::micro}) {
+    Case c = make_case(2, 4, 2, reduce);
+    c.inputs.layout.node_of = {0, 0, 1, 1};
+    test::travel_in_blocks(c.inputs, {}, {{.type = kernels::BlockType::int4, .block = 32}});
+    c.inputs.numerics.error_feedback = true;
+    c.inputs.numerics.chunk_bytes = kSmallChunk;
+    const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
+    expect_chunks_in_place<Quantize>(plan, &Quantize::lost);
+    const auto units = std::ranges::count_if(
+        c.inputs.model.units, [](const auto& unit) { return unit.traits.block > 0; });
+    EXPECT_EQ(std::ranges::count(plan.ops, OpKind::errors, &Op::kind), units);
+    expect_rejected(without_each(plan, OpKind::errors), "without an op");
+    const auto without_feedback = [](Quantize& q) { q.error = q.lost = q.scalars = {}; };
+    expect_rejected(with_each<Quantize>(plan, without_feedback), "without feedback");
+    expect_rejected(with_each<Quantize>(plan, [&](Quantize& q) { q.scalars = plan.verdict; }),
+                    "another loss scale");
+    Plan none = plan;
+    std::erase_if(none.ops, [](const Op& op) { return op.kind == OpKind::errors; });
+    for (Op& op : none.ops) {
+      auto* call = std::get_if<kernels::KernelCall>(&op.call);
+      if (auto* q = call == nullptr ? nullptr : std::get_if<Quantize>(call)) without_feedback(*q);
+    }
+    expect_rejected({none}, "without any");
+    expect_rejected(with_each<Quantize>(plan,
+                                        [](Quantize& q) {
+                                          if (q.error)
+                                            q.error = {};
+                                          else
+                                            q.error = q.lost;
+                                        }),
+                    "errors of another step");
+    std::vector<Plan> early;
+    for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+      if (plan.ops[i].kind != OpKind::errors) continue;
+      early.push_back(plan);
+      auto& call = std::get<kernels::KernelCall>(early.back().ops[i].call);
+      std::get<Convert>(call).verdict = {};
+    }
+    expect_rejected(early, "whether or not the step is applied");
+  }
+}
+
+// Checkpoints, and what completes the last step, have the sums of all ranks' errors.
+TEST(Check, RejectsErrorsThatAreNotSummed) {
+  for (const PlanPurpose purpose : {PlanPurpose::train_snapshot, PlanPurpose::flush}) {
+    for (const std::vector<int>& nodes : {std::vector<int>{}, {0, 0, 1, 1}}) {
+      Case c = make_case(2, 4, 2, ReduceWhen::step);
+      c.inputs.layout.node_of = nodes;
+      test::travel_in_blocks(c.inputs, {}, {{.type = kernels::BlockType::int4, .block = 32}});
+      c.inputs.numerics.error_feedback = true;
+      c.inputs.state_for = PlanPurpose::train_snapshot;
+      c.shape = purpose == PlanPurpose::flush ? kFlush : c.shape;
+      c.shape.purpose = purpose;
+      const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
+      const auto of_sums = [&](auto&& spoil) {  // each sum of errors, spoilt
+        std::vector<Plan> all;
+        for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+          const auto* call = std::get_if<comm::CollectiveCall>(&plan.ops[i].call);
+          if (plan.ops[i].kind != OpKind::errors || call == nullptr) continue;
+          all.push_back(plan);
+          auto& spoilt = std::get<comm::CollectiveCall>(all.back().ops[i].call);
+          spoil(std::get<comm::ReduceScatter>(spoilt));
+        }
+        EXPECT_FALSE(all.empty());
+        return all;
+      };
+      expect_rejected(without_each(plan, OpKind::errors), "without an op");
+      expect_rejected(of_sums([](auto& r) { r.write = kernels::Write::add; }), "added");
+      expect_rejected(of_sums([](auto& r) { r.shard = r.shard.range(0, r.shard.elements() / 2); }),
+                      "half");
+      expect_rejected(of_sums([](auto& r) { r.full = r.full.range(0, r.full.elements() / 2); }),
+                      "of half");
+      if (!nodes.empty()) {
+        expect_rejected(of_sums([](auto& r) { r.among.ranks.first ^= 1; }), "of other ranks");
+      }
+    }
+  }
+}
+
+TEST(Check, RejectsParametersThatAreNotGathered) {
+  Case c = make_case(3, 4, 2, ReduceWhen::micro);
+  test::travel_in_blocks(c.inputs, {{.block = 32}}, {});
+  c.inputs.numerics.chunk_bytes = kSmallChunk;
+  const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
+  expect_rejected(without_each(plan, OpKind::gather), "without an op");
+  expect_rejected(
+      with_each<kernels::SumQuantized>(plan, [](kernels::SumQuantized& a) { a.format.block = 64; }),
+      "another block");
+  expect_chunks_in_place<kernels::Quantize>(plan, &kernels::Quantize::x);
+  expect_chunks_in_place<kernels::SumQuantized>(plan, &kernels::SumQuantized::out);
+}
+
+TEST(Check, RejectsBuffersThatShareBytesWhileBothAreAlive) {
+  const Case c = make_case(3, 2, 1, ReduceWhen::micro);
+  const Plan plan = make_plan(c.inputs, c.shape, {});
+  const auto lives = buffer_lives(plan);
+  int moved = 0;
+  for (std::size_t a = 0; a < plan.buffers.size(); ++a) {
+    for (std::size_t b = 0; b < plan.buffers.size(); ++b) {
+      // b moves onto a, which is made before b and read after b was made. (Gradients fill bit by
+      // bit: their first bytes may well lie where nobody looks any more.)
+      const bool both = !plan.buffers[a].persistent && !plan.buffers[b].persistent &&
+                        lives[b].end >= 0 && lives[a].begin < lives[b].begin &&
+                        lives[b].begin < lives[a].end &&
+                        plan.buffers[a].purpose == BufferPurpose::activations &&
+                        plan.buffers[b].purpose != BufferPurpose::gradients;
+      if (!both || plan.buffers[a].offset + plan.buffers[b].bytes > plan.arena(ArenaId::step))
+        continue;
+      Plan broken = plan;
+      broken.buffers[b].offset = plan.buffers[a].offset;
+      EXPECT_THROW(check(broken), InternalError)
+          << plan.buffers[a].name << ", " << plan.buffers[b].name;
+      ++moved;
+    }
+  }
+  EXPECT_GT(moved, 20);
+}
+
+// What travels as blocks has the same bytes, and goes the same way, on all ranks.
+TEST(Check, RejectsRanksWithOtherBlocks) {
+  Case c = make_case(3, 4, 1, ReduceWhen::micro);
+  c.inputs.layout.node_of = {0, 0, 1, 1};
+  test::travel_in_blocks(c.inputs, {{.block = 32}}, {{.block = 32}});
+  const auto hash = [&] { return plan_hash(make_plan(c.inputs, c.shape, {})); };
+  const Case same = c;
+  const auto first = hash();
+  c.inputs.numerics.weight_blocks->block = 256;
+  EXPECT_THROW(check_together(std::array{first, hash()}), InternalError);
+  c = same;
+  c.inputs.numerics.gradient_blocks->type = kernels::BlockType::int4;
+  EXPECT_THROW(check_together(std::array{first, hash()}), InternalError);
+  c = same;
+  c.inputs.layout.node_of = {0, 1, 0, 1};
+  EXPECT_THROW(check_together(std::array{first, hash()}), InternalError);
+  c = same;
+  EXPECT_NO_THROW(check_together(std::array{first, hash()}));
+}
+
+TEST(Check, RejectsRanksThatDisagree) {
+  const Case a = make_case(3, 2, 1, ReduceWhen::micro);
+  Case b = a;
+  b.inputs.sharding.prefetch = 3;
+  const std::vector<std::uint64_t> hashes{plan_hash(make_plan(a.inputs, a.shape, {})),
+                                          plan_hash(make_plan(b.inputs, b.shape, {.data = 1}))};
+  // Another prefetch distance merges other residences, so the collectives differ.
+  EXPECT_THROW(check_together(hashes), InternalError);
+}
+
+}  // namespace
+}  // namespace tessera::plan
