@@ -21,8 +21,9 @@ class Meter {
         mpi_(ranks.mpi),
         control_(ranks.control),
         options_(options),
-        node_of_(options.node_of.empty() ? ranks.mpi.node_of() : options.node_of),
-        streams_(backend.make_streams()) {}  // as in training
+        node_of_(options.node_of.empty() ? ranks.mpi.node_of() : options.node_of) {
+    control_.together([&] { streams_ = backend.make_streams(); });  // as in training
+  }
 
   std::int64_t ranks_of_first_node() const { return std::ssize(of_node(node_of_.front())); }
 
@@ -61,20 +62,22 @@ class Meter {
   /// Copies between a rank's device and its host's memory, there and back in turns.
   deck::Link to_host() const {
     BenchMemory device(*backend_.device_tier), host(*backend_.host_tier);
-    const View here = device.zeros(DType::u8, {kLongShard}),
-               there = host.zeros(DType::u8, {kLongShard});
-    const auto copy = [&](std::int64_t bytes) {
+    View here, there;
+    control_.together([&] {
+      here = device.zeros(DType::u8, {kLongShard});
+      there = host.zeros(DType::u8, {kLongShard});
+    });
+    const auto there_and_back = [&](std::int64_t bytes) {
       return best([&] {
-               for (const bool out : {true, false}) {
-                 finish_alone(*streams_, [&] {
-                   return backend_.device_tier->start_copy((out ? here : there).data,
-                                                           (out ? there : here).data, bytes);
-                 });
-               }
-             }) /
-             2;
+        for (const bool out : {true, false}) {
+          finish_alone(*streams_, [&] {
+            return backend_.device_tier->start_copy((out ? here : there).data,
+                                                    (out ? there : here).data, bytes);
+          });
+        }
+      });
     };
-    return fitted(1, kLongShard, copy);
+    return slowest_link(2, kLongShard, there_and_back);
   }
 
  private:
@@ -89,24 +92,43 @@ class Meter {
     return ranks;
   }
 
-  /// Seconds on all ranks together; the first call opens connections.
+  /// The best of the repeats, after one that opens connections: this rank's, and all ranks'.
+  struct Seconds {
+    double own = std::numeric_limits<double>::max(), all = own;
+  };
   template <typename Work>
-  double best(Work&& work) const {
-    double best = std::numeric_limits<double>::max();
-    for (std::int64_t i = 0; i <= options_.repeats; ++i) keep_fastest(best, control_, work);
+  Seconds best(Work&& work) const {
+    Seconds best;
+    for (std::int64_t i = 0; i <= options_.repeats; ++i) {
+      double own = 0;
+      control_.barrier();
+      control_.together([&] {
+        const auto begin = SteadyClock::now();
+        work();
+        own = seconds_since(begin);
+      });
+      best.own = std::min(best.own, own);
+      best.all = std::min(best.all, control_.max(own));
+    }
     return best;
   }
 
-  /// To so many peers, from what a short shard takes and what a long one takes.
-  template <typename Gather>
-  deck::Link fitted(double peers, std::int64_t most, Gather&& seconds_of) const {
-    const double brief = seconds_of(kShortShard);
+  /// What all ranks at once see of a link at worst, from what a short shard takes and what a long
+  /// one takes, of which each rank moves `times`, one after another; 0: none, and waits.
+  template <typename Move>
+  deck::Link slowest_link(double times, std::int64_t most, Move&& seconds) const {
+    const double brief = seconds(kShortShard).own;
     std::int64_t bytes = options_.brief ? most / 64 : most;
-    double lengthy = seconds_of(bytes);
-    while (4 * bytes <= most && 4 * lengthy < kLongEnough) bytes *= 4, lengthy = seconds_of(bytes);
-    return {
-        .latency = brief / peers,
-        .rate = peers * static_cast<double>(bytes - kShortShard) / std::max(lengthy - brief, 1e-9)};
+    Seconds lengthy = seconds(bytes);
+    while (4 * bytes <= most && 4 * lengthy.all < kLongEnough) {
+      bytes *= 4;
+      lengthy = seconds(bytes);
+    }
+    const double latency = times > 0 ? brief / times : 0,
+                 rate = times > 0 ? times * static_cast<double>(bytes - kShortShard) /
+                                        std::max(lengthy.own - brief, 1e-9)
+                                  : std::numeric_limits<double>::max();
+    return {.latency = control_.max(latency), .rate = -control_.max(-rate)};
   }
 
   /// The slowest link of all such groups, in which each rank sends to every other; nothing where
@@ -137,7 +159,7 @@ class Meter {
         finish_alone(*streams_, [&] { return group->start(call); });
       });
     };
-    return fitted(static_cast<double>(largest - 1), most, gather);
+    return slowest_link(static_cast<double>(std::max<std::int64_t>(0, size - 1)), most, gather);
   }
 
   const Backend& backend_;
@@ -162,8 +184,10 @@ deck::Machine measure_machine(const Backend& backend, const Ranks& ranks,
   m.memory.count = backend.device_tier->device_memory().total;
   m.memory_rate = meter.slowest([&] { return memory_rate(backend, bench); });
   if (!backend.device_is_host) {
-    const auto host =
-        make_backend({.kind = deck::Backend::cpu, .threads = options.threads}, nullptr);
+    Backend host;
+    ranks.control.together([&] {
+      host = make_backend({.kind = deck::Backend::cpu, .threads = options.threads}, nullptr);
+    });
     BenchOptions of_host = usual_bench(host, options.threads, options.repeats);
     if (options.brief) of_host.elements /= 8;
     m.host_memory_rate = meter.slowest([&] { return memory_rate(host, of_host); }) *

@@ -133,14 +133,14 @@ std::string open_keys(const deck::Deck& deck, const Traffic& traffic) {
   return fmt::format("{}", fmt::join(keys, ", "));
 }
 
-plan::ArenaBytes largest_arenas(const plan::PlanInputs& inputs,
-                                std::span<const plan::PlanShape> shapes) {
+std::vector<plan::ArenaBytes> largest_arenas(const plan::PlanInputs& inputs,
+                                             std::span<const plan::PlanShape> shapes) {
   const plan::PlanShape& largest = *std::ranges::max_element(
       shapes, {}, [](const plan::PlanShape& s) { return std::pair(s.micro_batches, s.purpose); });
-  plan::ArenaBytes most{};
+  std::vector<plan::ArenaBytes> all;
   for (const MeshPlace& place : plan::largest_places(inputs))
-    most = plan::most_of(most, plan::unproved_plan(inputs, largest, place).arena_bytes);
-  return most;
+    all.push_back(plan::unproved_plan(inputs, largest, place).arena_bytes);
+  return all;
 }
 
 TrafficChoice choose_traffic(const deck::Deck& deck, std::span<const Traffic> forms,
@@ -174,7 +174,8 @@ TrafficChoice choose_traffic(const deck::Deck& deck, std::span<const Traffic> fo
     if (best == nullptr) return choice;
     const deck::Deck as = settled(best->traffic);
     const plan::PlanInputs inputs = inputs_of(as);
-    best->fits = fits(largest_arenas(inputs, training_shapes(as, inputs.layout.mesh.data)));
+    best->fits = std::ranges::all_of(
+        largest_arenas(inputs, training_shapes(as, inputs.layout.mesh.data)), fits);
     if (!best->fits) continue;
     choice.chosen = best->traffic;
     return choice;

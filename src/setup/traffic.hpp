@@ -51,15 +51,16 @@ struct TrafficChoice {
   std::vector<Tried> tried;  // as the forms given
   Traffic chosen;
 };
-/// `inputs_of` makes a plan's inputs from a deck in which nothing is open; `fits` says whether a
-/// rank whose arenas are so large can be. Where no form fits the first is chosen.
+/// `inputs_of` makes a plan's inputs from a deck in which nothing is open; `fits` says whether
+/// there can be a rank whose arenas are so large, and is asked of the largest of each stage. Where
+/// no form fits the first is chosen.
 TrafficChoice choose_traffic(const deck::Deck& deck, std::span<const Traffic> forms,
                              const std::function<plan::PlanInputs(const deck::Deck&)>& inputs_of,
                              const std::function<bool(const plan::ArenaBytes&)>& fits,
                              const deck::Machine& machine);
-/// The most that any rank has in its arenas, in the largest step that trains and saves.
-plan::ArenaBytes largest_arenas(const plan::PlanInputs& inputs,
-                                std::span<const plan::PlanShape> shapes);
+/// The arenas of plan::largest_places in the largest step that trains and saves.
+std::vector<plan::ArenaBytes> largest_arenas(const plan::PlanInputs& inputs,
+                                             std::span<const plan::PlanShape> shapes);
 /// The choice for people, and why: a sentence without its end.
 std::string explain(const deck::Deck& open, const TrafficChoice& choice,
                     const deck::Machine& machine);

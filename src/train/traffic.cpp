@@ -55,15 +55,20 @@ deck::Machine measure(const deck::Deck& deck, const Job& job, const Hardware& ha
   return machine;
 }
 
+/// Of a GPU, that communicators take, which are made after this.
+constexpr std::int64_t kCommunicators = std::int64_t{1} << 30;
+
 /// What is free, the least of all ranks'.
 struct Free {
   Free(const Job& job, const backend::Backend& backend)
-      : device(backend.device_tier->device_memory()),
+      : device_is_host(backend.device_tier->of_host()),
+        device(backend.device_tier->device_memory()),
         host(job.control.min(memory::available_bytes()) / job.mpi.job().local) {
     device.in_use = device.total - job.control.min(device.total - device.in_use);
+    if (device.total > 0) device.in_use += kCommunicators;
   }
   /// Whether the engine would find room for a rank of the run.
-  bool has_room_for(const deck::LoadedDeck& loaded, const Mesh& mesh, bool device_is_host,
+  bool has_room_for(const deck::LoadedDeck& loaded, const Mesh& mesh,
                     const plan::ArenaBytes& bytes) const {
     try {
       setup::check_budget(loaded, mesh, bytes);
@@ -73,6 +78,7 @@ struct Free {
     }
     return plan::host_bytes(bytes) + (device_is_host ? plan::device_bytes(bytes) : 0) <= host;
   }
+  bool device_is_host;
   memory::Tier::DeviceMemory device;
   std::int64_t host;
 };
@@ -97,9 +103,7 @@ Chosen choose(const deck::LoadedDeck& loaded, const Job& job, const Hardware& ha
             return setup::plan_inputs(settled, setup::training_shapes(settled, mesh.data),
                                       job.mpi.node_of(), on);
           },
-          [&](const plan::ArenaBytes& bytes) {
-            return free.has_room_for(loaded, mesh, on.device_is_host, bytes);
-          },
+          [&](const plan::ArenaBytes& bytes) { return free.has_room_for(loaded, mesh, bytes); },
           machine);
     }
     why = setup::explain(deck, choice, machine);

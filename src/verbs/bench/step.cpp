@@ -4,6 +4,7 @@
 #include "io/megatron.hpp"
 #include "setup/inputs.hpp"
 #include "setup/threads.hpp"
+#include "setup/traffic.hpp"
 #include "train/trainer.hpp"
 #include "verbs/bench/bench.hpp"
 
@@ -113,11 +114,11 @@ void bench_step(const BenchOptions& o, const train::Job& job) {
   const train::StepRates rates = rates_of(loaded, job);
   std::optional<train::StepRates> other;
   if (loaded.deck.run.reproducible == deck::Reproducible::layout) {
+    deck::LoadedDeck plain =
+        bench_run("other", {"run.reproducible=\"run\"", "run.reproducible_tensor=1"});
     // In layout mode nothing is rounded to blocks, also where the deck leaves that open.
-    other =
-        rates_of(bench_run("other", {"run.reproducible=\"run\"", "run.reproducible_tensor=1",
-                                     "zero.quantize.weights=none", "zero.quantize.gradients=none"}),
-                 job);
+    setup::set_traffic(plain.deck, {.secondary = plain.deck.zero.secondary});
+    other = rates_of(plain, job);
   }
   product.measure();
   control.barrier();  // nobody uses the directory any more

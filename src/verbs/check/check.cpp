@@ -45,8 +45,10 @@ Checked planned(const LayoutOptions& layout) {
   setup::Traffic largest;
   for (const setup::Traffic& form : p.open) {
     p.set(form);
-    const std::int64_t bytes = plan::device_bytes(setup::largest_arenas(p.inputs, p.shapes));
-    if (bytes > most) most = bytes, largest = form;
+    for (const plan::ArenaBytes& arenas : setup::largest_arenas(p.inputs, p.shapes)) {
+      const std::int64_t bytes = plan::device_bytes(arenas) + plan::host_bytes(arenas);
+      if (bytes > most) most = bytes, largest = form;
+    }
   }
   if (!p.open.empty()) p.set(largest);
   return checked;

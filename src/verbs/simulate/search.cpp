@@ -191,9 +191,11 @@ class Search {
   /// False where it cannot be or does not fit.
   bool try_choice(const Choice& choice) {
     try {
-      const Planner p = planner(choice);
+      Planner p = planner(choice);
+      if (!p.open.empty()) p.set(p.open.front());
       setup::check_traffic(p.loaded, p.inputs.layout.node_of);
       if (const std::int64_t least = states(p); !fits(least)) return too_large(choice, least);
+      settle_traffic(p, machine_);
       const plan::PlanShape& whole = p.shapes.front();
       plan::check_length(p.inputs, whole);
       // Once all stages are busy, a round of micro-batches takes as long as the one before.
