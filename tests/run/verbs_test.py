@@ -312,15 +312,22 @@ class Verbs(RunTest):
         pictures = {}
         for form in ("svg", "trace"):
             job = self.run_job(0, "plan", deck, "--ranks", 4, "--format", form, "--machine",
-                               machines[0], "--set", "parallel.pipeline=2")
+                               machines[0], "--set", "parallel.pipeline=2", "--set",
+                               "recompute.policy=full")
             self.assertEqual(job.code, 0, job.output)
             pictures[form] = job.output
-        boxes = xml.etree.ElementTree.fromstring(pictures["svg"]).iter(
-            "{http://www.w3.org/2000/svg}rect")
-        self.assertGreater(len(list(boxes)), 20)
+        svg = xml.etree.ElementTree.fromstring(pictures["svg"])
+        space = "{http://www.w3.org/2000/svg}"
+        boxes = list(svg.iter(f"{space}rect"))
+        self.assertGreater(len(boxes), 20)
+        self.assertGreaterEqual(min(float(b.get("width").rstrip("%")) for b in boxes), 1)
+        words = [t.text for t in svg.iter(f"{space}text")]
+        for word in ("compute", "send_forward", "receive_backward", "0", "1", "recomputation"):
+            self.assertIn(word, words)
         events = json.loads(pictures["trace"])["traceEvents"]
         self.assertEqual({e["pid"] for e in events}, {0, 1}, "a process a stage")
         self.assertTrue(all(e["dur"] >= 0 for e in events if e["ph"] == "X"))
+        self.assertIn("recomputation", {e.get("cat") for e in events})
         wrong = self.dir / "wrong.toml"
         wrong.write_text(machines[0].read_text().replace("memory_rate", "memory_speed"))
         job = self.run_job(0, "simulate", deck, "--ranks", 4, "--machine", wrong)

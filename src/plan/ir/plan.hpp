@@ -169,7 +169,8 @@ struct Op {
       -1;  // index of the unit whose parameters, gradients or activations it is about
   std::int32_t micro_batch = -1;
   std::int32_t visit =
-      -1;  // running number of the forward or backward of a layer that it belongs to
+      -1;              // running number of the forward or backward of a layer that it belongs to
+  bool again = false;  // recomputation: backward computes what forward has computed and not kept
   Call call;
   std::vector<OpId> waits;  // ops of other streams; set by the streams pass
 };

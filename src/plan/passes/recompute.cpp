@@ -112,6 +112,7 @@ void recompute(Recording& recording, Recompute policy) {
   std::erase_if(fresh, [&](const auto& names) { return !dropped.contains(names.first); });
   rename(recording.backward, fresh);
   recording.backward.insert(recording.backward.begin(), replay.begin(), replay.end());
+  recording.replayed = replay.size();
 }
 
 }  // namespace tessera::plan

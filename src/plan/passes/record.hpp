@@ -42,6 +42,7 @@ struct Recording {
   std::vector<LocalBuffer> made;  // local id first_made + index
   std::vector<Call> forward;      // kernels, and collectives of the tensor ranks
   std::vector<Call> backward;
+  std::size_t replayed = 0;        // ops that backward begins with: forward's, computed again
   std::vector<bool> only_weights;  // by op of backward: only gradients of weights need it
   model::Carry out;                // local views
   View d_out;                      // local view: gradient of the carry on the way in

@@ -328,7 +328,7 @@ class Scheduler {
 
   View backward(std::size_t layer, Visit& v, const View& d, Part part) {
     bind(v, Local::d, d);
-    issue(v, v.recording->backward, layer, part);
+    issue(v, v.recording->backward, layer, part, v.recording->replayed);
     return gradient_out(v);
   }
   View gradient_out(Visit& v) {
@@ -381,8 +381,9 @@ class Scheduler {
   }
 
   /// A visit ends where the calls have come to another tile, so that its parameters need to be
-  /// there only then.
-  void issue(Visit& v, const std::vector<Call>& calls, std::size_t layer, Part part = Part::all) {
+  /// there only then. The first `replayed` calls are recomputation.
+  void issue(Visit& v, const std::vector<Call>& calls, std::size_t layer, Part part = Part::all,
+             std::size_t replayed = 0) {
     const Layer& units_of = layers_[std::min(layer, layers_.size() - 1)];
     std::optional<std::size_t> tile;
     for (std::size_t i = 0; i < calls.size(); ++i) {
@@ -405,6 +406,7 @@ class Scheduler {
                            .unit = static_cast<std::int32_t>(unit),
                            .micro_batch = micro_batch_,
                            .visit = visit_,
+                           .again = i < replayed,
                            .call = std::move(call),
                            .waits = {}});
     }

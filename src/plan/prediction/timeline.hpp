@@ -13,6 +13,7 @@ namespace tessera::plan {
 /// What a span of time is spent on: a colour of the picture.
 enum class Activity : std::uint8_t {
   forward,
+  recomputation,  // in backward, of what forward has not kept
   backward,
   optimizer,
   parameters,  // gathers and publishes
@@ -21,14 +22,15 @@ enum class Activity : std::uint8_t {
   messages,
   input_output,
 };
-/// A kernel that makes gradients is backward's; what backward computes again is forward's.
+/// A kernel that makes gradients is backward's.
 Activity activity_of(const Op& op);
 
 struct Span {
   Stream stream = Stream::compute;
   Activity activity = Activity::forward;
-  double begin = 0, end = 0;  // s
-  std::string name;           // as op_name
+  std::int32_t micro_batch = -1;  // none: of the whole step
+  double begin = 0, end = 0;      // s
+  std::string name;               // as op_name
 };
 struct RankTimeline {
   std::string name;
@@ -51,8 +53,11 @@ TimedStep timed(const Prediction& prediction);
 
 Timeline timeline_of(const TimedStep& step, const PlanInputs& inputs, std::string title);
 
-/// Timelines one below the other with one scale of time; a rank has a row of compute, in which gaps
-/// are where it stands still, and below it a thin one a stream that is used.
+/// Timelines one below the other with one scale of time (picture.cpp). A rank has a row of compute,
+/// in which gaps are where it stands still and numbers are micro-batches, and below it a thin one a
+/// stream that is used. Nothing is drawn narrower than a point: a point has the colour of what
+/// fills most of it. Where that leaves too little room for most numbers, a part of the step follows
+/// enlarged.
 std::string to_svg(std::span<const Timeline> timelines);
 /// Chrome's trace event format: a process a rank, a thread a stream, microseconds.
 std::string to_trace(std::span<const Timeline> timelines);
@@ -63,6 +68,7 @@ template <>
 struct tessera::EnumWords<tessera::plan::Activity> {
   using A = tessera::plan::Activity;
   static constexpr std::array table = {std::pair{A::forward, "forward"},
+                                       std::pair{A::recomputation, "recomputation"},
                                        std::pair{A::backward, "backward"},
                                        std::pair{A::optimizer, "optimizer and norm"},
                                        std::pair{A::parameters, "parameters"},

@@ -478,6 +478,20 @@ TEST(Recompute, NeedsLessMemoryTheMoreItDrops) {
   EXPECT_LT(bytes[2], bytes[1]);
 }
 
+// What a plan says it computes again is what a plan that recomputes nothing lacks.
+TEST(Recompute, MarksWhatItComputesAgain) {
+  std::size_t without = 0;
+  for (const Recompute policy : {Recompute::none, Recompute::selective, Recompute::full}) {
+    Case c = make_case(0, 1, 1, ReduceWhen::step);
+    c.inputs.recompute = policy, c.inputs.numerics.layout_mode = true;
+    const Plan plan = make_plan(c.inputs, c.shape, {});
+    const auto again = std::ranges::count_if(plan.ops, &Op::again);
+    if (policy == Recompute::none) without = plan.ops.size();
+    EXPECT_EQ(again > 0, policy != Recompute::none);
+    EXPECT_EQ(plan.ops.size() - static_cast<std::size_t>(again), without) << enum_word(policy);
+  }
+}
+
 TEST(Offload, SavedActivationsLeaveTheDevice) {
   Case c = make_case(0, 1, 1, ReduceWhen::step);
   c.inputs.model.config.layers = 16;
