@@ -6,8 +6,8 @@
 
 #include "plan/ir/print.hpp"
 #include "plan/prediction/compare.hpp"
-#include "train/execution/profile.hpp"
 #include "verbs/simulate/simulate.hpp"
+#include "verbs/step_times.hpp"
 #include "verbs/verb.hpp"
 
 namespace tessera::verbs {
@@ -21,50 +21,11 @@ struct PlanOptions {
 
 bool is_drawn(const std::string& format) { return format == "svg" || format == "trace"; }
 
-/// A step as the machine would take it and as the run took it, either or both.
-struct Times {
-  std::optional<deck::Machine> machine;
-  std::optional<plan::Prediction> found;
-  plan::TimedStep predicted;
-  std::optional<train::MeasuredStep> measured;
-
-  std::string predicted_title() const {
-    return fmt::format("predicted for {}: {:.1f} ms, bubble {:.1f}%", machine->name,
-                       found->simulation.step * 1e3, 100 * found->bubble);
-  }
-  std::string measured_title() const {
-    std::string title =
-        fmt::format("measured: {:.1f} ms, step {}, of median length of {} profiled",
-                    plan::length_of(measured->ranks) * 1e3, measured->step, measured->of.size());
-    if (measured->clock_error > 0)
-      title += fmt::format(", clocks known to {:.0f} us", measured->clock_error * 1e6);
-    return title;
-  }
-};
-
-Times times_of(const PlanOptions& o, const Planner& p) {
-  Times t;
-  plan::PlanShape shape = p.shapes.front();
-  if (!o.profile.empty()) {
-    t.measured = train::read_profile(o.profile, p.inputs, p.shapes);
-    shape = t.measured->shape;
-  }
-  if (!o.machine.empty()) {
-    t.machine = deck::load_machine(o.machine);
-    t.found = plan::predict(plan::simulated_plans(p.inputs, shape), p.inputs, *t.machine);
-    t.predicted = timed(*t.found);
-  }
-  return t;
-}
-
 /// The step as a picture: predicted above measured, on one scale of time.
-std::string picture(const PlanOptions& o, const Planner& p, const Times& t) {
+std::string picture(const PlanOptions& o, const Planner& p, const ShownTimes& t) {
   const std::string run =
       fmt::format("{} on {} ranks, ", p.loaded.deck.run.name, p.inputs.layout.mesh.size());
-  std::vector<plan::Timeline> timelines;
-  if (t.found) timelines.push_back(timeline_of(t.predicted, p.inputs, run + t.predicted_title()));
-  if (t.measured)
-    timelines.push_back(timeline_of(t.measured->ranks, p.inputs, run + t.measured_title()));
+  const auto timelines = t.timelines(p.inputs, run);
   return o.format == "svg" ? to_svg(timelines) : to_trace(timelines);
 }
 
@@ -88,7 +49,7 @@ std::string to_json(const std::vector<plan::TimeRow>& rows, const plan::TimedSte
   return all.dump(1);
 }
 
-std::string comparison(const PlanOptions& o, const Planner& p, const Times& t) {
+std::string comparison(const PlanOptions& o, const Planner& p, const ShownTimes& t) {
   const auto rows = plan::compare(t.found ? &t.predicted : nullptr, &t.measured->ranks);
   if (o.format == "json") return to_json(rows, t.found ? &t.predicted : nullptr, *t.measured);
   std::string text = fmt::format("{} on {} ranks\n{}\n", p.loaded.deck.run.name,
@@ -121,9 +82,13 @@ void check_options(const PlanOptions& o) {
 ExitCode print_plan(const PlanOptions& o) {
   check_options(o);
   Planner p = make_planner(o.layout);
-  if (!o.machine.empty()) settle_traffic(p, deck::load_machine(o.machine));
+  std::optional<deck::Machine> machine;
+  if (!o.machine.empty()) machine = deck::load_machine(o.machine);
+  if (machine) settle_traffic(p, *machine);
   if (is_drawn(o.format) || !o.profile.empty()) {
-    const Times t = times_of(o, p);
+    std::optional<std::filesystem::path> run;
+    if (!o.profile.empty()) run = o.profile;
+    const ShownTimes t = step_times(p, machine, run);
     fmt::print("{}\n", is_drawn(o.format) ? picture(o, p, t) : comparison(o, p, t));
     return ExitCode::ok;
   }

@@ -37,7 +37,8 @@ class Streams(RunTest):
                 ["inspect", self.corpus], ["tokenize", text, "--out", self.dir / "text"],
                 ["generate", run, "--prompt", "the", "--tokens", 2],
                 ["export", run, "--to", "NEW"], ["import", MODEL, "--to", "NEW"],
-                ["bench", "step", "--deck", deck, "--repeats", 1])
+                ["bench", "step", "--deck", deck, "--repeats", 1],
+                ["report", run, "--out", "NEW"])
 
     def test_output_that_is_lost_is_a_failure(self):
         for number, arguments in enumerate(self.verbs()):
