@@ -80,7 +80,7 @@ int parse_and_run(int argc, char** argv) {
   std::vector<std::pair<CLI::App*, verbs::Verb>> all;
   for (auto* add : {verbs::train, verbs::evaluate, verbs::check, verbs::plan, verbs::simulate,
                     verbs::tokenize, verbs::generate, verbs::inspect, verbs::import_model,
-                    verbs::export_model, verbs::bench, verbs::report}) {
+                    verbs::export_model, verbs::bench, verbs::report, verbs::doctor}) {
     verbs::Verb verb = add(app);
     all.emplace_back(app.get_subcommands([](CLI::App*) { return true; }).back(), std::move(verb));
   }

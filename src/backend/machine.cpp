@@ -59,6 +59,12 @@ class Meter {
     return link_among(members);
   }
 
+  deck::Link of_pair(const std::array<int, 2>& pair) const {
+    const bool among = pair[0] == mpi_.rank() || pair[1] == mpi_.rank();
+    return link_among(among ? std::vector<int>(pair.begin(), pair.end()) : std::vector<int>())
+        .value();
+  }
+
   /// Copies between a rank's device and its host's memory, there and back in turns.
   deck::Link to_host() const {
     BenchMemory device(*backend_.device_tier), host(*backend_.host_tier);
@@ -219,6 +225,15 @@ deck::Machine measure_machine(const Backend& backend, const Ranks& ranks,
   m.inter = meter.across_nodes();
   if (!backend.device_is_host) m.host = meter.to_host();
   return m;
+}
+
+std::vector<deck::Link> measure_links(const Backend& backend, const Ranks& ranks,
+                                      const MachineOptions& options,
+                                      std::span<const std::array<int, 2>> pairs) {
+  const Meter meter(backend, ranks, options);
+  std::vector<deck::Link> links;
+  for (const auto& pair : pairs) links.push_back(meter.of_pair(pair));
+  return links;
 }
 
 }  // namespace tessera::backend

@@ -2,7 +2,9 @@
 // they train.
 #pragma once
 
+#include <array>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "backend/backend.hpp"
@@ -28,5 +30,10 @@ struct MachineOptions {
 /// groups the slowest counts. Collective.
 deck::Machine measure_machine(const Backend& backend, const Ranks& ranks,
                               const MachineOptions& options);
+
+/// The link of each pair of ranks, in turn, as the others wait. Collective; the same on all ranks.
+std::vector<deck::Link> measure_links(const Backend& backend, const Ranks& ranks,
+                                      const MachineOptions& options,
+                                      std::span<const std::array<int, 2>> pairs);
 
 }  // namespace tessera::backend

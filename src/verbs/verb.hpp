@@ -39,6 +39,7 @@ Verb export_model(CLI::App& app);
 Verb bench(CLI::App& app);
 Verb import_model(CLI::App& app);
 Verb report(CLI::App& app);
+Verb doctor(CLI::App& app);
 
 /// DECK and repeatable --set section.key=value, shared by several verbs.
 struct DeckOptions {

@@ -38,7 +38,7 @@ class Streams(RunTest):
                 ["generate", run, "--prompt", "the", "--tokens", 2],
                 ["export", run, "--to", "NEW"], ["import", MODEL, "--to", "NEW"],
                 ["bench", "step", "--deck", deck, "--repeats", 1],
-                ["report", run, "--out", "NEW"])
+                ["report", run, "--out", "NEW"], ["doctor"])
 
     def test_output_that_is_lost_is_a_failure(self):
         for number, arguments in enumerate(self.verbs()):

@@ -1,0 +1,189 @@
+// File systems of the directories that runs write to and read from.
+#include <fcntl.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+
+#include "core/bytes.hpp"
+#include "core/clock.hpp"
+#include "io/file.hpp"
+#include "verbs/doctor/doctor.hpp"
+
+namespace tessera::verbs {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct FileSystem {
+  std::uint32_t magic;  // statfs(2)
+  const char* name;
+  bool memory;  // what it holds is lost with the node
+};
+constexpr FileSystem kFileSystems[] = {
+    {0xEF53, "ext4", false},       {0x58465342, "xfs", false},    {0x9123683E, "btrfs", false},
+    {0x2FC12FC1, "zfs", false},    {0xF2F52010, "f2fs", false},   {0x794C7630, "overlay", false},
+    {0x6969, "nfs", false},        {0x0BD00BD0, "lustre", false}, {0x47504653, "gpfs", false},
+    {0x19830326, "beegfs", false}, {0x00C36400, "ceph", false},   {0x65735546, "fuse", false},
+    {0xFE534D42, "smb", false},    {0x01021997, "9p", false},     {0x01021994, "tmpfs", true},
+    {0x858458F6, "ramfs", true}};
+
+const FileSystem& file_system_of(const fs::path& path) {
+  static constexpr FileSystem kOther{0, "of a kind that is not known here", false};
+  struct statfs found = {};
+  if (statfs(path.c_str(), &found) != 0)
+    throw IoError(fmt::format("cannot examine {}: {}", path.string(), errno_text(errno)));
+  for (const FileSystem& row : kFileSystems) {
+    if (row.magic == static_cast<std::uint32_t>(found.f_type)) return row;
+  }
+  return kOther;
+}
+
+/// The directory, or, before a run has made it, the one in which it would be made.
+fs::path existing(fs::path path) {
+  path = fs::absolute(path);
+  while (!io::path_exists(path) && path.has_relative_path()) path = path.parent_path();
+  return path;
+}
+
+/// A file of this check's own, which goes with it.
+class Trial {
+ public:
+  explicit Trial(const fs::path& directory) {
+    std::string name = (directory / "tessera_doctor_XXXXXX").string();
+    const int descriptor = mkstemp(name.data());
+    if (descriptor < 0) throw IoError(fmt::format("cannot create {}: {}", name, errno_text(errno)));
+    ::close(descriptor);
+    path_ = name;
+  }
+  ~Trial() { ::unlink(path_.c_str()); }
+  Trial(const Trial&) = delete;
+  Trial& operator=(const Trial&) = delete;
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+constexpr std::int64_t kTrialBlock = std::int64_t{4} << 20, kMostTrialBlocks = 256;
+constexpr double kLongest = 0.4;  // s, of writing and of reading
+
+struct Aligned {
+  void operator()(std::byte* p) const { std::free(p); }
+};
+using TrialBlock = std::unique_ptr<std::byte, Aligned>;
+TrialBlock new_block() {
+  TrialBlock block(static_cast<std::byte*>(std::aligned_alloc(io::kSector, kTrialBlock)));
+  if (!block) throw MemoryError("cannot allocate 4 MiB");
+  std::fill_n(block.get(), kTrialBlock, std::byte{0x5a});
+  return block;
+}
+
+/// Bytes a second of blocks one after another, until time or blocks are over.
+template <typename Move>
+double rate_of(std::int64_t blocks, Move&& move, std::int64_t& done) {
+  const auto begin = SteadyClock::now();
+  for (done = 0; done < blocks && seconds_since(begin) < kLongest; ++done) move(done * kTrialBlock);
+  return static_cast<double>(done * kTrialBlock) / std::max(seconds_since(begin), 1e-9);
+}
+
+std::string rate_text(double rate) { return fmt::format("{:.2f} GB/s", rate / 1e9); }
+
+/// What state and checkpoints are written to.
+Finding writable(const fs::path& named) {
+  constexpr double kSlow = 50e6;  // bytes a second: a checkpoint of 10 GB takes minutes
+  constexpr std::int64_t kLittle = std::int64_t{8} << 30;
+  const fs::path directory = existing(named);
+  const FileSystem& kind = file_system_of(directory);
+  const Trial trial(directory);
+  io::File file(trial.path(), io::OpenMode::update);
+  std::optional<io::File> direct = file.past_page_cache();
+  io::File& used = direct ? *direct : file;
+  const TrialBlock block = new_block();
+  const std::span<std::byte> bytes(block.get(), kTrialBlock);
+  std::int64_t written = 0, ignored = 0;
+  const double write = rate_of(
+      kMostTrialBlocks,
+      [&](std::int64_t at) {
+        used.write(at, bytes);
+        if (!direct) file.sync();
+      },
+      written);
+  posix_fadvise(file.descriptor(), 0, 0, POSIX_FADV_DONTNEED);  // advice: may be ignored
+  const double read = rate_of(
+      written, [&](std::int64_t at) { used.read(at, bytes); }, ignored);
+  std::error_code unknown;
+  const auto free = static_cast<std::int64_t>(fs::space(directory, unknown).available);
+  Finding finding{.what =
+                      fmt::format("{}: {}, {} free, {}, writes {}, reads {}", directory.string(),
+                                  kind.name, human_bytes(free), direct ? "O_DIRECT" : "no O_DIRECT",
+                                  rate_text(write), rate_text(read))};
+  if (kind.memory) finding.fix = "it is memory, and lost with the node: name a directory on a disk";
+  if (!unknown && free < kLittle)
+    finding.fix = "little room for checkpoints: free some, or name another disk";
+  if (write < kSlow) finding.fix = "it is slow: name a directory on a faster file system";
+  if (!finding.fix.empty()) finding.health = Health::poor;
+  return finding;
+}
+
+/// What token files are read from.
+Finding readable(const std::string& prefix) {
+  fs::path path = prefix;
+  if (!io::path_exists(path) || fs::is_directory(path)) path = prefix + ".bin";
+  const io::File file(path, io::OpenMode::read);
+  posix_fadvise(file.descriptor(), 0, 0, POSIX_FADV_DONTNEED);  // advice: may be ignored
+  const TrialBlock block = new_block();
+  const std::span<std::byte> bytes(block.get(), kTrialBlock);
+  std::int64_t done = 0;
+  double rate = 0;
+  if (const std::int64_t blocks = file.size() / kTrialBlock; blocks > 0)
+    rate = rate_of(
+        blocks, [&](std::int64_t at) { file.read(at, bytes); }, done);
+  return {.what = fmt::format("{}: {}, {}{}", path.string(), file_system_of(path).name,
+                              human_bytes(file.size()),
+                              rate > 0 ? fmt::format(", reads {}", rate_text(rate)) : "")};
+}
+
+/// What a look throws, as what is broken: a run would end so.
+template <typename Look>
+Finding found(const char* name, const std::string& path, const char* fix, Look&& look) {
+  Finding finding;
+  try {
+    finding = look(path);
+  } catch (const Error& e) {
+    finding = {.health = Health::broken, .what = e.what(), .fix = fix, .code = e.exit_code()};
+  }
+  finding.name = name;
+  return finding;
+}
+
+std::vector<Finding> directories(const Subject& subject) {
+  constexpr const char* kWritable = "name a directory that this user may write to, with room on it";
+  std::vector<Finding> findings;
+  findings.push_back(found("run directory", subject.deck ? run_directory(*subject.deck) : "runs",
+                           kWritable, writable));
+  for (const std::string& path : subject.options.directories)
+    findings.push_back(found("directory", path, kWritable, writable));
+  if (!subject.deck) return findings;
+  for (const std::string& path : subject.deck->offload.nvme)
+    findings.push_back(found("offload.nvme", path, kWritable, writable));
+  for (const auto* prefixes : {&subject.deck->data.train, &subject.deck->data.validation}) {
+    for (const std::string& prefix : *prefixes) {
+      findings.push_back(found("data", prefix,
+                               "name token files that every node can read; see data.train in "
+                               "inputs/README.md",
+                               readable));
+    }
+  }
+  return findings;
+}
+
+constexpr NodeCheck kDirectoryChecks[] = {{"directories", directories, Texts::vary}};
+
+}  // namespace
+
+std::span<const NodeCheck> directory_checks() { return kDirectoryChecks; }
+
+}  // namespace tessera::verbs

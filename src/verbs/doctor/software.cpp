@@ -1,0 +1,259 @@
+// Programs and libraries that runs use: which, in what version, and where they are.
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <set>
+
+#include "backend/gpus.hpp"
+#include "comm/launcher.hpp"
+#include "core/library.hpp"
+#include "io/file.hpp"
+#include "io/hdf5.hpp"
+#include "verbs/doctor/doctor.hpp"
+
+namespace tessera::verbs {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The file that has this address: a library, or the program.
+std::string file_with(const void* address) {
+  Dl_info info{};
+  return dladdr(address, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "?";
+}
+
+bool is_open_mpi() { return comm::library_version().starts_with("Open MPI"); }
+
+std::vector<Finding> mpi_library(const Subject&) {
+  std::string version = comm::library_version();
+  for (char& c : version) c = c == '\n' || c == '\t' ? ' ' : c;
+  version = version.substr(0, is_open_mpi() ? version.find(',') : version.find("  "));
+  return {
+      {.what = fmt::format("{}, {}", version, file_with(dlsym(RTLD_DEFAULT, "MPI_Init_thread")))}};
+}
+
+/// How ranks learn of each other, by what their launcher has put into the environment.
+std::vector<Finding> launcher(const Subject& subject) {
+  struct Pmi {
+    const char *variable, *name;
+  };
+  constexpr Pmi kKinds[] = {{"PMIX_RANK", "PMIx"}, {"PMI_RANK", "PMI"}};
+  const comm::Launch launch = comm::launch_of_process();
+  std::string kind = "none: this process is alone";
+  for (const Pmi& pmi : kKinds) {
+    // Open MPI sets such variables in a process that is alone, too.
+    if (launch.launcher.empty() || std::getenv(pmi.variable) == nullptr) continue;
+    kind = pmi.name;
+    break;
+  }
+  return {{.what = fmt::format("{}; PMI: {}; {} ranks on {} nodes",
+                               launch.launcher.empty() ? "started by hand" : launch.launcher, kind,
+                               subject.job.mpi.size(), subject.job.mpi.job().nodes)}};
+}
+
+/// The components of MPI that this process has loaded, which carry its messages.
+std::set<std::string> loaded_transports() {
+  constexpr std::array<std::string_view, 6> kBegins = {"mca_pml_", "mca_btl_",   "mca_mtl_",
+                                                       "libucp.",  "libfabric.", "libpsm2."};
+  std::set<std::string> found;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    const std::string name = fs::path(line.substr(line.rfind(' ') + 1)).filename().string();
+    for (const std::string_view begin : kBegins) {
+      if (!name.starts_with(begin)) continue;
+      const std::size_t from = begin.starts_with("mca_") ? 4 : 3;
+      found.insert(name.substr(from, name.find('.') - from));
+    }
+  }
+  if (const std::string text = comm::library_version(); text.find("ch4:") != text.npos)
+    found.insert(
+        text.substr(text.find("ch4:"), text.find('\n', text.find("ch4:")) - text.find("ch4:")));
+  return found;
+}
+
+std::vector<std::string> names_in(const char* directory) {
+  std::vector<std::string> names;
+  std::error_code ignored;  // not there: none
+  for (const auto& entry : fs::directory_iterator(directory, ignored))
+    names.push_back(entry.path().filename().string());
+  std::ranges::sort(names);
+  return names;
+}
+
+std::vector<Finding> fabric(const Subject& subject) {
+  const std::set<std::string> transports = loaded_transports();
+  const auto adapters = names_in("/sys/class/infiniband");
+  const bool fast = std::ranges::any_of(transports, [](const std::string& t) {
+    return t.ends_with("ucx") || t == "ucp" || t.ends_with("ofi") || t == "fabric" ||
+           t.ends_with("openib") || t.ends_with("usnic") || t == "psm2";
+  });
+  Finding finding{
+      .what = fmt::format("messages by {}; adapters: {}",
+                          transports.empty() ? "what MPI does not say"
+                                             : fmt::format("{}", fmt::join(transports, ", ")),
+                          adapters.empty() ? "no InfiniBand or RoCE"
+                                           : fmt::format("{}", fmt::join(adapters, ", ")))};
+  if (!adapters.empty() && !transports.empty() && !fast && subject.job.mpi.job().nodes > 1) {
+    finding.health = Health::poor;
+    finding.fix =
+        "MPI goes over TCP beside a faster network: use an MPI library that is built "
+        "with UCX or libfabric (the machine's module), or select it: OMPI_MCA_pml=ucx";
+  }
+  return {finding};
+}
+
+/// A program's path as a shell would find it; empty if it is not there.
+std::string find_program(std::string_view name) {
+  const char* path = std::getenv("PATH");
+  std::string_view rest = path == nullptr ? "" : path;
+  while (!rest.empty()) {
+    const std::string_view directory = rest.substr(0, rest.find(':'));
+    rest.remove_prefix(std::min(rest.size(), directory.size() + 1));
+    const fs::path candidate = fs::path(directory) / name;
+    std::error_code ignored;
+    if (fs::is_regular_file(candidate, ignored)) return candidate.string();
+  }
+  return "";
+}
+
+/// The first line that a command prints.
+std::string first_line_of(const std::string& command) {
+  const std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(command.c_str(), "re"), pclose);
+  char line[256] = "";
+  if (!pipe || std::fgets(line, sizeof line, pipe.get()) == nullptr) return "?";
+  const std::string text(line);
+  return text.substr(0, text.find('\n'));
+}
+
+/// Where Slurm has its plug-ins: what its configuration says, or the usual places.
+std::string plugin_directory() {
+  const char* own = std::getenv("SLURM_CONF");
+  std::ifstream configuration(own != nullptr ? own : "/etc/slurm/slurm.conf");
+  for (std::string line; std::getline(configuration, line);) {
+    constexpr std::string_view kKey = "PluginDir=";
+    if (line.starts_with(kKey)) return line.substr(kKey.size(), line.find(':') - kKey.size());
+  }
+  for (const char* usual : {"/usr/lib64/slurm", "/usr/lib/x86_64-linux-gnu/slurm-wlm",
+                            "/usr/lib/slurm", "/usr/local/lib/slurm", "/opt/slurm/lib/slurm"}) {
+    if (!names_in(usual).empty()) return usual;
+  }
+  return "";
+}
+
+std::vector<Finding> slurm(const Subject&) {
+  const std::string srun = find_program("srun");
+  if (srun.empty()) return {};
+  const std::string directory = plugin_directory();
+  std::vector<std::string> plugins;
+  for (const std::string& name : names_in(directory.c_str())) {
+    if (name.starts_with("mpi_") && name.ends_with(".so"))
+      plugins.push_back(name.substr(4, name.size() - 7));
+  }
+  const std::string version = first_line_of("'" + srun + "' --version 2>&1");
+  Finding finding{
+      .what = fmt::format("{}, {}; MPI plug-ins in {}: {}", version, srun,
+                          directory.empty() ? "no place that is known" : directory,
+                          plugins.empty() ? "none" : fmt::format("{}", fmt::join(plugins, ", ")))};
+  if (!version.starts_with("slurm")) {
+    finding.health = Health::poor;
+    finding.fix =
+        "have slurm.conf on this node, or SLURM_CONF name it; without a cluster mpirun "
+        "is enough";
+    return {finding};
+  }
+  const std::string wanted = is_open_mpi() ? "pmix" : "pmi2";
+  const bool there = std::ranges::any_of(
+      plugins, [&](const std::string& name) { return name.starts_with(wanted); });
+  if (!directory.empty() && !there) {
+    finding.health = Health::poor;
+    finding.fix = fmt::format(
+        "srun --mpi={0} is what this MPI library understands: have Slurm's "
+        "plug-in mpi_{0} installed on all nodes, or start with mpirun "
+        "within the job",
+        wanted);
+  }
+  return {finding};
+}
+
+std::vector<Finding> hdf5_library(const Subject&) {
+  unsigned major = 0, minor = 0, release = 0;
+  H5_TRY(H5get_libversion(&major, &minor, &release));
+  return {{.what = fmt::format("{}.{}.{}, in {}", major, minor, release,
+                               file_with(reinterpret_cast<const void*>(&H5get_libversion)))}};
+}
+
+// --- What GPUs need ----------------------------------------------------------------------------
+
+std::string cuda_style(std::size_t v) { return fmt::format("{}.{}", v / 1000, v % 1000 / 10); }
+std::string nccl_style(std::size_t v) {
+  return fmt::format("{}.{}.{}", v / 10000, v / 100 % 100, v % 100);
+}
+std::string cudnn_style(std::size_t v) {
+  return fmt::format("{}.{}.{}", v / 10000, v / 100 % 100, v % 100);
+}
+std::string cublas_style(std::size_t v) {
+  return fmt::format("{}.{}.{}", v / 10000, v / 100 % 100, v % 100);
+}
+
+struct GpuLibrary {
+  const char *name, *file, *version_of;
+  bool by_argument;  // int f(int*), else size_t f()
+  std::string (*style)(std::size_t);
+};
+constexpr GpuLibrary kGpuLibraries[] = {
+    {"CUDA driver", "libcuda.so.1", "cuDriverGetVersion", true, cuda_style},
+    {"CUDA runtime", "libcudart.so.13", "cudaRuntimeGetVersion", true, cuda_style},
+    {"cuBLASLt", "libcublasLt.so.13", "cublasLtGetVersion", false, cublas_style},
+    {"cuDNN", "libcudnn.so.9", "cudnnGetVersion", false, cudnn_style},
+    {"NCCL", "libnccl.so.2", "ncclGetVersion", true, nccl_style}};
+
+Finding look_at(const GpuLibrary& row) {
+  try {
+    const Library library(row.file);
+    std::size_t version = 0;
+    const void* address = nullptr;
+    if (row.by_argument) {
+      auto* f = library.symbol<int (*)(int*)>(row.version_of);
+      int number = 0;
+      f(&number);
+      version = static_cast<std::size_t>(number), address = reinterpret_cast<const void*>(f);
+    } else {
+      auto* f = library.symbol<std::size_t (*)()>(row.version_of);
+      version = f(), address = reinterpret_cast<const void*>(f);
+    }
+    return {.what = fmt::format("{}, {}", row.style(version), file_with(address)),
+            .name = row.name};
+  } catch (const DeviceError& e) {
+    return {.health = Health::broken,
+            .what = e.what(),
+            .fix =
+                "set LD_LIBRARY_PATH to the library's directory or load the machine's module; "
+                "run.backend = \"cpu\" needs none",
+            .code = e.exit_code(),
+            .name = row.name};
+  }
+}
+
+std::vector<Finding> gpu_software(const Subject& subject) {
+  const int gpus = subject.gpus();
+  if (gpus == 0) return {{.what = "no NVIDIA GPU on this node: runs compute on its cores"}};
+  std::vector<Finding> findings{{.what = fmt::format("{} NVIDIA GPUs", gpus)}};
+  for (const GpuLibrary& row : kGpuLibraries) findings.push_back(look_at(row));
+  return findings;
+}
+
+constexpr NodeCheck kSoftwareChecks[] = {{"MPI", mpi_library},   {"launcher", launcher},
+                                         {"fabric", fabric},     {"Slurm", slurm},
+                                         {"GPUs", gpu_software}, {"HDF5", hdf5_library}};
+
+}  // namespace
+
+int Subject::gpus() const { return backend::nvidia_gpus(); }
+
+std::span<const NodeCheck> software_checks() { return kSoftwareChecks; }
+
+}  // namespace tessera::verbs
