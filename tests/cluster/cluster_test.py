@@ -313,6 +313,19 @@ class Cluster(RunTest):
                              names)
         self.assertTrue(all(share > 0 for _, share in rows), text)
 
+    def test_doctor(self):
+        """What concerns several nodes at once is looked at, and nodes that are alike are one line."""
+        text = slurm.run("srun", "--nodes=2", "--ntasks=4", "--mpi=pmix", "--overcommit",
+                         BINARY, "doctor", cwd=self.dir)
+        for words in ("PMI: PMIx; 4 ranks on 2 nodes", "all nodes see what rank 0 writes",
+                      "no other is further away", " 0 broken"):
+            self.assertIn(words, text)
+        self.assertRegex(text, r"good +Slurm +slurm.*: .*pmix")
+        self.assertRegex(text, r"links between nodes +4 pairs of ranks: [0-9.]+ GB/s each way")
+        self.assertRegex(text, r"links within nodes +2 pairs of ranks: [0-9.]+ GB/s each way")
+        for row in ("open files", "run directory +/.* free"):
+            self.assertEqual(len(re.findall(f"^[a-z]+ +{row}", text, re.M)), 1, text)
+
     def test_auto_where_links_are_slow(self):
         self.slurm.limit(0.02)
         auto = {"zero.quantize__weights": "auto", "zero.quantize__gradients": "auto",

@@ -89,6 +89,7 @@ double rate_of(std::int64_t blocks, Move&& move, std::int64_t& done) {
   return static_cast<double>(done * kTrialBlock) / std::max(seconds_since(begin), 1e-9);
 }
 
+const char* direct_text(bool there) { return there ? "O_DIRECT" : "no O_DIRECT"; }
 std::string rate_text(double rate) { return fmt::format("{:.2f} GB/s", rate / 1e9); }
 
 /// What state and checkpoints are written to.
@@ -118,7 +119,7 @@ Finding writable(const fs::path& named) {
   const auto free = static_cast<std::int64_t>(fs::space(directory, unknown).available);
   Finding finding{.what =
                       fmt::format("{}: {}, {} free, {}, writes {}, reads {}", directory.string(),
-                                  kind.name, human_bytes(free), direct ? "O_DIRECT" : "no O_DIRECT",
+                                  kind.name, human_bytes(free), direct_text(direct.has_value()),
                                   rate_text(write), rate_text(read))};
   if (kind.memory) finding.fix = "it is memory, and lost with the node: name a directory on a disk";
   if (!unknown && free < kLittle)
@@ -141,9 +142,11 @@ Finding readable(const std::string& prefix) {
   if (const std::int64_t blocks = file.size() / kTrialBlock; blocks > 0)
     rate = rate_of(
         blocks, [&](std::int64_t at) { file.read(at, bytes); }, done);
-  return {.what = fmt::format("{}: {}, {}{}", path.string(), file_system_of(path).name,
-                              human_bytes(file.size()),
-                              rate > 0 ? fmt::format(", reads {}", rate_text(rate)) : "")};
+  const int direct = ::open(path.c_str(), O_RDONLY | O_DIRECT);
+  if (direct >= 0) ::close(direct);
+  return {.what = fmt::format("{}: {}, {}, {}{}", path.string(), file_system_of(path).name,
+                              human_bytes(file.size()), direct_text(direct >= 0),
+                              rate > 0 ? ", reads " + rate_text(rate) : "")};
 }
 
 /// What a look throws, as what is broken: a run would end so.

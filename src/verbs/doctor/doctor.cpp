@@ -82,8 +82,8 @@ struct Alike {
 
   bool takes(const Finding& f, Texts texts) const {
     if (f.name != finding.name || f.health != finding.health) return false;
-    if (texts == Texts::vary && f.health == Health::good) return true;
-    return f.what == finding.what && f.fix == finding.fix;
+    if (f.fix != finding.fix) return false;
+    return f.what == finding.what || (texts == Texts::vary && f.health != Health::broken);
   }
   std::string where(std::size_t nodes) const {
     constexpr std::size_t kMost = 8;
