@@ -6,18 +6,16 @@ import importlib.machinery
 import importlib.util
 import json
 import os
-import pathlib
-import shutil
 import signal
 import subprocess
 import sys
 import unittest
 
+from packages import python_with
 from tessera import SOURCE, RunTest, metrics, tiny_deck
 
 TOOL = SOURCE / "tools" / "follow"
 PACKAGES = ("tensorboard==2.21.0", "wandb==0.31.0")
-CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
 # {"step/loss": [[step, value], ...]} as TensorBoard shows it, and the same of Weights & Biases'
 # files: records of LevelDB's log format after a header of 7 bytes.
 READ = r"""
@@ -63,23 +61,6 @@ print(json.dumps({"board": board(sys.argv[1]), "wandb": wandb(sys.argv[2])}))
 """
 
 
-def python_with_packages():
-    """The Python of the environment, made where it is missing; a string says why there is none."""
-    place = CACHE / "tessera" / ("follow-" + "-".join(p.replace("==", "-") for p in PACKAGES))
-    python, complete = place / "bin" / "python", place / "complete"
-    if complete.exists():
-        return python, ""
-    shutil.rmtree(place, ignore_errors=True)
-    for command in ([sys.executable, "-m", "venv", place],
-                    [python, "-m", "pip", "install", "-q", "--only-binary=:all:", *PACKAGES]):
-        job = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-        if job.returncode != 0:
-            last = (job.stderr or job.stdout).strip().splitlines()[-1:]
-            return None, f"{' and '.join(PACKAGES)} cannot be installed: {' '.join(last)}"
-    complete.touch()
-    return python, ""
-
-
 def load_tool():
     loader = importlib.machinery.SourceFileLoader("follow", str(TOOL))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader("follow", loader))
@@ -122,10 +103,10 @@ class Follow(RunTest):
                         self.said.read_text())
 
     def need_packages(self):
-        python, why = python_with_packages()
+        python, why = python_with(*PACKAGES)
         if python is None:
             self.skipTest(why)
-        self.python = [str(python)]
+        self.python = [python]
 
     def test_what_a_run_writes_is_what_both_show(self):
         """Started before the run, to its end; then over restarts."""
