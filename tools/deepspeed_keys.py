@@ -20,7 +20,7 @@ class Key:
 
 
 def _number(v):
-    return isinstance(v, (int, float)) and not isinstance(v, bool)
+    return isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) < 1e300
 
 
 BOOLEAN = Allowed("true or false", lambda v: isinstance(v, bool))

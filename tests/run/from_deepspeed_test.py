@@ -195,7 +195,9 @@ class FromDeepSpeed(RunTest):
         self.assertIn("give --ranks N", self.convert({"train_micro_batch_size_per_gpu": 1}, code=2))
         for text, message in (('{"a": 1,\n "a": 2}', "appears twice"), ("[]", "is an object"),
                               ('{"a": 1,\n}', "ds_config.json:2:1: not valid JSON"),
-                              ('{"a": NaN}', "NaN is no number of JSON"), ("[" * 10 ** 5, "json")):
+                              ('{"a": NaN}', "NaN is no number of JSON"),
+                              ("[" * 10 ** 5, "nested too deeply"),
+                              ('{"steps_per_print": 1' + "0" * 400 + "}", "steps_per_print = 1000")):
             self.assertIn(message, self.convert(text, code=2))
 
     def test_every_documented_key_is_in_the_table(self):
