@@ -6,8 +6,8 @@
 #include <fstream>
 #include <iterator>
 
-#include "comm/mpi/session.hpp"
 #include "comm/mpi/fabric.hpp"
+#include "comm/mpi/session.hpp"
 #include "core/bytes.hpp"
 #include "core/terminal.hpp"
 #include "core/version.hpp"
