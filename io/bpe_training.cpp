@@ -4,6 +4,7 @@
 #include <cstring>
 #include <queue>
 #include <span>
+#include <unordered_set>
 #include <utility>
 
 #include "core/error.hpp"
@@ -96,7 +97,7 @@ class MergeLearner {
     const auto right = static_cast<std::int32_t>(key & 0xffffffffU);
     const std::string bytes = bytes_of_[index(left)] + bytes_of_[index(right)];
     const auto [made, is_new] = ids_.emplace(bytes, static_cast<std::int32_t>(bytes_of_.size()));
-    if (merged_.emplace(key, true).second) {
+    if (merged_.insert(key).second) {
       learned.push_back({bytes_of_[index(left)], bytes_of_[index(right)]});
     }
     if (is_new) bytes_of_.push_back(bytes);
@@ -143,7 +144,7 @@ class MergeLearner {
   std::vector<std::int32_t> symbols_;
   std::vector<Word> words_;
   std::unordered_map<std::uint64_t, Pair> pairs_;  // by BpeModel::pair_key
-  std::unordered_map<std::uint64_t, bool> merged_;
+  std::unordered_set<std::uint64_t> merged_;
   std::priority_queue<Entry> queue_;    // also of counts that are not true any more
   std::vector<std::uint64_t> touched_;  // pairs that a merge has made more frequent
 };

@@ -20,27 +20,26 @@ exec chroot "$@"
 RUN = "exec orterun -n 2 tessera train /work/deck.toml"
 
 
-def query(package, form):
-    """A field of an installed package; empty for one that is not."""
-    job = subprocess.run(["dpkg-query", "-W", "-f", form, package], capture_output=True, text=True)
-    return job.stdout if job.returncode == 0 else ""
+def installed_packages():
+    """{package: what it needs} of this machine."""
+    form = "${db:Status-Abbrev}\t${Package}\t${Pre-Depends},${Depends}\n"
+    job = subprocess.run(["dpkg-query", "-W", "-f", form], capture_output=True, text=True,
+                         check=True)
+    rows = (line.split("\t") for line in job.stdout.splitlines())
+    return {name: needs for status, name, needs in rows if status.startswith("ii")}
 
 
-def first_installed(alternatives):
-    names = [re.sub(r"[\s(:].*", "", a.strip()) for a in alternatives.split("|")]
-    return next((n for n in names if query(n, "${db:Status-Abbrev}").startswith("ii")), None)
-
-
-def closure(dependencies):
-    """Installed packages that these need, and what those need; ones that are not installed are
-    virtual, and some other package is there for them."""
+def closure(dependencies, installed):
+    """Packages that these need, and what those need. Of alternatives the first that is installed
+    is taken; what is not is virtual, and some other package is there for it."""
     found, todo = set(), [dependencies]
     while todo:
-        for one in filter(None, todo.pop().split(",")):
-            package = first_installed(one)
+        for alternatives in todo.pop().split(","):
+            names = [re.sub(r"[\s(:].*", "", a.strip()) for a in alternatives.split("|")]
+            package = next((n for n in names if n in installed), None)
             if package and package not in found:
                 found.add(package)
-                todo.append(query(package, "${Pre-Depends},${Depends}"))
+                todo.append(installed[package])
     return found
 
 
@@ -68,9 +67,11 @@ class Packages(RunTest):
             (self.root / place).mkdir()
         shutil.copy("/bin/sh", self.root / "bin" / "sh")
 
-    def add_package(self, name):
-        """The files of an installed package, as installing it would unpack them."""
-        for line in self.command("dpkg-query", "-L", name).splitlines():
+    def add_packages(self, names):
+        """The files of installed packages, as installing them would unpack them."""
+        for line in self.command("dpkg-query", "-L", *sorted(names)).splitlines():
+            if not line.startswith("/"):
+                continue
             path = pathlib.Path(line)
             to = self.root / path.relative_to("/")
             documents = (path.is_relative_to("/usr/share")
@@ -90,8 +91,7 @@ class Packages(RunTest):
         self.command("dpkg-deb", "-x", deb, self.root)
         needed = self.command("dpkg-deb", "-f", deb, "Depends")
         self.assertIn("openmpi-bin", needed)
-        for name in closure(needed):
-            self.add_package(name)
+        self.add_packages(closure(needed, installed_packages()))
         for end in ("bin", "idx"):
             shutil.copy(f"{self.corpus}.{end}", self.root / "work")
         deck = tiny_deck("/work/tokens", run__dir="/work/run", zero__stage=3)

@@ -1,6 +1,8 @@
 """tools/from_deepspeed: what DeepSpeed configurations become is a deck that `check` accepts, every
 documented key is known, and what DeepSpeed would refuse is refused."""
 
+import importlib.machinery
+import importlib.util
 import json
 import subprocess
 import sys
@@ -126,6 +128,13 @@ REFUSED = (
 )
 
 
+def load_tool():
+    loader = importlib.machinery.SourceFileLoader("from_deepspeed", str(TOOL))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    loader.exec_module(module)
+    return module
+
+
 class FromDeepSpeed(RunTest):
     def convert(self, config, *arguments, code=0):
         path = self.dir / "ds_config.json"
@@ -189,9 +198,12 @@ class FromDeepSpeed(RunTest):
                                                 "--hostfile", hosts, "--launcher", "srun", code=2))
 
     def test_what_deepspeed_refuses(self):
+        tool = load_tool()
         for config, message in REFUSED:
-            with self.subTest(message):
-                self.assertIn(message, self.convert(config, "--ranks", 8, code=2))
+            with self.subTest(message), self.assertRaises(tool.ConfigError) as refused:
+                tool.convert(config, 8)
+            self.assertIn(message, str(refused.exception))
+        self.assertIn("stage = 4: allowed", self.convert(zero(4), "--ranks", 8, code=2))
         self.assertIn("give --ranks N", self.convert({"train_micro_batch_size_per_gpu": 1}, code=2))
         for text, message in (('{"a": 1,\n "a": 2}', "appears twice"), ("[]", "is an object"),
                               ('{"a": 1,\n}', "ds_config.json:2:1: not valid JSON"),
