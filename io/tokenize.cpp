@@ -12,6 +12,7 @@
 #include "io/megatron.hpp"
 #include "io/text_reader.hpp"
 #include "io/tokenizer_files.hpp"
+#include "io/tokenizer_json.hpp"
 
 namespace tessera::io {
 namespace fs = std::filesystem;
@@ -143,10 +144,11 @@ bool is_blank(std::string_view text) {
   return text.find_first_not_of(" \t\r\n") == std::string_view::npos;
 }
 
-class PartTokenizer {
+/// Hands out the documents of ranges of inputs; empty ones too.
+class DocumentReader {
  public:
-  PartTokenizer(const fs::path& prefix, Tokenizer& tokenizer, const DocumentRules& rules)
-      : tokenizer_(tokenizer), rules_(rules), writer_(prefix, tokenizer.vocab()) {}
+  DocumentReader(const DocumentRules& rules, const DocumentVisitor& document)
+      : rules_(rules), document_(document) {}
 
   void read(const Input& input, Range range, const std::function<void(std::int64_t)>& bytes_done) {
     Pieces pieces(input, range, bytes_done);
@@ -154,12 +156,10 @@ class PartTokenizer {
       if (input.json_lines) {
         json_line(input, at, text);
       } else {
-        document(text);
+        document_(text);
       }
     });
   }
-
-  void publish() { writer_.publish(); }
 
  private:
   void json_line(const Input& input, std::int64_t at, std::string_view line) {
@@ -174,22 +174,11 @@ class PartTokenizer {
 
   void take_field(std::string_view line, const std::string& name) {
     const JsonDocument object(line, name);
-    document(object.root()[rules_.field].text());
+    document_(object.root()[rules_.field].text());
   }
 
-  void document(std::string_view text) {
-    if (text.empty()) return;
-    ids_.clear();
-    tokenizer_.encode(text, ids_);
-    if (const auto end = tokenizer_.end_of_text()) ids_.push_back(*end);
-    writer_.append(ids_);
-    writer_.end_document();
-  }
-
-  Tokenizer& tokenizer_;
   const DocumentRules& rules_;
-  MegatronWriter writer_;
-  std::vector<std::int32_t> ids_;
+  const DocumentVisitor& document_;
 };
 
 }  // namespace
@@ -198,9 +187,8 @@ bool is_json_lines(const fs::path& path) {
   return (path.extension() == ".gz" ? path.stem() : path).extension() == ".jsonl";
 }
 
-void tokenize_part(std::span<const fs::path> inputs, const fs::path& prefix, Tokenizer& tokenizer,
-                   TokenizePart part, const TokenizeProgress& progress,
-                   const DocumentRules& rules) {
+void read_part(std::span<const fs::path> inputs, TokenizePart part, const DocumentRules& rules,
+               const TokenizeProgress& progress, const DocumentVisitor& document) {
   std::vector<Input> files;
   std::int64_t total = 0;
   for (const fs::path& path : inputs) total += files.emplace_back(path, rules).size;
@@ -210,20 +198,54 @@ void tokenize_part(std::span<const fs::path> inputs, const fs::path& prefix, Tok
     done = std::min(done + bytes, mine.count());
     if (progress) progress(done, mine.count());
   };
-  PartTokenizer output(part_prefix(prefix, part.index), tokenizer, rules);
+  DocumentReader reader(rules, document);
   Range extent;  // of the input in the row of all
   for (const Input& file : files) {
     extent = {extent.end, extent.end + file.size};
     const Range common = intersect(extent, mine);
     if (common.empty()) continue;
     if (file.divisible) {
-      output.read(file, {common.begin - extent.begin, common.end - extent.begin}, advance);
+      reader.read(file, {common.begin - extent.begin, common.end - extent.begin}, advance);
     } else if (common.begin == extent.begin) {
-      output.read(file, {0, std::numeric_limits<std::int64_t>::max() / 2}, advance);
+      reader.read(file, {0, std::numeric_limits<std::int64_t>::max() / 2}, advance);
     }
   }
-  output.publish();
   if (progress) progress(mine.count(), mine.count());
+}
+
+void tokenize_part(std::span<const fs::path> inputs, const fs::path& prefix, Tokenizer& tokenizer,
+                   TokenizePart part, const TokenizeProgress& progress,
+                   const DocumentRules& rules) {
+  MegatronWriter writer(part_prefix(prefix, part.index), tokenizer.vocab());
+  std::vector<std::int32_t> ids;
+  read_part(inputs, part, rules, progress, [&](std::string_view text) {
+    if (text.empty()) return;
+    ids.clear();
+    tokenizer.encode(text, ids);
+    if (const auto end = tokenizer.end_of_text()) ids.push_back(*end);
+    writer.append(ids);
+    writer.end_document();
+  });
+  writer.publish();
+}
+
+WordCounts count_words(std::span<const fs::path> inputs, TokenizePart part,
+                       const TokenizeProgress& progress, const DocumentRules& rules) {
+  Tokenizer words = Tokenizer::parse(gpt2_tokenizer_json({}), "GPT-2's pattern");
+  WordCounts counts;
+  const std::function<void(std::string_view)> count = [&](std::string_view word) {
+    counts.add(word);
+  };
+  read_part(inputs, part, rules, progress,
+            [&](std::string_view text) { words.for_each_word(text, count); });
+  return counts;
+}
+
+std::string learn_tokenizer(const WordCounts& words, std::int64_t vocab,
+                            const std::function<void(std::int64_t)>& progress) {
+  TESSERA_CHECK(vocab >= kSmallestLearnedVocab, "a vocabulary of {}", vocab);
+  const auto untrained = parse_tokenizer_json(gpt2_tokenizer_json({}), "GPT-2's bytes");
+  return gpt2_tokenizer_json(learn_merges(words, untrained.model.byte_ids, vocab - 1, progress));
 }
 
 TokenizeSummary merge_parts(const fs::path& prefix, std::int64_t parts,

@@ -7,7 +7,9 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 
+#include "io/bpe_training.hpp"
 #include "io/tokenizer.hpp"
 
 namespace tessera::io {
@@ -39,6 +41,27 @@ using TokenizeProgress = std::function<void(std::int64_t done, std::int64_t tota
 void tokenize_part(std::span<const std::filesystem::path> inputs,
                    const std::filesystem::path& prefix, Tokenizer& tokenizer, TokenizePart part,
                    const TokenizeProgress& progress, const DocumentRules& rules = {});
+
+/// What is called with the text of each document.
+using DocumentVisitor = std::function<void(std::string_view text)>;
+
+/// Hands out the documents of a part of the inputs, which are found and cut as tokenize_part()
+/// says; empty ones too.
+void read_part(std::span<const std::filesystem::path> inputs, TokenizePart part,
+               const DocumentRules& rules, const TokenizeProgress& progress,
+               const DocumentVisitor& document);
+
+/// How often each word of a part of the inputs occurs, cut as GPT-2 does.
+WordCounts count_words(std::span<const std::filesystem::path> inputs, TokenizePart part,
+                       const TokenizeProgress& progress, const DocumentRules& rules = {});
+
+/// The bytes and the token that ends a document.
+inline constexpr std::int64_t kSmallestLearnedVocab = 257;
+
+/// A tokenizer.json of `vocab` tokens, of GPT-2's form, learned from the words of all parts; of
+/// fewer tokens if no more pairs occur twice.
+std::string learn_tokenizer(const WordCounts& words, std::int64_t vocab,
+                            const std::function<void(std::int64_t)>& progress = {});
 
 struct TokenizeSummary {
   std::int64_t documents = 0;

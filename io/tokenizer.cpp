@@ -108,18 +108,32 @@ struct Tokenizer::Impl {
         patterns(std::move(definition.patterns)),
         bpe(std::move(definition.model)) {}
 
-  void encode_words(std::string_view text, std::size_t pattern, std::vector<std::int32_t>& ids) {
-    if (pattern == patterns.size()) return bpe.encode(text, ids);
+  template <typename Word>
+  void cut_words(std::string_view text, std::size_t pattern, const Word& word) {
+    if (pattern == patterns.size()) return word(text);
     patterns[pattern].split(text,
-                            [&](std::string_view piece) { encode_words(piece, pattern + 1, ids); });
+                            [&](std::string_view piece) { cut_words(piece, pattern + 1, word); });
   }
 
-  void encode_text(std::string_view text, std::vector<std::int32_t>& ids) {
+  template <typename Word>
+  void cut_text(std::string_view text, const Word& word) {
     if (prefix_space && !text.starts_with(' ')) {
-      encode_words(std::string(1, ' ').append(text), 0, ids);
+      cut_words(std::string(1, ' ').append(text), 0, word);
     } else {
-      encode_words(text, 0, ids);
+      cut_words(text, 0, word);
     }
+  }
+
+  /// Calls `word` for each word between added tokens, and `found` for the id of each of those.
+  template <typename Word, typename Found>
+  void cut(std::string_view text, const Word& word, const Found& found) {
+    verbatim.cut(
+        text,
+        [&](std::string_view between) {
+          normalized.cut(
+              between, [&](std::string_view plain) { cut_text(plain, word); }, found);
+        },
+        found);
   }
 
   std::string json;
@@ -182,14 +196,14 @@ std::string Tokenizer::difference(const Tokenizer& other) const {
 }
 
 void Tokenizer::encode(std::string_view text, std::vector<std::int32_t>& ids) {
-  const auto found = [&](std::int32_t id) { ids.push_back(id); };
-  impl_->verbatim.cut(
-      text,
-      [&](std::string_view between) {
-        impl_->normalized.cut(
-            between, [&](std::string_view plain) { impl_->encode_text(plain, ids); }, found);
-      },
-      found);
+  impl_->cut(
+      text, [&](std::string_view word) { impl_->bpe.encode(word, ids); },
+      [&](std::int32_t id) { ids.push_back(id); });
+}
+
+void Tokenizer::for_each_word(std::string_view text,
+                              const std::function<void(std::string_view)>& word) {
+  impl_->cut(text, word, [](std::int32_t) {});
 }
 
 std::vector<std::int32_t> Tokenizer::encode(std::string_view text) {

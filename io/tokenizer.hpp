@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -54,6 +55,10 @@ class Tokenizer {
   /// Appends the ids of `text`.
   void encode(std::string_view text, std::vector<std::int32_t>& ids);
   std::vector<std::int32_t> encode(std::string_view text);
+
+  /// Calls `word` for each piece of the text within which bytes are merged: what the patterns make
+  /// of the text between added tokens. Nothing is called for those.
+  void for_each_word(std::string_view text, const std::function<void(std::string_view)>& word);
 
   /// The bytes that an id stands for; none if no token has that id. For text that arrives token by
   /// token see Utf8Stream.

@@ -92,9 +92,7 @@ void forget_tokenizer(const fs::path& tokenizer_json) {
   remove_durably(tokenizer_config_of(tokenizer_json));
 }
 
-Tokenizer open_for_documents(const std::string& name, const std::string& eos) {
-  const bool bytes = name == "bytes";
-  Tokenizer tokenizer = bytes ? Tokenizer::bytes() : Tokenizer::open(name);
+Tokenizer with_end(Tokenizer tokenizer, const std::string& name, const std::string& eos) {
   if (eos == "none") {
     tokenizer.set_end_of_text(std::nullopt);
   } else if (!eos.empty()) {
@@ -104,7 +102,14 @@ Tokenizer open_for_documents(const std::string& name, const std::string& eos) {
                                   shown_tokens(tokenizer)));
     }
     tokenizer.set_end_of_text(id);
-  } else if (!bytes && !tokenizer.end_of_text() && !take_stated_end(tokenizer, name)) {
+  }
+  return tokenizer;
+}
+
+Tokenizer open_for_documents(const std::string& name, const std::string& eos) {
+  const bool bytes = name == "bytes";
+  Tokenizer tokenizer = with_end(bytes ? Tokenizer::bytes() : Tokenizer::open(name), name, eos);
+  if (eos.empty() && !bytes && !tokenizer.end_of_text() && !take_stated_end(tokenizer, name)) {
     throw DeckError(
         fmt::format("{} does not say which token ends a document ({}): choose one with --eos "
                     "TOKEN, or --eos none to have the ends in .idx only",

@@ -34,6 +34,10 @@ void forget_tokenizer(const std::filesystem::path& tokenizer_json);
 /// that there is not. Bytes have none unless told.
 Tokenizer open_for_documents(const std::string& tokenizer, const std::string& eos);
 
+/// A tokenizer with what documents shall end by: `eos` as above, empty for what the tokenizer's own
+/// names say. `name` is what errors call it.
+Tokenizer with_end(Tokenizer tokenizer, const std::string& name, const std::string& eos);
+
 /// How documents end, for people: "each ended by id 0 <|endoftext|>".
 std::string document_end(const Tokenizer& tokenizer);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -16,6 +17,9 @@ namespace {
 // Radford et al. 2019; what ByteLevel means by use_regex.
 constexpr std::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+
+// What ends a document, of tokenizers that are made here.
+constexpr std::string_view kLearnedEnd = "<|endoftext|>";
 
 /// GPT-2's printable names of bytes: printable Latin-1 characters stand for themselves, the others
 /// for the characters from U+0100 on.
@@ -67,6 +71,23 @@ void refuse_text(const JsonCursor& object, std::string_view key) {
   if (value && !value->text().empty()) {
     value->fail(fmt::format("\"{}\" is not supported; allowed: null", value->text()));
   }
+}
+
+/// A tokenizer.json of byte-level BPE, as Hugging Face's `tokenizers` writes them.
+std::string byte_level_json(const nlohmann::json& added, const nlohmann::json& vocab,
+                            const nlohmann::json& merges, bool use_regex) {
+  const nlohmann::json byte_level = {{"type", "ByteLevel"},
+                                     {"add_prefix_space", false},
+                                     {"trim_offsets", false},
+                                     {"use_regex", use_regex}};
+  const nlohmann::json file = {{"version", "1.0"},
+                               {"added_tokens", added},
+                               {"normalizer", nullptr},
+                               {"pre_tokenizer", byte_level},
+                               {"post_processor", nullptr},
+                               {"decoder", byte_level},
+                               {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", merges}}}};
+  return file.dump() + "\n";
 }
 
 class Parser {
@@ -247,25 +268,40 @@ TokenizerDefinition parse_tokenizer_json(std::string_view text, const std::strin
 }
 
 std::string byte_tokenizer_json() {
-  using nlohmann::json;
-  json vocab = json::object();
+  nlohmann::json vocab = nlohmann::json::object();
   for (const auto& [character, byte] : byte_alphabet()) {
     std::string name;
     append_utf8(character, name);
     vocab[name] = byte;
   }
-  const json byte_level = {{"type", "ByteLevel"},
-                           {"add_prefix_space", false},
-                           {"trim_offsets", false},
-                           {"use_regex", false}};
-  const json file = {{"version", "1.0"},
-                     {"added_tokens", json::array()},
-                     {"normalizer", nullptr},
-                     {"pre_tokenizer", byte_level},
-                     {"post_processor", nullptr},
-                     {"decoder", byte_level},
-                     {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", json::array()}}}};
-  return file.dump() + "\n";
+  return byte_level_json(nlohmann::json::array(), vocab, nlohmann::json::array(),
+                         /*use_regex=*/false);
+}
+
+std::string gpt2_tokenizer_json(std::span<const LearnedMerge> merges) {
+  std::map<char32_t, std::uint8_t> by_character;
+  for (const auto& [character, byte] : byte_alphabet()) by_character[character] = byte;
+  std::array<std::string, 256> name_of;
+  nlohmann::json vocab = nlohmann::json::object(), pairs = nlohmann::json::array();
+  const auto add = [&](const std::string& name) { vocab.emplace(name, vocab.size()); };
+  for (const auto& [character, byte] : by_character) {
+    append_utf8(character, name_of[byte]);
+    add(name_of[byte]);
+  }
+  const auto spell = [&](const std::string& bytes) {
+    std::string name;
+    for (const char byte : bytes) name += name_of[static_cast<unsigned char>(byte)];
+    return name;
+  };
+  for (const auto& [left, right] : merges) {
+    pairs.push_back(spell(left) + " " + spell(right));
+    add(spell(left + right));
+  }
+  const nlohmann::json end = {
+      {"id", vocab.size()}, {"content", kLearnedEnd}, {"single_word", false}, {"lstrip", false},
+      {"rstrip", false},    {"normalized", false},    {"special", true}};
+  add(std::string(kLearnedEnd));
+  return byte_level_json(nlohmann::json::array({end}), vocab, pairs, /*use_regex=*/true);
 }
 
 }  // namespace tessera::io

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "io/bpe.hpp"
+#include "io/bpe_training.hpp"
 #include "io/split_pattern.hpp"
 
 namespace tessera::io {
@@ -34,6 +36,11 @@ TokenizerDefinition parse_tokenizer_json(std::string_view text, const std::strin
 /// A tokenizer.json in which each byte is a token, with its value as id: no merges, no added
 /// tokens.
 std::string byte_tokenizer_json();
+
+/// A tokenizer.json of GPT-2's form: the bytes, in the order of their printable names, then what
+/// each merge makes, in order, then the special token "<|endoftext|>". It cuts text by GPT-2's
+/// pattern.
+std::string gpt2_tokenizer_json(std::span<const LearnedMerge> merges);
 
 /// The first of what makes two tokenizers give different ids or meanings, for people; empty if they
 /// never do.

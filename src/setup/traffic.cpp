@@ -5,7 +5,7 @@
 
 #include "deck/ranks.hpp"
 #include "plan/passes/make_plan.hpp"
-#include "plan/prediction/simulate.hpp"
+#include "plan/prediction/estimate.hpp"
 #include "plan/prediction/survey.hpp"
 #include "setup/inputs.hpp"
 #include "setup/shapes.hpp"

@@ -14,22 +14,47 @@
 namespace tessera::verbs {
 namespace {
 
+constexpr std::int64_t kLargestLearnedVocab = 16777216;  // of model.vocab
+
 struct TokenizeOptions {
   std::vector<std::filesystem::path> inputs;
   std::filesystem::path prefix;
   std::string tokenizer = "bytes", eos;
+  std::int64_t learned_vocab = 0;  // 0: nothing is learned
   io::DocumentRules rules;
 };
 
-/// Rank 0's progress stands for all: parts are of equal size.
-void draw_bar(std::int64_t done, std::int64_t total, std::int64_t ranks) {
-  constexpr int kWidth = 40;
-  const double part = total == 0 ? 1.0 : static_cast<double>(done) / static_cast<double>(total);
-  const int filled = static_cast<int>(part * kWidth);
-  tell(fmt::format("\rtokenize [{:#<{}}{: <{}}] {:5.1f} %  {:.1f} MB on each of {} ranks{}", "",
-                   filled, "", kWidth - filled, 100 * part, static_cast<double>(done) / 1e6, ranks,
-                   done == total ? "\n" : ""));
-}
+/// Draws what rank 0 has done, which stands for all: parts are of equal size.
+class Bar {
+ public:
+  Bar(std::string label, const comm::Control& control)
+      : label_(std::move(label)), control_(control) {}
+
+  /// `what` says how much that is.
+  void draw(std::int64_t done, std::int64_t total, const std::string& what) {
+    const std::int64_t permille = total == 0 ? 1000 : 1000 * done / total;
+    if (control_.rank() != 0 || permille == shown_) return;
+    shown_ = permille;
+    constexpr int kWidth = 40;
+    const auto filled = static_cast<int>(kWidth * permille / 1000);
+    tell(fmt::format("\r{} [{:#<{}}{: <{}}] {:5.1f} %  {}{}", label_, "", filled, "",
+                     kWidth - filled, static_cast<double>(permille) / 10, what,
+                     done == total ? "\n" : ""));
+  }
+
+  io::TokenizeProgress of_bytes() {
+    return [this](std::int64_t done, std::int64_t total) {
+      draw(done, total,
+           fmt::format("{:.1f} MB on each of {} ranks", static_cast<double>(done) / 1e6,
+                       control_.size()));
+    };
+  }
+
+ private:
+  std::string label_;
+  const comm::Control& control_;
+  std::int64_t shown_ = -1;
+};
 
 /// The text that C's escapes for white space and the backslash mean.
 std::string unescape(const std::string& text) {
@@ -64,26 +89,61 @@ void check_options(const TokenizeOptions& o) {
   }
 }
 
+/// Every rank counts the words of its part, and rank 0 learns from all of them; returns the
+/// tokenizer.json on every rank.
+std::string learn(const TokenizeOptions& o, const io::DocumentRules& rules,
+                  const comm::Control& control) {
+  constexpr std::size_t kMessage = std::size_t{64} << 20;
+  io::WordCounts words;
+  control.together([&] {
+    Bar bar("count words", control);
+    words = io::count_words(o.inputs, {.index = control.rank(), .count = control.size()},
+                            bar.of_bytes(), rules);
+  });
+  io::WordCounts all;
+  for (std::int64_t more = 1; more > 0;) {
+    const std::string mine = control.rank() == 0 ? "" : words.take_packed(kMessage);
+    for (const std::string& part : control.gather(mine)) all.add_packed(part);
+    more = control.max(static_cast<std::int64_t>(mine.size()));
+  }
+  std::string json;
+  control.together([&] {
+    if (control.rank() != 0) return;
+    words.for_each([&](std::string_view word, std::int64_t count) { all.add(word, count); });
+    Bar bar("learn      ", control);
+    json = io::learn_tokenizer(all, o.learned_vocab, [&](std::int64_t tokens) {
+      bar.draw(tokens, o.learned_vocab - 1,
+               fmt::format("{} tokens of {} distinct words", tokens, all.distinct()));
+    });
+    const std::int64_t got = io::Tokenizer::parse(json, "learned").vocab();
+    if (got < o.learned_vocab)
+      tell(fmt::format("\nno more pairs occur twice: {} tokens, not {}\n", got, o.learned_vocab));
+  });
+  return control.broadcast(json);
+}
+
 ExitCode run(const TokenizeOptions& o, const comm::Control& control) {
+  io::DocumentRules rules = o.rules;
   control.together([&] {
     check_options(o);
-    io::Tokenizer tokenizer = io::open_for_documents(o.tokenizer, o.eos);
-    io::DocumentRules rules = o.rules;
     rules.separator = unescape(rules.separator);
     if (o.prefix.has_parent_path()) io::create_directories(o.prefix.parent_path());
-    std::int64_t shown = -1;
-    io::tokenize_part(
-        o.inputs, o.prefix, tokenizer, {.index = control.rank(), .count = control.size()},
-        [&](std::int64_t done, std::int64_t total) {
-          const std::int64_t permille = total == 0 ? 1000 : 1000 * done / total;
-          if (control.rank() == 0 && permille != shown)
-            draw_bar(done, total, control.size()), shown = permille;
-        },
-        rules);
+  });
+  const std::string learned = o.learned_vocab > 0 ? learn(o, rules, control) : "";
+  const auto open = [&] {
+    constexpr auto kName = "the learned tokenizer";
+    return learned.empty() ? io::open_for_documents(o.tokenizer, o.eos)
+                           : io::with_end(io::Tokenizer::parse(learned, kName), kName, o.eos);
+  };
+  control.together([&] {
+    io::Tokenizer tokenizer = open();
+    Bar bar("tokenize", control);
+    io::tokenize_part(o.inputs, o.prefix, tokenizer,
+                      {.index = control.rank(), .count = control.size()}, bar.of_bytes(), rules);
   });
   control.together([&] {
     if (control.rank() != 0) return;
-    const io::Tokenizer tokenizer = io::open_for_documents(o.tokenizer, o.eos);
+    const io::Tokenizer tokenizer = open();
     const io::TokenizeSummary summary = io::merge_parts(o.prefix, control.size(), tokenizer);
     fmt::print("{}.bin: {} tokens in {} documents, {}; vocabulary {}\n",
                printable(o.prefix.string()), summary.tokens, summary.documents,
@@ -104,8 +164,16 @@ Verb tokenize(CLI::App& app) {
       ->required();
   verb->add_option("--out", o->prefix, "prefix of the files to make; its directory is made too")
       ->required();
-  verb->add_option("--tokenizer", o->tokenizer, "\"bytes\" or a Hugging Face tokenizer.json")
-      ->capture_default_str();
+  auto* given =
+      verb->add_option("--tokenizer", o->tokenizer, "\"bytes\" or a Hugging Face tokenizer.json")
+          ->capture_default_str();
+  verb->add_option(
+          "--train-tokenizer", o->learned_vocab,
+          "learn a byte-level BPE tokenizer of so many tokens from the inputs, with GPT-2's "
+          "pattern and <|endoftext|>, and use it; it is kept as PREFIX.tokenizer.json, for "
+          "--tokenizer")
+      ->check(CLI::Range(io::kSmallestLearnedVocab, kLargestLearnedVocab))
+      ->excludes(given);
   verb->add_option(
       "--eos", o->eos,
       "token that ends each document, or \"none\": the ends are in .idx only; default: "

@@ -1,5 +1,6 @@
 """Makes tokenizers/*.json: small byte-level BPE tokenizers and, for tricky texts, the ids that the
-`tokenizers` package gives them: the oracle of tests/unit/io/tokenizer_test.cpp.
+`tokenizers` package gives them: the oracle of tests/unit/io/tokenizer_test.cpp, and of
+bpe_training_test.cpp, which learns gpt2.json from gpt2.corpus.jsonl.
 
     pip install tokenizers && python make_tokenizers.py
 """
@@ -106,6 +107,8 @@ def gpt2():
         content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]
 
     save("gpt2", tokenizer, edit)
+    lines = [json.dumps({"text": text}) for text in SENTENCES * 4]  # what it was trained on
+    (HERE / "gpt2.corpus.jsonl").write_text("\n".join(lines) + "\n")
 
 
 def llama3():

@@ -1,5 +1,6 @@
 """What tools/pack makes runs on a node that has glibc, a shell and nothing else, wherever it is."""
 
+import os
 import pathlib
 import re
 import shutil
@@ -54,7 +55,7 @@ class Pack(RunTest):
         shutil.copy(loader, self.root / loader.lstrip("/"))
         shutil.copy("/bin/sh", self.root / "bin" / "sh")
 
-    def train_inside(self, name, folder):
+    def train_inside(self, name, folder, settings=None):
         """Losses of a run of two ranks in the empty root, packed in `folder` there."""
         shutil.copy(f"{self.corpus}.bin", self.root / "work")
         shutil.copy(f"{self.corpus}.idx", self.root / "work")
@@ -63,8 +64,8 @@ class Pack(RunTest):
         job = subprocess.run(
             ["unshare", "--mount", "--map-root-user", "sh", "-c", ENTER, "sh", str(self.root),
              "/bin/sh", "-c", RUN.format(folder=folder, name=name)],
-            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, capture_output=True, text=True,
-            timeout=60)
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", **(settings or {})},
+            capture_output=True, text=True, timeout=60)
         self.assertEqual(job.returncode, 0, job.stdout + job.stderr)
         steps = metrics.last_steps(metrics.read_events(self.root / "work" / name))
         return [e["loss"] for e in steps.values()]
@@ -83,6 +84,50 @@ class Pack(RunTest):
         self.assertEqual(self.train_inside("second", "/srv/moved"), first)
         want = self.train(2, self.deck("here", tiny_deck(self.corpus, zero__stage=3)))
         self.assertEqual(first, [loss for loss, _ in want.values()])
+
+    def test_ships_ucx_and_libfabric_and_runs_by_the_sites_mpi(self):
+        """Both networks' libraries work over TCP in the empty root, where nothing else is."""
+        self.make_root()
+        job = self.pack("--out", self.root / "opt", "--with-fabric")
+        if "install an Open MPI" in job.stderr:
+            self.skipTest(job.stderr.strip())
+        self.assertEqual(job.returncode, 0, job.stderr)
+        [folder] = (self.root / "opt").iterdir()
+        inside = f"/opt/{folder.name}"
+        plain = self.train_inside("plain", inside)
+        ucx = {"OMPI_MCA_pml": "ucx", "OMPI_MCA_opal_common_ucx_tls": "any",
+               "OMPI_MCA_opal_common_ucx_devices": "any", "UCX_TLS": "tcp,self"}
+        ofi = {"OMPI_MCA_pml": "cm", "OMPI_MCA_mtl": "ofi",
+               "OMPI_MCA_opal_common_ofi_provider_include": "tcp;ofi_rxm"}
+        for name, settings, way in (("ucx", ucx, ": ucx"), ("ofi", ofi, ": cm over ofi")):
+            self.assertEqual(self.train_inside(name, inside, settings), plain, name)
+            log = (self.root / "work" / name / "log.txt").read_text()
+            self.assertRegex(log, rf"messages +by Open MPI v[\d.]+{way}\n")
+        self.runs_by_the_sites_mpi(folder, plain)
+
+    def runs_by_the_sites_mpi(self, folder, losses):
+        """Without the folder's own libraries of MPI; an older one is refused."""
+        [number] = re.findall(r"\[ \"\$number\" -ge (\d+) \]", (folder / "tessera").read_text())
+        shutil.rmtree(folder / "lib" / "mpi")
+        deck = self.deck("site", tiny_deck(self.corpus, zero__stage=3))
+        environment = dict(os.environ, TESSERA_MPI="site", OMP_NUM_THREADS="1")
+        job = subprocess.run([folder / "mpirun", "-n", "2", folder / "tessera", "train", deck],
+                             capture_output=True, text=True, env=environment)
+        self.assertEqual(job.returncode, 0, job.stdout + job.stderr)
+        self.assertEqual([loss for loss, _ in self.numbers("site").values()], losses)
+        ldd = subprocess.run(["ldd", BINARY], capture_output=True, text=True, check=True)
+        [libmpi] = re.findall(r"libmpi\.so\S* => (\S+)", ldd.stdout)
+        site = self.dir / "old"
+        site.mkdir()
+        older = site / f"libmpi.so.40.{int(number) - 1}.0"
+        shutil.copy(libmpi, older)
+        (site / pathlib.Path(libmpi).name).symlink_to(older.name)
+        for change_, text in (({"LD_LIBRARY_PATH": str(site)}, "is older than the Open MPI"),
+                              ({"TESSERA_MPI": "mine"}, "it is pack (the default) or site")):
+            job = subprocess.run([folder / "tessera", "--version"], capture_output=True, text=True,
+                                 env={**environment, **change_})
+            self.assertEqual(job.returncode, 2, job.stdout)
+            self.assertIn(text, job.stderr)
 
     def find_libraries_as_the_readme_says(self, folder):
         """The tests' commands come after one that lets the loader find CUDA's libraries."""

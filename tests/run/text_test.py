@@ -2,11 +2,16 @@
 data, validation data and a model made with different tokenizers never meet unnoticed, neither in
 `check` nor at the start of a run."""
 
+import array
 import gzip
 import json
+import random
+import re
 import shutil
+import subprocess
 import unittest
 
+from packages import python_with
 from tessera import SOURCE, RunTest, tiny_deck, write_tokens
 
 DECK, DATA, IO = 2, 3, 7
@@ -118,6 +123,72 @@ class Documents(TextTest):
             with self.subTest(text):
                 self.assertIn(text, self.tokenize_on(2, *arguments, code=code))
                 self.assertFalse((self.dir / "new" / "out.bin").exists())
+
+
+READ_TOKENIZER = """
+import json, sys, tokenizers
+tokenizer = tokenizers.Tokenizer.from_file(sys.argv[1])
+print(json.dumps([tokenizer.get_vocab_size(), tokenizer.encode(sys.argv[2]).ids]))
+"""
+
+
+class Learning(TextTest):
+    def learn(self, out, *options, ranks=0, code=0):
+        return self.run_code(code, "tokenize", self.text, "--out", self.dir / out,
+                             "--train-tokenizer", *options, ranks=ranks)
+
+    def test_a_tokenizer_is_learned_alike_on_any_number_of_ranks(self):
+        """And it is one of Hugging Face's, for what comes later too."""
+        self.text.write_text("|".join(f"{TEXT[:n]} {'vary' * (n % 5)} número {n}"
+                                      for n in range(20, 400, 3)))
+        made = set()
+        for ranks in (1, 3):
+            output = self.learn(f"on_{ranks}", 300, "--separator", "|", ranks=ranks)
+            self.assertIn("each ended by id 299 <|endoftext|>; vocabulary 300", output)
+            made.add(tuple((self.dir / f"on_{ranks}.{end}").read_bytes()
+                           for end in ("bin", "idx", "tokenizer.json")))
+        self.assertEqual(len(made), 1)
+        learned = self.dir / "on_1.tokenizer.json"
+        self.tokenize("again", learned, "--separator", "|")
+        self.assertEqual((self.dir / "again.bin").read_bytes(),
+                         (self.dir / "on_1.bin").read_bytes())
+        self.read_by_hugging_face(learned)
+
+    def read_by_hugging_face(self, learned):
+        python, why = python_with("tokenizers==0.23.3", dependencies=False)
+        if python is None:
+            self.skipTest(why)
+        text = "the quick brown número 17<|endoftext|>the"
+        (self.dir / "one.txt").write_text(text)
+        self.run_code(0, "tokenize", self.dir / "one.txt", "--tokenizer", learned, "--eos", "none",
+                      "--out", self.dir / "one")
+        job = subprocess.run([python, "-c", READ_TOKENIZER, learned, text], capture_output=True,
+                             text=True)
+        self.assertEqual(job.returncode, 0, job.stderr)
+        ids = array.array("H", (self.dir / "one.bin").read_bytes())
+        self.assertEqual(json.loads(job.stdout), [300, list(ids)])
+
+    def test_the_readmes_commands_make_the_data_of_its_example(self):
+        """Verbatim, and then `check` of the deck that it trains, with all the data it wants."""
+        readme = (SOURCE / "README.md").read_text()
+        commands = re.findall(r"^    (tessera tokenize .*(?:TRAIN|VALIDATION)\.txt.*)$", readme,
+                              re.MULTILINE)
+        self.assertEqual(len(commands), 2)
+        words = ["".join(chr(97 + (n // 7 ** k + k) % 26) for k in range(6)) for n in range(9000)]
+        rng = random.Random(1)
+        for name, count in (("TRAIN", 50_000), ("VALIDATION", 540_000)):
+            (self.dir / f"{name}.txt").write_text(" ".join(rng.choices(words, k=count)))
+        for command in commands:
+            self.run_code(0, *command.split()[1:])
+        self.run_code(0, "check", SOURCE / "inputs" / "gpt2_124m.toml", "--ranks", 8)
+
+    def test_what_cannot_be_learned(self):
+        self.assertIn("no more pairs occur twice", self.learn("few", 5000))
+        self.assertIn("257", self.learn("small", 256, code=DECK))
+        self.assertIn("--tokenizer", self.learn("both", 300, "--tokenizer", GPT2, code=DECK))
+        self.assertIn("--eos <|end|>", self.learn("end", 300, "--eos", "<|end|>", code=DECK))
+        self.text.write_text("")
+        self.assertIn("text.txt: empty", self.learn("empty", 300, code=DATA))
 
 
 class Tokenizers(TextTest):

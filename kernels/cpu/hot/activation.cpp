@@ -9,9 +9,10 @@ void map_rows(const View& x, const View& y, Range rows, F f) {
   for (std::int64_t r = rows.begin; r < rows.end; ++r) {
     const T* from = row_of<T>(x, r);
     T* to = row_of<T>(y, r);
-    for_vectors(columns_of(y), [&](std::int64_t i, std::int64_t count) {
-      store(to + i, f(load(from + i, count)), count);
-    });
+    for_vectors(
+        columns_of(y), [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+          store(to + i, f(load(from + i, count)), count);
+        });
   }
 }
 
@@ -21,9 +22,10 @@ void map_rows(const View& x, const View& d_y, const View& d_x, Range rows, F f) 
     const T* from = row_of<T>(x, r);
     const T* d = row_of<T>(d_y, r);
     T* to = row_of<T>(d_x, r);
-    for_vectors(columns_of(d_x), [&](std::int64_t i, std::int64_t count) {
-      store(to + i, load(d + i, count) * f(load(from + i, count)), count);
-    });
+    for_vectors(
+        columns_of(d_x), [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+          store(to + i, load(d + i, count) * f(load(from + i, count)), count);
+        });
   }
 }
 
@@ -34,9 +36,10 @@ void swiglu_rows(const Activate& a, Range rows) {
     const T* gate = row_of<T>(a.x, r);
     const T* up = gate + columns;
     T* y = row_of<T>(a.y, r);
-    for_vectors(columns, [&](std::int64_t i, std::int64_t count) {
-      store(y + i, silu(load(gate + i, count)) * load(up + i, count), count);
-    });
+    for_vectors(
+        columns, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+          store(y + i, silu(load(gate + i, count)) * load(up + i, count), count);
+        });
   }
 }
 
@@ -49,11 +52,12 @@ void swiglu_backward_rows(const ActivateBackward& a, Range rows) {
     const T* d_y = row_of<T>(a.d_y, r);
     T* d_gate = row_of<T>(a.d_x, r);
     T* d_up = d_gate + columns;
-    for_vectors(columns, [&](std::int64_t i, std::int64_t count) {
-      const Vec g = load(gate + i, count), u = load(up + i, count), d = load(d_y + i, count);
-      store(d_gate + i, d * u * silu_slope(g), count);
-      store(d_up + i, d * silu(g), count);
-    });
+    for_vectors(
+        columns, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+          const Vec g = load(gate + i, count), u = load(up + i, count), d = load(d_y + i, count);
+          store(d_gate + i, d * u * silu_slope(g), count);
+          store(d_up + i, d * silu(g), count);
+        });
   }
 }
 

@@ -31,9 +31,10 @@ void pack(const HeadRows& x, float factor, float* to, std::int64_t ld) {
   with_type(x.view->type, [&]<typename T>() {
     for (std::int64_t t = 0; t < x.tokens; ++t) {
       const T* from = x.row<T>(t);
-      for_vectors(x.dim, [&](std::int64_t i, std::int64_t count) {
-        store(to + t * ld + i, load(from + i, count) * Vec(factor), kLanes);
-      });
+      for_vectors(
+          x.dim, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+            store(to + t * ld + i, load(from + i, count) * Vec(factor), kLanes);
+          });
     }
   });
 }
@@ -57,9 +58,10 @@ void unpack(const float* from, std::int64_t ld, float factor, const HeadRows& to
   with_type(to.view->type, [&]<typename T>() {
     for (std::int64_t t = 0; t < to.tokens; ++t) {
       T* out = to.row<T>(t);
-      for_vectors(to.dim, [&](std::int64_t i, std::int64_t count) {
-        store(out + i, load(from + t * ld + i, kLanes) * Vec(factor), count);
-      });
+      for_vectors(
+          to.dim, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+            store(out + i, load(from + t * ld + i, kLanes) * Vec(factor), count);
+          });
     }
   });
 }
@@ -200,9 +202,10 @@ void row_products(const HeadRows& out, const HeadRows& d_out, float* delta) {
       const T* x = out.row<T>(t);
       const T* y = d_out.row<T>(t);
       Vec sum(0.0F);
-      for_vectors(out.dim, [&](std::int64_t i, std::int64_t count) {
-        sum = fmadd(load(x + i, count), load(y + i, count), sum);
-      });
+      for_vectors(
+          out.dim, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+            sum = fmadd(load(x + i, count), load(y + i, count), sum);
+          });
       delta[t] = sum_of(sum);
     }
   });
@@ -344,12 +347,13 @@ void rope(const Rope& a, const float* turns, Range rows) {
       for (std::int64_t h = 0; h < heads; ++h) {
         T* low = row_of<T>(a.x, r) + h * a.head_dim;
         T* high = low + half;
-        for_vectors(half, [&](std::int64_t i, std::int64_t count) {
-          const Vec c = load(cosine + i, count), s = load(sine + i, count) * sign;
-          const Vec x = load(low + i, count), y = load(high + i, count);
-          store(low + i, x * c - y * s, count);
-          store(high + i, fmadd(x, s, y * c), count);
-        });
+        for_vectors(
+            half, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+              const Vec c = load(cosine + i, count), s = load(sine + i, count) * sign;
+              const Vec x = load(low + i, count), y = load(high + i, count);
+              store(low + i, x * c - y * s, count);
+              store(high + i, fmadd(x, s, y * c), count);
+            });
       }
     }
   });

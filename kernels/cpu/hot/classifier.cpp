@@ -11,13 +11,14 @@ constexpr std::int64_t kSummed = 4096;  // columns summed in f32 before a double
 template <typename T>
 float row_max(const T* x, std::int64_t n) {
   Vec best(-__builtin_inff());
-  for_vectors(n, [&](std::int64_t i, std::int64_t count) {
-    if (count == kLanes) {
-      best = max(load(x + i, count), best);
-    } else {  // the padding's zeros must not win
-      for (std::int64_t j = i; j < n; ++j) best = max(Vec(static_cast<float>(x[j])), best);
-    }
-  });
+  for_vectors(
+      n, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+        if (count == kLanes) {
+          best = max(load(x + i, count), best);
+        } else {  // the padding's zeros must not win
+          for (std::int64_t j = i; j < n; ++j) best = max(Vec(static_cast<float>(x[j])), best);
+        }
+      });
   return max_of(best);
 }
 
@@ -26,9 +27,11 @@ double sum_of_exponentials(const T* x, std::int64_t n, float shift) {
   double total = 0;
   for (std::int64_t c = 0; c < n; c += kSummed) {
     Vec sum(0.0F);
-    for_vectors(n - c < kSummed ? n - c : kSummed, [&](std::int64_t i, std::int64_t count) {
-      sum = sum + first_lanes(exp_of(load(x + c + i, count) - Vec(shift)), count);
-    });
+    for_vectors(
+        n - c < kSummed ? n - c : kSummed, [&](std::int64_t i,
+                                               std::int64_t count) __attribute__((always_inline)) {
+          sum = sum + first_lanes(exp_of(load(x + c + i, count) - Vec(shift)), count);
+        });
     total += static_cast<double>(sum_of(sum));
   }
   return total;
@@ -61,9 +64,10 @@ void classify_row(const Classify& a, std::int64_t r, std::int64_t padded) {
   const auto weight = static_cast<float>(static_cast<double>(scale) / sum);
   const float at_target =
       sum_of(first_lanes(exp_of(target_logit - Vec(shift)), 1)) * weight - scale;
-  for_vectors(a.vocab, [&](std::int64_t i, std::int64_t count) {
-    store(x + i, exp_of(load(x + i, count) - Vec(shift)) * Vec(weight), count);
-  });
+  for_vectors(
+      a.vocab, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+        store(x + i, exp_of(load(x + i, count) - Vec(shift)) * Vec(weight), count);
+      });
   store(x + target, Vec(at_target), 1);
   clear(x + a.vocab, padded - a.vocab);
 }
@@ -102,9 +106,10 @@ void classify_gradient_row(const ClassifyGradient& a, std::int64_t r, std::int64
   const std::int64_t hit = target - a.first_token;
   const bool here = hit >= 0 && hit < tokens;
   const Vec target_logit = here ? load(x + hit, 1) : Vec(0.0F);
-  for_vectors(tokens, [&](std::int64_t i, std::int64_t count) {
-    store(x + i, exp_of(load(x + i, count) - lse) * scale, count);
-  });
+  for_vectors(
+      tokens, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+        store(x + i, exp_of(load(x + i, count) - lse) * scale, count);
+      });
   if (here) store(x + hit, (exp_of(target_logit - lse) - Vec(1.0F)) * scale, 1);
   clear(x + tokens, columns_of(a.logits) - tokens);
 }

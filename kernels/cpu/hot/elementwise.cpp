@@ -23,9 +23,10 @@ void sum_rows_of(const View& x, const View& out, Write write, Range columns) {
         if (width == kVecs * kLanes) {
           for (int k = 0; k < kVecs; ++k) sum[k] = sum[k] + load(from + k * kLanes, kLanes);
         } else {
-          for_vectors(width, [&](std::int64_t i, std::int64_t count) {
-            sum[i / kLanes] = sum[i / kLanes] + load(from + i, count);
-          });
+          for_vectors(
+              width, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+                sum[i / kLanes] = sum[i / kLanes] + load(from + i, count);
+              });
         }
       }
       for (int k = 0; k < kVecs; ++k) {
@@ -34,10 +35,11 @@ void sum_rows_of(const View& x, const View& out, Write write, Range columns) {
     }
     with_type(out.type, [&]<typename G>() {
       G* to = row_of<G>(out, 0) + c;
-      for_vectors(width, [&](std::int64_t i, std::int64_t count) {
-        const Vec v = load(total + i, count);
-        store(to + i, write == Write::add ? load(to + i, count) + v : v, count);
-      });
+      for_vectors(
+          width, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+            const Vec v = load(total + i, count);
+            store(to + i, write == Write::add ? load(to + i, count) + v : v, count);
+          });
     });
   }
 }
@@ -75,8 +77,9 @@ void exact_sum_of(const T* x, std::int64_t n, ExactSum::Of of, std::int64_t* wor
   alignas(64) double term[kExactBlock];
   for (std::int64_t i = 0; i < n; i += kExactBlock) {
     const std::int64_t count = n - i < kExactBlock ? n - i : kExactBlock;
-    for_vectors(count,
-                [&](std::int64_t j, std::int64_t k) { store(value + j, load(x + i + j, k), k); });
+    for_vectors(
+        count, [&](std::int64_t j, std::int64_t k)
+                   __attribute__((always_inline)) { store(value + j, load(x + i + j, k), k); });
     std::int32_t largest = 0;  // bits of |value| order like the values
 #pragma omp simd reduction(max : largest)
     for (std::int64_t j = 0; j < count; ++j) {
@@ -111,12 +114,13 @@ template <typename B, typename T>
 void tree_sum_run(const TreeSum& a, std::int64_t e, std::int64_t n, const B* bias, T* out) {
   const auto* parts = reinterpret_cast<const float*>(a.parts.data) + e;
   const std::int64_t count = a.parts.shape[0], stride = a.parts.shape[1];
-  for_vectors(n, [&](std::int64_t i, std::int64_t lanes) {
-    Vec sum = kernels::tree_sum(
-        count, [&](std::int64_t p) { return load(parts + p * stride + i, lanes); });
-    if (bias != nullptr) sum = sum + load(bias + i, lanes);
-    store(out + i, a.write == Write::add ? load(out + i, lanes) + sum : sum, lanes);
-  });
+  for_vectors(
+      n, [&](std::int64_t i, std::int64_t lanes) __attribute__((always_inline)) {
+        Vec sum = kernels::tree_sum(
+            count, [&](std::int64_t p) { return load(parts + p * stride + i, lanes); });
+        if (bias != nullptr) sum = sum + load(bias + i, lanes);
+        store(out + i, a.write == Write::add ? load(out + i, lanes) + sum : sum, lanes);
+      });
 }
 
 }  // namespace
@@ -128,10 +132,11 @@ void convert(const View& x, const View& out, Write write, Range rows) {
       for (std::int64_t r = rows.begin; r < rows.end; ++r) {
         const T* from = row_of<T>(x, r);
         G* to = row_of<G>(out, r);
-        for_vectors(columns, [&](std::int64_t i, std::int64_t count) {
-          const Vec v = load(from + i, count);
-          store(to + i, write == Write::add ? load(to + i, count) + v : v, count);
-        });
+        for_vectors(
+            columns, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+              const Vec v = load(from + i, count);
+              store(to + i, write == Write::add ? load(to + i, count) + v : v, count);
+            });
       }
     });
   });

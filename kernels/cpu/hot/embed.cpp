@@ -15,12 +15,13 @@ void add_position_row(const Operation& a, const DropoutRule& rule, std::int64_t 
                           : row_of<P>(a.position_table, a.first_position + r % tokens);
   O* out = row_of<O>(a.out, r);
   const auto add = [&](std::int64_t c0, const float* factors, std::int64_t n) {
-    for_vectors(n, [&](std::int64_t i, std::int64_t count) {
-      Vec v = x != nullptr ? load(x + c0 + i, count) : Vec(0.0F);
-      if (position != nullptr) v = v + load(position + c0 + i, count);
-      if (factors != nullptr) v = v * load(factors + i, count);
-      store(out + c0 + i, v, count);
-    });
+    for_vectors(
+        n, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+          Vec v = x != nullptr ? load(x + c0 + i, count) : Vec(0.0F);
+          if (position != nullptr) v = v + load(position + c0 + i, count);
+          if (factors != nullptr) v = v * load(factors + i, count);
+          store(out + c0 + i, v, count);
+        });
   };
   if (a.dropout.p > 0) {
     for_dropout_pieces(a.dropout, rule, r, tokens, columns, add);
@@ -52,19 +53,21 @@ void add_gradient(const EmbedBackward& a, const DropoutRule& rule, std::int64_t 
                     (r % tokens) * columns_of(a.d) + c0, n, factors);
   }
   const T* d = row_of<T>(a.d, r) + c0;
-  for_vectors(n, [&](std::int64_t i, std::int64_t count) {
-    Vec v = load(d + i, count);
-    if (a.dropout.p > 0) v = v * load(factors + i, count);
-    store(sum + i, load(sum + i, count) + v, count);
-  });
+  for_vectors(
+      n, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+        Vec v = load(d + i, count);
+        if (a.dropout.p > 0) v = v * load(factors + i, count);
+        store(sum + i, load(sum + i, count) + v, count);
+      });
 }
 
 template <typename G>
 void write_gradient(G* to, const float* sum, std::int64_t n, Write write) {
-  for_vectors(n, [&](std::int64_t i, std::int64_t count) {
-    const Vec v = load(sum + i, count);
-    store(to + i, write == Write::add ? load(to + i, count) + v : v, count);
-  });
+  for_vectors(
+      n, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+        const Vec v = load(sum + i, count);
+        store(to + i, write == Write::add ? load(to + i, count) + v : v, count);
+      });
 }
 
 /// to (+)= the gradients of rows row_at(0) .. row_at(rows - 1), in this order, piece by piece.

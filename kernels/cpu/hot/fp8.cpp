@@ -11,8 +11,9 @@ std::uint32_t largest_of(const View& x, Range rows) {
   LargestMagnitude largest;
   for (std::int64_t r = rows.begin; r < rows.end; ++r) {
     const T* from = row_of<T>(x, r);
-    for_vectors(columns_of(x),
-                [&](std::int64_t i, std::int64_t count) { largest.take(load(from + i, count)); });
+    for_vectors(
+        columns_of(x), [&](std::int64_t i, std::int64_t count)
+                           __attribute__((always_inline)) { largest.take(load(from + i, count)); });
   }
   return static_cast<std::uint32_t>(largest.bits());
 }
@@ -22,9 +23,10 @@ void round_rows(const View& x, float scale, const View& out, Range rows) {
   for (std::int64_t r = rows.begin; r < rows.end; ++r) {
     const T* from = row_of<T>(x, r);
     G* to = row_of<G>(out, r);
-    for_vectors(columns_of(x), [&](std::int64_t i, std::int64_t count) {
-      store(to + i, rounded_to_fp8<Format>(load(from + i, count) * Vec(scale)), count);
-    });
+    for_vectors(
+        columns_of(x), [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+          store(to + i, rounded_to_fp8<Format>(load(from + i, count) * Vec(scale)), count);
+        });
   }
 }
 
@@ -35,12 +37,13 @@ void scale_rows(const View& sums, float factor, const View& bias, const View& ou
   for (std::int64_t r = rows.begin; r < rows.end; ++r) {
     const float* from = row_of<float>(sums, r);
     T* to = row_of<T>(out, r);
-    for_vectors(columns_of(out), [&](std::int64_t i, std::int64_t count) {
-      Vec v = load(from + i, count) * Vec(factor);
-      if (addend != nullptr) v = v + load(addend + i, count);
-      if (write == Write::add) v = load(to + i, count) + v;
-      store(to + i, v, count);
-    });
+    for_vectors(
+        columns_of(out), [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+          Vec v = load(from + i, count) * Vec(factor);
+          if (addend != nullptr) v = v + load(addend + i, count);
+          if (write == Write::add) v = load(to + i, count) + v;
+          store(to + i, v, count);
+        });
   }
 }
 

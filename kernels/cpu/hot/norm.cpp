@@ -12,11 +12,12 @@ void add_row(const Operation& a, const DropoutRule& rule, std::int64_t r, std::i
   const T* pending = row_of<T>(a.pending, r);
   T* sum = row_of<T>(a.sum, r);
   const auto add = [&](std::int64_t c0, const float* factors, std::int64_t n) {
-    for_vectors(n, [&](std::int64_t i, std::int64_t count) {
-      Vec p = load(pending + c0 + i, count);
-      if (factors != nullptr) p = p * load(factors + i, count);
-      store(sum + c0 + i, load(resid + c0 + i, count) + p, count);
-    });
+    for_vectors(
+        n, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+          Vec p = load(pending + c0 + i, count);
+          if (factors != nullptr) p = p * load(factors + i, count);
+          store(sum + c0 + i, load(resid + c0 + i, count) + p, count);
+        });
   };
   if (a.dropout.p > 0) {
     for_dropout_pieces(a.dropout, rule, r, a.pending.shape[1], columns, add);
@@ -32,15 +33,17 @@ void norm_row(const AddNorm& a, std::int64_t r, std::int64_t columns) {
   float mean = 0;
   if (a.kind == NormKind::layernorm) {
     Vec total(0.0F);
-    for_vectors(columns,
-                [&](std::int64_t i, std::int64_t count) { total = total + load(x + i, count); });
+    for_vectors(
+        columns, [&](std::int64_t i, std::int64_t count)
+                     __attribute__((always_inline)) { total = total + load(x + i, count); });
     mean = sum_of(total) / n;
   }
   Vec squares(0.0F);
-  for_vectors(columns, [&](std::int64_t i, std::int64_t count) {
-    const Vec d = first_lanes(load(x + i, count) - Vec(mean), count);
-    squares = fmadd(d, d, squares);
-  });
+  for_vectors(
+      columns, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+        const Vec d = first_lanes(load(x + i, count) - Vec(mean), count);
+        squares = fmadd(d, d, squares);
+      });
   const float scale = 1.0F / __builtin_sqrtf(sum_of(squares) / n + a.eps);
   float* stats = row_of<float>(a.stats, r);
   stats[0] = mean, stats[1] = scale;
@@ -48,11 +51,12 @@ void norm_row(const AddNorm& a, std::int64_t r, std::int64_t columns) {
   const T* weight = row_of<T>(a.weight, 0);
   const T* bias = row_of<T>(a.bias, 0);
   T* out = row_of<T>(a.out, r);
-  for_vectors(columns, [&](std::int64_t i, std::int64_t count) {
-    const Vec unit = (load(x + i, count) - Vec(mean)) * Vec(scale);
-    const Vec w = load(weight + i, count);
-    store(out + i, bias != nullptr ? fmadd(unit, w, load(bias + i, count)) : unit * w, count);
-  });
+  for_vectors(
+      columns, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+        const Vec unit = (load(x + i, count) - Vec(mean)) * Vec(scale);
+        const Vec w = load(weight + i, count);
+        store(out + i, bias != nullptr ? fmadd(unit, w, load(bias + i, count)) : unit * w, count);
+      });
 }
 
 /// d_sum = d_resid + scale (g - mean(g) - x^ mean(g x^)) with g = d_out weight, x^ the normalised
@@ -69,24 +73,26 @@ void norm_backward_row(const NormBackward& a, std::int64_t r, std::int64_t colum
   const Vec mean(stats[0]), scale(stats[1]);
 
   Vec sum_g(0.0F), sum_gx(0.0F);
-  for_vectors(columns, [&](std::int64_t i, std::int64_t count) {
-    const Vec unit = (load(x + i, count) - mean) * scale;
-    const Vec d = load(d_out + i, count);  // 0 beyond count, which keeps the sums right
-    const Vec g = d * load(weight + i, count);
-    sum_g = sum_g + g;
-    sum_gx = fmadd(g, unit, sum_gx);
-    store(d_weight + i, fmadd(d, unit, load(d_weight + i, count)), count);
-    if (d_bias != nullptr) store(d_bias + i, load(d_bias + i, count) + d, count);
-  });
+  for_vectors(
+      columns, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+        const Vec unit = (load(x + i, count) - mean) * scale;
+        const Vec d = load(d_out + i, count);  // 0 beyond count, which keeps the sums right
+        const Vec g = d * load(weight + i, count);
+        sum_g = sum_g + g;
+        sum_gx = fmadd(g, unit, sum_gx);
+        store(d_weight + i, fmadd(d, unit, load(d_weight + i, count)), count);
+        if (d_bias != nullptr) store(d_bias + i, load(d_bias + i, count) + d, count);
+      });
   const auto n = static_cast<float>(columns);
   const Vec mean_g(a.kind == NormKind::layernorm ? sum_of(sum_g) / n : 0.0F);
   const Vec minus_mean_gx(-sum_of(sum_gx) / n);
-  for_vectors(columns, [&](std::int64_t i, std::int64_t count) {
-    const Vec unit = (load(x + i, count) - mean) * scale;
-    const Vec g = load(d_out + i, count) * load(weight + i, count);
-    const Vec d = fmadd(unit, minus_mean_gx, g - mean_g) * scale;
-    store(d_sum + i, d_resid != nullptr ? load(d_resid + i, count) + d : d, count);
-  });
+  for_vectors(
+      columns, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+        const Vec unit = (load(x + i, count) - mean) * scale;
+        const Vec g = load(d_out + i, count) * load(weight + i, count);
+        const Vec d = fmadd(unit, minus_mean_gx, g - mean_g) * scale;
+        store(d_sum + i, d_resid != nullptr ? load(d_resid + i, count) + d : d, count);
+      });
 }
 
 }  // namespace
@@ -122,13 +128,14 @@ void apply_dropout(const ApplyDropout& a, const DropoutRule& rule, Range rows) {
     for (std::int64_t r = rows.begin; r < rows.end; ++r) {
       const T* x = row_of<T>(a.x, r);
       T* out = row_of<T>(a.out, r);
-      for_dropout_pieces(a.dropout, rule, r, a.x.shape[1], columns_of(a.x),
-                         [&](std::int64_t c0, const float* factors, std::int64_t n) {
-                           for_vectors(n, [&](std::int64_t i, std::int64_t count) {
-                             store(out + c0 + i, load(x + c0 + i, count) * load(factors + i, count),
-                                   count);
-                           });
-                         });
+      for_dropout_pieces(
+          a.dropout, rule, r, a.x.shape[1], columns_of(a.x),
+          [&](std::int64_t c0, const float* factors, std::int64_t n) {
+            for_vectors(
+                n, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+                  store(out + c0 + i, load(x + c0 + i, count) * load(factors + i, count), count);
+                });
+          });
     }
   });
 }

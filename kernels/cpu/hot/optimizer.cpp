@@ -17,15 +17,16 @@ void update(const OptimizerUpdate& a, Range elements) {
   M* state[S];
   for (int s = 0; s < S; ++s) state[s] = row_of<M>(a.state[static_cast<std::size_t>(s)], 0) + first;
   P* parameter = a.parameter.data == nullptr ? nullptr : row_of<P>(a.parameter, 0) + first;
-  for_vectors(elements.end - first, [&](std::int64_t i, std::int64_t count) {
-    Vec w = load(master + i, count), now[S];
-    for (int s = 0; s < S; ++s) now[s] = load(state[s] + i, count);
-    step(load(gradient + i, count) * coefficient, w, now);
-    round_state<M>(now, w, salt);
-    for (int s = 0; s < S; ++s) store(state[s] + i, now[s], count);
-    store(master + i, w, count);
-    if (parameter != nullptr) store(parameter + i, w, count);
-  });
+  for_vectors(
+      elements.end - first, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+        Vec w = load(master + i, count), now[S];
+        for (int s = 0; s < S; ++s) now[s] = load(state[s] + i, count);
+        step(load(gradient + i, count) * coefficient, w, now);
+        round_state<M>(now, w, salt);
+        for (int s = 0; s < S; ++s) store(state[s] + i, now[s], count);
+        store(master + i, w, count);
+        if (parameter != nullptr) store(parameter + i, w, count);
+      });
 }
 
 /// Of a step that is skipped: what forward reads is the rounded master weights all the same.
@@ -33,9 +34,11 @@ template <typename P>
 void round_master(const OptimizerUpdate& a, Range elements) {
   const float* master = row_of<float>(a.master, 0) + elements.begin;
   P* parameter = row_of<P>(a.parameter, 0) + elements.begin;
-  for_vectors(elements.end - elements.begin, [&](std::int64_t i, std::int64_t count) {
-    store(parameter + i, load(master + i, count), count);
-  });
+  for_vectors(
+      elements.end - elements.begin, [&](std::int64_t i, std::int64_t count)
+                                         __attribute__((always_inline)) {
+                                           store(parameter + i, load(master + i, count), count);
+                                         });
 }
 
 }  // namespace

@@ -10,7 +10,9 @@ namespace {
 template <typename T>
 std::int32_t largest_magnitude(const T* x, std::int64_t n) {
   LargestMagnitude largest;
-  for_vectors(n, [&](std::int64_t i, std::int64_t count) { largest.take(load(x + i, count)); });
+  for_vectors(
+      n, [&](std::int64_t i, std::int64_t count)
+             __attribute__((always_inline)) { largest.take(load(x + i, count)); });
   return largest.bits();
 }
 
@@ -34,17 +36,20 @@ void quantize_block(const T* x, std::int64_t n, std::byte* codes, float* scale,
   };
   if (s.inverse == 0.0F) {
     std::memset(codes, 0, static_cast<std::size_t>(code_bytes<kBits>(n)));
-    for_vectors(n, [&](std::int64_t i, std::int64_t count) { keep(i, count, Vec(kRoundToInt)); });
+    for_vectors(
+        n, [&](std::int64_t i, std::int64_t count)
+               __attribute__((always_inline)) { keep(i, count, Vec(kRoundToInt)); });
     return;
   }
-  for_vectors(n, [&](std::int64_t i, std::int64_t count) {
-    const Vec v = load(x + i, count), inverse(s.inverse);
-    const Vec shifted = offsets == nullptr
-                            ? shifted_code(v, inverse)
-                            : shifted_code<kBits>(v, inverse, load(offsets + i, count));
-    store_codes<kBits>(codes + i * kBits / 8, shifted, count);
-    keep(i, count, shifted);
-  });
+  for_vectors(
+      n, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+        const Vec v = load(x + i, count), inverse(s.inverse);
+        const Vec shifted = offsets == nullptr
+                                ? shifted_code(v, inverse)
+                                : shifted_code<kBits>(v, inverse, load(offsets + i, count));
+        store_codes<kBits>(codes + i * kBits / 8, shifted, count);
+        keep(i, count, shifted);
+      });
 }
 
 /// The random numbers of a call, block by block.
@@ -77,9 +82,10 @@ void add_error(const Quantize& a, std::int64_t slot, std::int64_t first, std::in
   const T* x = row_of<T>(a.x, slot) + first;
   const bf16* error = row_of<bf16>(a.error ? a.error : a.lost, slot) + first;
   const Vec scale(1.0F / unscale);
-  for_vectors(n, [&](std::int64_t i, std::int64_t count) {
-    store(out + i, load(x + i, count) + load(error + i, count) * scale, count);
-  });
+  for_vectors(
+      n, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+        store(out + i, load(x + i, count) + load(error + i, count) * scale, count);
+      });
 }
 
 /// One block of all parts: where the first part's codes and scale are; the next are `stride` bytes

@@ -25,7 +25,10 @@ namespace {
 /// process a world of its own.
 void check_launcher(int world) {
   if (world > 1) return;
-  const std::string all = library_version();
+  char library[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+  int length = 0;
+  MPI_TRY(MPI_Get_library_version(library, &length));
+  const std::string_view all(library, static_cast<std::size_t>(length));
   refuse_copies(launch_of_process(),
                 fmt::format("for the MPI library of this program takes each for a run of its own "
                             "({})",
@@ -72,13 +75,6 @@ MpiSession::MpiSession(int* argc, char*** argv) {
 MpiSession::~MpiSession() {
   // With an exception on its way that other ranks do not know of, they never come to MPI_Finalize.
   if (std::uncaught_exceptions() == 0) MPI_Finalize();
-}
-
-std::string library_version() {
-  char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
-  int length = 0;
-  MPI_TRY(MPI_Get_library_version(text, &length));
-  return {text, static_cast<std::size_t>(length)};
 }
 
 void leave_at_once(int exit_code) {

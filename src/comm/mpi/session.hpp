@@ -45,9 +45,6 @@ void gather_in_world(std::span<const std::byte> own, std::span<std::byte> all);
 
 std::string host_name();
 
-/// What the MPI library says of itself: its name and version, and of some their build, in lines.
-std::string library_version();
-
 /// Ends this process at once and, through MPI, the job: for a rank that failed alone.
 [[noreturn]] void leave_at_once(int exit_code);
 

@@ -471,25 +471,6 @@ std::int64_t Prediction::host_memory() const {
   return most;
 }
 
-double estimate_step(const PlanInputs& in, const PlanShape& shape, const deck::Machine& machine) {
-  const auto seconds = [&](std::int64_t micro_batches) {
-    PlanShape some = shape;
-    some.micro_batches = micro_batches;
-    std::vector<Plan> plans;
-    std::vector<std::vector<OpCost>> costs;
-    for (const MeshPlace& place : simulated_places(in)) {
-      plans.push_back(unproved_plan(in, some, place));
-      costs.push_back(op_costs(plans.back(), machine));
-    }
-    return simulate(plans, costs).step;
-  };
-  const std::int64_t round = in.layout.mesh.pipeline;
-  if (shape.micro_batches <= 2 * round) return seconds(shape.micro_batches);
-  const double one = seconds(round), two = seconds(2 * round);
-  const auto more = static_cast<double>(shape.micro_batches - round) / static_cast<double>(round);
-  return one + more * (two - one);
-}
-
 Prediction predict(std::vector<Plan> plans, const PlanInputs& in, const deck::Machine& machine) {
   Prediction p;
   p.plans = std::move(plans);

@@ -72,10 +72,6 @@ struct Prediction {
 };
 /// Plans of simulated_places, made in turn.
 std::vector<Plan> simulated_plans(const PlanInputs& inputs, const PlanShape& shape);
-/// Seconds of a step, from plans that are not proved. Of more micro-batches than two rounds through
-/// the stages the others take as long as the second: stages are busy by then.
-double estimate_step(const PlanInputs& inputs, const PlanShape& shape,
-                     const deck::Machine& machine);
 Prediction predict(std::vector<Plan> plans, const PlanInputs& inputs, const deck::Machine& machine);
 
 }  // namespace tessera::plan

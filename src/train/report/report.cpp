@@ -6,6 +6,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "comm/mpi/fabric.hpp"
 #include "comm/mpi/session.hpp"
 #include "core/bytes.hpp"
 #include "core/terminal.hpp"
@@ -108,6 +109,7 @@ void Report::say_model_and_layout() const {
   run_.log.say(fmt::format("layout    {}, ZeRO-{}, {} ranks a node, each on {}",
                            to_string(in.layout.mesh), in.sharding.stage,
                            prepared.plan().group(MeshGroup::world).local, engine.device_name()));
+  run_.log.say("messages  by " + comm::fabric());
   run_.log.say(fmt::format(
       "batch     {} sequences a step = {} data ranks x {} micro-batches x {}, {} tokens; {} steps",
       global, engine.data_ranks(), first.micro_batches, first.micro,

@@ -54,6 +54,26 @@ Checked planned(const LayoutOptions& layout) {
   return checked;
 }
 
+/// Visits of a unit by a micro-batch that are planned and proved within some seconds.
+constexpr std::int64_t kSoon = 1 << 15;
+
+/// Tells who waits for large plans why, before they are made.
+void announce(const Checked& checked, std::size_t places) {
+  const plan::PlanInputs& in = checked.planner.inputs;
+  std::int64_t visits = 0, longest = 0;
+  for (const plan::PlanShape& shape : checked.planner.shapes) {
+    const std::int64_t of =
+        shape.micro_batches * ceil_div(std::ssize(in.model.units), in.layout.mesh.pipeline);
+    visits += of * static_cast<std::int64_t>(places);
+    longest = std::max(longest, shape.micro_batches);
+  }
+  if (visits <= kSoon) return;
+  tell(fmt::format(
+      "tessera: {} visits of the model's {} units by micro-batches are planned and proved, {} "
+      "micro-batches a step: this takes a while; a larger batch.micro makes it short\n",
+      visits, std::ssize(in.model.units), longest));
+}
+
 void survey(Checked& checked, const std::vector<MeshPlace>& places) {
   plan::Survey survey = checked.planner.survey(places);
   checked.figures = std::move(survey.ranks);
@@ -65,7 +85,9 @@ void survey(Checked& checked, const std::vector<MeshPlace>& places) {
 Checked check_layout(const LayoutOptions& layout) {
   Checked checked = planned(layout);
   setup::check_traffic(checked.planner.loaded, checked.planner.inputs.layout.node_of);
-  survey(checked, plan::distinct_places(checked.planner.inputs));
+  const auto places = plan::distinct_places(checked.planner.inputs);
+  announce(checked, places.size());
+  survey(checked, places);
   checked.bubble = bubble_of(checked.planner);
   return checked;
 }

@@ -6,10 +6,10 @@
 #include <cstdio>
 #include <fstream>
 #include <memory>
-#include <set>
 
 #include "backend/gpus.hpp"
 #include "comm/launcher.hpp"
+#include "comm/mpi/fabric.hpp"
 #include "core/library.hpp"
 #include "io/file.hpp"
 #include "io/hdf5.hpp"
@@ -26,14 +26,12 @@ std::string file_with(const void* address) {
   return dladdr(address, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "?";
 }
 
-bool is_open_mpi() { return comm::library_version().starts_with("Open MPI"); }
+bool is_open_mpi() { return comm::fabric().starts_with("Open MPI"); }
 
 std::vector<Finding> mpi_library(const Subject&) {
-  std::string version = comm::library_version();
-  for (char& c : version) c = c == '\n' || c == '\t' ? ' ' : c;
-  version = version.substr(0, is_open_mpi() ? version.find(',') : version.find("  "));
-  return {
-      {.what = fmt::format("{}, {}", version, file_with(dlsym(RTLD_DEFAULT, "MPI_Init_thread")))}};
+  const std::string all = comm::fabric();
+  return {{.what = fmt::format("{}, {}", all.substr(0, all.find(": ")),
+                               file_with(dlsym(RTLD_DEFAULT, "MPI_Init_thread")))}};
 }
 
 /// How ranks learn of each other, by what their launcher has put into the environment.
@@ -55,26 +53,6 @@ std::vector<Finding> launcher(const Subject& subject) {
                                subject.job.mpi.size(), subject.job.mpi.job().nodes)}};
 }
 
-/// The components of MPI that this process has loaded, which carry its messages.
-std::set<std::string> loaded_transports() {
-  constexpr std::array<std::string_view, 6> kBegins = {"mca_pml_", "mca_btl_",   "mca_mtl_",
-                                                       "libucp.",  "libfabric.", "libpsm2."};
-  std::set<std::string> found;
-  std::ifstream maps("/proc/self/maps");
-  for (std::string line; std::getline(maps, line);) {
-    const std::string name = fs::path(line.substr(line.rfind(' ') + 1)).filename().string();
-    for (const std::string_view begin : kBegins) {
-      if (!name.starts_with(begin)) continue;
-      const std::size_t from = begin.starts_with("mca_") ? 4 : 3;
-      found.insert(name.substr(from, name.find('.') - from));
-    }
-  }
-  if (const std::string text = comm::library_version(); text.find("ch4:") != text.npos)
-    found.insert(
-        text.substr(text.find("ch4:"), text.find('\n', text.find("ch4:")) - text.find("ch4:")));
-  return found;
-}
-
 std::vector<std::string> names_in(const char* directory) {
   std::vector<std::string> names;
   std::error_code ignored;  // not there: none
@@ -84,24 +62,24 @@ std::vector<std::string> names_in(const char* directory) {
   return names;
 }
 
+/// Which way messages go, beside the networks that there are.
 std::vector<Finding> fabric(const Subject& subject) {
-  const std::set<std::string> transports = loaded_transports();
+  const std::string all = comm::fabric();
+  const std::size_t colon = all.find(": ");
+  const std::string way = colon == all.npos ? "" : all.substr(colon + 2);
   const auto adapters = names_in("/sys/class/infiniband");
-  const bool fast = std::ranges::any_of(transports, [](const std::string& t) {
-    return t.ends_with("ucx") || t == "ucp" || t.ends_with("ofi") || t == "fabric" ||
-           t.ends_with("openib") || t.ends_with("usnic") || t == "psm2";
-  });
-  Finding finding{
-      .what = fmt::format("messages by {}; adapters: {}",
-                          transports.empty() ? "what MPI does not say"
-                                             : fmt::format("{}", fmt::join(transports, ", ")),
-                          adapters.empty() ? "no InfiniBand or RoCE"
-                                           : fmt::format("{}", fmt::join(adapters, ", ")))};
-  if (!adapters.empty() && !transports.empty() && !fast && subject.job.mpi.job().nodes > 1) {
+  const bool fast =
+      std::ranges::any_of(std::array{"ucx", "ofi", "psm2", "openib", "mxm", "usnic"},
+                          [&](const char* component) { return way.find(component) != way.npos; });
+  Finding finding{.what = fmt::format(
+                      "messages by {}; adapters: {}", way.empty() ? "what MPI does not say" : way,
+                      adapters.empty() ? "no InfiniBand or RoCE"
+                                       : fmt::format("{}", fmt::join(adapters, ", ")))};
+  if (!adapters.empty() && !way.empty() && !fast && subject.job.mpi.job().nodes > 1) {
     finding.health = Health::poor;
     finding.fix =
-        "MPI goes over TCP beside a faster network: use an MPI library that is built "
-        "with UCX or libfabric (the machine's module), or select it: OMPI_MCA_pml=ucx";
+        "MPI leaves the faster network unused: take an MPI library that is built with UCX or "
+        "libfabric (the machine's module), or select it: OMPI_MCA_pml=ucx";
   }
   return {finding};
 }

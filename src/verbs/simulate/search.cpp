@@ -1,7 +1,8 @@
 // Which layout is fastest. Tensor and pipeline ranks, micro-batches and recomputation are all
 // tried, each with the lowest ZeRO stage that fits: within a choice, less recomputation and a lower
 // stage are never slower. Other schedules than 1F1B are tried where a step without its bubble would
-// be among the best.
+// be among the best. Plans of one and two micro-batches, which cost little, say how long kernels
+// run in a step: what cannot be among the best by that alone is not looked at further.
 #include <algorithm>
 #include <atomic>
 #include <map>
@@ -14,6 +15,7 @@
 #include "core/terminal.hpp"
 #include "core/thread.hpp"
 #include "deck/ranks.hpp"
+#include "plan/prediction/estimate.hpp"
 #include "plan/prediction/ledger.hpp"
 #include "setup/architecture.hpp"
 #include "setup/inputs.hpp"
@@ -24,7 +26,7 @@
 namespace tessera::verbs {
 namespace {
 
-constexpr std::size_t kShown = 10;
+constexpr std::int64_t kShown = 10;
 constexpr std::int64_t kVirtualStages[] = {2, 4};
 
 /// What the search chooses; everything else is the deck's.
@@ -118,10 +120,11 @@ class Search {
       std::ranges::sort(found_, faster);
       note_best();
     }
+    std::ranges::sort(staged_, faster);
     std::vector<Choice> schedules;
-    for (const Found& f : found_) {
+    for (const Found& f : staged_) {
       const Choice& c = f.choice;
-      if (c.pipeline > 1 && shortest(c, global_ / f.data / c.micro) < worst_shown_) {
+      if (f.least * least_bubble(c, global_ / f.data / c.micro) < worst_shown_) {
         for (const Choice& other : other_schedules(c)) schedules.push_back(other);
       }
     }
@@ -132,7 +135,7 @@ class Search {
           Lines{fmt::format("{}: no layout of {} ranks will do:\n{}", printable(layout_.deck.path),
                             layout_.ranks, rejections())});
     }
-    const auto shown = std::span(found_).first(std::min(found_.size(), kShown));
+    const auto shown = std::span(found_).first(std::min(found_.size(), std::size_t{kShown}));
     in_parallel(shown, [this](Found& f) { simulate(f); });
     std::ranges::sort(shown, faster);
     const std::string why = rejections();
@@ -162,6 +165,8 @@ class Search {
       return reject(choice,
                     fmt::format("batch.global = {} is not a multiple of the data ranks", global_));
     }
+    // The stages from which on a smaller micro-batch fitted: a larger one needs no less.
+    std::map<Recompute, std::int64_t> from;
     for (choice.micro = 1; choice.micro <= global_ / data; ++choice.micro) {
       if (global_ / data % choice.micro != 0) continue;
       if (shortest(choice, global_ / data / choice.micro) > worst_shown_) {
@@ -171,18 +176,21 @@ class Search {
       std::optional<std::int64_t> stage;
       for (const auto& [recompute, word] : EnumWords<Recompute>::table) {
         choice.recompute = recompute;
-        stage = try_stages(choice);
+        stage = try_stages(choice, from[recompute]);
+        from[recompute] = stage.value_or(kZeroStages);
         if (stage && *stage <= 1) break;
       }
       if (!stage) return;  // larger ones need more
     }
   }
 
-  /// The lowest ZeRO stage that fits; nothing where none does.
-  std::optional<std::int64_t> try_stages(Choice choice) {
+  /// The lowest ZeRO stage that fits, from a given one on; nothing where none does.
+  std::optional<std::int64_t> try_stages(Choice choice, std::int64_t from = 0) {
     const bool several = layout_.ranks > choice.tensor * choice.pipeline;
-    const std::int64_t end = several ? kZeroStages : 1;
-    for (choice.stage = several ? 1 : 0; choice.stage < end; ++choice.stage) {
+    const std::int64_t begin = several ? 1 : 0, end = several ? kZeroStages : 1;
+    choice.stage = std::max(begin, from);
+    note_too_large(std::min(choice.stage, end) - begin);
+    for (; choice.stage < end; ++choice.stage) {
       if (try_choice(choice)) return choice.stage;
     }
     return std::nullopt;
@@ -198,51 +206,49 @@ class Search {
       settle_traffic(p, machine_);
       const plan::PlanShape& whole = p.shapes.front();
       plan::check_length(p.inputs, whole);
-      // Once all stages are busy, a round of micro-batches takes as long as the one before.
-      const std::int64_t round = choice.pipeline;
-      const bool is_short = whole.micro_batches <= 2 * round;
-      auto all = estimate(p, choice, is_short ? whole.micro_batches : round);
-      if (!all) return false;
-      if (!is_short) {
-        const auto two = estimate(p, choice, 2 * round);
-        if (!two) return false;
-        const auto more =
-            static_cast<double>(whole.micro_batches - round) / static_cast<double>(round);
-        all->least += more * (two->least - all->least);
-        all->step = std::max(all->step + more * (two->step - all->step), all->least);
-      }
-      all->speed = speed_of(p, all->step, machine_);
-      add(*all);
-      return true;
+      const auto found = estimate(p, choice);
+      if (found) add(*found);
+      return found.has_value();
     } catch (const DeckError& error) {
       reject(choice, reason_of(error, layout_.deck.path));
       return false;
     }
   }
 
-  /// A step of fewer micro-batches; nothing where it does not fit.
-  std::optional<Found> estimate(const Planner& p, const Choice& choice,
-                                std::int64_t micro_batches) {
-    plan::PlanShape shape = p.shapes.front();
-    shape.micro_batches = micro_batches;
-    std::vector<plan::Plan> plans;
-    for (const MeshPlace& place : plan::simulated_places(p.inputs)) {
-      plans.push_back(plan::unproved_plan(p.inputs, shape, place));
-      const std::int64_t bytes = plan::device_bytes(plans.back().arena_bytes);
-      if (!fits(bytes)) {
-        too_large(choice, bytes);
-        return std::nullopt;
-      }
+  /// What steps of fewer micro-batches say of the whole one; nothing where one does not fit.
+  /// Without a step where it cannot be among the best.
+  std::optional<Found> estimate(const Planner& p, const Choice& choice) {
+    Found found{.choice = choice, .data = p.inputs.layout.mesh.data};
+    std::map<std::int64_t, plan::FewMicroBatches> made;
+    const auto fit = [&](std::int64_t n) {
+      const auto& of =
+          made.try_emplace(n, p.inputs, p.shapes.front(), n, machine_, budget_).first->second;
+      found.memory = std::max(found.memory, of.device_bytes());
+      return fits(found.memory) || too_large(choice, found.memory);
+    };
+    const std::int64_t all = p.shapes.front().micro_batches, round = choice.pipeline;
+    if (!fit(1)) return std::nullopt;
+    if (all == 1) return with_step(p, found, made.at(1).play());
+    if (!fit(2)) return std::nullopt;
+    const auto one = made.at(1).computing(), two = made.at(2).computing();
+    found.least = plan::continued(1, one.mean, 2, two.mean, all);
+    if (plan::continued(1, one.most, 2, two.most, all) > worst_shown_) return found;
+    if (all <= 2 * round) {
+      if (!fit(all)) return std::nullopt;
+      return with_step(p, found, made.at(all).play());
     }
-    return found(p, choice, plan::predict(std::move(plans), p.inputs, machine_));
+    if (!fit(round)) return std::nullopt;
+    const plan::Estimate first = made.at(round).play();
+    if (first.step + static_cast<double>(all - round) * (two.most - one.most) > worst_shown_)
+      return found;
+    if (!fit(2 * round)) return std::nullopt;
+    return with_step(p, found, plan::continued(p.inputs, first, made.at(2 * round).play(), all));
   }
-  static Found found(const Planner& p, const Choice& choice, const plan::Prediction& predicted) {
-    const plan::Simulation& s = predicted.simulation;
-    return {.choice = choice,
-            .data = p.inputs.layout.mesh.data,
-            .step = s.step,
-            .least = s.step * (1 - plan::idle_share(s)),
-            .memory = predicted.device_memory()};
+  Found with_step(const Planner& p, Found found, const plan::Estimate& estimate) const {
+    found.step = estimate.step;
+    found.least = estimate.computes;
+    found.speed = speed_of(p, found.step, machine_);
+    return found;
   }
 
   /// The whole step, of plans that are proved, unless it is too long.
@@ -250,9 +256,11 @@ class Search {
     if (global_ / f.data / f.choice.micro * layers_ > kMostVisits) return;
     Planner p = planner(f.choice);
     settle_traffic(p, machine_);
-    f = found(p, f.choice,
-              plan::predict(plan::simulated_plans(p.inputs, p.shapes.front()), p.inputs, machine_));
-    f.speed = speed_of(p, f.step, machine_);
+    const plan::Prediction whole =
+        plan::predict(plan::simulated_plans(p.inputs, p.shapes.front()), p.inputs, machine_);
+    const plan::Simulation& s = whole.simulation;
+    f = with_step(p, f, {.step = s.step, .computes = s.step * (1 - plan::idle_share(s))});
+    f.memory = whole.device_memory();
     f.exact = true;
   }
   bool fits(std::int64_t bytes) const { return budget_ == 0 || bytes <= budget_; }
@@ -261,10 +269,14 @@ class Search {
   /// of all products at the machine's best rate; and the least of all bubbles, that of interleaved
   /// stages (Narayanan et al. 2021, section 2.2).
   double shortest(const Choice& c, std::int64_t micro_batches) const {
-    const double bubble = static_cast<double>(c.pipeline - 1) /
-                          static_cast<double>(kVirtualStages[1] * micro_batches);
     const auto computes = computes_.find({c.tensor, c.micro});
-    return 0.9 * (computes == computes_.end() ? products_ : computes->second) * (1 + bubble);
+    return 0.9 * (computes == computes_.end() ? products_ : computes->second) *
+           least_bubble(c, micro_batches);
+  }
+  /// How many times longer than its kernels a step is at the least.
+  static double least_bubble(const Choice& c, std::int64_t micro_batches) {
+    return 1 + static_cast<double>(c.pipeline - 1) /
+                   static_cast<double>(kVirtualStages[1] * micro_batches);
   }
 
   /// Model states of an even share: known without a plan.
@@ -301,15 +313,25 @@ class Search {
           computes_.try_emplace({f.choice.tensor, f.choice.micro}, f.least).first->second;
       least = std::min(least, f.least);
     }
-    if (found_.size() >= kShown) worst_shown_ = found_[kShown - 1].step;
+    if (std::ssize(found_) >= kShown) worst_shown_ = found_[kShown - 1].step;
   }
   void add(const Found& f) {
     const std::lock_guard lock(mutex_);
-    found_.push_back(f);
+    if (f.step == 0) {
+      ++slower_;
+    } else {
+      found_.push_back(f);
+    }
+    if (f.choice.pipeline > 1 && f.choice.schedule == PipelineSchedule::one_f_one_b)
+      staged_.push_back(f);
   }
   void reject(const Choice& choice, const std::string& reason) {
     const std::lock_guard lock(mutex_);
     rejected_[reason].push_back(choice);
+  }
+  void note_too_large(std::int64_t more) {
+    const std::lock_guard lock(mutex_);
+    too_large_ += more;
   }
   bool too_large(const Choice& choice, std::int64_t bytes) {
     const std::lock_guard lock(mutex_);
@@ -336,11 +358,11 @@ class Search {
 
   std::string table(std::span<const Found> shown) const {
     std::string text = fmt::format(
-        "{} on {} ranks of {}, {} nodes: {} sequences of {} a step; {} layouts fit\n"
+        "{} on {} ranks of {}, {} nodes: {} sequences of {} a step; {} layouts compared\n"
         "{:>2}{:>11}{:>12}{:>7}  {:<26}{:<15}{:>5}{:>6}  {:<10}{:>10}{:>7}\n",
-        name_, layout_.ranks, machine_.name, layout_.nodes, global_, sequence_, found_.size(), "",
-        "step", "tokens/s", "MFU", "data x pipeline x tensor", "schedule", "micro", "ZeRO",
-        "recompute", "memory", "idle");
+        name_, layout_.ranks, machine_.name, layout_.nodes, global_, sequence_,
+        std::ssize(found_) + slower_, "", "step", "tokens/s", "MFU", "data x pipeline x tensor",
+        "schedule", "micro", "ZeRO", "recompute", "memory", "idle");
     for (std::size_t i = 0; i < shown.size(); ++i) {
       const Found& f = shown[i];
       text += fmt::format(
@@ -359,10 +381,9 @@ class Search {
   /// Why others are not among them.
   std::string rejections() const {
     std::string text;
-    if (found_.size() > kShown) {
-      text += fmt::format("  {} layouts are slower, the slowest {:.1f} times the first\n",
-                          found_.size() - kShown, found_.back().step / found_.front().step);
-    }
+    if (const auto more = slower_ + std::max<std::int64_t>(std::ssize(found_) - kShown, 0);
+        more > 0)
+      text += fmt::format("  {} layouts are slower\n", more);
     if (hopeless_ > 0) {
       text += fmt::format(
           "  {} have so few micro-batches for their stages, or such small ones, that no schedule "
@@ -408,7 +429,9 @@ class Search {
 
   std::mutex mutex_;
   std::vector<Found> found_;
-  double products_ = 0;  // s of a step, were there nothing but products at their best rate
+  std::vector<Found> staged_;  // of several stages by 1F1B, also those that are slower
+  std::int64_t slower_ = 0;    // than the best, as is known without a simulation
+  double products_ = 0;        // s of a step, were there nothing but products at their best rate
   std::map<std::pair<std::int64_t, std::int64_t>, double> computes_;  // s, by tensor and micro
   std::atomic<std::int64_t> hopeless_ = 0;
   double worst_shown_ = std::numeric_limits<double>::max();  // s

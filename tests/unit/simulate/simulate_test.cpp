@@ -10,6 +10,7 @@
 #include "plan/passes/make_plan.hpp"
 #include "plan/passes/pipeline.hpp"
 #include "plan/prediction/compare.hpp"
+#include "plan/prediction/estimate.hpp"
 #include "support/blocks.hpp"
 
 namespace tessera::plan {
@@ -422,6 +423,38 @@ TEST(Predict, ObeysPlansOfEveryKind) {
         const Prediction again = predict(simulated_plans(in, shape), in, machine());
         EXPECT_EQ(again.simulation.step, p.simulation.step);
         EXPECT_LE(p.bubble, idle_share(p.simulation) + 1e-12);
+      }
+    }
+  }
+}
+
+/// No step is shorter than the kernels of the rank that has most of them, and these are known from
+/// plans of one and two micro-batches. Of two rounds at the most the estimate is the step itself.
+TEST(Estimate, KernelsOfTwoMicroBatchesBoundEveryStep) {
+  for (const Mesh& mesh : {Mesh{}, Mesh{.data = 3}, Mesh{.data = 2, .pipeline = 2},
+                           Mesh{.tensor = 2, .data = 2, .pipeline = 2}}) {
+    for (const int stage : {0, 2, 3}) {
+      for (const std::int64_t all : {2, 4, 9}) {
+        PlanInputs in = inputs(mesh, stage);
+        PlanShape some = shape;
+        some.micro_batches = all;
+        SCOPED_TRACE(fmt::format("{} x {} x {}, stage {}, {} micro-batches", mesh.tensor, mesh.data,
+                                 mesh.pipeline, stage, all));
+        const FewMicroBatches one(in, some, 1, machine()), two(in, some, 2, machine()),
+            whole(in, some, all, machine());
+        const auto at_one = one.computing(), at_two = two.computing();
+        const double least = continued(1, at_one.most, 2, at_two.most, all);
+        EXPECT_NEAR(least, whole.computing().most, 1e-9 * least) << "every micro-batch is alike";
+        EXPECT_NEAR(continued(1, at_one.mean, 2, at_two.mean, all), whole.computing().mean,
+                    1e-9 * least);
+        const double step = whole.play().step;
+        EXPECT_LE(least, step * (1 + 1e-12));
+        EXPECT_LE(one.device_bytes(), two.device_bytes());
+        const double estimate = estimate_step(in, some, machine());
+        if (all <= 2 * mesh.pipeline)
+          EXPECT_EQ(estimate, step);
+        else
+          EXPECT_NEAR(estimate, step, 0.1 * step);
       }
     }
   }
