@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "comm/launcher.hpp"
 #include "core/terminal.hpp"
 #include "core/version.hpp"
 #include "io/checkpoint_commit.hpp"
@@ -23,6 +24,8 @@ struct ImportOptions {
 
 /// A checkpoint at step 0: the model's weights as master weights, for any optimizer to begin with.
 ExitCode run(const ImportOptions& o) {
+  comm::refuse_copies(comm::launch_of_process(), "but one alone writes a checkpoint",
+                      "start it once, as in srun --ntasks=1");
   if (!std::filesystem::exists(o.from / "config.json")) {
     throw DataError(
         fmt::format("{} is no Hugging Face directory: it has no config.json", o.from.string()));

@@ -87,7 +87,9 @@ class BadInput(RunTest):
         step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
         verbs = {"train": [path], "evaluate": [path], "bench": ["gemm"],
                  "tokenize": [path, "--out", self.dir / "text"],
-                 "generate": [self.dir, "--prompt", "a"]}
+                 "generate": [self.dir, "--prompt", "a"],
+                 "import": [self.dir, "--to", self.dir / "to"],
+                 "export": [self.dir, "--to", self.dir / "to"]}
         for verb, arguments in verbs.items():
             for launch in (step, {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "4"}, {"PMI_SIZE": "4"}):
                 with self.subTest(verb=verb, **launch):

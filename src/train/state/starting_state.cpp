@@ -4,6 +4,7 @@
 #include <chrono>
 #include <thread>
 
+#include "core/regular_file.hpp"
 #include "core/terminal.hpp"
 #include "io/checkpoint_directory.hpp"
 #include "io/file.hpp"
@@ -192,6 +193,11 @@ std::optional<LoadedCheckpoint> load_checkpoint(const deck::LoadedDeck& loaded,
           "none of the {} checkpoints can be used (see above): repair or remove them, or set "
           "another run.dir",
           tried.size()));
+    }
+    if (const auto* given = std::get_if<std::string>(&loaded.deck.run.resume)) {
+      throw DataError(fmt::format("{}: run.resume{}: there is no {}{}", loaded.where("run.resume"),
+                                  loaded.path_hint("run.resume", *given), *given,
+                                  full_path_text(*given)));
     }
     const auto* rule = std::get_if<deck::Resume>(&loaded.deck.run.resume);
     if (rule != nullptr && *rule == deck::Resume::must) {
