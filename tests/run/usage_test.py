@@ -1,7 +1,8 @@
 """What a new user meets: commands and their help, what messages name, paths, token files of other
-programs."""
+programs, models from elsewhere."""
 
 import array
+import json
 import pathlib
 import re
 import struct
@@ -9,7 +10,7 @@ import subprocess
 import textwrap
 import unittest
 
-from tessera import SOURCE, RunTest, tiny_deck
+from tessera import SOURCE, RunTest, metrics, tiny_deck
 
 VERBS = ("train", "evaluate", "check", "plan", "simulate", "tokenize", "generate", "inspect",
          "import", "export", "bench", "help")
@@ -68,6 +69,14 @@ class Usage(RunTest):
         self.assertIn("--set #1: run.name= gives no value: it must be a string", text)
         text = self.refused(2, "check", deck, "--ranks", 1, "--set", 'run.name=""')
         self.assertIn('--set #1: run.name = "" must be a string: it is empty', text)
+
+    def test_inspect_says_what_else_a_file_is(self):
+        deck = self.deck("deck", tiny_deck(self.corpus))
+        self.assertIn(f"{deck} is a deck: tessera check", self.refused(2, "inspect", deck))
+        other = self.dir / "other"
+        other.write_text("text\n")
+        self.assertIn(f"{other} is no checkpoint", self.refused(3, "inspect", other))
+        self.assertIn(f"not here ({self.dir}/nowhere)", self.refused(3, "inspect", "nowhere"))
 
     def test_generate_says_where_it_ends(self):
         model = self.byte_model()
@@ -146,6 +155,55 @@ class Usage(RunTest):
                                    rf"directory\): .*\({self.dir}/gone")
         self.assertIn(f"({self.dir}/no.toml)", self.refused(2, "check", "no.toml", "--ranks", 1))
         self.assertIn(f"({self.dir}/gone)", self.refused(3, "generate", "gone", "--prompt", "a"))
+
+    def test_models_from_elsewhere_are_named(self):
+        """Runs from init_from or an import say where their weights come from, also later on."""
+        run = self.byte_model()
+        exported, imported = self.dir / "hf", self.dir / "imported"
+        self.run_ok("export", run, "--to", exported)
+        self.assertNotIn("weights ", self.run_ok("inspect", run))
+        text = self.run_ok("import", f"{exported}/", "--to", imported)
+        deck = imported / "deck.toml"
+        self.assertIn(f"tessera train {deck}", text)
+        # The deck that it has made is complete but for the data.
+        text = self.refused(2, "check", deck, "--ranks", 1)
+        self.assertIn("data.train is missing", text)
+        self.assertEqual(text.count("\n"), 1, text)
+        data = ("--set", f'data.train=["{self.dir / "text"}"]')
+        self.run_ok("train", deck, *data, "--set", "run.steps=1", ranks=1)
+        kinds = [e["event"] for e in metrics.read_events(imported)]
+        self.assertIn("resume", kinds)
+        self.assertIn(f"began as those of {exported}", (imported / "logbook.md").read_text())
+        self.assertIn(f"weights    from {exported}\n", self.run_ok("inspect", imported))
+        (self.dir / "taken").mkdir()
+        (self.dir / "taken" / "deck.toml").write_text("mine")
+        self.assertIn("is there already",
+                      self.refused(2, "import", exported, "--to", self.dir / "taken"))
+
+        begun = {"run": {"steps": 1, "backend": "cpu"}, "model": {"init_from": "hf"},
+                 "data": {"train": [str(self.dir / "text")]}, "batch": {"global": 8},
+                 "optimizer": {"lr": 1e-3}, "checkpoint": {"every": 1}}
+        path = self.deck("begun", begun)
+        text = self.run_ok("train", path, ranks=1)
+        self.assertIn(f"weights   begin as those of {exported}\n", text)
+        text = self.run_ok("train", path, "--set", "run.steps=2", ranks=1)
+        self.assertIn(f"weights   began as those of {exported}\n", text)
+        newest = self.dir / "begun" / "checkpoints" / "step_00000002"
+        manifest = json.loads((newest / "manifest.json").read_text())
+        self.assertEqual(manifest["header"]["source"], str(exported))
+        logbook = (self.dir / "begun" / "logbook.md").read_text()
+        self.assertIn(f"the weights begin as those of {exported}", logbook)
+
+        text = self.run_ok("inspect", newest)
+        self.assertIn(f"weights    from {exported}\n", text)
+        self.assertRegex(text, r"(?m)^written    \d{4}-\d\d-\d\d [\d:]{8}Z by tessera \d")
+        self.assertRegex(text, r"(?m)^model      gpt2: 3 layers, hidden 24, 3 heads, vocabulary "
+                               r"256, context 16; \d+ parameters$")
+        self.assertRegex(text, r"(?m)^deck       \w+: 8 sequences of 16 a step, adamw, lr 0.001")
+        self.assertIn(f"tokenizer  {self.dir}/begun/tokenizer.json: 256 tokens", text)
+        text = self.run_ok("inspect", exported)
+        self.assertIn(f"{exported}: a Hugging Face directory\nmodel      gpt2: 3 layers", text)
+        self.assertIn(f"tokenizer  {exported}/tokenizer.json: 256 tokens", text)
 
 
 if __name__ == "__main__":

@@ -235,6 +235,11 @@ std::string set_initial_state(const deck::Deck& deck, const comm::Control& contr
   return note;
 }
 
+std::string source_of(const deck::Deck& deck) {
+  if (!deck.model.init_from) return "";
+  return fs::absolute(*deck.model.init_from).lexically_normal().string();
+}
+
 void check_same_threads(const deck::LoadedDeck& loaded, const LoadedCheckpoint& from, int threads) {
   const bool imported = from.header.step == 0,
              layout = loaded.deck.run.reproducible == deck::Reproducible::layout;
