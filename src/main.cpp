@@ -94,7 +94,7 @@ int parse_and_run(int argc, char** argv) {
   for (auto* add :
        {verbs::train, verbs::evaluate, verbs::check, verbs::plan, verbs::simulate, verbs::tokenize,
         verbs::generate, verbs::inspect, verbs::import_model, verbs::export_model, verbs::bench,
-        verbs::help}) {
+        verbs::explain, verbs::help, verbs::completion, verbs::man}) {
     verbs::Verb verb = add(app);
     all.emplace_back(app.get_subcommands([](CLI::App*) { return true; }).back(), std::move(verb));
   }

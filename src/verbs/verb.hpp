@@ -39,6 +39,9 @@ Verb export_model(CLI::App& app);
 Verb bench(CLI::App& app);
 Verb import_model(CLI::App& app);
 Verb help(CLI::App& app);
+Verb explain(CLI::App& app);
+Verb completion(CLI::App& app);
+Verb man(CLI::App& app);
 
 /// The verbs of the program, in the order in which its help lists them.
 std::vector<const CLI::App*> all_verbs(const CLI::App& program);

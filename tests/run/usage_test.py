@@ -1,8 +1,9 @@
 """What a new user meets: commands and their help, what messages name, paths, token files of other
-programs, models from elsewhere."""
+programs, models from elsewhere, an installed program, completion in a shell."""
 
 import array
 import json
+import os
 import pathlib
 import re
 import struct
@@ -10,10 +11,10 @@ import subprocess
 import textwrap
 import unittest
 
-from tessera import SOURCE, RunTest, metrics, tiny_deck
+from tessera import BINARY, SOURCE, RunTest, metrics, tiny_deck
 
 VERBS = ("train", "evaluate", "check", "plan", "simulate", "tokenize", "generate", "inspect",
-         "import", "export", "bench", "help")
+         "import", "export", "bench", "explain", "help", "completion", "man")
 
 
 class Usage(RunTest):
@@ -204,6 +205,110 @@ class Usage(RunTest):
         text = self.run_ok("inspect", exported)
         self.assertIn(f"{exported}: a Hugging Face directory\nmodel      gpt2: 3 layers", text)
         self.assertIn(f"tokenizer  {exported}/tokenizer.json: 256 tokens", text)
+
+    def test_keys_are_explained(self):
+        text = self.run_ok("explain", "schedule.min_lr")
+        for part in ("[schedule] The learning rate", "schedule.min_lr\n", "allowed   a number, >= 0\n", "default   0.0\n",
+                     "resuming  it may change\n"):
+            self.assertIn(part, text)
+        self.assertIn("allowed   one of none|", self.run_ok("explain", "offload.optimizer"))
+        self.assertIn("default   none: it must be given", self.run_ok("explain", "optimizer.lr"))
+        self.assertIn("unit      s\n", self.run_ok("explain", "run.time_limit"))
+        both = self.run_ok("explain", "every")  # of several sections
+        self.assertTrue("checkpoint.every\n" in both and "log.every\n" in both, both)
+        for section in re.findall(r"^(\S+)", self.run_ok("explain"), re.MULTILINE):
+            text = self.run_ok("explain", section)
+            self.assertTrue(text.startswith(f"[{section}] "), text)
+            self.assertIn(f"\n{section}.", text)
+        for name, meant in (("zero.stge", "zero.stage"), ("learning_rate", "optimizer.lr"),
+                            ("optimiser", "[optimizer]"), ("scheduel.kind", "[schedule]")):
+            self.assertIn(f"did you mean {meant}?", self.refused(2, "explain", name))
+
+    def complete(self, *words):
+        """What bash offers for the last word."""
+        script = f"""source <("$1" completion bash) || exit
+            COMP_WORDS=("${{@:2}}") COMP_CWORD=$(($# - 2))
+            _tessera
+            printf '%s\\n' "${{COMPREPLY[@]}}" """
+        job = subprocess.run(["bash", "-c", script, "bash", BINARY, *words], capture_output=True,
+                             text=True, check=True)
+        self.assertEqual(job.stderr, "")
+        return job.stdout.split()
+
+    def test_completion_in_bash(self):
+        self.assertEqual(set(self.complete("tessera", "")), {*VERBS, "--help", "--version"})
+        self.assertEqual(self.complete("tessera", "ex"), ["export", "explain"])
+        self.assertEqual(self.complete("tessera", "generate", "--to"),
+                         ["--tokens", "--tokenizer", "--top-k", "--top-p"])
+        self.assertEqual(self.complete("tessera", "bench", "ge"), ["gemm"])
+        self.assertEqual(self.complete("tessera", "help", "sim"), ["simulate"])
+        self.assertEqual(self.complete("tessera", "bench", "gemm", "--backend", "c"),
+                         ["cpu", "cuda"])
+        self.assertEqual(self.complete("tessera", "bench", "gemm", "--backend", "=", "de"),
+                         ["debug"])
+        train = ("tessera", "train", "deck.toml", "--set")
+        self.assertEqual(self.complete(*train, "zero.st"), ["zero.stage="])
+        self.assertEqual(self.complete(*train, "=", "zero.st"), ["zero.stage="])
+        self.assertEqual(len(self.complete(*train, "")),
+                         len(re.findall(r"(?m)^  meaning ", "".join(
+                             self.run_ok("explain", s.split()[0])
+                             for s in self.run_ok("explain").splitlines()))))
+        self.assertEqual(self.complete(*train, "offload.optimizer", "="), ["none", "host", "nvme"])
+        self.assertEqual(self.complete(*train, "data.shuffle", "=", "t"), ["true"])
+        self.assertEqual(self.complete("tessera", "train", "de"), [], "files are bash's own affair")
+        self.assertEqual(self.complete("tessera", "explain", "zero.quantize.b"),
+                         ["zero.quantize.block"])
+
+    def test_the_manual_page(self):
+        page = self.run_ok("man")
+        for line in page.splitlines():
+            self.assertRegex(line, r"^(\.(TH|SH|SS|TP|B|PP)( |$)|[^.'])", "a request of roff")
+        for verb in VERBS:
+            self.assertRegex(page, rf"(?m)^\.SS tessera {verb} ")
+            options = re.findall(r"(?m)^  (?:-\w,)?(--[\w-]+)", self.run_ok("help", verb))
+            self.assertTrue(options)
+            for option in options:
+                self.assertIn(option.replace("-", "\\-"), page)
+
+    def test_what_is_installed_finds_itself(self):
+        """Decks, batch scripts and tools of an installation, from another directory."""
+        prefix = self.dir / "prefix"
+        subprocess.run(["cmake", "--install", pathlib.Path(BINARY).parent, "--prefix", prefix],
+                       check=True, stdout=subprocess.DEVNULL)
+        share, program = prefix / "share" / "tessera", prefix / "bin" / "tessera"
+        man = (prefix / "share" / "man" / "man1" / "tessera.1").read_text()
+        self.assertEqual(man, self.run_ok("man"))
+        completion = prefix / "share" / "bash-completion" / "completions" / "tessera"
+        self.assertEqual(completion.read_text(), self.run_ok("completion", "bash"))
+        self.assertTrue((share / "inputs" / "README.md").is_file())
+        for name in ("run_tests", "pack", "__pycache__"):
+            self.assertFalse((share / "tools" / name).exists(), name)
+
+        job = self.run_job(0, "check", share / "inputs" / "gpt2_124m.toml", "--ranks", 8,
+                           program=program)
+        self.assertEqual(job.code, 0, job.output)
+        self.train(1, self.deck("run", tiny_deck(self.corpus, run__steps=2)))
+        job = self.run_job(0, self.dir / "run", "-o", "loss.png",
+                           program=share / "tools" / "plot_metrics")
+        self.assertEqual(job.code, 0, job.output)
+        self.assertTrue((self.dir / "loss.png").is_file())
+        job = self.run_job(0, "-c", "import program; print(program.find())", program="python3",
+                           env={"PYTHONPATH": str(share / "tools")})
+        self.assertEqual(job.output, f"{program}\n")
+
+        # The batch script, with a srun that says what it is asked to start.
+        slurm = self.dir / "slurm_programs"
+        slurm.mkdir()
+        for name, does in (("srun", 'echo "srun $*"'), ("squeue", "echo N/A"),
+                           ("scontrol", "true")):
+            (slurm / name).write_text(f"#!/bin/sh\n{does}\n")
+            (slurm / name).chmod(0o755)
+        environment = {"PATH": f"{slurm}:{prefix}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "1",
+                       "SLURM_NTASKS": "8", "SLURM_JOB_NODELIST": "here", "TESSERA": ""}
+        job = self.run_job(0, share / "slurm" / "gpt2_124m.sbatch", program="bash",
+                           env=environment)
+        self.assertEqual(job.code, 0, job.output)
+        self.assertIn(f"{program} train {share}/inputs/gpt2_124m.toml", job.output)
 
 
 if __name__ == "__main__":
