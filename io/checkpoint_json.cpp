@@ -187,21 +187,23 @@ json json_of(const CheckpointHeader& h) {
   for (const double loss : h.spike_window) window.push_back(number_to_json(loss));
   for (const DataFile& file : h.data)
     data.push_back({{"file", file.path}, {"bytes", file.bytes}, {"xxh3", hex(file.hash)}});
-  return {{"step", h.step},
-          {"applied_updates", h.applied_updates},
-          {"samples", h.samples},
-          {"tokens", h.tokens},
-          {"skipped_samples", std::move(skipped)},
-          {"loss_scale", h.loss_scale},
-          {"scaler_good_steps", h.scaler_good_steps},
-          {"scaler_hysteresis_left", h.scaler_hysteresis_left},
-          {"spike_window", std::move(window)},
-          {"lr_factor", h.lr_factor},
-          {"threads", h.threads},
-          {"data", std::move(data)},
-          {"layout", json_of(h.layout)},
-          {"deck", h.deck},
-          {"info", h.info}};
+  json all = {{"step", h.step},
+              {"applied_updates", h.applied_updates},
+              {"samples", h.samples},
+              {"tokens", h.tokens},
+              {"skipped_samples", std::move(skipped)},
+              {"loss_scale", h.loss_scale},
+              {"scaler_good_steps", h.scaler_good_steps},
+              {"scaler_hysteresis_left", h.scaler_hysteresis_left},
+              {"spike_window", std::move(window)},
+              {"lr_factor", h.lr_factor},
+              {"threads", h.threads},
+              {"data", std::move(data)},
+              {"layout", json_of(h.layout)},
+              {"deck", h.deck},
+              {"info", h.info}};
+  if (!h.source.empty()) all["source"] = h.source;
+  return all;
 }
 
 Range samples_of(const JsonCursor& value) {
@@ -239,6 +241,7 @@ CheckpointHeader header_of(const JsonCursor& value) {
   }
   h.layout = layout_of(value["layout"]);
   h.deck = value["deck"].text();
+  if (const auto source = value.find("source")) h.source = source->text();
   value["info"].for_each_member(
       [&](const std::string& key, const JsonCursor& text) { h.info[key] = text.text(); });
   return h;

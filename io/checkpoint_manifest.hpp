@@ -52,6 +52,7 @@ struct CheckpointHeader {
   std::vector<DataFile> data;               // training data; empty if not known
   CheckpointLayout layout;
   std::string deck;                         // resolved TOML
+  std::string source;                       // the model directory that the weights began as, if any
   std::map<std::string, std::string> info;  // for people: host, commit, time, ...
 };
 

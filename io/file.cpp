@@ -37,8 +37,10 @@ fs::path parent_of(const fs::path& path) {
 /// A file to read that is missing, or is something else, is the user's data (DataError); what the
 /// system refuses to open or create is an IoError.
 [[noreturn]] void fail_to_open(const fs::path& path, OpenMode mode, int error) {
+  const bool missing = error == ENOENT || error == ENOTDIR;
   const std::string message =
-      fmt::format("{}: cannot open: {}", path.string(), why_not_opened(path, error));
+      fmt::format("{}: cannot open: {}{}", path.string(), why_not_opened(path, error),
+                  missing ? full_path_text(path) : "");
   const bool other = error == ENOENT || error == ENOTDIR || error == EISDIR || error == ENXIO;
   if (mode == OpenMode::read && other) throw DataError(message);
   fail_with(message, error);

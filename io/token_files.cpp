@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "core/error.hpp"
+#include "core/regular_file.hpp"
 #include "io/megatron.hpp"
 
 namespace tessera::io {
@@ -32,7 +33,8 @@ std::vector<std::string> expand(const std::string& pattern) {
   const int result = ::glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found);
   std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
   ::globfree(&found);
-  if (result != 0) throw DataError(fmt::format("{}: no such file", pattern));
+  if (result != 0)
+    throw DataError(fmt::format("{}: no such file{}", pattern, full_path_text(pattern)));
   std::sort(paths.begin(), paths.end());
   return paths;
 }
@@ -117,10 +119,13 @@ void TokenCorpus::add_llmc(const std::string& path) {
   if (format == kLlmcFormats.end()) {
     const fs::path prefix = fs::path(path).replace_extension();
     throw DataError(fmt::format(
-        "{}: byte 0: magic number {}; llm.c's are 20240520 and 20240801{}", path, magic,
+        "{}: byte 0: magic number {}; llm.c's are 20240520 and 20240801. {}\"{}\"", path, magic,
         fs::exists(megatron_idx(prefix))
-            ? fmt::format(". For the Megatron dataset beside it, write \"{}\"", prefix.string())
-            : ""));
+            ? "For the Megatron dataset beside it, write "
+            : "If it has nothing but 16-bit tokens, as nanoGPT's prepare.py writes them, give it "
+              "an "
+              "index, as inputs/README.md shows under [data], and write ",
+        prefix.string()));
   }
   if (version != format->version) {
     throw DataError(fmt::format("{}: byte 4: version {}, expected {} with magic number {}", path,

@@ -114,7 +114,12 @@ train() { # DECK [--set section.key=value]...
   local machine=$here/machines/${TESSERA_MACHINE:-generic}/environment
   # shellcheck disable=SC1090
   { [[ -f $machine ]] && source "$machine"; } || stop 2 "TESSERA_MACHINE=${TESSERA_MACHINE:-generic} has no $machine"
-  program=${TESSERA:-$(command -v tessera || echo "$here/../build/tessera")}
+  program=${TESSERA:-$(command -v tessera)}
+  [[ $program ]] || for program in "$here"/../{build,../../bin}/tessera; do
+    [[ -e $program ]] && break # of a checkout, or installed
+  done
+  # A shipped deck, from a directory that has none of this name.
+  [[ -e $1 || ! -e $here/../$1 ]] || set -- "$(realpath "$here/../$1")" "${@:2}"
   gpus=${SLURM_GPUS_PER_NODE:-} gpus=${gpus##*:} # may be TYPE:NUMBER
   ranks=${SLURM_NTASKS_PER_NODE:-an unknown number of}
   [[ -z $gpus || $gpus == "$ranks" ]] ||

@@ -1,11 +1,14 @@
 // tessera: the verbs, the last catch, the exit code.
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <cstdio>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "comm/launcher.hpp"
 #include "core/ending.hpp"
 #include "core/terminal.hpp"
 #include "core/version.hpp"
@@ -60,11 +63,21 @@ ExitCode run_on_ranks(const verbs::Verb& verb, int* argc, char*** argv) {
   }
 }
 
+/// Of an error that all processes of a launch have: the first one says why. The others leave after
+/// it, for a launcher that sees one fail may end all.
+ExitCode report_once(const AgreedError& error) {
+  if (comm::launch_of_process().number == 0) return report(current_ending());
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  return error.exit_code();
+}
+
 ExitCode run(const std::vector<std::pair<CLI::App*, verbs::Verb>>& all, int* argc, char*** argv) {
   for (const auto& [app, verb] : all) {
     if (!app->parsed()) continue;
     try {
       return verb.launch == verbs::Launch::single ? verb.run() : run_on_ranks(verb, argc, argv);
+    } catch (const AgreedError& e) {
+      return report_once(e);
     } catch (...) {
       return report(current_ending());
     }
@@ -74,16 +87,18 @@ ExitCode run(const std::vector<std::pair<CLI::App*, verbs::Verb>>& all, int* arg
 
 int parse_and_run(int argc, char** argv) {
   reserve_standard_streams();
-  CLI::App app{"Tessera trains large language models on Slurm clusters."};
+  CLI::App app{"Tessera trains large language models on Slurm clusters.", "tessera"};
   app.set_version_flag("--version", std::string("tessera ") + kVersion + " (" + kCommit + ")");
   app.require_subcommand(1);
   std::vector<std::pair<CLI::App*, verbs::Verb>> all;
-  for (auto* add : {verbs::train, verbs::evaluate, verbs::check, verbs::plan, verbs::simulate,
-                    verbs::tokenize, verbs::generate, verbs::inspect, verbs::import_model,
-                    verbs::export_model, verbs::bench, verbs::report, verbs::doctor}) {
+  for (auto* add :
+       {verbs::train, verbs::evaluate, verbs::check, verbs::plan, verbs::simulate, verbs::tokenize,
+        verbs::generate, verbs::inspect, verbs::import_model, verbs::export_model, verbs::bench,
+        verbs::report, verbs::doctor, verbs::explain, verbs::help, verbs::completion, verbs::man}) {
     verbs::Verb verb = add(app);
     all.emplace_back(app.get_subcommands([](CLI::App*) { return true; }).back(), std::move(verb));
   }
+  if (argc > 1 && argv[1][0] != '-') verbs::find_verb(app, argv[1]);  // or says what is near
   ExitCode code = ExitCode::ok;
   try {
     app.parse(argc, argv);
@@ -101,7 +116,7 @@ int main(int argc, char** argv) {
   tessera::end_where_memory_runs_out();
   try {
     return tessera::parse_and_run(argc, argv);
-  } catch (...) {  // before a verb could run: memory has run out
+  } catch (...) {  // before a verb could run: there is no such verb, or memory has run out
     return static_cast<int>(tessera::report(tessera::current_ending()));
   }
 }

@@ -111,11 +111,16 @@ std::function<std::unique_ptr<streams::Task>(const kernels::KernelCall&)> on_hos
 }
 
 #ifndef TESSERA_HAVE_CUDA
-[[noreturn]] static Backend make_cuda_backend(const Settings&, const Ranks*) {
-  throw DeviceError(fmt::format(
+[[noreturn]] static void refuse_cuda() {
+  throw DeckError(fmt::format(
       "this tessera is built without CUDA{}: build it where nvcc is on PATH, or set run.backend = "
       "\"cpu\"",
       nvidia_gpus() > 0 ? fmt::format(", and {} has NVIDIA GPUs", comm::host_name()) : ""));
+}
+
+static Backend make_cuda_backend(const Settings&, const Ranks* ranks) {
+  if (ranks != nullptr) ranks->control.together(refuse_cuda);
+  refuse_cuda();
 }
 #endif
 

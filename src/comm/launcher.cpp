@@ -22,8 +22,10 @@ Launch launch_of_process(const Environment& variable) {
     return value;
   };
   // mpirun may itself use srun, with a step of one task a node, so what it says comes first.
-  if (const auto n = number("OMPI_COMM_WORLD_SIZE")) return {"Open MPI's mpirun", *n};
-  if (const auto n = number("PMI_SIZE")) return {"mpiexec (or srun --mpi=pmi2)", *n};
+  if (const auto n = number("OMPI_COMM_WORLD_SIZE"))
+    return {"Open MPI's mpirun", *n, number("OMPI_COMM_WORLD_RANK").value_or(0)};
+  if (const auto n = number("PMI_SIZE"))
+    return {"mpiexec (or srun --mpi=pmi2)", *n, number("PMI_RANK").value_or(0)};
   // From here on steps are Slurm's own: the shells of sbatch and salloc, and what watches a job.
   constexpr std::int64_t kReserved = 0xfffffff0;
   const auto step = number("SLURM_STEP_ID");
@@ -33,13 +35,16 @@ Launch launch_of_process(const Environment& variable) {
       variable("SLURM_PTY_PORT") != nullptr && number("SLURM_TASK_PID") != std::int64_t{getpid()};
   if (typed) return {};
   const auto tasks = number("SLURM_STEP_NUM_TASKS");
-  return {"srun", tasks ? *tasks : number("SLURM_NTASKS").value_or(1)};
+  return {"srun", tasks ? *tasks : number("SLURM_NTASKS").value_or(1),
+          number("SLURM_PROCID").value_or(0)};
 }
 
 void refuse_copies(const Launch& launch, const std::string& because, const std::string& instead) {
   if (launch.processes <= 1) return;
-  throw DeckError(fmt::format("{} separate programs were started by {}, {}: {}", launch.processes,
-                              launch.launcher, because, instead));
+  throw AgreedError(ExitCode::deck,
+                    fmt::format("{} separate programs were started by {}, {}: {}", launch.processes,
+                                launch.launcher, because, instead),
+                    std::source_location::current());
 }
 
 }  // namespace tessera::comm

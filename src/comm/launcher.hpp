@@ -12,6 +12,7 @@ namespace tessera::comm {
 struct Launch {
   std::string launcher;        // "srun"; empty: none is known
   std::int64_t processes = 1;  // how many it started, this one included
+  std::int64_t number = 0;     // which of them this one is
 };
 
 using Environment = std::function<const char*(const char*)>;
@@ -20,8 +21,9 @@ using Environment = std::function<const char*(const char*)>;
 /// sbatch, salloc and srun --pty are no launch, though Slurm sets the job's number of tasks there.
 Launch launch_of_process(const Environment& variable = std::getenv);
 
-/// For a program that runs as one process: throws DeckError if it was launched several times.
-/// `because` says why each process would be a run of its own, `instead` how to start it.
+/// For a program that runs as one process: throws if it was launched several times, in each of them
+/// alike (AgreedError, of a deck or usage). `because` says why each process would be a run of its
+/// own, `instead` how to start it.
 void refuse_copies(const Launch& launch, const std::string& because, const std::string& instead);
 
 }  // namespace tessera::comm

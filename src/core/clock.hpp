@@ -1,7 +1,8 @@
-// How long something took, by the clock that never jumps.
+// How long something took, by the clock that never jumps; and the time of day.
 #pragma once
 
 #include <chrono>
+#include <string>
 
 namespace tessera {
 
@@ -10,5 +11,8 @@ using SteadyClock = std::chrono::steady_clock;
 inline double seconds_since(SteadyClock::time_point begin) {
   return std::chrono::duration<double>(SteadyClock::now() - begin).count();
 }
+
+/// A moment as "2026-03-01 04:05:06Z"; without one, now.
+std::string utc_text(std::chrono::system_clock::time_point when = std::chrono::system_clock::now());
 
 }  // namespace tessera

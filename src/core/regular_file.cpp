@@ -34,6 +34,13 @@ std::string why_not_opened(const std::filesystem::path& path, int error) {
   return errno_text(error);
 }
 
+std::string full_path_text(const std::filesystem::path& path) {
+  if (path.is_absolute()) return "";
+  std::error_code gone;  // the current directory
+  const auto full = std::filesystem::absolute(path, gone);
+  return gone ? "" : fmt::format(" ({})", full.lexically_normal().string());
+}
+
 OpenedFile open_regular(const std::filesystem::path& path, int flags) {
   OpenedFile opened;
   do {

@@ -17,6 +17,10 @@ std::string why_not_regular(mode_t mode);
 /// Why open(2) failed with this errno, as far as the path can tell more than errno.
 std::string why_not_opened(const std::filesystem::path& path, int error);
 
+/// What a message about a file that is not found adds to its name: " (/home/me/file)" for a
+/// relative path, nothing for others.
+std::string full_path_text(const std::filesystem::path& path);
+
 struct OpenedFile {
   int descriptor = -1;
   std::string problem;  // why there is no descriptor

@@ -28,7 +28,10 @@ std::unique_ptr<io::TokenCorpus> open_corpus(const deck::LoadedDeck& loaded, con
   try {
     corpus = std::make_unique<io::TokenCorpus>(key.entries, loaded.deck.model.vocab);
   } catch (Error& e) {
-    e.add_context(fmt::format("{}: {}", loaded.where(key.name), key.name));
+    std::string hint;  // of the first entry that is missing, which is what was refused
+    for (std::size_t i = 0; i < key.entries.size() && hint.empty(); ++i)
+      hint = loaded.path_hint(key.name, key.entries[i]);
+    e.add_context(fmt::format("{}: {}{}", loaded.where(key.name), key.name, hint));
     throw;
   }
   const std::int64_t length = loaded.deck.batch.sequence;

@@ -1,9 +1,11 @@
 #include "deck/load.hpp"
 
 #include <fmt/format.h>
+#include <glob.h>
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <initializer_list>
 
 #include "core/error.hpp"
@@ -23,6 +25,7 @@ namespace {
 std::string remedy(const SchemaRow& row, const Value& value) {
   if (const auto problem = row.field.problem(value); !problem.empty()) return ": " + problem;
   if (const auto* word = value.as<std::string>()) {
+    if (word->empty()) return ": it is empty";
     const std::string_view nearest = nearest_name(*word, row.field.words());
     return nearest.empty() ? "" : fmt::format(" (did you mean \"{}\"?)", nearest);
   }
@@ -165,7 +168,8 @@ class Resolver {
     try {
       return reader(dir);
     } catch (Error& error) {
-      error.add_context(loaded_.where("model.init_from") + ": model.init_from");
+      error.add_context(loaded_.where("model.init_from") + ": model.init_from" +
+                        loaded_.path_hint("model.init_from", dir));
       throw;
     }
   }
@@ -213,6 +217,17 @@ LoadedDeck finish(Sources& sources, const std::string& name, std::span<const std
   return resolve(sources, name, reader, problems);
 }
 
+/// A file or directory of this name, a pair of token files, or what a pattern stands for.
+bool is_there(const std::string& path) {
+  const auto matches = [](const std::string& pattern) {
+    glob_t found{};
+    const bool any = ::glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found) == 0;
+    ::globfree(&found);
+    return any;
+  };
+  return matches(path) || matches(path + ".idx");
+}
+
 }  // namespace
 
 bool LoadedDeck::explicitly_set(std::string_view key) const {
@@ -223,6 +238,17 @@ bool LoadedDeck::explicitly_set(std::string_view key) const {
 SourceLocation LoadedDeck::place(std::string_view key) const {
   const auto found = origins.find(key);
   return found == origins.end() ? SourceLocation{name, 1, 1} : found->second.place;
+}
+
+std::string LoadedDeck::path_hint(std::string_view key, const std::string& path) const {
+  namespace fs = std::filesystem;
+  if (fs::path(path).is_absolute() || is_there(path)) return "";
+  std::string hint = " (paths in decks are relative to the current directory";
+  const SourceLocation written = place(key);
+  const fs::path beside = fs::path(written.file).parent_path() / path;
+  if (written.column > 0 && is_there(beside.string()))
+    hint += fmt::format(", and there is {}: write that", beside.string());
+  return hint + ')';
 }
 
 LoadedDeck load_deck(const std::string& path, std::span<const std::string> sets,

@@ -44,6 +44,9 @@ struct LoadedDeck {
   SourceLocation place(std::string_view key) const;
   /// "deck.toml:12:10"; the deck's first line for a key that nothing sets.
   std::string where(std::string_view key) const { return place(key).text(); }
+  /// Of a relative path that this key holds and at which there is nothing: in parentheses, to what
+  /// paths are relative, and where the file is if it lies relative to the deck. Else empty.
+  std::string path_hint(std::string_view key, const std::string& path) const;
 };
 
 /// Reads the deck at `path`, then applies `sets` ("section.key=value") in order. Throws DeckError.

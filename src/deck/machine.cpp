@@ -302,8 +302,8 @@ Machine load_machine(const std::string& path) {
   const FileText file = read_regular(path, kLargest);
   if (!file.problem.empty()) {
     throw DeckError(fmt::format(
-        "cannot read the machine file {}: {} (slurm/machines/ has some, bench machine makes one)",
-        path, file.problem));
+        "cannot read the machine file {}{}: {} (slurm/machines/ has some, bench machine makes one)",
+        path, full_path_text(path), file.problem));
   }
   return parse_machine(file.text, path);
 }

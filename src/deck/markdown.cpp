@@ -9,19 +9,50 @@ namespace {
 
 constexpr std::string_view kIntroduction = R"(# Decks
 
-A deck is a TOML file that defines a run. `base_gpt2.toml` and `base_llama.toml` hold what the decks
-of a family share; each of the others includes one of them and says in one screen what is its own.
+A deck is a TOML file that defines a run. `base_gpt2.toml` and `base_llama.toml` hold what the
+decks of a family share; each of the others includes one of them and says in one screen what is
+its own.
 
     tessera check inputs/gpt2_124m.toml --ranks 8
     tessera train inputs/gpt2_124m.toml --set run.steps=100 --set zero.stage=3
 
-`include = ["base_gpt2.toml"]` at the top is relative to the including file. Later files override
-earlier ones, a file overrides what it includes, and `--set section.key=value` overrides all, in
-order; its value is TOML, and a bare word is a string.
+`include = ["base_gpt2.toml"]` at the top builds on other decks. Later files override earlier
+ones, a file overrides what it includes, and `--set section.key=value` overrides all, in order;
+its value is TOML, and a bare word is a string.
 
-The tables below are generated from the schema in `src/deck`. *Resume* says what a change means when
-a run continues from a checkpoint: free, logged as an event, or refused; a change of the architecture
-is refused also when the checkpoint is an imported model or is only evaluated.
+A path in `include` is relative to the file that includes. All other paths, in decks as on the
+command line, are relative to the current directory, the one in which `tessera` is started.
+
+The tables below are generated from the schema in `src/deck`. *Resume* says what a change means
+when a run continues from a checkpoint: free, logged as an event, or refused; a change of the
+architecture is refused also when the checkpoint is an imported model or is only evaluated.
+)";
+
+constexpr std::string_view kTokenFiles = R"(
+An entry without `.bin` at its end is the prefix of an indexed dataset of Megatron-LM, which is
+what `tessera tokenize` writes: PREFIX.bin has the tokens, PREFIX.idx says of what type they are
+and where documents end.
+
+An entry that ends in `.bin` is a file of llm.c, or a pattern for several, which are taken in the
+order of their names. It begins with 256 integers of 32 bits: 20240520, 1, the number of tokens,
+and 253 that are not looked at. The tokens follow, of 16 bits without a sign (GPT-2's). Where the
+first integers are 20240801 and 7, tokens have 32 bits (Llama 3's). All numbers are little-endian.
+
+What nanoGPT's `prepare.py` writes (`train.bin`, tokens of 16 bits and nothing else) needs an
+index beside it, which is made by the following; the entry is then its name without `.bin`. In a
+shell, with that name in place of `train`:
+
+    python3 - train <<'END'
+    import os, struct, sys
+    prefix, most = sys.argv[1], 2**30  # tokens in a row
+    tokens = os.path.getsize(prefix + ".bin") // 2
+    rows = range(0, tokens, most)
+    with open(prefix + ".idx", "wb") as index:
+        index.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, len(rows), 2))
+        index.write(struct.pack(f"<{len(rows)}i", *(min(most, tokens - row) for row in rows)))
+        index.write(struct.pack(f"<{len(rows)}q", *(2 * row for row in rows)))
+        index.write(struct.pack("<2q", 0, len(rows)))
+    END
 )";
 
 /// Markdown tables take no bare '|'.
@@ -48,6 +79,8 @@ std::string meaning_cell(const SchemaRow& row) {
 }
 
 }  // namespace
+
+std::string token_files_markdown() { return std::string(kTokenFiles); }
 
 std::string schema_markdown() {
   std::string out(kIntroduction);

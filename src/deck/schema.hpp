@@ -76,6 +76,9 @@ std::span<const SchemaRow> schema_rows();
 const SchemaRow* find_row(std::string_view name);
 bool is_section(std::string_view name);
 
+/// What the reference says of token files' formats, after the keys of [data].
+std::string token_files_markdown();
+
 /// inputs/README.md: the reference of every key.
 std::string schema_markdown();
 

@@ -74,7 +74,8 @@ class FileReader {
  public:
   FileReader(Sources& sources, Problems& problems) : sources_(sources), problems_(problems) {}
 
-  void add(const std::string& path, const SourceLocation& asked_at) {
+  /// `written`: what an including file calls it.
+  void add(const std::string& path, const std::string& written, const SourceLocation& asked_at) {
     std::error_code error;
     const std::string identity = fs::weakly_canonical(path, error).string();
     for (const std::string& open : open_) {
@@ -90,7 +91,7 @@ class FileReader {
       }
       return;
     }
-    const std::optional<std::string> text = read(path, asked_at);
+    const std::optional<std::string> text = read(path, written, asked_at);
     if (!text) return;
     open_.push_back(identity);
     add_text(*text, path);
@@ -115,14 +116,26 @@ class FileReader {
       return;
     }
     for (const std::string& file : *files) {
-      add((fs::path(path).parent_path() / file).string(), include.value.place);
+      add((fs::path(path).parent_path() / file).string(), file, include.value.place);
     }
   }
 
-  std::optional<std::string> read(const std::string& path, const SourceLocation& asked_at) {
+  /// What to say of an included file, as its deck writes it, that is not found but lies elsewhere.
+  static std::string in_current_directory(const std::string& path, const std::string& written) {
+    std::error_code hidden;
+    if (written.empty() || fs::exists(path, hidden) || !fs::exists(written, hidden)) return "";
+    return fmt::format(
+        "; include is relative to the including file, and there is {} in the current directory",
+        written);
+  }
+
+  std::optional<std::string> read(const std::string& path, const std::string& written,
+                                  const SourceLocation& asked_at) {
     FileText file = read_regular(path, kLargestDeck);
     if (file.problem.empty()) return std::move(file.text);
-    problems_.add(asked_at, kUnreadable, fmt::format("cannot read {}: {}", path, file.problem));
+    problems_.add(asked_at, kUnreadable,
+                  fmt::format("cannot read {}: {}{}{}", path, file.problem, full_path_text(path),
+                              in_current_directory(path, written)));
     return std::nullopt;
   }
 
@@ -148,8 +161,16 @@ void add_set(std::string_view text, const SourceLocation& place, Sources& source
         fmt::format("{} must be section.key=value", value_excerpt({std::string(text), {}})));
     return;
   }
-  if (find_row(name)) {
-    Value value = parse_set_value(trimmed(text.substr(equals + 1)), place, name, problems);
+  if (const SchemaRow* row = find_row(name)) {
+    const std::string_view given = trimmed(text.substr(equals + 1));
+    if (given.empty()) {
+      problems.add(place, name,
+                   fmt::format("{}= gives no value: it must be {}; without this --set it is what "
+                               "the deck says, or the default",
+                               name, row->allowed()));
+      return;
+    }
+    Value value = parse_set_value(given, place, name, problems);
     if (!value.unset()) sources.keys[name] = std::move(value);
     return;
   }
@@ -167,7 +188,7 @@ void add_set(std::string_view text, const SourceLocation& place, Sources& source
 }  // namespace
 
 void add_file(const std::string& path, Sources& sources, Problems& problems) {
-  FileReader(sources, problems).add(path, SourceLocation{path, 0, 0});
+  FileReader(sources, problems).add(path, "", SourceLocation{path, 0, 0});
 }
 
 void add_text(std::string_view text, const std::string& name, Sources& sources,

@@ -78,6 +78,8 @@ void Trainer::start_or_resume() {
   if (!from) {
     const std::string note = set_initial_state(run_.deck, control, engine.state());
     if (!note.empty()) run_.log.say(note);
+    source_ = source_of(run_.deck);
+    if (!source_.empty()) say_source("begin as");
     guards_->begin(nullptr, true);
     return;
   }
@@ -86,7 +88,16 @@ void Trainer::start_or_resume() {
   const bool own = from->path.parent_path() == checkpoints;
   guards_->begin(&*from, own);
   report_.resume(*from, control.max(io::io_bytes().read - read_before));
+  source_ = from->header.source.empty() ? source_of(from->deck) : from->header.source;
+  if (!source_.empty()) say_source("began as");
   if (own) saves_->set_saved_step(run_.course.progress.step);
+}
+
+/// Tells people which model directory the weights come from.
+void Trainer::say_source(std::string_view verb) {
+  const std::string text = printable(fmt::format("{} those of {}", verb, source_));
+  run_.log.say("weights   " + text);
+  run_.log.note("the weights " + text);
 }
 
 /// Refuses other data under the same names: the same sample would be another text.
@@ -120,7 +131,9 @@ io::CheckpointHeader Trainer::header() const {
   deck::Deck deck = run_.deck;
   deck.data.accept_changes = deck.data.accept_tokenizer = deck.model.accept_non_finite = false;
   h.deck = to_toml(deck);
+  h.source = source_;
   h.info["version"] = kVersion;
+  h.info["written"] = utc_text();
   return h;
 }
 

@@ -26,6 +26,7 @@ class Trainer {
  private:
   void start();
   void start_or_resume();
+  void say_source(std::string_view verb);
   void check_data(const LoadedCheckpoint& from);
 
   ExitCode train_or_agree_to_fail();
@@ -52,6 +53,7 @@ class Trainer {
   std::optional<std::string> stop_reason_;  // this rank's, before the last step
   bool stop_agreed_ = false;
   double slowest_step_s_ = 0;
+  std::string source_;  // the model directory that the weights began as; empty: random ones
 };
 
 }  // namespace tessera::train

@@ -1,6 +1,7 @@
 // tessera export: a Hugging Face directory from a checkpoint.
 #include <CLI/CLI.hpp>
 
+#include "comm/launcher.hpp"
 #include "core/terminal.hpp"
 #include "io/hugging_face.hpp"
 #include "io/tokenizer_files.hpp"
@@ -18,6 +19,8 @@ struct ExportOptions {
 };
 
 ExitCode run(const ExportOptions& o) {
+  comm::refuse_copies(comm::launch_of_process(), "but one alone writes a model directory",
+                      "start it once, as in srun --ntasks=1");
   const DType type = o.type == "f32" ? DType::f32 : o.type == "bf16" ? DType::bf16 : DType::f16;
   const ModelSource source =
       open_model(o.checkpoint, o.finite ? std::optional(type) : std::nullopt);

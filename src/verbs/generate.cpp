@@ -6,10 +6,12 @@
 #include "backend/backend.hpp"
 #include "comm/launcher.hpp"
 #include "core/cores.hpp"
+#include "core/terminal.hpp"
 #include "io/tokenizer_files.hpp"
 #include "setup/inputs.hpp"
 #include "setup/threads.hpp"
 #include "train/generator.hpp"
+#include "verbs/bounds.hpp"
 #include "verbs/model_source.hpp"
 #include "verbs/verb.hpp"
 
@@ -50,6 +52,46 @@ io::Tokenizer choose_tokenizer(const GenerateOptions& o, const ModelSource& sour
   return given;
 }
 
+/// The text of a token that the model drew. DataError where --tokenizer knows no such token, of a
+/// model that has no tokenizer of its own to compare with.
+std::string_view text_of(std::int32_t id, const GenerateOptions& o, const ModelSource& source,
+                         const io::Tokenizer& tokenizer) {
+  const std::string_view text = tokenizer.decode(id);
+  if (!text.empty() || source.tokenizer || o.tokenizer.empty() || o.accept_tokenizer) return text;
+  throw DataError(fmt::format(
+      "{} chose token {} of its {}, which --tokenizer {} does not have ({} tokens): it is not the "
+      "tokenizer that the model was trained with. Give that one, or add --accept-tokenizer to "
+      "leave out such tokens",
+      source.name, id, source.model.vocab, o.tokenizer, tokenizer.vocab()));
+}
+
+/// Prints what follows the prompt's `tokens`, token by token.
+void continue_text(const GenerateOptions& o, const ModelSource& source,
+                   const io::Tokenizer& tokenizer, train::Generator& generator,
+                   std::vector<std::int32_t> tokens) {
+  const auto left = [&] { return generator.context() - generator.length(); };
+  std::int64_t added = 0;
+  bool ended = false;
+  while (added < o.tokens && static_cast<std::int64_t>(tokens.size()) <= left()) {
+    const std::int32_t id = train::sample_token(generator.advance(tokens), o.rule, added);
+    if (tokenizer.end_of_text() == id) {
+      ended = true;
+      break;
+    }
+    fmt::print("{}", text_of(id, o, source, tokenizer));
+    std::fflush(stdout);
+    tokens.assign(1, id);
+    ++added;
+  }
+  fmt::print("\n");
+  if (ended || added == o.tokens) return;
+  std::fflush(stdout);
+  tell(
+      fmt::format("tessera: stopped after {} of --tokens {}: with the prompt they fill the "
+                  "model's context of {} tokens\n",
+                  added, o.tokens, generator.context()));
+}
+
 ExitCode run(const GenerateOptions& o) {
   comm::refuse_copies(comm::launch_of_process(), "but one alone continues a text",
                       "start it once, as in srun --ntasks=1");
@@ -68,24 +110,12 @@ ExitCode run(const GenerateOptions& o) {
   if (tokens.empty())
     throw DeckError("--prompt is empty: give at least one character to go on from");
   if (static_cast<std::int64_t>(tokens.size()) > generator.context()) {
-    throw DeckError(fmt::format("--prompt has {} tokens, the model's context {}", tokens.size(),
-                                generator.context()));
+    throw DeckError(
+        fmt::format("--prompt has {} tokens, more than the model's context of {}: shorten it",
+                    tokens.size(), generator.context()));
   }
   fmt::print("{}", o.prompt);
-  std::span<const std::int32_t> next(tokens);
-  for (std::int64_t i = 0;
-       i < o.tokens &&
-       generator.length() + static_cast<std::int64_t>(next.size()) <= generator.context();
-       ++i) {
-    const std::int32_t id = train::sample_token(generator.advance(next), o.rule, i);
-    if (tokenizer.end_of_text() == id) break;
-    const std::string_view piece = tokenizer.decode(id);
-    fmt::print("{}", piece);
-    std::fflush(stdout);
-    tokens.assign(1, id);
-    next = tokens;
-  }
-  fmt::print("\n");
+  continue_text(o, source, tokenizer, generator, std::move(tokens));
   return ExitCode::ok;
 }
 
@@ -99,21 +129,21 @@ Verb generate(CLI::App& app) {
   verb->add_option("--prompt", o->prompt, "text to continue")->required();
   verb->add_option("--tokens", o->tokens, "how many tokens to add at most")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(bounds(std::int64_t{1}));
   verb->add_option("--tokenizer", o->tokenizer,
                    "\"bytes\" or a tokenizer.json; default: the model's");
   verb->add_flag("--accept-tokenizer", o->accept_tokenizer,
                  "take a --tokenizer that is not the one which the model was trained with");
   verb->add_option("--temperature", o->rule.temperature, "0: always the likeliest")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(bounds(0.0));
   verb->add_option("--top-k", o->rule.top_k, "only the k likeliest tokens; 0: all")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(bounds(std::int64_t{0}));
   verb->add_option("--top-p", o->rule.top_p,
                    "only the likeliest tokens that make up this probability")
       ->capture_default_str()
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(bounds(0.0, std::optional(1.0)));
   verb->add_option("--seed", o->rule.seed, "of the draws")->capture_default_str();
   add_allow_non_finite(*verb, [o] { o->finite = false; });
   add_backend(*verb, o->backend, "where it runs, as run.backend (auto)");

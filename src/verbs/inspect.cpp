@@ -4,16 +4,79 @@
 #include <cstdio>
 
 #include "core/bytes.hpp"
+#include "core/clock.hpp"
+#include "core/regular_file.hpp"
 #include "core/terminal.hpp"
+#include "data/tokenizers.hpp"
+#include "deck/load.hpp"
+#include "deck/problems.hpp"
+#include "deck/sources.hpp"
 #include "io/checkpoint_verify.hpp"
+#include "io/megatron.hpp"
 #include "io/token_files.hpp"
 #include "io/tokenizer_files.hpp"
 #include "plan/prediction/ledger.hpp"
+#include "setup/inputs.hpp"
 #include "verbs/model_source.hpp"
 #include "verbs/verb.hpp"
 
 namespace tessera::verbs {
 namespace {
+
+std::string model_text(const deck::ModelSection& m) {
+  const auto units = model::model_units(setup::model_config(m));
+  return fmt::format(
+      "model      {}: {} layers, hidden {}, {} heads, vocabulary {}, context {}; {} parameters\n",
+      enum_word(m.family), m.layers, m.hidden, m.heads, m.vocab, m.context,
+      model::parameter_count(units));
+}
+
+std::string tokenizer_text(const std::optional<std::filesystem::path>& path) {
+  if (!path) return "tokenizer  none beside it\n";
+  const io::Tokenizer tokenizer = io::open_kept_tokenizer(*path);
+  return fmt::format("tokenizer  {}: {} tokens; documents {}\n", printable(path->string()),
+                     tokenizer.vocab(), printable(io::document_end(tokenizer)));
+}
+
+/// Of the deck that a checkpoint was made with: the model, and in a line the rest.
+std::string deck_text(const std::string& toml, const std::string& name) {
+  try {
+    const deck::Deck d = deck::parse_deck(toml, name).deck;
+    return fmt::format(
+        "{}deck       {}: {} sequences of {} a step, {}, lr {}, {}; all of it in {}\n",
+        model_text(d.model), printable(d.run.name), d.batch.global, d.batch.sequence,
+        enum_word(d.optimizer.name), d.optimizer.lr, enum_word(d.precision.compute),
+        io::kManifestFile);
+  } catch (const DeckError& e) {  // of another version
+    return fmt::format("deck       not read by this version: {}\n", e.what());
+  }
+}
+
+std::chrono::system_clock::time_point modified(const std::filesystem::path& path) {
+  return std::chrono::time_point_cast<std::chrono::system_clock::duration>(
+      std::chrono::file_clock::to_sys(std::filesystem::last_write_time(path)));
+}
+
+/// When and by what it was written; of a checkpoint that does not say, when its file was.
+std::string written_text(const std::filesystem::path& path, const io::CheckpointHeader& header) {
+  const auto info = [&](const char* key) {
+    const auto found = header.info.find(key);
+    return found == header.info.end() ? std::string() : printable(found->second);
+  };
+  std::string when = info("written");
+  if (when.empty()) when = utc_text(modified(path / io::kManifestFile));
+  const std::string version = info("version");
+  return fmt::format("written    {}{}\n", when,
+                     version.empty() ? "" : fmt::format(" by tessera {}", version));
+}
+
+/// A Hugging Face directory.
+ExitCode inspect_model(const std::filesystem::path& path) {
+  const ModelSource source = open_model(path, std::nullopt);
+  fmt::print("{}: a Hugging Face directory\n{}{}", printable(path.string()),
+             model_text(source.model), tokenizer_text(source.tokenizer));
+  return ExitCode::ok;
+}
 
 ExitCode inspect_checkpoint(const std::filesystem::path& path, bool verify) {
   const io::CheckpointSummary s = io::describe_checkpoint(path);
@@ -24,6 +87,9 @@ ExitCode inspect_checkpoint(const std::filesystem::path& path, bool verify) {
   for (const Axis& a : kAxes) axes.push_back(fmt::format("{} {}", a.name, layout.mesh.*a.size));
   fmt::print("written by {} ranks: {}, ZeRO-{}; {} files, {}\n", layout.world,
              fmt::join(axes, " x "), layout.zero_stage, s.files, human_bytes(s.bytes));
+  fmt::print("{}{}", written_text(path, s.header), deck_text(s.header.deck, path.string()));
+  if (!s.header.source.empty()) fmt::print("weights    from {}\n", printable(s.header.source));
+  fmt::print("{}", tokenizer_text(data::tokenizer_of_checkpoint(path)));
   for (const auto& state : s.states) {
     fmt::print("  {:<12}{:<6}{:>6} tensors {:>14} elements {:>12}\n", state.state,
                to_string(state.type), state.tensors, state.elements, human_bytes(state.bytes));
@@ -70,13 +136,42 @@ ExitCode inspect_tokens(const std::string& entry, bool verify) {
   return ExitCode::ok;
 }
 
+/// Of a path that is neither a directory nor token files: what else it is.
+[[noreturn]] void refuse(const std::string& path) {
+  if (!io::path_exists(path)) {
+    throw DataError(
+        fmt::format("{} is not here{}: give a checkpoint, a run directory, a prefix of token files "
+                    "(it has .bin and .idx) or a .bin",
+                    path, full_path_text(path)));
+  }
+  deck::Sources sources;
+  deck::Problems ignored;
+  deck::add_file(path, sources, ignored);
+  if (!sources.sections.empty()) {
+    throw DeckError(
+        fmt::format("{} is a deck: tessera check {} --ranks N says what a run of it does and needs",
+                    path, path));
+  }
+  throw DataError(
+      fmt::format("{} is no checkpoint, run directory, prefix of token files or .bin", path));
+}
+
+bool is_model(const std::filesystem::path& path) { return io::path_exists(path / "config.json"); }
+
+bool are_tokens(const std::string& path) {
+  return path.ends_with(".bin") || io::path_exists(io::megatron_idx(path)) ||
+         io::path_exists(io::megatron_bin(path));
+}
+
 }  // namespace
 
 Verb inspect(CLI::App& app) {
-  auto* verb = app.add_subcommand("inspect", "say what a checkpoint or a token file holds");
+  auto* verb = app.add_subcommand("inspect",
+                                  "say what a checkpoint, a model directory or a token file holds");
   auto path = std::make_shared<std::string>();
   auto verify = std::make_shared<bool>(false);
-  verb->add_option("PATH", *path, "checkpoint, run directory, token file prefix or .bin")
+  verb->add_option("PATH", *path,
+                   "checkpoint, run directory, Hugging Face directory, token file prefix or .bin")
       ->required();
   verb->add_flag("--verify", *verify, "read and check every byte");
   return {.launch = Launch::single,
@@ -84,10 +179,12 @@ Verb inspect(CLI::App& app) {
               [path, verify] {
                 if (std::filesystem::is_directory(*path)) {
                   const auto found = find_checkpoint(*path);
+                  if (!found && is_model(*path)) return inspect_model(*path);
                   if (!found)
                     throw DataError(fmt::format("{} is no checkpoint and holds none", *path));
                   return inspect_checkpoint(found->path, *verify);
                 }
+                if (!are_tokens(*path)) refuse(*path);
                 return inspect_tokens(*path, *verify);
               },
           .run_on_ranks = {}};

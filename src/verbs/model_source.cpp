@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/regular_file.hpp"
 #include "data/tokenizers.hpp"
 #include "deck/load.hpp"
 #include "deck/schema.hpp"
@@ -66,6 +67,11 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as) {
             .tokenizer = data::tokenizer_of_directory(path)};
   }
   const auto found = find_checkpoint(path);
+  if (!found && !fs::exists(path)) {
+    throw DataError(fmt::format(
+        "{} is not here{}: give a run directory, a checkpoint or a Hugging Face directory",
+        path.string(), full_path_text(path)));
+  }
   if (!found) {
     throw DataError(fmt::format(
         "{} is no checkpoint, holds none, and is no Hugging Face directory (config.json)",

@@ -6,6 +6,7 @@
 
 #include "plan/ir/print.hpp"
 #include "plan/prediction/compare.hpp"
+#include "verbs/bounds.hpp"
 #include "verbs/simulate/simulate.hpp"
 #include "verbs/step_times.hpp"
 #include "verbs/verb.hpp"
@@ -106,7 +107,7 @@ Verb plan(CLI::App& app) {
   auto options = std::make_shared<PlanOptions>();
   options->layout.add_to(*verb);
   auto* rank = verb->add_option("--rank", options->rank, "whose plan is printed")
-                   ->check(CLI::NonNegativeNumber);
+                   ->check(bounds(std::int64_t{0}));
   verb->add_option("--format", options->format,
                    "text or json; svg or trace: all stages in time, for a browser or "
                    "ui.perfetto.dev")

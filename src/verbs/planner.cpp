@@ -10,12 +10,13 @@
 #include "setup/products.hpp"
 #include "setup/shapes.hpp"
 #include "setup/threads.hpp"
+#include "verbs/bounds.hpp"
 
 namespace tessera::verbs {
 
 void LayoutOptions::add_to(CLI::App& app) {
   deck.add_to(app);
-  const CLI::Range count(std::int64_t{1}, std::int64_t{1} << 24);
+  const auto count = bounds(std::int64_t{1}, std::optional(std::int64_t{1} << 24));
   app.add_option("--ranks", ranks, "number of ranks")->required()->check(count);
   app.add_option("--nodes", nodes, "number of nodes they are on")->check(count);
 }

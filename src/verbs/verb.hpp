@@ -40,6 +40,19 @@ Verb bench(CLI::App& app);
 Verb import_model(CLI::App& app);
 Verb report(CLI::App& app);
 Verb doctor(CLI::App& app);
+Verb help(CLI::App& app);
+Verb explain(CLI::App& app);
+Verb completion(CLI::App& app);
+Verb man(CLI::App& app);
+
+/// The verbs of the program, in the order in which its help lists them.
+std::vector<const CLI::App*> all_verbs(const CLI::App& program);
+
+/// The verb of this name. DeckError, with the nearest name, where there is none.
+const CLI::App& find_verb(const CLI::App& program, const std::string& name);
+
+/// What --help prints: of the program, or of a verb.
+std::string help_text(const CLI::App& app);
 
 /// DECK and repeatable --set section.key=value, shared by several verbs.
 struct DeckOptions {

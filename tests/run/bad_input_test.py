@@ -15,7 +15,7 @@ import unittest
 from tessera import (BINARY, MPIEXEC, SOURCE, RunTest, kill_tree, ranks_of, tiny_deck, to_toml,
                      write_megatron)
 
-DECK, DATA, MEMORY, COMM, NON_FINITE, IO = 2, 3, 4, 5, 6, 7
+DECK, DATA, MEMORY, NON_FINITE, IO = 2, 3, 4, 6, 7
 
 
 class BadInput(RunTest):
@@ -58,7 +58,10 @@ class BadInput(RunTest):
     def test_no_gpu(self):
         if any(pathlib.Path("/dev").glob("nvidia[0-9]*")):
             self.skipTest("this machine has NVIDIA GPUs")
-        self.refuse(COMM, "run.backend = \"cpu\"", run__backend="cuda")  # also built without CUDA
+        # Also where it is built without CUDA; batch scripts would start it again after 5.
+        self.refuse(DECK, "run.backend = \"cpu\"", run__backend="cuda")
+        self.assertEqual(self.run_job(2, "bench", "gemm", "--backend", "cuda", each=True).codes,
+                         [DECK, DECK])
 
     def test_set_and_usage(self):
         path = self.deck("good", tiny_deck(self.corpus))
@@ -84,7 +87,9 @@ class BadInput(RunTest):
         step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
         verbs = {"train": [path], "evaluate": [path], "bench": ["gemm"],
                  "tokenize": [path, "--out", self.dir / "text"],
-                 "generate": [self.dir, "--prompt", "a"]}
+                 "generate": [self.dir, "--prompt", "a"],
+                 "import": [self.dir, "--to", self.dir / "to"],
+                 "export": [self.dir, "--to", self.dir / "to"]}
         for verb, arguments in verbs.items():
             for launch in (step, {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "4"}, {"PMI_SIZE": "4"}):
                 with self.subTest(verb=verb, **launch):

@@ -32,11 +32,17 @@ int visible_gpus() {
   int count = 0;
   const int driver = driver_version();
   const std::string host = comm::host_name();
+  if (driver == 0 && nvidia_gpus() == 0) {
+    throw DeckError(
+        fmt::format("{} has no NVIDIA GPU: run on a node with GPUs (srun --gpus-per-node=N), or "
+                    "set run.backend = \"cpu\"",
+                    host));
+  }
   if (driver == 0) {
     throw DeviceError(
-        fmt::format("{} has {} and no NVIDIA driver that works: run on a node with GPUs (srun "
-                    "--gpus-per-node=N), have its driver started, or set run.backend = \"cpu\"",
-                    host, nvidia_gpus() > 0 ? "NVIDIA GPUs" : "no NVIDIA GPU"));
+        fmt::format("{} has NVIDIA GPUs and no NVIDIA driver that works: have its driver started, "
+                    "or set run.backend = \"cpu\"",
+                    host));
   }
   const cudaError_t code = cudaGetDeviceCount(&count);
   if (code == cudaErrorInsufficientDriver) {
@@ -47,9 +53,10 @@ int visible_gpus() {
   }
   if (code == cudaErrorNoDevice || (code == cudaSuccess && count == 0)) {
     const char* chosen = std::getenv("CUDA_VISIBLE_DEVICES");
-    throw DeviceError(fmt::format(
-        "this process may use no GPU of {}{}: ask Slurm for them (srun --gpus-per-node=N)", host,
-        chosen == nullptr ? "" : fmt::format(" (CUDA_VISIBLE_DEVICES is \"{}\")", chosen)));
+    throw DeckError(fmt::format(
+        "this process may use no GPU of {}{}: ask Slurm for them (srun --gpus-per-node=N), or set "
+        "run.backend = \"cpu\"",
+        host, chosen == nullptr ? "" : fmt::format(" (CUDA_VISIBLE_DEVICES is \"{}\")", chosen)));
   }
   CUDA_TRY(code);
   return count;

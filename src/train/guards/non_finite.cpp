@@ -66,7 +66,7 @@ std::vector<View> about_to_be_summed(const plan::Op& op, const plan::Call& call)
   return {};
 }
 
-/// After an op of the calling thread: what it has written or, of gradients that ranks have summed,
+/// After an op of the compute stream: what it has written or, of gradients that ranks have summed,
 /// what it has read. (What it waits for is there after it, not before it.)
 std::vector<View> made_or_met(const plan::Op& op, const plan::Call& call) {
   const auto* kernel = std::get_if<kernels::KernelCall>(&call);

@@ -17,14 +17,14 @@ class NonFiniteFinder {
   NonFiniteFinder(const plan::Plan& plan, const plan::PlanInputs& inputs, memory::Tier& tier)
       : plan_(plan), inputs_(inputs), tier_(tier) {}
 
-  /// Looks at everything that each op of the calling thread writes, and at gradients before and
+  /// Looks at everything that each op of the compute stream writes, and at gradients before and
   /// after they are summed over ranks, until something is not finite.
   Executor::Hooks hooks();
 
   /// The first such op in the plan's order, and its tensor; nothing if all was finite.
   struct Found {
     std::int64_t op = 0;
-    std::string tensor;  // "gradient of block.0.q_w", or a buffer of the plan
+    std::string tensor;  // "gradient of block.0.attention.q.weight", or a buffer of the plan
   };
   const std::optional<Found>& found() const { return found_; }
 

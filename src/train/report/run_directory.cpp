@@ -5,16 +5,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <fmt/chrono.h>
-
 #include <algorithm>
 #include <cerrno>
-#include <ctime>
 #include <sstream>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "core/clock.hpp"
 #include "core/regular_file.hpp"
 #include "core/terminal.hpp"
 #include "io/file.hpp"
@@ -181,9 +179,7 @@ void Reporter::sync() {
   for (LineFile* file : {log_.get(), metrics_.get(), logbook_.get()}) file->sync();
 }
 
-std::string logbook_bullet() {
-  return fmt::format("- {:%Y-%m-%d %H:%M:%S}Z: ", fmt::gmtime(std::time(nullptr)));
-}
+std::string logbook_bullet() { return fmt::format("- {}: ", utc_text()); }
 
 void Reporter::note(std::string_view sentence) {
   if (logbook_) logbook_->write(logbook_bullet().append(sentence));

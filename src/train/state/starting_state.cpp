@@ -4,6 +4,7 @@
 #include <chrono>
 #include <thread>
 
+#include "core/regular_file.hpp"
 #include "core/terminal.hpp"
 #include "io/checkpoint_directory.hpp"
 #include "io/file.hpp"
@@ -193,6 +194,11 @@ std::optional<LoadedCheckpoint> load_checkpoint(const deck::LoadedDeck& loaded,
           "another run.dir",
           tried.size()));
     }
+    if (const auto* given = std::get_if<std::string>(&loaded.deck.run.resume)) {
+      throw DataError(fmt::format("{}: run.resume{}: there is no {}{}", loaded.where("run.resume"),
+                                  loaded.path_hint("run.resume", *given), *given,
+                                  full_path_text(*given)));
+    }
     const auto* rule = std::get_if<deck::Resume>(&loaded.deck.run.resume);
     if (rule != nullptr && *rule == deck::Resume::must) {
       throw DataError(fmt::format("{}: run.resume = \"must\", but {} holds no checkpoint",
@@ -227,6 +233,11 @@ std::string set_initial_state(const deck::Deck& deck, const comm::Control& contr
     }
   });
   return note;
+}
+
+std::string source_of(const deck::Deck& deck) {
+  if (!deck.model.init_from) return "";
+  return fs::absolute(*deck.model.init_from).lexically_normal().string();
 }
 
 void check_same_threads(const deck::LoadedDeck& loaded, const LoadedCheckpoint& from, int threads) {

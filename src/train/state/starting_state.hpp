@@ -52,6 +52,9 @@ std::optional<LoadedCheckpoint> load_proven_checkpoint(std::int64_t applied_upda
                                                        ModelState& state,
                                                        const UnusableCheckpoint& unusable);
 
+/// The directory of model.init_from, in full; empty where weights begin at random.
+std::string source_of(const deck::Deck& deck);
+
 /// The bits of products depend on the number of threads: in layout mode, throws DeckError where
 /// `threads` of a rank are not as many as the checkpoint was made with.
 void check_same_threads(const deck::LoadedDeck& loaded, const LoadedCheckpoint& from, int threads);

@@ -4,6 +4,7 @@
 
 #include "io/file.hpp"
 #include "setup/threads.hpp"
+#include "verbs/bounds.hpp"
 #include "verbs/load.hpp"
 #include "verbs/verb.hpp"
 
@@ -103,7 +104,7 @@ Verb bench(CLI::App& app) {
   verb->add_option("--set", o->sets, "as for train")->allow_extra_args(false);
   verb->add_option("--repeats", o->repeats, "the fastest counts; of checkpoint, the median")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(bounds(std::int64_t{1}));
   verb->add_option(
           "--dir", o->directories,
           "where temporary files go, seen by all ranks, but for nvme, whose ranks may each have "
@@ -112,11 +113,11 @@ Verb bench(CLI::App& app) {
       ->allow_extra_args(false);
   verb->add_option("--bytes", o->bytes, "nvme: of each rank, written and read")
       ->capture_default_str()
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 50));
+      ->check(bounds(std::int64_t{1}, std::optional(std::int64_t{1} << 50)));
   verb->add_option("--block", o->block, "nvme: of one request (default: what is usual)")
-      ->check(CLI::Range(std::int64_t{4096}, std::int64_t{1} << 30));
+      ->check(bounds(std::int64_t{4096}, std::optional(std::int64_t{1} << 30)));
   verb->add_option("--depth", o->depth, "nvme: requests under way (default: what is usual)")
-      ->check(CLI::Range(1, 4096));
+      ->check(bounds(1, std::optional(4096)));
   add_backend(*verb, o->backend, "of benchmarks without a deck, as run.backend (auto)");
   return {
       .launch = Launch::ranks, .run = {}, .run_on_ranks = [which, o, verb](const train::Job& job) {

@@ -1,6 +1,7 @@
 // The files that a deck names, as far as they can be reached from here.
 #include <algorithm>
 
+#include "core/regular_file.hpp"
 #include "core/terminal.hpp"
 #include "data/corpora.hpp"
 #include "data/tokenizers.hpp"
@@ -31,8 +32,11 @@ std::string corpus_text(const deck::LoadedDeck& loaded, const data::CorpusKey& k
   if (key.entries.empty()) return "";
   const auto beyond = std::ranges::find_if_not(key.entries, reachable);
   if (beyond != key.entries.end()) {
-    return fmt::format("note: {}: {} is not here, as there is no directory {}: not checked\n",
-                       key.name, printable(*beyond), printable(directory_of(*beyond).string()));
+    const fs::path directory = directory_of(*beyond);
+    return fmt::format("note: {}: {} is not here, as there is no directory {}{}: not checked{}\n",
+                       key.name, printable(*beyond), printable(directory.string()),
+                       printable(full_path_text(directory)),
+                       printable(loaded.path_hint(key.name, *beyond)));
   }
   const auto corpus = data::open_corpus(loaded, key);
   return fmt::format("{}: {} tokens in {} files\n", key.name, corpus->tokens(),

@@ -13,13 +13,14 @@ namespace {
 
 using Variables = std::map<std::string, std::string>;
 
-std::int64_t processes(const Variables& variables) {
+Launch launch(const Variables& variables) {
   return launch_of_process([&](const char* name) {
-           const auto found = variables.find(name);
-           return found == variables.end() ? nullptr : found->second.c_str();
-         })
-      .processes;
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  });
 }
+
+std::int64_t processes(const Variables& variables) { return launch(variables).processes; }
 
 TEST(Launch, TasksOfAJobStep) {
   EXPECT_EQ(processes({{"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "4"}}), 4);
@@ -37,6 +38,14 @@ TEST(Launch, ProcessesOfMpirun) {
   for (const char* size : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
     EXPECT_EQ(processes({{size, "1"}, {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "4"}}), 1);
   }
+}
+
+TEST(Launch, NumbersItsProcesses) {
+  EXPECT_EQ(launch({}).number, 0);
+  EXPECT_EQ(launch({{"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_RANK", "3"}}).number, 3);
+  EXPECT_EQ(launch({{"PMI_SIZE", "4"}, {"PMI_RANK", "2"}}).number, 2);
+  EXPECT_EQ(launch({{"SLURM_STEP_ID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "1"}}).number,
+            1);
 }
 
 TEST(Launch, ShellsAreNone) {
@@ -67,7 +76,8 @@ TEST(Launch, CopiesAreRefused) {
   try {
     refuse_copies({.launcher = "srun", .processes = 4}, "but why", "do this");
     FAIL() << "four were accepted";
-  } catch (const DeckError& e) {
+  } catch (const AgreedError& e) {
+    EXPECT_EQ(e.exit_code(), ExitCode::deck);
     EXPECT_STREQ(e.what(), "4 separate programs were started by srun, but why: do this");
   }
 }

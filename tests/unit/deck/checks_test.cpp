@@ -220,7 +220,9 @@ TEST(ModelDirectory, ReadersErrorKeepsItsType) {
     parse_deck(kFromDirectory, "deck.toml", {}, broken);
     FAIL();
   } catch (const DataError& error) {
-    EXPECT_STREQ(error.what(), "deck.toml:4:13: model.init_from: hf/config.json: no such file");
+    EXPECT_STREQ(error.what(),
+                 "deck.toml:4:13: model.init_from (paths in decks are relative to the current "
+                 "directory): hf/config.json: no such file");
   }
 }
 

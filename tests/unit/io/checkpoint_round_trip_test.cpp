@@ -40,6 +40,7 @@ io::CheckpointHeader full_header() {
   h.data = {{.path = "a.bin", .bytes = 12, .hash = ~std::uint64_t{0}}, {.path = "a.idx"}};
   h.layout = {.world = 8, .mesh = {.tensor = 2, .data = 2, .pipeline = 2}, .zero_stage = 3};
   h.deck = "[run]\nname = \"\u00fc \\ \t\"\n";
+  h.source = "/models/\u00fc";
   h.info = {{"host", "a\"b"}, {"commit", ""}};
   return h;
 }
@@ -91,6 +92,7 @@ TEST(CheckpointRoundTrip, KeepsEveryFieldOfTheHeader) {  // traps 45, 58
   EXPECT_EQ(after.data, before.data);
   EXPECT_EQ(after.layout, before.layout);
   EXPECT_EQ(after.deck, before.deck);
+  EXPECT_EQ(after.source, before.source);
   EXPECT_EQ(after.info, before.info);
   ASSERT_EQ(after.spike_window.size(), before.spike_window.size());
   for (std::size_t i = 0; i < before.spike_window.size(); ++i) {
