@@ -1,7 +1,9 @@
-// How long something took, by the clock that never jumps.
+// How long something took, by the clock that never jumps; and times for people.
 #pragma once
 
 #include <chrono>
+#include <ctime>
+#include <string>
 
 namespace tessera {
 
@@ -10,5 +12,11 @@ using SteadyClock = std::chrono::steady_clock;
 inline double seconds_since(SteadyClock::time_point begin) {
   return std::chrono::duration<double>(SteadyClock::now() - begin).count();
 }
+
+/// "37s", "9m58s", "12m", "1h37m", "13h", "3d07h" or "12d".
+std::string duration_text(double seconds);
+
+/// "2026-03-01 04:05:06Z".
+std::string utc_text(std::time_t moment);
 
 }  // namespace tessera

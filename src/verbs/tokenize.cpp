@@ -1,5 +1,6 @@
 // tessera tokenize: text files to token files; each rank makes one part, and rank 0 merges them.
 #include "io/tokenize.hpp"
+#include "core/progress.hpp"
 #include "core/terminal.hpp"
 
 #include <CLI/CLI.hpp>
@@ -20,16 +21,6 @@ struct TokenizeOptions {
   std::string tokenizer = "bytes", eos;
   io::DocumentRules rules;
 };
-
-/// Rank 0's progress stands for all: parts are of equal size.
-void draw_bar(std::int64_t done, std::int64_t total, std::int64_t ranks) {
-  constexpr int kWidth = 40;
-  const double part = total == 0 ? 1.0 : static_cast<double>(done) / static_cast<double>(total);
-  const int filled = static_cast<int>(part * kWidth);
-  tell(fmt::format("\rtokenize [{:#<{}}{: <{}}] {:5.1f} %  {:.1f} MB on each of {} ranks{}", "",
-                   filled, "", kWidth - filled, 100 * part, static_cast<double>(done) / 1e6, ranks,
-                   done == total ? "\n" : ""));
-}
 
 /// The text that C's escapes for white space and the backslash mean.
 std::string unescape(const std::string& text) {
@@ -71,15 +62,14 @@ ExitCode run(const TokenizeOptions& o, const comm::Control& control) {
     io::DocumentRules rules = o.rules;
     rules.separator = unescape(rules.separator);
     if (o.prefix.has_parent_path()) io::create_directories(o.prefix.parent_path());
-    std::int64_t shown = -1;
+    // Rank 0's progress stands for all: parts are of equal size.
+    ProgressLine progress(
+        control.size() == 1 ? "tokenize"
+                            : fmt::format("tokenize, a part of {} on rank 0", control.size()),
+        ProgressLine::Unit::bytes, control.rank() == 0 ? Screen::terminal() : Screen::none());
     io::tokenize_part(
         o.inputs, o.prefix, tokenizer, {.index = control.rank(), .count = control.size()},
-        [&](std::int64_t done, std::int64_t total) {
-          const std::int64_t permille = total == 0 ? 1000 : 1000 * done / total;
-          if (control.rank() == 0 && permille != shown)
-            draw_bar(done, total, control.size()), shown = permille;
-        },
-        rules);
+        [&](std::int64_t done, std::int64_t total) { progress.at(done, total); }, rules);
   });
   control.together([&] {
     if (control.rank() != 0) return;
