@@ -7,12 +7,14 @@ import os
 import pathlib
 import random
 import signal
+import subprocess
 import time
 import unittest
 
 import h5py
 
-from tessera import BINARY, RunTest, kill_tree, metrics, ranks_of, tiny_deck, write_tokens
+from tessera import (BINARY, MPIEXEC, SOURCE, TIMEOUT, RunTest, kill_tree, metrics, ranks_of,
+                     tiny_deck, write_tokens)
 
 STOPPED = 85
 ENDLESS = 1_000_000
@@ -147,6 +149,28 @@ class Restart(RunTest):
                 code = self.stop_while_running(
                     number.name, lambda ranks: os.kill(max(ranks), number))
                 self.assertEqual(code, STOPPED)
+
+    def test_52_ctrl_c_under_mpirun_waits_for_a_long_step(self):
+        """As tools/quickstart runs it. By itself mpirun kills its ranks after two seconds."""
+        if "mpich" in MPIEXEC[0]:
+            self.skipTest("about Open MPI's mpirun")
+        whole = self.train(2, self.restart_deck("whole", run__steps=5))
+        deck = self.restart_deck("long", fault__inject=["slow rank=1 step=3 ms=10000"])
+        line = 'source "$0/tools/mpi_environment"; stoppable "$@"'
+        process = subprocess.Popen(
+            ["bash", "-c", line, SOURCE, *MPIEXEC, "2", BINARY, "train", deck], cwd=self.dir,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+        self.addCleanup(lambda: process.poll() is None and kill_tree(process.pid))
+        self.assertTrue(self.wait_for(lambda: self.newest_step("long") == 2, process))
+        os.killpg(process.pid, signal.SIGINT)  # as the terminal does
+        output, _ = process.communicate(timeout=TIMEOUT)
+        self.assertEqual(process.returncode, STOPPED, output)
+        self.assertIn("stopping after the step under way", output)
+        log = (self.dir / "long" / "log.txt").read_text()
+        self.assertRegex(log, rf"stop +kill -USR1 \d+ on .*, or touch {self.dir}/long/stop")
+        self.assertIn("stopped on request: signal SIGUSR1 after step 3 ", log)
+        self.assertEqual(self.checkpoints("long"), [3])
+        self.assertEqual(self.train(2, deck, "run.steps=5", "fault.inject=[]"), whole)
 
     def test_52_a_stop_file_and_a_time_limit_stop_with_a_checkpoint(self):
         stop_file = self.dir / "file" / "stop"

@@ -1,11 +1,15 @@
 #include "train/report/report.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <ctime>
 #include <fstream>
 #include <iterator>
 
+#include "comm/launcher.hpp"
 #include "comm/mpi/session.hpp"
 #include "core/bytes.hpp"
 #include "core/terminal.hpp"
@@ -16,6 +20,7 @@
 #include "plan/prediction/spread.hpp"
 #include "setup/inputs.hpp"
 #include "train/guards/replicas.hpp"
+#include "train/guards/stop.hpp"
 
 namespace tessera::train {
 namespace {
@@ -67,6 +72,7 @@ void Report::start() const {
   say_model_and_layout();
   say_memory();
   say_notes();
+  say_how_to_stop();
   const Engine& engine = *run_.engine;
   const std::int64_t global = run_.course.sequences(1);
   const comm::GroupShape& world = run_.plan_of(1).plan().group(MeshGroup::world);
@@ -141,6 +147,21 @@ void Report::say_memory() const {
   run_.log.say(
       fmt::format("          of the GPU's {}; {} are in use besides (driver, NCCL, others)",
                   human_bytes(gpu.total), human_bytes(gpu.in_use - engine.device_bytes())));
+}
+
+void Report::say_how_to_stop() const {
+  const char* job = std::getenv("SLURM_JOB_ID");
+  run_.log.say(fmt::format(
+      "stop      kill -USR1 {} on {},{} or touch {}: after the step under way, with a checkpoint",
+      ::getpid(), comm::host_name(),
+      job != nullptr ? fmt::format(" scancel --signal=USR1 {},", job) : "",
+      (run_.directory / kStopFile).string()));
+  if (const auto seconds = comm::seconds_to_kill()) {
+    run_.log.say(
+        fmt::format("          {} has mpirun kill the ranks within {} s, whatever the step has "
+                    "come to (README.md, \"Stopping and restarting\")",
+                    comm::ctrl_c_is_the_parents() ? "Ctrl-C or SIGTERM" : "SIGTERM", *seconds));
+  }
 }
 
 void Report::say_notes() const {

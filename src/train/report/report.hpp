@@ -45,6 +45,7 @@ class Report {
   void say_model_and_layout() const;
   void say_memory() const;
   void say_notes() const;
+  void say_how_to_stop() const;
   void step_event(const StepResult& result, const guard::ComputeSpread& spread);
   void step_line(const StepResult& result) const;
   double tflops(const StepResult& result) const;
