@@ -12,6 +12,7 @@
 #include "setup/inputs.hpp"
 #include "train/evaluation.hpp"
 #include "train/guards/leave.hpp"
+#include "train/report/resolved.hpp"
 
 namespace tessera::train {
 
@@ -54,10 +55,9 @@ void Trainer::start() {
                     [&](const std::string& line) { run_.log.say("kernels   " + line); });
   faults_->announce(run_.log);
   start_or_resume();
-  run_.course.set_length();
   control.together([&] {
     if (control.rank() != 0) return;
-    io::write_text(run_.directory / "resolved.toml", to_toml(deck));
+    write_resolved(deck, run_.directory);
     io::write_text(run_.directory / "plan.txt",
                    to_text(run_.plan_of(1).plan(), run_.engine->inputs()));
     if (tokenizer)  // for generate and export
@@ -79,13 +79,15 @@ void Trainer::start_or_resume() {
     const std::string note = set_initial_state(run_.deck, control, engine.state());
     if (!note.empty()) run_.log.say(note);
     guards_->begin(nullptr, true);
+    run_.course.set_length();
     return;
   }
   control.together([&] { check_same_threads(run_.loaded, *from, engine.threads()); });
   check_data(*from);
   const bool own = from->path.parent_path() == checkpoints;
   guards_->begin(&*from, own);
-  report_.resume(*from, control.max(io::io_bytes().read - read_before));
+  run_.course.set_length();
+  report_.resume(*from, own, control.max(io::io_bytes().read - read_before));
   if (own) saves_->set_saved_step(run_.course.progress.step);
 }
 

@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import time
+import tomllib
 import unittest
 
 import h5py
@@ -171,6 +172,35 @@ class Restart(RunTest):
         self.assertIn("stopped on request: signal SIGUSR1 after step 3 ", log)
         self.assertEqual(self.checkpoints("long"), [3])
         self.assertEqual(self.train(2, deck, "run.steps=5", "fault.inject=[]"), whole)
+
+    def test_what_has_changed_is_told_when_a_run_goes_on(self):
+        run = self.dir / "told"
+        deck = self.deck("told", tiny_deck(self.corpus, run__steps=8, checkpoint__every=4))
+        self.train(2, deck)
+        longer = ["run.steps=12", "optimizer.lr=0.002", "log.every=2"]
+        self.train(2, deck, *longer)
+        self.train(2, deck, *longer)  # is over already
+        events = metrics.read_events(run)
+        first, second = [e for e in events if e["event"] == "resume"]
+        self.assertEqual(first["changed"], [
+            {"key": "run.steps", "saved": "8", "now": "12"},
+            {"key": "optimizer.lr", "saved": "0.003", "now": "0.002"},
+            {"key": "log.every", "saved": "1", "now": "2"}])
+        self.assertEqual(second["changed"], [])
+        log, book = [(run / name).read_text() for name in ("log.txt", "logbook.md")]
+        for text in (log, book):
+            self.assertRegex(text, "resumed from .*; run.steps = 12, was 8; optimizer.lr = 0.002, "
+                                   "was 0.003; log.every = 2, was 1\n")
+            self.assertRegex(text, r"warning: the run is now 12 steps long, was 8, which moves the "
+                                   r"learning rate: \S+ in step 9, 0.000e\+00 on the curve of "
+                                   r"before, which schedule.decay_steps = 5 keeps\n")
+        [moved] = [e for e in events if e["event"] == "lr_moved"]
+        self.assertEqual((moved["step"], moved["steps"], moved["steps_before"], moved["lr_before"]),
+                         (8, 12, 8, 0))
+        self.assertEqual(moved["lr"], metrics.last_steps(events)[9]["lr"])
+        decks = {p.name: tomllib.loads(p.read_text())["run"]["steps"]
+                 for p in run.glob("resolved*.toml")}
+        self.assertEqual(decks, {"resolved.1.toml": 8, "resolved.toml": 12})
 
     def test_52_a_stop_file_and_a_time_limit_stop_with_a_checkpoint(self):
         stop_file = self.dir / "file" / "stop"

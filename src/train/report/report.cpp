@@ -21,6 +21,7 @@
 #include "setup/inputs.hpp"
 #include "train/guards/replicas.hpp"
 #include "train/guards/stop.hpp"
+#include "train/report/resolved.hpp"
 
 namespace tessera::train {
 namespace {
@@ -199,9 +200,38 @@ void Report::clocks() const {
   }
 }
 
-void Report::resume(const LoadedCheckpoint& from, std::int64_t bytes_read) {
+/// What is compared with the deck of now: the deck of the run's last start; of a checkpoint of
+/// another run, the deck that made it. A model that no step was applied to has no past.
+std::optional<deck::Deck> Report::deck_before(const LoadedCheckpoint& from, bool own) const {
+  auto last = own ? last_resolved(run_.directory) : std::nullopt;
+  if (!last && from.header.step > 0) last = from.deck;
+  return last;
+}
+
+void Report::warn_of_moved_rate(const deck::Deck& before) {
+  const auto moved = run_.course.rate_moved_by_length(before);
+  if (!moved) return;
+  const std::int64_t step = run_.course.progress.step, steps = run_.course.steps();
+  std::string text = fmt::format(
+      "warning: the run is now {} steps long, was {}, which moves the learning rate: {:.3e} in "
+      "step {}, {:.3e} on the curve of before",
+      steps, moved->steps_before, moved->now, step + 1, moved->before);
+  const deck::ScheduleKind kind = before.schedule.kind;
+  const bool from_warmup = kind == deck::ScheduleKind::linear || kind == deck::ScheduleKind::cosine;
+  if (from_warmup && moved->decay_before > 0)
+    text += fmt::format(", which schedule.decay_steps = {} keeps", moved->decay_before);
+  run_.log.record(text, {{"event", "lr_moved"},
+                         {"step", step},
+                         {"steps", steps},
+                         {"steps_before", moved->steps_before},
+                         {"lr", moved->now},
+                         {"lr_before", moved->before}});
+}
+
+void Report::resume(const LoadedCheckpoint& from, bool own, std::int64_t bytes_read) {
   const io::CheckpointHeader& h = from.header;
   first_step_ = h.step + 1;
+  if (!run_.log) return;
   const std::int64_t again = std::max<std::int64_t>(0, run_.log.last_step() - h.step);
   std::string text =
       fmt::format("resumed from {}: step {}, {} samples; {} steps are done again",
@@ -211,8 +241,9 @@ void Report::resume(const LoadedCheckpoint& from, std::int64_t bytes_read) {
                         h.layout.zero_stage);
   }
   auto changed = nlohmann::ordered_json::array();
-  for (const auto& d : from.differences) {
-    if (d.rule != deck::OnResume::event) continue;
+  const auto before = deck_before(from, own);
+  for (const auto& d :
+       before ? changes(*before, run_.deck) : std::vector<deck::ResumeDifference>()) {
     text += fmt::format("; {} = {}, was {}", d.key, d.now, d.saved);
     changed.push_back({{"key", d.key}, {"saved", d.saved}, {"now", d.now}});
   }
@@ -222,6 +253,7 @@ void Report::resume(const LoadedCheckpoint& from, std::int64_t bytes_read) {
                          {"done_again", again},
                          {"bytes_read", bytes_read},
                          {"changed", changed}});
+  if (before) warn_of_moved_rate(*before);
 }
 
 double Report::tflops(const StepResult& r) const {

@@ -29,8 +29,8 @@ class Report {
   /// Nodes' clocks matter to people who read logs of several, and to run.deadline: says where they
   /// disagree.
   void clocks() const;
-  /// `bytes_read` is the most that any rank read.
-  void resume(const LoadedCheckpoint& from, std::int64_t bytes_read);
+  /// `own`: a checkpoint of this run; `bytes_read` is the most that any rank read.
+  void resume(const LoadedCheckpoint& from, bool own, std::int64_t bytes_read);
   /// Where this start's time went, `waited_for_saves` seconds of it for checkpoints.
   void end(std::string_view reason, double waited_for_saves) const;
 
@@ -46,6 +46,8 @@ class Report {
   void say_memory() const;
   void say_notes() const;
   void say_how_to_stop() const;
+  std::optional<deck::Deck> deck_before(const LoadedCheckpoint& from, bool own) const;
+  void warn_of_moved_rate(const deck::Deck& before);
   void step_event(const StepResult& result, const guard::ComputeSpread& spread);
   void step_line(const StepResult& result) const;
   double tflops(const StepResult& result) const;

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include "deck/load.hpp"
 #include "support/temporary_directory.hpp"
+#include "train/report/resolved.hpp"
 
 namespace tessera::train {
 namespace {
@@ -54,6 +56,40 @@ TEST(RunLock, NoticesThatItsDirectoryIsGone) {
   std::filesystem::remove_all(run);
   std::filesystem::rename(moved, run);
   lock.check();
+}
+
+deck::Deck deck_of(const std::string& more) {
+  return deck::parse_deck(
+             "run.steps = 60\nmodel.family = \"gpt2\"\nmodel.preset = \"gpt2_124m\"\n"
+             "data.train = [\"none\"]\nbatch.global = 1\noptimizer.lr = 1.0\n" +
+                 more,
+             "deck.toml")
+      .deck;
+}
+
+TEST(Resolved, EachDifferentStartIsKept) {
+  const test::TemporaryDirectory directory;
+  EXPECT_FALSE(last_resolved(directory.path()));
+  const deck::Deck first = deck_of(""), longer = deck_of("run.seed = 7\n");
+  const auto start = [&](const deck::Deck& deck) { write_resolved(deck, directory.path()); };
+  const auto kept = [&](const char* name) { return test::read_file(directory / name); };
+  start(first);
+  start(first);
+  start(deck_of("run.deadline = 1772337906\n"));  // another moment, not another run
+  EXPECT_FALSE(std::filesystem::exists(directory / "resolved.1.toml"));
+  EXPECT_NE(kept("resolved.toml").find("deadline = 1772337906"), std::string::npos);
+  start(longer);
+  start(first);
+  EXPECT_NE(kept("resolved.1.toml").find("deadline = 1772337906"), std::string::npos);
+  EXPECT_EQ(kept("resolved.2.toml"), to_toml(longer));
+  EXPECT_EQ(last_resolved(directory.path()), first);
+  test::write_file(directory / "resolved.toml", "of another version");
+  EXPECT_FALSE(last_resolved(directory.path()));
+  start(first);
+  EXPECT_EQ(kept("resolved.3.toml"), "of another version");
+  const auto all = changes(first, longer);
+  ASSERT_EQ(all.size(), 1U);
+  EXPECT_EQ(all[0].key, "run.seed");
 }
 
 class LineFileTest : public testing::Test {
