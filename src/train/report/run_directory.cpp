@@ -5,8 +5,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <fmt/chrono.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <ctime>
@@ -15,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/clock.hpp"
 #include "core/regular_file.hpp"
 #include "core/terminal.hpp"
 #include "io/file.hpp"
@@ -181,8 +180,18 @@ void Reporter::sync() {
   for (LineFile* file : {log_.get(), metrics_.get(), logbook_.get()}) file->sync();
 }
 
-std::string logbook_bullet() {
-  return fmt::format("- {:%Y-%m-%d %H:%M:%S}Z: ", fmt::gmtime(std::time(nullptr)));
+std::string logbook_bullet() { return fmt::format("- {}: ", utc_text(std::time(nullptr))); }
+
+std::string stamped(std::string_view text) {
+  const std::string now = utc_text(std::time(nullptr)) + ' ';
+  std::string all;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = text.find('\n', at);
+    const std::string_view line = text.substr(at, end == text.npos ? end : end + 1 - at);
+    all.append(now).append(line);
+    at += line.size();
+  }
+  return all;
 }
 
 void Reporter::note(std::string_view sentence) {
@@ -198,18 +207,22 @@ void Reporter::record(std::string_view sentence, const nlohmann::ordered_json& o
 void Reporter::say(std::string_view line) {
   if (!log_) return;
   const std::string text = printable(line, LineEnds::kept);
-  log_->write(text);
+  log_->write(stamped(text));
   // A terminal that is gone, closed or full is no failure: the log is what counts.
   const int error = tell_stdout(text + '\n');
   if (error != 0 && terminal_)
-    log_->write(fmt::format("note      cannot write stdout: {}; the run goes on, and says so here",
-                            errno_text(error)));
+    log_->write(
+        stamped(fmt::format("note      cannot write stdout: {}; the run goes on, and says so here",
+                            errno_text(error))));
   terminal_ = error == 0;
 }
 
-void Reporter::event(const nlohmann::ordered_json& object) {
-  if (metrics_)
-    metrics_->write(object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+void Reporter::event(nlohmann::ordered_json object) {
+  if (!metrics_) return;
+  using namespace std::chrono;
+  const auto now = floor<milliseconds>(system_clock::now().time_since_epoch());
+  object["time"] = static_cast<double>(now.count()) / 1e3;
+  metrics_->write(object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
 }
 
 }  // namespace tessera::train
