@@ -212,7 +212,9 @@ class Checkpoint::Walk {
 Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint::~Checkpoint() = default;
 
-void Checkpoint::read(std::span<const Wanted> wanted) {
+void Checkpoint::read(std::span<const Wanted> wanted, const ReadProgress& progress) {
+  std::int64_t done = 0, total = 0;
+  for (const Wanted& w : wanted) total += w.box.elements() * size_of(w.type);
   Walk walk(overlaps_with(wanted));
   ReadAhead<Block> blocks([&](Block& block) {
     const bool more = walk.next(block);
@@ -222,6 +224,8 @@ void Checkpoint::read(std::span<const Wanted> wanted) {
   while (const Block* block = blocks.next()) {
     verify(*block);
     block->give(wanted);
+    for (const Run& run : block->runs) done += run.bytes.count();
+    if (progress) progress(done, total);
   }
 }
 

@@ -28,6 +28,9 @@ struct Wanted {
   std::function<void(std::int64_t first, std::span<const std::byte> elements)> take;
 };
 
+/// Told after each block how many of the wanted bytes were taken.
+using ReadProgress = std::function<void(std::int64_t bytes_done, std::int64_t bytes_total)>;
+
 /// A checkpoint that is open for reading, and held against pruning. Not for use by two threads at
 /// once. Keeps the last block of a small read in memory, and during a large read a few blocks.
 class Checkpoint {
@@ -53,7 +56,7 @@ class Checkpoint {
   /// Reads all that is wanted, going once through each file front to back: every block that holds a
   /// part of it is read once, and no other. A thread reads while this one verifies and calls take.
   /// DataError if the checkpoint does not hold it with this element type, or if a block is damaged.
-  void read(std::span<const Wanted> wanted);
+  void read(std::span<const Wanted> wanted, const ReadProgress& progress = {});
   /// Fills `out` with a box of a tensor, in the box's row-major order: for small reads.
   void read(std::string_view tensor, std::string_view state, const Box& box, DType type,
             std::span<std::byte> out);

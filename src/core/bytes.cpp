@@ -11,4 +11,11 @@ std::string human_bytes(std::int64_t bytes) {
   return fmt::format("{:.1f} KiB", b / 0x1p10);
 }
 
+std::string human_count(double n) {
+  if (n >= 1e9) return fmt::format("{:.2f}B", n / 1e9);
+  if (n >= 1e6) return fmt::format("{:.1f}M", n / 1e6);
+  if (n >= 1e3) return fmt::format("{:.1f}k", n / 1e3);
+  return fmt::format("{:.0f}", n);
+}
+
 }  // namespace tessera

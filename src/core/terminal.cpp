@@ -1,10 +1,12 @@
 #include "core/terminal.hpp"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
+#include <fstream>
 
 #include "core/error.hpp"
 
@@ -79,6 +81,22 @@ void reserve_standard_streams() {
     // The lowest free number is this one, for all below are taken.
     if (::open("/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0) return;
   }
+}
+
+bool stderr_is_shown() {
+  if (::isatty(STDERR_FILENO) != 0) return true;
+  struct stat info = {};
+  if (::fstat(STDERR_FILENO, &info) != 0 || !(S_ISFIFO(info.st_mode) || S_ISSOCK(info.st_mode)))
+    return false;
+  const std::string parent = fmt::format("/proc/{}", ::getppid());
+  std::string name;
+  std::getline(std::ifstream(parent + "/comm"), name);
+  if (!name.starts_with("mpirun") && !name.starts_with("mpiexec")) return false;
+  const int passed_on = ::open((parent + "/fd/2").c_str(), O_WRONLY | O_NOCTTY | O_CLOEXEC);
+  if (passed_on < 0) return false;
+  const bool terminal = ::isatty(passed_on) != 0;
+  ::close(passed_on);
+  return terminal;
 }
 
 void tell(std::string_view text) noexcept { write_all(STDERR_FILENO, text); }

@@ -20,6 +20,10 @@ void reserve_standard_streams();
 /// Writes to stderr as it is. That nobody can read it there is no reason to fail.
 void tell(std::string_view text) noexcept;
 
+/// Whether what is written to stderr appears on a terminal: on one of this process, or on that of
+/// the mpirun or mpiexec above it, which passes on what its processes write into pipes.
+bool stderr_is_shown();
+
 /// Writes to stdout without its buffer, for callers that go on when that fails. Returns 0, or the
 /// errno.
 int tell_stdout(std::string_view text) noexcept;

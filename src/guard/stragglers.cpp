@@ -7,12 +7,13 @@
 namespace tessera::guard {
 namespace {
 
-constexpr double kTooSlow = 1.2;  // times the median
+constexpr double kTooSlow = 1.2;      // times the median
+constexpr double kNoticeable = 1e-3;  // s; tiny steps differ by what rank 0 writes about them
 constexpr double kMostSteps = 0.8;
 
 }  // namespace
 
-ComputeSpread compute_spread(std::span<const double> seconds) {
+RankSpread rank_spread(std::span<const double> seconds) {
   const auto [least, most] = std::minmax_element(seconds.begin(), seconds.end());
   return {.least = *least,
           .median = median({seconds.begin(), seconds.end()}),
@@ -20,8 +21,9 @@ ComputeSpread compute_spread(std::span<const double> seconds) {
           .slowest = static_cast<int>(most - seconds.begin())};
 }
 
-std::optional<int> Stragglers::judge(const ComputeSpread& step) {
-  slow_.push_back(step.most >= kTooSlow * step.median ? step.slowest : -1);
+std::optional<int> Stragglers::judge(const RankSpread& step) {
+  const bool slow = step.most >= kTooSlow * step.median && step.most >= step.median + kNoticeable;
+  slow_.push_back(slow ? step.slowest : -1);
   if (static_cast<std::int64_t>(slow_.size()) < window_) return std::nullopt;
   if (static_cast<std::int64_t>(slow_.size()) > window_) slow_.pop_front();
   std::optional<int> found;

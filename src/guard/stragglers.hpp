@@ -8,22 +8,23 @@
 
 namespace tessera::guard {
 
-/// Seconds that ranks computed in one step.
-struct ComputeSpread {
+/// Seconds that something took each rank in one step.
+struct RankSpread {
   double least = 0, median = 0, most = 0;
   int slowest = 0;  // the rank of `most`
 };
 
 /// `seconds`: one entry a rank, at least one.
-ComputeSpread compute_spread(std::span<const double> seconds);
+RankSpread rank_spread(std::span<const double> seconds);
 
 class Stragglers {
  public:
   /// Judges the last `window` steps (> 0).
   explicit Stragglers(std::int64_t window = 50) : window_(window) {}
-  /// The rank that was the slowest, and took at least 1.2 times the median, in four of five steps
-  /// of the window. It is returned once, and again only after it had recovered.
-  std::optional<int> judge(const ComputeSpread& step);
+  /// The rank that was the slowest, and took at least 1.2 times the median and a millisecond more,
+  /// in four of five steps of the window. It is returned once, and again only after it had
+  /// recovered.
+  std::optional<int> judge(const RankSpread& step);
 
  private:
   std::int64_t window_;

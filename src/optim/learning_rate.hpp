@@ -17,6 +17,8 @@ class LearningRate {
   /// Rate of applied update `update` (from 1). Warm-up of w: start + (lr - start) s / w, or,
   /// logarithmic with w >= 2, start + (lr - start) ln(s) / ln(w).
   double at(std::int64_t update) const;
+  /// Updates that the decay takes, whether the deck says so or it follows from the run's length.
+  std::int64_t decay_steps() const { return decay_; }
 
  private:
   deck::ScheduleSection schedule_;

@@ -6,6 +6,7 @@ Course::Course(const deck::Deck& deck)
     : scaler(deck.precision), deck_(deck), timeline_(deck.batch, 0) {}
 
 void Course::set_data(std::int64_t sequences) {
+  data_ = sequences;
   timeline_ = optim::Timeline(deck_.batch, sequences);
   set_length();
 }
@@ -13,6 +14,23 @@ void Course::set_data(std::int64_t sequences) {
 void Course::set_length() {
   steps_ = timeline_.run_steps(deck_.run, {.step = progress.step, .samples = progress.samples});
   rate_.emplace(deck_.schedule, deck_.optimizer.lr, timeline_, steps_);
+}
+
+std::optional<Course::MovedRate> Course::rate_moved_by_length(const deck::Deck& before) const {
+  const optim::Timeline timeline(before.batch, data_);
+  const std::int64_t steps =
+      timeline.run_steps(before.run, {.step = progress.step, .samples = progress.samples});
+  const auto rate_of = [&](std::int64_t run_steps) {
+    return optim::LearningRate(before.schedule, before.optimizer.lr, timeline, run_steps);
+  };
+  const std::int64_t update = progress.applied + 1;
+  const optim::LearningRate was = rate_of(steps);
+  const MovedRate rates{.steps_before = steps,
+                        .decay_before = was.decay_steps(),
+                        .now = lr(update),
+                        .before = progress.lr_factor * was.at(update)};
+  const bool by_length = rate_of(steps_).at(update) != was.at(update);
+  return by_length && rates.now != rates.before ? std::optional(rates) : std::nullopt;
 }
 
 void Course::restore(const io::CheckpointHeader& h, const deck::Deck& saved) {

@@ -49,11 +49,20 @@ class Course {
   /// The learning rate of the nth update.
   double lr(std::int64_t update) const { return progress.lr_factor * rate_->at(update); }
 
+  /// The learning rate of the next update, and what it would be had the run's length not changed.
+  struct MovedRate {
+    std::int64_t steps_before = 0, decay_before = 0;
+    double now = 0, before = 0;
+  };
+  /// Where the run's length of now moves the learning rate from where it was by the deck `before`.
+  std::optional<MovedRate> rate_moved_by_length(const deck::Deck& before) const;
+
   Progress progress;
   optim::LossScaler scaler;
 
  private:
   const deck::Deck& deck_;
+  std::int64_t data_ = 0;  // sequences
   optim::Timeline timeline_;
   std::int64_t steps_ = 0;
   std::optional<optim::LearningRate> rate_;

@@ -61,6 +61,7 @@ void Run::open_engine() {
   Hardware hardware(deck, job);
   const SettledTraffic settled = settle_traffic(loaded, job, hardware, directory);
   traffic = settled.what;
+  gemm_rate = settled.gemm_rate;
   try {
     engine.emplace(loaded, job,
                    setup::training_shapes(deck, setup::mesh_of(deck, control.size()).data),

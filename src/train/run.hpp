@@ -47,7 +47,8 @@ struct Run {
   std::unique_ptr<io::TokenCorpus> corpus, validation;  // the latter: if the deck names one
   std::vector<io::DataFile> data_files;                 // of corpus, on rank 0
   Course course;
-  std::string traffic;  // how what the deck left open was settled, for people
+  std::string traffic;   // how what the deck left open was settled, for people
+  double gemm_rate = 0;  // of a rank in flop/s, where settling it took measuring; 0: not known
   std::optional<Engine> engine;
 };
 

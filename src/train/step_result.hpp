@@ -1,6 +1,7 @@
 // What a step of training showed.
 #pragma once
 
+#include "guard/stragglers.hpp"
 #include "train/execution/executor.hpp"
 
 namespace tessera::train {
@@ -11,6 +12,11 @@ struct StepResult {
   bool applied = true;
   StepTimes times;
   StepInput input;  // what the step ran with
+};
+
+/// How ranks differed in it.
+struct StepSpreads {
+  guard::RankSpread compute, own;  // StepTimes::computed() and own()
 };
 
 }  // namespace tessera::train

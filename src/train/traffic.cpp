@@ -22,6 +22,7 @@ using setup::Traffic;
 constexpr std::size_t kNodes = 2;  // whose link is measured
 constexpr std::int64_t kRepeats = 2;
 constexpr const char* kFile = "traffic.json";
+constexpr const char* kGemmRate = "gemm_flop_per_s";
 /// Of a node, in bytes/s: what goes to disks is the same in all forms, and nothing is measured of
 /// it.
 constexpr double kDiskRate = 2e9;
@@ -120,13 +121,22 @@ Chosen choose(const deck::LoadedDeck& loaded, const Job& job, const Hardware& ha
         {{"keys", setup::open_keys(deck, t.traffic)}, {"step_ms", t.step * 1e3}, {"fits", t.fits}});
   }
   if (machine.inter) json["bytes_per_s_between_nodes"] = machine.inter->rate;
+  if (const auto rates = machine.gemm.find(setup::dtype_of(deck.precision.compute));
+      rates != machine.gemm.end()) {
+    json[kGemmRate] = rates->second.back();
+  }
   return {choice.chosen, json};
 }
 
-/// The form that an earlier start has kept, as its place among `forms`; nothing where there is none
-/// or what it hung on has changed.
-std::optional<std::int64_t> kept(const std::filesystem::path& file, const deck::Deck& deck,
-                                 const comm::MpiSession& mpi, std::span<const Traffic> forms) {
+/// What an earlier start has kept.
+struct Kept {
+  std::int64_t form = 0;  // its place among all
+  double gemm_rate = 0;
+};
+
+/// Nothing where there is none or what the choice hung on has changed.
+std::optional<Kept> kept(const std::filesystem::path& file, const deck::Deck& deck,
+                         const comm::MpiSession& mpi, std::span<const Traffic> forms) {
   if (!std::filesystem::exists(file)) return std::nullopt;
   constexpr std::int64_t kMost = 1 << 20;
   try {
@@ -136,7 +146,8 @@ std::optional<std::int64_t> kept(const std::filesystem::path& file, const deck::
     const auto at = std::ranges::find_if(
         forms, [&](const Traffic& form) { return setup::open_keys(deck, form) == chosen; });
     if (at == forms.end()) return std::nullopt;
-    return at - forms.begin();
+    const auto rate = document.root().find(kGemmRate);
+    return Kept{at - forms.begin(), rate ? rate->number() : 0.0};
   } catch (const DataError& e) {
     throw DataError(fmt::format("{} (remove the file to have \"auto\" choose again)", e.what()));
   }
@@ -155,7 +166,9 @@ SettledTraffic settle_traffic(deck::LoadedDeck& loaded, const Job& job, const Ha
   std::int64_t which = kNone;
   SettledTraffic settled;
   control.together([&] {
-    if (first) which = kept(file, loaded.deck, job.mpi, forms).value_or(kNone);
+    if (!first) return;
+    const auto found = kept(file, loaded.deck, job.mpi, forms);
+    if (found) which = found->form, settled.gemm_rate = found->gemm_rate;
   });
   which = control.max(which);
   if (which != kNone) {
@@ -173,7 +186,9 @@ SettledTraffic settle_traffic(deck::LoadedDeck& loaded, const Job& job, const Ha
       if (!first) return;
       const Chosen chosen = choose(loaded, job, hardware, forms, machine, free);
       which = std::ranges::find(forms, chosen.traffic) - forms.begin();
-      settled = {.what = chosen.json["why"].get<std::string>(), .file = chosen.json.dump(1) + "\n"};
+      settled = {.what = chosen.json["why"].get<std::string>(),
+                 .file = chosen.json.dump(1) + "\n",
+                 .gemm_rate = chosen.json.value(kGemmRate, 0.0)};
     });
     which = control.max(which);
     settled.what = control.broadcast(settled.what);

@@ -11,6 +11,8 @@ namespace tessera::train {
 struct SettledTraffic {
   std::string what;  // for people, what is chosen and why; empty where nothing is open
   std::string file;  // what to keep for later starts; empty where an earlier one has
+  /// On rank 0: of large products of the compute type, of a rank in flop/s; 0: not measured.
+  double gemm_rate = 0;
 };
 
 /// Settles what is "auto" (setup/traffic.hpp) in the deck of a run in `directory`: as an earlier

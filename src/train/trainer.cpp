@@ -1,5 +1,6 @@
 #include "train/trainer.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -12,13 +13,15 @@
 #include "setup/inputs.hpp"
 #include "train/evaluation.hpp"
 #include "train/guards/leave.hpp"
+#include "train/report/resolved.hpp"
 
 namespace tessera::train {
 
 Trainer::Trainer(const deck::LoadedDeck& loaded, const Job& job)
     : run_(loaded, job),
       report_(run_),
-      stop_(loaded.deck.run, run_.directory, job.control.rank() == 0) {
+      stop_(loaded.deck.run, run_.directory, job.control.rank() == 0),
+      since_step_(job.control) {
   or_leave_alone(job, run_.directory, [&] { start(); });
 }
 
@@ -54,10 +57,9 @@ void Trainer::start() {
                     [&](const std::string& line) { run_.log.say("kernels   " + line); });
   faults_->announce(run_.log);
   start_or_resume();
-  run_.course.set_length();
   control.together([&] {
     if (control.rank() != 0) return;
-    io::write_text(run_.directory / "resolved.toml", to_toml(deck));
+    write_resolved(deck, run_.directory);
     io::write_text(run_.directory / "plan.txt",
                    to_text(run_.plan_of(1).plan(), run_.engine->inputs()));
     if (tokenizer)  // for generate and export
@@ -81,13 +83,15 @@ void Trainer::start_or_resume() {
     source_ = source_of(run_.deck);
     if (!source_.empty()) say_source("begin as");
     guards_->begin(nullptr, true);
+    run_.course.set_length();
     return;
   }
   control.together([&] { check_same_threads(run_.loaded, *from, engine.threads()); });
   check_data(*from);
   const bool own = from->path.parent_path() == checkpoints;
   guards_->begin(&*from, own);
-  report_.resume(*from, control.max(io::io_bytes().read - read_before));
+  run_.course.set_length();
+  report_.resume(*from, own, control.max(io::io_bytes().read - read_before));
   source_ = from->header.source.empty() ? source_of(from->deck) : from->header.source;
   if (!source_.empty()) say_source("began as");
   if (own) saves_->set_saved_step(run_.course.progress.step);
@@ -176,7 +180,7 @@ std::exception_ptr Trainer::read_batch(const plan::PlanShape& now) {
 StepResult Trainer::run_step() {
   using plan::PlanPurpose, plan::StepFlag;
   const std::int64_t step = run_.course.progress.step + 1;
-  const double slowed = faults_->begin(step);
+  faults_->begin(step);
   std::optional<io::CheckpointHeader> before;  // of the state that the step copies, if it does
   if (saves_->take_snapshot_due()) before = header();
   const PreparedPlan& prepared = run_.engine->prepared(
@@ -197,10 +201,10 @@ StepResult Trainer::run_step() {
   const StepOutput output = run_.engine->run(prepared, input, *batches_, hooks, profile);
   StepTimes times = output.times;
   times.data_exposed += waited;
-  times.total += waited + slowed;
-  times.compute.front() += slowed;
-  slowest_step_s_ = std::max(slowest_step_s_, times.total);
+  times.total += waited;
   if (before) saves_->begin_snapshot(*before, times);  // whatever became of the step
+  measure_to_end(times);
+  slowest_step_s_ = std::max(slowest_step_s_, times.total);
   if (output.count(StepFlag::no_tokens) > 0) {
     run_.control.together([&] {
       if (unreadable) std::rethrow_exception(unreadable);
@@ -208,6 +212,17 @@ StepResult Trainer::run_step() {
   }
   if (profile != nullptr) profiler_->write(prepared.plan());
   return finish_step(output, input, times);
+}
+
+/// A step takes from the end of the one before to its own end, so that nothing is left out but
+/// saves and evaluations, which are counted by themselves.
+void Trainer::measure_to_end(StepTimes& times) {
+  Spent apart = saves_->spent();
+  apart += report_.evaluations();
+  const Spent all = since_step_.restart() - (apart - std::exchange(apart_, apart));
+  times.between = std::max(0.0, all.seconds - times.total);
+  times.for_others = std::clamp(all.waiting, 0.0, times.between);
+  times.total += times.between;
 }
 
 StepResult Trainer::finish_step(const StepOutput& output, const StepInput& input,
@@ -245,7 +260,7 @@ ExitCode Trainer::train_or_agree_to_fail() {
     saves_->save_if_due([&] { return header(); });
     saves_->finish();
     try {
-      report_.end(e.what(), saves_->waited());
+      report_.end(e.what(), saves_->spent().seconds);
     } catch (const IoError&) {  // on the disk that is full: the reason to leave is the other one
     }
     throw;
@@ -256,6 +271,8 @@ ExitCode Trainer::train_steps() {
   stop_reason_ = stop_.reason(0);  // starting may have taken long
   stop_agreed_ = run_.control.max(std::int64_t{stop_reason_ ? 1 : 0}) > 0;
   if (must_stop()) return stop_on_request();
+  report_.begin();
+  since_step_.restart();
   while (!run_.course.over()) {
     const std::int64_t step = run_.course.progress.step + 1;
     run_.job.whereabouts.begin("training", step);
@@ -272,7 +289,7 @@ ExitCode Trainer::train_steps() {
     }
   }
   saves_->finish();
-  report_.end("done", saves_->waited());
+  report_.end("done", saves_->spent().seconds);
   // A request in the last step needs no other answer.
   if (run_.control.rank() == 0) stop_.obeyed();
   return ExitCode::ok;
@@ -287,7 +304,7 @@ ExitCode Trainer::stop_on_request() {
   run_.log.record("asked to stop: " + why, {{"event", "signal"}, {"step", step}, {"what", why}});
   saves_->finish();
   if (saves_->saved_step() != step) saves_->save_now(header());
-  report_.end("stopped on request: " + why, saves_->waited());
+  report_.end("stopped on request: " + why, saves_->spent().seconds);
   control.together([&] {
     if (control.rank() == 0 && stop_.obeyed())
       write_ended(run_.directory, ExitCode::stopped, "stopped on request: the file stop");
@@ -298,12 +315,12 @@ ExitCode Trainer::stop_on_request() {
 void Trainer::evaluate_if_due() {
   if (!run_.validation || !run_.course.due(run_.deck.evaluate.every)) return;
   run_.job.whereabouts.begin("evaluating after", run_.course.progress.step);
-  const auto begin = SteadyClock::now();
+  const Stopwatch watch(run_.control);
   const auto result = evaluate(*run_.engine, run_.control, run_.deck, *run_.validation, [&] {
     stop_reason_ = stop_.reason(saves_->slowest());
     return stop_reason_ && !run_.course.over();
   });
-  report_.add_evaluation(seconds_since(begin));
+  report_.add_evaluation(watch.read());
   if (result) return report_.evaluated(result->loss, result->sequences, result->seconds);
   stop_agreed_ = true;
   run_.log.say("evaluation given up: asked to stop");

@@ -11,6 +11,7 @@
 #include "train/report/report.hpp"
 #include "train/run.hpp"
 #include "train/saves/saves.hpp"
+#include "train/spent.hpp"
 
 namespace tessera::train {
 
@@ -36,6 +37,7 @@ class Trainer {
   StepResult run_step();
   StepInput step_input() const;
   std::exception_ptr read_batch(const plan::PlanShape& shape);
+  void measure_to_end(StepTimes& times);
   StepResult finish_step(const StepOutput& output, const StepInput& input, const StepTimes& times);
   void after_step(const StepResult& result);
   void evaluate_if_due();
@@ -53,7 +55,9 @@ class Trainer {
   std::optional<std::string> stop_reason_;  // this rank's, before the last step
   bool stop_agreed_ = false;
   double slowest_step_s_ = 0;
-  std::string source_;  // the model directory that the weights began as; empty: random ones
+  std::string source_;    // the model directory that the weights began as; empty: random ones
+  Stopwatch since_step_;  // since the end of the step before
+  Spent apart_;           // on saves and evaluations, until then
 };
 
 }  // namespace tessera::train

@@ -34,6 +34,8 @@ ExitCode run(const ExportOptions& o) {
     tokenizer = io::open_kept_tokenizer(*source.tokenizer);
     check_tokenizer(*tokenizer, source);
   }
+  std::optional<ProgressLine> progress(std::in_place, "export", ProgressLine::Unit::bytes);
+  const auto parameters = tell_progress(source, *progress);
   io::export_hugging_face(
       {.directory = o.to,
        .architecture = hf_architecture(source.model),
@@ -41,8 +43,9 @@ ExitCode run(const ExportOptions& o) {
        .tokenizer = tokenizer ? &*tokenizer : nullptr},
       [&](std::string_view name, std::int64_t begin, std::span<float> out) {
         const auto& p = *by_name.find(name)->second;
-        source.parameters(p, {begin, begin + static_cast<std::int64_t>(out.size())}, out);
+        parameters(p, {begin, begin + static_cast<std::int64_t>(out.size())}, out);
       });
+  progress.reset();
   fmt::print("{} -> {}\n", printable(source.name), printable(o.to.string()));
   return ExitCode::ok;
 }

@@ -103,8 +103,10 @@ ExitCode run(const GenerateOptions& o) {
   setup::use_threads(threads);
   const auto backend = backend::make_backend(
       {.kind = o.backend.value_or(deck::Backend::automatic), .threads = threads}, nullptr);
+  std::optional<ProgressLine> progress(std::in_place, "loading", ProgressLine::Unit::bytes);
   train::Generator generator(setup::model_config(source.model), *backend.device,
-                             *backend.device_tier, source.parameters);
+                             *backend.device_tier, tell_progress(source, *progress));
+  progress.reset();
 
   std::vector<std::int32_t> tokens = tokenizer.encode(o.prompt);
   if (tokens.empty())

@@ -93,13 +93,16 @@ ExitCode run(const ImportOptions& o) {
   const auto directory = io::begin_checkpoint(checkpoints, 0);
   io::CheckpointWriter writer(directory, 0, pieces);
   std::size_t piece = 0;
+  std::optional<ProgressLine> progress(std::in_place, "import", ProgressLine::Unit::bytes);
+  const auto parameters = tell_progress(source, *progress);
   const auto write = [&](const model::ParamDesc& p) {
     std::vector<float> values(static_cast<std::size_t>(p.elements()));
-    source.parameters(p, {0, p.elements()}, values);
+    parameters(p, {0, p.elements()}, values);
     writer.write(piece++, std::as_bytes(std::span(values)));
   };
   try {
     for (const auto& unit : units) std::ranges::for_each(unit.params, write);
+    progress.reset();
   } catch (const Error&) {
     io::clean_up_checkpoints(checkpoints);  // what was written is large and of no use
     throw;

@@ -5,6 +5,7 @@
 
 #include "core/bytes.hpp"
 #include "core/clock.hpp"
+#include "core/progress.hpp"
 #include "core/regular_file.hpp"
 #include "core/terminal.hpp"
 #include "data/tokenizers.hpp"
@@ -95,11 +96,11 @@ ExitCode inspect_checkpoint(const std::filesystem::path& path, bool verify) {
                to_string(state.type), state.tensors, state.elements, human_bytes(state.bytes));
   }
   if (!verify) return ExitCode::ok;
-  const auto bad = io::verify_checkpoint(path, [](std::int64_t done, std::int64_t total) {
-    const double part = total == 0 ? 1.0 : static_cast<double>(done) / static_cast<double>(total);
-    tell(fmt::format("\rverify {:5.1f} %", 100 * part));
-  });
-  tell("\n");
+  const auto bad = [&] {
+    ProgressLine progress("verify", ProgressLine::Unit::bytes);
+    return io::verify_checkpoint(
+        path, [&](std::int64_t done, std::int64_t total) { progress.at(done, total); });
+  }();
   for (const auto& b : bad)
     fmt::print("{}\n", printable(fmt::format("{}: {} at byte {} ({} bytes): {}", b.file, b.dataset,
                                              b.offset, b.bytes, b.problem)));

@@ -8,6 +8,7 @@
 #include "deck/schema.hpp"
 #include "io/finite.hpp"
 #include "setup/architecture.hpp"
+#include "setup/inputs.hpp"
 
 namespace tessera::verbs {
 namespace fs = std::filesystem;
@@ -90,6 +91,16 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as) {
           .name = found->path.string(),
           .parameters = checked(read, finite_as, place_of),
           .tokenizer = data::tokenizer_of_checkpoint(found->path)};
+}
+
+train::ParameterSource tell_progress(const ModelSource& source, ProgressLine& progress) {
+  const auto units = model::model_units(setup::model_config(source.model));
+  const std::int64_t total = model::parameter_count(units) * size_of(DType::f32);
+  return [read = source.parameters, &progress, total, done = std::int64_t{0}](
+             const model::ParamDesc& p, Range range, std::span<float> out) mutable {
+    read(p, range, out);
+    progress.at(done += static_cast<std::int64_t>(out.size_bytes()), total);
+  };
 }
 
 void check_tokenizer(const io::Tokenizer& tokenizer, const ModelSource& source) {

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "core/progress.hpp"
 #include "deck/deck.hpp"
 #include "io/checkpoint_directory.hpp"
 #include "io/checkpoint_reader.hpp"
@@ -26,6 +27,10 @@ struct ModelSource {
 /// directory. Throws DataError. So do its parameters where one read is NaN or infinite once it is
 /// rounded to `finite_as`; without a type they are given as they are.
 ModelSource open_model(const std::filesystem::path& path, std::optional<DType> finite_as);
+
+/// The source's parameters, read once by the caller; `progress`, which must outlive what is
+/// returned, is told how far that has come.
+train::ParameterSource tell_progress(const ModelSource& source, ProgressLine& progress);
 
 /// DataError for the tokenizer of another model: with more tokens.
 void check_tokenizer(const io::Tokenizer& tokenizer, const ModelSource& source);

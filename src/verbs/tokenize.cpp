@@ -1,5 +1,6 @@
 // tessera tokenize: text files to token files; each rank makes one part, and rank 0 merges them.
 #include "io/tokenize.hpp"
+#include "core/progress.hpp"
 #include "core/terminal.hpp"
 
 #include <CLI/CLI.hpp>
@@ -25,36 +26,12 @@ struct TokenizeOptions {
 };
 
 /// Draws what rank 0 has done, which stands for all: parts are of equal size.
-class Bar {
- public:
-  Bar(std::string label, const comm::Control& control)
-      : label_(std::move(label)), control_(control) {}
-
-  /// `what` says how much that is.
-  void draw(std::int64_t done, std::int64_t total, const std::string& what) {
-    const std::int64_t permille = total == 0 ? 1000 : 1000 * done / total;
-    if (control_.rank() != 0 || permille == shown_) return;
-    shown_ = permille;
-    constexpr int kWidth = 40;
-    const auto filled = static_cast<int>(kWidth * permille / 1000);
-    tell(fmt::format("\r{} [{:#<{}}{: <{}}] {:5.1f} %  {}{}", label_, "", filled, "",
-                     kWidth - filled, static_cast<double>(permille) / 10, what,
-                     done == total ? "\n" : ""));
-  }
-
-  io::TokenizeProgress of_bytes() {
-    return [this](std::int64_t done, std::int64_t total) {
-      draw(done, total,
-           fmt::format("{:.1f} MB on each of {} ranks", static_cast<double>(done) / 1e6,
-                       control_.size()));
-    };
-  }
-
- private:
-  std::string label_;
-  const comm::Control& control_;
-  std::int64_t shown_ = -1;
-};
+ProgressLine progress_of(const std::string& what, ProgressLine::Unit unit,
+                         const comm::Control& control) {
+  return {
+      control.size() == 1 ? what : fmt::format("{}, a part of {} on rank 0", what, control.size()),
+      unit, control.rank() == 0 ? Screen::terminal() : Screen::none()};
+}
 
 /// The text that C's escapes for white space and the backslash mean.
 std::string unescape(const std::string& text) {
@@ -96,9 +73,10 @@ std::string learn(const TokenizeOptions& o, const io::DocumentRules& rules,
   constexpr std::size_t kMessage = std::size_t{64} << 20;
   io::WordCounts words;
   control.together([&] {
-    Bar bar("count words", control);
-    words = io::count_words(o.inputs, {.index = control.rank(), .count = control.size()},
-                            bar.of_bytes(), rules);
+    ProgressLine progress = progress_of("count words", ProgressLine::Unit::bytes, control);
+    words = io::count_words(
+        o.inputs, {.index = control.rank(), .count = control.size()},
+        [&](std::int64_t done, std::int64_t total) { progress.at(done, total); }, rules);
   });
   io::WordCounts all;
   for (std::int64_t more = 1; more > 0;) {
@@ -110,14 +88,14 @@ std::string learn(const TokenizeOptions& o, const io::DocumentRules& rules,
   control.together([&] {
     if (control.rank() != 0) return;
     words.for_each([&](std::string_view word, std::int64_t count) { all.add(word, count); });
-    Bar bar("learn      ", control);
+    ProgressLine progress(fmt::format("learn tokens from {} distinct words", all.distinct()),
+                          ProgressLine::Unit::things);
     json = io::learn_tokenizer(all, o.learned_vocab, [&](std::int64_t tokens) {
-      bar.draw(tokens, o.learned_vocab - 1,
-               fmt::format("{} tokens of {} distinct words", tokens, all.distinct()));
+      progress.at(tokens, o.learned_vocab - 1);
     });
     const std::int64_t got = io::Tokenizer::parse(json, "learned").vocab();
     if (got < o.learned_vocab)
-      tell(fmt::format("\nno more pairs occur twice: {} tokens, not {}\n", got, o.learned_vocab));
+      tell(fmt::format("no more pairs occur twice: {} tokens, not {}\n", got, o.learned_vocab));
   });
   return control.broadcast(json);
 }
@@ -137,9 +115,10 @@ ExitCode run(const TokenizeOptions& o, const comm::Control& control) {
   };
   control.together([&] {
     io::Tokenizer tokenizer = open();
-    Bar bar("tokenize", control);
-    io::tokenize_part(o.inputs, o.prefix, tokenizer,
-                      {.index = control.rank(), .count = control.size()}, bar.of_bytes(), rules);
+    ProgressLine progress = progress_of("tokenize", ProgressLine::Unit::bytes, control);
+    io::tokenize_part(
+        o.inputs, o.prefix, tokenizer, {.index = control.rank(), .count = control.size()},
+        [&](std::int64_t done, std::int64_t total) { progress.at(done, total); }, rules);
   });
   control.together([&] {
     if (control.rank() != 0) return;

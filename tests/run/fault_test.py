@@ -1,6 +1,7 @@
 """Faults that a run injects into itself (the deck's [fault] section): each is found and reported,
 and what follows has the bits of a run without it (traps 40, 45, 48, 59)."""
 
+import re
 import unittest
 
 from guard_test import LET_THEM_LEAVE, PEER
@@ -199,9 +200,17 @@ class Fault(RunTest):
                 self.train(ranks, deck)
                 steps = metrics.last_steps(metrics.read_events(self.dir / name))
                 for step in range(5, 61):
-                    self.assertGreaterEqual(steps[step]["compute_ms"]["max"], 100)
-                    if rank == 0:  # a step's time is rank 0's, which else waits for the slow one
-                        self.assertGreaterEqual(steps[step]["step_ms"], 100)
+                    own = steps[step]["own_ms"]
+                    self.assertGreaterEqual(own["max"], 100)
+                    self.assertEqual(own["slowest_rank"], rank)
+                    if rank == 0:  # whose time a step's is; it is spent outside of the timed parts
+                        self.assertGreaterEqual(steps[step]["between_ms"], 100)
+                # Whoever is slow, from end to end nothing is left out.
+                self.assertGreaterEqual(sum(steps[s]["step_ms"] for s in range(5, 61)), 55 * 100)
+                log = (self.dir / name / "log.txt").read_text()
+                between = float(re.search(r" between steps +([\d.]+) s", log)[1])
+                slowest = float(re.search(r" for the slowest rank +([\d.]+) s", log)[1])
+                self.assertGreaterEqual(between if rank == 0 else slowest, 5)
                 self.assertEqual(self.injected(name), [(rank, 5, fault)])
                 self.assertEqual({e["rank"] for e in self.events(name, "straggler")},
                                  {rank} if ranks > 1 else set())

@@ -7,12 +7,15 @@ import os
 import pathlib
 import random
 import signal
+import subprocess
 import time
+import tomllib
 import unittest
 
 import h5py
 
-from tessera import BINARY, RunTest, kill_tree, metrics, ranks_of, tiny_deck, write_tokens
+from tessera import (BINARY, MPIEXEC, SOURCE, TIMEOUT, RunTest, kill_tree, metrics, ranks_of,
+                     tiny_deck, write_tokens)
 
 STOPPED = 85
 ENDLESS = 1_000_000
@@ -147,6 +150,57 @@ class Restart(RunTest):
                 code = self.stop_while_running(
                     number.name, lambda ranks: os.kill(max(ranks), number))
                 self.assertEqual(code, STOPPED)
+
+    def test_52_ctrl_c_under_mpirun_waits_for_a_long_step(self):
+        """As tools/quickstart runs it. By itself mpirun kills its ranks after two seconds."""
+        if "mpich" in MPIEXEC[0]:
+            self.skipTest("about Open MPI's mpirun")
+        whole = self.train(2, self.restart_deck("whole", run__steps=5))
+        deck = self.restart_deck("long", fault__inject=["slow rank=1 step=3 ms=10000"])
+        line = 'source "$0/tools/mpi_environment"; stoppable "$@"'
+        process = subprocess.Popen(
+            ["bash", "-c", line, SOURCE, *MPIEXEC, "2", BINARY, "train", deck], cwd=self.dir,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+        self.addCleanup(lambda: process.poll() is None and kill_tree(process.pid))
+        self.assertTrue(self.wait_for(lambda: self.newest_step("long") == 2, process))
+        os.killpg(process.pid, signal.SIGINT)  # as the terminal does
+        output, _ = process.communicate(timeout=TIMEOUT)
+        self.assertEqual(process.returncode, STOPPED, output)
+        self.assertIn("stopping after the step under way", output)
+        log = (self.dir / "long" / "log.txt").read_text()
+        self.assertRegex(log, rf"stop +kill -USR1 \d+ on .*, or touch {self.dir}/long/stop")
+        self.assertIn("stopped on request: signal SIGUSR1 after step 3 ", log)
+        self.assertEqual(self.checkpoints("long"), [3])
+        self.assertEqual(self.train(2, deck, "run.steps=5", "fault.inject=[]"), whole)
+
+    def test_what_has_changed_is_told_when_a_run_goes_on(self):
+        run = self.dir / "told"
+        deck = self.deck("told", tiny_deck(self.corpus, run__steps=8, checkpoint__every=4))
+        self.train(2, deck)
+        longer = ["run.steps=12", "optimizer.lr=0.002", "log.every=2"]
+        self.train(2, deck, *longer)
+        self.train(2, deck, *longer)  # is over already
+        events = metrics.read_events(run)
+        first, second = [e for e in events if e["event"] == "resume"]
+        self.assertEqual(first["changed"], [
+            {"key": "run.steps", "saved": "8", "now": "12"},
+            {"key": "optimizer.lr", "saved": "0.003", "now": "0.002"},
+            {"key": "log.every", "saved": "1", "now": "2"}])
+        self.assertEqual(second["changed"], [])
+        log, book = [(run / name).read_text() for name in ("log.txt", "logbook.md")]
+        for text in (log, book):
+            self.assertRegex(text, "resumed from .*; run.steps = 12, was 8; optimizer.lr = 0.002, "
+                                   "was 0.003; log.every = 2, was 1\n")
+            self.assertRegex(text, r"warning: the run is now 12 steps long, was 8, which moves the "
+                                   r"learning rate: \S+ in step 9, 0.000e\+00 on the curve of "
+                                   r"before, which schedule.decay_steps = 5 keeps\n")
+        [moved] = [e for e in events if e["event"] == "lr_moved"]
+        self.assertEqual((moved["step"], moved["steps"], moved["steps_before"], moved["lr_before"]),
+                         (8, 12, 8, 0))
+        self.assertEqual(moved["lr"], metrics.last_steps(events)[9]["lr"])
+        decks = {p.name: tomllib.loads(p.read_text())["run"]["steps"]
+                 for p in run.glob("resolved*.toml")}
+        self.assertEqual(decks, {"resolved.1.toml": 8, "resolved.toml": 12})
 
     def test_52_a_stop_file_and_a_time_limit_stop_with_a_checkpoint(self):
         stop_file = self.dir / "file" / "stop"

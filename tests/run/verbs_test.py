@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+import time
 import tomllib
 import unittest
 import xml.etree.ElementTree
@@ -16,8 +17,8 @@ from tessera import SOURCE, RunTest, kill_tree, metrics, tiny_deck, write_tokens
 
 STEP_KEYS = {"event", "step", "loss", "grad_norm", "lr", "tokens", "samples", "step_ms",
              "tokens_per_s", "mfu", "tflops_per_rank", "comm_exposed_ms", "pipeline_exposed_ms",
-             "io_exposed_ms", "data_exposed_ms", "wire_bytes", "io_bytes", "compute_ms", "skipped",
-             "loss_scale"}
+             "io_exposed_ms", "data_exposed_ms", "wire_bytes", "io_bytes", "between_ms",
+             "compute_ms", "own_ms", "gemm_share", "skipped", "loss_scale", "time"}
 
 
 def elements(group):
@@ -186,6 +187,7 @@ class Verbs(RunTest):
         self.assertEqual(len(json.loads(beside.read_text())["model"]["vocab"]), 256)
 
     def test_metrics_are_well_formed(self):
+        begin = time.time()
         self.text_run()
         path = self.dir / "run" / "metrics.jsonl"
         events = [json.loads(line) for line in path.read_text().splitlines()]
@@ -199,6 +201,17 @@ class Verbs(RunTest):
             self.assertEqual(e["samples"], 8 * e["step"])
             self.assertEqual(e["tokens"], 16 * e["samples"])
             self.assertGreater(e["tokens_per_s"], 0)
+        times = [begin, *(e["time"] for e in events), time.time() + 1]
+        self.assertEqual(times, sorted(times))
+        log = (self.dir / "run" / "log.txt").read_text().splitlines()
+        stamp = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ ")
+        self.assertTrue(all(stamp.match(line) for line in log))
+        lines = [line[len("2026-03-01 04:05:06Z "):] for line in log if "Z step " in line]
+        for number, line in enumerate(lines, 1):
+            self.assertRegex(line, rf"^step {number}/30 \| loss .* \| .* tok/s.* \| [\dms]+(, ETA |$)")
+            self.assertLessEqual(len(line), 100, line)
+            self.assertNotRegex(line, "n/a|GiB|MFU|GEMM")
+        self.assertEqual(len(lines), 30)
         for e in events:
             if e["event"] == "checkpoint" and e["step"] < 30:  # the next step copied its state
                 self.assertGreaterEqual(e["stall_ms"], steps[e["step"]]["io_exposed_ms"])

@@ -187,6 +187,9 @@ class Wire(RunTest):
                 self.train(ranks, self.deck(name, deck))
                 log = (self.dir / name / "log.txt").read_text()
                 self.assertIn("a step is predicted to take", log)
+                self.assertRegex(log, r"step 1/1 \|.* GEMM \d+% ", "of the rate that was measured")
+                step = metrics.last_steps(metrics.read_events(self.dir / name))[1]
+                self.assertGreater(step["gemm_share"], 0)
 
     def test_auto_of_what_is_not_there(self):
         """check and simulate plan decks that leave traffic open."""

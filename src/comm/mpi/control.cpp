@@ -4,13 +4,30 @@
 
 #include "comm/mpi/calls.hpp"
 #include "comm/mpi/session.hpp"
+#include "core/clock.hpp"
 #include "core/ending.hpp"
 
 namespace tessera::comm {
 
 struct Control::Communicator {
   MPI_Comm handle = MPI_COMM_NULL;
+  double waited = 0;
 };
+
+/// Counts the time of one agreement.
+class Control::Waiting {
+ public:
+  explicit Waiting(const Control& of) : of_(*of.communicator_) {}
+  ~Waiting() { of_.waited += seconds_since(begin_); }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+ private:
+  Communicator& of_;
+  SteadyClock::time_point begin_ = SteadyClock::now();
+};
+
+double Control::waited() const { return communicator_->waited; }
 
 Control::Control() : communicator_(std::make_unique<Communicator>()) {
   MPI_Comm& comm = communicator_->handle;
@@ -21,7 +38,10 @@ Control::Control() : communicator_(std::make_unique<Communicator>()) {
 
 Control::~Control() { MPI_Comm_free(&communicator_->handle); }
 
-void Control::barrier() const { MPI_TRY(MPI_Barrier(communicator_->handle)); }
+void Control::barrier() const {
+  const Waiting waiting(*this);
+  MPI_TRY(MPI_Barrier(communicator_->handle));
+}
 
 namespace {
 
@@ -35,12 +55,15 @@ T all_reduce(T value, MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
 }  // namespace
 
 std::int64_t Control::max(std::int64_t value) const {
+  const Waiting waiting(*this);
   return all_reduce(value, MPI_INT64_T, MPI_MAX, communicator_->handle);
 }
 std::int64_t Control::min(std::int64_t value) const {
+  const Waiting waiting(*this);
   return all_reduce(value, MPI_INT64_T, MPI_MIN, communicator_->handle);
 }
 double Control::max(double value) const {
+  const Waiting waiting(*this);
   return all_reduce(value, MPI_DOUBLE, MPI_MAX, communicator_->handle);
 }
 // MPICH 4.0 compares unsigned numbers as if they were signed (its issue 6083), and so did Open MPI
@@ -49,12 +72,14 @@ void Control::max(std::span<std::uint64_t> values) const {
   const auto turn = [&] {
     for (std::uint64_t& value : values) value ^= std::uint64_t{1} << 63;
   };
+  const Waiting waiting(*this);
   turn();
   MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), MPI_INT64_T,
                         MPI_MAX, communicator_->handle));
   turn();
 }
 double Control::sum(double value) const {
+  const Waiting waiting(*this);
   return all_reduce(value, MPI_DOUBLE, MPI_SUM, communicator_->handle);
 }
 
@@ -65,6 +90,7 @@ void Control::must_agree(std::uint64_t value, const std::string& otherwise) cons
 }
 
 std::string Control::broadcast(const std::string& text, int root) const {
+  const Waiting waiting(*this);
   auto length = static_cast<std::int64_t>(text.size());
   MPI_TRY(MPI_Bcast(&length, 1, MPI_INT64_T, root, communicator_->handle));
   TESSERA_CHECK(length < (std::int64_t{1} << 31), "broadcast of {} bytes", length);
@@ -76,6 +102,7 @@ std::string Control::broadcast(const std::string& text, int root) const {
 }
 
 std::vector<std::string> Control::gather(const std::string& text) const {
+  const Waiting waiting(*this);
   // One message a rank, in rank order: MPI counts in int, so the total may not be one message.
   if (rank_ != 0) {
     const auto length = static_cast<std::int64_t>(text.size());
@@ -98,12 +125,14 @@ std::vector<std::string> Control::gather(const std::string& text) const {
 }
 
 std::vector<double> Control::gather(double value) const {
+  const Waiting waiting(*this);
   std::vector<double> all(rank_ == 0 ? static_cast<std::size_t>(size_) : 0);
   MPI_TRY(MPI_Gather(&value, 1, MPI_DOUBLE, all.data(), 1, MPI_DOUBLE, 0, communicator_->handle));
   return all;
 }
 
 ClockOffset Control::clock_offset(const std::function<double()>& now) const {
+  const Waiting waiting(*this);
   constexpr int kRounds = 16, kTag = 2;
   const auto send = [&](double time, int to) {
     MPI_TRY(MPI_Send(&time, 1, MPI_DOUBLE, to, kTag, communicator_->handle));

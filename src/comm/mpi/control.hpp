@@ -48,7 +48,11 @@ class Control {
   /// with its exit code. So all ranks leave together.
   void together(const std::function<void()>& work) const;
 
+  /// Seconds that this rank has spent in all of these, which is mostly waiting for other ranks.
+  double waited() const;
+
  private:
+  class Waiting;
   struct Communicator;
   std::unique_ptr<Communicator> communicator_;
   int rank_ = 0, size_ = 1;

@@ -79,6 +79,8 @@ void StepTimes::add(const StepTimes& other) {
   copy_exposed += other.copy_exposed;
   save_exposed += other.save_exposed;
   data_exposed += other.data_exposed;
+  between += other.between;
+  for_others += other.for_others;
 }
 
 comm::Group& Groups::of(const plan::Op& op) const {

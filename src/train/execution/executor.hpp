@@ -1,6 +1,7 @@
 // Runs a plan: hands its ops, in plan order, to the streams of a back end.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <numeric>
@@ -50,7 +51,8 @@ class BoundPlan {
   bool of_device_ = true;
 };
 
-/// Where the time of one or more steps went, in seconds of the compute stream.
+/// Where the time of one or more steps went, in seconds of the compute stream. The executor knows
+/// nothing of what is between its steps.
 struct StepTimes {
   double total = 0;
   std::vector<double> compute;  // entry 0: ops of no unit; entry u + 1: ops of unit u
@@ -59,6 +61,10 @@ struct StepTimes {
   double copy_exposed = 0;      // waiting for what is offloaded, and for snapshots
   double save_exposed = 0;      // of it, for snapshots
   double data_exposed = 0;      // waiting for tokens
+  double between = 0;           // since the end of the step before, in nothing of the above
+  double for_others = 0;        // of it, waiting for other ranks
+  /// What the rank took by itself, not waiting for others.
+  double own() const { return std::max(0.0, total - comm_exposed - for_others); }
   double computed() const { return std::accumulate(compute.begin(), compute.end(), 0.0); }
   void add(const StepTimes& other);
 };

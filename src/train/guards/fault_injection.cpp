@@ -161,9 +161,8 @@ void FaultInjection::tell(Planned& p) {
                  {"step", step_.load()}});
 }
 
-double FaultInjection::begin(std::int64_t step) {
+void FaultInjection::begin(std::int64_t step) {
   step_ = step;
-  double slowed = 0;
   for (Planned& p : planned_) {
     // What a step has left is done by all ranks together.
     if (p.fault.kind == FaultKind::flip && step == p.fault.step) engine_.state();
@@ -171,7 +170,6 @@ double FaultInjection::begin(std::int64_t step) {
     if (p.fault.kind == FaultKind::slow && step >= p.fault.step) {
       if (!p.spent) tell(p);
       std::this_thread::sleep_for(std::chrono::milliseconds(p.fault.ms));
-      slowed += static_cast<double>(p.fault.ms) / 1e3;
     }
     if (p.spent || step != p.fault.step) continue;
     switch (p.fault.kind) {
@@ -181,7 +179,6 @@ double FaultInjection::begin(std::int64_t step) {
       default: break;  // happens later
     }
   }
-  return slowed;
 }
 
 void FaultInjection::flip_parameter(const Planned& p) {

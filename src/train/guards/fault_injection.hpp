@@ -27,9 +27,8 @@ class FaultInjection {
 
   /// Says loudly what is to come, for the start-up block.
   void announce(Reporter& report) const;
-  /// Does what is to happen at the begin of `step`; it may not return. Returns the seconds by which
-  /// it has slowed this rank, which count as part of the step and of the rank's computing time.
-  double begin(std::int64_t step);
+  /// Does what is to happen at the begin of `step`; it may not return.
+  void begin(std::int64_t step);
   /// Hooks that do what is to happen between the operations of the step that has begun, also when
   /// it is run once more; empty if nothing is.
   Executor::Hooks hooks(const PreparedPlan& prepared);

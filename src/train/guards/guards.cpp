@@ -251,16 +251,18 @@ void Guards::compare_replicas() {
   });
 }
 
-std::optional<guard::ComputeSpread> Guards::judge_speed(const StepTimes& times) {
-  const auto all = run_.control.gather(times.computed());
+std::optional<StepSpreads> Guards::judge_speed(const StepTimes& times) {
+  const auto computed = run_.control.gather(times.computed());
+  const auto own = run_.control.gather(times.own());
   if (!run_.log) return std::nullopt;
   const std::int64_t step = run_.course.progress.step;
-  const guard::ComputeSpread spread = guard::compute_spread(all);
-  if (const auto rank = stragglers_.judge(spread)) {
-    run_.log.record(fmt::format("rank {} is slower than the others, step after step: it computes "
-                                "{:.1f} ms, the median rank {:.1f} ms",
-                                *rank, spread.most * 1e3, spread.median * 1e3),
-                    {{"event", "straggler"}, {"step", step}, {"rank", *rank}});
+  const StepSpreads spreads{guard::rank_spread(computed), guard::rank_spread(own)};
+  if (const auto rank = stragglers_.judge(spreads.own)) {
+    run_.log.record(
+        fmt::format("rank {} is slower than the others, step after step: by itself it takes "
+                    "{:.1f} ms, the median rank {:.1f} ms",
+                    *rank, spreads.own.most * 1e3, spreads.own.median * 1e3),
+        {{"event", "straggler"}, {"step", step}, {"rank", *rank}});
   }
   if (const auto change = pace_.judge(times.total / run_.course.tokens(step))) {
     run_.log.record(fmt::format("the pace has changed at step {}: {:.0f} tokens/s, before {:.0f}",
@@ -270,7 +272,7 @@ std::optional<guard::ComputeSpread> Guards::judge_speed(const StepTimes& times) 
                      {"tokens_per_s", 1 / change->now},
                      {"before", 1 / change->before}});
   }
-  return spread;
+  return spreads;
 }
 
 }  // namespace tessera::train

@@ -23,8 +23,8 @@ class Guards {
 
   /// Training begins, from a checkpoint if there is one; `own`: of this very run.
   void begin(const LoadedCheckpoint* from, bool own);
-  /// Compares what ranks computed in a step; what came out is on rank 0.
-  std::optional<guard::ComputeSpread> judge_speed(const StepTimes& times);
+  /// Compares what ranks did in a step; what came out is on rank 0.
+  std::optional<StepSpreads> judge_speed(const StepTimes& times);
   /// Acts upon the step that has just run: counts it as skipped and says why, compares copies of
   /// the state, goes back to an earlier checkpoint. Throws NonFiniteError or CommError on all ranks
   /// where the run must end.

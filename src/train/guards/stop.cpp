@@ -36,7 +36,7 @@ StopRequests::StopRequests(const deck::RunSection& run, const std::filesystem::p
   if (run.time_limit) time_limit_ = run.time_limit->count;
   if (!leads) return;
   deadline_ = run.deadline;
-  stop_file_ = directory / "stop";
+  stop_file_ = directory / kStopFile;
 }
 
 std::optional<std::string> StopRequests::reason(double ahead_s) const {

@@ -14,6 +14,9 @@ namespace tessera::train {
 /// SIGINT ends the process at once); has SIGPIPE ignored. Call once, before threads start.
 void catch_stop_signals();
 
+/// In the run directory.
+inline constexpr const char* kStopFile = "stop";
+
 class StopRequests {
  public:
   /// Only the rank that `leads` looks for the stop file and compares its clock with the deadline:

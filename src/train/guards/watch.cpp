@@ -25,7 +25,7 @@ std::function<void(const std::string&)> keep_report(const std::filesystem::path&
       [[maybe_unused]] const ssize_t n = ::write(file, text.data(), text.size());
       ::close(file);
     };
-    append(directory / "log.txt", report);
+    append(directory / "log.txt", stamped(report));
     std::istringstream lines(report);
     std::string entries;
     for (std::string line; std::getline(lines, line);) entries += logbook_bullet() + line + "\n";

@@ -1,14 +1,19 @@
 #include "train/report/report.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <ctime>
 #include <fstream>
 #include <iterator>
 
+#include "comm/launcher.hpp"
 #include "comm/mpi/fabric.hpp"
 #include "comm/mpi/session.hpp"
 #include "core/bytes.hpp"
+#include "core/clock.hpp"
 #include "core/terminal.hpp"
 #include "core/version.hpp"
 #include "plan/ir/print.hpp"
@@ -17,16 +22,12 @@
 #include "plan/prediction/spread.hpp"
 #include "setup/inputs.hpp"
 #include "train/guards/replicas.hpp"
+#include "train/guards/stop.hpp"
+#include "train/report/resolved.hpp"
+#include "train/report/step_line.hpp"
 
 namespace tessera::train {
 namespace {
-
-std::string count_text(double n) {
-  if (n >= 1e9) return fmt::format("{:.2f}B", n / 1e9);
-  if (n >= 1e6) return fmt::format("{:.1f}M", n / 1e6);
-  if (n >= 1e3) return fmt::format("{:.1f}k", n / 1e3);
-  return fmt::format("{:.0f}", n);
-}
 
 /// How this process was started, as the kernel knows it.
 std::string command_line() {
@@ -47,6 +48,17 @@ nlohmann::ordered_json stages_json(const std::vector<plan::ArenaBytes>& stages) 
   return all;
 }
 
+nlohmann::ordered_json spread_json(const guard::RankSpread& spread) {
+  return {{"min", spread.least * 1e3},
+          {"median", spread.median * 1e3},
+          {"max", spread.most * 1e3},
+          {"slowest_rank", spread.slowest}};
+}
+
+nlohmann::ordered_json share_json(double share) {
+  return share > 0 ? nlohmann::ordered_json(share) : nlohmann::ordered_json();
+}
+
 /// What would make steps faster, by where their time went.
 std::string_view advice(const StepTimes& spent, double total, Recompute recompute) {
   if (spent.comm_exposed > 0.1 * total) {
@@ -55,6 +67,10 @@ std::string_view advice(const StepTimes& spent, double total, Recompute recomput
   }
   if (spent.data_exposed > 0.05 * total)
     return "steps wait for tokens; put the token files on a faster disk";
+  if (spent.between > 0.1 * total) {
+    return "time passes between steps (between_ms and own_ms of metrics.jsonl say in which, and on "
+           "which rank): a slow disk below the run directory, a busy host, or very small steps";
+  }
   if (recompute == Recompute::full)
     return "recompute.policy = \"selective\" computes less twice, if memory allows";
   return "compute dominates; precision.compute = \"bf16\" is the next lever where it is not on";
@@ -68,6 +84,7 @@ void Report::start() const {
   say_model_and_layout();
   say_memory();
   say_notes();
+  say_how_to_stop();
   const Engine& engine = *run_.engine;
   const std::int64_t global = run_.course.sequences(1);
   const comm::GroupShape& world = run_.plan_of(1).plan().group(MeshGroup::world);
@@ -103,7 +120,7 @@ void Report::say_model_and_layout() const {
                            run_.directory.string()));
   run_.log.say(fmt::format(
       "model     {} parameters: {} layers, hidden {}, {} heads, vocabulary {}, sequence {}",
-      count_text(static_cast<double>(model::parameter_count(in.model.units))),
+      human_count(static_cast<double>(model::parameter_count(in.model.units))),
       in.model.config.layers, in.model.config.hidden, in.model.config.heads, in.model.config.vocab,
       sequence));
   run_.log.say(fmt::format("layout    {}, ZeRO-{}, {} ranks a node, each on {}",
@@ -113,9 +130,9 @@ void Report::say_model_and_layout() const {
   run_.log.say(fmt::format(
       "batch     {} sequences a step = {} data ranks x {} micro-batches x {}, {} tokens; {} steps",
       global, engine.data_ranks(), first.micro_batches, first.micro,
-      count_text(run_.course.tokens(1)), run_.course.steps()));
+      human_count(run_.course.tokens(1)), run_.course.steps()));
   run_.log.say(fmt::format("data      {} tokens, {} sequences an epoch",
-                           count_text(static_cast<double>(run_.corpus->tokens())),
+                           human_count(static_cast<double>(run_.corpus->tokens())),
                            run_.corpus->sequences(sequence)));
   run_.log.say(fmt::format("traffic   a rank sends {} in its node and {} across nodes a step",
                            human_bytes(prepared.wire.intra), human_bytes(prepared.wire.inter)));
@@ -143,6 +160,21 @@ void Report::say_memory() const {
   run_.log.say(
       fmt::format("          of the GPU's {}; {} are in use besides (driver, NCCL, others)",
                   human_bytes(gpu.total), human_bytes(gpu.in_use - engine.device_bytes())));
+}
+
+void Report::say_how_to_stop() const {
+  const char* job = std::getenv("SLURM_JOB_ID");
+  run_.log.say(fmt::format(
+      "stop      kill -USR1 {} on {},{} or touch {}: after the step under way, with a checkpoint",
+      ::getpid(), comm::host_name(),
+      job != nullptr ? fmt::format(" scancel --signal=USR1 {},", job) : "",
+      (run_.directory / kStopFile).string()));
+  if (const auto seconds = comm::seconds_to_kill()) {
+    run_.log.say(
+        fmt::format("          {} has mpirun kill the ranks within {} s, whatever the step has "
+                    "come to (README.md, \"Stopping and restarting\")",
+                    comm::ctrl_c_is_the_parents() ? "Ctrl-C or SIGTERM" : "SIGTERM", *seconds));
+  }
 }
 
 void Report::say_notes() const {
@@ -180,9 +212,38 @@ void Report::clocks() const {
   }
 }
 
-void Report::resume(const LoadedCheckpoint& from, std::int64_t bytes_read) {
+/// What is compared with the deck of now: the deck of the run's last start; of a checkpoint of
+/// another run, the deck that made it. A model that no step was applied to has no past.
+std::optional<deck::Deck> Report::deck_before(const LoadedCheckpoint& from, bool own) const {
+  auto last = own ? last_resolved(run_.directory) : std::nullopt;
+  if (!last && from.header.step > 0) last = from.deck;
+  return last;
+}
+
+void Report::warn_of_moved_rate(const deck::Deck& before) {
+  const auto moved = run_.course.rate_moved_by_length(before);
+  if (!moved) return;
+  const std::int64_t step = run_.course.progress.step, steps = run_.course.steps();
+  std::string text = fmt::format(
+      "warning: the run is now {} steps long, was {}, which moves the learning rate: {:.3e} in "
+      "step {}, {:.3e} on the curve of before",
+      steps, moved->steps_before, moved->now, step + 1, moved->before);
+  const deck::ScheduleKind kind = before.schedule.kind;
+  const bool from_warmup = kind == deck::ScheduleKind::linear || kind == deck::ScheduleKind::cosine;
+  if (from_warmup && moved->decay_before > 0)
+    text += fmt::format(", which schedule.decay_steps = {} keeps", moved->decay_before);
+  run_.log.record(text, {{"event", "lr_moved"},
+                         {"step", step},
+                         {"steps", steps},
+                         {"steps_before", moved->steps_before},
+                         {"lr", moved->now},
+                         {"lr_before", moved->before}});
+}
+
+void Report::resume(const LoadedCheckpoint& from, bool own, std::int64_t bytes_read) {
   const io::CheckpointHeader& h = from.header;
   first_step_ = h.step + 1;
+  if (!run_.log) return;
   const std::int64_t again = std::max<std::int64_t>(0, run_.log.last_step() - h.step);
   std::string text =
       fmt::format("resumed from {}: step {}, {} samples; {} steps are done again",
@@ -192,8 +253,9 @@ void Report::resume(const LoadedCheckpoint& from, std::int64_t bytes_read) {
                         h.layout.zero_stage);
   }
   auto changed = nlohmann::ordered_json::array();
-  for (const auto& d : from.differences) {
-    if (d.rule != deck::OnResume::event) continue;
+  const auto before = deck_before(from, own);
+  for (const auto& d :
+       before ? changes(*before, run_.deck) : std::vector<deck::ResumeDifference>()) {
     text += fmt::format("; {} = {}, was {}", d.key, d.now, d.saved);
     changed.push_back({{"key", d.key}, {"saved", d.saved}, {"now", d.now}});
   }
@@ -203,6 +265,7 @@ void Report::resume(const LoadedCheckpoint& from, std::int64_t bytes_read) {
                          {"done_again", again},
                          {"bytes_read", bytes_read},
                          {"changed", changed}});
+  if (before) warn_of_moved_rate(*before);
 }
 
 double Report::tflops(const StepResult& r) const {
@@ -211,15 +274,32 @@ double Report::tflops(const StepResult& r) const {
          rate / static_cast<double>(run_.control.size()) / 1e12;
 }
 
+/// The step's matrix work as a share of this rate in flop/s; 0 where that is not known.
+double Report::share_of(double rate, const StepResult& r) const {
+  return rate > 0 ? tflops(r) * 1e12 / rate : 0;
+}
+
 /// Of the update that the step made, or would have made.
 double Report::lr(const StepResult& r) const {
   return run_.course.lr(run_.course.progress.applied + (r.applied ? 0 : 1));
 }
 
-void Report::step(const StepResult& r, const std::optional<guard::ComputeSpread>& spread) {
+void Report::begin() { begin_ = SteadyClock::now(); }
+
+/// By the pace of this start, its first step apart, which may be slower than the others.
+std::optional<double> Report::seconds_left(const StepResult& r) const {
+  const auto left = static_cast<double>(run_.course.steps() - run_.course.progress.step);
+  if (left <= 0) return std::nullopt;
+  if (steps_done_ < 2) return left * r.times.total;
+  const double since = std::chrono::duration<double>(SteadyClock::now() - first_end_).count();
+  return left * since / static_cast<double>(steps_done_ - 1);
+}
+
+void Report::step(const StepResult& r, const std::optional<StepSpreads>& spreads) {
   const std::int64_t step = run_.course.progress.step;
-  if (spread) {
-    step_event(r, *spread);
+  if (++steps_done_ == 1) first_end_ = SteadyClock::now();
+  if (spreads) {
+    step_event(r, *spreads);
     if (step % std::max<std::int64_t>(1, run_.deck.log.every) == 0 || step == run_.course.steps())
       step_line(r);
   }
@@ -233,7 +313,7 @@ void Report::step(const StepResult& r, const std::optional<guard::ComputeSpread>
       rates_.best_tokens_per_s / 1e9;
 }
 
-void Report::step_event(const StepResult& r, const guard::ComputeSpread& spread) {
+void Report::step_event(const StepResult& r, const StepSpreads& spreads) {
   const Progress& at = run_.course.progress;
   const double peak = run_.engine->peak_rate();
   const auto& wire = run_.plan_of(at.step).wire;
@@ -247,7 +327,8 @@ void Report::step_event(const StepResult& r, const guard::ComputeSpread& spread)
                   {"samples", at.samples},
                   {"step_ms", r.times.total * 1e3},
                   {"tokens_per_s", run_.course.tokens(at.step) / r.times.total},
-                  {"mfu", peak > 0 ? nlohmann::json(tflops(r) * 1e12 / peak) : nlohmann::json()},
+                  {"mfu", share_json(share_of(peak, r))},
+                  {"gemm_share", share_json(share_of(run_.gemm_rate, r))},
                   {"tflops_per_rank", tflops(r)},
                   {"comm_exposed_ms", r.times.comm_exposed * 1e3},
                   {"pipeline_exposed_ms", r.times.pipeline_exposed * 1e3},
@@ -255,11 +336,9 @@ void Report::step_event(const StepResult& r, const guard::ComputeSpread& spread)
                   {"data_exposed_ms", r.times.data_exposed * 1e3},
                   {"wire_bytes", {{"intra", wire.intra}, {"inter", wire.inter}}},
                   {"io_bytes", {{"read", io.read - io_.read}, {"write", io.written - io_.written}}},
-                  {"compute_ms",
-                   {{"min", spread.least * 1e3},
-                    {"median", spread.median * 1e3},
-                    {"max", spread.most * 1e3},
-                    {"slowest_rank", spread.slowest}}},
+                  {"between_ms", r.times.between * 1e3},
+                  {"compute_ms", spread_json(spreads.compute)},
+                  {"own_ms", spread_json(spreads.own)},
                   {"skipped", !r.applied},
                   {"loss_scale", run_.course.scaler.scale()}});
   io_ = io;
@@ -267,16 +346,23 @@ void Report::step_event(const StepResult& r, const guard::ComputeSpread& spread)
 
 void Report::step_line(const StepResult& r) const {
   const std::int64_t step = run_.course.progress.step;
-  const double peak = run_.engine->peak_rate();
-  run_.log.say(fmt::format(
-      "step {}/{} | loss {:.6f} | norm {:.4f} | lr {:.1e} | {:.1f} ms (comm {:.1f}%, "
-      "io {:.1f}%) | {} MFU | {} tok/s | "
-      "{:.1f} GiB",
-      step, run_.course.steps(), r.loss, r.grad_norm, lr(r), r.times.total * 1e3,
-      100 * r.times.comm_exposed / r.times.total, 100 * r.times.copy_exposed / r.times.total,
-      peak > 0 ? fmt::format("{:.1f}%", 100 * tflops(r) * 1e12 / peak) : "n/a",
-      count_text(run_.course.tokens(step) / r.times.total),
-      static_cast<double>(run_.engine->device_bytes()) / 0x1p30));
+  const StepTimes& times = r.times;
+  const auto part = [&](double seconds) { return seconds / times.total; };
+  run_.log.say(to_text(StepLine{.step = step,
+                                .steps = run_.course.steps(),
+                                .loss = r.loss,
+                                .grad_norm = r.grad_norm,
+                                .lr = lr(r),
+                                .seconds = times.total,
+                                .tokens_per_s = run_.course.tokens(step) / times.total,
+                                .mfu = share_of(run_.engine->peak_rate(), r),
+                                .gemm_share = share_of(run_.gemm_rate, r),
+                                .shares = {{{"comm", part(times.comm_exposed)},
+                                            {"io", part(times.copy_exposed)},
+                                            {"data", part(times.data_exposed)},
+                                            {"between", part(times.between)}}},
+                                .elapsed = seconds_since(begin_),
+                                .left = seconds_left(r)}));
 }
 
 void Report::evaluated(double loss, std::int64_t sequences, double seconds) {
@@ -292,7 +378,7 @@ void Report::evaluated(double loss, std::int64_t sequences, double seconds) {
 
 void Report::end(std::string_view reason, double waited_for_saves) const {
   const Engine& engine = *run_.engine;
-  const double slowest = run_.control.max(steps_.computed());
+  const double slowest = run_.control.max(steps_.own());
   const std::int64_t grown = run_.control.max(engine.memory_growth()),
                      libraries = run_.control.max(engine.library_bytes()),
                      peak = run_.control.max(memory::peak_resident_bytes()),
@@ -332,7 +418,7 @@ void Report::end(std::string_view reason, double waited_for_saves) const {
 
 /// The table of this start's time, which is returned. The slowest rank's step is everyone's: what
 /// others spend waiting for it is part of their exposed communication.
-double Report::say_times(double waited_for_saves, double slowest_compute) const {
+double Report::say_times(double waited_for_saves, double slowest_own) const {
   const plan::PlanInputs& in = run_.engine->inputs();
   double blocks = 0, ends = 0;
   for (std::size_t i = 0; i < steps_.compute.size(); ++i) {
@@ -343,7 +429,7 @@ double Report::say_times(double waited_for_saves, double slowest_compute) const 
     (block ? blocks : ends) += steps_.compute[i];
   }
   const double compute = steps_.computed();
-  const double total = std::max(1e-9, steps_.total + waited_for_saves + evaluation_s_);
+  const double total = std::max(1e-9, steps_.total + waited_for_saves + evaluations_.seconds);
   const auto row = [&](std::string_view name, double seconds) {
     run_.log.say(
         fmt::format("  {:<36}{:>10.2f} s {:>6.1f} %", name, seconds, 100 * seconds / total));
@@ -353,13 +439,16 @@ double Report::say_times(double waited_for_saves, double slowest_compute) const 
   row("waiting for communication", steps_.comm_exposed);
   if (in.layout.mesh.pipeline > 1) row("  of it, for other stages", steps_.pipeline_exposed);
   row("  of it, for the slowest rank",
-      std::clamp(slowest_compute - compute, 0.0, steps_.comm_exposed));
+      std::clamp(slowest_own - steps_.own(), 0.0, steps_.comm_exposed));
   row("waiting for offloads, snapshots", steps_.copy_exposed);
   row("waiting for data", steps_.data_exposed);
   row("checkpoints", waited_for_saves);
-  row("evaluation", evaluation_s_);
-  row("everything else", std::max(0.0, steps_.total - compute - steps_.comm_exposed -
-                                           steps_.copy_exposed - steps_.data_exposed));
+  row("evaluation", evaluations_.seconds);
+  row("between steps", steps_.between);
+  row("  of it, for other ranks", steps_.for_others);
+  row("everything else",
+      std::max(0.0, steps_.total - compute - steps_.comm_exposed - steps_.copy_exposed -
+                        steps_.data_exposed - steps_.between));
   return total;
 }
 

@@ -5,9 +5,9 @@
 #include <optional>
 #include <string_view>
 
-#include "guard/stragglers.hpp"
 #include "io/system_calls.hpp"
 #include "train/run.hpp"
+#include "train/spent.hpp"
 #include "train/step_result.hpp"
 
 namespace tessera::train {
@@ -29,33 +29,44 @@ class Report {
   /// Nodes' clocks matter to people who read logs of several, and to run.deadline: says where they
   /// disagree.
   void clocks() const;
-  /// `bytes_read` is the most that any rank read.
-  void resume(const LoadedCheckpoint& from, std::int64_t bytes_read);
+  /// `own`: a checkpoint of this run; `bytes_read` is the most that any rank read.
+  void resume(const LoadedCheckpoint& from, bool own, std::int64_t bytes_read);
+  /// The first step begins.
+  void begin();
   /// Where this start's time went, `waited_for_saves` seconds of it for checkpoints.
   void end(std::string_view reason, double waited_for_saves) const;
 
-  /// `spread`: of what the ranks computed, on rank 0.
-  void step(const StepResult& result, const std::optional<guard::ComputeSpread>& spread);
+  /// `spreads`: on rank 0.
+  void step(const StepResult& result, const std::optional<StepSpreads>& spreads);
   void evaluated(double loss, std::int64_t sequences, double seconds);
-  /// Seconds that evaluation took, also when it was given up.
-  void add_evaluation(double seconds) { evaluation_s_ += seconds; }
+  /// What an evaluation took, also when it was given up; and what all have.
+  void add_evaluation(const Spent& spent) { evaluations_ += spent; }
+  const Spent& evaluations() const { return evaluations_; }
   const StepRates& rates() const { return rates_; }
 
  private:
   void say_model_and_layout() const;
   void say_memory() const;
   void say_notes() const;
-  void step_event(const StepResult& result, const guard::ComputeSpread& spread);
+  void say_how_to_stop() const;
+  std::optional<deck::Deck> deck_before(const LoadedCheckpoint& from, bool own) const;
+  void warn_of_moved_rate(const deck::Deck& before);
+  void step_event(const StepResult& result, const StepSpreads& spreads);
   void step_line(const StepResult& result) const;
   double tflops(const StepResult& result) const;
+  double share_of(double rate, const StepResult& result) const;
+  std::optional<double> seconds_left(const StepResult& result) const;
   double lr(const StepResult& result) const;
-  double say_times(double waited_for_saves, double slowest_compute) const;
+  double say_times(double waited_for_saves, double slowest_own) const;
 
   Run& run_;
   std::int64_t first_step_ = 1;  // of this start
   StepTimes steps_;              // of this start, in all
   std::int64_t skips_ = 0;
-  double evaluation_s_ = 0;
+  Spent evaluations_;
+  SteadyClock::time_point begin_ = SteadyClock::now();  // of this start's training
+  std::int64_t steps_done_ = 0;                         // in this start
+  SteadyClock::time_point first_end_;                   // of the first of them
   StepRates rates_;
   io::IoBytes io_;  // until the last step that was reported
 };

@@ -181,6 +181,18 @@ void Reporter::sync() {
 
 std::string logbook_bullet() { return fmt::format("- {}: ", utc_text()); }
 
+std::string stamped(std::string_view text) {
+  const std::string now = utc_text() + ' ';
+  std::string all;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = text.find('\n', at);
+    const std::string_view line = text.substr(at, end == text.npos ? end : end + 1 - at);
+    all.append(now).append(line);
+    at += line.size();
+  }
+  return all;
+}
+
 void Reporter::note(std::string_view sentence) {
   if (logbook_) logbook_->write(logbook_bullet().append(sentence));
 }
@@ -194,18 +206,22 @@ void Reporter::record(std::string_view sentence, const nlohmann::ordered_json& o
 void Reporter::say(std::string_view line) {
   if (!log_) return;
   const std::string text = printable(line, LineEnds::kept);
-  log_->write(text);
+  log_->write(stamped(text));
   // A terminal that is gone, closed or full is no failure: the log is what counts.
   const int error = tell_stdout(text + '\n');
   if (error != 0 && terminal_)
-    log_->write(fmt::format("note      cannot write stdout: {}; the run goes on, and says so here",
-                            errno_text(error)));
+    log_->write(
+        stamped(fmt::format("note      cannot write stdout: {}; the run goes on, and says so here",
+                            errno_text(error))));
   terminal_ = error == 0;
 }
 
-void Reporter::event(const nlohmann::ordered_json& object) {
-  if (metrics_)
-    metrics_->write(object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+void Reporter::event(nlohmann::ordered_json object) {
+  if (!metrics_) return;
+  using namespace std::chrono;
+  const auto now = floor<milliseconds>(system_clock::now().time_since_epoch());
+  object["time"] = static_cast<double>(now.count()) / 1e3;
+  metrics_->write(object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
 }
 
 }  // namespace tessera::train

@@ -59,16 +59,21 @@ class LineFile {
 /// "- 2026-03-01 04:05:06Z: ", how an entry of logbook.md begins.
 std::string logbook_bullet();
 
-/// What rank 0 tells people and programs: stdout with log.txt, metrics.jsonl, and logbook.md, the
-/// record of a long run that a team would keep. Silent on other ranks. A terminal that cannot be
-/// written any more is noted in log.txt, and no error.
+/// The text as log.txt has it: "2026-03-01 04:05:06Z " before each line.
+std::string stamped(std::string_view text);
+
+/// What rank 0 tells people and programs: stdout; log.txt, the same with the time of each line;
+/// metrics.jsonl, with the time of each event; and logbook.md, the record of a long run that a team
+/// would keep. Silent on other ranks. A terminal that cannot be written any more is noted in
+/// log.txt, and no error.
 class Reporter {
  public:
   Reporter() = default;  // silent
   explicit Reporter(const std::filesystem::path& directory);
 
   void say(std::string_view line);
-  void event(const nlohmann::ordered_json& object);
+  /// One that METRICS.md describes, without its time.
+  void event(nlohmann::ordered_json object);
   /// An entry of the logbook alone.
   void note(std::string_view sentence);
   /// Tells all three: the sentence to people, the event to metrics.jsonl.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/clock.hpp"
 #include "setup/shapes.hpp"
 
 namespace tessera::train {
@@ -34,31 +33,33 @@ bool Saves::take_snapshot_due() {
 
 Executor::SaveTile Saves::open(const io::CheckpointHeader& before) {
   if (!setup::saves_with_updates(run_.deck)) return {};
-  const auto begin = SteadyClock::now();
+  const Stopwatch watch(run_.control);
   const ModelState& state = run_.engine->unsettled_state();
   saver_.open(state, before);
-  stall_ = seconds_since(begin);
-  waited_ += stall_;
+  stall(watch);
   return [this, &state](const plan::Op& op, const plan::SaveTile& tile) {
     return saver_.save_tile(state, op, tile);
   };
 }
 
 void Saves::begin_snapshot(const io::CheckpointHeader& before, const StepTimes& times) {
-  const auto begin = SteadyClock::now();
+  const Stopwatch watch(run_.control);
   saver_.begin(run_.engine->unsettled_state(), ModelState::From::snapshot, before);
-  const double waited = seconds_since(begin);
-  waited_ += waited;
-  stall_ += waited + times.save_exposed;  // the latter is in the step's time already
+  stall(watch);
+  stall_ += times.save_exposed;  // which is in the step's time already
+}
+
+void Saves::stall(const Stopwatch& watch) {
+  const Spent spent = watch.read();
+  spent_ += spent;
+  stall_ += spent.seconds;
 }
 
 void Saves::advance() {
   run_.job.whereabouts.begin("saving, in", run_.course.progress.step);
-  const auto begin = SteadyClock::now();
+  const Stopwatch watch(run_.control);
   const auto saved = saver_.advance(run_.course.progress.applied);
-  const double waited = seconds_since(begin);
-  waited_ += waited;
-  stall_ += waited;
+  stall(watch);
   if (saved) note(*saved);
 }
 
@@ -68,12 +69,12 @@ void Saves::finish() {
 
 void Saves::save_now(const io::CheckpointHeader& header) {
   finish();
-  const auto begin = SteadyClock::now();
+  const Stopwatch watch(run_.control);
+  stall_ = 0;
   saver_.begin(run_.engine->state(), ModelState::From::live, header);
-  stall_ = seconds_since(begin);
-  waited_ += stall_;
+  stall(watch);
   finish();
-  slowest_ = std::max(slowest_, seconds_since(begin));  // the last update may have been left to do
+  slowest_ = std::max(slowest_, watch.read().seconds);  // the last update may have been left to do
 }
 
 void Saves::save_if_due(const MakeHeader& header) {

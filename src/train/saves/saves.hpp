@@ -6,6 +6,7 @@
 #include "train/guards/fault_injection.hpp"
 #include "train/run.hpp"
 #include "train/saves/saver.hpp"
+#include "train/spent.hpp"
 
 namespace tessera::train {
 
@@ -51,12 +52,15 @@ class Saves {
   /// The newest checkpoint of this run holds the state after this step; -1: that of no step.
   std::int64_t saved_step() const { return saved_step_; }
   void set_saved_step(std::int64_t step) { saved_step_ = step; }
-  /// Seconds of the slowest save, and those that saves have kept training waiting.
+  /// Seconds of the slowest save.
   double slowest() const { return slowest_; }
-  double waited() const { return waited_; }
+  /// Time that saves have kept training waiting.
+  const Spent& spent() const { return spent_; }
 
  private:
   void note(const SaveResult& saved);
+  /// Training has waited as long as the watch shows, for the save under way.
+  void stall(const Stopwatch& watch);
 
   Run& run_;
   FaultInjection& faults_;
@@ -65,7 +69,8 @@ class Saves {
   bool due_ = false;   // of the state now, by the next step's snapshot
   bool late_ = false;  // was due at a step that was skipped
   double stall_ = 0;   // seconds that the save under way has kept training waiting
-  double slowest_ = 0, waited_ = 0;
+  double slowest_ = 0;
+  Spent spent_;
 };
 
 }  // namespace tessera::train

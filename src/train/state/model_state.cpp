@@ -234,7 +234,8 @@ static io::Box box_of(const model::ParamDesc& p, const MatrixRange& part) {
   return io::Box({part.rows.begin, part.columns.begin}, {part.rows.count(), part.columns.count()});
 }
 
-std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint) {
+std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint,
+                                                 const io::ReadProgress& progress) {
   forget_update();
   std::optional<NonFiniteElement> bad;
   std::vector<io::Wanted> wanted;
@@ -283,7 +284,7 @@ std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint) {
                         }});
     });
   }
-  checkpoint.read(wanted);
+  checkpoint.read(wanted, progress);
   divide_errors();
   return bad;
 }

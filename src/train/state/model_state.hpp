@@ -49,7 +49,8 @@ class ModelState {
   std::optional<NonFiniteElement> set_parameters(const ParameterSource& source);
   /// Reads from a checkpoint, made under any layout, what this state holds. Returns as
   /// set_parameters does.
-  std::optional<NonFiniteElement> load(io::Checkpoint& checkpoint);
+  std::optional<NonFiniteElement> load(io::Checkpoint& checkpoint,
+                                       const io::ReadProgress& progress = {});
 
   /// The pieces that this rank saves: each element of the model is in one rank's list.
   std::vector<io::Piece> pieces() const;

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <thread>
 
+#include "core/progress.hpp"
 #include "core/regular_file.hpp"
 #include "core/terminal.hpp"
 #include "io/checkpoint_directory.hpp"
@@ -92,6 +93,11 @@ void check_tokens(const LoadedCheckpoint& from) {
       from.path.string(), io::kManifestFile, from.header.tokens, samples, length));
 }
 
+/// Rank 0's progress stands for all.
+Screen screen_of(const comm::Control& control) {
+  return control.rank() == 0 ? Screen::terminal() : Screen::none();
+}
+
 /// Throws DeckError for differences that are not allowed.
 void check_differences(const deck::LoadedDeck& now, const LoadedCheckpoint& from,
                        deck::OnResume fixed) {
@@ -129,7 +135,10 @@ std::optional<LoadedCheckpoint> load_first(const Candidates& candidates,
         found.differences = deck::compare_for_resume(found.deck, loaded.deck);
         check_differences(loaded, found,
                           found.header.step == 0 ? deck::OnResume::architecture : fixed);
-        found.non_finite = state.load(checkpoint);
+        ProgressLine progress("loading " + found.path.filename().string(),
+                              ProgressLine::Unit::bytes, screen_of(control));
+        found.non_finite = state.load(
+            checkpoint, [&](std::int64_t done, std::int64_t all) { progress.at(done, all); });
       });
       return found;
     } catch (const Error& e) {
@@ -223,9 +232,13 @@ std::string set_initial_state(const deck::Deck& deck, const comm::Control& contr
           "note: {} holds bf16 weights; f16 has a smaller range, so large values may overflow",
           printable(*deck.model.init_from));
     }
+    ProgressLine progress("reading " + *deck.model.init_from, ProgressLine::Unit::bytes,
+                          screen_of(control));
+    std::int64_t done = 0;
     const auto bad =
         state.set_parameters([&](const model::ParamDesc& p, Range range, std::span<float> out) {
           source.read(p.name, range.begin, out);
+          progress.at(done += static_cast<std::int64_t>(out.size_bytes()), 0);
         });
     if (bad && !deck.model.accept_non_finite) {
       throw io::non_finite_error(source.place(bad->parameter, bad->element), bad->value, bad->type,

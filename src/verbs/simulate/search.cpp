@@ -12,6 +12,7 @@
 
 #include "core/bytes.hpp"
 #include "core/cores.hpp"
+#include "core/progress.hpp"
 #include "core/terminal.hpp"
 #include "core/thread.hpp"
 #include "deck/ranks.hpp"
@@ -198,6 +199,10 @@ class Search {
 
   /// False where it cannot be or does not fit.
   bool try_choice(const Choice& choice) {
+    {
+      const std::lock_guard lock(mutex_);
+      progress_.at(++tried_, 0);
+    }
     try {
       Planner p = planner(choice);
       if (!p.open.empty()) p.set(p.open.front());
@@ -428,6 +433,8 @@ class Search {
   std::int64_t budget_ = 0;  // bytes of a rank's device; 0: not known
 
   std::mutex mutex_;
+  ProgressLine progress_{"comparing layouts", ProgressLine::Unit::things};
+  std::int64_t tried_ = 0;
   std::vector<Found> found_;
   std::vector<Found> staged_;  // of several stages by 1F1B, also those that are slower
   std::int64_t slower_ = 0;    // than the best, as is known without a simulation

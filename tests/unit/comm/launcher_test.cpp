@@ -71,6 +71,20 @@ TEST(Launch, WhatIsNoNumberSaysNothing) {
   EXPECT_EQ(processes({{"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "4x"}}), 1);
 }
 
+TEST(Launch, OpenMpiKillsAfterTwiceItsDelay) {
+  const auto seconds = [](const Variables& variables) {
+    return seconds_to_kill([&](const char* name) {
+      const auto found = variables.find(name);
+      return found == variables.end() ? nullptr : found->second.c_str();
+    });
+  };
+  EXPECT_EQ(seconds({}), std::nullopt);
+  EXPECT_EQ(seconds({{"PMI_SIZE", "2"}}), std::nullopt);
+  EXPECT_EQ(seconds({{"OMPI_COMM_WORLD_SIZE", "2"}}), 2);
+  EXPECT_EQ(seconds({{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_MCA_odls_base_sigkill_timeout", "60"}}),
+            120);
+}
+
 TEST(Launch, CopiesAreRefused) {
   EXPECT_NO_THROW(refuse_copies({}, "because", "instead"));
   try {

@@ -1,6 +1,10 @@
 #include "core/terminal.hpp"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
 
 #include "core/error.hpp"
 
@@ -51,6 +55,39 @@ TEST(Error, ShowsWhatItQuotesEscaped) {
 
 TEST(Error, KeepsTheLinesOfAList) {
   EXPECT_STREQ(DeckError(Lines{"a: wrong\nb: wrong"}).what(), "a: wrong\nb: wrong");
+}
+
+/// Has stderr lead elsewhere while it lives.
+class StderrTo {
+ public:
+  explicit StderrTo(int descriptor) : before_(::dup(STDERR_FILENO)) {
+    ::dup2(descriptor, STDERR_FILENO);
+  }
+  ~StderrTo() {
+    ::dup2(before_, STDERR_FILENO);
+    ::close(before_);
+  }
+
+ private:
+  int before_;
+};
+
+TEST(StderrIsShown, OnTerminalsAlone) {
+  const int master = ::posix_openpt(O_RDWR | O_NOCTTY);
+  ASSERT_GE(master, 0);
+  ASSERT_EQ(::grantpt(master) + ::unlockpt(master), 0);
+  const int terminal = ::open(::ptsname(master), O_RDWR | O_NOCTTY);
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const int file = ::open("/dev/null", O_WRONLY);
+  const auto shown_on = [](int descriptor) {
+    const StderrTo to(descriptor);
+    return stderr_is_shown();
+  };
+  EXPECT_TRUE(shown_on(terminal));
+  EXPECT_FALSE(shown_on(ends[1])) << "a pipe of no launcher";
+  EXPECT_FALSE(shown_on(file));
+  for (const int descriptor : {master, terminal, ends[0], ends[1], file}) ::close(descriptor);
 }
 
 }  // namespace

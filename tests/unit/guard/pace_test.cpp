@@ -41,19 +41,19 @@ TEST(Pace, ChangeIsToldWhenAWindowIsFull) {
 }
 
 TEST(Stragglers, SpreadOfOddAndEvenNumbersOfRanks) {
-  const ComputeSpread odd = compute_spread(std::array{3.0, 1.0, 2.0});
+  const RankSpread odd = rank_spread(std::array{3.0, 1.0, 2.0});
   EXPECT_EQ(odd.least, 1.0);
   EXPECT_EQ(odd.median, 2.0);
   EXPECT_EQ(odd.most, 3.0);
   EXPECT_EQ(odd.slowest, 0);
-  EXPECT_EQ(compute_spread(std::array{1.0, 2.0}).median, 2.0);
-  EXPECT_EQ(compute_spread(std::array{7.0}).slowest, 0);
+  EXPECT_EQ(rank_spread(std::array{1.0, 2.0}).median, 2.0);
+  EXPECT_EQ(rank_spread(std::array{7.0}).slowest, 0);
 }
 
 TEST(Stragglers, PersistentOneIsNamedOnceAndAgainAfterItRecovered) {
   Stragglers stragglers(10);
-  const ComputeSpread even{.least = 1, .median = 1, .most = 1.1, .slowest = 2};
-  const ComputeSpread slow{.least = 1, .median = 1, .most = 1.3, .slowest = 2};
+  const RankSpread even{.least = 1, .median = 1, .most = 1.1, .slowest = 2};
+  const RankSpread slow{.least = 1, .median = 1, .most = 1.3, .slowest = 2};
   int named = 0;
   for (int i = 0; i < 30; ++i) named += stragglers.judge(even) ? 1 : 0;
   EXPECT_EQ(named, 0);
@@ -68,6 +68,13 @@ TEST(Stragglers, PersistentOneIsNamedOnceAndAgainAfterItRecovered) {
   EXPECT_EQ(named, 1);
   for (int i = 0; i < 30; ++i) named += stragglers.judge(slow) ? 1 : 0;
   EXPECT_EQ(named, 2);
+}
+
+TEST(Stragglers, WhatNobodyWouldNoticeIsNotNamed) {
+  Stragglers stragglers(10);
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_FALSE(stragglers.judge({.least = 1e-3, .median = 1e-3, .most = 1.9e-3, .slowest = 1}));
+  }
 }
 
 TEST(Stragglers, SlownessThatWandersNamesNobody) {

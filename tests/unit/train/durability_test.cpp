@@ -59,8 +59,9 @@ TEST(Crash, LosesNothingThatAReporterHasSynced) {
         const auto of = [&](const char* name) {
           return test::read_file(root / "runs" / "one" / name);
         };
-        EXPECT_TRUE(of("log.txt").starts_with("a sentence\n"));
-        EXPECT_TRUE(of("metrics.jsonl").starts_with("{\"event\":\"step\",\"step\":1}\n"));
+        EXPECT_EQ(of("log.txt").find("Z a sentence\n"),
+                  std::size(std::string_view("2026-03-01 04:05:06")));
+        EXPECT_TRUE(of("metrics.jsonl").starts_with("{\"event\":\"step\",\"step\":1,\"time\":"));
         EXPECT_NE(of("logbook.md").find("a sentence\n"), std::string::npos);
         EXPECT_GE(again.last_step(), 1);
       },

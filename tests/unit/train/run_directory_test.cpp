@@ -2,7 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <ctime>
+#include <regex>
+
+#include "deck/load.hpp"
 #include "support/temporary_directory.hpp"
+#include "train/report/resolved.hpp"
+#include "train/report/step_line.hpp"
 
 namespace tessera::train {
 namespace {
@@ -56,6 +62,98 @@ TEST(RunLock, NoticesThatItsDirectoryIsGone) {
   lock.check();
 }
 
+TEST(Reporter, SaysWhenEachLineAndEventWas) {
+  const test::TemporaryDirectory directory;
+  const auto before = static_cast<double>(std::time(nullptr));
+  Reporter report(directory.path());
+  report.say("one\n  two");
+  report.event({{"event", "step"}, {"step", 7}});
+  const std::string stamp = "\\d{4}-\\d\\d-\\d\\d \\d\\d:\\d\\d:\\d\\dZ ";
+  const std::string log = test::read_file(directory / "log.txt");
+  EXPECT_TRUE(std::regex_match(log, std::regex(stamp + "one\n" + stamp + "  two\n"))) << log;
+  const auto event = nlohmann::json::parse(test::read_file(directory / "metrics.jsonl"));
+  EXPECT_EQ(event.at("step"), 7);
+  EXPECT_GE(event.at("time"), before);
+  EXPECT_LE(event.at("time"), static_cast<double>(std::time(nullptr)) + 1);
+}
+
+TEST(Reporter, StampsWholeReports) {
+  EXPECT_EQ(stamped(""), "");
+  const std::string report = stamped("one\ntwo\n");
+  EXPECT_TRUE(std::regex_match(report, std::regex("[^Z]+Z one\n[^Z]+Z two\n"))) << report;
+}
+
+deck::Deck deck_of(const std::string& more) {
+  return deck::parse_deck(
+             "run.steps = 60\nmodel.family = \"gpt2\"\nmodel.preset = \"gpt2_124m\"\n"
+             "data.train = [\"none\"]\nbatch.global = 1\noptimizer.lr = 1.0\n" +
+                 more,
+             "deck.toml")
+      .deck;
+}
+
+TEST(Resolved, EachDifferentStartIsKept) {
+  const test::TemporaryDirectory directory;
+  EXPECT_FALSE(last_resolved(directory.path()));
+  const deck::Deck first = deck_of(""), longer = deck_of("run.seed = 7\n");
+  const auto start = [&](const deck::Deck& deck) { write_resolved(deck, directory.path()); };
+  const auto kept = [&](const char* name) { return test::read_file(directory / name); };
+  start(first);
+  start(first);
+  start(deck_of("run.deadline = 1772337906\n"));  // another moment, not another run
+  EXPECT_FALSE(std::filesystem::exists(directory / "resolved.1.toml"));
+  EXPECT_NE(kept("resolved.toml").find("deadline = 1772337906"), std::string::npos);
+  start(longer);
+  start(first);
+  EXPECT_NE(kept("resolved.1.toml").find("deadline = 1772337906"), std::string::npos);
+  EXPECT_EQ(kept("resolved.2.toml"), to_toml(longer));
+  EXPECT_EQ(last_resolved(directory.path()), first);
+  test::write_file(directory / "resolved.toml", "of another version");
+  EXPECT_FALSE(last_resolved(directory.path()));
+  start(first);
+  EXPECT_EQ(kept("resolved.3.toml"), "of another version");
+  const auto all = changes(first, longer);
+  ASSERT_EQ(all.size(), 1U);
+  EXPECT_EQ(all[0].key, "run.seed");
+}
+
+TEST(StepLine, FitsAHundredColumnsAndLeavesOutWhatIsEmpty) {
+  StepLine line{.step = 12,
+                .steps = 600,
+                .loss = 3.2145671,
+                .grad_norm = 0.31214,
+                .lr = 5.8e-4,
+                .seconds = 0.8124,
+                .tokens_per_s = 78912,
+                .shares = {{{"comm", 0.061}, {"io", 0.2}, {"data", 0.009}, {"between", 0}}},
+                .elapsed = 9,
+                .left = 5820};
+  const std::string begin = "step 12/600 | loss 3.2146 norm 0.312 lr 5.8e-04 | 812 ms";
+  EXPECT_EQ(to_text(line), begin + " 78.9k tok/s io 20% comm 6% | 9s, ETA 1h37m");
+  line.shares = {};
+  line.gemm_share = 0.76;
+  EXPECT_EQ(to_text(line), begin + " GEMM 76% 78.9k tok/s | 9s, ETA 1h37m");
+  line.gemm_share = 0;
+  line.mfu = 0.412;
+  line.left.reset();
+  EXPECT_EQ(to_text(line), begin + " MFU 41% 78.9k tok/s | 9s");
+  line = {.step = 999999,
+          .steps = 1000000,
+          .loss = 10.82634,
+          .grad_norm = 1.234e-5,
+          .lr = 5.8e-4,
+          .seconds = 1012.3,
+          .tokens_per_s = 789.1e3,
+          .mfu = 0.412,
+          .shares = {{{"comm", 0.061}, {"io", 0.02}, {"data", 0}, {"between", 0.03}}},
+          .elapsed = 284400,
+          .left = 5820};
+  EXPECT_EQ(to_text(line),
+            "step 999999/1000000 | loss 10.826 norm 1.23e-05 lr 5.8e-04 | 1012.3 s MFU 41% | "
+            "3d07h, ETA 1h37m");
+  EXPECT_LE(to_text(line).size(), 100U);
+}
+
 class LineFileTest : public testing::Test {
  protected:
   /// What a file with `before` holds once "new" was appended.
@@ -93,8 +191,11 @@ TEST_F(LineFileTest, SaysWhichFileCannotBeOpened) {
 TEST(Reporter, WritesObjectsInFullPrecision) {  // trap 58
   const test::TemporaryDirectory directory;
   Reporter(directory.path()).event({{"event", "step"}, {"loss", 0.1}, {"lr", 1.0 / 3}});
-  EXPECT_EQ(test::read_file(directory / "metrics.jsonl"),
-            "{\"event\":\"step\",\"loss\":0.1,\"lr\":0.3333333333333333}\n");
+  const std::string line = test::read_file(directory / "metrics.jsonl");
+  EXPECT_TRUE(
+      line.starts_with("{\"event\":\"step\",\"loss\":0.1,\"lr\":0.3333333333333333,\"time\":"))
+      << line;
+  EXPECT_TRUE(line.ends_with("}\n")) << line;
   Reporter silent;
   silent.event({{"event", "step"}});
   EXPECT_FALSE(silent);

@@ -1,0 +1,83 @@
+#include "core/progress.hpp"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace tessera {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// What a screen was shown, with a clock that a test turns.
+struct Shown {
+  std::vector<std::string> lines;
+  SteadyClock::time_point now;
+  Screen screen() {
+    return {.write = [this](std::string_view text) { lines.emplace_back(text); },
+            .now = [this] { return now; }};
+  }
+};
+
+TEST(ProgressLine, DrawsNothingOfWhatIsQuick) {
+  Shown shown;
+  {
+    ProgressLine progress("loading", ProgressLine::Unit::things, shown.screen());
+    shown.now += 499ms;
+    for (int i = 0; i <= 100; ++i) progress.at(i, 100);
+  }
+  EXPECT_TRUE(shown.lines.empty());
+}
+
+TEST(ProgressLine, IsThrottledByTimeAndTakenAway) {
+  Shown shown;
+  {
+    ProgressLine progress("loading a\x1b[31m", ProgressLine::Unit::things, shown.screen());
+    for (int i = 1; i <= 100; ++i) {  // two seconds
+      shown.now += 20ms;
+      progress.at(i, 100);
+    }
+    ASSERT_EQ(shown.lines.size(), 8U);  // at 500, 700, ... 1900 ms
+    EXPECT_EQ(shown.lines[0], "\rloading a\\x1b[31m: 25 %, 25 of 100, 2s left\x1b[K");
+    EXPECT_EQ(shown.lines[7], "\rloading a\\x1b[31m: 95 %, 95 of 100, 0s left\x1b[K");
+  }
+  ASSERT_EQ(shown.lines.size(), 9U);
+  EXPECT_EQ(shown.lines[8], "\r\x1b[K");
+}
+
+TEST(ProgressLine, SaysHowMuchWhereTheTotalIsNotKnown) {
+  Shown shown;
+  ProgressLine progress("reading", ProgressLine::Unit::bytes, shown.screen());
+  shown.now += 1s;
+  progress.at(3 << 20, 0);
+  ASSERT_EQ(shown.lines.size(), 1U);
+  EXPECT_EQ(shown.lines[0], "\rreading: 3.00 MiB\x1b[K");
+}
+
+TEST(ProgressLine, IsSilentWithoutAScreen) {
+  ProgressLine progress("reading", ProgressLine::Unit::bytes, Screen::none());
+  progress.at(1, 2);
+}
+
+TEST(Clock, DurationsForPeople) {
+  for (const auto& [seconds, text] :
+       std::initializer_list<std::pair<double, const char*>>{{-1, "0s"},
+                                                             {59.4, "59s"},
+                                                             {59.6, "1m00s"},
+                                                             {598, "9m58s"},
+                                                             {725, "12m"},
+                                                             {5820, "1h37m"},
+                                                             {48600, "13h"},
+                                                             {284400, "3d07h"},
+                                                             {1e6, "11d"},
+                                                             {1e300, "1000000d"}}) {
+    EXPECT_EQ(duration_text(seconds), text) << seconds;
+  }
+}
+
+TEST(Clock, MomentsAreUtc) {
+  EXPECT_EQ(utc_text(std::chrono::system_clock::from_time_t(1772337906)), "2026-03-01 04:05:06Z");
+}
+
+}  // namespace
+}  // namespace tessera
