@@ -19,7 +19,7 @@ std::string ShownTimes::measured_title() const {
 }
 
 std::vector<plan::Timeline> ShownTimes::timelines(const plan::PlanInputs& inputs,
-                                                 const std::string& run) const {
+                                                  const std::string& run) const {
   std::vector<plan::Timeline> all;
   if (found) all.push_back(plan::timeline_of(predicted, inputs, run + predicted_title()));
   if (measured) all.push_back(plan::timeline_of(measured->ranks, inputs, run + measured_title()));
@@ -27,7 +27,7 @@ std::vector<plan::Timeline> ShownTimes::timelines(const plan::PlanInputs& inputs
 }
 
 ShownTimes step_times(const Planner& p, const std::optional<deck::Machine>& machine,
-                     const std::optional<std::filesystem::path>& run_directory) {
+                      const std::optional<std::filesystem::path>& run_directory) {
   ShownTimes t;
   plan::PlanShape shape = p.shapes.front();
   if (run_directory) {

@@ -27,6 +27,6 @@ struct ShownTimes {
 /// Of a machine, the profile in a run directory, or both: of the same plans then. Throws as
 /// read_profile and predict do.
 ShownTimes step_times(const Planner& planner, const std::optional<deck::Machine>& machine,
-                     const std::optional<std::filesystem::path>& run_directory);
+                      const std::optional<std::filesystem::path>& run_directory);
 
 }  // namespace tessera::verbs

@@ -182,7 +182,9 @@ class Report(RunTest):
                            [{"event": "fault", "what": HOSTILE, "step": 2},
                             {"event": "end", "reason": HOSTILE, "step": 3}],
                            logbook=f"# Logbook\n\n- 2026: {HOSTILE}\n", deck=f"# {HOSTILE}\n")
+        (run / "resolved.1.toml").write_text(f"# the deck before: {HOSTILE}\n")
         text, page = self.page(run, run)
+        self.assertEqual(page.text().count("# the deck before: </ul>"), 2)
         self.assertNotIn("\x1b", text)
         self.assertGreater(page.text().count("<script>alert(1)</script>"), 4)
 
@@ -239,9 +241,21 @@ class Report(RunTest):
             line = abs(pixels - [0x2f / 255, 0x6d / 255, 0xb5 / 255]).sum(axis=2) < 0.1
             self.assertGreater(line.sum(), 200, "points of the charts' lines")
             self.assertGreater(line.any(axis=1).sum(), 60, "in charts below one another")
+        # A pointer that rests on the middle of the first chart, the loss.
+        text = (self.dir / "page.html").read_text()
+        (self.dir / "page.html").write_text(text + """<script>{
+            const chart = document.querySelector("svg.plot"), box = chart.getBoundingClientRect();
+            chart.dispatchEvent(new PointerEvent("pointermove", {
+              clientX: box.left + box.width / 2, clientY: box.top + 20 })); }</script>""")
         shown = Structure(self.chromium("--dump-dom"))
         self.assertEqual(len(shown.of("div", "tip")), len(page.of("svg", "plot")),
                          "the script has prepared every chart")
+        tip = re.search(r"step ([0-9]+)\s+training: ([0-9.]+)\s+training, mean: ([0-9.]+)",
+                        shown.text())
+        step, loss, mean = (float(number) for number in tip.groups())
+        self.assertAlmostEqual(step, 10000, delta=800)
+        self.assertAlmostEqual(loss, 10 / step ** 0.2, delta=0.1)
+        self.assertAlmostEqual(mean, loss, delta=0.1)
 
 
 if __name__ == "__main__":

@@ -188,11 +188,19 @@ void step_part(Page& page, const RunRecord& run, const std::optional<deck::Machi
 }
 
 void deck_part(Page& page, const RunRecord& run) {
-  const auto text = file_of(run, "resolved.toml");
-  if (!text) return page.paragraph("There is no resolved.toml.");
-  page.begin_folded("resolved.toml, every default filled in", false);
-  page.preformatted(*text);
-  page.end_folded();
+  const auto fold = [&](const std::string& name, const char* what) {
+    const auto text = file_of(run, name.c_str());
+    if (!text) return false;
+    page.begin_folded(name + what, false);
+    page.preformatted(*text);
+    page.end_folded();
+    return true;
+  };
+  if (!fold("resolved.toml", ", every default filled in"))
+    page.paragraph("There is no resolved.toml.");
+  // Decks of earlier starts are numbered, where they are kept.
+  for (int n = 1; fold(fmt::format("resolved.{}.toml", n), ", of earlier starts"); ++n) {
+  }
 }
 
 }  // namespace tessera::verbs

@@ -102,12 +102,17 @@ class Reader {
     const char* word;
     EventKind kind;
   };
-  static constexpr MarkedEvent kMarked[] = {
-      {"fault", EventKind::fault},       {"rollback", EventKind::rollback},
-      {"skip", EventKind::skip},         {"spike", EventKind::warning},
-      {"straggler", EventKind::warning}, {"pace", EventKind::warning},
-      {"clocks", EventKind::warning},    {"data_changed", EventKind::warning},
-      {"signal", EventKind::stop},       {"checkpoint", EventKind::checkpoint}};
+  static constexpr MarkedEvent kMarked[] = {{"fault", EventKind::fault},
+                                            {"rollback", EventKind::rollback},
+                                            {"skip", EventKind::skip},
+                                            {"spike", EventKind::warning},
+                                            {"straggler", EventKind::warning},
+                                            {"pace", EventKind::warning},
+                                            {"clocks", EventKind::warning},
+                                            {"data_changed", EventKind::warning},
+                                            {"lr_moved", EventKind::warning},
+                                            {"signal", EventKind::stop},
+                                            {"checkpoint", EventKind::checkpoint}};
 
   void add_event(EventKind kind, std::int64_t step, std::string text) {
     run_.events.push_back({.kind = kind, .step = step, .text = std::move(text)});
