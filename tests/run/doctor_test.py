@@ -3,6 +3,7 @@ code."""
 
 import os
 import re
+import struct
 import subprocess
 import unittest
 
@@ -88,6 +89,27 @@ class Doctor(RunTest):
         self.assertIn("token files", fix)
         self.assertIn("a run would end with exit code 3", job.output)
 
+        # A glob names files that are there; a prefix without .idx does not.
+        (self.dir / "tokens.bin").rename(self.dir / "alone.bin")
+        job = self.run_job(0, "doctor", "--deck", good, "--set",
+                           f"data.train=['{self.dir}/alone']")
+        self.assertEqual(job.code, 3, job.output)
+        self.assertIn("alone.idx", self.rows(job.output)["data"][1])
+        shard = struct.pack("<3i1012x", 20240520, 1, 2000) + bytes(4000)
+        for name in ("one", "two"):
+            (self.dir / f"shard_{name}.bin").write_bytes(shard)
+        job = self.run_job(0, "doctor", "--deck", good, "--dir", self.dir / "later", "--set",
+                           f"data.train=['{self.dir}/shard_*.bin']")
+        self.assertEqual(job.code, 0, job.output)
+        rows = self.rows(job.output)
+        self.assertIn("the largest of 2 files", rows["data"][1])
+        self.assertIn(f"{self.dir} (where {self.dir}/later will be made)", rows["directory"][1])
+
+        job = self.run_job(0, "doctor", "--dir", "")
+        self.assertEqual(job.code, 7, job.output)
+        self.assertEqual(self.rows(job.output)["directory"][0], "broken")
+        job = self.run_job(0, "doctor", "--set", "run.steps=1")
+        self.assertEqual(job.code, 2, job.output)
         job = self.run_job(0, "doctor", "--dir", "/proc/self")
         self.assertEqual(job.code, 7, job.output)
         self.assertEqual(self.rows(job.output)["directory"][0], "broken")

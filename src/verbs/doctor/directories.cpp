@@ -10,6 +10,7 @@
 #include "core/bytes.hpp"
 #include "core/clock.hpp"
 #include "io/file.hpp"
+#include "io/token_files.hpp"
 #include "verbs/doctor/doctor.hpp"
 
 namespace tessera::verbs {
@@ -41,32 +42,6 @@ const FileSystem& file_system_of(const fs::path& path) {
   return kOther;
 }
 
-/// The directory, or, before a run has made it, the one in which it would be made.
-fs::path existing(fs::path path) {
-  path = fs::absolute(path);
-  while (!io::path_exists(path) && path.has_relative_path()) path = path.parent_path();
-  return path;
-}
-
-/// A file of this check's own, which goes with it.
-class Trial {
- public:
-  explicit Trial(const fs::path& directory) {
-    std::string name = (directory / "tessera_doctor_XXXXXX").string();
-    const int descriptor = mkstemp(name.data());
-    if (descriptor < 0) throw IoError(fmt::format("cannot create {}: {}", name, errno_text(errno)));
-    ::close(descriptor);
-    path_ = name;
-  }
-  ~Trial() { ::unlink(path_.c_str()); }
-  Trial(const Trial&) = delete;
-  Trial& operator=(const Trial&) = delete;
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
-
 constexpr std::int64_t kTrialBlock = std::int64_t{4} << 20, kMostTrialBlocks = 256;
 constexpr double kLongest = 0.4;  // s, of writing and of reading
 
@@ -96,9 +71,9 @@ std::string rate_text(double rate) { return fmt::format("{:.2f} GB/s", rate / 1e
 Finding writable(const fs::path& named) {
   constexpr double kSlow = 50e6;  // bytes a second: a checkpoint of 10 GB takes minutes
   constexpr std::int64_t kLittle = std::int64_t{8} << 30;
-  const fs::path directory = existing(named);
+  const fs::path directory = existing_directory(named);
   const FileSystem& kind = file_system_of(directory);
-  const Trial trial(directory);
+  const TrialFile trial(directory);
   io::File file(trial.path(), io::OpenMode::update);
   std::optional<io::File> direct = file.past_page_cache();
   io::File& used = direct ? *direct : file;
@@ -117,10 +92,12 @@ Finding writable(const fs::path& named) {
       written, [&](std::int64_t at) { used.read(at, bytes); }, ignored);
   std::error_code unknown;
   const auto free = static_cast<std::int64_t>(fs::space(directory, unknown).available);
-  Finding finding{.what =
-                      fmt::format("{}: {}, {} free, {}, writes {}, reads {}", directory.string(),
-                                  kind.name, human_bytes(free), direct_text(direct.has_value()),
-                                  rate_text(write), rate_text(read))};
+  const std::string to_come =
+      io::path_exists(named) ? "" : fmt::format(" (where {} will be made)", named.string());
+  Finding finding{.what = fmt::format("{}{}: {}, {} free, {}, writes {}, reads {}",
+                                      directory.string(), to_come, kind.name, human_bytes(free),
+                                      direct_text(direct.has_value()), rate_text(write),
+                                      rate_text(read))};
   if (kind.memory) finding.fix = "it is memory, and lost with the node: name a directory on a disk";
   if (!unknown && free < kLittle)
     finding.fix = "little room for checkpoints: free some, or name another disk";
@@ -129,11 +106,12 @@ Finding writable(const fs::path& named) {
   return finding;
 }
 
-/// What token files are read from.
-Finding readable(const std::string& prefix) {
-  fs::path path = prefix;
-  if (!io::path_exists(path) || fs::is_directory(path)) path = prefix + ".bin";
-  const io::File file(path, io::OpenMode::read);
+/// What token files are read from: those of an entry of the deck, of which the largest is read.
+Finding readable(const std::string& entry, std::int64_t vocab) {
+  const io::TokenCorpus corpus(std::span(&entry, 1), vocab);
+  const auto files = corpus.files();
+  const auto size = [](const io::TokenCorpus::TokenFile& f) { return f.file.size(); };
+  const io::File& file = std::ranges::max_element(files, {}, size)->file;
   posix_fadvise(file.descriptor(), 0, 0, POSIX_FADV_DONTNEED);  // advice: may be ignored
   const TrialBlock block = new_block();
   const std::span<std::byte> bytes(block.get(), kTrialBlock);
@@ -142,11 +120,13 @@ Finding readable(const std::string& prefix) {
   if (const std::int64_t blocks = file.size() / kTrialBlock; blocks > 0)
     rate = rate_of(
         blocks, [&](std::int64_t at) { file.read(at, bytes); }, done);
-  const int direct = ::open(path.c_str(), O_RDONLY | O_DIRECT);
+  const int direct = ::open(file.path().c_str(), O_RDONLY | O_DIRECT);
   if (direct >= 0) ::close(direct);
-  return {.what = fmt::format("{}: {}, {}, {}{}", path.string(), file_system_of(path).name,
-                              human_bytes(file.size()), direct_text(direct >= 0),
-                              rate > 0 ? ", reads " + rate_text(rate) : "")};
+  return {.what = fmt::format(
+              "{}{}: {}, {}, {}{}", file.path().string(),
+              files.size() > 1 ? fmt::format(", the largest of {} files", files.size()) : "",
+              file_system_of(file.path()).name, human_bytes(file.size()), direct_text(direct >= 0),
+              rate > 0 ? ", reads " + rate_text(rate) : "")};
 }
 
 /// What a look throws, as what is broken: a run would end so.
@@ -165,19 +145,20 @@ Finding found(const char* name, const std::string& path, const char* fix, Look&&
 std::vector<Finding> directories(const Subject& subject) {
   constexpr const char* kWritable = "name a directory that this user may write to, with room on it";
   std::vector<Finding> findings;
-  findings.push_back(found("run directory", subject.deck ? run_directory(*subject.deck) : "runs",
-                           kWritable, writable));
+  findings.push_back(found("run directory", subject.run_directory(), kWritable, writable));
   for (const std::string& path : subject.options.directories)
     findings.push_back(found("directory", path, kWritable, writable));
   if (!subject.deck) return findings;
-  for (const std::string& path : subject.deck->offload.nvme)
+  const deck::Deck& deck = *subject.deck;
+  for (const std::string& path : deck.offload.nvme)
     findings.push_back(found("offload.nvme", path, kWritable, writable));
-  for (const auto* prefixes : {&subject.deck->data.train, &subject.deck->data.validation}) {
-    for (const std::string& prefix : *prefixes) {
-      findings.push_back(found("data", prefix,
+  const auto tokens = [&](const std::string& entry) { return readable(entry, deck.model.vocab); };
+  for (const auto* entries : {&deck.data.train, &deck.data.validation}) {
+    for (const std::string& entry : *entries) {
+      findings.push_back(found("data", entry,
                                "name token files that every node can read; see data.train in "
                                "inputs/README.md",
-                               readable));
+                               tokens));
     }
   }
   return findings;
@@ -186,6 +167,28 @@ std::vector<Finding> directories(const Subject& subject) {
 constexpr NodeCheck kDirectoryChecks[] = {{"directories", directories, Texts::vary}};
 
 }  // namespace
+
+fs::path existing_directory(const fs::path& path) {
+  std::error_code unknown;
+  fs::path directory = fs::absolute(path, unknown);
+  if (unknown) {
+    throw IoError(fmt::format("cannot tell where \"{}\" is: {}", path.string(), unknown.message()));
+  }
+  while (!io::path_exists(directory) && directory.has_relative_path())
+    directory = directory.parent_path();
+  return directory;
+}
+
+TrialFile::TrialFile(const fs::path& directory) {
+  std::string name = (directory / "tessera_doctor_XXXXXX").string();
+  const int descriptor = mkstemp(name.data());
+  if (descriptor < 0)
+    throw IoError(
+        fmt::format("cannot create a file in {}: {}", directory.string(), errno_text(errno)));
+  ::close(descriptor);
+  path_ = name;
+}
+TrialFile::~TrialFile() { ::unlink(path_.c_str()); }
 
 std::span<const NodeCheck> directory_checks() { return kDirectoryChecks; }
 

@@ -146,8 +146,9 @@ Verb doctor(CLI::App& app) {
       "say what a run would meet here: libraries, limits, file systems, links; also under mpirun "
       "or srun, of all nodes. Exit code 0 unless something is broken");
   auto o = std::make_shared<DoctorOptions>();
-  verb->add_option("--deck", o->deck, "look at this deck's directories and device");
-  verb->add_option("--set", o->sets, "as for train")->allow_extra_args(false);
+  auto* deck =
+      verb->add_option("--deck", o->deck, "look at this deck's directories, data and device");
+  verb->add_option("--set", o->sets, "as for train")->allow_extra_args(false)->needs(deck);
   verb->add_option("--dir", o->directories, "look at this directory too")->allow_extra_args(false);
   return {.launch = Launch::ranks, .run = {}, .run_on_ranks = [o](const train::Job& job) {
             return examine(*o, job);

@@ -2,6 +2,7 @@
 // meet. Each check is a function that looks at one thing, in a row of a table.
 #pragma once
 
+#include <filesystem>
 #include <optional>
 #include <span>
 #include <string>
@@ -38,6 +39,8 @@ struct Subject {
   std::optional<deck::Deck> deck;
 
   std::int64_t ranks_of_node() const { return job.mpi.job().local; }
+  /// Where the run's files will be.
+  std::string run_directory() const { return deck ? deck::run_directory(*deck) : "runs"; }
   int gpus() const;  // of this node
 };
 
@@ -56,6 +59,22 @@ std::span<const NodeCheck> software_checks();
 std::span<const NodeCheck> system_checks();
 /// File systems of the run's directories.
 std::span<const NodeCheck> directory_checks();
+
+/// The directory, or, before a run has made it, the one in which it would be made.
+std::filesystem::path existing_directory(const std::filesystem::path& path);
+
+/// A new, empty file in a directory, removed when this object goes.
+class TrialFile {
+ public:
+  explicit TrialFile(const std::filesystem::path& directory);
+  ~TrialFile();
+  TrialFile(const TrialFile&) = delete;
+  TrialFile& operator=(const TrialFile&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
 
 /// A check of all ranks together; collective, found on rank 0.
 struct JobCheck {

@@ -1,15 +1,11 @@
 // What concerns several ranks at once: a directory that all see, clocks, devices, links.
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
 
 #include "backend/machine.hpp"
 #include "comm/mpi/control.hpp"
-#include "deck/deck.hpp"
 #include "guard/median.hpp"
 #include "io/file.hpp"
 #include "setup/threads.hpp"
@@ -29,24 +25,18 @@ std::vector<std::string> hosts_of(const Subject& subject) {
 std::vector<Finding> shared_directory(const Subject& subject) {
   const comm::Control& control = subject.job.control;
   if (subject.job.mpi.job().nodes == 1) return {};
-  std::string path;
+  std::optional<TrialFile> trial;  // of rank 0
   if (control.rank() == 0) {
-    fs::path directory =
-        fs::absolute(subject.deck ? run_directory(*subject.deck) : std::string("runs"));
-    while (!io::path_exists(directory) && directory.has_relative_path())
-      directory = directory.parent_path();
-    std::string name = (directory / "tessera_doctor_XXXXXX").string();
-    if (const int descriptor = mkstemp(name.data()); descriptor >= 0) {
-      ::close(descriptor);
-      path = name;
+    try {
+      trial.emplace(existing_directory(subject.run_directory()));
+    } catch (const IoError&) {  // another check says why
     }
   }
-  path = control.broadcast(path);
-  if (path.empty()) return {};  // another check says why
+  const std::string path = control.broadcast(trial ? trial->path().string() : std::string());
+  if (path.empty()) return {};
   const auto hosts = control.gather(io::path_exists(path) ? "" : comm::host_name());
   control.barrier();
   if (control.rank() != 0) return {};
-  ::unlink(path.c_str());
   const fs::path directory = fs::path(path).parent_path();
   const auto blind = std::ranges::find_if(hosts, [](const auto& host) { return !host.empty(); });
   if (blind == hosts.end())

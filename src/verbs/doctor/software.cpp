@@ -166,30 +166,25 @@ std::vector<Finding> hdf5_library(const Subject&) {
 
 // --- What GPUs need ----------------------------------------------------------------------------
 
-std::string cuda_style(std::size_t v) { return fmt::format("{}.{}", v / 1000, v % 1000 / 10); }
-std::string nccl_style(std::size_t v) {
-  return fmt::format("{}.{}.{}", v / 10000, v / 100 % 100, v % 100);
-}
-std::string cudnn_style(std::size_t v) {
-  return fmt::format("{}.{}.{}", v / 10000, v / 100 % 100, v % 100);
-}
-std::string cublas_style(std::size_t v) {
+std::string in_tens(std::size_t v) { return fmt::format("{}.{}", v / 1000, v % 1000 / 10); }
+std::string in_hundreds(std::size_t v) {
   return fmt::format("{}.{}.{}", v / 10000, v / 100 % 100, v % 100);
 }
 
 struct GpuLibrary {
   const char *name, *file, *version_of;
   bool by_argument;  // int f(int*), else size_t f()
-  std::string (*style)(std::size_t);
+  std::string (*text)(std::size_t version);
+  bool of_one_rank = true;  // else only several ranks need it
 };
 constexpr GpuLibrary kGpuLibraries[] = {
-    {"CUDA driver", "libcuda.so.1", "cuDriverGetVersion", true, cuda_style},
-    {"CUDA runtime", "libcudart.so.13", "cudaRuntimeGetVersion", true, cuda_style},
-    {"cuBLASLt", "libcublasLt.so.13", "cublasLtGetVersion", false, cublas_style},
-    {"cuDNN", "libcudnn.so.9", "cudnnGetVersion", false, cudnn_style},
-    {"NCCL", "libnccl.so.2", "ncclGetVersion", true, nccl_style}};
+    {"CUDA driver", "libcuda.so.1", "cuDriverGetVersion", true, in_tens},
+    {"CUDA runtime", "libcudart.so.13", "cudaRuntimeGetVersion", true, in_tens},
+    {"cuBLASLt", "libcublasLt.so.13", "cublasLtGetVersion", false, in_hundreds},
+    {"cuDNN", "libcudnn.so.9", "cudnnGetVersion", false, in_hundreds},
+    {"NCCL", "libnccl.so.2", "ncclGetVersion", true, in_hundreds, false}};
 
-Finding look_at(const GpuLibrary& row) {
+Finding look_at(const GpuLibrary& row, bool one_rank) {
   try {
     const Library library(row.file);
     std::size_t version = 0;
@@ -203,15 +198,15 @@ Finding look_at(const GpuLibrary& row) {
       auto* f = library.symbol<std::size_t (*)()>(row.version_of);
       version = f(), address = reinterpret_cast<const void*>(f);
     }
-    return {.what = fmt::format("{}, {}", row.style(version), file_with(address)),
-            .name = row.name};
+    return {.what = fmt::format("{}, {}", row.text(version), file_with(address)), .name = row.name};
   } catch (const DeviceError& e) {
-    return {.health = Health::broken,
-            .what = e.what(),
+    const bool needed = row.of_one_rank || !one_rank;
+    return {.health = needed ? Health::broken : Health::poor,
+            .what = fmt::format("{}{}", e.what(), needed ? "" : "; runs on several GPUs need it"),
             .fix =
                 "set LD_LIBRARY_PATH to the library's directory or load the machine's module; "
                 "run.backend = \"cpu\" needs none",
-            .code = e.exit_code(),
+            .code = needed ? e.exit_code() : ExitCode::ok,
             .name = row.name};
   }
 }
@@ -219,8 +214,14 @@ Finding look_at(const GpuLibrary& row) {
 std::vector<Finding> gpu_software(const Subject& subject) {
   const int gpus = subject.gpus();
   if (gpus == 0) return {{.what = "no NVIDIA GPU on this node: runs compute on its cores"}};
+  const auto backend = subject.deck ? subject.deck->run.backend : deck::Backend::automatic;
+  if (backend != deck::Backend::automatic && backend != deck::Backend::cuda) {
+    return {{.what = fmt::format("{} NVIDIA GPUs; the deck's run.backend = \"{}\" uses none", gpus,
+                                 enum_word(backend))}};
+  }
   std::vector<Finding> findings{{.what = fmt::format("{} NVIDIA GPUs", gpus)}};
-  for (const GpuLibrary& row : kGpuLibraries) findings.push_back(look_at(row));
+  for (const GpuLibrary& row : kGpuLibraries)
+    findings.push_back(look_at(row, subject.job.mpi.size() == 1));
   return findings;
 }
 
