@@ -13,6 +13,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kShownBytes = 60;
+constexpr int kDeepest = 256;  // whoever walks a value may do so by recursion
 
 std::string excerpt(const json& value) {
   if (value.is_structured()) return fmt::format("an {} of {}", value.type_name(), value.size());
@@ -31,8 +32,9 @@ std::string_view place_and_problem(std::string_view message) {
   return message;
 }
 
-/// Throws DataError for what is not JSON or gives a name twice in one object. (A parser's callback
-/// could do that too, but nlohmann's looks at all earlier items after each: quadratic.)
+/// Throws DataError for what is not JSON, gives a name twice in one object or is nested too deeply.
+/// (A parser's callback could do that too, but nlohmann's looks at all earlier items after each:
+/// quadratic.)
 class Validator : public nlohmann::json_sax<json> {
  public:
   explicit Validator(const std::string& file) : file_(file) {}
@@ -42,13 +44,19 @@ class Validator : public nlohmann::json_sax<json> {
     throw DataError(
         fmt::format("{}: the name {} appears twice in one object", file_, excerpt(name)));
   }
-  bool start_object(std::size_t) override { return names_.emplace_back(), true; }
-  bool end_object() override { return names_.pop_back(), true; }
+  bool start_object(std::size_t) override {
+    names_.emplace_back();
+    return go_deeper();
+  }
+  bool end_object() override {
+    names_.pop_back();
+    return --depth_, true;
+  }
   bool parse_error(std::size_t, const std::string&, const json::exception& error) override {
     throw DataError(fmt::format("{}: not valid JSON: {}", file_, place_and_problem(error.what())));
   }
-  bool start_array(std::size_t) override { return true; }
-  bool end_array() override { return true; }
+  bool start_array(std::size_t) override { return go_deeper(); }
+  bool end_array() override { return --depth_, true; }
   bool null() override { return true; }
   bool boolean(bool) override { return true; }
   bool number_integer(number_integer_t) override { return true; }
@@ -58,8 +66,14 @@ class Validator : public nlohmann::json_sax<json> {
   bool binary(binary_t&) override { return true; }
 
  private:
+  bool go_deeper() {
+    if (++depth_ <= kDeepest) return true;
+    throw DataError(fmt::format("{}: more than {} values within each other", file_, kDeepest));
+  }
+
   const std::string& file_;
   std::vector<std::unordered_set<std::string>> names_;  // of the objects that are open
+  int depth_ = 0;
 };
 
 json parse(std::string_view text, const std::string& file) {

@@ -177,6 +177,18 @@ class Report(RunTest):
         self.assertLess(float(page.of("svg", "plot")[0]["data-y"].split()[1]), 10)
         self.assertEqual(page.of("path")[0]["d"].count("M"), 2)
 
+    def test_numbers_at_the_ends_of_their_ranges(self):
+        """Steps that a double counts no further, and the least number beside usual ones."""
+        far = [e for e in events_of(3, grad_norm=5e-324)]
+        for e in far[2:]:
+            e.update(grad_norm=1.0)
+        _, page = self.page(self.made_up("least", far))
+        self.assertLess(len(page.of("text")), 200, "ticks")
+        for e in far[1:]:
+            e["step"] += 2 ** 53 - 3
+        self.page(self.made_up("far", far))
+        self.page(self.made_up("far_alone", far[:1] + far[-1:]))
+
     def test_nothing_in_a_run_becomes_markup(self):
         run = self.made_up("hostile & <b>", events_of(3, run=HOSTILE),
                            [{"event": "fault", "what": HOSTILE, "step": 2},
@@ -202,6 +214,8 @@ class Report(RunTest):
                    "other": (lines[0] + "[]\n", ":2: "),
                    "words": (lines[0] + lines[1].replace('"lr": 0.0003', '"lr": "high"'),
                              ":2: $.lr: "),
+                   "deep": (lines[0] + '{"event":"fault","what":' + "[" * 99999 + "]" * 99999
+                            + "}\n", ":2: more than 256 values within each other"),
                    "ranks": (lines[0].replace('"data": 2', '"data": -1'), ":1: $.mesh.data: ")}
         out = self.dir / "never.html"
         for name, (text, place) in damaged.items():
@@ -212,7 +226,8 @@ class Report(RunTest):
         self.assertIn("no run directory", self.report(self.dir / "nothing", "--out", out, code=3))
         self.assertFalse(out.exists())
         self.report(good, "--out", self.dir / "none" / "page.html", code=7)
-        self.report(good, "--out", self.dir, code=7)
+        self.assertIn("add the page's name", self.report(good, "--out", self.dir, code=7))
+        self.assertIn("add the page's name", self.report(good, "--out", "", code=7))
         self.report(good, "--out", "/dev/null", code=7)
         self.report(good, "--machine", self.dir / "none.toml", code=2)
         self.report(code=2)

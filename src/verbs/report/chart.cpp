@@ -23,7 +23,7 @@ struct ChartAxis {
   bool logarithmic = false;
 
   double place(double value) const {  // 0 to 1
-    if (logarithmic) return std::log(value / low) / std::log(high / low);
+    if (logarithmic) return (std::log(value) - std::log(low)) / (std::log(high) - std::log(low));
     return (value - low) / (high - low);
   }
 };
@@ -40,7 +40,10 @@ ChartAxis x_axis(const Chart& chart) {
     axis.low = std::min(axis.low, line.x.front());
     axis.high = std::max(axis.high, line.x.back());
   }
-  if (axis.high <= axis.low) axis.low -= 0.5, axis.high = axis.low + 1;
+  if (axis.high <= axis.low) {
+    const double room = std::max(0.5, 1e-9 * std::abs(axis.low));
+    axis.low -= room, axis.high += room;
+  }
   return axis;
 }
 
@@ -72,21 +75,25 @@ std::optional<ChartAxis> y_axis(const Chart& chart, double& greatest) {
   return axis;
 }
 
-/// `least`: the smallest distance that means something.
+/// `least`: the smallest distance that means something. Of axes longer than some powers of ten not
+/// every one has a tick.
 std::vector<double> ticks_of(const ChartAxis& axis, int count, double least = 0) {
   std::vector<double> ticks;
+  const auto add = [&](double at) {
+    if (at >= axis.low && at <= axis.high && (ticks.empty() || at > ticks.back()))
+      ticks.push_back(at);
+  };
   if (!axis.logarithmic) {
     const double tick = std::max(least, svg::tick_of(axis.high - axis.low, count));
-    for (double i = std::ceil(axis.low / tick); i * tick <= axis.high; ++i)
-      ticks.push_back(i * tick);
+    const double first = std::ceil(axis.low / tick);
+    for (int i = 0; i <= count; ++i) add((first + i) * tick);
     return ticks;
   }
-  const bool wide = axis.high > 1e3 * axis.low;
-  for (double power = std::pow(10, std::floor(std::log10(axis.low))); power <= axis.high;
-       power *= 10) {
+  const int first = static_cast<int>(std::floor(std::log10(axis.low))),
+            powers = static_cast<int>(std::floor(std::log10(axis.high))) - first;
+  for (int i = 0; i <= powers; i += 1 + powers / (2 * count)) {
     for (const double times : {1.0, 2.0, 5.0}) {
-      const double at = power * times;
-      if (at >= axis.low && at <= axis.high && (!wide || times == 1)) ticks.push_back(at);
+      if (powers <= 3 || times == 1) add(times * std::pow(10, first + i));
     }
   }
   return ticks;

@@ -1,11 +1,9 @@
 #include "verbs/report/parts.hpp"
 
-#include <fmt/chrono.h>
-
 #include <algorithm>
-#include <ctime>
 
 #include "core/bytes.hpp"
+#include "core/clock.hpp"
 #include "core/svg.hpp"
 #include "io/file.hpp"
 #include "verbs/check/check.hpp"
@@ -24,7 +22,7 @@ std::string bytes_text(double bytes) {
 std::string moment_text(double unix_seconds) {
   constexpr double kMost = 1e11;
   if (!(unix_seconds >= 0 && unix_seconds < kMost)) return "";
-  return fmt::format("{:%Y-%m-%d %H:%M:%S}Z", fmt::gmtime(static_cast<std::time_t>(unix_seconds)));
+  return utc_text(std::chrono::system_clock::from_time_t(static_cast<std::time_t>(unix_seconds)));
 }
 
 std::vector<std::string> start_row(const RunRecord& run, std::size_t i) {
@@ -110,7 +108,7 @@ void starts_part(Page& page, const RunRecord& run) {
       changes.push_back({fmt::format("{}", i + 1), c.key, c.saved, c.now});
   }
   const std::vector<std::string> header{"start", "when",    "first step",        "steps done again",
-                                        "on",    "version", "memory, predicted", "at most",
+                                        "on",    "version", "arenas, predicted", "process at most",
                                         "ended"};
   page.table(header, rows);
   if (changes.empty()) {

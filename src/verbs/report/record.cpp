@@ -9,6 +9,7 @@
 
 #include "core/error.hpp"
 #include "core/mesh.hpp"
+#include "core/regular_file.hpp"
 #include "io/file.hpp"
 #include "io/json.hpp"
 
@@ -215,9 +216,9 @@ RunRecord read_run(const std::filesystem::path& directory) {
   const auto path = directory / "metrics.jsonl";
   if (!io::path_exists(path)) {
     throw DataError(
-        fmt::format("{} is no run directory: it has no metrics.jsonl, which a run "
+        fmt::format("{}{} is no run directory: it has no metrics.jsonl, which a run "
                     "writes from its first start on",
-                    directory.string()));
+                    directory.string(), full_path_text(directory)));
   }
   constexpr std::int64_t kLargest = std::int64_t{1} << 32;
   const std::string text = io::read_text(path, kLargest);

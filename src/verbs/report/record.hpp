@@ -60,7 +60,7 @@ struct Start {
   std::string version, commit, command, layout;
   std::int64_t ranks = 1, nodes = 1;
   double parameters = kNone, predicted_bytes = kNone;
-  std::vector<KeyChange> changed;  // of the deck, since the checkpoint that it went on from
+  std::vector<KeyChange> changed;  // of the deck, since the start before
   struct End {
     std::string reason;
     std::int64_t step = 0;

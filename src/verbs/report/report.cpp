@@ -76,10 +76,12 @@ void run_part(Page& page, const RunRecord& run, std::size_t number,
 void check_out(const std::filesystem::path& out) {
   std::error_code ignored;
   const auto kind = std::filesystem::status(out, ignored).type();
-  if (kind == std::filesystem::file_type::not_found || kind == std::filesystem::file_type::regular)
-    return;
-  throw IoError(
-      fmt::format("--out {}: there is something that is no file: give another name", out.string()));
+  if (!out.has_filename() || kind == std::filesystem::file_type::directory) {
+    throw IoError(fmt::format("--out \"{}\" names a directory: add the page's name, like {}",
+                              out.string(), (out / "report.html").string()));
+  }
+  if (kind != std::filesystem::file_type::not_found && kind != std::filesystem::file_type::regular)
+    throw IoError(fmt::format("--out {} is a device or a pipe: name a file", out.string()));
 }
 
 /// Runs of one name are called by their directories.
