@@ -10,6 +10,7 @@
 
 #include "io/file.hpp"
 #include "io/tokenizer_files.hpp"
+#include "verbs/bounds.hpp"
 #include "verbs/verb.hpp"
 
 namespace tessera::verbs {
@@ -52,6 +53,11 @@ std::string unescape(const std::string& text) {
   return result;
 }
 
+io::Tokenizer open_learned(const std::string& json, const TokenizeOptions& o) {
+  constexpr auto kName = "the learned tokenizer";
+  return io::with_end(io::Tokenizer::parse(json, kName), kName, o.eos);
+}
+
 void check_options(const TokenizeOptions& o) {
   const auto lines = std::ranges::count_if(o.inputs, io::is_json_lines);
   if (!o.rules.separator.empty() && lines == std::ssize(o.inputs)) {
@@ -64,6 +70,8 @@ void check_options(const TokenizeOptions& o) {
     throw DeckError(fmt::format("--out {} is a directory: add a name, like {}train",
                                 o.prefix.string(), o.prefix.string()));
   }
+  // One that has learned nothing ends documents alike: --eos is refused before words are counted.
+  if (o.learned_vocab > 0) open_learned(io::learn_tokenizer({}, io::kSmallestLearnedVocab), o);
 }
 
 /// Every rank counts the words of its part, and rank 0 learns from all of them; returns the
@@ -109,9 +117,7 @@ ExitCode run(const TokenizeOptions& o, const comm::Control& control) {
   });
   const std::string learned = o.learned_vocab > 0 ? learn(o, rules, control) : "";
   const auto open = [&] {
-    constexpr auto kName = "the learned tokenizer";
-    return learned.empty() ? io::open_for_documents(o.tokenizer, o.eos)
-                           : io::with_end(io::Tokenizer::parse(learned, kName), kName, o.eos);
+    return learned.empty() ? io::open_for_documents(o.tokenizer, o.eos) : open_learned(learned, o);
   };
   control.together([&] {
     io::Tokenizer tokenizer = open();
@@ -151,7 +157,7 @@ Verb tokenize(CLI::App& app) {
           "learn a byte-level BPE tokenizer of so many tokens from the inputs, with GPT-2's "
           "pattern and <|endoftext|>, and use it; it is kept as PREFIX.tokenizer.json, for "
           "--tokenizer")
-      ->check(CLI::Range(io::kSmallestLearnedVocab, kLargestLearnedVocab))
+      ->check(bounds(io::kSmallestLearnedVocab, std::optional(kLargestLearnedVocab)))
       ->excludes(given);
   verb->add_option(
       "--eos", o->eos,

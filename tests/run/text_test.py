@@ -148,6 +148,8 @@ class Learning(TextTest):
             made.add(tuple((self.dir / f"on_{ranks}.{end}").read_bytes()
                            for end in ("bin", "idx", "tokenizer.json")))
         self.assertEqual(len(made), 1)
+        output = self.learn("refused", 9999, "--eos", "none such", code=2)
+        self.assertNotIn("no more pairs", output, "before anything is learned")
         learned = self.dir / "on_1.tokenizer.json"
         self.tokenize("again", learned, "--separator", "|")
         self.assertEqual((self.dir / "again.bin").read_bytes(),
