@@ -1,6 +1,8 @@
 // tessera explain: what a deck's key means, as the reference in inputs/README.md has it.
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
+
 #include "core/error.hpp"
 #include "deck/names.hpp"
 #include "deck/schema.hpp"
@@ -58,17 +60,24 @@ std::string hint(const std::string& name) {
   return key.empty() ? deck::section_hint(name) : key;
 }
 
-/// A key by its full name, all keys of a section, or every key of this name in any section.
+/// A key below what its section says.
+std::string key_text(const deck::SchemaRow& row) {
+  const auto section =
+      std::ranges::find(deck::schema_sections(), row.section, &deck::SchemaSection::name);
+  std::string text = fmt::format("[{}] {}\n\n{}", section->name, section->meaning, row_text(row));
+  if (section->details != nullptr)
+    text += fmt::format("  more      tessera explain {}\n", section->name);
+  return text;
+}
+
+/// All keys of a section, a key by its full name, or every key of this name in any section.
 std::string explanation(const std::string& name) {
   for (const auto& section : deck::schema_sections()) {
-    const deck::SchemaRow* row = deck::find_row(name);
-    if (row != nullptr && row->section == section.name)
-      return fmt::format("[{}] {}\n\n{}", section.name, section.meaning, row_text(*row));
     if (section.name == name) return section_text(section);
   }
   std::string text;
   for (const deck::SchemaRow& row : deck::schema_rows()) {
-    if (row.key == name) text += (text.empty() ? "" : "\n") + row_text(row);
+    if (row.name == name || row.key == name) text += (text.empty() ? "" : "\n") + key_text(row);
   }
   if (!text.empty()) return text;
   throw DeckError(fmt::format("no key or section of a deck is called {}{}", name, hint(name)));

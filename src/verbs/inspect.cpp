@@ -1,4 +1,5 @@
-// tessera inspect: what a checkpoint or a token file holds, and whether it is damaged.
+// tessera inspect: what a checkpoint, a model directory or a token file holds, and whether it is
+// damaged.
 #include <CLI/CLI.hpp>
 
 #include <cstdio>
@@ -140,10 +141,10 @@ ExitCode inspect_tokens(const std::string& entry, bool verify) {
 /// Of a path that is neither a directory nor token files: what else it is.
 [[noreturn]] void refuse(const std::string& path) {
   if (!io::path_exists(path)) {
-    throw DataError(
-        fmt::format("{} is not here{}: give a checkpoint, a run directory, a prefix of token files "
-                    "(it has .bin and .idx) or a .bin",
-                    path, full_path_text(path)));
+    throw DataError(fmt::format(
+        "{} is not here{}: give a checkpoint, a run or Hugging Face directory, a prefix "
+        "of token files (it has .bin and .idx) or a .bin",
+        path, full_path_text(path)));
   }
   deck::Sources sources;
   deck::Problems ignored;
@@ -154,7 +155,9 @@ ExitCode inspect_tokens(const std::string& entry, bool verify) {
                     path, path));
   }
   throw DataError(
-      fmt::format("{} is no checkpoint, run directory, prefix of token files or .bin", path));
+      fmt::format("{} is no checkpoint, run or Hugging Face directory, prefix of token files or "
+                  ".bin",
+                  path));
 }
 
 bool is_model(const std::filesystem::path& path) { return io::path_exists(path / "config.json"); }
@@ -182,7 +185,10 @@ Verb inspect(CLI::App& app) {
                   const auto found = find_checkpoint(*path);
                   if (!found && is_model(*path)) return inspect_model(*path);
                   if (!found)
-                    throw DataError(fmt::format("{} is no checkpoint and holds none", *path));
+                    throw DataError(
+                        fmt::format("{} is no checkpoint, holds none, and is no Hugging Face "
+                                    "directory (config.json)",
+                                    *path));
                   return inspect_checkpoint(found->path, *verify);
                 }
                 if (!are_tokens(*path)) refuse(*path);

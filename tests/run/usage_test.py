@@ -14,7 +14,7 @@ import unittest
 from tessera import BINARY, SOURCE, RunTest, metrics, tiny_deck
 
 VERBS = ("train", "evaluate", "check", "plan", "simulate", "tokenize", "generate", "inspect",
-         "import", "export", "bench", "explain", "help", "completion", "man")
+         "import", "export", "bench", "report", "doctor", "explain", "help", "completion", "man")
 
 
 class Usage(RunTest):
@@ -216,6 +216,9 @@ class Usage(RunTest):
         self.assertIn("unit      s\n", self.run_ok("explain", "run.time_limit"))
         both = self.run_ok("explain", "every")  # of several sections
         self.assertTrue("checkpoint.every\n" in both and "log.every\n" in both, both)
+        text = self.run_ok("explain", "stage")  # what its meaning refers to is above it
+        self.assertRegex(text, r"^\[zero\] What data ranks share out: 0 nothing.*\n\nzero\.stage\n")
+        self.assertIn("tessera explain fault\n", self.run_ok("explain", "fault.inject"))
         for section in re.findall(r"^(\S+)", self.run_ok("explain"), re.MULTILINE):
             text = self.run_ok("explain", section)
             self.assertTrue(text.startswith(f"[{section}] "), text)
