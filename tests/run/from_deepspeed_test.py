@@ -197,6 +197,16 @@ class FromDeepSpeed(RunTest):
             self.assertIn(message, self.convert({"train_micro_batch_size_per_gpu": 1},
                                                 "--hostfile", hosts, "--launcher", "srun", code=2))
 
+    def test_what_toml_does_not_hold_as_it_is(self):
+        """Control characters, and integers that JSON writes with a fraction."""
+        text = self.convert({
+            **zero(3, offload_optimizer={"device": "nvme", "nvme_path": "/a\x7f"}), "a\x01\x7f": 1,
+            "fp16": {"enabled": True, "initial_scale_power": 16.0}}, "--ranks", 8)
+        deck = tomllib.loads(text)
+        self.assertEqual(deck["offload"]["nvme"], ["/a\x7f"])
+        self.assertIsInstance(deck["precision"]["loss_scale_power"], int)
+        self.assertIn("\\x01", text)
+
     def test_what_deepspeed_refuses(self):
         tool = load_tool()
         for config, message in REFUSED:
@@ -209,6 +219,7 @@ class FromDeepSpeed(RunTest):
                               ('{"a": 1,\n}', "ds_config.json:2:1: not valid JSON"),
                               ('{"a": NaN}', "NaN is no number of JSON"),
                               ("[" * 10 ** 5, "nested too deeply"),
+                              ('{"a": "\\ud800"}', "half of a surrogate pair"),
                               ('{"steps_per_print": 1' + "0" * 400 + "}", "steps_per_print = 1")):
             self.assertIn(message, self.convert(text, code=2))
 
