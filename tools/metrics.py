@@ -11,6 +11,16 @@ class MetricsError(Exception):
     """A run directory without usable metrics; the message names the file."""
 
 
+def event_of(line, path, number):
+    """The event of one line."""
+    try:
+        event = json.loads(line)
+        event["event"].strip()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        raise MetricsError(f"{path}:{number}: not an event of a run: {line[:60]!r}") from e
+    return event
+
+
 def read_events(run_dir):
     """All events of a run, oldest first."""
     path = pathlib.Path(run_dir) / "metrics.jsonl"
@@ -18,15 +28,7 @@ def read_events(run_dir):
         lines = path.read_bytes().split(b"\n")
     except OSError as e:
         raise MetricsError(f"{path}: {e.strerror}: a run directory holds metrics.jsonl") from e
-    events = []
-    for number, line in enumerate(lines[:-1], 1):
-        try:
-            event = json.loads(line)
-            event["event"]
-        except (ValueError, KeyError, TypeError) as e:
-            raise MetricsError(f"{path}:{number}: not an event of a run: {line[:60]!r}") from e
-        events.append(event)
-    return events
+    return [event_of(line, path, number) for number, line in enumerate(lines[:-1], 1)]
 
 
 def last_steps(events, kind="step"):

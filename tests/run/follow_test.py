@@ -152,6 +152,10 @@ class Follow(RunTest):
         kept = [row for row in wandb["values"]["step/loss"] if row[0] > 4]
         self.assertEqual(kept, [[5, 2.5], [5, 2.25], [6, 1.5]])
 
+    def test_only_finite_numbers_are_written(self):
+        event = {"event": "step", "loss": float("nan"), "grad_norm": 2, "mfu": None}
+        self.assertEqual(load_tool().numbers(event), {"step/grad_norm": 2.0})
+
     def test_a_line_is_read_when_it_is_complete(self):
         path = self.dir / "metrics.jsonl"
         lines = load_tool().Lines(path)
@@ -180,7 +184,7 @@ class Follow(RunTest):
         bare = [sys.executable, "-I", "-S"]  # a Python without packages
         run = self.dir / "run"
         run.mkdir()
-        (run / "metrics.jsonl").write_text(step(1, 2.0) + "{}\n")
+        (run / "metrics.jsonl").write_text(step(1, 2.0) + '{"event":' + "[" * 99999 + "\n")
         for options, text in ((("--tensorboard", "x"), "pip install tensorboard"),
                               (("--wandb", "x"), "pip install wandb"),
                               ((), "nothing to write")):
