@@ -5,7 +5,6 @@ import pathlib
 import re
 import shutil
 import subprocess
-import tarfile
 import unittest
 
 from tessera import BINARY, SOURCE, RunTest, change, metrics, tiny_deck, to_toml
@@ -72,10 +71,13 @@ class Pack(RunTest):
 
     def test_runs_in_an_empty_root_and_after_it_was_moved(self):
         self.make_root()
-        job = self.pack("--out", self.dir / "packed.tar.gz")
+        archive = self.dir / "packed.tar.zst"
+        job = self.pack("--out", archive)
         self.assertEqual(job.returncode, 0, job.stderr)
-        with tarfile.open(self.dir / "packed.tar.gz") as tar:
-            tar.extractall(self.root / "opt")
+        mib = archive.stat().st_size / 2 ** 20
+        self.assertLessEqual(mib, 60)
+        self.assertRegex(job.stdout, rf"^{archive}: [\d.]+ MiB, {mib:.1f} as an archive\n$")
+        subprocess.run(["cmake", "-E", "tar", "xf", archive], cwd=self.root / "opt", check=True)
         [folder] = (self.root / "opt").iterdir()
         self.assertRegex(folder.name, r"^tessera-\d")
         self.find_libraries_as_the_readme_says(folder)
@@ -148,7 +150,8 @@ class Pack(RunTest):
     def test_is_refused_when_it_is_too_large_or_there_is_nothing_to_pack(self):
         job = self.pack("--out", self.dir, "--limit", 1)
         self.assertEqual(job.returncode, 1)
-        self.assertRegex(job.stderr, r"\d MiB, more than --limit 1; the largest: lib/")
+        self.assertRegex(job.stderr, r"an archive of [\d.]+ MiB, more than --limit 1; the largest "
+                                     r"of what is in it: \w+/")
         job = self.pack("--build", self.dir, "--out", self.dir)
         self.assertEqual(job.returncode, 1)
         self.assertIn("build it first", job.stderr)

@@ -268,8 +268,29 @@ class Verbs(RunTest):
                 self.assertLessEqual(rows, set(shares))
                 self.assertTrue(all(share > 0 for share in shares.values()), shares)
 
+    def test_the_benchmark_of_plans(self):
+        """Reads the decks of a checkout; that they are small here changes no row."""
+        job = self.run_job(0, "bench", "plan")
+        self.assertEqual(job.code, 2, job.output)
+        self.assertIn("inputs/gpt2_124m.toml, which is not in the current directory", job.output)
+        for name in ("inputs", "slurm"):
+            (self.dir / name).symlink_to(SOURCE / name)
+        text = self.run_ok("bench", "plan", "--repeats", 1, "--set", "model.layers=2", "--set",
+                           "batch.global=256", ranks=2)
+        rows = [line.split() for line in text.splitlines() if not line.startswith("#")]
+        small, large = ["gpt2_124m.toml", "--ranks", "1"], ["gpt2_1.5b.toml", "--ranks", "64"]
+        self.assertEqual([row[:-4] if row[-1] == "plans/s" else row[:-2] for row in rows],
+                         [["plan", *small], ["plan", *large], ["check", *large],
+                          ["simulate", "--search", *large]])
+        for *_, ms, _, rate, _ in rows[:2]:
+            self.assertAlmostEqual(float(ms) * float(rate), 1000, delta=20)
+
     def test_a_benchmark_takes_its_backend_from_one_place(self):
         deck = self.deck("deck", tiny_deck(self.corpus))
+        for word in ("--deck", "--set"):
+            job = self.run_job(0, "bench", "gemm", word, "run.steps=1")
+            self.assertEqual(job.code, 2, job.output)
+            self.assertIn(f"{word} is of bench", job.output)
         job = self.run_job(1, "bench", "step", "--deck", deck, "--backend", "cpu")
         self.assertEqual(job.code, 2, job.output)
         self.assertIn("deck says run.backend", job.output)

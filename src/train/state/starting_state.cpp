@@ -104,9 +104,10 @@ void check_differences(const deck::LoadedDeck& now, const LoadedCheckpoint& from
   std::string refused;
   for (const auto& difference : from.differences) {
     if (difference.rule < fixed) continue;
-    refused += "\n" + printable(fmt::format("{}: {} = {} differs from the checkpoint's {}",
-                                            now.where(difference.key), difference.key,
-                                            difference.now, difference.saved));
+    refused += '\n';
+    refused += printable(fmt::format("{}: {} = {} differs from the checkpoint's {}",
+                                     now.where(difference.key), difference.key, difference.now,
+                                     difference.saved));
   }
   if (refused.empty()) return;
   throw DeckError(Lines{fmt::format("cannot go on from {}: these keys may not change:{}",

@@ -11,7 +11,7 @@
 namespace tessera::verbs {
 namespace {
 
-enum class Needs { backend, deck, disks };
+enum class Needs { backend, deck, disks, plans };
 
 struct Benchmark {
   const char *name, *what;
@@ -26,12 +26,17 @@ constexpr Benchmark kBenchmarks[] = {
     {"step", "a deck's training step", Needs::deck, bench_step},
     {"collectives", "gathers and reductions between the ranks", Needs::backend, bench_collectives},
     {"checkpoint", "saving and loading a deck's state", Needs::deck, bench_checkpoint},
-    {"nvme", "disks for offloaded state", Needs::disks, bench_nvme}};
+    {"nvme", "disks for offloaded state", Needs::disks, bench_nvme},
+    {"plan", "plans of decks in inputs/, check, and simulate --search", Needs::plans, bench_plan}};
 
 /// Options that only some benchmarks have.
 void check_options(const Benchmark& benchmark, const BenchOptions& o, const CLI::App& verb) {
-  if (benchmark.needs == Needs::deck && o.backend)
-    throw DeckError("this benchmark's deck says run.backend, not --backend");
+  const bool decks = benchmark.needs == Needs::deck || benchmark.needs == Needs::plans;
+  if (decks && o.backend) throw DeckError("this benchmark's deck says run.backend, not --backend");
+  if (!decks && verb.count("--set") > 0)
+    throw DeckError("--set is of bench step, checkpoint and plan");
+  if (benchmark.needs != Needs::deck && verb.count("--deck") > 0)
+    throw DeckError("--deck is of bench step and checkpoint");
   if (o.block && *o.block % io::kSector != 0)
     throw DeckError(fmt::format("--block {}: not a multiple of {}", *o.block, io::kSector));
   if (benchmark.needs == Needs::disks) return;
@@ -102,7 +107,8 @@ Verb bench(CLI::App& app) {
   verb->add_option("WHAT", *which, help)->required()->check(CLI::IsMember(names));
   verb->add_option("--deck", o->deck, "the deck whose step or state is measured");
   verb->add_option("--set", o->sets, "as for train")->allow_extra_args(false);
-  verb->add_option("--repeats", o->repeats, "the fastest counts; of checkpoint, the median")
+  verb->add_option("--repeats", o->repeats,
+                   "the fastest counts; of checkpoint, the median; plan searches once")
       ->capture_default_str()
       ->check(bounds(std::int64_t{1}));
   verb->add_option(

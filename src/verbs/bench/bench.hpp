@@ -67,5 +67,6 @@ void bench_step(const BenchOptions&, const train::Job&);
 void bench_collectives(const BenchOptions&, const train::Job&);
 void bench_checkpoint(const BenchOptions&, const train::Job&);
 void bench_nvme(const BenchOptions&, const train::Job&);
+void bench_plan(const BenchOptions&, const train::Job&);
 
 }  // namespace tessera::verbs

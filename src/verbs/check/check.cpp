@@ -104,6 +104,11 @@ Checked check_other(const LayoutOptions& layout, const std::vector<std::string>&
   return checked;
 }
 
+std::string plans_text(const Checked& checked) {
+  return rank_map(checked.planner.inputs) + pipeline_text(checked) + traffic_text(checked) +
+         memory_text(checked) + advice_text(checked);
+}
+
 std::optional<Checked> check_variant(const LayoutOptions& layout,
                                      const std::vector<std::string>& sets) {
   try {
@@ -131,9 +136,7 @@ void report(const LayoutOptions& layout) {
         "\"auto\" takes what makes steps shorter\n",
         setup::open_keys(p.as_given, setup::traffic_of(p.loaded.deck)));
   }
-  fmt::print("{}{}{}{}{}", rank_map(checked.planner.inputs), pipeline_text(checked),
-             traffic_text(checked), memory_text(checked), advice_text(checked));
-  fmt::print("{}", data_text(checked.planner.loaded));
+  fmt::print("{}{}", plans_text(checked), data_text(checked.planner.loaded));
   const plan::Ledger& most = checked.largest_rank().ledger;
   setup::check_budget(checked.planner.loaded, checked.mesh(), most.arenas);
   fmt::print("run directory {}\n", deck::run_directory(deck));

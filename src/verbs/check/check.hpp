@@ -53,6 +53,8 @@ std::string memory_text(const Checked& checked);
 std::string data_text(const deck::LoadedDeck& loaded);
 /// What the layout wastes, or, where it does not fit, what would make it.
 std::string advice_text(const Checked& checked);
+/// The map of ranks, the pipeline, the traffic, the memory and the advice.
+std::string plans_text(const Checked& checked);
 /// Model states for all ZeRO stages and offload choices.
 std::string options_text(const LayoutOptions& layout);
 /// The largest batch.micro that fits. Throws DeckError without a budget, MemoryError if none fits.

@@ -83,17 +83,7 @@ void report(const LayoutOptions& layout, const deck::Machine& machine) {
 
 ExitCode run(const Options& o) {
   const deck::Machine machine = deck::load_machine(o.machine);
-  LayoutOptions layout = o.layout;
-  layout.threads = static_cast<int>(machine.threads);
-  if (layout.nodes == 0) {
-    layout.nodes = ceil_div(layout.ranks, machine.ranks_per_node);
-    if (layout.ranks % layout.nodes != 0) {
-      throw DeckError(
-          fmt::format("--ranks {} do not fill nodes of {} ({}: ranks_per_node) evenly: give other "
-                      "--ranks, or --nodes",
-                      layout.ranks, machine.ranks_per_node, machine.file));
-    }
-  }
+  const LayoutOptions layout = on_machine(o.layout, machine);
   if (o.search) {
     fmt::print("{}", search_text(layout, machine));
   } else {
@@ -106,6 +96,19 @@ ExitCode run(const Options& o) {
 
 std::int64_t device_memory(const deck::Deck& deck, const deck::Machine& machine) {
   return device_budget(deck).value_or(machine.memory.count);
+}
+
+LayoutOptions on_machine(LayoutOptions layout, const deck::Machine& machine) {
+  layout.threads = static_cast<int>(machine.threads);
+  if (layout.nodes > 0) return layout;
+  layout.nodes = ceil_div(layout.ranks, machine.ranks_per_node);
+  if (layout.ranks % layout.nodes != 0) {
+    throw DeckError(
+        fmt::format("--ranks {} do not fill nodes of {} ({}: ranks_per_node) evenly: give other "
+                    "--ranks, or --nodes",
+                    layout.ranks, machine.ranks_per_node, machine.file));
+  }
+  return layout;
 }
 
 std::string settle_traffic(Planner& p, const deck::Machine& machine) {

@@ -20,6 +20,10 @@ Speed speed_of(const Planner& planner, double step_s, const deck::Machine& machi
 /// Bytes of a rank's device: what the deck allows, or what the machine has; 0: neither says.
 std::int64_t device_memory(const deck::Deck& deck, const deck::Machine& machine);
 
+/// The layout with the machine's threads and, where it says 0 nodes, as many as its ranks fill.
+/// Throws DeckError where they do not fill them evenly.
+LayoutOptions on_machine(LayoutOptions layout, const deck::Machine& machine);
+
 /// Where the deck leaves traffic open: plans for what a run would choose on the machine. Returns
 /// what and why, for people; empty where nothing is open.
 std::string settle_traffic(Planner& planner, const deck::Machine& machine);
