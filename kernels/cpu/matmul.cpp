@@ -2,7 +2,6 @@
 
 #include <omp.h>
 
-#include <future>
 #include <new>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <unordered_map>
@@ -38,8 +37,6 @@ template <typename F>
 auto with_shape(const Product& p, F&& f) {
   try {
     return f();
-  } catch (const std::future_error&) {  // of its cache, where memory ends while a product is made
-    throw std::bad_alloc();
   } catch (const dnnl::error& e) {
     if (e.status == dnnl_out_of_memory) throw std::bad_alloc();
     throw InternalError(fmt::format("oneDNN: {} (status {}) in ({}, {}) {} x ({}, {}) {} -> {}",
@@ -65,6 +62,9 @@ struct Matmul::Compiled {
 };
 
 Matmul::Matmul(int threads) : threads_(threads), library_(std::make_unique<Library>()) {
+  // Products are kept here. The library's own cache keeps its lock where memory ends while a
+  // product is made, so that the next thread that asks for one would wait for ever.
+  dnnl::set_primitive_cache_capacity(0);
   const auto isa = dnnl::get_effective_cpu_isa();
   library_->bf16 = isa != dnnl::cpu_isa::sse41 && isa != dnnl::cpu_isa::avx &&
                    isa != dnnl::cpu_isa::avx2 && isa != dnnl::cpu_isa::avx2_vnni;

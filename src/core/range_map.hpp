@@ -17,14 +17,13 @@ class RangeMap {
   template <typename F>
   void each(Range range, F&& f) {
     if (range.empty()) return;
-    split(range.begin);
-    split(range.end);
-    std::int64_t at = range.begin;
-    for (auto it = parts_.lower_bound(at); at < range.end; at = it->second.end, ++it) {
+    auto it = split(range.begin);
+    for (std::int64_t at = range.begin; at < range.end; at = it->second.end, ++it) {
       if (it == parts_.end() || it->first > at) {
         const std::int64_t end = it == parts_.end() ? range.end : std::min(range.end, it->first);
         it = parts_.emplace_hint(it, at, Part{end, T{}});
       }
+      cut(it, range.end);
       if constexpr (std::is_invocable_v<F, Range, T&>) {
         f(Range{it->first, it->second.end}, it->second.value);
       } else {
@@ -35,10 +34,15 @@ class RangeMap {
   /// The whole range has one value.
   void assign(Range range, const T& value) {
     if (range.empty()) return;
-    split(range.begin);
-    split(range.end);
-    const auto next = parts_.erase(parts_.lower_bound(range.begin), parts_.lower_bound(range.end));
-    parts_.emplace_hint(next, range.begin, Part{range.end, value});
+    auto it = split(range.begin);
+    if (it == parts_.end() || it->first != range.begin) {
+      it = parts_.emplace_hint(it, range.begin, Part{range.end, value});
+    } else {
+      cut(it, range.end);
+      it->second = {range.end, value};
+    }
+    for (++it; it != parts_.end() && it->first < range.end; it = parts_.erase(it))
+      cut(it, range.end);
   }
 
  private:
@@ -46,15 +50,22 @@ class RangeMap {
     std::int64_t end = 0;
     T value;
   };
-  void split(std::int64_t at) {
-    auto it = parts_.upper_bound(at);
-    if (it == parts_.begin()) return;
-    --it;
-    if (it->first == at || it->second.end <= at) return;
+  using Parts = std::map<std::int64_t, Part>;  // by begin
+  /// What reaches beyond `at` becomes a part of its own.
+  void cut(typename Parts::iterator it, std::int64_t at) {
+    if (it->second.end <= at) return;
     parts_.emplace_hint(std::next(it), at, it->second);
     it->second.end = at;
   }
-  std::map<std::int64_t, Part> parts_;  // by begin
+  /// The first part that begins at `at` or behind it, none reaching over `at`.
+  typename Parts::iterator split(std::int64_t at) {
+    const auto it = parts_.lower_bound(at);
+    if (it == parts_.begin() || (it != parts_.end() && it->first == at)) return it;
+    const auto before = std::prev(it);
+    cut(before, at);
+    return std::next(before);
+  }
+  Parts parts_;
 };
 
 }  // namespace tessera

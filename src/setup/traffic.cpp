@@ -139,7 +139,7 @@ std::vector<plan::ArenaBytes> largest_arenas(const plan::PlanInputs& inputs,
       shapes, {}, [](const plan::PlanShape& s) { return std::pair(s.micro_batches, s.purpose); });
   std::vector<plan::ArenaBytes> all;
   for (const MeshPlace& place : plan::largest_places(inputs))
-    all.push_back(plan::unproved_plan(inputs, largest, place).arena_bytes);
+    all.push_back(plan::unordered_plan(inputs, largest, place).arena_bytes);
   return all;
 }
 

@@ -85,7 +85,7 @@ void check_length(const PlanInputs& in, const PlanShape& shape) {
     throw too_long(shape);
 }
 
-Plan unproved_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlace& place) {
+Plan unordered_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlace& place) {
   TESSERA_CHECK(shape.purpose <= in.state_for, "a plan that needs more state than there is");
   check_length(in, shape);
   Plan plan;
@@ -102,12 +102,12 @@ Plan unproved_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlace
   load_batches(plan, batches);
   add_scratch(plan, *in.device);
   place_buffers(plan);
-  place_waits(plan);
   return plan;
 }
 
 Plan make_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlace& place) {
-  Plan plan = unproved_plan(in, shape, place);
+  Plan plan = unordered_plan(in, shape, place);
+  place_waits(plan);
   check(plan);
   return plan;
 }

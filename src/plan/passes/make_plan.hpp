@@ -11,7 +11,8 @@ namespace tessera::plan {
 Plan make_plan(const PlanInputs& inputs, const PlanShape& shape, const MeshPlace& place);
 /// Throws DeckError where a step of so many micro-batches is too long for one plan.
 void check_length(const PlanInputs& inputs, const PlanShape& shape);
-/// The same without check(), which takes half the time: for those who compare many and run none.
-Plan unproved_plan(const PlanInputs& inputs, const PlanShape& shape, const MeshPlace& place);
+/// The same without the last pass, place_waits, and without check(): for those who compare many
+/// plans and run none, and want to know what kernels and memory they need.
+Plan unordered_plan(const PlanInputs& inputs, const PlanShape& shape, const MeshPlace& place);
 
 }  // namespace tessera::plan

@@ -28,6 +28,7 @@ void place_waits(Plan& plan) {
   PerArena<RangeMap<Accesses>> arenas;
   std::vector<Clock> known(plan.ops.size());  // what is complete when the op starts
   std::vector<OpId> before;
+  std::vector<std::pair<ArenaId, BufferUse>> uses;
   Clock last_on = nothing();
   for (std::size_t i = 0; i < plan.ops.size(); ++i) {
     Op& op = plan.ops[i];
@@ -37,7 +38,7 @@ void place_waits(Plan& plan) {
       clock[op.stream] = previous;
     }
     before.clear();
-    std::vector<std::pair<ArenaId, BufferUse>> uses;
+    uses.clear();
     for (BufferUse use : uses_of(op)) {
       const Buffer& buffer = plan.buffer(use.buffer);
       use.bytes = {buffer.offset + use.bytes.begin, buffer.offset + use.bytes.end};

@@ -432,7 +432,7 @@ class Scheduler {
   std::vector<View> all_losses_;  // by micro-batch
   LoadBatch batch_;               // of the micro-batch under way
   View losses_;
-  std::int32_t micro_batch_ = 0;
+  std::int32_t micro_batch_ = -1;
   std::int32_t visit_ = 0;
 };
 

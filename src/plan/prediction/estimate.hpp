@@ -25,24 +25,22 @@ class FewMicroBatches {
 
   /// What a device needs: the most of the plans that were made.
   std::int64_t device_bytes() const { return device_bytes_; }
-  /// Simulates the step.
-  Estimate play() const;
-  /// That kernels run: of the rank where they run longest, and on average.
+  /// Simulates the step; once.
+  Estimate play() &&;
+  /// That kernels run at the least in a step of `all` micro-batches, no fewer than these: of the
+  /// rank where they run longest, and on average. All take what these take, for the first one
+  /// overwrites gradients to which later ones add.
   struct Computing {
     double most = 0, mean = 0;
   };
-  Computing computing() const;
+  Computing computing(std::int64_t all) const;
 
  private:
-  std::vector<Plan> plans_;
+  std::int64_t micro_batches_;
+  std::vector<Plan> plans_;  // without waits
   std::vector<std::vector<OpCost>> costs_;
   std::int64_t device_bytes_ = 0;
 };
-
-/// What grows by the same in every round: its value after `all` micro-batches, from those after
-/// `one` and `two`.
-double continued(std::int64_t one, double at_one, std::int64_t two, double at_two,
-                 std::int64_t all);
 
 /// Of all micro-batches, from steps of one round and of two.
 Estimate continued(const PlanInputs& inputs, const Estimate& one, const Estimate& two,

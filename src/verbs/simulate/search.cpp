@@ -1,8 +1,8 @@
 // Which layout is fastest. Tensor and pipeline ranks, micro-batches and recomputation are all
 // tried, each with the lowest ZeRO stage that fits: within a choice, less recomputation and a lower
 // stage are never slower. Other schedules than 1F1B are tried where a step without its bubble would
-// be among the best. Plans of one and two micro-batches, which cost little, say how long kernels
-// run in a step: what cannot be among the best by that alone is not looked at further.
+// be among the best. Plans of one micro-batch, which cost little, say how long kernels run in a
+// step: what cannot be among the best by that alone is not looked at further.
 #include <algorithm>
 #include <atomic>
 #include <map>
@@ -224,30 +224,31 @@ class Search {
   /// Without a step where it cannot be among the best.
   std::optional<Found> estimate(const Planner& p, const Choice& choice) {
     Found found{.choice = choice, .data = p.inputs.layout.mesh.data};
-    std::map<std::int64_t, plan::FewMicroBatches> made;
-    const auto fit = [&](std::int64_t n) {
-      const auto& of =
-          made.try_emplace(n, p.inputs, p.shapes.front(), n, machine_, budget_).first->second;
-      found.memory = std::max(found.memory, of.device_bytes());
-      return fits(found.memory) || too_large(choice, found.memory);
+    const auto of = [&](std::int64_t n) {
+      plan::FewMicroBatches few(p.inputs, p.shapes.front(), n, machine_, budget_);
+      found.memory = std::max(found.memory, few.device_bytes());
+      return few;
     };
+    const auto fit = [&] { return fits(found.memory) || too_large(choice, found.memory); };
     const std::int64_t all = p.shapes.front().micro_batches, round = choice.pipeline;
-    if (!fit(1)) return std::nullopt;
-    if (all == 1) return with_step(p, found, made.at(1).play());
-    if (!fit(2)) return std::nullopt;
-    const auto one = made.at(1).computing(), two = made.at(2).computing();
-    found.least = plan::continued(1, one.mean, 2, two.mean, all);
-    if (plan::continued(1, one.most, 2, two.most, all) > worst_shown_) return found;
+    plan::FewMicroBatches one = of(1);
+    if (!fit()) return std::nullopt;
+    const auto least = one.computing(all);
+    found.least = least.mean;
+    if (least.most > worst_shown_) return found;
     if (all <= 2 * round) {
-      if (!fit(all)) return std::nullopt;
-      return with_step(p, found, made.at(all).play());
+      plan::FewMicroBatches whole = all == 1 ? std::move(one) : of(all);
+      if (!fit()) return std::nullopt;
+      return with_step(p, found, std::move(whole).play());
     }
-    if (!fit(round)) return std::nullopt;
-    const plan::Estimate first = made.at(round).play();
-    if (first.step + static_cast<double>(all - round) * (two.most - one.most) > worst_shown_)
-      return found;
-    if (!fit(2 * round)) return std::nullopt;
-    return with_step(p, found, plan::continued(p.inputs, first, made.at(2 * round).play(), all));
+    const double more = least.most - one.computing(round).most;
+    plan::FewMicroBatches first = round == 1 ? std::move(one) : of(round);
+    if (!fit()) return std::nullopt;
+    const plan::Estimate at_first = std::move(first).play();
+    if (at_first.step + more > worst_shown_) return found;
+    plan::FewMicroBatches second = of(2 * round);
+    if (!fit()) return std::nullopt;
+    return with_step(p, found, plan::continued(p.inputs, at_first, std::move(second).play(), all));
   }
   Found with_step(const Planner& p, Found found, const plan::Estimate& estimate) const {
     found.step = estimate.step;

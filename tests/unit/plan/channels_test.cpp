@@ -16,7 +16,7 @@ TEST(Channels, EachCollectiveHasOne) {
   for (int i = 0; i < 60; ++i) {
     const Case c = random_case(random);
     for (std::int64_t r = 0; r < c.inputs.layout.mesh.size(); ++r) {
-      const Plan plan = unproved_plan(c.inputs, c.shape, c.inputs.layout.mesh.place_of(r));
+      const Plan plan = unordered_plan(c.inputs, c.shape, c.inputs.layout.mesh.place_of(r));
       for (const Op& op : plan.ops) {
         if (!std::holds_alternative<comm::CollectiveCall>(op.call)) continue;
         int carriers = 0;

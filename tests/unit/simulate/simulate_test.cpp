@@ -428,9 +428,10 @@ TEST(Predict, ObeysPlansOfEveryKind) {
   }
 }
 
-/// No step is shorter than the kernels of the rank that has most of them, and these are known from
-/// plans of one and two micro-batches. Of two rounds at the most the estimate is the step itself.
-TEST(Estimate, KernelsOfTwoMicroBatchesBoundEveryStep) {
+/// No step is shorter than the kernels of the rank that has most of them, and plans of one
+/// micro-batch tell these, but for the gradients that later ones read to add to them. Of two rounds
+/// at the most the estimate is the step itself.
+TEST(Estimate, KernelsOfOneMicroBatchBoundEveryStep) {
   for (const Mesh& mesh : {Mesh{}, Mesh{.data = 3}, Mesh{.data = 2, .pipeline = 2},
                            Mesh{.tensor = 2, .data = 2, .pipeline = 2}}) {
     for (const int stage : {0, 2, 3}) {
@@ -440,17 +441,16 @@ TEST(Estimate, KernelsOfTwoMicroBatchesBoundEveryStep) {
         some.micro_batches = all;
         SCOPED_TRACE(fmt::format("{} x {} x {}, stage {}, {} micro-batches", mesh.tensor, mesh.data,
                                  mesh.pipeline, stage, all));
-        const FewMicroBatches one(in, some, 1, machine()), two(in, some, 2, machine()),
-            whole(in, some, all, machine());
-        const auto at_one = one.computing(), at_two = two.computing();
-        const double least = continued(1, at_one.most, 2, at_two.most, all);
-        EXPECT_NEAR(least, whole.computing().most, 1e-9 * least) << "every micro-batch is alike";
-        EXPECT_NEAR(continued(1, at_one.mean, 2, at_two.mean, all), whole.computing().mean,
-                    1e-9 * least);
-        const double step = whole.play().step;
-        EXPECT_LE(least, step * (1 + 1e-12));
+        const FewMicroBatches one(in, some, 1, machine()), two(in, some, 2, machine());
+        FewMicroBatches whole(in, some, all, machine());
+        const auto least = one.computing(all), true_ones = whole.computing(all);
+        EXPECT_LE(least.most, true_ones.most * (1 + 1e-12));
+        EXPECT_GE(least.most, true_ones.most * 0.9);
+        EXPECT_LE(least.mean, true_ones.mean * (1 + 1e-12));
         EXPECT_LE(one.device_bytes(), two.device_bytes());
-        const double estimate = estimate_step(in, some, machine());
+        const double step = std::move(whole).play().step,
+                     estimate = estimate_step(in, some, machine());
+        EXPECT_LE(least.most, step * (1 + 1e-12));
         if (all <= 2 * mesh.pipeline)
           EXPECT_EQ(estimate, step);
         else
