@@ -76,13 +76,13 @@ class Report(RunTest):
             [sys.executable, TOOL, "--backend", "cpu", "--tiny", "--build",
              pathlib.Path(BINARY).parent, "--out", out, "--seconds", str(seconds), "--python",
              sys.executable], capture_output=True, text=True, env=dict(os.environ),
-            timeout=110 * TIMES_SLOWER)
+            timeout=seconds + 60)
         self.assertEqual(job.returncode, 0, job.stdout + job.stderr)
         return (job.stdout, json.loads((out / "report.json").read_text()),
                 (out / "report.md").read_text())
 
     def test_all_of_it_on_the_cpu(self):
-        printed, found, page = self.run_tool(90)
+        printed, found, page = self.run_tool(400)  # far more than it takes
         for name in ("tiny GPT", "tiny Llama", "tiny GPT, fp8"):
             self.assertEqual(found["models"][name]["tessera"].get("steps"), 25, printed)
             self.assertGreater(found["models"][name]["tessera"]["tokens_per_s"], 0)
