@@ -29,6 +29,7 @@ namespace {
 
 constexpr std::int64_t kShown = 10;
 constexpr std::int64_t kVirtualStages[] = {2, 4};
+constexpr std::size_t kStagedAtOnce = 2;  // whose other schedules are tried together
 
 /// What the search chooses; everything else is the deck's.
 struct Choice {
@@ -118,19 +119,9 @@ class Search {
           grids.push_back({.tensor = t, .pipeline = p});
       }
       in_parallel(grids, [this](const Choice& grid) { try_grid(grid); });
-      std::ranges::sort(found_, faster);
       note_best();
     }
-    std::ranges::sort(staged_, faster);
-    std::vector<Choice> schedules;
-    for (const Found& f : staged_) {
-      const Choice& c = f.choice;
-      if (f.least * least_bubble(c, global_ / f.data / c.micro) < worst_shown_) {
-        for (const Choice& other : other_schedules(c)) schedules.push_back(other);
-      }
-    }
-    in_parallel(schedules, [this](const Choice& choice) { try_stages(choice); });
-    std::ranges::sort(found_, faster);
+    try_schedules();
     if (found_.empty()) {
       throw DeckError(
           Lines{fmt::format("{}: no layout of {} ranks will do:\n{}", printable(layout_.deck.path),
@@ -299,6 +290,29 @@ class Search {
         .total();
   }
 
+  /// No other schedule of these stages and micro-batches makes a step shorter than that.
+  double least_of_schedules(const Found& f) const {
+    return f.least * least_bubble(f.choice, global_ / f.data / f.choice.micro);
+  }
+  /// The most promising ones first, a few at a time: what they reach rules out others.
+  void try_schedules() {
+    std::ranges::sort(staged_, [this](const Found& a, const Found& b) {
+      const double of_a = least_of_schedules(a), of_b = least_of_schedules(b);
+      return of_a != of_b ? of_a < of_b : faster(a, b);
+    });
+    const std::vector<Found> staged = std::move(staged_);
+    for (std::size_t done = 0; done < staged.size(); done += kStagedAtOnce) {
+      std::vector<Choice> schedules;
+      for (const Found& f :
+           std::span(staged).subspan(done).first(std::min(kStagedAtOnce, staged.size() - done))) {
+        if (least_of_schedules(f) >= worst_shown_) continue;
+        for (const Choice& other : other_schedules(f.choice)) schedules.push_back(other);
+      }
+      if (schedules.empty()) return;
+      in_parallel(schedules, [this](const Choice& choice) { try_stages(choice); });
+      note_best();
+    }
+  }
   std::vector<Choice> other_schedules(Choice choice) const {
     std::vector<Choice> all;
     choice.schedule = PipelineSchedule::zero_bubble;
@@ -313,6 +327,7 @@ class Search {
 
   /// What later grids are measured by.
   void note_best() {
+    std::ranges::sort(found_, faster);
     for (const Found& f : found_) {
       if (f.choice.recompute != Recompute::none) continue;
       double& least =
