@@ -173,6 +173,15 @@ class Restart(RunTest):
         self.assertEqual(self.checkpoints("long"), [3])
         self.assertEqual(self.train(2, deck, "run.steps=5", "fault.inject=[]"), whole)
 
+    def test_what_is_stoppable_leaves_the_shell_as_it_was(self):
+        for option in "-m", "+m":
+            line = (f'set {option}; trap "echo mine" INT; source "$0/tools/mpi_environment"; '
+                    'before="$- $(trap -p)"; stoppable false; echo "code $?"; '
+                    '[[ $before == "$- $(trap -p)" ]] && kill -INT $$')
+            job = subprocess.run(["bash", "-c", line, SOURCE], capture_output=True, text=True,
+                                 check=False)
+            self.assertEqual((job.stdout, job.stderr), ("code 1\nmine\n", ""))
+
     def test_what_has_changed_is_told_when_a_run_goes_on(self):
         run = self.dir / "told"
         deck = self.deck("told", tiny_deck(self.corpus, run__steps=8, checkpoint__every=4))
