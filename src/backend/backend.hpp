@@ -73,9 +73,9 @@ struct Ranks {
 /// Makes a back end. cpu: kernels of the CPU. debug: the same, in memory that the host cannot
 /// reach. cuda: each rank of a node has a GPU of its own, in their order. auto: cuda where there
 /// are NVIDIA GPUs, cpu where there are none; never cpu because a GPU cannot be used. Collective
-/// over the ranks, if there are any: all get the same kind, or throw. Throws DeckError where a GPU is
-/// asked for and there is none to use, and for a setting that the device does not have; DeviceError
-/// for a GPU that is there and does not serve. Both say what to do.
+/// over the ranks, if there are any: all get the same kind, or throw. Throws DeckError where a GPU
+/// is asked for and there is none to use, and for a setting that the device does not have;
+/// DeviceError for a GPU that is there and does not serve. Both say what to do.
 Backend make_backend(const Settings& settings, const Ranks* ranks);
 
 /// Begins kernels on threads of the host, each with a team of `threads`.

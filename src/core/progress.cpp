@@ -12,6 +12,8 @@ using namespace std::chrono_literals;
 
 constexpr auto kPatience = 500ms, kInterval = 200ms;
 constexpr std::string_view kEraseToEnd = "\x1b[K";
+// What is wider than the terminal must not go on in the next row: "\r" would not come back from it.
+constexpr std::string_view kWrapOff = "\x1b[?7l", kWrapOn = "\x1b[?7h";
 
 }  // namespace
 
@@ -37,7 +39,8 @@ void ProgressLine::at(std::int64_t done, std::int64_t total) {
   next_ = now + kInterval;
   drawn_ = true;
   const double seconds = std::chrono::duration<double>(now - begin_).count();
-  screen_.write(fmt::format("\r{}{}", line(seconds, done, total), kEraseToEnd));
+  screen_.write(
+      fmt::format("\r{}{}{}{}", kEraseToEnd, kWrapOff, line(seconds, done, total), kWrapOn));
 }
 
 std::string ProgressLine::line(double seconds, std::int64_t done, std::int64_t total) const {

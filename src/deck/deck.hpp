@@ -1,6 +1,7 @@
 // A deck: everything that defines a run, as plain typed values, one struct per section of the TOML
-// file. A member's initialiser is the key's default; what each key means is in schema_table.cpp (and
-// in inputs/README.md, which is generated from it). What components take of it is in setup/inputs.
+// file. A member's initialiser is the key's default; what each key means is in schema_table.cpp
+// (and in inputs/README.md, which is generated from it). What components take of it is in
+// setup/inputs.
 #pragma once
 
 #include <array>

@@ -405,6 +405,16 @@ class Verbs(RunTest):
         self.assertIn("no layout of 4 ranks", job.output)
         self.assertIn("need more than the 1.0 KiB", job.output)
 
+        # Of a step that is too long for one plan, larger micro-batches may make one.
+        many = ("--set", "batch.global=1048576")
+        job = simulate("--search", *many)
+        self.assertEqual(job.code, 0, job.output)
+        self.assertRegex(job.output, r"\n  \d+ have more micro-batches a step than one plan holds\n")
+        job = self.run_job(0, "check", deck, "--ranks", 4, *many)
+        self.assertEqual(job.code, 2, job.output)
+        self.assertIn("too long for one plan: raise batch.micro", job.output)
+        self.assertEqual(job.output.count("\n"), 1, "no wait for it is announced")
+
     def test_snapshots_are_no_memory_of_the_device(self):
         """simulate needs of a device what check does, and a layout fits where that fits."""
         deck = self.deck("tiny", tiny_deck(self.corpus, zero__stage=1, checkpoint__every=5,

@@ -78,16 +78,15 @@ std::vector<LoadBatch> add_step(Plan& plan, const PlanInputs& in,
 
 }  // namespace
 
-void check_length(const PlanInputs& in, const PlanShape& shape) {
+bool is_too_long(const PlanInputs& in, const PlanShape& shape) {
   // Some stage has that many units.
-  if (shape.micro_batches * ceil_div(std::ssize(in.model.units), in.layout.mesh.pipeline) >
-      kMostVisits)
-    throw too_long(shape);
+  return shape.micro_batches * ceil_div(std::ssize(in.model.units), in.layout.mesh.pipeline) >
+         kMostVisits;
 }
 
 Plan unordered_plan(const PlanInputs& in, const PlanShape& shape, const MeshPlace& place) {
   TESSERA_CHECK(shape.purpose <= in.state_for, "a plan that needs more state than there is");
-  check_length(in, shape);
+  if (is_too_long(in, shape)) throw too_long(shape);
   Plan plan;
   plan.shape = shape;
   set_place(plan, in, place);

@@ -9,8 +9,8 @@ namespace tessera::plan {
 
 /// All passes; the result has passed check().
 Plan make_plan(const PlanInputs& inputs, const PlanShape& shape, const MeshPlace& place);
-/// Throws DeckError where a step of so many micro-batches is too long for one plan.
-void check_length(const PlanInputs& inputs, const PlanShape& shape);
+/// Whether a step has too many micro-batches for one plan: making it throws DeckError.
+bool is_too_long(const PlanInputs& inputs, const PlanShape& shape);
 /// The same without the last pass, place_waits, and without check(): for those who compare many
 /// plans and run none, and want to know what kernels and memory they need.
 Plan unordered_plan(const PlanInputs& inputs, const PlanShape& shape, const MeshPlace& place);

@@ -147,7 +147,8 @@ std::vector<EventKind> make_kinds() {
         {"elements", "", "that several ranks hold"},
         {"equal", "", "whether all copies were"}}},
       {"straggler",
-       "A rank was slower than the others in 40 of 50 steps, by a fifth of the median `own_ms`",
+       "In 40 of 50 steps a rank's `own_ms` was the longest, and longer than the median by a fifth "
+       "and by a millisecond",
        {{"step", "", ""}, {"rank", "", ""}}},
       {"pace",
        "The median of 50 steps is a quarter slower or faster than before",

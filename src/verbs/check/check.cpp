@@ -57,11 +57,13 @@ Checked planned(const LayoutOptions& layout) {
 /// Visits of a unit by a micro-batch that are planned and proved within some seconds.
 constexpr std::int64_t kSoon = 1 << 15;
 
-/// Tells who waits for large plans why, before they are made.
+/// Tells who waits for large plans why, before they are made. Those that are too large are refused
+/// at once.
 void announce(const Checked& checked, std::size_t places) {
   const plan::PlanInputs& in = checked.planner.inputs;
   std::int64_t visits = 0, longest = 0;
   for (const plan::PlanShape& shape : checked.planner.shapes) {
+    if (plan::is_too_long(in, shape)) return;
     const std::int64_t of =
         shape.micro_batches * ceil_div(std::ssize(in.model.units), in.layout.mesh.pipeline);
     visits += of * static_cast<std::int64_t>(places);

@@ -165,31 +165,38 @@ class Search {
         ++hopeless_;
         continue;
       }
-      std::optional<std::int64_t> stage;
+      Tried tried;
       for (const auto& [recompute, word] : EnumWords<Recompute>::table) {
         choice.recompute = recompute;
-        stage = try_stages(choice, from[recompute]);
-        from[recompute] = stage.value_or(kZeroStages);
-        if (stage && *stage <= 1) break;
+        tried = try_stages(choice, from[recompute]);
+        if (tried.too_long) break;  // with other recomputation too
+        from[recompute] = tried.stage.value_or(kZeroStages);
+        if (tried.stage && *tried.stage <= 1) break;
       }
-      if (!stage) return;  // larger ones need more
+      if (!tried.stage && !tried.too_long) return;  // larger ones need more
     }
   }
 
-  /// The lowest ZeRO stage that fits, from a given one on; nothing where none does.
-  std::optional<std::int64_t> try_stages(Choice choice, std::int64_t from = 0) {
+  enum class Outcome : std::uint8_t { fits, fails, too_long };
+  struct Tried {
+    std::optional<std::int64_t> stage;  // the lowest that fits
+    bool too_long = false;              // for one plan: a step of larger micro-batches may be none
+  };
+  /// ZeRO stages from a given one on, until one fits.
+  Tried try_stages(Choice choice, std::int64_t from = 0) {
     const bool several = layout_.ranks > choice.tensor * choice.pipeline;
     const std::int64_t begin = several ? 1 : 0, end = several ? kZeroStages : 1;
     choice.stage = std::max(begin, from);
     note_too_large(std::min(choice.stage, end) - begin);
     for (; choice.stage < end; ++choice.stage) {
-      if (try_choice(choice)) return choice.stage;
+      const Outcome outcome = try_choice(choice);
+      if (outcome == Outcome::fits) return {.stage = choice.stage};
+      if (outcome == Outcome::too_long) return {.too_long = true};
     }
-    return std::nullopt;
+    return {};
   }
 
-  /// False where it cannot be or does not fit.
-  bool try_choice(const Choice& choice) {
+  Outcome try_choice(const Choice& choice) {
     {
       const std::lock_guard lock(mutex_);
       progress_.at(++tried_, 0);
@@ -198,16 +205,21 @@ class Search {
       Planner p = planner(choice);
       if (!p.open.empty()) p.set(p.open.front());
       setup::check_traffic(p.loaded, p.inputs.layout.node_of);
-      if (const std::int64_t least = states(p); !fits(least)) return too_large(choice, least);
+      if (const std::int64_t least = states(p); !fits(least)) {
+        too_large(choice, least);
+        return Outcome::fails;
+      }
+      if (plan::is_too_long(p.inputs, p.shapes.front())) {
+        ++too_long_;
+        return Outcome::too_long;
+      }
       settle_traffic(p, machine_);
-      const plan::PlanShape& whole = p.shapes.front();
-      plan::check_length(p.inputs, whole);
       const auto found = estimate(p, choice);
       if (found) add(*found);
-      return found.has_value();
+      return found ? Outcome::fits : Outcome::fails;
     } catch (const DeckError& error) {
       reject(choice, reason_of(error, layout_.deck.path));
-      return false;
+      return Outcome::fails;
     }
   }
 
@@ -411,6 +423,10 @@ class Search {
           "makes up for it\n",
           hopeless_.load());
     }
+    if (too_long_ > 0) {
+      text += fmt::format("  {} have more micro-batches a step than one plan holds\n",
+                          too_long_.load());
+    }
     if (too_large_ > 0) {
       text += fmt::format(
           "  {} need more than the {} of a rank's device; the nearest needs {}: tensor {}, "
@@ -456,7 +472,7 @@ class Search {
   std::int64_t slower_ = 0;    // than the best, as is known without a simulation
   double products_ = 0;        // s of a step, were there nothing but products at their best rate
   std::map<std::pair<std::int64_t, std::int64_t>, double> computes_;  // s, by tensor and micro
-  std::atomic<std::int64_t> hopeless_ = 0;
+  std::atomic<std::int64_t> hopeless_ = 0, too_long_ = 0;
   double worst_shown_ = std::numeric_limits<double>::max();  // s
   std::map<std::string, std::vector<Choice>> rejected_;
   std::int64_t too_large_ = 0, least_too_large_ = 0;

@@ -38,8 +38,10 @@ TEST(ProgressLine, IsThrottledByTimeAndTakenAway) {
       progress.at(i, 100);
     }
     ASSERT_EQ(shown.lines.size(), 8U);  // at 500, 700, ... 1900 ms
-    EXPECT_EQ(shown.lines[0], "\rloading a\\x1b[31m: 25 %, 25 of 100, 2s left\x1b[K");
-    EXPECT_EQ(shown.lines[7], "\rloading a\\x1b[31m: 95 %, 95 of 100, 0s left\x1b[K");
+    EXPECT_EQ(shown.lines[0],
+              "\r\x1b[K\x1b[?7lloading a\\x1b[31m: 25 %, 25 of 100, 2s left\x1b[?7h");
+    EXPECT_EQ(shown.lines[7],
+              "\r\x1b[K\x1b[?7lloading a\\x1b[31m: 95 %, 95 of 100, 0s left\x1b[?7h");
   }
   ASSERT_EQ(shown.lines.size(), 9U);
   EXPECT_EQ(shown.lines[8], "\r\x1b[K");
@@ -51,7 +53,7 @@ TEST(ProgressLine, SaysHowMuchWhereTheTotalIsNotKnown) {
   shown.now += 1s;
   progress.at(3 << 20, 0);
   ASSERT_EQ(shown.lines.size(), 1U);
-  EXPECT_EQ(shown.lines[0], "\rreading: 3.00 MiB\x1b[K");
+  EXPECT_EQ(shown.lines[0], "\r\x1b[K\x1b[?7lreading: 3.00 MiB\x1b[?7h");
 }
 
 TEST(ProgressLine, IsSilentWithoutAScreen) {
