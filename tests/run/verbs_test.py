@@ -405,6 +405,13 @@ class Verbs(RunTest):
         self.assertIn("no layout of 4 ranks", job.output)
         self.assertIn("need more than the 1.0 KiB", job.output)
 
+        job = simulate("--search", "--within", "0")
+        self.assertEqual(job.code, 2, job.output)
+        self.assertRegex(job.output, r"\n  \d+ or more were not looked at, for 0 s were over")
+        job = simulate("--within", "5")
+        self.assertEqual(job.code, 2, job.output)
+        self.assertIn("--search", job.output)
+
         # Of a step that is too long for one plan, larger micro-batches may make one.
         many = ("--set", "batch.global=1048576")
         job = simulate("--search", *many)

@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "core/bytes.hpp"
+#include "core/clock.hpp"
 #include "core/cores.hpp"
 #include "core/progress.hpp"
 #include "core/terminal.hpp"
@@ -83,8 +84,8 @@ std::string reason_of(const DeckError& error, const std::string& deck) {
 
 class Search {
  public:
-  Search(const LayoutOptions& layout, const deck::Machine& machine)
-      : layout_(layout), machine_(machine) {
+  Search(const LayoutOptions& layout, const deck::Machine& machine, double within)
+      : layout_(layout), machine_(machine), within_(within) {
     // What is wrong with the machine file or with all layouts of the deck is said at once.
     (void)plan::op_costs({}, machine);
     std::vector<std::string> sets = layout.deck.sets;
@@ -169,18 +170,18 @@ class Search {
       for (const auto& [recompute, word] : EnumWords<Recompute>::table) {
         choice.recompute = recompute;
         tried = try_stages(choice, from[recompute]);
-        if (tried.too_long) break;  // with other recomputation too
+        if (tried.left_out) break;  // with other recomputation too
         from[recompute] = tried.stage.value_or(kZeroStages);
         if (tried.stage && *tried.stage <= 1) break;
       }
-      if (!tried.stage && !tried.too_long) return;  // larger ones need more
+      if (!tried.stage && !tried.left_out) return;  // larger ones need more
     }
   }
 
-  enum class Outcome : std::uint8_t { fits, fails, too_long };
+  enum class Outcome : std::uint8_t { fits, fails, left_out };
   struct Tried {
     std::optional<std::int64_t> stage;  // the lowest that fits
-    bool too_long = false;              // for one plan: a step of larger micro-batches may be none
+    bool left_out = false;  // too long for one plan, or time was over: this says nothing of others
   };
   /// ZeRO stages from a given one on, until one fits.
   Tried try_stages(Choice choice, std::int64_t from = 0) {
@@ -191,7 +192,7 @@ class Search {
     for (; choice.stage < end; ++choice.stage) {
       const Outcome outcome = try_choice(choice);
       if (outcome == Outcome::fits) return {.stage = choice.stage};
-      if (outcome == Outcome::too_long) return {.too_long = true};
+      if (outcome == Outcome::left_out) return {.left_out = true};
     }
     return {};
   }
@@ -200,6 +201,10 @@ class Search {
     {
       const std::lock_guard lock(mutex_);
       progress_.at(++tried_, 0);
+    }
+    if (seconds_since(begin_) > within_) {
+      ++unseen_;
+      return Outcome::left_out;
     }
     try {
       Planner p = planner(choice);
@@ -211,7 +216,7 @@ class Search {
       }
       if (plan::is_too_long(p.inputs, p.shapes.front())) {
         ++too_long_;
-        return Outcome::too_long;
+        return Outcome::left_out;
       }
       settle_traffic(p, machine_);
       const auto found = estimate(p, choice);
@@ -423,6 +428,10 @@ class Search {
           "makes up for it\n",
           hopeless_.load());
     }
+    if (unseen_ > 0) {
+      text += fmt::format("  {} or more were not looked at, for {} s were over (--within)\n",
+                          unseen_.load(), within_);
+    }
     if (too_long_ > 0) {
       text += fmt::format("  {} have more micro-batches a step than one plan holds\n",
                           too_long_.load());
@@ -460,6 +469,8 @@ class Search {
 
   LayoutOptions layout_;
   const deck::Machine& machine_;
+  double within_;  // s
+  SteadyClock::time_point begin_ = SteadyClock::now();
   std::string name_;
   std::int64_t global_ = 0, sequence_ = 0, layers_ = 0;
   std::int64_t budget_ = 0;  // bytes of a rank's device; 0: not known
@@ -472,7 +483,7 @@ class Search {
   std::int64_t slower_ = 0;    // than the best, as is known without a simulation
   double products_ = 0;        // s of a step, were there nothing but products at their best rate
   std::map<std::pair<std::int64_t, std::int64_t>, double> computes_;  // s, by tensor and micro
-  std::atomic<std::int64_t> hopeless_ = 0, too_long_ = 0;
+  std::atomic<std::int64_t> hopeless_ = 0, too_long_ = 0, unseen_ = 0;
   double worst_shown_ = std::numeric_limits<double>::max();  // s
   std::map<std::string, std::vector<Choice>> rejected_;
   std::int64_t too_large_ = 0, least_too_large_ = 0;
@@ -481,8 +492,8 @@ class Search {
 
 }  // namespace
 
-std::string search_text(const LayoutOptions& layout, const deck::Machine& machine) {
-  return Search(layout, machine).text();
+std::string search_text(const LayoutOptions& layout, const deck::Machine& machine, double within) {
+  return Search(layout, machine, within).text();
 }
 
 }  // namespace tessera::verbs

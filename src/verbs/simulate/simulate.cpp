@@ -6,6 +6,7 @@
 #include "plan/ir/print.hpp"
 #include "plan/prediction/ledger.hpp"
 #include "setup/inputs.hpp"
+#include "verbs/bounds.hpp"
 
 namespace tessera::verbs {
 namespace {
@@ -14,6 +15,7 @@ struct Options {
   LayoutOptions layout;
   std::string machine;
   bool search = false;
+  double within = 300;  // s
 };
 
 /// A line for each simulated rank: what it computes and what it waits for.
@@ -85,7 +87,7 @@ ExitCode run(const Options& o) {
   const deck::Machine machine = deck::load_machine(o.machine);
   const LayoutOptions layout = on_machine(o.layout, machine);
   if (o.search) {
-    fmt::print("{}", search_text(layout, machine));
+    fmt::print("{}", search_text(layout, machine, o.within));
   } else {
     report(layout, machine);
   }
@@ -143,8 +145,13 @@ Verb simulate(CLI::App& app) {
   options->layout.nodes = 0;  // as many as the machine's ranks a node make
   options->layout.add_to(*verb);
   verb->add_option("--machine", options->machine, "machine file, as in slurm/machines")->required();
-  verb->add_flag("--search", options->search,
-                 "the best layouts for the deck's model and batch instead of the deck's own");
+  auto* search =
+      verb->add_flag("--search", options->search,
+                     "the best layouts for the deck's model and batch instead of the deck's own");
+  verb->add_option("--within", options->within, "seconds after which it looks at no more layouts")
+      ->check(bounds(0.0))
+      ->capture_default_str()
+      ->needs(search);
   return {.launch = Launch::single, .run = [options] { return run(*options); }, .run_on_ranks = {}};
 }
 

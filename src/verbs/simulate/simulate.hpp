@@ -29,7 +29,8 @@ LayoutOptions on_machine(LayoutOptions layout, const deck::Machine& machine);
 std::string settle_traffic(Planner& planner, const deck::Machine& machine);
 
 /// The layouts of the deck's model and batch on these ranks that take least time, with the reasons
-/// that others are not among them. Throws DeckError where none is possible.
-std::string search_text(const LayoutOptions& layout, const deck::Machine& machine);
+/// that others are not among them: among these, that they were not looked at `within` seconds.
+/// Throws DeckError where none is possible.
+std::string search_text(const LayoutOptions& layout, const deck::Machine& machine, double within);
 
 }  // namespace tessera::verbs
