@@ -1,5 +1,6 @@
 #include "io/scratch_directory.hpp"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <array>
@@ -30,7 +31,7 @@ constexpr std::string_view kUnlocked = ".";
 fs::path lock_file(const fs::path& directory) { return directory / "lock"; }
 
 fs::path make_unlocked(const fs::path& parent) {
-  std::string path = (parent / (std::string(kUnlocked) + prefix() + "XXXXXX")).string();
+  std::string path = (parent / fmt::format("{}{}XXXXXX", kUnlocked, prefix())).string();
   if (::mkdtemp(path.data()) == nullptr) {
     const int error = errno;
     throw IoError(

@@ -1,5 +1,7 @@
 #include "core/progress.hpp"
 
+#include <fmt/format.h>
+
 #include <utility>
 
 #include "core/bytes.hpp"

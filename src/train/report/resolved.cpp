@@ -1,5 +1,8 @@
 #include "train/report/resolved.hpp"
 
+#include <fmt/format.h>
+
+#include "core/error.hpp"
 #include "deck/load.hpp"
 #include "io/file.hpp"
 
