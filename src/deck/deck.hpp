@@ -1,6 +1,7 @@
 // A deck: everything that defines a run, as plain typed values, one struct per section of the TOML
-// file. A member's initialiser is the key's default; what each key means is in schema_table.cpp (and
-// in inputs/README.md, which is generated from it). What components take of it is in setup/inputs.
+// file. A member's initialiser is the key's default; what each key means is in schema_table.cpp
+// (and in inputs/README.md, which is generated from it). What components take of it is in
+// setup/inputs.
 #pragma once
 
 #include <array>
@@ -103,6 +104,7 @@ struct OptimizerSection {
   /// Set by the loader where the optimizer uses them (deck/presets).
   std::optional<std::array<double, 2>> betas;
   std::optional<double> eps;
+  std::optional<std::array<double, 2>> trust;  // least and largest factor of a tensor's update
   SumPrecision moments = SumPrecision::f32;
   double weight_decay = 0;
   double clip_norm = 1;
