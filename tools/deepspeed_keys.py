@@ -102,10 +102,11 @@ lacks("there is one implementation, fused, for each device", "optimizer.params."
 lacks("optimizer.moments is the type in which Tessera keeps Adam's moments", "optimizer.params.",
       fp32_optimizer_states=BOOLEAN)
 lacks("Tessera minimises the loss", "optimizer.params.", off=False, maximize=BOOLEAN)
-lacks("Tessera has adamw and adam, which do not use it", "optimizer.params.",
+lacks("optimizer.trust is for Tessera's lamb, which does not correct the moments' bias",
+      "optimizer.params.", max_coeff=number(0), min_coeff=number(0))
+lacks("none of Tessera's adamw, adam and lamb uses it", "optimizer.params.",
       momentum=number(), muon_lr=number(0), adam_lr=number(0), per_head_muon=BOOLEAN,
-      ns_method=one_of("gram", "standard"), max_coeff=number(0), min_coeff=number(0),
-      freeze_step=SIZE, cuda_aware=BOOLEAN, comm_backend_name=TEXT, coeff_beta=number(0),
+      ns_method=one_of("gram", "standard"), freeze_step=SIZE, cuda_aware=BOOLEAN, comm_backend_name=TEXT, coeff_beta=number(0),
       factor_max=number(0), factor_min=number(0), factor_threshold=number(0),
       var_freeze_step=SIZE, var_update_scaler=SIZE, local_step_scaler=SIZE,
       local_step_clipper=SIZE, max_grad_norm=number(0), eps_inside_sqrt=BOOLEAN,

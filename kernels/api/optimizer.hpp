@@ -59,14 +59,35 @@ enum class UpdateRule : std::uint8_t {
   /// bias-corrected as in PyTorch; m and v are moments of g:
   ///   master -= lr / c1 * m / (sqrt(v) / sqrt(c2) + eps).
   adam,
+  /// The first pass of LAMB (You et al. 2020, algorithm 2, without bias correction): m and v become
+  /// moments of g, and the tensor's sums grow by the squares of master and of
+  ///   u = m / sqrt(v + eps) + decay * master.
+  lamb_moments,
+  /// Its second pass, of the same u, once the sums are those of all elements of the tensor:
+  ///   master -= lr * c * u,  c = |master| / |u|, at least trust_min and at most trust_max; 1 where
+  /// either norm is 0.
+  lamb,
 };
+
+/// Whether a rule does all of an update; or what comes before a tensor's sums are known; or what
+/// follows.
+enum class UpdatePass : std::uint8_t { only, first, second };
+constexpr UpdatePass pass_of(UpdateRule rule) {
+  switch (rule) {
+    case UpdateRule::adam: return UpdatePass::only;
+    case UpdateRule::lamb_moments: return UpdatePass::first;
+    case UpdateRule::lamb: return UpdatePass::second;
+  }
+  return UpdatePass::only;
+}
 
 }  // namespace tessera::kernels
 
 template <>
 struct tessera::EnumWords<tessera::kernels::UpdateRule> {
   using enum tessera::kernels::UpdateRule;
-  static constexpr std::array table = {std::pair{adam, "adam"}};
+  static constexpr std::array table = {
+      std::pair{adam, "adam"}, std::pair{lamb_moments, "lamb_moments"}, std::pair{lamb, "lamb"}};
 };
 
 namespace tessera::kernels {
@@ -79,35 +100,47 @@ enum class Decay : std::uint8_t { decoupled, l2 };
 struct UpdateSettings {
   float beta1 = 0.9F, beta2 = 0.95F, eps = 1e-8F, decay = 0;
   Decay decay_kind = Decay::decoupled;
+  float trust_min = 0.01F, trust_max = 10;
 };
 
 /// The most state tensors that any rule keeps for each element.
 inline constexpr std::size_t kMostStates = 2;
 
-/// The update of a flat range in one pass: g = coefficient * gradient, then the rule's step of
-/// master and state; parameter = round(master). Elements are independent, and an element's bits do
+/// What a tensor's first pass adds up for its second: the exact sums of the squares of master
+/// weights and of u.
+inline constexpr std::int64_t kTensorWords = std::int64_t{2} * kExactSumWords;
+
+/// The update of a flat range: g = coefficient * gradient, then the rule's step of
+/// master and state; parameter = round(master). A first pass changes state and sums, a second one
+/// master and parameter. Elements are independent, and an element's bits do
 /// not depend on alignment or length, because shard boundaries move with the number of ranks. apply
 /// = 0: master and state stay, and parameter = round(master) all the same. Its `check` is in
 /// kernels/common/optimizer_steps, which knows what a rule keeps.
 struct OptimizerUpdate {
   static constexpr auto& kNames = EnumWords<UpdateRule>::table;
   UpdateRule rule = UpdateRule::adam;
-  View gradient;  // (n) accumulation type
+  View gradient;  // (n) accumulation type; absent in a second pass
   View master;    // (n) f32
   /// (n) f32, or all of them bf16; as many as the rule keeps, then absent.
   std::array<View, kMostStates> state;
-  View parameter;  // (n) compute type; absent when master is what forward uses
-  View scalars;    // (StepScalar::count) f32
-  View verdict;    // (VerdictField::count) f32
+  View parameter;  // (n) compute type; absent when master is what forward uses, and in a first pass
+  /// (kTensorWords) i64, of the tensor that the range is of, where there are two passes; absent in
+  /// a first pass over elements that another rank counts.
+  View sums;
+  View scalars;  // (StepScalar::count) f32
+  View verdict;  // (VerdictField::count) f32
   UpdateSettings settings;
   View scratch;
 
   std::string_view name() const { return enum_word(rule); }
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
+    const UpdatePass pass = pass_of(s.rule);
+    const bool first = pass == UpdatePass::first, second = pass == UpdatePass::second;
     f(s.gradient, Access::read), f(s.scalars, Access::read), f(s.verdict, Access::read);
-    f(s.master, Access::update);
-    for (auto& state : s.state) f(state, Access::update);
+    f(s.master, first ? Access::read : Access::update);
+    for (auto& state : s.state) f(state, second ? Access::read : Access::update);
+    f(s.sums, first ? Access::update : Access::read);
     f(s.parameter, Access::write), f(s.scratch, Access::write);
   }
 };

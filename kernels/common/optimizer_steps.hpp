@@ -1,6 +1,6 @@
 // What each rule of an optimizer does to one element, shared by every back end: their loops load a
 // gradient, master weight and state, call the step and store. A rule is a struct like AdamStep and
-// a line in with_step.
+// a line in with_step; one of two passes is two of them.
 #pragma once
 
 #include <type_traits>
@@ -11,11 +11,12 @@
 namespace tessera::kernels {
 
 struct AdamStep {
+  static constexpr UpdateRule kRule = UpdateRule::adam;
   static constexpr int kStates = 2;  // m, v
   float one_minus_beta1, beta2, one_minus_beta2, eps, l2, keep, rate, scale2;
 
-  /// `scalars` are the step's, by StepScalar.
-  TESSERA_INLINE AdamStep(const UpdateSettings& a, const float* scalars) {
+  /// `scalars` are the step's, by StepScalar. The last argument is trust_of, of second passes.
+  TESSERA_INLINE AdamStep(const UpdateSettings& a, const float* scalars, float) {
     const float lr = scalars[static_cast<int>(StepScalar::lr)];
     const bool decoupled = a.decay_kind == Decay::decoupled;
     one_minus_beta1 = 1.0F - a.beta1;
@@ -40,6 +41,51 @@ struct AdamStep {
   }
 };
 
+/// LAMB's u of an element by its moments as they are kept: both passes compute the same bits.
+struct LambDirection {
+  float eps, decay;
+
+  template <typename F>
+  TESSERA_INLINE F operator()(F master, const F (&state)[2]) const {
+    return fmadd(master, F(decay), state[0] / sqrt(state[1] + F(eps)));
+  }
+};
+
+struct LambMoments {
+  static constexpr UpdateRule kRule = UpdateRule::lamb_moments;
+  static constexpr int kStates = 2;  // m, v
+  float one_minus_beta1, beta2, one_minus_beta2;
+  LambDirection direction;
+
+  TESSERA_INLINE LambMoments(const UpdateSettings& a, const float*, float)
+      : one_minus_beta1(1.0F - a.beta1),
+        beta2(a.beta2),
+        one_minus_beta2(1.0F - a.beta2),
+        direction{a.eps, a.decay} {}
+
+  template <typename F>
+  TESSERA_INLINE void operator()(F g, F& /* master */, F (&state)[kStates]) const {
+    F &m = state[0], &v = state[1];
+    m = fmadd(g - m, F(one_minus_beta1), m);
+    v = fmadd(g * g, F(one_minus_beta2), v * F(beta2));
+  }
+};
+
+struct LambStep {
+  static constexpr UpdateRule kRule = UpdateRule::lamb;
+  static constexpr int kStates = 2;  // m, v
+  float rate;
+  LambDirection direction;
+
+  TESSERA_INLINE LambStep(const UpdateSettings& a, const float* scalars, float trust)
+      : rate(-scalars[static_cast<int>(StepScalar::lr)] * trust), direction{a.eps, a.decay} {}
+
+  template <typename F>
+  TESSERA_INLINE void operator()(F /* gradient */, F& master, F (&state)[kStates]) const {
+    master = fmadd(direction(master, state), F(rate), master);
+  }
+};
+
 template <typename Step, typename F>
 [[gnu::always_inline]] inline void call_with(F&& f) {
   static_assert(Step::kStates <= static_cast<int>(kMostStates), "raise kMostStates");
@@ -50,6 +96,8 @@ template <typename F>
 [[gnu::always_inline]] inline void with_step(UpdateRule rule, F&& f) {
   switch (rule) {
     case UpdateRule::adam: call_with<AdamStep>(f); break;
+    case UpdateRule::lamb_moments: call_with<LambMoments>(f); break;
+    case UpdateRule::lamb: call_with<LambStep>(f); break;
   }
 }
 
@@ -87,10 +135,18 @@ template <typename F>
 }
 
 inline void check(const OptimizerUpdate& a) {
-  const std::int64_t n = a.gradient.elements();
-  check_floats({a.gradient, a.parameter});
-  check_flat({a.gradient}, a.gradient.type, n);
+  const std::int64_t n = a.master.elements();
+  const UpdatePass pass = pass_of(a.rule);
   check_flat({a.master}, DType::f32, n);
+  if (pass == UpdatePass::second) {
+    TESSERA_CHECK(!a.gradient && a.sums, "{} is by sums, not by a gradient", a.name());
+  } else {
+    check_floats({a.gradient});
+    check_flat({a.gradient}, a.gradient.type, n);
+  }
+  TESSERA_CHECK(pass != UpdatePass::only || !a.sums, "{} has no use for sums", a.name());
+  TESSERA_CHECK(pass != UpdatePass::first || !a.parameter, "{} makes no parameter", a.name());
+  if (a.sums) check_flat({a.sums}, DType::i64, kTensorWords);
   const std::size_t states = state_count(a.rule);
   for (std::size_t s = 0; s < kMostStates; ++s) {
     if (s < states) {
@@ -99,6 +155,7 @@ inline void check(const OptimizerUpdate& a) {
       TESSERA_CHECK(!a.state[s], "{} has state {}, which it does not keep", a.name(), s);
     }
   }
+  check_floats({a.parameter});
   if (a.parameter) check_flat({a.parameter}, a.parameter.type, n);
   check_flat({a.scalars}, DType::f32, kScalars);
   check_flat({a.verdict}, DType::f32, kVerdictFields);

@@ -1,4 +1,5 @@
-// The verdict on a step from its exact norm, shared by every back end.
+// What exact sums decide: the verdict on a step, and the factor of a tensor's update; shared by
+// every back end.
 #pragma once
 
 #include <cmath>
@@ -21,6 +22,15 @@ TESSERA_INLINE VerdictNumbers verdict_of(std::int64_t* squares, float unscale, d
   if (apply && clip_norm > 0 && clip_norm / (norm + 1e-6) < 1) clip = clip_norm / (norm + 1e-6);
   return {.apply = apply ? 1.0F : 0.0F,
           .coefficient = static_cast<float>(static_cast<double>(unscale) * clip)};
+}
+
+/// The factor c of a tensor by its sums (kTensorWords), which are used up.
+TESSERA_INLINE float trust_of(std::int64_t* sums, const UpdateSettings& a) {
+  const double weights = std::sqrt(exact_words::value(sums)),
+               update = std::sqrt(exact_words::value(sums + kExactSumWords));
+  if (weights == 0 || update == 0) return 1;
+  const auto ratio = static_cast<float>(weights / update);
+  return ratio < a.trust_min ? a.trust_min : ratio > a.trust_max ? a.trust_max : ratio;
 }
 
 /// Whether a verdict, read where the kernel runs, lets something happen; one that is absent does.

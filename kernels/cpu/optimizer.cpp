@@ -1,6 +1,7 @@
 // The verdict and the optimizer's update on the CPU: checks arguments, divides elements over the
 // team.
 #include <algorithm>
+#include <atomic>
 
 #include "kernels/common/optimizer_steps.hpp"
 #include "kernels/common/verdict.hpp"
@@ -20,10 +21,37 @@ void run(const Verdict& a, const Context&) {
   verdict[static_cast<int>(VerdictField::coefficient)] = v.coefficient;
 }
 
+/// Adds a thread's words to the sums of all: integers, whose order does not matter.
+static void add_atomically(const std::int64_t* words, std::int64_t* sums) {
+  for (std::int64_t i = 0; i < kTensorWords; ++i)
+    std::atomic_ref(sums[i]).fetch_add(words[i], std::memory_order_relaxed);
+}
+
+static void run_first_pass(const OptimizerUpdate& a, const Context& context) {
+  if (a.verdict.as<float>()[static_cast<int>(VerdictField::apply)] == 0.0F) return;
+  auto* sums = a.sums ? a.sums.as<std::int64_t>() : nullptr;
+  parallel_ranges(context.threads, a.master.elements(), 4096, [&](Range elements) {
+    std::int64_t words[kTensorWords] = {};
+    context.hot.first_update(a, elements, sums == nullptr ? nullptr : words);
+    if (sums != nullptr) add_atomically(words, sums);
+  });
+  if (sums == nullptr) return;
+  exact_normalise(ExactWords(sums, kExactSumWords));
+  exact_normalise(ExactWords(sums + kExactSumWords, kExactSumWords));
+}
+
+static float trust_of_tensor(const OptimizerUpdate& a) {
+  std::int64_t sums[kTensorWords];
+  std::copy_n(a.sums.as<std::int64_t>(), kTensorWords, sums);
+  return trust_of(sums, a.settings);
+}
+
 void run(const OptimizerUpdate& a, const Context& context) {
   check(a);
-  parallel_ranges(context.threads, a.gradient.elements(), 4096,
-                  [&](Range elements) { context.hot.update(a, elements); });
+  if (pass_of(a.rule) == UpdatePass::first) return run_first_pass(a, context);
+  const float trust = pass_of(a.rule) == UpdatePass::second ? trust_of_tensor(a) : 1;
+  parallel_ranges(context.threads, a.master.elements(), 4096,
+                  [&](Range elements) { context.hot.update(a, trust, elements); });
 }
 
 }  // namespace tessera::kernels::cpu

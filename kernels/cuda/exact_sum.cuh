@@ -36,6 +36,38 @@ __device__ __forceinline__ void add_warp_terms(double (&terms)[kExactPerThread],
   }
 }
 
+/// words += the exact sum of the warp's values, or of their squares.
+__device__ __forceinline__ void add_warp_values(const float (&value)[kExactPerThread], bool squares,
+                                                std::int64_t* words) {
+  std::uint32_t largest = 0;  // bits of |value| order like the values
+#pragma unroll
+  for (int i = 0; i < kExactPerThread; ++i) {
+    const std::uint32_t bits = std::bit_cast<std::uint32_t>(value[i]) & 0x7fffffffU;
+    largest = bits > largest ? bits : largest;
+  }
+  largest = __reduce_max_sync(kAllLanes, largest);
+  if (largest == 0) return;
+  double terms[kExactPerThread];
+#pragma unroll
+  for (int i = 0; i < kExactPerThread; ++i) {
+    float v = value[i];
+    if (largest >= 0x7f800000U) {
+      const std::uint32_t bits = std::bit_cast<std::uint32_t>(v) & 0x7fffffffU;
+      if (bits >= 0x7f800000U) {
+        atomicAdd(
+            reinterpret_cast<Atomic*>(&words[bits > 0x7f800000U ? kExactSumNan : kExactSumInf]),
+            Atomic{1});
+        v = 0;
+      }
+    }
+    const auto wide_value = static_cast<double>(v);
+    terms[i] = squares ? wide_value * wide_value : wide_value;
+  }
+  // |value| < 2^top
+  const int top = static_cast<int>((largest < 0x7f7fffffU ? largest : 0x7f7fffffU) >> 23) - 126;
+  add_warp_terms(terms, squares ? 2 * top : top, words);
+}
+
 template <typename T>
 __global__ void __launch_bounds__(32 * kExactWarps)
     exact_sum_kernel(const T* x, std::int64_t n, bool squares, bool wide, Atomic* accumulator) {
@@ -48,39 +80,16 @@ __global__ void __launch_bounds__(32 * kExactWarps)
   const std::int64_t step = std::int64_t{gridDim.x} * kExactWarps * kExactTile;
   for (std::int64_t tile = (std::int64_t{blockIdx.x} * kExactWarps + warp) * kExactTile; tile < n;
        tile += step) {
-    float value[kExactPerThread / V][V];
-    std::uint32_t largest = 0;  // bits of |value| order like the values
+    float value[kExactPerThread];
 #pragma unroll
     for (int k = 0; k < kExactPerThread / V; ++k) {
       const std::int64_t i = tile + (k * 32 + lane) * V, left = n - i;
-      load(x + i, left < 0 ? 0 : left < V ? static_cast<int>(left) : V, wide, value[k]);
+      float run[V];
+      load(x + i, left < 0 ? 0 : left < V ? static_cast<int>(left) : V, wide, run);
 #pragma unroll
-      for (int j = 0; j < V; ++j) {
-        const std::uint32_t bits = std::bit_cast<std::uint32_t>(value[k][j]) & 0x7fffffffU;
-        largest = bits > largest ? bits : largest;
-      }
+      for (int j = 0; j < V; ++j) value[k * V + j] = run[j];
     }
-    largest = __reduce_max_sync(kAllLanes, largest);
-    if (largest == 0) continue;
-    double terms[kExactPerThread];
-#pragma unroll
-    for (int i = 0; i < kExactPerThread; ++i) {
-      float v = value[i / V][i % V];
-      if (largest >= 0x7f800000U) {
-        const std::uint32_t bits = std::bit_cast<std::uint32_t>(v) & 0x7fffffffU;
-        if (bits >= 0x7f800000U) {
-          atomicAdd(reinterpret_cast<Atomic*>(
-                        &words[warp][bits > 0x7f800000U ? kExactSumNan : kExactSumInf]),
-                    Atomic{1});
-          v = 0;
-        }
-      }
-      const auto wide_value = static_cast<double>(v);
-      terms[i] = squares ? wide_value * wide_value : wide_value;
-    }
-    // |value| < 2^top
-    const int top = static_cast<int>((largest < 0x7f7fffffU ? largest : 0x7f7fffffU) >> 23) - 126;
-    add_warp_terms(terms, squares ? 2 * top : top, words[warp]);
+    add_warp_values(value, squares, words[warp]);
   }
   __syncthreads();
   if (thread < kExactSumWords) {
@@ -90,8 +99,9 @@ __global__ void __launch_bounds__(32 * kExactWarps)
   }
 }
 
-/// One warp: the carries are one thread's, in shared memory.
-inline __global__ void __launch_bounds__(32) exact_normalise_kernel(std::int64_t* words) {
+/// A warp for each sum: the carries are one thread's, in shared memory.
+inline __global__ void __launch_bounds__(32) exact_normalise_kernel(std::int64_t* sums) {
+  std::int64_t* words = sums + blockIdx.x * kExactSumWords;
   __shared__ std::int64_t near[kExactSumWords];
   if (threadIdx.x < kExactSumWords) near[threadIdx.x] = words[threadIdx.x];
   __syncwarp();

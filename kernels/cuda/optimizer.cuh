@@ -1,9 +1,9 @@
-// The verdict on a step, and an optimizer's update in one pass.
+// The verdict on a step, and an optimizer's update in one pass or two.
 #pragma once
 
 #include "kernels/common/optimizer_steps.hpp"
 #include "kernels/common/verdict.hpp"
-#include "kernels/cuda/vec.cuh"
+#include "kernels/cuda/exact_sum.cuh"
 
 namespace tessera::kernels::cuda {
 
@@ -28,12 +28,25 @@ struct UpdateArrays {
   M* state[S];
   P* parameter;  // null where master is what forward uses
   const float *scalars, *verdict;
+  std::int64_t* sums;  // null where there are none
   UpdateSettings settings;
   std::int64_t n;
   bool wide;
 };
 
 inline constexpr int kUpdateThreads = 256;
+
+/// trust_of, computed by one thread for all of its block.
+__device__ __forceinline__ float block_trust(const std::int64_t* sums,
+                                             const UpdateSettings& settings) {
+  __shared__ std::int64_t near[kTensorWords];
+  __shared__ float trust;
+  if (threadIdx.x < kTensorWords) near[threadIdx.x] = sums[threadIdx.x];
+  __syncthreads();
+  if (threadIdx.x == 0) trust = trust_of(near, settings);
+  __syncthreads();
+  return trust;
+}
 
 template <typename Step, typename M, typename G, typename P>
 __global__ void __launch_bounds__(kUpdateThreads)
@@ -42,7 +55,8 @@ __global__ void __launch_bounds__(kUpdateThreads)
   const bool apply = a.verdict[static_cast<int>(VerdictField::apply)] != 0.0F;
   if (!apply && a.parameter == nullptr) return;
   const float coefficient = a.verdict[static_cast<int>(VerdictField::coefficient)];
-  const Step step(a.settings, a.scalars);
+  constexpr bool kOnly = pass_of(Step::kRule) == UpdatePass::only;
+  const Step step(a.settings, a.scalars, kOnly || !apply ? 1.0F : block_trust(a.sums, a.settings));
   const std::uint32_t salt = salt_of(a.scalars);
   const std::int64_t stride = std::int64_t{gridDim.x} * kUpdateThreads * V;
   for (std::int64_t i = (std::int64_t{blockIdx.x} * kUpdateThreads + threadIdx.x) * V; i < a.n;
@@ -54,7 +68,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
       store(a.parameter + i, count, a.wide, w);
       continue;
     }
-    load(a.gradient + i, count, a.wide, g);
+    if constexpr (kOnly) load(a.gradient + i, count, a.wide, g);
 #pragma unroll
     for (int s = 0; s < S; ++s) load(a.state[s] + i, count, a.wide, state[s]);
 #pragma unroll
@@ -62,16 +76,87 @@ __global__ void __launch_bounds__(kUpdateThreads)
       float now[S];
 #pragma unroll
       for (int s = 0; s < S; ++s) now[s] = state[s][j];
-      step(g[j] * coefficient, w[j], now);
-      round_state<M>(now, w[j], salt);
+      if constexpr (kOnly) {
+        step(g[j] * coefficient, w[j], now);
+        round_state<M>(now, w[j], salt);
 #pragma unroll
-      for (int s = 0; s < S; ++s) state[s][j] = now[s];
+        for (int s = 0; s < S; ++s) state[s][j] = now[s];
+      } else {
+        step(0.0F, w[j], now);  // without a gradient
+      }
     }
+    if constexpr (kOnly) {
 #pragma unroll
-    for (int s = 0; s < S; ++s) store(a.state[s] + i, count, a.wide, state[s]);
+      for (int s = 0; s < S; ++s) store(a.state[s] + i, count, a.wide, state[s]);
+    }
     store(a.master + i, count, a.wide, w);
     if (a.parameter != nullptr) store(a.parameter + i, count, a.wide, w);
   }
+}
+
+/// A run of V elements of a first pass: state moves; `w` and `direction` are for the sums.
+template <int V, typename Step, typename M, typename G, typename P>
+__device__ __forceinline__ void first_pass_of_run(const UpdateArrays<M, G, P, Step::kStates>& a,
+                                                  const Step& step, std::int64_t i, int count,
+                                                  float* w, float* direction) {
+  constexpr int S = Step::kStates;
+  const float coefficient = a.verdict[static_cast<int>(VerdictField::coefficient)];
+  const std::uint32_t salt = salt_of(a.scalars);
+  float g[V], master[V], state[S][V];
+  load(a.master + i, count, a.wide, master);
+  load(a.gradient + i, count, a.wide, g);
+#pragma unroll
+  for (int s = 0; s < S; ++s) load(a.state[s] + i, count, a.wide, state[s]);
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    float now[S];
+#pragma unroll
+    for (int s = 0; s < S; ++s) now[s] = state[s][j];
+    step(g[j] * coefficient, master[j], now);
+    round_state<M>(now, master[j], salt);
+#pragma unroll
+    for (int s = 0; s < S; ++s) state[s][j] = now[s];
+    w[j] = master[j];
+    direction[j] = step.direction(master[j], now);
+  }
+#pragma unroll
+  for (int s = 0; s < S; ++s) store(a.state[s] + i, count, a.wide, state[s]);
+}
+
+/// A warp takes tiles as of an exact sum (exact_sum.cuh).
+template <typename Step, typename M, typename G, typename P>
+__global__ void __launch_bounds__(32 * kExactWarps)
+    first_update_kernel(UpdateArrays<M, G, P, Step::kStates> a) {
+  if (!applies(a.verdict)) return;
+  constexpr int V = kRun<G, P>;
+  __shared__ std::int64_t words[kExactWarps][kTensorWords];
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int warp = thread / 32, lane = thread % 32;
+  for (int i = lane; i < kTensorWords; i += 32) words[warp][i] = 0;
+  __syncwarp();
+  const Step step(a.settings, a.scalars, 1);
+  const std::int64_t stride = std::int64_t{gridDim.x} * kExactWarps * kExactTile;
+  for (std::int64_t tile = (std::int64_t{blockIdx.x} * kExactWarps + warp) * kExactTile; tile < a.n;
+       tile += stride) {
+    float w[kExactPerThread], direction[kExactPerThread];
+#pragma unroll
+    for (int k = 0; k < kExactPerThread / V; ++k) {
+      const std::int64_t i = tile + (k * 32 + lane) * V, left = a.n - i;
+      first_pass_of_run<V>(a, step, i,
+                           left < 0   ? 0
+                           : left < V ? static_cast<int>(left)
+                                      : V,
+                           w + k * V, direction + k * V);
+    }
+    if (a.sums == nullptr) continue;
+    add_warp_values(w, true, words[warp]);
+    add_warp_values(direction, true, words[warp] + kExactSumWords);
+  }
+  __syncthreads();
+  if (a.sums == nullptr || thread >= kTensorWords) return;
+  std::int64_t sum = 0;
+  for (int i = 0; i < kExactWarps; ++i) sum += words[i][thread];
+  if (sum != 0) atomicAdd(reinterpret_cast<Atomic*>(a.sums) + thread, static_cast<Atomic>(sum));
 }
 
 }  // namespace tessera::kernels::cuda

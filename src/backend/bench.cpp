@@ -318,13 +318,17 @@ class Bench {
                v = memory.zeros(DType::f32, {n}), w = memory.floats(DType::f32, {n}),
                narrow = memory.floats(type_, {n}),
                scalars = memory.filled({static_cast<std::int64_t>(StepScalar::count)}, 1e-3F),
-               verdict = memory.filled({static_cast<std::int64_t>(VerdictField::count)}, 1);
+               verdict = memory.filled({static_cast<std::int64_t>(VerdictField::count)}, 1),
+               sums = memory.zeros(DType::i64, {kTensorWords});
     for (const auto& [rule, word] : EnumWords<UpdateRule>::table) {
+      const UpdatePass pass = pass_of(rule);
+      const bool makes_parameter = pass != UpdatePass::first && type_ != DType::f32;
       OptimizerUpdate update{.rule = rule,
-                             .gradient = x,
+                             .gradient = pass == UpdatePass::second ? View() : x,
                              .master = w,
                              .state = {m, v},
-                             .parameter = type_ == DType::f32 ? View() : narrow,
+                             .parameter = makes_parameter ? narrow : View(),
+                             .sums = pass == UpdatePass::only ? View() : sums,
                              .scalars = scalars,
                              .verdict = verdict};
       for (std::size_t s = state_count(rule); s < kMostStates; ++s) update.state[s] = {};

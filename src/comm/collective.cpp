@@ -82,7 +82,7 @@ WireBytes wire_bytes(const CollectiveCall& call, const GroupShape& group) {
     }
     WireBytes operator()(const AllReduceWords&) const {
       return {};
-    }  // control traffic, tens of bytes
+    }  // control traffic: tens of bytes, or a few hundred a tensor
   };
   return std::visit(Count{group}, call);
 }

@@ -78,6 +78,13 @@ class Checker {
                                  key, enum_word(deck_.optimizer.name)));
       }
     }
+    const auto& trust = deck_.optimizer.trust;
+    if (usable({"optimizer.trust"}) && trust && (*trust)[0] > (*trust)[1]) {
+      problem("optimizer.trust",
+              fmt::format("optimizer.trust = [{}, {}]: the least factor is more than the largest "
+                          "(exchange them)",
+                          (*trust)[0], (*trust)[1]));
+    }
   }
 
   void layout() {

@@ -104,6 +104,7 @@ struct OptimizerSection {
   /// Set by the loader where the optimizer uses them (deck/presets).
   std::optional<std::array<double, 2>> betas;
   std::optional<double> eps;
+  std::optional<std::array<double, 2>> trust;  // least and largest factor of a tensor's update
   SumPrecision moments = SumPrecision::f32;
   double weight_decay = 0;
   double clip_norm = 1;

@@ -50,11 +50,13 @@ struct OptimizerRow {
   OptimizerName name;
   std::optional<std::array<double, 2>> betas;
   std::optional<double> eps;
+  std::optional<std::array<double, 2>> trust;
 };
 
 constexpr OptimizerRow kOptimizers[] = {
-    {OptimizerName::adamw, {{0.9, 0.95}}, 1e-8},
-    {OptimizerName::adam, {{0.9, 0.95}}, 1e-8},
+    {OptimizerName::adamw, {{0.9, 0.95}}, 1e-8, {}},
+    {OptimizerName::adam, {{0.9, 0.95}}, 1e-8, {}},
+    {OptimizerName::lamb, {{0.9, 0.999}}, 1e-12, {{0.01, 10}}},
 };
 
 template <typename T>
@@ -69,6 +71,7 @@ std::vector<ImpliedKey> all_optimizer_keys(OptimizerName optimizer) {
     if (row.name != optimizer) continue;
     keys.push_back(implied("optimizer.betas", row.betas));
     keys.push_back(implied("optimizer.eps", row.eps));
+    keys.push_back(implied("optimizer.trust", row.trust));
   }
   return keys;
 }

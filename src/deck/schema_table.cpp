@@ -222,16 +222,23 @@ constexpr SchemaRow kRows[] = {
                                            "sequences; before the first, batch.global",
                                            {.limits = kGlobal, .on_resume = event}),
     row<&Deck::optimizer, &OptimizerSection::name>(
-        "optimizer.name", "adamw decays weights apart from the gradient, adam through it",
+        "optimizer.name",
+        "adamw decays weights apart from the gradient, adam through it; lamb scales each tensor's "
+        "update by its weights' norm, for large batches",
         {.on_resume = refused}),
     row<&Deck::optimizer, &OptimizerSection::lr>("optimizer.lr", "peak learning rate",
                                                  {.limits = above(0), .required = true}),
     row<&Deck::optimizer, &OptimizerSection::betas>(
         "optimizer.betas", "decay of the first and second moments",
-        {.limits = fraction(), .unset = "adamw, adam: [0.9, 0.95]"}),
+        {.limits = fraction(), .unset = "adamw, adam: [0.9, 0.95]; lamb: [0.9, 0.999]"}),
     row<&Deck::optimizer, &OptimizerSection::eps>(
-        "optimizer.eps", "added to the root of the second moment",
-        {.limits = above(0), .unset = "adamw, adam: 1e-08"}),
+        "optimizer.eps", "added to the root of the second moment; by lamb under the root",
+        {.limits = above(0), .unset = "adamw, adam: 1e-08; lamb: 1e-12"}),
+    row<&Deck::optimizer, &OptimizerSection::trust>(
+        "optimizer.trust",
+        "[least, largest]: to what lamb clips the factor of a tensor's update, the norm of its "
+        "weights over that of the update",
+        {.limits = at_least(0), .unset = "lamb: [0.01, 10.0]"}),
     row<&Deck::optimizer, &OptimizerSection::moments>(
         "optimizer.moments",
         "type in which moments are kept: bf16 takes half of the memory and is rounded at random, "

@@ -2,6 +2,7 @@
 // update. Plans, the ledger, checkpoints and predictions know no more of an optimizer than this.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <span>
 #include <string>
@@ -40,6 +41,7 @@ struct UpdateViews {
   View master;                  // f32
   View parameter;               // compute type; absent where master is what forward reads
   View scalars, verdict;        // kernels::StepScalar, kernels::VerdictField
+  View sums;                    // (words_per_tensor) i64, of the tensor that the elements are of
   std::span<const View> state;  // by row of Optimizer::state
 };
 
@@ -51,7 +53,14 @@ using StepScalars = std::array<float, static_cast<std::size_t>(kernels::StepScal
 struct Optimizer {
   std::vector<StateTensor> state;
   double clip_norm = 0;  // 0: none
-  /// The update of some elements of one unit's matrices or of its vectors.
+  /// Of an update in two passes: how many 64-bit integers the first one adds up for each parameter
+  /// tensor; the second needs them summed over all of the tensor's elements. 0: there is one pass.
+  std::int64_t words_per_tensor = 0;
+  /// The first pass of two, over some elements of one tensor. Without `sums` it counts none of
+  /// them.
+  std::function<kernels::KernelCall(const UpdateViews& views, UpdatePart part)> first_pass;
+  /// The update of some elements of one unit's matrices or of its vectors; of two passes the
+  /// second, over elements of one tensor.
   std::function<kernels::KernelCall(const UpdateViews& views, UpdatePart part)> update;
   /// Sets the scalars that its update reads beside the learning rate, for applied update `t` (from
   /// 1).
@@ -67,6 +76,17 @@ struct AdamRule {
   DType moments = DType::f32;  // or bf16, rounded at random
 };
 Optimizer adam(const AdamRule& rule = {});
+
+/// LAMB (You et al. 2020) without bias correction: moments lamb_m and lamb_v, and for each tensor
+/// of the table of parameters a factor |x| / |u|, clipped to `trust` (kernels::UpdateRule has the
+/// formula).
+struct LambRule {
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-12;
+  double weight_decay = 0;  // of matrices
+  std::array<double, 2> trust = {0.01, 10};
+  DType moments = DType::f32;  // or bf16, rounded at random
+};
+Optimizer lamb(const LambRule& rule = {});
 
 /// The optimizer that a deck asks for.
 Optimizer make_optimizer(const deck::OptimizerSection& section);

@@ -33,6 +33,14 @@ class Equivalence(RunTest):
                     with self.subTest(ranks=ranks, stage=stage, reduce=reduce):
                         self.assertEqual(layouts[stage], layouts[0])
 
+    def test_35_stages_of_lamb(self):
+        lamb = {"optimizer__name": "lamb", "optimizer__lr": 0.02}
+        layouts = [self.run_layout(3, zero__stage=s, batch__global=24, **lamb) for s in range(4)]
+        self.assertNotEqual(layouts[0], self.run_layout(3, batch__global=24, **{
+            **lamb, "optimizer__trust": [1.0, 1.0]}))
+        for stage in (1, 2, 3):
+            self.assertEqual(layouts[stage], layouts[0], stage)
+
     def test_36_every_number_of_ranks(self):
         want = self.run_layout(1, batch__global=24)
         for ranks in (2, 3, 4, 6, 8):

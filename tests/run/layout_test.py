@@ -59,6 +59,16 @@ class SameBits(LayoutTest):
                      parallel__virtual_stages=2),
                 mesh(data=2, pipeline=2, tensor=2, zero__stage=0, parallel__schedule="gpipe")])
 
+    def test_lamb(self):
+        """Norms of tensors are exact, whichever ranks have their parts."""
+        lamb = {**LLAMA, **ANY_LAYOUT, "optimizer__name": "lamb", "optimizer__lr": 0.02,
+                "optimizer__weight_decay": 0.1}
+        self.assert_same({**lamb, "model__tied_embeddings": True}, [
+            mesh(tensor=4), mesh(data=2, pipeline=2, zero__stage=3),
+            mesh(data=2, tensor=2, zero__stage=1)])
+        self.assert_same({**lamb, "precision__compute": "bf16"}, [
+            mesh(data=2, tensor=2, zero__stage=0), mesh(data=2, pipeline=2, zero__stage=2)])
+
     def test_27_dropout(self):
         self.assert_same({**GPT2, **ANY_LAYOUT, "model__dropout": 0.2}, [
             mesh(tensor=2), mesh(tensor=4, parallel__sequence=False), mesh(pipeline=2),

@@ -56,6 +56,26 @@ class Offload(OffloadTest):
                 with self.subTest(stage=stage, tier=tier):
                     self.assertEqual(runs[tier], runs["none"])
 
+    def test_lamb(self):
+        """Both of its passes find what they need, also of a skipped step; and a checkpoint that is
+        written between them and the next step is one that a run in memory goes on from."""
+        fixed = {"optimizer__name": "lamb", "optimizer__lr": 0.02, "checkpoint__every": 3,
+                 "precision__compute": "bf16", "zero__tiles": 2,
+                 "fault__inject": ["nan rank=0 step=2 tensor=final_norm.weight"]}
+        runs = {}
+        for tier in ("none", "host", "nvme"):
+            numbers = self.train(2, self.offload_deck(tier, tier, **fixed))
+            runs[tier] = str(numbers), tensors_of(self.dir / tier / "checkpoints/step_00000006")
+        self.assertTrue(any("lamb_v" in name for name in runs["none"][1]))
+        self.assertEqual(runs["host"], runs["none"])
+        self.assertEqual(runs["nvme"], runs["none"])
+        more = ["--set", "run.steps=9", "--set", "zero.tiles=1"]
+        for ranks, tier in ((2, "none"), (1, "nvme")):
+            job = self.run_job(ranks, "train", self.dir / f"{tier}.toml", *more)
+            self.assertEqual(job.code, 0, job.output)
+        self.assertEqual(self.resumed("nvme"), [6])
+        self.assert_close(self.numbers("nvme"), self.numbers("none"), 2e-2, "fewer ranks")
+
     def test_tiles_and_moments_of_16_bits(self):
         """The same bits in memory and on disks; a run may go on with other tiles and moments."""
         fixed = {"zero__tiles": 3, "optimizer__moments": "bf16", "checkpoint__every": 3,

@@ -4,6 +4,9 @@ stages and numbers of ranks (traps 10, 15, 35, 36, 42)."""
 import json
 import unittest
 
+import h5py
+import numpy as np
+
 from tessera import SOURCE, RunTest
 
 ORACLE = SOURCE / "tests" / "data" / "oracle"
@@ -24,6 +27,13 @@ def oracle_deck(family, truth, batch, micro, stage, reduce):
         "schedule": {"kind": "constant", "warmup_steps": recipe["warmup_steps"]},
         "zero": {"stage": stage, "reduce": reduce},
     }
+
+
+def state_of(checkpoint):
+    """(state, tensor) -> numbers of a checkpoint, in fp64."""
+    with h5py.File(checkpoint / "model.h5") as file:
+        return {(state, name): np.asarray(data, np.float64)
+                for state in ("master", "lamb_m", "lamb_v") for name, data in file[state].items()}
 
 
 class Oracle(RunTest):
@@ -50,6 +60,37 @@ class Oracle(RunTest):
 
     def test_llama(self):
         self.check("llama")
+
+    def test_lamb(self):
+        """Each step from the run's own state before it, by the formula: one ratio a tensor, whose
+        parts two tensor ranks and two data ranks have."""
+        b1, b2, eta, decay, lr, trust = 0.9, 0.98, 1e-6, 0.05, 0.01, (0.02, 1.5)
+        truth = json.loads((ORACLE / "llama" / "losses.json").read_text())
+        deck = oracle_deck("llama", truth, 8, 1, 1, "step")
+        deck["run"]["steps"] = 5
+        deck["optimizer"] = {"name": "lamb", "lr": lr, "betas": [b1, b2], "eps": eta,
+                             "weight_decay": decay, "trust": list(trust)}
+        deck["schedule"] = {"kind": "constant"}
+        deck["parallel"] = {"tensor": 2}
+        deck["checkpoint"] = {"every": 1, "keep": 9}
+        self.train(4, self.deck("lamb", deck))
+        states = [state_of(self.dir / "lamb" / "checkpoints" / f"step_{step:08}")
+                  for step in range(1, 6)]
+        ratios = set()
+        for before, after in zip(states, states[1:]):
+            for name in (name for state, name in before if state == "master"):
+                x, m, v = (before[state, name] for state in ("master", "lamb_m", "lamb_v"))
+                new_m, new_v = after["lamb_m", name], after["lamb_v", name]
+                g = (new_m - b1 * m) / (1 - b1)
+                np.testing.assert_allclose(new_v, b2 * v + (1 - b2) * g * g, rtol=1e-4,
+                                           atol=1e-6 * new_v.max())
+                u = new_m / np.sqrt(new_v + eta) + (decay * x if x.ndim > 1 else 0)
+                c = np.clip(np.linalg.norm(x) / np.linalg.norm(u), *trust)
+                ratios.add(float(c))
+                np.testing.assert_allclose(after["master", name], x - lr * c * u, rtol=0,
+                                           atol=2e-7 * max(1, np.abs(x).max()))
+        self.assertIn(trust[1], ratios, "some are clipped")
+        self.assertGreater(len(ratios), 40, "and most are not")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,10 @@ namespace tessera::kernels {
   F(classify, void(const Classify&, Range rows)) \
   F(classify_part, void(const ClassifyPart&, Range rows)) \
   F(classify_gradient, void(const ClassifyGradient&, Range rows)) \
-  F(update, void(const OptimizerUpdate&, Range elements)) \
+  /* `trust`: trust_of a second pass's sums. */ \
+  F(update, void(const OptimizerUpdate&, float trust, Range elements)) \
+  /* A first pass: words (kTensorWords, not normalised) += its sums; null: there are none. */ \
+  F(first_update, void(const OptimizerUpdate&, Range elements, std::int64_t* words)) \
   /* out (+)= x for matrices of equal shape. */ \
   F(convert, void(const View& x, const View& out, Write, Range rows)) \
   /* The parts as (parts, elements). */ \

@@ -1,4 +1,4 @@
-// The loop of an optimizer's update, for every rule.
+// The loops of an optimizer's update, for every rule.
 #include "kernels/common/optimizer_steps.hpp"
 #include "kernels/cpu/hot/kernels.hpp"
 
@@ -6,13 +6,14 @@ namespace tessera::kernels::TESSERA_ISA {
 namespace {
 
 template <typename Step, typename M, typename G, typename P>
-void update(const OptimizerUpdate& a, Range elements) {
+void update(const OptimizerUpdate& a, float trust, Range elements) {
   constexpr int S = Step::kStates;
-  const Step step(a.settings, row_of<float>(a.scalars, 0));
+  constexpr bool kOnly = pass_of(Step::kRule) == UpdatePass::only;
+  const Step step(a.settings, row_of<float>(a.scalars, 0), trust);
   const Vec coefficient(row_of<float>(a.verdict, 0)[static_cast<int>(VerdictField::coefficient)]);
   const std::uint32_t salt = salt_of(row_of<float>(a.scalars, 0));
   const std::int64_t first = elements.begin;
-  const G* gradient = row_of<G>(a.gradient, 0) + first;
+  const G* gradient = kOnly ? row_of<G>(a.gradient, 0) + first : nullptr;
   float* master = row_of<float>(a.master, 0) + first;
   M* state[S];
   for (int s = 0; s < S; ++s) state[s] = row_of<M>(a.state[static_cast<std::size_t>(s)], 0) + first;
@@ -21,12 +22,51 @@ void update(const OptimizerUpdate& a, Range elements) {
       elements.end - first, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
         Vec w = load(master + i, count), now[S];
         for (int s = 0; s < S; ++s) now[s] = load(state[s] + i, count);
-        step(load(gradient + i, count) * coefficient, w, now);
-        round_state<M>(now, w, salt);
-        for (int s = 0; s < S; ++s) store(state[s] + i, now[s], count);
+        if constexpr (kOnly) {
+          step(load(gradient + i, count) * coefficient, w, now);
+          round_state<M>(now, w, salt);
+          for (int s = 0; s < S; ++s) store(state[s] + i, now[s], count);
+        } else {
+          step(w, w, now);  // without a gradient
+        }
         store(master + i, w, count);
         if (parameter != nullptr) store(parameter + i, w, count);
       });
+}
+
+/// State moves; the squares of master and of the update's direction enter the words, block by
+/// block.
+template <typename Step, typename M, typename G>
+void first_update(const OptimizerUpdate& a, Range elements, std::int64_t* words) {
+  constexpr int S = Step::kStates;
+  constexpr std::int64_t kBlock = 2048;
+  alignas(64) float direction[kBlock];
+  View directions = a.master;  // f32 too
+  directions.data = reinterpret_cast<std::byte*>(direction);
+  const float* scalars = row_of<float>(a.scalars, 0);
+  const Step step(a.settings, scalars, 1);
+  const Vec coefficient(row_of<float>(a.verdict, 0)[static_cast<int>(VerdictField::coefficient)]);
+  const std::uint32_t salt = salt_of(scalars);
+  for (std::int64_t begin = elements.begin; begin < elements.end; begin += kBlock) {
+    const std::int64_t n = elements.end - begin < kBlock ? elements.end - begin : kBlock;
+    const G* gradient = row_of<G>(a.gradient, 0) + begin;
+    const float* master = row_of<float>(a.master, 0) + begin;
+    M* state[S];
+    for (int s = 0; s < S; ++s)
+      state[s] = row_of<M>(a.state[static_cast<std::size_t>(s)], 0) + begin;
+    for_vectors(
+        n, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+          Vec w = load(master + i, count), now[S];
+          for (int s = 0; s < S; ++s) now[s] = load(state[s] + i, count);
+          step(load(gradient + i, count) * coefficient, w, now);
+          round_state<M>(now, w, salt);
+          for (int s = 0; s < S; ++s) store(state[s] + i, now[s], count);
+          store(direction + i, step.direction(w, now), count);
+        });
+    if (words == nullptr) continue;
+    exact_sum(a.master, ExactSum::Of::squares, {begin, begin + n}, words);
+    exact_sum(directions, ExactSum::Of::squares, {0, n}, words + kExactSumWords);
+  }
 }
 
 /// Of a step that is skipped: what forward reads is the rounded master weights all the same.
@@ -43,18 +83,32 @@ void round_master(const OptimizerUpdate& a, Range elements) {
 
 }  // namespace
 
-void update(const OptimizerUpdate& a, Range elements) {
+void update(const OptimizerUpdate& a, float trust, Range elements) {
   const auto* verdict = reinterpret_cast<const float*>(a.verdict.data);
   if (verdict[static_cast<int>(VerdictField::apply)] == 0.0F) {
     if (!a.parameter) return;
     return with_type(a.parameter.type, [&]<typename P>() { round_master<P>(a, elements); });
   }
   with_step(a.rule, [&]<typename Step>() {
-    with_state_type(a.state[0].type, [&]<typename M>() {
-      with_type(a.gradient.type, [&]<typename G>() {
-        with_type(a.parameter.type, [&]<typename P>() { update<Step, M, G, P>(a, elements); });
+    if constexpr (pass_of(Step::kRule) != UpdatePass::first) {
+      with_state_type(a.state[0].type, [&]<typename M>() {
+        with_type(a.gradient.type, [&]<typename G>() {  // an absent one counts as f32
+          with_type(a.parameter.type,
+                    [&]<typename P>() { update<Step, M, G, P>(a, trust, elements); });
+        });
       });
-    });
+    }
+  });
+}
+
+void first_update(const OptimizerUpdate& a, Range elements, std::int64_t* words) {
+  with_step(a.rule, [&]<typename Step>() {
+    if constexpr (pass_of(Step::kRule) == UpdatePass::first) {
+      with_state_type(a.state[0].type, [&]<typename M>() {
+        with_type(a.gradient.type,
+                  [&]<typename G>() { first_update<Step, M, G>(a, elements, words); });
+      });
+    }
   });
 }
 

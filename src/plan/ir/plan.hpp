@@ -112,7 +112,8 @@ enum class OpKind : std::uint8_t {
   tie_gradients,     // the sums of tied embeddings at both ends of the pipeline
   gather_gradients,  // the sums back to everybody (ZeRO-0)
   norm,              // exact sums and flags over all ranks, and the verdict
-  update,            // the optimizer on one unit's owned range
+  update,            // the optimizer on elements of one unit's owned range, or a pass of it
+  tensor_sums,       // what an update's second pass needs of whole tensors, over all ranks
   fetch,             // what lives elsewhere, to where it is used
   evict,             // back to where it lives
   errors,            // what rounding has lost is kept for the next step, or summed for a checkpoint
@@ -349,6 +350,7 @@ struct tessera::EnumWords<tessera::plan::OpKind> {
                                        std::pair{K::gather_gradients, "gather_gradients"},
                                        std::pair{K::norm, "norm"},
                                        std::pair{K::update, "update"},
+                                       std::pair{K::tensor_sums, "tensor_sums"},
                                        std::pair{K::fetch, "fetch"},
                                        std::pair{K::evict, "evict"},
                                        std::pair{K::errors, "errors"},

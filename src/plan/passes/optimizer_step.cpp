@@ -1,5 +1,7 @@
 #include "plan/passes/optimizer_step.hpp"
 
+#include <map>
+
 #include "core/exact_sum.hpp"
 #include "plan/passes/buffers.hpp"
 #include "plan/passes/hops.hpp"
@@ -76,9 +78,19 @@ void add_norm(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& st
                                                  .clip_norm = in.optimizer.clip_norm}}));
 }
 
-/// The optimizer's step on the owned elements in `part` of one unit.
+/// Some of the elements that a rank updates of a unit, all of them alike to the optimizer.
+struct Piece {
+  Range elements;
+  optim::UpdatePart part = optim::UpdatePart::matrices;
+  View sums;  // of their tensor, where the update has two passes
+};
+
+using Pass = decltype(optim::Optimizer::update);
+
+/// A pass of the optimizer's step over a piece of one unit.
 Op update_op(const Plan& plan, const PlanInputs& in, std::size_t unit, const UnitState& s,
-             const View& gradient, Range part, optim::UpdatePart of) {
+             const View& gradient, const Piece& piece, const Pass& pass) {
+  const Range part = piece.elements;
   const auto slice = [&](const View& v) {
     return v ? v.range(part.begin - s.owned.begin, part.count()) : View{};
   };
@@ -89,13 +101,14 @@ Op update_op(const Plan& plan, const PlanInputs& in, std::size_t unit, const Uni
   }
   const Location at = in.offload.updates_at(s.optimizer);
   Op op = op_of(OpKind::update, at == Location::device ? Stream::compute : Stream::host, unit,
-                in.optimizer.update({.gradient = slice(gradient),
-                                     .master = slice(s.master()),
-                                     .parameter = slice(s.copy),
-                                     .scalars = plan.update_scalars,
-                                     .verdict = plan.verdict,
-                                     .state = state},
-                                    of));
+                pass({.gradient = slice(gradient),
+                      .master = slice(s.master()),
+                      .parameter = slice(s.copy),
+                      .scalars = plan.update_scalars,
+                      .verdict = plan.verdict,
+                      .sums = piece.sums,
+                      .state = state},
+                     piece.part));
   op.location = at;
   return op;
 }
@@ -115,17 +128,113 @@ std::vector<Range> tiles_of(const PlanInputs& in, const UnitState& s, Range part
   return tiles;
 }
 
-/// The updates of a trained unit: of matrices, then of vectors.
-std::vector<Update> updates_of(const Plan& plan, const PlanInputs& in, std::size_t unit,
-                               const UnitState& s, const View& gradient) {
-  std::vector<Update> updates;
-  const auto add = [&](Range part, optim::UpdatePart of) {
-    for (const Range& tile : tiles_of(in, s, part))
-      updates.push_back({update_op(plan, in, unit, s, gradient, tile, of), tile});
+/// What an update in two passes needs of each parameter tensor, whichever units and ranks have
+/// parts of it: its first pass adds it up, and one collective sums it for all tensors over all
+/// ranks.
+class TensorSums {
+ public:
+  TensorSums(Plan& plan, const PlanInputs& in) : in_(in), words_(in.optimizer.words_per_tensor) {
+    if (words_ == 0) return;
+    for (const model::UnitDesc& unit : in.model.units) {
+      for (const model::ParamDesc& p : unit.params) {
+        if (unit.traits.trained) places_.try_emplace(p.name, std::ssize(places_));
+      }
+    }
+    const std::int64_t all = words_ * std::ssize(places_);
+    all_ = buffer_view(
+        add_buffer(plan, "sums over tensors", BufferPurpose::staging, all * size_of(DType::i64)),
+        DType::i64, all);
+  }
+  explicit operator bool() const { return words_ > 0; }
+  const View& all() const { return all_; }
+  View of(std::size_t unit, std::size_t parameter) const {
+    return all_.range(words_ * places_.at(in_.model.units[unit].params[parameter].name), words_);
+  }
+
+ private:
+  const PlanInputs& in_;
+  std::int64_t words_;
+  std::map<std::string, std::int64_t> places_;  // by name: tiles of a tensor are in several units
+  View all_;
+};
+
+/// What a rank updates of a unit: matrices, then vectors, and where there are sums tensor by
+/// tensor, each with the padding that follows it, which is 0.
+std::vector<Piece> pieces_of(const TensorSums& sums, std::size_t unit, const UnitState& s) {
+  const zero::UnitLayout& layout = s.layout;
+  std::vector<Piece> pieces;
+  const auto add = [&](Range elements, const View& of_tensor) {
+    const Range owned = intersect(elements, s.owned);
+    const Range parts[] = {intersect(owned, {0, layout.matrices_end}),
+                           intersect(owned, {layout.matrices_end, layout.padded})};
+    if (!parts[0].empty()) pieces.push_back({parts[0], optim::UpdatePart::matrices, of_tensor});
+    if (!parts[1].empty()) pieces.push_back({parts[1], optim::UpdatePart::vectors, of_tensor});
   };
-  add(intersect(s.owned, {0, s.layout.matrices_end}), optim::UpdatePart::matrices);
-  add(intersect(s.owned, {s.layout.matrices_end, s.layout.padded}), optim::UpdatePart::vectors);
+  if (!sums) add(s.owned, {});
+  std::int64_t begin = 0;
+  for (std::size_t i = 0; i < layout.pieces.size() && sums; ++i) {
+    const bool last = i + 1 == layout.pieces.size();
+    const std::int64_t end = last ? layout.padded : layout.pieces[i + 1].offset;
+    add({begin, end}, sums.of(unit, layout.pieces[i].parameter));
+    begin = end;
+  }
+  return pieces;
+}
+
+/// The updates of a trained unit; of two passes the second.
+std::vector<Update> updates_of(const Plan& plan, const PlanInputs& in, std::size_t unit,
+                               const UnitState& s, const View& gradient, const TensorSums& sums) {
+  std::vector<Update> updates;
+  for (Piece piece : pieces_of(sums, unit, s)) {
+    for (const Range& tile : tiles_of(in, s, piece.elements)) {
+      piece.elements = tile;
+      updates.push_back({update_op(plan, in, unit, s, gradient, piece, in.optimizer.update), tile});
+    }
+  }
   return updates;
+}
+
+/// A piece in parts: those that this rank counts, and those that others do, without sums.
+std::vector<Piece> split(const Piece& piece, const std::vector<Range>& counted) {
+  std::vector<Piece> parts;
+  Range rest = piece.elements;
+  for (const Range& range : counted) {
+    const Range mine = intersect(rest, range);
+    if (mine.empty()) continue;
+    if (rest.begin < mine.begin) parts.push_back({{rest.begin, mine.begin}, piece.part, {}});
+    parts.push_back({mine, piece.part, piece.sums});
+    rest.begin = mine.end;
+  }
+  if (!rest.empty()) parts.push_back({rest, piece.part, {}});
+  return parts;
+}
+
+/// The first passes of all updates, from the clearing of their sums to these over all ranks; none
+/// where updates have one pass. `gradients`: the owned ones, by unit.
+std::vector<Op> first_passes(const Plan& plan, const PlanInputs& in,
+                             const std::vector<UnitState>& states, const TensorSums& sums,
+                             const std::vector<View>& gradients) {
+  std::vector<Op> ops;
+  if (!sums) return ops;
+  ops.push_back(op_of(OpKind::tensor_sums, Stream::compute, kAllUnits,
+                      kernels::KernelCall{kernels::Fill{.out = sums.all()}}));
+  for (std::size_t u = 0; u < states.size(); ++u) {
+    if (!states[u].trained) continue;
+    const auto counted = counted_ranges(in, plan, u, states[u].layout);
+    for (const Piece& piece : pieces_of(sums, u, states[u])) {
+      for (Piece part : split(piece, counted)) {
+        for (const Range& tile : tiles_of(in, states[u], part.elements)) {
+          part.elements = tile;
+          ops.push_back(
+              update_op(plan, in, u, states[u], gradients[u], part, in.optimizer.first_pass));
+        }
+      }
+    }
+  }
+  ops.push_back(op_of(OpKind::tensor_sums, Stream::reduce, kAllUnits,
+                      comm::CollectiveCall{comm::AllReduceWords{.words = sums.all()}}));
+  ops.back().group = MeshGroup::world;
+  return ops;
 }
 
 /// What a checkpoint takes of a tile: of rows that are saved so, this rank's elements.
@@ -150,9 +259,13 @@ std::vector<Op> saves_of(const Plan& plan, const PlanInputs& in, std::size_t uni
 
 void add_updates(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
                  const std::vector<SummedGradient>& gradients) {
+  const TensorSums sums(plan, in);
+  std::vector<View> owned;
+  for (const SummedGradient& gradient : gradients) owned.push_back(gradient.owned);
+  for (Op& op : first_passes(plan, in, states, sums, owned)) plan.ops.push_back(std::move(op));
   for (std::size_t u = 0; u < states.size(); ++u) {
     if (!states[u].trained) continue;
-    for (Update& update : updates_of(plan, in, u, states[u], gradients[u].owned))
+    for (Update& update : updates_of(plan, in, u, states[u], owned[u], sums))
       plan.ops.push_back(std::move(update.op));
   }
 }
@@ -182,7 +295,7 @@ std::int32_t visits_apart(const Plan& plan, const PlanInputs& in) {
 
 /// The updates of the step before, each unit's before its parameters are first wanted, beside the
 /// forward of the layers before it; behind each what a checkpoint takes of it. Each is a visit of
-/// its own.
+/// its own. The first passes of updates that have two come before all else.
 void add_deferred_updates(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states) {
   std::int32_t visit = visits_apart(plan, in);
   Insertions insertions;
@@ -198,10 +311,17 @@ void add_deferred_updates(Plan& plan, const PlanInputs& in, const std::vector<Un
     if (!s.held || s.trained) continue;
     for (const Range& tile : tiles_of(in, s, s.slice)) add(0, saves_of(plan, in, u, s, tile));
   }
+  const TensorSums sums(plan, in);
+  std::vector<View> gradients;
+  for (const UnitState& s : states) gradients.push_back(s.gradient);
+  for (Op& op : first_passes(plan, in, states, sums, gradients)) {
+    if (op.kind == OpKind::update) op.visit = visit++;
+    insertions.before(0, std::move(op));
+  }
   std::size_t begin = 0;
   for (const auto& [unit, end] : first_uses(plan, states)) {
     const UnitState& s = states[unit];
-    auto updates = updates_of(plan, in, unit, s, s.gradient);
+    auto updates = updates_of(plan, in, unit, s, s.gradient, sums);
     const auto positions = spread(plan, begin, end, updates.size());
     for (std::size_t k = 0; k < updates.size(); ++k) {
       std::vector<Op> ops = saves_of(plan, in, unit, s, updates[k].elements);

@@ -40,6 +40,7 @@ Activity activity_of(const Op& op) {
     case OpKind::gather_gradients: return Activity::gradients;
     case OpKind::sum_gradients:
     case OpKind::norm:
+    case OpKind::tensor_sums:
     case OpKind::update: return Activity::optimizer;
     case OpKind::kernel: break;
   }

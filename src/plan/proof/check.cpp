@@ -163,6 +163,12 @@ class GradientCheck {
                         u, share.shard, share.counted, share.trained ? "" : ", and is frozen",
                         unit.normed, unit.updated));
       }
+      if (unit.first > 0 && (unit.first != unit.updated || unit.summed != share.counted)) {
+        throw InternalError(fmt::format(
+            "broken plan: {} elements of unit {} have a first pass and {} a second; {} enter sums, "
+            "of {} that this rank counts",
+            unit.first, u, unit.updated, unit.summed, share.counted));
+      }
       if (!share.trained || unit.updated == whole) continue;
       if (unit.read_unpublished)
         reject(plan_, *unit.read_unpublished, "reads parameters that other ranks have updated");
@@ -177,7 +183,8 @@ class GradientCheck {
  private:
   struct Unit {
     std::int64_t normed = 0, updated = 0;
-    bool published = false;  // where parameters live elsewhere than on the device
+    std::int64_t first = 0, summed = 0;  // elements of first passes, and of those in tensors' sums
+    bool published = false;              // where parameters live elsewhere than on the device
     std::optional<std::size_t> read_unpublished;  // the op
   };
   bool are_parameters_at_home(BufferId id) const {
@@ -225,6 +232,10 @@ class GradientCheck {
   }
 
   void collective(const Op& op, const comm::CollectiveCall& call) {
+    if (op.kind == OpKind::tensor_sums) {
+      sums_are_whole_ = true;
+      return;
+    }
     if (op.kind == OpKind::gather_gradients) {
       const auto& gather = std::get<comm::AllGather>(call);
       const auto hop = whole_.find(home_of(gather.shard));  // what came over other nodes
@@ -339,41 +350,70 @@ class GradientCheck {
   template <typename Update>
   void updated(const Op& op, const Update& update) {
     if constexpr (requires { update.gradient, update.master; }) {
-      units_[op.unit].updated += update.master.elements();
-      const Range elements = homes_.home_of(update.master).bytes;
-      for (const Range& other : updated_[home_of(update.master)]) {
-        if (!intersect(other, elements).empty()) reject(plan_, at_, "updates an element again");
+      using kernels::UpdatePass;
+      const UpdatePass pass = kernels::pass_of(update.rule);
+      if (pass == UpdatePass::first) add_to_sums(op, update);
+      if (pass == UpdatePass::second) follow_sums(update);
+      if (pass != UpdatePass::first) {
+        units_[op.unit].updated += update.master.elements();
+        once(updated_, update.master);
+        if (update.parameter) same_elements(op, update.parameter, update.master);
       }
-      updated_[home_of(update.master)].push_back(elements);
-      if (update.parameter) same_elements(op, update.parameter, update.master);
       if (!is_at(update.scalars, plan_.update_scalars) || !is_at(update.verdict, plan_.verdict))
         reject(plan_, at_, "updates by what is no step's");
-      const BufferId from = home_of(update.gradient);
       note_rows(op, update);
       if (verdict_) {
         if (has_deferred_) reject(plan_, at_, "updates by gradients of two steps");
         if (!is_at(update.scalars, plan_.scalars))
           reject(plan_, at_, "updates by what is no step's");
-        unsummed_.erase(whole_.contains(from) ? whole_.at(from) : from);
       } else {
-        defer(op, update, from);
+        defer(update);
       }
+      if (pass != UpdatePass::second) use_gradient(op, home_of(update.gradient));
     } else {
       reject(plan_, at_, "updates nothing");
     }
   }
 
+  /// Of a kind of pass over master weights: no element is in two of them.
+  void once(std::map<BufferId, std::vector<Range>>& passes, const View& master) {
+    const BufferUse home = homes_.home_of(master);
+    for (const Range& other : passes[home.buffer]) {
+      if (!intersect(other, home.bytes).empty()) reject(plan_, at_, "updates an element again");
+    }
+    passes[home.buffer].push_back(home.bytes);
+  }
+  /// A first pass: elements that this rank counts enter the sums of their tensor.
+  template <typename Update>
+  void add_to_sums(const Op& op, const Update& update) {
+    if (sums_are_whole_) reject(plan_, at_, "adds to sums that ranks have added up already");
+    once(begun_, update.master);
+    units_[op.unit].first += update.master.elements();
+    const BufferUse home = homes_.home_of(update.master);
+    if (update.sums) units_[op.unit].summed += update.master.elements();
+    tensors_[home.buffer].assign(home.bytes,
+                                 {.begun = true, .sums = update.sums ? place_of(update.sums) : -1});
+  }
+  /// A second pass is by the sums, over all ranks, of the tensor whose elements they are.
+  template <typename Update>
+  void follow_sums(const Update& update) {
+    if (!sums_are_whole_) reject(plan_, at_, "updates by sums of this rank alone");
+    const BufferUse home = homes_.home_of(update.master);
+    tensors_[home.buffer].each(home.bytes, [&](const OfTensor& of) {
+      if (!of.begun) reject(plan_, at_, "updates without a first pass");
+      if (of.sums >= 0 && of.sums != place_of(update.sums))
+        reject(plan_, at_, "updates by the sums of another tensor");
+    });
+  }
+  std::int64_t place_of(const View& sums) const { return homes_.home_of(sums).bytes.begin; }
+
   /// An update by what the step before has left: nothing has changed that or looked at what it
   /// updates, but to bring it there.
   template <typename Update>
-  void defer(const Op& op, const Update& update, BufferId gradient) {
+  void defer(const Update& update) {
     has_deferred_ = true;
-    if (!plan_.buffer(gradient).persistent || !plan_.buffer(home_of(update.scalars)).persistent ||
-        is_at(update.scalars, plan_.scalars))
+    if (!plan_.buffer(home_of(update.scalars)).persistent || is_at(update.scalars, plan_.scalars))
       reject(plan_, at_, "updates before the norm is known");
-    if (unsummed_.contains(gradient) || whole_.contains(gradient))
-      reject(plan_, at_, "updates by a gradient without a norm");
-    left_[gradient] = op.unit;
     bool read = false;
     update.visit(update, [&](const View& v, Access access) {
       if (!v || access == Access::read) return;
@@ -381,6 +421,17 @@ class GradientCheck {
       read_[home.buffer].each(home.bytes, [&](bool r) { read = read || r; });
     });
     if (read) reject(plan_, at_, "updates what the step has used");
+  }
+  /// An update is by this step's gradient, or by the one that the step before has left.
+  void use_gradient(const Op& op, BufferId gradient) {
+    if (verdict_) {
+      unsummed_.erase(whole_.contains(gradient) ? whole_.at(gradient) : gradient);
+      return;
+    }
+    if (!plan_.buffer(gradient).persistent) reject(plan_, at_, "updates before the norm is known");
+    if (unsummed_.contains(gradient) || whole_.contains(gradient))
+      reject(plan_, at_, "updates by a gradient without a norm");
+    left_[gradient] = op.unit;
   }
   /// Where a unit's rows and parameters are, as its updates have it.
   template <typename Update>
@@ -460,7 +511,14 @@ class GradientCheck {
   std::map<BufferId, std::size_t> unsummed_;  // gradient buffer -> op that made it
   std::map<BufferId, BufferId> whole_;        // gathered gradient -> this rank's slice of it
   std::map<std::int32_t, Unit> units_;
-  std::map<BufferId, std::vector<Range>> updated_;  // bytes of master weights
+  std::map<BufferId, std::vector<Range>> updated_, begun_;  // bytes of master weights
+  // Of updates in two passes.
+  struct OfTensor {
+    bool begun = false;      // its first pass is done
+    std::int64_t sums = -1;  // where they are; -1: another rank counts it
+  };
+  std::map<BufferId, RangeMap<OfTensor>> tensors_;  // by bytes of master weights
+  bool sums_are_whole_ = false;
   std::map<std::int32_t, std::int64_t> distances_;  // by unit, of parameters from master weights
   bool verdict_ = false;
   // Of deferred updates.

@@ -230,6 +230,21 @@ TEST_F(BackEnds, AgreeOnTheStep) {
                                             .verdict = out[1].view(),
                                             .settings = {.decay = 0.1F, .decay_kind = decay}});
               }
+              for (const std::size_t m : {3, 6}) {  // moments of f32 and of bf16
+                out.push_back(Tensor(DType::i64, {kTensorWords}));
+                OptimizerUpdate lamb{.rule = UpdateRule::lamb_moments,
+                                     .gradient = gradient.view(),
+                                     .master = out[2].view(),
+                                     .state = {out[m].view(), out[m + 1].view()},
+                                     .sums = out.back().view(),
+                                     .scalars = scalars.view(),
+                                     .verdict = out[1].view(),
+                                     .settings = {.eps = 1e-6F, .decay = 0.1F}};
+                run(device, lamb);
+                lamb.rule = UpdateRule::lamb;
+                lamb.gradient = {}, lamb.parameter = out[5].view();
+                run(device, lamb);
+              }
               return out;
             },
             fmt::format("{} and {}, {}", to_string(gradient_type), to_string(parameter_type), n));

@@ -67,6 +67,7 @@ TEST(Checks, LengthsAndUnits) {
   EXPECT_EQ(refusal(kSmallDeck, {"schedule.warmup_steps=100"}), "");  // longer than the run: legal
   expect_contains(refusal_of("schedule.kind=step"), "needs schedule.step_size");
   expect_contains(refusal_of("schedule.min_lr=1"), "more than optimizer.lr");
+  expect_contains(refusal_of("optimizer.trust=[0.1, 1]"), "optimizer.trust has no effect");
   expect_contains(refusal_of("data.train=[]"), "names no token file");
   expect_contains(refusal_of("evaluate.every=5"), "needs data.validation");
   expect_contains(refusal_of("batch.ramp=[[1, 2], [1, 4]]"), "steps must grow");

@@ -16,6 +16,19 @@ TEST(Optimizer, AdamKeepsTwoMoments) {
   EXPECT_EQ(saved_bytes_per_element(o), 8);
 }
 
+TEST(Optimizer, LambKeepsTwoMomentsAndAddsUpTwoSumsATensor) {
+  const Optimizer o = make_optimizer({.name = deck::OptimizerName::lamb,
+                                      .betas = {{0.9, 0.999}},
+                                      .eps = 1e-12,
+                                      .trust = {{0.5, 2}},
+                                      .moments = deck::SumPrecision::bf16});
+  ASSERT_EQ(o.state.size(), 2u);
+  EXPECT_EQ(o.state[0].name, "lamb_m");
+  EXPECT_EQ(o.state[1].name, "lamb_v");
+  EXPECT_EQ(bytes_per_element(o), 4);
+  EXPECT_EQ(o.words_per_tensor, 2 * kExactSumWords);
+}
+
 // Trap 42: what decays is decided by the parameter, whatever flat buffer it lies in.
 TEST(Optimizer, OnlyMatricesDecay) {
   for (const deck::OptimizerName name : {deck::OptimizerName::adamw, deck::OptimizerName::adam}) {

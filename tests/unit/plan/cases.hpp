@@ -102,6 +102,7 @@ inline Case random_case(std::mt19937& random) {
   if (c.inputs.numerics.layout_mode) c.shape.micro_batches = std::int64_t{1} << pick(3);
   c.shape.micro = 1 + pick(3);
   c.inputs.state_for = at(purposes, purpose + pick(3 - purpose));
+  if (pick(3) == 0) c.inputs.optimizer = optim::lamb();
   return c;
 }
 

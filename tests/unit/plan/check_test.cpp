@@ -60,6 +60,46 @@ TEST(Check, RejectsHopsThatMakeNoWhole) {
   EXPECT_GT(broken, 100);
 }
 
+// An update in two passes: each element has both, in this order, and the second is by the sums over
+// all ranks of the tensor that the element is of.
+TEST(Check, RejectsSumsOverTensorsThatAreNotWhole) {
+  for (const int stage : {0, 1, 3}) {
+    for (const Location where : {Location::device, Location::host}) {
+      Case c = make_case(stage, 2, 2, ReduceWhen::step);
+      c.inputs.optimizer = optim::lamb();
+      c.inputs.offload.optimizer = where;
+      const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
+      ASSERT_NO_THROW(check(plan));
+      int collectives = 0, first = 0, second = 0;
+      for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+        const bool sums = plan.ops[i].kind == OpKind::tensor_sums;
+        const bool is_collective = std::holds_alternative<comm::CollectiveCall>(plan.ops[i].call);
+        collectives += sums && is_collective ? 1 : 0;
+        Plan wrong = plan;
+        auto* call = std::get_if<kernels::KernelCall>(&wrong.ops[i].call);
+        auto* update = call == nullptr ? nullptr : std::get_if<kernels::OptimizerUpdate>(call);
+        if (sums && is_collective) {
+          wrong.ops[i].kind = OpKind::norm;
+          EXPECT_THROW(check(wrong), InternalError) << "sums of one rank";
+        } else if (update != nullptr && update->rule == kernels::UpdateRule::lamb_moments) {
+          ++first;
+          if (!update->sums) continue;  // of elements that another rank counts
+          update->sums = {};
+          EXPECT_THROW(check(wrong), InternalError) << "elements that nobody counts";
+        } else if (update != nullptr && where == Location::device && stage > 0) {
+          ++second;
+          auto& words = update->sums;
+          words.data += (offset_of(words) == 0 ? 1 : -1) * words.span_bytes();
+          EXPECT_THROW(check(wrong), InternalError) << "sums of another tensor";
+        }
+      }
+      EXPECT_EQ(collectives, 1);
+      EXPECT_GT(first, 0);
+      EXPECT_EQ(second > 0, where == Location::device && stage > 0);
+    }
+  }
+}
+
 TEST(Check, RejectsAPlanWithAnyWaitTakenAway) {
   // The waits are the fewest: each one is needed, so without it two operations race.
   std::mt19937 random(2);
