@@ -95,7 +95,8 @@ lacks("a step of Tessera is the whole global batch; no call marks its end", off=
 uses("optimizer", optimizer=or_null(OBJECT), gradient_clipping=number(0))
 uses("optimizer", "optimizer.", type=TEXT, params=OBJECT)
 uses("optimizer", "optimizer.params.", lr=number(0), betas=BETAS, eps=number(0),
-     weight_decay=number(0), adam_w_mode=BOOLEAN, amsgrad=BOOLEAN, bias_correction=BOOLEAN)
+     weight_decay=number(0), adam_w_mode=BOOLEAN, amsgrad=BOOLEAN, bias_correction=BOOLEAN,
+     momentum=number(0), nesterov=BOOLEAN)
 lacks("there is one implementation, fused, for each device", "optimizer.params.",
       torch_adam=BOOLEAN, fused=BOOLEAN, foreach=BOOLEAN, set_grad_none=BOOLEAN,
       capturable=BOOLEAN, differentiable=BOOLEAN)
@@ -104,13 +105,14 @@ lacks("optimizer.moments is the type in which Tessera keeps Adam's moments", "op
 lacks("Tessera minimises the loss", "optimizer.params.", off=False, maximize=BOOLEAN)
 lacks("optimizer.trust is for Tessera's lamb, which does not correct the moments' bias",
       "optimizer.params.", max_coeff=number(0), min_coeff=number(0))
-lacks("none of Tessera's adamw, adam and lamb uses it", "optimizer.params.",
-      momentum=number(), muon_lr=number(0), adam_lr=number(0), per_head_muon=BOOLEAN,
-      ns_method=one_of("gram", "standard"), freeze_step=SIZE, cuda_aware=BOOLEAN, comm_backend_name=TEXT, coeff_beta=number(0),
+lacks("no optimizer of Tessera uses it", "optimizer.params.",
+      muon_lr=number(0), adam_lr=number(0), per_head_muon=BOOLEAN,
+      ns_method=one_of("gram", "standard"), freeze_step=SIZE, cuda_aware=BOOLEAN,
+      comm_backend_name=TEXT, coeff_beta=number(0),
       factor_max=number(0), factor_min=number(0), factor_threshold=number(0),
       var_freeze_step=SIZE, var_update_scaler=SIZE, local_step_scaler=SIZE,
       local_step_clipper=SIZE, max_grad_norm=number(0), eps_inside_sqrt=BOOLEAN,
-      dampening=number(), nesterov=BOOLEAN)
+      dampening=number())
 lacks("every ZeRO stage has been tested with every optimizer", off=False,
       zero_allow_untested_optimizer=BOOLEAN)
 lacks("where optimizer state lives on the host, the host updates it",

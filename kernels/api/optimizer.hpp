@@ -67,6 +67,13 @@ enum class UpdateRule : std::uint8_t {
   ///   master -= lr * c * u,  c = |master| / |u|, at least trust_min and at most trust_max; 1 where
   /// either norm is 0.
   lamb,
+  /// Lion (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", program 1), with
+  /// decoupled decay; m is a moment of g by beta2:
+  ///   master -= lr * (sign(beta1 * m + (1 - beta1) * g) + decay * master),  with m as it was.
+  lion,
+  /// Gradient descent with momentum, as in PyTorch without dampening; g += decay * master first:
+  ///   m = beta1 * m + g,  master -= lr * m;  nesterov: master -= lr * (g + beta1 * m).
+  sgd,
 };
 
 /// Whether a rule does all of an update; or what comes before a tensor's sums are known; or what
@@ -74,7 +81,9 @@ enum class UpdateRule : std::uint8_t {
 enum class UpdatePass : std::uint8_t { only, first, second };
 constexpr UpdatePass pass_of(UpdateRule rule) {
   switch (rule) {
-    case UpdateRule::adam: return UpdatePass::only;
+    case UpdateRule::adam:
+    case UpdateRule::lion:
+    case UpdateRule::sgd: return UpdatePass::only;
     case UpdateRule::lamb_moments: return UpdatePass::first;
     case UpdateRule::lamb: return UpdatePass::second;
   }
@@ -87,7 +96,8 @@ template <>
 struct tessera::EnumWords<tessera::kernels::UpdateRule> {
   using enum tessera::kernels::UpdateRule;
   static constexpr std::array table = {
-      std::pair{adam, "adam"}, std::pair{lamb_moments, "lamb_moments"}, std::pair{lamb, "lamb"}};
+      std::pair{adam, "adam"}, std::pair{lamb_moments, "lamb_moments"}, std::pair{lamb, "lamb"},
+      std::pair{lion, "lion"}, std::pair{sgd, "sgd"}};
 };
 
 namespace tessera::kernels {
@@ -101,6 +111,8 @@ struct UpdateSettings {
   float beta1 = 0.9F, beta2 = 0.95F, eps = 1e-8F, decay = 0;
   Decay decay_kind = Decay::decoupled;
   float trust_min = 0.01F, trust_max = 10;
+  float lr_factor = 1;    // of the step's lr
+  bool nesterov = false;  // of sgd
 };
 
 /// The most state tensors that any rule keeps for each element.

@@ -109,6 +109,12 @@ TESSERA_INLINE F relu_slope(F x) {
   return select(x > F(0.0F), F(1.0F), F(0.0F));
 }
 
+/// 1, -1 or, of 0, 0.
+template <typename F>
+TESSERA_INLINE F sign(F x) {
+  return select(x > F(0.0F), F(1.0F), select(x < F(0.0F), F(-1.0F), F(0.0F)));
+}
+
 // 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) = x sigmoid(kGelu1 x + kGelu3 x^3): no tanh, and
 // no cancellation in the negative tail.
 inline constexpr float kGelu1 = 1.5957691216F;  // 2 sqrt(2 / pi)

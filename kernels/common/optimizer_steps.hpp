@@ -10,6 +10,11 @@
 
 namespace tessera::kernels {
 
+/// The learning rate of an update's elements.
+TESSERA_INLINE float rate_of(const UpdateSettings& a, const float* scalars) {
+  return scalars[static_cast<int>(StepScalar::lr)] * a.lr_factor;
+}
+
 struct AdamStep {
   static constexpr UpdateRule kRule = UpdateRule::adam;
   static constexpr int kStates = 2;  // m, v
@@ -17,7 +22,7 @@ struct AdamStep {
 
   /// `scalars` are the step's, by StepScalar. The last argument is trust_of, of second passes.
   TESSERA_INLINE AdamStep(const UpdateSettings& a, const float* scalars, float) {
-    const float lr = scalars[static_cast<int>(StepScalar::lr)];
+    const float lr = rate_of(a, scalars);
     const bool decoupled = a.decay_kind == Decay::decoupled;
     one_minus_beta1 = 1.0F - a.beta1;
     beta2 = a.beta2;
@@ -78,11 +83,54 @@ struct LambStep {
   LambDirection direction;
 
   TESSERA_INLINE LambStep(const UpdateSettings& a, const float* scalars, float trust)
-      : rate(-scalars[static_cast<int>(StepScalar::lr)] * trust), direction{a.eps, a.decay} {}
+      : rate(-rate_of(a, scalars) * trust), direction{a.eps, a.decay} {}
 
   template <typename F>
   TESSERA_INLINE void operator()(F /* gradient */, F& master, F (&state)[kStates]) const {
     master = fmadd(direction(master, state), F(rate), master);
+  }
+};
+
+struct LionStep {
+  static constexpr UpdateRule kRule = UpdateRule::lion;
+  static constexpr int kStates = 1;  // m
+  float one_minus_beta1, one_minus_beta2, keep, rate;
+
+  TESSERA_INLINE LionStep(const UpdateSettings& a, const float* scalars, float) {
+    one_minus_beta1 = 1.0F - a.beta1;
+    one_minus_beta2 = 1.0F - a.beta2;
+    rate = -rate_of(a, scalars);
+    keep = fmadd(rate, a.decay, 1.0F);
+  }
+
+  template <typename F>
+  TESSERA_INLINE void operator()(F g, F& master, F (&state)[kStates]) const {
+    F& m = state[0];
+    const F direction = sign(fmadd(g - m, F(one_minus_beta1), m));
+    m = fmadd(g - m, F(one_minus_beta2), m);
+    master = fmadd(direction, F(rate), master * F(keep));
+  }
+};
+
+struct SgdStep {
+  static constexpr UpdateRule kRule = UpdateRule::sgd;
+  static constexpr int kStates = 1;  // m
+  float momentum, of_gradient, of_moment, l2, rate;
+
+  TESSERA_INLINE SgdStep(const UpdateSettings& a, const float* scalars, float) {
+    momentum = a.beta1;
+    of_gradient = a.nesterov ? 1.0F : 0.0F;
+    of_moment = a.nesterov ? a.beta1 : 1.0F;
+    l2 = a.decay;
+    rate = -rate_of(a, scalars);
+  }
+
+  template <typename F>
+  TESSERA_INLINE void operator()(F gradient, F& master, F (&state)[kStates]) const {
+    F& m = state[0];
+    const F g = fmadd(master, F(l2), gradient);
+    m = fmadd(m, F(momentum), g);
+    master = fmadd(fmadd(m, F(of_moment), g * F(of_gradient)), F(rate), master);
   }
 };
 
@@ -98,6 +146,8 @@ template <typename F>
     case UpdateRule::adam: call_with<AdamStep>(f); break;
     case UpdateRule::lamb_moments: call_with<LambMoments>(f); break;
     case UpdateRule::lamb: call_with<LambStep>(f); break;
+    case UpdateRule::lion: call_with<LionStep>(f); break;
+    case UpdateRule::sgd: call_with<SgdStep>(f); break;
   }
 }
 

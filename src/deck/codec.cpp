@@ -1,7 +1,10 @@
 #include "deck/codec.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <limits>
+
+#include "deck/names.hpp"
 
 namespace tessera::deck {
 
@@ -64,6 +67,60 @@ std::optional<std::int64_t> parse_seconds(std::string_view text) {
   if (!seconds || !text.empty() || *minutes > 59 || *seconds > 59) return std::nullopt;
   if (days > kMax / kDay / 4 || *first > kMax / 3600 / 4) return std::nullopt;
   return days * kDay + *first * 3600 + *minutes * 60 + *seconds;
+}
+
+namespace {
+
+/// Sets a member of a group; false: the value is not of its kind.
+bool set_member(ParameterGroup& group, std::string_view key, const Value& value) {
+  const auto number = [&] {
+    const auto read = Codec<double>::read(value);
+    return read && *read >= 0 ? read : std::nullopt;
+  };
+  if (key == "lr_factor") {
+    const auto factor = number();
+    group.lr_factor = factor.value_or(1);
+    return factor.has_value();
+  }
+  if (key == "weight_decay") return (group.weight_decay = number()).has_value();
+  const auto text = Codec<std::string>::read(value);
+  (key == "match" ? group.match : group.name) = text.value_or("");
+  return text.has_value();
+}
+
+}  // namespace
+
+std::string read_group(const Value& value, ParameterGroup& group) {
+  const Table* table = value.as<Table>();
+  if (table == nullptr) return fmt::format("{} is no table", value_excerpt(value));
+  constexpr std::array<std::string_view, 4> kKeys = {"match", "name", "lr_factor", "weight_decay"};
+  for (const TableMember& member : *table) {
+    if (std::ranges::find(kKeys, member.key) == kKeys.end()) {
+      const std::string_view near = nearest_name(member.key, kKeys);
+      return fmt::format("{} is no key of a group{}", key_text(member.key),
+                         near.empty() ? "" : fmt::format(" (did you mean {}?)", near));
+    }
+    if (!set_member(group, member.key, member.value)) {
+      const bool is_text = member.key == "match" || member.key == "name";
+      return fmt::format("{} = {} must be {}", member.key, value_excerpt(member.value),
+                         is_text ? "a string" : "a number >= 0");
+    }
+  }
+  if (group.match.empty()) return "match is missing: a pattern of names, such as \"*.bias\"";
+  if (group.name.empty()) group.name = group.match;
+  return "";
+}
+
+Value Codec<ParameterGroup>::write(const ParameterGroup& group) {
+  Table table;
+  const auto add = [&](const char* key, Value value) {
+    if (!value.unset()) table.push_back({key, {}, std::move(value)});
+  };
+  add("match", Codec<std::string>::write(group.match));
+  add("name", Codec<std::string>::write(group.name));
+  add("lr_factor", Codec<double>::write(group.lr_factor));
+  add("weight_decay", Codec<std::optional<double>>::write(group.weight_decay));
+  return {std::move(table), {}};
 }
 
 }  // namespace tessera::deck

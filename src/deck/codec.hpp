@@ -167,6 +167,21 @@ struct Codec<RampEntry> {
   }
 };
 
+/// What of the value is no group; empty where `group` is what it says.
+std::string read_group(const Value& value, ParameterGroup& group);
+
+template <>
+struct Codec<ParameterGroup> {
+  static std::string type() {
+    return "a table like {match = \"*.bias\", lr_factor = 0.5, weight_decay = 0.0}";
+  }
+  static std::optional<ParameterGroup> read(const Value& value) {
+    ParameterGroup group;
+    return read_group(value, group).empty() ? std::optional(std::move(group)) : std::nullopt;
+  }
+  static Value write(const ParameterGroup& group);
+};
+
 template <>
 struct Codec<Fault> {
   static std::string type() { return "a fault like \"kill rank=1 step=5\""; }
@@ -227,6 +242,13 @@ struct Problem<Fault> {
       return fmt::format("\"{}\": {}", *text, error.what());
     }
     return "";
+  }
+};
+template <>
+struct Problem<ParameterGroup> {
+  static std::string of(const Value& value) {
+    ParameterGroup group;
+    return read_group(value, group);
   }
 };
 template <typename T>

@@ -98,6 +98,15 @@ struct BatchSection {
   bool operator==(const BatchSection&) const = default;
 };
 
+/// How the parameters whose names match are updated otherwise than the rest.
+struct ParameterGroup {
+  std::string match;  // see optim::matches
+  std::string name;   // for people; `match` where none is given
+  double lr_factor = 1;
+  std::optional<double> weight_decay;
+  bool operator==(const ParameterGroup&) const = default;
+};
+
 struct OptimizerSection {
   OptimizerName name = OptimizerName::adamw;
   double lr = 0;
@@ -105,8 +114,11 @@ struct OptimizerSection {
   std::optional<std::array<double, 2>> betas;
   std::optional<double> eps;
   std::optional<std::array<double, 2>> trust;  // least and largest factor of a tensor's update
+  std::optional<double> momentum;
+  std::optional<bool> nesterov;
   SumPrecision moments = SumPrecision::f32;
   double weight_decay = 0;
+  std::vector<ParameterGroup> groups;
   double clip_norm = 1;
   bool operator==(const OptimizerSection&) const = default;
 };

@@ -51,12 +51,16 @@ struct OptimizerRow {
   std::optional<std::array<double, 2>> betas;
   std::optional<double> eps;
   std::optional<std::array<double, 2>> trust;
+  std::optional<double> momentum;
+  std::optional<bool> nesterov;
 };
 
 constexpr OptimizerRow kOptimizers[] = {
-    {OptimizerName::adamw, {{0.9, 0.95}}, 1e-8, {}},
-    {OptimizerName::adam, {{0.9, 0.95}}, 1e-8, {}},
-    {OptimizerName::lamb, {{0.9, 0.999}}, 1e-12, {{0.01, 10}}},
+    {OptimizerName::adamw, {{0.9, 0.95}}, 1e-8, {}, {}, {}},
+    {OptimizerName::adam, {{0.9, 0.95}}, 1e-8, {}, {}, {}},
+    {OptimizerName::lamb, {{0.9, 0.999}}, 1e-12, {{0.01, 10}}, {}, {}},
+    {OptimizerName::lion, {{0.9, 0.99}}, {}, {}, {}, {}},
+    {OptimizerName::sgd, {}, {}, {}, 0.9, false},
 };
 
 template <typename T>
@@ -72,6 +76,8 @@ std::vector<ImpliedKey> all_optimizer_keys(OptimizerName optimizer) {
     keys.push_back(implied("optimizer.betas", row.betas));
     keys.push_back(implied("optimizer.eps", row.eps));
     keys.push_back(implied("optimizer.trust", row.trust));
+    keys.push_back(implied("optimizer.momentum", row.momentum));
+    keys.push_back(implied("optimizer.nesterov", row.nesterov));
   }
   return keys;
 }

@@ -224,13 +224,17 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::optimizer, &OptimizerSection::name>(
         "optimizer.name",
         "adamw decays weights apart from the gradient, adam through it; lamb scales each tensor's "
-        "update by its weights' norm, for large batches",
+        "update by its weights' norm, for large batches; lion moves all by the learning rate, up "
+        "or "
+        "down; sgd is gradient descent with momentum",
         {.on_resume = refused}),
     row<&Deck::optimizer, &OptimizerSection::lr>("optimizer.lr", "peak learning rate",
                                                  {.limits = above(0), .required = true}),
     row<&Deck::optimizer, &OptimizerSection::betas>(
-        "optimizer.betas", "decay of the first and second moments",
-        {.limits = fraction(), .unset = "adamw, adam: [0.9, 0.95]; lamb: [0.9, 0.999]"}),
+        "optimizer.betas",
+        "decay of the first and second moments; of lion that of the direction and of the moment",
+        {.limits = fraction(),
+         .unset = "adamw, adam: [0.9, 0.95]; lamb: [0.9, 0.999]; lion: [0.9, 0.99]"}),
     row<&Deck::optimizer, &OptimizerSection::eps>(
         "optimizer.eps", "added to the root of the second moment; by lamb under the root",
         {.limits = above(0), .unset = "adamw, adam: 1e-08; lamb: 1e-12"}),
@@ -239,6 +243,12 @@ constexpr SchemaRow kRows[] = {
         "[least, largest]: to what lamb clips the factor of a tensor's update, the norm of its "
         "weights over that of the update",
         {.limits = at_least(0), .unset = "lamb: [0.01, 10.0]"}),
+    row<&Deck::optimizer, &OptimizerSection::momentum>(
+        "optimizer.momentum", "of sgd: what is kept of the sum of gradients before",
+        {.limits = fraction(), .unset = "sgd: 0.9"}),
+    row<&Deck::optimizer, &OptimizerSection::nesterov>("optimizer.nesterov",
+                                                       "whether sgd looks ahead along its momentum",
+                                                       {.unset = "sgd: false"}),
     row<&Deck::optimizer, &OptimizerSection::moments>(
         "optimizer.moments",
         "type in which moments are kept: bf16 takes half of the memory and is rounded at random, "
@@ -248,6 +258,12 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::optimizer, &OptimizerSection::weight_decay>(
         "optimizer.weight_decay", "of parameters with two or more dimensions",
         {.limits = at_least(0)}),
+    row<&Deck::optimizer, &OptimizerSection::groups>(
+        "optimizer.groups",
+        "parameters that are updated otherwise than the rest: match is a pattern of names in which "
+        "* "
+        "stands for anything, lr_factor is of the learning rate, weight_decay is in place of "
+        "optimizer.weight_decay; check prints the table"),
     row<&Deck::optimizer, &OptimizerSection::clip_norm>(
         "optimizer.clip_norm", "largest global gradient norm; 0 = no clipping",
         {.limits = at_least(0)}),

@@ -56,7 +56,14 @@ struct Writer {
     }
     return out + "]";
   }
-  std::string operator()(const Table&) const { return "(a table)"; }
+  std::string operator()(const Table& table) const {
+    std::string out = "{";
+    for (const TableMember& member : table) {
+      if (out.size() > 1) out += ", ";
+      out += fmt::format("{} = {}", key_text(member.key), value_text(member.value));
+    }
+    return out + "}";
+  }
 };
 
 }  // namespace

@@ -20,7 +20,7 @@ enum class Preset {
   llama2_7b
 };
 enum class NormPlaced { before, after };
-enum class OptimizerName { adamw, adam, lamb };
+enum class OptimizerName { adamw, adam, lamb, lion, sgd };
 enum class ScheduleKind { constant, linear, cosine, wsd, step };
 enum class Warmup { linear, log };
 enum class Precision { f32, bf16, f16 };
@@ -93,7 +93,8 @@ template <>
 struct EnumWords<deck::OptimizerName> {
   using enum deck::OptimizerName;
   static constexpr std::array table = {std::pair{adamw, "adamw"}, std::pair{adam, "adam"},
-                                       std::pair{lamb, "lamb"}};
+                                       std::pair{lamb, "lamb"}, std::pair{lion, "lion"},
+                                       std::pair{sgd, "sgd"}};
 };
 template <>
 struct EnumWords<deck::ScheduleKind> {

@@ -1,5 +1,8 @@
 #include "optim/optimizer.hpp"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <cmath>
 
 #include "core/error.hpp"
@@ -16,98 +19,143 @@ void set_chance(StepScalars& scalars, std::int64_t update) {
   set(scalars, kernels::StepScalar::chance, static_cast<double>(update % (1 << 24)));
 }
 
+/// A pass over elements that have these terms; states, sums and settings are the rule's.
+kernels::OptimizerUpdate call_of(kernels::UpdateRule rule, const UpdateViews& x,
+                                 const UpdateTerms& terms, kernels::UpdateSettings settings) {
+  const kernels::UpdatePass pass = kernels::pass_of(rule);
+  settings.decay = static_cast<float>(terms.weight_decay);
+  settings.lr_factor = static_cast<float>(terms.lr_factor);
+  kernels::OptimizerUpdate call{
+      .rule = rule,
+      .gradient = pass == kernels::UpdatePass::second ? View() : x.gradient,
+      .master = x.master,
+      .state = {},
+      .parameter = pass == kernels::UpdatePass::first ? View() : x.parameter,
+      .sums = x.sums,
+      .scalars = x.scalars,
+      .verdict = x.verdict,
+      .settings = settings};
+  TESSERA_CHECK(x.state.size() <= call.state.size(), "{} states for {}", x.state.size(),
+                enum_word(rule));
+  std::ranges::copy(x.state, call.state.begin());
+  return call;
+}
+
+auto pass(kernels::UpdateRule rule, const kernels::UpdateSettings& settings) {
+  return [=](const UpdateViews& x, const UpdateTerms& terms) {
+    return call_of(rule, x, terms, settings);
+  };
+}
+
 }  // namespace
+
+bool matches(const deck::ParameterGroup& group, const std::string& name) {
+  const std::string_view pattern = group.match;
+  constexpr auto kNone = std::string_view::npos;
+  std::size_t at = 0, star = kNone, behind = 0;  // the last * and what of the name follows it
+  for (std::size_t i = 0; i < name.size();) {
+    if (at < pattern.size() && pattern[at] == '*') {
+      star = at++, behind = i;
+    } else if (at < pattern.size() && (pattern[at] == '?' || pattern[at] == name[i])) {
+      ++at, ++i;
+    } else if (star != kNone) {
+      at = star + 1, i = ++behind;  // it stands for one more
+    } else {
+      return false;
+    }
+  }
+  return pattern.find_first_not_of('*', at) == kNone;
+}
+
+UpdateTerms Optimizer::terms_of(const std::string& name, bool is_matrix) const {
+  const double decay = is_matrix ? weight_decay : 0;
+  for (const deck::ParameterGroup& group : groups) {
+    if (matches(group, name))
+      return {.lr_factor = group.lr_factor, .weight_decay = group.weight_decay.value_or(decay)};
+  }
+  return {.weight_decay = decay};
+}
 
 Optimizer adam(const AdamRule& rule) {
   return {
       .state = {{.name = "adam_m", .type = rule.moments}, {.name = "adam_v", .type = rule.moments}},
-      .update =
-          [rule](const UpdateViews& x, UpdatePart part) {
-            TESSERA_CHECK(x.state.size() == 2, "{} states for adam", x.state.size());
-            return kernels::OptimizerUpdate{
-                .rule = kernels::UpdateRule::adam,
-                .gradient = x.gradient,
-                .master = x.master,
-                .state = {x.state[0], x.state[1]},
-                .parameter = x.parameter,
-                .scalars = x.scalars,
-                .verdict = x.verdict,
-                .settings = {.beta1 = static_cast<float>(rule.beta1),
-                             .beta2 = static_cast<float>(rule.beta2),
-                             .eps = static_cast<float>(rule.eps),
-                             .decay = part == UpdatePart::matrices
-                                          ? static_cast<float>(rule.weight_decay)
-                                          : 0.0F,
-                             .decay_kind = rule.decay}};
-          },
-      .set_scalars =
-          [rule](StepScalars& scalars, std::int64_t update) {
-            const auto t = static_cast<double>(update);
-            set(scalars, kernels::StepScalar::bias_correction1, 1.0 - std::pow(rule.beta1, t));
-            set(scalars, kernels::StepScalar::bias_correction2, 1.0 - std::pow(rule.beta2, t));
-            set_chance(scalars, update);
-          }};
+      .update = pass(kernels::UpdateRule::adam, {.beta1 = static_cast<float>(rule.beta1),
+                                                 .beta2 = static_cast<float>(rule.beta2),
+                                                 .eps = static_cast<float>(rule.eps),
+                                                 .decay_kind = rule.decay}),
+      .set_scalars = [rule](StepScalars& scalars, std::int64_t update) {
+        const auto t = static_cast<double>(update);
+        set(scalars, kernels::StepScalar::bias_correction1, 1.0 - std::pow(rule.beta1, t));
+        set(scalars, kernels::StepScalar::bias_correction2, 1.0 - std::pow(rule.beta2, t));
+        set_chance(scalars, update);
+      }};
 }
 
 Optimizer lamb(const LambRule& rule) {
-  const auto call = [rule](const UpdateViews& x, UpdatePart part, kernels::UpdateRule pass) {
-    TESSERA_CHECK(x.state.size() == 2, "{} states for lamb", x.state.size());
-    const bool decays = part == UpdatePart::matrices;
-    const bool first = pass == kernels::UpdateRule::lamb_moments;
-    return kernels::OptimizerUpdate{
-        .rule = pass,
-        .gradient = first ? x.gradient : View(),
-        .master = x.master,
-        .state = {x.state[0], x.state[1]},
-        .parameter = first ? View() : x.parameter,
-        .sums = x.sums,
-        .scalars = x.scalars,
-        .verdict = x.verdict,
-        .settings = {.beta1 = static_cast<float>(rule.beta1),
-                     .beta2 = static_cast<float>(rule.beta2),
-                     .eps = static_cast<float>(rule.eps),
-                     .decay = decays ? static_cast<float>(rule.weight_decay) : 0.0F,
-                     .trust_min = static_cast<float>(rule.trust[0]),
-                     .trust_max = static_cast<float>(rule.trust[1])}};
-  };
+  const kernels::UpdateSettings settings{.beta1 = static_cast<float>(rule.beta1),
+                                         .beta2 = static_cast<float>(rule.beta2),
+                                         .eps = static_cast<float>(rule.eps),
+                                         .trust_min = static_cast<float>(rule.trust[0]),
+                                         .trust_max = static_cast<float>(rule.trust[1])};
   return {
       .state = {{.name = "lamb_m", .type = rule.moments}, {.name = "lamb_v", .type = rule.moments}},
       .words_per_tensor = kernels::kTensorWords,
-      .first_pass =
-          [call](const UpdateViews& x, UpdatePart part) {
-            return call(x, part, kernels::UpdateRule::lamb_moments);
-          },
-      .update = [call](const UpdateViews& x,
-                       UpdatePart part) { return call(x, part, kernels::UpdateRule::lamb); },
+      .first_pass = pass(kernels::UpdateRule::lamb_moments, settings),
+      .update = pass(kernels::UpdateRule::lamb, settings),
       .set_scalars = set_chance};
 }
 
-Optimizer make_optimizer(const deck::OptimizerSection& section) {
-  const auto& betas = section.betas.value();
-  const DType moments = section.moments == deck::SumPrecision::bf16 ? DType::bf16 : DType::f32;
-  AdamRule rule{.beta1 = betas[0],
-                .beta2 = betas[1],
-                .eps = section.eps.value(),
-                .weight_decay = section.weight_decay,
-                .moments = moments};
-  Optimizer optimizer;
-  switch (section.name) {
-    case deck::OptimizerName::adamw: optimizer = adam(rule); break;
-    case deck::OptimizerName::adam:
-      rule.decay = kernels::Decay::l2;
-      optimizer = adam(rule);
-      break;
+Optimizer lion(const LionRule& rule) {
+  return {.state = {{.name = "lion_m", .type = rule.moments}},
+          .update = pass(kernels::UpdateRule::lion, {.beta1 = static_cast<float>(rule.beta1),
+                                                     .beta2 = static_cast<float>(rule.beta2)}),
+          .set_scalars = set_chance};
+}
+
+Optimizer sgd(const SgdRule& rule) {
+  return {.state = {{.name = "sgd_m", .type = rule.moments}},
+          .update = pass(kernels::UpdateRule::sgd,
+                         {.beta1 = static_cast<float>(rule.momentum), .nesterov = rule.nesterov}),
+          .set_scalars = set_chance};
+}
+
+namespace {
+
+/// Without what is the same for all optimizers.
+Optimizer rule_of(const deck::OptimizerSection& s) {
+  const DType moments = s.moments == deck::SumPrecision::bf16 ? DType::bf16 : DType::f32;
+  const auto adam_of = [&](kernels::Decay decay) {
+    return adam({.beta1 = s.betas.value()[0],
+                 .beta2 = s.betas.value()[1],
+                 .eps = s.eps.value(),
+                 .decay = decay,
+                 .moments = moments});
+  };
+  switch (s.name) {
+    case deck::OptimizerName::adamw: return adam_of(kernels::Decay::decoupled);
+    case deck::OptimizerName::adam: return adam_of(kernels::Decay::l2);
     case deck::OptimizerName::lamb:
-      optimizer = lamb({.beta1 = betas[0],
-                        .beta2 = betas[1],
-                        .eps = section.eps.value(),
-                        .weight_decay = section.weight_decay,
-                        .trust = section.trust.value(),
-                        .moments = moments});
-      break;
+      return lamb({.beta1 = s.betas.value()[0],
+                   .beta2 = s.betas.value()[1],
+                   .eps = s.eps.value(),
+                   .trust = s.trust.value(),
+                   .moments = moments});
+    case deck::OptimizerName::lion:
+      return lion({.beta1 = s.betas.value()[0], .beta2 = s.betas.value()[1], .moments = moments});
+    case deck::OptimizerName::sgd:
+      return sgd(
+          {.momentum = s.momentum.value(), .nesterov = s.nesterov.value(), .moments = moments});
   }
-  TESSERA_CHECK(optimizer.update, "optimizer {} is not built", enum_word(section.name));
+  throw InternalError(fmt::format("optimizer {} is not built", enum_word(s.name)));
+}
+
+}  // namespace
+
+Optimizer make_optimizer(const deck::OptimizerSection& section) {
+  Optimizer optimizer = rule_of(section);
   optimizer.clip_norm = section.clip_norm;
+  optimizer.weight_decay = section.weight_decay;
+  optimizer.groups = section.groups;
   return optimizer;
 }
 

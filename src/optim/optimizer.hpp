@@ -45,33 +45,46 @@ struct UpdateViews {
   std::span<const View> state;  // by row of Optimizer::state
 };
 
-/// What an update changes: matrices, whose weights decay, or vectors (biases, gains of norms).
-enum class UpdatePart : std::uint8_t { matrices, vectors };
+/// How the elements of a parameter are updated, beside what is the same for all.
+struct UpdateTerms {
+  double lr_factor = 1;  // of the step's learning rate
+  double weight_decay = 0;
+  bool operator==(const UpdateTerms&) const = default;
+};
+
+/// Whether a group of the deck has a parameter of this name: in `match`, * stands for
+/// anything and ? for one character.
+bool matches(const deck::ParameterGroup& group, const std::string& name);
 
 using StepScalars = std::array<float, static_cast<std::size_t>(kernels::StepScalar::count)>;
 
 struct Optimizer {
   std::vector<StateTensor> state;
-  double clip_norm = 0;  // 0: none
+  double clip_norm = 0;     // 0: none
+  double weight_decay = 0;  // of matrices that no group says otherwise of
+  std::vector<deck::ParameterGroup> groups;
   /// Of an update in two passes: how many 64-bit integers the first one adds up for each parameter
   /// tensor; the second needs them summed over all of the tensor's elements. 0: there is one pass.
   std::int64_t words_per_tensor = 0;
   /// The first pass of two, over some elements of one tensor. Without `sums` it counts none of
   /// them.
-  std::function<kernels::KernelCall(const UpdateViews& views, UpdatePart part)> first_pass;
-  /// The update of some elements of one unit's matrices or of its vectors; of two passes the
-  /// second, over elements of one tensor.
-  std::function<kernels::KernelCall(const UpdateViews& views, UpdatePart part)> update;
+  std::function<kernels::KernelCall(const UpdateViews& views, const UpdateTerms& terms)> first_pass;
+  /// The update of some elements of one unit that have these terms; of two passes the second, over
+  /// elements of one tensor.
+  std::function<kernels::KernelCall(const UpdateViews& views, const UpdateTerms& terms)> update;
   /// Sets the scalars that its update reads beside the learning rate, for applied update `t` (from
   /// 1).
   std::function<void(StepScalars& scalars, std::int64_t t)> set_scalars;
+
+  /// The terms of a parameter: those of the group that has it; else matrices decay, and vectors
+  /// (biases, gains of norms) do not.
+  UpdateTerms terms_of(const std::string& name, bool is_matrix) const;
 };
 
 /// Adam (Kingma and Ba 2015): moments adam_m and adam_v. AdamW (Loshchilov and Hutter 2019) where
 /// decay is decoupled.
 struct AdamRule {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
-  double weight_decay = 0;  // of matrices
   kernels::Decay decay = kernels::Decay::decoupled;
   DType moments = DType::f32;  // or bf16, rounded at random
 };
@@ -82,11 +95,26 @@ Optimizer adam(const AdamRule& rule = {});
 /// formula).
 struct LambRule {
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-12;
-  double weight_decay = 0;  // of matrices
   std::array<double, 2> trust = {0.01, 10};
   DType moments = DType::f32;  // or bf16, rounded at random
 };
 Optimizer lamb(const LambRule& rule = {});
+
+/// Lion (Chen et al. 2023): one moment, lion_m, and updates of one size whatever the gradient's.
+struct LionRule {
+  double beta1 = 0.9, beta2 = 0.99;
+  DType moments = DType::f32;  // or bf16, rounded at random
+};
+Optimizer lion(const LionRule& rule = {});
+
+/// Gradient descent with momentum (Polyak 1964; Nesterov 1983 in the form of Sutskever et al. 2013)
+/// as PyTorch's SGD without dampening: its buffer is sgd_m; decay goes through the gradient.
+struct SgdRule {
+  double momentum = 0.9;
+  bool nesterov = false;
+  DType moments = DType::f32;  // or bf16, rounded at random
+};
+Optimizer sgd(const SgdRule& rule = {});
 
 /// The optimizer that a deck asks for.
 Optimizer make_optimizer(const deck::OptimizerSection& section);

@@ -6,6 +6,7 @@
 #include "deck/ranks.hpp"
 #include "kernels/api/linear.hpp"
 #include "model/block.hpp"
+#include "setup/groups.hpp"
 #include "setup/inputs.hpp"
 
 namespace tessera::setup {
@@ -92,6 +93,7 @@ std::vector<std::int64_t> runnable_micros(const deck::LoadedDeck& loaded, std::i
 void check_on_ranks(const deck::LoadedDeck& loaded, std::int64_t ranks) {
   deck::check_ranks(loaded, ranks);
   check_products(loaded);
+  check_groups(loaded);
 }
 
 }  // namespace tessera::setup

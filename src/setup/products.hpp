@@ -15,7 +15,8 @@ void check_products(const deck::LoadedDeck& loaded);
 /// Of deck::legal_micros those that check_products takes, where it takes the deck.
 std::vector<std::int64_t> runnable_micros(const deck::LoadedDeck& loaded, std::int64_t ranks);
 
-/// Throws DeckError where the deck cannot be run on so many ranks: deck::check_ranks, and products.
+/// Throws DeckError where the deck cannot be run on so many ranks: deck::check_ranks, products and
+/// groups.
 void check_on_ranks(const deck::LoadedDeck& loaded, std::int64_t ranks);
 
 }  // namespace tessera::setup

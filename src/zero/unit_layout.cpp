@@ -61,7 +61,6 @@ UnitLayout unit_layout(const model::UnitDesc& unit, std::int64_t data_ranks,
   UnitLayout layout;
   Placement placement(layout, unit, cut);
   placement.place(true);
-  layout.matrices_end = layout.used;
   placement.place(false);
   layout.padded = round_up(layout.used, data_ranks * on_blocks(kShardGrain, unit));
   layout.shard = layout.padded / data_ranks;

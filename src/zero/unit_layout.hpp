@@ -27,9 +27,8 @@ struct UnitLayout {
   std::vector<LayoutPiece> pieces;                 // in flat order: matrices before vectors
   std::vector<std::vector<std::size_t>> piece_of;  // [parameter][own chunk], or [parameter][0]
   std::int64_t used = 0;                           // end of the last piece
-  std::int64_t padded = 0;        // used, padded to a multiple of (data ranks x shards' grain)
-  std::int64_t matrices_end = 0;  // matrices lie in [0, matrices_end), vectors behind them
-  std::int64_t shard = 0;         // padded / data ranks
+  std::int64_t padded = 0;  // used, padded to a multiple of (data ranks x shards' grain)
+  std::int64_t shard = 0;   // padded / data ranks
 
   Range shard_of(std::int64_t data_rank) const {
     return {data_rank * shard, (data_rank + 1) * shard};
@@ -47,9 +46,9 @@ inline constexpr std::int64_t kShardGrain = 16;
 inline constexpr std::int64_t kPieceGrain = 32;
 
 /// Matrices come before vectors, so that what an optimizer does with them, such as weight decay,
-/// applies to one leading range of every shard.
-/// Within each, pieces are ordered by chunk, so that what a rank holds is a range of what a rank
-/// holds when there are fewer of them.
+/// applies to one
+/// leading range of every shard. Within each, pieces are ordered by chunk, so that what a rank
+/// holds is a range of what a rank holds when there are fewer of them.
 UnitLayout unit_layout(const model::UnitDesc& unit, std::int64_t data_ranks,
                        const model::TensorCut& cut = {});
 

@@ -34,6 +34,8 @@ class BadInput(RunTest):
             ("optimizer__learning_rate", 1e-3, "lr"), ("optimizer__lr", "fast", "optimizer.lr"),
             ("optimizer__lr", -1.0, "optimizer.lr"), ("optimizer__betas", [0.9], "optimizer.betas"),
             ("optimizer__trust", [0.1, 1.0], 'optimizer.trust has no effect: optimizer.name = "'),
+            ("optimizer__groups", [{"match": "*.bais"}],
+             'optimizer.groups: "*.bais" matches no parameter (names are like '),
             ("zero__stage", 4, "zero.stage"), ("zero__stge", 3, "stage"),
             ("zero_stage__x", 1, "zero"), ("batch__global", 7, "batch.global"),
             ("batch__micro", 0, "batch.micro"), ("batch__sequence", 100000, "sequence"),

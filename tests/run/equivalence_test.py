@@ -34,7 +34,7 @@ class Equivalence(RunTest):
                         self.assertEqual(layouts[stage], layouts[0])
 
     def test_35_stages_of_lamb(self):
-        lamb = {"optimizer__name": "lamb", "optimizer__lr": 0.02}
+        lamb = {"optimizer__name": "lamb", "optimizer__lr": 0.02, "zero__reduce": "step"}
         layouts = [self.run_layout(3, zero__stage=s, batch__global=24, **lamb) for s in range(4)]
         self.assertNotEqual(layouts[0], self.run_layout(3, batch__global=24, **{
             **lamb, "optimizer__trust": [1.0, 1.0]}))

@@ -79,6 +79,12 @@ CONFIGS = {
         "warmup_min_ratio": 0.5}}},
         {"schedule.kind": "cosine", "schedule.min_lr": 1e-5, "schedule.warmup_start_lr": 5e-5,
          "schedule.decay_steps": 90, "run.steps": 100}, []),
+    "lion": ({**BATCH, "optimizer": {"type": "Lion", "params": {"lr": 1e-4, "eps": 1e-6}}},
+             {"optimizer.name": "lion", "optimizer.betas": [0.9, 0.99]},
+             ["optimizer.params.eps = 1e-06: lion does not use it"]),
+    "sgd": ({**BATCH, "optimizer": {"type": "SGD", "params": {
+        "lr": 0.1, "momentum": 0.8, "nesterov": True}}},
+        {"optimizer.name": "sgd", "optimizer.momentum": 0.8, "optimizer.nesterov": True}, []),
     "one_bit": ({**BATCH, "optimizer": {"type": "OneBitAdam", "params": {
         "lr": 4e-4, "freeze_step": 23000, "comm_backend_name": "nccl"}}},
         {"optimizer.name": "adamw", "optimizer.lr": 4e-4},

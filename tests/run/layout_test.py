@@ -69,6 +69,14 @@ class SameBits(LayoutTest):
         self.assert_same({**lamb, "precision__compute": "bf16"}, [
             mesh(data=2, tensor=2, zero__stage=0), mesh(data=2, pipeline=2, zero__stage=2)])
 
+    def test_groups(self):
+        self.assert_same({
+            **LLAMA, **ANY_LAYOUT, "optimizer__name": "lion", "optimizer__lr": 0.002,
+            "optimizer__weight_decay": 0.1, "optimizer__groups": [
+                {"match": "*.attention.*", "lr_factor": 0.5},
+                {"match": "*norm*", "lr_factor": 2.0, "weight_decay": 0.01}]}, [
+                    mesh(data=2, tensor=2, zero__stage=1), mesh(pipeline=2, data=2, zero__stage=3)])
+
     def test_27_dropout(self):
         self.assert_same({**GPT2, **ANY_LAYOUT, "model__dropout": 0.2}, [
             mesh(tensor=2), mesh(tensor=4, parallel__sequence=False), mesh(pipeline=2),

@@ -74,7 +74,10 @@ class Offload(OffloadTest):
             job = self.run_job(ranks, "train", self.dir / f"{tier}.toml", *more)
             self.assertEqual(job.code, 0, job.output)
         self.assertEqual(self.resumed("nvme"), [6])
-        self.assert_close(self.numbers("nvme"), self.numbers("none"), 2e-2, "fewer ranks")
+        got, want = ({s: n for s, n in self.numbers(tier).items() if s > 6}
+                     for tier in ("nvme", "none"))
+        # Sums over one rank round otherwise than over two; what they make is in bf16 all the same.
+        self.assert_close(got, want, 2 ** -8, "fewer ranks")
 
     def test_tiles_and_moments_of_16_bits(self):
         """The same bits in memory and on disks; a run may go on with other tiles and moments."""

@@ -71,7 +71,7 @@ class Oracle(RunTest):
         deck["optimizer"] = {"name": "lamb", "lr": lr, "betas": [b1, b2], "eps": eta,
                              "weight_decay": decay, "trust": list(trust)}
         deck["schedule"] = {"kind": "constant"}
-        deck["parallel"] = {"tensor": 2}
+        deck["parallel"] = {"tensor": 2, "sequence": False}
         deck["checkpoint"] = {"every": 1, "keep": 9}
         self.train(4, self.deck("lamb", deck))
         states = [state_of(self.dir / "lamb" / "checkpoints" / f"step_{step:08}")

@@ -75,6 +75,10 @@ def change(deck, **changes):
 
 def to_toml(deck):
     def text(v):
+        if isinstance(v, dict):
+            return "{" + ", ".join(f"{k} = {text(x)}" for k, x in v.items()) + "}"
+        if isinstance(v, list):
+            return "[" + ", ".join(map(text, v)) + "]"
         return "true" if v is True else "false" if v is False else json.dumps(v)
 
     return "".join(f"[{section}]\n" + "".join(f"{k} = {text(v)}\n" for k, v in keys.items())

@@ -81,7 +81,7 @@ void add_norm(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& st
 /// Some of the elements that a rank updates of a unit, all of them alike to the optimizer.
 struct Piece {
   Range elements;
-  optim::UpdatePart part = optim::UpdatePart::matrices;
+  optim::UpdateTerms terms;
   View sums;  // of their tensor, where the update has two passes
 };
 
@@ -108,7 +108,7 @@ Op update_op(const Plan& plan, const PlanInputs& in, std::size_t unit, const Uni
                       .verdict = plan.verdict,
                       .sums = piece.sums,
                       .state = state},
-                     piece.part));
+                     piece.terms));
   op.location = at;
   return op;
 }
@@ -158,25 +158,24 @@ class TensorSums {
   View all_;
 };
 
-/// What a rank updates of a unit: matrices, then vectors, and where there are sums tensor by
-/// tensor, each with the padding that follows it, which is 0.
-std::vector<Piece> pieces_of(const TensorSums& sums, std::size_t unit, const UnitState& s) {
-  const zero::UnitLayout& layout = s.layout;
+/// What a rank updates of a unit, in its order: neighbours with the same terms together, and where
+/// there are sums tensor by tensor. To each belongs the padding that follows it, which is 0.
+std::vector<Piece> pieces_of(const PlanInputs& in, const TensorSums& sums, std::size_t unit,
+                             const UnitState& s) {
   std::vector<Piece> pieces;
-  const auto add = [&](Range elements, const View& of_tensor) {
-    const Range owned = intersect(elements, s.owned);
-    const Range parts[] = {intersect(owned, {0, layout.matrices_end}),
-                           intersect(owned, {layout.matrices_end, layout.padded})};
-    if (!parts[0].empty()) pieces.push_back({parts[0], optim::UpdatePart::matrices, of_tensor});
-    if (!parts[1].empty()) pieces.push_back({parts[1], optim::UpdatePart::vectors, of_tensor});
-  };
-  if (!sums) add(s.owned, {});
-  std::int64_t begin = 0;
-  for (std::size_t i = 0; i < layout.pieces.size() && sums; ++i) {
-    const bool last = i + 1 == layout.pieces.size();
-    const std::int64_t end = last ? layout.padded : layout.pieces[i + 1].offset;
-    add({begin, end}, sums.of(unit, layout.pieces[i].parameter));
-    begin = end;
+  const auto& layout = s.layout.pieces;
+  for (std::size_t i = 0; i < layout.size(); ++i) {
+    const std::int64_t begin = i == 0 ? 0 : layout[i].offset;
+    const std::int64_t end = i + 1 < layout.size() ? layout[i + 1].offset : s.layout.padded;
+    const Range owned = intersect({begin, end}, s.owned);
+    if (owned.empty()) continue;
+    const model::ParamDesc& p = in.model.units[unit].params[layout[i].parameter];
+    const auto terms = in.optimizer.terms_of(p.name, p.is_matrix());
+    if (!sums && !pieces.empty() && pieces.back().terms == terms) {
+      pieces.back().elements.end = owned.end;
+    } else {
+      pieces.push_back({owned, terms, sums ? sums.of(unit, layout[i].parameter) : View()});
+    }
   }
   return pieces;
 }
@@ -185,7 +184,7 @@ std::vector<Piece> pieces_of(const TensorSums& sums, std::size_t unit, const Uni
 std::vector<Update> updates_of(const Plan& plan, const PlanInputs& in, std::size_t unit,
                                const UnitState& s, const View& gradient, const TensorSums& sums) {
   std::vector<Update> updates;
-  for (Piece piece : pieces_of(sums, unit, s)) {
+  for (Piece piece : pieces_of(in, sums, unit, s)) {
     for (const Range& tile : tiles_of(in, s, piece.elements)) {
       piece.elements = tile;
       updates.push_back({update_op(plan, in, unit, s, gradient, piece, in.optimizer.update), tile});
@@ -201,11 +200,11 @@ std::vector<Piece> split(const Piece& piece, const std::vector<Range>& counted) 
   for (const Range& range : counted) {
     const Range mine = intersect(rest, range);
     if (mine.empty()) continue;
-    if (rest.begin < mine.begin) parts.push_back({{rest.begin, mine.begin}, piece.part, {}});
-    parts.push_back({mine, piece.part, piece.sums});
+    if (rest.begin < mine.begin) parts.push_back({{rest.begin, mine.begin}, piece.terms, {}});
+    parts.push_back({mine, piece.terms, piece.sums});
     rest.begin = mine.end;
   }
-  if (!rest.empty()) parts.push_back({rest, piece.part, {}});
+  if (!rest.empty()) parts.push_back({rest, piece.terms, {}});
   return parts;
 }
 
@@ -221,7 +220,7 @@ std::vector<Op> first_passes(const Plan& plan, const PlanInputs& in,
   for (std::size_t u = 0; u < states.size(); ++u) {
     if (!states[u].trained) continue;
     const auto counted = counted_ranges(in, plan, u, states[u].layout);
-    for (const Piece& piece : pieces_of(sums, u, states[u])) {
+    for (const Piece& piece : pieces_of(in, sums, u, states[u])) {
       for (Piece part : split(piece, counted)) {
         for (const Range& tile : tiles_of(in, states[u], part.elements)) {
           part.elements = tile;

@@ -115,7 +115,8 @@ class Search {
     // Few stages first: what they reach rules out many stages whose bubble is too long.
     for (std::int64_t p = 1; p <= std::min(layout_.ranks, layers_); ++p) {
       std::vector<Choice> grids;
-      for (std::int64_t t = 1; t <= local(); ++t) {
+      for (std::int64_t t = local(); t >= 1;
+           --t) {  // few data ranks have most micro-batches to try
         if (local() % t == 0 && layout_.ranks % (t * p) == 0)
           grids.push_back({.tensor = t, .pipeline = p});
       }

@@ -29,6 +29,7 @@ TEST(Echo, ParsesBackToTheSameDeck) {
        "run.tokens=9007199254740993"},
       {"run.resume='a \"path\"\\with\u00e9'", "run.time_limit='1-02:03:04'", "run.seed=0"},
       {"memory.device=3GiB", "batch.ramp=[[1, 4], [100, 8]]", "schedule.warmup_epochs=0.1"},
+      {"optimizer.groups=[{match=\"a\", lr_factor=0.1}, {match=\"\\\"\", weight_decay=3}]"},
       {"optimizer.lr=0.1", "optimizer.betas=[0.1, 0.30000000000000004]", "optimizer.eps=5e-324",
        "precision.loss_scale=65536", "schedule.kind=step", "schedule.step_size=3"},
       {"data.train=[\"tab\\there\\u0001\\n\"]", "data.validation=[\"a\", \"b*\"]"}};

@@ -101,7 +101,16 @@ TEST(Values, WrongTypesAndRanges) {
   expect_contains(refusal_of("data.shuffle=1"), "must be true or false");
   expect_contains(refusal_of("zero.reduce=mikro"), "(did you mean \"micro\"?)");
   expect_contains(refusal_of("run.name=1979-05-27"), "run.name = (a date) must be a string");
-  expect_contains(refusal_of("run.steps={a = 1}"), "run.steps = (a table) must be an integer");
+  expect_contains(refusal_of("run.steps={a = 1}"), "run.steps = {a = 1} must be an integer");
+  for (const auto& [group, problem] :
+       {std::pair{"{lr_factor = 2}", "match is missing: a pattern of names"},
+        {"{match = \"a\", lr = 2}", "lr is no key of a group"},
+        {"{match = \"a\", lr_facter = 2}", "no key of a group (did you mean lr_factor?)"},
+        {"{match = \"a\", lr_factor = -1}", "lr_factor = -1 must be a number >= 0"},
+        {"{match = 3}", "match = 3 must be a string"},
+        {"\"a\"", "\"a\" is no table"}}) {
+    expect_contains(refusal_of(fmt::format("optimizer.groups=[{}]", group)), problem);
+  }
   expect_contains(refusal_of("run.dir=\"\""), "run.dir = \"\" must be a string");
   expect_contains(refusal_of("run.time_limit=later"), "\"hh:mm:ss\"");
   expect_contains(refusal_of("run.steps=oops"), "must be an integer");

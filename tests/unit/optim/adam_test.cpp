@@ -12,7 +12,7 @@
 namespace tessera::kernels {
 namespace {
 
-using optim::make_optimizer, optim::Optimizer, optim::StepScalars, optim::UpdatePart;
+using optim::make_optimizer, optim::Optimizer, optim::StepScalars;
 
 constexpr std::int64_t kElements = 77;
 constexpr double kBeta1 = 0.9, kBeta2 = 0.95, kEps = 1e-8, kDecay = 0.1, kClip = 1.5;
@@ -83,7 +83,7 @@ class Trajectory : public testing::TestWithParam<Decay> {
                                   .scalars = view(scalars),
                                   .verdict = view(verdict),
                                   .state = state},
-                                 UpdatePart::matrices));
+                                 optimizer.terms_of("matrix", true)));
   }
 
   std::mt19937 random{4};

@@ -31,16 +31,51 @@ TEST(Optimizer, LambKeepsTwoMomentsAndAddsUpTwoSumsATensor) {
 
 // Trap 42: what decays is decided by the parameter, whatever flat buffer it lies in.
 TEST(Optimizer, OnlyMatricesDecay) {
-  for (const deck::OptimizerName name : {deck::OptimizerName::adamw, deck::OptimizerName::adam}) {
-    const Optimizer o =
-        make_optimizer({.name = name, .betas = {{0.9, 0.95}}, .eps = 1e-8, .weight_decay = 0.25});
-    const std::array<View, 2> state{};
-    const auto decay = [&](UpdatePart part) {
-      return std::get<kernels::OptimizerUpdate>(o.update({.state = state}, part)).settings.decay;
+  for (const auto& [name, word] : EnumWords<deck::OptimizerName>::table) {
+    const Optimizer o = make_optimizer({.name = name,
+                                        .betas = {{0.9, 0.95}},
+                                        .eps = 1e-8,
+                                        .trust = {{0, 1}},
+                                        .momentum = 0.9,
+                                        .nesterov = false,
+                                        .weight_decay = 0.25});
+    const std::vector<View> state(o.state.size());
+    const auto decay = [&](bool is_matrix) {
+      const kernels::KernelCall call = o.update({.state = state}, o.terms_of("x", is_matrix));
+      return std::get<kernels::OptimizerUpdate>(call).settings.decay;
     };
-    EXPECT_EQ(decay(UpdatePart::matrices), 0.25F);
-    EXPECT_EQ(decay(UpdatePart::vectors), 0);
+    EXPECT_EQ(decay(true), 0.25F) << word;
+    EXPECT_EQ(decay(false), 0) << word;
   }
+}
+
+TEST(Optimizer, GroupsHaveTermsOfTheirOwn) {
+  const Optimizer o = make_optimizer({.betas = {{0.9, 0.95}},
+                                      .eps = 1e-8,
+                                      .weight_decay = 0.25,
+                                      .groups = {{.match = "block.*.gain", .lr_factor = 0.5},
+                                                 {.match = "token*", .weight_decay = 0.125},
+                                                 {.match = "*.bias", .weight_decay = 0.0625}}});
+  EXPECT_EQ(o.terms_of("block.3.gain", true), (UpdateTerms{0.5, 0.25}));
+  EXPECT_EQ(o.terms_of("token_embedding", true), (UpdateTerms{1, 0.125}));
+  EXPECT_EQ(o.terms_of("block.1.out.bias", false), (UpdateTerms{1, 0.0625}));
+  EXPECT_EQ(o.terms_of("block.1.out.weight", true), (UpdateTerms{1, 0.25}));
+  const std::vector<View> state(2);
+  const auto call = o.update({.state = state}, o.terms_of("block.3.gain", true));
+  EXPECT_EQ(std::get<kernels::OptimizerUpdate>(call).settings.lr_factor, 0.5F);
+}
+
+TEST(Optimizer, MatchesNamesByPatterns) {
+  const auto matches_of = [](const char* pattern, const char* name) {
+    return matches({.match = pattern}, name);
+  };
+  for (const char* pattern : {"block.3.q.weight", "*", "block*weight", "*.q.*", "block.?.q.weight",
+                              "*k*.*w*t", "block.3.q.weight**"})
+    EXPECT_TRUE(matches_of(pattern, "block.3.q.weight")) << pattern;
+  for (const char* pattern : {"", "block", "*.k.*", "?.q.weight", "block.3.q.weight?", "[b]*"})
+    EXPECT_FALSE(matches_of(pattern, "block.3.q.weight")) << pattern;
+  const std::string stars = "*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*b", name(4000, 'a');
+  EXPECT_FALSE(matches({.match = stars}, name)) << "in no time that grows with each star";
 }
 
 TEST(Optimizer, AdamCorrectsTheBiasOfBothMoments) {

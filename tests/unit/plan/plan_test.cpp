@@ -46,7 +46,7 @@ TEST(MakePlan, KeepsWhatTheOptimizerSays) {
                        {.name = "ratio", .extent = Extent::tensor, .saved = false},
                        {.name = "error", .extent = Extent::rank, .saved = false}};
     std::vector<std::vector<View>> states;
-    optimizer.update = [&](const optim::UpdateViews& views, optim::UpdatePart) {
+    optimizer.update = [&](const optim::UpdateViews& views, const optim::UpdateTerms&) {
       states.emplace_back(views.state.begin(), views.state.end());
       return kernels::OptimizerUpdate{.gradient = views.gradient,
                                       .master = views.master,

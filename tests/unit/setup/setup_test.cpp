@@ -6,6 +6,7 @@
 
 #include "core/error.hpp"
 #include "setup/budget.hpp"
+#include "setup/groups.hpp"
 #include "setup/threads.hpp"
 #include "unit/deck/deck_text.hpp"
 
@@ -31,6 +32,41 @@ TEST(CheckGpu, SaysHowMuchIsMissingAndWhatToDo) {
                              "recompute.policy", "zero.stage"})
       EXPECT_NE(what.find(text), what.npos) << what;
   }
+}
+
+TEST(Groups, AreShownWithWhatTheyHave) {
+  const std::string text = groups_text(
+      deck::small_deck({"optimizer.weight_decay=0.25",
+                        "optimizer.groups=[{match=\"block.1.*\", name=\"last\", lr_factor=0.5}, "
+                        "{match=\"*_embedding.weight\", weight_decay=0}]"})
+          .deck);
+  // Of a block of 32: four norms' vectors, q, k, v, out, up and down with their biases.
+  EXPECT_EQ(
+      text,
+      "optimizer.groups                   tensors        elements   lr factor   weight decay\n"
+      "  last                                   6           12288         0.5           0.25\n"
+      "  last                                  10             416         0.5              0\n"
+      "  *_embedding.weight                     2            2592           1              0\n"
+      "  (other matrices)                       6           12288           1           0.25\n"
+      "  (other vectors)                       12             480           1              0\n");
+  EXPECT_EQ(groups_text(deck::small_deck().deck), "");
+}
+
+TEST(Groups, HaveParametersAndShareNone) {
+  const auto refusal = [](const std::string& groups) -> std::string {
+    try {
+      check_groups(deck::small_deck({"optimizer.groups=" + groups}));
+      return "";
+    } catch (const DeckError& error) {
+      return error.what();
+    }
+  };
+  EXPECT_EQ(refusal("[{match=\"*.bias\"}, {match=\"*.weight\"}]"), "");
+  deck::expect_contains(refusal("[{match=\"blok.*\", name=\"blocks\"}]"),
+                        "--set #1: optimizer.groups: \"blok.*\" (\"blocks\") matches no parameter "
+                        "(names are like block.0.");
+  deck::expect_contains(refusal("[{match=\"block.*\"}, {match=\"*.bias\"}]"),
+                        "optimizer.groups: \"block.*\" and \"*.bias\" both match block.0.");
 }
 
 /// OMP_NUM_THREADS as it was before the test.
