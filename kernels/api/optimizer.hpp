@@ -112,6 +112,7 @@ struct UpdateSettings {
   Decay decay_kind = Decay::decoupled;
   float trust_min = 0.01F, trust_max = 10;
   float lr_factor = 1;    // of the step's lr
+  float average_decay = 0;
   bool nesterov = false;  // of sgd
 };
 
@@ -125,8 +126,10 @@ inline constexpr std::int64_t kTensorWords = std::int64_t{2} * kExactSumWords;
 /// The update of a flat range: g = coefficient * gradient, then the rule's step of
 /// master and state; parameter = round(master). A first pass changes state and sums, a second one
 /// master and parameter. Elements are independent, and an element's bits do
-/// not depend on alignment or length, because shard boundaries move with the number of ranks. apply
-/// = 0: master and state stay, and parameter = round(master) all the same. Its `check` is in
+/// not depend on alignment or length, because shard boundaries move with the number of ranks. Where
+/// there is an average of weights it follows them: average += (1 - average_decay) * (master -
+/// average). apply = 0: master, state and average stay, and parameter = round(master) all the same.
+/// Its `check` is in
 /// kernels/common/optimizer_steps, which knows what a rule keeps.
 struct OptimizerUpdate {
   static constexpr auto& kNames = EnumWords<UpdateRule>::table;
@@ -135,6 +138,7 @@ struct OptimizerUpdate {
   View master;    // (n) f32
   /// (n) f32, or all of them bf16; as many as the rule keeps, then absent.
   std::array<View, kMostStates> state;
+  View average;    // (n) f32; absent where none is kept, and in a first pass
   View parameter;  // (n) compute type; absent when master is what forward uses, and in a first pass
   /// (kTensorWords) i64, of the tensor that the range is of, where there are two passes; absent in
   /// a first pass over elements that another rank counts.
@@ -152,7 +156,7 @@ struct OptimizerUpdate {
     f(s.gradient, Access::read), f(s.scalars, Access::read), f(s.verdict, Access::read);
     f(s.master, first ? Access::read : Access::update);
     for (auto& state : s.state) f(state, second ? Access::read : Access::update);
-    f(s.sums, first ? Access::update : Access::read);
+    f(s.sums, first ? Access::update : Access::read), f(s.average, Access::update);
     f(s.parameter, Access::write), f(s.scratch, Access::write);
   }
 };

@@ -134,6 +134,12 @@ struct SgdStep {
   }
 };
 
+/// An average of weights after an update.
+template <typename F>
+TESSERA_INLINE F averaged(F average, F master, float decay) {
+  return fmadd(master - average, F(1.0F - decay), average);
+}
+
 template <typename Step, typename F>
 [[gnu::always_inline]] inline void call_with(F&& f) {
   static_assert(Step::kStates <= static_cast<int>(kMostStates), "raise kMostStates");
@@ -195,7 +201,8 @@ inline void check(const OptimizerUpdate& a) {
     check_flat({a.gradient}, a.gradient.type, n);
   }
   TESSERA_CHECK(pass != UpdatePass::only || !a.sums, "{} has no use for sums", a.name());
-  TESSERA_CHECK(pass != UpdatePass::first || !a.parameter, "{} makes no parameter", a.name());
+  TESSERA_CHECK(pass != UpdatePass::first || (!a.parameter && !a.average), "{} moves no weights",
+                a.name());
   if (a.sums) check_flat({a.sums}, DType::i64, kTensorWords);
   const std::size_t states = state_count(a.rule);
   for (std::size_t s = 0; s < kMostStates; ++s) {
@@ -205,6 +212,7 @@ inline void check(const OptimizerUpdate& a) {
       TESSERA_CHECK(!a.state[s], "{} has state {}, which it does not keep", a.name(), s);
     }
   }
+  if (a.average) check_flat({a.average}, DType::f32, n);
   check_floats({a.parameter});
   if (a.parameter) check_flat({a.parameter}, a.parameter.type, n);
   check_flat({a.scalars}, DType::f32, kScalars);

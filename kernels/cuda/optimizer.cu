@@ -21,11 +21,12 @@ void run(const OptimizerUpdate& a, const Context& context) {
     constexpr int V = kRun<G, P>, S = Step::kStates;
     const std::int64_t n = a.master.elements();
     const auto flat = [&](const View& v) { return v ? v.range(0, n) : View(); };
-    bool alike = wide<V>({flat(a.gradient), flat(a.master), flat(a.parameter)});
+    bool alike = wide<V>({flat(a.gradient), flat(a.master), flat(a.average), flat(a.parameter)});
     for (const View& v : a.state) alike = alike && wide<V>({flat(v)});
     UpdateArrays<M, G, P, S> arrays{.gradient = reinterpret_cast<const G*>(a.gradient.data),
                                     .master = a.master.as<float>(),
                                     .state = {},
+                                    .average = reinterpret_cast<float*>(a.average.data),
                                     .parameter = reinterpret_cast<P*>(a.parameter.data),
                                     .scalars = a.scalars.as<float>(),
                                     .verdict = a.verdict.as<float>(),

@@ -26,7 +26,8 @@ struct UpdateArrays {
   const G* gradient;
   float* master;
   M* state[S];
-  P* parameter;  // null where master is what forward uses
+  float* average;  // null where none is kept
+  P* parameter;    // null where master is what forward uses
   const float *scalars, *verdict;
   std::int64_t* sums;  // null where there are none
   UpdateSettings settings;
@@ -90,6 +91,13 @@ __global__ void __launch_bounds__(kUpdateThreads)
       for (int s = 0; s < S; ++s) store(a.state[s] + i, count, a.wide, state[s]);
     }
     store(a.master + i, count, a.wide, w);
+    if (a.average != nullptr) {
+      float average[V];
+      load(a.average + i, count, a.wide, average);
+#pragma unroll
+      for (int j = 0; j < V; ++j) average[j] = averaged(average[j], w[j], a.settings.average_decay);
+      store(a.average + i, count, a.wide, average);
+    }
     if (a.parameter != nullptr) store(a.parameter + i, count, a.wide, w);
   }
 }

@@ -109,6 +109,7 @@ template <typename T>
 struct Codec<std::optional<T>> {
   static std::string type() { return Codec<T>::type(); }
   static std::optional<std::optional<T>> read(const Value& value) {
+    if (value.unset()) return std::make_optional<std::optional<T>>();
     auto held = Codec<T>::read(value);
     if (!held) return std::nullopt;
     return std::make_optional<std::optional<T>>(std::move(held));

@@ -119,6 +119,7 @@ struct OptimizerSection {
   SumPrecision moments = SumPrecision::f32;
   double weight_decay = 0;
   std::vector<ParameterGroup> groups;
+  std::optional<double> ema;
   double clip_norm = 1;
   bool operator==(const OptimizerSection&) const = default;
 };

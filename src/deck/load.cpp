@@ -142,6 +142,9 @@ class Resolver {
       o.ahead.reset();
     if (o.optimizer == OffloadTier::none && idle("offload.optimizer_share", {"offload.optimizer"}))
       o.optimizer_share = OffloadSection{}.optimizer_share;
+    for (const std::string& key : unused_optimizer_keys(loaded_.deck.optimizer.name)) {
+      if (idle(key, {"optimizer.name"})) find_row(key)->field.set(loaded_.deck, {});
+    }
   }
 
  private:

@@ -264,6 +264,11 @@ constexpr SchemaRow kRows[] = {
         "* "
         "stands for anything, lr_factor is of the learning rate, weight_decay is in place of "
         "optimizer.weight_decay; check prints the table"),
+    row<&Deck::optimizer, &OptimizerSection::ema>(
+        "optimizer.ema",
+        "decay of an exponential moving average of the weights, kept beside them from the start: "
+        "evaluate, export and generate take it with --ema",
+        {.limits = fraction(), .unset = "none is kept"}),
     row<&Deck::optimizer, &OptimizerSection::clip_norm>(
         "optimizer.clip_norm", "largest global gradient norm; 0 = no clipping",
         {.limits = at_least(0)}),

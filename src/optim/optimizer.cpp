@@ -41,6 +41,10 @@ kernels::OptimizerUpdate call_of(kernels::UpdateRule rule, const UpdateViews& x,
   return call;
 }
 
+std::span<const View> without_ema(std::span<const View> state) {
+  return state.first(state.size() - 1);
+}
+
 auto pass(kernels::UpdateRule rule, const kernels::UpdateSettings& settings) {
   return [=](const UpdateViews& x, const UpdateTerms& terms) {
     return call_of(rule, x, terms, settings);
@@ -119,6 +123,28 @@ Optimizer sgd(const SgdRule& rule) {
           .set_scalars = set_chance};
 }
 
+Optimizer with_ema(Optimizer optimizer, double decay) {
+  optimizer.state.push_back(
+      {.name = std::string(kEma), .required = false, .begins_as_weights = true});
+  optimizer.update = [inner = std::move(optimizer.update), decay](const UpdateViews& x,
+                                                                  const UpdateTerms& terms) {
+    UpdateViews rest = x;
+    rest.state = without_ema(x.state);
+    auto call = std::get<kernels::OptimizerUpdate>(inner(rest, terms));
+    call.average = x.state.back();
+    call.settings.average_decay = static_cast<float>(decay);
+    return call;
+  };
+  if (!optimizer.first_pass) return optimizer;
+  optimizer.first_pass = [inner = std::move(optimizer.first_pass)](const UpdateViews& x,
+                                                                   const UpdateTerms& terms) {
+    UpdateViews rest = x;
+    rest.state = without_ema(x.state);
+    return inner(rest, terms);
+  };
+  return optimizer;
+}
+
 namespace {
 
 /// Without what is the same for all optimizers.
@@ -156,7 +182,7 @@ Optimizer make_optimizer(const deck::OptimizerSection& section) {
   optimizer.clip_norm = section.clip_norm;
   optimizer.weight_decay = section.weight_decay;
   optimizer.groups = section.groups;
-  return optimizer;
+  return section.ema ? with_ema(std::move(optimizer), *section.ema) : optimizer;
 }
 
 namespace {

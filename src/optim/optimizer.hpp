@@ -6,6 +6,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/enums.hpp"
@@ -30,8 +31,9 @@ struct StateTensor {
   /// Whether it is in checkpoints, element by element, and in the snapshots that these are written
   /// from. What is not saved is zero after a restart.
   bool saved = true;
-  /// Whether a checkpoint that lacks it is refused; else it is zero after a restart from there.
+  /// Whether a checkpoint that lacks it is refused; else it begins anew after a restart from there.
   bool required = true;
+  bool begins_as_weights = false;  // else as zero
 };
 
 /// What an update of some elements of one unit works on. All views have the same number of
@@ -57,6 +59,9 @@ struct UpdateTerms {
 bool matches(const deck::ParameterGroup& group, const std::string& name);
 
 using StepScalars = std::array<float, static_cast<std::size_t>(kernels::StepScalar::count)>;
+
+/// The state of averaged weights.
+inline constexpr std::string_view kEma = "ema";
 
 struct Optimizer {
   std::vector<StateTensor> state;
@@ -115,6 +120,11 @@ struct SgdRule {
   DType moments = DType::f32;  // or bf16, rounded at random
 };
 Optimizer sgd(const SgdRule& rule = {});
+
+/// The same with an exponential moving average of the weights as its last state, ema: a <- decay a
+/// + (1 - decay) x after each update, from the weights that a run begins with (Polyak and Juditsky
+/// 1992, in the form of Tarvainen and Valpola 2017).
+Optimizer with_ema(Optimizer optimizer, double decay);
 
 /// The optimizer that a deck asks for.
 Optimizer make_optimizer(const deck::OptimizerSection& section);

@@ -9,6 +9,7 @@
 #include "data/corpora.hpp"
 #include "data/tokenizers.hpp"
 #include "io/finite.hpp"
+#include "optim/optimizer.hpp"
 #include "setup/inputs.hpp"
 #include "setup/products.hpp"
 #include "setup/shapes.hpp"
@@ -69,7 +70,7 @@ void check_start(const deck::LoadedDeck& loaded, const std::optional<LoadedCheck
 
 }  // namespace
 
-void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job) {
+void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job, std::string_view weights) {
   const comm::Control& control = job.control;
   const deck::Deck& deck = loaded.deck;
   control.together([&] {
@@ -97,6 +98,7 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job) {
   };
   engine.tune(deck::run_directory(deck), false,
               [&](const std::string& line) { remark("kernels   " + line); });
+  engine.state().take_for_weights(weights);
   const auto start = load_checkpoint(
       loaded, deck::OnResume::architecture, control, engine.state(),
       [&](const std::filesystem::path& path, std::string_view why) {
@@ -104,12 +106,19 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job) {
       });
   control.together([&] { check_start(loaded, start, engine.threads()); });
   if (!start) {
+    control.together([&] {
+      if (weights != optim::kEma) return;
+      throw DataError(fmt::format(
+          "{} has no checkpoint, so there are no averaged weights to evaluate: leave out --ema",
+          printable(deck::run_directory(deck))));
+    });
     if (const auto note = set_initial_state(deck, control, engine.state()); !note.empty())
       remark(note);
   }
   const auto result = evaluate(engine, control, deck, *validation, [] { return false; });
   if (control.rank() == 0) {
-    fmt::print("evaluate {} at step {} | loss {:.6f} | {} sequences | {:.1f} s\n",
+    fmt::print("evaluate {}{} at step {} | loss {:.6f} | {} sequences | {:.1f} s\n",
+               weights == optim::kEma ? "the averaged weights of " : "",
                start ? printable(start->path.string()) : "initial weights",
                start ? start->header.step : 0, result->loss, result->sequences, result->seconds);
   }

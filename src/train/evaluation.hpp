@@ -25,6 +25,8 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
 /// are not finite and NonFiniteError for a loss that is not, unless model.accept_non_finite, on
 /// every rank. Holds no more than parameters, and writes nothing but one line on rank 0's stdout,
 /// so a training job may be at work in the run directory. Collective.
-void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job);
+/// `weights`: the state of a checkpoint that is evaluated: "master", or optim::kEma, for which
+/// there must be a checkpoint.
+void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job, std::string_view weights);
 
 }  // namespace tessera::train

@@ -16,6 +16,7 @@ struct ExportOptions {
   std::filesystem::path checkpoint, to;
   std::string type = "f32";
   bool finite = true;  // the weights must be
+  std::string weights;
 };
 
 ExitCode run(const ExportOptions& o) {
@@ -23,7 +24,7 @@ ExitCode run(const ExportOptions& o) {
                       "start it once, as in srun --ntasks=1");
   const DType type = o.type == "f32" ? DType::f32 : o.type == "bf16" ? DType::bf16 : DType::f16;
   const ModelSource source =
-      open_model(o.checkpoint, o.finite ? std::optional(type) : std::nullopt);
+      open_model(o.checkpoint, o.finite ? std::optional(type) : std::nullopt, o.weights);
   const auto units = model::model_units(setup::model_config(source.model));
   std::map<std::string, const model::ParamDesc*, std::less<>> by_name;
   for (const auto& unit : units) {
@@ -62,6 +63,7 @@ Verb export_model(CLI::App& app) {
       ->capture_default_str()
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
   add_allow_non_finite(*verb, [o] { o->finite = false; });
+  add_ema(*verb, o->weights);
   return {.launch = Launch::single, .run = [o] { return run(*o); }, .run_on_ranks = {}};
 }
 

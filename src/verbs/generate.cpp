@@ -26,6 +26,7 @@ struct GenerateOptions {
   train::SamplingRule rule;
   std::optional<deck::Backend> backend;
   bool finite = true;  // the weights must be
+  std::string weights;
 };
 
 io::Tokenizer choose_tokenizer(const GenerateOptions& o, const ModelSource& source) {
@@ -96,7 +97,7 @@ ExitCode run(const GenerateOptions& o) {
   comm::refuse_copies(comm::launch_of_process(), "but one alone continues a text",
                       "start it once, as in srun --ntasks=1");
   const ModelSource source =
-      open_model(o.model, o.finite ? std::optional(DType::f32) : std::nullopt);
+      open_model(o.model, o.finite ? std::optional(DType::f32) : std::nullopt, o.weights);
   io::Tokenizer tokenizer = choose_tokenizer(o, source);
   check_tokenizer(tokenizer, source);
   const int threads = setup::thread_count({}, cores_each(std::array{own_cores()}));
@@ -148,6 +149,7 @@ Verb generate(CLI::App& app) {
       ->check(bounds(0.0, std::optional(1.0)));
   verb->add_option("--seed", o->rule.seed, "of the draws")->capture_default_str();
   add_allow_non_finite(*verb, [o] { o->finite = false; });
+  add_ema(*verb, o->weights);
   add_backend(*verb, o->backend, "where it runs, as run.backend (auto)");
   return {.launch = Launch::single, .run = [o] { return run(*o); }, .run_on_ranks = {}};
 }

@@ -7,6 +7,7 @@
 #include "deck/load.hpp"
 #include "deck/schema.hpp"
 #include "io/finite.hpp"
+#include "optim/optimizer.hpp"
 #include "setup/architecture.hpp"
 #include "setup/inputs.hpp"
 
@@ -51,8 +52,13 @@ std::optional<io::HeldCheckpoint> find_checkpoint(const fs::path& path) {
   return std::nullopt;
 }
 
-ModelSource open_model(const fs::path& path, std::optional<DType> finite_as) {
+ModelSource open_model(const fs::path& path, std::optional<DType> finite_as,
+                       const std::string& weights) {
   if (fs::exists(path / "config.json")) {
+    if (weights == optim::kEma) {
+      throw DataError(fmt::format("{} is a Hugging Face directory, which has no averaged weights",
+                                  path.string()));
+    }
     auto model = std::make_shared<io::HfModel>(io::HfModel::open(path));
     const deck::Deck deck = deck_of(path);
     const auto read = [model](const model::ParamDesc& p, Range range, std::span<float> out) {
@@ -80,14 +86,19 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as) {
   }
   auto checkpoint = std::make_shared<io::Checkpoint>(io::Checkpoint::open(found->path));
   const std::string& text = checkpoint->header().deck;
-  const auto read = [checkpoint](const model::ParamDesc& p, Range range, std::span<float> out) {
-    checkpoint->read(p.name, "master", range, DType::f32, std::as_writable_bytes(out));
+  const deck::Deck deck = deck::parse_deck(text, found->path.string()).deck;
+  if (weights == optim::kEma && !deck.optimizer.ema) {
+    throw DataError(fmt::format("{} has no averaged weights: it was made without optimizer.ema",
+                                found->path.string()));
+  }
+  const auto read = [=](const model::ParamDesc& p, Range range, std::span<float> out) {
+    checkpoint->read(p.name, weights, range, DType::f32, std::as_writable_bytes(out));
   };
   const auto place_of = [path = found->path](const model::ParamDesc& p, std::int64_t element) {
     return fmt::format("{}: {}{}", path.string(), p.name, io::index_text(p.shape, element));
   };
   return {.deck = text,
-          .model = deck::parse_deck(text, found->path.string()).deck.model,
+          .model = deck.model,
           .name = found->path.string(),
           .parameters = checked(read, finite_as, place_of),
           .tokenizer = data::tokenizer_of_checkpoint(found->path)};

@@ -25,8 +25,10 @@ struct ModelSource {
 
 /// `path` is a checkpoint directory, a run directory (its newest checkpoint) or a Hugging Face
 /// directory. Throws DataError. So do its parameters where one read is NaN or infinite once it is
-/// rounded to `finite_as`; without a type they are given as they are.
-ModelSource open_model(const std::filesystem::path& path, std::optional<DType> finite_as);
+/// rounded to `finite_as`; without a type they are given as they are. `weights`: the state of a
+/// checkpoint that they are.
+ModelSource open_model(const std::filesystem::path& path, std::optional<DType> finite_as,
+                       const std::string& weights = "master");
 
 /// The source's parameters, read once by the caller; `progress`, which must outlive what is
 /// returned, is told how far that has come.

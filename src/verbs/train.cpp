@@ -3,6 +3,7 @@
 
 #include "core/terminal.hpp"
 #include "deck/value.hpp"
+#include "optim/optimizer.hpp"
 #include "setup/architecture.hpp"
 #include "train/state/fit_ranks.hpp"
 #include "train/trainer.hpp"
@@ -22,6 +23,13 @@ void DeckOptions::add_to(CLI::App& app, const std::string& what) {
 void add_allow_non_finite(CLI::App& app, const std::function<void()>& allow) {
   app.add_flag_callback("--allow-non-finite", allow,
                         "take weights that are NaN or infinite as they are, not refuse them");
+}
+
+void add_ema(CLI::App& app, std::string& weights) {
+  weights = "master";
+  app.add_flag_callback(
+      "--ema", [&weights] { weights = optim::kEma; },
+      "take the averaged weights of a run with optimizer.ema");
 }
 
 void add_backend(CLI::App& app, std::optional<deck::Backend>& backend, const std::string& what) {

@@ -38,6 +38,7 @@ Verb inspect(CLI::App& app);
 Verb export_model(CLI::App& app);
 Verb bench(CLI::App& app);
 Verb import_model(CLI::App& app);
+Verb merge(CLI::App& app);
 Verb report(CLI::App& app);
 Verb doctor(CLI::App& app);
 Verb help(CLI::App& app);
@@ -63,6 +64,9 @@ struct DeckOptions {
 
 /// --allow-non-finite, of verbs that read weights: calls `allow` where it is given.
 void add_allow_non_finite(CLI::App& app, const std::function<void()>& allow);
+
+/// --ema: averaged weights in place of those that were trained; `weights` is the state to read.
+void add_ema(CLI::App& app, std::string& weights);
 
 /// --backend, a word of run.backend, of what runs without a deck; nothing: it was not given.
 void add_backend(CLI::App& app, std::optional<deck::Backend>& backend, const std::string& what);

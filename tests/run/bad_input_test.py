@@ -92,6 +92,7 @@ class BadInput(RunTest):
                  "tokenize": [path, "--out", self.dir / "text"],
                  "generate": [self.dir, "--prompt", "a"],
                  "import": [self.dir, "--to", self.dir / "to"],
+                 "merge": [self.dir, self.dir, "--to", self.dir / "to"],
                  "export": [self.dir, "--to", self.dir / "to"]}
         for verb, arguments in verbs.items():
             for launch in (step, {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "4"}, {"PMI_SIZE": "4"}):

@@ -33,7 +33,7 @@ def state_of(checkpoint):
     """(state, tensor) -> numbers of a checkpoint, in fp64."""
     with h5py.File(checkpoint / "model.h5") as file:
         return {(state, name): np.asarray(data, np.float64)
-                for state in ("master", "lamb_m", "lamb_v") for name, data in file[state].items()}
+                for state in ("master", "lamb_m", "lamb_v", "ema") for name, data in file[state].items()}
 
 
 class Oracle(RunTest):
@@ -63,13 +63,13 @@ class Oracle(RunTest):
 
     def test_lamb(self):
         """Each step from the run's own state before it, by the formula: one ratio a tensor, whose
-        parts two tensor ranks and two data ranks have."""
+        parts two tensor ranks and two data ranks have. The averaged weights are what is asked for."""
         b1, b2, eta, decay, lr, trust = 0.9, 0.98, 1e-6, 0.05, 0.01, (0.02, 1.5)
         truth = json.loads((ORACLE / "llama" / "losses.json").read_text())
         deck = oracle_deck("llama", truth, 8, 1, 1, "step")
         deck["run"]["steps"] = 5
         deck["optimizer"] = {"name": "lamb", "lr": lr, "betas": [b1, b2], "eps": eta,
-                             "weight_decay": decay, "trust": list(trust)}
+                             "weight_decay": decay, "trust": list(trust), "ema": 0.75}
         deck["schedule"] = {"kind": "constant"}
         deck["parallel"] = {"tensor": 2, "sequence": False}
         deck["checkpoint"] = {"every": 1, "keep": 9}
@@ -80,6 +80,9 @@ class Oracle(RunTest):
         for before, after in zip(states, states[1:]):
             for name in (name for state, name in before if state == "master"):
                 x, m, v = (before[state, name] for state in ("master", "lamb_m", "lamb_v"))
+                average = 0.75 * before["ema", name] + 0.25 * after["master", name]
+                np.testing.assert_allclose(after["ema", name], average, rtol=0,
+                                           atol=2e-7 * max(1, np.abs(x).max()))
                 new_m, new_v = after["lamb_m", name], after["lamb_v", name]
                 g = (new_m - b1 * m) / (1 - b1)
                 np.testing.assert_allclose(new_v, b2 * v + (1 - b2) * g * g, rtol=1e-4,
@@ -91,6 +94,45 @@ class Oracle(RunTest):
                                            atol=2e-7 * max(1, np.abs(x).max()))
         self.assertIn(trust[1], ratios, "some are clipped")
         self.assertGreater(len(ratios), 40, "and most are not")
+        self.check_averaged(states[-1])
+
+    def check_averaged(self, state):
+        """What export and evaluate take with --ema, and merge makes of several checkpoints."""
+        job = self.run_job(0, "export", self.dir / "lamb", "--to", self.dir / "hf", "--ema")
+        self.assertEqual(job.code, 0, job.output)
+        job = self.run_job(0, "import", self.dir / "hf", "--to", self.dir / "averaged")
+        self.assertEqual(job.code, 0, job.output)
+        with h5py.File(self.dir / "averaged" / "checkpoints" / "step_00000000" / "model.h5") as file:
+            for name, data in file["master"].items():
+                np.testing.assert_array_equal(np.float64(data), state["ema", name])
+        steps = [self.dir / "lamb" / "checkpoints" / f"step_{step:08}" for step in (3, 4, 5)]
+        job = self.run_job(0, "merge", *steps, "--to", self.dir / "merged")
+        self.assertEqual(job.code, 0, job.output)
+        three = [state_of(step) for step in steps]
+        with h5py.File(self.dir / "merged" / "checkpoints" / "step_00000000" / "model.h5") as file:
+            for name, data in file["master"].items():
+                mean = sum(of["master", name] for of in three) / 3
+                np.testing.assert_array_equal(np.float32(data), np.float32(mean))
+        job = self.run_job(0, "merge", steps[0], ORACLE / "gpt2", "--to", self.dir / "no")
+        self.assertEqual(job.code, 3, job.output)
+        self.assertRegex(job.output, r"are different models:(\n.*)*model.family = \"llama\" and")
+        self.assertFalse((self.dir / "no").exists(), "it leaves nothing behind")
+        losses = []
+        for model, *options in (("averaged",), ("lamb", "--ema"), ("lamb",)):
+            job = self.run_job(2, "evaluate", self.dir / model, *options, "--set",
+                               f'data.validation=["{ORACLE / "llama" / "tokens"}"]', "--set",
+                               "parallel.tensor=1", "--set", "batch.sequence=17", "--set",
+                               "batch.global=8")
+            self.assertEqual(job.code, 0, job.output)
+            losses.append(job.output.split("loss ")[1].split()[0])
+        self.assertEqual(losses[0], losses[1])
+        self.assertNotEqual(losses[0], losses[2])
+        for command in (("export", "--to", self.dir / "no"), ("evaluate",)):
+            job = self.run_job(0, *command[:1], self.dir / "averaged", *command[1:], "--ema",
+                               *(("--set", f'data.validation=["{ORACLE / "llama" / "tokens"}"]')
+                                 if command == ("evaluate",) else ()))
+            self.assertEqual(job.code, 3, job.output)
+            self.assertIn("averaged weights" if "export" in command else "ema of", job.output)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ class Streams(RunTest):
                 ["inspect", self.corpus], ["tokenize", text, "--out", self.dir / "text"],
                 ["generate", run, "--prompt", "the", "--tokens", 2],
                 ["export", run, "--to", "NEW"], ["import", MODEL, "--to", "NEW"],
+                ["merge", run, run, "--to", "NEW"],
                 ["bench", "step", "--deck", deck, "--repeats", 1],
                 ["report", run, "--out", "NEW"], ["doctor"])
 

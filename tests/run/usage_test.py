@@ -14,7 +14,7 @@ import unittest
 from tessera import BINARY, SOURCE, RunTest, metrics, tiny_deck
 
 VERBS = ("train", "evaluate", "check", "plan", "simulate", "tokenize", "generate", "inspect",
-         "import", "export", "bench", "report", "doctor", "explain", "help", "completion", "man")
+         "import", "export", "merge", "bench", "report", "doctor", "explain", "help", "completion", "man")
 
 
 class Usage(RunTest):

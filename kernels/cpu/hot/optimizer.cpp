@@ -17,6 +17,7 @@ void update(const OptimizerUpdate& a, float trust, Range elements) {
   float* master = row_of<float>(a.master, 0) + first;
   M* state[S];
   for (int s = 0; s < S; ++s) state[s] = row_of<M>(a.state[static_cast<std::size_t>(s)], 0) + first;
+  float* average = a.average.data == nullptr ? nullptr : row_of<float>(a.average, 0) + first;
   P* parameter = a.parameter.data == nullptr ? nullptr : row_of<P>(a.parameter, 0) + first;
   for_vectors(
       elements.end - first, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
@@ -30,6 +31,9 @@ void update(const OptimizerUpdate& a, float trust, Range elements) {
           step(w, w, now);  // without a gradient
         }
         store(master + i, w, count);
+        if (average != nullptr)
+          store(average + i, averaged(load(average + i, count), w, a.settings.average_decay),
+                count);
         if (parameter != nullptr) store(parameter + i, w, count);
       });
 }

@@ -173,17 +173,18 @@ std::optional<NonFiniteElement> ModelState::find_non_finite(std::span<const floa
   return std::nullopt;
 }
 
-std::optional<NonFiniteElement> ModelState::set_master(const BlockSource& source) {
+std::optional<NonFiniteElement> ModelState::set_weights(std::size_t row,
+                                                        const BlockSource& source) {
   std::optional<NonFiniteElement> bad;
   std::vector<float> values;
-  each_held(plan::kMasterRow, [&](const model::ParamDesc& p, const MatrixRange& part,
-                                  const std::vector<RealView>& targets) {
+  each_held(row, [&](const model::ParamDesc& p, const MatrixRange& part,
+                     const std::vector<RealView>& targets) {
     for_pieces(part, [&](const MatrixRange& piece, std::int64_t at) {
       values.resize(static_cast<std::size_t>(piece.elements()));
       try {
         source(p, piece, values);
       } catch (Error& e) {
-        e.add_context(fmt::format("{} of {}", rows_[plan::kMasterRow].name, p.name));
+        e.add_context(fmt::format("{} of {}", rows_[row].name, p.name));
         throw;
       }
       if (!bad) bad = find_non_finite(values, targets, p, part, at);
@@ -224,8 +225,11 @@ std::optional<NonFiniteElement> ModelState::set_parameters(const ParameterSource
     }
   };
   forget_update();
-  for (std::size_t row = plan::kMasterRow + 1; row < rows_.size(); ++row) set_zero(row);
-  return set_master(by_rows);
+  for (std::size_t row = plan::kMasterRow + 1; row < rows_.size(); ++row) {
+    set_zero(row);
+    if (rows_[row].begins_as_weights) (void)set_weights(row, by_rows);
+  }
+  return set_weights(plan::kMasterRow, by_rows);
 }
 
 /// In the parameter's global coordinates.
@@ -248,18 +252,23 @@ std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint,
     if (!kept.saved) continue;
     each_held(row, [&](const model::ParamDesc& p, const MatrixRange& part,
                        std::vector<RealView> targets) {
-      const auto entry = checkpoint.find(p.name, kept.name);
+      std::string from = row == plan::kMasterRow ? weights_ : kept.name;
+      auto entry = checkpoint.find(p.name, from);
+      if (!entry && kept.begins_as_weights) {
+        from = weights_;
+        entry = checkpoint.find(p.name, from);
+      }
       if (!entry && may_miss) return;
       if (!entry || entry->shape != io::Shape(p.shape)) {
         throw DataError(fmt::format(
-            "{} of {}: the checkpoint's tensor is {}, the deck's model wants {}", kept.name, p.name,
+            "{} of {}: the checkpoint's tensor is {}, the deck's model wants {}", from, p.name,
             entry ? io::to_string(entry->shape.extents()) : "missing", io::to_string(p.shape)));
       }
       if (row != plan::kMasterRow) {
         // Whether the optimizer keeps it in 16 bits may change at a restart.
         const bool known = entry->type == DType::f32 || entry->type == DType::bf16;
         const DType type = known ? entry->type : kept.type;
-        wanted.push_back({p.name, kept.name, box_of(p, part), type,
+        wanted.push_back({p.name, from, box_of(p, part), type,
                           [type, to = kept.type, target = targets.front()](
                               std::int64_t first, std::span<const std::byte> bytes) {
                             std::vector<std::byte> converted;
@@ -274,7 +283,7 @@ std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint,
                           }});
         return;
       }
-      wanted.push_back({p.name, kept.name, box_of(p, part), kept.type,
+      wanted.push_back({p.name, from, box_of(p, part), kept.type,
                         [&bad, &p, part, targets = std::move(targets)](
                             std::int64_t first, std::span<const std::byte> bytes) {
                           const std::span values(reinterpret_cast<const float*>(bytes.data()),

@@ -44,8 +44,11 @@ class ModelState {
   /// absent.
   ModelState(const plan::PlanInputs& inputs, const MeshPlace& place, const Arenas& arenas);
 
-  /// Sets the weights from `source`, the optimizer's state to zero. Returns a weight that is not
-  /// finite, if there is one among those of this rank.
+  /// Which state of a checkpoint load() takes for the weights.
+  void take_for_weights(std::string_view state) { weights_ = state; }
+
+  /// Sets the weights from `source`, the optimizer's state to zero or as it begins. Returns a
+  /// weight that is not finite, if there is one among those of this rank.
   std::optional<NonFiniteElement> set_parameters(const ParameterSource& source);
   /// Reads from a checkpoint, made under any layout, what this state holds. Returns as
   /// set_parameters does.
@@ -119,7 +122,8 @@ class ModelState {
   /// Fills `out` with a block of a parameter.
   using BlockSource =
       std::function<void(const model::ParamDesc&, const MatrixRange& part, std::span<float> out)>;
-  std::optional<NonFiniteElement> set_master(const BlockSource& source);
+  /// Sets a row of weights: these themselves, or what begins as they are.
+  std::optional<NonFiniteElement> set_weights(std::size_t row, const BlockSource& source);
   void set_zero(std::size_t row);
   /// With error feedback: of errors that were summed each rank takes its shard's.
   void divide_errors();
@@ -143,6 +147,7 @@ class ModelState {
   std::vector<optim::StateTensor> rows_;  // of what is kept of every unit
   std::vector<plan::UnitState> states_;
   std::vector<SavedPiece> saved_;
+  std::string weights_ = "master";
 };
 
 }  // namespace tessera::train

@@ -244,17 +244,20 @@ TEST_F(BackEnds, AgreeOnTheStep) {
                 lamb.rule = UpdateRule::lamb;
                 lamb.gradient = {}, lamb.parameter = out[5].view();
                 run(device, lamb);
+                out.push_back(Tensor::random(DType::f32, {n}, 4));
                 for (const UpdateRule rule : {UpdateRule::lion, UpdateRule::sgd}) {
-                  run(device,
-                      OptimizerUpdate{
-                          .rule = rule,
-                          .gradient = gradient.view(),
-                          .master = out[2].view(),
-                          .state = {out[m].view()},
-                          .parameter = out[5].view(),
-                          .scalars = scalars.view(),
-                          .verdict = out[1].view(),
-                          .settings = {.decay = 0.1F, .lr_factor = 0.5F, .nesterov = m == 6}});
+                  run(device, OptimizerUpdate{.rule = rule,
+                                              .gradient = gradient.view(),
+                                              .master = out[2].view(),
+                                              .state = {out[m].view()},
+                                              .average = out.back().view(),
+                                              .parameter = out[5].view(),
+                                              .scalars = scalars.view(),
+                                              .verdict = out[1].view(),
+                                              .settings = {.decay = 0.1F,
+                                                           .lr_factor = 0.5F,
+                                                           .average_decay = 0.75F,
+                                                           .nesterov = m == 6}});
                 }
               }
               return out;

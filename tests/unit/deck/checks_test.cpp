@@ -81,6 +81,18 @@ TEST(Checks, LengthsAndUnits) {
       "");
 }
 
+// A deck may be tried with another optimizer, which has no use for all that it says of the first.
+TEST(Checks, AnotherOptimizerLeavesOutWhatItDoesNotUse) {
+  const std::string with_eps = std::string(kSmallDeck) + "eps = 1e-6\n";
+  const OptimizerSection lion =
+      parse_deck(with_eps, "a.toml", std::vector<std::string>{"optimizer.name=lion"})
+          .deck.optimizer;
+  EXPECT_FALSE(lion.eps.has_value());
+  EXPECT_EQ(lion.betas, (std::array{0.9, 0.99}));
+  expect_contains(refusal(with_eps, {"optimizer.name=lion", "optimizer.eps=1e-7"}),
+                  "optimizer.eps has no effect");
+}
+
 TEST(Checks, WhatIsOffloaded) {
   EXPECT_EQ(refusal(kSmallDeck, {"offload.activations=host", "offload.ahead=0"}), "");
   expect_contains(refusal_of("offload.ahead=3"), "nothing is offloaded");

@@ -14,7 +14,7 @@ namespace {
 using optim::make_optimizer, optim::Optimizer, optim::StepScalars;
 
 constexpr std::int64_t kElements = 77;
-constexpr double kDecay = 0.1, kFactor = 0.5, kMomentum = 0.75;
+constexpr double kDecay = 0.1, kFactor = 0.5, kMomentum = 0.75, kAverage = 0.9375;
 constexpr std::array kBetas = {0.875, 0.96875};
 
 template <typename T>
@@ -51,12 +51,13 @@ struct OneMoment {
 
 class OfOneMoment : public testing::TestWithParam<OneMoment> {
  protected:
+  /// The average is by what follows the update.
   void step(std::vector<float>& gradient, double lr, float apply = 1) {
     StepScalars numbers{};
     numbers[static_cast<std::size_t>(StepScalar::lr)] = static_cast<float>(lr);
     optimizer.set_scalars(numbers, 1);
     std::vector<float> scalars(numbers.begin(), numbers.end()), verdict{apply, 1};
-    const std::array state{view_of(moment)};
+    const std::array state{view_of(moment), view_of(average)};
     device->run(optimizer.update({.gradient = view_of(gradient),
                                   .master = view_of(master),
                                   .parameter = view_of(parameter),
@@ -72,8 +73,9 @@ class OfOneMoment : public testing::TestWithParam<OneMoment> {
                                         .momentum = kMomentum,
                                         .nesterov = GetParam().nesterov,
                                         .weight_decay = kDecay,
-                                        .groups = {{.match = "x", .lr_factor = kFactor}}});
-  std::vector<float> master = std::vector<float>(kElements), moment = master;
+                                        .groups = {{.match = "x", .lr_factor = kFactor}},
+                                        .ema = kAverage});
+  std::vector<float> master = std::vector<float>(kElements), moment = master, average = master;
   std::vector<bf16> parameter = std::vector<bf16>(kElements);
 };
 
@@ -85,17 +87,21 @@ TEST_P(OfOneMoment, FollowsItsFormula) {
   std::mt19937 random{7};
   std::normal_distribution<float> normal;
   for (auto& w : master) w = normal(random);
-  std::vector<double> w(master.begin(), master.end()), m(kElements);
+  average = master;
+  std::vector<double> w(master.begin(), master.end()), m(kElements), a = w;
   for (int t = 1; t <= kSteps; ++t) {
     std::vector<float> gradient(kElements);
     for (auto& g : gradient) g = normal(random);
-    for (std::size_t i = 0; i < w.size(); ++i)
+    for (std::size_t i = 0; i < w.size(); ++i) {
       GetParam().formula(static_cast<double>(gradient[i]), w[i], m[i], kFactor * kLr / t);
+      a[i] = kAverage * a[i] + (1 - kAverage) * w[i];
+    }
     step(gradient, kLr / t);
   }
   for (std::size_t i = 0; i < w.size(); ++i) {
     const double size = std::max(1.0, std::abs(w[i]));
     EXPECT_NEAR(master[i], w[i], kSteps * 0x1p-24 * (2 * size + 12 * kLr * 4 / (1 - kMomentum)));
+    EXPECT_NEAR(average[i], a[i], kSteps * 0x1p-24 * (4 * size + 12 * kLr * 4 / (1 - kMomentum)));
     EXPECT_NEAR(moment[i], m[i], kSteps * 0x1p-24 * 4 * 4 / (1 - kMomentum));
     EXPECT_EQ(parameter[i].bits, bf16(master[i]).bits);
   }
@@ -104,11 +110,12 @@ TEST_P(OfOneMoment, FollowsItsFormula) {
 // Trap 39; and what has no gradient, no moment and no decay does not move.
 TEST_P(OfOneMoment, SkipsAStepAndKeepsZeros) {
   std::vector<float> gradient(kElements, std::numeric_limits<float>::quiet_NaN());
-  std::ranges::fill(moment, 0.25F);
+  std::ranges::fill(moment, 0.25F), std::ranges::fill(average, 3.0F);
   const auto before = master;
   step(gradient, 1, 0);
   EXPECT_EQ(master, before);
   EXPECT_EQ(moment, std::vector<float>(kElements, 0.25F));
+  EXPECT_EQ(average, std::vector<float>(kElements, 3.0F));
   std::ranges::fill(moment, 0.0F), std::ranges::fill(gradient, 0.0F);
   step(gradient, 1);
   EXPECT_EQ(master, before);

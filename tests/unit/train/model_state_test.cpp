@@ -27,6 +27,7 @@ struct Layout {
   std::int64_t tensor = 1, pipeline = 1;
   bool frozen = false;  // all blocks
   bool error_feedback = false;
+  bool ema = false;
 
   Mesh mesh() const { return {.tensor = tensor, .data = data, .pipeline = pipeline}; }
 };
@@ -49,6 +50,7 @@ class RankState {
     inputs_.model.units = model::model_units(config, l.tensor);
     if (l.error_feedback) travel_in_blocks(inputs_, {}, {{.block = 32}});
     inputs_.numerics.error_feedback = l.error_feedback;
+    if (l.ema) inputs_.optimizer = optim::with_ema(optim::adam(), 0.5);
     for (model::UnitDesc& unit : inputs_.model.units)
       unit.traits.trained = !l.frozen || unit.kind != model::UnitKind::block;
     inputs_.numerics.compute = l.compute;
@@ -535,6 +537,37 @@ TEST(ModelState, WeightsAreEnoughOfAModelThatWasNotTrained) {
   io::Checkpoint trained = io::Checkpoint::open(save_weights_alone(directory.path(), 5));
   const std::string message = message_of<DataError>([&] { r.state().load(trained); });
   EXPECT_NE(message.find("adam_m"), std::string::npos) << message;
+}
+
+// An average that nobody kept so far begins as the weights; one that is there goes on.
+TEST(ModelState, AveragesBeginAsTheWeights) {
+  constexpr std::size_t kAverage = 3;
+  const TemporaryDirectory directory;
+  const Layout with{.data = 2, .stage = 1, .compute = DType::bf16, .ema = true};
+  const auto expect_average = [&](RankState& r, std::uint64_t seed) {
+    const auto source = test_values(seed);
+    std::int64_t seen = 0;
+    r.each(kAverage, [&](const auto& p, std::int64_t e, float& x) {
+      ++seen;
+      ASSERT_EQ(x, one_value(source, p, e));
+    });
+    EXPECT_GT(seen, 0);
+  };
+  RankState r(gpt2_like(), with, 1);
+  r.state().set_parameters(test_values(5));
+  expect_average(r, 5);
+  io::Checkpoint without = io::Checkpoint::open(save(directory.path() / "a", gpt2_like(), {}));
+  r.state().load(without);
+  expect_average(r, 1);
+  const auto kept = save(directory.path() / "b", gpt2_like(), with, [](RankState& of) {
+    of.state().set_parameters(test_values(1));
+    const auto source = test_values(9);
+    of.each(kAverage,
+            [&](const auto& p, std::int64_t e, float& x) { x = one_value(source, p, e); });
+  });
+  io::Checkpoint with_average = io::Checkpoint::open(kept);
+  r.state().load(with_average);
+  expect_average(r, 9);
 }
 
 // Trap 25: a rank's initial values are those that one rank would have there.

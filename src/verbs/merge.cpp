@@ -1,0 +1,105 @@
+// tessera merge: a checkpoint whose weights are the mean of others'.
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+
+#include "comm/launcher.hpp"
+#include "core/terminal.hpp"
+#include "deck/load.hpp"
+#include "deck/resume.hpp"
+#include "verbs/new_run.hpp"
+#include "verbs/verb.hpp"
+
+namespace tessera::verbs {
+namespace {
+
+struct MergeOptions {
+  std::vector<std::filesystem::path> from;
+  std::filesystem::path to;
+  bool finite = true;  // the weights must be
+  std::string weights;
+};
+
+/// Only weights of one architecture have a mean.
+void check_alike(const ModelSource& first, const ModelSource& other) {
+  deck::Deck a, b;
+  a.model = first.model, b.model = other.model;
+  std::string differences;
+  for (const auto& d : deck::compare_for_resume(a, b)) {
+    if (d.rule == deck::OnResume::architecture)
+      differences += fmt::format("\n  {} = {} and {}", d.key, d.saved, d.now);
+  }
+  if (!differences.empty()) {
+    throw DataError(Lines{fmt::format("{} and {} are different models:{}", printable(first.name),
+                                      printable(other.name), differences)});
+  }
+}
+
+/// The mean of all sources, in double, of so many elements at once.
+train::ParameterSource mean_of(std::vector<train::ParameterSource> sources) {
+  return
+      [sources = std::move(sources)](const model::ParamDesc& p, Range range, std::span<float> out) {
+        constexpr std::int64_t kAtOnce = 1 << 20;
+        std::vector<float> values;
+        std::vector<double> sums;
+        for (std::int64_t at = 0; at < range.count(); at += kAtOnce) {
+          const Range part{range.begin + at, std::min(range.begin + at + kAtOnce, range.end)};
+          const auto n = static_cast<std::size_t>(part.count());
+          values.resize(n);
+          sums.assign(n, 0);
+          for (const train::ParameterSource& source : sources) {
+            source(p, part, values);
+            for (std::size_t i = 0; i < n; ++i) sums[i] += static_cast<double>(values[i]);
+          }
+          for (std::size_t i = 0; i < n; ++i) {
+            out[static_cast<std::size_t>(at) + i] =
+                static_cast<float>(sums[i] / static_cast<double>(sources.size()));
+          }
+        }
+      };
+}
+
+ExitCode run(const MergeOptions& o) {
+  comm::refuse_copies(comm::launch_of_process(), "but one alone writes a checkpoint",
+                      "start it once, as in srun --ntasks=1");
+  refuse_to_overwrite(o.to);
+  std::vector<ModelSource> models;
+  for (const auto& path : o.from)
+    models.push_back(
+        open_model(path, o.finite ? std::optional(DType::f32) : std::nullopt, o.weights));
+  std::vector<train::ParameterSource> sources;
+  std::string origin = "the mean of ";
+  for (const ModelSource& model : models) {
+    check_alike(models.front(), model);
+    sources.push_back(model.parameters);
+    origin += fmt::format("{}{}", sources.size() > 1 ? ", " : "", in_full(model.name).string());
+  }
+  ModelSource merged = std::move(models.back());
+  merged.name = origin;
+  merged.parameters = mean_of(std::move(sources));
+  write_new_run(o.to, merged, "merge", origin);
+  return ExitCode::ok;
+}
+
+}  // namespace
+
+Verb merge(CLI::App& app) {
+  auto* verb = app.add_subcommand(
+      "merge", "average the weights of checkpoints, and make a deck that trains the mean on");
+  verb->footer(
+      "Checkpoints of one run at a constant learning rate, averaged, are about as good as one that "
+      "the rate\nhas cooled down to, and cost nothing. The mean begins a run of its own, at step "
+      "0, "
+      "to evaluate, to\nexport or to train on.\n");
+  auto o = std::make_shared<MergeOptions>();
+  verb->add_option("CHECKPOINT", o->from,
+                   "checkpoints, run directories (their newest) or Hugging Face directories")
+      ->required()
+      ->expected(2, 1 << 20);
+  verb->add_option("--to", o->to, "run directory to make")->required();
+  add_allow_non_finite(*verb, [o] { o->finite = false; });
+  add_ema(*verb, o->weights);
+  return {.launch = Launch::single, .run = [o] { return run(*o); }, .run_on_ranks = {}};
+}
+
+}  // namespace tessera::verbs
