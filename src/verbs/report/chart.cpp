@@ -249,13 +249,16 @@ std::string figure(const Chart& chart) {
 
 std::string short_number(double value) {
   struct Suffix {
-    double from, unit;
+    double from, unit;  // from: rounded to four digits it is one of this unit
     const char* text;
   };
-  constexpr Suffix kSuffixes[] = {
-      {1e12, 1e12, "T"}, {1e9, 1e9, "G"}, {1e6, 1e6, "M"}, {1e4, 1e3, "k"}};
+  constexpr double kBelow = 0.99995, kNoSuffix = 1e15;
+  constexpr Suffix kSuffixes[] = {{kBelow * 1e12, 1e12, "T"},
+                                  {kBelow * 1e9, 1e9, "G"},
+                                  {kBelow * 1e6, 1e6, "M"},
+                                  {kBelow * 1e4, 1e3, "k"}};
   for (const Suffix& suffix : kSuffixes) {
-    if (std::abs(value) >= suffix.from)
+    if (std::abs(value) >= suffix.from && std::abs(value) < kNoSuffix)
       return fmt::format("{:.4g}{}", value / suffix.unit, suffix.text);
   }
   return fmt::format("{:.4g}", value + 0.0);  // no "-0"

@@ -160,6 +160,11 @@ class LineFileTest : public testing::Test {
   std::string appended(std::string_view before) {
     test::write_file(directory_ / "log", before);
     LineFile(directory_ / "log").write("new");
+  line.seconds = 0.09996;
+  EXPECT_NE(to_text(line).find("| 100 ms "), std::string::npos) << to_text(line);
+  line.seconds = 9.9996;
+  EXPECT_NE(to_text(line).find("| 10.0 s "), std::string::npos) << to_text(line);
+  line.seconds = 0.8124;
     return test::read_file(directory_ / "log");
   }
   test::TemporaryDirectory directory_;
