@@ -26,12 +26,10 @@ struct TokenizeOptions {
   io::DocumentRules rules;
 };
 
-/// Draws what rank 0 has done, which stands for all: parts are of equal size.
-ProgressLine progress_of(const std::string& what, ProgressLine::Unit unit,
-                         const comm::Control& control) {
-  return {
-      control.size() == 1 ? what : fmt::format("{}, a part of {} on rank 0", what, control.size()),
-      unit, control.rank() == 0 ? Screen::terminal() : Screen::none()};
+/// What rank 0's progress, which stands for all because parts are of equal size, is progress of.
+std::string part_text(const std::string& what, const comm::Control& control) {
+  if (control.size() == 1) return what;
+  return fmt::format("{}, a part of {} on rank 0", what, control.size());
 }
 
 /// The text that C's escapes for white space and the backslash mean.
@@ -81,7 +79,8 @@ std::string learn(const TokenizeOptions& o, const io::DocumentRules& rules,
   constexpr std::size_t kMessage = std::size_t{64} << 20;
   io::WordCounts words;
   control.together([&] {
-    ProgressLine progress = progress_of("count words", ProgressLine::Unit::bytes, control);
+    ProgressLine progress(part_text("count words", control), ProgressLine::Unit::bytes,
+                          Screen::terminal(control.rank()));
     words = io::count_words(
         o.inputs, {.index = control.rank(), .count = control.size()},
         [&](std::int64_t done, std::int64_t total) { progress.at(done, total); }, rules);
@@ -121,7 +120,8 @@ ExitCode run(const TokenizeOptions& o, const comm::Control& control) {
   };
   control.together([&] {
     io::Tokenizer tokenizer = open();
-    ProgressLine progress = progress_of("tokenize", ProgressLine::Unit::bytes, control);
+    ProgressLine progress(part_text("tokenize", control), ProgressLine::Unit::bytes,
+                          Screen::terminal(control.rank()));
     io::tokenize_part(
         o.inputs, o.prefix, tokenizer, {.index = control.rank(), .count = control.size()},
         [&](std::int64_t done, std::int64_t total) { progress.at(done, total); }, rules);

@@ -93,11 +93,6 @@ void check_tokens(const LoadedCheckpoint& from) {
       from.path.string(), io::kManifestFile, from.header.tokens, samples, length));
 }
 
-/// Rank 0's progress stands for all.
-Screen screen_of(const comm::Control& control) {
-  return control.rank() == 0 ? Screen::terminal() : Screen::none();
-}
-
 /// Throws DeckError for differences that are not allowed.
 void check_differences(const deck::LoadedDeck& now, const LoadedCheckpoint& from,
                        deck::OnResume fixed) {
@@ -137,7 +132,7 @@ std::optional<LoadedCheckpoint> load_first(const Candidates& candidates,
         check_differences(loaded, found,
                           found.header.step == 0 ? deck::OnResume::architecture : fixed);
         ProgressLine progress("loading " + found.path.filename().string(),
-                              ProgressLine::Unit::bytes, screen_of(control));
+                              ProgressLine::Unit::bytes, Screen::terminal(control.rank()));
         found.non_finite = state.load(
             checkpoint, [&](std::int64_t done, std::int64_t all) { progress.at(done, all); });
       });
@@ -234,7 +229,7 @@ std::string set_initial_state(const deck::Deck& deck, const comm::Control& contr
           printable(*deck.model.init_from));
     }
     ProgressLine progress("reading " + *deck.model.init_from, ProgressLine::Unit::bytes,
-                          screen_of(control));
+                          Screen::terminal(control.rank()));
     std::int64_t done = 0;
     const auto bad =
         state.set_parameters([&](const model::ParamDesc& p, Range range, std::span<float> out) {
