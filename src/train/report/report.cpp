@@ -119,19 +119,15 @@ void Report::say_model_and_layout() const {
   run_.log.say(fmt::format("tessera {} | run {} in {}", kVersion, run_.deck.run.name,
                            run_.directory.string()));
   run_.log.say(fmt::format(
-      "model     {} parameters: {} layers, hidden {}, {} heads, vocabulary {}, sequence {}",
-      human_count(static_cast<double>(model::parameter_count(in.model.units))),
-      in.model.config.layers, in.model.config.hidden, in.model.config.heads, in.model.config.vocab,
-      sequence));
-  run_.log.say(fmt::format("layout    {}, ZeRO-{}, {} ranks a node, each on {}",
-                           to_string(in.layout.mesh), in.sharding.stage,
-                           prepared.plan().group(MeshGroup::world).local, engine.device_name()));
-  run_.log.say("messages  by " + comm::fabric());
-  run_.log.say(fmt::format(
-      "batch     {} sequences a step = {} data ranks x {} micro-batches x {}, {} tokens; {} steps",
-      global, engine.data_ranks(), first.micro_batches, first.micro,
-      human_count(run_.course.tokens(1)), run_.course.steps()));
-  run_.log.say(fmt::format("data      {} tokens, {} sequences an epoch",
+      "layout    {}, ZeRO-{}, {} a node, each on {}", to_string(in.layout.mesh), in.sharding.stage,
+      count_text(prepared.plan().group(MeshGroup::world).local, "rank"), engine.device_name()));
+  run_.log.say("messages  by " + comm::fabric().text());
+  run_.log.say(
+      fmt::format("batch     {} a step = {} x {} x {}, {} tokens; {}",
+                  count_text(global, "sequence"), count_text(engine.data_ranks(), "data rank"),
+                  count_text(first.micro_batches, "micro-batch", "micro-batches"), first.micro,
+                  human_count(run_.course.tokens(1)), count_text(run_.course.steps(), "step")));
+  run_.log.say(fmt::format("data      {} tokens, {} an epoch",
                            human_count(static_cast<double>(run_.corpus->tokens())),
                            run_.corpus->sequences(sequence)));
   run_.log.say(fmt::format("traffic   a rank sends {} in its node and {} across nodes a step",

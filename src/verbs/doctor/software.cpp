@@ -26,11 +26,8 @@ std::string file_with(const void* address) {
   return dladdr(address, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "?";
 }
 
-bool is_open_mpi() { return comm::fabric().starts_with("Open MPI"); }
-
 std::vector<Finding> mpi_library(const Subject&) {
-  const std::string all = comm::fabric();
-  return {{.what = fmt::format("{}, {}", all.substr(0, all.find(": ")),
+  return {{.what = fmt::format("{}, {}", comm::fabric().library,
                                file_with(dlsym(RTLD_DEFAULT, "MPI_Init_thread")))}};
 }
 
@@ -64,9 +61,7 @@ std::vector<std::string> names_in(const char* directory) {
 
 /// Which way messages go, beside the networks that there are.
 std::vector<Finding> fabric(const Subject& subject) {
-  const std::string all = comm::fabric();
-  const std::size_t colon = all.find(": ");
-  const std::string way = colon == all.npos ? "" : all.substr(colon + 2);
+  const std::string way = comm::fabric().way;
   const auto adapters = names_in("/sys/class/infiniband");
   const bool fast =
       std::ranges::any_of(std::array{"ucx", "ofi", "psm2", "openib", "mxm", "usnic"},
@@ -143,7 +138,7 @@ std::vector<Finding> slurm(const Subject&) {
         "is enough";
     return {finding};
   }
-  const std::string wanted = is_open_mpi() ? "pmix" : "pmi2";
+  const std::string wanted = comm::fabric().is_open_mpi() ? "pmix" : "pmi2";
   const bool there = std::ranges::any_of(
       plugins, [&](const std::string& name) { return name.starts_with(wanted); });
   if (!directory.empty() && !there) {
