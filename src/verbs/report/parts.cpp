@@ -6,6 +6,7 @@
 #include "core/clock.hpp"
 #include "core/svg.hpp"
 #include "io/file.hpp"
+#include "train/report/resolved.hpp"
 #include "verbs/check/check.hpp"
 #include "verbs/report/chart.hpp"
 #include "verbs/simulate/simulate.hpp"
@@ -188,17 +189,14 @@ void step_part(Page& page, const RunRecord& run, const std::optional<deck::Machi
 void deck_part(Page& page, const RunRecord& run) {
   const auto fold = [&](const std::string& name, const char* what) {
     const auto text = file_of(run, name.c_str());
-    if (!text) return false;
+    if (!text) return page.paragraph("There is no " + name + ".");
     page.begin_folded(name + what, false);
     page.preformatted(*text);
     page.end_folded();
-    return true;
   };
-  if (!fold("resolved.toml", ", every default filled in"))
-    page.paragraph("There is no resolved.toml.");
-  // Decks of earlier starts are numbered, where they are kept.
-  for (int n = 1; fold(fmt::format("resolved.{}.toml", n), ", of earlier starts"); ++n) {
-  }
+  fold("resolved.toml", ", every default filled in");
+  for (const auto& path : train::kept_resolved(run.directory))
+    fold(path.filename().string(), ", of earlier starts");
 }
 
 }  // namespace tessera::verbs

@@ -113,6 +113,15 @@ TEST(Resolved, EachDifferentStartIsKept) {
   start(first);
   EXPECT_EQ(kept("resolved.3.toml"), "of another version");
   const auto all = changes(first, longer);
+  for (const char* other : {"resolved.01.toml", "resolved.9.toml.tmp", "resolved.x.toml"})
+    test::write_file(directory / other, "");
+  std::filesystem::remove(directory / "resolved.1.toml");  // somebody tidied up
+  start(longer);
+  EXPECT_EQ(kept("resolved.4.toml"), to_toml(first));
+  const auto names = kept_resolved(directory.path());
+  ASSERT_EQ(names.size(), 3U);
+  EXPECT_EQ(names[0], directory / "resolved.2.toml") << "the oldest first";
+  EXPECT_EQ(names[2], directory / "resolved.4.toml");
   ASSERT_EQ(all.size(), 1U);
   EXPECT_EQ(all[0].key, "run.seed");
 }
