@@ -250,6 +250,11 @@ std::string source_of(const deck::Deck& deck) {
 }
 
 void check_same_threads(const deck::LoadedDeck& loaded, const LoadedCheckpoint& from, int threads) {
+std::string source_of(const LoadedCheckpoint& checkpoint) {
+  const std::string& in_full = checkpoint.header.source;
+  return in_full.empty() ? checkpoint.deck.model.init_from.value_or("") : in_full;
+}
+
   const bool imported = from.header.step == 0,
              layout = loaded.deck.run.reproducible == deck::Reproducible::layout;
   if (imported || !layout || from.header.threads == threads) return;
