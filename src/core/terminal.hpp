@@ -14,6 +14,10 @@ enum class LineEnds { escaped, kept };
 /// terminal. Done twice it changes nothing more.
 std::string printable(std::string_view text, LineEnds line_ends = LineEnds::escaped);
 
+/// The text as one word of a line that is pasted into a shell: quoted, unless it has nothing that
+/// means something there.
+std::string shell_word(std::string_view text);
+
 /// Opens descriptors 0 to 2 where they are closed, on a file that refuses to be used. Otherwise the
 /// next file that is opened would get such a number, and what is printed would be written into it.
 void reserve_standard_streams();

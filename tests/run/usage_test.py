@@ -181,18 +181,21 @@ class Usage(RunTest):
         self.assertIn("is there already",
                       self.refused(2, "import", exported, "--to", self.dir / "taken"))
 
-        begun = {"run": {"steps": 1, "backend": "cpu"}, "model": {"init_from": "hf"},
+        begun = {"run": {"steps": 1, "backend": "cpu", "dir": "be gun"},
+                 "model": {"init_from": "hf"},
                  "data": {"train": [str(self.dir / "text")]}, "batch": {"global": 8},
                  "optimizer": {"lr": 1e-3}, "checkpoint": {"every": 1}}
         path = self.deck("begun", begun)
         text = self.run_ok("train", path, ranks=1)
         self.assertIn(f"weights   begin as those of {exported}\n", text)
+        # What is to be pasted into another terminal is good in any directory.
+        self.assertIn(f", or touch '{self.dir}/be gun/stop': after the step", text)
         text = self.run_ok("train", path, "--set", "run.steps=2", ranks=1)
         self.assertIn(f"weights   began as those of {exported}\n", text)
-        newest = self.dir / "begun" / "checkpoints" / "step_00000002"
+        newest = self.dir / "be gun" / "checkpoints" / "step_00000002"
         manifest = json.loads((newest / "manifest.json").read_text())
         self.assertEqual(manifest["header"]["source"], str(exported))
-        logbook = (self.dir / "begun" / "logbook.md").read_text()
+        logbook = (self.dir / "be gun" / "logbook.md").read_text()
         self.assertIn(f"the weights begin as those of {exported}", logbook)
 
         text = self.run_ok("inspect", newest)
@@ -201,7 +204,7 @@ class Usage(RunTest):
         self.assertRegex(text, r"(?m)^model      gpt2: 3 layers, hidden 24, 3 heads, vocabulary "
                                r"256, context 16; \d+ parameters$")
         self.assertRegex(text, r"(?m)^deck       \w+: 8 sequences of 16 a step, adamw, lr 0.001")
-        self.assertIn(f"tokenizer  {self.dir}/begun/tokenizer.json: 256 tokens", text)
+        self.assertIn(f"tokenizer  {self.dir}/be gun/tokenizer.json: 256 tokens", text)
         text = self.run_ok("inspect", exported)
         self.assertIn(f"{exported}: a Hugging Face directory\nmodel      gpt2: 3 layers", text)
         self.assertIn(f"tokenizer  {exported}/tokenizer.json: 256 tokens", text)

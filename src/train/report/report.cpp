@@ -39,6 +39,11 @@ std::string command_line() {
 }
 
 /// By pipeline stage, of the rank that has most.
+/// A path as it can be pasted into a shell in any directory.
+std::string pasted(const std::filesystem::path& path) {
+  return shell_word(std::filesystem::absolute(path).lexically_normal().string());
+}
+
 nlohmann::ordered_json stages_json(const std::vector<plan::ArenaBytes>& stages) {
   auto all = nlohmann::ordered_json::array();
   for (const plan::ArenaBytes& bytes : stages) {
@@ -164,7 +169,7 @@ void Report::say_how_to_stop() const {
       "stop      kill -USR1 {} on {},{} or touch {}: after the step under way, with a checkpoint",
       ::getpid(), comm::host_name(),
       job != nullptr ? fmt::format(" scancel --signal=USR1 {},", job) : "",
-      (run_.directory / kStopFile).string()));
+      pasted(run_.directory / kStopFile)));
   if (const auto seconds = comm::seconds_to_kill()) {
     run_.log.say(
         fmt::format("          {} has mpirun kill the ranks within {} s, whatever the step has "
@@ -179,7 +184,7 @@ void Report::say_notes() const {
   if (const auto& steps = run_.deck.log.profile) {
     run_.log.say(fmt::format(
         "profile   of steps {} to {} in {}: tessera plan --profile {} draws it", steps->front(),
-        steps->back(), (run_.directory / "profile").string(), run_.directory.string()));
+        steps->back(), (run_.directory / "profile").string(), pasted(run_.directory)));
   }
   if (run_.deck.guard.check_replicas > 0 && !keeps_copies(in)) {
     run_.log.say(

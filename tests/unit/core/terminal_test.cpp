@@ -55,6 +55,13 @@ TEST(Printable, ChangesNothingTheSecondTime) {
   EXPECT_EQ(printable(once), once);
 }
 
+TEST(ShellWord, IsQuotedWhereAShellWouldReadMore) {
+  EXPECT_EQ(shell_word("/runs/a-b_1.0/stop"), "/runs/a-b_1.0/stop");
+  EXPECT_EQ(shell_word("/my runs/stop"), "'/my runs/stop'");
+  EXPECT_EQ(shell_word("it's $HOME"), "'it'\\''s $HOME'");
+  EXPECT_EQ(shell_word(""), "''");
+}
+
 TEST(Error, ShowsWhatItQuotesEscaped) {
   DataError error(fmt::format("{}: damaged", "a\n\x1b[2J.h5"));
   EXPECT_STREQ(error.what(), "a\\n\\x1b[2J.h5: damaged");
