@@ -276,6 +276,22 @@ class Usage(RunTest):
             for option in options:
                 self.assertIn(option.replace("-", "\\-"), page)
 
+        # Its lists of exit codes and files are those of the README, and --help has the codes too.
+        def listed(heading):
+            section = page.split(f".SH {heading}\n")[1].split("\n.SH ")[0].replace("\\-", "-")
+            return dict(re.findall(r"(?m)^\.TP\n\.B (.*)\n(.*)$", section))
+
+        readme = (SOURCE / "README.md").read_text()
+        codes = listed("EXIT STATUS")
+        self.assertEqual(codes, {code: text.replace("`", "") for code, text in re.findall(
+            r"(?m)^\| (\d+) \| (.*) \|$", readme.split("| exit code | |")[1].split("\n\n")[0])})
+        text = self.run_ok("help")
+        for code, meaning in codes.items():
+            self.assertRegex(text, rf"(?m)^  {code} +{re.escape(meaning)}$")
+        files = readme.split("    runs/NAME/\n")[1].split("\n\n")[0]
+        files = re.sub(r"\n {26,}", " ", files)  # lines that go on
+        self.assertEqual(listed("FILES"), dict(re.findall(r"(?m)^ {8}(\S+) +(.*)$", files)))
+
     def test_what_is_installed_finds_itself(self):
         """Decks, batch scripts and tools of an installation, from another directory."""
         prefix = self.dir / "prefix"
