@@ -23,6 +23,7 @@
 #include "setup/inputs.hpp"
 #include "train/guards/replicas.hpp"
 #include "train/guards/stop.hpp"
+#include "train/report/moved_rate.hpp"
 #include "train/report/resolved.hpp"
 #include "train/report/step_line.hpp"
 
@@ -225,20 +226,13 @@ void Report::warn_of_moved_rate(const deck::Deck& before) {
   const auto moved = run_.course.rate_moved_by_length(before);
   if (!moved) return;
   const std::int64_t step = run_.course.progress.step, steps = run_.course.steps();
-  std::string text = fmt::format(
-      "warning: the run is now {} steps long, was {}, which moves the learning rate: {:.3e} in "
-      "step {}, {:.3e} on the curve of before",
-      steps, moved->steps_before, moved->now, step + 1, moved->before);
-  const deck::ScheduleKind kind = before.schedule.kind;
-  const bool from_warmup = kind == deck::ScheduleKind::linear || kind == deck::ScheduleKind::cosine;
-  if (from_warmup && moved->decay_before > 0)
-    text += fmt::format(", which schedule.decay_steps = {} keeps", moved->decay_before);
-  run_.log.record(text, {{"event", "lr_moved"},
-                         {"step", step},
-                         {"steps", steps},
-                         {"steps_before", moved->steps_before},
-                         {"lr", moved->now},
-                         {"lr_before", moved->before}});
+  run_.log.record(moved_rate_text(*moved, step, steps, before, run_.deck),
+                  {{"event", "lr_moved"},
+                   {"step", step},
+                   {"steps", steps},
+                   {"steps_before", moved->steps_before},
+                   {"lr", moved->now},
+                   {"lr_before", moved->before}});
 }
 
 void Report::resume(const LoadedCheckpoint& from, bool own, std::int64_t bytes_read) {
