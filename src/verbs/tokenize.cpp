@@ -1,5 +1,6 @@
 // tessera tokenize: text files to token files; each rank makes one part, and rank 0 merges them.
 #include "io/tokenize.hpp"
+#include "core/bytes.hpp"
 #include "core/progress.hpp"
 #include "core/terminal.hpp"
 
@@ -95,7 +96,7 @@ std::string learn(const TokenizeOptions& o, const io::DocumentRules& rules,
   control.together([&] {
     if (control.rank() != 0) return;
     words.for_each([&](std::string_view word, std::int64_t count) { all.add(word, count); });
-    ProgressLine progress(fmt::format("learn tokens from {} distinct words", all.distinct()),
+    ProgressLine progress("learn tokens from " + count_text(all.distinct(), "distinct word"),
                           ProgressLine::Unit::things);
     json = io::learn_tokenizer(all, o.learned_vocab, [&](std::int64_t tokens) {
       progress.at(tokens, o.learned_vocab - 1);
@@ -130,8 +131,8 @@ ExitCode run(const TokenizeOptions& o, const comm::Control& control) {
     if (control.rank() != 0) return;
     const io::Tokenizer tokenizer = open();
     const io::TokenizeSummary summary = io::merge_parts(o.prefix, control.size(), tokenizer);
-    fmt::print("{}.bin: {} tokens in {} documents, {}; vocabulary {}\n",
-               printable(o.prefix.string()), summary.tokens, summary.documents,
+    fmt::print("{}.bin: {} in {}, {}; vocabulary {}\n", printable(o.prefix.string()),
+               count_text(summary.tokens, "token"), count_text(summary.documents, "document"),
                printable(io::document_end(tokenizer)), tokenizer.vocab());
   });
   return ExitCode::ok;

@@ -117,7 +117,7 @@ class Usage(RunTest):
         readme = (SOURCE / "inputs" / "README.md").read_text()
         [recipe] = re.findall(r"(?ms)^    python3 - train <<'END'\n.*?^    END$", readme)
         subprocess.run(["bash", "-c", textwrap.dedent(recipe)], cwd=self.dir, check=True)
-        self.assertIn(f"{len(tokens)} tokens of u16, 1 documents",
+        self.assertIn(f"{len(tokens)} tokens of u16, 1 document",
                       self.run_ok("inspect", self.dir / "train"))
         shard = self.dir / "shard.bin"
         shard.write_bytes(struct.pack("<3i1012x", 20240520, 1, len(tokens)) + tokens.tobytes())

@@ -39,12 +39,12 @@ std::string command_line() {
   return text;
 }
 
-/// By pipeline stage, of the rank that has most.
 /// A path as it can be pasted into a shell in any directory.
 std::string pasted(const std::filesystem::path& path) {
   return shell_word(std::filesystem::absolute(path).lexically_normal().string());
 }
 
+/// By pipeline stage, of the rank that has most.
 nlohmann::ordered_json stages_json(const std::vector<plan::ArenaBytes>& stages) {
   auto all = nlohmann::ordered_json::array();
   for (const plan::ArenaBytes& bytes : stages) {
@@ -95,11 +95,11 @@ void Report::start() const {
   const std::int64_t global = run_.course.sequences(1);
   const comm::GroupShape& world = run_.plan_of(1).plan().group(MeshGroup::world);
   run_.log.note(fmt::format(
-      "started by tessera {} ({}) on {} ranks of {} nodes, rank 0 on {}: ZeRO-{}, {} threads a "
-      "rank, run {}, {} sequences a step, {} steps",
-      kVersion, kCommit, run_.control.size(), world.nodes, comm::host_name(),
-      engine.inputs().sharding.stage, engine.threads(), run_.deck.run.name, global,
-      run_.course.steps()));
+      "started by tessera {} ({}) on {} of {}, rank 0 on {}: ZeRO-{}, {} a rank, run {}, {} a "
+      "step, {}",
+      kVersion, kCommit, count_text(run_.control.size(), "rank"), count_text(world.nodes, "node"),
+      comm::host_name(), engine.inputs().sharding.stage, count_text(engine.threads(), "thread"),
+      run_.deck.run.name, count_text(global, "sequence"), count_text(run_.course.steps(), "step")));
   nlohmann::ordered_json mesh;
   for (const Axis& a : kAxes) mesh[a.name] = engine.inputs().layout.mesh.*a.size;
   mesh["nodes"] = world.nodes;
@@ -124,6 +124,11 @@ void Report::say_model_and_layout() const {
   const plan::PlanShape& first = prepared.plan().shape;
   run_.log.say(fmt::format("tessera {} | run {} in {}", kVersion, run_.deck.run.name,
                            run_.directory.string()));
+  run_.log.say(fmt::format("model     {} parameters: {}, hidden {}, {}, vocabulary {}, sequence {}",
+                           human_count(static_cast<double>(model::parameter_count(in.model.units))),
+                           count_text(in.model.config.layers, "layer"), in.model.config.hidden,
+                           count_text(in.model.config.heads, "head"), in.model.config.vocab,
+                           sequence));
   run_.log.say(fmt::format(
       "layout    {}, ZeRO-{}, {} a node, each on {}", to_string(in.layout.mesh), in.sharding.stage,
       count_text(prepared.plan().group(MeshGroup::world).local, "rank"), engine.device_name()));
@@ -135,7 +140,7 @@ void Report::say_model_and_layout() const {
                   human_count(run_.course.tokens(1)), count_text(run_.course.steps(), "step")));
   run_.log.say(fmt::format("data      {} tokens, {} an epoch",
                            human_count(static_cast<double>(run_.corpus->tokens())),
-                           run_.corpus->sequences(sequence)));
+                           count_text(run_.corpus->sequences(sequence), "sequence")));
   run_.log.say(fmt::format("traffic   a rank sends {} in its node and {} across nodes a step",
                            human_bytes(prepared.wire.intra), human_bytes(prepared.wire.inter)));
   for (const std::string& note : engine.notes()) run_.log.say("          " + note);
@@ -241,8 +246,9 @@ void Report::resume(const LoadedCheckpoint& from, bool own, std::int64_t bytes_r
   if (!run_.log) return;
   const std::int64_t again = std::max<std::int64_t>(0, run_.log.last_step() - h.step);
   std::string text =
-      fmt::format("resumed from {}: step {}, {} samples; {} steps are done again",
-                  printable(from.path.string()), h.step, run_.course.progress.samples, again);
+      fmt::format("resumed from {}: step {}, {}; {} done again", printable(from.path.string()),
+                  h.step, count_text(run_.course.progress.samples, "sample"),
+                  count_text(again, "step is", "steps are"));
   if (h.layout != setup::layout_of(run_.engine->inputs())) {
     text += fmt::format("; the layout was {} with ZeRO-{}", to_string(h.layout.mesh),
                         h.layout.zero_stage);
@@ -362,8 +368,8 @@ void Report::step_line(const StepResult& r) const {
 
 void Report::evaluated(double loss, std::int64_t sequences, double seconds) {
   const std::int64_t step = run_.course.progress.step;
-  run_.log.record(fmt::format("evaluate at step {} | loss {:.6f} | {} sequences | {:.1f} s", step,
-                              loss, sequences, seconds),
+  run_.log.record(fmt::format("evaluate at step {} | loss {:.6f} | {} | {:.1f} s", step, loss,
+                              count_text(sequences, "sequence"), seconds),
                   {{"event", "evaluate"},
                    {"step", step},
                    {"loss", loss},
@@ -381,8 +387,8 @@ void Report::end(std::string_view reason, double waited_for_saves) const {
   const auto high_water = engine.of_largest_ranks(engine.high_water());
   if (!run_.log) return;
   const std::int64_t step = run_.course.progress.step;
-  const std::string summary = fmt::format("{} after step {} ({} steps, {} skipped)", reason, step,
-                                          step - first_step_ + 1, skips_);
+  const std::string summary = fmt::format("{} after step {} ({}, {} skipped)", reason, step,
+                                          count_text(step - first_step_ + 1, "step"), skips_);
   run_.log.say(summary + ". Where rank 0's time went:");
   run_.log.note(summary);
   const double total = say_times(waited_for_saves, slowest);

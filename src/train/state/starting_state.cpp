@@ -4,6 +4,7 @@
 #include <chrono>
 #include <thread>
 
+#include "core/bytes.hpp"
 #include "core/progress.hpp"
 #include "core/regular_file.hpp"
 #include "core/terminal.hpp"
@@ -155,8 +156,8 @@ std::optional<LoadedCheckpoint> load_earlier(const Candidates& candidates,
       load_first(candidates, loaded, deck::OnResume::refused, control, state, unusable, tried);
   control.together([&] {
     if (found || tried.empty()) return;
-    throw DataError(
-        fmt::format("none of the {} checkpoints can be used (see above)", tried.size()));
+    throw DataError(fmt::format("none of {} can be used (see above)",
+                                count_text(std::ssize(tried), "checkpoint")));
   });
   return found;
 }
@@ -195,9 +196,9 @@ std::optional<LoadedCheckpoint> load_checkpoint(const deck::LoadedDeck& loaded,
   control.together([&] {  // every rank comes to the same verdict: they leave in order
     if (!tried.empty()) {
       throw DataError(fmt::format(
-          "none of the {} checkpoints can be used (see above): repair or remove them, or set "
-          "another run.dir",
-          tried.size()));
+          "none of {} can be used (see above): repair or remove what is damaged, or set another "
+          "run.dir",
+          count_text(std::ssize(tried), "checkpoint")));
     }
     if (const auto* given = std::get_if<std::string>(&loaded.deck.run.resume)) {
       throw DataError(fmt::format("{}: run.resume{}: there is no {}{}", loaded.where("run.resume"),
@@ -249,20 +250,20 @@ std::string source_of(const deck::Deck& deck) {
   return fs::absolute(*deck.model.init_from).lexically_normal().string();
 }
 
-void check_same_threads(const deck::LoadedDeck& loaded, const LoadedCheckpoint& from, int threads) {
 std::string source_of(const LoadedCheckpoint& checkpoint) {
   const std::string& in_full = checkpoint.header.source;
   return in_full.empty() ? checkpoint.deck.model.init_from.value_or("") : in_full;
 }
 
+void check_same_threads(const deck::LoadedDeck& loaded, const LoadedCheckpoint& from, int threads) {
   const bool imported = from.header.step == 0,
              layout = loaded.deck.run.reproducible == deck::Reproducible::layout;
   if (imported || !layout || from.header.threads == threads) return;
   throw DeckError(
-      fmt::format("{}: {} was made with {} threads a rank, now there are {}, but "
+      fmt::format("{}: {} was made with {} a rank, now there are {}, but "
                   "run.reproducible = \"layout\" needs the same: set run.threads = {}",
-                  loaded.where("run.threads"), from.path.string(), from.header.threads, threads,
-                  from.header.threads));
+                  loaded.where("run.threads"), from.path.string(),
+                  count_text(from.header.threads, "thread"), threads, from.header.threads));
 }
 
 }  // namespace tessera::train

@@ -10,6 +10,7 @@
 #include "backend/gpus.hpp"
 #include "comm/launcher.hpp"
 #include "comm/mpi/fabric.hpp"
+#include "core/bytes.hpp"
 #include "core/library.hpp"
 #include "io/file.hpp"
 #include "io/hdf5.hpp"
@@ -45,9 +46,10 @@ std::vector<Finding> launcher(const Subject& subject) {
     kind = pmi.name;
     break;
   }
-  return {{.what = fmt::format("{}; PMI: {}; {} ranks on {} nodes",
+  return {{.what = fmt::format("{}; PMI: {}; {} on {}",
                                launch.launcher.empty() ? "started by hand" : launch.launcher, kind,
-                               subject.job.mpi.size(), subject.job.mpi.job().nodes)}};
+                               count_text(subject.job.mpi.size(), "rank"),
+                               count_text(subject.job.mpi.job().nodes, "node"))}};
 }
 
 std::vector<std::string> names_in(const char* directory) {
@@ -211,10 +213,10 @@ std::vector<Finding> gpu_software(const Subject& subject) {
   if (gpus == 0) return {{.what = "no NVIDIA GPU on this node: runs compute on its cores"}};
   const auto backend = subject.deck ? subject.deck->run.backend : deck::Backend::automatic;
   if (backend != deck::Backend::automatic && backend != deck::Backend::cuda) {
-    return {{.what = fmt::format("{} NVIDIA GPUs; the deck's run.backend = \"{}\" uses none", gpus,
-                                 enum_word(backend))}};
+    return {{.what = fmt::format("{}; the deck's run.backend = \"{}\" uses none",
+                                 count_text(gpus, "NVIDIA GPU"), enum_word(backend))}};
   }
-  std::vector<Finding> findings{{.what = fmt::format("{} NVIDIA GPUs", gpus)}};
+  std::vector<Finding> findings{{.what = count_text(gpus, "NVIDIA GPU")}};
   for (const GpuLibrary& row : kGpuLibraries)
     findings.push_back(look_at(row, subject.job.mpi.size() == 1));
   return findings;

@@ -86,7 +86,6 @@ TEST(Clock, MomentsAreUtc) {
   EXPECT_EQ(utc_text(std::chrono::system_clock::from_time_t(1772337906)), "2026-03-01 04:05:06Z");
 }
 
-}  // namespace
 TEST(HumanNumbers, AreInTheUnitThatTheyAreRoundedTo) {
   for (const auto& [n, text] : {std::pair{0.0, "0"},
                                 {812.4, "812"},
@@ -112,4 +111,5 @@ TEST(CountText, HasASingular) {
   EXPECT_EQ(count_text(4, "micro-batch", "micro-batches"), "4 micro-batches");
 }
 
+}  // namespace
 }  // namespace tessera
