@@ -249,17 +249,32 @@ void remove_durably(const fs::path& path) {
   sync_directory(parent_of(path));
 }
 
-std::vector<fs::path> subdirectories(const fs::path& directory) {
+/// The entries of a directory for which `wanted` holds.
+static std::vector<fs::path> entries_of(const fs::path& directory,
+                                        bool (*wanted)(const fs::directory_entry&,
+                                                       std::error_code&)) {
   if (system_calls::list(directory) != 0) fail("list", directory, errno);
   std::vector<fs::path> all;
   if (!path_exists(directory)) return all;
   std::error_code error;
   for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
     std::error_code gone;  // meanwhile removed by others, or a link to nowhere
-    if (it->is_directory(gone)) all.push_back(it->path());
+    if (wanted(*it, gone)) all.push_back(it->path());
   }
   if (error) fail("list", directory, error.value());
   return all;
+}
+
+std::vector<fs::path> subdirectories(const fs::path& directory) {
+  return entries_of(directory, [](const fs::directory_entry& e, std::error_code& gone) {
+    return e.is_directory(gone);
+  });
+}
+
+std::vector<fs::path> files_in(const fs::path& directory) {
+  return entries_of(directory, [](const fs::directory_entry& e, std::error_code& gone) {
+    return e.is_regular_file(gone);
+  });
 }
 
 std::string read_text(const fs::path& path, std::int64_t max_bytes) {

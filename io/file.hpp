@@ -120,8 +120,9 @@ void remove_tree(const std::filesystem::path& path);
 /// The same, and the name is gone for good when it returns.
 void remove_durably(const std::filesystem::path& path);
 
-/// The directories in a directory, in no order; none if it is not there.
+/// The directories, or the regular files, in a directory, in no order; none if it is not there.
 std::vector<std::filesystem::path> subdirectories(const std::filesystem::path& directory);
+std::vector<std::filesystem::path> files_in(const std::filesystem::path& directory);
 
 /// A whole small file (JSON and the like). More than `max_bytes` is a DataError.
 std::string read_text(const std::filesystem::path& path, std::int64_t max_bytes);

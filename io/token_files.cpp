@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "core/bytes.hpp"
 #include "core/error.hpp"
 #include "core/regular_file.hpp"
 #include "io/megatron.hpp"
@@ -133,9 +134,9 @@ void TokenCorpus::add_llmc(const std::string& path) {
   }
   if (count < 0 || file.size() != kLlmcHeaderBytes + count * size_of(format->type)) {
     throw DataError(
-        fmt::format("{}: {} bytes do not fit the {} tokens that byte 8 states: "
+        fmt::format("{}: {} bytes do not fit the {} that byte 8 states: "
                     "truncated or damaged",
-                    path, file.size(), count));
+                    path, file.size(), count_text(count, "token")));
   }
   files_.push_back({.file = std::move(file), .type = format->type});
   add_run(kLlmcHeaderBytes, count);

@@ -121,9 +121,9 @@ train() { # DECK [--set section.key=value]...
   # A shipped deck, from a directory that has none of this name.
   [[ -e $1 || ! -e $here/../$1 ]] || set -- "$(realpath "$here/../$1")" "${@:2}"
   gpus=${SLURM_GPUS_PER_NODE:-} gpus=${gpus##*:} # may be TYPE:NUMBER
-  ranks=${SLURM_NTASKS_PER_NODE:-an unknown number of}
+  ranks=${SLURM_NTASKS_PER_NODE:-not given}
   [[ -z $gpus || $gpus == "$ranks" ]] ||
-    stop 2 "$gpus GPUs but $ranks ranks a node: sbatch --ntasks-per-node=$gpus"
+    stop 2 "GPUs a node: $gpus, ranks a node: $ranks: sbatch --ntasks-per-node=$gpus"
 
   # The same deck and settings, checked here without MPI, say where the run keeps its checkpoints.
   run=$("$program" check "$1" --ranks "$SLURM_NTASKS" "${@:2}") ||

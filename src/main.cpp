@@ -34,6 +34,14 @@ ExitCode after_output(ExitCode code) {
   return code;
 }
 
+/// What --help says below the commands.
+std::string exit_codes_text() {
+  std::string text = "Exit codes:";
+  for (const ExitCodeRow& row : exit_code_rows())
+    text += fmt::format("\n  {:<4}{}", static_cast<int>(row.code), row.meaning);
+  return text;
+}
+
 /// Says what CLI11 has to say: help, or what is wrong with a command line, which may hold anything.
 ExitCode answer_usage(CLI::App& app, const CLI::ParseError& error) {
   app.failure_message([](const CLI::App* of, const CLI::Error& e) {
@@ -98,6 +106,7 @@ int parse_and_run(int argc, char** argv) {
     verbs::Verb verb = add(app);
     all.emplace_back(app.get_subcommands([](CLI::App*) { return true; }).back(), std::move(verb));
   }
+  app.footer(exit_codes_text());  // after the verbs, which would inherit it
   if (argc > 1 && argv[1][0] != '-') verbs::find_verb(app, argv[1]);  // or says what is near
   ExitCode code = ExitCode::ok;
   try {

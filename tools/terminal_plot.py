@@ -1,6 +1,7 @@
 """Curves in a terminal, drawn with braille dots: each character cell is 2 dots wide and 4 high."""
 
 import math
+import sys
 
 DOT_BITS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # [column][row] of a cell
 
@@ -43,7 +44,7 @@ def _thin(xs, ys, count):
     """Means of at most count equal runs of points, so that noise does not fill the chart."""
     size = max(1, math.ceil(len(xs) / count))
     groups = [range(i, min(i + size, len(xs))) for i in range(0, len(xs), size)]
-    mean = lambda values, group: sum(values[i] for i in group) / len(group)
+    mean = lambda values, group: sum(values[i] / len(group) for i in group)
     return [mean(xs, g) for g in groups], [mean(ys, g) for g in groups]
 
 
@@ -52,12 +53,15 @@ def render(xs, ys, title, x_label, columns=80, rows=16):
     left = 8
     width = columns - left - 2
     x_range = xs[0], max(xs[-1], xs[0] + 1)
-    xs, ys = _thin(xs, ys, 2 * width)
+    # The distance of two doubles may be none any more: what is so large is drawn as a part of it.
+    part = 1.0 if max(map(abs, ys)) < 1e300 else 1e-3
+    xs, ys = _thin(xs, [y * part for y in ys], 2 * width)
     pad = (max(ys) - min(ys)) * 0.04 or max(1e-9, abs(ys[0]) * 0.05)
-    canvas = _Canvas(width, rows, x_range, (min(ys) - pad, max(ys) + pad))
+    most = sys.float_info.max * part
+    canvas = _Canvas(width, rows, x_range, (max(-most, min(ys) - pad), min(most, max(ys) + pad)))
     canvas.curve(xs, ys)
 
-    labels = {canvas.dot_y(t) // 4: f"{t:.4g}" for t in _ticks(*canvas.y_range, 5)}
+    labels = {canvas.dot_y(t) // 4: f"{t / part:.4g}" for t in _ticks(*canvas.y_range, 5)}
     lines = [title.center(columns).rstrip()]
     for row, cells in enumerate(canvas.cells):
         mark = "┤" if row in labels else "│"

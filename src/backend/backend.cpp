@@ -1,6 +1,7 @@
 #include "backend/backend.hpp"
 
 #include "backend/gpus.hpp"
+#include "core/bytes.hpp"
 #ifdef TESSERA_HAVE_CUDA
 #include "backend/cuda/cuda_backend.hpp"
 #endif
@@ -54,7 +55,7 @@ class HiddenGroup : public comm::Group {
 
 Backend cpu_backend(int threads) {
   return {.kind = deck::Backend::cpu,
-          .name = fmt::format("{} CPU thread{}", threads, threads == 1 ? "" : "s"),
+          .name = count_text(threads, "CPU thread"),
           .device_tier = std::make_unique<memory::HostTier>(),
           .host_tier = std::make_unique<memory::HostTier>(),
           .device_is_host = true,

@@ -2,6 +2,7 @@
 
 #include "core/error.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cctype>
 #include <charconv>
@@ -49,6 +50,23 @@ std::vector<int> cores_near(const std::string& bus_id, const fs::path& root) {
     at = read.ptr + 1;  // past the comma
   }
   return cores;
+}
+
+void check_presence(std::span<const std::string> absences) {
+  const auto lacks = [](const std::string& absence) { return !absence.empty(); };
+  const auto first = std::ranges::find_if(absences, lacks);
+  if (first == absences.end()) return;
+  const auto count = std::ranges::count_if(absences, lacks), all = std::ssize(absences);
+  if (count == all) {
+    throw DeckError(fmt::format(
+        "{}: run on nodes with GPUs and ask Slurm for them (srun --gpus-per-node=N), or set "
+        "run.backend = \"cpu\"",
+        *first));
+  }
+  throw DeviceError(fmt::format(
+      "rank {}: {}, while {} of {} ranks have one: leave this node out (sbatch --exclude), or ask "
+      "Slurm for GPUs on every node (--gpus-per-node=N)",
+      first - absences.begin(), *first, all - count, all));
 }
 
 std::string GpuOfRank::text() const { return host + '|' + bus_id + '|' + name; }

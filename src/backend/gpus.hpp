@@ -18,6 +18,11 @@ int nvidia_gpus(const std::filesystem::path& root = "/");
 /// The cores near the PCI device "0000:1b:00.0"; empty where the system does not say.
 std::vector<int> cores_near(const std::string& bus_id, const std::filesystem::path& root = "/");
 
+/// By rank, what it lacks to use a GPU ("n7 has no NVIDIA GPU"), empty where it may use one. Where
+/// no rank has one the deck asks for the wrong back end (DeckError); where only some lack one their
+/// nodes are at fault, and others may do (DeviceError).
+void check_presence(std::span<const std::string> absences);
+
 /// A rank's GPU.
 struct GpuOfRank {
   std::string host, bus_id, name;

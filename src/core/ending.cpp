@@ -14,6 +14,19 @@
 namespace tessera {
 namespace {
 
+constexpr ExitCodeRow kExitCodeRows[] = {
+    {ExitCode::ok, "done"},
+    {ExitCode::deck, "deck or usage"},
+    {ExitCode::data, "data or checkpoint unusable"},
+    {ExitCode::memory, "out of memory, predicted or real"},
+    {ExitCode::comm, "communication or peer failure"},
+    {ExitCode::non_finite, "non-finite steps or loss spikes beyond the guard's limit"},
+    {ExitCode::io,
+     "I/O; also where what a command other than train prints cannot be written (a reader that "
+     "leaves, as head does, ends it by SIGPIPE)"},
+    {ExitCode::internal, "internal error: please report it"},
+    {ExitCode::stopped, "stopped on request with a checkpoint written"}};
+
 bool is_exhaustion(const std::error_code& code) {
   return code == std::errc::not_enough_memory || code == std::errc::resource_unavailable_try_again;
 }
@@ -85,6 +98,8 @@ std::string Ending::text() const {
   return fmt::format("{}\n  (a bug of tessera's, at {}:{}; please report it with the deck)",
                      message, where.file_name(), where.line());
 }
+
+std::span<const ExitCodeRow> exit_code_rows() { return kExitCodeRows; }
 
 Ending current_ending() noexcept {
   Ending ending;

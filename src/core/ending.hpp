@@ -1,11 +1,22 @@
 // How an exception ends a process: its exit code and last words.
 #pragma once
 
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "core/error.hpp"
 
 namespace tessera {
+
+/// What an exit code tells who started the program.
+struct ExitCodeRow {
+  ExitCode code = ExitCode::ok;
+  std::string_view meaning;
+};
+
+/// Every exit code, for help and manual.
+std::span<const ExitCodeRow> exit_code_rows();
 
 struct Ending {
   ExitCode code = ExitCode::ok;

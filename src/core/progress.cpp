@@ -19,8 +19,8 @@ constexpr std::string_view kWrapOff = "\x1b[?7l", kWrapOn = "\x1b[?7h";
 
 }  // namespace
 
-Screen Screen::terminal() {
-  if (!stderr_is_shown()) return none();
+Screen Screen::terminal(int rank) {
+  if (rank != 0 || !stderr_is_shown()) return none();
   return {.write = [](std::string_view text) { tell(text); }};
 }
 

@@ -15,8 +15,9 @@ struct Screen {
   std::function<void(std::string_view)> write;  // empty: nowhere
   std::function<SteadyClock::time_point()> now = SteadyClock::now;
 
-  /// stderr where it is shown on a terminal, else nowhere.
-  static Screen terminal();
+  /// stderr where it is shown on a terminal, else nowhere. Of ranks that do the same at once, rank
+  /// 0 draws for all.
+  static Screen terminal(int rank = 0);
   static Screen none() { return {}; }
 };
 

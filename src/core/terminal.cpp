@@ -37,6 +37,18 @@ bool is_control(std::string_view character) {
   return lead < 0x20 || lead == 0x7f || (lead == 0xc2 && byte_at(character, 1) < 0xa0);
 }
 
+/// Ends a line or a paragraph (U+2028, U+2029), or turns the direction of what follows, so that a
+/// terminal shows it in another order than it is in (U+061C, U+200E, U+200F, U+202A to U+202E,
+/// U+2066 to U+2069).
+bool reorders(std::string_view character) {
+  if (character == "\xd8\x9c" || character == "\xe2\x80\x8e" || character == "\xe2\x80\x8f")
+    return true;
+  const auto within = [&](std::string_view first, std::string_view last) {
+    return character.size() == first.size() && character >= first && character <= last;
+  };
+  return within("\xe2\x80\xa8", "\xe2\x80\xae") || within("\xe2\x81\xa6", "\xe2\x81\xa9");
+}
+
 std::string escaped(std::string_view bytes) {
   if (bytes == "\n") return "\\n";
   if (bytes == "\r") return "\\r";
@@ -65,7 +77,7 @@ std::string printable(std::string_view text, LineEnds line_ends) {
     const std::size_t bytes = character_at(text, at);
     const std::string_view character = text.substr(at, bytes == 0 ? 1 : bytes);
     const bool kept = character == "\n" && line_ends == LineEnds::kept;
-    if (!kept && (bytes == 0 || is_control(character))) {
+    if (!kept && (bytes == 0 || is_control(character) || reorders(character))) {
       out += escaped(character);
     } else {
       out += character;
@@ -73,6 +85,15 @@ std::string printable(std::string_view text, LineEnds line_ends) {
     at += character.size();
   }
   return out;
+}
+
+std::string shell_word(std::string_view text) {
+  constexpr std::string_view kPlain =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_@%+=:,./-";
+  if (!text.empty() && text.find_first_not_of(kPlain) == text.npos) return std::string(text);
+  std::string word = "'";
+  for (const char c : text) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return word + "'";
 }
 
 void reserve_standard_streams() {

@@ -8,10 +8,15 @@ namespace tessera {
 
 enum class LineEnds { escaped, kept };
 
-/// The text as a message shows it: control characters and bytes that are no UTF-8 become "\n" or
-/// "\x1b". What names, paths and files hold goes through this on its way into a message, so that it
-/// can neither forge a line of a log nor steer a terminal. Done twice it changes nothing more.
+/// The text as a message shows it: control characters, those that change the order in which text is
+/// shown, and bytes that are no UTF-8 become "\n" or "\x1b". What names, paths and files hold goes
+/// through this on its way into a message, so that it can neither forge a line of a log nor steer a
+/// terminal. Done twice it changes nothing more.
 std::string printable(std::string_view text, LineEnds line_ends = LineEnds::escaped);
+
+/// The text as one word of a line that is pasted into a shell: quoted, unless it has nothing that
+/// means something there.
+std::string shell_word(std::string_view text);
 
 /// Opens descriptors 0 to 2 where they are closed, on a file that refuses to be used. Otherwise the
 /// next file that is opened would get such a number, and what is printed would be written into it.

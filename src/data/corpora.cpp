@@ -1,5 +1,6 @@
 #include "data/corpora.hpp"
 
+#include "core/bytes.hpp"
 #include "core/error.hpp"
 #include "optim/timeline.hpp"
 
@@ -36,9 +37,10 @@ std::unique_ptr<io::TokenCorpus> open_corpus(const deck::LoadedDeck& loaded, con
   }
   const std::int64_t length = loaded.deck.batch.sequence;
   if (const std::int64_t have = corpus->sequences(length); have < key.least) {
-    throw DataError(fmt::format(
-        "{}: {} holds {} tokens: {} sequences of {} and a target, at least {} are needed",
-        loaded.where(key.name), key.name, corpus->tokens(), have, length, key.least));
+    throw DataError(fmt::format("{}: {} holds {}: {} of {} and a target, at least {} needed",
+                                loaded.where(key.name), key.name,
+                                count_text(corpus->tokens(), "token"), count_text(have, "sequence"),
+                                length, count_text(key.least, "is", "are")));
   }
   return corpus;
 }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "core/bytes.hpp"
 #include "core/error.hpp"
 #include "core/sharding.hpp"
 #include "deck/problems.hpp"
@@ -43,7 +44,8 @@ void check_global(const LoadedDeck& loaded, std::string_view key, std::int64_t g
   const std::string micros =
       global % data == 0
           ? fmt::format("with {}, batch.micro may be {}", global, listed(divisors(global / data)))
-          : fmt::format("no batch.micro makes {} legal on {} data ranks", global, data);
+          : fmt::format("no batch.micro makes {} legal on {}", global,
+                        count_text(data, "data rank"));
   problems.add(loaded.place(key), key,
                fmt::format("{} = {} is not a multiple of batch.micro x data ranks = {} x {} = {} "
                            "(nearest: {}; {})",
@@ -57,9 +59,10 @@ void check_powers(const LoadedDeck& loaded, const char* key, std::int64_t global
   const std::int64_t count = global / (loaded.deck.batch.micro * data);
   if (loaded.deck.run.reproducible != Reproducible::layout || (power(data) && power(count))) return;
   problems.add(loaded.place(key), key,
-               fmt::format("run.reproducible = \"layout\" needs powers of two: {} data ranks with "
-                           "{} micro-batches each ({} = {})",
-                           data, count, key, global));
+               fmt::format("run.reproducible = \"layout\" needs powers of two: {} with {} each "
+                           "({} = {})",
+                           count_text(data, "data rank"),
+                           count_text(count, "micro-batch", "micro-batches"), key, global));
 }
 
 void check_batches(const LoadedDeck& loaded, std::int64_t data, Problems& problems) {
@@ -80,19 +83,19 @@ void check_ranks(const LoadedDeck& loaded, std::int64_t ranks) {
   Problems problems;
   if (ranks % replica != 0) {
     const char* key = parallel.tensor > 1 ? "parallel.tensor" : "parallel.pipeline";
-    problems.add(loaded.place(key), key,
-                 fmt::format("parallel.tensor x parallel.pipeline = {} x {} = {} does not divide "
-                             "{} ranks",
-                             parallel.tensor, parallel.pipeline, replica, ranks));
+    problems.add(
+        loaded.place(key), key,
+        fmt::format("parallel.tensor x parallel.pipeline = {} x {} = {} does not divide {}",
+                    parallel.tensor, parallel.pipeline, replica, count_text(ranks, "rank")));
     problems.throw_if_any();
   }
   const std::int64_t data = ranks / replica;
   if (parallel.data != 0 && parallel.data != data) {
-    problems.add(
-        loaded.place("parallel.data"), "parallel.data",
-        fmt::format("parallel.data = {}, but {} ranks / (tensor {} x pipeline {}) leave {} "
-                    "(give {}, or 0 for what is left)",
-                    parallel.data, ranks, parallel.tensor, parallel.pipeline, data, data));
+    problems.add(loaded.place("parallel.data"), "parallel.data",
+                 fmt::format("parallel.data = {}, but {} / (tensor {} x pipeline {}) leave {} "
+                             "(give {}, or 0 for what is left)",
+                             parallel.data, count_text(ranks, "rank"), parallel.tensor,
+                             parallel.pipeline, data, data));
   }
   check_batches(loaded, data, problems);
   for (const Fault& fault : loaded.deck.fault.inject) {
@@ -115,9 +118,9 @@ void check_quantized(const LoadedDeck& loaded, std::int64_t ranks) {
         fmt::format("{} = \"{}\" has no effect: {}, or leave it at \"none\")", key, word, why));
   };
   const std::string one_rank = fmt::format(
-      "{} ranks / (tensor {} x pipeline {}) leave one data rank, which has nobody to send to (use "
-      "more ranks",
-      ranks, parallel.tensor, parallel.pipeline);
+      "{} / (tensor {} x pipeline {}) leave one data rank, which has nobody to send to (use more "
+      "ranks",
+      count_text(ranks, "rank"), parallel.tensor, parallel.pipeline);
   constexpr std::int64_t kGathers = first_stage(&Sharding::parameters);
   if (q.weights == QuantizedWeights::int8 && (alone || loaded.deck.zero.stage < kGathers)) {
     refuse("zero.quantize.weights", enum_word(q.weights),

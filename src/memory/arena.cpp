@@ -4,6 +4,7 @@
 #include <fstream>
 #include <limits>
 
+#include "core/bytes.hpp"
 #include "core/error.hpp"
 
 namespace tessera::memory {
@@ -100,10 +101,11 @@ void check_available(std::int64_t bytes, std::int64_t processes, const fs::path&
   const std::int64_t free = available_bytes(root);
   if (bytes <= free / processes) return;
   throw MemoryError(fmt::format(
-      "{} ranks on this node need {:.2f} GiB each, but it has {:.2f} GiB left: use fewer ranks a "
-      "node, a higher zero.stage, a smaller batch.micro, or recompute.policy = \"full\" (snapshots "
-      "for checkpoint.async and what is offloaded to the host count too)",
-      processes, static_cast<double>(bytes) / 0x1p30, static_cast<double>(free) / 0x1p30));
+      "a rank needs {:.2f} GiB, but this node has {:.2f} GiB left for {}: use fewer ranks a node, "
+      "a higher zero.stage, a smaller batch.micro, or recompute.policy = \"full\" (snapshots for "
+      "checkpoint.async and what is offloaded to the host count too)",
+      static_cast<double>(bytes) / 0x1p30, static_cast<double>(free) / 0x1p30,
+      count_text(processes, "rank")));
 }
 
 }  // namespace tessera::memory

@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "core/bytes.hpp"
 #include "deck/problems.hpp"
 #include "deck/ranks.hpp"
 #include "kernels/api/linear.hpp"
@@ -39,9 +40,9 @@ class ProductCheck {
     const std::int64_t q = part.heads.count() * config_.head_dim,
                        kv = part.kv_heads.count() * config_.head_dim;
     const bool joined = config_.kv_heads >= chunks_;
-    const std::string heads =
-        fmt::format("{} heads and {} kv heads of model.head_dim = {}{}", part.heads.count(),
-                    part.kv_heads.count(), config_.head_dim, of_chunk(chunk));
+    const std::string heads = fmt::format(
+        "{} and {} of model.head_dim = {}{}", count_text(part.heads.count(), "head"),
+        count_text(part.kv_heads.count(), "kv head"), config_.head_dim, of_chunk(chunk));
     check("model.head_dim", q, "the columns of " + heads, kGranule);
     check("model.head_dim", joined ? q + 2 * kv : kv, "what is projected to " + heads, kGranule);
     check("model.ffn_hidden", even_part(config_.ffn_hidden, chunk, chunks_).count(),

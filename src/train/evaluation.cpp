@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "core/bytes.hpp"
 #include "core/clock.hpp"
 #include "core/exact_sum.hpp"
 #include "core/terminal.hpp"
@@ -117,10 +118,11 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job, std::string_v
   }
   const auto result = evaluate(engine, control, deck, *validation, [] { return false; });
   if (control.rank() == 0) {
-    fmt::print("evaluate {}{} at step {} | loss {:.6f} | {} sequences | {:.1f} s\n",
+    fmt::print("evaluate {}{} at step {} | loss {:.6f} | {} | {:.1f} s\n",
                weights == optim::kEma ? "the averaged weights of " : "",
                start ? printable(start->path.string()) : "initial weights",
-               start ? start->header.step : 0, result->loss, result->sequences, result->seconds);
+               start ? start->header.step : 0, result->loss,
+               count_text(result->sequences, "sequence"), result->seconds);
   }
   control.together([&] {
     if (std::isfinite(result->loss) || deck.model.accept_non_finite) return;

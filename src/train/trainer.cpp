@@ -92,7 +92,7 @@ void Trainer::start_or_resume() {
   guards_->begin(&*from, own);
   run_.course.set_length();
   report_.resume(*from, own, control.max(io::io_bytes().read - read_before));
-  source_ = from->header.source.empty() ? source_of(from->deck) : from->header.source;
+  source_ = source_of(*from);
   if (!source_.empty()) say_source("began as");
   if (own) saves_->set_saved_step(run_.course.progress.step);
 }

@@ -5,6 +5,7 @@
 
 #include "backend/backend.hpp"
 #include "comm/launcher.hpp"
+#include "core/bytes.hpp"
 #include "core/cores.hpp"
 #include "core/terminal.hpp"
 #include "io/tokenizer_files.hpp"
@@ -89,8 +90,8 @@ void continue_text(const GenerateOptions& o, const ModelSource& source,
   std::fflush(stdout);
   tell(
       fmt::format("tessera: stopped after {} of --tokens {}: with the prompt they fill the "
-                  "model's context of {} tokens\n",
-                  added, o.tokens, generator.context()));
+                  "model's context of {}\n",
+                  added, o.tokens, count_text(generator.context(), "token")));
 }
 
 ExitCode run(const GenerateOptions& o) {
@@ -113,9 +114,8 @@ ExitCode run(const GenerateOptions& o) {
   if (tokens.empty())
     throw DeckError("--prompt is empty: give at least one character to go on from");
   if (static_cast<std::int64_t>(tokens.size()) > generator.context()) {
-    throw DeckError(
-        fmt::format("--prompt has {} tokens, more than the model's context of {}: shorten it",
-                    tokens.size(), generator.context()));
+    throw DeckError(fmt::format("--prompt has {}, more than the model's context of {}: shorten it",
+                                count_text(std::ssize(tokens), "token"), generator.context()));
   }
   fmt::print("{}", o.prompt);
   continue_text(o, source, tokenizer, generator, std::move(tokens));

@@ -27,10 +27,10 @@ namespace {
 
 std::string model_text(const deck::ModelSection& m) {
   const auto units = model::model_units(setup::model_config(m));
-  return fmt::format(
-      "model      {}: {} layers, hidden {}, {} heads, vocabulary {}, context {}; {} parameters\n",
-      enum_word(m.family), m.layers, m.hidden, m.heads, m.vocab, m.context,
-      model::parameter_count(units));
+  return fmt::format("model      {}: {}, hidden {}, {}, vocabulary {}, context {}; {} parameters\n",
+                     enum_word(m.family), count_text(m.layers, "layer"), m.hidden,
+                     count_text(m.heads, "head"), m.vocab, m.context,
+                     model::parameter_count(units));
 }
 
 std::string tokenizer_text(const std::optional<std::filesystem::path>& path) {
@@ -44,11 +44,11 @@ std::string tokenizer_text(const std::optional<std::filesystem::path>& path) {
 std::string deck_text(const std::string& toml, const std::string& name) {
   try {
     const deck::Deck d = deck::parse_deck(toml, name).deck;
-    return fmt::format(
-        "{}deck       {}: {} sequences of {} a step, {}, lr {}, {}; all of it in {}\n",
-        model_text(d.model), printable(d.run.name), d.batch.global, d.batch.sequence,
-        enum_word(d.optimizer.name), d.optimizer.lr, enum_word(d.precision.compute),
-        io::kManifestFile);
+    return fmt::format("{}deck       {}: {} of {} a step, {}, lr {}, {}; all of it in {}\n",
+                       model_text(d.model), printable(d.run.name),
+                       count_text(d.batch.global, "sequence"), d.batch.sequence,
+                       enum_word(d.optimizer.name), d.optimizer.lr, enum_word(d.precision.compute),
+                       io::kManifestFile);
   } catch (const DeckError& e) {  // of another version
     return fmt::format("deck       not read by this version: {}\n", e.what());
   }
@@ -82,13 +82,15 @@ ExitCode inspect_model(const std::filesystem::path& path) {
 
 ExitCode inspect_checkpoint(const std::filesystem::path& path, bool verify) {
   const io::CheckpointSummary s = io::describe_checkpoint(path);
-  fmt::print("{}: step {}, {} updates, {} samples, {} tokens\n", printable(path.string()),
-             s.header.step, s.header.applied_updates, s.header.samples, s.header.tokens);
+  fmt::print("{}: step {}, {}, {}, {}\n", printable(path.string()), s.header.step,
+             count_text(s.header.applied_updates, "update"), count_text(s.header.samples, "sample"),
+             count_text(s.header.tokens, "token"));
   const io::CheckpointLayout& layout = s.header.layout;
   std::vector<std::string> axes;
   for (const Axis& a : kAxes) axes.push_back(fmt::format("{} {}", a.name, layout.mesh.*a.size));
-  fmt::print("written by {} ranks: {}, ZeRO-{}; {} files, {}\n", layout.world,
-             fmt::join(axes, " x "), layout.zero_stage, s.files, human_bytes(s.bytes));
+  fmt::print("written by {}: {}, ZeRO-{}; {}, {}\n", count_text(layout.world, "rank"),
+             fmt::join(axes, " x "), layout.zero_stage, count_text(s.files, "file"),
+             human_bytes(s.bytes));
   fmt::print("{}{}", written_text(path, s.header), deck_text(s.header.deck, path.string()));
   if (!s.header.source.empty()) fmt::print("weights    from {}\n", printable(s.header.source));
   fmt::print("{}", tokenizer_text(data::tokenizer_of_checkpoint(path)));
@@ -106,7 +108,7 @@ ExitCode inspect_checkpoint(const std::filesystem::path& path, bool verify) {
     fmt::print("{}\n", printable(fmt::format("{}: {} at byte {} ({} bytes): {}", b.file, b.dataset,
                                              b.offset, b.bytes, b.problem)));
   fmt::print("{}\n", bad.empty() ? "every byte is as it was written"
-                                 : fmt::format("{} damaged places", bad.size()));
+                                 : count_text(std::ssize(bad), "damaged place"));
   return bad.empty() ? ExitCode::ok : ExitCode::data;
 }
 
@@ -116,7 +118,7 @@ ExitCode inspect_tokens(const std::string& entry, bool verify) {
   for (const auto& file : corpus.files()) {
     fmt::print("{}: {} tokens of {}", printable(file.file.path().string()), file.tokens,
                to_string(file.type));
-    fmt::print("{}\n", file.documents > 0 ? fmt::format(", {} documents", file.documents) : "");
+    fmt::print("{}\n", file.documents > 0 ? ", " + count_text(file.documents, "document") : "");
   }
   fmt::print("{} tokens\n", corpus.tokens());
   if (const auto beside = io::tokenizer_beside(entry); io::path_exists(beside)) {

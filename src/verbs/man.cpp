@@ -1,7 +1,9 @@
 // tessera man: the manual page, of the text that --help prints.
 #include <CLI/CLI.hpp>
 
+#include "core/ending.hpp"
 #include "core/version.hpp"
+#include "train/report/run_directory.hpp"
 #include "verbs/verb.hpp"
 
 namespace tessera::verbs {
@@ -25,14 +27,18 @@ std::string roff(std::string_view text) {
   return out;
 }
 
+/// An entry of a list: what it is about, and its text.
+std::string entry(std::string_view of, std::string_view text) {
+  return fmt::format(".TP\n.B {}\n{}\n", roff(of), roff(text));
+}
+
 /// One option or argument: its name, what it takes, what it means.
 std::string option_text(const CLI::Option& option) {
   const std::string name = option.get_name(option.get_positional(), true);
   std::string takes = option.get_type_size() == 0 ? "" : option.get_type_name();
   if (!option.get_default_str().empty()) takes += "=" + option.get_default_str();
   if (option.get_required()) takes += " (required)";
-  return fmt::format(".TP\n.B {}\n{}{}{}\n", roff(name), roff(takes), takes.empty() ? "" : ". ",
-                     roff(option.get_description()));
+  return entry(name, takes + (takes.empty() ? "" : ". ") + option.get_description());
 }
 
 std::string verb_text(const CLI::App& verb) {
@@ -47,6 +53,20 @@ std::string verb_text(const CLI::App& verb) {
                      roff(arguments), roff(verb.get_description()), text, footer);
 }
 
+std::string exit_codes() {
+  std::string text = ".SH EXIT STATUS\n";
+  for (const ExitCodeRow& row : exit_code_rows())
+    text += entry(fmt::format("{}", static_cast<int>(row.code)), row.meaning);
+  return text;
+}
+
+std::string files() {
+  std::string text = ".SH FILES\n" +
+                     roff("A run's directory is runs/NAME, or what run.dir says. It holds:") + "\n";
+  for (const train::RunFile& file : train::run_files()) text += entry(file.name, file.meaning);
+  return text;
+}
+
 std::string man_page(const CLI::App& program) {
   std::string text = fmt::format(
       ".TH TESSERA 1 \"\" \"tessera {}\"\n.SH NAME\ntessera \\- trains large language models on "
@@ -55,7 +75,7 @@ std::string man_page(const CLI::App& program) {
       ".SH COMMANDS\n",
       kVersion, roff(program.get_description()));
   for (const CLI::App* verb : all_verbs(program)) text += verb_text(*verb);
-  return text;
+  return text + exit_codes() + files();
 }
 
 }  // namespace

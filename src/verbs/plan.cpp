@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/bytes.hpp"
 #include "plan/ir/print.hpp"
 #include "plan/prediction/compare.hpp"
 #include "verbs/bounds.hpp"
@@ -24,8 +25,8 @@ bool is_drawn(const std::string& format) { return format == "svg" || format == "
 
 /// The step as a picture: predicted above measured, on one scale of time.
 std::string picture(const PlanOptions& o, const Planner& p, const ShownTimes& t) {
-  const std::string run =
-      fmt::format("{} on {} ranks, ", p.loaded.deck.run.name, p.inputs.layout.mesh.size());
+  const std::string run = fmt::format("{} on {}, ", p.loaded.deck.run.name,
+                                      count_text(p.inputs.layout.mesh.size(), "rank"));
   const auto timelines = t.timelines(p.inputs, run);
   return o.format == "svg" ? to_svg(timelines) : to_trace(timelines);
 }
@@ -53,20 +54,21 @@ std::string to_json(const std::vector<plan::TimeRow>& rows, const plan::TimedSte
 std::string comparison(const PlanOptions& o, const Planner& p, const ShownTimes& t) {
   const auto rows = plan::compare(t.found ? &t.predicted : nullptr, &t.measured->ranks);
   if (o.format == "json") return to_json(rows, t.found ? &t.predicted : nullptr, *t.measured);
-  std::string text = fmt::format("{} on {} ranks\n{}\n", p.loaded.deck.run.name,
-                                 p.inputs.layout.mesh.size(), t.measured_title());
+  std::string text =
+      fmt::format("{} on {}\n{}\n", p.loaded.deck.run.name,
+                  count_text(p.inputs.layout.mesh.size(), "rank"), t.measured_title());
   if (t.found) text += t.predicted_title() + "\n";
   return text +
          fmt::format(
-             "means of the {} ranks measured; measured collectives and messages include the time "
-             "that a rank waits for others to come to them\n\n",
-             t.measured->ranks.size()) +
+             "means of {} measured; measured collectives and messages include the time that a rank "
+             "waits for others to come to them\n\n",
+             count_text(std::ssize(t.measured->ranks), "rank")) +
          to_text(rows);
 }
 
 void check_options(const PlanOptions& o) {
   if (o.rank >= o.layout.ranks)
-    throw DeckError(fmt::format("--rank {} of {} ranks", o.rank, o.layout.ranks));
+    throw DeckError(fmt::format("--rank {} of {}", o.rank, count_text(o.layout.ranks, "rank")));
   if (is_drawn(o.format) && o.machine.empty() && o.profile.empty()) {
     throw DeckError(fmt::format(
         "--format {} shows times: give --machine FILE for predicted ones, one of "

@@ -1,5 +1,6 @@
 // tessera tokenize: text files to token files; each rank makes one part, and rank 0 merges them.
 #include "io/tokenize.hpp"
+#include "core/bytes.hpp"
 #include "core/progress.hpp"
 #include "core/terminal.hpp"
 
@@ -26,12 +27,10 @@ struct TokenizeOptions {
   io::DocumentRules rules;
 };
 
-/// Draws what rank 0 has done, which stands for all: parts are of equal size.
-ProgressLine progress_of(const std::string& what, ProgressLine::Unit unit,
-                         const comm::Control& control) {
-  return {
-      control.size() == 1 ? what : fmt::format("{}, a part of {} on rank 0", what, control.size()),
-      unit, control.rank() == 0 ? Screen::terminal() : Screen::none()};
+/// What rank 0's progress, which stands for all because parts are of equal size, is progress of.
+std::string part_text(const std::string& what, const comm::Control& control) {
+  if (control.size() == 1) return what;
+  return fmt::format("{}, a part of {} on rank 0", what, control.size());
 }
 
 /// The text that C's escapes for white space and the backslash mean.
@@ -81,7 +80,8 @@ std::string learn(const TokenizeOptions& o, const io::DocumentRules& rules,
   constexpr std::size_t kMessage = std::size_t{64} << 20;
   io::WordCounts words;
   control.together([&] {
-    ProgressLine progress = progress_of("count words", ProgressLine::Unit::bytes, control);
+    ProgressLine progress(part_text("count words", control), ProgressLine::Unit::bytes,
+                          Screen::terminal(control.rank()));
     words = io::count_words(
         o.inputs, {.index = control.rank(), .count = control.size()},
         [&](std::int64_t done, std::int64_t total) { progress.at(done, total); }, rules);
@@ -96,7 +96,7 @@ std::string learn(const TokenizeOptions& o, const io::DocumentRules& rules,
   control.together([&] {
     if (control.rank() != 0) return;
     words.for_each([&](std::string_view word, std::int64_t count) { all.add(word, count); });
-    ProgressLine progress(fmt::format("learn tokens from {} distinct words", all.distinct()),
+    ProgressLine progress("learn tokens from " + count_text(all.distinct(), "distinct word"),
                           ProgressLine::Unit::things);
     json = io::learn_tokenizer(all, o.learned_vocab, [&](std::int64_t tokens) {
       progress.at(tokens, o.learned_vocab - 1);
@@ -121,7 +121,8 @@ ExitCode run(const TokenizeOptions& o, const comm::Control& control) {
   };
   control.together([&] {
     io::Tokenizer tokenizer = open();
-    ProgressLine progress = progress_of("tokenize", ProgressLine::Unit::bytes, control);
+    ProgressLine progress(part_text("tokenize", control), ProgressLine::Unit::bytes,
+                          Screen::terminal(control.rank()));
     io::tokenize_part(
         o.inputs, o.prefix, tokenizer, {.index = control.rank(), .count = control.size()},
         [&](std::int64_t done, std::int64_t total) { progress.at(done, total); }, rules);
@@ -130,8 +131,8 @@ ExitCode run(const TokenizeOptions& o, const comm::Control& control) {
     if (control.rank() != 0) return;
     const io::Tokenizer tokenizer = open();
     const io::TokenizeSummary summary = io::merge_parts(o.prefix, control.size(), tokenizer);
-    fmt::print("{}.bin: {} tokens in {} documents, {}; vocabulary {}\n",
-               printable(o.prefix.string()), summary.tokens, summary.documents,
+    fmt::print("{}.bin: {} in {}, {}; vocabulary {}\n", printable(o.prefix.string()),
+               count_text(summary.tokens, "token"), count_text(summary.documents, "document"),
                printable(io::document_end(tokenizer)), tokenizer.vocab());
   });
   return ExitCode::ok;

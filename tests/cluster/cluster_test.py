@@ -266,7 +266,8 @@ class Cluster(RunTest):
         self.assertIn(f"each on {slurm.Slurm.CPUS} CPU thread", self.finish(job),
                       "a rank has the cores of its socket")
         job = self.sbatch(*one_rank, "--gpus-per-node=2", "slurm/gpt2_124m.sbatch", *sets)
-        self.assertIn("stopped: 2 GPUs but 1 ranks a node", self.finish(job, "FAILED"))
+        self.assertIn("stopped: GPUs a node: 2, ranks a node: 1: sbatch --ntasks-per-node=2",
+                      self.finish(job, "FAILED"))
 
     def test_nothing_is_left(self):
         """Whoever kills a test's process, its cluster goes with it."""

@@ -324,7 +324,7 @@ class BadInput(RunTest):
         for count in (0, 1, 16):  # one sequence needs 17
             prefix = self.dir / f"few{count}"
             write_megatron(prefix, array.array("H", [1] * count))
-            self.refuse(DATA, "data.train", f"{count} tokens", data__train=[str(prefix)])
+            self.refuse(DATA, "data.train", f"holds {count} token", data__train=[str(prefix)])
 
     def test_run_directories(self):
         blocked = self.dir / "file"

@@ -64,7 +64,7 @@ class Doctor(RunTest):
         self.assertEqual(job.codes, [0, 0, 0], job.output)
         rows = self.rows(job.output)
         self.assertRegex(rows["links within nodes"][1], r"^3 pairs of ranks: [0-9.]+ GB/s each way")
-        self.assertIn("3 ranks on 1 nodes", rows["launcher"][1])
+        self.assertIn("3 ranks on 1 node", rows["launcher"][1])
         self.assertNotIn("none: this process is alone", rows["launcher"][1])
         self.assertEqual(job.output.count("open files"), 1, "nodes and ranks that are alike")
         health, what, fix = rows["cores"]

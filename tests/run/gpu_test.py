@@ -13,6 +13,8 @@ ORACLE = SOURCE / "tests" / "data" / "oracle"
 SKIPPED = 77
 # Each rank calls itself a node of its own, for NCCL does not let ranks of a node share a GPU.
 SHARE = 'NCCL_HOSTID=rank${OMPI_COMM_WORLD_RANK:-$PMI_RANK} exec "$@"'
+SECOND_WITHOUT = """[ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 ] && export CUDA_VISIBLE_DEVICES=
+exec "$@" """
 # As in layout_test.
 TOLERANCE, TOLERANCE_BF16 = 1e-5, 2e-2
 # fp8_test has losses within 2^-7 of those of bf16.
@@ -224,9 +226,14 @@ class Gpu(RunTest):
     def test_no_visible_gpu_is_said(self):
         deck = self.deck("none", gpu_deck(self.corpus))
         job = self.run_job(1, "train", deck, each=True, env={"CUDA_VISIBLE_DEVICES": ""})
-        self.assertNotEqual(job.codes, [0])
+        self.assertEqual(job.codes, [2], job.output)
         self.assertIn('may use no GPU', job.output)
         self.assertIn('CUDA_VISIBLE_DEVICES is ""', job.output)
+        # Of one node alone it is no fault of the deck: a batch job is started again.
+        job = self.run_job(2, "-c", SECOND_WITHOUT, "sh", BINARY, "train", deck, each=True,
+                           program="sh")
+        self.assertEqual(job.codes, [5, 5], job.output)
+        self.assertIn("while 1 of 2 ranks have one", job.output)
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ class NonFinite(RunTest):
                 fault__inject=[NAN.format(s) for s in (1, 2, 3)]))
             job = self.run_job(ranks, "train", path, each=True)
             self.assertEqual(set(job.codes), {6}, job.output)
-            self.assertIn("not one of the run's 3 steps was applied", job.output)
+            self.assertIn("no update was made in 3 steps", job.output)
             self.assertEqual(self.events(name, "checkpoint"), [])
 
     def test_a_save_waits_for_a_step_that_is_applied(self):

@@ -10,6 +10,8 @@ import unittest
 
 from tessera import SOURCE, TIMES_SLOWER, RunTest, tiny_deck
 
+import terminal_plot  # of tools/, which tessera.py makes known
+
 MACHINE = SOURCE / "slurm/machines/epyc-2core.toml"
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 CHROMIUM = shutil.which("chromium")
@@ -170,7 +172,7 @@ class Report(RunTest):
     def test_spikes_and_gaps(self):
         """A loss that is no number is a gap; what would press the rest flat is cut off."""
         def loss(s):
-            return None if 100 < s <= 200 else 1e6 if s == 50 else 3 + s / 1000
+            return None if 100 < s <= 200 else 999960 if s == 50 else 3 + s / 1000
 
         _, page = self.page(self.made_up("gaps", events_of(1000, loss=loss)))
         self.assertIn("cut off: up to 1M", page.text())
@@ -178,7 +180,8 @@ class Report(RunTest):
         self.assertEqual(page.of("path")[0]["d"].count("M"), 2)
 
     def test_numbers_at_the_ends_of_their_ranges(self):
-        """Steps that a double counts no further, and the least number beside usual ones."""
+        """Steps that a double counts no further, and the least and greatest numbers beside usual
+        ones."""
         far = [e for e in events_of(3, grad_norm=5e-324)]
         for e in far[2:]:
             e.update(grad_norm=1.0)
@@ -188,6 +191,16 @@ class Report(RunTest):
             e["step"] += 2 ** 53 - 3
         self.page(self.made_up("far", far))
         self.page(self.made_up("far_alone", far[:1] + far[-1:]))
+        losses = [1.7e308, 3.0, 1.7e308, 2.0]
+        for n, most in enumerate((losses, [-x if x > 9 else x for x in losses],
+                                  [1.7e308, -1.7e308] * 2)):
+            text, page = self.page(self.made_up(f"greatest{n}", events_of(
+                1000, loss=lambda s: most[s % 4], grad_norm=1.7e308)))
+            self.assertNotRegex(text, r"[^\w](inf|nan)[^\w]")
+            self.assertGreater(len(page.of("text")), 20, "ticks")
+            drawn = "\n".join(terminal_plot.render(range(4), most, "loss", "step"))
+            self.assertGreater(drawn.count("┤"), 1, "ticks")
+            self.assertNotIn("inf", drawn)
 
     def test_nothing_in_a_run_becomes_markup(self):
         run = self.made_up("hostile & <b>", events_of(3, run=HOSTILE),

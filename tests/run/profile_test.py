@@ -105,7 +105,7 @@ class Profile(RunTest):
         ops = sum(len(self.lines("mixed", rank)[0]["stream"]) for rank in range(4))
         self.assertAlmostEqual(4 * sum(row["ops"] for row in table["operations"]), ops)
         text = self.plan(*fixed, "text", "--machine", MACHINE)
-        for words in ("predicted for", "linear", "in all", "means of the 4 ranks"):
+        for words in ("predicted for", "linear", "in all", "means of 4 ranks"):
             self.assertIn(words, text)
 
     def test_restarts_add_to_it(self):

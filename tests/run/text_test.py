@@ -69,9 +69,10 @@ class Documents(TextTest):
     def test_escapes_in_separators(self):
         self.text.write_text("one\n\ntwo\n\nthree")
         out = self.dir / "out"
-        for separator, documents in (("\\n\\n", 3), ("\n\n", 3), ("e\\n", 2), ("\\t", 1)):
+        for separator, documents in (("\\n\\n", "3 documents"), ("\n\n", "3 documents"),
+                                     ("e\\n", "2 documents"), ("\\t", "1 document")):
             output = self.tokenize_on(0, self.text, "--out", out, "--separator", separator)
-            self.assertIn(f"in {documents} documents, ended in .idx only", output)
+            self.assertIn(f"in {documents}, ended in .idx only", output)
         self.assertIn("backslash", self.tokenize_on(0, self.text, "--out", out, "--separator",
                                                     "\\q", code=DECK))
 
@@ -300,7 +301,7 @@ class Check(TextTest):
         return self.run_code(code, "check", deck, "--ranks", 2)
 
     def test_opens_what_is_here(self):
-        self.assertIn("data.train: 3000 tokens in 1 files", self.check(0))
+        self.assertIn("data.train: 3000 tokens in 1 file", self.check(0))
         for changes, texts in (
                 ({"data__train": ["nosuch"]}, ("data.train", "nosuch.idx")),
                 ({"data__train": [str(self.corpus), str(self.dir / "nosuch")]}, ("nosuch.idx",)),

@@ -117,7 +117,7 @@ class Usage(RunTest):
         readme = (SOURCE / "inputs" / "README.md").read_text()
         [recipe] = re.findall(r"(?ms)^    python3 - train <<'END'\n.*?^    END$", readme)
         subprocess.run(["bash", "-c", textwrap.dedent(recipe)], cwd=self.dir, check=True)
-        self.assertIn(f"{len(tokens)} tokens of u16, 1 documents",
+        self.assertIn(f"{len(tokens)} tokens of u16, 1 document",
                       self.run_ok("inspect", self.dir / "train"))
         shard = self.dir / "shard.bin"
         shard.write_bytes(struct.pack("<3i1012x", 20240520, 1, len(tokens)) + tokens.tobytes())
@@ -181,18 +181,21 @@ class Usage(RunTest):
         self.assertIn("is there already",
                       self.refused(2, "import", exported, "--to", self.dir / "taken"))
 
-        begun = {"run": {"steps": 1, "backend": "cpu"}, "model": {"init_from": "hf"},
+        begun = {"run": {"steps": 1, "backend": "cpu", "dir": "be gun"},
+                 "model": {"init_from": "hf"},
                  "data": {"train": [str(self.dir / "text")]}, "batch": {"global": 8},
                  "optimizer": {"lr": 1e-3}, "checkpoint": {"every": 1}}
         path = self.deck("begun", begun)
         text = self.run_ok("train", path, ranks=1)
         self.assertIn(f"weights   begin as those of {exported}\n", text)
+        # What is to be pasted into another terminal is good in any directory.
+        self.assertIn(f", or touch '{self.dir}/be gun/stop': after the step", text)
         text = self.run_ok("train", path, "--set", "run.steps=2", ranks=1)
         self.assertIn(f"weights   began as those of {exported}\n", text)
-        newest = self.dir / "begun" / "checkpoints" / "step_00000002"
+        newest = self.dir / "be gun" / "checkpoints" / "step_00000002"
         manifest = json.loads((newest / "manifest.json").read_text())
         self.assertEqual(manifest["header"]["source"], str(exported))
-        logbook = (self.dir / "begun" / "logbook.md").read_text()
+        logbook = (self.dir / "be gun" / "logbook.md").read_text()
         self.assertIn(f"the weights begin as those of {exported}", logbook)
 
         text = self.run_ok("inspect", newest)
@@ -201,7 +204,7 @@ class Usage(RunTest):
         self.assertRegex(text, r"(?m)^model      gpt2: 3 layers, hidden 24, 3 heads, vocabulary "
                                r"256, context 16; \d+ parameters$")
         self.assertRegex(text, r"(?m)^deck       \w+: 8 sequences of 16 a step, adamw, lr 0.001")
-        self.assertIn(f"tokenizer  {self.dir}/begun/tokenizer.json: 256 tokens", text)
+        self.assertIn(f"tokenizer  {self.dir}/be gun/tokenizer.json: 256 tokens", text)
         text = self.run_ok("inspect", exported)
         self.assertIn(f"{exported}: a Hugging Face directory\nmodel      gpt2: 3 layers", text)
         self.assertIn(f"tokenizer  {exported}/tokenizer.json: 256 tokens", text)
@@ -272,6 +275,22 @@ class Usage(RunTest):
             self.assertTrue(options)
             for option in options:
                 self.assertIn(option.replace("-", "\\-"), page)
+
+        # Its lists of exit codes and files are those of the README, and --help has the codes too.
+        def listed(heading):
+            section = page.split(f".SH {heading}\n")[1].split("\n.SH ")[0].replace("\\-", "-")
+            return dict(re.findall(r"(?m)^\.TP\n\.B (.*)\n(.*)$", section))
+
+        readme = (SOURCE / "README.md").read_text()
+        codes = listed("EXIT STATUS")
+        self.assertEqual(codes, {code: text.replace("`", "") for code, text in re.findall(
+            r"(?m)^\| (\d+) \| (.*) \|$", readme.split("| exit code | |")[1].split("\n\n")[0])})
+        text = self.run_ok("help")
+        for code, meaning in codes.items():
+            self.assertRegex(text, rf"(?m)^  {code} +{re.escape(meaning)}$")
+        files = readme.split("    runs/NAME/\n")[1].split("\n\n")[0]
+        files = re.sub(r"\n {26,}", " ", files)  # lines that go on
+        self.assertEqual(listed("FILES"), dict(re.findall(r"(?m)^ {8}(\S+) +(.*)$", files)))
 
     def test_what_is_installed_finds_itself(self):
         """Decks, batch scripts and tools of an installation, from another directory."""

@@ -416,7 +416,7 @@ class Verbs(RunTest):
         many = ("--set", "batch.global=1048576")
         job = simulate("--search", *many)
         self.assertEqual(job.code, 0, job.output)
-        self.assertRegex(job.output, r"\n  \d+ have more micro-batches a step than one plan holds\n")
+        self.assertRegex(job.output, r"\n  \d+ layouts? ha(?:ve|s) more micro-batches a step than one plan holds\n")
         job = self.run_job(0, "check", deck, "--ranks", 4, *many)
         self.assertEqual(job.code, 2, job.output)
         self.assertIn("too long for one plan: raise batch.micro", job.output)

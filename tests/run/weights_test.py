@@ -189,7 +189,7 @@ class Evaluation(WeightsTest):
                 output = self.job("evaluate", run, ranks=ranks)
                 self.assertEqual(output.count("layout    "), 0 if chosen is None else 1, output)
                 if chosen is not None:
-                    self.assertRegex(output, rf"layout    {ranks} ranks evaluate as data \d x "
+                    self.assertRegex(output, rf"layout    {ranks} ranks? evaluates? as data \d x "
                                              rf"{chosen} .*has pipeline 2 x tensor 2")
                 # Sums of f32 in another order; a loss of 4 or so.
                 self.assertLess(abs(float(self.loss(output)) - want), 1e-4)

@@ -27,16 +27,14 @@ int driver_version() {
   return driver;
 }
 
-/// GPUs that this process may use.
-int visible_gpus() {
+/// GPUs that this process may use; where there are none, `absence` says what it lacks.
+int visible_gpus(std::string& absence) {
   int count = 0;
   const int driver = driver_version();
   const std::string host = comm::host_name();
   if (driver == 0 && nvidia_gpus() == 0) {
-    throw DeckError(
-        fmt::format("{} has no NVIDIA GPU: run on a node with GPUs (srun --gpus-per-node=N), or "
-                    "set run.backend = \"cpu\"",
-                    host));
+    absence = fmt::format("{} has no NVIDIA GPU", host);
+    return 0;
   }
   if (driver == 0) {
     throw DeviceError(
@@ -53,12 +51,27 @@ int visible_gpus() {
   }
   if (code == cudaErrorNoDevice || (code == cudaSuccess && count == 0)) {
     const char* chosen = std::getenv("CUDA_VISIBLE_DEVICES");
-    throw DeckError(fmt::format(
-        "this process may use no GPU of {}{}: ask Slurm for them (srun --gpus-per-node=N), or set "
-        "run.backend = \"cpu\"",
-        host, chosen == nullptr ? "" : fmt::format(" (CUDA_VISIBLE_DEVICES is \"{}\")", chosen)));
+    absence = fmt::format(
+        "this process may use no GPU of {}{}", host,
+        chosen == nullptr ? "" : fmt::format(" (CUDA_VISIBLE_DEVICES is \"{}\")", chosen));
+    return 0;
   }
   CUDA_TRY(code);
+  return count;
+}
+
+/// The same, but at least one on every rank, or else all ranks throw.
+int visible_gpus_of_all(const Ranks* ranks) {
+  int count = 0;
+  std::string absence;
+  if (ranks == nullptr) {
+    count = visible_gpus(absence);
+    check_presence(std::span(&absence, 1));
+    return count;
+  }
+  ranks->control.together([&] { count = visible_gpus(absence); });
+  const auto absences = ranks->control.gather(absence);  // on rank 0
+  ranks->control.together([&] { check_presence(absences); });
   return count;
 }
 
@@ -92,9 +105,9 @@ void bind_near(const std::string& bus_id) {
     sched_setaffinity(0, sizeof near, &near);  // failure only costs speed
 }
 
-/// Makes the rank's GPU the current one.
-GpuOfRank take_gpu(const Ranks* ranks, deck::Matmul products) {
-  const int visible = visible_gpus(), local = local_rank(ranks);
+/// Makes the rank's GPU, of those that it may use, the current one.
+GpuOfRank take_gpu(const Ranks* ranks, int visible, deck::Matmul products) {
+  const int local = local_rank(ranks);
   CUDA_TRY(cudaSetDevice(local % visible));
   cudaDeviceProp properties{};
   CUDA_TRY(cudaGetDeviceProperties(&properties, local % visible));
@@ -116,9 +129,10 @@ GpuOfRank take_gpu(const Ranks* ranks, deck::Matmul products) {
 
 GpuOfRank take_gpus_together(const Ranks* ranks, deck::Matmul products) {
   GpuOfRank own;
-  if (ranks == nullptr) return take_gpu(nullptr, products);
+  const int visible = visible_gpus_of_all(ranks);
+  if (ranks == nullptr) return take_gpu(nullptr, visible, products);
   const comm::Control& control = ranks->control;
-  control.together([&] { own = take_gpu(ranks, products); });
+  control.together([&] { own = take_gpu(ranks, visible, products); });
   const auto texts = control.gather(own.text());
   control.together([&] {
     std::vector<GpuOfRank> all;

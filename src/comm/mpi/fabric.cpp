@@ -71,17 +71,16 @@ std::string value_of(std::string_view name, const std::string& text) {
 
 }  // namespace
 
-std::string fabric_of(const std::string& library, std::span<const std::string> variables) {
-  if (library.starts_with("Open MPI")) {
-    const std::string way = open_mpi_fabric(variables);
-    return library.substr(0, library.find(',')) + (way.empty() ? "" : ": " + way);
-  }
+Fabric fabric_of(const std::string& library, std::span<const std::string> variables) {
+  const Fabric first_line{.library = library.substr(0, library.find('\n')), .way = {}};
+  if (first_line.is_open_mpi())
+    return {.library = library.substr(0, library.find(',')), .way = open_mpi_fabric(variables)};
   if (const std::string version = value_of("MPICH Version:", library); !version.empty())
-    return fmt::format("MPICH {}: {}", version, value_of("MPICH Device:", library));
-  return library.substr(0, library.find('\n'));
+    return {.library = "MPICH " + version, .way = value_of("MPICH Device:", library)};
+  return first_line;
 }
 
-std::string fabric() {
+Fabric fabric() {
   std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
   int length = 0;
   MPI_TRY(MPI_Get_library_version(text.data(), &length));

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "core/bytes.hpp"
 #include "core/hash.hpp"
 #include "io/file.hpp"
 #include "io/json.hpp"
@@ -38,7 +39,8 @@ std::string plan_key(const plan::Plan& plan) {
 
 /// Where a profile was made, as its lines say it.
 std::string layout_text(const Mesh& mesh, std::int64_t nodes) {
-  return fmt::format("{} ranks on {} nodes, {}", mesh.size(), nodes, to_string(mesh));
+  return fmt::format("{} on {}, {}", count_text(mesh.size(), "rank"), count_text(nodes, "node"),
+                     to_string(mesh));
 }
 
 std::int64_t nodes_of(const plan::PlanInputs& inputs) {

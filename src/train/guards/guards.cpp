@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "comm/mpi/session.hpp"
+#include "core/bytes.hpp"
 #include "plan/ir/print.hpp"
 #include "train/guards/non_finite.hpp"
 #include "train/guards/replicas.hpp"
@@ -104,10 +105,11 @@ void Guards::count_skip(const StepResult& result) {
   run_.control.together([&] {
     if (at.step < run_.course.steps() || at.applied > 0) return;
     throw NonFiniteError(fmt::format(
-        "not one of the run's {} steps was applied: each had a gradient that is not finite, so the "
-        "model is what it was at the start: lower optimizer.lr or precision.loss_scale_power, or "
-        "look at the data and the initial weights",
-        at.step));
+        "no update was made in {}: each had a gradient that is not finite, so the model is what it "
+        "was at the start: lower optimizer.lr or precision.loss_scale_power, or look at the data "
+        "and "
+        "the initial weights",
+        count_text(at.step, "step")));
   });
   if (searching) return;
   const bool stop = run_.deck.guard.non_finite == deck::NonFinite::stop;
@@ -115,11 +117,11 @@ void Guards::count_skip(const StepResult& result) {
     if (return_to_proven()) return;
     run_.control.together([&] {  // every rank saw the same verdict: they leave in order
       throw NonFiniteError(
-          fmt::format("the gradient is not finite, {} steps in a row (guard.non_finite = "
+          fmt::format("the gradient is not finite, {} in a row (guard.non_finite = "
                       "\"{}\", guard.max_skips = {}): lower "
                       "optimizer.lr, or start from a checkpoint before step {}",
-                      consecutive_skips_, stop ? "stop" : "skip", run_.deck.guard.max_skips,
-                      at.step - consecutive_skips_ + 1));
+                      count_text(consecutive_skips_, "step"), stop ? "stop" : "skip",
+                      run_.deck.guard.max_skips, at.step - consecutive_skips_ + 1));
     });
   }
 }

@@ -18,178 +18,167 @@ written, in Unix seconds (UTC) by the clock of rank 0's node (of an injected fau
 The tables are generated from `src/train/report/events.cpp`.
 )";
 
-std::vector<EventKind> make_kinds() {
-  return {
-      {"start",
-       "A job has opened the run directory and made its plans",
-       {{"version", "", "of tessera"},
-        {"commit", "", "that tessera was built from"},
-        {"command", "", "the command line of rank 0"},
-        {"deck", "", "`run.name`"},
-        {"mesh", "ranks", "the sizes of the axes `data`, `pipeline` and `tensor`; `nodes`"},
-        {"zero_stage", "", "`zero.stage`"},
-        {"meetings_of_stages", "",
-         "messages and collectives between pipeline stages, all proved to fit"},
-        {"parameters", "", "of the model, without padding"},
-        {"predicted_bytes", "bytes", "of all arenas of rank 0"},
-        {"arena_bytes", "bytes", "by pipeline stage, of the rank with most: each arena"}}},
-      {"traffic",
-       "Keys about ZeRO's traffic that were \"auto\" are settled",
-       {{"what", "", "the choice, and why"}}},
-      {"clocks",
-       "The clocks of two nodes differ by ten seconds or more",
-       {{"rank", "", "the first whose clock differs from rank 0's"},
-        {"ahead_s", "s", "by how much its clock is ahead"}}},
-      {"resume",
-       "The run goes on from a checkpoint",
-       {{"step", "", "of the checkpoint"},
-        {"from", "", "its path"},
-        {"done_again", "steps", "that an earlier start had done after it"},
-        {"bytes_read", "bytes", "that the rank with most has read"},
-        {"changed", "",
-         "each key of the deck whose value differs from that of the run's last start (of a "
-         "checkpoint of another run: from its deck), but "
-         "`run.deadline`: `key`, `saved` (before) and `now`, as TOML"}}},
-      {"lr_moved",
-       "The run has another length than before, which moves the learning rate",
-       {{"step", "", "that the run goes on from"},
-        {"steps", "steps", "the run's length"},
-        {"steps_before", "steps", "the length before"},
-        {"lr", "", "of the next update"},
-        {"lr_before", "", "what it would be with the deck of before"}}},
-      {"data_changed",
-       "The run goes on with other training data (`data.accept_changes`)",
-       {{"step", "", "that it goes on from"}, {"what", "", "what differs"}}},
-      {"step",
-       "After each step, applied or not",
-       {{"step", "", "from 1; steps count attempts"},
-        {"loss", "nats", "mean over the target tokens of the global batch, before the update"},
-        {"grad_norm", "", "of all gradients, before clipping"},
-        {"lr", "", "learning rate of the update"},
-        {"tokens", "", "of all steps until now"},
-        {"samples", "", "sequences of all steps until now, those included that a rollback skips"},
-        {"step_ms", "ms",
-         "from the end of the step before to the end of this one, on rank 0, without what "
-         "checkpoints and evaluations took, which are "
-         "reported by themselves"},
-        {"tokens_per_s", "tokens/s", "of all ranks, over `step_ms`"},
-        {"mfu", "",
-         "matrix work of the model over the GPUs' peak in 16-bit types, also where products have "
-         "fp8 operands; null in f32 and on CPUs"},
-        {"gemm_share", "",
-         "matrix work of the model over the rate of large products that was measured when the run "
-         "began; null unless an \"auto\" had it "
-         "measured"},
-        {"tflops_per_rank", "TFLOP/s", "matrix work of the model: 6 N + 6 L C T a token"},
-        {"comm_exposed_ms", "ms", "that rank 0 waited for communication"},
-        {"pipeline_exposed_ms", "ms",
-         "of it, for other pipeline stages: the bubble, and what messages take"},
-        {"io_exposed_ms", "ms",
-         "that rank 0 waited for what is offloaded, and for snapshots of the state"},
-        {"data_exposed_ms", "ms", "that rank 0 waited for tokens"},
-        {"wire_bytes", "bytes",
-         "the most that any rank sent, by the ring count of each collective: within nodes "
-         "(`intra`) and between them (`inter`)"},
-        {"io_bytes", "bytes",
-         "that rank 0 has read from files (`read`) and written (`write`) since the step before"},
-        {"between_ms", "ms",
-         "part of `step_ms` that is in none of the step's own times: since the end of the step "
-         "before, in guards, reports and whatever "
-         "held the program up"},
-        {"compute_ms", "ms",
-         "in kernels: the `min`, `median` and `max` of all ranks, and the `slowest_rank`"},
-        {"own_ms", "ms",
-         "of the step without waiting for other ranks: `min`, `median`, `max` and `slowest_rank`; "
-         "a rank that holds up the others, "
-         "wherever it does, is found by it"},
-        {"skipped", "", "whether the update was left out, because the gradient was not finite"},
-        {"loss_scale", "", "of f16; else 1"}}},
-      {"evaluate",
-       "After an evaluation",
-       {{"step", "", "after which it was"},
-        {"loss", "nats", "mean over the target tokens of the validation data that it read"},
-        {"sequences", "", "that it read"},
-        {"ms", "ms", "that it took"}}},
-      {"checkpoint",
-       "A checkpoint is complete and has its name",
-       {{"step", "", "whose state it holds"},
-        {"path", "", "of its directory"},
-        {"bytes", "bytes", "of all its files"},
-        {"ms", "ms", "from its begin until it was complete"},
-        {"stall_ms", "ms",
-         "that it kept training waiting: while it was begun, for its snapshot (which is also in "
-         "that step's `io_exposed_ms`), between "
-         "writing and commit, and at its end, be it that it was due or that the next save had to "
-         "wait for it"}}},
-      {"skip",
-       "A step was skipped because its gradient was not finite",
-       {{"step", "", ""},
-        {"in_a_row", "steps", "skipped until now"},
-        {"loss_scale", "", "of the step"},
-        {"where", "",
-         "the first tensor that was not finite, with operation, rank and host; empty while a loss "
-         "scale is searched"}}},
-      {"spike",
-       "The loss leaps (`guard.spike`), and the run goes on",
-       {{"step", "", ""}, {"loss", "nats", ""}, {"z", "", "deviations above the recent median"}}},
-      {"rollback",
-       "The run goes back to an earlier checkpoint",
-       {{"step", "", "that it goes back from"},
-        {"to", "", "the step of the checkpoint"},
-        {"why", "", "where no step was applied since a start; then nothing below is there"},
-        {"loss", "nats", "that leaps"},
-        {"z", "", "deviations above the recent median"},
-        {"skipped_samples", "", "[first, end) of the samples that are never used"},
-        {"lr_factor", "", "of the learning rate from now on, all rollbacks together"}}},
-      {"replicas",
-       "Copies of the state were compared (`guard.check_replicas`)",
-       {{"step", "", ""},
-        {"elements", "", "that several ranks hold"},
-        {"equal", "", "whether all copies were"}}},
-      {"straggler",
-       "In 40 of 50 steps a rank's `own_ms` was the longest, and longer than the median by a fifth "
-       "and by a millisecond",
-       {{"step", "", ""}, {"rank", "", ""}}},
-      {"pace",
-       "The median of 50 steps is a quarter slower or faster than before",
-       {{"step", "", ""}, {"tokens_per_s", "tokens/s", "now"}, {"before", "tokens/s", ""}}},
-      {"signal",
-       "The run was asked to stop",
-       {{"step", "", "after which it stops"}, {"what", "", "the signal, limit or file"}}},
-      {"fault",
-       "Something is broken, or `fault.inject` breaks it",
-       {{"what", "",
-         "`checkpoint` (one cannot be used), `prune` (an old one cannot be removed), `replicas` "
-         "(copies of the state differ); of injected "
-         "faults `armed`, `injected` or `spent`"},
-        {"path", "", "of the checkpoint"},
-        {"why", "", "the error"},
-        {"where", "", "of copies that differ: the tensor, and ranks"},
-        {"equal_at_step", "", "the last step after which copies were equal"},
-        {"fault", "", "as `fault.inject` has it"},
-        {"rank", "", "that it is for"},
-        {"step", "", "in which it was injected"}}},
-      {"end",
-       "A start of the run is over, in order",
-       {{"reason", "", "`done`, a request to stop, or the error"},
-        {"step", "", "the last one"},
-        {"skipped", "steps", "of this start"},
-        {"predicted_bytes", "bytes", "of all arenas of rank 0"},
-        {"arena_high_water", "bytes",
-         "by pipeline stage, of the rank with most: how far operations reached into each arena"},
-        {"resident_growth_bytes", "bytes", "by which memory in use grew, on the rank with most"},
-        {"peak_resident_bytes", "bytes", "the most that a process had of the host's memory"},
-        {"resident_before_bytes", "bytes", "that a process had before its arenas"},
-        {"library_bytes", "bytes", "of a GPU, in use beside the arenas"}}},
-  };
-}
+// The fields of each event, then the events, in the order in which METRICS.md has them.
+constexpr EventField kStartFields[] = {
+    {"version", "", "of tessera"},
+    {"commit", "", "that tessera was built from"},
+    {"command", "", "the command line of rank 0"},
+    {"deck", "", "`run.name`"},
+    {"mesh", "ranks", "the sizes of the axes `data`, `pipeline` and `tensor`; `nodes`"},
+    {"zero_stage", "", "`zero.stage`"},
+    {"meetings_of_stages", "",
+     "messages and collectives between pipeline stages, all proved to fit"},
+    {"parameters", "", "of the model, without padding"},
+    {"predicted_bytes", "bytes", "of all arenas of rank 0"},
+    {"arena_bytes", "bytes", "by pipeline stage, of the rank with most: each arena"}};
+constexpr EventField kTrafficFields[] = {{"what", "", "the choice, and why"}};
+constexpr EventField kClocksFields[] = {{"rank", "", "the first whose clock differs from rank 0's"},
+                                        {"ahead_s", "s", "by how much its clock is ahead"}};
+constexpr EventField kResumeFields[] = {
+    {"step", "", "of the checkpoint"},
+    {"from", "", "its path"},
+    {"done_again", "steps", "that an earlier start had done after it"},
+    {"bytes_read", "bytes", "that the rank with most has read"},
+    {"changed", "",
+     "each key of the deck whose value differs from that of the run's last start (of a checkpoint "
+     "of another run: from its deck), but `run.deadline`: `key`, `saved` (before) and `now`, as "
+     "TOML"}};
+constexpr EventField kLrMovedFields[] = {
+    {"step", "", "that the run goes on from"},
+    {"steps", "steps", "the run's length"},
+    {"steps_before", "steps", "the length before"},
+    {"lr", "", "of the next update"},
+    {"lr_before", "", "what it would be with the deck of before"}};
+constexpr EventField kDataChangedFields[] = {{"step", "", "that it goes on from"},
+                                             {"what", "", "what differs"}};
+constexpr EventField kStepFields[] = {
+    {"step", "", "from 1; steps count attempts"},
+    {"loss", "nats", "mean over the target tokens of the global batch, before the update"},
+    {"grad_norm", "", "of all gradients, before clipping"},
+    {"lr", "", "learning rate of the update"},
+    {"tokens", "", "of all steps until now"},
+    {"samples", "", "sequences of all steps until now, those included that a rollback skips"},
+    {"step_ms", "ms",
+     "from the end of the step before to the end of this one, on rank 0, without what checkpoints "
+     "and evaluations took, which are reported by themselves"},
+    {"tokens_per_s", "tokens/s", "of all ranks, over `step_ms`"},
+    {"mfu", "",
+     "matrix work of the model over the GPUs' peak in 16-bit types, also where products have fp8 "
+     "operands; null in f32 and on CPUs"},
+    {"gemm_share", "",
+     "matrix work of the model over the rate of large products that was measured when the run "
+     "began; null unless an \"auto\" had it measured"},
+    {"tflops_per_rank", "TFLOP/s", "matrix work of the model: 6 N + 6 L C T a token"},
+    {"comm_exposed_ms", "ms", "that rank 0 waited for communication"},
+    {"pipeline_exposed_ms", "ms",
+     "of it, for other pipeline stages: the bubble, and what messages take"},
+    {"io_exposed_ms", "ms",
+     "that rank 0 waited for what is offloaded, and for snapshots of the state"},
+    {"data_exposed_ms", "ms", "that rank 0 waited for tokens"},
+    {"wire_bytes", "bytes",
+     "the most that any rank sent, by the ring count of each collective: within nodes (`intra`) "
+     "and between them (`inter`)"},
+    {"io_bytes", "bytes",
+     "that rank 0 has read from files (`read`) and written (`write`) since the step before"},
+    {"between_ms", "ms",
+     "part of `step_ms` that is in none of the step's own times: since the end of the step before, "
+     "in guards, reports and whatever held the program up"},
+    {"compute_ms", "ms",
+     "in kernels: the `min`, `median` and `max` of all ranks, and the `slowest_rank`"},
+    {"own_ms", "ms",
+     "of the step without waiting for other ranks: `min`, `median`, `max` and `slowest_rank`; a "
+     "rank that holds up the others, wherever it does, is found by it"},
+    {"skipped", "", "whether the update was left out, because the gradient was not finite"},
+    {"loss_scale", "", "of f16; else 1"}};
+constexpr EventField kEvaluateFields[] = {
+    {"step", "", "after which it was"},
+    {"loss", "nats", "mean over the target tokens of the validation data that it read"},
+    {"sequences", "", "that it read"},
+    {"ms", "ms", "that it took"}};
+constexpr EventField kCheckpointFields[] = {
+    {"step", "", "whose state it holds"},
+    {"path", "", "of its directory"},
+    {"bytes", "bytes", "of all its files"},
+    {"ms", "ms", "from its begin until it was complete"},
+    {"stall_ms", "ms",
+     "that it kept training waiting: while it was begun, for its snapshot (which is also in that "
+     "step's `io_exposed_ms`), between writing and commit, and at its end, be it that it was due "
+     "or that the next save had to wait for it"}};
+constexpr EventField kSkipFields[] = {{"step", "", ""},
+                                      {"in_a_row", "steps", "skipped until now"},
+                                      {"loss_scale", "", "of the step"},
+                                      {"where", "",
+                                       "the first tensor that was not finite, with operation, rank "
+                                       "and host; empty while a loss scale is searched"}};
+constexpr EventField kSpikeFields[] = {
+    {"step", "", ""}, {"loss", "nats", ""}, {"z", "", "deviations above the recent median"}};
+constexpr EventField kRollbackFields[] = {
+    {"step", "", "that it goes back from"},
+    {"to", "", "the step of the checkpoint"},
+    {"why", "", "where no step was applied since a start; then nothing below is there"},
+    {"loss", "nats", "that leaps"},
+    {"z", "", "deviations above the recent median"},
+    {"skipped_samples", "", "[first, end) of the samples that are never used"},
+    {"lr_factor", "", "of the learning rate from now on, all rollbacks together"}};
+constexpr EventField kReplicasFields[] = {{"step", "", ""},
+                                          {"elements", "", "that several ranks hold"},
+                                          {"equal", "", "whether all copies were"}};
+constexpr EventField kStragglerFields[] = {{"step", "", ""}, {"rank", "", ""}};
+constexpr EventField kPaceFields[] = {
+    {"step", "", ""}, {"tokens_per_s", "tokens/s", "now"}, {"before", "tokens/s", ""}};
+constexpr EventField kSignalFields[] = {{"step", "", "after which it stops"},
+                                        {"what", "", "the signal, limit or file"}};
+constexpr EventField kFaultFields[] = {
+    {"what", "",
+     "`checkpoint` (one cannot be used), `prune` (an old one cannot be removed), `replicas` "
+     "(copies of the state differ); of injected faults `armed`, `injected` or `spent`"},
+    {"path", "", "of the checkpoint"},
+    {"why", "", "the error"},
+    {"where", "", "of copies that differ: the tensor, and ranks"},
+    {"equal_at_step", "", "the last step after which copies were equal"},
+    {"fault", "", "as `fault.inject` has it"},
+    {"rank", "", "that it is for"},
+    {"step", "", "in which it was injected"}};
+constexpr EventField kEndFields[] = {
+    {"reason", "", "`done`, a request to stop, or the error"},
+    {"step", "", "the last one"},
+    {"skipped", "steps", "of this start"},
+    {"predicted_bytes", "bytes", "of all arenas of rank 0"},
+    {"arena_high_water", "bytes",
+     "by pipeline stage, of the rank with most: how far operations reached into each arena"},
+    {"resident_growth_bytes", "bytes", "by which memory in use grew, on the rank with most"},
+    {"peak_resident_bytes", "bytes", "the most that a process had of the host's memory"},
+    {"resident_before_bytes", "bytes", "that a process had before its arenas"},
+    {"library_bytes", "bytes", "of a GPU, in use beside the arenas"}};
+
+constexpr EventKind kKinds[] = {
+    {"start", "A job has opened the run directory and made its plans", kStartFields},
+    {"traffic", "Keys about ZeRO's traffic that were \"auto\" are settled", kTrafficFields},
+    {"clocks", "The clocks of two nodes differ by ten seconds or more", kClocksFields},
+    {"resume", "The run goes on from a checkpoint", kResumeFields},
+    {"lr_moved", "The run has another length than before, which moves the learning rate",
+     kLrMovedFields},
+    {"data_changed", "The run goes on with other training data (`data.accept_changes`)",
+     kDataChangedFields},
+    {"step", "After each step, applied or not", kStepFields},
+    {"evaluate", "After an evaluation", kEvaluateFields},
+    {"checkpoint", "A checkpoint is complete and has its name", kCheckpointFields},
+    {"skip", "A step was skipped because its gradient was not finite", kSkipFields},
+    {"spike", "The loss leaps (`guard.spike`), and the run goes on", kSpikeFields},
+    {"rollback", "The run goes back to an earlier checkpoint", kRollbackFields},
+    {"replicas", "Copies of the state were compared (`guard.check_replicas`)", kReplicasFields},
+    {"straggler",
+     "In 40 of 50 steps a rank's `own_ms` was the longest, and longer than the median by a fifth "
+     "and by a millisecond",
+     kStragglerFields},
+    {"pace", "The median of 50 steps is a quarter slower or faster than before", kPaceFields},
+    {"signal", "The run was asked to stop", kSignalFields},
+    {"fault", "Something is broken, or `fault.inject` breaks it", kFaultFields},
+    {"end", "A start of the run is over, in order", kEndFields}};
 
 }  // namespace
 
-std::span<const EventKind> event_kinds() {
-  static const std::vector<EventKind> kinds = make_kinds();
-  return kinds;
-}
+std::span<const EventKind> event_kinds() { return kKinds; }
 
 std::string events_markdown() {
   std::string text(kIntroduction);

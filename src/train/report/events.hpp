@@ -5,7 +5,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace tessera::train {
 
@@ -15,7 +14,7 @@ struct EventField {
 
 struct EventKind {
   std::string_view name, when;
-  std::vector<EventField> fields;  // beside "event" and "time"
+  std::span<const EventField> fields;  // beside "event" and "time"
 };
 
 std::span<const EventKind> event_kinds();

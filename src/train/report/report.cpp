@@ -23,6 +23,7 @@
 #include "setup/inputs.hpp"
 #include "train/guards/replicas.hpp"
 #include "train/guards/stop.hpp"
+#include "train/report/moved_rate.hpp"
 #include "train/report/resolved.hpp"
 #include "train/report/step_line.hpp"
 
@@ -36,6 +37,11 @@ std::string command_line() {
   std::replace(text.begin(), text.end(), '\0', ' ');
   if (!text.empty()) text.pop_back();
   return text;
+}
+
+/// A path as it can be pasted into a shell in any directory.
+std::string pasted(const std::filesystem::path& path) {
+  return shell_word(std::filesystem::absolute(path).lexically_normal().string());
 }
 
 /// By pipeline stage, of the rank that has most.
@@ -89,11 +95,11 @@ void Report::start() const {
   const std::int64_t global = run_.course.sequences(1);
   const comm::GroupShape& world = run_.plan_of(1).plan().group(MeshGroup::world);
   run_.log.note(fmt::format(
-      "started by tessera {} ({}) on {} ranks of {} nodes, rank 0 on {}: ZeRO-{}, {} threads a "
-      "rank, run {}, {} sequences a step, {} steps",
-      kVersion, kCommit, run_.control.size(), world.nodes, comm::host_name(),
-      engine.inputs().sharding.stage, engine.threads(), run_.deck.run.name, global,
-      run_.course.steps()));
+      "started by tessera {} ({}) on {} of {}, rank 0 on {}: ZeRO-{}, {} a rank, run {}, {} a "
+      "step, {}",
+      kVersion, kCommit, count_text(run_.control.size(), "rank"), count_text(world.nodes, "node"),
+      comm::host_name(), engine.inputs().sharding.stage, count_text(engine.threads(), "thread"),
+      run_.deck.run.name, count_text(global, "sequence"), count_text(run_.course.steps(), "step")));
   nlohmann::ordered_json mesh;
   for (const Axis& a : kAxes) mesh[a.name] = engine.inputs().layout.mesh.*a.size;
   mesh["nodes"] = world.nodes;
@@ -118,22 +124,23 @@ void Report::say_model_and_layout() const {
   const plan::PlanShape& first = prepared.plan().shape;
   run_.log.say(fmt::format("tessera {} | run {} in {}", kVersion, run_.deck.run.name,
                            run_.directory.string()));
+  run_.log.say(fmt::format("model     {} parameters: {}, hidden {}, {}, vocabulary {}, sequence {}",
+                           human_count(static_cast<double>(model::parameter_count(in.model.units))),
+                           count_text(in.model.config.layers, "layer"), in.model.config.hidden,
+                           count_text(in.model.config.heads, "head"), in.model.config.vocab,
+                           sequence));
   run_.log.say(fmt::format(
-      "model     {} parameters: {} layers, hidden {}, {} heads, vocabulary {}, sequence {}",
-      human_count(static_cast<double>(model::parameter_count(in.model.units))),
-      in.model.config.layers, in.model.config.hidden, in.model.config.heads, in.model.config.vocab,
-      sequence));
-  run_.log.say(fmt::format("layout    {}, ZeRO-{}, {} ranks a node, each on {}",
-                           to_string(in.layout.mesh), in.sharding.stage,
-                           prepared.plan().group(MeshGroup::world).local, engine.device_name()));
-  run_.log.say("messages  by " + comm::fabric());
-  run_.log.say(fmt::format(
-      "batch     {} sequences a step = {} data ranks x {} micro-batches x {}, {} tokens; {} steps",
-      global, engine.data_ranks(), first.micro_batches, first.micro,
-      human_count(run_.course.tokens(1)), run_.course.steps()));
-  run_.log.say(fmt::format("data      {} tokens, {} sequences an epoch",
+      "layout    {}, ZeRO-{}, {} a node, each on {}", to_string(in.layout.mesh), in.sharding.stage,
+      count_text(prepared.plan().group(MeshGroup::world).local, "rank"), engine.device_name()));
+  run_.log.say("messages  by " + comm::fabric().text());
+  run_.log.say(
+      fmt::format("batch     {} a step = {} x {} x {}, {} tokens; {}",
+                  count_text(global, "sequence"), count_text(engine.data_ranks(), "data rank"),
+                  count_text(first.micro_batches, "micro-batch", "micro-batches"), first.micro,
+                  human_count(run_.course.tokens(1)), count_text(run_.course.steps(), "step")));
+  run_.log.say(fmt::format("data      {} tokens, {} an epoch",
                            human_count(static_cast<double>(run_.corpus->tokens())),
-                           run_.corpus->sequences(sequence)));
+                           count_text(run_.corpus->sequences(sequence), "sequence")));
   run_.log.say(fmt::format("traffic   a rank sends {} in its node and {} across nodes a step",
                            human_bytes(prepared.wire.intra), human_bytes(prepared.wire.inter)));
   for (const std::string& note : engine.notes()) run_.log.say("          " + note);
@@ -168,7 +175,7 @@ void Report::say_how_to_stop() const {
       "stop      kill -USR1 {} on {},{} or touch {}: after the step under way, with a checkpoint",
       ::getpid(), comm::host_name(),
       job != nullptr ? fmt::format(" scancel --signal=USR1 {},", job) : "",
-      (run_.directory / kStopFile).string()));
+      pasted(run_.directory / kStopFile)));
   if (const auto seconds = comm::seconds_to_kill()) {
     run_.log.say(
         fmt::format("          {} has mpirun kill the ranks within {} s, whatever the step has "
@@ -183,7 +190,7 @@ void Report::say_notes() const {
   if (const auto& steps = run_.deck.log.profile) {
     run_.log.say(fmt::format(
         "profile   of steps {} to {} in {}: tessera plan --profile {} draws it", steps->front(),
-        steps->back(), (run_.directory / "profile").string(), run_.directory.string()));
+        steps->back(), (run_.directory / "profile").string(), pasted(run_.directory)));
   }
   if (run_.deck.guard.check_replicas > 0 && !keeps_copies(in)) {
     run_.log.say(
@@ -224,20 +231,13 @@ void Report::warn_of_moved_rate(const deck::Deck& before) {
   const auto moved = run_.course.rate_moved_by_length(before);
   if (!moved) return;
   const std::int64_t step = run_.course.progress.step, steps = run_.course.steps();
-  std::string text = fmt::format(
-      "warning: the run is now {} steps long, was {}, which moves the learning rate: {:.3e} in "
-      "step {}, {:.3e} on the curve of before",
-      steps, moved->steps_before, moved->now, step + 1, moved->before);
-  const deck::ScheduleKind kind = before.schedule.kind;
-  const bool from_warmup = kind == deck::ScheduleKind::linear || kind == deck::ScheduleKind::cosine;
-  if (from_warmup && moved->decay_before > 0)
-    text += fmt::format(", which schedule.decay_steps = {} keeps", moved->decay_before);
-  run_.log.record(text, {{"event", "lr_moved"},
-                         {"step", step},
-                         {"steps", steps},
-                         {"steps_before", moved->steps_before},
-                         {"lr", moved->now},
-                         {"lr_before", moved->before}});
+  run_.log.record(moved_rate_text(*moved, step, steps, before, run_.deck),
+                  {{"event", "lr_moved"},
+                   {"step", step},
+                   {"steps", steps},
+                   {"steps_before", moved->steps_before},
+                   {"lr", moved->now},
+                   {"lr_before", moved->before}});
 }
 
 void Report::resume(const LoadedCheckpoint& from, bool own, std::int64_t bytes_read) {
@@ -246,8 +246,9 @@ void Report::resume(const LoadedCheckpoint& from, bool own, std::int64_t bytes_r
   if (!run_.log) return;
   const std::int64_t again = std::max<std::int64_t>(0, run_.log.last_step() - h.step);
   std::string text =
-      fmt::format("resumed from {}: step {}, {} samples; {} steps are done again",
-                  printable(from.path.string()), h.step, run_.course.progress.samples, again);
+      fmt::format("resumed from {}: step {}, {}; {} done again", printable(from.path.string()),
+                  h.step, count_text(run_.course.progress.samples, "sample"),
+                  count_text(again, "step is", "steps are"));
   if (h.layout != setup::layout_of(run_.engine->inputs())) {
     text += fmt::format("; the layout was {} with ZeRO-{}", to_string(h.layout.mesh),
                         h.layout.zero_stage);
@@ -367,8 +368,8 @@ void Report::step_line(const StepResult& r) const {
 
 void Report::evaluated(double loss, std::int64_t sequences, double seconds) {
   const std::int64_t step = run_.course.progress.step;
-  run_.log.record(fmt::format("evaluate at step {} | loss {:.6f} | {} sequences | {:.1f} s", step,
-                              loss, sequences, seconds),
+  run_.log.record(fmt::format("evaluate at step {} | loss {:.6f} | {} | {:.1f} s", step, loss,
+                              count_text(sequences, "sequence"), seconds),
                   {{"event", "evaluate"},
                    {"step", step},
                    {"loss", loss},
@@ -386,8 +387,8 @@ void Report::end(std::string_view reason, double waited_for_saves) const {
   const auto high_water = engine.of_largest_ranks(engine.high_water());
   if (!run_.log) return;
   const std::int64_t step = run_.course.progress.step;
-  const std::string summary = fmt::format("{} after step {} ({} steps, {} skipped)", reason, step,
-                                          step - first_step_ + 1, skips_);
+  const std::string summary = fmt::format("{} after step {} ({}, {} skipped)", reason, step,
+                                          count_text(step - first_step_ + 1, "step"), skips_);
   run_.log.say(summary + ". Where rank 0's time went:");
   run_.log.note(summary);
   const double total = say_times(waited_for_saves, slowest);

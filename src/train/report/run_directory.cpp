@@ -21,6 +21,25 @@
 namespace tessera::train {
 namespace {
 
+constexpr RunFile kRunFiles[] = {
+    {"resolved.toml",
+     "the deck of the last start with every default filled in; those of starts before it that "
+     "differed in more than run.deadline are resolved.1.toml (the first), resolved.2.toml, ..."},
+    {"plan.txt", "the operations of a step, as rank 0 executes them"},
+    {"log.txt", "what the terminal showed, with the time of each line (UTC)"},
+    {"metrics.jsonl", "one JSON object a line: steps, evaluations, checkpoints, restarts"},
+    {"profile/", "when each operation of the steps of log.profile ran, a file a rank"},
+    {"logbook.md", "what happened to the run, as its team would note it"},
+    {"tokenizer.json",
+     "what its text was tokenized with, where that is known (tokenizer_config.json: what ends a "
+     "document)"},
+    {"checkpoints/", "step_00000100/: manifest.json, a file a rank, model.h5 with whole tensors"},
+    {"traffic.json", "what zero.* = \"auto\" chose, from which predictions"},
+    {"lock", "held by the running job"},
+    {"ended", "exit code and reason of an end that a batch job takes for final"},
+    {"faults/", "injected faults that have happened, a file a rank"},
+    {"starts", "Slurm job and newest checkpoint, a line a start of a batch job"}};
+
 [[noreturn]] void refuse(const std::string& what, const std::filesystem::path& path) {
   const int error = errno;
   const auto message = fmt::format("{} {}: {}", what, path.string(), errno_text(error));
@@ -63,6 +82,8 @@ std::int64_t complete_bytes(int fd, const std::filesystem::path& path) {
 }
 
 }  // namespace
+
+std::span<const RunFile> run_files() { return kRunFiles; }
 
 RunLock::RunLock(const std::filesystem::path& directory, std::chrono::milliseconds patience) {
   io::create_directories(directory);

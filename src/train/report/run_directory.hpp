@@ -5,12 +5,21 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <string_view>
 
 #include "core/error.hpp"
 
 namespace tessera::train {
+
+/// A file or directory that a run directory may hold.
+struct RunFile {
+  std::string_view name, meaning;
+};
+
+/// All that users meet there, for the manual.
+std::span<const RunFile> run_files();
 
 /// Exclusive use of a run directory by one job; rank 0 holds it. Creates the directory if need be.
 class RunLock {

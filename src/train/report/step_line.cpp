@@ -14,8 +14,8 @@ constexpr std::size_t kColumns = 100;
 constexpr double kLeastShare = 0.01;
 
 std::string milliseconds_text(double seconds) {
-  if (seconds < 0.1) return fmt::format("{:.1f} ms", seconds * 1e3);
-  if (seconds < 10) return fmt::format("{:.0f} ms", seconds * 1e3);
+  if (seconds < 0.09995) return fmt::format("{:.1f} ms", seconds * 1e3);
+  if (seconds < 9.9995) return fmt::format("{:.0f} ms", seconds * 1e3);
   return fmt::format("{:.1f} s", seconds);
 }
 

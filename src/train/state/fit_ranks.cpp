@@ -7,6 +7,7 @@
 #include <optional>
 #include <tuple>
 
+#include "core/bytes.hpp"
 #include "core/error.hpp"
 #include "optim/timeline.hpp"
 #include "setup/products.hpp"
@@ -57,8 +58,9 @@ class Fitter {
     };
     if (text(chosen) == text(own_)) return "";
     const auto& p = chosen.parallel;
-    return fmt::format("layout    {} ranks evaluate as data {} x {}; the checkpoint's deck has {}",
-                       ranks, ranks / (p.tensor * p.pipeline), text(chosen), text(own_));
+    return fmt::format("layout    {} as data {} x {}; the checkpoint's deck has {}",
+                       count_text(ranks, "rank evaluates", "ranks evaluate"),
+                       ranks / (p.tensor * p.pipeline), text(chosen), text(own_));
   }
 
   /// What a user can do to make it fit.
@@ -71,7 +73,7 @@ class Fitter {
     for (auto fewer = std::bit_floor(static_cast<std::uint64_t>(ranks - 1)); fewer > 0;
          fewer /= 2) {
       if (!fit(static_cast<std::int64_t>(fewer))) continue;
-      all.push_back(fmt::format("{} rank{}", fewer, fewer == 1 ? "" : "s"));
+      all.push_back(count_text(static_cast<std::int64_t>(fewer), "rank"));
       break;
     }
     if (all.empty()) return "other values of --set";
@@ -174,8 +176,8 @@ FittedDeck fit_to_ranks(const SavedDeck& saved, std::span<const std::string> set
   try {
     setup::check_on_ranks(fitter.parse(), ranks);
   } catch (const DeckError& e) {
-    throw DeckError(Lines{fmt::format("{}\nno layout of {} rank{} fits; what would: {}", e.what(),
-                                      ranks, ranks == 1 ? "" : "s", fitter.remedy(ranks))});
+    throw DeckError(Lines{fmt::format("{}\nno layout of {} fits; what would: {}", e.what(),
+                                      count_text(ranks, "rank"), fitter.remedy(ranks))});
   }
   throw InternalError(
       fmt::format("{}: the deck fits {} ranks, but was refused", saved.name, ranks));

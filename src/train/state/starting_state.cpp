@@ -4,6 +4,7 @@
 #include <chrono>
 #include <thread>
 
+#include "core/bytes.hpp"
 #include "core/progress.hpp"
 #include "core/regular_file.hpp"
 #include "core/terminal.hpp"
@@ -93,11 +94,6 @@ void check_tokens(const LoadedCheckpoint& from) {
       from.path.string(), io::kManifestFile, from.header.tokens, samples, length));
 }
 
-/// Rank 0's progress stands for all.
-Screen screen_of(const comm::Control& control) {
-  return control.rank() == 0 ? Screen::terminal() : Screen::none();
-}
-
 /// Throws DeckError for differences that are not allowed.
 void check_differences(const deck::LoadedDeck& now, const LoadedCheckpoint& from,
                        deck::OnResume fixed) {
@@ -137,7 +133,7 @@ std::optional<LoadedCheckpoint> load_first(const Candidates& candidates,
         check_differences(loaded, found,
                           found.header.step == 0 ? deck::OnResume::architecture : fixed);
         ProgressLine progress("loading " + found.path.filename().string(),
-                              ProgressLine::Unit::bytes, screen_of(control));
+                              ProgressLine::Unit::bytes, Screen::terminal(control.rank()));
         found.non_finite = state.load(
             checkpoint, [&](std::int64_t done, std::int64_t all) { progress.at(done, all); });
       });
@@ -160,8 +156,8 @@ std::optional<LoadedCheckpoint> load_earlier(const Candidates& candidates,
       load_first(candidates, loaded, deck::OnResume::refused, control, state, unusable, tried);
   control.together([&] {
     if (found || tried.empty()) return;
-    throw DataError(
-        fmt::format("none of the {} checkpoints can be used (see above)", tried.size()));
+    throw DataError(fmt::format("none of {} can be used (see above)",
+                                count_text(std::ssize(tried), "checkpoint")));
   });
   return found;
 }
@@ -200,9 +196,9 @@ std::optional<LoadedCheckpoint> load_checkpoint(const deck::LoadedDeck& loaded,
   control.together([&] {  // every rank comes to the same verdict: they leave in order
     if (!tried.empty()) {
       throw DataError(fmt::format(
-          "none of the {} checkpoints can be used (see above): repair or remove them, or set "
-          "another run.dir",
-          tried.size()));
+          "none of {} can be used (see above): repair or remove what is damaged, or set another "
+          "run.dir",
+          count_text(std::ssize(tried), "checkpoint")));
     }
     if (const auto* given = std::get_if<std::string>(&loaded.deck.run.resume)) {
       throw DataError(fmt::format("{}: run.resume{}: there is no {}{}", loaded.where("run.resume"),
@@ -234,7 +230,7 @@ std::string set_initial_state(const deck::Deck& deck, const comm::Control& contr
           printable(*deck.model.init_from));
     }
     ProgressLine progress("reading " + *deck.model.init_from, ProgressLine::Unit::bytes,
-                          screen_of(control));
+                          Screen::terminal(control.rank()));
     std::int64_t done = 0;
     const auto bad =
         state.set_parameters([&](const model::ParamDesc& p, Range range, std::span<float> out) {
@@ -254,15 +250,20 @@ std::string source_of(const deck::Deck& deck) {
   return fs::absolute(*deck.model.init_from).lexically_normal().string();
 }
 
+std::string source_of(const LoadedCheckpoint& checkpoint) {
+  const std::string& in_full = checkpoint.header.source;
+  return in_full.empty() ? checkpoint.deck.model.init_from.value_or("") : in_full;
+}
+
 void check_same_threads(const deck::LoadedDeck& loaded, const LoadedCheckpoint& from, int threads) {
   const bool imported = from.header.step == 0,
              layout = loaded.deck.run.reproducible == deck::Reproducible::layout;
   if (imported || !layout || from.header.threads == threads) return;
   throw DeckError(
-      fmt::format("{}: {} was made with {} threads a rank, now there are {}, but "
+      fmt::format("{}: {} was made with {} a rank, now there are {}, but "
                   "run.reproducible = \"layout\" needs the same: set run.threads = {}",
-                  loaded.where("run.threads"), from.path.string(), from.header.threads, threads,
-                  from.header.threads));
+                  loaded.where("run.threads"), from.path.string(),
+                  count_text(from.header.threads, "thread"), threads, from.header.threads));
 }
 
 }  // namespace tessera::train

@@ -52,8 +52,12 @@ std::optional<LoadedCheckpoint> load_proven_checkpoint(std::int64_t applied_upda
                                                        ModelState& state,
                                                        const UnusableCheckpoint& unusable);
 
-/// The directory of model.init_from, in full; empty where weights begin at random.
+/// Where the weights of a run begin: the directory of model.init_from, in full; empty where they
+/// begin at random.
 std::string source_of(const deck::Deck& deck);
+/// Where those of a checkpoint began. One that does not say it in full is given as its deck has it:
+/// nothing says which directory that was relative to.
+std::string source_of(const LoadedCheckpoint& checkpoint);
 
 /// The bits of products depend on the number of threads: in layout mode, throws DeckError where
 /// `threads` of a rank are not as many as the checkpoint was made with.

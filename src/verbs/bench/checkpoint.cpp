@@ -1,6 +1,7 @@
 // tessera bench checkpoint: saving and loading beside plain I/O of the same bytes.
 #include <algorithm>
 
+#include "core/bytes.hpp"
 #include "kernels/cpu/device.hpp"
 #include "setup/inputs.hpp"
 #include "setup/shapes.hpp"
@@ -126,7 +127,7 @@ void bench_checkpoint(const BenchOptions& o, const train::Job& job) {
   const auto total = static_cast<std::int64_t>(control.sum(static_cast<double>(bytes_of(state))));
   const Comparisons all = compare(o, job, directory.path(), state, header, total / job.mpi.size());
   if (control.rank() != 0) return;
-  fmt::print("# {} ranks; {:.2f} GB, fsync included; medians of {}\n", job.mpi.size(),
+  fmt::print("# {}; {:.2f} GB, fsync included; medians of {}\n", count_text(job.mpi.size(), "rank"),
              static_cast<double>(total) / 1e9, o.repeats);
   print_rows(all, loaded.deck.run.name, total);
 }

@@ -162,9 +162,8 @@ class Collectives {
  private:
   void say_header() const {
     if (job_.mpi.rank() != 0) return;
-    fmt::print(
-        "# {} ranks on {} nodes; GB/s of f32 that a rank receives, in whatever fewer bytes; ",
-        job_.mpi.size(), job_.mpi.job().nodes);
+    fmt::print("# {} on {}; GB/s of f32 that a rank receives, in whatever fewer bytes; ",
+               count_text(job_.mpi.size(), "rank"), count_text(job_.mpi.job().nodes, "node"));
     if (across_) {
       fmt::print(
           "the slowest of {} repeats, and what a node sends in it to others, as a share of "

@@ -183,9 +183,9 @@ void bench_nvme(const BenchOptions& o, const train::Job& job) {
   if (o.block) blocks = {*o.block};
   if (o.depth) depths = {*o.depth};
   if (job.control.rank() == 0)
-    fmt::print("# {} ranks; {} of each in {}; the fastest of {}; shares of the best so far\n",
-               job.mpi.size(), human_bytes(o.bytes), fmt::join(bench_directories(o), " and "),
-               o.repeats);
+    fmt::print("# {}; {} of each in {}; the fastest of {}; shares of the best so far\n",
+               count_text(job.mpi.size(), "rank"), human_bytes(o.bytes),
+               fmt::join(bench_directories(o), " and "), o.repeats);
   DiskBenchmark benchmark(o, job);
   Requests best{.block = blocks.front(), .depth = depths[depths.size() / 2]};
   if (blocks.size() > 1)

@@ -1,6 +1,7 @@
 // tessera bench step: a few steps of a deck, as a share of the rate of a large product.
 #include <limits>
 
+#include "core/bytes.hpp"
 #include "io/megatron.hpp"
 #include "setup/inputs.hpp"
 #include "setup/threads.hpp"
@@ -123,9 +124,9 @@ void bench_step(const BenchOptions& o, const train::Job& job) {
   product.measure();
   control.barrier();  // nobody uses the directory any more
   if (control.rank() != 0) return;
-  fmt::print(
-      "# {} ranks x {} threads; fastest of {} steps; flop counted as 6 N + 6 L C T a token\n",
-      job.mpi.size(), threads, steps);
+  fmt::print("# {} x {}; fastest of {}; flop counted as 6 N + 6 L C T a token\n",
+             count_text(job.mpi.size(), "rank"), count_text(threads, "thread"),
+             count_text(steps, "step"));
   print_row(product.name(), to_string(type), product.seconds(), product.gflops(), "GFLOP/s", 1);
   print_row("training step", loaded.deck.run.name, rates.best_step_s, rates.best_gflops, "GFLOP/s",
             rates.best_gflops / product.gflops());

@@ -49,7 +49,8 @@ Advice few_micro_batches(const Checked& c) {
   const std::int64_t stages = c.mesh().pipeline, count = c.micro_batches();
   if (stages == 1 || count >= 4 * stages) return std::nullopt;
   const Bubble& bubble = c.bubble;
-  std::string text = fmt::format("{} micro-batches keep {} stages busy {:.0f} % of the time", count,
+  std::string text = fmt::format("{} {} stages busy {:.0f} % of the time",
+                                 count_text(count, "micro-batch keeps", "micro-batches keep"),
                                  stages, 100 * (1 - bubble.equal));
   const std::int64_t micro = micro_for_stages(c);
   if (micro < c.deck().batch.micro) text += fmt::format("; batch.micro = {} makes more", micro);

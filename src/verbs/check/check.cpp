@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/bytes.hpp"
 #include "core/terminal.hpp"
 #include "deck/codec.hpp"
 #include "deck/ranks.hpp"
@@ -72,9 +73,9 @@ void announce(const Checked& checked, std::size_t places) {
   }
   if (visits <= kSoon) return;
   tell(fmt::format(
-      "tessera: {} visits of the model's {} units by micro-batches are planned and proved, {} "
-      "micro-batches a step: this takes a while; a larger batch.micro makes it short\n",
-      visits, std::ssize(in.model.units), longest));
+      "tessera: {} visits of the model's {} units by micro-batches are planned and proved, {} a "
+      "step: this takes a while; a larger batch.micro makes it short\n",
+      visits, std::ssize(in.model.units), count_text(longest, "micro-batch", "micro-batches")));
 }
 
 void survey(Checked& checked, const std::vector<MeshPlace>& places) {
@@ -128,11 +129,10 @@ namespace {
 void report(const LayoutOptions& layout) {
   const Checked checked = check_layout(layout);
   const deck::Deck& deck = checked.deck();
-  fmt::print(
-      "parameters {}; a step: {} sequences of {}, {} micro-batches a rank, {:.4g} flop a "
-      "rank\n",
-      model::parameter_count(checked.planner.inputs.model.units), deck.batch.global,
-      deck.batch.sequence, checked.micro_batches(), checked.flop());
+  fmt::print("parameters {}; a step: {} of {}, {} a rank, {:.4g} flop a rank\n",
+             model::parameter_count(checked.planner.inputs.model.units),
+             count_text(deck.batch.global, "sequence"), deck.batch.sequence,
+             count_text(checked.micro_batches(), "micro-batch", "micro-batches"), checked.flop());
   if (const Planner& p = checked.planner; !p.open.empty()) {
     fmt::print(
         "planned with {}, which needs most memory; a run measures its links when it starts, and "
@@ -144,7 +144,7 @@ void report(const LayoutOptions& layout) {
   const plan::Ledger& most = checked.largest_rank().ledger;
   setup::check_budget(checked.planner.loaded, checked.mesh(), most.arenas);
   fmt::print("run directory {}\n", deck::run_directory(deck));
-  fmt::print("{}: good for {} ranks\n", printable(layout.deck.path), layout.ranks);
+  fmt::print("{}: good for {}\n", printable(layout.deck.path), count_text(layout.ranks, "rank"));
 }
 
 }  // namespace

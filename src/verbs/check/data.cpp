@@ -1,6 +1,7 @@
 // The files that a deck names, as far as they can be reached from here.
 #include <algorithm>
 
+#include "core/bytes.hpp"
 #include "core/regular_file.hpp"
 #include "core/terminal.hpp"
 #include "data/corpora.hpp"
@@ -39,8 +40,8 @@ std::string corpus_text(const deck::LoadedDeck& loaded, const data::CorpusKey& k
                        printable(loaded.path_hint(key.name, *beyond)));
   }
   const auto corpus = data::open_corpus(loaded, key);
-  return fmt::format("{}: {} tokens in {} files\n", key.name, corpus->tokens(),
-                     corpus->files().size());
+  return fmt::format("{}: {} tokens in {}\n", key.name, corpus->tokens(),
+                     count_text(std::ssize(corpus->files()), "file"));
 }
 
 }  // namespace

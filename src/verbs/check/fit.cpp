@@ -35,9 +35,10 @@ std::string fit_text(const LayoutOptions& layout) {
     }
     const plan::Ledger& ledger = smallest->largest_rank().ledger;
     const bool fits = ledger.device() <= *budget;
-    text += fmt::format("batch.micro = {} ({} micro-batches): {} of {}, {}\n", micro,
-                        smallest->micro_batches(), human_bytes(ledger.device()),
-                        human_bytes(*budget), fits ? "the largest that fits" : "too much");
+    text += fmt::format("batch.micro = {} ({}): {} of {}, {}\n", micro,
+                        count_text(smallest->micro_batches(), "micro-batch", "micro-batches"),
+                        human_bytes(ledger.device()), human_bytes(*budget),
+                        fits ? "the largest that fits" : "too much");
     if (fits) return text;
   }
   if (!smallest && refusals.size() == 1)

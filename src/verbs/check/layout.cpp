@@ -1,6 +1,7 @@
 // Which ranks work together, and where they are.
 #include <array>
 
+#include "core/bytes.hpp"
 #include "plan/passes/layers.hpp"
 #include "plan/prediction/bubble.hpp"
 #include "plan/prediction/spread.hpp"
@@ -117,9 +118,10 @@ std::string pipeline_text(const Checked& checked) {
   if (in.layout.mesh.pipeline == 1) return "";
   const Bubble& bubble = checked.bubble;
   std::string text = fmt::format(
-      "pipeline: {} of {} micro-batches over {} stages: {:.1f} % of the stages' time is bubble "
-      "({:.1f} % if they cost the same)\n",
-      enum_word(in.layout.pipeline.schedule), checked.micro_batches(), in.layout.mesh.pipeline,
+      "pipeline: {} of {} over {} stages: {:.1f} % of the stages' time is bubble ({:.1f} % if they "
+      "cost the same)\n",
+      enum_word(in.layout.pipeline.schedule),
+      count_text(checked.micro_batches(), "micro-batch", "micro-batches"), in.layout.mesh.pipeline,
       100 * bubble.given, 100 * bubble.equal);
   text += row("stages fit", fmt::format("{} messages and collectives of a step find each other",
                                         checked.meetings));

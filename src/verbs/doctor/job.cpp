@@ -6,6 +6,7 @@
 
 #include "backend/machine.hpp"
 #include "comm/mpi/control.hpp"
+#include "core/bytes.hpp"
 #include "guard/median.hpp"
 #include "io/file.hpp"
 #include "setup/threads.hpp"
@@ -119,10 +120,11 @@ Finding summary(const char* name, const std::vector<Pair>& pairs,
   const double rate = guard::median(rates), latency = guard::median(latencies);
   const auto host = [&](int rank) { return hosts[static_cast<std::size_t>(rank)]; };
   const auto& [a, b] = pairs[slowest];
-  Finding finding{.what = fmt::format("{} pairs of ranks: {:.2f} GB/s each way, {:.1f} us; the "
-                                      "slowest is {:.2f} GB/s, ranks {} and {} on {} and {}",
-                                      links.size(), rate / 1e9, latency * 1e6,
-                                      links[slowest].rate / 1e9, a, b, host(a), host(b)),
+  Finding finding{.what = fmt::format(
+                      "{}: {:.2f} GB/s each way, {:.1f} us; the slowest is {:.2f} GB/s, ranks {} "
+                      "and {} on {} and {}",
+                      count_text(std::ssize(links), "pair of ranks", "pairs of ranks"), rate / 1e9,
+                      latency * 1e6, links[slowest].rate / 1e9, a, b, host(a), host(b)),
                   .name = name};
   if (links[slowest].rate * kMuchWorse < rate) {
     finding.health = Health::poor;

@@ -10,6 +10,7 @@
 #include "backend/gpus.hpp"
 #include "comm/launcher.hpp"
 #include "comm/mpi/fabric.hpp"
+#include "core/bytes.hpp"
 #include "core/library.hpp"
 #include "io/file.hpp"
 #include "io/hdf5.hpp"
@@ -26,11 +27,8 @@ std::string file_with(const void* address) {
   return dladdr(address, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "?";
 }
 
-bool is_open_mpi() { return comm::fabric().starts_with("Open MPI"); }
-
 std::vector<Finding> mpi_library(const Subject&) {
-  const std::string all = comm::fabric();
-  return {{.what = fmt::format("{}, {}", all.substr(0, all.find(": ")),
+  return {{.what = fmt::format("{}, {}", comm::fabric().library,
                                file_with(dlsym(RTLD_DEFAULT, "MPI_Init_thread")))}};
 }
 
@@ -48,9 +46,10 @@ std::vector<Finding> launcher(const Subject& subject) {
     kind = pmi.name;
     break;
   }
-  return {{.what = fmt::format("{}; PMI: {}; {} ranks on {} nodes",
+  return {{.what = fmt::format("{}; PMI: {}; {} on {}",
                                launch.launcher.empty() ? "started by hand" : launch.launcher, kind,
-                               subject.job.mpi.size(), subject.job.mpi.job().nodes)}};
+                               count_text(subject.job.mpi.size(), "rank"),
+                               count_text(subject.job.mpi.job().nodes, "node"))}};
 }
 
 std::vector<std::string> names_in(const char* directory) {
@@ -64,9 +63,7 @@ std::vector<std::string> names_in(const char* directory) {
 
 /// Which way messages go, beside the networks that there are.
 std::vector<Finding> fabric(const Subject& subject) {
-  const std::string all = comm::fabric();
-  const std::size_t colon = all.find(": ");
-  const std::string way = colon == all.npos ? "" : all.substr(colon + 2);
+  const std::string way = comm::fabric().way;
   const auto adapters = names_in("/sys/class/infiniband");
   const bool fast =
       std::ranges::any_of(std::array{"ucx", "ofi", "psm2", "openib", "mxm", "usnic"},
@@ -143,7 +140,7 @@ std::vector<Finding> slurm(const Subject&) {
         "is enough";
     return {finding};
   }
-  const std::string wanted = is_open_mpi() ? "pmix" : "pmi2";
+  const std::string wanted = comm::fabric().is_open_mpi() ? "pmix" : "pmi2";
   const bool there = std::ranges::any_of(
       plugins, [&](const std::string& name) { return name.starts_with(wanted); });
   if (!directory.empty() && !there) {
@@ -216,10 +213,10 @@ std::vector<Finding> gpu_software(const Subject& subject) {
   if (gpus == 0) return {{.what = "no NVIDIA GPU on this node: runs compute on its cores"}};
   const auto backend = subject.deck ? subject.deck->run.backend : deck::Backend::automatic;
   if (backend != deck::Backend::automatic && backend != deck::Backend::cuda) {
-    return {{.what = fmt::format("{} NVIDIA GPUs; the deck's run.backend = \"{}\" uses none", gpus,
-                                 enum_word(backend))}};
+    return {{.what = fmt::format("{}; the deck's run.backend = \"{}\" uses none",
+                                 count_text(gpus, "NVIDIA GPU"), enum_word(backend))}};
   }
-  std::vector<Finding> findings{{.what = fmt::format("{} NVIDIA GPUs", gpus)}};
+  std::vector<Finding> findings{{.what = count_text(gpus, "NVIDIA GPU")}};
   for (const GpuLibrary& row : kGpuLibraries)
     findings.push_back(look_at(row, subject.job.mpi.size() == 1));
   return findings;

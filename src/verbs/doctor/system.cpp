@@ -46,8 +46,9 @@ std::vector<Finding> open_files(const Subject& subject) {
   constexpr rlim_t kOwn = 256, kEachPeer = 4;  // sockets of MPI and of the watchdog
   const rlim_t needed = kOwn + kEachPeer * static_cast<rlim_t>(subject.job.mpi.size());
   const rlimit limit = limit_of(RLIMIT_NOFILE);
-  Finding finding{.what = fmt::format("{} for each process, {} are enough for {} ranks",
-                                      limit_text(limit.rlim_cur), needed, subject.job.mpi.size())};
+  Finding finding{.what = fmt::format("{} for each process, {} are enough for {}",
+                                      limit_text(limit.rlim_cur), needed,
+                                      count_text(subject.job.mpi.size(), "rank"))};
   if (limit.rlim_cur < needed) {
     finding.health = Health::poor;
     finding.fix = limit.rlim_max >= needed
@@ -99,8 +100,8 @@ std::vector<Finding> asynchronous_io(const Subject& subject) {
   // The kernel makes room for four requests a core at least, and counts each twice.
   const std::int64_t needed =
       2 * std::max(depth, kEachCore * cores) * files * subject.ranks_of_node();
-  Finding finding{.what = fmt::format("fs.aio-max-nr = {}, {} in use; {} are enough for {} ranks",
-                                      most, used, needed, subject.ranks_of_node())};
+  Finding finding{.what = fmt::format("fs.aio-max-nr = {}, {} in use; {} are enough for {}", most,
+                                      used, needed, count_text(subject.ranks_of_node(), "rank"))};
   if (most - used < needed) {
     finding.health = offloads ? Health::broken : Health::poor;
     finding.code = offloads ? ExitCode::io : ExitCode::ok;
@@ -118,22 +119,22 @@ std::vector<Finding> cores(const Subject& subject) {
   const deck::RunSection run = subject.deck ? subject.deck->run : deck::RunSection{};
   const std::int64_t may = subject.job.mpi.cores(), ranks = subject.ranks_of_node(),
                      each = setup::thread_count(run, subject.job.mpi.cores());
-  Finding finding{.what = fmt::format("{} of this node; each of its {} ranks may use {}, and "
-                                      "computes with {} threads",
-                                      of_node, ranks, may, each)};
+  Finding finding{.what = fmt::format("{} of this node for {}; each may use {}, and "
+                                      "computes with {}",
+                                      of_node, count_text(ranks, "rank"), may,
+                                      count_text(each, "thread"))};
   if (each * ranks > of_node) {
     finding.fix = fmt::format(
         "start fewer ranks on a node, or with fewer threads (OMP_NUM_THREADS, run.threads): {} "
-        "take turns on {} cores",
-        each * ranks, of_node);
+        "take turns on {}",
+        each * ranks, count_text(of_node, "core"));
   } else if ((each + 1) * ranks <= of_node && each < may) {
-    finding.fix = fmt::format("OMP_NUM_THREADS={} or run.threads: {} cores stand idle",
-                              of_node / ranks, of_node - each * ranks);
+    finding.fix = fmt::format("OMP_NUM_THREADS={} or run.threads: {} idle", of_node / ranks,
+                              count_text(of_node - each * ranks, "core stands", "cores stand"));
   } else if ((each + 1) * ranks <= of_node) {
     finding.fix = fmt::format(
-        "mpirun --bind-to none, or --map-by socket:PE={0}; srun --cpus-per-task={0}: {1} cores "
-        "stand idle",
-        of_node / ranks, of_node - each * ranks);
+        "mpirun --bind-to none, or --map-by socket:PE={0}; srun --cpus-per-task={0}: {1} idle",
+        of_node / ranks, count_text(of_node - each * ranks, "core stands", "cores stand"));
   }
   if (!finding.fix.empty()) finding.health = Health::poor;
   return {finding};

@@ -50,13 +50,18 @@ ChartAxis x_axis(const Chart& chart) {
 /// From the least to the greatest value, but for a few that would press the others flat: those are
 /// drawn at the edge, and the figure says up to what they go.
 std::optional<ChartAxis> y_axis(const Chart& chart, double& greatest) {
+  constexpr double kMost = 1e300;  // distances of larger numbers may be none any more
+  greatest = std::numeric_limits<double>::lowest();
   std::vector<double> all;
-  for (const ChartLine& line : chart.lines)
-    std::ranges::copy_if(line.y, std::back_inserter(all),
-                         [](double y) { return std::isfinite(y); });
+  for (const ChartLine& line : chart.lines) {
+    for (const double y : line.y) {
+      if (!std::isfinite(y)) continue;
+      greatest = std::max(greatest, y);
+      all.push_back(std::clamp(y, -kMost, kMost));
+    }
+  }
   if (all.empty()) return std::nullopt;
   std::ranges::sort(all);
-  greatest = all.back();
   ChartAxis axis{all.front(), all.back()};
   constexpr double kWide = 100, kFlat = 10, kFew = 0.01;
   if (chart.scale == Chart::Scale::logarithmic_where_wide && axis.low > 0 &&
@@ -179,7 +184,8 @@ std::string path_of(const ChartLine& line, const ChartAxis& x, const ChartAxis& 
 ChartLine smoothed(const ChartLine& line) {
   ChartLine result{.name = line.name, .x = line.x, .y = line.y};
   const auto n = std::ssize(line.y), half = std::max<std::ptrdiff_t>(1, n / 200);
-  std::vector<double> sums(line.y.size() + 1), counts(line.y.size() + 1);
+  std::vector<long double> sums(line.y.size() + 1);  // of what may be as large as a double is
+  std::vector<double> counts(line.y.size() + 1);
   for (std::size_t i = 0; i < line.y.size(); ++i) {
     const bool counted = std::isfinite(line.y[i]);
     sums[i + 1] = sums[i] + (counted ? line.y[i] : 0);
@@ -188,8 +194,8 @@ ChartLine smoothed(const ChartLine& line) {
   for (std::ptrdiff_t i = 0; i < n; ++i) {
     const auto begin = static_cast<std::size_t>(std::max<std::ptrdiff_t>(0, i - half)),
                end = static_cast<std::size_t>(std::min(n, i + half + 1));
-    result.y[static_cast<std::size_t>(i)] =
-        (sums[end] - sums[begin]) / (counts[end] - counts[begin]);  // 0 / 0: a gap
+    result.y[static_cast<std::size_t>(i)] = static_cast<double>(
+        (sums[end] - sums[begin]) / (counts[end] - counts[begin]));  // 0 / 0: a gap
   }
   return result;
 }
@@ -249,13 +255,16 @@ std::string figure(const Chart& chart) {
 
 std::string short_number(double value) {
   struct Suffix {
-    double from, unit;
+    double from, unit;  // from: rounded to four digits it is one of this unit
     const char* text;
   };
-  constexpr Suffix kSuffixes[] = {
-      {1e12, 1e12, "T"}, {1e9, 1e9, "G"}, {1e6, 1e6, "M"}, {1e4, 1e3, "k"}};
+  constexpr double kBelow = 0.99995, kNoSuffix = 1e15;
+  constexpr Suffix kSuffixes[] = {{kBelow * 1e12, 1e12, "T"},
+                                  {kBelow * 1e9, 1e9, "G"},
+                                  {kBelow * 1e6, 1e6, "M"},
+                                  {kBelow * 1e4, 1e3, "k"}};
   for (const Suffix& suffix : kSuffixes) {
-    if (std::abs(value) >= suffix.from)
+    if (std::abs(value) >= suffix.from && std::abs(value) < kNoSuffix)
       return fmt::format("{:.4g}{}", value / suffix.unit, suffix.text);
   }
   return fmt::format("{:.4g}", value + 0.0);  // no "-0"

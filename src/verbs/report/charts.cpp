@@ -62,7 +62,7 @@ std::vector<ChartMark> marks_of(const RunRecord& run) {
 
 /// The kinds of marks that there are, for those who look at the charts.
 void marks_legend(Page& page, const RunRecord& run) {
-  std::map<EventKind, std::size_t> counts;
+  std::map<EventKind, std::int64_t> counts;
   for (const RunEvent& e : run.events) ++counts[e.kind];
   if (counts.empty()) return;
   page.markup("<p class=\"marks\">On the axis: ");
@@ -70,8 +70,8 @@ void marks_legend(Page& page, const RunRecord& run) {
     const std::string_view word = enum_word(kind);
     page.markup(
         fmt::format("<span><svg viewBox=\"0 0 22 14\"><line x1=\"11\" x2=\"11\" y1=\"0\" "
-                    "y2=\"14\" class=\"mark {0}\"/></svg>{1} {0}{2}</span>",
-                    word, count, count == 1 ? "" : "s"));
+                    "y2=\"14\" class=\"mark {}\"/></svg>{}</span>",
+                    word, count_text(count, word)));
   }
   page.markup("</p>\n");
 }

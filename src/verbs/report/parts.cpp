@@ -6,6 +6,7 @@
 #include "core/clock.hpp"
 #include "core/svg.hpp"
 #include "io/file.hpp"
+#include "train/report/resolved.hpp"
 #include "verbs/check/check.hpp"
 #include "verbs/report/chart.hpp"
 #include "verbs/simulate/simulate.hpp"
@@ -33,7 +34,8 @@ std::vector<std::string> start_row(const RunRecord& run, std::size_t i) {
           moment_text(start.time),
           fmt::format("{}", start.after + 1),
           fmt::format("{}", start.done_again),
-          fmt::format("{} ranks, {} nodes: {}", start.ranks, start.nodes, start.layout),
+          fmt::format("{}, {}: {}", count_text(start.ranks, "rank"),
+                      count_text(start.nodes, "node"), start.layout),
           fmt::format("{} {}", start.version, start.commit),
           bytes_text(start.predicted_bytes),
           start.end ? bytes_text(start.end->peak_resident_bytes) : "",
@@ -188,17 +190,14 @@ void step_part(Page& page, const RunRecord& run, const std::optional<deck::Machi
 void deck_part(Page& page, const RunRecord& run) {
   const auto fold = [&](const std::string& name, const char* what) {
     const auto text = file_of(run, name.c_str());
-    if (!text) return false;
+    if (!text) return page.paragraph("There is no " + name + ".");
     page.begin_folded(name + what, false);
     page.preformatted(*text);
     page.end_folded();
-    return true;
   };
-  if (!fold("resolved.toml", ", every default filled in"))
-    page.paragraph("There is no resolved.toml.");
-  // Decks of earlier starts are numbered, where they are kept.
-  for (int n = 1; fold(fmt::format("resolved.{}.toml", n), ", of earlier starts"); ++n) {
-  }
+  fold("resolved.toml", ", every default filled in");
+  for (const auto& path : train::kept_resolved(run.directory))
+    fold(path.filename().string(), ", of earlier starts");
 }
 
 }  // namespace tessera::verbs

@@ -43,12 +43,13 @@ void tiles(Page& page, const RunRecord& run) {
   tile(run.by_the_clock ? "since the first step" : "time in steps", hours_text(last.elapsed));
   if (run.starts.empty()) return static_cast<void>(page.markup("</div>\n"));
   const Start& start = run.starts.back();
-  tile(fmt::format("ranks on {} nodes", start.nodes), fmt::format("{}", start.ranks));
+  tile((start.ranks == 1 ? "rank on " : "ranks on ") + count_text(start.nodes, "node"),
+       fmt::format("{}", start.ranks));
   tile("parameters", number(start.parameters));
   if (start.predicted_bytes >= 0)
     tile("memory of a rank, predicted",
          human_bytes(static_cast<std::int64_t>(start.predicted_bytes)));
-  tile("restarts", fmt::format("{}", run.starts.size() - 1));
+  tile(run.starts.size() == 2 ? "restart" : "restarts", fmt::format("{}", run.starts.size() - 1));
   page.markup("</div>\n");
 }
 
@@ -98,21 +99,21 @@ ExitCode report_runs(const ReportOptions& o) {
   std::optional<deck::Machine> machine;
   if (!o.machine.empty()) machine = deck::load_machine(o.machine);
   std::vector<RunRecord> runs;
-  std::size_t steps = 0;
+  std::int64_t steps = 0;
   for (const std::string& directory : o.runs) {
     runs.push_back(read_run(directory));
-    steps += runs.back().steps.size();
+    steps += std::ssize(runs.back().steps);
   }
   tell_apart(runs);
-  Page page("Tessera: " + (runs.size() == 1 ? runs[0].name : fmt::format("{} runs", runs.size())));
+  Page page("Tessera: " + (runs.size() == 1 ? runs[0].name : count_text(std::ssize(runs), "run")));
   std::vector<std::string> missing;
   if (runs.size() > 1) comparison_part(page, runs);
   for (std::size_t i = 0; i < runs.size(); ++i) run_part(page, runs[i], i + 1, machine, missing);
   const std::string html = page.finish();
   io::write_text(o.out, html);
   for (const std::string& what : missing) fmt::print("not in it: {}\n", printable(what));
-  fmt::print("{}: {} runs, {} steps, {}\n", printable(o.out), runs.size(), steps,
-             human_bytes(std::ssize(html)));
+  fmt::print("{}: {}, {}, {}\n", printable(o.out), count_text(std::ssize(runs), "run"),
+             count_text(steps, "step"), human_bytes(std::ssize(html)));
   return ExitCode::ok;
 }
 

@@ -126,8 +126,8 @@ class Search {
     try_schedules();
     if (found_.empty()) {
       throw DeckError(
-          Lines{fmt::format("{}: no layout of {} ranks will do:\n{}", printable(layout_.deck.path),
-                            layout_.ranks, rejections())});
+          Lines{fmt::format("{}: no layout of {} will do:\n{}", printable(layout_.deck.path),
+                            count_text(layout_.ranks, "rank"), rejections())});
     }
     const auto shown = std::span(found_).first(std::min(found_.size(), std::size_t{kShown}));
     in_parallel(shown, [this](Found& f) { simulate(f); });
@@ -397,11 +397,12 @@ class Search {
 
   std::string table(std::span<const Found> shown) const {
     std::string text = fmt::format(
-        "{} on {} ranks of {}, {} nodes: {} sequences of {} a step; {} layouts compared\n"
+        "{} on {} of {}, {}: {} of {} a step; {} compared\n"
         "{:>2}{:>11}{:>12}{:>7}  {:<26}{:<15}{:>5}{:>6}  {:<10}{:>10}{:>7}\n",
-        name_, layout_.ranks, machine_.name, layout_.nodes, global_, sequence_,
-        std::ssize(found_) + slower_, "", "step", "tokens/s", "MFU", "data x pipeline x tensor",
-        "schedule", "micro", "ZeRO", "recompute", "memory", "idle");
+        name_, count_text(layout_.ranks, "rank"), machine_.name, count_text(layout_.nodes, "node"),
+        count_text(global_, "sequence"), sequence_,
+        count_text(std::ssize(found_) + slower_, "layout"), "", "step", "tokens/s", "MFU",
+        "data x pipeline x tensor", "schedule", "micro", "ZeRO", "recompute", "memory", "idle");
     for (std::size_t i = 0; i < shown.size(); ++i) {
       const Found& f = shown[i];
       text += fmt::format(
@@ -422,27 +423,28 @@ class Search {
     std::string text;
     if (const auto more = slower_ + std::max<std::int64_t>(std::ssize(found_) - kShown, 0);
         more > 0)
-      text += fmt::format("  {} layouts are slower\n", more);
+      text += fmt::format("  {} slower\n", count_text(more, "layout is", "layouts are"));
     if (hopeless_ > 0) {
       text += fmt::format(
-          "  {} have so few micro-batches for their stages, or such small ones, that no schedule "
-          "makes up for it\n",
-          hopeless_.load());
+          "  {} so few micro-batches for the stages, or such small ones, that no schedule makes up "
+          "for it\n",
+          count_text(hopeless_, "layout has", "layouts have"));
     }
     if (unseen_ > 0) {
       text += fmt::format("  {} or more were not looked at, for {} s were over (--within)\n",
                           unseen_.load(), within_);
     }
     if (too_long_ > 0) {
-      text += fmt::format("  {} have more micro-batches a step than one plan holds\n",
-                          too_long_.load());
+      text += fmt::format("  {} more micro-batches a step than one plan holds\n",
+                          count_text(too_long_, "layout has", "layouts have"));
     }
     if (too_large_ > 0) {
       text += fmt::format(
-          "  {} need more than the {} of a rank's device; the nearest needs {}: tensor {}, "
-          "pipeline {}, batch.micro {}, ZeRO-{}, recompute {}\n",
-          too_large_, human_bytes(budget_), human_bytes(least_too_large_), smallest_.tensor,
-          smallest_.pipeline, smallest_.micro, smallest_.stage, enum_word(smallest_.recompute));
+          "  {} more than the {} of a rank's device; the nearest needs {}: tensor {}, pipeline {}, "
+          "batch.micro {}, ZeRO-{}, recompute {}\n",
+          count_text(too_large_, "layout needs", "layouts need"), human_bytes(budget_),
+          human_bytes(least_too_large_), smallest_.tensor, smallest_.pipeline, smallest_.micro,
+          smallest_.stage, enum_word(smallest_.recompute));
     }
     for (const auto& [reason, choices] : rejected_) {
       const Choice& first = *std::ranges::min_element(choices, {}, [](const Choice& c) {
@@ -450,13 +452,13 @@ class Search {
       });
       std::set<std::pair<std::int64_t, std::int64_t>> grids;
       for (const Choice& c : choices) grids.insert({c.tensor, c.pipeline});
-      text += fmt::format("  tensor {}, pipeline {}{}: {}\n", first.tensor, first.pipeline,
-                          grids.size() > 1 ? fmt::format(" and {} others", grids.size() - 1) : "",
-                          reason);
+      text += fmt::format(
+          "  tensor {}, pipeline {}{}: {}\n", first.tensor, first.pipeline,
+          grids.size() > 1 ? " and " + count_text(std::ssize(grids) - 1, "other") : "", reason);
     }
     if (layout_.ranks > layers_)
-      text +=
-          fmt::format("  more stages, or chunks of them, than the model's {} layers\n", layers_);
+      text += fmt::format("  more stages, or chunks of them, than the model's {}\n",
+                          count_text(layers_, "layer"));
     if (layout_.nodes > 1)
       text += fmt::format("  tensor ranks beyond the {} of a node: they talk most\n", local());
     if (budget_ == 0) {

@@ -55,10 +55,11 @@ void report(const LayoutOptions& layout, const deck::Machine& machine) {
   const plan::Simulation& s = found.simulation;
   const Speed speed = speed_of(p, s.step, machine);
   const deck::Deck& deck = p.loaded.deck;
-  fmt::print("{} on {} ranks of {}, {} nodes: {}, ZeRO-{}, {} micro-batches of {}, {}\n",
-             deck.run.name, layout.ranks, machine.name, layout.nodes,
-             to_string(p.inputs.layout.mesh), p.inputs.sharding.stage, shape.micro_batches,
-             shape.micro, to_string(p.inputs.numerics.compute));
+  fmt::print("{} on {} of {}, {}: {}, ZeRO-{}, {} of {}, {}\n", deck.run.name,
+             count_text(layout.ranks, "rank"), machine.name, count_text(layout.nodes, "node"),
+             to_string(p.inputs.layout.mesh), p.inputs.sharding.stage,
+             count_text(shape.micro_batches, "micro-batch", "micro-batches"), shape.micro,
+             to_string(p.inputs.numerics.compute));
   if (!settled.empty()) fmt::print("{}\n", settled);
   fmt::print("step                   {:.1f} ms\n", s.step * 1e3);
   fmt::print("speed                  {:.5g} tokens/s, {:.4g} TFLOP/s a rank, MFU {}\n",

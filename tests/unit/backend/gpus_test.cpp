@@ -61,6 +61,20 @@ TEST(Gpus, MustBeAlikeAndApart) {
   EXPECT_EQ(GpuOfRank::parse(c.text()).host, c.host);
 }
 
+TEST(Gpus, AreOnEveryRankOrTheDeckOrANodeIsWrong) {
+  const std::string none = "n7 has no NVIDIA GPU", hidden = "this process may use no GPU of n8";
+  check_presence({});  // on ranks other than 0
+  check_presence(std::array<std::string, 2>{});
+  for (const auto& absences : {std::vector{none}, std::vector{none, hidden}}) {
+    const std::string nowhere = test::message_of<DeckError>([&] { check_presence(absences); });
+    EXPECT_TRUE(nowhere.starts_with(none + ": run on nodes with GPUs")) << nowhere;
+  }
+  const std::string some = test::message_of<DeviceError>([&] {
+    check_presence(std::array<std::string, 4>{"", none, "", hidden});
+  });
+  EXPECT_TRUE(some.starts_with("rank 1: n7 has no NVIDIA GPU, while 2 of 4 ranks")) << some;
+}
+
 TEST(Gpus, MustHaveOneAnswerToAttention) {
   const AttentionAnswers takes{{"a", ""}, {"b", "too wide"}}, more{{"a", ""}, {"c", ""}},
       refuses{{"b", "too wide, says another"}, {"c", "too new"}};

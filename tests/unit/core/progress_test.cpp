@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <utility>
 #include <vector>
+
+#include "core/bytes.hpp"
 
 namespace tessera {
 namespace {
@@ -57,6 +61,7 @@ TEST(ProgressLine, SaysHowMuchWhereTheTotalIsNotKnown) {
 }
 
 TEST(ProgressLine, IsSilentWithoutAScreen) {
+  EXPECT_FALSE(Screen::terminal(1).write) << "rank 0 draws for all";
   ProgressLine progress("reading", ProgressLine::Unit::bytes, Screen::none());
   progress.at(1, 2);
 }
@@ -79,6 +84,31 @@ TEST(Clock, DurationsForPeople) {
 
 TEST(Clock, MomentsAreUtc) {
   EXPECT_EQ(utc_text(std::chrono::system_clock::from_time_t(1772337906)), "2026-03-01 04:05:06Z");
+}
+
+TEST(HumanNumbers, AreInTheUnitThatTheyAreRoundedTo) {
+  for (const auto& [n, text] : {std::pair{0.0, "0"},
+                                {812.4, "812"},
+                                {999.6, "1.0k"},
+                                {999949.0, "999.9k"},
+                                {999960.0, "1.0M"},
+                                {999.96e6, "1.00B"},
+                                {1.254e9, "1.25B"}})
+    EXPECT_EQ(human_count(n), text) << n;
+  for (const auto& [bytes, text] : {std::pair<std::int64_t, const char*>{410, "0.4 KiB"},
+                                    {(1 << 20) - 100, "1023.9 KiB"},
+                                    {(1 << 20) - 10, "1.00 MiB"},
+                                    {(1 << 30) - 1000, "1.00 GiB"},
+                                    {3 * (1LL << 29), "1.50 GiB"}})
+    EXPECT_EQ(human_bytes(bytes), text) << bytes;
+}
+
+TEST(CountText, HasASingular) {
+  EXPECT_EQ(count_text(0, "rank"), "0 ranks");
+  EXPECT_EQ(count_text(1, "rank"), "1 rank");
+  EXPECT_EQ(count_text(2, "rank"), "2 ranks");
+  EXPECT_EQ(count_text(1, "micro-batch", "micro-batches"), "1 micro-batch");
+  EXPECT_EQ(count_text(4, "micro-batch", "micro-batches"), "4 micro-batches");
 }
 
 }  // namespace

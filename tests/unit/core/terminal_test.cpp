@@ -27,6 +27,15 @@ TEST(Printable, EscapesWhatSteersATerminalOrForgesALine) {
   EXPECT_EQ(printable("\xc2\xa0"), "\xc2\xa0") << "a space that breaks no line";
 }
 
+TEST(Printable, EscapesWhatChangesTheOrderOfText) {
+  EXPECT_EQ(printable("a\u202Etxt.exe"), "a\\xe2\\x80\\xaetxt.exe");
+  for (const std::string_view one : {"\u061C", "\u200E", "\u200F", "\u2028", "\u2029", "\u202A",
+                                     "\u202D", "\u2066", "\u2067", "\u2068", "\u2069"})
+    EXPECT_TRUE(printable(one).starts_with("\\x")) << printable(one);
+  for (const std::string_view near : {"\u200D", "\u2010", "\u2027", "\u202F", "\u2065", "\u206A"})
+    EXPECT_EQ(printable(near), near);
+}
+
 TEST(Printable, EscapesBytesThatAreNoUtf8) {
   EXPECT_EQ(printable("\x9b"
                       "2J \xff \xc3"),
@@ -44,6 +53,13 @@ TEST(Printable, KeepsLineEndsThatAreMeant) {
 TEST(Printable, ChangesNothingTheSecondTime) {
   const std::string once = printable("\x1b\n\xff\\");
   EXPECT_EQ(printable(once), once);
+}
+
+TEST(ShellWord, IsQuotedWhereAShellWouldReadMore) {
+  EXPECT_EQ(shell_word("/runs/a-b_1.0/stop"), "/runs/a-b_1.0/stop");
+  EXPECT_EQ(shell_word("/my runs/stop"), "'/my runs/stop'");
+  EXPECT_EQ(shell_word("it's $HOME"), "'it'\\''s $HOME'");
+  EXPECT_EQ(shell_word(""), "''");
 }
 
 TEST(Error, ShowsWhatItQuotesEscaped) {

@@ -295,8 +295,8 @@ TEST(Ranks, QuantizedTrafficThatDoesNotTravel) {
             "--set #2: zero.quantize.weights = \"int8\" has no effect: parameters are gathered at "
             "stage 3 only, not at zero.stage = 2 (set zero.stage = 3, or leave it at \"none\")");
   const std::string both = quantized_refusal({stage, weights, gradients}, 1);
-  expect_contains(both, "zero.quantize.weights = \"int8\" has no effect: 1 ranks / (");
-  expect_contains(both, "zero.quantize.gradients = \"int4\" has no effect: 1 ranks / (");
+  expect_contains(both, "zero.quantize.weights = \"int8\" has no effect: 1 rank / (");
+  expect_contains(both, "zero.quantize.gradients = \"int4\" has no effect: 1 rank / (");
   expect_contains(quantized_refusal({stage, weights, "parallel.pipeline=2"}, 2),
                   "2 ranks / (tensor 1 x pipeline 2) leave one data rank");
 }

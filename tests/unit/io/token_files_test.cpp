@@ -176,7 +176,7 @@ TEST(TokenCorpus, RefusesDamagedShards) {
       {llmc_bytes(7, 1, 2, two), "magic number 7"},
       {llmc_bytes(20240520, 2, 2, two), "version 2"},
       {llmc_bytes(20240520, 1, 3, two), "do not fit the 3 tokens"},
-      {llmc_bytes(20240520, 1, 1, two), "do not fit the 1 tokens"},
+      {llmc_bytes(20240520, 1, 1, two), "do not fit the 1 token that"},
       {llmc_bytes(20240520, 1, -2, two), "do not fit the -2 tokens"}};
   for (const auto& [bytes, expected] : cases) {
     test::write_file(dir / "a.bin", bytes);

@@ -134,7 +134,7 @@ TEST(Available, RefusesWhatDoesNotFit) {
     FAIL() << "accepted";
   } catch (const MemoryError& e) {
     EXPECT_EQ(std::string(e.what()).find(
-                  "4 ranks on this node need 2.00 GiB each, but it has 3.00 GiB left"),
+                  "a rank needs 2.00 GiB, but this node has 3.00 GiB left for 4 ranks: "),
               0U)
         << e.what();
   }

@@ -62,11 +62,10 @@ TEST(CheckProducts, NamesKeyValueAndRemedy) {
                      "run.threads=1"})
                     .find("part 0 of run.reproducible_tensor = 4,") == std::string::npos,
             false);
-  EXPECT_EQ(
-      refusal({"model.head_dim=8", "model.hidden=64", "parallel.tensor=4"}),
-      "--set #1: precision.matmul = \"fp8\" needs multiples of 16, but the columns of 1 heads "
-      "and 1 kv heads of model.head_dim = 8, part 0 of parallel.tensor = 4, is 8 (give a "
-      "multiple of 16 as model.head_dim, or precision.matmul = \"same\")");
+  EXPECT_EQ(refusal({"model.head_dim=8", "model.hidden=64", "parallel.tensor=4"}),
+            "--set #1: precision.matmul = \"fp8\" needs multiples of 16, but the columns of 1 head "
+            "and 1 kv head of model.head_dim = 8, part 0 of parallel.tensor = 4, is 8 (give a "
+            "multiple of 16 as model.head_dim, or precision.matmul = \"same\")");
   EXPECT_EQ(
       refusal({"model.hidden=72", "model.head_dim=16"}),
       "--set #1: precision.matmul = \"fp8\" needs multiples of 16, but model.hidden is 72 (give "

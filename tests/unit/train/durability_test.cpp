@@ -1,8 +1,10 @@
 // What a run keeps beside its checkpoints, on a disk that loses power after every single call.
 #include <gtest/gtest.h>
 
+#include "deck/load.hpp"
 #include "support/crash_disk.hpp"
 #include "support/temporary_directory.hpp"
+#include "train/report/resolved.hpp"
 #include "train/report/run_directory.hpp"
 
 namespace tessera::train {
@@ -83,6 +85,34 @@ TEST(Crash, LeavesWhyARunHasEndedWholeAndRemovesItForGood) {
     EXPECT_TRUE(found.empty() || found == whole) << found;
     EXPECT_TRUE(changes != written || found == whole) << "reported as written, and lost";
     EXPECT_TRUE(changes != disk.changes() || found.empty()) << "removed, and back";
+  });
+}
+
+// The next start compares its deck with this one, whenever the job before was killed.
+TEST(Crash, LeavesAResolvedDeckAtEveryMoment) {
+  const test::FastDirectory directory;
+  const auto deck_of = [](int steps) {
+    return deck::parse_deck(fmt::format("run.steps = {}\nmodel.family = \"gpt2\"\n"
+                                        "model.preset = \"gpt2_124m\"\ndata.train = [\"none\"]\n"
+                                        "batch.global = 1\noptimizer.lr = 1.0\n",
+                                        steps),
+                            "deck.toml")
+        .deck;
+  };
+  const std::string first = to_toml(deck_of(1)), second = to_toml(deck_of(2));
+  write_resolved(deck_of(1), directory.path());
+  test::CrashDisk disk(directory.path());
+  write_resolved(deck_of(2), directory.path());
+  disk.stop();
+  disk.each_crash(10, 4, [&](std::size_t changes, const fs::path& root) {
+    SCOPED_TRACE(disk.describe(changes));
+    const std::string found = read_or_empty(root / "resolved.toml");
+    EXPECT_TRUE(found == first || found == second) << found;
+    EXPECT_TRUE(found == first || read_or_empty(root / "resolved.1.toml") == first);
+    write_resolved(deck_of(2), root);  // the next start
+    EXPECT_EQ(read_or_empty(root / "resolved.toml"), second);
+    EXPECT_EQ(read_or_empty(root / "resolved.1.toml"), first);
+    EXPECT_FALSE(fs::exists(root / "resolved.2.toml")) << "kept twice";
   });
 }
 

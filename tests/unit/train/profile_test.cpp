@@ -125,8 +125,8 @@ TEST_F(ProfileTest, OfAnotherLayoutDeckOrNoneIsRefused) {
   const std::string bf16 = with(inputs(DType::bf16));
   EXPECT_NE(bf16.find("rank_00000.jsonl:1: step 2 ran another plan"), std::string::npos) << bf16;
   const std::string alone = with(inputs(DType::f32, 1));
-  EXPECT_NE(alone.find("profile of 2 ranks on 1 nodes, 2 data x 1 pipeline x 1 tensor, but this "
-                       "plan is for 1 ranks"),
+  EXPECT_NE(alone.find("profile of 2 ranks on 1 node, 2 data x 1 pipeline x 1 tensor, but this "
+                       "plan is for 1 rank on 1 node, "),
             std::string::npos)
       << alone;
   auto nodes = inputs();

@@ -7,6 +7,7 @@
 
 #include "deck/load.hpp"
 #include "support/temporary_directory.hpp"
+#include "train/report/moved_rate.hpp"
 #include "train/report/resolved.hpp"
 #include "train/report/step_line.hpp"
 
@@ -112,9 +113,34 @@ TEST(Resolved, EachDifferentStartIsKept) {
   EXPECT_FALSE(last_resolved(directory.path()));
   start(first);
   EXPECT_EQ(kept("resolved.3.toml"), "of another version");
+  for (const char* other : {"resolved.01.toml", "resolved.9.toml.tmp", "resolved.x.toml"})
+    test::write_file(directory / other, "");
+  std::filesystem::remove(directory / "resolved.1.toml");  // somebody tidied up
+  start(longer);
+  EXPECT_EQ(kept("resolved.4.toml"), to_toml(first));
+  const auto names = kept_resolved(directory.path());
+  ASSERT_EQ(names.size(), 3U);
+  EXPECT_EQ(names[0], directory / "resolved.2.toml") << "the oldest first";
+  EXPECT_EQ(names[2], directory / "resolved.4.toml");
   const auto all = changes(first, longer);
   ASSERT_EQ(all.size(), 1U);
   EXPECT_EQ(all[0].key, "run.seed");
+}
+
+TEST(MovedRate, IsBlamedOnAllThatMovedIt) {
+  const deck::Deck before = deck_of("schedule.kind = \"cosine\"\nschedule.warmup_steps = 2\n");
+  const Course::MovedRate moved{.steps_before = 60, .decay_before = 60, .now = 0.9, .before = 0.75};
+  EXPECT_EQ(moved_rate_text(moved, 20, 1000, before, before),
+            "warning: the run is now 1000 steps long, was 60, which moves the learning rate: "
+            "9.000e-01 in step 21, 7.500e-01 on the curve of before, which schedule.decay_steps = "
+            "60 keeps");
+  const deck::Deck now = deck_of(
+      "schedule.kind = \"linear\"\nschedule.warmup_steps = 4\n"
+      "run.seed = 7\n");
+  EXPECT_EQ(moved_rate_text(moved, 20, 1, before, now),
+            "warning: the run is now 1 step long, was 60; schedule.kind = \"linear\", was "
+            "\"cosine\"; schedule.warmup_steps = 4, was 2: together they move the learning rate: "
+            "9.000e-01 in step 21, 7.500e-01 on the curve of before");
 }
 
 TEST(StepLine, FitsAHundredColumnsAndLeavesOutWhatIsEmpty) {
@@ -134,6 +160,11 @@ TEST(StepLine, FitsAHundredColumnsAndLeavesOutWhatIsEmpty) {
   line.gemm_share = 0.76;
   EXPECT_EQ(to_text(line), begin + " GEMM 76% 78.9k tok/s | 9s, ETA 1h37m");
   line.gemm_share = 0;
+  line.seconds = 0.09996;
+  EXPECT_NE(to_text(line).find("| 100 ms "), std::string::npos) << to_text(line);
+  line.seconds = 9.9996;
+  EXPECT_NE(to_text(line).find("| 10.0 s "), std::string::npos) << to_text(line);
+  line.seconds = 0.8124;
   line.mfu = 0.412;
   line.left.reset();
   EXPECT_EQ(to_text(line), begin + " MFU 41% 78.9k tok/s | 9s");
