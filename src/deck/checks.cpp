@@ -301,6 +301,14 @@ class Checker {
       problem("batch.ramp", fmt::format("batch.ramp has step {} after step {} (steps must grow)",
                                         (stalled + 1)->step, stalled->step));
     }
+    if (usable({"batch.ramp", "batch.lr_scaling"}) && ramp.empty() &&
+        batch.lr_scaling != LrScaling::none) {
+      problem("batch.lr_scaling",
+              fmt::format("batch.lr_scaling = \"{}\" has no effect without batch.ramp: all steps "
+                          "have the batch that optimizer.lr is for (leave it out, or give "
+                          "batch.ramp)",
+                          enum_word(batch.lr_scaling)));
+    }
   }
 
   void lengths() {

@@ -95,6 +95,7 @@ struct BatchSection {
   std::int64_t micro = 1;
   std::int64_t global = 0;
   std::vector<RampEntry> ramp;
+  LrScaling lr_scaling = LrScaling::none;
   bool operator==(const BatchSection&) const = default;
 };
 

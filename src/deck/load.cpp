@@ -142,6 +142,9 @@ class Resolver {
       o.ahead.reset();
     if (o.optimizer == OffloadTier::none && idle("offload.optimizer_share", {"offload.optimizer"}))
       o.optimizer_share = OffloadSection{}.optimizer_share;
+    BatchSection& batch = loaded_.deck.batch;
+    if (batch.ramp.empty() && idle("batch.lr_scaling", {"batch.ramp"}))
+      batch.lr_scaling = BatchSection{}.lr_scaling;
   }
 
  private:

@@ -221,6 +221,12 @@ constexpr SchemaRow kRows[] = {
                                            "[step, global] pairs: from that step on, this many "
                                            "sequences; before the first, batch.global",
                                            {.limits = kGlobal, .on_resume = event}),
+    row<&Deck::batch, &BatchSection::lr_scaling>("batch.lr_scaling",
+                                                 "what a step's batch makes of its learning rate, "
+                                                 "warm-up and min_lr included; linear: times "
+                                                 "its sequences over those of the last entry of "
+                                                 "batch.ramp, which optimizer.lr is for; sqrt: "
+                                                 "times the root of that"),
     row<&Deck::optimizer, &OptimizerSection::name>(
         "optimizer.name", "adamw decays weights apart from the gradient, adam through it",
         {.on_resume = refused}),

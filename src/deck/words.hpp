@@ -21,6 +21,7 @@ enum class Preset {
 };
 enum class NormPlaced { before, after };
 enum class OptimizerName { adamw, adam };
+enum class LrScaling { none, linear, sqrt };
 enum class ScheduleKind { constant, linear, cosine, wsd, step };
 enum class Warmup { linear, log };
 enum class Precision { f32, bf16, f16 };
@@ -93,6 +94,12 @@ template <>
 struct EnumWords<deck::OptimizerName> {
   using enum deck::OptimizerName;
   static constexpr std::array table = {std::pair{adamw, "adamw"}, std::pair{adam, "adam"}};
+};
+template <>
+struct EnumWords<deck::LrScaling> {
+  using enum deck::LrScaling;
+  static constexpr std::array table = {std::pair{none, "none"}, std::pair{linear, "linear"},
+                                       std::pair{sqrt, "sqrt"}};
 };
 template <>
 struct EnumWords<deck::ScheduleKind> {

@@ -39,6 +39,11 @@ class Restart(RunTest):
             job = self.run_job(0, "inspect", path, "--verify")
             self.assertEqual(job.code, 0, job.output)
 
+    def rates(self, name):
+        """The learning rate of each step of a run."""
+        steps = metrics.last_steps(metrics.read_events(self.dir / name))
+        return [e["lr"] for e in steps.values()]
+
     def test_45_stop_and_resume(self):
         for stage in range(4):
             with self.subTest(stage=stage):
@@ -46,6 +51,20 @@ class Restart(RunTest):
                 deck = self.restart_deck(f"halves{stage}", zero__stage=stage, checkpoint__every=5)
                 self.assertEqual(len(self.train(2, deck, "run.steps=5")), 5)
                 self.assertEqual(self.train(2, deck), want)
+
+    def test_the_rate_that_follows_the_batch_is_the_one_applied(self):
+        """The bits of a run that is given both by hand."""
+        flat = {"schedule__warmup_steps": 0, "run__steps": 6, "evaluate__batches": 1,
+                "data__validation": [str(self.corpus)]}
+        want = self.train(1, self.restart_deck("scaled", batch__ramp=[[4, 16]],
+                                               batch__lr_scaling="linear", **flat))
+        deck = self.restart_deck("by_hand", **flat)
+        self.train(1, deck, "run.steps=3", "optimizer.lr=0.0015")
+        self.assertEqual(self.train(1, deck, "batch.global=16"), want)
+        self.assertEqual(self.rates("scaled"), [0.0015] * 3 + [0.003] * 3)
+        self.assertEqual(self.rates("by_hand"), self.rates("scaled"))
+        job = self.run_job(0, "evaluate", self.dir / "scaled")  # which has no use for the ramp
+        self.assertEqual(job.code, 0, job.output)
 
     def test_45_resume_with_dropout_accumulation_and_bf16(self):
         changes = {"model__dropout": 0.1, "precision__compute": "bf16", "recompute__policy": "full"}

@@ -71,6 +71,15 @@ TEST(Checks, LengthsAndUnits) {
   expect_contains(refusal_of("evaluate.every=5"), "needs data.validation");
   expect_contains(refusal_of("batch.ramp=[[1, 2], [1, 4]]"), "steps must grow");
   EXPECT_EQ(refusal_of("batch.ramp=[[1, 2], [5, 4]]"), "");
+  expect_contains(refusal_of("batch.lr_scaling=square"), "must be one of none|linear|sqrt");
+  expect_contains(refusal_of("batch.lr_scaling=linear"), "has no effect without batch.ramp");
+  EXPECT_EQ(refusal(kSmallDeck, {"batch.ramp=[[5, 4]]", "batch.lr_scaling=sqrt"}), "");
+  // Who takes a file's ramp away need not take what scales with it.
+  std::string scaled(kSmallDeck);
+  scaled.insert(scaled.find("[optimizer]"), "ramp = [[5, 4]]\nlr_scaling = \"sqrt\"\n\n");
+  EXPECT_EQ(refusal(scaled), "");
+  EXPECT_EQ(refusal(scaled, {"batch.ramp=[]"}), "");
+  expect_contains(refusal(scaled, {"batch.ramp=[]", "batch.lr_scaling=linear"}), "has no effect");
   expect_contains(
       refusal(kSmallDeck, {"model.context=2048", "batch.sequence=2048", "batch.micro=1048576"}),
       "batch.micro = 1048576 makes micro-batches of more than 2147483647 tokens (give at most "
