@@ -250,7 +250,11 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::optimizer, &OptimizerSection::clip_norm>(
         "optimizer.clip_norm", "largest global gradient norm; 0 = no clipping",
         {.limits = at_least(0)}),
-    row<&Deck::schedule, &ScheduleSection::kind>("schedule.kind", "shape after the warm-up"),
+    row<&Deck::schedule, &ScheduleSection::kind>(
+        "schedule.kind",
+        "shape after the warm-up: wsd stays, then decays linearly at the run's end (Hu et al. "
+        "2024); step drops; inverse_sqrt: optimizer.lr x sqrt(warm-up / update) (Vaswani et al. "
+        "2017, equation 3)"),
     row<&Deck::schedule, &ScheduleSection::warmup_steps>(
         "schedule.warmup_steps", "length of the warm-up, 0 = none; at most one of the three",
         {.limits = at_least(0), .unset = "none"}),
@@ -276,8 +280,13 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::schedule, &ScheduleSection::min_lr>(
         "schedule.min_lr", "learning rate at the end of the decay", {.limits = at_least(0)}),
     row<&Deck::schedule, &ScheduleSection::step_size>(
-        "schedule.step_size", "updates between drops, for kind step",
-        {.limits = at_least(1), .unset = "required for kind step"}),
+        "schedule.step_size", "updates between drops from the warm-up's end on, for kind step",
+        {.limits = at_least(1), .unset = "kind step needs it or step_epochs"}),
+    row<&Deck::schedule, &ScheduleSection::step_epochs>(
+        "schedule.step_epochs",
+        "passes over the training data between drops, instead of step_size: a drop follows the "
+        "step that completes them",
+        {.limits = above(0), .unset = "see step_size"}),
     row<&Deck::schedule, &ScheduleSection::gamma>(
         "schedule.gamma", "factor of each drop, for kind step",
         {.limits = {.low = 0, .high = 1, .above_low = true}}),

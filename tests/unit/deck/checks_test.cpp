@@ -66,6 +66,14 @@ TEST(Checks, LengthsAndUnits) {
                   "keep one");
   EXPECT_EQ(refusal(kSmallDeck, {"schedule.warmup_steps=100"}), "");  // longer than the run: legal
   expect_contains(refusal_of("schedule.kind=step"), "needs schedule.step_size");
+  EXPECT_EQ(refusal(kSmallDeck, {"schedule.kind=step", "schedule.step_epochs=0.5"}), "");
+  expect_contains(
+      refusal(kSmallDeck, {"schedule.kind=step", "schedule.step_epochs=1", "schedule.step_size=5"}),
+      "schedule.step_epochs and schedule.step_size (--set #3) say the same thing");
+  expect_contains(refusal_of("schedule.step_epochs=0"), "must be a number, > 0");
+  expect_contains(refusal_of("schedule.gamma=-0.5"), "must be a number, > 0 and <= 1");
+  expect_contains(refusal_of("schedule.kind=inverse_sqrt"), "needs a warm-up");
+  EXPECT_EQ(refusal(kSmallDeck, {"schedule.kind=inverse_sqrt", "schedule.warmup_tokens=5"}), "");
   expect_contains(refusal_of("schedule.min_lr=1"), "more than optimizer.lr");
   expect_contains(refusal_of("data.train=[]"), "names no token file");
   expect_contains(refusal_of("evaluate.every=5"), "needs data.validation");

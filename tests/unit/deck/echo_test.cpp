@@ -28,7 +28,8 @@ TEST(Echo, ParsesBackToTheSameDeck) {
       {"model.preset=llama_8b", "model.kv_heads=2", "zero.stage=3", "run.epochs=1.5",
        "run.tokens=9007199254740993"},
       {"run.resume='a \"path\"\\with\u00e9'", "run.time_limit='1-02:03:04'", "run.seed=0"},
-      {"memory.device=3GiB", "batch.ramp=[[1, 4], [100, 8]]", "schedule.warmup_epochs=0.1"},
+      {"memory.device=3GiB", "batch.ramp=[[1, 4], [100, 8]]", "batch.lr_scaling=sqrt",
+       "schedule.warmup_epochs=0.1", "schedule.kind=inverse_sqrt", "schedule.step_epochs=0.3"},
       {"optimizer.lr=0.1", "optimizer.betas=[0.1, 0.30000000000000004]", "optimizer.eps=5e-324",
        "precision.loss_scale=65536", "schedule.kind=step", "schedule.step_size=3"},
       {"data.train=[\"tab\\there\\u0001\\n\"]", "data.validation=[\"a\", \"b*\"]"}};
