@@ -125,7 +125,8 @@ uses("schedule", "scheduler.params.", warmup_min_lr=number(0), warmup_max_lr=num
      warmup_num_steps=SIZE, warmup_type=one_of("log", "linear"), total_num_steps=SIZE,
      warmup_min_ratio=number(0), cos_min_ratio=number(0))
 lacks("a run that goes on knows its step", "scheduler.params.", last_batch_iteration=integer(-1))
-lacks("Tessera's schedules are constant, linear, cosine, wsd and step, without a momentum",
+lacks("Tessera's schedules are constant, linear, cosine, wsd, step and inverse_sqrt, without a "
+      "momentum",
       "scheduler.params.", lr_range_test_min_lr=number(0), lr_range_test_step_size=COUNT,
       lr_range_test_step_rate=number(0), lr_range_test_staircase=BOOLEAN, cycle_min_lr=number(0),
       cycle_max_lr=number(0), decay_lr_rate=number(0), cycle_first_step_size=SIZE,

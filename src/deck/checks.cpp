@@ -308,6 +308,14 @@ class Checker {
       problem("batch.ramp", fmt::format("batch.ramp has step {} after step {} (steps must grow)",
                                         (stalled + 1)->step, stalled->step));
     }
+    if (usable({"batch.ramp", "batch.lr_scaling"}) && ramp.empty() &&
+        batch.lr_scaling != LrScaling::none) {
+      problem("batch.lr_scaling",
+              fmt::format("batch.lr_scaling = \"{}\" has no effect without batch.ramp: all steps "
+                          "have the batch that optimizer.lr is for (leave it out, or give "
+                          "batch.ramp)",
+                          enum_word(batch.lr_scaling)));
+    }
   }
 
   void lengths() {
@@ -316,9 +324,20 @@ class Checker {
     }
     at_most_one({"schedule.warmup_steps", "schedule.warmup_tokens", "schedule.warmup_epochs"});
     at_most_one({"schedule.decay_steps", "schedule.decay_tokens", "schedule.decay_epochs"});
+    at_most_one({"schedule.step_size", "schedule.step_epochs"});
     const ScheduleSection& s = deck_.schedule;
-    if (usable({"schedule.kind"}) && s.kind == ScheduleKind::step && !set("schedule.step_size")) {
-      problem("schedule.kind", "schedule.kind = \"step\" needs schedule.step_size");
+    if (usable({"schedule.kind"}) && s.kind == ScheduleKind::step && !set("schedule.step_size") &&
+        !set("schedule.step_epochs")) {
+      problem("schedule.kind",
+              "schedule.kind = \"step\" needs schedule.step_size, or schedule.step_epochs");
+    }
+    if (usable({"schedule.kind", "schedule.warmup_steps", "schedule.warmup_tokens",
+                "schedule.warmup_epochs"}) &&
+        s.kind == ScheduleKind::inverse_sqrt && !s.warmup_steps && !s.warmup_tokens &&
+        !s.warmup_epochs) {
+      problem("schedule.kind",
+              "schedule.kind = \"inverse_sqrt\" needs a warm-up, from whose length the rate falls: "
+              "give schedule.warmup_steps, warmup_tokens or warmup_epochs");
     }
     if (usable({"schedule.min_lr", "optimizer.lr"}) && s.min_lr > deck_.optimizer.lr) {
       problem("schedule.min_lr", fmt::format("schedule.min_lr = {} is more than optimizer.lr = {}",

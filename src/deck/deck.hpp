@@ -95,6 +95,7 @@ struct BatchSection {
   std::int64_t micro = 1;
   std::int64_t global = 0;
   std::vector<RampEntry> ramp;
+  LrScaling lr_scaling = LrScaling::none;
   bool operator==(const BatchSection&) const = default;
 };
 
@@ -124,7 +125,7 @@ struct OptimizerSection {
   bool operator==(const OptimizerSection&) const = default;
 };
 
-/// At most one of each warm-up and decay length is set.
+/// At most one of each of the lengths of warm-up, decay and step is set.
 struct ScheduleSection {
   ScheduleKind kind = ScheduleKind::cosine;
   std::optional<std::int64_t> warmup_steps;
@@ -137,6 +138,7 @@ struct ScheduleSection {
   std::optional<double> decay_epochs;
   double min_lr = 0;
   std::optional<std::int64_t> step_size;
+  std::optional<double> step_epochs;
   double gamma = 0.1;
   bool operator==(const ScheduleSection&) const = default;
 };

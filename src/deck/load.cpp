@@ -145,6 +145,9 @@ class Resolver {
     for (const std::string& key : unused_optimizer_keys(loaded_.deck.optimizer.name)) {
       if (idle(key, {"optimizer.name"})) find_row(key)->field.set(loaded_.deck, {});
     }
+    BatchSection& batch = loaded_.deck.batch;
+    if (batch.ramp.empty() && idle("batch.lr_scaling", {"batch.ramp"}))
+      batch.lr_scaling = BatchSection{}.lr_scaling;
   }
 
  private:

@@ -221,6 +221,12 @@ constexpr SchemaRow kRows[] = {
                                            "[step, global] pairs: from that step on, this many "
                                            "sequences; before the first, batch.global",
                                            {.limits = kGlobal, .on_resume = event}),
+    row<&Deck::batch, &BatchSection::lr_scaling>("batch.lr_scaling",
+                                                 "what a step's batch makes of its learning rate, "
+                                                 "warm-up and min_lr included; linear: times "
+                                                 "its sequences over those of the last entry of "
+                                                 "batch.ramp, which optimizer.lr is for; sqrt: "
+                                                 "times the root of that"),
     row<&Deck::optimizer, &OptimizerSection::name>(
         "optimizer.name",
         "adamw decays weights apart from the gradient, adam through it; lamb scales each tensor's "
@@ -272,7 +278,11 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::optimizer, &OptimizerSection::clip_norm>(
         "optimizer.clip_norm", "largest global gradient norm; 0 = no clipping",
         {.limits = at_least(0)}),
-    row<&Deck::schedule, &ScheduleSection::kind>("schedule.kind", "shape after the warm-up"),
+    row<&Deck::schedule, &ScheduleSection::kind>(
+        "schedule.kind",
+        "shape after the warm-up: wsd stays, then decays linearly at the run's end (Hu et al. "
+        "2024); step drops; inverse_sqrt: optimizer.lr x sqrt(warm-up / update) (Vaswani et al. "
+        "2017, equation 3)"),
     row<&Deck::schedule, &ScheduleSection::warmup_steps>(
         "schedule.warmup_steps", "length of the warm-up, 0 = none; at most one of the three",
         {.limits = at_least(0), .unset = "none"}),
@@ -298,8 +308,13 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::schedule, &ScheduleSection::min_lr>(
         "schedule.min_lr", "learning rate at the end of the decay", {.limits = at_least(0)}),
     row<&Deck::schedule, &ScheduleSection::step_size>(
-        "schedule.step_size", "updates between drops, for kind step",
-        {.limits = at_least(1), .unset = "required for kind step"}),
+        "schedule.step_size", "updates between drops from the warm-up's end on, for kind step",
+        {.limits = at_least(1), .unset = "kind step needs it or step_epochs"}),
+    row<&Deck::schedule, &ScheduleSection::step_epochs>(
+        "schedule.step_epochs",
+        "passes over the training data between drops, instead of step_size: a drop follows the "
+        "step that completes them",
+        {.limits = above(0), .unset = "see step_size"}),
     row<&Deck::schedule, &ScheduleSection::gamma>(
         "schedule.gamma", "factor of each drop, for kind step",
         {.limits = {.low = 0, .high = 1, .above_low = true}}),

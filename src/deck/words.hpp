@@ -21,7 +21,8 @@ enum class Preset {
 };
 enum class NormPlaced { before, after };
 enum class OptimizerName { adamw, adam, lamb, lion, sgd };
-enum class ScheduleKind { constant, linear, cosine, wsd, step };
+enum class LrScaling { none, linear, sqrt };
+enum class ScheduleKind { constant, linear, cosine, wsd, step, inverse_sqrt };
 enum class Warmup { linear, log };
 enum class Precision { f32, bf16, f16 };
 enum class Matmul { same, tf32, fp8 };
@@ -97,11 +98,18 @@ struct EnumWords<deck::OptimizerName> {
                                        std::pair{sgd, "sgd"}};
 };
 template <>
+struct EnumWords<deck::LrScaling> {
+  using enum deck::LrScaling;
+  static constexpr std::array table = {std::pair{none, "none"}, std::pair{linear, "linear"},
+                                       std::pair{sqrt, "sqrt"}};
+};
+template <>
 struct EnumWords<deck::ScheduleKind> {
   using enum deck::ScheduleKind;
-  static constexpr std::array table = {std::pair{constant, "constant"}, std::pair{linear, "linear"},
-                                       std::pair{cosine, "cosine"}, std::pair{wsd, "wsd"},
-                                       std::pair{step, "step"}};
+  static constexpr std::array table = {
+      std::pair{constant, "constant"}, std::pair{linear, "linear"},
+      std::pair{cosine, "cosine"},     std::pair{wsd, "wsd"},
+      std::pair{step, "step"},         std::pair{inverse_sqrt, "inverse_sqrt"}};
 };
 template <>
 struct EnumWords<deck::Warmup> {

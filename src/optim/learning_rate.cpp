@@ -20,7 +20,7 @@ std::optional<std::int64_t> samples_of(const std::optional<std::int64_t>& tokens
 
 LearningRate::LearningRate(const deck::ScheduleSection& s, double lr, const Timeline& timeline,
                            std::int64_t run_steps)
-    : schedule_(s), lr_(lr), run_(run_steps) {
+    : schedule_(s), lr_(lr), timeline_(timeline), run_(run_steps) {
   if (s.warmup_steps) {
     warmup_ = *s.warmup_steps;
   } else if (const auto samples = samples_of(s.warmup_tokens, s.warmup_epochs, timeline)) {
@@ -36,6 +36,22 @@ LearningRate::LearningRate(const deck::ScheduleSection& s, double lr, const Time
   } else {
     decay_ = std::max<std::int64_t>(0, run_ - warmup_);
   }
+  if (s.kind == deck::ScheduleKind::step && s.step_epochs)
+    drop_samples_ = timeline.samples_of_epochs(*s.step_epochs);
+}
+
+/// The last update before the decay.
+std::int64_t LearningRate::decay_begin() const {
+  return schedule_.kind == deck::ScheduleKind::wsd ? std::max(warmup_, run_ - decay_) : warmup_;
+}
+
+/// How often the rate of kind step has dropped before update `update`: as StepLR of PyTorch has it,
+/// after each full step since the warm-up.
+std::int64_t LearningRate::drops(std::int64_t update) const {
+  const std::int64_t done = std::max<std::int64_t>(0, update - 1 - warmup_);
+  if (drop_samples_ == 0) return done / schedule_.step_size.value_or(1);
+  return (timeline_.samples_after(warmup_ + done) - timeline_.samples_after(warmup_)) /
+         drop_samples_;
 }
 
 double LearningRate::at(std::int64_t update) const {
@@ -45,8 +61,9 @@ double LearningRate::at(std::int64_t update) const {
     const double part = log ? std::log(s) / std::log(w) : s / w;
     return schedule_.warmup_start_lr + (lr_ - schedule_.warmup_start_lr) * part;
   }
-  // Position in a decay of decay_ updates that starts after update `from`; 1 at its end and beyond.
-  const auto decayed = [&](std::int64_t from) {
+  // Position in the decay; 1 at its end and beyond.
+  const auto decayed = [&] {
+    const std::int64_t from = decay_begin();
     if (update <= from) return 0.0;
     return decay_ == 0
                ? 1.0
@@ -55,15 +72,14 @@ double LearningRate::at(std::int64_t update) const {
   const double span = lr_ - schedule_.min_lr;
   switch (schedule_.kind) {
     case deck::ScheduleKind::constant: return lr_;
-    case deck::ScheduleKind::linear: return lr_ - span * decayed(warmup_);
+    case deck::ScheduleKind::linear:
+    case deck::ScheduleKind::wsd: return lr_ - span * decayed();
     case deck::ScheduleKind::cosine:
-      return schedule_.min_lr + span * 0.5 * (1.0 + std::cos(std::numbers::pi * decayed(warmup_)));
-    case deck::ScheduleKind::wsd: return lr_ - span * decayed(std::max(warmup_, run_ - decay_));
-    case deck::ScheduleKind::step: {
-      const std::int64_t size = schedule_.step_size.value_or(1);
-      const std::int64_t drops = (update - warmup_) / size;
-      return std::max(schedule_.min_lr, lr_ * std::pow(schedule_.gamma, drops));
-    }
+      return schedule_.min_lr + span * 0.5 * (1.0 + std::cos(std::numbers::pi * decayed()));
+    case deck::ScheduleKind::step:
+      return std::max(schedule_.min_lr, lr_ * std::pow(schedule_.gamma, drops(update)));
+    case deck::ScheduleKind::inverse_sqrt:
+      return std::max(schedule_.min_lr, lr_ * std::sqrt(std::max(1.0, w) / s));
   }
   return lr_;
 }

@@ -1,7 +1,11 @@
 // Learning-rate schedules: warm-up, then constant, linear, cosine (Loshchilov and Hutter 2017),
-// warm-up-stable-decay (Hu et al. 2024) or steps with gamma.
+// warm-up-stable-decay (Hu et al. 2024), steps with gamma, or the inverse square root (Vaswani et
+// al. 2017, equation 3, scaled so that its peak is the deck's rate).
 #pragma once
 
+#include <cstdint>
+
+#include "deck/deck.hpp"
 #include "optim/timeline.hpp"
 
 namespace tessera::optim {
@@ -9,8 +13,8 @@ namespace tessera::optim {
 class LearningRate {
  public:
   /// `run_steps` is the run's length. Lengths in tokens and epochs become updates where `timeline`
-  /// says they are consumed: from the run's start for the warm-up, from the warm-up's end for the
-  /// decay, or back from the run's end for that of wsd.
+  /// says they are consumed: from the run's start for the warm-up, from the warm-up's end for decay
+  /// and drops, or back from the run's end for the decay of wsd.
   LearningRate(const deck::ScheduleSection& schedule, double lr, const Timeline& timeline,
                std::int64_t run_steps);
 
@@ -21,9 +25,14 @@ class LearningRate {
   std::int64_t decay_steps() const { return decay_; }
 
  private:
+  std::int64_t decay_begin() const;
+  std::int64_t drops(std::int64_t update) const;
+
   deck::ScheduleSection schedule_;
   double lr_;
+  Timeline timeline_;
   std::int64_t warmup_ = 0, decay_ = 0, run_ = 0;  // updates
+  std::int64_t drop_samples_ = 0;                  // between drops; 0: schedule.step_size says it
 };
 
 }  // namespace tessera::optim

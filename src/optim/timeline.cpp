@@ -17,6 +17,18 @@ std::int64_t Timeline::global(std::int64_t step) const {
   return global;
 }
 
+double Timeline::lr_scale(std::int64_t step) const {
+  if (batch_.ramp.empty()) return 1;
+  const double share =
+      static_cast<double>(global(step)) / static_cast<double>(batch_.ramp.back().global);
+  switch (batch_.lr_scaling) {
+    case deck::LrScaling::none: return 1;
+    case deck::LrScaling::linear: return share;
+    case deck::LrScaling::sqrt: return std::sqrt(share);
+  }
+  return 1;
+}
+
 std::int64_t Timeline::samples_after(std::int64_t step) const {
   std::int64_t samples = 0, from = 1;  // [from, next) has one batch size
   for (const auto& entry : batch_.ramp) {

@@ -21,6 +21,9 @@ class Timeline {
 
   /// Sequences of the global batch of step `step` (from 1).
   std::int64_t global(std::int64_t step) const;
+  /// What batch.lr_scaling makes of the learning rate of step `step`: 1 at the last batch of the
+  /// ramp.
+  double lr_scale(std::int64_t step) const;
   /// Sequences consumed by steps 1 .. step.
   std::int64_t samples_after(std::int64_t step) const;
   /// The step after which a run that is at `from` has consumed `samples` sequences.

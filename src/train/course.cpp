@@ -23,12 +23,15 @@ std::optional<Course::MovedRate> Course::rate_moved_by_length(const deck::Deck& 
   const auto rate_of = [&](std::int64_t run_steps) {
     return optim::LearningRate(before.schedule, before.optimizer.lr, timeline, run_steps);
   };
-  const std::int64_t update = progress.applied + 1;
+  const std::int64_t update = progress.applied + 1, step = progress.step + 1;
   const optim::LearningRate was = rate_of(steps);
+  const auto lr_before = [&](std::int64_t of_update, std::int64_t of_step) {
+    return progress.lr_factor * timeline.lr_scale(of_step) * was.at(of_update);
+  };
   const MovedRate rates{.steps_before = steps,
                         .decay_before = was.decay_steps(),
-                        .now = lr(update),
-                        .before = progress.lr_factor * was.at(update)};
+                        .now = lr(update, step),
+                        .before = lr_before(update, step)};
   const bool by_length = rate_of(steps_).at(update) != was.at(update);
   return by_length && rates.now != rates.before ? std::optional(rates) : std::nullopt;
 }

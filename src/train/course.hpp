@@ -46,8 +46,10 @@ class Course {
   bool over() const { return progress.step >= steps_; }
   /// Whether what is done every so many steps, and after the last, is due now; 0: never.
   bool due(std::int64_t every) const { return every > 0 && (progress.step % every == 0 || over()); }
-  /// The learning rate of the nth update.
-  double lr(std::int64_t update) const { return progress.lr_factor * rate_->at(update); }
+  /// The learning rate of the nth update, if step `step` makes it.
+  double lr(std::int64_t update, std::int64_t step) const {
+    return progress.lr_factor * timeline_.lr_scale(step) * rate_->at(update);
+  }
 
   /// The learning rate of the next update, and what it would be had the run's length not changed.
   struct MovedRate {

@@ -151,7 +151,7 @@ StepInput Trainer::step_input() const {
   set(kernels::StepScalar::loss_gradient,
       course.scaler.scale() / course.tokens(course.progress.step + 1));
   set(kernels::StepScalar::unscale, 1.0 / course.scaler.scale());
-  set(kernels::StepScalar::lr, course.lr(update));
+  set(kernels::StepScalar::lr, course.lr(update, course.progress.step + 1));
   run_.engine->inputs().optimizer.set_scalars(input.scalars, update);
   return input;
 }

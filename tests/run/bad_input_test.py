@@ -43,6 +43,9 @@ class BadInput(RunTest):
             ("model__hidden", 2**40, "hidden"), ("model__preset", "gpt5", "preset"),
             ("precision__compute", "fp8", "bf16"), ("offload__optimizer", "ssd", "nvme"),
             ("schedule__kind", "cosin", "cosine"), ("run__steps", None, "steps"),
+            ("schedule__step_epochs", -1.0, "> 0"), ("schedule__gamma", -0.6, "> 0 and <= 1"),
+            ("batch__lr_scaling", "cubic", "none|linear|sqrt"),
+            ("batch__lr_scaling", "linear", "no effect without batch.ramp"),
             ("parallel__tensor", 50, "tensor"), ("parallel__pipeline", 50, "pipeline"),
         ]
         for key, value, text in cases:

@@ -39,13 +39,59 @@ class Restart(RunTest):
             job = self.run_job(0, "inspect", path, "--verify")
             self.assertEqual(job.code, 0, job.output)
 
+    def rates(self, name):
+        """The learning rate of each step of a run."""
+        steps = metrics.last_steps(metrics.read_events(self.dir / name))
+        return [e["lr"] for e in steps.values()]
+
     def test_45_stop_and_resume(self):
-        for stage in range(4):
+        """At each stage another course: stopped in the warm-up, on the way, and at its end."""
+        ramp = {"batch__ramp": [[4, 16], [9, 32]]}
+        fifth = math.ceil(0.2 * self.sequences())  # of an epoch
+        drops = [max(0, 8 * max(0, s - 1 - 3)) // fifth for s in range(1, 13)]
+        warm = [min(1, s / 3) for s in range(1, 13)]
+        share = [0.25] * 3 + [0.5] * 5 + [1] * 4
+        courses = (
+            ({"schedule__kind": "step", "schedule__step_epochs": 0.2, "schedule__gamma": 0.6},
+             [w * 0.6 ** d for w, d in zip(warm, drops)]),
+            ({"schedule__kind": "inverse_sqrt", "batch__lr_scaling": "linear", **ramp},
+             [f * min(s / 3, math.sqrt(3 / s)) for s, f in zip(range(1, 13), share)]),
+            ({"batch__lr_scaling": "sqrt", **ramp},
+             [f ** 0.5 * w for w, f in zip(warm, share)]),
+            ({}, warm))
+        self.assertEqual(drops[-1], 1, "there is one")
+        for stage, (course, factors) in enumerate(courses):
             with self.subTest(stage=stage):
-                want = self.train(2, self.restart_deck(f"whole{stage}", zero__stage=stage))
-                deck = self.restart_deck(f"halves{stage}", zero__stage=stage, checkpoint__every=5)
-                self.assertEqual(len(self.train(2, deck, "run.steps=5")), 5)
-                self.assertEqual(self.train(2, deck), want)
+                course["zero__stage"] = stage
+                want = self.train(2, self.restart_deck(f"whole{stage}", **course))
+                for rate, factor in zip(self.rates(f"whole{stage}"), factors, strict=True):
+                    self.assertAlmostEqual(rate / 3e-3, factor, delta=1e-14)
+                deck = self.restart_deck(f"parts{stage}", checkpoint__every=100, **course)
+                for steps in (2, 7, 12):
+                    self.assertEqual(len(self.train(2, deck, f"run.steps={steps}")), steps)
+                self.assertEqual(self.numbers(f"parts{stage}"), want)
+                self.assertEqual(self.rates(f"parts{stage}"), self.rates(f"whole{stage}"))
+                log = (self.dir / f"whole{stage}" / "log.txt").read_text()
+                for step, rate in enumerate(self.rates(f"whole{stage}"), 1):
+                    self.assertRegex(log, rf"step {step}/12 \|.* lr {rate:.1e} \|")
+
+    def sequences(self):
+        """Of one pass over the corpus: 16 tokens and a target each."""
+        return (3000 - 1) // 16
+
+    def test_the_rate_that_follows_the_batch_is_the_one_applied(self):
+        """The bits of a run that is given both by hand."""
+        flat = {"schedule__warmup_steps": 0, "run__steps": 6, "evaluate__batches": 1,
+                "data__validation": [str(self.corpus)]}
+        want = self.train(1, self.restart_deck("scaled", batch__ramp=[[4, 16]],
+                                               batch__lr_scaling="linear", **flat))
+        deck = self.restart_deck("by_hand", **flat)
+        self.train(1, deck, "run.steps=3", "optimizer.lr=0.0015")
+        self.assertEqual(self.train(1, deck, "batch.global=16"), want)
+        self.assertEqual(self.rates("scaled"), [0.0015] * 3 + [0.003] * 3)
+        self.assertEqual(self.rates("by_hand"), self.rates("scaled"))
+        job = self.run_job(0, "evaluate", self.dir / "scaled")  # which has no use for the ramp
+        self.assertEqual(job.code, 0, job.output)
 
     def test_45_resume_with_dropout_accumulation_and_bf16(self):
         changes = {"model__dropout": 0.1, "precision__compute": "bf16", "recompute__policy": "full"}

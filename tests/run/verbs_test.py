@@ -253,7 +253,8 @@ class Verbs(RunTest):
     def test_benchmarks_report_shares_of_limits(self):
         """A deck's ramp, its length in epochs and what it resumes from do not disturb its step."""
         deck = self.deck("deck", tiny_deck(self.corpus, run__steps=None, run__epochs=1,
-                                           run__resume="must", batch__ramp=[[1, 2], [2, 4]]))
+                                           run__resume="must", batch__ramp=[[1, 2], [2, 4]],
+                                           batch__lr_scaling="linear"))
         for rows, arguments in (
                 ({"memcpy", "all_gather", "MPI_Allgather", "reduce_scatter", "MPI_Reduce_scatter",
                   "all_to_all", "MPI_Alltoall"}, ["collectives"]),

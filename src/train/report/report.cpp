@@ -282,7 +282,8 @@ double Report::share_of(double rate, const StepResult& r) const {
 
 /// Of the update that the step made, or would have made.
 double Report::lr(const StepResult& r) const {
-  return run_.course.lr(run_.course.progress.applied + (r.applied ? 0 : 1));
+  const Progress& at = run_.course.progress;
+  return run_.course.lr(at.applied + (r.applied ? 0 : 1), at.step);
 }
 
 void Report::begin() { begin_ = SteadyClock::now(); }

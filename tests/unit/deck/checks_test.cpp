@@ -66,12 +66,29 @@ TEST(Checks, LengthsAndUnits) {
                   "keep one");
   EXPECT_EQ(refusal(kSmallDeck, {"schedule.warmup_steps=100"}), "");  // longer than the run: legal
   expect_contains(refusal_of("schedule.kind=step"), "needs schedule.step_size");
+  EXPECT_EQ(refusal(kSmallDeck, {"schedule.kind=step", "schedule.step_epochs=0.5"}), "");
+  expect_contains(
+      refusal(kSmallDeck, {"schedule.kind=step", "schedule.step_epochs=1", "schedule.step_size=5"}),
+      "schedule.step_epochs and schedule.step_size (--set #3) say the same thing");
+  expect_contains(refusal_of("schedule.step_epochs=0"), "must be a number, > 0");
+  expect_contains(refusal_of("schedule.gamma=-0.5"), "must be a number, > 0 and <= 1");
+  expect_contains(refusal_of("schedule.kind=inverse_sqrt"), "needs a warm-up");
+  EXPECT_EQ(refusal(kSmallDeck, {"schedule.kind=inverse_sqrt", "schedule.warmup_tokens=5"}), "");
   expect_contains(refusal_of("schedule.min_lr=1"), "more than optimizer.lr");
   expect_contains(refusal_of("optimizer.trust=[0.1, 1]"), "optimizer.trust has no effect");
   expect_contains(refusal_of("data.train=[]"), "names no token file");
   expect_contains(refusal_of("evaluate.every=5"), "needs data.validation");
   expect_contains(refusal_of("batch.ramp=[[1, 2], [1, 4]]"), "steps must grow");
   EXPECT_EQ(refusal_of("batch.ramp=[[1, 2], [5, 4]]"), "");
+  expect_contains(refusal_of("batch.lr_scaling=square"), "must be one of none|linear|sqrt");
+  expect_contains(refusal_of("batch.lr_scaling=linear"), "has no effect without batch.ramp");
+  EXPECT_EQ(refusal(kSmallDeck, {"batch.ramp=[[5, 4]]", "batch.lr_scaling=sqrt"}), "");
+  // Who takes a file's ramp away need not take what scales with it.
+  std::string scaled(kSmallDeck);
+  scaled.insert(scaled.find("[optimizer]"), "ramp = [[5, 4]]\nlr_scaling = \"sqrt\"\n\n");
+  EXPECT_EQ(refusal(scaled), "");
+  EXPECT_EQ(refusal(scaled, {"batch.ramp=[]"}), "");
+  expect_contains(refusal(scaled, {"batch.ramp=[]", "batch.lr_scaling=linear"}), "has no effect");
   expect_contains(
       refusal(kSmallDeck, {"model.context=2048", "batch.sequence=2048", "batch.micro=1048576"}),
       "batch.micro = 1048576 makes micro-batches of more than 2147483647 tokens (give at most "

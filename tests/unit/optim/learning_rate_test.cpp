@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <vector>
 
 namespace tessera::optim {
 namespace {
@@ -32,7 +34,7 @@ double close(double x) { return 1e-15 * std::abs(x) + 1e-18; }
 
 TEST(LearningRate, WarmsUpLinearlyFromTheStart) {
   for (auto kind : {ScheduleKind::constant, ScheduleKind::linear, ScheduleKind::cosine,
-                    ScheduleKind::wsd, ScheduleKind::step}) {
+                    ScheduleKind::wsd, ScheduleKind::step, ScheduleKind::inverse_sqrt}) {
     ScheduleSection s = schedule(kind, 8);
     s.warmup_start_lr = 1e-4;
     const LearningRate rate(s, kLr, timeline, 100);
@@ -90,13 +92,74 @@ TEST(LearningRate, WarmUpStableDecay) {
     EXPECT_NEAR(rate.at(u), kLr - (kLr - kMin) * (u - 80) / 20, close(kLr));
 }
 
-TEST(LearningRate, Steps) {
-  ScheduleSection s = schedule(ScheduleKind::step, 5);
-  s.step_size = 10;
+/// The rate of each update by torch.optim.lr_scheduler.StepLR, whose step() is called after each
+/// `size` updates that follow the warm-up: here as the recursion that its documentation states.
+std::vector<double> step_lr(int warmup, int size, double gamma, int updates) {
+  std::vector<double> rates;
+  double rate = kLr;
+  for (int u = 1; u <= updates; ++u) {
+    rates.push_back(std::max(kMin, rate));
+    if (u > warmup && (u - warmup) % size == 0) rate *= gamma;
+  }
+  return rates;
+}
+
+TEST(LearningRate, StepsAreThoseOfStepLr) {
+  for (const int warmup : {0, 5}) {
+    ScheduleSection s = schedule(ScheduleKind::step, warmup);
+    s.step_size = 10;
+    s.gamma = 0.5;
+    const LearningRate rate(s, kLr, timeline, 1000);
+    const auto expected = step_lr(warmup, 10, s.gamma, 100);
+    for (int u = std::max(1, warmup); u <= 100; ++u)
+      EXPECT_NEAR(rate.at(u), expected[static_cast<std::size_t>(u - 1)], close(kLr)) << u;
+  }
+}
+
+// 25 steps of 4 sequences are an epoch of 100; 24 and a part one of 97.
+TEST(LearningRate, StepsInEpochs) {
+  for (const auto& [sequences, size] : {std::pair{100, 25}, {97, 0}}) {
+    ScheduleSection s = schedule(ScheduleKind::step, 0);
+    s.step_epochs = 1;
+    s.gamma = 0.6;
+    s.min_lr = 0;
+    const LearningRate rate(s, kLr, Timeline(batch(4), sequences), 1000);
+    int passes = 0;  // over the data, completed by the steps before
+    for (int u = 1; u <= 200; ++u) {
+      while ((passes + 1) * sequences <= (u - 1) * 4) ++passes;
+      EXPECT_NEAR(rate.at(u), kLr * std::pow(0.6, passes), close(kLr)) << u;
+      if (size > 0) {
+        EXPECT_EQ(passes, (u - 1) / size);
+      }
+    }
+  }
+}
+
+// Two epochs of 50 sequences each: from update 3 on, after the warm-up's 20 sequences, the batch
+// is 20.
+TEST(LearningRate, StepsInEpochsOfABatchThatGrows) {
+  ScheduleSection s = schedule(ScheduleKind::step, 2);
+  s.step_epochs = 2;
   s.gamma = 0.5;
-  const LearningRate rate(s, kLr, timeline, 1000);
-  for (int u = 5; u <= 100; ++u)
-    EXPECT_EQ(rate.at(u), std::max(kMin, kLr * std::pow(0.5, (u - 5) / 10))) << u;
+  s.min_lr = 0;
+  const LearningRate rate(s, kLr, Timeline(batch(10, {{.step = 3, .global = 20}}), 50), 100);
+  EXPECT_EQ(rate.at(1), kLr / 2);
+  for (int u = 2; u <= 7; ++u) EXPECT_EQ(rate.at(u), kLr) << u;  // 3 .. 7 take 100 sequences
+  for (int u = 8; u <= 12; ++u) EXPECT_EQ(rate.at(u), kLr / 2) << u;
+  EXPECT_EQ(rate.at(13), kLr / 4);
+}
+
+// d_model^-0.5 min(step^-0.5, step warmup^-1.5), divided by its peak, d_model^-0.5 warmup^-0.5.
+TEST(LearningRate, InverseSquareRoot) {
+  ScheduleSection s = schedule(ScheduleKind::inverse_sqrt, 40);
+  const LearningRate rate(s, kLr, timeline, 100);
+  for (int u = 1; u <= 4000; ++u) {
+    const double paper = std::min(std::pow(u, -0.5), u * std::pow(40, -1.5)) / std::pow(40, -0.5);
+    EXPECT_NEAR(rate.at(u), u < 40 ? kLr * paper : std::max(kMin, kLr * paper), 4 * close(kLr))
+        << u;
+  }
+  EXPECT_EQ(rate.at(40), kLr);
+  EXPECT_EQ(rate.at(160), kLr / 2);
 }
 
 TEST(LearningRate, AGivenDecayEndsBeforeTheRun) {

@@ -5,6 +5,7 @@
 
 #include <limits>
 #include <random>
+#include <vector>
 
 #include "core/error.hpp"
 
@@ -65,6 +66,23 @@ TEST(Timeline, TheFirstLimitEndsTheRun) {
   EXPECT_EQ(timeline.run_steps(run), 10);
   run.steps = 7;
   EXPECT_EQ(timeline.run_steps(run), 7);
+}
+
+TEST(Timeline, ScalesTheRateToTheLastBatchOfTheRamp) {
+  deck::BatchSection b = batch(2, {{.step = 3, .global = 8}, {.step = 5, .global = 32}});
+  const auto scales = [&](deck::LrScaling scaling) {
+    b.lr_scaling = scaling;
+    const Timeline timeline(b, 0);
+    std::vector<double> all;
+    for (std::int64_t step = 1; step <= 6; ++step) all.push_back(timeline.lr_scale(step));
+    return all;
+  };
+  using Scales = std::vector<double>;
+  EXPECT_EQ(scales(deck::LrScaling::none), Scales(6, 1.0));
+  EXPECT_EQ(scales(deck::LrScaling::linear), (Scales{0.0625, 0.0625, 0.25, 0.25, 1, 1}));
+  EXPECT_EQ(scales(deck::LrScaling::sqrt), (Scales{0.25, 0.25, 0.5, 0.5, 1, 1}));
+  b.ramp = {};
+  EXPECT_EQ(scales(deck::LrScaling::linear), Scales(6, 1.0));
 }
 
 TEST(Timeline, RefusesEpochsOfUnknownData) {

@@ -1,0 +1,42 @@
+// The learning rate of a step: the schedule's, scaled with the batch, after rollbacks.
+#include "train/course.hpp"
+
+#include <gtest/gtest.h>
+
+namespace tessera::train {
+namespace {
+
+constexpr double kLr = 1e-3;
+
+/// Warm-up of 4 updates, stable, and a linear decay over the last 5 of 20; the batch doubles twice.
+deck::Deck deck_of_course() {
+  deck::Deck deck;
+  deck.run.steps = 20;
+  deck.batch = {.sequence = 16,
+                .micro = 1,
+                .global = 2,
+                .ramp = {{.step = 3, .global = 4}, {.step = 9, .global = 8}},
+                .lr_scaling = deck::LrScaling::linear};
+  deck.optimizer.lr = kLr;
+  deck.schedule.kind = deck::ScheduleKind::wsd;
+  deck.schedule.warmup_steps = 4;
+  deck.schedule.decay_steps = 5;
+  return deck;
+}
+
+TEST(Course, TheRateIsTheSchedulesScaledWithTheBatch) {
+  const deck::Deck deck = deck_of_course();
+  Course course(deck);
+  course.set_data(100);
+  course.progress.lr_factor = 0.5;  // of a rollback
+  for (int step = 1; step <= 20; ++step) {
+    const double schedule = step < 4 ? kLr * step / 4 : step <= 15 ? kLr : kLr * (20 - step) / 5;
+    const double batch = step < 3 ? 0.25 : step < 9 ? 0.5 : 1;
+    EXPECT_NEAR(course.lr(step, step), 0.5 * batch * schedule, 1e-18) << step;
+  }
+  // After two skipped steps an update comes later, with the batch of its own step.
+  EXPECT_NEAR(course.lr(2, 4), 0.5 * 0.5 * kLr * 2 / 4, 1e-18);
+}
+
+}  // namespace
+}  // namespace tessera::train
