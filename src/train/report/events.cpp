@@ -51,7 +51,7 @@ std::vector<EventKind> make_kinds() {
          "checkpoint of another run: from its deck), but "
          "`run.deadline`: `key`, `saved` (before) and `now`, as TOML"}}},
       {"lr_moved",
-       "The run has another length than before, which moves the learning rate",
+       "The run has another length than before, which makes the learning rate jump",
        {{"step", "", "that the run goes on from"},
         {"steps", "steps", "the run's length"},
         {"steps_before", "steps", "the length before"},

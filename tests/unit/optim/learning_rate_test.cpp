@@ -162,6 +162,18 @@ TEST(LearningRate, InverseSquareRoot) {
   EXPECT_EQ(rate.at(160), kLr / 2);
 }
 
+// As a run that goes on from a checkpoint of the stable phase with another length and decay.
+TEST(LearningRate, StableDecayMayBeginAtAnyStepOfTheStablePhase) {
+  ScheduleSection s = schedule(ScheduleKind::wsd, 10);
+  s.decay_steps = 20;
+  const LearningRate planned(s, kLr, timeline, 100);
+  s.decay_steps = 15;
+  const LearningRate cooled(s, kLr, timeline, 50 + 15);
+  for (int u = 1; u <= 50; ++u) EXPECT_EQ(cooled.at(u), planned.at(u)) << u;
+  for (int u = 51; u <= 65; ++u)
+    EXPECT_NEAR(cooled.at(u), kLr - (kLr - kMin) * (u - 50) / 15, close(kLr)) << u;
+}
+
 TEST(LearningRate, AGivenDecayEndsBeforeTheRun) {
   ScheduleSection s = schedule(ScheduleKind::linear, 0);
   s.decay_steps = 10;
