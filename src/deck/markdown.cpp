@@ -29,6 +29,9 @@ architecture is refused also when the checkpoint is an imported model or is only
 )";
 
 constexpr std::string_view kSchedules = R"(
+`tessera check DECK --schedule` draws the learning rate and the batch over the run, and lists the
+steps at which something begins or ends; `--format svg` makes a picture for a browser of it.
+
 A run of kind wsd keeps its rate until the last `decay_steps` of its length, so any checkpoint of
 its stable phase can be cooled down, by a run whose length is the checkpoint's step and the decay.
 From step 50000 over 10000 steps, beside the run that it comes from:
