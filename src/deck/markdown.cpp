@@ -28,6 +28,23 @@ when a run continues from a checkpoint: free, logged as an event, or refused; a 
 architecture is refused also when the checkpoint is an imported model or is only evaluated.
 )";
 
+constexpr std::string_view kSchedules = R"(
+`tessera check DECK --schedule` draws the learning rate and the batch over the run, and lists the
+steps at which something begins or ends; `--format svg` makes a picture for a browser of it.
+
+A run of kind wsd keeps its rate until the last `decay_steps` of its length, so any checkpoint of
+its stable phase can be cooled down, by a run whose length is the checkpoint's step and the decay.
+From step 50000 over 10000 steps, beside the run that it comes from:
+
+    tessera train DECK --set run.name=cooled --set run.resume=runs/NAME/checkpoints/step_00050000 \
+        --set run.steps=60000 --set schedule.decay_steps=10000
+
+The rate falls from where it is at step 50000 to `min_lr`, in a straight line. The kind stays wsd:
+linear would decay from the end of the warm-up on, and be far below that rate by then. To start
+the cooling run again, leave `run.resume` out: it goes on from its own newest checkpoint. Without
+`run.name` and `run.resume` the same cools a run down where it is.
+)";
+
 constexpr std::string_view kTokenFiles = R"(
 An entry without `.bin` at its end is the prefix of an indexed dataset of Megatron-LM, which is
 what `tessera tokenize` writes: PREFIX.bin has the tokens, PREFIX.idx says of what type they are
@@ -81,6 +98,8 @@ std::string meaning_cell(const SchemaRow& row) {
 }  // namespace
 
 std::string token_files_markdown() { return std::string(kTokenFiles); }
+
+std::string schedules_markdown() { return std::string(kSchedules); }
 
 std::string schema_markdown() {
   std::string out(kIntroduction);

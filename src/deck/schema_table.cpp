@@ -66,7 +66,7 @@ constexpr SchemaSection kSections[] = {
      &token_files_markdown},
     {"batch", "How many sequences one step sees, and how they are cut"},
     {"optimizer", "The update rule and its numbers"},
-    {"schedule", "The learning rate over applied updates"},
+    {"schedule", "The learning rate over applied updates", &schedules_markdown},
     {"precision", "Element types of compute, sums and traffic"},
     {"parallel", "The mesh: data x pipeline x tensor"},
     {"recompute", "Activations computed again in backward instead of kept"},

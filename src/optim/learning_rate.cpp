@@ -54,6 +54,35 @@ std::int64_t LearningRate::drops(std::int64_t update) const {
          drop_samples_;
 }
 
+/// The last update before a drop, of which the first is 1.
+std::int64_t LearningRate::before_drop(std::int64_t drop) const {
+  if (drop_samples_ == 0) return warmup_ + drop * schedule_.step_size.value_or(1);
+  return timeline_.steps_for_samples(timeline_.samples_after(warmup_) + drop * drop_samples_);
+}
+
+std::vector<LearningRate::Turn> LearningRate::turns(std::int64_t most) const {
+  std::vector<Turn> all;
+  const auto add = [&](std::int64_t update, const char* what) {
+    if (update > 0 && update <= run_) all.push_back({update, what});
+  };
+  add(warmup_, "the warm-up ends");
+  switch (schedule_.kind) {
+    case deck::ScheduleKind::constant:
+    case deck::ScheduleKind::inverse_sqrt: break;
+    case deck::ScheduleKind::step:
+      for (std::int64_t drop = 1; drop <= std::min(most, drops(run_)); ++drop)
+        add(before_drop(drop) + 1, "a drop");
+      break;
+    case deck::ScheduleKind::linear:
+    case deck::ScheduleKind::cosine:
+    case deck::ScheduleKind::wsd:
+      if (decay_begin() > warmup_) add(decay_begin(), "the decay follows");
+      if (decay_ > 0 && decay_ <= run_ - decay_begin())
+        add(decay_begin() + decay_, "the decay ends");
+  }
+  return all;
+}
+
 double LearningRate::at(std::int64_t update) const {
   const auto s = static_cast<double>(update), w = static_cast<double>(warmup_);
   if (update < warmup_) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "deck/deck.hpp"
 #include "optim/timeline.hpp"
@@ -24,9 +25,18 @@ class LearningRate {
   /// Updates that the decay takes, whether the deck says so or it follows from the run's length.
   std::int64_t decay_steps() const { return decay_; }
 
+  struct Turn {
+    std::int64_t update = 0;
+    const char* what = "";
+  };
+  /// Where the curve turns within the run: the last update of the warm-up, the last before the
+  /// decay and the last of it, the first after each of the first `most` drops.
+  std::vector<Turn> turns(std::int64_t most) const;
+
  private:
   std::int64_t decay_begin() const;
   std::int64_t drops(std::int64_t update) const;
+  std::int64_t before_drop(std::int64_t drop) const;
 
   deck::ScheduleSection schedule_;
   double lr_;

@@ -33,7 +33,8 @@ std::optional<Course::MovedRate> Course::rate_moved_by_length(const deck::Deck& 
                         .now = lr(update, step),
                         .before = lr_before(update, step)};
   const bool by_length = rate_of(steps_).at(update) != was.at(update);
-  return by_length && rates.now != rates.before ? std::optional(rates) : std::nullopt;
+  const bool goes_on = lr(update - 1, step - 1) == lr_before(update - 1, step - 1);
+  return by_length && !goes_on && rates.now != rates.before ? std::optional(rates) : std::nullopt;
 }
 
 void Course::restore(const io::CheckpointHeader& h, const deck::Deck& saved) {

@@ -56,7 +56,9 @@ class Course {
     std::int64_t steps_before = 0, decay_before = 0;
     double now = 0, before = 0;
   };
-  /// Where the run's length of now moves the learning rate from where it was by the deck `before`.
+  /// Where the run's length of now makes the learning rate leave the curve that it was on by the
+  /// deck `before`. Nothing where the new curve goes on from the rate of the last update, as that
+  /// of a cooldown does.
   std::optional<MovedRate> rate_moved_by_length(const deck::Deck& before) const;
 
   Progress progress;

@@ -6,6 +6,7 @@ import math
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -92,6 +93,39 @@ class Restart(RunTest):
         self.assertEqual(self.rates("by_hand"), self.rates("scaled"))
         job = self.run_job(0, "evaluate", self.dir / "scaled")  # which has no use for the ramp
         self.assertEqual(job.code, 0, job.output)
+
+    def test_45_cooling_down_from_the_stable_phase(self):
+        """As inputs/README.md says: another length and decay, the kind stays."""
+        deck = self.restart_deck("whole", schedule__kind="wsd", schedule__decay_steps=4,
+                                 schedule__min_lr=1e-4, checkpoint__every=2, checkpoint__keep=9)
+        want = self.train(2, deck)
+        warm = [s / 3 * 3e-3 for s in (1, 2, 3)]
+        decay = [3e-3 - 2.9e-3 * k / 4 for k in (1, 2, 3, 4)]
+
+        def go_on(ranks, name, *sets):
+            job = self.run_job(ranks, "train", deck, *(x for s in (
+                f"run.dir={self.dir / name}", *sets) for x in ("--set", s)))
+            self.assertEqual(job.code, 0, job.output)
+            self.assertNotIn("warning", job.output)
+            return self.numbers(name)
+
+        def checkpoint(name, step):
+            return self.dir / name / "checkpoints" / f"step_{step:08}"
+
+        def assert_rates(name, rates):
+            for got, rate in zip(self.rates(name), rates, strict=True):
+                self.assertAlmostEqual(got, rate, delta=1e-16)
+
+        assert_rates("whole", warm + [3e-3] * 5 + decay)
+        for step in 2, 6, 10:  # in the warm-up, the stable phase and the decay
+            got = go_on(2, f"again{step}", f"run.resume={checkpoint('whole', step)}")
+            self.assertEqual(got, {s: want[s] for s in range(step + 1, 13)})
+        cooled = ["run.steps=8", "schedule.decay_steps=4"]
+        want = go_on(1, "cooled", f"run.resume={checkpoint('whole', 4)}", *cooled)
+        assert_rates("cooled", decay)  # from the rate of step 4, on fewer ranks
+        shutil.rmtree(checkpoint("cooled", 8))
+        self.assertEqual(go_on(1, "cooled", *cooled), want, "from step 6")
+        assert_rates("cooled", decay)
 
     def test_45_resume_with_dropout_accumulation_and_bf16(self):
         changes = {"model__dropout": 0.1, "precision__compute": "bf16", "recompute__policy": "full"}

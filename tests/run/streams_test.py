@@ -30,6 +30,7 @@ class Streams(RunTest):
         text.write_text("the quick brown fox")
         return (["--help"], ["--version"], ["plan", "--help"],
                 ["check", deck, "--ranks", 2], ["check", deck, "--ranks", 2, "--options"],
+                ["check", deck, "--schedule"], ["check", deck, "--schedule", "--format", "svg"],
                 ["plan", deck, "--ranks", 2], ["plan", deck, "--ranks", 2, "--format", "json"],
                 ["plan", deck, "--ranks", 2, "--machine", MACHINE, "--format", "svg"],
                 ["simulate", deck, "--ranks", 2, "--machine", MACHINE],

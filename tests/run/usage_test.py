@@ -252,6 +252,9 @@ class Usage(RunTest):
                          ["cpu", "cuda"])
         self.assertEqual(self.complete("tessera", "bench", "gemm", "--backend", "=", "de"),
                          ["debug"])
+        check = ("tessera", "check", "deck.toml")
+        self.assertEqual(self.complete(*check, "--sc"), ["--schedule"])
+        self.assertEqual(self.complete(*check, "--schedule", "--format", ""), ["text", "svg"])
         train = ("tessera", "train", "deck.toml", "--set")
         self.assertEqual(self.complete(*train, "zero.st"), ["zero.stage="])
         self.assertEqual(self.complete(*train, "=", "zero.st"), ["zero.stage="])

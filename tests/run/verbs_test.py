@@ -236,6 +236,68 @@ class Verbs(RunTest):
         self.assertTrue(self.run_ok("plan", deck, "--ranks", 2, "--rank", 1))
         json.loads(self.run_ok("plan", deck, "--ranks", 2, "--rank", 1, "--format", "json"))
 
+    def test_check_draws_the_schedule(self):
+        """In the terminal and as SVG, whose points are the rates that a run has."""
+        changes = {"run__steps": 40, "batch__ramp": [[11, 16], [21, 32]],
+                   "batch__lr_scaling": "linear", "schedule__kind": "wsd",
+                   "schedule__decay_steps": 10, "schedule__min_lr": 3e-4}
+        deck = self.deck("drawn", tiny_deck(self.corpus, **changes))
+        text = self.run_ok("check", deck, "--schedule")
+        self.assertEqual(text, self.run_ok("check", deck, "--schedule", "--ranks", 2))
+        self.assertTrue(text.isascii())
+        self.assertLessEqual(max(map(len, text.splitlines())), 100)
+        table = [line.split(None, 4) for line in text.splitlines()[-6:]]
+        self.assertEqual(table, [
+            ["1", "0.00025", "8", "128", "the run begins"],
+            ["3", "0.00075", "8", "384", "the warm-up ends"],
+            ["11", "0.0015", "16", "1.5k", "the batch changes"],
+            ["21", "0.003", "32", "4.4k", "the batch changes"],
+            ["30", "0.003", "32", "9.0k", "the decay follows"],
+            ["40", "0.0003", "32", "14.1k", "the decay ends; the run ends"]])
+        # A row of the plot that has nothing but the highest rate, which steps 21 to 30 have.
+        plots = text.split("\n\n")[1:3]
+        columns = [{c for line in plot.splitlines()[1:-2] for c, mark in enumerate(line[11:])
+                    if mark not in " "} for plot in plots]
+        for found in columns:
+            self.assertEqual(found, set(range(89)), "the line has no gap")
+        picture = xml.etree.ElementTree.fromstring(
+            self.run_ok("check", deck, "--schedule", "--format", "svg"))
+        paths = [path.get("d") for path in picture.iter("{http://www.w3.org/2000/svg}path")]
+        self.assertEqual(len(paths), 2)
+        points = [tuple(map(float, p.split())) for p in re.split("[ML]", paths[0])[1:]]
+        self.assertEqual(len(points), 40)
+        # Heights over the axis, which begins at 0, are as the rates.
+        bottom, top = 196, min(y for _, y in points)
+        rates = [(s / 3 if s < 3 else 1) * (0.25 if s < 11 else 0.5 if s < 21 else 1)
+                 - max(0, s - 30) / 10 * 0.9 for s in range(1, 41)]
+        for (_, y), rate in zip(points, rates, strict=True):
+            self.assertAlmostEqual((bottom - y) / (bottom - top), rate, delta=0.001)
+
+    def test_a_schedule_that_cannot_be_drawn(self):
+        missing = tiny_deck(self.dir / "nowhere" / "tokens", schedule__kind="step",
+                            schedule__step_epochs=1)
+        deck = self.deck("missing", missing)
+        for sets, said in (((), "schedule.step_epochs counts passes over the training data"),
+                           (("--set", "run.steps=9000000000"), "schedule.step_epochs")):
+            job = self.run_job(0, "check", deck, "--schedule", *sets)
+            self.assertEqual(job.code, 3, job.output)
+            for text in (f"{deck}:", said, "give the length in steps or tokens", "nowhere"):
+                self.assertIn(text, job.output)
+        sized = ("--set", "schedule.kind=constant")  # which needs no data
+        self.run_ok("check", deck, "--schedule", *sized)
+        job = self.run_job(0, "check", deck, "--schedule", *sized, "--set", "run.steps=9000000000")
+        self.assertEqual(job.code, 2, job.output)
+        self.assertIn("a run of 9000000000 steps is too long to draw", job.output)
+        job = self.run_job(0, "check", deck, "--schedule", *sized, "--ranks", 3)
+        self.assertEqual(job.code, 2, job.output)
+        self.assertIn("batch.global", job.output)
+        for options, said in (((), "--ranks is required"), (("--format", "svg"), "--schedule"),
+                              (("--schedule", "--fit"), "excludes"),
+                              (("--schedule", "--nodes", 2), "excludes")):
+            job = self.run_job(0, "check", deck, *options)
+            self.assertEqual(job.code, 2, job.output)
+            self.assertIn(said, job.output)
+
     def stated_ranks(self, deck):
         """The number of ranks that the deck's first line names."""
         stated = re.search(r"for (\d+) ranks", deck.read_text().split("\n", 1)[0])

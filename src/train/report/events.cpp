@@ -157,7 +157,7 @@ constexpr EventKind kKinds[] = {
     {"traffic", "Keys about ZeRO's traffic that were \"auto\" are settled", kTrafficFields},
     {"clocks", "The clocks of two nodes differ by ten seconds or more", kClocksFields},
     {"resume", "The run goes on from a checkpoint", kResumeFields},
-    {"lr_moved", "The run has another length than before, which moves the learning rate",
+    {"lr_moved", "The run has another length than before, which makes the learning rate jump",
      kLrMovedFields},
     {"data_changed", "The run goes on with other training data (`data.accept_changes`)",
      kDataChangedFields},

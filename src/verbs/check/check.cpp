@@ -147,17 +147,54 @@ void report(const LayoutOptions& layout) {
   fmt::print("{}: good for {}\n", printable(layout.deck.path), count_text(layout.ranks, "rank"));
 }
 
+struct CheckOptions {
+  LayoutOptions layout;
+  const CLI::Option* ranks = nullptr;
+  std::string device_memory, format = "text";
+  bool options = false, fit = false, schedule = false;
+};
+
+ExitCode print_check(const CheckOptions& o) {
+  LayoutOptions layout = o.layout;
+  if (!o.device_memory.empty())
+    layout.deck.sets.push_back("memory.device=\"" + o.device_memory + "\"");
+  if (o.schedule) {
+    const bool fits = o.ranks->count() > 0;
+    fmt::print("{}", schedule_text(layout.deck, fits ? std::optional(layout.ranks) : std::nullopt,
+                                   o.format == "svg" ? PictureFormat::svg : PictureFormat::text));
+  } else if (o.options) {
+    fmt::print("{}", options_text(layout));
+  } else if (o.fit) {
+    fmt::print("{}", fit_text(layout));
+  } else {
+    report(layout);
+  }
+  return ExitCode::ok;
+}
+
+/// The picture is of the deck alone.
+void add_schedule(CLI::App& verb, CheckOptions& o, CLI::Option* ranks) {
+  auto* schedule = verb.add_flag("--schedule", o.schedule,
+                                 "learning rate and batch over the run instead, as a picture");
+  for (const char* other : {"--options", "--fit", "--device-memory", "--nodes"})
+    schedule->excludes(verb.get_option(other));
+  verb.add_option("--format", o.format, "of --schedule: text for a terminal, svg for a browser")
+      ->check(CLI::IsMember({"text", "svg"}))
+      ->needs(schedule);
+  ranks->required(false)->description("number of ranks; required but for --schedule");
+  verb.callback([&o, ranks] {
+    if (!o.schedule && ranks->count() == 0) throw CLI::RequiredError("--ranks");
+  });
+}
+
 }  // namespace
 
 Verb check(CLI::App& app) {
-  struct Options {
-    LayoutOptions layout;
-    std::string device_memory;
-    bool options = false, fit = false;
-  };
   auto* verb = app.add_subcommand("check", "check a deck and say what a run needs, without MPI");
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<CheckOptions>();
   o->layout.add_to(*verb);
+  CLI::Option* ranks = verb->get_option("--ranks");
+  o->ranks = ranks;
   verb->add_option("--device-memory", o->device_memory,
                    "bytes of a rank's device, like 32GB: in place of memory.device")
       ->check([](const std::string& text) {
@@ -166,22 +203,8 @@ Verb check(CLI::App& app) {
   auto* options = verb->add_flag("--options", o->options,
                                  "model states for all ZeRO stages and offload choices instead");
   verb->add_flag("--fit", o->fit, "the largest batch.micro that fits instead")->excludes(options);
-  return {.launch = Launch::single,
-          .run =
-              [o] {
-                LayoutOptions layout = o->layout;
-                if (!o->device_memory.empty())
-                  layout.deck.sets.push_back("memory.device=\"" + o->device_memory + "\"");
-                if (o->options) {
-                  fmt::print("{}", options_text(layout));
-                } else if (o->fit) {
-                  fmt::print("{}", fit_text(layout));
-                } else {
-                  report(layout);
-                }
-                return ExitCode::ok;
-              },
-          .run_on_ranks = {}};
+  add_schedule(*verb, *o, ranks);
+  return {.launch = Launch::single, .run = [o] { return print_check(*o); }, .run_on_ranks = {}};
 }
 
 }  // namespace tessera::verbs

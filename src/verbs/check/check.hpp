@@ -2,6 +2,7 @@
 // them.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -55,6 +56,11 @@ std::string data_text(const deck::LoadedDeck& loaded);
 std::string advice_text(const Checked& checked);
 /// The map of ranks, the pipeline, the traffic, the memory and the advice.
 std::string plans_text(const Checked& checked);
+enum class PictureFormat : std::uint8_t { text, svg };
+/// Learning rate and batch over the run's steps. Throws DeckError where the deck does not fit the
+/// ranks, if they are given; where it counts epochs and its data is not here, DataError.
+std::string schedule_text(const DeckOptions& deck, std::optional<std::int64_t> ranks,
+                          PictureFormat format);
 /// Model states for all ZeRO stages and offload choices.
 std::string options_text(const LayoutOptions& layout);
 /// The largest batch.micro that fits. Throws DeckError without a budget, MemoryError if none fits.

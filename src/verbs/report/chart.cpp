@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "core/svg.hpp"
+#include "verbs/report/axis.hpp"
 
 namespace tessera::verbs {
 namespace {
@@ -18,90 +19,9 @@ constexpr double kChartWidth = 640, kChartHeight = 236, kLeft = 54, kRight = 24,
 constexpr double kPlotWidth = kChartWidth - kLeft - kRight,
                  kPlotHeight = kChartHeight - kTop - kBottom;
 
-struct ChartAxis {
-  double low = 0, high = 1;
-  bool logarithmic = false;
-
-  double place(double value) const {  // 0 to 1
-    if (logarithmic) return (std::log(value) - std::log(low)) / (std::log(high) - std::log(low));
-    return (value - low) / (high - low);
-  }
-};
-
 double x_of(const ChartAxis& axis, double x) { return kLeft + kPlotWidth * axis.place(x); }
 double y_of(const ChartAxis& axis, double y) {
   return kTop + kPlotHeight * (1 - axis.place(std::clamp(y, axis.low, axis.high)));
-}
-
-ChartAxis x_axis(const Chart& chart) {
-  ChartAxis axis{std::numeric_limits<double>::max(), std::numeric_limits<double>::lowest()};
-  for (const ChartLine& line : chart.lines) {
-    if (line.x.empty()) continue;
-    axis.low = std::min(axis.low, line.x.front());
-    axis.high = std::max(axis.high, line.x.back());
-  }
-  if (axis.high <= axis.low) {
-    const double room = std::max(0.5, 1e-9 * std::abs(axis.low));
-    axis.low -= room, axis.high += room;
-  }
-  return axis;
-}
-
-/// From the least to the greatest value, but for a few that would press the others flat: those are
-/// drawn at the edge, and the figure says up to what they go.
-std::optional<ChartAxis> y_axis(const Chart& chart, double& greatest) {
-  constexpr double kMost = 1e300;  // distances of larger numbers may be none any more
-  greatest = std::numeric_limits<double>::lowest();
-  std::vector<double> all;
-  for (const ChartLine& line : chart.lines) {
-    for (const double y : line.y) {
-      if (!std::isfinite(y)) continue;
-      greatest = std::max(greatest, y);
-      all.push_back(std::clamp(y, -kMost, kMost));
-    }
-  }
-  if (all.empty()) return std::nullopt;
-  std::ranges::sort(all);
-  ChartAxis axis{all.front(), all.back()};
-  constexpr double kWide = 100, kFlat = 10, kFew = 0.01;
-  if (chart.scale == Chart::Scale::logarithmic_where_wide && axis.low > 0 &&
-      axis.high > kWide * axis.low) {
-    axis.logarithmic = true;
-    return axis;
-  }
-  const auto few = static_cast<std::size_t>(kFew * static_cast<double>(all.size()));
-  const double usual = all[all.size() - 1 - few];
-  if (all.back() - axis.low > kFlat * (usual - axis.low) && usual > axis.low)
-    axis.high = axis.low + 1.3 * (usual - axis.low);
-  const double room = axis.high > axis.low ? 0.04 * (axis.high - axis.low)
-                                           : std::max(0.1 * std::abs(axis.high), 1e-12);
-  if (axis.low < 0 || axis.low >= room) axis.low -= room;
-  axis.high += room;
-  return axis;
-}
-
-/// `least`: the smallest distance that means something. Of axes longer than some powers of ten not
-/// every one has a tick.
-std::vector<double> ticks_of(const ChartAxis& axis, int count, double least = 0) {
-  std::vector<double> ticks;
-  const auto add = [&](double at) {
-    if (at >= axis.low && at <= axis.high && (ticks.empty() || at > ticks.back()))
-      ticks.push_back(at);
-  };
-  if (!axis.logarithmic) {
-    const double tick = std::max(least, svg::tick_of(axis.high - axis.low, count));
-    const double first = std::ceil(axis.low / tick);
-    for (int i = 0; i <= count; ++i) add((first + i) * tick);
-    return ticks;
-  }
-  const int first = static_cast<int>(std::floor(std::log10(axis.low))),
-            powers = static_cast<int>(std::floor(std::log10(axis.high))) - first;
-  for (int i = 0; i <= powers; i += 1 + powers / (2 * count)) {
-    for (const double times : {1.0, 2.0, 5.0}) {
-      if (powers <= 3 || times == 1) add(times * std::pow(10, first + i));
-    }
-  }
-  return ticks;
 }
 
 std::string grid(const Chart& chart, const ChartAxis& x, const ChartAxis& y) {
@@ -111,7 +31,7 @@ std::string grid(const Chart& chart, const ChartAxis& x, const ChartAxis& y) {
     out += svg::line(kLeft, y_of(y, at), kChartWidth - kRight, y_of(y, at), "class=\"grid\"");
     out += svg::words(kLeft - 6, y_of(y, at) + 4, short_number(at), "class=\"tick y\"");
   }
-  for (const double at : ticks_of(x, 6, chart.x_name == "step" ? 1 : 0)) {
+  for (const double at : x_ticks(chart, x)) {
     if (x_of(x, at) < kLeft - 1) continue;
     out += svg::line(x_of(x, at), bottom, x_of(x, at), bottom + 4, "class=\"edge\"");
     out += svg::words(x_of(x, at), bottom + 16, short_number(at), "class=\"tick x\"");
@@ -234,6 +154,21 @@ std::string caption(const Chart& chart, const ChartAxis& y, double greatest) {
   return out;
 }
 
+std::string plot(const Chart& chart, const ChartAxis& x, const ChartAxis& y) {
+  std::string out = grid(chart, x, y) + marks(chart, x);
+  for (std::size_t i = 0; i < chart.lines.size(); ++i) out += drawing(chart.lines[i], i, x, y);
+  return out;
+}
+
+// Of what stands alone: not every program that shows SVG knows variables, as the page's style has.
+constexpr std::string_view kPictureStyle = R"(
+text { font: 11px sans-serif; fill: #1c2024; }
+.title { font-weight: bold; } .name { font-size: 12px; }
+.y { text-anchor: end; } .x { text-anchor: middle; } .faint { fill: #626a73; }
+.grid { stroke: #d5dae0; stroke-width: .6; } .edge { stroke: #626a73; }
+path { fill: none; stroke: #2f6db5; stroke-width: 1.7; stroke-linejoin: round; }
+)";
+
 }  // namespace
 
 std::string figure(const Chart& chart) {
@@ -241,16 +176,37 @@ std::string figure(const Chart& chart) {
   const auto y = y_axis(chart, greatest);
   if (!y) return "";
   const ChartAxis x = x_axis(chart);
-  std::string out = fmt::format(
+  return fmt::format(
       "<figure><figcaption>{}</figcaption>\n<svg class=\"plot\" viewBox=\"0 0 {} {}\" role=\"img\" "
       "aria-label=\"{}\" data-plot=\"{} {} {} {}\" data-x=\"{:.17g} {:.17g}\" "
-      "data-y=\"{:.17g} {:.17g}\" data-log=\"{}\" data-name=\"{}\">\n",
+      "data-y=\"{:.17g} {:.17g}\" data-log=\"{}\" data-name=\"{}\">\n{}</svg></figure>\n",
       caption(chart, *y, greatest), kChartWidth, kChartHeight, svg::escaped(chart.title), kLeft,
       kTop, kPlotWidth, kPlotHeight, x.low, x.high, y->low, y->high, y->logarithmic ? 1 : 0,
-      svg::escaped(chart.x_name));
-  out += grid(chart, x, *y) + marks(chart, x);
-  for (std::size_t i = 0; i < chart.lines.size(); ++i) out += drawing(chart.lines[i], i, x, *y);
-  return out + "</svg></figure>\n";
+      svg::escaped(chart.x_name), plot(chart, x, *y));
+}
+
+std::string picture(std::string_view title, std::span<const Chart> charts) {
+  constexpr double kTitle = 30, kName = 20;
+  std::string body = svg::words(kLeft, 20, title, "class=\"title\"");
+  double top = kTitle;
+  for (const Chart& chart : charts) {
+    double greatest = 0;
+    const auto y = y_axis(chart, greatest);
+    if (!y) continue;
+    const std::string name = chart.unit.empty() ? chart.title : chart.title + ", " + chart.unit;
+    body += svg::words(kLeft, top + 14, name, "class=\"name\"");
+    body += fmt::format("<g transform=\"translate(0 {})\">\n{}", top + kName,
+                        plot(chart, x_axis(chart), *y));
+    body += svg::words(kChartWidth - kRight, kChartHeight - kBottom - 4, chart.x_name,
+                       "class=\"faint y\"");
+    body += "</g>\n";
+    top += kName + kChartHeight;
+  }
+  return fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" "
+      "viewBox=\"0 0 {0} {1}\">\n<style>{2}</style>\n"
+      "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n{3}</svg>\n",
+      kChartWidth, top, kPictureStyle, body);
 }
 
 std::string short_number(double value) {

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
+#include <string>
 #include <vector>
 
 namespace tessera::optim {
@@ -160,6 +162,47 @@ TEST(LearningRate, InverseSquareRoot) {
   }
   EXPECT_EQ(rate.at(40), kLr);
   EXPECT_EQ(rate.at(160), kLr / 2);
+}
+
+// As a run that goes on from a checkpoint of the stable phase with another length and decay.
+TEST(LearningRate, StableDecayMayBeginAtAnyStepOfTheStablePhase) {
+  ScheduleSection s = schedule(ScheduleKind::wsd, 10);
+  s.decay_steps = 20;
+  const LearningRate planned(s, kLr, timeline, 100);
+  s.decay_steps = 15;
+  const LearningRate cooled(s, kLr, timeline, 50 + 15);
+  for (int u = 1; u <= 50; ++u) EXPECT_EQ(cooled.at(u), planned.at(u)) << u;
+  for (int u = 51; u <= 65; ++u)
+    EXPECT_NEAR(cooled.at(u), kLr - (kLr - kMin) * (u - 50) / 15, close(kLr)) << u;
+}
+
+/// "update what" of each turn.
+std::vector<std::string> turns(const LearningRate& rate, std::int64_t most = 3) {
+  std::vector<std::string> all;
+  for (const auto& turn : rate.turns(most))
+    all.push_back(std::to_string(turn.update) + ' ' + turn.what);
+  return all;
+}
+
+TEST(LearningRate, NamesItsTurns) {
+  using Texts = std::vector<std::string>;
+  const auto of = [](const ScheduleSection& s, std::int64_t run) {
+    return turns(LearningRate(s, kLr, timeline, run));
+  };
+  EXPECT_EQ(of(schedule(ScheduleKind::constant, 0), 100), Texts{});
+  EXPECT_EQ(of(schedule(ScheduleKind::cosine, 8), 100),
+            (Texts{"8 the warm-up ends", "100 the decay ends"}));
+  EXPECT_EQ(of(schedule(ScheduleKind::cosine, 8), 5), Texts{}) << "beyond the run";
+  ScheduleSection s = schedule(ScheduleKind::wsd, 8);
+  s.decay_steps = 10;
+  EXPECT_EQ(of(s, 50), (Texts{"8 the warm-up ends", "40 the decay follows", "50 the decay ends"}));
+  s.kind = ScheduleKind::step;
+  s.step_size = 10;
+  EXPECT_EQ(of(s, 38), (Texts{"8 the warm-up ends", "19 a drop", "29 a drop"}));
+  EXPECT_EQ(of(s, 39), (Texts{"8 the warm-up ends", "19 a drop", "29 a drop", "39 a drop"}));
+  EXPECT_EQ(of(s, 99), of(s, 39)) << "three are asked for";
+  s.step_size = std::numeric_limits<std::int64_t>::max();
+  EXPECT_EQ(of(s, 99), Texts{"8 the warm-up ends"});
 }
 
 TEST(LearningRate, AGivenDecayEndsBeforeTheRun) {

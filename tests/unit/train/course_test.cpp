@@ -1,4 +1,5 @@
-// The learning rate of a step: the schedule's, scaled with the batch, after rollbacks.
+// The learning rate of a step: the schedule's, scaled with the batch, after rollbacks; and when a
+// length that has changed moves it.
 #include "train/course.hpp"
 
 #include <gtest/gtest.h>
@@ -36,6 +37,44 @@ TEST(Course, TheRateIsTheSchedulesScaledWithTheBatch) {
   }
   // After two skipped steps an update comes later, with the batch of its own step.
   EXPECT_NEAR(course.lr(2, 4), 0.5 * 0.5 * kLr * 2 / 4, 1e-18);
+}
+
+/// What a run that has done 10 steps by `before` finds when it goes on by `now`.
+std::optional<Course::MovedRate> moved(const deck::Deck& before, const deck::Deck& now) {
+  Course course(now);
+  course.set_data(100);
+  course.progress.step = course.progress.applied = 10;
+  course.progress.samples = 2 * 2 + 6 * 4 + 2 * 8;
+  course.set_length();
+  return course.rate_moved_by_length(before);
+}
+
+TEST(Course, ALengthThatMakesTheRateJumpIsTold) {
+  const deck::Deck before = deck_of_course();
+  deck::Deck now = before;
+  EXPECT_FALSE(moved(before, now));
+  now.run.steps = 13;  // the decay is under way
+  const auto rates = moved(before, now);
+  ASSERT_TRUE(rates);
+  EXPECT_EQ(rates->steps_before, 20);
+  EXPECT_NEAR(rates->before, kLr, 1e-18);
+  EXPECT_NEAR(rates->now, kLr * 2 / 5, 1e-18);
+}
+
+TEST(Course, ACooldownIsNoJump) {
+  const deck::Deck before = deck_of_course();
+  for (const auto& [steps, decay] : {std::pair{15, 5}, {13, 3}, {40, 30}}) {
+    deck::Deck now = before;
+    now.run.steps = steps;
+    now.schedule.decay_steps = decay;
+    EXPECT_FALSE(moved(before, now)) << steps;
+  }
+  deck::Deck linear = before;  // falls from the warm-up's end on
+  linear.schedule.kind = deck::ScheduleKind::linear;
+  linear.schedule.decay_steps.reset();
+  EXPECT_FALSE(moved(before, linear)) << "by the deck's kind, which the log names";
+  linear.run.steps = 13;
+  EXPECT_TRUE(moved(before, linear));
 }
 
 }  // namespace
