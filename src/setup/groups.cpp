@@ -71,22 +71,26 @@ std::string groups_text(const deck::Deck& deck) {
     optim::UpdateTerms terms;
     std::int64_t tensors = 0, elements = 0;
   };
+  const auto& groups = deck.optimizer.groups;
   const optim::Optimizer optimizer = optim::make_optimizer(deck.optimizer);
-  std::vector<Row> rows;
+  // In the deck's order, what decays first; then what is in no group.
+  std::map<std::pair<std::size_t, double>, Row> rows;
   for (const auto& [name, p] : parameters_of(deck)) {
-    std::string group = p.is_matrix() ? "(other matrices)" : "(other vectors)";
-    for (const deck::ParameterGroup& g : deck.optimizer.groups) {
-      if (optim::matches(g, name)) group = printable(g.name);
-    }
+    const auto group =
+        std::ranges::find_if(groups, [&](const auto& g) { return optim::matches(g, name); });
+    auto place = static_cast<std::size_t>(group - groups.begin());
+    if (group == groups.end() && !p.is_matrix()) ++place;
     const optim::UpdateTerms terms = optimizer.terms_of(name, p.is_matrix());
-    auto row = std::ranges::find_if(
-        rows, [&](const Row& r) { return r.group == group && r.terms == terms; });
-    if (row == rows.end()) row = rows.insert(row, {group, terms});
-    ++row->tensors, row->elements += p.elements();
+    Row& row = rows[{place, -terms.weight_decay}];
+    row.group = group != groups.end() ? printable(group->name)
+                : p.is_matrix()       ? "(other matrices)"
+                                      : "(other vectors)";
+    row.terms = terms;
+    ++row.tensors, row.elements += p.elements();
   }
   std::string text = fmt::format("{:<34}{:>8}{:>16}{:>12}{:>15}\n", "optimizer.groups", "tensors",
                                  "elements", "lr factor", "weight decay");
-  for (const Row& row : rows) {
+  for (const auto& [place, row] : rows) {
     text += fmt::format("  {:<32}{:>8}{:>16}{:>12g}{:>15g}\n", row.group, row.tensors, row.elements,
                         row.terms.lr_factor, row.terms.weight_decay);
   }

@@ -39,7 +39,8 @@ class Zero : public testing::Test {
     inputs.sharding.prefetch = c.secondary ? 0 : inputs.sharding.prefetch;  // gathers again
     inputs.numerics.wire = c.wire;
     inputs.state_for = c.purpose;
-    inputs.optimizer = optim::adam({.weight_decay = 0.1F});
+    inputs.optimizer = optim::adam();
+    inputs.optimizer.weight_decay = 0.1F;
     inputs.optimizer.clip_norm = 0.5;
     inputs.layout.mesh.data = session().size();
     travel_in_blocks(inputs, c.weight_blocks, c.gradient_blocks);

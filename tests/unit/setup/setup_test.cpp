@@ -38,7 +38,7 @@ TEST(Groups, AreShownWithWhatTheyHave) {
   const std::string text = groups_text(
       deck::small_deck({"optimizer.weight_decay=0.25",
                         "optimizer.groups=[{match=\"block.1.*\", name=\"last\", lr_factor=0.5}, "
-                        "{match=\"*_embedding.weight\", weight_decay=0}]"})
+                        "{match=\"vocabulary.*\", weight_decay=0}]"})
           .deck);
   // Of a block of 32: four norms' vectors, q, k, v, out, up and down with their biases.
   EXPECT_EQ(
@@ -46,8 +46,8 @@ TEST(Groups, AreShownWithWhatTheyHave) {
       "optimizer.groups                   tensors        elements   lr factor   weight decay\n"
       "  last                                   6           12288         0.5           0.25\n"
       "  last                                  10             416         0.5              0\n"
-      "  *_embedding.weight                     2            2592           1              0\n"
-      "  (other matrices)                       6           12288           1           0.25\n"
+      "  vocabulary.*                           1            2080           1              0\n"
+      "  (other matrices)                       7           12800           1           0.25\n"
       "  (other vectors)                       12             480           1              0\n");
   EXPECT_EQ(groups_text(deck::small_deck().deck), "");
 }
