@@ -66,13 +66,13 @@ std::string value_of(std::string_view name, const std::string& text) {
   if (at == std::string::npos) return "";
   const std::size_t begin = text.find_first_not_of(" \t", at + name.size());
   if (begin == std::string::npos) return "";
-  return text.substr(begin, text.find_first_of("\n", begin) - begin);
+  return text.substr(begin, text.find('\n', begin) - begin);
 }
 
 }  // namespace
 
 Fabric fabric_of(const std::string& library, std::span<const std::string> variables) {
-  const Fabric first_line{.library = library.substr(0, library.find('\n')), .way = {}};
+  Fabric first_line{.library = library.substr(0, library.find('\n')), .way = {}};
   if (first_line.is_open_mpi())
     return {.library = library.substr(0, library.find(',')), .way = open_mpi_fabric(variables)};
   if (const std::string version = value_of("MPICH Version:", library); !version.empty())
