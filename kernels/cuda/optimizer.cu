@@ -55,9 +55,13 @@ void run(const OptimizerUpdate& a, const Context& context) {
   with_step(a.rule, [&]<typename Step>() {
     with_state_type(a.state[0].type, [&]<typename M>() {
       with_type(a.gradient.type, [&]<typename G>() {
-        with_type(a.parameter.type, [&]<typename P>() {  // an absent one counts as f32
-          launched.template operator()<Step, M, G, P>();
-        });
+        if constexpr (pass_of(Step::kRule) == UpdatePass::first) {
+          launched.template operator()<Step, M, G, float>();  // it makes no parameter
+        } else {
+          with_type(a.parameter.type, [&]<typename P>() {  // an absent one counts as f32
+            launched.template operator()<Step, M, G, P>();
+          });
+        }
       });
     });
   });
