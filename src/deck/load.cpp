@@ -128,30 +128,32 @@ class Resolver {
   /// --set may take away what a key of a file is about; then the key goes too. Who tries a deck in
   /// another way need not change what it says of the first.
   void drop_what_sets_made_idle() {
-    OffloadSection& o = loaded_.deck.offload;
-    const auto by_set = [&](std::string_view key) {
-      return !open(key) && loaded_.place(key).column == 0;
-    };
-    const auto idle = [&](std::string_view key, std::initializer_list<std::string_view> meaning) {
-      const bool drop = !open(key) && !by_set(key) && std::ranges::any_of(meaning, by_set);
-      if (drop) loaded_.origins.erase(loaded_.origins.find(key));
-      return drop;
-    };
-    if (!o.anything() && idle("offload.ahead", {"offload.parameters", "offload.gradients",
-                                                "offload.optimizer", "offload.activations"}))
-      o.ahead.reset();
-    if (o.optimizer == OffloadTier::none && idle("offload.optimizer_share", {"offload.optimizer"}))
-      o.optimizer_share = OffloadSection{}.optimizer_share;
-    for (const std::string& key : unused_optimizer_keys(loaded_.deck.optimizer.name)) {
-      if (idle(key, {"optimizer.name"})) find_row(key)->field.set(loaded_.deck, {});
+    const Deck& deck = loaded_.deck;
+    if (!deck.offload.anything()) {
+      drop_if_set_aside("offload.ahead", {"offload.parameters", "offload.gradients",
+                                          "offload.optimizer", "offload.activations"});
     }
-    BatchSection& batch = loaded_.deck.batch;
-    if (batch.ramp.empty() && idle("batch.lr_scaling", {"batch.ramp"}))
-      batch.lr_scaling = BatchSection{}.lr_scaling;
+    if (deck.offload.optimizer == OffloadTier::none)
+      drop_if_set_aside("offload.optimizer_share", {"offload.optimizer"});
+    for (const std::string& key : unused_optimizer_keys(deck.optimizer.name))
+      drop_if_set_aside(key, {"optimizer.name"});
+    if (deck.batch.ramp.empty()) drop_if_set_aside("batch.lr_scaling", {"batch.ramp"});
   }
 
  private:
   bool open(std::string_view name) const { return !loaded_.origins.contains(name); }
+  bool by_set(std::string_view name) const {
+    return !open(name) && loaded_.place(name).column == 0;
+  }
+
+  /// A key of a file gets its default where a --set gives one of those that it is about.
+  void drop_if_set_aside(std::string_view name, std::initializer_list<std::string_view> about) {
+    const bool set_aside = std::ranges::any_of(about, [this](auto key) { return by_set(key); });
+    if (open(name) || by_set(name) || !set_aside) return;
+    loaded_.origins.erase(loaded_.origins.find(name));
+    const Field& field = find_row(name)->field;
+    field.set(loaded_.deck, field.get(Deck{}));
+  }
 
   /// Sets a key unless a stronger source has done so. A bad value never enters the deck.
   void assign(const std::string& name, const Value& value, bool explicitly_set) {

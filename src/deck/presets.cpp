@@ -48,19 +48,19 @@ constexpr FamilyRow kFamilies[] = {
 /// An absent value: the optimizer does not use the key.
 struct OptimizerRow {
   OptimizerName name;
-  std::optional<std::array<double, 2>> betas;
-  std::optional<double> eps;
-  std::optional<std::array<double, 2>> trust;
-  std::optional<double> momentum;
-  std::optional<bool> nesterov;
+  std::optional<std::array<double, 2>> betas = {};
+  std::optional<double> eps = {};
+  std::optional<std::array<double, 2>> trust = {};
+  std::optional<double> momentum = {};
+  std::optional<bool> nesterov = {};
 };
 
 constexpr OptimizerRow kOptimizers[] = {
-    {OptimizerName::adamw, {{0.9, 0.95}}, 1e-8, {}, {}, {}},
-    {OptimizerName::adam, {{0.9, 0.95}}, 1e-8, {}, {}, {}},
-    {OptimizerName::lamb, {{0.9, 0.999}}, 1e-12, {{0.01, 10}}, {}, {}},
-    {OptimizerName::lion, {{0.9, 0.99}}, {}, {}, {}, {}},
-    {OptimizerName::sgd, {}, {}, {}, 0.9, false},
+    {.name = OptimizerName::adamw, .betas = {{0.9, 0.95}}, .eps = 1e-8},
+    {.name = OptimizerName::adam, .betas = {{0.9, 0.95}}, .eps = 1e-8},
+    {.name = OptimizerName::lamb, .betas = {{0.9, 0.999}}, .eps = 1e-12, .trust = {{0.01, 10}}},
+    {.name = OptimizerName::lion, .betas = {{0.9, 0.99}}},
+    {.name = OptimizerName::sgd, .momentum = 0.9, .nesterov = false},
 };
 
 template <typename T>

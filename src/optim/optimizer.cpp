@@ -41,11 +41,7 @@ kernels::OptimizerUpdate call_of(kernels::UpdateRule rule, const UpdateViews& x,
   return call;
 }
 
-std::span<const View> without_ema(std::span<const View> state) {
-  return state.first(state.size() - 1);
-}
-
-auto pass(kernels::UpdateRule rule, const kernels::UpdateSettings& settings) {
+Pass pass(kernels::UpdateRule rule, const kernels::UpdateSettings& settings) {
   return [=](const UpdateViews& x, const UpdateTerms& terms) {
     return call_of(rule, x, terms, settings);
   };
@@ -71,13 +67,17 @@ bool matches(const deck::ParameterGroup& group, const std::string& name) {
   return pattern.find_first_not_of('*', at) == kNone;
 }
 
+const deck::ParameterGroup* Optimizer::group_of(const std::string& name) const {
+  const auto group =
+      std::ranges::find_if(groups, [&](const deck::ParameterGroup& g) { return matches(g, name); });
+  return group == groups.end() ? nullptr : &*group;
+}
+
 UpdateTerms Optimizer::terms_of(const std::string& name, bool is_matrix) const {
   const double decay = is_matrix ? weight_decay : 0;
-  for (const deck::ParameterGroup& group : groups) {
-    if (matches(group, name))
-      return {.lr_factor = group.lr_factor, .weight_decay = group.weight_decay.value_or(decay)};
-  }
-  return {.weight_decay = decay};
+  const deck::ParameterGroup* group = group_of(name);
+  if (group == nullptr) return {.weight_decay = decay};
+  return {.lr_factor = group->lr_factor, .weight_decay = group->weight_decay.value_or(decay)};
 }
 
 Optimizer adam(const AdamRule& rule) {
@@ -126,21 +126,20 @@ Optimizer sgd(const SgdRule& rule) {
 Optimizer with_ema(Optimizer optimizer, double decay) {
   optimizer.state.push_back(
       {.name = std::string(kEma), .required = false, .begins_as_weights = true});
-  optimizer.update = [inner = std::move(optimizer.update), decay](const UpdateViews& x,
-                                                                  const UpdateTerms& terms) {
-    UpdateViews rest = x;
-    rest.state = without_ema(x.state);
-    auto call = std::get<kernels::OptimizerUpdate>(inner(rest, terms));
+  const auto without = [](const Pass& pass) -> Pass {
+    if (!pass) return {};
+    return [pass](UpdateViews x, const UpdateTerms& terms) {
+      x.state = x.state.first(x.state.size() - 1);
+      return pass(x, terms);
+    };
+  };
+  optimizer.first_pass = without(optimizer.first_pass);
+  optimizer.update = [update = without(optimizer.update), decay](const UpdateViews& x,
+                                                                 const UpdateTerms& terms) {
+    auto call = std::get<kernels::OptimizerUpdate>(update(x, terms));
     call.average = x.state.back();
     call.settings.average_decay = static_cast<float>(decay);
     return call;
-  };
-  if (!optimizer.first_pass) return optimizer;
-  optimizer.first_pass = [inner = std::move(optimizer.first_pass)](const UpdateViews& x,
-                                                                   const UpdateTerms& terms) {
-    UpdateViews rest = x;
-    rest.state = without_ema(x.state);
-    return inner(rest, terms);
   };
   return optimizer;
 }

@@ -63,6 +63,9 @@ using StepScalars = std::array<float, static_cast<std::size_t>(kernels::StepScal
 /// The state of averaged weights.
 inline constexpr std::string_view kEma = "ema";
 
+/// A pass over some elements of one unit that have these terms.
+using Pass = std::function<kernels::KernelCall(const UpdateViews& views, const UpdateTerms& terms)>;
+
 struct Optimizer {
   std::vector<StateTensor> state;
   double clip_norm = 0;     // 0: none
@@ -73,14 +76,15 @@ struct Optimizer {
   std::int64_t words_per_tensor = 0;
   /// The first pass of two, over some elements of one tensor. Without `sums` it counts none of
   /// them.
-  std::function<kernels::KernelCall(const UpdateViews& views, const UpdateTerms& terms)> first_pass;
-  /// The update of some elements of one unit that have these terms; of two passes the second, over
-  /// elements of one tensor.
-  std::function<kernels::KernelCall(const UpdateViews& views, const UpdateTerms& terms)> update;
+  Pass first_pass;
+  /// The update, or of two passes the second, over elements of one tensor.
+  Pass update;
   /// Sets the scalars that its update reads beside the learning rate, for applied update `t` (from
   /// 1).
   std::function<void(StepScalars& scalars, std::int64_t t)> set_scalars;
 
+  /// The group that has the parameter of this name, or null.
+  const deck::ParameterGroup* group_of(const std::string& name) const;
   /// The terms of a parameter: those of the group that has it; else matrices decay, and vectors
   /// (biases, gains of norms) do not.
   UpdateTerms terms_of(const std::string& name, bool is_matrix) const;

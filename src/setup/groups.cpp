@@ -71,20 +71,19 @@ std::string groups_text(const deck::Deck& deck) {
     optim::UpdateTerms terms;
     std::int64_t tensors = 0, elements = 0;
   };
-  const auto& groups = deck.optimizer.groups;
   const optim::Optimizer optimizer = optim::make_optimizer(deck.optimizer);
   // In the deck's order, what decays first; then what is in no group.
   std::map<std::pair<std::size_t, double>, Row> rows;
   for (const auto& [name, p] : parameters_of(deck)) {
-    const auto group =
-        std::ranges::find_if(groups, [&](const auto& g) { return optim::matches(g, name); });
-    auto place = static_cast<std::size_t>(group - groups.begin());
-    if (group == groups.end() && !p.is_matrix()) ++place;
+    const deck::ParameterGroup* group = optimizer.group_of(name);
+    const std::size_t others = optimizer.groups.size() + (p.is_matrix() ? 0 : 1);
+    const std::size_t place =
+        group == nullptr ? others : static_cast<std::size_t>(group - optimizer.groups.data());
     const optim::UpdateTerms terms = optimizer.terms_of(name, p.is_matrix());
     Row& row = rows[{place, -terms.weight_decay}];
-    row.group = group != groups.end() ? printable(group->name)
-                : p.is_matrix()       ? "(other matrices)"
-                                      : "(other vectors)";
+    row.group = group != nullptr ? printable(group->name)
+                : p.is_matrix()  ? "(other matrices)"
+                                 : "(other vectors)";
     row.terms = terms;
     ++row.tensors, row.elements += p.elements();
   }

@@ -48,7 +48,7 @@ namespace {
 
 /// Whether the state is one whose loss means something: throws what is wrong with it.
 void check_start(const deck::LoadedDeck& loaded, const std::optional<LoadedCheckpoint>& start,
-                 int threads) {
+                 std::string_view weights, int threads) {
   const deck::Deck& deck = loaded.deck;
   if (!start && !deck.model.init_from) {
     throw DeckError(fmt::format(
@@ -59,6 +59,11 @@ void check_start(const deck::LoadedDeck& loaded, const std::optional<LoadedCheck
         deck.run.resume == std::variant<deck::Resume, std::string>(deck::Resume::never)
             ? " that run.resume = \"never\" allows"
             : ""));
+  }
+  if (!start && weights == optim::kEma) {
+    throw DataError(fmt::format(
+        "{} has no checkpoint, so there are no averaged weights to evaluate: leave out --ema",
+        printable(deck::run_directory(deck))));
   }
   if (!start) return;
   check_same_threads(loaded, *start, threads);
@@ -105,14 +110,8 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job, std::string_v
       [&](const std::filesystem::path& path, std::string_view why) {
         remark(fmt::format("checkpoint {} cannot be used: {}", printable(path.string()), why));
       });
-  control.together([&] { check_start(loaded, start, engine.threads()); });
+  control.together([&] { check_start(loaded, start, weights, engine.threads()); });
   if (!start) {
-    control.together([&] {
-      if (weights != optim::kEma) return;
-      throw DataError(fmt::format(
-          "{} has no checkpoint, so there are no averaged weights to evaluate: leave out --ema",
-          printable(deck::run_directory(deck))));
-    });
     if (const auto note = set_initial_state(deck, control, engine.state()); !note.empty())
       remark(note);
   }

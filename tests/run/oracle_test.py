@@ -117,22 +117,21 @@ class Oracle(RunTest):
         self.assertEqual(job.code, 3, job.output)
         self.assertRegex(job.output, r"are different models:(\n.*)*model.family = \"llama\" and")
         self.assertFalse((self.dir / "no").exists(), "it leaves nothing behind")
+        data = ("--set", f'data.validation=["{ORACLE / "llama" / "tokens"}"]')
         losses = []
         for model, *options in (("averaged",), ("lamb", "--ema"), ("lamb",)):
-            job = self.run_job(2, "evaluate", self.dir / model, *options, "--set",
-                               f'data.validation=["{ORACLE / "llama" / "tokens"}"]', "--set",
+            job = self.run_job(2, "evaluate", self.dir / model, *options, *data, "--set",
                                "parallel.tensor=1", "--set", "batch.sequence=17", "--set",
                                "batch.global=8")
             self.assertEqual(job.code, 0, job.output)
             losses.append(job.output.split("loss ")[1].split()[0])
         self.assertEqual(losses[0], losses[1])
         self.assertNotEqual(losses[0], losses[2])
-        for command in (("export", "--to", self.dir / "no"), ("evaluate",)):
-            job = self.run_job(0, *command[:1], self.dir / "averaged", *command[1:], "--ema",
-                               *(("--set", f'data.validation=["{ORACLE / "llama" / "tokens"}"]')
-                                 if command == ("evaluate",) else ()))
+        for refused, text in ((("export", "--to", self.dir / "no"), "averaged weights"),
+                              (("evaluate", *data), "ema of")):
+            job = self.run_job(0, refused[0], self.dir / "averaged", "--ema", *refused[1:])
             self.assertEqual(job.code, 3, job.output)
-            self.assertIn("averaged weights" if "export" in command else "ema of", job.output)
+            self.assertIn(text, job.output)
 
 
 if __name__ == "__main__":

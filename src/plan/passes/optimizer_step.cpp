@@ -85,11 +85,9 @@ struct Piece {
   View sums;  // of their tensor, where the update has two passes
 };
 
-using Pass = decltype(optim::Optimizer::update);
-
 /// A pass of the optimizer's step over a piece of one unit.
 Op update_op(const Plan& plan, const PlanInputs& in, std::size_t unit, const UnitState& s,
-             const View& gradient, const Piece& piece, const Pass& pass) {
+             const View& gradient, const Piece& piece, const optim::Pass& pass) {
   const Range part = piece.elements;
   const auto slice = [&](const View& v) {
     return v ? v.range(part.begin - s.owned.begin, part.count()) : View{};

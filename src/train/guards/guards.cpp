@@ -107,8 +107,7 @@ void Guards::count_skip(const StepResult& result) {
     throw NonFiniteError(fmt::format(
         "no update was made in {}: each had a gradient that is not finite, so the model is what it "
         "was at the start: lower optimizer.lr or precision.loss_scale_power, or look at the data "
-        "and "
-        "the initial weights",
+        "and the initial weights",
         count_text(at.step, "step")));
   });
   if (searching) return;

@@ -118,15 +118,17 @@ Range ModelState::elements_of(const plan::UnitState& s, std::size_t row) const {
   return rows_[row].extent == optim::Extent::owned ? s.owned : s.slice;
 }
 
-void ModelState::each_held(std::size_t row, const HeldPart& f) {
+void ModelState::each_held(std::span<const std::size_t> rows, const HeldPart& f) {
   for (std::size_t u = 0; u < states_.size(); ++u) {
     const auto& s = states_[u];
     if (!s.held) continue;
     std::vector<RealView> views;
-    if (s.kept[row].live) views.push_back(real(s.kept[row].live));
-    if (row == plan::kMasterRow && s.copy) views.push_back(real(s.copy));
+    for (const std::size_t row : rows) {
+      if (s.kept[row].live) views.push_back(real(s.kept[row].live));
+      if (row == plan::kMasterRow && s.copy) views.push_back(real(s.copy));
+    }
     if (views.empty()) continue;
-    const Range elements = elements_of(s, row);
+    const Range elements = elements_of(s, rows.front());
     for (const auto& slice : zero::slices_in(inputs_.model.units[u], s.layout, elements)) {
       std::vector<RealView> targets;
       for (const RealView& view : views)
@@ -173,18 +175,18 @@ std::optional<NonFiniteElement> ModelState::find_non_finite(std::span<const floa
   return std::nullopt;
 }
 
-std::optional<NonFiniteElement> ModelState::set_weights(std::size_t row,
+std::optional<NonFiniteElement> ModelState::set_weights(std::span<const std::size_t> rows,
                                                         const BlockSource& source) {
   std::optional<NonFiniteElement> bad;
   std::vector<float> values;
-  each_held(row, [&](const model::ParamDesc& p, const MatrixRange& part,
-                     const std::vector<RealView>& targets) {
+  each_held(rows, [&](const model::ParamDesc& p, const MatrixRange& part,
+                      const std::vector<RealView>& targets) {
     for_pieces(part, [&](const MatrixRange& piece, std::int64_t at) {
       values.resize(static_cast<std::size_t>(piece.elements()));
       try {
         source(p, piece, values);
       } catch (Error& e) {
-        e.add_context(fmt::format("{} of {}", rows_[row].name, p.name));
+        e.add_context(fmt::format("{} of {}", rows_[rows.front()].name, p.name));
         throw;
       }
       if (!bad) bad = find_non_finite(values, targets, p, part, at);
@@ -225,11 +227,12 @@ std::optional<NonFiniteElement> ModelState::set_parameters(const ParameterSource
     }
   };
   forget_update();
+  std::vector<std::size_t> weights{plan::kMasterRow};
   for (std::size_t row = plan::kMasterRow + 1; row < rows_.size(); ++row) {
     set_zero(row);
-    if (rows_[row].begins_as_weights) (void)set_weights(row, by_rows);
+    if (rows_[row].begins_as_weights) weights.push_back(row);
   }
-  return set_weights(plan::kMasterRow, by_rows);
+  return set_weights(weights, by_rows);
 }
 
 /// In the parameter's global coordinates.
@@ -250,8 +253,8 @@ std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint,
     const bool may_miss = row != plan::kMasterRow && (untrained || !kept.required);
     if (!kept.saved || may_miss) set_zero(row);
     if (!kept.saved) continue;
-    each_held(row, [&](const model::ParamDesc& p, const MatrixRange& part,
-                       std::vector<RealView> targets) {
+    each_held({&row, 1}, [&](const model::ParamDesc& p, const MatrixRange& part,
+                             std::vector<RealView> targets) {
       std::string from = row == plan::kMasterRow ? weights_ : kept.name;
       auto entry = checkpoint.find(p.name, from);
       if (!entry && kept.begins_as_weights) {

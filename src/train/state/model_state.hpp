@@ -122,19 +122,20 @@ class ModelState {
   /// Fills `out` with a block of a parameter.
   using BlockSource =
       std::function<void(const model::ParamDesc&, const MatrixRange& part, std::span<float> out)>;
-  /// Sets a row of weights: these themselves, or what begins as they are.
-  std::optional<NonFiniteElement> set_weights(std::size_t row, const BlockSource& source);
+  /// Sets rows of weights, master first: these themselves, and what begins as they are.
+  std::optional<NonFiniteElement> set_weights(std::span<const std::size_t> rows,
+                                              const BlockSource& source);
   void set_zero(std::size_t row);
   /// With error feedback: of errors that were summed each rank takes its shard's.
   void divide_errors();
   /// Of the step before, which was not of this state.
   void forget_update();
-  /// Called with a part of a parameter of which this rank keeps a row, and with where it keeps it:
-  /// in the row's own type and, for master weights, also rounded to the compute type if the rank
-  /// keeps that.
+  /// Called with a part of a parameter of which this rank keeps rows of one extent, and with where
+  /// it keeps it: in each row's own type and, for master weights, also rounded to the compute type
+  /// if the rank keeps that.
   using HeldPart = std::function<void(const model::ParamDesc&, const MatrixRange& part,
                                       std::vector<RealView> targets)>;
-  void each_held(std::size_t row, const HeldPart& f);
+  void each_held(std::span<const std::size_t> rows, const HeldPart& f);
   /// The flat elements of a unit that this rank keeps of a row.
   Range elements_of(const plan::UnitState& unit, std::size_t row) const;
   /// Views of what a rank updates of a unit: the parameters that forward reads, if they are not the
