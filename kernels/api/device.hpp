@@ -15,6 +15,7 @@
 #include "kernels/api/linear.hpp"
 #include "kernels/api/norm.hpp"
 #include "kernels/api/optimizer.hpp"
+#include "kernels/api/orthogonal.hpp"
 #include "kernels/api/quantize.hpp"
 
 namespace tessera::kernels {
@@ -46,6 +47,8 @@ namespace tessera::kernels {
   F(OptimizerUpdate) \
   F(Fill) \
   F(Convert) \
+  F(DivideByNorm) \
+  F(SquarePolynomial) \
   F(TreeSum) \
   F(ExactSum) \
   F(Quantize) \

@@ -21,8 +21,9 @@ struct Fill {
 
 inline void check(const Fill& a) { TESSERA_CHECK(a.out.dense(), "fill of a strided view"); }
 
-/// out (+)= x, converted to out's type; sums in f32. f32, bf16 and f16 in any pairing; dense, equal
-/// counts. With a verdict (VerdictField::count f32): only where it applies the step.
+/// out (+)= x, converted to out's type; sums in f32. f32, bf16 and f16 in any pairing; dense with
+/// equal counts, or matrices of equal shape whose rows are any distance apart. With a verdict
+/// (VerdictField::count f32): only where it applies the step.
 struct Convert {
   static constexpr const char* kName = "convert";
   View x;
@@ -40,8 +41,12 @@ struct Convert {
 
 inline void check(const Convert& a) {
   check_floats({a.x, a.out});
-  check_flat({a.x}, a.x.type, a.x.elements());
-  check_flat({a.out}, a.out.type, a.x.elements());
+  if (a.x.dense() && a.out.dense()) {
+    check_flat({a.x}, a.x.type, a.x.elements());
+    check_flat({a.out}, a.out.type, a.x.elements());
+  } else {
+    check_same_matrix({a.x, a.out});
+  }
   if (a.verdict) check_flat({a.verdict}, DType::f32, kVerdictFields);
 }
 

@@ -74,11 +74,18 @@ enum class UpdateRule : std::uint8_t {
   /// Gradient descent with momentum, as in PyTorch without dampening; g += decay * master first:
   ///   m = beta1 * m + g,  master -= lr * m;  nesterov: master -= lr * (g + beta1 * m).
   sgd,
+  /// What Muon (Jordan et al. 2024) does before matrices are made orthogonal:
+  ///   m += (1 - beta1) * (g - m),  direction = m;  nesterov: direction = g + beta1 * (m - g).
+  muon_moment,
+  /// And after that, with decoupled decay; direction is what was made of it:
+  ///   master -= lr * (scale * direction + decay * master).
+  muon,
 };
 
-/// Whether a rule does all of an update; or what comes before a tensor's sums are known; or what
-/// follows.
-enum class UpdatePass : std::uint8_t { only, first, second };
+/// Whether a rule does all of an update; or what comes before a tensor's sums are known, or what
+/// follows; or makes the direction of each element, or moves weights along what whole matrices of
+/// these have become.
+enum class UpdatePass : std::uint8_t { only, first, second, direct, move };
 constexpr UpdatePass pass_of(UpdateRule rule) {
   switch (rule) {
     case UpdateRule::adam:
@@ -86,8 +93,23 @@ constexpr UpdatePass pass_of(UpdateRule rule) {
     case UpdateRule::sgd: return UpdatePass::only;
     case UpdateRule::lamb_moments: return UpdatePass::first;
     case UpdateRule::lamb: return UpdatePass::second;
+    case UpdateRule::muon_moment: return UpdatePass::direct;
+    case UpdateRule::muon: return UpdatePass::move;
   }
   return UpdatePass::only;
+}
+/// Whether a pass reads the gradient, changes state, and changes weights.
+constexpr bool reads_gradient(UpdatePass pass) {
+  return pass != UpdatePass::second && pass != UpdatePass::move;
+}
+constexpr bool moves_weights(UpdatePass pass) {
+  return pass != UpdatePass::first && pass != UpdatePass::direct;
+}
+constexpr bool has_sums(UpdatePass pass) {
+  return pass == UpdatePass::first || pass == UpdatePass::second;
+}
+constexpr bool has_direction(UpdatePass pass) {
+  return pass == UpdatePass::direct || pass == UpdatePass::move;
 }
 
 }  // namespace tessera::kernels
@@ -96,8 +118,10 @@ template <>
 struct tessera::EnumWords<tessera::kernels::UpdateRule> {
   using enum tessera::kernels::UpdateRule;
   static constexpr std::array table = {
-      std::pair{adam, "adam"}, std::pair{lamb_moments, "lamb_moments"}, std::pair{lamb, "lamb"},
-      std::pair{lion, "lion"}, std::pair{sgd, "sgd"}};
+      std::pair{adam, "adam"}, std::pair{lamb_moments, "lamb_moments"},
+      std::pair{lamb, "lamb"}, std::pair{lion, "lion"},
+      std::pair{sgd, "sgd"},   std::pair{muon_moment, "muon_moment"},
+      std::pair{muon, "muon"}};
 };
 
 namespace tessera::kernels {
@@ -113,7 +137,8 @@ struct UpdateSettings {
   float trust_min = 0.01F, trust_max = 10;
   float lr_factor = 1;  // of the step's lr
   float average_decay = 0;
-  bool nesterov = false;  // of sgd
+  float scale = 1;        // of muon
+  bool nesterov = false;  // of sgd and muon_moment
 };
 
 /// The most state tensors that any rule keeps for each element.
@@ -128,18 +153,22 @@ inline constexpr std::int64_t kTensorWords = std::int64_t{2} * kExactSumWords;
 /// master and parameter. Elements are independent, and an element's bits do
 /// not depend on alignment or length, because shard boundaries move with the number of ranks. Where
 /// there is an average of weights it follows them: average += (1 - average_decay) * (master -
-/// average). apply = 0: master, state and average stay, and parameter = round(master) all the same.
-/// Its `check` is in
+/// average). apply = 0: master, state and average stay, directions are 0, and parameter =
+/// round(master) all the same. Its `check` is in
 /// kernels/common/optimizer_steps, which knows what a rule keeps.
 struct OptimizerUpdate {
   static constexpr auto& kNames = EnumWords<UpdateRule>::table;
   UpdateRule rule = UpdateRule::adam;
-  View gradient;  // (n) accumulation type; absent in a second pass
+  View gradient;  // (n) accumulation type; absent where the pass reads none
   View master;    // (n) f32
   /// (n) f32, or all of them bf16; as many as the rule keeps, then absent.
   std::array<View, kMostStates> state;
-  View average;    // (n) f32; absent where none is kept, and in a first pass
-  View parameter;  // (n) compute type; absent when master is what forward uses, and in a first pass
+  /// (n) f32, bf16 or f16, where a pass makes directions or moves weights along them; absent where
+  /// it makes them of elements that another rank counts, and where it moves what has none, such as
+  /// padding, which then decays alone.
+  View direction;
+  View average;    // (n) f32; absent where none is kept, and where weights do not move
+  View parameter;  // (n) compute type; absent as average is, and when master is what forward uses
   /// (kTensorWords) i64, of the tensor that the range is of, where there are two passes; absent in
   /// a first pass over elements that another rank counts.
   View sums;
@@ -152,11 +181,12 @@ struct OptimizerUpdate {
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
     const UpdatePass pass = pass_of(s.rule);
-    const bool first = pass == UpdatePass::first, second = pass == UpdatePass::second;
+    const bool begins = reads_gradient(pass), moves = moves_weights(pass);
     f(s.gradient, Access::read), f(s.scalars, Access::read), f(s.verdict, Access::read);
-    f(s.master, first ? Access::read : Access::update);
-    for (auto& state : s.state) f(state, second ? Access::read : Access::update);
-    f(s.sums, first ? Access::update : Access::read), f(s.average, Access::update);
+    f(s.master, moves ? Access::update : Access::read);
+    for (auto& state : s.state) f(state, begins ? Access::update : Access::read);
+    f(s.sums, begins ? Access::update : Access::read), f(s.average, Access::update);
+    f(s.direction, begins ? Access::write : Access::read);
     f(s.parameter, Access::write), f(s.scratch, Access::write);
   }
 };

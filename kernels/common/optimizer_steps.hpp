@@ -134,6 +134,37 @@ struct SgdStep {
   }
 };
 
+struct MuonMoment {
+  static constexpr UpdateRule kRule = UpdateRule::muon_moment;
+  static constexpr int kStates = 1;  // m
+  float one_minus_beta, of_moment;
+
+  TESSERA_INLINE MuonMoment(const UpdateSettings& a, const float*, float)
+      : one_minus_beta(1.0F - a.beta1), of_moment(a.nesterov ? a.beta1 : 1.0F) {}
+
+  /// Returns the direction.
+  template <typename F>
+  TESSERA_INLINE F operator()(F g, F (&state)[kStates]) const {
+    F& m = state[0];
+    m = fmadd(g - m, F(one_minus_beta), m);
+    return fmadd(m - g, F(of_moment), g);
+  }
+};
+
+struct MuonStep {
+  static constexpr UpdateRule kRule = UpdateRule::muon;
+  static constexpr int kStates = 0;
+  float rate, keep;
+
+  TESSERA_INLINE MuonStep(const UpdateSettings& a, const float* scalars, float)
+      : rate(-rate_of(a, scalars) * a.scale), keep(1.0F - rate_of(a, scalars) * a.decay) {}
+
+  template <typename F>
+  TESSERA_INLINE void operator()(F direction, F& master, F*) const {
+    master = fmadd(direction, F(rate), master * F(keep));
+  }
+};
+
 /// An average of weights after an update.
 template <typename F>
 TESSERA_INLINE F averaged(F average, F master, float decay) {
@@ -154,6 +185,8 @@ template <typename F>
     case UpdateRule::lamb: call_with<LambStep>(f); break;
     case UpdateRule::lion: call_with<LionStep>(f); break;
     case UpdateRule::sgd: call_with<SgdStep>(f); break;
+    case UpdateRule::muon_moment: call_with<MuonMoment>(f); break;
+    case UpdateRule::muon: call_with<MuonStep>(f); break;
   }
 }
 
@@ -194,15 +227,21 @@ inline void check(const OptimizerUpdate& a) {
   const std::int64_t n = a.master.elements();
   const UpdatePass pass = pass_of(a.rule);
   check_flat({a.master}, DType::f32, n);
-  if (pass == UpdatePass::second) {
-    TESSERA_CHECK(!a.gradient && a.sums, "{} is by sums, not by a gradient", a.name());
-  } else {
+  if (reads_gradient(pass)) {
     check_floats({a.gradient});
     check_flat({a.gradient}, a.gradient.type, n);
+  } else {
+    TESSERA_CHECK(!a.gradient, "{} is not by a gradient", a.name());
   }
-  TESSERA_CHECK(pass != UpdatePass::only || !a.sums, "{} has no use for sums", a.name());
-  TESSERA_CHECK(pass != UpdatePass::first || (!a.parameter && !a.average), "{} moves no weights",
+  TESSERA_CHECK(pass != UpdatePass::second || a.sums, "{} is by sums", a.name());
+  TESSERA_CHECK(has_sums(pass) || !a.sums, "{} has no use for sums", a.name());
+  TESSERA_CHECK(has_direction(pass) || !a.direction, "{} has no directions", a.name());
+  TESSERA_CHECK(moves_weights(pass) || (!a.parameter && !a.average), "{} moves no weights",
                 a.name());
+  if (a.direction) {
+    check_floats({a.direction});
+    check_flat({a.direction}, a.direction.type, n);
+  }
   if (a.sums) check_flat({a.sums}, DType::i64, kTensorWords);
   const std::size_t states = state_count(a.rule);
   for (std::size_t s = 0; s < kMostStates; ++s) {

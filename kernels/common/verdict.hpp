@@ -1,5 +1,5 @@
-// What exact sums decide: the verdict on a step, and the factor of a tensor's update; shared by
-// every back end.
+// What exact sums decide: the verdict on a step, the factor of a tensor's update, and what a matrix
+// is divided by; shared by every back end.
 #pragma once
 
 #include <cmath>
@@ -31,6 +31,13 @@ TESSERA_INLINE float trust_of(std::int64_t* sums, const UpdateSettings& a) {
   if (weights == 0 || update == 0) return 1;
   const auto ratio = static_cast<float>(weights / update);
   return ratio < a.trust_min ? a.trust_min : ratio > a.trust_max ? a.trust_max : ratio;
+}
+
+/// 1 / max(norm, eps) by a norm's squares (kExactSumWords), which are used up.
+TESSERA_INLINE float inverse_norm(std::int64_t* squares, float eps) {
+  const double norm = std::sqrt(exact_words::value(squares));
+  return static_cast<float>(1 /
+                            (norm > static_cast<double>(eps) ? norm : static_cast<double>(eps)));
 }
 
 /// Whether a verdict, read where the kernel runs, lets something happen; one that is absent does.

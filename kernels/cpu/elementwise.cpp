@@ -1,4 +1,5 @@
 // Fill, conversion and sums on the CPU: checks arguments, divides elements over the team.
+#include <algorithm>
 #include <cstring>
 
 #include "core/exact_sum.hpp"
@@ -18,6 +19,11 @@ void run(const Convert& a, const Context& context) {
   check(a);
   if (!applies(reinterpret_cast<const float*>(a.verdict.data))) return;
   const std::int64_t n = a.x.elements();
+  if (!a.x.dense() || !a.out.dense()) {
+    const View x = a.x.matrix(), out = a.out.matrix();
+    return parallel_ranges(context.threads, x.rows(), std::max<std::int64_t>(1, 4096 / x.cols()),
+                           [&](Range rows) { context.hot.convert(x, out, a.write, rows); });
+  }
   parallel_ranges(context.threads, n, 4096, [&](Range part) {
     context.hot.convert(a.x.range(part.begin, part.count()), a.out.range(part.begin, part.count()),
                         a.write, {0, 1});

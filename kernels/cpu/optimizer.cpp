@@ -5,6 +5,7 @@
 
 #include "kernels/common/optimizer_steps.hpp"
 #include "kernels/common/verdict.hpp"
+#include "kernels/cpu/clear.hpp"
 #include "kernels/cpu/operations.hpp"
 #include "kernels/cpu/team.hpp"
 
@@ -40,6 +41,15 @@ static void run_first_pass(const OptimizerUpdate& a, const Context& context) {
   exact_normalise(ExactWords(sums + kExactSumWords, kExactSumWords));
 }
 
+static void run_directions(const OptimizerUpdate& a, const Context& context) {
+  if (a.verdict.as<float>()[static_cast<int>(VerdictField::apply)] == 0.0F) {
+    if (a.direction) clear_rows(a.direction, context.threads);
+    return;
+  }
+  parallel_ranges(context.threads, a.master.elements(), 4096,
+                  [&](Range elements) { context.hot.direct_update(a, elements); });
+}
+
 static float trust_of_tensor(const OptimizerUpdate& a) {
   std::int64_t sums[kTensorWords];
   std::copy_n(a.sums.as<std::int64_t>(), kTensorWords, sums);
@@ -48,8 +58,10 @@ static float trust_of_tensor(const OptimizerUpdate& a) {
 
 void run(const OptimizerUpdate& a, const Context& context) {
   check(a);
-  if (pass_of(a.rule) == UpdatePass::first) return run_first_pass(a, context);
-  const float trust = pass_of(a.rule) == UpdatePass::second ? trust_of_tensor(a) : 1;
+  const UpdatePass pass = pass_of(a.rule);
+  if (pass == UpdatePass::first) return run_first_pass(a, context);
+  if (pass == UpdatePass::direct) return run_directions(a, context);
+  const float trust = pass == UpdatePass::second ? trust_of_tensor(a) : 1;
   parallel_ranges(context.threads, a.master.elements(), 4096,
                   [&](Range elements) { context.hot.update(a, trust, elements); });
 }

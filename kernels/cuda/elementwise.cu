@@ -21,10 +21,17 @@ void run(const Convert& a, const Context& context) {
   with_type(a.x.type, [&]<typename T>() {
     with_type(a.out.type, [&]<typename G>() {
       using Run = ConvertRun<T, G>;
-      const View x = a.x.range(0, a.x.elements()), out = a.out.range(0, a.x.elements());
-      const Run body{x.as<T>(), out.as<G>(), reinterpret_cast<const float*>(a.verdict.data),
-                     a.write == Write::add, wide<Run::V>({x, out})};
-      map<Run::V>(context, a.kName, body, 1, x.cols());
+      const bool dense = a.x.dense() && a.out.dense();
+      const View x = dense ? a.x.range(0, a.x.elements()) : a.x.matrix(),
+                 out = dense ? a.out.range(0, a.x.elements()) : a.out.matrix();
+      const Run body{x.as<T>(),
+                     out.as<G>(),
+                     x.ld,
+                     out.ld,
+                     reinterpret_cast<const float*>(a.verdict.data),
+                     a.write == Write::add,
+                     wide<Run::V>({x, out})};
+      map<Run::V>(context, a.kName, body, x.rows(), x.cols());
     });
   });
 }

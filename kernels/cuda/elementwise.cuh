@@ -12,19 +12,22 @@ struct ConvertRun {
   static constexpr int V = kRun<T, G>;
   const T* x;
   G* out;
+  std::int64_t x_ld, out_ld;  // between rows
   const float* verdict;
   bool add, wide;
 
-  __device__ __forceinline__ void operator()(std::int64_t, std::int64_t i, int count) const {
+  __device__ __forceinline__ void operator()(std::int64_t r, std::int64_t c, int count) const {
     if (!applies(verdict)) return;
+    const T* from = x + r * x_ld + c;
+    G* to = out + r * out_ld + c;
     float v[V], before[V];
-    load(x + i, count, wide, v);
+    load(from, count, wide, v);
     if (add) {
-      load(out + i, count, wide, before);
+      load(to, count, wide, before);
 #pragma unroll
       for (int j = 0; j < V; ++j) v[j] = before[j] + v[j];
     }
-    store(out + i, count, wide, v);
+    store(to, count, wide, v);
   }
 };
 

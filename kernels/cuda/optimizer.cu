@@ -21,13 +21,16 @@ void run(const OptimizerUpdate& a, const Context& context) {
     constexpr int V = kRun<G, P>, S = Step::kStates;
     const std::int64_t n = a.master.elements();
     const auto flat = [&](const View& v) { return v ? v.range(0, n) : View(); };
-    bool alike = wide<V>({flat(a.gradient), flat(a.master), flat(a.average), flat(a.parameter)});
+    constexpr UpdatePass kPass = pass_of(Step::kRule);
+    const View &along = kPass == UpdatePass::move ? a.direction : a.gradient,
+               &made = kPass == UpdatePass::direct ? a.direction : a.parameter;
+    bool alike = wide<V>({flat(along), flat(a.master), flat(a.average), flat(made)});
     for (const View& v : a.state) alike = alike && wide<V>({flat(v)});
-    UpdateArrays<M, G, P, S> arrays{.gradient = reinterpret_cast<const G*>(a.gradient.data),
+    UpdateArrays<M, G, P, S> arrays{.along = reinterpret_cast<const G*>(along.data),
                                     .master = a.master.as<float>(),
                                     .state = {},
                                     .average = reinterpret_cast<float*>(a.average.data),
-                                    .parameter = reinterpret_cast<P*>(a.parameter.data),
+                                    .parameter = reinterpret_cast<P*>(made.data),
                                     .scalars = a.scalars.as<float>(),
                                     .verdict = a.verdict.as<float>(),
                                     .sums = reinterpret_cast<std::int64_t*>(a.sums.data),
@@ -35,7 +38,12 @@ void run(const OptimizerUpdate& a, const Context& context) {
                                     .n = n,
                                     .wide = alike};
     for (int s = 0; s < S; ++s) arrays.state[s] = a.state[static_cast<std::size_t>(s)].as<M>();
-    if constexpr (pass_of(Step::kRule) == UpdatePass::first) {
+    const std::int64_t blocks = std::min<std::int64_t>(ceil_div(ceil_div(n, V), kUpdateThreads),
+                                                       32 * context.multiprocessors);
+    if constexpr (kPass == UpdatePass::direct) {
+      launch(on(context, a.name().data(), blocks, kUpdateThreads), direct_kernel<Step, M, G, P>,
+             arrays);
+    } else if constexpr (kPass == UpdatePass::first) {
       launch(on(context, a.name().data(),
                 std::min<std::int64_t>(ceil_div(n, kExactWarps * kExactTile),
                                        8 * context.multiprocessors),
@@ -45,25 +53,31 @@ void run(const OptimizerUpdate& a, const Context& context) {
         launch(on(context, a.name().data(), kTensorWords / kExactSumWords, 32),
                exact_normalise_kernel, arrays.sums);
     } else {
-      launch(on(context, a.name().data(),
-                std::min<std::int64_t>(ceil_div(ceil_div(n, V), kUpdateThreads),
-                                       32 * context.multiprocessors),
-                kUpdateThreads),
-             update_kernel<Step, M, G, P>, arrays);
+      launch(on(context, a.name().data(), blocks, kUpdateThreads), update_kernel<Step, M, G, P>,
+             arrays);
     }
   };
+  // Absent views count as f32.
   with_step(a.rule, [&]<typename Step>() {
-    with_state_type(a.state[0].type, [&]<typename M>() {
-      with_type(a.gradient.type, [&]<typename G>() {
-        if constexpr (pass_of(Step::kRule) == UpdatePass::first) {
-          launched.template operator()<Step, M, G, float>();  // it makes no parameter
-        } else {
-          with_type(a.parameter.type, [&]<typename P>() {  // an absent one counts as f32
-            launched.template operator()<Step, M, G, P>();
-          });
-        }
+    constexpr UpdatePass kPass = pass_of(Step::kRule);
+    if constexpr (kPass == UpdatePass::move) {
+      with_type(a.direction.type, [&]<typename G>() {
+        with_type(a.parameter.type,
+                  [&]<typename P>() { launched.template operator()<Step, float, G, P>(); });
       });
-    });
+      return;
+    } else {
+      with_state_type(a.state[0].type, [&]<typename M>() {
+        with_type(a.gradient.type, [&]<typename G>() {
+          if constexpr (kPass == UpdatePass::first) {
+            launched.template operator()<Step, M, G, float>();  // it makes no parameter
+          } else {
+            with_type(kPass == UpdatePass::direct ? a.direction.type : a.parameter.type,
+                      [&]<typename P>() { launched.template operator()<Step, M, G, P>(); });
+          }
+        });
+      });
+    }
   });
 }
 

@@ -21,13 +21,14 @@ inline __global__ void __launch_bounds__(32)
   verdict[static_cast<int>(VerdictField::coefficient)] = v.coefficient;
 }
 
+/// `G`: the type of what is read beside weights and state, a gradient or directions.
 template <typename M, typename G, typename P, int S>
 struct UpdateArrays {
-  const G* gradient;
+  const G* along;  // null where directions are 0
   float* master;
-  M* state[S];
+  M* state[S > 0 ? S : 1];
   float* average;  // null where none is kept
-  P* parameter;    // null where master is what forward uses
+  P* parameter;    // null where master is what forward uses; of a pass that makes them, directions
   const float *scalars, *verdict;
   std::int64_t* sums;  // null where there are none
   UpdateSettings settings;
@@ -52,32 +53,45 @@ __device__ __forceinline__ float block_trust(const std::int64_t* sums,
 template <typename Step, typename M, typename G, typename P>
 __global__ void __launch_bounds__(kUpdateThreads)
     update_kernel(UpdateArrays<M, G, P, Step::kStates> a) {
-  constexpr int V = kRun<G, P>, S = Step::kStates;
+  constexpr int V = kRun<G, P>, S = Step::kStates, kRoom = S > 0 ? S : 1;
   const bool apply = a.verdict[static_cast<int>(VerdictField::apply)] != 0.0F;
   if (!apply && a.parameter == nullptr) return;
   const float coefficient = a.verdict[static_cast<int>(VerdictField::coefficient)];
-  constexpr bool kOnly = pass_of(Step::kRule) == UpdatePass::only;
-  const Step step(a.settings, a.scalars, kOnly || !apply ? 1.0F : block_trust(a.sums, a.settings));
+  constexpr UpdatePass kPass = pass_of(Step::kRule);
+  constexpr bool kOnly = kPass == UpdatePass::only, kMove = kPass == UpdatePass::move;
+  float trust = 1;
+  if constexpr (kPass == UpdatePass::second) {
+    if (apply) trust = block_trust(a.sums, a.settings);
+  }
+  const Step step(a.settings, a.scalars, trust);
   const std::uint32_t salt = salt_of(a.scalars);
   const std::int64_t stride = std::int64_t{gridDim.x} * kUpdateThreads * V;
   for (std::int64_t i = (std::int64_t{blockIdx.x} * kUpdateThreads + threadIdx.x) * V; i < a.n;
        i += stride) {
     const int count = a.n - i < V ? static_cast<int>(a.n - i) : V;
-    float g[V], w[V], state[S][V];
+    float g[V], w[V], state[kRoom][V];
     load(a.master + i, count, a.wide, w);
     if (!apply) {
       store(a.parameter + i, count, a.wide, w);
       continue;
     }
-    if constexpr (kOnly) load(a.gradient + i, count, a.wide, g);
+    if constexpr (kOnly) {
+      load(a.along + i, count, a.wide, g);
+    } else if constexpr (kMove) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) g[j] = 0;
+      if (a.along != nullptr) load(a.along + i, count, a.wide, g);
+    }
 #pragma unroll
     for (int s = 0; s < S; ++s) load(a.state[s] + i, count, a.wide, state[s]);
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-      float now[S];
+      float now[kRoom];
 #pragma unroll
       for (int s = 0; s < S; ++s) now[s] = state[s][j];
-      if constexpr (kOnly) {
+      if constexpr (kMove) {
+        step(g[j], w[j], now);
+      } else if constexpr (kOnly) {
         step(g[j] * coefficient, w[j], now);
         round_state<M>(now, w[j], salt);
 #pragma unroll
@@ -112,7 +126,7 @@ __device__ __forceinline__ void first_pass_of_run(const UpdateArrays<M, G, P, St
   const std::uint32_t salt = salt_of(a.scalars);
   float g[V], master[V], state[S][V];
   load(a.master + i, count, a.wide, master);
-  load(a.gradient + i, count, a.wide, g);
+  load(a.along + i, count, a.wide, g);
 #pragma unroll
   for (int s = 0; s < S; ++s) load(a.state[s] + i, count, a.wide, state[s]);
 #pragma unroll
@@ -165,6 +179,45 @@ __global__ void __launch_bounds__(32 * kExactWarps)
   std::int64_t sum = 0;
   for (int i = 0; i < kExactWarps; ++i) sum += words[i][thread];
   if (sum != 0) atomicAdd(reinterpret_cast<Atomic*>(a.sums) + thread, static_cast<Atomic>(sum));
+}
+
+/// State moves; directions are made where there is room for them, and are 0 where the step is
+/// skipped.
+template <typename Step, typename M, typename G, typename D>
+__global__ void __launch_bounds__(kUpdateThreads)
+    direct_kernel(UpdateArrays<M, G, D, Step::kStates> a) {
+  constexpr int V = kRun<G, D>, S = Step::kStates;
+  const bool apply = applies(a.verdict);
+  if (!apply && a.parameter == nullptr) return;
+  const float coefficient = a.verdict[static_cast<int>(VerdictField::coefficient)];
+  const Step step(a.settings, a.scalars, 1);
+  const std::uint32_t salt = salt_of(a.scalars);
+  const std::int64_t stride = std::int64_t{gridDim.x} * kUpdateThreads * V;
+  for (std::int64_t i = (std::int64_t{blockIdx.x} * kUpdateThreads + threadIdx.x) * V; i < a.n;
+       i += stride) {
+    const int count = a.n - i < V ? static_cast<int>(a.n - i) : V;
+    float direction[V] = {};
+    if (apply) {
+      float g[V], w[V], state[S][V];
+      load(a.along + i, count, a.wide, g);
+      load(a.master + i, count, a.wide, w);
+#pragma unroll
+      for (int s = 0; s < S; ++s) load(a.state[s] + i, count, a.wide, state[s]);
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        float now[S];
+#pragma unroll
+        for (int s = 0; s < S; ++s) now[s] = state[s][j];
+        direction[j] = step(g[j] * coefficient, now);
+        round_state<M>(now, w[j], salt);
+#pragma unroll
+        for (int s = 0; s < S; ++s) state[s][j] = now[s];
+      }
+#pragma unroll
+      for (int s = 0; s < S; ++s) store(a.state[s] + i, count, a.wide, state[s]);
+    }
+    if (a.parameter != nullptr) store(a.parameter + i, count, a.wide, direction);
+  }
 }
 
 }  // namespace tessera::kernels::cuda

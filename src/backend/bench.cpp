@@ -319,21 +319,29 @@ class Bench {
                narrow = memory.floats(type_, {n}),
                scalars = memory.filled({static_cast<std::int64_t>(StepScalar::count)}, 1e-3F),
                verdict = memory.filled({static_cast<std::int64_t>(VerdictField::count)}, 1),
-               sums = memory.zeros(DType::i64, {kTensorWords});
+               sums = memory.zeros(DType::i64, {kTensorWords}),
+               direction = memory.floats(type_, {n});
     for (const auto& [rule, word] : EnumWords<UpdateRule>::table) {
       const UpdatePass pass = pass_of(rule);
-      const bool makes_parameter = pass != UpdatePass::first && type_ != DType::f32;
+      const bool makes_parameter = moves_weights(pass) && type_ != DType::f32;
       OptimizerUpdate update{.rule = rule,
-                             .gradient = pass == UpdatePass::second ? View() : x,
+                             .gradient = reads_gradient(pass) ? x : View(),
                              .master = w,
                              .state = {m, v},
+                             .direction = has_direction(pass) ? direction : View(),
                              .parameter = makes_parameter ? narrow : View(),
-                             .sums = pass == UpdatePass::only ? View() : sums,
+                             .sums = has_sums(pass) ? sums : View(),
                              .scalars = scalars,
                              .verdict = verdict};
       for (std::size_t s = state_count(rule); s < kMostStates; ++s) update.state[s] = {};
       row(update, text(x));
     }
+    const std::int64_t side = static_cast<std::int64_t>(std::sqrt(static_cast<double>(n)));
+    const View matrix = direction.range(0, side * side).reshaped({side, side}),
+               squares = memory.zeros(DType::i64, {kExactSumWords});
+    row(DivideByNorm{.x = direction, .squares = squares, .out = narrow}, text(direction));
+    row(SquarePolynomial{.x = matrix, .square = matrix, .out = matrix, .coefficients = {1, 0, 0}},
+        text(matrix));
     row(ExactSum{.x = narrow, .accumulator = memory.zeros(DType::i64, {kExactSumWords})}, text(x));
     row(Fill{.out = narrow}, text(x));
     row(Convert{.x = x, .out = narrow}, text(x));

@@ -80,6 +80,10 @@ WireBytes wire_bytes(const CollectiveCall& call, const GroupShape& group) {
       return {.intra = (c.ranks.count - 1 - c.remote) * c.send.cols(),
               .inter = c.remote * c.send.cols()};
     }
+    WireBytes operator()(const AllToAllV& c) const {
+      const std::int64_t size = size_of(c.send.type);
+      return {.intra = c.within * size, .inter = c.across * size};
+    }
     WireBytes operator()(const AllReduceWords&) const {
       return {};
     }  // control traffic: tens of bytes, or a few hundred a tensor

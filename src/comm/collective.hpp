@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <span>
 #include <variant>
+#include <vector>
 
 #include "core/mesh.hpp"
 #include "kernels/api/access.hpp"
@@ -114,8 +115,24 @@ struct AllToAll {
   }
 };
 
+/// As MPI's Alltoallv: the elements of `send` go to the ranks of the group in their order,
+/// send_counts[k] of them to rank k, and `receive` gets what they send to this one. Either is
+/// absent where it has no elements.
+struct AllToAllV {
+  static constexpr const char* kName = "all_to_all_v";
+  View send, receive;                                     // (n), (m), of one type
+  std::vector<std::int64_t> send_counts, receive_counts;  // by rank of the group
+  std::int64_t within = 0, across = 0;  // elements to other ranks of the node, and to other nodes
+  std::int64_t elements = 0;  // of what is exchanged, whichever ranks have it: the same on all
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.send, Access::read), f(s.receive, Access::write);
+  }
+};
+
 using CollectiveCall =
-    std::variant<AllGather, ReduceScatter, AllReduceWords, Send, Receive, AllToAll>;
+    std::variant<AllGather, ReduceScatter, AllReduceWords, Send, Receive, AllToAll, AllToAllV>;
 
 /// The ranks of a call among some of a group; without any where all take part, and of messages.
 Hop among_of(const CollectiveCall& call);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <deque>
 #include <optional>
 
 #include "comm/exchange.hpp"
@@ -112,6 +113,59 @@ class AllToAllTask : public Task {
 
   AllToAll call_;
   Exchange exchange_;
+  std::unique_ptr<Task> own_;  // the copy of what stays
+};
+
+/// AllToAllV: with each peer an exchange of its own each way.
+class AllToAllVTask : public Task {
+ public:
+  AllToAllVTask(Transport& transport, const GroupShape& group, std::int64_t rank,
+                const AllToAllV& call) {
+    const std::int64_t size = size_of(call.send ? call.send.type : call.receive.type);
+    std::vector<std::byte*> from, to;
+    const auto starts = [&](const View& v, const std::vector<std::int64_t>& counts,
+                            std::vector<std::byte*>& all) {
+      std::byte* at = v.data;
+      for (const std::int64_t count : counts) all.push_back(at), at += count * size;
+    };
+    starts(call.send, call.send_counts, from);
+    starts(call.receive, call.receive_counts, to);
+    const std::int64_t piece = piece_bytes(group);
+    const auto flow = [&](std::int64_t peer, std::byte* base, std::int64_t count, bool out) {
+      if (count == 0) return;
+      PeerFlow one{.peer = static_cast<int>(peer)};
+      (out ? one.outgoing : one.incoming) = [base, piece](std::int64_t i) {
+        return base + i * piece;
+      };
+      exchanges_.emplace_back(transport, std::vector{std::move(one)}, count * size, piece);
+    };
+    for (std::int64_t i = 1; i < group.size; ++i) {
+      const std::int64_t k = (rank + i) % group.size;  // each starts with another peer
+      const auto peer = static_cast<std::size_t>(k);
+      flow(k, from[peer], call.send_counts[peer], true);
+      flow(k, to[peer], call.receive_counts[peer], false);
+    }
+    const auto own = static_cast<std::size_t>(rank);
+    if (call.send_counts[own] > 0)
+      own_ = streams::make_copy_task(from[own], to[own], call.send_counts[own] * size);
+  }
+  Progress advance() override {
+    bool moved = false, done = true;
+    for (Exchange& exchange : exchanges_) {
+      if (exchange.done()) continue;
+      moved |= exchange.advance(exchange.pieces());
+      done = done && exchange.done();
+    }
+    if (own_) {
+      if (own_->advance() == Progress::done) own_.reset();
+      return Progress::some;
+    }
+    if (done) return Progress::done;
+    return moved ? Progress::some : Progress::idle;
+  }
+
+ private:
+  std::deque<Exchange> exchanges_;
   std::unique_ptr<Task> own_;  // the copy of what stays
 };
 
@@ -361,6 +415,9 @@ class TransportGroup : public Group {
       }
       std::unique_ptr<Task> operator()(const AllToAll& c) {
         return std::make_unique<AllToAllTask>(*g.transport_, g.rank_, c);
+      }
+      std::unique_ptr<Task> operator()(const AllToAllV& c) {
+        return std::make_unique<AllToAllVTask>(*g.transport_, g.shape_, g.rank_, c);
       }
     };
     return std::visit(Start{*this}, call);

@@ -25,6 +25,7 @@ constexpr int kData = order_of(&Mesh::data), kTensor = order_of(&Mesh::tensor),
 constexpr std::array kGroups = {GroupRow{MeshGroup::world, 0, std::size(kAxes) - 1},
                                 GroupRow{MeshGroup::data, kData, kData},
                                 GroupRow{MeshGroup::tensor, kTensor, kTensor},
+                                GroupRow{MeshGroup::stage, kTensor, kData},
                                 GroupRow{MeshGroup::pipeline, kPipeline, kPipeline},
                                 GroupRow{MeshGroup::ends, kPipeline, kPipeline, true}};
 static_assert(kGroups.size() == kMeshGroups);

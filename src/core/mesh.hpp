@@ -31,10 +31,11 @@ enum class MeshGroup : std::uint8_t {
   world,
   data,      // same tensor rank and stage
   tensor,    // same data rank and stage
+  stage,     // same stage
   pipeline,  // same tensor and data rank, in the order of stages
   ends,      // first and last of the pipeline group, which share tied embeddings
 };
-inline constexpr std::size_t kMeshGroups = 5;
+inline constexpr std::size_t kMeshGroups = 6;
 
 /// The size of each axis.
 struct Mesh {
@@ -84,6 +85,7 @@ template <>
 struct tessera::EnumWords<tessera::MeshGroup> {
   using G = tessera::MeshGroup;
   static constexpr std::array table = {
-      std::pair{G::world, "world"}, std::pair{G::data, "data"}, std::pair{G::tensor, "tensor"},
+      std::pair{G::world, "world"},       std::pair{G::data, "data"},
+      std::pair{G::tensor, "tensor"},     std::pair{G::stage, "stage"},
       std::pair{G::pipeline, "pipeline"}, std::pair{G::ends, "ends"}};
 };

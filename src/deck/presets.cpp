@@ -53,6 +53,8 @@ struct OptimizerRow {
   std::optional<std::array<double, 2>> trust = {};
   std::optional<double> momentum = {};
   std::optional<bool> nesterov = {};
+  std::optional<std::int64_t> newton_schulz = {};
+  std::optional<WholeAttention> attention = {};
 };
 
 constexpr OptimizerRow kOptimizers[] = {
@@ -61,6 +63,13 @@ constexpr OptimizerRow kOptimizers[] = {
     {.name = OptimizerName::lamb, .betas = {{0.9, 0.999}}, .eps = 1e-12, .trust = {{0.01, 10}}},
     {.name = OptimizerName::lion, .betas = {{0.9, 0.99}}},
     {.name = OptimizerName::sgd, .momentum = 0.9, .nesterov = false},
+    {.name = OptimizerName::muon,
+     .betas = {{0.9, 0.95}},
+     .eps = 1e-8,
+     .momentum = 0.95,
+     .nesterov = true,
+     .newton_schulz = 5,
+     .attention = WholeAttention::projections},
 };
 
 template <typename T>
@@ -78,6 +87,8 @@ std::vector<ImpliedKey> all_optimizer_keys(OptimizerName optimizer) {
     keys.push_back(implied("optimizer.trust", row.trust));
     keys.push_back(implied("optimizer.momentum", row.momentum));
     keys.push_back(implied("optimizer.nesterov", row.nesterov));
+    keys.push_back(implied("optimizer.newton_schulz", row.newton_schulz));
+    keys.push_back(implied("optimizer.attention", row.attention));
   }
   return keys;
 }

@@ -232,7 +232,9 @@ constexpr SchemaRow kRows[] = {
         "adamw decays weights apart from the gradient, adam through it; lamb scales each tensor's "
         "update by its weights' norm, for large batches; lion moves all by the learning rate, up "
         "or "
-        "down; sgd is gradient descent with momentum",
+        "down; sgd is gradient descent with momentum; muon moves matrices of blocks along the "
+        "orthogonal matrix that is nearest to their momentum, as far as adamw would, and all else "
+        "as adamw does",
         {.on_resume = refused}),
     row<&Deck::optimizer, &OptimizerSection::lr>("optimizer.lr", "peak learning rate",
                                                  {.limits = above(0), .required = true}),
@@ -240,21 +242,32 @@ constexpr SchemaRow kRows[] = {
         "optimizer.betas",
         "decay of the first and second moments; of lion that of the direction and of the moment",
         {.limits = fraction(),
-         .unset = "adamw, adam: [0.9, 0.95]; lamb: [0.9, 0.999]; lion: [0.9, 0.99]"}),
+         .unset = "adamw, adam, muon: [0.9, 0.95]; lamb: [0.9, 0.999]; lion: [0.9, 0.99]"}),
     row<&Deck::optimizer, &OptimizerSection::eps>(
         "optimizer.eps", "added to the root of the second moment; by lamb under the root",
-        {.limits = above(0), .unset = "adamw, adam: 1e-08; lamb: 1e-12"}),
+        {.limits = above(0), .unset = "adamw, adam, muon: 1e-08; lamb: 1e-12"}),
     row<&Deck::optimizer, &OptimizerSection::trust>(
         "optimizer.trust",
         "[least, largest]: to what lamb clips the factor of a tensor's update, the norm of its "
         "weights over that of the update",
         {.limits = at_least(0), .unset = "lamb: [0.01, 10.0]"}),
     row<&Deck::optimizer, &OptimizerSection::momentum>(
-        "optimizer.momentum", "of sgd: what is kept of the sum of gradients before",
-        {.limits = fraction(), .unset = "sgd: 0.9"}),
+        "optimizer.momentum",
+        "of sgd: what is kept of the sum of gradients before; of muon: of their average",
+        {.limits = fraction(), .unset = "sgd: 0.9; muon: 0.95"}),
     row<&Deck::optimizer, &OptimizerSection::nesterov>("optimizer.nesterov",
-                                                       "whether sgd looks ahead along its momentum",
-                                                       {.unset = "sgd: false"}),
+                                                       "whether sgd or muon looks ahead along its "
+                                                       "momentum",
+                                                       {.unset = "sgd: false; muon: true"}),
+    row<&Deck::optimizer, &OptimizerSection::newton_schulz>(
+        "optimizer.newton_schulz", "iterations in which muon makes matrices orthogonal, nearly",
+        {.limits = between(1, 100), .unset = "muon: 5"}),
+    row<&Deck::optimizer, &OptimizerSection::attention>(
+        "optimizer.attention",
+        "what muon takes as one matrix of attention: all rows of q, of k and of v, or those of "
+        "each "
+        "head",
+        {.unset = "muon: \"projections\""}),
     row<&Deck::optimizer, &OptimizerSection::moments>(
         "optimizer.moments",
         "type in which moments are kept: bf16 takes half of the memory and is rounded at random, "

@@ -20,7 +20,8 @@ enum class Preset {
   llama2_7b
 };
 enum class NormPlaced { before, after };
-enum class OptimizerName { adamw, adam, lamb, lion, sgd };
+enum class OptimizerName { adamw, adam, lamb, lion, sgd, muon };
+enum class WholeAttention { projections, heads };
 enum class LrScaling { none, linear, sqrt };
 enum class ScheduleKind { constant, linear, cosine, wsd, step, inverse_sqrt };
 enum class Warmup { linear, log };
@@ -94,8 +95,14 @@ template <>
 struct EnumWords<deck::OptimizerName> {
   using enum deck::OptimizerName;
   static constexpr std::array table = {std::pair{adamw, "adamw"}, std::pair{adam, "adam"},
-                                       std::pair{lamb, "lamb"}, std::pair{lion, "lion"},
-                                       std::pair{sgd, "sgd"}};
+                                       std::pair{lamb, "lamb"},   std::pair{lion, "lion"},
+                                       std::pair{sgd, "sgd"},     std::pair{muon, "muon"}};
+};
+template <>
+struct EnumWords<deck::WholeAttention> {
+  using enum deck::WholeAttention;
+  static constexpr std::array table = {std::pair{projections, "projections"},
+                                       std::pair{heads, "heads"}};
 };
 template <>
 struct EnumWords<deck::LrScaling> {

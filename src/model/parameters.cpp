@@ -24,6 +24,11 @@ ParamDesc cut(ParamDesc p, int axis, std::int64_t granule = 1) {
   return p;
 }
 
+ParamDesc of_heads(ParamDesc p, std::int64_t rows) {
+  p.head_rows = rows;
+  return p;
+}
+
 ParamDesc joined(ParamDesc p) {
   p.joined = true;
   return p;
@@ -47,9 +52,12 @@ UnitDesc block(const ModelConfig& c, std::int64_t layer, std::int64_t chunks) {
     return few_kv ? d : joined(cut(d, 0, c.head_dim));
   };
   auto& p = unit.params;
-  p.push_back(cut(matrix(attention + "q.weight", q, c.hidden, c.init_std), 0, query));
-  p.push_back(key_or_value(matrix(attention + "k.weight", kv, c.hidden, c.init_std)));
-  p.push_back(key_or_value(matrix(attention + "v.weight", kv, c.hidden, c.init_std)));
+  const auto heads = [&](const char* name, std::int64_t rows) {
+    return of_heads(matrix(attention + name, rows, c.hidden, c.init_std), c.head_dim);
+  };
+  p.push_back(cut(heads("q.weight", q), 0, query));
+  p.push_back(key_or_value(heads("k.weight", kv)));
+  p.push_back(key_or_value(heads("v.weight", kv)));
   p.push_back(cut(matrix(attention + "out.weight", c.hidden, q, residual_std), 1, query));
   const auto up = cut(matrix(mlp + "up.weight", c.ffn_hidden, c.hidden, c.init_std), 0);
   if (c.activation == ActivationKind::swiglu) {

@@ -34,7 +34,8 @@ struct ParamDesc {
   double init_std = 0;   // of Init::normal
   bool joined = false;   // follows the one before without a gap, so that one product serves both
   int tensor_axis = -1;  // the axis that is cut in chunks; -1: every tensor rank has the whole
-  std::int64_t granule = 1;  // indices of that axis that stay together
+  std::int64_t granule = 1;    // indices of that axis that stay together
+  std::int64_t head_rows = 0;  // rows that one attention head makes; 0: they are of none
 
   /// Whether it has two or more dimensions of its own: optimizers treat matrices and vectors
   /// differently.

@@ -23,21 +23,24 @@ void set_chance(StepScalars& scalars, std::int64_t update) {
 kernels::OptimizerUpdate call_of(kernels::UpdateRule rule, const UpdateViews& x,
                                  const UpdateTerms& terms, kernels::UpdateSettings settings) {
   const kernels::UpdatePass pass = kernels::pass_of(rule);
+  const bool moves = kernels::moves_weights(pass);
   settings.decay = static_cast<float>(terms.weight_decay);
   settings.lr_factor = static_cast<float>(terms.lr_factor);
-  kernels::OptimizerUpdate call{
-      .rule = rule,
-      .gradient = pass == kernels::UpdatePass::second ? View() : x.gradient,
-      .master = x.master,
-      .state = {},
-      .parameter = pass == kernels::UpdatePass::first ? View() : x.parameter,
-      .sums = x.sums,
-      .scalars = x.scalars,
-      .verdict = x.verdict,
-      .settings = settings};
+  settings.scale = static_cast<float>(terms.scale);
+  kernels::OptimizerUpdate call{.rule = rule,
+                                .gradient = kernels::reads_gradient(pass) ? x.gradient : View(),
+                                .master = x.master,
+                                .state = {},
+                                .direction = kernels::has_direction(pass) ? x.direction : View(),
+                                .average = {},
+                                .parameter = moves ? x.parameter : View(),
+                                .sums = x.sums,
+                                .scalars = x.scalars,
+                                .verdict = x.verdict,
+                                .settings = settings};
   TESSERA_CHECK(x.state.size() <= call.state.size(), "{} states for {}", x.state.size(),
                 enum_word(rule));
-  std::ranges::copy(x.state, call.state.begin());
+  if (pass != kernels::UpdatePass::move) std::ranges::copy(x.state, call.state.begin());
   return call;
 }
 
@@ -73,11 +76,18 @@ const deck::ParameterGroup* Optimizer::group_of(const std::string& name) const {
   return group == groups.end() ? nullptr : &*group;
 }
 
-UpdateTerms Optimizer::terms_of(const std::string& name, bool is_matrix) const {
-  const double decay = is_matrix ? weight_decay : 0;
+UpdateTerms Optimizer::terms_of(const std::string& name, ParameterKind kind) const {
+  UpdateTerms terms{.weight_decay = kind == ParameterKind::vector ? 0 : weight_decay,
+                    .orthogonal = matrices && kind == ParameterKind::hidden_matrix};
   const deck::ParameterGroup* group = group_of(name);
-  if (group == nullptr) return {.weight_decay = decay};
-  return {.lr_factor = group->lr_factor, .weight_decay = group->weight_decay.value_or(decay)};
+  if (group == nullptr) return terms;
+  terms.lr_factor = group->lr_factor;
+  terms.weight_decay = group->weight_decay.value_or(terms.weight_decay);
+  return terms;
+}
+
+double orthogonal_scale(std::int64_t rows, std::int64_t columns) {
+  return 0.2 * std::sqrt(static_cast<double>(std::max(rows, columns)));
 }
 
 Optimizer adam(const AdamRule& rule) {
@@ -123,6 +133,19 @@ Optimizer sgd(const SgdRule& rule) {
           .set_scalars = set_chance};
 }
 
+Optimizer muon(const MuonRule& rule) {
+  Optimizer optimizer = adam(rule.others);
+  optimizer.state[0].name = "muon_m", optimizer.state[1].name = "muon_v";
+  optimizer.state[1].of_matrices = false;
+  const kernels::UpdateSettings settings{.beta1 = static_cast<float>(rule.momentum),
+                                         .nesterov = rule.nesterov};
+  optimizer.matrices = {.iterations = rule.iterations,
+                        .by_heads = rule.by_heads,
+                        .direct = pass(kernels::UpdateRule::muon_moment, settings),
+                        .move = pass(kernels::UpdateRule::muon, settings)};
+  return optimizer;
+}
+
 Optimizer with_ema(Optimizer optimizer, double decay) {
   optimizer.state.push_back(
       {.name = std::string(kEma), .required = false, .begins_as_weights = true});
@@ -133,14 +156,20 @@ Optimizer with_ema(Optimizer optimizer, double decay) {
       return pass(x, terms);
     };
   };
-  optimizer.first_pass = without(optimizer.first_pass);
-  optimizer.update = [update = without(optimizer.update), decay](const UpdateViews& x,
-                                                                 const UpdateTerms& terms) {
-    auto call = std::get<kernels::OptimizerUpdate>(update(x, terms));
-    call.average = x.state.back();
-    call.settings.average_decay = static_cast<float>(decay);
-    return call;
+  const auto averaging = [&](const Pass& pass) -> Pass {
+    return [pass = without(pass), decay](const UpdateViews& x, const UpdateTerms& terms) {
+      auto call = std::get<kernels::OptimizerUpdate>(pass(x, terms));
+      call.average = x.state.back();
+      call.settings.average_decay = static_cast<float>(decay);
+      return call;
+    };
   };
+  optimizer.first_pass = without(optimizer.first_pass);
+  optimizer.update = averaging(optimizer.update);
+  if (auto& matrices = optimizer.matrices) {
+    matrices->direct = without(matrices->direct);
+    matrices->move = averaging(matrices->move);
+  }
   return optimizer;
 }
 
@@ -149,16 +178,16 @@ namespace {
 /// Without what is the same for all optimizers.
 Optimizer rule_of(const deck::OptimizerSection& s) {
   const DType moments = s.moments == deck::SumPrecision::bf16 ? DType::bf16 : DType::f32;
-  const auto adam_of = [&](kernels::Decay decay) {
-    return adam({.beta1 = s.betas.value()[0],
-                 .beta2 = s.betas.value()[1],
-                 .eps = s.eps.value(),
-                 .decay = decay,
-                 .moments = moments});
+  const auto adam_rule = [&](kernels::Decay decay) {
+    return AdamRule{.beta1 = s.betas.value()[0],
+                    .beta2 = s.betas.value()[1],
+                    .eps = s.eps.value(),
+                    .decay = decay,
+                    .moments = moments};
   };
   switch (s.name) {
-    case deck::OptimizerName::adamw: return adam_of(kernels::Decay::decoupled);
-    case deck::OptimizerName::adam: return adam_of(kernels::Decay::l2);
+    case deck::OptimizerName::adamw: return adam(adam_rule(kernels::Decay::decoupled));
+    case deck::OptimizerName::adam: return adam(adam_rule(kernels::Decay::l2));
     case deck::OptimizerName::lamb:
       return lamb({.beta1 = s.betas.value()[0],
                    .beta2 = s.betas.value()[1],
@@ -167,6 +196,12 @@ Optimizer rule_of(const deck::OptimizerSection& s) {
                    .moments = moments});
     case deck::OptimizerName::lion:
       return lion({.beta1 = s.betas.value()[0], .beta2 = s.betas.value()[1], .moments = moments});
+    case deck::OptimizerName::muon:
+      return muon({.momentum = s.momentum.value(),
+                   .nesterov = s.nesterov.value(),
+                   .iterations = s.newton_schulz.value(),
+                   .by_heads = s.attention.value() == deck::WholeAttention::heads,
+                   .others = adam_rule(kernels::Decay::decoupled)});
     case deck::OptimizerName::sgd:
       return sgd(
           {.momentum = s.momentum.value(), .nesterov = s.nesterov.value(), .moments = moments});
@@ -186,9 +221,9 @@ Optimizer make_optimizer(const deck::OptimizerSection& section) {
 
 namespace {
 
-/// Whether a rank keeps as many as it has elements.
+/// Whether a rank keeps as many as it has elements, whatever they are of.
 bool of_elements(const StateTensor& row) {
-  return row.extent == Extent::owned || row.extent == Extent::shard;
+  return row.of_matrices && (row.extent == Extent::owned || row.extent == Extent::shard);
 }
 
 }  // namespace
@@ -201,7 +236,8 @@ std::int64_t bytes_per_element(const Optimizer& optimizer) {
 
 std::int64_t saved_bytes_per_element(const Optimizer& optimizer) {
   std::int64_t bytes = 0;
-  for (const StateTensor& s : optimizer.state) bytes += s.saved ? size_of(s.type) : 0;
+  for (const StateTensor& s : optimizer.state)
+    bytes += s.saved && s.of_matrices ? size_of(s.type) : 0;
   return bytes;
 }
 

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -34,6 +35,7 @@ struct StateTensor {
   /// Whether a checkpoint that lacks it is refused; else it begins anew after a restart from there.
   bool required = true;
   bool begins_as_weights = false;  // else as zero
+  bool of_matrices = true;         // whether matrices that are made orthogonal have it too
 };
 
 /// What an update of some elements of one unit works on. All views have the same number of
@@ -44,6 +46,7 @@ struct UpdateViews {
   View parameter;               // compute type; absent where master is what forward reads
   View scalars, verdict;        // kernels::StepScalar, kernels::VerdictField
   View sums;                    // (words_per_tensor) i64, of the tensor that the elements are of
+  View direction;               // where there is one: in a type of whole matrices
   std::span<const View> state;  // by row of Optimizer::state
 };
 
@@ -51,8 +54,14 @@ struct UpdateViews {
 struct UpdateTerms {
   double lr_factor = 1;  // of the step's learning rate
   double weight_decay = 0;
+  bool orthogonal = false;  // as matrices that are made orthogonal are
+  double scale = 1;         // of what they become
   bool operator==(const UpdateTerms&) const = default;
 };
+
+/// How parameters differ to an optimizer: vectors, matrices at the ends of the model, and those of
+/// its blocks.
+enum class ParameterKind : std::uint8_t { vector, matrix, hidden_matrix };
 
 /// Whether a group of the deck has a parameter of this name: in `match`, * stands for
 /// anything and ? for one character.
@@ -65,6 +74,21 @@ inline constexpr std::string_view kEma = "ema";
 
 /// A pass over some elements of one unit that have these terms.
 using Pass = std::function<kernels::KernelCall(const UpdateViews& views, const UpdateTerms& terms)>;
+
+/// An update of matrices by what becomes of them as wholes (Muon: Jordan et al. 2024). `direct`
+/// makes the direction of each element; a matrix of these is made orthogonal, or nearly, by a
+/// Newton-Schulz iteration; `move` moves weights along it.
+struct OrthogonalUpdate {
+  std::int64_t iterations = 5;
+  bool by_heads = false;  // the rows of each attention head are a matrix of their own
+  Pass direct, move;
+};
+/// The iteration X <- (a I + b A + c A^2) X with A = X X^T, from X over its Frobenius norm: a, b, c
+/// (Jordan et al. 2024), for which the singular values come near 1 fastest.
+inline constexpr std::array<float, 3> kNewtonSchulz = {3.4445F, -4.7750F, 2.0315F};
+/// What an orthogonal update of a matrix is multiplied with, so that it is as large as one of AdamW
+/// (Liu et al. 2025, "Muon is scalable for LLM training", section 2.2).
+double orthogonal_scale(std::int64_t rows, std::int64_t columns);
 
 struct Optimizer {
   std::vector<StateTensor> state;
@@ -79,6 +103,7 @@ struct Optimizer {
   Pass first_pass;
   /// The update, or of two passes the second, over elements of one tensor.
   Pass update;
+  std::optional<OrthogonalUpdate> matrices;  // of hidden matrices, instead
   /// Sets the scalars that its update reads beside the learning rate, for applied update `t` (from
   /// 1).
   std::function<void(StepScalars& scalars, std::int64_t t)> set_scalars;
@@ -87,7 +112,7 @@ struct Optimizer {
   const deck::ParameterGroup* group_of(const std::string& name) const;
   /// The terms of a parameter: those of the group that has it; else matrices decay, and vectors
   /// (biases, gains of norms) do not.
-  UpdateTerms terms_of(const std::string& name, bool is_matrix) const;
+  UpdateTerms terms_of(const std::string& name, ParameterKind kind) const;
 };
 
 /// Adam (Kingma and Ba 2015): moments adam_m and adam_v. AdamW (Loshchilov and Hutter 2019) where
@@ -125,6 +150,17 @@ struct SgdRule {
 };
 Optimizer sgd(const SgdRule& rule = {});
 
+/// Muon (Jordan et al. 2024) of hidden matrices, with decay and as large as AdamW's updates (Liu et
+/// al. 2025); AdamW of all else. Its moments are muon_m, and muon_v of what AdamW updates.
+struct MuonRule {
+  double momentum = 0.95;
+  bool nesterov = true;
+  std::int64_t iterations = 5;
+  bool by_heads = false;
+  AdamRule others;
+};
+Optimizer muon(const MuonRule& rule = {});
+
 /// The same with an exponential moving average of the weights as its last state, ema: a <- decay a
 /// + (1 - decay) x after each update, from the weights that a run begins with (Polyak and Juditsky
 /// 1992, in the form of Tarvainen and Valpola 2017).
@@ -134,7 +170,7 @@ Optimizer with_ema(Optimizer optimizer, double decay);
 Optimizer make_optimizer(const deck::OptimizerSection& section);
 
 /// Bytes of state that an optimizer keeps for each element of the model, and those of them that a
-/// checkpoint has.
+/// checkpoint has. What matrices that are made orthogonal do not have is left out.
 std::int64_t bytes_per_element(const Optimizer& optimizer);
 std::int64_t saved_bytes_per_element(const Optimizer& optimizer);
 

@@ -9,17 +9,25 @@
 #include "core/terminal.hpp"
 #include "deck/problems.hpp"
 #include "optim/optimizer.hpp"
+#include "plan/ir/inputs.hpp"
 #include "setup/inputs.hpp"
 
 namespace tessera::setup {
 namespace {
 
+/// A parameter, and what the optimizer tells it apart by.
+struct Parameter {
+  model::ParamDesc desc;
+  optim::ParameterKind kind = optim::ParameterKind::vector;
+};
+
 /// The trained parameters by name: what is tied, or cut in tiles, is there once.
-std::map<std::string, model::ParamDesc> parameters_of(const deck::Deck& deck) {
-  std::map<std::string, model::ParamDesc> all;
+std::map<std::string, Parameter> parameters_of(const deck::Deck& deck) {
+  std::map<std::string, Parameter> all;
   for (const model::UnitDesc& unit : model::model_units(model_config(deck.model), 1)) {
     if (!unit.traits.trained) continue;
-    for (const model::ParamDesc& p : unit.params) all.try_emplace(p.name, p);
+    for (const model::ParamDesc& p : unit.params)
+      all.try_emplace(p.name, p, plan::kind_of(unit, p));
   }
   return all;
 }
@@ -76,16 +84,17 @@ std::string groups_text(const deck::Deck& deck) {
   std::map<std::pair<std::size_t, double>, Row> rows;
   for (const auto& [name, p] : parameters_of(deck)) {
     const deck::ParameterGroup* group = optimizer.group_of(name);
-    const std::size_t others = optimizer.groups.size() + (p.is_matrix() ? 0 : 1);
+    const bool is_matrix = p.kind != optim::ParameterKind::vector;
+    const std::size_t others = optimizer.groups.size() + (is_matrix ? 0 : 1);
     const std::size_t place =
         group == nullptr ? others : static_cast<std::size_t>(group - optimizer.groups.data());
-    const optim::UpdateTerms terms = optimizer.terms_of(name, p.is_matrix());
+    const optim::UpdateTerms terms = optimizer.terms_of(name, p.kind);
     Row& row = rows[{place, -terms.weight_decay}];
     row.group = group != nullptr ? printable(group->name)
-                : p.is_matrix()  ? "(other matrices)"
+                : is_matrix      ? "(other matrices)"
                                  : "(other vectors)";
     row.terms = terms;
-    ++row.tensors, row.elements += p.elements();
+    ++row.tensors, row.elements += p.desc.elements();
   }
   std::string text = fmt::format("{:<34}{:>8}{:>16}{:>12}{:>15}\n", "optimizer.groups", "tensors",
                                  "elements", "lr factor", "weight decay");

@@ -41,6 +41,12 @@ class Equivalence(RunTest):
         for stage in (1, 2, 3):
             self.assertEqual(layouts[stage], layouts[0], stage)
 
+    def test_35_stages_of_muon(self):
+        muon = {"optimizer__name": "muon", "optimizer__lr": 0.02, "zero__reduce": "step"}
+        layouts = [self.run_layout(3, zero__stage=s, batch__global=24, **muon) for s in range(4)]
+        for stage in (1, 2, 3):
+            self.assertEqual(layouts[stage], layouts[0], stage)
+
     def test_36_every_number_of_ranks(self):
         want = self.run_layout(1, batch__global=24)
         for ranks in (2, 3, 4, 6, 8):

@@ -69,6 +69,16 @@ class SameBits(LayoutTest):
         self.assert_same({**lamb, "precision__compute": "bf16"}, [
             mesh(data=2, tensor=2, zero__stage=0), mesh(data=2, pipeline=2, zero__stage=2)])
 
+    def test_muon(self):
+        """A matrix is made orthogonal at one rank, whichever ranks have its parts."""
+        muon = {**LLAMA, **ANY_LAYOUT, "optimizer__name": "muon", "optimizer__lr": 0.02,
+                "optimizer__weight_decay": 0.1, "optimizer__ema": 0.9}
+        self.assert_same(muon, [
+            mesh(tensor=4), mesh(data=2, pipeline=2, zero__stage=3),
+            mesh(data=4, tensor=2, zero__stage=1), mesh(data=2, tensor=2, zero__stage=0)])
+        self.assert_same({**muon, "precision__compute": "bf16", "optimizer__attention": "heads"}, [
+            mesh(data=2, tensor=2, zero__stage=2)])
+
     def test_groups(self):
         self.assert_same({
             **LLAMA, **ANY_LAYOUT, "optimizer__name": "lion", "optimizer__lr": 0.002,

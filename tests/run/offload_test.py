@@ -56,6 +56,26 @@ class Offload(OffloadTest):
                 with self.subTest(stage=stage, tier=tier):
                     self.assertEqual(runs[tier], runs["none"])
 
+    def test_muon(self):
+        """Directions, and what became of them, go between where state lives and where matrices are
+        whole; averages of weights are there too; a checkpoint is written beside a step."""
+        fixed = {"optimizer__name": "muon", "optimizer__lr": 0.02, "optimizer__ema": 0.9,
+                 "checkpoint__every": 3, "precision__compute": "bf16",
+                 "fault__inject": ["nan rank=0 step=2 tensor=final_norm.weight"]}
+        runs = {}
+        for tier in ("none", "host", "nvme"):
+            numbers = self.train(2, self.offload_deck(tier, tier, **fixed))
+            runs[tier] = str(numbers), tensors_of(self.dir / tier / "checkpoints/step_00000006")
+        names = {name for name in runs["none"][1] if "muon_v" in name}
+        self.assertTrue(names)
+        self.assertFalse([name for name in names if "mlp.up.weight" in name])
+        self.assertEqual(runs["host"], runs["none"])
+        self.assertEqual(runs["nvme"], runs["none"])
+        job = self.run_job(1, "train", self.dir / "nvme.toml", "--set", "run.steps=8", "--set",
+                           "zero.tiles=2")
+        self.assertEqual(job.code, 0, job.output)
+        self.assertEqual(self.resumed("nvme"), [6])
+
     def test_lamb(self):
         """Both of its passes find what they need, also of a skipped step; and a checkpoint that is
         written between them and the next step is one that a run in memory goes on from."""

@@ -33,7 +33,17 @@ def state_of(checkpoint):
     """(state, tensor) -> numbers of a checkpoint, in fp64."""
     with h5py.File(checkpoint / "model.h5") as file:
         return {(state, name): np.asarray(data, np.float64)
-                for state in ("master", "lamb_m", "lamb_v", "ema") for name, data in file[state].items()}
+                for state in file.keys() & {"master", "lamb_m", "lamb_v", "muon_m", "muon_v", "ema"}
+                for name, data in file[state].items()}
+
+
+def newton_schulz(x):
+    """Five iterations of Jordan et al. (2024)."""
+    x = x / max(np.linalg.norm(x), 1e-7)
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.775 * a + 2.0315 * a @ a) @ x
+    return x
 
 
 class Oracle(RunTest):
@@ -95,6 +105,50 @@ class Oracle(RunTest):
         self.assertIn(trust[1], ratios, "some are clipped")
         self.assertGreater(len(ratios), 40, "and most are not")
         self.check_averaged(states[-1])
+
+    def test_muon(self):
+        """Each step from the run's own state before it: momentum, an iteration of Newton-Schulz over
+        whole matrices, whose parts four ranks have, or over those of each head; all else by AdamW."""
+        lr, momentum, decay, b1, b2, eps = 0.01, 0.9, 0.05, 0.9, 0.98, 1e-8
+        truth = json.loads((ORACLE / "llama" / "losses.json").read_text())
+        for attention, tensor, stage in (("projections", 2, 1), ("heads", 1, 3)):
+            deck = oracle_deck("llama", truth, 8, 1, stage, "step")
+            deck["run"]["steps"] = 4
+            deck["optimizer"] = {"name": "muon", "lr": lr, "momentum": momentum, "eps": eps,
+                                 "betas": [b1, b2], "weight_decay": decay, "attention": attention}
+            deck["schedule"] = {"kind": "constant"}
+            deck["parallel"] = {"tensor": tensor, "sequence": False}
+            deck["checkpoint"] = {"every": 1, "keep": 9}
+            self.train(4, self.deck(attention, deck))
+            states = [state_of(self.dir / attention / "checkpoints" / f"step_{step:08}")
+                      for step in range(1, 5)]
+            worst, seen = 0, set()
+            for t, (before, after) in enumerate(zip(states, states[1:]), 2):
+                for name in (name for state, name in before if state == "master"):
+                    x, m, new_m = before["master", name], before["muon_m", name], after["muon_m", name]
+                    got, keep = after["master", name], 1 - lr * decay * (x.ndim > 1)
+                    if x.ndim == 1 or not name.startswith("block"):
+                        v = after["muon_v", name]
+                        step = new_m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps)
+                        np.testing.assert_allclose(got, keep * x - lr * step, rtol=0,
+                                                   atol=4e-7 * max(1, np.abs(x).max()))
+                        continue
+                    self.assertNotIn(("muon_v", name), after, "no second moment of matrices")
+                    g = (new_m - momentum * m) / (1 - momentum)
+                    u = g + momentum * (new_m - g)
+                    heads = attention == "heads" and name.split(".")[-2] in "qkv"
+                    rows = 8 if heads else x.shape[0]  # of the model's config
+                    scale = 0.2 * np.sqrt(max(rows, x.shape[1]))
+                    made = np.concatenate([newton_schulz(part) for part in
+                                           np.split(u, x.shape[0] // rows)])
+                    error = np.abs(got - keep * x + lr * scale * made).max() / (lr * scale)
+                    worst = max(worst, error)
+                    seen.add((x.shape[0] > x.shape[1], heads))
+            self.assertEqual(len(seen), 3 if attention == "heads" else 2)
+            # The polynomial grows small singular values by 3.4445 an iteration, and with them what
+            # rounding left there: 3.4445^5 = 485 times some 2^-24 of a matrix whose norm is 1; the
+            # gradient that is made of two moments here has lost 1 / (1 - momentum) of its digits.
+            self.assertLess(worst, 485 * 2**-24 * 10)
 
     def check_averaged(self, state):
         """What export and evaluate take with --ema, and merge makes of several checkpoints."""

@@ -48,6 +48,11 @@ namespace tessera::kernels {
   F(update, void(const OptimizerUpdate&, float trust, Range elements)) \
   /* A first pass: words (kTensorWords, not normalised) += its sums; null: there are none. */ \
   F(first_update, void(const OptimizerUpdate&, Range elements, std::int64_t* words)) \
+  /* Moves state and makes directions, of a step that is applied. */ \
+  F(direct_update, void(const OptimizerUpdate&, Range elements)) \
+  /* out = x * factor, for matrices of equal shape. */ \
+  F(scale, void(const View& x, float factor, const View& out, Range rows)) \
+  F(square_polynomial, void(const SquarePolynomial&, Range rows)) \
   /* out (+)= x for matrices of equal shape. */ \
   F(convert, void(const View& x, const View& out, Write, Range rows)) \
   /* The parts as (parts, elements). */ \

@@ -5,28 +5,33 @@
 namespace tessera::kernels::TESSERA_ISA {
 namespace {
 
+/// `G`: the type of what is read beside weights and state, a gradient or directions.
 template <typename Step, typename M, typename G, typename P>
 void update(const OptimizerUpdate& a, float trust, Range elements) {
-  constexpr int S = Step::kStates;
-  constexpr bool kOnly = pass_of(Step::kRule) == UpdatePass::only;
+  constexpr int S = Step::kStates, kRoom = S > 0 ? S : 1;
+  constexpr UpdatePass kPass = pass_of(Step::kRule);
+  constexpr bool kOnly = kPass == UpdatePass::only, kMove = kPass == UpdatePass::move;
   const Step step(a.settings, row_of<float>(a.scalars, 0), trust);
   const Vec coefficient(row_of<float>(a.verdict, 0)[static_cast<int>(VerdictField::coefficient)]);
   const std::uint32_t salt = salt_of(row_of<float>(a.scalars, 0));
   const std::int64_t first = elements.begin;
-  const G* gradient = kOnly ? row_of<G>(a.gradient, 0) + first : nullptr;
+  const View& beside = kMove ? a.direction : a.gradient;
+  const G* along = beside.data == nullptr ? nullptr : row_of<G>(beside, 0) + first;
   float* master = row_of<float>(a.master, 0) + first;
-  M* state[S];
+  M* state[kRoom];
   for (int s = 0; s < S; ++s) state[s] = row_of<M>(a.state[static_cast<std::size_t>(s)], 0) + first;
   float* average = a.average.data == nullptr ? nullptr : row_of<float>(a.average, 0) + first;
   P* parameter = a.parameter.data == nullptr ? nullptr : row_of<P>(a.parameter, 0) + first;
   for_vectors(
       elements.end - first, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
-        Vec w = load(master + i, count), now[S];
+        Vec w = load(master + i, count), now[kRoom];
         for (int s = 0; s < S; ++s) now[s] = load(state[s] + i, count);
         if constexpr (kOnly) {
-          step(load(gradient + i, count) * coefficient, w, now);
+          step(load(along + i, count) * coefficient, w, now);
           round_state<M>(now, w, salt);
           for (int s = 0; s < S; ++s) store(state[s] + i, now[s], count);
+        } else if constexpr (kMove) {
+          step(along == nullptr ? Vec(0.0F) : load(along + i, count), w, now);
         } else {
           step(w, w, now);  // without a gradient
         }
@@ -73,6 +78,31 @@ void first_update(const OptimizerUpdate& a, Range elements, std::int64_t* words)
   }
 }
 
+/// State moves, and each element's direction is written where this rank counts it.
+template <typename Step, typename M, typename G, typename D>
+void direct_update(const OptimizerUpdate& a, Range elements) {
+  constexpr int S = Step::kStates;
+  const float* scalars = row_of<float>(a.scalars, 0);
+  const Step step(a.settings, scalars, 1);
+  const Vec coefficient(row_of<float>(a.verdict, 0)[static_cast<int>(VerdictField::coefficient)]);
+  const std::uint32_t salt = salt_of(scalars);
+  const std::int64_t first = elements.begin;
+  const G* gradient = row_of<G>(a.gradient, 0) + first;
+  const float* master = row_of<float>(a.master, 0) + first;
+  M* state[S];
+  for (int s = 0; s < S; ++s) state[s] = row_of<M>(a.state[static_cast<std::size_t>(s)], 0) + first;
+  D* direction = a.direction.data == nullptr ? nullptr : row_of<D>(a.direction, 0) + first;
+  for_vectors(
+      elements.end - first, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+        Vec now[S];
+        for (int s = 0; s < S; ++s) now[s] = load(state[s] + i, count);
+        const Vec along = step(load(gradient + i, count) * coefficient, now);
+        round_state<M>(now, load(master + i, count), salt);
+        for (int s = 0; s < S; ++s) store(state[s] + i, now[s], count);
+        if (direction != nullptr) store(direction + i, along, count);
+      });
+}
+
 /// Of a step that is skipped: what forward reads is the rounded master weights all the same.
 template <typename P>
 void round_master(const OptimizerUpdate& a, Range elements) {
@@ -93,12 +123,31 @@ void update(const OptimizerUpdate& a, float trust, Range elements) {
     if (!a.parameter) return;
     return with_type(a.parameter.type, [&]<typename P>() { round_master<P>(a, elements); });
   }
+  // Absent views count as f32.
   with_step(a.rule, [&]<typename Step>() {
-    if constexpr (pass_of(Step::kRule) != UpdatePass::first) {
+    if constexpr (pass_of(Step::kRule) == UpdatePass::move) {
+      with_type(a.direction.type, [&]<typename G>() {
+        with_type(a.parameter.type,
+                  [&]<typename P>() { update<Step, float, G, P>(a, trust, elements); });
+      });
+    } else if constexpr (moves_weights(pass_of(Step::kRule))) {
       with_state_type(a.state[0].type, [&]<typename M>() {
-        with_type(a.gradient.type, [&]<typename G>() {  // an absent one counts as f32
+        with_type(a.gradient.type, [&]<typename G>() {
           with_type(a.parameter.type,
                     [&]<typename P>() { update<Step, M, G, P>(a, trust, elements); });
+        });
+      });
+    }
+  });
+}
+
+void direct_update(const OptimizerUpdate& a, Range elements) {
+  with_step(a.rule, [&]<typename Step>() {
+    if constexpr (pass_of(Step::kRule) == UpdatePass::direct) {
+      with_state_type(a.state[0].type, [&]<typename M>() {
+        with_type(a.gradient.type, [&]<typename G>() {
+          with_type(a.direction.type,
+                    [&]<typename D>() { direct_update<Step, M, G, D>(a, elements); });
         });
       });
     }

@@ -159,6 +159,23 @@ class NcclGroup : public Group {
     });
   }
 
+  void queue(const AllToAllV& c) {
+    const std::int64_t size = size_of(c.send ? c.send.type : c.receive.type);
+    together([&] {
+      std::byte *from = c.send.data, *to = c.receive.data;
+      for (std::size_t k = 0; k < c.send_counts.size(); ++k) {
+        const std::int64_t sent = c.send_counts[k] * size, received = c.receive_counts[k] * size;
+        if (sent > 0)
+          NCCL_TRY(ncclSend(from, count_of(sent), ncclUint8, static_cast<int>(k), comm(),
+                            queue_.stream));
+        if (received > 0)
+          NCCL_TRY(ncclRecv(to, count_of(received), ncclUint8, static_cast<int>(k), comm(),
+                            queue_.stream));
+        from += sent, to += received;
+      }
+    });
+  }
+
   void queue(const ReduceScatter& c) {
     const GroupShape shape = shape_of(c.among, shape_);
     TESSERA_CHECK(c.staging.span_bytes() >= reduce_scatter_staging(shape, c.wire, c.full.type),

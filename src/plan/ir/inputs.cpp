@@ -17,6 +17,13 @@ static RankGroup sharers(const PlanInputs& in, const model::UnitDesc& unit,
   return in.layout.mesh.group_of(in.layout.mesh.rank_of(place), unit.traits.shared_by);
 }
 
+optim::ParameterKind kind_of(const model::UnitDesc& unit, const model::ParamDesc& p) {
+  const bool hidden =
+      unit.kind == model::UnitKind::block || unit.kind == model::UnitKind::block_part;
+  if (!p.is_matrix()) return optim::ParameterKind::vector;
+  return hidden ? optim::ParameterKind::hidden_matrix : optim::ParameterKind::matrix;
+}
+
 bool gradient_in_blocks(const PlanInputs& in, const model::UnitDesc& unit) {
   return in.numerics.gradient_blocks && unit.traits.block > 0 && unit.traits.trained &&
          in.layout.mesh.data > 1;
@@ -91,6 +98,7 @@ comm::Route sum_route(const PlanInputs& in, const MeshPlace& place) {
 
 bool is_used(const PlanInputs& in, const ChannelRow& channel) {
   const Mesh& mesh = in.layout.mesh;
+  if (channel.channel == Channel::matrices && !in.optimizer.matrices) return false;
   if (!has_several(mesh, channel) || !channel.across) return has_several(mesh, channel);
   for (std::int64_t r = 0; r < mesh.size(); ++r) {
     const MeshPlace place = mesh.place_of(r);

@@ -146,6 +146,9 @@ inline constexpr PlanShape kFlush{.purpose = PlanPurpose::flush};
 std::vector<optim::StateTensor> kept_tensors(const PlanInputs& inputs);
 inline constexpr std::size_t kMasterRow = 0;
 
+/// How an optimizer tells a unit's parameters apart.
+optim::ParameterKind kind_of(const model::UnitDesc& unit, const model::ParamDesc& parameter);
+
 /// Whether gradients of the unit travel as blocks, and whether their errors are kept.
 bool gradient_in_blocks(const PlanInputs& inputs, const model::UnitDesc& unit);
 bool keeps_errors(const PlanInputs& inputs, const model::UnitDesc& unit);

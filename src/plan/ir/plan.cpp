@@ -43,6 +43,7 @@ std::uint64_t plan_hash(const Plan& plan) {
     visit_args(op.call, [&](const auto& args) {
       const View* staging = nullptr;  // its size may differ: it depends on a group's nodes
       if constexpr (requires { args.staging; }) staging = &args.staging;
+      if constexpr (requires { args.send_counts; }) return void(hash.add(args.elements));
       args.visit(args, [&](const View& v, kernels::Access access) {
         if (v && &v != staging) hash.add(v.elements()).add(v.type).add(access);
       });

@@ -114,6 +114,7 @@ enum class OpKind : std::uint8_t {
   norm,              // exact sums and flags over all ranks, and the verdict
   update,            // the optimizer on elements of one unit's owned range, or a pass of it
   tensor_sums,       // what an update's second pass needs of whole tensors, over all ranks
+  matrices,          // what updates need of whole matrices: their way home, there, and back
   fetch,             // what lives elsewhere, to where it is used
   evict,             // back to where it lives
   errors,            // what rounding has lost is kept for the next step, or summed for a checkpoint
@@ -196,6 +197,7 @@ struct UnitShare {
   bool errors = false;     // what rounding its gradient loses is kept (error feedback)
   std::int64_t parts = 0;  // ranks that it is divided among
   std::int64_t shard = 0, counted = 0;
+  std::vector<std::int64_t> kept;  // elements of the shard that it has of each row of kept_tensors
 };
 
 struct Plan {
@@ -351,6 +353,7 @@ struct tessera::EnumWords<tessera::plan::OpKind> {
                                        std::pair{K::norm, "norm"},
                                        std::pair{K::update, "update"},
                                        std::pair{K::tensor_sums, "tensor_sums"},
+                                       std::pair{K::matrices, "matrices"},
                                        std::pair{K::fetch, "fetch"},
                                        std::pair{K::evict, "evict"},
                                        std::pair{K::errors, "errors"},

@@ -5,19 +5,12 @@
 #include "core/exact_sum.hpp"
 #include "plan/passes/buffers.hpp"
 #include "plan/passes/hops.hpp"
+#include "plan/passes/matrices.hpp"
+#include "plan/passes/updates.hpp"
 
 namespace tessera::plan {
 
 namespace {
-
-Op op_of(OpKind kind, Stream stream, std::size_t unit, Call call) {
-  return {.kind = kind,
-          .stream = stream,
-          .unit = static_cast<std::int32_t>(unit),
-          .call = std::move(call),
-          .waits = {}};
-}
-constexpr auto kAllUnits = static_cast<std::size_t>(-1);
 
 /// By buffer, the position behind the last op that writes gradients there; 0: none does.
 std::vector<std::size_t> ends_of_gradients(const Plan& plan) {
@@ -78,53 +71,11 @@ void add_norm(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& st
                                                  .clip_norm = in.optimizer.clip_norm}}));
 }
 
-/// Some of the elements that a rank updates of a unit, all of them alike to the optimizer.
-struct Piece {
-  Range elements;
-  optim::UpdateTerms terms;
-  View sums;  // of their tensor, where the update has two passes
-};
-
-/// A pass of the optimizer's step over a piece of one unit.
-Op update_op(const Plan& plan, const PlanInputs& in, std::size_t unit, const UnitState& s,
-             const View& gradient, const Piece& piece, const optim::Pass& pass) {
-  const Range part = piece.elements;
-  const auto slice = [&](const View& v) {
-    return v ? v.range(part.begin - s.owned.begin, part.count()) : View{};
-  };
-  std::vector<View> state;
-  for (std::size_t r = 0; r < in.optimizer.state.size(); ++r) {
-    const View& live = s.kept[kMasterRow + 1 + r].live;
-    state.push_back(in.optimizer.state[r].extent == optim::Extent::owned ? slice(live) : live);
-  }
-  const Location at = in.offload.updates_at(s.optimizer);
-  Op op = op_of(OpKind::update, at == Location::device ? Stream::compute : Stream::host, unit,
-                pass({.gradient = slice(gradient),
-                      .master = slice(s.master()),
-                      .parameter = slice(s.copy),
-                      .scalars = plan.update_scalars,
-                      .verdict = plan.verdict,
-                      .sums = piece.sums,
-                      .state = state},
-                     piece.terms));
-  op.location = at;
-  return op;
-}
-
 /// An update, and of which flat elements.
 struct Update {
   Op op;
   Range elements;
 };
-
-/// In tiles, where what updates use lives elsewhere.
-std::vector<Range> tiles_of(const PlanInputs& in, const UnitState& s, Range part) {
-  std::vector<Range> tiles;
-  const std::int64_t tile = in.offload.updates() ? in.offload.tile : s.layout.padded;
-  for (; !part.empty(); part.begin += tile)
-    tiles.push_back({part.begin, std::min(part.end, part.begin + tile)});
-  return tiles;
-}
 
 /// What an update in two passes needs of each parameter tensor, whichever units and ranks have
 /// parts of it: its first pass adds it up, and one collective sums it for all tensors over all
@@ -168,11 +119,15 @@ std::vector<Piece> pieces_of(const PlanInputs& in, const TensorSums& sums, std::
     const Range owned = intersect({begin, end}, s.owned);
     if (owned.empty()) continue;
     const model::ParamDesc& p = in.model.units[unit].params[layout[i].parameter];
-    const auto terms = in.optimizer.terms_of(p.name, p.is_matrix());
-    if (!sums && !pieces.empty() && pieces.back().terms == terms) {
+    const auto terms = in.optimizer.terms_of(p.name, kind_of(in.model.units[unit], p));
+    if (terms.orthogonal) continue;  // passes/matrices updates them
+    if (!sums && !pieces.empty() && pieces.back().terms == terms &&
+        pieces.back().elements.end == owned.begin) {
       pieces.back().elements.end = owned.end;
     } else {
-      pieces.push_back({owned, terms, sums ? sums.of(unit, layout[i].parameter) : View()});
+      pieces.push_back({.elements = owned,
+                        .terms = terms,
+                        .sums = sums ? sums.of(unit, layout[i].parameter) : View()});
     }
   }
   return pieces;
@@ -198,11 +153,11 @@ std::vector<Piece> split(const Piece& piece, const std::vector<Range>& counted) 
   for (const Range& range : counted) {
     const Range mine = intersect(rest, range);
     if (mine.empty()) continue;
-    if (rest.begin < mine.begin) parts.push_back({{rest.begin, mine.begin}, piece.terms, {}});
+    if (rest.begin < mine.begin) parts.push_back({{rest.begin, mine.begin}, piece.terms});
     parts.push_back({mine, piece.terms, piece.sums});
     rest.begin = mine.end;
   }
-  if (!rest.empty()) parts.push_back({rest, piece.terms, {}});
+  if (!rest.empty()) parts.push_back({rest, piece.terms});
   return parts;
 }
 
@@ -238,15 +193,14 @@ std::vector<Op> first_passes(const Plan& plan, const PlanInputs& in,
 std::vector<Op> saves_of(const Plan& plan, const PlanInputs& in, std::size_t unit,
                          const UnitState& s, Range tile) {
   std::vector<Op> ops;
-  const Range mine = intersect(tile, s.slice);
-  if (mine.empty() || plan.shape.purpose != PlanPurpose::train_snapshot) return ops;
+  if (plan.shape.purpose != PlanPurpose::train_snapshot) return ops;
   const auto rows = kept_tensors(in);
   for (std::size_t r = 0; r < rows.size(); ++r) {
-    if (!rows[r].saved || !saved_in_tiles(plan, s.kept[r])) continue;
-    const std::int64_t first =
-        rows[r].extent == optim::Extent::owned ? s.owned.begin : s.slice.begin;
+    const auto& [live, snapshot, elements] = s.kept[r];
+    const Range mine = intersect(intersect(tile, s.slice), elements);
+    if (!rows[r].saved || !saved_in_tiles(plan, s.kept[r]) || mine.empty()) continue;
     ops.push_back(op_of(OpKind::snapshot, Stream::copy, unit,
-                        SaveTile{.from = s.kept[r].live.range(mine.begin - first, mine.count()),
+                        SaveTile{.from = live.range(mine.begin - elements.begin, mine.count()),
                                  .row = r,
                                  .first = mine.begin}));
     ops.back().location = in.offload.saves_at();
@@ -260,6 +214,7 @@ void add_updates(Plan& plan, const PlanInputs& in, const std::vector<UnitState>&
   std::vector<View> owned;
   for (const SummedGradient& gradient : gradients) owned.push_back(gradient.owned);
   for (Op& op : first_passes(plan, in, states, sums, owned)) plan.ops.push_back(std::move(op));
+  for (MatrixOp& m : matrix_updates(plan, in, states, owned)) plan.ops.push_back(std::move(m.op));
   for (std::size_t u = 0; u < states.size(); ++u) {
     if (!states[u].trained) continue;
     for (Update& update : updates_of(plan, in, u, states[u], owned[u], sums))
@@ -315,6 +270,18 @@ void add_deferred_updates(Plan& plan, const PlanInputs& in, const std::vector<Un
     if (op.kind == OpKind::update) op.visit = visit++;
     insertions.before(0, std::move(op));
   }
+  for (MatrixOp& m : matrix_updates(plan, in, states, gradients)) {
+    const auto unit = static_cast<std::size_t>(m.op.unit);
+    std::vector<Op> ops;
+    if (!m.moved.empty()) ops = saves_of(plan, in, unit, states[unit], m.moved);
+    const bool apart = m.op.kind == OpKind::update;
+    ops.insert(ops.begin(), std::move(m.op));
+    if (apart) {
+      add(0, std::move(ops));
+    } else {
+      insertions.before(0, std::move(ops.front()));
+    }
+  }
   std::size_t begin = 0;
   for (const auto& [unit, end] : first_uses(plan, states)) {
     const UnitState& s = states[unit];
@@ -351,9 +318,9 @@ void add_snapshots(Plan& plan, const PlanInputs& in, const std::vector<UnitState
     const UnitState& s = states[u];
     for (std::size_t r = 0; r < rows.size(); ++r) {
       if (s.kept.empty() || !s.kept[r].snapshot) continue;
-      const auto& [live, snapshot] = s.kept[r];
-      const bool owned = rows[r].extent == optim::Extent::owned;
-      const View from = live.range(owned ? s.slice.begin - s.owned.begin : 0, s.slice.count());
+      const auto& [live, snapshot, elements] = s.kept[r];
+      const Range saved = intersect(elements, s.slice);
+      const View from = live.range(saved.begin - elements.begin, saved.count());
       insertions.before(updated[u], op_of(OpKind::snapshot, Stream::copy, u, Copy{from, snapshot}));
     }
   }

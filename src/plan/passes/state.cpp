@@ -17,14 +17,26 @@ void set_place(Plan& plan, const PlanInputs& in, const MeshPlace& place) {
     plan.groups[g] = group_shape(in, place, static_cast<MeshGroup>(g));
 }
 
-/// Elements of a state tensor that a rank keeps of a unit.
-static std::int64_t count_of(optim::Extent extent, const UnitState& s,
+/// The flat elements of a unit behind its matrices that are made orthogonal, which come first.
+static Range behind_matrices(const PlanInputs& in, const UnitState& s,
                              const model::UnitDesc& unit) {
-  switch (extent) {
-    case optim::Extent::owned: return s.owned.count();
-    case optim::Extent::shard: return s.layout.shard;
-    case optim::Extent::tensor: return std::ssize(unit.params);
-    case optim::Extent::rank: return s.layout.padded;
+  for (const zero::LayoutPiece& piece : s.layout.pieces) {
+    const model::ParamDesc& p = unit.params[piece.parameter];
+    if (!in.optimizer.terms_of(p.name, kind_of(unit, p)).orthogonal)
+      return {piece.offset, s.layout.padded};
+  }
+  return {s.layout.padded, s.layout.padded};
+}
+
+/// Elements of a state tensor that a rank keeps of a unit: flat ones, but for what is of tensors.
+static Range elements_of(const PlanInputs& in, const optim::StateTensor& row, const UnitState& s,
+                         const model::UnitDesc& unit) {
+  const Range all = row.of_matrices ? Range{0, s.layout.padded} : behind_matrices(in, s, unit);
+  switch (row.extent) {
+    case optim::Extent::owned: return intersect(s.owned, all);
+    case optim::Extent::shard: return intersect(s.slice, all);
+    case optim::Extent::tensor: return {0, std::ssize(unit.params)};
+    case optim::Extent::rank: return all;
   }
   throw InternalError("an extent without a size");
 }
@@ -86,6 +98,7 @@ void add_parameters(Plan& plan, const PlanInputs& in, const model::UnitDesc& uni
 void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, UnitState& s) {
   const auto rows = kept_tensors(in);
   s.kept.resize(rows.size());
+  s.kept[kMasterRow].elements = s.owned;
   (in.numerics.compute == DType::f32 || !s.trained ? s.kept[kMasterRow].live : s.copy) =
       s.owned == s.slice ? s.own_shard : s.parameters;
   const std::size_t errors = kMasterRow + 1 + in.optimizer.state.size();  // the first row of them
@@ -99,9 +112,10 @@ void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, Uni
     // Sums of errors become snapshots whole, which what is on disks does not (saved_in_tiles).
     const Location sums = std::min(in.offload.gradients, Location::host);
     const Location location = r < errors ? s.optimizer : of_rank ? in.offload.gradients : sums;
-    if (View& live = s.kept[r].live; !live) {
+    const Range elements = s.kept[r].elements = elements_of(in, rows[r], s, unit);
+    if (View& live = s.kept[r].live; !live && !elements.empty()) {
       live = add_persistent(plan, fmt::format("{} {}", unit.name, rows[r].name), purpose,
-                            rows[r].type, count_of(rows[r].extent, s, unit), location);
+                            rows[r].type, elements.count(), location);
     }
     if (r >= errors) (of_rank ? s.errors : s.error_sum) = s.kept[r].live;
   }
@@ -111,9 +125,11 @@ void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, Uni
   }
   for (std::size_t r = 0; r < rows.size() && in.state_for >= PlanPurpose::train_snapshot; ++r) {
     if (!rows[r].saved || !s.kept[r].live || saved_in_tiles(plan, s.kept[r])) continue;
-    s.kept[r].snapshot = add_persistent(
-        plan, fmt::format("{} snapshot of {}", unit.name, rows[r].name), BufferPurpose::snapshot,
-        s.kept[r].live.type, s.layout.shard, Location::host);
+    const Range saved = intersect(s.kept[r].elements, s.slice);
+    if (saved.empty()) continue;
+    s.kept[r].snapshot =
+        add_persistent(plan, fmt::format("{} snapshot of {}", unit.name, rows[r].name),
+                       BufferPurpose::snapshot, s.kept[r].live.type, saved.count(), Location::host);
   }
 }
 
@@ -169,6 +185,8 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
     if (!states[u].held) continue;
     add_parameters(plan, in, in.model.units[u], states[u]);
     add_kept(plan, in, in.model.units[u], states[u]);
+    for (const UnitState::Kept& kept : states[u].kept)
+      plan.shares[u].kept.push_back(intersect(kept.elements, states[u].slice).count());
   }
   return states;
 }

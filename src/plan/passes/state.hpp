@@ -13,8 +13,10 @@ namespace tessera::plan {
 struct UnitState {
   /// One row of kept_tensors.
   struct Kept {
-    View live;      // absent where nothing trains, but for the master weights in f32
-    View snapshot;  // (shard); absent where it is not saved, never beside a step, or in tiles
+    View live;  // absent where nothing trains, but for the master weights in f32
+    View
+        snapshot;  // of the shard's; absent where it is not saved, never beside a step, or in tiles
+    Range elements;  // flat ones of the unit, that `live` has
   };
   bool held = false;     // used by this rank's pipeline stage; otherwise nothing below is set
   bool trained = false;  // held, and not frozen

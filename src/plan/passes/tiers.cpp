@@ -35,8 +35,8 @@ struct Stay {
 struct Traveller {
   std::vector<Stay> stays;
   BufferId home = -1;  // where it is between stays
-  /// Ops that change the home itself, before which nothing may be fetched.
-  std::vector<std::pair<std::size_t, Range>> written_at_home;
+  /// Ops that change the home itself, before which nothing may be fetched, and that read it.
+  std::vector<std::pair<std::size_t, Range>> written_at_home, read_at_home;
 };
 
 /// Messages too: what a stage has received is what its first layer saves.
@@ -128,6 +128,7 @@ class Movement {
     Traveller& t = at(travellers_, use.buffer);
     for (Stay& s : t.stays) s.over = s.over || overlap(s.bytes, use.bytes);
     if (use.access != Access::read) t.written_at_home.emplace_back(i, use.bytes);
+    if (use.access != Access::write) t.read_at_home.emplace_back(i, use.bytes);
   }
 
   /// The stay that a use of an op belongs to: one within whose bytes it is, or one of the same
@@ -205,11 +206,14 @@ class Movement {
 
   void move(BufferId id) {
     Traveller& t = at(travellers_, id);
-    RangeMap<bool> wanted;  // bytes that later stays fetch, or that the next step does
+    RangeMap<bool> wanted;  // bytes that later stays fetch, or ops read at home, or the next step
     if (plan_.buffer(id).persistent) wanted.assign({0, plan_.buffer(id).bytes}, true);
     for (std::size_t k = t.stays.size(); k-- > 0;) {
       Stay& s = t.stays[k];
       if (t.home == id || k > 0) add_stand_in(s, id);
+      for (const auto& [op, bytes] : t.read_at_home) {
+        if (t.home == id && op > s.last_op) wanted.assign(bytes, true);
+      }
       evict(s, id, t.home, wanted);
       each_part(
           s, [](const Handling& h) { return h.fetched; },

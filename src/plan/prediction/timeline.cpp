@@ -41,6 +41,7 @@ Activity activity_of(const Op& op) {
     case OpKind::sum_gradients:
     case OpKind::norm:
     case OpKind::tensor_sums:
+    case OpKind::matrices:
     case OpKind::update: return Activity::optimizer;
     case OpKind::kernel: break;
   }

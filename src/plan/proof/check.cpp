@@ -12,6 +12,7 @@
 #include "plan/proof/homes.hpp"
 #include "plan/proof/in_turn.hpp"
 #include "plan/proof/reject.hpp"
+#include "plan/proof/two_passes.hpp"
 
 namespace tessera::plan {
 namespace {
@@ -128,12 +129,14 @@ class GradientCheck {
         blocks_(plan),
         leaving_(plan),
         arriving_(plan),
-        errors_(plan, homes) {}
+        errors_(plan, homes),
+        two_passes_(plan, homes) {}
 
   void run() {
     for (std::size_t i = 0; i < plan_.ops.size(); ++i) {
       const Op& op = plan_.ops[i];
       at_ = i;
+      two_passes_.between(i, op);
       if (const auto* call = std::get_if<comm::CollectiveCall>(&op.call)) collective(op, *call);
       if (const auto* call = std::get_if<kernels::KernelCall>(&op.call)) kernel(op, *call);
       if (const auto* copy = std::get_if<Copy>(&op.call)) follow_parameters(op, *copy);
@@ -143,6 +146,7 @@ class GradientCheck {
     end_deferred();
     end_tiles();
     errors_.end();
+    two_passes_.end();
     for (const auto& [id, made] : unsummed_)
       reject(plan_, made, "makes a gradient that is never used");
     blocks_.end();
@@ -163,12 +167,6 @@ class GradientCheck {
                         u, share.shard, share.counted, share.trained ? "" : ", and is frozen",
                         unit.normed, unit.updated));
       }
-      if (unit.first > 0 && (unit.first != unit.updated || unit.summed != share.counted)) {
-        throw InternalError(fmt::format(
-            "broken plan: {} elements of unit {} have a first pass and {} a second; {} enter sums, "
-            "of {} that this rank counts",
-            unit.first, u, unit.updated, unit.summed, share.counted));
-      }
       if (!share.trained || unit.updated == whole) continue;
       if (unit.read_unpublished)
         reject(plan_, *unit.read_unpublished, "reads parameters that other ranks have updated");
@@ -183,8 +181,7 @@ class GradientCheck {
  private:
   struct Unit {
     std::int64_t normed = 0, updated = 0;
-    std::int64_t first = 0, summed = 0;  // elements of first passes, and of those in tensors' sums
-    bool published = false;              // where parameters live elsewhere than on the device
+    bool published = false;  // where parameters live elsewhere than on the device
     std::optional<std::size_t> read_unpublished;  // the op
   };
   bool are_parameters_at_home(BufferId id) const {
@@ -232,10 +229,7 @@ class GradientCheck {
   }
 
   void collective(const Op& op, const comm::CollectiveCall& call) {
-    if (op.kind == OpKind::tensor_sums) {
-      sums_are_whole_ = true;
-      return;
-    }
+    if (op.kind == OpKind::tensor_sums || op.kind == OpKind::matrices) return;
     if (op.kind == OpKind::gather_gradients) {
       const auto& gather = std::get<comm::AllGather>(call);
       const auto hop = whole_.find(home_of(gather.shard));  // what came over other nodes
@@ -352,12 +346,13 @@ class GradientCheck {
     if constexpr (requires { update.gradient, update.master; }) {
       using kernels::UpdatePass;
       const UpdatePass pass = kernels::pass_of(update.rule);
-      if (pass == UpdatePass::first) add_to_sums(op, update);
-      if (pass == UpdatePass::second) follow_sums(update);
-      if (pass != UpdatePass::first) {
+      two_passes_.pass(at_, op, update);
+      if (kernels::moves_weights(pass)) {
         units_[op.unit].updated += update.master.elements();
-        once(updated_, update.master);
-        if (update.parameter) same_elements(op, update.parameter, update.master);
+        once(update.master);
+        if (update.parameter)
+          same_elements(op, update.parameter, update.master, parameter_distances_);
+        if (update.average) same_elements(op, update.average, update.master, average_distances_);
       }
       if (!is_at(update.scalars, plan_.update_scalars) || !is_at(update.verdict, plan_.verdict))
         reject(plan_, at_, "updates by what is no step's");
@@ -369,43 +364,20 @@ class GradientCheck {
       } else {
         defer(update);
       }
-      if (pass != UpdatePass::second) use_gradient(op, home_of(update.gradient));
+      if (kernels::reads_gradient(pass)) use_gradient(op, home_of(update.gradient));
     } else {
       reject(plan_, at_, "updates nothing");
     }
   }
 
-  /// Of a kind of pass over master weights: no element is in two of them.
-  void once(std::map<BufferId, std::vector<Range>>& passes, const View& master) {
+  /// No element is updated twice.
+  void once(const View& master) {
     const BufferUse home = homes_.home_of(master);
-    for (const Range& other : passes[home.buffer]) {
+    for (const Range& other : updated_[home.buffer]) {
       if (!intersect(other, home.bytes).empty()) reject(plan_, at_, "updates an element again");
     }
-    passes[home.buffer].push_back(home.bytes);
+    updated_[home.buffer].push_back(home.bytes);
   }
-  /// A first pass: elements that this rank counts enter the sums of their tensor.
-  template <typename Update>
-  void add_to_sums(const Op& op, const Update& update) {
-    if (sums_are_whole_) reject(plan_, at_, "adds to sums that ranks have added up already");
-    once(begun_, update.master);
-    units_[op.unit].first += update.master.elements();
-    const BufferUse home = homes_.home_of(update.master);
-    if (update.sums) units_[op.unit].summed += update.master.elements();
-    tensors_[home.buffer].assign(home.bytes,
-                                 {.begun = true, .sums = update.sums ? place_of(update.sums) : -1});
-  }
-  /// A second pass is by the sums, over all ranks, of the tensor whose elements they are.
-  template <typename Update>
-  void follow_sums(const Update& update) {
-    if (!sums_are_whole_) reject(plan_, at_, "updates by sums of this rank alone");
-    const BufferUse home = homes_.home_of(update.master);
-    tensors_[home.buffer].each(home.bytes, [&](const OfTensor& of) {
-      if (!of.begun) reject(plan_, at_, "updates without a first pass");
-      if (of.sums >= 0 && of.sums != place_of(update.sums))
-        reject(plan_, at_, "updates by the sums of another tensor");
-    });
-  }
-  std::int64_t place_of(const View& sums) const { return homes_.home_of(sums).bytes.begin; }
 
   /// An update by what the step before has left: nothing has changed that or looked at what it
   /// updates, but to bring it there.
@@ -436,9 +408,13 @@ class GradientCheck {
   /// Where a unit's rows and parameters are, as its updates have it.
   template <typename Update>
   void note_rows(const Op& op, const Update& update) {
-    std::vector<BufferId> rows{home_of(update.master)};
-    for (const View& v : update.state) rows.push_back(v ? home_of(v) : -1);
-    rows_[op.unit] = std::move(rows);
+    auto& rows = rows_[op.unit];
+    rows.of[0] = home_of(update.master);
+    for (std::size_t s = 0; s < update.state.size(); ++s) {
+      if (update.state[s]) rows.of[1 + s] = home_of(update.state[s]);
+    }
+    if (update.average) rows.average = home_of(update.average);
+    if (!kernels::moves_weights(kernels::pass_of(update.rule))) return;
     parameters_[op.unit] = home_of(update.parameter ? update.parameter : update.master);
   }
   /// Tiles are of the rows that they say, and of elements that are as far apart there.
@@ -453,7 +429,7 @@ class GradientCheck {
   void end_tiles() {
     for (const auto& [row, home] : tiles_) {
       const auto rows = rows_.find(row.first);
-      if (rows != rows_.end() && rows->second.at(row.second) != home.first)
+      if (rows != rows_.end() && rows->second.home_of(row.second) != home.first)
         throw InternalError(fmt::format("broken plan: row {} of unit {} is saved as another",
                                         row.second, row.first));
     }
@@ -488,16 +464,16 @@ class GradientCheck {
            plan_.update_scalars.data == plan_.scalars.data && !has_deferred_;
   }
 
-  /// The parameters of a unit are all as far from their master weights: by no shard or by whole
-  /// ones.
-  void same_elements(const Op& op, const View& parameter, const View& master) {
-    const std::int64_t of_one = size_of(parameter.type), of_other = size_of(master.type),
-                       distance = homes_.home_of(parameter).bytes.begin * of_other -
+  /// The parameters of a unit, or the averages of its weights, are all as far from their master
+  /// weights: by no shard or by whole ones.
+  void same_elements(const Op& op, const View& v, const View& master,
+                     std::map<std::int32_t, std::int64_t>& distances) {
+    const std::int64_t of_one = size_of(v.type), of_other = size_of(master.type),
+                       distance = homes_.home_of(v).bytes.begin * of_other -
                                   homes_.home_of(master).bytes.begin * of_one,
                        shard = at(plan_.shares, op.unit).shard * of_one * of_other;
-    if (distance % shard != 0 ||
-        distances_.try_emplace(op.unit, distance).first->second != distance)
-      reject(plan_, at_, "updates the parameters of other elements");
+    if (distance % shard != 0 || distances.try_emplace(op.unit, distance).first->second != distance)
+      reject(plan_, at_, "updates the parameters or averages of other elements");
   }
 
   const Plan& plan_;
@@ -511,22 +487,25 @@ class GradientCheck {
   std::map<BufferId, std::size_t> unsummed_;  // gradient buffer -> op that made it
   std::map<BufferId, BufferId> whole_;        // gathered gradient -> this rank's slice of it
   std::map<std::int32_t, Unit> units_;
-  std::map<BufferId, std::vector<Range>> updated_, begun_;  // bytes of master weights
-  // Of updates in two passes.
-  struct OfTensor {
-    bool begun = false;      // its first pass is done
-    std::int64_t sums = -1;  // where they are; -1: another rank counts it
-  };
-  std::map<BufferId, RangeMap<OfTensor>> tensors_;  // by bytes of master weights
-  bool sums_are_whole_ = false;
-  std::map<std::int32_t, std::int64_t> distances_;  // by unit, of parameters from master weights
+  TwoPasses two_passes_;
+  std::map<BufferId, std::vector<Range>> updated_;  // bytes of master weights
+  /// By unit, of parameters and of averages from master weights.
+  std::map<std::int32_t, std::int64_t> parameter_distances_, average_distances_;
   bool verdict_ = false;
   // Of deferred updates.
   bool has_deferred_ = false, keeps_scalars_ = false, nothing_left_ = false;
   std::map<BufferId, std::int32_t> left_;  // gradients of the step before, and of which unit
   // Where rows (by unit) and tiles of them (by unit and row) are, and parameters; those of which
   // all is there, and the op that has read others first.
-  std::map<std::int32_t, std::vector<BufferId>> rows_;
+  struct Rows {
+    std::map<std::size_t, BufferId> of;  // master weights, then state
+    BufferId average = -1;               // the row behind these
+    BufferId home_of(std::size_t row) const {
+      const auto it = of.find(row);
+      return it == of.end() ? average : it->second;
+    }
+  };
+  std::map<std::int32_t, Rows> rows_;
   std::map<std::pair<std::int32_t, std::size_t>, std::pair<BufferId, std::int64_t>> tiles_;
   std::map<std::int32_t, BufferId> parameters_;
   std::set<BufferId> published_;
@@ -602,10 +581,11 @@ void check_tiles(const Plan& plan) {
   for (const auto& [row, ranges] : rows) {
     std::int64_t saved = 0;
     for (const Range& r : ranges) saved += r.count();
-    if (saved != at(plan.shares, row.first).shard)
+    const std::int64_t kept = at(plan.shares, row.first).kept.at(row.second);
+    if (saved != kept)
       throw InternalError(
           fmt::format("broken plan: {} elements of unit {}, row {} are saved, of {}", saved,
-                      row.first, row.second, at(plan.shares, row.first).shard));
+                      row.first, row.second, kept));
   }
 }
 

@@ -41,8 +41,12 @@ BoundPlan::BoundPlan(const plan::Plan& plan, const PlanMemory& memory)
     : plan_(plan), memory_(memory) {
   std::array<std::int64_t, kStreams> count{};
   std::vector<std::int64_t> position;
-  for (const plan::Op& op : plan.ops) {
-    BoundOp bound{.op = &op, .call = op.call, .waits = {}};
+  ops_.resize(plan.ops.size());
+  for (std::size_t i = 0; i < ops_.size(); ++i) {
+    const plan::Op& op = plan.ops[i];
+    BoundOp& bound = ops_[i];
+    bound.op = &op;
+    bound.call = op.call;
     plan::each_view(bound.call, [&](View& v, kernels::Access) {
       const auto& buffer = plan.buffer(plan::buffer_of(v));
       v = real(v);
@@ -66,7 +70,6 @@ BoundPlan::BoundPlan(const plan::Plan& plan, const PlanMemory& memory)
       bound.waits.push_back({static_cast<std::size_t>(plan.ops[other].stream), position[other]});
     }
     position.push_back(++count[static_cast<std::size_t>(op.stream)]);
-    ops_.push_back(std::move(bound));
   }
 }
 

@@ -114,10 +114,6 @@ std::int64_t columns_of(const model::ParamDesc& p) { return p.elements() / p.sha
 
 }  // namespace
 
-Range ModelState::elements_of(const plan::UnitState& s, std::size_t row) const {
-  return rows_[row].extent == optim::Extent::owned ? s.owned : s.slice;
-}
-
 void ModelState::each_held(std::span<const std::size_t> rows, const HeldPart& f) {
   for (std::size_t u = 0; u < states_.size(); ++u) {
     const auto& s = states_[u];
@@ -128,7 +124,7 @@ void ModelState::each_held(std::span<const std::size_t> rows, const HeldPart& f)
       if (row == plan::kMasterRow && s.copy) views.push_back(real(s.copy));
     }
     if (views.empty()) continue;
-    const Range elements = elements_of(s, rows.front());
+    const Range elements = s.kept[rows.front()].elements;
     for (const auto& slice : zero::slices_in(inputs_.model.units[u], s.layout, elements)) {
       std::vector<RealView> targets;
       for (const RealView& view : views)
@@ -339,14 +335,14 @@ bool owns_all(const plan::UnitState& s) { return s.owned.count() == s.layout.pad
 
 }  // namespace
 
-std::vector<View> ModelState::owned_views(const plan::UnitState& s) const {
-  std::vector<View> views;
-  if (s.copy) views.push_back(s.copy);
+void ModelState::add_owned(Copy& copy, const plan::UnitState& s, const Range& elements) const {
+  if (s.copy) add_to(copy, s.copy.range(elements.begin - s.owned.begin, elements.count()));
   for (std::size_t row = 0; row < rows_.size(); ++row) {
-    if (rows_[row].extent == optim::Extent::owned && s.kept[row].live)
-      views.push_back(s.kept[row].live);
+    const auto& [live, snapshot, kept] = s.kept[row];
+    const Range part = intersect(elements, kept);
+    if (rows_[row].extent == optim::Extent::owned && live && !part.empty())
+      add_to(copy, live.range(part.begin - kept.begin, part.count()));
   }
-  return views;
 }
 
 ModelState::Copy ModelState::slice_copy(std::size_t unit, std::int64_t owner) const {
@@ -355,7 +351,7 @@ ModelState::Copy ModelState::slice_copy(std::size_t unit, std::int64_t owner) co
   if (!s.held) return copy;
   const Range slice = s.layout.shard_of(owner);
   if (owns_all(s)) {
-    for (const View& view : owned_views(s)) add_to(copy, view.range(slice.begin, slice.count()));
+    add_owned(copy, s, slice);
   } else if (s.parameters && owner != s.index()) {
     add_to(copy, s.parameters.range(slice.begin, slice.count()));
   }
@@ -390,10 +386,7 @@ ModelState::Copy ModelState::owned_copy(std::size_t unit, Part part) const {
   if (!s.held) return copy;
   const auto ranges =
       part == Part::everything ? std::vector{s.owned} : owned_by_all_tensor_ranks(unit);
-  for (const Range& range : ranges) {
-    for (const View& view : owned_views(s))
-      add_to(copy, view.range(range.begin - s.owned.begin, range.count()));
-  }
+  for (const Range& range : ranges) add_owned(copy, s, range);
   return copy;
 }
 
@@ -409,7 +402,8 @@ std::vector<ModelState::SavedPiece> ModelState::saved_pieces() const {
         const io::Box box = box_of(p, slice.part);
         for (std::size_t row = 0; row < rows_.size(); ++row) {
           const optim::StateTensor& kept = rows_[row];
-          if (kept.saved && s.kept[row].live)
+          const Range has = intersect(s.kept[row].elements, {slice.flat, slice.flat + 1});
+          if (kept.saved && s.kept[row].live && !has.empty())
             all.push_back({{p.name, shape, kept.name, kept.type, box}, u, row, slice.flat});
         }
         if (const DType type = inputs_.numerics.compute;
@@ -480,9 +474,9 @@ void ModelState::save(io::CheckpointWriter& writer, From from) const {
     if (!live && plan::saved_in_tiles(layout_, s.kept[row])) continue;
     // A snapshot holds this rank's shard, the live state what it owns, which at stage 0 is
     // everything.
-    const std::int64_t first = live ? elements_of(s, row).begin : s.slice.begin;
+    const Range kept = live ? s.kept[row].elements : intersect(s.kept[row].elements, s.slice);
     const RealView all = real(live ? s.kept[row].live : s.kept[row].snapshot)
-                             .range(flat - first, piece.box.elements());
+                             .range(flat - kept.begin, piece.box.elements());
     save(writer, i, saved_[i], all, 0);
   }
 }

@@ -136,11 +136,9 @@ class ModelState {
   using HeldPart = std::function<void(const model::ParamDesc&, const MatrixRange& part,
                                       std::vector<RealView> targets)>;
   void each_held(std::span<const std::size_t> rows, const HeldPart& f);
-  /// The flat elements of a unit that this rank keeps of a row.
-  Range elements_of(const plan::UnitState& unit, std::size_t row) const;
-  /// Views of what a rank updates of a unit: the parameters that forward reads, if they are not the
-  /// master weights, and the rows that are kept beside them.
-  std::vector<View> owned_views(const plan::UnitState& unit) const;
+  /// Adds what a rank updates of some elements of a unit to the hash of a copy: the parameters that
+  /// forward reads, if they are not the master weights, and the rows that are kept beside them.
+  void add_owned(Copy& copy, const plan::UnitState& unit, const Range& elements) const;
 
   const plan::PlanInputs& inputs_;
   const Arenas& arenas_;

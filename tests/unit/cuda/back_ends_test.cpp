@@ -244,6 +244,19 @@ TEST_F(BackEnds, AgreeOnTheStep) {
                 lamb.rule = UpdateRule::lamb;
                 lamb.gradient = {}, lamb.parameter = out[5].view();
                 run(device, lamb);
+                out.push_back(Tensor(parameter_type, {n}));
+                OptimizerUpdate muon{.rule = UpdateRule::muon_moment,
+                                     .gradient = gradient.view(),
+                                     .master = out[2].view(),
+                                     .state = {out[m].view()},
+                                     .direction = out.back().view(),
+                                     .scalars = scalars.view(),
+                                     .verdict = out[1].view(),
+                                     .settings = {.decay = 0.1F, .scale = 3, .nesterov = m == 3}};
+                run(device, muon);
+                muon.rule = UpdateRule::muon;
+                muon.gradient = {}, muon.state = {}, muon.parameter = out[5].view();
+                run(device, muon);
                 out.push_back(Tensor::random(DType::f32, {n}, 4));
                 for (const UpdateRule rule : {UpdateRule::lion, UpdateRule::sgd}) {
                   run(device, OptimizerUpdate{.rule = rule,

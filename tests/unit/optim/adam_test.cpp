@@ -83,7 +83,7 @@ class Trajectory : public testing::TestWithParam<Decay> {
                                   .scalars = view(scalars),
                                   .verdict = view(verdict),
                                   .state = state},
-                                 optimizer.terms_of("matrix", true)));
+                                 optimizer.terms_of("matrix", optim::ParameterKind::matrix)));
   }
 
   std::mt19937 random{4};

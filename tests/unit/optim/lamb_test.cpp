@@ -69,7 +69,8 @@ struct LambTensor {
                           .verdict = view_of(verdict, 0, std::ssize(verdict)),
                           .sums = view_of(words, 0, std::ssize(words)),
                           .state = state},
-                         optimizer.terms_of("tensor", is_matrix)));
+                         optimizer.terms_of("tensor", is_matrix ? optim::ParameterKind::matrix
+                                                                : optim::ParameterKind::vector)));
         begin = end;
       }
     };

@@ -64,7 +64,7 @@ class OfOneMoment : public testing::TestWithParam<OneMoment> {
                                   .scalars = view_of(scalars),
                                   .verdict = view_of(verdict),
                                   .state = state},
-                                 optimizer.terms_of("x", true)));
+                                 optimizer.terms_of("x", optim::ParameterKind::matrix)));
   }
 
   std::unique_ptr<Device> device = make_cpu_device({});

@@ -38,15 +38,30 @@ TEST(Optimizer, OnlyMatricesDecay) {
                                         .trust = {{0, 1}},
                                         .momentum = 0.9,
                                         .nesterov = false,
+                                        .newton_schulz = 5,
+                                        .attention = deck::WholeAttention::projections,
                                         .weight_decay = 0.25});
     const std::vector<View> state(o.state.size());
     const auto decay = [&](bool is_matrix) {
-      const kernels::KernelCall call = o.update({.state = state}, o.terms_of("x", is_matrix));
+      const kernels::KernelCall call =
+          o.update({.state = state},
+                   o.terms_of("x", is_matrix ? ParameterKind::matrix : ParameterKind::vector));
       return std::get<kernels::OptimizerUpdate>(call).settings.decay;
     };
     EXPECT_EQ(decay(true), 0.25F) << word;
     EXPECT_EQ(decay(false), 0) << word;
   }
+}
+
+TEST(Optimizer, MuonIsOfHiddenMatrices) {
+  const Optimizer o = muon();
+  EXPECT_TRUE(o.terms_of("x", ParameterKind::hidden_matrix).orthogonal);
+  EXPECT_FALSE(o.terms_of("x", ParameterKind::matrix).orthogonal);
+  EXPECT_FALSE(o.terms_of("x", ParameterKind::vector).orthogonal);
+  EXPECT_FALSE(adam().terms_of("x", ParameterKind::hidden_matrix).orthogonal);
+  // As large as AdamW's: 0.2 a weight on average, where an orthogonal matrix has 1 / sqrt(large).
+  EXPECT_DOUBLE_EQ(orthogonal_scale(16, 64), 1.6);
+  EXPECT_DOUBLE_EQ(orthogonal_scale(64, 16), 1.6);
 }
 
 TEST(Optimizer, GroupsHaveTermsOfTheirOwn) {
@@ -56,12 +71,12 @@ TEST(Optimizer, GroupsHaveTermsOfTheirOwn) {
                                       .groups = {{.match = "block.*.gain", .lr_factor = 0.5},
                                                  {.match = "token*", .weight_decay = 0.125},
                                                  {.match = "*.bias", .weight_decay = 0.0625}}});
-  EXPECT_EQ(o.terms_of("block.3.gain", true), (UpdateTerms{0.5, 0.25}));
-  EXPECT_EQ(o.terms_of("token_embedding", true), (UpdateTerms{1, 0.125}));
-  EXPECT_EQ(o.terms_of("block.1.out.bias", false), (UpdateTerms{1, 0.0625}));
-  EXPECT_EQ(o.terms_of("block.1.out.weight", true), (UpdateTerms{1, 0.25}));
+  EXPECT_EQ(o.terms_of("block.3.gain", ParameterKind::matrix), (UpdateTerms{0.5, 0.25}));
+  EXPECT_EQ(o.terms_of("token_embedding", ParameterKind::matrix), (UpdateTerms{1, 0.125}));
+  EXPECT_EQ(o.terms_of("block.1.out.bias", ParameterKind::vector), (UpdateTerms{1, 0.0625}));
+  EXPECT_EQ(o.terms_of("block.1.out.weight", ParameterKind::matrix), (UpdateTerms{1, 0.25}));
   const std::vector<View> state(2);
-  const auto call = o.update({.state = state}, o.terms_of("block.3.gain", true));
+  const auto call = o.update({.state = state}, o.terms_of("block.3.gain", ParameterKind::matrix));
   EXPECT_EQ(std::get<kernels::OptimizerUpdate>(call).settings.lr_factor, 0.5F);
 }
 

@@ -102,7 +102,10 @@ inline Case random_case(std::mt19937& random) {
   if (c.inputs.numerics.layout_mode) c.shape.micro_batches = std::int64_t{1} << pick(3);
   c.shape.micro = 1 + pick(3);
   c.inputs.state_for = at(purposes, purpose + pick(3 - purpose));
-  if (pick(3) == 0) c.inputs.optimizer = optim::lamb();
+  const std::array optimizers = {optim::adam(), optim::lamb(), optim::muon(),
+                                 optim::muon({.by_heads = true})};
+  c.inputs.optimizer = at(optimizers, pick(4));
+  if (pick(3) == 0) c.inputs.optimizer = optim::with_ema(c.inputs.optimizer, 0.9);
   return c;
 }
 

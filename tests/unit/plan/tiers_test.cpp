@@ -81,6 +81,44 @@ TEST(Tiers, AreProvedOnRandomLayouts) {
   }
 }
 
+// What the host makes of whole tensors or matrices comes to the device, which sends it on.
+TEST(Tiers, BringWhatTheHostMakesToWhereItIsSent) {
+  for (const auto& optimizer : {optim::lamb(), optim::muon()}) {
+    Case c = make_case(1, 2, 1, ReduceWhen::step);
+    c.inputs.optimizer = optimizer;
+    c.inputs.offload = {.optimizer = Location::host, .tile = kTile, .device_is_host = false};
+    const Plan plan = make_plan(c.inputs, c.shape, {});
+    std::map<BufferId, std::int64_t> brought;  // bytes
+    std::set<std::int64_t> tensors;            // where sums of some lie
+    int sent = 0;
+    for (const Op& op : plan.ops) {
+      visit_args(op.call, [&](const auto& args) {
+        if constexpr (requires { args.sums; }) {
+          const View& sums = args.sums;
+          if (sums) tensors.insert(plan.buffer(buffer_of(sums)).home_byte + offset_of(sums));
+        }
+      });
+      if (const auto* copy = std::get_if<Copy>(&op.call);
+          copy != nullptr && op.kind == OpKind::evict)
+        brought[buffer_of(copy->to)] += copy->to.span_bytes();
+      const auto* call = std::get_if<comm::CollectiveCall>(&op.call);
+      if (call == nullptr) continue;
+      if (const auto* words = std::get_if<comm::AllReduceWords>(call);
+          words != nullptr && op.kind == OpKind::tensor_sums) {
+        EXPECT_GE(brought[buffer_of(words->words)],
+                  std::ssize(tensors) * kernels::kTensorWords * size_of(DType::i64));
+        ++sent;
+      }
+      const auto* matrices = std::get_if<comm::AllToAllV>(call);
+      if (matrices == nullptr || !matrices->send) continue;
+      if (plan.buffer(buffer_of(matrices->send)).name != "directions") continue;
+      EXPECT_EQ(brought[buffer_of(matrices->send)], matrices->send.span_bytes());
+      ++sent;
+    }
+    EXPECT_GT(sent, 0);
+  }
+}
+
 std::int64_t bytes_of(const Plan& plan, Location location, BufferPurpose purpose) {
   std::int64_t bytes = 0;
   for (const Buffer& b : plan.buffers)

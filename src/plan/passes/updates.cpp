@@ -1,0 +1,51 @@
+#include "plan/passes/updates.hpp"
+
+namespace tessera::plan {
+
+Op op_of(OpKind kind, Stream stream, std::size_t unit, Call call) {
+  return {.kind = kind,
+          .stream = stream,
+          .unit = static_cast<std::int32_t>(unit),
+          .call = std::move(call),
+          .waits = {}};
+}
+
+Op update_op(const Plan& plan, const PlanInputs& in, std::size_t unit, const UnitState& s,
+             const View& gradient, const Piece& piece, const optim::Pass& pass) {
+  const Range part = piece.elements;
+  const auto slice = [&](const View& v) {
+    return v ? v.range(part.begin - s.owned.begin, part.count()) : View{};
+  };
+  std::vector<View> state;
+  for (std::size_t r = 0; r < in.optimizer.state.size(); ++r) {
+    const auto& [live, snapshot, elements] = s.kept[kMasterRow + 1 + r];
+    const bool of_piece = in.optimizer.state[r].extent == optim::Extent::owned;
+    const bool has = live && (!of_piece || !intersect(elements, part).empty());
+    state.push_back(!has       ? View{}
+                    : of_piece ? live.range(part.begin - elements.begin, part.count())
+                               : live);
+  }
+  const Location at = in.offload.updates_at(s.optimizer);
+  Op op = op_of(OpKind::update, at == Location::device ? Stream::compute : Stream::host, unit,
+                pass({.gradient = slice(gradient),
+                      .master = slice(s.master()),
+                      .parameter = slice(s.copy),
+                      .scalars = plan.update_scalars,
+                      .verdict = plan.verdict,
+                      .sums = piece.sums,
+                      .direction = piece.direction,
+                      .state = state},
+                     piece.terms));
+  op.location = at;
+  return op;
+}
+
+std::vector<Range> tiles_of(const PlanInputs& in, const UnitState& s, Range part) {
+  std::vector<Range> tiles;
+  const std::int64_t tile = in.offload.updates() ? in.offload.tile : s.layout.padded;
+  for (; !part.empty(); part.begin += tile)
+    tiles.push_back({part.begin, std::min(part.end, part.begin + tile)});
+  return tiles;
+}
+
+}  // namespace tessera::plan

@@ -1,0 +1,28 @@
+// The ops that passes over a unit's elements become: those of an optimizer's step.
+#pragma once
+
+#include "plan/passes/buffers.hpp"
+#include "plan/passes/state.hpp"
+
+namespace tessera::plan {
+
+/// Instead of a unit: of no unit, or of all.
+inline constexpr auto kAllUnits = static_cast<std::size_t>(-1);
+Op op_of(OpKind kind, Stream stream, std::size_t unit, Call call);
+
+/// Some of the elements that a rank updates of a unit, all of them alike to the optimizer.
+struct Piece {
+  Range elements;
+  optim::UpdateTerms terms;
+  View sums = {};       // of their tensor, where the update has two passes
+  View direction = {};  // theirs, where matrices are made orthogonal; absent of padding
+};
+
+/// A pass of the optimizer's step over a piece of one unit.
+Op update_op(const Plan& plan, const PlanInputs& in, std::size_t unit, const UnitState& s,
+             const View& gradient, const Piece& piece, const optim::Pass& pass);
+
+/// A range of a unit in tiles, where what updates use lives elsewhere.
+std::vector<Range> tiles_of(const PlanInputs& in, const UnitState& s, Range part);
+
+}  // namespace tessera::plan
