@@ -99,11 +99,12 @@ class NonFinite(WeightsTest):
             self.assertRegex(output, r"loss -?nan")
 
     def test_no_older_checkpoint_is_evaluated_in_its_place(self):
-        """The last step's learning rate is infinite in f32."""
+        """The last step's update is infinite in f32."""
         deck = self.deck("run", self.evaluable(schedule__kind="constant"))
         self.train(2, deck)
         self.job("evaluate", deck, ranks=2)
-        self.job("train", deck, "--set", "run.steps=2", "--set", "optimizer.lr=1e39", ranks=2)
+        self.job("train", deck, "--set", "run.steps=2", "--set", "optimizer.lr=1e38", "--set",
+                 "optimizer.weight_decay=1e38", ranks=2)
         for source in (deck, self.dir / "run"):
             output = self.job("evaluate", source, ranks=2, code=3, says=["no finite number"])
             self.assertIn("checkpoints/step_00000002: ", output)
