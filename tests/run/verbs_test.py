@@ -228,8 +228,10 @@ class Verbs(RunTest):
         self.assertEqual(self.train(2, resolved, f'run.dir="{self.dir / "second"}"'), want)
 
     def test_check_predicts_what_a_run_reports(self):
-        deck = self.deck("first", tiny_deck(self.corpus, zero__stage=3))
-        self.train(2, deck)
+        deck = self.deck("first", tiny_deck(self.corpus, zero__stage=3, optimizer__eps=1e-8))
+        other = ("--set", "optimizer.name=lamb")
+        remark = "optimizer.eps = 1e-08 stays with --set optimizer.name=lamb"
+        self.assertEqual(self.run_ok("train", deck, *other, ranks=2).count(remark), 1)
         start = metrics.read_events(self.dir / "first")[0]
         prediction = self.run_ok("check", deck, "--ranks", 2)
         self.assertIn(f"parameters {start['parameters']};", prediction)
