@@ -74,8 +74,9 @@ namespace {
 /// Sets a member of a group; false: the value is not of its kind.
 bool set_member(ParameterGroup& group, std::string_view key, const Value& value) {
   const auto number = [&] {
+    constexpr double kLargest = std::numeric_limits<float>::max();  // an update counts in f32
     const auto read = Codec<double>::read(value);
-    return read && *read >= 0 ? read : std::nullopt;
+    return read && *read >= 0 && *read <= kLargest ? read : std::nullopt;
   };
   if (key == "lr_factor") {
     const auto factor = number();
@@ -102,8 +103,10 @@ std::string read_group(const Value& value, ParameterGroup& group) {
     }
     if (!set_member(group, member.key, member.value)) {
       const bool is_text = member.key == "match" || member.key == "name";
-      return fmt::format("{} = {} must be {}", member.key, value_excerpt(member.value),
-                         is_text ? "a string" : "a number >= 0");
+      return fmt::format(
+          "{} = {} must be {}{}", member.key, value_excerpt(member.value),
+          is_text ? "a string" : "a number >= 0 as an f32",
+          member.value.as<std::string>() != nullptr && is_text ? ": it is empty" : "");
     }
   }
   if (group.match.empty()) return "match is missing: a pattern of names, such as \"*.bias\"";

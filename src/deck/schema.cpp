@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <map>
 
 namespace tessera::deck {
@@ -31,17 +33,23 @@ bool numbers_within(const Limits& limits, const Value& value) {
 }  // namespace
 
 bool Limits::allow(double number) const {
+  if (in_f32) {
+    if (std::abs(number) > double{std::numeric_limits<float>::max()}) return false;
+    number = double{static_cast<float>(number)};
+  }
   return (above_low ? number > low : number >= low) &&
          (below_high ? number < high : number <= high);
 }
 
 std::string Limits::text() const {
   const auto number = [](double x) { return fmt::format("{:.0f}", x); };
+  const std::string as = in_f32 ? " as an f32" : "";
   if (low == -std::numeric_limits<double>::infinity()) return "";
   std::string floor = (above_low ? "> " : ">= ") + number(low);
-  if (high == std::numeric_limits<double>::infinity()) return floor;
-  if (above_low || below_high) return floor + (below_high ? " and < " : " and <= ") + number(high);
-  return number(low) + " to " + number(high);
+  if (high == std::numeric_limits<double>::infinity()) return floor + as;
+  if (above_low || below_high)
+    return floor + (below_high ? " and < " : " and <= ") + number(high) + as;
+  return number(low) + " to " + number(high) + as;
 }
 
 std::string SchemaRow::allowed() const {

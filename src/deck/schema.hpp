@@ -29,9 +29,11 @@ struct Limits {
   double high = std::numeric_limits<double>::infinity();
   bool above_low = false;   // low itself is not allowed
   bool below_high = false;  // high itself is not allowed
+  bool in_f32 = false;      // it is used as an f32: so rounded, it must be finite and within
 
   bool allow(double number) const;
-  std::string text() const;  // ">= 1", "> 0", "0 to 3", ">= 0 and < 1"; "" for none
+  std::string text()
+      const;  // ">= 1", "> 0", "0 to 3", ">= 0 and < 1", "> 0 as an f32"; "" for none
 };
 
 /// What happens, when a run resumes, to a key that differs from the checkpoint's; from lenient to

@@ -44,6 +44,10 @@ constexpr Limits at_least(double low) { return {.low = low}; }
 constexpr Limits above(double low) { return {.low = low, .above_low = true}; }
 constexpr Limits between(double low, double high) { return {.low = low, .high = high}; }
 constexpr Limits fraction() { return {.low = 0, .high = 1, .below_high = true}; }
+constexpr Limits as_f32(Limits limits) {
+  limits.in_f32 = true;
+  return limits;
+}
 
 // Far above any real run, and such that bytes of a model (layers x heads x head_dim x hidden x 64)
 // and tokens of a step (global x sequence) fit 64 bits whatever a deck says. Defaults that follow
@@ -164,8 +168,9 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::model, &ModelSection::norm_placed>("model.norm_placed",
                                                   "before or after each sub-layer",
                                                   {.built = "before", .on_resume = architecture}),
-    row<&Deck::model, &ModelSection::norm_eps>("model.norm_eps", "added to the variance",
-                                               {.limits = above(0), .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::norm_eps>(
+        "model.norm_eps", "added to the variance",
+        {.limits = as_f32(above(0)), .on_resume = architecture}),
     row<&Deck::model, &ModelSection::position>("model.position", "how positions enter",
                                                {.unset = "gpt2: learned, llama: rope",
                                                 .built = "learned rope none",
@@ -184,10 +189,10 @@ constexpr SchemaRow kRows[] = {
         {.unset = "gpt2: true, llama: false", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::dropout>(
         "model.dropout", "probability after embedding, attention and each sub-layer",
-        {.limits = fraction(), .on_resume = refused}),
-    row<&Deck::model, &ModelSection::init_std>("model.init_std",
-                                               "standard deviation of initial weights",
-                                               {.limits = at_least(0), .on_resume = refused}),
+        {.limits = as_f32(fraction()), .on_resume = refused}),
+    row<&Deck::model, &ModelSection::init_std>(
+        "model.init_std", "standard deviation of initial weights",
+        {.limits = as_f32(at_least(0)), .on_resume = refused}),
     row<&Deck::model, &ModelSection::init_from>("model.init_from",
                                                 "Hugging Face directory: its config.json fixes the "
                                                 "architecture, its safetensors the weights",
@@ -237,24 +242,24 @@ constexpr SchemaRow kRows[] = {
         "as adamw does",
         {.on_resume = refused}),
     row<&Deck::optimizer, &OptimizerSection::lr>("optimizer.lr", "peak learning rate",
-                                                 {.limits = above(0), .required = true}),
+                                                 {.limits = as_f32(above(0)), .required = true}),
     row<&Deck::optimizer, &OptimizerSection::betas>(
         "optimizer.betas",
         "decay of the first and second moments; of lion that of the direction and of the moment",
-        {.limits = fraction(),
+        {.limits = as_f32(fraction()),
          .unset = "adamw, adam, muon: [0.9, 0.95]; lamb: [0.9, 0.999]; lion: [0.9, 0.99]"}),
     row<&Deck::optimizer, &OptimizerSection::eps>(
         "optimizer.eps", "added to the root of the second moment; by lamb under the root",
-        {.limits = above(0), .unset = "adamw, adam, muon: 1e-08; lamb: 1e-12"}),
+        {.limits = as_f32(above(0)), .unset = "adamw, adam, muon: 1e-08; lamb: 1e-12"}),
     row<&Deck::optimizer, &OptimizerSection::trust>(
         "optimizer.trust",
         "[least, largest]: to what lamb clips the factor of a tensor's update, the norm of its "
         "weights over that of the update",
-        {.limits = at_least(0), .unset = "lamb: [0.01, 10.0]"}),
+        {.limits = as_f32(at_least(0)), .unset = "lamb: [0.01, 10.0]"}),
     row<&Deck::optimizer, &OptimizerSection::momentum>(
         "optimizer.momentum",
         "of sgd: what is kept of the sum of gradients before; of muon: of their average",
-        {.limits = fraction(), .unset = "sgd: 0.9; muon: 0.95"}),
+        {.limits = as_f32(fraction()), .unset = "sgd: 0.9; muon: 0.95"}),
     row<&Deck::optimizer, &OptimizerSection::nesterov>("optimizer.nesterov",
                                                        "whether sgd or muon looks ahead along its "
                                                        "momentum",
@@ -276,7 +281,7 @@ constexpr SchemaRow kRows[] = {
         {.on_resume = event}),
     row<&Deck::optimizer, &OptimizerSection::weight_decay>(
         "optimizer.weight_decay", "of parameters with two or more dimensions",
-        {.limits = at_least(0)}),
+        {.limits = as_f32(at_least(0))}),
     row<&Deck::optimizer, &OptimizerSection::groups>(
         "optimizer.groups",
         "parameters that are updated otherwise than the rest: match is a pattern of names in which "
@@ -286,8 +291,8 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::optimizer, &OptimizerSection::ema>(
         "optimizer.ema",
         "decay of an exponential moving average of the weights, kept beside them from the start: "
-        "evaluate, export and generate take it with --ema",
-        {.limits = fraction(), .unset = "none is kept"}),
+        "evaluate, export, generate and merge take it with --ema",
+        {.limits = as_f32(fraction()), .unset = "none is kept"}),
     row<&Deck::optimizer, &OptimizerSection::clip_norm>(
         "optimizer.clip_norm", "largest global gradient norm; 0 = no clipping",
         {.limits = at_least(0)}),
@@ -307,7 +312,7 @@ constexpr SchemaRow kRows[] = {
                                                           {.limits = at_least(0), .unset = "none"}),
     row<&Deck::schedule, &ScheduleSection::warmup_start_lr>(
         "schedule.warmup_start_lr", "learning rate that the warm-up starts from",
-        {.limits = at_least(0)}),
+        {.limits = as_f32(at_least(0))}),
     row<&Deck::schedule, &ScheduleSection::warmup>("schedule.warmup", "shape of the warm-up"),
     row<&Deck::schedule, &ScheduleSection::decay_steps>(
         "schedule.decay_steps", "length of the decay; at most one of the three",
@@ -345,7 +350,7 @@ constexpr SchemaRow kRows[] = {
         "precision.gradients", "type of gradients on the wire", {.on_resume = event}),
     row<&Deck::precision, &PrecisionSection::loss_scale>(
         "precision.loss_scale", "factor of the loss in f16 compute: found by trial, or fixed",
-        {.limits = above(0), .on_resume = event}),
+        {.limits = as_f32(above(0)), .on_resume = event}),
     row<&Deck::precision, &PrecisionSection::loss_scale_power>(
         "precision.loss_scale_power", "a dynamic scale starts at 2 to this power",
         {.limits = between(0, 120), .on_resume = event}),
@@ -357,7 +362,7 @@ constexpr SchemaRow kRows[] = {
         {.limits = at_least(1), .on_resume = event}),
     row<&Deck::precision, &PrecisionSection::loss_scale_min>(
         "precision.loss_scale_min", "smallest dynamic scale",
-        {.limits = above(0), .on_resume = event}),
+        {.limits = as_f32(above(0)), .on_resume = event}),
     row<&Deck::parallel, &ParallelSection::tensor>(
         "parallel.tensor", "ranks that share each matrix", {.limits = kRanks}),
     row<&Deck::parallel, &ParallelSection::pipeline>("parallel.pipeline", "pipeline stages",

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <utility>
+
+#include "core/bytes.hpp"
 
 namespace tessera::optim {
 namespace {
@@ -62,16 +65,19 @@ std::int64_t LearningRate::before_drop(std::int64_t drop) const {
 
 std::vector<LearningRate::Turn> LearningRate::turns(std::int64_t most) const {
   std::vector<Turn> all;
-  const auto add = [&](std::int64_t update, const char* what) {
-    if (update > 0 && update <= run_) all.push_back({update, what});
+  const auto add = [&](std::int64_t update, std::string what) {
+    if (update > 0 && update <= run_) all.push_back({update, std::move(what)});
   };
   add(warmup_, "the warm-up ends");
   switch (schedule_.kind) {
     case deck::ScheduleKind::constant:
     case deck::ScheduleKind::inverse_sqrt: break;
     case deck::ScheduleKind::step:
-      for (std::int64_t drop = 1; drop <= std::min(most, drops(run_)); ++drop)
-        add(before_drop(drop) + 1, "a drop");
+      for (std::int64_t drop = 1, rows = 0; rows < most && drop <= drops(run_); ++rows) {
+        const std::int64_t update = before_drop(drop) + 1, count = drops(update) + 1 - drop;
+        add(update, count == 1 ? "a drop" : count_text(count, "drop"));
+        drop += count;
+      }
       break;
     case deck::ScheduleKind::linear:
     case deck::ScheduleKind::cosine:

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "deck/deck.hpp"
@@ -27,10 +28,10 @@ class LearningRate {
 
   struct Turn {
     std::int64_t update = 0;
-    const char* what = "";
+    std::string what;
   };
   /// Where the curve turns within the run: the last update of the warm-up, the last before the
-  /// decay and the last of it, the first after each of the first `most` drops.
+  /// decay and the last of it, the first after drops: of the first `most` updates that follow some.
   std::vector<Turn> turns(std::int64_t most) const;
 
  private:

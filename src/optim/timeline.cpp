@@ -55,7 +55,9 @@ std::int64_t Timeline::samples_of_tokens(std::int64_t tokens) const {
 
 std::int64_t Timeline::samples_of_epochs(double epochs) const {
   TESSERA_CHECK(sequences_ > 0, "a length in epochs before the data is known");
-  return static_cast<std::int64_t>(std::ceil(epochs * static_cast<double>(sequences_)));
+  constexpr double kForever = 0x1p60;  // so that sums of two such lengths fit 64 bits
+  return static_cast<std::int64_t>(
+      std::min(std::ceil(epochs * static_cast<double>(sequences_)), kForever));
 }
 
 std::int64_t Timeline::run_steps(const deck::RunSection& run, RunPosition from) const {

@@ -66,6 +66,7 @@ void check_start(const deck::LoadedDeck& loaded, const std::optional<LoadedCheck
         printable(deck::run_directory(deck))));
   }
   if (!start) return;
+  if (start->lacks_averaged_weights) throw no_averaged_weights(start->path);
   check_same_threads(loaded, *start, threads);
   if (const auto& bad = start->non_finite; bad && !deck.model.accept_non_finite) {
     throw io::non_finite_error(

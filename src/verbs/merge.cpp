@@ -2,15 +2,19 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <map>
 
 #include "comm/launcher.hpp"
 #include "core/terminal.hpp"
 #include "deck/load.hpp"
 #include "deck/resume.hpp"
+#include "io/file.hpp"
+#include "io/tokenizer.hpp"
 #include "verbs/new_run.hpp"
 #include "verbs/verb.hpp"
 
 namespace tessera::verbs {
+namespace fs = std::filesystem;
 namespace {
 
 struct MergeOptions {
@@ -59,6 +63,48 @@ train::ParameterSource mean_of(std::vector<train::ParameterSource> sources) {
       };
 }
 
+/// The tokenizer of the sources that have one: it must be the same.
+std::optional<fs::path> common_tokenizer(std::span<const ModelSource> models) {
+  std::optional<fs::path> found;
+  const ModelSource* of = nullptr;
+  for (const ModelSource& model : models) {
+    if (!model.tokenizer) continue;
+    if (!found) {
+      found = model.tokenizer, of = &model;
+      continue;
+    }
+    const auto text = [](const fs::path& path) {
+      return io::read_text(path, io::kLargestTokenizerFile);
+    };
+    if (text(*found) == text(*model.tokenizer)) continue;
+    const std::string difference =
+        io::Tokenizer::open(*found).difference(io::Tokenizer::open(*model.tokenizer));
+    if (difference.empty()) continue;
+    throw DataError(fmt::format("{} and {} have different tokenizers, {} and {}: {}", of->name,
+                                model.name, found->string(), model.tokenizer->string(),
+                                difference));
+  }
+  return found;
+}
+
+/// What is given several times weighs more, which nobody may have meant.
+void tell_repeated(std::span<const ModelSource> models) {
+  std::map<fs::path, int> times;
+  for (const ModelSource& model : models) ++times[fs::weakly_canonical(model.name)];
+  for (const auto& [path, count] : times) {
+    if (count == 1) continue;
+    tell(fmt::format("note: {} is given {} times, and counts as often in the mean\n",
+                     printable(path.string()), count));
+  }
+}
+
+/// The last source's, but for what the mean does not have.
+std::string deck_of_mean(const ModelSource& last) {
+  deck::Deck deck = deck::parse_deck(last.deck, last.name).deck;
+  deck.optimizer.ema.reset();
+  return to_toml(deck);
+}
+
 ExitCode run(const MergeOptions& o) {
   comm::refuse_copies(comm::launch_of_process(), "but one alone writes a checkpoint",
                       "start it once, as in srun --ntasks=1");
@@ -74,7 +120,11 @@ ExitCode run(const MergeOptions& o) {
     sources.push_back(model.parameters);
     origin += fmt::format("{}{}", sources.size() > 1 ? ", " : "", in_full(model.name).string());
   }
+  const auto tokenizer = common_tokenizer(models);
+  tell_repeated(models);
   ModelSource merged = std::move(models.back());
+  merged.deck = deck_of_mean(merged);
+  merged.tokenizer = tokenizer;
   merged.name = origin;
   merged.parameters = mean_of(std::move(sources));
   write_new_run(o.to, merged, "merge", origin);
@@ -89,8 +139,8 @@ Verb merge(CLI::App& app) {
   verb->footer(
       "Checkpoints of one run at a constant learning rate, averaged, are about as good as one that "
       "the rate\nhas cooled down to, and cost nothing. The mean begins a run of its own, at step "
-      "0, "
-      "to evaluate, to\nexport or to train on.\n");
+      "0, to evaluate, to\nexport or to train on. It has the last one's deck, and the tokenizer "
+      "of those that have one.\n");
   auto o = std::make_shared<MergeOptions>();
   verb->add_option("CHECKPOINT", o->from,
                    "checkpoints, run directories (their newest) or Hugging Face directories")

@@ -87,10 +87,9 @@ ModelSource open_model(const fs::path& path, std::optional<DType> finite_as,
   auto checkpoint = std::make_shared<io::Checkpoint>(io::Checkpoint::open(found->path));
   const std::string& text = checkpoint->header().deck;
   const deck::Deck deck = deck::parse_deck(text, found->path.string()).deck;
-  if (weights == optim::kEma && !deck.optimizer.ema) {
-    throw DataError(fmt::format("{} has no averaged weights: it was made without optimizer.ema",
-                                found->path.string()));
-  }
+  const auto units = model::model_units(setup::model_config(deck.model));
+  if (weights == optim::kEma && !train::has_state(*checkpoint, units, weights))
+    throw train::no_averaged_weights(found->path);
   const auto read = [=](const model::ParamDesc& p, Range range, std::span<float> out) {
     checkpoint->read(p.name, weights, range, DType::f32, std::as_writable_bytes(out));
   };

@@ -1,6 +1,9 @@
 #include "verbs/new_run.hpp"
 
-#include <algorithm>
+#include <exception>
+#include <optional>
+#include <span>
+#include <vector>
 
 #include "core/clock.hpp"
 #include "core/terminal.hpp"
@@ -14,19 +17,21 @@
 #include "setup/inputs.hpp"
 
 namespace tessera::verbs {
+namespace fs = std::filesystem;
 namespace {
 
-std::filesystem::path deck_file(const std::filesystem::path& run_directory) {
-  return run_directory / "deck.toml";
-}
+fs::path deck_file(const fs::path& run_directory) { return run_directory / "deck.toml"; }
+fs::path tokenizer_file(const fs::path& run_directory) { return run_directory / "tokenizer.json"; }
+fs::path checkpoints_of(const fs::path& run_directory) { return run_directory / "checkpoints"; }
+
+/// A path in a command that is to be copied.
+std::string in_shell(const fs::path& path) { return printable(shell_word(path.string())); }
 
 /// A deck that trains the imported model on, complete but for the data.
-std::string deck_text(const std::filesystem::path& run_directory, const ModelSource& source,
+std::string deck_text(const fs::path& run_directory, const ModelSource& source,
                       const std::string& verb) {
-  const auto quoted = [](const std::filesystem::path& path) {
-    return deck::value_text({path.string(), {}});
-  };
-  const std::filesystem::path directory = in_full(run_directory);
+  const auto quoted = [](const fs::path& path) { return deck::value_text({path.string(), {}}); };
+  const fs::path directory = in_full(run_directory);
   std::string text = fmt::format(
       "# Trains on what tessera {} made of {}: the checkpoint of step 0 beside this file.\n"
       "# Make token files with the model's tokenizer, and name them in data.train; rates and\n"
@@ -35,10 +40,8 @@ std::string deck_text(const std::filesystem::path& run_directory, const ModelSou
       "#   mpirun -n N tessera train {} --set 'data.train=[\"PREFIX\"]'\n\n"
       "[run]\nname = {}\ndir = {}\nsteps = 1000\nresume = \"must\"\n\n[model]\n",
       verb, printable(source.name),
-      source.tokenizer ? printable((directory / "tokenizer.json").string())
-                       : "THE_MODELS_TOKENIZER.json",
-      printable(deck_file(run_directory).string()), quoted(directory.filename()),
-      quoted(directory));
+      source.tokenizer ? in_shell(tokenizer_file(directory)) : "THE_MODELS_TOKENIZER.json",
+      in_shell(deck_file(run_directory)), quoted(directory.filename()), quoted(directory));
   deck::Deck deck;
   deck.model = source.model;
   for (const deck::SchemaRow& row : deck::schema_rows()) {
@@ -52,33 +55,45 @@ std::string deck_text(const std::filesystem::path& run_directory, const ModelSou
   return text;
 }
 
-std::filesystem::path checkpoints_of(const std::filesystem::path& run_directory) {
-  return run_directory / "checkpoints";
-}
-
-}  // namespace
-
-std::filesystem::path in_full(const std::filesystem::path& path) {
-  const auto full = std::filesystem::absolute(path).lexically_normal();
-  return full.has_filename() ? full : full.parent_path();  // it ended in a slash
-}
-
-void refuse_to_overwrite(const std::filesystem::path& run_directory) {
-  if (!io::list_checkpoints(checkpoints_of(run_directory)).empty()) {
-    throw DeckError(
-        fmt::format("{} already holds checkpoints: give another --to", run_directory.string()));
+/// The parts of a run directory that were not there, so that a failure can leave it as it was.
+class Beginning {
+ public:
+  explicit Beginning(const fs::path& run_directory)
+      : checkpoints_(checkpoints_of(in_full(run_directory))) {
+    const fs::path directory = in_full(run_directory), tokenizer = tokenizer_file(directory);
+    for (const fs::path& file : {io::checkpoint_path(checkpoints_, 0), tokenizer,
+                                 io::tokenizer_config_of(tokenizer), deck_file(directory)}) {
+      if (!io::path_exists(file)) missing_.push_back(first_missing(file));
+    }
   }
-  if (io::path_exists(deck_file(run_directory))) {
-    throw DeckError(
-        fmt::format("{} is there already, and a deck would be written into it: give another --to, "
-                    "or move it away",
-                    deck_file(run_directory).string()));
-  }
-}
 
-void write_new_run(const std::filesystem::path& run_directory, const ModelSource& source,
-                   const std::string& verb, const std::string& origin) {
-  const auto checkpoints = checkpoints_of(run_directory);
+  /// Removes all of them. That some cannot be removed is no error: one has been found already.
+  void undo() const noexcept {
+    const auto attempt = [](auto&& removal) {
+      try {
+        removal();
+      } catch (const std::exception&) {
+        return;
+      }
+    };
+    attempt([&] { io::clean_up_checkpoints(checkpoints_); });
+    for (const fs::path& path : missing_) attempt([&] { io::remove_tree(path); });
+  }
+
+ private:
+  /// Of a path at which there is nothing: itself, or the uppermost directory that is missing too.
+  static fs::path first_missing(fs::path path) {
+    while (!io::path_exists(path.parent_path())) path = path.parent_path();
+    return path;
+  }
+
+  fs::path checkpoints_;
+  std::vector<fs::path> missing_;
+};
+
+/// Writes the checkpoint of step 0; returns where it is.
+fs::path write_checkpoint(const fs::path& checkpoints, const ModelSource& source,
+                          const std::string& verb, const std::string& origin) {
   const auto units = model::model_units(setup::model_config(source.model));
   std::vector<io::Piece> pieces;
   for (const auto& unit : units) {
@@ -92,32 +107,58 @@ void write_new_run(const std::filesystem::path& run_directory, const ModelSource
   std::size_t piece = 0;
   std::optional<ProgressLine> progress(std::in_place, verb, ProgressLine::Unit::bytes);
   const auto parameters = tell_progress(source, *progress);
-  const auto write = [&](const model::ParamDesc& p) {
-    std::vector<float> values(static_cast<std::size_t>(p.elements()));
-    parameters(p, {0, p.elements()}, values);
-    writer.write(piece++, std::as_bytes(std::span(values)));
-  };
-  try {
-    for (const auto& unit : units) std::ranges::for_each(unit.params, write);
-    progress.reset();
-  } catch (const Error&) {
-    io::clean_up_checkpoints(checkpoints);  // what was written is large and of no use
-    throw;
+  for (const auto& unit : units) {
+    for (const auto& p : unit.params) {
+      std::vector<float> values(static_cast<std::size_t>(p.elements()));
+      parameters(p, {0, p.elements()}, values);
+      writer.write(piece++, std::as_bytes(std::span(values)));
+    }
   }
-  if (source.tokenizer) {
-    io::copy_tokenizer(*source.tokenizer, run_directory / "tokenizer.json");
-  }
+  progress.reset();
   io::CheckpointHeader header;
   header.deck = source.deck;
   header.source = origin;
   header.info["version"] = kVersion;
   header.info["written"] = utc_text();
   const io::RankPart part = writer.finish();
-  const auto checkpoint = io::commit_checkpoint(directory, header, std::span(&part, 1));
-  const auto deck = deck_file(run_directory);
-  io::write_text(deck, deck_text(run_directory, source, verb));
+  return io::commit_checkpoint(directory, header, std::span(&part, 1));
+}
+
+}  // namespace
+
+fs::path in_full(const fs::path& path) {
+  const auto full = fs::absolute(path).lexically_normal();
+  return full.has_filename() ? full : full.parent_path();  // it ended in a slash
+}
+
+void refuse_to_overwrite(const fs::path& run_directory) {
+  if (!io::committed_checkpoints(checkpoints_of(run_directory)).empty()) {
+    throw DeckError(
+        fmt::format("{} already holds checkpoints: give another --to", run_directory.string()));
+  }
+  if (io::path_exists(deck_file(run_directory))) {
+    throw DeckError(
+        fmt::format("{} is there already, and a deck would be written into it: give another --to, "
+                    "or move it away",
+                    deck_file(run_directory).string()));
+  }
+}
+
+void write_new_run(const fs::path& run_directory, const ModelSource& source,
+                   const std::string& verb, const std::string& origin) {
+  const Beginning beginning(run_directory);
+  const fs::path deck = deck_file(run_directory);
+  fs::path checkpoint;
+  try {
+    checkpoint = write_checkpoint(checkpoints_of(run_directory), source, verb, origin);
+    if (source.tokenizer) io::copy_tokenizer(*source.tokenizer, tokenizer_file(run_directory));
+    io::write_text(deck, deck_text(run_directory, source, verb));
+  } catch (...) {
+    beginning.undo();
+    throw;
+  }
   fmt::print("{} -> {}\nto train it on: tessera train {} --set 'data.train=[\"PREFIX\"]'\n",
-             printable(source.name), printable(checkpoint.string()), printable(deck.string()));
+             printable(source.name), printable(checkpoint.string()), in_shell(deck));
 }
 
 }  // namespace tessera::verbs

@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 
 #include "core/terminal.hpp"
+#include "deck/remarks.hpp"
 #include "deck/value.hpp"
 #include "optim/optimizer.hpp"
 #include "setup/architecture.hpp"
@@ -86,6 +87,7 @@ Verb train(CLI::App& app) {
   return {.launch = Launch::ranks, .run = {}, .run_on_ranks = [options](const train::Job& job) {
             train::catch_stop_signals();
             auto deck = load_on_all(job.control, *options);
+            if (job.control.rank() == 0) tell(deck::remarks_text(deck.loaded));
             train::Trainer trainer(deck.loaded, job);
             deck.checkpoint.reset();  // it is read, and may be pruned
             return trainer.train();

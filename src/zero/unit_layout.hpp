@@ -45,10 +45,10 @@ inline constexpr std::int64_t kShardGrain = 16;
 /// lies before them.
 inline constexpr std::int64_t kPieceGrain = 32;
 
-/// Matrices come before vectors, so that what an optimizer does with them, such as weight decay,
-/// applies to one
-/// leading range of every shard. Within each, pieces are ordered by chunk, so that what a rank
-/// holds is a range of what a rank holds when there are fewer of them.
+/// Matrices come before vectors, so that what an optimizer does with all of one kind, such as
+/// weight decay, applies to one range of every shard, which groups of parameters may cut further.
+/// Within each, pieces are ordered by chunk, so that what a rank holds is a range of what a rank
+/// holds when there are fewer of them.
 UnitLayout unit_layout(const model::UnitDesc& unit, std::int64_t data_ranks,
                        const model::TensorCut& cut = {});
 

@@ -85,6 +85,15 @@ CONFIGS = {
     "sgd": ({**BATCH, "optimizer": {"type": "SGD", "params": {
         "lr": 0.1, "momentum": 0.8, "nesterov": True}}},
         {"optimizer.name": "sgd", "optimizer.momentum": 0.8, "optimizer.nesterov": True}, []),
+    "sgd_auto": ({**BATCH, "optimizer": {"type": "SGD", "params": {
+        key: "auto" for key in ("lr", "momentum", "nesterov")}}},
+        {"optimizer.lr": 5e-5, "optimizer.momentum": 0, "optimizer.nesterov": False},
+        ["the Trainer's --learning_rate, 5e-05 by default",
+         'optimizer.params.momentum = "auto": the deck has DeepSpeed\'s default',
+         'optimizer.params.nesterov = "auto": the deck has DeepSpeed\'s default']),
+    "lamb": ({**BATCH, "optimizer": {"type": "Lamb", "params": {"lr": 1e-3}}},
+             {"optimizer.name": "adamw"},
+             ['PLACEHOLDER: "Lamb" is another rule than lamb of Tessera; these settings are']),
     "one_bit": ({**BATCH, "optimizer": {"type": "OneBitAdam", "params": {
         "lr": 4e-4, "freeze_step": 23000, "comm_backend_name": "nccl"}}},
         {"optimizer.name": "adamw", "optimizer.lr": 4e-4},

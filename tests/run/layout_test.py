@@ -3,6 +3,10 @@ the same bits as one rank, otherwise the same numbers but for the order of sums 
 27 to 34, 36)."""
 
 import unittest
+import zlib
+
+import h5py
+import numpy as np
 
 from tessera import RunTest, metrics, tiny_deck
 
@@ -28,7 +32,8 @@ class LayoutTest(RunTest):
         ranks, layout = on
         changes = {**changes, **layout}
         name = "_".join([str(ranks), *(f"{k.split('__')[1]}_{v}" for k, v in changes.items())])
-        name = "".join(c if c.isalnum() else "_" for c in name)[:200]
+        whole = zlib.crc32(name.encode())
+        name = "".join(c if c.isalnum() else "_" for c in name)[:150] + f"_{whole:08x}"
         return self.train(ranks, self.deck(name, tiny_deck(self.corpus, **changes)))
 
     def assert_same(self, fixed, meshes):
@@ -80,12 +85,26 @@ class SameBits(LayoutTest):
             mesh(data=2, tensor=2, zero__stage=2)])
 
     def test_groups(self):
+        """A factor of 0 leaves exactly those tensors where they are."""
         self.assert_same({
             **LLAMA, **ANY_LAYOUT, "optimizer__name": "lion", "optimizer__lr": 0.002,
             "optimizer__weight_decay": 0.1, "optimizer__groups": [
                 {"match": "*.attention.*", "lr_factor": 0.5},
-                {"match": "*norm*", "lr_factor": 2.0, "weight_decay": 0.01}]}, [
+                {"match": "*.mlp.up.*", "lr_factor": 0},
+                {"match": "*norm*", "lr_factor": 2.0, "weight_decay": 0.01}],
+            "checkpoint__every": 2}, [
                     mesh(data=2, tensor=2, zero__stage=1), mesh(pipeline=2, data=2, zero__stage=3)])
+        runs = [path for path in self.dir.iterdir() if path.is_dir()]
+        self.assertEqual(len(runs), 3)
+        for run in runs:
+            before, after = (self.weights_of(run / "checkpoints" / f"step_{step:08}")
+                             for step in (2, 4))
+            still = {name for name in before if np.array_equal(before[name], after[name])}
+            self.assertEqual(still, {f"block.{i}.mlp.up.weight" for i in range(4)}, run.name)
+
+    def weights_of(self, checkpoint):
+        with h5py.File(checkpoint / "model.h5") as file:
+            return {name: np.asarray(data) for name, data in file["master"].items()}
 
     def test_27_dropout(self):
         self.assert_same({**GPT2, **ANY_LAYOUT, "model__dropout": 0.2}, [

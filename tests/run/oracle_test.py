@@ -104,7 +104,7 @@ class Oracle(RunTest):
                                            atol=2e-7 * max(1, np.abs(x).max()))
         self.assertIn(trust[1], ratios, "some are clipped")
         self.assertGreater(len(ratios), 40, "and most are not")
-        self.check_averaged(states[-1])
+        self.check_averaged(states[-1], deck)
 
     def test_muon(self):
         """Each step from the run's own state before it: momentum, an iteration of Newton-Schulz over
@@ -150,7 +150,7 @@ class Oracle(RunTest):
             # gradient that is made of two moments here has lost 1 / (1 - momentum) of its digits.
             self.assertLess(worst, 485 * 2**-24 * 10)
 
-    def check_averaged(self, state):
+    def check_averaged(self, state, deck):
         """What export and evaluate take with --ema, and merge makes of several checkpoints."""
         job = self.run_job(0, "export", self.dir / "lamb", "--to", self.dir / "hf", "--ema")
         self.assertEqual(job.code, 0, job.output)
@@ -181,11 +181,25 @@ class Oracle(RunTest):
             losses.append(job.output.split("loss ")[1].split()[0])
         self.assertEqual(losses[0], losses[1])
         self.assertNotEqual(losses[0], losses[2])
-        for refused, text in ((("export", "--to", self.dir / "no"), "averaged weights"),
-                              (("evaluate", *data), "ema of")):
-            job = self.run_job(0, refused[0], self.dir / "averaged", "--ema", *refused[1:])
+        # Of a mean, and of a run that has stopped keeping them, whose newest step is meant.
+        merged = self.dir / "merged"
+        newest = merged / "checkpoints" / "step_00000000"
+        self.assertIn("# ema is unset", json.loads((newest / "manifest.json").read_text())
+                      ["header"]["deck"])
+        del deck["optimizer"]["ema"]
+        deck["run"]["steps"] = 6
+        path = self.deck("lamb", deck)
+        self.train(4, path)
+        last = self.dir / "lamb" / "checkpoints" / "step_00000006"
+        for refused, of in ((("export", merged, "--to", self.dir / "no"), newest),
+                            (("merge", merged, merged, "--to", self.dir / "no"), newest),
+                            (("evaluate", self.dir / "averaged", *data),
+                             self.dir / "averaged" / "checkpoints" / "step_00000000"),
+                            (("evaluate", path, "--set", "parallel.tensor=1", *data), last)):
+            job = self.run_job(0, refused[0], "--ema", *refused[1:])
             self.assertEqual(job.code, 3, job.output)
-            self.assertIn(text, job.output)
+            self.assertIn(f"{of} has no averaged weights", job.output)
+            self.assertNotIn("cannot be used", job.output)
 
 
 if __name__ == "__main__":

@@ -228,10 +228,13 @@ class Verbs(RunTest):
         self.assertEqual(self.train(2, resolved, f'run.dir="{self.dir / "second"}"'), want)
 
     def test_check_predicts_what_a_run_reports(self):
-        deck = self.deck("first", tiny_deck(self.corpus, zero__stage=3))
-        self.train(2, deck)
+        deck = self.deck("first", tiny_deck(self.corpus, zero__stage=3, optimizer__eps=1e-8))
+        other = ("--set", "optimizer.name=lamb")
+        remark = "optimizer.eps = 1e-08 stays with --set optimizer.name=lamb"
+        self.assertEqual(self.run_ok("train", deck, *other, ranks=2).count(remark), 1)
         start = metrics.read_events(self.dir / "first")[0]
-        prediction = self.run_ok("check", deck, "--ranks", 2)
+        prediction = self.run_ok("check", deck, "--ranks", 2, *other)
+        self.assertIn(remark, prediction)
         self.assertIn(f"parameters {start['parameters']};", prediction)
         self.assertTrue(self.run_ok("plan", deck, "--ranks", 2, "--rank", 1))
         json.loads(self.run_ok("plan", deck, "--ranks", 2, "--rank", 1, "--format", "json"))
@@ -254,8 +257,10 @@ class Verbs(RunTest):
             ["21", "0.003", "32", "4.4k", "the batch changes"],
             ["30", "0.003", "32", "9.0k", "the decay follows"],
             ["40", "0.0003", "32", "14.1k", "the decay ends; the run ends"]])
-        # A row of the plot that has nothing but the highest rate, which steps 21 to 30 have.
         plots = text.split("\n\n")[1:3]
+        # The highest row has the highest rate, which steps 21 to 30 have, and where its fall begins.
+        highest = [c for c, mark in enumerate(plots[0].splitlines()[1][11:]) if mark != " "]
+        self.assertEqual(highest, list(range(round(20 * 88 / 39), round(29 * 88 / 39) + 2)))
         columns = [{c for line in plot.splitlines()[1:-2] for c, mark in enumerate(line[11:])
                     if mark not in " "} for plot in plots]
         for found in columns:

@@ -8,7 +8,7 @@ import shutil
 import struct
 import unittest
 
-from tessera import SOURCE, RunTest, metrics, tiny_deck, write_tokens
+from tessera import BINARY, SOURCE, RunTest, metrics, tiny_deck, write_tokens
 
 class Safetensors:
     """A file whose numbers can be changed in place."""
@@ -70,7 +70,7 @@ class NonFinite(WeightsTest):
                 run = self.dir / f"imported_{text}"
                 self.job("import", source, "--to", run, code=3,
                          says=[named, "--allow-non-finite"])
-                self.assertEqual(list((run / "checkpoints").iterdir()), [], "nothing is left")
+                self.assertFalse(run.exists(), "nothing is left")
                 self.job("generate", source, "--prompt", "a", code=3, says=[named])
                 for stage in (0, 3):
                     deck = self.starting_from(f"start_{text}_{stage}", source, zero__stage=stage)
@@ -99,11 +99,12 @@ class NonFinite(WeightsTest):
             self.assertRegex(output, r"loss -?nan")
 
     def test_no_older_checkpoint_is_evaluated_in_its_place(self):
-        """The last step's learning rate is infinite in f32."""
+        """The last step's update is infinite in f32."""
         deck = self.deck("run", self.evaluable(schedule__kind="constant"))
         self.train(2, deck)
         self.job("evaluate", deck, ranks=2)
-        self.job("train", deck, "--set", "run.steps=2", "--set", "optimizer.lr=1e39", ranks=2)
+        self.job("train", deck, "--set", "run.steps=2", "--set", "optimizer.lr=1e38", "--set",
+                 "optimizer.weight_decay=1e38", ranks=2)
         for source in (deck, self.dir / "run"):
             output = self.job("evaluate", source, ranks=2, code=3, says=["no finite number"])
             self.assertIn("checkpoints/step_00000002: ", output)
@@ -139,6 +140,51 @@ class NonFinite(WeightsTest):
         deck = self.starting_from("narrow", source, precision__compute="f16")
         self.job("train", deck, ranks=2, code=3,
                  says=[f"{self.TENSOR}[2, 5] is 70000, which f16 cannot hold"])
+
+
+class NewRuns(WeightsTest):
+    def hugging_face(self, name, tokenizer=None):
+        shutil.copytree(SOURCE / "tests/data/hf/gpt2", self.dir / name)
+        if tokenizer is not None:
+            shutil.copy(SOURCE / f"tests/data/tokenizers/{tokenizer}.json",
+                        self.dir / name / "tokenizer.json")
+        return self.dir / name
+
+    def test_what_fails_leaves_what_was_there(self):
+        """Without room for the checkpoint; and where all but the deck can be written."""
+        source = self.hugging_face("hf", "gpt2")
+        new, run = self.dir / "a" / "b", self.dir / "run 4"
+        job = self.run_job(0, "-c", 'trap "" XFSZ; ulimit -f 8; exec "$0" "$@"', BINARY, "import",
+                           source, "--to", new, program="sh")
+        self.assertEqual(job.code, 7, job.output)
+        self.assertFalse(new.parent.exists())
+        (run / "deck.toml.tmp").mkdir(parents=True)
+        self.job("import", source, "--to", run, code=7, says=["deck.toml.tmp"])
+        self.assertEqual(list(run.iterdir()), [run / "deck.toml.tmp"])
+        (run / "deck.toml.tmp").rmdir()
+        output = self.job("import", source, "--to", run)
+        command = f"tessera train '{run}/deck.toml' --set"
+        self.assertIn(command, output)
+        deck = (run / "deck.toml").read_text()
+        self.assertIn(command, deck)
+        self.assertIn(f"--tokenizer '{run}/tokenizer.json'", deck)
+        (run / "deck.toml").unlink()
+        with open(run / "checkpoints" / "step_00000000" / "model.h5", "r+b") as file:
+            file.truncate(9)
+        self.job("import", source, "--to", run, code=2, says=["already holds checkpoints"])
+
+    def test_a_mean_has_the_tokenizer_of_its_sources(self):
+        source, other, without = (self.hugging_face("hf", "gpt2"),
+                                  self.hugging_face("other", "llama3"),
+                                  self.hugging_face("without"))
+        mean = self.dir / "mean"
+        self.job("merge", source, without, without, "--to", mean,
+                 says=[f"note: {without} is given 2 times, and counts as often"])
+        self.assertEqual((mean / "tokenizer.json").read_bytes(),
+                         (source / "tokenizer.json").read_bytes())
+        self.job("merge", source, other, "--to", self.dir / "no", code=3,
+                 says=[f"{source} and {other} have different tokenizers", ": id "])
+        self.assertFalse((self.dir / "no").exists())
 
 
 class Heads(WeightsTest):

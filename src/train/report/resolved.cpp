@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 
@@ -20,15 +22,17 @@ constexpr std::int64_t kLargest = std::int64_t{64} << 20;  // bytes of a deck
 
 fs::path resolved_file(const fs::path& directory) { return directory / "resolved.toml"; }
 
-/// The number of a deck that is kept; 0 for any other file.
-int number_of(const fs::path& path) {
+/// The number of a deck that is kept; 0 for any other file, as one that no number can follow.
+std::int64_t number_of(const fs::path& path) {
   constexpr std::string_view kBegin = "resolved.", kEnd = ".toml";
   const std::string name = path.filename().string();
   if (!name.starts_with(kBegin) || !name.ends_with(kEnd)) return 0;
   const char *first = name.data() + kBegin.size(), *last = name.data() + name.size() - kEnd.size();
-  int number = 0;
+  std::int64_t number = 0;
   const auto read = std::from_chars(first, std::max(first, last), number);
-  return read.ec == std::errc() && read.ptr == last && *first != '0' ? std::max(number, 0) : 0;
+  const bool ours = read.ec == std::errc() && read.ptr == last && *first != '0' && number > 0 &&
+                    number < std::numeric_limits<std::int64_t>::max();
+  return ours ? number : 0;
 }
 
 /// Keeps the deck that is there as another file, unless that was done before and resolved.toml not
@@ -37,7 +41,7 @@ void keep(const fs::path& directory) {
   const std::string text = io::read_text(resolved_file(directory), kLargest);
   const auto kept = kept_resolved(directory);
   if (!kept.empty() && io::read_text(kept.back(), kLargest) == text) return;
-  const int number = kept.empty() ? 1 : number_of(kept.back()) + 1;
+  const std::int64_t number = kept.empty() ? 1 : number_of(kept.back()) + 1;
   io::write_text(directory / fmt::format("resolved.{}.toml", number), text);
 }
 

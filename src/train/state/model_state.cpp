@@ -7,6 +7,7 @@
 #include "core/random.hpp"
 #include "io/box.hpp"
 #include "io/finite.hpp"
+#include "optim/optimizer.hpp"
 #include "plan/passes/layers.hpp"
 #include "plan/passes/place_buffers.hpp"
 
@@ -63,6 +64,22 @@ ParameterSource initial_values(std::uint64_t seed) {
       out[static_cast<std::size_t>(i)] = static_cast<float>(p.init_std * x);
     }
   };
+}
+
+bool has_state(const io::Checkpoint& checkpoint, std::span<const model::UnitDesc> units,
+               std::string_view state) {
+  return std::ranges::all_of(units, [&](const model::UnitDesc& unit) {
+    return std::ranges::all_of(unit.params, [&](const model::ParamDesc& p) {
+      return checkpoint.find(p.name, state).has_value();
+    });
+  });
+}
+
+DataError no_averaged_weights(const std::filesystem::path& checkpoint) {
+  return DataError(fmt::format(
+      "{} has no averaged weights, which a run with optimizer.ema keeps: leave out --ema, or name "
+      "a checkpoint that has them",
+      checkpoint.string()));
 }
 
 /// A plan of the persistent buffers only, and the views of them.
@@ -190,6 +207,10 @@ std::optional<NonFiniteElement> ModelState::set_weights(std::span<const std::siz
     });
   });
   return bad;
+}
+
+bool ModelState::lacks_averaged_weights(const io::Checkpoint& checkpoint) const {
+  return weights_ == optim::kEma && !has_state(checkpoint, inputs_.model.units, weights_);
 }
 
 void ModelState::forget_update() {

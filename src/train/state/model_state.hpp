@@ -2,12 +2,15 @@
 // directory, a checkpoint) and how it goes into a checkpoint.
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
+#include "core/error.hpp"
 #include "io/checkpoint_reader.hpp"
 #include "io/checkpoint_writer.hpp"
 #include "memory/arena.hpp"
@@ -35,6 +38,13 @@ struct NonFiniteElement {
   DType type = DType::f32;
 };
 
+/// Whether a checkpoint has this state of all parameters.
+bool has_state(const io::Checkpoint& checkpoint, std::span<const model::UnitDesc> units,
+               std::string_view state);
+
+/// The error of a checkpoint of which averaged weights are wanted, and which has none.
+DataError no_averaged_weights(const std::filesystem::path& checkpoint);
+
 class ModelState {
  public:
   /// The arena bytes that a rank needs for its state alone, in plans made from `inputs`.
@@ -44,8 +54,10 @@ class ModelState {
   /// absent.
   ModelState(const plan::PlanInputs& inputs, const MeshPlace& place, const Arenas& arenas);
 
-  /// Which state of a checkpoint load() takes for the weights.
+  /// Which state of a checkpoint load() takes for the weights; averaged ones not every checkpoint
+  /// has.
   void take_for_weights(std::string_view state) { weights_ = state; }
+  bool lacks_averaged_weights(const io::Checkpoint& checkpoint) const;
 
   /// Sets the weights from `source`, the optimizer's state to zero or as it begins. Returns a
   /// weight that is not finite, if there is one among those of this rank.

@@ -132,6 +132,8 @@ std::optional<LoadedCheckpoint> load_first(const Candidates& candidates,
         found.differences = deck::compare_for_resume(found.deck, loaded.deck);
         check_differences(loaded, found,
                           found.header.step == 0 ? deck::OnResume::architecture : fixed);
+        found.lacks_averaged_weights = state.lacks_averaged_weights(checkpoint);
+        if (found.lacks_averaged_weights) return;  // an older one would be another model
         ProgressLine progress("loading " + found.path.filename().string(),
                               ProgressLine::Unit::bytes, Screen::terminal(control.rank()));
         found.non_finite = state.load(

@@ -19,6 +19,7 @@ struct LoadedCheckpoint {
   deck::Deck deck;                                  // that it was made with
   std::vector<deck::ResumeDifference> differences;  // of the deck now: all of them allowed
   std::optional<NonFiniteElement> non_finite;       // among this rank's weights
+  bool lacks_averaged_weights = false;              // which are wanted: nothing was loaded
 };
 
 /// Called for every checkpoint that is passed over.

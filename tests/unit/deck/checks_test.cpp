@@ -1,5 +1,6 @@
 // Conditions over several keys, presets, model directories, ranks, and what resuming allows.
 #include "deck/ranks.hpp"
+#include "deck/remarks.hpp"
 #include "deck/resume.hpp"
 #include "deck_text.hpp"
 
@@ -108,6 +109,23 @@ TEST(Checks, AnotherOptimizerLeavesOutWhatItDoesNotUse) {
   EXPECT_EQ(lion.betas, (std::array{0.9, 0.99}));
   expect_contains(refusal(with_eps, {"optimizer.name=lion", "optimizer.eps=1e-7"}),
                   "optimizer.eps has no effect");
+}
+
+TEST(Checks, AnotherOptimizerKeepsWhatItUsesAndThatIsSaid) {
+  const auto remarks = [](const std::vector<std::string>& sets) {
+    const std::string text =
+        std::string(kSmallDeck) + "betas = [0.9, 0.999]\neps = 1e-6\nweight_decay = 0.3\n";
+    return remarks_text(parse_deck(text, "a.toml", sets));
+  };
+  EXPECT_EQ(remarks({}), "");
+  EXPECT_EQ(remarks({"optimizer.name=lamb"}),
+            "note: a.toml:20:7: optimizer.eps = 1e-06 stays with --set optimizer.name=lamb, whose "
+            "default is 1e-12\n");
+  EXPECT_EQ(remarks({"optimizer.name=lamb", "optimizer.eps=1e-6"}), "") << "meant";
+  EXPECT_EQ(remarks({"optimizer.name=lion"}),
+            "note: a.toml:19:9: optimizer.betas = [0.9, 0.999] stays with --set "
+            "optimizer.name=lion, whose default is [0.9, 0.99]\n");
+  EXPECT_EQ(remarks({"optimizer.name=sgd"}), "");
 }
 
 TEST(Checks, WhatIsOffloaded) {

@@ -31,7 +31,7 @@ TEST(Echo, ParsesBackToTheSameDeck) {
       {"memory.device=3GiB", "batch.ramp=[[1, 4], [100, 8]]", "batch.lr_scaling=sqrt",
        "schedule.warmup_epochs=0.1", "schedule.kind=inverse_sqrt", "schedule.step_epochs=0.3"},
       {"optimizer.groups=[{match=\"a\", lr_factor=0.1}, {match=\"\\\"\", weight_decay=3}]"},
-      {"optimizer.lr=0.1", "optimizer.betas=[0.1, 0.30000000000000004]", "optimizer.eps=5e-324",
+      {"optimizer.lr=0.1", "optimizer.betas=[0.1, 0.30000000000000004]", "schedule.min_lr=5e-324",
        "precision.loss_scale=65536", "schedule.kind=step", "schedule.step_size=3"},
       {"data.train=[\"tab\\there\\u0001\\n\"]", "data.validation=[\"a\", \"b*\"]"}};
   for (const auto& sets : variants) {

@@ -85,8 +85,9 @@ TEST(Values, BadOnesAreRefusedWithPlaceAndHint) {
   EXPECT_EQ(refusal(edited("offload", "optimizer = \"ssd\"\n")),
             "deck.toml:20:13: offload.optimizer = \"ssd\" must be one of none|host|nvme");
   EXPECT_EQ(refusal_of("optimizer.lr=fast"),
-            "--set #1: optimizer.lr = \"fast\" must be a number, > 0");
-  EXPECT_EQ(refusal_of("optimizer.lr=-1.0"), "--set #1: optimizer.lr = -1.0 must be a number, > 0");
+            "--set #1: optimizer.lr = \"fast\" must be a number, > 0 as an f32");
+  EXPECT_EQ(refusal_of("optimizer.lr=-1.0"),
+            "--set #1: optimizer.lr = -1.0 must be a number, > 0 as an f32");
   EXPECT_EQ(refusal_of("batch.sequence=100000"),
             "--set #1: batch.sequence = 100000 is more than model.context = 16 (at most 16)");
 }
@@ -107,7 +108,9 @@ TEST(Values, WrongTypesAndRanges) {
         {"{match = \"a\", lr = 2}", "lr is no key of a group"},
         {"{match = \"a\", lr_facter = 2}", "no key of a group (did you mean lr_factor?)"},
         {"{match = \"a\", lr_factor = -1}", "lr_factor = -1 must be a number >= 0"},
+        {"{match = \"a\", lr_factor = 1e39}", "lr_factor = 1e+39 must be a number >= 0 as an f32"},
         {"{match = 3}", "match = 3 must be a string"},
+        {"{match = \"\"}", "match = \"\" must be a string: it is empty"},
         {"\"a\"", "\"a\" is no table"}}) {
     expect_contains(refusal_of(fmt::format("optimizer.groups=[{}]", group)), problem);
   }
@@ -116,6 +119,20 @@ TEST(Values, WrongTypesAndRanges) {
   expect_contains(refusal_of("run.steps=oops"), "must be an integer");
   expect_contains(refusal_of("model.hidden=1000000000000000000"), "1 to 65536");
   expect_contains(refusal_of("run.steps=99999999999999999999"), "run.steps");
+}
+
+// What updates and kernels count in f32 must not vanish there, nor become infinite or 1.
+TEST(Values, MustHoldAsTheTypeInWhichTheyAreUsed) {
+  expect_contains(refusal_of("optimizer.eps=1e-60"), "must be a number, > 0 as an f32");
+  EXPECT_EQ(refusal_of("optimizer.eps=1e-40"), "");
+  expect_contains(refusal_of("optimizer.betas=[0.9, 0.99999999]"), ">= 0 and < 1 as an f32");
+  expect_contains(refusal_of("optimizer.ema=0.99999999"), ">= 0 and < 1 as an f32");
+  EXPECT_EQ(refusal_of("optimizer.ema=0.9999999"), "");
+  for (const char* key : {"optimizer.lr", "optimizer.weight_decay", "schedule.warmup_start_lr",
+                          "model.norm_eps", "model.init_std", "precision.loss_scale"}) {
+    expect_contains(refusal_of(fmt::format("{}=1e39", key)), "as an f32");
+    EXPECT_EQ(refusal_of(fmt::format("{}=1e38", key)), "") << key;
+  }
 }
 
 TEST(Values, WhatIsNotBuiltIsSaid) {

@@ -1,5 +1,5 @@
-// LAMB over many steps against its formula in double (You et al. 2020, algorithm 2, without bias
-// correction).
+// LAMB over many steps against its formula in double: You et al. 2020, algorithm 2, but with eps
+// under the root of the second moment and without bias correction.
 #include <gtest/gtest.h>
 
 #include <cmath>

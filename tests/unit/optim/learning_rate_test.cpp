@@ -203,6 +203,10 @@ TEST(LearningRate, NamesItsTurns) {
   EXPECT_EQ(of(s, 99), of(s, 39)) << "three are asked for";
   s.step_size = std::numeric_limits<std::int64_t>::max();
   EXPECT_EQ(of(s, 99), Texts{"8 the warm-up ends"});
+  s.step_size.reset();
+  s.step_epochs = 0.03;  // 3 of 100 sequences, of which a step takes 4
+  EXPECT_EQ(of(s, 99), (Texts{"8 the warm-up ends", "10 a drop", "11 a drop", "12 2 drops"}));
+  EXPECT_EQ(of(s, 11), (Texts{"8 the warm-up ends", "10 a drop", "11 a drop"}));
 }
 
 TEST(LearningRate, AGivenDecayEndsBeforeTheRun) {
@@ -238,6 +242,18 @@ TEST(LearningRate, LengthsMayBeTokensOrEpochs) {
   for (int u = 1; u <= 200; ++u) {
     EXPECT_EQ(a.at(u), b.at(u));
     EXPECT_EQ(a.at(u), c.at(u));
+  }
+}
+
+TEST(LearningRate, LengthsInEpochsMayBeBeyondAnyRun) {
+  for (const auto kind : {ScheduleKind::cosine, ScheduleKind::wsd, ScheduleKind::step}) {
+    ScheduleSection s = schedule(kind, 0);
+    s.warmup_steps.reset();
+    s.warmup_epochs = s.decay_epochs = s.step_epochs = 1e300;
+    const LearningRate rate(s, kLr, timeline, 100);
+    EXPECT_GT(rate.at(100), 0) << enum_word(kind);
+    EXPECT_LT(rate.at(100), 1e-9) << enum_word(kind);
+    EXPECT_EQ(turns(rate), std::vector<std::string>{}) << enum_word(kind);
   }
 }
 

@@ -54,6 +54,7 @@ TEST(Timeline, RoundsTokensAndEpochsUp) {
   EXPECT_EQ(timeline.samples_of_tokens(13), 5);
   EXPECT_EQ(timeline.samples_of_epochs(1), 50);
   EXPECT_EQ(timeline.samples_of_epochs(0.03), 2);
+  EXPECT_EQ(timeline.samples_of_epochs(1e300), std::int64_t{1} << 60) << "no run is as long";
 }
 
 TEST(Timeline, TheFirstLimitEndsTheRun) {

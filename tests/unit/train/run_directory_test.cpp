@@ -113,7 +113,8 @@ TEST(Resolved, EachDifferentStartIsKept) {
   EXPECT_FALSE(last_resolved(directory.path()));
   start(first);
   EXPECT_EQ(kept("resolved.3.toml"), "of another version");
-  for (const char* other : {"resolved.01.toml", "resolved.9.toml.tmp", "resolved.x.toml"})
+  for (const char* other : {"resolved.01.toml", "resolved.9.toml.tmp", "resolved.x.toml",
+                            "resolved.9223372036854775807.toml"})
     test::write_file(directory / other, "");
   std::filesystem::remove(directory / "resolved.1.toml");  // somebody tidied up
   start(longer);
@@ -122,6 +123,9 @@ TEST(Resolved, EachDifferentStartIsKept) {
   ASSERT_EQ(names.size(), 3U);
   EXPECT_EQ(names[0], directory / "resolved.2.toml") << "the oldest first";
   EXPECT_EQ(names[2], directory / "resolved.4.toml");
+  test::write_file(directory / "resolved.2147483647.toml", "somebody's");
+  start(first);
+  EXPECT_EQ(kept("resolved.2147483648.toml"), to_toml(longer));
   const auto all = changes(first, longer);
   ASSERT_EQ(all.size(), 1U);
   EXPECT_EQ(all[0].key, "run.seed");
