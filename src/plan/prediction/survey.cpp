@@ -37,6 +37,7 @@ Measured measure(const PlanInputs& in, std::span<const PlanShape> shapes, const 
     plans.push_back(make_plan(in, shape, place));
     m.hashes.push_back(plan_hash(plans.back()));
     m.meetings.push_back(meetings_of(plans.back()));
+    m.figures.arenas.push_back(plans.back().arena_bytes);
   }
   std::vector<const Plan*> all;
   for (const Plan& plan : plans) all.push_back(&plan);

@@ -150,6 +150,7 @@ void Engine::tune(const std::filesystem::path& directory, bool timed,
 data::BatchShare Engine::share(const plan::PlanShape& shape) const {
   return {.data_ranks = data_ranks(),
           .data_rank = place_.data,
+          .sequence = shape.sequence,
           .micro = shape.micro,
           .micro_batches = shape.micro_batches,
           .reduce = inputs_.sharding.reduce};
