@@ -141,7 +141,7 @@ std::optional<std::string> curriculum_problem(const Curriculum& c, std::int64_t 
   };
   if (phases_asked(c) > kMostPhases) {
     return fmt::format(
-        "{} has up to {} lengths, each of which needs plans and buffers of its own (at most {}: "
+        "{} has up to {} lengths, each of which needs plans of its own (at most {}: "
         "give {})",
         key, phases_asked(c), kMostPhases,
         c.table.empty() ? fmt::format("round = {} or more",

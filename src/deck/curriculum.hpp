@@ -11,7 +11,8 @@
 
 namespace tessera::deck {
 
-/// Most phases of a curriculum: each length has plans of its own, which are made when a run starts.
+/// Most phases of a curriculum: each length has plans of its own, all of which are made and proved
+/// when a run starts.
 inline constexpr std::int64_t kMostPhases = 64;
 
 /// How many phases a curriculum asks for at most, of which its lengths are not made.

@@ -34,9 +34,9 @@ class CurriculumTest(RunTest):
 
     def restart_from(self, name, step, ranks, deck, *sets, expect=0):
         """Goes on from a checkpoint of before the end; steps done again must have the same bits."""
-        for other in self.checkpoints(name):
-            if other > step:
-                shutil.rmtree(self.dir / name / "checkpoints" / f"step_{other:08}")
+        for path in (self.dir / name / "checkpoints").glob("step_*"):
+            if int(path.name[5:]) > step:
+                shutil.rmtree(path)
         return self.train(ranks, deck, *sets, expect=expect)
 
     def test_every_layout_and_restart_has_the_same_bits(self):
@@ -79,13 +79,12 @@ class CurriculumTest(RunTest):
     def what_may_change(self):
         """The deck of a curriculum that truncates; one that cuts anew fixes what a sample is."""
         deck = self.deck_of("anew", "anew")
-        for sets in (("batch.curriculum.steps=10",), ("batch.global=16",), ("batch.ramp=[]",)):
-            if "steps" in sets[0]:
-                sets = ('batch.curriculum={start=4, steps=10, round=4, cut="anew"}',)
-            job = self.run_job(1, "train", deck, "--set", sets[0], "--set", "run.steps=13")
-            self.assertEqual(job.code, 2, job.output)
-            self.assertIn(sets[0].partition("=")[0], job.output)
-            self.assertIn("may not change", job.output)
+        job = self.run_job(
+            1, "train", deck, "--set", "run.steps=13", "--set", "batch.ramp=[]", "--set",
+            'batch.curriculum={start=4, steps=10, round=4, cut="anew"}')
+        self.assertEqual(job.code, 2, job.output)
+        for text in ("may not change", "batch.ramp = [] differs", "batch.curriculum = {"):
+            self.assertIn(text, job.output)
         deck = self.deck_of("truncate", "truncate", data__validation=[str(self.corpus)])
         self.train(1, deck, "run.steps=13", "batch.curriculum={table=[[0, 4]]}")
         self.assertEqual(self.steps("truncate")[-1]["sequence"], 4)
@@ -113,16 +112,12 @@ class CurriculumTest(RunTest):
         for name, tokens in (("whole", whole), ("short", short)):
             write_megatron(self.dir / name, array.array("H", [*tokens, 7]))
         fixed = {"run__steps": 5, "schedule__kind": "constant"}
-        want = self.train(1, self.deck("b", tiny_deck(self.dir / "short", batch__sequence=4, **fixed)))
-        got = self.train(2, self.deck("a", tiny_deck(
+        want = self.train(1, self.deck("b", tiny_deck(self.dir / "short", batch__sequence=4,
+                                                      **fixed)))
+        got = self.train(1, self.deck("a", tiny_deck(
             self.dir / "whole", batch__curriculum={"table": [[0, 4], [4, 16]]}, **fixed)))
-        one = self.train(1, self.deck("c", tiny_deck(
-            self.dir / "whole", batch__curriculum={"table": [[0, 4], [4, 16]]}, **fixed)))
-        steps = (1, 2, 3)
-        self.assertEqual([one[s] for s in steps], [want[s] for s in steps])
-        for s in steps:
-            self.assertAlmostEqual(got[s][0], want[s][0], 5)
-        self.assertNotEqual(one[4], want[4])
+        self.assertEqual([got[s] for s in (1, 2, 3)], [want[s] for s in (1, 2, 3)])
+        self.assertNotEqual(got[4], want[4])
 
     def test_what_check_and_simulate_say(self):
         deck = self.deck_of("checked", "truncate")
@@ -155,12 +150,9 @@ class CurriculumTest(RunTest):
                   "batch.micro=1"), "batch.curriculum",
                  "batch.micro x the length from step 0 on = 1 x 4 is 4")):
             deck = self.deck_of("bad", "truncate")
-            for verb in ("check", "train"):
-                options = [x for s in sets for x in ("--set", s)]
-                if verb == "check":
-                    job = self.run_job(0, "check", deck, "--ranks", 2, *options)
-                else:
-                    job = self.run_job(2, "train", deck, *options)
+            options = [x for s in sets for x in ("--set", s)]
+            for job in (self.run_job(0, "check", deck, "--ranks", 2, *options),
+                        self.run_job(2, "train", deck, *options)):
                 self.assertEqual(job.code, 2, job.output)
                 for part in (key, text):
                     self.assertIn(part, job.output)

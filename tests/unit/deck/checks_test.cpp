@@ -166,7 +166,7 @@ TEST(Curriculum, BadOnesNameTheMemberAndTheRemedy) {
                    {"model.context=1024", "batch.sequence=1024", "batch.curriculum=" + curriculum});
   };
   expect_contains(long_deck("{start=64, steps=1000, round=8}"),
-                  "has up to 121 lengths, each of which needs plans and buffers of its own (at "
+                  "has up to 121 lengths, each of which needs plans of its own (at "
                   "most 64: give round = 16 or more)");
   EXPECT_EQ(long_deck("{start=64, steps=1000, round=16}"), "");
 }
