@@ -336,35 +336,41 @@ group("nebula", "checkpoints are written beside training (checkpoint.async)", en
       num_of_version_in_retention=COUNT, enable_nebula_load=BOOLEAN, load_path=or_null(TEXT))
 
 # Data
-DATA = "a curriculum and dropped tokens are not available in this version"
+ROUTING = "dropped tokens (random-LTD) are not available in this version"
+SAMPLING = "a curriculum of Tessera is of sequence lengths, which need no analysis of the data"
 LTD = "data_efficiency.data_routing.random_ltd."
-group("data_efficiency", DATA, enabled=BOOLEAN, seed=SIZE, data_routing=OBJECT,
-      data_sampling=OBJECT)
-lacks(DATA, "data_efficiency.data_routing.", enabled=BOOLEAN, random_ltd=OBJECT)
-lacks(DATA, "data_efficiency.data_sampling.", enabled=BOOLEAN, num_epochs=COUNT, num_workers=SIZE,
-      pin_memory=BOOLEAN, curriculum_learning=OBJECT)
-lacks(DATA, LTD, enabled=BOOLEAN, total_layer_num=COUNT,
+uses("curriculum", data_efficiency=OBJECT)
+uses("curriculum", "data_efficiency.", enabled=BOOLEAN, data_sampling=OBJECT)
+lacks("run.seed is of the data's order too", "data_efficiency.", seed=SIZE)
+group("data_efficiency.data_routing", ROUTING, enabled=BOOLEAN, random_ltd=OBJECT)
+lacks(ROUTING, LTD, enabled=BOOLEAN, total_layer_num=COUNT,
       random_ltd_layer_num=SIZE, random_ltd_layer_id=NUMBERS, model_mask_name=or_null(TEXT),
       model_type=one_of("decoder", "encoder"),
       hidden_state_order=one_of("batch_seq_dim", "seq_batch_dim"), random_ltd_schedule=OBJECT)
-lacks(DATA, LTD + "random_ltd_schedule.", min_value=COUNT,
+lacks(ROUTING, LTD + "random_ltd_schedule.", min_value=COUNT,
       max_value=COUNT, schedule_type=TEXT, schedule_config=OBJECT)
-lacks(DATA, LTD + "random_ltd_schedule.schedule_config.",
+lacks(ROUTING, LTD + "random_ltd_schedule.schedule_config.",
       require_steps=COUNT, seq_per_step=COUNT)
+uses("curriculum", "data_efficiency.data_sampling.", enabled=BOOLEAN, curriculum_learning=OBJECT)
+lacks("the run's length is the deck's (run.epochs), and one thread reads ahead",
+      "data_efficiency.data_sampling.", num_epochs=COUNT, num_workers=SIZE, pin_memory=BOOLEAN)
 CURRICULUM = "data_efficiency.data_sampling.curriculum_learning."
-lacks(DATA, CURRICULUM, enabled=BOOLEAN, data_cluster_path=TEXT, curriculum_metrics=OBJECT)
-KEYS[CURRICULUM + "curriculum_metrics.*"] = Key(OBJECT, why=DATA)
+uses("curriculum", CURRICULUM, enabled=BOOLEAN, curriculum_metrics=OBJECT)
+lacks(SAMPLING, CURRICULUM, data_cluster_path=TEXT)
 SCHEDULES = one_of("fixed_linear", "fixed_root", "fixed_discrete", "custom")
-METRIC = CURRICULUM + "curriculum_metrics.*."
-lacks(DATA, METRIC, index_to_sample_path=TEXT, index_to_metric_path=TEXT,
-      difficulty_type=one_of("value", "percentile"),
-      clustering_type=one_of("schedule_based", "single_cluster"), min_difficulty=number(),
-      max_difficulty=number(), schedule_type=SCHEDULES, schedule_config=OBJECT)
-lacks(DATA, METRIC + "schedule_config.", total_curriculum_step=COUNT, difficulty_step=COUNT,
-      root_degree=COUNT, difficulty=NUMBERS, max_step=NUMBERS)
-group("curriculum_learning", DATA, enabled=BOOLEAN, curriculum_type=TEXT, min_difficulty=number(),
-      max_difficulty=number(), schedule_type=SCHEDULES, schedule_config=OBJECT)
-KEYS["curriculum_learning.schedule_config.*"] = Key(ANY, why=DATA)
+# Whatever their names, of which Megatron-DeepSpeed gives some to sequence lengths.
+METRIC = CURRICULUM + "curriculum_metrics.*"
+KEYS[METRIC] = Key(OBJECT, rule="curriculum")
+lacks(SAMPLING, METRIC + ".", index_to_sample_path=TEXT, index_to_metric_path=TEXT,
+      clustering_type=one_of("schedule_based", "single_cluster"))
+uses("curriculum", METRIC + ".", difficulty_type=one_of("value", "percentile"))
+uses("curriculum", curriculum_learning=OBJECT)
+uses("curriculum", "curriculum_learning.", enabled=BOOLEAN, curriculum_type=TEXT)
+for path in (METRIC + ".", "curriculum_learning."):
+    uses("curriculum", path, min_difficulty=number(), max_difficulty=number(),
+         schedule_type=SCHEDULES, schedule_config=OBJECT)
+    uses("curriculum", path + "schedule_config.", total_curriculum_step=COUNT,
+         difficulty_step=COUNT, root_degree=COUNT, difficulty=NUMBERS, max_step=NUMBERS)
 lacks("the corpus is one row of tokens; a run's samples do not end with an epoch",
       dataloader_drop_last=BOOLEAN)
 

@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-#include "io/sampler.hpp"
+#include "data/samples.hpp"
 #include "io/token_files.hpp"
 #include "plan/passes/make_plan.hpp"
 
@@ -17,6 +17,7 @@ namespace tessera::data {
 /// (aligned trees).
 struct BatchShare {
   std::int64_t data_ranks = 1, data_rank = 0;
+  std::int64_t sequence = 0;  // tokens of each sample
   std::int64_t micro = 1, micro_batches = 1;
   ReduceWhen reduce = ReduceWhen::step;
 
@@ -26,12 +27,13 @@ struct BatchShare {
         reduce == ReduceWhen::step ? data_rank * micro_batches + k : k * data_ranks + data_rank;
     return leaf * micro;
   }
+  bool operator==(const BatchShare&) const = default;
 };
 
 class Batches {
  public:
-  Batches(const io::TokenCorpus& corpus, io::Sampler sampler, std::int64_t sequence)
-      : corpus_(corpus), sampler_(sampler), sequence_(sequence) {}
+  Batches(const io::TokenCorpus& corpus, SampleBegin begin_of)
+      : corpus_(corpus), begin_of_(std::move(begin_of)) {}
 
   /// Starts reading the step whose first global sample is `first`.
   void prefetch(std::int64_t first, const BatchShare& share);
@@ -52,8 +54,7 @@ class Batches {
   Step read(std::int64_t first, const BatchShare& share) const;
 
   const io::TokenCorpus& corpus_;
-  io::Sampler sampler_;
-  std::int64_t sequence_;
+  SampleBegin begin_of_;
   Step current_;
   std::future<Step> pending_;
   std::jthread reader_;  // last: it uses the others

@@ -10,6 +10,7 @@
 #include <initializer_list>
 
 #include "core/terminal.hpp"
+#include "deck/curriculum.hpp"
 #include "deck/presets.hpp"
 #include "deck/schema.hpp"
 
@@ -149,6 +150,32 @@ class Checker {
                           "below model.layers = {}: the block that each chunk of each stage begins "
                           "with",
                           fmt::join(*first, ", "), chunks, deck_.model.layers));
+    }
+  }
+
+  /// What batch.sequence must be a multiple of, its phases' lengths must.
+  void curriculum() {
+    const char* key = "batch.curriculum";
+    const BatchSection& batch = deck_.batch;
+    if (batch.curriculum.empty() || !usable({key, "batch.sequence"})) return;
+    if (const auto what = curriculum_problem(batch.curriculum, batch.sequence))
+      return problem(key, *what);
+    const std::int64_t tensor = deck_.parallel.tensor, most = deck_.run.reproducible_tensor;
+    const bool split = deck_.parallel.sequence && usable({"parallel.tensor", "parallel.sequence"});
+    const bool layout = deck_.run.reproducible == Reproducible::layout &&
+                        usable({"run.reproducible", "run.reproducible_tensor"});
+    const char* given =
+        batch.curriculum.table.empty() ? "start, end and round" : "the lengths of table";
+    for (const LengthEntry& phase : phases(batch)) {
+      const auto refuse = [&](const char* of, std::int64_t divisor, const char* other) {
+        problem(key,
+                fmt::format("{}: the {} tokens of sequences from step {} on do not divide "
+                            "over {} = {} (give multiples of {} as {}{})",
+                            key, phase.length, phase.step, of, divisor, divisor, given, other));
+      };
+      if (layout && phase.length % most != 0) return refuse("run.reproducible_tensor", most, "");
+      if (split && phase.length % tensor != 0)
+        return refuse("parallel.tensor", tensor, ", or parallel.sequence = false");
     }
   }
 
@@ -421,6 +448,7 @@ void check_deck(const LoadedDeck& loaded, Problems& problems) {
   checker.quantization();
   checker.offload();
   checker.data_and_batch();
+  checker.curriculum();
   checker.lengths();
   checker.faults();
   checker.log();

@@ -156,6 +156,20 @@ struct Codec<std::array<T, N>> {
 };
 
 template <>
+struct Codec<LengthEntry> {
+  using Pair = std::array<std::int64_t, 2>;
+  static std::string type() { return "[step, length]"; }
+  static std::optional<LengthEntry> read(const Value& value) {
+    const auto pair = Codec<Pair>::read(value);
+    return pair ? std::optional(LengthEntry{.step = (*pair)[0], .length = (*pair)[1]})
+                : std::nullopt;
+  }
+  static Value write(const LengthEntry& entry) {
+    return Codec<Pair>::write({entry.step, entry.length});
+  }
+};
+
+template <>
 struct Codec<RampEntry> {
   using Pair = std::array<std::int64_t, 2>;
   static std::string type() { return "[step, global]"; }
@@ -181,6 +195,24 @@ struct Codec<ParameterGroup> {
     return read_group(value, group).empty() ? std::optional(std::move(group)) : std::nullopt;
   }
   static Value write(const ParameterGroup& group);
+};
+
+/// What of the value is no curriculum; empty where `curriculum` is what it says.
+std::string read_curriculum(const Value& value, Curriculum& curriculum);
+
+/// An empty table is no curriculum.
+template <>
+struct Codec<Curriculum> {
+  static std::string type() {
+    return "a table like {start = 64, end = 1024, steps = 10000, round = 8} or {table = [[0, 64], "
+           "[500, 128]]}, or {}";
+  }
+  static std::optional<Curriculum> read(const Value& value) {
+    Curriculum curriculum;
+    return read_curriculum(value, curriculum).empty() ? std::optional(std::move(curriculum))
+                                                      : std::nullopt;
+  }
+  static Value write(const Curriculum& curriculum);
 };
 
 template <>
@@ -250,6 +282,13 @@ struct Problem<ParameterGroup> {
   static std::string of(const Value& value) {
     ParameterGroup group;
     return read_group(value, group);
+  }
+};
+template <>
+struct Problem<Curriculum> {
+  static std::string of(const Value& value) {
+    Curriculum curriculum;
+    return read_curriculum(value, curriculum);
   }
 };
 template <typename T>

@@ -35,6 +35,30 @@ struct RampEntry {
   bool operator==(const RampEntry&) const = default;
 };
 
+/// From step `step` on, sequences of `length` tokens.
+struct LengthEntry {
+  std::int64_t step = 0;
+  std::int64_t length = 0;
+  bool operator==(const LengthEntry&) const = default;
+};
+
+/// How long the sequences of a step are (Li et al. 2021): they grow from `start` in step 0 to `end`
+/// in step `steps`, or are as long as `table` says. deck/curriculum.hpp has the lengths.
+struct Curriculum {
+  std::int64_t start = 0;  // 0: there is no curriculum, or it is a table
+  std::int64_t end = 0;    // loading replaces an unset one by batch.sequence
+  std::int64_t steps = 0;
+  std::int64_t round = 8;  // lengths between start and end are multiples of it
+  Growth kind = Growth::linear;
+  std::int64_t degree = 2;  // of the root
+  std::vector<LengthEntry> table;
+  Cut cut = Cut::truncate;
+  bool empty() const { return start == 0 && table.empty(); }
+  /// Whether each phase has the corpus cut into sequences of its own length.
+  bool cuts_anew() const { return !empty() && cut == Cut::anew; }
+  bool operator==(const Curriculum&) const = default;
+};
+
 /// The run ends at whichever of steps, tokens and epochs is reached first.
 struct RunSection {
   std::string name = "tessera";
@@ -96,6 +120,7 @@ struct BatchSection {
   std::int64_t global = 0;
   std::vector<RampEntry> ramp;
   LrScaling lr_scaling = LrScaling::none;
+  Curriculum curriculum;
   bool operator==(const BatchSection&) const = default;
 };
 
@@ -130,6 +155,7 @@ struct OptimizerSection {
 /// At most one of each of the lengths of warm-up, decay and step is set.
 struct ScheduleSection {
   ScheduleKind kind = ScheduleKind::cosine;
+  ScheduleBy by = ScheduleBy::steps;
   std::optional<std::int64_t> warmup_steps;
   std::optional<std::int64_t> warmup_tokens;
   std::optional<double> warmup_epochs;

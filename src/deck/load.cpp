@@ -96,7 +96,10 @@ class Resolver {
     if (open("model.ffn_hidden") && model.activation != ActivationKind::swiglu) {
       model.ffn_hidden = 4 * model.hidden;
     }
-    if (open("batch.sequence")) loaded_.deck.batch.sequence = model.context;
+    BatchSection& batch = loaded_.deck.batch;
+    if (open("batch.sequence")) batch.sequence = model.context;
+    if (batch.curriculum.start > 0 && batch.curriculum.end == 0)
+      batch.curriculum.end = batch.sequence;
     ZeroSection& zero = loaded_.deck.zero;
     if (open("zero.reduce")) {
       const bool sharded = zero.stage >= first_stage(&Sharding::gradients);

@@ -28,9 +28,49 @@ when a run continues from a checkpoint: free, logged as an event, or refused; a 
 architecture is refused also when the checkpoint is an imported model or is only evaluated.
 )";
 
+constexpr std::string_view kCurricula = R"(
+A curriculum has the length of sequences grow over the first steps (Li et al. 2021, "Curriculum
+learning: a regularization method for efficient and stable billion-scale GPT model pre-training").
+Large models are then trained with larger batches and learning rates without leaps of the loss, and
+their first steps are cheaper:
+
+    [batch]
+    sequence = 1024
+    curriculum = {start = 64, end = 1024, steps = 20000, round = 64}
+    # or
+    curriculum = {table = [[0, 64], [4000, 256], [12000, 1024]], cut = "anew"}
+
+| member | allowed | default | meaning |
+|---|---|---|---|
+| `start` | an integer, >= 1 | *required*, without `table` | tokens of a sequence in step 0 |
+| `end` | `start` or more | `batch.sequence` | in step `steps` and later; no more than `batch.sequence` |
+| `steps` | an integer, >= 1 | *required*, without `table` | the first step with sequences of `end` tokens |
+| `round` | an integer, >= 1 | `8` | lengths between `start` and `end` are multiples of it, rounded down |
+| `kind` | linear, root | `linear` | in step t, `start` + (`end` - `start`) t / `steps`, or with the root of t / `steps` |
+| `degree` | an integer, 1 to 16 | `2` | of that root |
+| `table` | [step, length] pairs | | in place of these: from that step on this length; the first step is 0 |
+| `cut` | truncate, anew | `truncate` | where a step's sequences are in the corpus |
+
+With `cut = "truncate"` a sequence is the beginning of the one that the step would have at
+`batch.sequence` tokens, and the rest of that is not trained on; an epoch is over when each sequence
+of full length has been used. With `cut = "anew"` each phase, the steps of one length, has the corpus
+cut into sequences of its own length. Phases share an epoch out among them: each has its part of
+every stretch of the corpus, in an order that the seed shuffles, and each token is trained on once.
+Which tokens these are follows from the batches and lengths of all steps: within a run neither the
+curriculum nor `batch.global` and `batch.ramp` may change then. A rollback (`guard.spike`) has later
+samples in an earlier phase, where their ends are left out.
+
+A length must suit what `batch.sequence` must suit (`parallel.tensor`, `precision.matmul`), and there
+are at most 64 phases, since each has plans of its own. The loss is a mean over the step's tokens, so
+it compares between lengths; evaluation always has `batch.sequence` tokens. `schedule.by = "tokens"`
+has the learning rate follow the tokens that were seen, which short sequences move less, and
+`tessera check DECK --schedule` draws the length with the batch. `{}` is no curriculum, as for --set.
+)";
+
 constexpr std::string_view kSchedules = R"(
-`tessera check DECK --schedule` draws the learning rate and the batch over the run, and lists the
-steps at which something begins or ends; `--format svg` makes a picture for a browser of it.
+`tessera check DECK --schedule` draws the learning rate, the batch and the length of sequences over
+the run, and lists the steps at which something begins or ends; `--format svg` makes a picture for a
+browser of it.
 
 A run of kind wsd keeps its rate until the last `decay_steps` of its length, so any checkpoint of
 its stable phase can be cooled down, by a run whose length is the checkpoint's step and the decay.
@@ -98,6 +138,8 @@ std::string meaning_cell(const SchemaRow& row) {
 }  // namespace
 
 std::string token_files_markdown() { return std::string(kTokenFiles); }
+
+std::string curricula_markdown() { return std::string(kCurricula); }
 
 std::string schedules_markdown() { return std::string(kSchedules); }
 

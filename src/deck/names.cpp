@@ -160,6 +160,7 @@ constexpr ForeignName kForeignKeys[] = {
     {"gradient_accumulation_steps", "batch.global"},
     {"accumulation_steps", "batch.global"},
     {"rampup_batch_size", "batch.ramp"},
+    {"curriculum_learning", "batch.curriculum"},
     {"lr_scaling_method", "batch.lr_scaling"},
     {"dtype", "precision.compute"},
     {"param_dtype", "precision.compute"},

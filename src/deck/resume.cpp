@@ -1,6 +1,18 @@
 #include "deck/resume.hpp"
 
 namespace tessera::deck {
+namespace {
+
+/// Where a curriculum cuts the corpus anew, which tokens a sample has follows from the batches and
+/// lengths of all steps.
+OnResume rule_of(const SchemaRow& row, const Deck& saved, const Deck& now) {
+  const bool cuts = saved.batch.curriculum.cuts_anew() || now.batch.curriculum.cuts_anew();
+  const bool of_cut =
+      row.name == "batch.curriculum" || row.name == "batch.global" || row.name == "batch.ramp";
+  return cuts && of_cut ? OnResume::refused : row.rules.on_resume;
+}
+
+}  // namespace
 
 std::vector<ResumeDifference> compare_for_resume(const Deck& saved, const Deck& now) {
   std::vector<ResumeDifference> differences;
@@ -11,7 +23,7 @@ std::vector<ResumeDifference> compare_for_resume(const Deck& saved, const Deck& 
     differences.push_back({.key = std::string(row.name),
                            .saved = value_text(before),
                            .now = value_text(after),
-                           .rule = row.rules.on_resume});
+                           .rule = rule_of(row, saved, now)});
   }
   return differences;
 }

@@ -81,6 +81,9 @@ bool is_section(std::string_view name);
 /// What the reference says of token files' formats, after the keys of [data].
 std::string token_files_markdown();
 
+/// What it says of curricula, after the keys of [batch].
+std::string curricula_markdown();
+
 /// What it says of pictures and of cooling down, after the keys of [schedule].
 std::string schedules_markdown();
 

@@ -68,7 +68,7 @@ constexpr SchemaSection kSections[] = {
     {"data",
      "Token files: prefixes of .bin and .idx pairs, or paths ending in .bin (globs allowed)",
      &token_files_markdown},
-    {"batch", "How many sequences one step sees, and how they are cut"},
+    {"batch", "How many sequences one step sees, and how they are cut", &curricula_markdown},
     {"optimizer", "The update rule and its numbers"},
     {"schedule", "The learning rate over applied updates", &schedules_markdown},
     {"precision", "Element types of compute, sums and traffic"},
@@ -232,6 +232,9 @@ constexpr SchemaRow kRows[] = {
                                                  "its sequences over those of the last entry of "
                                                  "batch.ramp, which optimizer.lr is for; sqrt: "
                                                  "times the root of that"),
+    row<&Deck::batch, &BatchSection::curriculum>(
+        "batch.curriculum", "sequences that grow over the first steps, as below",
+        {.unset = "all steps have batch.sequence", .on_resume = event}),
     row<&Deck::optimizer, &OptimizerSection::name>(
         "optimizer.name",
         "adamw decays weights apart from the gradient, adam through it; lamb scales each tensor's "
@@ -301,6 +304,11 @@ constexpr SchemaRow kRows[] = {
         "shape after the warm-up: wsd stays, then decays linearly at the run's end (Hu et al. "
         "2024); step drops; inverse_sqrt: optimizer.lr x sqrt(warm-up / update) (Vaswani et al. "
         "2017, equation 3)"),
+    row<&Deck::schedule, &ScheduleSection::by>(
+        "schedule.by",
+        "what the curve runs over; tokens: the tokens that were seen, as a share of those of the "
+        "whole run, so that steps with short sequences or small batches move it less; lengths in "
+        "steps then stand for that share of the run"),
     row<&Deck::schedule, &ScheduleSection::warmup_steps>(
         "schedule.warmup_steps", "length of the warm-up, 0 = none; at most one of the three",
         {.limits = at_least(0), .unset = "none"}),

@@ -23,8 +23,11 @@ enum class NormPlaced { before, after };
 enum class OptimizerName { adamw, adam, lamb, lion, sgd, muon };
 enum class WholeAttention { projections, heads };
 enum class LrScaling { none, linear, sqrt };
+enum class Growth { linear, root };
+enum class Cut { truncate, anew };
 enum class ScheduleKind { constant, linear, cosine, wsd, step, inverse_sqrt };
 enum class Warmup { linear, log };
+enum class ScheduleBy { steps, tokens };
 enum class Precision { f32, bf16, f16 };
 enum class Matmul { same, tf32, fp8 };
 enum class SumPrecision { f32, bf16 };
@@ -111,6 +114,16 @@ struct EnumWords<deck::LrScaling> {
                                        std::pair{sqrt, "sqrt"}};
 };
 template <>
+struct EnumWords<deck::Growth> {
+  using enum deck::Growth;
+  static constexpr std::array table = {std::pair{linear, "linear"}, std::pair{root, "root"}};
+};
+template <>
+struct EnumWords<deck::Cut> {
+  using enum deck::Cut;
+  static constexpr std::array table = {std::pair{truncate, "truncate"}, std::pair{anew, "anew"}};
+};
+template <>
 struct EnumWords<deck::ScheduleKind> {
   using enum deck::ScheduleKind;
   static constexpr std::array table = {
@@ -122,6 +135,11 @@ template <>
 struct EnumWords<deck::Warmup> {
   using enum deck::Warmup;
   static constexpr std::array table = {std::pair{linear, "linear"}, std::pair{log, "log"}};
+};
+template <>
+struct EnumWords<deck::ScheduleBy> {
+  using enum deck::ScheduleBy;
+  static constexpr std::array table = {std::pair{steps, "steps"}, std::pair{tokens, "tokens"}};
 };
 template <>
 struct EnumWords<deck::Precision> {

@@ -8,39 +8,54 @@
 #include "core/bytes.hpp"
 
 namespace tessera::optim {
-namespace {
 
-/// A length in tokens or epochs, as sequences.
-std::optional<std::int64_t> samples_of(const std::optional<std::int64_t>& tokens,
-                                       const std::optional<double>& epochs,
-                                       const Timeline& timeline) {
-  if (tokens) return timeline.samples_of_tokens(*tokens);
-  if (epochs) return timeline.samples_of_epochs(*epochs);
+/// A length in steps as its share of the run's tokens.
+Amount LearningRate::as_amount(std::int64_t steps) const {
+  const double share = static_cast<double>(steps) / static_cast<double>(run_);
+  return Timeline::of_tokens(std::llround(share * tokens_));
+}
+
+/// Of a length of which one form is given: what is consumed by then. Nothing for a length in
+/// updates.
+std::optional<Amount> LearningRate::amount_of(const std::optional<std::int64_t>& steps,
+                                              const std::optional<std::int64_t>& tokens,
+                                              const std::optional<double>& epochs) const {
+  if (tokens) return Timeline::of_tokens(*tokens);
+  if (epochs) return timeline_.of_epochs(*epochs);
+  if (steps && schedule_.by == deck::ScheduleBy::tokens) return as_amount(*steps);
   return std::nullopt;
 }
 
-}  // namespace
-
 LearningRate::LearningRate(const deck::ScheduleSection& s, double lr, const Timeline& timeline,
                            std::int64_t run_steps)
-    : schedule_(s), lr_(lr), timeline_(timeline), run_(run_steps) {
-  if (s.warmup_steps) {
-    warmup_ = *s.warmup_steps;
-  } else if (const auto samples = samples_of(s.warmup_tokens, s.warmup_epochs, timeline)) {
-    warmup_ = timeline.steps_for_samples(*samples);
-  }
-  // Where the batch grows, how many steps a number of samples takes depends on where they lie.
-  if (s.decay_steps) {
-    decay_ = *s.decay_steps;
-  } else if (const auto samples = samples_of(s.decay_tokens, s.decay_epochs, timeline)) {
-    decay_ = s.kind == deck::ScheduleKind::wsd
-                 ? run_ - timeline.steps_for_samples(timeline.samples_after(run_) - *samples)
-                 : timeline.steps_for_samples(timeline.samples_after(warmup_) + *samples) - warmup_;
+    : schedule_(s),
+      lr_(lr),
+      timeline_(timeline),
+      run_(run_steps),
+      tokens_(static_cast<double>(timeline.tokens_after(run_steps))) {
+  if (const auto amount = amount_of(s.warmup_steps, s.warmup_tokens, s.warmup_epochs)) {
+    warmup_ = timeline.steps_for(*amount);
   } else {
-    decay_ = std::max<std::int64_t>(0, run_ - warmup_);
+    warmup_ = s.warmup_steps.value_or(0);
   }
-  if (s.kind == deck::ScheduleKind::step && s.step_epochs)
-    drop_samples_ = timeline.samples_of_epochs(*s.step_epochs);
+  // Where steps grow, how many of them consume an amount depends on where they lie.
+  if (const auto amount = amount_of(s.decay_steps, s.decay_tokens, s.decay_epochs)) {
+    const auto [count, of] = *amount;
+    decay_ = s.kind == deck::ScheduleKind::wsd
+                 ? run_ - timeline.steps_for({timeline.after(run_, of) - count, of})
+                 : timeline.steps_for({timeline.after(warmup_, of) + count, of}) - warmup_;
+  } else {
+    decay_ = s.decay_steps.value_or(std::max<std::int64_t>(0, run_ - warmup_));
+  }
+  decay_ = std::min(decay_, std::int64_t{1} << 62);  // its end is a step too
+  if (s.kind == deck::ScheduleKind::step)
+    drop_ = amount_of(s.step_size, std::nullopt, s.step_epochs);
+}
+
+/// What the curve runs over.
+double LearningRate::seen(std::int64_t update) const {
+  if (schedule_.by == deck::ScheduleBy::steps) return static_cast<double>(update);
+  return static_cast<double>(timeline_.tokens_after(update)) / tokens_ * static_cast<double>(run_);
 }
 
 /// The last update before the decay.
@@ -52,15 +67,16 @@ std::int64_t LearningRate::decay_begin() const {
 /// after each full step since the warm-up.
 std::int64_t LearningRate::drops(std::int64_t update) const {
   const std::int64_t done = std::max<std::int64_t>(0, update - 1 - warmup_);
-  if (drop_samples_ == 0) return done / schedule_.step_size.value_or(1);
-  return (timeline_.samples_after(warmup_ + done) - timeline_.samples_after(warmup_)) /
-         drop_samples_;
+  if (!drop_) return done / schedule_.step_size.value_or(1);
+  return (timeline_.after(warmup_ + done, drop_->of) - timeline_.after(warmup_, drop_->of)) /
+         std::max<std::int64_t>(1, drop_->count);
 }
 
 /// The last update before a drop, of which the first is 1.
 std::int64_t LearningRate::before_drop(std::int64_t drop) const {
-  if (drop_samples_ == 0) return warmup_ + drop * schedule_.step_size.value_or(1);
-  return timeline_.steps_for_samples(timeline_.samples_after(warmup_) + drop * drop_samples_);
+  if (!drop_) return warmup_ + drop * schedule_.step_size.value_or(1);
+  return timeline_.steps_for(
+      {timeline_.after(warmup_, drop_->of) + drop * drop_->count, drop_->of});
 }
 
 std::vector<LearningRate::Turn> LearningRate::turns(std::int64_t most) const {
@@ -90,19 +106,17 @@ std::vector<LearningRate::Turn> LearningRate::turns(std::int64_t most) const {
 }
 
 double LearningRate::at(std::int64_t update) const {
-  const auto s = static_cast<double>(update), w = static_cast<double>(warmup_);
+  const double s = seen(update), w = seen(warmup_);
   if (update < warmup_) {
-    const bool log = schedule_.warmup == deck::Warmup::log && warmup_ >= 2;
-    const double part = log ? std::log(s) / std::log(w) : s / w;
+    const bool log = schedule_.warmup == deck::Warmup::log && w >= 2;
+    const double part = log ? std::log(std::max(1.0, s)) / std::log(w) : s / w;
     return schedule_.warmup_start_lr + (lr_ - schedule_.warmup_start_lr) * part;
   }
   // Position in the decay; 1 at its end and beyond.
   const auto decayed = [&] {
     const std::int64_t from = decay_begin();
     if (update <= from) return 0.0;
-    return decay_ == 0
-               ? 1.0
-               : std::min(1.0, static_cast<double>(update - from) / static_cast<double>(decay_));
+    return decay_ == 0 ? 1.0 : std::min(1.0, (s - seen(from)) / (seen(from + decay_) - seen(from)));
   };
   const double span = lr_ - schedule_.min_lr;
   switch (schedule_.kind) {
@@ -114,7 +128,7 @@ double LearningRate::at(std::int64_t update) const {
     case deck::ScheduleKind::step:
       return std::max(schedule_.min_lr, lr_ * std::pow(schedule_.gamma, drops(update)));
     case deck::ScheduleKind::inverse_sqrt:
-      return std::max(schedule_.min_lr, lr_ * std::sqrt(std::max(1.0, w) / s));
+      return std::max(schedule_.min_lr, lr_ * std::sqrt(std::min(1.0, std::max(1.0, w) / s)));
   }
   return lr_;
 }

@@ -3,18 +3,59 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 
 #include "core/error.hpp"
 #include "core/math.hpp"
+#include "deck/curriculum.hpp"
 
 namespace tessera::optim {
+namespace {
 
-std::int64_t Timeline::global(std::int64_t step) const {
-  std::int64_t global = batch_.global;
-  for (const auto& entry : batch_.ramp) {
-    if (step >= entry.step) global = entry.global;
+constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+
+/// a + b c, or the most that 64 bits count: what no run reaches.
+std::int64_t plus_product(std::int64_t a, std::int64_t b, std::int64_t c) {
+  std::int64_t product = 0, sum = 0;
+  if (__builtin_mul_overflow(b, c, &product) || __builtin_add_overflow(a, product, &sum))
+    return kMost;
+  return sum;
+}
+
+/// What the steps of a phase consume each.
+std::int64_t each(const Phase& phase, Amount::Of of) {
+  return of == Amount::Of::tokens ? phase.global * phase.sequence : phase.global;
+}
+
+}  // namespace
+
+Timeline::Timeline(const deck::BatchSection& batch, std::int64_t sequences)
+    : batch_(batch), sequences_(sequences) {
+  struct Change {
+    std::int64_t global = 0, sequence = 0;  // 0: as before
+  };
+  std::map<std::int64_t, Change> changes;  // by the first step
+  changes[1].global = batch.global;
+  const auto first = [](std::int64_t step) { return std::max<std::int64_t>(1, step); };
+  for (const auto& entry : batch.ramp) changes[first(entry.step)].global = entry.global;
+  for (const auto& entry : deck::phases(batch)) changes[first(entry.step)].sequence = entry.length;
+  for (const auto& [step, change] : changes) {
+    Phase next{.first = step, .global = change.global, .sequence = change.sequence};
+    if (!phases_.empty()) {
+      const Phase& last = phases_.back();
+      if (next.global == 0) next.global = last.global;
+      if (next.sequence == 0) next.sequence = last.sequence;
+      if (next.global == last.global && next.sequence == last.sequence) continue;
+      next.samples = samples_after(step - 1);
+      next.tokens = tokens_after(step - 1);
+    }
+    phases_.push_back(next);
   }
-  return global;
+}
+
+const Phase& Timeline::phase(std::int64_t step) const {
+  const auto next = std::ranges::upper_bound(phases_, step, {}, &Phase::first);
+  return next == phases_.begin() ? phases_.front() : *(next - 1);
 }
 
 double Timeline::lr_scale(std::int64_t step) const {
@@ -30,41 +71,44 @@ double Timeline::lr_scale(std::int64_t step) const {
 }
 
 std::int64_t Timeline::samples_after(std::int64_t step) const {
-  std::int64_t samples = 0, from = 1;  // [from, next) has one batch size
-  for (const auto& entry : batch_.ramp) {
-    const std::int64_t next = std::min(entry.step, step + 1);
-    if (next > from) samples += (next - from) * global(from), from = next;
+  const Phase& at = phase(step);
+  return plus_product(at.samples, std::max<std::int64_t>(0, step - at.first + 1), at.global);
+}
+
+std::int64_t Timeline::tokens_after(std::int64_t step) const {
+  const Phase& at = phase(step);
+  return plus_product(at.tokens, std::max<std::int64_t>(0, step - at.first + 1),
+                      at.global * at.sequence);
+}
+
+std::int64_t Timeline::steps_for(Amount amount, RunPosition at) const {
+  std::int64_t done = amount.of == Amount::Of::tokens ? at.tokens : at.samples;
+  std::int64_t next = at.step + 1;
+  for (const Phase& begins : phases_) {
+    if (begins.first <= next) continue;
+    const std::int64_t then = plus_product(done, begins.first - next, each(phase(next), amount.of));
+    if (then >= amount.count) break;
+    done = then;
+    next = begins.first;
   }
-  return samples + (step + 1 - from) * global(from);
+  return next - 1 +
+         ceil_div(std::max<std::int64_t>(0, amount.count - done), each(phase(next), amount.of));
 }
 
-std::int64_t Timeline::steps_for_samples(std::int64_t samples, RunPosition at) const {
-  std::int64_t done = at.samples, next = at.step + 1;
-  for (const auto& entry : batch_.ramp) {
-    const std::int64_t part = std::max<std::int64_t>(0, entry.step - next) * global(next);
-    if (done + part >= samples) break;
-    done += part;
-    next = std::max(next, entry.step);
-  }
-  return next - 1 + ceil_div(std::max<std::int64_t>(0, samples - done), global(next));
-}
-
-std::int64_t Timeline::samples_of_tokens(std::int64_t tokens) const {
-  return ceil_div(tokens, batch_.sequence);
-}
-
-std::int64_t Timeline::samples_of_epochs(double epochs) const {
+Amount Timeline::of_epochs(double epochs) const {
   TESSERA_CHECK(sequences_ > 0, "a length in epochs before the data is known");
   constexpr double kForever = 0x1p60;  // so that sums of two such lengths fit 64 bits
-  return static_cast<std::int64_t>(
-      std::min(std::ceil(epochs * static_cast<double>(sequences_)), kForever));
+  const bool tokens = batch_.curriculum.cuts_anew();
+  const auto all = static_cast<double>(sequences_ * (tokens ? batch_.sequence : 1));
+  return {static_cast<std::int64_t>(std::min(std::ceil(epochs * all), kForever)),
+          tokens ? Amount::Of::tokens : Amount::Of::samples};
 }
 
 std::int64_t Timeline::run_steps(const deck::RunSection& run, RunPosition from) const {
-  std::int64_t steps = std::numeric_limits<std::int64_t>::max();
+  std::int64_t steps = kMost;
   if (run.steps) steps = std::min(steps, *run.steps);
-  if (run.tokens) steps = std::min(steps, steps_for_samples(samples_of_tokens(*run.tokens), from));
-  if (run.epochs) steps = std::min(steps, steps_for_samples(samples_of_epochs(*run.epochs), from));
+  if (run.tokens) steps = std::min(steps, steps_for(of_tokens(*run.tokens), from));
+  if (run.epochs) steps = std::min(steps, steps_for(of_epochs(*run.epochs), from));
   return steps;
 }
 

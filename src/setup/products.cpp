@@ -1,8 +1,10 @@
 #include "setup/products.hpp"
 
+#include <algorithm>
 #include <numeric>
 
 #include "core/bytes.hpp"
+#include "deck/curriculum.hpp"
 #include "deck/problems.hpp"
 #include "deck/ranks.hpp"
 #include "kernels/api/linear.hpp"
@@ -24,9 +26,16 @@ class ProductCheck {
 
   void run() {
     const auto& [micro, sequence] = std::pair{deck_.batch.micro, deck_.batch.sequence};
+    const std::int64_t multiple = kGranule / std::gcd(kGranule, micro);
     check("batch.sequence", micro * sequence,
-          fmt::format("batch.micro x batch.sequence = {} x {}", micro, sequence),
-          kGranule / std::gcd(kGranule, micro));
+          fmt::format("batch.micro x batch.sequence = {} x {}", micro, sequence), multiple);
+    for (const deck::LengthEntry& phase : deck::phases(deck_.batch)) {
+      if (deck_.batch.curriculum.empty()) break;
+      check("batch.curriculum", micro * phase.length,
+            fmt::format("batch.micro x the length from step {} on = {} x {}", phase.step, micro,
+                        phase.length),
+            multiple, "the lengths of batch.curriculum");
+    }
     check("model.hidden", config_.hidden, "model.hidden", kGranule);
     for (std::int64_t i = 0; i < chunks_; ++i) check_chunk(i);
     problems_.throw_if_any();
@@ -58,13 +67,14 @@ class ProductCheck {
                        chunks_);
   }
 
-  void check(const char* key, std::int64_t extent, const std::string& what, std::int64_t multiple) {
+  void check(const char* key, std::int64_t extent, const std::string& what, std::int64_t multiple,
+             std::string_view given = "") {
     if (extent % kGranule == 0 || problems_.about(key)) return;
     problems_.add(
         loaded_.place(key), key,
         fmt::format("precision.matmul = \"fp8\" needs multiples of {}, but {} is {} (give "
                     "a multiple of {} as {}, or precision.matmul = \"same\")",
-                    kGranule, what, extent, multiple, key));
+                    kGranule, what, extent, multiple, given.empty() ? key : given));
   }
 
   const deck::LoadedDeck& loaded_;
@@ -85,7 +95,12 @@ std::vector<std::int64_t> runnable_micros(const deck::LoadedDeck& loaded, std::i
   auto all = deck::legal_micros(loaded, ranks);
   if (loaded.deck.precision.matmul == deck::Matmul::fp8) {
     std::erase_if(all, [&](std::int64_t micro) {
-      return micro * loaded.deck.batch.sequence % kernels::kFp8Granule != 0;
+      const auto is_whole = [&](std::int64_t sequence) {
+        return micro * sequence % kernels::kFp8Granule == 0;
+      };
+      return !is_whole(loaded.deck.batch.sequence) ||
+             !std::ranges::all_of(deck::phases(loaded.deck.batch), is_whole,
+                                  &deck::LengthEntry::length);
     });
   }
   return all;

@@ -1,6 +1,8 @@
 #include "setup/shapes.hpp"
 
+#include <algorithm>
 #include <set>
+#include <utility>
 
 #include "optim/timeline.hpp"
 #include "setup/inputs.hpp"
@@ -8,15 +10,16 @@
 namespace tessera::setup {
 
 plan::PlanShape plan_shape(const deck::BatchSection& batch, plan::PlanPurpose purpose,
-                           std::int64_t global, std::int64_t data_ranks) {
+                           const StepSize& size, std::int64_t data_ranks) {
   return {.purpose = purpose,
-          .sequence = batch.sequence,
+          .sequence = size.sequence,
           .micro = batch.micro,
-          .micro_batches = global / (batch.micro * data_ranks)};
+          .micro_batches = size.global / (batch.micro * data_ranks)};
 }
 
 plan::PlanShape evaluation_shape(const deck::BatchSection& batch, std::int64_t data_ranks) {
-  return plan_shape(batch, plan::PlanPurpose::evaluate, optim::Timeline(batch, 0).global(1),
+  return plan_shape(batch, plan::PlanPurpose::evaluate,
+                    {.global = optim::Timeline(batch, 0).global(1), .sequence = batch.sequence},
                     data_ranks);
 }
 
@@ -28,24 +31,38 @@ bool saves_with_updates(const deck::Deck& deck) {
 }
 
 std::vector<plan::PlanShape> training_shapes(const deck::Deck& deck, std::int64_t data_ranks) {
-  std::set<std::int64_t> ramp;
-  for (const auto& entry : deck.batch.ramp) ramp.insert(entry.global);
-  ramp.erase(deck.batch.global);
-  std::vector<std::int64_t> globals{deck.batch.global};
-  globals.insert(globals.end(), ramp.begin(), ramp.end());
+  const optim::Timeline timeline(deck.batch, 0);
+  const auto& phases = timeline.phases();
+  const auto key = [](const optim::Phase& p) { return std::pair(p.sequence, p.global); };
+  const optim::Phase& longest = *std::ranges::max_element(phases, {}, &optim::Phase::sequence);
+  std::set<std::pair<std::int64_t, std::int64_t>> others;
+  for (const optim::Phase& phase : phases) others.insert(key(phase));
+  others.erase(key(longest));
   std::vector<plan::PlanShape> shapes;
-  const auto add = [&](plan::PlanPurpose purpose, std::int64_t global) {
-    shapes.push_back(plan_shape(deck.batch, purpose, global, data_ranks));
-  };
-  for (std::int64_t global : globals) {
-    add(plan::PlanPurpose::train, global);
+  const auto add = [&](std::int64_t sequence, std::int64_t global) {
+    const StepSize size{.global = global, .sequence = sequence};
+    shapes.push_back(plan_shape(deck.batch, plan::PlanPurpose::train, size, data_ranks));
     if (deck.checkpoint.every > 0 && saves_beside_steps(deck))
-      add(plan::PlanPurpose::train_snapshot, global);
-  }
+      shapes.push_back(plan_shape(deck.batch, plan::PlanPurpose::train_snapshot, size, data_ranks));
+  };
+  add(longest.sequence, longest.global);
+  for (const auto& [sequence, global] : others) add(sequence, global);
   if (offload_inputs(deck.offload).updates() || deck.zero.quantize.error_feedback)
     shapes.push_back(plan::kFlush);
   if (!deck.data.validation.empty()) shapes.push_back(evaluation_shape(deck.batch, data_ranks));
   return shapes;
+}
+
+std::vector<plan::PlanShape> largest_shapes(std::span<const plan::PlanShape> shapes) {
+  std::vector<plan::PlanShape> largest;
+  for (const plan::PlanShape& shape : shapes) {
+    const bool below = std::ranges::any_of(shapes, [&](const plan::PlanShape& other) {
+      return other != shape && other.purpose >= shape.purpose && other.sequence >= shape.sequence &&
+             other.micro >= shape.micro && other.micro_batches >= shape.micro_batches;
+    });
+    if (!below) largest.push_back(shape);
+  }
+  return largest;
 }
 
 }  // namespace tessera::setup

@@ -135,11 +135,14 @@ std::string open_keys(const deck::Deck& deck, const Traffic& traffic) {
 
 std::vector<plan::ArenaBytes> largest_arenas(const plan::PlanInputs& inputs,
                                              std::span<const plan::PlanShape> shapes) {
-  const plan::PlanShape& largest = *std::ranges::max_element(
-      shapes, {}, [](const plan::PlanShape& s) { return std::pair(s.micro_batches, s.purpose); });
+  const auto largest = largest_shapes(shapes);
   std::vector<plan::ArenaBytes> all;
-  for (const MeshPlace& place : plan::largest_places(inputs))
-    all.push_back(plan::unordered_plan(inputs, largest, place).arena_bytes);
+  for (const MeshPlace& place : plan::largest_places(inputs)) {
+    plan::ArenaBytes most{};
+    for (const plan::PlanShape& shape : largest)
+      most = plan::most_of(most, plan::unordered_plan(inputs, shape, place).arena_bytes);
+    all.push_back(most);
+  }
   return all;
 }
 

@@ -58,7 +58,7 @@ TrafficChoice choose_traffic(const deck::Deck& deck, std::span<const Traffic> fo
                              const std::function<plan::PlanInputs(const deck::Deck&)>& inputs_of,
                              const std::function<bool(const plan::ArenaBytes&)>& fits,
                              const deck::Machine& machine);
-/// The arenas of plan::largest_places in the largest step that trains and saves.
+/// The arenas of plan::largest_places in the largest steps that train and save.
 std::vector<plan::ArenaBytes> largest_arenas(const plan::PlanInputs& inputs,
                                              std::span<const plan::PlanShape> shapes);
 /// The choice for people, and why: a sentence without its end.

@@ -52,6 +52,8 @@ class Streams {
   virtual void run(const Work& work, const std::function<void()>& f) = 0;
   /// Waits until all is done. Rethrows what work threw.
   virtual Times finish() = 0;
+  /// Lets go of what is kept of steps of this key, between steps: another key may be equal to it.
+  virtual void forget(const void* /*key*/) {}
 };
 
 }  // namespace tessera::streams

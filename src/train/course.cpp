@@ -12,14 +12,13 @@ void Course::set_data(std::int64_t sequences) {
 }
 
 void Course::set_length() {
-  steps_ = timeline_.run_steps(deck_.run, {.step = progress.step, .samples = progress.samples});
+  steps_ = timeline_.run_steps(deck_.run, position());
   rate_.emplace(deck_.schedule, deck_.optimizer.lr, timeline_, steps_);
 }
 
 std::optional<Course::MovedRate> Course::rate_moved_by_length(const deck::Deck& before) const {
   const optim::Timeline timeline(before.batch, data_);
-  const std::int64_t steps =
-      timeline.run_steps(before.run, {.step = progress.step, .samples = progress.samples});
+  const std::int64_t steps = timeline.run_steps(before.run, position());
   const auto rate_of = [&](std::int64_t run_steps) {
     return optim::LearningRate(before.schedule, before.optimizer.lr, timeline, run_steps);
   };
@@ -41,6 +40,7 @@ void Course::restore(const io::CheckpointHeader& h, const deck::Deck& saved) {
   progress = {.step = h.step,
               .applied = h.applied_updates,
               .samples = h.samples,
+              .tokens = h.tokens,
               .skipped = h.skipped_samples,
               .lr_factor = h.lr_factor};
   // A loss scale that was found for another type, or under another setting, means nothing now.
@@ -56,7 +56,7 @@ void Course::save_to(io::CheckpointHeader& h) const {
   h.step = progress.step;
   h.applied_updates = progress.applied;
   h.samples = progress.samples;
-  h.tokens = progress.samples * deck_.batch.sequence;
+  h.tokens = progress.tokens;
   h.loss_scale = scaler.state().scale;
   h.scaler_good_steps = scaler.state().good_steps;
   h.scaler_hysteresis_left = scaler.state().hysteresis;
@@ -65,12 +65,15 @@ void Course::save_to(io::CheckpointHeader& h) const {
 }
 
 void Course::count_step(bool applied) {
-  progress.samples += sequences(++progress.step);
+  const std::int64_t step = ++progress.step;
+  progress.samples += sequences(step);
+  progress.tokens += timeline_.tokens(step);
   if (applied) ++progress.applied;
 }
 
-double Course::tokens(std::int64_t step) const {
-  return static_cast<double>(sequences(step) * deck_.batch.sequence);
+void Course::skip_to(std::int64_t samples) {
+  progress.tokens += (samples - progress.samples) * sequence(progress.step + 1);
+  progress.samples = samples;
 }
 
 }  // namespace tessera::train

@@ -19,6 +19,7 @@ struct Progress {
   std::int64_t step = 0;     // attempts
   std::int64_t applied = 0;  // updates
   std::int64_t samples = 0;
+  std::int64_t tokens = 0;
   std::vector<Range> skipped;  // samples that rollbacks have passed over
   double lr_factor = 1;        // what they have made of the learning rate
 };
@@ -37,12 +38,19 @@ class Course {
   void save_to(io::CheckpointHeader& header) const;
   /// The step that has just run: `applied` says whether it changed the state.
   void count_step(bool applied);
+  /// Passes over the samples until `samples`, as if they were of the next step.
+  void skip_to(std::int64_t samples);
 
-  /// Sequences and target tokens of a step.
+  /// Sequences of a step, the tokens of each, and its target tokens.
   std::int64_t sequences(std::int64_t step) const { return timeline_.global(step); }
-  double tokens(std::int64_t step) const;
+  std::int64_t sequence(std::int64_t step) const { return timeline_.sequence(step); }
+  double tokens(std::int64_t step) const { return static_cast<double>(timeline_.tokens(step)); }
+  const optim::Timeline& timeline() const { return timeline_; }
   /// Of the whole run.
   std::int64_t steps() const { return steps_; }
+  optim::RunPosition position() const {
+    return {.step = progress.step, .samples = progress.samples, .tokens = progress.tokens};
+  }
   bool over() const { return progress.step >= steps_; }
   /// Whether what is done every so many steps, and after the last, is due now; 0: never.
   bool due(std::int64_t every) const { return every > 0 && (progress.step % every == 0 || over()); }

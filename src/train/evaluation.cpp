@@ -27,7 +27,8 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
   const std::int64_t have = validation.sequences(shape.sequence);
   const std::int64_t rounds = std::min(deck.evaluate.batches, have / global);
   const PreparedPlan& prepared = engine.prepared(shape);
-  data::Batches batches(validation, io::Sampler(have, 0, io::Shuffle::no), shape.sequence);
+  data::Batches batches(validation,
+                        data::sequences_of(io::Sampler(have, 0, io::Shuffle::no), shape.sequence));
   std::array<std::int64_t, kExactSumWords> total{};
   for (std::int64_t round = 0; round < rounds; ++round) {
     StepInput input;

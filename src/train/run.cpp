@@ -76,7 +76,9 @@ void Run::open_engine() {
 }
 
 plan::PlanShape Run::shape(plan::PlanPurpose purpose, std::int64_t step) const {
-  return setup::plan_shape(deck.batch, purpose, course.sequences(step), engine->data_ranks());
+  return setup::plan_shape(deck.batch, purpose,
+                           {.global = course.sequences(step), .sequence = course.sequence(step)},
+                           engine->data_ranks());
 }
 
 UnusableCheckpoint Run::note_unusable() {

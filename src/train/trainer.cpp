@@ -42,11 +42,7 @@ void Trainer::start() {
   control.together([&] {
     if (control.rank() == 0) run_.log = Reporter(run_.directory);
   });
-  batches_.emplace(*run_.corpus,
-                   io::Sampler(run_.corpus->sequences(deck.batch.sequence),
-                               static_cast<std::uint64_t>(deck.run.seed),
-                               deck.data.shuffle ? io::Shuffle::yes : io::Shuffle::no),
-                   deck.batch.sequence);
+  batches_.emplace(*run_.corpus, data::training_samples(*run_.corpus, deck));
   saves_.emplace(run_, *faults_);
   guards_.emplace(run_, *saves_, *faults_, *batches_);
   report_.start();

@@ -24,6 +24,20 @@ def zero(stage, **keys):
     return {**BATCH, "optimizer": ADAM, "zero_optimization": {"stage": stage, **keys}}
 
 
+def curriculum(kind, low, high, **config):
+    return {"enabled": True, "curriculum_type": "seqlen", "min_difficulty": low,
+            "max_difficulty": high, "schedule_type": kind, "schedule_config": config}
+
+
+def sampling(metric, **keys):
+    metric = {metric: {"difficulty_type": "value", "clustering_type": "single_cluster", **keys}}
+    return {"enabled": True, "seed": 5, "data_sampling": {
+        "enabled": True, "num_workers": 2, "curriculum_learning": {
+            "enabled": True, "curriculum_metrics": metric}}}
+
+
+LINEAR = {"total_curriculum_step": 15000, "difficulty_step": 8}
+
 # name: (configuration, what the deck says, words of its comments)
 CONFIGS = {
     "stage_1": (zero(1, overlap_comm=True, reduce_bucket_size=5e8),
@@ -94,6 +108,24 @@ CONFIGS = {
     "lamb": ({**BATCH, "optimizer": {"type": "Lamb", "params": {"lr": 1e-3}}},
              {"optimizer.name": "adamw"},
              ['PLACEHOLDER: "Lamb" is another rule than lamb of Tessera; these settings are']),
+    "curriculum": ({**zero(1), "curriculum_learning": curriculum("fixed_linear", 8, 504, **LINEAR)},
+                   {"batch.sequence": 504, "batch.curriculum": {
+                       "start": 8, "end": 504, "steps": 15000, "round": 8}}, []),
+    "curriculum_root": (
+        {**zero(1), "curriculum_learning": curriculum("fixed_root", 64, 2048, root_degree=2,
+                                                      **LINEAR)},
+        {"batch.sequence": 2048, "model.context": 2048, "batch.curriculum": {
+            "start": 64, "end": 2048, "steps": 15000, "round": 32, "kind": "root", "degree": 2}},
+        ["at most 64 lengths", "round = 32"]),
+    "curriculum_discrete": (
+        {**zero(1), "data_efficiency": sampling("seqlen_reshape", **curriculum(
+            "fixed_discrete", 64, 256, difficulty=[64, 128, 256], max_step=[5, 10]))},
+        {"batch.sequence": 256, "batch.curriculum": {
+            "table": [[0, 64], [6, 128], [11, 256]], "cut": "anew"}},
+        ["Tessera keeps batch.global", "data_efficiency.seed = 5"]),
+    "curriculum_of_words": ({**zero(1), "data_efficiency": sampling(
+        "vocabularyrarity", **curriculum("fixed_root", 1, 100, root_degree=2, **LINEAR))},
+        {"batch.curriculum": None}, ["a curriculum of Tessera is of sequence lengths"]),
     "one_bit": ({**BATCH, "optimizer": {"type": "OneBitAdam", "params": {
         "lr": 4e-4, "freeze_step": 23000, "comm_backend_name": "nccl"}}},
         {"optimizer.name": "adamw", "optimizer.lr": 4e-4},
@@ -139,6 +171,10 @@ REFUSED = (
     ({"gradient_accumulation_steps": 4}, "train_batch_size: is missing"),
     ({**BATCH, "gradient_accumulation_steps": 3}, "is not micro-batch x accumulation x data ranks"),
     ({**BATCH, "tensor_parallel": {"autotp_size": 3}}, "does not divide the 8 ranks"),
+    ({**zero(1), "curriculum_learning": curriculum("fixed_root", 8, 64, **LINEAR)},
+     "has no schedule_config.root_degree"),
+    ({**zero(1), "curriculum_learning": curriculum("fixed_discrete", 8, 64, difficulty=[8, 64],
+                                                   max_step=[5, 9])}, "wants one less"),
     ({**BATCH, "checkpoint": {"tag_validation": 3}}, "checkpoint.tag_validation = 3: allowed"),
 )
 

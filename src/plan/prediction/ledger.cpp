@@ -22,16 +22,10 @@ std::int64_t Ledger::of(BufferPurpose purpose) const {
   return bytes;
 }
 
-Ledger make_ledger(std::span<const Plan* const> plans) {
+Ledger make_ledger(const Plan& plan) {
   Ledger ledger;
-  const Plan* largest = nullptr;
-  for (const Plan* plan : plans) {
-    ledger.arenas = most_of(ledger.arenas, plan->arena_bytes);
-    if (largest == nullptr || plan->arena(ArenaId::step) > largest->arena(ArenaId::step))
-      largest = plan;
-  }
-  if (largest == nullptr) return ledger;
-  const auto lives = buffer_lives(*largest);
+  ledger.arenas = plan.arena_bytes;
+  const auto lives = buffer_lives(plan);
   struct Change {
     std::int64_t at;  // op before which it happens
     std::int64_t bytes;
@@ -39,7 +33,7 @@ Ledger make_ledger(std::span<const Plan* const> plans) {
   };
   std::vector<Change> changes;
   for (std::size_t b = 0; b < lives.size(); ++b) {
-    const Buffer& buffer = largest->buffers[b];
+    const Buffer& buffer = plan.buffers[b];
     const std::pair row{buffer.location, buffer.purpose};
     if (buffer.persistent) {
       ledger.state[row] += buffer.bytes;
@@ -61,6 +55,12 @@ Ledger make_ledger(std::span<const Plan* const> plans) {
   std::erase_if(ledger.peak, [](const auto& row) { return row.second == 0; });
   ledger.gaps = ledger.arena(ArenaId::step) - std::max<std::int64_t>(most, 0);
   return ledger;
+}
+
+Ledger of_both(const Ledger& a, const Ledger& b) {
+  Ledger both = b.arena(ArenaId::step) > a.arena(ArenaId::step) ? b : a;
+  both.arenas = most_of(a.arenas, b.arenas);
+  return both;
 }
 
 std::string to_text(std::span<const Ledger* const> ledgers) {

@@ -46,9 +46,10 @@ struct Ledger {
   std::int64_t of(BufferPurpose purpose) const;
 };
 
-/// The ledger of a run that uses these plans in turn: arenas are as large as the largest plan needs
-/// them.
-Ledger make_ledger(std::span<const Plan* const> plans);
+Ledger make_ledger(const Plan& plan);
+/// The ledger of a run that uses in turn the plans of both: arenas are as large as the larger plan
+/// needs them, and what fills the step's is that plan's.
+Ledger of_both(const Ledger& a, const Ledger& b);
 
 /// Rows "name   bytes  bytes .." for people, a column for each ledger: what is on the device and
 /// its total, then what is on the host, then on disks.

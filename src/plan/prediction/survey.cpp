@@ -30,29 +30,33 @@ struct Measured {
   std::vector<Meetings> meetings;     // likewise
 };
 
-Measured measure(const PlanInputs& in, std::span<const PlanShape> shapes, const MeshPlace& place) {
-  Measured m{.figures = {.place = place}};
-  std::vector<Plan> plans;
-  for (const PlanShape& shape : shapes) {
-    plans.push_back(make_plan(in, shape, place));
-    m.hashes.push_back(plan_hash(plans.back()));
-    m.meetings.push_back(meetings_of(plans.back()));
-  }
-  std::vector<const Plan*> all;
-  for (const Plan& plan : plans) all.push_back(&plan);
-  m.figures.ledger = make_ledger(all);
-  const Plan& first = plans.front();
-  m.figures.flop = total_flop(first);
+void measure_first(const PlanInputs& in, const Plan& first, RankFigures& figures) {
+  figures.flop = total_flop(first);
   for (const Op& op : first.ops) {
     const auto bytes = wire_bytes_of(first, op);
     if (bytes.intra + bytes.inter == 0) continue;
-    auto& sum = m.figures.wire[op.kind];
+    auto& sum = figures.wire[op.kind];
     sum.intra += bytes.intra, sum.inter += bytes.inter;
   }
   for (std::size_t u = 0; u < first.shares.size(); ++u) {
     const model::UnitDesc& unit = in.model.units[u];
     const UnitShare& share = first.shares[u];
-    m.figures.elements.add(unit.traits.trained, in.stored(unit), share.shard * share.parts);
+    figures.elements.add(unit.traits.trained, in.stored(unit), share.shard * share.parts);
+  }
+}
+
+/// One plan after the other: a curriculum has many.
+Measured measure(const PlanInputs& in, std::span<const PlanShape> shapes, const MeshPlace& place) {
+  Measured m{.figures = {.place = place}};
+  for (const PlanShape& shape : shapes) {
+    const Plan plan = make_plan(in, shape, place);
+    m.hashes.push_back(plan_hash(plan));
+    m.meetings.push_back(meetings_of(plan));
+    m.figures.arenas.push_back(plan.arena_bytes);
+    const bool first = m.hashes.size() == 1;
+    const Ledger ledger = make_ledger(plan);
+    m.figures.ledger = first ? ledger : of_both(m.figures.ledger, ledger);
+    if (first) measure_first(in, plan, m.figures);
   }
   return m;
 }

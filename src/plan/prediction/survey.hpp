@@ -13,6 +13,7 @@ namespace tessera::plan {
 struct RankFigures {
   MeshPlace place;
   Ledger ledger;                           // of all shapes
+  std::vector<ArenaBytes> arenas;          // of each shape
   double flop = 0;                         // of a step of the first shape
   std::map<OpKind, comm::WireBytes> wire;  // likewise, by what is sent
   zero::StateElements elements;            // of the units that the rank's stage holds, its share

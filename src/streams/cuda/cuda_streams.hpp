@@ -34,6 +34,7 @@ class CudaStreams : public Streams {
   void enqueue(Work work, Start start) override;
   void run(const Work& work, const std::function<void()>& f) override;
   Times finish() override;
+  void forget(const void* key) override { graphs_.erase(key); }
 
  private:
   /// How many pieces of the host's work are complete, by stream, for the GPU to wait for: memory

@@ -52,29 +52,65 @@ Engine::Engine(const deck::LoadedDeck& loaded, const Job& job,
       tiers(), groups_, *streams_, inputs_, job.whereabouts);
 }
 
+/// A step's plan, that with a snapshot, those of the next phase, of evaluation and flush; some
+/// more.
+static constexpr std::size_t kKeptPlans = 8;
+
 void Engine::make_plans(std::span<const plan::PlanShape> shapes) {
-  control_.together([&] {
-    for (const auto& shape : shapes) {
-      plans_.emplace(shape, plan::make_plan(inputs_, shape, place_));
-    }
-  });
   // Ranks that were started with different decks or binaries would deadlock later; they learn it
   // here.
   Hasher hash;
   hash.add(std::string_view(to_toml(loaded_.deck))).add(std::string_view(kVersion));
   hash.add(std::string_view(kCommit));
   control_.must_agree(hash.value(), kDifferentPlans);
-  meetings_ = prove_together(plans_, inputs_, control_);
+  for (const plan::PlanShape& shape : shapes) {
+    Plans made;
+    control_.together([&] { made.emplace(shape, plan::make_plan(inputs_, shape, place_)); });
+    needs_.meetings += prove_together(made, inputs_, control_);
+    const plan::Plan& plan = made.begin()->second;
+    const plan::Ledger ledger = plan::make_ledger(plan);
+    needs_.ledger = needs_.wire.empty() ? ledger : plan::of_both(needs_.ledger, ledger);
+    const auto by_host = [](const plan::Op& op) { return op.stream == Stream::host; };
+    if (std::ranges::any_of(plan.ops, by_host)) needs_.host_work = true;
+    const auto mine = total_wire_bytes(plan);
+    needs_.wire[shape] = {.intra = control_.max(mine.intra), .inter = control_.max(mine.inter)};
+    if (plans_.size() < kKeptPlans) plans_.merge(made);
+  }
+}
+
+/// Binds the plan of a shape to memory, in place of the one that was not asked for longest.
+void Engine::keep(const plan::PlanShape& shape) const {
+  if (kept_.size() >= kKeptPlans) {
+    const plan::PlanShape oldest = kept_.front();
+    kept_.erase(kept_.begin());
+    streams_->forget(&prepared_.at(oldest).bound);
+    prepared_.erase(oldest);
+    plans_.erase(oldest);
+  }
+  PlanMemory memory{};
+  for (std::size_t i = 0; i < plan::kArenas; ++i) memory[i] = arenas_[i]->base();
+  auto plan = plans_.find(shape);
+  if (plan == plans_.end())
+    plan = plans_.emplace(shape, plan::make_plan(inputs_, shape, place_)).first;
+  prepared_.try_emplace(
+      shape, PreparedPlan{.bound = BoundPlan(plan->second, memory), .wire = needs_.wire.at(shape)});
+  kept_.push_back(shape);
+}
+
+const PreparedPlan& Engine::prepared(const plan::PlanShape& shape) const {
+  const auto at = std::ranges::find(kept_, shape);
+  if (at == kept_.end()) {
+    keep(shape);
+  } else {
+    std::rotate(at, at + 1, kept_.end());
+  }
+  return prepared_.at(shape);
 }
 
 /// Where the host computes beside the device it does so with a team of threads of its own, which is
 /// made now: OpenMP ends the process where there are none to be had.
 void Engine::start_host_team() {
-  const auto has_host_work = [](const auto& plan) {
-    return std::ranges::any_of(plan.second.ops,
-                               [](const plan::Op& op) { return op.stream == Stream::host; });
-  };
-  if (std::ranges::none_of(plans_, has_host_work)) return;
+  if (!needs_.host_work) return;
   check_threads(threads_);
   std::vector<std::byte> bytes(std::size_t{1} << 20);  // for all of the team
   const auto task = backend_.start_on_host(
@@ -83,8 +119,7 @@ void Engine::start_host_team() {
 }
 
 void Engine::allocate(const comm::MpiSession& mpi) {
-  plan::ArenaBytes bytes{};
-  for (const auto& [shape, plan] : plans_) bytes = plan::most_of(bytes, plan.arena_bytes);
+  const plan::ArenaBytes& bytes = needs_.ledger.arenas;
   const deck::OffloadSection& offload = loaded_.deck.offload;
   control_.together([&] {
     if (bytes[plan::ArenaId::disk] == 0) return;
@@ -121,22 +156,15 @@ void Engine::allocate(const comm::MpiSession& mpi) {
       arenas_[id] = std::make_unique<memory::Arena>(std::string(word), *tier_of(id), bytes[id]);
     }
   });
-  PlanMemory memory{};
-  for (std::size_t i = 0; i < plan::kArenas; ++i) memory[i] = arenas_[i]->base();
-  for (const auto& [shape, plan] : plans_) {
-    const auto mine = total_wire_bytes(plan);
-    prepared_.try_emplace(shape, PreparedPlan{.bound = BoundPlan(plan, memory),
-                                              .wire = {.intra = control_.max(mine.intra),
-                                                       .inter = control_.max(mine.inter)}});
-  }
+  for (const auto& [shape, plan] : plans_) keep(shape);
 }
 
 void Engine::tune(const std::filesystem::path& directory, bool timed,
                   const std::function<void(const std::string&)>& say) {
   if (!backend_.tune) return;
   std::vector<kernels::KernelCall> calls;
-  for (const auto& [shape, prepared] : prepared_) {
-    for (const auto& op : prepared.bound.ops()) {
+  for (const auto& [shape, wire] : needs_.wire) {
+    for (const auto& op : prepared(shape).bound.ops()) {
       if (const auto* call = std::get_if<kernels::KernelCall>(&op.call)) calls.push_back(*call);
     }
   }
@@ -150,6 +178,7 @@ void Engine::tune(const std::filesystem::path& directory, bool timed,
 data::BatchShare Engine::share(const plan::PlanShape& shape) const {
   return {.data_ranks = data_ranks(),
           .data_rank = place_.data,
+          .sequence = shape.sequence,
           .micro = shape.micro,
           .micro_batches = shape.micro_batches,
           .reduce = inputs_.sharding.reduce};
@@ -219,12 +248,6 @@ std::vector<plan::ArenaBytes> Engine::of_largest_ranks(const plan::ArenaBytes& o
   for (std::size_t i = 0; i < words.size(); ++i)
     all[i / n][i % n] = static_cast<std::int64_t>(words[i]);
   return all;
-}
-
-plan::Ledger Engine::ledger() const {
-  std::vector<const plan::Plan*> plans;
-  for (const auto& [shape, plan] : plans_) plans.push_back(&plan);
-  return plan::make_ledger(plans);
 }
 
 }  // namespace tessera::train

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "backend/backend.hpp"
 #include "data/batches.hpp"
@@ -37,9 +38,10 @@ setup::ComputesOn computes_on(const backend::Backend& backend);
 
 class Engine {
  public:
-  /// Makes the plans of `shapes` and memory that serves each; the state holds what these plans
-  /// need, uninitialised. Collective over all ranks, with the same shapes. Throws MemoryError where
-  /// they do not fit, CommError if ranks made different plans, on every rank.
+  /// Makes the plans of `shapes`, proves that those of all ranks fit together, and makes memory
+  /// that serves each; the state holds what these plans need, uninitialised. Collective over all
+  /// ranks, with the same shapes. Throws MemoryError where they do not fit, CommError if ranks made
+  /// different plans, on every rank.
   Engine(const deck::LoadedDeck& loaded, const Job& job, std::span<const plan::PlanShape> shapes)
       : Engine(loaded, job, shapes, Hardware(loaded.deck, job)) {}
   Engine(const deck::LoadedDeck& loaded, const Job& job, std::span<const plan::PlanShape> shapes,
@@ -74,7 +76,8 @@ class Engine {
   /// The state as it is, perhaps without that update: its layout, and snapshots of it.
   const ModelState& unsettled_state() const { return *state_; }
 
-  const PreparedPlan& prepared(const plan::PlanShape& shape) const { return prepared_.at(shape); }
+  /// The plan of one of the shapes. The last few that were asked for are kept, others made again.
+  const PreparedPlan& prepared(const plan::PlanShape& shape) const;
   /// This rank's part of a step of this shape.
   data::BatchShare share(const plan::PlanShape& shape) const;
   /// Runs the plan over the current step of `batches`.
@@ -89,10 +92,10 @@ class Engine {
   /// The disks of what lives there; nullptr where nothing does.
   const memory::DiskTier* disks() const { return disk_tier_.get(); }
 
-  plan::Ledger ledger() const;
+  const plan::Ledger& ledger() const { return needs_.ledger; }
   /// On rank 0, how many meetings of pipeline stages the plans of all shapes have; all were proved
   /// to fit.
-  std::int64_t meetings() const { return meetings_; }
+  std::int64_t meetings() const { return needs_.meetings; }
   /// Of this rank's arenas: their sizes, and how far into them the operations that ran have
   /// reached.
   plan::ArenaBytes arenas() const;
@@ -117,6 +120,7 @@ class Engine {
   void make_plans(std::span<const plan::PlanShape> shapes);
   void start_host_team();
   void allocate(const comm::MpiSession& mpi);
+  void keep(const plan::PlanShape& shape) const;
 
   const deck::LoadedDeck& loaded_;
   const comm::Control& control_;
@@ -124,10 +128,18 @@ class Engine {
   backend::Backend backend_;
   plan::PlanInputs inputs_;
   MeshPlace place_;
-  std::map<plan::PlanShape, plan::Plan> plans_;
-  std::int64_t meetings_ = 0;
-  std::map<plan::PlanShape, PreparedPlan> prepared_;
-  std::unique_ptr<memory::DiskTier> disk_tier_;  // absent where nothing is on disks
+  /// What is known of the plans of all shapes.
+  struct Needs {
+    plan::Ledger ledger;
+    std::int64_t meetings = 0;
+    bool host_work = false;                           // of some plan
+    std::map<plan::PlanShape, comm::WireBytes> wire;  // the most that any rank sends
+  };
+  Needs needs_;
+  mutable std::map<plan::PlanShape, plan::Plan> plans_;       // that are kept
+  mutable std::map<plan::PlanShape, PreparedPlan> prepared_;  // of these, once they have memory
+  mutable std::vector<plan::PlanShape> kept_;                 // the last that was asked for last
+  std::unique_ptr<memory::DiskTier> disk_tier_;               // absent where nothing is on disks
   Arenas arenas_;
   std::int64_t in_use_before_ = 0, resident_before_ = 0;
   std::int64_t device_memory_before_ = 0;  // in use on a GPU before groups were made

@@ -202,7 +202,7 @@ void Guards::roll_back(double loss, double z) {
                       progress.samples + progress.samples - target->header.samples};
   const double factor = progress.lr_factor * run_.deck.guard.rollback_lr_factor;
   go_on_from(*target);
-  progress.samples = skipped.end;
+  run_.course.skip_to(skipped.end);
   progress.skipped.push_back(skipped);
   progress.lr_factor = factor;
   saves_.set_saved_step(-1);  // other samples follow

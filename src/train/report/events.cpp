@@ -57,8 +57,9 @@ constexpr EventField kStepFields[] = {
     {"grad_norm", "", "of all gradients, before clipping"},
     {"lr", "",
      "learning rate of the update, with what `batch.lr_scaling` and rollbacks make of it"},
-    {"tokens", "", "of all steps until now"},
+    {"tokens", "", "of all steps until now, those included that a rollback skips"},
     {"samples", "", "sequences of all steps until now, those included that a rollback skips"},
+    {"sequence", "tokens", "of each sequence of the step"},
     {"step_ms", "ms",
      "from the end of the step before to the end of this one, on rank 0, without what checkpoints "
      "and evaluations took, which are reported by themselves"},

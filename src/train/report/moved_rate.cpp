@@ -11,7 +11,7 @@ namespace {
 /// Keys that a curve of learning rates follows, beside the run's length.
 bool shapes_the_curve(const std::string& key) {
   return key == "optimizer.lr" || key.starts_with("schedule.") || key == "batch.global" ||
-         key == "batch.ramp" || key == "batch.lr_scaling";
+         key == "batch.ramp" || key == "batch.curriculum" || key == "batch.lr_scaling";
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "core/clock.hpp"
 #include "core/terminal.hpp"
 #include "core/version.hpp"
+#include "deck/curriculum.hpp"
 #include "plan/ir/print.hpp"
 #include "plan/passes/blocks.hpp"
 #include "plan/prediction/ledger.hpp"
@@ -138,6 +139,7 @@ void Report::say_model_and_layout() const {
                   count_text(global, "sequence"), count_text(engine.data_ranks(), "data rank"),
                   count_text(first.micro_batches, "micro-batch", "micro-batches"), first.micro,
                   human_count(run_.course.tokens(1)), count_text(run_.course.steps(), "step")));
+  if (!run_.deck.batch.curriculum.empty()) run_.log.say("lengths   " + lengths_text());
   run_.log.say(fmt::format("data      {} tokens, {} an epoch",
                            human_count(static_cast<double>(run_.corpus->tokens())),
                            count_text(run_.corpus->sequences(sequence), "sequence")));
@@ -146,6 +148,21 @@ void Report::say_model_and_layout() const {
   for (const std::string& note : engine.notes()) run_.log.say("          " + note);
   const auto blocks = plan::blocks_text(in, prepared.plan().place);
   if (!blocks.empty()) run_.log.say("          " + blocks);
+}
+
+/// Of the deck's curriculum.
+std::string Report::lengths_text() const {
+  const deck::BatchSection& batch = run_.deck.batch;
+  const auto phases = deck::phases(batch);
+  const deck::LengthEntry& last = phases.back();
+  const std::string lengths =
+      phases.size() == 1
+          ? fmt::format("{} tokens a sequence", last.length)
+          : fmt::format("{} tokens a sequence in step 1, {} from step {} on, {} phases",
+                        run_.course.sequence(1), last.length, last.step, phases.size());
+  return lengths + (batch.curriculum.cuts_anew()
+                        ? "; each phase has the corpus cut anew"
+                        : fmt::format("; each the beginning of one of {}", batch.sequence));
 }
 
 void Report::say_memory() const {
@@ -269,10 +286,15 @@ void Report::resume(const LoadedCheckpoint& from, bool own, std::int64_t bytes_r
   if (before) warn_of_moved_rate(*before);
 }
 
+/// The matrix work of the step that has just run, of all ranks.
+double Report::flop() const {
+  const std::int64_t step = run_.course.progress.step;
+  return model::flop_per_token(run_.engine->inputs().model.config, run_.course.sequence(step)) *
+         run_.course.tokens(step);
+}
+
 double Report::tflops(const StepResult& r) const {
-  const double rate = run_.course.tokens(run_.course.progress.step) / r.times.total;
-  return model::flop_per_token(run_.engine->inputs().model.config, run_.deck.batch.sequence) *
-         rate / static_cast<double>(run_.control.size()) / 1e12;
+  return flop() / r.times.total / static_cast<double>(run_.control.size()) / 1e12;
 }
 
 /// The step's matrix work as a share of this rate in flop/s; 0 where that is not known.
@@ -310,9 +332,7 @@ void Report::step(const StepResult& r, const std::optional<StepSpreads>& spreads
   if (rates_.best_step_s > 0 && r.times.total >= rates_.best_step_s) return;
   rates_.best_step_s = r.times.total;
   rates_.best_tokens_per_s = run_.course.tokens(step) / r.times.total;
-  rates_.best_gflops =
-      model::flop_per_token(run_.engine->inputs().model.config, run_.deck.batch.sequence) *
-      rates_.best_tokens_per_s / 1e9;
+  rates_.best_gflops = flop() / r.times.total / 1e9;
 }
 
 void Report::step_event(const StepResult& r, const StepSpreads& spreads) {
@@ -325,8 +345,9 @@ void Report::step_event(const StepResult& r, const StepSpreads& spreads) {
                   {"loss", r.loss},
                   {"grad_norm", r.grad_norm},
                   {"lr", lr(r)},
-                  {"tokens", at.samples * run_.deck.batch.sequence},
+                  {"tokens", at.tokens},
                   {"samples", at.samples},
+                  {"sequence", run_.course.sequence(at.step)},
                   {"step_ms", r.times.total * 1e3},
                   {"tokens_per_s", run_.course.tokens(at.step) / r.times.total},
                   {"mfu", share_json(share_of(peak, r))},

@@ -46,6 +46,7 @@ class Report {
 
  private:
   void say_model_and_layout() const;
+  std::string lengths_text() const;
   void say_memory() const;
   void say_notes() const;
   void say_how_to_stop() const;
@@ -53,6 +54,7 @@ class Report {
   void warn_of_moved_rate(const deck::Deck& before);
   void step_event(const StepResult& result, const StepSpreads& spreads);
   void step_line(const StepResult& result) const;
+  double flop() const;
   double tflops(const StepResult& result) const;
   double share_of(double rate, const StepResult& result) const;
   std::optional<double> seconds_left(const StepResult& result) const;

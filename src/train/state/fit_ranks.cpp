@@ -34,6 +34,7 @@ class Fitter {
     add("fault.inject", "[]");  // of training, and of ranks that may not be there
     add("parallel.data", "0");
     if (layout_mode()) add("run.threads", std::to_string(saved.threads));
+    if (!own_.batch.curriculum.empty()) add("batch.curriculum", "{}");
     if (own_.batch.ramp.empty()) return;
     add("batch.global", std::to_string(optim::Timeline(own_.batch, 0).global(1)));
     add("batch.ramp", "[]");

@@ -89,11 +89,12 @@ void bench_step(const BenchOptions& o, const train::Job& job) {
   const std::int64_t steps = o.repeats + 1;
   const auto tokens = directory.path() / "tokens";
   const auto bench_run = [&](const char* name, std::vector<std::string> sets) {
-    sets.insert(sets.end(),
-                {fmt::format("run.dir=\"{}\"", (directory.path() / name).string()),
-                 fmt::format("run.steps={}", steps), "run.resume=\"never\"", "checkpoint.every=0",
-                 fmt::format("data.train=[\"{}\"]", tokens.string()), "data.validation=[]",
-                 "evaluate.every=0", "batch.ramp=[]", "guard.hang_timeout=0"});
+    sets.insert(
+        sets.end(),
+        {fmt::format("run.dir=\"{}\"", (directory.path() / name).string()),
+         fmt::format("run.steps={}", steps), "run.resume=\"never\"", "checkpoint.every=0",
+         fmt::format("data.train=[\"{}\"]", tokens.string()), "data.validation=[]",
+         "evaluate.every=0", "batch.ramp=[]", "batch.curriculum={}", "guard.hang_timeout=0"});
     deck::LoadedDeck loaded = bench_deck(o, control, sets);
     loaded.deck.log.profile.reset();
     return loaded;

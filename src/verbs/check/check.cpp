@@ -12,6 +12,7 @@
 #include "setup/budget.hpp"
 #include "setup/groups.hpp"
 #include "setup/inputs.hpp"
+#include "setup/shapes.hpp"
 #include "setup/traffic.hpp"
 
 namespace tessera::verbs {
@@ -101,10 +102,8 @@ Checked check_other(const LayoutOptions& layout, const std::vector<std::string>&
   LayoutOptions other = layout;
   other.deck.sets.insert(other.deck.sets.end(), sets.begin(), sets.end());
   Checked checked = planned(other);
-  // Nothing needs more than the largest step that trains and saves.
-  auto& shapes = checked.planner.shapes;
-  shapes = {*std::ranges::max_element(
-      shapes, {}, [](const plan::PlanShape& s) { return std::pair(s.micro_batches, s.purpose); })};
+  // Nothing needs more than the largest steps that train and save.
+  checked.planner.shapes = setup::largest_shapes(checked.planner.shapes);
   survey(checked, plan::largest_places(checked.planner.inputs));
   return checked;
 }
@@ -130,9 +129,11 @@ namespace {
 void report(const LayoutOptions& layout) {
   const Checked checked = check_layout(layout);
   const deck::Deck& deck = checked.deck();
+  const plan::PlanShape& step = checked.planner.shapes.front();
+  const std::int64_t global = step.micro_batches * step.micro * checked.mesh().data;
   fmt::print("parameters {}; a step: {} of {}, {} a rank, {:.4g} flop a rank\n",
              model::parameter_count(checked.planner.inputs.model.units),
-             count_text(deck.batch.global, "sequence"), deck.batch.sequence,
+             count_text(global, "sequence"), step.sequence,
              count_text(checked.micro_batches(), "micro-batch", "micro-batches"), checked.flop());
   if (const Planner& p = checked.planner; !p.open.empty()) {
     fmt::print(
@@ -175,8 +176,9 @@ ExitCode print_check(const CheckOptions& o) {
 
 /// The picture is of the deck alone.
 void add_schedule(CLI::App& verb, CheckOptions& o, CLI::Option* ranks) {
-  auto* schedule = verb.add_flag("--schedule", o.schedule,
-                                 "learning rate and batch over the run instead, as a picture");
+  auto* schedule =
+      verb.add_flag("--schedule", o.schedule,
+                    "learning rate, batch and sequences over the run instead, as a picture");
   for (const char* other : {"--options", "--fit", "--device-memory", "--nodes"})
     schedule->excludes(verb.get_option(other));
   verb.add_option("--format", o.format, "of --schedule: text for a terminal, svg for a browser")

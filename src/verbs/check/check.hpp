@@ -57,8 +57,9 @@ std::string advice_text(const Checked& checked);
 /// The map of ranks, the pipeline, the traffic, the memory and the advice.
 std::string plans_text(const Checked& checked);
 enum class PictureFormat : std::uint8_t { text, svg };
-/// Learning rate and batch over the run's steps. Throws DeckError where the deck does not fit the
-/// ranks, if they are given; where it counts epochs and its data is not here, DataError.
+/// Learning rate, batch and length of sequences over the run's steps. Throws DeckError where the
+/// deck does not fit the ranks, if they are given; where it counts epochs and its data is not here,
+/// DataError.
 std::string schedule_text(const DeckOptions& deck, std::optional<std::int64_t> ranks,
                           PictureFormat format);
 /// Model states for all ZeRO stages and offload choices.

@@ -53,6 +53,36 @@ std::vector<const RankFigures*> columns_of(const Checked& checked) {
   return shown;
 }
 
+/// Where training has steps of several shapes, what each of them needs.
+std::string shapes_text(const Checked& checked) {
+  const auto& shapes = checked.planner.shapes;
+  const auto is_step = [](const plan::PlanShape& s) {
+    return s.purpose == plan::PlanPurpose::train;
+  };
+  if (std::ranges::count_if(shapes, is_step) < 2) return "";
+  struct Row {
+    plan::PlanShape shape;
+    std::int64_t bytes = 0;
+  };
+  std::vector<Row> rows;
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    if (!is_step(shapes[i])) continue;
+    Row row{.shape = shapes[i]};
+    for (const RankFigures& f : checked.figures)
+      row.bytes = std::max(row.bytes, plan::device_bytes(f.arenas[i]));
+    rows.push_back(row);
+  }
+  std::ranges::sort(rows, {}, &Row::shape);
+  const std::int64_t most = std::ranges::max(rows, {}, &Row::bytes).bytes;
+  std::string text = "memory of a step by its shape, on the rank that holds most:\n";
+  for (const auto& [shape, bytes] : rows) {
+    text += fmt::format("  {:>7} tokens x {} x {:<21}{:>14}{}\n", shape.sequence, shape.micro,
+                        count_text(shape.micro_batches, "micro-batch", "micro-batches"),
+                        human_bytes(bytes), bytes == most ? "  the most" : "");
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string traffic_text(const Checked& checked) {
@@ -93,7 +123,7 @@ std::string memory_text(const Checked& checked) {
         "  and what the driver, NCCL, cuDNN and CUDA graphs take of the GPU, which a run "
         "measures\n";
   }
-  return text;
+  return text + shapes_text(checked);
 }
 
 }  // namespace tessera::verbs

@@ -1,4 +1,4 @@
-// The course of a run over its steps: learning rate, batch and length.
+// The course of a run over its steps: learning rate, batch, length of sequences, and its end.
 #include <array>
 #include <cmath>
 #include <map>
@@ -53,9 +53,11 @@ class Schedule {
         rate_(deck_.schedule, deck_.optimizer.lr, timeline_, steps_) {}
 
   std::string title() const {
-    std::string text = fmt::format("{}: {} steps of {} tokens a sequence, {} tokens in all",
-                                   printable(deck_.run.name), steps_, deck_.batch.sequence,
-                                   human_count(tokens(steps_)));
+    const std::int64_t first = timeline_.sequence(1), last = timeline_.sequence(steps_);
+    std::string text = fmt::format(
+        "{}: {} steps of {} tokens a sequence, {} tokens in all", printable(deck_.run.name), steps_,
+        first == last ? fmt::format("{}", last) : fmt::format("{} to {}", first, last),
+        human_count(tokens(steps_)));
     if (sequences_ > 0) text += fmt::format(", {:.4g} epochs", epochs(steps_));
     return text;
   }
@@ -70,19 +72,18 @@ class Schedule {
               [this](double step) { return human_count(tokens(std::llround(step))) + " tokens"; },
           .scale = Chart::Scale::from_zero};
     };
-    ChartLine rates{.name = "rate", .x = {}, .y = {}}, batches{.name = "batch", .x = {}, .y = {}};
+    ChartLine rates{.name = "rate", .x = {}, .y = {}}, batches{.name = "batch", .x = {}, .y = {}},
+        lengths{.name = "length", .x = {}, .y = {}};
     for (const std::int64_t step : drawn_steps()) {
-      const auto x = static_cast<double>(step), batch = static_cast<double>(timeline_.global(step));
-      rates.x.push_back(x);
+      rates.x.push_back(static_cast<double>(step));
       rates.y.push_back(lr(step));
-      if (!batches.y.empty() && batches.y.back() != batch) {  // up or down at once
-        batches.x.push_back(x);
-        batches.y.push_back(batches.y.back());
-      }
-      batches.x.push_back(x);
-      batches.y.push_back(batch);
+      add_level(batches, step, timeline_.global(step));
+      add_level(lengths, step, timeline_.sequence(step));
     }
-    return {of("learning rate", std::move(rates)), of("sequences a step", std::move(batches))};
+    std::vector<Chart> all = {of("learning rate", std::move(rates)),
+                              of("sequences a step", std::move(batches))};
+    if (!deck_.batch.curriculum.empty()) all.push_back(of("tokens a sequence", std::move(lengths)));
+    return all;
   }
 
   /// The steps at which something begins or ends.
@@ -95,8 +96,11 @@ class Schedule {
     constexpr std::int64_t kMostDrops = 12;
     add(1, "the run begins");
     for (const auto& turn : rate_.turns(kMostDrops)) add(turn.update, turn.what);
-    for (const deck::RampEntry& entry : deck_.batch.ramp) {
-      if (entry.step > 1 && entry.step <= steps_) add(entry.step, "the batch changes");
+    const auto& phases = timeline_.phases();
+    for (std::size_t i = 1; i < phases.size() && phases[i].first <= steps_; ++i) {
+      if (phases[i].global != phases[i - 1].global) add(phases[i].first, "the batch changes");
+      if (phases[i].sequence != phases[i - 1].sequence)
+        add(phases[i].first, fmt::format("sequences of {}", phases[i].sequence));
     }
     add(steps_, "the run ends");
     std::string text = fmt::format("{:>12}  {:>13}  {:>9}  {:>7}\n", "step", "learning rate",
@@ -118,6 +122,17 @@ class Schedule {
                                 loaded.where("run.steps"), steps, kMost));
   }
 
+  /// A line that stays, or goes up or down at once.
+  static void add_level(ChartLine& line, std::int64_t step, std::int64_t level) {
+    const auto x = static_cast<double>(step), y = static_cast<double>(level);
+    if (!line.y.empty() && line.y.back() != y) {
+      line.x.push_back(x);
+      line.y.push_back(line.y.back());
+    }
+    line.x.push_back(x);
+    line.y.push_back(y);
+  }
+
   /// All of them, or so many that no column of a picture lacks one.
   std::vector<std::int64_t> drawn_steps() const {
     constexpr std::int64_t kMost = 8192;
@@ -131,11 +146,11 @@ class Schedule {
   double lr(std::int64_t step) const { return timeline_.lr_scale(step) * rate_.at(step); }
   /// After so many steps.
   double tokens(std::int64_t step) const {
-    return static_cast<double>(timeline_.samples_after(step)) *
-           static_cast<double>(deck_.batch.sequence);
+    return static_cast<double>(timeline_.tokens_after(step));
   }
   double epochs(std::int64_t step) const {
-    return static_cast<double>(timeline_.samples_after(step)) / static_cast<double>(sequences_);
+    const auto [one, of] = timeline_.of_epochs(1);
+    return static_cast<double>(timeline_.after(step, of)) / static_cast<double>(one);
   }
 
   const deck::Deck& deck_;
@@ -154,7 +169,7 @@ std::string schedule_text(const DeckOptions& options, std::optional<std::int64_t
   if (ranks) setup::check_on_ranks(loaded, *ranks);
   const Schedule schedule(loaded);
   if (format == PictureFormat::svg) return picture(schedule.title(), schedule.charts());
-  constexpr std::array kRows = {14, 6};
+  constexpr std::array kRows = {14, 6, 6};
   std::string text = schedule.title() + "\n";
   const auto charts = schedule.charts();
   for (std::size_t i = 0; i < charts.size(); ++i)

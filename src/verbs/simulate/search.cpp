@@ -262,7 +262,7 @@ class Search {
   Found with_step(const Planner& p, Found found, const plan::Estimate& estimate) const {
     found.step = estimate.step;
     found.least = estimate.computes;
-    found.speed = speed_of(p, found.step, machine_);
+    found.speed = speed_of(p, p.shapes.front(), found.step, machine_);
     return found;
   }
 

@@ -4,6 +4,7 @@
 
 #include "core/bytes.hpp"
 #include "plan/ir/print.hpp"
+#include "plan/prediction/estimate.hpp"
 #include "plan/prediction/ledger.hpp"
 #include "setup/inputs.hpp"
 #include "verbs/bounds.hpp"
@@ -46,6 +47,19 @@ void print_memory(const plan::Prediction& p, std::int64_t has) {
       host == 0 ? "" : fmt::format("; {} of the host's", human_bytes(host)));
 }
 
+/// The steps of a curriculum or ramp beside the first of full length.
+void print_other_shapes(const Planner& p, const deck::Machine& machine) {
+  for (const plan::PlanShape& shape : std::span(p.shapes).subspan(1)) {
+    if (shape.purpose != plan::PlanPurpose::train) continue;
+    const double step = plan::estimate_step(p.inputs, shape, machine);
+    const Speed speed = speed_of(p, shape, step, machine);
+    fmt::print("  {:>6} tokens x {:<6}  {:.1f} ms, {:.5g} tokens/s, {:.4g} TFLOP/s a rank{}\n",
+               shape.sequence, shape.micro_batches * shape.micro * p.inputs.layout.mesh.data,
+               step * 1e3, speed.tokens_per_s, speed.flop_rate / 1e12,
+               speed.mfu ? fmt::format(", MFU {:.1f}%", 100 * *speed.mfu) : "");
+  }
+}
+
 void report(const LayoutOptions& layout, const deck::Machine& machine) {
   Planner p = make_planner(layout);
   const std::string settled = settle_traffic(p, machine);
@@ -53,7 +67,7 @@ void report(const LayoutOptions& layout, const deck::Machine& machine) {
   const plan::Prediction found =
       plan::predict(plan::simulated_plans(p.inputs, shape), p.inputs, machine);
   const plan::Simulation& s = found.simulation;
-  const Speed speed = speed_of(p, s.step, machine);
+  const Speed speed = speed_of(p, shape, s.step, machine);
   const deck::Deck& deck = p.loaded.deck;
   fmt::print("{} on {} of {}, {}: {}, ZeRO-{}, {} of {}, {}\n", deck.run.name,
              count_text(layout.ranks, "rank"), machine.name, count_text(layout.nodes, "node"),
@@ -65,6 +79,7 @@ void report(const LayoutOptions& layout, const deck::Machine& machine) {
   fmt::print("speed                  {:.5g} tokens/s, {:.4g} TFLOP/s a rank, MFU {}\n",
              speed.tokens_per_s, speed.flop_rate / 1e12,
              speed.mfu ? fmt::format("{:.1f}%", 100 * *speed.mfu) : "n/a");
+  print_other_shapes(p, machine);
   fmt::print(
       "compute stands still   {:.1f}% of the step; the bubble alone, with links that take no "
       "time, {:.1f}%\n",
@@ -127,8 +142,8 @@ std::string settle_traffic(Planner& p, const deck::Machine& machine) {
   return setup::explain(p.as_given, choice, machine);
 }
 
-Speed speed_of(const Planner& p, double step, const deck::Machine& machine) {
-  const plan::PlanShape& shape = p.shapes.front();
+Speed speed_of(const Planner& p, const plan::PlanShape& shape, double step,
+               const deck::Machine& machine) {
   const auto tokens = static_cast<double>(shape.micro_batches * shape.micro *
                                           p.inputs.layout.mesh.data * shape.sequence);
   const double flop = model::flop_per_token(p.inputs.model.config, shape.sequence) * tokens;

@@ -15,7 +15,8 @@ struct Speed {
   double flop_rate = 0;       // of a rank, counted as 6 N + 6 L C T a token
   std::optional<double> mfu;  // where the machine file gives a peak
 };
-Speed speed_of(const Planner& planner, double step_s, const deck::Machine& machine);
+Speed speed_of(const Planner& planner, const plan::PlanShape& shape, double step_s,
+               const deck::Machine& machine);
 
 /// Bytes of a rank's device: what the deck allows, or what the machine has; 0: neither says.
 std::int64_t device_memory(const deck::Deck& deck, const deck::Machine& machine);

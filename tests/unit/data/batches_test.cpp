@@ -30,16 +30,21 @@ class BatchesTest : public testing::Test {
     std::vector<std::int32_t> tokens, targets;
     std::vector<std::int64_t> samples;
   };
-  static Loaded load(const data::Batches& batches, std::int64_t k, std::int64_t micro) {
+  static Loaded load(const data::Batches& batches, std::int64_t k, std::int64_t micro,
+                     std::int64_t length = kSequence) {
     Loaded l;
-    l.tokens.resize(static_cast<std::size_t>(micro * kSequence));
+    l.tokens.resize(static_cast<std::size_t>(micro * length));
     l.targets = l.tokens;
     l.samples.resize(static_cast<std::size_t>(micro));
     const auto bytes = [](auto& v) { return reinterpret_cast<std::byte*>(v.data()); };
-    batches.load(k, {.tokens = View(bytes(l.tokens), DType::i32, {micro, kSequence}),
-                     .targets = View(bytes(l.targets), DType::i32, {micro, kSequence}),
+    batches.load(k, {.tokens = View(bytes(l.tokens), DType::i32, {micro, length}),
+                     .targets = View(bytes(l.targets), DType::i32, {micro, length}),
                      .samples = View(bytes(l.samples), DType::i64, {micro})});
     return l;
+  }
+
+  static data::SampleBegin shuffled() {
+    return data::sequences_of(io::Sampler(kSequences, 7, io::Shuffle::yes), kSequence);
   }
 
   test::TemporaryDirectory directory_;
@@ -59,10 +64,11 @@ TEST_F(BatchesTest, EveryLayoutHasTheSameSamples) {
         for (std::int64_t rank = 0; rank < ranks; ++rank) {
           const data::BatchShare share{.data_ranks = ranks,
                                        .data_rank = rank,
+                                       .sequence = kSequence,
                                        .micro = micro,
                                        .micro_batches = count,
                                        .reduce = reduce};
-          data::Batches batches(*corpus_, sampler, kSequence);
+          data::Batches batches(*corpus_, data::sequences_of(sampler, kSequence));
           batches.begin(kFirst, share);
           for (std::int64_t k = 0; k < count; ++k) {
             const Loaded l = load(batches, k, micro);
@@ -100,8 +106,8 @@ TEST(BatchShare, IsABlockOrEveryDth) {
 
 // Each epoch is a permutation of all sequences: trap 9, nothing is left out at its end.
 TEST_F(BatchesTest, AnEpochHasEachSequenceOnce) {
-  data::Batches batches(*corpus_, io::Sampler(kSequences, 7, io::Shuffle::yes), kSequence);
-  const data::BatchShare share{.micro = 1, .micro_batches = kSequences};
+  data::Batches batches(*corpus_, shuffled());
+  const data::BatchShare share{.sequence = kSequence, .micro = 1, .micro_batches = kSequences};
   std::vector<std::int32_t> first_epoch;
   for (std::int64_t epoch = 0; epoch < 2; ++epoch) {
     batches.begin(epoch * kSequences, share);
@@ -118,9 +124,8 @@ TEST_F(BatchesTest, AnEpochHasEachSequenceOnce) {
 }
 
 TEST_F(BatchesTest, ReadingAheadChangesNothing) {
-  const data::BatchShare share{.micro = 2, .micro_batches = 3};
-  data::Batches plain(*corpus_, io::Sampler(kSequences, 7, io::Shuffle::yes), kSequence),
-      ahead = data::Batches(*corpus_, io::Sampler(kSequences, 7, io::Shuffle::yes), kSequence);
+  const data::BatchShare share{.sequence = kSequence, .micro = 2, .micro_batches = 3};
+  data::Batches plain(*corpus_, shuffled()), ahead = data::Batches(*corpus_, shuffled());
   for (std::int64_t step = 0; step < 5; ++step) {
     plain.begin(step * 6, share);
     ahead.begin(step * 6, share);
@@ -134,10 +139,40 @@ TEST_F(BatchesTest, ReadingAheadChangesNothing) {
   EXPECT_EQ(load(plain, 2, 2).tokens, load(ahead, 2, 2).tokens);
 }
 
+// A curriculum that truncates: the beginnings of the same samples, in the same order.
+TEST_F(BatchesTest, AShorterStepHasTheBeginningsOfItsSamples) {
+  data::Batches whole(*corpus_, shuffled()), part(*corpus_, shuffled());
+  data::BatchShare share{.sequence = kSequence, .micro = 2, .micro_batches = 3};
+  whole.begin(8, share);
+  part.prefetch(8, share);  // of another length, as that of the step before
+  share.sequence = 3;
+  part.begin(8, share);
+  for (std::int64_t k = 0; k < 3; ++k) {
+    const Loaded want = load(whole, k, 2), got = load(part, k, 2, 3);
+    EXPECT_EQ(got.samples, want.samples);
+    for (std::size_t b = 0; b < 2; ++b) {
+      for (std::size_t t = 0; t < 3; ++t) {
+        EXPECT_EQ(got.tokens[b * 3 + t], want.tokens[b * kSequence + t]);
+        EXPECT_EQ(got.targets[b * 3 + t], want.targets[b * kSequence + t]);
+      }
+    }
+  }
+}
+
+// After a rollback a sample may have been cut for a later phase: its end is left out, or, at the
+// end of the corpus, it begins earlier.
+TEST_F(BatchesTest, NoSampleIsReadBeyondTheCorpus) {
+  data::Batches batches(*corpus_, [](std::int64_t sample) { return 36 + sample; });
+  batches.begin(0, {.sequence = kSequence, .micro = 2, .micro_batches = 1});
+  EXPECT_EQ(load(batches, 0, 2).targets,
+            (std::vector<std::int32_t>{37, 38, 39, 40, 37, 38, 39, 40}));
+}
+
 TEST_F(BatchesTest, BadTokensSurfaceWhereTheStepBegins) {
   const io::TokenCorpus small(std::vector<std::string>{(directory_ / "tokens.bin").string()}, 20);
-  data::Batches batches(small, io::Sampler(kSequences, 7, io::Shuffle::no), kSequence);
-  const data::BatchShare share{.micro = 1, .micro_batches = 2};
+  data::Batches batches(small,
+                        data::sequences_of(io::Sampler(kSequences, 7, io::Shuffle::no), kSequence));
+  const data::BatchShare share{.sequence = kSequence, .micro = 1, .micro_batches = 2};
   batches.prefetch(6, share);  // tokens 24 .. 32 of a vocabulary of 20
   EXPECT_THROW(batches.begin(6, share), DataError);
 }

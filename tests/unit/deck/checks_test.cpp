@@ -1,4 +1,8 @@
 // Conditions over several keys, presets, model directories, ranks, and what resuming allows.
+#include <algorithm>
+#include <cmath>
+
+#include "deck/curriculum.hpp"
 #include "deck/ranks.hpp"
 #include "deck/remarks.hpp"
 #include "deck/resume.hpp"
@@ -97,6 +101,93 @@ TEST(Checks, LengthsAndUnits) {
   EXPECT_EQ(
       refusal(kSmallDeck, {"model.context=2048", "batch.sequence=2048", "batch.micro=1048575"}),
       "");
+}
+
+using Table = std::vector<LengthEntry>;
+
+Table phases_of(const std::string& curriculum) {
+  return phases(small_deck({"batch.curriculum=" + curriculum}).deck.batch);
+}
+
+// In step t the length is start + (end - start) f(t / steps), rounded down to a multiple of round.
+TEST(Curriculum, GrowsFromStartToEnd) {
+  EXPECT_EQ(phases(small_deck().deck.batch), (Table{{0, 16}}));
+  EXPECT_EQ(phases_of("{}"), (Table{{0, 16}}));
+  EXPECT_EQ(phases_of("{start=4, steps=12, round=4}"), (Table{{0, 4}, {4, 8}, {8, 12}, {12, 16}}));
+  EXPECT_EQ(phases_of("{start=3, steps=10, end=9, round=4}"),
+            (Table{{0, 3}, {2, 4}, {9, 8}, {10, 9}}));
+  EXPECT_EQ(phases_of("{start=8, steps=5}"), (Table{{0, 8}, {5, 16}})) << "round is 8";
+  EXPECT_EQ(phases_of("{start=16, steps=5}"), (Table{{0, 16}}));
+  EXPECT_EQ(phases_of("{start=1, steps=1, round=1}"), (Table{{0, 1}, {1, 16}}));
+  EXPECT_EQ(phases_of("{table=[[0, 2], [5, 16], [7, 4]]}"), (Table{{0, 2}, {5, 16}, {7, 4}}));
+  for (const char* curriculum :
+       {"{start=3, steps=37, round=2}", "{start=1, steps=9, round=1, end=14}",
+        "{start=4, steps=100, round=4, kind=\"root\"}",
+        "{start=2, steps=64, round=1, kind=\"root\", degree=3}"}) {
+    const BatchSection batch =
+        small_deck({std::string("batch.curriculum=") + curriculum}).deck.batch;
+    const Curriculum& c = batch.curriculum;
+    const Table all = phases(batch);
+    for (std::int64_t t = 0; t <= 120; ++t) {
+      const double degree = c.kind == Growth::root ? static_cast<double>(c.degree) : 1;
+      const double grown =
+          std::pow(static_cast<double>(t) / static_cast<double>(c.steps), 1 / degree);
+      const auto whole = static_cast<std::int64_t>(
+          static_cast<double>(c.start) + static_cast<double>(c.end - c.start) * grown + 1e-9);
+      const std::int64_t want = t >= c.steps ? c.end : std::max(c.start, whole / c.round * c.round);
+      const auto next = std::ranges::upper_bound(all, t, {}, &LengthEntry::step);
+      EXPECT_EQ((next - 1)->length, want) << curriculum << " in step " << t;
+    }
+  }
+}
+
+TEST(Curriculum, BadOnesNameTheMemberAndTheRemedy) {
+  const std::pair<const char*, const char*> bad[] = {
+      {"5", "5 is no table"},
+      {"{start=4}", "steps is missing (or give a table)"},
+      {"{steps=4}", "start is missing (or give a table)"},
+      {"{start=0, steps=4}", "start = 0 must be an integer, 1 to 1073741824"},
+      {"{start=4, steps=4, rond=8}", "rond is no key of a curriculum (did you mean round?)"},
+      {"{start=4, steps=4, kind=\"cubic\"}", "kind = \"cubic\" must be one of linear|root"},
+      {"{start=4, steps=4, cut=\"new\"}", "cut = \"new\" must be one of truncate|anew"},
+      {"{start=4, steps=4, degree=3}", "degree has no effect: kind is not \"root\""},
+      {"{start=4, table=[[0, 4]]}", "table and start say the same thing: keep one"},
+      {"{table=[]}", "table = [] must be [step, length] pairs"},
+      {"{table=[[0, 4, 5]]}", "must be [step, length] pairs"},
+      {"{table=[[1, 4]]}", "table begins with step 1 (the first pair is [0, length])"},
+      {"{table=[[0, 4], [0, 8]]}", "table has step 0 after step 0 (steps must grow)"},
+      {"{table=[[0, 0]]}", "table has the length 0 (at least 1)"},
+      {"{table=[[0, 17]]}", "17 is more than batch.sequence = 16 (at most 16)"},
+      {"{start=4, end=20, steps=4}", "end = 20 is more than batch.sequence = 16 (at most 16)"},
+      {"{start=8, end=4, steps=4}", "start = 8 is more than end = 4 (exchange them)"}};
+  for (const auto& [curriculum, text] : bad)
+    expect_contains(refusal_of(std::string("batch.curriculum=") + curriculum), text);
+  const auto long_deck = [&](const std::string& curriculum) {
+    return refusal(kSmallDeck,
+                   {"model.context=1024", "batch.sequence=1024", "batch.curriculum=" + curriculum});
+  };
+  expect_contains(long_deck("{start=64, steps=1000, round=8}"),
+                  "has up to 121 lengths, each of which needs plans of its own (at "
+                  "most 64: give round = 16 or more)");
+  EXPECT_EQ(long_deck("{start=64, steps=1000, round=16}"), "");
+}
+
+// What batch.sequence must suit, each length must.
+TEST(Curriculum, LengthsMustSuitTheLayout) {
+  const std::vector<std::string> tensor = {"parallel.tensor=2",
+                                           "batch.curriculum={start=4, steps=9, round=3}"};
+  expect_contains(refusal(kSmallDeck, tensor),
+                  "--set #2: batch.curriculum: the 9 tokens of sequences from step 4 on do not "
+                  "divide over parallel.tensor = 2 (give multiples of 2 as start, end and round, "
+                  "or parallel.sequence = false)");
+  auto whole = tensor;
+  whole.emplace_back("parallel.sequence=false");
+  EXPECT_EQ(refusal(kSmallDeck, whole), "");
+  expect_contains(
+      refusal(kSmallDeck, {"run.reproducible=layout", "run.reproducible_tensor=4", "run.threads=1",
+                           "batch.curriculum={table=[[0, 4], [3, 6]]}"}),
+      "the 6 tokens of sequences from step 3 on do not divide over run.reproducible_tensor = 4 "
+      "(give multiples of 4 as the lengths of table)");
 }
 
 // A deck may be tried with another optimizer, which has no use for all that it says of the first.
@@ -385,6 +476,28 @@ TEST(Resume, KeysAreFreeEventsOrRefused) {
         std::tie(differences[i].key, differences[i].saved, differences[i].now, differences[i].rule),
         wanted[i]);
   }
+}
+
+// Where the corpus is cut anew, batches and lengths say which tokens a sample has.
+TEST(Resume, ACurriculumMayChangeUnlessItCutsAnew) {
+  const Deck saved = small_deck({"batch.curriculum={start=4, steps=9, round=4}"}).deck;
+  Deck now = saved;
+  now.batch.curriculum.steps = 12;
+  now.batch.global = 16;
+  now.batch.ramp = {{.step = 5, .global = 32}};
+  const auto rules = [](const Deck& before, const Deck& after) {
+    std::vector<std::pair<std::string, OnResume>> all;
+    for (const auto& d : compare_for_resume(before, after)) all.emplace_back(d.key, d.rule);
+    return all;
+  };
+  using Rules = std::vector<std::pair<std::string, OnResume>>;
+  EXPECT_EQ(rules(saved, now), (Rules{{"batch.global", OnResume::event},
+                                      {"batch.ramp", OnResume::event},
+                                      {"batch.curriculum", OnResume::event}}));
+  now.batch.curriculum.cut = Cut::anew;
+  EXPECT_EQ(rules(saved, now), (Rules{{"batch.global", OnResume::refused},
+                                      {"batch.ramp", OnResume::refused},
+                                      {"batch.curriculum", OnResume::refused}}));
 }
 
 }  // namespace

@@ -282,5 +282,46 @@ TEST(LearningRate, StableDecayTokensCountBackFromTheEndOfTheRun) {
   EXPECT_NEAR(rate.at(200), kMin, close(kLr));
 }
 
+// By tokens the curve is that by steps where all steps are alike.
+TEST(LearningRate, ByTokensOfEqualStepsIsBySteps) {
+  for (const auto kind : {ScheduleKind::linear, ScheduleKind::cosine, ScheduleKind::wsd,
+                          ScheduleKind::step, ScheduleKind::inverse_sqrt}) {
+    for (const auto warmup : {deck::Warmup::linear, deck::Warmup::log}) {
+      ScheduleSection s = schedule(kind, 10);
+      s.warmup = warmup;
+      s.step_size = 7;
+      if (kind == ScheduleKind::wsd) s.decay_steps = 30;
+      const LearningRate steps(s, kLr, timeline, 110);
+      s.by = deck::ScheduleBy::tokens;
+      const LearningRate tokens(s, kLr, timeline, 110);
+      EXPECT_EQ(tokens.decay_steps(), steps.decay_steps());
+      for (int u = 1; u <= 120; ++u)
+        EXPECT_NEAR(tokens.at(u), steps.at(u), 4 * close(kLr)) << enum_word(kind) << u;
+    }
+  }
+}
+
+// The rate after a share of the run's tokens is the same, however many steps they took.
+TEST(LearningRate, ByTokensShortSequencesMoveTheCurveLess) {
+  deck::BatchSection short_first = batch(4, {{.step = 121, .global = 8}});
+  short_first.curriculum.table = {{.step = 0, .length = 5}, {.step = 101, .length = 10}};
+  // 100 steps of 20 tokens, 20 of 40 and 10 of 80: 3600 tokens in 130 steps.
+  const Timeline grows(short_first, 100);
+  ScheduleSection s = schedule(ScheduleKind::cosine, 13);  // a tenth of the run
+  s.by = deck::ScheduleBy::tokens;
+  const LearningRate rate(s, kLr, grows, 130);
+  for (int u = 1; u <= 130; ++u) {
+    const int tokens = u <= 100 ? 20 * u : u <= 120 ? 2000 + 40 * (u - 100) : 2800 + 80 * (u - 120);
+    const double cosine = std::cos(std::numbers::pi * (tokens - 360) / 3240);
+    const double want = tokens < 360 ? kLr * tokens / 360 : kMin + (kLr - kMin) * (1 + cosine) / 2;
+    EXPECT_NEAR(rate.at(u), want, 4 * close(kLr)) << u;
+  }
+  ASSERT_EQ(rate.turns(9).size(), 2U);
+  EXPECT_EQ(rate.turns(9)[0].update, 18);  // 360 tokens
+  s.warmup_steps.reset();
+  s.warmup_tokens = 2400;  // the same in steps as in tokens
+  EXPECT_EQ(LearningRate(s, kLr, grows, 130).turns(9)[0].update, 110);
+}
+
 }  // namespace
 }  // namespace tessera::optim

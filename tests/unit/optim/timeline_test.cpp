@@ -1,10 +1,11 @@
-// Steps and samples of batches that ramp up, against counting step by step.
+// Steps, samples and tokens of batches and sequences that grow, against counting step by step.
 #include "optim/timeline.hpp"
 
 #include <gtest/gtest.h>
 
 #include <limits>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "core/error.hpp"
@@ -15,6 +16,9 @@ namespace {
 deck::BatchSection batch(std::int64_t global, std::vector<deck::RampEntry> ramp) {
   return {.sequence = 3, .micro = 1, .global = global, .ramp = std::move(ramp)};
 }
+
+constexpr Amount samples(std::int64_t count) { return {count, Amount::Of::samples}; }
+constexpr Amount tokens(std::int64_t count) { return {count, Amount::Of::tokens}; }
 
 TEST(Timeline, EqualsCountingStepByStep) {
   std::mt19937 random(1);
@@ -28,33 +32,66 @@ TEST(Timeline, EqualsCountingStepByStep) {
       step += 1 + pick(6);
       ramp.push_back({.step = step, .global = 1 + pick(9)});
     }
-    const Timeline timeline(batch(1 + pick(9), ramp), 50);
-    std::int64_t samples = 0;
+    deck::BatchSection b = batch(1 + pick(9), ramp);
+    step = 0;
+    for (std::int64_t n = pick(4); n > 0; --n) {
+      b.curriculum.table.push_back({.step = step, .length = 1 + pick(3)});
+      step += 1 + pick(6);
+    }
+    const Timeline timeline(b, 50);
+    std::int64_t have_samples = 0, have_tokens = 0;
     for (std::int64_t s = 1; s <= 40; ++s) {
-      std::int64_t expected = timeline.global(0);
+      std::int64_t global = b.global, length = 3;
       for (const auto& entry : ramp) {
-        if (entry.step <= s) expected = entry.global;
+        if (entry.step <= s) global = entry.global;
       }
-      ASSERT_EQ(timeline.global(s), expected);
-      // The fewest steps that consume so many samples: the ones that this step reaches first.
-      for (std::int64_t n = samples + 1; n <= samples + expected; ++n) {
-        ASSERT_EQ(timeline.steps_for_samples(n), s) << n << " samples";
+      for (const auto& entry : b.curriculum.table) {
+        if (entry.step <= s) length = entry.length;
       }
-      samples += expected;
-      ASSERT_EQ(timeline.samples_after(s), samples);
+      ASSERT_EQ(timeline.global(s), global);
+      ASSERT_EQ(timeline.sequence(s), length);
+      // The fewest steps that consume so much: the ones that this step reaches first.
+      for (std::int64_t n = have_samples + 1; n <= have_samples + global; ++n)
+        ASSERT_EQ(timeline.steps_for(samples(n)), s) << n << " samples";
+      for (std::int64_t n = have_tokens + 1; n <= have_tokens + global * length; ++n)
+        ASSERT_EQ(timeline.steps_for(tokens(n)), s) << n << " tokens";
+      have_samples += global;
+      have_tokens += global * length;
+      ASSERT_EQ(timeline.samples_after(s), have_samples);
+      ASSERT_EQ(timeline.tokens_after(s), have_tokens);
     }
     EXPECT_EQ(timeline.samples_after(0), 0);
-    EXPECT_EQ(timeline.steps_for_samples(0), 0);
+    EXPECT_EQ(timeline.steps_for(samples(0)), 0);
   }
 }
 
-TEST(Timeline, RoundsTokensAndEpochsUp) {
-  const Timeline timeline(batch(4, {}), 50);
-  EXPECT_EQ(timeline.samples_of_tokens(12), 4);
-  EXPECT_EQ(timeline.samples_of_tokens(13), 5);
-  EXPECT_EQ(timeline.samples_of_epochs(1), 50);
-  EXPECT_EQ(timeline.samples_of_epochs(0.03), 2);
-  EXPECT_EQ(timeline.samples_of_epochs(1e300), std::int64_t{1} << 60) << "no run is as long";
+TEST(Timeline, GoesOnFromWhatStepsOfOtherSizesConsumed) {
+  deck::BatchSection b = batch(4, {{.step = 11, .global = 8}});
+  b.curriculum.table = {{.step = 0, .length = 1}, {.step = 9, .length = 3}};
+  // From step 5 on: four steps of 4 x 1 to step 8, two of 4 x 3, then 8 x 3 each.
+  const RunPosition at{.step = 4, .samples = 100, .tokens = 1000};
+  const Timeline timeline(b, 50);
+  EXPECT_EQ(timeline.steps_for(tokens(1000), at), 4);
+  EXPECT_EQ(timeline.steps_for(tokens(1016), at), 8);
+  EXPECT_EQ(timeline.steps_for(tokens(1040), at), 10);
+  EXPECT_EQ(timeline.steps_for(tokens(1041), at), 11);
+  EXPECT_EQ(timeline.steps_for(samples(124), at), 10);
+  EXPECT_EQ(timeline.steps_for(samples(133), at), 12);
+}
+
+TEST(Timeline, AnEpochIsItsSequencesOrCutAnewItsTokens) {
+  deck::BatchSection b = batch(4, {});
+  const auto epoch = [&](double count) {
+    const Amount amount = Timeline(b, 50).of_epochs(count);
+    return std::pair(amount.count, amount.of);
+  };
+  EXPECT_EQ(epoch(1), std::pair(std::int64_t{50}, Amount::Of::samples));
+  EXPECT_EQ(epoch(0.03), std::pair(std::int64_t{2}, Amount::Of::samples));
+  EXPECT_EQ(epoch(1e300).first, std::int64_t{1} << 60) << "no run is as long";
+  b.curriculum.table = {{.step = 0, .length = 1}};
+  EXPECT_EQ(epoch(1).second, Amount::Of::samples);
+  b.curriculum.cut = deck::Cut::anew;
+  EXPECT_EQ(epoch(1), std::pair(std::int64_t{150}, Amount::Of::tokens));
 }
 
 TEST(Timeline, TheFirstLimitEndsTheRun) {
@@ -87,7 +124,7 @@ TEST(Timeline, ScalesTheRateToTheLastBatchOfTheRamp) {
 }
 
 TEST(Timeline, RefusesEpochsOfUnknownData) {
-  EXPECT_THROW(Timeline(batch(4, {}), 0).samples_of_epochs(1), InternalError);
+  EXPECT_THROW(Timeline(batch(4, {}), 0).of_epochs(1), InternalError);
 }
 
 }  // namespace

@@ -69,6 +69,29 @@ TEST(Survey, FindsWhatAnyRankNeedsMostOfOnRandomLayouts) {
   }
 }
 
+// Of a run with steps of several shapes, what the largest needs of each arena.
+TEST(Survey, HasTheArenasOfEachShape) {
+  Case c = make_case(2, 4, 2, ReduceWhen::step);
+  std::vector<PlanShape> shapes(3, c.shape);
+  shapes[1].sequence = shapes[2].sequence = 4;
+  shapes[2].micro_batches *= 2;
+  const Survey all = survey(c.inputs, shapes, distinct_places(c.inputs), one_device());
+  ASSERT_FALSE(all.ranks.empty());
+  for (const RankFigures& f : all.ranks) {
+    ASSERT_EQ(f.arenas.size(), 3U);
+    ArenaBytes most{};
+    for (std::size_t i = 0; i < shapes.size(); ++i) {
+      const Plan plan = make_plan(c.inputs, shapes[i], f.place);
+      EXPECT_EQ(f.arenas[i], plan.arena_bytes);
+      most = most_of(most, plan.arena_bytes);
+    }
+    EXPECT_EQ(f.ledger.arenas, most);
+    EXPECT_EQ(f.ledger.of(BufferPurpose::activations),
+              make_ledger(make_plan(c.inputs, shapes[0], f.place)).of(BufferPurpose::activations));
+    EXPECT_EQ(f.flop, total_flop(make_plan(c.inputs, shapes[0], f.place)));
+  }
+}
+
 TEST(Survey, PlansFewOfManyRanks) {
   Case c = make_case(3, 4096, 1, ReduceWhen::step);
   for (int r = 0; r < 4096; ++r) c.inputs.layout.node_of.push_back(r / 8);

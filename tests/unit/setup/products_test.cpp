@@ -50,6 +50,14 @@ TEST(CheckProducts, TakesWhatIsEven) {
 }
 
 TEST(CheckProducts, NamesKeyValueAndRemedy) {
+  EXPECT_EQ(refusal({"batch.sequence=24", "batch.micro=2", "batch.curriculum={table=[[0, 8]]}"}),
+            "");
+  EXPECT_EQ(refusal({"batch.sequence=24", "batch.micro=2",
+                     "batch.curriculum={table=[[0, 8], [5, 12], [7, 20]]}"}),
+            "--set #3: precision.matmul = \"fp8\" needs multiples of 16, but batch.micro x the "
+            "length from step 5 on = 2 x 12 is 24 (give a multiple of 8 as the lengths of "
+            "batch.curriculum, or "
+            "precision.matmul = \"same\")");
   EXPECT_EQ(refusal({"batch.sequence=12", "batch.micro=2"}),
             "--set #1: precision.matmul = \"fp8\" needs multiples of 16, but batch.micro x "
             "batch.sequence = 2 x 12 is 24 (give a multiple of 8 as batch.sequence, or "

@@ -7,6 +7,7 @@
 #include "core/error.hpp"
 #include "setup/budget.hpp"
 #include "setup/groups.hpp"
+#include "setup/shapes.hpp"
 #include "setup/threads.hpp"
 #include "unit/deck/deck_text.hpp"
 
@@ -112,6 +113,37 @@ TEST_F(Threads, SaysThatTheEnvironmentGivesNoNumber) {
           << e.what();
     }
   }
+}
+
+using Extents = std::vector<std::pair<std::int64_t, std::int64_t>>;
+
+/// Sequence and micro-batches of the shapes of a purpose.
+Extents extents(const std::vector<plan::PlanShape>& shapes, plan::PlanPurpose purpose) {
+  Extents all;
+  for (const plan::PlanShape& shape : shapes) {
+    if (shape.purpose == purpose) all.emplace_back(shape.sequence, shape.micro_batches);
+  }
+  return all;
+}
+
+// A plan for what steps there are, not for every length with every batch.
+TEST(Shapes, AreThoseOfThePhases) {
+  using plan::PlanPurpose;
+  const auto shapes_of = [](const std::vector<std::string>& sets) {
+    return training_shapes(deck::small_deck(sets).deck, 2);
+  };
+  const auto shapes = shapes_of({"batch.curriculum={start=4, end=12, steps=8, round=4}",
+                                 "batch.ramp=[[6, 16], [20, 32]]", "data.validation=[\"v\"]"});
+  const Extents steps = {{12, 8}, {4, 4}, {8, 4}, {8, 8}, {12, 16}};
+  EXPECT_EQ(extents(shapes, PlanPurpose::train), steps) << "first one of the longest sequences";
+  EXPECT_EQ(extents(shapes, PlanPurpose::train_snapshot), steps);
+  EXPECT_EQ(extents(shapes, PlanPurpose::evaluate), (Extents{{16, 4}})) << "of batch.sequence";
+  const auto largest = largest_shapes(shapes);
+  ASSERT_EQ(largest.size(), 2U);
+  EXPECT_EQ(extents(largest, PlanPurpose::train_snapshot), (Extents{{12, 16}}));
+  EXPECT_EQ(extents(largest, PlanPurpose::evaluate), (Extents{{16, 4}}));
+  EXPECT_EQ(extents(shapes_of({"batch.ramp=[[6, 16]]"}), PlanPurpose::train),
+            (Extents{{16, 4}, {16, 8}}));
 }
 
 }  // namespace

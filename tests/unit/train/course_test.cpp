@@ -77,5 +77,33 @@ TEST(Course, ACooldownIsNoJump) {
   EXPECT_TRUE(moved(before, linear));
 }
 
+// A run that goes on counts the tokens of the steps that it had, whatever the deck says now.
+TEST(Course, CountsTheTokensOfEachStepsLength) {
+  deck::Deck deck = deck_of_course();
+  deck.batch.curriculum.table = {{.step = 0, .length = 4}, {.step = 5, .length = 16}};
+  deck.run.steps.reset();
+  deck.run.tokens = 2 * 2 * 4 + 2 * 4 * 4 + 4 * 4 * 16 + 8 * 8 * 16;  // steps 1 to 16
+  Course course(deck);
+  course.set_data(100);
+  EXPECT_EQ(course.steps(), 16);
+  for (int step = 1; step <= 6; ++step) course.count_step(true);
+  EXPECT_EQ(course.progress.tokens, 2 * 2 * 4 + 2 * 4 * 4 + 2 * 4 * 16);
+  EXPECT_EQ(course.tokens(6), 4 * 16);
+  io::CheckpointHeader header;
+  course.save_to(header);
+  EXPECT_EQ(header.tokens, course.progress.tokens);
+  // A rollback passes over samples, which count as if they were of the next step.
+  course.skip_to(course.progress.samples + 10);
+  EXPECT_EQ(course.progress.tokens, header.tokens + 10 * 16);
+  course.restore(header, deck);
+  EXPECT_EQ(course.progress.tokens, header.tokens);
+  deck.batch.curriculum = {};
+  deck.batch.ramp = {};  // 2 sequences of 16
+  Course other(deck);
+  other.progress = course.progress;
+  other.set_data(100);
+  EXPECT_EQ(other.steps(), 6 + (*deck.run.tokens - header.tokens) / 32);
+}
+
 }  // namespace
 }  // namespace tessera::train
