@@ -389,6 +389,21 @@ TEST_F(NcclPipelines, GoOverNodesInHops) {
   }
 }
 
+// Muon's matrices go home over NCCL, and come back.
+TEST_F(NcclPipelines, SendMatricesHome) {
+  if (session().size() != 4) return;
+  const auto muon = [](plan::PlanInputs& in) {
+    in.numerics.layout_mode = true;
+    in.optimizer = optim::muon();
+  };
+  const auto want = losses({}, {}, false, 4, muon);
+  EXPECT_NE(want, losses({}, {}, false, 4, [&](plan::PlanInputs& in) {
+              muon(in);
+              in.optimizer = optim::adam();
+            }));
+  EXPECT_EQ(losses({.data = 4}, {}, true, 4, muon), want);
+}
+
 TEST_F(NcclGroups, SayThatTheGpuIsFull) {
   nccl_said().state = ncclUnhandledCudaError;
   nccl_said().why = "Cuda failure 2 'out of memory'";

@@ -163,6 +163,43 @@ TEST_P(LoopbackGroups, ExchangeSlotsAmongSome) {
   }
 }
 
+// Each rank sends each another number of elements, itself too, and some nothing.
+TEST_P(LoopbackGroups, ExchangeRanges) {
+  for (unsigned seed = 0; seed < 4; ++seed) {
+    const auto count = [&](std::int64_t from, std::int64_t to) {
+      const std::int64_t some = (3 * from + 5 * to + seed) % 4;
+      return some * some * kShards[seed % 2];
+    };
+    const auto value = [&](std::int64_t from, std::int64_t to, std::int64_t i) {
+      return static_cast<float>(from * 1000003 + to * 7919 + i % 4093);
+    };
+    std::vector<std::vector<float>> send(ranks_), receive(ranks_), expected(ranks_);
+    for (std::int64_t from = 0; from < size_; ++from) {
+      for (std::int64_t to = 0; to < size_; ++to) {
+        for (std::int64_t i = 0; i < count(from, to); ++i)
+          send[static_cast<std::size_t>(from)].push_back(value(from, to, i));
+        for (std::int64_t i = 0; i < count(to, from); ++i)
+          expected[static_cast<std::size_t>(from)].push_back(value(to, from, i));
+      }
+    }
+    Ranks(size_, sends_, seed).run([&](std::int64_t rank) {
+      const auto r = static_cast<std::size_t>(rank);
+      receive[r].resize(expected[r].size());
+      const auto all = [&](std::vector<float>& v) {
+        return v.empty() ? View() : view(v, 0, std::ssize(v));
+      };
+      AllToAllV call{.send = all(send[r]), .receive = all(receive[r])};
+      for (std::int64_t other = 0; other < size_; ++other) {
+        call.send_counts.push_back(count(rank, other));
+        call.receive_counts.push_back(count(other, rank));
+      }
+      return call;
+    });
+    for (std::size_t r = 0; r < ranks_; ++r)
+      EXPECT_TRUE(receive[r] == expected[r]) << "rank " << r << ", seed " << seed;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Sizes, LoopbackGroups,
                          testing::Combine(testing::Values(1, 2, 3, 4, 5),
                                           testing::Values(Sends::buffered, Sends::synchronous)));
