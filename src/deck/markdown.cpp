@@ -31,8 +31,8 @@ architecture is refused also when the checkpoint is an imported model or is only
 constexpr std::string_view kCurricula = R"(
 A curriculum has the length of sequences grow over the first steps (Li et al. 2021, "Curriculum
 learning: a regularization method for efficient and stable billion-scale GPT model pre-training").
-Large models are then trained with larger batches and learning rates without leaps of the loss, and
-their first steps are cheaper:
+Large models then start without leaps of the loss at larger batches and learning rates, and the first
+steps are cheaper:
 
     [batch]
     sequence = 1024
@@ -61,7 +61,7 @@ curriculum nor `batch.global` and `batch.ramp` may change then. A rollback (`gua
 samples in an earlier phase, where their ends are left out.
 
 A length must suit what `batch.sequence` must suit (`parallel.tensor`, `precision.matmul`), and there
-are at most 64 phases, since each has plans of its own. The loss is a mean over the step's tokens, so
+are at most 64 phases, since each has plans of its own, which `check` lists with their memory. The loss is a mean over the step's tokens, so
 it compares between lengths; evaluation always has `batch.sequence` tokens. `schedule.by = "tokens"`
 has the learning rate follow the tokens that were seen, which short sequences move less, and
 `tessera check DECK --schedule` draws the length with the batch. `{}` is no curriculum, as for --set.
