@@ -31,8 +31,8 @@ architecture is refused also when the checkpoint is an imported model or is only
 constexpr std::string_view kCurricula = R"(
 A curriculum has the length of sequences grow over the first steps (Li et al. 2021, "Curriculum
 learning: a regularization method for efficient and stable billion-scale GPT model pre-training").
-Large models are then trained with larger batches and learning rates without leaps of the loss, and
-their first steps are cheaper:
+Large models then start without leaps of the loss at larger batches and learning rates, and the
+first steps are cheaper:
 
     [batch]
     sequence = 1024
@@ -40,31 +40,29 @@ their first steps are cheaper:
     # or
     curriculum = {table = [[0, 64], [4000, 256], [12000, 1024]], cut = "anew"}
 
-| member | allowed | default | meaning |
-|---|---|---|---|
-| `start` | an integer, >= 1 | *required*, without `table` | tokens of a sequence in step 0 |
-| `end` | `start` or more | `batch.sequence` | in step `steps` and later; no more than `batch.sequence` |
-| `steps` | an integer, >= 1 | *required*, without `table` | the first step with sequences of `end` tokens |
-| `round` | an integer, >= 1 | `8` | lengths between `start` and `end` are multiples of it, rounded down |
-| `kind` | linear, root | `linear` | in step t, `start` + (`end` - `start`) t / `steps`, or with the root of t / `steps` |
-| `degree` | an integer, 1 to 16 | `2` | of that root |
-| `table` | [step, length] pairs | | in place of these: from that step on this length; the first step is 0 |
-| `cut` | truncate, anew | `truncate` | where a step's sequences are in the corpus |
+- `start`: tokens of a sequence in step 0. In step t a sequence has `start` + (`end` - `start`)
+  t / `steps` tokens, rounded down to a multiple of `round` (8), but no fewer than `start`.
+- `end`: tokens of a sequence in step `steps` and later; `batch.sequence` unless given, and no more.
+- `kind`: `"linear"`, or `"root"`, with which the root of t / `steps` is in place of t / `steps`;
+  `degree` (2) is that of the root, 16 at most.
+- `table`, in place of all these: [step, length] pairs, from that step on that length; the first
+  step is 0. There may be 64 lengths at most, as each has plans of its own, which `check` lists with
+  their memory.
+- `cut`: `"truncate"` or `"anew"`, which says where in the corpus a step's sequences are.
 
 With `cut = "truncate"` a sequence is the beginning of the one that the step would have at
 `batch.sequence` tokens, and the rest of that is not trained on; an epoch is over when each sequence
-of full length has been used. With `cut = "anew"` each phase, the steps of one length, has the corpus
-cut into sequences of its own length. Phases share an epoch out among them: each has its part of
-every stretch of the corpus, in an order that the seed shuffles, and each token is trained on once.
-Which tokens these are follows from the batches and lengths of all steps: within a run neither the
-curriculum nor `batch.global` and `batch.ramp` may change then. A rollback (`guard.spike`) has later
-samples in an earlier phase, where their ends are left out.
+of full length has been used. With `cut = "anew"` each phase, the steps of one length, has the
+corpus cut into sequences of its own length. Phases share an epoch out among them: each has its part
+of every stretch of the corpus, in an order that the seed shuffles, and each token is trained on
+once. Which tokens these are follows from the batches and lengths of all steps: within a run neither
+the curriculum nor `batch.global` and `batch.ramp` may change then. A rollback (`guard.spike`) has
+later samples in an earlier phase, where their ends are left out.
 
-A length must suit what `batch.sequence` must suit (`parallel.tensor`, `precision.matmul`), and there
-are at most 64 phases, since each has plans of its own. The loss is a mean over the step's tokens, so
-it compares between lengths; evaluation always has `batch.sequence` tokens. `schedule.by = "tokens"`
-has the learning rate follow the tokens that were seen, which short sequences move less, and
-`tessera check DECK --schedule` draws the length with the batch. `{}` is no curriculum, as for --set.
+A length must suit what `batch.sequence` must suit: `parallel.tensor`, `run.reproducible_tensor` and
+`precision.matmul`. The loss is a mean over the step's tokens, so it compares between lengths;
+evaluation always has `batch.sequence` tokens. `schedule.by = "tokens"` has the learning rate follow
+the tokens that were seen, which short sequences move less. `{}` is no curriculum, as for --set.
 )";
 
 constexpr std::string_view kSchedules = R"(

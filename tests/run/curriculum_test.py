@@ -18,9 +18,10 @@ DECK = {"model__heads": 4, "model__hidden": 32, "model__layers": 4, "model__drop
         "run__reproducible": "layout", "run__reproducible_tensor": 2, "run__threads": 1,
         "batch__ramp": [[7, 16]], "checkpoint__every": 4, "checkpoint__keep": 9,
         "schedule__by": "tokens"}
+# Of each cut: ranks and layouts, the first of which goes on from a checkpoint on the last.
 LAYOUTS = {
-    "truncate": [(2, {"zero__stage": 3}), (2, {"parallel__tensor": 2}),
-                 (4, {"parallel__pipeline": 2, "zero__stage": 2, "recompute__policy": "full"})],
+    "truncate": [(2, {"zero__stage": 3}), (4, {"parallel__pipeline": 2, "parallel__tensor": 2,
+                                               "recompute__policy": "full"})],
     "anew": [(4, {"parallel__tensor": 2, "zero__stage": 1}), (2, {"parallel__pipeline": 2})]}
 
 
@@ -32,13 +33,6 @@ class CurriculumTest(RunTest):
     def steps(self, name):
         return list(metrics.last_steps(metrics.read_events(self.dir / name)).values())
 
-    def restart_from(self, name, step, ranks, deck, *sets, expect=0):
-        """Goes on from a checkpoint of before the end; steps done again must have the same bits."""
-        for path in (self.dir / name / "checkpoints").glob("step_*"):
-            if int(path.name[5:]) > step:
-                shutil.rmtree(path)
-        return self.train(ranks, deck, *sets, expect=expect)
-
     def test_every_layout_and_restart_has_the_same_bits(self):
         losses = {}
         for cut, layouts in LAYOUTS.items():
@@ -46,17 +40,19 @@ class CurriculumTest(RunTest):
                                                             data__validation=[str(self.corpus)]))
             self.assertEqual(len(want), 12)
             self.expect_events(cut)
-            for n, (ranks, changes) in enumerate(layouts):
+            runs = layouts if cut == "truncate" else layouts[:1]
+            for n, (ranks, changes) in enumerate(runs):
                 with self.subTest(cut=cut, ranks=ranks, **changes):
                     name = f"{cut}_{n}"
                     deck = self.deck_of(name, cut, **changes)
                     self.assertEqual(self.train(ranks, deck), want)
-                    # Steps 4 and 8 are within phases; a ramp of batches begins between them.
-                    other = layouts[n - 1]
-                    if n > 1:
-                        continue
-                    deck = self.deck_of(name, cut, **other[1])
-                    self.assertEqual(self.restart_from(name, 8 if n else 4, other[0], deck), want)
+            # Step 4 is within a phase. Steps that are done again must have the same bits.
+            ranks, changes = layouts[-1]
+            deck = self.deck_of(f"{cut}_0", cut, **changes)
+            for path in (self.dir / f"{cut}_0" / "checkpoints").glob("step_*"):
+                if path.name != "step_00000004":
+                    shutil.rmtree(path)
+            self.assertEqual(self.train(ranks, deck), want)
         self.assertNotEqual(losses["truncate"], losses["anew"], "they read other tokens")
         self.what_may_change()
 
