@@ -204,7 +204,7 @@ lacks("checkpoints go on under any layout and number of ranks", ZERO, elastic_ch
 lacks("every parameter of a model is used, and the plan is proved before the first step", ZERO,
       ignore_unused_parameters=BOOLEAN, log_trace_cache_warnings=BOOLEAN,
       enable_sanity_checks=BOOLEAN)
-lacks("Muon is not available in this version", ZERO, off=False,
+lacks("the moments of muon lie where offload.optimizer says", ZERO, off=False,
       save_muon_momentum_buffer_in_memory=BOOLEAN)
 lacks("zero.tiles cuts the matrices of a layer, of whatever kind", ZERO,
       memory_efficient_linear=BOOLEAN, override_module_apply=BOOLEAN, leaf_module=OBJECT)

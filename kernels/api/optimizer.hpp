@@ -78,7 +78,7 @@ enum class UpdateRule : std::uint8_t {
   ///   m += (1 - beta1) * (g - m),  direction = m;  nesterov: direction = g + beta1 * (m - g).
   muon_moment,
   /// And after that, with decoupled decay; direction is what was made of it:
-  ///   master -= lr * (scale * direction + decay * master).
+  ///   master -= lr * (direction + decay * master).
   muon,
 };
 
@@ -137,7 +137,6 @@ struct UpdateSettings {
   float trust_min = 0.01F, trust_max = 10;
   float lr_factor = 1;  // of the step's lr
   float average_decay = 0;
-  float scale = 1;        // of muon
   bool nesterov = false;  // of sgd and muon_moment
 };
 

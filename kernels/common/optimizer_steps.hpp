@@ -157,10 +157,10 @@ struct MuonStep {
   float rate, keep;
 
   TESSERA_INLINE MuonStep(const UpdateSettings& a, const float* scalars, float)
-      : rate(-rate_of(a, scalars) * a.scale), keep(1.0F - rate_of(a, scalars) * a.decay) {}
+      : rate(-rate_of(a, scalars)), keep(fmadd(rate, a.decay, 1.0F)) {}
 
   template <typename F>
-  TESSERA_INLINE void operator()(F direction, F& master, F*) const {
+  TESSERA_INLINE void operator()(F direction, F& master) const {
     master = fmadd(direction, F(rate), master * F(keep));
   }
 };

@@ -40,7 +40,9 @@ void run(const OptimizerUpdate& a, const Context& context) {
     for (int s = 0; s < S; ++s) arrays.state[s] = a.state[static_cast<std::size_t>(s)].as<M>();
     const std::int64_t blocks = std::min<std::int64_t>(ceil_div(ceil_div(n, V), kUpdateThreads),
                                                        32 * context.multiprocessors);
-    if constexpr (kPass == UpdatePass::direct) {
+    if constexpr (kPass == UpdatePass::move) {
+      launch(on(context, a.name().data(), blocks, kUpdateThreads), move_kernel<Step, G, P>, arrays);
+    } else if constexpr (kPass == UpdatePass::direct) {
       launch(on(context, a.name().data(), blocks, kUpdateThreads), direct_kernel<Step, M, G, P>,
              arrays);
     } else if constexpr (kPass == UpdatePass::first) {

@@ -53,45 +53,32 @@ __device__ __forceinline__ float block_trust(const std::int64_t* sums,
 template <typename Step, typename M, typename G, typename P>
 __global__ void __launch_bounds__(kUpdateThreads)
     update_kernel(UpdateArrays<M, G, P, Step::kStates> a) {
-  constexpr int V = kRun<G, P>, S = Step::kStates, kRoom = S > 0 ? S : 1;
+  constexpr int V = kRun<G, P>, S = Step::kStates;
   const bool apply = a.verdict[static_cast<int>(VerdictField::apply)] != 0.0F;
   if (!apply && a.parameter == nullptr) return;
   const float coefficient = a.verdict[static_cast<int>(VerdictField::coefficient)];
-  constexpr UpdatePass kPass = pass_of(Step::kRule);
-  constexpr bool kOnly = kPass == UpdatePass::only, kMove = kPass == UpdatePass::move;
-  float trust = 1;
-  if constexpr (kPass == UpdatePass::second) {
-    if (apply) trust = block_trust(a.sums, a.settings);
-  }
-  const Step step(a.settings, a.scalars, trust);
+  constexpr bool kOnly = pass_of(Step::kRule) == UpdatePass::only;
+  const Step step(a.settings, a.scalars, kOnly || !apply ? 1.0F : block_trust(a.sums, a.settings));
   const std::uint32_t salt = salt_of(a.scalars);
   const std::int64_t stride = std::int64_t{gridDim.x} * kUpdateThreads * V;
   for (std::int64_t i = (std::int64_t{blockIdx.x} * kUpdateThreads + threadIdx.x) * V; i < a.n;
        i += stride) {
     const int count = a.n - i < V ? static_cast<int>(a.n - i) : V;
-    float g[V], w[V], state[kRoom][V];
+    float g[V], w[V], state[S][V];
     load(a.master + i, count, a.wide, w);
     if (!apply) {
       store(a.parameter + i, count, a.wide, w);
       continue;
     }
-    if constexpr (kOnly) {
-      load(a.along + i, count, a.wide, g);
-    } else if constexpr (kMove) {
-#pragma unroll
-      for (int j = 0; j < V; ++j) g[j] = 0;
-      if (a.along != nullptr) load(a.along + i, count, a.wide, g);
-    }
+    if constexpr (kOnly) load(a.along + i, count, a.wide, g);
 #pragma unroll
     for (int s = 0; s < S; ++s) load(a.state[s] + i, count, a.wide, state[s]);
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-      float now[kRoom];
+      float now[S];
 #pragma unroll
       for (int s = 0; s < S; ++s) now[s] = state[s][j];
-      if constexpr (kMove) {
-        step(g[j], w[j], now);
-      } else if constexpr (kOnly) {
+      if constexpr (kOnly) {
         step(g[j] * coefficient, w[j], now);
         round_state<M>(now, w[j], salt);
 #pragma unroll
@@ -111,6 +98,38 @@ __global__ void __launch_bounds__(kUpdateThreads)
 #pragma unroll
       for (int j = 0; j < V; ++j) average[j] = averaged(average[j], w[j], a.settings.average_decay);
       store(a.average + i, count, a.wide, average);
+    }
+    if (a.parameter != nullptr) store(a.parameter + i, count, a.wide, w);
+  }
+}
+
+/// Weights move along directions, which are 0 where there are none.
+template <typename Step, typename G, typename P>
+__global__ void __launch_bounds__(kUpdateThreads)
+    move_kernel(UpdateArrays<float, G, P, Step::kStates> a) {
+  constexpr int V = kRun<G, P>;
+  const bool apply = applies(a.verdict);
+  if (!apply && a.parameter == nullptr) return;
+  const Step step(a.settings, a.scalars, 1);
+  const std::int64_t stride = std::int64_t{gridDim.x} * kUpdateThreads * V;
+  for (std::int64_t i = (std::int64_t{blockIdx.x} * kUpdateThreads + threadIdx.x) * V; i < a.n;
+       i += stride) {
+    const int count = a.n - i < V ? static_cast<int>(a.n - i) : V;
+    float w[V], along[V] = {};
+    load(a.master + i, count, a.wide, w);
+    if (apply) {
+      if (a.along != nullptr) load(a.along + i, count, a.wide, along);
+#pragma unroll
+      for (int j = 0; j < V; ++j) step(along[j], w[j]);
+      store(a.master + i, count, a.wide, w);
+      if (a.average != nullptr) {
+        float average[V];
+        load(a.average + i, count, a.wide, average);
+#pragma unroll
+        for (int j = 0; j < V; ++j)
+          average[j] = averaged(average[j], w[j], a.settings.average_decay);
+        store(a.average + i, count, a.wide, average);
+      }
     }
     if (a.parameter != nullptr) store(a.parameter + i, count, a.wide, w);
   }

@@ -9,10 +9,11 @@
 
 namespace tessera::optim {
 
-/// A length in steps as its share of the run's tokens.
+/// A length in steps as its share of the run's tokens; one that no run reaches as such a one.
 Amount LearningRate::as_amount(std::int64_t steps) const {
+  constexpr double kForever = 0x1p60;  // so that sums of two such lengths fit 64 bits
   const double share = static_cast<double>(steps) / static_cast<double>(run_);
-  return Timeline::of_tokens(std::llround(share * tokens_));
+  return Timeline::of_tokens(std::llround(std::min(share * tokens_, kForever)));
 }
 
 /// Of a length of which one form is given: what is consumed by then. Nothing for a length in

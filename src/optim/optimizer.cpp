@@ -24,9 +24,9 @@ kernels::OptimizerUpdate call_of(kernels::UpdateRule rule, const UpdateViews& x,
                                  const UpdateTerms& terms, kernels::UpdateSettings settings) {
   const kernels::UpdatePass pass = kernels::pass_of(rule);
   const bool moves = kernels::moves_weights(pass);
-  settings.decay = static_cast<float>(terms.weight_decay);
-  settings.lr_factor = static_cast<float>(terms.lr_factor);
-  settings.scale = static_cast<float>(terms.scale);
+  // What an orthogonal matrix is multiplied with is not of decay.
+  settings.decay = static_cast<float>(terms.weight_decay / terms.scale);
+  settings.lr_factor = static_cast<float>(terms.lr_factor * terms.scale);
   kernels::OptimizerUpdate call{.rule = rule,
                                 .gradient = kernels::reads_gradient(pass) ? x.gradient : View(),
                                 .master = x.master,

@@ -55,7 +55,7 @@ struct UpdateTerms {
   double lr_factor = 1;  // of the step's learning rate
   double weight_decay = 0;
   bool orthogonal = false;  // as matrices that are made orthogonal are
-  double scale = 1;         // of what they become
+  double scale = 1;         // of what they become; decay is not multiplied with it
   bool operator==(const UpdateTerms&) const = default;
 };
 

@@ -1,6 +1,9 @@
 #include "verbs/new_run.hpp"
 
+#include <algorithm>
 #include <exception>
+#include <filesystem>
+#include <iterator>
 #include <optional>
 #include <span>
 #include <vector>
@@ -63,11 +66,18 @@ class Beginning {
     const fs::path directory = in_full(run_directory), tokenizer = tokenizer_file(directory);
     for (const fs::path& file : {io::checkpoint_path(checkpoints_, 0), tokenizer,
                                  io::tokenizer_config_of(tokenizer), deck_file(directory)}) {
-      if (!io::path_exists(file)) missing_.push_back(first_missing(file));
+      if (is_there(file)) continue;
+      written_.push_back(file);
+      for (fs::path d = file.parent_path(); !is_there(d); d = d.parent_path()) made_.push_back(d);
     }
+    // What is within others comes before them.
+    std::ranges::sort(made_, std::ranges::greater{},
+                      [](const fs::path& d) { return std::distance(d.begin(), d.end()); });
   }
 
-  /// Removes all of them. That some cannot be removed is no error: one has been found already.
+  /// Removes what is written into a run directory, and the directories that were made for it where
+  /// nobody has put anything else. That some cannot be removed is no error: one has been found
+  /// already.
   void undo() const noexcept {
     const auto attempt = [](auto&& removal) {
       try {
@@ -77,18 +87,18 @@ class Beginning {
       }
     };
     attempt([&] { io::clean_up_checkpoints(checkpoints_); });
-    for (const fs::path& path : missing_) attempt([&] { io::remove_tree(path); });
+    for (const fs::path& path : written_) attempt([&] { io::remove_tree(path); });
+    for (const fs::path& path : made_) attempt([&] { fs::remove(path); });
   }
 
  private:
-  /// Of a path at which there is nothing: itself, or the uppermost directory that is missing too.
-  static fs::path first_missing(fs::path path) {
-    while (!io::path_exists(path.parent_path())) path = path.parent_path();
-    return path;
+  /// Whether there is anything of that name, be it a link that leads nowhere.
+  static bool is_there(const fs::path& path) {
+    return fs::symlink_status(path).type() != fs::file_type::not_found;
   }
 
   fs::path checkpoints_;
-  std::vector<fs::path> missing_;
+  std::vector<fs::path> written_, made_;
 };
 
 /// Writes the checkpoint of step 0; returns where it is.

@@ -158,6 +158,10 @@ class NewRuns(WeightsTest):
                            source, "--to", new, program="sh")
         self.assertEqual(job.code, 7, job.output)
         self.assertFalse(new.parent.exists())
+        link = self.dir / "link"
+        link.symlink_to(self.dir / "gone" / "run")
+        self.assertNotEqual(self.run_job(0, "import", source, "--to", link).code, 0)
+        self.assertTrue(link.is_symlink(), "it is not what import has made")
         (run / "deck.toml.tmp").mkdir(parents=True)
         self.job("import", source, "--to", run, code=7, says=["deck.toml.tmp"])
         self.assertEqual(list(run.iterdir()), [run / "deck.toml.tmp"])

@@ -31,7 +31,7 @@ void update(const OptimizerUpdate& a, float trust, Range elements) {
           round_state<M>(now, w, salt);
           for (int s = 0; s < S; ++s) store(state[s] + i, now[s], count);
         } else if constexpr (kMove) {
-          step(along == nullptr ? Vec(0.0F) : load(along + i, count), w, now);
+          step(along == nullptr ? Vec(0.0F) : load(along + i, count), w);
         } else {
           step(w, w, now);  // without a gradient
         }

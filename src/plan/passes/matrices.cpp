@@ -149,8 +149,11 @@ class MatrixUpdates {
 
  private:
   /// What a round's exchanges send and receive.
+  struct Place {
+    View used = {}, idle = {};  // one of them
+  };
   struct Messages {
-    View directions, gathered, results, scattered;
+    Place directions, gathered, results, scattered;
   };
   /// The parts of rank r of the stage's group that it counts, or that it updates.
   enum class Which : std::uint8_t { counted, owned };
@@ -191,11 +194,18 @@ class MatrixUpdates {
     return parts;
   }
 
-  /// Room for as many elements as any rank has there, so that the plans of all have one size.
-  View buffer(const char* name, std::int64_t elements, std::int64_t most) {
-    if (elements == 0) return {};
-    const BufferId id = add_buffer(plan_, name, BufferPurpose::staging, most * size_of(type_));
-    return buffer_view(id, type_, elements);
+  /// A buffer for as many elements as any rank has there, so that the plans of all ranks have one
+  /// size. Where this one has none it holds the place that others need.
+  Place buffer(const char* name, std::int64_t elements, std::int64_t most) {
+    const View all = buffer_view(
+        add_buffer(plan_, name, BufferPurpose::staging, most * size_of(type_)), type_, most);
+    const Place place = elements > 0 ? Place{.used = all.range(0, elements)} : Place{.idle = all};
+    hold(place);
+    return place;
+  }
+  /// An idle place is taken until here.
+  void hold(const Place& place) {
+    if (place.idle) compute(kernels::Fill{.out = place.idle.range(0, 1)});
   }
   void add(Op op, Range moved = {}) { ops_.push_back({std::move(op), moved}); }
   void compute(kernels::KernelCall call) {
@@ -243,12 +253,13 @@ class MatrixUpdates {
   }
 
   /// Exchanges a round's parts of one kind between those that have them and their homes.
-  View exchange(std::size_t round, const View& send, std::vector<std::int64_t> send_counts,
-                std::vector<std::int64_t> receive_counts, const char* name, std::int64_t most) {
-    if (ranks_ == 1) return send;
+  Place exchange(std::size_t round, const Place& from, std::vector<std::int64_t> send_counts,
+                 std::vector<std::int64_t> receive_counts, const char* name, std::int64_t most) {
+    if (ranks_ == 1) return from;
     const std::int64_t arriving = sum(receive_counts);
-    comm::AllToAllV call{.send = send,
-                         .receive = buffer(name, arriving, most),
+    const Place received = buffer(name, arriving, most);
+    comm::AllToAllV call{.send = from.used,
+                         .receive = received.used,
                          .send_counts = std::move(send_counts),
                          .receive_counts = std::move(receive_counts),
                          .elements = elements_of(round)};
@@ -262,7 +273,6 @@ class MatrixUpdates {
       (node(rank) == node(own()) ? call.within : call.across) +=
           call.send_counts[static_cast<std::size_t>(rank)];
     }
-    const View received = call.receive;
     Op op =
         op_of(OpKind::matrices, Stream::matrices, kAllUnits, comm::CollectiveCall{std::move(call)});
     op.group = MeshGroup::stage;
@@ -347,7 +357,8 @@ class MatrixUpdates {
   void set_out(std::size_t round, Messages& messages) {
     auto counts = by_home(round, Which::counted);
     messages.directions = buffer("directions", sum(counts), most_of_rank(round, Which::counted));
-    pass_over(round, Which::counted, messages.directions, in_.optimizer.matrices->direct, false);
+    pass_over(round, Which::counted, messages.directions.used, in_.optimizer.matrices->direct,
+              false);
     messages.gathered =
         exchange(round, messages.directions, std::move(counts), by_rank(round, Which::counted),
                  "gathered directions", most_at_home(round, Which::counted));
@@ -368,8 +379,9 @@ class MatrixUpdates {
         });
       }
     };
-    places(messages.gathered, Which::counted, came);
-    places(messages.results, Which::owned, goes);
+    places(messages.gathered.used, Which::counted, came);
+    places(messages.results.used, Which::owned, goes);
+    if (messages.results.idle) hold_rooms();
     each_at(round, own(), [&](const Matrix& m) {
       const std::pair key{m.parameter, m.rows.begin};
       const View x = gather(m, came[key]);
@@ -377,6 +389,7 @@ class MatrixUpdates {
       for (const auto& [part, view] : goes[key])
         compute(kernels::Convert{.x = of_matrix(m, orthogonal, part), .out = as_part(view, part)});
     });
+    hold(messages.gathered), hold(messages.results);
     messages.scattered =
         exchange(round, messages.results, std::move(counts), by_home(round, Which::owned),
                  "scattered matrices", most_of_rank(round, Which::owned));
@@ -388,6 +401,12 @@ class MatrixUpdates {
   static View of_matrix(const Matrix& m, const View& x, const Part& part) {
     return x.row_range(part.range.rows.begin - m.rows.begin, part.range.rows.count())
         .col_range(part.range.columns.begin, part.range.columns.count());
+  }
+  void hold_rooms() {
+    for (Staging* staging : {&matrix_[0], &matrix_[1], &product_[0], &product_[1]}) {
+      const bool square = staging == &product_[0] || staging == &product_[1];
+      hold({.idle = room(*staging, 1, 1, square).range(0, 1)});
+    }
   }
   /// As large as the largest that any rank has.
   View room(Staging& staging, std::int64_t rows, std::int64_t columns, bool square = false) {
@@ -443,7 +462,8 @@ class MatrixUpdates {
   }
 
   void arrive(std::size_t round, const Messages& messages) {
-    pass_over(round, Which::owned, messages.scattered, in_.optimizer.matrices->move, true);
+    pass_over(round, Which::owned, messages.scattered.used, in_.optimizer.matrices->move, true);
+    hold(messages.scattered);
   }
 
   Plan& plan_;

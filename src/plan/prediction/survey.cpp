@@ -73,10 +73,12 @@ std::vector<MeshPlace> largest_places(const PlanInputs& in) {
   std::vector<MeshPlace> places;
   for (std::int64_t stage = 0; stage < in.layout.mesh.pipeline; ++stage) {
     const auto held = held_units(in, stage);
-    MeshPlace largest{.pipeline = stage};
+    // The last shard has the vectors, which have more state than matrices that are orthogonalised.
+    const std::int64_t data = in.optimizer.matrices ? in.layout.mesh.data - 1 : 0;
+    MeshPlace largest{.data = data, .pipeline = stage};
     std::int64_t most = 0;
     for (std::int64_t t = 0; t < in.layout.mesh.tensor; ++t) {
-      const MeshPlace place{.tensor = t, .pipeline = stage};
+      const MeshPlace place{.tensor = t, .data = data, .pipeline = stage};
       const std::int64_t elements = share(in, place, held);
       if (elements > most) most = elements, largest = place;
     }

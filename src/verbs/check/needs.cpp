@@ -22,6 +22,7 @@ const std::vector<TrafficRow>& traffic_rows() {
       {"parameters", {OpKind::gather, OpKind::publish}},
       {"gradients", {OpKind::reduce_gradients, OpKind::gather_gradients, OpKind::errors}},
       {"tied embeddings", {OpKind::tie_gradients}},
+      {"matrices", {OpKind::matrices}},
   };
   return rows;
 }

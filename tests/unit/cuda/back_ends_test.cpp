@@ -252,7 +252,7 @@ TEST_F(BackEnds, AgreeOnTheStep) {
                                      .direction = out.back().view(),
                                      .scalars = scalars.view(),
                                      .verdict = out[1].view(),
-                                     .settings = {.decay = 0.1F, .scale = 3, .nesterov = m == 3}};
+                                     .settings = {.decay = 0.1F, .nesterov = m == 3}};
                 run(device, muon);
                 muon.rule = UpdateRule::muon;
                 muon.gradient = {}, muon.state = {}, muon.parameter = out[5].view();

@@ -75,24 +75,22 @@ TEST(MuonPasses, FollowTheirFormulas) {
                    moment = Tensor::random(DType::f32, {n}, 3);
         Tensor scalars(DType::f32, {kScalars}), verdict(DType::f32, {kVerdictFields});
         scalars.set(static_cast<std::int64_t>(StepScalar::lr), 0.125);
-        const double lr = 0.0625, beta = 0.75, scale = 3, decay = 0.25;
+        const double lr = 0.0625, beta = 0.75, decay = 0.25;
         for (const double apply : {0.0, 1.0}) {
           verdict.set(static_cast<std::int64_t>(VerdictField::apply), apply);
           verdict.set(static_cast<std::int64_t>(VerdictField::coefficient), 0.5);
           const Tensor m = moment.copy(), master = weights.copy(),
                        direction = Tensor::random(type, {n}, 4), parameter(type, {n});
-          OptimizerUpdate call{.rule = UpdateRule::muon_moment,
-                               .gradient = gradient.view(),
-                               .master = master.view(),
-                               .state = {m.view()},
-                               .direction = direction.view(),
-                               .scalars = scalars.view(),
-                               .verdict = verdict.view(),
-                               .settings = {.beta1 = 0.75F,
-                                            .decay = 0.25F,
-                                            .lr_factor = 0.5F,
-                                            .scale = 3,
-                                            .nesterov = nesterov}};
+          OptimizerUpdate call{
+              .rule = UpdateRule::muon_moment,
+              .gradient = gradient.view(),
+              .master = master.view(),
+              .state = {m.view()},
+              .direction = direction.view(),
+              .scalars = scalars.view(),
+              .verdict = verdict.view(),
+              .settings = {
+                  .beta1 = 0.75F, .decay = 0.25F, .lr_factor = 0.5F, .nesterov = nesterov}};
           run(device, call);
           EXPECT_TRUE(master.same_bits(weights));
           const Tensor made = direction.copy();
@@ -104,7 +102,7 @@ TEST(MuonPasses, FollowTheirFormulas) {
             const double new_m = apply == 0 ? moment[i] : moment[i] + (1 - beta) * (g - moment[i]);
             const double along = apply == 0 ? 0 : nesterov ? g + beta * (new_m - g) : new_m;
             const double want =
-                apply == 0 ? weights[i] : weights[i] * (1 - lr * decay) - lr * scale * made[i];
+                apply == 0 ? weights[i] : weights[i] * (1 - lr * decay) - lr * made[i];
             ASSERT_NEAR(m[i], new_m, 4 * 0x1p-24 * size);
             ASSERT_NEAR(made[i], along, 6 * 0x1p-24 * size + write_error(type, along));
             ASSERT_NEAR(master[i], want, 4 * 0x1p-24 * (std::abs(weights[i]) + std::abs(made[i])));

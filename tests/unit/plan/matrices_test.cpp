@@ -6,6 +6,7 @@
 
 #include <map>
 
+#include "plan/prediction/survey.hpp"
 #include "tests/unit/plan/cases.hpp"
 
 namespace tessera::plan {
@@ -85,6 +86,38 @@ TEST(Matrices, AreDealtEvenlyAndOnce) {
         at(load, home.home) += home.flop, all += home.flop;
       }
       EXPECT_LT(*std::ranges::max_element(load), 1.05 * all / 4);
+    }
+  }
+}
+
+// What check looks at stands for all ranks, also where homes are uneven.
+TEST(Matrices, NeedNoMoreMemoryThanCheckSays) {
+  Case c = make_case(0, 1, 1, ReduceWhen::step);
+  model::ModelConfig& m = c.inputs.model.config;
+  m.layers = 4, m.hidden = 64, m.ffn_hidden = 256, m.heads = m.kv_heads = 4, m.head_dim = 16;
+  for (const int stage : {0, 1, 3}) {
+    for (const std::int64_t tensor : {1, 2}) {
+      for (const std::int64_t data : {3, 4, 7}) {
+        c.inputs.sharding.stage = stage;
+        c.inputs.layout.mesh = {.tensor = tensor, .data = data, .pipeline = 2};
+        c.inputs.layout.tensor_chunks = tensor;
+        c.inputs.model.units = model::model_units(m, tensor);
+        c.inputs.optimizer = optim::muon({.by_heads = data != 7});
+        const auto most_of = [&](const std::vector<MeshPlace>& places) {
+          ArenaBytes most{};
+          for (const MeshPlace& place : places)
+            most = plan::most_of(most, make_plan(c.inputs, c.shape, place).arena_bytes);
+          return most;
+        };
+        std::vector<MeshPlace> all;
+        for (std::int64_t r = 0; r < c.inputs.layout.mesh.size(); ++r)
+          all.push_back(c.inputs.layout.mesh.place_of(r));
+        const ArenaBytes needed = most_of(all), shown = most_of(distinct_places(c.inputs));
+        for (const ArenaId arena : {ArenaId::state, ArenaId::step}) {
+          EXPECT_LE(needed[arena], shown[arena])
+              << "stage " << stage << ", " << to_string(c.inputs.layout.mesh);
+        }
+      }
     }
   }
 }
