@@ -47,6 +47,7 @@ namespace tessera::kernels {
   F(OptimizerUpdate) \
   F(Fill) \
   F(Convert) \
+  F(Blend) \
   F(DivideByNorm) \
   F(SquarePolynomial) \
   F(TreeSum) \

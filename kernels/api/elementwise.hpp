@@ -50,6 +50,31 @@ inline void check(const Convert& a) {
   if (a.verdict) check_flat({a.verdict}, DType::f32, kVerdictFields);
 }
 
+/// out = keep out + add y. With `scalars`, add is multiplied with the loss scale, 1 / their
+/// StepScalar::unscale; with a verdict with its coefficient, and where that skips the step out
+/// stays. Each product with `add` is rounded, and the sum with the other product once (fma).
+struct Blend {
+  static constexpr const char* kName = "blend";
+  View y;    // (n) f32
+  View out;  // (n) f32
+  float keep = 1, add = 0;
+  View scalars;  // (StepScalar::count) f32, or absent
+  View verdict;  // (VerdictField::count) f32, or absent
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.y, Access::read), f(s.scalars, Access::read), f(s.verdict, Access::read),
+        f(s.out, Access::update), f(s.scratch, Access::write);
+  }
+};
+
+inline void check(const Blend& a) {
+  check_flat({a.y, a.out}, DType::f32, a.out.elements());
+  if (a.scalars) check_flat({a.scalars}, DType::f32, kScalars);
+  if (a.verdict) check_flat({a.verdict}, DType::f32, kVerdictFields);
+}
+
 /// out (+)= the sum of the parts, added in f32 in an aligned binary tree, ((0+1)+(2+3))+..., plus
 /// bias, rounded once. With Write::add the sum is added to out as a whole.
 struct TreeSum {

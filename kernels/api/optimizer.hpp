@@ -80,12 +80,16 @@ enum class UpdateRule : std::uint8_t {
   /// And after that, with decoupled decay; direction is what was made of it:
   ///   master -= lr * (direction + decay * master).
   muon,
+  /// What 1-bit Adam (Tang et al. 2021, algorithm 1) does once v is frozen and m, which is momentum
+  /// that came compressed, is what all ranks have; with decoupled decay:
+  ///   master -= lr * (m / (sqrt(v) + eps) + decay * master).
+  frozen_adam,
 };
 
 /// Whether a rule does all of an update; or what comes before a tensor's sums are known, or what
 /// follows; or makes the direction of each element, or moves weights along what whole matrices of
-/// these have become.
-enum class UpdatePass : std::uint8_t { only, first, second, direct, move };
+/// these have become; or moves weights by state that it does not change.
+enum class UpdatePass : std::uint8_t { only, first, second, direct, move, by_state };
 constexpr UpdatePass pass_of(UpdateRule rule) {
   switch (rule) {
     case UpdateRule::adam:
@@ -95,12 +99,13 @@ constexpr UpdatePass pass_of(UpdateRule rule) {
     case UpdateRule::lamb: return UpdatePass::second;
     case UpdateRule::muon_moment: return UpdatePass::direct;
     case UpdateRule::muon: return UpdatePass::move;
+    case UpdateRule::frozen_adam: return UpdatePass::by_state;
   }
   return UpdatePass::only;
 }
-/// Whether a pass reads the gradient, changes state, and changes weights.
+/// Whether a pass reads the gradient and changes state, and whether it changes weights.
 constexpr bool reads_gradient(UpdatePass pass) {
-  return pass != UpdatePass::second && pass != UpdatePass::move;
+  return pass != UpdatePass::second && pass != UpdatePass::move && pass != UpdatePass::by_state;
 }
 constexpr bool moves_weights(UpdatePass pass) {
   return pass != UpdatePass::first && pass != UpdatePass::direct;
@@ -121,7 +126,7 @@ struct tessera::EnumWords<tessera::kernels::UpdateRule> {
       std::pair{adam, "adam"}, std::pair{lamb_moments, "lamb_moments"},
       std::pair{lamb, "lamb"}, std::pair{lion, "lion"},
       std::pair{sgd, "sgd"},   std::pair{muon_moment, "muon_moment"},
-      std::pair{muon, "muon"}};
+      std::pair{muon, "muon"}, std::pair{frozen_adam, "frozen_adam"}};
 };
 
 namespace tessera::kernels {

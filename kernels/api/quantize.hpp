@@ -1,5 +1,6 @@
-// Elements in 8 or 4 bits on the wire, one scale a block: ZeRO++'s compressed weights and gradients
-// (Wang et al. 2023, sections 3.1 and 3.3).
+// Elements in 8, 4 bits or 1 on the wire, one scale a block: ZeRO++'s compressed weights and
+// gradients (Wang et al. 2023, sections 3.1 and 3.3), and momentum as its signs (Tang et al. 2021,
+// "1-bit Adam").
 #pragma once
 
 #include <algorithm>
@@ -12,14 +13,15 @@
 
 namespace tessera::kernels {
 
-enum class BlockType : std::uint8_t { int8, int4 };
+enum class BlockType : std::uint8_t { int8, int4, sign };
 
 }  // namespace tessera::kernels
 
 template <>
 struct tessera::EnumWords<tessera::kernels::BlockType> {
-  static constexpr std::array table = {std::pair{tessera::kernels::BlockType::int8, "int8"},
-                                       std::pair{tessera::kernels::BlockType::int4, "int4"}};
+  using enum tessera::kernels::BlockType;
+  static constexpr std::array table = {std::pair{int8, "int8"}, std::pair{int4, "int4"},
+                                       std::pair{sign, "sign"}};
 };
 
 namespace tessera::kernels {
@@ -31,16 +33,23 @@ namespace tessera::kernels {
 /// x (Q / m), each rounded to f32, then q to the nearest even integer. A block whose scale would be
 /// below 2^-126 counts as zero. A block that holds an infinity or not-a-number is not-a-number
 /// throughout.
+///
+/// Signs are eight a byte, the first in the lowest bit, which is the sign bit of x; scales are
+/// bf16. A value is scale or -scale, and scale the mean magnitude of the block, which no order of
+/// sums changes: magnitudes become integers as above with Q = 2^15, and their sum by their number,
+/// times m / Q, is rounded to f32 at each step and to bf16. Nothing is left to chance.
 struct BlockFormat {
   BlockType type = BlockType::int8;
-  std::int64_t block = 256;  // even
+  std::int64_t block = 256;  // even; of signs, a multiple of 32, at most 2^15
   bool operator==(const BlockFormat&) const = default;
 
-  std::int64_t scales_at(std::int64_t n) const {
-    return round_up(type == BlockType::int8 ? n : ceil_div(n, 2), 16);
+  std::int64_t bits() const {
+    return type == BlockType::int8 ? 8 : type == BlockType::int4 ? 4 : 1;
   }
+  std::int64_t scale_bytes() const { return type == BlockType::sign ? 2 : 4; }
+  std::int64_t scales_at(std::int64_t n) const { return round_up(ceil_div(n * bits(), 8), 16); }
   std::int64_t bytes(std::int64_t n) const {
-    return scales_at(n) + round_up(4 * ceil_div(n, block), 16);
+    return scales_at(n) + round_up(scale_bytes() * ceil_div(n, block), 16);
   }
 };
 
@@ -85,7 +94,10 @@ struct Quantize {
 /// Dense codes of `extents` slots of n elements.
 inline void check_codes(const View& code, std::initializer_list<std::int64_t> extents,
                         const BlockFormat& format, std::int64_t n) {
-  TESSERA_CHECK(format.block > 0 && format.block % 2 == 0, "blocks of {} elements", format.block);
+  const bool signs = format.type == BlockType::sign;
+  TESSERA_CHECK(format.block > 0 && format.block % (signs ? 32 : 2) == 0 &&
+                    (!signs || format.block <= 1 << 15),
+                "blocks of {} elements", format.block);
   std::int64_t slots = 1;
   for (std::int64_t extent : extents) slots *= extent;
   check_flat({code}, DType::u8, slots * format.bytes(n));
@@ -96,22 +108,28 @@ inline void check_codes(const View& code, std::initializer_list<std::int64_t> ex
                 static_cast<const void*>(code.data));
 }
 
-inline void check_chance(const Chance& chance) {
+inline void check_chance(const Chance& chance, const BlockFormat& format) {
+  TESSERA_CHECK(!chance || format.type != BlockType::sign, "signs by chance");
   TESSERA_CHECK(!chance || (chance.samples.type == DType::i64 && chance.samples.elements() >= 1),
                 "samples of {}", to_string(chance.samples.type));
+}
+
+/// Error feedback of `x`, an (S, n) or (A, B, n) view of its elements: all or none of these.
+inline void check_errors(const View& x, const View& error, const View& lost, const View& scalars) {
+  TESSERA_CHECK(static_cast<bool>(lost) == static_cast<bool>(scalars) && (lost || !error),
+                "error feedback that keeps no error, or has no loss scale");
+  for (const View& v : {error, lost})
+    TESSERA_CHECK(!v || v.type == DType::bf16, "errors of {}", to_string(v.type));
+  check_same_matrix({x, error, lost});
+  if (scalars) check_flat({scalars}, DType::f32, kScalars);
 }
 
 inline void check(const Quantize& a) {
   check_floats({a.x});
   TESSERA_CHECK(a.x.rank == 3, "x is (A, B, n), not of {} axes", a.x.rank);
   check_codes(a.code, {a.x.extent(1), a.x.extent(0)}, a.format, a.x.cols());
-  check_chance(a.chance);
-  TESSERA_CHECK(static_cast<bool>(a.lost) == static_cast<bool>(a.scalars) && (a.lost || !a.error),
-                "error feedback that keeps no error, or has no loss scale");
-  for (const View& v : {a.error, a.lost})
-    TESSERA_CHECK(!v || v.type == DType::bf16, "errors of {}", to_string(v.type));
-  check_same_matrix({a.x, a.error, a.lost});
-  if (a.scalars) check_flat({a.scalars}, DType::f32, kScalars);
+  check_chance(a.chance, a.format);
+  check_errors(a.x, a.error, a.lost, a.scalars);
 }
 
 /// out (S, n) (+)= the sum over parts of the values of code[part][s], added in f32 in an aligned
@@ -144,7 +162,7 @@ inline void check(const SumQuantized& a) {
 }
 
 /// sum[s] = the bytes of the sum over parts of code[part][s], added like SumQuantized; the f32 sum
-/// is never stored.
+/// is never stored. Error feedback as in Quantize.
 struct RequantizeSum {
   static constexpr const char* kName = "requantize_sum";
   View code;                  // (parts, S, format.bytes(elements)) u8, on 16 bytes
@@ -152,19 +170,25 @@ struct RequantizeSum {
   std::int64_t elements = 0;  // n of a slot
   BlockFormat format;
   Chance chance;
+  View error, lost;  // (S, elements) bf16; both absent without error feedback
+  View scalars;      // (StepScalar::count) f32; present with `lost`
   View scratch;
 
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
-    f(s.code, Access::read), f(s.chance.samples, Access::read), f(s.sum, Access::write),
-        f(s.scratch, Access::write);
+    f(s.code, Access::read), f(s.chance.samples, Access::read), f(s.error, Access::read),
+        f(s.scalars, Access::read), f(s.sum, Access::write),
+        f(s.lost, s.error ? Access::write : Access::update), f(s.scratch, Access::write);
   }
 };
 
 inline void check(const RequantizeSum& a) {
   check_parts(a.code, a.format, a.elements);
   check_codes(a.sum, {a.code.extent(1)}, a.format, a.elements);
-  check_chance(a.chance);
+  check_chance(a.chance, a.format);
+  check_errors(a.lost, a.error, a.lost, a.scalars);
+  TESSERA_CHECK(!a.lost || (a.lost.rows() == a.code.extent(1) && a.lost.cols() == a.elements),
+                "errors of other slots");
 }
 
 }  // namespace tessera::kernels

@@ -165,6 +165,22 @@ struct MuonStep {
   }
 };
 
+struct FrozenAdamStep {
+  static constexpr UpdateRule kRule = UpdateRule::frozen_adam;
+  static constexpr int kStates = 2;  // m, v
+  float eps, keep, rate;
+
+  TESSERA_INLINE FrozenAdamStep(const UpdateSettings& a, const float* scalars, float)
+      : eps(a.eps), rate(-rate_of(a, scalars)) {
+    keep = fmadd(rate, a.decay, 1.0F);
+  }
+
+  template <typename F>
+  TESSERA_INLINE void operator()(F /* gradient */, F& master, F (&state)[kStates]) const {
+    master = fmadd(state[0] / (sqrt(state[1]) + F(eps)), F(rate), master * F(keep));
+  }
+};
+
 /// An average of weights after an update.
 template <typename F>
 TESSERA_INLINE F averaged(F average, F master, float decay) {
@@ -187,6 +203,7 @@ template <typename F>
     case UpdateRule::sgd: call_with<SgdStep>(f); break;
     case UpdateRule::muon_moment: call_with<MuonMoment>(f); break;
     case UpdateRule::muon: call_with<MuonStep>(f); break;
+    case UpdateRule::frozen_adam: call_with<FrozenAdamStep>(f); break;
   }
 }
 
