@@ -88,6 +88,50 @@ class Checker {
     }
   }
 
+  /// Momentum that travels compressed leaves no summed gradient, and is whole on each rank.
+  void compressed_momentum() {
+    if (!usable({"optimizer.name", "optimizer.compress_after"}) ||
+        deck_.optimizer.name != OptimizerName::onebit_adam)
+      return;
+    const std::string name =
+        fmt::format("optimizer.name = \"{}\"", enum_word(deck_.optimizer.name));
+    const std::int64_t after = *deck_.optimizer.compress_after;
+    if (after < 1) {
+      problem(
+          "optimizer.compress_after",
+          fmt::format("optimizer.compress_after is missing: {} needs the number of updates that "
+                      "come before momentum is compressed (some 15 % of the run)",
+                      name));
+    }
+    const auto not_with = [&](std::string_view key, bool used, std::string_view why,
+                              std::string_view remedy) {
+      if (usable({key}) && used)
+        problem(key, fmt::format("{} is not possible with {}: {} ({})", key, name, why, remedy));
+    };
+    if (usable({"run.steps"}) && deck_.run.steps && after >= *deck_.run.steps) {
+      problem(
+          "optimizer.compress_after",
+          fmt::format("optimizer.compress_after = {} is not before the end of the run, run.steps "
+                      "= {}: nothing would be compressed (give less, or use adamw)",
+                      after, *deck_.run.steps));
+    }
+    not_with("optimizer.clip_norm", deck_.optimizer.clip_norm > 0,
+             "no gradient is summed whose norm could be clipped", "set it to 0");
+    not_with("optimizer.moments", deck_.optimizer.moments != SumPrecision::f32,
+             "momentum is kept in f32", "leave it out");
+    not_with("precision.accumulate", deck_.precision.accumulate != SumPrecision::f32,
+             "momentum joins gradients in f32", "leave it out");
+    not_with("zero.stage", deck_.zero.stage == 3,
+             "each rank keeps all momentum, so that little else would be sharded",
+             "give 0, 1 or 2");
+    not_with("zero.reduce", deck_.zero.reduce == ReduceWhen::micro, "momentum travels once a step",
+             "leave it out");
+    not_with("zero.quantize.gradients", deck_.zero.quantize.gradients != QuantizedGradients::none,
+             "momentum travels in the place of gradients", "leave it out");
+    not_with("run.reproducible", deck_.run.reproducible == Reproducible::layout,
+             "what rounding loses depends on the ranks", "use \"run\"");
+  }
+
   void layout() {
     at_most("parallel.tensor", deck_.parallel.tensor, "model.heads", deck_.model.heads);
     at_most("parallel.pipeline", deck_.parallel.pipeline, "model.layers", deck_.model.layers);
@@ -443,6 +487,7 @@ void check_deck(const LoadedDeck& loaded, Problems& problems) {
   checker.names();
   checker.model();
   checker.optimizer();
+  checker.compressed_momentum();
   checker.layout();
   checker.precision();
   checker.quantization();

@@ -142,8 +142,9 @@ struct OptimizerSection {
   std::optional<std::array<double, 2>> trust;  // least and largest factor of a tensor's update
   std::optional<double> momentum;
   std::optional<bool> nesterov;
-  std::optional<std::int64_t> newton_schulz;  // iterations
-  std::optional<WholeAttention> attention;    // what of q, k and v is a whole matrix
+  std::optional<std::int64_t> newton_schulz;   // iterations
+  std::optional<WholeAttention> attention;     // what of q, k and v is a whole matrix
+  std::optional<std::int64_t> compress_after;  // applied updates before momentum is compressed
   SumPrecision moments = SumPrecision::f32;
   double weight_decay = 0;
   std::vector<ParameterGroup> groups;

@@ -55,6 +55,8 @@ struct OptimizerRow {
   std::optional<bool> nesterov = {};
   std::optional<std::int64_t> newton_schulz = {};
   std::optional<WholeAttention> attention = {};
+  std::optional<std::int64_t> compress_after = {};
+  double clip_norm = 1;
 };
 
 constexpr OptimizerRow kOptimizers[] = {
@@ -70,6 +72,12 @@ constexpr OptimizerRow kOptimizers[] = {
      .nesterov = true,
      .newton_schulz = 5,
      .attention = WholeAttention::projections},
+    // After 0 updates there is no second moment yet: a deck must say more.
+    {.name = OptimizerName::onebit_adam,
+     .betas = {{0.9, 0.999}},
+     .eps = 1e-8,
+     .compress_after = 0,
+     .clip_norm = 0},
 };
 
 template <typename T>
@@ -89,6 +97,8 @@ std::vector<ImpliedKey> all_optimizer_keys(OptimizerName optimizer) {
     keys.push_back(implied("optimizer.nesterov", row.nesterov));
     keys.push_back(implied("optimizer.newton_schulz", row.newton_schulz));
     keys.push_back(implied("optimizer.attention", row.attention));
+    keys.push_back(implied("optimizer.compress_after", row.compress_after));
+    keys.push_back(implied("optimizer.clip_norm", row.clip_norm));
   }
   return keys;
 }

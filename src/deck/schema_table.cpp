@@ -242,7 +242,8 @@ constexpr SchemaRow kRows[] = {
         "or "
         "down; sgd is gradient descent with momentum; muon moves matrices of blocks along the "
         "orthogonal matrix that is nearest to their momentum, as far as adamw would, and all else "
-        "as adamw does",
+        "as adamw does; onebit_adam is adam without bias correction, decaying as adamw, whose "
+        "momentum travels as its signs after some updates (Tang et al. 2021), for slow networks",
         {.on_resume = refused}),
     row<&Deck::optimizer, &OptimizerSection::lr>("optimizer.lr", "peak learning rate",
                                                  {.limits = as_f32(above(0)), .required = true}),
@@ -250,10 +251,12 @@ constexpr SchemaRow kRows[] = {
         "optimizer.betas",
         "decay of the first and second moments; of lion that of the direction and of the moment",
         {.limits = as_f32(fraction()),
-         .unset = "adamw, adam, muon: [0.9, 0.95]; lamb: [0.9, 0.999]; lion: [0.9, 0.99]"}),
+         .unset =
+             "adamw, adam, muon: [0.9, 0.95]; lamb, onebit_adam: [0.9, 0.999]; lion: [0.9, 0.99]"}),
     row<&Deck::optimizer, &OptimizerSection::eps>(
         "optimizer.eps", "added to the root of the second moment; by lamb under the root",
-        {.limits = as_f32(above(0)), .unset = "adamw, adam, muon: 1e-08; lamb: 1e-12"}),
+        {.limits = as_f32(above(0)),
+         .unset = "adamw, adam, muon, onebit_adam: 1e-08; lamb: 1e-12"}),
     row<&Deck::optimizer, &OptimizerSection::trust>(
         "optimizer.trust",
         "[least, largest]: to what lamb clips the factor of a tensor's update, the norm of its "
@@ -276,6 +279,11 @@ constexpr SchemaRow kRows[] = {
         "each "
         "head",
         {.unset = "muon: \"projections\""}),
+    row<&Deck::optimizer, &OptimizerSection::compress_after>(
+        "optimizer.compress_after",
+        "applied updates after which onebit_adam keeps its second moments as they are and "
+        "compresses momentum; when these hardly change any more, after some 15 % of a run",
+        {.limits = at_least(0), .unset = "onebit_adam: it must be given"}),
     row<&Deck::optimizer, &OptimizerSection::moments>(
         "optimizer.moments",
         "type in which moments are kept: bf16 takes half of the memory and is rounded at random, "

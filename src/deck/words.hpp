@@ -20,7 +20,7 @@ enum class Preset {
   llama2_7b
 };
 enum class NormPlaced { before, after };
-enum class OptimizerName { adamw, adam, lamb, lion, sgd, muon };
+enum class OptimizerName { adamw, adam, lamb, lion, sgd, muon, onebit_adam };
 enum class WholeAttention { projections, heads };
 enum class LrScaling { none, linear, sqrt };
 enum class Growth { linear, root };
@@ -97,9 +97,13 @@ struct EnumWords<deck::NormPlaced> {
 template <>
 struct EnumWords<deck::OptimizerName> {
   using enum deck::OptimizerName;
-  static constexpr std::array table = {std::pair{adamw, "adamw"}, std::pair{adam, "adam"},
-                                       std::pair{lamb, "lamb"},   std::pair{lion, "lion"},
-                                       std::pair{sgd, "sgd"},     std::pair{muon, "muon"}};
+  static constexpr std::array table = {std::pair{adamw, "adamw"},
+                                       std::pair{adam, "adam"},
+                                       std::pair{lamb, "lamb"},
+                                       std::pair{lion, "lion"},
+                                       std::pair{sgd, "sgd"},
+                                       std::pair{muon, "muon"},
+                                       std::pair{onebit_adam, "onebit_adam"}};
 };
 template <>
 struct EnumWords<deck::WholeAttention> {

@@ -146,6 +146,24 @@ Optimizer muon(const MuonRule& rule) {
   return optimizer;
 }
 
+Optimizer onebit_adam(const OneBitAdamRule& rule) {
+  const kernels::UpdateSettings settings{.beta1 = static_cast<float>(rule.beta1),
+                                         .beta2 = static_cast<float>(rule.beta2),
+                                         .eps = static_cast<float>(rule.eps)};
+  return {
+      .state = {{.name = "onebit_m", .extent = Extent::whole}, {.name = "onebit_v"}},
+      .update = pass(kernels::UpdateRule::adam, settings),
+      .momentum = CompressedMomentum{.after = rule.after,
+                                     .block = rule.block,
+                                     .beta = settings.beta1,
+                                     .update = pass(kernels::UpdateRule::frozen_adam, settings)},
+      .set_scalars = [](StepScalars& scalars, std::int64_t update) {
+        set(scalars, kernels::StepScalar::bias_correction1, 1);
+        set(scalars, kernels::StepScalar::bias_correction2, 1);
+        set_chance(scalars, update);
+      }};
+}
+
 Optimizer with_ema(Optimizer optimizer, double decay) {
   optimizer.state.push_back(
       {.name = std::string(kEma), .required = false, .begins_as_weights = true});
@@ -170,6 +188,7 @@ Optimizer with_ema(Optimizer optimizer, double decay) {
     matrices->direct = without(matrices->direct);
     matrices->move = averaging(matrices->move);
   }
+  if (auto& momentum = optimizer.momentum) momentum->update = averaging(momentum->update);
   return optimizer;
 }
 
@@ -202,6 +221,11 @@ Optimizer rule_of(const deck::OptimizerSection& s) {
                    .iterations = s.newton_schulz.value(),
                    .by_heads = s.attention.value() == deck::WholeAttention::heads,
                    .others = adam_rule(kernels::Decay::decoupled)});
+    case deck::OptimizerName::onebit_adam:
+      return onebit_adam({.beta1 = s.betas.value()[0],
+                          .beta2 = s.betas.value()[1],
+                          .eps = s.eps.value(),
+                          .after = s.compress_after.value()});
     case deck::OptimizerName::sgd:
       return sgd(
           {.momentum = s.momentum.value(), .nesterov = s.nesterov.value(), .moments = moments});

@@ -22,6 +22,7 @@ enum class Extent : std::uint8_t {
   shard,   // one for each element of its slice of the unit, also where it updates everything
   tensor,  // one for each parameter tensor of the unit
   rank,    // one for each element of the unit, each rank its own
+  whole,   // likewise, alike on all ranks, where momentum travels compressed; else as `owned`
 };
 
 /// A tensor that persists from step to step: a row of what a run keeps for every unit.
@@ -90,6 +91,18 @@ inline constexpr std::array<float, 3> kNewtonSchulz = {3.4445F, -4.7750F, 2.0315
 /// (Liu et al. 2025, "Muon is scalable for LLM training", section 2.2).
 double orthogonal_scale(std::int64_t rows, std::int64_t columns);
 
+/// Momentum that travels in place of gradients, as blocks of signs (1-bit Adam: Tang et al. 2021,
+/// algorithm 1). Each rank makes it of the momentum that all of them have and of its own gradient;
+/// what both roundings lose, of the ranks' contributions and of their mean, is added in the next
+/// step.
+struct CompressedMomentum {
+  std::int64_t after = 0;  // applied updates before it travels so
+  std::int64_t block = 256;
+  std::size_t row = 0;  // of Optimizer::state: the momentum, of extent `whole`
+  float beta = 0.9F;    // m = beta m + (1 - beta) g
+  Pass update;          // by the momentum that all ranks have, and other state as it is
+};
+
 struct Optimizer {
   std::vector<StateTensor> state;
   double clip_norm = 0;     // 0: none
@@ -104,6 +117,7 @@ struct Optimizer {
   /// The update, or of two passes the second, over elements of one tensor.
   Pass update;
   std::optional<OrthogonalUpdate> matrices;  // of hidden matrices, instead
+  std::optional<CompressedMomentum> momentum;
   /// Sets the scalars that its update reads beside the learning rate, for applied update `t` (from
   /// 1).
   std::function<void(StepScalars& scalars, std::int64_t t)> set_scalars;
@@ -160,6 +174,16 @@ struct MuonRule {
   AdamRule others;
 };
 Optimizer muon(const MuonRule& rule = {});
+
+/// 1-bit Adam (Tang et al. 2021): Adam without bias correction and with decoupled decay for `after`
+/// updates; from then on the second moment stays as it is, and momentum travels compressed. Its
+/// moments are onebit_m and onebit_v.
+struct OneBitAdamRule {
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
+  std::int64_t after = 0;
+  std::int64_t block = 256;  // elements that share a scale
+};
+Optimizer onebit_adam(const OneBitAdamRule& rule = {});
 
 /// The same with an exponential moving average of the weights as its last state, ema: a <- decay a
 /// + (1 - decay) x after each update, from the weights that a run begins with (Polyak and Juditsky

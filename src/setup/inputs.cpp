@@ -140,10 +140,18 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.numerics.chunk_bytes = deck.zero.quantize.chunk.count;
   in.numerics.error_feedback = deck.zero.quantize.error_feedback;
   in.numerics.stochastic = deck.zero.quantize.stochastic;
+  in.optimizer = optim::make_optimizer(deck.optimizer);
+  if (in.optimizer.momentum) {
+    in.numerics.gradient_blocks = {.type = kernels::BlockType::sign,
+                                   .block = in.optimizer.momentum->block};
+    in.numerics.error_feedback = true;
+  }
   const bool blocks = in.numerics.weight_blocks || in.numerics.gradient_blocks;
-  in.model.units = model::model_units(
-      in.model.config, in.layout.tensor_chunks,
-      {.tiles = deck.zero.tiles, .block = blocks ? deck.zero.quantize.block : 0});
+  in.model.units = model::model_units(in.model.config, in.layout.tensor_chunks,
+                                      {.tiles = deck.zero.tiles,
+                                       .block = in.optimizer.momentum ? in.optimizer.momentum->block
+                                                : blocks              ? deck.zero.quantize.block
+                                                                      : 0});
   in.numerics.operands = deck.precision.matmul == deck::Matmul::fp8 ? kernels::Operands::fp8
                                                                     : kernels::Operands::stored;
   in.numerics.order = deck.run.reproducible == deck::Reproducible::off ? kernels::SumOrder::any
@@ -155,7 +163,6 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.offload = offload_inputs(deck.offload);
   in.offload.device_is_host = on.device_is_host;
   in.recompute = deck.recompute.policy;
-  in.optimizer = optim::make_optimizer(deck.optimizer);
   in.seed = static_cast<std::uint64_t>(deck.run.seed);
   in.state_for = std::ranges::max(shapes, {}, &plan::PlanShape::purpose).purpose;
   return in;

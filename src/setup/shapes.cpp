@@ -39,16 +39,28 @@ std::vector<plan::PlanShape> training_shapes(const deck::Deck& deck, std::int64_
   for (const optim::Phase& phase : phases) others.insert(key(phase));
   others.erase(key(longest));
   std::vector<plan::PlanShape> shapes;
+  using plan::Compression;
+  const bool compresses = optim::make_optimizer(deck.optimizer).momentum.has_value();
+  std::vector<Compression> compressions{Compression::none};
+  if (compresses) compressions = {Compression::on, Compression::none, Compression::begins};
   const auto add = [&](std::int64_t sequence, std::int64_t global) {
     const StepSize size{.global = global, .sequence = sequence};
-    shapes.push_back(plan_shape(deck.batch, plan::PlanPurpose::train, size, data_ranks));
-    if (deck.checkpoint.every > 0 && saves_beside_steps(deck))
-      shapes.push_back(plan_shape(deck.batch, plan::PlanPurpose::train_snapshot, size, data_ranks));
+    const auto add_for = [&](plan::PlanPurpose purpose, Compression compression) {
+      shapes.push_back(plan_shape(deck.batch, purpose, size, data_ranks));
+      shapes.back().compression = compression;
+    };
+    for (const Compression compression : compressions) {
+      add_for(plan::PlanPurpose::train, compression);
+      if (deck.checkpoint.every > 0 && saves_beside_steps(deck))
+        add_for(plan::PlanPurpose::train_snapshot, compression);
+    }
   };
   add(longest.sequence, longest.global);
   for (const auto& [sequence, global] : others) add(sequence, global);
-  if (offload_inputs(deck.offload).updates() || deck.zero.quantize.error_feedback)
-    shapes.push_back(plan::kFlush);
+  if (offload_inputs(deck.offload).updates() || deck.zero.quantize.error_feedback || compresses) {
+    shapes.push_back(plan::flush_after(Compression::none));
+    if (compresses) shapes.push_back(plan::flush_after(Compression::on));
+  }
   if (!deck.data.validation.empty()) shapes.push_back(evaluation_shape(deck.batch, data_ranks));
   return shapes;
 }
@@ -57,7 +69,8 @@ std::vector<plan::PlanShape> largest_shapes(std::span<const plan::PlanShape> sha
   std::vector<plan::PlanShape> largest;
   for (const plan::PlanShape& shape : shapes) {
     const bool below = std::ranges::any_of(shapes, [&](const plan::PlanShape& other) {
-      return other != shape && other.purpose >= shape.purpose && other.sequence >= shape.sequence &&
+      return other != shape && other.purpose >= shape.purpose &&
+             other.compression == shape.compression && other.sequence >= shape.sequence &&
              other.micro >= shape.micro && other.micro_batches >= shape.micro_batches;
     });
     if (!below) largest.push_back(shape);

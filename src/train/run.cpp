@@ -76,9 +76,11 @@ void Run::open_engine() {
 }
 
 plan::PlanShape Run::shape(plan::PlanPurpose purpose, std::int64_t step) const {
-  return setup::plan_shape(deck.batch, purpose,
-                           {.global = course.sequences(step), .sequence = course.sequence(step)},
-                           engine->data_ranks());
+  plan::PlanShape shape = setup::plan_shape(
+      deck.batch, purpose, {.global = course.sequences(step), .sequence = course.sequence(step)},
+      engine->data_ranks());
+  shape.compression = plan::compression_at(engine->inputs().optimizer, course.progress.applied);
+  return shape;
 }
 
 UnusableCheckpoint Run::note_unusable() {

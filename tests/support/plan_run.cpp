@@ -72,7 +72,7 @@ PlanRun::PlanRun(const plan::PlanInputs& inputs, kernels::Device& device, plan::
       streams_(std::move(streams)) {
   plan::ArenaBytes bytes = plan_.arena_bytes;
   if (plan::leaves_work(inputs_) && plan_.shape.purpose != plan::PlanPurpose::evaluate) {
-    flush_ = plan::make_plan(inputs_, plan::kFlush, plan_.place);
+    flush_ = plan::make_plan(inputs_, plan::flush_after(plan_.shape.compression), plan_.place);
     bytes = plan::most_of(bytes, flush_->arena_bytes);
   }
   if (plan_.arena(plan::ArenaId::disk) > 0) {

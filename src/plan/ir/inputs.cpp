@@ -25,8 +25,16 @@ optim::ParameterKind kind_of(const model::UnitDesc& unit, const model::ParamDesc
 }
 
 bool gradient_in_blocks(const PlanInputs& in, const model::UnitDesc& unit) {
+  // Momentum of a tied matrix is of both its uses together, which two stages have.
+  const bool of_two_stages = in.optimizer.momentum && in.layout.mesh.pipeline > 1 &&
+                             in.model.config.tied_embeddings &&
+                             unit.kind == model::UnitKind::vocabulary;
   return in.numerics.gradient_blocks && unit.traits.block > 0 && unit.traits.trained &&
-         in.layout.mesh.data > 1;
+         in.layout.mesh.data > 1 && !of_two_stages;
+}
+bool gradient_in_blocks(const PlanInputs& in, const model::UnitDesc& unit, const PlanShape& shape) {
+  const bool later = in.optimizer.momentum && shape.compression == Compression::none;
+  return !later && gradient_in_blocks(in, unit);
 }
 bool keeps_errors(const PlanInputs& in, const model::UnitDesc& unit) {
   return in.numerics.error_feedback && gradient_in_blocks(in, unit);
@@ -65,6 +73,9 @@ static std::vector<int> nodes_of(const PlanInputs& in, const MeshPlace& place) {
 }
 
 comm::Route gradient_route(const PlanInputs& in, const MeshPlace& place) {
+  // A rounding of sums of nodes would lose what no error feedback brings back.
+  if (in.optimizer.momentum)
+    return comm::route_of(std::vector<int>(nodes_of(in, place).size()), place.data);
   return comm::route_of(nodes_of(in, place), place.data);
 }
 
@@ -115,7 +126,7 @@ std::vector<optim::StateTensor> kept_tensors(const PlanInputs& in) {
   std::vector<optim::StateTensor> rows{{.name = "master"}};
   for (const optim::StateTensor& row : in.optimizer.state) {
     const bool of_elements =
-        row.extent == optim::Extent::owned || row.extent == optim::Extent::shard;
+        row.extent != optim::Extent::tensor && row.extent != optim::Extent::rank;
     TESSERA_CHECK(of_elements || !row.saved, "{} is saved, but not of elements", row.name);
     rows.push_back(row);
   }
@@ -124,6 +135,12 @@ std::vector<optim::StateTensor> kept_tensors(const PlanInputs& in) {
     rows.push_back({.name = "gradient_error_of_rank",
                     .type = DType::bf16,
                     .extent = optim::Extent::rank,
+                    .saved = false});
+  }
+  if (in.optimizer.momentum) {
+    rows.push_back({.name = "error_of_mean",
+                    .type = DType::bf16,
+                    .extent = optim::Extent::shard,
                     .saved = false});
   }
   return rows;

@@ -138,20 +138,34 @@ inline bool leaves_work(const PlanInputs& in) {
   return in.offload.updates() || in.numerics.error_feedback;
 }
 /// The plan of what a step leaves to the next one, if it does: run where none follows.
-inline constexpr PlanShape kFlush{.purpose = PlanPurpose::flush};
+constexpr PlanShape flush_after(Compression step) {
+  return {.purpose = PlanPurpose::flush,
+          .compression = step == Compression::none ? Compression::none : Compression::on};
+}
+
+/// Of a step before which so many updates were applied.
+inline Compression compression_at(const optim::Optimizer& optimizer, std::int64_t applied) {
+  if (!optimizer.momentum || applied < optimizer.momentum->after) return Compression::none;
+  return applied == optimizer.momentum->after ? Compression::begins : Compression::on;
+}
 
 /// The tensors that a run keeps of every unit beside the parameters in the compute type: row 0 is
-/// the master weights, then comes the optimizer's state. With error feedback the last two are the
-/// errors' sum over data ranks, which is up to date where checkpoints take it, and each rank's own.
+/// the master weights, then comes the optimizer's state. With error feedback the last ones are the
+/// errors' sum over data ranks, which is up to date where checkpoints take it, and each rank's own;
+/// and where momentum travels compressed those of the rounding of its mean.
 std::vector<optim::StateTensor> kept_tensors(const PlanInputs& inputs);
 inline constexpr std::size_t kMasterRow = 0;
 
 /// How an optimizer tells a unit's parameters apart.
 optim::ParameterKind kind_of(const model::UnitDesc& unit, const model::ParamDesc& parameter);
 
-/// Whether gradients of the unit travel as blocks, and whether their errors are kept.
+/// Whether gradients of the unit travel as blocks, or momentum in their place does once it is
+/// compressed; and whether their errors are kept.
 bool gradient_in_blocks(const PlanInputs& inputs, const model::UnitDesc& unit);
 bool keeps_errors(const PlanInputs& inputs, const model::UnitDesc& unit);
+/// The same in a step of this shape.
+bool gradient_in_blocks(const PlanInputs& inputs, const model::UnitDesc& unit,
+                        const PlanShape& shape);
 
 /// A unit in the flat buffer of a rank at `place`.
 zero::UnitLayout unit_layout(const PlanInputs& inputs, const model::UnitDesc& unit,

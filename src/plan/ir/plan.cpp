@@ -34,7 +34,8 @@ std::uint64_t plan_hash(const Plan& plan) {
   hash.add(plan.shape.purpose)
       .add(plan.shape.sequence)
       .add(plan.shape.micro)
-      .add(plan.shape.micro_batches);
+      .add(plan.shape.micro_batches)
+      .add(plan.shape.compression);
   for (const Op& op : plan.ops) {
     if (!std::holds_alternative<comm::CollectiveCall>(op.call))
       continue;  // the rest may differ with the shard

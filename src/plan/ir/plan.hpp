@@ -115,6 +115,8 @@ enum class OpKind : std::uint8_t {
   update,            // the optimizer on elements of one unit's owned range, or a pass of it
   tensor_sums,       // what an update's second pass needs of whole tensors, over all ranks
   matrices,          // what updates need of whole matrices: their way home, there, and back
+  momentum,          // of compressed momentum: it joins gradients, and what is made of both comes
+                     // back to all ranks
   fetch,             // what lives elsewhere, to where it is used
   evict,             // back to where it lives
   errors,            // what rounding has lost is kept for the next step, or summed for a checkpoint
@@ -181,12 +183,17 @@ struct Op {
 /// flush is the update that the last step has left to do, and nothing else.
 enum class PlanPurpose : std::uint8_t { evaluate, flush, train, train_snapshot };
 
+/// Whether momentum travels compressed in a step (optim::CompressedMomentum). The first such step
+/// gathers it before, so that every rank has all of it.
+enum class Compression : std::uint8_t { none, begins, on };
+
 /// By what the plans of one run differ: steps of one shape run one plan.
 struct PlanShape {
   PlanPurpose purpose = PlanPurpose::train;
-  std::int64_t sequence = 0;       // T
-  std::int64_t micro = 0;          // B of one micro-batch
-  std::int64_t micro_batches = 0;  // K of this data rank
+  std::int64_t sequence = 0;                    // T
+  std::int64_t micro = 0;                       // B of one micro-batch
+  std::int64_t micro_batches = 0;               // K of this data rank
+  Compression compression = Compression::none;  // of a flush, in the step before
   auto operator<=>(const PlanShape&) const = default;
 };
 
@@ -195,6 +202,7 @@ struct PlanShape {
 struct UnitShare {
   bool trained = false;    // its gradient enters the norm and updates it
   bool errors = false;     // what rounding its gradient loses is kept (error feedback)
+  bool momentum = false;   // it travels as momentum, compressed, in place of its gradient
   std::int64_t parts = 0;  // ranks that it is divided among
   std::int64_t shard = 0, counted = 0;
   std::vector<std::int64_t> kept;  // elements of the shard that it has of each row of kept_tensors
@@ -350,6 +358,7 @@ struct tessera::EnumWords<tessera::plan::OpKind> {
                                        std::pair{K::sum_gradients, "sum_gradients"},
                                        std::pair{K::tie_gradients, "tie_gradients"},
                                        std::pair{K::gather_gradients, "gather_gradients"},
+                                       std::pair{K::momentum, "momentum"},
                                        std::pair{K::norm, "norm"},
                                        std::pair{K::update, "update"},
                                        std::pair{K::tensor_sums, "tensor_sums"},

@@ -67,16 +67,17 @@ class Reducer {
       use.last_op = instance.last_op;
       use.full = buffer_view(instance.what.buffer, in_.numerics.accumulate, state().layout.padded);
       in_.numerics.layout_mode ? add_in_tree(use) : add_in_turn(use);
-      if (use.left == 0 && !tied(unit_)) gather(use);
+      if (use.left == 0 && !tied(unit_) && !compresses()) gather(use);
     }
     std::vector<SummedGradient> sums(states_.size());
     for (std::size_t u = 0; u < states_.size(); ++u) {
       if (!states_[u].trained) continue;
       sums[u] = finish(u);
       sums[u].lost = lost_[u];
+      std::tie(sums[u].codes, sums[u].lost_of_mean) = means_[u];
     }
     insertions_.apply(plan_.ops);
-    keep(sums);
+    if (plan_.shape.compression == Compression::none) keep(sums);  // others are not updated by
     // Those of one micro-batch that are added to no other are never brought there (tiers).
     for (Buffer& b : plan_.buffers) {
       if (b.purpose == BufferPurpose::gradients) b.location = in_.offload.gradients;
@@ -89,6 +90,9 @@ class Reducer {
   /// The ranks over which the unit's gradients are summed.
   MeshGroup sharers() const { return in_.model.units[unit_].traits.shared_by; }
   bool alone() const { return plan_.group(sharers()).size == 1; }
+  bool in_blocks() const { return gradient_in_blocks(in_, in_.model.units[unit_], plan_.shape); }
+  /// Whether momentum travels in place of the unit's gradient.
+  bool compresses() const { return plan_.shares[unit_].momentum; }
   bool tied(std::size_t unit) const {
     return tied_uses_separate(in_) && in_.model.units[unit].kind == model::UnitKind::vocabulary;
   }
@@ -173,7 +177,7 @@ class Reducer {
     const Range slice = state().slice;
     const bool once = use.left == 0 && !use.begun;
     const bool in_place =
-        !state().sharding.states && !gradient_in_blocks(in_, in_.model.units[unit_]) &&
+        !state().sharding.states && !in_blocks() &&
         (in_.numerics.layout_mode ? in_.sharding.reduce == ReduceWhen::step : once);
     if (in_place) return use.full.range(slice.begin, slice.count());
     const BufferId id =
@@ -190,7 +194,7 @@ class Reducer {
         insert(OpKind::reduce_gradients, row_of(c.leg).of_reductions, sharers(), std::move(c.call));
     };
     TESSERA_CHECK(sharers() == MeshGroup::data, "a route for another group than data");
-    if (!gradient_in_blocks(in_, in_.model.units[unit_])) {
+    if (!in_blocks()) {
       View sums;
       if (const std::int64_t n = shards_between(route_) * shard.elements(); n > 0)
         sums = View(sums_.next(plan_, n * size_of(DType::f32)).data, DType::f32, {n});
@@ -203,6 +207,7 @@ class Reducer {
     }
     const auto& format = *in_.numerics.gradient_blocks;
     const BlockRounding rounding = this->rounding();
+    if (compresses()) join_momentum(full);
     for (const Range& chunk :
          chunks_of(shard.elements(), full.type, format, in_.numerics.chunk_bytes)) {
       std::vector<HopStaging> staging;
@@ -213,6 +218,73 @@ class Reducer {
       }
       add(reduce_in_blocks(call, block_route_, format, chunk, staging, rounding));
     }
+    if (compresses()) compress_mean(shard);
+  }
+
+  /// A gradient becomes what this rank contributes to the mean of momentum m over D ranks, with the
+  /// loss scale: beta m / D + (1 - beta) g.
+  void join_momentum(const View& full) {
+    const optim::CompressedMomentum& momentum = *in_.optimizer.momentum;
+    const View& m = state().state(momentum.row).live;
+    if (plan_.shape.compression == Compression::begins && state().sharding.states) {
+      for (LegCall& c :
+           gather_over(plan_, gather_route_, {.shard = own_part(m), .full = m}, gathered_))
+        insert(OpKind::momentum, row_of(c.leg).of_reductions, sharers(), std::move(c.call));
+    }
+    const auto ranks = static_cast<float>(plan_.group(sharers()).size);
+    insert(OpKind::momentum, row_of(Leg::pack).of_reductions, sharers(),
+           kernels::KernelCall{kernels::Blend{.y = m,
+                                              .out = full,
+                                              .keep = 1 - momentum.beta,
+                                              .add = momentum.beta / ranks,
+                                              .scalars = plan_.scalars}});
+  }
+  /// The mean, whose shard this rank has, is rounded and goes to all ranks. What the others will
+  /// have of this shard is also decoded here, and becomes the gradient that leads from the momentum
+  /// before to there.
+  void compress_mean(const View& shard) {
+    const std::int64_t n = shard.elements(), size = plan_.group(sharers()).size;
+    const auto& format = *in_.numerics.gradient_blocks;
+    const std::string& name = in_.model.units[unit_].name;
+    const auto bytes = [&](const View& v, std::initializer_list<std::int64_t> extents) {
+      return View(v.data, DType::u8, extents);
+    };
+    const std::int64_t slot = format.bytes(n);
+    const BufferId all = add_buffer(plan_, name + " momentum in blocks", BufferPurpose::staging,
+                                    size * slot),
+                   lost = add_buffer(plan_, {.name = name + " errors of the mean",
+                                             .purpose = BufferPurpose::errors,
+                                             .bytes = n * size_of(DType::bf16),
+                                             .location = in_.offload.gradients});
+    const View own = bytes(means_leaving_.next(plan_, slot), {1, 1, slot}),
+               codes = bytes(buffer_view(all, DType::u8, size * slot), {1, size, slot}),
+               lost_of_mean = buffer_view(lost, DType::bf16, n);
+    means_[unit_] = {codes, lost_of_mean};
+    const auto add = [&](Leg leg, Call call) {
+      insert(OpKind::momentum, row_of(leg).of_reductions, sharers(), std::move(call));
+    };
+    add(Leg::pack,
+        kernels::KernelCall{kernels::Quantize{.x = shard.reshaped({1, 1, n}),
+                                              .code = own,
+                                              .format = format,
+                                              .error = state().mean_error.reshaped({1, 1, n}),
+                                              .lost = lost_of_mean.reshaped({1, 1, n}),
+                                              .scalars = plan_.scalars}});
+    for (LegCall& c :
+         gather_over(plan_, gather_route_, {.shard = own, .full = codes}, gathered_codes_))
+      add(c.leg, std::move(c.call));
+    add(Leg::unpack, kernels::KernelCall{kernels::SumQuantized{
+                         .code = own, .out = shard.reshaped({1, n}), .format = format}});
+    const float beta = in_.optimizer.momentum->beta;
+    add(Leg::unpack, kernels::KernelCall{kernels::Blend{
+                         .y = own_part(state().state(in_.optimizer.momentum->row).live),
+                         .out = shard,
+                         .keep = 1 / (1 - beta),
+                         .add = -beta / (1 - beta),
+                         .scalars = plan_.scalars}});
+  }
+  View own_part(const View& whole) const {
+    return whole.range(state().slice.begin, state().slice.count());
   }
   /// How the unit's gradient is rounded to blocks.
   BlockRounding rounding() {
@@ -276,7 +348,7 @@ class Reducer {
     };
     Use *embed = use_at(false), *head = use_at(true);
     Use& use = embed != nullptr ? *embed : *head;
-    const bool whole = !state().sharding.states && !alone();
+    const bool whole = !state().sharding.states && !alone() && !compresses();
     const SummedGradient sum{.slice = use.sum, .owned = whole ? use.full : use.sum};
     if (!tied(unit)) return sum;
     at_ = &plan_.ops[use.last_op];
@@ -331,6 +403,8 @@ class Reducer {
   comm::Route route_, block_route_;  // of gradients as they are, and in blocks
   comm::Route gather_route_;
   std::map<std::size_t, View> lost_;  // by unit, with error feedback
+  std::map<std::size_t, std::pair<View, View>>
+      means_;  // of momentum: in blocks, and what that lost
   // All reductions over a group run on one stream, one after another, so one staging buffer serves
   // them; those across nodes on another.
   Staging staging_{"staging"}, staging_across_{"staging between nodes"}, staging_ends_{"staging"};
@@ -338,7 +412,8 @@ class Reducer {
   std::array<TurnStaging, 2> leaving_{TurnStaging{"gradients that leave"},
                                       TurnStaging{"sums of nodes that leave"}},
       arriving_{TurnStaging{"gradients that arrive"}, TurnStaging{"sums of nodes that arrive"}};
-  TurnStaging sums_{"sums of nodes"}, gathered_{"gradients between nodes"};
+  TurnStaging sums_{"sums of nodes"}, gathered_{"gradients between nodes"},
+      means_leaving_{"means that leave"}, gathered_codes_{"means between nodes"};
   // The unit in hand, the op that completed its gradient, and where in the plan new ops go.
   std::size_t unit_ = 0;
   bool head_use_ = false;

@@ -12,11 +12,15 @@ struct SummedGradient {
   View slice;  // (shard) of this rank's shard: what enters the norm
   View owned;  // (owned) of all elements that this rank updates
   View lost;   // (padded) bf16, with error feedback: by this step's roundings
+  /// Of momentum that travels compressed: its mean over ranks, (1, ranks, bytes of a shard) in
+  /// blocks, and what rounding that has lost, (shard) bf16. The gradient is then what the mean was
+  /// made by, with what blocks have lost or brought back, and is of the shard alone.
+  View codes, lost_of_mean;
 };
 
-/// Sums each unit's gradient over data ranks as soon as it is complete, and that of a tied matrix
-/// over both ends of the pipeline. Zero-fills elements that no operation writes. Returns the sums,
-/// by unit.
+/// Sums each unit's gradient over data ranks as soon as it is complete, or has the ranks' momentum
+/// travel in its place, and that of a tied matrix over both ends of the pipeline. Zero-fills
+/// elements that no operation writes. Returns the sums, by unit.
 std::vector<SummedGradient> grad_reduce(Plan& plan, const PlanInputs& inputs,
                                         const std::vector<UnitState>& states,
                                         const Scheduled& scheduled);

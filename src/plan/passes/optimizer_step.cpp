@@ -133,6 +133,15 @@ std::vector<Piece> pieces_of(const PlanInputs& in, const TensorSums& sums, std::
   return pieces;
 }
 
+/// What an update does: where momentum has travelled compressed, one by that. A deferred one is of
+/// the step before, after which the first compressed step comes.
+const optim::Pass& update_of(const Plan& plan, const PlanInputs& in) {
+  const Compression by_gradients =
+      in.offload.updates() ? Compression::begins : Compression::none;  // the last such
+  return plan.shape.compression > by_gradients ? in.optimizer.momentum->update
+                                               : in.optimizer.update;
+}
+
 /// The updates of a trained unit; of two passes the second.
 std::vector<Update> updates_of(const Plan& plan, const PlanInputs& in, std::size_t unit,
                                const UnitState& s, const View& gradient, const TensorSums& sums) {
@@ -140,7 +149,7 @@ std::vector<Update> updates_of(const Plan& plan, const PlanInputs& in, std::size
   for (Piece piece : pieces_of(in, sums, unit, s)) {
     for (const Range& tile : tiles_of(in, s, piece.elements)) {
       piece.elements = tile;
-      updates.push_back({update_op(plan, in, unit, s, gradient, piece, in.optimizer.update), tile});
+      updates.push_back({update_op(plan, in, unit, s, gradient, piece, update_of(plan, in)), tile});
     }
   }
   return updates;
@@ -211,8 +220,9 @@ std::vector<Op> saves_of(const Plan& plan, const PlanInputs& in, std::size_t uni
 void add_updates(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
                  const std::vector<SummedGradient>& gradients) {
   const TensorSums sums(plan, in);
-  std::vector<View> owned;
-  for (const SummedGradient& gradient : gradients) owned.push_back(gradient.owned);
+  std::vector<View> owned;  // updates by momentum read none
+  for (const SummedGradient& gradient : gradients)
+    owned.push_back(plan.shape.compression == Compression::none ? gradient.owned : View{});
   for (Op& op : first_passes(plan, in, states, sums, owned)) plan.ops.push_back(std::move(op));
   for (MatrixOp& m : matrix_updates(plan, in, states, owned)) plan.ops.push_back(std::move(m.op));
   for (std::size_t u = 0; u < states.size(); ++u) {
@@ -342,8 +352,42 @@ void keep_errors(Plan& plan, const PlanInputs& in, const std::vector<UnitState>&
   }
 }
 
-/// What checkpoints have of errors: their sums over data ranks, as the step before has left them; a
-/// visit for each unit.
+/// A step that is applied has moved momentum: what has come in blocks is that of every rank, and of
+/// units for which it does not travel their summed gradient moves it. A visit for each unit.
+void keep_momentum(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
+                   const std::vector<SummedGradient>& gradients) {
+  const optim::CompressedMomentum& momentum = *in.optimizer.momentum;
+  Staging decoded("momentum on its way");
+  std::int32_t visit = visits_apart(plan, in);
+  for (std::size_t u = 0; u < states.size(); ++u) {
+    const UnitState& s = states[u];
+    if (!s.trained) continue;
+    const auto add = [&](kernels::KernelCall call) {
+      plan.ops.push_back(op_of(OpKind::momentum, Stream::compute, u, std::move(call)));
+      plan.ops.back().visit = visit;
+    };
+    kernels::Blend moved{.y = gradients[u].owned,
+                         .out = s.state(momentum.row).live,
+                         .keep = momentum.beta,
+                         .add = 1 - momentum.beta,
+                         .verdict = plan.verdict};
+    if (gradients[u].codes) {
+      const std::int64_t n = s.layout.padded;
+      moved.y = View(decoded.view(plan, n * size_of(DType::f32)).data, DType::f32, {n});
+      moved.keep = 0, moved.add = 1;
+      add(kernels::SumQuantized{.code = gradients[u].codes,
+                                .out = moved.y.reshaped({n / s.layout.shard, s.layout.shard}),
+                                .format = *in.numerics.gradient_blocks});
+      add(kernels::Convert{
+          .x = gradients[u].lost_of_mean, .out = s.mean_error, .verdict = plan.verdict});
+    }
+    add(moved);
+    ++visit;
+  }
+}
+
+/// What checkpoints have of errors: their sums over data ranks, and of compressed momentum those of
+/// its mean with them, as the step before has left them; a visit for each unit.
 void sum_errors(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states) {
   const comm::Route route = sum_route(in, plan.place);
   Staging whole("errors on their way"), sums("sums of errors in nodes"),
@@ -356,7 +400,7 @@ void sum_errors(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& 
   };
   for (std::size_t u = 0; u < states.size(); ++u) {
     const UnitState& s = states[u];
-    if (!s.errors) continue;
+    if (!plan.shares[u].errors) continue;
     const auto floats = [&](Staging& staging, std::int64_t n) {
       return View(staging.view(plan, n * size_of(DType::f32)).data, DType::f32, {n});
     };
@@ -372,6 +416,11 @@ void sum_errors(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& 
                      hops ? floats(sums, shards_between(route) * s.layout.shard) : View{},
                      hops ? room(1) : View{}))
       add(op_of(OpKind::errors, row_of(call.leg).of_reductions, u, std::move(call.call)));
+    if (s.mean_error) {
+      add(op_of(OpKind::momentum, row_of(Leg::unpack).of_reductions, u,
+                kernels::KernelCall{kernels::Convert{
+                    .x = s.mean_error, .out = s.error_sum, .write = kernels::Write::add}}));
+    }
     ++visit;
   }
   insertions.apply(plan.ops);
@@ -382,6 +431,7 @@ void sum_errors(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& 
 void optimizer_step(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
                     const std::vector<SummedGradient>& gradients) {
   add_norm(plan, in, states, gradients);
+  if (plan.shape.compression != Compression::none) keep_momentum(plan, in, states, gradients);
   if (in.offload.updates()) {
     add_deferred_updates(plan, in, states);
     keep_scalars(plan);

@@ -37,6 +37,7 @@ static Range elements_of(const PlanInputs& in, const optim::StateTensor& row, co
     case optim::Extent::shard: return intersect(s.slice, all);
     case optim::Extent::tensor: return {0, std::ssize(unit.params)};
     case optim::Extent::rank: return all;
+    case optim::Extent::whole: return gradient_in_blocks(in, unit) ? all : intersect(s.owned, all);
   }
   throw InternalError("an extent without a size");
 }
@@ -105,19 +106,19 @@ void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, Uni
   for (std::size_t r = 0; r < rows.size() && in.state_for > PlanPurpose::evaluate; ++r) {
     if (!s.trained && r != kMasterRow) continue;
     if (r >= errors && !keeps_errors(in, unit)) continue;
-    const bool of_rank = rows[r].extent == optim::Extent::rank;
+    View* const of_errors[] = {&s.error_sum, &s.errors, &s.mean_error};
     const BufferPurpose purpose = r == kMasterRow ? BufferPurpose::master
                                   : r < errors    ? BufferPurpose::optimizer
                                                   : BufferPurpose::errors;
     // Sums of errors become snapshots whole, which what is on disks does not (saved_in_tiles).
     const Location sums = std::min(in.offload.gradients, Location::host);
-    const Location location = r < errors ? s.optimizer : of_rank ? in.offload.gradients : sums;
+    const Location location = r < errors ? s.optimizer : r == errors ? sums : in.offload.gradients;
     const Range elements = s.kept[r].elements = elements_of(in, rows[r], s, unit);
     if (View& live = s.kept[r].live; !live && !elements.empty()) {
       live = add_persistent(plan, fmt::format("{} {}", unit.name, rows[r].name), purpose,
                             rows[r].type, elements.count(), location);
     }
-    if (r >= errors) (of_rank ? s.errors : s.error_sum) = s.kept[r].live;
+    if (r >= errors) *of_errors[r - errors] = s.kept[r].live;
   }
   if (s.trained && in.offload.updates() && in.state_for > PlanPurpose::evaluate) {
     s.gradient = add_persistent(plan, unit.name + " gradient", BufferPurpose::gradients,
@@ -173,8 +174,10 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
     s.slice = slice_of(in, unit, s.layout, plan.place);
     s.owned = (s.trained ? s.sharding.states : s.sharding.parameters) ? s.slice
                                                                       : Range{0, s.layout.padded};
+    const bool blocks = gradient_in_blocks(in, unit, plan.shape);
     plan.shares[u] = {.trained = s.trained,
-                      .errors = keeps_errors(in, unit),
+                      .errors = blocks && keeps_errors(in, unit),
+                      .momentum = blocks && in.optimizer.momentum,
                       .parts = s.layout.padded / s.layout.shard,
                       .shard = s.layout.shard};
     for (const Range& part : counted_ranges(in, plan, u, s.layout))

@@ -33,12 +33,15 @@ struct UnitState {
   View gradient;    // (owned) of the step before, where the next one updates by it; else absent
   std::vector<Kept> kept;  // by row
   /// With error feedback: what earlier steps' roundings have lost of this rank's gradient, (padded)
-  /// bf16, and the sum of that over data ranks, (shard) f32.
-  View errors, error_sum;
+  /// bf16, and the sum of that over data ranks, (shard) f32. Of compressed momentum: what the
+  /// rounding of its mean has lost, (shard) bf16.
+  View errors, error_sum, mean_error;
 
   /// The master weights, (owned) f32. Where compute is f32 they are the parameters themselves, and
   /// so they are, in the stored type, of a frozen unit.
   const View& master() const { return kept[kMasterRow].live; }
+  /// One of the optimizer's, and some elements of it, of which it has all.
+  const Kept& state(std::size_t row) const { return kept[kMasterRow + 1 + row]; }
   /// Of the ranks that the unit is divided among, which this one is.
   std::int64_t index() const { return slice.begin / layout.shard; }
   /// Whether parameters are brought into a window before they are used.

@@ -55,7 +55,7 @@ std::vector<std::int32_t> times_of(const Plan& plan) {
   std::vector<std::int32_t> times(plan.ops.size());
   const auto apart = [&](std::size_t i) {  // visits of their own
     const Op& op = plan.ops[i];
-    return op.kind == OpKind::update || op.kind == OpKind::errors ||
+    return op.kind == OpKind::update || op.kind == OpKind::errors || op.kind == OpKind::momentum ||
            std::holds_alternative<SaveTile>(op.call);
   };
   const auto of_layer = [&](std::size_t i) { return plan.ops[i].visit >= 0 && !apart(i); };

@@ -18,8 +18,9 @@ Op update_op(const Plan& plan, const PlanInputs& in, std::size_t unit, const Uni
   };
   std::vector<View> state;
   for (std::size_t r = 0; r < in.optimizer.state.size(); ++r) {
-    const auto& [live, snapshot, elements] = s.kept[kMasterRow + 1 + r];
-    const bool of_piece = in.optimizer.state[r].extent == optim::Extent::owned;
+    const auto& [live, snapshot, elements] = s.state(r);
+    const optim::Extent extent = in.optimizer.state[r].extent;
+    const bool of_piece = extent == optim::Extent::owned || extent == optim::Extent::whole;
     const bool has = live && (!of_piece || !intersect(elements, part).empty());
     state.push_back(!has       ? View{}
                     : of_piece ? live.range(part.begin - elements.begin, part.count())

@@ -37,6 +37,7 @@ Activity activity_of(const Op& op) {
     case OpKind::reduce_gradients:
     case OpKind::tie_gradients:
     case OpKind::errors:
+    case OpKind::momentum:
     case OpKind::gather_gradients: return Activity::gradients;
     case OpKind::sum_gradients:
     case OpKind::norm:

@@ -11,6 +11,7 @@
 #include "plan/proof/gradient_blocks.hpp"
 #include "plan/proof/homes.hpp"
 #include "plan/proof/in_turn.hpp"
+#include "plan/proof/momentum.hpp"
 #include "plan/proof/reject.hpp"
 #include "plan/proof/two_passes.hpp"
 
@@ -130,6 +131,7 @@ class GradientCheck {
         leaving_(plan),
         arriving_(plan),
         errors_(plan, homes),
+        momentum_(plan, homes),
         two_passes_(plan, homes) {}
 
   void run() {
@@ -167,6 +169,7 @@ class GradientCheck {
                         u, share.shard, share.counted, share.trained ? "" : ", and is frozen",
                         unit.normed, unit.updated));
       }
+      momentum_.end(static_cast<std::int32_t>(u), unit.updated == whole);
       if (!share.trained || unit.updated == whole) continue;
       if (unit.read_unpublished)
         reject(plan_, *unit.read_unpublished, "reads parameters that other ranks have updated");
@@ -230,6 +233,7 @@ class GradientCheck {
 
   void collective(const Op& op, const comm::CollectiveCall& call) {
     if (op.kind == OpKind::tensor_sums || op.kind == OpKind::matrices) return;
+    if (op.kind == OpKind::momentum) return momentum_.gathers(op, std::get<comm::AllGather>(call));
     if (op.kind == OpKind::gather_gradients) {
       const auto& gather = std::get<comm::AllGather>(call);
       const auto hop = whole_.find(home_of(gather.shard));  // what came over other nodes
@@ -269,6 +273,7 @@ class GradientCheck {
   void leave(const Op& op, const kernels::Quantize& quantize) {
     const BufferId full = home_of(quantize.x);
     if (!is_made(full)) reject(plan_, at_, "sends a gradient that nobody made");
+    momentum_.leaves(at_, op, full);
     const Range chunk = blocks_.set_out(at_, quantize);
     errors_.rounds(at_, op, quantize, chunk);
     if (leaving_.take(at_, full, chunk, at(plan_.shares, op.unit).shard)) unsummed_.erase(full);
@@ -300,9 +305,38 @@ class GradientCheck {
     }
   }
 
+  /// Momentum that travels in place of gradients, and what it does with those.
+  void momentum(const Op& op, const kernels::KernelCall& call) {
+    if (const auto* blend = std::get_if<kernels::Blend>(&call)) {
+      switch (momentum_.blends(at_, op, *blend, verdict_)) {
+        case MomentumCheck::Blends::joins:
+          if (!is_made(home_of(blend->out)) || leaving_.partly(home_of(blend->out)))
+            reject(plan_, at_, "joins a gradient that nobody made, or that is on its way");
+          return;
+        case MomentumCheck::Blends::leads_back:
+          return made_sum(blend->out, kernels::Write::overwrite);
+        case MomentumCheck::Blends::keeps: {
+          const BufferId mean = momentum_.gradient(op.unit);
+          return use_gradient(op, mean >= 0 ? mean : home_of(blend->y));
+        }
+      }
+    } else if (const auto* quantize = std::get_if<kernels::Quantize>(&call)) {
+      use(quantize->x, "rounds a mean that nobody made");
+      momentum_.rounds(at_, op, *quantize);
+    } else if (const auto* sum = std::get_if<kernels::SumQuantized>(&call)) {
+      momentum_.decodes(at_, op, *sum);
+    } else if (const auto* convert = std::get_if<kernels::Convert>(&call)) {
+      momentum_.keeps_error(at_, op, *convert, verdict_);
+    } else {
+      reject(plan_, at_, "does nothing with momentum");
+    }
+  }
+
   void kernel(const Op& op, const kernels::KernelCall& call) {
     if (op.kind == OpKind::reduce_gradients) {
       blocks(op, call);
+    } else if (op.kind == OpKind::momentum) {
+      momentum(op, call);
     } else if (op.kind == OpKind::errors) {
       errors_.keeps(at_, op, std::get<kernels::Convert>(call), verdict_);
     } else if (op.kind == OpKind::sum_gradients) {
@@ -365,6 +399,10 @@ class GradientCheck {
         defer(update);
       }
       if (kernels::reads_gradient(pass)) use_gradient(op, home_of(update.gradient));
+      if (pass == UpdatePass::by_state) {
+        momentum_.updates(at_, op, update, !verdict_);
+        same_elements(op, update.state[0], update.master, momentum_distances_);
+      }
     } else {
       reject(plan_, at_, "updates nothing");
     }
@@ -453,6 +491,8 @@ class GradientCheck {
     if (flushes || !has_deferred_) return;
     if (!keeps_scalars_ || !verdict_)
       throw InternalError("broken plan: the next step cannot do the update of this one");
+    // The first compressed step does the last update by gradients, and leaves momentum instead.
+    if (plan_.shape.compression == Compression::begins) return;
     for (const auto& [gradient, unit] : left_) {
       if (unsummed_.erase(whole_.contains(gradient) ? whole_.at(gradient) : gradient) == 0)
         throw InternalError(fmt::format("broken plan: unit {} leaves no gradient", unit));
@@ -464,8 +504,8 @@ class GradientCheck {
            plan_.update_scalars.data == plan_.scalars.data && !has_deferred_;
   }
 
-  /// The parameters of a unit, or the averages of its weights, are all as far from their master
-  /// weights: by no shard or by whole ones.
+  /// The parameters of a unit, the averages of its weights, or its momentum, are all as far from
+  /// their master weights: by no shard or by whole ones.
   void same_elements(const Op& op, const View& v, const View& master,
                      std::map<std::int32_t, std::int64_t>& distances) {
     const std::int64_t of_one = size_of(v.type), of_other = size_of(master.type),
@@ -473,7 +513,7 @@ class GradientCheck {
                                   homes_.home_of(master).bytes.begin * of_one,
                        shard = at(plan_.shares, op.unit).shard * of_one * of_other;
     if (distance % shard != 0 || distances.try_emplace(op.unit, distance).first->second != distance)
-      reject(plan_, at_, "updates the parameters or averages of other elements");
+      reject(plan_, at_, "updates other elements' parameters or averages, or by their momentum");
   }
 
   const Plan& plan_;
@@ -483,14 +523,16 @@ class GradientCheck {
   std::map<BufferId, std::pair<std::int64_t, kernels::Write>>
       sums_;  // byte, and how, of the latter
   ErrorFeedback errors_;
+  MomentumCheck momentum_;
   std::size_t at_ = 0;
   std::map<BufferId, std::size_t> unsummed_;  // gradient buffer -> op that made it
   std::map<BufferId, BufferId> whole_;        // gathered gradient -> this rank's slice of it
   std::map<std::int32_t, Unit> units_;
   TwoPasses two_passes_;
   std::map<BufferId, std::vector<Range>> updated_;  // bytes of master weights
-  /// By unit, of parameters and of averages from master weights.
-  std::map<std::int32_t, std::int64_t> parameter_distances_, average_distances_;
+  /// By unit, of parameters, averages and momentum from master weights.
+  std::map<std::int32_t, std::int64_t> parameter_distances_, average_distances_,
+      momentum_distances_;
   bool verdict_ = false;
   // Of deferred updates.
   bool has_deferred_ = false, keeps_scalars_ = false, nothing_left_ = false;

@@ -3,14 +3,6 @@
 #include "plan/proof/reject.hpp"
 
 namespace tessera::plan {
-namespace {
-
-bool same(const BufferUse& a, const BufferUse& b) {
-  return a.buffer == b.buffer && a.bytes == b.bytes;
-}
-
-}  // namespace
-
 /// All errors of the unit, of which `v` has a chunk.
 BufferUse ErrorFeedback::whole_of(std::size_t at, const Op& op, const View& v,
                                   const Range& chunk) const {
@@ -31,7 +23,7 @@ void ErrorFeedback::rounds(std::size_t at, const Op& op, const kernels::Quantize
     reject(plan_, at, "forgets what other roundings have lost");
   if (!call.lost) return;
   const BufferUse lost = whole_of(at, op, call.lost, chunk);
-  if (!same(homes_.home_of(call.scalars), homes_.home_of(plan_.scalars)))
+  if (!same_bytes(homes_.home_of(call.scalars), homes_.home_of(plan_.scalars)))
     reject(plan_, at, "rounds by what is no step's");
   if (chunk.begin != errors.next) reject(plan_, at, "rounds without the errors before it");
   if (errors.wholes == 0) {
@@ -43,10 +35,10 @@ void ErrorFeedback::rounds(std::size_t at, const Op& op, const kernels::Quantize
       if (!kept.persistent || kept.purpose != BufferPurpose::errors ||
           !taken_.insert(lost.buffer).second || !taken_.insert(error.buffer).second)
         reject(plan_, at, "takes errors from elsewhere");
-    } else if (!same(error, errors.error) || !same(lost, errors.lost)) {
+    } else if (!same_bytes(error, errors.error) || !same_bytes(lost, errors.lost)) {
       reject(plan_, at, "takes errors from elsewhere");
     }
-  } else if (call.error || !same(lost, errors.lost)) {
+  } else if (call.error || !same_bytes(lost, errors.lost)) {
     reject(plan_, at, "rounds without the errors of this step");
   }
   errors.next = chunk.end;
@@ -59,11 +51,11 @@ void ErrorFeedback::keeps(std::size_t at, const Op& op, const kernels::Convert& 
                           bool verdict) {
   Errors& errors = of_[op.unit];
   if (!call.verdict) return sets_out(at, op, call);
-  if (!verdict || !same(homes_.home_of(call.verdict), homes_.home_of(plan_.verdict)))
+  if (!verdict || !same_bytes(homes_.home_of(call.verdict), homes_.home_of(plan_.verdict)))
     reject(plan_, at, "keeps errors of a step that may not be applied");
   if (errors.wholes == 0 || errors.next != 0 || errors.kept ||
-      call.write != kernels::Write::overwrite || !same(homes_.home_of(call.x), errors.lost) ||
-      !same(homes_.home_of(call.out), errors.error))
+      call.write != kernels::Write::overwrite || !same_bytes(homes_.home_of(call.x), errors.lost) ||
+      !same_bytes(homes_.home_of(call.out), errors.error))
     reject(plan_, at, "keeps other errors than the step's");
   errors.kept = true;
 }

@@ -10,8 +10,9 @@ void GatherCheck::run() {
   for (at_ = 0; at_ < plan_.ops.size(); ++at_) {
     const Op& op = plan_.ops[at_];
     check_arrived(op);
-    const bool gathers = op.kind == OpKind::gather || op.kind == OpKind::publish ||
-                         op.kind == OpKind::gather_gradients;
+    const bool momentum = op.kind == OpKind::momentum,
+               gathers = op.kind == OpKind::gather || op.kind == OpKind::publish ||
+                         op.kind == OpKind::gather_gradients || momentum;
     const auto* kernel = std::get_if<kernels::KernelCall>(&op.call);
     const auto* call = std::get_if<comm::CollectiveCall>(&op.call);
     const auto* own = gathers && kernel ? std::get_if<kernels::Quantize>(kernel) : nullptr;
@@ -20,7 +21,7 @@ void GatherCheck::run() {
     if (own != nullptr) {
       put(op, own->code,
           {.format = own->format,
-           .chunk = chunk_of_own_shard(op, own->x),
+           .chunk = momentum ? Range{0, own->x.elements()} : chunk_of_own_shard(op, own->x),
            .owners = {plan_.place.data}});
     } else if (gather != nullptr) {
       follow(op, *gather);
@@ -66,7 +67,9 @@ Range GatherCheck::chunk_of_own_shard(const Op& op, const View& v) const {
   const std::int64_t size = size_of(v.type), n = at(plan_.shares, op.unit).shard,
                      first = buffer.bytes > n * size ? plan_.place.data * n * size : 0;
   const Range bytes{home.bytes.begin - first, home.bytes.end - first};
-  if (buffer.purpose != BufferPurpose::parameters || !buffer.persistent || bytes.begin < 0 ||
+  const BufferPurpose purpose =
+      op.kind == OpKind::momentum ? BufferPurpose::optimizer : BufferPurpose::parameters;
+  if (buffer.purpose != purpose || !buffer.persistent || bytes.begin < 0 ||
       bytes.begin % size != 0 || bytes.end > n * size || bytes.count() != v.elements() * size)
     reject(plan_, at_, "gathers what is not the own shard");
   return {bytes.begin / size, bytes.end / size};
@@ -109,9 +112,13 @@ void GatherCheck::follow(const Op& op, const comm::AllGather& gather) {
   }
 }
 
-/// The chunk's codes of all ranks become elements of the whole.
+/// The chunk's codes of all ranks become elements of the whole. What this rank sends of momentum it
+/// decodes too.
 void GatherCheck::arrive(const Op& op, const kernels::SumQuantized& all) {
   const Shards* shards = taken(op, all.code);
+  if (op.kind == OpKind::momentum && shards != nullptr && shards->format == all.format &&
+      shards->owners == std::vector{plan_.place.data})
+    return;
   if (shards == nullptr || shards->format != all.format || !whole(op, *shards))
     reject(plan_, at_, "takes blocks of parameters that are not there");
   const std::int64_t n = at(plan_.shares, op.unit).shard;

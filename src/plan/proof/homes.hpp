@@ -7,6 +7,11 @@
 
 namespace tessera::plan {
 
+/// Whether both are the same bytes, whatever is done with them.
+inline bool same_bytes(const BufferUse& a, const BufferUse& b) {
+  return a.buffer == b.buffer && a.bytes == b.bytes;
+}
+
 /// Where the bytes of buffers belong that stand in for others: what is copied there and back by
 /// fetches and evictions, perhaps in several hops.
 class Homes {

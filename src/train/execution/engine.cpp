@@ -192,13 +192,15 @@ StepOutput Engine::run(const PreparedPlan& prepared, const StepInput& input,
   high_water_ = plan::most_of(high_water_, prepared.bound.reach());
   const auto load = [&](std::int64_t k, const plan::LoadBatch& views) { batches.load(k, views); };
   const StepOutput output = executor_->run(prepared.bound, input, load, hooks, profile);
-  if (trains) work_left_ = plan::leaves_work(inputs_);
+  if (trains && plan::leaves_work(inputs_))
+    work_left_ = plan::flush_after(prepared.plan().shape.compression);
   return output;
 }
 
 void Engine::settle() {
-  if (!std::exchange(work_left_, false)) return;
-  const PreparedPlan& flush = prepared(plan::kFlush);
+  const auto left = std::exchange(work_left_, std::nullopt);
+  if (!left) return;
+  const PreparedPlan& flush = prepared(*left);
   high_water_ = plan::most_of(high_water_, flush.bound.reach());
   executor_->run(flush.bound, {}, {});
 }

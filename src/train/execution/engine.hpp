@@ -145,8 +145,8 @@ class Engine {
   std::int64_t device_memory_before_ = 0;  // in use on a GPU before groups were made
   plan::ArenaBytes high_water_{};
   std::optional<ModelState> state_;
-  bool work_left_ = false;  // by the last step
-  Groups groups_;           // they may know the arenas' memory: they end before it
+  std::optional<plan::PlanShape> work_left_;  // by the last step: what does it
+  Groups groups_;  // they may know the arenas' memory: they end before it
   std::optional<Executor> executor_;
   std::unique_ptr<streams::Streams> streams_;  // last: its threads use the others
 };

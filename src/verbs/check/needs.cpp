@@ -21,6 +21,7 @@ const std::vector<TrafficRow>& traffic_rows() {
       {"between stages", {OpKind::send}},
       {"parameters", {OpKind::gather, OpKind::publish}},
       {"gradients", {OpKind::reduce_gradients, OpKind::gather_gradients, OpKind::errors}},
+      {"momentum", {OpKind::momentum}},
       {"tied embeddings", {OpKind::tie_gradients}},
       {"matrices", {OpKind::matrices}},
   };

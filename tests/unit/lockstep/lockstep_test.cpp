@@ -36,6 +36,7 @@ struct Case {
   int per_node = 0;  // ranks; 0: one, or two of those whose gradients travel as blocks
   std::optional<std::int64_t> secondary = {};
   bool error_feedback = false;  // and rounding at random
+  bool onebit = false;          // momentum travels as signs
 };
 
 std::string name_of(const Case& c) {
@@ -58,6 +59,11 @@ plan::PlanInputs inputs_of(const Case& c, kernels::Device& device) {
   inputs.layout.tensor_chunks = c.mesh.tensor * c.tiles;
   travel_in_blocks(inputs, {}, c.gradient_blocks, c.tiles);
   inputs.numerics.error_feedback = inputs.numerics.stochastic = c.error_feedback;
+  if (c.onebit) {
+    // With an epsilon for which no second moment of 0 is too small.
+    inputs.optimizer = optim::onebit_adam({.eps = 1, .block = 32});
+    inputs.numerics.error_feedback = true;
+  }
   inputs.numerics.chunk_bytes = 1024;  // several a unit
   for (model::UnitDesc& unit : inputs.model.units) {
     if (std::ranges::count(c.frozen, unit.name) > 0)
@@ -80,7 +86,8 @@ plan::PlanShape shape_of(const Case& c) {
   return {.purpose = plan::PlanPurpose::train,
           .sequence = 6,
           .micro = 1,
-          .micro_batches = c.micro_batches};
+          .micro_batches = c.micro_batches,
+          .compression = c.onebit ? plan::Compression::on : plan::Compression::none};
 }
 
 /// What one rank's training computed: loss and norm of each step, and its slice of the state.
@@ -231,6 +238,20 @@ std::vector<Layout> layouts() {
         .gradient_blocks = kernels::BlockFormat{.type = kernels::BlockType::int8, .block = 32},
         .accumulate = DType::bf16,
         .dealt = true},
+       1},
+      {"Data4OneBit",
+       {.mesh = {.data = 4},
+        .compute = DType::bf16,
+        .gradient_blocks = kernels::BlockFormat{.type = kernels::BlockType::sign, .block = 32},
+        .stage = 2,
+        .onebit = true},
+       2},
+      {"Pipeline2Tensor2Data2OneBitAllOnDisk",
+       {.mesh = {.tensor = 2, .data = 2, .pipeline = 2},
+        .gradient_blocks = kernels::BlockFormat{.type = kernels::BlockType::sign, .block = 32},
+        .stage = 1,
+        .offload = all_on(plan::Location::disk, 1),
+        .onebit = true},
        1},
       {"Tensor2", {.mesh = {.tensor = 2}}, 6},
       {"Tensor2Data2LlamaBf16",

@@ -280,7 +280,7 @@ TEST(Check, RejectsErrorsThatAreNotSummed) {
       test::travel_in_blocks(c.inputs, {}, {{.type = kernels::BlockType::int4, .block = 32}});
       c.inputs.numerics.error_feedback = true;
       c.inputs.state_for = PlanPurpose::train_snapshot;
-      c.shape = purpose == PlanPurpose::flush ? kFlush : c.shape;
+      c.shape = purpose == PlanPurpose::flush ? flush_after(c.shape.compression) : c.shape;
       c.shape.purpose = purpose;
       const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
       const auto of_sums = [&](auto&& spoil) {  // each sum of errors, spoilt

@@ -50,7 +50,7 @@ TEST(Tiers, AreProvedWhateverLivesThere) {
             expect_proved(c);
             c.shape.purpose = PlanPurpose::evaluate;
             expect_proved(c);
-            c.shape = kFlush;
+            c.shape = flush_after(Compression::none);
             expect_proved(c);
           }
         }
@@ -76,7 +76,7 @@ TEST(Tiers, AreProvedOnRandomLayouts) {
     SCOPED_TRACE(i);
     expect_proved(c);
     if (c.inputs.state_for == PlanPurpose::evaluate) continue;
-    c.shape = kFlush;
+    c.shape = flush_after(Compression::none);
     expect_proved(c);
   }
 }
@@ -562,7 +562,7 @@ TEST(Check, RejectsShardsThatAreNotPublishedBeforeTheirUse) {
 
 TEST(Check, RejectsAFlushThatLeavesAnUpdateForTheNextStep) {
   Case c = offloaded(all_on(Location::disk), 2, 4);
-  Plan plan = make_plan(c.inputs, kFlush, {.data = 1});
+  Plan plan = make_plan(c.inputs, flush_after(Compression::none), {.data = 1});
   EXPECT_EQ(verdict(plan), "");
   plan.ops.pop_back();
   EXPECT_NE(verdict(plan).find("leaves something to do"), std::string::npos);

@@ -1,0 +1,159 @@
+#include "plan/proof/momentum.hpp"
+
+#include <cmath>
+
+#include "plan/proof/reject.hpp"
+
+namespace tessera::plan {
+namespace {
+
+/// Weights of an average, to the rounding of a few products.
+bool add_up(float a, float b) { return std::abs(a + b - 1) < 1e-5F * (1 + std::abs(a)); }
+
+}  // namespace
+
+const UnitShare& MomentumCheck::share(const Op& op) const {
+  return tessera::at(plan_.shares, op.unit);
+}
+
+bool MomentumCheck::is_at(const View& v, const View& all) const {
+  return v && same_bytes(homes_.home_of(v), homes_.home_of(all));
+}
+
+void MomentumCheck::is_momentum(std::size_t at, Unit& unit, const BufferUse& home) const {
+  const Buffer& buffer = plan_.buffer(home.buffer);
+  if (!buffer.persistent || buffer.purpose != BufferPurpose::optimizer ||
+      home.bytes != Range{0, buffer.bytes})
+    reject(plan_, at, "takes for momentum what is none, or a part of it");
+  if (unit.momentum.buffer < 0) unit.momentum = home;
+  if (!same_bytes(unit.momentum, home)) reject(plan_, at, "takes the momentum of others");
+}
+
+MomentumCheck::Blends MomentumCheck::blends(std::size_t at, const Op& op,
+                                            const kernels::Blend& call, bool verdict) {
+  Unit& unit = units_[op.unit];
+  const std::int64_t shard = share(op).shard, parts = share(op).parts;
+  if (call.verdict) {
+    if (!verdict || !is_at(call.verdict, plan_.verdict) || call.scalars)
+      reject(plan_, at, "keeps momentum of a step that may not be applied");
+    if (unit.kept) reject(plan_, at, "keeps momentum again");
+    is_momentum(at, unit, homes_.home_of(call.out));
+    const bool came = unit.stage == Stage::arrived &&
+                      homes_.home_of(call.y).buffer == unit.arrived && call.keep == 0 &&
+                      call.add == 1;
+    if (share(op).momentum ? !came : !add_up(call.keep, call.add))
+      reject(plan_, at, "keeps other momentum than the step's");
+    unit.kept = true;
+    return Blends::keeps;
+  }
+  if (!share(op).momentum || !is_at(call.scalars, plan_.scalars))
+    reject(plan_, at, "blends what does not travel as momentum");
+  if (unit.stage == Stage::none) {
+    is_momentum(at, unit, homes_.home_of(call.y));
+    if (call.out.elements() != shard * parts ||
+        !add_up(call.keep, call.add * static_cast<float>(parts)))
+      reject(plan_, at, "momentum joins another gradient");
+    unit.gradient = homes_.home_of(call.out).buffer;
+    unit.stage = Stage::joined;
+    return Blends::joins;
+  }
+  const BufferUse own = homes_.home_of(call.y);
+  const std::int64_t bytes = shard * size_of(DType::f32), first = plan_.place.data * bytes;
+  if (unit.stage != Stage::decoded || homes_.home_of(call.out).buffer != unit.gradient ||
+      call.out.elements() != shard || own.buffer != unit.momentum.buffer ||
+      own.bytes != Range{first, first + bytes} || !add_up(call.keep, call.add))
+    reject(plan_, at, "leads back to no gradient");
+  unit.stage = Stage::led_back;
+  return Blends::leads_back;
+}
+
+void MomentumCheck::gathers(const Op& op, const comm::AllGather& call) {
+  if (call.full.type != DType::u8 && units_[op.unit].stage == Stage::none)
+    units_[op.unit].gathered = true;
+}
+
+void MomentumCheck::rounds(std::size_t at, const Op& op, const kernels::Quantize& call) {
+  Unit& unit = units_[op.unit];
+  if (unit.stage != Stage::joined || call.x.elements() != share(op).shard ||
+      call.lost.elements() != share(op).shard || !is_at(call.scalars, plan_.scalars))
+    reject(plan_, at, "rounds what is no mean of momentum");
+  unit.error = homes_.home_of(call.error ? call.error : call.lost);
+  unit.lost = homes_.home_of(call.lost);
+  const Buffer& kept = plan_.buffer(unit.error.buffer);
+  if (!kept.persistent || kept.purpose != BufferPurpose::errors ||
+      unit.error.bytes != Range{0, kept.bytes} || unit.lost.buffer == unit.error.buffer)
+    reject(plan_, at, "takes errors from elsewhere");
+  unit.codes = call.code.data;
+  unit.stage = Stage::rounded;
+}
+
+void MomentumCheck::decodes(std::size_t at, const Op& op, const kernels::SumQuantized& call) {
+  Unit& unit = units_[op.unit];
+  const bool own = call.code.data == unit.codes;
+  const std::int64_t elements = share(op).shard * (own ? 1 : share(op).parts);
+  if (unit.stage != (own ? Stage::rounded : Stage::led_back) || call.out.elements() != elements ||
+      call.write != kernels::Write::overwrite)
+    reject(plan_, at, "decodes what is no mean of momentum");
+  (own ? unit.gradient : unit.arrived) = homes_.home_of(call.out).buffer;
+  unit.stage = own ? Stage::decoded : Stage::arrived;
+}
+
+void MomentumCheck::keeps_error(std::size_t at, const Op& op, const kernels::Convert& call,
+                                bool verdict) {
+  Unit& unit = units_[op.unit];
+  if (!call.verdict) {  // it joins what a checkpoint has, as the step before has left it
+    const Buffer& from = plan_.buffer(homes_.home_of(call.x).buffer);
+    if (unit.stage != Stage::none || from.purpose != BufferPurpose::errors || !from.persistent ||
+        call.write != kernels::Write::add || call.x.elements() != share(op).shard)
+      reject(plan_, at, "sums what is no error of the step before");
+    return;
+  }
+  if (!verdict || !is_at(call.verdict, plan_.verdict))
+    reject(plan_, at, "keeps errors of a step that may not be applied");
+  if (unit.stage != Stage::arrived || unit.kept_error || call.write != kernels::Write::overwrite ||
+      !same_bytes(homes_.home_of(call.x), unit.lost) ||
+      !same_bytes(homes_.home_of(call.out), unit.error))
+    reject(plan_, at, "keeps other errors than the step's");
+  unit.kept_error = true;
+}
+
+void MomentumCheck::leaves(std::size_t at, const Op& op, BufferId gradient) const {
+  if (!share(op).momentum) return;
+  const auto unit = units_.find(op.unit);
+  if (unit == units_.end() || unit->second.stage != Stage::joined ||
+      unit->second.gradient != gradient)
+    reject(plan_, at, "sends a gradient that no momentum has joined");
+}
+
+void MomentumCheck::updates(std::size_t at, const Op& op, const kernels::OptimizerUpdate& update,
+                            bool deferred) {
+  Unit& unit = units_[op.unit];
+  if (deferred ? unit.kept || unit.stage != Stage::none : !unit.kept)
+    reject(plan_, at, "updates by momentum of another step");
+  const BufferUse home = homes_.home_of(update.state[0]);
+  if (unit.momentum.buffer >= 0 ? home.buffer != unit.momentum.buffer
+                                : !plan_.buffer(home.buffer).persistent)
+    reject(plan_, at, "updates by what is no momentum");
+  if (unit.momentum.buffer < 0) unit.momentum = {home.buffer, {0, plan_.buffer(home.buffer).bytes}};
+}
+
+BufferId MomentumCheck::gradient(std::int32_t unit) const {
+  const auto it = units_.find(unit);
+  return it == units_.end() || it->second.stage < Stage::led_back ? -1 : it->second.gradient;
+}
+
+void MomentumCheck::end(std::int32_t unit, bool whole) const {
+  const bool wanted =
+      plan_.shape.compression != Compression::none && plan_.shape.purpose >= PlanPurpose::train;
+  const UnitShare& share = tessera::at(plan_.shares, unit);
+  const auto it = units_.find(unit);
+  const Unit found = it == units_.end() ? Unit{} : it->second;
+  if (found.kept != (wanted && share.trained) || found.kept_error != (wanted && share.momentum))
+    throw InternalError(fmt::format("broken plan: unit {} loses momentum, or its errors", unit));
+  if (share.momentum && wanted && !whole && plan_.shape.compression == Compression::begins &&
+      !found.gathered)
+    throw InternalError(
+        fmt::format("broken plan: unit {} joins momentum that other ranks have", unit));
+}
+
+}  // namespace tessera::plan

@@ -1,0 +1,58 @@
+// The proof of momentum that travels compressed.
+#pragma once
+
+#include <map>
+
+#include "plan/proof/homes.hpp"
+
+namespace tessera::plan {
+
+/// Follows momentum that travels in place of gradients. A unit's gradient joins the momentum that
+/// the step before has left, on each rank, before it leaves. The mean of what arrives is rounded,
+/// with what the step before has lost, and goes to all ranks; what this rank decodes of its own
+/// part leads back to a gradient, for the norm. Where the step is applied the whole becomes the
+/// state's momentum, once, and what the rounding has lost is left to the next step; so does the
+/// momentum of units that stay as they are, by their summed gradients. `at` is always the op; its
+/// errors are InternalErrors.
+class MomentumCheck {
+ public:
+  MomentumCheck(const Plan& plan, const Homes& homes) : plan_(plan), homes_(homes) {}
+
+  /// What a Blend does.
+  enum class Blends : std::uint8_t { joins, leads_back, keeps };
+  Blends blends(std::size_t at, const Op& op, const kernels::Blend& call, bool verdict);
+  /// A gather of momentum, or of blocks of its mean.
+  void gathers(const Op& op, const comm::AllGather& call);
+  void rounds(std::size_t at, const Op& op, const kernels::Quantize& call);
+  void decodes(std::size_t at, const Op& op, const kernels::SumQuantized& call);
+  void keeps_error(std::size_t at, const Op& op, const kernels::Convert& call, bool verdict);
+  /// What leaves is this gradient: it must have joined momentum, if any does.
+  void leaves(std::size_t at, const Op& op, BufferId gradient) const;
+  /// An update by momentum; `deferred`: by what the step before has left.
+  void updates(std::size_t at, const Op& op, const kernels::OptimizerUpdate& update, bool deferred);
+  /// The gradient that a unit's mean has led back to; -1: none.
+  BufferId gradient(std::int32_t unit) const;
+  /// `whole`: whether this rank updates all of the unit.
+  void end(std::int32_t unit, bool whole) const;
+
+ private:
+  enum class Stage : std::uint8_t { none, joined, rounded, decoded, led_back, arrived };
+  struct Unit {
+    Stage stage = Stage::none;
+    BufferUse momentum, error, lost;
+    BufferId gradient = -1;            // whole, then the shard that it has led back to
+    BufferId arrived = -1;             // the mean, decoded
+    const std::byte* codes = nullptr;  // symbolic: of the own part
+    bool gathered = false, kept = false, kept_error = false;
+  };
+  const UnitShare& share(const Op& op) const;
+  /// All of the state's momentum of a unit.
+  void is_momentum(std::size_t at, Unit& unit, const BufferUse& home) const;
+  bool is_at(const View& v, const View& all) const;
+
+  const Plan& plan_;
+  const Homes& homes_;
+  std::map<std::int32_t, Unit> units_;
+};
+
+}  // namespace tessera::plan
