@@ -23,6 +23,7 @@ enum class Extent : std::uint8_t {
   tensor,  // one for each parameter tensor of the unit
   rank,    // one for each element of the unit, each rank its own
   whole,   // likewise, alike on all ranks, where momentum travels compressed; else as `owned`
+  node,    // one for each element of which the rank makes the sum of its node, on the way of blocks
 };
 
 /// A tensor that persists from step to step: a row of what a run keeps for every unit.

@@ -73,9 +73,6 @@ static std::vector<int> nodes_of(const PlanInputs& in, const MeshPlace& place) {
 }
 
 comm::Route gradient_route(const PlanInputs& in, const MeshPlace& place) {
-  // A rounding of sums of nodes would lose what no error feedback brings back.
-  if (in.optimizer.momentum)
-    return comm::route_of(std::vector<int>(nodes_of(in, place).size()), place.data);
   return comm::route_of(nodes_of(in, place), place.data);
 }
 
@@ -126,7 +123,8 @@ std::vector<optim::StateTensor> kept_tensors(const PlanInputs& in) {
   std::vector<optim::StateTensor> rows{{.name = "master"}};
   for (const optim::StateTensor& row : in.optimizer.state) {
     const bool of_elements =
-        row.extent != optim::Extent::tensor && row.extent != optim::Extent::rank;
+        row.extent != optim::Extent::tensor && row.extent != optim::Extent::rank &&
+        row.extent != optim::Extent::node;
     TESSERA_CHECK(of_elements || !row.saved, "{} is saved, but not of elements", row.name);
     rows.push_back(row);
   }
@@ -138,10 +136,9 @@ std::vector<optim::StateTensor> kept_tensors(const PlanInputs& in) {
                     .saved = false});
   }
   if (in.optimizer.momentum) {
-    rows.push_back({.name = "error_of_mean",
-                    .type = DType::bf16,
-                    .extent = optim::Extent::shard,
-                    .saved = false});
+    for (const auto& [name, extent] : {std::pair{"error_of_mean", optim::Extent::shard},
+                                       std::pair{"error_of_node", optim::Extent::node}})
+      rows.push_back({.name = name, .type = DType::bf16, .extent = extent, .saved = false});
   }
   return rows;
 }

@@ -152,7 +152,7 @@ inline Compression compression_at(const optim::Optimizer& optimizer, std::int64_
 /// The tensors that a run keeps of every unit beside the parameters in the compute type: row 0 is
 /// the master weights, then comes the optimizer's state. With error feedback the last ones are the
 /// errors' sum over data ranks, which is up to date where checkpoints take it, and each rank's own;
-/// and where momentum travels compressed those of the rounding of its mean.
+/// and where momentum travels compressed those of the rounding of its mean, and of sums of nodes.
 std::vector<optim::StateTensor> kept_tensors(const PlanInputs& inputs);
 inline constexpr std::size_t kMasterRow = 0;
 

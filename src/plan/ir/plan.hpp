@@ -202,7 +202,8 @@ struct PlanShape {
 struct UnitShare {
   bool trained = false;    // its gradient enters the norm and updates it
   bool errors = false;     // what rounding its gradient loses is kept (error feedback)
-  bool momentum = false;   // it travels as momentum, compressed, in place of its gradient
+  bool momentum = false;   // it travels as momentum, compressed, in place of its gradient,
+  bool by_nodes = false;   // and is rounded on the way, as sums of nodes
   std::int64_t parts = 0;  // ranks that it is divided among
   std::int64_t shard = 0, counted = 0;
   std::vector<std::int64_t> kept;  // elements of the shard that it has of each row of kept_tensors

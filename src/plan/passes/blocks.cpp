@@ -115,7 +115,10 @@ class ChunkReduction {
                                   .sum = shaped(leaving, {slots, slot_}),
                                   .elements = chunk_.count(),
                                   .format = format_,
-                                  .chance = chance_of(1, own, stride)};
+                                  .chance = chance_of(1, own, stride),
+                                  .error = of_node(rounding_.node_error, slots),
+                                  .lost = of_node(rounding_.node_lost, slots),
+                                  .scalars = rounding_.node_lost ? rounding_.scalars : View{}};
   }
   KernelCall sum(const View& arrived) const {
     return kernels::SumQuantized{
@@ -137,6 +140,9 @@ class ChunkReduction {
     chance.first = first * elements() + chunk_.begin, chance.stride = stride * elements();
     return chance;
   }
+  View of_node(const View& all, std::int64_t slots) const {
+    return all ? all.reshaped({slots, elements()}).col_range(chunk_.begin, chunk_.count()) : View{};
+  }
   View of_chunk(const View& whole) const {
     if (!whole) return {};
     return whole.reshaped({route_.outer, route_.inner, elements()})
@@ -157,6 +163,16 @@ Calls reduce_in_blocks(const comm::ReduceScatter& reduce, const comm::Route& rou
                        const kernels::BlockFormat& format, const Range& chunk,
                        std::span<const HopStaging> staging, const BlockRounding& rounding) {
   return ChunkReduction(reduce, route, format, chunk, rounding).calls(staging);
+}
+
+View lost_buffer(Plan& plan, const PlanInputs& in, std::size_t unit, const char* what,
+                 std::int64_t elements) {
+  return buffer_view(
+      add_buffer(plan, {.name = fmt::format("{} {}", in.model.units[unit].name, what),
+                        .purpose = BufferPurpose::errors,
+                        .bytes = elements * size_of(DType::bf16),
+                        .location = in.offload.gradients}),
+      DType::bf16, elements);
 }
 
 std::string blocks_text(const PlanInputs& in, const MeshPlace& place) {

@@ -44,6 +44,8 @@ struct BlockRounding {
   std::int64_t rank = 0;   // in the group
   kernels::Chance chance;  // of the whole gradient's elements; its site, of a unit
   View error = {}, lost = {}, scalars = {};  // of kernels::Quantize
+  /// Of kernels::RequantizeSum, (shards between hops, n), or absent: what that loses is lost.
+  View node_error = {}, node_lost = {};
 };
 
 /// What leaves on a hop of a reduction, and what arrives.
@@ -60,6 +62,10 @@ std::vector<std::int64_t> hop_staging(const comm::Route& route, const kernels::B
 Calls reduce_in_blocks(const comm::ReduceScatter& reduce, const comm::Route& route,
                        const kernels::BlockFormat& format, const Range& chunk,
                        std::span<const HopStaging> staging, const BlockRounding& rounding);
+
+/// A buffer for what roundings of a unit lose in a step, bf16.
+View lost_buffer(Plan& plan, const PlanInputs& inputs, std::size_t unit, const char* what,
+                 std::int64_t elements);
 
 /// "parameters int8 in blocks of 256; gradients int4 in blocks of 256, added in nodes of 8 ranks,
 /// then over 2 nodes" for the data group of `place`; "" without blocks.

@@ -52,7 +52,8 @@ class Reducer {
         scheduled_(scheduled),
         route_(sum_route(in, plan.place)),
         block_route_(gradient_route(in, plan.place)),
-        gather_route_(gather_route(in, plan.place)) {}
+        gather_route_(gather_route(in, plan.place)),
+        momentum_(plan, in, states) {}
 
   std::vector<SummedGradient> run() {
     for (const GradientBuffer& g : scheduled_.gradients) ++use_of(g).left;
@@ -74,7 +75,7 @@ class Reducer {
       if (!states_[u].trained) continue;
       sums[u] = finish(u);
       sums[u].lost = lost_[u];
-      std::tie(sums[u].codes, sums[u].lost_of_mean) = means_[u];
+      sums[u].momentum = means_[u];
     }
     insertions_.apply(plan_.ops);
     if (plan_.shape.compression == Compression::none) keep(sums);  // others are not updated by
@@ -189,9 +190,9 @@ class Reducer {
   void reduce(const View& full, const View& shard, kernels::Write write) {
     comm::ReduceScatter call{
         .full = full, .shard = shard, .wire = in_.numerics.wire, .write = write};
-    const auto add = [&](Calls calls) {
+    const auto add = [&](OpKind kind, Calls calls) {
       for (LegCall& c : calls)
-        insert(OpKind::reduce_gradients, row_of(c.leg).of_reductions, sharers(), std::move(c.call));
+        insert(kind, row_of(c.leg).of_reductions, sharers(), std::move(c.call));
     };
     TESSERA_CHECK(sharers() == MeshGroup::data, "a route for another group than data");
     if (!in_blocks()) {
@@ -202,12 +203,13 @@ class Reducer {
           sum_staging(route_, plan_.group(sharers()), in_.numerics.wire, in_.numerics.accumulate);
       call.staging = staging_.view(plan_, staging.front());
       return add(
+          OpKind::reduce_gradients,
           reduce_over(route_, call, sums,
                       staging.size() > 1 ? staging_across_.view(plan_, staging.back()) : View{}));
     }
     const auto& format = *in_.numerics.gradient_blocks;
     const BlockRounding rounding = this->rounding();
-    if (compresses()) join_momentum(full);
+    if (compresses()) add(OpKind::momentum, momentum_.join(unit_, full));
     for (const Range& chunk :
          chunks_of(shard.elements(), full.type, format, in_.numerics.chunk_bytes)) {
       std::vector<HopStaging> staging;
@@ -216,75 +218,10 @@ class Reducer {
         staging.push_back(
             {leaving_.at(hop).next(plan_, bytes), arriving_.at(hop).next(plan_, bytes)});
       }
-      add(reduce_in_blocks(call, block_route_, format, chunk, staging, rounding));
+      add(OpKind::reduce_gradients,
+          reduce_in_blocks(call, block_route_, format, chunk, staging, rounding));
     }
-    if (compresses()) compress_mean(shard);
-  }
-
-  /// A gradient becomes what this rank contributes to the mean of momentum m over D ranks, with the
-  /// loss scale: beta m / D + (1 - beta) g.
-  void join_momentum(const View& full) {
-    const optim::CompressedMomentum& momentum = *in_.optimizer.momentum;
-    const View& m = state().state(momentum.row).live;
-    if (plan_.shape.compression == Compression::begins && state().sharding.states) {
-      for (LegCall& c :
-           gather_over(plan_, gather_route_, {.shard = own_part(m), .full = m}, gathered_))
-        insert(OpKind::momentum, row_of(c.leg).of_reductions, sharers(), std::move(c.call));
-    }
-    const auto ranks = static_cast<float>(plan_.group(sharers()).size);
-    insert(OpKind::momentum, row_of(Leg::pack).of_reductions, sharers(),
-           kernels::KernelCall{kernels::Blend{.y = m,
-                                              .out = full,
-                                              .keep = 1 - momentum.beta,
-                                              .add = momentum.beta / ranks,
-                                              .scalars = plan_.scalars}});
-  }
-  /// The mean, whose shard this rank has, is rounded and goes to all ranks. What the others will
-  /// have of this shard is also decoded here, and becomes the gradient that leads from the momentum
-  /// before to there.
-  void compress_mean(const View& shard) {
-    const std::int64_t n = shard.elements(), size = plan_.group(sharers()).size;
-    const auto& format = *in_.numerics.gradient_blocks;
-    const std::string& name = in_.model.units[unit_].name;
-    const auto bytes = [&](const View& v, std::initializer_list<std::int64_t> extents) {
-      return View(v.data, DType::u8, extents);
-    };
-    const std::int64_t slot = format.bytes(n);
-    const BufferId all = add_buffer(plan_, name + " momentum in blocks", BufferPurpose::staging,
-                                    size * slot),
-                   lost = add_buffer(plan_, {.name = name + " errors of the mean",
-                                             .purpose = BufferPurpose::errors,
-                                             .bytes = n * size_of(DType::bf16),
-                                             .location = in_.offload.gradients});
-    const View own = bytes(means_leaving_.next(plan_, slot), {1, 1, slot}),
-               codes = bytes(buffer_view(all, DType::u8, size * slot), {1, size, slot}),
-               lost_of_mean = buffer_view(lost, DType::bf16, n);
-    means_[unit_] = {codes, lost_of_mean};
-    const auto add = [&](Leg leg, Call call) {
-      insert(OpKind::momentum, row_of(leg).of_reductions, sharers(), std::move(call));
-    };
-    add(Leg::pack,
-        kernels::KernelCall{kernels::Quantize{.x = shard.reshaped({1, 1, n}),
-                                              .code = own,
-                                              .format = format,
-                                              .error = state().mean_error.reshaped({1, 1, n}),
-                                              .lost = lost_of_mean.reshaped({1, 1, n}),
-                                              .scalars = plan_.scalars}});
-    for (LegCall& c :
-         gather_over(plan_, gather_route_, {.shard = own, .full = codes}, gathered_codes_))
-      add(c.leg, std::move(c.call));
-    add(Leg::unpack, kernels::KernelCall{kernels::SumQuantized{
-                         .code = own, .out = shard.reshaped({1, n}), .format = format}});
-    const float beta = in_.optimizer.momentum->beta;
-    add(Leg::unpack, kernels::KernelCall{kernels::Blend{
-                         .y = own_part(state().state(in_.optimizer.momentum->row).live),
-                         .out = shard,
-                         .keep = 1 / (1 - beta),
-                         .add = -beta / (1 - beta),
-                         .scalars = plan_.scalars}});
-  }
-  View own_part(const View& whole) const {
-    return whole.range(state().slice.begin, state().slice.count());
+    if (compresses()) add(OpKind::momentum, momentum_.send(unit_, shard, means_[unit_]));
   }
   /// How the unit's gradient is rounded to blocks.
   BlockRounding rounding() {
@@ -300,15 +237,15 @@ class Reducer {
     View& lost = lost_[unit_];
     if (!lost) {
       const std::int64_t n = state().layout.padded;
-      lost = buffer_view(
-          add_buffer(plan_, {.name = in_.model.units[unit_].name + " errors of the step",
-                             .purpose = BufferPurpose::errors,
-                             .bytes = n * size_of(DType::bf16),
-                             .location = in_.offload.gradients}),
-          DType::bf16, n);
+      lost = lost_buffer(plan_, in_, unit_, "errors of the step", n);
       rounding.error = state().errors;
     }
     rounding.lost = lost;
+    if (const View& kept = state().node_error; kept && compresses()) {
+      rounding.node_error = kept;
+      rounding.node_lost = means_[unit_].lost_of_node =
+          lost_buffer(plan_, in_, unit_, "errors of the node", kept.elements());
+    }
     rounding.scalars = plan_.scalars;
     return rounding;
   }
@@ -402,9 +339,9 @@ class Reducer {
   std::map<std::pair<std::size_t, bool>, Use> uses_;
   comm::Route route_, block_route_;  // of gradients as they are, and in blocks
   comm::Route gather_route_;
-  std::map<std::size_t, View> lost_;  // by unit, with error feedback
-  std::map<std::size_t, std::pair<View, View>>
-      means_;  // of momentum: in blocks, and what that lost
+  MomentumExchange momentum_;
+  std::map<std::size_t, View> lost_;           // by unit, with error feedback
+  std::map<std::size_t, MeanOnItsWay> means_;  // of momentum, by unit
   // All reductions over a group run on one stream, one after another, so one staging buffer serves
   // them; those across nodes on another.
   Staging staging_{"staging"}, staging_across_{"staging between nodes"}, staging_ends_{"staging"};
@@ -412,8 +349,7 @@ class Reducer {
   std::array<TurnStaging, 2> leaving_{TurnStaging{"gradients that leave"},
                                       TurnStaging{"sums of nodes that leave"}},
       arriving_{TurnStaging{"gradients that arrive"}, TurnStaging{"sums of nodes that arrive"}};
-  TurnStaging sums_{"sums of nodes"}, gathered_{"gradients between nodes"},
-      means_leaving_{"means that leave"}, gathered_codes_{"means between nodes"};
+  TurnStaging sums_{"sums of nodes"}, gathered_{"gradients between nodes"};
   // The unit in hand, the op that completed its gradient, and where in the plan new ops go.
   std::size_t unit_ = 0;
   bool head_use_ = false;

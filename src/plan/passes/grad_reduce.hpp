@@ -3,6 +3,7 @@
 // bytes, and at every stage the norm is summed over slices.
 #pragma once
 
+#include "plan/passes/momentum.hpp"
 #include "plan/passes/schedule.hpp"
 
 namespace tessera::plan {
@@ -12,10 +13,9 @@ struct SummedGradient {
   View slice;  // (shard) of this rank's shard: what enters the norm
   View owned;  // (owned) of all elements that this rank updates
   View lost;   // (padded) bf16, with error feedback: by this step's roundings
-  /// Of momentum that travels compressed: its mean over ranks, (1, ranks, bytes of a shard) in
-  /// blocks, and what rounding that has lost, (shard) bf16. The gradient is then what the mean was
-  /// made by, with what blocks have lost or brought back, and is of the shard alone.
-  View codes, lost_of_mean;
+  /// Of momentum that travels: its mean. The gradient is then what has led there, and is of the
+  /// shard alone.
+  MeanOnItsWay momentum;
 };
 
 /// Sums each unit's gradient over data ranks as soon as it is complete, or has the ranks' momentum

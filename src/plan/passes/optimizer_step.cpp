@@ -352,36 +352,18 @@ void keep_errors(Plan& plan, const PlanInputs& in, const std::vector<UnitState>&
   }
 }
 
-/// A step that is applied has moved momentum: what has come in blocks is that of every rank, and of
-/// units for which it does not travel their summed gradient moves it. A visit for each unit.
+/// A step that is applied moves momentum; a visit for each unit.
 void keep_momentum(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
                    const std::vector<SummedGradient>& gradients) {
-  const optim::CompressedMomentum& momentum = *in.optimizer.momentum;
   Staging decoded("momentum on its way");
   std::int32_t visit = visits_apart(plan, in);
   for (std::size_t u = 0; u < states.size(); ++u) {
-    const UnitState& s = states[u];
-    if (!s.trained) continue;
-    const auto add = [&](kernels::KernelCall call) {
-      plan.ops.push_back(op_of(OpKind::momentum, Stream::compute, u, std::move(call)));
-      plan.ops.back().visit = visit;
-    };
-    kernels::Blend moved{.y = gradients[u].owned,
-                         .out = s.state(momentum.row).live,
-                         .keep = momentum.beta,
-                         .add = 1 - momentum.beta,
-                         .verdict = plan.verdict};
-    if (gradients[u].codes) {
-      const std::int64_t n = s.layout.padded;
-      moved.y = View(decoded.view(plan, n * size_of(DType::f32)).data, DType::f32, {n});
-      moved.keep = 0, moved.add = 1;
-      add(kernels::SumQuantized{.code = gradients[u].codes,
-                                .out = moved.y.reshaped({n / s.layout.shard, s.layout.shard}),
-                                .format = *in.numerics.gradient_blocks});
-      add(kernels::Convert{
-          .x = gradients[u].lost_of_mean, .out = s.mean_error, .verdict = plan.verdict});
+    if (!states[u].trained) continue;
+    const auto& [slice, owned, lost, way] = gradients[u];
+    for (Op& op : keep_momentum(plan, in, u, states[u], owned, way, decoded)) {
+      op.visit = visit;
+      plan.ops.push_back(std::move(op));
     }
-    add(moved);
     ++visit;
   }
 }
@@ -391,6 +373,7 @@ void keep_momentum(Plan& plan, const PlanInputs& in, const std::vector<UnitState
 void sum_errors(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states) {
   const comm::Route route = sum_route(in, plan.place);
   Staging whole("errors on their way"), sums("sums of errors in nodes"),
+      of_node("errors of sums of nodes"),
       of_hops[] = {Staging("staging of errors"), Staging("staging of errors between nodes")};
   Insertions insertions;
   std::int32_t visit = visits_apart(plan, in);
@@ -416,11 +399,7 @@ void sum_errors(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& 
                      hops ? floats(sums, shards_between(route) * s.layout.shard) : View{},
                      hops ? room(1) : View{}))
       add(op_of(OpKind::errors, row_of(call.leg).of_reductions, u, std::move(call.call)));
-    if (s.mean_error) {
-      add(op_of(OpKind::momentum, row_of(Leg::unpack).of_reductions, u,
-                kernels::KernelCall{kernels::Convert{
-                    .x = s.mean_error, .out = s.error_sum, .write = kernels::Write::add}}));
-    }
+    for (Op& op : add_errors_of_mean(plan, in, u, s, of_node, of_hops[1])) add(std::move(op));
     ++visit;
   }
   insertions.apply(plan.ops);

@@ -6,6 +6,7 @@
 #include "core/exact_sum.hpp"
 #include "plan/ir/channels.hpp"
 #include "plan/passes/buffers.hpp"
+#include "plan/passes/hops.hpp"
 #include "plan/passes/layers.hpp"
 
 namespace tessera::plan {
@@ -29,7 +30,8 @@ static Range behind_matrices(const PlanInputs& in, const UnitState& s,
 }
 
 /// Elements of a state tensor that a rank keeps of a unit: flat ones, but for what is of tensors.
-static Range elements_of(const PlanInputs& in, const optim::StateTensor& row, const UnitState& s,
+static Range elements_of(const PlanInputs& in, const MeshPlace& place,
+                         const optim::StateTensor& row, const UnitState& s,
                          const model::UnitDesc& unit) {
   const Range all = row.of_matrices ? Range{0, s.layout.padded} : behind_matrices(in, s, unit);
   switch (row.extent) {
@@ -37,6 +39,8 @@ static Range elements_of(const PlanInputs& in, const optim::StateTensor& row, co
     case optim::Extent::shard: return intersect(s.slice, all);
     case optim::Extent::tensor: return {0, std::ssize(unit.params)};
     case optim::Extent::rank: return all;
+    case optim::Extent::node:
+      return {0, shards_between(gradient_route(in, place)) * s.layout.shard};
     case optim::Extent::whole: return gradient_in_blocks(in, unit) ? all : intersect(s.owned, all);
   }
   throw InternalError("an extent without a size");
@@ -106,14 +110,14 @@ void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, Uni
   for (std::size_t r = 0; r < rows.size() && in.state_for > PlanPurpose::evaluate; ++r) {
     if (!s.trained && r != kMasterRow) continue;
     if (r >= errors && !keeps_errors(in, unit)) continue;
-    View* const of_errors[] = {&s.error_sum, &s.errors, &s.mean_error};
+    View* const of_errors[] = {&s.error_sum, &s.errors, &s.mean_error, &s.node_error};
     const BufferPurpose purpose = r == kMasterRow ? BufferPurpose::master
                                   : r < errors    ? BufferPurpose::optimizer
                                                   : BufferPurpose::errors;
     // Sums of errors become snapshots whole, which what is on disks does not (saved_in_tiles).
     const Location sums = std::min(in.offload.gradients, Location::host);
     const Location location = r < errors ? s.optimizer : r == errors ? sums : in.offload.gradients;
-    const Range elements = s.kept[r].elements = elements_of(in, rows[r], s, unit);
+    const Range elements = s.kept[r].elements = elements_of(in, plan.place, rows[r], s, unit);
     if (View& live = s.kept[r].live; !live && !elements.empty()) {
       live = add_persistent(plan, fmt::format("{} {}", unit.name, rows[r].name), purpose,
                             rows[r].type, elements.count(), location);
@@ -178,6 +182,8 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
     plan.shares[u] = {.trained = s.trained,
                       .errors = blocks && keeps_errors(in, unit),
                       .momentum = blocks && in.optimizer.momentum,
+                      .by_nodes = blocks && in.optimizer.momentum &&
+                                  shards_between(gradient_route(in, plan.place)) > 0,
                       .parts = s.layout.padded / s.layout.shard,
                       .shard = s.layout.shard};
     for (const Range& part : counted_ranges(in, plan, u, s.layout))

@@ -33,9 +33,10 @@ struct UnitState {
   View gradient;    // (owned) of the step before, where the next one updates by it; else absent
   std::vector<Kept> kept;  // by row
   /// With error feedback: what earlier steps' roundings have lost of this rank's gradient, (padded)
-  /// bf16, and the sum of that over data ranks, (shard) f32. Of compressed momentum: what the
-  /// rounding of its mean has lost, (shard) bf16.
-  View errors, error_sum, mean_error;
+  /// bf16, and the sum of that over data ranks, (shard) f32. Of compressed momentum: what roundings
+  /// of its mean have lost, (shard) bf16, and of sums of nodes, (nodes x shard) bf16, in the order
+  /// in which these leave for their owners; absent where none are made.
+  View errors, error_sum, mean_error, node_error;
 
   /// The master weights, (owned) f32. Where compute is f32 they are the parameters themselves, and
   /// so they are, in the stored type, of a frozen unit.

@@ -233,7 +233,7 @@ class GradientCheck {
 
   void collective(const Op& op, const comm::CollectiveCall& call) {
     if (op.kind == OpKind::tensor_sums || op.kind == OpKind::matrices) return;
-    if (op.kind == OpKind::momentum) return momentum_.gathers(op, std::get<comm::AllGather>(call));
+    if (op.kind == OpKind::momentum) return momentum_.collective(at_, op, call);
     if (op.kind == OpKind::gather_gradients) {
       const auto& gather = std::get<comm::AllGather>(call);
       const auto hop = whole_.find(home_of(gather.shard));  // what came over other nodes
@@ -298,6 +298,7 @@ class GradientCheck {
       leave(op, *quantize);
     } else if (const auto* requantize = std::get_if<kernels::RequantizeSum>(&call)) {
       blocks_.add(at_, *requantize);
+      momentum_.adds(at_, op, *requantize);
     } else if (const auto* sum = std::get_if<kernels::SumQuantized>(&call)) {
       arrive(op, *sum);
     } else {

@@ -1,6 +1,7 @@
 #include "plan/proof/momentum.hpp"
 
 #include <cmath>
+#include <utility>
 
 #include "plan/proof/reject.hpp"
 
@@ -67,9 +68,43 @@ MomentumCheck::Blends MomentumCheck::blends(std::size_t at, const Op& op,
   return Blends::leads_back;
 }
 
-void MomentumCheck::gathers(const Op& op, const comm::AllGather& call) {
-  if (call.full.type != DType::u8 && units_[op.unit].stage == Stage::none)
-    units_[op.unit].gathered = true;
+/// Whether these are errors that one step leaves to the next, all of a buffer.
+bool MomentumCheck::is_kept_error(const BufferUse& home) const {
+  const Buffer& kept = plan_.buffer(home.buffer);
+  return kept.persistent && kept.purpose == BufferPurpose::errors &&
+         home.bytes == Range{0, kept.bytes};
+}
+
+void MomentumCheck::collective(std::size_t at, const Op& op, const comm::CollectiveCall& call) {
+  Unit& unit = units_[op.unit];
+  if (const auto* gather = std::get_if<comm::AllGather>(&call)) {
+    if (gather->full.type != DType::u8 && unit.stage == Stage::none) unit.gathered = true;
+    return;
+  }
+  const auto* sum = std::get_if<comm::ReduceScatter>(&call);
+  if (sum == nullptr || unit.stage != Stage::none || sum->write != kernels::Write::add ||
+      buffer_of(sum->full) != unit.node_errors_leaving || !sum->among ||
+      sum->shard.elements() != share(op).shard || !is_kept_error(homes_.home_of(sum->shard)))
+    reject(plan_, at, "sums what is no error of the step before");
+  unit.node_errors_leaving = -1;
+  unit.summed_node_error = true;
+}
+
+void MomentumCheck::adds(std::size_t at, const Op& op, const kernels::RequantizeSum& call) {
+  if (!share(op).momentum) return;
+  Unit& unit = units_[op.unit];
+  if (!call.lost || !call.error || !is_at(call.scalars, plan_.scalars))
+    reject(plan_, at, "rounds sums of nodes without the errors of the step before");
+  const BufferUse error = homes_.home_of(call.error), lost = homes_.home_of(call.lost);
+  const auto all = [&](const BufferUse& use) {
+    return BufferUse{use.buffer, {0, plan_.buffer(use.buffer).bytes}};
+  };
+  if (unit.of_nodes == 0) unit.node_error = all(error), unit.node_lost = all(lost);
+  if (error.bytes != lost.bytes || error.buffer != unit.node_error.buffer ||
+      lost.buffer != unit.node_lost.buffer || !is_kept_error(unit.node_error) ||
+      unit.node_lost.buffer == unit.node_error.buffer)
+    reject(plan_, at, "takes errors from elsewhere");
+  unit.of_nodes += call.lost.elements();
 }
 
 void MomentumCheck::rounds(std::size_t at, const Op& op, const kernels::Quantize& call) {
@@ -79,9 +114,7 @@ void MomentumCheck::rounds(std::size_t at, const Op& op, const kernels::Quantize
     reject(plan_, at, "rounds what is no mean of momentum");
   unit.error = homes_.home_of(call.error ? call.error : call.lost);
   unit.lost = homes_.home_of(call.lost);
-  const Buffer& kept = plan_.buffer(unit.error.buffer);
-  if (!kept.persistent || kept.purpose != BufferPurpose::errors ||
-      unit.error.bytes != Range{0, kept.bytes} || unit.lost.buffer == unit.error.buffer)
+  if (!is_kept_error(unit.error) || unit.lost.buffer == unit.error.buffer)
     reject(plan_, at, "takes errors from elsewhere");
   unit.codes = call.code.data;
   unit.stage = Stage::rounded;
@@ -102,19 +135,26 @@ void MomentumCheck::keeps_error(std::size_t at, const Op& op, const kernels::Con
                                 bool verdict) {
   Unit& unit = units_[op.unit];
   if (!call.verdict) {  // it joins what a checkpoint has, as the step before has left it
-    const Buffer& from = plan_.buffer(homes_.home_of(call.x).buffer);
-    if (unit.stage != Stage::none || from.purpose != BufferPurpose::errors || !from.persistent ||
-        call.write != kernels::Write::add || call.x.elements() != share(op).shard)
+    const bool of_mean = call.write == kernels::Write::add;
+    if (unit.stage != Stage::none || !is_kept_error(homes_.home_of(call.x)) ||
+        (of_mean && call.x.elements() != share(op).shard))
       reject(plan_, at, "sums what is no error of the step before");
+    if (of_mean ? std::exchange(unit.summed_error, true) : unit.node_errors_leaving >= 0)
+      reject(plan_, at, "sums errors twice");
+    if (!of_mean) unit.node_errors_leaving = buffer_of(call.out);
     return;
   }
   if (!verdict || !is_at(call.verdict, plan_.verdict))
     reject(plan_, at, "keeps errors of a step that may not be applied");
-  if (unit.stage != Stage::arrived || unit.kept_error || call.write != kernels::Write::overwrite ||
-      !same_bytes(homes_.home_of(call.x), unit.lost) ||
-      !same_bytes(homes_.home_of(call.out), unit.error))
+  const BufferUse from = homes_.home_of(call.x), to = homes_.home_of(call.out);
+  const bool of_mean = same_bytes(from, unit.lost) && same_bytes(to, unit.error),
+             of_nodes = same_bytes(from, unit.node_lost) && same_bytes(to, unit.node_error) &&
+                        unit.of_nodes == call.x.elements();
+  bool& kept = of_mean ? unit.kept_error : unit.kept_node_error;
+  if (unit.stage != Stage::arrived || kept || !(of_mean || of_nodes) ||
+      call.write != kernels::Write::overwrite)
     reject(plan_, at, "keeps other errors than the step's");
-  unit.kept_error = true;
+  kept = true;
 }
 
 void MomentumCheck::leaves(std::size_t at, const Op& op, BufferId gradient) const {
@@ -148,8 +188,15 @@ void MomentumCheck::end(std::int32_t unit, bool whole) const {
   const UnitShare& share = tessera::at(plan_.shares, unit);
   const auto it = units_.find(unit);
   const Unit found = it == units_.end() ? Unit{} : it->second;
-  if (found.kept != (wanted && share.trained) || found.kept_error != (wanted && share.momentum))
+  const bool travels = wanted && share.momentum;
+  if (found.kept != (wanted && share.trained) || found.kept_error != travels ||
+      found.kept_node_error != (travels && share.by_nodes) || found.node_errors_leaving >= 0)
     throw InternalError(fmt::format("broken plan: unit {} loses momentum, or its errors", unit));
+  const bool saves = plan_.shape.purpose == PlanPurpose::train_snapshot ||
+                     plan_.shape.purpose == PlanPurpose::flush;
+  if (found.summed_error != (saves && share.momentum) ||
+      found.summed_node_error != (saves && share.by_nodes))
+    throw InternalError(fmt::format("broken plan: checkpoints lack errors of unit {}", unit));
   if (share.momentum && wanted && !whole && plan_.shape.compression == Compression::begins &&
       !found.gathered)
     throw InternalError(

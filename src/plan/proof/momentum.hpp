@@ -8,12 +8,12 @@
 namespace tessera::plan {
 
 /// Follows momentum that travels in place of gradients. A unit's gradient joins the momentum that
-/// the step before has left, on each rank, before it leaves. The mean of what arrives is rounded,
-/// with what the step before has lost, and goes to all ranks; what this rank decodes of its own
-/// part leads back to a gradient, for the norm. Where the step is applied the whole becomes the
-/// state's momentum, once, and what the rounding has lost is left to the next step; so does the
-/// momentum of units that stay as they are, by their summed gradients. `at` is always the op; its
-/// errors are InternalErrors.
+/// the step before has left, on each rank, before it leaves. Sums of nodes, and the mean of
+/// what arrives, are rounded with what the step before has lost, and that goes to all ranks; what
+/// this rank decodes of its own part leads back to a gradient, for the norm. Where the step is
+/// applied the whole becomes the state's momentum, once, and what the rounding has lost is left to
+/// the next step; so does the momentum of units that stay as they are, by their summed gradients.
+/// `at` is always the op; its errors are InternalErrors.
 class MomentumCheck {
  public:
   MomentumCheck(const Plan& plan, const Homes& homes) : plan_(plan), homes_(homes) {}
@@ -21,8 +21,10 @@ class MomentumCheck {
   /// What a Blend does.
   enum class Blends : std::uint8_t { joins, leads_back, keeps };
   Blends blends(std::size_t at, const Op& op, const kernels::Blend& call, bool verdict);
-  /// A gather of momentum, or of blocks of its mean.
-  void gathers(const Op& op, const comm::AllGather& call);
+  /// A gather of momentum, or of blocks of its mean; or a sum of errors for checkpoints.
+  void collective(std::size_t at, const Op& op, const comm::CollectiveCall& call);
+  /// Sums of nodes, which are rounded with what the step before has lost.
+  void adds(std::size_t at, const Op& op, const kernels::RequantizeSum& call);
   void rounds(std::size_t at, const Op& op, const kernels::Quantize& call);
   void decodes(std::size_t at, const Op& op, const kernels::SumQuantized& call);
   void keeps_error(std::size_t at, const Op& op, const kernels::Convert& call, bool verdict);
@@ -40,11 +42,17 @@ class MomentumCheck {
   struct Unit {
     Stage stage = Stage::none;
     BufferUse momentum, error, lost;
-    BufferId gradient = -1;            // whole, then the shard that it has led back to
-    BufferId arrived = -1;             // the mean, decoded
-    const std::byte* codes = nullptr;  // symbolic: of the own part
-    bool gathered = false, kept = false, kept_error = false;
+    BufferUse node_error, node_lost;    // of sums of nodes
+    std::int64_t of_nodes = 0;          // elements of these that were rounded
+    BufferId node_errors_leaving = -1;  // those of the step before, for a checkpoint
+    BufferId gradient = -1;             // whole, then the shard that it has led back to
+    BufferId arrived = -1;              // the mean, decoded
+    const std::byte* codes = nullptr;   // symbolic: of the own part
+    bool gathered = false, kept = false, kept_error = false, kept_node_error = false,
+         summed_error = false, summed_node_error = false;
   };
+  bool is_kept_error(const BufferUse& home) const;
+
   const UnitShare& share(const Op& op) const;
   /// All of the state's momentum of a unit.
   void is_momentum(std::size_t at, Unit& unit, const BufferUse& home) const;

@@ -1,0 +1,120 @@
+#include "plan/passes/momentum.hpp"
+
+#include "plan/passes/blocks.hpp"
+#include "plan/passes/updates.hpp"
+
+namespace tessera::plan {
+
+using kernels::KernelCall;
+
+MomentumExchange::MomentumExchange(Plan& plan, const PlanInputs& in,
+                                   const std::vector<UnitState>& states)
+    : plan_(plan), in_(in), states_(states), route_(gather_route(in, plan.place)) {}
+
+const UnitState::Kept& MomentumExchange::momentum_of(std::size_t unit) const {
+  return states_[unit].state(in_.optimizer.momentum->row);
+}
+
+Calls MomentumExchange::join(std::size_t unit, const View& gradient) {
+  const UnitState& s = states_[unit];
+  const View& m = momentum_of(unit).live;
+  Calls calls;
+  if (plan_.shape.compression == Compression::begins && s.sharding.states)
+    calls = gather_over(plan_, route_,
+                        {.shard = m.range(s.slice.begin, s.slice.count()), .full = m}, momentum_);
+  const float beta = in_.optimizer.momentum->beta,
+              ranks = static_cast<float>(s.layout.padded / s.layout.shard);
+  calls.push_back({Leg::pack, KernelCall{kernels::Blend{.y = m,
+                                                        .out = gradient,
+                                                        .keep = 1 - beta,
+                                                        .add = beta / ranks,
+                                                        .scalars = plan_.scalars}}});
+  return calls;
+}
+
+Calls MomentumExchange::send(std::size_t unit, const View& mean, MeanOnItsWay& way) {
+  const UnitState& s = states_[unit];
+  const kernels::BlockFormat& format = *in_.numerics.gradient_blocks;
+  const std::int64_t n = mean.elements(), size = s.layout.padded / n, slot = format.bytes(n);
+  const BufferId all = add_buffer(plan_, in_.model.units[unit].name + " momentum in blocks",
+                                  BufferPurpose::staging, size * slot);
+  way.codes = buffer_view(all, DType::u8, size * slot).reshaped({1, size, slot});
+  way.lost_of_mean = lost_buffer(plan_, in_, unit, "errors of the mean", n);
+  const View own(leaving_.next(plan_, slot).data, DType::u8, {1, 1, slot});
+  Calls calls{{Leg::pack, KernelCall{kernels::Quantize{.x = mean.reshaped({1, 1, n}),
+                                                       .code = own,
+                                                       .format = format,
+                                                       .error = s.mean_error.reshaped({1, 1, n}),
+                                                       .lost = way.lost_of_mean.reshaped({1, 1, n}),
+                                                       .scalars = plan_.scalars}}}};
+  for (LegCall& call : gather_over(plan_, route_, {.shard = own, .full = way.codes}, codes_))
+    calls.push_back(std::move(call));
+  const float beta = in_.optimizer.momentum->beta;
+  const View own_momentum = momentum_of(unit).live.range(s.slice.begin, n);
+  calls.push_back({Leg::unpack, KernelCall{kernels::SumQuantized{
+                                    .code = own, .out = mean.reshaped({1, n}), .format = format}}});
+  calls.push_back({Leg::unpack, KernelCall{kernels::Blend{.y = own_momentum,
+                                                          .out = mean,
+                                                          .keep = 1 / (1 - beta),
+                                                          .add = -beta / (1 - beta),
+                                                          .scalars = plan_.scalars}}});
+  return calls;
+}
+
+std::vector<Op> keep_momentum(Plan& plan, const PlanInputs& in, std::size_t unit,
+                              const UnitState& s, const View& gradient, const MeanOnItsWay& way,
+                              Staging& decoded) {
+  const optim::CompressedMomentum& momentum = *in.optimizer.momentum;
+  std::vector<Op> ops;
+  const auto add = [&](KernelCall call) {
+    ops.push_back(op_of(OpKind::momentum, Stream::compute, unit, std::move(call)));
+  };
+  kernels::Blend moved{.y = gradient,
+                       .out = s.state(momentum.row).live,
+                       .keep = momentum.beta,
+                       .add = 1 - momentum.beta,
+                       .verdict = plan.verdict};
+  if (way.codes) {
+    const std::int64_t n = s.layout.padded, shard = s.layout.shard;
+    moved.y = View(decoded.view(plan, n * size_of(DType::f32)).data, DType::f32, {n});
+    moved.keep = 0, moved.add = 1;
+    add(kernels::SumQuantized{.code = way.codes,
+                              .out = moved.y.reshaped({n / shard, shard}),
+                              .format = *in.numerics.gradient_blocks});
+    add(kernels::Convert{.x = way.lost_of_mean, .out = s.mean_error, .verdict = plan.verdict});
+    if (s.node_error)
+      add(kernels::Convert{.x = way.lost_of_node, .out = s.node_error, .verdict = plan.verdict});
+  }
+  add(moved);
+  return ops;
+}
+
+std::vector<Op> add_errors_of_mean(Plan& plan, const PlanInputs& in, std::size_t unit,
+                                   const UnitState& s, Staging& of_node, Staging& arriving) {
+  std::vector<Op> ops;
+  const auto add = [&](Leg leg, Call call) {
+    ops.push_back(op_of(OpKind::momentum, row_of(leg).of_reductions, unit, std::move(call)));
+  };
+  if (s.mean_error) {
+    add(Leg::unpack, KernelCall{kernels::Convert{
+                         .x = s.mean_error, .out = s.error_sum, .write = kernels::Write::add}});
+  }
+  if (s.node_error) {
+    const comm::Route route = gradient_route(in, plan.place);
+    const std::int64_t n = s.node_error.elements();
+    const View sums(of_node.view(plan, n * size_of(DType::f32)).data, DType::f32, {n});
+    const comm::GroupShape hop =
+        shape_of(route.hops.back(), plan.group(in.model.units[unit].traits.shared_by));
+    add(Leg::unpack, KernelCall{kernels::Convert{.x = s.node_error, .out = sums}});
+    add(Leg::across, comm::CollectiveCall{comm::ReduceScatter{
+                         .full = sums,
+                         .shard = s.error_sum,
+                         .staging = arriving.view(
+                             plan, comm::reduce_scatter_staging(hop, DType::f32, DType::f32)),
+                         .write = kernels::Write::add,
+                         .among = route.hops.back()}});
+  }
+  return ops;
+}
+
+}  // namespace tessera::plan
