@@ -121,7 +121,7 @@ class Checker {
              "momentum is kept in f32", "leave it out");
     not_with("precision.accumulate", deck_.precision.accumulate != SumPrecision::f32,
              "momentum joins gradients in f32", "leave it out");
-    not_with("zero.stage", deck_.zero.stage == 3,
+    not_with("zero.stage", deck_.zero.stage >= zero_stages(deck_.optimizer.name),
              "each rank keeps all momentum, so that little else would be sharded",
              "give 0, 1 or 2");
     not_with("zero.reduce", deck_.zero.reduce == ReduceWhen::micro, "momentum travels once a step",

@@ -3,6 +3,7 @@
 #include <array>
 #include <optional>
 
+#include "core/sharding.hpp"
 #include "deck/codec.hpp"
 
 namespace tessera::deck {
@@ -57,6 +58,7 @@ struct OptimizerRow {
   std::optional<WholeAttention> attention = {};
   std::optional<std::int64_t> compress_after = {};
   double clip_norm = 1;
+  std::int64_t zero_stages = kZeroStages;
 };
 
 constexpr OptimizerRow kOptimizers[] = {
@@ -77,7 +79,8 @@ constexpr OptimizerRow kOptimizers[] = {
      .betas = {{0.9, 0.999}},
      .eps = 1e-8,
      .compress_after = 0,
-     .clip_norm = 0},
+     .clip_norm = 0,
+     .zero_stages = 3},
 };
 
 template <typename T>
@@ -142,6 +145,13 @@ std::vector<std::string> unused_optimizer_keys(OptimizerName optimizer) {
     if (key.value.unset()) unused.push_back(key.name);
   }
   return unused;
+}
+
+std::int64_t zero_stages(OptimizerName optimizer) {
+  for (const OptimizerRow& row : kOptimizers) {
+    if (row.name == optimizer) return row.zero_stages;
+  }
+  return kZeroStages;
 }
 
 }  // namespace tessera::deck

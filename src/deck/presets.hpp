@@ -22,5 +22,7 @@ std::vector<ImpliedKey> family_keys(Family family);
 std::vector<ImpliedKey> optimizer_keys(OptimizerName optimizer);
 /// Those that it does not use.
 std::vector<std::string> unused_optimizer_keys(OptimizerName optimizer);
+/// The number of ZeRO stages that it can have, from 0 on.
+std::int64_t zero_stages(OptimizerName optimizer);
 
 }  // namespace tessera::deck

@@ -1,7 +1,7 @@
 #include "setup/budget.hpp"
 
 #include "core/bytes.hpp"
-#include "core/sharding.hpp"
+#include "deck/presets.hpp"
 #include "plan/prediction/ledger.hpp"
 #include "setup/shapes.hpp"
 
@@ -16,7 +16,7 @@ std::string remedies(const deck::Deck& deck, const Mesh& mesh, bool state_alone)
     if (deck.recompute.policy != Recompute::full) all.emplace_back("recompute.policy = \"full\"");
     if (deck.batch.micro > 1) all.push_back(fmt::format("batch.micro below {}", deck.batch.micro));
   }
-  const std::int64_t last = kZeroStages - 1;
+  const std::int64_t last = deck::zero_stages(deck.optimizer.name) - 1;
   if (deck.zero.stage < last && mesh.data > 1)
     all.push_back(fmt::format("zero.stage = {} to {}", deck.zero.stage + 1, last));
   if (mesh.data == 1 || deck.zero.stage > 0)

@@ -1,11 +1,12 @@
 // The exchanges of ZeRO++ as plans have them, on gradients and parameters from files, for
 // tests/run/exchange_test.py:
 //
-//   exchange_ranks DIRECTORY NODES int8|int4 BLOCK ELEMENTS MICRO_BATCHES SEED
+//   exchange_ranks DIRECTORY NODES int8|int4|sign BLOCK ELEMENTS MICRO_BATCHES SEED
 //
 // NODES is "0,0,1,1", each rank's node; a shard has ELEMENTS. Of each micro-batch k rank r reads
 // gradient.r.k, f32 of all shards, and adds them up in sum.r, f32 of its own. With error feedback,
-// if there is error.r (bf16, of all shards), it writes lost.r. SEED 0 rounds to the nearest code,
+// if there is error.r (bf16, of all shards), it writes lost.r; and if there is node_error.r, of the
+// shards that it adds up for its node, node_lost.r. SEED 0 rounds to the nearest code,
 // else at random by sample number 1000 r + k. weights.r, f32 of its shard, become gathered.r.
 #include <charconv>
 #include <filesystem>
@@ -56,6 +57,14 @@ class Exchange {
       rounding.lost = view(lost, DType::bf16, all);
       rounding.scalars = scales;
     }
+    Bytes node_error, node_lost;
+    if (std::filesystem::exists(file("node_error"))) {
+      node_error = read("node_error");
+      node_lost.resize(node_error.size());
+      const std::int64_t sums = std::ssize(node_error) / 2;
+      rounding.node_error = view(node_error, DType::bf16, sums);
+      rounding.node_lost = view(node_lost, DType::bf16, sums);
+    }
     if (seed_ != 0) {
       rounding.chance = {.seed = seed_, .site = 5, .samples = view(sample, DType::i64, 1)};
     }
@@ -77,10 +86,11 @@ class Exchange {
              .write = k == 0 ? kernels::Write::overwrite : kernels::Write::add},
             route, format_, chunk, staging, rounding));
       }
-      rounding.error = {};  // what earlier micro-batches have lost is there
+      rounding.error = rounding.node_error = {};  // what earlier micro-batches have lost is there
     }
     write("sum", sum);
     if (rounding.lost) write("lost", lost);
+    if (rounding.node_lost) write("node_lost", node_lost);
   }
 
   void weights() {

@@ -1,4 +1,4 @@
-"""ZeRO++'s exchanges against a simulation of the whole in NumPy: the same bits, for several numbers
+"""ZeRO++'s exchanges, and that of 1-bit Adam, against a simulation of the whole in NumPy: the same bits, for several numbers
 of nodes and of ranks on them (Wang et al. 2023, sections 3.1 and 3.3), with error feedback and
 rounding at random."""
 
@@ -60,6 +60,11 @@ def rounded(x, kind, chance):
     for first in range(0, len(x), BLOCK):
         part = slice(first, min(first + BLOCK, len(x)))
         most = np.max(np.abs(x[part]))
+        if kind == "sign":  # magnitudes as integers, whose sum has no order
+            whole = np.rint(np.abs(x[part]) * F32(F32(32768) / most)).astype(np.int64).sum()
+            mean = F32(whole) / F32(len(x[part])) * F32(most / F32(32768))
+            out[part] = np.copysign(to_bf16(mean[None])[0], x[part])
+            continue
         scale, inverse = F32(most / MOST[kind]), F32(MOST[kind] / most)
         q = x[part] * inverse + chance[part]
         code = np.rint(np.clip(q, -MOST[kind], MOST[kind])) + F32(0)  # codes have no -0
@@ -77,8 +82,9 @@ def tree_sum(parts):
 
 
 class Exchange(RunTest):
-    def simulate(self, nodes, kind, gradients, errors, seed):
-        """(sums by rank, errors by rank) of gradients[rank][micro-batch]."""
+    def simulate(self, nodes, kind, gradients, errors, seed, node_errors=None):
+        """(sums by rank, errors by rank) of gradients[rank][micro-batch]. `node_errors`, by owner and
+        node, become those that sums of nodes lose."""
         size = len(nodes)
         local = size // len(set(nodes))
         hops = len(set(nodes)) > 1 and local > 1 and \
@@ -106,14 +112,18 @@ class Exchange(RunTest):
                         total = tree_sum(values[r][owner] for r in ranks)
                         at = np.arange(ELEMENTS) + owner * ELEMENTS
                         chance = offsets(seed, 11, 1000 * ranks[place] + k, at)
+                        if node_errors is not None:
+                            total = total + node_errors[owner, node]
                         parts.append(rounded(total, kind, chance))
+                        if node_errors is not None:
+                            node_errors[owner, node] = to_bf16(total - parts[-1])
                 else:
                     parts = [values[r][owner] for r in range(size)]
                 total = tree_sum(parts)
                 sums[owner] = total if k == 0 else sums[owner] + total
         return sums, lost
 
-    def exchange(self, name, nodes, kind, micro_batches, seed, feedback):
+    def exchange(self, name, nodes, kind, micro_batches, seed, feedback, of_nodes=False):
         size, random = len(nodes), np.random.default_rng(len(nodes))
         directory = self.dir / name.replace(" ", "_")
         directory.mkdir()
@@ -130,10 +140,21 @@ class Exchange(RunTest):
                 errors[rank] = to_bf16(random.standard_normal(size * ELEMENTS) * scales / 20)
                 (errors[rank].view(np.uint32) >> 16).astype(np.uint16).tofile(
                     directory / f"error.{rank}")
+        node_errors, held = None, {}
+        if of_nodes:  # rank: (owner, node) in the order in which sums leave it
+            order = sorted(set(nodes), key=nodes.index)
+            ranks = {node: [r for r in range(size) if nodes[r] == node] for node in order}
+            held = {r: [(ranks[node][ranks[nodes[r]].index(r)], nodes[r]) for node in order]
+                    for r in range(size)}
+            node_errors = {key: to_bf16(random.standard_normal(ELEMENTS) / 20)
+                           for keys in held.values() for key in keys}
+            for rank, keys in held.items():
+                (np.concatenate([node_errors[key] for key in keys]).view(np.uint32) >> 16).astype(
+                    np.uint16).tofile(directory / f"node_error.{rank}")
         job = self.run_job(size, directory, ",".join(map(str, nodes)), kind, BLOCK, ELEMENTS,
                            micro_batches, seed, program=PROGRAM)
         self.assertEqual(job.code, 0, job.output)
-        sums, lost = self.simulate(nodes, kind, gradients, errors, seed)
+        sums, lost = self.simulate(nodes, kind, gradients, errors, seed, node_errors)
         whole = np.concatenate([rounded(w, kind, np.zeros(ELEMENTS, F32)) for w in weights])
         for rank in range(size):
             def got(what, dtype=F32):
@@ -143,12 +164,23 @@ class Exchange(RunTest):
             if feedback:
                 np.testing.assert_array_equal(got("lost", np.uint16),
                                               lost[rank].view(np.uint32) >> 16)
+            if of_nodes:
+                want = np.concatenate([node_errors[key] for key in held[rank]])
+                np.testing.assert_array_equal(got("node_lost", np.uint16),
+                                              want.view(np.uint32) >> 16)
 
     def test_sums_and_gathers_are_those_of_the_simulation(self):
         for name, nodes in NODES.items():
-            for kind in MOST:
+            for kind in (*MOST, "sign"):
                 with self.subTest(nodes=name, kind=kind):
                     self.exchange(f"{name} {kind}", nodes, kind, 2, 0, False)
+
+    def test_errors_of_sums_of_nodes_are_too(self):
+        """As momentum has them, which travels as signs."""
+        for name in ("2x2", "2x3", "4x2"):
+            for kind in ("sign", "int4"):
+                with self.subTest(nodes=name, kind=kind):
+                    self.exchange(f"{name} {kind} nodes", NODES[name], kind, 2, 0, True, True)
 
     def test_errors_and_chance_are_too(self):
         for name in ("2x2", "2x3", "2x2 dealt", "3x1"):

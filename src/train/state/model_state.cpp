@@ -354,6 +354,11 @@ namespace {
 
 bool owns_all(const plan::UnitState& s) { return s.owned.count() == s.layout.padded; }
 
+/// Whether data ranks have copies of a state tensor where they own all of a unit.
+bool is_copied(const optim::StateTensor& row) {
+  return row.extent == optim::Extent::owned || row.extent == optim::Extent::whole;
+}
+
 }  // namespace
 
 void ModelState::add_owned(Copy& copy, const plan::UnitState& s, const Range& elements) const {
@@ -361,7 +366,7 @@ void ModelState::add_owned(Copy& copy, const plan::UnitState& s, const Range& el
   for (std::size_t row = 0; row < rows_.size(); ++row) {
     const auto& [live, snapshot, kept] = s.kept[row];
     const Range part = intersect(elements, kept);
-    if (rows_[row].extent == optim::Extent::owned && live && !part.empty())
+    if (is_copied(rows_[row]) && live && !part.empty())
       add_to(copy, live.range(part.begin - kept.begin, part.count()));
   }
 }
@@ -375,6 +380,11 @@ ModelState::Copy ModelState::slice_copy(std::size_t unit, std::int64_t owner) co
     add_owned(copy, s, slice);
   } else if (s.parameters && owner != s.index()) {
     add_to(copy, s.parameters.range(slice.begin, slice.count()));
+    for (std::size_t row = 0; row < rows_.size(); ++row) {
+      const auto& [live, snapshot, kept] = s.kept[row];
+      if (rows_[row].extent == optim::Extent::whole && live && intersect(slice, kept) == slice)
+        add_to(copy, live.range(slice.begin - kept.begin, slice.count()));
+    }
   }
   return copy;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/bytes.hpp"
+#include "deck/presets.hpp"
 #include "plan/prediction/spread.hpp"
 #include "setup/products.hpp"
 #include "verbs/check/check.hpp"
@@ -136,7 +137,8 @@ std::vector<Variant> smaller(const Checked& c) {
   if (d.recompute.policy == Recompute::none) add(set_to("recompute.policy", "\"selective\""));
   if (d.recompute.policy != Recompute::full) add(set_to("recompute.policy", "\"full\""));
   if (d.batch.micro > 1) add(set_to("batch.micro", "1"));
-  for (auto stage = d.zero.stage + 1; stage < kZeroStages && c.mesh().data > 1; ++stage)
+  const std::int64_t stages = deck::zero_stages(d.optimizer.name);
+  for (auto stage = d.zero.stage + 1; stage < stages && c.mesh().data > 1; ++stage)
     add(set_to("zero.stage", std::to_string(stage)));
   const auto offload = [&](const char* key, deck::OffloadTier now) {
     if (now == deck::OffloadTier::none) add(set_to(key, "\"host\""));

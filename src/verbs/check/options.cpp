@@ -1,5 +1,6 @@
 // The table of ZeRO's estimators: every stage and offload choice, and what fits.
 #include "core/bytes.hpp"
+#include "deck/presets.hpp"
 #include "verbs/check/check.hpp"
 #include "zero/model_states.hpp"
 
@@ -45,10 +46,12 @@ std::vector<std::string> sets_of(const StateChoice& choice) {
 
 std::string options_text(const LayoutOptions& layout) {
   std::string text;
-  for (int stage = 0; stage < kZeroStages; ++stage) {
+  std::int64_t stages = 1;  // of the deck's optimizer
+  for (int stage = 0; stage < stages; ++stage) {
     for (StateChoice choice : kOffload) {
       choice.stage = stage;
       const Checked checked = check_other(layout, sets_of(choice));
+      stages = deck::zero_stages(checked.deck().optimizer.name);
       const plan::PlanInputs& in = checked.planner.inputs;
       const plan::RankFigures& f = checked.largest_rank();
       const auto budget = device_budget(checked.deck());
