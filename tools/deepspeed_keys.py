@@ -96,7 +96,9 @@ uses("optimizer", optimizer=or_null(OBJECT), gradient_clipping=number(0))
 uses("optimizer", "optimizer.", type=TEXT, params=OBJECT)
 uses("optimizer", "optimizer.params.", lr=number(0), betas=BETAS, eps=number(0),
      weight_decay=number(0), adam_w_mode=BOOLEAN, amsgrad=BOOLEAN, bias_correction=BOOLEAN,
-     momentum=number(0), nesterov=BOOLEAN)
+     momentum=number(0), nesterov=BOOLEAN, freeze_step=SIZE)
+lacks("momentum travels over whatever carries gradients", "optimizer.params.", cuda_aware=BOOLEAN,
+      comm_backend_name=TEXT)
 lacks("there is one implementation, fused, for each device", "optimizer.params.",
       torch_adam=BOOLEAN, fused=BOOLEAN, foreach=BOOLEAN, set_grad_none=BOOLEAN,
       capturable=BOOLEAN, differentiable=BOOLEAN)
@@ -107,8 +109,7 @@ lacks("optimizer.trust is for Tessera's lamb, which does not correct the moments
       "optimizer.params.", max_coeff=number(0), min_coeff=number(0))
 lacks("no optimizer of Tessera uses it", "optimizer.params.",
       muon_lr=number(0), adam_lr=number(0), per_head_muon=BOOLEAN,
-      ns_method=one_of("gram", "standard"), freeze_step=SIZE, cuda_aware=BOOLEAN,
-      comm_backend_name=TEXT, coeff_beta=number(0),
+      ns_method=one_of("gram", "standard"), coeff_beta=number(0),
       factor_max=number(0), factor_min=number(0), factor_threshold=number(0),
       var_freeze_step=SIZE, var_update_scaler=SIZE, local_step_scaler=SIZE,
       local_step_clipper=SIZE, max_grad_norm=number(0), eps_inside_sqrt=BOOLEAN,

@@ -124,8 +124,6 @@ class Checker {
     not_with("zero.stage", deck_.zero.stage >= zero_stages(deck_.optimizer.name),
              "each rank keeps all momentum, so that little else would be sharded",
              "give 0, 1 or 2");
-    not_with("zero.reduce", deck_.zero.reduce == ReduceWhen::micro, "momentum travels once a step",
-             "leave it out");
     not_with("zero.quantize.gradients", deck_.zero.quantize.gradients != QuantizedGradients::none,
              "momentum travels in the place of gradients", "leave it out");
     not_with("run.reproducible", deck_.run.reproducible == Reproducible::layout,

@@ -57,7 +57,7 @@ struct OptimizerRow {
   std::optional<std::int64_t> newton_schulz = {};
   std::optional<WholeAttention> attention = {};
   std::optional<std::int64_t> compress_after = {};
-  double clip_norm = 1;
+  std::optional<double> clip_norm = {};  // absent: the default of all
   std::int64_t zero_stages = kZeroStages;
 };
 
@@ -101,7 +101,7 @@ std::vector<ImpliedKey> all_optimizer_keys(OptimizerName optimizer) {
     keys.push_back(implied("optimizer.newton_schulz", row.newton_schulz));
     keys.push_back(implied("optimizer.attention", row.attention));
     keys.push_back(implied("optimizer.compress_after", row.compress_after));
-    keys.push_back(implied("optimizer.clip_norm", row.clip_norm));
+    if (row.clip_norm) keys.push_back(implied("optimizer.clip_norm", row.clip_norm));
   }
   return keys;
 }

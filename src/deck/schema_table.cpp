@@ -283,7 +283,7 @@ constexpr SchemaRow kRows[] = {
         "optimizer.compress_after",
         "applied updates after which onebit_adam keeps its second moments as they are and "
         "compresses momentum; when these hardly change any more, after some 15 % of a run",
-        {.limits = at_least(0), .unset = "onebit_adam: it must be given"}),
+        {.limits = at_least(0), .unset = "onebit_adam: 0, which is refused: it must be given"}),
     row<&Deck::optimizer, &OptimizerSection::moments>(
         "optimizer.moments",
         "type in which moments are kept: bf16 takes half of the memory and is rounded at random, "
@@ -306,7 +306,7 @@ constexpr SchemaRow kRows[] = {
         {.limits = as_f32(fraction()), .unset = "none is kept"}),
     row<&Deck::optimizer, &OptimizerSection::clip_norm>(
         "optimizer.clip_norm", "largest global gradient norm; 0 = no clipping",
-        {.limits = at_least(0)}),
+        {.limits = at_least(0), .unset = "1.0; onebit_adam: 0.0, and no other"}),
     row<&Deck::schedule, &ScheduleSection::kind>(
         "schedule.kind",
         "shape after the warm-up: wsd stays, then decays linearly at the run's end (Hu et al. "

@@ -128,9 +128,14 @@ CONFIGS = {
         {"batch.curriculum": None}, ["a curriculum of Tessera is of sequence lengths"]),
     "one_bit": ({**BATCH, "optimizer": {"type": "OneBitAdam", "params": {
         "lr": 4e-4, "freeze_step": 23000, "comm_backend_name": "nccl"}}},
+        {"optimizer.name": "onebit_adam", "optimizer.lr": 4e-4, "optimizer.betas": [0.9, 0.999],
+         "optimizer.compress_after": 23000, "optimizer.clip_norm": 0.0},
+        ["comm_backend_name"]),
+    "one_bit_lamb": ({**BATCH, "optimizer": {"type": "OneBitLamb", "params": {
+        "lr": 4e-4, "coeff_beta": 0.9}}},
         {"optimizer.name": "adamw", "optimizer.lr": 4e-4},
-        ['PLACEHOLDER: "OneBitAdam" is not available', 'optimizer.type = "OneBitAdam": not avail',
-         "freeze_step = 23000"]),
+        ['PLACEHOLDER: "OneBitLamb" is not available', 'optimizer.type = "OneBitLamb": not avail',
+         "coeff_beta = 0.9"]),
     "trainer": ({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
                  "gradient_accumulation_steps": "auto", "gradient_clipping": "auto",
                  "fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"},

@@ -229,7 +229,9 @@ class Scheduler {
   /// Whether every micro-batch has gradient buffers of its own for a unit, which are summed over
   /// ranks at once.
   bool per_micro_batch(std::size_t unit) const {
-    return in_.sharding.reduce == ReduceWhen::micro && plan_.group(shared_by(unit)).size > 1;
+    const bool wanted = in_.sharding.reduce == ReduceWhen::micro &&
+                        plan_.shape.compression == Compression::none;  // momentum travels once
+    return wanted && plan_.group(shared_by(unit)).size > 1;
   }
 
   struct Writes {

@@ -35,7 +35,9 @@ TEST(CompressedMomentum, IsProvedOnRandomLayouts) {
   for (int i = 0; i < 200; ++i) {
     Case c = random_case(random);
     if (c.inputs.numerics.layout_mode || c.shape.purpose == PlanPurpose::evaluate) continue;
-    c.inputs.sharding = {.stage = pick(3), .prefetch = c.inputs.sharding.prefetch};
+    c.inputs.sharding = {.stage = pick(3),
+                         .reduce = c.inputs.sharding.reduce,
+                         .prefetch = c.inputs.sharding.prefetch};
     c.inputs.numerics.weight_blocks = {};
     c.inputs.numerics.stochastic = false;
     const std::int64_t tiles = c.inputs.layout.tensor_chunks / c.inputs.layout.mesh.tensor;
