@@ -171,14 +171,15 @@ std::vector<float> slice_of_state(PlanRun& run, Kept which) {
   std::vector<float> all;
   for (const auto& s : run.state().units()) {
     if (!s.held) continue;
-    const Range mine = s.slice;
     for (const auto& kept : s.kept) {
       const View& row = which == Kept::live ? kept.live : kept.snapshot;
       if (!row) continue;                          // of a frozen unit, or not saved
       if (row.data == s.error_sum.data) continue;  // as old as the last checkpoint
-      const bool owned = which == Kept::live && row.data != s.errors.data;
-      const View part = owned ? row.range(mine.begin - s.owned.begin, mine.count()) : row;
-      const auto values = run.values(part);
+      const bool of_all = row.data == s.errors.data || row.data == s.node_error.data;
+      const Range has = intersect(kept.elements, s.slice);
+      const bool flat = which == Kept::live && !of_all;
+      const auto values =
+          run.values(flat ? row.range(has.begin - kept.elements.begin, has.count()) : row);
       all.insert(all.end(), values.begin(), values.end());
     }
   }

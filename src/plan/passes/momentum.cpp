@@ -7,6 +7,33 @@ namespace tessera::plan {
 
 using kernels::KernelCall;
 
+namespace {
+
+/// The padding in a range of a unit's flat elements that shares blocks with elements, as ranges of
+/// that range.
+std::vector<Range> ragged_padding(const PlanInputs& in, std::size_t unit, const UnitState& s,
+                                  const Range& range) {
+  const std::int64_t block = in.numerics.gradient_blocks->block;
+  std::vector<Range> padding;
+  std::int64_t end = 0;  // of the elements before
+  const auto add = [&](std::int64_t next) {
+    const Range gap = intersect({end, std::min(next, round_up(end, block))}, range);
+    if (!gap.empty()) padding.push_back({gap.begin - range.begin, gap.end - range.begin});
+  };
+  for (const auto& slice : zero::slices_in(in.model.units[unit], s.layout, {0, s.layout.padded})) {
+    add(slice.flat);
+    end = slice.flat + slice.part.elements();
+  }
+  add(s.layout.padded);
+  return padding;
+}
+
+KernelCall cleared(const View& flat, const Range& padding) {
+  return kernels::Fill{.out = flat.range(padding.begin, padding.count())};
+}
+
+}  // namespace
+
 MomentumExchange::MomentumExchange(Plan& plan, const PlanInputs& in,
                                    const std::vector<UnitState>& states)
     : plan_(plan), in_(in), states_(states), route_(gather_route(in, plan.place)) {}
@@ -41,18 +68,23 @@ Calls MomentumExchange::send(std::size_t unit, const View& mean, MeanOnItsWay& w
   way.codes = buffer_view(all, DType::u8, size * slot).reshaped({1, size, slot});
   way.lost_of_mean = lost_buffer(plan_, in_, unit, "errors of the mean", n);
   const View own(leaving_.next(plan_, slot).data, DType::u8, {1, 1, slot});
-  Calls calls{{Leg::pack, KernelCall{kernels::Quantize{.x = mean.reshaped({1, 1, n}),
-                                                       .code = own,
-                                                       .format = format,
-                                                       .error = s.mean_error.reshaped({1, 1, n}),
-                                                       .lost = way.lost_of_mean.reshaped({1, 1, n}),
-                                                       .scalars = plan_.scalars}}}};
+  const auto padding = ragged_padding(in_, unit, s, s.slice);
+  Calls calls;
+  for (const Range& p : padding) calls.push_back({Leg::unpack, cleared(mean, p)});
+  calls.push_back(
+      {Leg::pack, KernelCall{kernels::Quantize{.x = mean.reshaped({1, 1, n}),
+                                               .code = own,
+                                               .format = format,
+                                               .error = s.mean_error.reshaped({1, 1, n}),
+                                               .lost = way.lost_of_mean.reshaped({1, 1, n}),
+                                               .scalars = plan_.scalars}}});
   for (LegCall& call : gather_over(plan_, route_, {.shard = own, .full = way.codes}, codes_))
     calls.push_back(std::move(call));
   const float beta = in_.optimizer.momentum->beta;
   const View own_momentum = momentum_of(unit).live.range(s.slice.begin, n);
   calls.push_back({Leg::unpack, KernelCall{kernels::SumQuantized{
                                     .code = own, .out = mean.reshaped({1, n}), .format = format}}});
+  for (const Range& p : padding) calls.push_back({Leg::unpack, cleared(mean, p)});
   calls.push_back({Leg::unpack, KernelCall{kernels::Blend{.y = own_momentum,
                                                           .out = mean,
                                                           .keep = 1 / (1 - beta),
@@ -62,8 +94,8 @@ Calls MomentumExchange::send(std::size_t unit, const View& mean, MeanOnItsWay& w
 }
 
 std::vector<Op> keep_momentum(Plan& plan, const PlanInputs& in, std::size_t unit,
-                              const UnitState& s, const View& gradient, const MeanOnItsWay& way,
-                              Staging& decoded) {
+                              const UnitState& s, const View& gradient, const View& lost,
+                              const MeanOnItsWay& way, Staging& decoded) {
   const optim::CompressedMomentum& momentum = *in.optimizer.momentum;
   std::vector<Op> ops;
   const auto add = [&](KernelCall call) {
@@ -81,6 +113,9 @@ std::vector<Op> keep_momentum(Plan& plan, const PlanInputs& in, std::size_t unit
     add(kernels::SumQuantized{.code = way.codes,
                               .out = moved.y.reshaped({n / shard, shard}),
                               .format = *in.numerics.gradient_blocks});
+    for (const Range& p : ragged_padding(in, unit, s, {0, n}))
+      add(cleared(moved.y, p)), add(cleared(lost, p));
+    for (const Range& p : ragged_padding(in, unit, s, s.slice)) add(cleared(way.lost_of_mean, p));
     add(kernels::Convert{.x = way.lost_of_mean, .out = s.mean_error, .verdict = plan.verdict});
     if (s.node_error)
       add(kernels::Convert{.x = way.lost_of_node, .out = s.node_error, .verdict = plan.verdict});

@@ -2,6 +2,9 @@
 // Each rank's gradient joins the momentum that all ranks have; the sum of that over ranks is the
 // mean of their momentum, whose owner rounds it again and sends it to all. What the three roundings
 // lose, of contributions, of sums of nodes and of the mean, is added in the next step.
+//
+// A block has no sign for 0: padding that shares one with elements is cleared wherever it is
+// decoded, so that it stays 0 in the state and in what is summed.
 #pragma once
 
 #include "plan/passes/hops.hpp"
@@ -39,10 +42,11 @@ class MomentumExchange {
 };
 
 /// What moves a unit's momentum where the step is applied: what has come in blocks, on every rank,
-/// and else its summed gradient. `decoded` is staging for the former.
+/// and else its summed gradient. `lost`: by the roundings of this rank's contribution; `decoded` is
+/// staging for what has come.
 std::vector<Op> keep_momentum(Plan& plan, const PlanInputs& inputs, std::size_t unit,
-                              const UnitState& state, const View& gradient, const MeanOnItsWay& way,
-                              Staging& decoded);
+                              const UnitState& state, const View& gradient, const View& lost,
+                              const MeanOnItsWay& way, Staging& decoded);
 
 /// Adds what roundings of sums of nodes and of the mean have lost to a unit's `error_sum`, which
 /// checkpoints have.

@@ -360,7 +360,7 @@ void keep_momentum(Plan& plan, const PlanInputs& in, const std::vector<UnitState
   for (std::size_t u = 0; u < states.size(); ++u) {
     if (!states[u].trained) continue;
     const auto& [slice, owned, lost, way] = gradients[u];
-    for (Op& op : keep_momentum(plan, in, u, states[u], owned, way, decoded)) {
+    for (Op& op : keep_momentum(plan, in, u, states[u], owned, lost, way, decoded)) {
       op.visit = visit;
       plan.ops.push_back(std::move(op));
     }

