@@ -346,6 +346,7 @@ class Bench {
     row(Fill{.out = narrow}, text(x));
     row(Convert{.x = x, .out = narrow}, text(x));
     row(Convert{.x = narrow, .out = x, .write = Write::add}, text(x) + ", added");
+    row(Blend{.y = x, .out = m, .keep = 0.9F, .add = 0.1F}, text(x));
     const View parts = memory.floats(DType::f32, {4, n / 4});
     row(TreeSum{.parts = parts, .out = narrow.range(0, n / 4)}, text(parts));
     for (BlockType type : {BlockType::int8, BlockType::int4})

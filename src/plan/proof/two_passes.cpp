@@ -52,7 +52,8 @@ void TwoPasses::pass(std::size_t at, const Op& op, const kernels::OptimizerUpdat
   const std::int64_t n = update.master.elements();
   Unit& unit = units_[op.unit];
   switch (kernels::pass_of(update.rule)) {
-    case UpdatePass::only: return;
+    case UpdatePass::only:
+    case UpdatePass::by_state: return;
     case UpdatePass::first: {
       if (whole_) reject(plan_, at, "adds to sums that ranks have added up already");
       const bool in_sums =

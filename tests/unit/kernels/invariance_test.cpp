@@ -165,6 +165,7 @@ std::vector<Tensor> run_all(Device& device, DType type, Products products = Prod
       TreeSum{.parts = wide.view(), .bias = bias.view(), .out = output(type, {tokens, columns})});
   run(device, Convert{.x = x.view().reshaped({rows * columns}),
                       .out = output(DType::bf16, {rows * columns})});
+  run(device, Blend{.y = wide.view(), .out = output_of(wide), .keep = 0.9F, .add = 0.3F});
   const auto random = [&] {
     all.push_back(Tensor::random(type, shape, static_cast<unsigned>(all.size())));
     return all.back().view();
@@ -242,6 +243,18 @@ TEST(Invariance, CutsAndAlignmentChangeNoBit) {
                                   .verdict = verdict.view(),
                                   .settings = {.decay = 0.1F}});
       run(device, Convert{.x = m_part, .out = part(out), .write = Write::add});
+      run(device, Blend{.y = part(w),
+                        .out = m_part,
+                        .keep = 0.9F,
+                        .add = 0.1F,
+                        .scalars = scalars.view(),
+                        .verdict = verdict.view()});
+      run(device, OptimizerUpdate{.rule = UpdateRule::frozen_adam,
+                                  .master = state.view().range(2 * n + begin, count),
+                                  .state = {m_part, v},
+                                  .scalars = scalars.view(),
+                                  .verdict = verdict.view(),
+                                  .settings = {.decay = 0.1F}});
     };
     const auto make = [&](auto f) {
       Tensor y(type, {n}), d_x(type, {n}), state(DType::f32, {3 * n}), out(type, {n});
