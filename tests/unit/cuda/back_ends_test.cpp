@@ -336,6 +336,43 @@ TEST_F(BackEnds, AgreeOnBlends) {
   }
 }
 
+// What is lost too, by each format and from either sum.
+TEST_F(BackEnds, AgreeOnBlocks) {
+  Tensor scalars(DType::f32, {kScalars});
+  for (std::int64_t i = 0; i < kScalars; ++i) scalars.set(i, 0.3);
+  for_shapes([&](DType type, const Shape& s, const std::string& what) {
+    const Tensor x = random(type, s, 1);
+    const std::int64_t n = s.columns;
+    for (const auto& [block_type, word] : EnumWords<BlockType>::table) {
+      const BlockFormat format{.type = block_type, .block = 32};
+      expect_same_bits(
+          [&](Device& device) {
+            Outputs out;
+            out.push_back(Tensor(DType::u8, {s.tokens, s.samples, format.bytes(n)}));
+            out.push_back(Tensor::random(DType::bf16, {s.samples, s.tokens, n}, 2, 0.1, s.gap));
+            out.push_back(Tensor(type, {s.samples, n}, s.gap));
+            out.push_back(Tensor(DType::u8, {s.samples, format.bytes(n)}));
+            out.push_back(Tensor::random(DType::bf16, {s.samples, n}, 3, 0.1, s.gap));
+            run(device, Quantize{.x = x.view(),
+                                 .code = out[0].view(),
+                                 .format = format,
+                                 .lost = out[1].view(),
+                                 .scalars = scalars.view()});
+            run(device,
+                SumQuantized{.code = out[0].view(), .out = out[2].view(), .format = format});
+            run(device, RequantizeSum{.code = out[0].view(),
+                                      .sum = out[3].view(),
+                                      .elements = n,
+                                      .format = format,
+                                      .lost = out[4].view(),
+                                      .scalars = scalars.view()});
+            return out;
+          },
+          fmt::format("{}, {}", what, word));
+    }
+  });
+}
+
 // A laptop's plan of a GPU's run asks for the same memory.
 TEST(CudaPlanner, AsksForTheScratchOfTheDevice) {
   const auto planner = make_cuda_planner();
