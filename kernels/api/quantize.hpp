@@ -37,7 +37,8 @@ namespace tessera::kernels {
 /// Signs are eight a byte, the first in the lowest bit, which is the sign bit of x; scales are
 /// bf16. A value is scale or -scale, and scale the mean magnitude of the block, which no order of
 /// sums changes: magnitudes become integers as above with Q = 2^15, and their sum by their number,
-/// times m / Q, is rounded to f32 at each step and to bf16. Nothing is left to chance.
+/// times m / Q, is rounded to f32 at each step and to bf16. Nothing is left to chance. In a block
+/// that counts as zero or is not-a-number all codes are 0.
 struct BlockFormat {
   BlockType type = BlockType::int8;
   std::int64_t block = 256;  // even; of signs, a multiple of 32, at most 2^15

@@ -7,6 +7,7 @@
 
 #include "kernels/api/optimizer.hpp"
 #include "kernels/common/math.hpp"
+#include "kernels/common/types.hpp"
 
 namespace tessera::kernels {
 
@@ -235,6 +236,16 @@ template <typename F>
 [[gnu::always_inline]] inline void with_state_type(DType type, F&& f) {
   if (type == DType::bf16) {
     f.template operator()<bf16>();
+  } else {
+    f.template operator()<float>();
+  }
+}
+
+/// `f.template operator()<G>()` for the type of the gradient, f32 for a step that reads none.
+template <typename Step, typename F>
+[[gnu::always_inline]] inline void with_gradient_type(const OptimizerUpdate& a, F&& f) {
+  if constexpr (reads_gradient(pass_of(Step::kRule))) {
+    with_type(a.gradient.type, f);
   } else {
     f.template operator()<float>();
   }

@@ -1,5 +1,5 @@
 // What exact sums decide: the verdict on a step, the factor of a tensor's update, and what a matrix
-// is divided by; shared by every back end.
+// is divided by; and how operations read a verdict. Shared by every back end.
 #pragma once
 
 #include <cmath>
@@ -43,6 +43,13 @@ TESSERA_INLINE float inverse_norm(std::int64_t* squares, float eps) {
 /// Whether a verdict, read where the kernel runs, lets something happen; one that is absent does.
 TESSERA_INLINE bool applies(const float* verdict) {
   return verdict == nullptr || verdict[static_cast<int>(VerdictField::apply)] != 0.0F;
+}
+
+/// What Blend multiplies y with; either of the others may be absent.
+TESSERA_INLINE float blend_factor(float add, const float* scalars, const float* verdict) {
+  if (scalars != nullptr) add = add * (1.0F / scalars[static_cast<int>(StepScalar::unscale)]);
+  if (verdict != nullptr) add = add * verdict[static_cast<int>(VerdictField::coefficient)];
+  return add;
 }
 
 }  // namespace tessera::kernels

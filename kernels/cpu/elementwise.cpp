@@ -30,6 +30,15 @@ void run(const Convert& a, const Context& context) {
   });
 }
 
+void run(const Blend& a, const Context& context) {
+  check(a);
+  const auto* verdict = reinterpret_cast<const float*>(a.verdict.data);
+  if (!applies(verdict)) return;
+  const float factor = blend_factor(a.add, reinterpret_cast<const float*>(a.scalars.data), verdict);
+  parallel_ranges(context.threads, a.out.elements(), 4096,
+                  [&](Range elements) { context.hot.blend(a, factor, elements); });
+}
+
 void run(const TreeSum& a, const Context& context) {
   check(a);
   const std::int64_t n = a.out.elements(), parts = a.parts.extent(0);

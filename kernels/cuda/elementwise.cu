@@ -36,6 +36,20 @@ void run(const Convert& a, const Context& context) {
   });
 }
 
+void run(const Blend& a, const Context& context) {
+  check(a);
+  const std::int64_t n = a.out.elements();
+  const View y = a.y.range(0, n), out = a.out.range(0, n);
+  const BlendRun body{y.as<float>(),
+                      out.as<float>(),
+                      a.keep,
+                      a.add,
+                      reinterpret_cast<const float*>(a.scalars.data),
+                      reinterpret_cast<const float*>(a.verdict.data),
+                      wide<BlendRun::V>({y, out})};
+  map<BlendRun::V>(context, a.kName, body, 1, n);
+}
+
 namespace {
 
 template <typename B, typename T>

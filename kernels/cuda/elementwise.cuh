@@ -31,6 +31,26 @@ struct ConvertRun {
   }
 };
 
+struct BlendRun {
+  static constexpr int V = kRun<float>;
+  const float* y;
+  float* out;
+  float keep, add;
+  const float *scalars, *verdict;
+  bool wide;
+
+  __device__ __forceinline__ void operator()(std::int64_t, std::int64_t c, int count) const {
+    if (!applies(verdict)) return;
+    const float factor = blend_factor(add, scalars, verdict);
+    float x[V], before[V];
+    load(y + c, count, wide, x);
+    load(out + c, count, wide, before);
+#pragma unroll
+    for (int j = 0; j < V; ++j) before[j] = fmadd(before[j], keep, x[j] * factor);
+    store(out + c, count, wide, before);
+  }
+};
+
 /// Levels of a tree whose partial sums fit registers.
 inline constexpr int kTreeLevels = 12;
 inline constexpr std::int64_t kMostParts = (std::int64_t{1} << kTreeLevels) - 1;

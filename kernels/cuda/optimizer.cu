@@ -70,7 +70,7 @@ void run(const OptimizerUpdate& a, const Context& context) {
       return;
     } else {
       with_state_type(a.state[0].type, [&]<typename M>() {
-        with_type(a.gradient.type, [&]<typename G>() {
+        with_gradient_type<Step>(a, [&]<typename G>() {
           if constexpr (kPass == UpdatePass::first) {
             launched.template operator()<Step, M, G, float>();  // it makes no parameter
           } else {

@@ -57,8 +57,9 @@ __global__ void __launch_bounds__(kUpdateThreads)
   const bool apply = a.verdict[static_cast<int>(VerdictField::apply)] != 0.0F;
   if (!apply && a.parameter == nullptr) return;
   const float coefficient = a.verdict[static_cast<int>(VerdictField::coefficient)];
-  constexpr bool kOnly = pass_of(Step::kRule) == UpdatePass::only;
-  const Step step(a.settings, a.scalars, kOnly || !apply ? 1.0F : block_trust(a.sums, a.settings));
+  constexpr UpdatePass kPass = pass_of(Step::kRule);
+  constexpr bool kOnly = kPass == UpdatePass::only, kTrust = kPass == UpdatePass::second;
+  const Step step(a.settings, a.scalars, kTrust && apply ? block_trust(a.sums, a.settings) : 1.0F);
   const std::uint32_t salt = salt_of(a.scalars);
   const std::int64_t stride = std::int64_t{gridDim.x} * kUpdateThreads * V;
   for (std::int64_t i = (std::int64_t{blockIdx.x} * kUpdateThreads + threadIdx.x) * V; i < a.n;

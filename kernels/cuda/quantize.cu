@@ -44,11 +44,12 @@ void with_parts(std::int64_t parts, F&& f) {
   }
 }
 
-Errors errors_of(const Quantize& a) {
+template <typename Call>
+Errors errors_of(const Call& a) {
   if (!a.lost) return {};
   return {.error = rows_of<const bf16>(a.error ? a.error : a.lost),
           .lost = rows_of<bf16>(a.lost),
-          .scalars = a.scalars.as<float>()};
+          .scalars = a.scalars.template as<float>()};
 }
 
 }  // namespace
@@ -58,16 +59,16 @@ void run(const Quantize& a, const Context& context) {
   const SlotLayout layout = slot_layout(a.format, a.x.cols());
   const std::int64_t blocks = a.x.rows() * layout.blocks;
   with_type(a.x.type, [&]<typename T>() {
-    constexpr int V = kRun<T>;
     QuantizeSlots<T> slots{.x = rows_of<const T>(a.x),
                            .code = a.code.data,
                            .errors = errors_of(a),
                            .offsets = offsets_of(a.chance),
                            .a_slots = a.x.extent(0),
                            .b_slots = a.x.extent(1),
-                           .layout = layout,
-                           .wide = blocks_on_runs(layout, V) && wide<V>({a.x, a.error, a.lost})};
+                           .layout = layout};
     with_bits(a.format.type, [&]<int kBits>() {
+      constexpr int V = kCodeRun<T, kBits>;
+      slots.wide = blocks_on_runs(layout, V) && wide<V>({a.x, a.error, a.lost});
       with_block_team<V>(layout.block, [&]<int kRuns>(Team team) {
         slots.team = team;
         launch(on(context, a.kName, ceil_div(blocks, team.per_block()), team.block()),
@@ -82,12 +83,12 @@ void run(const SumQuantized& a, const Context& context) {
   const SlotLayout layout = slot_layout(a.format, a.out.cols());
   const std::int64_t blocks = a.code.extent(1) * layout.blocks;
   with_type(a.out.type, [&]<typename T>() {
-    constexpr int V = kRun<T>;
-    const SumQuantizedSlots<T> slots{.parts = code_parts(a.code, layout, V),
-                                     .out = rows_of<T>(a.out),
-                                     .add = a.write == Write::add,
-                                     .wide = blocks_on_runs(layout, V) && wide<V>({a.out})};
     with_bits(a.format.type, [&]<int kBits>() {
+      constexpr int V = kCodeRun<T, kBits>;
+      const SumQuantizedSlots<T> slots{.parts = code_parts(a.code, layout, V),
+                                       .out = rows_of<T>(a.out),
+                                       .add = a.write == Write::add,
+                                       .wide = blocks_on_runs(layout, V) && wide<V>({a.out})};
       const auto queue = [&]<int kMost>() {
         launch(on(context, a.kName, ceil_div(blocks, kWarpTeam.per_block()), kWarpTeam.block()),
                sum_quantized_kernel<T, kBits, kMost>, slots);
@@ -106,8 +107,11 @@ void run(const RequantizeSum& a, const Context& context) {
   constexpr int V = RequantizeSlots::V;
   const SlotLayout layout = slot_layout(a.format, a.elements);
   const std::int64_t blocks = a.code.extent(1) * layout.blocks;
-  RequantizeSlots slots{
-      .parts = code_parts(a.code, layout, V), .sum = a.sum.data, .offsets = offsets_of(a.chance)};
+  RequantizeSlots slots{.parts = code_parts(a.code, layout, V),
+                        .sum = a.sum.data,
+                        .errors = errors_of(a),
+                        .offsets = offsets_of(a.chance)};
+  slots.parts.wide = slots.parts.wide && wide<V>({a.error, a.lost});
   with_bits(a.format.type, [&]<int kBits>() {
     with_parts(a.code.extent(0), [&]<int kMost>() {
       with_block_team<V>(layout.block, [&]<int kRuns>(Team team) {

@@ -1,6 +1,6 @@
-// Blocks of elements in 8 or 4 bits: a warp has a block, or 256 threads a large one, and keeps its
-// elements in registers between their largest magnitude and their codes. Blocks too large for that
-// are read, or summed, twice.
+// Blocks of elements in 8, 4 bits or 1: a warp has a block, or 256 threads a large one, and keeps
+// its elements in registers between their largest magnitude and their codes. Blocks too large for
+// that are read, or summed, twice; for signs thrice.
 #pragma once
 
 #include "kernels/common/quantize.hpp"
@@ -15,6 +15,10 @@ namespace tessera::kernels::cuda {
 inline constexpr int kBlockThreads = 256;
 inline constexpr Team kWarpTeam{32};
 
+/// Elements of a run: signs fill a byte at least.
+template <typename T, int kBits>
+inline constexpr int kCodeRun = kBits == 1 ? 8 : kRun<T>;
+
 /// V neighbouring codes, in the low bits of their words; the first begins at a whole byte.
 template <int kBits, int V>
 struct CodeRun {
@@ -28,7 +32,9 @@ struct CodeRun {
   }
   /// All of them, at once.
   __device__ __forceinline__ void read(const std::byte* p) {
-    if constexpr (kBytes == 2) {
+    if constexpr (kBytes == 1) {
+      word[0] = std::to_integer<std::uint32_t>(*p);
+    } else if constexpr (kBytes == 2) {
       word[0] = *reinterpret_cast<const std::uint16_t*>(p);
     } else if constexpr (kBytes == 4) {
       word[0] = *reinterpret_cast<const std::uint32_t*>(p);
@@ -48,7 +54,9 @@ struct CodeRun {
   }
   __device__ __forceinline__ void write(std::byte* p, int count, bool wide) const {
     if (wide && count >= V) {
-      if constexpr (kBytes == 2) {
+      if constexpr (kBytes == 1) {
+        *p = static_cast<std::byte>(word[0]);
+      } else if constexpr (kBytes == 2) {
         *reinterpret_cast<std::uint16_t*>(p) = static_cast<std::uint16_t>(word[0]);
       } else if constexpr (kBytes == 4) {
         *reinterpret_cast<std::uint32_t*>(p) = word[0];
@@ -73,6 +81,22 @@ struct CodeRun {
       word[i / kPerWord] |= (std::bit_cast<std::uint32_t>(shifted[i]) & kMask)
                             << i % kPerWord * kBits;
   }
+  /// The signs of these numbers, into codes that are 0.
+  __device__ __forceinline__ void set_signs(const float (&x)[V]) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) word[0] |= std::bit_cast<std::uint32_t>(x[i]) >> (31 - i) & 1U << i;
+  }
+  /// What code i stands for.
+  __device__ __forceinline__ float value(int i, float scale) const {
+    if constexpr (kBits == 1) {
+      return std::bit_cast<float>(std::bit_cast<std::uint32_t>(scale) ^
+                                  (word[0] << (31 - i) & 0x80000000U));
+    } else {
+      return number(i) * scale;
+    }
+  }
+
+ private:
   /// Code i as a number: its byte is moved into the mantissa of 2^23 by one instruction, where an
   /// integer's conversion would take one of the slow ones.
   __device__ __forceinline__ float number(int i) const {
@@ -112,10 +136,10 @@ __device__ __forceinline__ BlockPlace block_place(const SlotLayout& layout, std:
 template <int kBits>
 __device__ __forceinline__ void finish_block(const Team& team, const SlotLayout& layout,
                                              const BlockPlace& at, float scale, std::byte* slot) {
-  if (team.lane() == 0) reinterpret_cast<float*>(slot + layout.scales_at)[at.block] = scale;
+  if (team.lane() == 0) store_scale<kBits>(slot + scale_at<kBits>(layout, at.block), scale);
   if (at.block + 1 < layout.blocks) return;
   const std::int64_t codes = (layout.elements * kBits + 7) / 8 + team.lane(),
-                     scales = layout.scales_at + 4 * layout.blocks + team.lane();
+                     scales = scale_at<kBits>(layout, layout.blocks) + team.lane();
   if (codes < layout.scales_at) slot[codes] = std::byte{};  // at most 15 bytes each
   if (scales < layout.bytes) slot[scales] = std::byte{};
 }
@@ -125,6 +149,19 @@ __device__ __forceinline__ std::int32_t largest_of(const float (&x)[V], std::int
 #pragma unroll
   for (int i = 0; i < V; ++i) most = magnitude(x[i]) > most ? magnitude(x[i]) : most;
   return most;
+}
+
+/// The sum of the integers that the mean of signs is of.
+template <int V>
+__device__ __forceinline__ std::int32_t sum_of_magnitudes(const float (&x)[V], float inverse) {
+  std::int32_t sum = 0;
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    const auto size = std::bit_cast<float>(magnitude(x[i]));
+    sum += std::bit_cast<std::int32_t>(shifted_code(size, inverse)) -
+           std::bit_cast<std::int32_t>(kRoundToInt);
+  }
+  return sum;
 }
 
 /// Random numbers of roundings; `samples` is null where nothing is left to chance.
@@ -159,12 +196,85 @@ __device__ __forceinline__ void shifted_codes(const Offsets& offsets, std::int64
 
 /// What roundings lose; absent without error feedback.
 struct Errors {
-  Rows<const bf16> error;  // (A, B, elements), of earlier roundings
+  Rows<const bf16> error;  // (slots, elements), of earlier roundings
   Rows<bf16> lost;
   const float* scalars = nullptr;
   __device__ __forceinline__ bool kept() const { return lost.data != nullptr; }
   __device__ __forceinline__ float unscale() const {
     return scalars[static_cast<int>(StepScalar::unscale)];
+  }
+};
+
+/// What a team makes of a block's numbers.
+struct QuantizedBlock {
+  const Team& team;
+  const SlotLayout& layout;
+  const BlockPlace& at;
+  const Errors& errors;
+  const Offsets& offsets;
+  std::byte* slot;
+  bool wide;
+
+  /// The scale of signs of these numbers, which numbers(k, c, count) makes again where they are not
+  /// kept.
+  template <int V, int kRuns, typename Numbers>
+  __device__ __forceinline__ float mean_of(const float (&x)[kRuns > 0 ? kRuns : 1][V],
+                                           const BlockScale& integers, Numbers&& numbers) const {
+    __shared__ std::int32_t partial[Team::kMostWarps];
+    std::int32_t sum = 0;
+    team.template each_run<V, kRuns>(at.count, [&](int k, std::int64_t c, int count) {
+      if (kRuns == 0) numbers(k, c, count);
+      sum += sum_of_magnitudes(x[k], integers.inverse);
+    });
+    return sign_scale(integers, team.sum(sum, partial), at.count);
+  }
+
+  /// Codes and scale of the numbers that read(c, count, x) says of columns c .. c + count, beyond
+  /// which they are 0; what is kept in kRuns runs is read once.
+  template <int kBits, int V, int kRuns, typename Read>
+  __device__ __forceinline__ void make(Read&& read) const {
+    __shared__ std::int32_t partial[Team::kMostWarps];
+    float x[kRuns > 0 ? kRuns : 1][V];
+    const auto numbers = [&](int k, std::int64_t c, int count) {
+      read(c, count, x[k]);
+      if (!errors.kept()) return;
+      const float scale = 1.0F / errors.unscale();
+      float error[V];
+      load(errors.error[at.slot] + at.first + c, count, wide, error);
+#pragma unroll
+      for (int i = 0; i < V; ++i) x[k][i] = x[k][i] + error[i] * scale;
+    };
+    std::int32_t largest = 0;
+    team.template each_run<V, kRuns>(at.count, [&](int k, std::int64_t c, int count) {
+      numbers(k, c, count);
+      largest = largest_of(x[k], largest);
+    });
+    BlockScale s = block_scale<kBits>(team.max(largest, partial));
+    if constexpr (kBits == 1) {
+      if (s.inverse != 0.0F) s.scale = mean_of<V, kRuns>(x, s, numbers);
+    }
+    team.template each_run<V, kRuns>(at.count, [&](int k, std::int64_t c, int count) {
+      if (kRuns == 0) numbers(k, c, count);
+      float value[V];
+      CodeRun<kBits, V> run;
+      if constexpr (kBits == 1) {
+        run.fill(0);
+        if (s.inverse != 0.0F) run.set_signs(x[k]);
+#pragma unroll
+        for (int i = 0; i < V; ++i) value[i] = run.value(i, s.scale);
+      } else {
+        shifted_codes<kBits>(offsets, at.slot, at.first + c, x[k], s.inverse, value);
+        run.set(value);
+#pragma unroll
+        for (int i = 0; i < V; ++i) value[i] = value_of(value[i], s.scale);
+      }
+      run.write(slot + (at.first + c) * kBits / 8, count, wide);
+      if (!errors.kept()) return;
+#pragma unroll
+      for (int i = 0; i < V; ++i) value[i] = lost_of(x[k][i], value[i], errors.unscale());
+      store(errors.lost[at.slot] + at.first + c, count, wide, value);
+    });
+    finish_block<kBits>(team, layout, at, s.scale, slot);
   }
 };
 
@@ -180,49 +290,29 @@ struct QuantizeSlots {
   bool wide;
 };
 
+/// Blocks of threads that a multiprocessor holds at once, said to the compiler for signs, where it
+/// else spills a few registers to hold more; 0 leaves it the choice.
+template <int kBits>
+inline constexpr int kQuantizeBlocks = kBits == 1 ? 4 : 0;
+
 template <typename T, int kBits, int kRuns>
-__global__ void __launch_bounds__(kBlockThreads) quantize_kernel(QuantizeSlots<T> a) {
-  constexpr int V = kRun<T>;
-  __shared__ std::int32_t partial[Team::kMostWarps];
+__global__ void __launch_bounds__(kBlockThreads, kQuantizeBlocks<kBits>)
+    quantize_kernel(QuantizeSlots<T> a) {
   const Team& team = a.team;
   const std::int64_t index = std::int64_t{blockIdx.x} * team.per_block() + team.index();
   if (index >= a.a_slots * a.b_slots * a.layout.blocks) return;  // a whole warp
   const BlockPlace at = block_place(a.layout, index);
   const std::int64_t of_a = quotient(at.slot, a.b_slots), of_b = at.slot - of_a * a.b_slots;
   const T* from = a.x[at.slot] + at.first;
-  std::byte* slot = a.code + (of_b * a.a_slots + of_a) * a.layout.bytes;
-  std::byte* codes = slot + at.first * kBits / 8;
-
-  float x[kRuns > 0 ? kRuns : 1][V];
-  const auto numbers = [&](int k, std::int64_t c, int count) {
-    load(from + c, count, a.wide, x[k]);
-    if (!a.errors.kept()) return;
-    const float scale = 1.0F / a.errors.unscale();
-    float error[V];
-    load(a.errors.error[at.slot] + at.first + c, count, a.wide, error);
-#pragma unroll
-    for (int i = 0; i < V; ++i) x[k][i] = x[k][i] + error[i] * scale;
-  };
-  std::int32_t largest = 0;
-  team.template each_run<V, kRuns>(at.count, [&](int k, std::int64_t c, int count) {
-    numbers(k, c, count);
-    largest = largest_of(x[k], largest);
-  });
-  const BlockScale s = block_scale<kBits>(team.max(largest, partial));
-  team.template each_run<V, kRuns>(at.count, [&](int k, std::int64_t c, int count) {
-    if (kRuns == 0) numbers(k, c, count);
-    float shifted[V];
-    shifted_codes<kBits>(a.offsets, at.slot, at.first + c, x[k], s.inverse, shifted);
-    CodeRun<kBits, V> run;
-    run.set(shifted);
-    run.write(codes + c * kBits / 8, count, a.wide);
-    if (!a.errors.kept()) return;
-#pragma unroll
-    for (int i = 0; i < V; ++i)
-      shifted[i] = lost_of(x[k][i], shifted[i], s.scale, a.errors.unscale());
-    store(a.errors.lost[at.slot] + at.first + c, count, a.wide, shifted);
-  });
-  finish_block<kBits>(team, a.layout, at, s.scale, slot);
+  const QuantizedBlock block{.team = team,
+                             .layout = a.layout,
+                             .at = at,
+                             .errors = a.errors,
+                             .offsets = a.offsets,
+                             .slot = a.code + (of_b * a.a_slots + of_a) * a.layout.bytes,
+                             .wide = a.wide};
+  block.template make<kBits, kCodeRun<T, kBits>, kRuns>(
+      [&](std::int64_t c, int count, auto& x) { load(from + c, count, a.wide, x); });
 }
 
 struct CodeParts {
@@ -243,14 +333,15 @@ template <int kBits>
 __device__ __forceinline__ BlockParts block_parts(const CodeParts& a, const BlockPlace& at) {
   const std::byte* slot = a.code + at.slot * a.layout.bytes;
   return {.codes = slot + at.first * kBits / 8,
-          .scale = slot + a.layout.scales_at + 4 * at.block,
+          .scale = slot + scale_at<kBits>(a.layout, at.block),
           .stride = a.slots * a.layout.bytes,
           .parts = a.parts,
           .wide = a.wide};
 }
 
 /// `count` elements from column c on, added up over n <= kMost parts from `first` on, all on their
-/// way at once. A part that is missing has -1 times 0 for every element: -0 changes no sum.
+/// way at once. A part that is missing has -1 times 0 for every element: -0 changes no sum. What
+/// signs say beyond `count` is not 0.
 template <int kBits, int V, int kMost>
 __device__ __forceinline__ Floats<V> sum_of_few(const BlockParts& a, std::int64_t c, int count,
                                                 std::int64_t first, std::int64_t n) {
@@ -264,7 +355,7 @@ __device__ __forceinline__ Floats<V> sum_of_few(const BlockParts& a, std::int64_
       run[p].fill(0xffffffffU), scale[p] = 0;
       if (p >= n) continue;
       read(run[p], codes + p * a.stride);
-      scale[p] = *reinterpret_cast<const float*>(scales + p * a.stride);
+      scale[p] = load_scale<kBits>(scales + p * a.stride);
     }
   };
   if (a.wide && count >= V) {
@@ -275,7 +366,7 @@ __device__ __forceinline__ Floats<V> sum_of_few(const BlockParts& a, std::int64_
   Floats<V> sum;
 #pragma unroll
   for (int i = 0; i < V; ++i) {
-    sum.v[i] = small_tree_sum<kMost>(kMost, [&](int p) { return run[p].number(i) * scale[p]; });
+    sum.v[i] = small_tree_sum<kMost>(kMost, [&](int p) { return run[p].value(i, scale[p]); });
   }
   return sum;
 }
@@ -313,7 +404,7 @@ struct SumQuantizedSlots {
 template <typename T, int kBits, int kMost>
 __global__ void __launch_bounds__(kWarpTeam.block(), (kSumBlocks<kMost, kWarpTeam.block()>))
     sum_quantized_kernel(SumQuantizedSlots<T> a) {
-  constexpr int V = kRun<T>;
+  constexpr int V = kCodeRun<T, kBits>;
   constexpr Team team = kWarpTeam;
   const SlotLayout& layout = a.parts.layout;
   const std::int64_t index = std::int64_t{blockIdx.x} * team.per_block() + team.index();
@@ -336,6 +427,7 @@ struct RequantizeSlots {
   static constexpr int V = 8;
   CodeParts parts;
   std::byte* sum;  // (slots, bytes)
+  Errors errors;
   Offsets offsets;
   Team team;  // of a block of elements
 };
@@ -344,32 +436,24 @@ template <int kBits, int kMost, int kRuns>
 __global__ void __launch_bounds__(kBlockThreads, (kSumBlocks<kMost, kBlockThreads>))
     requantize_sum_kernel(RequantizeSlots a) {
   constexpr int V = RequantizeSlots::V;
-  __shared__ std::int32_t partial[Team::kMostWarps];
   const Team& team = a.team;
   const SlotLayout& layout = a.parts.layout;
   const std::int64_t index = std::int64_t{blockIdx.x} * team.per_block() + team.index();
   if (index >= a.parts.slots * layout.blocks) return;
   const BlockPlace at = block_place(layout, index);
   const BlockParts parts = block_parts<kBits>(a.parts, at);
-  std::byte* slot = a.sum + at.slot * layout.bytes;
-  std::byte* codes = slot + at.first * kBits / 8;
-
-  Floats<V> sum[kRuns > 0 ? kRuns : 1];
-  std::int32_t largest = 0;
-  team.template each_run<V, kRuns>(at.count, [&](int k, std::int64_t c, int count) {
-    sum[k] = sum_of_parts<kBits, V, kMost>(parts, c, count);
-    largest = largest_of(sum[k].v, largest);
+  const QuantizedBlock block{.team = team,
+                             .layout = layout,
+                             .at = at,
+                             .errors = a.errors,
+                             .offsets = a.offsets,
+                             .slot = a.sum + at.slot * layout.bytes,
+                             .wide = parts.wide};
+  block.template make<kBits, V, kRuns>([&](std::int64_t c, int count, float(&x)[V]) {
+    const Floats<V> sum = sum_of_parts<kBits, V, kMost>(parts, c, count);
+#pragma unroll
+    for (int i = 0; i < V; ++i) x[i] = kBits == 1 && i >= count ? 0.0F : sum.v[i];
   });
-  const BlockScale s = block_scale<kBits>(team.max(largest, partial));
-  team.template each_run<V, kRuns>(at.count, [&](int k, std::int64_t c, int count) {
-    if (kRuns == 0) sum[k] = sum_of_parts<kBits, V, kMost>(parts, c, count);
-    float shifted[V];
-    shifted_codes<kBits>(a.offsets, at.slot, at.first + c, sum[k].v, s.inverse, shifted);
-    CodeRun<kBits, V> run;
-    run.set(shifted);
-    run.write(codes + c * kBits / 8, count, parts.wide);
-  });
-  finish_block<kBits>(team, layout, at, s.scale, slot);
 }
 
 }  // namespace tessera::kernels::cuda

@@ -87,7 +87,7 @@ class Bench {
       for (std::int64_t times : {1, 4}) attention(m, times * m.tokens);
     }
     others();
-    for (const BlockType type : {BlockType::int8, BlockType::int4}) sum_in_blocks({.type = type});
+    for (const auto& [type, word] : EnumWords<BlockType>::table) sum_in_blocks({.type = type});
   }
 
   void layers() {
@@ -346,9 +346,10 @@ class Bench {
     row(Fill{.out = narrow}, text(x));
     row(Convert{.x = x, .out = narrow}, text(x));
     row(Convert{.x = narrow, .out = x, .write = Write::add}, text(x) + ", added");
+    row(Blend{.y = x, .out = m, .keep = 0.9F, .add = 0.1F}, text(x));
     const View parts = memory.floats(DType::f32, {4, n / 4});
     row(TreeSum{.parts = parts, .out = narrow.range(0, n / 4)}, text(parts));
-    for (BlockType type : {BlockType::int8, BlockType::int4})
+    for (const auto& [type, word] : EnumWords<BlockType>::table)
       quantized({.type = type}, narrow.range(0, n / 4 * 4).reshaped({4, n / 4}));
   }
 

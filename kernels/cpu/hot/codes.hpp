@@ -1,4 +1,4 @@
-// Sixteen codes of 8 or 4 bits: between memory, bytes in a register, and floats.
+// Sixteen codes of 8, 4 bits or 1: between memory, bytes in a register, and floats.
 #pragma once
 
 #include "kernels/common/quantize.hpp"
@@ -73,10 +73,76 @@ TESSERA_INLINE Bytes from_halves(std::uint64_t halves) {
   return ((Bytes)((both | both << 4) & 0x0f0fU) ^ 8) - 8;
 }
 
+/// The signs of sixteen floats, the first in the lowest bit.
+TESSERA_INLINE std::uint16_t sign_bits(const Vec& v) {
+#if defined(__AVX512DQ__)
+  return _mm512_movepi32_mask((__m512i)v.part[0]);
+#else
+  std::uint32_t bits = 0;
+  for (int i = 0; i < kParts; ++i) {
+#if defined(__AVX2__)
+    const auto part = static_cast<std::uint32_t>(_mm256_movemask_ps(v.part[i]));
+#elif defined(__SSE2__)
+    const auto part = static_cast<std::uint32_t>(_mm_movemask_ps(v.part[i]));
+#else
+    std::uint32_t part = 0;
+    for (int j = 0; j < kNative; ++j) part |= ((NativeUint)v.part[i])[j] >> 31 << j;
+#endif
+    bits |= part << i * kNative;
+  }
+  return static_cast<std::uint16_t>(bits);
+#endif
+}
+
+/// The bit of each lane.
+alignas(64) inline constexpr std::uint32_t kLaneBits[kLanes] = {
+    1U << 0, 1U << 1, 1U << 2,  1U << 3,  1U << 4,  1U << 5,  1U << 6,  1U << 7,
+    1U << 8, 1U << 9, 1U << 10, 1U << 11, 1U << 12, 1U << 13, 1U << 14, 1U << 15};
+
+/// A scale with each of these signs.
+TESSERA_INLINE Vec with_signs(const Vec& positive, std::uint16_t bits) {
+  Vec r;
+#if defined(__AVX512F__)
+  const auto negative = (NativeFloat)((NativeUint)positive.part[0] ^ 0x80000000U);
+  r.part[0] = _mm512_mask_blend_ps(bits, positive.part[0], negative);
+#else
+  for (int i = 0; i < kParts; ++i) {
+    NativeUint lane;
+    std::memcpy(&lane, kLaneBits + i * kNative, sizeof(lane));
+    const auto is_set = (NativeUint)((lane & static_cast<std::uint32_t>(bits)) == lane);
+    r.part[i] = (NativeFloat)((NativeUint)positive.part[i] ^ (is_set & 0x80000000U));
+  }
+#endif
+  return r;
+}
+
+/// The sum of the codes that shifted_code() gives.
+struct CodeSum {
+  NativeInt part[kParts] = {};
+
+  TESSERA_INLINE void take(const Vec& shifted) {
+    for (int p = 0; p < kParts; ++p)
+      part[p] += (NativeInt)shifted.part[p] - std::bit_cast<std::int32_t>(kRoundToInt);
+  }
+  TESSERA_INLINE std::int32_t total() const {
+    std::int32_t sum = 0;
+    for (const NativeInt& lanes : part) {
+      for (int i = 0; i < kNative; ++i) sum += lanes[i];
+    }
+    return sum;
+  }
+};
+
 /// How many bytes n codes take.
 template <int kBits>
 TESSERA_INLINE std::int64_t code_bytes(std::int64_t n) {
   return (n * kBits + 7) / 8;
+}
+
+/// The signs of `count` elements; bits beyond are 0 where the elements beyond are.
+TESSERA_INLINE void store_signs(std::byte* p, const Vec& v, std::int64_t count) {
+  const std::uint16_t bits = sign_bits(v);
+  std::memcpy(p, &bits, static_cast<std::size_t>(code_bytes<1>(count)));
 }
 
 /// The codes of `count` elements; a half byte beyond is 0 where the element beyond is.
@@ -91,17 +157,21 @@ TESSERA_INLINE void store_codes(std::byte* p, const Vec& shifted, std::int64_t c
   }
 }
 
-/// The numbers of `count` codes; lanes beyond are of no meaning.
+/// The values of `count` codes; lanes beyond are of no meaning.
 template <int kBits>
-TESSERA_INLINE Vec load_codes(const std::byte* p, std::int64_t count) {
+TESSERA_INLINE Vec load_values(const std::byte* p, const Vec& scale, std::int64_t count) {
   if constexpr (kBits == 8) {
     Bytes bytes{};
     std::memcpy(&bytes, p, static_cast<std::size_t>(count));
-    return numbers_of(bytes);
-  } else {
+    return numbers_of(bytes) * scale;
+  } else if constexpr (kBits == 4) {
     std::uint64_t halves = 0;
     std::memcpy(&halves, p, static_cast<std::size_t>(code_bytes<4>(count)));
-    return numbers_of(from_halves(halves));
+    return numbers_of(from_halves(halves)) * scale;
+  } else {
+    std::uint16_t bits = 0;
+    std::memcpy(&bits, p, static_cast<std::size_t>(code_bytes<1>(count)));
+    return with_signs(scale, bits);
   }
 }
 

@@ -142,6 +142,17 @@ void convert(const View& x, const View& out, Write write, Range rows) {
   });
 }
 
+void blend(const Blend& a, float factor, Range elements) {
+  const float* y = row_of<float>(a.y, 0) + elements.begin;
+  float* out = row_of<float>(a.out, 0) + elements.begin;
+  for_vectors(
+      elements.end - elements.begin, [&](std::int64_t i,
+                                         std::int64_t count) __attribute__((always_inline)) {
+        store(out + i, fmadd(load(out + i, count), Vec(a.keep), load(y + i, count) * Vec(factor)),
+              count);
+      });
+}
+
 void tree_sum(const TreeSum& a, Range elements) {
   const std::int64_t columns = columns_of(a.out);
   with_type(a.out.type, [&]<typename T>() {

@@ -55,6 +55,8 @@ namespace tessera::kernels {
   F(square_polynomial, void(const SquarePolynomial&, Range rows)) \
   /* out (+)= x for matrices of equal shape. */ \
   F(convert, void(const View& x, const View& out, Write, Range rows)) \
+  /* `factor` is y's. */ \
+  F(blend, void(const Blend&, float factor, Range elements)) \
   /* The parts as (parts, elements). */ \
   F(tree_sum, void(const TreeSum&, Range elements)) \
   /* out (+)= sum of x over its rows, in an order that rows alone decide. */ \

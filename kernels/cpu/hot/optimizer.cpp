@@ -132,7 +132,7 @@ void update(const OptimizerUpdate& a, float trust, Range elements) {
       });
     } else if constexpr (moves_weights(pass_of(Step::kRule))) {
       with_state_type(a.state[0].type, [&]<typename M>() {
-        with_type(a.gradient.type, [&]<typename G>() {
+        with_gradient_type<Step>(a, [&]<typename G>() {
           with_type(a.parameter.type,
                     [&]<typename P>() { update<Step, M, G, P>(a, trust, elements); });
         });

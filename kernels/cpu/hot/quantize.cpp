@@ -22,33 +22,51 @@ struct Lost {
   float unscale = 1;
 };
 
+/// The scale of a block; of signs, not that of the integers but of their mean.
+template <int kBits, typename T>
+BlockScale scale_of(const T* x, std::int64_t n) {
+  const BlockScale s = block_scale<kBits>(largest_magnitude(x, n));
+  if (kBits > 1 || s.inverse == 0.0F) return s;
+  CodeSum sum;
+  for_vectors(
+      n, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+        sum.take(shifted_code(magnitude_of(load(x + i, count)), Vec(s.inverse)));
+      });
+  return {sign_scale(s, sum.total(), n), s.inverse};
+}
+
 /// `offsets` are of rounding at random, or null.
 template <int kBits, typename T>
-void quantize_block(const T* x, std::int64_t n, std::byte* codes, float* scale,
+void quantize_block(const T* x, std::int64_t n, std::byte* codes, std::byte* scale,
                     const float* offsets = nullptr, const Lost& lost = {}) {
-  const BlockScale s = block_scale<kBits>(largest_magnitude(x, n));
-  *scale = s.scale;
-  const auto keep = [&](std::int64_t i, std::int64_t count, const Vec& shifted)
+  const BlockScale s = scale_of<kBits>(x, n);
+  store_scale<kBits>(scale, s.scale);
+  const auto keep = [&](std::int64_t i, std::int64_t count, const Vec& value)
       __attribute__((always_inline)) {
-    if (lost.values == nullptr) return;
-    store(lost.values + i, lost_of(load(x + i, count), shifted, Vec(s.scale), Vec(lost.unscale)),
-          count);
+    store(lost.values + i, lost_of(load(x + i, count), value, Vec(lost.unscale)), count);
   };
-  if (s.inverse == 0.0F) {
+  if (s.inverse == 0.0F) {  // all values are the scale: 0, or not-a-number
     std::memset(codes, 0, static_cast<std::size_t>(code_bytes<kBits>(n)));
+    if (lost.values == nullptr) return;
     for_vectors(
         n, [&](std::int64_t i, std::int64_t count)
-               __attribute__((always_inline)) { keep(i, count, Vec(kRoundToInt)); });
+               __attribute__((always_inline)) { keep(i, count, Vec(s.scale)); });
     return;
   }
   for_vectors(
       n, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
-        const Vec v = load(x + i, count), inverse(s.inverse);
-        const Vec shifted = offsets == nullptr
-                                ? shifted_code(v, inverse)
-                                : shifted_code<kBits>(v, inverse, load(offsets + i, count));
-        store_codes<kBits>(codes + i * kBits / 8, shifted, count);
-        keep(i, count, shifted);
+        const Vec v = load(x + i, count);
+        if constexpr (kBits == 1) {
+          store_signs(codes + i / 8, v, count);
+          if (lost.values != nullptr) keep(i, count, signed_like(Vec(s.scale), v));
+        } else {
+          const Vec inverse(s.inverse);
+          const Vec shifted = offsets == nullptr
+                                  ? shifted_code(v, inverse)
+                                  : shifted_code<kBits>(v, inverse, load(offsets + i, count));
+          store_codes<kBits>(codes + i * kBits / 8, shifted, count);
+          if (lost.values != nullptr) keep(i, count, value_of(shifted, Vec(s.scale)));
+        }
       });
 }
 
@@ -75,18 +93,34 @@ class Offsets {
   float* room_;
 };
 
-/// Numbers first .. first + n of a slot with what earlier roundings lost of them, in `out`.
-template <typename T>
-void add_error(const Quantize& a, std::int64_t slot, std::int64_t first, std::int64_t n,
-               float unscale, float* out) {
-  const T* x = row_of<T>(a.x, slot) + first;
-  const bf16* error = row_of<bf16>(a.error ? a.error : a.lost, slot) + first;
-  const Vec scale(1.0F / unscale);
-  for_vectors(
-      n, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
-        store(out + i, load(x + i, count) + load(error + i, count) * scale, count);
-      });
-}
+/// The error feedback of a call, block by block.
+class Feedback {
+ public:
+  template <typename Call>
+  explicit Feedback(const Call& a) : error_(a.error ? a.error : a.lost), lost_(a.lost) {
+    if (*this) unscale_ = row_of<float>(a.scalars, 0)[static_cast<int>(StepScalar::unscale)];
+  }
+  explicit operator bool() const { return static_cast<bool>(lost_); }
+
+  /// Numbers x of elements first .. first + n of a slot with what earlier roundings lost of them;
+  /// `out` may be x.
+  template <typename T>
+  void add(const T* x, std::int64_t slot, std::int64_t first, std::int64_t n, float* out) const {
+    const bf16* error = row_of<bf16>(error_, slot) + first;
+    const Vec scale(1.0F / unscale_);
+    for_vectors(
+        n, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+          store(out + i, load(x + i, count) + load(error + i, count) * scale, count);
+        });
+  }
+  Lost lost(std::int64_t slot, std::int64_t first) const {
+    return *this ? Lost{row_of<bf16>(lost_, slot) + first, unscale_} : Lost{};
+  }
+
+ private:
+  View error_, lost_;
+  float unscale_ = 1;
+};
 
 /// One block of all parts: where the first part's codes and scale are; the next are `stride` bytes
 /// further.
@@ -114,9 +148,8 @@ TESSERA_INLINE void with_parts(std::int64_t parts, F&& f) {
 template <int kBits, int kMost>
 TESSERA_INLINE Vec sum_of_parts(const BlockParts& a, std::int64_t i, std::int64_t count) {
   const auto term = [&](std::int64_t p) __attribute__((always_inline)) {
-    float scale;
-    std::memcpy(&scale, a.scale + p * a.stride, sizeof(scale));
-    return load_codes<kBits>(a.codes + p * a.stride + i * kBits / 8, count) * Vec(scale);
+    return load_values<kBits>(a.codes + p * a.stride + i * kBits / 8,
+                              Vec(load_scale<kBits>(a.scale + p * a.stride)), count);
   };
   if constexpr (kMost > 0) {
     return small_tree_sum<kMost>(static_cast<int>(a.parts), term);
@@ -158,13 +191,9 @@ template <int kBits>
 TESSERA_INLINE void clear_padding(const SlotLayout& layout, std::int64_t block, std::byte* slot) {
   if (block + 1 < layout.blocks) return;
   const std::int64_t codes = code_bytes<kBits>(layout.elements),
-                     scales = layout.scales_at + 4 * layout.blocks;
+                     scales = scale_at<kBits>(layout, layout.blocks);
   std::memset(slot + codes, 0, static_cast<std::size_t>(layout.scales_at - codes));
   std::memset(slot + scales, 0, static_cast<std::size_t>(layout.bytes - scales));
-}
-
-TESSERA_INLINE float* scales_of(const SlotLayout& layout, std::byte* slot) {
-  return reinterpret_cast<float*>(slot + layout.scales_at);
 }
 
 /// Block k of slot s, of which a part has `slots`.
@@ -173,7 +202,7 @@ TESSERA_INLINE BlockParts parts_of(const View& code, const SlotLayout& layout, s
                                    std::int64_t k) {
   const std::byte* slot = code.data + s * layout.bytes;
   return {.codes = slot + k * layout.block * kBits / 8,
-          .scale = slot + layout.scales_at + 4 * k,
+          .scale = slot + scale_at<kBits>(layout, k),
           .parts = code.shape[0],
           .stride = code.shape[1] * layout.bytes};
 }
@@ -183,22 +212,20 @@ TESSERA_INLINE BlockParts parts_of(const View& code, const SlotLayout& layout, s
 void quantize(const Quantize& a, const SlotLayout& layout, Range blocks, float* numbers) {
   const std::int64_t a_slots = a.x.shape[0], b_slots = a.x.shape[1];
   const Offsets offsets(a.chance, layout.block, numbers);
-  const float unscale =
-      a.lost ? row_of<float>(a.scalars, 0)[static_cast<int>(StepScalar::unscale)] : 1.0F;
+  const Feedback feedback(a);
   with_type(a.x.type, [&]<typename T>() {
     with_bits(a.format.type, [&]<int kBits>() {
       for_blocks(
           layout, blocks, [&](std::int64_t s, std::int64_t k, std::int64_t first, std::int64_t n) {
             std::byte* slot = a.code.data + (s % b_slots * a_slots + s / b_slots) * layout.bytes;
-            std::byte* codes = slot + first * kBits / 8;
-            float* scale = scales_of(layout, slot) + k;
+            std::byte *codes = slot + first * kBits / 8, *scale = slot + scale_at<kBits>(layout, k);
+            const T* x = row_of<T>(a.x, s) + first;
             const float* by_chance = offsets.of(s, first, n);
-            if (a.lost) {
-              add_error<T>(a, s, first, n, unscale, numbers);
-              quantize_block<kBits>(numbers, n, codes, scale, by_chance,
-                                    {row_of<bf16>(a.lost, s) + first, unscale});
+            if (feedback) {
+              feedback.add(x, s, first, n, numbers);
+              quantize_block<kBits>(numbers, n, codes, scale, by_chance, feedback.lost(s, first));
             } else {
-              quantize_block<kBits>(row_of<T>(a.x, s) + first, n, codes, scale, by_chance);
+              quantize_block<kBits>(x, n, codes, scale, by_chance);
             }
             clear_padding<kBits>(layout, k, slot);
           });
@@ -223,6 +250,7 @@ void sum_quantized(const SumQuantized& a, const SlotLayout& layout, Range blocks
 void requantize_sum(const RequantizeSum& a, const SlotLayout& layout, Range blocks,
                     float* numbers) {
   const Offsets offsets(a.chance, layout.block, numbers);
+  const Feedback feedback(a);
   with_bits(a.format.type, [&]<int kBits>() {
     with_parts(a.code.shape[0], [&]<int kMost>() {
       for_blocks(layout, blocks,
@@ -230,8 +258,10 @@ void requantize_sum(const RequantizeSum& a, const SlotLayout& layout, Range bloc
                    std::byte* slot = a.sum.data + s * layout.bytes;
                    sum_block<kBits, kMost>(parts_of<kBits>(a.code, layout, s, k), n, numbers,
                                            Write::overwrite);
+                   if (feedback) feedback.add(numbers, s, first, n, numbers);
                    quantize_block<kBits>(numbers, n, slot + first * kBits / 8,
-                                         scales_of(layout, slot) + k, offsets.of(s, first, n));
+                                         slot + scale_at<kBits>(layout, k), offsets.of(s, first, n),
+                                         feedback.lost(s, first));
                    clear_padding<kBits>(layout, k, slot);
                  });
     });

@@ -128,6 +128,22 @@ TESSERA_INLINE Vec power_of(const Vec& v) {
   return r;
 }
 
+TESSERA_INLINE Vec magnitude_of(const Vec& v) {
+  Vec r;
+  for (int i = 0; i < kParts; ++i) r.part[i] = (NativeFloat)((NativeUint)v.part[i] & 0x7fffffffU);
+  return r;
+}
+
+/// A magnitude with the sign of x.
+TESSERA_INLINE Vec signed_like(const Vec& magnitude, const Vec& x) {
+  Vec r;
+  for (int i = 0; i < kParts; ++i) {
+    r.part[i] =
+        (NativeFloat)((NativeUint)magnitude.part[i] | ((NativeUint)x.part[i] & 0x80000000U));
+  }
+  return r;
+}
+
 /// The bits of the largest |x| of all that was taken: they order like magnitudes, then infinity,
 /// then not-a-numbers.
 struct LargestMagnitude {

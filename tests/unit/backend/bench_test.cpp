@@ -27,7 +27,7 @@ void expect_rows(const std::vector<BenchRow>& rows) {
     }
   }
   for (const char* how : {"fused", "apart"})
-    EXPECT_EQ(count(fmt::format("sum in blocks, {}", how)), 4) << "of int8 and int4, in both types";
+    EXPECT_EQ(count(fmt::format("sum in blocks, {}", how)), 6) << "of three formats, in both types";
 }
 
 TEST(Bench, HasARowForEveryOperationInBothTypes) {

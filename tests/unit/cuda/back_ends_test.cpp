@@ -257,6 +257,13 @@ TEST_F(BackEnds, AgreeOnTheStep) {
                 muon.rule = UpdateRule::muon;
                 muon.gradient = {}, muon.state = {}, muon.parameter = out[5].view();
                 run(device, muon);
+                run(device, OptimizerUpdate{.rule = UpdateRule::frozen_adam,
+                                            .master = out[2].view(),
+                                            .state = {out[m].view(), out[m + 1].view()},
+                                            .parameter = out[5].view(),
+                                            .scalars = scalars.view(),
+                                            .verdict = out[1].view(),
+                                            .settings = {.decay = 0.1F}});
                 out.push_back(Tensor::random(DType::f32, {n}, 4));
                 for (const UpdateRule rule : {UpdateRule::lion, UpdateRule::sgd}) {
                   run(device, OptimizerUpdate{.rule = rule,
@@ -303,6 +310,67 @@ TEST_F(BackEnds, AgreeOnTreesAndConversion) {
           fmt::format("{} parts, {}", parts, to_string(type)));
     }
   }
+}
+
+TEST_F(BackEnds, AgreeOnBlends) {
+  Tensor scalars(DType::f32, {kScalars}), verdict(DType::f32, {kVerdictFields});
+  for (std::int64_t i = 0; i < kScalars; ++i) scalars.set(i, 0.3);
+  for (std::int64_t i = 0; i < kVerdictFields; ++i) verdict.set(i, 0.7);
+  for (std::int64_t n : {1, 31, 5000, 12345}) {
+    const auto y = Tensor::random(DType::f32, {n}, 1);
+    expect_same_bits(
+        [&](Device& device) {
+          Outputs out;
+          for (int i = 0; i < 4; ++i) {
+            out.push_back(Tensor::random(DType::f32, {n}, 2));
+            run(device, Blend{.y = y.view(),
+                              .out = out.back().view(),
+                              .keep = 0.9F,
+                              .add = 0.1F,
+                              .scalars = i % 2 == 1 ? scalars.view() : View(),
+                              .verdict = i / 2 == 1 ? verdict.view() : View()});
+          }
+          return out;
+        },
+        std::to_string(n));
+  }
+}
+
+// What is lost too, by each format and from either sum.
+TEST_F(BackEnds, AgreeOnBlocks) {
+  Tensor scalars(DType::f32, {kScalars});
+  for (std::int64_t i = 0; i < kScalars; ++i) scalars.set(i, 0.3);
+  for_shapes([&](DType type, const Shape& s, const std::string& what) {
+    const Tensor x = random(type, s, 1);
+    const std::int64_t n = s.columns;
+    for (const auto& [block_type, word] : EnumWords<BlockType>::table) {
+      const BlockFormat format{.type = block_type, .block = 32};
+      expect_same_bits(
+          [&](Device& device) {
+            Outputs out;
+            out.push_back(Tensor(DType::u8, {s.tokens, s.samples, format.bytes(n)}));
+            out.push_back(Tensor::random(DType::bf16, {s.samples, s.tokens, n}, 2, 0.1, s.gap));
+            out.push_back(Tensor(type, {s.samples, n}, s.gap));
+            out.push_back(Tensor(DType::u8, {s.samples, format.bytes(n)}));
+            out.push_back(Tensor::random(DType::bf16, {s.samples, n}, 3, 0.1, s.gap));
+            run(device, Quantize{.x = x.view(),
+                                 .code = out[0].view(),
+                                 .format = format,
+                                 .lost = out[1].view(),
+                                 .scalars = scalars.view()});
+            run(device,
+                SumQuantized{.code = out[0].view(), .out = out[2].view(), .format = format});
+            run(device, RequantizeSum{.code = out[0].view(),
+                                      .sum = out[3].view(),
+                                      .elements = n,
+                                      .format = format,
+                                      .lost = out[4].view(),
+                                      .scalars = scalars.view()});
+            return out;
+          },
+          fmt::format("{}, {}", what, word));
+    }
+  });
 }
 
 // A laptop's plan of a GPU's run asks for the same memory.

@@ -98,6 +98,64 @@ TEST(Convert, AddsInF32) {
   });
 }
 
+// The factor of y is rounded three times at most (1 / unscale, and by it and the coefficient), its
+// product once, and the sum once; without fused multiply-adds the other product is too.
+TEST(Blend, AgreesWithDouble) {
+  for_devices([](Device& device) {
+    Tensor scalars(DType::f32, {kScalars}), verdict(DType::f32, {kVerdictFields});
+    scalars.set(static_cast<std::int64_t>(StepScalar::unscale), 0.3);
+    verdict.set(static_cast<std::int64_t>(VerdictField::apply), 1);
+    verdict.set(static_cast<std::int64_t>(VerdictField::coefficient), 0.7);
+    const double scale = 1 / scalars[static_cast<std::int64_t>(StepScalar::unscale)],
+                 coefficient = verdict[static_cast<std::int64_t>(VerdictField::coefficient)];
+    for (std::int64_t n : {1, 3, 31, 4097, 10007}) {
+      for (const bool scaled : {false, true}) {
+        for (const bool judged : {false, true}) {
+          const auto all_y = Tensor::random(DType::f32, {n + 1}, 1);
+          for (std::int64_t offset : {0, 1}) {
+            const View y = all_y.view().range(offset, n);
+            const auto before = Tensor::random(DType::f32, {n}, 2);
+            const Tensor out = before.copy();
+            const Blend call{.y = y,
+                             .out = out.view(),
+                             .keep = 0.9F,
+                             .add = 0.1F,
+                             .scalars = scaled ? scalars.view() : View(),
+                             .verdict = judged ? verdict.view() : View()};
+            run(device, call);
+            const double keep = static_cast<double>(call.keep),
+                         add = static_cast<double>(call.add) * (scaled ? scale : 1) *
+                               (judged ? coefficient : 1);
+            Numbers want, bound;
+            for (std::int64_t i = 0; i < n; ++i) {
+              const double kept = keep * before[i], added = add * all_y[offset + i];
+              want.push_back(kept + added);
+              bound.push_back(0x1p-24 * (2.01 * std::abs(kept) + 5.01 * std::abs(added)));
+            }
+            expect_within(
+                out, want, [&](std::int64_t i) { return bound[static_cast<std::size_t>(i)]; },
+                "out");
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(Blend, LeavesWhatASkippedStepHas) {
+  for_devices([](Device& device) {
+    Tensor verdict(DType::f32, {kVerdictFields});
+    verdict.set(static_cast<std::int64_t>(VerdictField::coefficient),
+                std::numeric_limits<double>::quiet_NaN());
+    const auto y = Tensor::random(DType::f32, {1003}, 1), before = y.copy();
+    run(device, Blend{.y = y.view(), .out = y.view(), .add = 1, .verdict = verdict.view()});
+    EXPECT_TRUE(y.same_bits(before));
+    const Tensor short_of_one(DType::f32, {1002}), narrow(DType::bf16, {1003});
+    for (const Tensor* other : {&short_of_one, &narrow})
+      EXPECT_THROW(run(device, Blend{.y = y.view(), .out = other->view()}), InternalError);
+  });
+}
+
 /// ((0+1)+(2+3))+..., by halving at powers of two.
 float tree(const Tensor& parts, std::int64_t begin, std::int64_t end, std::int64_t element) {
   if (end - begin == 1) return scalar(parts.view(), begin * parts.view().cols() + element);

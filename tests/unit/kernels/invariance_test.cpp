@@ -50,18 +50,29 @@ void run_products(Device& device, DType type, const Tensor& x, const Tensor& y, 
                                 .dropout = dropout_of(index)});
 }
 
-/// Codes, their sum and its codes.
+/// Codes, their sum and its codes, with error feedback and without.
 void run_quantized(Device& device, const Tensor& x, std::vector<Tensor>& all) {
   const std::int64_t a = x.view().extent(0), b = x.view().extent(1), n = x.view().cols();
-  for (BlockType type : {BlockType::int8, BlockType::int4}) {
-    const BlockFormat format{.type = type, .block = 50};
-    Tensor code(DType::u8, {b, a, format.bytes(n)}), sum(DType::u8, {a, format.bytes(n)}),
-        out(x.view().type, {a, n});
-    run(device, Quantize{.x = x.view(), .code = code.view(), .format = format});
-    run(device, SumQuantized{.code = code.view(), .out = out.view(), .format = format});
-    run(device,
-        RequantizeSum{.code = code.view(), .sum = sum.view(), .elements = n, .format = format});
-    for (Tensor* t : {&code, &out, &sum}) all.push_back(std::move(*t));
+  Tensor scalars(DType::f32, {kScalars});
+  for (std::int64_t i = 0; i < kScalars; ++i) scalars.set(i, 0.3);
+  for (const auto& [type, word] : EnumWords<BlockType>::table) {
+    const BlockFormat format{.type = type, .block = type == BlockType::sign ? 64 : 50};
+    for (const bool feedback : {false, true}) {
+      Tensor code(DType::u8, {b, a, format.bytes(n)}), sum(DType::u8, {a, format.bytes(n)}),
+          out(x.view().type, {a, n}), lost = Tensor::random(DType::bf16, {a, b, n}, 8, 0.1),
+                                      lost_sum = Tensor::random(DType::bf16, {a, n}, 9, 0.1);
+      Quantize quantize{.x = x.view(), .code = code.view(), .format = format};
+      RequantizeSum requantize{
+          .code = code.view(), .sum = sum.view(), .elements = n, .format = format};
+      if (feedback) {
+        quantize.lost = lost.view(), requantize.lost = lost_sum.view();
+        quantize.scalars = requantize.scalars = scalars.view();
+      }
+      run(device, quantize);
+      run(device, SumQuantized{.code = code.view(), .out = out.view(), .format = format});
+      run(device, requantize);
+      for (Tensor* t : {&code, &out, &sum, &lost, &lost_sum}) all.push_back(std::move(*t));
+    }
   }
 }
 
@@ -165,6 +176,7 @@ std::vector<Tensor> run_all(Device& device, DType type, Products products = Prod
       TreeSum{.parts = wide.view(), .bias = bias.view(), .out = output(type, {tokens, columns})});
   run(device, Convert{.x = x.view().reshaped({rows * columns}),
                       .out = output(DType::bf16, {rows * columns})});
+  run(device, Blend{.y = wide.view(), .out = output_of(wide), .keep = 0.9F, .add = 0.3F});
   const auto random = [&] {
     all.push_back(Tensor::random(type, shape, static_cast<unsigned>(all.size())));
     return all.back().view();
@@ -242,6 +254,18 @@ TEST(Invariance, CutsAndAlignmentChangeNoBit) {
                                   .verdict = verdict.view(),
                                   .settings = {.decay = 0.1F}});
       run(device, Convert{.x = m_part, .out = part(out), .write = Write::add});
+      run(device, Blend{.y = part(w),
+                        .out = m_part,
+                        .keep = 0.9F,
+                        .add = 0.1F,
+                        .scalars = scalars.view(),
+                        .verdict = verdict.view()});
+      run(device, OptimizerUpdate{.rule = UpdateRule::frozen_adam,
+                                  .master = state.view().range(2 * n + begin, count),
+                                  .state = {m_part, v},
+                                  .scalars = scalars.view(),
+                                  .verdict = verdict.view(),
+                                  .settings = {.decay = 0.1F}});
     };
     const auto make = [&](auto f) {
       Tensor y(type, {n}), d_x(type, {n}), state(DType::f32, {3 * n}), out(type, {n});
@@ -286,7 +310,7 @@ TEST(Invariance, CutsAndAlignmentChangeNoBitOfAnExample) {
 
 TEST(Invariance, AlignmentChangesNoCode) {
   const std::int64_t n = 1009;
-  const BlockFormat format{.type = BlockType::int4, .block = 64};
+  BlockFormat format{.block = 64};
   for_devices_and_types([&](Device& device, DType type) {
     const auto x = Tensor::random(type, {n}, 1), before = Tensor::random(type, {n}, 2);
     const auto at = [&](std::int64_t offset) {
@@ -305,8 +329,11 @@ TEST(Invariance, AlignmentChangesNoCode) {
       std::memcpy(all[1].view().data, to.data, bytes);
       return all;
     };
-    const auto aligned = at(0);
-    for (std::int64_t offset : {1, 2, 3, 8}) expect_same(at(offset), aligned, "offset");
+    for (const auto& [block_type, word] : EnumWords<BlockType>::table) {
+      format.type = block_type;
+      const auto aligned = at(0);
+      for (std::int64_t offset : {1, 2, 3, 8}) expect_same(at(offset), aligned, "offset");
+    }
   });
 }
 

@@ -96,6 +96,62 @@ TEST(OptimizerUpdate, AgreesWithDouble) {
   });
 }
 
+// Of the terms' roundings those of keep, of its product and of the result count in units of w;
+// those of a root, a sum, a quotient, the rate and a product in units of the step.
+TEST(OptimizerUpdate, FrozenAdamMovesByStateThatStays) {
+  for_devices_and_types([](Device& device, DType type) {
+    for (DType moments : {DType::f32, DType::bf16}) {
+      for (std::int64_t n : {1, 17, 10007}) {
+        Scalars k;
+        k.set(StepScalar::lr, 1e-2);
+        k.set(VerdictField::apply, 1);
+        k.set(VerdictField::coefficient, std::numeric_limits<double>::quiet_NaN());  // of no use
+        State s = make_state(DType::f32, type, n);
+        Tensor m(moments, {n}), v(moments, {n});
+        for (std::int64_t i = 0; i < n; ++i) m.set(i, s.m[i]), v.set(i, s.v[i]);
+        const Tensor m_before = m.copy(), v_before = v.copy(), w = s.master.copy(),
+                     average = Tensor::random(DType::f32, {n}, 5), average_before = average.copy();
+        OptimizerUpdate call = call_of(s, k);
+        call.rule = UpdateRule::frozen_adam;
+        call.gradient = {}, call.state = {m.view(), v.view()}, call.average = average.view();
+        call.settings.average_decay = 0.75F;
+        run(device, call);
+        Numbers want;
+        const double u = 0x1p-24, lr = k.get(StepScalar::lr),
+                     decay = static_cast<double>(call.settings.decay),
+                     eps = static_cast<double>(call.settings.eps);
+        const auto step = [&](std::int64_t i) { return lr * m[i] / (std::sqrt(v[i]) + eps); };
+        for (std::int64_t i = 0; i < n; ++i) want.push_back(w[i] * (1 - lr * decay) - step(i));
+        expect_within(
+            s.master, want,
+            [&](std::int64_t i) { return 4 * u * std::abs(w[i]) + 8 * u * std::abs(step(i)); },
+            "master");
+        Numbers averages;
+        for (std::int64_t i = 0; i < n; ++i)
+          averages.push_back(0.75 * average_before[i] + 0.25 * s.master[i]);
+        expect_within(
+            average, averages,
+            [&](std::int64_t i) {
+              return 4 * u * (std::abs(average_before[i]) + std::abs(s.master[i]));
+            },
+            "average");
+        expect_within(
+            s.parameter, s.master.numbers(),
+            [&](std::int64_t i) { return write_error(type, s.master[i]); }, "parameter");
+        EXPECT_TRUE(m.same_bits(m_before));
+        EXPECT_TRUE(v.same_bits(v_before));
+        call.gradient = s.gradient.view();
+        EXPECT_THROW(run(device, call), InternalError) << "by a gradient";
+        k.set(VerdictField::apply, 0);
+        const Tensor moved = s.master.copy();
+        call.gradient = {};
+        run(device, call);
+        EXPECT_TRUE(s.master.same_bits(moved)) << "in a step that is skipped";
+      }
+    }
+  });
+}
+
 /// After `steps` updates by a gradient of 1 with m = v = 0 at first, on average over n elements.
 std::pair<double, double> means_after(Device& device, DType type, int steps, std::int64_t n) {
   Scalars k;

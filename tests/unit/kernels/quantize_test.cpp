@@ -1,6 +1,7 @@
 // Every back end's bytes are those of a scalar definition; errors are bounded against double.
 #include <bit>
 #include <limits>
+#include <span>
 
 #include "comm/tree_sum.hpp"
 #include "tests/unit/kernels/support.hpp"
@@ -8,15 +9,29 @@
 namespace tessera::kernels::test {
 namespace {
 
-constexpr BlockType kBlockTypes[] = {BlockType::int8, BlockType::int4};
+constexpr BlockType kIntegers[] = {BlockType::int8, BlockType::int4};
+constexpr BlockType kBlockTypes[] = {BlockType::int8, BlockType::int4, BlockType::sign};
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-float most_of(BlockType type) { return type == BlockType::int8 ? 127.0F : 7.0F; }
+float most_of(BlockType type) {
+  return type == BlockType::int8 ? 127.0F : type == BlockType::int4 ? 7.0F : 32768.0F;
+}
+
+/// Blocks of so many elements, or of a few more where the format's must be.
+BlockFormat format_of(BlockType type, std::int64_t block) {
+  return {.type = type, .block = type == BlockType::sign ? round_up(block, 32) : block};
+}
 
 using Bytes = std::vector<std::uint8_t>;
 
-std::int64_t bits_of(BlockType type) { return type == BlockType::int8 ? 8 : 4; }
+/// The scale of signs by the definition; `unit` is what their integers are multiples of.
+float sign_scale_of(std::span<const float> block, float unit, float inverse) {
+  std::int64_t sum = 0;
+  for (float x : block) sum += static_cast<std::int64_t>(std::nearbyint(std::abs(x) * inverse));
+  return static_cast<float>(
+      bf16(static_cast<float>(sum) / static_cast<float>(block.size()) * unit));
+}
 
 /// A slot's bytes by the definition, one element after another. `offset` is what chance adds.
 Bytes bytes_of_slot(
@@ -35,26 +50,42 @@ Bytes bytes_of_slot(
       largest = std::max(largest, size);
     }
     float scale = largest / most, inverse = most / largest;
-    if (scale < std::numeric_limits<float>::min()) scale = inverse = 0;
+    if (largest < most * std::numeric_limits<float>::min()) scale = inverse = 0;
     if (!finite) scale = kNan, inverse = 0;
+    const bool signs = format.type == BlockType::sign;
+    if (signs && inverse > 0) {
+      const auto begin = static_cast<std::size_t>(first),
+                 count = static_cast<std::size_t>(end) - begin;
+      scale = sign_scale_of(std::span(x).subspan(begin, count), scale, inverse);
+    }
     for (std::int64_t i = first; i < end && inverse > 0; ++i) {
-      const float exact = x[static_cast<std::size_t>(i)] * inverse + offset(i);
-      const auto q = static_cast<int>(std::nearbyint(std::clamp(exact, -most, most)));
-      const std::int64_t bits = bits_of(format.type), mask = (1 << bits) - 1;
+      const float value = x[static_cast<std::size_t>(i)], exact = value * inverse + offset(i);
+      const auto q = signs ? (std::signbit(value) ? 1 : 0)
+                           : static_cast<int>(std::nearbyint(std::clamp(exact, -most, most)));
+      const std::int64_t bits = format.bits(), mask = (1 << bits) - 1;
       bytes[static_cast<std::size_t>(i * bits / 8)] |=
           static_cast<std::uint8_t>((q & mask) << i * bits % 8);
     }
-    std::memcpy(&bytes[static_cast<std::size_t>(format.scales_at(n) + first / format.block * 4)],
-                &scale, sizeof(scale));
+    const bf16 half(scale);
+    std::memcpy(&bytes[static_cast<std::size_t>(format.scales_at(n) +
+                                                first / format.block * format.scale_bytes())],
+                signs ? static_cast<const void*>(&half) : &scale,
+                static_cast<std::size_t>(format.scale_bytes()));
   }
   return bytes;
 }
 
 /// Element i of a slot.
 float number(const std::byte* slot, std::int64_t i, std::int64_t n, const BlockFormat& format) {
+  const std::byte* at = slot + format.scales_at(n) + i / format.block * format.scale_bytes();
+  const int byte = std::to_integer<int>(slot[i * format.bits() / 8]);
+  if (format.type == BlockType::sign) {
+    bf16 scale;
+    std::memcpy(&scale, at, sizeof(scale));
+    return (byte >> i % 8 & 1) != 0 ? -static_cast<float>(scale) : static_cast<float>(scale);
+  }
   float scale;
-  std::memcpy(&scale, slot + format.scales_at(n) + i / format.block * 4, sizeof(scale));
-  const int byte = std::to_integer<int>(slot[i * bits_of(format.type) / 8]);
+  std::memcpy(&scale, at, sizeof(scale));
   if (format.type == BlockType::int8)
     return static_cast<float>(static_cast<std::int8_t>(byte)) * scale;
   const int code = i % 2 == 0 ? byte & 15 : byte >> 4;
@@ -90,10 +121,12 @@ Tensor summed(Device& device, const Tensor& code, std::int64_t n, DType type,
   return out;
 }
 
-/// f(format, n) for both types, odd sizes and blocks that are shorter, longer and not whole.
-void for_formats(const std::function<void(const BlockFormat&, std::int64_t)>& f) {
-  for (BlockType type : kBlockTypes) {
+/// f(format, n) for these types, odd sizes and blocks that are shorter, longer and not whole.
+void for_formats(std::span<const BlockType> types,
+                 const std::function<void(const BlockFormat&, std::int64_t)>& f) {
+  for (BlockType type : types) {
     for (std::int64_t block : {2, 6, 32, 256}) {
+      if (format_of(type, block).block != block) continue;
       for (std::int64_t n : {1, 2, 15, 16, 17, 31, 127, 255, 256, 257, 521}) {
         SCOPED_TRACE(fmt::format("{} blocks of {}, {} elements", enum_word(type), block, n));
         f({.type = type, .block = block}, n);
@@ -105,7 +138,7 @@ void for_formats(const std::function<void(const BlockFormat&, std::int64_t)>& f)
 TEST(Quantize, BytesAreThoseOfTheDefinition) {
   for_devices_and_types([](Device& device, DType type) {
     const std::int64_t a_slots = 2, b_slots = 3;
-    for_formats([&](const BlockFormat& format, std::int64_t n) {
+    for_formats(kBlockTypes, [&](const BlockFormat& format, std::int64_t n) {
       const auto x = Tensor::random(type, {a_slots, b_slots, n}, static_cast<unsigned>(n));
       const Tensor code = quantized(device, x, format);
       for (std::int64_t a = 0; a < a_slots; ++a) {
@@ -136,7 +169,7 @@ Tensor sample_number(std::int64_t number) {
 TEST(Quantize, BytesByChanceAreThoseOfTheDefinition) {
   for_devices_and_types([](Device& device, DType type) {
     const Tensor samples = sample_number(12345678901);
-    for_formats([&](const BlockFormat& format, std::int64_t n) {
+    for_formats(kIntegers, [&](const BlockFormat& format, std::int64_t n) {
       const Chance chance{
           .seed = 7, .site = 3, .first = 5 * n, .stride = 3 * n, .samples = samples.view()};
       const auto x = Tensor::random(type, {2, 3, n}, static_cast<unsigned>(n));
@@ -175,7 +208,7 @@ TEST(Quantize, BytesByChanceAreThoseOfTheDefinition) {
 TEST(Quantize, IsRightOnAverageByChance) {
   for_devices([](Device& device) {
     constexpr int kSamples = 4096;
-    for (BlockType type : kBlockTypes) {
+    for (BlockType type : kIntegers) {
       const BlockFormat format{.type = type, .block = 8};
       Tensor x(DType::f32, {1, 1, 8});
       for (std::int64_t i = 0; i < 8; ++i) x.set(i, (i + 1) * 0.1237);
@@ -204,8 +237,9 @@ TEST(Quantize, IsRightOnAverageByChance) {
 // before it, up to half a unit of bf16 of the loss and to f32's roundings.
 TEST(Quantize, KeepsWhatItLoses) {
   for_devices_and_types([](Device& device, DType type) {
-    for_formats([&](const BlockFormat& format, std::int64_t n) {
+    for_formats(kBlockTypes, [&](const BlockFormat& format, std::int64_t n) {
       for (const bool by_chance : {false, true}) {
+        if (by_chance && format.type == BlockType::sign) continue;
         const float unscale = 0x1p-10F;
         Tensor scalars(DType::f32, {kScalars});
         scalars.set(static_cast<std::int64_t>(StepScalar::unscale), static_cast<double>(unscale));
@@ -256,15 +290,16 @@ TEST(Quantize, RangesOfColumnsAreAsTheWhole) {
           const std::int64_t n = columns.count(), bytes = format.bytes(n);
           const Tensor code(DType::u8, {3, 2, bytes});
           const auto of_whole = [&](const View& v) { return v.col_range(columns.begin, n); };
-          run(device,
-              Quantize{
-                  .x = of_whole(x.view()),
-                  .code = code.view(),
-                  .format = format,
-                  .chance = {.first = columns.begin, .stride = kAll, .samples = samples.view()},
-                  .error = of_whole(error.view()),
-                  .lost = of_whole(r.lost.view()),
-                  .scalars = scalars.view()});
+          Quantize quantize{.x = of_whole(x.view()),
+                            .code = code.view(),
+                            .format = format,
+                            .error = of_whole(error.view()),
+                            .lost = of_whole(r.lost.view()),
+                            .scalars = scalars.view()};
+          if (of != BlockType::sign) {
+            quantize.chance = {.first = columns.begin, .stride = kAll, .samples = samples.view()};
+          }
+          run(device, quantize);
           run(device, SumQuantized{.code = code.view().reshaped({2, 3, bytes}),
                                    .out = of_whole(r.sum.view()),
                                    .format = format});
@@ -281,7 +316,7 @@ TEST(Quantize, RangesOfColumnsAreAsTheWhole) {
 // A fused multiply-add would decide what rounding to f32 makes a tie.
 TEST(Quantize, RoundsTheProductBeforeTheCode) {
   for_devices([](Device& device) {
-    for (BlockType type : kBlockTypes) {
+    for (BlockType type : kIntegers) {
       const double most = static_cast<double>(most_of(type));
       const BlockFormat format{.type = type, .block = 256};
       Tensor x(DType::f32, {1, 1, 255});
@@ -305,7 +340,7 @@ TEST(Quantize, LargeBlocks) {
     for (BlockType type : kBlockTypes) {
       for (std::int64_t block : {512, 514, 4096, 4098, 10000}) {
         SCOPED_TRACE(fmt::format("{} blocks of {}", enum_word(type), block));
-        const BlockFormat format{.type = type, .block = block};
+        const BlockFormat format = format_of(type, block);
         for (DType element : {DType::f32, DType::bf16}) {
           const auto x = Tensor::random(element, {1, 1, 9001}, 3);
           EXPECT_EQ(bytes_in(quantized(device, x, format).view(), 0, format.bytes(9001)),
@@ -321,7 +356,7 @@ TEST(Quantize, LargeBlocks) {
 // result is rounded to its type.
 TEST(Quantize, ErrsByHalfAScale) {
   for_devices_and_types([](Device& device, DType type) {
-    for_formats([&](const BlockFormat& format, std::int64_t n) {
+    for_formats(kIntegers, [&](const BlockFormat& format, std::int64_t n) {
       for (double size : {1e-30, 1.0, 1e30}) {
         if (type == DType::f16 && size != 1.0) continue;
         const auto x = Tensor::random(DType::f32, {1, 1, n}, static_cast<unsigned>(n), size);
@@ -347,11 +382,12 @@ TEST(Quantize, ErrsByHalfAScale) {
   });
 }
 
-// s = fl(largest / most) has fl(fl(most s) / most) = s, so scales and codes come back.
+// s = fl(largest / most) has fl(fl(most s) / most) = s, so scales and codes come back. So do signs:
+// integers that are all 2^15 have no other mean.
 TEST(Quantize, TwiceIsOnce) {
   for_devices([](Device& device) {
     for (BlockType type : kBlockTypes) {
-      const BlockFormat format{.type = type, .block = 16};
+      const BlockFormat format = format_of(type, 16);
       const std::int64_t n = 20001;
       for (double size : {3e-36, 1.0, 1e37}) {
         const auto x = Tensor::random(DType::f32, {1, 1, n}, 1, size);
@@ -366,9 +402,91 @@ TEST(Quantize, TwiceIsOnce) {
   });
 }
 
+// The mean of magnitudes, with m the largest and u = 2^-24: an integer is within 1/2 + 2.01 u 2^15
+// of its quotient by m / 2^15, and so is the mean of them. Their sum, the quotient and the product
+// are rounded to f32, and the product to bf16, which is within 2^-8.
+TEST(Quantize, SignsHaveTheMeanMagnitude) {
+  for_devices_and_types([](Device& device, DType type) {
+    const BlockType sign[] = {BlockType::sign};
+    for_formats(sign, [&](const BlockFormat& format, std::int64_t n) {
+      for (double size : {1e-30, 1.0, 1e30}) {
+        if (type == DType::f16 && size != 1.0) continue;
+        const auto x = Tensor::random(type, {1, 1, n}, static_cast<unsigned>(n), size);
+        const Tensor out = summed(device, quantized(device, x, format), n, DType::f32, format);
+        Numbers want, bound;
+        for (std::int64_t first = 0; first < n; first += format.block) {
+          const std::int64_t end = std::min(first + format.block, n);
+          double sum = 0, largest = 0;
+          for (std::int64_t i = first; i < end; ++i)
+            sum += std::abs(x[i]), largest = std::max(largest, std::abs(x[i]));
+          const double mean = sum / static_cast<double>(end - first),
+                       of_integers = largest * (0x1p-16 + 2.01 * 0x1p-24);
+          for (std::int64_t i = first; i < end; ++i) {
+            want.push_back(std::signbit(x[i]) ? -mean : mean);
+            bound.push_back(of_integers + (mean + of_integers) * (0x1p-8 + 4 * 0x1p-24));
+          }
+        }
+        expect_within(
+            out, want, [&](std::int64_t i) { return bound[static_cast<std::size_t>(i)]; }, "value");
+      }
+    });
+  });
+}
+
+TEST(Quantize, ExtremeBlocksOfSigns) {
+  for_devices([](Device& device) {
+    const BlockFormat format{.type = BlockType::sign, .block = 1 << 15};
+    const float least = 0x1p-111F, below = std::nextafter(least, 0.0F),
+                huge = std::numeric_limits<float>::max();
+    struct Case {
+      std::vector<float> block;  // zeros follow
+      std::int64_t count;
+      float scale;
+    };
+    const std::vector<Case> cases = {
+        {{-0.0F, 0}, 5, 0},
+        {{-0x1p-149F, 0x1p-130F}, 33, 0},
+        {{below, -below}, 2, 0},
+        {{-least}, 1, least},
+        {{-least}, 1 << 15, 0x1p-126F},
+        {{huge, -1}, 2, huge / 2 + 0x1p103F},  // half of what bf16 makes of it, 2^128
+        {{huge, -huge}, 2, kInfinity},
+        {{3, -kInfinity}, 31, kNan},
+        {{-kNan, 1}, 1 << 15, kNan},
+        {{5, -6, -0.0F, 1}, 4, 3}};
+    for (const Case& c : cases) {
+      Tensor x(DType::f32, {1, 1, c.count}), lost(DType::bf16, {1, 1, c.count}),
+          scalars(DType::f32, {kScalars}), code(DType::u8, {1, 1, format.bytes(c.count)});
+      scalars.set(static_cast<std::int64_t>(StepScalar::unscale), 1);
+      for (std::size_t i = 0; i < c.block.size(); ++i)
+        x.set(static_cast<std::int64_t>(i), static_cast<double>(c.block[i]));
+      for (std::int64_t i = 0; i < c.count; ++i) lost.set(i, -0.0);  // which changes no x
+      run(device, Quantize{.x = x.view(),
+                           .code = code.view(),
+                           .format = format,
+                           .lost = lost.view(),
+                           .scalars = scalars.view()});
+      const std::vector<float> numbers = floats_of(x, 0, c.count);
+      EXPECT_EQ(bytes_in(code.view(), 0, format.bytes(c.count)), bytes_of_slot(numbers, format));
+      const Tensor out = summed(device, code, c.count, DType::f32, format);
+      const bool same_sign = c.scale == 0 || std::isnan(c.scale);  // then codes are 0
+      for (std::int64_t i = 0; i < c.count; ++i) {
+        const float y = numbers[static_cast<std::size_t>(i)],
+                    value = std::signbit(y) && !same_sign ? -c.scale : c.scale;
+        if (std::isnan(c.scale)) {
+          ASSERT_TRUE(std::isnan(out[i]) && std::isnan(lost[i])) << i;
+        } else {
+          ASSERT_EQ(out[i], static_cast<double>(value)) << i << " of " << c.count;
+          ASSERT_EQ(lost[i], static_cast<double>(static_cast<float>(bf16(y - value)))) << i;
+        }
+      }
+    }
+  });
+}
+
 TEST(Quantize, ExtremeBlocks) {
   for_devices([](Device& device) {
-    for (BlockType type : kBlockTypes) {
+    for (BlockType type : kIntegers) {
       SCOPED_TRACE(enum_word(type));
       const float most = most_of(type), least = most * 0x1p-126F;
       const BlockFormat format{.type = type, .block = 16};
@@ -417,14 +535,14 @@ Tensor parts_of(Device& device, std::int64_t parts, std::int64_t slots, std::int
 }
 
 /// The sum of element i of slot s over the parts, by src/comm's tree.
-float tree(const Tensor& code, std::int64_t s, std::int64_t i, std::int64_t n,
+float tree(const View& code, std::int64_t s, std::int64_t i, std::int64_t n,
            const BlockFormat& format) {
-  const std::int64_t parts = code.view().extent(0), slots = code.view().extent(1);
+  const std::int64_t parts = code.extent(0), slots = code.extent(1);
   std::vector<float> terms(static_cast<std::size_t>(parts));
   std::vector<float*> at(terms.size());
   for (std::int64_t p = 0; p < parts; ++p) {
     const auto index = static_cast<std::size_t>(p);
-    terms[index] = number(code.view().data + (p * slots + s) * format.bytes(n), i, n, format);
+    terms[index] = number(code.data + (p * slots + s) * format.bytes(n), i, n, format);
     at[index] = &terms[index];
   }
   float sum = 0;
@@ -443,7 +561,7 @@ TEST(SumQuantized, AddsInAnAlignedTreeAndRoundsOnce) {
                                        {256, 521},
                                        {64, 128}}) {
           if (parts > 100 && n > 17) continue;
-          const BlockFormat format{.type = block_type, .block = block};
+          const BlockFormat format = format_of(block_type, block);
           const Tensor code = parts_of(device, parts, slots, n, format);
           const auto before = Tensor::random(type, {slots, n}, 5);
           for (Write write : {Write::overwrite, Write::add}) {
@@ -453,7 +571,7 @@ TEST(SumQuantized, AddsInAnAlignedTreeAndRoundsOnce) {
                 SumQuantized{
                     .code = code.view(), .out = out.view(), .format = format, .write = write});
             for (std::int64_t i = 0; i < out.size(); ++i) {
-              const float sum = tree(code, i / n, i % n, n, format);
+              const float sum = tree(code.view(), i / n, i % n, n, format);
               want.set(i, static_cast<double>(
                               write == Write::add ? static_cast<float>(before[i]) + sum : sum));
             }
@@ -480,7 +598,7 @@ TEST(RequantizeSum, HasTheBytesOfTheQuantizedSum) {
                                        {4096, 4097},
                                        {5000, 5003}}) {
           if (n > 1000 && parts > 3 && parts < 13) continue;
-          const BlockFormat format{.type = type, .block = block};
+          const BlockFormat format = format_of(type, block);
           const Tensor code = parts_of(device, parts, slots, n, format);
           Tensor sum(DType::u8, {slots, format.bytes(n)});
           std::memset(sum.view().data, 0x77, static_cast<std::size_t>(sum.size()));
@@ -488,7 +606,8 @@ TEST(RequantizeSum, HasTheBytesOfTheQuantizedSum) {
                           .code = code.view(), .sum = sum.view(), .elements = n, .format = format});
           for (std::int64_t s = 0; s < slots; ++s) {
             std::vector<float> total;
-            for (std::int64_t i = 0; i < n; ++i) total.push_back(tree(code, s, i, n, format));
+            for (std::int64_t i = 0; i < n; ++i)
+              total.push_back(tree(code.view(), s, i, n, format));
             EXPECT_EQ(bytes_in(sum.view(), s * format.bytes(n), format.bytes(n)),
                       bytes_of_slot(total, format))
                 << enum_word(type) << ", " << parts << " parts of " << n << " in blocks of "
@@ -500,20 +619,98 @@ TEST(RequantizeSum, HasTheBytesOfTheQuantizedSum) {
   });
 }
 
+// What is rounded is the sum and what earlier roundings lost of it; what this one loses is what its
+// bytes miss, rounded to bf16. Each step is one rounding of f32, so bits are known.
+TEST(RequantizeSum, KeepsWhatItLoses) {
+  for_devices([](Device& device) {
+    const std::int64_t slots = 2;
+    const float unscale = 0x1p-10F;
+    Tensor scalars(DType::f32, {kScalars});
+    scalars.set(static_cast<std::int64_t>(StepScalar::unscale), static_cast<double>(unscale));
+    const Tensor samples = sample_number(11);
+    const auto expect_kept = [&](RequantizeSum call, const std::vector<float>& total,
+                                 std::int64_t gap) {
+      const std::int64_t n = call.elements;
+      const auto error = Tensor::random(DType::bf16, {slots, n}, 3, 0x1p-10 / 16, gap);
+      Tensor sum(DType::u8, {slots, call.format.bytes(n)}), lost(DType::bf16, {slots, n}, gap);
+      call.sum = sum.view(), call.error = error.view(), call.lost = lost.view();
+      call.scalars = scalars.view();
+      for (const bool in_place : {false, true}) {  // again, with what the first has lost
+        const Tensor before = in_place ? lost.copy() : error.copy();
+        if (in_place) call.error = {};
+        run(device, call);
+        Tensor want(DType::bf16, {slots, n});
+        for (std::int64_t s = 0; s < slots; ++s) {
+          std::vector<float> y;
+          for (std::int64_t i = 0; i < n; ++i) {
+            const float e = static_cast<float>(before[s * n + i]) * (1.0F / unscale);
+            y.push_back(total[static_cast<std::size_t>(s * n + i)] + e);
+          }
+          EXPECT_EQ(bytes_in(sum.view(), s * call.format.bytes(n), call.format.bytes(n)),
+                    bytes_of_slot(y, call.format, [&](std::int64_t i) {
+                      return call.chance ? offset_of(call.chance, 11, s, i) : 0.0F;
+                    }));
+          const std::byte* slot = sum.view().data + s * call.format.bytes(n);
+          for (std::int64_t i = 0; i < n; ++i) {
+            const float missing =
+                (y[static_cast<std::size_t>(i)] - number(slot, i, n, call.format)) * unscale;
+            want.set(s * n + i, static_cast<double>(missing));
+          }
+        }
+        EXPECT_TRUE(lost.same_bits(want)) << (in_place ? "in place" : "from another");
+        EXPECT_TRUE(lost.gaps_intact());
+      }
+    };
+    for (BlockType type : kBlockTypes) {
+      for (std::int64_t parts : {1, 3, 8, 13}) {
+        for (const auto& [block, n] : {std::pair<std::int64_t, std::int64_t>{2, 1},
+                                       {32, 31},
+                                       {32, 95},
+                                       {256, 521},
+                                       {1000, 1777},
+                                       {5000, 5003}}) {
+          if (n > 1000 && parts != 3 && parts != 13) continue;
+          const BlockFormat format = format_of(type, block);
+          SCOPED_TRACE(fmt::format("{}, {} parts of {} in blocks of {}", enum_word(type), parts, n,
+                                   format.block));
+          const Tensor code = parts_of(device, parts, slots, n, format);
+          std::vector<float> total;
+          for (std::int64_t i = 0; i < slots * n; ++i)
+            total.push_back(tree(code.view(), i / n, i % n, n, format));
+          RequantizeSum call{.code = code.view(), .elements = n, .format = format};
+          for (std::int64_t gap : {0, 3}) expect_kept(call, total, gap);
+          if (type == BlockType::sign) continue;
+          call.chance = {.seed = 1, .stride = n, .samples = samples.view()};
+          expect_kept(call, total, 0);
+        }
+      }
+    }
+  });
+}
+
 TEST(RequantizeSum, NotANumberInAPartIsOneInTheSum) {
   for_devices([](Device& device) {
-    const BlockFormat format{.type = BlockType::int4, .block = 32};
-    Tensor x = Tensor::random(DType::f32, {1, 3, 96}, 1);
-    x.set(96 + 40, static_cast<double>(kInfinity));
-    const Tensor code = quantized(device, x, format);
-    Tensor sum(DType::u8, {1, format.bytes(96)});
-    run(device,
-        RequantizeSum{.code = code.view(), .sum = sum.view(), .elements = 96, .format = format});
-    const Tensor out = summed(device, code, 96, DType::f32, format);
-    for (std::int64_t i = 0; i < 96; ++i) {
-      const bool nan = i / 32 == 1;
-      EXPECT_EQ(std::isnan(out[i]), nan) << i;
-      EXPECT_EQ(std::isnan(number(sum.view().data, i, 96, format)), nan) << i;
+    for (BlockType type : kBlockTypes) {
+      const BlockFormat format{.type = type, .block = 32};
+      Tensor x = Tensor::random(DType::f32, {1, 3, 96}, 1);
+      x.set(96 + 40, static_cast<double>(kInfinity));
+      const Tensor code = quantized(device, x, format);
+      Tensor sum(DType::u8, {1, format.bytes(96)}), lost(DType::bf16, {1, 96}),
+          scalars(DType::f32, {kScalars});
+      scalars.set(static_cast<std::int64_t>(StepScalar::unscale), 1);
+      run(device, RequantizeSum{.code = code.view(),
+                                .sum = sum.view(),
+                                .elements = 96,
+                                .format = format,
+                                .lost = lost.view(),
+                                .scalars = scalars.view()});
+      const Tensor out = summed(device, code, 96, DType::f32, format);
+      for (std::int64_t i = 0; i < 96; ++i) {
+        const bool nan = i / 32 == 1;
+        EXPECT_EQ(std::isnan(out[i]), nan) << i;
+        EXPECT_EQ(std::isnan(number(sum.view().data, i, 96, format)), nan) << i;
+        EXPECT_EQ(std::isnan(lost[i]), nan) << i;
+      }
     }
   });
 }
@@ -528,6 +725,8 @@ TEST(Quantize, RefusesWhatBreaksItsContract) {
     run(device, Quantize{.x = x.view(), .code = code.view(), .format = format});
     refused(x.view(), code.view(), {.block = 31});
     refused(x.view(), code.view(), {.block = 0});
+    refused(x.view(), code.view(), {.type = BlockType::sign, .block = 48});
+    refused(x.view(), code.view(), {.type = BlockType::sign, .block = 1 << 16});
     refused(x.view(), code.view(), {.type = BlockType::int4, .block = 32});
     refused(x.view(), code.view().reshaped({2, 3, format.bytes(40)}), format);
     refused(x.view().reshaped({6, 40}), code.view(), format);
@@ -539,6 +738,26 @@ TEST(Quantize, RefusesWhatBreaksItsContract) {
     EXPECT_THROW(run(device, feedback), InternalError) << "errors in f32";
     feedback.lost = {}, feedback.error = errors.view();
     EXPECT_THROW(run(device, feedback), InternalError) << "errors that are not kept";
+    const BlockFormat signs{.type = BlockType::sign};
+    const Tensor one_bit(DType::u8, {3, 2, signs.bytes(40)}), samples = sample_number(1);
+    EXPECT_THROW(run(device, Quantize{.x = x.view(),
+                                      .code = one_bit.view(),
+                                      .format = signs,
+                                      .chance = {.samples = samples.view()}}),
+                 InternalError)
+        << "signs by chance";
+    RequantizeSum sum{
+        .code = code.view(),
+        .sum = code.view().range(0, 2 * format.bytes(40)).reshaped({2, format.bytes(40)}),
+        .elements = 40,
+        .format = format,
+        .lost = errors.view().matrix().row_range(0, 2),
+        .scalars = scalars.view()};
+    run(device, sum);
+    sum.lost = errors.view().matrix().row_range(0, 3);
+    EXPECT_THROW(run(device, sum), InternalError) << "errors of other slots";
+    sum.lost = {};
+    EXPECT_THROW(run(device, sum), InternalError) << "a loss scale alone";
     const Tensor bytes(DType::u8, {code.size() + 16});
     View odd = bytes.view().range(4, code.size()).reshaped({3, 2, format.bytes(40)});
     refused(x.view(), odd, format);
