@@ -45,6 +45,9 @@ namespace tessera::kernels {
   F(ClassifyGradient) \
   F(Verdict) \
   F(OptimizerUpdate) \
+  F(AverageTrust) \
+  F(MomentRatio) \
+  F(FollowRatio) \
   F(Fill) \
   F(Convert) \
   F(Blend) \

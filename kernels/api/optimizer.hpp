@@ -84,6 +84,9 @@ enum class UpdateRule : std::uint8_t {
   /// that came compressed, is what all ranks have; with decoupled decay:
   ///   master -= lr * (m / (sqrt(v) + eps) + decay * master).
   frozen_adam,
+  /// Likewise 1-bit LAMB (Li et al. 2021, "1-bit LAMB", algorithm 1), tensor by tensor:
+  ///   master -= lr * c * (m / sqrt(v + eps) + decay * master),  c = c_avg * r, its two factors.
+  frozen_lamb,
 };
 
 /// Whether a rule does all of an update; or what comes before a tensor's sums are known, or what
@@ -99,7 +102,8 @@ constexpr UpdatePass pass_of(UpdateRule rule) {
     case UpdateRule::lamb: return UpdatePass::second;
     case UpdateRule::muon_moment: return UpdatePass::direct;
     case UpdateRule::muon: return UpdatePass::move;
-    case UpdateRule::frozen_adam: return UpdatePass::by_state;
+    case UpdateRule::frozen_adam:
+    case UpdateRule::frozen_lamb: return UpdatePass::by_state;
   }
   return UpdatePass::only;
 }
@@ -122,11 +126,15 @@ constexpr bool has_direction(UpdatePass pass) {
 template <>
 struct tessera::EnumWords<tessera::kernels::UpdateRule> {
   using enum tessera::kernels::UpdateRule;
-  static constexpr std::array table = {
-      std::pair{adam, "adam"}, std::pair{lamb_moments, "lamb_moments"},
-      std::pair{lamb, "lamb"}, std::pair{lion, "lion"},
-      std::pair{sgd, "sgd"},   std::pair{muon_moment, "muon_moment"},
-      std::pair{muon, "muon"}, std::pair{frozen_adam, "frozen_adam"}};
+  static constexpr std::array table = {std::pair{adam, "adam"},
+                                       std::pair{lamb_moments, "lamb_moments"},
+                                       std::pair{lamb, "lamb"},
+                                       std::pair{lion, "lion"},
+                                       std::pair{sgd, "sgd"},
+                                       std::pair{muon_moment, "muon_moment"},
+                                       std::pair{muon, "muon"},
+                                       std::pair{frozen_adam, "frozen_adam"},
+                                       std::pair{frozen_lamb, "frozen_lamb"}};
 };
 
 namespace tessera::kernels {
@@ -176,6 +184,8 @@ struct OptimizerUpdate {
   /// (kTensorWords) i64, of the tensor that the range is of, where there are two passes; absent in
   /// a first pass over elements that another rank counts.
   View sums;
+  /// (1) f32 each, of the tensor that the range is of: c_avg and r of frozen_lamb; absent else.
+  std::array<View, 2> factors;
   View scalars;  // (StepScalar::count) f32
   View verdict;  // (VerdictField::count) f32
   UpdateSettings settings;
@@ -190,9 +200,85 @@ struct OptimizerUpdate {
     f(s.master, moves ? Access::update : Access::read);
     for (auto& state : s.state) f(state, begins ? Access::update : Access::read);
     f(s.sums, begins ? Access::update : Access::read), f(s.average, Access::update);
+    for (auto& factor : s.factors) f(factor, Access::read);
     f(s.direction, begins ? Access::write : Access::read);
     f(s.parameter, Access::write), f(s.scratch, Access::write);
   }
 };
+
+/// What 1-bit LAMB (Li et al. 2021) does with each tensor's ratios in warm-up, where its sums are
+/// those of all elements: average = beta3 average + (1 - beta3) c, c as UpdateRule::lamb has it.
+/// apply = 0: it stays.
+struct AverageTrust {
+  static constexpr const char* kName = "average_trust";
+  View sums;     // (n, kTensorWords) i64, dense
+  View average;  // (n) f32, by tensor
+  View verdict;  // (VerdictField::count) f32
+  float beta3 = 0.9F, trust_min = 0.01F, trust_max = 10;
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.sums, Access::read), f(s.average, Access::update), f(s.verdict, Access::read),
+        f(s.scratch, Access::write);
+  }
+};
+
+inline void check(const AverageTrust& a) {
+  check_flat({a.average}, DType::f32, a.average.elements());
+  check_flat({a.sums}, DType::i64, a.average.elements() * kTensorWords);
+  check_flat({a.verdict}, DType::f32, kVerdictFields);
+}
+
+/// Behind warm-up its second moments go on beside those that updates are by: with g = coefficient *
+/// gradient, moment = beta2 moment + (1 - beta2) g^2, each product rounded as lamb_moments rounds
+/// it; and `largest`, of all elements that are counted, grows to the largest frozen / moment, as
+/// the bits of that f32 (which order as the numbers do), 0 where frozen is 0. The order of elements
+/// changes nothing. apply = 0: both stay.
+struct MomentRatio {
+  static constexpr const char* kName = "moment_ratio";
+  View gradient;  // (n) f32
+  View moment;    // (n) f32
+  View frozen;    // (n) f32
+  View largest;   // (1) i64; absent where another rank counts the elements
+  View verdict;   // (VerdictField::count) f32
+  float beta2 = 0.999F;
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.gradient, Access::read), f(s.moment, Access::update), f(s.frozen, Access::read),
+        f(s.largest, Access::update), f(s.verdict, Access::read), f(s.scratch, Access::write);
+  }
+};
+
+inline void check(const MomentRatio& a) {
+  check_flat({a.gradient, a.moment, a.frozen}, DType::f32, a.moment.elements());
+  if (a.largest) check_flat({a.largest}, DType::i64, 1);
+  check_flat({a.verdict}, DType::f32, kVerdictFields);
+}
+
+/// And each tensor's r follows its largest ratio: at most `threshold` of it away from what it was,
+/// as which 0 stands for 1, then at least r_min and at most r_max. apply = 0: it stays.
+struct FollowRatio {
+  static constexpr const char* kName = "follow_ratio";
+  View largest;  // (n) i64, by tensor, as MomentRatio has them of all ranks
+  View ratio;    // (n) f32
+  View verdict;  // (VerdictField::count) f32
+  float threshold = 0.1F, r_min = 0.5F, r_max = 4;
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.largest, Access::read), f(s.ratio, Access::update), f(s.verdict, Access::read),
+        f(s.scratch, Access::write);
+  }
+};
+
+inline void check(const FollowRatio& a) {
+  check_flat({a.ratio}, DType::f32, a.ratio.elements());
+  check_flat({a.largest}, DType::i64, a.ratio.elements());
+  check_flat({a.verdict}, DType::f32, kVerdictFields);
+}
 
 }  // namespace tessera::kernels

@@ -64,10 +64,12 @@ struct ReduceScatter {
   }
 };
 
-/// words[i] = sum over ranks, 64-bit integers: exact sums, counters and flags.
+/// words[i] = sum over ranks, or the largest, of 64-bit integers: exact sums, counters and flags.
 struct AllReduceWords {
   static constexpr const char* kName = "all_reduce_words";
+  enum class Of : std::uint8_t { sum, largest };
   View words;  // (n) i64
+  Of of = Of::sum;
 
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
