@@ -322,14 +322,15 @@ class ReduceTask : public Task {
 };
 
 /// Recursive doubling (Thakur, Rabenseifner and Gropp 2005). Ranks beyond the last power of two
-/// hand their words to a partner first and get the sums from it last. Sums of 64-bit integers are
-/// exact, so their order does not matter.
+/// hand their words to a partner first and get the results from it last. Sums of 64-bit integers
+/// are exact, so their order does not matter.
 class WordsTask : public Task {
  public:
   WordsTask(Transport& transport, const GroupShape& group, std::int64_t rank,
             const AllReduceWords& call)
       : transport_(transport),
         words_(call.words),
+        of_(call.of),
         rounds_(rounds(group.size, rank)),
         theirs_(static_cast<std::size_t>(call.words.elements())) {}
   Progress advance() override {
@@ -345,7 +346,7 @@ class WordsTask : public Task {
   }
 
  private:
-  enum class Use : std::uint8_t { ignore, add, replace };
+  enum class Use : std::uint8_t { ignore, combine, replace };
   struct Round {  // an exchange of all words with one peer
     std::int64_t peer;
     Use peers_words;
@@ -356,8 +357,8 @@ class WordsTask : public Task {
     if (rank >= doubled) return {{rank - doubled, Use::ignore}, {rank - doubled, Use::replace}};
     std::vector<Round> all;
     const bool helps = rank + doubled < size;
-    if (helps) all.push_back({rank + doubled, Use::add});
-    for (std::int64_t bit = 1; bit < doubled; bit *= 2) all.push_back({rank ^ bit, Use::add});
+    if (helps) all.push_back({rank + doubled, Use::combine});
+    for (std::int64_t bit = 1; bit < doubled; bit *= 2) all.push_back({rank ^ bit, Use::combine});
     if (helps) all.push_back({rank + doubled, Use::ignore});
     return all;
   }
@@ -375,14 +376,16 @@ class WordsTask : public Task {
   void take(Use use) {
     auto* words = words_.as<std::int64_t>();
     for (std::size_t i = 0; i < theirs_.size() && use != Use::ignore; ++i)
-      words[i] = use == Use::add ? sum(words[i], theirs_[i]) : theirs_[i];
+      words[i] = use == Use::combine ? combined(words[i], theirs_[i]) : theirs_[i];
   }
-  static std::int64_t sum(std::int64_t a, std::int64_t b) {  // carries wrap
+  std::int64_t combined(std::int64_t a, std::int64_t b) const {  // carries wrap
+    if (of_ == AllReduceWords::Of::largest) return std::max(a, b);
     return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
   }
 
   Transport& transport_;
   View words_;
+  AllReduceWords::Of of_;
   std::vector<Round> rounds_;
   std::size_t round_ = 0;
   std::vector<std::int64_t> theirs_;

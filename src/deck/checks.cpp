@@ -90,8 +90,7 @@ class Checker {
 
   /// Momentum that travels compressed leaves no summed gradient, and is whole on each rank.
   void compressed_momentum() {
-    if (!usable({"optimizer.name", "optimizer.compress_after"}) ||
-        deck_.optimizer.name != OptimizerName::onebit_adam)
+    if (!usable({"optimizer.name", "optimizer.compress_after"}) || !deck_.optimizer.compress_after)
       return;
     const std::string name =
         fmt::format("optimizer.name = \"{}\"", enum_word(deck_.optimizer.name));
@@ -112,8 +111,14 @@ class Checker {
       problem(
           "optimizer.compress_after",
           fmt::format("optimizer.compress_after = {} is not before the end of the run, run.steps "
-                      "= {}: nothing would be compressed (give less, or use adamw)",
+                      "= {}: nothing would be compressed (give less, or use adamw or lamb)",
                       after, *deck_.run.steps));
+    }
+    const auto &least = deck_.optimizer.r_min, &most = deck_.optimizer.r_max;
+    if (usable({"optimizer.r_min", "optimizer.r_max"}) && least && *least > *most) {
+      problem("optimizer.r_min",
+              fmt::format("optimizer.r_min = {} is more than optimizer.r_max = {} (exchange them)",
+                          *least, *most));
     }
     not_with("optimizer.clip_norm", deck_.optimizer.clip_norm > 0,
              "no gradient is summed whose norm could be clipped", "set it to 0");

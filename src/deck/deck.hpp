@@ -145,6 +145,8 @@ struct OptimizerSection {
   std::optional<std::int64_t> newton_schulz;   // iterations
   std::optional<WholeAttention> attention;     // what of q, k and v is a whole matrix
   std::optional<std::int64_t> compress_after;  // applied updates before momentum is compressed
+  // Of onebit_lamb: kernels::AverageTrust and kernels::FollowRatio.
+  std::optional<double> beta3, r_min, r_max, r_threshold;
   SumPrecision moments = SumPrecision::f32;
   double weight_decay = 0;
   std::vector<ParameterGroup> groups;

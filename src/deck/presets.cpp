@@ -57,6 +57,7 @@ struct OptimizerRow {
   std::optional<std::int64_t> newton_schulz = {};
   std::optional<WholeAttention> attention = {};
   std::optional<std::int64_t> compress_after = {};
+  std::optional<double> beta3 = {}, r_min = {}, r_max = {}, r_threshold = {};
   std::optional<double> clip_norm = {};  // absent: the default of all
   std::int64_t zero_stages = kZeroStages;
 };
@@ -81,6 +82,17 @@ constexpr OptimizerRow kOptimizers[] = {
      .compress_after = 0,
      .clip_norm = 0,
      .zero_stages = 3},
+    {.name = OptimizerName::onebit_lamb,
+     .betas = {{0.9, 0.999}},
+     .eps = 1e-12,
+     .trust = {{0.01, 10}},
+     .compress_after = 0,
+     .beta3 = 0.9,
+     .r_min = 0.5,
+     .r_max = 4.0,
+     .r_threshold = 0.1,
+     .clip_norm = 0,
+     .zero_stages = 3},
 };
 
 template <typename T>
@@ -101,6 +113,10 @@ std::vector<ImpliedKey> all_optimizer_keys(OptimizerName optimizer) {
     keys.push_back(implied("optimizer.newton_schulz", row.newton_schulz));
     keys.push_back(implied("optimizer.attention", row.attention));
     keys.push_back(implied("optimizer.compress_after", row.compress_after));
+    keys.push_back(implied("optimizer.beta3", row.beta3));
+    keys.push_back(implied("optimizer.r_min", row.r_min));
+    keys.push_back(implied("optimizer.r_max", row.r_max));
+    keys.push_back(implied("optimizer.r_threshold", row.r_threshold));
     if (row.clip_norm) keys.push_back(implied("optimizer.clip_norm", row.clip_norm));
   }
   return keys;

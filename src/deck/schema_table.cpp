@@ -243,7 +243,8 @@ constexpr SchemaRow kRows[] = {
         "down; sgd is gradient descent with momentum; muon moves matrices of blocks along the "
         "orthogonal matrix that is nearest to their momentum, as far as adamw would, and all else "
         "as adamw does; onebit_adam is adam without bias correction, decaying as adamw, whose "
-        "momentum travels as its signs after some updates (Tang et al. 2021), for slow networks",
+        "momentum travels as its signs after some updates (Tang et al. 2021), for slow networks; "
+        "onebit_lamb is lamb that goes on so (Li et al. 2021)",
         {.on_resume = refused}),
     row<&Deck::optimizer, &OptimizerSection::lr>("optimizer.lr", "peak learning rate",
                                                  {.limits = as_f32(above(0)), .required = true}),
@@ -251,17 +252,18 @@ constexpr SchemaRow kRows[] = {
         "optimizer.betas",
         "decay of the first and second moments; of lion that of the direction and of the moment",
         {.limits = as_f32(fraction()),
-         .unset =
-             "adamw, adam, muon: [0.9, 0.95]; lamb, onebit_adam: [0.9, 0.999]; lion: [0.9, 0.99]"}),
+         .unset = "adamw, adam, muon: [0.9, 0.95]; lamb, onebit_adam, onebit_lamb: [0.9, 0.999]; "
+                  "lion: [0.9, 0.99]"}),
     row<&Deck::optimizer, &OptimizerSection::eps>(
-        "optimizer.eps", "added to the root of the second moment; by lamb under the root",
+        "optimizer.eps",
+        "added to the root of the second moment; by lamb and onebit_lamb under the root",
         {.limits = as_f32(above(0)),
-         .unset = "adamw, adam, muon, onebit_adam: 1e-08; lamb: 1e-12"}),
+         .unset = "adamw, adam, muon, onebit_adam: 1e-08; lamb, onebit_lamb: 1e-12"}),
     row<&Deck::optimizer, &OptimizerSection::trust>(
         "optimizer.trust",
         "[least, largest]: to what lamb clips the factor of a tensor's update, the norm of its "
         "weights over that of the update",
-        {.limits = as_f32(at_least(0)), .unset = "lamb: [0.01, 10.0]"}),
+        {.limits = as_f32(at_least(0)), .unset = "lamb, onebit_lamb: [0.01, 10.0]"}),
     row<&Deck::optimizer, &OptimizerSection::momentum>(
         "optimizer.momentum",
         "of sgd: what is kept of the sum of gradients before; of muon: of their average",
@@ -281,9 +283,25 @@ constexpr SchemaRow kRows[] = {
         {.unset = "muon: \"projections\""}),
     row<&Deck::optimizer, &OptimizerSection::compress_after>(
         "optimizer.compress_after",
-        "applied updates after which onebit_adam keeps its second moments as they are and "
-        "compresses momentum; when these hardly change any more, after some 15 % of a run",
-        {.limits = at_least(0), .unset = "onebit_adam: 0, which is refused: it must be given"}),
+        "applied updates after which onebit_adam and onebit_lamb keep their second moments as they "
+        "are and compress momentum; when these hardly change any more, after some 15 % of a run",
+        {.limits = at_least(0),
+         .unset = "onebit_adam, onebit_lamb: 0, which is refused: it must be given"}),
+    row<&Deck::optimizer, &OptimizerSection::beta3>(
+        "optimizer.beta3",
+        "of onebit_lamb: decay of the mean of each tensor's factors, which goes on in their place "
+        "once momentum is compressed",
+        {.limits = as_f32(fraction()), .unset = "onebit_lamb: 0.9"}),
+    row<&Deck::optimizer, &OptimizerSection::r_min>(
+        "optimizer.r_min",
+        "of onebit_lamb: the least by which that mean is multiplied as second moments change",
+        {.limits = as_f32(above(0)), .unset = "onebit_lamb: 0.5"}),
+    row<&Deck::optimizer, &OptimizerSection::r_max>(
+        "optimizer.r_max", "likewise the most",
+        {.limits = as_f32(above(0)), .unset = "onebit_lamb: 4.0"}),
+    row<&Deck::optimizer, &OptimizerSection::r_threshold>(
+        "optimizer.r_threshold", "likewise the largest relative change from one update to the next",
+        {.limits = as_f32(fraction()), .unset = "onebit_lamb: 0.1"}),
     row<&Deck::optimizer, &OptimizerSection::moments>(
         "optimizer.moments",
         "type in which moments are kept: bf16 takes half of the memory and is rounded at random, "
@@ -306,7 +324,7 @@ constexpr SchemaRow kRows[] = {
         {.limits = as_f32(fraction()), .unset = "none is kept"}),
     row<&Deck::optimizer, &OptimizerSection::clip_norm>(
         "optimizer.clip_norm", "largest global gradient norm; 0 = no clipping",
-        {.limits = at_least(0), .unset = "1.0; onebit_adam: 0.0, and no other"}),
+        {.limits = at_least(0), .unset = "1.0; onebit_adam, onebit_lamb: 0.0, and no other"}),
     row<&Deck::schedule, &ScheduleSection::kind>(
         "schedule.kind",
         "shape after the warm-up: wsd stays, then decays linearly at the run's end (Hu et al. "

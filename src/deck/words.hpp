@@ -20,7 +20,7 @@ enum class Preset {
   llama2_7b
 };
 enum class NormPlaced { before, after };
-enum class OptimizerName { adamw, adam, lamb, lion, sgd, muon, onebit_adam };
+enum class OptimizerName { adamw, adam, lamb, lion, sgd, muon, onebit_adam, onebit_lamb };
 enum class WholeAttention { projections, heads };
 enum class LrScaling { none, linear, sqrt };
 enum class Growth { linear, root };
@@ -103,7 +103,8 @@ struct EnumWords<deck::OptimizerName> {
                                        std::pair{lion, "lion"},
                                        std::pair{sgd, "sgd"},
                                        std::pair{muon, "muon"},
-                                       std::pair{onebit_adam, "onebit_adam"}};
+                                       std::pair{onebit_adam, "onebit_adam"},
+                                       std::pair{onebit_lamb, "onebit_lamb"}};
 };
 template <>
 struct EnumWords<deck::WholeAttention> {

@@ -34,7 +34,8 @@ kernels::OptimizerUpdate call_of(kernels::UpdateRule rule, const UpdateViews& x,
                                 .direction = kernels::has_direction(pass) ? x.direction : View(),
                                 .average = {},
                                 .parameter = moves ? x.parameter : View(),
-                                .sums = x.sums,
+                                .sums = kernels::has_sums(pass) ? x.sums : View(),
+                                .factors = {},
                                 .scalars = x.scalars,
                                 .verdict = x.verdict,
                                 .settings = settings};
@@ -164,6 +165,48 @@ Optimizer onebit_adam(const OneBitAdamRule& rule) {
       }};
 }
 
+Optimizer onebit_lamb(const OneBitLambRule& rule) {
+  const kernels::UpdateSettings settings{.beta1 = static_cast<float>(rule.beta1),
+                                         .beta2 = static_cast<float>(rule.beta2),
+                                         .eps = static_cast<float>(rule.eps),
+                                         .trust_min = static_cast<float>(rule.trust[0]),
+                                         .trust_max = static_cast<float>(rule.trust[1])};
+  constexpr std::size_t kMoments = 2;  // m and v, which kernels know; the rest is of the plan
+  const TensorFactors factors{.beta3 = static_cast<float>(rule.beta3),
+                              .r_min = static_cast<float>(rule.r_min),
+                              .r_max = static_cast<float>(rule.r_max),
+                              .r_threshold = static_cast<float>(rule.r_threshold),
+                              .trust = rule.trust,
+                              .frozen = 1,
+                              .running = 2,
+                              .average = 3,
+                              .ratio = 4};
+  const auto by_moments = [=](kernels::UpdateRule of) -> Pass {
+    return [=, pass = pass(of, settings)](UpdateViews x, const UpdateTerms& terms) {
+      const View average = x.state[factors.average], ratio = x.state[factors.ratio];
+      x.state = x.state.first(kMoments);
+      auto call = std::get<kernels::OptimizerUpdate>(pass(x, terms));
+      if (of == kernels::UpdateRule::frozen_lamb) call.factors = {average, ratio};
+      return call;
+    };
+  };
+  return {.state = {{.name = "onebit_m", .extent = Extent::whole},
+                    {.name = "onebit_v"},
+                    {.name = "onebit_v_running", .extent = Extent::shard},
+                    {.name = "onebit_c", .extent = Extent::tensor},
+                    {.name = "onebit_r", .extent = Extent::tensor}},
+          .words_per_tensor = kernels::kTensorWords,
+          .first_pass = by_moments(kernels::UpdateRule::lamb_moments),
+          .update = by_moments(kernels::UpdateRule::lamb),
+          .momentum = CompressedMomentum{.after = rule.after,
+                                         .block = rule.block,
+                                         .beta = settings.beta1,
+                                         .update = by_moments(kernels::UpdateRule::frozen_lamb),
+                                         .beta2 = rule.beta2,
+                                         .factors = factors},
+          .set_scalars = set_chance};
+}
+
 Optimizer with_ema(Optimizer optimizer, double decay) {
   optimizer.state.push_back(
       {.name = std::string(kEma), .required = false, .begins_as_weights = true});
@@ -225,6 +268,16 @@ Optimizer rule_of(const deck::OptimizerSection& s) {
       return onebit_adam({.beta1 = s.betas.value()[0],
                           .beta2 = s.betas.value()[1],
                           .eps = s.eps.value(),
+                          .after = s.compress_after.value()});
+    case deck::OptimizerName::onebit_lamb:
+      return onebit_lamb({.beta1 = s.betas.value()[0],
+                          .beta2 = s.betas.value()[1],
+                          .beta3 = s.beta3.value(),
+                          .eps = s.eps.value(),
+                          .trust = s.trust.value(),
+                          .r_min = s.r_min.value(),
+                          .r_max = s.r_max.value(),
+                          .r_threshold = s.r_threshold.value(),
                           .after = s.compress_after.value()});
     case deck::OptimizerName::sgd:
       return sgd(

@@ -41,7 +41,8 @@ struct StateTensor {
 };
 
 /// What an update of some elements of one unit works on. All views have the same number of
-/// elements, but for state whose extent is not `owned`, which is passed whole.
+/// elements, but for state whose extent is `tensor`, of which it has the tensor's, and that of
+/// others than `owned` and `whole`, which is passed whole.
 struct UpdateViews {
   View gradient;                // accumulation type
   View master;                  // f32
@@ -92,6 +93,15 @@ inline constexpr std::array<float, 3> kNewtonSchulz = {3.4445F, -4.7750F, 2.0315
 /// (Liu et al. 2025, "Muon is scalable for LLM training", section 2.2).
 double orthogonal_scale(std::int64_t rows, std::int64_t columns);
 
+/// Of 1-bit LAMB (Li et al. 2021, algorithm 1) each tensor has two factors, c_avg of its ratios in
+/// warm-up and r of what has become of its second moments since: rows of Optimizer::state.
+struct TensorFactors {
+  float beta3 = 0.9F, r_min = 0.5F, r_max = 4, r_threshold = 0.1F;  // kernels::FollowRatio
+  std::array<double, 2> trust = {0.01, 10};
+  std::size_t frozen = 0, running = 0;  // second moments: of updates, and those that go on (shard)
+  std::size_t average = 0, ratio = 0;   // c_avg and r, of extent `tensor`
+};
+
 /// Momentum that travels in place of gradients, as blocks of signs (1-bit Adam: Tang et al. 2021,
 /// algorithm 1). Each rank makes it of the momentum that all of them have and of its own gradient;
 /// what both roundings lose, of the ranks' contributions and of their mean, is added in the next
@@ -99,9 +109,11 @@ double orthogonal_scale(std::int64_t rows, std::int64_t columns);
 struct CompressedMomentum {
   std::int64_t after = 0;  // applied updates before it travels so
   std::int64_t block = 256;
-  std::size_t row = 0;  // of Optimizer::state: the momentum, of extent `whole`
-  float beta = 0.9F;    // m = beta m + (1 - beta) g
-  Pass update;          // by the momentum that all ranks have, and other state as it is
+  std::size_t row = 0;   // of Optimizer::state: the momentum, of extent `whole`
+  float beta = 0.9F;     // m = beta m + (1 - beta) g
+  Pass update;           // by the momentum that all ranks have, and other state as it is
+  double beta2 = 0.999;  // of second moments
+  std::optional<TensorFactors> factors;
 };
 
 struct Optimizer {
@@ -185,6 +197,19 @@ struct OneBitAdamRule {
   std::int64_t block = 256;  // elements that share a scale
 };
 Optimizer onebit_adam(const OneBitAdamRule& rule = {});
+
+/// 1-bit LAMB (Li et al. 2021, algorithm 1): LAMB for `after` updates; from then on momentum
+/// travels compressed, the second moment that updates are by stays as it is, and tensors keep the
+/// mean of their factors, times how far second moments that go on have moved. Its moments are
+/// onebit_m and onebit_v, beside onebit_v_running, onebit_c and onebit_r.
+struct OneBitLambRule {
+  double beta1 = 0.9, beta2 = 0.999, beta3 = 0.9, eps = 1e-12;
+  std::array<double, 2> trust = {0.01, 10};
+  double r_min = 0.5, r_max = 4, r_threshold = 0.1;
+  std::int64_t after = 0;
+  std::int64_t block = 256;  // elements that share a scale
+};
+Optimizer onebit_lamb(const OneBitLambRule& rule = {});
 
 /// The same with an exponential moving average of the weights as its last state, ema: a <- decay a
 /// + (1 - decay) x after each update, from the weights that a run begins with (Polyak and Juditsky

@@ -163,6 +163,11 @@ TEST_F(NcclGroups, SumWords) {
       AllReduceWords{.words = View(reinterpret_cast<std::byte*>(words.data()), DType::i64, {3})}));
   const std::int64_t size = session().size();
   EXPECT_EQ(words, (std::vector<std::int64_t>{size * (size - 1) / 2, -size, size << 40}));
+  words = {session().rank(), -session().rank() - 1, 7};
+  finish_queued(group->start(
+      AllReduceWords{.words = View(reinterpret_cast<std::byte*>(words.data()), DType::i64, {3}),
+                     .of = AllReduceWords::Of::largest}));
+  EXPECT_EQ(words, (std::vector<std::int64_t>{size - 1, -1, 7}));
 }
 
 // Both directions of a pipeline of stages, each over a group of its own, and the ring closed.

@@ -221,9 +221,11 @@ ncclResult_t reduce_scatter(const void* from, void* to, std::size_t count, ncclD
 
 ncclResult_t all_reduce(const void* from, void* to, std::size_t count, ncclDataType_t type,
                         ncclRedOp_t op, ncclComm_t comm, cudaStream_t) {
-  if (type != ncclInt64 || op != ncclSum || from != to) throw InternalError("no sum of words");
+  if (type != ncclInt64 || (op != ncclSum && op != ncclMax) || from != to)
+    throw InternalError("neither sum nor largest of words");
   return queue([=](auto&) {
-    MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, to, int_of(count), MPI_INT64_T, MPI_SUM, comm->mpi));
+    MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, to, int_of(count), MPI_INT64_T,
+                          op == ncclSum ? MPI_SUM : MPI_MAX, comm->mpi));
   });
 }
 

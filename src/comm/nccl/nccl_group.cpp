@@ -120,8 +120,9 @@ class NcclGroup : public Group {
 
   void queue(const AllReduceWords& c) {
     together([&] {
+      const ncclRedOp_t of = c.of == AllReduceWords::Of::sum ? ncclSum : ncclMax;
       NCCL_TRY(ncclAllReduce(c.words.data, c.words.data, count_of(c.words.elements()), ncclInt64,
-                             ncclSum, comm(), queue_.stream));
+                             of, comm(), queue_.stream));
     });
   }
 

@@ -204,6 +204,7 @@ struct UnitShare {
   bool errors = false;     // what rounding its gradient loses is kept (error feedback)
   bool momentum = false;   // it travels as momentum, compressed, in place of its gradient,
   bool by_nodes = false;   // and is rounded on the way, as sums of nodes
+  bool factors = false;    // its tensors have factors (optim::TensorFactors)
   std::int64_t parts = 0;  // ranks that it is divided among
   std::int64_t shard = 0, counted = 0;
   std::vector<std::int64_t> kept;  // elements of the shard that it has of each row of kept_tensors

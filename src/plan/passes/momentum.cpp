@@ -124,6 +124,107 @@ std::vector<Op> keep_momentum(Plan& plan, const PlanInputs& in, std::size_t unit
   return ops;
 }
 
+std::optional<Op> average_trust(const Plan& plan, const PlanInputs& in, std::size_t unit,
+                                const UnitState& s, const TensorTable& sums) {
+  if (!s.trained || !in.optimizer.momentum || !in.optimizer.momentum->factors) return std::nullopt;
+  const optim::TensorFactors& factors = *in.optimizer.momentum->factors;
+  return op_of(
+      OpKind::tensor_sums, Stream::compute, unit,
+      KernelCall{kernels::AverageTrust{.sums = sums.of_unit(unit),
+                                       .average = s.state(factors.average).live,
+                                       .verdict = plan.verdict,
+                                       .beta3 = factors.beta3,
+                                       .trust_min = static_cast<float>(factors.trust[0]),
+                                       .trust_max = static_cast<float>(factors.trust[1])}});
+}
+
+namespace {
+
+/// The running moments of a unit's shard, tensor by tensor.
+std::vector<Op> moment_ratios(const Plan& plan, const PlanInputs& in, std::size_t unit,
+                              const UnitState& s, const View& gradient,
+                              const TensorTable& largest) {
+  const optim::CompressedMomentum& momentum = *in.optimizer.momentum;
+  const auto& [frozen, frozen_copy, frozen_of] = s.state(momentum.factors->frozen);
+  const View& running = s.state(momentum.factors->running).live;
+  const auto counted = counted_ranges(in, plan, unit, s.layout);
+  std::vector<Op> ops;
+  const auto& pieces = s.layout.pieces;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const std::int64_t begin = i == 0 ? 0 : pieces[i].offset,
+                       end = i + 1 < pieces.size() ? pieces[i + 1].offset : s.layout.padded;
+    const auto add = [&](const Range& part, const View& of_tensor) {
+      if (part.empty()) return;
+      const std::int64_t n = part.count(), at = part.begin - s.slice.begin;
+      ops.push_back(op_of(
+          OpKind::momentum, Stream::compute, unit,
+          KernelCall{kernels::MomentRatio{.gradient = gradient.range(at, n),
+                                          .moment = running.range(at, n),
+                                          .frozen = frozen.range(part.begin - frozen_of.begin, n),
+                                          .largest = of_tensor,
+                                          .verdict = plan.verdict,
+                                          .beta2 = static_cast<float>(momentum.beta2)}}));
+    };
+    Range rest = intersect({begin, end}, s.slice);
+    for (const Range& range : counted) {
+      const Range mine = intersect(rest, range);
+      if (mine.empty()) continue;
+      add({rest.begin, mine.begin}, {});
+      add(mine, largest.of(unit, pieces[i].parameter));
+      rest.begin = mine.end;
+    }
+    add(rest, {});
+  }
+  return ops;
+}
+
+}  // namespace
+
+std::vector<Op> follow_moments(Plan& plan, const PlanInputs& in,
+                               const std::vector<UnitState>& states,
+                               const std::vector<View>& gradients, std::int32_t& visit) {
+  std::vector<Op> ops;
+  if (!in.optimizer.momentum->factors) return ops;
+  const optim::TensorFactors& factors = *in.optimizer.momentum->factors;
+  const TensorTable largest(plan, in, "largest ratios of tensors", 1);
+  const auto add = [&](std::size_t unit, Call call) {
+    ops.push_back(op_of(OpKind::momentum, Stream::compute, unit, std::move(call)));
+    ops.back().visit = visit;
+  };
+  add(kAllUnits, KernelCall{kernels::Fill{.out = largest.all()}});
+  for (std::size_t u = 0; u < states.size(); ++u) {
+    const UnitState& s = states[u];
+    if (!s.trained) continue;
+    ++visit;
+    if (plan.shape.compression == Compression::begins) {
+      const auto& [frozen, snapshot, of] = s.state(factors.frozen);
+      add(u,
+          KernelCall{kernels::Convert{.x = frozen.range(s.slice.begin - of.begin, s.slice.count()),
+                                      .out = s.state(factors.running).live}});
+    }
+    for (Op& op : moment_ratios(plan, in, u, s, gradients[u], largest)) {
+      op.visit = visit;
+      ops.push_back(std::move(op));
+    }
+  }
+  ++visit;
+  ops.push_back(op_of(OpKind::momentum, Stream::reduce, kAllUnits,
+                      comm::CollectiveCall{comm::AllReduceWords{
+                          .words = largest.all(), .of = comm::AllReduceWords::Of::largest}}));
+  ops.back().group = MeshGroup::world, ops.back().visit = visit;
+  for (std::size_t u = 0; u < states.size(); ++u) {
+    if (!states[u].trained) continue;
+    add(u, KernelCall{kernels::FollowRatio{.largest = largest.of_unit(u),
+                                           .ratio = states[u].state(factors.ratio).live,
+                                           .verdict = plan.verdict,
+                                           .threshold = factors.r_threshold,
+                                           .r_min = factors.r_min,
+                                           .r_max = factors.r_max}});
+  }
+  ++visit;
+  return ops;
+}
+
 std::vector<Op> add_errors_of_mean(Plan& plan, const PlanInputs& in, std::size_t unit,
                                    const UnitState& s, Staging& of_node, Staging& arriving) {
   std::vector<Op> ops;

@@ -7,8 +7,11 @@
 // decoded, so that it stays 0 in the state and in what is summed.
 #pragma once
 
+#include <optional>
+
 #include "plan/passes/hops.hpp"
 #include "plan/passes/state.hpp"
+#include "plan/passes/tensor_table.hpp"
 
 namespace tessera::plan {
 
@@ -47,6 +50,17 @@ class MomentumExchange {
 std::vector<Op> keep_momentum(Plan& plan, const PlanInputs& inputs, std::size_t unit,
                               const UnitState& state, const View& gradient, const View& lost,
                               const MeanOnItsWay& way, Staging& decoded);
+
+/// Of 1-bit LAMB, in warm-up: each tensor's ratio enters the mean of its ratios, once the sums over
+/// tensors are those of all ranks. Nothing for other optimizers.
+std::optional<Op> average_trust(const Plan& plan, const PlanInputs& inputs, std::size_t unit,
+                                const UnitState& state, const TensorTable& sums);
+/// And once momentum is compressed: second moments go on by this step's gradients (shards, by
+/// unit), and factors of tensors follow the largest of what these have become. Visits from `visit`
+/// on.
+std::vector<Op> follow_moments(Plan& plan, const PlanInputs& inputs,
+                               const std::vector<UnitState>& states,
+                               const std::vector<View>& gradients, std::int32_t& visit);
 
 /// Adds what roundings of sums of nodes and of the mean have lost to a unit's `error_sum`, which
 /// checkpoints have.

@@ -6,6 +6,7 @@
 #include "plan/passes/buffers.hpp"
 #include "plan/passes/hops.hpp"
 #include "plan/passes/matrices.hpp"
+#include "plan/passes/tensor_table.hpp"
 #include "plan/passes/updates.hpp"
 
 namespace tessera::plan {
@@ -77,39 +78,9 @@ struct Update {
   Range elements;
 };
 
-/// What an update in two passes needs of each parameter tensor, whichever units and ranks have
-/// parts of it: its first pass adds it up, and one collective sums it for all tensors over all
-/// ranks.
-class TensorSums {
- public:
-  TensorSums(Plan& plan, const PlanInputs& in) : in_(in), words_(in.optimizer.words_per_tensor) {
-    if (words_ == 0) return;
-    for (const model::UnitDesc& unit : in.model.units) {
-      for (const model::ParamDesc& p : unit.params) {
-        if (unit.traits.trained) places_.try_emplace(p.name, std::ssize(places_));
-      }
-    }
-    const std::int64_t all = words_ * std::ssize(places_);
-    all_ = buffer_view(
-        add_buffer(plan, "sums over tensors", BufferPurpose::staging, all * size_of(DType::i64)),
-        DType::i64, all);
-  }
-  explicit operator bool() const { return words_ > 0; }
-  const View& all() const { return all_; }
-  View of(std::size_t unit, std::size_t parameter) const {
-    return all_.range(words_ * places_.at(in_.model.units[unit].params[parameter].name), words_);
-  }
-
- private:
-  const PlanInputs& in_;
-  std::int64_t words_;
-  std::map<std::string, std::int64_t> places_;  // by name: tiles of a tensor are in several units
-  View all_;
-};
-
-/// What a rank updates of a unit, in its order: neighbours with the same terms together, and where
-/// there are sums tensor by tensor. To each belongs the padding that follows it, which is 0.
-std::vector<Piece> pieces_of(const PlanInputs& in, const TensorSums& sums, std::size_t unit,
+/// What a rank updates of a unit, in its order: neighbours with the same terms together, or tensor
+/// by tensor. To each belongs the padding that follows it, which is 0.
+std::vector<Piece> pieces_of(const PlanInputs& in, const TensorTable& sums, std::size_t unit,
                              const UnitState& s) {
   std::vector<Piece> pieces;
   const auto& layout = s.layout.pieces;
@@ -121,35 +92,44 @@ std::vector<Piece> pieces_of(const PlanInputs& in, const TensorSums& sums, std::
     const model::ParamDesc& p = in.model.units[unit].params[layout[i].parameter];
     const auto terms = in.optimizer.terms_of(p.name, kind_of(in.model.units[unit], p));
     if (terms.orthogonal) continue;  // passes/matrices updates them
-    if (!sums && !pieces.empty() && pieces.back().terms == terms &&
+    const bool apart = in.optimizer.words_per_tensor > 0;
+    if (!apart && !pieces.empty() && pieces.back().terms == terms &&
         pieces.back().elements.end == owned.begin) {
       pieces.back().elements.end = owned.end;
     } else {
       pieces.push_back({.elements = owned,
                         .terms = terms,
-                        .sums = sums ? sums.of(unit, layout[i].parameter) : View()});
+                        .sums = sums.of(unit, layout[i].parameter),
+                        .parameter = layout[i].parameter});
     }
   }
   return pieces;
 }
 
-/// What an update does: where momentum has travelled compressed, one by that. A deferred one is of
-/// the step before, after which the first compressed step comes.
-const optim::Pass& update_of(const Plan& plan, const PlanInputs& in) {
-  const Compression by_gradients =
-      in.offload.updates() ? Compression::begins : Compression::none;  // the last such
-  return plan.shape.compression > by_gradients ? in.optimizer.momentum->update
-                                               : in.optimizer.update;
+/// Whether updates are by momentum that has travelled compressed. A deferred one is of the step
+/// before, after which the first such step comes.
+bool updates_by_momentum(const Plan& plan, const PlanInputs& in) {
+  const Compression last_by_gradients =
+      in.offload.updates() ? Compression::begins : Compression::none;
+  return plan.shape.compression > last_by_gradients;
+}
+
+constexpr const char* kTensorSums = "sums over tensors";
+/// What the first of two passes adds up for each tensor.
+std::int64_t words_of(const Plan& plan, const PlanInputs& in) {
+  return updates_by_momentum(plan, in) ? 0 : in.optimizer.words_per_tensor;
 }
 
 /// The updates of a trained unit; of two passes the second.
 std::vector<Update> updates_of(const Plan& plan, const PlanInputs& in, std::size_t unit,
-                               const UnitState& s, const View& gradient, const TensorSums& sums) {
+                               const UnitState& s, const View& gradient, const TensorTable& sums) {
+  const optim::Pass& pass =
+      updates_by_momentum(plan, in) ? in.optimizer.momentum->update : in.optimizer.update;
   std::vector<Update> updates;
   for (Piece piece : pieces_of(in, sums, unit, s)) {
     for (const Range& tile : tiles_of(in, s, piece.elements)) {
       piece.elements = tile;
-      updates.push_back({update_op(plan, in, unit, s, gradient, piece, update_of(plan, in)), tile});
+      updates.push_back({update_op(plan, in, unit, s, gradient, piece, pass), tile});
     }
   }
   return updates;
@@ -158,22 +138,27 @@ std::vector<Update> updates_of(const Plan& plan, const PlanInputs& in, std::size
 /// A piece in parts: those that this rank counts, and those that others do, without sums.
 std::vector<Piece> split(const Piece& piece, const std::vector<Range>& counted) {
   std::vector<Piece> parts;
+  const auto add = [&](const Range& elements, const View& sums) {
+    if (elements.empty()) return;
+    parts.push_back(piece);
+    parts.back().elements = elements, parts.back().sums = sums;
+  };
   Range rest = piece.elements;
   for (const Range& range : counted) {
     const Range mine = intersect(rest, range);
     if (mine.empty()) continue;
-    if (rest.begin < mine.begin) parts.push_back({{rest.begin, mine.begin}, piece.terms});
-    parts.push_back({mine, piece.terms, piece.sums});
+    add({rest.begin, mine.begin}, {});
+    add(mine, piece.sums);
     rest.begin = mine.end;
   }
-  if (!rest.empty()) parts.push_back({rest, piece.terms});
+  add(rest, {});
   return parts;
 }
 
 /// The first passes of all updates, from the clearing of their sums to these over all ranks; none
 /// where updates have one pass. `gradients`: the owned ones, by unit.
 std::vector<Op> first_passes(const Plan& plan, const PlanInputs& in,
-                             const std::vector<UnitState>& states, const TensorSums& sums,
+                             const std::vector<UnitState>& states, const TensorTable& sums,
                              const std::vector<View>& gradients) {
   std::vector<Op> ops;
   if (!sums) return ops;
@@ -195,6 +180,9 @@ std::vector<Op> first_passes(const Plan& plan, const PlanInputs& in,
   ops.push_back(op_of(OpKind::tensor_sums, Stream::reduce, kAllUnits,
                       comm::CollectiveCall{comm::AllReduceWords{.words = sums.all()}}));
   ops.back().group = MeshGroup::world;
+  for (std::size_t u = 0; u < states.size(); ++u) {
+    if (const auto factor = average_trust(plan, in, u, states[u], sums)) ops.push_back(*factor);
+  }
   return ops;
 }
 
@@ -219,7 +207,7 @@ std::vector<Op> saves_of(const Plan& plan, const PlanInputs& in, std::size_t uni
 
 void add_updates(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
                  const std::vector<SummedGradient>& gradients) {
-  const TensorSums sums(plan, in);
+  const TensorTable sums(plan, in, kTensorSums, words_of(plan, in));
   std::vector<View> owned;  // updates by momentum read none
   for (const SummedGradient& gradient : gradients)
     owned.push_back(plan.shape.compression == Compression::none ? gradient.owned : View{});
@@ -273,7 +261,7 @@ void add_deferred_updates(Plan& plan, const PlanInputs& in, const std::vector<Un
     if (!s.held || s.trained) continue;
     for (const Range& tile : tiles_of(in, s, s.slice)) add(0, saves_of(plan, in, u, s, tile));
   }
-  const TensorSums sums(plan, in);
+  const TensorTable sums(plan, in, kTensorSums, words_of(plan, in));
   std::vector<View> gradients;
   for (const UnitState& s : states) gradients.push_back(s.gradient);
   for (Op& op : first_passes(plan, in, states, sums, gradients)) {
@@ -329,7 +317,7 @@ void add_snapshots(Plan& plan, const PlanInputs& in, const std::vector<UnitState
     for (std::size_t r = 0; r < rows.size(); ++r) {
       if (s.kept.empty() || !s.kept[r].snapshot) continue;
       const auto& [live, snapshot, elements] = s.kept[r];
-      const Range saved = intersect(elements, s.slice);
+      const Range saved = saved_of(rows[r], s, r);
       const View from = live.range(saved.begin - elements.begin, saved.count());
       insertions.before(updated[u], op_of(OpKind::snapshot, Stream::copy, u, Copy{from, snapshot}));
     }
@@ -352,11 +340,15 @@ void keep_errors(Plan& plan, const PlanInputs& in, const std::vector<UnitState>&
   }
 }
 
-/// A step that is applied moves momentum; a visit for each unit.
+/// A step that is applied moves momentum, and what else follows from its gradients; visits for each
+/// unit.
 void keep_momentum(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& states,
                    const std::vector<SummedGradient>& gradients) {
   Staging decoded("momentum on its way");
   std::int32_t visit = visits_apart(plan, in);
+  std::vector<View> slices;
+  for (const SummedGradient& gradient : gradients) slices.push_back(gradient.slice);
+  for (Op& op : follow_moments(plan, in, states, slices, visit)) plan.ops.push_back(std::move(op));
   for (std::size_t u = 0; u < states.size(); ++u) {
     if (!states[u].trained) continue;
     const auto& [slice, owned, lost, way] = gradients[u];

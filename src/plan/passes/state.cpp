@@ -46,6 +46,11 @@ static Range elements_of(const PlanInputs& in, const MeshPlace& place,
   throw InternalError("an extent without a size");
 }
 
+Range saved_of(const optim::StateTensor& row, const UnitState& s, std::size_t index) {
+  const Range& elements = s.kept[index].elements;
+  return row.extent == optim::Extent::tensor ? elements : intersect(elements, s.slice);
+}
+
 std::vector<Range> counted_ranges(const PlanInputs& in, const Plan& plan, std::size_t unit,
                                   const zero::UnitLayout& layout) {
   // The last stage's copy of a tied matrix is the first stage's.
@@ -96,6 +101,16 @@ void add_parameters(Plan& plan, const PlanInputs& in, const model::UnitDesc& uni
   }
 }
 
+/// Where a row lies. What is saved, but not as updates leave it, becomes a snapshot whole, which
+/// what is on disks does not (saved_in_tiles).
+Location location_of(const PlanInputs& in, const optim::StateTensor& row, bool of_errors,
+                     const UnitState& s) {
+  if (row.extent == optim::Extent::tensor) return Location::device;
+  const Location wanted = of_errors ? in.offload.gradients : s.optimizer;
+  const bool whole = row.saved && row.extent == optim::Extent::shard;
+  return whole ? std::min(wanted, Location::host) : wanted;
+}
+
 /// The master weights and the optimizer's state, which training needs, gradients that the next step
 /// updates by, and snapshots. The
 /// owned parameters are the master weights in f32; else they are a copy of them. A frozen unit has
@@ -114,9 +129,7 @@ void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, Uni
     const BufferPurpose purpose = r == kMasterRow ? BufferPurpose::master
                                   : r < errors    ? BufferPurpose::optimizer
                                                   : BufferPurpose::errors;
-    // Sums of errors become snapshots whole, which what is on disks does not (saved_in_tiles).
-    const Location sums = std::min(in.offload.gradients, Location::host);
-    const Location location = r < errors ? s.optimizer : r == errors ? sums : in.offload.gradients;
+    const Location location = location_of(in, rows[r], r >= errors, s);
     const Range elements = s.kept[r].elements = elements_of(in, plan.place, rows[r], s, unit);
     if (View& live = s.kept[r].live; !live && !elements.empty()) {
       live = add_persistent(plan, fmt::format("{} {}", unit.name, rows[r].name), purpose,
@@ -130,7 +143,7 @@ void add_kept(Plan& plan, const PlanInputs& in, const model::UnitDesc& unit, Uni
   }
   for (std::size_t r = 0; r < rows.size() && in.state_for >= PlanPurpose::train_snapshot; ++r) {
     if (!rows[r].saved || !s.kept[r].live || saved_in_tiles(plan, s.kept[r])) continue;
-    const Range saved = intersect(s.kept[r].elements, s.slice);
+    const Range saved = saved_of(rows[r], s, r);
     if (saved.empty()) continue;
     s.kept[r].snapshot =
         add_persistent(plan, fmt::format("{} snapshot of {}", unit.name, rows[r].name),
@@ -179,13 +192,15 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
     s.owned = (s.trained ? s.sharding.states : s.sharding.parameters) ? s.slice
                                                                       : Range{0, s.layout.padded};
     const bool blocks = gradient_in_blocks(in, unit, plan.shape);
-    plan.shares[u] = {.trained = s.trained,
-                      .errors = blocks && keeps_errors(in, unit),
-                      .momentum = blocks && in.optimizer.momentum,
-                      .by_nodes = blocks && in.optimizer.momentum &&
-                                  shards_between(gradient_route(in, plan.place)) > 0,
-                      .parts = s.layout.padded / s.layout.shard,
-                      .shard = s.layout.shard};
+    plan.shares[u] = {
+        .trained = s.trained,
+        .errors = blocks && keeps_errors(in, unit),
+        .momentum = blocks && in.optimizer.momentum,
+        .by_nodes =
+            blocks && in.optimizer.momentum && shards_between(gradient_route(in, plan.place)) > 0,
+        .factors = s.trained && in.optimizer.momentum && in.optimizer.momentum->factors.has_value(),
+        .parts = s.layout.padded / s.layout.shard,
+        .shard = s.layout.shard};
     for (const Range& part : counted_ranges(in, plan, u, s.layout))
       plan.shares[u].counted += part.count();
   }
@@ -194,8 +209,9 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
     if (!states[u].held) continue;
     add_parameters(plan, in, in.model.units[u], states[u]);
     add_kept(plan, in, in.model.units[u], states[u]);
-    for (const UnitState::Kept& kept : states[u].kept)
-      plan.shares[u].kept.push_back(intersect(kept.elements, states[u].slice).count());
+    const auto rows = kept_tensors(in);
+    for (std::size_t r = 0; r < rows.size(); ++r)
+      plan.shares[u].kept.push_back(saved_of(rows[r], states[u], r).count());
   }
   return states;
 }

@@ -57,6 +57,9 @@ inline bool saved_in_tiles(const Plan& plan, const UnitState::Kept& kept) {
   return kept.live && plan.buffer(buffer_of(kept.live)).location == Location::disk;
 }
 
+/// The elements of a row that a rank's checkpoint has: its shard's, or all of what is of tensors.
+Range saved_of(const optim::StateTensor& row, const UnitState& state, std::size_t index);
+
 /// Sets the plan's place and groups, which add_state reads.
 void set_place(Plan& plan, const PlanInputs& inputs, const MeshPlace& place);
 

@@ -22,9 +22,11 @@ Op update_op(const Plan& plan, const PlanInputs& in, std::size_t unit, const Uni
     const optim::Extent extent = in.optimizer.state[r].extent;
     const bool of_piece = extent == optim::Extent::owned || extent == optim::Extent::whole;
     const bool has = live && (!of_piece || !intersect(elements, part).empty());
+    const auto parameter = static_cast<std::int64_t>(piece.parameter);
     state.push_back(!has       ? View{}
                     : of_piece ? live.range(part.begin - elements.begin, part.count())
-                               : live);
+                    : extent == optim::Extent::tensor ? live.range(parameter, 1)
+                                                      : live);
   }
   const Location at = in.offload.updates_at(s.optimizer);
   Op op = op_of(OpKind::update, at == Location::device ? Stream::compute : Stream::host, unit,

@@ -14,8 +14,9 @@ Op op_of(OpKind kind, Stream stream, std::size_t unit, Call call);
 struct Piece {
   Range elements;
   optim::UpdateTerms terms;
-  View sums = {};       // of their tensor, where the update has two passes
-  View direction = {};  // theirs, where matrices are made orthogonal; absent of padding
+  View sums = {};             // of their tensor, where the update has two passes
+  View direction = {};        // theirs, where matrices are made orthogonal; absent of padding
+  std::size_t parameter = 0;  // of the unit, where a piece is of one
 };
 
 /// A pass of the optimizer's step over a piece of one unit.

@@ -326,10 +326,18 @@ class GradientCheck {
       momentum_.rounds(at_, op, *quantize);
     } else if (const auto* sum = std::get_if<kernels::SumQuantized>(&call)) {
       momentum_.decodes(at_, op, *sum);
+    } else if (const auto* moments = std::get_if<kernels::MomentRatio>(&call)) {
+      if (!is_made(home_of(moments->gradient))) reject(plan_, at_, "moments of what nobody made");
+      momentum_.moves_moments(at_, op, *moments, verdict_);
+    } else if (const auto* ratio = std::get_if<kernels::FollowRatio>(&call)) {
+      momentum_.follows(at_, op, *ratio, verdict_);
     } else if (const auto* fill = std::get_if<kernels::Fill>(&call)) {
       momentum_.clears(at_, op, *fill);
     } else if (const auto* convert = std::get_if<kernels::Convert>(&call)) {
-      momentum_.keeps_error(at_, op, *convert, verdict_);
+      const bool of_moments =
+          plan_.buffer(home_of(convert->out)).purpose == BufferPurpose::optimizer;
+      of_moments ? momentum_.copies_moments(at_, op, *convert)
+                 : momentum_.keeps_error(at_, op, *convert, verdict_);
     } else {
       reject(plan_, at_, "does nothing with momentum");
     }

@@ -76,6 +76,14 @@ bool MomentumCheck::is_kept_error(const BufferUse& home) const {
 }
 
 void MomentumCheck::collective(std::size_t at, const Op& op, const comm::CollectiveCall& call) {
+  if (const auto* words = std::get_if<comm::AllReduceWords>(&call)) {
+    if (words->of != comm::AllReduceWords::Of::largest || op.group != MeshGroup::world ||
+        compared_ || buffer_of(words->words) != table_ ||
+        words->words.span_bytes() != plan_.buffer(table_).bytes)
+      reject(plan_, at, "does not compare all ratios over all ranks");
+    compared_ = true;
+    return;
+  }
   Unit& unit = units_[op.unit];
   if (const auto* gather = std::get_if<comm::AllGather>(&call)) {
     if (gather->full.type != DType::u8 && unit.stage == Stage::none) unit.gathered = true;
@@ -157,7 +165,54 @@ void MomentumCheck::keeps_error(std::size_t at, const Op& op, const kernels::Con
   kept = true;
 }
 
-void MomentumCheck::clears(std::size_t at, const Op& op, const kernels::Fill& call) const {
+void MomentumCheck::copies_moments(std::size_t at, const Op& op, const kernels::Convert& call) {
+  Unit& unit = units_[op.unit];
+  unit.running = homes_.home_of(call.out);
+  if (plan_.shape.compression != Compression::begins || unit.copied || unit.moved > 0 ||
+      call.x.elements() != share(op).shard || call.verdict ||
+      call.write != kernels::Write::overwrite)
+    reject(plan_, at, "second moments go on from elsewhere");
+  unit.copied = true;
+}
+
+void MomentumCheck::moves_moments(std::size_t at, const Op& op, const kernels::MomentRatio& call,
+                                  bool verdict) {
+  Unit& unit = units_[op.unit];
+  if (!verdict || !is_at(call.verdict, plan_.verdict))
+    reject(plan_, at, "moves moments of a step that may not be applied");
+  const BufferUse running = homes_.home_of(call.moment), frozen = homes_.home_of(call.frozen);
+  const Buffer &from = plan_.buffer(frozen.buffer), &to = plan_.buffer(running.buffer);
+  // One has the shard, the other that or all that the rank updates.
+  const std::int64_t shard = share(op).shard * size_of(DType::f32),
+                     first = from.bytes > shard ? plan_.place.data * shard : 0;
+  if (!from.persistent || !to.persistent || from.purpose != BufferPurpose::optimizer ||
+      to.purpose != BufferPurpose::optimizer || running.buffer == frozen.buffer ||
+      running.bytes.begin + first != frozen.bytes.begin || running.bytes.begin != 4 * unit.moved)
+    reject(plan_, at, "compares second moments of other elements");
+  if (unit.kept || unit.followed) reject(plan_, at, "moves second moments too late");
+  unit.moved += call.moment.elements();
+  if (!call.largest) return;
+  if (buffer_of(call.largest) != table_ || compared_)
+    reject(plan_, at, "compares with what has been compared over ranks");
+  unit.compared += call.moment.elements();
+}
+
+void MomentumCheck::follows(std::size_t at, const Op& op, const kernels::FollowRatio& call,
+                            bool verdict) {
+  Unit& unit = units_[op.unit];
+  unit.ratio = homes_.home_of(call.ratio);
+  if (!verdict || !is_at(call.verdict, plan_.verdict) || !compared_ || unit.followed ||
+      buffer_of(call.largest) != table_ || !plan_.buffer(unit.ratio.buffer).persistent)
+    reject(plan_, at, "follows other ratios than the step's, of all ranks");
+  unit.followed = true;
+}
+
+void MomentumCheck::clears(std::size_t at, const Op& op, const kernels::Fill& call) {
+  if (op.unit < 0) {
+    if (table_ >= 0) reject(plan_, at, "clears ratios again");
+    table_ = buffer_of(call.out);
+    return;
+  }
   const auto unit = units_.find(op.unit);
   if (unit == units_.end() || call.out.elements() >= unit->second.block)
     reject(plan_, at, "clears more than padding");
@@ -176,8 +231,14 @@ void MomentumCheck::leaves(std::size_t at, const Op& op, BufferId gradient,
 void MomentumCheck::updates(std::size_t at, const Op& op, const kernels::OptimizerUpdate& update,
                             bool deferred) {
   Unit& unit = units_[op.unit];
-  if (deferred ? unit.kept || unit.stage != Stage::none : !unit.kept)
-    reject(plan_, at, "updates by momentum of another step");
+  const bool done = unit.kept && (unit.followed || !share(op).factors);
+  const bool begun = unit.kept || unit.followed || unit.stage != Stage::none;
+  if (deferred ? begun : !done) reject(plan_, at, "updates by momentum of another step");
+  if (share(op).factors) {
+    const bool has = update.factors[0] && update.factors[1];
+    if (!has || (unit.followed && homes_.home_of(update.factors[1]).buffer != unit.ratio.buffer))
+      reject(plan_, at, "updates by the factors of others");
+  }
   const BufferUse home = homes_.home_of(update.state[0]);
   if (unit.momentum.buffer >= 0 ? home.buffer != unit.momentum.buffer
                                 : !plan_.buffer(home.buffer).persistent)
@@ -200,6 +261,11 @@ void MomentumCheck::end(std::int32_t unit, bool whole) const {
   if (found.kept != (wanted && share.trained) || found.kept_error != travels ||
       found.kept_node_error != (travels && share.by_nodes) || found.node_errors_leaving >= 0)
     throw InternalError(fmt::format("broken plan: unit {} loses momentum, or its errors", unit));
+  const bool moves = wanted && share.factors;
+  if (found.followed != moves || found.moved != (moves ? share.shard : 0) ||
+      found.compared != (moves ? share.counted : 0) ||
+      found.copied != (moves && plan_.shape.compression == Compression::begins))
+    throw InternalError(fmt::format("broken plan: factors of unit {} do not follow", unit));
   const bool saves = plan_.shape.purpose == PlanPurpose::train_snapshot ||
                      plan_.shape.purpose == PlanPurpose::flush;
   if (found.summed_error != (saves && share.momentum) ||

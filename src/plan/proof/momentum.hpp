@@ -30,8 +30,14 @@ class MomentumCheck {
   void keeps_error(std::size_t at, const Op& op, const kernels::Convert& call, bool verdict);
   /// What leaves is this gradient: it must have joined momentum, if any does.
   void leaves(std::size_t at, const Op& op, BufferId gradient, const kernels::Quantize& call);
-  /// Padding within a block.
-  void clears(std::size_t at, const Op& op, const kernels::Fill& call) const;
+  /// Padding within a block, or the table of the largest ratios.
+  void clears(std::size_t at, const Op& op, const kernels::Fill& call);
+  /// Of factors of tensors: second moments that go on, from those that updates are by, by the
+  /// step's gradients; and factors that follow the largest of what has become of them, over all
+  /// ranks.
+  void copies_moments(std::size_t at, const Op& op, const kernels::Convert& call);
+  void moves_moments(std::size_t at, const Op& op, const kernels::MomentRatio& call, bool verdict);
+  void follows(std::size_t at, const Op& op, const kernels::FollowRatio& call, bool verdict);
   /// An update by momentum; `deferred`: by what the step before has left.
   void updates(std::size_t at, const Op& op, const kernels::OptimizerUpdate& update, bool deferred);
   /// The gradient that a unit's mean has led back to; -1: none.
@@ -53,6 +59,9 @@ class MomentumCheck {
     const std::byte* codes = nullptr;   // symbolic: of the own part
     bool gathered = false, kept = false, kept_error = false, kept_node_error = false,
          summed_error = false, summed_node_error = false;
+    BufferUse running, ratio;              // of factors
+    std::int64_t moved = 0, compared = 0;  // elements of the running moments
+    bool copied = false, followed = false;
   };
   bool is_kept_error(const BufferUse& home) const;
 
@@ -64,6 +73,8 @@ class MomentumCheck {
   const Plan& plan_;
   const Homes& homes_;
   std::map<std::int32_t, Unit> units_;
+  BufferId table_ = -1;  // of the largest ratios: cleared, and compared over all ranks
+  bool compared_ = false;
 };
 
 }  // namespace tessera::plan

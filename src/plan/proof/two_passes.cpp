@@ -1,5 +1,7 @@
 #include "plan/proof/two_passes.hpp"
 
+#include <utility>
+
 #include "plan/proof/reject.hpp"
 
 namespace tessera::plan {
@@ -9,6 +11,10 @@ using kernels::UpdatePass;
 void TwoPasses::between(std::size_t at, const Op& op) {
   if (op.kind == OpKind::matrices) ++exchanges_;
   if (op.kind != OpKind::tensor_sums) return;
+  if (const auto* kernel = std::get_if<kernels::KernelCall>(&op.call)) {
+    if (const auto* trust = std::get_if<kernels::AverageTrust>(kernel))
+      return averages(at, op, *trust);
+  }
   if (whole_) reject(plan_, at, "changes sums that ranks have added up already");
   if (const auto* kernel = std::get_if<kernels::KernelCall>(&op.call)) {
     const auto* fill = std::get_if<kernels::Fill>(kernel);
@@ -23,6 +29,14 @@ void TwoPasses::between(std::size_t at, const Op& op) {
       home_of(words->words).bytes != cleared_->bytes)
     reject(plan_, at, "does not add up all sums of tensors over all ranks");
   whole_ = true;
+}
+
+void TwoPasses::averages(std::size_t at, const Op& op, const kernels::AverageTrust& call) {
+  const bool in_sums = whole_ && home_of(call.sums).buffer == cleared_->buffer;
+  if (!in_sums || !same_bytes(home_of(call.verdict), home_of(plan_.verdict)) ||
+      !plan_.buffer(home_of(call.average).buffer).persistent ||
+      std::exchange(units_[op.unit].averaged, true))
+    reject(plan_, at, "averages other ratios than the step's, of whole tensors");
 }
 
 void TwoPasses::begin(std::size_t at, const kernels::OptimizerUpdate& update,
@@ -92,6 +106,8 @@ void TwoPasses::end() const {
           "of {} that this rank counts",
           unit.first, u, unit.second, unit.summed, counted));
     }
+    if (unit.averaged != (unit.first > 0 && at(plan_.shares, u).factors))
+      throw InternalError(fmt::format("broken plan: unit {} loses ratios of its tensors", u));
     if (unit.directed != unit.moved) {
       throw InternalError(
           fmt::format("broken plan: {} elements of unit {} have directions and {} are moved",

@@ -27,12 +27,14 @@ class TwoPasses {
   struct Unit {
     std::int64_t first = 0, summed = 0, second = 0;  // elements of passes, and those in sums
     std::int64_t directed = 0, moved = 0;
+    bool averaged = false;  // ratios of its tensors
   };
   struct Element {
     std::optional<kernels::UpdateSettings> settings;  // of its first pass
     std::int64_t sums = -1;                           // where they are; -1: another rank counts it
     std::int64_t exchanges = 0;  // ops of whole matrices before its direction was made
   };
+  void averages(std::size_t at, const Op& op, const kernels::AverageTrust& call);
   void begin(std::size_t at, const kernels::OptimizerUpdate& update, const Element& element);
   void finish(std::size_t at, const kernels::OptimizerUpdate& update);
   BufferUse home_of(const View& v) const { return homes_.home_of(v); }

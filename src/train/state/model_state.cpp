@@ -258,6 +258,10 @@ static io::Box box_of(const model::ParamDesc& p, const MatrixRange& part) {
   return io::Box({part.rows.begin, part.columns.begin}, {part.rows.count(), part.columns.count()});
 }
 
+/// In a checkpoint, what there is one of for each tensor.
+static const io::Shape kOne({1});
+static const io::Box kOneBox({0}, {1});
+
 std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint,
                                                  const io::ReadProgress& progress) {
   forget_update();
@@ -270,6 +274,10 @@ std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint,
     const bool may_miss = row != plan::kMasterRow && (untrained || !kept.required);
     if (!kept.saved || may_miss) set_zero(row);
     if (!kept.saved) continue;
+    if (kept.extent == optim::Extent::tensor) {
+      want_of_tensors(checkpoint, row, may_miss, wanted);
+      continue;
+    }
     each_held({&row, 1}, [&](const model::ParamDesc& p, const MatrixRange& part,
                              std::vector<RealView> targets) {
       std::string from = row == plan::kMasterRow ? weights_ : kept.name;
@@ -316,6 +324,28 @@ std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint,
   checkpoint.read(wanted, progress);
   divide_errors();
   return bad;
+}
+
+void ModelState::want_of_tensors(const io::Checkpoint& checkpoint, std::size_t row, bool may_miss,
+                                 std::vector<io::Wanted>& wanted) {
+  const optim::StateTensor& kept = rows_[row];
+  for (std::size_t u = 0; u < states_.size(); ++u) {
+    if (!states_[u].held || !states_[u].kept[row].live) continue;
+    const auto& params = inputs_.model.units[u].params;
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      const auto entry = checkpoint.find(params[i].name, kept.name);
+      if (!entry && may_miss) continue;
+      if (!entry || entry->shape != kOne || entry->type != kept.type)
+        throw DataError(fmt::format(
+            "{} of {}: the checkpoint's tensor is {}, not of one {}", kept.name, params[i].name,
+            entry ? io::to_string(entry->shape.extents()) : "missing", to_string(kept.type)));
+      wanted.push_back({params[i].name, kept.name, kOneBox, kept.type,
+                        [target = real(states_[u].kept[row].live), i](
+                            std::int64_t, std::span<const std::byte> bytes) {
+                          put(bytes, target, static_cast<std::int64_t>(i));
+                        }});
+    }
+  }
 }
 
 void ModelState::divide_errors() {
@@ -431,8 +461,17 @@ std::vector<ModelState::SavedPiece> ModelState::saved_pieces() const {
         const auto& p = inputs_.model.units[u].params[slice.parameter];
         const io::Shape shape(p.shape);
         const io::Box box = box_of(p, slice.part);
+        const bool first = slice.part.rows.begin == 0 && slice.part.columns.begin == 0;
         for (std::size_t row = 0; row < rows_.size(); ++row) {
           const optim::StateTensor& kept = rows_[row];
+          if (kept.extent == optim::Extent::tensor) {  // saved by who has its first element
+            if (kept.saved && first && s.kept[row].live)
+              all.push_back({{p.name, kOne, kept.name, kept.type, kOneBox},
+                             u,
+                             row,
+                             static_cast<std::int64_t>(slice.parameter)});
+            continue;
+          }
           const Range has = intersect(s.kept[row].elements, {slice.flat, slice.flat + 1});
           if (kept.saved && s.kept[row].live && !has.empty())
             all.push_back({{p.name, shape, kept.name, kept.type, box}, u, row, slice.flat});
@@ -505,7 +544,7 @@ void ModelState::save(io::CheckpointWriter& writer, From from) const {
     if (!live && plan::saved_in_tiles(layout_, s.kept[row])) continue;
     // A snapshot holds this rank's shard, the live state what it owns, which at stage 0 is
     // everything.
-    const Range kept = live ? s.kept[row].elements : intersect(s.kept[row].elements, s.slice);
+    const Range kept = live ? s.kept[row].elements : plan::saved_of(rows_[row], s, row);
     const RealView all = real(live ? s.kept[row].live : s.kept[row].snapshot)
                              .range(flat - kept.begin, piece.box.elements());
     save(writer, i, saved_[i], all, 0);

@@ -138,6 +138,9 @@ class ModelState {
   std::optional<NonFiniteElement> set_weights(std::span<const std::size_t> rows,
                                               const BlockSource& source);
   void set_zero(std::size_t row);
+  /// Adds what is read of a row that has one value for each tensor.
+  void want_of_tensors(const io::Checkpoint& checkpoint, std::size_t row, bool may_miss,
+                       std::vector<io::Wanted>& wanted);
   /// With error feedback: of errors that were summed each rank takes its shard's.
   void divide_errors();
   /// Of the step before, which was not of this state.

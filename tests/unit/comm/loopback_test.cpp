@@ -225,6 +225,25 @@ TEST(LoopbackWords, AddUpExactlyOnAnyNumberOfRanks) {
   }
 }
 
+TEST(LoopbackWords, AreTheLargestOfAnyNumberOfRanks) {
+  constexpr std::int64_t kWords = 5;
+  for (unsigned seed = 0; seed < 60; ++seed) {
+    const std::int64_t size = 1 + seed % 20;
+    std::mt19937_64 random(seed);
+    std::vector<std::vector<std::int64_t>> words(static_cast<std::size_t>(size));
+    std::vector<std::int64_t> largest(kWords, std::numeric_limits<std::int64_t>::min());
+    for (auto& of_rank : words) {
+      for (auto& most : largest)
+        most = std::max(most, of_rank.emplace_back(static_cast<std::int64_t>(random())));
+    }
+    Ranks(size, Sends::buffered, seed).run([&](std::int64_t rank) {
+      return AllReduceWords{.words = view(words[static_cast<std::size_t>(rank)], 0, kWords),
+                            .of = AllReduceWords::Of::largest};
+    });
+    for (const auto& theirs : words) EXPECT_EQ(theirs, largest) << size << " ranks";
+  }
+}
+
 struct Pair {
   std::unique_ptr<Transport> from, to;
   std::vector<std::byte> out = std::vector<std::byte>(8, std::byte{1});

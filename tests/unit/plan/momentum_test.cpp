@@ -1,4 +1,4 @@
-// Plans of 1-bit Adam: momentum travels in place of gradients.
+// Plans of 1-bit Adam and 1-bit LAMB: momentum travels in place of gradients.
 #include <gtest/gtest.h>
 
 #include "plan/passes/blocks.hpp"
@@ -12,27 +12,31 @@ using kernels::BlockType;
 constexpr std::int64_t kBlock = 32;
 constexpr std::array kCompressions = {Compression::none, Compression::begins, Compression::on};
 
-/// The case with 1-bit Adam.
-void compress(Case& c, Compression compression, std::int64_t tiles = 1) {
-  c.inputs.optimizer = optim::onebit_adam({.after = 3, .block = kBlock});
+enum class Rule : std::uint8_t { adam, lamb };
+
+/// The case with 1-bit Adam or 1-bit LAMB.
+void compress(Case& c, Rule rule, Compression compression, std::int64_t tiles = 1) {
+  c.inputs.optimizer = rule == Rule::adam ? optim::onebit_adam({.after = 3, .block = kBlock})
+                                          : optim::onebit_lamb({.after = 3, .block = kBlock});
   c.inputs.numerics.error_feedback = true;
   c.inputs.numerics.chunk_bytes = kSmallChunk;
   test::travel_in_blocks(c.inputs, {}, {{.type = BlockType::sign, .block = kBlock}}, tiles);
   c.shape.compression = compression;
 }
 
-Case compressed(int stage, Compression compression, std::vector<int> nodes = {}) {
+Case compressed(int stage, Compression compression, std::vector<int> nodes = {},
+                Rule rule = Rule::adam) {
   Case c = make_case(stage, 4, 2, ReduceWhen::step);
   c.inputs.layout.node_of = std::move(nodes);
   c.inputs.state_for = PlanPurpose::train_snapshot;
-  compress(c, compression);
+  compress(c, rule, compression);
   return c;
 }
 
 TEST(CompressedMomentum, IsProvedOnRandomLayouts) {
   std::mt19937 random(21);
   const auto pick = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
-  for (int i = 0; i < 200; ++i) {
+  for (int i = 0; i < 300; ++i) {
     Case c = random_case(random);
     if (c.inputs.numerics.layout_mode || c.shape.purpose == PlanPurpose::evaluate) continue;
     c.inputs.sharding = {.stage = pick(3),
@@ -48,7 +52,7 @@ TEST(CompressedMomentum, IsProvedOnRandomLayouts) {
                           .optimizer = place(),
                           .ahead = pick(3),
                           .device_is_host = pick(2) == 0};
-    compress(c, at(kCompressions, pick(3)), tiles);
+    compress(c, static_cast<Rule>(pick(2)), at(kCompressions, pick(3)), tiles);
     if (pick(3) == 0) c.inputs.optimizer = optim::with_ema(c.inputs.optimizer, 0.9);
     SCOPED_TRACE(i);
     expect_proved(c);
@@ -63,8 +67,9 @@ TEST(CompressedMomentum, IsRejectedWithoutAnyOfItsOps) {
   for (const std::vector<int>& nodes : {std::vector<int>{}, {0, 0, 1, 1}}) {
     for (const int stage : {0, 1, 2}) {
       for (const Compression compression : {Compression::begins, Compression::on}) {
-        for (const PlanPurpose purpose : {PlanPurpose::train, PlanPurpose::train_snapshot}) {
-          Case c = compressed(stage, compression, nodes);
+        for (const auto& [purpose, rule] : {std::pair{PlanPurpose::train, Rule::lamb},
+                                            std::pair{PlanPurpose::train_snapshot, Rule::adam}}) {
+          Case c = compressed(stage, compression, nodes, rule);
           c.shape.purpose = purpose;
           const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
           const auto broken = without_each(plan, OpKind::momentum);
@@ -72,7 +77,7 @@ TEST(CompressedMomentum, IsRejectedWithoutAnyOfItsOps) {
           std::size_t i = 0;
           for (const Op& op : plan.ops) {
             if (op.kind != OpKind::momentum) continue;
-            const bool clears = call_name(op.call) == kernels::Fill::kName;
+            const bool clears = op.unit >= 0 && call_name(op.call) == kernels::Fill::kName;
             const Plan& without = broken[i++];
             if (!clears) {
               EXPECT_THROW(check(without), InternalError) << i << " of stage " << stage;
@@ -127,6 +132,38 @@ TEST(CompressedMomentum, IsRejectedWithOtherWeightsOrErrors) {
                   "without the errors of the step before");
   expect_rejected(spoilt<Convert>(plan, [](Convert& k) { return k.verdict = {}, true; }),
                   "errors of steps that are skipped");
+}
+
+// Of 1-bit LAMB: factors follow what all ranks have compared, of applied steps.
+TEST(CompressedMomentum, IsRejectedWithOtherFactors) {
+  using kernels::MomentRatio, kernels::FollowRatio;
+  const Case c = compressed(1, Compression::begins, {}, Rule::lamb);
+  const Plan plan = make_plan(c.inputs, c.shape, {.data = 1});
+  const auto expect_rejected = [](const std::vector<Plan>& plans, const char* why) {
+    for (const Plan& broken : plans) EXPECT_THROW(check(broken), InternalError) << why;
+  };
+  expect_rejected(spoilt<MomentRatio>(plan,
+                                      [](MomentRatio& m) {
+                                        const bool counts = static_cast<bool>(m.largest);
+                                        m.largest = {};
+                                        return counts;
+                                      }),
+                  "elements that are not compared");
+  expect_rejected(
+      spoilt<MomentRatio>(plan, [](MomentRatio& m) { return m.frozen = m.moment, true; }),
+      "compared with themselves");
+  expect_rejected(spoilt<FollowRatio>(plan, [](FollowRatio& f) { return f.verdict = {}, true; }),
+                  "of steps that are skipped");
+  Plan sums = plan;
+  for (Op& op : sums.ops) {
+    auto* call = std::get_if<comm::CollectiveCall>(&op.call);
+    auto* words = call == nullptr ? nullptr : std::get_if<comm::AllReduceWords>(call);
+    if (words != nullptr) words->of = comm::AllReduceWords::Of::sum;
+  }
+  EXPECT_THROW(check(sums), InternalError);
+  const Case warm = compressed(1, Compression::none, {}, Rule::lamb);
+  const Plan before = make_plan(warm.inputs, warm.shape, {.data = 1});
+  expect_rejected(without_each(before, OpKind::tensor_sums), "sums and means of ratios in warm-up");
 }
 
 // Before momentum is compressed its elements are summed as any gradient; then each rank sends, of a
