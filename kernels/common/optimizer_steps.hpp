@@ -21,7 +21,8 @@ struct AdamStep {
   static constexpr int kStates = 2;  // m, v
   float one_minus_beta1, beta2, one_minus_beta2, eps, l2, keep, rate, scale2;
 
-  /// `scalars` are the step's, by StepScalar. The last argument is trust_of, of second passes.
+  /// `scalars` are the step's, by StepScalar. The last argument is trust_of, of second passes, or
+  /// the product of a tensor's factors.
   TESSERA_INLINE AdamStep(const UpdateSettings& a, const float* scalars, float) {
     const float lr = rate_of(a, scalars);
     const bool decoupled = a.decay_kind == Decay::decoupled;
@@ -182,6 +183,12 @@ struct FrozenAdamStep {
   }
 };
 
+/// The second pass of LAMB, by factors that a tensor has in place of its ratio.
+struct FrozenLambStep : LambStep {
+  static constexpr UpdateRule kRule = UpdateRule::frozen_lamb;
+  using LambStep::LambStep;
+};
+
 /// An average of weights after an update.
 template <typename F>
 TESSERA_INLINE F averaged(F average, F master, float decay) {
@@ -205,6 +212,7 @@ template <typename F>
     case UpdateRule::muon_moment: call_with<MuonMoment>(f); break;
     case UpdateRule::muon: call_with<MuonStep>(f); break;
     case UpdateRule::frozen_adam: call_with<FrozenAdamStep>(f); break;
+    case UpdateRule::frozen_lamb: call_with<FrozenLambStep>(f); break;
   }
 }
 
@@ -271,6 +279,11 @@ inline void check(const OptimizerUpdate& a) {
     check_flat({a.direction}, a.direction.type, n);
   }
   if (a.sums) check_flat({a.sums}, DType::i64, kTensorWords);
+  for (const View& factor : a.factors) {
+    TESSERA_CHECK(static_cast<bool>(factor) == (a.rule == UpdateRule::frozen_lamb),
+                  "{} with or without factors", a.name());
+    if (factor) check_flat({factor}, DType::f32, 1);
+  }
   const std::size_t states = state_count(a.rule);
   for (std::size_t s = 0; s < kMostStates; ++s) {
     if (s < states) {

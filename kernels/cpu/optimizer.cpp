@@ -50,7 +50,10 @@ static void run_directions(const OptimizerUpdate& a, const Context& context) {
                   [&](Range elements) { context.hot.direct_update(a, elements); });
 }
 
+/// What a tensor's update is multiplied with.
 static float trust_of_tensor(const OptimizerUpdate& a) {
+  if (a.factors[0]) return *a.factors[0].as<float>() * *a.factors[1].as<float>();
+  if (!a.sums) return 1;
   std::int64_t sums[kTensorWords];
   std::copy_n(a.sums.as<std::int64_t>(), kTensorWords, sums);
   return trust_of(sums, a.settings);
@@ -61,7 +64,7 @@ void run(const OptimizerUpdate& a, const Context& context) {
   const UpdatePass pass = pass_of(a.rule);
   if (pass == UpdatePass::first) return run_first_pass(a, context);
   if (pass == UpdatePass::direct) return run_directions(a, context);
-  const float trust = pass == UpdatePass::second ? trust_of_tensor(a) : 1;
+  const float trust = trust_of_tensor(a);
   parallel_ranges(context.threads, a.master.elements(), 4096,
                   [&](Range elements) { context.hot.update(a, trust, elements); });
 }

@@ -34,6 +34,8 @@ void run(const OptimizerUpdate& a, const Context& context) {
                                     .scalars = a.scalars.as<float>(),
                                     .verdict = a.verdict.as<float>(),
                                     .sums = reinterpret_cast<std::int64_t*>(a.sums.data),
+                                    .factors = {reinterpret_cast<const float*>(a.factors[0].data),
+                                                reinterpret_cast<const float*>(a.factors[1].data)},
                                     .settings = a.settings,
                                     .n = n,
                                     .wide = alike};

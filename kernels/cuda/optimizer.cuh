@@ -30,7 +30,8 @@ struct UpdateArrays {
   float* average;  // null where none is kept
   P* parameter;    // null where master is what forward uses; of a pass that makes them, directions
   const float *scalars, *verdict;
-  std::int64_t* sums;  // null where there are none
+  std::int64_t* sums;       // null where there are none
+  const float* factors[2];  // of frozen_lamb
   UpdateSettings settings;
   std::int64_t n;
   bool wide;
@@ -59,7 +60,10 @@ __global__ void __launch_bounds__(kUpdateThreads)
   const float coefficient = a.verdict[static_cast<int>(VerdictField::coefficient)];
   constexpr UpdatePass kPass = pass_of(Step::kRule);
   constexpr bool kOnly = kPass == UpdatePass::only, kTrust = kPass == UpdatePass::second;
-  const Step step(a.settings, a.scalars, kTrust && apply ? block_trust(a.sums, a.settings) : 1.0F);
+  float trust = 1;
+  if constexpr (kTrust) trust = apply ? block_trust(a.sums, a.settings) : 1.0F;
+  if constexpr (Step::kRule == UpdateRule::frozen_lamb) trust = *a.factors[0] * *a.factors[1];
+  const Step step(a.settings, a.scalars, trust);
   const std::uint32_t salt = salt_of(a.scalars);
   const std::int64_t stride = std::int64_t{gridDim.x} * kUpdateThreads * V;
   for (std::int64_t i = (std::int64_t{blockIdx.x} * kUpdateThreads + threadIdx.x) * V; i < a.n;

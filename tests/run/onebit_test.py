@@ -1,5 +1,6 @@
-"""1-bit Adam (Tang et al. 2021, algorithm 1): momentum that travels as signs, against NumPy in fp64, over
-ZeRO stages, offloading, nodes, types, and over restarts."""
+"""1-bit Adam (Tang et al. 2021, algorithm 1) and 1-bit LAMB (Li et al. 2021, algorithm 1): momentum that
+travels as signs, against NumPy in fp64, over ZeRO stages, offloading, nodes, types, and over
+restarts."""
 
 import re
 import shutil
@@ -10,14 +11,22 @@ import numpy as np
 
 from tessera import RunTest, metrics, tiny_deck, write_tokens
 
-B1, B2, EPS, DECAY, LR = 0.8, 0.95, 1e-4, 0.05, 2e-3
-ROWS = ("master", "onebit_m", "onebit_v", "gradient_error")
+B1, B2, DECAY, LR = 0.8, 0.95, 0.05, 2e-3
+EPS = {"onebit_adam": 1e-4, "onebit_lamb": 1e-8}
+BOTH = ("onebit_adam", "onebit_lamb")
+B3, TRUST, R_MIN, R_MAX, R_THRESHOLD = 0.7, (0.02, 3.0), 0.8, 1.5, 0.125
+ROWS = ("master", "onebit_m", "onebit_v", "gradient_error", "onebit_v_running", "onebit_c", "onebit_r")
 
 
-def onebit(corpus, after, **changes):
+def onebit(corpus, after, rule="onebit_adam", **changes):
     """A deck whose steps all take the same batch: the corpus has no more."""
-    deck = tiny_deck(corpus, optimizer__name="onebit_adam", optimizer__compress_after=after,
-                     optimizer__betas=[B1, B2], optimizer__eps=EPS, optimizer__weight_decay=DECAY,
+    if rule == "onebit_lamb":
+        changes = {"optimizer__beta3": B3, "optimizer__trust": list(TRUST),
+                   "optimizer__r_min": R_MIN, "optimizer__r_max": R_MAX,
+                   "optimizer__r_threshold": R_THRESHOLD, **changes}
+    deck = tiny_deck(corpus, optimizer__name=rule, optimizer__compress_after=after,
+                     optimizer__betas=[B1, B2], optimizer__eps=EPS[rule],
+                     optimizer__weight_decay=DECAY,
                      optimizer__lr=LR, schedule__kind="constant", schedule__warmup_steps=None,
                      data__shuffle=False, **changes)
     return deck
@@ -51,10 +60,11 @@ class OneBit(RunTest):
         with h5py.File(path) as file:
             return {key: np.asarray(data, np.float64) for key, data in file["sgd_m"].items()}
 
-    def check_step(self, name, step, g, compressed, norm, still):
+    def check_step(self, name, step, g, after_update, norm, still, rule):
         """Step `step` + 1 from the state before it, by the gradient there."""
         before, after = self.state(name, step), self.state(name, step + 1)
-        squares, travelled = 0, 0
+        compressed = step >= after_update
+        squares, travelled, ratios = 0, 0, set()
         for key, x in before["master"].items():
             m, v = before["onebit_m"][key], before["onebit_v"][key]
             new, new_m, new_v = (after[row][key] for row in ROWS[:3])
@@ -84,15 +94,46 @@ class OneBit(RunTest):
                     np.testing.assert_allclose(new_m, wanted, rtol=0, atol=1e-5 * size,
                                                err_msg=of_tensor)
                 squares += (((new_m - B1 * m) / (1 - B1))**2).sum()
-            step_of = new_m / (np.sqrt(new_v) + EPS) + (DECAY * x if x.ndim > 1 else 0)
-            np.testing.assert_allclose(new, x - LR * step_of, rtol=0, atol=4e-7, err_msg=of_tensor)
+            decay = DECAY * x if x.ndim > 1 else 0
+            if rule == "onebit_adam":
+                of_step = new_m / (np.sqrt(new_v) + EPS[rule]) + decay
+            else:
+                u = new_m / np.sqrt(new_v + EPS[rule]) + decay
+                c, r = (after[row][key].item() for row in ("onebit_c", "onebit_r"))
+                last_c, last_r = (before[row][key].item() for row in ("onebit_c", "onebit_r"))
+                if compressed:
+                    self.assertEqual(c, last_c, of_tensor)
+                    last_r = last_r or 1
+                    moved = (new_m - B1 * m) / (1 - B1)
+                    running = v if step == after_update else before["onebit_v_running"][key]
+                    wanted = B2 * running + (1 - B2) * moved**2
+                    got = after["onebit_v_running"][key]
+                    # The gradient is made of two momenta: 1 / (1 - beta1) of their rounding.
+                    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=2e-6 * size**2,
+                                               err_msg=of_tensor)
+                    largest = (v[v > 0] / got[v > 0]).max()
+                    wanted = np.clip(np.clip(largest, (1 - R_THRESHOLD) * last_r,
+                                             (1 + R_THRESHOLD) * last_r), R_MIN, R_MAX)
+                    self.assertAlmostEqual(r / wanted, 1, delta=1e-5, msg=of_tensor)
+                    ratios.add(r)
+                    of_step = c * r * u
+                else:
+                    norms = np.linalg.norm(x), np.linalg.norm(u)
+                    trust = np.clip(norms[0] / norms[1], *TRUST) if min(norms) > 0 else 1
+                    self.assertAlmostEqual(c, B3 * last_c + (1 - B3) * trust, delta=2e-6 * (1 + c),
+                                           msg=of_tensor)
+                    self.assertEqual(r, 0, of_tensor)
+                    of_step = trust * u
+            size = 1 + np.abs(LR * of_step).max()
+            np.testing.assert_allclose(new, x - LR * of_step, rtol=0, atol=4e-7 * size,
+                                       err_msg=of_tensor)
         if compressed:
             self.assertAlmostEqual(norm / squares**0.5, 1, delta=1e-4)
             self.assertGreater(travelled, 0.6 * sum(x.size for x in before["master"].values()))
 
-    def check_run(self, name, ranks, steps, after, at=None, still=(), **changes):
+    def check_run(self, name, ranks, steps, after, rule="onebit_adam", at=None, still=(), **changes):
         """`still`: matrices whose gradients are summed all the same."""
-        deck = onebit(self.corpus, after, run__steps=steps, checkpoint__every=1, checkpoint__keep=99,
+        deck = onebit(self.corpus, after, rule, run__steps=steps, checkpoint__every=1, checkpoint__keep=99,
                       **changes)
         path = self.deck(name, deck)
         self.train(ranks, path, *((f"run.steps={at}",) if at else ()))
@@ -101,39 +142,50 @@ class OneBit(RunTest):
             self.train(ranks, path, "zero.stage=1")
             events = metrics.read_events(self.dir / name)
             self.assertTrue(any(e["event"] == "resume" and e["step"] == at for e in events), events)
+            self.assertIn("roundings have lost goes on as the sum of all ranks'",
+                          (self.dir / name / "log.txt").read_text())
         numbers = self.numbers(name)
         same = {key: value for key, value in changes.items()
                 if key.split("__")[0] in ("precision", "parallel")}
         for step in range(1, steps):
             g = self.gradient(name, step, ranks, **same)
-            self.check_step(name, step, g, step >= after, numbers[step + 1][1], still)
+            self.check_step(name, step, g, after, numbers[step + 1][1], still, rule)
 
     def test_each_step_is_the_formulas(self):
-        self.check_run("nodes", 4, 6, 3, parallel__ranks_per_node=2, zero__stage=2)
+        for rule in BOTH:
+            self.check_run(rule, 4, 6, 3, rule, parallel__ranks_per_node=2, zero__stage=2)
+
+    def test_lamb_on_several_stages_with_its_state_on_disks(self):
+        self.check_run("lamb", 4, 6, 2, "onebit_lamb", parallel__pipeline=2, zero__stage=1,
+                       offload__optimizer="nvme", offload__nvme=[str(self.dir)],
+                       still={"vocabulary.weight"})
 
     def test_f16_and_state_on_the_host(self):
         self.check_run("f16", 2, 5, 2, precision__compute="f16", precision__loss_scale=1024.0,
                        offload__optimizer="host", run__backend="cpu", checkpoint__async=False)
 
     def test_46_errors_go_on_in_another_layout(self):
-        self.check_run("restart", 2, 6, 2, at=4)
+        for rule in BOTH:
+            self.check_run(rule, 2, 6, 2, rule, at=4)
 
     def test_35_stages_and_places_of_state_give_the_same_bits(self):
         """In blocks of whole shards, which are the same at all stages."""
-        def run(name, **changes):
-            deck = onebit(self.corpus, 3, run__steps=8, **changes)
-            return self.train(4, self.deck(name, deck))
-        for nodes in (0, 2):
-            nodes = {"parallel__ranks_per_node": nodes}
-            want = run(f"want{nodes['parallel__ranks_per_node']}", zero__stage=0, **nodes)
-            name = f"got{nodes['parallel__ranks_per_node']}"
-            for k, changes in enumerate((
-                    {"zero__stage": 1}, {"zero__stage": 2, "zero__reduce": "step"},
-                    {"zero__stage": 1, "offload__optimizer": "host"},
-                    {"zero__stage": 2, "zero__reduce": "step", "offload__optimizer": "nvme", "offload__gradients": "host",
-                     "offload__parameters": "host", "offload__nvme": [str(self.dir)]})):
-                with self.subTest(nodes=nodes, changes=changes):
-                    self.assertEqual(run(f"{name}_{k}", **changes, **nodes), want)
+        places = ({"zero__stage": 1}, {"zero__stage": 2, "zero__reduce": "step"},
+                  {"zero__stage": 1, "offload__optimizer": "host"},
+                  {"zero__stage": 2, "zero__reduce": "step", "offload__optimizer": "nvme",
+                   "offload__gradients": "host", "offload__parameters": "host",
+                   "offload__nvme": [str(self.dir)]})
+        for rule in BOTH:
+            for per_node in (0, 2):
+                def run(name, **changes):
+                    name = f"{rule}_{per_node}_{name}"
+                    deck = onebit(self.corpus, 3, rule, run__steps=8,
+                                  parallel__ranks_per_node=per_node, **changes)
+                    return self.train(4, self.deck(name, deck))
+                want = run("want", zero__stage=0)
+                for k, changes in enumerate(places):
+                    with self.subTest(rule=rule, per_node=per_node, changes=changes):
+                        self.assertEqual(run(k, **changes), want)
 
     def test_33_a_tied_matrix_on_two_stages_stays_as_it_is(self):
         self.check_run("pipeline", 4, 5, 2, parallel__pipeline=2, zero__stage=1,
@@ -145,23 +197,26 @@ class OneBit(RunTest):
 
     def test_45_a_restart_before_the_switch_changes_nothing(self):
         """Nor one where momentum is gathered: the steps done again give the numbers they gave."""
-        path = self.deck("again", onebit(self.corpus, 4, run__steps=9, zero__stage=1,
-                                         checkpoint__every=2, checkpoint__keep=99))
-        self.train(2, path)
-        for at in (4, 2):
-            for checkpoint in (self.dir / "again" / "checkpoints").glob("step_*"):
-                if int(checkpoint.name[5:]) > at:
-                    shutil.rmtree(checkpoint)
+        for rule in BOTH:
+            path = self.deck(rule, onebit(self.corpus, 4, rule, run__steps=9, zero__stage=1,
+                                          checkpoint__every=2, checkpoint__keep=99))
             self.train(2, path)
-        resumed = [e["step"] for e in metrics.read_events(self.dir / "again")
-                   if e["event"] == "resume"]
-        self.assertEqual(resumed, [4, 2])
+            for at in (4, 2):
+                for checkpoint in (self.dir / rule / "checkpoints").glob("step_*"):
+                    if int(checkpoint.name[5:]) > at:
+                        shutil.rmtree(checkpoint)
+                self.train(2, path)
+            resumed = [e["step"] for e in metrics.read_events(self.dir / rule)
+                       if e["event"] == "resume"]
+            self.assertEqual(resumed, [4, 2])
 
     def test_40_skipped_steps_leave_no_trace(self):
         """Of a gradient that is not finite on one rank, in warm-up, at the switch and behind it."""
-        base = onebit(self.corpus, 3, run__steps=10, zero__stage=1, checkpoint__every=10)
-        for offload in ("none", "host"):
-            base["offload"] = {"optimizer": offload}
+        for rule, offload in (("onebit_adam", "none"), ("onebit_adam", "host"),
+                              ("onebit_lamb", "none"), ("onebit_lamb", "host")):
+            base = onebit(self.corpus, 3, rule, run__steps=10, zero__stage=1, checkpoint__every=10,
+                          offload__optimizer=offload)
+            offload = f"{rule}_{offload}"
             base["run"]["dir"] = str(self.dir / f"want_{offload}")
             want = self.train(2, self.deck(f"want_{offload}", base))
             for skipped in (2, 4, 6):
@@ -180,6 +235,9 @@ class OneBit(RunTest):
                 ({"optimizer__clip_norm": 1.0}, r"optimizer\.clip_norm is not possible"),
                 ({"run__steps": 3}, r"compress_after = 3 is not before the end of the run"),
                 ({"optimizer__compress_after": None}, r"compress_after is missing"),
+                ({"optimizer__r_min": 3.0, "optimizer__name": "onebit_lamb",
+                  "optimizer__r_max": 2.0}, r"r_min = 3.* is more than optimizer\.r_max = 2"),
+                ({"optimizer__beta3": 0.5}, r"beta3 has no effect"),
                 ({"optimizer__moments": "bf16"}, r"optimizer\.moments is not possible"),
                 ({"run__reproducible": "layout", "run__threads": 1},
                  r"run\.reproducible is not possible"),

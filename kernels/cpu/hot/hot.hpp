@@ -50,6 +50,8 @@ namespace tessera::kernels {
   F(first_update, void(const OptimizerUpdate&, Range elements, std::int64_t* words)) \
   /* Moves state and makes directions, of a step that is applied. */ \
   F(direct_update, void(const OptimizerUpdate&, Range elements)) \
+  /* Moments move; returns the bits of the largest ratio, or 0. */ \
+  F(moment_ratio, std::int64_t(const MomentRatio&, Range elements)) \
   /* out = x * factor, for matrices of equal shape. */ \
   F(scale, void(const View& x, float factor, const View& out, Range rows)) \
   F(square_polynomial, void(const SquarePolynomial&, Range rows)) \

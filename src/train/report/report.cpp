@@ -270,6 +270,12 @@ void Report::resume(const LoadedCheckpoint& from, bool own, std::int64_t bytes_r
     text += fmt::format("; the layout was {} with ZeRO-{}", to_string(h.layout.mesh),
                         h.layout.zero_stage);
   }
+  const plan::PlanInputs& inputs = run_.engine->inputs();
+  const bool lost =
+      !inputs.optimizer.momentum ||
+      plan::compression_at(inputs.optimizer, h.applied_updates) != plan::Compression::none;
+  if (inputs.numerics.error_feedback && lost)
+    text += "; what roundings have lost goes on as the sum of all ranks', not to the bit";
   auto changed = nlohmann::ordered_json::array();
   const auto before = deck_before(from, own);
   for (const auto& d :
