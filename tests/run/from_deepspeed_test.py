@@ -107,7 +107,7 @@ CONFIGS = {
          'optimizer.params.nesterov = "auto": the deck has DeepSpeed\'s default']),
     "lamb": ({**BATCH, "optimizer": {"type": "Lamb", "params": {"lr": 1e-3}}},
              {"optimizer.name": "adamw"},
-             ['PLACEHOLDER: "Lamb" is another rule than lamb of Tessera; these settings are']),
+             ['PLACEHOLDER: "Lamb" is another rule than Tessera\'s of that name; these settings are']),
     "curriculum": ({**zero(1), "curriculum_learning": curriculum("fixed_linear", 8, 504, **LINEAR)},
                    {"batch.sequence": 504, "batch.curriculum": {
                        "start": 8, "end": 504, "steps": 15000, "round": 8}}, []),
@@ -134,7 +134,7 @@ CONFIGS = {
     "one_bit_lamb": ({**BATCH, "optimizer": {"type": "OneBitLamb", "params": {
         "lr": 4e-4, "coeff_beta": 0.9}}},
         {"optimizer.name": "adamw", "optimizer.lr": 4e-4},
-        ['PLACEHOLDER: "OneBitLamb" is not available', 'optimizer.type = "OneBitLamb": not avail',
+        ['PLACEHOLDER: "OneBitLamb" is another rule', "second moments, not their roots",
          "coeff_beta = 0.9"]),
     "trainer": ({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
                  "gradient_accumulation_steps": "auto", "gradient_clipping": "auto",

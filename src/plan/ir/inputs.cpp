@@ -122,8 +122,7 @@ bool is_used(const PlanInputs& in, const ChannelRow& channel) {
 std::vector<optim::StateTensor> kept_tensors(const PlanInputs& in) {
   std::vector<optim::StateTensor> rows{{.name = "master"}};
   for (const optim::StateTensor& row : in.optimizer.state) {
-    const bool of_elements =
-        row.extent != optim::Extent::rank && row.extent != optim::Extent::node;
+    const bool of_elements = row.extent != optim::Extent::rank && row.extent != optim::Extent::node;
     TESSERA_CHECK(of_elements || !row.saved, "{} is saved, but not of elements", row.name);
     rows.push_back(row);
   }
