@@ -286,7 +286,8 @@ constexpr SchemaRow kRows[] = {
         "applied updates after which onebit_adam and onebit_lamb keep their second moments as they "
         "are and compress momentum; when these hardly change any more, after some 15 % of a run",
         {.limits = at_least(0),
-         .unset = "onebit_adam, onebit_lamb: 0, which is refused: it must be given"}),
+         .unset = "onebit_adam, onebit_lamb: 0, which is refused: it must be given",
+         .on_resume = refused}),
     row<&Deck::optimizer, &OptimizerSection::beta3>(
         "optimizer.beta3",
         "of onebit_lamb: decay of the mean of each tensor's factors, which goes on in their place "

@@ -53,6 +53,7 @@ void Trainer::start() {
                     [&](const std::string& line) { run_.log.say("kernels   " + line); });
   faults_->announce(run_.log);
   start_or_resume();
+  check_switch();
   control.together([&] {
     if (control.rank() != 0) return;
     write_resolved(deck, run_.directory);
@@ -91,6 +92,18 @@ void Trainer::start_or_resume() {
   source_ = source_of(*from);
   if (!source_.empty()) say_source("began as");
   if (own) saves_->set_saved_step(run_.course.progress.step);
+}
+
+/// Of a run whose length its data decide.
+void Trainer::check_switch() {
+  const auto& after = run_.deck.optimizer.compress_after;
+  run_.control.together([&] {
+    if (!after || *after < run_.course.steps()) return;
+    throw DeckError(fmt::format(
+        "{}: optimizer.compress_after = {} is not before the end of the run, which has {} steps: "
+        "nothing would be compressed (give less, or use adamw or lamb)",
+        run_.loaded.where("optimizer.compress_after"), *after, run_.course.steps()));
+  });
 }
 
 /// Tells people which model directory the weights come from.

@@ -27,6 +27,7 @@ class Trainer {
  private:
   void start();
   void start_or_resume();
+  void check_switch();
   void say_source(std::string_view verb);
   void check_data(const LoadedCheckpoint& from);
 

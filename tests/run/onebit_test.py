@@ -252,6 +252,11 @@ class OneBit(RunTest):
                 job = self.run_job(0, "check", self.deck("refused", deck), "--ranks", 2)
                 self.assertEqual(job.code, 2, job.output)
                 self.assertRegex(job.output, re.compile(message))
+        deck = onebit(self.corpus, 5, run__steps=None, run__epochs=5)
+        job = self.run_job(2, "train", self.deck("short", deck), each=True)
+        self.assertEqual(job.codes, [2, 2], job.output)
+        self.assertIn("compress_after = 5 is not before the end of the run, which has 5 steps",
+                      job.output)
 
 
 if __name__ == "__main__":

@@ -187,7 +187,7 @@ std::string blocks_text(const PlanInputs& in, const MeshPlace& place) {
     add("parameters", *in.numerics.weight_blocks, "");
   if (in.numerics.gradient_blocks) {
     const auto hops = gradient_route(in, place).hops;
-    add("gradients", *in.numerics.gradient_blocks,
+    add(in.optimizer.momentum ? "momentum's" : "gradients", *in.numerics.gradient_blocks,
         hops.size() == 1 ? fmt::format(", added over {} ranks at once", hops[0].ranks.count)
                          : fmt::format(", added in nodes of {} ranks, then over {} nodes",
                                        hops[0].ranks.count, hops[1].ranks.count));
