@@ -67,7 +67,8 @@ std::optional<std::string> find_problem(std::span<const RankPart> parts) {
   };
   std::map<std::string, Holders> holders;            // by state/tensor
   std::map<std::string, const DatasetRecord*> seen;  // by tensor
-  const Shape one({1});                              // of a state with one value for a tensor
+  std::map<std::string, bool> of_tensors;            // by state: whether a tensor has one value
+  const Shape one({1});
   int rank = 0;
   for (const RankPart& part : parts) {
     if (part.rank != rank++)
@@ -76,8 +77,10 @@ std::optional<std::string> find_problem(std::span<const RankPart> parts) {
     for (const DatasetRecord& d : part.datasets) {
       auto& all = holders.try_emplace(d.name(), Holders{&d, {}}).first->second;
       all.boxes.insert(all.boxes.end(), d.boxes.begin(), d.boxes.end());
+      const bool of_tensor =
+          of_tensors.try_emplace(d.state, d.shape == one).first->second && d.shape == one;
       const DatasetRecord& other =
-          d.shape == one ? *all.first : *seen.try_emplace(d.tensor, &d).first->second;
+          of_tensor ? *all.first : *seen.try_emplace(d.tensor, &d).first->second;
       if (d.type != all.first->type || d.shape != other.shape || d.shape != all.first->shape) {
         return fmt::format("{}: {} is {} {} here, but {} {} elsewhere", rank_file_name(part.rank),
                            d.name(), to_string(d.type), to_string(d.shape.extents()),

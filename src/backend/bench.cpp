@@ -320,7 +320,8 @@ class Bench {
                scalars = memory.filled({static_cast<std::int64_t>(StepScalar::count)}, 1e-3F),
                verdict = memory.filled({static_cast<std::int64_t>(VerdictField::count)}, 1),
                sums = memory.zeros(DType::i64, {kTensorWords}),
-               direction = memory.floats(type_, {n});
+               direction = memory.floats(type_, {n}), factor = memory.filled({1}, 1),
+               largest = memory.zeros(DType::i64, {1});
     for (const auto& [rule, word] : EnumWords<UpdateRule>::table) {
       const UpdatePass pass = pass_of(rule);
       const bool makes_parameter = moves_weights(pass) && type_ != DType::f32;
@@ -334,8 +335,15 @@ class Bench {
                              .scalars = scalars,
                              .verdict = verdict};
       for (std::size_t s = state_count(rule); s < kMostStates; ++s) update.state[s] = {};
+      if (rule == UpdateRule::frozen_lamb) update.factors = {factor, factor};
       row(update, text(x));
     }
+    row(
+        MomentRatio{
+            .gradient = x, .moment = v, .frozen = m, .largest = largest, .verdict = verdict},
+        text(x));
+    row(AverageTrust{.sums = sums, .average = factor, .verdict = verdict}, text(factor));
+    row(FollowRatio{.largest = largest, .ratio = factor, .verdict = verdict}, text(factor));
     const std::int64_t side = static_cast<std::int64_t>(std::sqrt(static_cast<double>(n)));
     const View matrix = direction.range(0, side * side).reshaped({side, side}),
                squares = memory.zeros(DType::i64, {kExactSumWords});

@@ -207,6 +207,16 @@ class Checker {
     if (batch.curriculum.empty() || !usable({key, "batch.sequence"})) return;
     if (const auto what = curriculum_problem(batch.curriculum, batch.sequence))
       return problem(key, *what);
+    const auto& after = deck_.optimizer.compress_after;
+    const bool rows = usable({"optimizer.compress_after", "model.position"}) &&
+                      deck_.model.position == PositionKind::learned;
+    if (const auto last = phases(batch).back().step; after && rows && last > *after) {
+      problem(key,
+              fmt::format("{} goes on until step {}, but optimizer.compress_after = {}: learned "
+                          "positions that come into use later would have no second moments "
+                          "(let it end before, or compress later)",
+                          key, last, *after));
+    }
     const std::int64_t tensor = deck_.parallel.tensor, most = deck_.run.reproducible_tensor;
     const bool split = deck_.parallel.sequence && usable({"parallel.tensor", "parallel.sequence"});
     const bool layout = deck_.run.reproducible == Reproducible::layout &&
@@ -347,7 +357,8 @@ class Checker {
                                  key));
       }
     };
-    of_blocks("zero.quantize.chunk", q.chunk != QuantizeSection{}.chunk);
+    const bool signs = deck_.optimizer.compress_after.has_value();  // which go in chunks too
+    of_blocks("zero.quantize.chunk", q.chunk != QuantizeSection{}.chunk && !signs);
     of_blocks("zero.quantize.block", q.block != QuantizeSection{}.block);
     if (usable({"zero.quantize.block"}) && q.block % 2 != 0) {
       problem("zero.quantize.block",

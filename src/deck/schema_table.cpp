@@ -261,7 +261,8 @@ constexpr SchemaRow kRows[] = {
          .unset = "adamw, adam, muon, onebit_adam: 1e-08; lamb, onebit_lamb: 1e-12"}),
     row<&Deck::optimizer, &OptimizerSection::trust>(
         "optimizer.trust",
-        "[least, largest]: to what lamb clips the factor of a tensor's update, the norm of its "
+        "[least, largest]: to what lamb and onebit_lamb clip the factor of a tensor's update, the "
+        "norm of its "
         "weights over that of the update",
         {.limits = as_f32(at_least(0)), .unset = "lamb, onebit_lamb: [0.01, 10.0]"}),
     row<&Deck::optimizer, &OptimizerSection::momentum>(
@@ -284,7 +285,9 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::optimizer, &OptimizerSection::compress_after>(
         "optimizer.compress_after",
         "applied updates after which onebit_adam and onebit_lamb keep their second moments as they "
-        "are and compress momentum; when these hardly change any more, after some 15 % of a run",
+        "are and compress momentum; when these hardly change any more, after some 15 % of a run. "
+        "From then on each rank keeps all of its momentum and of what rounding has lost, 8 bytes a "
+        "parameter, and gradients are reduced once a step",
         {.limits = at_least(0),
          .unset = "onebit_adam, onebit_lamb: 0, which is refused: it must be given",
          .on_resume = refused}),

@@ -298,24 +298,29 @@ Optimizer make_optimizer(const deck::OptimizerSection& section) {
 
 namespace {
 
-/// Whether a rank keeps as many as it has elements, whatever they are of.
-bool of_elements(const StateTensor& row) {
-  return row.of_matrices && (row.extent == Extent::owned || row.extent == Extent::shard);
+bool of_elements(const StateTensor& row) { return row.of_matrices && row.extent != Extent::tensor; }
+
+/// The bytes for an element of the rows that are chosen.
+template <typename Chosen>
+std::int64_t bytes_of(const Optimizer& optimizer, Chosen chosen) {
+  std::int64_t bytes = 0;
+  for (const StateTensor& s : optimizer.state)
+    bytes += of_elements(s) && chosen(s) ? size_of(s.type) : 0;
+  return bytes;
 }
 
 }  // namespace
 
 std::int64_t bytes_per_element(const Optimizer& optimizer) {
-  std::int64_t bytes = 0;
-  for (const StateTensor& s : optimizer.state) bytes += of_elements(s) ? size_of(s.type) : 0;
-  return bytes;
+  return bytes_of(optimizer, [](const StateTensor&) { return true; });
+}
+
+std::int64_t whole_bytes_per_element(const Optimizer& optimizer) {
+  return bytes_of(optimizer, [](const StateTensor& s) { return s.extent == Extent::whole; });
 }
 
 std::int64_t saved_bytes_per_element(const Optimizer& optimizer) {
-  std::int64_t bytes = 0;
-  for (const StateTensor& s : optimizer.state)
-    bytes += s.saved && s.of_matrices ? size_of(s.type) : 0;
-  return bytes;
+  return bytes_of(optimizer, [](const StateTensor& s) { return s.saved; });
 }
 
 }  // namespace tessera::optim

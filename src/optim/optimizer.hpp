@@ -22,7 +22,8 @@ enum class Extent : std::uint8_t {
   shard,   // one for each element of its slice of the unit, also where it updates everything
   tensor,  // one for each parameter tensor of the unit
   rank,    // one for each element of the unit, each rank its own
-  whole,   // likewise, alike on all ranks, where momentum travels compressed; else as `owned`
+  whole,   // likewise, where momentum travels compressed, alike on all ranks once it does; else as
+           // `owned`
   node,    // one for each element of which the rank makes the sum of its node, on the way of blocks
 };
 
@@ -219,9 +220,11 @@ Optimizer with_ema(Optimizer optimizer, double decay);
 /// The optimizer that a deck asks for.
 Optimizer make_optimizer(const deck::OptimizerSection& section);
 
-/// Bytes of state that an optimizer keeps for each element of the model, and those of them that a
-/// checkpoint has. What matrices that are made orthogonal do not have is left out.
+/// Bytes of state that an optimizer keeps for each element of the model, those of them that every
+/// data rank has for all elements, and those that a checkpoint has. What matrices that are made
+/// orthogonal do not have is left out.
 std::int64_t bytes_per_element(const Optimizer& optimizer);
+std::int64_t whole_bytes_per_element(const Optimizer& optimizer);
 std::int64_t saved_bytes_per_element(const Optimizer& optimizer);
 
 }  // namespace tessera::optim

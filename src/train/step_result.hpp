@@ -12,6 +12,7 @@ struct StepResult {
   bool applied = true;
   StepTimes times;
   StepInput input;  // what the step ran with
+  plan::PlanShape shape;
 };
 
 /// How ranks differed in it.

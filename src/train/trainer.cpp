@@ -94,11 +94,11 @@ void Trainer::start_or_resume() {
   if (own) saves_->set_saved_step(run_.course.progress.step);
 }
 
-/// Of a run whose length its data decide.
+/// Of a run that begins, whose length its data may decide.
 void Trainer::check_switch() {
   const auto& after = run_.deck.optimizer.compress_after;
   run_.control.together([&] {
-    if (!after || *after < run_.course.steps()) return;
+    if (!after || *after < run_.course.steps() || run_.course.progress.step > 0) return;
     throw DeckError(fmt::format(
         "{}: optimizer.compress_after = {} is not before the end of the run, which has {} steps: "
         "nothing would be compressed (give less, or use adamw or lamb)",
@@ -220,7 +220,7 @@ StepResult Trainer::run_step() {
     });
   }
   if (profile != nullptr) profiler_->write(prepared.plan());
-  return finish_step(output, input, times);
+  return finish_step(prepared.plan().shape, output, input, times);
 }
 
 /// A step takes from the end of the one before to its own end, so that nothing is left out but
@@ -234,15 +234,16 @@ void Trainer::measure_to_end(StepTimes& times) {
   times.total += times.between;
 }
 
-StepResult Trainer::finish_step(const StepOutput& output, const StepInput& input,
-                                const StepTimes& times) {
+StepResult Trainer::finish_step(const plan::PlanShape& shape, const StepOutput& output,
+                                const StepInput& input, const StepTimes& times) {
   Course& course = run_.course;
   const StepResult result{
       .loss = output.sum(plan::WordLayout::loss) / course.tokens(course.progress.step + 1),
       .grad_norm = std::sqrt(output.sum(plan::WordLayout::norm)) / course.scaler.scale(),
       .applied = output.applied,
       .times = times,
-      .input = input};
+      .input = input,
+      .shape = shape};
   course.count_step(result.applied);
   stop_agreed_ = output.count(plan::StepFlag::stop) > 0;
   if (saves_->active() && output.count(plan::StepFlag::saved) == run_.control.size())

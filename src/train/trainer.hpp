@@ -39,7 +39,8 @@ class Trainer {
   StepInput step_input() const;
   std::exception_ptr read_batch(const plan::PlanShape& shape);
   void measure_to_end(StepTimes& times);
-  StepResult finish_step(const StepOutput& output, const StepInput& input, const StepTimes& times);
+  StepResult finish_step(const plan::PlanShape& shape, const StepOutput& output,
+                         const StepInput& input, const StepTimes& times);
   void after_step(const StepResult& result);
   void evaluate_if_due();
   io::CheckpointHeader header() const;

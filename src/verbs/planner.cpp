@@ -75,4 +75,14 @@ Planner make_planner(const LayoutOptions& layout) {
   return p;
 }
 
+std::string phase_text(const Planner& p, const plan::PlanShape& shape) {
+  if (!p.inputs.optimizer.momentum) return "";
+  switch (shape.compression) {
+    case plan::Compression::none: return ", before momentum is compressed";
+    case plan::Compression::begins: return ", as its compression begins";
+    case plan::Compression::on: return ", with momentum compressed";
+  }
+  throw InternalError("a step without a phase");
+}
+
 }  // namespace tessera::verbs

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "deck/load.hpp"
 #include "plan/prediction/survey.hpp"
@@ -37,6 +38,9 @@ struct Planner {
   std::vector<int> node_of;
   bool nccl = false, device_is_host = false;  // as setup::ComputesOn has them
 };
+
+/// ", before momentum is compressed" and the like; "" where it never is.
+std::string phase_text(const Planner& planner, const plan::PlanShape& shape);
 
 /// Bytes of memory.device; nothing where the deck does not give a number.
 std::optional<std::int64_t> device_budget(const deck::Deck& deck);

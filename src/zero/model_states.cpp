@@ -16,7 +16,8 @@ StateBytes model_states(const StateElements& elements, std::int64_t data, int st
     frozen += part(n, sharding.parameters) * size_of(type);
   return {.parameters = kept(sharding.parameters) * size_of(types.compute) + frozen,
           .gradients = kept(sharding.gradients) * size_of(types.accumulate),
-          .optimizer = kept(sharding.states) * (types.optimizer + master)};
+          .optimizer = kept(sharding.states) * (types.optimizer - types.whole + master) +
+                       kept(false) * types.whole};
 }
 
 }  // namespace tessera::zero

@@ -45,7 +45,8 @@ struct StateElements {
 struct StateTypes {
   DType compute = DType::f32;     // of parameters; master weights are f32, in f32 the same ones
   DType accumulate = DType::f32;  // of gradients
-  std::int64_t optimizer = 0;     // bytes that it keeps for each element
+  std::int64_t optimizer = 0;     // bytes that it keeps for each element,
+  std::int64_t whole = 0;         // and those of them that every data rank has for all elements
 };
 
 /// The states of these elements, divided over `data` ranks as the ZeRO stage says. Shards are

@@ -169,15 +169,20 @@ StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers,
 
 std::vector<float> slice_of_state(PlanRun& run, Kept which) {
   std::vector<float> all;
+  const auto rows = plan::kept_tensors(run.inputs());
   for (const auto& s : run.state().units()) {
     if (!s.held) continue;
-    for (const auto& kept : s.kept) {
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      const auto& kept = s.kept[r];
       const View& row = which == Kept::live ? kept.live : kept.snapshot;
       if (!row) continue;                          // of a frozen unit, or not saved
       if (row.data == s.error_sum.data) continue;  // as old as the last checkpoint
-      const bool of_all = row.data == s.errors.data || row.data == s.node_error.data;
+      using optim::Extent;
+      const Extent extent = rows[r].extent;
+      const bool of_elements =
+          extent != Extent::rank && extent != Extent::node && extent != Extent::tensor;
       const Range has = intersect(kept.elements, s.slice);
-      const bool flat = which == Kept::live && !of_all;
+      const bool flat = which == Kept::live && of_elements;
       const auto values =
           run.values(flat ? row.range(has.begin - kept.elements.begin, has.count()) : row);
       all.insert(all.end(), values.begin(), values.end());

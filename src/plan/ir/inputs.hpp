@@ -129,7 +129,8 @@ struct PlanInputs {
   zero::StateTypes state_types() const {
     return {.compute = numerics.compute,
             .accumulate = numerics.accumulate,
-            .optimizer = optim::bytes_per_element(optimizer)};
+            .optimizer = optim::bytes_per_element(optimizer),
+            .whole = optim::whole_bytes_per_element(optimizer)};
   }
 };
 

@@ -52,6 +52,7 @@ std::uint64_t plan_hash(const Plan& plan) {
       if constexpr (requires { args.among; })
         hash.add(args.among.ranks.count).add(args.among.ranks.stride);
       if constexpr (requires { args.blocks; }) hash.add(args.blocks);
+      if constexpr (requires { args.of; }) hash.add(args.of);
     });
   }
   return hash.value();

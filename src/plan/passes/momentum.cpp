@@ -117,8 +117,17 @@ std::vector<Op> keep_momentum(Plan& plan, const PlanInputs& in, std::size_t unit
       add(cleared(moved.y, p)), add(cleared(lost, p));
     for (const Range& p : ragged_padding(in, unit, s, s.slice)) add(cleared(way.lost_of_mean, p));
     add(kernels::Convert{.x = way.lost_of_mean, .out = s.mean_error, .verdict = plan.verdict});
-    if (s.node_error)
+    if (s.node_error) {
+      const comm::Route route = gradient_route(in, plan.place);
+      const std::int64_t nodes = shards_between(route), neighbours = n / shard / nodes;
+      for (std::int64_t k = 0; k < nodes;
+           ++k) {  // sums leave in the order of the nodes they are for
+        const std::int64_t owner = k * neighbours + plan.place.data % neighbours;
+        for (const Range& p : ragged_padding(in, unit, s, s.layout.shard_of(owner)))
+          add(cleared(way.lost_of_node.range(k * shard, shard), p));
+      }
       add(kernels::Convert{.x = way.lost_of_node, .out = s.node_error, .verdict = plan.verdict});
+    }
   }
   add(moved);
   return ops;

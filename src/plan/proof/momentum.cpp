@@ -54,7 +54,10 @@ MomentumCheck::Blends MomentumCheck::blends(std::size_t at, const Op& op,
     if (call.out.elements() != shard * parts ||
         !add_up(call.keep, call.add * static_cast<float>(parts)))
       reject(plan_, at, "momentum joins another gradient");
+    if (unit.gathered && !same_bytes(unit.gathered_to, unit.momentum))
+      reject(plan_, at, "joins other momentum than was gathered");
     unit.gradient = homes_.home_of(call.out).buffer;
+    unit.join = call.keep;
     unit.stage = Stage::joined;
     return Blends::joins;
   }
@@ -62,7 +65,8 @@ MomentumCheck::Blends MomentumCheck::blends(std::size_t at, const Op& op,
   const std::int64_t bytes = shard * size_of(DType::f32), first = plan_.place.data * bytes;
   if (unit.stage != Stage::decoded || homes_.home_of(call.out).buffer != unit.gradient ||
       call.out.elements() != shard || own.buffer != unit.momentum.buffer ||
-      own.bytes != Range{first, first + bytes} || !add_up(call.keep, call.add))
+      own.bytes != Range{first, first + bytes} || !add_up(call.keep, call.add) ||
+      std::abs(unit.join * call.keep - 1) > 1e-4F)
     reject(plan_, at, "leads back to no gradient");
   unit.stage = Stage::led_back;
   return Blends::leads_back;
@@ -86,7 +90,10 @@ void MomentumCheck::collective(std::size_t at, const Op& op, const comm::Collect
   }
   Unit& unit = units_[op.unit];
   if (const auto* gather = std::get_if<comm::AllGather>(&call)) {
-    if (gather->full.type != DType::u8 && unit.stage == Stage::none) unit.gathered = true;
+    if (gather->full.type != DType::u8 && unit.stage == Stage::none) {
+      unit.gathered = true;
+      unit.gathered_to = homes_.home_of(gather->full);
+    }
     return;
   }
   const auto* sum = std::get_if<comm::ReduceScatter>(&call);
@@ -165,11 +172,20 @@ void MomentumCheck::keeps_error(std::size_t at, const Op& op, const kernels::Con
   kept = true;
 }
 
+/// Whether a buffer of state has so many values, one for each tensor of a unit.
+bool MomentumCheck::is_of_tensors(const BufferUse& home, std::int64_t tensors) const {
+  const Buffer& buffer = plan_.buffer(home.buffer);
+  return buffer.persistent && buffer.purpose == BufferPurpose::optimizer &&
+         home.bytes == Range{0, buffer.bytes} && buffer.bytes == 4 * tensors;
+}
+
 void MomentumCheck::copies_moments(std::size_t at, const Op& op, const kernels::Convert& call) {
   Unit& unit = units_[op.unit];
   unit.running = homes_.home_of(call.out);
+  const BufferUse from = homes_.home_of(call.x);
   if (plan_.shape.compression != Compression::begins || unit.copied || unit.moved > 0 ||
-      call.x.elements() != share(op).shard || call.verdict ||
+      plan_.buffer(from.buffer).purpose != BufferPurpose::optimizer ||
+      from.buffer == unit.running.buffer || call.x.elements() != share(op).shard || call.verdict ||
       call.write != kernels::Write::overwrite)
     reject(plan_, at, "second moments go on from elsewhere");
   unit.copied = true;
@@ -189,9 +205,15 @@ void MomentumCheck::moves_moments(std::size_t at, const Op& op, const kernels::M
       to.purpose != BufferPurpose::optimizer || running.buffer == frozen.buffer ||
       running.bytes.begin + first != frozen.bytes.begin || running.bytes.begin != 4 * unit.moved)
     reject(plan_, at, "compares second moments of other elements");
+  if (unit.copied && running.buffer != unit.running.buffer)
+    reject(plan_, at, "moves other second moments than go on");
   if (unit.kept || unit.followed) reject(plan_, at, "moves second moments too late");
+  if (unit.frozen >= 0 && frozen.buffer != unit.frozen)
+    reject(plan_, at, "compares other second moments than updates are by");
+  unit.frozen = frozen.buffer;
   unit.moved += call.moment.elements();
   if (!call.largest) return;
+  unit.words.emplace_back(frozen.bytes, offset_of(call.largest));
   if (buffer_of(call.largest) != table_ || compared_)
     reject(plan_, at, "compares with what has been compared over ranks");
   unit.compared += call.moment.elements();
@@ -202,8 +224,9 @@ void MomentumCheck::follows(std::size_t at, const Op& op, const kernels::FollowR
   Unit& unit = units_[op.unit];
   unit.ratio = homes_.home_of(call.ratio);
   if (!verdict || !is_at(call.verdict, plan_.verdict) || !compared_ || unit.followed ||
-      buffer_of(call.largest) != table_ || !plan_.buffer(unit.ratio.buffer).persistent)
+      buffer_of(call.largest) != table_ || !is_of_tensors(unit.ratio, call.ratio.elements()))
     reject(plan_, at, "follows other ratios than the step's, of all ranks");
+  unit.first_word = offset_of(call.largest);
   unit.followed = true;
 }
 
@@ -235,9 +258,17 @@ void MomentumCheck::updates(std::size_t at, const Op& op, const kernels::Optimiz
   const bool begun = unit.kept || unit.followed || unit.stage != Stage::none;
   if (deferred ? begun : !done) reject(plan_, at, "updates by momentum of another step");
   if (share(op).factors) {
-    const bool has = update.factors[0] && update.factors[1];
-    if (!has || (unit.followed && homes_.home_of(update.factors[1]).buffer != unit.ratio.buffer))
+    if (!update.factors[0] || !update.factors[1]) reject(plan_, at, "updates without factors");
+    const BufferUse average = homes_.home_of(update.factors[0]),
+                    ratio = homes_.home_of(update.factors[1]);
+    const BufferUse frozen = homes_.home_of(update.state[1]);
+    if ((unit.followed && ratio.buffer != unit.ratio.buffer) || average.buffer == ratio.buffer ||
+        average.bytes != ratio.bytes || (unit.average >= 0 && average.buffer != unit.average) ||
+        (unit.frozen >= 0 && frozen.buffer != unit.frozen))
       reject(plan_, at, "updates by the factors of others");
+    unit.average = average.buffer;
+    unit.frozen = frozen.buffer;
+    unit.factors.emplace_back(frozen.bytes, average.bytes.begin / size_of(DType::f32));
   }
   const BufferUse home = homes_.home_of(update.state[0]);
   if (unit.momentum.buffer >= 0 ? home.buffer != unit.momentum.buffer
@@ -266,6 +297,13 @@ void MomentumCheck::end(std::int32_t unit, bool whole) const {
       found.compared != (moves ? share.counted : 0) ||
       found.copied != (moves && plan_.shape.compression == Compression::begins))
     throw InternalError(fmt::format("broken plan: factors of unit {} do not follow", unit));
+  for (const auto& [compared, word] : found.words) {
+    for (const auto& [updated, place] : found.factors) {
+      if (!intersect(compared, updated).empty() &&
+          (word - found.first_word) / size_of(DType::i64) != place)
+        throw InternalError(fmt::format("broken plan: unit {} has factors of other tensors", unit));
+    }
+  }
   const bool saves = plan_.shape.purpose == PlanPurpose::train_snapshot ||
                      plan_.shape.purpose == PlanPurpose::flush;
   if (found.summed_error != (saves && share.momentum) ||

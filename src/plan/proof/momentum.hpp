@@ -2,6 +2,8 @@
 #pragma once
 
 #include <map>
+#include <utility>
+#include <vector>
 
 #include "plan/proof/homes.hpp"
 
@@ -59,11 +61,20 @@ class MomentumCheck {
     const std::byte* codes = nullptr;   // symbolic: of the own part
     bool gathered = false, kept = false, kept_error = false, kept_node_error = false,
          summed_error = false, summed_node_error = false;
-    BufferUse running, ratio;              // of factors
+    BufferUse running, ratio;  // of factors
+    /// By bytes of the second moments that updates are by: the words of ratios, as plans compare
+    /// them, and the places of factors, as updates read them.
+    std::vector<std::pair<Range, std::int64_t>> words, factors;
+    BufferId frozen = -1;
+    std::int64_t first_word = 0;
+    BufferId average = -1;
+    BufferUse gathered_to;                 // momentum, by the last hop
+    float join = 0;                        // what a gradient was multiplied with
     std::int64_t moved = 0, compared = 0;  // elements of the running moments
     bool copied = false, followed = false;
   };
   bool is_kept_error(const BufferUse& home) const;
+  bool is_of_tensors(const BufferUse& home, std::int64_t tensors) const;
 
   const UnitShare& share(const Op& op) const;
   /// All of the state's momentum of a unit.

@@ -272,8 +272,9 @@ void Report::resume(const LoadedCheckpoint& from, bool own, std::int64_t bytes_r
   }
   const plan::PlanInputs& inputs = run_.engine->inputs();
   const bool lost =
-      !inputs.optimizer.momentum ||
-      plan::compression_at(inputs.optimizer, h.applied_updates) != plan::Compression::none;
+      inputs.layout.mesh.data > 1 &&
+      (!inputs.optimizer.momentum ||
+       plan::compression_at(inputs.optimizer, h.applied_updates) == plan::Compression::on);
   if (inputs.numerics.error_feedback && lost)
     text += "; what roundings have lost goes on as the sum of all ranks', not to the bit";
   auto changed = nlohmann::ordered_json::array();
@@ -344,7 +345,7 @@ void Report::step(const StepResult& r, const std::optional<StepSpreads>& spreads
 void Report::step_event(const StepResult& r, const StepSpreads& spreads) {
   const Progress& at = run_.course.progress;
   const double peak = run_.engine->peak_rate();
-  const auto& wire = run_.plan_of(at.step).wire;
+  const auto& wire = run_.engine->prepared(r.shape).wire;
   const io::IoBytes io = io::io_bytes();
   run_.log.event({{"event", "step"},
                   {"step", at.step},

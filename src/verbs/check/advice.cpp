@@ -1,6 +1,7 @@
 // What a layout wastes, and what would make one fit: a table of rules, and deck values that are
 // tried with real plans.
 #include <algorithm>
+#include <cmath>
 
 #include "core/bytes.hpp"
 #include "deck/presets.hpp"
@@ -105,10 +106,40 @@ Advice tiles_for_nothing(const Checked& c) {
                      d.zero.tiles);
 }
 
-constexpr std::array kRules = {
-    tensor_over_nodes, zero_on_one_data_rank, gradients_over_uneven_nodes,
-    few_micro_batches, gpipe_for_nothing,     unequal_stages,
-    whole_sequences,   large_staging,         tiles_for_nothing};
+/// Without bias correction second moments that are frozen early are too small for ever.
+Advice frozen_early(const Checked& c) {
+  const auto& optimizer = c.deck().optimizer;
+  if (!optimizer.compress_after) return std::nullopt;
+  const double beta2 = (*optimizer.betas)[1],
+               share = 1 - std::pow(beta2, static_cast<double>(*optimizer.compress_after));
+  if (share > 1 - std::exp(-1.0)) return std::nullopt;
+  return fmt::format(
+      "optimizer.compress_after = {} freezes second moments, which are not corrected, at {:.0f} % "
+      "of "
+      "what they come to: updates stay {:.1f} times as large; at least 1 / (1 - beta2) = {:.0f} "
+      "updates are usual",
+      *optimizer.compress_after, 100 * share, 1 / std::sqrt(share), 1 / (1 - beta2));
+}
+
+Advice momentum_of_one(const Checked& c) {
+  if (!c.deck().optimizer.compress_after || c.mesh().data > 1) return std::nullopt;
+  return fmt::format(
+      "optimizer.name = \"{}\" compresses nothing on one data rank, but freezes second "
+      "moments all the same",
+      enum_word(c.deck().optimizer.name));
+}
+
+constexpr std::array kRules = {frozen_early,
+                               momentum_of_one,
+                               tensor_over_nodes,
+                               zero_on_one_data_rank,
+                               gradients_over_uneven_nodes,
+                               few_micro_batches,
+                               gpipe_for_nothing,
+                               unequal_stages,
+                               whole_sequences,
+                               large_staging,
+                               tiles_for_nothing};
 
 // --- Other values of the deck, tried with plans
 

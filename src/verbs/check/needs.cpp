@@ -55,15 +55,6 @@ std::vector<const RankFigures*> columns_of(const Checked& checked) {
   return shown;
 }
 
-const char* phase_of(plan::Compression compression) {
-  switch (compression) {
-    case plan::Compression::none: return "before momentum is compressed";
-    case plan::Compression::begins: return "as that begins";
-    case plan::Compression::on: return "from then on";
-  }
-  throw InternalError("a step without a phase");
-}
-
 /// Where training has steps of several shapes, what each of them needs.
 std::string shapes_text(const Checked& checked) {
   const auto& shapes = checked.planner.shapes;
@@ -86,12 +77,10 @@ std::string shapes_text(const Checked& checked) {
   std::ranges::sort(rows, {}, &Row::shape);
   const std::int64_t most = std::ranges::max(rows, {}, &Row::bytes).bytes;
   std::string text = "memory of a step by its shape, on the rank that holds most:\n";
-  const bool compresses = checked.planner.inputs.optimizer.momentum.has_value();
   for (const auto& [shape, bytes] : rows) {
     text += fmt::format("  {:>7} tokens x {} x {:<21}{:>14}{}{}\n", shape.sequence, shape.micro,
                         count_text(shape.micro_batches, "micro-batch", "micro-batches"),
-                        human_bytes(bytes),
-                        compresses ? fmt::format("  {}", phase_of(shape.compression)) : "",
+                        human_bytes(bytes), phase_text(checked.planner, shape),
                         bytes == most ? "  the most" : "");
   }
   return text;

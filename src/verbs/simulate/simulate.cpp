@@ -47,16 +47,18 @@ void print_memory(const plan::Prediction& p, std::int64_t has) {
       host == 0 ? "" : fmt::format("; {} of the host's", human_bytes(host)));
 }
 
-/// The steps of a curriculum or ramp beside the first of full length.
+/// The steps beside the first of full length: of a curriculum or ramp, and before momentum travels
+/// compressed.
 void print_other_shapes(const Planner& p, const deck::Machine& machine) {
   for (const plan::PlanShape& shape : std::span(p.shapes).subspan(1)) {
     if (shape.purpose != plan::PlanPurpose::train) continue;
     const double step = plan::estimate_step(p.inputs, shape, machine);
     const Speed speed = speed_of(p, shape, step, machine);
-    fmt::print("  {:>6} tokens x {:<6}  {:.1f} ms, {:.5g} tokens/s, {:.4g} TFLOP/s a rank{}\n",
+    fmt::print("  {:>6} tokens x {:<6}  {:.1f} ms, {:.5g} tokens/s, {:.4g} TFLOP/s a rank{}{}\n",
                shape.sequence, shape.micro_batches * shape.micro * p.inputs.layout.mesh.data,
                step * 1e3, speed.tokens_per_s, speed.flop_rate / 1e12,
-               speed.mfu ? fmt::format(", MFU {:.1f}%", 100 * *speed.mfu) : "");
+               speed.mfu ? fmt::format(", MFU {:.1f}%", 100 * *speed.mfu) : "",
+               phase_text(p, shape));
   }
 }
 

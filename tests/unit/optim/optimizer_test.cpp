@@ -30,6 +30,15 @@ TEST(Optimizer, LambKeepsTwoMomentsAndAddsUpTwoSumsATensor) {
 }
 
 // Trap 42: what decays is decided by the parameter, whatever flat buffer it lies in.
+TEST(Optimizer, CountsWhatEachRankHasWhole) {
+  const Optimizer adam = onebit_adam(), lamb = onebit_lamb();
+  EXPECT_EQ(bytes_per_element(adam), 8);
+  EXPECT_EQ(whole_bytes_per_element(adam), 4);
+  EXPECT_EQ(bytes_per_element(lamb), 12) << "and a second moment that goes on";
+  EXPECT_EQ(saved_bytes_per_element(lamb), 12) << "factors of tensors are of no element";
+  EXPECT_EQ(whole_bytes_per_element(optim::adam()), 0);
+}
+
 TEST(Optimizer, OnlyMatricesDecay) {
   for (const auto& [name, word] : EnumWords<deck::OptimizerName>::table) {
     const Optimizer o = make_optimizer({.name = name,
@@ -40,6 +49,11 @@ TEST(Optimizer, OnlyMatricesDecay) {
                                         .nesterov = false,
                                         .newton_schulz = 5,
                                         .attention = deck::WholeAttention::projections,
+                                        .compress_after = 10,
+                                        .beta3 = 0.9,
+                                        .r_min = 0.5,
+                                        .r_max = 4,
+                                        .r_threshold = 0.1,
                                         .weight_decay = 0.25});
     const std::vector<View> state(o.state.size());
     const auto decay = [&](bool is_matrix) {

@@ -115,6 +115,13 @@ TEST(CompressedMomentum, IsRejectedWithOtherWeightsOrErrors) {
   using kernels::Blend, kernels::Quantize, kernels::Convert;
   expect_rejected(spoilt<Blend>(plan, [](Blend& b) { return b.add *= 2, true; }), "twice as much");
   expect_rejected(spoilt<Blend>(plan,
+                                [](Blend& b) {  // another beta
+                                  const bool joins = b.scalars && b.add > 0;
+                                  b.keep = 0.5F, b.add = 0.5F / 4;
+                                  return joins;
+                                }),
+                  "by another beta than leads back");
+  expect_rejected(spoilt<Blend>(plan,
                                 [&](Blend& b) {
                                   const bool keeps = static_cast<bool>(b.verdict);
                                   b.verdict = {};
@@ -154,6 +161,28 @@ TEST(CompressedMomentum, IsRejectedWithOtherFactors) {
       "compared with themselves");
   expect_rejected(spoilt<FollowRatio>(plan, [](FollowRatio& f) { return f.verdict = {}, true; }),
                   "of steps that are skipped");
+  // Factors of another tensor, exchanged, or of this rank's sums alone.
+  const auto spoilt_updates = [&](auto&& spoil) {
+    std::vector<Plan> all;
+    for (std::size_t i = 0; i < plan.ops.size(); ++i) {
+      if (plan.ops[i].kind != OpKind::update) continue;
+      Plan broken = plan;
+      auto& call = std::get<kernels::KernelCall>(broken.ops[i].call);
+      if (spoil(std::get<kernels::OptimizerUpdate>(call))) all.push_back(std::move(broken));
+    }
+    EXPECT_FALSE(all.empty());
+    return all;
+  };
+  expect_rejected(spoilt_updates([](kernels::OptimizerUpdate& u) {
+                    u.factors[0].data += 4;
+                    return true;
+                  }),
+                  "c of the next tensor");
+  expect_rejected(spoilt_updates([](kernels::OptimizerUpdate& u) {
+                    u.factors[1] = u.factors[0];
+                    return true;
+                  }),
+                  "c twice");
   Plan sums = plan;
   for (Op& op : sums.ops) {
     auto* call = std::get_if<comm::CollectiveCall>(&op.call);
