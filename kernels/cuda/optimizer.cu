@@ -34,11 +34,12 @@ void run(const OptimizerUpdate& a, const Context& context) {
                                     .scalars = a.scalars.as<float>(),
                                     .verdict = a.verdict.as<float>(),
                                     .sums = reinterpret_cast<std::int64_t*>(a.sums.data),
-                                    .factors = {reinterpret_cast<const float*>(a.factors[0].data),
-                                                reinterpret_cast<const float*>(a.factors[1].data)},
                                     .settings = a.settings,
                                     .n = n,
                                     .wide = alike};
+    FactorsOf<Step> factors;
+    if constexpr (Step::kRule == UpdateRule::frozen_lamb)
+      factors = {a.factors[0].as<float>(), a.factors[1].as<float>()};
     for (int s = 0; s < S; ++s) arrays.state[s] = a.state[static_cast<std::size_t>(s)].as<M>();
     const std::int64_t blocks = std::min<std::int64_t>(ceil_div(ceil_div(n, V), kUpdateThreads),
                                                        32 * context.multiprocessors);
@@ -58,7 +59,7 @@ void run(const OptimizerUpdate& a, const Context& context) {
                exact_normalise_kernel, arrays.sums);
     } else {
       launch(on(context, a.name().data(), blocks, kUpdateThreads), update_kernel<Step, M, G, P>,
-             arrays);
+             arrays, factors);
     }
   };
   // Absent views count as f32.

@@ -21,6 +21,14 @@ inline __global__ void __launch_bounds__(32)
   verdict[static_cast<int>(VerdictField::coefficient)] = v.coefficient;
 }
 
+/// A tensor's factors in place of its ratio, of the rules that have them.
+struct NoFactors {};
+struct Factors {
+  const float *average, *ratio;
+};
+template <typename Step>
+using FactorsOf = std::conditional_t<Step::kRule == UpdateRule::frozen_lamb, Factors, NoFactors>;
+
 /// `G`: the type of what is read beside weights and state, a gradient or directions.
 template <typename M, typename G, typename P, int S>
 struct UpdateArrays {
@@ -30,8 +38,7 @@ struct UpdateArrays {
   float* average;  // null where none is kept
   P* parameter;    // null where master is what forward uses; of a pass that makes them, directions
   const float *scalars, *verdict;
-  std::int64_t* sums;       // null where there are none
-  const float* factors[2];  // of frozen_lamb
+  std::int64_t* sums;  // null where there are none
   UpdateSettings settings;
   std::int64_t n;
   bool wide;
@@ -51,19 +58,29 @@ __device__ __forceinline__ float block_trust(const std::int64_t* sums,
   return trust;
 }
 
+/// What a rule multiplies an update with, beside the learning rate.
+template <typename Step, typename Arrays>
+__device__ __forceinline__ float factor_of(const Arrays& a, const FactorsOf<Step>& factors,
+                                           bool apply) {
+  if constexpr (pass_of(Step::kRule) == UpdatePass::second) {
+    return apply ? block_trust(a.sums, a.settings) : 1.0F;
+  } else if constexpr (Step::kRule == UpdateRule::frozen_lamb) {
+    return *factors.average * *factors.ratio;
+  } else {
+    return 1.0F;
+  }
+}
+
 template <typename Step, typename M, typename G, typename P>
 __global__ void __launch_bounds__(kUpdateThreads)
-    update_kernel(UpdateArrays<M, G, P, Step::kStates> a) {
+    update_kernel(UpdateArrays<M, G, P, Step::kStates> a, FactorsOf<Step> factors) {
   constexpr int V = kRun<G, P>, S = Step::kStates;
   const bool apply = a.verdict[static_cast<int>(VerdictField::apply)] != 0.0F;
   if (!apply && a.parameter == nullptr) return;
   const float coefficient = a.verdict[static_cast<int>(VerdictField::coefficient)];
   constexpr UpdatePass kPass = pass_of(Step::kRule);
-  constexpr bool kOnly = kPass == UpdatePass::only, kTrust = kPass == UpdatePass::second;
-  float trust = 1;
-  if constexpr (kTrust) trust = apply ? block_trust(a.sums, a.settings) : 1.0F;
-  if constexpr (Step::kRule == UpdateRule::frozen_lamb) trust = *a.factors[0] * *a.factors[1];
-  const Step step(a.settings, a.scalars, trust);
+  constexpr bool kOnly = kPass == UpdatePass::only;
+  const Step step(a.settings, a.scalars, factor_of<Step>(a, factors, apply));
   const std::uint32_t salt = salt_of(a.scalars);
   const std::int64_t stride = std::int64_t{gridDim.x} * kUpdateThreads * V;
   for (std::int64_t i = (std::int64_t{blockIdx.x} * kUpdateThreads + threadIdx.x) * V; i < a.n;
