@@ -49,8 +49,8 @@ Calls MomentumExchange::join(std::size_t unit, const View& gradient) {
   if (plan_.shape.compression == Compression::begins && s.sharding.states)
     calls = gather_over(plan_, route_,
                         {.shard = m.range(s.slice.begin, s.slice.count()), .full = m}, momentum_);
-  const float beta = in_.optimizer.momentum->beta,
-              ranks = static_cast<float>(s.layout.padded / s.layout.shard);
+  const std::int64_t size = s.layout.padded / s.layout.shard;
+  const float beta = in_.optimizer.momentum->beta, ranks = static_cast<float>(size);
   calls.push_back({Leg::pack, KernelCall{kernels::Blend{.y = m,
                                                         .out = gradient,
                                                         .keep = 1 - beta,

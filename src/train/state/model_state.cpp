@@ -166,6 +166,16 @@ void ModelState::put(std::span<const std::byte> bytes, const RealView& target, s
   target.tier->write(target.view.range(first, count).data, bytes);
 }
 
+void ModelState::put_converted(std::span<const std::byte> bytes, DType type, const RealView& target,
+                               std::int64_t first) {
+  const DType to = target.view.type;
+  if (type == to) return put(bytes, target, first);
+  std::vector<std::byte> converted(bytes.size() / static_cast<std::size_t>(size_of(type)) *
+                                   static_cast<std::size_t>(size_of(to)));
+  convert(bytes, type, to, converted.data());
+  put(converted, target, first);
+}
+
 /// The first of these values, which follow element `first` of a part, that a target's type cannot
 /// hold.
 std::optional<NonFiniteElement> ModelState::find_non_finite(std::span<const float> values,
@@ -297,17 +307,9 @@ std::optional<NonFiniteElement> ModelState::load(io::Checkpoint& checkpoint,
         const bool known = entry->type == DType::f32 || entry->type == DType::bf16;
         const DType type = known ? entry->type : kept.type;
         wanted.push_back({p.name, from, box_of(p, part), type,
-                          [type, to = kept.type, target = targets.front()](
-                              std::int64_t first, std::span<const std::byte> bytes) {
-                            std::vector<std::byte> converted;
-                            if (type != to) {
-                              converted.resize(bytes.size() /
-                                               static_cast<std::size_t>(size_of(type)) *
-                                               static_cast<std::size_t>(size_of(to)));
-                              convert(bytes, type, to, converted.data());
-                              bytes = converted;
-                            }
-                            put(bytes, target, first);
+                          [type, target = targets.front()](std::int64_t first,
+                                                           std::span<const std::byte> bytes) {
+                            put_converted(bytes, type, target, first);
                           }});
         return;
       }

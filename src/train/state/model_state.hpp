@@ -126,6 +126,9 @@ class ModelState {
   static void put(std::span<const float> values, const std::vector<RealView>& targets,
                   std::int64_t first);
   static void put(std::span<const std::byte> bytes, const RealView& target, std::int64_t first);
+  /// Of values of this type, in the target's.
+  static void put_converted(std::span<const std::byte> bytes, DType type, const RealView& target,
+                            std::int64_t first);
   static std::optional<NonFiniteElement> find_non_finite(std::span<const float> values,
                                                          const std::vector<RealView>& targets,
                                                          const model::ParamDesc& p,
