@@ -27,6 +27,10 @@ enum class Extent : std::uint8_t {
   node,    // one for each element of which the rank makes the sum of its node, on the way of blocks
 };
 
+/// Whether an update gets the elements of such state that it updates; of other state it gets all
+/// that its tensor or its unit has.
+constexpr bool is_flat(Extent extent) { return extent == Extent::owned || extent == Extent::whole; }
+
 /// A tensor that persists from step to step: a row of what a run keeps for every unit.
 struct StateTensor {
   std::string name;  // in plans and in checkpoints, which have one such tensor for each parameter

@@ -146,12 +146,11 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
                                    .block = in.optimizer.momentum->block};
     in.numerics.error_feedback = true;
   }
-  const bool blocks = in.numerics.weight_blocks || in.numerics.gradient_blocks;
-  in.model.units = model::model_units(in.model.config, in.layout.tensor_chunks,
-                                      {.tiles = deck.zero.tiles,
-                                       .block = in.optimizer.momentum ? in.optimizer.momentum->block
-                                                : blocks              ? deck.zero.quantize.block
-                                                                      : 0});
+  const auto& blocks =
+      in.numerics.gradient_blocks ? in.numerics.gradient_blocks : in.numerics.weight_blocks;
+  in.model.units =
+      model::model_units(in.model.config, in.layout.tensor_chunks,
+                         {.tiles = deck.zero.tiles, .block = blocks ? blocks->block : 0});
   in.numerics.operands = deck.precision.matmul == deck::Matmul::fp8 ? kernels::Operands::fp8
                                                                     : kernels::Operands::stored;
   in.numerics.order = deck.run.reproducible == deck::Reproducible::off ? kernels::SumOrder::any

@@ -40,7 +40,7 @@ std::vector<plan::PlanShape> training_shapes(const deck::Deck& deck, std::int64_
   others.erase(key(longest));
   std::vector<plan::PlanShape> shapes;
   using plan::Compression;
-  const bool compresses = optim::make_optimizer(deck.optimizer).momentum.has_value();
+  const bool compresses = deck.optimizer.compress_after.has_value();
   std::vector<Compression> compressions{Compression::none};
   if (compresses) compressions = {Compression::on, Compression::none, Compression::begins};
   const auto add = [&](std::int64_t sequence, std::int64_t global) {

@@ -24,11 +24,14 @@ optim::ParameterKind kind_of(const model::UnitDesc& unit, const model::ParamDesc
   return hidden ? optim::ParameterKind::hidden_matrix : optim::ParameterKind::matrix;
 }
 
+bool on_both_ends(const PlanInputs& in, const model::UnitDesc& unit) {
+  return in.layout.mesh.pipeline > 1 && in.model.config.tied_embeddings &&
+         unit.kind == model::UnitKind::vocabulary;
+}
+
 bool gradient_in_blocks(const PlanInputs& in, const model::UnitDesc& unit) {
   // Momentum of a tied matrix is of both its uses together, which two stages have.
-  const bool of_two_stages = in.optimizer.momentum && in.layout.mesh.pipeline > 1 &&
-                             in.model.config.tied_embeddings &&
-                             unit.kind == model::UnitKind::vocabulary;
+  const bool of_two_stages = in.optimizer.momentum && on_both_ends(in, unit);
   return in.numerics.gradient_blocks && unit.traits.block > 0 && unit.traits.trained &&
          in.layout.mesh.data > 1 && !of_two_stages;
 }

@@ -160,6 +160,9 @@ inline constexpr std::size_t kMasterRow = 0;
 /// How an optimizer tells a unit's parameters apart.
 optim::ParameterKind kind_of(const model::UnitDesc& unit, const model::ParamDesc& parameter);
 
+/// Whether the unit is a tied matrix that both ends of the pipeline hold.
+bool on_both_ends(const PlanInputs& inputs, const model::UnitDesc& unit);
+
 /// Whether gradients of the unit travel as blocks, or momentum in their place does once it is
 /// compressed; and whether their errors are kept.
 bool gradient_in_blocks(const PlanInputs& inputs, const model::UnitDesc& unit);

@@ -4,6 +4,13 @@
 
 namespace tessera::plan {
 
+const kernels::Blend* joins_momentum(const Op& op, const Call& call) {
+  if (op.kind != OpKind::momentum) return nullptr;
+  const auto* kernel = std::get_if<kernels::KernelCall>(&call);
+  const auto* blend = kernel == nullptr ? nullptr : std::get_if<kernels::Blend>(kernel);
+  return blend != nullptr && blend->scalars && blend->add > 0 ? blend : nullptr;
+}
+
 std::string_view call_name(const Call& call) {
   return visit_args(call, [](const auto& args) { return kernels::name_of_args(args); });
 }

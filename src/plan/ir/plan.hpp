@@ -296,6 +296,11 @@ void each_view(CallType& call, F&& f) {
   });
 }
 
+/// The kernel that adds momentum to a rank's gradient before ranks sum it, where momentum travels
+/// compressed; nullptr if the op does something else. `call`: the op's, or that one bound to
+/// memory.
+const kernels::Blend* joins_momentum(const Op& op, const Call& call);
+
 std::string_view call_name(const Call& call);
 
 struct BufferUse {

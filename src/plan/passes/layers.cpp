@@ -81,11 +81,6 @@ bool tied_uses_separate(const PlanInputs& in) {
          (in.layout.mesh.pipeline > 1 || in.numerics.layout_mode);
 }
 
-bool on_both_ends(const PlanInputs& in, std::size_t unit) {
-  return in.layout.mesh.pipeline > 1 && in.model.config.tied_embeddings &&
-         in.model.units[unit].kind == model::UnitKind::vocabulary;
-}
-
 std::vector<std::int64_t> first_with_same_shares(const PlanInputs& in) {
   std::map<std::vector<std::int64_t>, std::int64_t> first;
   std::vector<std::int64_t> all;

@@ -30,9 +30,6 @@ std::vector<bool> held_units(const PlanInputs& inputs, std::int64_t stage);
 /// layout mode, where one stage must give the bits of several.
 bool tied_uses_separate(const PlanInputs& inputs);
 
-/// Whether the unit is a tied matrix that both ends of the pipeline hold.
-bool on_both_ends(const PlanInputs& inputs, std::size_t unit);
-
 /// For each tensor rank, the first tensor rank whose shares of all units have the same sizes.
 std::vector<std::int64_t> first_with_same_shares(const PlanInputs& inputs);
 

@@ -326,20 +326,17 @@ class MatrixUpdates {
     for (const std::size_t u : units) {
       auto& parts = of_unit[u];
       std::ranges::sort(parts, {}, [](const auto& p) { return p.first.begin; });
+      std::vector<Range> flat;
+      for (const auto& [elements, view] : parts) flat.push_back(elements);
       const auto& pieces = states_[u].layout.pieces;
       for (std::size_t i = 0; i < pieces.size(); ++i) {
         const auto it = terms.find(in_.model.units[u].params[pieces[i].parameter].name);
         if (it == terms.end()) continue;
-        const std::int64_t end =
-            i + 1 < pieces.size() ? pieces[i + 1].offset : states_[u].layout.padded;
-        Range rest = intersect({pieces[i].offset, end}, states_[u].owned);
-        for (const auto& [flat, view] : parts) {
-          if (intersect(flat, rest).empty()) continue;
-          passes(u, {{rest.begin, flat.begin}, it->second}, pass, moves);
-          passes(u, {flat, it->second, {}, view}, pass, moves);
-          rest.begin = flat.end;
+        const Range owned = intersect(with_padding(states_[u].layout, i), states_[u].owned);
+        for (const auto& [elements, of] : split_by(owned, flat)) {
+          const View direction = of ? parts[*of].second : View{};
+          passes(u, {elements, it->second, {}, direction}, pass, moves);
         }
-        passes(u, {rest, it->second}, pass, moves);
       }
     }
   }

@@ -118,10 +118,9 @@ std::vector<Op> keep_momentum(Plan& plan, const PlanInputs& in, std::size_t unit
     for (const Range& p : ragged_padding(in, unit, s, s.slice)) add(cleared(way.lost_of_mean, p));
     add(kernels::Convert{.x = way.lost_of_mean, .out = s.mean_error, .verdict = plan.verdict});
     if (s.node_error) {
-      const comm::Route route = gradient_route(in, plan.place);
-      const std::int64_t nodes = shards_between(route), neighbours = n / shard / nodes;
-      for (std::int64_t k = 0; k < nodes;
-           ++k) {  // sums leave in the order of the nodes they are for
+      const std::int64_t nodes = s.node_error.elements() / shard, neighbours = n / shard / nodes;
+      // Sums leave in the order of the nodes they are for.
+      for (std::int64_t k = 0; k < nodes; ++k) {
         const std::int64_t owner = k * neighbours + plan.place.data % neighbours;
         for (const Range& p : ragged_padding(in, unit, s, s.layout.shard_of(owner)))
           add(cleared(way.lost_of_node.range(k * shard, shard), p));
@@ -160,29 +159,18 @@ std::vector<Op> moment_ratios(const Plan& plan, const PlanInputs& in, std::size_
   std::vector<Op> ops;
   const auto& pieces = s.layout.pieces;
   for (std::size_t i = 0; i < pieces.size(); ++i) {
-    const std::int64_t begin = i == 0 ? 0 : pieces[i].offset,
-                       end = i + 1 < pieces.size() ? pieces[i + 1].offset : s.layout.padded;
-    const auto add = [&](const Range& part, const View& of_tensor) {
-      if (part.empty()) return;
+    for (const auto& [part, of] :
+         split_by(intersect(with_padding(s.layout, i), s.slice), counted)) {
       const std::int64_t n = part.count(), at = part.begin - s.slice.begin;
-      ops.push_back(op_of(
-          OpKind::momentum, Stream::compute, unit,
-          KernelCall{kernels::MomentRatio{.gradient = gradient.range(at, n),
-                                          .moment = running.range(at, n),
-                                          .frozen = frozen.range(part.begin - frozen_of.begin, n),
-                                          .largest = of_tensor,
-                                          .verdict = plan.verdict,
-                                          .beta2 = static_cast<float>(momentum.beta2)}}));
-    };
-    Range rest = intersect({begin, end}, s.slice);
-    for (const Range& range : counted) {
-      const Range mine = intersect(rest, range);
-      if (mine.empty()) continue;
-      add({rest.begin, mine.begin}, {});
-      add(mine, largest.of(unit, pieces[i].parameter));
-      rest.begin = mine.end;
+      ops.push_back(op_of(OpKind::momentum, Stream::compute, unit,
+                          KernelCall{kernels::MomentRatio{
+                              .gradient = gradient.range(at, n),
+                              .moment = running.range(at, n),
+                              .frozen = frozen.range(part.begin - frozen_of.begin, n),
+                              .largest = of ? largest.of(unit, pieces[i].parameter) : View{},
+                              .verdict = plan.verdict,
+                              .beta2 = static_cast<float>(momentum.beta2)}}));
     }
-    add(rest, {});
   }
   return ops;
 }

@@ -85,9 +85,7 @@ std::vector<Piece> pieces_of(const PlanInputs& in, const TensorTable& sums, std:
   std::vector<Piece> pieces;
   const auto& layout = s.layout.pieces;
   for (std::size_t i = 0; i < layout.size(); ++i) {
-    const std::int64_t begin = i == 0 ? 0 : layout[i].offset;
-    const std::int64_t end = i + 1 < layout.size() ? layout[i + 1].offset : s.layout.padded;
-    const Range owned = intersect({begin, end}, s.owned);
+    const Range owned = intersect(with_padding(s.layout, i), s.owned);
     if (owned.empty()) continue;
     const model::ParamDesc& p = in.model.units[unit].params[layout[i].parameter];
     const auto terms = in.optimizer.terms_of(p.name, kind_of(in.model.units[unit], p));
@@ -135,26 +133,6 @@ std::vector<Update> updates_of(const Plan& plan, const PlanInputs& in, std::size
   return updates;
 }
 
-/// A piece in parts: those that this rank counts, and those that others do, without sums.
-std::vector<Piece> split(const Piece& piece, const std::vector<Range>& counted) {
-  std::vector<Piece> parts;
-  const auto add = [&](const Range& elements, const View& sums) {
-    if (elements.empty()) return;
-    parts.push_back(piece);
-    parts.back().elements = elements, parts.back().sums = sums;
-  };
-  Range rest = piece.elements;
-  for (const Range& range : counted) {
-    const Range mine = intersect(rest, range);
-    if (mine.empty()) continue;
-    add({rest.begin, mine.begin}, {});
-    add(mine, piece.sums);
-    rest.begin = mine.end;
-  }
-  add(rest, {});
-  return parts;
-}
-
 /// The first passes of all updates, from the clearing of their sums to these over all ranks; none
 /// where updates have one pass. `gradients`: the owned ones, by unit.
 std::vector<Op> first_passes(const Plan& plan, const PlanInputs& in,
@@ -168,8 +146,10 @@ std::vector<Op> first_passes(const Plan& plan, const PlanInputs& in,
     if (!states[u].trained) continue;
     const auto counted = counted_ranges(in, plan, u, states[u].layout);
     for (const Piece& piece : pieces_of(in, sums, u, states[u])) {
-      for (Piece part : split(piece, counted)) {
-        for (const Range& tile : tiles_of(in, states[u], part.elements)) {
+      for (const auto& [elements, of] : split_by(piece.elements, counted)) {
+        Piece part = piece;
+        if (!of) part.sums = {};  // others count them
+        for (const Range& tile : tiles_of(in, states[u], elements)) {
           part.elements = tile;
           ops.push_back(
               update_op(plan, in, u, states[u], gradients[u], part, in.optimizer.first_pass));
@@ -210,7 +190,7 @@ void add_updates(Plan& plan, const PlanInputs& in, const std::vector<UnitState>&
   const TensorTable sums(plan, in, kTensorSums, words_of(plan, in));
   std::vector<View> owned;  // updates by momentum read none
   for (const SummedGradient& gradient : gradients)
-    owned.push_back(plan.shape.compression == Compression::none ? gradient.owned : View{});
+    owned.push_back(updates_by_momentum(plan, in) ? View{} : gradient.owned);
   for (Op& op : first_passes(plan, in, states, sums, owned)) plan.ops.push_back(std::move(op));
   for (MatrixOp& m : matrix_updates(plan, in, states, owned)) plan.ops.push_back(std::move(m.op));
   for (std::size_t u = 0; u < states.size(); ++u) {

@@ -54,7 +54,7 @@ Range saved_of(const optim::StateTensor& row, const UnitState& s, std::size_t in
 std::vector<Range> counted_ranges(const PlanInputs& in, const Plan& plan, std::size_t unit,
                                   const zero::UnitLayout& layout) {
   // The last stage's copy of a tied matrix is the first stage's.
-  if (on_both_ends(in, unit) && plan.place.pipeline > 0) return {};
+  if (on_both_ends(in, in.model.units[unit]) && plan.place.pipeline > 0) return {};
   return zero::counted(layout, slice_of(in, in.model.units[unit], layout, plan.place),
                        tensor_cut(in, plan.place));
 }
@@ -170,6 +170,7 @@ void offload_optimizer(const PlanInputs& in, std::vector<UnitState>& states) {
 std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
   add_control(plan, in);
   const auto held = held_units(in, plan.place.pipeline);
+  const bool by_nodes = in.optimizer.momentum && shards_between(gradient_route(in, plan.place)) > 0;
   std::vector<UnitState> states(in.model.units.size());
   plan.shares.resize(in.model.units.size());
   for (std::size_t u = 0; u < states.size(); ++u) {
@@ -191,13 +192,13 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
     s.slice = slice_of(in, unit, s.layout, plan.place);
     s.owned = (s.trained ? s.sharding.states : s.sharding.parameters) ? s.slice
                                                                       : Range{0, s.layout.padded};
-    const bool blocks = gradient_in_blocks(in, unit, plan.shape);
+    const bool blocks = gradient_in_blocks(in, unit, plan.shape),
+               momentum = blocks && in.optimizer.momentum;
     plan.shares[u] = {
         .trained = s.trained,
         .errors = blocks && keeps_errors(in, unit),
-        .momentum = blocks && in.optimizer.momentum,
-        .by_nodes =
-            blocks && in.optimizer.momentum && shards_between(gradient_route(in, plan.place)) > 0,
+        .momentum = momentum,
+        .by_nodes = momentum && by_nodes,
         .factors = s.trained && in.optimizer.momentum && in.optimizer.momentum->factors.has_value(),
         .parts = s.layout.padded / s.layout.shard,
         .shard = s.layout.shard};
@@ -205,11 +206,11 @@ std::vector<UnitState> add_state(Plan& plan, const PlanInputs& in) {
       plan.shares[u].counted += part.count();
   }
   offload_optimizer(in, states);
+  const auto rows = kept_tensors(in);
   for (std::size_t u = 0; u < states.size(); ++u) {
     if (!states[u].held) continue;
     add_parameters(plan, in, in.model.units[u], states[u]);
     add_kept(plan, in, in.model.units[u], states[u]);
-    const auto rows = kept_tensors(in);
     for (std::size_t r = 0; r < rows.size(); ++r)
       plan.shares[u].kept.push_back(saved_of(rows[r], states[u], r).count());
   }

@@ -20,7 +20,7 @@ Op update_op(const Plan& plan, const PlanInputs& in, std::size_t unit, const Uni
   for (std::size_t r = 0; r < in.optimizer.state.size(); ++r) {
     const auto& [live, snapshot, elements] = s.state(r);
     const optim::Extent extent = in.optimizer.state[r].extent;
-    const bool of_piece = extent == optim::Extent::owned || extent == optim::Extent::whole;
+    const bool of_piece = optim::is_flat(extent);
     const bool has = live && (!of_piece || !intersect(elements, part).empty());
     const auto parameter = static_cast<std::int64_t>(piece.parameter);
     state.push_back(!has       ? View{}
@@ -41,6 +41,28 @@ Op update_op(const Plan& plan, const PlanInputs& in, std::size_t unit, const Uni
                      piece.terms));
   op.location = at;
   return op;
+}
+
+Range with_padding(const zero::UnitLayout& layout, std::size_t piece) {
+  const std::size_t next = piece + 1;
+  return {at(layout.pieces, piece).offset,
+          next < layout.pieces.size() ? layout.pieces[next].offset : layout.padded};
+}
+
+std::vector<SplitRange> split_by(Range whole, std::span<const Range> ranges) {
+  std::vector<SplitRange> parts;
+  const auto add = [&](const Range& elements, std::optional<std::size_t> of) {
+    if (!elements.empty()) parts.push_back({elements, of});
+  };
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    const Range mine = intersect(whole, ranges[i]);
+    if (mine.empty()) continue;
+    add({whole.begin, mine.begin}, std::nullopt);
+    add(mine, i);
+    whole.begin = mine.end;
+  }
+  add(whole, std::nullopt);
+  return parts;
 }
 
 std::vector<Range> tiles_of(const PlanInputs& in, const UnitState& s, Range part) {

@@ -217,11 +217,6 @@ class GradientCheck {
     return b.purpose == BufferPurpose::parameters || b.purpose == BufferPurpose::master ||
            b.purpose == BufferPurpose::optimizer;
   }
-  /// Whether `v` is `all`, or stands in for it.
-  bool is_at(const View& v, const View& all) const {
-    const BufferUse at = homes_.home_of(v), wanted = homes_.home_of(all);
-    return at.buffer == wanted.buffer && at.bytes == wanted.bytes;
-  }
   /// Whether there is a gradient, all of it.
   bool is_made(BufferId gradient) const {
     return unsummed_.contains(gradient) && !arriving_.partly(gradient);
@@ -399,12 +394,13 @@ class GradientCheck {
           same_elements(op, update.parameter, update.master, parameter_distances_);
         if (update.average) same_elements(op, update.average, update.master, average_distances_);
       }
-      if (!is_at(update.scalars, plan_.update_scalars) || !is_at(update.verdict, plan_.verdict))
+      if (!homes_.is_at(update.scalars, plan_.update_scalars) ||
+          !homes_.is_at(update.verdict, plan_.verdict))
         reject(plan_, at_, "updates by what is no step's");
       note_rows(op, update);
       if (verdict_) {
         if (has_deferred_) reject(plan_, at_, "updates by gradients of two steps");
-        if (!is_at(update.scalars, plan_.scalars))
+        if (!homes_.is_at(update.scalars, plan_.scalars))
           reject(plan_, at_, "updates by what is no step's");
       } else {
         defer(update);
@@ -433,7 +429,8 @@ class GradientCheck {
   template <typename Update>
   void defer(const Update& update) {
     has_deferred_ = true;
-    if (!plan_.buffer(home_of(update.scalars)).persistent || is_at(update.scalars, plan_.scalars))
+    if (!plan_.buffer(home_of(update.scalars)).persistent ||
+        homes_.is_at(update.scalars, plan_.scalars))
       reject(plan_, at_, "updates before the norm is known");
     bool read = false;
     update.visit(update, [&](const View& v, Access access) {

@@ -23,8 +23,7 @@ void ErrorFeedback::rounds(std::size_t at, const Op& op, const kernels::Quantize
     reject(plan_, at, "forgets what other roundings have lost");
   if (!call.lost) return;
   const BufferUse lost = whole_of(at, op, call.lost, chunk);
-  if (!same_bytes(homes_.home_of(call.scalars), homes_.home_of(plan_.scalars)))
-    reject(plan_, at, "rounds by what is no step's");
+  if (!homes_.is_at(call.scalars, plan_.scalars)) reject(plan_, at, "rounds by what is no step's");
   if (chunk.begin != errors.next) reject(plan_, at, "rounds without the errors before it");
   if (errors.wholes == 0) {
     if (!call.error) reject(plan_, at, "rounds without the errors of the step before");
@@ -51,7 +50,7 @@ void ErrorFeedback::keeps(std::size_t at, const Op& op, const kernels::Convert& 
                           bool verdict) {
   Errors& errors = of_[op.unit];
   if (!call.verdict) return sets_out(at, op, call);
-  if (!verdict || !same_bytes(homes_.home_of(call.verdict), homes_.home_of(plan_.verdict)))
+  if (!verdict || !homes_.is_at(call.verdict, plan_.verdict))
     reject(plan_, at, "keeps errors of a step that may not be applied");
   if (errors.wholes == 0 || errors.next != 0 || errors.kept ||
       call.write != kernels::Write::overwrite || !same_bytes(homes_.home_of(call.x), errors.lost) ||

@@ -26,6 +26,11 @@ class Homes {
         {buffer_of(v), {offset_of(v), offset_of(v) + v.span_bytes()}, kernels::Access::read});
   }
 
+  /// Whether `v` is `all`, or stands in for it.
+  bool is_at(const View& v, const View& all) const {
+    return v && same_bytes(home_of(v), home_of(all));
+  }
+
   /// Ops read the newest version of bytes, in whichever stand-in they look for it; and what
   /// persists has it at home when the step ends. Throws InternalError else.
   void check_versions() const;

@@ -17,10 +17,6 @@ const UnitShare& MomentumCheck::share(const Op& op) const {
   return tessera::at(plan_.shares, op.unit);
 }
 
-bool MomentumCheck::is_at(const View& v, const View& all) const {
-  return v && same_bytes(homes_.home_of(v), homes_.home_of(all));
-}
-
 void MomentumCheck::is_momentum(std::size_t at, Unit& unit, const BufferUse& home) const {
   const Buffer& buffer = plan_.buffer(home.buffer);
   if (!buffer.persistent || buffer.purpose != BufferPurpose::optimizer ||
@@ -35,7 +31,7 @@ MomentumCheck::Blends MomentumCheck::blends(std::size_t at, const Op& op,
   Unit& unit = units_[op.unit];
   const std::int64_t shard = share(op).shard, parts = share(op).parts;
   if (call.verdict) {
-    if (!verdict || !is_at(call.verdict, plan_.verdict) || call.scalars)
+    if (!verdict || !homes_.is_at(call.verdict, plan_.verdict) || call.scalars)
       reject(plan_, at, "keeps momentum of a step that may not be applied");
     if (unit.kept) reject(plan_, at, "keeps momentum again");
     is_momentum(at, unit, homes_.home_of(call.out));
@@ -47,7 +43,7 @@ MomentumCheck::Blends MomentumCheck::blends(std::size_t at, const Op& op,
     unit.kept = true;
     return Blends::keeps;
   }
-  if (!share(op).momentum || !is_at(call.scalars, plan_.scalars))
+  if (!share(op).momentum || !homes_.is_at(call.scalars, plan_.scalars))
     reject(plan_, at, "blends what does not travel as momentum");
   if (unit.stage == Stage::none) {
     is_momentum(at, unit, homes_.home_of(call.y));
@@ -108,7 +104,7 @@ void MomentumCheck::collective(std::size_t at, const Op& op, const comm::Collect
 void MomentumCheck::adds(std::size_t at, const Op& op, const kernels::RequantizeSum& call) {
   if (!share(op).momentum) return;
   Unit& unit = units_[op.unit];
-  if (!call.lost || !call.error || !is_at(call.scalars, plan_.scalars))
+  if (!call.lost || !call.error || !homes_.is_at(call.scalars, plan_.scalars))
     reject(plan_, at, "rounds sums of nodes without the errors of the step before");
   const BufferUse error = homes_.home_of(call.error), lost = homes_.home_of(call.lost);
   const auto all = [&](const BufferUse& use) {
@@ -125,7 +121,7 @@ void MomentumCheck::adds(std::size_t at, const Op& op, const kernels::Requantize
 void MomentumCheck::rounds(std::size_t at, const Op& op, const kernels::Quantize& call) {
   Unit& unit = units_[op.unit];
   if (unit.stage != Stage::joined || call.x.elements() != share(op).shard ||
-      call.lost.elements() != share(op).shard || !is_at(call.scalars, plan_.scalars))
+      call.lost.elements() != share(op).shard || !homes_.is_at(call.scalars, plan_.scalars))
     reject(plan_, at, "rounds what is no mean of momentum");
   unit.error = homes_.home_of(call.error ? call.error : call.lost);
   unit.lost = homes_.home_of(call.lost);
@@ -159,7 +155,7 @@ void MomentumCheck::keeps_error(std::size_t at, const Op& op, const kernels::Con
     if (!of_mean) unit.node_errors_leaving = buffer_of(call.out);
     return;
   }
-  if (!verdict || !is_at(call.verdict, plan_.verdict))
+  if (!verdict || !homes_.is_at(call.verdict, plan_.verdict))
     reject(plan_, at, "keeps errors of a step that may not be applied");
   const BufferUse from = homes_.home_of(call.x), to = homes_.home_of(call.out);
   const bool of_mean = same_bytes(from, unit.lost) && same_bytes(to, unit.error),
@@ -194,7 +190,7 @@ void MomentumCheck::copies_moments(std::size_t at, const Op& op, const kernels::
 void MomentumCheck::moves_moments(std::size_t at, const Op& op, const kernels::MomentRatio& call,
                                   bool verdict) {
   Unit& unit = units_[op.unit];
-  if (!verdict || !is_at(call.verdict, plan_.verdict))
+  if (!verdict || !homes_.is_at(call.verdict, plan_.verdict))
     reject(plan_, at, "moves moments of a step that may not be applied");
   const BufferUse running = homes_.home_of(call.moment), frozen = homes_.home_of(call.frozen);
   const Buffer &from = plan_.buffer(frozen.buffer), &to = plan_.buffer(running.buffer);
@@ -223,7 +219,7 @@ void MomentumCheck::follows(std::size_t at, const Op& op, const kernels::FollowR
                             bool verdict) {
   Unit& unit = units_[op.unit];
   unit.ratio = homes_.home_of(call.ratio);
-  if (!verdict || !is_at(call.verdict, plan_.verdict) || !compared_ || unit.followed ||
+  if (!verdict || !homes_.is_at(call.verdict, plan_.verdict) || !compared_ || unit.followed ||
       buffer_of(call.largest) != table_ || !is_of_tensors(unit.ratio, call.ratio.elements()))
     reject(plan_, at, "follows other ratios than the step's, of all ranks");
   unit.first_word = offset_of(call.largest);

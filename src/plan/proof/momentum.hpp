@@ -79,7 +79,6 @@ class MomentumCheck {
   const UnitShare& share(const Op& op) const;
   /// All of the state's momentum of a unit.
   void is_momentum(std::size_t at, Unit& unit, const BufferUse& home) const;
-  bool is_at(const View& v, const View& all) const;
 
   const Plan& plan_;
   const Homes& homes_;

@@ -33,7 +33,7 @@ void TwoPasses::between(std::size_t at, const Op& op) {
 
 void TwoPasses::averages(std::size_t at, const Op& op, const kernels::AverageTrust& call) {
   const bool in_sums = whole_ && home_of(call.sums).buffer == cleared_->buffer;
-  if (!in_sums || !same_bytes(home_of(call.verdict), home_of(plan_.verdict)) ||
+  if (!in_sums || !homes_.is_at(call.verdict, plan_.verdict) ||
       plan_.buffer(home_of(call.average).buffer).bytes != 4 * call.average.elements() ||
       plan_.buffer(home_of(call.average).buffer).purpose != BufferPurpose::optimizer ||
       std::exchange(units_[op.unit].averaged, true))

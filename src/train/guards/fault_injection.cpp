@@ -46,19 +46,14 @@ bool matches(const deck::Fault& fault, IoCall call, const fs::path& path, std::s
   return path.string().find(fault.path) != std::string::npos;
 }
 
-bool joins_momentum(const plan::Op& op) {
-  const auto* kernel = std::get_if<kernels::KernelCall>(&op.call);
-  return op.kind == plan::OpKind::momentum && kernel != nullptr &&
-         std::holds_alternative<kernels::Blend>(*kernel);
-}
-
 /// The first operation that sums a unit's gradient, over ranks or into the norm, or joins momentum
 /// to it. Backward has written all of the gradient before it, and nothing has read it yet.
 const plan::Op& first_sum(const plan::Plan& plan, std::size_t unit) {
   return *std::ranges::find_if(plan.ops, [&](const plan::Op& op) {
     return op.unit == static_cast<std::int32_t>(unit) &&
-           (joins_momentum(op) || op.kind == plan::OpKind::reduce_gradients ||
-            op.kind == plan::OpKind::sum_gradients || op.kind == plan::OpKind::norm);
+           (plan::joins_momentum(op, op.call) != nullptr ||
+            op.kind == plan::OpKind::reduce_gradients || op.kind == plan::OpKind::sum_gradients ||
+            op.kind == plan::OpKind::norm);
   });
 }
 

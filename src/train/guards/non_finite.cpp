@@ -57,12 +57,8 @@ std::string tensor_name(const plan::Plan& plan, const plan::PlanInputs& inputs, 
 /// Before a gradient is summed over ranks: this rank's part, which is the last chance to see whose
 /// it was.
 std::vector<View> about_to_be_summed(const plan::Op& op, const plan::Call& call) {
-  if (op.kind == plan::OpKind::momentum) {  // which joins it first, on another stream
-    const auto* kernel = std::get_if<kernels::KernelCall>(&call);
-    const auto* blend = kernel == nullptr ? nullptr : std::get_if<kernels::Blend>(kernel);
-    return blend != nullptr && blend->scalars && blend->add > 0 ? std::vector{blend->out}
-                                                                : std::vector<View>();
-  }
+  // Momentum joins it first, on another stream.
+  if (const kernels::Blend* blend = plan::joins_momentum(op, call)) return {blend->out};
   if (op.kind != plan::OpKind::reduce_gradients) return {};
   if (const auto* collective = std::get_if<comm::CollectiveCall>(&call)) {
     if (const auto* reduce = std::get_if<comm::ReduceScatter>(collective)) return {reduce->full};

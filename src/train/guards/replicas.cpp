@@ -42,7 +42,7 @@ struct Copies {
       }
       case Kind::tied: {
         own.pipeline = 0;
-        if (plan::on_both_ends(inputs, unit) && own == owner)
+        if (plan::on_both_ends(inputs, inputs.model.units[unit]) && own == owner)
           return state.owned_copy(unit, ModelState::Part::everything);
         break;
       }

@@ -355,7 +355,8 @@ void ModelState::divide_errors() {
   for (std::size_t u = 0; u < states_.size(); ++u) {
     const auto& s = states_[u];
     // Of what both ends of a pipeline have, the first stage takes them: gradients are added up.
-    const bool of_first = plan::on_both_ends(inputs_, u) && layout_.place.pipeline > 0;
+    const bool of_first =
+        plan::on_both_ends(inputs_, inputs_.model.units[u]) && layout_.place.pipeline > 0;
     if (!s.held || !s.errors || of_first) continue;
     const RealView sum = real(s.error_sum),
                    own = real(s.errors.range(s.slice.begin, s.slice.count()));
@@ -386,11 +387,6 @@ namespace {
 
 bool owns_all(const plan::UnitState& s) { return s.owned.count() == s.layout.padded; }
 
-/// Whether data ranks have copies of a state tensor where they own all of a unit.
-bool is_copied(const optim::StateTensor& row) {
-  return row.extent == optim::Extent::owned || row.extent == optim::Extent::whole;
-}
-
 }  // namespace
 
 void ModelState::add_owned(Copy& copy, const plan::UnitState& s, const Range& elements) const {
@@ -398,7 +394,7 @@ void ModelState::add_owned(Copy& copy, const plan::UnitState& s, const Range& el
   for (std::size_t row = 0; row < rows_.size(); ++row) {
     const auto& [live, snapshot, kept] = s.kept[row];
     const Range part = intersect(elements, kept);
-    if (is_copied(rows_[row]) && live && !part.empty())
+    if (optim::is_flat(rows_[row].extent) && live && !part.empty())
       add_to(copy, live.range(part.begin - kept.begin, part.count()));
   }
 }
