@@ -1,7 +1,9 @@
-// Causal scaled-dot-product attention with grouped kv heads, computed in tiles with a running
-// softmax (Dao et al. 2022, FlashAttention): the (T, S) matrix of scores never exists in memory.
+// Scaled-dot-product attention with grouped kv heads, computed in tiles with a running softmax (Dao
+// et al. 2022, FlashAttention): neither the (T, S) matrix of scores nor that of which keys a query
+// sees ever exists in memory.
 #pragma once
 
+#include "core/choices.hpp"
 #include "kernels/api/checks.hpp"
 
 namespace tessera::kernels {
@@ -11,6 +13,11 @@ struct AttentionShape {
   std::int64_t kv_heads = 0;  // KV
   std::int64_t head_dim = 0;  // D
   float scale = 0;            // of scores, normally 1 / sqrt(D)
+  /// Which keys a query may see: those up to its own, or all. With a window only those that are
+  /// fewer than `window` tokens away from it, itself included.
+  AttentionMask mask = AttentionMask::causal;
+  std::int64_t window = 0;  // 0: no limit
+  float soft_cap = 0;       // scaled scores x become soft_cap tanh(x / soft_cap); 0: they stay
   /// Query heads that share a kv head (0: H / KV), and how many of the first kv head's come before
   /// the first query head: a rank may begin and end within such a group.
   std::int64_t group = 0, skip = 0;
@@ -20,17 +27,19 @@ struct AttentionShape {
   }
 };
 
-/// out = softmax(scale q k^T, masked) v. Query t attends to keys 0 .. (S - T) + t: S = T in
-/// training, S > T when keys of earlier tokens come from a cache. Dropout acts on probabilities,
+/// out = softmax(scale q k^T, masked) v. Query t is token (S - T) + t of the keys' sample: S = T in
+/// training, S > T when keys of earlier tokens come from a cache. It sees the keys that the shape's
+/// mask and window let it see, of its own document. Dropout acts on probabilities,
 /// element (h T + t) S + s of its sample. q, k and v may be column ranges of one (B, T, (H + 2 KV)
 /// D) matrix.
 struct Attention {
   static constexpr const char* kName = "attention";
-  View q;    // (B, T, H D)
-  View k;    // (B, S, KV D)
-  View v;    // (B, S, KV D)
-  View out;  // (B, T, H D)
-  View lse;  // (B, H, T) f32: log of the softmax denominator; absent when no backward follows
+  View q;          // (B, T, H D)
+  View k;          // (B, S, KV D)
+  View v;          // (B, S, KV D)
+  View out;        // (B, T, H D)
+  View lse;        // (B, H, T) f32: log of the softmax denominator; absent when no backward follows
+  View documents;  // see check_documents; absent: a sample is one document
   AttentionShape shape;
   Dropout dropout;
   View scratch;
@@ -41,13 +50,14 @@ struct Attention {
   }
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
-    f(s.q, Access::read), f(s.k, Access::read), f(s.v, Access::read),
+    f(s.q, Access::read), f(s.k, Access::read), f(s.v, Access::read), f(s.documents, Access::read),
         f(s.dropout.samples, Access::read);
     f(s.out, Access::write), f(s.lse, Access::write), f(s.scratch, Access::write);
   }
 };
 
 inline void check_heads(const AttentionShape& s, const View& q, const View& k, const View& v) {
+  TESSERA_CHECK(s.window >= 0 && s.soft_cap >= 0, "window {}, soft cap {}", s.window, s.soft_cap);
   TESSERA_CHECK(s.heads > 0 && s.kv_heads > 0 && s.head_dim > 0 && s.skip >= 0 &&
                     (s.group > 0 || (s.group == 0 && s.heads % s.kv_heads == 0)) &&
                     s.kv_head_of(s.heads - 1) < s.kv_heads,
@@ -65,6 +75,7 @@ inline void check_heads(const AttentionShape& s, const View& q, const View& k, c
 
 inline void check(const Attention& a) {
   check_heads(a.shape, a.q, a.k, a.v);
+  check_documents(a.documents, a.k.extent(0), a.k.extent(1));
   check_same_type({a.q, a.k, a.v, a.out});
   check_same_matrix({a.q, a.out});
   const std::int64_t samples = a.q.extent(0);
@@ -82,6 +93,7 @@ struct AttentionBackward {
   View q, k, v;        // as in Attention
   View out;            // (B, T, H D)
   View lse;            // (B, H, T) f32
+  View documents;      // as in Attention
   View d_out;          // (B, T, H D)
   View d_q, d_k, d_v;  // shapes of q, k, v
   AttentionShape shape;
@@ -95,7 +107,8 @@ struct AttentionBackward {
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
     f(s.q, Access::read), f(s.k, Access::read), f(s.v, Access::read), f(s.out, Access::read);
-    f(s.lse, Access::read), f(s.d_out, Access::read), f(s.dropout.samples, Access::read);
+    f(s.lse, Access::read), f(s.documents, Access::read), f(s.d_out, Access::read),
+        f(s.dropout.samples, Access::read);
     f(s.d_q, Access::write), f(s.d_k, Access::write), f(s.d_v, Access::write),
         f(s.scratch, Access::write);
   }
@@ -103,6 +116,7 @@ struct AttentionBackward {
 
 inline void check(const AttentionBackward& a) {
   check_heads(a.shape, a.q, a.k, a.v);
+  check_documents(a.documents, a.k.extent(0), a.k.extent(1));
   check_same_type({a.q, a.k, a.v, a.out, a.d_out, a.d_q, a.d_k, a.d_v});
   check_same_matrix({a.q, a.out, a.d_out, a.d_q});
   check_same_matrix({a.k, a.v, a.d_k, a.d_v});
@@ -113,25 +127,30 @@ inline void check(const AttentionBackward& a) {
 }
 
 /// Rotary positions (Su et al. 2021), in place, "rotate half" pairing (element i with i + D/2),
-/// angle (first_position + t) theta^(-2 i / D). Direction::inverse turns the gradient back.
+/// angle (first_position + t) theta^(-2 i / D); with documents, positions count from the begin of
+/// the token's document. Direction::inverse turns the gradient back.
 struct Rope {
   enum class Direction : std::uint8_t { forward, inverse };
   static constexpr const char* kName = "rope";
-  View x;  // (B, T, heads D), changed in place
+  View x;          // (B, T, heads D), changed in place
+  View documents;  // see check_documents; absent: a sample is one document
   std::int64_t head_dim = 0;
-  std::int64_t first_position = 0;
+  std::int64_t first_position = 0;  // 0 with documents
   double theta = 10000.0;
   Direction direction = Direction::forward;
   View scratch;
 
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
-    f(s.x, Access::update), f(s.scratch, Access::write);
+    f(s.x, Access::update), f(s.documents, Access::read), f(s.scratch, Access::write);
   }
 };
 
 inline void check(const Rope& a) {
   check_floats({a.x});
+  check_documents(a.documents, a.x.extent(0), a.x.extent(1));
+  TESSERA_CHECK(!a.documents || a.first_position == 0, "documents from position {}",
+                a.first_position);
   TESSERA_CHECK(a.x.rank == 3 && a.head_dim > 0 && a.head_dim % 2 == 0 &&
                     a.x.cols() % a.head_dim == 0 && a.first_position >= 0,
                 "{} columns of heads of {} from position {}", a.x.cols(), a.head_dim,

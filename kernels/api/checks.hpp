@@ -43,6 +43,13 @@ inline void check_flat(std::initializer_list<View> views, DType type, std::int64
   }
 }
 
+/// Documents of B samples of T tokens: absent, or (B, T, 2) i32, which says for each token with
+/// which token of its sample its document begins, and behind which it ends. Documents follow one
+/// another without gaps.
+inline void check_documents(const View& documents, std::int64_t samples, std::int64_t tokens) {
+  if (documents) check_flat({documents}, DType::i32, samples * tokens * 2);
+}
+
 /// 0 <= p < 1, first >= 0, and when p > 0 one i64 index a sample.
 inline void check_dropout(const Dropout& dropout, std::int64_t samples) {
   TESSERA_CHECK(dropout.p >= 0 && dropout.p < 1 && dropout.first >= 0, "dropout {} from element {}",

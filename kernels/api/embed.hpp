@@ -6,15 +6,17 @@
 namespace tessera::kernels {
 
 /// out[b, t] = dropout(token_table[tokens[b, t]] + position_table[first_position + t]), summed in
-/// f32, rounded once. The table may hold a part of the vocabulary, [first_token, first_token + V):
-/// other tokens count as rows of zeros.
+/// f32, rounded once. With documents, positions count from the begin of the token's document. The
+/// table may hold a part of the vocabulary, [first_token, first_token + V): other tokens count as
+/// rows of zeros.
 struct Embed {
   static constexpr const char* kName = "embed";
-  View tokens;          // (B, T) i32
-  View token_table;     // (V, C)
-  View position_table;  // (positions, C) or absent
-  View out;             // (B, T, C), the tables' type or f32
-  std::int64_t first_position = 0;
+  View tokens;                      // (B, T) i32
+  View token_table;                 // (V, C)
+  View position_table;              // (positions, C) or absent
+  View documents;                   // see check_documents; absent: a sample is one document
+  View out;                         // (B, T, C), the tables' type or f32
+  std::int64_t first_position = 0;  // 0 with documents
   std::int64_t first_token = 0;
   std::int64_t vocab = 0;  // rows of the whole table; 0: this one is whole
   Dropout dropout;
@@ -29,7 +31,8 @@ struct Embed {
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
     f(s.tokens, Access::read), f(s.token_table, Access::read), f(s.position_table, Access::read);
-    f(s.dropout.samples, Access::read), f(s.out, Access::write), f(s.scratch, Access::write);
+    f(s.documents, Access::read), f(s.dropout.samples, Access::read);
+    f(s.out, Access::write), f(s.scratch, Access::write);
   }
 };
 
@@ -59,6 +62,9 @@ inline void check(const Embed& a) {
                 "embedding of {} tokens and {} columns into ({}, {})", a.tokens.elements(),
                 a.token_table.cols(), a.out.rows(), a.out.cols());
   check_positions(a, a.tokens.extent(1));
+  check_documents(a.documents, a.tokens.extent(0), a.tokens.extent(1));
+  TESSERA_CHECK(!a.documents || a.first_position == 0, "documents from position {}",
+                a.first_position);
   check_dropout(a.dropout, a.tokens.extent(0));
 }
 
@@ -72,6 +78,7 @@ struct EmbedBackward {
   View d;                 // (B, T, C)
   View d_token_table;     // (V, C), accumulation type
   View d_position_table;  // (positions, C) or absent
+  View documents;         // as in Embed
   Write token_write = Write::add;
   Write position_write = Write::overwrite;
   std::int64_t first_token = 0;
@@ -90,7 +97,8 @@ struct EmbedBackward {
   }
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
-    f(s.tokens, Access::read), f(s.d, Access::read), f(s.dropout.samples, Access::read);
+    f(s.tokens, Access::read), f(s.d, Access::read), f(s.documents, Access::read),
+        f(s.dropout.samples, Access::read);
     f(s.d_token_table, access_of(s.token_write)),
         f(s.d_position_table, access_of(s.position_write));
     f(s.scratch, Access::write);
@@ -103,6 +111,7 @@ inline void check(const EmbedBackward& a) {
   TESSERA_CHECK(a.d.rows() == a.tokens.elements() && a.d.cols() == a.d_token_table.cols(),
                 "gradient ({}, {}) of {} tokens and {} columns", a.d.rows(), a.d.cols(),
                 a.tokens.elements(), a.d_token_table.cols());
+  check_documents(a.documents, a.tokens.extent(0), a.tokens.extent(1));
   check_dropout(a.dropout, a.tokens.extent(0));
   if (!a.d_position_table) return;
   TESSERA_CHECK(
@@ -112,11 +121,14 @@ inline void check(const EmbedBackward& a) {
 }
 
 /// out[b, t] = dropout(x[b, t] + position_table[first_position + t]), summed in f32, rounded once:
-/// the second half of Embed, for a sum over parts of the vocabulary.
+/// the second half of Embed, for a sum over parts of the vocabulary. x may be some of the positions
+/// of its samples: with documents, which are of all T' positions, x[b, t] is token first_position +
+/// t of its sample, and positions count from the begin of the token's document.
 struct AddPositions {
   static constexpr const char* kName = "add_positions";
   View x;               // (B, T, C) f32
   View position_table;  // (positions, C) or absent
+  View documents;       // (B, T', 2), see check_documents; absent: a sample is one document
   View out;             // (B, T, C)
   std::int64_t first_position = 0;
   Dropout dropout;
@@ -124,7 +136,8 @@ struct AddPositions {
 
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
-    f(s.x, Access::read), f(s.position_table, Access::read), f(s.dropout.samples, Access::read);
+    f(s.x, Access::read), f(s.position_table, Access::read), f(s.documents, Access::read),
+        f(s.dropout.samples, Access::read);
     f(s.out, Access::write), f(s.scratch, Access::write);
   }
 };
@@ -135,6 +148,11 @@ inline void check(const AddPositions& a) {
   check_same_matrix({a.out, a.x});
   TESSERA_CHECK(a.x.rank == 3 && a.x.type == DType::f32, "x is (B, T, C) f32");
   check_positions(a, a.x.extent(1));
+  if (a.documents) {
+    check_documents(a.documents, a.x.extent(0), a.documents.elements() / (2 * a.x.extent(0)));
+    TESSERA_CHECK(a.documents.elements() >= 2 * a.x.extent(0) * (a.first_position + a.x.extent(1)),
+                  "documents of too few positions");
+  }
   check_dropout(a.dropout, a.x.extent(0));
 }
 

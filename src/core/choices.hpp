@@ -14,6 +14,9 @@ enum class NormKind : std::uint8_t { layernorm, rmsnorm };
 /// swiglu(x) = silu(gate) * up (Shazeer 2020).
 enum class ActivationKind : std::uint8_t { gelu, relu, swiglu };
 
+/// Whether a token's attention sees the tokens up to it, or all of its sample or document.
+enum class AttentionMask : std::uint8_t { causal, bidirectional };
+
 /// How attention or the embedding knows positions.
 enum class PositionKind : std::uint8_t { learned, rope, sinusoidal, none };
 
@@ -37,6 +40,12 @@ struct EnumWords<ActivationKind> {
   using enum ActivationKind;
   static constexpr std::array table = {std::pair{gelu, "gelu"}, std::pair{relu, "relu"},
                                        std::pair{swiglu, "swiglu"}};
+};
+template <>
+struct EnumWords<AttentionMask> {
+  using enum AttentionMask;
+  static constexpr std::array table = {std::pair{causal, "causal"},
+                                       std::pair{bidirectional, "bidirectional"}};
 };
 template <>
 struct EnumWords<PositionKind> {
