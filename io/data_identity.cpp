@@ -43,6 +43,8 @@ std::vector<DataFile> identify(const TokenCorpus& corpus) {
     if (!tokens.index) continue;
     const File index(*tokens.index, OpenMode::read);
     all.push_back(described(index, hash_whole(index)));
+    if (tokens.targets)  // its index was compared with the tokens'
+      all.push_back(described(*tokens.targets, hash_sample(*tokens.targets, pieces)));
   }
   return all;
 }

@@ -141,6 +141,69 @@ void MegatronIndex::for_each_document_end(const std::function<void(std::int64_t)
   }
 }
 
+namespace {
+
+/// Entries of a table in a file, some of which are read at once.
+template <typename T>
+class TableWindow {
+ public:
+  TableWindow(const File& file, std::int64_t offset, std::int64_t entries)
+      : file_(file), offset_(offset), entries_(entries) {}
+  T operator[](std::int64_t index) {
+    if (index < first_ || index >= first_ + std::ssize(window_)) {
+      first_ = index;
+      window_.resize(static_cast<std::size_t>(std::min<std::int64_t>(64, entries_ - index)));
+      read_table(file_, offset_ + size_of_entry() * index, std::span(window_));
+    }
+    return window_[static_cast<std::size_t>(index - first_)];
+  }
+
+ private:
+  static constexpr std::int64_t size_of_entry() { return sizeof(T); }
+  const File& file_;
+  std::int64_t offset_, entries_, first_ = 0;
+  std::vector<T> window_;
+};
+
+}  // namespace
+
+std::vector<std::int64_t> MegatronIndex::document_ends(Range sequences, Range bytes) const {
+  const auto first_of = [](Range range, const auto& holds) {  // range.end if it holds nowhere
+    while (!range.empty()) {
+      const std::int64_t middle = range.begin + range.count() / 2;
+      if (holds(middle)) {
+        range.end = middle;
+      } else {
+        range.begin = middle + 1;
+      }
+    }
+    return range.begin;
+  };
+  TableWindow<std::int32_t> lengths(file_, kHeaderBytes, sequences_);
+  TableWindow<std::int64_t> pointers(file_, kHeaderBytes + 4 * sequences_, sequences_),
+      documents(file_, kHeaderBytes + 12 * sequences_, document_entries_);
+  // Empty sequences may point anywhere: they are where the next one that is not empty begins.
+  const auto filled = [&](std::int64_t index) {
+    while (lengths[index] == 0 && index + 1 < sequences_) ++index;
+    return index;
+  };
+  const auto end_of = [&](std::int64_t index) {
+    return pointers[index] + lengths[index] * size_of(type_);
+  };
+  std::int64_t at =
+      filled(first_of(sequences, [&](std::int64_t s) { return end_of(filled(s)) > bytes.begin; }));
+  std::int64_t entry =
+      first_of({0, document_entries_}, [&](std::int64_t d) { return documents[d] > at; });
+  std::vector<std::int64_t> ends;
+  while (at < sequences.end && end_of(at) <= bytes.end) {
+    const std::int64_t next = at + 1 < sequences_ ? filled(at + 1) : sequences_;
+    if (entry < document_entries_ && documents[entry] <= next) ends.push_back(end_of(at));
+    while (entry < document_entries_ && documents[entry] <= next) ++entry;
+    at = next;
+  }
+  return ends;
+}
+
 MegatronWriter::MegatronWriter(fs::path prefix, std::int64_t vocab)
     : prefix_(std::move(prefix)),
       type_(vocab <= 65536 ? DType::u16 : DType::i32),

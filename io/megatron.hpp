@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/dtype.hpp"
+#include "core/math.hpp"
 #include "io/file.hpp"
 
 namespace tessera::io {
@@ -39,6 +40,11 @@ class MegatronIndex {
                          const std::function<void(const Sequence&)>& visit) const;
   /// Calls `visit` with the first sequence after each document; checks the table's order.
   void for_each_document_end(const std::function<void(std::int64_t)>& visit) const;
+  /// Bytes of the .bin at which documents end, of those that end in (bytes.begin, bytes.end], in
+  /// ascending order, each once. `sequences` lie in the .bin one after another; bytes.begin is
+  /// within them. Tables are searched in the file: nothing is held, however many documents there
+  /// are.
+  std::vector<std::int64_t> document_ends(Range sequences, Range bytes) const;
 
  private:
   File file_;

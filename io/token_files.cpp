@@ -9,6 +9,7 @@
 
 #include "core/bytes.hpp"
 #include "core/error.hpp"
+#include "core/hash.hpp"
 #include "core/regular_file.hpp"
 #include "io/megatron.hpp"
 
@@ -71,26 +72,44 @@ std::int64_t token_at(const File& file, DType type, std::int64_t offset) {
   return value;
 }
 
+/// What two pairs have in common whose documents are alike and lie in their files alike.
+std::uint64_t shape_of(const MegatronIndex& index, const File& bin) {
+  Hasher hash;
+  index.for_each_sequence(bin.size(), [&](const MegatronIndex::Sequence& s) {
+    hash.add(s.length).add(s.pointer / size_of(index.type()));
+  });
+  index.for_each_document_end([&](std::int64_t end) { hash.add(end); });
+  return hash.value();
+}
+
 }  // namespace
+
+fs::path targets_prefix(const fs::path& prefix) { return prefix.string() + ".targets"; }
 
 TokenCorpus::TokenCorpus(std::span<const std::string> entries, std::int64_t vocab) : vocab_(vocab) {
   for (const std::string& entry : entries) {
+    const std::int64_t first = tokens_;
     if (!entry.ends_with(".bin")) {
       add_megatron(entry);
     } else {
       for (const std::string& path : expand(entry)) add_llmc(path);
     }
+    entries_.push_back({first, tokens_});
   }
 }
 
-void TokenCorpus::add_run(std::int64_t offset, std::int64_t count) {
+void TokenCorpus::add_run(std::int64_t offset, std::int64_t count, std::int64_t sequence) {
   TokenFile& file = files_.back();
   if (count == 0) return;
   const std::size_t index = files_.size() - 1;
   const bool adjacent =
       !runs_.empty() && runs_.back().file == index &&
       runs_.back().offset + (tokens_ - runs_.back().first) * size_of(file.type) == offset;
-  if (!adjacent) runs_.push_back({.first = tokens_, .offset = offset, .file = index});
+  if (!adjacent) {
+    runs_.push_back(
+        {.first = tokens_, .offset = offset, .file = index, .sequences = {sequence, sequence}});
+  }
+  runs_.back().sequences.end = sequence + 1;
   file.tokens += count;
   if (__builtin_add_overflow(tokens_, count, &tokens_)) {
     throw DataError(fmt::format("{}: more than 2^63 tokens", file.file.path().string()));
@@ -103,11 +122,33 @@ void TokenCorpus::add_megatron(const std::string& prefix) {
       files_.emplace_back(TokenFile{.file = File(megatron_bin(prefix), OpenMode::read),
                                     .type = index.type(),
                                     .documents = index.documents(),
-                                    .index = megatron_idx(prefix)});
+                                    .index = megatron_idx(prefix),
+                                    .table = MegatronIndex(prefix)});
   index.for_each_document_end([](std::int64_t) {});  // read only to be checked
+  std::int64_t number = 0;
   index.for_each_sequence(added.file.size(), [&](const MegatronIndex::Sequence& sequence) {
-    add_run(sequence.pointer, sequence.length);
+    add_run(sequence.pointer, sequence.length, number++);
   });
+  add_targets(prefix);
+}
+
+/// The pair must have the tokens' documents, and its elements lie in the file as the tokens do.
+void TokenCorpus::add_targets(const std::string& prefix) {
+  const fs::path beside = targets_prefix(prefix);
+  if (!path_exists(megatron_idx(beside))) return;
+  TokenFile& file = files_.back();
+  const MegatronIndex index(beside);
+  file.targets.emplace(megatron_bin(beside), OpenMode::read);
+  if (index.type() == DType::u8 &&
+      shape_of(index, *file.targets) == shape_of(*file.table, file.file))
+    return;
+  throw DataError(
+      fmt::format("{}: {} of {} tokens in elements of {}; expected u8 elements, of the documents "
+                  "of {}, in their "
+                  "order: were both made by one tessera tokenize?",
+                  megatron_idx(beside).string(), count_text(index.documents(), "document"),
+                  file.targets->size() / size_of(index.type()), to_string(index.type()),
+                  megatron_idx(prefix).string()));
 }
 
 void TokenCorpus::add_llmc(const std::string& path) {
@@ -142,23 +183,71 @@ void TokenCorpus::add_llmc(const std::string& path) {
   add_run(kLlmcHeaderBytes, count);
 }
 
-void TokenCorpus::read(std::int64_t first, std::span<std::int32_t> out) const {
-  const auto count = static_cast<std::int64_t>(out.size());
-  TESSERA_CHECK(first >= 0 && count <= tokens_ && first <= tokens_ - count,
-                "tokens {}+{} of a corpus of {}", first, count, tokens_);
-  if (out.empty()) return;
+template <typename F>
+void TokenCorpus::for_each_run(Range tokens, F&& f) const {
+  TESSERA_CHECK(tokens.begin >= 0 && tokens.begin <= tokens.end && tokens.end <= tokens_,
+                "tokens {} to {} of a corpus of {}", tokens.begin, tokens.end, tokens_);
+  if (tokens.empty()) return;
   auto run =
-      std::prev(std::upper_bound(runs_.begin(), runs_.end(), first,
+      std::prev(std::upper_bound(runs_.begin(), runs_.end(), tokens.begin,
                                  [](std::int64_t token, const Run& r) { return token < r.first; }));
-  while (!out.empty()) {
+  while (!tokens.empty()) {
     const auto next = std::next(run);
-    const std::int64_t end = next == runs_.end() ? tokens_ : next->first;
-    const std::size_t piece = std::min(out.size(), static_cast<std::size_t>(end - first));
-    read_run(*run, first - run->first, out.first(piece));
-    out = out.subspan(piece);
-    first += static_cast<std::int64_t>(piece);
+    const std::int64_t end = std::min(tokens.end, next == runs_.end() ? tokens_ : next->first);
+    f(*run, tokens.begin - run->first, end - tokens.begin);
+    tokens.begin = end;
     run = next;
   }
+}
+
+void TokenCorpus::read(std::int64_t first, std::span<std::int32_t> out) const {
+  for_each_run({first, first + std::ssize(out)},
+               [&](const Run& run, std::int64_t skip, std::int64_t count) {
+                 read_run(run, skip, out.first(static_cast<std::size_t>(count)));
+                 out = out.subspan(static_cast<std::size_t>(count));
+               });
+}
+
+bool TokenCorpus::has_targets() const {
+  return std::ranges::any_of(files_, [](const TokenFile& f) { return f.targets.has_value(); });
+}
+
+void TokenCorpus::read_targets(std::int64_t first, std::span<std::uint8_t> out) const {
+  for_each_run({first, first + std::ssize(out)},
+               [&](const Run& run, std::int64_t skip, std::int64_t count) {
+                 const auto piece = out.first(static_cast<std::size_t>(count));
+                 out = out.subspan(static_cast<std::size_t>(count));
+                 const TokenFile& source = files_[run.file];
+                 if (!source.targets) {
+                   std::ranges::fill(piece, std::uint8_t{1});
+                   return;
+                 }
+                 const std::int64_t offset = run.offset / size_of(source.type) + skip;
+                 source.targets->read(offset, std::as_writable_bytes(piece));
+                 const auto bad = std::ranges::find_if(piece, [](std::uint8_t x) { return x > 1; });
+                 if (bad == piece.end()) return;
+                 throw DataError(fmt::format(
+                     "{}: byte {}: {}, where a token counts as a target (1) or not (0)",
+                     source.targets->path().string(), offset + (bad - piece.begin()), int{*bad}));
+               });
+}
+
+const File* TokenCorpus::file_without_documents() const {
+  const auto found = std::ranges::find_if(files_, [](const TokenFile& f) { return !f.table; });
+  return found == files_.end() ? nullptr : &found->file;
+}
+
+std::vector<std::int64_t> TokenCorpus::document_ends(Range range) const {
+  std::vector<std::int64_t> ends;
+  for_each_run(range, [&](const Run& run, std::int64_t skip, std::int64_t count) {
+    const TokenFile& source = files_[run.file];
+    if (!source.table) return;
+    const std::int64_t size = size_of(source.type), begin = run.offset + skip * size;
+    for (const std::int64_t end :
+         source.table->document_ends(run.sequences, {begin, begin + count * size}))
+      ends.push_back(run.first + (end - run.offset) / size);
+  });
+  return ends;
 }
 
 void TokenCorpus::read_run(const Run& run, std::int64_t skip, std::span<std::int32_t> out) const {

@@ -68,6 +68,82 @@ TEST(TokenCorpus, FollowsThePointersOfTheIndex) {
     }
 }
 
+/// By hand: the tokens of a corpus behind which documents end, of all ranges.
+void expect_ends(const io::TokenCorpus& corpus, const std::vector<std::int64_t>& ends) {
+  for (std::int64_t begin = 0; begin <= corpus.tokens(); ++begin) {
+    for (std::int64_t end = begin; end <= corpus.tokens(); ++end) {
+      std::vector<std::int64_t> expected;
+      for (const std::int64_t e : ends)
+        if (e > begin && e <= end) expected.push_back(e);
+      EXPECT_EQ(corpus.document_ends({begin, end}), expected) << begin << " to " << end;
+    }
+  }
+}
+
+TEST(TokenCorpus, KnowsWhereDocumentsEnd) {
+  const TemporaryDirectory dir;
+  test::write_file(dir / "a.bin", packed<std::uint16_t>({1, 2, 3, 4, 5, 6, 7}));
+  // Documents of one sequence and of two, one of which is empty and points elsewhere; one with
+  // nothing in it.
+  test::write_file(dir / "a.idx",
+                   index_bytes(8, {2, 3, 0, 0, 2}, {0, 4, 12, 0, 10}, {0, 1, 3, 4, 5}));
+  // Out of order, overlapping, the first document of two sequences that are apart.
+  test::write_file(dir / "b.bin", packed<std::uint16_t>({1, 2, 3, 4, 5, 6, 7}));
+  test::write_file(dir / "b.idx", index_bytes(8, {2, 0, 3, 2}, {10, 0, 0, 2}, {0, 3, 4}));
+  const std::string a = (dir / "a").string(), b = (dir / "b").string();
+  expect_ends(open({a}), {2, 5, 7});
+  expect_ends(open({b}), {5, 7});
+  expect_ends(open({a, b}), {2, 5, 7, 12, 14});
+  EXPECT_EQ(open({a, b}).file_without_documents(), nullptr);
+  test::write_file(dir / "c.bin", llmc_bytes(20240520, 1, 2, packed<std::uint16_t>({3, 4})));
+  const auto with = open({a, (dir / "c.bin").string()});
+  ASSERT_NE(with.file_without_documents(), nullptr);
+  EXPECT_EQ(with.file_without_documents()->path(), dir / "c.bin");
+}
+
+TEST(TokenCorpus, SaysWhichTokensCountAsTargets) {
+  const TemporaryDirectory dir;
+  const std::string a = (dir / "a").string();
+  test::write_file(dir / "a.bin", packed<std::uint16_t>({1, 2, 3, 4, 5, 6, 7}));
+  test::write_file(dir / "a.idx", index_bytes(8, {2, 3}, {4, 8}, {0, 1, 2}));
+  test::write_file(dir / "b.bin", packed<std::uint16_t>({1, 2}));
+  test::write_file(dir / "b.idx", index_bytes(8, {2}, {0}, {0, 1}));
+  EXPECT_FALSE(open({a}).has_targets());
+  const auto write_targets = [&](const std::string& bin, const std::string& idx) {
+    test::write_file(dir / "a.targets.bin", bin);
+    test::write_file(dir / "a.targets.idx", idx);
+  };
+  write_targets(packed<std::uint8_t>({9, 9, 1, 0, 0, 1, 1}),
+                index_bytes(1, {2, 3}, {2, 4}, {0, 1, 2}));
+  const auto corpus = open({(dir / "b").string(), a});
+  EXPECT_TRUE(corpus.has_targets());
+  const std::vector<std::uint8_t> expected = {1, 1, 1, 0, 0, 1, 1};
+  for (std::size_t first = 0; first < expected.size(); ++first) {
+    for (std::size_t count = 0; first + count <= expected.size(); ++count) {
+      std::vector<std::uint8_t> out(count, 7);
+      corpus.read_targets(static_cast<std::int64_t>(first), out);
+      EXPECT_TRUE(std::ranges::equal(out, std::span(expected).subspan(first, count)));
+    }
+  }
+  // Of other tokens: other lengths, places, documents, elements.
+  const std::string bin = packed<std::uint8_t>({9, 9, 1, 0, 0, 1, 1});
+  for (const std::string& idx :
+       {index_bytes(1, {3, 2}, {2, 5}, {0, 1, 2}), index_bytes(1, {2, 3}, {1, 4}, {0, 1, 2}),
+        index_bytes(1, {2, 3}, {2, 4}, {0, 2})}) {
+    write_targets(bin, idx);
+    EXPECT_NE(message_of<DataError>([&] { open({a}); }).find("a.targets.idx: "), std::string::npos);
+  }
+  write_targets(bin + bin, index_bytes(8, {2, 3}, {4, 8}, {0, 1, 2}));
+  EXPECT_NE(message_of<DataError>([&] { open({a}); }).find("expected u8"), std::string::npos);
+  write_targets(packed<std::uint8_t>({9, 9, 1, 2, 0, 1, 1}),
+                index_bytes(1, {2, 3}, {2, 4}, {0, 1, 2}));
+  const auto spoilt = open({a});
+  std::vector<std::uint8_t> out(4);
+  EXPECT_NE(
+      message_of<DataError>([&] { spoilt.read_targets(0, out); }).find("a.targets.bin: byte 3: 2"),
+      std::string::npos);
+}
+
 TEST(TokenCorpus, ReadsEveryElementTypeAndOptionalModes) {
   const TemporaryDirectory dir;
   const std::vector<std::pair<std::uint8_t, std::string>> cases = {
