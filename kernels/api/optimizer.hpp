@@ -9,7 +9,7 @@ namespace tessera::kernels {
 
 /// Indices into the step's scalars, f32, written by the host before the step starts.
 enum class StepScalar : std::uint8_t {
-  loss_gradient,  // loss scale / tokens of the global batch: Classify's scale
+  loss_gradient,  // loss scale / targets of the global batch: Classify's scale
   unscale,        // 1 / loss scale
   lr,
   bias_correction1,  // 1 - beta1^t, t counts applied updates
@@ -29,26 +29,31 @@ enum class VerdictField : std::uint8_t {
 inline constexpr auto kScalars = static_cast<std::int64_t>(StepScalar::count);
 inline constexpr auto kVerdictFields = static_cast<std::int64_t>(VerdictField::count);
 
-/// Decides the step from the norm's exact sum (Pascanu et al. 2013 for clipping): norm = sqrt(sum)
-/// * unscale; apply = norm is finite; coefficient = unscale * min(1, clip_norm / (norm + 1e-6)), no
-/// clipping at clip_norm 0.
+/// Decides the step from the norm's exact sum (Pascanu et al. 2013 for clipping). Gradients were
+/// made with the loss scaled, and divided by `all_targets` where they should be by those that count
+/// (at least 1): factor = unscale * all_targets / targets, norm = sqrt(sum) * factor; apply = norm
+/// is finite; coefficient = factor * min(1, clip_norm / (norm + 1e-6)), no clipping at clip_norm 0.
 struct Verdict {
   static constexpr const char* kName = "verdict";
   View squares;  // exact accumulator (core/exact_sum.hpp) of the gradients' squares over all ranks
+  View targets;  // (1) i64: how many count, over all ranks; absent: all do
   View scalars;  // (StepScalar::count) f32
   View verdict;  // (VerdictField::count) f32
+  std::int64_t all_targets = 1;
   double clip_norm = 0;
   View scratch;
 
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
-    f(s.squares, Access::read), f(s.scalars, Access::read), f(s.verdict, Access::write),
-        f(s.scratch, Access::write);
+    f(s.squares, Access::read), f(s.targets, Access::read), f(s.scalars, Access::read),
+        f(s.verdict, Access::write), f(s.scratch, Access::write);
   }
 };
 
 inline void check(const Verdict& a) {
   check_flat({a.squares}, DType::i64, kExactSumWords);
+  if (a.targets) check_flat({a.targets}, DType::i64, 1);
+  TESSERA_CHECK(a.all_targets >= 1, "{} targets", a.all_targets);
   check_flat({a.scalars}, DType::f32, kScalars);
   check_flat({a.verdict}, DType::f32, kVerdictFields);
 }

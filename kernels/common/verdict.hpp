@@ -14,14 +14,24 @@ struct VerdictNumbers {
   float apply, coefficient;
 };
 
-/// See Verdict in api/optimizer.hpp; `squares` (kExactSumWords) is used up.
-TESSERA_INLINE VerdictNumbers verdict_of(std::int64_t* squares, float unscale, double clip_norm) {
-  const double norm = std::sqrt(exact_words::value(squares)) * static_cast<double>(unscale);
+/// What a step's gradients are multiplied with to be those of the mean over the targets that count;
+/// `targets` is null where all do.
+TESSERA_INLINE double mean_factor(float unscale, const std::int64_t* targets,
+                                  std::int64_t all_targets) {
+  if (targets == nullptr) return static_cast<double>(unscale);
+  const std::int64_t count = *targets > 1 ? *targets : 1;
+  return static_cast<double>(unscale) *
+         (static_cast<double>(all_targets) / static_cast<double>(count));
+}
+
+/// See Verdict in api/optimizer.hpp; `squares` (kExactSumWords) is used up, `factor` is
+/// mean_factor().
+TESSERA_INLINE VerdictNumbers verdict_of(std::int64_t* squares, double factor, double clip_norm) {
+  const double norm = std::sqrt(exact_words::value(squares)) * factor;
   const bool apply = norm - norm == 0;  // neither infinite nor NaN
   double clip = 1;
   if (apply && clip_norm > 0 && clip_norm / (norm + 1e-6) < 1) clip = clip_norm / (norm + 1e-6);
-  return {.apply = apply ? 1.0F : 0.0F,
-          .coefficient = static_cast<float>(static_cast<double>(unscale) * clip)};
+  return {.apply = apply ? 1.0F : 0.0F, .coefficient = static_cast<float>(factor * clip)};
 }
 
 /// The factor c of a tensor by its sums (kTensorWords), which are used up.

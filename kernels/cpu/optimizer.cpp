@@ -15,8 +15,10 @@ void run(const Verdict& a, const Context&) {
   check(a);
   std::int64_t squares[kExactSumWords];
   std::copy_n(a.squares.as<std::int64_t>(), kExactSumWords, squares);
-  const VerdictNumbers v = verdict_of(
-      squares, a.scalars.as<float>()[static_cast<int>(StepScalar::unscale)], a.clip_norm);
+  const double factor =
+      mean_factor(a.scalars.as<float>()[static_cast<int>(StepScalar::unscale)],
+                  a.targets ? a.targets.as<std::int64_t>() : nullptr, a.all_targets);
+  const VerdictNumbers v = verdict_of(squares, factor, a.clip_norm);
   auto* verdict = a.verdict.as<float>();
   verdict[static_cast<int>(VerdictField::apply)] = v.apply;
   verdict[static_cast<int>(VerdictField::coefficient)] = v.coefficient;

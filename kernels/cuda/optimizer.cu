@@ -11,8 +11,9 @@ namespace tessera::kernels::cuda {
 
 void run(const Verdict& a, const Context& context) {
   check(a);
-  launch(on(context, a.kName, 1, 32), verdict_kernel, a.squares.as<std::int64_t>(),
-         a.scalars.as<float>(), a.clip_norm, a.verdict.as<float>());
+  const std::int64_t* targets = a.targets ? a.targets.as<std::int64_t>() : nullptr;
+  launch(on(context, a.kName, 1, 32), verdict_kernel, a.squares.as<std::int64_t>(), targets,
+         a.all_targets, a.scalars.as<float>(), a.clip_norm, a.verdict.as<float>());
 }
 
 void run(const OptimizerUpdate& a, const Context& context) {

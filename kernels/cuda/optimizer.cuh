@@ -9,14 +9,16 @@ namespace tessera::kernels::cuda {
 
 /// One warp.
 inline __global__ void __launch_bounds__(32)
-    verdict_kernel(const std::int64_t* squares, const float* scalars, double clip_norm,
+    verdict_kernel(const std::int64_t* squares, const std::int64_t* targets,
+                   std::int64_t all_targets, const float* scalars, double clip_norm,
                    float* verdict) {
   __shared__ std::int64_t near[kExactSumWords];
   if (threadIdx.x < kExactSumWords) near[threadIdx.x] = squares[threadIdx.x];
   __syncwarp();
   if (threadIdx.x != 0) return;
-  const VerdictNumbers v =
-      verdict_of(near, scalars[static_cast<int>(StepScalar::unscale)], clip_norm);
+  const double factor =
+      mean_factor(scalars[static_cast<int>(StepScalar::unscale)], targets, all_targets);
+  const VerdictNumbers v = verdict_of(near, factor, clip_norm);
   verdict[static_cast<int>(VerdictField::apply)] = v.apply;
   verdict[static_cast<int>(VerdictField::coefficient)] = v.coefficient;
 }

@@ -6,23 +6,89 @@
 
 namespace tessera::data {
 
+DocumentRule document_rule(const deck::Deck& deck) {
+  const deck::DataSection& data = deck.data;
+  DocumentRule rule{.separate = data.documents == deck::Documents::separate,
+                    .whole = deck.batch.token_budget.has_value()};
+  if (data.separator) rule.separator = static_cast<std::int32_t>(*data.separator);
+  return rule;
+}
+
 Batches::Step Batches::read(std::int64_t first, const BatchShare& share) const {
-  Step step{.first = first, .share = share, .tokens = {}, .samples = {}};
-  const std::int64_t sequences = share.micro_batches * share.micro;
-  const auto length = static_cast<std::size_t>(share.sequence + 1);
-  step.tokens.resize(static_cast<std::size_t>(sequences) * length);
-  // After a rollback a step may have samples that were cut for a later phase, of other lengths.
-  const std::int64_t last = corpus_.tokens() - (share.sequence + 1);
-  std::span<std::int32_t> out(step.tokens);
+  Step step{.first = first, .share = share};
+  const std::int64_t sequences = share.micro_batches * share.micro, length = share.sequence;
+  step.tokens.reserve(static_cast<std::size_t>(sequences * length));
+  step.targets.reserve(static_cast<std::size_t>(sequences * length));
   for (std::int64_t k = 0; k < share.micro_batches; ++k) {
     for (std::int64_t b = 0; b < share.micro; ++b) {
       const std::int64_t sample = first + share.first_sample(k) + b;
       step.samples.push_back(sample);
-      corpus_.read(std::min(begin_of_(sample), last), out.first(length));
-      out = out.subspan(length);
+      read_sequence(tokens_of_(sample), length, step);
     }
   }
+  step.counted = std::ranges::count_if(step.targets, [](std::int32_t t) { return t >= 0; });
   return step;
+}
+
+/// Adds a sequence of `length` tokens, which begins with these: they, and as targets those that
+/// follow them. What is left of it is padding: a document of its own, without targets.
+void Batches::read_sequence(Range tokens, std::int64_t length, Step& step) const {
+  if (tokens.count() >= length) {
+    // After a rollback a step may have samples that were cut for a later phase, of other lengths.
+    if (!documents_.whole) tokens.begin = std::min(tokens.begin, corpus_.tokens() - (length + 1));
+    tokens.end = tokens.begin + length;
+  }
+  const std::int64_t count = tokens.count(), followed = std::min(tokens.end + 1, corpus_.tokens());
+  std::vector<std::int32_t> row(static_cast<std::size_t>(followed - tokens.begin));
+  corpus_.read(tokens.begin, row);
+  step.tokens.insert(step.tokens.end(), row.begin(), row.begin() + count);
+  step.tokens.resize(step.tokens.size() + static_cast<std::size_t>(length - count));
+  const std::size_t first = step.targets.size();
+  step.targets.insert(step.targets.end(), row.begin() + 1, row.end());
+  step.targets.resize(first + static_cast<std::size_t>(length), -1);
+  const std::span targets = std::span(step.targets).subspan(first);
+  if (corpus_.has_targets()) {
+    std::vector<std::uint8_t> counts(row.size() - 1);
+    corpus_.read_targets(tokens.begin + 1, counts);
+    for (std::size_t t = 0; t < counts.size(); ++t) {
+      if (counts[t] == 0) targets[t] = -1;
+    }
+  }
+  if (!documents_.separate) return;
+  auto ends = document_ends(tokens, row);
+  for (const std::int64_t end : ends) targets[static_cast<std::size_t>(end - 1)] = -1;
+  if (count < length && (ends.empty() || ends.back() < count)) ends.push_back(count);
+  add_documents(ends, length, step);
+}
+
+/// The tokens of a sequence behind which a document ends. The next one's first token is nobody's
+/// target.
+std::vector<std::int64_t> Batches::document_ends(Range tokens,
+                                                 std::span<const std::int32_t> row) const {
+  std::vector<std::int64_t> ends;
+  if (documents_.separator) {
+    for (std::int64_t t = 0; t < tokens.count(); ++t) {
+      if (row[static_cast<std::size_t>(t)] == *documents_.separator) ends.push_back(t + 1);
+    }
+  } else {
+    for (const std::int64_t end : corpus_.document_ends(tokens)) ends.push_back(end - tokens.begin);
+  }
+  return ends;
+}
+
+/// Adds for each token of a sequence where its document begins and ends.
+void Batches::add_documents(const std::vector<std::int64_t>& ends, std::int64_t length,
+                            Step& step) {
+  std::int64_t begin = 0;
+  const auto add = [&](std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      step.documents.push_back(static_cast<std::int32_t>(begin));
+      step.documents.push_back(static_cast<std::int32_t>(end));
+    }
+    begin = end;
+  };
+  for (const std::int64_t end : ends) add(end);
+  add(length);  // nothing where the last one ends there
 }
 
 void Batches::prefetch(std::int64_t first, const BatchShare& share) {
@@ -40,23 +106,25 @@ void Batches::begin(std::int64_t first, const BatchShare& share) {
 }
 
 void Batches::begin_blank(const BatchShare& share) {
-  const auto sequences = static_cast<std::size_t>(share.micro_batches * share.micro);
-  current_ = {.first = -1, .share = share, .tokens = {}, .samples = {}};
-  current_.tokens.resize(sequences * static_cast<std::size_t>(share.sequence + 1));
-  current_.samples.resize(sequences);
+  const std::int64_t sequences = share.micro_batches * share.micro;
+  current_ = {.first = -1, .share = share};
+  current_.tokens.resize(static_cast<std::size_t>(sequences * share.sequence));
+  current_.targets.assign(current_.tokens.size(), -1);
+  current_.samples.resize(static_cast<std::size_t>(sequences));
+  for (std::int64_t i = 0; documents_.separate && i < sequences; ++i)
+    add_documents({}, share.sequence, current_);
 }
 
 void Batches::load(std::int64_t k, const plan::LoadBatch& views) const {
-  const std::int64_t micro = current_.share.micro, sequence = current_.share.sequence;
-  auto* tokens = views.tokens.as<std::int32_t>();
-  auto* targets = views.targets.as<std::int32_t>();
-  for (std::int64_t b = 0; b < micro; ++b) {
-    const std::int32_t* row = current_.tokens.data() + (k * micro + b) * (sequence + 1);
-    std::copy_n(row, sequence, tokens + b * sequence);
-    std::copy_n(row + 1, sequence,
-                targets + b * sequence);  // targets are shifted before the sequence is split
-    views.samples.as<std::int64_t>()[b] = current_.samples[static_cast<std::size_t>(k * micro + b)];
-  }
+  const std::int64_t micro = current_.share.micro, tokens = micro * current_.share.sequence;
+  const auto copy = [k](const auto& from, std::int64_t count, const View& to) {
+    using T = typename std::decay_t<decltype(from)>::value_type;
+    if (to) std::copy_n(from.begin() + k * count, count, to.as<T>());
+  };
+  copy(current_.tokens, tokens, views.tokens);
+  copy(current_.targets, tokens, views.targets);  // shifted before the sequence is split
+  copy(current_.samples, micro, views.samples);
+  copy(current_.documents, 2 * tokens, views.documents);
 }
 
 }  // namespace tessera::data

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <future>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -30,10 +31,19 @@ struct BatchShare {
   bool operator==(const BatchShare&) const = default;
 };
 
+/// Where documents end within sequences, for models that keep them apart.
+struct DocumentRule {
+  bool separate = false;
+  bool whole = false;  // sequences are of whole documents
+  /// The token that ends a document; nothing: documents end where their files say.
+  std::optional<std::int32_t> separator;
+};
+DocumentRule document_rule(const deck::Deck& deck);
+
 class Batches {
  public:
-  Batches(const io::TokenCorpus& corpus, SampleBegin begin_of)
-      : corpus_(corpus), begin_of_(std::move(begin_of)) {}
+  Batches(const io::TokenCorpus& corpus, SampleTokens tokens_of, const DocumentRule& documents = {})
+      : corpus_(corpus), tokens_of_(std::move(tokens_of)), documents_(documents) {}
 
   /// Starts reading the step whose first global sample is `first`.
   void prefetch(std::int64_t first, const BatchShare& share);
@@ -41,6 +51,8 @@ class Batches {
   void begin(std::int64_t first, const BatchShare& share);
   /// A step of zeros, for a rank whose tokens cannot be read.
   void begin_blank(const BatchShare& share);
+  /// How many targets of this data rank's part of the current step count.
+  std::int64_t targets() const { return current_.counted; }
   /// Copies micro-batch k of the current step into the plan's buffers.
   void load(std::int64_t k, const plan::LoadBatch& views) const;
 
@@ -48,13 +60,20 @@ class Batches {
   struct Step {
     std::int64_t first = -1;
     BatchShare share;
-    std::vector<std::int32_t> tokens;   // per sequence T + 1
-    std::vector<std::int64_t> samples;  // per sequence
+    std::vector<std::int32_t> tokens;     // per sequence T
+    std::vector<std::int32_t> targets;    // likewise; -1 where none counts
+    std::vector<std::int32_t> documents;  // per sequence (T, 2), where they are separate
+    std::vector<std::int64_t> samples;    // per sequence
+    std::int64_t counted = 0;             // targets that count
   };
   Step read(std::int64_t first, const BatchShare& share) const;
+  void read_sequence(Range tokens, std::int64_t length, Step& step) const;
+  std::vector<std::int64_t> document_ends(Range tokens, std::span<const std::int32_t> row) const;
+  static void add_documents(const std::vector<std::int64_t>& ends, std::int64_t length, Step& step);
 
   const io::TokenCorpus& corpus_;
-  SampleBegin begin_of_;
+  SampleTokens tokens_of_;
+  DocumentRule documents_;
   Step current_;
   std::future<Step> pending_;
   std::jthread reader_;  // last: it uses the others

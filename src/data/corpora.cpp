@@ -2,6 +2,7 @@
 
 #include "core/bytes.hpp"
 #include "core/error.hpp"
+#include "data/samples.hpp"
 #include "optim/timeline.hpp"
 
 namespace tessera::data {
@@ -16,12 +17,47 @@ std::unique_ptr<io::TokenCorpus> open_on_all(const deck::LoadedDeck& loaded,
   return corpus;
 }
 
+/// Whether the files say what the deck wants to know of documents and targets.
+void check_documents(const deck::LoadedDeck& loaded, const CorpusKey& key,
+                     const io::TokenCorpus& corpus) {
+  const deck::Deck& deck = loaded.deck;
+  const bool separate = deck.data.documents == deck::Documents::separate && !deck.data.separator;
+  if (const io::File* file = corpus.file_without_documents(); separate && file != nullptr) {
+    throw DataError(fmt::format(
+        "{}: {}: {} does not say where its documents end, which data.documents = \"separate\" "
+        "needs: "
+        "give the token that ends each as data.separator, or data.documents = \"joined\"",
+        loaded.where(key.name), key.name, file->path().string()));
+  }
+  if (deck.optimizer.compress_after && corpus.has_targets()) {
+    throw DeckError(fmt::format(
+        "{}: optimizer.name = \"{}\" does not go with {}, of whose targets some do not count: its "
+        "gradients join momentum before their number is known (use adamw or lamb, or move the "
+        "files "
+        "that end in .targets.bin and .targets.idx away)",
+        loaded.where("optimizer.name"), enum_word(deck.optimizer.name), key.name));
+  }
+}
+
+/// `what`: the entry, or all of them.
+void check_length(const deck::LoadedDeck& loaded, const CorpusKey& key, const std::string& what,
+                  const io::TokenCorpus& corpus, Range tokens) {
+  const std::int64_t have = sequences_of(corpus, loaded.deck, tokens, what).count();
+  if (have >= key.least) return;
+  throw DataError(fmt::format("{}: {} holds {}: {} of {} and a target, at least {} needed",
+                              loaded.where(key.name), what, count_text(tokens.count(), "token"),
+                              count_text(have, "sequence"), loaded.deck.batch.sequence,
+                              count_text(key.least, "is", "are")));
+}
+
 }  // namespace
 
-CorpusKey training_key(const deck::Deck& deck) { return {"data.train", deck.data.train, 1}; }
+CorpusKey training_key(const deck::Deck& deck) {
+  return {"data.train", deck::paths_of(deck.data.train), 1, is_mixture(deck.data)};
+}
 
 CorpusKey validation_key(const deck::Deck& deck) {
-  return {"data.validation", deck.data.validation, optim::Timeline(deck.batch, 0).global(1)};
+  return {"data.validation", deck.data.validation, optim::Timeline(deck.batch, 0).global(1), true};
 }
 
 std::unique_ptr<io::TokenCorpus> open_corpus(const deck::LoadedDeck& loaded, const CorpusKey& key) {
@@ -35,12 +71,11 @@ std::unique_ptr<io::TokenCorpus> open_corpus(const deck::LoadedDeck& loaded, con
     e.add_context(fmt::format("{}: {}{}", loaded.where(key.name), key.name, hint));
     throw;
   }
-  const std::int64_t length = loaded.deck.batch.sequence;
-  if (const std::int64_t have = corpus->sequences(length); have < key.least) {
-    throw DataError(fmt::format("{}: {} holds {}: {} of {} and a target, at least {} needed",
-                                loaded.where(key.name), key.name,
-                                count_text(corpus->tokens(), "token"), count_text(have, "sequence"),
-                                length, count_text(key.least, "is", "are")));
+  check_documents(loaded, key, *corpus);
+  if (!key.apart) check_length(loaded, key, key.name, *corpus, {0, corpus->tokens()});
+  for (std::size_t i = 0; key.apart && i < key.entries.size(); ++i) {
+    check_length(loaded, key, fmt::format("{} in {}", key.entries[i], key.name), *corpus,
+                 corpus->entries()[i]);
   }
   return corpus;
 }

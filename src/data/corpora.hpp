@@ -2,8 +2,8 @@
 #pragma once
 
 #include <memory>
-#include <span>
 #include <string>
+#include <vector>
 
 #include "comm/mpi/control.hpp"
 #include "deck/load.hpp"
@@ -14,8 +14,9 @@ namespace tessera::data {
 /// A key of the deck that lists token files.
 struct CorpusKey {
   const char* name = nullptr;
-  std::span<const std::string> entries;  // of the deck
-  std::int64_t least = 1;                // sequences that are needed
+  std::vector<std::string> entries;  // of the deck: paths
+  std::int64_t least = 1;            // sequences that are needed: of all, or of each entry
+  bool apart = false;                // each entry is cut into sequences of its own
 };
 CorpusKey training_key(const deck::Deck& deck);
 CorpusKey validation_key(const deck::Deck& deck);

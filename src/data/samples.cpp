@@ -1,26 +1,155 @@
 #include "data/samples.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <optional>
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/hash.hpp"
 
 namespace tessera::data {
 
-SampleBegin sequences_of(const io::Sampler& sampler, std::int64_t length) {
-  return [sampler, length](std::int64_t sample) { return sampler.sequence_of(sample) * length; };
+Sequences::Sequences(Range tokens, std::int64_t length) : tokens_(tokens), length_(length) {}
+
+Sequences Sequences::of_documents(const io::TokenCorpus& corpus, Range tokens, std::int64_t budget,
+                                  std::int64_t longest, const std::string& name) {
+  constexpr std::int64_t kAtOnce = 1 << 20;  // tokens
+  Sequences all(tokens, budget);
+  std::int64_t begin = tokens.begin, end = begin, documents = 0;  // of the sequence being filled
+  const auto add = [&](std::int64_t document_end) {
+    ++documents;
+    if (document_end - end > longest) {
+      throw DataError(
+          fmt::format("{}: document {}, which begins with token {}, has {} tokens, more than the "
+                      "{} that {} allows: "
+                      "cut it, or give a larger one",
+                      name, documents, end - tokens.begin, document_end - end, longest,
+                      longest == budget ? "batch.token_budget" : "model.context"));
+    }
+    if (document_end - begin > budget) {
+      all.ends_.push_back(end);
+      begin = end;
+    }
+    end = document_end;
+  };
+  for (std::int64_t t = tokens.begin; t < tokens.end; t += kAtOnce) {
+    for (const std::int64_t e : corpus.document_ends({t, std::min(tokens.end, t + kAtOnce)}))
+      add(e);
+  }
+  if (end < tokens.end) add(tokens.end);
+  if (end > begin) all.ends_.push_back(end);
+  return all;
 }
 
-SampleBegin training_samples(const io::TokenCorpus& corpus, const deck::Deck& deck) {
+std::int64_t Sequences::count() const {
+  return ends_.empty() ? io::sequences_in(tokens_.count(), length_) : std::ssize(ends_);
+}
+
+Range Sequences::operator[](std::int64_t sequence) const {
+  if (ends_.empty()) {
+    const std::int64_t begin = tokens_.begin + sequence * length_;
+    return {begin, begin + length_};
+  }
+  const auto index = static_cast<std::size_t>(sequence);
+  return {index == 0 ? tokens_.begin : ends_.at(index - 1), ends_.at(index)};
+}
+
+Sequences sequences_of(const io::TokenCorpus& corpus, const deck::Deck& deck, Range tokens,
+                       const std::string& name) {
+  const auto& budget = deck.batch.token_budget;
+  if (!budget) return Sequences(tokens, deck.batch.sequence);
+  const std::int64_t longest = std::min(*budget, deck.model.context);
+  return Sequences::of_documents(corpus, tokens, *budget, longest, name);
+}
+
+bool is_mixture(const deck::DataSection& section) {
+  return std::ranges::any_of(section.train,
+                             [](const deck::DataEntry& e) { return e.weight || e.epochs; });
+}
+
+namespace {
+
+constexpr const char* kTrain = "data.train";
+
+/// The corpora of a mixture, or the one that there is.
+std::vector<Sequences> training_sequences(const io::TokenCorpus& corpus, const deck::Deck& deck) {
+  if (!is_mixture(deck.data)) return {sequences_of(corpus, deck, {0, corpus.tokens()}, kTrain)};
+  std::vector<Sequences> all;
+  for (std::size_t i = 0; i < deck.data.train.size(); ++i) {
+    all.push_back(sequences_of(corpus, deck, corpus.entries()[i],
+                               fmt::format("{} in {}", deck.data.train[i].path, kTrain)));
+  }
+  return all;
+}
+
+/// Sequences that a corpus has in one epoch.
+double in_epoch(const Sequences& sequences, const deck::DataEntry& entry) {
+  return entry.epochs.value_or(1) * static_cast<double>(sequences.count());
+}
+
+SampleTokens mixed_samples(std::vector<Sequences> parts, const deck::Deck& deck) {
+  std::vector<double> shares;
+  std::vector<io::Sampler> orders;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const deck::DataEntry& entry = deck.data.train[i];
+    shares.push_back(entry.weight.value_or(in_epoch(parts[i], entry)));
+    orders.emplace_back(parts[i].count(), Hasher().add(deck.run.seed).add(i).value(),
+                        deck.data.shuffle ? io::Shuffle::yes : io::Shuffle::no);
+  }
+  return [mixture = Mixture(shares), parts = std::move(parts),
+          orders = std::move(orders)](std::int64_t sample) {
+    const auto [which, of_corpus] = mixture.place_of(sample);
+    return parts[which][orders[which].sequence_of(of_corpus)];
+  };
+}
+
+}  // namespace
+
+std::int64_t epoch_samples(const io::TokenCorpus& corpus, const deck::Deck& deck) {
+  const auto parts = training_sequences(corpus, deck);
+  if (!is_mixture(deck.data)) return parts[0].count();
+  double all = 0;
+  for (std::size_t i = 0; i < parts.size(); ++i) all += in_epoch(parts[i], deck.data.train[i]);
+  return std::max<std::int64_t>(1, std::llround(all));
+}
+
+Mixture::Mixture(std::span<const double> shares) {
+  double rest = 0;
+  for (const double share : shares) rest += share;
+  for (std::size_t i = 0; i + 1 < shares.size(); ++i) {
+    const double part = std::clamp(shares[i] / rest, 0.0, 1.0);
+    of_rest_.push_back(static_cast<std::int64_t>(std::ldexp(part, 62)));
+    rest -= shares[i];
+  }
+}
+
+Mixture::Place Mixture::place_of(std::int64_t sample) const {
+  for (std::size_t i = 0; i < of_rest_.size(); ++i) {
+    const auto before = [&](std::int64_t n) {  // of the first n samples of the rest
+      return static_cast<std::int64_t>((static_cast<__int128>(of_rest_[i]) * n) >> 62);
+    };
+    if (before(sample + 1) > before(sample)) return {i, before(sample)};
+    sample -= before(sample);
+  }
+  return {of_rest_.size(), sample};
+}
+
+SampleTokens training_samples(const io::TokenCorpus& corpus, const deck::Deck& deck) {
   const auto seed = static_cast<std::uint64_t>(deck.run.seed);
   const auto shuffle = deck.data.shuffle ? io::Shuffle::yes : io::Shuffle::no;
-  const std::int64_t length = deck.batch.sequence;
-  if (!deck.batch.curriculum.cuts_anew())
-    return sequences_of(io::Sampler(corpus.sequences(length), seed, shuffle), length);
-  return [cut = CutAnew(corpus.tokens() - 1, optim::Timeline(deck.batch, 0), seed, shuffle)](
-             std::int64_t sample) { return cut.first_token(sample); };
+  if (deck.batch.curriculum.cuts_anew()) {
+    return [cut = CutAnew(corpus.tokens() - 1, optim::Timeline(deck.batch, 0), seed, shuffle),
+            length = deck.batch.sequence](std::int64_t sample) {
+      const std::int64_t first = cut.first_token(sample);
+      return Range{first, first + length};
+    };
+  }
+  auto parts = training_sequences(corpus, deck);
+  if (is_mixture(deck.data)) return mixed_samples(std::move(parts), deck);
+  return [all = parts[0], order = io::Sampler(parts[0].count(), seed, shuffle)](
+             std::int64_t sample) { return all[order.sequence_of(sample)]; };
 }
 
 CutAnew::CutAnew(std::int64_t tokens, const optim::Timeline& timeline, std::uint64_t seed,

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "io/sampler.hpp"
@@ -12,14 +13,58 @@
 
 namespace tessera::data {
 
-/// The token with which a sample begins. Safe to call from many threads at once.
-using SampleBegin = std::function<std::int64_t(std::int64_t sample)>;
+/// The tokens of a sample, of which a step of a curriculum may take the beginning. Safe to call
+/// from many threads at once.
+using SampleTokens = std::function<Range(std::int64_t sample)>;
 
-/// Samples that are the sampler's sequences of `length` tokens each, or the beginnings of these.
-SampleBegin sequences_of(const io::Sampler& sampler, std::int64_t length);
+/// The sequences that some tokens of a corpus are cut into.
+class Sequences {
+ public:
+  /// Of `length` tokens each that are followed by a target; what is left over is in none.
+  Sequences(Range tokens, std::int64_t length);
+  /// Of as many whole documents as `budget` tokens hold, one after another. DataError for a
+  /// document of more than `longest` tokens, with `name` for the corpus.
+  static Sequences of_documents(const io::TokenCorpus& corpus, Range tokens, std::int64_t budget,
+                                std::int64_t longest, const std::string& name);
+
+  std::int64_t count() const;
+  Range operator[](std::int64_t sequence) const;
+
+ private:
+  Range tokens_;
+  std::int64_t length_ = 0;
+  std::vector<std::int64_t> ends_;  // of sequences of documents
+};
+/// Of an entry of `entries`, which `corpus` was opened with, or of all that it has.
+Sequences sequences_of(const io::TokenCorpus& corpus, const deck::Deck& deck, Range tokens,
+                       const std::string& name);
 
 /// Of the samples of a training run.
-SampleBegin training_samples(const io::TokenCorpus& corpus, const deck::Deck& deck);
+SampleTokens training_samples(const io::TokenCorpus& corpus, const deck::Deck& deck);
+/// How many of them are an epoch: those of all sequences of the corpus or, of a mixture, of all
+/// corpora, each as often as its epochs say.
+std::int64_t epoch_samples(const io::TokenCorpus& corpus, const deck::Deck& deck);
+
+/// Whether samples are dealt to the entries of data.train by weights or epochs.
+bool is_mixture(const deck::DataSection& section);
+
+/// Deals samples to several corpora by their shares. Of the first n samples each corpus of k has
+/// its share of n, to within k - 1 at any n; which one a sample is of, and the how manieth there,
+/// follows from its number alone.
+class Mixture {
+ public:
+  explicit Mixture(std::span<const double> shares);
+
+  struct Place {
+    std::size_t corpus = 0;
+    std::int64_t sample = 0;  // of this corpus
+  };
+  Place place_of(std::int64_t sample) const;
+
+ private:
+  /// By corpus, its share of what the corpora before it leave, in units of 2^-62.
+  std::vector<std::int64_t> of_rest_;
+};
 
 /// A corpus that each phase of a curriculum has cut into sequences of its own length, so that every
 /// token is in one sample of an epoch. What the phases of an epoch have together lies in a row of

@@ -88,7 +88,8 @@ std::vector<KnownTokenizer> tokenizers_of_model(const deck::Deck& deck) {
 }
 
 std::vector<KnownTokenizer> tokenizers_of_run(const deck::Deck& deck) {
-  std::vector<KnownTokenizer> all = tokenizers_of_data("data.train", deck.data.train);
+  std::vector<KnownTokenizer> all =
+      tokenizers_of_data("data.train", deck::paths_of(deck.data.train));
   append(all, tokenizers_of_model(deck));
   append(all, tokenizers_of_data(kValidation, deck.data.validation));
   return all;

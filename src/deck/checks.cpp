@@ -9,6 +9,7 @@
 #include <functional>
 #include <initializer_list>
 
+#include "core/bytes.hpp"
 #include "core/terminal.hpp"
 #include "deck/curriculum.hpp"
 #include "deck/presets.hpp"
@@ -375,7 +376,8 @@ class Checker {
       problem("evaluate.every",
               fmt::format("evaluate.every = {} needs data.validation", deck_.evaluate.every));
     }
-    at_most("batch.sequence", deck_.batch.sequence, "model.context", deck_.model.context);
+    if (!deck_.batch.token_budget)
+      at_most("batch.sequence", deck_.batch.sequence, "model.context", deck_.model.context);
     constexpr std::int64_t kMostTokens = 0x7fffffff;  // libraries count rows in 32 bits
     const BatchSection& batch = deck_.batch;
     if (usable({"batch.micro", "batch.sequence"}) &&
@@ -400,6 +402,94 @@ class Checker {
                           "have the batch that optimizer.lr is for (leave it out, or give "
                           "batch.ramp)",
                           enum_word(batch.lr_scaling)));
+    }
+  }
+
+  /// A mixture says of each of its corpora how much there is of it.
+  void mixture() {
+    const auto& train = deck_.data.train;
+    const auto with = [&](auto member) {
+      return std::ranges::count_if(train,
+                                   [&](const DataEntry& e) { return (e.*member).has_value(); });
+    };
+    if (!usable({"data.train"})) return;
+    const auto weights = with(&DataEntry::weight), epochs = with(&DataEntry::epochs);
+    if (weights + epochs == 0) return;
+    if (weights != std::ssize(train) && epochs != std::ssize(train)) {
+      problem(
+          "data.train",
+          fmt::format("data.train has {} with a weight and {} with epochs, of {}: a mixture needs "
+                      "one of these for all (weights add up to any number)",
+                      count_text(weights, "entry", "entries"), epochs, train.size()));
+    }
+    if (usable({"batch.curriculum"}) && deck_.batch.curriculum.cuts_anew()) {
+      problem(
+          "data.train",
+          "data.train is a mixture, which batch.curriculum with cut = \"anew\" does not cut (give "
+          "cut = \"truncate\", or one corpus)");
+    }
+  }
+
+  /// A micro-batch of whole documents.
+  void token_budget() {
+    const auto& budget = deck_.batch.token_budget;
+    if (!budget || !usable({"batch.token_budget", "batch.sequence", "batch.micro"})) return;
+    const auto refuse = [&](const char* key, const std::string& what) {
+      problem(key, fmt::format("{} with batch.token_budget = {}", what, *budget));
+    };
+    if (deck_.batch.sequence != *budget) {
+      refuse("batch.sequence",
+             fmt::format("batch.sequence = {} does not go (leave it out)", deck_.batch.sequence));
+    }
+    if (deck_.batch.micro != 1) {
+      refuse("batch.micro", fmt::format("batch.micro = {} does not go, for a micro-batch is one "
+                                        "sequence (leave it out)",
+                                        deck_.batch.micro));
+    }
+    if (!usable({"data.documents", "data.positions", "data.separator", "batch.curriculum"})) return;
+    if (deck_.data.documents != Documents::separate)
+      refuse("data.documents", "data.documents = \"joined\" does not go (leave it out)");
+    if (deck_.data.positions != Positions::document)
+      refuse("data.positions", "data.positions = \"sequence\" does not go (leave it out)");
+    if (deck_.data.separator) {
+      refuse("data.separator",
+             "data.separator does not go: where documents end is read from the .idx "
+             "before the run begins (leave it out)");
+    }
+    if (!deck_.batch.curriculum.empty())
+      refuse("batch.curriculum",
+             "batch.curriculum does not go, which cuts sequences (leave one out)");
+  }
+
+  /// What documents that share a sequence are to each other.
+  void documents() {
+    const DataSection& data = deck_.data;
+    if (!usable({"data.documents", "data.positions", "data.separator"})) return;
+    if (data.separator && *data.separator >= deck_.model.vocab && usable({"model.vocab"})) {
+      problem("data.separator", fmt::format("data.separator = {} is not below model.vocab = {}",
+                                            *data.separator, deck_.model.vocab));
+    }
+    if (data.documents == Documents::joined) {
+      if (data.positions == Positions::document) {
+        problem(
+            "data.positions",
+            "data.positions = \"document\" needs data.documents = \"separate\": tokens that see "
+            "other documents need positions that tell them apart");
+      }
+      if (data.separator) {
+        problem("data.separator",
+                "data.separator has no effect where data.documents = \"joined\" "
+                "(leave it out, or give \"separate\")");
+      }
+      return;
+    }
+    if (deck_.optimizer.compress_after && usable({"optimizer.name"})) {
+      problem(
+          "data.documents",
+          fmt::format("data.documents = \"separate\" does not go with optimizer.name = \"{}\", "
+                      "whose gradients join momentum before the number of targets that count is "
+                      "known (give \"joined\", or adamw or lamb)",
+                      enum_word(deck_.optimizer.name)));
     }
   }
 
@@ -507,6 +597,9 @@ void check_deck(const LoadedDeck& loaded, Problems& problems) {
   checker.quantization();
   checker.offload();
   checker.data_and_batch();
+  checker.mixture();
+  checker.token_budget();
+  checker.documents();
   checker.curriculum();
   checker.lengths();
   checker.faults();

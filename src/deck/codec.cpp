@@ -71,6 +71,15 @@ std::optional<std::int64_t> parse_seconds(std::string_view text) {
 
 namespace {
 
+/// A table of the members that have a value.
+Value table_of(std::vector<std::pair<const char*, Value>> members) {
+  Table table;
+  for (auto& [key, value] : members) {
+    if (!value.unset()) table.push_back({key, {}, std::move(value)});
+  }
+  return {std::move(table), {}};
+}
+
 /// Sets a member of a group; false: the value is not of its kind.
 bool set_member(ParameterGroup& group, std::string_view key, const Value& value) {
   const auto number = [&] {
@@ -115,15 +124,55 @@ std::string read_group(const Value& value, ParameterGroup& group) {
 }
 
 Value Codec<ParameterGroup>::write(const ParameterGroup& group) {
-  Table table;
-  const auto add = [&](const char* key, Value value) {
-    if (!value.unset()) table.push_back({key, {}, std::move(value)});
-  };
-  add("match", Codec<std::string>::write(group.match));
-  add("name", Codec<std::string>::write(group.name));
-  add("lr_factor", Codec<double>::write(group.lr_factor));
-  add("weight_decay", Codec<std::optional<double>>::write(group.weight_decay));
-  return {std::move(table), {}};
+  return table_of({{"match", Codec<std::string>::write(group.match)},
+                   {"name", Codec<std::string>::write(group.name)},
+                   {"lr_factor", Codec<double>::write(group.lr_factor)},
+                   {"weight_decay", Codec<std::optional<double>>::write(group.weight_decay)}});
+}
+
+std::vector<std::string> paths_of(const std::vector<DataEntry>& entries) {
+  std::vector<std::string> paths;
+  for (const DataEntry& entry : entries) paths.push_back(entry.path);
+  return paths;
+}
+
+std::string read_entry(const Value& value, DataEntry& entry) {
+  if (const auto path = Codec<std::string>::read(value)) {
+    entry.path = *path;
+    return "";
+  }
+  const Table* table = value.as<Table>();
+  if (table == nullptr) return fmt::format("{} is no path of token files", value_excerpt(value));
+  constexpr std::array<std::string_view, 3> kKeys = {"path", "weight", "epochs"};
+  for (const TableMember& member : *table) {
+    if (member.key == "path") {
+      entry.path = Codec<std::string>::read(member.value).value_or("");
+      if (entry.path.empty())
+        return fmt::format("path = {} must be a string", value_excerpt(member.value));
+      continue;
+    }
+    if (std::ranges::find(kKeys, member.key) == kKeys.end()) {
+      const std::string_view near = nearest_name(member.key, kKeys);
+      return fmt::format("{} is no key of an entry{}", key_text(member.key),
+                         near.empty() ? "" : fmt::format(" (did you mean {}?)", near));
+    }
+    const auto number = Codec<double>::read(member.value);
+    if (!number || *number <= 0 || *number > 1e9) {
+      return fmt::format("{} = {} must be a number > 0 and <= 1e9", member.key,
+                         value_excerpt(member.value));
+    }
+    (member.key == "weight" ? entry.weight : entry.epochs) = number;
+  }
+  if (entry.path.empty()) return "path is missing: the prefix of token files";
+  if (entry.weight && entry.epochs) return "weight and epochs are both given: one says all";
+  return "";
+}
+
+Value Codec<DataEntry>::write(const DataEntry& entry) {
+  if (!entry.weight && !entry.epochs) return Codec<std::string>::write(entry.path);
+  return table_of({{"path", Codec<std::string>::write(entry.path)},
+                   {"weight", Codec<std::optional<double>>::write(entry.weight)},
+                   {"epochs", Codec<std::optional<double>>::write(entry.epochs)}});
 }
 
 }  // namespace tessera::deck

@@ -197,6 +197,23 @@ struct Codec<ParameterGroup> {
   static Value write(const ParameterGroup& group);
 };
 
+/// What of the value is no entry of data.train; empty where `entry` is what it says.
+std::string read_entry(const Value& value, DataEntry& entry);
+
+template <>
+struct Codec<DataEntry> {
+  static std::string type() {
+    return "a string, or a table like {path = \"PREFIX\", weight = 0.5} or {path = \"PREFIX\", "
+           "epochs "
+           "= 2.0}";
+  }
+  static std::optional<DataEntry> read(const Value& value) {
+    DataEntry entry;
+    return read_entry(value, entry).empty() ? std::optional(std::move(entry)) : std::nullopt;
+  }
+  static Value write(const DataEntry& entry);
+};
+
 /// What of the value is no curriculum; empty where `curriculum` is what it says.
 std::string read_curriculum(const Value& value, Curriculum& curriculum);
 
@@ -289,6 +306,13 @@ struct Problem<Curriculum> {
   static std::string of(const Value& value) {
     Curriculum curriculum;
     return read_curriculum(value, curriculum);
+  }
+};
+template <>
+struct Problem<DataEntry> {
+  static std::string of(const Value& value) {
+    DataEntry entry;
+    return read_entry(value, entry);
   }
 };
 template <typename T>

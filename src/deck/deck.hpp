@@ -105,10 +105,22 @@ struct ModelSection {
   bool operator==(const ModelSection&) const = default;
 };
 
+/// Token files, written in a deck as their path alone where neither a weight nor epochs are given.
+struct DataEntry {
+  std::string path;
+  std::optional<double> weight;  // its share of the samples over that of all entries
+  std::optional<double> epochs;  // passes over it in one epoch of the run
+  bool operator==(const DataEntry&) const = default;
+};
+std::vector<std::string> paths_of(const std::vector<DataEntry>& entries);
+
 struct DataSection {
-  std::vector<std::string> train;
+  std::vector<DataEntry> train;
   std::vector<std::string> validation;
   bool shuffle = true;
+  Documents documents = Documents::joined;
+  std::optional<Positions> positions;     // loading replaces an unset one
+  std::optional<std::int64_t> separator;  // token
   bool accept_changes = false;
   bool accept_tokenizer = false;
   bool operator==(const DataSection&) const = default;
@@ -120,6 +132,7 @@ struct BatchSection {
   std::int64_t global = 0;
   std::vector<RampEntry> ramp;
   LrScaling lr_scaling = LrScaling::none;
+  std::optional<std::int64_t> token_budget;  // loading makes it batch.sequence
   Curriculum curriculum;
   bool operator==(const BatchSection&) const = default;
 };
@@ -245,6 +258,7 @@ struct OffloadSection {
 struct MemorySection {
   std::variant<MemoryBudget, Bytes> device = MemoryBudget::automatic;
   std::variant<MemoryBudget, Bytes> host = MemoryBudget::automatic;
+  std::optional<std::int64_t> logits;  // tokens; loading replaces an unset one, nothing: all
   bool operator==(const MemorySection&) const = default;
 };
 

@@ -97,7 +97,13 @@ class Resolver {
       model.ffn_hidden = 4 * model.hidden;
     }
     BatchSection& batch = loaded_.deck.batch;
-    if (open("batch.sequence")) batch.sequence = model.context;
+    DataSection& data = loaded_.deck.data;
+    if (open("data.documents") && batch.token_budget) data.documents = Documents::separate;
+    if (open("data.positions")) {
+      data.positions =
+          data.documents == Documents::separate ? Positions::document : Positions::sequence;
+    }
+    if (open("batch.sequence")) batch.sequence = batch.token_budget.value_or(model.context);
     if (batch.curriculum.start > 0 && batch.curriculum.end == 0)
       batch.curriculum.end = batch.sequence;
     ZeroSection& zero = loaded_.deck.zero;
@@ -105,6 +111,7 @@ class Resolver {
       const bool sharded = zero.stage >= first_stage(&Sharding::gradients);
       zero.reduce = sharded ? ReduceWhen::micro : ReduceWhen::step;
     }
+    if (open("memory.logits") && zero.tiles == 1) loaded_.deck.memory.logits = 4096;
     OffloadSection& offload = loaded_.deck.offload;
     if (open("offload.ahead") && offload.anything()) offload.ahead = 2;
   }

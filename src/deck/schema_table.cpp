@@ -201,12 +201,30 @@ constexpr SchemaRow kRows[] = {
         "model.accept_non_finite",
         "take weights from init_from, and evaluate a checkpoint's, even where some are NaN or "
         "infinite"),
-    row<&Deck::data, &DataSection::train>("data.train", "training token files",
+    row<&Deck::data, &DataSection::train>("data.train",
+                                          "training token files: one corpus, or, with a weight or "
+                                          "epochs for each, a mixture of several, as below",
                                           {.required = true, .on_resume = refused}),
-    row<&Deck::data, &DataSection::validation>("data.validation", "validation token files",
+    row<&Deck::data, &DataSection::validation>("data.validation",
+                                               "validation token files, each evaluated by itself",
                                                {.on_resume = refused}),
     row<&Deck::data, &DataSection::shuffle>(
         "data.shuffle", "a fixed pseudo-random order in each epoch", {.on_resume = refused}),
+    row<&Deck::data, &DataSection::documents>(
+        "data.documents",
+        "what a token's attention sees of its sequence: all tokens before it, or separate: only "
+        "those of its own document; then the first token of a document is nobody's target",
+        {.on_resume = refused}),
+    row<&Deck::data, &DataSection::positions>(
+        "data.positions",
+        "what positions count from: the begin of the sequence, or that of the token's document, as "
+        "far as the sequence has it",
+        {.unset = "separate documents: document; joined ones: sequence", .on_resume = refused}),
+    row<&Deck::data, &DataSection::separator>(
+        "data.separator", "the token that ends a document, where documents are separate",
+        {.limits = at_least(0),
+         .unset = "documents end where the .idx says so",
+         .on_resume = refused}),
     row<&Deck::data, &DataSection::accept_changes>(
         "data.accept_changes",
         "go on from a checkpoint though the training data is not what it was"),
@@ -232,6 +250,16 @@ constexpr SchemaRow kRows[] = {
                                                  "its sequences over those of the last entry of "
                                                  "batch.ramp, which optimizer.lr is for; sqrt: "
                                                  "times the root of that"),
+    row<&Deck::batch, &BatchSection::token_budget>(
+        "batch.token_budget",
+        "tokens of a micro-batch of whole documents: it is one sequence, of as many documents, one "
+        "after another, as fit, which may be longer than model.context, though no document may; "
+        "the "
+        "rest of it is padding, which is no target",
+        {.limits = kLength,
+         .unit = "tokens",
+         .unset = "sequences of batch.sequence tokens, where documents begin and end anywhere",
+         .on_resume = refused}),
     row<&Deck::batch, &BatchSection::curriculum>(
         "batch.curriculum", "sequences that grow over the first steps, as below",
         {.unset = "all steps have batch.sequence", .on_resume = event}),
@@ -505,6 +533,16 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::memory, &MemorySection::host>(
         "memory.host", "budget of a rank's part of the host tier; auto: what the node has free",
         {.limits = at_least(1), .unit = "bytes"}),
+    row<&Deck::memory, &MemorySection::logits>(
+        "memory.logits",
+        "tokens of a micro-batch whose logits are in memory at once, each token's for the whole "
+        "vocabulary: the head takes so many after another, and more than these are never there. "
+        "Few "
+        "make small products, and add to the token matrix's gradient often",
+        {.limits = kLength,
+         .unit = "tokens",
+         .unset = "4096; with zero.tiles all, for each further "
+                  "group gathers all tiles again"}),
     row<&Deck::checkpoint, &CheckpointSection::every>(
         "checkpoint.every", "steps between checkpoints; 0 = none, also not at the end",
         {.limits = at_least(0)}),

@@ -23,6 +23,10 @@ enum class NormPlaced { before, after };
 enum class OptimizerName { adamw, adam, lamb, lion, sgd, muon, onebit_adam, onebit_lamb };
 enum class WholeAttention { projections, heads };
 enum class LrScaling { none, linear, sqrt };
+/// What a token sees of the other documents of its sequence: those before it, or none; and where
+/// its positions count from.
+enum class Documents { joined, separate };
+enum class Positions { sequence, document };
 enum class Growth { linear, root };
 enum class Cut { truncate, anew };
 enum class ScheduleKind { constant, linear, cosine, wsd, step, inverse_sqrt };
@@ -111,6 +115,18 @@ struct EnumWords<deck::WholeAttention> {
   using enum deck::WholeAttention;
   static constexpr std::array table = {std::pair{projections, "projections"},
                                        std::pair{heads, "heads"}};
+};
+template <>
+struct EnumWords<deck::Documents> {
+  using enum deck::Documents;
+  static constexpr std::array table = {std::pair{joined, "joined"},
+                                       std::pair{separate, "separate"}};
+};
+template <>
+struct EnumWords<deck::Positions> {
+  using enum deck::Positions;
+  static constexpr std::array table = {std::pair{sequence, "sequence"},
+                                       std::pair{document, "document"}};
 };
 template <>
 struct EnumWords<deck::LrScaling> {

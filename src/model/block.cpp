@@ -160,6 +160,7 @@ void rotate(UnitContext& u, const ModelConfig& c, const View& x, std::int64_t fi
             Rope::Direction direction) {
   if (c.position != PositionKind::rope) return;
   u.run(Rope{.x = x,
+             .documents = u.micro_batch().positions,
              .head_dim = c.head_dim,
              .first_position = first,
              .theta = c.rope_theta,
@@ -268,7 +269,7 @@ void block_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, 
   s.chunks.resize(w.chunks.size());
   s.sum1 =
       add_norm(u, c, in, Keep::input, w.norm1_w, w.norm1_b, DropoutSite::incoming, s.h1, s.norm1);
-  const auto& [batch, sequence, tokens, targets, samples] = u.micro_batch();
+  const std::int64_t batch = u.micro_batch().batch, sequence = u.micro_batch().sequence;
   ChunkSum projected(u, c.hidden, w.out_b);
   for (std::size_t i = 0; i < w.chunks.size(); ++i) {
     const AttentionPart part(c, u, i);
@@ -286,6 +287,7 @@ void block_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, 
                     .v = part.v(qkv),
                     .out = att,
                     .lse = lse,
+                    .documents = u.micro_batch().documents,
                     .shape = part.shape(),
                     .dropout = part.dropout(u)});
     multiply(u, Linear{.x = att,
@@ -426,6 +428,7 @@ View BlockBackward::chunk_attention(const AttentionPart& part, std::size_t i, co
                           .v = part.v(qkv),
                           .out = att,
                           .lse = lse,
+                          .documents = u.micro_batch().documents,
                           .d_out = d_att,
                           .d_q = part.q(d_qkv),
                           .d_k = part.k(d_qkv),

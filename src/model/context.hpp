@@ -51,6 +51,9 @@ struct MicroBatch {
   View tokens;                // (B, T) i32
   View targets;               // (B T) i32; absent in generation
   View samples;               // (B) i64, global sample index of each sequence, keys dropout masks
+  /// (B, T, 2) i32 (kernels::check_documents): documents that attention keeps apart, and those from
+  /// whose begins positions count. Absent: a sequence is one.
+  View documents, positions;
 };
 
 /// Where a layer applies dropout: to attention's probabilities (or the embedding's sum), to
@@ -121,6 +124,8 @@ class UnitContext {
   Activations activations = Activations::separate;
   kernels::Operands operands = kernels::Operands::stored;  // of the blocks' products
   kernels::SumOrder order = kernels::SumOrder::fixed;
+  /// Rows of a micro-batch whose logits are in memory at once; 0: all.
+  std::int64_t logit_rows = 0;
   bool training = false;
   std::uint64_t seed = 0;
   std::uint64_t layer = 0;  // of the visit: embedding 0, block i is i + 1, head L + 1

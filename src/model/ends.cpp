@@ -1,5 +1,7 @@
 #include "model/ends.hpp"
 
+#include <algorithm>
+
 #include "model/tensor_parallel.hpp"
 
 namespace tessera::model {
@@ -26,6 +28,7 @@ void embed_forward(UnitContext& u, const ModelConfig& c, const TokenMatrix& toke
     u.run(Embed{.tokens = u.micro_batch().tokens,
                 .token_table = token_table[0],
                 .position_table = position_table,
+                .documents = u.micro_batch().positions,
                 .out = resid,
                 .first_position = first_position,
                 .dropout = dropout});
@@ -43,6 +46,7 @@ void embed_forward(UnitContext& u, const ModelConfig& c, const TokenMatrix& toke
   tokens.start();
   u.run(AddPositions{.x = tokens.finish(),
                      .position_table = position_table,
+                     .documents = u.micro_batch().positions,
                      .out = resid,
                      .first_position = first_position + u.positions().begin,
                      .dropout = dropout});
@@ -60,6 +64,7 @@ void embed_backward(UnitContext& u, const ModelConfig& c, const View& d,
                         .d = all,
                         .d_token_table = d_token_table[i],
                         .d_position_table = i == 0 ? reached : View{},
+                        .documents = u.micro_batch().positions,
                         .token_write = token_write,
                         .position_write = position_write,
                         .first_token = first_token(u, c, i),
@@ -93,34 +98,52 @@ FinalNorm final_norm(UnitContext& u, const ModelConfig& c, const HeadWeights& w,
   return n;
 }
 
-/// Logits of each of this rank's chunks.
+/// So many rows of the micro-batch have logits at once, whatever the layout.
+std::vector<Range> row_groups(const UnitContext& u, std::int64_t rows) {
+  const std::int64_t most = u.logit_rows > 0 ? u.logit_rows : rows;
+  std::vector<Range> groups;
+  for (std::int64_t r = 0; r < rows; r += most) groups.push_back({r, std::min(rows, r + most)});
+  return groups;
+}
+
+/// What the head needs of some rows.
+struct HeadRows {
+  View h;                // (rows, C)
+  View targets, losses;  // (rows)
+};
+HeadRows rows_of(const UnitContext& u, const View& h, const View& losses, Range rows) {
+  return {.h = h.row_range(rows.begin, rows.count()),
+          .targets = u.micro_batch().targets.range(rows.begin, rows.count()),
+          .losses = losses.range(rows.begin, rows.count())};
+}
+
+/// Logits (rows, padded V of the chunk) of each of this rank's chunks.
 std::vector<View> logits_of(UnitContext& u, const HeadWeights& w, const View& h) {
   std::vector<View> logits;
   for (const View& matrix : w.matrix) {
-    logits.push_back(u.activation(Keep::transient, matrix.rows()));
+    logits.push_back(u.tensor(Keep::transient, u.compute(), {h.rows(), matrix.rows()}));
     u.run(Linear{.x = h, .weight = matrix, .y = logits.back()});
   }
   return logits;
 }
 
-/// Losses; if a scale is given, logits become their gradient.
+/// Losses of some rows; if a scale is given, logits become their gradient.
 void classify(UnitContext& u, const ModelConfig& c, const std::vector<View>& logits,
-              const View& losses, const View& scale) {
-  const View& targets = u.micro_batch().targets;
+              const HeadRows& of, const View& scale) {
   const TensorRegion& tensor = u.tensor_region();
   if (tensor.whole()) {
-    u.run(Classify{.logits = logits[0].matrix(),
-                   .targets = targets,
-                   .losses = losses,
+    u.run(Classify{.logits = logits[0],
+                   .targets = of.targets,
+                   .losses = of.losses,
                    .scale = scale,
                    .vocab = c.vocab});
     return;
   }
-  const std::int64_t rows = losses.elements();
+  const std::int64_t rows = of.losses.elements();
   View stats = u.tensor(Keep::transient, DType::f32, {tensor.cut.own(), rows, std::int64_t{3}});
   for (std::size_t i = 0; i < logits.size(); ++i) {
-    u.run(ClassifyPart{.logits = logits[i].matrix(),
-                       .targets = targets,
+    u.run(ClassifyPart{.logits = logits[i],
+                       .targets = of.targets,
                        .stats = stats.row_range(static_cast<std::int64_t>(i) * rows, rows),
                        .first_token = first_token(u, c, i),
                        .vocab = c.vocab});
@@ -132,10 +155,10 @@ void classify(UnitContext& u, const ModelConfig& c, const std::vector<View>& log
     stats = all;
   }
   const View lse = u.tensor(Keep::transient, DType::f32, {rows});
-  u.run(ClassifyLoss{.stats = stats, .targets = targets, .losses = losses, .lse = lse});
+  u.run(ClassifyLoss{.stats = stats, .targets = of.targets, .losses = of.losses, .lse = lse});
   for (std::size_t i = 0; scale && i < logits.size(); ++i) {
-    u.run(ClassifyGradient{.logits = logits[i].matrix(),
-                           .targets = targets,
+    u.run(ClassifyGradient{.logits = logits[i],
+                           .targets = of.targets,
                            .lse = lse,
                            .scale = scale,
                            .first_token = first_token(u, c, i),
@@ -146,27 +169,39 @@ void classify(UnitContext& u, const ModelConfig& c, const std::vector<View>& log
 }  // namespace
 
 View head_logits(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in) {
-  return logits_of(u, w, final_norm(u, c, w, in).h)[0];
+  const View h = final_norm(u, c, w, in).h, logits = logits_of(u, w, h.matrix())[0];
+  return logits.reshaped({u.micro_batch().batch, u.micro_batch().sequence, logits.cols()});
 }
 
 void head_loss(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
                const View& losses) {
-  classify(u, c, logits_of(u, w, final_norm(u, c, w, in).h), losses, {});
+  const View h = final_norm(u, c, w, in).h;
+  for (const Range rows : row_groups(u, h.rows())) {
+    const HeadRows of = rows_of(u, h, losses, rows);
+    classify(u, c, logits_of(u, w, of.h), of, {});
+  }
 }
 
 View head_loss_backward(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
                         const View& losses, const View& scale, const HeadWeights& g, Write write) {
   const FinalNorm n = final_norm(u, c, w, in);
-  const std::vector<View> logits = logits_of(u, w, n.h);
-  classify(u, c, logits, losses, scale);
   ChunkSum d_h(u, c.hidden);
-  for (std::size_t i = 0; i < logits.size(); ++i) {
-    u.run(LinearBackwardInput{.d_y = logits[i], .weight = w.matrix[i], .d_x = d_h.part(i)});
-  }
-  d_h.start();
-  for (std::size_t i = 0; i < logits.size(); ++i) {
-    u.run(
-        LinearBackwardWeight{.d_y = logits[i], .x = n.h, .d_weight = g.matrix[i], .write = write});
+  Write write_matrix = write;
+  for (const Range rows : row_groups(u, n.h.rows())) {
+    const HeadRows of = rows_of(u, n.h, losses, rows);
+    const std::vector<View> logits = logits_of(u, w, of.h);
+    classify(u, c, logits, of, scale);
+    for (std::size_t i = 0; i < logits.size(); ++i) {
+      u.run(LinearBackwardInput{.d_y = logits[i],
+                                .weight = w.matrix[i],
+                                .d_x = d_h.part(i).row_range(rows.begin, rows.count())});
+    }
+    if (rows.end == n.h.rows()) d_h.start();
+    for (std::size_t i = 0; i < logits.size(); ++i) {
+      u.run(LinearBackwardWeight{
+          .d_y = logits[i], .x = of.h, .d_weight = g.matrix[i], .write = write_matrix});
+    }
+    write_matrix = Write::add;
   }
   PartialGradients partial(u, write);
   const View d_sum = norm_backward(u, c, partial,

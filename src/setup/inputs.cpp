@@ -161,6 +161,9 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.sharding.secondary = secondary_of(deck.zero, in.layout.mesh.data);
   in.offload = offload_inputs(deck.offload);
   in.offload.device_is_host = on.device_is_host;
+  in.documents = {.separate = deck.data.documents == deck::Documents::separate,
+                  .positions = deck.data.positions == deck::Positions::document};
+  in.logit_rows = deck.memory.logits.value_or(0);
   in.recompute = deck.recompute.policy;
   in.seed = static_cast<std::uint64_t>(deck.run.seed);
   in.state_for = std::ranges::max(shapes, {}, &plan::PlanShape::purpose).purpose;

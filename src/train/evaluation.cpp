@@ -18,31 +18,58 @@
 
 namespace tessera::train {
 
+namespace {
+
+/// The sum of losses over some of the targets.
+struct LossSum {
+  std::array<std::int64_t, kExactSumWords> words{};
+  std::int64_t targets = 0;
+  void add(const LossSum& other) {
+    exact_merge(words, other.words);
+    targets += other.targets;
+  }
+  double mean() const {
+    return exact_value(words) / static_cast<double>(std::max<std::int64_t>(1, targets));
+  }
+};
+
+}  // namespace
+
 std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
                                    const deck::Deck& deck, const io::TokenCorpus& validation,
                                    const std::function<bool()>& stop) {
   const auto begin = SteadyClock::now();
   const plan::PlanShape shape = setup::evaluation_shape(deck.batch, engine.data_ranks());
   const std::int64_t global = shape.micro_batches * shape.micro * engine.data_ranks();
-  const std::int64_t have = validation.sequences(shape.sequence);
-  const std::int64_t rounds = std::min(deck.evaluate.batches, have / global);
   const PreparedPlan& prepared = engine.prepared(shape);
-  data::Batches batches(validation,
-                        data::sequences_of(io::Sampler(have, 0, io::Shuffle::no), shape.sequence));
-  std::array<std::int64_t, kExactSumWords> total{};
-  for (std::int64_t round = 0; round < rounds; ++round) {
-    StepInput input;
-    input.set(plan::StepFlag::stop, stop());
-    control.together([&] { batches.begin(round * global, engine.share(shape)); });
-    const StepOutput output = engine.run(prepared, input, batches);
-    if (output.count(plan::StepFlag::stop) > 0) return std::nullopt;
-    exact_merge(total,
-                ConstExactWords(output.words.data() + plan::WordLayout::loss, kExactSumWords));
+  Evaluation evaluation;
+  LossSum all;
+  for (std::size_t set = 0; set < validation.entries().size(); ++set) {
+    const auto sequences =
+        data::sequences_of(validation, deck, validation.entries()[set], deck.data.validation[set]);
+    const std::int64_t rounds = std::min(deck.evaluate.batches, sequences.count() / global);
+    data::Batches batches(
+        validation, [&](std::int64_t s) { return sequences[s]; }, data::document_rule(deck));
+    LossSum sum;
+    for (std::int64_t round = 0; round < rounds; ++round) {
+      StepInput input;
+      input.set(plan::StepFlag::stop, stop());
+      control.together([&] { batches.begin(round * global, engine.share(shape)); });
+      input.targets = engine.counted_targets(batches);
+      const StepOutput output = engine.run(prepared, input, batches);
+      if (output.count(plan::StepFlag::stop) > 0) return std::nullopt;
+      exact_merge(sum.words,
+                  ConstExactWords(output.words.data() + plan::WordLayout::loss, kExactSumWords));
+      sum.targets += output.words[plan::WordLayout::targets];
+    }
+    all.add(sum);
+    evaluation.sequences += rounds * global;
+    evaluation.sets.push_back({deck.data.validation[set], sum.mean(), sum.targets});
   }
-  const std::int64_t sequences = rounds * global;
-  return Evaluation{.loss = exact_value(total) / static_cast<double>(sequences * shape.sequence),
-                    .sequences = sequences,
-                    .seconds = seconds_since(begin)};
+  evaluation.loss = all.mean();
+  evaluation.targets = all.targets;
+  evaluation.seconds = seconds_since(begin);
+  return evaluation;
 }
 
 namespace {
@@ -124,6 +151,8 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job, std::string_v
                start ? printable(start->path.string()) : "initial weights",
                start ? start->header.step : 0, result->loss,
                count_text(result->sequences, "sequence"), result->seconds);
+    for (std::size_t i = 0; result->sets.size() > 1 && i < result->sets.size(); ++i)
+      fmt::print("  {} | loss {:.6f}\n", printable(result->sets[i].path), result->sets[i].loss);
   }
   control.together([&] {
     if (std::isfinite(result->loss) || deck.model.accept_non_finite) return;

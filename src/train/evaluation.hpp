@@ -8,12 +8,19 @@
 namespace tessera::train {
 
 struct Evaluation {
-  double loss = 0;  // mean over all target tokens
-  std::int64_t sequences = 0;
+  double loss = 0;  // mean over the targets that count
+  std::int64_t sequences = 0, targets = 0;
   double seconds = 0;
+  struct Set {
+    std::string path;  // the entry of data.validation
+    double loss = 0;
+    std::int64_t targets = 0;
+  };
+  std::vector<Set> sets;
 };
 
-/// Over the first evaluate.batches batches of `validation`, which holds at least one; `engine` has
+/// Over the first evaluate.batches batches of each entry of `validation`, which holds at least one;
+/// `engine` has
 /// a plan of evaluation_shape. Nothing if some rank's `stop` says, before a batch, to give it up.
 /// Collective. Throws DataError and IoError on every rank.
 std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,

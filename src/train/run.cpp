@@ -38,7 +38,7 @@ void Run::open_data() {
   control.together([&] {
     if (control.rank() == 0) data_files = io::identify(*corpus);
   });
-  course.set_data(corpus->sequences(deck.batch.sequence));
+  course.set_data(data::epoch_samples(*corpus, deck));
 }
 
 void Run::take_directory() {

@@ -7,8 +7,9 @@
 namespace tessera::train {
 
 struct StepResult {
-  double loss = 0;       // mean over the global batch's target tokens, before the update
-  double grad_norm = 0;  // global, before clipping
+  double loss = 0;           // mean over the global batch's targets that count, before the update
+  double grad_norm = 0;      // global, before clipping
+  std::int64_t targets = 0;  // that count
   bool applied = true;
   StepTimes times;
   StepInput input;  // what the step ran with

@@ -42,7 +42,8 @@ void Trainer::start() {
   control.together([&] {
     if (control.rank() == 0) run_.log = Reporter(run_.directory);
   });
-  batches_.emplace(*run_.corpus, data::training_samples(*run_.corpus, deck));
+  batches_.emplace(*run_.corpus, data::training_samples(*run_.corpus, deck),
+                   data::document_rule(deck));
   saves_.emplace(run_, *faults_);
   guards_.emplace(run_, *saves_, *faults_, *batches_);
   report_.start();
@@ -204,6 +205,7 @@ StepResult Trainer::run_step() {
   const std::exception_ptr unreadable = read_batch(prepared.plan().shape);
   const double waited = seconds_since(begin);
   input.set(StepFlag::no_tokens, unreadable != nullptr);
+  input.targets = run_.engine->counted_targets(*batches_);
   StepProfile* profile = profiler_->begin(step);
   Executor::Hooks hooks = faults_->hooks(prepared);
   if (before) hooks.save = saves_->open(*before);
@@ -237,13 +239,16 @@ void Trainer::measure_to_end(StepTimes& times) {
 StepResult Trainer::finish_step(const plan::PlanShape& shape, const StepOutput& output,
                                 const StepInput& input, const StepTimes& times) {
   Course& course = run_.course;
-  const StepResult result{
-      .loss = output.sum(plan::WordLayout::loss) / course.tokens(course.progress.step + 1),
-      .grad_norm = std::sqrt(output.sum(plan::WordLayout::norm)) / course.scaler.scale(),
-      .applied = output.applied,
-      .times = times,
-      .input = input,
-      .shape = shape};
+  const auto targets = static_cast<double>(output.targets());
+  const double all_targets = course.tokens(course.progress.step + 1);
+  const StepResult result{.loss = output.sum(plan::WordLayout::loss) / targets,
+                          .grad_norm = std::sqrt(output.sum(plan::WordLayout::norm)) /
+                                       course.scaler.scale() * (all_targets / targets),
+                          .targets = output.words[plan::WordLayout::targets],
+                          .applied = output.applied,
+                          .times = times,
+                          .input = input,
+                          .shape = shape};
   course.count_step(result.applied);
   stop_agreed_ = output.count(plan::StepFlag::stop) > 0;
   if (saves_->active() && output.count(plan::StepFlag::saved) == run_.control.size())
@@ -331,7 +336,7 @@ void Trainer::evaluate_if_due() {
     return stop_reason_ && !run_.course.over();
   });
   report_.add_evaluation(watch.read());
-  if (result) return report_.evaluated(result->loss, result->sequences, result->seconds);
+  if (result) return report_.evaluated(*result);
   stop_agreed_ = true;
   run_.log.say("evaluation given up: asked to stop");
 }

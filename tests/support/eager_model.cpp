@@ -81,11 +81,20 @@ struct EagerModel::Pass {
          .sequence = tokens.sequence,
          .tokens = View(bytes(tokens.tokens), DType::i32, {tokens.batch, tokens.sequence}),
          .targets = View(bytes(tokens.targets), DType::i32, {tokens.batch * tokens.sequence}),
-         .samples = View(bytes(tokens.samples), DType::i64, {tokens.batch})});
+         .samples = View(bytes(tokens.samples), DType::i64, {tokens.batch}),
+         .documents = documents(),
+         .positions = documents()});
     u.training = true;
     u.seed = model.seed_;
     u.layer = layer;
     return u;
+  }
+
+  /// Documents that the batch has are separate, and positions count from their begins.
+  View documents() {
+    if (tokens.documents.empty()) return {};
+    return View(reinterpret_cast<std::byte*>(tokens.documents.data()), DType::i32,
+                {tokens.batch, tokens.sequence, std::int64_t{2}});
   }
 
   /// Parameters, or gradients, of the only unit of a kind; empty where the model has none.

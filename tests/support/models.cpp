@@ -1,5 +1,7 @@
 #include "support/models.hpp"
 
+#include <algorithm>
+
 #include "core/hash.hpp"
 #include "core/random.hpp"
 
@@ -38,10 +40,41 @@ train::ParameterSource test_values(std::uint64_t seed) {
   };
 }
 
+std::int64_t TokenBatch::counted() const {
+  return std::ranges::count_if(targets, [](std::int32_t t) { return t >= 0; });
+}
+
+namespace {
+
+/// Whether the target of place t of sample g counts.
+bool counts(std::int64_t g, std::int64_t t, std::uint64_t bits) {
+  if (g % 4 == 1) return false;
+  if (g % 4 == 2) return t == 1;
+  return bits % 3 == 0;
+}
+
+/// Documents of a sample end behind some of its tokens.
+void add_documents(TokenBatch& b, std::int64_t g) {
+  const RandomKey key = random_key(19, RandomPurpose::sampling, 0);
+  std::int64_t begin = 0;
+  for (std::int64_t t = 0; t < b.sequence; ++t) {
+    const auto bits =
+        random_bits(key, static_cast<std::uint64_t>(g), static_cast<std::uint64_t>(t));
+    if (t + 1 < b.sequence && bits % 3 != 0) continue;
+    for (const std::int64_t first = begin; begin <= t; ++begin) {
+      b.documents.push_back(static_cast<std::int32_t>(first));
+      b.documents.push_back(static_cast<std::int32_t>(t + 1));
+    }
+  }
+}
+
+}  // namespace
+
 TokenBatch batch_of(const model::ModelConfig& config, std::int64_t first_sample, std::int64_t count,
-                    std::int64_t sequence) {
-  TokenBatch b{.batch = count, .sequence = sequence, .tokens = {}, .targets = {}, .samples = {}};
-  const RandomKey key = random_key(17, RandomPurpose::sampling, 0);
+                    std::int64_t sequence, const BatchKind& kind) {
+  TokenBatch b{.batch = count, .sequence = sequence};
+  const RandomKey key = random_key(17, RandomPurpose::sampling, 0),
+                  mask = random_key(18, RandomPurpose::sampling, 0);
   for (std::int64_t g = first_sample; g < first_sample + count; ++g) {
     const auto token = [&](std::int64_t t) {
       const auto bits =
@@ -50,9 +83,12 @@ TokenBatch batch_of(const model::ModelConfig& config, std::int64_t first_sample,
     };
     for (std::int64_t t = 0; t < sequence; ++t) {
       b.tokens.push_back(token(t));
-      b.targets.push_back(token(t + 1));
+      const auto bits =
+          random_bits(mask, static_cast<std::uint64_t>(g), static_cast<std::uint64_t>(t));
+      b.targets.push_back(!kind.masked || counts(g, t, bits) ? token(t + 1) : -1);
     }
     b.samples.push_back(g);
+    if (kind.documents) add_documents(b, g);
   }
   return b;
 }

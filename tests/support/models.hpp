@@ -23,9 +23,18 @@ struct TokenBatch {
   std::int64_t batch = 0, sequence = 0;
   std::vector<std::int32_t> tokens, targets;  // (B T)
   std::vector<std::int64_t> samples;          // (B)
+  std::vector<std::int32_t> documents;        // (B, T, 2), or empty
+  /// How many targets count.
+  std::int64_t counted() const;
+};
+struct BatchKind {
+  /// Of the samples some have no target that counts, some one, some a third.
+  bool masked = false;
+  /// Samples have several documents, of one token or more.
+  bool documents = false;
 };
 /// Sequences of `count` consecutive global samples; what a sample holds depends on its index only.
 TokenBatch batch_of(const model::ModelConfig& config, std::int64_t first_sample, std::int64_t count,
-                    std::int64_t sequence);
+                    std::int64_t sequence, const BatchKind& kind = {});
 
 }  // namespace tessera::test

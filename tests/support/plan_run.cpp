@@ -143,13 +143,21 @@ StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers,
   const memory::Arena& step = arena(plan::ArenaId::step);
   tier_->fill(step.base(), step.bytes(),
               [](std::span<std::byte> bytes) { std::ranges::fill(bytes, std::byte{0xff}); });
+  const auto batch = [&](std::int64_t k) {
+    return batch_of(inputs_.model.config, first_sample + share.first_sample(k), shape.micro,
+                    shape.sequence,
+                    {.masked = numbers.masked, .documents = inputs_.documents.separate});
+  };
+  for (std::int64_t k = 0; k < shape.micro_batches; ++k) {
+    if (plan_.place.tensor == 0 && plan_.place.pipeline == 0) input.targets += batch(k).counted();
+  }
   const auto load = [&](std::int64_t k, const plan::LoadBatch& views) {
-    TokenBatch b = batch_of(inputs_.model.config, first_sample + share.first_sample(k), shape.micro,
-                            shape.sequence);
+    TokenBatch b = batch(k);
     if (k == numbers.unknown_token_in) b.tokens.back() = 1 << 20;
     std::copy(b.tokens.begin(), b.tokens.end(), views.tokens.as<std::int32_t>());
     std::copy(b.targets.begin(), b.targets.end(), views.targets.as<std::int32_t>());
     std::copy(b.samples.begin(), b.samples.end(), views.samples.as<std::int64_t>());
+    std::copy(b.documents.begin(), b.documents.end(), views.documents.as<std::int32_t>());
   };
   const train::StepOutput output = executor_->run(*bound_, input, load, {}, profile);
   left_ = flush_.has_value();
@@ -162,7 +170,9 @@ StepShown PlanRun::step(std::int64_t first_sample, const StepNumbers& numbers,
     }
   }
   return {.loss = output.sum(plan::WordLayout::loss),
-          .norm = std::sqrt(output.sum(plan::WordLayout::norm)) / numbers.loss_scale,
+          .norm = std::sqrt(output.sum(plan::WordLayout::norm)) / numbers.loss_scale *
+                  (tokens / static_cast<double>(output.targets())),
+          .targets = output.words[plan::WordLayout::targets],
           .applied = output.applied,
           .gradients = device_->gradients};
 }

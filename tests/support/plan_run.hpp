@@ -19,11 +19,13 @@ struct StepNumbers {
   double loss_scale = 1;
   std::int64_t update = 1;             // applied updates, this one among them
   std::int64_t unknown_token_in = -1;  // micro-batch with a token that the model does not have
+  bool masked = false;                 // BatchKind::masked
 };
 
 struct StepShown {
-  double loss = 0;  // summed over all tokens and ranks
-  double norm = 0;  // of the gradient, before clipping
+  double loss = 0;           // summed over all tokens and ranks
+  double norm = 0;           // of the gradient of the mean loss, before clipping
+  std::int64_t targets = 0;  // of all ranks that count
   bool applied = false;
   std::vector<float> gradients;  // what this rank updates with, unit by unit; where the host
                                  // reaches the device's memory

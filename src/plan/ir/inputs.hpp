@@ -107,6 +107,12 @@ struct OffloadInputs {
   }
 };
 
+/// Documents that share a sequence.
+struct DocumentInputs {
+  bool separate = false;   // attention stays within them
+  bool positions = false;  // positions count from their begins
+};
+
 /// What all plans of a run share.
 struct PlanInputs {
   ModelInputs model;
@@ -114,6 +120,8 @@ struct PlanInputs {
   NumericsInputs numerics;
   ShardingInputs sharding;
   OffloadInputs offload;
+  DocumentInputs documents;
+  std::int64_t logit_rows = 0;  // of a micro-batch, whose logits are in memory at once; 0: all
   Recompute recompute = Recompute::none;
   optim::Optimizer optimizer = optim::adam();
   const kernels::Device* device = nullptr;  // asked for scratch sizes only

@@ -4,6 +4,11 @@
 
 namespace tessera::plan {
 
+std::int64_t targets_of(const Plan& plan) {
+  const PlanShape& s = plan.shape;
+  return plan.group(MeshGroup::data).size * s.micro_batches * s.micro * s.sequence;
+}
+
 const kernels::Blend* joins_momentum(const Op& op, const Call& call) {
   if (op.kind != OpKind::momentum) return nullptr;
   const auto* kernel = std::get_if<kernels::KernelCall>(&call);

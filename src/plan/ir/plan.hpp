@@ -127,14 +127,15 @@ enum class OpKind : std::uint8_t {
 /// Fills the views with micro-batch `micro_batch` of this rank's part of the step.
 struct LoadBatch {
   static constexpr const char* kName = "load_batch";
-  View tokens;   // (B, T) i32
-  View targets;  // (B T) i32
-  View samples;  // (B) i64
+  View tokens;     // (B, T) i32
+  View targets;    // (B T) i32; -1 where none counts
+  View samples;    // (B) i64
+  View documents;  // (B, T, 2) i32, as kernels::check_documents says; absent: not wanted
 
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
     f(s.tokens, kernels::Access::write), f(s.targets, kernels::Access::write),
-        f(s.samples, kernels::Access::write);
+        f(s.samples, kernels::Access::write), f(s.documents, kernels::Access::write);
   }
 };
 
@@ -231,6 +232,10 @@ struct Plan {
   const comm::GroupShape& group(MeshGroup g) const { return at(groups, g); }
 };
 
+/// How many targets a step has over all ranks, whether they count or not: what its gradients are
+/// divided by until the verdict, which knows how many count.
+std::int64_t targets_of(const Plan& plan);
+
 /// What a rank tells all others in a step: the host sets its flags to 0 or 1 before the step, and
 /// after it reads how many ranks have set each.
 enum class StepFlag : std::uint8_t {
@@ -240,15 +245,16 @@ enum class StepFlag : std::uint8_t {
 };
 
 /// Where things are in Plan::words, 64-bit integers that are summed over all ranks at the end of a
-/// step: the exact sums of loss and squared gradient norm (core/exact_sum), then the flags, by
-/// StepFlag.
+/// step: the exact sums of loss and squared gradient norm (core/exact_sum), then what the host sets
+/// before the step: the flags, by StepFlag, and how many of this rank's targets count.
 struct WordLayout {
   static constexpr std::int64_t loss = 0;
   static constexpr std::int64_t norm = 24;
   static constexpr std::int64_t flags = 48;
   static constexpr std::int64_t flag_count = 4;
   static_assert(static_cast<std::int64_t>(StepFlag::no_tokens) < flag_count);
-  static constexpr std::int64_t count = flags + flag_count;
+  static constexpr std::int64_t targets = flags + flag_count;
+  static constexpr std::int64_t count = targets + 1;
 };
 
 // --- Views into plan buffers: symbolic addresses

@@ -64,12 +64,14 @@ void add_norm(Plan& plan, const PlanInputs& in, const std::vector<UnitState>& st
   plan.ops.push_back(op_of(OpKind::norm, Stream::reduce, kAllUnits,
                            comm::CollectiveCall{comm::AllReduceWords{.words = plan.words}}));
   plan.ops.back().group = MeshGroup::world;
-  plan.ops.push_back(
-      op_of(OpKind::norm, Stream::compute, kAllUnits,
-            kernels::KernelCall{kernels::Verdict{.squares = squares,
-                                                 .scalars = plan.scalars,
-                                                 .verdict = plan.verdict,
-                                                 .clip_norm = in.optimizer.clip_norm}}));
+  plan.ops.push_back(op_of(
+      OpKind::norm, Stream::compute, kAllUnits,
+      kernels::KernelCall{kernels::Verdict{.squares = squares,
+                                           .targets = plan.words.range(WordLayout::targets, 1),
+                                           .scalars = plan.scalars,
+                                           .verdict = plan.verdict,
+                                           .all_targets = targets_of(plan),
+                                           .clip_norm = in.optimizer.clip_norm}}));
 }
 
 /// An update, and of which flat elements.

@@ -100,6 +100,7 @@ Recorder::Recorder(const RecordKey& key, const RecordInputs& in)
   u_.activations = in.activations;
   u_.operands = in.operands;
   u_.order = in.order;
+  u_.logit_rows = in.logit_rows;
   u_.training = key.training;
   u_.seed = in.seed;
   const std::int64_t b = in.micro, own = u_.positions().count(), c = in.config.hidden;
@@ -114,11 +115,14 @@ std::byte* Recorder::allocate(model::Keep keep, std::int64_t bytes) {
 
 model::MicroBatch Recorder::micro_batch() const {
   const std::int64_t b = in_.micro, t = in_.sequence;
+  const View documents = local(Local::documents, DType::i32, {b, t, std::int64_t{2}});
   return {.batch = b,
           .sequence = t,
           .tokens = local(Local::tokens, DType::i32, {b, t}),
           .targets = local(Local::targets, DType::i32, {b * t}),
-          .samples = local(Local::samples, DType::i64, {b})};
+          .samples = local(Local::samples, DType::i64, {b}),
+          .documents = in_.documents.separate ? documents : View{},
+          .positions = in_.documents.positions ? documents : View{}};
 }
 
 model::TensorRegion Recorder::tensor_region() {

@@ -7,7 +7,7 @@
 
 #include "model/block.hpp"
 #include "model/ends.hpp"
-#include "plan/ir/plan.hpp"
+#include "plan/ir/inputs.hpp"
 #include "zero/unit_layout.hpp"
 
 namespace tessera::plan {
@@ -21,6 +21,7 @@ enum class Local : BufferId {
   tokens,
   targets,
   samples,
+  documents,
   losses,
   scalars,
   first_unit
@@ -81,6 +82,8 @@ struct RecordInputs {
   kernels::SumOrder order = kernels::SumOrder::fixed;
   std::uint64_t seed = 0;
   std::int64_t micro = 0, sequence = 0;
+  DocumentInputs documents;
+  std::int64_t logit_rows = 0;                // UnitContext::logit_rows
   model::TensorRegion tensor;                 // without run
   std::vector<const model::UnitDesc*> units;  // whose parameters the layer uses
   std::vector<const zero::UnitLayout*> layouts;

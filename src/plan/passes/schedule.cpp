@@ -213,14 +213,17 @@ class Scheduler {
 
   void add_batch(std::int64_t k) {
     const std::int64_t b = plan_.shape.micro, t = plan_.shape.sequence;
+    const bool with_documents = in_.documents.separate || in_.documents.positions;
     const auto make = [&](const char* name, DType type, std::int64_t n) {
       return buffer_view(add_buffer(plan_, fmt::format("{} of micro-batch {}", name, k),
                                     BufferPurpose::batch, n * size_of(type)),
                          type, n);
     };
-    out_.batches.push_back({.tokens = make("tokens", DType::i32, b * t),
-                            .targets = make("targets", DType::i32, b * t),
-                            .samples = make("samples", DType::i64, b)});
+    out_.batches.push_back(
+        {.tokens = make("tokens", DType::i32, b * t),
+         .targets = make("targets", DType::i32, b * t),
+         .samples = make("samples", DType::i64, b),
+         .documents = with_documents ? make("documents", DType::i32, 2 * b * t) : View{}});
     const BufferId losses = add_buffer(plan_, fmt::format("losses of micro-batch {}", k),
                                        BufferPurpose::activations, b * t * 4);
     all_losses_.push_back(buffer_view(losses, DType::f32, b * t));
@@ -259,6 +262,8 @@ class Scheduler {
                           .seed = in_.seed,
                           .micro = plan_.shape.micro,
                           .sequence = plan_.shape.sequence,
+                          .documents = in_.documents,
+                          .logit_rows = in_.logit_rows,
                           .tensor = tensor_region(),
                           .units = {},
                           .layouts = {}};
@@ -343,6 +348,7 @@ class Scheduler {
     bind(v, Local::tokens, batch_.tokens);
     bind(v, Local::targets, batch_.targets);
     bind(v, Local::samples, batch_.samples);
+    bind(v, Local::documents, batch_.documents);
     bind(v, Local::losses, losses_);
     bind(v, Local::scalars, plan_.scalars);
   }

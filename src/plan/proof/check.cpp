@@ -229,6 +229,11 @@ class GradientCheck {
   void collective(const Op& op, const comm::CollectiveCall& call) {
     if (op.kind == OpKind::tensor_sums || op.kind == OpKind::matrices) return;
     if (op.kind == OpKind::momentum) return momentum_.collective(at_, op, call);
+    if (const auto* words = std::get_if<comm::AllReduceWords>(&call)) {
+      const bool over_all =
+          op.group == MeshGroup::world && words->of == comm::AllReduceWords::Of::sum;
+      summed_words_ = summed_words_ || (over_all && is_all_of(words->words, plan_.words));
+    }
     if (op.kind == OpKind::gather_gradients) {
       const auto& gather = std::get<comm::AllGather>(call);
       const auto hop = whole_.find(home_of(gather.shard));  // what came over other nodes
@@ -338,6 +343,17 @@ class GradientCheck {
     }
   }
 
+  /// The verdict is by the words of the step, after they are those of all ranks.
+  void decides(const kernels::Verdict& verdict) {
+    const auto is_at = [&](const View& v, std::int64_t first, std::int64_t count) {
+      return is_all_of(v, plan_.words.range(first, count));
+    };
+    if (!summed_words_ || !is_at(verdict.squares, WordLayout::norm, kExactSumWords) ||
+        !is_at(verdict.targets, WordLayout::targets, 1) || verdict.all_targets != targets_of(plan_))
+      reject(plan_, at_, "decides by other words than those of the step over all ranks");
+    verdict_ = true;
+  }
+
   void kernel(const Op& op, const kernels::KernelCall& call) {
     if (op.kind == OpKind::reduce_gradients) {
       blocks(op, call);
@@ -350,7 +366,7 @@ class GradientCheck {
       use(add.x, "adds a gradient that nobody made");
       if (!is_made(home_of(add.out))) reject(plan_, at_, "adds to garbage");
     } else if (op.kind == OpKind::norm) {
-      verdict_ = verdict_ || std::holds_alternative<kernels::Verdict>(call);
+      if (const auto* verdict = std::get_if<kernels::Verdict>(&call)) decides(*verdict);
       if (const auto* kept = std::get_if<kernels::Convert>(&call); kept != nullptr)
         keeps_scalars_ = keeps_scalars_ || (is_all_of(kept->x, plan_.scalars) &&
                                             is_all_of(kept->out, plan_.update_scalars));
@@ -541,7 +557,7 @@ class GradientCheck {
   /// By unit, of parameters, averages and momentum from master weights.
   std::map<std::int32_t, std::int64_t> parameter_distances_, average_distances_,
       momentum_distances_;
-  bool verdict_ = false;
+  bool summed_words_ = false, verdict_ = false;
   // Of deferred updates.
   bool has_deferred_ = false, keeps_scalars_ = false, nothing_left_ = false;
   std::map<BufferId, std::int32_t> left_;  // gradients of the step before, and of which unit

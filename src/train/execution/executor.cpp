@@ -159,19 +159,22 @@ std::vector<streams::Stretch> Executor::load_all(const BoundPlan& bound, const L
     if (batch == nullptr) break;  // loads come first
     all.push_back({.begin = seconds(begin, Clock::now())});
     within(*op, inputs_, [&] {
-      std::int64_t bytes = 0;
       plan::LoadBatch filled = *batch;
-      filled.visit(filled, [&](View& v, kernels::Access) { bytes += v.span_bytes(); });
+      std::vector<std::pair<std::byte*, View*>> views;  // where their bytes are to go
+      std::int64_t bytes = 0;
+      filled.visit(filled, [&](View& v, kernels::Access) {
+        if (!v) return;
+        views.emplace_back(v.data, &v);
+        bytes += v.span_bytes();
+      });
       host.resize(static_cast<std::size_t>(bytes));
       std::byte* at = host.data();
-      filled.visit(filled, [&](View& v, kernels::Access) {
-        v.data = at;
-        at += v.span_bytes();
-      });
+      for (auto& [place, view] : views) {
+        view->data = at;
+        at += view->span_bytes();
+      }
       load(op->micro_batch, filled);
-      tier_.write(batch->tokens.data, bytes_of(filled.tokens));
-      tier_.write(batch->targets.data, bytes_of(filled.targets));
-      tier_.write(batch->samples.data, bytes_of(filled.samples));
+      for (const auto& [place, view] : views) tier_.write(place, bytes_of(*view));
     });
     all.back().end = seconds(begin, Clock::now());
   }
@@ -205,9 +208,12 @@ void Executor::issue(const BoundPlan& bound, const Hooks& hooks, Whereabouts::Ru
 
 void Executor::write(const BoundPlan& bound, const StepInput& input) {
   const plan::Plan& plan = bound.plan();
-  const View flags = plan.words.range(plan::WordLayout::flags, plan::WordLayout::flag_count);
+  using Words = plan::WordLayout;
+  const View flags = plan.words.range(Words::flags, Words::flag_count),
+             targets = plan.words.range(Words::targets, 1);
   tier_.write(bound.real(plan.scalars).data, std::as_bytes(std::span(input.scalars)));
   tier_.write(bound.real(flags).data, std::as_bytes(std::span(input.flags)));
+  tier_.write(bound.real(targets).data, std::as_bytes(std::span(&input.targets, 1)));
 }
 
 void Executor::read(const BoundPlan& bound, StepOutput& output) {

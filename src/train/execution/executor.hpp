@@ -73,6 +73,7 @@ struct StepTimes {
 struct StepInput {
   optim::StepScalars scalars{};
   std::array<std::int64_t, plan::WordLayout::flag_count> flags{};
+  std::int64_t targets = 0;  // of this rank that count; each is counted by one rank
 
   float& operator[](kernels::StepScalar which) { return scalars[static_cast<std::size_t>(which)]; }
   void set(plan::StepFlag flag, bool value) { flags[static_cast<std::size_t>(flag)] = value; }
@@ -84,6 +85,10 @@ struct StepOutput {
 
   double sum(std::int64_t first_word) const {
     return exact_value(ConstExactWords(words.data() + first_word, kExactSumWords));
+  }
+  /// How many targets of all ranks count, for means over them: at least 1.
+  std::int64_t targets() const {
+    return std::max<std::int64_t>(1, words[plan::WordLayout::targets]);
   }
   /// How many ranks have set the flag.
   std::int64_t count(plan::StepFlag flag) const {

@@ -53,11 +53,12 @@ constexpr EventField kDataChangedFields[] = {{"step", "", "that it goes on from"
                                              {"what", "", "what differs"}};
 constexpr EventField kStepFields[] = {
     {"step", "", "from 1; steps count attempts"},
-    {"loss", "nats", "mean over the target tokens of the global batch, before the update"},
+    {"loss", "nats", "mean over the targets of the global batch that count, before the update"},
     {"grad_norm", "", "of all gradients, before clipping"},
     {"lr", "",
      "learning rate of the update, with what `batch.lr_scaling` and rollbacks make of it"},
     {"tokens", "", "of all steps until now, those included that a rollback skips"},
+    {"targets", "", "of the step that count; 0 makes a loss of 0"},
     {"samples", "", "sequences of all steps until now, those included that a rollback skips"},
     {"sequence", "tokens", "of each sequence of the step"},
     {"step_ms", "ms",
@@ -94,8 +95,11 @@ constexpr EventField kStepFields[] = {
     {"loss_scale", "", "of f16; else 1"}};
 constexpr EventField kEvaluateFields[] = {
     {"step", "", "after which it was"},
-    {"loss", "nats", "mean over the target tokens of the validation data that it read"},
+    {"loss", "nats", "mean over the targets that count of the validation data that it read"},
     {"sequences", "", "that it read"},
+    {"targets", "", "of them that count"},
+    {"sets", "",
+     "an entry for each of `data.validation`: its `data`, `loss`, and `targets` that count"},
     {"ms", "ms", "that it took"}};
 constexpr EventField kCheckpointFields[] = {
     {"step", "", "whose state it holds"},

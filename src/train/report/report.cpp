@@ -142,7 +142,7 @@ void Report::say_model_and_layout() const {
   if (!run_.deck.batch.curriculum.empty()) run_.log.say("lengths   " + lengths_text());
   run_.log.say(fmt::format("data      {} tokens, {} an epoch",
                            human_count(static_cast<double>(run_.corpus->tokens())),
-                           count_text(run_.corpus->sequences(sequence), "sequence")));
+                           count_text(data::epoch_samples(*run_.corpus, run_.deck), "sequence")));
   run_.log.say(fmt::format("traffic   a rank sends {} in its node and {} across nodes a step",
                            human_bytes(prepared.wire.intra), human_bytes(prepared.wire.inter)));
   for (const std::string& note : engine.notes()) run_.log.say("          " + note);
@@ -353,6 +353,7 @@ void Report::step_event(const StepResult& r, const StepSpreads& spreads) {
                   {"grad_norm", r.grad_norm},
                   {"lr", lr(r)},
                   {"tokens", at.tokens},
+                  {"targets", r.targets},
                   {"samples", at.samples},
                   {"sequence", run_.course.sequence(at.step)},
                   {"step_ms", r.times.total * 1e3},
@@ -395,15 +396,23 @@ void Report::step_line(const StepResult& r) const {
                                 .left = seconds_left(r)}));
 }
 
-void Report::evaluated(double loss, std::int64_t sequences, double seconds) {
+void Report::evaluated(const Evaluation& evaluation) {
+  const auto& [loss, sequences, targets, seconds, sets] = evaluation;
   const std::int64_t step = run_.course.progress.step;
+  nlohmann::json of_sets = nlohmann::json::array();
+  for (const auto& set : sets)
+    of_sets.push_back({{"data", set.path}, {"loss", set.loss}, {"targets", set.targets}});
   run_.log.record(fmt::format("evaluate at step {} | loss {:.6f} | {} | {:.1f} s", step, loss,
                               count_text(sequences, "sequence"), seconds),
                   {{"event", "evaluate"},
                    {"step", step},
                    {"loss", loss},
                    {"sequences", sequences},
+                   {"targets", targets},
+                   {"sets", of_sets},
                    {"ms", seconds * 1e3}});
+  for (std::size_t i = 0; sets.size() > 1 && i < sets.size(); ++i)
+    run_.log.say(fmt::format("  {} | loss {:.6f}", printable(sets[i].path), sets[i].loss));
 }
 
 void Report::end(std::string_view reason, double waited_for_saves) const {

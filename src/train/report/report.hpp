@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "io/system_calls.hpp"
+#include "train/evaluation.hpp"
 #include "train/run.hpp"
 #include "train/spent.hpp"
 #include "train/step_result.hpp"
@@ -38,7 +39,7 @@ class Report {
 
   /// `spreads`: on rank 0.
   void step(const StepResult& result, const std::optional<StepSpreads>& spreads);
-  void evaluated(double loss, std::int64_t sequences, double seconds);
+  void evaluated(const Evaluation& evaluation);
   /// What an evaluation took, also when it was given up; and what all have.
   void add_evaluation(const Spent& spent) { evaluations_ += spent; }
   const Spent& evaluations() const { return evaluations_; }

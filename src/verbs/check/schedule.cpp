@@ -7,6 +7,7 @@
 #include "core/error.hpp"
 #include "core/terminal.hpp"
 #include "data/corpora.hpp"
+#include "data/samples.hpp"
 #include "deck/load.hpp"
 #include "optim/learning_rate.hpp"
 #include "setup/architecture.hpp"
@@ -32,8 +33,8 @@ std::int64_t sequences_of_epoch(const deck::LoadedDeck& loaded) {
   const char* key = key_in_epochs(loaded.deck);
   if (key == nullptr) return 0;
   try {
-    return data::open_corpus(loaded, data::training_key(loaded.deck))
-        ->sequences(loaded.deck.batch.sequence);
+    const auto corpus = data::open_corpus(loaded, data::training_key(loaded.deck));
+    return data::epoch_samples(*corpus, loaded.deck);
   } catch (Error& e) {
     e.add_context(fmt::format(
         "{}: {} counts passes over the training data, which must be here (or give the length in "

@@ -153,8 +153,8 @@ std::vector<Finding> directories(const Subject& subject) {
   for (const std::string& path : deck.offload.nvme)
     findings.push_back(found("offload.nvme", path, kWritable, writable));
   const auto tokens = [&](const std::string& entry) { return readable(entry, deck.model.vocab); };
-  for (const auto* entries : {&deck.data.train, &deck.data.validation}) {
-    for (const std::string& entry : *entries) {
+  for (const auto& entries : {deck::paths_of(deck.data.train), deck.data.validation}) {
+    for (const std::string& entry : entries) {
       findings.push_back(found("data", entry,
                                "name token files that every node can read; see data.train in "
                                "inputs/README.md",

@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "io/megatron.hpp"
 #include "support/temporary_directory.hpp"
 
 namespace tessera::data {
@@ -43,8 +44,14 @@ class BatchesTest : public testing::Test {
     return l;
   }
 
-  static data::SampleBegin shuffled() {
-    return data::sequences_of(io::Sampler(kSequences, 7, io::Shuffle::yes), kSequence);
+  static data::SampleTokens ordered_by(const io::Sampler& sampler) {
+    return [sampler](std::int64_t sample) {
+      const std::int64_t begin = sampler.sequence_of(sample) * kSequence;
+      return Range{begin, begin + kSequence};
+    };
+  }
+  static data::SampleTokens shuffled() {
+    return ordered_by(io::Sampler(kSequences, 7, io::Shuffle::yes));
   }
 
   test::TemporaryDirectory directory_;
@@ -68,7 +75,7 @@ TEST_F(BatchesTest, EveryLayoutHasTheSameSamples) {
                                        .micro = micro,
                                        .micro_batches = count,
                                        .reduce = reduce};
-          data::Batches batches(*corpus_, data::sequences_of(sampler, kSequence));
+          data::Batches batches(*corpus_, ordered_by(sampler));
           batches.begin(kFirst, share);
           for (std::int64_t k = 0; k < count; ++k) {
             const Loaded l = load(batches, k, micro);
@@ -162,7 +169,9 @@ TEST_F(BatchesTest, AShorterStepHasTheBeginningsOfItsSamples) {
 // After a rollback a sample may have been cut for a later phase: its end is left out, or, at the
 // end of the corpus, it begins earlier.
 TEST_F(BatchesTest, NoSampleIsReadBeyondTheCorpus) {
-  data::Batches batches(*corpus_, [](std::int64_t sample) { return 36 + sample; });
+  data::Batches batches(*corpus_, [](std::int64_t sample) {
+    return Range{36 + sample, 40 + sample};
+  });
   batches.begin(0, {.sequence = kSequence, .micro = 2, .micro_batches = 1});
   EXPECT_EQ(load(batches, 0, 2).targets,
             (std::vector<std::int32_t>{37, 38, 39, 40, 37, 38, 39, 40}));
@@ -170,11 +179,113 @@ TEST_F(BatchesTest, NoSampleIsReadBeyondTheCorpus) {
 
 TEST_F(BatchesTest, BadTokensSurfaceWhereTheStepBegins) {
   const io::TokenCorpus small(std::vector<std::string>{(directory_ / "tokens.bin").string()}, 20);
-  data::Batches batches(small,
-                        data::sequences_of(io::Sampler(kSequences, 7, io::Shuffle::no), kSequence));
+  data::Batches batches(small, ordered_by(io::Sampler(kSequences, 7, io::Shuffle::no)));
   const data::BatchShare share{.sequence = kSequence, .micro = 1, .micro_batches = 2};
   batches.prefetch(6, share);  // tokens 24 .. 32 of a vocabulary of 20
   EXPECT_THROW(batches.begin(6, share), DataError);
+}
+
+/// Documents of 3, 1, 6, 2 and 9 tokens, of which tokens 0, 5, 6 and 12 are no targets; token i is
+/// i, but the last of each document, which is 999.
+class DocumentsTest : public testing::Test {
+ protected:
+  DocumentsTest() {
+    const std::filesystem::path prefix = directory_ / "tokens";
+    io::MegatronWriter tokens(prefix, kVocab);
+    std::string targets;
+    std::int32_t next = 0;
+    for (const std::int32_t length : {3, 1, 6, 2, 9}) {
+      std::vector<std::int32_t> document;
+      for (std::int32_t i = 0; i < length; ++i, ++next) {
+        document.push_back(i + 1 < length ? next : 999);
+        targets.push_back(next == 0 || next == 5 || next == 6 || next == 12 ? 0 : 1);
+      }
+      tokens.append(document);
+      tokens.end_document();
+    }
+    tokens.publish();
+    corpus_ = open(prefix);
+    write_targets(prefix, targets);
+    masked_ = open(prefix);
+  }
+  static std::unique_ptr<io::TokenCorpus> open(const std::filesystem::path& prefix) {
+    return std::make_unique<io::TokenCorpus>(std::vector{prefix.string()}, kVocab);
+  }
+  /// The pair of PREFIX.targets: the index of the tokens with elements of half the size.
+  static void write_targets(const std::filesystem::path& prefix, const std::string& targets) {
+    test::write_file(prefix.string() + ".targets.bin", targets);
+    std::string index = test::read_file(prefix.string() + ".idx");
+    index[17] = 1;  // u8
+    for (std::size_t i = 0; i < 5; ++i) {
+      std::int64_t pointer = 0;
+      char* at = index.data() + 34 + 5 * 4 + i * 8;
+      std::memcpy(&pointer, at, 8);
+      pointer /= 2;
+      std::memcpy(at, &pointer, 8);
+    }
+    test::write_file(prefix.string() + ".targets.idx", index);
+  }
+
+  struct Sequence {
+    std::vector<std::int32_t> targets, documents;
+    std::int64_t counted = 0;
+  };
+  /// The tokens from `first` on, of two sequences of five tokens.
+  static Sequence read(const io::TokenCorpus& corpus, std::int64_t first,
+                       const data::DocumentRule& rule) {
+    data::Batches batches(
+        corpus,
+        [first](std::int64_t s) {
+          return Range{first + 5 * s, first + 5 * s + 5};
+        },
+        rule);
+    batches.begin(0, {.sequence = 5, .micro = 2, .micro_batches = 1});
+    Sequence s{.targets = std::vector<std::int32_t>(10),
+               .documents = std::vector<std::int32_t>(rule.separate ? 20 : 0)};
+    const auto bytes = [](auto& v) { return reinterpret_cast<std::byte*>(v.data()); };
+    batches.load(
+        0, {.targets = View(bytes(s.targets), DType::i32, {10}),
+            .documents = rule.separate ? View(bytes(s.documents), DType::i32, {20}) : View{}});
+    s.counted = batches.targets();
+    return s;
+  }
+
+  test::TemporaryDirectory directory_;
+  std::unique_ptr<io::TokenCorpus> corpus_, masked_;
+};
+
+TEST_F(DocumentsTest, AreOneWhereTheyAreJoined) {
+  const Sequence s = read(*corpus_, 1, {});
+  EXPECT_EQ(s.targets, (std::vector<std::int32_t>{999, 999, 4, 5, 6, 7, 8, 999, 10, 999}));
+  EXPECT_EQ(s.counted, 10);
+}
+
+TEST_F(DocumentsTest, HaveTargetsThatDoNotCount) {
+  const Sequence s = read(*masked_, 1, {});
+  EXPECT_EQ(s.targets, (std::vector<std::int32_t>{999, 999, 4, -1, -1, 7, 8, 999, 10, 999}));
+  EXPECT_EQ(s.counted, 8);
+}
+
+// Trap 8 of documents: the first token of one is no target of the one before it, also where a
+// sequence ends between them.
+TEST_F(DocumentsTest, AreSeparate) {
+  for (const auto& separator : {std::optional<std::int32_t>(), std::optional<std::int32_t>(999)}) {
+    const Sequence s = read(*masked_, 0, {.separate = true, .separator = separator});
+    EXPECT_EQ(s.targets, (std::vector<std::int32_t>{1, 999, -1, -1, -1, -1, 7, 8, 999, -1}));
+    EXPECT_EQ(s.documents, (std::vector<std::int32_t>{0, 3, 0, 3, 0, 3, 3, 4, 4, 5,  //
+                                                      0, 5, 0, 5, 0, 5, 0, 5, 0, 5}));
+    EXPECT_EQ(s.counted, 5);
+  }
+}
+
+TEST_F(DocumentsTest, AreWholeInABlankStep) {
+  data::Batches batches(*corpus_, [](std::int64_t) { return Range{0, 3}; }, {.separate = true});
+  batches.begin_blank({.sequence = 3, .micro = 2, .micro_batches = 1});
+  std::vector<std::int32_t> documents(12);
+  batches.load(
+      0, {.documents = View(reinterpret_cast<std::byte*>(documents.data()), DType::i32, {12})});
+  EXPECT_EQ(documents, (std::vector<std::int32_t>{0, 3, 0, 3, 0, 3, 0, 3, 0, 3, 0, 3}));
+  EXPECT_EQ(batches.targets(), 0);
 }
 
 }  // namespace

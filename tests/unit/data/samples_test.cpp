@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <vector>
 
@@ -109,13 +110,46 @@ TEST(CutAnew, ShufflesEachPhaseOverTheWholeCorpus) {
   EXPECT_LT(ascending, samples.size() * 6 / 10);
 }
 
+// Of any first samples each corpus has its share, to within one less than there are corpora, and
+// its own samples in order.
+TEST(Mixture, DealsExactShares) {
+  for (const std::vector<double>& shares : {std::vector<double>{1},
+                                            {0.5, 0.5},
+                                            {3, 1},
+                                            {0.5, 0.3, 0.2},
+                                            {1e-6, 1, 2.5, 7},
+                                            {1, 1, 1}}) {
+    const Mixture mixture(shares);
+    double all = 0;
+    for (const double share : shares) all += share;
+    std::vector<std::int64_t> dealt(shares.size());
+    for (std::int64_t sample = 0; sample < 5000; ++sample) {
+      const auto [corpus, of_corpus] = mixture.place_of(sample);
+      ASSERT_EQ(of_corpus, dealt.at(corpus)++);
+      for (std::size_t i = 0; i < shares.size(); ++i) {
+        const double expected = static_cast<double>(sample + 1) * shares[i] / all;
+        ASSERT_LE(std::abs(static_cast<double>(dealt[i]) - expected),
+                  std::max<double>(1, static_cast<double>(shares.size() - 1)))
+            << sample << " of corpus " << i;
+      }
+    }
+  }
+  // Far into a run too.
+  const Mixture mixture(std::vector<double>{1, 2});
+  const std::int64_t far = std::int64_t{3} << 40;
+  EXPECT_LE(std::abs(mixture.place_of(far).sample -
+                     (mixture.place_of(far).corpus == 0 ? far / 3 : far / 3 * 2)),
+            1);
+}
+
 // One length: what a run without a curriculum reads.
 TEST(CutAnew, OfOneLengthIsTheSampler) {
   const optim::Timeline timeline(batch({{0, 16}}), 0);
   const CutAnew cut(1000, timeline, 5, io::Shuffle::yes);
-  const auto plain = sequences_of(io::Sampler(1000 / 16, 5, io::Shuffle::yes), 16);
+  const Sequences plain({0, 1001}, 16);
+  const io::Sampler order(plain.count(), 5, io::Shuffle::yes);
   for (std::int64_t sample = 0; sample < 300; ++sample)
-    EXPECT_EQ(cut.first_token(sample), plain(sample)) << sample;
+    EXPECT_EQ(cut.first_token(sample), plain[order.sequence_of(sample)].begin) << sample;
 }
 
 }  // namespace

@@ -185,7 +185,7 @@ TEST(Load, SectionsMustBeTables) {
 }
 
 TEST(Load, SetTakesTomlOrABareWord) {
-  EXPECT_EQ(small_deck({"data.train=[\"a\", 'b']"}).deck.data.train,
+  EXPECT_EQ(paths_of(small_deck({"data.train=[\"a\", 'b']"}).deck.data.train),
             (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(small_deck({"run.dir=/tmp/x=y"}).deck.run.dir, "/tmp/x=y");
   EXPECT_EQ(small_deck({"run.dir=\"runs/one two\""}).deck.run.dir, "runs/one two");

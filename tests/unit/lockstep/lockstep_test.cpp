@@ -39,6 +39,8 @@ struct Case {
   /// Momentum travels as signs, of 1-bit Adam or 1-bit LAMB.
   plan::Compression compression = plan::Compression::none;
   bool lamb = false;
+  plan::DocumentInputs documents = {};
+  bool masked = false;  // targets
 };
 
 std::string name_of(const Case& c) {
@@ -56,6 +58,7 @@ plan::PlanInputs inputs_of(const Case& c, kernels::Device& device) {
   inputs.sharding.reduce = c.reduce;
   inputs.sharding.prefetch = c.prefetch;
   inputs.offload = c.offload;
+  inputs.documents = c.documents;
   inputs.optimizer.clip_norm = 0.5;
   inputs.layout.mesh = c.mesh;
   inputs.layout.tensor_chunks = c.mesh.tensor * c.tiles;
@@ -143,7 +146,7 @@ std::vector<Outcome> plain_run(const Case& c) {
       const auto device = kernels::make_cpu_device({});
       const auto inputs = inputs_of(c, *device);
       PlanRun run(inputs, *device, shape_of(c), networks.groups(inputs, r), c.mesh.place_of(r));
-      outcomes[static_cast<std::size_t>(r)] = train(run);
+      outcomes[static_cast<std::size_t>(r)] = train(run, {.masked = c.masked});
       --left;
     });
   }
@@ -167,7 +170,9 @@ class Job {
   /// `change` is applied to the plan of each rank.
   explicit Job(
       const Case& c, const std::function<void(plan::Plan& plan)>& change = [](plan::Plan&) {})
-      : lockstep_(c.mesh.size(), c.sends), device_(kernels::make_cpu_device({})) {
+      : lockstep_(c.mesh.size(), c.sends),
+        device_(kernels::make_cpu_device({})),
+        masked_(c.masked) {
     const auto inputs = inputs_of(c, *device_);
     for (std::int64_t r = 0; r < c.mesh.size(); ++r) {
       plan::Plan plan = plan::make_plan(inputs, shape_of(c), c.mesh.place_of(r));
@@ -181,7 +186,9 @@ class Job {
     outcomes_.assign(runs_.size(), {});
     return lockstep_.run(seed, [&](std::int64_t r) {
       const auto rank = static_cast<std::size_t>(r);
-      outcomes_[rank] = train(*runs_[rank], r == 1 ? of_rank_1 : StepNumbers{});
+      StepNumbers numbers = r == 1 ? of_rank_1 : StepNumbers{};
+      numbers.masked = masked_;
+      outcomes_[rank] = train(*runs_[rank], numbers);
     });
   }
   const std::vector<Outcome>& outcomes() const { return outcomes_; }
@@ -191,6 +198,7 @@ class Job {
  private:
   Lockstep lockstep_;
   std::unique_ptr<kernels::Device> device_;
+  bool masked_;
   std::vector<std::unique_ptr<PlanRun>> runs_;
   std::vector<Outcome> outcomes_;
 };
@@ -346,6 +354,12 @@ std::vector<Layout> layouts() {
         .config = llama_like(),
         .offload = all_on(plan::Location::disk, 1),
         .tiles = 2},
+       1},
+      {"Data4MaskedTargetsBf16", {.mesh = {.data = 4}, .compute = DType::bf16, .masked = true}, 1},
+      {"Pipeline2Tensor2SeparateDocumentsMasked",
+       {.mesh = {.tensor = 2, .pipeline = 2},
+        .documents = {.separate = true, .positions = true},
+        .masked = true},
        1},
       {"Data2FrozenBf16KeptInF32AllOnDisk",
        {.mesh = {.data = 2},

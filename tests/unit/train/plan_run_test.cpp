@@ -73,6 +73,79 @@ TEST(PlanRun, HasTheBitsOfTheEagerPath) {
   }
 }
 
+// Traps 11 to 13: what is divided by is how many targets count in the whole batch, wherever they
+// are: in one micro-batch or several, in samples of which some have none, some one.
+TEST(PlanRun, DividesByTheTargetsThatCount) {
+  const auto device = kernels::make_cpu_device({});
+  for (const DType compute : {DType::f32, DType::bf16}) {
+    const ModelConfig config = gpt2_like();
+    auto inputs = plan_inputs_of(config, *device, compute);
+    inputs.optimizer = optim::sgd({.momentum = 0});
+    constexpr double kLr = 0.25;
+    const auto of = [&](std::int64_t micro, std::int64_t micro_batches, std::int64_t first) {
+      PlanRun run(inputs, *device,
+                  {.sequence = kSequence, .micro = micro, .micro_batches = micro_batches});
+      run.state().set_parameters(test_values(11));
+      StepShown step = run.step(first, {.lr = kLr, .masked = true});
+      step.gradients.clear();  // what became of the weights tells more
+      for (const plan::UnitState& s : run.state().units()) {
+        const auto weights = run.values(s.kept[0].live);
+        step.gradients.insert(step.gradients.end(), weights.begin(), weights.end());
+      }
+      return step;
+    };
+    for (const auto [micro, micro_batches, first] :
+         {std::array<std::int64_t, 3>{4, 1, 40}, {1, 4, 40}, {1, 1, 42}, {1, 1, 41}}) {
+      SCOPED_TRACE(
+          fmt::format("{} x {} from {} in {}", micro, micro_batches, first, to_string(compute)));
+      const StepShown step = of(micro, micro_batches, first);
+      const TokenBatch batch =
+          batch_of(config, first, micro * micro_batches, kSequence, {.masked = true});
+      ASSERT_EQ(step.targets, batch.counted());
+      ASSERT_EQ(step.targets, first == 40 ? step.targets : first == 42 ? 1 : 0);
+      EagerModel eager(config, compute, 5, *device, test_values(11));
+      const double count = std::max<double>(1, static_cast<double>(step.targets));
+      const auto expected = eager.backward(batch, static_cast<float>(1 / count));
+      double loss = 0, squares = 0;
+      for (float x : expected.losses) loss += x;
+      EXPECT_NEAR(step.loss, loss, 28 * 0x1p-53 * loss);
+      for (float g : expected.flat) squares += static_cast<double>(g) * g;
+      EXPECT_TRUE(step.applied);
+      // A gradient was divided by all targets, then multiplied by their share: in the logits'
+      // gradient, which is rounded to the compute type, that is another rounding, and all that
+      // follows is as far from what it would be without.
+      const double u = compute == DType::f32 ? 0x1p-24 : 0x1p-8, norm = std::sqrt(squares);
+      const double bound = 16 * u * norm;
+      EXPECT_NEAR(step.norm, norm, bound);
+      for (std::size_t i = 0; i < expected.flat.size(); ++i) {
+        const double moved = (eager.parameters[i] - step.gradients[i]) / kLr;
+        ASSERT_NEAR(moved, expected.flat[i],
+                    bound + 4 * 0x1p-24 * std::abs(eager.parameters[i]) / kLr)
+            << i;
+      }
+    }
+  }
+}
+
+// Documents that are separate: the bits of the eager path, which computes with the same ones.
+TEST(PlanRun, KeepsDocumentsApartAsTheEagerPathDoes) {
+  const auto device = kernels::make_cpu_device({});
+  for (const Setting& s : settings()) {
+    SCOPED_TRACE(fmt::format("{} in {}", s.name, to_string(s.compute)));
+    auto inputs = plan_inputs_of(s.config, *device, s.compute);
+    inputs.documents = {.separate = true, .positions = true};
+    PlanRun run(inputs, *device, {.sequence = kSequence, .micro = kMicro, .micro_batches = 1});
+    run.state().set_parameters(test_values(11));
+    const StepShown step = run.step(40, {.lr = 0});
+    EagerModel eager(s.config, s.compute, 5, *device, test_values(11));
+    const auto expected =
+        eager.backward(batch_of(s.config, 40, kMicro, kSequence, {.documents = true}),
+                       static_cast<float>(1.0 / (kMicro * kSequence)));
+    EXPECT_TRUE(same_bits(step.gradients, expected.flat));
+    EXPECT_FALSE(same_bits(step.gradients, planned(s, *device, Recompute::none).gradients));
+  }
+}
+
 // Trap 28: what is computed again drops out the same elements and has the same bits.
 TEST(PlanRun, RecomputationChangesNoBit) {
   const auto device = kernels::make_cpu_device({});

@@ -1,0 +1,224 @@
+"""Documents that share sequences, targets that do not count, and mixtures of corpora: as PyTorch
+trains them, the same bits on every layout in layout mode and over restarts, and what is refused
+(traps 8, 11 to 16)."""
+
+import array
+import json
+import shutil
+import struct
+import unittest
+
+from tessera import SOURCE, RunTest, change, metrics, tiny_deck
+
+ORACLE = SOURCE / "tests" / "data" / "oracle"
+LAYOUTS = ((1, {"batch__micro": 8}), (2, {"zero__stage": 3}),
+           (2, {"parallel__tensor": 2, "zero__stage": 0, "recompute__policy": "full"}),
+           (4, {"parallel__pipeline": 2, "zero__stage": 2, "batch__micro": 2}),
+           (4, {"parallel__tensor": 2, "parallel__sequence": False, "zero__stage": 1,
+                "memory__logits": 5}))
+# Micro-batches of which some have no target that counts.
+ANY_LAYOUT = {"run__reproducible": "layout", "run__reproducible_tensor": 2, "run__threads": 1,
+              "model__heads": 4, "model__hidden": 32, "model__layers": 4, "run__steps": 6,
+              "model__dropout": 0.1, "checkpoint__every": 2, "checkpoint__keep": 9}
+
+
+def counts(place):
+    """As in tests/data/make_documents.py."""
+    of_stretch = (place // 40) % 4
+    return (of_stretch == 0 or (of_stretch == 1 and place % 5 == 0)
+            or (of_stretch == 2 and place % 40 == 7))
+
+
+def write_pair(prefix, code, values, lengths):
+    """A Megatron pair of documents of these lengths."""
+    size = values.itemsize
+    begins = [sum(lengths[:i]) * size for i in range(len(lengths))]
+    prefix.with_name(prefix.name + ".bin").write_bytes(values.tobytes())
+    prefix.with_name(prefix.name + ".idx").write_bytes(
+        b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, code, len(lengths), len(lengths) + 1)
+        + array.array("i", lengths).tobytes() + array.array("q", begins).tobytes()
+        + array.array("q", range(len(lengths) + 1)).tobytes())
+
+
+def lengths_of(index):
+    (sequences,) = struct.unpack_from("<Q", index, 18)
+    return list(struct.unpack_from(f"<{sequences}i", index, 34))
+
+
+class DocumentsTest(RunTest):
+    def copy_corpus(self, source, name="documents"):
+        """The corpus of the oracle with the targets of its documents.json."""
+        prefix = self.dir / name
+        for end in (".bin", ".idx"):
+            shutil.copy(source.with_name(source.name + end), self.dir / (name + end))
+        lengths = lengths_of((self.dir / f"{name}.idx").read_bytes())
+        targets = array.array("B", (counts(i) for i in range(sum(lengths))))
+        write_pair(self.dir / f"{name}.targets", 1, targets, lengths)
+        return prefix
+
+    def steps_of(self, name):
+        return list(metrics.last_steps(metrics.read_events(self.dir / name)).values())
+
+
+class Oracle(DocumentsTest):
+    def check(self, family):
+        truth = json.loads((ORACLE / family / "losses.json").read_text())
+        want = json.loads((ORACLE / family / "documents.json").read_text())
+        # As in oracle_test: 8 times as far from fp64 as PyTorch's own fp32 is.
+        bound = 8 * max(abs(a - b) for x, y in zip(want["float32"], want["float64"])
+                        for a, b in zip(x, y))
+        recipe = truth["recipe"]
+        corpus = self.copy_corpus(ORACLE / family / "tokens", family)
+        for number, (ranks, layout) in enumerate(LAYOUTS):
+            with self.subTest(family=family, ranks=ranks, **layout):
+                if family == "llama" and layout.get("parallel__sequence", True) \
+                        and "parallel__tensor" in layout:
+                    layout = {**layout, "parallel__sequence": False}  # 17 tokens
+                name = f"{family}_{number}"
+                deck = self.deck(name, change({
+                    "run": {"steps": len(want["float64"]), "backend": "debug"},
+                    "model": {"init_from": str(ORACLE / family)},
+                    "data": {"train": [str(corpus)], "shuffle": False, "documents": "separate"},
+                    "batch": {"sequence": truth["sequence"], "micro": 1, "global": 8},
+                    "optimizer": {k: recipe[k] for k in ("lr", "betas", "eps", "weight_decay",
+                                                         "clip_norm")},
+                    "schedule": {"kind": "constant", "warmup_steps": recipe["warmup_steps"]},
+                }, **layout))
+                self.train(ranks, deck)
+                steps = self.steps_of(name)
+                self.assertEqual([s["targets"] for s in steps], [w[2] for w in want["float64"]])
+                worst = max(abs(s[key] - w[i]) for s, w in zip(steps, want["float64"])
+                            for i, key in enumerate(("loss", "grad_norm")))
+                self.assertLess(worst, bound)
+
+    def test_gpt2(self):
+        self.check("gpt2")
+
+    def test_llama(self):
+        self.check("llama")
+
+
+class Bits(DocumentsTest):
+    def test_every_layout_and_restart_has_the_same_bits(self):
+        """Documents of 1 to 30 tokens; of targets whole micro-batches do not count."""
+        lengths = [1 + 7 * i % 30 for i in range(190)]
+        tokens = array.array("H", ((5 * i * i + i // 7) % 97 for i in range(sum(lengths))))
+        prefix = self.dir / "corpus"
+        write_pair(prefix, 8, tokens, lengths)
+        write_pair(self.dir / "corpus.targets", 1,
+                   array.array("B", (counts(i) for i in range(len(tokens)))), lengths)
+        for positions in ("document", "sequence"):
+            fixed = {**ANY_LAYOUT, "data__documents": "separate", "data__positions": positions,
+                     "data__validation": [str(prefix)], "evaluate__every": 3,
+                     "model__position": "rope" if positions == "sequence" else "learned"}
+            want = self.train(1, self.deck(f"one_{positions}", tiny_deck(prefix, **fixed)))
+            targets = [s["targets"] for s in self.steps_of(f"one_{positions}")]
+            self.assertLess(max(targets), 8 * 15, "not all count")
+            self.assertGreater(len(set(targets)), 3, "and in each step others")
+            for ranks, layout in ((4, {"parallel__tensor": 2, "zero__stage": 3}),
+                                  (4, {"parallel__pipeline": 2, "zero__stage": 1,
+                                       "recompute__policy": "selective",
+                                       "offload__activations": "host"})):
+                with self.subTest(positions=positions, **layout):
+                    name = f"{positions}_{'_'.join(k.split('__')[1] for k in layout)}"
+                    deck = self.deck(name, tiny_deck(prefix, **fixed, **layout))
+                    self.assertEqual(self.train(ranks, deck), want)
+                    self.assertEqual(self.evaluations(name), self.evaluations(f"one_{positions}"))
+            # Steps that are done again must have the same bits.
+            for path in (self.dir / f"one_{positions}" / "checkpoints").glob("step_*"):
+                if path.name != "step_00000002":
+                    shutil.rmtree(path)
+            again = self.deck(f"one_{positions}", tiny_deck(prefix, **fixed, zero__stage=1))
+            self.assertEqual(self.train(2, again), want)
+
+    def evaluations(self, name):
+        return [(e["loss"], e["targets"], e["sets"]) for e in metrics.read_events(self.dir / name)
+                if e["event"] == "evaluate"]
+
+    def test_a_separator_in_place_of_an_index(self):
+        lengths = [9, 3, 20, 1, 17] * 40
+        tokens = array.array("H", (j % 90 for n in lengths for j in [*range(n - 1), 96]))
+        write_pair(self.dir / "indexed", 8, tokens, lengths)
+        write_pair(self.dir / "whole", 8, tokens, [len(tokens)])
+        fixed = {"run__steps": 3, "data__documents": "separate"}
+        numbers = [self.train(1, self.deck(name, tiny_deck(self.dir / name, **fixed, **more)))
+                   for name, more in (("indexed", {}), ("whole", {"data__separator": 96}))]
+        self.assertEqual(*numbers)
+        joined = self.train(1, self.deck("joined", tiny_deck(self.dir / "whole", run__steps=3)))
+        self.assertNotEqual(numbers[0], joined)
+
+
+class Mixtures(DocumentsTest):
+    def test_weights_decide_what_is_seen(self):
+        """Corpora of one token each: in a sequence of such, the loss says which they are."""
+        entries = []
+        for i, weight in enumerate((0.5, 0.3, 0.2)):
+            tokens = array.array("H", [i + 1] * 400)
+            write_pair(self.dir / f"corpus_{i}", 8, tokens, [400])
+            entries.append({"path": str(self.dir / f"corpus_{i}"), "weight": weight})
+        fixed = {"batch__global": 10, "run__steps": 4, "optimizer__lr": 1e-30,
+                 "optimizer__weight_decay": 0.0}
+        alone = [self.train(1, self.deck(f"alone_{i}", tiny_deck(entry["path"], **fixed)))[1][0]
+                 for i, entry in enumerate(entries)]
+        deck = tiny_deck("", **fixed, data__train=entries, zero__stage=1)
+        mixed = self.train(2, self.deck("mixed", deck))
+        for loss, _ in mixed.values():  # each step has 5, 3 and 2 of them
+            expected = 0.5 * alone[0] + 0.3 * alone[1] + 0.2 * alone[2]
+            self.assertAlmostEqual(loss, expected, delta=1e-6)
+
+
+class Refused(DocumentsTest):
+    def expect(self, code, text, **changes):
+        job = self.run_job(1, "train", self.deck("bad", tiny_deck(self.corpus, **changes)))
+        self.assertEqual(job.code, code, job.output)
+        self.assertIn(text, " ".join(job.output.split()))
+
+    def test_decks(self):
+        self.expect(2, "data.positions = \"document\" needs data.documents = \"separate\"",
+                    data__positions="document")
+        self.expect(2, "data.separator has no effect where data.documents = \"joined\"",
+                    data__separator=3)
+        self.expect(2, "data.separator = 97 is not below model.vocab = 97",
+                    data__documents="separate", data__separator=97)
+        self.expect(2, "\"separate\" does not go with optimizer.name = \"onebit_adam\"",
+                    data__documents="separate", optimizer__name="onebit_adam",
+                    optimizer__compress_after=4, optimizer__clip_norm=0)
+        one = {"path": str(self.corpus), "weight": 1.0}
+        self.expect(2, "1 entry with a weight and 0 with epochs, of 2",
+                    data__train=[one, str(self.corpus)])
+        self.expect(2, "weight = -1.0 must be a number > 0", data__train=[{**one, "weight": -1.0}])
+        self.expect(2, "\"weigth\" is no key of an entry (did you mean weight?)",
+                    data__train=[{"path": str(self.corpus), "weigth": 1.0}])
+
+    def test_files(self):
+        lengths = lengths_of((self.dir / "tokens.idx").read_bytes())
+        ones = array.array("B", [1] * sum(lengths))
+        write_pair(self.dir / "tokens.targets", 1, ones[1:], [lengths[0] - 1])
+        self.expect(3, "tokens.targets.idx: 1 document of 2999 tokens in elements of u8; expected u8 "
+                       "elements, of the documents of")
+        ones[1] = 7
+        write_pair(self.dir / "tokens.targets", 1, ones, lengths)
+        self.expect(3, "tokens.targets.bin: byte 1: 7, where a token counts as a target (1) or not",
+                    data__shuffle=False)
+        ones[1] = 0
+        write_pair(self.dir / "tokens.targets", 1, ones, lengths)
+        self.expect(2, "optimizer.name = \"onebit_adam\" does not go with data.train",
+                    optimizer__name="onebit_adam", optimizer__compress_after=4,
+                    optimizer__clip_norm=0)
+        header = array.array("i", [20240520, 1, 600] + [0] * 253)
+        (self.dir / "shard.bin").write_bytes(header.tobytes() + bytes(1200))
+        self.expect(3, "shard.bin does not say where its documents end",
+                    data__documents="separate", data__train=[str(self.dir / "shard.bin")])
+
+    def test_other_targets_at_a_restart(self):
+        deck = self.deck("run", tiny_deck(self.corpus, run__steps=2, checkpoint__every=2))
+        self.train(1, deck)
+        lengths = lengths_of((self.dir / "tokens.idx").read_bytes())
+        write_pair(self.dir / "tokens.targets", 1, array.array("B", [1] * sum(lengths)), lengths)
+        job = self.run_job(1, "train", deck, "--set", "run.steps=4")
+        self.assertEqual(job.code, 2, job.output)
+        self.assertIn("the training data is not what it was", job.output)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
