@@ -25,7 +25,21 @@ struct AttentionShape {
   std::int64_t kv_head_of(std::int64_t head) const {
     return (skip + head) / (group > 0 ? group : heads / kv_heads);
   }
+  /// How many pairs of the last `queries` of `keys` tokens and a key that mask and window let it
+  /// see there are. Documents, which are known when a step runs, make them fewer.
+  double most_pairs(std::int64_t queries, std::int64_t keys) const;
 };
+
+inline double AttentionShape::most_pairs(std::int64_t queries, std::int64_t keys) const {
+  const std::int64_t reach = window > 0 && window < keys ? window : keys;
+  // 1 + 2 + .. + n, each at most `most`.
+  const auto sum = [](std::int64_t n, std::int64_t most) {
+    const auto up = static_cast<double>(n < most ? n : most);
+    return up * (up + 1) / 2 + (n > most ? static_cast<double>(n - most) * up : 0);
+  };
+  const double earlier = sum(keys, reach) - sum(keys - queries, reach);  // and their own
+  return mask == AttentionMask::causal ? earlier : earlier + sum(queries - 1, reach - 1);
+}
 
 /// out = softmax(scale q k^T, masked) v. Query t is token (S - T) + t of the keys' sample: S = T in
 /// training, S > T when keys of earlier tokens come from a cache. It sees the keys that the shape's
@@ -44,9 +58,10 @@ struct Attention {
   Dropout dropout;
   View scratch;
 
-  double flop() const {  // the causal half only
-    return 2.0 * static_cast<double>(q.elements()) *
-           static_cast<double>(2 * k.extent(1) - q.extent(1) + 1);
+  /// Of what mask and window let queries see; documents are not looked at.
+  double flop() const {
+    return 4.0 * static_cast<double>(q.extent(0) * q.cols()) *
+           shape.most_pairs(q.extent(1), k.extent(1));
   }
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
@@ -101,8 +116,10 @@ struct AttentionBackward {
   SumOrder order = SumOrder::fixed;
   View scratch;
 
+  /// As of Attention.
   double flop() const {
-    return 5.0 * static_cast<double>(q.elements()) * static_cast<double>(k.extent(1) + 1);
+    return 10.0 * static_cast<double>(q.extent(0) * q.cols()) *
+           shape.most_pairs(q.extent(1), k.extent(1));
   }
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
@@ -124,37 +141,6 @@ inline void check(const AttentionBackward& a) {
   TESSERA_CHECK(a.k.extent(1) == tokens, "{} queries, {} keys", tokens, a.k.extent(1));
   check_flat({a.lse}, DType::f32, samples * a.shape.heads * tokens);
   check_dropout(a.dropout, samples);
-}
-
-/// Rotary positions (Su et al. 2021), in place, "rotate half" pairing (element i with i + D/2),
-/// angle (first_position + t) theta^(-2 i / D); with documents, positions count from the begin of
-/// the token's document. Direction::inverse turns the gradient back.
-struct Rope {
-  enum class Direction : std::uint8_t { forward, inverse };
-  static constexpr const char* kName = "rope";
-  View x;          // (B, T, heads D), changed in place
-  View documents;  // see check_documents; absent: a sample is one document
-  std::int64_t head_dim = 0;
-  std::int64_t first_position = 0;  // 0 with documents
-  double theta = 10000.0;
-  Direction direction = Direction::forward;
-  View scratch;
-
-  template <typename Self, typename F>
-  static void visit(Self& s, F&& f) {
-    f(s.x, Access::update), f(s.documents, Access::read), f(s.scratch, Access::write);
-  }
-};
-
-inline void check(const Rope& a) {
-  check_floats({a.x});
-  check_documents(a.documents, a.x.extent(0), a.x.extent(1));
-  TESSERA_CHECK(!a.documents || a.first_position == 0, "documents from position {}",
-                a.first_position);
-  TESSERA_CHECK(a.x.rank == 3 && a.head_dim > 0 && a.head_dim % 2 == 0 &&
-                    a.x.cols() % a.head_dim == 0 && a.first_position >= 0,
-                "{} columns of heads of {} from position {}", a.x.cols(), a.head_dim,
-                a.first_position);
 }
 
 }  // namespace tessera::kernels

@@ -47,7 +47,11 @@ inline void check_flat(std::initializer_list<View> views, DType type, std::int64
 /// which token of its sample its document begins, and behind which it ends. Documents follow one
 /// another without gaps.
 inline void check_documents(const View& documents, std::int64_t samples, std::int64_t tokens) {
-  if (documents) check_flat({documents}, DType::i32, samples * tokens * 2);
+  if (!documents) return;
+  check_flat({documents}, DType::i32, samples * tokens * 2);
+  TESSERA_CHECK(documents.rank == 3 && documents.extent(1) == tokens,
+                "documents of {} tokens in {} axes, expected {} in 3", documents.extent(1),
+                documents.rank, tokens);
 }
 
 /// 0 <= p < 1, first >= 0, and when p > 0 one i64 index a sample.

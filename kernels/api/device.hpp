@@ -17,6 +17,7 @@
 #include "kernels/api/optimizer.hpp"
 #include "kernels/api/orthogonal.hpp"
 #include "kernels/api/quantize.hpp"
+#include "kernels/api/rope.hpp"
 
 namespace tessera::kernels {
 

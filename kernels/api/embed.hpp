@@ -149,9 +149,10 @@ inline void check(const AddPositions& a) {
   TESSERA_CHECK(a.x.rank == 3 && a.x.type == DType::f32, "x is (B, T, C) f32");
   check_positions(a, a.x.extent(1));
   if (a.documents) {
-    check_documents(a.documents, a.x.extent(0), a.documents.elements() / (2 * a.x.extent(0)));
-    TESSERA_CHECK(a.documents.elements() >= 2 * a.x.extent(0) * (a.first_position + a.x.extent(1)),
-                  "documents of too few positions");
+    check_documents(a.documents, a.x.extent(0), a.documents.extent(1));
+    TESSERA_CHECK(a.documents.extent(1) >= a.first_position + a.x.extent(1),
+                  "documents of {} tokens for positions {} to {}", a.documents.extent(1),
+                  a.first_position, a.first_position + a.x.extent(1));
   }
   check_dropout(a.dropout, a.x.extent(0));
 }

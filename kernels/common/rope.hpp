@@ -1,19 +1,79 @@
 // The angles of rotary positions, shared by every back end.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <numbers>
 
 #include "core/math.hpp"
+#include "kernels/api/rope.hpp"
 #include "kernels/common/math.hpp"
 
 namespace tessera::kernels {
 
-/// Positions `first` .. `first + tokens` of heads of `head_dim` columns.
+/// Positions `first` .. `first + tokens` of heads whose first `dim` columns turn.
 struct Turns {
   double theta;
-  std::int64_t head_dim, first, tokens;
+  std::int64_t dim, first, tokens;
+  RopeScalingKind scaling = RopeScalingKind::none;
+  double factor = 1;
+  /// The quantity, turns in `context` tokens with llama3 or i with yarn, from which on a frequency
+  /// is divided by the factor, and that from which on it stays.
+  double divided = 0, kept = 0;
+  double context = 0;
+  double magnitude = 1;  // of cosines and sines
 };
+
+/// yarn's i, as a real number, of whose frequency a context of `positions` holds `turns` turns.
+inline double pair_with_turns(double turns, const Turns& a, std::int64_t positions) {
+  return static_cast<double>(a.dim) *
+         std::log(static_cast<double>(positions) / (turns * 2 * std::numbers::pi)) /
+         (2 * std::log(a.theta));
+}
+
+inline Turns turns_of(const Rope& a) {
+  using enum RopeScalingKind;
+  const RopeScaling& s = a.scaling;
+  const auto dim = static_cast<double>(a.turned());
+  const auto context = static_cast<double>(s.original_positions);
+  Turns turns{.theta = a.theta,
+              .dim = a.turned(),
+              .first = a.first_position,
+              .tokens = a.x.extent(1),
+              .scaling = s.kind,
+              .factor = s.factor,
+              .context = context};
+  if (s.kind == dynamic) {
+    const auto length = static_cast<double>(std::max(s.positions, s.original_positions));
+    turns.theta *= std::pow(s.factor * length / context - (s.factor - 1), dim / (dim - 2));
+  } else if (s.kind == llama3) {
+    turns.divided = s.low_frequency, turns.kept = s.high_frequency;
+  } else if (s.kind == yarn) {
+    const double fast = pair_with_turns(s.fast_turns, turns, s.original_positions);
+    const double slow = pair_with_turns(s.slow_turns, turns, s.original_positions);
+    turns.kept = std::max(std::floor(fast), 0.0);
+    turns.divided = std::min(std::ceil(slow), dim - 1);
+    if (turns.divided == turns.kept) turns.divided += 0.001;
+    turns.magnitude = s.magnitude > 0 ? s.magnitude : 0.1 * std::log(s.factor) + 1;
+  }
+  return turns;
+}
+
+/// The angle that pair i turns from one position to the next.
+TESSERA_INLINE double turn_step(const Turns& a, std::int64_t i) {
+  const double step = std::pow(a.theta, -2.0 * static_cast<double>(i) / static_cast<double>(a.dim));
+  if (a.scaling == RopeScalingKind::none || a.scaling == RopeScalingKind::dynamic) return step;
+  double kept = 0;  // a share of the frequency
+  if (a.scaling != RopeScalingKind::linear) {
+    const double of = a.scaling == RopeScalingKind::llama3
+                          ? a.context * step / (2 * std::numbers::pi)
+                          : static_cast<double>(i);
+    kept = (of - a.divided) / (a.kept - a.divided);
+    kept = kept < 0 ? 0 : kept > 1 ? 1 : kept;
+  }
+  return (1 - kept) * step / a.factor + kept * step;
+}
 
 /// Cosines and sines are turned on step by step from each multiple of 32 in double, so that a
 /// position's values do not depend on where a call begins. So many runs hold a call's positions.
@@ -22,19 +82,19 @@ constexpr std::int64_t turn_runs(std::int64_t first, std::int64_t tokens) {
   return tokens == 0 ? 0 : (first + tokens - 1) / kTurnStride - first / kTurnStride + 1;
 }
 
-/// Column i < D / 2 of the call's positions in one run; `table` is (tokens, 2, D / 2) f32, cosines,
-/// then sines.
+/// Pair i of the call's positions in one run; `table` is (tokens, 2, dim / 2) f32, cosines, then
+/// sines.
 TESSERA_INLINE void turn_run(const Turns& a, std::int64_t run, std::int64_t i, float* table) {
-  const double step =
-      std::pow(a.theta, -2.0 * static_cast<double>(i) / static_cast<double>(a.head_dim));
+  const double step = turn_step(a, i);
   const double step_cos = std::cos(step), step_sin = std::sin(step);
   const std::int64_t begin = (a.first / kTurnStride + run) * kTurnStride;
   double c = std::cos(static_cast<double>(begin) * step);
   double s = std::sin(static_cast<double>(begin) * step);
   for (std::int64_t p = begin; p < begin + kTurnStride && p < a.first + a.tokens; ++p) {
     if (p >= a.first) {
-      float* row = table + (p - a.first) * a.head_dim + i;
-      row[0] = static_cast<float>(c), row[a.head_dim / 2] = static_cast<float>(s);
+      float* row = table + (p - a.first) * a.dim + i;
+      row[0] = static_cast<float>(c * a.magnitude);
+      row[a.dim / 2] = static_cast<float>(s * a.magnitude);
     }
     const double next = c * step_cos - s * step_sin;
     s = s * step_cos + c * step_sin;

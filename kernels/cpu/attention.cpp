@@ -1,5 +1,5 @@
-// Attention on the CPU: checks arguments, divides heads over the team; rotary positions.
-#include "kernels/common/rope.hpp"
+// Attention on the CPU: checks arguments, divides heads over the team.
+#include "kernels/cpu/documents.hpp"
 #include "kernels/cpu/operations.hpp"
 #include "kernels/cpu/team.hpp"
 
@@ -16,6 +16,7 @@ std::int64_t scratch_bytes(const Attention& a, const Context& context) {
 
 void run(const Attention& a, const Context& context) {
   check(a);
+  check_document_rows(a.documents, a.k.extent(1));
   const std::int64_t samples = a.q.extent(0), queries = a.q.extent(1);
   const DropoutRule rule = dropout_rule(a.dropout);
   const std::int64_t chunks = ceil_div(queries, kQueryChunk);
@@ -36,6 +37,7 @@ std::int64_t scratch_bytes(const AttentionBackward& a, const Context& context) {
 
 void run(const AttentionBackward& a, const Context& context) {
   check(a);
+  check_document_rows(a.documents, a.k.extent(1));
   const std::int64_t samples = a.q.extent(0), tokens = a.q.extent(1);
   const DropoutRule rule = dropout_rule(a.dropout);
   auto* scratch = reinterpret_cast<float*>(a.scratch.data);
@@ -43,24 +45,6 @@ void run(const AttentionBackward& a, const Context& context) {
     context.hot.attention_backward(a, rule, {i / a.shape.kv_heads, i % a.shape.kv_heads},
                                    scratch + thread * attention_backward_scratch(a.shape, tokens));
   });
-}
-
-std::int64_t scratch_bytes(const Rope& a, const Context&) {
-  return float_bytes(a.x.extent(1) * a.head_dim);
-}
-
-void run(const Rope& a, const Context& context) {
-  check(a);
-  auto* turns = reinterpret_cast<float*>(a.scratch.data);
-  parallel_ranges(context.threads, turn_runs(a.first_position, a.x.extent(1)), 1, [&](Range runs) {
-    for (std::int64_t i = 0; i < a.head_dim / 2; ++i) {
-      for (std::int64_t run = runs.begin; run < runs.end; ++run) {
-        turn_run({a.theta, a.head_dim, a.first_position, a.x.extent(1)}, run, i, turns);
-      }
-    }
-  });
-  parallel_ranges(context.threads, a.x.rows(), 1,
-                  [&](Range rows) { context.hot.rope(a, turns, rows); });
 }
 
 }  // namespace tessera::kernels::cpu

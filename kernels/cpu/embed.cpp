@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/cpu/clear.hpp"
+#include "kernels/cpu/documents.hpp"
 #include "kernels/cpu/operations.hpp"
 #include "kernels/cpu/team.hpp"
 
@@ -22,6 +23,7 @@ void check_tokens(const View& tokens, std::int64_t vocabulary) {
 void run(const Embed& a, const Context& context) {
   check(a);
   check_tokens(a.tokens, a.vocab > 0 ? a.vocab : a.token_table.extent(0));
+  check_document_rows(a.documents, a.tokens.extent(1));
   const DropoutRule rule = dropout_rule(a.dropout);
   parallel_ranges(context.threads, a.out.rows(), 1,
                   [&](Range rows) { context.hot.embed(a, rule, rows); });
@@ -29,6 +31,7 @@ void run(const Embed& a, const Context& context) {
 
 void run(const AddPositions& a, const Context& context) {
   check(a);
+  if (a.documents) check_document_rows(a.documents, a.documents.extent(1));
   const DropoutRule rule = dropout_rule(a.dropout);
   parallel_ranges(context.threads, a.out.rows(), 1,
                   [&](Range rows) { context.hot.add_positions(a, rule, rows); });
@@ -38,26 +41,38 @@ std::int64_t scratch_bytes(const EmbedBackward& a, const Context&) {
   return a.tokens.elements() * static_cast<std::int64_t>(sizeof(std::int64_t));  // sorted places
 }
 
+namespace {
+
+/// Adds the gradients of places whose row the table has to that row, in order of place.
+void add_rows(const EmbedBackward& a, const DropoutRule& rule, const PlaceRows& rows,
+              const View& table, Write write, const Context& context) {
+  auto* place = reinterpret_cast<std::int64_t*>(a.scratch.data);
+  const std::int64_t all = a.tokens.elements();
+  std::int64_t n = 0;
+  for (std::int64_t i = 0; i < all; ++i) {
+    if (const std::int64_t row = rows.of(i); row < rows.rows) place[n++] = row * all + i;
+  }
+  std::sort(place, place + n);
+  for (std::int64_t i = 0; i < n; ++i) place[i] %= all;
+  if (write == Write::overwrite) clear_rows(table, context.threads);
+  const std::span<const std::int64_t> places(place, static_cast<std::size_t>(n));
+  parallel_ranges(context.threads, n, 1, [&](Range entries) {
+    context.hot.embed_backward_rows(a, rule, rows, table, places, entries);
+  });
+}
+
+}  // namespace
+
 void run(const EmbedBackward& a, const Context& context) {
   check(a);
   check_tokens(a.tokens, a.vocab > 0 ? a.vocab : a.d_token_table.extent(0));
+  check_document_rows(a.documents, a.tokens.extent(1));
   const DropoutRule rule = dropout_rule(a.dropout);
-
-  const auto* id = a.tokens.as<std::int32_t>();
-  auto* place = reinterpret_cast<std::int64_t*>(a.scratch.data);
-  std::int64_t n = 0;
-  for (std::int64_t i = 0; i < a.tokens.elements(); ++i) {
-    const std::int64_t row = id[i] - a.first_token;
-    if (row >= 0 && row < a.d_token_table.extent(0)) place[n++] = i;
-  }
-  std::sort(place, place + n,
-            [&](std::int64_t i, std::int64_t j) { return id[i] != id[j] ? id[i] < id[j] : i < j; });
-  const std::span<const std::int64_t> places(place, static_cast<std::size_t>(n));
-  if (a.token_write == Write::overwrite) clear_rows(a.d_token_table, context.threads);
-  parallel_ranges(context.threads, n, 1, [&](Range entries) {
-    context.hot.embed_backward_tokens(a, rule, places, entries);
-  });
+  add_rows(a, rule, token_rows(a), a.d_token_table, a.token_write, context);
   if (!a.d_position_table) return;
+  if (a.documents) {
+    return add_rows(a, rule, position_rows(a), a.d_position_table, a.position_write, context);
+  }
   parallel_ranges(context.threads, a.d_position_table.rows(), 1, [&](Range positions) {
     context.hot.embed_backward_positions(a, rule, positions);
   });

@@ -35,15 +35,26 @@ bool whole_vectors(std::int64_t dim, std::initializer_list<View> views) {
   return all;
 }
 
-AttentionSetting setting_of(const AttentionShape& shape, const Dropout& dropout, const View& q,
-                            const View& k, bool vectors) {
+/// f.operator()<kMasking>() for the kernels that a call needs.
+template <typename F>
+void with_masking(const AttentionSetting& s, F&& f) {
+  if (s.sight.after == 0 && s.sight.before >= s.keys && s.documents == nullptr && s.soft_cap == 0) {
+    f.template operator()<Masking::causal>();
+  } else {
+    f.template operator()<Masking::ranges>();
+  }
+}
+
+template <typename Operation>
+AttentionSetting setting_of(const Operation& a, bool vectors) {
+  const AttentionShape& shape = a.shape;
   const auto narrow = [](std::int64_t n) {
     TESSERA_CHECK(n <= 0x7fffffff, "an extent of {}", n);
     return static_cast<int>(n);
   };
-  return {.samples = narrow(q.extent(0)),
-          .queries = narrow(q.extent(1)),
-          .keys = narrow(k.extent(1)),
+  return {.samples = narrow(a.q.extent(0)),
+          .queries = narrow(a.q.extent(1)),
+          .keys = narrow(a.k.extent(1)),
           .heads = narrow(shape.heads),
           .kv_heads = narrow(shape.kv_heads),
           .dim = narrow(shape.head_dim),
@@ -51,9 +62,13 @@ AttentionSetting setting_of(const AttentionShape& shape, const Dropout& dropout,
           .skip = narrow(shape.skip),
           .scale = shape.scale,
           .whole_vectors = vectors,
-          .dropped = static_cast<bool>(dropout),
-          .rule = dropout_rule(dropout),
-          .sample_index = reinterpret_cast<const std::int64_t*>(dropout.samples.data)};
+          .dropped = static_cast<bool>(a.dropout),
+          .rule = dropout_rule(a.dropout),
+          .sample_index = reinterpret_cast<const std::int64_t*>(a.dropout.samples.data),
+          .sight = sight_of(shape.mask, shape.window, a.k.extent(1)),
+          .documents = reinterpret_cast<const std::int32_t*>(a.documents.data),
+          .soft_cap = shape.soft_cap,
+          .cap_scale = shape.soft_cap > 0 ? shape.scale / shape.soft_cap : 0};
 }
 
 template <typename T>
@@ -75,7 +90,7 @@ void launch_large(const Launch& l, void (*kernel)(Parameters...),
   launch(l, kernel, arguments...);
 }
 
-template <typename T, int kDim>
+template <typename T, int kDim, Masking kMasking>
 void run_forward(const Attention& a, const AttentionSetting& s, const Context& context) {
   using Tiles = ForwardTiles<T, kDim>;
   launch_large({.operation = a.kName,
@@ -83,7 +98,7 @@ void run_forward(const Attention& a, const AttentionSetting& s, const Context& c
                 .blocks = std::int64_t{s.samples} * s.heads * ceil_div(s.queries, Tiles::kQueries),
                 .threads = Tiles::kThreads,
                 .shared_bytes = Tiles::kSharedBytes},
-               attention_forward<T, kDim>, s,
+               attention_forward<T, kDim, kMasking>, s,
                {.q = read<T>(a.q),
                 .k = read<T>(a.k),
                 .v = read<T>(a.v),
@@ -91,7 +106,7 @@ void run_forward(const Attention& a, const AttentionSetting& s, const Context& c
                 .lse = reinterpret_cast<float*>(a.lse.data)});
 }
 
-template <typename T, int kDim, Side kSide>
+template <typename T, int kDim, Side kSide, Masking kMasking>
 void run_gradient(const AttentionBackward& a, const AttentionSetting& s, const float* delta,
                   const Context& context) {
   using Tiles = BackwardTiles<T, kDim, kSide>;
@@ -101,7 +116,7 @@ void run_gradient(const AttentionBackward& a, const AttentionSetting& s, const f
                 .blocks = heads * ceil_div(s.queries, Tiles::kRows) * Tiles::kPieces,
                 .threads = Tiles::kThreads,
                 .shared_bytes = Tiles::kSharedBytes},
-               attention_gradient<T, kDim, kSide>, s,
+               attention_gradient<T, kDim, kSide, kMasking>, s,
                {.q = read<T>(a.q),
                 .k = read<T>(a.k),
                 .v = read<T>(a.v),
@@ -118,10 +133,11 @@ void run_gradient(const AttentionBackward& a, const AttentionSetting& s, const f
 void run(const Attention& a, const Context& context) {
   check(a);
   if (context.sdpa.run(a)) return;
-  const AttentionSetting s = setting_of(a.shape, a.dropout, a.q, a.k,
-                                        whole_vectors(a.shape.head_dim, {a.q, a.k, a.v, a.out}));
+  const AttentionSetting s = setting_of(a, whole_vectors(a.shape.head_dim, {a.q, a.k, a.v, a.out}));
   with_type(a.q.type, [&]<typename T>() {
-    with_dim(a.shape, [&]<int kDim>() { run_forward<T, kDim>(a, s, context); });
+    with_dim(a.shape, [&]<int kDim>() {
+      with_masking(s, [&]<Masking kMasking>() { run_forward<T, kDim, kMasking>(a, s, context); });
+    });
   });
 }
 
@@ -130,7 +146,7 @@ void run(const AttentionBackward& a, const Context& context) {
   if (context.sdpa.run(a)) return;
   const bool vectors =
       whole_vectors(a.shape.head_dim, {a.q, a.k, a.v, a.out, a.d_out, a.d_q, a.d_k, a.d_v});
-  const AttentionSetting s = setting_of(a.shape, a.dropout, a.q, a.k, vectors);
+  const AttentionSetting s = setting_of(a, vectors);
   auto* delta = reinterpret_cast<float*>(a.scratch.data);
   with_type(a.q.type, [&]<typename T>() {
     constexpr int kThreads = 128;
@@ -141,8 +157,10 @@ void run(const AttentionBackward& a, const Context& context) {
             .threads = kThreads},
            attention_delta<T>, s, read<T>(a.out), read<T>(a.d_out), delta);
     with_dim(a.shape, [&]<int kDim>() {
-      run_gradient<T, kDim, Side::keys>(a, s, delta, context);
-      run_gradient<T, kDim, Side::queries>(a, s, delta, context);
+      with_masking(s, [&]<Masking kMasking>() {
+        run_gradient<T, kDim, Side::keys, kMasking>(a, s, delta, context);
+        run_gradient<T, kDim, Side::queries, kMasking>(a, s, delta, context);
+      });
     });
   });
 }

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "kernels/common/dropout.hpp"
+#include "kernels/common/sight.hpp"
 #include "kernels/cuda/attention_tile.cuh"
 
 namespace tessera::kernels::cuda {
@@ -21,9 +22,31 @@ struct AttentionSetting {
   bool dropped;
   DropoutRule rule;
   const std::int64_t* sample_index;
+  Sight sight;
+  const std::int32_t* documents;  // (B, S, 2), or null
+  float soft_cap, cap_scale;      // scores become soft_cap tanh(cap_scale q k); 0: they do not
 
   __device__ int kv_head_of(int head) const { return (skip + head) / group; }
 };
+
+/// Which kernels a call needs: those of each query and all keys up to its own, which have no
+/// registers or instructions for more, or those that look ranges up.
+enum class Masking : std::uint8_t { causal, ranges };
+
+/// Tokens [begin, end) of a sample.
+struct TokenRange {
+  int begin, end;
+};
+/// What a token's query sees, or what sees its key.
+__device__ __forceinline__ TokenRange seen_keys(const AttentionSetting& s, int sample, int query) {
+  const Range keys = s.sight.keys_of(query, document_of(s.documents, sample, query, s.keys));
+  return {static_cast<int>(keys.begin), static_cast<int>(keys.end)};
+}
+__device__ __forceinline__ TokenRange seeing_queries(const AttentionSetting& s, int sample,
+                                                     int key) {
+  const Range queries = s.sight.queries_of(key, document_of(s.documents, sample, key, s.keys));
+  return {static_cast<int>(queries.begin), static_cast<int>(queries.end)};
+}
 
 /// A (B, T, heads D) operand.
 template <typename T>
@@ -125,10 +148,10 @@ __device__ __forceinline__ float over_row(float x, F&& combine) {
 struct ForwardBlock {
   int sample, head, head_index;
   int first_query;
-  int history;  // keys before the first query
-  int tiles;    // of keys
+  int history;               // keys before the first query
+  int first_tile, end_tile;  // of keys
 
-  template <typename Tiles>
+  template <typename Tiles, Masking kMasking>
   static __device__ __forceinline__ ForwardBlock of(const AttentionSetting& s) {
     const int heads = s.samples * s.heads,
               blocks = (s.queries + Tiles::kQueries - 1) / Tiles::kQueries;
@@ -136,30 +159,53 @@ struct ForwardBlock {
     const int first_query = (blocks - 1 - static_cast<int>(blockIdx.x) / heads) * Tiles::kQueries;
     const int history = s.keys - s.queries;
     const int last_query = std::min(first_query + Tiles::kQueries, s.queries) - 1;
-    return {.sample = head_index / s.heads,
+    const int sample = head_index / s.heads;
+    TokenRange seen{0, history + last_query + 1};
+    if constexpr (kMasking == Masking::ranges) {
+      seen = {seen_keys(s, sample, history + first_query).begin,
+              seen_keys(s, sample, history + last_query).end};
+    }
+    return {.sample = sample,
             .head = head_index % s.heads,
             .head_index = head_index,
             .first_query = first_query,
             .history = history,
-            .tiles = (history + last_query) / Tiles::kKeys + 1};
+            .first_tile = seen.begin / Tiles::kKeys,
+            .end_tile = (seen.end - 1) / Tiles::kKeys + 1};
   }
 };
 
-/// Scales a tile of scores and masks keys that a query does not see; the first row sees keys up to
-/// `last_seen`. Returns in `largest` what a lane has of each row's maximum.
-template <int kKeys>
+/// What the two rows of a lane see, in columns of tokens; a row beyond `tokens` sees nothing.
+struct SeenRows {
+  TokenRange of[2];
+
+  template <typename Seen>
+  __device__ __forceinline__ void take(int first_row, int tokens, Seen&& seen) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = first_row + row_of(2 * r);
+      of[r] = row < tokens ? seen(row) : TokenRange{0, 0};
+    }
+  }
+  __device__ __forceinline__ bool sees(int element, int column) const {
+    const TokenRange& row = of[element / 2];
+    return row.begin <= column && column < row.end;
+  }
+};
+
+/// Scales a tile of scores, caps them, and masks keys that a query does not see. Returns in
+/// `largest` what a lane has of each row's maximum.
+template <typename T, int kKeys, typename Sees>
 __device__ __forceinline__ void mask_scores(WarpTile<kKeys>& scores, const AttentionSetting& s,
-                                            float scale, int last_seen, int first_key,
-                                            float (&largest)[2]) {
-  const bool masked = first_key + kKeys > last_seen + 1;
+                                            bool capped, Sees&& sees, float (&largest)[2]) {
+  const float scale = s.scale * Softmax<T>::kLog2E, cap = s.soft_cap * Softmax<T>::kLog2E;
 #pragma unroll
   for (int j = 0; j < kKeys / 8; ++j) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       float& score = scores.c[j][e];
-      score *= scale;
-      const int key = first_key + 8 * j + column_of(e);
-      if (masked && (key > last_seen + row_of(e) || key >= s.keys)) score = kMasked;
+      score = capped ? tanh_of(score * s.cap_scale) * cap : score * scale;
+      if (!sees(j, e)) score = kMasked;
       largest[e / 2] = fmaxf(largest[e / 2], score);
     }
   }
@@ -238,7 +284,7 @@ struct ForwardOperands {
   float* lse;  // or null
 };
 
-template <typename T, int kDim>
+template <typename T, int kDim, Masking kMasking>
 __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads, kLeastBlocks<T>)
     attention_forward(AttentionSetting s, ForwardOperands<T> a) {
   using Tiles = ForwardTiles<T, kDim>;
@@ -249,18 +295,22 @@ __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads, kLeastBlocks<
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   float* const staging =
       reinterpret_cast<float*>(v_tile + kKeys * kPitchT) + warp * kStaging<T, kKeys>;
-  const auto [sample, head, head_index, first_query, history, tiles] = ForwardBlock::of<Tiles>(s);
+  const auto [sample, head, head_index, first_query, history, first_tile, end_tile] =
+      ForwardBlock::of<Tiles, kMasking>(s);
   const int first_row = first_query + warp * kWarpRows;
   const auto k = a.k.matrix(s, sample, s.keys, s.kv_head_of(head));
   const auto v = a.v.matrix(s, sample, s.keys, s.kv_head_of(head));
 
   begin_tile<T, kDim, Tiles::kQueries>(q_tile, a.q.matrix(s, sample, s.queries, head), first_query);
-  begin_tile<T, kDim, kKeys>(k_tile, k, 0);
+  begin_tile<T, kDim, kKeys>(k_tile, k, first_tile * kKeys);
   commit_copies();
-  const float scale = s.scale * Softmax<T>::kLog2E;
+  SeenRows rows;
+  if constexpr (kMasking == Masking::ranges) {
+    rows.take(first_row, s.queries, [&](int row) { return seen_keys(s, sample, history + row); });
+  }
   WarpTile<kDim> out;
   RunningSoftmax<T> softmax;
-  for (int tile = 0; tile < tiles; ++tile) {
+  for (int tile = first_tile; tile < end_tile; ++tile) {
     const int first_key = tile * kKeys;
     wait_for_copies<0>();
     __syncthreads();  // keys are there; nobody reads the last values any more
@@ -269,12 +319,25 @@ __global__ void __launch_bounds__(ForwardTiles<T, kDim>::kThreads, kLeastBlocks<
     WarpTile<kKeys> p =
         product_of_rows<T, kDim, kKeys>(q_tile + warp * kWarpRows * kPitchT, k_tile);
     float tile_max[2] = {kMasked, kMasked};
-    mask_scores(p, s, scale, history + first_row, first_key, tile_max);
+    const auto key_of = [&](int j, int e) { return first_key + 8 * j + column_of(e); };
+    if constexpr (kMasking == Masking::ranges) {
+      mask_scores<T>(
+          p, s, s.soft_cap > 0, [&](int j, int e) { return rows.sees(e, key_of(j, e)); }, tile_max);
+    } else {
+      const int last_seen = history + first_row;  // by the first row
+      const bool all = first_key + kKeys <= last_seen + 1;
+      mask_scores<T>(
+          p, s, false,
+          [&](int j, int e) {
+            return all || (key_of(j, e) <= last_seen + row_of(e) && key_of(j, e) < s.keys);
+          },
+          tile_max);
+    }
     softmax.add(p, tile_max, out);
     if (s.dropped) drop_probabilities(p, s, sample, head, first_row, first_key);
     wait_for_copies<0>();
     __syncthreads();  // values are there; nobody reads these keys any more
-    if (tile + 1 < tiles) begin_tile<T, kDim, kKeys>(k_tile, k, first_key + kKeys);
+    if (tile + 1 < end_tile) begin_tile<T, kDim, kKeys>(k_tile, k, first_key + kKeys);
     commit_copies();
     add_product<T, kDim, kKeys, kDim>(out, p, v_tile, staging);
   }
@@ -340,7 +403,7 @@ struct BackwardTiles {
 /// What a backward block owns, and the columns that it walks over: those of every query head that
 /// reads its kv head, one head after another; for queries, of the one. Queries and keys are equally
 /// many. The longest walks come first: of early keys, of late queries.
-template <typename T, int kDim, Side kSide>
+template <typename T, int kDim, Side kSide, Masking kMasking>
 struct BackwardBlock {
   using Tiles = BackwardTiles<T, kDim, kSide>;
   static constexpr bool kByKeys = kSide == Side::keys;
@@ -361,11 +424,15 @@ struct BackwardBlock {
     const int first_head = kByKeys ? std::max(own_head * s.group - s.skip, 0) : own_head;
     const int end_head =
         kByKeys ? std::min((own_head + 1) * s.group - s.skip, s.heads) : own_head + 1;
-    const int first_tile = kByKeys ? first_row / kColumns : 0;
-    const int end_tile =
-        ((kByKeys ? s.queries : std::min(first_row + kRows, s.queries)) + kColumns - 1) / kColumns;
-    const int tiles = end_tile - first_tile;
-    return {.sample = unit % own_heads / (kByKeys ? s.kv_heads : s.heads),
+    const int sample = unit % own_heads / (kByKeys ? s.kv_heads : s.heads);
+    const int end_row = std::min(first_row + kRows, s.queries);
+    TokenRange columns{kByKeys ? first_row : 0, kByKeys ? s.queries : end_row};
+    if constexpr (kMasking == Masking::ranges) {
+      columns = {seen(s, sample, first_row).begin, seen(s, sample, end_row - 1).end};
+    }
+    const int first_tile = columns.begin / kColumns;
+    const int tiles = (columns.end + kColumns - 1) / kColumns - first_tile;
+    return {.sample = sample,
             .own_head = own_head,
             .first_row = first_row,
             .piece = static_cast<int>(blockIdx.x) % Tiles::kPieces * Tiles::kPiece,
@@ -373,6 +440,11 @@ struct BackwardBlock {
             .first_tile = first_tile,
             .tiles = tiles,
             .steps = (end_head - first_head) * tiles};
+  }
+  /// The columns that a row has to do with.
+  static __device__ __forceinline__ TokenRange seen(const AttentionSetting& s, int sample,
+                                                    int row) {
+    return kByKeys ? seeing_queries(s, sample, row) : seen_keys(s, sample, row);
   }
   __device__ __forceinline__ int head(int step) const { return first_head + step / tiles; }
   __device__ __forceinline__ int first_column(int step) const {
@@ -408,9 +480,10 @@ struct BackwardBlock {
   /// Where a warp's tile of scores is.
   struct TilePlace {
     int head, first_row, first_column;
+    SeenRows rows;
   };
   /// Scores become probabilities, dropped ones 0, and `d` of them becomes d of the scores:
-  /// dS = P (dP - delta).
+  /// dS = P (dP - delta), times the slope of a cap.
   __device__ __forceinline__ void to_gradients(WarpTile<Tiles::kColumns>& p,
                                                WarpTile<Tiles::kColumns>& d,
                                                const AttentionSetting& s,
@@ -437,19 +510,30 @@ struct BackwardBlock {
         const int key = kByKeys ? row(j, e) : column(j, e);
         const int at = std::min(query, s.queries - 1);
         const float factor = dropout_factor(s, kept, j, e);
-        const float exact = Softmax<T>::exp(p.c[j][e] * scale - lse[at] * Softmax<T>::kLog2E);
-        const float probability = query < s.queries && key <= query ? exact : 0.0F;
+        float score = p.c[j][e] * scale, slope = 1;
+        bool sees = query < s.queries && key <= query;
+        if constexpr (kMasking == Masking::ranges) {
+          sees = place.rows.sees(e, column(j, e));
+          if (s.soft_cap > 0) {
+            const float t = tanh_of(p.c[j][e] * s.cap_scale);
+            score = t * (s.soft_cap * Softmax<T>::kLog2E), slope = tanh_slope(t);
+          }
+        }
+        const float exact = Softmax<T>::exp(score - lse[at] * Softmax<T>::kLog2E);
+        const float probability = sees ? exact : 0.0F;
         p.c[j][e] = probability * factor;
         d.c[j][e] = probability * (d.c[j][e] * factor - delta[at]);
+        if constexpr (kMasking == Masking::ranges) d.c[j][e] *= slope;
       }
     }
   }
 };
 
-template <typename T, int kDim, Side kSide>
+template <typename T, int kDim, Side kSide, Masking kMasking>
 __global__ void __launch_bounds__(BackwardTiles<T, kDim, kSide>::kThreads, kLeastBlocks<T>)
     attention_gradient(AttentionSetting s, BackwardOperands<T> a) {
   using Tiles = BackwardTiles<T, kDim, kSide>;
+  using Block = BackwardBlock<T, kDim, kSide, kMasking>;
   constexpr bool kByKeys = kSide == Side::keys;
   constexpr int kPitchT = kPitch<T, kDim>, kRows = Tiles::kRows, kColumns = Tiles::kColumns;
   T* const score_rows = dynamic_shared<T>();           // keys, or queries
@@ -459,11 +543,15 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, kSide>::kThreads, kLeas
   float* const staging =
       reinterpret_cast<float*>(columns + 2 * Tiles::kStages * kColumns * kPitchT) +
       warp * kStaging<T, kColumns>;
-  const auto block = BackwardBlock<T, kDim, kSide>::of(s);
+  const auto block = Block::of(s);
   const int warp_row = block.first_row + warp * kWarpRows;
 
   block.begin_rows(s, a, score_rows, value_rows);
   if (Tiles::kStages == 2 && block.steps > 0) block.begin_columns(s, a, 0, columns);
+  SeenRows rows;
+  if constexpr (kMasking == Masking::ranges) {
+    rows.take(warp_row, s.queries, [&](int row) { return Block::seen(s, block.sample, row); });
+  }
   WarpTile<Tiles::kPiece> d_score_rows;                                 // of keys, or queries
   [[maybe_unused]] WarpTile<kByKeys ? Tiles::kPiece : 8> d_value_rows;  // of values
   for (int step = 0; step < block.steps; ++step) {
@@ -477,8 +565,10 @@ __global__ void __launch_bounds__(BackwardTiles<T, kDim, kSide>::kThreads, kLeas
     __syncthreads();
     const T* const score_columns = columns + step % Tiles::kStages * 2 * kColumns * kPitchT;
     const T* const value_columns = score_columns + kColumns * kPitchT;
-    const typename BackwardBlock<T, kDim, kSide>::TilePlace place{
-        .head = block.head(step), .first_row = warp_row, .first_column = block.first_column(step)};
+    const typename Block::TilePlace place{.head = block.head(step),
+                                          .first_row = warp_row,
+                                          .first_column = block.first_column(step),
+                                          .rows = rows};
     WarpTile<kColumns> p =
         product_of_rows<T, kDim, kColumns>(score_rows + warp * kWarpRows * kPitchT, score_columns);
     WarpTile<kColumns> d =

@@ -9,18 +9,24 @@
 namespace tessera::kernels::cuda {
 namespace {
 
+SampleDocuments documents_of(const View& documents) {
+  if (!documents) return {};
+  return {documents.as<std::int32_t>(), documents.extent(1)};
+}
+
 template <typename T, typename O>
 void embed(const Embed& a, const Context& context) {
   using Run = EmbedRun<T, O>;
   const std::int64_t here = a.token_table.extent(0), tokens = a.tokens.extent(1);
-  const Run body{.tokens = a.tokens.as<std::int32_t>(),
-                 .table = rows_of<T>(a.token_table),
-                 .first_token = a.first_token,
-                 .here = here,
-                 .vocabulary = a.vocab > 0 ? a.vocab : here,
-                 .position = {rows_of<T>(a.position_table), rows_of<O>(a.out), tokens,
-                              a.first_position, dropout_mask(a.dropout, tokens, a.out.cols()),
-                              wide<Run::V>({a.token_table, a.position_table, a.out})}};
+  const Run body{
+      .tokens = a.tokens.as<std::int32_t>(),
+      .table = rows_of<T>(a.token_table),
+      .first_token = a.first_token,
+      .here = here,
+      .vocabulary = a.vocab > 0 ? a.vocab : here,
+      .position = {rows_of<T>(a.position_table), rows_of<O>(a.out), tokens, a.first_position,
+                   documents_of(a.documents), dropout_mask(a.dropout, tokens, a.out.cols()),
+                   wide<Run::V>({a.token_table, a.position_table, a.out})}};
   map<Run::V>(context, a.kName, body, a.out.rows(), a.out.cols());
 }
 
@@ -42,10 +48,11 @@ void run(const AddPositions& a, const Context& context) {
   with_type(a.out.type, [&]<typename T>() {
     using Run = AddPositionsRun<T>;
     const std::int64_t tokens = a.x.extent(1);
-    const Run body{.x = rows_of<float>(a.x),
-                   .position = {rows_of<T>(a.position_table), rows_of<T>(a.out), tokens,
-                                a.first_position, dropout_mask(a.dropout, tokens, a.out.cols()),
-                                wide<Run::V>({a.x, a.position_table, a.out})}};
+    const Run body{
+        .x = rows_of<float>(a.x),
+        .position = {rows_of<T>(a.position_table), rows_of<T>(a.out), tokens, a.first_position,
+                     documents_of(a.documents), dropout_mask(a.dropout, tokens, a.out.cols()),
+                     wide<Run::V>({a.x, a.position_table, a.out})}};
     map<Run::V>(context, a.kName, body, a.out.rows(), a.out.cols());
   });
 }
@@ -53,13 +60,14 @@ void run(const AddPositions& a, const Context& context) {
 namespace {
 
 /// Sorts into one of the two halves of scratch, and says which.
-Places sort_places(const EmbedBackward& a, const PlaceSort& sort, const Context& context) {
+Places sort_places(const EmbedBackward& a, const PlaceSort& sort, const PlaceRows& rows,
+                   const Context& context) {
   auto* scratch = reinterpret_cast<std::int32_t*>(a.scratch.data);
   Places from{scratch, scratch + sort.places};
   Places to{scratch + 2 * sort.places, scratch + 3 * sort.places};
   std::int32_t* counts = scratch + 4 * sort.places;
   launch(on(context, a.kName, ceil_div(sort.places, kSortThreads), kSortThreads), place_rows_kernel,
-         a.tokens.as<std::int32_t>(), sort.places, a.first_token, a.d_token_table.extent(0), from);
+         rows, sort.places, from);
   for (int pass = 0; pass < sort.passes; ++pass) {
     launch(on(context, a.kName, sort.tiles, kSortThreads), count_digits_kernel, from.rows,
            sort.places, pass, sort.tiles, counts);
@@ -81,23 +89,34 @@ void clear(const View& x, const char* operation, const Context& context) {
              operation);
 }
 
-template <typename T, typename G>
-void token_gradients(const EmbedBackward& a, const Places& sorted, const Context& context) {
-  constexpr int V = kRun<T, G>;
-  const std::int64_t n = a.tokens.elements(), columns = a.d.cols(),
-                     slices = ceil_div(columns, 32 * V);
-  const TokenGradients<T, G> gradients{
-      .d = rows_of<T>(a.d),
-      .table = rows_of<G>(a.d_token_table),
-      .sorted = sorted,
-      .n = n,
-      .rows = a.d_token_table.extent(0),
-      .columns = columns,
-      .slices = slices,
-      .dropout = dropout_mask(a.dropout, a.tokens.extent(1), columns),
-      .wide = wide<V>({a.d, a.d_token_table})};
-  launch(on(context, a.kName, ceil_div(n * slices, kTokenWarps), kTokenThreads),
-         token_gradients_kernel<T, G>, gradients);
+/// Adds the gradients of places to the table's rows that they name.
+void row_gradients(const EmbedBackward& a, const View& table, const PlaceRows& rows, Write write,
+                   const Context& context) {
+  const PlaceSort sort(a, table);
+  TESSERA_CHECK(sort.places <= 0x7fffffff && table.extent(0) < 0x7fffffff,
+                "{} places of a table of {} rows", sort.places, table.extent(0));
+  // Rows of an overwritten table are cleared and added to, since many of them have no place.
+  if (write == Write::overwrite) clear(table, a.kName, context);
+  const Places sorted = sort_places(a, sort, rows, context);
+  const std::int64_t n = sort.places, columns = a.d.cols();
+  with_type(a.d.type, [&]<typename T>() {
+    with_type(table.type, [&]<typename G>() {
+      constexpr int V = kRun<T, G>;
+      const std::int64_t slices = ceil_div(columns, 32 * V);
+      const RowGradients<T, G> gradients{
+          .d = rows_of<T>(a.d),
+          .table = rows_of<G>(table),
+          .sorted = sorted,
+          .n = n,
+          .rows = table.extent(0),
+          .columns = columns,
+          .slices = slices,
+          .dropout = dropout_mask(a.dropout, a.tokens.extent(1), columns),
+          .wide = wide<V>({a.d, table})};
+      launch(on(context, a.kName, ceil_div(n * slices, kRowWarps), kRowThreads),
+             row_gradients_kernel<T, G>, gradients);
+    });
+  });
 }
 
 template <typename T, typename G>
@@ -118,16 +137,12 @@ void position_gradients(const EmbedBackward& a, const Context& context) {
 
 void run(const EmbedBackward& a, const Context& context) {
   check(a);
-  const PlaceSort sort(a);
-  TESSERA_CHECK(sort.places <= 0x7fffffff && a.d_token_table.extent(0) < 0x7fffffff,
-                "{} places of a table of {} rows", sort.places, a.d_token_table.extent(0));
-  // Rows of an overwritten table are cleared and added to, since most of them have no token.
-  if (a.token_write == Write::overwrite) clear(a.d_token_table, a.kName, context);
-  const Places sorted = sort_places(a, sort, context);
+  row_gradients(a, a.d_token_table, token_rows(a), a.token_write, context);
+  if (!a.d_position_table) return;
+  if (a.documents) {
+    return row_gradients(a, a.d_position_table, position_rows(a), a.position_write, context);
+  }
   with_type(a.d.type, [&]<typename T>() {
-    with_type(a.d_token_table.type,
-              [&]<typename G>() { token_gradients<T, G>(a, sorted, context); });
-    if (!a.d_position_table) return;
     with_type(a.d_position_table.type, [&]<typename G>() { position_gradients<T, G>(a, context); });
   });
 }

@@ -1,9 +1,16 @@
 // Embedding of tokens and positions.
 #pragma once
 
+#include "kernels/common/sight.hpp"
 #include "kernels/cuda/dropout.cuh"
 
 namespace tessera::kernels::cuda {
+
+/// Documents of samples of `tokens`, or null.
+struct SampleDocuments {
+  const std::int32_t* data = nullptr;
+  std::int64_t tokens = 0;
+};
 
 /// out = dropout(x + the row of its position), for rows of (B, T, C); P is the table's type.
 template <typename P, typename O>
@@ -11,6 +18,7 @@ struct PositionRun {
   Rows<P> table;  // absent: x alone
   Rows<O> out;
   std::int64_t tokens, first_position;
+  SampleDocuments documents;
   DropoutMask dropout;
   bool wide;
 
@@ -18,8 +26,10 @@ struct PositionRun {
   __device__ __forceinline__ void finish(std::int64_t r, std::int64_t c, int count,
                                          float (&x)[V]) const {
     if (table.data != nullptr) {
+      const std::int64_t sample = quotient(r, tokens), t = first_position + r - sample * tokens;
+      const std::int64_t begin = document_of(documents.data, sample, t, documents.tokens).begin;
       float p[V];
-      load(table[first_position + r - quotient(r, tokens) * tokens] + c, count, wide, p);
+      load(table[t - begin] + c, count, wide, p);
 #pragma unroll
       for (int i = 0; i < V; ++i) x[i] = x[i] + p[i];
     }

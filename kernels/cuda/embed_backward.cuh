@@ -1,5 +1,5 @@
-// Gradient of the token table: a warp adds up the rows of one token in the order of their places,
-// 32 runs of columns at a time.
+// Gradient of a table whose rows many places name: a warp adds up the rows of d of one row of the
+// table in the order of their places, 32 runs of columns at a time.
 #pragma once
 
 #include "kernels/cuda/dropout.cuh"
@@ -7,10 +7,10 @@
 
 namespace tessera::kernels::cuda {
 
-inline constexpr int kTokenThreads = 128, kTokenWarps = kTokenThreads / 32;
+inline constexpr int kRowThreads = 128, kRowWarps = kRowThreads / 32;
 
 template <typename T, typename G>
-struct TokenGradients {
+struct RowGradients {
   Rows<T> d;
   Rows<G> table;
   Places sorted;
@@ -22,11 +22,11 @@ struct TokenGradients {
 /// Warp w has sorted place w / slices and that slice of its row; it works where a row's places
 /// begin.
 template <typename T, typename G>
-__global__ void __launch_bounds__(kTokenThreads) token_gradients_kernel(TokenGradients<T, G> a) {
+__global__ void __launch_bounds__(kRowThreads) row_gradients_kernel(RowGradients<T, G> a) {
   constexpr int V = kRun<T, G>, kAhead = 8;  // rows on their way at a time
   const auto thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
-  const std::int64_t warp = std::int64_t{blockIdx.x} * kTokenWarps + thread / 32;
+  const std::int64_t warp = std::int64_t{blockIdx.x} * kRowWarps + thread / 32;
   const std::int64_t first = quotient(warp, a.slices);
   if (first >= a.n) return;
   const std::int32_t row = a.sorted.rows[first];

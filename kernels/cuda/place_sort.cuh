@@ -1,8 +1,9 @@
-// Sorts places by the row of the token table that they name, places of a row in their order: a
-// radix sort whose every step is stable, so that there is one possible result. Per digit: how often
-// does each tile have it; where do its places begin; move them there.
+// Sorts places by the row of a table that they name, places of a row in their order: a radix sort
+// whose every step is stable, so that there is one possible result. Per digit: how often does each
+// tile have it; where do its places begin; move them there.
 #pragma once
 
+#include "kernels/common/place_rows.hpp"
 #include "kernels/cuda/scratch.hpp"
 #include "kernels/cuda/team.cuh"
 
@@ -21,14 +22,12 @@ __device__ __forceinline__ int digit_of(std::int32_t row, int pass) {
   return row >> (pass * PlaceSort::kDigitBits) & (PlaceSort::kDigits - 1);
 }
 
-/// Place i's row, or `rows` where the table does not have its token.
+/// The rows of all places.
 inline __global__ void __launch_bounds__(kSortThreads)
-    place_rows_kernel(const std::int32_t* tokens, std::int64_t n, std::int64_t first_token,
-                      std::int64_t rows, Places out) {
+    place_rows_kernel(PlaceRows from, std::int64_t n, Places out) {
   const std::int64_t i = std::int64_t{blockIdx.x} * kSortThreads + threadIdx.x;
   if (i >= n) return;
-  const std::int64_t row = tokens[i] - first_token;
-  out.rows[i] = static_cast<std::int32_t>(row >= 0 && row < rows ? row : rows);
+  out.rows[i] = static_cast<std::int32_t>(from.of(i));
   out.places[i] = static_cast<std::int32_t>(i);
 }
 

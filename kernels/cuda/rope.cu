@@ -9,21 +9,26 @@ namespace tessera::kernels::cuda {
 
 void run(const Rope& a, const Context& context) {
   check(a);
-  const std::int64_t tokens = a.x.extent(1), half = a.head_dim / 2, heads = a.x.cols() / a.head_dim,
-                     runs = turn_runs(a.first_position, tokens);
-  auto* turns = reinterpret_cast<float*>(a.scratch.data);
+  const Turns turns = turns_of(a);
+  const std::int64_t half = turns.dim / 2, heads = a.x.cols() / a.head_dim,
+                     runs = turn_runs(turns.first, turns.tokens);
+  auto* table = reinterpret_cast<float*>(a.scratch.data);
   launch(on(context, a.kName, ceil_div(runs * half, kTurnThreads), kTurnThreads), turns_kernel,
-         Turns{a.theta, a.head_dim, a.first_position, tokens}, runs, turns);
+         turns, runs, table);
   with_type(a.x.type, [&]<typename T>() {
     using Run = RopeRun<T>;
-    const View table(a.scratch.data, DType::f32, {tokens, a.head_dim});
-    const Run body{.x = rows_of<T>(a.x),
-                   .turns = turns,
-                   .heads = heads,
-                   .half = half,
-                   .tokens = tokens,
-                   .sign = a.direction == Rope::Direction::forward ? 1.0F : -1.0F,
-                   .wide = half % Run::V == 0 && wide<Run::V>({a.x, table})};
+    const View rows(a.scratch.data, DType::f32, {turns.tokens, turns.dim});
+    const Run body{
+        .x = rows_of<T>(a.x),
+        .turns = table,
+        .documents = reinterpret_cast<const std::int32_t*>(a.documents.data),
+        .heads = heads,
+        .head_dim = a.head_dim,
+        .half = half,
+        .tokens = turns.tokens,
+        .sign = a.direction == Rope::Direction::forward ? 1.0F : -1.0F,
+        .neighbours = a.pairs == RopePairs::neighbours,
+        .wide = half % Run::V == 0 && a.head_dim % Run::V == 0 && wide<Run::V>({a.x, rows})};
     map<Run::V>(context, a.kName, body, a.x.rows() * heads, half);
   });
 }

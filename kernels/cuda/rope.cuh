@@ -2,49 +2,84 @@
 #pragma once
 
 #include "kernels/common/rope.hpp"
+#include "kernels/common/sight.hpp"
 #include "kernels/cuda/dropout.cuh"
 
 namespace tessera::kernels::cuda {
 
 inline constexpr int kTurnThreads = 64;
 
-/// A thread has one column of one run of positions.
+/// A thread has one pair of one run of positions.
 inline __global__ void __launch_bounds__(kTurnThreads)
     turns_kernel(Turns turns, std::int64_t runs, float* table) {
-  const std::int64_t half = turns.head_dim / 2;
+  const std::int64_t half = turns.dim / 2;
   const std::int64_t i = std::int64_t{blockIdx.x} * kTurnThreads + threadIdx.x;
   if (i < runs * half) turn_run(turns, i / half, i % half, table);
 }
 
-/// Rows are those of every head, columns half a head's.
+/// Rows are those of every head, columns its pairs.
 template <typename T>
 struct RopeRun {
   static constexpr int V = kRun<T>;
   Rows<T> x;
-  const float* turns;  // (T, 2, D / 2)
-  std::int64_t heads, half, tokens;
+  const float* turns;             // (T, 2, half)
+  const std::int32_t* documents;  // or null
+  std::int64_t heads, head_dim, half, tokens;
   float sign;
-  bool wide;
+  bool neighbours, wide;
 
   __device__ __forceinline__ void operator()(std::int64_t head_row, std::int64_t c,
                                              int count) const {
     const std::int64_t r = quotient(head_row, heads), head = head_row - r * heads;
-    const std::int64_t t = r - quotient(r, tokens) * tokens;
-    T* low = x[r] + head * 2 * half + c;
-    const float* cosine = turns + t * 2 * half + c;
-    float a[V], b[V], cos[V], sin[V], turned[V];
-    load(low, count, wide, a);
-    load(low + half, count, wide, b);
+    const std::int64_t sample = quotient(r, tokens), t = r - sample * tokens;
+    const std::int64_t position = t - document_of(documents, sample, t, tokens).begin;
+    T* const columns = x[r] + head * head_dim;
+    const float* cosine = turns + position * 2 * half + c;
+    float a[V], b[V], cos[V], sin[V];
     load(cosine, count, wide, cos);
     load(cosine + half, count, wide, sin);
+    if (neighbours) {
+      load_pairs(columns + 2 * c, count, a, b);
+    } else {
+      load(columns + c, count, wide, a);
+      load(columns + half + c, count, wide, b);
+    }
 #pragma unroll
     for (int i = 0; i < V; ++i) {
-      const float s = sin[i] * sign;
-      turned[i] = a[i] * cos[i] - b[i] * s;
+      const float s = sin[i] * sign, first = a[i] * cos[i] - b[i] * s;
       b[i] = fmadd(a[i], s, b[i] * cos[i]);
+      a[i] = first;
     }
-    store(low, count, wide, turned);
-    store(low + half, count, wide, b);
+    if (neighbours) {
+      store_pairs(columns + 2 * c, count, a, b);
+    } else {
+      store(columns + c, count, wide, a);
+      store(columns + half + c, count, wide, b);
+    }
+  }
+
+  /// Two runs, which hold the elements of pairs one after another.
+  __device__ __forceinline__ void load_pairs(const T* p, int count, float (&a)[V],
+                                             float (&b)[V]) const {
+    float low[V], high[V];
+    load(p, 2 * count, wide, low);
+    load(p + V, 2 * count - V, wide, high);
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      a[i] = i < V / 2 ? low[2 * i % V] : high[2 * i % V];
+      b[i] = i < V / 2 ? low[2 * i % V + 1] : high[2 * i % V + 1];
+    }
+  }
+  __device__ __forceinline__ void store_pairs(T* p, int count, const float (&a)[V],
+                                              const float (&b)[V]) const {
+    float low[V], high[V];
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      low[i] = i % 2 == 0 ? a[i / 2] : b[i / 2];
+      high[i] = i % 2 == 0 ? a[V / 2 + i / 2] : b[V / 2 + i / 2];
+    }
+    store(p, 2 * count, wide, low);
+    store(p + V, 2 * count - V, wide, high);
   }
 };
 

@@ -98,10 +98,10 @@ std::int64_t scratch_bytes(const NormBackward& a) {
   return NormPartials(a).bytes();
 }
 
-PlaceSort::PlaceSort(const EmbedBackward& a)
+PlaceSort::PlaceSort(const EmbedBackward& a, const View& table)
     : places(a.tokens.elements()), tiles(ceil_div(places, kTile)) {
-  // Rows 0 .. n - 1 and n for places whose token is elsewhere.
-  const auto rows = static_cast<std::uint64_t>(a.d_token_table.extent(0));
+  // Rows 0 .. n - 1 and n for places whose row is elsewhere.
+  const auto rows = static_cast<std::uint64_t>(table.extent(0));
   passes = static_cast<int>(ceil_div(std::bit_width(rows), kDigitBits));
 }
 
@@ -109,10 +109,10 @@ std::int64_t PlaceSort::bytes() const {
   return (4 * places + kDigits * tiles) * size_of(DType::i32);
 }
 
-std::int64_t scratch_bytes(const EmbedBackward& a) { return PlaceSort(a).bytes(); }
+std::int64_t scratch_bytes(const EmbedBackward& a) { return PlaceSort(a, a.d_token_table).bytes(); }
 
 std::int64_t scratch_bytes(const Rope& a) {
-  return a.x.extent(1) * a.head_dim * size_of(DType::f32);
+  return a.x.extent(1) * a.turned() * size_of(DType::f32);
 }
 
 /// Refuses more parts than a GPU adds at once, here too, because plans are made of it.

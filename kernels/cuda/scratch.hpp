@@ -79,15 +79,16 @@ struct NormPartials {
   std::int64_t bytes() const;
 };
 
-/// EmbedBackward's sort of places by their row of the table: keys and places twice, as a radix sort
-/// takes them from one to the other, and how often each tile of places has each digit.
+/// EmbedBackward's sort of places by their row of a gradient's table: keys and places twice, as a
+/// radix sort takes them from one to the other, and how often each tile of places has each digit.
+/// The tables' sorts use the same memory one after the other.
 struct PlaceSort {
   static constexpr int kDigitBits = 8, kDigits = 1 << kDigitBits;
   static constexpr std::int64_t kTile = 2048;  // places that a block sorts
   std::int64_t places, tiles;
   int passes;  // digits of a row's index
 
-  explicit PlaceSort(const EmbedBackward&);
+  PlaceSort(const EmbedBackward&, const View& table);
   std::int64_t bytes() const;
 };
 

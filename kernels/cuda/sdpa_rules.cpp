@@ -10,9 +10,12 @@ constexpr std::int64_t kFewestQueries = 64, kWidestHead = 128, kVectorBytes = 16
 constexpr std::int64_t kTile = 128;       // that numbers of tokens are rounded up to
 constexpr std::int64_t kOther = 1 << 20;  // semaphores and other small things
 
-bool takes(const AttentionShape& shape, const Dropout& dropout, std::int64_t queries,
-           std::initializer_list<View> operands) {
+bool takes(const AttentionShape& shape, const Dropout& dropout, const View& documents,
+           std::int64_t queries, std::initializer_list<View> operands) {
   const DType type = operands.begin()->type;
+  if (shape.mask != AttentionMask::causal || shape.window > 0 || shape.soft_cap > 0 || documents) {
+    return false;
+  }
   if ((type != DType::bf16 && type != DType::f16) || dropout) return false;
   if (shape.skip != 0 || shape.heads % shape.kv_heads != 0 ||
       (shape.group != 0 && shape.group != shape.heads / shape.kv_heads)) {
@@ -30,12 +33,13 @@ bool takes(const AttentionShape& shape, const Dropout& dropout, std::int64_t que
 }  // namespace
 
 std::optional<SdpaPlan> sdpa_plan(const Attention& a) {
-  if (!takes(a.shape, a.dropout, a.q.extent(1), {a.q, a.k, a.v, a.out})) return std::nullopt;
+  if (!takes(a.shape, a.dropout, a.documents, a.q.extent(1), {a.q, a.k, a.v, a.out}))
+    return std::nullopt;
   return SdpaPlan{a.q.extent(0), kOther};
 }
 
 std::optional<SdpaPlan> sdpa_plan(const AttentionBackward& a) {
-  if (!takes(a.shape, a.dropout, a.q.extent(1),
+  if (!takes(a.shape, a.dropout, a.documents, a.q.extent(1),
              {a.q, a.k, a.v, a.out, a.d_out, a.d_q, a.d_k, a.d_v})) {
     return std::nullopt;
   }

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "core/exact_sum.hpp"
+#include "core/math.hpp"
 #include "core/random.hpp"
 #include "kernels/common/optimizer_steps.hpp"
 #include "kernels/cpu/triad.hpp"
@@ -84,7 +85,7 @@ class Bench {
   void operations() {
     layers();
     for (const BenchModel& m : options_.models) {
-      for (std::int64_t times : {1, 4}) attention(m, times * m.tokens);
+      for (std::int64_t times : {1, 4}) attentions(m, times * m.tokens);
     }
     others();
     for (const auto& [type, word] : EnumWords<BlockType>::table) sum_in_blocks({.type = type});
@@ -120,7 +121,13 @@ class Bench {
                fmt::format("{0} x {0} x {0}", n));
   }
 
-  void attention(const BenchModel& m, std::int64_t tokens) {
+  /// Samples of so many documents of equal length; 0: of one, whose table is absent.
+  struct Masking {
+    AttentionMask mask = AttentionMask::causal;
+    std::int64_t documents = 0;
+  };
+
+  void attention(const BenchModel& m, std::int64_t tokens, const Masking& masking) {
     BenchMemory memory(tier_);
     const auto heads = [&](std::int64_t n) {
       return memory.floats(type_, {m.samples, tokens, n * m.head_dim});
@@ -129,25 +136,49 @@ class Bench {
                out = heads(m.heads), d_q = heads(m.heads), d_k = heads(m.kv_heads),
                d_v = heads(m.kv_heads),
                lse = memory.zeros(DType::f32, {m.samples, m.heads, tokens});
+    const std::int64_t length =
+        masking.documents > 0 ? ceil_div(tokens, masking.documents) : tokens;
+    const View documents =
+        masking.documents > 0 ? memory.documents(m.samples, tokens, length) : View();
     const AttentionShape s{.heads = m.heads,
                            .kv_heads = m.kv_heads,
                            .head_dim = m.head_dim,
-                           .scale = 1 / std::sqrt(static_cast<float>(m.head_dim))};
-    const std::string shape = fmt::format(
-        "B {} H {}{} T {} D {}", m.samples, m.heads,
-        m.kv_heads == m.heads ? "" : fmt::format(" KV {}", m.kv_heads), tokens, m.head_dim);
-    row(Attention{.q = q, .k = k, .v = v, .out = out, .lse = lse, .shape = s}, shape);
-    row(AttentionBackward{.q = q,
+                           .scale = 1 / std::sqrt(static_cast<float>(m.head_dim)),
+                           .mask = masking.mask};
+    std::string shape = fmt::format("B {} H {}{} T {} D {}", m.samples, m.heads,
+                                    m.kv_heads == m.heads ? "" : fmt::format(" KV {}", m.kv_heads),
+                                    tokens, m.head_dim);
+    if (documents) shape += fmt::format(", {} documents", masking.documents);
+    if (masking.mask != AttentionMask::causal)
+      shape += fmt::format(", {}", enum_word(masking.mask));
+    // Operations count flop as if a sample were one document.
+    const double seen = static_cast<double>(tokens / length) * s.most_pairs(length, length) +
+                        s.most_pairs(tokens % length, tokens % length);
+    const double share = seen / s.most_pairs(tokens, tokens);
+    const auto add = [&](const auto& call) {
+      BenchRow& done = row(call, shape);
+      done.rate *= share, done.share *= share;
+    };
+    add(Attention{
+        .q = q, .k = k, .v = v, .out = out, .lse = lse, .documents = documents, .shape = s});
+    add(AttentionBackward{.q = q,
                           .k = k,
                           .v = v,
                           .out = out,
                           .lse = lse,
+                          .documents = documents,
                           .d_out = q,
                           .d_q = d_q,
                           .d_k = d_k,
                           .d_v = d_v,
-                          .shape = s},
-        shape);
+                          .shape = s});
+  }
+  /// Also of documents, and of an encoder.
+  void attentions(const BenchModel& m, std::int64_t tokens) {
+    for (const Masking& masking :
+         {Masking{}, {.documents = 8}, {.mask = AttentionMask::bidirectional}}) {
+      attention(m, tokens, masking);
+    }
   }
 
   void others() {
@@ -457,6 +488,19 @@ View BenchMemory::integers(std::initializer_list<std::int64_t> shape, std::int64
   return v;
 }
 
+View BenchMemory::documents(std::int64_t samples, std::int64_t tokens, std::int64_t length) {
+  const View v = zeros(DType::i32, {samples, tokens, 2});
+  std::vector<std::int32_t> sample;
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const std::int64_t begin = t / length * length;
+    sample.push_back(static_cast<std::int32_t>(begin));
+    sample.push_back(static_cast<std::int32_t>(std::min(begin + length, tokens)));
+  }
+  const auto bytes = std::as_bytes(std::span(sample));
+  for (std::int64_t b = 0; b < samples; ++b) tier_.write(v.data + b * std::ssize(bytes), bytes);
+  return v;
+}
+
 View BenchMemory::filled(std::initializer_list<std::int64_t> shape, float value) {
   const View v = zeros(DType::f32, shape);
   write_each<float>(tier_, v, [&](std::uint32_t) { return value; });
@@ -509,7 +553,7 @@ std::vector<BenchRow> bench_attention(const Backend& backend, const BenchOptions
   for (const DType type : kTypes) {
     bench.type(type);
     for (const BenchModel& m : options.models) {
-      for (const std::int64_t times : {1, 2, 4, 8}) bench.attention(m, times * m.tokens);
+      for (const std::int64_t times : {1, 2, 4, 8}) bench.attentions(m, times * m.tokens);
     }
   }
   return bench.rows();
@@ -549,7 +593,7 @@ double gemm_rate(const Backend& backend, DType type, std::int64_t n, const Bench
 
 double attention_rate(const Backend& backend, DType type, const BenchOptions& options) {
   Bench bench(backend, options, type);
-  bench.attention(options.models.front(), options.models.front().tokens);
+  bench.attention(options.models.front(), options.models.front().tokens, {});
   double flop = 0, seconds = 0;
   for (const BenchRow& row : bench.rows()) flop += row.rate * row.ms * 1e6, seconds += row.ms / 1e3;
   return flop / seconds;

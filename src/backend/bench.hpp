@@ -52,8 +52,9 @@ std::vector<BenchRow> bench_kernels(const Backend& backend, const BenchOptions& 
 /// largest square product forward.
 std::vector<BenchRow> bench_gemm(const Backend& backend, const BenchOptions& options);
 
-/// Attention, forward and backward, at a model's tokens and 2, 4, 8 times that. Shares are of the
-/// square product; flop are those of causal attention.
+/// Attention, forward and backward, at a model's tokens and 2, 4, 8 times that: causal, causal
+/// within 8 documents a sample, bidirectional. Shares are of the square product; flop are those of
+/// keys that queries see.
 std::vector<BenchRow> bench_attention(const Backend& backend, const BenchOptions& options);
 
 /// Bytes a second over options.elements: of a STREAM triad where the CPU computes, of a copy from
@@ -104,6 +105,8 @@ class BenchMemory {
   View floats(DType type, std::initializer_list<std::int64_t> shape);
   View integers(std::initializer_list<std::int64_t> shape, std::int64_t below);
   View zeros(DType type, std::initializer_list<std::int64_t> shape);
+  /// The table (B, T, 2) of samples cut into documents of `length` tokens.
+  View documents(std::int64_t samples, std::int64_t tokens, std::int64_t length);
   View filled(std::initializer_list<std::int64_t> shape, float value);
   /// Gives the call the scratch that it needs on the device.
   void add_scratch(kernels::KernelCall& call, const kernels::Device& device);

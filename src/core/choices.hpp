@@ -20,6 +20,14 @@ enum class AttentionMask : std::uint8_t { causal, bidirectional };
 /// How attention or the embedding knows positions.
 enum class PositionKind : std::uint8_t { learned, rope, sinusoidal, none };
 
+/// Which columns of a head are the two of a pair that rotary positions turn: i and i + D / 2, or 2
+/// i and 2 i + 1.
+enum class RopePairs : std::uint8_t { halves, neighbours };
+
+/// How frequencies of rotary positions change for longer contexts than those of the training
+/// before.
+enum class RopeScalingKind : std::uint8_t { none, linear, dynamic, llama3, yarn };
+
 /// What backward computes again instead of keeping it: nothing, attention, whole blocks.
 enum class Recompute : std::uint8_t { none, selective, full };
 
@@ -53,6 +61,19 @@ struct EnumWords<PositionKind> {
   static constexpr std::array table = {std::pair{learned, "learned"}, std::pair{rope, "rope"},
                                        std::pair{sinusoidal, "sinusoidal"},
                                        std::pair{none, "none"}};
+};
+template <>
+struct EnumWords<RopePairs> {
+  using enum RopePairs;
+  static constexpr std::array table = {std::pair{halves, "halves"},
+                                       std::pair{neighbours, "neighbours"}};
+};
+template <>
+struct EnumWords<RopeScalingKind> {
+  using enum RopeScalingKind;
+  static constexpr std::array table = {std::pair{none, "none"}, std::pair{linear, "linear"},
+                                       std::pair{dynamic, "dynamic"}, std::pair{llama3, "llama3"},
+                                       std::pair{yarn, "yarn"}};
 };
 template <>
 struct EnumWords<Recompute> {

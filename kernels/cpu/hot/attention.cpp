@@ -1,5 +1,4 @@
-// Loops of attention: tiles of scores with a running softmax, forward and backward, and rotary
-// positions.
+// Loops of attention: tiles of scores with a running softmax, forward and backward.
 #include <cmath>
 
 #include "kernels/cpu/hot/dropout.hpp"
@@ -39,7 +38,7 @@ void pack(const HeadRows& x, float factor, float* to, std::int64_t ld) {
   });
 }
 
-/// to (dim, 64) = x transposed; columns from `tokens` on are 0.
+/// to (dim, 64) = x transposed; columns from `tokens` up to a whole vector are 0.
 void pack_transposed(const float* packed, std::int64_t tokens, std::int64_t dim, std::int64_t ld,
                      float* to) {
   for (std::int64_t d0 = 0; d0 < dim; d0 += kLanes) {
@@ -48,9 +47,10 @@ void pack_transposed(const float* packed, std::int64_t tokens, std::int64_t dim,
       for (std::int64_t d = d0; d < d1; ++d) to[d * kTile + t] = packed[t * ld + d];
     }
   }
-  if (tokens == kTile) return;
+  const std::int64_t whole = round_up(tokens, kLanes);
+  if (tokens == whole) return;
   for (std::int64_t d = 0; d < dim; ++d) {
-    for (std::int64_t t = tokens; t < kTile; ++t) to[d * kTile + t] = 0;
+    for (std::int64_t t = tokens; t < whole; ++t) to[d * kTile + t] = 0;
   }
 }
 
@@ -84,9 +84,21 @@ struct TileDropout {
   }
 };
 
-/// Masks one row of scores from column `visible` up to its last vector.
-void mask_row(float* row, std::int64_t visible, int vecs) {
-  for (std::int64_t s = at_least(visible, 0); s < vecs * kLanes; ++s) row[s] = kMasked;
+/// Masks one row of scores outside of columns `seen`.
+void mask_row(float* row, Range seen, int vecs) {
+  const std::int64_t columns = vecs * kLanes;
+  for (std::int64_t s = 0; s < at_most(seen.begin, columns); ++s) row[s] = kMasked;
+  for (std::int64_t s = at_least(seen.end, 0); s < columns; ++s) row[s] = kMasked;
+}
+
+/// One row of scores x becomes cap tanh(x / cap); `slopes` its derivatives, unless it is null.
+void cap_row(float* row, int vecs, float cap, float* slopes) {
+  const Vec inverse(1.0F / cap);
+  for (int j = 0; j < vecs; ++j) {
+    const Vec t = tanh_of(load(row + j * kLanes, kLanes) * inverse);
+    store(row + j * kLanes, Vec(cap) * t, kLanes);
+    if (slopes != nullptr) store(slopes + j * kLanes, tanh_slope(t), kLanes);
+  }
 }
 
 // Running softmax of one query row over the tiles seen so far.
@@ -131,66 +143,114 @@ void drop_row(const TileDropout& drop, std::int64_t t, std::int64_t s, std::int6
   for (std::int64_t i = 0; i < n; ++i) row[i] *= factors[i];
 }
 
+/// What a forward unit works in: rows of Dp columns for its queries, and a tile of keys.
+struct ForwardScratch {
+  ForwardScratch(const AttentionShape& shape, float* scratch)
+      : padded(padded_dim(shape)),
+        q(scratch),
+        out(q + kQueryChunk * padded),
+        max(out + kQueryChunk * padded),
+        sum(max + kQueryChunk),
+        k_turned(sum + kQueryChunk),
+        v(k_turned + kTile * padded),
+        scores(v + kTile * padded) {}
+
+  std::int64_t padded;  // Dp
+  float *q, *out;
+  float *max, *sum;  // of each row
+  float* k_turned;   // (Dp, 64)
+  float* v;          // (64, Dp); holds the keys before they are transposed
+  float* scores;
+};
+
+/// Keys of one document that are packed, and the queries that may see them.
+struct ForwardTile {
+  Sight sight;
+  Range document, keys;
+  std::int64_t first_query;  // the token of row 0
+};
+
+/// What `n` rows from row i on, a block at most, get of a tile.
+void forward_rows(const Attention& a, const TileDropout& drop, const ForwardTile& tile,
+                  std::int64_t first_token, std::int64_t i, std::int64_t n,
+                  const ForwardScratch& x) {
+  const std::int64_t padded = x.padded, query = tile.first_query + i;
+  const auto seen_by = [&](std::int64_t row) {
+    return tile.sight.keys_of(query + row, tile.document);
+  };
+  // Columns that any of the rows sees, from the vector of the first of them on.
+  const std::int64_t left = at_least(seen_by(0).begin - tile.keys.begin, 0) / kLanes * kLanes;
+  const std::int64_t right = at_most(tile.keys.count(), seen_by(n - 1).end - tile.keys.begin);
+  const std::int64_t first_key = tile.keys.begin + left;
+  const int vecs = static_cast<int>(ceil_div(right - left, kLanes));
+  tile_product(n, vecs, a.shape.head_dim, {x.q + i * padded, padded, 1}, {x.k_turned + left, kTile},
+               {x.scores, kTile}, Write::overwrite);
+  for (std::int64_t j = 0; j < n; ++j) {
+    float* row = x.scores + j * kTile;
+    const Range seen = seen_by(j);
+    if (a.shape.soft_cap > 0) cap_row(row, vecs, a.shape.soft_cap, nullptr);
+    mask_row(row, {seen.begin - first_key, seen.end - first_key}, vecs);
+    softmax_row(row, vecs, padded, {x.out + (i + j) * padded, x.max[i + j], x.sum[i + j]});
+    if (drop) drop_row(drop, first_token + i + j, first_key, right - left, row);
+  }
+  tile_product(n, static_cast<int>(padded / kLanes), right - left, {x.scores, kTile, 1},
+               {x.v + left * padded, padded}, {x.out + i * padded, padded}, Write::add);
+}
+
+/// What `rows` of a unit, whose queries are of one document, get of its keys. Tiles of keys begin
+/// where the document does, so that its results do not depend on where it lies.
+void forward_document(const Attention& a, const TileDropout& drop, const AttentionUnit& unit,
+                      Range rows, Range document, const ForwardScratch& x) {
+  const std::int64_t dim = a.shape.head_dim, kv_head = a.shape.kv_head_of(unit.head);
+  const Sight sight = sight_of(a.shape.mask, a.shape.window, drop.keys);
+  const std::int64_t first_query = drop.keys - drop.queries + unit.t.begin;
+  const Range seen =
+      sight.keys_of(Range{first_query + rows.begin, first_query + rows.end}, document);
+  const std::int64_t before = (seen.begin - document.begin) / kTile * kTile;
+  for (std::int64_t s = document.begin + before; s < seen.end; s += kTile) {
+    const ForwardTile tile{sight, document, {s, at_most(s + kTile, document.end)}, first_query};
+    const std::int64_t count = tile.keys.count();
+    pack({&a.k, unit.sample, s, count, kv_head, dim}, 1.0F, x.v, x.padded);
+    pack_transposed(x.v, count, dim, x.padded, x.k_turned);
+    pack({&a.v, unit.sample, s, count, kv_head, dim}, 1.0F, x.v, x.padded);
+    const Range queries = sight.queries_of(tile.keys, document);
+    const std::int64_t end = at_most(rows.end, queries.end - first_query);
+    for (std::int64_t i = at_least(rows.begin, queries.begin - first_query); i < end;
+         i += kBlockRows) {
+      forward_rows(a, drop, tile, unit.t.begin, i, at_most(kBlockRows, end - i), x);
+    }
+  }
+}
+
 }  // namespace
 
 void attention(const Attention& a, const DropoutRule& rule, const AttentionUnit& unit,
                float* scratch) {
-  const std::int64_t dim = a.shape.head_dim, padded = padded_dim(a.shape);
-  const std::int64_t queries = a.q.shape[1], keys = a.k.shape[1], history = keys - queries;
-  const std::int64_t rows = unit.t.count();
-  const std::int64_t kv_head = a.shape.kv_head_of(unit.head);
-  const int vecs = static_cast<int>(padded / kLanes);
-  float* q = scratch;
-  float* out = q + kQueryChunk * padded;
-  float* row_max = out + kQueryChunk * padded;
-  float* row_sum = row_max + kQueryChunk;
-  float* k_turned = row_sum + kQueryChunk;  // (Dp, 64)
-  float* v = k_turned + kTile * padded;     // (64, Dp); holds the keys before they are transposed
-  float* scores = v + kTile * padded;
+  const std::int64_t dim = a.shape.head_dim;
+  const std::int64_t queries = a.q.shape[1], keys = a.k.shape[1];
+  const std::int64_t rows = unit.t.count(), first_query = keys - queries + unit.t.begin;
+  const ForwardScratch x(a.shape, scratch);
+  pack({&a.q, unit.sample, unit.t.begin, rows, unit.head, dim}, a.shape.scale, x.q, x.padded);
+  clear(x.out, rows * x.padded);
+  for (std::int64_t i = 0; i < rows; ++i) x.max[i] = kMasked, x.sum[i] = 0;
+
   const TileDropout drop{a.dropout, rule, unit.sample, unit.head, queries, keys};
-
-  pack({&a.q, unit.sample, unit.t.begin, rows, unit.head, dim}, a.shape.scale, q, padded);
-  clear(out, rows * padded);
-  for (std::int64_t i = 0; i < rows; ++i) row_max[i] = kMasked, row_sum[i] = 0;
-
-  for (std::int64_t s = 0; s < history + unit.t.end; s += kTile) {
-    const std::int64_t count = at_most(kTile, keys - s);
-    pack({&a.k, unit.sample, s, count, kv_head, dim}, 1.0F, v, padded);
-    pack_transposed(v, count, dim, padded, k_turned);
-    pack({&a.v, unit.sample, s, count, kv_head, dim}, 1.0F, v, padded);
-    for (std::int64_t i0 = 0; i0 < rows; i0 += kTile) {
-      const std::int64_t i1 = at_most(rows, i0 + kTile);
-      // Rows before the first that sees key s have nothing to do in this tile.
-      const std::int64_t first = at_least(i0, s - history - unit.t.begin);
-      for (std::int64_t i = first; i < i1; i += kBlockRows) {
-        const std::int64_t n = at_most(kBlockRows, i1 - i);
-        const auto visible = [&](std::int64_t row) {
-          return at_most(count, history + unit.t.begin + row + 1 - s);
-        };
-        const std::int64_t depth = visible(i + n - 1);
-        const int score_vecs = static_cast<int>(ceil_div(depth, kLanes));
-        tile_product(n, score_vecs, dim, {q + i * padded, padded, 1}, {k_turned, kTile},
-                     {scores, kTile}, Write::overwrite);
-        for (std::int64_t j = 0; j < n; ++j) {
-          float* row = scores + j * kTile;
-          mask_row(row, visible(i + j), score_vecs);
-          softmax_row(row, score_vecs, padded,
-                      {out + (i + j) * padded, row_max[i + j], row_sum[i + j]});
-          if (drop) drop_row(drop, unit.t.begin + i + j, s, depth, row);
-        }
-        tile_product(n, vecs, depth, {scores, kTile, 1}, {v, padded}, {out + i * padded, padded},
-                     Write::add);
-      }
-    }
+  const auto* documents = reinterpret_cast<const std::int32_t*>(a.documents.data);
+  for (std::int64_t i = 0; i < rows;) {
+    const Range document = document_of(documents, unit.sample, first_query + i, keys);
+    const std::int64_t end = at_most(rows, document.end - first_query);
+    forward_document(a, drop, unit, {i, end}, document, x);
+    i = end;
   }
+
   for (std::int64_t i = 0; i < rows; ++i) {
-    unpack(out + i * padded, padded, 1.0F / row_sum[i],
+    unpack(x.out + i * x.padded, x.padded, 1.0F / x.sum[i],
            {&a.out, unit.sample, unit.t.begin + i, 1, unit.head, dim});
   }
   if (a.lse.data == nullptr) return;
   float* lse = reinterpret_cast<float*>(a.lse.data) +
                (unit.sample * a.shape.heads + unit.head) * queries + unit.t.begin;
-  for (std::int64_t i = 0; i < rows; ++i) lse[i] = row_max[i] + std::log(row_sum[i]);
+  for (std::int64_t i = 0; i < rows; ++i) lse[i] = x.max[i] + std::log(x.sum[i]);
 }
 
 namespace {
@@ -211,21 +271,31 @@ void row_products(const HeadRows& out, const HeadRows& d_out, float* delta) {
   });
 }
 
+/// What one row of a backward tile is about.
+struct BackwardRow {
+  Range seen;  // columns
+  float soft_cap, lse, delta;
+  const float* factors;  // of dropout, or null
+};
+
 /// One row of the tile: scores become probabilities (dropped ones 0), and `d` of them becomes d of
 /// the scores.
-void backward_row(float* p, float* d, std::int64_t visible, float lse, float delta,
-                  const float* factors) {
-  mask_row(p, visible, kTileVecs);
-  for (int j = 0; j < kTileVecs; ++j) {
-    const Vec probability = exp_of(load(p + j * kLanes, kLanes) - Vec(lse));
+void backward_row(float* p, float* d, int vecs, const BackwardRow& row) {
+  float slopes[kTile];
+  if (row.soft_cap > 0) cap_row(p, vecs, row.soft_cap, slopes);
+  mask_row(p, row.seen, vecs);
+  for (int j = 0; j < vecs; ++j) {
+    const Vec probability = exp_of(load(p + j * kLanes, kLanes) - Vec(row.lse));
     Vec gradient = load(d + j * kLanes, kLanes);
     Vec used = probability;
-    if (factors != nullptr) {
-      const Vec factor = load(factors + j * kLanes, kLanes);
+    if (row.factors != nullptr) {
+      const Vec factor = load(row.factors + j * kLanes, kLanes);
       gradient = gradient * factor;
       used = probability * factor;
     }
-    store(d + j * kLanes, probability * (gradient - Vec(delta)), kLanes);
+    Vec score = probability * (gradient - Vec(row.delta));
+    if (row.soft_cap > 0) score = score * load(slopes + j * kLanes, kLanes);
+    store(d + j * kLanes, score, kLanes);
     store(p + j * kLanes, used, kLanes);
   }
 }
@@ -263,22 +333,23 @@ struct HeadBackward {
   float* d_q;                // (T, Dp)
 };
 
-/// Takes keys and values [s, s + count) and clears their gradients.
-void begin_keys(const AttentionBackward& a, const KvHead& unit, std::int64_t s, std::int64_t count,
+/// Takes keys and values and clears their gradients.
+void begin_keys(const AttentionBackward& a, const KvHead& unit, Range keys,
                 const BackwardScratch& x) {
-  const std::int64_t dim = a.shape.head_dim;
+  const std::int64_t dim = a.shape.head_dim, s = keys.begin, count = keys.count();
   pack({&a.v, unit.sample, s, count, unit.kv_head, dim}, 1.0F, x.k, x.padded);
   pack_transposed(x.k, count, dim, x.padded, x.v_turned);
   pack({&a.k, unit.sample, s, count, unit.kv_head, dim}, 1.0F, x.k, x.padded);
   pack_transposed(x.k, count, dim, x.padded, x.k_turned);
-  clear(x.d_k, kTile * x.padded);
-  clear(x.d_v, kTile * x.padded);
+  clear(x.d_k, count * x.padded);
+  clear(x.d_v, count * x.padded);
 }
 
-/// Adds to d_q, d_k and d_v what queries [t, t + rows) and keys [s, s + count) of one head give
-/// (Dao 2023, FlashAttention-2, the inner loop of algorithm 2).
+/// Adds to d_q, d_k and d_v what these queries and keys, of one head and document, give (Dao 2023,
+/// FlashAttention-2, the inner loop of algorithm 2).
 void backward_tile(const AttentionBackward& a, const TileDropout& drop, const HeadBackward& head,
-                   Range queries, Range keys, const BackwardScratch& x) {
+                   Range document, Range queries, Range keys, const BackwardScratch& x) {
+  const Sight sight = sight_of(a.shape.mask, a.shape.window, drop.keys);
   const std::int64_t dim = a.shape.head_dim, padded = x.padded;
   const std::int64_t t = queries.begin, rows = queries.count(), count = keys.count();
   const int vecs = static_cast<int>(padded / kLanes);
@@ -292,13 +363,45 @@ void backward_tile(const AttentionBackward& a, const TileDropout& drop, const He
   for (std::int64_t i = 0; i < rows; ++i) {
     float factors[kTile] = {};
     if (drop) drop.factors(t + i, keys.begin, count, factors);
-    backward_row(x.p + i * kTile, x.d_p + i * kTile, at_most(count, t + i + 1 - keys.begin),
-                 head.lse[t + i], head.delta[t + i], drop ? factors : nullptr);
+    const Range seen = sight.keys_of(t + i, document);
+    backward_row(x.p + i * kTile, x.d_p + i * kTile, key_vecs,
+                 {.seen = {seen.begin - keys.begin, at_most(count, seen.end - keys.begin)},
+                  .soft_cap = a.shape.soft_cap,
+                  .lse = head.lse[t + i],
+                  .delta = head.delta[t + i],
+                  .factors = drop ? factors : nullptr});
   }
   tile_product(count, vecs, rows, {x.p, 1, kTile}, {x.d_out, padded}, {x.d_v, padded}, Write::add);
   tile_product(count, vecs, rows, {x.d_p, 1, kTile}, {x.q, padded}, {x.d_k, padded}, Write::add);
   tile_product(rows, vecs, count, {x.d_p, kTile, 1}, {x.k, padded}, {head.d_q + t * padded, padded},
                Write::add);
+}
+
+/// Gradients that one document's queries and keys give, in tiles that begin where it does.
+void backward_document(const AttentionBackward& a, const DropoutRule& rule, const KvHead& unit,
+                       Range document, const BackwardScratch& x) {
+  const std::int64_t dim = a.shape.head_dim, tokens = a.q.shape[1], b = unit.sample;
+  const Range heads = query_heads(a.shape, unit.kv_head);
+  const Sight sight = sight_of(a.shape.mask, a.shape.window, tokens);
+  for (std::int64_t s = document.begin; s < document.end; s += kTile) {
+    const Range keys{s, at_most(s + kTile, document.end)};
+    begin_keys(a, unit, keys, x);
+    const Range queries = sight.queries_of(keys, document);
+    const std::int64_t before = (queries.begin - document.begin) / kTile * kTile;
+    for (std::int64_t h = heads.begin; h < heads.end; ++h) {
+      const std::int64_t earlier = (h - heads.begin) * tokens;  // rows of earlier heads
+      const HeadBackward head{
+          .lse = reinterpret_cast<const float*>(a.lse.data) + (b * a.shape.heads + h) * tokens,
+          .delta = x.delta + earlier,
+          .d_q = x.d_q + earlier * x.padded};
+      for (std::int64_t t = document.begin + before; t < queries.end; t += kTile) {
+        backward_tile(a, {a.dropout, rule, b, h, tokens, tokens}, head, document,
+                      {t, at_most(t + kTile, document.end)}, keys, x);
+      }
+    }
+    unpack(x.d_k, x.padded, 1.0F, {&a.d_k, b, s, keys.count(), unit.kv_head, dim});
+    unpack(x.d_v, x.padded, 1.0F, {&a.d_v, b, s, keys.count(), unit.kv_head, dim});
+  }
 }
 
 }  // namespace
@@ -313,50 +416,16 @@ void attention_backward(const AttentionBackward& a, const DropoutRule& rule, con
     row_products({&a.out, b, 0, tokens, h, dim}, {&a.d_out, b, 0, tokens, h, dim},
                  x.delta + (h - heads.begin) * tokens);
   }
-  for (std::int64_t s = 0; s < tokens; s += kTile) {
-    const std::int64_t count = at_most(kTile, tokens - s);
-    begin_keys(a, unit, s, count, x);
-    for (std::int64_t h = heads.begin; h < heads.end; ++h) {
-      const std::int64_t before = (h - heads.begin) * tokens;  // rows of earlier heads
-      const HeadBackward head{
-          .lse = reinterpret_cast<const float*>(a.lse.data) + (b * a.shape.heads + h) * tokens,
-          .delta = x.delta + before,
-          .d_q = x.d_q + before * x.padded};
-      for (std::int64_t t = s; t < tokens; t += kTile) {
-        backward_tile(a, {a.dropout, rule, b, h, tokens, tokens}, head,
-                      {t, at_most(t + kTile, tokens)}, {s, s + count}, x);
-      }
-    }
-    unpack(x.d_k, x.padded, 1.0F, {&a.d_k, b, s, count, unit.kv_head, dim});
-    unpack(x.d_v, x.padded, 1.0F, {&a.d_v, b, s, count, unit.kv_head, dim});
+  const auto* documents = reinterpret_cast<const std::int32_t*>(a.documents.data);
+  for (std::int64_t t = 0; t < tokens;) {
+    const Range document = document_of(documents, b, t, tokens);
+    backward_document(a, rule, unit, document, x);
+    t = document.end;
   }
   for (std::int64_t h = heads.begin; h < heads.end; ++h) {
     unpack(x.d_q + (h - heads.begin) * tokens * x.padded, x.padded, a.shape.scale,
            {&a.d_q, b, 0, tokens, h, dim});
   }
-}
-
-void rope(const Rope& a, const float* turns, Range rows) {
-  const std::int64_t half = a.head_dim / 2, heads = columns_of(a.x) / a.head_dim;
-  const std::int64_t tokens = a.x.shape[1];
-  const Vec sign(a.direction == Rope::Direction::forward ? 1.0F : -1.0F);
-  with_type(a.x.type, [&]<typename T>() {
-    for (std::int64_t r = rows.begin; r < rows.end; ++r) {
-      const float* cosine = turns + (r % tokens) * a.head_dim;
-      const float* sine = cosine + half;
-      for (std::int64_t h = 0; h < heads; ++h) {
-        T* low = row_of<T>(a.x, r) + h * a.head_dim;
-        T* high = low + half;
-        for_vectors(
-            half, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
-              const Vec c = load(cosine + i, count), s = load(sine + i, count) * sign;
-              const Vec x = load(low + i, count), y = load(high + i, count);
-              store(low + i, x * c - y * s, count);
-              store(high + i, fmadd(x, s, y * c), count);
-            });
-      }
-    }
-  });
 }
 
 }  // namespace tessera::kernels::TESSERA_ISA

@@ -3,6 +3,7 @@
 
 #include "core/math.hpp"
 #include "kernels/api/attention.hpp"
+#include "kernels/common/sight.hpp"
 
 namespace tessera::kernels {
 

@@ -1,9 +1,19 @@
 // Loops of the embedding and of its tables' gradients.
+#include "kernels/common/sight.hpp"
 #include "kernels/cpu/hot/dropout.hpp"
 #include "kernels/cpu/hot/kernels.hpp"
 
 namespace tessera::kernels::TESSERA_ISA {
 namespace {
+
+/// The position of row r of a call on `tokens` of each sample.
+template <typename Operation>
+std::int64_t position_of(const Operation& a, std::int64_t r, std::int64_t tokens) {
+  const std::int64_t t = a.first_position + r % tokens;
+  if (a.documents.data == nullptr) return t;
+  const auto* documents = reinterpret_cast<const std::int32_t*>(a.documents.data);
+  return t - document_of(documents, r / tokens, t, a.documents.shape[1]).begin;
+}
 
 /// Row r of out = dropout(x + its position's row); x is null where it is a row of zeros.
 template <typename X, typename P, typename O, typename Operation>
@@ -12,7 +22,7 @@ void add_position_row(const Operation& a, const DropoutRule& rule, std::int64_t 
   const std::int64_t columns = columns_of(a.out);
   const P* position = a.position_table.data == nullptr
                           ? nullptr
-                          : row_of<P>(a.position_table, a.first_position + r % tokens);
+                          : row_of<P>(a.position_table, position_of(a, r, tokens));
   O* out = row_of<O>(a.out, r);
   const auto add = [&](std::int64_t c0, const float* factors, std::int64_t n) {
     for_vectors(
@@ -103,27 +113,28 @@ void add_positions(const AddPositions& a, const DropoutRule& rule, Range rows) {
   });
 }
 
-void embed_backward_tokens(const EmbedBackward& a, const DropoutRule& rule,
-                           std::span<const std::int64_t> places, Range entries) {
-  const auto* ids = reinterpret_cast<const std::int32_t*>(a.tokens.data);
+void embed_backward_rows(const EmbedBackward& a, const DropoutRule& rule, const PlaceRows& rows,
+                         const View& table, std::span<const std::int64_t> places, Range entries) {
   const std::int64_t* place = places.data();
   const auto total = static_cast<std::int64_t>(places.size());
   const auto sum_runs = [&]<typename T, typename G>() {
     std::int64_t i = entries.begin;
-    while (i > 0 && i < entries.end && ids[place[i]] == ids[place[i - 1]]) ++i;  // began before
+    while (i > 0 && i < entries.end && rows.of(place[i]) == rows.of(place[i - 1])) {
+      ++i;  // began before
+    }
     while (i < entries.end) {
-      const std::int32_t token = ids[place[i]];
+      const std::int64_t row = rows.of(place[i]);
       std::int64_t end = i + 1;
-      while (end < total && ids[place[end]] == token) ++end;
-      // Rows of an overwritten table were cleared before, since most of them have no token.
+      while (end < total && rows.of(place[end]) == row) ++end;
+      // Rows of an overwritten table were cleared before, since many of them have no place.
       sum_gradients<T>(
-          a, rule, end - i, [&](std::int64_t k) { return place[i + k]; },
-          row_of<G>(a.d_token_table, token - a.first_token), Write::add);
+          a, rule, end - i, [&](std::int64_t k) { return place[i + k]; }, row_of<G>(table, row),
+          Write::add);
       i = end;
     }
   };
   with_type(a.d.type, [&]<typename T>() {
-    with_type(a.d_token_table.type, [&]<typename G>() { sum_runs.template operator()<T, G>(); });
+    with_type(table.type, [&]<typename G>() { sum_runs.template operator()<T, G>(); });
   });
 }
 

@@ -11,6 +11,7 @@
 #include "core/math.hpp"
 #include "kernels/api/device.hpp"
 #include "kernels/common/dropout.hpp"
+#include "kernels/common/place_rows.hpp"
 #include "kernels/common/quantize.hpp"
 #include "kernels/cpu/hot/attention_shape.hpp"
 #include "kernels/cpu/isa.hpp"
@@ -22,10 +23,11 @@ namespace tessera::kernels {
 // clang-format off
 #define TESSERA_EACH_HOT_KERNEL(F) \
   F(embed, void(const Embed&, const DropoutRule&, Range rows)) \
-  /* Places of the table's tokens, sorted by (token, place); runs of one token that begin in \
-     `entries` are added up. */ \
-  F(embed_backward_tokens, void(const EmbedBackward&, const DropoutRule&, std::span<const \
-    std::int64_t> places, Range entries)) \
+  /* Places sorted by (row of the table, place); runs of one row that begin in `entries` are added \
+     up. */ \
+  F(embed_backward_rows, void(const EmbedBackward&, const DropoutRule&, const PlaceRows&, \
+    const View& table, std::span<const std::int64_t> places, Range entries)) \
+  /* Without documents. */ \
   F(embed_backward_positions, void(const EmbedBackward&, const DropoutRule&, Range positions)) \
   F(add_positions, void(const AddPositions&, const DropoutRule&, Range rows)) \
   F(add_norm, void(const AddNorm&, const DropoutRule&, Range rows)) \
@@ -37,7 +39,7 @@ namespace tessera::kernels {
   F(attention, void(const Attention&, const DropoutRule&, const AttentionUnit&, float* scratch)) \
   F(attention_backward, void(const AttentionBackward&, const DropoutRule&, const KvHead&, \
     float* scratch)) \
-  /* `turns`: (T, 2, D / 2) f32, cosines, then sines. */ \
+  /* `turns`: (T, 2, R / 2) f32, cosines, then sines. */ \
   F(rope, void(const Rope&, const float* turns, Range rows)) \
   F(activate, void(const Activate&, Range rows)) \
   F(activate_backward, void(const ActivateBackward&, Range rows)) \

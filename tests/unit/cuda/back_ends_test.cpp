@@ -87,6 +87,17 @@ TEST_F(BackEnds, AgreeOnExamples) {
   });
 }
 
+/// Documents of `length` tokens, the last of what is left.
+Tensor documents_of(const Shape& s, std::int64_t length) {
+  Tensor documents(DType::i32, {s.samples, s.tokens, 2});
+  for (std::int64_t i = 0; i < s.samples * s.tokens; ++i) {
+    const std::int64_t begin = i % s.tokens / length * length;
+    documents.set(2 * i, static_cast<double>(begin));
+    documents.set(2 * i + 1, static_cast<double>(std::min(begin + length, s.tokens)));
+  }
+  return documents;
+}
+
 TEST_F(BackEnds, AgreeOnEmbedding) {
   for_shapes([](DType type, const Shape& s, const std::string& what) {
     const std::int64_t vocabulary = 5, n = s.samples * s.tokens;
@@ -97,33 +108,41 @@ TEST_F(BackEnds, AgreeOnEmbedding) {
     Tensor tokens(DType::i32, {s.samples, s.tokens});
     for (std::int64_t i = 0; i < n; ++i) tokens.set(i, i * i % 4);
     const Dropout dropout{.p = 0.2F, .seed = 5, .site = 3, .samples = samples.view()};
-    expect_same_bits(
-        [&](Device& device) {
-          Outputs out;
-          out.push_back(d.copy());
-          out.push_back(d.copy());
-          out.push_back(Tensor::random(DType::f32, {vocabulary, s.columns}, 7, 1, s.gap));
-          out.push_back(Tensor::random(type, {s.tokens + 2, s.columns}, 8));
-          run(device, Embed{.tokens = tokens.view(),
-                            .token_table = table.view(),
-                            .position_table = positions.view(),
-                            .out = out[0].view(),
-                            .first_position = 2,
-                            .dropout = dropout});
-          run(device, AddPositions{.x = x.view(),
-                                   .position_table = positions.view(),
-                                   .out = out[1].view(),
-                                   .first_position = 1,
-                                   .dropout = dropout});
-          run(device, EmbedBackward{.tokens = tokens.view(),
-                                    .d = d.view(),
-                                    .d_token_table = out[2].view(),
-                                    .d_position_table = out[3].view(),
-                                    .position_write = Write::add,
-                                    .dropout = dropout});
-          return out;
-        },
-        what);
+    const Tensor documents = documents_of(s, 3);
+    const Tensor longer = documents_of({s.samples, s.tokens + 1, s.columns, 0}, 3);
+    for (const View& within : {View(), documents.view()}) {
+      const View add_within = within ? longer.view() : View();
+      expect_same_bits(
+          [&](Device& device) {
+            Outputs out;
+            out.push_back(d.copy());
+            out.push_back(d.copy());
+            out.push_back(Tensor::random(DType::f32, {vocabulary, s.columns}, 7, 1, s.gap));
+            out.push_back(Tensor::random(type, {s.tokens + 2, s.columns}, 8));
+            run(device, Embed{.tokens = tokens.view(),
+                              .token_table = table.view(),
+                              .position_table = positions.view(),
+                              .documents = within,
+                              .out = out[0].view(),
+                              .first_position = within ? 0 : 2,
+                              .dropout = dropout});
+            run(device, AddPositions{.x = x.view(),
+                                     .position_table = positions.view(),
+                                     .documents = add_within,
+                                     .out = out[1].view(),
+                                     .first_position = 1,
+                                     .dropout = dropout});
+            run(device, EmbedBackward{.tokens = tokens.view(),
+                                      .d = d.view(),
+                                      .d_token_table = out[2].view(),
+                                      .d_position_table = out[3].view(),
+                                      .documents = within,
+                                      .position_write = Write::add,
+                                      .dropout = dropout});
+            return out;
+          },
+          what + (within ? " with documents" : ""));
+    }
   });
 }
 
@@ -187,6 +206,27 @@ TEST_F(BackEnds, AgreeOnActivationsAndTurns) {
               return out;
             },
             what + " heads of " + std::to_string(dim));
+      }
+      const Tensor documents = documents_of(s, 3);
+      for (const std::int64_t turned : {dim, dim / 2}) {
+        if (turned % 2 != 0) continue;
+        for (const auto& [pairs, word] : EnumWords<RopePairs>::table) {
+          expect_same_bits(
+              [&](Device& device) {
+                Outputs out;
+                out.push_back(x.copy());
+                run(device, Rope{.x = out[0].view(),
+                                 .documents = documents.view(),
+                                 .head_dim = dim,
+                                 .rotary_dim = turned,
+                                 .pairs = pairs,
+                                 .scaling = {.kind = RopeScalingKind::yarn,
+                                             .factor = 4,
+                                             .original_positions = 32}});
+                return out;
+              },
+              fmt::format("{} {} of {} columns, {}", what, turned, dim, word));
+        }
       }
     }
   });

@@ -257,5 +257,158 @@ TEST(Embed, RefusesPartsThatDoNotFit) {
   EXPECT_THROW(device->run(call), InternalError) << "a token beyond the whole vocabulary";
 }
 
+/// Documents of the three samples of 11 tokens, with one of a single token, and what they make the
+/// positions of.
+struct PlaceDocuments {
+  Tensor table{DType::i32, {kSamples, kTokens, 2}};
+  std::vector<std::int64_t> positions;
+
+  PlaceDocuments() {
+    const std::vector<std::int64_t> cuts[kSamples] = {{0, 4, 5, 11}, {0, 11}, {0, 1, 2, 9, 11}};
+    for (const auto& cut : cuts) {
+      for (std::size_t i = 0; i + 1 < cut.size(); ++i) {
+        for (std::int64_t t = cut[i]; t < cut[i + 1]; ++t) {
+          const auto place = 2 * static_cast<std::int64_t>(positions.size());
+          table.set(place, static_cast<double>(cut[i]));
+          table.set(place + 1, static_cast<double>(cut[i + 1]));
+          positions.push_back(t - cut[i]);
+        }
+      }
+    }
+  }
+};
+
+TEST(Embed, PositionsRestartWithDocuments) {
+  for_devices_and_types([](Device& device, DType type) {
+    const Places places;
+    const PlaceDocuments documents;
+    for (const std::int64_t columns : {1, 17, 600}) {
+      const auto table = Tensor::random(type, {kVocabulary, columns}, 1, 1, 2);
+      const auto positions = Tensor::random(type, {kPositions, columns}, 2);
+      const auto dropout = places.dropout(0.25F);
+      Tensor out(type, {kSamples, kTokens, columns}, 1);
+      run(device, Embed{.tokens = places.tokens.view(),
+                        .token_table = table.view(),
+                        .position_table = positions.view(),
+                        .documents = documents.table.view(),
+                        .out = out.view(),
+                        .dropout = dropout});
+      Numbers want;
+      for (std::int64_t i = 0; i < out.size(); ++i) {
+        const std::int64_t place = i / columns, c = i % columns;
+        const auto token = static_cast<std::int64_t>(places.tokens[place]);
+        const double x =
+            table[token * columns + c] +
+            positions[documents.positions[static_cast<std::size_t>(place)] * columns + c];
+        want.push_back(x * dropout_factor(dropout, place / kTokens, place % kTokens * columns + c));
+      }
+      expect_within(
+          out, want,
+          [&](std::int64_t i) {
+            const double x = want[static_cast<std::size_t>(i)];
+            return 0x1p-22 * std::abs(x) + write_error(type, x);
+          },
+          "out");
+    }
+  });
+}
+
+// Of all positions, and of a rank's: tokens 3 .. 7 of each sample.
+TEST(AddPositions, PositionsRestartWithDocuments) {
+  for_devices_and_types([](Device& device, DType type) {
+    const PlaceDocuments documents;
+    const auto positions = Tensor::random(type, {kPositions, kColumns}, 2);
+    const auto x = Tensor::random(DType::f32, {kSamples, kTokens, kColumns}, 3);
+    for (const auto& [first, count] : {std::pair<std::int64_t, std::int64_t>{0, kTokens}, {3, 5}}) {
+      const Tensor part = positions_of(x, first, count);
+      Tensor out(type, {kSamples, count, kColumns});
+      run(device, AddPositions{.x = part.view(),
+                               .position_table = positions.view(),
+                               .documents = documents.table.view(),
+                               .out = out.view(),
+                               .first_position = first});
+      Numbers want;
+      for (std::int64_t i = 0; i < out.size(); ++i) {
+        const std::int64_t row = i / kColumns;
+        const std::int64_t place = row / count * kTokens + first + row % count;
+        const std::int64_t position = documents.positions[static_cast<std::size_t>(place)];
+        want.push_back(part[i] + positions[position * kColumns + i % kColumns]);
+      }
+      expect_within(
+          out, want,
+          [&](std::int64_t i) {
+            const double sum = want[static_cast<std::size_t>(i)];
+            return 0x1p-24 * std::abs(sum) + 1.01 * write_error(type, sum);
+          },
+          "out");
+    }
+  });
+}
+
+TEST(EmbedBackward, AddsUpTheRowsOfEachPositionOfDocuments) {
+  for_devices_and_types([](Device& device, DType type) {
+    const Places places;
+    const PlaceDocuments documents;
+    for (const std::int64_t columns : {1, 17, 600}) {
+      for (const Write write : {Write::overwrite, Write::add}) {
+        const auto d = Tensor::random(type, {kSamples, kTokens, columns}, 5, 1, 3);
+        const auto before = Tensor::random(DType::f32, {kPositions, columns}, 7, 1, 1);
+        const Tensor d_positions = before.copy(), d_tokens(DType::f32, {kVocabulary, columns}),
+                     d_tokens_without = d_tokens.copy();
+        EmbedBackward call{.tokens = places.tokens.view(),
+                           .d = d.view(),
+                           .d_token_table = d_tokens.view(),
+                           .d_position_table = d_positions.view(),
+                           .documents = documents.table.view(),
+                           .position_write = write,
+                           .dropout = places.dropout(0.25F)};
+        run(device, call);
+        Numbers want = write == Write::add ? before.numbers() : Numbers(before.numbers().size());
+        for (std::int64_t i = 0; i < d.size(); ++i) {
+          const std::int64_t place = i / columns, c = i % columns;
+          const std::int64_t position = documents.positions[static_cast<std::size_t>(place)];
+          want[static_cast<std::size_t>(position * columns + c)] +=
+              d[i] * dropout_factor(call.dropout, place / kTokens, place % kTokens * columns + c);
+        }
+        const double terms = kSamples * kTokens + 3;  // of at most 6 / (1 - p) each
+        expect_within(
+            d_positions, want, [&](std::int64_t) { return terms * terms * 0x1p-24 * 8; },
+            "d_position_table");
+        for (std::int64_t i = kTokens * columns; i < d_positions.size(); ++i) {  // nobody's
+          ASSERT_EQ(d_positions[i], write == Write::add ? before[i] : 0) << i;
+        }
+        call.d_token_table = d_tokens_without.view();
+        call.d_position_table = {}, call.documents = {};
+        run(device, call);
+        EXPECT_TRUE(d_tokens.same_bits(d_tokens_without));
+      }
+    }
+  });
+}
+
+TEST(EmbedBackward, OneDocumentASampleHasTheBitsOfNone) {
+  for_devices_and_types([](Device& device, DType type) {
+    const Places places;
+    Tensor documents(DType::i32, {kSamples, kTokens, 2});
+    for (std::int64_t i = 0; i < documents.size(); ++i) documents.set(i, i % 2 == 0 ? 0 : kTokens);
+    const auto d = Tensor::random(type, {kSamples, kTokens, kColumns}, 5);
+    for (const Write write : {Write::overwrite, Write::add}) {
+      const auto run_with = [&](const View& view) {
+        const Tensor d_tokens(DType::f32, {kVocabulary, kColumns});
+        Tensor d_positions = Tensor::random(DType::f32, {kPositions, kColumns}, 7);
+        run(device, EmbedBackward{.tokens = places.tokens.view(),
+                                  .d = d.view(),
+                                  .d_token_table = d_tokens.view(),
+                                  .d_position_table = d_positions.view(),
+                                  .documents = view,
+                                  .position_write = write,
+                                  .dropout = places.dropout(0.25F)});
+        return d_positions;
+      };
+      EXPECT_TRUE(run_with(documents.view()).same_bits(run_with({})));
+    }
+  });
+}
+
 }  // namespace
 }  // namespace tessera::kernels::test

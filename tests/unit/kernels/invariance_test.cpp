@@ -15,7 +15,7 @@ enum class Products { without, with };
 
 /// Outputs of attention and of the bias gradient, which no matrix product of a library is in.
 void run_products(Device& device, DType type, const Tensor& x, const Tensor& y, const Tensor& index,
-                  std::vector<Tensor>& all) {
+                  const Tensor& ids, std::vector<Tensor>& all) {
   const std::int64_t samples = x.view().extent(0), tokens = x.view().extent(1),
                      columns = x.view().cols();
   const std::vector<std::int64_t> shape = {samples, tokens, columns};
@@ -28,26 +28,45 @@ void run_products(Device& device, DType type, const Tensor& x, const Tensor& y, 
                                    .x = x.view(),
                                    .d_weight = d_weight.view(),
                                    .d_bias = output(DType::f32, {columns})});
-  const AttentionShape heads{.heads = 5, .kv_heads = 5, .head_dim = 24, .scale = 0.2F};
-  const View lse = output(DType::f32, {samples, 5, tokens}), out = output(type, shape);
-  run(device, Attention{.q = x.view(),
-                        .k = y.view(),
-                        .v = x.view(),
-                        .out = out,
-                        .lse = lse,
-                        .shape = heads,
-                        .dropout = dropout_of(index)});
-  run(device, AttentionBackward{.q = x.view(),
-                                .k = y.view(),
-                                .v = x.view(),
-                                .out = out,
-                                .lse = lse,
-                                .d_out = y.view(),
-                                .d_q = output(type, shape),
-                                .d_k = output(type, shape),
-                                .d_v = output(type, shape),
-                                .shape = heads,
-                                .dropout = dropout_of(index)});
+  Tensor documents(DType::i32, {samples, tokens, 2});  // of 50 tokens, and what is left
+  for (std::int64_t i = 0; i < samples * tokens; ++i) {
+    const std::int64_t begin = i % tokens / 50 * 50;
+    documents.set(2 * i, static_cast<double>(begin));
+    documents.set(2 * i + 1, static_cast<double>(std::min(begin + 50, tokens)));
+  }
+  const AttentionShape plain{.heads = 5, .kv_heads = 5, .head_dim = 24, .scale = 0.2F};
+  AttentionShape masked = plain;
+  masked.mask = AttentionMask::bidirectional, masked.window = 30, masked.soft_cap = 2;
+  for (const AttentionShape& heads : {plain, masked}) {
+    const View within = heads.window > 0 ? documents.view() : View();
+    const View lse = output(DType::f32, {samples, 5, tokens}), out = output(type, shape);
+    run(device, Attention{.q = x.view(),
+                          .k = y.view(),
+                          .v = x.view(),
+                          .out = out,
+                          .lse = lse,
+                          .documents = within,
+                          .shape = heads,
+                          .dropout = dropout_of(index)});
+    run(device, AttentionBackward{.q = x.view(),
+                                  .k = y.view(),
+                                  .v = x.view(),
+                                  .out = out,
+                                  .lse = lse,
+                                  .documents = within,
+                                  .d_out = y.view(),
+                                  .d_q = output(type, shape),
+                                  .d_k = output(type, shape),
+                                  .d_v = output(type, shape),
+                                  .shape = heads,
+                                  .dropout = dropout_of(index)});
+  }
+  run(device, EmbedBackward{.tokens = ids.view(),
+                            .d = x.view(),
+                            .d_token_table = output(DType::f32, {40, columns}),
+                            .d_position_table = output(DType::f32, {tokens + 3, columns}),
+                            .documents = documents.view(),
+                            .dropout = dropout_of(index)});
 }
 
 /// Codes, their sum and its codes, with error feedback and without.
@@ -142,7 +161,7 @@ std::vector<Tensor> run_all(Device& device, DType type, Products products = Prod
                          .dropout = dropout_of(index)});
   run(device,
       ApplyDropout{.x = x.view(), .out = output(type, shape), .dropout = dropout_of(index)});
-  if (products == Products::with) run_products(device, type, x, y, index, all);
+  if (products == Products::with) run_products(device, type, x, y, index, ids, all);
   run(device, Rope{.x = output_of(x), .head_dim = 24});
   for (auto kind : {ActivationKind::gelu, ActivationKind::relu}) {
     run(device, Activate{.x = x.view(), .y = output(type, shape), .kind = kind});

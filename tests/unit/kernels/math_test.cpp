@@ -52,6 +52,28 @@ TEST(Math, SigmoidIsWithinFourUlp) {
   EXPECT_LE(worst, 4);
 }
 
+TEST(Math, TanhIsWithinFourUlpAndItsSlopeWithinEight) {
+  double worst = 0, worst_slope = 0;
+  sweep(-100, 100, [&](float x) {
+    const double want = std::tanh(static_cast<double>(x));
+    const float got = tanh_of(x);
+    if (std::abs(want) >= 0x1p-126) {
+      worst = std::max(worst, std::abs(static_cast<double>(got) - want) / ulp(want));
+    }
+    const double slope = 1 - want * want;
+    worst_slope =
+        std::max(worst_slope, std::abs(static_cast<double>(tanh_slope(got)) - slope) / 0x1p-24);
+  });
+  EXPECT_LE(worst, 4);
+  EXPECT_GT(worst, 0.5);
+  EXPECT_LE(worst_slope, 8);
+  EXPECT_GT(worst_slope, 0.5);
+  EXPECT_EQ(tanh_of(0.0F), 0.0F);
+  EXPECT_EQ(tanh_of(std::numeric_limits<float>::infinity()), 1.0F);
+  EXPECT_EQ(tanh_of(-std::numeric_limits<float>::infinity()), -1.0F);
+  EXPECT_TRUE(std::isnan(tanh_of(std::numeric_limits<float>::quiet_NaN())));
+}
+
 // What this file computes one by one and what the baseline's vectors compute are the same bits.
 TEST(Math, ScalarAndVectorAgreeToTheBit) {
   const auto device = make_cpu_device({.threads = 1, .isa = Isa::baseline});

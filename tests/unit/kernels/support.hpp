@@ -43,6 +43,7 @@ class Tensor {
     }
   }
   Tensor(Tensor&&) = default;
+  Tensor& operator=(Tensor&&) = default;
 
   static Tensor random(DType type, std::vector<std::int64_t> shape, unsigned seed, double scale = 1,
                        std::int64_t gap = 0) {

@@ -1,0 +1,82 @@
+// Rotary positions.
+#pragma once
+
+#include "core/choices.hpp"
+#include "kernels/api/checks.hpp"
+
+namespace tessera::kernels {
+
+/// How frequencies f_i = theta^(-2 i / R) of rotary positions change for contexts `factor` times
+/// those of the training before. The formulas are those of Hugging Face's transformers
+/// (modeling_rope_utils), which published weights count on.
+struct RopeScaling {
+  RopeScalingKind kind = RopeScalingKind::none;
+  double factor = 1;
+  /// Tokens of the context of the training before. linear does without.
+  std::int64_t original_positions = 0;
+  /// dynamic (NTK-aware): tokens of the sequences at hand, which decide theta.
+  std::int64_t positions = 0;
+  /// llama3: f_i stays where the original context holds more than `high_frequency` turns, becomes
+  /// f_i / factor below `low_frequency`, and is between in between.
+  double low_frequency = 1, high_frequency = 4;
+  /// yarn (Peng et al. 2023): likewise, on a ramp over i between where there are `fast_turns` and
+  /// `slow_turns` turns; cosines and sines are multiplied by `magnitude` (0: 0.1 ln(factor) + 1).
+  double fast_turns = 32, slow_turns = 1, magnitude = 0;
+};
+
+/// Rotary positions (Su et al. 2021), in place. The pair i of the first R columns of each head
+/// turns by (first_position + t) theta^(-2 i / R), changed as `scaling` says; with documents,
+/// positions count from the begin of the token's document. Direction::inverse turns the gradient
+/// back: it is the transpose, so that yarn's magnitude multiplies there too.
+struct Rope {
+  enum class Direction : std::uint8_t { forward, inverse };
+  static constexpr const char* kName = "rope";
+  View x;          // (B, T, heads D), changed in place
+  View documents;  // see check_documents; absent: a sample is one document
+  std::int64_t head_dim = 0;
+  std::int64_t rotary_dim = 0;      // R; 0: D
+  std::int64_t first_position = 0;  // 0 with documents
+  double theta = 10000.0;
+  RopePairs pairs = RopePairs::halves;
+  RopeScaling scaling;
+  Direction direction = Direction::forward;
+  View scratch;
+
+  /// Columns of a head that turn.
+  std::int64_t turned() const { return rotary_dim > 0 ? rotary_dim : head_dim; }
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.x, Access::update), f(s.documents, Access::read), f(s.scratch, Access::write);
+  }
+};
+
+inline void check(const RopeScaling& s, std::int64_t turned) {
+  using enum RopeScalingKind;
+  if (s.kind == none) return;
+  TESSERA_CHECK(s.factor >= 1, "frequencies for {} times as long a context", s.factor);
+  TESSERA_CHECK(s.kind == linear || s.original_positions > 0, "a context of {} before",
+                s.original_positions);
+  TESSERA_CHECK(s.kind != dynamic || (s.positions > 0 && turned > 2),
+                "dynamic frequencies of {} columns for {} tokens", turned, s.positions);
+  TESSERA_CHECK(s.kind != llama3 || (0 < s.low_frequency && s.low_frequency < s.high_frequency),
+                "frequencies change between {} and {} turns", s.low_frequency, s.high_frequency);
+  TESSERA_CHECK(
+      s.kind != yarn || (0 < s.slow_turns && s.slow_turns <= s.fast_turns && s.magnitude >= 0),
+      "frequencies change between {} and {} turns, magnitude {}", s.slow_turns, s.fast_turns,
+      s.magnitude);
+}
+
+inline void check(const Rope& a) {
+  check_floats({a.x});
+  check_documents(a.documents, a.x.extent(0), a.x.extent(1));
+  TESSERA_CHECK(!a.documents || a.first_position == 0, "documents from position {}",
+                a.first_position);
+  TESSERA_CHECK(a.x.rank == 3 && a.head_dim > 0 && a.x.cols() % a.head_dim == 0 &&
+                    a.rotary_dim >= 0 && a.turned() % 2 == 0 && a.turned() <= a.head_dim &&
+                    a.first_position >= 0,
+                "{} columns of heads of {}, of which {} turn, from position {}", a.x.cols(),
+                a.head_dim, a.turned(), a.first_position);
+  check(a.scaling, a.turned());
+}
+
+}  // namespace tessera::kernels

@@ -1,0 +1,55 @@
+// Which keys a query of attention sees, and which queries see a key; shared by every back end.
+#pragma once
+
+#include <cstdint>
+
+#include "core/choices.hpp"
+#include "core/math.hpp"
+#include "kernels/common/math.hpp"
+
+namespace tessera::kernels {
+
+/// A query sees keys of its document from `before` tokens before its own to `after` tokens behind.
+/// Both ends of what it sees never move back from one query to the next, so that consecutive
+/// queries see a range between them, and a range of queries sees a key.
+struct Sight {
+  std::int64_t before = 0, after = 0;
+
+  TESSERA_INLINE constexpr Range keys_of(std::int64_t query, Range document) const {
+    return clipped({query - before, query + after + 1}, document);
+  }
+  TESSERA_INLINE constexpr Range queries_of(std::int64_t key, Range document) const {
+    return clipped({key - after, key + before + 1}, document);
+  }
+  /// What any of these queries, which are of one document, sees.
+  TESSERA_INLINE constexpr Range keys_of(Range queries, Range document) const {
+    return {keys_of(queries.begin, document).begin, keys_of(queries.end - 1, document).end};
+  }
+  /// Those that see any of these keys.
+  TESSERA_INLINE constexpr Range queries_of(Range keys, Range document) const {
+    return {queries_of(keys.begin, document).begin, queries_of(keys.end - 1, document).end};
+  }
+
+  TESSERA_INLINE static constexpr Range clipped(Range r, Range document) {
+    return {r.begin > document.begin ? r.begin : document.begin,
+            r.end < document.end ? r.end : document.end};
+  }
+};
+
+/// Of queries that see up to `window` - 1 tokens away, or with 0 all of `tokens`.
+TESSERA_INLINE constexpr Sight sight_of(AttentionMask mask, std::int64_t window,
+                                        std::int64_t tokens) {
+  const std::int64_t reach = window > 0 && window < tokens ? window - 1 : tokens;
+  return {reach, mask == AttentionMask::causal ? 0 : reach};
+}
+
+/// The document of a token of a sample of `tokens`: all of it where there is no table (B, tokens,
+/// 2).
+TESSERA_INLINE constexpr Range document_of(const std::int32_t* documents, std::int64_t sample,
+                                           std::int64_t token, std::int64_t tokens) {
+  if (documents == nullptr) return {0, tokens};
+  const std::int32_t* const range = documents + (sample * tokens + token) * 2;
+  return {range[0], range[1]};
+}
+
+}  // namespace tessera::kernels

@@ -1,0 +1,12 @@
+// Checks what a table of documents holds. Only a back end that reads it on the host can.
+#pragma once
+
+#include "core/view.hpp"
+
+namespace tessera::kernels::cpu {
+
+/// Refuses documents that do not follow one another without gaps through each sample of `tokens`,
+/// or that are not the same for all their tokens. An absent table passes.
+void check_document_rows(const View& documents, std::int64_t tokens);
+
+}  // namespace tessera::kernels::cpu
