@@ -15,7 +15,8 @@ enum class RandomPurpose : std::uint32_t {
   dropout = 2,
   data_order = 3,
   sampling = 4,
-  rounding = 5
+  rounding = 5,
+  masking = 6
 };
 
 struct RandomKey {

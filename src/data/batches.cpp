@@ -2,16 +2,27 @@
 
 #include <algorithm>
 
+#include "core/random.hpp"
 #include "core/thread.hpp"
 
 namespace tessera::data {
 
-DocumentRule document_rule(const deck::Deck& deck) {
-  const deck::DataSection& data = deck.data;
-  DocumentRule rule{.separate = data.documents == deck::Documents::separate,
-                    .whole = deck.batch.token_budget.has_value()};
-  if (data.separator) rule.separator = static_cast<std::int32_t>(*data.separator);
-  return rule;
+BatchRules batch_rules(const deck::Deck& deck) {
+  BatchRules rules{.documents = {.separate = deck.data.documents == deck::Documents::separate,
+                                 .whole = deck.batch.token_budget.has_value(),
+                                 .longest = deck.model.context},
+                   .masking = {}};
+  if (deck.data.separator)
+    rules.documents.separator = static_cast<std::int32_t>(*deck.data.separator);
+  if (deck.task.kind == deck::TaskKind::mlm) {
+    rules.masking =
+        MaskRule{.share = deck.task.masked.value_or(0),
+                 .mask = static_cast<std::int32_t>(deck.task.mask_token.value_or(0)),
+                 .never = {deck.task.never_masked.begin(), deck.task.never_masked.end()},
+                 .vocab = deck.model.vocab,
+                 .seed = static_cast<std::uint64_t>(deck.run.seed)};
+  }
+  return rules;
 }
 
 Batches::Step Batches::read(std::int64_t first, const BatchShare& share) const {
@@ -23,42 +34,73 @@ Batches::Step Batches::read(std::int64_t first, const BatchShare& share) const {
     for (std::int64_t b = 0; b < share.micro; ++b) {
       const std::int64_t sample = first + share.first_sample(k) + b;
       step.samples.push_back(sample);
-      read_sequence(tokens_of_(sample), length, step);
+      read_sequence(sample, length, step);
     }
   }
   step.counted = std::ranges::count_if(step.targets, [](std::int32_t t) { return t >= 0; });
   return step;
 }
 
-/// Adds a sequence of `length` tokens, which begins with these: they, and as targets those that
-/// follow them. What is left of it is padding: a document of its own, without targets.
-void Batches::read_sequence(Range tokens, std::int64_t length, Step& step) const {
+/// Adds a sample as a sequence of `length` tokens, and as targets those that follow them, or those
+/// that are masked. What is left of it is padding: documents of their own, without targets.
+void Batches::read_sequence(std::int64_t sample, std::int64_t length, Step& step) const {
+  Range tokens = tokens_of_(sample);
   if (tokens.count() >= length) {
     // After a rollback a step may have samples that were cut for a later phase, of other lengths.
     if (!documents_.whole) tokens.begin = std::min(tokens.begin, corpus_.tokens() - (length + 1));
     tokens.end = tokens.begin + length;
   }
-  const std::int64_t count = tokens.count(), followed = std::min(tokens.end + 1, corpus_.tokens());
+  const std::int64_t count = tokens.count(), shift = masking_ ? 0 : 1,
+                     followed = std::min(tokens.end + shift, corpus_.tokens());
   std::vector<std::int32_t> row(static_cast<std::size_t>(followed - tokens.begin));
   corpus_.read(tokens.begin, row);
+  const std::size_t first = step.tokens.size();
   step.tokens.insert(step.tokens.end(), row.begin(), row.begin() + count);
-  step.tokens.resize(step.tokens.size() + static_cast<std::size_t>(length - count));
-  const std::size_t first = step.targets.size();
-  step.targets.insert(step.targets.end(), row.begin() + 1, row.end());
+  step.tokens.resize(first + static_cast<std::size_t>(length));
+  step.targets.insert(step.targets.end(), row.begin() + shift, row.end());
   step.targets.resize(first + static_cast<std::size_t>(length), -1);
   const std::span targets = std::span(step.targets).subspan(first);
   if (corpus_.has_targets()) {
-    std::vector<std::uint8_t> counts(row.size() - 1);
-    corpus_.read_targets(tokens.begin + 1, counts);
+    std::vector<std::uint8_t> counts(row.size() - static_cast<std::size_t>(shift));
+    corpus_.read_targets(tokens.begin + shift, counts);
     for (std::size_t t = 0; t < counts.size(); ++t) {
       if (counts[t] == 0) targets[t] = -1;
     }
   }
+  if (masking_) mask(sample, std::span(step.tokens).subspan(first), targets);
   if (!documents_.separate) return;
   auto ends = document_ends(tokens, row);
-  for (const std::int64_t end : ends) targets[static_cast<std::size_t>(end - 1)] = -1;
+  if (!masking_) {
+    for (const std::int64_t end : ends) targets[static_cast<std::size_t>(end - 1)] = -1;
+  }
   if (count < length && (ends.empty() || ends.back() < count)) ends.push_back(count);
+  for (std::int64_t end = count; documents_.longest > 0 && length - end > documents_.longest;)
+    ends.push_back(end += documents_.longest);
   add_documents(ends, length, step);
+}
+
+/// Chooses among the targets that count, and masks tokens.
+void Batches::mask(std::int64_t sample, std::span<std::int32_t> tokens,
+                   std::span<std::int32_t> targets) const {
+  const MaskRule& rule = *masking_;
+  const RandomKey key = random_key(rule.seed, RandomPurpose::masking, 0);
+  const auto uniform = [&](std::size_t place, std::uint64_t which) {
+    return to_uniform(random_bits(key, static_cast<std::uint64_t>(sample), 4 * place + which));
+  };
+  for (std::size_t t = 0; t < targets.size(); ++t) {
+    const bool may =
+        targets[t] >= 0 && std::ranges::find(rule.never, targets[t]) == rule.never.end();
+    if (!may || uniform(t, 0) >= rule.share) {
+      targets[t] = -1;
+      continue;
+    }
+    const double what = uniform(t, 1);
+    if (what < 0.8) {
+      tokens[t] = rule.mask;
+    } else if (what < 0.9) {
+      tokens[t] = static_cast<std::int32_t>(uniform(t, 2) * static_cast<double>(rule.vocab));
+    }
+  }
 }
 
 /// The tokens of a sequence behind which a document ends. The next one's first token is nobody's

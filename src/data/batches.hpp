@@ -3,6 +3,7 @@
 
 #include <future>
 #include <optional>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -34,16 +35,37 @@ struct BatchShare {
 /// Where documents end within sequences, for models that keep them apart.
 struct DocumentRule {
   bool separate = false;
-  bool whole = false;  // sequences are of whole documents
+  bool whole = false;        // sequences are of whole documents
+  std::int64_t longest = 0;  // tokens of a document of padding, at most; 0: any number
   /// The token that ends a document; nothing: documents end where their files say.
   std::optional<std::int32_t> separator;
 };
-DocumentRule document_rule(const deck::Deck& deck);
+
+/// Masked language modelling (Devlin et al. 2019, section 3.1): a share of the tokens are targets
+/// of themselves, of which 80 % are masked, 10 % become another token and 10 % stay. Which, follows
+/// from the number of the sample and the place in it.
+struct MaskRule {
+  double share = 0.15;
+  std::int32_t mask = 0;  // token
+  std::vector<std::int32_t> never;
+  std::int64_t vocab = 0;
+  std::uint64_t seed = 0;
+};
+
+/// What becomes of a corpus's tokens.
+struct BatchRules {
+  DocumentRule documents;
+  std::optional<MaskRule> masking;  // nothing: the target of a token is the next one
+};
+BatchRules batch_rules(const deck::Deck& deck);
 
 class Batches {
  public:
-  Batches(const io::TokenCorpus& corpus, SampleTokens tokens_of, const DocumentRule& documents = {})
-      : corpus_(corpus), tokens_of_(std::move(tokens_of)), documents_(documents) {}
+  Batches(const io::TokenCorpus& corpus, SampleTokens tokens_of, const BatchRules& rules = {})
+      : corpus_(corpus),
+        tokens_of_(std::move(tokens_of)),
+        documents_(rules.documents),
+        masking_(rules.masking) {}
 
   /// Starts reading the step whose first global sample is `first`.
   void prefetch(std::int64_t first, const BatchShare& share);
@@ -67,13 +89,16 @@ class Batches {
     std::int64_t counted = 0;             // targets that count
   };
   Step read(std::int64_t first, const BatchShare& share) const;
-  void read_sequence(Range tokens, std::int64_t length, Step& step) const;
+  void read_sequence(std::int64_t sample, std::int64_t length, Step& step) const;
+  void mask(std::int64_t sample, std::span<std::int32_t> tokens,
+            std::span<std::int32_t> targets) const;
   std::vector<std::int64_t> document_ends(Range tokens, std::span<const std::int32_t> row) const;
   static void add_documents(const std::vector<std::int64_t>& ends, std::int64_t length, Step& step);
 
   const io::TokenCorpus& corpus_;
   SampleTokens tokens_of_;
   DocumentRule documents_;
+  std::optional<MaskRule> masking_;
   Step current_;
   std::future<Step> pending_;
   std::jthread reader_;  // last: it uses the others

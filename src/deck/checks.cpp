@@ -430,6 +430,54 @@ class Checker {
     }
   }
 
+  /// What is learned, and what attention must see for it.
+  void task() {
+    const TaskSection& task = deck_.task;
+    if (!usable({"task.kind", "model.attention"})) return;
+    const bool masked = task.kind == TaskKind::mlm;
+    const auto wanted = masked ? AttentionMask::bidirectional : AttentionMask::causal;
+    if (deck_.model.attention != wanted) {
+      problem("model.attention",
+              fmt::format(
+                  "model.attention = \"{}\" does not go with task.kind = \"{}\": {} (give \"{}\")",
+                  enum_word(deck_.model.attention), enum_word(task.kind),
+                  masked ? "a masked token would not see what follows it"
+                         : "each token would see its target",
+                  enum_word(wanted)));
+    }
+    const auto idle = [&](const char* key, bool given) {
+      if (!masked && given)
+        problem(key, fmt::format("{} has no effect with task.kind = \"lm\" (leave it out)", key));
+    };
+    idle("task.masked", task.masked.has_value());
+    idle("task.mask_token", task.mask_token.has_value());
+    idle("task.never_masked", !task.never_masked.empty());
+    if (!masked || !usable({"task.masked", "task.mask_token", "task.never_masked", "model.vocab"}))
+      return;
+    if (task.masked.value_or(0) >= 1)
+      problem("task.masked", fmt::format("task.masked = {} must be below 1", *task.masked));
+    if (!task.mask_token) {
+      problem("task.mask_token",
+              "task.mask_token is missing: task.kind = \"mlm\" needs the token that "
+              "stands for masked ones");
+    }
+    const auto below = [&](const char* key, std::int64_t token) {
+      if (token < deck_.model.vocab) return;
+      problem(key, fmt::format("{}: token {} is not below model.vocab = {}", key, token,
+                               deck_.model.vocab));
+    };
+    if (task.mask_token) below("task.mask_token", *task.mask_token);
+    for (const std::int64_t token : task.never_masked) below("task.never_masked", token);
+    if (deck_.optimizer.compress_after && usable({"optimizer.name"})) {
+      problem("task.kind",
+              fmt::format(
+                  "task.kind = \"mlm\" does not go with optimizer.name = \"{}\", whose gradients "
+                  "join momentum before the number of targets that count is known (use adamw "
+                  "or lamb)",
+                  enum_word(deck_.optimizer.name)));
+    }
+  }
+
   /// A micro-batch of whole documents.
   void token_budget() {
     const auto& budget = deck_.batch.token_budget;
@@ -599,6 +647,7 @@ void check_deck(const LoadedDeck& loaded, Problems& problems) {
   checker.data_and_batch();
   checker.mixture();
   checker.token_budget();
+  checker.task();
   checker.documents();
   checker.curriculum();
   checker.lengths();

@@ -93,6 +93,7 @@ struct ModelSection {
   NormKind norm = NormKind::layernorm;
   NormPlaced norm_placed = NormPlaced::before;
   double norm_eps = 1e-5;
+  AttentionMask attention = AttentionMask::causal;
   PositionKind position = PositionKind::learned;
   double rope_theta = 10000;
   ActivationKind activation = ActivationKind::gelu;
@@ -124,6 +125,15 @@ struct DataSection {
   bool accept_changes = false;
   bool accept_tokenizer = false;
   bool operator==(const DataSection&) const = default;
+};
+
+/// Of what the model learns; all but the kind are of masked tokens.
+struct TaskSection {
+  TaskKind kind = TaskKind::lm;
+  std::optional<double> masked;  // loading replaces an unset one
+  std::optional<std::int64_t> mask_token;
+  std::vector<std::int64_t> never_masked;  // tokens
+  bool operator==(const TaskSection&) const = default;
 };
 
 struct BatchSection {
@@ -307,6 +317,7 @@ struct Deck {
   RunSection run;
   ModelSection model;
   DataSection data;
+  TaskSection task;
   BatchSection batch;
   OptimizerSection optimizer;
   ScheduleSection schedule;

@@ -99,6 +99,8 @@ class Resolver {
     BatchSection& batch = loaded_.deck.batch;
     DataSection& data = loaded_.deck.data;
     if (open("data.documents") && batch.token_budget) data.documents = Documents::separate;
+    TaskSection& task = loaded_.deck.task;
+    if (open("task.masked") && task.kind == TaskKind::mlm) task.masked = 0.15;
     if (open("data.positions")) {
       data.positions =
           data.documents == Documents::separate ? Positions::document : Positions::sequence;

@@ -88,6 +88,15 @@ An entry without `.bin` at its end is the prefix of an indexed dataset of Megatr
 what `tessera tokenize` writes: PREFIX.bin has the tokens, PREFIX.idx says of what type they are
 and where documents end.
 
+A second dataset PREFIX.targets, of elements of 8 bits and with the documents of PREFIX, may say
+which of its tokens count as targets of the loss: 1 or 0 for each. Where there is none all count.
+
+Several entries are one corpus, their documents one after another. Where all have a weight, as
+`{path = "PREFIX", weight = 0.5}`, or epochs, they are a mixture: each is cut and shuffled by
+itself, and samples are dealt to them by their weights, which add up to any number, or so that
+each is passed over so often in an epoch of the run. Which sample is whose follows from its number.
+Without epochs an epoch has as many samples as all entries have sequences.
+
 An entry that ends in `.bin` is a file of llm.c, or a pattern for several, which are taken in the
 order of their names. It begins with 256 integers of 32 bits: 20240520, 1, the number of tokens,
 and 253 that are not looked at. The tokens follow, of 16 bits without a sign (GPT-2's). Where the

@@ -68,6 +68,7 @@ constexpr SchemaSection kSections[] = {
     {"data",
      "Token files: prefixes of .bin and .idx pairs, or paths ending in .bin (globs allowed)",
      &token_files_markdown},
+    {"task", "What the model learns"},
     {"batch", "How many sequences one step sees, and how they are cut", &curricula_markdown},
     {"optimizer", "The update rule and its numbers"},
     {"schedule", "The learning rate over applied updates", &schedules_markdown},
@@ -171,6 +172,9 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::model, &ModelSection::norm_eps>(
         "model.norm_eps", "added to the variance",
         {.limits = as_f32(above(0)), .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::attention>(
+        "model.attention", "what a token sees: those up to it, or all of its sequence or document",
+        {.on_resume = architecture}),
     row<&Deck::model, &ModelSection::position>("model.position", "how positions enter",
                                                {.unset = "gpt2: learned, llama: rope",
                                                 .built = "learned rope none",
@@ -232,6 +236,24 @@ constexpr SchemaRow kRows[] = {
         "data.accept_tokenizer",
         "take training data, validation data and a model that were made with different tokenizers, "
         "and a vocabulary below the tokenizer's; otherwise such are refused"),
+    row<&Deck::task, &TaskSection::kind>(
+        "task.kind",
+        "each token's target is the next one; or mlm: tokens are chosen, by the number of the "
+        "sample, "
+        "and are their own targets, masked or not (Devlin et al. 2019, BERT)",
+        {.on_resume = refused}),
+    row<&Deck::task, &TaskSection::masked>(
+        "task.masked",
+        "of mlm: the share of tokens that are chosen; of these "
+        "80 % become mask_token, 10 % another "
+        "token, and 10 % stay",
+        {.limits = above(0), .unset = "mlm: 0.15", .on_resume = refused}),
+    row<&Deck::task, &TaskSection::mask_token>(
+        "task.mask_token", "of mlm: the token of masked ones",
+        {.limits = at_least(0), .unset = "none; mlm needs it", .on_resume = refused}),
+    row<&Deck::task, &TaskSection::never_masked>(
+        "task.never_masked", "of mlm: tokens that are not chosen, such as those that end documents",
+        {.limits = at_least(0), .on_resume = refused}),
     row<&Deck::batch, &BatchSection::sequence>(
         "batch.sequence", "tokens of one sequence",
         {.limits = kLength, .unset = "model.context", .on_resume = refused}),

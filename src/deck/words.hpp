@@ -26,6 +26,8 @@ enum class LrScaling { none, linear, sqrt };
 /// What a token sees of the other documents of its sequence: those before it, or none; and where
 /// its positions count from.
 enum class Documents { joined, separate };
+/// What a model learns: the next token, or tokens that are masked (Devlin et al. 2019).
+enum class TaskKind { lm, mlm };
 enum class Positions { sequence, document };
 enum class Growth { linear, root };
 enum class Cut { truncate, anew };
@@ -115,6 +117,11 @@ struct EnumWords<deck::WholeAttention> {
   using enum deck::WholeAttention;
   static constexpr std::array table = {std::pair{projections, "projections"},
                                        std::pair{heads, "heads"}};
+};
+template <>
+struct EnumWords<deck::TaskKind> {
+  using enum deck::TaskKind;
+  static constexpr std::array table = {std::pair{lm, "lm"}, std::pair{mlm, "mlm"}};
 };
 template <>
 struct EnumWords<deck::Documents> {

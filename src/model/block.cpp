@@ -131,6 +131,7 @@ struct AttentionPart {
             .kv_heads = heads.kv_heads.count(),
             .head_dim = c.head_dim,
             .scale = 1.0F / std::sqrt(static_cast<float>(c.head_dim)),
+            .mask = c.attention,
             .group = heads.group,
             .skip = heads.skip()};
   }

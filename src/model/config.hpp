@@ -21,6 +21,7 @@ struct ModelConfig {
   std::int64_t context = 0;     // longest sequence
   NormKind norm = NormKind::layernorm;
   float norm_eps = 1e-5F;
+  AttentionMask attention = AttentionMask::causal;
   PositionKind position = PositionKind::learned;
   double rope_theta = 10000.0;
   ActivationKind activation = ActivationKind::gelu;

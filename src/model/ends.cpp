@@ -56,8 +56,10 @@ void embed_backward(UnitContext& u, const ModelConfig& c, const View& d,
                     const TokenMatrix& d_token_table, const View& d_position_table,
                     Write token_write, Write position_write) {
   // Only the positions that the sequence has are reached; the others' gradient is zero.
-  const View reached =
-      d_position_table ? d_position_table.row_range(0, u.micro_batch().sequence) : View{};
+  const View reached = d_position_table
+                           ? d_position_table.row_range(
+                                 0, std::min(u.micro_batch().sequence, d_position_table.rows()))
+                           : View{};
   const View all = gather_positions(u, d, Keep::transient);
   for (std::size_t i = 0; i < d_token_table.size(); ++i) {
     u.run(EmbedBackward{.tokens = u.micro_batch().tokens,

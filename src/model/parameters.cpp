@@ -208,7 +208,8 @@ double flop_per_token(const ModelConfig& c, std::int64_t sequence) {
   std::int64_t n = parameter_count(units);
   if (c.position == PositionKind::learned) n -= c.context * c.hidden;
   if (!c.tied_embeddings) n -= c.vocab * c.hidden;  // the look-up; the head's matrix stays
-  return 6.0 * static_cast<double>(n) + 6.0 * static_cast<double>(c.layers) *
+  const double seen = c.attention == AttentionMask::causal ? 1 : 2;
+  return 6.0 * static_cast<double>(n) + 6.0 * seen * static_cast<double>(c.layers) *
                                             static_cast<double>(c.heads * c.head_dim) *
                                             static_cast<double>(sequence);
 }

@@ -65,6 +65,7 @@ model::ModelConfig model_config(const deck::ModelSection& m) {
           .context = m.context,
           .norm = m.norm,
           .norm_eps = static_cast<float>(m.norm_eps),
+          .attention = m.attention,
           .position = m.position,
           .rope_theta = m.rope_theta,
           .activation = m.activation,

@@ -49,7 +49,7 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
         data::sequences_of(validation, deck, validation.entries()[set], deck.data.validation[set]);
     const std::int64_t rounds = std::min(deck.evaluate.batches, sequences.count() / global);
     data::Batches batches(
-        validation, [&](std::int64_t s) { return sequences[s]; }, data::document_rule(deck));
+        validation, [&](std::int64_t s) { return sequences[s]; }, data::batch_rules(deck));
     LossSum sum;
     for (std::int64_t round = 0; round < rounds; ++round) {
       StepInput input;

@@ -43,7 +43,7 @@ void Trainer::start() {
     if (control.rank() == 0) run_.log = Reporter(run_.directory);
   });
   batches_.emplace(*run_.corpus, data::training_samples(*run_.corpus, deck),
-                   data::document_rule(deck));
+                   data::batch_rules(deck));
   saves_.emplace(run_, *faults_);
   guards_.emplace(run_, *saves_, *faults_, *batches_);
   report_.start();

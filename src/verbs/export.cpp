@@ -25,6 +25,11 @@ ExitCode run(const ExportOptions& o) {
   const DType type = o.type == "f32" ? DType::f32 : o.type == "bf16" ? DType::bf16 : DType::f16;
   const ModelSource source =
       open_model(o.checkpoint, o.finite ? std::optional(type) : std::nullopt, o.weights);
+  if (source.model.attention != AttentionMask::causal) {
+    throw DeckError(fmt::format(
+        "{}: its attention is {}, which no Hugging Face model of family {} has", source.name,
+        enum_word(source.model.attention), enum_word(source.model.family)));
+  }
   const auto units = model::model_units(setup::model_config(source.model));
   std::map<std::string, const model::ParamDesc*, std::less<>> by_name;
   for (const auto& unit : units) {

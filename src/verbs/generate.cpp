@@ -99,6 +99,11 @@ ExitCode run(const GenerateOptions& o) {
                       "start it once, as in srun --ntasks=1");
   const ModelSource source =
       open_model(o.model, o.finite ? std::optional(DType::f32) : std::nullopt, o.weights);
+  if (source.model.attention != AttentionMask::causal) {
+    throw DeckError(fmt::format(
+        "{}: its attention is {}: it was trained to fill in masked tokens, not to continue a text",
+        source.name, enum_word(source.model.attention)));
+  }
   io::Tokenizer tokenizer = choose_tokenizer(o, source);
   check_tokenizer(tokenizer, source);
   const int threads = setup::thread_count({}, cores_each(std::array{own_cores()}));

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 
 #include "io/megatron.hpp"
@@ -278,8 +279,87 @@ TEST_F(DocumentsTest, AreSeparate) {
   }
 }
 
+// A token budget: as many whole documents as fit, and padding, whose documents are no longer than
+// the others may be.
+TEST_F(DocumentsTest, FillTokenBudgets) {
+  const auto all = Sequences::of_documents(*masked_, {0, 21}, 11, 9, "data.train");
+  ASSERT_EQ(all.count(), 2);
+  EXPECT_EQ(all[0], (Range{0, 10}));
+  EXPECT_EQ(all[1], (Range{10, 21}));
+  data::Batches batches(*masked_, [&](std::int64_t s) { return all[s]; },
+                        {.documents = {.separate = true, .whole = true, .longest = 2}});
+  batches.begin(0, {.sequence = 15, .micro = 2, .micro_batches = 1});
+  std::vector<std::int32_t> tokens(30), targets(30), documents(60);
+  const auto bytes = [](auto& v) { return reinterpret_cast<std::byte*>(v.data()); };
+  batches.load(0, {.tokens = View(bytes(tokens), DType::i32, {30}),
+                   .targets = View(bytes(targets), DType::i32, {30}),
+                   .documents = View(bytes(documents), DType::i32, {60})});
+  EXPECT_EQ(std::vector(tokens.begin() + 8, tokens.begin() + 17),
+            (std::vector<std::int32_t>{8, 999, 0, 0, 0, 0, 0, 10, 999}));
+  EXPECT_EQ(std::vector(targets.begin(), targets.begin() + 15),
+            (std::vector<std::int32_t>{1, 999, -1, -1, -1, -1, 7, 8, 999, -1, -1, -1, -1, -1, -1}));
+  EXPECT_EQ(
+      std::vector(targets.begin() + 15, targets.begin() + 30),
+      (std::vector<std::int32_t>{999, -1, 13, 14, 15, 16, 17, 18, 19, 999, -1, -1, -1, -1, -1}));
+  std::vector<std::int32_t> ends;  // of the first sequence's documents
+  for (std::size_t t = 0; t < 15; ++t) {
+    if (ends.empty() || ends.back() != documents[2 * t + 1]) ends.push_back(documents[2 * t + 1]);
+  }
+  EXPECT_EQ(ends, (std::vector<std::int32_t>{3, 4, 10, 12, 14, 15}));
+  EXPECT_EQ(batches.targets(), 5 + 9);
+  // The document that no budget holds.
+  const auto message = test::message_of<DataError>([&] {
+    Sequences::of_documents(*corpus_, {0, 21}, 11, 8, "data.train");
+  });
+  EXPECT_NE(
+      message.find("data.train: document 5, which begins with token 12, has 9 tokens, more than "
+                   "the 8 that model.context allows"),
+      std::string::npos)
+      << message;
+}
+
+// Masked language modelling: of 20,000 tokens as many are chosen, masked and exchanged as five
+// deviations of the binomial distribution allow, the others stay; a sample is the same in any
+// batch.
+TEST_F(BatchesTest, MasksAShareOfTheTokens) {
+  const data::MaskRule rule{.share = 0.3, .mask = 999, .never = {7, 8}, .vocab = 500, .seed = 3};
+  data::Batches batches(*corpus_, [](std::int64_t) { return Range{0, 40}; }, {.masking = rule});
+  constexpr std::int64_t kSamples = 500, kTokens = 40;
+  batches.begin(0, {.sequence = kTokens, .micro = kSamples, .micro_batches = 1});
+  const Loaded all = load(batches, 0, kSamples, kTokens);
+  double chosen = 0, masked = 0, exchanged = 0;
+  for (std::size_t i = 0; i < all.tokens.size(); ++i) {
+    const auto original = static_cast<std::int32_t>(i % kTokens);
+    if (all.targets[i] < 0) {
+      ASSERT_EQ(all.tokens[i], original);
+      continue;
+    }
+    ASSERT_EQ(all.targets[i], original);
+    ASSERT_TRUE(original != 7 && original != 8);
+    ++chosen;
+    masked += all.tokens[i] == 999 ? 1 : 0;
+    exchanged += all.tokens[i] != 999 && all.tokens[i] != original ? 1 : 0;
+    ASSERT_TRUE(all.tokens[i] == 999 || (all.tokens[i] >= 0 && all.tokens[i] < 500));
+  }
+  EXPECT_EQ(batches.targets(), static_cast<std::int64_t>(chosen));
+  const auto near = [](double count, double of, double share) {
+    EXPECT_NEAR(count, of * share, 5 * std::sqrt(of * share * (1 - share)));
+  };
+  near(chosen, 38 * kSamples, 0.3);
+  near(masked, chosen, 0.8);
+  near(exchanged, chosen, 0.1 * 499 / 500);
+  batches.begin(17, {.sequence = kTokens, .micro = 2, .micro_batches = 1});
+  const Loaded again = load(batches, 0, 2, kTokens);
+  for (std::size_t i = 0; i < again.tokens.size(); ++i)
+    ASSERT_EQ(again.tokens[i], all.tokens[17 * kTokens + i]);
+}
+
 TEST_F(DocumentsTest, AreWholeInABlankStep) {
-  data::Batches batches(*corpus_, [](std::int64_t) { return Range{0, 3}; }, {.separate = true});
+  data::Batches batches(*corpus_,
+                        [](std::int64_t) {
+                          return Range{0, 3};
+                        },
+                        {.documents = {.separate = true}});
   batches.begin_blank({.sequence = 3, .micro = 2, .micro_batches = 1});
   std::vector<std::int32_t> documents(12);
   batches.load(
