@@ -53,8 +53,8 @@ std::vector<BenchRow> bench_kernels(const Backend& backend, const BenchOptions& 
 std::vector<BenchRow> bench_gemm(const Backend& backend, const BenchOptions& options);
 
 /// Attention, forward and backward, at a model's tokens and 2, 4, 8 times that: causal, causal
-/// within 8 documents a sample, bidirectional. Shares are of the square product; flop are those of
-/// keys that queries see.
+/// within 8 documents a sample ("T 8 x 32"), and both ways, as encoders do. Shares are of the
+/// square product; flop are those of keys that queries see.
 std::vector<BenchRow> bench_attention(const Backend& backend, const BenchOptions& options);
 
 /// Bytes a second over options.elements: of a STREAM triad where the CPU computes, of a copy from

@@ -279,24 +279,18 @@ TESSERA_INLINE Vec first_lanes(const Vec& v, std::int64_t count) {
 
 /// 32 elements in order become those of even places, then those of odd ones; and back.
 TESSERA_INLINE void split_pairs(Vec& low, Vec& high) {
-  NativeFloat all[2 * kParts];
-  for (int i = 0; i < kParts; ++i) all[i] = low.part[i], all[kParts + i] = high.part[i];
-  NativeInt even;
-  for (int i = 0; i < kNative; ++i) even[i] = 2 * i;
-  for (int i = 0; i < kParts; ++i) {
-    low.part[i] = __builtin_shuffle(all[2 * i], all[2 * i + 1], even);
-    high.part[i] = __builtin_shuffle(all[2 * i], all[2 * i + 1], even + 1);
-  }
+  float all[2 * kLanes], even[kLanes], odd[kLanes];
+  store(all, low, kLanes);
+  store(all + kLanes, high, kLanes);
+  for (int i = 0; i < kLanes; ++i) even[i] = all[2 * i], odd[i] = all[2 * i + 1];
+  low = load(even, kLanes), high = load(odd, kLanes);
 }
 TESSERA_INLINE void join_pairs(Vec& even, Vec& odd) {
-  NativeFloat all[2 * kParts];
-  NativeInt pair;
-  for (int i = 0; i < kNative; ++i) pair[i] = i / 2 + i % 2 * kNative;
-  for (int i = 0; i < kParts; ++i) {
-    all[2 * i] = __builtin_shuffle(even.part[i], odd.part[i], pair);
-    all[2 * i + 1] = __builtin_shuffle(even.part[i], odd.part[i], pair + kNative / 2);
-  }
-  for (int i = 0; i < kParts; ++i) even.part[i] = all[i], odd.part[i] = all[kParts + i];
+  float all[2 * kLanes], of_even[kLanes], of_odd[kLanes];
+  store(of_even, even, kLanes);
+  store(of_odd, odd, kLanes);
+  for (int i = 0; i < kLanes; ++i) all[2 * i] = of_even[i], all[2 * i + 1] = of_odd[i];
+  even = load(all, kLanes), odd = load(all + kLanes, kLanes);
 }
 
 /// body(i, count) over [0, n): whole vectors, then the tail.

@@ -68,9 +68,8 @@ TEST(Bench, MeasuresProductsAndAttentionBySize) {
         EXPECT_EQ(count(gemm, fmt::format("{} {}", way, type), shape), 1) << way << shape;
     }
     for (const char* way : {"attention", "attention_backward"}) {
-      for (const char* shape :
-           {"B 1 H 12 T 8 D 64", "B 1 H 12 T 64 D 64", "B 1 H 12 T 64 D 64, 8 documents",
-            "B 1 H 12 T 64 D 64, bidirectional"})
+      for (const char* shape : {"B 1 H 12 T 8 D 64", "B 1 H 12 T 64 D 64", "B 1 H 12 T 8 x 8 D 64",
+                                "B 1 H 12 T 64 D 64, encoder"})
         EXPECT_EQ(count(attention, fmt::format("{} {}", way, type), shape), 1) << way << shape;
     }
   }

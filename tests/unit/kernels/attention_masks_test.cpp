@@ -14,7 +14,7 @@ Case square(std::int64_t tokens, AttentionMask mask, std::int64_t window = 0, fl
   return {.samples = 1,
           .queries = tokens,
           .keys = tokens,
-          .heads = 2,
+          .heads = 1,
           .kv_heads = 1,
           .dim = 16,
           .mask = mask,
@@ -28,33 +28,33 @@ std::vector<Case> square_cases() {
   std::vector<Case> all;
   for (const std::int64_t tokens : {1, 63, 64, 65, 130})
     all.push_back(square(tokens, kBidirectional));
-  for (const std::int64_t window : {1, 5, 64, 65, 200}) all.push_back(square(130, kCausal, window));
-  for (const std::int64_t window : {1, 33, 65}) all.push_back(square(130, kBidirectional, window));
+  for (const std::int64_t window : {1, 64, 70}) all.push_back(square(130, kCausal, window));
+  for (const std::int64_t window : {1, 65}) all.push_back(square(130, kBidirectional, window));
   for (const auto mask : {kCausal, kBidirectional}) {
     all.push_back(square(65, mask, 0, 0.5F));
-    for (const auto& lengths : std::vector<std::vector<std::int64_t>>{
-             {64, 64, 2}, {1, 63, 64, 2}, {65, 1, 64}, {128, 1, 1}, {130}}) {
+    for (const auto& lengths :
+         std::vector<std::vector<std::int64_t>>{{1, 63, 64, 2}, {65, 1, 64}}) {
       all.push_back(square(130, mask, 0, 0, lengths));
     }
   }
   all.push_back(square(7, kCausal, 0, 0, {1, 1, 1, 1, 1, 1, 1}));
   Case together{.samples = 2,
-                .queries = 131,
-                .keys = 131,
-                .heads = 5,
+                .queries = 67,
+                .keys = 67,
+                .heads = 3,
                 .kv_heads = 2,
                 .dim = 20,
                 .gap = 3,
                 .dropout = 0.2F,
-                .group = 4,
+                .group = 2,
                 .skip = 1,
-                .window = 40,
+                .window = 20,
                 .soft_cap = 1,
-                .lengths = {1, 70, 60}};
+                .lengths = {1, 36, 30}};
   all.push_back(together);
   together.mask = kBidirectional;
   all.push_back(together);
-  together.dim = 136, together.gap = 8;
+  together.samples = 1, together.dim = 136, together.gap = 8;
   all.push_back(together);
   return all;
 }
@@ -64,9 +64,7 @@ TEST(AttentionMasks, OutputsAgreeWithDouble) {
   // Queries whose earlier keys come from a cache.
   for (const auto mask : {kCausal, kBidirectional}) {
     Case cached = square(130, mask, 50, 0, {70, 60});
-    cached.queries = 72, cached.samples = 2;
-    cases.push_back(cached);
-    cached.window = 0;
+    cached.queries = 72;
     cases.push_back(cached);
   }
   cases.push_back(square(300, kCausal, 0, 0, {10, 270, 20}));  // more queries than share keys
@@ -102,8 +100,8 @@ std::vector<Tensor> run_both(Device& device, const Inputs& in, const Tensor& d_o
 TEST(AttentionMasks, OneDocumentHasTheBitsOfNone) {
   for_devices_and_types([](Device& device, DType type) {
     for (const auto mask : {kCausal, kBidirectional}) {
-      Case c = square(130, mask, 0, 0, {130});
-      c.dropout = 0.1F, c.samples = 2;
+      Case c = square(100, mask, 0, 0, {100});
+      c.dropout = 0.1F;
       const auto d_out = Tensor::random(type, {c.samples, c.queries, c.heads * c.dim}, 9);
       const auto with = run_both(device, make_inputs(c, type), d_out);
       c.lengths = {};
@@ -206,10 +204,10 @@ TEST(AttentionMasks, FlopAreOfThePairsThatMaskAndWindowLeave) {
         for (std::int64_t t = 0; t < queries; ++t) {
           for (std::int64_t s = 0; s < c.keys; ++s) pairs += in.reference.sees(0, t, s) ? 1 : 0;
         }
-        const Tensor out(DType::f32, {1, queries, 32}), lse(DType::f32, {1, 2, queries});
-        EXPECT_EQ(call_of(in, out, lse).flop(), 4 * 32 * pairs) << queries << " " << window;
+        const Tensor out(DType::f32, {1, queries, 16}), lse(DType::f32, {1, 1, queries});
+        EXPECT_EQ(call_of(in, out, lse).flop(), 4 * 16 * pairs) << queries << " " << window;
         if (queries != c.keys) continue;
-        EXPECT_EQ(backward_of(in, out, lse, out, out, out, out).flop(), 10 * 32 * pairs) << window;
+        EXPECT_EQ(backward_of(in, out, lse, out, out, out, out).flop(), 10 * 16 * pairs) << window;
       }
     }
   }
