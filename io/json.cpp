@@ -139,6 +139,7 @@ bool JsonCursor::is_integer() const {
   return value_->is_number_integer() &&
          !(value_->is_number_unsigned() && value_->get<std::uint64_t>() > INT64_MAX);
 }
+bool JsonCursor::is_boolean() const { return value_->is_boolean(); }
 bool JsonCursor::is_text() const { return value_->is_string(); }
 bool JsonCursor::is_array() const { return value_->is_array(); }
 bool JsonCursor::is_object() const { return value_->is_object(); }

@@ -30,6 +30,7 @@ class JsonCursor {
   const nlohmann::json& raw() const { return *value_; }
 
   bool is_integer() const;
+  bool is_boolean() const;
   bool is_text() const;
   bool is_array() const;
   bool is_object() const;

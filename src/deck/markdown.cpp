@@ -86,7 +86,12 @@ the cooling run again, leave `run.resume` out: it goes on from its own newest ch
 constexpr std::string_view kTokenFiles = R"(
 An entry without `.bin` at its end is the prefix of an indexed dataset of Megatron-LM, which is
 what `tessera tokenize` writes: PREFIX.bin has the tokens, PREFIX.idx says of what type they are
-and where documents end.
+and where documents end. Two more such pairs may lie beside it, with as many documents:
+
+- PREFIX.targets.bin and PREFIX.targets.idx, of bytes, one a token: 1 where the token counts as a
+  target of the loss, 0 where it does not. Without them every token counts.
+- PREFIX.labels.bin and PREFIX.labels.idx, of integers of 32 bits, one a document, its label; and
+  PREFIX.labels.json, `{"key": "sentiment", "names": ["neg", "pos"]}`: label i is names[i].
 
 An entry that ends in `.bin` is a file of llm.c, or a pattern for several, which are taken in the
 order of their names. It begins with 256 integers of 32 bits: 20240520, 1, the number of tokens,

@@ -1,4 +1,5 @@
-// tessera tokenize: text files to token files; each rank makes one part, and rank 0 merges them.
+// tessera tokenize: text files to token files; each rank makes one part, and all write into
+// the files of the whole at once.
 #include "io/tokenize.hpp"
 #include "core/bytes.hpp"
 #include "core/progress.hpp"
@@ -8,8 +9,10 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
 #include "io/file.hpp"
+#include "io/token_labels.hpp"
 #include "io/tokenizer_files.hpp"
 #include "verbs/bounds.hpp"
 #include "verbs/verb.hpp"
@@ -25,7 +28,10 @@ struct TokenizeOptions {
   std::string tokenizer = "bytes", eos;
   std::int64_t learned_vocab = 0;  // 0: nothing is learned
   io::DocumentRules rules;
+  std::filesystem::path known_labels;
 };
+
+constexpr auto kFolder = "folder";  // of --label, where inputs are directories
 
 /// What rank 0's progress, which stands for all because parts are of equal size, is progress of.
 std::string part_text(const std::string& what, const comm::Control& control) {
@@ -65,6 +71,12 @@ void check_options(const TokenizeOptions& o) {
   if (o.rules.field != io::DocumentRules().field && lines == 0) {
     throw DeckError("--field is of .jsonl files, but no input is one");
   }
+  if (!o.known_labels.empty() && o.rules.label_key.empty())
+    throw DeckError("--labels is of --label, which says where labels are");
+  if (const auto end = o.prefix.extension(); end == ".targets" || end == ".labels") {
+    throw DeckError(fmt::format("--out {}: names that end in {} are those of files beside tokens",
+                                o.prefix.string(), end.string()));
+  }
   if (!o.prefix.has_filename()) {
     throw DeckError(fmt::format("--out {} is a directory: add a name, like {}train",
                                 o.prefix.string(), o.prefix.string()));
@@ -75,8 +87,7 @@ void check_options(const TokenizeOptions& o) {
 
 /// Every rank counts the words of its part, and rank 0 learns from all of them; returns the
 /// tokenizer.json on every rank.
-std::string learn(const TokenizeOptions& o, const io::DocumentRules& rules,
-                  const comm::Control& control) {
+std::string learn(const TokenizeOptions& o, const comm::Control& control) {
   constexpr std::size_t kMessage = std::size_t{64} << 20;
   io::WordCounts words;
   control.together([&] {
@@ -84,7 +95,7 @@ std::string learn(const TokenizeOptions& o, const io::DocumentRules& rules,
                           Screen::terminal(control.rank()));
     words = io::count_words(
         o.inputs, {.index = control.rank(), .count = control.size()},
-        [&](std::int64_t done, std::int64_t total) { progress.at(done, total); }, rules);
+        [&](std::int64_t done, std::int64_t total) { progress.at(done, total); }, o.rules);
   });
   io::WordCounts all;
   for (std::int64_t more = 1; more > 0;) {
@@ -108,32 +119,89 @@ std::string learn(const TokenizeOptions& o, const io::DocumentRules& rules,
   return control.broadcast(json);
 }
 
-ExitCode run(const TokenizeOptions& o, const comm::Control& control) {
-  io::DocumentRules rules = o.rules;
+/// Whether labels are the names of folders, which then are all inputs.
+bool labels_are_folders(const TokenizeOptions& o) {
+  const auto directories = std::ranges::count_if(
+      o.inputs, [](const auto& path) { return std::filesystem::is_directory(path); });
+  if (directories == 0 || o.rules.label_key != kFolder) return false;
+  if (directories == std::ssize(o.inputs)) return true;
+  throw DeckError(
+      "--label folder takes the names of folders, so all inputs must be directories; other files "
+      "go into token files of their own");
+}
+
+/// In place of directories whose folders' names are labels, the files in them.
+void replace_folders(TokenizeOptions& o, int rank) {
+  std::vector<std::filesystem::path> files;
+  for (const auto& directory : o.inputs) {
+    const io::FolderFiles found = io::files_of_folders(directory);
+    std::ranges::copy(found.files, std::back_inserter(files));
+    if (found.left_out > 0 && rank == 0) {
+      tell(fmt::format("{}: {} beside its folders left out\n", directory.string(),
+                       count_text(found.left_out, "file")));
+    }
+  }
+  o.inputs = std::move(files);
+}
+
+/// What the options say, checked: the rules by which documents are found, and the inputs' files.
+void prepare(TokenizeOptions& o, int rank) {
+  const bool folders = labels_are_folders(o);
+  if (folders) replace_folders(o, rank);
+  check_options(o);
+  o.rules.separator = unescape(o.rules.separator);
+  if (!o.rules.label_key.empty())
+    o.rules.labels = folders ? io::LabelSource::folder : io::LabelSource::member;
+  if (o.prefix.has_parent_path()) io::create_directories(o.prefix.parent_path());
+}
+
+/// What every rank found, on every rank.
+std::vector<io::PartFindings> share_findings(const io::PartFindings& mine,
+                                             const comm::Control& control) {
+  nlohmann::json all = control.gather(mine.pack());
+  all = nlohmann::json::parse(control.broadcast(all.dump()));
+  std::vector<io::PartFindings> findings;
+  for (const nlohmann::json& part : all) findings.push_back(io::PartFindings::unpack(part));
+  return findings;
+}
+
+void report(const TokenizeOptions& o, const io::TokenizeSummary& summary,
+            const io::Tokenizer& tokenizer) {
+  fmt::print("{}.bin: {} in {}, {}; vocabulary {}\n", printable(o.prefix.string()),
+             count_text(summary.tokens, "token"), count_text(summary.documents, "document"),
+             printable(io::document_end(tokenizer)), tokenizer.vocab());
+  if (!summary.labels) return;
+  fmt::print("{}.labels.json: {} by \"{}\": {}\n", printable(o.prefix.string()),
+             count_text(std::ssize(summary.labels->names), "label"), printable(summary.labels->key),
+             printable(fmt::format("{}", fmt::join(summary.labels->names, ", "))));
+}
+
+ExitCode run(TokenizeOptions o, const comm::Control& control) {
+  std::optional<io::LabelNames> known;
   control.together([&] {
-    check_options(o);
-    rules.separator = unescape(rules.separator);
-    if (o.prefix.has_parent_path()) io::create_directories(o.prefix.parent_path());
+    prepare(o, control.rank());
+    if (!o.known_labels.empty()) known = io::read_label_names(o.known_labels);
   });
-  const std::string learned = o.learned_vocab > 0 ? learn(o, rules, control) : "";
-  const auto open = [&] {
-    return learned.empty() ? io::open_for_documents(o.tokenizer, o.eos) : open_learned(learned, o);
-  };
+  const std::string learned = o.learned_vocab > 0 ? learn(o, control) : "";
+  std::optional<io::Tokenizer> tokenizer;
+  std::optional<io::TokenizedPart> part;
   control.together([&] {
-    io::Tokenizer tokenizer = open();
+    tokenizer =
+        learned.empty() ? io::open_for_documents(o.tokenizer, o.eos) : open_learned(learned, o);
     ProgressLine progress(part_text("tokenize", control), ProgressLine::Unit::bytes,
                           Screen::terminal(control.rank()));
-    io::tokenize_part(
-        o.inputs, o.prefix, tokenizer, {.index = control.rank(), .count = control.size()},
-        [&](std::int64_t done, std::int64_t total) { progress.at(done, total); }, rules);
+    part.emplace(
+        o.inputs, o.prefix, *tokenizer,
+        io::TokenizePart{.index = control.rank(), .count = control.size()},
+        [&](std::int64_t done, std::int64_t total) { progress.at(done, total); }, o.rules);
   });
+  const std::vector<io::PartFindings> all = share_findings(part->findings(), control);
+  io::TokenizeSummary summary;
+  control.together([&] { summary = part->place(all, known); });
   control.together([&] {
     if (control.rank() != 0) return;
-    const io::Tokenizer tokenizer = open();
-    const io::TokenizeSummary summary = io::merge_parts(o.prefix, control.size(), tokenizer);
-    fmt::print("{}.bin: {} in {}, {}; vocabulary {}\n", printable(o.prefix.string()),
-               count_text(summary.tokens, "token"), count_text(summary.documents, "document"),
-               printable(io::document_end(tokenizer)), tokenizer.vocab());
+    part->publish(*tokenizer, summary);
+    report(o, summary, *tokenizer);
   });
   return ExitCode::ok;
 }
@@ -146,7 +214,7 @@ Verb tokenize(CLI::App& app) {
   auto o = std::make_shared<TokenizeOptions>();
   verb->add_option("INPUT", o->inputs,
                    "text files (a document each) or .jsonl files (a document a line), also packed "
-                   "by gzip")
+                   "by gzip; with --label folder, directories")
       ->required();
   verb->add_option("--out", o->prefix, "prefix of the files to make; its directory is made too")
       ->required();
@@ -170,6 +238,14 @@ Verb tokenize(CLI::App& app) {
       "\\\\ as in C); default: a file is a document");
   verb->add_option("--field", o->rules.field, "name of the text in each line of a .jsonl file")
       ->capture_default_str();
+  verb->add_option(
+      "--label", o->rules.label_key,
+      "name of the label (a string, integer or boolean) in each line of a .jsonl file: "
+      "documents get PREFIX.labels; or \"folder\", where inputs are directories: the "
+      "name of the folder in which a text file lies");
+  verb->add_option("--labels", o->known_labels,
+                   "PREFIX.labels.json of other token files, such as those that the model is "
+                   "trained on: labels are numbered as there, and no others are taken");
   return {.launch = Launch::ranks, .run = {}, .run_on_ranks = [o](const train::Job& job) {
             return run(*o, job.control);
           }};

@@ -12,10 +12,12 @@
 #include "io/hugging_face.hpp"
 #include "io/megatron.hpp"
 #include "io/token_files.hpp"
+#include "io/token_targets.hpp"
 #include "io/tokenize.hpp"
 #include "io/tokenizer.hpp"
 #include "largest_allocation.hpp"
 #include "support/temporary_directory.hpp"
+#include "support/tokenizing.hpp"
 
 namespace tessera {
 namespace {
@@ -227,10 +229,46 @@ TEST(Fuzz, TokenizerJson) {
 
 TEST(Fuzz, JsonLines) {
   const TemporaryDirectory dir;
-  test::write_file(dir / "l.jsonl", "{\"text\": \"one\\u00e9\", \"n\": 1}\n{\"text\":\"two\"}\n\n");
+  test::write_file(dir / "l.jsonl",
+                   "{\"text\": \"one\\u00e9\", \"n\": 1}\n{\"text\":\"two\",\"n\":2}\n\n");
   auto tokenizer = io::Tokenizer::open(data_path("tokenizers/gpt2.json"));
   const std::vector<fs::path> inputs{dir / "l.jsonl"};
-  fuzz_file(dir / "l.jsonl", [&] { io::tokenize_part(inputs, dir / "out", tokenizer, {}, {}); });
+  fuzz_file(dir / "l.jsonl", [&] {
+    test::tokenize_in_parts(inputs, dir / "out", tokenizer, 2,
+                            {.labels = io::LabelSource::member, .label_key = "n"});
+  });
+}
+
+TEST(Fuzz, TargetsAndLabels) {
+  const TemporaryDirectory dir;
+  const auto write = [&](const std::string& prefix, DType type) {
+    io::MegatronShare share(prefix, type, 0);
+    for (int i = 0; i < 3; ++i) {
+      share.append(std::vector<std::int32_t>{i % 2});
+      share.end_document();
+    }
+    share.place({}, share.extent());
+    share.publish();
+  };
+  const std::string prefix = (dir / "t").string();
+  const auto write_all = [&] {
+    write(prefix, DType::u16);
+    write(prefix + ".targets", DType::u8);
+    write(prefix + ".labels", DType::i32);
+    test::write_file(prefix + ".labels.json", R"({"key": "k", "names": ["a", "b"]})");
+  };
+  const std::vector<std::string> entries{prefix};
+  for (const char* end :
+       {".targets.bin", ".targets.idx", ".labels.bin", ".labels.idx", ".labels.json"}) {
+    write_all();
+    fuzz_file(prefix + end, [&] {
+      const io::TokenCorpus corpus(entries, 100);
+      io::count_targets(io::TargetCorpus(corpus), 0, corpus.tokens());
+      const auto labels = io::read_labels(corpus.files()[0]);
+      for (const std::int32_t label : labels->labels)
+        TESSERA_CHECK(label == 0 || label == 1, "label {}", label);
+    });
+  }
 }
 
 TEST(Fuzz, DeepNestingIsNoProblem) {
