@@ -160,7 +160,14 @@ class DocumentReader {
 
   void take_line(std::string_view line, const std::string& name, const InputPlace& place) {
     const JsonDocument object(line, name);
-    Document document{.text = object.root()[rules_.field].text(), .place = place};
+    Document document{.place = place};
+    std::vector<TemplatePiece> pieces;
+    if (rules_.chat) {
+      pieces = rules_.chat->render(object.root(), rules_.field);
+      document.pieces = pieces;
+    } else {
+      document.text = object.root()[rules_.field.empty() ? "text" : rules_.field].text();
+    }
     LabelValue label;
     if (rules_.labels == LabelSource::member) {
       label = label_of(object.root()[rules_.label_key]);

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "io/chat_template.hpp"
 #include "io/text_reader.hpp"
 #include "io/token_labels.hpp"
 
@@ -29,16 +30,21 @@ enum class LabelSource {
 
 /// Where the documents of the inputs are.
 struct DocumentRules {
-  std::string field = "text";  // of a JSON line's object: the string that is a document
-  std::string separator;       // between the documents of a text file; empty: the file is one
+  /// Of a JSON line's object: the string that is a document. Empty: "text", or with a template what
+  /// that looks for.
+  std::string field;
+  std::string separator;  // between the documents of a text file; empty: the file is one
   LabelSource labels = LabelSource::none;
   std::string label_key = {};  // the member
+  const ChatTemplate* chat =
+      nullptr;  // what makes documents of JSON lines, where they are not text
 };
 
 /// A document, as long as its visitor is called.
 struct Document {
   std::string_view text;
-  const LabelValue* label = nullptr;  // where the rules ask for one
+  std::span<const TemplatePiece> pieces;  // in place of it, where a template has made it
+  const LabelValue* label = nullptr;      // where the rules ask for one
   const InputPlace& place;
 };
 using DocumentVisitor = std::function<void(const Document& document)>;

@@ -130,6 +130,11 @@ bool JsonCursor::boolean() const {
   return value_->get<bool>();
 }
 
+bool JsonCursor::flag(std::string_view key, bool otherwise) const {
+  const auto member = find(key);
+  return member ? member->boolean() : otherwise;
+}
+
 const std::string& JsonCursor::text() const {
   if (!value_->is_string()) expected("a string");
   return value_->get_ref<const std::string&>();

@@ -1,5 +1,6 @@
 #include "io/tokenize.hpp"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "core/error.hpp"
@@ -23,15 +24,51 @@ std::vector<LabelsFound> labels_of_parts(std::span<const PartFindings> all) {
   return labels;
 }
 
+/// Tokens of a document, and of one that a template has made whether each counts as target.
+struct Encoded {
+  std::vector<std::int32_t> ids, marks;
+};
+
+void encode_text(std::string_view text, Tokenizer& tokenizer, Encoded& out) {
+  tokenizer.encode(text, out.ids);
+  if (const auto end = tokenizer.end_of_text()) out.ids.push_back(*end);
+}
+
+void encode_pieces(std::span<const TemplatePiece> pieces, Tokenizer& tokenizer, Encoded& out) {
+  EncodeRules rules{.start = TextStart::document, .special_tokens = false};
+  std::string text;  // of several pieces that count alike
+  bool learned = false;
+  const auto encode_waiting = [&] {
+    if (text.empty()) return;
+    tokenizer.encode(text, out.ids, rules);
+    out.marks.resize(out.ids.size(), learned ? 1 : 0);
+    rules.start = TextStart::text;
+    text.clear();
+  };
+  for (const TemplatePiece& piece : pieces) {
+    if (piece.token || piece.learned != learned) encode_waiting();
+    learned = piece.learned;
+    text += piece.text;
+    if (!piece.token) continue;
+    out.ids.push_back(*piece.token);
+    out.marks.push_back(learned ? 1 : 0);
+    rules.start = TextStart::token;
+  }
+  encode_waiting();
+}
+
 }  // namespace
 
 std::string PartFindings::pack() const {
-  return nlohmann::json{tokens.elements, tokens.sequences, tokens.documents, labels.pack()}.dump();
+  return nlohmann::json{tokens.elements, tokens.sequences, tokens.documents, targets, labels.pack()}
+      .dump();
 }
 
 PartFindings PartFindings::unpack(const std::string& packed) {
   const nlohmann::json json = nlohmann::json::parse(packed);
-  return {.tokens = {json[0], json[1], json[2]}, .labels = LabelsFound::unpack(json[3])};
+  return {.tokens = {json[0], json[1], json[2]},
+          .targets = json[3],
+          .labels = LabelsFound::unpack(json[4])};
 }
 
 TokenizedPart::TokenizedPart(std::span<const fs::path> inputs, const fs::path& prefix,
@@ -44,35 +81,57 @@ TokenizedPart::TokenizedPart(std::span<const fs::path> inputs, const fs::path& p
     label_key_ = rules.labels == LabelSource::folder ? "folder" : rules.label_key;
     labels_ = std::make_unique<MegatronShare>(labels_prefix(prefix), DType::i32, index_);
   }
-  std::vector<std::int32_t> ids;
+  if (rules.chat)
+    targets_ = std::make_unique<MegatronShare>(targets_prefix(prefix), DType::u8, index_);
+  Encoded encoded;
   read_part(inputs, part, rules, progress, [&](const Document& document) {
-    if (document.text.empty()) return;
-    ids.clear();
-    tokenizer.encode(document.text, ids);
-    if (const auto end = tokenizer.end_of_text()) ids.push_back(*end);
-    if (document.label) labels_found_.add(*document.label, document.place);
-    tokens_.append(ids);
-    tokens_.end_document();
+    if (document.text.empty() && document.pieces.empty()) return;
+    encoded.ids.clear(), encoded.marks.clear();
+    if (document.pieces.empty()) {
+      encode_text(document.text, tokenizer, encoded);
+    } else {
+      encode_pieces(document.pieces, tokenizer, encoded);
+    }
+    add(document, encoded.ids, encoded.marks);
   });
 }
 
+void TokenizedPart::add(const Document& document, std::span<const std::int32_t> ids,
+                        std::span<const std::int32_t> marks) {
+  if (document.label) labels_found_.add(*document.label, document.place);
+  tokens_.append(ids);
+  tokens_.end_document();
+  if (!targets_) return;
+  targets_->append(marks);
+  targets_->end_document();
+  targets_found_ += std::count(marks.begin(), marks.end(), 1);
+}
+
 PartFindings TokenizedPart::findings() const {
-  return {.tokens = tokens_.extent(), .labels = labels_found_};
+  return {.tokens = tokens_.extent(), .targets = targets_found_, .labels = labels_found_};
 }
 
 TokenizeSummary TokenizedPart::place(std::span<const PartFindings> all,
                                      const std::optional<LabelNames>& known) {
   MegatronExtent before, whole;
+  std::int64_t targets = 0;
   for (std::int64_t i = 0; i < std::ssize(all); ++i) {
     const PartFindings& part = all[static_cast<std::size_t>(i)];
     if (i < index_) before += part.tokens;
     whole += part.tokens;
+    targets += part.targets;
   }
   if (whole.documents == 0) {
     throw DataError(fmt::format("no document in the inputs, {} is not made: all of them are empty",
                                 megatron_bin(prefix_).string()));
   }
-  TokenizeSummary summary{.documents = whole.documents, .tokens = whole.elements, .labels = {}};
+  TokenizeSummary summary{.documents = whole.documents, .tokens = whole.elements};
+  if (targets_) {
+    if (targets == 0)
+      throw DataError("no document of the inputs has anything that the template learns");
+    summary.targets = targets;
+    targets_->place(before, whole);
+  }
   if (labels_) {
     summary.labels = label_names(label_key_, labels_of_parts(all), known);
     place_labels(documents_of(before), documents_of(whole), *summary.labels);
@@ -99,6 +158,7 @@ void TokenizedPart::publish(const Tokenizer& tokenizer, const TokenizeSummary& s
   forget_tokenizer(tokenizer_beside(prefix_));
   forget_targets(prefix_);
   forget_labels(prefix_);
+  if (targets_) targets_->publish();
   if (labels_) {
     labels_->publish();
     write_label_names(label_names_file(prefix_), *summary.labels);

@@ -24,6 +24,7 @@ namespace tessera::io {
 /// What a part found, for all others.
 struct PartFindings {
   MegatronExtent tokens;
+  std::int64_t targets = 0;  // tokens that a template has learned
   LabelsFound labels;
 
   /// As text, and again from it.
@@ -34,6 +35,7 @@ struct PartFindings {
 struct TokenizeSummary {
   std::int64_t documents = 0;
   std::int64_t tokens = 0;
+  std::optional<std::int64_t> targets;  // tokens that count, where there is a template
   std::optional<LabelNames> labels;
 };
 
@@ -41,8 +43,10 @@ struct TokenizeSummary {
 /// each is placed, and the first publishes. What was not published is removed by the destructors.
 class TokenizedPart {
  public:
-  /// Tokenizes its part, as read_part() finds it, without empty documents; a document ends with
-  /// the tokenizer's end-of-text token, if it has one.
+  /// Tokenizes its part, as read_part() finds it, without empty documents; a document of text ends
+  /// with the tokenizer's end-of-text token, if it has one. Of what a template makes, all text
+  /// between two special tokens that counts alike is encoded at once, and special tokens that it
+  /// spells are no such tokens: they come from the template alone.
   TokenizedPart(std::span<const std::filesystem::path> inputs, const std::filesystem::path& prefix,
                 Tokenizer& tokenizer, TokenizePart part, const TokenizeProgress& progress,
                 const DocumentRules& rules = {});
@@ -50,8 +54,8 @@ class TokenizedPart {
   PartFindings findings() const;
 
   /// Writes the part into the files of the whole, of which these are all parts, in order. DataError
-  /// if there is no document in any of them, and for labels of several kinds or, where `known`
-  /// lists names, of others. The same on every part.
+  /// if there is no document in any of them, or nothing to learn, and for labels of several kinds
+  /// or, where `known` lists names, of others. The same on every part.
   TokenizeSummary place(std::span<const PartFindings> all, const std::optional<LabelNames>& known);
 
   /// Gives PREFIX.bin and .idx and what belongs to them their names, the index last; keeps the
@@ -60,15 +64,19 @@ class TokenizedPart {
   void publish(const Tokenizer& tokenizer, const TokenizeSummary& summary);
 
  private:
+  void add(const Document& document, std::span<const std::int32_t> ids,
+           std::span<const std::int32_t> marks);
   void place_labels(const MegatronExtent& before, const MegatronExtent& all,
                     const LabelNames& names);
 
   std::filesystem::path prefix_;
   std::int64_t index_;
   std::string label_key_;
+  std::int64_t targets_found_ = 0;
   LabelsFound labels_found_;
   MegatronShare tokens_;
-  std::unique_ptr<MegatronShare> labels_;  // where the rules ask for them
+  std::unique_ptr<MegatronShare> targets_;  // where there is a template
+  std::unique_ptr<MegatronShare> labels_;   // where the rules ask for them
 };
 
 /// How often each word of a part of the inputs occurs, cut as GPT-2 does.

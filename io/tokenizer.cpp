@@ -32,11 +32,13 @@ class AddedTokenFinder {
   AddedTokenFinder& operator=(const AddedTokenFinder&) = delete;
 
   /// Calls `text_piece` for the text between tokens (none empty) and `found` for each token's id.
+  /// Special tokens are found only if they are wanted.
   template <typename TextPiece, typename Found>
-  void cut(std::string_view text, const TextPiece& text_piece, const Found& found) const {
+  void cut(std::string_view text, bool special, const TextPiece& text_piece,
+           const Found& found) const {
     std::size_t done = 0;
     for (std::size_t i = 0; i < text.size() && !tokens_.empty();) {
-      const AddedToken* token = token_at(text.substr(i));
+      const AddedToken* token = token_at(text.substr(i), special);
       if (token == nullptr) {
         ++i;
         continue;
@@ -49,9 +51,9 @@ class AddedTokenFinder {
   }
 
  private:
-  const AddedToken* token_at(std::string_view text) const {
+  const AddedToken* token_at(std::string_view text, bool special) const {
     for (const AddedToken* token : by_first_byte_[static_cast<unsigned char>(text[0])]) {
-      if (text.starts_with(token->content)) return token;
+      if ((special || !token->special) && text.starts_with(token->content)) return token;
     }
     return nullptr;
   }
@@ -116,8 +118,8 @@ struct Tokenizer::Impl {
   }
 
   template <typename Word>
-  void cut_text(std::string_view text, const Word& word) {
-    if (prefix_space && !text.starts_with(' ')) {
+  void cut_text(std::string_view text, TextStart start, const Word& word) {
+    if (prefix_space && start != TextStart::text && !text.starts_with(' ')) {
       cut_words(std::string(1, ' ').append(text), 0, word);
     } else {
       cut_words(text, 0, word);
@@ -126,14 +128,22 @@ struct Tokenizer::Impl {
 
   /// Calls `word` for each word between added tokens, and `found` for the id of each of those.
   template <typename Word, typename Found>
-  void cut(std::string_view text, const Word& word, const Found& found) {
+  void cut(std::string_view text, EncodeRules rules, const Word& word, const Found& found) {
+    TextStart start = rules.start;
+    const auto found_token = [&](std::int32_t id) {
+      start = TextStart::token;
+      found(id);
+    };
+    const auto plain_text = [&](std::string_view plain) {
+      cut_text(plain, start, word);
+      start = TextStart::text;
+    };
     verbatim.cut(
-        text,
+        text, rules.special_tokens,
         [&](std::string_view between) {
-          normalized.cut(
-              between, [&](std::string_view plain) { cut_text(plain, word); }, found);
+          normalized.cut(between, rules.special_tokens, plain_text, found_token);
         },
-        found);
+        found_token);
   }
 
   std::string json;
@@ -195,15 +205,15 @@ std::string Tokenizer::difference(const Tokenizer& other) const {
                        parse_tokenizer_json(other.impl_->json, "the other"));
 }
 
-void Tokenizer::encode(std::string_view text, std::vector<std::int32_t>& ids) {
+void Tokenizer::encode(std::string_view text, std::vector<std::int32_t>& ids, EncodeRules rules) {
   impl_->cut(
-      text, [&](std::string_view word) { impl_->bpe.encode(word, ids); },
+      text, rules, [&](std::string_view word) { impl_->bpe.encode(word, ids); },
       [&](std::int32_t id) { ids.push_back(id); });
 }
 
 void Tokenizer::for_each_word(std::string_view text,
                               const std::function<void(std::string_view)>& word) {
-  impl_->cut(text, word, [](std::int32_t) {});
+  impl_->cut(text, {}, word, [](std::int32_t) {});
 }
 
 std::vector<std::int32_t> Tokenizer::encode(std::string_view text) {

@@ -18,6 +18,20 @@ namespace tessera::io {
 /// Large vocabularies reach 40 MB.
 constexpr std::int64_t kLargestTokenizerFile = std::int64_t{256} << 20;
 
+/// Where a text that is encoded begins, which matters to tokenizers that put a space before it.
+enum class TextStart {
+  document,  // nothing precedes it
+  token,     // a special token does
+  text,      // other text does
+};
+
+struct EncodeRules {
+  TextStart start = TextStart::document;
+  /// Whether special tokens that the text spells are those tokens. Others that were added to the
+  /// vocabulary are found either way.
+  bool special_tokens = true;
+};
+
 /// Ids agree with the `tokenizers` package, encode(text, add_special_tokens=False): tokens added to
 /// the vocabulary ("<|endoftext|>") are found in the text; truncation, padding and post-processing
 /// are ignored. Keeps a cache of words: one Tokenizer a thread.
@@ -53,7 +67,7 @@ class Tokenizer {
   std::string difference(const Tokenizer& other) const;
 
   /// Appends the ids of `text`.
-  void encode(std::string_view text, std::vector<std::int32_t>& ids);
+  void encode(std::string_view text, std::vector<std::int32_t>& ids, EncodeRules rules = {});
   std::vector<std::int32_t> encode(std::string_view text);
 
   /// Calls `word` for each piece of the text within which bytes are merged: what the patterns make

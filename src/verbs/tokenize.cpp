@@ -29,6 +29,7 @@ struct TokenizeOptions {
   std::int64_t learned_vocab = 0;  // 0: nothing is learned
   io::DocumentRules rules;
   std::filesystem::path known_labels;
+  std::optional<std::string> chat;  // a template
 };
 
 constexpr auto kFolder = "folder";  // of --label, where inputs are directories
@@ -63,6 +64,16 @@ io::Tokenizer open_learned(const std::string& json, const TokenizeOptions& o) {
   return io::with_end(io::Tokenizer::parse(json, kName), kName, o.eos);
 }
 
+/// Answers end by what their template ends them by, so that this also ends what a model generates.
+io::Tokenizer open_tokenizer(const TokenizeOptions& o,
+                             const std::optional<io::ChatTemplate>& chat) {
+  const auto end = chat && o.eos.empty() ? chat->learned_end() : std::nullopt;
+  if (!end) return io::open_for_documents(o.tokenizer, o.eos);
+  io::Tokenizer tokenizer = io::open_for_documents(o.tokenizer, "none");
+  tokenizer.set_end_of_text(tokenizer.id_of(*end));
+  return tokenizer;
+}
+
 void check_options(const TokenizeOptions& o) {
   const auto lines = std::ranges::count_if(o.inputs, io::is_json_lines);
   if (!o.rules.separator.empty() && lines == std::ssize(o.inputs)) {
@@ -71,6 +82,15 @@ void check_options(const TokenizeOptions& o) {
   if (o.rules.field != io::DocumentRules().field && lines == 0) {
     throw DeckError("--field is of .jsonl files, but no input is one");
   }
+  if (o.chat && lines < std::ssize(o.inputs)) {
+    throw DeckError(
+        fmt::format("--chat {} makes documents of JSON lines, so all inputs must be .jsonl files; "
+                    "of inputs and templates put the template last, or write --chat=TEMPLATE",
+                    *o.chat));
+  }
+  if (o.chat && o.learned_vocab > 0)
+    throw DeckError(
+        "--train-tokenizer learns from text: first make the tokenizer, then use --chat");
   if (!o.known_labels.empty() && o.rules.label_key.empty())
     throw DeckError("--labels is of --label, which says where labels are");
   if (const auto end = o.prefix.extension(); end == ".targets" || end == ".labels") {
@@ -146,6 +166,7 @@ void replace_folders(TokenizeOptions& o, int rank) {
 
 /// What the options say, checked: the rules by which documents are found, and the inputs' files.
 void prepare(TokenizeOptions& o, int rank) {
+  if (o.chat && o.chat->empty()) o.chat = "chatml";
   const bool folders = labels_are_folders(o);
   if (folders) replace_folders(o, rank);
   check_options(o);
@@ -170,10 +191,28 @@ void report(const TokenizeOptions& o, const io::TokenizeSummary& summary,
   fmt::print("{}.bin: {} in {}, {}; vocabulary {}\n", printable(o.prefix.string()),
              count_text(summary.tokens, "token"), count_text(summary.documents, "document"),
              printable(io::document_end(tokenizer)), tokenizer.vocab());
+  if (summary.targets) {
+    fmt::print("{}.targets.bin: {} of them count as targets of the loss\n",
+               printable(o.prefix.string()), *summary.targets);
+  }
   if (!summary.labels) return;
   fmt::print("{}.labels.json: {} by \"{}\": {}\n", printable(o.prefix.string()),
              count_text(std::ssize(summary.labels->names), "label"), printable(summary.labels->key),
              printable(fmt::format("{}", fmt::join(summary.labels->names, ", "))));
+}
+
+/// What turns documents into tokens.
+struct Tokenizing {
+  io::Tokenizer tokenizer;
+  std::optional<io::ChatTemplate> chat;
+};
+
+Tokenizing open_tokenizing(const TokenizeOptions& o, const std::string& learned) {
+  std::optional<io::ChatTemplate> chat;
+  if (o.chat) chat = io::ChatTemplate::open(*o.chat);
+  io::Tokenizer tokenizer = learned.empty() ? open_tokenizer(o, chat) : open_learned(learned, o);
+  if (chat) chat->bind(tokenizer);
+  return {std::move(tokenizer), std::move(chat)};
 }
 
 ExitCode run(TokenizeOptions o, const comm::Control& control) {
@@ -183,15 +222,15 @@ ExitCode run(TokenizeOptions o, const comm::Control& control) {
     if (!o.known_labels.empty()) known = io::read_label_names(o.known_labels);
   });
   const std::string learned = o.learned_vocab > 0 ? learn(o, control) : "";
-  std::optional<io::Tokenizer> tokenizer;
+  std::optional<Tokenizing> with;
   std::optional<io::TokenizedPart> part;
   control.together([&] {
-    tokenizer =
-        learned.empty() ? io::open_for_documents(o.tokenizer, o.eos) : open_learned(learned, o);
+    with = open_tokenizing(o, learned);
+    if (with->chat) o.rules.chat = &*with->chat;
     ProgressLine progress(part_text("tokenize", control), ProgressLine::Unit::bytes,
                           Screen::terminal(control.rank()));
     part.emplace(
-        o.inputs, o.prefix, *tokenizer,
+        o.inputs, o.prefix, with->tokenizer,
         io::TokenizePart{.index = control.rank(), .count = control.size()},
         [&](std::int64_t done, std::int64_t total) { progress.at(done, total); }, o.rules);
   });
@@ -200,8 +239,8 @@ ExitCode run(TokenizeOptions o, const comm::Control& control) {
   control.together([&] { summary = part->place(all, known); });
   control.together([&] {
     if (control.rank() != 0) return;
-    part->publish(*tokenizer, summary);
-    report(o, summary, *tokenizer);
+    part->publish(with->tokenizer, summary);
+    report(o, summary, with->tokenizer);
   });
   return ExitCode::ok;
 }
@@ -236,8 +275,16 @@ Verb tokenize(CLI::App& app) {
       "--separator", o->rules.separator,
       "text between the documents of a text file, like '\\n\\n' (\\n, \\r, \\t, \\f and "
       "\\\\ as in C); default: a file is a document");
-  verb->add_option("--field", o->rules.field, "name of the text in each line of a .jsonl file")
-      ->capture_default_str();
+  verb->add_option("--field", o->rules.field,
+                   "name of the text in each line of a .jsonl file (text), or with --chat of the "
+                   "conversation (messages, else conversations)");
+  verb->add_option(
+          "--chat", o->chat,
+          "each line of the .jsonl files is a conversation, or an instruction with its "
+          "answer, which this template makes a document: chatml (if none is named), llama3, "
+          "plain, alpaca, completion, or a JSON file. Only what is answered counts in the "
+          "loss: PREFIX.targets says which tokens do")
+      ->expected(0, 1);
   verb->add_option(
       "--label", o->rules.label_key,
       "name of the label (a string, integer or boolean) in each line of a .jsonl file: "
