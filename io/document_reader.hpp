@@ -35,9 +35,9 @@ struct DocumentRules {
   std::string field;
   std::string separator;  // between the documents of a text file; empty: the file is one
   LabelSource labels = LabelSource::none;
-  std::string label_key = {};  // the member
-  const ChatTemplate* chat =
-      nullptr;  // what makes documents of JSON lines, where they are not text
+  std::string label_key = {};          // the member
+  bool special_tokens = false;         // text gets what the tokenizer's post-processor adds
+  const ChatTemplate* chat = nullptr;  // what makes documents of JSON lines that are not text
 };
 
 /// A document, as long as its visitor is called.

@@ -29,9 +29,14 @@ struct Encoded {
   std::vector<std::int32_t> ids, marks;
 };
 
-void encode_text(std::string_view text, Tokenizer& tokenizer, Encoded& out) {
+void encode_text(std::string_view text, Tokenizer& tokenizer, bool framed, Encoded& out) {
+  const SpecialFrame& frame = tokenizer.frame();
+  if (framed) out.ids.assign(frame.before.begin(), frame.before.end());
   tokenizer.encode(text, out.ids);
-  if (const auto end = tokenizer.end_of_text()) out.ids.push_back(*end);
+  if (framed) out.ids.insert(out.ids.end(), frame.behind.begin(), frame.behind.end());
+  const auto end = tokenizer.end_of_text();
+  const bool ended = framed && !out.ids.empty() && end == out.ids.back();
+  if (end && !ended) out.ids.push_back(*end);
 }
 
 void encode_pieces(std::span<const TemplatePiece> pieces, Tokenizer& tokenizer, Encoded& out) {
@@ -88,7 +93,7 @@ TokenizedPart::TokenizedPart(std::span<const fs::path> inputs, const fs::path& p
     if (document.text.empty() && document.pieces.empty()) return;
     encoded.ids.clear(), encoded.marks.clear();
     if (document.pieces.empty()) {
-      encode_text(document.text, tokenizer, encoded);
+      encode_text(document.text, tokenizer, rules.special_tokens, encoded);
     } else {
       encode_pieces(document.pieces, tokenizer, encoded);
     }
@@ -183,7 +188,8 @@ std::string learn_tokenizer(const WordCounts& words, std::int64_t vocab,
                             const std::function<void(std::int64_t)>& progress) {
   TESSERA_CHECK(vocab >= kSmallestLearnedVocab, "a vocabulary of {}", vocab);
   const auto untrained = parse_tokenizer_json(gpt2_tokenizer_json({}), "GPT-2's bytes");
-  return gpt2_tokenizer_json(learn_merges(words, untrained.model.byte_ids, vocab - 1, progress));
+  const auto& bytes = std::get<BpeModel>(untrained.model).byte_ids;
+  return gpt2_tokenizer_json(learn_merges(words, bytes, vocab - 1, progress));
 }
 
 }  // namespace tessera::io

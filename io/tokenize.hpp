@@ -44,9 +44,9 @@ struct TokenizeSummary {
 class TokenizedPart {
  public:
   /// Tokenizes its part, as read_part() finds it, without empty documents; a document of text ends
-  /// with the tokenizer's end-of-text token, if it has one. Of what a template makes, all text
-  /// between two special tokens that counts alike is encoded at once, and special tokens that it
-  /// spells are no such tokens: they come from the template alone.
+  /// with the tokenizer's end-of-text token, if it has one and does not end so already. Of what a
+  /// template makes, all text between two special tokens that counts alike is encoded at once, and
+  /// special tokens that it spells are no such tokens: they come from the template alone.
   TokenizedPart(std::span<const std::filesystem::path> inputs, const std::filesystem::path& prefix,
                 Tokenizer& tokenizer, TokenizePart part, const TokenizeProgress& progress,
                 const DocumentRules& rules = {});

@@ -14,6 +14,7 @@
 #include "io/file.hpp"
 #include "io/token_labels.hpp"
 #include "io/tokenizer_files.hpp"
+#include "io/tokenizer_json.hpp"
 #include "verbs/bounds.hpp"
 #include "verbs/verb.hpp"
 
@@ -88,6 +89,8 @@ void check_options(const TokenizeOptions& o) {
                     "of inputs and templates put the template last, or write --chat=TEMPLATE",
                     *o.chat));
   }
+  if (o.chat && o.rules.special_tokens)
+    throw DeckError("--special-tokens: with --chat they are what the template says; leave it out");
   if (o.chat && o.learned_vocab > 0)
     throw DeckError(
         "--train-tokenizer learns from text: first make the tokenizer, then use --chat");
@@ -171,6 +174,12 @@ void prepare(TokenizeOptions& o, int rank) {
   if (folders) replace_folders(o, rank);
   check_options(o);
   o.rules.separator = unescape(o.rules.separator);
+  if (!o.rules.label_key.empty() && !folders && !std::ranges::all_of(o.inputs, io::is_json_lines)) {
+    throw DeckError(fmt::format(
+        "--label {} is a member of JSON lines, so all inputs must be .jsonl files; for folders of "
+        "text files give directories and --label folder",
+        o.rules.label_key));
+  }
   if (!o.rules.label_key.empty())
     o.rules.labels = folders ? io::LabelSource::folder : io::LabelSource::member;
   if (o.prefix.has_parent_path()) io::create_directories(o.prefix.parent_path());
@@ -188,9 +197,11 @@ std::vector<io::PartFindings> share_findings(const io::PartFindings& mine,
 
 void report(const TokenizeOptions& o, const io::TokenizeSummary& summary,
             const io::Tokenizer& tokenizer) {
-  fmt::print("{}.bin: {} in {}, {}; vocabulary {}\n", printable(o.prefix.string()),
-             count_text(summary.tokens, "token"), count_text(summary.documents, "document"),
-             printable(io::document_end(tokenizer)), tokenizer.vocab());
+  fmt::print(
+      "{}.bin: {} in {}, {}; vocabulary {}\n", printable(o.prefix.string()),
+      count_text(summary.tokens, "token"), count_text(summary.documents, "document"),
+      summary.targets ? "each ended by its template" : printable(io::document_end(tokenizer)),
+      tokenizer.vocab());
   if (summary.targets) {
     fmt::print("{}.targets.bin: {} of them count as targets of the loss\n",
                printable(o.prefix.string()), *summary.targets);
@@ -212,6 +223,11 @@ Tokenizing open_tokenizing(const TokenizeOptions& o, const std::string& learned)
   if (o.chat) chat = io::ChatTemplate::open(*o.chat);
   io::Tokenizer tokenizer = learned.empty() ? open_tokenizer(o, chat) : open_learned(learned, o);
   if (chat) chat->bind(tokenizer);
+  const io::SpecialFrame& frame = tokenizer.frame();
+  if (o.rules.special_tokens && frame.before.empty() && frame.behind.empty()) {
+    throw DeckError(
+        "--special-tokens: the tokenizer's post_processor puts none around a text; leave it out");
+  }
   return {std::move(tokenizer), std::move(chat)};
 }
 
@@ -271,6 +287,9 @@ Verb tokenize(CLI::App& app) {
       "--eos", o->eos,
       "token that ends each document, or \"none\": the ends are in .idx only; default: "
       "what the tokenizer's special tokens say, none for bytes");
+  verb->add_flag("--special-tokens", o->rules.special_tokens,
+                 "put around each document what the tokenizer's post_processor does, such as [CLS] "
+                 "and [SEP]; one that then ends as documents do gets no second --eos");
   verb->add_option(
       "--separator", o->rules.separator,
       "text between the documents of a text file, like '\\n\\n' (\\n, \\r, \\t, \\f and "

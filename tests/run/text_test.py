@@ -184,6 +184,7 @@ class Labels(TextTest):
         for code, text, *given in (
                 (DATA, 'line 3: $: "n" is missing', lines, "--label", "n"),
                 (DECK, "--labels is of --label", lines, "--labels", lines),
+                (DECK, "--label n is a member of JSON lines", lines, self.text, "--label", "n"),
                 (DECK, "all inputs must be directories", lines, self.dir, "--label", "folder"),
                 (DECK, "names that end in .targets", lines, "--out", self.dir / "a.targets")):
             with self.subTest(text):
@@ -216,7 +217,7 @@ class Chat(TextTest):
             out = self.dir / str(ranks) / "out"
             output = self.run_code(0, "tokenize", self.lines, "--tokenizer", self.tokenizer, "--out",
                                    out, "--chat", ranks=ranks)
-            self.assertIn("40 documents", output)
+            self.assertIn("in 40 documents, each ended by its template", output)
             self.assertIn("of them count as targets of the loss", output)
             made.add(tuple(f.read_bytes() for f in sorted(out.parent.iterdir())))
         self.assertEqual(len(made), 1)
@@ -246,6 +247,44 @@ class Chat(TextTest):
             with self.subTest(text):
                 self.assertIn(text, self.run_code(code, "tokenize", *options, ranks=2))
                 self.assertFalse((self.dir / "out.bin").exists())
+
+
+class Kinds(TextTest):
+    def test_every_kind_of_tokenizer_gives_the_packages_ids(self):
+        """Of thousands of texts of every script, with broken clusters, controls and spaces."""
+        python, why = python_with("tokenizers==0.23.3", dependencies=False)
+        if python is None:
+            self.skipTest(why)
+        job = subprocess.run([python, SOURCE / "tests/data/tokenizer_kinds.py", self.dir, "3000",
+                              "11"], capture_output=True, text=True)
+        self.assertEqual(job.returncode, 0, job.stderr)
+        kinds = sorted(file.name.removesuffix(".ids.json") for file in self.dir.glob("*.ids.json"))
+        self.assertGreaterEqual(len(kinds), 13)
+        for kind in kinds:
+            bare, framed = json.loads((self.dir / f"{kind}.ids.json").read_text())
+            for options, ids in (([], bare), (["--special-tokens"], framed)):
+                if options and bare == framed:  # there are none
+                    continue
+                with self.subTest(kind, options=options):
+                    self.run_code(0, "tokenize", self.dir / "texts.jsonl", "--tokenizer",
+                                  self.dir / f"{kind}.json", "--eos", "none", "--out",
+                                  self.dir / kind, *options)
+                    self.assertEqual(elements(self.dir / kind, "H"), ids)
+
+    def test_special_tokens_around_documents(self):
+        """One that ends by what ends documents does not get it twice."""
+        t5, bert = (SOURCE / f"tests/data/tokenizers/{name}.json" for name in ("t5", "bert"))
+        given = (self.text, "--out", self.dir / "out", "--tokenizer")
+        ends = []
+        for tokenizer, *options in ((t5,), (t5, "--special-tokens"), (bert, "--special-tokens",
+                                    "--eos", "[SEP]"), (bert, "--special-tokens", "--eos", "[PAD]")):
+            self.run_code(0, "tokenize", *given, tokenizer, *options)
+            document, = elements(self.dir / "out", "H")
+            ends.append(document[-2:])
+        self.assertEqual([end[-1] for end in ends], [1, 1, 3, 0])
+        self.assertTrue(all(first != last for first, last in ends), ends)
+        self.assertIn("puts none around a text",
+                      self.run_code(DECK, "tokenize", *given, GPT2, "--special-tokens", ranks=2))
 
 
 READ_TOKENIZER = """

@@ -9,7 +9,9 @@
 #include <random>
 
 #include "core/error.hpp"
+#include "io/chat_template.hpp"
 #include "io/hugging_face.hpp"
+#include "io/json.hpp"
 #include "io/megatron.hpp"
 #include "io/token_files.hpp"
 #include "io/token_targets.hpp"
@@ -209,11 +211,14 @@ TEST(Fuzz, IndexOfAShardedModel) {
 }
 
 TEST(Fuzz, TokenizerJson) {
-  for (const char* name : {"tokenizers/gpt2.json", "tokenizers/llama3.json"}) {
+  for (const char* name : {"tokenizers/gpt2.json", "tokenizers/llama3.json", "tokenizers/bert.json",
+                           "tokenizers/t5.json", "tokenizers/llama2.json"}) {
     // Few merges and words, so that the settings, not the tables, get most of the damage.
     nlohmann::json content = nlohmann::json::parse(test::read_file(data_path(name)));
-    auto& merges = content["model"]["merges"];
-    merges.erase(merges.begin() + 10, merges.end());
+    if (content["model"].contains("merges")) {
+      auto& merges = content["model"]["merges"];
+      merges.erase(merges.begin() + 10, merges.end());
+    }
     std::string text;
     fuzz(
         content.dump(), [&](const std::string& bytes) { text = bytes; },
@@ -237,6 +242,24 @@ TEST(Fuzz, JsonLines) {
     test::tokenize_in_parts(inputs, dir / "out", tokenizer, 2,
                             {.labels = io::LabelSource::member, .label_key = "n"});
   });
+}
+
+TEST(Fuzz, ChatTemplates) {
+  const TemporaryDirectory dir;
+  test::write_file(dir / "t.json", R"({"special_tokens": ["<|endoftext|>"], "begin": "{{", "roles":
+    {"user": {"before": "a"}, "assistant": {"end": "<|endoftext|>{eos}", "learned": true}}})");
+  test::write_file(dir / "l.jsonl", R"({"messages": [{"role": "user", "content": "hi"},
+ {"from": "gpt", "value": "yo"}]})");
+  const auto tokenizer = io::Tokenizer::open(data_path("tokenizers/gpt2.json"));
+  const auto render = [&] {
+    io::ChatTemplate chat = io::ChatTemplate::open((dir / "t.json").string());
+    chat.bind(tokenizer);
+    const io::JsonDocument line(test::read_file(dir / "l.jsonl"), "l.jsonl");
+    chat.render(line.root(), "");
+  };
+  render();
+  fuzz_file(dir / "l.jsonl", render);
+  fuzz_file(dir / "t.json", [&] { io::ChatTemplate::open((dir / "t.json").string()); });
 }
 
 TEST(Fuzz, TargetsAndLabels) {
