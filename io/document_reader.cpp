@@ -7,6 +7,7 @@
 #include "core/math.hpp"
 #include "io/file.hpp"
 #include "io/json.hpp"
+#include "io/json_line.hpp"
 #include "io/utf8.hpp"
 
 namespace tessera::io {
@@ -159,14 +160,21 @@ class DocumentReader {
   }
 
   void take_line(std::string_view line, const std::string& name, const InputPlace& place) {
-    const JsonDocument object(line, name);
     Document document{.place = place};
+    const std::string_view field = rules_.field.empty() ? "text" : std::string_view(rules_.field);
+    if (!rules_.chat && rules_.labels != LabelSource::member) {
+      if (const auto text = quick_.text(line, field)) {
+        document.text = *text;
+        return document_(document);
+      }
+    }
+    const JsonDocument object(line, name);
     std::vector<TemplatePiece> pieces;
     if (rules_.chat) {
       pieces = rules_.chat->render(object.root(), rules_.field);
       document.pieces = pieces;
     } else {
-      document.text = object.root()[rules_.field.empty() ? "text" : rules_.field].text();
+      document.text = object.root()[field].text();
     }
     LabelValue label;
     if (rules_.labels == LabelSource::member) {
@@ -178,6 +186,7 @@ class DocumentReader {
 
   const DocumentRules& rules_;
   const DocumentVisitor& document_;
+  JsonLineReader quick_;
 };
 
 bool is_hidden(const fs::path& path) { return path.filename().string().starts_with('.'); }

@@ -9,6 +9,8 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.hpp"
+#include "io/json.hpp"
+#include "io/json_line.hpp"
 #include "io/token_files.hpp"
 #include "io/tokenizer_files.hpp"
 #include "support/temporary_directory.hpp"
@@ -236,6 +238,36 @@ TEST(Tokenize, UnpacksWhatGzipHasMade) {
     EXPECT_NE(message.find("bad.txt.gz: "), std::string::npos) << message;
     EXPECT_NE(message.find(expected), std::string::npos) << message;
   }
+}
+
+// What the quick reader takes is what the one that explains takes, and nothing else.
+TEST(JsonLineReader, AgreesWithJsonDocument) {
+  io::JsonLineReader quick;
+  const std::string deep = std::string(255, '[') + std::string(255, ']');
+  int taken = 0;
+  for (const std::string& line :
+       {std::string(R"({"text": "a\u00e9\ud83d\ude00\n\"", "n": [1, {"m": null}]})"),
+        std::string(R"({"text": "", "x": 1e400})"), std::string(R"({"text": "a", "text": "b"})"),
+        std::string(R"({"text": "a", "x": {"b": 1, "b": 2}})"), std::string(R"({"text": 1})"),
+        std::string(R"({"text": null})"), std::string(R"({"body": "a"})"),
+        std::string(R"(["text"])"), std::string(R"({"text": "\ud800"})"),
+        std::string("{\"text\": \"\xff\"}"), std::string(R"({"text": "a"} {})"),
+        std::string(R"({"text": "a")"), std::string("{}"),
+        std::string(R"({"text": "a", "big": 123456789012345678901234567890})"),
+        R"({"text": "a", "deep": )" + deep + "}", R"({"text": "a", "deep": [)" + deep + "]}",
+        std::string(R"({"text": "\u0000 nul"})"), std::string("{\"text\": \"a\tb\"}")}) {
+    std::optional<std::string> explained;
+    try {
+      const io::JsonDocument document(line, "line");
+      explained = document.root()["text"].text();
+    } catch (const DataError&) {
+    }
+    if (const auto text = quick.text(line, "text")) {
+      EXPECT_EQ(*text, explained) << line;
+      ++taken;
+    }
+  }
+  EXPECT_EQ(taken, 3);
 }
 
 TEST(Tokenize, TakesTheTextFromTheFieldThatIsAskedFor) {
