@@ -287,6 +287,54 @@ class Kinds(TextTest):
                       self.run_code(DECK, "tokenize", *given, GPT2, "--special-tokens", ranks=2))
 
 
+WRITE_PARQUET = """
+import sys, pyarrow, pyarrow.parquet
+rows = [{"text": f"é {n}", "kind": n % 2 == 0, "n": n} for n in range(2500)]
+pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), sys.argv[1], row_group_size=700)
+pyarrow.parquet.write_table(pyarrow.table({"x": [1.0, float("nan")]}), sys.argv[2])
+"""
+
+
+class Parquet(TextTest):
+    TOOL = SOURCE / "tools" / "parquet_to_jsonl"
+
+    def setUp(self):
+        super().setUp()
+        self.python, why = python_with("pyarrow==26.0.1")
+        if self.python is None:
+            self.skipTest(why)
+        self.good, self.bad = self.dir / "good.parquet", self.dir / "bad.parquet"
+        subprocess.run([self.python, "-c", WRITE_PARQUET, self.good, self.bad], check=True)
+
+    def lines(self, *arguments):
+        job = subprocess.run([self.python, self.TOOL, *map(str, arguments)], capture_output=True,
+                             text=True)
+        return job.returncode, job.stdout, job.stderr
+
+    def test_rows_become_lines_that_tokenize_reads(self):
+        code, lines, errors = self.lines(self.good, self.good, "--rows", 300)
+        self.assertEqual((code, errors), (0, ""))
+        self.assertEqual([json.loads(line) for line in lines.splitlines()],
+                         2 * [{"text": f"é {n}", "kind": n % 2 == 0, "n": n} for n in range(2500)])
+        (self.dir / "l.jsonl").write_text(lines)
+        self.assertIn("5000 documents", self.run_code(
+            0, "tokenize", self.dir / "l.jsonl", "--label", "kind", "--out", self.dir / "out"))
+        code, lines, _ = self.lines("--columns", "n", "--", self.good)
+        self.assertEqual([json.loads(line) for line in lines.splitlines()],
+                         [{"n": n} for n in range(2500)])
+
+    def test_errors_name_file_and_place(self):
+        for text, *arguments in (("bad.parquet: row 2: ", self.bad),
+                                 ("no column m; there are text, kind, n", "--columns", "m", "--",
+                                  self.good),
+                                 ("text.txt: ", self.text), ("nosuch", self.dir / "nosuch")):
+            code, _, errors = self.lines(*arguments)
+            self.assertEqual(code, 1)
+            self.assertIn("parquet_to_jsonl: ", errors)
+            self.assertIn(text, errors)
+            self.assertEqual(errors.count("\n"), 1, errors)
+
+
 READ_TOKENIZER = """
 import json, sys, tokenizers
 tokenizer = tokenizers.Tokenizer.from_file(sys.argv[1])
