@@ -4,6 +4,9 @@
 
 #include "core/error.hpp"
 #include "io/checkpoint_blocks.hpp"
+#include "io/megatron.hpp"
+#include "io/token_labels.hpp"
+#include "io/token_targets.hpp"
 
 namespace tessera::io {
 namespace {
@@ -31,6 +34,27 @@ DataFile described(const File& file, std::uint64_t hash) {
   return {.path = file.path().string(), .bytes = file.size(), .hash = hash};
 }
 
+DataFile whole(const std::filesystem::path& path) {
+  const File file(path, OpenMode::read);
+  return described(file, hash_whole(file));
+}
+
+/// The index, targets and labels of a token file, where it has such.
+void add_companions(const TokenCorpus::TokenFile& tokens, std::int64_t pieces,
+                    std::vector<DataFile>& all) {
+  if (tokens.index) all.push_back(whole(*tokens.index));
+  if (const auto targets = targets_of(tokens)) {
+    const File marks(megatron_bin(*targets), OpenMode::read);
+    all.push_back(described(marks, hash_sample(marks, pieces)));
+    all.push_back(whole(megatron_idx(*targets)));
+  }
+  if (const auto labels = labels_of(tokens)) {
+    for (const auto& path : {megatron_bin(*labels), megatron_idx(*labels),
+                             std::filesystem::path(labels->string() + ".json")})
+      all.push_back(whole(path));
+  }
+}
+
 }  // namespace
 
 std::vector<DataFile> identify(const TokenCorpus& corpus) {
@@ -40,11 +64,7 @@ std::vector<DataFile> identify(const TokenCorpus& corpus) {
   std::vector<DataFile> all;
   for (const TokenCorpus::TokenFile& tokens : corpus.files()) {
     all.push_back(described(tokens.file, hash_sample(tokens.file, pieces)));
-    if (!tokens.index) continue;
-    const File index(*tokens.index, OpenMode::read);
-    all.push_back(described(index, hash_whole(index)));
-    if (tokens.targets)  // its index was compared with the tokens'
-      all.push_back(described(*tokens.targets, hash_sample(*tokens.targets, pieces)));
+    add_companions(tokens, pieces, all);
   }
   return all;
 }

@@ -12,7 +12,7 @@
 
 namespace tessera::io {
 
-/// A token file, or the index of one.
+/// A token file, or the index of one, or of its targets or labels.
 struct DataFile {
   std::string path;  // for people
   std::int64_t bytes = 0;
@@ -20,11 +20,12 @@ struct DataFile {
   bool operator==(const DataFile&) const = default;
 };
 
-/// The files of a corpus, in its order: each token file, followed by its index if it has one.
-/// Indices are hashed whole, and token files of at most 16 MiB; of larger ones 256 pieces of 64 KiB
-/// at equal distances, the first and the last among them. Where there are more than 64 files each
-/// has fewer pieces, at least 16: so tokens cost about a gigabyte of reading, or one MiB a file,
-/// but a change of a few of them in the midst of a large file may pass.
+/// The files of a corpus, in its order: each token file, followed by its index, targets and labels,
+/// if it has such. Indices and labels are hashed whole, and tokens and targets of at most 16 MiB;
+/// of larger ones 256 pieces of 64 KiB at equal distances, the first and the last among them. Where
+/// there are more than 64 files each has fewer pieces, at least 16: so tokens cost about a gigabyte
+/// of reading, or one MiB a file, but a change of a few of them in the midst of a large file may
+/// pass.
 std::vector<DataFile> identify(const TokenCorpus& corpus);
 
 /// What differs, naming file and both values; nothing if all is the same. Paths are not compared.

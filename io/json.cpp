@@ -130,6 +130,11 @@ bool JsonCursor::boolean() const {
   return value_->get<bool>();
 }
 
+bool JsonCursor::flag(std::string_view key, bool otherwise) const {
+  const auto member = find(key);
+  return member ? member->boolean() : otherwise;
+}
+
 const std::string& JsonCursor::text() const {
   if (!value_->is_string()) expected("a string");
   return value_->get_ref<const std::string&>();
@@ -139,6 +144,7 @@ bool JsonCursor::is_integer() const {
   return value_->is_number_integer() &&
          !(value_->is_number_unsigned() && value_->get<std::uint64_t>() > INT64_MAX);
 }
+bool JsonCursor::is_boolean() const { return value_->is_boolean(); }
 bool JsonCursor::is_text() const { return value_->is_string(); }
 bool JsonCursor::is_array() const { return value_->is_array(); }
 bool JsonCursor::is_object() const { return value_->is_object(); }

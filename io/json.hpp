@@ -26,10 +26,13 @@ class JsonCursor {
   std::int64_t integer(std::int64_t least = INT64_MIN, std::int64_t most = INT64_MAX) const;
   double number() const;  // finite
   bool boolean() const;
+  /// The boolean member `key` of this object, or what it is where that is absent.
+  bool flag(std::string_view key, bool otherwise = false) const;
   const std::string& text() const;
   const nlohmann::json& raw() const { return *value_; }
 
   bool is_integer() const;
+  bool is_boolean() const;
   bool is_text() const;
   bool is_array() const;
   bool is_object() const;

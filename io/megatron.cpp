@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "io/system_calls.hpp"
 
 namespace tessera::io {
 namespace fs = std::filesystem;
@@ -20,6 +21,8 @@ constexpr std::string_view kMagic{"MMIDIDX\0\0", 9};
 constexpr std::uint64_t kVersion = 1;
 constexpr std::int64_t kHeaderBytes = 9 + 8 + 1 + 8 + 8;
 constexpr std::int64_t kBatch = 1 << 15;  // table entries read at a time
+
+constexpr std::size_t kBufferBytes = std::size_t{4} << 20;
 
 // Lengths are 32-bit: a longer document is stored as several sequences.
 constexpr std::int64_t kLongestSequence = std::int64_t{1} << 30;
@@ -48,6 +51,52 @@ T value_at(std::span<const std::byte> bytes, std::size_t offset) {
 template <typename T>
 void read_table(const File& file, std::int64_t offset, std::span<T> out) {
   file.read(offset, std::as_writable_bytes(out));
+}
+
+/// What a file is called until it is published.
+fs::path unnamed(const fs::path& path) { return path.string() + ".tmp"; }
+
+template <typename T>
+void narrow_to(std::span<const std::int32_t> elements, std::span<std::byte> out) {
+  for (std::size_t i = 0; i < elements.size(); ++i) {
+    const auto element = static_cast<T>(elements[i]);
+    std::memcpy(out.data() + i * sizeof(T), &element, sizeof(T));
+  }
+}
+
+void narrow(std::span<const std::int32_t> elements, DType type, std::span<std::byte> out) {
+  switch (type) {
+    case DType::u8: return narrow_to<std::uint8_t>(elements, out);
+    case DType::u16: return narrow_to<std::uint16_t>(elements, out);
+    case DType::i32: return narrow_to<std::int32_t>(elements, out);
+    default: check_failed("narrow", std::string(to_string(type)));
+  }
+}
+
+std::array<std::byte, kHeaderBytes> header(DType type, const MegatronExtent& all) {
+  std::array<std::byte, kHeaderBytes> bytes{};
+  const auto put = [&](std::size_t offset, const auto& value) {
+    std::memcpy(bytes.data() + offset, &value, sizeof value);
+  };
+  std::memcpy(bytes.data(), kMagic.data(), kMagic.size());
+  put(9, kVersion);
+  put(17, code_of(type));
+  put(18, static_cast<std::uint64_t>(all.sequences));
+  put(26, static_cast<std::uint64_t>(all.documents + 1));
+  return bytes;
+}
+
+/// Writes `count` entries of a table from a byte of the file on: entry i is value(i), asked for in
+/// order.
+template <typename Value>
+void write_batches(File& file, std::int64_t offset, std::int64_t count, const Value& value) {
+  std::vector<std::int64_t> batch;
+  for (std::int64_t first = 0; first < count; first += std::ssize(batch)) {
+    batch.resize(static_cast<std::size_t>(std::min(kBatch, count - first)));
+    for (std::size_t i = 0; i < batch.size(); ++i)
+      batch[i] = value(static_cast<std::size_t>(first) + i);
+    file.write(offset + 8 * first, std::as_bytes(std::span(batch)));
+  }
 }
 
 }  // namespace
@@ -204,73 +253,115 @@ std::vector<std::int64_t> MegatronIndex::document_ends(Range sequences, Range by
   return ends;
 }
 
-MegatronWriter::MegatronWriter(fs::path prefix, std::int64_t vocab)
-    : prefix_(std::move(prefix)),
-      type_(vocab <= 65536 ? DType::u16 : DType::i32),
-      bin_(megatron_bin(prefix_)) {}
+MegatronExtent& MegatronExtent::operator+=(const MegatronExtent& other) {
+  elements += other.elements;
+  sequences += other.sequences;
+  documents += other.documents;
+  return *this;
+}
 
-void MegatronWriter::append(std::span<const std::int32_t> tokens) {
-  if (type_ == DType::u16) {
-    const std::vector<std::uint16_t> narrow(tokens.begin(), tokens.end());
-    bin_.append(std::as_bytes(std::span(narrow)));
-  } else {
-    bin_.append(std::as_bytes(tokens));
-  }
-  open_length_ += static_cast<std::int64_t>(tokens.size());
+MegatronShare::MegatronShare(fs::path prefix, DType type, std::int64_t index)
+    : prefix_(std::move(prefix)),
+      type_(type),
+      index_(index),
+      elements_(index == 0 ? unnamed(megatron_bin(prefix_))
+                           : unnamed(fmt::format("{}.part{:05}.bin", prefix_.string(), index)),
+                OpenMode::create) {
+  if (index_ == 0) File(unnamed(megatron_idx(prefix_)), OpenMode::create).close();
+}
+
+MegatronShare::~MegatronShare() {
+  system_calls::remove_tree(elements_.path());
+  if (index_ == 0) system_calls::remove_tree(unnamed(megatron_idx(prefix_)));
+}
+
+void MegatronShare::append(std::span<const std::int32_t> elements) {
+  const std::size_t before = buffer_.size();
+  buffer_.resize(before + elements.size() * static_cast<std::size_t>(size_of(type_)));
+  narrow(elements, type_, std::span(buffer_).subspan(before));
+  open_length_ += static_cast<std::int64_t>(elements.size());
   for (; open_length_ > kLongestSequence; open_length_ -= kLongestSequence) {
     lengths_.push_back(static_cast<std::int32_t>(kLongestSequence));
   }
+  if (buffer_.size() >= kBufferBytes) flush();
 }
 
-void MegatronWriter::end_document() {
+void MegatronShare::flush() {
+  elements_.write(written_, buffer_);
+  written_ += static_cast<std::int64_t>(buffer_.size());
+  buffer_.clear();
+}
+
+void MegatronShare::end_document() {
   lengths_.push_back(static_cast<std::int32_t>(std::exchange(open_length_, 0)));
-  documents_.push_back(static_cast<std::int64_t>(lengths_.size()));
+  document_ends_.push_back(std::ssize(lengths_));
 }
 
-void MegatronWriter::append_pair(const fs::path& prefix) {
-  TESSERA_CHECK(open_length_ == 0, "a document of {} tokens is open", open_length_);
-  const MegatronIndex index(prefix);
-  TESSERA_CHECK(index.type() == type_, "{} appended to {}", to_string(index.type()),
-                to_string(type_));
-  const File bin(megatron_bin(prefix), OpenMode::read);
-  const std::int64_t bytes = bin.size();
-  const auto base = static_cast<std::int64_t>(lengths_.size());
-  std::int64_t copied = 0;
-  index.for_each_sequence(bytes, [&](const MegatronIndex::Sequence& sequence) {
-    TESSERA_CHECK(sequence.pointer == copied, "{}: sequences are not contiguous", prefix.string());
-    copied += sequence.length * size_of(type_);
-    lengths_.push_back(static_cast<std::int32_t>(sequence.length));
-  });
-  index.for_each_document_end([&](std::int64_t end) { documents_.push_back(base + end); });
-  std::vector<std::byte> buffer(std::size_t{4} << 20);
-  for (std::int64_t done = 0; done < copied;) {
-    const auto count = std::min(static_cast<std::int64_t>(buffer.size()), copied - done);
-    const auto piece = std::span(buffer).first(static_cast<std::size_t>(count));
-    bin.read(done, piece);
-    bin_.append(piece);
+MegatronExtent MegatronShare::extent() const {
+  TESSERA_CHECK(open_length_ == 0, "a document of {} elements is open", open_length_);
+  return {.elements = (written_ + std::ssize(buffer_)) / size_of(type_),
+          .sequences = std::ssize(lengths_),
+          .documents = std::ssize(document_ends_)};
+}
+
+void MegatronShare::place(const MegatronExtent& before, const MegatronExtent& all) {
+  place_elements(before);
+  place_index(before, all);
+}
+
+void MegatronShare::place_elements(const MegatronExtent& before) {
+  flush();
+  if (index_ == 0) return elements_.sync();
+  File all(unnamed(megatron_bin(prefix_)), OpenMode::update);
+  const std::int64_t begin = before.elements * size_of(type_);
+  buffer_.resize(kBufferBytes);
+  for (std::int64_t done = 0; done < written_;) {
+    const auto count = std::min(static_cast<std::int64_t>(buffer_.size()), written_ - done);
+    const auto piece = std::span(buffer_).first(static_cast<std::size_t>(count));
+    elements_.read(done, piece);
+    all.write(begin + done, piece);
     done += count;
   }
+  buffer_.clear();
+  all.sync();
 }
 
-void MegatronWriter::publish() {
-  TESSERA_CHECK(open_length_ == 0, "a document of {} tokens is open", open_length_);
-  AtomicFile idx(megatron_idx(prefix_));
-  idx.append(kMagic);
-  idx.append_value(kVersion);
-  idx.append_value(code_of(type_));
-  idx.append_value(static_cast<std::uint64_t>(lengths_.size()));
-  idx.append_value(static_cast<std::uint64_t>(documents_.size()));
-  idx.append(std::as_bytes(std::span(lengths_)));
-  std::int64_t pointer = 0;
-  for (const std::int32_t length : lengths_) {
-    idx.append_value(pointer);
-    pointer += length * size_of(type_);
+void MegatronShare::place_index(const MegatronExtent& before, const MegatronExtent& all) {
+  File idx(unnamed(megatron_idx(prefix_)), OpenMode::update);
+  constexpr std::int64_t kFirst = 0;
+  const std::int64_t pointers = kHeaderBytes + 4 * all.sequences,
+                     documents = pointers + 8 * all.sequences;
+  if (index_ == 0) {
+    idx.write(0, header(type_, all));
+    idx.write(documents, std::as_bytes(std::span(&kFirst, 1)));
   }
-  idx.append(std::as_bytes(std::span(documents_)));
-  // An old index must never describe the new tokens.
+  idx.write(kHeaderBytes + 4 * before.sequences, std::as_bytes(std::span(lengths_)));
+  std::int64_t at = before.elements * size_of(type_), first = before.sequences;
+  write_batches(idx, pointers + 8 * first, std::ssize(lengths_), [&](std::size_t i) {
+    return std::exchange(at, at + lengths_[i] * size_of(type_));
+  });
+  write_batches(idx, documents + 8 * (before.documents + 1), std::ssize(document_ends_),
+                [&](std::size_t i) { return first + document_ends_[i]; });
+  idx.sync();
+}
+
+void MegatronShare::publish() {
+  TESSERA_CHECK(index_ == 0, "share {} publishes", index_);
+  for (const fs::path& path : {megatron_bin(prefix_), megatron_idx(prefix_)}) {
+    rename_path(unnamed(path), path);
+    sync_directory(path.has_parent_path() ? path.parent_path() : ".");
+  }
+}
+
+DType token_type(std::int64_t vocab) { return vocab <= 65536 ? DType::u16 : DType::i32; }
+
+MegatronWriter::MegatronWriter(const fs::path& prefix, std::int64_t vocab)
+    : prefix_(prefix), share_(prefix, token_type(vocab), 0) {}
+
+void MegatronWriter::publish() {
+  share_.place({}, share_.extent());
   remove_durably(megatron_idx(prefix_));
-  bin_.publish();
-  idx.publish();
+  share_.publish();
 }
 
 }  // namespace tessera::io

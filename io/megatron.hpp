@@ -53,29 +53,70 @@ class MegatronIndex {
   std::int64_t document_entries_ = 0;
 };
 
-/// Writes a pair: 16-bit tokens if the vocabulary allows it, else 32-bit. Both files appear when
-/// publish() returns, the index last.
-class MegatronWriter {
- public:
-  MegatronWriter(std::filesystem::path prefix, std::int64_t vocab);
+/// How much of a pair there is: of one share, of those before it, or of all.
+struct MegatronExtent {
+  std::int64_t elements = 0, sequences = 0, documents = 0;
 
-  /// More tokens of the current document.
-  void append(std::span<const std::int32_t> tokens);
+  MegatronExtent& operator+=(const MegatronExtent& other);
+  bool operator==(const MegatronExtent&) const = default;
+};
+
+/// What one of several writers gives to a pair. All write side by side: each keeps its elements,
+/// the first where they belong and the others in a file of their own, until it is known how much
+/// precedes them; then each puts what it has into its place. So the pair's bytes are the same for
+/// any number of writers. Nothing has its final name before publish(), and what has not got one is
+/// removed by the destructor.
+class MegatronShare {
+ public:
+  /// Share `index` of the pair. The first makes the files that all of them write to.
+  MegatronShare(std::filesystem::path prefix, DType type, std::int64_t index);
+  ~MegatronShare();
+  MegatronShare(const MegatronShare&) = delete;
+  MegatronShare& operator=(const MegatronShare&) = delete;
+
+  /// More elements of the current document.
+  void append(std::span<const std::int32_t> elements);
   void end_document();
-  /// All documents of another pair with the same element type.
-  void append_pair(const std::filesystem::path& prefix);
+  MegatronExtent extent() const;
+
+  /// Writes the share into the files of the pair, durably, once every share has been made.
+  void place(const MegatronExtent& before, const MegatronExtent& all);
+  /// The first share's, once all are placed: the files get their names, the index last. There must
+  /// be no index of that name, which would describe other elements.
   void publish();
 
-  std::int64_t tokens() const { return bin_.position() / size_of(type_); }
-  std::int64_t documents() const { return static_cast<std::int64_t>(documents_.size()) - 1; }
+ private:
+  void flush();
+  void place_elements(const MegatronExtent& before);
+  void place_index(const MegatronExtent& before, const MegatronExtent& all);
+
+  std::filesystem::path prefix_;
+  DType type_;
+  std::int64_t index_;
+  File elements_;
+  std::vector<std::byte> buffer_;
+  std::int64_t written_ = 0;  // bytes of elements_
+  std::vector<std::int32_t> lengths_;
+  std::vector<std::int64_t> document_ends_;  // in sequences of this share
+  std::int64_t open_length_ = 0;             // elements of the sequence that is being written
+};
+
+/// The type of tokens: 16 bits if the vocabulary allows it, else 32.
+DType token_type(std::int64_t vocab);
+
+/// Writes a pair of tokens alone. Both files appear when publish() returns, the index last.
+class MegatronWriter {
+ public:
+  MegatronWriter(const std::filesystem::path& prefix, std::int64_t vocab);
+
+  /// More tokens of the current document.
+  void append(std::span<const std::int32_t> tokens) { share_.append(tokens); }
+  void end_document() { share_.end_document(); }
+  void publish();
 
  private:
   std::filesystem::path prefix_;
-  DType type_;
-  AtomicFile bin_;
-  std::vector<std::int32_t> lengths_;
-  std::vector<std::int64_t> documents_{0};
-  std::int64_t open_length_ = 0;  // tokens of the sequence that is being written
+  MegatronShare share_;
 };
 
 }  // namespace tessera::io

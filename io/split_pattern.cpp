@@ -76,22 +76,20 @@ SplitPattern::~SplitPattern() = default;
 
 const std::string& SplitPattern::text() const { return compiled_->text; }
 
-void SplitPattern::split(std::string_view text,
-                         const std::function<void(std::string_view)>& piece) {
+void SplitPattern::cut(std::string_view text, const Piece& piece) {
   while (!text.empty()) {
     const std::size_t valid = valid_utf8_prefix(text);
     if (valid > 0) {
-      split_valid(text.substr(0, valid), piece);
+      cut_valid(text.substr(0, valid), piece);
     } else {
-      piece(text.substr(0, 1));
+      piece(text.substr(0, 1), false);
     }
     text.remove_prefix(std::max<std::size_t>(valid, 1));
   }
 }
 
-// The text has been checked once, in split(): checking it at each match would be quadratic.
-void SplitPattern::split_valid(std::string_view text,
-                               const std::function<void(std::string_view)>& piece) {
+// The text has been checked once, in cut(): checking it at each match would be quadratic.
+void SplitPattern::cut_valid(std::string_view text, const Piece& piece) {
   std::size_t done = 0;   // text before it has been handed out
   std::size_t start = 0;  // where to look for the next match
   while (start < text.size()) {
@@ -114,11 +112,11 @@ void SplitPattern::split_valid(std::string_view text,
       start = at + (character ? character->length : 1);
       continue;
     }
-    if (begin > done) piece(text.substr(done, begin - done));
-    piece(text.substr(begin, end - begin));
+    if (begin > done) piece(text.substr(done, begin - done), false);
+    piece(text.substr(begin, end - begin), true);
     done = start = end;
   }
-  if (done < text.size()) piece(text.substr(done));
+  if (done < text.size()) piece(text.substr(done), false);
 }
 
 }  // namespace tessera::io

@@ -21,12 +21,13 @@ class SplitPattern {
 
   const std::string& text() const;
 
+  using Piece = std::function<void(std::string_view piece, bool match)>;
   /// Cuts `text` into the matches and what lies between them, in order, none empty. DataError if
   /// the pattern needs too many steps on this text.
-  void split(std::string_view text, const std::function<void(std::string_view)>& piece);
+  void cut(std::string_view text, const Piece& piece);
 
  private:
-  void split_valid(std::string_view text, const std::function<void(std::string_view)>& piece);
+  void cut_valid(std::string_view text, const Piece& piece);
 
   struct Compiled;
   std::unique_ptr<Compiled> compiled_;

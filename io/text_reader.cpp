@@ -123,6 +123,18 @@ std::string_view TextReader::next() {
 
 std::int64_t TextReader::position() const { return impl_->at; }
 
+std::string place_text(const InputPlace& place) {
+  TextReader reader(place.file);
+  std::int64_t line = 1;
+  for (std::int64_t left = place.byte; left > 0;) {
+    const std::string_view block = reader.next().substr(0, static_cast<std::size_t>(left));
+    if (block.empty()) break;
+    line += std::count(block.begin(), block.end(), '\n');
+    left -= static_cast<std::int64_t>(block.size());
+  }
+  return fmt::format("{}: line {}", place.file.string(), line);
+}
+
 bool is_gzip(const fs::path& path) { return starts_as_gzip(File(path, OpenMode::read)); }
 
 }  // namespace tessera::io

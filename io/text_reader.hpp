@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <string>
 #include <string_view>
 
 namespace tessera::io {
@@ -26,6 +27,15 @@ class TextReader {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+/// A place in the text of a file.
+struct InputPlace {
+  std::filesystem::path file;
+  std::int64_t byte = 0;
+};
+
+/// "file: line N", which takes reading the file up to there.
+std::string place_text(const InputPlace& place);
 
 /// Whether gzip has made it, by the file's first bytes.
 bool is_gzip(const std::filesystem::path& path);

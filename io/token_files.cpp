@@ -12,6 +12,7 @@
 #include "core/hash.hpp"
 #include "core/regular_file.hpp"
 #include "io/megatron.hpp"
+#include "io/token_targets.hpp"
 
 namespace tessera::io {
 namespace fs = std::filesystem;
@@ -76,15 +77,13 @@ std::int64_t token_at(const File& file, DType type, std::int64_t offset) {
 std::uint64_t shape_of(const MegatronIndex& index, const File& bin) {
   Hasher hash;
   index.for_each_sequence(bin.size(), [&](const MegatronIndex::Sequence& s) {
-    hash.add(s.length).add(s.pointer / size_of(index.type()));
+    hash.add(s.length).add(s.length > 0 ? s.pointer / size_of(index.type()) : 0);
   });
   index.for_each_document_end([&](std::int64_t end) { hash.add(end); });
   return hash.value();
 }
 
 }  // namespace
-
-fs::path targets_prefix(const fs::path& prefix) { return prefix.string() + ".targets"; }
 
 TokenCorpus::TokenCorpus(std::span<const std::string> entries, std::int64_t vocab) : vocab_(vocab) {
   for (const std::string& entry : entries) {
@@ -129,26 +128,25 @@ void TokenCorpus::add_megatron(const std::string& prefix) {
   index.for_each_sequence(added.file.size(), [&](const MegatronIndex::Sequence& sequence) {
     add_run(sequence.pointer, sequence.length, number++);
   });
-  add_targets(prefix);
+  add_targets();
 }
 
 /// The pair must have the tokens' documents, and its elements lie in the file as the tokens do.
-void TokenCorpus::add_targets(const std::string& prefix) {
-  const fs::path beside = targets_prefix(prefix);
-  if (!path_exists(megatron_idx(beside))) return;
+void TokenCorpus::add_targets() {
   TokenFile& file = files_.back();
-  const MegatronIndex index(beside);
-  file.targets.emplace(megatron_bin(beside), OpenMode::read);
-  if (index.type() == DType::u8 &&
-      shape_of(index, *file.targets) == shape_of(*file.table, file.file))
-    return;
-  throw DataError(
-      fmt::format("{}: {} of {} tokens in elements of {}; expected u8 elements, of the documents "
-                  "of {}, in their "
-                  "order: were both made by one tessera tokenize?",
-                  megatron_idx(beside).string(), count_text(index.documents(), "document"),
-                  file.targets->size() / size_of(index.type()), to_string(index.type()),
-                  megatron_idx(prefix).string()));
+  const auto beside = targets_of(file);
+  if (!beside) return;
+  const MegatronIndex index(*beside);
+  file.targets.emplace(megatron_bin(*beside), OpenMode::read);
+  const std::string name = megatron_idx(*beside).string();
+  if (index.type() != DType::u8)
+    throw DataError(
+        fmt::format("{}: elements of type {}, u8 expected", name, to_string(index.type())));
+  if (shape_of(index, *file.targets) == shape_of(*file.table, file.file)) return;
+  throw DataError(fmt::format(
+      "{}: its documents are not those of {}: the two were not made together. Make both "
+      "anew with tessera tokenize",
+      name, file.index->string()));
 }
 
 void TokenCorpus::add_llmc(const std::string& path) {

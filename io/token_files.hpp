@@ -21,9 +21,6 @@ constexpr std::int64_t sequences_in(std::int64_t tokens, std::int64_t length) {
   return tokens > 0 ? (tokens - 1) / length : 0;
 }
 
-/// PREFIX.targets, the prefix of the pair that says which tokens count as targets of the loss.
-std::filesystem::path targets_prefix(const std::filesystem::path& prefix);
-
 /// Tokens are read with pread when asked for: nothing is mapped, so resident memory stays what the
 /// ledger says. Adjacent documents are merged into runs; a corpus written in order is one run a
 /// file, however many documents it has.
@@ -44,8 +41,8 @@ class TokenCorpus {
   /// a token that is not below the vocabulary size. Safe to call from many threads at once.
   void read(std::int64_t first, std::span<std::int32_t> out) const;
 
-  /// Whether some files say which of their tokens count as targets of the loss: a Megatron pair of
-  /// u8 beside PREFIX's (targets_prefix), with its documents, of ones and zeros.
+  /// Whether some files say which of their tokens count as targets of the loss
+  /// (io/token_targets.hpp).
   bool has_targets() const;
   /// Whether tokens [first, first + out.size()) count: 1 or 0, and 1 where nothing says so.
   /// DataError for another value. Safe to call from many threads at once.
@@ -81,7 +78,7 @@ class TokenCorpus {
 
   void add_megatron(const std::string& prefix);
   void add_llmc(const std::string& path);
-  void add_targets(const std::string& prefix);
+  void add_targets();
   void add_run(std::int64_t offset, std::int64_t count, std::int64_t sequence = 0);
   void read_run(const Run& run, std::int64_t skip, std::span<std::int32_t> out) const;
 

@@ -1,55 +1,83 @@
-// Text files into token files, in parts that run side by side: each part writes a pair of its own,
-// and merging them in order gives bytes that do not depend on the number of parts.
+// Text files into token files, in parts that run side by side. Each part keeps its tokens until it
+// is known how many precede them, then all write into the files of the whole at once: the bytes do
+// not depend on the number of parts. What belongs to the tokens, which of them are targets and what
+// the documents' labels are, becomes files beside them (io/token_targets.hpp, io/token_labels.hpp).
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
-#include <string_view>
+#include <vector>
 
 #include "io/bpe_training.hpp"
+#include "io/document_reader.hpp"
+#include "io/megatron.hpp"
+#include "io/token_labels.hpp"
 #include "io/tokenizer.hpp"
 
 namespace tessera::io {
 
-struct TokenizePart {
-  std::int64_t index = 0;
-  std::int64_t count = 1;
+/// What a part found, for all others.
+struct PartFindings {
+  MegatronExtent tokens;
+  std::int64_t targets = 0;  // tokens that a template has learned
+  LabelsFound labels;
+
+  /// As text, and again from it.
+  std::string pack() const;
+  static PartFindings unpack(const std::string& packed);
 };
 
-/// Where the documents of the inputs are.
-struct DocumentRules {
-  std::string field = "text";  // of a JSON line's object: the string that is a document
-  std::string separator;       // between the documents of a text file; empty: the file is one
+struct TokenizeSummary {
+  std::int64_t documents = 0;
+  std::int64_t tokens = 0;
+  std::optional<std::int64_t> targets;  // tokens that count, where there is a template
+  std::optional<LabelNames> labels;
 };
 
-/// Whether a file holds a document a line: its name ends in ".jsonl" or ".jsonl.gz".
-bool is_json_lines(const std::filesystem::path& path);
+/// One part of the inputs in tokens. In order: all parts are made, each is told what all found,
+/// each is placed, and the first publishes. What was not published is removed by the destructors.
+class TokenizedPart {
+ public:
+  /// Tokenizes its part, as read_part() finds it, without empty documents; a document of text ends
+  /// with the tokenizer's end-of-text token, if it has one and does not end so already. Of what a
+  /// template makes, all text between two special tokens that counts alike is encoded at once, and
+  /// special tokens that it spells are no such tokens: they come from the template alone.
+  TokenizedPart(std::span<const std::filesystem::path> inputs, const std::filesystem::path& prefix,
+                Tokenizer& tokenizer, TokenizePart part, const TokenizeProgress& progress,
+                const DocumentRules& rules = {});
 
-/// Bytes of input read so far, and all that this part will read.
-using TokenizeProgress = std::function<void(std::int64_t done, std::int64_t total)>;
+  PartFindings findings() const;
 
-/// Tokenizes a part of the inputs into PREFIX.partNNNNN.bin and .idx. What is_json_lines() does not
-/// take is text. Files that gzip has packed are unpacked. Empty documents are left out; a document
-/// ends with the tokenizer's end-of-text token, if it has one. All inputs, one after another, are
-/// cut into ranges of equal bytes, and a document belongs to the part in which its first byte lies;
-/// what cannot be read from its middle (packed files, text that is one document, separators that
-/// may overlap themselves) belongs to the part in which the file begins. DataError, with file and
-/// line, for input that is not what it should be, and for empty files.
-void tokenize_part(std::span<const std::filesystem::path> inputs,
-                   const std::filesystem::path& prefix, Tokenizer& tokenizer, TokenizePart part,
-                   const TokenizeProgress& progress, const DocumentRules& rules = {});
+  /// Writes the part into the files of the whole, of which these are all parts, in order. DataError
+  /// if there is no document in any of them, or nothing to learn, and for labels of several kinds
+  /// or, where `known` lists names, of others. The same on every part.
+  TokenizeSummary place(std::span<const PartFindings> all, const std::optional<LabelNames>& known);
 
-/// What is called with the text of each document.
-using DocumentVisitor = std::function<void(std::string_view text)>;
+  /// Gives PREFIX.bin and .idx and what belongs to them their names, the index last; keeps the
+  /// tokenizer and the end of documents beside (io/tokenizer_files.hpp). What there was of that
+  /// PREFIX is gone before, so that nothing of another text lies beside the new tokens.
+  void publish(const Tokenizer& tokenizer, const TokenizeSummary& summary);
 
-/// Hands out the documents of a part of the inputs, which are found and cut as tokenize_part()
-/// says; empty ones too.
-void read_part(std::span<const std::filesystem::path> inputs, TokenizePart part,
-               const DocumentRules& rules, const TokenizeProgress& progress,
-               const DocumentVisitor& document);
+ private:
+  void add(const Document& document, std::span<const std::int32_t> ids,
+           std::span<const std::int32_t> marks);
+  void place_labels(const MegatronExtent& before, const MegatronExtent& all,
+                    const LabelNames& names);
+
+  std::filesystem::path prefix_;
+  std::int64_t index_;
+  std::string label_key_;
+  std::int64_t targets_found_ = 0;
+  LabelsFound labels_found_;
+  MegatronShare tokens_;
+  std::unique_ptr<MegatronShare> targets_;  // where there is a template
+  std::unique_ptr<MegatronShare> labels_;   // where the rules ask for them
+};
 
 /// How often each word of a part of the inputs occurs, cut as GPT-2 does.
 WordCounts count_words(std::span<const std::filesystem::path> inputs, TokenizePart part,
@@ -62,16 +90,5 @@ inline constexpr std::int64_t kSmallestLearnedVocab = 257;
 /// fewer tokens if no more pairs occur twice.
 std::string learn_tokenizer(const WordCounts& words, std::int64_t vocab,
                             const std::function<void(std::int64_t)>& progress = {});
-
-struct TokenizeSummary {
-  std::int64_t documents = 0;
-  std::int64_t tokens = 0;
-};
-
-/// Joins the parts into PREFIX.bin and .idx, removes them, and keeps the tokenizer and the end of
-/// documents beside (io/tokenizer_files.hpp). Every part must be complete. DataError if there is no
-/// document in any of them.
-TokenizeSummary merge_parts(const std::filesystem::path& prefix, std::int64_t parts,
-                            const Tokenizer& tokenizer);
 
 }  // namespace tessera::io

@@ -6,6 +6,8 @@
 
 #include "io/file.hpp"
 #include "io/tokenizer_json.hpp"
+#include "io/utf8.hpp"
+#include "io/word_cache.hpp"
 
 namespace tessera::io {
 namespace {
@@ -15,57 +17,6 @@ constexpr std::array kEndOfText = {"<|endoftext|>", "<|end_of_text|>", "</s>", "
 // What others' names say once their brackets, underscores and the like are left out.
 constexpr std::array<std::string_view, 7> kEndOfTextWords = {
     "eos", "eod", "endoftext", "endofdocument", "endofsequence", "endofsentence", "enddocument"};
-
-/// Finds added tokens in text: at each place the longest one wins.
-class AddedTokenFinder {
- public:
-  explicit AddedTokenFinder(std::vector<AddedToken> tokens) : tokens_(std::move(tokens)) {
-    std::stable_sort(tokens_.begin(), tokens_.end(), [](const AddedToken& a, const AddedToken& b) {
-      return a.content.size() > b.content.size();
-    });
-    for (const AddedToken& token : tokens_) {
-      by_first_byte_[static_cast<unsigned char>(token.content[0])].push_back(&token);
-    }
-  }
-
-  AddedTokenFinder(const AddedTokenFinder&) = delete;  // the table points into tokens_
-  AddedTokenFinder& operator=(const AddedTokenFinder&) = delete;
-
-  /// Calls `text_piece` for the text between tokens (none empty) and `found` for each token's id.
-  template <typename TextPiece, typename Found>
-  void cut(std::string_view text, const TextPiece& text_piece, const Found& found) const {
-    std::size_t done = 0;
-    for (std::size_t i = 0; i < text.size() && !tokens_.empty();) {
-      const AddedToken* token = token_at(text.substr(i));
-      if (token == nullptr) {
-        ++i;
-        continue;
-      }
-      if (i > done) text_piece(text.substr(done, i - done));
-      found(token->id);
-      done = i += token->content.size();
-    }
-    if (done < text.size()) text_piece(text.substr(done));
-  }
-
- private:
-  const AddedToken* token_at(std::string_view text) const {
-    for (const AddedToken* token : by_first_byte_[static_cast<unsigned char>(text[0])]) {
-      if (text.starts_with(token->content)) return token;
-    }
-    return nullptr;
-  }
-
-  std::vector<AddedToken> tokens_;
-  std::array<std::vector<const AddedToken*>, 256> by_first_byte_;
-};
-
-std::vector<AddedToken> select(const std::vector<AddedToken>& all, bool normalized) {
-  std::vector<AddedToken> chosen;
-  std::copy_if(all.begin(), all.end(), std::back_inserter(chosen),
-               [&](const AddedToken& token) { return token.normalized == normalized; });
-  return chosen;
-}
 
 /// Whether the letters of a name, whatever is around and between them, are words for an end.
 bool sounds_like_end_of_text(std::string_view name) {
@@ -93,58 +44,109 @@ std::optional<std::int32_t> find_end_of_text(const std::vector<AddedToken>& adde
   return only;
 }
 
+struct WordPieceEncoder {
+  WordPieceModel model;
+  void encode(std::string_view word, std::vector<std::int32_t>& ids) const {
+    encode_word_pieces(model, word, ids);
+  }
+};
+
+using Encoder = std::variant<BpeEncoder, WordPieceEncoder, UnigramEncoder>;
+
+Encoder make_encoder(TokenModel& model) {
+  if (auto* bpe = std::get_if<BpeModel>(&model)) return BpeEncoder(std::move(*bpe));
+  if (auto* pieces = std::get_if<WordPieceModel>(&model))
+    return WordPieceEncoder{std::move(*pieces)};
+  return UnigramEncoder(std::move(std::get<UnigramModel>(model)));
+}
+
+std::string valid_utf8(std::string_view text) {
+  if (valid_utf8_prefix(text) == text.size()) return std::string(text);
+  Utf8Stream stream;
+  std::string out = stream.push(text);
+  return out + stream.finish();
+}
+
 }  // namespace
 
 struct Tokenizer::Impl {
-  explicit Impl(TokenizerDefinition definition, std::string text)
+  Impl(TokenizerDefinition definition, std::string text)
       : json(std::move(text)),
         vocab(definition.vocab),
         end_of_text(find_end_of_text(definition.added)),
-        prefix_space(definition.prefix_space),
+        frame(std::move(definition.frame)),
         added(definition.added),
-        bytes_of(std::move(definition.bytes_of)),
-        verbatim(select(definition.added, false)),
-        normalized(select(definition.added, true)),
-        patterns(std::move(definition.patterns)),
-        bpe(std::move(definition.model)) {}
+        names(std::move(definition.names)),
+        texts(std::move(definition.texts)),
+        normalizer(std::move(definition.normalizer)),
+        verbatim(added, false, normalizer),
+        normalized(added, true, normalizer),
+        pre_tokenizer(std::move(definition.pre_tokenizer)),
+        model(make_encoder(definition.model)) {}
 
-  template <typename Word>
-  void cut_words(std::string_view text, std::size_t pattern, const Word& word) {
-    if (pattern == patterns.size()) return word(text);
-    patterns[pattern].split(text,
-                            [&](std::string_view piece) { cut_words(piece, pattern + 1, word); });
-  }
-
-  template <typename Word>
-  void cut_text(std::string_view text, const Word& word) {
-    if (prefix_space && !text.starts_with(' ')) {
-      cut_words(std::string(1, ' ').append(text), 0, word);
-    } else {
-      cut_words(text, 0, word);
+  /// Text as the model takes it: of one that is made of characters, what is none is U+FFFD.
+  std::string prepared(std::string_view text, bool begins) const {
+    if (!pre_tokenizer.byte_level()) return normalizer.apply(valid_utf8(text), begins);
+    std::string out;  // broken bytes stay what they are
+    while (!text.empty()) {
+      const std::size_t valid = valid_utf8_prefix(text);
+      if (valid > 0) out += normalizer.apply(std::string(text.substr(0, valid)), begins);
+      if (valid == 0) out += text[0];
+      text.remove_prefix(std::max<std::size_t>(valid, 1));
+      begins = false;
     }
+    return out;
   }
 
   /// Calls `word` for each word between added tokens, and `found` for the id of each of those.
   template <typename Word, typename Found>
-  void cut(std::string_view text, const Word& word, const Found& found) {
+  void cut(std::string_view text, EncodeRules rules, const Word& word, const Found& found) const {
+    TextStart start = rules.start;
+    const PreTokenizer::Word each_word = word;
+    const auto found_token = [&](std::int32_t id) {
+      start = TextStart::token;
+      found(id);
+    };
+    const auto plain_text = [&](std::string_view plain) {
+      pre_tokenizer.cut(plain, start, each_word);
+      start = TextStart::text;
+    };
+    const auto cut_normalized = [&](std::string_view between) {
+      normalized.cut(between, rules.special_tokens, plain_text, found_token);
+    };
+    const bool as_it_is = pre_tokenizer.byte_level() && normalizer.empty();
     verbatim.cut(
-        text,
+        text, rules.special_tokens,
         [&](std::string_view between) {
-          normalized.cut(
-              between, [&](std::string_view plain) { cut_text(plain, word); }, found);
+          if (as_it_is) return cut_normalized(between);
+          cut_normalized(prepared(between, start != TextStart::text));
         },
-        found);
+        found_token);
+  }
+
+  void encode_word(std::string_view word, std::vector<std::int32_t>& ids) {
+    const auto encode = [&](std::string_view unknown, std::vector<std::int32_t>& out) {
+      std::visit([&](auto& encoder) { encoder.encode(unknown, out); }, model);
+    };
+    if (const auto* bpe = std::get_if<BpeEncoder>(&model)) {
+      bpe->for_each_part(word, [&](std::string_view part) { cache.append(part, ids, encode); });
+    } else {
+      cache.append(word, ids, encode);
+    }
   }
 
   std::string json;
   std::int64_t vocab;
   std::optional<std::int32_t> end_of_text;
-  bool prefix_space;
+  SpecialFrame frame;
   std::vector<AddedToken> added;
-  std::unordered_map<std::int32_t, std::string> bytes_of;
+  std::unordered_map<std::int32_t, std::string> names;
+  TokenTexts texts;
+  Normalizer normalizer;
   AddedTokenFinder verbatim, normalized;
-  std::vector<SplitPattern> patterns;
-  BpeEncoder bpe;
+  PreTokenizer pre_tokenizer;
+  Encoder model;
+  WordCache cache;
 };
 
 Tokenizer::Tokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -173,7 +175,7 @@ std::optional<std::int32_t> Tokenizer::id_of(std::string_view text) const {
     if (token.content == text) return token.id;
   }
   std::optional<std::int32_t> lowest;
-  for (const auto& [id, bytes] : impl_->bytes_of) {
+  for (const auto& [id, bytes] : impl_->names) {
     if (bytes == text && (!lowest || id < *lowest)) lowest = id;
   }
   return lowest;
@@ -195,15 +197,15 @@ std::string Tokenizer::difference(const Tokenizer& other) const {
                        parse_tokenizer_json(other.impl_->json, "the other"));
 }
 
-void Tokenizer::encode(std::string_view text, std::vector<std::int32_t>& ids) {
+void Tokenizer::encode(std::string_view text, std::vector<std::int32_t>& ids, EncodeRules rules) {
   impl_->cut(
-      text, [&](std::string_view word) { impl_->bpe.encode(word, ids); },
+      text, rules, [&](std::string_view word) { impl_->encode_word(word, ids); },
       [&](std::int32_t id) { ids.push_back(id); });
 }
 
 void Tokenizer::for_each_word(std::string_view text,
                               const std::function<void(std::string_view)>& word) {
-  impl_->cut(text, word, [](std::int32_t) {});
+  impl_->cut(text, {}, word, [](std::int32_t) {});
 }
 
 std::vector<std::int32_t> Tokenizer::encode(std::string_view text) {
@@ -212,14 +214,29 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text) {
   return ids;
 }
 
+bool Tokenizer::exact() const {
+  return impl_->pre_tokenizer.byte_level() && !impl_->pre_tokenizer.drops_text() &&
+         impl_->normalizer.empty() &&
+         std::ranges::none_of(impl_->added, [](const AddedToken& token) {
+           return token.takes_left || token.takes_right;
+         });
+}
+
+const SpecialFrame& Tokenizer::frame() const { return impl_->frame; }
+
 std::string_view Tokenizer::decode(std::int32_t id) const {
-  const auto found = impl_->bytes_of.find(id);
-  return found == impl_->bytes_of.end() ? std::string_view() : found->second;
+  const auto found = impl_->texts.behind.find(id);
+  return found == impl_->texts.behind.end() ? std::string_view() : found->second;
 }
 
 std::string Tokenizer::decode(std::span<const std::int32_t> ids) const {
   std::string text;
-  for (const std::int32_t id : ids) text += decode(id);
+  bool first = true;
+  for (const std::int32_t id : ids) {
+    const auto found = impl_->texts.first.find(id);
+    text += first && found != impl_->texts.first.end() ? found->second : decode(id);
+    first = false;
+  }
   return text;
 }
 

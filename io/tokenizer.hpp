@@ -1,6 +1,8 @@
-// Text to token ids and back: byte-level BPE, read from a Hugging Face tokenizer.json (the GPT-2
-// and Llama 3 families), of which bytes (a token is a byte) are the case without merges. Any bytes
-// can be encoded, also text that is not valid UTF-8, and decoding gives them back exactly.
+// Text to token ids and back, by a Hugging Face tokenizer.json: byte-level BPE (the GPT-2 and Llama
+// 3 families), of which bytes (a token is a byte) are the case without merges; BPE of characters
+// with bytes for unknown ones (Llama 2, Mistral, Gemma); WordPiece (BERT); Unigram (T5,
+// XLM-RoBERTa). Any bytes can be encoded, also text that is not valid UTF-8. Byte-level BPE gives
+// them back exactly; others lose what they normalize, and take a broken byte for U+FFFD.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +15,25 @@
 #include <string_view>
 #include <vector>
 
+#include "io/pre_tokenizer.hpp"
+
 namespace tessera::io {
+
+struct SpecialFrame;
 
 /// Large vocabularies reach 40 MB.
 constexpr std::int64_t kLargestTokenizerFile = std::int64_t{256} << 20;
 
+struct EncodeRules {
+  TextStart start = TextStart::document;
+  /// Whether special tokens that the text spells are those tokens. Others that were added to the
+  /// vocabulary are found either way.
+  bool special_tokens = true;
+};
+
 /// Ids agree with the `tokenizers` package, encode(text, add_special_tokens=False): tokens added to
 /// the vocabulary ("<|endoftext|>") are found in the text; truncation, padding and post-processing
-/// are ignored. Keeps a cache of words: one Tokenizer a thread.
+/// are ignored, but for frame(). Keeps a cache of words: one Tokenizer a thread.
 class Tokenizer {
  public:
   static Tokenizer bytes();
@@ -53,16 +66,24 @@ class Tokenizer {
   std::string difference(const Tokenizer& other) const;
 
   /// Appends the ids of `text`.
-  void encode(std::string_view text, std::vector<std::int32_t>& ids);
+  void encode(std::string_view text, std::vector<std::int32_t>& ids, EncodeRules rules = {});
   std::vector<std::int32_t> encode(std::string_view text);
 
   /// Calls `word` for each piece of the text within which bytes are merged: what the patterns make
   /// of the text between added tokens. Nothing is called for those.
   void for_each_word(std::string_view text, const std::function<void(std::string_view)>& word);
 
-  /// The bytes that an id stands for; none if no token has that id. For text that arrives token by
-  /// token see Utf8Stream.
+  /// Whether decoding gives back any text that was encoded, but for spaces put before it: tokens
+  /// are made of bytes, and nothing is normalized or left out.
+  bool exact() const;
+
+  /// What the tokenizer's post-processor puts around a text (io/tokenizer_json.hpp).
+  const SpecialFrame& frame() const;
+
+  /// The bytes that an id stands for behind other tokens; none if no token has that id. For text
+  /// that arrives token by token see Utf8Stream.
   std::string_view decode(std::int32_t id) const;
+  /// A whole text, from its begin.
   std::string decode(std::span<const std::int32_t> ids) const;
 
   /// The text that parse() takes.

@@ -3,6 +3,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <tuple>
 
 #include "core/error.hpp"
 #include "io/tokenizer_json.hpp"
@@ -44,28 +45,56 @@ std::map<std::int32_t, bool> added_tokens(const TokenizerDefinition& definition)
 }
 
 bool same_words(const TokenizerDefinition& one, const TokenizerDefinition& other) {
-  return one.prefix_space == other.prefix_space &&
-         std::equal(
-             one.patterns.begin(), one.patterns.end(), other.patterns.begin(), other.patterns.end(),
-             [](const SplitPattern& a, const SplitPattern& b) { return a.text() == b.text(); });
+  return one.normalizer.description() == other.normalizer.description() &&
+         one.pre_tokenizer.description() == other.pre_tokenizer.description();
+}
+
+/// How two models of one kind cut words differently; empty if they never do.
+std::string model_difference(const BpeModel& one, const BpeModel& other) {
+  const auto same_characters = [](const CharacterTokens& a, const CharacterTokens& b) {
+    return a.byte_ids == b.byte_ids && a.unknown == b.unknown && a.fuse_unknown == b.fuse_unknown;
+  };
+  if (one.merges == other.merges && one.whole_words.empty() == other.whole_words.empty() &&
+      one.characters.has_value() == other.characters.has_value() &&
+      (!one.characters || same_characters(*one.characters, *other.characters)))
+    return "";
+  return fmt::format("they merge bytes differently ({} and {} merges)", one.merges.size(),
+                     other.merges.size());
+}
+
+std::string model_difference(const WordPieceModel& one, const WordPieceModel& other) {
+  const auto settings = [](const WordPieceModel& m) {
+    return std::tuple(m.unknown, m.continuing, m.longest_word);
+  };
+  return settings(one) == settings(other) ? "" : "they cut words into pieces differently";
+}
+
+std::string model_difference(const UnigramModel& one, const UnigramModel& other) {
+  const auto settings = [](const UnigramModel& m) {
+    return std::tie(m.tokens, m.unknown, m.byte_fallback);
+  };
+  return settings(one) == settings(other) ? "" : "their tokens have other probabilities";
+}
+
+template <typename One, typename Other>
+std::string model_difference(const One&, const Other&) {
+  return "they are of different kinds";
 }
 
 }  // namespace
 
 std::string difference_of(const TokenizerDefinition& one, const TokenizerDefinition& other) {
-  if (const auto id = first_other_token(one.bytes_of, other.bytes_of)) {
+  if (const auto id = first_other_token(one.names, other.names)) {
     return fmt::format("id {} is {} in the first and {} in the second", *id,
-                       token_in(one.bytes_of, *id), token_in(other.bytes_of, *id));
+                       token_in(one.names, *id), token_in(other.names, *id));
   }
   if (added_tokens(one) != added_tokens(other)) {
     return fmt::format("their special and added tokens differ ({} and {})", one.added.size(),
                        other.added.size());
   }
-  if (one.model.merges != other.model.merges ||
-      one.model.whole_words.empty() != other.model.whole_words.empty()) {
-    return fmt::format("they merge bytes differently ({} and {} merges)", one.model.merges.size(),
-                       other.model.merges.size());
-  }
+  const std::string models = std::visit(
+      [](const auto& a, const auto& b) { return model_difference(a, b); }, one.model, other.model);
+  if (!models.empty()) return models;
   if (!same_words(one, other)) return "they cut text into words differently";
   return "";
 }

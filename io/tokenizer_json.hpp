@@ -8,25 +8,28 @@
 #include <unordered_map>
 #include <vector>
 
-#include "io/bpe.hpp"
+#include "io/added_tokens.hpp"
 #include "io/bpe_training.hpp"
-#include "io/split_pattern.hpp"
+#include "io/normalizer.hpp"
+#include "io/pre_tokenizer.hpp"
+#include "io/token_model_json.hpp"
+#include "io/token_texts.hpp"
 
 namespace tessera::io {
 
-struct AddedToken {
-  std::string content;
-  std::int32_t id = 0;
-  bool special = false;
-  bool normalized = false;  // looked for after those that are not
+/// What a tokenizer puts around a text that is encoded with special tokens.
+struct SpecialFrame {
+  std::vector<std::int32_t> before, behind;
 };
 
 struct TokenizerDefinition {
-  BpeModel model;
-  std::vector<SplitPattern> patterns;  // each cuts the pieces of the one before
-  bool prefix_space = false;           // a text that does not start with a space gets one
+  Normalizer normalizer;
+  PreTokenizer pre_tokenizer;
+  TokenModel model;
   std::vector<AddedToken> added;
-  std::unordered_map<std::int32_t, std::string> bytes_of;  // what each id stands for
+  std::unordered_map<std::int32_t, std::string> names;  // by id; of tokens of bytes those bytes
+  TokenTexts texts;                                     // what each id stands for
+  SpecialFrame frame;
   std::int64_t vocab = 0;
 };
 

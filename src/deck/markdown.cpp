@@ -86,10 +86,12 @@ the cooling run again, leave `run.resume` out: it goes on from its own newest ch
 constexpr std::string_view kTokenFiles = R"(
 An entry without `.bin` at its end is the prefix of an indexed dataset of Megatron-LM, which is
 what `tessera tokenize` writes: PREFIX.bin has the tokens, PREFIX.idx says of what type they are
-and where documents end.
+and where documents end. Two more such pairs may lie beside it, with as many documents:
 
-A second dataset PREFIX.targets, of elements of 8 bits and with the documents of PREFIX, may say
-which of its tokens count as targets of the loss: 1 or 0 for each. Where there is none all count.
+- PREFIX.targets.bin and PREFIX.targets.idx, of bytes, one a token: 1 where the token counts as a
+  target of the loss, 0 where it does not. Without them every token counts.
+- PREFIX.labels.bin and PREFIX.labels.idx, of integers of 32 bits, one a document, its label; and
+  PREFIX.labels.json, `{"key": "sentiment", "names": ["neg", "pos"]}`: label i is names[i].
 
 Several entries are one corpus, their documents one after another. Where all have a weight, as
 `{path = "PREFIX", weight = 0.5}`, or epochs, they are a mixture: each is cut and shuffled by

@@ -16,6 +16,8 @@
 #include "io/checkpoint_verify.hpp"
 #include "io/megatron.hpp"
 #include "io/token_files.hpp"
+#include "io/token_labels.hpp"
+#include "io/token_targets.hpp"
 #include "io/tokenizer_files.hpp"
 #include "plan/prediction/ledger.hpp"
 #include "setup/inputs.hpp"
@@ -112,6 +114,32 @@ ExitCode inspect_checkpoint(const std::filesystem::path& path, bool verify) {
   return bad.empty() ? ExitCode::ok : ExitCode::data;
 }
 
+/// Of token files: how many tokens count as targets, and how many documents each label has.
+std::string companions_text(const io::TokenCorpus& corpus) {
+  std::string text;
+  std::int64_t first = 0;
+  for (const io::TokenCorpus::TokenFile& file : corpus.files()) {
+    if (const auto prefix = io::targets_of(file)) {
+      text += fmt::format("{}: {} of {} count as targets of the loss\n",
+                          printable(io::megatron_bin(*prefix).string()),
+                          io::count_targets(corpus, first, file.tokens),
+                          count_text(file.tokens, "token"));
+    }
+    first += file.tokens;
+    const auto labels = io::read_labels(file);
+    if (!labels) continue;
+    std::vector<std::int64_t> documents(labels->names.names.size());
+    for (const std::int32_t label : labels->labels) ++documents[static_cast<std::size_t>(label)];
+    text += fmt::format("{}: documents by \"{}\":", printable(io::labels_of(file)->string()),
+                        printable(labels->names.key));
+    for (std::size_t i = 0; i < documents.size(); ++i)
+      text += fmt::format("{} {} {}", i == 0 ? "" : ",", printable(labels->names.names[i]),
+                          documents[i]);
+    text += '\n';
+  }
+  return text;
+}
+
 ExitCode inspect_tokens(const std::string& entry, bool verify) {
   constexpr std::int64_t kAnyVocab = std::int64_t{1} << 31;
   const io::TokenCorpus corpus(std::span(&entry, 1), kAnyVocab);
@@ -120,7 +148,7 @@ ExitCode inspect_tokens(const std::string& entry, bool verify) {
                to_string(file.type));
     fmt::print("{}\n", file.documents > 0 ? ", " + count_text(file.documents, "document") : "");
   }
-  fmt::print("{} tokens\n", corpus.tokens());
+  fmt::print("{} tokens\n{}", corpus.tokens(), companions_text(corpus));
   if (const auto beside = io::tokenizer_beside(entry); io::path_exists(beside)) {
     const io::Tokenizer tokenizer = io::open_kept_tokenizer(beside);
     fmt::print("tokenizer {}: {} tokens; documents {}\n", printable(beside.string()),

@@ -1,4 +1,5 @@
-// tessera tokenize: text files to token files; each rank makes one part, and rank 0 merges them.
+// tessera tokenize: text files to token files; each rank makes one part, and all write into
+// the files of the whole at once.
 #include "io/tokenize.hpp"
 #include "core/bytes.hpp"
 #include "core/progress.hpp"
@@ -8,9 +9,12 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
 #include "io/file.hpp"
+#include "io/token_labels.hpp"
 #include "io/tokenizer_files.hpp"
+#include "io/tokenizer_json.hpp"
 #include "verbs/bounds.hpp"
 #include "verbs/verb.hpp"
 
@@ -25,7 +29,11 @@ struct TokenizeOptions {
   std::string tokenizer = "bytes", eos;
   std::int64_t learned_vocab = 0;  // 0: nothing is learned
   io::DocumentRules rules;
+  std::filesystem::path known_labels;
+  std::optional<std::string> chat;  // a template
 };
+
+constexpr auto kFolder = "folder";  // of --label, where inputs are directories
 
 /// What rank 0's progress, which stands for all because parts are of equal size, is progress of.
 std::string part_text(const std::string& what, const comm::Control& control) {
@@ -57,6 +65,16 @@ io::Tokenizer open_learned(const std::string& json, const TokenizeOptions& o) {
   return io::with_end(io::Tokenizer::parse(json, kName), kName, o.eos);
 }
 
+/// Answers end by what their template ends them by, so that this also ends what a model generates.
+io::Tokenizer open_tokenizer(const TokenizeOptions& o,
+                             const std::optional<io::ChatTemplate>& chat) {
+  const auto end = chat && o.eos.empty() ? chat->learned_end() : std::nullopt;
+  if (!end) return io::open_for_documents(o.tokenizer, o.eos);
+  io::Tokenizer tokenizer = io::open_for_documents(o.tokenizer, "none");
+  tokenizer.set_end_of_text(tokenizer.id_of(*end));
+  return tokenizer;
+}
+
 void check_options(const TokenizeOptions& o) {
   const auto lines = std::ranges::count_if(o.inputs, io::is_json_lines);
   if (!o.rules.separator.empty() && lines == std::ssize(o.inputs)) {
@@ -64,6 +82,23 @@ void check_options(const TokenizeOptions& o) {
   }
   if (o.rules.field != io::DocumentRules().field && lines == 0) {
     throw DeckError("--field is of .jsonl files, but no input is one");
+  }
+  if (o.chat && lines < std::ssize(o.inputs)) {
+    throw DeckError(
+        fmt::format("--chat {} makes documents of JSON lines, so all inputs must be .jsonl files; "
+                    "of inputs and templates put the template last, or write --chat=TEMPLATE",
+                    *o.chat));
+  }
+  if (o.chat && o.rules.special_tokens)
+    throw DeckError("--special-tokens: with --chat they are what the template says; leave it out");
+  if (o.chat && o.learned_vocab > 0)
+    throw DeckError(
+        "--train-tokenizer learns from text: first make the tokenizer, then use --chat");
+  if (!o.known_labels.empty() && o.rules.label_key.empty())
+    throw DeckError("--labels is of --label, which says where labels are");
+  if (const auto end = o.prefix.extension(); end == ".targets" || end == ".labels") {
+    throw DeckError(fmt::format("--out {}: names that end in {} are those of files beside tokens",
+                                o.prefix.string(), end.string()));
   }
   if (!o.prefix.has_filename()) {
     throw DeckError(fmt::format("--out {} is a directory: add a name, like {}train",
@@ -75,8 +110,7 @@ void check_options(const TokenizeOptions& o) {
 
 /// Every rank counts the words of its part, and rank 0 learns from all of them; returns the
 /// tokenizer.json on every rank.
-std::string learn(const TokenizeOptions& o, const io::DocumentRules& rules,
-                  const comm::Control& control) {
+std::string learn(const TokenizeOptions& o, const comm::Control& control) {
   constexpr std::size_t kMessage = std::size_t{64} << 20;
   io::WordCounts words;
   control.together([&] {
@@ -84,7 +118,7 @@ std::string learn(const TokenizeOptions& o, const io::DocumentRules& rules,
                           Screen::terminal(control.rank()));
     words = io::count_words(
         o.inputs, {.index = control.rank(), .count = control.size()},
-        [&](std::int64_t done, std::int64_t total) { progress.at(done, total); }, rules);
+        [&](std::int64_t done, std::int64_t total) { progress.at(done, total); }, o.rules);
   });
   io::WordCounts all;
   for (std::int64_t more = 1; more > 0;) {
@@ -108,32 +142,121 @@ std::string learn(const TokenizeOptions& o, const io::DocumentRules& rules,
   return control.broadcast(json);
 }
 
-ExitCode run(const TokenizeOptions& o, const comm::Control& control) {
-  io::DocumentRules rules = o.rules;
+/// Whether labels are the names of folders, which then are all inputs.
+bool labels_are_folders(const TokenizeOptions& o) {
+  const auto directories = std::ranges::count_if(
+      o.inputs, [](const auto& path) { return std::filesystem::is_directory(path); });
+  if (directories == 0 || o.rules.label_key != kFolder) return false;
+  if (directories == std::ssize(o.inputs)) return true;
+  throw DeckError(
+      "--label folder takes the names of folders, so all inputs must be directories; other files "
+      "go into token files of their own");
+}
+
+/// In place of directories whose folders' names are labels, the files in them.
+void replace_folders(TokenizeOptions& o, int rank) {
+  std::vector<std::filesystem::path> files;
+  for (const auto& directory : o.inputs) {
+    const io::FolderFiles found = io::files_of_folders(directory);
+    std::ranges::copy(found.files, std::back_inserter(files));
+    if (found.left_out > 0 && rank == 0) {
+      tell(fmt::format("{}: {} beside its folders left out\n", directory.string(),
+                       count_text(found.left_out, "file")));
+    }
+  }
+  o.inputs = std::move(files);
+}
+
+/// What the options say, checked: the rules by which documents are found, and the inputs' files.
+void prepare(TokenizeOptions& o, int rank) {
+  if (o.chat && o.chat->empty()) o.chat = "chatml";
+  const bool folders = labels_are_folders(o);
+  if (folders) replace_folders(o, rank);
+  check_options(o);
+  o.rules.separator = unescape(o.rules.separator);
+  if (!o.rules.label_key.empty() && !folders && !std::ranges::all_of(o.inputs, io::is_json_lines)) {
+    throw DeckError(fmt::format(
+        "--label {} is a member of JSON lines, so all inputs must be .jsonl files; for folders of "
+        "text files give directories and --label folder",
+        o.rules.label_key));
+  }
+  if (!o.rules.label_key.empty())
+    o.rules.labels = folders ? io::LabelSource::folder : io::LabelSource::member;
+  if (o.prefix.has_parent_path()) io::create_directories(o.prefix.parent_path());
+}
+
+/// What every rank found, on every rank.
+std::vector<io::PartFindings> share_findings(const io::PartFindings& mine,
+                                             const comm::Control& control) {
+  nlohmann::json all = control.gather(mine.pack());
+  all = nlohmann::json::parse(control.broadcast(all.dump()));
+  std::vector<io::PartFindings> findings;
+  for (const nlohmann::json& part : all) findings.push_back(io::PartFindings::unpack(part));
+  return findings;
+}
+
+void report(const TokenizeOptions& o, const io::TokenizeSummary& summary,
+            const io::Tokenizer& tokenizer) {
+  fmt::print(
+      "{}.bin: {} in {}, {}; vocabulary {}\n", printable(o.prefix.string()),
+      count_text(summary.tokens, "token"), count_text(summary.documents, "document"),
+      summary.targets ? "each ended by its template" : printable(io::document_end(tokenizer)),
+      tokenizer.vocab());
+  if (summary.targets) {
+    fmt::print("{}.targets.bin: {} of them count as targets of the loss\n",
+               printable(o.prefix.string()), *summary.targets);
+  }
+  if (!summary.labels) return;
+  fmt::print("{}.labels.json: {} by \"{}\": {}\n", printable(o.prefix.string()),
+             count_text(std::ssize(summary.labels->names), "label"), printable(summary.labels->key),
+             printable(fmt::format("{}", fmt::join(summary.labels->names, ", "))));
+}
+
+/// What turns documents into tokens.
+struct Tokenizing {
+  io::Tokenizer tokenizer;
+  std::optional<io::ChatTemplate> chat;
+};
+
+Tokenizing open_tokenizing(const TokenizeOptions& o, const std::string& learned) {
+  std::optional<io::ChatTemplate> chat;
+  if (o.chat) chat = io::ChatTemplate::open(*o.chat);
+  io::Tokenizer tokenizer = learned.empty() ? open_tokenizer(o, chat) : open_learned(learned, o);
+  if (chat) chat->bind(tokenizer);
+  const io::SpecialFrame& frame = tokenizer.frame();
+  if (o.rules.special_tokens && frame.before.empty() && frame.behind.empty()) {
+    throw DeckError(
+        "--special-tokens: the tokenizer's post_processor puts none around a text; leave it out");
+  }
+  return {std::move(tokenizer), std::move(chat)};
+}
+
+ExitCode run(TokenizeOptions o, const comm::Control& control) {
+  std::optional<io::LabelNames> known;
   control.together([&] {
-    check_options(o);
-    rules.separator = unescape(rules.separator);
-    if (o.prefix.has_parent_path()) io::create_directories(o.prefix.parent_path());
+    prepare(o, control.rank());
+    if (!o.known_labels.empty()) known = io::read_label_names(o.known_labels);
   });
-  const std::string learned = o.learned_vocab > 0 ? learn(o, rules, control) : "";
-  const auto open = [&] {
-    return learned.empty() ? io::open_for_documents(o.tokenizer, o.eos) : open_learned(learned, o);
-  };
+  const std::string learned = o.learned_vocab > 0 ? learn(o, control) : "";
+  std::optional<Tokenizing> with;
+  std::optional<io::TokenizedPart> part;
   control.together([&] {
-    io::Tokenizer tokenizer = open();
+    with = open_tokenizing(o, learned);
+    if (with->chat) o.rules.chat = &*with->chat;
     ProgressLine progress(part_text("tokenize", control), ProgressLine::Unit::bytes,
                           Screen::terminal(control.rank()));
-    io::tokenize_part(
-        o.inputs, o.prefix, tokenizer, {.index = control.rank(), .count = control.size()},
-        [&](std::int64_t done, std::int64_t total) { progress.at(done, total); }, rules);
+    part.emplace(
+        o.inputs, o.prefix, with->tokenizer,
+        io::TokenizePart{.index = control.rank(), .count = control.size()},
+        [&](std::int64_t done, std::int64_t total) { progress.at(done, total); }, o.rules);
   });
+  const std::vector<io::PartFindings> all = share_findings(part->findings(), control);
+  io::TokenizeSummary summary;
+  control.together([&] { summary = part->place(all, known); });
   control.together([&] {
     if (control.rank() != 0) return;
-    const io::Tokenizer tokenizer = open();
-    const io::TokenizeSummary summary = io::merge_parts(o.prefix, control.size(), tokenizer);
-    fmt::print("{}.bin: {} in {}, {}; vocabulary {}\n", printable(o.prefix.string()),
-               count_text(summary.tokens, "token"), count_text(summary.documents, "document"),
-               printable(io::document_end(tokenizer)), tokenizer.vocab());
+    part->publish(with->tokenizer, summary);
+    report(o, summary, with->tokenizer);
   });
   return ExitCode::ok;
 }
@@ -146,7 +269,7 @@ Verb tokenize(CLI::App& app) {
   auto o = std::make_shared<TokenizeOptions>();
   verb->add_option("INPUT", o->inputs,
                    "text files (a document each) or .jsonl files (a document a line), also packed "
-                   "by gzip")
+                   "by gzip; with --label folder, directories")
       ->required();
   verb->add_option("--out", o->prefix, "prefix of the files to make; its directory is made too")
       ->required();
@@ -164,12 +287,31 @@ Verb tokenize(CLI::App& app) {
       "--eos", o->eos,
       "token that ends each document, or \"none\": the ends are in .idx only; default: "
       "what the tokenizer's special tokens say, none for bytes");
+  verb->add_flag("--special-tokens", o->rules.special_tokens,
+                 "put around each document what the tokenizer's post_processor does, such as [CLS] "
+                 "and [SEP]; one that then ends as documents do gets no second --eos");
   verb->add_option(
       "--separator", o->rules.separator,
       "text between the documents of a text file, like '\\n\\n' (\\n, \\r, \\t, \\f and "
       "\\\\ as in C); default: a file is a document");
-  verb->add_option("--field", o->rules.field, "name of the text in each line of a .jsonl file")
-      ->capture_default_str();
+  verb->add_option("--field", o->rules.field,
+                   "name of the text in each line of a .jsonl file (text), or with --chat of the "
+                   "conversation (messages, else conversations)");
+  verb->add_option(
+          "--chat", o->chat,
+          "each line of the .jsonl files is a conversation, or an instruction with its "
+          "answer, which this template makes a document: chatml (if none is named), llama3, "
+          "plain, alpaca, completion, or a JSON file. Only what is answered counts in the "
+          "loss: PREFIX.targets says which tokens do")
+      ->expected(0, 1);
+  verb->add_option(
+      "--label", o->rules.label_key,
+      "name of the label (a string, integer or boolean) in each line of a .jsonl file: "
+      "documents get PREFIX.labels; or \"folder\", where inputs are directories: the "
+      "name of the folder in which a text file lies");
+  verb->add_option("--labels", o->known_labels,
+                   "PREFIX.labels.json of other token files, such as those that the model is "
+                   "trained on: labels are numbered as there, and no others are taken");
   return {.launch = Launch::ranks, .run = {}, .run_on_ranks = [o](const train::Job& job) {
             return run(*o, job.control);
           }};

@@ -1,4 +1,4 @@
-"""Makes tokenizers/*.json: small byte-level BPE tokenizers and, for tricky texts, the ids that the
+"""Makes tokenizers/*.json: small tokenizers of every kind and, for tricky texts, the ids that the
 `tokenizers` package gives them: the oracle of tests/unit/io/tokenizer_test.cpp, and of
 bpe_training_test.cpp, which learns gpt2.json from gpt2.corpus.jsonl.
 
@@ -11,23 +11,15 @@ import random
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+import tokenizer_kinds
+from tokenizer_kinds import SENTENCES
+
 HERE = pathlib.Path(__file__).resolve().parent / "tokenizers"
 
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-
-SENTENCES = [
-    "It's a truth that we'll all've heard: you're right, they'd said, I'm not.",
-    "The quick brown fox jumps over the lazy dog, and the dog doesn't mind at all.",
-    "def add(a, b):\n    return a + b  # twice\n\n\tif x == 0:\n\t\tprint('zero')\n",
-    "In 1984 there were 365 days; 2024 has 366, and 1000000 is a million.",
-    "Übergrößen façade naïve coöperate Ångström",
-    "日本語のテキスト、漢字とかな。中文字符测试，没有空格。",
-    "Привет, мир! Γειά σου Κόσμε. שלום עולם. مرحبا بالعالم",
-    "emoji 😀😃 👩‍👩‍👧‍👦 🇩🇪 ❤️ done",
-]
 
 TRICKY = [
     "",
@@ -136,7 +128,23 @@ def prefix_space():
     save("prefix_space", tokenizer, lambda _: None)
 
 
+def save_kind(name, make):
+    """One that is made of characters, or has steps before its bytes: with special tokens and the
+    text that tokens are made into again."""
+    tokenizer = make()
+    (HERE / f"{name}.json").write_text(json.dumps(json.loads(tokenizer.to_str()),
+                                                  ensure_ascii=False, separators=(",", ":")) + "\n",
+                                       encoding="utf-8")
+    texts = ["", " ", *SENTENCES, *tokenizer_kinds.random_texts(40)]
+    with open(HERE / f"{name}.cases.json", "w", encoding="utf-8") as file:
+        lines = (json.dumps(tokenizer_kinds.reference(tokenizer, text), separators=(",", ":"))
+                 for text in texts)
+        file.write("[\n" + ",\n".join(lines) + "\n]\n")
+
+
 HERE.mkdir(exist_ok=True)
+for kind, make_kind in tokenizer_kinds.KINDS.items():
+    save_kind(kind, make_kind)
 gpt2()
 llama3()
 prefix_space()

@@ -5,9 +5,11 @@ data, validation data and a model made with different tokenizers never meet unno
 import array
 import gzip
 import json
+import pathlib
 import random
 import re
 import shutil
+import struct
 import subprocess
 import unittest
 
@@ -124,6 +126,213 @@ class Documents(TextTest):
             with self.subTest(text):
                 self.assertIn(text, self.tokenize_on(2, *arguments, code=code))
                 self.assertFalse((self.dir / "new" / "out.bin").exists())
+
+
+def elements(prefix, code):
+    """Of a pair of files: the elements of each document, by an array's type code."""
+    index = pathlib.Path(f"{prefix}.idx").read_bytes()
+    sequences, = struct.unpack_from("<Q", index, 18)
+    data = array.array(code, pathlib.Path(f"{prefix}.bin").read_bytes())
+    documents, at = [], 0
+    for length in struct.unpack_from(f"<{sequences}i", index, 34):
+        documents.append(list(data[at:at + length]))
+        at += length
+    return documents
+
+
+class Labels(TextTest):
+    def test_of_json_lines_and_of_folders_on_any_number_of_ranks(self):
+        reviews = [("good " * n, ("neg", "pos", "mixed")[n % 3]) for n in range(1, 50)]
+        lines = self.dir / "reviews.jsonl"
+        lines.write_text("".join(json.dumps({"text": t, "stars": l}) + "\n" for t, l in reviews))
+        for n, (text, label) in enumerate(reviews):
+            (self.dir / "reviews" / label).mkdir(parents=True, exist_ok=True)
+            (self.dir / "reviews" / label / f"{n:03}.txt").write_text(text)
+        (self.dir / "reviews" / "urls.txt").write_text("left out")
+        for given, key, order in (((lines, "--label", "stars"), "stars", reviews),
+                                  ((self.dir / "reviews", "--label", "folder"), "folder",
+                                   sorted(reviews, key=lambda review: review[1]))):
+            made = set()
+            for ranks in (1, 3):
+                out = self.dir / key / str(ranks) / "out"
+                output = self.run_code(0, "tokenize", *given, "--out", out, ranks=ranks)
+                self.assertIn(f'3 labels by "{key}": mixed, neg, pos', output)
+                if key == "folder":
+                    self.assertIn("reviews: 1 file beside its folders left out", output)
+                made.add(tuple(f.read_bytes() for f in sorted(out.parent.iterdir())))
+            self.assertEqual(len(made), 1)
+            names = ["mixed", "neg", "pos"]
+            self.assertEqual(json.loads(out.with_name("out.labels.json").read_text()),
+                             {"key": key, "names": names})
+            self.assertEqual(elements(f"{out}.labels", "i"), [[names.index(l)] for _, l in order])
+            self.assertIn(f'documents by "{key}": mixed 16, neg 16, pos 17',
+                          self.run_code(0, "inspect", out))
+        # Another set is numbered as this one is, and has no other labels.
+        lines.write_text('{"text": "a", "stars": "pos"}\n{"text": "b", "stars": "odd"}\n')
+        given = (lines, "--label", "stars", "--labels", f"{out}.labels.json", "--out",
+                 self.dir / "other")
+        self.assertIn("reviews.jsonl: line 2: the label odd is not among those of --labels: mixed",
+                      self.run_code(DATA, "tokenize", *given, ranks=2))
+        lines.write_text('{"text": "a", "stars": "pos"}\n')
+        self.run_code(0, "tokenize", *given, ranks=2)
+        self.assertEqual(elements(self.dir / "other.labels", "i"), [[2]])
+
+    def test_what_cannot_be_labels(self):
+        lines = self.dir / "l.jsonl"
+        lines.write_text('{"text": "a", "n": 1}\n{"text": "b", "n": "1"}\n{"text": "c"}\n')
+        out = ("--out", self.dir / "out")
+        for code, text, *given in (
+                (DATA, 'line 3: $: "n" is missing', lines, "--label", "n"),
+                (DECK, "--labels is of --label", lines, "--labels", lines),
+                (DECK, "--label n is a member of JSON lines", lines, self.text, "--label", "n"),
+                (DECK, "all inputs must be directories", lines, self.dir, "--label", "folder"),
+                (DECK, "names that end in .targets", lines, "--out", self.dir / "a.targets")):
+            with self.subTest(text):
+                given = given if "--out" in given else [*given, *out]
+                self.assertIn(text, self.run_code(code, "tokenize", *given, ranks=2))
+        lines.write_text('{"text": "a", "n": 1}\n{"text": "b", "n": "1"}\n')
+        output = self.run_code(DATA, "tokenize", lines, "--label", "n", *out, ranks=2)
+        self.assertIn("line 2: n is a string, 1, but in", output)
+        self.assertIn("line 1 it is an integer, 1: labels must be of one kind", output)
+
+
+class Chat(TextTest):
+    def setUp(self):
+        super().setUp()
+        content = json.loads(GPT2.read_text())
+        for name in ("<|im_start|>", "<|im_end|>"):
+            content["added_tokens"].append({"id": 498 + len(content["added_tokens"]) + 1,
+                                            "content": name, "special": True})
+        self.tokenizer = self.dir / "chat.json"
+        self.tokenizer.write_text(json.dumps(content))
+        self.lines = self.dir / "talk.jsonl"
+        talk = [{"messages": [{"role": "user", "content": f"What is {n}?"},
+                              {"role": "assistant", "content": "a number " * (n % 3 + 1)}]}
+                for n in range(40)]
+        self.lines.write_text("".join(json.dumps(line) + "\n" for line in talk))
+
+    def test_only_answers_are_targets_on_any_number_of_ranks(self):
+        made = set()
+        for ranks in (1, 3):
+            out = self.dir / str(ranks) / "out"
+            output = self.run_code(0, "tokenize", self.lines, "--tokenizer", self.tokenizer, "--out",
+                                   out, "--chat", ranks=ranks)
+            self.assertIn("in 40 documents, each ended by its template", output)
+            self.assertIn("of them count as targets of the loss", output)
+            made.add(tuple(f.read_bytes() for f in sorted(out.parent.iterdir())))
+        self.assertEqual(len(made), 1)
+        tokens, marks = elements(out, "H"), elements(f"{out}.targets", "B")
+        self.assertEqual([len(t) for t in tokens], [len(m) for m in marks])
+        for ids, learned in zip(tokens, marks):
+            answer = [i for i, mark in zip(ids, learned) if mark]
+            self.assertEqual(answer[-1], 501)
+            self.assertEqual(answer.count(501), 1)
+            self.assertEqual(ids.count(500), 2)
+        settings = json.loads(out.with_name("out.tokenizer_config.json").read_text())
+        self.assertEqual(settings["eos_token"], "<|im_end|>", "so that generate stops there")
+        total, targets = sum(map(len, tokens)), sum(map(sum, marks))
+        self.assertIn(f"{targets} of {total} tokens count as targets",
+                      self.run_code(0, "inspect", out))
+        self.run_code(0, "tokenize", self.text, "--tokenizer", self.tokenizer, "--out", out)
+        self.assertFalse(out.with_name("out.targets.bin").exists(), "of another text")
+
+    def test_what_cannot_be_rendered(self):
+        given = (self.lines, "--tokenizer", self.tokenizer, "--out", self.dir / "out")
+        for code, text, *options in (
+                (DECK, "no special token <|start_header_id|>", *given, "--chat", "llama3"),
+                (DECK, "there are chatml, llama3, plain", *given, "--chat", "chatmal"),
+                (DECK, "put the template last", "--out", self.dir / "out", self.text, "--chat"),
+                (DATA, 'line 1: $: "talk" is missing', *given, "--field", "talk", "--chat"),
+                (DATA, 'line 1: $: "prompt" is missing', *given, "--chat", "completion")):
+            with self.subTest(text):
+                self.assertIn(text, self.run_code(code, "tokenize", *options, ranks=2))
+                self.assertFalse((self.dir / "out.bin").exists())
+
+
+class Kinds(TextTest):
+    def test_every_kind_of_tokenizer_gives_the_packages_ids(self):
+        """Of thousands of texts of every script, with broken clusters, controls and spaces."""
+        python, why = python_with("tokenizers==0.23.3", dependencies=False)
+        if python is None:
+            self.skipTest(why)
+        job = subprocess.run([python, SOURCE / "tests/data/tokenizer_kinds.py", self.dir, "3000",
+                              "11"], capture_output=True, text=True)
+        self.assertEqual(job.returncode, 0, job.stderr)
+        kinds = sorted(file.name.removesuffix(".ids.json") for file in self.dir.glob("*.ids.json"))
+        self.assertGreaterEqual(len(kinds), 13)
+        for kind in kinds:
+            bare, framed = json.loads((self.dir / f"{kind}.ids.json").read_text())
+            for options, ids in (([], bare), (["--special-tokens"], framed)):
+                if options and bare == framed:  # there are none
+                    continue
+                with self.subTest(kind, options=options):
+                    self.run_code(0, "tokenize", self.dir / "texts.jsonl", "--tokenizer",
+                                  self.dir / f"{kind}.json", "--eos", "none", "--out",
+                                  self.dir / kind, *options)
+                    self.assertEqual(elements(self.dir / kind, "H"), ids)
+
+    def test_special_tokens_around_documents(self):
+        """One that ends by what ends documents does not get it twice."""
+        t5, bert = (SOURCE / f"tests/data/tokenizers/{name}.json" for name in ("t5", "bert"))
+        given = (self.text, "--out", self.dir / "out", "--tokenizer")
+        ends = []
+        for tokenizer, *options in ((t5,), (t5, "--special-tokens"), (bert, "--special-tokens",
+                                    "--eos", "[SEP]"), (bert, "--special-tokens", "--eos", "[PAD]")):
+            self.run_code(0, "tokenize", *given, tokenizer, *options)
+            document, = elements(self.dir / "out", "H")
+            ends.append(document[-2:])
+        self.assertEqual([end[-1] for end in ends], [1, 1, 3, 0])
+        self.assertTrue(all(first != last for first, last in ends), ends)
+        self.assertIn("puts none around a text",
+                      self.run_code(DECK, "tokenize", *given, GPT2, "--special-tokens", ranks=2))
+
+
+WRITE_PARQUET = """
+import sys, pyarrow, pyarrow.parquet
+rows = [{"text": f"é {n}", "kind": n % 2 == 0, "n": n} for n in range(2500)]
+pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), sys.argv[1], row_group_size=700)
+pyarrow.parquet.write_table(pyarrow.table({"x": [1.0, float("nan")]}), sys.argv[2])
+"""
+
+
+class Parquet(TextTest):
+    TOOL = SOURCE / "tools" / "parquet_to_jsonl"
+
+    def setUp(self):
+        super().setUp()
+        self.python, why = python_with("pyarrow==26.0.1")
+        if self.python is None:
+            self.skipTest(why)
+        self.good, self.bad = self.dir / "good.parquet", self.dir / "bad.parquet"
+        subprocess.run([self.python, "-c", WRITE_PARQUET, self.good, self.bad], check=True)
+
+    def lines(self, *arguments):
+        job = subprocess.run([self.python, self.TOOL, *map(str, arguments)], capture_output=True,
+                             text=True)
+        return job.returncode, job.stdout, job.stderr
+
+    def test_rows_become_lines_that_tokenize_reads(self):
+        code, lines, errors = self.lines(self.good, self.good, "--rows", 300)
+        self.assertEqual((code, errors), (0, ""))
+        self.assertEqual([json.loads(line) for line in lines.splitlines()],
+                         2 * [{"text": f"é {n}", "kind": n % 2 == 0, "n": n} for n in range(2500)])
+        (self.dir / "l.jsonl").write_text(lines)
+        self.assertIn("5000 documents", self.run_code(
+            0, "tokenize", self.dir / "l.jsonl", "--label", "kind", "--out", self.dir / "out"))
+        code, lines, _ = self.lines("--columns", "n", "--", self.good)
+        self.assertEqual([json.loads(line) for line in lines.splitlines()],
+                         [{"n": n} for n in range(2500)])
+
+    def test_errors_name_file_and_place(self):
+        for text, *arguments in (("bad.parquet: row 2: ", self.bad),
+                                 ("no column m; there are text, kind, n", "--columns", "m", "--",
+                                  self.good),
+                                 ("text.txt: ", self.text), ("nosuch", self.dir / "nosuch")):
+            code, _, errors = self.lines(*arguments)
+            self.assertEqual(code, 1)
+            self.assertIn("parquet_to_jsonl: ", errors)
+            self.assertIn(text, errors)
+            self.assertEqual(errors.count("\n"), 1, errors)
 
 
 READ_TOKENIZER = """

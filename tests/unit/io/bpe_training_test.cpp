@@ -19,7 +19,9 @@ namespace fs = std::filesystem;
 using Merges = std::vector<io::LearnedMerge>;
 
 std::array<std::int32_t, 256> gpt2_byte_ids() {
-  return io::parse_tokenizer_json(io::gpt2_tokenizer_json({}), "bytes").model.byte_ids;
+  return std::get<io::BpeModel>(
+             io::parse_tokenizer_json(io::gpt2_tokenizer_json({}), "bytes").model)
+      .byte_ids;
 }
 
 /// The definition: counts everything anew before each merge. A merge that is made again, because

@@ -49,6 +49,46 @@ TEST(DataIdentity, IsOfBytesNotOfNames) {
             "there are 4 files, there were 2");
 }
 
+/// Targets and labels are data too: of what a run was trained on.
+TEST(DataIdentity, IncludesTargetsAndLabels) {
+  const TemporaryDirectory dir;
+  const std::string prefix = write_pair(dir, "a", {1, 2, 3, 4}, 2);
+  const auto bare = identity_of({prefix});
+  const auto add = [&](const std::string& name, DType type, std::vector<std::int32_t> elements) {
+    io::MegatronShare share(name, type, 0);
+    const std::span all(elements);
+    for (const auto document : {all.first(all.size() / 2), all.subspan(all.size() / 2)}) {
+      share.append(document);
+      share.end_document();
+    }
+    share.place({}, share.extent());
+    share.publish();
+  };
+  const auto add_both = [&](std::vector<std::int32_t> marks, std::vector<std::int32_t> labels,
+                            const std::string& names) {
+    add(prefix + ".targets", DType::u8, std::move(marks));
+    add(prefix + ".labels", DType::i32, std::move(labels));
+    test::write_file(prefix + ".labels.json", names);
+    return identity_of({prefix});
+  };
+  const std::string names = R"({"key": "k", "names": ["a", "b"]})";
+  const auto first = add_both({0, 1, 1, 1}, {0, 1}, names);
+  ASSERT_EQ(first.size(), 7U);
+  EXPECT_EQ(io::find_difference(bare, first), "there are 7 files, there were 2");
+  const auto difference = [&](auto... arguments) {
+    return io::find_difference(first, add_both(arguments...)).value_or("none");
+  };
+  using Elements = std::vector<std::int32_t>;
+  EXPECT_EQ(difference(Elements{0, 1, 1, 1}, Elements{0, 1}, names), "none");
+  EXPECT_NE(difference(Elements{0, 0, 1, 1}, Elements{0, 1}, names).find("a.targets.bin holds"),
+            std::string::npos);
+  EXPECT_NE(difference(Elements{0, 1, 1, 1}, Elements{1, 1}, names).find("a.labels.bin holds"),
+            std::string::npos);
+  EXPECT_NE(difference(Elements{0, 1, 1, 1}, Elements{0, 1}, R"({"key": "k", "names": ["a", "c"]})")
+                .find("a.labels.json holds"),
+            std::string::npos);
+}
+
 /// Of large files the first and the last bytes are in the sample, and pieces between them.
 TEST(DataIdentity, SamplesLargeFiles) {
   const TemporaryDirectory dir;

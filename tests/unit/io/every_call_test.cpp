@@ -15,6 +15,7 @@
 #include "io/token_files.hpp"
 #include "io/tokenize.hpp"
 #include "io/tokenizer_files.hpp"
+#include "support/tokenizing.hpp"
 
 namespace tessera {
 namespace {
@@ -332,9 +333,9 @@ TEST(EveryCall, OfReadingTokens) {
 TEST(EveryCall, OfTokenizing) {
   const TemporaryDirectory temporary(fast_directory());
   const fs::path out = temporary.path() / "made" / "out";
-  const std::vector<fs::path> inputs{temporary.path() / "a.txt", temporary.path() / "b.jsonl"};
-  spit(inputs[0], "the first");
-  spit(inputs[1], "{\"text\": \"one\"}\n{\"text\": \"two\"}\n");
+  const std::vector<fs::path> inputs{temporary.path() / "a.jsonl", temporary.path() / "b.jsonl"};
+  spit(inputs[0], R"({"text": "the first", "label": "x"})");
+  spit(inputs[1], "{\"text\": \"one\", \"label\": \"a\"}\n{\"text\": \"two\", \"label\": \"x\"}\n");
   auto bytes = io::Tokenizer::bytes();
   const std::vector<std::string> entries{out};
   for (const Harm harm : {Harm::eio, Harm::enospc, Harm::half}) {
@@ -342,13 +343,14 @@ TEST(EveryCall, OfTokenizing) {
         harm, temporary.path(), [] {},
         [&] {
           io::create_directories(out.parent_path());
-          for (const std::int64_t part : {0, 1})
-            io::tokenize_part(inputs, out, bytes, {.index = part, .count = 2}, {});
-          io::merge_parts(out, 2, bytes);
+          tokenize_in_parts(inputs, out, bytes, 2,
+                            {.labels = io::LabelSource::member, .label_key = "label"});
         },
         [&](bool succeeded) {
           if (succeeded) {
-            EXPECT_EQ(io::TokenCorpus(entries, 256).tokens(), 15);
+            const io::TokenCorpus corpus(entries, 256);
+            EXPECT_EQ(corpus.tokens(), 15);
+            EXPECT_EQ(io::read_labels(corpus.files()[0])->labels, (std::vector{1, 0, 1}));
             EXPECT_EQ(io::open_kept_tokenizer(io::tokenizer_beside(out)).vocab(), 256);
           }
           fs::remove_all(out.parent_path());

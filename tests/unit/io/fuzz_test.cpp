@@ -9,13 +9,17 @@
 #include <random>
 
 #include "core/error.hpp"
+#include "io/chat_template.hpp"
 #include "io/hugging_face.hpp"
+#include "io/json.hpp"
 #include "io/megatron.hpp"
 #include "io/token_files.hpp"
+#include "io/token_targets.hpp"
 #include "io/tokenize.hpp"
 #include "io/tokenizer.hpp"
 #include "largest_allocation.hpp"
 #include "support/temporary_directory.hpp"
+#include "support/tokenizing.hpp"
 
 namespace tessera {
 namespace {
@@ -207,11 +211,14 @@ TEST(Fuzz, IndexOfAShardedModel) {
 }
 
 TEST(Fuzz, TokenizerJson) {
-  for (const char* name : {"tokenizers/gpt2.json", "tokenizers/llama3.json"}) {
+  for (const char* name : {"tokenizers/gpt2.json", "tokenizers/llama3.json", "tokenizers/bert.json",
+                           "tokenizers/t5.json", "tokenizers/llama2.json"}) {
     // Few merges and words, so that the settings, not the tables, get most of the damage.
     nlohmann::json content = nlohmann::json::parse(test::read_file(data_path(name)));
-    auto& merges = content["model"]["merges"];
-    merges.erase(merges.begin() + 10, merges.end());
+    if (content["model"].contains("merges")) {
+      auto& merges = content["model"]["merges"];
+      merges.erase(merges.begin() + 10, merges.end());
+    }
     std::string text;
     fuzz(
         content.dump(), [&](const std::string& bytes) { text = bytes; },
@@ -227,10 +234,64 @@ TEST(Fuzz, TokenizerJson) {
 
 TEST(Fuzz, JsonLines) {
   const TemporaryDirectory dir;
-  test::write_file(dir / "l.jsonl", "{\"text\": \"one\\u00e9\", \"n\": 1}\n{\"text\":\"two\"}\n\n");
+  test::write_file(dir / "l.jsonl",
+                   "{\"text\": \"one\\u00e9\", \"n\": 1}\n{\"text\":\"two\",\"n\":2}\n\n");
   auto tokenizer = io::Tokenizer::open(data_path("tokenizers/gpt2.json"));
   const std::vector<fs::path> inputs{dir / "l.jsonl"};
-  fuzz_file(dir / "l.jsonl", [&] { io::tokenize_part(inputs, dir / "out", tokenizer, {}, {}); });
+  fuzz_file(dir / "l.jsonl", [&] {
+    test::tokenize_in_parts(inputs, dir / "out", tokenizer, 2,
+                            {.labels = io::LabelSource::member, .label_key = "n"});
+  });
+}
+
+TEST(Fuzz, ChatTemplates) {
+  const TemporaryDirectory dir;
+  test::write_file(dir / "t.json", R"({"special_tokens": ["<|endoftext|>"], "begin": "{{", "roles":
+    {"user": {"before": "a"}, "assistant": {"end": "<|endoftext|>{eos}", "learned": true}}})");
+  test::write_file(dir / "l.jsonl", R"({"messages": [{"role": "user", "content": "hi"},
+ {"from": "gpt", "value": "yo"}]})");
+  const auto tokenizer = io::Tokenizer::open(data_path("tokenizers/gpt2.json"));
+  const auto render = [&] {
+    io::ChatTemplate chat = io::ChatTemplate::open((dir / "t.json").string());
+    chat.bind(tokenizer);
+    const io::JsonDocument line(test::read_file(dir / "l.jsonl"), "l.jsonl");
+    chat.render(line.root(), "");
+  };
+  render();
+  fuzz_file(dir / "l.jsonl", render);
+  fuzz_file(dir / "t.json", [&] { io::ChatTemplate::open((dir / "t.json").string()); });
+}
+
+TEST(Fuzz, TargetsAndLabels) {
+  const TemporaryDirectory dir;
+  const auto write = [&](const std::string& prefix, DType type) {
+    io::MegatronShare share(prefix, type, 0);
+    for (int i = 0; i < 3; ++i) {
+      share.append(std::vector<std::int32_t>{i % 2});
+      share.end_document();
+    }
+    share.place({}, share.extent());
+    share.publish();
+  };
+  const std::string prefix = (dir / "t").string();
+  const auto write_all = [&] {
+    write(prefix, DType::u16);
+    write(prefix + ".targets", DType::u8);
+    write(prefix + ".labels", DType::i32);
+    test::write_file(prefix + ".labels.json", R"({"key": "k", "names": ["a", "b"]})");
+  };
+  const std::vector<std::string> entries{prefix};
+  for (const char* end :
+       {".targets.bin", ".targets.idx", ".labels.bin", ".labels.idx", ".labels.json"}) {
+    write_all();
+    fuzz_file(prefix + end, [&] {
+      const io::TokenCorpus corpus(entries, 100);
+      io::count_targets(corpus, 0, corpus.tokens());
+      const auto labels = io::read_labels(corpus.files()[0]);
+      for (const std::int32_t label : labels->labels)
+        TESSERA_CHECK(label == 0 || label == 1, "label {}", label);
+    });
+  }
 }
 
 TEST(Fuzz, DeepNestingIsNoProblem) {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <list>
+
 #include <atomic>
 #include <cstring>
 #include <numeric>
@@ -134,7 +136,7 @@ TEST(TokenCorpus, SaysWhichTokensCountAsTargets) {
     EXPECT_NE(message_of<DataError>([&] { open({a}); }).find("a.targets.idx: "), std::string::npos);
   }
   write_targets(bin + bin, index_bytes(8, {2, 3}, {4, 8}, {0, 1, 2}));
-  EXPECT_NE(message_of<DataError>([&] { open({a}); }).find("expected u8"), std::string::npos);
+  EXPECT_NE(message_of<DataError>([&] { open({a}); }).find("u8 expected"), std::string::npos);
   write_targets(packed<std::uint8_t>({9, 9, 1, 2, 0, 1, 1}),
                 index_bytes(1, {2, 3}, {2, 4}, {0, 1, 2}));
   const auto spoilt = open({a});
@@ -283,25 +285,40 @@ TEST(MegatronWriter, WritesTheDocumentedBytes) {
   EXPECT_EQ(test::read_file(dir / "w.idx"), index_bytes(8, {3, 0, 1}, {0, 6, 6}, {0, 1, 2, 3}));
 }
 
-TEST(MegatronWriter, AppendsWholePairs) {
+TEST(MegatronShare, SharesOfAnyNumberOfWritersMakeTheSamePair) {
   const TemporaryDirectory dir;
-  const auto write = [&](const char* name, std::vector<Tokens> documents) {
-    io::MegatronWriter writer(dir / name, 1000);
-    for (const auto& d : documents) {
-      writer.append(d);
-      writer.end_document();
+  std::vector<Tokens> documents;
+  for (int i = 0; i < 40; ++i) documents.emplace_back(static_cast<std::size_t>(i * 7 % 5), i);
+  for (const auto type : {DType::u8, DType::u16, DType::i32}) {
+    std::string bin, idx;
+    for (const std::int64_t writers : {1, 2, 3, 50}) {
+      std::list<io::MegatronShare> shares;
+      io::MegatronExtent all;
+      for (std::int64_t w = 0; w < writers; ++w) {
+        auto& share = shares.emplace_back(dir / "pair", type, w);
+        for (std::int64_t i = 40 * w / writers; i < 40 * (w + 1) / writers; ++i) {
+          share.append(documents[static_cast<std::size_t>(i)]);
+          share.end_document();
+        }
+        all += share.extent();
+      }
+      io::MegatronExtent before;
+      for (auto& share : shares) {
+        share.place(before, all);
+        before += share.extent();
+      }
+      EXPECT_EQ(before, all);
+      EXPECT_FALSE(std::filesystem::exists(dir / "pair.bin"));
+      shares.front().publish();
+      if (writers == 1)
+        bin = test::read_file(dir / "pair.bin"), idx = test::read_file(dir / "pair.idx");
+      EXPECT_EQ(bin.size(), static_cast<std::size_t>(all.elements * size_of(type)));
+      EXPECT_EQ(test::read_file(dir / "pair.bin"), bin) << writers;
+      EXPECT_EQ(test::read_file(dir / "pair.idx"), idx) << writers;
+      for (const char* name : {"pair.bin", "pair.idx"}) std::filesystem::remove(dir / name);
     }
-    writer.publish();
-  };
-  write("one", {{1, 2}, {3}});
-  write("two", {});
-  write("three", {{4, 5, 6}});
-  io::MegatronWriter merged(dir / "merged", 1000);
-  for (const char* name : {"one", "two", "three"}) merged.append_pair(dir / name);
-  merged.publish();
-  write("direct", {{1, 2}, {3}, {4, 5, 6}});
-  EXPECT_EQ(test::read_file(dir / "merged.bin"), test::read_file(dir / "direct.bin"));
-  EXPECT_EQ(test::read_file(dir / "merged.idx"), test::read_file(dir / "direct.idx"));
+  }
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 0) << "left-overs";
 }
 
 }  // namespace

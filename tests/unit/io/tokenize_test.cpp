@@ -4,13 +4,17 @@
 
 #include <zlib.h>
 
+#include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "core/error.hpp"
+#include "io/json.hpp"
+#include "io/json_line.hpp"
 #include "io/token_files.hpp"
 #include "io/tokenizer_files.hpp"
 #include "support/temporary_directory.hpp"
+#include "support/tokenizing.hpp"
 
 namespace tessera {
 namespace {
@@ -27,18 +31,14 @@ io::Tokenizer gpt2() {
 io::TokenizeSummary tokenize(const std::vector<fs::path>& inputs, const fs::path& prefix,
                              io::Tokenizer& tokenizer, std::int64_t parts,
                              const io::DocumentRules& rules = {}) {
-  for (std::int64_t i = 0; i < parts; ++i) {
-    std::int64_t last = 0, total = -1;
-    io::tokenize_part(
-        inputs, prefix, tokenizer, {.index = i, .count = parts},
-        [&](std::int64_t done, std::int64_t all) {
-          EXPECT_LE(last, done);
-          last = done, total = all;
-        },
-        rules);
-    EXPECT_EQ(last, total);
-  }
-  return io::merge_parts(prefix, parts, tokenizer);
+  std::int64_t last = 0, total = 0;
+  const auto summary = test::tokenize_in_parts(
+      inputs, prefix, tokenizer, parts, rules, [&](std::int64_t done, std::int64_t all) {
+        EXPECT_TRUE(last <= done || last == total) << "each part from its begin to its end";
+        last = done, total = all;
+      });
+  EXPECT_EQ(last, total);
+  return summary;
 }
 
 /// As gzip makes it; several texts become as many members of one file.
@@ -123,8 +123,7 @@ TEST(Tokenize, DoesNotDependOnTheNumberOfParts) {
     }
     EXPECT_EQ(test::read_file(dir / "out.bin"), bin) << parts;
     EXPECT_EQ(test::read_file(dir / "out.idx"), idx) << parts;
-    EXPECT_FALSE(fs::exists(dir / "out.part00000.bin"));
-    EXPECT_FALSE(fs::exists(dir / "out.part00000.idx"));
+    EXPECT_EQ(std::distance(fs::directory_iterator(dir.path()), {}), 3 + 4) << "left-overs";
   }
 }
 
@@ -172,7 +171,7 @@ TEST(Tokenize, NamesFileAndLineOfBadLines) {
             message_of<DataError>([&] { tokenize({dir / name}, dir / "out", bytes, parts); });
         EXPECT_NE(message.find(name + (": " + expected)), std::string::npos) << message;
         EXPECT_FALSE(fs::exists(dir / "out.bin"));
-        EXPECT_FALSE(fs::exists(dir / "out.part00000.bin.tmp"));
+        EXPECT_EQ(std::distance(fs::directory_iterator(dir.path()), {}), 2) << "left-overs";
       }
     }
   }
@@ -241,6 +240,36 @@ TEST(Tokenize, UnpacksWhatGzipHasMade) {
   }
 }
 
+// What the quick reader takes is what the one that explains takes, and nothing else.
+TEST(JsonLineReader, AgreesWithJsonDocument) {
+  io::JsonLineReader quick;
+  const std::string deep = std::string(255, '[') + std::string(255, ']');
+  int taken = 0;
+  for (const std::string& line :
+       {std::string(R"({"text": "a\u00e9\ud83d\ude00\n\"", "n": [1, {"m": null}]})"),
+        std::string(R"({"text": "", "x": 1e400})"), std::string(R"({"text": "a", "text": "b"})"),
+        std::string(R"({"text": "a", "x": {"b": 1, "b": 2}})"), std::string(R"({"text": 1})"),
+        std::string(R"({"text": null})"), std::string(R"({"body": "a"})"),
+        std::string(R"(["text"])"), std::string(R"({"text": "\ud800"})"),
+        std::string("{\"text\": \"\xff\"}"), std::string(R"({"text": "a"} {})"),
+        std::string(R"({"text": "a")"), std::string("{}"),
+        std::string(R"({"text": "a", "big": 123456789012345678901234567890})"),
+        R"({"text": "a", "deep": )" + deep + "}", R"({"text": "a", "deep": [)" + deep + "]}",
+        std::string(R"({"text": "\u0000 nul"})"), std::string("{\"text\": \"a\tb\"}")}) {
+    std::optional<std::string> explained;
+    try {
+      const io::JsonDocument document(line, "line");
+      explained = document.root()["text"].text();
+    } catch (const DataError&) {
+    }
+    if (const auto text = quick.text(line, "text")) {
+      EXPECT_EQ(*text, explained) << line;
+      ++taken;
+    }
+  }
+  EXPECT_EQ(taken, 3);
+}
+
 TEST(Tokenize, TakesTheTextFromTheFieldThatIsAskedFor) {
   const TemporaryDirectory dir;
   test::write_file(dir / "l.jsonl", R"({"text": "a", "content": "b"})");
@@ -262,6 +291,132 @@ TEST(Tokenize, RefusesInputsWithoutDocuments) {
             std::string::npos);
   EXPECT_NE(refusal({dir / "blank.jsonl"}).find("no document in the inputs"), std::string::npos);
   EXPECT_EQ(std::distance(fs::directory_iterator(dir.path()), {}), 3) << "nothing is left";
+}
+
+std::vector<std::string> names_in(const fs::path& directory) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(directory))
+    names.push_back(entry.path().filename());
+  std::ranges::sort(names);
+  return names;
+}
+
+io::DocumentLabels labels_beside(const fs::path& prefix) {
+  const std::vector<std::string> entries{prefix.string()};
+  return io::read_labels(io::TokenCorpus(entries, 256).files()[0]).value();
+}
+
+TEST(Tokenize, LabelsGoWithTheirDocuments) {
+  const TemporaryDirectory dir;
+  struct Case {
+    std::vector<std::string> values, names;
+  };
+  for (const auto& [values, names] :
+       {Case{{R"("pos")", R"("neg")", R"("pos")", R"("\u00e9t\u00e9")"},
+             {"neg", "pos", "\u00e9t\u00e9"}},
+        Case{{"10", "9", "-3", "9"}, {"-3", "9", "10"}},
+        Case{{"true", "false"}, {"false", "true"}}}) {
+    std::string lines;
+    std::vector<std::int32_t> expected;
+    for (int i = 0; i < 60; ++i) {
+      const std::string& value = values[static_cast<std::size_t>(i) % values.size()];
+      // An empty text is no document, and its label is nobody's.
+      lines += fmt::format("{{\"text\": \"{}\", \"kind\": {}}}\n", std::string(i % 5, 'x'), value);
+      const std::string name =
+          value[0] == '"' ? nlohmann::json::parse(value).get<std::string>() : value;
+      if (i % 5 > 0)
+        expected.push_back(
+            static_cast<std::int32_t>(std::ranges::find(names, name) - names.begin()));
+    }
+    test::write_file(dir / "l.jsonl", lines);
+    for (const std::int64_t parts : {1, 2, 7, 300}) {
+      auto bytes = io::Tokenizer::bytes();
+      const auto summary = tokenize({dir / "l.jsonl"}, dir / "out", bytes, parts,
+                                    {.labels = io::LabelSource::member, .label_key = "kind"});
+      EXPECT_EQ(summary.labels->names, names);
+      const io::DocumentLabels made = labels_beside(dir / "out");
+      EXPECT_EQ(made.names.key, "kind");
+      EXPECT_EQ(made.names.names, names);
+      EXPECT_EQ(made.labels, expected) << parts;
+    }
+  }
+  EXPECT_EQ(names_in(dir.path()),
+            (std::vector<std::string>{"l.jsonl", "out.bin", "out.idx", "out.labels.bin",
+                                      "out.labels.idx", "out.labels.json", "out.tokenizer.json",
+                                      "out.tokenizer_config.json"}));
+}
+
+TEST(Tokenize, NothingOfAnotherTextIsLeftBesideNewTokens) {
+  const TemporaryDirectory dir;
+  test::write_file(dir / "l.jsonl", R"({"text": "a", "kind": 1})");
+  auto bytes = io::Tokenizer::bytes();
+  const auto names = [&](const io::DocumentRules& rules) {
+    tokenize({dir / "l.jsonl"}, dir / "out", bytes, 2, rules);
+    return names_in(dir.path());
+  };
+  test::write_file(dir / "out.targets.bin", "x");
+  test::write_file(dir / "out.targets.idx", "x");
+  EXPECT_EQ(names({.labels = io::LabelSource::member, .label_key = "kind"}).size(), 8U);
+  EXPECT_EQ(names({}),
+            (std::vector<std::string>{"l.jsonl", "out.bin", "out.idx", "out.tokenizer.json",
+                                      "out.tokenizer_config.json"}));
+}
+
+TEST(Tokenize, RefusesLabelsThatAreNone) {
+  const TemporaryDirectory dir;
+  const std::optional<io::LabelNames> known{{.key = "kind", .names = {"7", "a"}}};
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {R"({"text": "a"})", "line 5: $: \"kind\" is missing"},
+      {R"({"text": "a", "kind": null})", "line 5: $: \"kind\" is missing"},
+      {R"({"text": "a", "kind": 1.5})", "line 5: $.kind: expected a label: a string"},
+      {R"({"text": "a", "kind": [1]})", "line 5: $.kind: expected a label: a string"},
+      {R"({"text": "a", "kind": 7})", "line 5: kind is an integer, 7, but in"},
+      {R"({"text": "a", "kind": true})", "line 5: kind is true or false, true, but in"},
+      {R"({"text": "a", "kind": "b"})",
+       "line 5: the label b is not among those of --labels: 7, a"}};
+  for (const auto& [line, expected] : cases) {
+    std::string lines;
+    for (int i = 0; i < 4; ++i) lines += "{\"text\": \"a\", \"kind\": \"a\"}\n";
+    test::write_file(dir / "l.jsonl", lines + line + "\n");
+    for (const std::int64_t parts : {1, 5}) {
+      auto bytes = io::Tokenizer::bytes();
+      const auto message = message_of<DataError>([&] {
+        test::tokenize_in_parts({dir / "l.jsonl"}, dir / "out", bytes, parts,
+                                {.labels = io::LabelSource::member, .label_key = "kind"}, {},
+                                known);
+      });
+      EXPECT_NE(message.find("l.jsonl: "), std::string::npos) << message;
+      EXPECT_NE(message.find(expected), std::string::npos) << message;
+      EXPECT_EQ(names_in(dir.path()).size(), 1U);
+    }
+  }
+}
+
+TEST(Tokenize, FoldersAreLabelsOfTheirFiles) {
+  const TemporaryDirectory dir;
+  for (const char* folder : {"neg", "pos", ".git"}) fs::create_directory(dir / folder);
+  for (const char* file : {"neg/2.txt", "neg/10.txt", "pos/1.txt", ".git/x", "pos/.hidden", "urls"})
+    test::write_file(dir / file, file);
+  const auto found = io::files_of_folders(dir.path() / "");
+  EXPECT_EQ(found.left_out, 1);
+  const std::vector<fs::path> files{dir / "neg/10.txt", dir / "neg/2.txt", dir / "pos/1.txt"};
+  EXPECT_EQ(found.files, files);
+  EXPECT_EQ(io::files_of_folders(dir / "neg").files, std::vector(files.begin(), files.begin() + 2));
+  for (const std::int64_t parts : {1, 3}) {
+    auto bytes = io::Tokenizer::bytes();
+    tokenize(files, dir / "out", bytes, parts, {.labels = io::LabelSource::folder});
+    EXPECT_EQ(labels_beside(dir / "out").names.names, (std::vector<std::string>{"neg", "pos"}));
+    EXPECT_EQ(labels_beside(dir / "out").labels, (std::vector<std::int32_t>{0, 0, 1}));
+  }
+  const auto refusal = [&] {
+    return message_of<DataError>([&] { io::files_of_folders(dir / "pos"); });
+  };
+  fs::create_directories(dir / "pos/a/b");
+  EXPECT_NE(refusal().find("pos/a/b: a folder within a folder"), std::string::npos);
+  fs::remove_all(dir / "pos/a/b");
+  EXPECT_NE(refusal().find("pos: no files in it, nor in its folders"), std::string::npos);
+  fs::create_directory(dir / "pos/\xff");
+  EXPECT_NE(refusal().find("no UTF-8"), std::string::npos);
 }
 
 TEST(Tokenize, KeepsTheTokenizerAndTheEndOfDocuments) {

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "core/error.hpp"
+#include "io/tokenizer_json.hpp"
 #include "io/utf8.hpp"
 #include "support/temporary_directory.hpp"
 
@@ -36,6 +37,76 @@ TEST_P(TokenizerOracle, EncodesLikeTheReferenceAndDecodesToTheSameText) {
         EXPECT_EQ(tokenizer.decode(ids), text);
       }
     }
+}
+
+/// Tokens of characters, and bytes behind other steps: also with special tokens around a text, and
+/// made into text again.
+class TokenizerKind : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(TokenizerKind, DoesAsTheReferenceDoes) {
+  auto tokenizer = io::Tokenizer::open(data_path(std::string(GetParam()) + ".json"));
+  const json cases =
+      json::parse(test::read_file(data_path(std::string(GetParam()) + ".cases.json")));
+  ASSERT_GT(cases.size(), 40U);
+  const io::SpecialFrame& frame = tokenizer.frame();
+  for (int round = 0; round < 2; ++round)  // the second time from the cache of words
+    for (const json& c : cases) {
+      const auto text = c["text"].get<std::string>();
+      const Ids ids = tokenizer.encode(text);
+      EXPECT_EQ(ids, c["ids"].get<Ids>()) << text;
+      Ids framed = frame.before;
+      framed.insert(framed.end(), ids.begin(), ids.end());
+      framed.insert(framed.end(), frame.behind.begin(), frame.behind.end());
+      EXPECT_EQ(framed, c["framed"].get<Ids>()) << text;
+      EXPECT_EQ(tokenizer.decode(ids), c["decoded"].get<std::string>()) << text;
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Files, TokenizerKind,
+                         ::testing::Values("bert", "bert_cased", "word_piece_parts", "t5",
+                                           "xlm_roberta", "unigram_bytes", "llama2", "mistral",
+                                           "gemma", "bpe_unknown", "roberta", "qwen2",
+                                           "starcoder"));
+
+TEST(Tokenizer, TakesBrokenBytesForReplacementCharacters) {
+  for (const char* name : {"bert.json", "t5.json", "llama2.json", "bpe_unknown.json"}) {
+    auto tokenizer = io::Tokenizer::open(data_path(name));
+    for (const auto& [broken, replaced] : {std::pair<std::string, std::string>{"a\xff", "a\uFFFD"},
+                                           {"\xe6\x97 the", "\uFFFD\uFFFD the"},
+                                           {"dog\xf0\x9f\x98", "dog\uFFFD\uFFFD\uFFFD"}}) {
+      EXPECT_EQ(tokenizer.encode(broken), tokenizer.encode(replaced)) << name;
+    }
+  }
+  // Normalizers before tokens of bytes leave broken ones alone.
+  auto qwen = io::Tokenizer::open(data_path("qwen2.json"));
+  EXPECT_EQ(qwen.decode(qwen.encode("e\u0301\xff\xc3.")), "\u00e9\xff\xc3.");
+}
+
+TEST(Tokenizer, TextThatGoesOnGetsNoSpaceBeforeIt) {
+  struct Case {
+    const char* name;
+    bool behind_token;  // whether a text behind a special token gets one
+  };
+  for (const auto& [name, behind_token] : {Case{"llama2.json", true}, Case{"mistral.json", false},
+                                           Case{"roberta.json", true}, Case{"t5.json", true}}) {
+    auto tokenizer = io::Tokenizer::open(data_path(name));
+    const auto encode = [&, &tokenizer = tokenizer](std::string_view text, io::TextStart start) {
+      Ids ids;
+      tokenizer.encode(text, ids, {.start = start});
+      return ids;
+    };
+    const Ids bare = encode("the dog", io::TextStart::text);
+    EXPECT_NE(encode("the dog", io::TextStart::document), bare) << name;
+    EXPECT_EQ(encode("the dog", io::TextStart::token) != bare, behind_token) << name;
+  }
+}
+
+TEST(Tokenizer, SpecialTokensOfATextAreTextWhereTheyAreNotWanted) {
+  auto tokenizer = io::Tokenizer::open(data_path("gpt2.json"));
+  Ids ids;
+  tokenizer.encode("a<|endoftext|>b", ids, {.special_tokens = false});
+  EXPECT_EQ(std::ranges::count(ids, 0), 0);
+  EXPECT_EQ(tokenizer.decode(ids), "a<|endoftext|>b");
 }
 
 INSTANTIATE_TEST_SUITE_P(Files, TokenizerOracle,
@@ -123,6 +194,14 @@ TEST(Tokenizer, LongWordsAndLongTextsTakeLinearTime) {
     while (text.size() < (std::size_t{1} << 20)) text += unit;
     EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text);
   }
+  for (const char* name : {"llama2.json", "mistral.json", "t5.json", "bert.json"}) {
+    auto other = io::Tokenizer::open(data_path(name));
+    for (const char* unit : {"a", " ", "the dog ", "\u65e5", "e\u0301"}) {
+      std::string text;
+      while (text.size() < (std::size_t{1} << 19)) text += unit;
+      EXPECT_GE(other.encode(text).size(), *unit == ' ' ? 0U : 1U) << name;
+    }
+  }
 }
 
 TEST(Tokenizer, RefusesWhatItDoesNotSupportByName) {
@@ -138,15 +217,34 @@ TEST(Tokenizer, RefusesWhatItDoesNotSupportByName) {
     const char* expected;
   };
   const std::vector<Case> cases = {
-      {"/normalizer", {{"type", "NFC"}}, "t.json: $.normalizer.type: the normalizer \"NFC\""},
-      {"/pre_tokenizer/type", "Whitespace", "$.pre_tokenizer.type: \"Whitespace\""},
-      {"/pre_tokenizer/pretokenizers/0/behavior", "Removed", "\"Removed\" is not supported"},
-      {"/pre_tokenizer/pretokenizers/0/invert", true, "pretokenizers[0].invert: true"},
-      {"/pre_tokenizer/pretokenizers/0/pattern", {{"String", " "}}, "\"Regex\" is missing"},
+      {"/normalizer", {{"type", "Nmt"}}, "t.json: $.normalizer.type: the normalizer \"Nmt\""},
+      {"/normalizer",
+       {{"type", "Replace"}, {"pattern", {{"String", ""}}}, {"content", ""}},
+       "$.normalizer.pattern.String: the empty text"},
+      {"/normalizer",
+       {{"type", "Precompiled"}, {"precompiled_charsmap", "AAAA*"}},
+       "$.normalizer.precompiled_charsmap: expected base64"},
+      {"/normalizer",
+       {{"type", "Precompiled"}, {"precompiled_charsmap", "/wAAAA=="}},
+       "$.normalizer.precompiled_charsmap: 4 bytes"},
+      {"/pre_tokenizer/type", "UnicodeScripts", "$.pre_tokenizer.type: \"UnicodeScripts\""},
+      {"/pre_tokenizer/pretokenizers/0/behavior", "Doubled", "\"Doubled\" is not supported"},
+      {"/pre_tokenizer/pretokenizers/0/type", "ByteLevel", "\"ByteLevel\" here is not supported"},
+      {"/pre_tokenizer/pretokenizers/0/pattern", {{"Strin", " "}}, "\"Regex\" is missing"},
+      {"/pre_tokenizer",
+       {{"type", "Metaspace"}, {"replacement", "_"}, {"prepend_scheme", "last"}},
+       "$.pre_tokenizer.prepend_scheme: \"last\"; allowed"},
+      {"/post_processor", {{"type", "Padding"}}, "the post-processor \"Padding\" is not supported"},
+      {"/post_processor",
+       {{"type", "BertProcessing"}, {"cls", {"[CLS]", 9999}}, {"sep", {"[SEP]", 1}}},
+       "$.post_processor.cls[1]: no token has the id 9999"},
+      {"/post_processor",
+       {{"type", "TemplateProcessing"}, {"single", json::array()}},
+       "$.post_processor.single: the text (\"Sequence\") is not there"},
       {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "(a", "pattern, character 2: missing"},
-      {"/pre_tokenizer/pretokenizers/1/add_prefix_space", true, "true after a Split"},
+      {"/pre_tokenizer/pretokenizers/1/add_prefix_space", true, "true after another step"},
       {"/pre_tokenizer/pretokenizers", json::array(), "no steps"},
-      {"/model/type", "Unigram", "$.model.type: \"Unigram\""},
+      {"/model/type", "Unigram", "$.model.type: \"Unigram\" is not supported behind"},
       {"/model/dropout", 0.1, "merge dropout"},
       {"/model/byte_fallback", true, "$.model.byte_fallback: true"},
       {"/model/end_of_word_suffix", "</w>", "\"</w>\" is not supported"},
@@ -158,7 +256,6 @@ TEST(Tokenizer, RefusesWhatItDoesNotSupportByName) {
       {"/model/merges/0", "a b c", "$.model.merges[0]: expected two tokens"},
       {"/model/merges/0", {"a", "qzq"}, "\"qzq\" is not in the vocabulary"},
       {"/model", nullptr, "$: \"model\" is missing"},
-      {"/added_tokens/0/lstrip", true, "added_tokens[0].lstrip: true"},
       {"/added_tokens/0/content", "", "cannot be empty"},
       {"/added_tokens/1/id", 7, "disagrees with the vocabulary"},
       {"/added_tokens/0/id", 700, "disagrees with the vocabulary"}};
@@ -166,6 +263,77 @@ TEST(Tokenizer, RefusesWhatItDoesNotSupportByName) {
     const auto message = refusal(c.pointer, c.value);
     EXPECT_NE(message.find(c.expected), std::string::npos) << c.expected << " | " << message;
   }
+}
+
+TEST(Tokenizer, RefusesWhatOtherModelsDoNotSupportByName) {
+  struct Case {
+    const char* file;
+    const char* pointer;
+    json value;
+    const char* expected;
+  };
+  const std::vector<Case> cases = {
+      {"bert.json", "/model/type", "WordLevel", "$.model.type: \"WordLevel\" is not supported"},
+      {"bert.json", "/model/unk_token", "[NONE]", "\"[NONE]\" is not in the vocabulary"},
+      {"bert.json", "/model/max_input_chars_per_word", -1, "an integer from 0"},
+      {"bert.json", "/decoder", {{"type", "CTC"}}, "the decoder \"CTC\" is not supported"},
+      {"t5.json", "/model/unk_id", 100000, "$.model.unk_id: expected an integer from 0 to"},
+      {"t5.json", "/model/vocab/0", {"a"}, "$.model.vocab[0]: expected an array of 2"},
+      {"t5.json", "/model/vocab", json::array(), "$.model.vocab: expected from 1"},
+      {"llama2.json", "/model/continuing_subword_prefix", "##", "\"##\" is not supported"},
+      {"llama2.json", "/model/unk_token", "<none>", "is not in the vocabulary"},
+      {"llama2.json", "/decoder/decoders/3/stop", 1, "decoders[3].stop: only 0"}};
+  for (const Case& c : cases) {
+    json changed = json::parse(test::read_file(data_path(c.file)));
+    changed[json::json_pointer(c.pointer)] = c.value;
+    const auto message =
+        message_of<DataError>([&] { io::Tokenizer::parse(changed.dump(), "t.json"); });
+    EXPECT_NE(message.find(c.expected), std::string::npos) << c.expected << " | " << message;
+  }
+  json none = json::parse(test::read_file(data_path("t5.json")));
+  none["model"]["unk_id"] = nullptr;
+  auto tokenizer = io::Tokenizer::parse(none.dump(), "t.json");
+  EXPECT_NE(message_of<DataError>([&] { tokenizer.encode("\u2603"); }).find("model.unk_id"),
+            std::string::npos);
+}
+
+// The package's scores are not the nearest doubles to what the file says, and ties depend on it.
+TEST(Tokenizer, ScoresAreThoseThatThePackageReads) {
+  json content = json::parse(test::read_file(data_path("t5.json")));
+  content["model"]["vocab"][5][1] = -11.542301210811697;
+  content["model"]["vocab"][6][1] = -20.0;
+  content["model"]["vocab"][7][1] = 1e-300;
+  const auto definition = io::parse_tokenizer_json(content.dump(), "t.json");
+  const auto& tokens = std::get<io::UnigramModel>(definition.model).tokens;
+  EXPECT_EQ(tokens[5].second, -(11542301210811697.0 / 1e15));
+  EXPECT_NE(tokens[5].second, -11.542301210811697);
+  EXPECT_EQ(tokens[6].second, -20.0);
+  EXPECT_EQ(tokens[7].second, 1e-300);
+}
+
+TEST(Tokenizer, DifferencesOfOtherModels) {
+  struct Case {
+    const char* file;
+    const char* pointer;
+    json value;
+    const char* expected;
+  };
+  const std::vector<Case> cases = {
+      {"bert.json", "/normalizer/lowercase", false, "cut text into words differently"},
+      {"bert.json", "/model/max_input_chars_per_word", 7, "into pieces differently"},
+      {"t5.json", "/model/vocab/9/1", -3.5, "other probabilities"},
+      {"llama2.json", "/model/byte_fallback", false, "merge bytes differently"},
+      {"mistral.json", "/pre_tokenizer/prepend_scheme", "always", "into words differently"}};
+  for (const Case& c : cases) {
+    json changed = json::parse(test::read_file(data_path(c.file)));
+    const auto one = io::Tokenizer::parse(changed.dump(), "t.json");
+    changed[json::json_pointer(c.pointer)] = c.value;
+    const std::string difference = one.difference(io::Tokenizer::parse(changed.dump(), "t.json"));
+    EXPECT_NE(difference.find(c.expected), std::string::npos) << c.file << ": " << difference;
+  }
+  EXPECT_FALSE(io::Tokenizer::open(data_path("bert.json"))
+                   .difference(io::Tokenizer::open(data_path("bert_cased.json")))
+                   .empty());
 }
 
 TEST(Tokenizer, RefusesPatternsThatNeverEnd) {

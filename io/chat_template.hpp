@@ -1,0 +1,100 @@
+// Conversations, and instructions with their answers, into text of which it is known what the model
+// shall learn to say. A template is one of the built-in ones or a JSON file:
+//
+//   {"special_tokens": ["<|im_start|>", "<|im_end|>"],      which of its strings are tokens
+//    "begin": "", "end": "", "trim": false,                 around a conversation; of its contents
+//    "roles": {"user": {"before": "<|im_start|>user\n", "after": "<|im_end|>\n"},
+//              "assistant": {"before": "<|im_start|>assistant\n", "end": "<|im_end|>",
+//                            "after": "\n", "learned": true}}}
+//
+// What a learned role says, its content and "end", counts as target of the loss, and nothing else.
+// For other lines than conversations there are "parts" in place of "begin", "end", "trim" and
+// "roles":
+//
+//   {"special_tokens": [], "parts": [{"text": "Question: {question}\n"},
+//                                    {"text": "Hint: {hint}\n", "if": "hint"},
+//                                    {"text": "{answer}{eos}", "learned": true}]}
+//
+// {NAME} is the string of that name in the line; a part with "if" (or "unless") is there only where
+// the line has (or has not) such a string that is not empty. {eos}, in both kinds, is the token
+// that ends documents; {{ and }} are braces.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "io/json.hpp"
+#include "io/tokenizer.hpp"
+
+namespace tessera::io {
+
+/// Of what a template makes: text, in which nothing is a special token, or one special token.
+struct TemplatePiece {
+  std::string text;
+  std::optional<std::int32_t> token;
+  bool learned = false;
+};
+
+class ChatTemplate {
+ public:
+  /// "chatml", "llama3", "plain", "alpaca", "completion", or a JSON file. DeckError for another
+  /// word, DataError, naming file and place, for a file that is no template.
+  static ChatTemplate open(const std::string& name);
+
+  /// The special token that ends what is learned, where one does.
+  std::optional<std::string> learned_end() const;
+  /// Finds the special tokens. DeckError that names the first that the tokenizer does not have.
+  void bind(const Tokenizer& tokenizer);
+
+  /// A line of JSON in pieces, after bind(). Of a conversation: the member `field`, or where that
+  /// is empty "messages" or "conversations", an array of {"role", "content"} or {"from", "value"},
+  /// where "human" and "gpt" are user and assistant. DataError, naming the place, for another.
+  std::vector<TemplatePiece> render(const JsonCursor& line, const std::string& field) const;
+
+ private:
+  struct Token {  // of a string of the template
+    enum class Kind { text, special, member, eos };
+    Kind kind = Kind::text;
+    std::string text;  // also the name
+  };
+  using Text = std::vector<Token>;
+  struct Role {
+    Text before, end, after;
+    bool learned = false;
+  };
+  struct Part {
+    Text text;
+    bool learned = false;
+    std::optional<std::string> if_member, unless_member;
+  };
+
+  static ChatTemplate parse(std::string_view text, const std::string& name);
+  Text compile(const JsonCursor& text, bool members) const;
+  Text optional_text(const JsonCursor& object, std::string_view key) const;
+  Role parse_role(const JsonCursor& role) const;
+  Part parse_part(const JsonCursor& part) const;
+  bool uses_eos() const;
+  template <typename Visit>
+  void for_each_text(const Visit& visit) const;
+
+  void add(const Text& text, bool learned, const JsonCursor& line,
+           std::vector<TemplatePiece>& pieces) const;
+  void add_turn(const JsonCursor& turn, std::vector<TemplatePiece>& pieces) const;
+  void add_parts(const JsonCursor& line, std::vector<TemplatePiece>& pieces) const;
+  const Role& role_of(const JsonCursor& name) const;
+
+  std::string name_;
+  std::vector<std::string> special_;
+  Text begin_, end_;
+  bool trim_ = false;
+  std::map<std::string, Role> roles_;  // of conversations
+  std::vector<Part> parts_;            // of other lines
+  std::map<std::string, std::int32_t> ids_;
+  std::optional<std::int32_t> eos_;
+};
+
+}  // namespace tessera::io
