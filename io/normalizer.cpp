@@ -102,7 +102,8 @@ std::string Normalizer::apply(std::string text, bool begins) const {
 void Normalizer::add(const JsonCursor& value) {
   const std::string& type = value["type"].text();
   const auto form = [&](NormalForm which) {
-    steps_.push_back([which](const std::string& text, bool) { return normal_form(text, which); });
+    steps_.emplace_back(
+        [which](const std::string& text, bool) { return normal_form(text, which); });
   };
   if (type == "Sequence") {
     value["normalizers"].for_each_item([&](const JsonCursor& each) { add(each); });
@@ -117,21 +118,21 @@ void Normalizer::add(const JsonCursor& value) {
   } else if (type == "NFKD") {
     form(NormalForm::nfkd);
   } else if (type == "Lowercase") {
-    steps_.push_back([](const std::string& text, bool) { return lower(text); });
+    steps_.emplace_back([](const std::string& text, bool) { return lower(text); });
   } else if (type == "StripAccents") {
-    steps_.push_back([](const std::string& text, bool) { return without(text, is_mark); });
+    steps_.emplace_back([](const std::string& text, bool) { return without(text, is_mark); });
   } else if (type == "Strip") {
     const bool left = value.flag("strip_left", true), right = value.flag("strip_right", true);
-    steps_.push_back([=](const std::string& text, bool) { return stripped(text, left, right); });
+    steps_.emplace_back([=](const std::string& text, bool) { return stripped(text, left, right); });
   } else if (type == "Prepend") {
-    steps_.push_back([prefix = value["prepend"].text()](const std::string& text, bool begins) {
+    steps_.emplace_back([prefix = value["prepend"].text()](const std::string& text, bool begins) {
       return text.empty() || !begins ? text : prefix + text;
     });
   } else if (type == "Replace") {
     steps_.push_back(replacement(value));
   } else if (type == "Precompiled") {
     const auto map = std::make_shared<Charsmap>(value["precompiled_charsmap"]);
-    steps_.push_back([map](const std::string& text, bool) { return map->apply(text); });
+    steps_.emplace_back([map](const std::string& text, bool) { return map->apply(text); });
   } else {
     value["type"].fail(fmt::format(
         "the normalizer \"{}\" is not supported; allowed: Sequence, BertNormalizer, NFC, NFD, "
@@ -144,15 +145,15 @@ void Normalizer::add(const JsonCursor& value) {
 void Normalizer::add_bert(const JsonCursor& value) {
   const bool lowercase = value.flag("lowercase", true);
   if (value.flag("clean_text", true))
-    steps_.push_back([](const std::string& text, bool) { return cleaned(text); });
+    steps_.emplace_back([](const std::string& text, bool) { return cleaned(text); });
   if (value.flag("handle_chinese_chars", true))
-    steps_.push_back([](const std::string& text, bool) { return spaced_ideographs(text); });
+    steps_.emplace_back([](const std::string& text, bool) { return spaced_ideographs(text); });
   if (value.flag("strip_accents", lowercase)) {
-    steps_.push_back([](const std::string& text, bool) {
+    steps_.emplace_back([](const std::string& text, bool) {
       return without(normal_form(text, NormalForm::nfd), is_nonspacing_mark);
     });
   }
-  if (lowercase) steps_.push_back([](const std::string& text, bool) { return lower(text); });
+  if (lowercase) steps_.emplace_back([](const std::string& text, bool) { return lower(text); });
 }
 
 }  // namespace tessera::io

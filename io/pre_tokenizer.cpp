@@ -81,7 +81,7 @@ void PreTokenizer::run(std::size_t step, std::string_view text, bool first, Text
   });
 }
 
-void PreTokenizer::add_step(std::string description, Step step) {
+void PreTokenizer::add_step(const std::string& description, Step step) {
   description_ += description + '\n';
   steps_.push_back(std::move(step));
 }

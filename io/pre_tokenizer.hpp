@@ -49,7 +49,7 @@ class PreTokenizer {
   void add_byte_level(const JsonCursor& value);
   void add_split(const JsonCursor& value);
   void add_metaspace(const JsonCursor& value);
-  void add_step(std::string description, Step step);
+  void add_step(const std::string& description, Step step);
   void run(std::size_t step, std::string_view text, bool first, TextStart start,
            const Word& word) const;
 

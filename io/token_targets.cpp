@@ -16,7 +16,7 @@ fs::path targets_prefix(const fs::path& prefix) { return prefix.string() + ".tar
 
 std::optional<fs::path> targets_of(const TokenCorpus::TokenFile& tokens) {
   if (!tokens.index) return std::nullopt;
-  const fs::path prefix = targets_prefix(prefix_of(tokens));
+  fs::path prefix = targets_prefix(prefix_of(tokens));
   if (!path_exists(megatron_idx(prefix)) && !path_exists(megatron_bin(prefix))) return std::nullopt;
   return prefix;  // if one is missing, whoever opens it says so
 }
