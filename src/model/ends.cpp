@@ -1,5 +1,7 @@
 #include "model/ends.hpp"
 
+#include <cmath>
+
 #include "model/tensor_parallel.hpp"
 
 namespace tessera::model {
@@ -15,18 +17,20 @@ std::int64_t first_token(const UnitContext& u, const ModelConfig& c, std::size_t
       .begin;
 }
 
-}  // namespace
+/// out = x sqrt(C).
+void scale_embeddings(UnitContext& u, const ModelConfig& c, const View& x, const View& out) {
+  u.run(Scale{.x = x, .out = out, .factor = std::sqrt(static_cast<float>(c.hidden))});
+}
 
-void embed_forward(UnitContext& u, const ModelConfig& c, const TokenMatrix& token_table,
-                   const View& position_table, std::int64_t first_position, Carry& out) {
-  const View resid = u.residual(Keep::input, c.hidden);
-  out = {.resid = resid, .pending = {}};
+/// The sum of a token's and a position's vectors, dropped out, at this rank's positions.
+void embed(UnitContext& u, const ModelConfig& c, const TokenMatrix& token_table,
+           const View& position_table, std::int64_t first_position, const View& out) {
   const Dropout dropout = u.dropout(c, DropoutSite::inner);
   if (u.tensor_region().whole()) {
     u.run(Embed{.tokens = u.micro_batch().tokens,
                 .token_table = token_table[0],
                 .position_table = position_table,
-                .out = resid,
+                .out = out,
                 .first_position = first_position,
                 .dropout = dropout});
     return;
@@ -43,9 +47,21 @@ void embed_forward(UnitContext& u, const ModelConfig& c, const TokenMatrix& toke
   tokens.start();
   u.run(AddPositions{.x = tokens.finish(),
                      .position_table = position_table,
-                     .out = resid,
+                     .out = out,
                      .first_position = first_position + u.positions().begin,
                      .dropout = dropout});
+}
+
+}  // namespace
+
+void embed_forward(UnitContext& u, const ModelConfig& c, const TokenMatrix& token_table,
+                   const View& position_table, std::int64_t first_position, Carry& out) {
+  out = {.resid = u.residual(Keep::input, c.hidden), .pending = {}};
+  if (!c.scaled_embeddings)
+    return embed(u, c, token_table, position_table, first_position, out.resid);
+  const View sum = u.residual(Keep::transient, c.hidden);
+  embed(u, c, token_table, position_table, first_position, sum);
+  scale_embeddings(u, c, sum, out.resid);
 }
 
 void embed_backward(UnitContext& u, const ModelConfig& c, const View& d,
@@ -54,7 +70,12 @@ void embed_backward(UnitContext& u, const ModelConfig& c, const View& d,
   // Only the positions that the sequence has are reached; the others' gradient is zero.
   const View reached =
       d_position_table ? d_position_table.row_range(0, u.micro_batch().sequence) : View{};
-  const View all = gather_positions(u, d, Keep::transient);
+  View local = d;
+  if (c.scaled_embeddings) {
+    local = u.residual(Keep::transient, c.hidden);
+    scale_embeddings(u, c, d, local);
+  }
+  const View all = gather_positions(u, local, Keep::transient);
   for (std::size_t i = 0; i < d_token_table.size(); ++i) {
     u.run(EmbedBackward{.tokens = u.micro_batch().tokens,
                         .d = all,
@@ -113,7 +134,8 @@ void classify(UnitContext& u, const ModelConfig& c, const std::vector<View>& log
                    .targets = targets,
                    .losses = losses,
                    .scale = scale,
-                   .vocab = c.vocab});
+                   .vocab = c.vocab,
+                   .soft_cap = c.logit_soft_cap});
     return;
   }
   const std::int64_t rows = losses.elements();
@@ -123,7 +145,8 @@ void classify(UnitContext& u, const ModelConfig& c, const std::vector<View>& log
                        .targets = targets,
                        .stats = stats.row_range(static_cast<std::int64_t>(i) * rows, rows),
                        .first_token = first_token(u, c, i),
-                       .vocab = c.vocab});
+                       .vocab = c.vocab,
+                       .soft_cap = c.logit_soft_cap});
   }
   if (tensor.cut.ranks > 1) {
     const View all =
@@ -139,14 +162,19 @@ void classify(UnitContext& u, const ModelConfig& c, const std::vector<View>& log
                            .lse = lse,
                            .scale = scale,
                            .first_token = first_token(u, c, i),
-                           .vocab = c.vocab});
+                           .vocab = c.vocab,
+                           .soft_cap = c.logit_soft_cap});
   }
 }
 
 }  // namespace
 
 View head_logits(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in) {
-  return logits_of(u, w, final_norm(u, c, w, in).h)[0];
+  const View logits = logits_of(u, w, final_norm(u, c, w, in).h)[0];
+  if (c.logit_soft_cap == 0) return logits;
+  const View capped = u.activation(Keep::transient, logits.cols());
+  u.run(SoftCap{.x = logits, .out = capped, .cap = c.logit_soft_cap});
+  return capped;
 }
 
 void head_loss(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,

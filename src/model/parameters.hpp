@@ -119,8 +119,9 @@ struct UnitViews {
 /// Number of parameters without padding, tied ones once. Of one of several tiles, its share.
 std::int64_t parameter_count(std::span<const UnitDesc> units);
 
-/// Floating-point operations a token of one training step: 6 N + 6 L C T (causal attention; N
-/// counts the head's matrix but no embedding look-ups), as published MFU figures count.
+/// Floating-point operations a token of one training step: 6 N + 6 L C T (causal attention, and
+/// less where layers have a window; N counts the head's matrix but no embedding look-ups), as
+/// published MFU figures count.
 double flop_per_token(const ModelConfig& config, std::int64_t sequence);
 
 }  // namespace tessera::model

@@ -29,6 +29,12 @@ std::vector<Setting> settings() {
     llama.tied_embeddings = true;
     llama.dropout = 0;
     all.push_back({"llama tied, no dropout", llama, compute});
+    ModelConfig olmo2 = olmo2_like(), gpt_neox = gpt_neox_like();
+    olmo2.dropout = gpt_neox.dropout = 0.2F;
+    all.push_back({"qwen", qwen_like(), compute});
+    all.push_back({"olmo2", olmo2, compute});
+    all.push_back({"gpt_neox", gpt_neox, compute});
+    all.push_back({"gemma2", gemma2_like(), compute});
   }
   return all;
 }
