@@ -69,7 +69,9 @@ HfFamily llama() {
           .model_type = "llama",
           .model_class = "LlamaForCausalLM",
           .numbers = numbers(1e-6),
-          .fixed = joined(kNoBiases, {{"sliding_window", nullptr}, {"partial_rotary_factor", 1.0}}),
+          .fixed = joined(kNoBiases, {{"sliding_window", nullptr},
+                                      {"partial_rotary_factor", 1.0},
+                                      {"rope_interleaved", false}}),
           .implied = kRms,
           .activation_setting = "hidden_act",
           .activations = kSilu,
@@ -98,7 +100,7 @@ HfFamily qwen2() {
           .model_type = "qwen2",
           .model_class = "Qwen2ForCausalLM",
           .numbers = numbers(1e-6),
-          .fixed = joined(kAnyFamily, kNoWindows),
+          .fixed = joined(joined(kAnyFamily, kNoWindows), {{"use_mrope", false}}),
           .implied = joined(kRms, {{"qkv_bias", true}}),
           .activation_setting = "hidden_act",
           .activations = kSilu,
@@ -192,7 +194,8 @@ HfFamily gemma(std::string_view family, const HfRotary& rotary, const HfWindows&
           .activation_setting = "hidden_activation",
           .activations = kGeluGated,
           .rotary = &rotary,
-          .windows = &windows};
+          .windows = &windows,
+          .unused = {"hidden_act"}};  // hidden_activation is what counts
 }
 
 HfFamily gemma2() {
@@ -239,6 +242,7 @@ constexpr auto kHarmless = std::to_array<std::string_view>({
     "use_cache",
     // training: initial values and dropout
     "attention_dropout",
+    "attention_probs_dropout_prob",
     "attn_pdrop",
     "classifier_dropout",
     "embd_pdrop",
@@ -271,6 +275,8 @@ constexpr auto kHarmless = std::to_array<std::string_view>({
     "is_decoder",
     "max_window_layers",
     "n_ctx",
+    "n_special",
+    "predict_special_tokens",
     "original_max_position_embeddings",
 });
 

@@ -293,6 +293,7 @@ TEST(HfModel, RefusesSettingsThatChangeTheComputation) {
       {"qwen2", "/use_sliding_window", true, "$.use_sliding_window: true"},
       {"qwen3", "/layer_types/1", "sliding_attention", "allowed: full_attention"},
       {"qwen3", "/attention_bias", true, "$.attention_bias: true"},
+      {"qwen2", "/use_mrope", true, "$.use_mrope: true"},
       {"phi3", "/rope_parameters/rope_type", "longrope", "\"longrope\" is not supported"},
       {"gpt_neox", "/use_parallel_residual", false, "$.use_parallel_residual: false"},
       {"gpt_neox", "/attention_bias", false, "$.attention_bias: false"},
