@@ -1,12 +1,13 @@
 #include "io/hf_config.hpp"
 
+#include <fmt/ranges.h>
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
-#include <span>
+#include <set>
 
 #include "core/error.hpp"
 #include "io/file.hpp"
+#include "io/hf_families.hpp"
 #include "io/json.hpp"
 
 namespace tessera::io {
@@ -19,92 +20,16 @@ constexpr std::int64_t kLargestConfig = 1 << 20;
 constexpr std::int64_t kMostLayers = 4096;
 constexpr std::int64_t kLargestExtent = std::int64_t{1} << 24;
 
-/// A setting that is a key of [model] under another name.
-struct NumberRow {
-  std::string_view key;      // in [model]
-  std::string_view setting;  // in config.json
-  json otherwise = nullptr;  // what a file without the setting means; null: it must be there
-};
-
-/// A setting of which one value is supported; a file without it means that value.
-struct FixedRow {
-  std::string_view setting;
-  json value;
-};
-
-/// A key of [model] that the family itself fixes.
-struct ImpliedRow {
-  std::string_view key;
-  json value;
-};
-
-struct WordRow {
-  std::string_view setting;
-  std::string_view word;  // of [model]
-};
-
-struct FamilyTable {
-  std::string_view family;  // also Hugging Face's model_type
-  std::string_view model_class;
-  std::vector<NumberRow> numbers;
-  std::vector<FixedRow> fixed;
-  std::vector<ImpliedRow> implied;
-  std::string_view activation_setting;
-  std::vector<WordRow> activations;  // the first of equal words is the one that is written
-};
-
-const FamilyTable& gpt2_table() {
-  static const FamilyTable table{
-      .family = "gpt2",
-      .model_class = "GPT2LMHeadModel",
-      .numbers = {{"layers", "n_layer"},
-                  {"heads", "n_head"},
-                  {"hidden", "n_embd"},
-                  {"ffn_hidden", "n_inner", 0},  // 0: four times hidden
-                  {"vocab", "vocab_size"},
-                  {"context", "n_positions"},
-                  {"norm_eps", "layer_norm_epsilon", 1e-5},
-                  {"tied_embeddings", "tie_word_embeddings", true}},
-      .fixed = {{"scale_attn_weights", true},
-                {"scale_attn_by_inverse_layer_idx", false},
-                {"add_cross_attention", false},
-                {"quantization_config", nullptr}},
-      .implied = {{"norm", "layernorm"}, {"position", "learned"}, {"bias", true}},
-      .activation_setting = "activation_function",
-      .activations = {{"gelu_new", "gelu"}, {"gelu_pytorch_tanh", "gelu"}, {"relu", "relu"}}};
-  return table;
+const HfFamily* find_family(std::string_view HfFamily::*name, std::string_view value) {
+  const auto families = hf_families();
+  const auto found = std::ranges::find(families, value, name);
+  return found == families.end() ? nullptr : &*found;
 }
 
-const FamilyTable& llama_table() {
-  static const FamilyTable table{
-      .family = "llama",
-      .model_class = "LlamaForCausalLM",
-      .numbers = {{"layers", "num_hidden_layers"},
-                  {"heads", "num_attention_heads"},
-                  {"kv_heads", "num_key_value_heads", 0},  // 0: as many as heads
-                  {"head_dim", "head_dim", 0},             // 0: hidden / heads
-                  {"hidden", "hidden_size"},
-                  {"ffn_hidden", "intermediate_size"},
-                  {"vocab", "vocab_size"},
-                  {"context", "max_position_embeddings"},
-                  {"norm_eps", "rms_norm_eps", 1e-6},
-                  {"tied_embeddings", "tie_word_embeddings", false}},
-      .fixed = {{"attention_bias", false},
-                {"mlp_bias", false},
-                {"sliding_window", nullptr},
-                {"partial_rotary_factor", 1.0},
-                {"quantization_config", nullptr}},
-      .implied = {{"norm", "rmsnorm"}, {"position", "rope"}, {"bias", false}},
-      .activation_setting = "hidden_act",
-      .activations = {{"silu", "swiglu"}}};
-  return table;
-}
-
-const FamilyTable* find_table(std::string_view family) {
-  for (const FamilyTable* table : {&gpt2_table(), &llama_table()}) {
-    if (table->family == family) return table;
-  }
-  return nullptr;
+std::string allowed_families(std::string_view HfFamily::*name) {
+  std::vector<std::string_view> names;
+  for (const HfFamily& family : hf_families()) names.push_back(family.*name);
+  return fmt::format("{}", fmt::join(names, ", "));
 }
 
 const HfField& field_of(std::string_view key) {
@@ -124,24 +49,28 @@ class ConfigReader {
 
   HfConfig read() {
     const JsonCursor type = root_["model_type"];
-    const FamilyTable* table = find_table(type.text());
-    if (table == nullptr) {
-      type.fail(fmt::format("\"{}\" is not supported; allowed: gpt2, llama", type.text()));
+    const HfFamily* family = find_family(&HfFamily::model_type, type.text());
+    if (family == nullptr) {
+      type.fail(fmt::format("\"{}\" is not supported; allowed: {}", type.text(),
+                            allowed_families(&HfFamily::model_type)));
     }
-    set("family", type.text(), type.place());
-    for (const FixedRow& row : table->fixed) require(row);
-    for (const NumberRow& row : table->numbers) read_number(row);
-    for (const ImpliedRow& row : table->implied) {
-      set(row.key, row.value, type.place());
-    }
-    read_activation(*table);
-    if (table == &llama_table()) read_rope();
+    set("family", family->family, type.place());
+    for (const HfFixedRow& row : family->fixed) require(row);
+    for (const HfNumberRow& row : family->numbers) read_number(row);
+    for (const HfImpliedRow& row : family->implied) set(row.key, row.value, type.place());
+    read_activation(*family);
+    if (family->rotary != nullptr) read_rotary(*family->rotary);
+    if (family->windows != nullptr) read_windows(*family->windows);
+    refuse_windows_of_others(*family);
+    refuse_unknown(*family);
+    fill_defaults(*family, type.place());
     fill_derived();
     return std::move(config_);
   }
 
  private:
-  void require(const FixedRow& row) {
+  void require(const HfFixedRow& row) {
+    known_.insert(row.setting);
     const auto value = root_.find(row.setting);
     if (value && value->raw() != row.value) {
       value->fail(
@@ -149,7 +78,8 @@ class ConfigReader {
     }
   }
 
-  void read_number(const NumberRow& row) {
+  void read_number(const HfNumberRow& row) {
+    known_.insert(row.setting);
     const auto value = root_.find(row.setting);
     if (!value) {
       if (row.otherwise.is_null()) (void)root_[row.setting];  // says that it is missing
@@ -172,42 +102,191 @@ class ConfigReader {
     if (!(value.number() > 0)) value.fail(fmt::format("{}; must be above 0", value.number()));
   }
 
-  void read_activation(const FamilyTable& table) {
+  void read_activation(const HfFamily& table) {
+    known_.insert(table.activation_setting);
     const auto value = root_.find(table.activation_setting);
     const std::string word = value ? value->text() : std::string(table.activations[0].setting);
-    for (const WordRow& row : table.activations) {
+    for (const HfWordRow& row : table.activations) {
       if (row.setting == word) {
         return set("activation", row.word, value ? value->place() : root_.place());
       }
     }
     std::string allowed;
-    for (const WordRow& row : table.activations) {
+    for (const HfWordRow& row : table.activations) {
       allowed += fmt::format("{}{}", allowed.empty() ? "" : ", ", row.setting);
     }
     value->fail(fmt::format("\"{}\" is not supported; allowed: {}", word, allowed));
   }
 
-  /// transformers 5 writes rope_parameters {rope_type, rope_theta}; before it, rope_theta and
-  /// rope_scaling stood at the top.
-  void read_rope() {
-    auto theta = root_.find("rope_theta");
-    for (const auto* key : {"rope_scaling", "rope_parameters"}) {
-      const auto rope = root_.find(key);
-      if (!rope) continue;
-      for (const auto* type_key : {"rope_type", "type"}) {
-        const auto type = rope->find(type_key);
-        if (type && type->text() != "default") {
-          type->fail(fmt::format("\"{}\" is not supported; allowed: \"default\"", type->text()));
-        }
-      }
-      if (const auto partial = rope->find("partial_rotary_factor");
-          partial && partial->number() != 1.0) {
-        partial->fail("partial rotation is not supported; allowed: 1.0");
-      }
-      if (const auto inner = rope->find("rope_theta")) theta = inner;
+  /// The setting of such a name within `rope`, or else at the top.
+  std::optional<JsonCursor> rotary_setting(const std::optional<JsonCursor>& rope,
+                                           std::string_view inner, std::string_view outer) {
+    if (rope) {
+      if (auto value = rope->find(inner)) return value;
     }
-    if (theta) check_positive(*theta);
-    set("rope_theta", theta ? theta->number() : 10000.0, theta ? theta->place() : root_.place());
+    return outer.empty() ? std::nullopt : root_.find(outer);
+  }
+
+  void set_number(std::string_view key, const std::optional<JsonCursor>& value, double otherwise) {
+    if (value) check_positive(*value);
+    set(key, value ? value->number() : otherwise, value ? value->place() : root_.place());
+  }
+
+  /// transformers 5 writes rope_parameters {rope_type, rope_theta, ...}, or one of these for each
+  /// kind of layer; before it, rope_theta and rope_scaling stood at the top.
+  void read_rotary(const HfRotary& names) {
+    known_.insert({"rope_theta", "rope_scaling", "rope_parameters", names.theta, names.share,
+                   names.local_theta});
+    auto rope = root_.find("rope_scaling");
+    std::optional<JsonCursor> local;
+    if (const auto current = root_.find("rope_parameters")) {
+      if (rope) rope->fail("is said in rope_parameters too: remove one of the two");
+      rope = current;
+      local = current->find("sliding_attention");
+      if (const auto full = current->find("full_attention")) rope = full;
+    }
+    set_number("rope_theta", rotary_setting(rope, "rope_theta", names.theta), names.default_theta);
+    const auto share = rotary_setting(rope, "partial_rotary_factor", names.share);
+    if (share && (names.share.empty() ? share->number() != 1.0 : share->number() > 1.0)) {
+      share->fail(fmt::format("{} is not supported; allowed: {}", share->number(),
+                              names.share.empty() ? "1.0" : "above 0, to 1.0"));
+    }
+    set_number("rotary_share", share, names.default_share);
+    if (local && names.local_theta.empty()) {
+      local->fail("rotary positions of its own are not supported for layers of this kind");
+    }
+    if (!names.local_theta.empty()) {
+      require_plain_rotary(local);
+      set_number("rope_local_theta", rotary_setting(local, "rope_theta", names.local_theta),
+                 names.default_local_theta);
+    }
+    read_rope_scaling(rope);
+  }
+
+  static std::optional<JsonCursor> rotary_kind(const std::optional<JsonCursor>& rope) {
+    if (!rope) return std::nullopt;
+    const auto kind = rope->find("rope_type");
+    return kind ? kind : rope->find("type");
+  }
+
+  void require_plain_rotary(const std::optional<JsonCursor>& local) {
+    const auto kind = rotary_kind(local);
+    if (kind && kind->text() != "default") {
+      kind->fail(fmt::format(
+          "\"{}\" is not supported of layers with a window; allowed: \"default\"", kind->text()));
+    }
+  }
+
+  void read_rope_scaling(const std::optional<JsonCursor>& rope) {
+    const auto kind = rotary_kind(rope);
+    if (!kind || kind->text() == "default") return;
+    if (kind->text() != "linear" && kind->text() != "llama3") {
+      kind->fail(fmt::format(
+          "\"{}\" is not supported; allowed: \"default\", \"linear\", \"llama3\"", kind->text()));
+    }
+    set("rope_scaling", kind->text(), kind->place());
+    const JsonCursor factor = (*rope)["factor"];
+    if (!(factor.number() >= 1)) factor.fail(fmt::format("{}; must be 1 or more", factor.number()));
+    set("rope_factor", factor.number(), factor.place());
+    if (kind->text() == "linear") return;
+    const JsonCursor low = (*rope)["low_freq_factor"], high = (*rope)["high_freq_factor"],
+                     context = (*rope)["original_max_position_embeddings"];
+    set_number("rope_low_frequency", low, 0);
+    set_number("rope_high_frequency", high, 0);
+    if (low.number() >= high.number()) {
+      low.fail(fmt::format("{} is not below high_freq_factor = {}", low.number(), high.number()));
+    }
+    set("rope_original_context", context.integer(1, kLargestExtent), context.place());
+  }
+
+  /// Which of the layers that layer_types names have no window: every so many one of them; nothing
+  /// where it says otherwise.
+  static bool agrees(const std::vector<JsonCursor>& types, std::int64_t every) {
+    for (std::size_t i = 0; i < types.size(); ++i) {
+      const bool global = every > 0 && (static_cast<std::int64_t>(i) + 1) % every == 0;
+      if (types[i].text() != (global ? "full_attention" : "sliding_attention")) return false;
+    }
+    return true;
+  }
+
+  std::vector<JsonCursor> layer_types() {
+    const auto types = root_.find("layer_types");
+    if (!types) return {};
+    const std::int64_t layers = config_.architecture.layers;
+    auto items = types->items(layers, layers);
+    for (const JsonCursor& item : items) {
+      if (item.text() != "full_attention" && item.text() != "sliding_attention") {
+        item.fail(fmt::format("\"{}\" is not supported; allowed: full_attention, sliding_attention",
+                              item.text()));
+      }
+    }
+    return items;
+  }
+
+  void read_windows(const HfWindows& names) {
+    known_.insert({names.size, names.every, "layer_types"});
+    const auto size = root_.find(names.size);
+    const auto types = layer_types();
+    const auto full = [](const JsonCursor& type) { return type.text() == "full_attention"; };
+    const auto first = std::ranges::find_if(types, full);
+    if (!size || (!types.empty() && std::ranges::all_of(types, full))) {
+      if (!size && !types.empty() && !std::ranges::all_of(types, full)) {
+        root_.fail(
+            fmt::format("layer_types names layers with a window, but {} is missing", names.size));
+      }
+      return;
+    }
+    set("window", size->integer(1, kLargestExtent), size->place());
+    const auto said = names.every.empty() ? std::nullopt : root_.find(names.every);
+    std::int64_t every = said ? said->integer(1, kMostLayers) : names.default_every;
+    if (!types.empty() && !agrees(types, every)) {
+      every = first == types.end() ? 0 : std::distance(types.begin(), first) + 1;
+      if (said || !agrees(types, every)) {
+        root_["layer_types"].fail(
+            said ? fmt::format("does not agree with {} = {}", names.every, said->shown())
+                 : std::string("is not supported; allowed: every layer of one kind, or a "
+                               "full_attention after each so many of sliding_attention"));
+      }
+    }
+    set("global_every", every, said ? said->place() : size->place());
+  }
+
+  void refuse_windows_of_others(const HfFamily& family) {
+    if (family.windows != nullptr) return;
+    known_.insert("layer_types");
+    for (const JsonCursor& type : layer_types()) {
+      if (type.text() != "full_attention")
+        type.fail(fmt::format("\"{}\" is not supported; allowed: full_attention", type.text()));
+    }
+  }
+
+  /// A setting that nobody has thought about may change what the model computes.
+  void refuse_unknown(const HfFamily& family) {
+    known_.insert(family.unused.begin(), family.unused.end());
+    root_.for_each_member([&](const std::string& setting, const JsonCursor& value) {
+      if (value.raw().is_null() || known_.contains(setting) || hf_harmless(setting)) return;
+      value.fail(
+          fmt::format("{} is not known of a {}: it may change what the model computes "
+                      "(remove it from the file if it does not)",
+                      setting, family.model_type));
+    });
+  }
+
+  /// What neither the file nor the family speaks of.
+  void fill_defaults(const HfFamily& family, const std::string& place) {
+    const HfArchitecture defaults;
+    std::set<std::string, std::less<>> said;  // a copy: keys are added below
+    for (const HfKey& key : config_.keys) said.insert(key.key);
+    if (family.rotary == nullptr) said.insert("rope_theta");
+    for (const HfField& field : kHfFields) {
+      if (!said.contains(field.key) && !is_extent(field.key))
+        set(field.key, value_of(defaults, field.key), place);
+    }
+  }
+
+  /// Whether fill_derived() has a value where there is none.
+  static bool is_extent(std::string_view key) {
+    return key == "head_dim" || key == "kv_heads" || key == "ffn_hidden";
   }
 
   /// What the file leaves to a rule, and what must hold between settings.
@@ -245,6 +324,7 @@ class ConfigReader {
 
   JsonCursor root_;
   HfConfig config_;
+  std::set<std::string_view> known_;  // settings that something here reads
 };
 
 std::string_view torch_name(DType type) {
@@ -270,39 +350,98 @@ HfConfig read_hf_config(const std::filesystem::path& path) {
   return ConfigReader(document.root()).read();
 }
 
+namespace {
+
+/// The settings that say what rotary positions are, as all versions of transformers read them.
+void write_rotary(json& config, const HfArchitecture& a, const HfRotary& names) {
+  config[std::string(names.theta)] = a.rope_theta;
+  if (!names.share.empty()) config[std::string(names.share)] = a.rotary_share;
+  if (!names.local_theta.empty()) config[std::string(names.local_theta)] = a.rope_local_theta;
+  if (a.rope_scaling == "none") return;
+  json& scaling = config["rope_scaling"];
+  scaling = {{"rope_type", a.rope_scaling}, {"factor", a.rope_factor}};
+  if (a.rope_scaling == "linear") return;
+  scaling["low_freq_factor"] = a.rope_low_frequency;
+  scaling["high_freq_factor"] = a.rope_high_frequency;
+  scaling["original_max_position_embeddings"] = a.rope_original_context;
+}
+
+void write_windows(json& config, const HfArchitecture& a, const HfWindows& names) {
+  config[std::string(names.size)] = a.window > 0 ? json(a.window) : json(nullptr);
+  if (!names.layer_types) return;
+  if (!names.every.empty() && a.window > 0 && a.global_every > 0)
+    config[std::string(names.every)] = a.global_every;
+  json types = json::array();
+  for (std::int64_t i = 0; i < a.layers; ++i) {
+    const bool global = a.window == 0 || (a.global_every > 0 && (i + 1) % a.global_every == 0);
+    types.push_back(global ? "full_attention" : "sliding_attention");
+  }
+  config["layer_types"] = types;
+}
+
+/// The values of keys that the family fixes: what it says, and defaults of what it does not have.
+json implied_values(const HfFamily& family) {
+  std::set<std::string_view> written{"family", "activation", "head_dim", "kv_heads"};
+  for (const HfNumberRow& row : family.numbers) written.insert(row.key);
+  if (family.rotary != nullptr) {
+    written.insert({"rope_theta", "rope_scaling", "rope_factor", "rope_low_frequency",
+                    "rope_high_frequency", "rope_original_context"});
+    if (!family.rotary->share.empty()) written.insert("rotary_share");
+    if (!family.rotary->local_theta.empty()) written.insert("rope_local_theta");
+  } else {
+    written.insert("rope_theta");  // of no effect
+  }
+  if (family.windows != nullptr) {
+    written.insert("window");
+    if (family.windows->layer_types) written.insert("global_every");
+  }
+  json values;
+  for (const HfField& field : kHfFields) {
+    if (!written.contains(field.key))
+      values[std::string(field.key)] = value_of(HfArchitecture{}, field.key);
+  }
+  for (const HfImpliedRow& row : family.implied) values[std::string(row.key)] = row.value;
+  return values;
+}
+
+}  // namespace
+
 std::string write_hf_config(const HfArchitecture& a, DType type,
                             std::optional<std::int32_t> end_of_text) {
-  const FamilyTable* table = find_table(a.family);
-  if (table == nullptr) cannot_export(a, "family", a.family, "gpt2 or llama");
-  for (const ImpliedRow& row : table->implied) {
-    if (const json value = value_of(a, row.key); value != row.value) {
-      cannot_export(a, row.key, value, row.value);
-    }
+  const HfFamily* family = find_family(&HfFamily::family, a.family);
+  if (family == nullptr) cannot_export(a, "family", a.family, allowed_families(&HfFamily::family));
+  const json implied = implied_values(*family);
+  for (const auto& [key, needed] : implied.items()) {
+    if (const json value = value_of(a, key); value != needed) cannot_export(a, key, value, needed);
   }
-  if (table == &gpt2_table()) {
-    if (a.kv_heads != a.heads) cannot_export(a, "kv_heads", a.kv_heads, a.heads);
-    if (a.head_dim * a.heads != a.hidden) {
-      cannot_export(a, "head_dim", a.head_dim, "hidden / heads");
-    }
-  }
-  json config = {{"model_type", a.family},
-                 {"architectures", {table->model_class}},
+  const auto has = [&](std::string_view key) {
+    return std::ranges::find(family->numbers, key, &HfNumberRow::key) != family->numbers.end();
+  };
+  if (!has("kv_heads") && a.kv_heads != a.heads) cannot_export(a, "kv_heads", a.kv_heads, a.heads);
+  if (!has("head_dim") && a.head_dim * a.heads != a.hidden)
+    cannot_export(a, "head_dim", a.head_dim, "hidden / heads");
+  json config = {{"model_type", family->model_type},
+                 {"architectures", {family->model_class}},
                  {"torch_dtype", torch_name(type)},
                  {"bos_token_id", nullptr},
-                 {"eos_token_id", nullptr}};
+                 {"eos_token_id", nullptr},
+                 {"pad_token_id", nullptr}};  // a family's default may be beyond the vocabulary
   if (end_of_text) config["bos_token_id"] = config["eos_token_id"] = *end_of_text;
-  for (const NumberRow& row : table->numbers) {
-    config[std::string(row.setting)] = value_of(a, row.key);
+  for (const HfNumberRow& row : family->numbers) {
+    const json value = value_of(a, row.key);
+    const bool none = row.otherwise == json(0.0) && value == json(0.0);  // of a cap
+    config[std::string(row.setting)] = none ? json(nullptr) : value;
   }
-  for (const FixedRow& row : table->fixed) {
+  for (const HfFixedRow& row : family->fixed) {
     if (!row.value.is_null()) config[std::string(row.setting)] = row.value;
   }
-  if (table == &llama_table()) config["rope_theta"] = a.rope_theta;
-  for (auto row = table->activations.rbegin(); row != table->activations.rend(); ++row) {
-    if (row->word == a.activation) config[std::string(table->activation_setting)] = row->setting;
+  if (family->rotary != nullptr) write_rotary(config, a, *family->rotary);
+  if (family->windows != nullptr) write_windows(config, a, *family->windows);
+  for (auto row = family->activations.rbegin(); row != family->activations.rend(); ++row) {
+    if (row->word == a.activation) config[std::string(family->activation_setting)] = row->setting;
   }
-  if (!config.contains(table->activation_setting)) {
-    cannot_export(a, "activation", a.activation, table->activations[0].word);
+  if (!config.contains(family->activation_setting)) {
+    cannot_export(a, "activation", a.activation, family->activations[0].word);
   }
   return config.dump(2) + "\n";
 }

@@ -17,7 +17,7 @@ namespace tessera::io {
 
 /// Named as the keys of [model], with the words that decks use.
 struct HfArchitecture {
-  std::string family;  // gpt2 | llama
+  std::string family;
   std::int64_t layers = 0;
   std::int64_t heads = 0;
   std::int64_t kv_heads = 0;
@@ -27,12 +27,27 @@ struct HfArchitecture {
   std::int64_t vocab = 0;
   std::int64_t context = 0;
   double norm_eps = 0;
-  double rope_theta = 0;   // of rotary positions
-  std::string norm;        // layernorm | rmsnorm
-  std::string position;    // learned | rope
-  std::string activation;  // gelu (its tanh form) | relu | swiglu
+  double rope_theta = 0;              // of rotary positions
+  double rope_local_theta = 0;        // of layers with a window; 0: as of the others
+  double rotary_share = 1;            // of a head's columns
+  std::string rope_scaling = "none";  // none | linear | llama3
+  double rope_factor = 1;
+  double rope_low_frequency = 1, rope_high_frequency = 4;
+  std::int64_t rope_original_context = 0;
+  std::int64_t window = 0;             // of attention, in tokens; 0: none
+  std::int64_t global_every = 0;       // every so many layers, one has no window; 0: all have it
+  std::string norm;                    // layernorm | rmsnorm
+  std::string norm_placed = "before";  // before | after | both
+  std::string qk_norm = "none";        // none | head | whole
+  std::string block = "sequential";    // sequential | parallel
+  std::string position;                // learned | rope
+  std::string activation;              // gelu (its tanh form) | gelu_erf | relu | swiglu | geglu
   bool tied_embeddings = false;
   bool bias = false;
+  bool qkv_bias = false;
+  bool scaled_embeddings = false;
+  std::int64_t query_scalar = 0;  // 0: head_dim
+  double attention_soft_cap = 0, logit_soft_cap = 0;
 
   bool operator==(const HfArchitecture&) const = default;
 };
@@ -56,11 +71,28 @@ inline constexpr std::array kHfFields = {
     HfField{"context", &HfArchitecture::context},
     HfField{"norm_eps", &HfArchitecture::norm_eps},
     HfField{"rope_theta", &HfArchitecture::rope_theta},
+    HfField{"rope_local_theta", &HfArchitecture::rope_local_theta},
+    HfField{"rotary_share", &HfArchitecture::rotary_share},
+    HfField{"rope_scaling", &HfArchitecture::rope_scaling},
+    HfField{"rope_factor", &HfArchitecture::rope_factor},
+    HfField{"rope_low_frequency", &HfArchitecture::rope_low_frequency},
+    HfField{"rope_high_frequency", &HfArchitecture::rope_high_frequency},
+    HfField{"rope_original_context", &HfArchitecture::rope_original_context},
+    HfField{"window", &HfArchitecture::window},
+    HfField{"global_every", &HfArchitecture::global_every},
     HfField{"norm", &HfArchitecture::norm},
+    HfField{"norm_placed", &HfArchitecture::norm_placed},
+    HfField{"qk_norm", &HfArchitecture::qk_norm},
+    HfField{"block", &HfArchitecture::block},
     HfField{"position", &HfArchitecture::position},
     HfField{"activation", &HfArchitecture::activation},
     HfField{"tied_embeddings", &HfArchitecture::tied_embeddings},
     HfField{"bias", &HfArchitecture::bias},
+    HfField{"qkv_bias", &HfArchitecture::qkv_bias},
+    HfField{"scaled_embeddings", &HfArchitecture::scaled_embeddings},
+    HfField{"query_scalar", &HfArchitecture::query_scalar},
+    HfField{"attention_soft_cap", &HfArchitecture::attention_soft_cap},
+    HfField{"logit_soft_cap", &HfArchitecture::logit_soft_cap},
 };
 
 /// One key of [model] and the place in config.json that fixes it.
@@ -75,8 +107,9 @@ struct HfConfig {
   std::vector<HfKey> keys;
 };
 
-/// Reads a config.json of model type gpt2 or llama. DataError for a setting that changes the
-/// computation and that is not supported, naming file and key.
+/// Reads a config.json of a family that hf_families has a table of. DataError, naming file and key,
+/// for a setting whose value is not supported, and for one of which it is not known whether it
+/// changes the computation.
 HfConfig read_hf_config(const std::filesystem::path& path);
 
 /// The text of a config.json that describes the model; DataError if its family, as Hugging Face

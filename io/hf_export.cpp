@@ -21,9 +21,10 @@ std::vector<Stored> stored_tensors(std::span<const HfTensor> parameters) {
   std::vector<Stored> all;
   for (std::size_t i = 0; i < parameters.size();) {
     const HfTensor& first = parameters[i];
-    const auto count = static_cast<std::size_t>(first.parts);
-    all.push_back({{first.tensor, first.stored_shape()}, parameters.subspan(i, count)});
-    i += count;
+    std::size_t end = i + 1;
+    while (end < parameters.size() && parameters[end].tensor == first.tensor) ++end;
+    all.push_back({{first.tensor, first.stored_shape()}, parameters.subspan(i, end - i)});
+    i = end;
   }
   return all;
 }
@@ -51,14 +52,14 @@ std::vector<std::span<const Stored>> shards_of(std::span<const Stored> tensors, 
 void write_transposed(SafetensorsWriter& file, const Stored& stored,
                       const ParameterSource& source) {
   const std::int64_t rows = stored.parts[0].shape[0], cols = stored.parts[0].shape[1];
-  const std::int64_t width = rows * static_cast<std::int64_t>(stored.parts.size());
+  const std::int64_t width = stored.parts[0].stored_rows;
   std::vector<float> ours(static_cast<std::size_t>(rows * cols));
   std::vector<float> theirs(static_cast<std::size_t>(width * cols));
   for (const HfTensor& part : stored.parts) {
     source(part.parameter, 0, ours);
     for (std::int64_t r = 0; r < rows; ++r) {
       for (std::int64_t c = 0; c < cols; ++c) {
-        theirs[static_cast<std::size_t>(c * width + part.part * rows + r)] =
+        theirs[static_cast<std::size_t>(c * width + part.first + r)] =
             ours[static_cast<std::size_t>(r * cols + c)];
       }
     }
@@ -66,14 +67,20 @@ void write_transposed(SafetensorsWriter& file, const Stored& stored,
   file.append(theirs);
 }
 
+/// The parts' blocks of rows in turn.
 void write_straight(SafetensorsWriter& file, const Stored& stored, const ParameterSource& source) {
-  for (const HfTensor& part : stored.parts) {
-    std::vector<float> buffer(static_cast<std::size_t>(std::min(kElementsAtOnce, part.elements())));
-    for (std::int64_t begin = 0; begin < part.elements(); begin += kElementsAtOnce) {
-      const auto count = std::min(kElementsAtOnce, part.elements() - begin);
-      const auto piece = std::span(buffer).first(static_cast<std::size_t>(count));
-      source(part.parameter, begin, piece);
-      file.append(piece);
+  const std::int64_t turns = stored.parts[0].rows() / stored.parts[0].block;
+  for (std::int64_t turn = 0; turn < turns; ++turn) {
+    for (const HfTensor& part : stored.parts) {
+      const std::int64_t block = part.block * part.cols(), end = (turn + 1) * block;
+      for (std::int64_t begin = turn * block; begin < end; begin += kElementsAtOnce) {
+        std::vector<float> piece(static_cast<std::size_t>(std::min(kElementsAtOnce, end - begin)));
+        source(part.parameter, begin, piece);
+        if (part.less_one) {
+          for (float& x : piece) x -= 1.0F;
+        }
+        file.append(piece);
+      }
     }
   }
 }

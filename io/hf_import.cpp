@@ -84,10 +84,11 @@ void HfModel::match(const fs::path& directory) {
   std::vector<std::string> problems;
   std::map<std::string, Found, std::less<>> found;  // by the name with the prefix
   const std::string_view prefix = hf_prefix(architecture());
+  const std::string head = hf_head(architecture()).tensor;
   for (std::size_t shard = 0; shard < shards_.size(); ++shard) {
     for (const auto& [name, entry] : shards_[shard].tensors()) {
       if (hf_ignored(name)) continue;
-      const bool complete = name.starts_with(prefix) || name == "lm_head.weight";
+      const bool complete = name.starts_with(prefix) || name == head;
       const auto key = complete ? name : fmt::format("{}{}", prefix, name);
       if (!found.emplace(key, Found{shard, &entry}).second) {
         problems.push_back(fmt::format("{} is there twice", name));
@@ -136,10 +137,9 @@ const HfModel::Source& HfModel::source_of(std::string_view parameter) const {
 
 std::string HfModel::place(const Source& source, std::int64_t element) const {
   const HfTensor& t = source.tensor;
-  const std::int64_t cols = t.elements() / t.shape[0];
-  const std::int64_t row = t.part * t.shape[0] + element / cols, col = element % cols;
+  const std::int64_t row = t.stored_row(element / t.cols()), col = element % t.cols();
   const auto stored = t.stored_shape();
-  const std::int64_t there = t.transposed ? col * stored[1] + row : row * cols + col;
+  const std::int64_t there = t.transposed ? col * stored[1] + row : row * t.cols() + col;
   return fmt::format("{}: {}{}", shards_[source.shard].path().string(), t.tensor,
                      index_text(stored, there));
 }
@@ -171,24 +171,46 @@ void HfModel::check_tied_head(std::int64_t begin, std::span<const float> embeddi
 void HfModel::read(std::string_view parameter, std::int64_t begin, std::span<float> out) const {
   const Source& source = source_of(parameter);
   const HfTensor& tensor = source.tensor;
-  const SafetensorsFile& file = shards_[source.shard];
-  const std::int64_t end = begin + static_cast<std::int64_t>(out.size());
+  const std::int64_t end = begin + std::ssize(out);
   TESSERA_CHECK(begin >= 0 && end <= tensor.elements(), "{}: elements {} to {}", parameter, begin,
                 end);
   if (out.empty()) return;
-  if (!tensor.transposed) {
-    file.read(*source.entry, tensor.part * tensor.elements() + begin, out);
-    if (tied_head_ && parameter == kEmbedding) check_tied_head(begin, out);
-    return;
+  if (tensor.transposed) {
+    read_transposed(source, begin, out);
+  } else {
+    read_straight(source, begin, out);
   }
-  // Ours (r, c) is theirs (c, first + r): each of their rows gives one column of the rows that the
-  // range touches.
-  const std::int64_t rows = tensor.shape[0], cols = tensor.shape[1];
+  if (tensor.less_one) {
+    for (float& x : out) x = 1.0F + x;
+  }
+  if (tied_head_ && parameter == kEmbedding) check_tied_head(begin, out);
+}
+
+/// A block of rows at a time: within one, elements follow one another in the file too.
+void HfModel::read_straight(const Source& source, std::int64_t begin, std::span<float> out) const {
+  const HfTensor& tensor = source.tensor;
+  const std::int64_t cols = tensor.cols(), block = tensor.block * cols;
+  while (!out.empty()) {
+    const std::int64_t count = std::min(std::ssize(out), block - begin % block);
+    const auto piece = out.first(static_cast<std::size_t>(count));
+    shards_[source.shard].read(*source.entry, tensor.stored_row(begin / cols) * cols + begin % cols,
+                               piece);
+    begin += count;
+    out = out.subspan(piece.size());
+  }
+}
+
+/// Ours (r, c) is theirs (c, first + r): each of their rows gives one column of the rows that the
+/// range touches.
+void HfModel::read_transposed(const Source& source, std::int64_t begin,
+                              std::span<float> out) const {
+  const HfTensor& tensor = source.tensor;
+  const std::int64_t cols = tensor.cols(), end = begin + std::ssize(out);
   const std::int64_t row_begin = begin / cols, row_end = (end - 1) / cols + 1;
-  const std::int64_t first = tensor.part * rows + row_begin, width = tensor.parts * rows;
+  const std::int64_t first = tensor.stored_row(row_begin), width = tensor.stored_rows;
   std::vector<float> column(static_cast<std::size_t>(row_end - row_begin));
   for (std::int64_t c = 0; c < cols; ++c) {
-    file.read(*source.entry, c * width + first, column);
+    shards_[source.shard].read(*source.entry, c * width + first, column);
     for (std::int64_t r = row_begin; r < row_end; ++r) {
       const std::int64_t element = r * cols + c;
       if (element >= begin && element < end) {

@@ -2,8 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <array>
-#include <span>
+#include <algorithm>
+#include <initializer_list>
+#include <map>
 
 namespace tessera::io {
 namespace {
@@ -11,7 +12,7 @@ namespace {
 using A = HfArchitecture;
 
 /// Extents by name, so that the tables below read like a model's description.
-enum class Extent { none, vocab, context, hidden, q, kv, ffn };
+enum class Extent { none, vocab, context, hidden, head, q, kv, ffn };
 
 std::int64_t extent_of(Extent extent, const A& a) {
   switch (extent) {
@@ -19,6 +20,7 @@ std::int64_t extent_of(Extent extent, const A& a) {
     case Extent::vocab: return a.vocab;
     case Extent::context: return a.context;
     case Extent::hidden: return a.hidden;
+    case Extent::head: return a.head_dim;
     case Extent::q: return a.heads * a.head_dim;
     case Extent::kv: return a.kv_heads * a.head_dim;
     case Extent::ffn: return a.ffn_hidden;
@@ -26,27 +28,34 @@ std::int64_t extent_of(Extent extent, const A& a) {
   return 0;
 }
 
-enum class Layout { same, transposed };
+/// How a parameter lies in its tensor: as it is, transposed, behind the parts before it in the same
+/// tensor, or in turns with them, a head each.
+enum class Layout { same, transposed, less_one, interleaved };
 
 /// A tensor's name follows the family's prefix; a block's parameter follows "block.{i}.", and the
-/// "{}" in its tensor's name is the same number.
+/// "{}" in its tensor's name is the same number. Rows of one tensor are next to each other.
 struct Row {
   std::string_view parameter;
   std::string_view tensor;
   Extent rows;
   Extent cols = Extent::none;
   Layout layout = Layout::same;
-  std::int64_t part = 0;
-  std::int64_t parts = 1;
 };
+using Rows = std::vector<Row>;
 
 using enum Extent;
 using enum Layout;
 
 struct Names {
   std::string_view prefix;
-  std::vector<Row> first, block, last;
+  Rows first, block, last;
 };
+
+Rows joined(std::initializer_list<Rows> parts) {
+  Rows all;
+  for (const Rows& part : parts) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
 
 const Names& gpt2_names() {
   static const Names names{
@@ -55,12 +64,12 @@ const Names& gpt2_names() {
                 {"positions.weight", "wpe.weight", context, hidden}},
       .block = {{"norm1.weight", "h.{}.ln_1.weight", hidden},
                 {"norm1.bias", "h.{}.ln_1.bias", hidden},
-                {"attention.q.weight", "h.{}.attn.c_attn.weight", hidden, hidden, transposed, 0, 3},
-                {"attention.k.weight", "h.{}.attn.c_attn.weight", hidden, hidden, transposed, 1, 3},
-                {"attention.v.weight", "h.{}.attn.c_attn.weight", hidden, hidden, transposed, 2, 3},
-                {"attention.q.bias", "h.{}.attn.c_attn.bias", hidden, none, same, 0, 3},
-                {"attention.k.bias", "h.{}.attn.c_attn.bias", hidden, none, same, 1, 3},
-                {"attention.v.bias", "h.{}.attn.c_attn.bias", hidden, none, same, 2, 3},
+                {"attention.q.weight", "h.{}.attn.c_attn.weight", hidden, hidden, transposed},
+                {"attention.k.weight", "h.{}.attn.c_attn.weight", hidden, hidden, transposed},
+                {"attention.v.weight", "h.{}.attn.c_attn.weight", hidden, hidden, transposed},
+                {"attention.q.bias", "h.{}.attn.c_attn.bias", hidden},
+                {"attention.k.bias", "h.{}.attn.c_attn.bias", hidden},
+                {"attention.v.bias", "h.{}.attn.c_attn.bias", hidden},
                 {"attention.out.weight", "h.{}.attn.c_proj.weight", hidden, hidden, transposed},
                 {"attention.out.bias", "h.{}.attn.c_proj.bias", hidden},
                 {"norm2.weight", "h.{}.ln_2.weight", hidden},
@@ -74,37 +83,128 @@ const Names& gpt2_names() {
   return names;
 }
 
-const Names& llama_names() {
+const Names& gpt_neox_names() {
+  constexpr auto qkv_w = "layers.{}.attention.query_key_value.weight",
+                 qkv_b = "layers.{}.attention.query_key_value.bias";
   static const Names names{
-      .prefix = "model.",
-      .first = {{"vocabulary.weight", "embed_tokens.weight", vocab, hidden}},
+      .prefix = "gpt_neox.",
+      .first = {{"vocabulary.weight", "embed_in.weight", vocab, hidden}},
       .block = {{"norm1.weight", "layers.{}.input_layernorm.weight", hidden},
-                {"attention.q.weight", "layers.{}.self_attn.q_proj.weight", q, hidden},
-                {"attention.k.weight", "layers.{}.self_attn.k_proj.weight", kv, hidden},
-                {"attention.v.weight", "layers.{}.self_attn.v_proj.weight", kv, hidden},
-                {"attention.out.weight", "layers.{}.self_attn.o_proj.weight", hidden, q},
+                {"norm1.bias", "layers.{}.input_layernorm.bias", hidden},
                 {"norm2.weight", "layers.{}.post_attention_layernorm.weight", hidden},
-                {"mlp.gate.weight", "layers.{}.mlp.gate_proj.weight", ffn, hidden},
-                {"mlp.up.weight", "layers.{}.mlp.up_proj.weight", ffn, hidden},
-                {"mlp.down.weight", "layers.{}.mlp.down_proj.weight", hidden, ffn}},
-      .last = {{"final_norm.weight", "norm.weight", hidden}}};
+                {"norm2.bias", "layers.{}.post_attention_layernorm.bias", hidden},
+                {"attention.q.weight", qkv_w, q, hidden, interleaved},
+                {"attention.k.weight", qkv_w, q, hidden, interleaved},
+                {"attention.v.weight", qkv_w, q, hidden, interleaved},
+                {"attention.q.bias", qkv_b, q, none, interleaved},
+                {"attention.k.bias", qkv_b, q, none, interleaved},
+                {"attention.v.bias", qkv_b, q, none, interleaved},
+                {"attention.out.weight", "layers.{}.attention.dense.weight", hidden, q},
+                {"attention.out.bias", "layers.{}.attention.dense.bias", hidden},
+                {"mlp.up.weight", "layers.{}.mlp.dense_h_to_4h.weight", ffn, hidden},
+                {"mlp.up.bias", "layers.{}.mlp.dense_h_to_4h.bias", ffn},
+                {"mlp.down.weight", "layers.{}.mlp.dense_4h_to_h.weight", hidden, ffn},
+                {"mlp.down.bias", "layers.{}.mlp.dense_4h_to_h.bias", hidden}},
+      .last = {{"final_norm.weight", "final_layer_norm.weight", hidden},
+               {"final_norm.bias", "final_layer_norm.bias", hidden}}};
   return names;
 }
 
-const Names& names_of(const A& a) { return a.family == "gpt2" ? gpt2_names() : llama_names(); }
+// What families that descend from Llama have in common.
+const Rows kQkv = {{"attention.q.weight", "layers.{}.self_attn.q_proj.weight", q, hidden},
+                   {"attention.k.weight", "layers.{}.self_attn.k_proj.weight", kv, hidden},
+                   {"attention.v.weight", "layers.{}.self_attn.v_proj.weight", kv, hidden}};
+const Rows kQkvBiases = {{"attention.q.bias", "layers.{}.self_attn.q_proj.bias", q},
+                         {"attention.k.bias", "layers.{}.self_attn.k_proj.bias", kv},
+                         {"attention.v.bias", "layers.{}.self_attn.v_proj.bias", kv}};
+const Rows kJoinedQkv = {{"attention.q.weight", "layers.{}.self_attn.qkv_proj.weight", q, hidden},
+                         {"attention.k.weight", "layers.{}.self_attn.qkv_proj.weight", kv, hidden},
+                         {"attention.v.weight", "layers.{}.self_attn.qkv_proj.weight", kv, hidden}};
+const Rows kOut = {{"attention.out.weight", "layers.{}.self_attn.o_proj.weight", hidden, q}};
+const Rows kGateUp = {{"mlp.gate.weight", "layers.{}.mlp.gate_proj.weight", ffn, hidden},
+                      {"mlp.up.weight", "layers.{}.mlp.up_proj.weight", ffn, hidden}};
+const Rows kJoinedGateUp = {{"mlp.gate.weight", "layers.{}.mlp.gate_up_proj.weight", ffn, hidden},
+                            {"mlp.up.weight", "layers.{}.mlp.gate_up_proj.weight", ffn, hidden}};
+const Rows kDown = {{"mlp.down.weight", "layers.{}.mlp.down_proj.weight", hidden, ffn}};
 
-// The output matrix has the same name in both families, and no prefix.
-constexpr Row kHead{"head.weight", "lm_head.weight", vocab, hidden};
+Rows qk_norms(Extent q_extent, Extent k_extent, Layout layout) {
+  return {{"attention.q_norm.weight", "layers.{}.self_attn.q_norm.weight", q_extent, none, layout},
+          {"attention.k_norm.weight", "layers.{}.self_attn.k_norm.weight", k_extent, none, layout}};
+}
+
+/// The names of norms of inputs and of outputs, where there are both.
+Rows norms_around(Layout layout) {
+  return {
+      {"norm1.weight", "layers.{}.input_layernorm.weight", hidden, none, layout},
+      {"norm1_out.weight", "layers.{}.post_attention_layernorm.weight", hidden, none, layout},
+      {"norm2.weight", "layers.{}.pre_feedforward_layernorm.weight", hidden, none, layout},
+      {"norm2_out.weight", "layers.{}.post_feedforward_layernorm.weight", hidden, none, layout}};
+}
+const Rows kNormsBefore = {{"norm1.weight", "layers.{}.input_layernorm.weight", hidden},
+                           {"norm2.weight", "layers.{}.post_attention_layernorm.weight", hidden}};
+const Rows kNormsAfter = {
+    {"norm1_out.weight", "layers.{}.post_attention_layernorm.weight", hidden},
+    {"norm2_out.weight", "layers.{}.post_feedforward_layernorm.weight", hidden}};
+
+/// Names of such a family, with the rows of its blocks.
+Names llama_like(Rows block, Layout norm = same) {
+  return {.prefix = "model.",
+          .first = {{"vocabulary.weight", "embed_tokens.weight", vocab, hidden}},
+          .block = std::move(block),
+          .last = {{"final_norm.weight", "norm.weight", hidden, none, norm}}};
+}
+
+const Names& names_of(const A& a) {
+  static const Rows rest = joined({kOut, kGateUp, kDown});
+  static const Names llama = llama_like(joined({kNormsBefore, kQkv, rest}));
+  static const std::map<std::string_view, Names> others = {
+      {"gpt2", gpt2_names()},
+      {"gpt_neox", gpt_neox_names()},
+      {"qwen2", llama_like(joined({kNormsBefore, kQkv, kQkvBiases, rest}))},
+      {"qwen3", llama_like(joined({kNormsBefore, kQkv, qk_norms(head, head, same), rest}))},
+      {"phi3", llama_like(joined({kNormsBefore, kJoinedQkv, kOut, kJoinedGateUp, kDown}))},
+      {"olmo2", llama_like(joined({kQkv, qk_norms(q, kv, same), rest, kNormsAfter}))},
+      {"gemma2", llama_like(joined({norms_around(less_one), kQkv, rest}), less_one)},
+      {"gemma3",
+       llama_like(joined({norms_around(less_one), kQkv, qk_norms(head, head, less_one), rest}),
+                  less_one)}};
+  const auto found = others.find(a.family);
+  return found == others.end() ? llama : found->second;
+}
+
+/// The output matrix, whose name has no prefix.
+Row head_of(const A& a) {
+  return {"head.weight", a.family == "gpt_neox" ? "embed_out.weight" : "lm_head.weight", vocab,
+          hidden};
+}
 
 HfTensor tensor_of(const Row& row, const A& a, std::string parameter, std::string tensor) {
   std::vector<std::int64_t> shape{extent_of(row.rows, a)};
   if (row.cols != none) shape.push_back(extent_of(row.cols, a));
+  const std::int64_t rows = shape[0];
   return {.parameter = std::move(parameter),
           .shape = std::move(shape),
           .tensor = std::move(tensor),
           .transposed = row.layout == transposed,
-          .part = row.part,
-          .parts = row.parts};
+          .block = row.layout == interleaved ? a.head_dim : rows,
+          .stride = rows,
+          .stored_rows = rows,
+          .less_one = row.layout == less_one};
+}
+
+/// Says of the parts of each tensor where in it they lie.
+void place_parts(std::vector<HfTensor>& all) {
+  for (auto part = all.begin(); part != all.end();) {
+    const auto end = std::find_if(
+        part, all.end(), [&](const HfTensor& other) { return other.tensor != part->tensor; });
+    std::int64_t rows = 0, turn = 0;
+    for (auto other = part; other != end; ++other) {
+      other->first = turn;
+      turn += other->block;
+      rows += other->rows();
+    }
+    for (; part != end; ++part) part->stored_rows = rows, part->stride = turn;
+  }
 }
 
 }  // namespace
@@ -113,9 +213,16 @@ std::int64_t HfTensor::elements() const { return shape[0] * (shape.size() > 1 ? 
 
 std::vector<std::int64_t> HfTensor::stored_shape() const {
   std::vector<std::int64_t> stored = shape;
-  stored[0] *= parts;
+  stored[0] = stored_rows;
   if (transposed) std::swap(stored[0], stored[1]);
   return stored;
+}
+
+float HfTensor::as_stored(float value, DType type) const {
+  if (less_one) value -= 1.0F;
+  if (type == DType::bf16) value = static_cast<float>(bf16(value));
+  if (type == DType::f16) value = static_cast<float>(f16(value));
+  return less_one ? 1.0F + value : value;
 }
 
 std::string_view hf_prefix(const HfArchitecture& a) { return names_of(a).prefix; }
@@ -137,15 +244,18 @@ std::vector<HfTensor> hf_tensors(const HfArchitecture& a) {
   }
   for (const Row& row : names.last) add(row);
   if (!a.tied_embeddings) all.push_back(hf_head(a));
+  place_parts(all);
   return all;
 }
 
 HfTensor hf_head(const A& a) {
-  return tensor_of(kHead, a, std::string(kHead.parameter), std::string(kHead.tensor));
+  const Row row = head_of(a);
+  return tensor_of(row, a, std::string(row.parameter), std::string(row.tensor));
 }
 
 bool hf_ignored(std::string_view tensor) {
   return tensor.ends_with(".attn.bias") || tensor.ends_with(".attn.masked_bias") ||
+         tensor.ends_with(".attention.bias") || tensor.ends_with(".attention.masked_bias") ||
          tensor.ends_with(".rotary_emb.inv_freq");
 }
 

@@ -11,19 +11,33 @@
 
 namespace tessera::io {
 
-/// A parameter and its place in a tensor. GPT-2 stores (in, out) matrices, the transpose of ours,
-/// and q, k and v side by side in one tensor: ours is then the columns [first, first + rows).
+/// A parameter and its place in a tensor, of which it may be a part. Our row r is the stored row
+/// first + (r / block) stride + r % block; where the matrix is stored as its transpose (GPT-2), the
+/// column.
 struct HfTensor {
   std::string parameter;
   std::vector<std::int64_t> shape;  // of the parameter, row-major
   std::string tensor;               // in the file
   bool transposed = false;
-  std::int64_t part = 0;  // of `parts` equal ones along our first axis
-  std::int64_t parts = 1;
+  std::int64_t first = 0;
+  std::int64_t block = 0;        // rows that stay together; all of them where the part is one piece
+  std::int64_t stride = 0;       // from one block to the next
+  std::int64_t stored_rows = 0;  // of the whole tensor
+  /// The file has the parameter less one (norms of Gemma, whose factor is 1 + weight in f32, which
+  /// is what a parameter is). Going back loses what the difference cannot hold: nothing where the
+  /// parameter is 1/2 or more, else half a unit in the last place of a number below 1, 2^-25.
+  bool less_one = false;
 
   std::int64_t elements() const;
+  std::int64_t rows() const { return shape[0]; }
+  std::int64_t cols() const { return elements() / shape[0]; }
+  std::int64_t stored_row(std::int64_t row) const {
+    return first + row / block * stride + row % block;
+  }
   /// The shape of the whole tensor in the file.
   std::vector<std::int64_t> stored_shape() const;
+  /// An element on the way back from a file of `type`.
+  float as_stored(float value, DType type) const;
 };
 
 /// Every parameter, in the order of the model; parts of one tensor are adjacent. The rotate-half

@@ -54,6 +54,8 @@ class HfModel {
   const Source& source_of(std::string_view parameter) const;
   std::string place(const Source& source, std::int64_t element) const;
   void check_tied_head(std::int64_t begin, std::span<const float> embedding) const;
+  void read_straight(const Source& source, std::int64_t begin, std::span<float> out) const;
+  void read_transposed(const Source& source, std::int64_t begin, std::span<float> out) const;
 
   HfConfig config_;
   std::vector<HfTensor> parameters_;

@@ -6,7 +6,7 @@
 
 namespace tessera::kernels {
 
-/// y = f(x). For swiglu x is (..., 2 F), [gate | up], and y is (..., F).
+/// y = f(x). Of a gated kind x is (..., 2 F), [gate | up], and y is (..., F).
 struct Activate {
   static constexpr const char* kName = "activation";
   View x;
@@ -21,7 +21,7 @@ struct Activate {
 };
 
 inline void check_halves(const View& x, const View& y, ActivationKind kind) {
-  const std::int64_t parts = kind == ActivationKind::swiglu ? 2 : 1;
+  const std::int64_t parts = gated(kind) ? 2 : 1;
   TESSERA_CHECK(x.rows() == y.rows() && x.cols() == parts * y.cols(), "{} of ({}, {}) in ({}, {})",
                 enum_word(kind), x.rows(), x.cols(), y.rows(), y.cols());
 }
@@ -32,7 +32,7 @@ inline void check(const Activate& a) {
   check_halves(a.x, a.y, a.kind);
 }
 
-/// d_x = f'(x) d_y; d_x may be the same memory as x, and for gelu and relu as d_y.
+/// d_x = f'(x) d_y; d_x may be the same memory as x, and of a kind without gate as d_y.
 struct ActivateBackward {
   static constexpr const char* kName = "activation_backward";
   View x;

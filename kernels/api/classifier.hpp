@@ -1,5 +1,7 @@
 // Softmax, cross-entropy and its gradient: in one pass over the logits, in place, or in three where
-// ranks hold parts of the vocabulary (Shoeybi et al. 2019, Megatron-LM, section 3).
+// ranks hold parts of the vocabulary (Shoeybi et al. 2019, Megatron-LM, section 3). With a soft cap
+// c (Riviere et al. 2024, Gemma 2, section 2) what is said of logits is of c tanh(logit / c), and
+// gradients are those of the logits as they come.
 #pragma once
 
 #include "kernels/api/checks.hpp"
@@ -16,6 +18,7 @@ struct Classify {
   View losses;             // (rows) f32
   View scale;              // (1) f32: loss scale / tokens of the global batch; absent: losses only
   std::int64_t vocab = 0;  // V, without padding
+  float soft_cap = 0;      // 0: none
   View scratch;
 
   template <typename Self, typename F>
@@ -25,6 +28,8 @@ struct Classify {
   }
 };
 
+inline void check_cap(float cap) { TESSERA_CHECK(cap >= 0, "a soft cap of {}", cap); }
+
 inline void check(const Classify& a) {
   check_floats({a.logits});
   check_flat({a.losses}, DType::f32, a.logits.rows());
@@ -32,6 +37,7 @@ inline void check(const Classify& a) {
   TESSERA_CHECK(a.vocab > 0 && a.vocab <= a.logits.cols(), "vocabulary {} of {} columns", a.vocab,
                 a.logits.cols());
   check_flat({a.targets}, DType::i32, a.logits.rows());
+  check_cap(a.soft_cap);
 }
 
 /// What a part of the vocabulary, tokens [first_token, first_token + Vp), says of a row: its
@@ -45,6 +51,7 @@ struct ClassifyPart {
   View stats;    // (rows, 3) f32
   std::int64_t first_token = 0;
   std::int64_t vocab = 0;
+  float soft_cap = 0;  // 0: none
   View scratch;
 
   template <typename Self, typename F>
@@ -60,6 +67,7 @@ void check_part(const Operation& a) {
   TESSERA_CHECK(a.first_token >= 0 && a.vocab > 0, "tokens from {} on of a vocabulary of {}",
                 a.first_token, a.vocab);
   check_flat({a.targets}, DType::i32, a.logits.rows());
+  check_cap(a.soft_cap);
 }
 
 inline void check(const ClassifyPart& a) {
@@ -103,6 +111,7 @@ struct ClassifyGradient {
   View scale;    // (1) f32
   std::int64_t first_token = 0;
   std::int64_t vocab = 0;
+  float soft_cap = 0;  // 0: none
   View scratch;
 
   template <typename Self, typename F>
@@ -116,6 +125,32 @@ inline void check(const ClassifyGradient& a) {
   check_part(a);
   check_flat({a.lse}, DType::f32, a.logits.rows());
   check_flat({a.scale}, DType::f32, 1);
+}
+
+/// out = cap tanh(x / cap): what logits with a soft cap are.
+struct SoftCap {
+  static constexpr const char* kName = "soft_cap";
+  View x;    // (..., C)
+  View out;  // (..., C)
+  float cap = 0;
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.x, Access::read), f(s.out, Access::write), f(s.scratch, Access::write);
+  }
+  /// A call whose views `tensor()` makes.
+  template <typename Tensor>
+  static SoftCap example(Tensor&& tensor) {
+    return {.x = tensor(), .out = tensor(), .cap = 30};
+  }
+};
+
+inline void check(const SoftCap& a) {
+  check_floats({a.x});
+  check_same_type({a.x, a.out});
+  check_same_matrix({a.x, a.out});
+  TESSERA_CHECK(a.cap > 0, "a soft cap of {}", a.cap);
 }
 
 }  // namespace tessera::kernels

@@ -44,6 +44,7 @@ namespace tessera::kernels {
   F(ClassifyPart) \
   F(ClassifyLoss) \
   F(ClassifyGradient) \
+  F(SoftCap) \
   F(Verdict) \
   F(OptimizerUpdate) \
   F(AverageTrust) \
@@ -51,6 +52,7 @@ namespace tessera::kernels {
   F(FollowRatio) \
   F(Fill) \
   F(Convert) \
+  F(Scale) \
   F(Blend) \
   F(DivideByNorm) \
   F(SquarePolynomial) \

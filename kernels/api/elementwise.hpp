@@ -50,6 +50,31 @@ inline void check(const Convert& a) {
   if (a.verdict) check_flat({a.verdict}, DType::f32, kVerdictFields);
 }
 
+/// out = factor x.
+struct Scale {
+  static constexpr const char* kName = "scale";
+  View x;    // (..., C)
+  View out;  // (..., C)
+  float factor = 1;
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.x, Access::read), f(s.out, Access::write), f(s.scratch, Access::write);
+  }
+  /// A call whose views `tensor()` makes.
+  template <typename Tensor>
+  static Scale example(Tensor&& tensor) {
+    return {.x = tensor(), .out = tensor(), .factor = 27.712812F};
+  }
+};
+
+inline void check(const Scale& a) {
+  check_floats({a.x});
+  check_same_type({a.x, a.out});
+  check_same_matrix({a.x, a.out});
+}
+
 /// out = keep out + add y. With `scalars`, add is multiplied with the loss scale, 1 / their
 /// StepScalar::unscale; with a verdict with its coefficient, and where that skips the step out
 /// stays. Each product with `add` is rounded, and the sum with the other product once (fma).

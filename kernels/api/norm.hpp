@@ -8,18 +8,21 @@ namespace tessera::kernels {
 
 /// sum = round(resid + dropout(pending)); out = norm(sum) * weight + bias. The sum is written in
 /// the compute type first and the *written* value is normalised, so that a pipeline boundary or
-/// recomputation between the two changes no bit. Statistics are f32.
+/// recomputation between the two changes no bit. Statistics are f32. With several heads, equal
+/// parts of the columns, each is normalised by itself, and all have the same weights; then nothing
+/// is pending.
 struct AddNorm {
   static constexpr const char* kName = "add_norm";
   View resid;    // (B, T, C)
   View pending;  // (B, T, C) or absent
-  View weight;   // (C)
-  View bias;     // (C) or absent
+  View weight;   // (C / heads)
+  View bias;     // (C / heads) or absent
   View sum;      // (B, T, C); absent when there is no pending (the sum is resid then)
   View out;      // (B, T, C)
-  View stats;    // (B T, 2) f32: mean (0 for rmsnorm) and 1 / deviation
+  View stats;    // (B T heads, 2) f32: mean (0 for rmsnorm) and 1 / deviation
   NormKind kind = NormKind::layernorm;
   float eps = 1e-5F;
+  std::int64_t heads = 1;
   Dropout dropout;  // of pending
   View scratch;
 
@@ -32,6 +35,11 @@ struct AddNorm {
   }
 };
 
+/// Heads that divide the columns of x.
+inline void check_norm_heads(const View& x, std::int64_t heads) {
+  TESSERA_CHECK(heads >= 1 && x.cols() % heads == 0, "{} heads of {} columns", heads, x.cols());
+}
+
 inline void check(const AddNorm& a) {
   check_floats({a.resid});
   check_same_type({a.resid, a.pending, a.weight, a.bias, a.sum, a.out});
@@ -39,26 +47,29 @@ inline void check(const AddNorm& a) {
   check_same_matrix({a.weight, a.bias});
   TESSERA_CHECK(static_cast<bool>(a.sum) == static_cast<bool>(a.pending),
                 "a sum is written when there is something pending, and only then");
-  check_flat({a.weight}, a.resid.type, a.resid.cols());
-  check_flat({a.stats}, DType::f32, 2 * a.resid.rows());
+  check_norm_heads(a.resid, a.heads);
+  TESSERA_CHECK(a.heads == 1 || !a.pending, "{} heads of what is pending", a.heads);
+  check_flat({a.weight}, a.resid.type, a.resid.cols() / a.heads);
+  check_flat({a.stats}, DType::f32, 2 * a.resid.rows() * a.heads);
   if (a.pending) check_dropout(a.dropout, a.pending.extent(0));
 }
 
 /// d_sum = d_resid + gradient through the norm; d_weight, d_bias (+)= sums over rows, in an order
 /// that does not depend on the number of threads. The T positions form `groups` equal parts, each
 /// with sums of its own, whose bits do not depend on the other parts. d_resid may be absent (0) and
-/// may be the same memory as d_sum.
+/// may be the same memory as d_sum. Heads as in AddNorm.
 struct NormBackward {
   static constexpr const char* kName = "norm_backward";
   View d_out;     // (B, T, C)
   View d_resid;   // (B, T, C) or absent
   View sum;       // (B, T, C): AddNorm's sum
-  View weight;    // (C)
-  View stats;     // (B T, 2) f32
+  View weight;    // (C / heads)
+  View stats;     // (B T heads, 2) f32
   View d_sum;     // (B, T, C)
-  View d_weight;  // (C), or (groups, C) dense, accumulation type
+  View d_weight;  // (C / heads), or (groups, C / heads) dense, accumulation type
   View d_bias;    // like d_weight, or absent
   std::int64_t groups = 1;
+  std::int64_t heads = 1;
   NormKind kind = NormKind::layernorm;
   Write write = Write::overwrite;  // of d_weight, d_bias
   View scratch;
@@ -76,6 +87,7 @@ struct NormBackward {
 inline void check_groups(const NormBackward& a) {
   TESSERA_CHECK(a.groups >= 1 && a.sum.rank == 3 && a.sum.extent(1) % a.groups == 0,
                 "{} groups of {} positions", a.groups, a.sum.rank == 3 ? a.sum.extent(1) : 0);
+  check_norm_heads(a.sum, a.heads);
 }
 
 inline void check(const NormBackward& a) {
@@ -84,10 +96,11 @@ inline void check(const NormBackward& a) {
   check_same_type({a.sum, a.d_out, a.d_resid, a.weight, a.d_sum});
   check_same_matrix({a.sum, a.d_out, a.d_resid, a.d_sum});
   check_same_matrix({a.d_weight, a.d_bias});
-  check_flat({a.weight}, a.sum.type, a.sum.cols());
-  check_flat({a.d_weight}, a.d_weight.type, a.groups * a.sum.cols());
-  if (a.d_bias) check_flat({a.d_bias}, a.d_bias.type, a.groups * a.sum.cols());
-  check_flat({a.stats}, DType::f32, 2 * a.sum.rows());
+  const std::int64_t columns = a.sum.cols() / a.heads;
+  check_flat({a.weight}, a.sum.type, columns);
+  check_flat({a.d_weight}, a.d_weight.type, a.groups * columns);
+  if (a.d_bias) check_flat({a.d_bias}, a.d_bias.type, a.groups * columns);
+  check_flat({a.stats}, DType::f32, 2 * a.sum.rows() * a.heads);
 }
 
 /// sum = round(resid + dropout(pending)), the bits of AddNorm's sum: what goes from one pipeline

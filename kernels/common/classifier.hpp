@@ -4,9 +4,35 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/common/math.hpp"
 #include "kernels/common/tree.hpp"
 
 namespace tessera::kernels {
+
+/// Logits with a soft cap: what becomes of one, and its slope. Without a cap nothing is computed.
+/// `F`: float, or a vector of floats.
+template <typename F, bool kCapped>
+struct LogitCap {
+  F cap, inverse;
+
+  TESSERA_INLINE explicit LogitCap(float most) : cap(most), inverse(1.0F / most) {}
+  TESSERA_INLINE F value(F x) const {
+    if constexpr (!kCapped) return x;
+    return tanh_of(x * inverse) * cap;
+  }
+  /// g times the slope at x.
+  TESSERA_INLINE F times_slope(F g, F x) const {
+    if constexpr (!kCapped) return g;
+    return g * tanh_slope(tanh_of(x * inverse));
+  }
+};
+
+/// f.operator()<kCapped>().
+template <typename Function>
+void with_cap(float cap, Function&& f) {
+  if (cap > 0) return f.template operator()<true>();
+  f.template operator()<false>();
+}
 
 /// The row's loss and lse; `stats` are the first part's {largest logit m, sum of exp(logit - m),
 /// target's logit}, those of the next are `stride` further. kLevels as in tree_sum.

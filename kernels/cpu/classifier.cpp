@@ -49,4 +49,10 @@ void run(const ClassifyGradient& a, const Context& context) {
                   [&](Range rows) { context.hot.classify_gradient(a, rows); });
 }
 
+void run(const SoftCap& a, const Context& context) {
+  check(a);
+  parallel_ranges(context.threads, a.x.rows(), 1,
+                  [&](Range rows) { context.hot.soft_cap(a, rows); });
+}
+
 }  // namespace tessera::kernels::cpu

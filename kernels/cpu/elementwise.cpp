@@ -30,6 +30,12 @@ void run(const Convert& a, const Context& context) {
   });
 }
 
+void run(const Scale& a, const Context& context) {
+  check(a);
+  parallel_ranges(context.threads, a.x.rows(), 1,
+                  [&](Range rows) { context.hot.scale(a.x, a.factor, a.out, rows); });
+}
+
 void run(const Blend& a, const Context& context) {
   check(a);
   const auto* verdict = reinterpret_cast<const float*>(a.verdict.data);

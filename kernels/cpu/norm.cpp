@@ -34,7 +34,8 @@ struct Group {
   }
 };
 
-/// Partial sums of weights and biases, (2, groups, chunks, C), in scratch.
+/// Partial sums of weights and biases, (2, groups, chunks, C / heads), in scratch. A chunk is of so
+/// many rows, with all their heads.
 struct PartialSums {
   std::int64_t groups, group_rows, chunks, columns;
   std::byte* data = nullptr;
@@ -43,7 +44,7 @@ struct PartialSums {
       : groups(a.groups),
         group_rows(a.sum.rows() / groups),
         chunks(chunk_count(group_rows)),
-        columns(a.sum.cols()),
+        columns(a.sum.cols() / a.heads),
         data(a.scratch.data) {}
 
   std::int64_t bytes() const { return 2 * groups * chunks * columns * size_of(DType::f32); }
@@ -62,7 +63,7 @@ void run(const AddNorm& a, const Context& context) {
   check(a);
   const DropoutRule rule = dropout_rule(a.dropout);
   AddNorm b = a;
-  b.stats = a.stats.reshaped({a.resid.rows(), 2});
+  b.stats = a.stats.reshaped({a.resid.rows(), 2 * a.heads});
   parallel_ranges(context.threads, a.resid.rows(), 1,
                   [&](Range rows) { context.hot.add_norm(b, rule, rows); });
 }
@@ -75,7 +76,7 @@ std::int64_t scratch_bytes(const NormBackward& a, const Context&) {
 void run(const NormBackward& a, const Context& context) {
   check(a);
   NormBackward b = a;
-  b.stats = a.stats.reshaped({a.sum.rows(), 2});
+  b.stats = a.stats.reshaped({a.sum.rows(), 2 * a.heads});
   const PartialSums sums(a);
   const std::int64_t tokens = a.sum.extent(1), chunks = sums.chunks, columns = sums.columns;
   parallel_ranges(context.threads, a.groups * chunks, 1, [&](Range part) {

@@ -37,9 +37,9 @@ struct ActivateBackwardRun {
   }
 };
 
-/// `up` and `gate` are the halves of x.
-template <typename T>
-struct SwigluRun {
+/// y = F::value(gate) up; `up` and `gate` are the halves of x.
+template <typename T, typename F>
+struct GatedRun {
   static constexpr int V = kRun<T>;
   Rows<T> gate, up, y;
   bool wide;
@@ -49,13 +49,13 @@ struct SwigluRun {
     load(gate[r] + c, count, wide, g);
     load(up[r] + c, count, wide, u);
 #pragma unroll
-    for (int i = 0; i < V; ++i) g[i] = silu(g[i]) * u[i];
+    for (int i = 0; i < V; ++i) g[i] = F::value(g[i]) * u[i];
     store(y[r] + c, count, wide, g);
   }
 };
 
-template <typename T>
-struct SwigluBackwardRun {
+template <typename T, typename F>
+struct GatedBackwardRun {
   static constexpr int V = kRun<T>;
   Rows<T> gate, up, d_y, d_gate, d_up;
   bool wide;
@@ -67,8 +67,8 @@ struct SwigluBackwardRun {
     load(d_y[r] + c, count, wide, d);
 #pragma unroll
     for (int i = 0; i < V; ++i) {
-      u[i] = d[i] * u[i] * silu_slope(g[i]);
-      d[i] = d[i] * silu(g[i]);
+      u[i] = d[i] * u[i] * F::slope(g[i]);
+      d[i] = d[i] * F::value(g[i]);
     }
     store(d_gate[r] + c, count, wide, u);
     store(d_up[r] + c, count, wide, d);

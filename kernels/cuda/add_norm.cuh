@@ -39,8 +39,9 @@ struct AddNormRows {
   AddPendingRun<T> addition;  // resid alone where nothing is pending
   Rows<T> out, weight, bias;
   float* stats;
-  Team team;  // of a row
-  std::int64_t rows, columns;
+  Team team;                   // of a row
+  std::int64_t rows, columns;  // of a head
+  int heads;
   float eps;
   bool layernorm;
 };
@@ -50,10 +51,12 @@ __global__ void __launch_bounds__(Team::kMostThreads) add_norm_kernel(AddNormRow
   constexpr int V = kRun<T>;
   __shared__ float partial[2][Team::kMostWarps];
   const Team& team = a.team;
-  const std::int64_t r = std::int64_t{blockIdx.x} * team.per_block() + team.index();
+  const unsigned head = blockIdx.x % a.heads;
+  const std::int64_t r = std::int64_t{blockIdx.x / a.heads} * team.per_block() + team.index();
   if (r >= a.rows) return;  // a whole warp: larger teams have a block each
   const bool wide = a.addition.wide, pending = a.addition.pending.data != nullptr;
-  const T* again = pending ? a.addition.sum[r] : a.addition.resid[r];
+  const std::int64_t first = head * a.columns;  // 0 where something is pending
+  const T* again = (pending ? a.addition.sum[r] : a.addition.resid[r]) + first;
 
   float x[kRuns > 0 ? kRuns : 1][V], total = 0;
   team.template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
@@ -77,7 +80,10 @@ __global__ void __launch_bounds__(Team::kMostThreads) add_norm_kernel(AddNormRow
     }
   });
   const float scale = 1.0F / sqrt(team.sum(squares, partial[1]) / n + a.eps);
-  if (team.lane() == 0) a.stats[2 * r] = mean, a.stats[2 * r + 1] = scale;
+  if (team.lane() == 0) {
+    float* stats = a.stats + 2 * (r * a.heads + head);
+    stats[0] = mean, stats[1] = scale;
+  }
   team.template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
     float w[V], b[V];
     if (kRuns == 0) load(again + c, count, wide, x[k]);
@@ -88,7 +94,7 @@ __global__ void __launch_bounds__(Team::kMostThreads) add_norm_kernel(AddNormRow
       const float unit = (x[k][i] - mean) * scale;
       w[i] = a.bias.data != nullptr ? fmadd(unit, w[i], b[i]) : unit * w[i];
     }
-    store(a.out[r] + c, count, wide, w);
+    store(a.out[r] + first + c, count, wide, w);
   });
 }
 

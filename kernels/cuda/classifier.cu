@@ -28,8 +28,12 @@ void run(const Classify& a, const Context& context) {
                                .team = team_of(a.vocab),
                                .columns = a.logits.cols(),
                                .vocab = a.vocab,
+                               .soft_cap = a.soft_cap,
                                .wide = wide<kRun<T>>({a.logits})};
-    launch(on(context, a.kName, a.logits.rows(), rows.team.block()), classify_kernel<T>, rows);
+    with_cap(a.soft_cap, [&]<bool kCapped>() {
+      launch(on(context, a.kName, a.logits.rows(), rows.team.block()), classify_kernel<T, kCapped>,
+             rows);
+    });
   });
 }
 
@@ -44,8 +48,12 @@ void run(const ClassifyPart& a, const Context& context) {
                                    .first_token = a.first_token,
                                    .tokens = tokens,
                                    .vocab = a.vocab,
+                                   .soft_cap = a.soft_cap,
                                    .wide = wide<kRun<T>>({a.logits})};
-    launch(on(context, a.kName, a.logits.rows(), rows.team.block()), classify_part_kernel<T>, rows);
+    with_cap(a.soft_cap, [&]<bool kCapped>() {
+      launch(on(context, a.kName, a.logits.rows(), rows.team.block()),
+             classify_part_kernel<T, kCapped>, rows);
+    });
   });
 }
 
@@ -61,15 +69,27 @@ void run(const ClassifyLoss& a, const Context& context) {
 void run(const ClassifyGradient& a, const Context& context) {
   check(a);
   with_type(a.logits.type, [&]<typename T>() {
-    using Run = ClassifyGradientRun<T>;
-    const Run body{.logits = rows_of<T>(a.logits),
-                   .targets = a.targets.as<std::int32_t>(),
-                   .lse = a.lse.as<float>(),
-                   .scale = a.scale.as<float>(),
-                   .first_token = a.first_token,
-                   .tokens = tokens_here(a),
-                   .wide = wide<Run::V>({a.logits})};
-    map<Run::V>(context, a.kName, body, a.logits.rows(), a.logits.cols());
+    with_cap(a.soft_cap, [&]<bool kCapped>() {
+      using Run = ClassifyGradientRun<T, kCapped>;
+      const Run body{.logits = rows_of<T>(a.logits),
+                     .targets = a.targets.as<std::int32_t>(),
+                     .lse = a.lse.as<float>(),
+                     .scale = a.scale.as<float>(),
+                     .first_token = a.first_token,
+                     .tokens = tokens_here(a),
+                     .soft_cap = a.soft_cap,
+                     .wide = wide<Run::V>({a.logits})};
+      map<Run::V>(context, a.kName, body, a.logits.rows(), a.logits.cols());
+    });
+  });
+}
+
+void run(const SoftCap& a, const Context& context) {
+  check(a);
+  with_type(a.x.type, [&]<typename T>() {
+    using Run = SoftCapRun<T>;
+    const Run body{rows_of<T>(a.x), rows_of<T>(a.out), a.cap, wide<Run::V>({a.x, a.out})};
+    map<Run::V>(context, a.kName, body, a.x.rows(), a.x.cols());
   });
 }
 

@@ -15,9 +15,12 @@ struct RowSum {
   double sum;
 };
 
-template <typename T>
+template <bool kCapped>
+using Cap = LogitCap<float, kCapped>;
+
+template <typename T, bool kCapped>
 __device__ __forceinline__ RowSum row_sum(const Team& team, const T* x, std::int64_t tokens,
-                                          bool wide) {
+                                          bool wide, const Cap<kCapped>& cap) {
   constexpr int V = kRun<T>;
   constexpr float kNone = -__builtin_inff();
   __shared__ float tops[Team::kMostWarps];
@@ -26,6 +29,8 @@ __device__ __forceinline__ RowSum row_sum(const Team& team, const T* x, std::int
   team.template each_run<V, 0>(tokens, [&](int, std::int64_t c, int count) {
     float v[V], most = kNone;
     load(x + c, count, wide, v);
+#pragma unroll
+    for (int i = 0; i < V; ++i) v[i] = cap.value(v[i]);
 #pragma unroll
     for (int i = 0; i < V; ++i) most = i < count && v[i] > most ? v[i] : most;
     if (most > top) {
@@ -51,19 +56,22 @@ struct ClassifyRows {
   const float* scale;  // null: losses only
   Team team;           // a block
   std::int64_t columns, vocab;
+  float soft_cap;
   bool wide;
 };
 
-template <typename T>
+template <typename T, bool kCapped>
 __global__ void __launch_bounds__(Team::kMostThreads) classify_kernel(ClassifyRows<T> a) {
   constexpr int V = kRun<T>;
+  const Cap<kCapped> cap(a.soft_cap);
   T* x = a.logits[blockIdx.x];
   const std::int64_t target = a.targets[blockIdx.x];
   const float nan = __builtin_nanf("");
   const float target_logit = target < 0         ? 0.0F
-                             : target < a.vocab ? load_one(x + target)
-                                                : nan;     // no such token
-  const RowSum row = row_sum(a.team, x, a.vocab, a.wide);  // its barriers: the target was read
+                             : target < a.vocab ? cap.value(load_one(x + target))
+                                                : nan;  // no such token
+  // Its barriers: the target was read.
+  const RowSum row = row_sum(a.team, x, a.vocab, a.wide, cap);
   if (threadIdx.x == 0) {
     const double loss =
         std::log(row.sum) + static_cast<double>(row.shift) - static_cast<double>(target_logit);
@@ -77,8 +85,10 @@ __global__ void __launch_bounds__(Team::kMostThreads) classify_kernel(ClassifyRo
     load(x + c, count, a.wide, v);
 #pragma unroll
     for (int i = 0; i < V; ++i) {
-      v[i] = exp_of(v[i] - row.shift) * weight;
+      const float raw = v[i];
+      v[i] = exp_of(cap.value(raw) - row.shift) * weight;
       if (c + i == target) v[i] = v[i] - scale;
+      v[i] = cap.times_slope(v[i], raw);
       if (target < 0 || c + i >= a.vocab) v[i] = 0;
     }
     store(x + c, count, a.wide, v);
@@ -93,19 +103,21 @@ struct ClassifyPartRows {
   Team team;                         // a block
   std::int64_t first_token, tokens;  // of this part
   std::int64_t vocab;
+  float soft_cap;
   bool wide;
 };
 
-template <typename T>
+template <typename T, bool kCapped>
 __global__ void __launch_bounds__(Team::kMostThreads) classify_part_kernel(ClassifyPartRows<T> a) {
+  const Cap<kCapped> cap(a.soft_cap);
   const T* x = a.logits[blockIdx.x];
   const std::int64_t target = a.targets[blockIdx.x], here = target - a.first_token;
-  const RowSum row = row_sum(a.team, x, a.tokens, a.wide);
+  const RowSum row = row_sum(a.team, x, a.tokens, a.wide, cap);
   if (threadIdx.x != 0) return;
   float* stats = a.stats + 3 * std::int64_t{blockIdx.x};
   stats[0] = row.top;
   stats[1] = static_cast<float>(row.sum);
-  stats[2] = here >= 0 && here < a.tokens ? load_one(x + here) : 0.0F;
+  stats[2] = here >= 0 && here < a.tokens ? cap.value(load_one(x + here)) : 0.0F;
   if (target >= a.vocab) stats[2] = __builtin_nanf("");  // no such token
 }
 
@@ -119,28 +131,47 @@ inline __global__ void __launch_bounds__(kLossThreads)
   loss_of_parts<kTreeLevels>(stats + 3 * r, parts, 3 * rows, targets[r] < 0, losses[r], lse[r]);
 }
 
-template <typename T>
+template <typename T, bool kCapped>
 struct ClassifyGradientRun {
   static constexpr int V = kRun<T>;
   Rows<T> logits;
   const std::int32_t* targets;
   const float *lse, *scale;
   std::int64_t first_token, tokens;
+  float soft_cap;
   bool wide;
 
   __device__ __forceinline__ void operator()(std::int64_t r, std::int64_t c, int count) const {
     T* x = logits[r] + c;
     const std::int64_t target = targets[r], hit = target - first_token - c;
     const float row_lse = lse[r], factor = *scale;
+    const Cap<kCapped> cap(soft_cap);
     float v[V];
     load(x, count, wide, v);
 #pragma unroll
     for (int i = 0; i < V; ++i) {
-      const float p = exp_of(v[i] - row_lse);
-      v[i] = (i == hit ? p - 1.0F : p) * factor;
+      const float raw = v[i], p = exp_of(cap.value(raw) - row_lse);
+      v[i] = cap.times_slope((i == hit ? p - 1.0F : p) * factor, raw);
       if (target < 0 || c + i >= tokens) v[i] = 0;
     }
     store(x, count, wide, v);
+  }
+};
+
+template <typename T>
+struct SoftCapRun {
+  static constexpr int V = kRun<T>;
+  Rows<T> x, out;
+  float most;
+  bool wide;
+
+  __device__ __forceinline__ void operator()(std::int64_t r, std::int64_t c, int count) const {
+    const Cap<true> cap(most);
+    float v[V];
+    load(x[r] + c, count, wide, v);
+#pragma unroll
+    for (int i = 0; i < V; ++i) v[i] = cap.value(v[i]);
+    store(out[r] + c, count, wide, v);
   }
 };
 

@@ -36,6 +36,15 @@ void run(const Convert& a, const Context& context) {
   });
 }
 
+void run(const Scale& a, const Context& context) {
+  check(a);
+  with_type(a.x.type, [&]<typename T>() {
+    using Run = ScaleRun<T>;
+    const Run body{rows_of<T>(a.x), rows_of<T>(a.out), a.factor, wide<Run::V>({a.x, a.out})};
+    map<Run::V>(context, a.kName, body, a.x.rows(), a.x.cols());
+  });
+}
+
 void run(const Blend& a, const Context& context) {
   check(a);
   const std::int64_t n = a.out.elements();

@@ -31,6 +31,22 @@ struct ConvertRun {
   }
 };
 
+template <typename T>
+struct ScaleRun {
+  static constexpr int V = kRun<T>;
+  Rows<T> x, out;
+  float factor;
+  bool wide;
+
+  __device__ __forceinline__ void operator()(std::int64_t r, std::int64_t c, int count) const {
+    float v[V];
+    load(x[r] + c, count, wide, v);
+#pragma unroll
+    for (int i = 0; i < V; ++i) v[i] = v[i] * factor;
+    store(out[r] + c, count, wide, v);
+  }
+};
+
 struct BlendRun {
   static constexpr int V = kRun<float>;
   const float* y;

@@ -14,11 +14,18 @@ namespace {
 // and more of them rather than sums in memory.
 constexpr int kForwardRuns = 4, kBackwardRuns = 1, kMostBackwardRuns = 2;
 
+/// Whether every head begins where a wide access may.
+template <int V>
+bool columns_wide(std::int64_t columns, std::int64_t heads) {
+  return heads == 1 || columns % V == 0;
+}
+
 template <typename T>
 void add_norm(const AddNorm& a, const Context& context) {
   constexpr int V = kRun<T>;
-  const std::int64_t rows = a.resid.rows(), columns = a.resid.cols();
-  const bool all_wide = wide<V>({a.resid, a.pending, a.sum, a.out, a.weight, a.bias});
+  const std::int64_t rows = a.resid.rows(), columns = a.resid.cols() / a.heads;
+  const bool all_wide = columns_wide<V>(columns, a.heads) &&
+                        wide<V>({a.resid, a.pending, a.sum, a.out, a.weight, a.bias});
   AddNormRows<T> body{.addition = {rows_of<T>(a.resid), rows_of<T>(a.pending), rows_of<T>(a.sum),
                                    a.pending ? dropout_mask(a.dropout, a.pending.extent(1), columns)
                                              : DropoutMask{},
@@ -29,11 +36,12 @@ void add_norm(const AddNorm& a, const Context& context) {
                       .stats = a.stats.as<float>(),
                       .rows = rows,
                       .columns = columns,
+                      .heads = static_cast<int>(a.heads),
                       .eps = a.eps,
                       .layernorm = a.kind == NormKind::layernorm};
   with_team<V, kForwardRuns>(columns, [&]<int kRuns>(Team team) {
     body.team = team;
-    launch(on(context, a.kName, ceil_div(rows, team.per_block()), team.block()),
+    launch(on(context, a.kName, ceil_div(rows, team.per_block()) * a.heads, team.block()),
            add_norm_kernel<T, kRuns>, body);
   });
 }
@@ -57,11 +65,13 @@ void norm_backward(const NormBackward& a, const NormPartials& sums, float* weigh
                            .group_tokens = tokens / a.groups,
                            .tokens = tokens,
                            .columns = sums.columns,
+                           .heads = static_cast<int>(sums.heads),
                            .layernorm = a.kind == NormKind::layernorm,
-                           .wide = wide<V>({a.d_out, a.d_resid, a.sum, a.weight, a.d_sum})};
+                           .wide = columns_wide<V>(sums.columns, sums.heads) &&
+                                   wide<V>({a.d_out, a.d_resid, a.sum, a.weight, a.d_sum})};
   with_team<V, kBackwardRuns, kMostBackwardRuns>(sums.columns, [&]<int kRuns>(Team team) {
     body.team = team;
-    launch(on(context, a.kName, a.groups * sums.chunks, team.block(),
+    launch(on(context, a.kName, a.groups * sums.chunks * sums.heads, team.block(),
               team.per_block() > 1 ? 2 * sums.columns * size_of(DType::f32) : 0),
            norm_backward_kernel<T, kRuns>, body);
   });
@@ -73,7 +83,7 @@ void add_up(const NormBackward& a, const NormPartials& sums, const float* partia
   with_type(out.type, [&]<typename G>() {
     launch(on(context, a.kName, a.groups * ceil_div(sums.columns, kSumColumns),
               kSumColumns * kSumRows),
-           column_sum_kernel<float, G>, partial, sums.chunks, sums.columns,
+           column_sum_kernel<float, G>, partial, sums.chunks * sums.heads, sums.columns,
            reinterpret_cast<G*>(out.data), a.write == Write::add);
   });
 }
@@ -89,7 +99,7 @@ void run(const NormBackward& a, const Context& context) {
   check(a);
   const NormPartials sums(a);
   auto* weights = reinterpret_cast<float*>(a.scratch.data);
-  float* biases = weights + sums.groups * sums.chunks * sums.columns;
+  float* biases = weights + sums.groups * sums.chunks * sums.heads * sums.columns;
   with_type(a.sum.type, [&]<typename T>() { norm_backward<T>(a, sums, weights, biases, context); });
   add_up(a, sums, weights, a.d_weight, context);
   if (a.d_bias) add_up(a, sums, biases, a.d_bias, context);

@@ -12,9 +12,10 @@ struct NormBackwardRows {
   Rows<T> d_out, d_resid, sum, weight, d_sum;
   const float* stats;
   float *weights,
-      *biases;  // (groups, chunks, C) partial sums; biases null where none are asked for
-  Team team;    // of a row
-  std::int64_t groups, chunks, group_rows, group_tokens, tokens, columns;
+      *biases;  // (groups, chunks, heads, C / heads) partial sums; null where none are asked for
+  Team team;    // of a head's row
+  std::int64_t groups, chunks, group_rows, group_tokens, tokens, columns;  // of a head
+  int heads;
   bool layernorm, wide;
 
   /// Row i of group g, in the order of samples and positions.
@@ -29,19 +30,22 @@ struct ColumnGradients {
   float weight[kRuns][V], bias[kRuns][V];
 };
 
-/// What a team adds up while it goes over rows: d_sum of row r, and the columns' gradients by
-/// add(k, column, count, unit, d).
+/// What a team adds up while it goes over rows: d_sum of this block's head of row r, and the
+/// columns' gradients by add(k, column, count, unit, d).
 template <typename T, int kRuns, typename Add>
 __device__ __forceinline__ void norm_backward_row(const NormBackwardRows<T>& a, std::int64_t r,
                                                   float* partial, Add&& add) {
   constexpr int V = kRun<T>, kKept = kRuns > 0 ? kRuns : 1;
   const Team& team = a.team;
-  const float mean = a.stats[2 * r], scale = a.stats[2 * r + 1];
+  const unsigned head = blockIdx.x % a.heads;
+  const std::int64_t first = head * a.columns;
+  const float* stats = a.stats + 2 * (r * a.heads + head);
+  const float mean = stats[0], scale = stats[1];
   float unit[kKept][V], g[kKept][V], sum_g = 0, sum_gx = 0;
   const auto read = [&](int k, std::int64_t c, int count, float(&d)[V]) {
     float w[V];
-    load(a.sum[r] + c, count, a.wide, unit[k]);
-    load(a.d_out[r] + c, count, a.wide, d);
+    load(a.sum[r] + first + c, count, a.wide, unit[k]);
+    load(a.d_out[r] + first + c, count, a.wide, d);
     load(a.weight[0] + c, count, a.wide, w);
 #pragma unroll
     for (int i = 0; i < V; ++i) {
@@ -66,17 +70,17 @@ __device__ __forceinline__ void norm_backward_row(const NormBackwardRows<T>& a, 
   team.template each_run<V, kRuns>(a.columns, [&](int k, std::int64_t c, int count) {
     float d[V], base[V];
     if (kRuns == 0) read(k, c, count, d);
-    if (a.d_resid.data != nullptr) load(a.d_resid[r] + c, count, a.wide, base);
+    if (a.d_resid.data != nullptr) load(a.d_resid[r] + first + c, count, a.wide, base);
 #pragma unroll
     for (int i = 0; i < V; ++i) {
       d[i] = fmadd(unit[k][i], minus_mean_gx, g[k][i] - mean_g) * scale;
       if (a.d_resid.data != nullptr) d[i] = base[i] + d[i];
     }
-    store(a.d_sum[r] + c, count, a.wide, d);
+    store(a.d_sum[r] + first + c, count, a.wide, d);
   });
 }
 
-/// Rows of one group that a block goes over, and where it leaves their sums: (C) each.
+/// Rows of one group that a block goes over, and where it leaves their sums: (C / heads) each.
 struct NormBackwardPart {
   std::int64_t group;
   Range rows;
@@ -167,9 +171,10 @@ __device__ __forceinline__ void add_in_memory(const NormBackwardRows<T>& a,
 template <typename T, int kRuns>
 __global__ void __launch_bounds__(Team::kMostThreads) norm_backward_kernel(NormBackwardRows<T> a) {
   __shared__ float partial[2][2 * Team::kMostWarps];  // of rows in turn
+  const std::int64_t chunk = blockIdx.x / a.heads;
   const NormBackwardPart part{
-      .group = blockIdx.x / a.chunks,
-      .rows = even_part(a.group_rows, blockIdx.x % a.chunks, a.chunks),
+      .group = chunk / a.chunks,
+      .rows = even_part(a.group_rows, chunk % a.chunks, a.chunks),
       .weights = a.weights + blockIdx.x * a.columns,
       .biases = a.biases == nullptr ? nullptr : a.biases + blockIdx.x * a.columns};
   if constexpr (kRuns > 0) {

@@ -87,10 +87,11 @@ NormPartials::NormPartials(const NormBackward& a)
     : groups(a.groups),
       group_rows(a.sum.rows() / a.groups),
       chunks(std::min(kMaxChunks, ceil_div(group_rows, kMinChunkRows))),
-      columns(a.sum.cols()) {}
+      heads(a.heads),
+      columns(a.sum.cols() / heads) {}
 
 std::int64_t NormPartials::bytes() const {
-  return 2 * groups * chunks * columns * size_of(DType::f32);
+  return 2 * groups * chunks * heads * columns * size_of(DType::f32);
 }
 
 std::int64_t scratch_bytes(const NormBackward& a) {

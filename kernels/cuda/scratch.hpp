@@ -70,10 +70,10 @@ struct ColumnSums {
   std::int64_t bytes() const;
 };
 
-/// Partial sums of NormBackward, (2, groups, chunks, C) f32 in scratch: weights, then biases. A
-/// chunk's rows are added up by one block.
+/// Partial sums of NormBackward, (2, groups, chunks, heads, C / heads) f32 in scratch: weights,
+/// then biases. A head of a chunk's rows is added up by one block.
 struct NormPartials {
-  std::int64_t groups, group_rows, chunks, columns;
+  std::int64_t groups, group_rows, chunks, heads, columns;
 
   explicit NormPartials(const NormBackward&);
   std::int64_t bytes() const;

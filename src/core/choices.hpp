@@ -10,9 +10,25 @@ namespace tessera {
 /// Layer norm (Ba et al. 2016); RMS norm (Zhang and Sennrich 2019).
 enum class NormKind : std::uint8_t { layernorm, rmsnorm };
 
-/// Activations of the feed-forward layer. gelu is the tanh form (Hendrycks and Gimpel 2016);
-/// swiglu(x) = silu(gate) * up (Shazeer 2020).
-enum class ActivationKind : std::uint8_t { gelu, relu, swiglu };
+/// Which norms a sub-layer f has: x + f(norm(x)), x + norm(f(x)) (OLMo 2: Walsh et al. 2024,
+/// section 3.1), or x + norm(f(norm(x))) (Gemma 2: Riviere et al. 2024).
+enum class NormPlacement : std::uint8_t { before, after, both };
+
+/// RMS norm of q and k before they are compared: of each head (Henry et al. 2020, Dehghani et al.
+/// 2023), or of all heads' columns as one.
+enum class QkNorm : std::uint8_t { none, head, whole };
+
+/// Whether the feed-forward layer reads what attention has been added to, or both read the same
+/// (Wang and Komatsuzaki 2021, GPT-J): x + attention(norm1(x)) + mlp(norm2(x)).
+enum class BlockForm : std::uint8_t { sequential, parallel };
+
+/// Activations of the feed-forward layer. gelu is the tanh form and gelu_erf the exact one
+/// (Hendrycks and Gimpel 2016); of the gated ones (Shazeer 2020), swiglu(x) = silu(gate) * up and
+/// geglu(x) = gelu(gate) * up.
+enum class ActivationKind : std::uint8_t { gelu, gelu_erf, relu, swiglu, geglu };
+constexpr bool gated(ActivationKind kind) {
+  return kind == ActivationKind::swiglu || kind == ActivationKind::geglu;
+}
 
 /// Whether a token's attention sees the tokens up to it, or all of its sample or document.
 enum class AttentionMask : std::uint8_t { causal, bidirectional };
@@ -46,8 +62,27 @@ struct EnumWords<NormKind> {
 template <>
 struct EnumWords<ActivationKind> {
   using enum ActivationKind;
-  static constexpr std::array table = {std::pair{gelu, "gelu"}, std::pair{relu, "relu"},
-                                       std::pair{swiglu, "swiglu"}};
+  static constexpr std::array table = {std::pair{gelu, "gelu"}, std::pair{gelu_erf, "gelu_erf"},
+                                       std::pair{relu, "relu"}, std::pair{swiglu, "swiglu"},
+                                       std::pair{geglu, "geglu"}};
+};
+template <>
+struct EnumWords<NormPlacement> {
+  using enum NormPlacement;
+  static constexpr std::array table = {std::pair{before, "before"}, std::pair{after, "after"},
+                                       std::pair{both, "both"}};
+};
+template <>
+struct EnumWords<QkNorm> {
+  using enum QkNorm;
+  static constexpr std::array table = {std::pair{none, "none"}, std::pair{head, "head"},
+                                       std::pair{whole, "whole"}};
+};
+template <>
+struct EnumWords<BlockForm> {
+  using enum BlockForm;
+  static constexpr std::array table = {std::pair{sequential, "sequential"},
+                                       std::pair{parallel, "parallel"}};
 };
 template <>
 struct EnumWords<AttentionMask> {

@@ -56,19 +56,94 @@ class Checker {
       problem("model.kv_heads", fmt::format("model.kv_heads = {} does not divide model.heads = {}",
                                             m.kv_heads, m.heads));
     }
-    if (usable({"model.activation"}) && m.activation == ActivationKind::swiglu &&
-        !set("model.ffn_hidden")) {
+    if (usable({"model.activation"}) && gated(m.activation) && !set("model.ffn_hidden")) {
       problem("model.ffn_hidden",
-              "model.ffn_hidden is missing: activation swiglu has no default width (8/3 of "
-              "model.hidden, rounded up, keeps the size of a gelu layer)");
+              fmt::format("model.ffn_hidden is missing: activation {} has no default width (8/3 of "
+                          "model.hidden, rounded up, keeps the size of a gelu layer)",
+                          enum_word(m.activation)));
     }
-    if (usable({"model.position", "model.head_dim", "model.hidden", "model.heads"}) &&
-        m.position == PositionKind::rope && m.head_dim % 2 != 0) {
+    rotary();
+    attention();
+  }
+
+  /// A key that only has a meaning beside others.
+  void needs(std::string_view key, bool used, bool good, std::string_view what) {
+    if (usable({key}) && used && !good)
+      problem(key, fmt::format("{} has no effect without {} (leave it out)", key, what));
+  }
+
+  /// Rotary positions, and that keys about them are not in vain.
+  void rotary() {
+    const ModelSection& m = deck_.model;
+    const bool rope = m.position == PositionKind::rope;
+    if (!usable({"model.position", "model.head_dim", "model.hidden", "model.heads"})) return;
+    const auto turned = static_cast<std::int64_t>(static_cast<double>(m.head_dim) * m.rotary_share);
+    if (rope && m.rotary_share == 1 && m.head_dim % 2 != 0) {
       problem("model.head_dim",
               fmt::format("model.head_dim = {} is odd, but position rope turns pairs (give an even "
                           "one)",
                           m.head_dim));
+    } else if (usable({"model.rotary_share"}) && rope && (turned < 2 || turned % 2 != 0)) {
+      problem("model.rotary_share",
+              fmt::format("model.rotary_share = {} turns {} of model.head_dim = {} columns, but "
+                          "position rope turns pairs (let it be an even number of them)",
+                          m.rotary_share, turned, m.head_dim));
     }
+    needs("model.rotary_share", set("model.rotary_share") && m.rotary_share != 1, rope,
+          "model.position = \"rope\"");
+    needs("model.rope_scaling", m.rope_scaling != RopeScalingKind::none, rope,
+          "model.position = \"rope\"");
+    const bool llama3 = m.rope_scaling == RopeScalingKind::llama3;
+    needs("model.rope_factor", m.rope_factor != 1, m.rope_scaling != RopeScalingKind::none,
+          "model.rope_scaling");
+    for (const char* key : {"model.rope_low_frequency", "model.rope_high_frequency"})
+      needs(key, find_row(key)->field.get(deck_) != find_row(key)->field.get(Deck{}), llama3,
+            "model.rope_scaling = \"llama3\"");
+    needs("model.rope_original_context", m.rope_original_context != 0, llama3,
+          "model.rope_scaling = \"llama3\"");
+    if (llama3 && usable({"model.rope_original_context"}) && m.rope_original_context == 0) {
+      problem("model.rope_original_context",
+              "model.rope_original_context is missing: model.rope_scaling = \"llama3\" needs the "
+              "longest sequence of the training before");
+    }
+    if (llama3 && usable({"model.rope_low_frequency", "model.rope_high_frequency"}) &&
+        m.rope_low_frequency >= m.rope_high_frequency) {
+      problem(
+          "model.rope_low_frequency",
+          fmt::format("model.rope_low_frequency = {} is not below model.rope_high_frequency = {}",
+                      m.rope_low_frequency, m.rope_high_frequency));
+    }
+  }
+
+  /// Windows, norms of q and k, biases, and what embeddings are.
+  void attention() {
+    const ModelSection& m = deck_.model;
+    const bool rope = m.position == PositionKind::rope;
+    needs("model.global_every", set("model.global_every") && m.global_every > 0, m.window > 0,
+          "model.window");
+    needs("model.rope_local_theta", set("model.rope_local_theta") && m.rope_local_theta > 0,
+          m.window > 0 && rope, "model.window and model.position = \"rope\"");
+    needs("model.qkv_bias", set("model.qkv_bias") && m.qkv_bias, !m.bias, "model.bias = false");
+    if (usable({"model.scaled_embeddings", "model.position"}) && m.scaled_embeddings &&
+        m.position == PositionKind::learned) {
+      problem("model.scaled_embeddings",
+              "model.scaled_embeddings = true is not possible with model.position = \"learned\": "
+              "positions would be multiplied too (use rope or none)");
+    }
+    if (!usable({"model.qk_norm", "parallel.tensor", "zero.tiles", "run.reproducible_tensor"}) ||
+        m.qk_norm != QkNorm::whole)
+      return;
+    const bool layout = deck_.run.reproducible == Reproducible::layout;
+    const auto one_rank = [&](std::string_view key, std::int64_t value) {
+      if (value == 1) return;
+      problem(key,
+              fmt::format("{} = {} is not possible with model.qk_norm = \"whole\", which needs "
+                          "all heads at once (give 1; \"head\" and \"none\" need one head)",
+                          key, value));
+    };
+    one_rank("parallel.tensor", deck_.parallel.tensor);
+    one_rank("zero.tiles", deck_.zero.tiles);
+    if (layout) one_rank("run.reproducible_tensor", deck_.run.reproducible_tensor);
   }
 
   void optimizer() {

@@ -93,7 +93,7 @@ class Resolver {
     ModelSection& model = loaded_.deck.model;
     if (open("model.kv_heads")) model.kv_heads = model.heads;
     if (open("model.head_dim") && model.heads > 0) model.head_dim = model.hidden / model.heads;
-    if (open("model.ffn_hidden") && model.activation != ActivationKind::swiglu) {
+    if (open("model.ffn_hidden") && !gated(model.activation)) {
       model.ffn_hidden = 4 * model.hidden;
     }
     BatchSection& batch = loaded_.deck.batch;

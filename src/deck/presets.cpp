@@ -33,17 +33,63 @@ constexpr PresetRow kPresets[] = {
     {Preset::llama2_7b, Family::llama, 32, 32, 0, 4096, 11008, 32000, 4096, false, 10000},
 };
 
+/// What a family implies, as values of [model].
 struct FamilyRow {
   Family family;
-  NormKind norm;
-  PositionKind position;
-  ActivationKind activation;
-  bool bias, tied;
+  NormKind norm = NormKind::rmsnorm;
+  NormPlacement norm_placed = NormPlacement::before;
+  PositionKind position = PositionKind::rope;
+  ActivationKind activation = ActivationKind::swiglu;
+  bool bias = false, qkv_bias = false, tied = false;
+  QkNorm qk_norm = QkNorm::none;
+  BlockForm block = BlockForm::sequential;
+  bool scaled_embeddings = false;
+  double rope_theta = 10000, rope_local_theta = 0, rotary_share = 1;
+  std::int64_t global_every = 0;
+  double attention_soft_cap = 0, logit_soft_cap = 0;
 };
 
+// Radford et al. 2019; Touvron et al. 2023; Jiang et al. 2023; Yang et al. 2024 and 2025; Abdin et
+// al. 2024; Walsh et al. 2024; Black et al. 2022; Riviere et al. 2024; Kamath et al. 2025.
 constexpr FamilyRow kFamilies[] = {
-    {Family::gpt2, NormKind::layernorm, PositionKind::learned, ActivationKind::gelu, true, true},
-    {Family::llama, NormKind::rmsnorm, PositionKind::rope, ActivationKind::swiglu, false, false},
+    {.family = Family::gpt2,
+     .norm = NormKind::layernorm,
+     .position = PositionKind::learned,
+     .activation = ActivationKind::gelu,
+     .bias = true,
+     .tied = true},
+    {.family = Family::llama},
+    {.family = Family::mistral},
+    {.family = Family::qwen2, .qkv_bias = true, .rope_theta = 1e6},
+    {.family = Family::qwen3, .qk_norm = QkNorm::head, .rope_theta = 1e6},
+    {.family = Family::phi3},
+    {.family = Family::olmo2,
+     .norm_placed = NormPlacement::after,
+     .qk_norm = QkNorm::whole,
+     .rope_theta = 500000},
+    {.family = Family::gpt_neox,
+     .norm = NormKind::layernorm,
+     .activation = ActivationKind::gelu_erf,
+     .bias = true,
+     .block = BlockForm::parallel,
+     .rotary_share = 0.25},
+    {.family = Family::gemma2,
+     .norm_placed = NormPlacement::both,
+     .activation = ActivationKind::geglu,
+     .tied = true,
+     .scaled_embeddings = true,
+     .global_every = 2,
+     .attention_soft_cap = 50,
+     .logit_soft_cap = 30},
+    {.family = Family::gemma3,
+     .norm_placed = NormPlacement::both,
+     .activation = ActivationKind::geglu,
+     .tied = true,
+     .qk_norm = QkNorm::head,
+     .scaled_embeddings = true,
+     .rope_theta = 1e6,
+     .rope_local_theta = 10000,
+     .global_every = 6},
 };
 
 /// An absent value: the optimizer does not use the key.
@@ -142,9 +188,22 @@ std::vector<ImpliedKey> preset_keys(Preset preset) {
 std::vector<ImpliedKey> family_keys(Family family) {
   for (const FamilyRow& row : kFamilies) {
     if (row.family != family) continue;
-    return {implied("model.norm", row.norm), implied("model.position", row.position),
-            implied("model.activation", row.activation), implied("model.bias", row.bias),
-            implied("model.tied_embeddings", row.tied)};
+    return {implied("model.norm", row.norm),
+            implied("model.norm_placed", row.norm_placed),
+            implied("model.position", row.position),
+            implied("model.activation", row.activation),
+            implied("model.bias", row.bias),
+            implied("model.qkv_bias", row.qkv_bias),
+            implied("model.tied_embeddings", row.tied),
+            implied("model.qk_norm", row.qk_norm),
+            implied("model.block", row.block),
+            implied("model.scaled_embeddings", row.scaled_embeddings),
+            implied("model.rope_theta", row.rope_theta),
+            implied("model.rope_local_theta", row.rope_local_theta),
+            implied("model.rotary_share", row.rotary_share),
+            implied("model.global_every", row.global_every),
+            implied("model.attention_soft_cap", row.attention_soft_cap),
+            implied("model.logit_soft_cap", row.logit_soft_cap)};
   }
   return {};
 }

@@ -154,9 +154,11 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::model, &ModelSection::head_dim>(
         "model.head_dim", "width of one head",
         {.limits = kHidden, .unset = "hidden / heads", .on_resume = architecture}),
-    row<&Deck::model, &ModelSection::ffn_hidden>(
-        "model.ffn_hidden", "width inside the feed-forward layer",
-        {.limits = kInner, .unset = "4 hidden; required for swiglu", .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::ffn_hidden>("model.ffn_hidden",
+                                                 "width inside the feed-forward layer",
+                                                 {.limits = kInner,
+                                                  .unset = "4 hidden; required where it is gated",
+                                                  .on_resume = architecture}),
     row<&Deck::model, &ModelSection::vocab>(
         "model.vocab", "tokens of the vocabulary",
         {.limits = kVocab, .required = true, .on_resume = architecture}),
@@ -165,10 +167,12 @@ constexpr SchemaRow kRows[] = {
         {.limits = kLength, .unit = "tokens", .required = true, .on_resume = architecture}),
     row<&Deck::model, &ModelSection::norm>(
         "model.norm", "normalisation",
-        {.unset = "gpt2: layernorm, llama: rmsnorm", .on_resume = architecture}),
-    row<&Deck::model, &ModelSection::norm_placed>("model.norm_placed",
-                                                  "before or after each sub-layer",
-                                                  {.built = "before", .on_resume = architecture}),
+        {.unset = "gpt2, gpt_neox: layernorm, others: rmsnorm", .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::norm_placed>(
+        "model.norm_placed",
+        "what each sub-layer f normalises: its input, x + f(norm(x)); its output, x + norm(f(x)); "
+        "or both",
+        {.unset = "olmo2: after, gemma2, gemma3: both, others: before", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::norm_eps>(
         "model.norm_eps", "added to the variance",
         {.limits = as_f32(above(0)), .on_resume = architecture}),
@@ -176,21 +180,87 @@ constexpr SchemaRow kRows[] = {
         "model.attention", "what a token sees: those up to it, or all of its sequence or document",
         {.on_resume = architecture}),
     row<&Deck::model, &ModelSection::position>("model.position", "how positions enter",
-                                               {.unset = "gpt2: learned, llama: rope",
+                                               {.unset = "gpt2: learned, others: rope",
                                                 .built = "learned rope none",
                                                 .on_resume = architecture}),
     row<&Deck::model, &ModelSection::rope_theta>("model.rope_theta",
                                                  "base of the rotary frequencies",
-                                                 {.limits = above(0), .on_resume = architecture}),
+                                                 {.limits = above(0),
+                                                  .unset = "qwen2, qwen3, gemma3: 1e6, olmo2: "
+                                                           "500000, others: 10000",
+                                                  .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::rope_local_theta>(
+        "model.rope_local_theta",
+        "that of layers with a window, which rope_scaling then leaves alone; 0: as of the others",
+        {.limits = at_least(0), .unset = "gemma3: 10000, others: 0", .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::rotary_share>(
+        "model.rotary_share", "share of each head's columns that rotary positions turn, the first",
+        {.limits = {.low = 0, .high = 1, .above_low = true},
+         .unset = "gpt_neox: 0.25, others: 1",
+         .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::rope_scaling>(
+        "model.rope_scaling",
+        "how rotary frequencies change for longer contexts: all are divided by rope_factor, or "
+        "low ones as Llama 3.1 does",
+        {.built = "none linear llama3", .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::rope_factor>(
+        "model.rope_factor", "by which rope_scaling divides frequencies",
+        {.limits = at_least(1), .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::rope_low_frequency>(
+        "model.rope_low_frequency",
+        "turns in rope_original_context up to which llama3 divides a frequency by the factor",
+        {.limits = above(0), .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::rope_high_frequency>(
+        "model.rope_high_frequency", "turns from which on it leaves a frequency as it is",
+        {.limits = above(0), .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::rope_original_context>(
+        "model.rope_original_context", "longest sequence before; required for llama3",
+        {.limits = between(0, 1 << 24), .unit = "tokens", .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::window>(
+        "model.window", "tokens that attention sees, itself included; 0: all before it",
+        {.limits = between(0, 1 << 24), .unit = "tokens", .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::global_every>(
+        "model.global_every",
+        "of every so many layers with a window, the last has none; 0: all have it",
+        {.limits = between(0, 1 << 12),
+         .unset = "gemma2: 2, gemma3: 6, others: 0",
+         .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::qk_norm>(
+        "model.qk_norm", "norm of q and k before they are compared: of each head, or of the whole",
+        {.unset = "qwen3, gemma3: head, olmo2: whole, others: none", .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::block>(
+        "model.block",
+        "attention, then the feed-forward layer; or both beside each other, on the same input",
+        {.unset = "gpt_neox: parallel, others: sequential", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::activation>(
-        "model.activation", "of the feed-forward layer",
-        {.unset = "gpt2: gelu, llama: swiglu", .on_resume = architecture}),
+        "model.activation", "of the feed-forward layer; swiglu and geglu are gated",
+        {.unset = "gpt2: gelu, gpt_neox: gelu_erf, gemma2, gemma3: geglu, others: swiglu",
+         .on_resume = architecture}),
     row<&Deck::model, &ModelSection::bias>(
         "model.bias", "biases in linear layers and norms",
-        {.unset = "gpt2: true, llama: false", .on_resume = architecture}),
+        {.unset = "gpt2, gpt_neox: true, others: false", .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::qkv_bias>(
+        "model.qkv_bias", "biases in the products that make q, k and v, where bias is false",
+        {.unset = "qwen2: true, others: false", .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::scaled_embeddings>(
+        "model.scaled_embeddings", "embeddings are multiplied with the root of hidden",
+        {.unset = "gemma2, gemma3: true, others: false", .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::query_scalar>(
+        "model.query_scalar", "attention's scores are divided by its root; 0: head_dim",
+        {.limits = between(0, 1 << 24), .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::attention_soft_cap>(
+        "model.attention_soft_cap", "scores x become cap tanh(x / cap); 0: they stay",
+        {.limits = as_f32(at_least(0)),
+         .unset = "gemma2: 50, others: 0",
+         .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::logit_soft_cap>(
+        "model.logit_soft_cap", "logits x become cap tanh(x / cap); 0: they stay",
+        {.limits = as_f32(at_least(0)),
+         .unset = "gemma2: 30, others: 0",
+         .on_resume = architecture}),
     row<&Deck::model, &ModelSection::tied_embeddings>(
         "model.tied_embeddings", "the head uses the token matrix",
-        {.unset = "gpt2: true, llama: false", .on_resume = architecture}),
+        {.unset = "gpt2, gemma2, gemma3: true, others: false", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::dropout>(
         "model.dropout", "probability after embedding, attention and each sub-layer",
         {.limits = as_f32(fraction()), .on_resume = refused}),

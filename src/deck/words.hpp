@@ -8,7 +8,7 @@ namespace tessera::deck {
 enum class Backend { automatic, cpu, cuda, debug };
 enum class Reproducible { off, run, layout };
 enum class Resume { automatic, never, must };
-enum class Family { gpt2, llama };
+enum class Family { gpt2, llama, mistral, qwen2, qwen3, phi3, olmo2, gpt_neox, gemma2, gemma3 };
 enum class Preset {
   gpt2_124m,
   gpt2_350m,
@@ -19,7 +19,6 @@ enum class Preset {
   llama_8b,
   llama2_7b
 };
-enum class NormPlaced { before, after };
 enum class OptimizerName { adamw, adam, lamb, lion, sgd, muon, onebit_adam, onebit_lamb };
 enum class WholeAttention { projections, heads };
 enum class LrScaling { none, linear, sqrt };
@@ -84,7 +83,11 @@ struct EnumWords<deck::Resume> {
 template <>
 struct EnumWords<deck::Family> {
   using enum deck::Family;
-  static constexpr std::array table = {std::pair{gpt2, "gpt2"}, std::pair{llama, "llama"}};
+  static constexpr std::array table = {
+      std::pair{gpt2, "gpt2"},    std::pair{llama, "llama"},       std::pair{mistral, "mistral"},
+      std::pair{qwen2, "qwen2"},  std::pair{qwen3, "qwen3"},       std::pair{phi3, "phi3"},
+      std::pair{olmo2, "olmo2"},  std::pair{gpt_neox, "gpt_neox"}, std::pair{gemma2, "gemma2"},
+      std::pair{gemma3, "gemma3"}};
 };
 template <>
 struct EnumWords<deck::Preset> {
@@ -94,11 +97,6 @@ struct EnumWords<deck::Preset> {
       std::pair{gpt2_774m, "gpt2_774m"}, std::pair{gpt2_1_5b, "gpt2_1.5b"},
       std::pair{llama_1b, "llama_1b"},   std::pair{llama_3b, "llama_3b"},
       std::pair{llama_8b, "llama_8b"},   std::pair{llama2_7b, "llama2_7b"}};
-};
-template <>
-struct EnumWords<deck::NormPlaced> {
-  using enum deck::NormPlaced;
-  static constexpr std::array table = {std::pair{before, "before"}, std::pair{after, "after"}};
 };
 template <>
 struct EnumWords<deck::OptimizerName> {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "model/tensor_parallel.hpp"
 
@@ -76,6 +77,12 @@ BlockWeights block_weights(std::span<const UnitViews> units) {
                  .norm1_b = params.one("norm1.bias"),
                  .norm2_w = params.one("norm2.weight"),
                  .norm2_b = params.one("norm2.bias"),
+                 .norm1_out_w = params.one("norm1_out.weight"),
+                 .norm1_out_b = params.one("norm1_out.bias"),
+                 .norm2_out_w = params.one("norm2_out.weight"),
+                 .norm2_out_b = params.one("norm2_out.bias"),
+                 .q_norm_w = params.one("attention.q_norm.weight"),
+                 .k_norm_w = params.one("attention.k_norm.weight"),
                  .out_b = params.one("attention.out.bias"),
                  .down_b = params.one("mlp.down.bias"),
                  .k_w = {},
@@ -124,14 +131,17 @@ struct AttentionPart {
   View q(const View& qkv) const { return qkv.col_range(0, q_columns); }
   View k(const View& qkv) const { return qkv.col_range(q_columns, kv_columns); }
   View v(const View& qkv) const { return qkv.col_range(q_columns + kv_columns, kv_columns); }
-  View rotated(const View& qkv) const { return qkv.col_range(0, q_columns + kv_columns); }
+  View qk(const View& qkv) const { return qkv.col_range(0, q_columns + kv_columns); }
 
-  AttentionShape shape() const {
+  AttentionShape shape(const UnitContext& u) const {
     return {.heads = heads.heads.count(),
             .kv_heads = heads.kv_heads.count(),
             .head_dim = c.head_dim,
-            .scale = 1.0F / std::sqrt(static_cast<float>(c.head_dim)),
+            .scale = 1.0F / std::sqrt(static_cast<float>(c.query_scalar > 0 ? c.query_scalar
+                                                                            : c.head_dim)),
             .mask = c.attention,
+            .window = u.reach == Reach::window ? c.window : 0,
+            .soft_cap = c.attention_soft_cap,
             .group = heads.group,
             .skip = heads.skip()};
   }
@@ -160,11 +170,14 @@ struct AttentionPart {
 void rotate(UnitContext& u, const ModelConfig& c, const View& x, std::int64_t first,
             Rope::Direction direction) {
   if (c.position != PositionKind::rope) return;
+  const bool local = u.reach == Reach::window && c.rope_local_theta > 0;
   u.run(Rope{.x = x,
              .documents = u.micro_batch().positions,
              .head_dim = c.head_dim,
+             .rotary_dim = c.rotary_dim,
              .first_position = first,
-             .theta = c.rope_theta,
+             .theta = local ? c.rope_local_theta : c.rope_theta,
+             .scaling = local ? RopeScaling{} : c.rope_scaling,
              .direction = direction});
 }
 
@@ -184,20 +197,24 @@ void project_back(UnitContext& u, const AttentionPart& part, const BlockWeights&
   u.run(TreeSum{.parts = products, .out = d_x.range(0, d_x.elements())});
 }
 
-/// The gradient of a sub-layer's output from that of the sum it was added to, at all positions.
-View output_gradient(UnitContext& u, const ModelConfig& c, const View& d, const Dropout& dropout) {
-  View local = d;
-  if (dropout) {
-    local = u.residual(Keep::transient, c.hidden);
-    u.run(ApplyDropout{.x = d, .out = local, .dropout = dropout});
-  }
-  return gather_positions(u, local, Keep::transient);
+/// resid + dropout(pending), which is resid itself when nothing is pending.
+View add_pending(UnitContext& u, const ModelConfig& c, Carry in, Keep keep, DropoutSite site) {
+  if (!in.pending) return in.resid;
+  const View sum = u.residual(keep, c.hidden);
+  u.run(AddPending{
+      .resid = in.resid, .pending = in.pending, .sum = sum, .dropout = u.dropout(c, site)});
+  return sum;
 }
 
-/// resid + dropout(pending), normalised, at all positions. Returns the sum, which is resid itself
-/// when nothing is pending.
+/// What a sub-layer reads, at all positions: resid + dropout(pending), normalised where the model
+/// normalises inputs. Returns the sum, which is resid itself when nothing is pending.
 View add_norm(UnitContext& u, const ModelConfig& c, Carry in, Keep keep_sum, const View& weight,
               const View& bias, DropoutSite site, View& h, View& stats) {
+  if (!c.norms_inputs()) {
+    const View sum = add_pending(u, c, in, keep_sum, site);
+    h = gather_positions(u, sum, Keep::cheap);
+    return sum;
+  }
   const View sum = in.pending ? u.residual(keep_sum, c.hidden) : in.resid;
   const View local = u.residual(Keep::cheap, c.hidden);
   stats = u.tensor(Keep::expensive, DType::f32, {in.resid.rows(), 2});
@@ -213,6 +230,47 @@ View add_norm(UnitContext& u, const ModelConfig& c, Carry in, Keep keep_sum, con
                 .dropout = in.pending ? u.dropout(c, site) : Dropout{}});
   h = gather_positions(u, local, Keep::cheap);
   return sum;
+}
+
+/// A sub-layer's sum over chunks, kept where backward needs it to go through the norm of it.
+ChunkSum output_sum(UnitContext& u, const ModelConfig& c, const View& bias) {
+  return {u, c.hidden, bias, DType::u8, c.norms_outputs() ? Keep::expensive : Keep::transient};
+}
+
+/// What stays pending of a sub-layer's output: the output itself, or its norm.
+View norm_output(UnitContext& u, const ModelConfig& c, const View& sum, const View& weight,
+                 const View& bias, View& saved, View& stats) {
+  if (!c.norms_outputs()) return sum;
+  saved = sum;
+  stats = u.tensor(Keep::expensive, DType::f32, {sum.rows(), 2});
+  const View out = u.residual(Keep::transient, c.hidden);
+  u.run(AddNorm{.resid = sum,
+                .pending = {},
+                .weight = weight,
+                .bias = bias,
+                .sum = {},
+                .out = out,
+                .stats = stats,
+                .kind = c.norm,
+                .eps = c.norm_eps});
+  return out;
+}
+
+/// out = the norm of each head's columns of x, or of all columns as one.
+void norm_heads(UnitContext& u, const ModelConfig& c, const View& x, const View& weight,
+                const View& out, View& stats) {
+  const std::int64_t heads = x.cols() / weight.elements();
+  stats = u.tensor(Keep::expensive, DType::f32, {x.rows() * heads, 2});
+  u.run(AddNorm{.resid = x,
+                .pending = {},
+                .weight = weight,
+                .bias = {},
+                .sum = {},
+                .out = out,
+                .stats = stats,
+                .kind = c.norm,
+                .eps = c.norm_eps,
+                .heads = heads});
 }
 
 bool activated_in_products(const UnitContext& u, const ModelConfig& c) {
@@ -251,7 +309,7 @@ void mlp_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, Ca
                  BlockSaved& s, Carry& out) {
   s.sum2 = add_norm(u, c, in, Keep::expensive, w.norm2_w, w.norm2_b, DropoutSite::attention_out,
                     s.h2, s.norm2);
-  ChunkSum mlp(u, c.hidden, w.down_b);
+  ChunkSum mlp = output_sum(u, c, w.down_b);
   for (std::size_t i = 0; i < w.chunks.size(); ++i) {
     project_up(u, c, w.chunks[i], s.h2, s.chunks[i]);
     multiply(u, Linear{.x = s.chunks[i].act,
@@ -260,7 +318,34 @@ void mlp_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, Ca
                        .y = mlp.part(i)});
   }
   mlp.start();
-  out = {.resid = s.sum2, .pending = mlp.finish()};
+  out = {.resid = s.sum2,
+         .pending =
+             norm_output(u, c, mlp.finish(), w.norm2_out_w, w.norm2_out_b, s.out2, s.norm2_out)};
+}
+
+/// What follows attention, whose sum over chunks is given: the feed-forward layer, which reads the
+/// sum with it or, where both are parallel, what attention has read too.
+void after_attention(UnitContext& u, const ModelConfig& c, const BlockWeights& w, const View& sum,
+                     BlockSaved& s, Carry& out) {
+  const View attention = norm_output(u, c, sum, w.norm1_out_w, w.norm1_out_b, s.out1, s.norm1_out);
+  const Carry added{.resid = s.sum1, .pending = attention};
+  if (c.block == BlockForm::sequential) return mlp_forward(u, c, w, added, s, out);
+  mlp_forward(u, c, w, {.resid = s.sum1, .pending = {}}, s, out);
+  out.resid = add_pending(u, c, added, Keep::transient, DropoutSite::attention_out);
+}
+
+/// Turns q and k, normalised first where the model does so, into what attention sees; returns
+/// where they are: in qkv or in a tensor of their own.
+View position_qk(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
+                 const AttentionPart& part, BlockSaved::Chunk& s) {
+  View qk = part.qk(s.qkv);
+  if (w.q_norm_w) {
+    qk = s.qk = u.activation(Keep::cheap, part.q_columns + part.kv_columns);
+    norm_heads(u, c, part.q(s.qkv), w.q_norm_w, part.q(qk), s.q_norm);
+    norm_heads(u, c, part.k(s.qkv), w.k_norm_w, part.k(qk), s.k_norm);
+  }
+  rotate(u, c, qk, 0, Rope::Direction::forward);
+  return qk;
 }
 
 }  // namespace
@@ -270,34 +355,35 @@ void block_forward(UnitContext& u, const ModelConfig& c, const BlockWeights& w, 
   s.chunks.resize(w.chunks.size());
   s.sum1 =
       add_norm(u, c, in, Keep::input, w.norm1_w, w.norm1_b, DropoutSite::incoming, s.h1, s.norm1);
-  const std::int64_t batch = u.micro_batch().batch, sequence = u.micro_batch().sequence;
-  ChunkSum projected(u, c.hidden, w.out_b);
+  const MicroBatch& batch = u.micro_batch();
+  ChunkSum projected = output_sum(u, c, w.out_b);
   for (std::size_t i = 0; i < w.chunks.size(); ++i) {
     const AttentionPart part(c, u, i);
-    auto& [qkv, att, lse, up, act] = s.chunks[i];
-    qkv = u.activation(Keep::expensive, part.columns());
-    part.each_product(w, w.chunks[i], qkv,
+    BlockSaved::Chunk& chunk = s.chunks[i];
+    chunk.qkv = u.activation(Keep::expensive, part.columns());
+    part.each_product(w, w.chunks[i], chunk.qkv,
                       [&](const View& weight, const View& bias, const View& y) {
                         multiply(u, Linear{.x = s.h1, .weight = weight, .bias = bias, .y = y});
                       });
-    rotate(u, c, part.rotated(qkv), 0, Rope::Direction::forward);
-    att = u.activation(Keep::expensive, part.q_columns);
-    lse = u.tensor(Keep::expensive, DType::f32, {batch, part.heads.heads.count(), sequence});
-    u.run(Attention{.q = part.q(qkv),
-                    .k = part.k(qkv),
-                    .v = part.v(qkv),
-                    .out = att,
-                    .lse = lse,
-                    .documents = u.micro_batch().documents,
-                    .shape = part.shape(),
+    const View qk = position_qk(u, c, w, part, chunk);
+    chunk.att = u.activation(Keep::expensive, part.q_columns);
+    chunk.lse = u.tensor(Keep::expensive, DType::f32,
+                         {batch.batch, part.heads.heads.count(), batch.sequence});
+    u.run(Attention{.q = part.q(qk),
+                    .k = part.k(qk),
+                    .v = part.v(chunk.qkv),
+                    .out = chunk.att,
+                    .lse = chunk.lse,
+                    .documents = batch.documents,
+                    .shape = part.shape(u),
                     .dropout = part.dropout(u)});
-    multiply(u, Linear{.x = att,
+    multiply(u, Linear{.x = chunk.att,
                        .weight = w.chunks[i].out_w,
                        .bias = projected.bias_of_part(),
                        .y = projected.part(i)});
   }
   projected.start();
-  mlp_forward(u, c, w, {.resid = s.sum1, .pending = projected.finish()}, s, out);
+  after_attention(u, c, w, projected.finish(), s, out);
 }
 
 namespace {
@@ -335,8 +421,34 @@ struct WholeKvGradients {
   }
 };
 
+/// Gradients of the norm of q or of k, which every rank has whole: each chunk gives a part, of the
+/// heads that it has, and the parts are summed.
+class HeadNormGradient {
+ public:
+  HeadNormGradient(UnitContext& u, PartialGradients& partial, const View& gradient,
+                   std::size_t chunks)
+      : all_(partial.parts(gradient, static_cast<std::int64_t>(chunks),
+                           u.tensor_region().cut.ranks > 1)),
+        write_(partial.write_to(all_, gradient)),
+        columns_(gradient.elements()) {}
+
+  /// d_x = the gradient of what was normalised, by the i-th chunk, from that of its norm.
+  void backward(UnitContext& u, const ModelConfig& c, std::size_t i, NormBackward norm) const {
+    norm.d_weight = all_.range(static_cast<std::int64_t>(i) * columns_, columns_);
+    norm.heads = norm.sum.cols() / columns_;
+    norm.kind = c.norm;
+    norm.write = write_;
+    u.run(norm);
+  }
+
+ private:
+  View all_;  // (chunks, columns)
+  Write write_;
+  std::int64_t columns_;
+};
+
 /// The way back through a block, a sub-layer at a time: each takes the gradient of the sum that its
-/// output was added to and returns that of the sum it read. Sums over ranks travel while gradients
+/// output was added to, and returns that of the sum it read. Sums over ranks travel while gradients
 /// of weights are computed.
 struct BlockBackward {
   UnitContext& u;
@@ -346,18 +458,57 @@ struct BlockBackward {
   const BlockWeights& g;  // gradients of w
   Write write;            // of g
   PartialGradients partial{u, write};
+  std::optional<HeadNormGradient> q_norm = {}, k_norm = {};
 
-  View mlp(const View& d);
-  View attention(const View& d);
+  /// `others`: the gradient of what the sub-layer has read by all other ways.
+  View mlp(const View& d, const View& others);
+  View attention(const View& d, const View& others);
 
  private:
+  View output_gradient(const View& d, const Dropout& dropout, const NormBackward& norm);
+  View input_gradient(const View& others, const NormBackward& norm);
   View chunk_attention(const AttentionPart& part, std::size_t i, const View& d_out);
   void projection_weights(const WholeKvGradients& kv, std::size_t i, const View& d_qkv);
 };
 
-View BlockBackward::mlp(const View& d) {
+/// The gradient of a sub-layer's output from that of the sum it was added to, at all positions;
+/// `norm`: of the output.
+View BlockBackward::output_gradient(const View& d, const Dropout& dropout,
+                                    const NormBackward& norm) {
+  View local = d;
+  if (dropout) {
+    local = u.residual(Keep::transient, c.hidden);
+    u.run(ApplyDropout{.x = d, .out = local, .dropout = dropout});
+  }
+  if (c.norms_outputs()) {
+    NormBackward of_output = norm;
+    of_output.d_out = local;
+    local = norm_backward(u, c, partial, of_output);
+  }
+  return gather_positions(u, local, Keep::transient);
+}
+
+/// The gradient of what a sub-layer read from that of its norm, norm.d_out, or of the same thing
+/// without a norm.
+View BlockBackward::input_gradient(const View& others, const NormBackward& norm) {
+  if (!c.norms_inputs()) {
+    const View sum = u.residual(Keep::transient, c.hidden);
+    u.run(AddPending{.resid = others, .pending = norm.d_out, .sum = sum});
+    return sum;
+  }
+  NormBackward of_input = norm;
+  of_input.d_resid = others;
+  return norm_backward(u, c, partial, of_input);
+}
+
+View BlockBackward::mlp(const View& d, const View& others) {
   // The output stayed pending and was dropped out where it was added, in the next visit.
-  const View d_out = output_gradient(u, c, d, u.dropout(c, DropoutSite::incoming, 1));
+  const View d_out = output_gradient(d, u.dropout(c, DropoutSite::incoming, 1),
+                                     {.sum = s.out2,
+                                      .weight = w.norm2_out_w,
+                                      .stats = s.norm2_out,
+                                      .d_weight = g.norm2_out_w,
+                                      .d_bias = g.norm2_out_b});
   ChunkSum d_h2(u, c.hidden);
   std::vector<View> d_up;
   for (std::size_t i = 0; i < w.chunks.size(); ++i) {
@@ -379,18 +530,25 @@ View BlockBackward::mlp(const View& d) {
                                      .d_bias = chunk.up_b,
                                      .write = write});
   }
-  return norm_backward(u, c, partial,
-                       {.d_out = d_h2.finish(),
-                        .d_resid = d,
-                        .sum = s.sum2,
-                        .weight = w.norm2_w,
-                        .stats = s.norm2,
-                        .d_weight = g.norm2_w,
-                        .d_bias = g.norm2_b});
+  return input_gradient(others, {.d_out = d_h2.finish(),
+                                 .sum = s.sum2,
+                                 .weight = w.norm2_w,
+                                 .stats = s.norm2,
+                                 .d_weight = g.norm2_w,
+                                 .d_bias = g.norm2_b});
 }
 
-View BlockBackward::attention(const View& d) {
-  const View d_out = output_gradient(u, c, d, u.dropout(c, DropoutSite::attention_out));
+View BlockBackward::attention(const View& d, const View& others) {
+  const View d_out = output_gradient(d, u.dropout(c, DropoutSite::attention_out),
+                                     {.sum = s.out1,
+                                      .weight = w.norm1_out_w,
+                                      .stats = s.norm1_out,
+                                      .d_weight = g.norm1_out_w,
+                                      .d_bias = g.norm1_out_b});
+  if (g.q_norm_w) {
+    q_norm.emplace(u, partial, g.q_norm_w, w.chunks.size());
+    k_norm.emplace(u, partial, g.k_norm_w, w.chunks.size());
+  }
   ChunkSum d_h1(u, c.hidden);
   std::vector<View> d_qkv;
   for (std::size_t i = 0; i < w.chunks.size(); ++i) {
@@ -408,36 +566,50 @@ View BlockBackward::attention(const View& d) {
                                      .write = write});
     projection_weights(kv, i, d_qkv[i]);
   }
-  return norm_backward(u, c, partial,
-                       {.d_out = d_h1.finish(),
-                        .d_resid = d,
-                        .sum = s.sum1,
-                        .weight = w.norm1_w,
-                        .stats = s.norm1,
-                        .d_weight = g.norm1_w,
-                        .d_bias = g.norm1_b});
+  return input_gradient(others, {.d_out = d_h1.finish(),
+                                 .sum = s.sum1,
+                                 .weight = w.norm1_w,
+                                 .stats = s.norm1,
+                                 .d_weight = g.norm1_w,
+                                 .d_bias = g.norm1_b});
 }
 
 /// The gradient of chunk i's qkv from that of the output projection's sum.
 View BlockBackward::chunk_attention(const AttentionPart& part, std::size_t i, const View& d_out) {
-  const auto& [qkv, att, lse, up, act] = s.chunks[i];
+  const BlockSaved::Chunk& chunk = s.chunks[i];
   const View d_att = u.activation(Keep::transient, part.q_columns);
   multiply(u, LinearBackwardInput{.d_y = d_out, .weight = w.chunks[i].out_w, .d_x = d_att});
   const View d_qkv = u.activation(Keep::transient, part.columns());
-  u.run(AttentionBackward{.q = part.q(qkv),
-                          .k = part.k(qkv),
-                          .v = part.v(qkv),
-                          .out = att,
-                          .lse = lse,
+  const View qk = chunk.qk ? chunk.qk : part.qk(chunk.qkv);
+  const View d_qk = chunk.qk ? u.activation(Keep::transient, qk.cols()) : part.qk(d_qkv);
+  u.run(AttentionBackward{.q = part.q(qk),
+                          .k = part.k(qk),
+                          .v = part.v(chunk.qkv),
+                          .out = chunk.att,
+                          .lse = chunk.lse,
                           .documents = u.micro_batch().documents,
                           .d_out = d_att,
-                          .d_q = part.q(d_qkv),
-                          .d_k = part.k(d_qkv),
+                          .d_q = part.q(d_qk),
+                          .d_k = part.k(d_qk),
                           .d_v = part.v(d_qkv),
-                          .shape = part.shape(),
+                          .shape = part.shape(u),
                           .dropout = part.dropout(u),
                           .order = u.order});
-  rotate(u, c, part.rotated(d_qkv), 0, Rope::Direction::inverse);
+  rotate(u, c, d_qk, 0, Rope::Direction::inverse);
+  if (q_norm) {
+    q_norm->backward(u, c, i,
+                     {.d_out = part.q(d_qk),
+                      .sum = part.q(chunk.qkv),
+                      .weight = w.q_norm_w,
+                      .stats = chunk.q_norm,
+                      .d_sum = part.q(d_qkv)});
+    k_norm->backward(u, c, i,
+                     {.d_out = part.k(d_qk),
+                      .sum = part.k(chunk.qkv),
+                      .weight = w.k_norm_w,
+                      .stats = chunk.k_norm,
+                      .d_sum = part.k(d_qkv)});
+  }
   return d_qkv;
 }
 
@@ -462,8 +634,9 @@ void BlockBackward::projection_weights(const WholeKvGradients& kv, std::size_t i
 View block_backward(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
                     const BlockSaved& s, View d, const BlockWeights& g, Write write) {
   BlockBackward back{.u = u, .c = c, .w = w, .s = s, .g = g, .write = write};
-  const View d_sum2 = back.mlp(d);
-  const View d_sum1 = back.attention(d_sum2);
+  const View d_sum2 = back.mlp(d, d);
+  const bool sequential = c.block == BlockForm::sequential;
+  const View d_sum1 = back.attention(sequential ? d_sum2 : d, d_sum2);
   back.partial.finish();
   return d_sum1;
 }
@@ -488,8 +661,16 @@ void block_generate(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
     return all.row_range(begin, rows).reshaped({1, rows, kv});
   };
   const View query = u.activation(Keep::transient, q);
-  project(0, q, query);
-  project(q, kv, cached(cache.k, first, count));
+  const auto project_qk = [&](std::int64_t row, std::int64_t rows, const View& norm,
+                              const View& y) {
+    if (!norm) return project(row, rows, y);
+    const View products = u.activation(Keep::transient, rows);
+    View stats;
+    project(row, rows, products);
+    norm_heads(u, c, products, norm, y, stats);
+  };
+  project_qk(0, q, w.q_norm_w, query);
+  project_qk(q, kv, w.k_norm_w, cached(cache.k, first, count));
   project(q + kv, kv, cached(cache.v, first, count));
   rotate(u, c, query, first, Rope::Direction::forward);
   rotate(u, c, cached(cache.k, first, count), first, Rope::Direction::forward);
@@ -498,10 +679,10 @@ void block_generate(UnitContext& u, const ModelConfig& c, const BlockWeights& w,
                   .k = cached(cache.k, 0, first + count),
                   .v = cached(cache.v, 0, first + count),
                   .out = att,
-                  .shape = part.shape()});
+                  .shape = part.shape(u)});
   const View projected = u.activation(Keep::transient, c.hidden);
   multiply(u, Linear{.x = att, .weight = chunk.out_w, .bias = w.out_b, .y = projected});
-  mlp_forward(u, c, w, {.resid = s.sum1, .pending = projected}, s, out);
+  after_attention(u, c, w, projected, s, out);
 }
 
 }  // namespace tessera::model

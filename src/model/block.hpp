@@ -1,5 +1,6 @@
-// The pre-norm transformer block (Radford et al. 2019, section 2.3; Touvron et al. 2023 with RMS
-// norm, rotary positions and SwiGLU): one function for all families.
+// The transformer block (Radford et al. 2019, section 2.3; Touvron et al. 2023 with RMS norm,
+// rotary positions and SwiGLU), with norms where ModelConfig places them: one function for all
+// families.
 #pragma once
 
 #include "model/context.hpp"
@@ -16,15 +17,17 @@ struct HeadPart {
 HeadPart heads_of(const ModelConfig& config, std::int64_t chunk, std::int64_t chunks);
 
 /// Views of a block's parameters, or of their gradients. Biases may be absent. Joined matrices are
-/// one view: qkv_w is (H D + 2 KV D, C), up_w is (F, C), or (2 F, C) = [gate; up] for swiglu; H, KV
-/// and F are the chunk's.
+/// one view: qkv_w is (H D + 2 KV D, C), up_w is (F, C), or (2 F, C) = [gate; up] of a gated one;
+/// H, KV and F are the chunk's.
 struct BlockChunk {
   View qkv_w, qkv_b;  // of q alone where keys and values are whole
   View out_w;
   View up_w, up_b, down_w;
 };
 struct BlockWeights {
-  View norm1_w, norm1_b, norm2_w, norm2_b;
+  View norm1_w, norm1_b, norm2_w, norm2_b;  // of the sub-layers' inputs
+  View norm1_out_w, norm1_out_b, norm2_out_w, norm2_out_b;
+  View q_norm_w, k_norm_w;
   View out_b, down_b;
   View k_w, k_b, v_w, v_b;         // where fewer kv heads than chunks make them whole on every rank
   std::vector<BlockChunk> chunks;  // this rank's
@@ -32,14 +35,17 @@ struct BlockWeights {
 /// Picks the views out of the parameters of a block's units.
 BlockWeights block_weights(std::span<const UnitViews> units);
 
-/// What backward needs from forward. sum1 and sum2 are the inputs of the two norms; h1 and h2 their
-/// outputs at all positions.
+/// What backward needs from forward. sum1 and sum2 are what the two sub-layers read before its
+/// norm; h1 and h2 what they read at all positions; out1 and out2 their outputs, where those are
+/// normalised. norm1, ... are the norms' statistics.
 struct BlockSaved {
   struct Chunk {
-    View qkv, att, lse, up, act;
+    View qkv;                 // with q and k as attention sees them, or before qk-norm
+    View qk, q_norm, k_norm;  // q and k as attention sees them after qk-norm, and its statistics
+    View att, lse, up, act;
   };
-  View sum1, norm1, h1;
-  View sum2, norm2, h2;
+  View sum1, norm1, h1, out1, norm1_out;
+  View sum2, norm2, h2, out2, norm2_out;
   std::vector<Chunk> chunks;
 };
 

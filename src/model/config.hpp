@@ -7,8 +7,12 @@
 #include "core/math.hpp"
 #include "kernels/api/activation.hpp"
 #include "kernels/api/norm.hpp"
+#include "kernels/api/rope.hpp"
 
 namespace tessera::model {
+
+/// How far a layer's attention sees: to the begin of the sample or document, or as far as a window.
+enum class Reach : std::uint8_t { global, window };
 
 struct ModelConfig {
   std::int64_t layers = 0;      // L
@@ -20,12 +24,25 @@ struct ModelConfig {
   std::int64_t vocab = 0;       // V
   std::int64_t context = 0;     // longest sequence
   NormKind norm = NormKind::layernorm;
+  NormPlacement norm_placed = NormPlacement::before;
   float norm_eps = 1e-5F;
   AttentionMask attention = AttentionMask::causal;
   PositionKind position = PositionKind::learned;
   double rope_theta = 10000.0;
+  double rope_local_theta = 0;  // of layers with a window; 0: as of the others
+  std::int64_t rotary_dim = 0;  // columns of a head that turn; 0: all
+  kernels::RopeScaling rope_scaling;
+  std::int64_t window = 0;        // of attention, in tokens; 0: none
+  std::int64_t global_every = 0;  // the last of every so many layers has none; 0: all have it
+  float attention_soft_cap = 0;   // scores x are cap tanh(x / cap); 0: as they are
   ActivationKind activation = ActivationKind::gelu;
-  bool bias = true;
+  bool bias = true;       // in linear layers and layer norms
+  bool qkv_bias = false;  // in the products that make q, k and v, where there are no others
+  QkNorm qk_norm = QkNorm::none;
+  BlockForm block = BlockForm::sequential;
+  std::int64_t query_scalar = 0;   // scores are q k / sqrt(query_scalar); 0: D
+  bool scaled_embeddings = false;  // tokens' vectors are multiplied with sqrt(C)
+  float logit_soft_cap = 0;        // logits x are cap tanh(x / cap); 0: as they are
   bool tied_embeddings = true;
   float dropout = 0;
   float init_std = 0.02F;
@@ -34,10 +51,22 @@ struct ModelConfig {
   /// the layout does not change the loss (trap 22 in tests/README.md).
   std::int64_t padded_vocab() const { return round_up(vocab, 64); }
   std::int64_t qkv_columns() const { return (heads + 2 * kv_heads) * head_dim; }
-  /// Columns of the feed-forward layer's first product: gate and up for swiglu.
-  std::int64_t up_columns() const {
-    return activation == ActivationKind::swiglu ? 2 * ffn_hidden : ffn_hidden;
+  /// Columns of the feed-forward layer's first product: gate and up where it is gated.
+  std::int64_t up_columns() const { return gated(activation) ? 2 * ffn_hidden : ffn_hidden; }
+  Reach reach_of(std::int64_t layer) const {
+    const bool global = window == 0 || (global_every > 0 && (layer + 1) % global_every == 0);
+    return global ? Reach::global : Reach::window;
   }
+  /// How many keys a query of the layer sees, on average over the positions of a sequence.
+  double keys_seen(std::int64_t layer, std::int64_t sequence) const {
+    const auto all = static_cast<double>(sequence);
+    const double most =
+        reach_of(layer) == Reach::window && window < sequence ? static_cast<double>(window) : all;
+    const double behind = most - most * most / (2 * all);
+    return attention == AttentionMask::causal ? behind : 2 * behind;
+  }
+  bool norms_inputs() const { return norm_placed != NormPlacement::after; }
+  bool norms_outputs() const { return norm_placed != NormPlacement::before; }
 };
 
 }  // namespace tessera::model

@@ -121,6 +121,7 @@ class UnitContext {
   }
 
   static constexpr std::uint64_t kDropoutSites = 3;
+  Reach reach = Reach::global;  // of the layer
   Activations activations = Activations::separate;
   kernels::Operands operands = kernels::Operands::stored;  // of the blocks' products
   kernels::SumOrder order = kernels::SumOrder::fixed;

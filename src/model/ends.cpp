@@ -1,6 +1,7 @@
 #include "model/ends.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "model/tensor_parallel.hpp"
 
@@ -17,19 +18,21 @@ std::int64_t first_token(const UnitContext& u, const ModelConfig& c, std::size_t
       .begin;
 }
 
-}  // namespace
+/// out = x sqrt(C).
+void scale_embeddings(UnitContext& u, const ModelConfig& c, const View& x, const View& out) {
+  u.run(Scale{.x = x, .out = out, .factor = std::sqrt(static_cast<float>(c.hidden))});
+}
 
-void embed_forward(UnitContext& u, const ModelConfig& c, const TokenMatrix& token_table,
-                   const View& position_table, std::int64_t first_position, Carry& out) {
-  const View resid = u.residual(Keep::input, c.hidden);
-  out = {.resid = resid, .pending = {}};
+/// The sum of a token's and a position's vectors, dropped out, at this rank's positions.
+void embed(UnitContext& u, const ModelConfig& c, const TokenMatrix& token_table,
+           const View& position_table, std::int64_t first_position, const View& out) {
   const Dropout dropout = u.dropout(c, DropoutSite::inner);
   if (u.tensor_region().whole()) {
     u.run(Embed{.tokens = u.micro_batch().tokens,
                 .token_table = token_table[0],
                 .position_table = position_table,
                 .documents = u.micro_batch().positions,
-                .out = resid,
+                .out = out,
                 .first_position = first_position,
                 .dropout = dropout});
     return;
@@ -47,9 +50,21 @@ void embed_forward(UnitContext& u, const ModelConfig& c, const TokenMatrix& toke
   u.run(AddPositions{.x = tokens.finish(),
                      .position_table = position_table,
                      .documents = u.micro_batch().positions,
-                     .out = resid,
+                     .out = out,
                      .first_position = first_position + u.positions().begin,
                      .dropout = dropout});
+}
+
+}  // namespace
+
+void embed_forward(UnitContext& u, const ModelConfig& c, const TokenMatrix& token_table,
+                   const View& position_table, std::int64_t first_position, Carry& out) {
+  out = {.resid = u.residual(Keep::input, c.hidden), .pending = {}};
+  if (!c.scaled_embeddings)
+    return embed(u, c, token_table, position_table, first_position, out.resid);
+  const View sum = u.residual(Keep::transient, c.hidden);
+  embed(u, c, token_table, position_table, first_position, sum);
+  scale_embeddings(u, c, sum, out.resid);
 }
 
 void embed_backward(UnitContext& u, const ModelConfig& c, const View& d,
@@ -60,7 +75,12 @@ void embed_backward(UnitContext& u, const ModelConfig& c, const View& d,
                            ? d_position_table.row_range(
                                  0, std::min(u.micro_batch().sequence, d_position_table.rows()))
                            : View{};
-  const View all = gather_positions(u, d, Keep::transient);
+  View local = d;
+  if (c.scaled_embeddings) {
+    local = u.residual(Keep::transient, c.hidden);
+    scale_embeddings(u, c, d, local);
+  }
+  const View all = gather_positions(u, local, Keep::transient);
   for (std::size_t i = 0; i < d_token_table.size(); ++i) {
     u.run(EmbedBackward{.tokens = u.micro_batch().tokens,
                         .d = all,
@@ -138,7 +158,8 @@ void classify(UnitContext& u, const ModelConfig& c, const std::vector<View>& log
                    .targets = of.targets,
                    .losses = of.losses,
                    .scale = scale,
-                   .vocab = c.vocab});
+                   .vocab = c.vocab,
+                   .soft_cap = c.logit_soft_cap});
     return;
   }
   const std::int64_t rows = of.losses.elements();
@@ -148,7 +169,8 @@ void classify(UnitContext& u, const ModelConfig& c, const std::vector<View>& log
                        .targets = of.targets,
                        .stats = stats.row_range(static_cast<std::int64_t>(i) * rows, rows),
                        .first_token = first_token(u, c, i),
-                       .vocab = c.vocab});
+                       .vocab = c.vocab,
+                       .soft_cap = c.logit_soft_cap});
   }
   if (tensor.cut.ranks > 1) {
     const View all =
@@ -164,15 +186,21 @@ void classify(UnitContext& u, const ModelConfig& c, const std::vector<View>& log
                            .lse = lse,
                            .scale = scale,
                            .first_token = first_token(u, c, i),
-                           .vocab = c.vocab});
+                           .vocab = c.vocab,
+                           .soft_cap = c.logit_soft_cap});
   }
 }
 
 }  // namespace
 
 View head_logits(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in) {
-  const View h = final_norm(u, c, w, in).h, logits = logits_of(u, w, h.matrix())[0];
-  return logits.reshaped({u.micro_batch().batch, u.micro_batch().sequence, logits.cols()});
+  const View h = final_norm(u, c, w, in).h;
+  View logits = logits_of(u, w, h.matrix())[0];
+  logits = logits.reshaped({u.micro_batch().batch, u.micro_batch().sequence, logits.cols()});
+  if (c.logit_soft_cap == 0) return logits;
+  const View capped = u.activation(Keep::transient, logits.cols());
+  u.run(SoftCap{.x = logits, .out = capped, .cap = c.logit_soft_cap});
+  return capped;
 }
 
 void head_loss(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,

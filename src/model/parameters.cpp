@@ -60,22 +60,31 @@ UnitDesc block(const ModelConfig& c, std::int64_t layer, std::int64_t chunks) {
   p.push_back(key_or_value(heads("v.weight", kv)));
   p.push_back(cut(matrix(attention + "out.weight", c.hidden, q, residual_std), 1, query));
   const auto up = cut(matrix(mlp + "up.weight", c.ffn_hidden, c.hidden, c.init_std), 0);
-  if (c.activation == ActivationKind::swiglu) {
+  if (gated(c.activation)) {
     p.push_back(cut(matrix(mlp + "gate.weight", c.ffn_hidden, c.hidden, c.init_std), 0));
     p.push_back(joined(up));
   } else {
     p.push_back(up);
   }
   p.push_back(cut(matrix(mlp + "down.weight", c.hidden, c.ffn_hidden, residual_std), 1));
-  add_norm(p, c, unit.name + ".norm1");
-  add_norm(p, c, unit.name + ".norm2");
-  if (c.bias) {
+  for (const char* sub_layer : {".norm1", ".norm2"})
+    if (c.norms_inputs()) add_norm(p, c, unit.name + sub_layer);
+  for (const char* sub_layer : {".norm1_out", ".norm2_out"})
+    if (c.norms_outputs()) add_norm(p, c, unit.name + sub_layer);
+  if (c.qk_norm != QkNorm::none) {
+    const bool whole = c.qk_norm == QkNorm::whole;
+    p.push_back(vector(attention + "q_norm.weight", whole ? q : c.head_dim, Init::ones));
+    p.push_back(vector(attention + "k_norm.weight", whole ? kv : c.head_dim, Init::ones));
+  }
+  if (c.bias || c.qkv_bias) {
     p.push_back(cut(vector(attention + "q.bias", q), 0, query));
     p.push_back(key_or_value(vector(attention + "k.bias", kv)));
     p.push_back(key_or_value(vector(attention + "v.bias", kv)));
+  }
+  if (c.bias) {
     p.push_back(vector(attention + "out.bias", c.hidden));
     const auto up_bias = cut(vector(mlp + "up.bias", c.ffn_hidden), 0);
-    if (c.activation == ActivationKind::swiglu) {
+    if (gated(c.activation)) {
       p.push_back(cut(vector(mlp + "gate.bias", c.ffn_hidden), 0));
       p.push_back(joined(up_bias));
     } else {
@@ -208,10 +217,9 @@ double flop_per_token(const ModelConfig& c, std::int64_t sequence) {
   std::int64_t n = parameter_count(units);
   if (c.position == PositionKind::learned) n -= c.context * c.hidden;
   if (!c.tied_embeddings) n -= c.vocab * c.hidden;  // the look-up; the head's matrix stays
-  const double seen = c.attention == AttentionMask::causal ? 1 : 2;
-  return 6.0 * static_cast<double>(n) + 6.0 * seen * static_cast<double>(c.layers) *
-                                            static_cast<double>(c.heads * c.head_dim) *
-                                            static_cast<double>(sequence);
+  double keys = 0;
+  for (std::int64_t i = 0; i < c.layers; ++i) keys += c.keys_seen(i, sequence);
+  return 6.0 * static_cast<double>(n) + 12.0 * static_cast<double>(c.heads * c.head_dim) * keys;
 }
 
 }  // namespace tessera::model

@@ -120,8 +120,8 @@ struct UnitViews {
 std::int64_t parameter_count(std::span<const UnitDesc> units);
 
 /// Floating-point operations a token of one training step: 6 N + 6 L C T (causal attention; twice
-/// that where it sees all; N counts the head's matrix but no embedding look-ups), as published MFU
-/// figures count.
+/// that where it sees all, and less where layers have a window; N counts the head's matrix but no
+/// embedding look-ups), as published MFU figures count.
 double flop_per_token(const ModelConfig& config, std::int64_t sequence);
 
 }  // namespace tessera::model

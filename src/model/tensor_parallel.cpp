@@ -40,12 +40,16 @@ View gather_positions(UnitContext& u, const View& local, Keep keep) {
   return full;
 }
 
-ChunkSum::ChunkSum(UnitContext& u, std::int64_t columns, const View& bias, DType result)
-    : u_(u), columns_(columns), bias_(bias), result_(result == DType::u8 ? u.compute() : result) {
+ChunkSum::ChunkSum(UnitContext& u, std::int64_t columns, const View& bias, DType result, Keep keep)
+    : u_(u),
+      columns_(columns),
+      bias_(bias),
+      result_(result == DType::u8 ? u.compute() : result),
+      keep_(keep) {
   const TensorRegion& tensor = u.tensor_region();
   const std::int64_t n = u.micro_batch().batch * u.micro_batch().sequence * columns;
   if (tensor.whole()) {
-    parts_ = u.tensor(Keep::transient, result_, {std::int64_t{1}, n});
+    parts_ = u.tensor(keep_, result_, {std::int64_t{1}, n});
     bias_of_part_ = bias;
     return;
   }
@@ -87,7 +91,7 @@ View ChunkSum::finish() {
   if (u_.tensor_region().whole()) return part(0);
   const View parts = sum_ ? sum_.reshaped({std::int64_t{1}, batch, positions, columns_})
                           : parts_.reshaped({parts_.rows(), batch, positions, columns_});
-  const View out = u_.tensor(Keep::transient, result_, {batch, positions, columns_});
+  const View out = u_.tensor(keep_, result_, {batch, positions, columns_});
   u_.run(TreeSum{.parts = parts, .bias = bias_, .out = out});
   return out;
 }

@@ -18,8 +18,9 @@ View gather_positions(UnitContext& u, const View& local, Keep keep);
 class ChunkSum {
  public:
   /// A sum of shape (B, T, columns); `bias` (columns) is added once, and may be absent. `result`:
-  /// the sum's type; u8 stands for the compute type.
-  ChunkSum(UnitContext& u, std::int64_t columns, const View& bias = {}, DType result = DType::u8);
+  /// the sum's type; u8 stands for the compute type. `keep`: how long the sum is kept.
+  ChunkSum(UnitContext& u, std::int64_t columns, const View& bias = {}, DType result = DType::u8,
+           Keep keep = Keep::transient);
 
   /// Where the summand of this rank's i-th chunk must be written.
   View part(std::size_t i) const;
@@ -37,6 +38,7 @@ class ChunkSum {
   View parts_;  // (own chunks, B T C) f32, or the result
   View sum_;    // (B, T of positions(), columns) f32, once it is summed over ranks
   DType result_;
+  Keep keep_;
 };
 
 /// Gradients of parameters that every tensor rank holds whole, while each computes only a part of

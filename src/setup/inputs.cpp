@@ -45,6 +45,21 @@ plan::PipelineRule pipeline_rule(const deck::ParallelSection& p) {
   return rule;
 }
 
+/// 0: all columns of a head.
+std::int64_t rotary_dim(const deck::ModelSection& m) {
+  if (m.rotary_share == 1) return 0;
+  return static_cast<std::int64_t>(static_cast<double>(m.head_dim) * m.rotary_share);
+}
+
+kernels::RopeScaling rope_scaling(const deck::ModelSection& m) {
+  if (m.rope_scaling == RopeScalingKind::none) return {};
+  return {.kind = m.rope_scaling,
+          .factor = m.rope_factor,
+          .original_positions = m.rope_original_context,
+          .low_frequency = m.rope_low_frequency,
+          .high_frequency = m.rope_high_frequency};
+}
+
 }  // namespace
 
 DType dtype_of(deck::Precision p) {
@@ -64,12 +79,25 @@ model::ModelConfig model_config(const deck::ModelSection& m) {
           .vocab = m.vocab,
           .context = m.context,
           .norm = m.norm,
+          .norm_placed = m.norm_placed,
           .norm_eps = static_cast<float>(m.norm_eps),
           .attention = m.attention,
           .position = m.position,
           .rope_theta = m.rope_theta,
+          .rope_local_theta = m.rope_local_theta,
+          .rotary_dim = rotary_dim(m),
+          .rope_scaling = rope_scaling(m),
+          .window = m.window,
+          .global_every = m.global_every,
+          .attention_soft_cap = static_cast<float>(m.attention_soft_cap),
           .activation = m.activation,
           .bias = m.bias,
+          .qkv_bias = m.qkv_bias,
+          .qk_norm = m.qk_norm,
+          .block = m.block,
+          .query_scalar = m.query_scalar,
+          .scaled_embeddings = m.scaled_embeddings,
+          .logit_soft_cap = static_cast<float>(m.logit_soft_cap),
           .tied_embeddings = m.tied_embeddings,
           .dropout = static_cast<float>(m.dropout),
           .init_std = static_cast<float>(m.init_std)};

@@ -122,6 +122,7 @@ std::span<const float> Generator::advance(std::span<const std::int32_t> tokens) 
   std::size_t layer = 0;
   for (std::size_t i = 0; i < units_.size(); ++i) {
     if (descs_[i].kind != model::UnitKind::block) continue;
+    u.reach = config_.reach_of(static_cast<std::int64_t>(layer));
     model::KvCache& cache = caches_[layer++];
     model::Carry next;
     const std::array units{model::UnitViews{&descs_[i], units_[i].parameters}};

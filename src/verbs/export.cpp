@@ -6,6 +6,7 @@
 #include "io/hugging_face.hpp"
 #include "io/tokenizer_files.hpp"
 #include "setup/inputs.hpp"
+#include "verbs/export_proof.hpp"
 #include "verbs/model_source.hpp"
 #include "verbs/verb.hpp"
 
@@ -16,6 +17,7 @@ struct ExportOptions {
   std::filesystem::path checkpoint, to;
   std::string type = "f32";
   bool finite = true;  // the weights must be
+  bool proof = true;
   std::string weights;
 };
 
@@ -53,6 +55,7 @@ ExitCode run(const ExportOptions& o) {
       });
   progress.reset();
   fmt::print("{} -> {}\n", printable(source.name), printable(o.to.string()));
+  if (o.proof) fmt::print("{}\n", prove_export(source, o.to, type));
   return ExitCode::ok;
 }
 
@@ -67,6 +70,9 @@ Verb export_model(CLI::App& app) {
   verb->add_option("--type", o->type, "element type")
       ->capture_default_str()
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
+  verb->add_flag(
+      "!--no-proof", o->proof,
+      "do not read the directory back and compare logits, for which the model must fit in memory");
   add_allow_non_finite(*verb, [o] { o->finite = false; });
   add_ema(*verb, o->weights);
   return {.launch = Launch::single, .run = [o] { return run(*o); }, .run_on_ranks = {}};

@@ -1,6 +1,9 @@
-"""Makes hf/: tiny random GPT-2 and Llama models as transformers saves them, and beside each
-directory NAME the parameters as Tessera names and shapes them, NAME.ours.safetensors: the oracle of
-tests/unit/io/hugging_face_test.cpp.
+"""Makes hf/: tiny random models of each family as transformers saves them, and beside each directory
+NAME the parameters as Tessera names and shapes them, NAME.ours.safetensors: the oracle of
+tests/unit/io/hugging_face_test.cpp. Beside the newer ones, for tests/unit/train/hf_logits_test.cpp,
+NAME.logits.safetensors: tokens, the logits that transformers computes of them in fp64, and how far
+these move, for each unit of relative change, when all weights change by random signs of a small
+relative amount.
 
     pip install torch transformers safetensors && python make_hf.py
 """
@@ -10,7 +13,11 @@ import shutil
 
 import torch
 from safetensors.torch import save_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig,
+                          GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM,
+                          LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM,
+                          Olmo2Config, Olmo2ForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config,
+                          Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM)
 
 HERE = pathlib.Path(__file__).resolve().parent / "hf"
 
@@ -36,31 +43,114 @@ def gpt2_ours(state, layers):
     return ours
 
 
-def llama_ours(state, layers, tied):
+NORMS_BEFORE = (("norm1", "input_layernorm"), ("norm2", "post_attention_layernorm"))
+NORMS_AFTER = (("norm1_out", "post_attention_layernorm"),
+               ("norm2_out", "post_feedforward_layernorm"))
+NORMS_BOTH = (("norm1", "input_layernorm"), ("norm2", "pre_feedforward_layernorm"), *NORMS_AFTER)
+QK_NORMS = (("attention.q_norm", "self_attn.q_norm"), ("attention.k_norm", "self_attn.k_norm"))
+QKV = (("attention.q", "self_attn.q_proj"), ("attention.k", "self_attn.k_proj"),
+       ("attention.v", "self_attn.v_proj"))
+GATE_UP = (("mlp.gate", "mlp.gate_proj"), ("mlp.up", "mlp.up_proj"))
+
+
+def llama_ours(state, layers, tied, modules=(*NORMS_BEFORE, *QKV, *GATE_UP), biases=(), norm=0):
+    """`norm` is what the family adds to the weights of its norms."""
     ours = {"vocabulary.weight": state["model.embed_tokens.weight"],
-            "final_norm.weight": state["model.norm.weight"]}
+            "final_norm.weight": norm + state["model.norm.weight"]}
     if not tied:
         ours["head.weight"] = state["lm_head.weight"]
     for i in range(layers):
         theirs, block = f"model.layers.{i}.", f"block.{i}."
-        for mine, name in (("norm1", "input_layernorm"), ("norm2", "post_attention_layernorm"),
-                           ("attention.q", "self_attn.q_proj"), ("attention.k", "self_attn.k_proj"),
-                           ("attention.v", "self_attn.v_proj"),
-                           ("attention.out", "self_attn.o_proj"),
-                           ("mlp.gate", "mlp.gate_proj"), ("mlp.up", "mlp.up_proj"),
+        for mine, name in (*modules, ("attention.out", "self_attn.o_proj"),
                            ("mlp.down", "mlp.down_proj")):
-            ours[f"{block}{mine}.weight"] = state[f"{theirs}{name}.weight"]
+            weight = state[f"{theirs}{name}.weight"]
+            ours[f"{block}{mine}.weight"] = norm + weight if "norm" in name else weight
+        for mine, name in biases:
+            ours[f"{block}{mine}.bias"] = state[f"{theirs}{name}.bias"]
     return ours
 
 
-def save(name, model, to_ours, **options):
+def phi3_ours(state, layers, q, kv):
+    ours = llama_ours(state, layers, False, NORMS_BEFORE)
+    for i in range(layers):
+        theirs, block = f"model.layers.{i}.", f"block.{i}."
+        parts = state[f"{theirs}self_attn.qkv_proj.weight"].split([q, kv, kv])
+        for name, part in zip("qkv", parts):
+            ours[f"{block}attention.{name}.weight"] = part
+        parts = state[f"{theirs}mlp.gate_up_proj.weight"].chunk(2)
+        for name, part in zip(("gate", "up"), parts):
+            ours[f"{block}mlp.{name}.weight"] = part
+    return ours
+
+
+def neox_ours(state, layers, heads):
+    ours = {"vocabulary.weight": state["gpt_neox.embed_in.weight"],
+            "head.weight": state["lm_head.weight"]}
+    for kind in ("weight", "bias"):
+        ours[f"final_norm.{kind}"] = state[f"gpt_neox.final_layer_norm.{kind}"]
+        for i in range(layers):
+            theirs, block = f"gpt_neox.layers.{i}.", f"block.{i}."
+            for mine, name in (("norm1", "input_layernorm"), ("norm2", "post_attention_layernorm"),
+                               ("attention.out", "attention.dense"),
+                               ("mlp.up", "mlp.dense_h_to_4h"), ("mlp.down", "mlp.dense_4h_to_h")):
+                ours[f"{block}{mine}.{kind}"] = state[f"{theirs}{name}.{kind}"]
+            qkv = state[f"{theirs}attention.query_key_value.{kind}"]
+            for j, name in enumerate("qkv"):  # of each head in turn
+                part = qkv.unflatten(0, (heads, 3, -1))[:, j].flatten(0, 1)
+                ours[f"{block}attention.{name}.{kind}"] = part
+    return ours
+
+
+def randomise(model, deviation):
     with torch.no_grad():
         for parameter in model.parameters():  # no two alike, none at a special value
-            parameter.copy_(torch.randn_like(parameter.float()))
+            parameter.copy_(deviation * torch.randn_like(parameter.float()))
+
+
+def save(name, model, to_ours, **options):
+    randomise(model, 1)
+    store(name, model, to_ours, **options)
+
+
+def store(name, model, to_ours, **options):
     model.save_pretrained(HERE / name, **options)
     ours = to_ours(model.state_dict())
     save_file({k: v.detach().float().contiguous() for k, v in ours.items()},
               HERE / f"{name}.ours.safetensors")
+
+
+def logits_of(model, tokens):
+    with torch.no_grad():
+        return model(tokens[None]).logits[0].clone()
+
+
+def sensitivity(model, tokens, logits):
+    """How far logits move for each unit by which all weights change relatively."""
+    step, most = 2.0 ** -20, 0.0
+    weights = [(p, p.detach().clone()) for p in model.parameters()]
+    for _ in range(16):
+        with torch.no_grad():
+            for parameter, before in weights:
+                parameter.copy_(before * (1 + step * torch.randn_like(before).sign()))
+        most = max(most, (logits_of(model, tokens) - logits).abs().max().item() / step)
+    return torch.tensor([most])
+
+
+def save_with_logits(name, model, to_ours, length=13):
+    """Weights of 1/2 and norms about 1, so that no layer drowns the others."""
+    randomise(model, 0.5)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            offset = "gemma" not in name and "norm" in key and key.endswith("weight")
+            parameter.add_(1.0 if offset else 0.0)
+    store(name, model, to_ours)
+    tokens = torch.randint(0, model.config.vocab_size, (length,))
+    exact = model.double().eval()
+    logits = logits_of(exact, tokens)
+    save_file({"tokens": tokens.float(), "logits": logits.float().contiguous(),
+               "sensitivity": sensitivity(exact, tokens, logits).float()},
+              HERE / f"{name}.logits.safetensors")
+    print(name, "logits up to", logits.abs().max().item())
 
 
 shutil.rmtree(HERE, ignore_errors=True)
@@ -79,5 +169,44 @@ save("llama_sharded", LlamaForCausalLM(LlamaConfig(
     num_key_value_heads=4, max_position_embeddings=16, rms_norm_eps=1e-5, tie_word_embeddings=True,
     bos_token_id=0, eos_token_id=0)).to(torch.bfloat16),
     lambda state: llama_ours(state, 2, tied=True), max_shard_size="1KB")
+
+# What all of the following have, but where they say otherwise. Eager attention is the one that knows
+# caps of scores.
+SMALL = {"vocab_size": 13, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16,
+         "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None, "attn_implementation": "eager"}
+HEADS = {**SMALL, "head_dim": 6}
+save_with_logits("llama3", LlamaForCausalLM(LlamaConfig(
+    **HEADS, rope_parameters={"rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0,
+                              "low_freq_factor": 0.5, "high_freq_factor": 2.0,
+                              "original_max_position_embeddings": 8})),
+    lambda state: llama_ours(state, 2, tied=False))
+save_with_logits("mistral", MistralForCausalLM(MistralConfig(**HEADS, sliding_window=5)),
+                 lambda state: llama_ours(state, 2, tied=False))
+save_with_logits("qwen2", Qwen2ForCausalLM(Qwen2Config(**SMALL)),
+                 lambda state: llama_ours(state, 2, tied=False, biases=QKV))
+save_with_logits("qwen3", Qwen3ForCausalLM(Qwen3Config(**HEADS, tie_word_embeddings=True)),
+                 lambda state: llama_ours(state, 2, True,
+                                          (*NORMS_BEFORE, *QKV, *QK_NORMS, *GATE_UP)))
+save_with_logits("phi3", Phi3ForCausalLM(Phi3Config(**{**SMALL, "hidden_size": 24},
+                                                    partial_rotary_factor=0.67)),
+                 lambda state: phi3_ours(state, 2, 24, 12))
+save_with_logits("olmo2", Olmo2ForCausalLM(Olmo2Config(**SMALL)),
+                 lambda state: llama_ours(state, 2, False,
+                                          (*QKV, *QK_NORMS, *GATE_UP, *NORMS_AFTER)))
+NEOX = {key: value for key, value in SMALL.items() if key != "num_key_value_heads"}
+save_with_logits("gpt_neox", GPTNeoXForCausalLM(GPTNeoXConfig(
+    **{**NEOX, "hidden_size": 16, "num_attention_heads": 2}, rotary_pct=0.5)),
+    lambda state: neox_ours(state, 2, 2))
+save_with_logits("gemma2", Gemma2ForCausalLM(Gemma2Config(
+    **{**HEADS, "num_hidden_layers": 3}, sliding_window=5, query_pre_attn_scalar=9,
+    attn_logit_softcapping=2.0, final_logit_softcapping=3.0)),
+    lambda state: llama_ours(state, 3, True, (*NORMS_BOTH, *QKV, *GATE_UP), norm=1))
+save_with_logits("gemma3", Gemma3ForCausalLM(Gemma3TextConfig(
+    **{**HEADS, "num_hidden_layers": 3}, sliding_window=5, sliding_window_pattern=2,
+    query_pre_attn_scalar=9, rope_parameters={
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0}})),
+    lambda state: llama_ours(state, 3, True, (*NORMS_BOTH, *QKV, *QK_NORMS, *GATE_UP), norm=1))
 for extra in HERE.glob("*/generation_config.json"):
     extra.unlink()

@@ -208,6 +208,30 @@ class Heads(WeightsTest):
         self.job("import", source, "--to", self.dir / "untied")
 
 
+class Families(WeightsTest):
+    NAMES = ("llama3", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "gpt_neox", "gemma2", "gemma3")
+
+    def test_each_comes_in_trains_and_goes_out(self):
+        write_tokens(self.corpus, vocab=13)
+        for name in self.NAMES:
+            with self.subTest(name):
+                source = SOURCE / "tests/data/hf" / name
+                run, first, second = (self.dir / f"{name}_{of}" for of in ("run", "out", "again"))
+                self.job("import", source, "--to", run)
+                self.job("export", run, "--to", first,
+                         says=["give the same logits to the bit (0 from those of unrounded"])
+                self.job("import", first, "--to", self.dir / f"{name}_second")
+                self.job("export", self.dir / f"{name}_second", "--to", second, "--no-proof")
+                self.assertEqual((first / "model.safetensors").read_bytes(),
+                                 (second / "model.safetensors").read_bytes())
+                deck = self.starting_from(f"{name}_trained", source, batch__sequence=8,
+                                          run__steps=2, recompute__policy="full")
+                self.train(1, deck)
+                self.job("train", deck, "--set", "run.steps=4", ranks=1)
+                self.job("export", self.dir / f"{name}_trained", "--to",
+                         self.dir / f"{name}_narrow", "--type", "bf16", says=["proof     read back"])
+
+
 class Evaluation(WeightsTest):
     def loss(self, output):
         return re.search(r"loss ([0-9.]+) \|", output)[1]

@@ -87,6 +87,7 @@ struct EagerModel::Pass {
     u.training = true;
     u.seed = model.seed_;
     u.layer = layer;
+    u.reach = model.config_.reach_of(static_cast<std::int64_t>(layer) - 1);
     return u;
   }
 

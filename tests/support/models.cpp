@@ -28,6 +28,43 @@ model::ModelConfig llama_like() {
   return c;
 }
 
+model::ModelConfig qwen_like() {
+  model::ModelConfig c = llama_like();
+  c.qkv_bias = true;
+  c.qk_norm = QkNorm::head;
+  return c;
+}
+
+model::ModelConfig olmo2_like() {
+  model::ModelConfig c = llama_like();
+  c.norm_placed = NormPlacement::after;
+  c.qk_norm = QkNorm::whole;
+  return c;
+}
+
+model::ModelConfig gpt_neox_like() {
+  model::ModelConfig c = gpt2_like();
+  c.position = PositionKind::rope;
+  c.block = BlockForm::parallel;
+  c.activation = ActivationKind::gelu_erf;
+  c.rotary_dim = 2;
+  c.tied_embeddings = false;
+  return c;
+}
+
+model::ModelConfig gemma2_like() {
+  model::ModelConfig c = llama_like();
+  c.norm_placed = NormPlacement::both;
+  c.activation = ActivationKind::geglu;
+  c.tied_embeddings = c.scaled_embeddings = true;
+  c.query_scalar = 6;
+  c.attention_soft_cap = 3;
+  c.logit_soft_cap = 5;
+  c.window = 3, c.global_every = 2;
+  c.rope_local_theta = 100;
+  return c;
+}
+
 train::ParameterSource test_values(std::uint64_t seed) {
   return [seed](const model::ParamDesc& p, Range range, std::span<float> out) {
     const RandomKey key = random_key(seed, RandomPurpose::init, hash_text(p.name));

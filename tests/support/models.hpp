@@ -14,6 +14,15 @@ namespace tessera::test {
 model::ModelConfig gpt2_like();
 /// RMS norm without biases, rotary positions, SwiGLU, two query heads a kv head, untied.
 model::ModelConfig llama_like();
+/// As that with what Qwen 2 and 3 have: biases of q, k and v, a norm of each head's q and k.
+model::ModelConfig qwen_like();
+/// Norms of outputs alone, and of the whole of q and of k (OLMo 2).
+model::ModelConfig olmo2_like();
+/// Attention and feed-forward layer in parallel, layer norm with biases, the exact gelu (GPT-NeoX).
+model::ModelConfig gpt_neox_like();
+/// Norms of inputs and outputs, gated gelu, scaled embeddings, a query scalar, caps of scores and
+/// of logits, every other layer with a window (Gemma 2), which has a theta of its own (Gemma 3).
+model::ModelConfig gemma2_like();
 
 /// Parameters away from symmetric points: no gain is exactly one, no bias zero, and weights large
 /// enough that every parameter's gradient stands out of rounding.

@@ -29,8 +29,9 @@ void map_rows(const View& x, const View& d_y, const View& d_x, Range rows, F f) 
   }
 }
 
-template <typename T>
-void swiglu_rows(const Activate& a, Range rows) {
+/// y = f(gate) up.
+template <typename T, typename F>
+void gated_rows(const Activate& a, Range rows, F f) {
   const std::int64_t columns = columns_of(a.y);
   for (std::int64_t r = rows.begin; r < rows.end; ++r) {
     const T* gate = row_of<T>(a.x, r);
@@ -38,13 +39,13 @@ void swiglu_rows(const Activate& a, Range rows) {
     T* y = row_of<T>(a.y, r);
     for_vectors(
         columns, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
-          store(y + i, silu(load(gate + i, count)) * load(up + i, count), count);
+          store(y + i, f(load(gate + i, count)) * load(up + i, count), count);
         });
   }
 }
 
-template <typename T>
-void swiglu_backward_rows(const ActivateBackward& a, Range rows) {
+template <typename T, typename F, typename Slope>
+void gated_backward_rows(const ActivateBackward& a, Range rows, F f, Slope slope) {
   const std::int64_t columns = columns_of(a.d_y);
   for (std::int64_t r = rows.begin; r < rows.end; ++r) {
     const T* gate = row_of<T>(a.x, r);
@@ -55,8 +56,8 @@ void swiglu_backward_rows(const ActivateBackward& a, Range rows) {
     for_vectors(
         columns, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
           const Vec g = load(gate + i, count), u = load(up + i, count), d = load(d_y + i, count);
-          store(d_gate + i, d * u * silu_slope(g), count);
-          store(d_up + i, d * silu(g), count);
+          store(d_gate + i, d * u * slope(g), count);
+          store(d_up + i, d * f(g), count);
         });
   }
 }
@@ -69,10 +70,18 @@ void activate(const Activate& a, Range rows) {
       case ActivationKind::gelu:
         map_rows<T>(a.x, a.y, rows, [](const Vec& x) { return gelu(x); });
         break;
+      case ActivationKind::gelu_erf:
+        map_rows<T>(a.x, a.y, rows, [](const Vec& x) { return gelu_erf(x); });
+        break;
       case ActivationKind::relu:
         map_rows<T>(a.x, a.y, rows, [](const Vec& x) { return relu(x); });
         break;
-      case ActivationKind::swiglu: swiglu_rows<T>(a, rows); break;
+      case ActivationKind::swiglu:
+        gated_rows<T>(a, rows, [](const Vec& x) { return silu(x); });
+        break;
+      case ActivationKind::geglu:
+        gated_rows<T>(a, rows, [](const Vec& x) { return gelu(x); });
+        break;
     }
   });
 }
@@ -83,10 +92,22 @@ void activate_backward(const ActivateBackward& a, Range rows) {
       case ActivationKind::gelu:
         map_rows<T>(a.x, a.d_y, a.d_x, rows, [](const Vec& x) { return gelu_slope(x); });
         break;
+      case ActivationKind::gelu_erf:
+        map_rows<T>(a.x, a.d_y, a.d_x, rows, [](const Vec& x) { return gelu_erf_slope(x); });
+        break;
       case ActivationKind::relu:
         map_rows<T>(a.x, a.d_y, a.d_x, rows, [](const Vec& x) { return relu_slope(x); });
         break;
-      case ActivationKind::swiglu: swiglu_backward_rows<T>(a, rows); break;
+      case ActivationKind::swiglu:
+        gated_backward_rows<T>(
+            a, rows, [](const Vec& x) { return silu(x); },
+            [](const Vec& x) { return silu_slope(x); });
+        break;
+      case ActivationKind::geglu:
+        gated_backward_rows<T>(
+            a, rows, [](const Vec& x) { return gelu(x); },
+            [](const Vec& x) { return gelu_slope(x); });
+        break;
     }
   });
 }

@@ -1,6 +1,7 @@
 // Loops of softmax and cross-entropy, of whole rows and of parts of the vocabulary.
 #include <cmath>
 
+#include "kernels/common/classifier.hpp"
 #include "kernels/cpu/hot/kernels.hpp"
 
 namespace tessera::kernels::TESSERA_ISA {
@@ -22,15 +23,24 @@ float row_max(const T* x, std::int64_t n) {
   return max_of(best);
 }
 
-template <typename T>
-double sum_of_exponentials(const T* x, std::int64_t n, float shift) {
+template <bool kCapped>
+using Cap = LogitCap<Vec, kCapped>;
+
+template <bool kCapped>
+float capped(const Cap<kCapped>& cap, float x) {
+  return sum_of(first_lanes(cap.value(Vec(x)), 1));
+}
+
+template <typename T, bool kCapped>
+double sum_of_exponentials(const T* x, std::int64_t n, float shift, const Cap<kCapped>& cap) {
   double total = 0;
   for (std::int64_t c = 0; c < n; c += kSummed) {
     Vec sum(0.0F);
     for_vectors(
         n - c < kSummed ? n - c : kSummed, [&](std::int64_t i,
                                                std::int64_t count) __attribute__((always_inline)) {
-          sum = sum + first_lanes(exp_of(load(x + c + i, count) - Vec(shift)), count);
+          const Vec logit = cap.value(load(x + c + i, count));
+          sum = sum + first_lanes(exp_of(logit - Vec(shift)), count);
         });
     total += static_cast<double>(sum_of(sum));
   }
@@ -42,8 +52,9 @@ void clear(T* x, std::int64_t n) {
   std::memset(static_cast<void*>(x), 0, static_cast<std::size_t>(n) * sizeof(T));
 }
 
-template <typename T>
+template <typename T, bool kCapped>
 void classify_row(const Classify& a, std::int64_t r, std::int64_t padded) {
+  const Cap<kCapped> cap(a.soft_cap);
   T* x = row_of<T>(a.logits, r);
   float& loss = reinterpret_cast<float*>(a.losses.data)[r];
   const std::int32_t target = reinterpret_cast<const std::int32_t*>(a.targets.data)[r];
@@ -53,9 +64,9 @@ void classify_row(const Classify& a, std::int64_t r, std::int64_t padded) {
     if (gradient) clear(x, padded);
     return;
   }
-  const float shift = row_max(x, a.vocab);
-  const double sum = sum_of_exponentials(x, a.vocab, shift);
-  Vec target_logit = load(x + target, 1);
+  const float shift = capped(cap, row_max(x, a.vocab));
+  const double sum = sum_of_exponentials(x, a.vocab, shift, cap);
+  const Vec raw_target = load(x + target, 1), target_logit = first_lanes(cap.value(raw_target), 1);
   loss = static_cast<float>(std::log(sum) + static_cast<double>(shift) -
                             static_cast<double>(sum_of(target_logit)));
   if (!gradient) return;
@@ -64,11 +75,14 @@ void classify_row(const Classify& a, std::int64_t r, std::int64_t padded) {
   const auto weight = static_cast<float>(static_cast<double>(scale) / sum);
   const float at_target =
       sum_of(first_lanes(exp_of(target_logit - Vec(shift)), 1)) * weight - scale;
+  const Vec d_target = cap.times_slope(Vec(at_target), raw_target);
   for_vectors(
       a.vocab, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
-        store(x + i, exp_of(load(x + i, count) - Vec(shift)) * Vec(weight), count);
+        const Vec raw = load(x + i, count);
+        const Vec d = exp_of(cap.value(raw) - Vec(shift)) * Vec(weight);
+        store(x + i, cap.times_slope(d, raw), count);
       });
-  store(x + target, Vec(at_target), 1);
+  store(x + target, d_target, 1);
   clear(x + a.vocab, padded - a.vocab);
 }
 
@@ -79,22 +93,26 @@ std::int64_t tokens_here(const Operation& a) {
   return left < 0 ? 0 : left < columns ? left : columns;
 }
 
-template <typename T>
+template <typename T, bool kCapped>
 void classify_part_row(const ClassifyPart& a, std::int64_t r, std::int64_t tokens) {
+  const Cap<kCapped> cap(a.soft_cap);
   const T* x = row_of<T>(a.logits, r);
   const std::int64_t target =
       reinterpret_cast<const std::int32_t*>(a.targets.data)[r] - a.first_token;
   float* stats = reinterpret_cast<float*>(a.stats.data) + 3 * r;
-  const float top = row_max(x, tokens);
+  const float most = row_max(x, tokens);
+  const float top = most == -__builtin_inff() ? most : capped(cap, most);
   // Without a token above -inf, -inf - top would be no number.
   const float shift = top == -__builtin_inff() ? 0.0F : top;
   stats[0] = top;
-  stats[1] = static_cast<float>(sum_of_exponentials(x, tokens, shift));
-  stats[2] = target >= 0 && target < tokens ? sum_of(load(x + target, 1)) : 0.0F;
+  stats[1] = static_cast<float>(sum_of_exponentials(x, tokens, shift, cap));
+  stats[2] = target >= 0 && target < tokens ? sum_of(first_lanes(cap.value(load(x + target, 1)), 1))
+                                            : 0.0F;
 }
 
-template <typename T>
+template <typename T, bool kCapped>
 void classify_gradient_row(const ClassifyGradient& a, std::int64_t r, std::int64_t tokens) {
+  const Cap<kCapped> cap(a.soft_cap);
   T* x = row_of<T>(a.logits, r);
   const std::int32_t target = reinterpret_cast<const std::int32_t*>(a.targets.data)[r];
   if (target < 0) {
@@ -108,9 +126,13 @@ void classify_gradient_row(const ClassifyGradient& a, std::int64_t r, std::int64
   const Vec target_logit = here ? load(x + hit, 1) : Vec(0.0F);
   for_vectors(
       tokens, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
-        store(x + i, exp_of(load(x + i, count) - lse) * scale, count);
+        const Vec raw = load(x + i, count);
+        store(x + i, cap.times_slope(exp_of(cap.value(raw) - lse) * scale, raw), count);
       });
-  if (here) store(x + hit, (exp_of(target_logit - lse) - Vec(1.0F)) * scale, 1);
+  if (here) {
+    const Vec d = (exp_of(cap.value(target_logit) - lse) - Vec(1.0F)) * scale;
+    store(x + hit, cap.times_slope(d, target_logit), 1);
+  }
   clear(x + tokens, columns_of(a.logits) - tokens);
 }
 
@@ -118,22 +140,41 @@ void classify_gradient_row(const ClassifyGradient& a, std::int64_t r, std::int64
 
 void classify(const Classify& a, Range rows) {
   with_type(a.logits.type, [&]<typename T>() {
-    for (std::int64_t r = rows.begin; r < rows.end; ++r) {
-      classify_row<T>(a, r, columns_of(a.logits));
-    }
+    with_cap(a.soft_cap, [&]<bool kCapped>() {
+      for (std::int64_t r = rows.begin; r < rows.end; ++r)
+        classify_row<T, kCapped>(a, r, columns_of(a.logits));
+    });
   });
 }
 
 void classify_part(const ClassifyPart& a, Range rows) {
   with_type(a.logits.type, [&]<typename T>() {
-    for (std::int64_t r = rows.begin; r < rows.end; ++r) classify_part_row<T>(a, r, tokens_here(a));
+    with_cap(a.soft_cap, [&]<bool kCapped>() {
+      for (std::int64_t r = rows.begin; r < rows.end; ++r)
+        classify_part_row<T, kCapped>(a, r, tokens_here(a));
+    });
   });
 }
 
 void classify_gradient(const ClassifyGradient& a, Range rows) {
   with_type(a.logits.type, [&]<typename T>() {
+    with_cap(a.soft_cap, [&]<bool kCapped>() {
+      for (std::int64_t r = rows.begin; r < rows.end; ++r)
+        classify_gradient_row<T, kCapped>(a, r, tokens_here(a));
+    });
+  });
+}
+
+void soft_cap(const SoftCap& a, Range rows) {
+  const Cap<true> cap(a.cap);
+  with_type(a.x.type, [&]<typename T>() {
     for (std::int64_t r = rows.begin; r < rows.end; ++r) {
-      classify_gradient_row<T>(a, r, tokens_here(a));
+      const T* x = row_of<T>(a.x, r);
+      T* out = row_of<T>(a.out, r);
+      for_vectors(
+          columns_of(a.x), [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
+            store(out + i, cap.value(load(x + i, count)), count);
+          });
     }
   });
 }

@@ -46,6 +46,7 @@ namespace tessera::kernels {
   F(classify, void(const Classify&, Range rows)) \
   F(classify_part, void(const ClassifyPart&, Range rows)) \
   F(classify_gradient, void(const ClassifyGradient&, Range rows)) \
+  F(soft_cap, void(const SoftCap&, Range rows)) \
   /* `trust`: trust_of a second pass's sums. */ \
   F(update, void(const OptimizerUpdate&, float trust, Range elements)) \
   /* A first pass: words (kTensorWords, not normalised) += its sums; null: there are none. */ \

@@ -26,9 +26,21 @@ void add_row(const Operation& a, const DropoutRule& rule, std::int64_t r, std::i
   }
 }
 
+/// One head of a row, of so many columns.
+struct HeadRow {
+  std::int64_t row, head, columns;
+
+  template <typename T>
+  T* of(const View& view) const {
+    return row_of<T>(view, row) + head * columns;
+  }
+  float* stats(const View& view) const { return row_of<float>(view, row) + 2 * head; }
+};
+
 template <typename T>
-void norm_row(const AddNorm& a, std::int64_t r, std::int64_t columns) {
-  const T* x = row_of<T>(a.sum.data != nullptr ? a.sum : a.resid, r);
+void norm_row(const AddNorm& a, const HeadRow& r) {
+  const std::int64_t columns = r.columns;
+  const T* x = r.of<T>(a.sum.data != nullptr ? a.sum : a.resid);
   const auto n = static_cast<float>(columns);
   float mean = 0;
   if (a.kind == NormKind::layernorm) {
@@ -45,12 +57,12 @@ void norm_row(const AddNorm& a, std::int64_t r, std::int64_t columns) {
         squares = fmadd(d, d, squares);
       });
   const float scale = 1.0F / __builtin_sqrtf(sum_of(squares) / n + a.eps);
-  float* stats = row_of<float>(a.stats, r);
+  float* stats = r.stats(a.stats);
   stats[0] = mean, stats[1] = scale;
 
   const T* weight = row_of<T>(a.weight, 0);
   const T* bias = row_of<T>(a.bias, 0);
-  T* out = row_of<T>(a.out, r);
+  T* out = r.of<T>(a.out);
   for_vectors(
       columns, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
         const Vec unit = (load(x + i, count) - Vec(mean)) * Vec(scale);
@@ -62,14 +74,14 @@ void norm_row(const AddNorm& a, std::int64_t r, std::int64_t columns) {
 /// d_sum = d_resid + scale (g - mean(g) - x^ mean(g x^)) with g = d_out weight, x^ the normalised
 /// row; the first mean is of layer norm only.
 template <typename T>
-void norm_backward_row(const NormBackward& a, std::int64_t r, std::int64_t columns, float* d_weight,
-                       float* d_bias) {
-  const T* d_out = row_of<T>(a.d_out, r);
-  const T* x = row_of<T>(a.sum, r);
+void norm_backward_row(const NormBackward& a, const HeadRow& r, float* d_weight, float* d_bias) {
+  const std::int64_t columns = r.columns;
+  const T* d_out = r.of<T>(a.d_out);
+  const T* x = r.of<T>(a.sum);
   const T* weight = row_of<T>(a.weight, 0);
-  const T* d_resid = a.d_resid.data == nullptr ? nullptr : row_of<T>(a.d_resid, r);
-  T* d_sum = row_of<T>(a.d_sum, r);
-  const float* stats = row_of<float>(a.stats, r);
+  const T* d_resid = a.d_resid.data == nullptr ? nullptr : r.of<T>(a.d_resid);
+  T* d_sum = r.of<T>(a.d_sum);
+  const float* stats = r.stats(a.stats);
   const Vec mean(stats[0]), scale(stats[1]);
 
   Vec sum_g(0.0F), sum_gx(0.0F);
@@ -102,7 +114,8 @@ void add_norm(const AddNorm& a, const DropoutRule& rule, Range rows) {
   with_type(a.resid.type, [&]<typename T>() {
     for (std::int64_t r = rows.begin; r < rows.end; ++r) {
       if (a.pending.data != nullptr) add_row<T>(a, rule, r, columns);
-      norm_row<T>(a, r, columns);
+      for (std::int64_t head = 0; head < a.heads; ++head)
+        norm_row<T>(a, {r, head, columns / a.heads});
     }
   });
 }
@@ -118,7 +131,8 @@ void norm_backward(const NormBackward& a, Range rows, float* d_weight, float* d_
   const std::int64_t columns = columns_of(a.sum);
   with_type(a.sum.type, [&]<typename T>() {
     for (std::int64_t r = rows.begin; r < rows.end; ++r) {
-      norm_backward_row<T>(a, r, columns, d_weight, d_bias);
+      for (std::int64_t head = 0; head < a.heads; ++head)
+        norm_backward_row<T>(a, {r, head, columns / a.heads}, d_weight, d_bias);
     }
   });
 }

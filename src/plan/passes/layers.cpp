@@ -33,15 +33,17 @@ std::vector<Layer> model_layers(const std::vector<model::UnitDesc>& units) {
 
 std::vector<double> layer_costs(const PlanInputs& in) {
   std::vector<double> costs;
+  const model::ModelConfig& config = in.model.config;
+  std::int64_t block = 0;
   for (const Layer& layer : model_layers(in.model.units)) {
     double flop = 0;
     if (layer.kind == LayerKind::head)
-      flop = 2.0 * static_cast<double>(in.model.config.vocab * in.model.config.hidden);
+      flop = 2.0 * static_cast<double>(config.vocab * config.hidden);
     if (layer.kind == LayerKind::block) {
       const std::span units(&in.model.units[layer.units[0]], layer.units.size());
       flop = 2.0 * static_cast<double>(model::parameter_count(units)) +
-             2.0 * static_cast<double>(in.model.config.heads * in.model.config.head_dim *
-                                       in.model.config.context);
+             4.0 * static_cast<double>(config.heads * config.head_dim) *
+                 config.keys_seen(block++, config.context);
     }
     costs.push_back(flop);
   }

@@ -97,6 +97,7 @@ Recorder::Recorder(const RecordKey& key, const RecordInputs& in)
           in.compute, micro_batch(), tensor_region()) {
   device_.list = &recording_.forward;
   recording_.first_made = local_weights(in.units.size());
+  u_.reach = key.reach;
   u_.activations = in.activations;
   u_.operands = in.operands;
   u_.order = in.order;

@@ -65,9 +65,10 @@ struct RecordKey {
   bool training = false;
   kernels::Write write = kernels::Write::overwrite;  // of gradients
   kernels::Write token_write =
-      kernels::Write::overwrite;  // of the embedding's gradient of the token matrix
-  std::vector<bool> frozen;       // by unit of the layer
-  bool carry_gradient = true;     // whether the gradient of the carry in is wanted
+      kernels::Write::overwrite;              // of the embedding's gradient of the token matrix
+  std::vector<bool> frozen;                   // by unit of the layer
+  bool carry_gradient = true;                 // whether the gradient of the carry in is wanted
+  model::Reach reach = model::Reach::global;  // of a block
   auto operator<=>(const RecordKey&) const = default;
 };
 

@@ -168,7 +168,7 @@ class Scheduler {
     if (!last(a)) {
       const auto next = static_cast<std::size_t>(layers.end);
       const Recording& sum =
-          recording_of(LayerKind::handover, {}, static_cast<bool>(flow.pending), {}, false);
+          recording_of(LayerKind::handover, {}, static_cast<bool>(flow.pending), {}, false, {});
       Visit v{.recording = &sum, .bound = {}};
       bind_carry(v, flow);
       issue(v, sum.forward, next);
@@ -241,13 +241,14 @@ class Scheduler {
     Write gradients = Write::overwrite, tokens = Write::overwrite;
   };
   const Recording& recording_of(LayerKind kind, const std::vector<std::size_t>& units, bool pending,
-                                Writes writes, bool carry_gradient) {
+                                Writes writes, bool carry_gradient, model::Reach reach) {
     RecordKey key{.layer = kind,
                   .pending_in = pending,
                   .training = training_,
                   .write = writes.gradients,
                   .token_write = writes.tokens,
-                  .carry_gradient = carry_gradient};
+                  .carry_gradient = carry_gradient,
+                  .reach = reach};
     for (const std::size_t u : units) key.frozen.push_back(!trained(u));
     auto it = recordings_.find(key);
     if (it == recordings_.end()) {
@@ -296,6 +297,12 @@ class Scheduler {
     return tensor;
   }
 
+  /// Blocks come behind the embedding.
+  model::Reach reach_of(std::size_t layer) const {
+    if (layers_[layer].kind != LayerKind::block) return model::Reach::global;
+    return in_.model.config.reach_of(static_cast<std::int64_t>(layer) - 1);
+  }
+
   Visit forward(std::size_t layer, Flow& flow) {
     const Layer& l = layers_[layer];
     const bool separate = tied_uses_separate(in_), is_head = l.kind == LayerKind::head;
@@ -317,8 +324,9 @@ class Scheduler {
     writes.tokens = writes.gradients;
     if (in_.model.config.tied_embeddings && !separate)
       writes.tokens = Write::add;  // the head's part came first
-    v.recording = &recording_of(l.kind, l.units, static_cast<bool>(flow.pending), writes,
-                                carry_gradient_wanted(static_cast<std::int64_t>(layer)));
+    v.recording =
+        &recording_of(l.kind, l.units, static_cast<bool>(flow.pending), writes,
+                      carry_gradient_wanted(static_cast<std::int64_t>(layer)), reach_of(layer));
     bind_carry(v, flow);
     issue(v, v.recording->forward, layer);
     if (!is_head) {

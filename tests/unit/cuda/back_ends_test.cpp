@@ -175,9 +175,10 @@ TEST_F(BackEnds, AgreeOnTheOrderOfManyPlaces) {
 TEST_F(BackEnds, AgreeOnActivationsAndTurns) {
   for_shapes([](DType type, const Shape& s, const std::string& what) {
     const Tensor x = random(type, s, 1), d = random(type, s, 2);
-    for (auto kind : {ActivationKind::gelu, ActivationKind::relu, ActivationKind::swiglu}) {
-      if (kind == ActivationKind::swiglu && s.columns % 2 != 0) continue;
-      const std::int64_t width = kind == ActivationKind::swiglu ? s.columns / 2 : s.columns;
+    for (auto kind : {ActivationKind::gelu, ActivationKind::gelu_erf, ActivationKind::relu,
+                      ActivationKind::swiglu, ActivationKind::geglu}) {
+      if (gated(kind) && s.columns % 2 != 0) continue;
+      const std::int64_t width = gated(kind) ? s.columns / 2 : s.columns;
       expect_same_bits(
           [&](Device& device) {
             Outputs out;

@@ -28,6 +28,41 @@ TEST(Checks, ModelArithmetic) {
   expect_contains(refusal_of("parallel.pipeline=3"), "more than model.layers = 2");
 }
 
+TEST(Checks, KeysAboutPositionsAndWindowsAreNotInVain) {
+  for (const auto& [sets, problem] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{"model.rotary_share=0.5"}, "no effect without model.position = \"rope\""},
+           {{"model.position=rope", "model.rotary_share=0.2"}, "turns 1 of model.head_dim = 8"},
+           {{"model.rope_scaling=linear"}, "no effect without model.position = \"rope\""},
+           {{"model.rope_factor=2"}, "no effect without model.rope_scaling"},
+           {{"model.position=rope", "model.rope_scaling=linear", "model.rope_low_frequency=2"},
+            "model.rope_low_frequency has no effect without model.rope_scaling = \"llama3\""},
+           {{"model.position=rope", "model.rope_scaling=llama3"},
+            "model.rope_original_context is missing"},
+           {{"model.position=rope", "model.rope_scaling=llama3", "model.rope_original_context=8",
+             "model.rope_low_frequency=4"},
+            "4 is not below model.rope_high_frequency = 4"},
+           {{"model.global_every=2"}, "no effect without model.window"},
+           {{"model.window=4", "model.rope_local_theta=5"}, "model.position = \"rope\""},
+           {{"model.qkv_bias=true"}, "no effect without model.bias = false"},
+           {{"model.scaled_embeddings=true"}, "positions would be multiplied too"}}) {
+    expect_contains(refusal(kSmallDeck, sets), problem);
+  }
+  EXPECT_EQ(
+      refusal(kSmallDeck, {"model.position=rope", "model.rotary_share=0.5",
+                           "model.rope_scaling=linear", "model.rope_factor=2", "model.window=4",
+                           "model.global_every=2", "model.rope_local_theta=5"}),
+      "");
+}
+
+TEST(Checks, NormsOfTheWholeNeedAllHeadsOnARank) {
+  EXPECT_EQ(refusal_of("model.qk_norm=whole"), "");
+  for (const char* key : {"parallel.tensor", "zero.tiles"}) {
+    expect_contains(refusal(kSmallDeck, {"model.qk_norm=whole", fmt::format("{}=2", key)}),
+                    fmt::format("{} = 2 is not possible with model.qk_norm = \"whole\"", key));
+    EXPECT_EQ(refusal(kSmallDeck, {"model.qk_norm=head", fmt::format("{}=2", key)}), "") << key;
+  }
+}
+
 TEST(Checks, NamesOfRuns) {
   for (const char* good : {"a", "größe 1", "small/seed_1", "a..b", "..."})
     EXPECT_EQ(refusal_of(fmt::format("run.name=\"{}\"", good)), "") << good;

@@ -26,6 +26,22 @@ TEST(Values, DefaultsOfTheFamilyAreDefinite) {
   EXPECT_EQ(llama.model.norm, NormKind::rmsnorm);
   EXPECT_EQ(llama.model.position, PositionKind::rope);
   EXPECT_EQ(llama.model.activation, ActivationKind::swiglu);
+  const auto of = [](const char* family) {
+    return small_deck(
+               {fmt::format("model.family={}", family), "model.ffn_hidden=96", "model.window=8"})
+        .deck.model;
+  };
+  EXPECT_TRUE(of("qwen2").qkv_bias && !of("qwen2").bias);
+  EXPECT_EQ(of("qwen3").qk_norm, QkNorm::head);
+  EXPECT_EQ(of("olmo2").qk_norm, QkNorm::whole);
+  EXPECT_EQ(of("olmo2").norm_placed, NormPlacement::after);
+  EXPECT_EQ(of("gpt_neox").block, BlockForm::parallel);
+  EXPECT_EQ(of("gpt_neox").rotary_share, 0.25);
+  EXPECT_EQ(of("gemma2").attention_soft_cap, 50);
+  EXPECT_EQ(of("gemma2").logit_soft_cap, 30);
+  EXPECT_EQ(of("gemma2").global_every, 2);
+  EXPECT_EQ(of("gemma3").rope_local_theta, 10000);
+  EXPECT_TRUE(of("gemma3").scaled_embeddings && of("gemma3").tied_embeddings);
   EXPECT_FALSE(llama.model.bias);
   EXPECT_FALSE(llama.model.tied_embeddings);
   EXPECT_EQ(llama.model.ffn_hidden, 96);
@@ -136,9 +152,9 @@ TEST(Values, MustHoldAsTheTypeInWhichTheyAreUsed) {
 }
 
 TEST(Values, WhatIsNotBuiltIsSaid) {
-  EXPECT_EQ(
-      refusal_of("model.norm_placed=after"),
-      "--set #1: model.norm_placed = \"after\" is not available in this version (only before)");
+  EXPECT_EQ(refusal(kSmallDeck, {"model.position=rope", "model.rope_scaling=yarn"}),
+            "--set #2: model.rope_scaling = \"yarn\" is not available in this version (only none, "
+            "linear, llama3)");
   expect_contains(refusal_of("model.position=sinusoidal"), "not available in this version");
   EXPECT_EQ(refusal(kSmallDeck, {"zero.secondary=4"}), "");
 }

@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <bit>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "core/error.hpp"
 #include "support/temporary_directory.hpp"
@@ -94,13 +96,16 @@ TEST_P(HfOracle, ExportAndImportGiveTheSameBits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, HfOracle, ::testing::Values("gpt2", "llama", "llama_sharded"));
+/// All models of tests/data/hf.
+constexpr std::array kModels = {"gpt2",  "llama", "llama_sharded", "llama3",   "mistral", "qwen2",
+                                "qwen3", "phi3",  "olmo2",         "gpt_neox", "gemma2",  "gemma3"};
+INSTANTIATE_TEST_SUITE_P(Models, HfOracle, ::testing::ValuesIn(kModels));
 
 // tests/data/check_hf.py loads what this leaves with transformers.
 TEST(HfExport, KeepsDirectoriesForTheReferenceCheck) {
   const char* kept = std::getenv("TESSERA_EXPORT_DIRECTORY");
   if (kept == nullptr) GTEST_SKIP() << "needs TESSERA_EXPORT_DIRECTORY: see check_hf.py";
-  for (const char* name : {"gpt2", "llama", "llama_sharded"}) {
+  for (const char* name : kModels) {
     const auto model = io::HfModel::open(data_path(name));
     io::export_hugging_face({.directory = fs::path(kept) / name,
                              .architecture = model.architecture(),
@@ -134,7 +139,7 @@ TEST(HfModel, DescribesTheArchitectureAsDeckKeys) {
   std::map<std::string, io::HfKey> keys;
   for (const io::HfKey& key : model.keys())
     EXPECT_TRUE(keys.emplace(key.key, key).second) << key.key;
-  EXPECT_EQ(keys.size(), 16U);
+  EXPECT_EQ(keys.size(), io::kHfFields.size());
   EXPECT_EQ(std::get<std::int64_t>(keys.at("kv_heads").value), 2);
   EXPECT_EQ(std::get<double>(keys.at("rope_theta").value), 50000.0);
   EXPECT_EQ(std::get<bool>(keys.at("tied_embeddings").value), false);
@@ -147,6 +152,77 @@ TEST(HfModel, DescribesTheArchitectureAsDeckKeys) {
   EXPECT_EQ(gpt2.head_dim, 4);
   EXPECT_EQ(gpt2.activation, "gelu");
   EXPECT_TRUE(gpt2.tied_embeddings && gpt2.bias);
+}
+
+TEST(HfModel, DescribesEachFamilyByItsFeatures) {
+  const auto read = [](const char* name) {
+    return io::HfModel::open(data_path(name)).architecture();
+  };
+  const auto llama3 = read("llama3");
+  EXPECT_EQ(llama3.rope_scaling, "llama3");
+  EXPECT_EQ(std::tuple(llama3.rope_factor, llama3.rope_low_frequency, llama3.rope_high_frequency,
+                       llama3.rope_original_context),
+            std::tuple(4.0, 0.5, 2.0, 8));
+  const auto mistral = read("mistral");
+  EXPECT_EQ(std::tuple(mistral.window, mistral.global_every), std::tuple(5, 0));
+  EXPECT_TRUE(read("qwen2").qkv_bias && !read("qwen2").bias);
+  EXPECT_EQ(read("qwen3").qk_norm, "head");
+  EXPECT_EQ(read("phi3").rotary_share, 0.67);
+  EXPECT_EQ(read("olmo2").qk_norm, "whole");
+  EXPECT_EQ(read("olmo2").norm_placed, "after");
+  const auto neox = read("gpt_neox");
+  EXPECT_EQ(std::tuple(neox.block, neox.activation, neox.rotary_share),
+            std::tuple("parallel", "gelu_erf", 0.5));
+  const auto gemma2 = read("gemma2");
+  EXPECT_EQ(std::tuple(gemma2.window, gemma2.global_every, gemma2.query_scalar,
+                       gemma2.attention_soft_cap, gemma2.logit_soft_cap),
+            std::tuple(5, 2, 9, 2.0, 3.0));
+  EXPECT_EQ(std::tuple(gemma2.norm_placed, gemma2.activation, gemma2.scaled_embeddings),
+            std::tuple("both", "geglu", true));
+  const auto gemma3 = read("gemma3");
+  EXPECT_EQ(std::tuple(gemma3.rope_theta, gemma3.rope_local_theta, gemma3.rope_scaling,
+                       gemma3.rope_factor, gemma3.global_every, gemma3.logit_soft_cap),
+            std::tuple(5000.0, 100.0, "linear", 2.0, 2, 0.0));
+}
+
+// The norms of Gemma are 1 + weight, in f32. What comes back is the weight, but for what 1 + weight
+// has no bits for, and means the same to the last bit.
+TEST(HfModel, NormsOfGemmaAreOnePlusTheirWeights) {
+  const auto model = io::HfModel::open(data_path("gemma2"));
+  const io::SafetensorsFile stored(data_path("gemma2") / "model.safetensors");
+  const auto& entry = stored.tensors().find("model.norm.weight")->second;
+  std::vector<float> weight(8), parameter(8), again(8);
+  stored.read(entry, 0, weight);
+  model.read("final_norm.weight", 0, parameter);
+  const TemporaryDirectory dir;
+  io::export_hugging_face({.directory = dir / "out", .architecture = model.architecture()},
+                          source_of(model));
+  const io::SafetensorsFile exported(dir / "out" / "model.safetensors");
+  exported.read(exported.tensors().find("model.norm.weight")->second, 0, again);
+  for (std::size_t i = 0; i < weight.size(); ++i) {
+    EXPECT_EQ(parameter[i], 1.0F + weight[i]);
+    EXPECT_NEAR(again[i], weight[i], 0x1p-23 * std::max(1.0F, std::abs(weight[i])));
+    EXPECT_EQ(1.0F + again[i], parameter[i]);
+  }
+}
+
+TEST(HfModel, KnowsWindowsByAnyOfTheirSettings) {
+  const Copy copy("gemma3");
+  const auto edited = [&](const std::function<void(json&)>& change) {
+    copy.edit("config.json", change);
+    return io::read_hf_config(copy.path / "config.json").architecture.global_every;
+  };
+  EXPECT_EQ(edited([](json& c) { c.erase("sliding_window_pattern"); }), 2) << "from layer_types";
+  EXPECT_EQ(edited([](json& c) { c.erase("layer_types"); }), 6) << "the family's";
+  EXPECT_EQ(edited([](json& c) { c["sliding_window_pattern"] = 3; }), 3);
+  const auto message = message_of<DataError>([&] {
+    edited([](json& c) {
+      c["layer_types"] = {"full_attention", "sliding_attention", "sliding_attention"};
+    });
+  });
+  EXPECT_NE(message.find("$.layer_types: does not agree with sliding_window_pattern = 3"),
+            std::string::npos)
+      << message;
 }
 
 TEST(HfModel, ReadsWhatOlderVersionsWrote) {
@@ -194,7 +270,8 @@ TEST(HfModel, RefusesSettingsThatChangeTheComputation) {
   };
   const std::vector<Case> cases = {
       {"gpt2", "/model_type", "gpt_neo", "$.model_type: \"gpt_neo\" is not supported"},
-      {"gpt2", "/activation_function", "gelu", "allowed: gelu_new, gelu_pytorch_tanh, relu"},
+      {"gpt2", "/activation_function", "silu", "allowed: gelu_new, gelu_pytorch_tanh, gelu, relu"},
+      {"gpt2", "/rope_theta", 500, "$.rope_theta: rope_theta is not known of a gpt2"},
       {"gpt2", "/scale_attn_weights", false, "$.scale_attn_weights: false"},
       {"gpt2", "/scale_attn_by_inverse_layer_idx", true, "allowed: false"},
       {"gpt2", "/n_layer", 0, "$.n_layer: 0; allowed: 1 to 4096"},
@@ -207,8 +284,28 @@ TEST(HfModel, RefusesSettingsThatChangeTheComputation) {
       {"llama", "/attention_bias", true, "$.attention_bias: true"},
       {"llama", "/mlp_bias", true, "$.mlp_bias: true"},
       {"llama", "/hidden_act", "gelu", "allowed: silu"},
-      {"llama", "/rope_parameters/rope_type", "llama3", "$.rope_parameters.rope_type: \"llama3\""},
-      {"llama", "/rope_scaling", {{"type", "linear"}, {"factor", 2}}, "$.rope_scaling.type"},
+      {"llama", "/rope_parameters/rope_type", "yarn", "$.rope_parameters.rope_type: \"yarn\""},
+      {"llama", "/rope_parameters/rope_type", "llama3", "\"factor\" is missing"},
+      {"llama", "/rope_scaling", {{"type", "linear"}, {"factor", 2}}, "remove one of the two"},
+      {"llama", "/rope_parameters/partial_rotary_factor", 0.5, "0.5 is not supported"},
+      {"llama3", "/rope_parameters/low_freq_factor", 2, "2 is not below high_freq_factor = 2"},
+      {"llama", "/some_new_setting", true, "some_new_setting is not known of a llama"},
+      {"qwen2", "/use_sliding_window", true, "$.use_sliding_window: true"},
+      {"qwen3", "/layer_types/1", "sliding_attention", "allowed: full_attention"},
+      {"qwen3", "/attention_bias", true, "$.attention_bias: true"},
+      {"qwen2", "/use_mrope", true, "$.use_mrope: true"},
+      {"phi3", "/rope_parameters/rope_type", "longrope", "\"longrope\" is not supported"},
+      {"gpt_neox", "/use_parallel_residual", false, "$.use_parallel_residual: false"},
+      {"gpt_neox", "/attention_bias", false, "$.attention_bias: false"},
+      {"gemma2",
+       "/layer_types",
+       {"full_attention", "sliding_attention", "sliding_attention"},
+       "$.layer_types: is not supported"},
+      {"gemma2", "/layer_types/0", "chunked_attention", "\"chunked_attention\" is not supported"},
+      {"gemma2", "/final_logit_softcapping", -1, "must be above 0"},
+      {"gemma2", "/use_bidirectional_attention", true, "$.use_bidirectional_attention: true"},
+      {"gemma3", "/rope_parameters/sliding_attention/rope_type", "linear",
+       "of layers with a window"},
       {"llama", "/sliding_window", 128, "$.sliding_window: 128 is not supported; allowed: null"},
       {"llama", "/quantization_config", {{"bits", 4}}, "$.quantization_config: an object of 1"},
       {"llama", "/num_key_value_heads", 3, "3 kv heads do not divide 4 heads"},
@@ -309,7 +406,7 @@ TEST(HfModel, RefusesAHeadThatDiffersFromTheEmbeddingThatItIsTiedTo) {
 }
 
 TEST(HfModel, SaysWhereAnElementIsStored) {
-  for (const char* name : {"gpt2", "llama", "llama_sharded"}) {
+  for (const char* name : kModels) {
     const auto model = io::HfModel::open(data_path(name));
     for (const io::HfTensor& parameter : model.parameters()) {
       const std::vector<float> values = read_all(model, parameter);
@@ -324,7 +421,8 @@ TEST(HfModel, SaysWhereAnElementIsStored) {
         const std::int64_t at = index.size() == 1 ? index[0] : index[0] * entry.shape[1] + index[1];
         float stored = 0;
         file.read(entry, at, {&stored, 1});
-        ASSERT_EQ(stored, values[static_cast<std::size_t>(e)]) << place;
+        ASSERT_EQ(parameter.less_one ? 1.0F + stored : stored, values[static_cast<std::size_t>(e)])
+            << place;
       }
     }
   }
@@ -389,6 +487,11 @@ TEST(HfExport, RefusesWhatTheFamilyCannotExpress) {
   EXPECT_NE(refusal(llama, [](auto& a) { a.activation = "gelu"; }).find("model.activation"),
             std::string::npos);
   EXPECT_NE(refusal(llama, [](auto& a) { a.position = "learned"; }).find("model.position"),
+            std::string::npos);
+  EXPECT_NE(refusal(llama, [](auto& a) { a.qk_norm = "head"; })
+                .find("model.qk_norm = \"head\", needed: \"none\""),
+            std::string::npos);
+  EXPECT_NE(refusal(llama, [](auto& a) { a.window = 4; }).find("model.window = 4, needed: 0"),
             std::string::npos);
   EXPECT_NE(refusal(llama, [](auto& a) { a.family = "bert"; }).find("model.family"),
             std::string::npos);

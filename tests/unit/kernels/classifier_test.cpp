@@ -124,7 +124,7 @@ struct ByParts {
 };
 ByParts classify_parts(Device& device, const Tensor& logits, const Tensor& targets,
                        const Tensor& scale, std::int64_t vocabulary,
-                       const std::vector<std::int64_t>& cuts) {
+                       const std::vector<std::int64_t>& cuts, float soft_cap = 0) {
   const std::int64_t rows = logits.view().extent(0);
   const auto parts = static_cast<std::int64_t>(cuts.size()) - 1;
   ByParts all{.gradient = logits.copy(),
@@ -140,7 +140,8 @@ ByParts classify_parts(Device& device, const Tensor& logits, const Tensor& targe
                              .targets = targets.view(),
                              .stats = all.stats.view().range(3 * rows * i, 3 * rows),
                              .first_token = cuts[static_cast<std::size_t>(i)],
-                             .vocab = vocabulary});
+                             .vocab = vocabulary,
+                             .soft_cap = soft_cap});
   }
   EXPECT_TRUE(all.gradient.same_bits(logits)) << "stats only";
   run(device, ClassifyLoss{.stats = all.stats.view(),
@@ -153,9 +154,93 @@ ByParts classify_parts(Device& device, const Tensor& logits, const Tensor& targe
                                  .lse = all.lse.view(),
                                  .scale = scale.view(),
                                  .first_token = cuts[static_cast<std::size_t>(i)],
-                                 .vocab = vocabulary});
+                                 .vocab = vocabulary,
+                                 .soft_cap = soft_cap});
   }
   return all;
+}
+
+/// Logits with a soft cap, in double.
+Tensor capped(const Tensor& logits, double cap) {
+  Tensor all(DType::f32, {logits.view().rows(), logits.view().cols()});
+  for (std::int64_t i = 0; i < all.size(); ++i) all.set(i, cap * std::tanh(logits[i] / cap));
+  return all;
+}
+
+// tanh errs by 4 ulp, the quotient and the product before and behind it by one each: a capped logit
+// by 6 u cap, beside the u of the f32 that the reference is kept in.
+TEST(ClassifySoftCap, LossAndGradientAgreeWithDouble) {
+  for_devices_and_types([](Device& device, DType type) {
+    const std::int64_t rows = 5, vocabulary = 97, padded = 104;
+    const double cap = 4;
+    const auto logits0 = Tensor::random(type, {rows, padded}, 1, 6);
+    Tensor targets(DType::i32, {rows}), scale(DType::f32, {1});
+    for (std::int64_t r = 0; r < rows; ++r) targets.set(r, r == 3 ? -1 : r * 31 % vocabulary);
+    scale.set(0, 0.125);
+    Numbers loss, gradient, bound;
+    const double e = 0x1p-24 * (2 * 2 * cap + 4 + sum_depth(vocabulary) + 2 * 8 * cap);
+    const Tensor small = capped(logits0, cap);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const bool ignored = targets[r] < 0;
+      const Row row = softmax_row(small, r, vocabulary, std::max(0.0, targets[r]));
+      loss.push_back(ignored ? 0 : row.loss);
+      for (std::int64_t i = 0; i < padded; ++i) {
+        const double t = std::tanh(logits0[r * padded + i] / cap);
+        const double p = i < vocabulary ? row.probability[static_cast<std::size_t>(i)] : 0;
+        const double hit = static_cast<double>(i) == targets[r] ? 1 : 0;
+        const double d = 0.125 * (p - hit);
+        const bool none = ignored || i >= vocabulary;
+        gradient.push_back(none ? 0 : d * (1 - t * t));
+        bound.push_back(none ? 0
+                             : 0.125 * (2 * e * p + 0x1p-22 * hit) + 10 * 0x1p-24 * std::abs(d) +
+                                   write_error(type, d));
+      }
+    }
+    const auto expect = [&](const Tensor& losses, const Tensor& logits) {
+      expect_within(
+          losses, loss,
+          [&](std::int64_t i) {
+            return e + 0x1p-22 * (1 + std::abs(loss[static_cast<std::size_t>(i)]));
+          },
+          "losses");
+      expect_within(
+          logits, gradient, [&](std::int64_t i) { return bound[static_cast<std::size_t>(i)]; },
+          "gradient");
+    };
+    const Tensor logits = logits0.copy(), losses(DType::f32, {rows});
+    run(device, Classify{.logits = logits.view(),
+                         .targets = targets.view(),
+                         .losses = losses.view(),
+                         .scale = scale.view(),
+                         .vocab = vocabulary,
+                         .soft_cap = static_cast<float>(cap)});
+    expect(losses, logits);
+    const ByParts parts = classify_parts(device, logits0, targets, scale, vocabulary,
+                                         {0, 31, 60, 97, 104}, static_cast<float>(cap));
+    expect(parts.losses, parts.gradient);
+  });
+}
+
+TEST(SoftCap, AgreesWithDouble) {
+  for_devices_and_types([](Device& device, DType type) {
+    for (const float cap : {0.5F, 30.0F}) {
+      const auto x = Tensor::random(type, {3, 41}, 1, 40, 2);
+      const Tensor out(type, {3, 41}, 3);
+      run(device, SoftCap{.x = x.view(), .out = out.view(), .cap = cap});
+      Numbers want;
+      for (std::int64_t i = 0; i < x.size(); ++i)
+        want.push_back(static_cast<double>(cap) * std::tanh(x[i] / static_cast<double>(cap)));
+      expect_within(
+          out, want,
+          [&](std::int64_t i) {
+            const double w = want[static_cast<std::size_t>(i)];
+            return 8 * 0x1p-23 * std::abs(w) + write_error(type, w);
+          },
+          "out");
+    }
+    const Tensor x(type, {1, 2});
+    EXPECT_THROW(run(device, SoftCap{.x = x.view(), .out = x.view()}), InternalError);
+  });
 }
 
 struct PartsCase {

@@ -100,6 +100,24 @@ TEST(Convert, AddsInF32) {
 
 // The factor of y is rounded three times at most (1 / unscale, and by it and the coefficient), its
 // product once, and the sum once; without fused multiply-adds the other product is too.
+TEST(Scale, IsOneRoundedProduct) {
+  for_devices_and_types([](Device& device, DType type) {
+    const auto x = Tensor::random(type, {2, 3, 37}, 1, 1, 2);
+    const Tensor out(type, {2, 3, 37}, 1);
+    run(device, Scale{.x = x.view(), .out = out.view(), .factor = 27.712812F});
+    Numbers want;
+    for (std::int64_t i = 0; i < x.size(); ++i)
+      want.push_back(x[i] * static_cast<double>(27.712812F));
+    expect_within(
+        out, want,
+        [&](std::int64_t i) {
+          const double w = want[static_cast<std::size_t>(i)];
+          return 0x1p-24 * std::abs(w) + write_error(type, w);
+        },
+        "out");
+  });
+}
+
 TEST(Blend, AgreesWithDouble) {
   for_devices([](Device& device) {
     Tensor scalars(DType::f32, {kScalars}), verdict(DType::f32, {kVerdictFields});

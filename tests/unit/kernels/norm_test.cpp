@@ -303,6 +303,93 @@ TEST(NormBackward, LongRowsAgreeWithDouble) {
   });
 }
 
+/// Two tensors of one call and their gradients: `heads` heads of so many columns within wider rows.
+struct HeadsCase {
+  HeadsCase(DType type, std::int64_t heads, std::int64_t columns)
+      : heads(heads),
+        columns(columns),
+        x(Tensor::random(type, {kSamples, kTokens, heads * columns + 6}, 1, 2)),
+        d(Tensor::random(type, {kSamples, kTokens, heads * columns + 6}, 2)),
+        weight(Tensor::random(type, {columns}, 3)),
+        out(x.copy()),
+        d_x(x.copy()),
+        stats(DType::f32, {kSamples * kTokens * heads, 2}),
+        d_weight(DType::f32, {columns}) {}
+
+  /// The heads [first, first + count).
+  View part(const Tensor& t, std::int64_t first, std::int64_t count) const {
+    return t.view().col_range(3 + first * columns, count * columns);
+  }
+  void run_both(Device& device, std::int64_t first, std::int64_t count) const {
+    run(device, AddNorm{.resid = part(x, first, count),
+                        .weight = weight.view(),
+                        .out = part(out, first, count),
+                        .stats = stats.view().range(0, kSamples * kTokens * count * 2),
+                        .kind = NormKind::rmsnorm,
+                        .heads = count});
+    run(device, NormBackward{.d_out = part(d, first, count),
+                             .sum = part(x, first, count),
+                             .weight = weight.view(),
+                             .stats = stats.view().range(0, kSamples * kTokens * count * 2),
+                             .d_sum = part(d_x, first, count),
+                             .d_weight = d_weight.view(),
+                             .heads = count,
+                             .kind = NormKind::rmsnorm});
+  }
+
+  static constexpr std::int64_t kSamples = 2, kTokens = 23;
+  std::int64_t heads, columns;
+  Tensor x, d, weight, out, d_x, stats, d_weight;
+};
+
+// Heads are rows of their own, wherever they lie; only their weights' gradients meet.
+TEST(NormOfHeads, HasTheBitsOfEachHeadAlone) {
+  for_devices_and_types([](Device& device, DType type) {
+    for (const auto& [heads, columns] : {std::pair<std::int64_t, std::int64_t>{1, 9},
+                                         {3, 1},
+                                         {5, 6},
+                                         {2, 128},
+                                         {7, 40},
+                                         {3, 600}}) {
+      const HeadsCase together(type, heads, columns), alone(type, heads, columns);
+      together.run_both(device, 0, heads);
+      Numbers want(static_cast<std::size_t>(columns));
+      for (std::int64_t h = 0; h < heads; ++h) {
+        alone.run_both(device, h, 1);
+        for (std::int64_t i = 0; i < columns; ++i)
+          want[static_cast<std::size_t>(i)] += alone.d_weight[i];
+      }
+      EXPECT_TRUE(together.out.same_bits(alone.out));
+      EXPECT_TRUE(together.d_x.same_bits(alone.d_x));
+      // Both add the same products, each smaller than largest(d) sqrt(columns), in another order.
+      const auto rows = static_cast<double>(HeadsCase::kSamples * HeadsCase::kTokens * heads);
+      const double term = largest(together.d.numbers()) * std::sqrt(static_cast<double>(columns));
+      expect_within(
+          together.d_weight, want, [&](std::int64_t) { return 2 * rows * rows * 0x1p-24 * term; },
+          "d_weight");
+    }
+  });
+}
+
+TEST(NormOfHeads, RefusesHeadsThatDoNotFit) {
+  for_devices([](Device& device) {
+    const HeadsCase c(DType::f32, 3, 5);
+    AddNorm call{.resid = c.part(c.x, 0, 3),
+                 .weight = c.weight.view(),
+                 .out = c.part(c.out, 0, 3),
+                 .stats = c.stats.view(),
+                 .heads = 3};
+    EXPECT_NO_THROW(run(device, call));
+    call.heads = 4;
+    EXPECT_THROW(run(device, call), InternalError);
+    call.heads = 1;
+    EXPECT_THROW(run(device, call), InternalError);
+    call.heads = 3;
+    call.pending = call.resid, call.sum = c.part(c.d_x, 0, 3);
+    EXPECT_THROW(run(device, call), InternalError);
+  });
+}
+
 TEST(ApplyDropout, IsTheMaskOfTheForwardPass) {
   for_devices_and_types([](Device& device, DType type) {
     const Call in = make_call({2, 9, 531, 3, NormKind::layernorm, true, 0.3F}, type);

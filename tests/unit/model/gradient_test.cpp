@@ -128,5 +128,32 @@ TEST(Gradients, LlamaTiedWithDropoutAndBiases) {
   Differences(c).check();
 }
 
+TEST(Gradients, Qwen) { Differences(qwen_like()).check(); }
+
+TEST(Gradients, Olmo2WithDropout) {
+  ModelConfig c = olmo2_like();
+  c.dropout = 0.2F;
+  Differences(c).check();
+}
+
+TEST(Gradients, GptNeox) { Differences(gpt_neox_like()).check(); }
+
+TEST(Gradients, ParallelBlocksWithNormsOfOutputsAndDropout) {
+  ModelConfig c = gpt_neox_like();
+  c.norm_placed = NormPlacement::both;
+  c.qk_norm = QkNorm::head;
+  c.dropout = 0.2F;
+  Differences(c).check();
+}
+
+TEST(Gradients, LlamaOfScaledFrequenciesWithAWindow) {
+  ModelConfig c = llama_like();
+  c.rope_scaling = {.kind = RopeScalingKind::llama3, .factor = 4, .original_positions = 8};
+  c.window = 3;
+  Differences(c).check();
+}
+
+TEST(Gradients, Gemma2) { Differences(gemma2_like()).check(); }
+
 }  // namespace
 }  // namespace tessera::test

@@ -37,9 +37,50 @@ ModelConfig llama_8b() {
           .tied_embeddings = false};
 }
 
+ModelConfig qwen3_600m() {
+  ModelConfig c = llama_8b();
+  c.layers = 28, c.heads = 16, c.hidden = 1024, c.ffn_hidden = 3072, c.vocab = 151936;
+  c.qk_norm = QkNorm::head;
+  c.tied_embeddings = true;
+  return c;
+}
+
+ModelConfig gemma2_2b() {
+  ModelConfig c = llama_8b();
+  c.layers = 26, c.heads = 8, c.kv_heads = 4, c.head_dim = 256, c.hidden = 2304;
+  c.ffn_hidden = 9216, c.vocab = 256000;
+  c.norm_placed = NormPlacement::both;
+  c.activation = ActivationKind::geglu;
+  c.tied_embeddings = true;
+  c.window = 4096, c.global_every = 2;
+  return c;
+}
+
+ModelConfig pythia_160m() {
+  ModelConfig c = gpt2_124m();
+  c.vocab = 50304;
+  c.position = PositionKind::rope;
+  c.block = BlockForm::parallel;
+  c.tied_embeddings = false;
+  return c;
+}
+
 TEST(ParameterTable, CountsThePublishedNumberOfParameters) {
   EXPECT_EQ(parameter_count(model_units(gpt2_124m())), 124'439'808);
   EXPECT_EQ(parameter_count(model_units(llama_8b())), 8'030'261'248);
+  EXPECT_EQ(parameter_count(model_units(qwen3_600m())), 596'049'920);
+  EXPECT_EQ(parameter_count(model_units(gemma2_2b())), 2'614'341'888);
+  EXPECT_EQ(parameter_count(model_units(pythia_160m())), 162'322'944);
+}
+
+// Every other layer's queries see w keys but at the begin: w - w^2 / 2 T on average, for T / 2.
+TEST(ParameterTable, WindowsMakeAttentionCheaper) {
+  ModelConfig all = gemma2_2b();
+  all.window = 0;
+  const double t = 8192, w = 4096;
+  EXPECT_EQ(flop_per_token(all, 8192) - flop_per_token(gemma2_2b(), 8192),
+            12.0 * 13 * 2048 * (t / 2 - (w - w * w / (2 * t))));
+  EXPECT_EQ(flop_per_token(all, 2048), flop_per_token(gemma2_2b(), 2048));
 }
 
 // Trap 53. By hand, for 1024 tokens of GPT-2 124M: a block multiplies with 4 C^2 + 8 C^2 weights

@@ -57,6 +57,13 @@ inline Case random_case(std::mt19937& random) {
   }
   if (pick(3) == 0) m.tied_embeddings = !m.tied_embeddings;
   if (pick(3) == 0) m.dropout = 0.1F;
+  if (pick(3) == 0) {
+    m.norm_placed = static_cast<NormPlacement>(pick(3));
+    m.qk_norm = static_cast<QkNorm>(pick(2));  // the whole's needs one chunk
+    m.block = static_cast<BlockForm>(pick(2));
+    m.window = 4 * pick(2), m.global_every = pick(3);
+    m.scaled_embeddings = m.position != PositionKind::learned && pick(2) == 0;
+  }
   c.inputs.numerics.compute = pick(2) == 0 ? DType::f32 : DType::bf16;
   c.inputs.numerics.wire = pick(2) == 0 ? DType::f32 : DType::bf16;
   c.inputs.sharding.prefetch = pick(4);

@@ -29,6 +29,12 @@ std::vector<Setting> settings() {
     llama.tied_embeddings = true;
     llama.dropout = 0;
     all.push_back({"llama tied, no dropout", llama, compute});
+    ModelConfig olmo2 = olmo2_like(), gpt_neox = gpt_neox_like();
+    olmo2.dropout = gpt_neox.dropout = 0.2F;
+    all.push_back({"qwen", qwen_like(), compute});
+    all.push_back({"olmo2", olmo2, compute});
+    all.push_back({"gpt_neox", gpt_neox, compute});
+    all.push_back({"gemma2", gemma2_like(), compute});
   }
   return all;
 }
@@ -157,6 +163,32 @@ TEST(PlanRun, RecomputationChangesNoBit) {
       EXPECT_EQ(again.loss, none.loss);
       EXPECT_EQ(again.norm, none.norm);
       EXPECT_TRUE(same_bits(again.gradients, none.gradients)) << enum_word(policy);
+    }
+  }
+}
+
+// What tensor ranks share out, on one rank: products, sums and gradients by chunks, with as many kv
+// heads as chunks or fewer. Some 200 roundings along the longest path move a loss by 2^-24 of
+// itself each, and so they do with gradients, which a few layers make some times larger.
+TEST(PlanRun, ChunksChangeNoMoreThanRounding) {
+  const auto device = kernels::make_cpu_device({});
+  for (const Setting& s : settings()) {
+    if (s.compute != DType::f32 || s.config.qk_norm == QkNorm::whole) continue;
+    const auto of_chunks = [&](std::int64_t chunks) {
+      auto inputs = plan_inputs_of(s.config, *device, s.compute);
+      inputs.numerics.layout_mode = true;
+      inputs.layout.tensor_chunks = chunks;
+      inputs.model.units = model::model_units(s.config, chunks);
+      PlanRun run(inputs, *device, {.sequence = 8, .micro = kMicro, .micro_batches = 2});
+      run.state().set_parameters(test_values(11));
+      return run.step(40, {.lr = 0});
+    };
+    const StepShown one = of_chunks(1);
+    for (const std::int64_t chunks : {2, 4}) {
+      SCOPED_TRACE(fmt::format("{} in {} chunks", s.name, chunks));
+      const StepShown cut = of_chunks(chunks);
+      EXPECT_NEAR(cut.loss, one.loss, 200 * 0x1p-24 * one.loss);
+      EXPECT_NEAR(cut.norm, one.norm, 8 * 200 * 0x1p-24 * one.norm);
     }
   }
 }

@@ -1,0 +1,295 @@
+#include "io/hf_families.hpp"
+
+#include <algorithm>
+#include <array>
+
+namespace tessera::io {
+namespace {
+
+using Numbers = std::vector<HfNumberRow>;
+using Fixed = std::vector<HfFixedRow>;
+using Implied = std::vector<HfImpliedRow>;
+
+template <typename Rows>
+Rows joined(Rows first, const Rows& more) {
+  first.insert(first.end(), more.begin(), more.end());
+  return first;
+}
+
+/// The settings that most families share.
+Numbers common_numbers(double norm_eps, bool tied) {
+  return {{"layers", "num_hidden_layers"},
+          {"heads", "num_attention_heads"},
+          {"hidden", "hidden_size"},
+          {"ffn_hidden", "intermediate_size"},
+          {"vocab", "vocab_size"},
+          {"context", "max_position_embeddings"},
+          {"norm_eps", "rms_norm_eps", norm_eps},
+          {"tied_embeddings", "tie_word_embeddings", tied}};
+}
+
+/// Those and kv heads; 0: as many as heads, and hidden / heads columns.
+Numbers numbers(double norm_eps, bool tied = false) {
+  return joined(common_numbers(norm_eps, tied),
+                {{"kv_heads", "num_key_value_heads", 0}, {"head_dim", "head_dim", 0}});
+}
+
+const Fixed kAnyFamily = {{"quantization_config", nullptr}, {"is_encoder_decoder", false}};
+const Fixed kNoBiases = joined(kAnyFamily, {{"attention_bias", false}, {"mlp_bias", false}});
+const Implied kRms = {{"norm", "rmsnorm"}, {"position", "rope"}, {"bias", false}};
+const std::vector<HfWordRow> kSilu = {{"silu", "swiglu"}};
+const std::vector<HfWordRow> kGeluGated = {{"gelu_pytorch_tanh", "geglu"}};
+constexpr HfRotary kRotary{};
+
+HfFamily gpt2() {
+  return {.family = "gpt2",
+          .model_type = "gpt2",
+          .model_class = "GPT2LMHeadModel",
+          .numbers = {{"layers", "n_layer"},
+                      {"heads", "n_head"},
+                      {"hidden", "n_embd"},
+                      {"ffn_hidden", "n_inner", 0},  // 0: four times hidden
+                      {"vocab", "vocab_size"},
+                      {"context", "n_positions"},
+                      {"norm_eps", "layer_norm_epsilon", 1e-5},
+                      {"tied_embeddings", "tie_word_embeddings", true}},
+          .fixed = joined(kAnyFamily, {{"scale_attn_weights", true},
+                                       {"scale_attn_by_inverse_layer_idx", false},
+                                       {"add_cross_attention", false}}),
+          .implied = {{"norm", "layernorm"}, {"position", "learned"}, {"bias", true}},
+          .activation_setting = "activation_function",
+          .activations = {{"gelu_new", "gelu"},
+                          {"gelu_pytorch_tanh", "gelu"},
+                          {"gelu", "gelu_erf"},
+                          {"relu", "relu"}}};
+}
+
+HfFamily llama() {
+  return {.family = "llama",
+          .model_type = "llama",
+          .model_class = "LlamaForCausalLM",
+          .numbers = numbers(1e-6),
+          .fixed = joined(kNoBiases, {{"sliding_window", nullptr},
+                                      {"partial_rotary_factor", 1.0},
+                                      {"rope_interleaved", false}}),
+          .implied = kRms,
+          .activation_setting = "hidden_act",
+          .activations = kSilu,
+          .rotary = &kRotary};
+}
+
+HfFamily mistral() {
+  static constexpr HfWindows windows{};
+  return {.family = "mistral",
+          .model_type = "mistral",
+          .model_class = "MistralForCausalLM",
+          .numbers = numbers(1e-6),
+          .fixed = kNoBiases,
+          .implied = kRms,
+          .activation_setting = "hidden_act",
+          .activations = kSilu,
+          .rotary = &kRotary,
+          .windows = &windows};
+}
+
+/// Without windows: one that a file names beside use_sliding_window = false is not used.
+const Fixed kNoWindows = {{"use_sliding_window", false}};
+
+HfFamily qwen2() {
+  return {.family = "qwen2",
+          .model_type = "qwen2",
+          .model_class = "Qwen2ForCausalLM",
+          .numbers = numbers(1e-6),
+          .fixed = joined(joined(kAnyFamily, kNoWindows), {{"use_mrope", false}}),
+          .implied = joined(kRms, {{"qkv_bias", true}}),
+          .activation_setting = "hidden_act",
+          .activations = kSilu,
+          .rotary = &kRotary,
+          .unused = {"sliding_window"}};
+}
+
+HfFamily qwen3() {
+  return {.family = "qwen3",
+          .model_type = "qwen3",
+          .model_class = "Qwen3ForCausalLM",
+          .numbers = joined(common_numbers(1e-6, false), {{"kv_heads", "num_key_value_heads", 0},
+                                                          {"head_dim", "head_dim", 128}}),
+          .fixed = joined(kNoBiases, kNoWindows),
+          .implied = joined(kRms, {{"qk_norm", "head"}}),
+          .activation_setting = "hidden_act",
+          .activations = kSilu,
+          .rotary = &kRotary,
+          .unused = {"sliding_window"}};
+}
+
+HfFamily phi3() {
+  static constexpr HfWindows windows{};
+  static constexpr HfRotary rotary{.share = "partial_rotary_factor"};
+  return {.family = "phi3",
+          .model_type = "phi3",
+          .model_class = "Phi3ForCausalLM",
+          .numbers = numbers(1e-5),
+          .fixed = kNoBiases,
+          .implied = kRms,
+          .activation_setting = "hidden_act",
+          .activations = kSilu,
+          .rotary = &rotary,
+          .windows = &windows};
+}
+
+HfFamily olmo2() {
+  return {.family = "olmo2",
+          .model_type = "olmo2",
+          .model_class = "Olmo2ForCausalLM",
+          .numbers = numbers(1e-5),
+          .fixed = kNoBiases,
+          .implied = joined(kRms, {{"norm_placed", "after"}, {"qk_norm", "whole"}}),
+          .activation_setting = "hidden_act",
+          .activations = kSilu,
+          .rotary = &kRotary};
+}
+
+/// Also of Pythia.
+HfFamily gpt_neox() {
+  static constexpr HfRotary rotary{
+      .theta = "rotary_emb_base", .share = "rotary_pct", .default_share = 0.25};
+  return {.family = "gpt_neox",
+          .model_type = "gpt_neox",
+          .model_class = "GPTNeoXForCausalLM",
+          .numbers = {{"layers", "num_hidden_layers"},
+                      {"heads", "num_attention_heads"},
+                      {"hidden", "hidden_size"},
+                      {"ffn_hidden", "intermediate_size"},
+                      {"vocab", "vocab_size"},
+                      {"context", "max_position_embeddings"},
+                      {"norm_eps", "layer_norm_eps", 1e-5},
+                      {"tied_embeddings", "tie_word_embeddings", false}},
+          .fixed = joined(kAnyFamily, {{"attention_bias", true}, {"use_parallel_residual", true}}),
+          .implied = {{"norm", "layernorm"},
+                      {"position", "rope"},
+                      {"bias", true},
+                      {"block", "parallel"}},
+          .activation_setting = "hidden_act",
+          .activations = {{"gelu", "gelu_erf"},
+                          {"gelu_new", "gelu"},
+                          {"gelu_pytorch_tanh", "gelu"},
+                          {"gelu_fast", "gelu"},
+                          {"relu", "relu"}},
+          .rotary = &rotary};
+}
+
+/// What both generations of Gemma have. 0 as a cap, or no cap in the file: none.
+HfFamily gemma(std::string_view family, const HfRotary& rotary, const HfWindows& windows) {
+  return {.family = family,
+          .model_type = family,
+          .model_class = "",
+          .numbers = joined(common_numbers(1e-6, true),
+                            {{"kv_heads", "num_key_value_heads", 4},
+                             {"head_dim", "head_dim", 256},
+                             {"query_scalar", "query_pre_attn_scalar", 256},
+                             {"attention_soft_cap", "attn_logit_softcapping", 0.0},
+                             {"logit_soft_cap", "final_logit_softcapping", 0.0}}),
+          .fixed = joined(kNoBiases, {{"use_bidirectional_attention", false}}),
+          .implied = joined(kRms, {{"norm_placed", "both"}, {"scaled_embeddings", true}}),
+          .activation_setting = "hidden_activation",
+          .activations = kGeluGated,
+          .rotary = &rotary,
+          .windows = &windows,
+          .unused = {"hidden_act"}};  // hidden_activation is what counts
+}
+
+HfFamily gemma2() {
+  static constexpr HfWindows windows{.default_every = 2, .layer_types = true};
+  HfFamily family = gemma("gemma2", kRotary, windows);
+  family.model_class = "Gemma2ForCausalLM";
+  return family;
+}
+
+HfFamily gemma3() {
+  static constexpr HfWindows windows{
+      .default_every = 6, .every = "sliding_window_pattern", .layer_types = true};
+  static constexpr HfRotary rotary{.default_theta = 1'000'000,
+                                   .local_theta = "rope_local_base_freq",
+                                   .default_local_theta = 10000};
+  HfFamily family = gemma("gemma3", rotary, windows);
+  family.model_type = "gemma3_text";
+  family.model_class = "Gemma3ForCausalLM";
+  family.implied.push_back({"qk_norm", "head"});
+  return family;
+}
+
+constexpr auto kHarmless = std::to_array<std::string_view>({
+    // where the file comes from, and its types
+    "architectures",
+    "auto_map",
+    "dtype",
+    "model_type",
+    "name_or_path",
+    "torch_dtype",
+    "transformers_version",
+    "unsloth_version",
+    // generation
+    "begin_suppress_tokens",
+    "bos_token_id",
+    "cache_implementation",
+    "decoder_start_token_id",
+    "eos_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "pad_token_id",
+    "sep_token_id",
+    "task_specific_params",
+    "use_cache",
+    // training: initial values and dropout
+    "attention_dropout",
+    "attention_probs_dropout_prob",
+    "attn_pdrop",
+    "classifier_dropout",
+    "embd_pdrop",
+    "embedding_dropout",
+    "hidden_dropout",
+    "hidden_dropout_prob",
+    "initializer_range",
+    "resid_pdrop",
+    // what is returned, or how the same is computed
+    "chunk_size_feed_forward",
+    "gradient_checkpointing",
+    "output_attentions",
+    "output_hidden_states",
+    "pretraining_tp",
+    "reorder_and_upcast_attn",
+    "return_dict",
+    "use_return_dict",
+    // other heads
+    "finetuning_task",
+    "id2label",
+    "label2id",
+    "num_labels",
+    "problem_type",
+    "summary_activation",
+    "summary_first_dropout",
+    "summary_proj_to_labels",
+    "summary_type",
+    "summary_use_proj",
+    // what others say already
+    "is_decoder",
+    "max_window_layers",
+    "n_ctx",
+    "n_special",
+    "predict_special_tokens",
+    "original_max_position_embeddings",
+});
+
+}  // namespace
+
+std::span<const HfFamily> hf_families() {
+  static const std::vector<HfFamily> families = {gpt2(), llama(), mistral(),  qwen2(),  qwen3(),
+                                                 phi3(), olmo2(), gpt_neox(), gemma2(), gemma3()};
+  return families;
+}
+
+bool hf_harmless(std::string_view setting) {
+  return setting.starts_with('_') || std::ranges::find(kHarmless, setting) != kHarmless.end();
+}
+
+}  // namespace tessera::io

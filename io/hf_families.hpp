@@ -1,0 +1,77 @@
+// What the settings of a Hugging Face config.json mean, as one table for each family: which
+// settings are keys of [model] under another name, which have one value that is supported, and what
+// the family itself fixes.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace tessera::io {
+
+/// A setting that is a key of [model] under another name.
+struct HfNumberRow {
+  std::string_view key;                // in [model]
+  std::string_view setting;            // in config.json
+  nlohmann::json otherwise = nullptr;  // what a file without it means; null: it must be there
+};
+
+/// A setting of which one value is supported; a file without it means that value.
+struct HfFixedRow {
+  std::string_view setting;
+  nlohmann::json value;
+};
+
+/// A key of [model] that the family itself fixes.
+struct HfImpliedRow {
+  std::string_view key;
+  nlohmann::json value;
+};
+
+struct HfWordRow {
+  std::string_view setting;
+  std::string_view word;  // of [model]
+};
+
+/// How settings say what rotary positions are. transformers 5 has them in rope_parameters; before
+/// it, the names here stood at the top, beside rope_scaling.
+struct HfRotary {
+  std::string_view theta = "rope_theta";
+  double default_theta = 10000;
+  std::string_view share = "";  // empty: all of a head's columns turn
+  double default_share = 1;
+  std::string_view local_theta = "";  // of layers with a window, where they have another
+  double default_local_theta = 0;
+};
+
+/// How settings say which layers' attention has a window.
+struct HfWindows {
+  std::string_view size = "sliding_window";
+  std::int64_t default_every = 0;  // a layer in so many has none, where a file does not say which
+  std::string_view every = "";     // the setting that says so, beside layer_types
+  bool layer_types = false;        // whether files may, and exports do, name each layer's kind
+};
+
+struct HfFamily {
+  std::string_view family;      // of [model]
+  std::string_view model_type;  // of config.json
+  std::string_view model_class;
+  std::vector<HfNumberRow> numbers;
+  std::vector<HfFixedRow> fixed;
+  std::vector<HfImpliedRow> implied;  // keys that are neither here nor read have their default
+  std::string_view activation_setting;
+  std::vector<HfWordRow> activations;         // the first of equal words is the one that is written
+  const HfRotary* rotary = nullptr;           // null: no rotary positions
+  const HfWindows* windows = nullptr;         // null: no windows
+  std::vector<std::string_view> unused = {};  // settings that have no effect beside `fixed` ones
+};
+
+/// All families.
+std::span<const HfFamily> hf_families();
+
+/// Whether a setting says nothing of the computation: of training, generation, other heads than
+/// that of the language model, or where the file comes from.
+bool hf_harmless(std::string_view setting);
+
+}  // namespace tessera::io

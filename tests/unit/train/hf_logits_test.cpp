@@ -1,0 +1,137 @@
+// Models of every family against transformers' logits: as training computes them, and as generation
+// does, through the readers of model directories and of decks.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "io/hugging_face.hpp"
+#include "kernels/cpu/device.hpp"
+#include "setup/architecture.hpp"
+#include "setup/inputs.hpp"
+#include "support/eager_model.hpp"
+#include "train/generator.hpp"
+
+namespace tessera::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path data_path(std::string_view name) {
+  return fs::path(TESSERA_SOURCE_DIR) / "tests/data/hf" / name;
+}
+
+/// What tests/data/make_hf.py has left of a model.
+struct Reference {
+  explicit Reference(const std::string& name)
+      : file(data_path(name + ".logits.safetensors")), logits(read("logits")) {
+    for (float token : read("tokens")) tokens.push_back(static_cast<std::int32_t>(token));
+    vocab = std::ssize(logits) / std::ssize(tokens);
+    sensitivity = read("sensitivity")[0];
+    for (float x : logits) largest = std::max(largest, std::abs(static_cast<double>(x)));
+  }
+
+  std::vector<float> read(std::string_view tensor) const {
+    const auto& entry = file.tensors().find(tensor)->second;
+    std::vector<float> values(static_cast<std::size_t>(entry.elements));
+    file.read(entry, 0, values);
+    return values;
+  }
+  std::span<const float> row(std::int64_t token) const {
+    return std::span(logits).subspan(static_cast<std::size_t>(token * vocab),
+                                     static_cast<std::size_t>(vocab));
+  }
+  /// How far f32 may be from the exact logits. Products in f32 are exact products with weights that
+  /// are changed relatively, by at most n 2^-24 for sums of n terms (Higham 2002, section 3.1),
+  /// here 24 at most; norms, rotations, activations and softmax add a few roundings each to what is
+  /// multiplied, some 40 in all between two products. Sensitivities are from random changes; the
+  /// worst one may be some times as bad.
+  double bound() const { return (24 + 40) * 0x1p-24 * 2 * sensitivity + 0x1p-23 * largest; }
+
+  io::SafetensorsFile file;
+  std::vector<float> logits;
+  std::vector<std::int32_t> tokens;
+  std::int64_t vocab = 0;
+  double sensitivity = 0, largest = 0;
+};
+
+/// A model directory as verbs open it.
+struct Model {
+  explicit Model(const std::string& name)
+      : weights(io::HfModel::open(data_path(name))),
+        config(setup::model_config(
+            deck::parse_deck(fmt::format("run.steps = 1\nmodel.init_from = \"{}\"\ndata.train = "
+                                         "[\"none\"]\nbatch.global = 1\noptimizer.lr = 1.0\n",
+                                         data_path(name).string()),
+                             name, {}, setup::read_architecture)
+                .deck.model)) {}
+
+  train::ParameterSource source() const {
+    return [this](const model::ParamDesc& p, Range range, std::span<float> out) {
+      weights.read(p.name, range.begin, out);
+    };
+  }
+
+  io::HfModel weights;
+  model::ModelConfig config;
+};
+
+double cross_entropy(std::span<const float> logits, std::int32_t target) {
+  double sum = 0;
+  for (float x : logits) sum += std::exp(static_cast<double>(x));
+  return std::log(sum) - static_cast<double>(logits[static_cast<std::size_t>(target)]);
+}
+
+class HfLogits : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(HfLogits, AreThoseOfTransformersInGeneration) {
+  const Reference reference(GetParam());
+  const Model model(GetParam());
+  EXPECT_LT(reference.bound(), 2e-3 * reference.largest) << "nothing would be seen";
+  const auto device = kernels::make_cpu_device({});
+  const std::int64_t n = std::ssize(reference.tokens);
+  for (const std::vector<std::int64_t>& cuts :
+       {std::vector<std::int64_t>(static_cast<std::size_t>(n), 1), {n}, {5, 1, n - 6}}) {
+    memory::HostTier tier;
+    train::Generator generator(model.config, *device, tier, model.source());
+    std::int64_t at = 0;
+    for (const std::int64_t count : cuts) {
+      const auto logits = generator.advance(
+          std::span(reference.tokens)
+              .subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(count)));
+      at += count;
+      const auto want = reference.row(at - 1);
+      for (std::size_t i = 0; i < want.size(); ++i)
+        ASSERT_NEAR(logits[i], want[i], reference.bound()) << "token " << at - 1 << ", logit " << i;
+    }
+  }
+}
+
+TEST_P(HfLogits, AreThoseOfTransformersInTraining) {
+  const Reference reference(GetParam());
+  const Model model(GetParam());
+  const auto device = kernels::make_cpu_device({});
+  EagerModel training(model.config, DType::f32, 1, *device, model.source());
+  const std::int64_t n = std::ssize(reference.tokens);
+  // Losses with every token as the target tell logits up to a constant.
+  for (std::int32_t target = 0; target < reference.vocab; ++target) {
+    TokenBatch batch{.batch = 1,
+                     .sequence = n,
+                     .tokens = reference.tokens,
+                     .targets = std::vector(static_cast<std::size_t>(n), target),
+                     .samples = {0}};
+    const std::vector<float> losses = training.losses(batch);
+    for (std::int64_t t = 0; t < n; ++t) {
+      const double want = cross_entropy(reference.row(t), target);
+      EXPECT_NEAR(losses[static_cast<std::size_t>(t)], want,
+                  2 * reference.bound() + 0x1p-22 * std::abs(want))
+          << "token " << t << ", target " << target;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, HfLogits,
+                         ::testing::Values("llama3", "mistral", "qwen2", "qwen3", "phi3", "olmo2",
+                                           "gpt_neox", "gemma2", "gemma3"));
+
+}  // namespace
+}  // namespace tessera::test
