@@ -305,9 +305,9 @@ TEST(NormBackward, LongRowsAgreeWithDouble) {
 
 /// Two tensors of one call and their gradients: `heads` heads of so many columns within wider rows.
 struct HeadsCase {
-  HeadsCase(DType type, std::int64_t heads, std::int64_t columns)
-      : heads(heads),
-        columns(columns),
+  HeadsCase(DType type, std::int64_t of_heads, std::int64_t wide)
+      : heads(of_heads),
+        columns(wide),
         x(Tensor::random(type, {kSamples, kTokens, heads * columns + 6}, 1, 2)),
         d(Tensor::random(type, {kSamples, kTokens, heads * columns + 6}, 2)),
         weight(Tensor::random(type, {columns}, 3)),
