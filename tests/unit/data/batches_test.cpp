@@ -234,12 +234,11 @@ class DocumentsTest : public testing::Test {
   /// The tokens from `first` on, of two sequences of five tokens.
   static Sequence read(const io::TokenCorpus& corpus, std::int64_t first,
                        const data::DocumentRule& rule) {
-    data::Batches batches(
-        corpus,
-        [first](std::int64_t s) {
-          return Range{first + 5 * s, first + 5 * s + 5};
-        },
-        rule);
+    data::Batches batches(corpus,
+                          [first](std::int64_t s) {
+                            return Range{first + 5 * s, first + 5 * s + 5};
+                          },
+                          {.documents = rule});
     batches.begin(0, {.sequence = 5, .micro = 2, .micro_batches = 1});
     Sequence s{.targets = std::vector<std::int32_t>(10),
                .documents = std::vector<std::int32_t>(rule.separate ? 20 : 0)};
