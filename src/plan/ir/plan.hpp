@@ -251,7 +251,7 @@ struct WordLayout {
   static constexpr std::int64_t loss = 0;
   static constexpr std::int64_t norm = 24;
   static constexpr std::int64_t flags = 48;
-  static constexpr std::int64_t flag_count = 4;
+  static constexpr std::int64_t flag_count = 3;
   static_assert(static_cast<std::int64_t>(StepFlag::no_tokens) < flag_count);
   static constexpr std::int64_t targets = flags + flag_count;
   static constexpr std::int64_t count = targets + 1;
