@@ -99,11 +99,17 @@ std::vector<MeshPlace> distinct_places(const PlanInputs& in) {
 
   const auto alike = first_with_same_shares(in);
   const auto lie = situations(in);
-  std::set<std::tuple<std::int64_t, bool, std::int64_t, Situation>> kinds;
+  // What a rank sends of matrices that go home depends on which they are, so each is of a kind of
+  // its own, of as many as are looked at quickly; of more, some may send a few percent more.
+  constexpr std::int64_t kQuickly = 64;
+  const bool by_rank = in.optimizer.matrices && m.size() <= kQuickly;
+  std::set<std::tuple<std::int64_t, bool, std::int64_t, std::int64_t, Situation>> kinds;
   const auto is_new = [&](const MeshPlace& place) {
     const bool sums_losses = place.tensor == 0;
+    const std::int64_t rank = m.rank_of(place);
     return kinds
-        .insert({place.pipeline, sums_losses, at(alike, place.tensor), at(lie, m.rank_of(place))})
+        .insert({place.pipeline, sums_losses, at(alike, place.tensor), by_rank ? rank : -1,
+                 at(lie, rank)})
         .second;
   };
   for (const MeshPlace& place : places) is_new(place);
