@@ -264,15 +264,16 @@ MegatronShare::MegatronShare(fs::path prefix, DType type, std::int64_t index)
     : prefix_(std::move(prefix)),
       type_(type),
       index_(index),
+      table_(index == 0 ? unnamed(megatron_idx(prefix_)) : fs::path()),
       elements_(index == 0 ? unnamed(megatron_bin(prefix_))
                            : unnamed(fmt::format("{}.part{:05}.bin", prefix_.string(), index)),
                 OpenMode::create) {
-  if (index_ == 0) File(unnamed(megatron_idx(prefix_)), OpenMode::create).close();
+  if (index_ == 0) File(table_, OpenMode::create).close();
 }
 
 MegatronShare::~MegatronShare() {
   system_calls::remove_tree(elements_.path());
-  if (index_ == 0) system_calls::remove_tree(unnamed(megatron_idx(prefix_)));
+  if (index_ == 0) system_calls::remove_tree(table_);
 }
 
 void MegatronShare::append(std::span<const std::int32_t> elements) {

@@ -93,6 +93,7 @@ class MegatronShare {
   std::filesystem::path prefix_;
   DType type_;
   std::int64_t index_;
+  std::filesystem::path table_;  // of the first share, which makes it; the destructor has no memory
   File elements_;
   std::vector<std::byte> buffer_;
   std::int64_t written_ = 0;  // bytes of elements_
