@@ -290,13 +290,14 @@ class Memory(RunTest):
 
     def test_fit_says_what_no_plan_can_hold(self):
         """One buffer holds less than 2^40 bytes, which logits of 2^24 tokens and 2^14 words are."""
-        many = {"model__vocab": 2**14, "batch__global": 2**20}
+        many = {"model__vocab": 2**14, "batch__global": 2**20, "memory__logits": 2**24}
         output = self.check(self.deck("many", tiny_deck(self.corpus, **many)), 1, "--fit",
                             "--device-memory", "1000TB")
         refused, fitting = output.splitlines()
         self.assertRegex(refused, r"^batch.micro = 1048576: .*one buffer at most")
         self.assertRegex(fitting, r"^batch.micro = 524288 .*the largest that fits")
-        huge = {"model__context": 2**20, "model__vocab": 2**20, "batch__global": 2}
+        huge = {"model__context": 2**20, "model__vocab": 2**20, "batch__global": 2,
+                "memory__logits": 2**21}
         output = self.check(self.deck("huge", tiny_deck(self.corpus, **huge)), 1, "--fit",
                             "--device-memory", "1000TB", code=2)
         self.assertRegex(output, r"no batch.micro(.|\n)*batch.micro = 1: .*one buffer at most")
