@@ -16,7 +16,7 @@ import h5py
 from tessera import SOURCE, RunTest, kill_tree, metrics, tiny_deck, write_tokens
 
 STEP_KEYS = {"event", "step", "loss", "grad_norm", "lr", "tokens", "samples", "sequence", "step_ms",
-             "tokens_per_s", "mfu", "tflops_per_rank", "comm_exposed_ms", "pipeline_exposed_ms",
+             "targets", "tokens_per_s", "mfu", "tflops_per_rank", "comm_exposed_ms", "pipeline_exposed_ms",
              "io_exposed_ms", "data_exposed_ms", "wire_bytes", "io_bytes", "between_ms",
              "compute_ms", "own_ms", "gemm_share", "skipped", "loss_scale", "time"}
 
@@ -200,6 +200,7 @@ class Verbs(RunTest):
             self.assertEqual(set(e), STEP_KEYS)
             self.assertEqual(e["samples"], 8 * e["step"])
             self.assertEqual(e["tokens"], 16 * e["samples"])
+            self.assertEqual(e["targets"], 16 * 8)
             self.assertGreater(e["tokens_per_s"], 0)
         times = [begin, *(e["time"] for e in events), time.time() + 1]
         self.assertEqual(times, sorted(times))
