@@ -6,6 +6,7 @@
 #include <array>
 #include <cstring>
 #include <filesystem>
+#include <utility>
 
 #include "core/bytes.hpp"
 #include "core/error.hpp"
@@ -116,16 +117,18 @@ void TokenCorpus::add_run(std::int64_t offset, std::int64_t count, std::int64_t 
 }
 
 void TokenCorpus::add_megatron(const std::string& prefix) {
-  const MegatronIndex index(prefix);
+  MegatronIndex index(prefix);
+  const DType type = index.type();
+  const std::int64_t documents = index.documents();
   const auto& added =
       files_.emplace_back(TokenFile{.file = File(megatron_bin(prefix), OpenMode::read),
-                                    .type = index.type(),
-                                    .documents = index.documents(),
+                                    .type = type,
+                                    .documents = documents,
                                     .index = megatron_idx(prefix),
-                                    .table = MegatronIndex(prefix)});
-  index.for_each_document_end([](std::int64_t) {});  // read only to be checked
+                                    .table = std::move(index)});
+  added.table->for_each_document_end([](std::int64_t) {});  // read only to be checked
   std::int64_t number = 0;
-  index.for_each_sequence(added.file.size(), [&](const MegatronIndex::Sequence& sequence) {
+  added.table->for_each_sequence(added.file.size(), [&](const MegatronIndex::Sequence& sequence) {
     add_run(sequence.pointer, sequence.length, number++);
   });
   add_targets();
