@@ -98,6 +98,12 @@ TokenCorpus::TokenCorpus(std::span<const std::string> entries, std::int64_t voca
   }
 }
 
+std::size_t TokenCorpus::entry_of(std::int64_t token) const {
+  const auto behind = std::ranges::upper_bound(entries_, token, {}, &Range::begin);
+  TESSERA_CHECK(behind != entries_.begin(), "token {} of a corpus", token);
+  return static_cast<std::size_t>(behind - entries_.begin()) - 1;
+}
+
 void TokenCorpus::add_run(std::int64_t offset, std::int64_t count, std::int64_t sequence) {
   TokenFile& file = files_.back();
   if (count == 0) return;

@@ -33,6 +33,8 @@ class TokenCorpus {
   std::int64_t tokens() const { return tokens_; }
   /// The tokens of each entry.
   std::span<const Range> entries() const { return entries_; }
+  /// The entry that a token is of.
+  std::size_t entry_of(std::int64_t token) const;
   /// Sequences of `length` tokens and their shifted targets: sequence s needs the tokens
   /// [s length, s length + length], so the last token of the corpus is only ever a target.
   std::int64_t sequences(std::int64_t length) const { return sequences_in(tokens_, length); }

@@ -58,6 +58,7 @@ namespace tessera::kernels {
   F(SquarePolynomial) \
   F(TreeSum) \
   F(ExactSum) \
+  F(ExactSums) \
   F(Quantize) \
   F(SumQuantized) \
   F(RequantizeSum)

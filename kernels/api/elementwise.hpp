@@ -148,4 +148,29 @@ inline void check(const ExactSum& a) {
   check_flat({a.accumulator}, DType::i64, kExactSumWords);
 }
 
+/// accumulators[into[r]] += exact sum of row r of x, as of ExactSum; a row whose `into` is below 0
+/// is in no sum.
+struct ExactSums {
+  static constexpr const char* kName = "exact_sums";
+  View x;             // (R, C) dense, f32, bf16 or f16
+  View into;          // (R) i32, below K
+  View accumulators;  // (K, kExactSumWords) i64
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.x, Access::read), f(s.into, Access::read), f(s.accumulators, Access::update),
+        f(s.scratch, Access::write);
+  }
+};
+
+inline void check(const ExactSums& a) {
+  check_floats({a.x});
+  TESSERA_CHECK(a.x.rank == 2 && a.accumulators.rank == 2,
+                "sums of the rows of {} axes in a matrix of {}", a.x.rank, a.accumulators.rank);
+  check_flat({a.x}, a.x.type, a.x.elements());
+  check_flat({a.into}, DType::i32, a.x.rows());
+  check_flat({a.accumulators}, DType::i64, a.accumulators.rows() * kExactSumWords);
+}
+
 }  // namespace tessera::kernels

@@ -81,4 +81,21 @@ void run(const ExactSum& a, const Context& context) {
   exact_normalise(words);
 }
 
+/// The team divides the sums, so that no two threads add to one.
+void run(const ExactSums& a, const Context& context) {
+  check(a);
+  const auto* into = a.into.as<std::int32_t>();
+  const std::int64_t columns = a.x.cols();
+  parallel_ranges(context.threads, a.accumulators.rows(), 1, [&](Range sums) {
+    for (std::int64_t k = sums.begin; k < sums.end; ++k) {
+      auto* words = a.accumulators.as<std::int64_t>() + k * kExactSumWords;
+      for (std::int64_t r = 0; r < a.x.rows(); ++r) {
+        if (into[r] == k)
+          context.hot.exact_sum(a.x, ExactSum::Of::values, {r * columns, (r + 1) * columns}, words);
+      }
+      exact_normalise(ExactWords(words, kExactSumWords));
+    }
+  });
+}
+
 }  // namespace tessera::kernels::cpu

@@ -107,4 +107,16 @@ void run(const ExactSum& a, const Context& context) {
   launch(on(context, a.kName, 1, 32), exact_normalise_kernel, a.accumulator.as<std::int64_t>());
 }
 
+void run(const ExactSums& a, const Context& context) {
+  check(a);
+  const std::int64_t rows = a.x.rows(), columns = a.x.cols();
+  with_type(a.x.type, [&]<typename T>() {
+    launch(on(context, a.kName, rows, 32 * kExactWarps), exact_sums_kernel<T>, a.x.as<T>(), columns,
+           a.into.as<std::int32_t>(), wide<kRun<T>>({a.x}),
+           reinterpret_cast<Atomic*>(a.accumulators.data));
+  });
+  launch(on(context, a.kName, a.accumulators.rows(), 32), exact_normalise_kernel,
+         a.accumulators.as<std::int64_t>());
+}
+
 }  // namespace tessera::kernels::cuda

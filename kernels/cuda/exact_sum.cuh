@@ -68,18 +68,20 @@ __device__ __forceinline__ void add_warp_values(const float (&value)[kExactPerTh
   add_warp_terms(terms, squares ? 2 * top : top, words);
 }
 
+/// accumulator += the exact sum of x, or of its squares, of which each of `blocks` blocks adds
+/// every so many tiles; this one is number `block`.
 template <typename T>
-__global__ void __launch_bounds__(32 * kExactWarps)
-    exact_sum_kernel(const T* x, std::int64_t n, bool squares, bool wide, Atomic* accumulator) {
+__device__ __forceinline__ void add_tiles(const T* x, std::int64_t n, bool squares, bool wide,
+                                          std::int64_t block, std::int64_t blocks,
+                                          Atomic* accumulator) {
   constexpr int V = kRun<T>;
   __shared__ std::int64_t words[kExactWarps][kExactSumWords];
   const auto thread = static_cast<int>(threadIdx.x);
   const int warp = thread / 32, lane = thread % 32;
   if (lane < kExactSumWords) words[warp][lane] = 0;
   __syncwarp();
-  const std::int64_t step = std::int64_t{gridDim.x} * kExactWarps * kExactTile;
-  for (std::int64_t tile = (std::int64_t{blockIdx.x} * kExactWarps + warp) * kExactTile; tile < n;
-       tile += step) {
+  const std::int64_t step = blocks * kExactWarps * kExactTile;
+  for (std::int64_t tile = (block * kExactWarps + warp) * kExactTile; tile < n; tile += step) {
     float value[kExactPerThread];
 #pragma unroll
     for (int k = 0; k < kExactPerThread / V; ++k) {
@@ -97,6 +99,23 @@ __global__ void __launch_bounds__(32 * kExactWarps)
     for (int w = 0; w < kExactWarps; ++w) sum += words[w][thread];
     if (sum != 0) atomicAdd(accumulator + thread, static_cast<Atomic>(sum));
   }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(32 * kExactWarps)
+    exact_sum_kernel(const T* x, std::int64_t n, bool squares, bool wide, Atomic* accumulator) {
+  add_tiles(x, n, squares, wide, blockIdx.x, gridDim.x, accumulator);
+}
+
+/// A block for each row of `columns`: into[row] says to which accumulator it is added.
+template <typename T>
+__global__ void __launch_bounds__(32 * kExactWarps)
+    exact_sums_kernel(const T* x, std::int64_t columns, const std::int32_t* into, bool wide,
+                      Atomic* accumulators) {
+  const std::int64_t row = blockIdx.x;
+  if (into[row] < 0) return;
+  add_tiles(x + row * columns, columns, false, wide, 0, 1,
+            accumulators + into[row] * kExactSumWords);
 }
 
 /// A warp for each sum: the carries are one thread's, in shared memory.

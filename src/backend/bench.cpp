@@ -381,6 +381,11 @@ class Bench {
     row(SquarePolynomial{.x = matrix, .square = matrix, .out = matrix, .coefficients = {1, 0, 0}},
         text(matrix));
     row(ExactSum{.x = narrow, .accumulator = memory.zeros(DType::i64, {kExactSumWords})}, text(x));
+    const View rows = memory.floats(DType::f32, {8, n / 8});
+    row(ExactSums{.x = rows,
+                  .into = memory.zeros(DType::i32, {8}),
+                  .accumulators = memory.zeros(DType::i64, {2, kExactSumWords})},
+        text(rows));
     row(Fill{.out = narrow}, text(x));
     row(Convert{.x = x, .out = narrow}, text(x));
     row(Convert{.x = narrow, .out = x, .write = Write::add}, text(x) + ", added");

@@ -25,8 +25,8 @@ BatchRules batch_rules(const deck::Deck& deck) {
   return rules;
 }
 
-Batches::Step Batches::read(std::int64_t first, const BatchShare& share) const {
-  Step step{.first = first, .share = share};
+StepTokens Batches::read(std::int64_t first, const BatchShare& share) const {
+  StepTokens step{.first = first, .share = share};
   const std::int64_t sequences = share.micro_batches * share.micro, length = share.sequence;
   step.tokens.reserve(static_cast<std::size_t>(sequences * length));
   step.targets.reserve(static_cast<std::size_t>(sequences * length));
@@ -35,16 +35,19 @@ Batches::Step Batches::read(std::int64_t first, const BatchShare& share) const {
       const std::int64_t sample = first + share.first_sample(k) + b;
       step.samples.push_back(sample);
       read_sequence(sample, length, step);
+      step.counted.push_back(
+          std::ranges::count_if(std::span(step.targets).last(static_cast<std::size_t>(length)),
+                                [](std::int32_t t) { return t >= 0; }));
     }
   }
-  step.counted = std::ranges::count_if(step.targets, [](std::int32_t t) { return t >= 0; });
   return step;
 }
 
 /// Adds a sample as a sequence of `length` tokens, and as targets those that follow them, or those
 /// that are masked. What is left of it is padding: documents of their own, without targets.
-void Batches::read_sequence(std::int64_t sample, std::int64_t length, Step& step) const {
+void Batches::read_sequence(std::int64_t sample, std::int64_t length, StepTokens& step) const {
   Range tokens = tokens_of_(sample);
+  step.tallies.push_back(static_cast<std::int32_t>(corpus_.entry_of(tokens.begin)));
   if (tokens.count() >= length) {
     // After a rollback a step may have samples that were cut for a later phase, of other lengths.
     if (!documents_.whole) tokens.begin = std::min(tokens.begin, corpus_.tokens() - (length + 1));
@@ -76,7 +79,7 @@ void Batches::read_sequence(std::int64_t sample, std::int64_t length, Step& step
   if (count < length && (ends.empty() || ends.back() < count)) ends.push_back(count);
   for (std::int64_t end = count; documents_.longest > 0 && length - end > documents_.longest;)
     ends.push_back(end += documents_.longest);
-  add_documents(ends, length, step);
+  step.add_documents(ends, length);
 }
 
 /// Chooses among the targets that count, and masks tokens.
@@ -118,23 +121,8 @@ std::vector<std::int64_t> Batches::document_ends(Range tokens,
   return ends;
 }
 
-/// Adds for each token of a sequence where its document begins and ends.
-void Batches::add_documents(const std::vector<std::int64_t>& ends, std::int64_t length,
-                            Step& step) {
-  std::int64_t begin = 0;
-  const auto add = [&](std::int64_t end) {
-    for (std::int64_t t = begin; t < end; ++t) {
-      step.documents.push_back(static_cast<std::int32_t>(begin));
-      step.documents.push_back(static_cast<std::int32_t>(end));
-    }
-    begin = end;
-  };
-  for (const std::int64_t end : ends) add(end);
-  add(length);  // nothing where the last one ends there
-}
-
 void Batches::prefetch(std::int64_t first, const BatchShare& share) {
-  std::packaged_task<Step()> reading([this, first, share] { return read(first, share); });
+  std::packaged_task<StepTokens()> reading([this, first, share] { return read(first, share); });
   pending_ = reading.get_future();
   reader_ = start_thread("tokens", std::move(reading));
 }
@@ -153,20 +141,43 @@ void Batches::begin_blank(const BatchShare& share) {
   current_.tokens.resize(static_cast<std::size_t>(sequences * share.sequence));
   current_.targets.assign(current_.tokens.size(), -1);
   current_.samples.resize(static_cast<std::size_t>(sequences));
+  current_.counted.resize(current_.samples.size());
+  current_.tallies.resize(current_.samples.size());
   for (std::int64_t i = 0; documents_.separate && i < sequences; ++i)
-    add_documents({}, share.sequence, current_);
+    current_.add_documents({}, share.sequence);
 }
 
-void Batches::load(std::int64_t k, const plan::LoadBatch& views) const {
-  const std::int64_t micro = current_.share.micro, tokens = micro * current_.share.sequence;
+std::vector<std::int64_t> StepTokens::count_by_tally(std::int64_t tallies_of_step) const {
+  std::vector<std::int64_t> all(static_cast<std::size_t>(tallies_of_step));
+  for (std::size_t i = 0; i < tallies.size() && !all.empty(); ++i)
+    all.at(static_cast<std::size_t>(tallies[i])) += counted[i];
+  return all;
+}
+
+void StepTokens::add_documents(std::span<const std::int64_t> ends, std::int64_t length) {
+  std::int64_t begin = 0;
+  const auto add = [&](std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      documents.push_back(static_cast<std::int32_t>(begin));
+      documents.push_back(static_cast<std::int32_t>(end));
+    }
+    begin = end;
+  };
+  for (const std::int64_t end : ends) add(end);
+  add(length);  // nothing where the last one ends there
+}
+
+void StepTokens::load(std::int64_t k, const plan::LoadBatch& views) const {
+  const std::int64_t in_micro = share.micro * share.sequence;
   const auto copy = [k](const auto& from, std::int64_t count, const View& to) {
     using T = typename std::decay_t<decltype(from)>::value_type;
     if (to) std::copy_n(from.begin() + k * count, count, to.as<T>());
   };
-  copy(current_.tokens, tokens, views.tokens);
-  copy(current_.targets, tokens, views.targets);  // shifted before the sequence is split
-  copy(current_.samples, micro, views.samples);
-  copy(current_.documents, 2 * tokens, views.documents);
+  copy(tokens, in_micro, views.tokens);
+  copy(targets, in_micro, views.targets);  // shifted before the sequence is split
+  copy(samples, share.micro, views.samples);
+  copy(documents, 2 * in_micro, views.documents);
+  copy(tallies, share.micro, views.tallies);
 }
 
 }  // namespace tessera::data

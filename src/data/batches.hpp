@@ -2,6 +2,7 @@
 #pragma once
 
 #include <future>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <thread>
@@ -59,6 +60,27 @@ struct BatchRules {
 };
 BatchRules batch_rules(const deck::Deck& deck);
 
+/// A rank's part of a step, in the order in which its micro-batches have it.
+struct StepTokens {
+  std::int64_t first = -1;  // global sample of the step
+  BatchShare share;
+  std::vector<std::int32_t> tokens;     // per sample T
+  std::vector<std::int32_t> targets;    // likewise; -1 where none counts
+  std::vector<std::int32_t> documents;  // per sample (T, 2), where they are separate
+  std::vector<std::int64_t> samples;    // per sample, its number
+  std::vector<std::int64_t> counted;    // per sample, how many targets count
+  std::vector<std::int32_t> tallies;    // per sample, which tally it counts in
+
+  /// How many targets count.
+  std::int64_t count() const { return std::accumulate(counted.begin(), counted.end(), 0L); }
+  /// The same of each of so many tallies.
+  std::vector<std::int64_t> count_by_tally(std::int64_t tallies_of_step) const;
+  /// Adds a sample's documents, of which these are the ends that lie within `length` tokens.
+  void add_documents(std::span<const std::int64_t> ends, std::int64_t length);
+  /// Copies micro-batch k into the plan's buffers.
+  void load(std::int64_t k, const plan::LoadBatch& views) const;
+};
+
 class Batches {
  public:
   Batches(const io::TokenCorpus& corpus, SampleTokens tokens_of, const BatchRules& rules = {})
@@ -73,34 +95,23 @@ class Batches {
   void begin(std::int64_t first, const BatchShare& share);
   /// A step of zeros, for a rank whose tokens cannot be read.
   void begin_blank(const BatchShare& share);
-  /// How many targets of this data rank's part of the current step count.
-  std::int64_t targets() const { return current_.counted; }
-  /// Copies micro-batch k of the current step into the plan's buffers.
-  void load(std::int64_t k, const plan::LoadBatch& views) const;
+  /// This data rank's part of the current step. A sample's tally is the entry of the corpus that it
+  /// is of.
+  const StepTokens& current() const { return current_; }
 
  private:
-  struct Step {
-    std::int64_t first = -1;
-    BatchShare share;
-    std::vector<std::int32_t> tokens;     // per sequence T
-    std::vector<std::int32_t> targets;    // likewise; -1 where none counts
-    std::vector<std::int32_t> documents;  // per sequence (T, 2), where they are separate
-    std::vector<std::int64_t> samples;    // per sequence
-    std::int64_t counted = 0;             // targets that count
-  };
-  Step read(std::int64_t first, const BatchShare& share) const;
-  void read_sequence(std::int64_t sample, std::int64_t length, Step& step) const;
+  StepTokens read(std::int64_t first, const BatchShare& share) const;
+  void read_sequence(std::int64_t sample, std::int64_t length, StepTokens& step) const;
   void mask(std::int64_t sample, std::span<std::int32_t> tokens,
             std::span<std::int32_t> targets) const;
   std::vector<std::int64_t> document_ends(Range tokens, std::span<const std::int32_t> row) const;
-  static void add_documents(const std::vector<std::int64_t>& ends, std::int64_t length, Step& step);
 
   const io::TokenCorpus& corpus_;
   SampleTokens tokens_of_;
   DocumentRule documents_;
   std::optional<MaskRule> masking_;
-  Step current_;
-  std::future<Step> pending_;
+  StepTokens current_;
+  std::future<StepTokens> pending_;
   std::jthread reader_;  // last: it uses the others
 };
 

@@ -64,11 +64,6 @@ Sequences sequences_of(const io::TokenCorpus& corpus, const deck::Deck& deck, Ra
   return Sequences::of_documents(corpus, tokens, *budget, longest, name);
 }
 
-bool is_mixture(const deck::DataSection& section) {
-  return std::ranges::any_of(section.train,
-                             [](const deck::DataEntry& e) { return e.weight || e.epochs; });
-}
-
 namespace {
 
 constexpr const char* kTrain = "data.train";

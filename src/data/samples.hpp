@@ -45,9 +45,6 @@ SampleTokens training_samples(const io::TokenCorpus& corpus, const deck::Deck& d
 /// corpora, each as often as its epochs say.
 std::int64_t epoch_samples(const io::TokenCorpus& corpus, const deck::Deck& deck);
 
-/// Whether samples are dealt to the entries of data.train by weights or epochs.
-bool is_mixture(const deck::DataSection& section);
-
 /// Deals samples to several corpora by their shares. Of the first n samples each corpus of k has
 /// its share of n, to within k - 1 at any n; which one a sample is of, and the how manieth there,
 /// follows from its number alone.

@@ -136,6 +136,11 @@ std::vector<std::string> paths_of(const std::vector<DataEntry>& entries) {
   return paths;
 }
 
+bool is_mixture(const DataSection& section) {
+  return std::ranges::any_of(section.train,
+                             [](const DataEntry& e) { return e.weight || e.epochs; });
+}
+
 std::string read_entry(const Value& value, DataEntry& entry) {
   if (const auto path = Codec<std::string>::read(value)) {
     entry.path = *path;

@@ -142,6 +142,8 @@ struct DataSection {
   bool accept_tokenizer = false;
   bool operator==(const DataSection&) const = default;
 };
+/// Whether samples are dealt to the entries of data.train by weights or epochs.
+bool is_mixture(const DataSection& section);
 
 /// Of what the model learns; all but the kind are of masked tokens.
 struct TaskSection {

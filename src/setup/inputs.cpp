@@ -196,6 +196,7 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.recompute = deck.recompute.policy;
   in.seed = static_cast<std::uint64_t>(deck.run.seed);
   in.state_for = std::ranges::max(shapes, {}, &plan::PlanShape::purpose).purpose;
+  in.most_tallies = std::ranges::max(shapes, {}, &plan::PlanShape::tallies).tallies;
   return in;
 }
 

@@ -8,6 +8,7 @@
 #include "setup/inputs.hpp"
 
 namespace tessera::setup {
+namespace {
 
 plan::PlanShape plan_shape(const deck::BatchSection& batch, plan::PlanPurpose purpose,
                            const StepSize& size, std::int64_t data_ranks) {
@@ -15,6 +16,15 @@ plan::PlanShape plan_shape(const deck::BatchSection& batch, plan::PlanPurpose pu
           .sequence = size.sequence,
           .micro = batch.micro,
           .micro_batches = size.global / (batch.micro * data_ranks)};
+}
+
+}  // namespace
+
+plan::PlanShape training_shape(const deck::Deck& deck, plan::PlanPurpose purpose,
+                               const StepSize& size, std::int64_t data_ranks) {
+  plan::PlanShape shape = plan_shape(deck.batch, purpose, size, data_ranks);
+  shape.tallies = is_mixture(deck.data) ? std::ssize(deck.data.train) : 0;
+  return shape;
 }
 
 plan::PlanShape evaluation_shape(const deck::BatchSection& batch, std::int64_t data_ranks) {
@@ -46,7 +56,7 @@ std::vector<plan::PlanShape> training_shapes(const deck::Deck& deck, std::int64_
   const auto add = [&](std::int64_t sequence, std::int64_t global) {
     const StepSize size{.global = global, .sequence = sequence};
     const auto add_for = [&](plan::PlanPurpose purpose, Compression compression) {
-      shapes.push_back(plan_shape(deck.batch, purpose, size, data_ranks));
+      shapes.push_back(training_shape(deck, purpose, size, data_ranks));
       shapes.back().compression = compression;
     };
     for (const Compression compression : compressions) {
@@ -71,7 +81,8 @@ std::vector<plan::PlanShape> largest_shapes(std::span<const plan::PlanShape> sha
     const bool below = std::ranges::any_of(shapes, [&](const plan::PlanShape& other) {
       return other != shape && other.purpose >= shape.purpose &&
              other.compression == shape.compression && other.sequence >= shape.sequence &&
-             other.micro >= shape.micro && other.micro_batches >= shape.micro_batches;
+             other.micro >= shape.micro && other.micro_batches >= shape.micro_batches &&
+             other.tallies >= shape.tallies;
     });
     if (!below) largest.push_back(shape);
   }

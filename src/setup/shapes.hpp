@@ -12,8 +12,9 @@ namespace tessera::setup {
 struct StepSize {
   std::int64_t global = 0, sequence = 0;  // sequences, and the tokens of each
 };
-plan::PlanShape plan_shape(const deck::BatchSection& batch, plan::PlanPurpose purpose,
-                           const StepSize& size, std::int64_t data_ranks);
+/// Of a step of training; where data.train is a mixture each of its corpora has a tally.
+plan::PlanShape training_shape(const deck::Deck& deck, plan::PlanPurpose purpose,
+                               const StepSize& size, std::int64_t data_ranks);
 /// Evaluation cuts the first step's batch, always with sequences of batch.sequence tokens, so that
 /// its losses compare.
 plan::PlanShape evaluation_shape(const deck::BatchSection& batch, std::int64_t data_ranks);

@@ -5,7 +5,6 @@
 
 #include "core/bytes.hpp"
 #include "core/clock.hpp"
-#include "core/exact_sum.hpp"
 #include "core/terminal.hpp"
 #include "data/corpora.hpp"
 #include "data/tokenizers.hpp"
@@ -17,23 +16,6 @@
 #include "train/state/starting_state.hpp"
 
 namespace tessera::train {
-
-namespace {
-
-/// The sum of losses over some of the targets.
-struct LossSum {
-  std::array<std::int64_t, kExactSumWords> words{};
-  std::int64_t targets = 0;
-  void add(const LossSum& other) {
-    exact_merge(words, other.words);
-    targets += other.targets;
-  }
-  double mean() const {
-    return exact_value(words) / static_cast<double>(std::max<std::int64_t>(1, targets));
-  }
-};
-
-}  // namespace
 
 std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
                                    const deck::Deck& deck, const io::TokenCorpus& validation,
@@ -55,12 +37,9 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
       StepInput input;
       input.set(plan::StepFlag::stop, stop());
       control.together([&] { batches.begin(round * global, engine.share(shape)); });
-      input.targets = engine.counted_targets(batches);
-      const StepOutput output = engine.run(prepared, input, batches);
+      const StepOutput output = engine.run(prepared, input, batches.current());
       if (output.count(plan::StepFlag::stop) > 0) return std::nullopt;
-      exact_merge(sum.words,
-                  ConstExactWords(output.words.data() + plan::WordLayout::loss, kExactSumWords));
-      sum.targets += output.words[plan::WordLayout::targets];
+      sum.add(output.losses());
     }
     all.add(sum);
     evaluation.sequences += rounds * global;

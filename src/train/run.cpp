@@ -76,8 +76,8 @@ void Run::open_engine() {
 }
 
 plan::PlanShape Run::shape(plan::PlanPurpose purpose, std::int64_t step) const {
-  plan::PlanShape shape = setup::plan_shape(
-      deck.batch, purpose, {.global = course.sequences(step), .sequence = course.sequence(step)},
+  plan::PlanShape shape = setup::training_shape(
+      deck, purpose, {.global = course.sequences(step), .sequence = course.sequence(step)},
       engine->data_ranks());
   shape.compression = plan::compression_at(engine->inputs().optimizer, course.progress.applied);
   return shape;

@@ -10,6 +10,7 @@ struct StepResult {
   double loss = 0;           // mean over the global batch's targets that count, before the update
   double grad_norm = 0;      // global, before clipping
   std::int64_t targets = 0;  // that count
+  std::vector<LossSum> by_corpus;  // of a mixture: of its entry's samples
   bool applied = true;
   StepTimes times;
   StepInput input;  // what the step ran with

@@ -205,11 +205,10 @@ StepResult Trainer::run_step() {
   const std::exception_ptr unreadable = read_batch(prepared.plan().shape);
   const double waited = seconds_since(begin);
   input.set(StepFlag::no_tokens, unreadable != nullptr);
-  input.targets = run_.engine->counted_targets(*batches_);
   StepProfile* profile = profiler_->begin(step);
   Executor::Hooks hooks = faults_->hooks(prepared);
   if (before) hooks.save = saves_->open(*before);
-  const StepOutput output = run_.engine->run(prepared, input, *batches_, hooks, profile);
+  const StepOutput output = run_.engine->run(prepared, input, batches_->current(), hooks, profile);
   StepTimes times = output.times;
   times.data_exposed += waited;
   times.total += waited;
@@ -241,10 +240,13 @@ StepResult Trainer::finish_step(const plan::PlanShape& shape, const StepOutput& 
   Course& course = run_.course;
   const auto targets = static_cast<double>(output.targets());
   const double all_targets = course.tokens(course.progress.step + 1);
-  const StepResult result{.loss = output.sum(plan::WordLayout::loss) / targets,
+  std::vector<LossSum> tallies;
+  for (std::int64_t i = 0; i < output.tallies; ++i) tallies.push_back(output.losses_of(i));
+  const StepResult result{.loss = output.losses().mean(),
                           .grad_norm = std::sqrt(output.sum(plan::WordLayout::norm)) /
                                        course.scaler.scale() * (all_targets / targets),
-                          .targets = output.words[plan::WordLayout::targets],
+                          .targets = output.losses().targets,
+                          .by_corpus = std::move(tallies),
                           .applied = output.applied,
                           .times = times,
                           .input = input,

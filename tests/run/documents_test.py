@@ -8,7 +8,7 @@ import shutil
 import struct
 import unittest
 
-from tessera import SOURCE, RunTest, change, metrics, tiny_deck
+from tessera import SOURCE, RunTest, change, metrics, tiny_deck, write_tokens
 
 ORACLE = SOURCE / "tests" / "data" / "oracle"
 LAYOUTS = ((1, {"batch__micro": 8}), (2, {"zero__stage": 3}),
@@ -165,6 +165,51 @@ class Mixtures(DocumentsTest):
         for loss, _ in mixed.values():  # each step has 5, 3 and 2 of them
             expected = 0.5 * alone[0] + 0.3 * alone[1] + 0.2 * alone[2]
             self.assertAlmostEqual(loss, expected, delta=1e-6)
+        for step in self.steps_of("mixed"):
+            self.assertEqual([c["data"] for c in step["corpora"]], [e["path"] for e in entries])
+            self.assertEqual([c["targets"] for c in step["corpora"]], [5 * 16, 3 * 16, 2 * 16])
+            for corpus, loss in zip(step["corpora"], alone):
+                self.assertAlmostEqual(corpus["loss"], loss, delta=1e-6)
+        self.assertIn("corpus_2 loss", (self.dir / "mixed" / "log.txt").read_text())
+        self.assertNotIn("corpora", self.steps_of("alone_0")[0], "of no mixture")
+
+    def test_losses_by_corpus_are_those_of_their_samples(self):
+        """Steps of one sample tell which corpus each sample is of, and its loss; a step of eight
+        has the means over them, to the bit on every layout and however it is cut."""
+        entries = []
+        for i, epochs in enumerate((1.0, 2.0)):
+            prefix = self.copy_corpus(self.corpus, f"corpus_{i}") if i else self.dir / "corpus_0"
+            write_tokens(self.dir / "corpus_0", 900, seed=7)
+            entries.append({"path": str(prefix), "epochs": epochs})
+        fixed = {**ANY_LAYOUT, "run__steps": 8, "optimizer__lr": 1e-30, "model__dropout": 0.0,
+                 "optimizer__weight_decay": 0.0, "data__train": entries, "checkpoint__every": 0,
+                 "guard__max_skips": 100, "data__validation": [e["path"] for e in entries],
+                 "evaluate__every": 2, "evaluate__batches": 1}
+        self.train(1, self.deck("one", tiny_deck("", **fixed, batch__global=1)))
+        sums, targets, seen = [0.0, 0.0], [0, 0], set()
+        for step in self.steps_of("one"):
+            of = [i for i, c in enumerate(step["corpora"]) if c["targets"] > 0]
+            self.assertLessEqual(len(of), 1, "a sample is of one corpus")
+            seen.update(of)
+            for i, c in enumerate(step["corpora"]):
+                self.assertEqual(c["loss"], step["loss"] if i in of else None)
+                sums[i] += (c["loss"] or 0) * c["targets"]
+                targets[i] += c["targets"]
+        self.assertEqual(seen, {0, 1})
+        fixed["run__steps"] = 2
+        want = None
+        for number, (ranks, layout) in enumerate((
+                (1, {"batch__micro": 8}), (2, {"zero__stage": 3, "batch__micro": 2}),
+                (4, {"parallel__tensor": 2, "zero__stage": 1}),
+                (4, {"parallel__pipeline": 2, "zero__stage": 2, "zero__reduce": "micro"}))):
+            with self.subTest(ranks=ranks, **layout):
+                self.train(ranks, self.deck(f"all_{number}", tiny_deck("", **fixed, **layout)))
+                steps = [s["corpora"] for s in self.steps_of(f"all_{number}")]
+                want = want or steps
+                self.assertEqual(steps, want)
+                for c, total, count in zip(steps[0], sums, targets):
+                    self.assertEqual(c["targets"], count)
+                    self.assertAlmostEqual(c["loss"], total / count, delta=1e-12)
 
 
 class Refused(DocumentsTest):

@@ -127,6 +127,7 @@ struct PlanInputs {
   const kernels::Device* device = nullptr;  // asked for scratch sizes only
   std::uint64_t seed = 0;
   PlanPurpose state_for = PlanPurpose::train;  // the last of the purposes of the run's plans
+  std::int64_t most_tallies = 0;               // of any of them
 
   /// What data ranks keep in shards.
   Sharding sharded() const { return sharding_of(sharding.stage, layout.mesh.data); }

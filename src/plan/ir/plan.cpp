@@ -9,6 +9,12 @@ std::int64_t targets_of(const Plan& plan) {
   return plan.group(MeshGroup::data).size * s.micro_batches * s.micro * s.sequence;
 }
 
+View tally_sums(const Plan& plan) {
+  const std::int64_t tallies = plan.shape.tallies;
+  return plan.words.range(WordLayout::tally_sums(tallies), tallies * kExactSumWords)
+      .reshaped({tallies, kExactSumWords});
+}
+
 const kernels::Blend* joins_momentum(const Op& op, const Call& call) {
   if (op.kind != OpKind::momentum) return nullptr;
   const auto* kernel = std::get_if<kernels::KernelCall>(&call);
@@ -47,6 +53,7 @@ std::uint64_t plan_hash(const Plan& plan) {
       .add(plan.shape.sequence)
       .add(plan.shape.micro)
       .add(plan.shape.micro_batches)
+      .add(plan.shape.tallies)
       .add(plan.shape.compression);
   for (const Op& op : plan.ops) {
     if (!std::holds_alternative<comm::CollectiveCall>(op.call))

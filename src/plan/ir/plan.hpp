@@ -13,6 +13,7 @@
 #include "core/at.hpp"
 #include "core/enum_array.hpp"
 #include "core/enums.hpp"
+#include "core/exact_sum.hpp"
 #include "core/math.hpp"
 #include "core/mesh.hpp"
 #include "core/streams.hpp"
@@ -131,11 +132,13 @@ struct LoadBatch {
   View targets;    // (B T) i32; -1 where none counts
   View samples;    // (B) i64
   View documents;  // (B, T, 2) i32, as kernels::check_documents says; absent: not wanted
+  View tallies;    // (B) i32: which tally each sample counts in; absent: there are none
 
   template <typename Self, typename F>
   static void visit(Self& s, F&& f) {
     f(s.tokens, kernels::Access::write), f(s.targets, kernels::Access::write),
-        f(s.samples, kernels::Access::write), f(s.documents, kernels::Access::write);
+        f(s.samples, kernels::Access::write), f(s.documents, kernels::Access::write),
+        f(s.tallies, kernels::Access::write);
   }
 };
 
@@ -194,6 +197,7 @@ struct PlanShape {
   std::int64_t sequence = 0;                    // T
   std::int64_t micro = 0;                       // B of one micro-batch
   std::int64_t micro_batches = 0;               // K of this data rank
+  std::int64_t tallies = 0;                     // that the samples count in
   Compression compression = Compression::none;  // of a flush, in the step before
   auto operator<=>(const PlanShape&) const = default;
 };
@@ -246,16 +250,26 @@ enum class StepFlag : std::uint8_t {
 
 /// Where things are in Plan::words, 64-bit integers that are summed over all ranks at the end of a
 /// step: the exact sums of loss and squared gradient norm (core/exact_sum), then what the host sets
-/// before the step: the flags, by StepFlag, and how many of this rank's targets count.
+/// before the step: the flags, by StepFlag, and how many of this rank's targets count. A tally has
+/// the same of some samples' losses alone: how many targets count, which the host sets, and behind
+/// those of all tallies the sum.
 struct WordLayout {
   static constexpr std::int64_t loss = 0;
-  static constexpr std::int64_t norm = 24;
-  static constexpr std::int64_t flags = 48;
+  static constexpr std::int64_t norm = kExactSumWords;
+  static constexpr std::int64_t flags = 2 * kExactSumWords;
   static constexpr std::int64_t flag_count = 3;
   static_assert(static_cast<std::int64_t>(StepFlag::no_tokens) < flag_count);
   static constexpr std::int64_t targets = flags + flag_count;
-  static constexpr std::int64_t count = targets + 1;
+  static constexpr std::int64_t tally_targets = targets + 1;
+  // Of so many tallies:
+  static constexpr std::int64_t tally_sums(std::int64_t tallies) { return tally_targets + tallies; }
+  static constexpr std::int64_t count(std::int64_t tallies) {
+    return tally_sums(tallies) + tallies * kExactSumWords;
+  }
 };
+
+/// The sums of the plan's tallies, of which there are some: (tallies, kExactSumWords).
+View tally_sums(const Plan& plan);
 
 // --- Views into plan buffers: symbolic addresses
 // ---------------------------------------------------------------

@@ -44,8 +44,8 @@ class Scheduler {
                  : -1);
     }
     for (std::int64_t k = 0; k < plan_.shape.micro_batches; ++k) add_batch(k);
-    const View sums = plan_.words.range(0, WordLayout::flags);
-    add(OpKind::kernel, kernels::Fill{.out = sums});
+    add(OpKind::kernel, kernels::Fill{.out = plan_.words.range(0, WordLayout::flags)});
+    if (plan_.shape.tallies > 0) add(OpKind::kernel, kernels::Fill{.out = tally_sums(plan_)});
     const auto of_stages = pipeline_actions(in_.layout.pipeline, in_.layout.mesh.pipeline,
                                             plan_.shape.micro_batches, training_);
     const auto receives = pipeline_receives(of_stages, plan_.place.pipeline);
@@ -223,7 +223,8 @@ class Scheduler {
         {.tokens = make("tokens", DType::i32, b * t),
          .targets = make("targets", DType::i32, b * t),
          .samples = make("samples", DType::i64, b),
-         .documents = with_documents ? make("documents", DType::i32, 2 * b * t) : View{}});
+         .documents = with_documents ? make("documents", DType::i32, 2 * b * t) : View{},
+         .tallies = plan_.shape.tallies > 0 ? make("tallies", DType::i32, b) : View{}});
     const BufferId losses = add_buffer(plan_, fmt::format("losses of micro-batch {}", k),
                                        BufferPurpose::activations, b * t * 4);
     all_losses_.push_back(buffer_view(losses, DType::f32, b * t));
@@ -333,12 +334,21 @@ class Scheduler {
       flow.resid = resolve(v, v.recording->out.resid);
       flow.pending = v.recording->out.pending ? resolve(v, v.recording->out.pending) : View{};
     } else if (plan_.place.tensor == 0) {  // every tensor rank has all losses
-      add(OpKind::kernel,
-          kernels::ExactSum{.x = losses_,
-                            .accumulator = plan_.words.range(WordLayout::loss, kExactSumWords),
-                            .of = kernels::ExactSum::Of::values});
+      add_up_losses();
     }
     return v;
+  }
+  void add_up_losses() {
+    add(OpKind::kernel,
+        kernels::ExactSum{.x = losses_,
+                          .accumulator = plan_.words.range(WordLayout::loss, kExactSumWords),
+                          .of = kernels::ExactSum::Of::values});
+    if (plan_.shape.tallies == 0) return;
+    const std::int64_t samples = plan_.shape.micro;
+    add(OpKind::kernel,
+        kernels::ExactSums{.x = losses_.reshaped({samples, losses_.elements() / samples}),
+                           .into = batch_.tallies,
+                           .accumulators = tally_sums(plan_)});
   }
 
   View backward(std::size_t layer, Visit& v, const View& d, Part part) {

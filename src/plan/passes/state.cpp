@@ -73,8 +73,9 @@ View add_persistent(Plan& plan, std::string name, BufferPurpose purpose, DType t
 
 /// What the host and a step tell each other.
 void add_control(Plan& plan, const PlanInputs& in) {
-  static_assert(WordLayout::norm == kExactSumWords && WordLayout::flags == 2 * kExactSumWords);
-  plan.words = add_persistent(plan, "words", BufferPurpose::control, DType::i64, WordLayout::count);
+  plan.words = add_persistent(plan, "words", BufferPurpose::control, DType::i64,
+                              WordLayout::count(in.most_tallies))
+                   .range(0, WordLayout::count(plan.shape.tallies));
   plan.scalars = add_persistent(plan, "scalars", BufferPurpose::control, DType::f32,
                                 static_cast<std::int64_t>(kernels::StepScalar::count));
   plan.verdict = add_persistent(plan, "verdict", BufferPurpose::control, DType::f32,

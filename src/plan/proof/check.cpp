@@ -11,6 +11,7 @@
 #include "plan/proof/gradient_blocks.hpp"
 #include "plan/proof/homes.hpp"
 #include "plan/proof/in_turn.hpp"
+#include "plan/proof/losses.hpp"
 #include "plan/proof/momentum.hpp"
 #include "plan/proof/reject.hpp"
 #include "plan/proof/two_passes.hpp"
@@ -664,6 +665,7 @@ void check(const Plan& plan) {
   const Homes homes(plan);
   homes.check_versions();
   GatherCheck(plan, homes).run();
+  check_losses(plan, homes);
   check_published(plan, homes);
   check_tiles(plan);
   if (plan.shape.purpose != PlanPurpose::evaluate) GradientCheck(plan, homes).run();

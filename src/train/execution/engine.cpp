@@ -184,13 +184,18 @@ data::BatchShare Engine::share(const plan::PlanShape& shape) const {
           .reduce = inputs_.sharding.reduce};
 }
 
-StepOutput Engine::run(const PreparedPlan& prepared, const StepInput& input,
-                       const data::Batches& batches, const Executor::Hooks& hooks,
+StepOutput Engine::run(const PreparedPlan& prepared, StepInput input,
+                       const data::StepTokens& tokens, const Executor::Hooks& hooks,
                        StepProfile* profile) {
+  const std::int64_t tallies = prepared.plan().shape.tallies;
+  input.targets = counts_targets() ? tokens.count() : 0;
+  input.tally_targets = counts_targets()
+                            ? tokens.count_by_tally(tallies)
+                            : std::vector<std::int64_t>(static_cast<std::size_t>(tallies));
   const bool trains = prepared.plan().shape.purpose >= plan::PlanPurpose::train;
   if (!trains && inputs_.offload.updates()) settle();
   high_water_ = plan::most_of(high_water_, prepared.bound.reach());
-  const auto load = [&](std::int64_t k, const plan::LoadBatch& views) { batches.load(k, views); };
+  const auto load = [&](std::int64_t k, const plan::LoadBatch& views) { tokens.load(k, views); };
   const StepOutput output = executor_->run(prepared.bound, input, load, hooks, profile);
   if (trains && plan::leaves_work(inputs_))
     work_left_ = plan::flush_after(prepared.plan().shape.compression);

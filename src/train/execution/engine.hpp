@@ -80,13 +80,11 @@ class Engine {
   const PreparedPlan& prepared(const plan::PlanShape& shape) const;
   /// This rank's part of a step of this shape.
   data::BatchShare share(const plan::PlanShape& shape) const;
-  /// How many targets of the current step of `batches` count, of those that this rank counts: every
-  /// target is counted by one rank.
-  std::int64_t counted_targets(const data::Batches& batches) const {
-    return place_.tensor == 0 && place_.pipeline == 0 ? batches.targets() : 0;
-  }
-  /// Runs the plan over the current step of `batches`.
-  StepOutput run(const PreparedPlan& prepared, const StepInput& input, const data::Batches& batches,
+  /// Whether this rank counts the targets of its part of a step: of ranks that have the same one
+  /// does.
+  bool counts_targets() const { return place_.tensor == 0 && place_.pipeline == 0; }
+  /// Runs the plan over this rank's part of a step, whose targets it counts.
+  StepOutput run(const PreparedPlan& prepared, StepInput input, const data::StepTokens& tokens,
                  const Executor::Hooks& hooks = {}, StepProfile* profile = nullptr);
   /// The memory of the device.
   memory::Tier& tier() { return *backend_.device_tier; }

@@ -209,15 +209,21 @@ void Executor::issue(const BoundPlan& bound, const Hooks& hooks, Whereabouts::Ru
 void Executor::write(const BoundPlan& bound, const StepInput& input) {
   const plan::Plan& plan = bound.plan();
   using Words = plan::WordLayout;
-  const View flags = plan.words.range(Words::flags, Words::flag_count),
-             targets = plan.words.range(Words::targets, 1);
+  TESSERA_CHECK(std::ssize(input.tally_targets) == plan.shape.tallies,
+                "targets of {} tallies, in a step of {}", input.tally_targets.size(),
+                plan.shape.tallies);
+  std::vector<std::int64_t> words(input.flags.begin(), input.flags.end());
+  words.push_back(input.targets);
+  words.insert(words.end(), input.tally_targets.begin(), input.tally_targets.end());
+  const View set = plan.words.range(Words::flags, std::ssize(words));
   tier_.write(bound.real(plan.scalars).data, std::as_bytes(std::span(input.scalars)));
-  tier_.write(bound.real(flags).data, std::as_bytes(std::span(input.flags)));
-  tier_.write(bound.real(targets).data, std::as_bytes(std::span(&input.targets, 1)));
+  tier_.write(bound.real(set).data, std::as_bytes(std::span(words)));
 }
 
 void Executor::read(const BoundPlan& bound, StepOutput& output) {
   const plan::Plan& plan = bound.plan();
+  output.tallies = plan.shape.tallies;
+  output.words.resize(static_cast<std::size_t>(plan.words.elements()));
   tier_.read(bound.real(plan.words).data, std::as_writable_bytes(std::span(output.words)));
   std::array<float, static_cast<std::size_t>(kernels::VerdictField::count)> verdict{};
   tier_.read(bound.real(plan.verdict).data, std::as_writable_bytes(std::span(verdict)));

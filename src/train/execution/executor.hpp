@@ -7,13 +7,13 @@
 #include <numeric>
 
 #include "comm/group.hpp"
-#include "core/exact_sum.hpp"
 #include "memory/tier.hpp"
 #include "plan/ir/channels.hpp"
 #include "plan/passes/make_plan.hpp"
 #include "plan/prediction/simulate.hpp"
 #include "streams/streams.hpp"
 #include "train/execution/whereabouts.hpp"
+#include "train/loss_sum.hpp"
 
 namespace tessera::train {
 
@@ -73,18 +73,27 @@ struct StepTimes {
 struct StepInput {
   optim::StepScalars scalars{};
   std::array<std::int64_t, plan::WordLayout::flag_count> flags{};
-  std::int64_t targets = 0;  // of this rank that count; each is counted by one rank
+  // Of this rank that count, all and by tally; each is counted by one rank.
+  std::int64_t targets = 0;
+  std::vector<std::int64_t> tally_targets;
 
   float& operator[](kernels::StepScalar which) { return scalars[static_cast<std::size_t>(which)]; }
   void set(plan::StepFlag flag, bool value) { flags[static_cast<std::size_t>(flag)] = value; }
 };
 struct StepOutput {
   StepTimes times;
-  std::array<std::int64_t, plan::WordLayout::count> words{};  // summed over all ranks
-  bool applied = false;                                       // the verdict, of training
+  std::vector<std::int64_t> words;  // summed over all ranks
+  std::int64_t tallies = 0;         // that the step has
+  bool applied = false;             // the verdict, of training
 
   double sum(std::int64_t first_word) const {
     return exact_value(ConstExactWords(words.data() + first_word, kExactSumWords));
+  }
+  /// Of all targets of all ranks, and of those of a tally.
+  LossSum losses() const { return losses_at(plan::WordLayout::loss, plan::WordLayout::targets); }
+  LossSum losses_of(std::int64_t tally) const {
+    return losses_at(plan::WordLayout::tally_sums(tallies) + tally * kExactSumWords,
+                     plan::WordLayout::tally_targets + tally);
   }
   /// How many targets of all ranks count, for means over them: at least 1.
   std::int64_t targets() const {
@@ -93,6 +102,13 @@ struct StepOutput {
   /// How many ranks have set the flag.
   std::int64_t count(plan::StepFlag flag) const {
     return words[plan::WordLayout::flags + static_cast<std::size_t>(flag)];
+  }
+
+ private:
+  LossSum losses_at(std::int64_t sum, std::int64_t targets) const {
+    LossSum losses{.targets = at(words, targets)};
+    std::copy_n(words.begin() + sum, kExactSumWords, losses.words.begin());
+    return losses;
   }
 };
 

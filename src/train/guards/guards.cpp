@@ -63,7 +63,7 @@ std::string Guards::blame(const StepInput& ran) {
   StepInput input = ran;
   input[kernels::StepScalar::unscale] = std::numeric_limits<float>::infinity();
   const Executor::Hooks again = faults_.hooks(prepared), looks = finder.hooks();
-  engine.run(prepared, input, batches_,
+  engine.run(prepared, input, batches_.current(),
              {.before =
                   [&](const BoundPlan::BoundOp& op) {
                     if (again.before) again.before(op);

@@ -59,6 +59,9 @@ constexpr EventField kStepFields[] = {
      "learning rate of the update, with what `batch.lr_scaling` and rollbacks make of it"},
     {"tokens", "", "of all steps until now, those included that a rollback skips"},
     {"targets", "", "of the step that count; 0 makes a loss of 0"},
+    {"corpora", "",
+     "of a mixture alone, an entry for each of `data.train`: its `data`, mean `loss` in the step "
+     "(null where none of its targets count), and `targets` that count"},
     {"samples", "", "sequences of all steps until now, those included that a rollback skips"},
     {"sequence", "tokens", "of each sequence of the step"},
     {"step_ms", "ms",

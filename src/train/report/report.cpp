@@ -342,36 +342,51 @@ void Report::step(const StepResult& r, const std::optional<StepSpreads>& spreads
   rates_.best_gflops = flop() / r.times.total / 1e9;
 }
 
+/// The entries of data.train and what a step showed of each; empty unless they are a mixture.
+nlohmann::json Report::corpora_json(const StepResult& r) const {
+  nlohmann::json all = nlohmann::json::array();
+  for (std::size_t i = 0; i < r.by_corpus.size(); ++i) {
+    const LossSum& losses = r.by_corpus[i];
+    all.push_back({{"data", run_.deck.data.train[i].path},
+                   {"loss", losses.targets > 0 ? nlohmann::json(losses.mean()) : nullptr},
+                   {"targets", losses.targets}});
+  }
+  return all;
+}
+
 void Report::step_event(const StepResult& r, const StepSpreads& spreads) {
   const Progress& at = run_.course.progress;
   const double peak = run_.engine->peak_rate();
   const auto& wire = run_.engine->prepared(r.shape).wire;
   const io::IoBytes io = io::io_bytes();
-  run_.log.event({{"event", "step"},
-                  {"step", at.step},
-                  {"loss", r.loss},
-                  {"grad_norm", r.grad_norm},
-                  {"lr", lr(r)},
-                  {"tokens", at.tokens},
-                  {"targets", r.targets},
-                  {"samples", at.samples},
-                  {"sequence", run_.course.sequence(at.step)},
-                  {"step_ms", r.times.total * 1e3},
-                  {"tokens_per_s", run_.course.tokens(at.step) / r.times.total},
-                  {"mfu", share_json(share_of(peak, r))},
-                  {"gemm_share", share_json(share_of(run_.gemm_rate, r))},
-                  {"tflops_per_rank", tflops(r)},
-                  {"comm_exposed_ms", r.times.comm_exposed * 1e3},
-                  {"pipeline_exposed_ms", r.times.pipeline_exposed * 1e3},
-                  {"io_exposed_ms", r.times.copy_exposed * 1e3},
-                  {"data_exposed_ms", r.times.data_exposed * 1e3},
-                  {"wire_bytes", {{"intra", wire.intra}, {"inter", wire.inter}}},
-                  {"io_bytes", {{"read", io.read - io_.read}, {"write", io.written - io_.written}}},
-                  {"between_ms", r.times.between * 1e3},
-                  {"compute_ms", spread_json(spreads.compute)},
-                  {"own_ms", spread_json(spreads.own)},
-                  {"skipped", !r.applied},
-                  {"loss_scale", run_.course.scaler.scale()}});
+  nlohmann::ordered_json event(
+      {{"event", "step"},
+       {"step", at.step},
+       {"loss", r.loss},
+       {"grad_norm", r.grad_norm},
+       {"lr", lr(r)},
+       {"tokens", at.tokens},
+       {"targets", r.targets},
+       {"samples", at.samples},
+       {"sequence", run_.course.sequence(at.step)},
+       {"step_ms", r.times.total * 1e3},
+       {"tokens_per_s", run_.course.tokens(at.step) / r.times.total},
+       {"mfu", share_json(share_of(peak, r))},
+       {"gemm_share", share_json(share_of(run_.gemm_rate, r))},
+       {"tflops_per_rank", tflops(r)},
+       {"comm_exposed_ms", r.times.comm_exposed * 1e3},
+       {"pipeline_exposed_ms", r.times.pipeline_exposed * 1e3},
+       {"io_exposed_ms", r.times.copy_exposed * 1e3},
+       {"data_exposed_ms", r.times.data_exposed * 1e3},
+       {"wire_bytes", {{"intra", wire.intra}, {"inter", wire.inter}}},
+       {"io_bytes", {{"read", io.read - io_.read}, {"write", io.written - io_.written}}},
+       {"between_ms", r.times.between * 1e3},
+       {"compute_ms", spread_json(spreads.compute)},
+       {"own_ms", spread_json(spreads.own)},
+       {"skipped", !r.applied},
+       {"loss_scale", run_.course.scaler.scale()}});
+  if (!r.by_corpus.empty()) event["corpora"] = corpora_json(r);
+  run_.log.event(event);
   io_ = io;
 }
 
@@ -394,6 +409,15 @@ void Report::step_line(const StepResult& r) const {
                                             {"between", part(times.between)}}},
                                 .elapsed = seconds_since(begin_),
                                 .left = seconds_left(r)}));
+  std::string corpora;
+  for (std::size_t i = 0; i < r.by_corpus.size(); ++i) {
+    const LossSum& losses = r.by_corpus[i];
+    corpora +=
+        fmt::format(" | {} {} of {}", printable(run_.deck.data.train[i].path),
+                    losses.targets > 0 ? fmt::format("loss {:#.5g}", losses.mean()) : "no loss",
+                    count_text(losses.targets, "target"));
+  }
+  if (!corpora.empty()) run_.log.say(" " + corpora);
 }
 
 void Report::evaluated(const Evaluation& evaluation) {

@@ -53,6 +53,7 @@ class Report {
   void say_how_to_stop() const;
   std::optional<deck::Deck> deck_before(const LoadedCheckpoint& from, bool own) const;
   void warn_of_moved_rate(const deck::Deck& before);
+  nlohmann::json corpora_json(const StepResult& result) const;
   void step_event(const StepResult& result, const StepSpreads& spreads);
   void step_line(const StepResult& result) const;
   double flop() const;

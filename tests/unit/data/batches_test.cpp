@@ -39,9 +39,9 @@ class BatchesTest : public testing::Test {
     l.targets = l.tokens;
     l.samples.resize(static_cast<std::size_t>(micro));
     const auto bytes = [](auto& v) { return reinterpret_cast<std::byte*>(v.data()); };
-    batches.load(k, {.tokens = View(bytes(l.tokens), DType::i32, {micro, length}),
-                     .targets = View(bytes(l.targets), DType::i32, {micro, length}),
-                     .samples = View(bytes(l.samples), DType::i64, {micro})});
+    batches.current().load(k, {.tokens = View(bytes(l.tokens), DType::i32, {micro, length}),
+                               .targets = View(bytes(l.targets), DType::i32, {micro, length}),
+                               .samples = View(bytes(l.samples), DType::i64, {micro})});
     return l;
   }
 
@@ -243,10 +243,10 @@ class DocumentsTest : public testing::Test {
     Sequence s{.targets = std::vector<std::int32_t>(10),
                .documents = std::vector<std::int32_t>(rule.separate ? 20 : 0)};
     const auto bytes = [](auto& v) { return reinterpret_cast<std::byte*>(v.data()); };
-    batches.load(
+    batches.current().load(
         0, {.targets = View(bytes(s.targets), DType::i32, {10}),
             .documents = rule.separate ? View(bytes(s.documents), DType::i32, {20}) : View{}});
-    s.counted = batches.targets();
+    s.counted = batches.current().count();
     return s;
   }
 
@@ -290,9 +290,9 @@ TEST_F(DocumentsTest, FillTokenBudgets) {
   batches.begin(0, {.sequence = 15, .micro = 2, .micro_batches = 1});
   std::vector<std::int32_t> tokens(30), targets(30), documents(60);
   const auto bytes = [](auto& v) { return reinterpret_cast<std::byte*>(v.data()); };
-  batches.load(0, {.tokens = View(bytes(tokens), DType::i32, {30}),
-                   .targets = View(bytes(targets), DType::i32, {30}),
-                   .documents = View(bytes(documents), DType::i32, {60})});
+  batches.current().load(0, {.tokens = View(bytes(tokens), DType::i32, {30}),
+                             .targets = View(bytes(targets), DType::i32, {30}),
+                             .documents = View(bytes(documents), DType::i32, {60})});
   EXPECT_EQ(std::vector(tokens.begin() + 8, tokens.begin() + 17),
             (std::vector<std::int32_t>{8, 999, 0, 0, 0, 0, 0, 10, 999}));
   EXPECT_EQ(std::vector(targets.begin(), targets.begin() + 15),
@@ -305,7 +305,7 @@ TEST_F(DocumentsTest, FillTokenBudgets) {
     if (ends.empty() || ends.back() != documents[2 * t + 1]) ends.push_back(documents[2 * t + 1]);
   }
   EXPECT_EQ(ends, (std::vector<std::int32_t>{3, 4, 10, 12, 14, 15}));
-  EXPECT_EQ(batches.targets(), 5 + 9);
+  EXPECT_EQ(batches.current().count(), 5 + 9);
   // The document that no budget holds.
   const auto message = test::message_of<DataError>([&] {
     Sequences::of_documents(*corpus_, {0, 21}, 11, 8, "data.train");
@@ -340,7 +340,7 @@ TEST_F(BatchesTest, MasksAShareOfTheTokens) {
     exchanged += all.tokens[i] != 999 && all.tokens[i] != original ? 1 : 0;
     ASSERT_TRUE(all.tokens[i] == 999 || (all.tokens[i] >= 0 && all.tokens[i] < 500));
   }
-  EXPECT_EQ(batches.targets(), static_cast<std::int64_t>(chosen));
+  EXPECT_EQ(batches.current().count(), static_cast<std::int64_t>(chosen));
   const auto near = [](double count, double of, double share) {
     EXPECT_NEAR(count, of * share, 5 * std::sqrt(of * share * (1 - share)));
   };
@@ -361,10 +361,10 @@ TEST_F(DocumentsTest, AreWholeInABlankStep) {
                         {.documents = {.separate = true}});
   batches.begin_blank({.sequence = 3, .micro = 2, .micro_batches = 1});
   std::vector<std::int32_t> documents(12);
-  batches.load(
+  batches.current().load(
       0, {.documents = View(reinterpret_cast<std::byte*>(documents.data()), DType::i32, {12})});
   EXPECT_EQ(documents, (std::vector<std::int32_t>{0, 3, 0, 3, 0, 3, 0, 3, 0, 3, 0, 3}));
-  EXPECT_EQ(batches.targets(), 0);
+  EXPECT_EQ(batches.current().count(), 0);
 }
 
 }  // namespace

@@ -280,5 +280,32 @@ TEST(ExactSum, CancelsToTheLastBit) {
   });
 }
 
+// Rows of one sum beside each other and apart, sums without a row, and rows of no sum.
+TEST(ExactSums, AddEachRowToItsSum) {
+  for_devices_and_types([](Device& device, DType type) {
+    std::vector<std::int32_t> into{2, 0, -1, 2, 2, 4, 0};
+    const std::int64_t rows = std::ssize(into), sums = 5;
+    const View of(reinterpret_cast<std::byte*>(into.data()), DType::i32, {rows});
+    for (std::int64_t columns : {1, 17, 512, 4099}) {
+      const Tensor x = columns == 17 ? any_bits(type, rows * columns)
+                                     : Tensor::random(type, {rows * columns}, 3);
+      std::vector<Words> got(sums), want(sums);
+      got[1][0] = want[1][0] = 7;  // what is there stays
+      for (std::int64_t r = 0; r < rows; ++r) {
+        const std::int32_t k = into[static_cast<std::size_t>(r)];
+        if (k < 0) continue;
+        Words& sum = want[static_cast<std::size_t>(k)];
+        exact_merge(sum, words_of(x.view().range(r * columns, columns), ExactSum::Of::values));
+        exact_normalise(sum);
+      }
+      run(device, ExactSums{.x = x.view().reshaped({rows, columns}),
+                            .into = of,
+                            .accumulators = View(reinterpret_cast<std::byte*>(got.data()),
+                                                 DType::i64, {sums, kExactSumWords})});
+      EXPECT_EQ(got, want) << columns << " columns";
+    }
+  });
+}
+
 }  // namespace
 }  // namespace tessera::kernels::test

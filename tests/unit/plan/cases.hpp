@@ -115,6 +115,8 @@ inline Case random_case(std::mt19937& random) {
                                  optim::muon({.by_heads = true})};
   c.inputs.optimizer = at(optimizers, pick(4));
   if (pick(3) == 0) c.inputs.optimizer = optim::with_ema(c.inputs.optimizer, 0.9);
+  c.shape.tallies = pick(4);
+  c.inputs.most_tallies = c.shape.tallies + pick(2);
   return c;
 }
 

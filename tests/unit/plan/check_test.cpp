@@ -177,6 +177,68 @@ void expect_rejected(const std::vector<Plan>& plans, const char* what) {
   for (const Plan& plan : plans) EXPECT_THROW(check(plan), InternalError) << what;
 }
 
+/// A plan of tallies and, where the head computes the logits of few tokens at a time, of losses in
+/// pieces.
+Plan tallied_plan(PlanPurpose purpose, std::int64_t tensor_rank) {
+  Case c = make_case(1, 2, 2, ReduceWhen::step);
+  c.inputs.layout.mesh.tensor = c.inputs.layout.tensor_chunks = 2;
+  c.inputs.model.units = model::model_units(c.inputs.model.config, 2);
+  c.inputs.logit_rows = 7;
+  c.shape.purpose = purpose;
+  c.shape.tallies = c.inputs.most_tallies = 3;
+  return make_plan(c.inputs, c.shape, {.tensor = tensor_rank});
+}
+/// Takes out the calls of one kind, one at a time, or has each done twice.
+template <typename Args>
+std::vector<Plan> without_or_again(const Plan& plan) {
+  std::vector<Plan> all;
+  for (std::size_t o = 0; o < plan.ops.size(); ++o) {
+    if (call_name(plan.ops[o].call) != Args::kName) continue;
+    if (plan.ops[o].kind == OpKind::norm) continue;
+    Plan without = plan, again = plan;
+    without.ops[o].call = kernels::KernelCall{kernels::Fill{.out = plan.verdict}};
+    again.ops[o + 1] = again.ops[o];
+    all.push_back(without);
+    all.push_back(again);
+  }
+  return all;
+}
+
+// Losses that are in no sum or twice in one, that are added before they are all there or to what is
+// left of the step before; samples that count in others' tallies; and ranks that add the same ones.
+TEST(Check, RejectsLossesThatGoAstray) {
+  using kernels::ExactSum, kernels::ExactSums, kernels::Fill;
+  for (const auto purpose : {PlanPurpose::evaluate, PlanPurpose::train}) {
+    const Plan plan = tallied_plan(purpose, 0);
+    EXPECT_NO_THROW(check(plan));
+    expect_rejected(without_or_again<ExactSum>(plan), "the step's sum");
+    expect_rejected(without_or_again<ExactSums>(plan), "tallies");
+    expect_rejected(with_each<Fill>(plan, [&](Fill& f) { f.out = plan.verdict; }), "left over");
+    expect_rejected(with_each<ExactSums>(plan,
+                                         [&](ExactSums& s) {
+                                           s.x = s.x.row_range(0, 1);
+                                           s.into = s.into.range(0, 1);
+                                         }),
+                    "some of the samples");
+    const auto batches =
+        std::array{std::get<LoadBatch>(plan.ops[0].call), std::get<LoadBatch>(plan.ops[1].call)};
+    expect_rejected(with_each<ExactSums>(plan,
+                                         [&](ExactSums& s) {
+                                           const bool first =
+                                               s.into.data == batches[0].tallies.data;
+                                           s.into = batches[first ? 1 : 0].tallies;
+                                         }),
+                    "tallies of others");
+    expect_rejected(with_each<kernels::ClassifyLoss>(plan,
+        [](kernels::ClassifyLoss& c) { c.targets.data += size_of(DType::i32); }),
+                    "losses of other targets");
+    Plan of_other = tallied_plan(purpose, 1);
+    EXPECT_NO_THROW(check(of_other));
+    of_other.place.tensor = 0;
+    EXPECT_THROW(check(of_other), InternalError);
+  }
+}
+
 /// What each of these calls has of a whole is where it belongs: not a block further, or before.
 template <typename Args>
 void expect_chunks_in_place(const Plan& plan, View Args::*of) {

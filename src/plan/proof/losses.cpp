@@ -1,0 +1,118 @@
+#include "plan/proof/losses.hpp"
+
+#include <map>
+
+#include "core/range_map.hpp"
+#include "plan/proof/reject.hpp"
+
+namespace tessera::plan {
+namespace {
+
+class LossCheck {
+ public:
+  LossCheck(const Plan& plan, const Homes& homes) : plan_(plan), homes_(homes) {}
+
+  void run() {
+    for (at_ = 0; at_ < plan_.ops.size(); ++at_) {
+      const plan::Call& call = plan_.ops[at_].call;
+      if (const auto* batch = std::get_if<LoadBatch>(&call))
+        tallies_[buffer_of(batch->targets)] = batch->tallies;
+      if (const auto* collective = std::get_if<comm::CollectiveCall>(&call))
+        sums_words(*collective);
+      if (const auto* kernel = std::get_if<kernels::KernelCall>(&call))
+        std::visit([&](const auto& args) { follow(args); }, *kernel);
+    }
+    const bool adds = plan_.place.tensor == 0, tallies = adds && plan_.shape.tallies > 0;
+    for (const auto& [buffer, losses] : made_) {
+      if (losses.added != (adds ? 1 : 0) || losses.tallied != (tallies ? 1 : 0))
+        reject(plan_, losses.made, "makes losses that are not in the step's sums once");
+      if (!summed_) reject(plan_, losses.made, "makes losses that ranks never add up");
+    }
+  }
+
+ private:
+  /// A buffer of losses, each element with the target at the same place of `targets`.
+  struct Losses {
+    std::size_t made = 0;  // the last op that has made some
+    RangeMap<bool> there;
+    BufferId targets = -1;
+    int added = 0, tallied = 0;
+  };
+
+  /// Most operations make no losses and add none up.
+  template <typename Args>
+  void follow(const Args& args) {
+    if constexpr (requires { args.losses, args.targets; }) makes(args.losses, args.targets);
+  }
+  void follow(const kernels::Fill& fill) {
+    const BufferUse words = homes_.home_of(fill.out);
+    if (words.buffer == buffer_of(plan_.words)) cleared_.assign(words.bytes, true);
+  }
+  void follow(const kernels::ExactSum& sum) {
+    const View of_losses = plan_.words.range(WordLayout::loss, kExactSumWords);
+    if (sum.of != kernels::ExactSum::Of::values || !homes_.is_at(sum.accumulator, of_losses))
+      return;
+    ++whole(sum.x, of_losses).added;
+  }
+  void follow(const kernels::ExactSums& sums) {
+    if (plan_.shape.tallies == 0 || !homes_.is_at(sums.accumulators, tally_sums(plan_)))
+      reject(plan_, at_, "adds to tallies that the step does not have");
+    Losses& losses = whole(sums.x, tally_sums(plan_));
+    if (sums.x.rows() != plan_.shape.micro || !homes_.is_at(sums.into, tallies_[losses.targets]))
+      reject(plan_, at_, "counts samples in tallies of others");
+    ++losses.tallied;
+  }
+
+  void makes(const View& view, const View& targets) {
+    const BufferUse use = homes_.home_of(view), of = homes_.home_of(targets);
+    Losses& losses = made_[use.buffer];
+    if (losses.added + losses.tallied > 0)
+      reject(plan_, at_, "makes losses where some are that were added up");
+    losses.there.each(use.bytes, [&](bool& there) {
+      if (std::exchange(there, true)) reject(plan_, at_, "makes a loss again");
+    });
+    if (losses.targets >= 0 && losses.targets != of.buffer)
+      reject(plan_, at_, "makes losses of two micro-batches in one place");
+    if (use.bytes != of.bytes) reject(plan_, at_, "makes losses of other targets");
+    losses.targets = of.buffer;
+    losses.made = at_;
+  }
+
+  /// All losses of a buffer, which are added to some words.
+  Losses& whole(const View& x, const View& words) {
+    if (summed_) reject(plan_, at_, "adds losses up after the ranks have");
+    cleared_.each(homes_.home_of(words).bytes, [&](bool cleared) {
+      if (!cleared) reject(plan_, at_, "adds losses to what the step before has left");
+    });
+    const BufferUse use = homes_.home_of(x);
+    Losses& losses = made_[use.buffer];
+    losses.there.each({0, plan_.buffer(use.buffer).bytes}, [&](Range range, bool there) {
+      if (!there || intersect(range, use.bytes) != range)
+        reject(plan_, at_, "adds up losses that are not all of a micro-batch");
+    });
+    return losses;
+  }
+
+  void sums_words(const comm::CollectiveCall& call) {
+    const auto* words = std::get_if<comm::AllReduceWords>(&call);
+    if (words == nullptr || !homes_.is_at(words->words, plan_.words)) return;
+    const Op& op = plan_.ops[at_];
+    if (op.group != MeshGroup::world || words->of != comm::AllReduceWords::Of::sum || summed_)
+      reject(plan_, at_, "does not sum the step's words over all ranks once");
+    summed_ = true;
+  }
+
+  const Plan& plan_;
+  const Homes& homes_;
+  std::size_t at_ = 0;
+  std::map<BufferId, Losses> made_;
+  std::map<BufferId, View> tallies_;  // by the targets' buffer of a micro-batch
+  RangeMap<bool> cleared_;            // bytes of words
+  bool summed_ = false;
+};
+
+}  // namespace
+
+void check_losses(const Plan& plan, const Homes& homes) { LossCheck(plan, homes).run(); }
+
+}  // namespace tessera::plan
