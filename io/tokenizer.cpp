@@ -229,6 +229,16 @@ std::string_view Tokenizer::decode(std::int32_t id) const {
   return found == impl_->texts.behind.end() ? std::string_view() : found->second;
 }
 
+std::vector<std::int32_t> Tokenizer::text_bytes() const {
+  std::vector<std::int32_t> bytes(static_cast<std::size_t>(vocab()));
+  for (const auto& [id, text] : impl_->texts.behind)
+    bytes.at(static_cast<std::size_t>(id)) = static_cast<std::int32_t>(text.size());
+  for (const AddedToken& token : impl_->added) {
+    if (token.special) bytes.at(static_cast<std::size_t>(token.id)) = 0;
+  }
+  return bytes;
+}
+
 std::string Tokenizer::decode(std::span<const std::int32_t> ids) const {
   std::string text;
   bool first = true;

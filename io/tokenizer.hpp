@@ -83,6 +83,8 @@ class Tokenizer {
   /// The bytes that an id stands for behind other tokens; none if no token has that id. For text
   /// that arrives token by token see Utf8Stream.
   std::string_view decode(std::int32_t id) const;
+  /// By id, how many bytes of text it stands for there; special tokens are no text.
+  std::vector<std::int32_t> text_bytes() const;
   /// A whole text, from its begin.
   std::string decode(std::span<const std::int32_t> ids) const;
 

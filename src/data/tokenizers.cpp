@@ -120,4 +120,17 @@ std::optional<fs::path> common_tokenizer(const deck::LoadedDeck& loaded,
   return all.front().path;
 }
 
+std::optional<std::vector<std::int32_t>> text_bytes_of_validation(const deck::Deck& deck) {
+  auto all = tokenizers_of_data(kValidation, deck.data.validation);
+  append(all, tokenizers_of_run(deck));
+  for (const KnownTokenizer& known : all) {
+    try {
+      return io::Tokenizer::open(known.path).text_bytes();
+    } catch (const DataError&) {  // common_tokenizer() says what is wrong where that matters
+      continue;
+    }
+  }
+  return std::nullopt;
+}
+
 }  // namespace tessera::data

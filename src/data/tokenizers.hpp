@@ -41,4 +41,8 @@ std::optional<std::filesystem::path> tokenizer_of_checkpoint(
 std::optional<std::filesystem::path> common_tokenizer(const deck::LoadedDeck& loaded,
                                                       std::span<const KnownTokenizer> all);
 
+/// By token, how many bytes of text it stands for (io::Tokenizer::text_bytes), by the first
+/// tokenizer that can be read: of data.validation, then of all others. Nothing if none is known.
+std::optional<std::vector<std::int32_t>> text_bytes_of_validation(const deck::Deck& deck);
+
 }  // namespace tessera::data

@@ -2,6 +2,8 @@
 
 #include <cmath>
 #include <cstdio>
+#include <cstring>
+#include <numbers>
 
 #include "core/bytes.hpp"
 #include "core/clock.hpp"
@@ -17,9 +19,46 @@
 
 namespace tessera::train {
 
+std::optional<double> TextLoss::bits_per_byte() const {
+  if (bytes == 0) return std::nullopt;
+  return loss * static_cast<double>(targets) / (bytes * std::numbers::ln2);
+}
+
+std::string to_text(const TextLoss& loss) {
+  const auto bits = loss.bits_per_byte();
+  return fmt::format("loss {:.6f} | perplexity {:.6g}{}", loss.loss, loss.perplexity(),
+                     bits ? fmt::format(" | {:.6f} bits a byte", *bits) : "");
+}
+
+TextBytes validation_bytes(const deck::Deck& deck, const comm::Control& control) {
+  TextBytes bytes;
+  control.together([&] {
+    if (control.rank() == 0) bytes = data::text_bytes_of_validation(deck).value_or(TextBytes());
+  });
+  const std::string packed = control.broadcast(
+      std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size() * sizeof(bytes[0])));
+  bytes.resize(packed.size() / sizeof(bytes[0]));
+  std::memcpy(bytes.data(), packed.data(), packed.size());
+  return bytes;
+}
+
+namespace {
+
+/// The bytes of text that a rank's targets stand for.
+double bytes_of(const data::StepTokens& tokens, const TextBytes& text_bytes) {
+  std::int64_t bytes = 0;
+  for (const std::int32_t target : tokens.targets) {
+    if (target >= 0 && target < std::ssize(text_bytes))
+      bytes += text_bytes[static_cast<std::size_t>(target)];
+  }
+  return static_cast<double>(bytes);
+}
+
+}  // namespace
+
 std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
                                    const deck::Deck& deck, const io::TokenCorpus& validation,
-                                   const std::function<bool()>& stop) {
+                                   const TextBytes& text_bytes, const std::function<bool()>& stop) {
   const auto begin = SteadyClock::now();
   const plan::PlanShape shape = setup::evaluation_shape(deck.batch, engine.data_ranks());
   const std::int64_t global = shape.micro_batches * shape.micro * engine.data_ranks();
@@ -33,6 +72,7 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
     data::Batches batches(
         validation, [&](std::int64_t s) { return sequences[s]; }, data::batch_rules(deck));
     LossSum sum;
+    double bytes = 0;
     for (std::int64_t round = 0; round < rounds; ++round) {
       StepInput input;
       input.set(plan::StepFlag::stop, stop());
@@ -40,10 +80,13 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
       const StepOutput output = engine.run(prepared, input, batches.current());
       if (output.count(plan::StepFlag::stop) > 0) return std::nullopt;
       sum.add(output.losses());
+      if (engine.counts_targets()) bytes += bytes_of(batches.current(), text_bytes);
     }
     all.add(sum);
+    bytes = control.sum(bytes);
+    evaluation.bytes += bytes;
     evaluation.sequences += rounds * global;
-    evaluation.sets.push_back({deck.data.validation[set], sum.mean(), sum.targets});
+    evaluation.sets.push_back({{sum.mean(), sum.targets, bytes}, deck.data.validation[set]});
   }
   evaluation.loss = all.mean();
   evaluation.targets = all.targets;
@@ -123,15 +166,18 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job, std::string_v
     if (const auto note = set_initial_state(deck, control, engine.state()); !note.empty())
       remark(note);
   }
-  const auto result = evaluate(engine, control, deck, *validation, [] { return false; });
+  const TextBytes text_bytes = validation_bytes(deck, control);
+  if (text_bytes.empty()) remark(kNoTextBytes);
+  const auto result =
+      evaluate(engine, control, deck, *validation, text_bytes, [] { return false; });
   if (control.rank() == 0) {
-    fmt::print("evaluate {}{} at step {} | loss {:.6f} | {} | {:.1f} s\n",
+    fmt::print("evaluate {}{} at step {} | {} | {} | {:.1f} s\n",
                weights == optim::kEma ? "the averaged weights of " : "",
                start ? printable(start->path.string()) : "initial weights",
-               start ? start->header.step : 0, result->loss,
+               start ? start->header.step : 0, to_text(*result),
                count_text(result->sequences, "sequence"), result->seconds);
     for (std::size_t i = 0; result->sets.size() > 1 && i < result->sets.size(); ++i)
-      fmt::print("  {} | loss {:.6f}\n", printable(result->sets[i].path), result->sets[i].loss);
+      fmt::print("  {} | {}\n", printable(result->sets[i].path), to_text(result->sets[i]));
   }
   control.together([&] {
     if (std::isfinite(result->loss) || deck.model.accept_non_finite) return;

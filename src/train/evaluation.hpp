@@ -1,31 +1,53 @@
-// Mean loss over validation data: between the steps of a run, and of a deck or checkpoint by
-// itself.
+// Mean loss over validation data, and what it is in bits a byte of text: between the steps of a
+// run, and of a deck or checkpoint by itself.
 #pragma once
+
+#include <cmath>
+#include <optional>
 
 #include "io/token_files.hpp"
 #include "train/execution/engine.hpp"
 
 namespace tessera::train {
 
-struct Evaluation {
-  double loss = 0;  // mean over the targets that count
-  std::int64_t sequences = 0, targets = 0;
+/// What a model says of some text.
+struct TextLoss {
+  double loss = 0;           // mean over the targets that count
+  std::int64_t targets = 0;  // so many
+  double bytes = 0;          // of text that they stand for; 0: not known, or none
+
+  double perplexity() const { return std::exp(loss); }
+  /// Nothing where the bytes are not known.
+  std::optional<double> bits_per_byte() const;
+};
+/// For people.
+std::string to_text(const TextLoss& loss);
+
+struct Evaluation : TextLoss {
+  std::int64_t sequences = 0;
   double seconds = 0;
-  struct Set {
+  struct Set : TextLoss {
     std::string path;  // the entry of data.validation
-    double loss = 0;
-    std::int64_t targets = 0;
   };
   std::vector<Set> sets;
 };
 
+/// How many bytes of text each token stands for; empty where no tokenizer is known.
+using TextBytes = std::vector<std::int32_t>;
+/// Of the tokenizer of data.validation, or else of training data or the model. Collective.
+TextBytes validation_bytes(const deck::Deck& deck, const comm::Control& control);
+/// What people are told where there is none.
+inline constexpr const char* kNoTextBytes =
+    "bits a byte are not known: no tokenizer.json is beside data.validation, data.train or the "
+    "model (tessera tokenize puts it there)";
+
 /// Over the first evaluate.batches batches of each entry of `validation`, which holds at least one;
-/// `engine` has
-/// a plan of evaluation_shape. Nothing if some rank's `stop` says, before a batch, to give it up.
+/// `engine` has a plan of evaluation_shape. `text_bytes` is of validation_bytes(). Nothing if some
+/// rank's `stop` says, before a batch, to give it up.
 /// Collective. Throws DataError and IoError on every rank.
 std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
                                    const deck::Deck& deck, const io::TokenCorpus& validation,
-                                   const std::function<bool()>& stop);
+                                   const TextBytes& text_bytes, const std::function<bool()>& stop);
 
 /// Evaluates the state that run.resume names, a checkpoint whose model is the deck's, or else
 /// model.init_from's weights. Throws DeckError where there is neither, DataError for weights that

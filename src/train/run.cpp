@@ -35,6 +35,7 @@ void Run::open_data() {
   watch_peers(loaded, job, directory);
   corpus = data::open_training(loaded, control);
   validation = data::open_validation(loaded, control);
+  if (validation) validation_bytes = train::validation_bytes(deck, control);
   control.together([&] {
     if (control.rank() == 0) data_files = io::identify(*corpus);
   });

@@ -9,6 +9,7 @@
 #include "data/corpora.hpp"
 #include "io/checkpoint_manifest.hpp"
 #include "train/course.hpp"
+#include "train/evaluation.hpp"
 #include "train/execution/engine.hpp"
 #include "train/report/run_directory.hpp"
 #include "train/state/starting_state.hpp"
@@ -45,6 +46,7 @@ struct Run {
   std::unique_ptr<RunLock> lock;                        // on rank 0
   Reporter log;                                         // speaks on rank 0
   std::unique_ptr<io::TokenCorpus> corpus, validation;  // the latter: if the deck names one
+  TextBytes validation_bytes;                           // where there is validation data
   std::vector<io::DataFile> data_files;                 // of corpus, on rank 0
   Course course;
   std::string traffic;   // how what the deck left open was settled, for people

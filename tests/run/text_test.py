@@ -5,6 +5,7 @@ data, validation data and a model made with different tokenizers never meet unno
 import array
 import gzip
 import json
+import math
 import pathlib
 import random
 import re
@@ -14,7 +15,7 @@ import subprocess
 import unittest
 
 from packages import python_with
-from tessera import SOURCE, RunTest, tiny_deck, write_tokens
+from tessera import SOURCE, RunTest, metrics, tiny_deck, write_tokens
 
 DECK, DATA, IO = 2, 3, 7
 GPT2, LLAMA = (SOURCE / f"tests/data/tokenizers/{name}.json" for name in ("gpt2", "llama3"))
@@ -502,6 +503,59 @@ class Tokenizers(TextTest):
                          "set model.vocab = 500"):
                 self.assertIn(text, output)
         self.assertIn("small.toml:", output)
+
+
+class Evaluations(TextTest):
+    def text_bytes(self, prefix, sequences, length=16):
+        """Of the targets of the first sequences, by the tokenizer beside the tokens."""
+        content = json.loads(prefix.with_name(prefix.name + ".tokenizer.json").read_text())
+        bytes_of = {i: len(token) for token, i in content["model"]["vocab"].items()}
+        bytes_of.update({t["id"]: 0 for t in content["added_tokens"] if t["special"]})
+        tokens = array.array("H", prefix.with_name(prefix.name + ".bin").read_bytes())
+        return sum(bytes_of[t] for t in tokens[1:sequences * length + 1])
+
+    def evaluations(self, name):
+        return metrics.last_steps(metrics.read_events(self.dir / name), "evaluate")[1]
+
+    def test_perplexity_and_bits_a_byte(self):
+        """As the text's own bytes have it, on any layout; and by `tessera evaluate` again."""
+        self.text.write_text("\n\n".join(f"document {i} of a few words" for i in range(400)))
+        separated = ("--separator", r"\n\n")
+        sets = [self.tokenize(name, GPT2, *separated) for name in ("train", "other")]
+        fixed = {"model__vocab": 503, "run__steps": 1, "evaluate__every": 1, "model__heads": 4,
+                 "evaluate__batches": 3, "data__validation": [str(s) for s in sets]}
+        seen = []
+        for ranks, layout in ((1, {}), (2, {"zero__stage": 3}), (2, {"parallel__tensor": 2}),
+                              (2, {"parallel__pipeline": 2})):
+            name = f"run_{len(seen)}"
+            self.train(ranks, self.deck(name, tiny_deck(sets[0], **fixed, **layout)))
+            event = self.evaluations(name)
+            for of, path in ((event["sets"][0], sets[0]), (event["sets"][1], sets[1])):
+                nats = of["loss"] * of["targets"]
+                self.assertEqual(of["targets"], 3 * 8 * 16)
+                self.assertAlmostEqual(of["perplexity"], math.exp(of["loss"]), delta=1e-9)
+                self.assertAlmostEqual(of["bits_per_byte"],
+                                       nats / math.log(2) / self.text_bytes(path, 3 * 8),
+                                       delta=1e-9)
+            seen.append(event["bits_per_byte"])
+            self.assertAlmostEqual(seen[-1], seen[0], delta=1e-4)
+        output = self.run_code(0, "evaluate", self.dir / "run_0", ranks=2)
+        self.assertIn(f"| {seen[0]:.6f} bits a byte |", output)
+        self.assertIn(f"{sets[1]} | loss {event['sets'][1]['loss']:.3f}", output)
+
+    def test_bytes_and_no_tokenizer(self):
+        data = self.tokenize("data")
+        write_tokens(self.dir / "unknown")
+        fixed = {"run__steps": 1, "evaluate__every": 1, "evaluate__batches": 1}
+        for name, path, vocab in (("bytes", data, 256), ("none", self.dir / "unknown", 97)):
+            self.train(1, self.deck(name, tiny_deck(path, **fixed, model__vocab=vocab,
+                                                    data__validation=[str(path)])))
+        event = self.evaluations("bytes")
+        self.assertAlmostEqual(event["bits_per_byte"], event["loss"] / math.log(2), delta=1e-12)
+        self.assertIsNone(self.evaluations("none")["bits_per_byte"])
+        log = (self.dir / "none" / "log.txt").read_text()
+        self.assertEqual(log.count("bits a byte are not known"), 1)
+        self.assertNotIn("not known", (self.dir / "bytes" / "log.txt").read_text())
 
 
 class Check(TextTest):

@@ -99,10 +99,15 @@ constexpr EventField kStepFields[] = {
 constexpr EventField kEvaluateFields[] = {
     {"step", "", "after which it was"},
     {"loss", "nats", "mean over the targets that count of the validation data that it read"},
-    {"sequences", "", "that it read"},
+    {"perplexity", "", "e to the power of the loss"},
+    {"bits_per_byte", "bits",
+     "of text that these targets stand for, of which special tokens have none; null where no "
+     "tokenizer is known"},
     {"targets", "", "of them that count"},
+    {"sequences", "", "that it read"},
     {"sets", "",
-     "an entry for each of `data.validation`: its `data`, `loss`, and `targets` that count"},
+     "an entry for each of `data.validation`: its `data`, and the same of it alone: `loss`, "
+     "`perplexity`, `bits_per_byte` and `targets`"},
     {"ms", "ms", "that it took"}};
 constexpr EventField kCheckpointFields[] = {
     {"step", "", "whose state it holds"},

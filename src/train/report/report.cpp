@@ -209,6 +209,8 @@ void Report::say_notes() const {
         "profile   of steps {} to {} in {}: tessera plan --profile {} draws it", steps->front(),
         steps->back(), (run_.directory / "profile").string(), pasted(run_.directory)));
   }
+  if (run_.validation && run_.validation_bytes.empty())
+    run_.log.say(fmt::format("note      {}", kNoTextBytes));
   if (run_.deck.guard.check_replicas > 0 && !keeps_copies(in)) {
     run_.log.say(
         fmt::format("note      guard.check_replicas has nothing to compare: ZeRO-{} on this layout "
@@ -421,22 +423,28 @@ void Report::step_line(const StepResult& r) const {
 }
 
 void Report::evaluated(const Evaluation& evaluation) {
-  const auto& [loss, sequences, targets, seconds, sets] = evaluation;
   const std::int64_t step = run_.course.progress.step;
-  nlohmann::json of_sets = nlohmann::json::array();
-  for (const auto& set : sets)
-    of_sets.push_back({{"data", set.path}, {"loss", set.loss}, {"targets", set.targets}});
-  run_.log.record(fmt::format("evaluate at step {} | loss {:.6f} | {} | {:.1f} s", step, loss,
-                              count_text(sequences, "sequence"), seconds),
-                  {{"event", "evaluate"},
-                   {"step", step},
-                   {"loss", loss},
-                   {"sequences", sequences},
-                   {"targets", targets},
-                   {"sets", of_sets},
-                   {"ms", seconds * 1e3}});
-  for (std::size_t i = 0; sets.size() > 1 && i < sets.size(); ++i)
-    run_.log.say(fmt::format("  {} | loss {:.6f}", printable(sets[i].path), sets[i].loss));
+  nlohmann::ordered_json event{{"event", "evaluate"}, {"step", step}};
+  const auto add = [](nlohmann::ordered_json& object, const TextLoss& loss) {
+    object["loss"] = loss.loss;
+    object["perplexity"] = loss.perplexity();
+    const auto bits = loss.bits_per_byte();
+    object["bits_per_byte"] = bits ? nlohmann::ordered_json(*bits) : nullptr;
+    object["targets"] = loss.targets;
+  };
+  add(event, evaluation);
+  event["sequences"] = evaluation.sequences;
+  auto& sets = event["sets"] = nlohmann::ordered_json::array();
+  for (const auto& set : evaluation.sets)
+    add(sets.emplace_back(nlohmann::ordered_json{{"data", set.path}}), set);
+  event["ms"] = evaluation.seconds * 1e3;
+  run_.log.record(fmt::format("evaluate at step {} | {} | {} | {:.1f} s", step, to_text(evaluation),
+                              count_text(evaluation.sequences, "sequence"), evaluation.seconds),
+                  event);
+  for (std::size_t i = 0; evaluation.sets.size() > 1 && i < evaluation.sets.size(); ++i) {
+    const auto& set = evaluation.sets[i];
+    run_.log.say(fmt::format("  {} | {}", printable(set.path), to_text(set)));
+  }
 }
 
 void Report::end(std::string_view reason, double waited_for_saves) const {

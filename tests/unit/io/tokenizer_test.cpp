@@ -132,6 +132,20 @@ TEST(Tokenizer, BytesAreTheirOwnTokens) {
   EXPECT_EQ(io::Tokenizer::parse(bytes.json(), "t").encode("\x01z\xff"), (Ids{1, 122, 255}));
 }
 
+TEST(Tokenizer, KnowsTheBytesOfTextThatTokensStandFor) {
+  EXPECT_EQ(io::Tokenizer::bytes().text_bytes(), std::vector<std::int32_t>(256, 1));
+  const std::string text = "the dog\xf0\x9f\x8d\x80 in\n\nN\xc3\xbc\xff";
+  for (const char* name : {"gpt2.json", "llama3.json"}) {
+    auto tokenizer = io::Tokenizer::open(data_path(name));
+    const auto bytes = tokenizer.text_bytes();
+    ASSERT_EQ(std::ssize(bytes), tokenizer.vocab());
+    std::int64_t sum = 0;
+    for (const std::int32_t id : tokenizer.encode(text + "<|endoftext|>"))
+      sum += bytes[static_cast<std::size_t>(id)];
+    EXPECT_EQ(sum, std::ssize(text)) << name << ": a special token is no text";
+  }
+}
+
 TEST(Tokenizer, AnyBytesSurviveTheRoundTrip) {
   std::mt19937 random(3);
   for (const char* name : {"gpt2.json", "llama3.json"}) {
