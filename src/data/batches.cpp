@@ -33,11 +33,12 @@ StepTokens Batches::read(std::int64_t first, const BatchShare& share) const {
   for (std::int64_t k = 0; k < share.micro_batches; ++k) {
     for (std::int64_t b = 0; b < share.micro; ++b) {
       const std::int64_t sample = first + share.first_sample(k) + b;
+      const std::size_t before = step.targets.size();
       step.samples.push_back(sample);
       read_sequence(sample, length, step);
-      step.counted.push_back(
-          std::ranges::count_if(std::span(step.targets).last(static_cast<std::size_t>(length)),
-                                [](std::int32_t t) { return t >= 0; }));
+      step.counted.push_back(std::ranges::count_if(std::span(step.targets).subspan(before),
+                                                   [](std::int32_t t) { return t >= 0; }));
+      step.tallies.push_back(static_cast<std::int32_t>(corpus_.entry_of(tokens_of_(sample).begin)));
     }
   }
   return step;
@@ -47,7 +48,6 @@ StepTokens Batches::read(std::int64_t first, const BatchShare& share) const {
 /// that are masked. What is left of it is padding: documents of their own, without targets.
 void Batches::read_sequence(std::int64_t sample, std::int64_t length, StepTokens& step) const {
   Range tokens = tokens_of_(sample);
-  step.tallies.push_back(static_cast<std::int32_t>(corpus_.entry_of(tokens.begin)));
   if (tokens.count() >= length) {
     // After a rollback a step may have samples that were cut for a later phase, of other lengths.
     if (!documents_.whole) tokens.begin = std::min(tokens.begin, corpus_.tokens() - (length + 1));
@@ -174,7 +174,7 @@ void StepTokens::load(std::int64_t k, const plan::LoadBatch& views) const {
     if (to) std::copy_n(from.begin() + k * count, count, to.as<T>());
   };
   copy(tokens, in_micro, views.tokens);
-  copy(targets, in_micro, views.targets);  // shifted before the sequence is split
+  copy(targets, views.targets.elements(), views.targets);  // shifted before the sequence is split
   copy(samples, share.micro, views.samples);
   copy(documents, 2 * in_micro, views.documents);
   copy(tallies, share.micro, views.tallies);

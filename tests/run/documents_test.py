@@ -171,7 +171,7 @@ class Mixtures(DocumentsTest):
             for corpus, loss in zip(step["corpora"], alone):
                 self.assertAlmostEqual(corpus["loss"], loss, delta=1e-6)
         self.assertIn("corpus_2 loss", (self.dir / "mixed" / "log.txt").read_text())
-        self.assertNotIn("corpora", self.steps_of("alone_0")[0], "of no mixture")
+        self.assertIsNone(self.steps_of("alone_0")[0]["corpora"], "of no mixture")
 
     def test_losses_by_corpus_are_those_of_their_samples(self):
         """Steps of one sample tell which corpus each sample is of, and its loss; a step of eight

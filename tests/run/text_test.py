@@ -519,9 +519,10 @@ class Evaluations(TextTest):
 
     def test_perplexity_and_bits_a_byte(self):
         """As the text's own bytes have it, on any layout; and by `tessera evaluate` again."""
-        self.text.write_text("\n\n".join(f"document {i} of a few words" for i in range(400)))
-        separated = ("--separator", r"\n\n")
-        sets = [self.tokenize(name, GPT2, *separated) for name in ("train", "other")]
+        sets = []
+        for name, words in (("train", "a few words"), ("other", "another corpus")):
+            self.text.write_text("\n\n".join(f"document {i} of {words}" for i in range(400)))
+            sets.append(self.tokenize(name, GPT2, "--separator", r"\n\n"))
         fixed = {"model__vocab": 503, "run__steps": 1, "evaluate__every": 1, "model__heads": 4,
                  "evaluate__batches": 3, "data__validation": [str(s) for s in sets]}
         seen = []
@@ -537,11 +538,13 @@ class Evaluations(TextTest):
                 self.assertAlmostEqual(of["bits_per_byte"],
                                        nats / math.log(2) / self.text_bytes(path, 3 * 8),
                                        delta=1e-9)
-            seen.append(event["bits_per_byte"])
-            self.assertAlmostEqual(seen[-1], seen[0], delta=1e-4)
-        output = self.run_code(0, "evaluate", self.dir / "run_0", ranks=2)
-        self.assertIn(f"| {seen[0]:.6f} bits a byte |", output)
-        self.assertIn(f"{sets[1]} | loss {event['sets'][1]['loss']:.3f}", output)
+            seen.append(event)
+            self.assertAlmostEqual(event["bits_per_byte"], seen[0]["bits_per_byte"], delta=1e-4)
+        output = self.run_code(0, "evaluate", self.dir / "run_0", ranks=1)
+        self.assertIn(f"| {seen[0]['bits_per_byte']:.6f} bits a byte | 48 sequences |", output)
+        for of in seen[0]["sets"]:
+            self.assertIn(f"{of['data']} | loss {of['loss']:.6f} | perplexity "
+                          f"{of['perplexity']:.6g} | {of['bits_per_byte']:.6f} bits a byte", output)
 
     def test_bytes_and_no_tokenizer(self):
         data = self.tokenize("data")

@@ -60,8 +60,8 @@ constexpr EventField kStepFields[] = {
     {"tokens", "", "of all steps until now, those included that a rollback skips"},
     {"targets", "", "of the step that count; 0 makes a loss of 0"},
     {"corpora", "",
-     "of a mixture alone, an entry for each of `data.train`: its `data`, mean `loss` in the step "
-     "(null where none of its targets count), and `targets` that count"},
+     "of a mixture, an entry for each of `data.train`: its `data`, mean `loss` in the step (null "
+     "where none of its targets count), and `targets` that count; else null"},
     {"samples", "", "sequences of all steps until now, those included that a rollback skips"},
     {"sequence", "tokens", "of each sequence of the step"},
     {"step_ms", "ms",
@@ -101,10 +101,10 @@ constexpr EventField kEvaluateFields[] = {
     {"loss", "nats", "mean over the targets that count of the validation data that it read"},
     {"perplexity", "", "e to the power of the loss"},
     {"bits_per_byte", "bits",
-     "of text that these targets stand for, of which special tokens have none; null where no "
-     "tokenizer is known"},
-    {"targets", "", "of them that count"},
+     "a byte of the text that the targets stand for, of which special tokens have none; null "
+     "where no tokenizer is known"},
     {"sequences", "", "that it read"},
+    {"targets", "", "of them that count"},
     {"sets", "",
      "an entry for each of `data.validation`: its `data`, and the same of it alone: `loss`, "
      "`perplexity`, `bits_per_byte` and `targets`"},

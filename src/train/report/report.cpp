@@ -344,9 +344,9 @@ void Report::step(const StepResult& r, const std::optional<StepSpreads>& spreads
   rates_.best_gflops = flop() / r.times.total / 1e9;
 }
 
-/// The entries of data.train and what a step showed of each; empty unless they are a mixture.
+/// The entries of data.train and what a step showed of each; null unless they are a mixture.
 nlohmann::json Report::corpora_json(const StepResult& r) const {
-  nlohmann::json all = nlohmann::json::array();
+  nlohmann::json all;
   for (std::size_t i = 0; i < r.by_corpus.size(); ++i) {
     const LossSum& losses = r.by_corpus[i];
     all.push_back({{"data", run_.deck.data.train[i].path},
@@ -361,34 +361,32 @@ void Report::step_event(const StepResult& r, const StepSpreads& spreads) {
   const double peak = run_.engine->peak_rate();
   const auto& wire = run_.engine->prepared(r.shape).wire;
   const io::IoBytes io = io::io_bytes();
-  nlohmann::ordered_json event(
-      {{"event", "step"},
-       {"step", at.step},
-       {"loss", r.loss},
-       {"grad_norm", r.grad_norm},
-       {"lr", lr(r)},
-       {"tokens", at.tokens},
-       {"targets", r.targets},
-       {"samples", at.samples},
-       {"sequence", run_.course.sequence(at.step)},
-       {"step_ms", r.times.total * 1e3},
-       {"tokens_per_s", run_.course.tokens(at.step) / r.times.total},
-       {"mfu", share_json(share_of(peak, r))},
-       {"gemm_share", share_json(share_of(run_.gemm_rate, r))},
-       {"tflops_per_rank", tflops(r)},
-       {"comm_exposed_ms", r.times.comm_exposed * 1e3},
-       {"pipeline_exposed_ms", r.times.pipeline_exposed * 1e3},
-       {"io_exposed_ms", r.times.copy_exposed * 1e3},
-       {"data_exposed_ms", r.times.data_exposed * 1e3},
-       {"wire_bytes", {{"intra", wire.intra}, {"inter", wire.inter}}},
-       {"io_bytes", {{"read", io.read - io_.read}, {"write", io.written - io_.written}}},
-       {"between_ms", r.times.between * 1e3},
-       {"compute_ms", spread_json(spreads.compute)},
-       {"own_ms", spread_json(spreads.own)},
-       {"skipped", !r.applied},
-       {"loss_scale", run_.course.scaler.scale()}});
-  if (!r.by_corpus.empty()) event["corpora"] = corpora_json(r);
-  run_.log.event(event);
+  run_.log.event({{"event", "step"},
+                  {"step", at.step},
+                  {"loss", r.loss},
+                  {"grad_norm", r.grad_norm},
+                  {"lr", lr(r)},
+                  {"tokens", at.tokens},
+                  {"targets", r.targets},
+                  {"corpora", corpora_json(r)},
+                  {"samples", at.samples},
+                  {"sequence", run_.course.sequence(at.step)},
+                  {"step_ms", r.times.total * 1e3},
+                  {"tokens_per_s", run_.course.tokens(at.step) / r.times.total},
+                  {"mfu", share_json(share_of(peak, r))},
+                  {"gemm_share", share_json(share_of(run_.gemm_rate, r))},
+                  {"tflops_per_rank", tflops(r)},
+                  {"comm_exposed_ms", r.times.comm_exposed * 1e3},
+                  {"pipeline_exposed_ms", r.times.pipeline_exposed * 1e3},
+                  {"io_exposed_ms", r.times.copy_exposed * 1e3},
+                  {"data_exposed_ms", r.times.data_exposed * 1e3},
+                  {"wire_bytes", {{"intra", wire.intra}, {"inter", wire.inter}}},
+                  {"io_bytes", {{"read", io.read - io_.read}, {"write", io.written - io_.written}}},
+                  {"between_ms", r.times.between * 1e3},
+                  {"compute_ms", spread_json(spreads.compute)},
+                  {"own_ms", spread_json(spreads.own)},
+                  {"skipped", !r.applied},
+                  {"loss_scale", run_.course.scaler.scale()}});
   io_ = io;
 }
 
@@ -424,23 +422,29 @@ void Report::step_line(const StepResult& r) const {
 
 void Report::evaluated(const Evaluation& evaluation) {
   const std::int64_t step = run_.course.progress.step;
-  nlohmann::ordered_json event{{"event", "evaluate"}, {"step", step}};
-  const auto add = [](nlohmann::ordered_json& object, const TextLoss& loss) {
-    object["loss"] = loss.loss;
-    object["perplexity"] = loss.perplexity();
+  const auto bits_json = [](const TextLoss& loss) {
     const auto bits = loss.bits_per_byte();
-    object["bits_per_byte"] = bits ? nlohmann::ordered_json(*bits) : nullptr;
-    object["targets"] = loss.targets;
+    return bits ? nlohmann::json(*bits) : nlohmann::json();
   };
-  add(event, evaluation);
-  event["sequences"] = evaluation.sequences;
-  auto& sets = event["sets"] = nlohmann::ordered_json::array();
-  for (const auto& set : evaluation.sets)
-    add(sets.emplace_back(nlohmann::ordered_json{{"data", set.path}}), set);
-  event["ms"] = evaluation.seconds * 1e3;
+  nlohmann::json sets = nlohmann::json::array();
+  for (const auto& set : evaluation.sets) {
+    sets.push_back({{"data", set.path},
+                    {"loss", set.loss},
+                    {"perplexity", set.perplexity()},
+                    {"bits_per_byte", bits_json(set)},
+                    {"targets", set.targets}});
+  }
   run_.log.record(fmt::format("evaluate at step {} | {} | {} | {:.1f} s", step, to_text(evaluation),
                               count_text(evaluation.sequences, "sequence"), evaluation.seconds),
-                  event);
+                  {{"event", "evaluate"},
+                   {"step", step},
+                   {"loss", evaluation.loss},
+                   {"perplexity", evaluation.perplexity()},
+                   {"bits_per_byte", bits_json(evaluation)},
+                   {"sequences", evaluation.sequences},
+                   {"targets", evaluation.targets},
+                   {"sets", sets},
+                   {"ms", evaluation.seconds * 1e3}});
   for (std::size_t i = 0; evaluation.sets.size() > 1 && i < evaluation.sets.size(); ++i) {
     const auto& set = evaluation.sets[i];
     run_.log.say(fmt::format("  {} | {}", printable(set.path), to_text(set)));
