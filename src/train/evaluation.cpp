@@ -10,12 +10,10 @@
 #include "core/terminal.hpp"
 #include "data/corpora.hpp"
 #include "data/tokenizers.hpp"
-#include "io/finite.hpp"
-#include "optim/optimizer.hpp"
 #include "setup/inputs.hpp"
 #include "setup/products.hpp"
 #include "setup/shapes.hpp"
-#include "train/state/starting_state.hpp"
+#include "train/trained_engine.hpp"
 
 namespace tessera::train {
 
@@ -94,39 +92,6 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
   return evaluation;
 }
 
-namespace {
-
-/// Whether the state is one whose loss means something: throws what is wrong with it.
-void check_start(const deck::LoadedDeck& loaded, const std::optional<LoadedCheckpoint>& start,
-                 std::string_view weights, int threads) {
-  const deck::Deck& deck = loaded.deck;
-  if (!start && !deck.model.init_from) {
-    throw DeckError(fmt::format(
-        "{}: nothing to evaluate but random weights: {} has no checkpoint{}, and model.init_from "
-        "is unset; train first, name a run or a checkpoint in place of the deck, or set "
-        "run.resume or model.init_from",
-        loaded.name, deck::run_directory(deck),
-        deck.run.resume == std::variant<deck::Resume, std::string>(deck::Resume::never)
-            ? " that run.resume = \"never\" allows"
-            : ""));
-  }
-  if (!start && weights == optim::kEma) {
-    throw DataError(fmt::format(
-        "{} has no checkpoint, so there are no averaged weights to evaluate: leave out --ema",
-        printable(deck::run_directory(deck))));
-  }
-  if (!start) return;
-  if (start->lacks_averaged_weights) throw no_averaged_weights(start->path);
-  check_same_threads(loaded, *start, threads);
-  if (const auto& bad = start->non_finite; bad && !deck.model.accept_non_finite) {
-    throw io::non_finite_error(
-        fmt::format("{}: {}{}", start->path.string(), bad->parameter, bad->index), bad->value,
-        bad->type, "--allow-non-finite");
-  }
-}
-
-}  // namespace
-
 void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job, std::string_view weights) {
   const comm::Control& control = job.control;
   const deck::Deck& deck = loaded.deck;
@@ -149,43 +114,18 @@ void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job, std::string_v
   });
   const plan::PlanShape shape =
       setup::evaluation_shape(deck.batch, setup::mesh_of(deck, control.size()).data);
-  Engine engine(loaded, job, std::span(&shape, 1));
-  const auto remark = [&](const std::string& line) {
-    if (control.rank() == 0) tell(line + "\n");
-  };
-  engine.tune(deck::run_directory(deck), false,
-              [&](const std::string& line) { remark("kernels   " + line); });
-  engine.state().take_for_weights(weights);
-  const auto start = load_checkpoint(
-      loaded, deck::OnResume::architecture, control, engine.state(),
-      [&](const std::filesystem::path& path, std::string_view why) {
-        remark(fmt::format("checkpoint {} cannot be used: {}", printable(path.string()), why));
-      });
-  control.together([&] { check_start(loaded, start, weights, engine.threads()); });
-  if (!start) {
-    if (const auto note = set_initial_state(deck, control, engine.state()); !note.empty())
-      remark(note);
-  }
+  TrainedEngine trained(loaded, job, shape, weights);
   const TextBytes text_bytes = validation_bytes(deck, control);
-  if (text_bytes.empty()) remark(kNoTextBytes);
+  if (text_bytes.empty()) remark(control, kNoTextBytes);
   const auto result =
-      evaluate(engine, control, deck, *validation, text_bytes, [] { return false; });
+      evaluate(trained.engine(), control, deck, *validation, text_bytes, [] { return false; });
   if (control.rank() == 0) {
-    fmt::print("evaluate {}{} at step {} | {} | {} | {:.1f} s\n",
-               weights == optim::kEma ? "the averaged weights of " : "",
-               start ? printable(start->path.string()) : "initial weights",
-               start ? start->header.step : 0, to_text(*result),
+    fmt::print("evaluate {} | {} | {} | {:.1f} s\n", trained.name(), to_text(*result),
                count_text(result->sequences, "sequence"), result->seconds);
     for (std::size_t i = 0; result->sets.size() > 1 && i < result->sets.size(); ++i)
       fmt::print("  {} | {}\n", printable(result->sets[i].path), to_text(result->sets[i]));
   }
-  control.together([&] {
-    if (std::isfinite(result->loss) || deck.model.accept_non_finite) return;
-    throw NonFiniteError(fmt::format(
-        "the loss is {} although every weight is finite: the model's activations overflow in "
-        "precision.compute = \"{}\" (--allow-non-finite takes that for a result)",
-        result->loss, enum_word(deck.precision.compute)));
-  });
+  trained.check_loss(result->loss);
 }
 
 }  // namespace tessera::train

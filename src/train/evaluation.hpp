@@ -49,13 +49,9 @@ std::optional<Evaluation> evaluate(Engine& engine, const comm::Control& control,
                                    const deck::Deck& deck, const io::TokenCorpus& validation,
                                    const TextBytes& text_bytes, const std::function<bool()>& stop);
 
-/// Evaluates the state that run.resume names, a checkpoint whose model is the deck's, or else
-/// model.init_from's weights. Throws DeckError where there is neither, DataError for weights that
-/// are not finite and NonFiniteError for a loss that is not, unless model.accept_non_finite, on
-/// every rank. Holds no more than parameters, and writes nothing but one line on rank 0's stdout,
-/// so a training job may be at work in the run directory. Collective.
-/// `weights`: the state of a checkpoint that is evaluated: "master", or optim::kEma, for which
-/// there must be a checkpoint.
+/// Evaluates a TrainedEngine over data.validation, and throws as it does. Writes nothing but a line
+/// on rank 0's stdout, and one for each of several sets, so a training job may be at work in the
+/// run directory. Collective.
 void evaluate_deck(const deck::LoadedDeck& loaded, const Job& job, std::string_view weights);
 
 }  // namespace tessera::train

@@ -1,6 +1,8 @@
-// tessera evaluate: the loss over validation data, of a deck, a run or a checkpoint.
+// tessera evaluate: the loss over validation data, or answers to questions of multiple choice, of a
+// deck, a run or a checkpoint.
 #include <CLI/CLI.hpp>
 
+#include "train/choices.hpp"
 #include "train/evaluation.hpp"
 #include "verbs/load.hpp"
 #include "verbs/verb.hpp"
@@ -8,20 +10,41 @@
 namespace tessera::verbs {
 
 Verb evaluate(CLI::App& app) {
-  auto* verb = app.add_subcommand("evaluate",
-                                  "loss over a deck's validation data, from its newest checkpoint; "
-                                  "changes nothing in the run directory");
+  auto* verb = app.add_subcommand(
+      "evaluate",
+      "loss, perplexity and bits a byte over a deck's validation data, from its newest checkpoint, "
+      "or accuracy in questions of multiple choice; changes nothing in the run directory");
   struct EvaluateOptions : DeckOptions {
-    std::string weights;
+    train::ChoicesOptions choices;
   };
   auto options = std::make_shared<EvaluateOptions>();
+  train::ChoicesOptions& choices = options->choices;
   options->add_to(*verb, "input deck (TOML), run directory or checkpoint");
+  auto* questions = verb->add_option(
+      "--choices", choices.questions,
+      "questions in place of validation data: JSON lines {\"context\": \"...\", \"choices\": "
+      "[\"...\", \"...\"], \"answer\": 0}; choices follow the context as they are written");
+  verb->add_option("--tokenizer", choices.tokenizer,
+                   "of questions: \"bytes\" or a tokenizer.json; default: the model's")
+      ->needs(questions);
+  verb->add_flag_callback(
+          "--special-tokens",
+          [options] { options->choices.begin = data::ContextBegin::special_tokens; },
+          "a context begins with what the tokenizer's post-processor puts before a text")
+      ->needs(questions);
+  verb->add_option("--out", choices.out,
+                   "a file for a JSON line a question: log_likelihoods of its choices")
+      ->needs(questions);
   add_allow_non_finite(*verb,
                        [options] { options->sets.emplace_back("model.accept_non_finite=true"); });
-  add_ema(*verb, options->weights);
+  add_ema(*verb, choices.weights);
   return {.launch = Launch::ranks, .run = {}, .run_on_ranks = [options](const train::Job& job) {
             const auto deck = load_on_all(job.control, *options, Layout::fitted);
-            train::evaluate_deck(deck.loaded, job, options->weights);
+            if (options->choices.questions.empty()) {
+              train::evaluate_deck(deck.loaded, job, options->choices.weights);
+            } else {
+              train::answer_choices(deck.loaded, job, options->choices);
+            }
             return ExitCode::ok;
           }};
 }
