@@ -1,6 +1,7 @@
 // tessera generate: continues a text with a trained model.
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "backend/backend.hpp"
@@ -9,6 +10,7 @@
 #include "core/cores.hpp"
 #include "core/terminal.hpp"
 #include "io/tokenizer_files.hpp"
+#include "io/tokenizer_json.hpp"
 #include "setup/inputs.hpp"
 #include "setup/threads.hpp"
 #include "train/generator.hpp"
@@ -23,6 +25,7 @@ struct GenerateOptions {
   std::filesystem::path model;
   std::string prompt, tokenizer;
   bool accept_tokenizer = false;
+  bool special_tokens = true;  // before the prompt, where the tokenizer's post-processor has some
   std::int64_t tokens = 200;
   train::SamplingRule rule;
   std::optional<deck::Backend> backend;
@@ -65,6 +68,16 @@ std::string_view text_of(std::int32_t id, const GenerateOptions& o, const ModelS
       "tokenizer that the model was trained with. Give that one, or add --accept-tokenizer to "
       "leave out such tokens",
       source.name, id, source.model.vocab, o.tokenizer, tokenizer.vocab()));
+}
+
+/// The prompt in tokens. Those that the post-processor puts before a text are not put there again
+/// where the prompt spells them.
+std::vector<std::int32_t> encode_prompt(const GenerateOptions& o, io::Tokenizer& tokenizer) {
+  std::vector<std::int32_t> tokens = tokenizer.encode(o.prompt);
+  const auto& before = tokenizer.frame().before;
+  const bool spelled = std::ranges::mismatch(before, tokens).in1 == before.end();
+  if (o.special_tokens && !spelled) tokens.insert(tokens.begin(), before.begin(), before.end());
+  return tokens;
 }
 
 /// Prints what follows the prompt's `tokens`, token by token.
@@ -115,7 +128,7 @@ ExitCode run(const GenerateOptions& o) {
                              *backend.device_tier, tell_progress(source, *progress));
   progress.reset();
 
-  std::vector<std::int32_t> tokens = tokenizer.encode(o.prompt);
+  std::vector<std::int32_t> tokens = encode_prompt(o, tokenizer);
   if (tokens.empty())
     throw DeckError("--prompt is empty: give at least one character to go on from");
   if (static_cast<std::int64_t>(tokens.size()) > generator.context()) {
@@ -142,6 +155,10 @@ Verb generate(CLI::App& app) {
                    "\"bytes\" or a tokenizer.json; default: the model's");
   verb->add_flag("--accept-tokenizer", o->accept_tokenizer,
                  "take a --tokenizer that is not the one which the model was trained with");
+  verb->add_flag_callback(
+      "--no-special-tokens", [o] { o->special_tokens = false; },
+      "leave out what the tokenizer's post-processor puts before a text, as of models whose "
+      "documents were made without");
   verb->add_option("--temperature", o->rule.temperature, "0: always the likeliest")
       ->capture_default_str()
       ->check(bounds(0.0));

@@ -288,6 +288,23 @@ class Kinds(TextTest):
                       self.run_code(DECK, "tokenize", *given, GPT2, "--special-tokens", ranks=2))
 
 
+class Prompts(TextTest):
+    def test_special_tokens_before_a_prompt(self):
+        """A prompt begins with what the post-processor puts before a text, but not twice: so many
+        tokens are left of the context."""
+        llama2 = SOURCE / "tests/data/tokenizers/llama2.json"
+        data = self.tokenize("data", llama2, "--eos", "none")
+        vocab = 1 + max(json.loads(llama2.read_text())["model"]["vocab"].values())
+        self.train(1, self.deck("run", tiny_deck(data, model__vocab=vocab, run__steps=1)))
+        for prompt, options, added in (("the", (), 15), ("<s>the", (), 15), ("", (), 16),
+                                       ("the", ("--no-special-tokens",), 16)):
+            with self.subTest(prompt=prompt, options=options):
+                output = self.run_code(0, "generate", self.dir / "run", "--tokens", 99,
+                                       "--prompt", prompt, *options)
+                self.assertIn(f"stopped after {added} of --tokens 99", output)
+        self.run_code(DECK, "generate", self.dir / "run", "--prompt", "", "--no-special-tokens")
+
+
 WRITE_PARQUET = """
 import sys, pyarrow, pyarrow.parquet
 rows = [{"text": f"é {n}", "kind": n % 2 == 0, "n": n} for n in range(2500)]
