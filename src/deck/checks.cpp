@@ -470,12 +470,12 @@ class Checker {
       problem("batch.ramp", fmt::format("batch.ramp has step {} after step {} (steps must grow)",
                                         (stalled + 1)->step, stalled->step));
     }
-    if (usable({"batch.ramp", "batch.lr_scaling"}) && ramp.empty() &&
-        batch.lr_scaling != LrScaling::none) {
+    if (usable({"batch.ramp", "batch.lr_scaling", "batch.token_budget"}) && ramp.empty() &&
+        !batch.token_budget && batch.lr_scaling != LrScaling::none) {
       problem("batch.lr_scaling",
-              fmt::format("batch.lr_scaling = \"{}\" has no effect without batch.ramp: all steps "
-                          "have the batch that optimizer.lr is for (leave it out, or give "
-                          "batch.ramp)",
+              fmt::format("batch.lr_scaling = \"{}\" has no effect without batch.ramp or "
+                          "batch.token_budget: all steps have the batch that optimizer.lr is for "
+                          "(leave it out, or give batch.ramp)",
                           enum_word(batch.lr_scaling)));
     }
   }

@@ -149,7 +149,8 @@ class Resolver {
       drop_if_set_aside("offload.optimizer_share", {"offload.optimizer"});
     for (const std::string& key : unused_optimizer_keys(deck.optimizer.name))
       drop_if_set_aside(key, {"optimizer.name"});
-    if (deck.batch.ramp.empty()) drop_if_set_aside("batch.lr_scaling", {"batch.ramp"});
+    if (deck.batch.ramp.empty() && !deck.batch.token_budget)
+      drop_if_set_aside("batch.lr_scaling", {"batch.ramp", "batch.token_budget"});
   }
 
  private:

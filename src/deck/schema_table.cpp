@@ -340,8 +340,10 @@ constexpr SchemaRow kRows[] = {
                                                  "what a step's batch makes of its learning rate, "
                                                  "warm-up and min_lr included; linear: times "
                                                  "its sequences over those of the last entry of "
-                                                 "batch.ramp, which optimizer.lr is for; sqrt: "
-                                                 "times the root of that"),
+                                                 "batch.ramp, which optimizer.lr is for, and, "
+                                                 "with batch.token_budget, times its targets that "
+                                                 "count over its tokens; sqrt: times the root of "
+                                                 "that"),
     row<&Deck::batch, &BatchSection::token_budget>(
         "batch.token_budget",
         "tokens of a micro-batch of whole documents: it is one sequence, of as many documents, one "

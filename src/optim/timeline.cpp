@@ -60,8 +60,15 @@ const Phase& Timeline::phase(std::int64_t step) const {
 
 double Timeline::lr_scale(std::int64_t step) const {
   if (batch_.ramp.empty()) return 1;
-  const double share =
-      static_cast<double>(global(step)) / static_cast<double>(batch_.ramp.back().global);
+  return scaled(static_cast<double>(global(step)) / static_cast<double>(batch_.ramp.back().global));
+}
+
+double Timeline::lr_scale_of_targets(std::int64_t step, std::int64_t targets) const {
+  if (!lr_follows_targets()) return 1;
+  return scaled(static_cast<double>(targets) / static_cast<double>(tokens(step)));
+}
+
+double Timeline::scaled(double share) const {
   switch (batch_.lr_scaling) {
     case deck::LrScaling::none: return 1;
     case deck::LrScaling::linear: return share;

@@ -41,6 +41,13 @@ class Timeline {
   /// What batch.lr_scaling makes of the learning rate of step `step`: 1 at the last batch of the
   /// ramp.
   double lr_scale(std::int64_t step) const;
+  /// And besides, where steps are filled with whole documents (batch.token_budget): what it makes
+  /// of how many targets of the step count, 1 where each of its tokens is followed by one.
+  double lr_scale_of_targets(std::int64_t step, std::int64_t targets) const;
+  /// Whether that depends on the targets.
+  bool lr_follows_targets() const {
+    return batch_.token_budget && batch_.lr_scaling != deck::LrScaling::none;
+  }
   /// Sequences, and tokens, consumed by steps 1 .. step.
   std::int64_t samples_after(std::int64_t step) const;
   std::int64_t tokens_after(std::int64_t step) const;
@@ -62,6 +69,8 @@ class Timeline {
 
  private:
   const Phase& phase(std::int64_t step) const;
+  /// What batch.lr_scaling makes of a share of the batch that optimizer.lr is for.
+  double scaled(double share) const;
 
   deck::BatchSection batch_;
   std::int64_t sequences_;

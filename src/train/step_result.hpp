@@ -9,6 +9,7 @@ namespace tessera::train {
 struct StepResult {
   double loss = 0;           // mean over the global batch's targets that count, before the update
   double grad_norm = 0;      // global, before clipping
+  double lr = 0;             // of the update that the step made, or would have made
   std::int64_t targets = 0;  // that count
   std::vector<LossSum> by_corpus;  // of a mixture: of its entry's samples
   bool applied = true;

@@ -151,7 +151,22 @@ io::CheckpointHeader Trainer::header() const {
   return h;
 }
 
-StepInput Trainer::step_input() const {
+/// Of the update of the step whose tokens are current. All ranks add up how many targets count
+/// where the rate depends on it.
+double Trainer::learning_rate() const {
+  const Course& course = run_.course;
+  const std::int64_t step = course.progress.step + 1;
+  double scale = 1;
+  if (course.timeline().lr_follows_targets()) {
+    const bool counts = run_.engine->counts_targets();
+    const double targets =
+        run_.control.sum(counts ? static_cast<double>(batches_->current().count()) : 0.0);
+    scale = course.timeline().lr_scale_of_targets(step, static_cast<std::int64_t>(targets));
+  }
+  return course.lr(course.progress.applied + 1, step) * scale;
+}
+
+StepInput Trainer::step_input(double lr) const {
   const Course& course = run_.course;
   const std::int64_t update = course.progress.applied + 1;
   StepInput input;
@@ -161,7 +176,7 @@ StepInput Trainer::step_input() const {
   set(kernels::StepScalar::loss_gradient,
       course.scaler.scale() / course.tokens(course.progress.step + 1));
   set(kernels::StepScalar::unscale, 1.0 / course.scaler.scale());
-  set(kernels::StepScalar::lr, course.lr(update, course.progress.step + 1));
+  set(kernels::StepScalar::lr, lr);
   run_.engine->inputs().optimizer.set_scalars(input.scalars, update);
   return input;
 }
@@ -195,15 +210,16 @@ StepResult Trainer::run_step() {
   if (saves_->take_snapshot_due()) before = header();
   const PreparedPlan& prepared = run_.engine->prepared(
       run_.shape(before ? PlanPurpose::train_snapshot : PlanPurpose::train, step));
-  StepInput input = step_input();
-  input.set(StepFlag::saved, saves_->phase_done());
   // A flush before the last save does a part of what a step does.
   const int steps = plan::leaves_work(run_.engine->inputs()) ? 2 : 1;
   stop_reason_ = stop_.reason(steps * slowest_step_s_ + saves_->slowest());
-  input.set(StepFlag::stop, stop_reason_.has_value());
   const auto begin = SteadyClock::now();
   const std::exception_ptr unreadable = read_batch(prepared.plan().shape);
   const double waited = seconds_since(begin);
+  const double lr = learning_rate();
+  StepInput input = step_input(lr);
+  input.set(StepFlag::saved, saves_->phase_done());
+  input.set(StepFlag::stop, stop_reason_.has_value());
   input.set(StepFlag::no_tokens, unreadable != nullptr);
   StepProfile* profile = profiler_->begin(step);
   Executor::Hooks hooks = faults_->hooks(prepared);
@@ -221,7 +237,7 @@ StepResult Trainer::run_step() {
     });
   }
   if (profile != nullptr) profiler_->write(prepared.plan());
-  return finish_step(prepared.plan().shape, output, input, times);
+  return finish_step(prepared.plan().shape, output, input, lr, times);
 }
 
 /// A step takes from the end of the one before to its own end, so that nothing is left out but
@@ -236,7 +252,7 @@ void Trainer::measure_to_end(StepTimes& times) {
 }
 
 StepResult Trainer::finish_step(const plan::PlanShape& shape, const StepOutput& output,
-                                const StepInput& input, const StepTimes& times) {
+                                const StepInput& input, double lr, const StepTimes& times) {
   Course& course = run_.course;
   const auto targets = static_cast<double>(output.targets());
   const double all_targets = course.tokens(course.progress.step + 1);
@@ -245,6 +261,7 @@ StepResult Trainer::finish_step(const plan::PlanShape& shape, const StepOutput& 
   const StepResult result{.loss = output.losses().mean(),
                           .grad_norm = std::sqrt(output.sum(plan::WordLayout::norm)) /
                                        course.scaler.scale() * (all_targets / targets),
+                          .lr = lr,
                           .targets = output.losses().targets,
                           .by_corpus = std::move(tallies),
                           .applied = output.applied,

@@ -36,11 +36,12 @@ class Trainer {
   bool must_stop() const { return stop_agreed_ && !run_.course.over(); }
   ExitCode stop_on_request();
   StepResult run_step();
-  StepInput step_input() const;
+  double learning_rate() const;
+  StepInput step_input(double lr) const;
   std::exception_ptr read_batch(const plan::PlanShape& shape);
   void measure_to_end(StepTimes& times);
   StepResult finish_step(const plan::PlanShape& shape, const StepOutput& output,
-                         const StepInput& input, const StepTimes& times);
+                         const StepInput& input, double lr, const StepTimes& times);
   void after_step(const StepResult& result);
   void evaluate_if_due();
   io::CheckpointHeader header() const;

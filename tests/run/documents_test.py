@@ -148,6 +148,36 @@ class Bits(DocumentsTest):
         self.assertNotEqual(numbers[0], joined)
 
 
+class TokenBudgets(DocumentsTest):
+    def test_the_rate_follows_the_targets(self):
+        """Steps of whole documents have not all as many targets: the rate is for full ones."""
+        lengths = [1 + 7 * i % 16 for i in range(190)]
+        tokens = array.array("H", ((5 * i * i + i // 7) % 97 for i in range(sum(lengths))))
+        write_pair(self.dir / "corpus", 8, tokens, lengths)
+        fixed = {**ANY_LAYOUT, "batch__token_budget": 16, "model__context": 16,
+                 "schedule__kind": "constant", "schedule__warmup_steps": 0, "model__dropout": 0.0,
+                 "optimizer__lr": 3e-3}
+        for scaling, power in (("linear", 1), ("sqrt", 0.5)):
+            of_kind = {**fixed, "batch__lr_scaling": scaling}
+            want = None
+            for number, (ranks, layout) in enumerate((
+                    (1, {}), (2, {"zero__stage": 3}),
+                    (4, {"parallel__tensor": 2, "parallel__pipeline": 2}))):
+                name = f"{scaling}_{number}"
+                deck = self.deck(name, tiny_deck(self.dir / "corpus", **of_kind, **layout))
+                numbers = self.train(ranks, deck)
+                steps = [(s["lr"], s["targets"]) for s in self.steps_of(name)]
+                want = want or (numbers, steps)
+                self.assertEqual((numbers, steps), want)
+            rates, targets = zip(*want[1])
+            self.assertGreater(len(set(targets)), 1)
+            for rate, count in zip(rates, targets):
+                self.assertAlmostEqual(rate, 3e-3 * (count / 128) ** power, delta=1e-15)
+            alone = self.deck(f"{scaling}_alone", tiny_deck(
+                self.dir / "corpus", **{**fixed, "optimizer__lr": rates[0], "run__steps": 2}))
+            self.assertEqual(self.train(1, alone)[2], want[0][2], "updates are by that rate")
+
+
 class Mixtures(DocumentsTest):
     def test_weights_decide_what_is_seen(self):
         """Corpora of one token each: in a sequence of such, the loss says which they are."""

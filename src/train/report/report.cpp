@@ -311,12 +311,6 @@ double Report::share_of(double rate, const StepResult& r) const {
   return rate > 0 ? tflops(r) * 1e12 / rate : 0;
 }
 
-/// Of the update that the step made, or would have made.
-double Report::lr(const StepResult& r) const {
-  const Progress& at = run_.course.progress;
-  return run_.course.lr(at.applied + (r.applied ? 0 : 1), at.step);
-}
-
 void Report::begin() { begin_ = SteadyClock::now(); }
 
 /// By the pace of this start, its first step apart, which may be slower than the others.
@@ -365,7 +359,7 @@ void Report::step_event(const StepResult& r, const StepSpreads& spreads) {
                   {"step", at.step},
                   {"loss", r.loss},
                   {"grad_norm", r.grad_norm},
-                  {"lr", lr(r)},
+                  {"lr", r.lr},
                   {"tokens", at.tokens},
                   {"targets", r.targets},
                   {"corpora", corpora_json(r)},
@@ -398,7 +392,7 @@ void Report::step_line(const StepResult& r) const {
                                 .steps = run_.course.steps(),
                                 .loss = r.loss,
                                 .grad_norm = r.grad_norm,
-                                .lr = lr(r),
+                                .lr = r.lr,
                                 .seconds = times.total,
                                 .tokens_per_s = run_.course.tokens(step) / times.total,
                                 .mfu = share_of(run_.engine->peak_rate(), r),

@@ -60,7 +60,6 @@ class Report {
   double tflops(const StepResult& result) const;
   double share_of(double rate, const StepResult& result) const;
   std::optional<double> seconds_left(const StepResult& result) const;
-  double lr(const StepResult& result) const;
   double say_times(double waited_for_saves, double slowest_own) const;
 
   Run& run_;

@@ -123,6 +123,24 @@ TEST(Timeline, ScalesTheRateToTheLastBatchOfTheRamp) {
   EXPECT_EQ(scales(deck::LrScaling::linear), Scales(6, 1.0));
 }
 
+TEST(Timeline, ScalesTheRateToTheTargetsOfATokenBudget) {
+  deck::BatchSection b = batch(2, {{.step = 3, .global = 8}});
+  b.sequence = 4;
+  b.lr_scaling = deck::LrScaling::linear;
+  EXPECT_EQ(Timeline(b, 0).lr_scale_of_targets(1, 1), 1) << "sequences are all alike";
+  b.token_budget = b.sequence;
+  const std::int64_t tokens = 2 * b.sequence;
+  for (const auto& [scaling, quarter] : {std::pair{deck::LrScaling::none, 1.0},
+                                         {deck::LrScaling::linear, 0.25},
+                                         {deck::LrScaling::sqrt, 0.5}}) {
+    b.lr_scaling = scaling;
+    const Timeline timeline(b, 0);
+    EXPECT_EQ(timeline.lr_scale_of_targets(1, tokens), 1);
+    EXPECT_EQ(timeline.lr_scale_of_targets(1, tokens / 4), quarter);
+    EXPECT_EQ(timeline.lr_scale_of_targets(3, tokens), quarter) << "of the ramp's last batch";
+  }
+}
+
 TEST(Timeline, RefusesEpochsOfUnknownData) {
   EXPECT_THROW(Timeline(batch(4, {}), 0).of_epochs(1), InternalError);
 }
