@@ -143,9 +143,12 @@ struct DataSection {
   bool operator==(const DataSection&) const = default;
 };
 
-/// Of what the model learns; all but the kind are of masked tokens.
+/// What the model learns.
 struct TaskSection {
   TaskKind kind = TaskKind::lm;
+  double label_smoothing = 0;
+  double z_loss = 0;
+  // Of masked tokens.
   std::optional<double> masked;  // loading replaces an unset one
   std::optional<std::int64_t> mask_token;
   std::vector<std::int64_t> never_masked;  // tokens

@@ -312,6 +312,17 @@ constexpr SchemaRow kRows[] = {
         "sample, "
         "and are their own targets, masked or not (Devlin et al. 2019, BERT)",
         {.on_resume = refused}),
+    row<&Deck::task, &TaskSection::label_smoothing>(
+        "task.label_smoothing",
+        "s in the training loss of a target, (1 - s) (-log p) + s mean(-log p), the mean over the "
+        "vocabulary (Szegedy et al. 2016); evaluation has none",
+        {.limits = as_f32(fraction()), .on_resume = event}),
+    row<&Deck::task, &TaskSection::z_loss>(
+        "task.z_loss",
+        "z in z log(Z)^2, Z the sum of the exponentials of the logits, which is added to the "
+        "training loss of a target: it keeps logits small, 1e-4 is common (Chowdhery et al. 2022, "
+        "PaLM); evaluation has none",
+        {.limits = as_f32(at_least(0)), .on_resume = event}),
     row<&Deck::task, &TaskSection::masked>(
         "task.masked",
         "of mlm: the share of tokens that are chosen; of these "

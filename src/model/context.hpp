@@ -127,6 +127,7 @@ class UnitContext {
   kernels::SumOrder order = kernels::SumOrder::fixed;
   /// Rows of a micro-batch whose logits are in memory at once; 0: all.
   std::int64_t logit_rows = 0;
+  kernels::LossTerms loss_terms;  // of what is minimised; evaluation has none
   bool training = false;
   std::uint64_t seed = 0;
   std::uint64_t layer = 0;  // of the visit: embedding 0, block i is i + 1, head L + 1

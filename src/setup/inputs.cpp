@@ -193,6 +193,8 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.documents = {.separate = deck.data.documents == deck::Documents::separate,
                   .positions = deck.data.positions == deck::Positions::document};
   in.logit_rows = deck.memory.logits.value_or(0);
+  in.loss_terms = {.label_smoothing = static_cast<float>(deck.task.label_smoothing),
+                   .z_loss = static_cast<float>(deck.task.z_loss)};
   in.recompute = deck.recompute.policy;
   in.seed = static_cast<std::uint64_t>(deck.run.seed);
   in.state_for = std::ranges::max(shapes, {}, &plan::PlanShape::purpose).purpose;

@@ -21,6 +21,7 @@ struct Case {
   Recompute recompute = Recompute::none;
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   double clip_norm = 0;
+  kernels::LossTerms loss_terms = {};
 };
 
 constexpr std::int64_t kChunks = 4, kSequence = 8, kMicroBatches = 8;  // of all data ranks together
@@ -37,6 +38,7 @@ plan::PlanInputs inputs_of(const Case& c, kernels::Device& device) {
   in.recompute = c.recompute;
   in.layout.pipeline.schedule = c.schedule;
   in.optimizer.clip_norm = c.clip_norm;
+  in.loss_terms = c.loss_terms;
   return in;
 }
 
@@ -186,6 +188,16 @@ TEST_F(Gradients, WithEverySchedule) {
                .recompute = Recompute::full,
                .schedule = schedule});
     }
+  }
+}
+
+// Traps 17 and 23.
+TEST_F(Gradients, OfSmoothedLabelsAndTheZLoss) {
+  for (const Mesh& mesh : meshes(llama_like())) {
+    compare({.config = llama_like(),
+             .mesh = mesh,
+             .stage = 1,
+             .loss_terms = {.label_smoothing = 0.2F, .z_loss = 0.01F}});
   }
 }
 
