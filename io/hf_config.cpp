@@ -57,6 +57,7 @@ class ConfigReader {
     set("family", family->family, type.place());
     for (const HfFixedRow& row : family->fixed) require(row);
     for (const HfNumberRow& row : family->numbers) read_number(row);
+    for (const HfDropoutRow& row : family->dropouts) read_dropout(row);
     for (const HfImpliedRow& row : family->implied) set(row.key, row.value, type.place());
     read_activation(*family);
     if (family->rotary != nullptr) read_rotary(*family->rotary);
@@ -100,6 +101,14 @@ class ConfigReader {
 
   static void check_positive(const JsonCursor& value) {
     if (!(value.number() > 0)) value.fail(fmt::format("{}; must be above 0", value.number()));
+  }
+
+  void read_dropout(const HfDropoutRow& row) {
+    known_.insert(row.setting);
+    const auto value = root_.find(row.setting);
+    if (value && !(value->number() >= 0 && value->number() < 1))
+      value->fail(fmt::format("{}; allowed: 0 to below 1", value->number()));
+    set(row.key, value ? value->number() : row.otherwise, value ? value->place() : root_.place());
   }
 
   void read_activation(const HfFamily& table) {
@@ -381,7 +390,9 @@ void write_windows(json& config, const HfArchitecture& a, const HfWindows& names
 
 /// The values of keys that the family fixes: what it says, and defaults of what it does not have.
 json implied_values(const HfFamily& family) {
-  std::set<std::string_view> written{"family", "activation", "head_dim", "kv_heads"};
+  std::set<std::string_view> written{"family",          "activation",        "head_dim",
+                                     "kv_heads",        "dropout_embedding", "dropout_attention",
+                                     "dropout_residual"};
   for (const HfNumberRow& row : family.numbers) written.insert(row.key);
   if (family.rotary != nullptr) {
     written.insert({"rope_theta", "rope_scaling", "rope_factor", "rope_low_frequency",
@@ -432,6 +443,8 @@ std::string write_hf_config(const HfArchitecture& a, DType type,
     const bool none = row.otherwise == json(0.0) && value == json(0.0);  // of a cap
     config[std::string(row.setting)] = none ? json(nullptr) : value;
   }
+  for (const HfDropoutRow& row : family->dropouts)
+    config[std::string(row.setting)] = value_of(a, row.key);
   for (const HfFixedRow& row : family->fixed) {
     if (!row.value.is_null()) config[std::string(row.setting)] = row.value;
   }

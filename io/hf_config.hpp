@@ -48,6 +48,8 @@ struct HfArchitecture {
   bool scaled_embeddings = false;
   std::int64_t query_scalar = 0;  // 0: head_dim
   double attention_soft_cap = 0, logit_soft_cap = 0;
+  // Of training: a family without a setting for one does not keep it.
+  double dropout_embedding = 0, dropout_attention = 0, dropout_residual = 0;
 
   bool operator==(const HfArchitecture&) const = default;
 };
@@ -93,6 +95,9 @@ inline constexpr std::array kHfFields = {
     HfField{"query_scalar", &HfArchitecture::query_scalar},
     HfField{"attention_soft_cap", &HfArchitecture::attention_soft_cap},
     HfField{"logit_soft_cap", &HfArchitecture::logit_soft_cap},
+    HfField{"dropout_embedding", &HfArchitecture::dropout_embedding},
+    HfField{"dropout_attention", &HfArchitecture::dropout_attention},
+    HfField{"dropout_residual", &HfArchitecture::dropout_residual},
 };
 
 /// One key of [model] and the place in config.json that fixes it.

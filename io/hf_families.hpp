@@ -34,6 +34,13 @@ struct HfWordRow {
   std::string_view word;  // of [model]
 };
 
+/// A setting of training that is a rate of dropout under another name.
+struct HfDropoutRow {
+  std::string_view key;      // in [model]
+  std::string_view setting;  // in config.json
+  double otherwise = 0;      // what a file without it means
+};
+
 /// How settings say what rotary positions are. transformers 5 has them in rope_parameters; before
 /// it, the names here stood at the top, beside rope_scaling.
 struct HfRotary {
@@ -60,6 +67,7 @@ struct HfFamily {
   std::vector<HfNumberRow> numbers;
   std::vector<HfFixedRow> fixed;
   std::vector<HfImpliedRow> implied;  // keys that are neither here nor read have their default
+  std::vector<HfDropoutRow> dropouts;
   std::string_view activation_setting;
   std::vector<HfWordRow> activations;         // the first of equal words is the one that is written
   const HfRotary* rotary = nullptr;           // null: no rotary positions

@@ -116,7 +116,11 @@ struct ModelSection {
   double logit_soft_cap = 0;
   bool tied_embeddings = true;
   double dropout = 0;
+  double dropout_embedding = 0;
+  double dropout_attention = 0;
+  double dropout_residual = 0;
   double init_std = 0.02;
+  InitScale init = InitScale::scaled;
   std::optional<std::string> init_from;
   bool accept_non_finite = false;
   bool operator==(const ModelSection&) const = default;

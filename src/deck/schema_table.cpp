@@ -262,11 +262,28 @@ constexpr SchemaRow kRows[] = {
         "model.tied_embeddings", "the head uses the token matrix",
         {.unset = "gpt2, gemma2, gemma3: true, others: false", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::dropout>(
-        "model.dropout", "probability after embedding, attention and each sub-layer",
+        "model.dropout", "probability of dropout wherever the next three keys do not say otherwise",
         {.limits = as_f32(fraction()), .on_resume = refused}),
+    row<&Deck::model, &ModelSection::dropout_embedding>(
+        "model.dropout_embedding", "that of embeddings, positions added",
+        {.limits = as_f32(fraction()),
+         .unset = "what init_from says, where model.dropout is not given; else model.dropout",
+         .on_resume = refused}),
+    row<&Deck::model, &ModelSection::dropout_attention>(
+        "model.dropout_attention", "that of attention's probabilities",
+        {.limits = as_f32(fraction()), .unset = "likewise", .on_resume = refused}),
+    row<&Deck::model, &ModelSection::dropout_residual>(
+        "model.dropout_residual", "that of the output of each sub-layer",
+        {.limits = as_f32(fraction()), .unset = "likewise", .on_resume = refused}),
     row<&Deck::model, &ModelSection::init_std>(
         "model.init_std", "standard deviation of initial weights",
         {.limits = as_f32(at_least(0)), .on_resume = refused}),
+    row<&Deck::model, &ModelSection::init>(
+        "model.init",
+        "how much smaller that of projections back into the residual stream is; scaled: by the "
+        "root of 2 layers (Radford et al. 2019); depth: in the nth layer by that of 2 n (Zhang et "
+        "al. 2019, OLMo); plain: not at all",
+        {.on_resume = refused}),
     row<&Deck::model, &ModelSection::init_from>("model.init_from",
                                                 "Hugging Face directory: its config.json fixes the "
                                                 "architecture, its safetensors the weights",

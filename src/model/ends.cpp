@@ -26,7 +26,7 @@ void scale_embeddings(UnitContext& u, const ModelConfig& c, const View& x, const
 /// The sum of a token's and a position's vectors, dropped out, at this rank's positions.
 void embed(UnitContext& u, const ModelConfig& c, const TokenMatrix& token_table,
            const View& position_table, std::int64_t first_position, const View& out) {
-  const Dropout dropout = u.dropout(c, DropoutSite::inner);
+  const Dropout dropout = u.dropout(c, DropoutSite::embedding);
   if (u.tensor_region().whole()) {
     u.run(Embed{.tokens = u.micro_batch().tokens,
                 .token_table = token_table[0],
@@ -91,7 +91,7 @@ void embed_backward(UnitContext& u, const ModelConfig& c, const View& d,
                         .position_write = position_write,
                         .first_token = first_token(u, c, i),
                         .vocab = c.padded_vocab(),
-                        .dropout = u.dropout_from(0, c, DropoutSite::inner)});
+                        .dropout = u.dropout_from(0, c, DropoutSite::embedding)});
   }
 }
 

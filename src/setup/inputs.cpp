@@ -99,8 +99,11 @@ model::ModelConfig model_config(const deck::ModelSection& m) {
           .scaled_embeddings = m.scaled_embeddings,
           .logit_soft_cap = static_cast<float>(m.logit_soft_cap),
           .tied_embeddings = m.tied_embeddings,
-          .dropout = static_cast<float>(m.dropout),
-          .init_std = static_cast<float>(m.init_std)};
+          .dropout = {.embedding = static_cast<float>(m.dropout_embedding),
+                      .attention = static_cast<float>(m.dropout_attention),
+                      .residual = static_cast<float>(m.dropout_residual)},
+          .init_std = static_cast<float>(m.init_std),
+          .init = m.init};
 }
 
 std::int64_t tensor_chunks(const deck::Deck& deck) {

@@ -166,7 +166,7 @@ class Gradients : public testing::Test {
 // Traps 6, 7, 10, 16, 18, 19, 20, 23, 25, 27, 32, 33, 34, 35, 36 and 37: the norm's bits too.
 TEST_F(Gradients, AreThoseOfOneRankOnEveryMesh) {
   for (auto config : {gpt2_like(), llama_like()}) {
-    config.dropout = 0.1F;
+    config.dropout = model::same_dropout(0.1F);
     for (const Mesh& mesh : meshes(config)) {
       for (int stage = 0; stage <= 3; ++stage) {
         compare({.config = config,

@@ -170,6 +170,9 @@ TEST(HfModel, DescribesEachFamilyByItsFeatures) {
   EXPECT_EQ(read("phi3").rotary_share, 0.67);
   EXPECT_EQ(read("olmo2").qk_norm, "whole");
   EXPECT_EQ(read("olmo2").norm_placed, "after");
+  const auto gpt2 = read("gpt2");
+  EXPECT_EQ(std::tuple(gpt2.dropout_embedding, gpt2.dropout_attention, gpt2.dropout_residual),
+            std::tuple(0.1, 0.1, 0.1));
   const auto neox = read("gpt_neox");
   EXPECT_EQ(std::tuple(neox.block, neox.activation, neox.rotary_share),
             std::tuple("parallel", "gelu_erf", 0.5));
@@ -204,6 +207,23 @@ TEST(HfModel, NormsOfGemmaAreOnePlusTheirWeights) {
     EXPECT_NEAR(again[i], weight[i], 0x1p-23 * std::max(1.0F, std::abs(weight[i])));
     EXPECT_EQ(1.0F + again[i], parameter[i]);
   }
+}
+
+TEST(HfModel, DropoutGoesBothWays) {
+  const Copy copy("gpt_neox");
+  copy.edit("config.json",
+            [](json& c) { c["hidden_dropout"] = 0.25, c.erase("attention_dropout"); });
+  const auto a = io::read_hf_config(copy.path / "config.json").architecture;
+  EXPECT_EQ(std::tuple(a.dropout_embedding, a.dropout_attention, a.dropout_residual),
+            std::tuple(0.25, 0.0, 0.25));
+  const json written = json::parse(io::write_hf_config(a, DType::f32, {}));
+  EXPECT_EQ(written["hidden_dropout"], 0.25);
+  EXPECT_EQ(written["attention_dropout"], 0.0);
+  copy.edit("config.json", [](json& c) { c["hidden_dropout"] = 1; });
+  EXPECT_NE(message_of<DataError>([&] {
+              io::read_hf_config(copy.path / "config.json");
+            }).find("$.hidden_dropout: 1; allowed: 0 to below 1"),
+            std::string::npos);
 }
 
 TEST(HfModel, KnowsWindowsByAnyOfTheirSettings) {
