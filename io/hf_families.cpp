@@ -105,21 +105,24 @@ HfFamily mistral() {
           .windows = &windows};
 }
 
-/// Without windows: one that a file names beside use_sliding_window = false is not used.
-const Fixed kNoWindows = {{"use_sliding_window", false}};
+/// Of Qwen: a window that a file names beside use_sliding_window = false is not used.
+constexpr HfWindows kQwenWindows{.used = "use_sliding_window",
+                                 .first = "max_window_layers",
+                                 .default_first = 28,
+                                 .layer_types = true};
 
 HfFamily qwen2() {
   return {.family = "qwen2",
           .model_type = "qwen2",
           .model_class = "Qwen2ForCausalLM",
           .numbers = numbers(1e-6),
-          .fixed = joined(joined(kAnyFamily, kNoWindows), {{"use_mrope", false}}),
+          .fixed = joined(kAnyFamily, {{"use_mrope", false}}),
           .implied = joined(kRms, {{"qkv_bias", true}}),
           .dropouts = kAttentionDropout,
           .activation_setting = "hidden_act",
           .activations = kSilu,
           .rotary = &kRotary,
-          .unused = {"sliding_window"}};
+          .windows = &kQwenWindows};
 }
 
 HfFamily qwen3() {
@@ -128,13 +131,13 @@ HfFamily qwen3() {
           .model_class = "Qwen3ForCausalLM",
           .numbers = joined(common_numbers(1e-6, false), {{"kv_heads", "num_key_value_heads", 0},
                                                           {"head_dim", "head_dim", 128}}),
-          .fixed = joined(kNoBiases, kNoWindows),
+          .fixed = kNoBiases,
           .implied = joined(kRms, {{"qk_norm", "head"}}),
           .dropouts = kAttentionDropout,
           .activation_setting = "hidden_act",
           .activations = kSilu,
           .rotary = &kRotary,
-          .unused = {"sliding_window"}};
+          .windows = &kQwenWindows};
 }
 
 HfFamily phi3() {
@@ -170,32 +173,31 @@ HfFamily olmo2() {
 HfFamily gpt_neox() {
   static constexpr HfRotary rotary{
       .theta = "rotary_emb_base", .share = "rotary_pct", .default_share = 0.25};
-  return {.family = "gpt_neox",
-          .model_type = "gpt_neox",
-          .model_class = "GPTNeoXForCausalLM",
-          .numbers = {{"layers", "num_hidden_layers"},
-                      {"heads", "num_attention_heads"},
-                      {"hidden", "hidden_size"},
-                      {"ffn_hidden", "intermediate_size"},
-                      {"vocab", "vocab_size"},
-                      {"context", "max_position_embeddings"},
-                      {"norm_eps", "layer_norm_eps", 1e-5},
-                      {"tied_embeddings", "tie_word_embeddings", false}},
-          .fixed = joined(kAnyFamily, {{"attention_bias", true}, {"use_parallel_residual", true}}),
-          .implied = {{"norm", "layernorm"},
-                      {"position", "rope"},
-                      {"bias", true},
-                      {"block", "parallel"}},
-          .dropouts = {{"dropout_attention", "attention_dropout"},
-                       {"dropout_embedding", "hidden_dropout"},
-                       {"dropout_residual", "hidden_dropout"}},
-          .activation_setting = "hidden_act",
-          .activations = {{"gelu", "gelu_erf"},
-                          {"gelu_new", "gelu"},
-                          {"gelu_pytorch_tanh", "gelu"},
-                          {"gelu_fast", "gelu"},
-                          {"relu", "relu"}},
-          .rotary = &rotary};
+  return {
+      .family = "gpt_neox",
+      .model_type = "gpt_neox",
+      .model_class = "GPTNeoXForCausalLM",
+      .numbers = {{"layers", "num_hidden_layers"},
+                  {"heads", "num_attention_heads"},
+                  {"hidden", "hidden_size"},
+                  {"ffn_hidden", "intermediate_size"},
+                  {"vocab", "vocab_size"},
+                  {"context", "max_position_embeddings"},
+                  {"norm_eps", "layer_norm_eps", 1e-5},
+                  {"tied_embeddings", "tie_word_embeddings", false}},
+      .fixed = joined(kAnyFamily, {{"attention_bias", true}}),
+      .implied = {{"norm", "layernorm"}, {"position", "rope"}, {"bias", true}},
+      .dropouts = {{"dropout_attention", "attention_dropout"},
+                   {"dropout_embedding", "hidden_dropout"},
+                   {"dropout_residual", "hidden_dropout"}},
+      .choices = {{"block", "use_parallel_residual", {{true, "parallel"}, {false, "sequential"}}}},
+      .activation_setting = "hidden_act",
+      .activations = {{"gelu", "gelu_erf"},
+                      {"gelu_new", "gelu"},
+                      {"gelu_pytorch_tanh", "gelu"},
+                      {"gelu_fast", "gelu"},
+                      {"relu", "relu"}},
+      .rotary = &rotary};
 }
 
 /// What both generations of Gemma have. 0 as a cap, or no cap in the file: none.

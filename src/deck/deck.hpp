@@ -102,6 +102,7 @@ struct ModelSection {
   double rope_factor = 1;
   double rope_low_frequency = 1;
   double rope_high_frequency = 4;
+  double rope_magnitude = 0;
   std::int64_t rope_original_context = 0;
   std::int64_t window = 0;
   std::int64_t global_every = 0;

@@ -104,6 +104,8 @@ class Resolver {
   void derive() {
     ModelSection& model = loaded_.deck.model;
     if (open("model.kv_heads")) model.kv_heads = model.heads;
+    if (open("model.rope_high_frequency") && model.rope_scaling == RopeScalingKind::yarn)
+      model.rope_high_frequency = 32;
     if (open("model.head_dim") && model.heads > 0) model.head_dim = model.hidden / model.heads;
     if (open("model.ffn_hidden") && !gated(model.activation)) {
       model.ffn_hidden = 4 * model.hidden;

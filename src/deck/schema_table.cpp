@@ -201,20 +201,26 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::model, &ModelSection::rope_scaling>(
         "model.rope_scaling",
         "how rotary frequencies change for longer contexts: all are divided by rope_factor, or "
-        "low ones as Llama 3.1 does",
-        {.built = "none linear llama3", .on_resume = architecture}),
+        "low ones as Llama 3.1 does, or low ones as YaRN does (Peng et al. 2023), which multiplies "
+        "cosines and sines too",
+        {.built = "none linear llama3 yarn", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::rope_factor>(
         "model.rope_factor", "by which rope_scaling divides frequencies",
         {.limits = at_least(1), .on_resume = architecture}),
     row<&Deck::model, &ModelSection::rope_low_frequency>(
         "model.rope_low_frequency",
-        "turns in rope_original_context up to which llama3 divides a frequency by the factor",
+        "turns in rope_original_context up to which llama3 and yarn divide a frequency by the "
+        "factor",
         {.limits = above(0), .on_resume = architecture}),
     row<&Deck::model, &ModelSection::rope_high_frequency>(
-        "model.rope_high_frequency", "turns from which on it leaves a frequency as it is",
-        {.limits = above(0), .on_resume = architecture}),
+        "model.rope_high_frequency", "turns from which on they leave a frequency as it is",
+        {.limits = above(0), .unset = "yarn: 32, others: 4", .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::rope_magnitude>(
+        "model.rope_magnitude",
+        "by which yarn multiplies cosines and sines; 0: 0.1 ln(rope_factor) + 1",
+        {.limits = at_least(0), .on_resume = architecture}),
     row<&Deck::model, &ModelSection::rope_original_context>(
-        "model.rope_original_context", "longest sequence before; required for llama3",
+        "model.rope_original_context", "longest sequence before; required for llama3 and yarn",
         {.limits = between(0, 1 << 24), .unit = "tokens", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::window>(
         "model.window", "tokens that attention sees, itself included; 0: all before it",

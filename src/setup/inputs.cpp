@@ -57,7 +57,10 @@ kernels::RopeScaling rope_scaling(const deck::ModelSection& m) {
           .factor = m.rope_factor,
           .original_positions = m.rope_original_context,
           .low_frequency = m.rope_low_frequency,
-          .high_frequency = m.rope_high_frequency};
+          .high_frequency = m.rope_high_frequency,
+          .fast_turns = m.rope_high_frequency,
+          .slow_turns = m.rope_low_frequency,
+          .magnitude = m.rope_magnitude};
 }
 
 }  // namespace

@@ -35,7 +35,12 @@ TEST(Checks, KeysAboutPositionsAndWindowsAreNotInVain) {
            {{"model.rope_scaling=linear"}, "no effect without model.position = \"rope\""},
            {{"model.rope_factor=2"}, "no effect without model.rope_scaling"},
            {{"model.position=rope", "model.rope_scaling=linear", "model.rope_low_frequency=2"},
-            "model.rope_low_frequency has no effect without model.rope_scaling = \"llama3\""},
+            "model.rope_low_frequency has no effect without model.rope_scaling = \"llama3\" or "
+            "\"yarn\""},
+           {{"model.position=rope", "model.rope_scaling=linear", "model.rope_magnitude=1.5"},
+            "model.rope_magnitude has no effect without model.rope_scaling = \"yarn\""},
+           {{"model.position=rope", "model.rope_scaling=yarn", "model.rope_factor=4"},
+            "model.rope_original_context is missing: model.rope_scaling = \"yarn\""},
            {{"model.position=rope", "model.rope_scaling=llama3"},
             "model.rope_original_context is missing"},
            {{"model.position=rope", "model.rope_scaling=llama3", "model.rope_original_context=8",
