@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -19,6 +20,8 @@ constexpr std::int64_t kLargestConfig = 1 << 20;
 // Bounds that no model reaches and that keep every product of two or three extents in 64 bits.
 constexpr std::int64_t kMostLayers = 4096;
 constexpr std::int64_t kLargestExtent = std::int64_t{1} << 24;
+// Turns between which frequencies of yarn change, where a file does not say.
+constexpr double kYarnLow = 1, kYarnHigh = 32;
 
 const HfFamily* find_family(std::string_view HfFamily::*name, std::string_view value) {
   const auto families = hf_families();
@@ -57,6 +60,8 @@ class ConfigReader {
     set("family", family->family, type.place());
     for (const HfFixedRow& row : family->fixed) require(row);
     for (const HfNumberRow& row : family->numbers) read_number(row);
+    for (const HfDropoutRow& row : family->dropouts) read_dropout(row);
+    for (const HfChoice& choice : family->choices) read_choice(choice);
     for (const HfImpliedRow& row : family->implied) set(row.key, row.value, type.place());
     read_activation(*family);
     if (family->rotary != nullptr) read_rotary(*family->rotary);
@@ -100,6 +105,27 @@ class ConfigReader {
 
   static void check_positive(const JsonCursor& value) {
     if (!(value.number() > 0)) value.fail(fmt::format("{}; must be above 0", value.number()));
+  }
+
+  void read_dropout(const HfDropoutRow& row) {
+    known_.insert(row.setting);
+    const auto value = root_.find(row.setting);
+    if (value && !(value->number() >= 0 && value->number() < 1))
+      value->fail(fmt::format("{}; allowed: 0 to below 1", value->number()));
+    set(row.key, value ? value->number() : row.otherwise, value ? value->place() : root_.place());
+  }
+
+  void read_choice(const HfChoice& choice) {
+    known_.insert(choice.setting);
+    const auto value = root_.find(choice.setting);
+    if (!value) return set(choice.key, choice.words[0].second, root_.place());
+    std::vector<std::string> allowed;
+    for (const auto& [setting, word] : choice.words) {
+      if (value->raw() == setting) return set(choice.key, word, value->place());
+      allowed.push_back(setting.dump());
+    }
+    value->fail(
+        fmt::format("{} is not supported; allowed: {}", value->shown(), fmt::join(allowed, ", ")));
   }
 
   void read_activation(const HfFamily& table) {
@@ -180,23 +206,53 @@ class ConfigReader {
   void read_rope_scaling(const std::optional<JsonCursor>& rope) {
     const auto kind = rotary_kind(rope);
     if (!kind || kind->text() == "default") return;
-    if (kind->text() != "linear" && kind->text() != "llama3") {
-      kind->fail(fmt::format(
-          "\"{}\" is not supported; allowed: \"default\", \"linear\", \"llama3\"", kind->text()));
+    if (kind->text() != "linear" && kind->text() != "llama3" && kind->text() != "yarn") {
+      kind->fail(
+          fmt::format("\"{}\" is not supported; allowed: \"default\", \"linear\", "
+                      "\"llama3\", \"yarn\"",
+                      kind->text()));
     }
     set("rope_scaling", kind->text(), kind->place());
     const JsonCursor factor = (*rope)["factor"];
     if (!(factor.number() >= 1)) factor.fail(fmt::format("{}; must be 1 or more", factor.number()));
     set("rope_factor", factor.number(), factor.place());
     if (kind->text() == "linear") return;
-    const JsonCursor low = (*rope)["low_freq_factor"], high = (*rope)["high_freq_factor"],
-                     context = (*rope)["original_max_position_embeddings"];
-    set_number("rope_low_frequency", low, 0);
-    set_number("rope_high_frequency", high, 0);
-    if (low.number() >= high.number()) {
-      low.fail(fmt::format("{} is not below high_freq_factor = {}", low.number(), high.number()));
-    }
+    const JsonCursor& by = *rope;
+    if (kind->text() == "yarn") return read_yarn(by);
+    set_frequencies(by["low_freq_factor"], by["high_freq_factor"], "high_freq_factor");
+    const JsonCursor context = by["original_max_position_embeddings"];
     set("rope_original_context", context.integer(1, kLargestExtent), context.place());
+  }
+
+  /// The turns between which frequencies change; yarn's have defaults.
+  void set_frequencies(const std::optional<JsonCursor>& low, const std::optional<JsonCursor>& high,
+                       std::string_view high_name) {
+    set_number("rope_low_frequency", low, kYarnLow);
+    set_number("rope_high_frequency", high, kYarnHigh);
+    const HfArchitecture& a = config_.architecture;
+    if (a.rope_low_frequency < a.rope_high_frequency) return;
+    low.value_or(root_).fail(fmt::format("{} is not below {} = {}", a.rope_low_frequency, high_name,
+                                         a.rope_high_frequency));
+  }
+
+  /// As modeling_rope_utils of transformers reads them: beta_slow and beta_fast turns in the
+  /// context before; the magnitude is attention_factor, or a quotient of what two mscales make of
+  /// the factor.
+  void read_yarn(const JsonCursor& by) {
+    set_frequencies(by.find("beta_slow"), by.find("beta_fast"), "beta_fast");
+    if (const auto truncate = by.find("truncate"); truncate && !truncate->boolean())
+      truncate->fail("false is not supported; allowed: true");
+    const auto context = by.find("original_max_position_embeddings");
+    set("rope_original_context",
+        context ? context->integer(1, kLargestExtent) : config_.architecture.context,
+        context ? context->place() : root_.place());
+    const auto given = by.find("attention_factor"), scale = by.find("mscale"),
+               over = by.find("mscale_all_dim");
+    if (given) return set_number("rope_magnitude", given, 0);
+    const double log = std::log(config_.architecture.rope_factor);
+    const double up = scale ? scale->number() : 0, down = over ? over->number() : 0;
+    if (up != 0 && down != 0)
+      set("rope_magnitude", (0.1 * up * log + 1) / (0.1 * down * log + 1), scale->place());
   }
 
   /// Which of the layers that layer_types names have no window: every so many one of them; nothing
@@ -224,18 +280,23 @@ class ConfigReader {
   }
 
   void read_windows(const HfWindows& names) {
-    known_.insert({names.size, names.every, "layer_types"});
-    const auto size = root_.find(names.size);
+    known_.insert({names.used, names.first, names.size, names.every, "layer_types"});
+    const auto used = names.used.empty() ? std::nullopt : root_.find(names.used);
+    const bool off = !names.used.empty() && !(used && used->boolean());
+    auto size = off ? std::nullopt : root_.find(names.size);
+    if (used && !off) size = root_[names.size];  // left out, it is not none
     const auto types = layer_types();
     const auto full = [](const JsonCursor& type) { return type.text() == "full_attention"; };
     const auto first = std::ranges::find_if(types, full);
     if (!size || (!types.empty() && std::ranges::all_of(types, full))) {
       if (!size && !types.empty() && !std::ranges::all_of(types, full)) {
-        root_.fail(
-            fmt::format("layer_types names layers with a window, but {} is missing", names.size));
+        root_.fail(fmt::format("layer_types names layers with a window, but {}",
+                               off ? fmt::format("{} is not true", names.used)
+                                   : fmt::format("{} is missing", names.size)));
       }
       return;
     }
+    if (types.empty() && !names.first.empty() && !windows_in_all_layers(names)) return;
     set("window", size->integer(1, kLargestExtent), size->place());
     const auto said = names.every.empty() ? std::nullopt : root_.find(names.every);
     std::int64_t every = said ? said->integer(1, kMostLayers) : names.default_every;
@@ -249,6 +310,21 @@ class ConfigReader {
       }
     }
     set("global_every", every, said ? said->place() : size->place());
+  }
+
+  /// Whether all layers have a window, where files say before how many there is none; false: none
+  /// has.
+  bool windows_in_all_layers(const HfWindows& names) {
+    const auto value = root_.find(names.first);
+    const std::int64_t layers = config_.architecture.layers;
+    const std::int64_t before = value ? value->integer(0, kLargestExtent) : names.default_first;
+    if (before > 0 && before < layers) {
+      value.value_or(root_).fail(
+          fmt::format("{} of {} layers without a window before the others is not supported; "
+                      "allowed: 0, or {} or more",
+                      before, layers, layers));
+    }
+    return before == 0;
   }
 
   void refuse_windows_of_others(const HfFamily& family) {
@@ -361,13 +437,17 @@ void write_rotary(json& config, const HfArchitecture& a, const HfRotary& names) 
   json& scaling = config["rope_scaling"];
   scaling = {{"rope_type", a.rope_scaling}, {"factor", a.rope_factor}};
   if (a.rope_scaling == "linear") return;
-  scaling["low_freq_factor"] = a.rope_low_frequency;
-  scaling["high_freq_factor"] = a.rope_high_frequency;
+  const bool yarn = a.rope_scaling == "yarn";
+  scaling[yarn ? "beta_slow" : "low_freq_factor"] = a.rope_low_frequency;
+  scaling[yarn ? "beta_fast" : "high_freq_factor"] = a.rope_high_frequency;
+  if (a.rope_magnitude > 0) scaling["attention_factor"] = a.rope_magnitude;
   scaling["original_max_position_embeddings"] = a.rope_original_context;
 }
 
 void write_windows(json& config, const HfArchitecture& a, const HfWindows& names) {
   config[std::string(names.size)] = a.window > 0 ? json(a.window) : json(nullptr);
+  if (!names.used.empty()) config[std::string(names.used)] = a.window > 0;
+  if (!names.first.empty()) config[std::string(names.first)] = a.window > 0 ? 0 : a.layers;
   if (!names.layer_types) return;
   if (!names.every.empty() && a.window > 0 && a.global_every > 0)
     config[std::string(names.every)] = a.global_every;
@@ -381,11 +461,14 @@ void write_windows(json& config, const HfArchitecture& a, const HfWindows& names
 
 /// The values of keys that the family fixes: what it says, and defaults of what it does not have.
 json implied_values(const HfFamily& family) {
-  std::set<std::string_view> written{"family", "activation", "head_dim", "kv_heads"};
+  std::set<std::string_view> written{"family",          "activation",        "head_dim",
+                                     "kv_heads",        "dropout_embedding", "dropout_attention",
+                                     "dropout_residual"};
   for (const HfNumberRow& row : family.numbers) written.insert(row.key);
+  for (const HfChoice& choice : family.choices) written.insert(choice.key);
   if (family.rotary != nullptr) {
     written.insert({"rope_theta", "rope_scaling", "rope_factor", "rope_low_frequency",
-                    "rope_high_frequency", "rope_original_context"});
+                    "rope_high_frequency", "rope_magnitude", "rope_original_context"});
     if (!family.rotary->share.empty()) written.insert("rotary_share");
     if (!family.rotary->local_theta.empty()) written.insert("rope_local_theta");
   } else {
@@ -431,6 +514,13 @@ std::string write_hf_config(const HfArchitecture& a, DType type,
     const json value = value_of(a, row.key);
     const bool none = row.otherwise == json(0.0) && value == json(0.0);  // of a cap
     config[std::string(row.setting)] = none ? json(nullptr) : value;
+  }
+  for (const HfDropoutRow& row : family->dropouts)
+    config[std::string(row.setting)] = value_of(a, row.key);
+  for (const HfChoice& choice : family->choices) {
+    for (const auto& [setting, word] : choice.words) {
+      if (value_of(a, choice.key) == word) config[std::string(choice.setting)] = setting;
+    }
   }
   for (const HfFixedRow& row : family->fixed) {
     if (!row.value.is_null()) config[std::string(row.setting)] = row.value;

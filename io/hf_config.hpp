@@ -30,9 +30,10 @@ struct HfArchitecture {
   double rope_theta = 0;              // of rotary positions
   double rope_local_theta = 0;        // of layers with a window; 0: as of the others
   double rotary_share = 1;            // of a head's columns
-  std::string rope_scaling = "none";  // none | linear | llama3
+  std::string rope_scaling = "none";  // none | linear | llama3 | yarn
   double rope_factor = 1;
   double rope_low_frequency = 1, rope_high_frequency = 4;
+  double rope_magnitude = 0;  // of yarn's cosines and sines; 0: 0.1 ln(rope_factor) + 1
   std::int64_t rope_original_context = 0;
   std::int64_t window = 0;             // of attention, in tokens; 0: none
   std::int64_t global_every = 0;       // every so many layers, one has no window; 0: all have it
@@ -48,6 +49,8 @@ struct HfArchitecture {
   bool scaled_embeddings = false;
   std::int64_t query_scalar = 0;  // 0: head_dim
   double attention_soft_cap = 0, logit_soft_cap = 0;
+  // Of training: a family without a setting for one does not keep it.
+  double dropout_embedding = 0, dropout_attention = 0, dropout_residual = 0;
 
   bool operator==(const HfArchitecture&) const = default;
 };
@@ -77,6 +80,7 @@ inline constexpr std::array kHfFields = {
     HfField{"rope_factor", &HfArchitecture::rope_factor},
     HfField{"rope_low_frequency", &HfArchitecture::rope_low_frequency},
     HfField{"rope_high_frequency", &HfArchitecture::rope_high_frequency},
+    HfField{"rope_magnitude", &HfArchitecture::rope_magnitude},
     HfField{"rope_original_context", &HfArchitecture::rope_original_context},
     HfField{"window", &HfArchitecture::window},
     HfField{"global_every", &HfArchitecture::global_every},
@@ -93,6 +97,9 @@ inline constexpr std::array kHfFields = {
     HfField{"query_scalar", &HfArchitecture::query_scalar},
     HfField{"attention_soft_cap", &HfArchitecture::attention_soft_cap},
     HfField{"logit_soft_cap", &HfArchitecture::logit_soft_cap},
+    HfField{"dropout_embedding", &HfArchitecture::dropout_embedding},
+    HfField{"dropout_attention", &HfArchitecture::dropout_attention},
+    HfField{"dropout_residual", &HfArchitecture::dropout_residual},
 };
 
 /// One key of [model] and the place in config.json that fixes it.

@@ -9,6 +9,7 @@ namespace {
 using Numbers = std::vector<HfNumberRow>;
 using Fixed = std::vector<HfFixedRow>;
 using Implied = std::vector<HfImpliedRow>;
+using Dropouts = std::vector<HfDropoutRow>;
 
 template <typename Rows>
 Rows joined(Rows first, const Rows& more) {
@@ -34,6 +35,15 @@ Numbers numbers(double norm_eps, bool tied = false) {
                 {{"kv_heads", "num_key_value_heads", 0}, {"head_dim", "head_dim", 0}});
 }
 
+const Dropouts kAttentionDropout = {{"dropout_attention", "attention_dropout"}};
+
+/// As GPT-2 names them; `otherwise` is what a file without them means.
+Dropouts pdrops(const char* attention, double otherwise) {
+  return {{"dropout_embedding", "embd_pdrop", otherwise},
+          {"dropout_attention", attention, otherwise},
+          {"dropout_residual", "resid_pdrop", otherwise}};
+}
+
 const Fixed kAnyFamily = {{"quantization_config", nullptr}, {"is_encoder_decoder", false}};
 const Fixed kNoBiases = joined(kAnyFamily, {{"attention_bias", false}, {"mlp_bias", false}});
 const Implied kRms = {{"norm", "rmsnorm"}, {"position", "rope"}, {"bias", false}};
@@ -57,6 +67,7 @@ HfFamily gpt2() {
                                        {"scale_attn_by_inverse_layer_idx", false},
                                        {"add_cross_attention", false}}),
           .implied = {{"norm", "layernorm"}, {"position", "learned"}, {"bias", true}},
+          .dropouts = pdrops("attn_pdrop", 0.1),
           .activation_setting = "activation_function",
           .activations = {{"gelu_new", "gelu"},
                           {"gelu_pytorch_tanh", "gelu"},
@@ -73,6 +84,7 @@ HfFamily llama() {
                                       {"partial_rotary_factor", 1.0},
                                       {"rope_interleaved", false}}),
           .implied = kRms,
+          .dropouts = kAttentionDropout,
           .activation_setting = "hidden_act",
           .activations = kSilu,
           .rotary = &kRotary};
@@ -86,26 +98,31 @@ HfFamily mistral() {
           .numbers = numbers(1e-6),
           .fixed = kNoBiases,
           .implied = kRms,
+          .dropouts = kAttentionDropout,
           .activation_setting = "hidden_act",
           .activations = kSilu,
           .rotary = &kRotary,
           .windows = &windows};
 }
 
-/// Without windows: one that a file names beside use_sliding_window = false is not used.
-const Fixed kNoWindows = {{"use_sliding_window", false}};
+/// Of Qwen: a window that a file names beside use_sliding_window = false is not used.
+constexpr HfWindows kQwenWindows{.used = "use_sliding_window",
+                                 .first = "max_window_layers",
+                                 .default_first = 28,
+                                 .layer_types = true};
 
 HfFamily qwen2() {
   return {.family = "qwen2",
           .model_type = "qwen2",
           .model_class = "Qwen2ForCausalLM",
           .numbers = numbers(1e-6),
-          .fixed = joined(joined(kAnyFamily, kNoWindows), {{"use_mrope", false}}),
+          .fixed = joined(kAnyFamily, {{"use_mrope", false}}),
           .implied = joined(kRms, {{"qkv_bias", true}}),
+          .dropouts = kAttentionDropout,
           .activation_setting = "hidden_act",
           .activations = kSilu,
           .rotary = &kRotary,
-          .unused = {"sliding_window"}};
+          .windows = &kQwenWindows};
 }
 
 HfFamily qwen3() {
@@ -114,12 +131,13 @@ HfFamily qwen3() {
           .model_class = "Qwen3ForCausalLM",
           .numbers = joined(common_numbers(1e-6, false), {{"kv_heads", "num_key_value_heads", 0},
                                                           {"head_dim", "head_dim", 128}}),
-          .fixed = joined(kNoBiases, kNoWindows),
+          .fixed = kNoBiases,
           .implied = joined(kRms, {{"qk_norm", "head"}}),
+          .dropouts = kAttentionDropout,
           .activation_setting = "hidden_act",
           .activations = kSilu,
           .rotary = &kRotary,
-          .unused = {"sliding_window"}};
+          .windows = &kQwenWindows};
 }
 
 HfFamily phi3() {
@@ -131,6 +149,7 @@ HfFamily phi3() {
           .numbers = numbers(1e-5),
           .fixed = kNoBiases,
           .implied = kRms,
+          .dropouts = pdrops("attention_dropout", 0),
           .activation_setting = "hidden_act",
           .activations = kSilu,
           .rotary = &rotary,
@@ -144,6 +163,7 @@ HfFamily olmo2() {
           .numbers = numbers(1e-5),
           .fixed = kNoBiases,
           .implied = joined(kRms, {{"norm_placed", "after"}, {"qk_norm", "whole"}}),
+          .dropouts = kAttentionDropout,
           .activation_setting = "hidden_act",
           .activations = kSilu,
           .rotary = &kRotary};
@@ -153,29 +173,31 @@ HfFamily olmo2() {
 HfFamily gpt_neox() {
   static constexpr HfRotary rotary{
       .theta = "rotary_emb_base", .share = "rotary_pct", .default_share = 0.25};
-  return {.family = "gpt_neox",
-          .model_type = "gpt_neox",
-          .model_class = "GPTNeoXForCausalLM",
-          .numbers = {{"layers", "num_hidden_layers"},
-                      {"heads", "num_attention_heads"},
-                      {"hidden", "hidden_size"},
-                      {"ffn_hidden", "intermediate_size"},
-                      {"vocab", "vocab_size"},
-                      {"context", "max_position_embeddings"},
-                      {"norm_eps", "layer_norm_eps", 1e-5},
-                      {"tied_embeddings", "tie_word_embeddings", false}},
-          .fixed = joined(kAnyFamily, {{"attention_bias", true}, {"use_parallel_residual", true}}),
-          .implied = {{"norm", "layernorm"},
-                      {"position", "rope"},
-                      {"bias", true},
-                      {"block", "parallel"}},
-          .activation_setting = "hidden_act",
-          .activations = {{"gelu", "gelu_erf"},
-                          {"gelu_new", "gelu"},
-                          {"gelu_pytorch_tanh", "gelu"},
-                          {"gelu_fast", "gelu"},
-                          {"relu", "relu"}},
-          .rotary = &rotary};
+  return {
+      .family = "gpt_neox",
+      .model_type = "gpt_neox",
+      .model_class = "GPTNeoXForCausalLM",
+      .numbers = {{"layers", "num_hidden_layers"},
+                  {"heads", "num_attention_heads"},
+                  {"hidden", "hidden_size"},
+                  {"ffn_hidden", "intermediate_size"},
+                  {"vocab", "vocab_size"},
+                  {"context", "max_position_embeddings"},
+                  {"norm_eps", "layer_norm_eps", 1e-5},
+                  {"tied_embeddings", "tie_word_embeddings", false}},
+      .fixed = joined(kAnyFamily, {{"attention_bias", true}}),
+      .implied = {{"norm", "layernorm"}, {"position", "rope"}, {"bias", true}},
+      .dropouts = {{"dropout_attention", "attention_dropout"},
+                   {"dropout_embedding", "hidden_dropout"},
+                   {"dropout_residual", "hidden_dropout"}},
+      .choices = {{"block", "use_parallel_residual", {{true, "parallel"}, {false, "sequential"}}}},
+      .activation_setting = "hidden_act",
+      .activations = {{"gelu", "gelu_erf"},
+                      {"gelu_new", "gelu"},
+                      {"gelu_pytorch_tanh", "gelu"},
+                      {"gelu_fast", "gelu"},
+                      {"relu", "relu"}},
+      .rotary = &rotary};
 }
 
 /// What both generations of Gemma have. 0 as a cap, or no cap in the file: none.
@@ -191,6 +213,7 @@ HfFamily gemma(std::string_view family, const HfRotary& rotary, const HfWindows&
                              {"logit_soft_cap", "final_logit_softcapping", 0.0}}),
           .fixed = joined(kNoBiases, {{"use_bidirectional_attention", false}}),
           .implied = joined(kRms, {{"norm_placed", "both"}, {"scaled_embeddings", true}}),
+          .dropouts = kAttentionDropout,
           .activation_setting = "hidden_activation",
           .activations = kGeluGated,
           .rotary = &rotary,
@@ -240,17 +263,9 @@ constexpr auto kHarmless = std::to_array<std::string_view>({
     "sep_token_id",
     "task_specific_params",
     "use_cache",
-    // training: initial values and dropout
-    "attention_dropout",
-    "attention_probs_dropout_prob",
-    "attn_pdrop",
+    // training
     "classifier_dropout",
-    "embd_pdrop",
-    "embedding_dropout",
-    "hidden_dropout",
-    "hidden_dropout_prob",
     "initializer_range",
-    "resid_pdrop",
     // what is returned, or how the same is computed
     "chunk_size_feed_forward",
     "gradient_checkpointing",

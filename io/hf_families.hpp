@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace tessera::io {
@@ -29,9 +30,23 @@ struct HfImpliedRow {
   nlohmann::json value;
 };
 
+/// A setting whose values are words of a key of [model]; a file without it means the first.
+struct HfChoice {
+  std::string_view key;
+  std::string_view setting;
+  std::vector<std::pair<nlohmann::json, std::string_view>> words;
+};
+
 struct HfWordRow {
   std::string_view setting;
   std::string_view word;  // of [model]
+};
+
+/// A setting of training that is a rate of dropout under another name.
+struct HfDropoutRow {
+  std::string_view key;      // in [model]
+  std::string_view setting;  // in config.json
+  double otherwise = 0;      // what a file without it means
 };
 
 /// How settings say what rotary positions are. transformers 5 has them in rope_parameters; before
@@ -47,6 +62,9 @@ struct HfRotary {
 
 /// How settings say which layers' attention has a window.
 struct HfWindows {
+  std::string_view used = "";   // the setting without which the others have no effect
+  std::string_view first = "";  // layers before those with a window, where layer_types do not say
+  std::int64_t default_first = 0;
   std::string_view size = "sliding_window";
   std::int64_t default_every = 0;  // a layer in so many has none, where a file does not say which
   std::string_view every = "";     // the setting that says so, beside layer_types
@@ -60,6 +78,8 @@ struct HfFamily {
   std::vector<HfNumberRow> numbers;
   std::vector<HfFixedRow> fixed;
   std::vector<HfImpliedRow> implied;  // keys that are neither here nor read have their default
+  std::vector<HfDropoutRow> dropouts;
+  std::vector<HfChoice> choices = {};
   std::string_view activation_setting;
   std::vector<HfWordRow> activations;         // the first of equal words is the one that is written
   const HfRotary* rotary = nullptr;           // null: no rotary positions

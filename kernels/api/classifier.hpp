@@ -8,9 +8,26 @@
 
 namespace tessera::kernels {
 
-/// losses[i] = logsumexp(logits[i, :V]) - logits[i, target]; with `scale` present logits become
-/// their gradient, (softmax - onehot) * scale. Columns V .. are padding: they count as -inf and
-/// their gradient is 0. A target below 0 is ignored: loss 0, gradient 0.
+/// What is learned beside the target's -log p. With lse = logsumexp(logits) a row's loss is
+///   (1 - s) (-log p_target) + s mean(-log p) + z lse^2
+/// with the mean over all V tokens: label smoothing s (Szegedy et al. 2016, "Rethinking the
+/// Inception Architecture", section 7; PyTorch's cross_entropy) and the z-loss, which keeps lse
+/// near 0 (Chowdhery et al. 2022, PaLM, section 5). Where both are 0, no bit is changed.
+struct LossTerms {
+  float label_smoothing = 0;  // s, below 1
+  float z_loss = 0;           // z
+};
+
+inline void check_terms(const LossTerms& t) {
+  TESSERA_CHECK(t.label_smoothing >= 0 && t.label_smoothing < 1, "label smoothing of {}",
+                t.label_smoothing);
+  TESSERA_CHECK(t.z_loss >= 0, "a z-loss of {}", t.z_loss);
+}
+
+/// losses[i] = logsumexp(logits[i, :V]) - logits[i, target], as LossTerms change it; with `scale`
+/// present logits become their gradient times it, which without terms is (softmax - onehot) *
+/// scale. Columns V .. are padding: they count as -inf and their gradient is 0. A target below 0 is
+/// ignored: loss 0, gradient 0.
 struct Classify {
   static constexpr const char* kName = "classify";
   View logits;             // (rows, padded V), compute type, changed in place when scale is present
@@ -19,6 +36,7 @@ struct Classify {
   View scale;              // (1) f32: loss scale / tokens of the global batch; absent: losses only
   std::int64_t vocab = 0;  // V, without padding
   float soft_cap = 0;      // 0: none
+  LossTerms terms;
   View scratch;
 
   template <typename Self, typename F>
@@ -38,17 +56,21 @@ inline void check(const Classify& a) {
                 a.logits.cols());
   check_flat({a.targets}, DType::i32, a.logits.rows());
   check_cap(a.soft_cap);
+  check_terms(a.terms);
 }
 
+/// Numbers of f32 that a part of the vocabulary says of a row.
+inline constexpr std::int64_t kPartStats = 4;
+
 /// What a part of the vocabulary, tokens [first_token, first_token + Vp), says of a row: its
-/// largest logit m, the sum of exp(logit - m), and the target's logit (0 where the target is
-/// elsewhere). Tokens from `vocab` on are padding: -inf. A part of padding alone gives {-inf, 0,
-/// 0}.
+/// largest logit m, the sum of exp(logit - m), the target's logit (0 where the target is elsewhere)
+/// and the sum of all logits. Tokens from `vocab` on are padding: they count as -inf, and not in
+/// the sum of logits. A part of padding alone gives {-inf, 0, 0, 0}.
 struct ClassifyPart {
   static constexpr const char* kName = "classify_part";
   View logits;   // (rows, Vp), compute type
   View targets;  // (rows) i32
-  View stats;    // (rows, 3) f32
+  View stats;    // (rows, kPartStats) f32
   std::int64_t first_token = 0;
   std::int64_t vocab = 0;
   float soft_cap = 0;  // 0: none
@@ -72,17 +94,20 @@ void check_part(const Operation& a) {
 
 inline void check(const ClassifyPart& a) {
   check_part(a);
-  check_flat({a.stats}, DType::f32, 3 * a.logits.rows());
+  check_flat({a.stats}, DType::f32, kPartStats * a.logits.rows());
 }
 
-/// From the stats of all parts: losses[i] = lse[i] - target's logit, lse = logsumexp over the
-/// vocabulary, its sum over parts an aligned binary tree. A target below 0 is ignored: loss 0.
+/// From the stats of all parts: losses[i] = lse[i] - target's logit, as LossTerms change it, lse =
+/// logsumexp over the vocabulary; sums over parts are aligned binary trees. A target below 0 is
+/// ignored: loss 0.
 struct ClassifyLoss {
   static constexpr const char* kName = "classify_loss";
-  View stats;    // (parts, rows, 3) f32
+  View stats;    // (parts, rows, kPartStats) f32
   View targets;  // (rows) i32
   View losses;   // (rows) f32
   View lse;      // (rows) f32
+  std::int64_t vocab = 0;
+  LossTerms terms;
   View scratch;
 
   template <typename Self, typename F>
@@ -93,16 +118,18 @@ struct ClassifyLoss {
 };
 
 inline void check(const ClassifyLoss& a) {
-  TESSERA_CHECK(a.stats.rank == 3 && a.stats.extent(0) >= 1 && a.stats.cols() == 3,
-                "stats are (parts, rows, 3)");
+  TESSERA_CHECK(a.stats.rank == 3 && a.stats.extent(0) >= 1 && a.stats.cols() == kPartStats,
+                "stats are (parts, rows, {})", kPartStats);
   const std::int64_t parts = a.stats.extent(0), rows = a.stats.extent(1);
-  check_flat({a.stats}, DType::f32, 3 * parts * rows);
+  check_flat({a.stats}, DType::f32, kPartStats * parts * rows);
   check_flat({a.targets}, DType::i32, rows);
   check_flat({a.losses, a.lse}, DType::f32, rows);
+  TESSERA_CHECK(a.vocab > 0, "a vocabulary of {}", a.vocab);
+  check_terms(a.terms);
 }
 
-/// A part's logits become their gradient, (exp(logit - lse) - onehot) * scale; 0 in padding and in
-/// rows whose target is ignored.
+/// A part's logits become their gradient times `scale`, which without LossTerms is (exp(logit -
+/// lse) - onehot) * scale; 0 in padding and in rows whose target is ignored.
 struct ClassifyGradient {
   static constexpr const char* kName = "classify_gradient";
   View logits;   // (rows, Vp), compute type, changed in place
@@ -112,6 +139,7 @@ struct ClassifyGradient {
   std::int64_t first_token = 0;
   std::int64_t vocab = 0;
   float soft_cap = 0;  // 0: none
+  LossTerms terms;
   View scratch;
 
   template <typename Self, typename F>
@@ -125,6 +153,7 @@ inline void check(const ClassifyGradient& a) {
   check_part(a);
   check_flat({a.lse}, DType::f32, a.logits.rows());
   check_flat({a.scale}, DType::f32, 1);
+  check_terms(a.terms);
 }
 
 /// out = cap tanh(x / cap): what logits with a soft cap are.

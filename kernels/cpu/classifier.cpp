@@ -35,8 +35,8 @@ void run(const ClassifyLoss& a, const Context& context) {
   const std::int64_t parts = a.stats.extent(0), rows = a.stats.extent(1);
   parallel_ranges(context.threads, rows, 16, [&](Range part) {
     for (std::int64_t r = part.begin; r < part.end; ++r) {
-      loss_of_parts(a.stats.as<float>() + 3 * r, parts, 3 * rows,
-                    a.targets.as<std::int32_t>()[r] < 0, a.losses.as<float>()[r],
+      loss_of_parts(a.stats.as<float>() + kPartStats * r, parts, kPartStats * rows, a.terms,
+                    a.vocab, a.targets.as<std::int32_t>()[r] < 0, a.losses.as<float>()[r],
                     a.lse.as<float>()[r]);
     }
   });

@@ -29,6 +29,7 @@ void run(const Classify& a, const Context& context) {
                                .columns = a.logits.cols(),
                                .vocab = a.vocab,
                                .soft_cap = a.soft_cap,
+                               .terms = a.terms,
                                .wide = wide<kRun<T>>({a.logits})};
     with_cap(a.soft_cap, [&]<bool kCapped>() {
       launch(on(context, a.kName, a.logits.rows(), rows.team.block()), classify_kernel<T, kCapped>,
@@ -62,8 +63,8 @@ void run(const ClassifyLoss& a, const Context& context) {
   const std::int64_t parts = a.stats.extent(0), rows = a.stats.extent(1);
   TESSERA_CHECK(parts <= kMostParts, "{} of {} parts, at most {}", a.kName, parts, kMostParts);
   launch(on(context, a.kName, ceil_div(rows, kLossThreads), kLossThreads), classify_loss_kernel,
-         a.stats.as<float>(), a.targets.as<std::int32_t>(), parts, rows, a.losses.as<float>(),
-         a.lse.as<float>());
+         a.stats.as<float>(), a.targets.as<std::int32_t>(), parts, rows, a.vocab, a.terms,
+         a.losses.as<float>(), a.lse.as<float>());
 }
 
 void run(const ClassifyGradient& a, const Context& context) {
@@ -78,6 +79,7 @@ void run(const ClassifyGradient& a, const Context& context) {
                      .first_token = a.first_token,
                      .tokens = tokens_here(a),
                      .soft_cap = a.soft_cap,
+                     .slope = {a.terms, a.vocab},
                      .wide = wide<Run::V>({a.logits})};
       map<Run::V>(context, a.kName, body, a.logits.rows(), a.logits.cols());
     });

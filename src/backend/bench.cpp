@@ -323,17 +323,19 @@ class Bench {
     const View logits = memory.floats(type_, {rows, vocab}),
                losses = memory.zeros(DType::f32, {rows}), lse = memory.zeros(DType::f32, {rows}),
                scale = memory.floats(DType::f32, {1}),
-               stats = memory.floats(DType::f32, {parts, rows, 3});
+               stats = memory.floats(DType::f32, {parts, rows, kPartStats});
     row(
         Classify{
             .logits = logits, .targets = targets, .losses = losses, .scale = scale, .vocab = vocab},
         text(logits));
     row(ClassifyPart{.logits = logits,
                      .targets = targets,
-                     .stats = stats.range(0, 3 * rows),
+                     .stats = stats.range(0, kPartStats * rows),
                      .vocab = vocab},
         text(logits));
-    row(ClassifyLoss{.stats = stats, .targets = targets, .losses = losses, .lse = lse},
+    row(
+        ClassifyLoss{
+            .stats = stats, .targets = targets, .losses = losses, .lse = lse, .vocab = vocab},
         text(stats));
     row(
         ClassifyGradient{

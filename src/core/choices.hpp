@@ -36,6 +36,12 @@ enum class AttentionMask : std::uint8_t { causal, bidirectional };
 /// How attention or the embedding knows positions.
 enum class PositionKind : std::uint8_t { learned, rope, sinusoidal, none };
 
+/// What the initial standard deviation of projections back into the residual stream is divided by:
+/// the root of the number of additions of all layers, 2 L (Radford et al. 2019, section 2.3); of
+/// those up to their own layer l, 2 (l + 1) (Zhang et al. 2019, depth-scaled initialization, as in
+/// OLMo); nothing.
+enum class InitScale : std::uint8_t { scaled, depth, plain };
+
 /// Which columns of a head are the two of a pair that rotary positions turn: i and i + D / 2, or 2
 /// i and 2 i + 1.
 enum class RopePairs : std::uint8_t { halves, neighbours };
@@ -96,6 +102,12 @@ struct EnumWords<PositionKind> {
   static constexpr std::array table = {std::pair{learned, "learned"}, std::pair{rope, "rope"},
                                        std::pair{sinusoidal, "sinusoidal"},
                                        std::pair{none, "none"}};
+};
+template <>
+struct EnumWords<InitScale> {
+  using enum InitScale;
+  static constexpr std::array table = {std::pair{scaled, "scaled"}, std::pair{depth, "depth"},
+                                       std::pair{plain, "plain"}};
 };
 template <>
 struct EnumWords<RopePairs> {

@@ -93,20 +93,22 @@ class Checker {
           "model.position = \"rope\"");
     needs("model.rope_scaling", m.rope_scaling != RopeScalingKind::none, rope,
           "model.position = \"rope\"");
-    const bool llama3 = m.rope_scaling == RopeScalingKind::llama3;
+    const bool yarn = m.rope_scaling == RopeScalingKind::yarn;
+    const bool ramp = yarn || m.rope_scaling == RopeScalingKind::llama3;
+    constexpr const char* kRamp = "model.rope_scaling = \"llama3\" or \"yarn\"";
     needs("model.rope_factor", m.rope_factor != 1, m.rope_scaling != RopeScalingKind::none,
           "model.rope_scaling");
     for (const char* key : {"model.rope_low_frequency", "model.rope_high_frequency"})
-      needs(key, find_row(key)->field.get(deck_) != find_row(key)->field.get(Deck{}), llama3,
-            "model.rope_scaling = \"llama3\"");
-    needs("model.rope_original_context", m.rope_original_context != 0, llama3,
-          "model.rope_scaling = \"llama3\"");
-    if (llama3 && usable({"model.rope_original_context"}) && m.rope_original_context == 0) {
+      needs(key, find_row(key)->field.get(deck_) != find_row(key)->field.get(Deck{}), ramp, kRamp);
+    needs("model.rope_original_context", m.rope_original_context != 0, ramp, kRamp);
+    needs("model.rope_magnitude", m.rope_magnitude != 0, yarn, "model.rope_scaling = \"yarn\"");
+    if (ramp && usable({"model.rope_original_context"}) && m.rope_original_context == 0) {
       problem("model.rope_original_context",
-              "model.rope_original_context is missing: model.rope_scaling = \"llama3\" needs the "
-              "longest sequence of the training before");
+              fmt::format("model.rope_original_context is missing: model.rope_scaling = \"{}\" "
+                          "needs the longest sequence of the training before",
+                          enum_word(m.rope_scaling)));
     }
-    if (llama3 && usable({"model.rope_low_frequency", "model.rope_high_frequency"}) &&
+    if (ramp && usable({"model.rope_low_frequency", "model.rope_high_frequency"}) &&
         m.rope_low_frequency >= m.rope_high_frequency) {
       problem(
           "model.rope_low_frequency",

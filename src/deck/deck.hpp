@@ -102,6 +102,7 @@ struct ModelSection {
   double rope_factor = 1;
   double rope_low_frequency = 1;
   double rope_high_frequency = 4;
+  double rope_magnitude = 0;
   std::int64_t rope_original_context = 0;
   std::int64_t window = 0;
   std::int64_t global_every = 0;
@@ -116,7 +117,11 @@ struct ModelSection {
   double logit_soft_cap = 0;
   bool tied_embeddings = true;
   double dropout = 0;
+  double dropout_embedding = 0;
+  double dropout_attention = 0;
+  double dropout_residual = 0;
   double init_std = 0.02;
+  InitScale init = InitScale::scaled;
   std::optional<std::string> init_from;
   bool accept_non_finite = false;
   bool operator==(const ModelSection&) const = default;
@@ -145,9 +150,12 @@ struct DataSection {
 /// Whether samples are dealt to the entries of data.train by weights or epochs.
 bool is_mixture(const DataSection& section);
 
-/// Of what the model learns; all but the kind are of masked tokens.
+/// What the model learns.
 struct TaskSection {
   TaskKind kind = TaskKind::lm;
+  double label_smoothing = 0;
+  double z_loss = 0;
+  // Of masked tokens.
   std::optional<double> masked;  // loading replaces an unset one
   std::optional<std::int64_t> mask_token;
   std::vector<std::int64_t> never_masked;  // tokens

@@ -4,6 +4,7 @@
 #include <glob.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <filesystem>
 #include <initializer_list>
@@ -46,6 +47,14 @@ class Resolver {
     for (const auto& [name, value] : sources.keys) assign(name, value, true);
   }
 
+  /// One rate for all is meant for each of them.
+  void take_dropout() {
+    if (open("model.dropout") || problems_.about("model.dropout")) return;
+    Value rate = find_row("model.dropout")->field.get(loaded_.deck);
+    rate.place = loaded_.place("model.dropout");
+    for (const char* key : kDropouts) assign(key, rate, false);
+  }
+
   void take_preset() {
     const auto preset = loaded_.deck.model.preset;
     if (!preset) return;
@@ -71,7 +80,10 @@ class Resolver {
       Value value;
       std::visit([&](const auto& held) { value.data = held; }, key.value);
       value.place = SourceLocation{key.place, 0, 0};
-      if (loaded_.origins.contains(name)) check_agreement(name, value);
+      if (loaded_.origins.contains(name)) {
+        if (find_row(name)->rules.on_resume == OnResume::architecture) check_agreement(name, value);
+        continue;
+      }
       assign(name, value, false);
     }
   }
@@ -92,6 +104,8 @@ class Resolver {
   void derive() {
     ModelSection& model = loaded_.deck.model;
     if (open("model.kv_heads")) model.kv_heads = model.heads;
+    if (open("model.rope_high_frequency") && model.rope_scaling == RopeScalingKind::yarn)
+      model.rope_high_frequency = 32;
     if (open("model.head_dim") && model.heads > 0) model.head_dim = model.hidden / model.heads;
     if (open("model.ffn_hidden") && !gated(model.activation)) {
       model.ffn_hidden = 4 * model.hidden;
@@ -154,6 +168,9 @@ class Resolver {
   }
 
  private:
+  static constexpr std::array kDropouts = {"model.dropout_embedding", "model.dropout_attention",
+                                           "model.dropout_residual"};
+
   bool open(std::string_view name) const { return !loaded_.origins.contains(name); }
   bool by_set(std::string_view name) const {
     return !open(name) && loaded_.place(name).column == 0;
@@ -217,6 +234,7 @@ LoadedDeck resolve(const Sources& sources, const std::string& name,
   loaded.name = name;
   Resolver resolver(loaded, problems);
   resolver.take_user_keys(sources);
+  resolver.take_dropout();
   resolver.take_preset();
   resolver.take_model_directory(reader);
   resolver.take_family();

@@ -201,20 +201,26 @@ constexpr SchemaRow kRows[] = {
     row<&Deck::model, &ModelSection::rope_scaling>(
         "model.rope_scaling",
         "how rotary frequencies change for longer contexts: all are divided by rope_factor, or "
-        "low ones as Llama 3.1 does",
-        {.built = "none linear llama3", .on_resume = architecture}),
+        "low ones as Llama 3.1 does, or low ones as YaRN does (Peng et al. 2023), which multiplies "
+        "cosines and sines too",
+        {.built = "none linear llama3 yarn", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::rope_factor>(
         "model.rope_factor", "by which rope_scaling divides frequencies",
         {.limits = at_least(1), .on_resume = architecture}),
     row<&Deck::model, &ModelSection::rope_low_frequency>(
         "model.rope_low_frequency",
-        "turns in rope_original_context up to which llama3 divides a frequency by the factor",
+        "turns in rope_original_context up to which llama3 and yarn divide a frequency by the "
+        "factor",
         {.limits = above(0), .on_resume = architecture}),
     row<&Deck::model, &ModelSection::rope_high_frequency>(
-        "model.rope_high_frequency", "turns from which on it leaves a frequency as it is",
-        {.limits = above(0), .on_resume = architecture}),
+        "model.rope_high_frequency", "turns from which on they leave a frequency as it is",
+        {.limits = above(0), .unset = "yarn: 32, others: 4", .on_resume = architecture}),
+    row<&Deck::model, &ModelSection::rope_magnitude>(
+        "model.rope_magnitude",
+        "by which yarn multiplies cosines and sines; 0: 0.1 ln(rope_factor) + 1",
+        {.limits = at_least(0), .on_resume = architecture}),
     row<&Deck::model, &ModelSection::rope_original_context>(
-        "model.rope_original_context", "longest sequence before; required for llama3",
+        "model.rope_original_context", "longest sequence before; required for llama3 and yarn",
         {.limits = between(0, 1 << 24), .unit = "tokens", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::window>(
         "model.window", "tokens that attention sees, itself included; 0: all before it",
@@ -262,11 +268,28 @@ constexpr SchemaRow kRows[] = {
         "model.tied_embeddings", "the head uses the token matrix",
         {.unset = "gpt2, gemma2, gemma3: true, others: false", .on_resume = architecture}),
     row<&Deck::model, &ModelSection::dropout>(
-        "model.dropout", "probability after embedding, attention and each sub-layer",
+        "model.dropout", "probability of dropout wherever the next three keys do not say otherwise",
         {.limits = as_f32(fraction()), .on_resume = refused}),
+    row<&Deck::model, &ModelSection::dropout_embedding>(
+        "model.dropout_embedding", "that of embeddings, positions added",
+        {.limits = as_f32(fraction()),
+         .unset = "what init_from says, where model.dropout is not given; else model.dropout",
+         .on_resume = refused}),
+    row<&Deck::model, &ModelSection::dropout_attention>(
+        "model.dropout_attention", "that of attention's probabilities",
+        {.limits = as_f32(fraction()), .unset = "likewise", .on_resume = refused}),
+    row<&Deck::model, &ModelSection::dropout_residual>(
+        "model.dropout_residual", "that of the output of each sub-layer",
+        {.limits = as_f32(fraction()), .unset = "likewise", .on_resume = refused}),
     row<&Deck::model, &ModelSection::init_std>(
         "model.init_std", "standard deviation of initial weights",
         {.limits = as_f32(at_least(0)), .on_resume = refused}),
+    row<&Deck::model, &ModelSection::init>(
+        "model.init",
+        "how much smaller that of projections back into the residual stream is; scaled: by the "
+        "root of 2 layers (Radford et al. 2019); depth: in the nth layer by that of 2 n (Zhang et "
+        "al. 2019, OLMo); plain: not at all",
+        {.on_resume = refused}),
     row<&Deck::model, &ModelSection::init_from>("model.init_from",
                                                 "Hugging Face directory: its config.json fixes the "
                                                 "architecture, its safetensors the weights",
@@ -312,6 +335,17 @@ constexpr SchemaRow kRows[] = {
         "sample, "
         "and are their own targets, masked or not (Devlin et al. 2019, BERT)",
         {.on_resume = refused}),
+    row<&Deck::task, &TaskSection::label_smoothing>(
+        "task.label_smoothing",
+        "s in the training loss of a target, (1 - s) (-log p) + s mean(-log p), the mean over the "
+        "vocabulary (Szegedy et al. 2016); evaluation has none",
+        {.limits = as_f32(fraction()), .on_resume = event}),
+    row<&Deck::task, &TaskSection::z_loss>(
+        "task.z_loss",
+        "z in z log(Z)^2, Z the sum of the exponentials of the logits, which is added to the "
+        "training loss of a target: it keeps logits small, 1e-4 is common (Chowdhery et al. 2022, "
+        "PaLM); evaluation has none",
+        {.limits = as_f32(at_least(0)), .on_resume = event}),
     row<&Deck::task, &TaskSection::masked>(
         "task.masked",
         "of mlm: the share of tokens that are chosen; of these "

@@ -148,7 +148,7 @@ struct AttentionPart {
   /// Dropout of attention's probabilities, which are (H, T, T) for each sample.
   Dropout dropout(const UnitContext& u) const {
     const std::int64_t t = u.micro_batch().sequence;
-    return u.dropout_from(heads.heads.begin * t * t, c, DropoutSite::inner);
+    return u.dropout_from(heads.heads.begin * t * t, c, DropoutSite::attention);
   }
   /// f(weight, bias, columns of qkv) for each product that makes the chunk's qkv: one, or three
   /// where keys and values are whole.

@@ -14,6 +14,14 @@ namespace tessera::model {
 /// How far a layer's attention sees: to the begin of the sample or document, or as far as a window.
 enum class Reach : std::uint8_t { global, window };
 
+/// Probabilities with which elements are dropped out.
+struct DropoutRates {
+  float embedding = 0;  // of the sum of a token's and a position's vectors
+  float attention = 0;  // of attention's probabilities
+  float residual = 0;   // of each sub-layer's output
+};
+constexpr DropoutRates same_dropout(float p) { return {p, p, p}; }
+
 struct ModelConfig {
   std::int64_t layers = 0;      // L
   std::int64_t heads = 0;       // H
@@ -44,8 +52,9 @@ struct ModelConfig {
   bool scaled_embeddings = false;  // tokens' vectors are multiplied with sqrt(C)
   float logit_soft_cap = 0;        // logits x are cap tanh(x / cap); 0: as they are
   bool tied_embeddings = true;
-  float dropout = 0;
+  DropoutRates dropout;
   float init_std = 0.02F;
+  InitScale init = InitScale::scaled;
 
   /// Rows of the token matrix as stored and multiplied: padded to 64 whatever the layout, so that
   /// the layout does not change the loss (trap 22 in tests/README.md).

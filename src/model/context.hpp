@@ -3,6 +3,7 @@
 // once; with a recording device and symbolic addresses its calls become ops of a plan.
 #pragma once
 
+#include <array>
 #include <functional>
 
 #include "comm/collective.hpp"
@@ -56,9 +57,19 @@ struct MicroBatch {
   View documents, positions;
 };
 
-/// Where a layer applies dropout: to attention's probabilities (or the embedding's sum), to
+/// Where dropout is applied: to the embedding's sum; in a block to attention's probabilities, to
 /// attention's output, and to what the layer before left pending.
-enum class DropoutSite : std::uint64_t { inner = 0, attention_out = 1, incoming = 2 };
+enum class DropoutSite : std::uint8_t { embedding, attention, attention_out, incoming };
+
+/// Each site's rate, and its number among those of its layer, which keys its masks.
+struct DropoutSiteRow {
+  float DropoutRates::*rate;
+  std::uint64_t number;
+};
+inline constexpr std::array<DropoutSiteRow, 4> kDropoutRows = {{{&DropoutRates::embedding, 0},
+                                                                {&DropoutRates::attention, 0},
+                                                                {&DropoutRates::residual, 1},
+                                                                {&DropoutRates::residual, 2}}};
 
 class UnitContext {
  public:
@@ -112,10 +123,12 @@ class UnitContext {
   /// Dropout of a tensor that begins with element `first` of each sample.
   kernels::Dropout dropout_from(std::int64_t first, const ModelConfig& c, DropoutSite site,
                                 std::uint64_t visit = 0) const {
-    if (!training || c.dropout == 0) return {};
-    return {.p = c.dropout,
+    const DropoutSiteRow& row = kDropoutRows[static_cast<std::size_t>(site)];
+    const float p = c.dropout.*row.rate;
+    if (!training || p == 0) return {};
+    return {.p = p,
             .seed = seed,
-            .site = (layer + visit) * kDropoutSites + static_cast<std::uint64_t>(site),
+            .site = (layer + visit) * kDropoutSites + row.number,
             .first = first,
             .samples = micro_batch_.samples};
   }
@@ -127,6 +140,7 @@ class UnitContext {
   kernels::SumOrder order = kernels::SumOrder::fixed;
   /// Rows of a micro-batch whose logits are in memory at once; 0: all.
   std::int64_t logit_rows = 0;
+  kernels::LossTerms loss_terms;  // of what is minimised; evaluation has none
   bool training = false;
   std::uint64_t seed = 0;
   std::uint64_t layer = 0;  // of the visit: embedding 0, block i is i + 1, head L + 1

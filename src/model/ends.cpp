@@ -26,7 +26,7 @@ void scale_embeddings(UnitContext& u, const ModelConfig& c, const View& x, const
 /// The sum of a token's and a position's vectors, dropped out, at this rank's positions.
 void embed(UnitContext& u, const ModelConfig& c, const TokenMatrix& token_table,
            const View& position_table, std::int64_t first_position, const View& out) {
-  const Dropout dropout = u.dropout(c, DropoutSite::inner);
+  const Dropout dropout = u.dropout(c, DropoutSite::embedding);
   if (u.tensor_region().whole()) {
     u.run(Embed{.tokens = u.micro_batch().tokens,
                 .token_table = token_table[0],
@@ -91,7 +91,7 @@ void embed_backward(UnitContext& u, const ModelConfig& c, const View& d,
                         .position_write = position_write,
                         .first_token = first_token(u, c, i),
                         .vocab = c.padded_vocab(),
-                        .dropout = u.dropout_from(0, c, DropoutSite::inner)});
+                        .dropout = u.dropout_from(0, c, DropoutSite::embedding)});
   }
 }
 
@@ -149,21 +149,24 @@ std::vector<View> logits_of(UnitContext& u, const HeadWeights& w, const View& h)
   return logits;
 }
 
-/// Losses of some rows; if a scale is given, logits become their gradient.
+/// Losses of some rows; if a scale is given, they are those that are minimised, and logits become
+/// their gradient.
 void classify(UnitContext& u, const ModelConfig& c, const std::vector<View>& logits,
               const HeadRows& of, const View& scale) {
   const TensorRegion& tensor = u.tensor_region();
+  const LossTerms terms = scale ? u.loss_terms : LossTerms{};
   if (tensor.whole()) {
     u.run(Classify{.logits = logits[0],
                    .targets = of.targets,
                    .losses = of.losses,
                    .scale = scale,
                    .vocab = c.vocab,
-                   .soft_cap = c.logit_soft_cap});
+                   .soft_cap = c.logit_soft_cap,
+                   .terms = terms});
     return;
   }
   const std::int64_t rows = of.losses.elements();
-  View stats = u.tensor(Keep::transient, DType::f32, {tensor.cut.own(), rows, std::int64_t{3}});
+  View stats = u.tensor(Keep::transient, DType::f32, {tensor.cut.own(), rows, kPartStats});
   for (std::size_t i = 0; i < logits.size(); ++i) {
     u.run(ClassifyPart{.logits = logits[i],
                        .targets = of.targets,
@@ -173,13 +176,17 @@ void classify(UnitContext& u, const ModelConfig& c, const std::vector<View>& log
                        .soft_cap = c.logit_soft_cap});
   }
   if (tensor.cut.ranks > 1) {
-    const View all =
-        u.tensor(Keep::transient, DType::f32, {tensor.cut.chunks, rows, std::int64_t{3}});
+    const View all = u.tensor(Keep::transient, DType::f32, {tensor.cut.chunks, rows, kPartStats});
     tensor.run(comm::AllGather{.shard = stats, .full = all});
     stats = all;
   }
   const View lse = u.tensor(Keep::transient, DType::f32, {rows});
-  u.run(ClassifyLoss{.stats = stats, .targets = of.targets, .losses = of.losses, .lse = lse});
+  u.run(ClassifyLoss{.stats = stats,
+                     .targets = of.targets,
+                     .losses = of.losses,
+                     .lse = lse,
+                     .vocab = c.vocab,
+                     .terms = terms});
   for (std::size_t i = 0; scale && i < logits.size(); ++i) {
     u.run(ClassifyGradient{.logits = logits[i],
                            .targets = of.targets,
@@ -187,7 +194,8 @@ void classify(UnitContext& u, const ModelConfig& c, const std::vector<View>& log
                            .scale = scale,
                            .first_token = first_token(u, c, i),
                            .vocab = c.vocab,
-                           .soft_cap = c.logit_soft_cap});
+                           .soft_cap = c.logit_soft_cap,
+                           .terms = terms});
   }
 }
 

@@ -24,13 +24,15 @@ struct HeadWeights {
 };
 /// Logits (B, T, padded V) of the carry, in the compute type, on one tensor rank.
 View head_logits(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in);
-/// Per-token losses (B T) f32 of the micro-batch.
+/// Per-token losses (B T) f32 of the micro-batch, without UnitContext::loss_terms, so that they
+/// compare between runs.
 void head_loss(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
                const View& losses);
-/// Losses and, at once, the gradients: the logits become their gradient in place, so one buffer
-/// serves, of the logits of UnitContext::logit_rows rows, and nothing is saved (Wijmans et al.
-/// 2024, "Cut Your Losses in Large-Vocabulary Language Models", without its own kernels). `scale`
-/// (1) f32 multiplies the loss. Returns the gradient of the carry's sum.
+/// Losses, with UnitContext::loss_terms, and at once the gradients: the logits become their
+/// gradient in place, so one buffer serves, of the logits of UnitContext::logit_rows rows, and
+/// nothing is saved (Wijmans et al. 2024, "Cut Your Losses in Large-Vocabulary Language Models",
+/// without its own kernels). `scale` (1) f32 multiplies the loss. Returns the gradient of the
+/// carry's sum.
 View head_loss_backward(UnitContext& u, const ModelConfig& c, const HeadWeights& w, Carry in,
                         const View& losses, const View& scale, const HeadWeights& grads,
                         kernels::Write write);

@@ -39,13 +39,19 @@ void add_norm(std::vector<ParamDesc>& params, const ModelConfig& c, const std::s
   if (c.norm == NormKind::layernorm && c.bias) params.push_back(vector(prefix + ".bias", c.hidden));
 }
 
+/// Initial standard deviation of a layer's projections back into the residual stream.
+double residual_std(const ModelConfig& c, std::int64_t layer) {
+  const std::int64_t layers = c.init == InitScale::scaled  ? c.layers
+                              : c.init == InitScale::depth ? layer + 1
+                                                           : 0;
+  return layers == 0 ? c.init_std : c.init_std / std::sqrt(2.0 * static_cast<double>(layers));
+}
+
 UnitDesc block(const ModelConfig& c, std::int64_t layer, std::int64_t chunks) {
   UnitDesc unit{.name = fmt::format("block.{}", layer), .kind = UnitKind::block, .params = {}};
   const std::string attention = unit.name + ".attention.", mlp = unit.name + ".mlp.";
   const std::int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
-  // Projections back into the residual stream start smaller, by the number of additions (Radford et
-  // al. 2019).
-  const double residual_std = c.init_std / std::sqrt(2.0 * static_cast<double>(c.layers));
+  const double out_std = residual_std(c, layer);
   const bool few_kv = c.kv_heads < chunks;
   const std::int64_t query = (few_kv ? 1 : c.heads / c.kv_heads) * c.head_dim;
   const auto key_or_value = [&](const ParamDesc& d) {
@@ -58,7 +64,7 @@ UnitDesc block(const ModelConfig& c, std::int64_t layer, std::int64_t chunks) {
   p.push_back(cut(heads("q.weight", q), 0, query));
   p.push_back(key_or_value(heads("k.weight", kv)));
   p.push_back(key_or_value(heads("v.weight", kv)));
-  p.push_back(cut(matrix(attention + "out.weight", c.hidden, q, residual_std), 1, query));
+  p.push_back(cut(matrix(attention + "out.weight", c.hidden, q, out_std), 1, query));
   const auto up = cut(matrix(mlp + "up.weight", c.ffn_hidden, c.hidden, c.init_std), 0);
   if (gated(c.activation)) {
     p.push_back(cut(matrix(mlp + "gate.weight", c.ffn_hidden, c.hidden, c.init_std), 0));
@@ -66,7 +72,7 @@ UnitDesc block(const ModelConfig& c, std::int64_t layer, std::int64_t chunks) {
   } else {
     p.push_back(up);
   }
-  p.push_back(cut(matrix(mlp + "down.weight", c.hidden, c.ffn_hidden, residual_std), 1));
+  p.push_back(cut(matrix(mlp + "down.weight", c.hidden, c.ffn_hidden, out_std), 1));
   for (const char* sub_layer : {".norm1", ".norm2"})
     if (c.norms_inputs()) add_norm(p, c, unit.name + sub_layer);
   for (const char* sub_layer : {".norm1_out", ".norm2_out"})

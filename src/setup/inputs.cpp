@@ -57,7 +57,10 @@ kernels::RopeScaling rope_scaling(const deck::ModelSection& m) {
           .factor = m.rope_factor,
           .original_positions = m.rope_original_context,
           .low_frequency = m.rope_low_frequency,
-          .high_frequency = m.rope_high_frequency};
+          .high_frequency = m.rope_high_frequency,
+          .fast_turns = m.rope_high_frequency,
+          .slow_turns = m.rope_low_frequency,
+          .magnitude = m.rope_magnitude};
 }
 
 }  // namespace
@@ -99,8 +102,11 @@ model::ModelConfig model_config(const deck::ModelSection& m) {
           .scaled_embeddings = m.scaled_embeddings,
           .logit_soft_cap = static_cast<float>(m.logit_soft_cap),
           .tied_embeddings = m.tied_embeddings,
-          .dropout = static_cast<float>(m.dropout),
-          .init_std = static_cast<float>(m.init_std)};
+          .dropout = {.embedding = static_cast<float>(m.dropout_embedding),
+                      .attention = static_cast<float>(m.dropout_attention),
+                      .residual = static_cast<float>(m.dropout_residual)},
+          .init_std = static_cast<float>(m.init_std),
+          .init = m.init};
 }
 
 std::int64_t tensor_chunks(const deck::Deck& deck) {
@@ -193,6 +199,8 @@ plan::PlanInputs plan_inputs(const deck::Deck& deck, std::span<const plan::PlanS
   in.documents = {.separate = deck.data.documents == deck::Documents::separate,
                   .positions = deck.data.positions == deck::Positions::document};
   in.logit_rows = deck.memory.logits.value_or(0);
+  in.loss_terms = {.label_smoothing = static_cast<float>(deck.task.label_smoothing),
+                   .z_loss = static_cast<float>(deck.task.z_loss)};
   in.recompute = deck.recompute.policy;
   in.seed = static_cast<std::uint64_t>(deck.run.seed);
   in.state_for = std::ranges::max(shapes, {}, &plan::PlanShape::purpose).purpose;

@@ -208,5 +208,23 @@ save_with_logits("gemma3", Gemma3ForCausalLM(Gemma3TextConfig(
         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
         "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0}})),
     lambda state: llama_ours(state, 3, True, (*NORMS_BOTH, *QKV, *QK_NORMS, *GATE_UP), norm=1))
+torch.manual_seed(6)
+save_with_logits("llama_yarn", LlamaForCausalLM(LlamaConfig(
+    **HEADS, rope_parameters={"rope_type": "yarn", "rope_theta": 10.0, "factor": 4.0,
+                              "beta_fast": 4.0, "beta_slow": 0.5,
+                              "original_max_position_embeddings": 8})),
+    lambda state: llama_ours(state, 2, tied=False))
+save_with_logits("gpt_neox_sequential", GPTNeoXForCausalLM(GPTNeoXConfig(
+    **{**NEOX, "hidden_size": 16, "num_attention_heads": 2}, rotary_pct=0.5,
+    use_parallel_residual=False)),
+    lambda state: neox_ours(state, 2, 2))
+WINDOWS = {"num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 5}
+save_with_logits("qwen2_windows", Qwen2ForCausalLM(Qwen2Config(
+    **{**SMALL, **WINDOWS}, max_window_layers=0)),
+    lambda state: llama_ours(state, 3, tied=False, biases=QKV))
+save_with_logits("qwen3_windows", Qwen3ForCausalLM(Qwen3Config(
+    **{**HEADS, **WINDOWS},
+    layer_types=["sliding_attention", "full_attention", "sliding_attention"])),
+    lambda state: llama_ours(state, 3, False, (*NORMS_BEFORE, *QKV, *QK_NORMS, *GATE_UP)))
 for extra in HERE.glob("*/generation_config.json"):
     extra.unlink()

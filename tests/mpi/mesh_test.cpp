@@ -21,6 +21,7 @@ struct Case {
   Recompute recompute = Recompute::none;
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   double clip_norm = 0;
+  kernels::LossTerms loss_terms = {};
 };
 
 constexpr std::int64_t kChunks = 4, kSequence = 8, kMicroBatches = 8;  // of all data ranks together
@@ -37,6 +38,7 @@ plan::PlanInputs inputs_of(const Case& c, kernels::Device& device) {
   in.recompute = c.recompute;
   in.layout.pipeline.schedule = c.schedule;
   in.optimizer.clip_norm = c.clip_norm;
+  in.loss_terms = c.loss_terms;
   return in;
 }
 
@@ -164,7 +166,7 @@ class Gradients : public testing::Test {
 // Traps 6, 7, 10, 16, 18, 19, 20, 23, 25, 27, 32, 33, 34, 35, 36 and 37: the norm's bits too.
 TEST_F(Gradients, AreThoseOfOneRankOnEveryMesh) {
   for (auto config : {gpt2_like(), llama_like()}) {
-    config.dropout = 0.1F;
+    config.dropout = model::same_dropout(0.1F);
     for (const Mesh& mesh : meshes(config)) {
       for (int stage = 0; stage <= 3; ++stage) {
         compare({.config = config,
@@ -186,6 +188,16 @@ TEST_F(Gradients, WithEverySchedule) {
                .recompute = Recompute::full,
                .schedule = schedule});
     }
+  }
+}
+
+// Traps 17 and 23.
+TEST_F(Gradients, OfSmoothedLabelsAndTheZLoss) {
+  for (const Mesh& mesh : meshes(llama_like())) {
+    compare({.config = llama_like(),
+             .mesh = mesh,
+             .stage = 1,
+             .loss_terms = {.label_smoothing = 0.2F, .z_loss = 0.01F}});
   }
 }
 

@@ -101,7 +101,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 
 std::vector<Case> cases() {
   auto gpt2 = gpt2_like(), llama = llama_like();
-  gpt2.dropout = 0.1F;
+  gpt2.dropout = model::same_dropout(0.1F);
   return {{.config = gpt2},
           {.config = gpt2, .reduce = ReduceWhen::micro},
           {.config = gpt2, .wire = DType::bf16, .reduce = ReduceWhen::micro},
@@ -200,7 +200,7 @@ TEST_F(Zero, GradientsAreThoseOfOneRank) {
   for (auto reduce : {ReduceWhen::step, ReduceWhen::micro}) {
     for (int stage = 0; stage <= 3; ++stage) {
       Case c{.config = gpt2_like(), .stage = stage, .reduce = reduce};
-      c.config.dropout = 0.1F;
+      c.config.dropout = model::same_dropout(0.1F);
       const auto run = make(c);
       const StepShown step = run->step(100, {.lr = 0});
       PlanRun one(plan_inputs_of(c.config, *device_, c.compute), *device_,

@@ -32,6 +32,16 @@ def state_of(directory):
             for p in (directory, *directory.rglob("*"))}
 
 
+def tensors(path):
+    """{name: (shape, bytes)} of a safetensors file."""
+    content = path.read_bytes()
+    begin = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:begin])
+    header.pop("__metadata__", None)
+    return {name: (t["shape"], content[begin + t["data_offsets"][0]:begin + t["data_offsets"][1]])
+            for name, t in header.items()}
+
+
 class Verbs(RunTest):
     def text_run(self, **changes):
         """A finished run over the bytes of a short text, with checkpoints and evaluations."""
@@ -153,6 +163,21 @@ class Verbs(RunTest):
         job = self.run_job(2, "train", path, "--set", "model.norm_eps=0.5", each=True)
         self.assertEqual(job.codes, [2, 2], job.output)
         self.assertIn("model.norm_eps", job.output)
+
+    def test_models_of_hugging_face_train_and_come_back(self):
+        for name in ("llama_yarn", "gpt_neox_sequential", "qwen2_windows", "qwen3_windows"):
+            source = SOURCE / "tests/data/hf" / name
+            imported, exported = self.dir / f"{name}_run", self.dir / f"{name}_hf"
+            self.run_ok("import", source, "--to", imported)
+            self.run_ok("export", imported, "--to", exported)
+            self.assertEqual(*(tensors(d / "model.safetensors") for d in (source, exported)))
+            write_tokens(self.dir / name, vocab=13)
+            one, two = (self.train(ranks, self.deck(f"{name}_{ranks}", {
+                "run": {"steps": 2, "backend": "debug"}, "model": {"init_from": str(exported)},
+                "data": {"train": [str(self.dir / name)]}, "optimizer": {"lr": 1e-2},
+                "batch": {"global": 8}, "parallel": {"tensor": ranks}})) for ranks in (1, 2))
+            self.assert_close(two, one, 1e-5, name)
+            self.assertNotEqual(one[1], one[2], "it has learned something")
 
     def test_a_tokenizer_goes_with_its_model(self):
         tokenizer = SOURCE / "tests/data/tokenizers/gpt2.json"

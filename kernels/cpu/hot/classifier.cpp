@@ -31,18 +31,25 @@ float capped(const Cap<kCapped>& cap, float x) {
   return sum_of(first_lanes(cap.value(Vec(x)), 1));
 }
 
+/// Sums over a row: of exp(logit - shift), and of the logits themselves.
+struct RowSums {
+  double exponentials = 0, logits = 0;
+};
+
 template <typename T, bool kCapped>
-double sum_of_exponentials(const T* x, std::int64_t n, float shift, const Cap<kCapped>& cap) {
-  double total = 0;
+RowSums sums_of(const T* x, std::int64_t n, float shift, const Cap<kCapped>& cap) {
+  RowSums total;
   for (std::int64_t c = 0; c < n; c += kSummed) {
-    Vec sum(0.0F);
+    Vec exponentials(0.0F), logits(0.0F);
     for_vectors(
         n - c < kSummed ? n - c : kSummed, [&](std::int64_t i,
                                                std::int64_t count) __attribute__((always_inline)) {
           const Vec logit = cap.value(load(x + c + i, count));
-          sum = sum + first_lanes(exp_of(logit - Vec(shift)), count);
+          exponentials = exponentials + first_lanes(exp_of(logit - Vec(shift)), count);
+          logits = logits + first_lanes(logit, count);
         });
-    total += static_cast<double>(sum_of(sum));
+    total.exponentials += static_cast<double>(sum_of(exponentials));
+    total.logits += static_cast<double>(sum_of(logits));
   }
   return total;
 }
@@ -65,21 +72,24 @@ void classify_row(const Classify& a, std::int64_t r, std::int64_t padded) {
     return;
   }
   const float shift = capped(cap, row_max(x, a.vocab));
-  const double sum = sum_of_exponentials(x, a.vocab, shift, cap);
+  const RowSums sums = sums_of(x, a.vocab, shift, cap);
   const Vec raw_target = load(x + target, 1), target_logit = first_lanes(cap.value(raw_target), 1);
-  loss = static_cast<float>(std::log(sum) + static_cast<double>(shift) -
-                            static_cast<double>(sum_of(target_logit)));
+  const double lse = std::log(sums.exponentials) + static_cast<double>(shift);
+  loss = loss_of(a.terms, a.vocab, lse, static_cast<double>(sum_of(target_logit)), sums.logits);
   if (!gradient) return;
 
+  const LossSlope slope(a.terms, a.vocab);
   const float scale = *reinterpret_cast<const float*>(a.scale.data);
-  const auto weight = static_cast<float>(static_cast<double>(scale) / sum);
-  const float at_target =
-      sum_of(first_lanes(exp_of(target_logit - Vec(shift)), 1)) * weight - scale;
+  const auto weight =
+      static_cast<float>(static_cast<double>(scale) * slope.of_softmax(lse) / sums.exponentials);
+  const float everywhere = scale * slope.everywhere;
+  const float at_target = sum_of(first_lanes(exp_of(target_logit - Vec(shift)), 1)) * weight -
+                          everywhere - scale * slope.at_target;
   const Vec d_target = cap.times_slope(Vec(at_target), raw_target);
   for_vectors(
       a.vocab, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
         const Vec raw = load(x + i, count);
-        const Vec d = exp_of(cap.value(raw) - Vec(shift)) * Vec(weight);
+        const Vec d = exp_of(cap.value(raw) - Vec(shift)) * Vec(weight) - Vec(everywhere);
         store(x + i, cap.times_slope(d, raw), count);
       });
   store(x + target, d_target, 1);
@@ -99,15 +109,17 @@ void classify_part_row(const ClassifyPart& a, std::int64_t r, std::int64_t token
   const T* x = row_of<T>(a.logits, r);
   const std::int64_t target =
       reinterpret_cast<const std::int32_t*>(a.targets.data)[r] - a.first_token;
-  float* stats = reinterpret_cast<float*>(a.stats.data) + 3 * r;
+  float* stats = reinterpret_cast<float*>(a.stats.data) + kPartStats * r;
   const float most = row_max(x, tokens);
   const float top = most == -__builtin_inff() ? most : capped(cap, most);
   // Without a token above -inf, -inf - top would be no number.
   const float shift = top == -__builtin_inff() ? 0.0F : top;
+  const RowSums sums = sums_of(x, tokens, shift, cap);
   stats[0] = top;
-  stats[1] = static_cast<float>(sum_of_exponentials(x, tokens, shift, cap));
+  stats[1] = static_cast<float>(sums.exponentials);
   stats[2] = target >= 0 && target < tokens ? sum_of(first_lanes(cap.value(load(x + target, 1)), 1))
                                             : 0.0F;
+  stats[3] = static_cast<float>(sums.logits);
 }
 
 template <typename T, bool kCapped>
@@ -119,7 +131,10 @@ void classify_gradient_row(const ClassifyGradient& a, std::int64_t r, std::int64
     clear(x, columns_of(a.logits));
     return;
   }
-  const Vec lse(reinterpret_cast<const float*>(a.lse.data)[r]);
+  const float row_lse = reinterpret_cast<const float*>(a.lse.data)[r];
+  const LossSlope slope(a.terms, a.vocab);
+  const Vec lse(row_lse), everywhere(slope.everywhere);
+  const Vec softmax(static_cast<float>(slope.of_softmax(static_cast<double>(row_lse))));
   const Vec scale(*reinterpret_cast<const float*>(a.scale.data));
   const std::int64_t hit = target - a.first_token;
   const bool here = hit >= 0 && hit < tokens;
@@ -127,11 +142,12 @@ void classify_gradient_row(const ClassifyGradient& a, std::int64_t r, std::int64
   for_vectors(
       tokens, [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
         const Vec raw = load(x + i, count);
-        store(x + i, cap.times_slope(exp_of(cap.value(raw) - lse) * scale, raw), count);
+        const Vec d = exp_of(cap.value(raw) - lse) * softmax - everywhere;
+        store(x + i, cap.times_slope(d * scale, raw), count);
       });
   if (here) {
-    const Vec d = (exp_of(cap.value(target_logit) - lse) - Vec(1.0F)) * scale;
-    store(x + hit, cap.times_slope(d, target_logit), 1);
+    const Vec d = exp_of(cap.value(target_logit) - lse) * softmax - everywhere;
+    store(x + hit, cap.times_slope((d - Vec(slope.at_target)) * scale, target_logit), 1);
   }
   clear(x + tokens, columns_of(a.logits) - tokens);
 }

@@ -122,6 +122,7 @@ struct PlanInputs {
   OffloadInputs offload;
   DocumentInputs documents;
   std::int64_t logit_rows = 0;  // of a micro-batch, whose logits are in memory at once; 0: all
+  kernels::LossTerms loss_terms;
   Recompute recompute = Recompute::none;
   optim::Optimizer optimizer = optim::adam();
   const kernels::Device* device = nullptr;  // asked for scratch sizes only

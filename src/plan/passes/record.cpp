@@ -102,6 +102,7 @@ Recorder::Recorder(const RecordKey& key, const RecordInputs& in)
   u_.operands = in.operands;
   u_.order = in.order;
   u_.logit_rows = in.logit_rows;
+  u_.loss_terms = in.loss_terms;
   u_.training = key.training;
   u_.seed = in.seed;
   const std::int64_t b = in.micro, own = u_.positions().count(), c = in.config.hidden;

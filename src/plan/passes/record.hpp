@@ -84,7 +84,8 @@ struct RecordInputs {
   std::uint64_t seed = 0;
   std::int64_t micro = 0, sequence = 0;
   DocumentInputs documents;
-  std::int64_t logit_rows = 0;                // UnitContext::logit_rows
+  std::int64_t logit_rows = 0;  // UnitContext::logit_rows
+  kernels::LossTerms loss_terms;
   model::TensorRegion tensor;                 // without run
   std::vector<const model::UnitDesc*> units;  // whose parameters the layer uses
   std::vector<const zero::UnitLayout*> layouts;

@@ -266,6 +266,7 @@ class Scheduler {
                           .sequence = plan_.shape.sequence,
                           .documents = in_.documents,
                           .logit_rows = in_.logit_rows,
+                          .loss_terms = in_.loss_terms,
                           .tensor = tensor_region(),
                           .units = {},
                           .layouts = {}};

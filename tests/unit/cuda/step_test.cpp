@@ -64,7 +64,7 @@ struct Gpu {
 
 plan::PlanInputs inputs_of(const Setting& s, kernels::Device& device) {
   plan::PlanInputs in = plan_inputs_of(s.config, device, s.compute);
-  in.model.config.dropout = s.dropout;
+  in.model.config.dropout = model::same_dropout(s.dropout);
   in.recompute = s.recompute;
   in.state_for = plan::PlanPurpose::train;
   return in;

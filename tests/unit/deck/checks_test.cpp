@@ -35,7 +35,12 @@ TEST(Checks, KeysAboutPositionsAndWindowsAreNotInVain) {
            {{"model.rope_scaling=linear"}, "no effect without model.position = \"rope\""},
            {{"model.rope_factor=2"}, "no effect without model.rope_scaling"},
            {{"model.position=rope", "model.rope_scaling=linear", "model.rope_low_frequency=2"},
-            "model.rope_low_frequency has no effect without model.rope_scaling = \"llama3\""},
+            "model.rope_low_frequency has no effect without model.rope_scaling = \"llama3\" or "
+            "\"yarn\""},
+           {{"model.position=rope", "model.rope_scaling=linear", "model.rope_magnitude=1.5"},
+            "model.rope_magnitude has no effect without model.rope_scaling = \"yarn\""},
+           {{"model.position=rope", "model.rope_scaling=yarn", "model.rope_factor=4"},
+            "model.rope_original_context is missing: model.rope_scaling = \"yarn\""},
            {{"model.position=rope", "model.rope_scaling=llama3"},
             "model.rope_original_context is missing"},
            {{"model.position=rope", "model.rope_scaling=llama3", "model.rope_original_context=8",
@@ -375,6 +380,26 @@ TEST(ModelDirectory, DisagreementShowsBothSides) {
             "model.init_from)");
   EXPECT_EQ(refusal(kFromDirectory, {"model.layers=3"}, small_llama), "");
   expect_contains(refusal(kFromDirectory, {"model.preset=gpt2_124m"}, small_llama), "keep one");
+}
+
+// Of training the deck's own word counts; one rate for all is a word for each.
+TEST(ModelDirectory, DropoutIsTheDirectorysUnlessTheDeckSaysOtherwise) {
+  const auto reader = [](const std::string& dir) {
+    std::vector<ArchitectureKey> keys = small_llama(dir);
+    for (const char* key : {"dropout_embedding", "dropout_attention"})
+      keys.push_back({key, 0.25, dir + "/config.json"});
+    return keys;
+  };
+  const auto rates = [&](const std::vector<std::string>& sets) {
+    const ModelSection m = parse_deck(kFromDirectory, "deck.toml", sets, reader).deck.model;
+    return std::array{m.dropout_embedding, m.dropout_attention, m.dropout_residual};
+  };
+  EXPECT_EQ(rates({}), (std::array{0.25, 0.25, 0.0}));
+  EXPECT_EQ(rates({"model.dropout_attention=0.5"}), (std::array{0.25, 0.5, 0.0}));
+  EXPECT_EQ(rates({"model.dropout=0.1"}), (std::array{0.1, 0.1, 0.1}));
+  EXPECT_EQ(rates({"model.dropout=0.1", "model.dropout_residual=0.2"}),
+            (std::array{0.1, 0.1, 0.2}));
+  expect_contains(refusal(kFromDirectory, {"model.dropout=1.5"}, reader), "model.dropout = 1.5");
 }
 
 TEST(ModelDirectory, HostileValuesAreLocated) {

@@ -152,9 +152,9 @@ TEST(Values, MustHoldAsTheTypeInWhichTheyAreUsed) {
 }
 
 TEST(Values, WhatIsNotBuiltIsSaid) {
-  EXPECT_EQ(refusal(kSmallDeck, {"model.position=rope", "model.rope_scaling=yarn"}),
-            "--set #2: model.rope_scaling = \"yarn\" is not available in this version (only none, "
-            "linear, llama3)");
+  EXPECT_EQ(refusal(kSmallDeck, {"model.position=rope", "model.rope_scaling=dynamic"}),
+            "--set #2: model.rope_scaling = \"dynamic\" is not available in this version (only "
+            "none, linear, llama3, yarn)");
   expect_contains(refusal_of("model.position=sinusoidal"), "not available in this version");
   EXPECT_EQ(refusal(kSmallDeck, {"zero.secondary=4"}), "");
 }

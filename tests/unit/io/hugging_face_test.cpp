@@ -97,8 +97,14 @@ TEST_P(HfOracle, ExportAndImportGiveTheSameBits) {
 }
 
 /// All models of tests/data/hf.
-constexpr std::array kModels = {"gpt2",  "llama", "llama_sharded", "llama3",   "mistral", "qwen2",
-                                "qwen3", "phi3",  "olmo2",         "gpt_neox", "gemma2",  "gemma3"};
+constexpr std::array kModels = {"gpt2",          "llama",
+                                "llama_sharded", "llama3",
+                                "mistral",       "qwen2",
+                                "qwen3",         "phi3",
+                                "olmo2",         "gpt_neox",
+                                "gemma2",        "gemma3",
+                                "llama_yarn",    "gpt_neox_sequential",
+                                "qwen2_windows", "qwen3_windows"};
 INSTANTIATE_TEST_SUITE_P(Models, HfOracle, ::testing::ValuesIn(kModels));
 
 // tests/data/check_hf.py loads what this leaves with transformers.
@@ -170,6 +176,9 @@ TEST(HfModel, DescribesEachFamilyByItsFeatures) {
   EXPECT_EQ(read("phi3").rotary_share, 0.67);
   EXPECT_EQ(read("olmo2").qk_norm, "whole");
   EXPECT_EQ(read("olmo2").norm_placed, "after");
+  const auto gpt2 = read("gpt2");
+  EXPECT_EQ(std::tuple(gpt2.dropout_embedding, gpt2.dropout_attention, gpt2.dropout_residual),
+            std::tuple(0.1, 0.1, 0.1));
   const auto neox = read("gpt_neox");
   EXPECT_EQ(std::tuple(neox.block, neox.activation, neox.rotary_share),
             std::tuple("parallel", "gelu_erf", 0.5));
@@ -204,6 +213,75 @@ TEST(HfModel, NormsOfGemmaAreOnePlusTheirWeights) {
     EXPECT_NEAR(again[i], weight[i], 0x1p-23 * std::max(1.0F, std::abs(weight[i])));
     EXPECT_EQ(1.0F + again[i], parameter[i]);
   }
+}
+
+TEST(HfModel, ReadsYarn) {
+  const Copy copy("llama_yarn");
+  const auto edited = [&](const std::function<void(json&)>& change) {
+    copy.edit("config.json", [&](json& c) { change(c["rope_parameters"]); });
+    const auto a = io::read_hf_config(copy.path / "config.json").architecture;
+    return std::tuple(a.rope_low_frequency, a.rope_high_frequency, a.rope_magnitude,
+                      a.rope_original_context);
+  };
+  EXPECT_EQ(edited([](json&) {}), std::tuple(0.5, 4.0, 0.0, 8));
+  EXPECT_EQ(edited([](json& r) { r["attention_factor"] = 1.5; }), std::tuple(0.5, 4.0, 1.5, 8));
+  const double log = std::log(4.0);
+  EXPECT_EQ(edited([](json& r) {
+              r["attention_factor"] = nullptr, r["mscale"] = 2, r["mscale_all_dim"] = 0.5;
+            }),
+            std::tuple(0.5, 4.0, (0.1 * 2 * log + 1) / (0.1 * 0.5 * log + 1), 8));
+  EXPECT_EQ(edited([](json& r) {
+              for (const char* key :
+                   {"mscale", "beta_fast", "beta_slow", "original_max_position_embeddings"})
+                r.erase(key);
+            }),
+            std::tuple(1.0, 32.0, 0.0, 16))
+      << "what transformers takes where a file says nothing";
+}
+
+TEST(HfModel, ReadsAndWritesWindowsOfQwen) {
+  const Copy copy("qwen2_windows");
+  const auto edited = [&](const std::function<void(json&)>& change) {
+    copy.edit("config.json", change);
+    const auto a = io::read_hf_config(copy.path / "config.json").architecture;
+    return std::tuple(a.window, a.global_every);
+  };
+  EXPECT_EQ(edited([](json&) {}), std::tuple(5, 0));
+  EXPECT_EQ(edited([](json& c) { c.erase("layer_types"); }), std::tuple(5, 0));
+  EXPECT_EQ(edited([](json& c) { c["max_window_layers"] = 3; }), std::tuple(0, 0));
+  EXPECT_EQ(edited([](json& c) { c.erase("max_window_layers"); }), std::tuple(0, 0)) << "28";
+  EXPECT_EQ(edited([](json& c) { c["max_window_layers"] = 0, c["use_sliding_window"] = false; }),
+            std::tuple(0, 0));
+  EXPECT_NE(
+      message_of<DataError>([&] {
+        edited([](json& c) { c["max_window_layers"] = 1, c["use_sliding_window"] = true; });
+      })
+          .find("$.max_window_layers: 1 of 3 layers without a window before the others is not "
+                "supported; allowed: 0, or 3 or more"),
+      std::string::npos);
+  const auto qwen3 = io::HfModel::open(data_path("qwen3_windows")).architecture();
+  EXPECT_EQ(std::tuple(qwen3.window, qwen3.global_every), std::tuple(5, 2));
+  const json written = json::parse(io::write_hf_config(qwen3, DType::f32, {}));
+  EXPECT_EQ(written["use_sliding_window"], true);
+  EXPECT_EQ(written["layer_types"],
+            (json{"sliding_attention", "full_attention", "sliding_attention"}));
+}
+
+TEST(HfModel, DropoutGoesBothWays) {
+  const Copy copy("gpt_neox");
+  copy.edit("config.json",
+            [](json& c) { c["hidden_dropout"] = 0.25, c.erase("attention_dropout"); });
+  const auto a = io::read_hf_config(copy.path / "config.json").architecture;
+  EXPECT_EQ(std::tuple(a.dropout_embedding, a.dropout_attention, a.dropout_residual),
+            std::tuple(0.25, 0.0, 0.25));
+  const json written = json::parse(io::write_hf_config(a, DType::f32, {}));
+  EXPECT_EQ(written["hidden_dropout"], 0.25);
+  EXPECT_EQ(written["attention_dropout"], 0.0);
+  copy.edit("config.json", [](json& c) { c["hidden_dropout"] = 1; });
+  EXPECT_NE(message_of<DataError>([&] {
+              io::read_hf_config(copy.path / "config.json");
+            }).find("$.hidden_dropout: 1; allowed: 0 to below 1"),
+            std::string::npos);
 }
 
 TEST(HfModel, KnowsWindowsByAnyOfTheirSettings) {
@@ -269,6 +347,7 @@ TEST(HfModel, RefusesSettingsThatChangeTheComputation) {
     const char* expected;
   };
   const std::vector<Case> cases = {
+      {"gpt2", "/model_type", "gptj", "$.model_type: \"gptj\" is not supported"},
       {"gpt2", "/model_type", "gpt_neo", "$.model_type: \"gpt_neo\" is not supported"},
       {"gpt2", "/activation_function", "silu", "allowed: gelu_new, gelu_pytorch_tanh, gelu, relu"},
       {"gpt2", "/rope_theta", 500, "$.rope_theta: rope_theta is not known of a gpt2"},
@@ -284,18 +363,25 @@ TEST(HfModel, RefusesSettingsThatChangeTheComputation) {
       {"llama", "/attention_bias", true, "$.attention_bias: true"},
       {"llama", "/mlp_bias", true, "$.mlp_bias: true"},
       {"llama", "/hidden_act", "gelu", "allowed: silu"},
-      {"llama", "/rope_parameters/rope_type", "yarn", "$.rope_parameters.rope_type: \"yarn\""},
+      {"llama", "/rope_parameters/rope_type", "yarn", "\"factor\" is missing"},
+      {"llama", "/rope_parameters/rope_type", "dynamic",
+       "$.rope_parameters.rope_type: \"dynamic\" is not supported"},
+      {"llama_yarn", "/rope_parameters/truncate", false, "truncate: false is not supported"},
+      {"llama_yarn", "/rope_parameters/beta_slow", 8, "8 is not below beta_fast = 4"},
       {"llama", "/rope_parameters/rope_type", "llama3", "\"factor\" is missing"},
       {"llama", "/rope_scaling", {{"type", "linear"}, {"factor", 2}}, "remove one of the two"},
       {"llama", "/rope_parameters/partial_rotary_factor", 0.5, "0.5 is not supported"},
       {"llama3", "/rope_parameters/low_freq_factor", 2, "2 is not below high_freq_factor = 2"},
       {"llama", "/some_new_setting", true, "some_new_setting is not known of a llama"},
-      {"qwen2", "/use_sliding_window", true, "$.use_sliding_window: true"},
-      {"qwen3", "/layer_types/1", "sliding_attention", "allowed: full_attention"},
+      {"qwen2_windows", "/sliding_window", nullptr, "\"sliding_window\" is missing"},
+      {"qwen3", "/layer_types/1", "sliding_attention",
+       "layer_types names layers with a window, but use_sliding_window is not true"},
+      {"llama", "/layer_types", {"full_attention", "sliding_attention"}, "allowed: full_attention"},
       {"qwen3", "/attention_bias", true, "$.attention_bias: true"},
       {"qwen2", "/use_mrope", true, "$.use_mrope: true"},
       {"phi3", "/rope_parameters/rope_type", "longrope", "\"longrope\" is not supported"},
-      {"gpt_neox", "/use_parallel_residual", false, "$.use_parallel_residual: false"},
+      {"gpt_neox", "/use_parallel_residual", 2,
+       "$.use_parallel_residual: 2 is not supported; allowed: true, false"},
       {"gpt_neox", "/attention_bias", false, "$.attention_bias: false"},
       {"gemma2",
        "/layer_types",

@@ -124,11 +124,12 @@ struct ByParts {
 };
 ByParts classify_parts(Device& device, const Tensor& logits, const Tensor& targets,
                        const Tensor& scale, std::int64_t vocabulary,
-                       const std::vector<std::int64_t>& cuts, float soft_cap = 0) {
+                       const std::vector<std::int64_t>& cuts, float soft_cap = 0,
+                       const LossTerms& terms = {}) {
   const std::int64_t rows = logits.view().extent(0);
   const auto parts = static_cast<std::int64_t>(cuts.size()) - 1;
   ByParts all{.gradient = logits.copy(),
-              .stats = Tensor(DType::f32, {parts, rows, 3}),
+              .stats = Tensor(DType::f32, {parts, rows, kPartStats}),
               .losses = Tensor(DType::f32, {rows}),
               .lse = Tensor(DType::f32, {rows})};
   const auto part_of = [&](std::int64_t i) {
@@ -136,18 +137,21 @@ ByParts classify_parts(Device& device, const Tensor& logits, const Tensor& targe
     return all.gradient.view().col_range(cuts[j], cuts[j + 1] - cuts[j]);
   };
   for (std::int64_t i = 0; i < parts; ++i) {
-    run(device, ClassifyPart{.logits = part_of(i),
-                             .targets = targets.view(),
-                             .stats = all.stats.view().range(3 * rows * i, 3 * rows),
-                             .first_token = cuts[static_cast<std::size_t>(i)],
-                             .vocab = vocabulary,
-                             .soft_cap = soft_cap});
+    run(device,
+        ClassifyPart{.logits = part_of(i),
+                     .targets = targets.view(),
+                     .stats = all.stats.view().range(kPartStats * rows * i, kPartStats * rows),
+                     .first_token = cuts[static_cast<std::size_t>(i)],
+                     .vocab = vocabulary,
+                     .soft_cap = soft_cap});
   }
   EXPECT_TRUE(all.gradient.same_bits(logits)) << "stats only";
   run(device, ClassifyLoss{.stats = all.stats.view(),
                            .targets = targets.view(),
                            .losses = all.losses.view(),
-                           .lse = all.lse.view()});
+                           .lse = all.lse.view(),
+                           .vocab = vocabulary,
+                           .terms = terms});
   for (std::int64_t i = 0; i < parts; ++i) {
     run(device, ClassifyGradient{.logits = part_of(i),
                                  .targets = targets.view(),
@@ -155,7 +159,8 @@ ByParts classify_parts(Device& device, const Tensor& logits, const Tensor& targe
                                  .scale = scale.view(),
                                  .first_token = cuts[static_cast<std::size_t>(i)],
                                  .vocab = vocabulary,
-                                 .soft_cap = soft_cap});
+                                 .soft_cap = soft_cap,
+                                 .terms = terms});
   }
   return all;
 }
@@ -324,14 +329,19 @@ TEST(ClassifyParts, StatsSayWhatAPartKnows) {
         classify_parts(device, c.logits, c.targets, c.scale, vocabulary, {0, 16, 50, 90});
     const std::int64_t rows = c.logits.view().extent(0);
     for (std::int64_t r = 0; r < rows; ++r) {
-      double top = -1e300;
-      for (std::int64_t i = 16; i < 50; ++i) top = std::max(top, c.logits[r * 90 + i]);
-      EXPECT_EQ(got.stats[3 * (rows + r)], top);
+      double top = -1e300, sum = 0, magnitude = 0;
+      for (std::int64_t i = 16; i < 50; ++i) {
+        const double logit = c.logits[r * 90 + i];
+        top = std::max(top, logit), sum += logit, magnitude += std::abs(logit);
+      }
+      const std::int64_t part = kPartStats * (rows + r);
+      EXPECT_EQ(got.stats[part], top);
       const auto target = static_cast<std::int64_t>(c.targets[r]);
-      EXPECT_EQ(got.stats[3 * (rows + r) + 2], target >= 16 ? c.logits[r * 90 + target] : 0);
-      const double padding[] = {-std::numeric_limits<double>::infinity(), 0, 0};
-      for (std::int64_t i = 0; i < 3; ++i) {
-        EXPECT_EQ(got.stats[3 * (2 * rows + r) + i], padding[i]) << "padding";
+      EXPECT_EQ(got.stats[part + 2], target >= 16 ? c.logits[r * 90 + target] : 0);
+      EXPECT_NEAR(got.stats[part + 3], sum, 0x1p-24 * sum_depth(34) * magnitude);
+      const double padding[] = {-std::numeric_limits<double>::infinity(), 0, 0, 0};
+      for (std::int64_t i = 0; i < kPartStats; ++i) {
+        EXPECT_EQ(got.stats[kPartStats * (2 * rows + r) + i], padding[i]) << "padding";
       }
     }
   });
@@ -404,7 +414,7 @@ TEST(ClassifyParts, InfinitiesStayInTheirPartAndNansAreSeen) {
 
 TEST(ClassifyParts, RefuseTargetsBeyondTheVocabulary) {
   const auto device = make_cpu_device({.threads = 1});
-  const Tensor logits(DType::f32, {2, 8}), stats(DType::f32, {2, 3});
+  const Tensor logits(DType::f32, {2, 8}), stats(DType::f32, {2, kPartStats});
   Tensor targets(DType::i32, {2});
   ClassifyPart call{.logits = logits.view(),
                     .targets = targets.view(),
@@ -414,6 +424,165 @@ TEST(ClassifyParts, RefuseTargetsBeyondTheVocabulary) {
   EXPECT_NO_THROW(device->run(call));
   targets.set(1, 15);  // a column of padding
   EXPECT_THROW(device->run(call), InternalError);
+}
+
+/// Losses and gradients of LossTerms in double, with bounds of their errors.
+struct TermsReference {
+  Numbers loss, loss_bound, gradient, bound;
+};
+
+// With u = 2^-24 and logits that err by c (6 u cap of a soft cap, as above, and u of what is kept):
+// lse errs by e, as in LossAndGradientAgreeWithDouble, and 2 c; the mean by c and the depth of a
+// sum of magnitudes; a part's sums are rounded once more. A probability errs by e and u (|x - lse|
+// + |lse|) of itself, what z multiplies by 2 z e, and what is written by one rounding for each of
+// the few operations on it.
+TermsReference terms_reference(const PartsCase& c, DType type, std::int64_t vocabulary, double cap,
+                               const LossTerms& terms) {
+  TermsReference want;
+  const double u = 0x1p-24, z = static_cast<double>(terms.z_loss);
+  const double s = static_cast<double>(terms.label_smoothing), v = static_cast<double>(vocabulary);
+  const double depth = sum_depth(std::min<std::int64_t>(vocabulary, 4096)),
+               logit_error = 8 * u * cap;
+  const Tensor logits = cap > 0 ? capped(c.logits, cap) : c.logits.copy();
+  const std::int64_t padded = logits.view().cols();
+  for (std::int64_t r = 0; r < logits.view().rows(); ++r) {
+    const bool ignored = c.targets[r] < 0;
+    const auto target = static_cast<std::int64_t>(std::max(0.0, c.targets[r]));
+    const Row row = softmax_row(logits, r, vocabulary, static_cast<double>(target));
+    const double at_target = logits[r * padded + target], lse = row.loss + at_target;
+    double mean = 0, magnitude = 0;
+    for (std::int64_t i = 0; i < vocabulary; ++i) {
+      mean += logits[r * padded + i] / v, magnitude += std::abs(logits[r * padded + i]) / v;
+    }
+    const double e = u * (2 * (std::abs(row.top) + 25) + 5 + depth) + 2 * logit_error;
+    const double loss = lse - (1 - s) * at_target - s * mean + z * lse * lse;
+    want.loss.push_back(ignored ? 0 : loss);
+    want.loss_bound.push_back(ignored ? 0
+                                      : (1 + 2 * z * (std::abs(lse) + e)) * e + logit_error +
+                                            s * u * (depth + 2) * magnitude +
+                                            2 * u * (1 + std::abs(loss)));
+    for (std::int64_t i = 0; i < padded; ++i) {
+      if (ignored || i >= vocabulary) {
+        want.gradient.push_back(0), want.bound.push_back(0);
+        continue;
+      }
+      const double p = row.probability[static_cast<std::size_t>(i)];
+      const double hit = i == target ? 1 - s : 0, t = c.logits[r * padded + i] / cap;
+      const double slope = cap > 0 ? 1 - std::tanh(t) * std::tanh(t) : 1;
+      const double d = p * (1 + 2 * z * lse) - s / v - hit;
+      const double all = p * (1 + 2 * z * std::abs(lse)) + s / v + hit;
+      const double of_p = 2 * e + u * (std::abs(logits[r * padded + i] - lse) + std::abs(lse) + 10);
+      const double error = of_p * all + 2 * z * e * p + u * (cap > 0 ? 16 : 6) * all;
+      want.gradient.push_back(0.125 * d * slope);
+      want.bound.push_back(1.01 * (0.125 * error + write_error(type, 0.125 * d * slope)));
+    }
+  }
+  return want;
+}
+
+TEST(ClassifyTerms, LossAndGradientAgreeWithDouble) {
+  const std::vector<LossTerms> all_terms = {
+      {.label_smoothing = 0.1F}, {.z_loss = 0.01F}, {.label_smoothing = 0.3F, .z_loss = 1e-4F}};
+  for_devices_and_types([&](Device& device, DType type) {
+    for (const std::int64_t vocabulary : {6, 97, 4099}) {
+      const std::int64_t padded = vocabulary + 7;
+      const PartsCase c = parts_case(type, vocabulary, padded);
+      for (const float cap : {0.0F, 4.0F}) {
+        for (const LossTerms& terms : all_terms) {
+          if (vocabulary > 4096 && (cap > 0 || &terms != &all_terms.back())) continue;  // slow
+          const TermsReference want =
+              terms_reference(c, type, vocabulary, static_cast<double>(cap), terms);
+          const auto expect = [&](const Tensor& losses, const Tensor& logits, const char* what) {
+            const auto of = [](const Numbers& bounds) {
+              return [&](std::int64_t i) { return bounds[static_cast<std::size_t>(i)]; };
+            };
+            expect_within(losses, want.loss, of(want.loss_bound), what);
+            expect_within(logits, want.gradient, of(want.bound), what);
+          };
+          const Tensor logits = c.logits.copy(), losses(DType::f32, {c.targets.size()});
+          Classify call{.logits = logits.view(),
+                        .targets = c.targets.view(),
+                        .losses = losses.view(),
+                        .vocab = vocabulary,
+                        .soft_cap = cap,
+                        .terms = terms};
+          run(device, call);
+          const Tensor losses_only = losses.copy();
+          call.scale = c.scale.view();
+          run(device, call);
+          EXPECT_TRUE(losses.same_bits(losses_only));
+          expect(losses, logits, "whole");
+          const ByParts parts = classify_parts(
+              device, c.logits, c.targets, c.scale, vocabulary,
+              {0, 1, vocabulary / 3, vocabulary / 2, vocabulary, vocabulary + 2, padded}, cap,
+              terms);
+          expect(parts.losses, parts.gradient, "by parts");
+        }
+      }
+    }
+  });
+}
+
+TEST(ClassifyTerms, GradientAgreesWithFiniteDifferences) {
+  for_devices([](Device& device) {
+    const std::int64_t vocabulary = 11;
+    const LossTerms terms{.label_smoothing = 0.2F, .z_loss = 0.05F};
+    const double s = static_cast<double>(terms.label_smoothing),
+                 z = static_cast<double>(terms.z_loss);
+    const auto logits0 = Tensor::random(DType::f32, {1, vocabulary}, 1, 2);
+    const Tensor logits = logits0.copy(), losses(DType::f32, {1});
+    Tensor targets(DType::i32, {1}), scale(DType::f32, {1});
+    targets.set(0, 4), scale.set(0, 1);
+    run(device, Classify{.logits = logits.view(),
+                         .targets = targets.view(),
+                         .losses = losses.view(),
+                         .scale = scale.view(),
+                         .vocab = vocabulary,
+                         .terms = terms});
+    const auto loss = [&](const Numbers& x) {
+      double sum = 0, all = 0;
+      for (const double logit : x) sum += std::exp(logit);
+      for (const double logit : x) all += std::log(sum) - logit;
+      const double lse = std::log(sum);
+      return (1 - s) * (lse - x[4]) + s * all / 11 + z * lse * lse;
+    };
+    const Numbers want = numeric_gradient(loss, logits0.numbers());
+    const auto bound = [](std::int64_t) { return 2e-6; };
+    expect_within(logits, want, bound, "gradient");
+    EXPECT_NEAR(losses[0], loss(logits0.numbers()), 2e-6);
+    const ByParts parts =
+        classify_parts(device, logits0, targets, scale, vocabulary, {0, 3, 11}, 0, terms);
+    expect_within(parts.gradient, want, bound, "gradient by parts");
+  });
+}
+
+// A logit of -inf has no probability; without smoothing nothing else asks for it.
+TEST(ClassifyTerms, AnImpossibleTokenMattersToSmoothingOnly) {
+  for_devices([](Device& device) {
+    Tensor logits(DType::f32, {1, 20}), targets(DType::i32, {1}), scale(DType::f32, {1});
+    logits.set(7, -std::numeric_limits<double>::infinity()), scale.set(0, 1);
+    const auto loss = [&](const LossTerms& terms) {
+      return classify_parts(device, logits, targets, scale, 20, {0, 5, 20}, 0, terms).losses[0];
+    };
+    const double lse = std::log(19.0);
+    EXPECT_NEAR(loss({}), lse, 1e-6);
+    EXPECT_NEAR(loss({.z_loss = 0.5F}), lse + 0.5 * lse * lse, 1e-5);
+    EXPECT_EQ(loss({.label_smoothing = 0.1F}), std::numeric_limits<double>::infinity());
+  });
+}
+
+TEST(ClassifyTerms, RefusesWhatIsNoTerm) {
+  const auto device = make_cpu_device({.threads = 1});
+  const Tensor logits(DType::f32, {2, 8}), targets(DType::i32, {2}), losses(DType::f32, {2});
+  for (const LossTerms& terms :
+       {LossTerms{.label_smoothing = 1}, {.label_smoothing = -0.1F}, {.z_loss = -1}}) {
+    EXPECT_THROW(device->run(Classify{.logits = logits.view(),
+                                      .targets = targets.view(),
+                                      .losses = losses.view(),
+                                      .vocab = 8,
+                                      .terms = terms}),
+                 InternalError);
+  }
 }
 
 }  // namespace

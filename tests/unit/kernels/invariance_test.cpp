@@ -178,14 +178,16 @@ std::vector<Tensor> run_all(Device& device, DType type, Products products = Prod
                        .losses = output(DType::f32, {rows}),
                        .scale = scale.view(),
                        .vocab = 113});
-  const View part_stats = output(DType::f32, {1, rows, 3}), part_lse = output(DType::f32, {rows});
+  const View part_stats = output(DType::f32, {1, rows, kPartStats}),
+             part_lse = output(DType::f32, {rows});
   run(device,
       ClassifyPart{
           .logits = x.view(), .targets = targets.view(), .stats = part_stats, .vocab = 113});
   run(device, ClassifyLoss{.stats = part_stats,
                            .targets = targets.view(),
                            .losses = output(DType::f32, {rows}),
-                           .lse = part_lse});
+                           .lse = part_lse,
+                           .vocab = 113});
   run(device, ClassifyGradient{.logits = output_of(x),
                                .targets = targets.view(),
                                .lse = part_lse,

@@ -41,6 +41,7 @@ struct Case {
   bool lamb = false;
   plan::DocumentInputs documents = {};
   bool masked = false;  // targets
+  kernels::LossTerms loss_terms = {};
 };
 
 std::string name_of(const Case& c) {
@@ -59,6 +60,7 @@ plan::PlanInputs inputs_of(const Case& c, kernels::Device& device) {
   inputs.sharding.prefetch = c.prefetch;
   inputs.offload = c.offload;
   inputs.documents = c.documents;
+  inputs.loss_terms = c.loss_terms;
   inputs.optimizer.clip_norm = 0.5;
   inputs.layout.mesh = c.mesh;
   inputs.layout.tensor_chunks = c.mesh.tensor * c.tiles;
@@ -370,6 +372,11 @@ std::vector<Layout> layouts() {
        {.mesh = {.tensor = 2, .pipeline = 2},
         .documents = {.separate = true, .positions = true},
         .masked = true},
+       1},
+      {"Tensor2SmoothedMaskedTargets",
+       {.mesh = {.tensor = 2},
+        .masked = true,
+        .loss_terms = {.label_smoothing = 0.1F, .z_loss = 0.01F}},
        1},
       {"Data2FrozenBf16KeptInF32AllOnDisk",
        {.mesh = {.data = 2},

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <random>
+#include <set>
 
 #include "kernels/cpu/device.hpp"
 #include "support/eager_model.hpp"
@@ -108,7 +109,7 @@ TEST(Gradients, Gpt2) { Differences(gpt2_like()).check(); }
 TEST(Gradients, Gpt2UntiedWithDropout) {
   ModelConfig c = gpt2_like();
   c.tied_embeddings = false;
-  c.dropout = 0.2F;
+  c.dropout = model::same_dropout(0.2F);
   Differences(c).check();
 }
 
@@ -124,7 +125,7 @@ TEST(Gradients, Llama) { Differences(llama_like()).check(); }
 TEST(Gradients, LlamaTiedWithDropoutAndBiases) {
   ModelConfig c = llama_like();
   c.tied_embeddings = c.bias = true;
-  c.dropout = 0.2F;
+  c.dropout = {.embedding = 0.1F, .attention = 0.2F, .residual = 0.3F};
   Differences(c).check();
 }
 
@@ -132,8 +133,28 @@ TEST(Gradients, Qwen) { Differences(qwen_like()).check(); }
 
 TEST(Gradients, Olmo2WithDropout) {
   ModelConfig c = olmo2_like();
-  c.dropout = 0.2F;
+  c.dropout = model::same_dropout(0.2F);
   Differences(c).check();
+}
+
+// A site has its own rate, and masks that no other site of any layer has.
+TEST(DropoutSites, HaveTheirRates) {
+  const auto device = kernels::make_cpu_device({});
+  model::UnitContext u(*device, {}, DType::f32, {.batch = 1, .sequence = 2});
+  ModelConfig c = gpt2_like();
+  c.dropout = {.embedding = 0.1F, .attention = 0.2F, .residual = 0.3F};
+  EXPECT_EQ(u.dropout(c, model::DropoutSite::embedding).p, 0) << "evaluation";
+  u.training = true;
+  std::set<std::uint64_t> sites{u.dropout(c, model::DropoutSite::embedding).site};
+  EXPECT_EQ(u.dropout(c, model::DropoutSite::embedding).p, 0.1F);
+  for (u.layer = 1; u.layer <= 2; ++u.layer) {
+    for (const auto& [site, rate] : {std::pair{model::DropoutSite::attention, 0.2F},
+                                     {model::DropoutSite::attention_out, 0.3F},
+                                     {model::DropoutSite::incoming, 0.3F}}) {
+      EXPECT_EQ(u.dropout(c, site).p, rate);
+      EXPECT_TRUE(sites.insert(u.dropout(c, site).site).second);
+    }
+  }
 }
 
 TEST(Gradients, GptNeox) { Differences(gpt_neox_like()).check(); }
@@ -142,7 +163,7 @@ TEST(Gradients, ParallelBlocksWithNormsOfOutputsAndDropout) {
   ModelConfig c = gpt_neox_like();
   c.norm_placed = NormPlacement::both;
   c.qk_norm = QkNorm::head;
-  c.dropout = 0.2F;
+  c.dropout = model::same_dropout(0.2F);
   Differences(c).check();
 }
 

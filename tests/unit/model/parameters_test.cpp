@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cmath>
 #include <set>
 
 #include "support/models.hpp"
@@ -96,6 +98,32 @@ TEST(ParameterTable, CountsFlopATokenAsByHand) {
   const double block = 4096.0 * 4096 * 2.5 + 3.0 * 4096 * 14336 + 2 * 4096;
   const double llama = 32 * block + 4096 + 128256.0 * 4096;
   EXPECT_EQ(flop_per_token(llama_8b(), 8192), 6 * llama + 6.0 * 32 * 4096 * 8192);
+}
+
+TEST(ParameterTable, ProjectionsIntoTheResidualStreamStartSmaller) {
+  ModelConfig c = test::gpt2_like();
+  c.layers = 3;
+  const auto expect = [&](InitScale init, std::string_view name,
+                          const std::array<double, 3>& divisors) {
+    c.init = init;
+    std::size_t layer = 0;
+    for (const UnitDesc& unit : model_units(c)) {
+      for (const ParamDesc& p : unit.params) {
+        if (!p.name.ends_with(name)) continue;
+        EXPECT_DOUBLE_EQ(p.init_std, static_cast<double>(c.init_std) / divisors.at(layer++))
+            << p.name;
+      }
+    }
+    EXPECT_EQ(layer, 3);
+  };
+  const double two = std::sqrt(2.0), six = std::sqrt(6.0);
+  for (const char* name : {"attention.out.weight", "mlp.down.weight"}) {
+    expect(InitScale::scaled, name, {six, six, six});
+    expect(InitScale::depth, name, {two, 2, six});
+    expect(InitScale::plain, name, {1, 1, 1});
+  }
+  for (const char* name : {"attention.q.weight", "mlp.up.weight"})
+    expect(InitScale::depth, name, {1, 1, 1});
 }
 
 TEST(ParameterTable, TyingChangesTheCountByTheHead) {

@@ -58,7 +58,7 @@ inline Case random_case(std::mt19937& random) {
     m.activation = ActivationKind::swiglu, m.tied_embeddings = false, m.kv_heads = 1;
   }
   if (pick(3) == 0) m.tied_embeddings = !m.tied_embeddings;
-  if (pick(3) == 0) m.dropout = 0.1F;
+  if (pick(3) == 0) m.dropout = model::same_dropout(0.1F);
   if (pick(3) == 0) {
     m.norm_placed = static_cast<NormPlacement>(pick(3));
     m.qk_norm = static_cast<QkNorm>(pick(2));  // the whole's needs one chunk

@@ -131,7 +131,9 @@ TEST_P(HfLogits, AreThoseOfTransformersInTraining) {
 
 INSTANTIATE_TEST_SUITE_P(Models, HfLogits,
                          ::testing::Values("llama3", "mistral", "qwen2", "qwen3", "phi3", "olmo2",
-                                           "gpt_neox", "gemma2", "gemma3"));
+                                           "gpt_neox", "gemma2", "gemma3", "llama_yarn",
+                                           "gpt_neox_sequential", "qwen2_windows",
+                                           "qwen3_windows"));
 
 }  // namespace
 }  // namespace tessera::test

@@ -23,14 +23,14 @@ std::vector<Setting> settings() {
   std::vector<Setting> all;
   for (DType compute : {DType::f32, DType::bf16, DType::f16}) {
     ModelConfig gpt2 = gpt2_like(), llama = llama_like();
-    gpt2.dropout = llama.dropout = 0.2F;
+    gpt2.dropout = llama.dropout = model::same_dropout(0.2F);
     all.push_back({"gpt2", gpt2, compute});
     all.push_back({"llama", llama, compute});
     llama.tied_embeddings = true;
-    llama.dropout = 0;
+    llama.dropout = {};
     all.push_back({"llama tied, no dropout", llama, compute});
     ModelConfig olmo2 = olmo2_like(), gpt_neox = gpt_neox_like();
-    olmo2.dropout = gpt_neox.dropout = 0.2F;
+    olmo2.dropout = gpt_neox.dropout = {.embedding = 0.1F, .attention = 0.2F, .residual = 0.3F};
     all.push_back({"qwen", qwen_like(), compute});
     all.push_back({"olmo2", olmo2, compute});
     all.push_back({"gpt_neox", gpt_neox, compute});
@@ -376,7 +376,7 @@ TEST(PlanRun, DropoutChangesTheLoss) {
   const auto device = kernels::make_cpu_device({});
   Setting s = settings()[0];
   const double with = planned(s, *device, Recompute::none).loss;
-  s.config.dropout = 0;
+  s.config.dropout = {};
   EXPECT_NE(planned(s, *device, Recompute::none).loss, with);
 }
 
@@ -386,7 +386,7 @@ TEST(PlanRun, MicroBatchesAddUp) {
   const auto device = kernels::make_cpu_device({});
   Setting s = settings()[0];
   for (float dropout : {0.0F, 0.2F}) {
-    s.config.dropout = dropout;
+    s.config.dropout = model::same_dropout(dropout);
     const StepShown apart = planned(s, *device, Recompute::none, 2);
     auto inputs = plan_inputs_of(s.config, *device, DType::f32);
     PlanRun run(inputs, *device, {.sequence = kSequence, .micro = 2 * kMicro, .micro_batches = 1});
