@@ -182,4 +182,29 @@ inline void check(const SoftCap& a) {
   TESSERA_CHECK(a.cap > 0, "a soft cap of {}", a.cap);
 }
 
+/// counts[target, p] += 1 for each row, p being the first of the largest of its V logits: a matrix
+/// of confusion. Rows whose target is ignored count nowhere.
+struct Confusion {
+  static constexpr const char* kName = "confusion";
+  View logits;   // (rows, padded V), compute type
+  View targets;  // (rows) i32
+  View counts;   // (V, V) i64, dense
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.logits, Access::read), f(s.targets, Access::read), f(s.counts, Access::update),
+        f(s.scratch, Access::write);
+  }
+};
+
+inline void check(const Confusion& a) {
+  check_floats({a.logits});
+  check_flat({a.targets}, DType::i32, a.logits.rows());
+  const std::int64_t classes = a.counts.cols();
+  check_flat({a.counts}, DType::i64, classes * classes);
+  TESSERA_CHECK(classes >= 1 && classes <= a.logits.cols(), "{} classes of {} columns", classes,
+                a.logits.cols());
+}
+
 }  // namespace tessera::kernels

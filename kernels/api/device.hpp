@@ -16,6 +16,7 @@
 #include "kernels/api/norm.hpp"
 #include "kernels/api/optimizer.hpp"
 #include "kernels/api/orthogonal.hpp"
+#include "kernels/api/pool.hpp"
 #include "kernels/api/quantize.hpp"
 #include "kernels/api/rope.hpp"
 
@@ -45,6 +46,9 @@ namespace tessera::kernels {
   F(ClassifyLoss) \
   F(ClassifyGradient) \
   F(SoftCap) \
+  F(Confusion) \
+  F(Pool) \
+  F(PoolBackward) \
   F(Verdict) \
   F(OptimizerUpdate) \
   F(AverageTrust) \

@@ -36,6 +36,17 @@ void with_cap(float cap, Function&& f) {
   f.template operator()<false>();
 }
 
+/// The first index of the largest of n values, as comparisons say.
+template <typename Value>
+TESSERA_INLINE std::int64_t first_largest(std::int64_t n, Value&& value) {
+  std::int64_t best = 0;
+  float most = value(0);
+  for (std::int64_t i = 1; i < n; ++i) {
+    if (const float x = value(i); x > most) best = i, most = x;
+  }
+  return best;
+}
+
 /// A row's loss from the target's logit and the sum of all logits, which counts only where labels
 /// are smoothed: it is not finite where a logit is -inf.
 TESSERA_INLINE float loss_of(const LossTerms& terms, std::int64_t vocab, double lse, double target,

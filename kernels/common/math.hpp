@@ -111,6 +111,12 @@ TESSERA_INLINE F tanh_slope(F t) {
   return F(1.0F) - t * t;
 }
 
+/// The slope of tanh at x.
+template <typename F>
+TESSERA_INLINE F tanh_slope_at(F x) {
+  return tanh_slope(tanh_of(x));
+}
+
 template <typename F>
 TESSERA_INLINE F silu(F x) {
   return x * sigmoid(x);

@@ -1,5 +1,6 @@
 // Softmax and cross-entropy on the CPU: checks arguments, divides rows over the team.
 #include "kernels/common/classifier.hpp"
+#include "kernels/common/types.hpp"
 #include "kernels/cpu/operations.hpp"
 #include "kernels/cpu/team.hpp"
 
@@ -53,6 +54,23 @@ void run(const SoftCap& a, const Context& context) {
   check(a);
   parallel_ranges(context.threads, a.x.rows(), 1,
                   [&](Range rows) { context.hot.soft_cap(a, rows); });
+}
+
+void run(const Confusion& a, const Context&) {
+  check(a);
+  const std::int64_t classes = a.counts.cols();
+  check_targets(a.targets, classes);
+  with_type(a.logits.type, [&]<typename T>() {
+    const View logits = a.logits.matrix();
+    for (std::int64_t r = 0; r < logits.rows(); ++r) {
+      const std::int32_t target = a.targets.as<std::int32_t>()[r];
+      if (target < 0) continue;
+      const T* row = logits.as<T>() + r * logits.ld;
+      const std::int64_t predicted =
+          first_largest(classes, [&](std::int64_t i) { return static_cast<float>(row[i]); });
+      ++a.counts.as<std::int64_t>()[target * classes + predicted];
+    }
+  });
 }
 
 }  // namespace tessera::kernels::cpu

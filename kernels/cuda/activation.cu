@@ -24,6 +24,10 @@ struct Relu {
   static __device__ __forceinline__ float value(float x) { return relu(x); }
   static __device__ __forceinline__ float slope(float x) { return relu_slope(x); }
 };
+struct Tanh {
+  static __device__ __forceinline__ float value(float x) { return tanh_of(x); }
+  static __device__ __forceinline__ float slope(float x) { return tanh_slope_at(x); }
+};
 
 template <typename T, typename F>
 void run_as(const Activate& a, const Context& context) {
@@ -68,6 +72,7 @@ void run_kind(const Operation& a, const Context& context) {
       case ActivationKind::gelu: run_as<T, Gelu>(a, context); break;
       case ActivationKind::gelu_erf: run_as<T, GeluErf>(a, context); break;
       case ActivationKind::relu: run_as<T, Relu>(a, context); break;
+      case ActivationKind::tanh: run_as<T, Tanh>(a, context); break;
       case ActivationKind::swiglu: run_gated<T, Silu>(a, context); break;
       case ActivationKind::geglu: run_gated<T, Gelu>(a, context); break;
     }

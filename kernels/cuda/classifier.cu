@@ -95,4 +95,14 @@ void run(const SoftCap& a, const Context& context) {
   });
 }
 
+void run(const Confusion& a, const Context& context) {
+  check(a);
+  const std::int64_t rows = a.logits.rows();
+  with_type(a.logits.type, [&]<typename T>() {
+    launch(on(context, a.kName, ceil_div(rows, kLossThreads), kLossThreads), confusion_kernel<T>,
+           rows_of<T>(a.logits), a.targets.as<std::int32_t>(), rows, a.counts.cols(),
+           a.counts.as<std::int64_t>());
+  });
+}
+
 }  // namespace tessera::kernels::cuda

@@ -144,6 +144,20 @@ inline __global__ void __launch_bounds__(kLossThreads)
                              targets[r] < 0, losses[r], lse[r]);
 }
 
+/// A row for each thread.
+template <typename T>
+__global__ void __launch_bounds__(kLossThreads)
+    confusion_kernel(Rows<T> logits, const std::int32_t* targets, std::int64_t rows,
+                     std::int64_t classes, std::int64_t* counts) {
+  using Atomic = unsigned long long;
+  const std::int64_t r = std::int64_t{blockIdx.x} * kLossThreads + threadIdx.x;
+  if (r >= rows || targets[r] < 0 || targets[r] >= classes) return;
+  const T* row = logits[r];
+  const std::int64_t predicted =
+      first_largest(classes, [row](std::int64_t i) { return load_one(row + i); });
+  atomicAdd(reinterpret_cast<Atomic*>(counts) + targets[r] * classes + predicted, Atomic{1});
+}
+
 template <typename T, bool kCapped>
 struct ClassifyGradientRun {
   static constexpr int V = kRun<T>;

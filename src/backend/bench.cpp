@@ -314,6 +314,9 @@ class Bench {
         EmbedBackward{
             .tokens = ids, .d = x, .d_token_table = d_table, .d_position_table = d_positions},
         text(x));
+    const View pooled = memory.floats(type_, {samples, columns});
+    row(Pool{.x = x, .out = pooled}, text(x));
+    row(PoolBackward{.d_out = pooled, .d_x = x}, text(x));
     classifiers(m, ids.reshaped({rows}));
   }
 
@@ -328,6 +331,12 @@ class Bench {
         Classify{
             .logits = logits, .targets = targets, .losses = losses, .scale = scale, .vocab = vocab},
         text(logits));
+    constexpr std::int64_t kClasses = 16;
+    const View of_classes = memory.floats(type_, {rows, kClasses});
+    row(Confusion{.logits = of_classes,
+                  .targets = memory.integers({rows}, kClasses),
+                  .counts = memory.zeros(DType::i64, {kClasses, kClasses})},
+        text(of_classes));
     row(ClassifyPart{.logits = logits,
                      .targets = targets,
                      .stats = stats.range(0, kPartStats * rows),

@@ -11,8 +11,9 @@ namespace tessera {
 enum class NormKind : std::uint8_t { layernorm, rmsnorm };
 
 /// Which norms a sub-layer f has: x + f(norm(x)), x + norm(f(x)) (OLMo 2: Walsh et al. 2024,
-/// section 3.1), or x + norm(f(norm(x))) (Gemma 2: Riviere et al. 2024).
-enum class NormPlacement : std::uint8_t { before, after, both };
+/// section 3.1), or x + norm(f(norm(x))) (Gemma 2: Riviere et al. 2024); or the sum has one,
+/// norm(x + f(x)) (Vaswani et al. 2017, BERT).
+enum class NormPlacement : std::uint8_t { before, after, both, sum };
 
 /// RMS norm of q and k before they are compared: of each head (Henry et al. 2020, Dehghani et al.
 /// 2023), or of all heads' columns as one.
@@ -25,7 +26,7 @@ enum class BlockForm : std::uint8_t { sequential, parallel };
 /// Activations of the feed-forward layer. gelu is the tanh form and gelu_erf the exact one
 /// (Hendrycks and Gimpel 2016); of the gated ones (Shazeer 2020), swiglu(x) = silu(gate) * up and
 /// geglu(x) = gelu(gate) * up.
-enum class ActivationKind : std::uint8_t { gelu, gelu_erf, relu, swiglu, geglu };
+enum class ActivationKind : std::uint8_t { gelu, gelu_erf, relu, tanh, swiglu, geglu };
 constexpr bool gated(ActivationKind kind) {
   return kind == ActivationKind::swiglu || kind == ActivationKind::geglu;
 }
@@ -50,6 +51,10 @@ enum class RopePairs : std::uint8_t { halves, neighbours };
 /// before.
 enum class RopeScalingKind : std::uint8_t { none, linear, dynamic, llama3, yarn };
 
+/// What stands for a sample where all of it has one output: the mean of its tokens' vectors, or the
+/// vector of its first or last token. None: each token has an output.
+enum class Pooling : std::uint8_t { none, mean, first, last };
+
 /// What backward computes again instead of keeping it: nothing, attention, whole blocks.
 enum class Recompute : std::uint8_t { none, selective, full };
 
@@ -68,15 +73,15 @@ struct EnumWords<NormKind> {
 template <>
 struct EnumWords<ActivationKind> {
   using enum ActivationKind;
-  static constexpr std::array table = {std::pair{gelu, "gelu"}, std::pair{gelu_erf, "gelu_erf"},
-                                       std::pair{relu, "relu"}, std::pair{swiglu, "swiglu"},
-                                       std::pair{geglu, "geglu"}};
+  static constexpr std::array table = {std::pair{gelu, "gelu"},     std::pair{gelu_erf, "gelu_erf"},
+                                       std::pair{relu, "relu"},     std::pair{tanh, "tanh"},
+                                       std::pair{swiglu, "swiglu"}, std::pair{geglu, "geglu"}};
 };
 template <>
 struct EnumWords<NormPlacement> {
   using enum NormPlacement;
   static constexpr std::array table = {std::pair{before, "before"}, std::pair{after, "after"},
-                                       std::pair{both, "both"}};
+                                       std::pair{both, "both"}, std::pair{sum, "sum"}};
 };
 template <>
 struct EnumWords<QkNorm> {
@@ -121,6 +126,12 @@ struct EnumWords<RopeScalingKind> {
   static constexpr std::array table = {std::pair{none, "none"}, std::pair{linear, "linear"},
                                        std::pair{dynamic, "dynamic"}, std::pair{llama3, "llama3"},
                                        std::pair{yarn, "yarn"}};
+};
+template <>
+struct EnumWords<Pooling> {
+  using enum Pooling;
+  static constexpr std::array table = {std::pair{none, "none"}, std::pair{mean, "mean"},
+                                       std::pair{first, "first"}, std::pair{last, "last"}};
 };
 template <>
 struct EnumWords<Recompute> {

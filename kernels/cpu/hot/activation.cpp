@@ -76,6 +76,9 @@ void activate(const Activate& a, Range rows) {
       case ActivationKind::relu:
         map_rows<T>(a.x, a.y, rows, [](const Vec& x) { return relu(x); });
         break;
+      case ActivationKind::tanh:
+        map_rows<T>(a.x, a.y, rows, [](const Vec& x) { return tanh_of(x); });
+        break;
       case ActivationKind::swiglu:
         gated_rows<T>(a, rows, [](const Vec& x) { return silu(x); });
         break;
@@ -97,6 +100,9 @@ void activate_backward(const ActivateBackward& a, Range rows) {
         break;
       case ActivationKind::relu:
         map_rows<T>(a.x, a.d_y, a.d_x, rows, [](const Vec& x) { return relu_slope(x); });
+        break;
+      case ActivationKind::tanh:
+        map_rows<T>(a.x, a.d_y, a.d_x, rows, [](const Vec& x) { return tanh_slope_at(x); });
         break;
       case ActivationKind::swiglu:
         gated_backward_rows<T>(

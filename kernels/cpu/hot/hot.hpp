@@ -47,6 +47,9 @@ namespace tessera::kernels {
   F(classify_part, void(const ClassifyPart&, Range rows)) \
   F(classify_gradient, void(const ClassifyGradient&, Range rows)) \
   F(soft_cap, void(const SoftCap&, Range rows)) \
+  /* Of some of the (B, C) results, counted row by row. */ \
+  F(pool, void(const Pool&, Range elements)) \
+  F(pool_backward, void(const PoolBackward&, Range rows)) \
   /* `trust`: trust_of a second pass's sums. */ \
   F(update, void(const OptimizerUpdate&, float trust, Range elements)) \
   /* A first pass: words (kTensorWords, not normalised) += its sums; null: there are none. */ \

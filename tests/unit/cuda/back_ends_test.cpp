@@ -146,6 +146,30 @@ TEST_F(BackEnds, AgreeOnEmbedding) {
   });
 }
 
+TEST_F(BackEnds, AgreeOnPooling) {
+  for_shapes([](DType type, const Shape& s, const std::string& what) {
+    const Tensor x = random(type, s, 3), documents = documents_of(s, 3);
+    const auto d = Tensor::random(type, {s.samples, s.columns}, 4, 1, s.gap);
+    for (const Pooling kind : {Pooling::mean, Pooling::first, Pooling::last}) {
+      for (const View& within : {View(), documents.view()}) {
+        expect_same_bits(
+            [&](Device& device) {
+              Outputs out;
+              out.push_back(d.copy());
+              out.push_back(x.copy());
+              run(device,
+                  Pool{.x = x.view(), .documents = within, .out = out[0].view(), .kind = kind});
+              run(device,
+                  PoolBackward{
+                      .d_out = d.view(), .documents = within, .d_x = out[1].view(), .kind = kind});
+              return out;
+            },
+            what + ", " + std::string(enum_word(kind)));
+      }
+    }
+  });
+}
+
 // Hot tokens have several hundred places, in several tiles of the sort; rows need three digits.
 TEST_F(BackEnds, AgreeOnTheOrderOfManyPlaces) {
   const std::int64_t samples = 2, tokens = 3001, columns = 12, vocabulary = 70000;

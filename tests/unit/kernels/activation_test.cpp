@@ -9,6 +9,7 @@ double apply(ActivationKind kind, double x) {
   if (kind == ActivationKind::gelu || kind == ActivationKind::geglu)
     return x * sigmoid(2 * root * (x + 0.044715 * x * x * x));
   if (kind == ActivationKind::gelu_erf) return x * 0.5 * std::erfc(-x / std::sqrt(2.0));
+  if (kind == ActivationKind::tanh) return std::tanh(x);
   return kind == ActivationKind::relu ? std::max(x, 0.0) : x * sigmoid(x);
 }
 double slope(ActivationKind kind, double x) {
@@ -36,8 +37,8 @@ Tensor inputs(DType type, std::int64_t rows, std::int64_t columns) {
 
 TEST(Activate, AgreesWithDouble) {
   for_devices_and_types([](Device& device, DType type) {
-    for (ActivationKind kind :
-         {ActivationKind::gelu, ActivationKind::gelu_erf, ActivationKind::relu}) {
+    for (ActivationKind kind : {ActivationKind::gelu, ActivationKind::gelu_erf,
+                                ActivationKind::relu, ActivationKind::tanh}) {
       for (std::int64_t columns : {3, 17, 101}) {
         const Tensor x = inputs(type, 10, columns);
         Tensor y(type, {2, 5, columns}, 1), d_x(type, {2, 5, columns}, 2);

@@ -80,6 +80,29 @@ TEST(Classify, LossAndGradientAgreeWithDouble) {
   });
 }
 
+// Ties go to the first; a target below 0 counts nowhere, and padding never wins.
+TEST(Confusion, CountsTargetsAndPredictions) {
+  for_devices_and_types([](Device& device, DType type) {
+    const std::int64_t classes = 3, rows = 300;
+    auto logits = Tensor::random(type, {rows, classes + 2}, 1, 2, 1);
+    logits.set(0, 4), logits.set(1, 4), logits.set(3, 100);
+    Tensor targets(DType::i32, {rows}), counts(DType::i64, {classes, classes});
+    std::vector<double> want(static_cast<std::size_t>(classes * classes), 2);  // it adds to these
+    for (std::int64_t i = 0; i < classes * classes; ++i) counts.set(i, 2);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      targets.set(r, r % 4 - 1);
+      std::int64_t best = 0;
+      for (std::int64_t c = 1; c < classes; ++c) {
+        if (logits[r * (classes + 2) + c] > logits[r * (classes + 2) + best]) best = c;
+      }
+      if (r % 4 > 0) ++want[static_cast<std::size_t>((r % 4 - 1) * classes + best)];
+    }
+    run(device,
+        Confusion{.logits = logits.view(), .targets = targets.view(), .counts = counts.view()});
+    EXPECT_EQ(counts.numbers(), want);
+  });
+}
+
 TEST(Classify, GradientAgreesWithFiniteDifferences) {
   for_devices([](Device& device) {
     const std::int64_t vocabulary = 11;

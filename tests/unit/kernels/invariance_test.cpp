@@ -163,7 +163,10 @@ std::vector<Tensor> run_all(Device& device, DType type, Products products = Prod
       ApplyDropout{.x = x.view(), .out = output(type, shape), .dropout = dropout_of(index)});
   if (products == Products::with) run_products(device, type, x, y, index, ids, all);
   run(device, Rope{.x = output_of(x), .head_dim = 24});
-  for (auto kind : {ActivationKind::gelu, ActivationKind::relu}) {
+  const View pooled = output(type, {samples, columns});
+  run(device, Pool{.x = x.view(), .out = pooled});
+  run(device, PoolBackward{.d_out = pooled, .d_x = output(type, shape)});
+  for (auto kind : {ActivationKind::gelu, ActivationKind::relu, ActivationKind::tanh}) {
     run(device, Activate{.x = x.view(), .y = output(type, shape), .kind = kind});
     run(device,
         ActivateBackward{.x = x.view(), .d_y = y.view(), .d_x = output(type, shape), .kind = kind});
@@ -188,6 +191,11 @@ std::vector<Tensor> run_all(Device& device, DType type, Products products = Prod
                            .losses = output(DType::f32, {rows}),
                            .lse = part_lse,
                            .vocab = 113});
+  for (std::int64_t i = 0; i < rows; ++i) targets.set(i, i % 4 - 1);
+  run(device,
+      Confusion{
+          .logits = x.view(), .targets = targets.view(), .counts = output(DType::i64, {5, 5})});
+  for (std::int64_t i = 0; i < rows; ++i) targets.set(i, i % 100);
   run(device, ClassifyGradient{.logits = output_of(x),
                                .targets = targets.view(),
                                .lse = part_lse,

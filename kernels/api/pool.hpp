@@ -1,0 +1,56 @@
+// One vector for each sample: what a head reads that says one thing of all of it.
+#pragma once
+
+#include "core/choices.hpp"
+#include "kernels/api/checks.hpp"
+
+namespace tessera::kernels {
+
+/// out[b] = the mean of x[b, t] over the tokens of the sample's first document, added in f32 in
+/// their order; or the vector of its first or of its last token.
+struct Pool {
+  static constexpr const char* kName = "pool";
+  View x;          // (B, T, C)
+  View documents;  // (B, T, 2), see check_documents; absent: a sample is one document
+  View out;        // (B, C)
+  Pooling kind = Pooling::mean;
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.x, Access::read), f(s.documents, Access::read), f(s.out, Access::write),
+        f(s.scratch, Access::write);
+  }
+};
+
+/// Of samples x (B, T, C) and their vectors y (B, C).
+inline void check_pool(const View& x, const View& y, const View& documents, Pooling kind) {
+  check_floats({x});
+  check_same_type({x, y});
+  TESSERA_CHECK(x.rank == 3 && y.rows() == x.extent(0) && y.cols() == x.cols(),
+                "({}, {}) pooled of {} rows of {} columns", y.rows(), y.cols(), x.rows(), x.cols());
+  TESSERA_CHECK(kind != Pooling::none, "pooling of nothing");
+  check_documents(documents, x.extent(0), x.extent(1));
+}
+
+inline void check(const Pool& a) { check_pool(a.x, a.out, a.documents, a.kind); }
+
+/// d_x from the gradient of out: 0 for tokens that are not pooled.
+struct PoolBackward {
+  static constexpr const char* kName = "pool_backward";
+  View d_out;      // (B, C)
+  View documents;  // as in Pool
+  View d_x;        // (B, T, C)
+  Pooling kind = Pooling::mean;
+  View scratch;
+
+  template <typename Self, typename F>
+  static void visit(Self& s, F&& f) {
+    f(s.d_out, Access::read), f(s.documents, Access::read), f(s.d_x, Access::write),
+        f(s.scratch, Access::write);
+  }
+};
+
+inline void check(const PoolBackward& a) { check_pool(a.d_x, a.d_out, a.documents, a.kind); }
+
+}  // namespace tessera::kernels

@@ -1,0 +1,16 @@
+// Which tokens of a sample are pooled; shared by every back end.
+#pragma once
+
+#include "kernels/common/sight.hpp"
+
+namespace tessera::kernels {
+
+TESSERA_INLINE constexpr Range pooled_tokens(Pooling kind, const std::int32_t* documents,
+                                             std::int64_t sample, std::int64_t tokens) {
+  const std::int64_t end = document_of(documents, sample, 0, tokens).end;
+  return kind == Pooling::mean    ? Range{0, end}
+         : kind == Pooling::first ? Range{0, 1}
+                                  : Range{end - 1, end};
+}
+
+}  // namespace tessera::kernels

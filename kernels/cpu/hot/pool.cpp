@@ -1,0 +1,48 @@
+// Loops of pooling.
+#include "kernels/common/pool.hpp"
+#include "kernels/cpu/hot/kernels.hpp"
+
+namespace tessera::kernels::TESSERA_ISA {
+
+void pool(const Pool& a, Range elements) {
+  const std::int64_t columns = columns_of(a.x), tokens = a.x.shape[1];
+  const auto* documents = reinterpret_cast<const std::int32_t*>(a.documents.data);
+  with_type(a.x.type, [&]<typename T>() {
+    for (std::int64_t at = elements.begin; at < elements.end;) {
+      const std::int64_t b = at / columns, first = at % columns;
+      const std::int64_t last =
+          elements.end - b * columns < columns ? elements.end - b * columns : columns;
+      const Range pooled = pooled_tokens(a.kind, documents, b, tokens);
+      const Vec count(static_cast<float>(pooled.count()));
+      for_vectors(
+          last - first, [&](std::int64_t i, std::int64_t n) __attribute__((always_inline)) {
+            const std::int64_t c = first + i;
+            Vec sum = load(row_of<T>(a.x, b * tokens + pooled.begin) + c, n);
+            for (std::int64_t t = pooled.begin + 1; t < pooled.end; ++t)
+              sum = sum + load(row_of<T>(a.x, b * tokens + t) + c, n);
+            store(row_of<T>(a.out, b) + c, sum / count, n);
+          });
+      at += last - first;
+    }
+  });
+}
+
+void pool_backward(const PoolBackward& a, Range rows) {
+  const std::int64_t columns = columns_of(a.d_x), tokens = a.d_x.shape[1];
+  const auto* documents = reinterpret_cast<const std::int32_t*>(a.documents.data);
+  with_type(a.d_x.type, [&]<typename T>() {
+    for (std::int64_t r = rows.begin; r < rows.end; ++r) {
+      const std::int64_t b = r / tokens, t = r % tokens;
+      const Range pooled = pooled_tokens(a.kind, documents, b, tokens);
+      const bool is_pooled = t >= pooled.begin && t < pooled.end;
+      const Vec count(static_cast<float>(pooled.count()));
+      for_vectors(
+          columns, [&](std::int64_t c, std::int64_t n) __attribute__((always_inline)) {
+            const Vec d = is_pooled ? load(row_of<T>(a.d_out, b) + c, n) / count : Vec(0.0F);
+            store(row_of<T>(a.d_x, r) + c, d, n);
+          });
+    }
+  });
+}
+
+}  // namespace tessera::kernels::TESSERA_ISA
