@@ -53,6 +53,8 @@ class ChatTemplate {
   /// A line of JSON in pieces, after bind(). Of a conversation: the member `field`, or where that
   /// is empty "messages" or "conversations", an array of {"role", "content"} or {"from", "value"},
   /// where "human" and "gpt" are user and assistant. DataError, naming the place, for another.
+  /// Whether it reads conversations, turn by turn, rather than fields that it names.
+  bool has_turns() const { return !roles_.empty(); }
   std::vector<TemplatePiece> render(const JsonCursor& line, const std::string& field) const;
 
  private:

@@ -138,7 +138,7 @@ void write_tokenizer(const PartialDirectory& directory, const Tokenizer& tokeniz
                            {"model_max_length", context}};
   config["bos_token"] = config["eos_token"] = nullptr;
   if (const auto end = tokenizer.end_of_text()) {
-    config["bos_token"] = config["eos_token"] = tokenizer.decode(*end);
+    config["bos_token"] = config["eos_token"] = tokenizer.name_of(*end);
   }
   write_text(directory / "tokenizer.json", tokenizer.json());
   write_text(directory / "tokenizer_config.json", config.dump(2) + "\n");

@@ -233,19 +233,22 @@ std::vector<std::int64_t> MegatronIndex::document_ends(Range sequences, Range by
       documents(file_, kHeaderBytes + 12 * sequences_, document_entries_);
   // Empty sequences may point anywhere: they are where the next one that is not empty begins.
   const auto filled = [&](std::int64_t index) {
-    while (lengths[index] == 0 && index + 1 < sequences_) ++index;
+    while (index < sequences_ && lengths[index] == 0) ++index;
     return index;
   };
   const auto end_of = [&](std::int64_t index) {
     return pointers[index] + lengths[index] * size_of(type_);
   };
-  std::int64_t at =
-      filled(first_of(sequences, [&](std::int64_t s) { return end_of(filled(s)) > bytes.begin; }));
+  const auto ends_behind = [&](std::int64_t index) {  // nothing but empty ones: all ends are before
+    const std::int64_t next = filled(index);
+    return next == sequences_ || end_of(next) > bytes.begin;
+  };
+  std::int64_t at = filled(first_of(sequences, ends_behind));
   std::int64_t entry =
       first_of({0, document_entries_}, [&](std::int64_t d) { return documents[d] > at; });
   std::vector<std::int64_t> ends;
   while (at < sequences.end && end_of(at) <= bytes.end) {
-    const std::int64_t next = at + 1 < sequences_ ? filled(at + 1) : sequences_;
+    const std::int64_t next = filled(at + 1);
     if (entry < document_entries_ && documents[entry] <= next) ends.push_back(end_of(at));
     while (entry < document_entries_ && documents[entry] <= next) ++entry;
     at = next;

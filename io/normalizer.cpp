@@ -5,6 +5,7 @@
 
 #include "core/error.hpp"
 #include "io/charsmap.hpp"
+#include "io/replace_all.hpp"
 #include "io/split_pattern.hpp"
 #include "io/unicode.hpp"
 
@@ -67,19 +68,13 @@ std::string stripped(const std::string& text, bool left, bool right) {
   return text.substr(begin, (right ? last : text.size()) - begin);
 }
 
-std::string replaced(std::string text, const std::string& what, const std::string& with) {
-  for (std::size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += with.size())
-    text.replace(at, what.size(), with);
-  return text;
-}
-
 std::function<std::string(std::string, bool)> replacement(const JsonCursor& value) {
   const std::string with = value["content"].text();
   const JsonCursor pattern = value["pattern"];
   if (const auto literal = pattern.find("String")) {
     const std::string what = literal->text();
     if (what.empty()) literal->fail("the empty text cannot be replaced");
-    return [what, with](std::string text, bool) { return replaced(std::move(text), what, with); };
+    return [what, with](const std::string& text, bool) { return replace_all(text, what, with); };
   }
   const JsonCursor regex = pattern["Regex"];
   const auto compiled = std::make_shared<SplitPattern>(regex.text(), regex.place());

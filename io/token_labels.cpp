@@ -159,7 +159,6 @@ LabelsFound LabelsFound::unpack(const std::string& packed) {
 
 LabelNames label_names(std::string key, std::span<const LabelsFound> parts,
                        const std::optional<LabelNames>& known) {
-  if (known) key = known->key;
   const std::vector<Labelled> all = in_order(parts);
   for (const Labelled& label : all) {
     if (label.value.kind != all[0].value.kind) {
@@ -174,7 +173,7 @@ LabelNames label_names(std::string key, std::span<const LabelsFound> parts,
                                   fmt::join(known->names, ", ")));
     }
   }
-  return known ? *known : LabelNames{std::move(key), sorted_names(all)};
+  return {std::move(key), known ? known->names : sorted_names(all)};
 }
 
 }  // namespace tessera::io

@@ -7,18 +7,13 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "io/replace_all.hpp"
 #include "io/token_model_json.hpp"
 
 namespace tessera::io {
 namespace {
 
 using Step = std::function<std::string(std::string token, bool first)>;
-
-std::string replace_all(std::string text, const std::string& what, const std::string& with) {
-  for (std::size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += with.size())
-    text.replace(at, what.size(), with);
-  return text;
-}
 
 /// "<0x41>" is the byte.
 std::string byte_of(std::string token, bool) {
@@ -42,15 +37,15 @@ std::string cleaned_up(std::string text) {
                                                                              {" 's", "'s"},
                                                                              {" 've", "'ve"},
                                                                              {" 're", "'re"}}};
-  for (const auto& [what, with] : kEnglish) text = replace_all(std::move(text), what, with);
+  for (const auto& [what, with] : kEnglish) text = replace_all(text, what, with);
   return text;
 }
 
 Step replace_step(const JsonCursor& value) {
   const JsonCursor what = value["pattern"]["String"];
   if (what.text().empty()) what.fail("the empty text cannot be replaced");
-  return [what = what.text(), with = value["content"].text()](std::string token, bool) {
-    return replace_all(std::move(token), what, with);
+  return [what = what.text(), with = value["content"].text()](const std::string& token, bool) {
+    return replace_all(token, what, with);
   };
 }
 
@@ -69,8 +64,8 @@ Step strip_step(const JsonCursor& value) {
 Step metaspace_step(const JsonCursor& value) {
   bool prefixed = value.flag("add_prefix_space", true);
   if (const auto scheme = value.find("prepend_scheme")) prefixed = scheme->text() != "never";
-  return [mark = value["replacement"].text(), prefixed](std::string token, bool first) {
-    return replace_all(std::move(token), mark, first && prefixed ? "" : " ");
+  return [mark = value["replacement"].text(), prefixed](const std::string& token, bool first) {
+    return replace_all(token, mark, first && prefixed ? "" : " ");
   };
 }
 

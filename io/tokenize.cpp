@@ -29,16 +29,6 @@ struct Encoded {
   std::vector<std::int32_t> ids, marks;
 };
 
-void encode_text(std::string_view text, Tokenizer& tokenizer, bool framed, Encoded& out) {
-  const SpecialFrame& frame = tokenizer.frame();
-  if (framed) out.ids.assign(frame.before.begin(), frame.before.end());
-  tokenizer.encode(text, out.ids);
-  if (framed) out.ids.insert(out.ids.end(), frame.behind.begin(), frame.behind.end());
-  const auto end = tokenizer.end_of_text();
-  const bool ended = framed && !out.ids.empty() && end == out.ids.back();
-  if (end && !ended) out.ids.push_back(*end);
-}
-
 void encode_pieces(std::span<const TemplatePiece> pieces, Tokenizer& tokenizer, Encoded& out) {
   EncodeRules rules{.start = TextStart::document, .special_tokens = false};
   std::string text;  // of several pieces that count alike
@@ -63,6 +53,18 @@ void encode_pieces(std::span<const TemplatePiece> pieces, Tokenizer& tokenizer, 
 }
 
 }  // namespace
+
+void encode_document(std::string_view text, Tokenizer& tokenizer, bool framed,
+                     std::vector<std::int32_t>& ids) {
+  ids.clear();
+  const SpecialFrame& frame = tokenizer.frame();
+  if (framed) ids.assign(frame.before.begin(), frame.before.end());
+  tokenizer.encode(text, ids);
+  if (framed) ids.insert(ids.end(), frame.behind.begin(), frame.behind.end());
+  const auto end = tokenizer.end_of_text();
+  const bool ended = framed && !ids.empty() && end == ids.back();
+  if (end && !ended) ids.push_back(*end);
+}
 
 std::string PartFindings::pack() const {
   return nlohmann::json{tokens.elements, tokens.sequences, tokens.documents, targets, labels.pack()}
@@ -92,12 +94,17 @@ TokenizedPart::TokenizedPart(std::span<const fs::path> inputs, const fs::path& p
   read_part(inputs, part, rules, progress, [&](const Document& document) {
     if (document.text.empty() && document.pieces.empty()) return;
     encoded.ids.clear(), encoded.marks.clear();
-    if (document.pieces.empty()) {
-      encode_text(document.text, tokenizer, rules.special_tokens, encoded);
-    } else {
-      encode_pieces(document.pieces, tokenizer, encoded);
+    try {
+      if (document.pieces.empty()) {
+        encode_document(document.text, tokenizer, rules.special_tokens, encoded.ids);
+      } else {
+        encode_pieces(document.pieces, tokenizer, encoded);
+      }
+    } catch (Error& e) {
+      e.add_context(place_text(document.place));
+      throw;
     }
-    add(document, encoded.ids, encoded.marks);
+    if (!encoded.ids.empty()) add(document, encoded.ids, encoded.marks);
   });
 }
 

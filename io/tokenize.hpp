@@ -21,6 +21,11 @@
 
 namespace tessera::io {
 
+/// ids = a document of text, between the tokens that the tokenizer's post-processor adds if it is
+/// `framed`; it ends with the end-of-text token, if there is one and it does not end so already.
+void encode_document(std::string_view text, Tokenizer& tokenizer, bool framed,
+                     std::vector<std::int32_t>& ids);
+
 /// What a part found, for all others.
 struct PartFindings {
   MegatronExtent tokens;

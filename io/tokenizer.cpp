@@ -181,6 +181,14 @@ std::optional<std::int32_t> Tokenizer::id_of(std::string_view text) const {
   return lowest;
 }
 
+std::string_view Tokenizer::name_of(std::int32_t id) const {
+  for (const AddedToken& token : impl_->added) {
+    if (token.id == id) return token.content;
+  }
+  const auto found = impl_->names.find(id);
+  return found == impl_->names.end() ? std::string_view() : found->second;
+}
+
 std::vector<std::string> Tokenizer::special_tokens() const {
   std::map<std::int32_t, std::string> by_id;
   for (const AddedToken& token : impl_->added) {

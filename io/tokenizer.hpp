@@ -57,6 +57,8 @@ class Tokenizer {
 
   /// The id that stands for exactly this text; of several an added token's, then the lowest.
   std::optional<std::int32_t> id_of(std::string_view text) const;
+  /// What id_of() finds an id by; empty if no token has it.
+  std::string_view name_of(std::int32_t id) const;
   /// Sorted by id.
   std::vector<std::string> special_tokens() const;
 

@@ -75,7 +75,7 @@ Tokenizer open_kept_tokenizer(const fs::path& tokenizer_json) {
 void keep_tokenizer(const fs::path& tokenizer_json, const Tokenizer& tokenizer) {
   const auto end = tokenizer.end_of_text();
   nlohmann::json name;
-  if (end) name = tokenizer.decode(*end);
+  if (end) name = tokenizer.name_of(*end);
   write_text(tokenizer_config_of(tokenizer_json),
              nlohmann::json{{"eos_token", name}}.dump(2) + "\n");
   write_text(tokenizer_json, tokenizer.json());
@@ -121,7 +121,7 @@ Tokenizer open_for_documents(const std::string& name, const std::string& eos) {
 std::string document_end(const Tokenizer& tokenizer) {
   const auto end = tokenizer.end_of_text();
   if (!end) return "ended in .idx only, by no token";
-  return fmt::format("each ended by id {} {}", *end, escaped(tokenizer.decode(*end)));
+  return fmt::format("each ended by id {} {}", *end, escaped(tokenizer.name_of(*end)));
 }
 
 }  // namespace tessera::io

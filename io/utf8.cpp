@@ -18,11 +18,11 @@ std::size_t length_from_lead(unsigned char lead) {
 
 /// Could more bytes make `text` start with a valid character?
 bool is_incomplete(std::string_view text) {
-  std::string padded(text);
   const std::size_t length = length_from_lead(static_cast<unsigned char>(text[0]));
   if (length <= text.size()) return false;
   // The second byte decides on overlong forms and surrogates; any continuation does for the rest.
   if (text.size() > 1) {
+    std::string padded(text);  // shorter than a character
     padded.append(length - text.size(), '\x80');
     return first_utf8_char(padded).has_value();
   }

@@ -96,6 +96,10 @@ void check_options(const TokenizeOptions& o) {
         "--train-tokenizer learns from text: first make the tokenizer, then use --chat");
   if (!o.known_labels.empty() && o.rules.label_key.empty())
     throw DeckError("--labels is of --label, which says where labels are");
+  if (const auto end = o.prefix.extension(); end == ".bin" || end == ".idx") {
+    throw DeckError(
+        fmt::format("--out {}: give the files' name without {}", o.prefix.string(), end.string()));
+  }
   if (const auto end = o.prefix.extension(); end == ".targets" || end == ".labels") {
     throw DeckError(fmt::format("--out {}: names that end in {} are those of files beside tokens",
                                 o.prefix.string(), end.string()));
@@ -222,6 +226,12 @@ Tokenizing open_tokenizing(const TokenizeOptions& o, const std::string& learned)
   std::optional<io::ChatTemplate> chat;
   if (o.chat) chat = io::ChatTemplate::open(*o.chat);
   io::Tokenizer tokenizer = learned.empty() ? open_tokenizer(o, chat) : open_learned(learned, o);
+  if (chat && !chat->has_turns() && !o.rules.field.empty()) {
+    throw DeckError(fmt::format(
+        "--field {} has no effect with --chat {}, which names the fields that it reads: leave it "
+        "out, or write a template of your own",
+        o.rules.field, *o.chat));
+  }
   if (chat) chat->bind(tokenizer);
   const io::SpecialFrame& frame = tokenizer.frame();
   if (o.rules.special_tokens && frame.before.empty() && frame.behind.empty()) {

@@ -121,6 +121,8 @@ class Documents(TextTest):
                 (DECK, "--separator is of text files", lines, "--separator", "x", *out),
                 (DECK, "--field is of .jsonl files", self.text, "--field", "x", *out),
                 (DECK, "is a directory", self.text, "--out", f"{self.dir}/new/"),
+                (DECK, "give the files' name without .bin", self.text, "--out",
+                 self.dir / "new" / "out.bin"),
                 # Who may do everything may still not make directories there.
                 (IO, "cannot create directory /sys/tessera_test", self.text, "--out",
                  "/sys/tessera_test/out")):
@@ -244,7 +246,9 @@ class Chat(TextTest):
                 (DECK, "there are chatml, llama3, plain", *given, "--chat", "chatmal"),
                 (DECK, "put the template last", "--out", self.dir / "out", self.text, "--chat"),
                 (DATA, 'line 1: $: "talk" is missing', *given, "--field", "talk", "--chat"),
-                (DATA, 'line 1: $: "prompt" is missing', *given, "--chat", "completion")):
+                (DATA, 'line 1: $: "prompt" is missing', *given, "--chat", "completion"),
+                (DECK, "--field talk has no effect with --chat completion", *given, "--field",
+                 "talk", "--chat", "completion")):
             with self.subTest(text):
                 self.assertIn(text, self.run_code(code, "tokenize", *options, ranks=2))
                 self.assertFalse((self.dir / "out.bin").exists())
@@ -270,7 +274,8 @@ class Kinds(TextTest):
                     self.run_code(0, "tokenize", self.dir / "texts.jsonl", "--tokenizer",
                                   self.dir / f"{kind}.json", "--eos", "none", "--out",
                                   self.dir / kind, *options)
-                    self.assertEqual(elements(self.dir / kind, "H"), ids)
+                    # A text of which nothing is left makes no document.
+                    self.assertEqual(elements(self.dir / kind, "H"), [i for i in ids if i])
 
     def test_special_tokens_around_documents(self):
         """One that ends by what ends documents does not get it twice."""
@@ -286,6 +291,15 @@ class Kinds(TextTest):
         self.assertTrue(all(first != last for first, last in ends), ends)
         self.assertIn("puts none around a text",
                       self.run_code(DECK, "tokenize", *given, GPT2, "--special-tokens", ranks=2))
+
+    def test_an_end_is_kept_by_its_name(self):
+        """Behind others the text of WordPiece's tokens begins with a space."""
+        bert = SOURCE / "tests/data/tokenizers/bert.json"
+        self.run_code(0, "tokenize", self.text, "--out", self.dir / "out", "--tokenizer", bert, "--eos",
+                      "[SEP]")
+        self.assertEqual(json.loads((self.dir / "out.tokenizer_config.json").read_text()),
+                         {"eos_token": "[SEP]"})
+        self.assertIn("[SEP]", self.run_code(0, "inspect", self.dir / "out"))
 
 
 class Prompts(TextTest):

@@ -96,6 +96,12 @@ TEST(TokenCorpus, KnowsWhereDocumentsEnd) {
   expect_ends(open({a}), {2, 5, 7});
   expect_ends(open({b}), {5, 7});
   expect_ends(open({a, b}), {2, 5, 7, 12, 14});
+  // The last document ends in empty sequences.
+  test::write_file(dir / "d.bin", packed<std::uint16_t>({1, 2, 3}));
+  test::write_file(dir / "d.idx", index_bytes(8, {1, 2, 0, 0}, {0, 2, 6, 6}, {0, 1, 4}));
+  const std::string d = (dir / "d").string();
+  expect_ends(open({d}), {1, 3});
+  expect_ends(open({d, a}), {1, 3, 5, 8, 10});
   EXPECT_EQ(open({a, b}).file_without_documents(), nullptr);
   test::write_file(dir / "c.bin", llmc_bytes(20240520, 1, 2, packed<std::uint16_t>({3, 4})));
   const auto with = open({a, (dir / "c.bin").string()});
