@@ -103,12 +103,13 @@ std::vector<MeshPlace> distinct_places(const PlanInputs& in) {
   // its own, of as many as are looked at quickly; of more, some may send a few percent more.
   constexpr std::int64_t kQuickly = 64;
   const bool by_rank = in.optimizer.matrices && m.size() <= kQuickly;
-  std::set<std::tuple<std::int64_t, bool, std::int64_t, std::int64_t, Situation>> kinds;
+  std::set<std::tuple<std::int64_t, bool, bool, std::int64_t, std::int64_t, Situation>> kinds;
   const auto is_new = [&](const MeshPlace& place) {
     const bool sums_losses = place.tensor == 0;
+    const bool begins = place.data == 0;  // what it owns begins where units do
     const std::int64_t rank = m.rank_of(place);
     return kinds
-        .insert({place.pipeline, sums_losses, at(alike, place.tensor), by_rank ? rank : -1,
+        .insert({place.pipeline, sums_losses, begins, at(alike, place.tensor), by_rank ? rank : -1,
                  at(lie, rank)})
         .second;
   };
